@@ -11,7 +11,7 @@ use crate::card;
 use crate::pool::{Slot, Vm};
 use crate::ring::{Record, Ring};
 use crate::work::{SEMAPHORE_BYTES, Span, record_end, semaphore, semaphore_offset};
-use crate::{Channels, Completion, Host, Layout, RunState, VmId};
+use crate::{Channels, Completion, Host, Layout, RunState, TenantId};
 use nvspec::addr::VramAddr;
 use nvspec::fifo::{ChannelId, VirtualChannelId, engine};
 use nvspec::instance::userd;
@@ -94,7 +94,7 @@ impl Channels {
     /// Returns the VMs with work in flight that has moved since the last call, or that a PBDMA or an engine holds now:
     /// such a VM may have raised a non-stall interrupt of the engine in the middle of a submission. Work that begins
     /// later has not, so call this before [`Self::completed`] causes new work to start.
-    pub fn at_work(&mut self, host: &mut impl Host, engine: u32) -> BTreeSet<VmId> {
+    pub fn at_work(&mut self, host: &mut impl Host, engine: u32) -> BTreeSet<TenantId> {
         let mut working = BTreeSet::new();
         if 1u32.checked_shl(engine).unwrap_or(0) & ENGINES != 0
             && let Some(physical) = card::working_for(host, engine)
@@ -116,7 +116,7 @@ impl Channels {
 
     /// Returns VMs whose work has ended without a notification: an interrupt of the engine may be for them as well.
     /// Call it after [`Self::completed`].
-    pub fn news(&mut self, engine: u32) -> BTreeSet<VmId> {
+    pub fn news(&mut self, engine: u32) -> BTreeSet<TenantId> {
         let bit = 1u32.checked_shl(engine).unwrap_or(0) & ENGINES;
         let mut told = BTreeSet::new();
         for (id, vm) in self.vms.iter_mut().filter(|(_, vm)| vm.news & bit != 0) {
@@ -129,7 +129,7 @@ impl Channels {
 
     /// Returns the number of submissions of a channel that were pulled and have not ended, started or not.
     #[must_use]
-    pub fn in_flight(&self, vm: VmId, channel: VirtualChannelId) -> u32 {
+    pub fn in_flight(&self, vm: TenantId, channel: VirtualChannelId) -> u32 {
         let bound = self.physical(vm, channel).and_then(|physical| self.bound(physical));
         bound.and_then(|bound| u32::try_from(bound.ring.records.len()).ok()).unwrap_or(0)
     }
@@ -158,7 +158,7 @@ impl Channels {
 
 /// Returns the channels with work in flight that are due for a poll: of each VM at most [`LOOKS`], beginning with the
 /// first that was left out the last time. Also returns the VMs with left-out channels, each with the first of these.
-fn due(vms: &BTreeMap<VmId, Vm>, slots: &[Slot]) -> (Vec<ChannelId>, Vec<(VmId, u8)>) {
+fn due(vms: &BTreeMap<TenantId, Vm>, slots: &[Slot]) -> (Vec<ChannelId>, Vec<(TenantId, u8)>) {
     let is_busy = |physical: &ChannelId| {
         let slot = slots.get(usize::from(physical.0));
         matches!(slot, Some(Slot::Bound(bound)) if !bound.ring.records.is_empty())

@@ -7,7 +7,7 @@ use crate::card;
 use crate::image::image_vas;
 use crate::instance::context_words;
 use crate::pool::Bound;
-use crate::{Channels, Host, RunState, VmId};
+use crate::{Channels, Host, RunState, TenantId};
 use nvspec::fifo::ChannelId;
 use nvspec::instance::context;
 
@@ -36,7 +36,7 @@ pub(crate) enum Gate {
     #[default]
     Open,
     /// One VM, or none.
-    Only(Option<VmId>),
+    Only(Option<TenantId>),
 }
 
 impl Gate {
@@ -50,7 +50,7 @@ impl Gate {
 impl Channels {
     /// Makes the card schedule only the channels with a PGRAPH context of `vm`, or of none. Running work stays until it
     /// has ended or is [asked to leave](Self::ask_to_leave).
-    pub fn admit(&mut self, host: &mut impl Host, vm: Option<VmId>) {
+    pub fn admit(&mut self, host: &mut impl Host, vm: Option<TenantId>) {
         self.gate = Gate::Only(vm);
         let own = vm.and_then(|vm| self.vms.get(&vm)).into_iter().flat_map(|vm| vm.channels.values().copied());
         for physical in own.collect::<Vec<_>>() {
@@ -75,13 +75,13 @@ impl Channels {
 
     /// Returns the VM that is admitted, if only one is.
     #[must_use]
-    pub fn admitted(&self) -> Option<VmId> {
+    pub fn admitted(&self) -> Option<TenantId> {
         if let Gate::Only(vm) = self.gate { vm } else { None }
     }
 
     /// Returns a VM's channels that have a PGRAPH context.
     #[must_use]
-    pub fn on_graphics(&self, vm: VmId) -> Vec<ChannelId> {
+    pub fn on_graphics(&self, vm: TenantId) -> Vec<ChannelId> {
         let record = self.vms.get(&vm);
         let channels = record.into_iter().flat_map(|record| record.channels.values().copied());
         channels.filter(|physical| self.bound(*physical).is_some_and(uses_graphics)).collect()

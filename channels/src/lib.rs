@@ -102,7 +102,7 @@ pub use work::{Span, WORK_BYTES, work_va};
 use nvspec::addr::{GpuVa, VramAddr};
 use nvspec::fifo::ChannelId;
 
-pub use tenant::TenantId as VmId;
+pub use tenant::TenantId;
 
 /// The card, as channels need it. The implementer must record a failure of the card.
 pub trait Host {

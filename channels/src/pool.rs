@@ -19,7 +19,7 @@ use crate::submit::SavedWords;
 use crate::watchdog::{Episode, Watchdog};
 use crate::work::Span;
 use crate::{
-    Bind, BindError, GuestMemory, HANG_LIMIT_NS, Host, Layout, Pause, Place, RunState, Stuck, Submitted, VmId,
+    Bind, BindError, GuestMemory, HANG_LIMIT_NS, Host, Layout, Pause, Place, RunState, Stuck, Submitted, TenantId,
 };
 use nvspec::addr::{GpuVa, GuestVramAddr, VramAddr};
 use nvspec::fifo::{CHANNELS, ChannelId, VirtualChannelId, engine};
@@ -33,7 +33,7 @@ pub(crate) enum Slot {
     Bound(Box<Bound>),
     /// The card may still use the directory, which is a VM's.
     Stuck {
-        vm: VmId,
+        vm: TenantId,
         directory: VramAddr,
         /// Its addresses in the directory.
         span: Span,
@@ -45,7 +45,7 @@ pub(crate) enum Slot {
 /// A bound channel.
 #[derive(Debug)]
 pub(crate) struct Bound {
-    pub(crate) vm: VmId,
+    pub(crate) vm: TenantId,
     pub(crate) channel: VirtualChannelId,
     /// Distinguishes this binding from an earlier one of the same channel.
     pub(crate) serial: u64,
@@ -104,7 +104,7 @@ pub struct Channels {
     pub(crate) layout: Layout,
     golden: Golden,
     pub(crate) slots: Vec<Slot>,
-    pub(crate) vms: BTreeMap<VmId, Vm>,
+    pub(crate) vms: BTreeMap<TenantId, Vm>,
     /// Runlist page that is written next, of two.
     next_page: usize,
     /// Start of the search for a free channel: a number that was just released is reused last.
@@ -141,7 +141,7 @@ impl Channels {
     }
 
     /// Adds a VM that may have up to `cap` channels at once.
-    pub fn add_vm(&mut self, vm: VmId, cap: u32) {
+    pub fn add_vm(&mut self, vm: TenantId, cap: u32) {
         let record = Vm {
             cap,
             paused: 0,
@@ -161,7 +161,7 @@ impl Channels {
 
     /// Ends all of a VM's channels and forgets the VM. Returns the channels that have not left their engines yet: while
     /// there are any, neither the VM's memory nor its shadow tables may be reused.
-    pub fn destroy_vm(&mut self, host: &mut impl Host, vm: VmId) -> Vec<Stuck> {
+    pub fn destroy_vm(&mut self, host: &mut impl Host, vm: TenantId) -> Vec<Stuck> {
         let Some(record) = self.vms.remove(&vm) else { return Vec::new() };
         for channel in record.channels.values() {
             self.halt(host, *channel);
@@ -185,7 +185,7 @@ impl Channels {
     pub fn bind(
         &mut self,
         host: &mut impl Host,
-        vm: VmId,
+        vm: TenantId,
         channel: VirtualChannelId,
         bind: Bind<'_>,
     ) -> Result<ChannelId, BindError> {
@@ -236,7 +236,7 @@ impl Channels {
     /// # Errors
     /// [`Stuck`] if it has not left its engines yet: the channel is no longer the VM's, but stays unusable for others
     /// until [`Self::let_go`].
-    pub fn unbind(&mut self, host: &mut impl Host, vm: VmId, channel: VirtualChannelId) -> Result<(), Stuck> {
+    pub fn unbind(&mut self, host: &mut impl Host, vm: TenantId, channel: VirtualChannelId) -> Result<(), Stuck> {
         let Some(record) = self.vms.get_mut(&vm) else { return Ok(()) };
         record.refused.remove(&channel.0);
         record.saved.remove(&channel.0);
@@ -260,7 +260,7 @@ impl Channels {
     pub fn enable(
         &mut self,
         card: &mut (impl Host + GuestMemory),
-        vm: VmId,
+        vm: TenantId,
         channel: VirtualChannelId,
         enabled: bool,
     ) -> bool {
@@ -279,7 +279,7 @@ impl Channels {
     pub fn submit_runlist(
         &mut self,
         card: &mut (impl Host + GuestMemory),
-        vm: VmId,
+        vm: TenantId,
         list: &[VirtualChannelId],
     ) -> Submitted {
         let Some(record) = self.vms.get_mut(&vm) else { return Submitted::default() };
@@ -315,7 +315,7 @@ impl Channels {
     }
 
     /// Trusts a VM's completions, because it is the host itself: [`Self::completed`] never doubts them.
-    pub fn trust(&mut self, vm: VmId) {
+    pub fn trust(&mut self, vm: TenantId) {
         if let Some(record) = self.vms.get_mut(&vm) {
             record.trusted = true;
         }
@@ -323,7 +323,7 @@ impl Channels {
 
     /// Keeps all of a VM's channels from being scheduled, even if the guest enables them, or lets them again if no
     /// other reason remains. Those on an engine stay there until [`Self::preempt`] or the end of their work.
-    pub fn pause(&mut self, host: &mut impl Host, vm: VmId, why: Pause, paused: bool) {
+    pub fn pause(&mut self, host: &mut impl Host, vm: TenantId, why: Pause, paused: bool) {
         let Some(record) = self.vms.get_mut(&vm) else { return };
         record.paused = if paused { record.paused | why.bit() } else { record.paused & !why.bit() };
         let channels: Vec<ChannelId> = record.channels.values().copied().collect();
@@ -348,20 +348,20 @@ impl Channels {
 
     /// Returns the physical channel of a guest's.
     #[must_use]
-    pub fn physical(&self, vm: VmId, channel: VirtualChannelId) -> Option<ChannelId> {
+    pub fn physical(&self, vm: TenantId, channel: VirtualChannelId) -> Option<ChannelId> {
         self.vms.get(&vm)?.channels.get(&channel.0).copied()
     }
 
     /// Returns the guest's channel of a physical one: for engine status, PBDMA errors.
     #[must_use]
-    pub fn by_physical(&self, channel: ChannelId) -> Option<(VmId, VirtualChannelId)> {
+    pub fn by_physical(&self, channel: ChannelId) -> Option<(TenantId, VirtualChannelId)> {
         self.bound(channel).map(|bound| (bound.vm, bound.channel))
     }
 
     /// Returns the channel whose instance block is at a card address, and the block's place for the guest: for MMU
     /// faults.
     #[must_use]
-    pub fn by_instance(&self, address: VramAddr) -> Option<(VmId, VirtualChannelId, Place)> {
+    pub fn by_instance(&self, address: VramAddr) -> Option<(TenantId, VirtualChannelId, Place)> {
         let index = address.0.checked_sub(self.layout.instances.0)?.checked_div(INSTANCE_BYTES)?;
         let bound = self.bound(ChannelId(u8::try_from(index).ok()?))?;
         Some((bound.vm, bound.channel, bound.instance))
@@ -369,7 +369,7 @@ impl Channels {
 
     /// Returns the guest's channel whose instance block is at `instance` for the guest, also if its bind was refused.
     #[must_use]
-    pub fn by_guest_instance(&self, vm: VmId, instance: Place) -> Option<VirtualChannelId> {
+    pub fn by_guest_instance(&self, vm: TenantId, instance: Place) -> Option<VirtualChannelId> {
         let bound = self.bounds_of(vm).find(|bound| bound.instance == instance).map(|bound| bound.channel);
         bound.or_else(|| {
             self.refused_of(vm).find(|(_, refused)| refused.instance == instance).map(|(channel, _)| channel)
@@ -394,7 +394,7 @@ impl Channels {
 
     /// Returns the number of channels that a VM has in use.
     #[must_use]
-    pub fn in_use(&self, vm: VmId) -> u32 {
+    pub fn in_use(&self, vm: TenantId) -> u32 {
         self.vms.get(&vm).and_then(|vm| u32::try_from(vm.channels.len()).ok()).unwrap_or(0)
     }
 
@@ -411,7 +411,7 @@ impl Channels {
 
     /// Keeps the number of a bound channel from reuse when it ends, until [`Self::card_reset`]: the card's TLBs may
     /// still translate the addresses of its work area. From its end on, [`Self::has_stuck`] reports it.
-    pub fn strand(&mut self, vm: VmId, channel: VirtualChannelId) {
+    pub fn strand(&mut self, vm: TenantId, channel: VirtualChannelId) {
         let physical = self.physical(vm, channel);
         if let Some(bound) = physical.and_then(|physical| self.bound_mut(physical)) {
             bound.stranded = true;
@@ -461,7 +461,7 @@ impl Channels {
         }
     }
 
-    pub(crate) fn bounds_of(&self, vm: VmId) -> impl Iterator<Item = &Bound> {
+    pub(crate) fn bounds_of(&self, vm: TenantId) -> impl Iterator<Item = &Bound> {
         self.vms.get(&vm).into_iter().flat_map(|vm| vm.channels.values()).filter_map(|physical| self.bound(*physical))
     }
 
@@ -542,14 +542,14 @@ impl Channels {
 
     /// Returns the VMs whose last runlist has come into force after [`Self::submit_runlist`] had reported otherwise: no
     /// removed channel is on an engine. Call it now and then, and when the card reports that it took a runlist.
-    pub fn runlists_taken(&mut self, host: &mut impl Host) -> Vec<VmId> {
-        let waiting: Vec<VmId> =
+    pub fn runlists_taken(&mut self, host: &mut impl Host) -> Vec<TenantId> {
+        let waiting: Vec<TenantId> =
             self.vms.iter().filter(|(_, record)| !record.unlisted.is_empty()).map(|(vm, _)| *vm).collect();
         waiting.into_iter().filter(|vm| !self.is_unlisting(host, *vm)).collect()
     }
 
     /// Returns true if a channel that the VM has removed from its runlist has not left its engines.
-    fn is_unlisting(&mut self, host: &mut impl Host, vm: VmId) -> bool {
+    fn is_unlisting(&mut self, host: &mut impl Host, vm: TenantId) -> bool {
         let Some(record) = self.vms.get_mut(&vm).filter(|record| !record.unlisted.is_empty()) else { return false };
         let at_work: Vec<ChannelId> = (0..engine::COUNT).filter_map(|unit| card::working_for(host, unit)).collect();
         // One that was unbound since is off the card, and its number may be another's.

@@ -6,7 +6,7 @@
 //! request is then repeated.
 
 use crate::card;
-use crate::{Channels, GuestMemory, Host, Stuck, VmId};
+use crate::{Channels, GuestMemory, Host, Stuck, TenantId};
 use nvspec::fifo::{CHANNELS, ChannelId, VirtualChannelId};
 use std::collections::VecDeque;
 
@@ -70,7 +70,7 @@ impl Preemptions {
 impl Channels {
     /// Begins to take the channel off its engines; it may be scheduled again at once if it is enabled and listed.
     /// [`Self::preempting`] returns whether it is pending. Does nothing if the channel is not bound.
-    pub fn preempt(&mut self, card: &mut (impl Host + GuestMemory), vm: VmId, channel: VirtualChannelId) {
+    pub fn preempt(&mut self, card: &mut (impl Host + GuestMemory), vm: TenantId, channel: VirtualChannelId) {
         let Some(physical) = self.physical(vm, channel) else { return };
         self.refresh(card, physical);
         self.ask_to_leave(card, physical);
@@ -93,7 +93,7 @@ impl Channels {
 
     /// Begins to take all of a VM's channels off the engines. The VM is paused, so none is scheduled again.
     /// [`Self::vacating`] returns those that are left.
-    pub fn vacate(&mut self, host: &mut impl Host, vm: VmId) {
+    pub fn vacate(&mut self, host: &mut impl Host, vm: TenantId) {
         let Some(record) = self.vms.get(&vm) else { return };
         // A channel without a PBDMA may still have its context on an engine, which saves it when another channel needs
         // the engine: to the old place of the channel's memory. The card does not report that, and an unneeded request
@@ -106,7 +106,7 @@ impl Channels {
 
     /// Returns the channels of a VM that have not left their engines; call it again until there are none, as
     /// [`Self::preempting`].
-    pub fn vacating(&mut self, host: &mut impl Host, vm: VmId) -> Vec<VirtualChannelId> {
+    pub fn vacating(&mut self, host: &mut impl Host, vm: TenantId) -> Vec<VirtualChannelId> {
         self.preemptions.advance(host);
         let waiting = self.preemptions.waiting.iter();
         waiting
@@ -118,7 +118,7 @@ impl Channels {
 
     /// Returns true if the channel has not left its engines. The caller must repeat the call until it has: nothing else
     /// advances the preemptions that wait for the card.
-    pub fn preempting(&mut self, host: &mut impl Host, vm: VmId, channel: VirtualChannelId) -> bool {
+    pub fn preempting(&mut self, host: &mut impl Host, vm: TenantId, channel: VirtualChannelId) -> bool {
         self.preemptions.advance(host);
         self.physical(vm, channel).is_some_and(|physical| self.preemptions.waiting.contains(&physical))
     }

@@ -8,7 +8,9 @@ use crate::work::{
     ENTRY_BYTES, RAISES, RING_ENTRIES, SEMAPHORE_BYTES, Span, entry_offset, push_offset, raises_nothing, record_entry,
     record_push, semaphore_offset,
 };
-use crate::{Channels, Doorbell, GuestRing, Host, Layout, PullError, Pulled, RingFault, RunState, Submission, VmId};
+use crate::{
+    Channels, Doorbell, GuestRing, Host, Layout, PullError, Pulled, RingFault, RunState, Submission, TenantId,
+};
 use nvspec::addr::{GpuVa, SMALL_PAGE};
 use nvspec::fifo::{ChannelId, GpEntry, VirtualChannelId};
 use nvspec::instance::userd;
@@ -135,7 +137,7 @@ impl Channels {
 
     /// Returns the number of entries that were due for a pull and found no room.
     #[must_use]
-    pub fn backlog(&self, vm: VmId, channel: VirtualChannelId) -> u32 {
+    pub fn backlog(&self, vm: TenantId, channel: VirtualChannelId) -> u32 {
         let bound = self.physical(vm, channel).and_then(|physical| self.bound(physical));
         bound.map_or(0, |bound| bound.ring.left())
     }

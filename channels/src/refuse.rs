@@ -1,6 +1,6 @@
 //! Channels whose bind the host has refused: the guest is notified at the first doorbell.
 
-use crate::{Channels, Place, VmId};
+use crate::{Channels, Place, TenantId};
 use nvspec::addr::GuestVramAddr;
 use nvspec::fifo::{CHANNELS, VirtualChannelId};
 
@@ -18,7 +18,7 @@ pub(crate) struct Refused {
 impl Channels {
     /// Records that a guest's bind was refused, until it binds or unbinds that channel again. Does nothing if there is
     /// no such VM or channel number, or the channel is bound.
-    pub fn refuse(&mut self, vm: VmId, channel: VirtualChannelId, instance: Place, userd: Option<GuestVramAddr>) {
+    pub fn refuse(&mut self, vm: TenantId, channel: VirtualChannelId, instance: Place, userd: Option<GuestVramAddr>) {
         let Some(record) = self.vms.get_mut(&vm) else { return };
         if u32::from(channel.0) < CHANNELS && !record.channels.contains_key(&channel.0) {
             let userd = userd.map(GuestVramAddr::page);
@@ -28,17 +28,17 @@ impl Channels {
 
     /// Returns the place of the instance block of a channel whose bind was refused, for the fault that its guest gets.
     #[must_use]
-    pub fn refused(&self, vm: VmId, channel: VirtualChannelId) -> Option<Place> {
+    pub fn refused(&self, vm: TenantId, channel: VirtualChannelId) -> Option<Place> {
         self.vms.get(&vm)?.refused.get(&channel.0).map(|refused| refused.instance)
     }
 
-    pub(crate) fn refused_of(&self, vm: VmId) -> impl Iterator<Item = (VirtualChannelId, &Refused)> {
+    pub(crate) fn refused_of(&self, vm: TenantId) -> impl Iterator<Item = (VirtualChannelId, &Refused)> {
         let refused = self.vms.get(&vm).into_iter().flat_map(|vm| &vm.refused);
         refused.map(|(channel, refused)| (VirtualChannelId(*channel), refused))
     }
 
     /// Returns true if a doorbell of the channel is the first since its bind was refused.
-    pub(crate) fn tell_refused(&mut self, vm: VmId, channel: VirtualChannelId) -> bool {
+    pub(crate) fn tell_refused(&mut self, vm: TenantId, channel: VirtualChannelId) -> bool {
         let refused = self.vms.get_mut(&vm).and_then(|record| record.refused.get_mut(&channel.0));
         refused.is_some_and(|refused| !std::mem::replace(&mut refused.told, true))
     }

@@ -5,7 +5,7 @@
 
 use crate::card;
 use crate::state::Permit;
-use crate::{Channels, Host, Stuck, VmId};
+use crate::{Channels, Host, Stuck, TenantId};
 use nvspec::fifo::VirtualChannelId;
 
 impl Channels {
@@ -14,7 +14,7 @@ impl Channels {
     ///
     /// # Errors
     /// [`Stuck`] if it has not left its engines yet; it starts no work there.
-    pub fn retire(&mut self, host: &mut impl Host, vm: VmId, channel: VirtualChannelId) -> Result<(), Stuck> {
+    pub fn retire(&mut self, host: &mut impl Host, vm: TenantId, channel: VirtualChannelId) -> Result<(), Stuck> {
         let Some(physical) = self.physical(vm, channel) else { return Ok(()) };
         let listed = self.vms.get_mut(&vm).is_some_and(|record| {
             let listed = record.list.contains(&channel.0);
@@ -35,7 +35,7 @@ impl Channels {
     /// Returns true if a channel was retired and not unbound since. Its state is then of this binding, not of a later
     /// one with the same number.
     #[must_use]
-    pub fn is_retired(&self, vm: VmId, channel: VirtualChannelId) -> bool {
+    pub fn is_retired(&self, vm: TenantId, channel: VirtualChannelId) -> bool {
         self.physical(vm, channel)
             .and_then(|physical| self.bound(physical))
             .is_some_and(|bound| bound.permit == Permit::Ended)
@@ -43,7 +43,7 @@ impl Channels {
 
     /// Returns true if a channel of this VM is stuck on the card: its memory must not be reused.
     #[must_use]
-    pub fn has_stuck(&self, vm: VmId) -> bool {
+    pub fn has_stuck(&self, vm: TenantId) -> bool {
         self.slots.iter().any(|slot| matches!(slot, crate::pool::Slot::Stuck { vm: owner, .. } if *owner == vm))
     }
 }

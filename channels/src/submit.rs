@@ -5,7 +5,7 @@ use crate::complete::is_worked_for;
 use crate::gate::Graphics;
 use crate::state::{Permit, Presence, Wish};
 use crate::work::record_at;
-use crate::{Channels, Doorbell, DoorbellError, GuestMemory, HardwareState, Hindrance, Host, Pause, VmId};
+use crate::{Channels, Doorbell, DoorbellError, GuestMemory, HardwareState, Hindrance, Host, Pause, TenantId};
 use nvspec::addr::GuestVramAddr;
 use nvspec::fifo::{ChannelId, VirtualChannelId};
 use nvspec::instance::{ramfc, userd};
@@ -24,7 +24,7 @@ impl Channels {
     pub fn doorbell(
         &mut self,
         card: &mut (impl Host + GuestMemory),
-        vm: VmId,
+        vm: TenantId,
         channel: VirtualChannelId,
         gp_put: u32,
     ) -> Result<Doorbell, DoorbellError> {
@@ -47,7 +47,7 @@ impl Channels {
     /// to guest VRAM, through any path. Of channels with the same page the lowest that is bound answers, then the
     /// lowest that was refused.
     #[must_use]
-    pub fn userd_at(&self, vm: VmId, address: GuestVramAddr) -> Option<(VirtualChannelId, u64)> {
+    pub fn userd_at(&self, vm: TenantId, address: GuestVramAddr) -> Option<(VirtualChannelId, u64)> {
         let page = address.page();
         let bound = self.bounds_of(vm).find(|bound| bound.userd == page).map(|bound| bound.channel);
         let refused =
@@ -58,7 +58,7 @@ impl Channels {
     /// Handles a guest's read of its USERD: the word at byte `offset`, 0 for a channel that is not bound. GP_PUT reads
     /// as the guest has written it, GP_GET as an index of the guest's ring. If the card is in a completion record of
     /// the host's, GET is the end of the guest's range before that.
-    pub fn userd_read(&self, host: &mut impl Host, vm: VmId, channel: VirtualChannelId, offset: u64) -> u32 {
+    pub fn userd_read(&self, host: &mut impl Host, vm: TenantId, channel: VirtualChannelId, offset: u64) -> u32 {
         let physical = self.physical(vm, channel);
         let Some((physical, bound)) = physical.and_then(|physical| Some((physical, self.bound(physical)?))) else {
             return 0;
@@ -90,7 +90,7 @@ impl Channels {
     /// enabled; for an unbound one they stay until it is bound or unbound again. `None` for others.
     ///
     /// Everything that the card has fetched counts as done: the rest of a range in progress is lost.
-    pub fn saved_words(&self, host: &mut impl Host, vm: VmId, channel: VirtualChannelId) -> Option<SavedWords> {
+    pub fn saved_words(&self, host: &mut impl Host, vm: TenantId, channel: VirtualChannelId) -> Option<SavedWords> {
         match self.physical(vm, channel) {
             Some(physical) => self.words_of(host, physical),
             None => self.vms.get(&vm)?.saved.get(&channel.0).copied(),
@@ -177,7 +177,7 @@ impl Channels {
     }
 
     /// Returns the card's state of a channel; all false if it is not bound.
-    pub fn hardware_state(&self, host: &mut impl Host, vm: VmId, channel: VirtualChannelId) -> HardwareState {
+    pub fn hardware_state(&self, host: &mut impl Host, vm: TenantId, channel: VirtualChannelId) -> HardwareState {
         use pfifo::CHANNEL_STATE;
         let physical = self.physical(vm, channel);
         let Some((physical, bound)) = physical.and_then(|physical| Some((physical, self.bound(physical)?))) else {

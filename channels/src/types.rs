@@ -1,6 +1,6 @@
 //! Argument and result types of [`Channels`](crate::Channels).
 
-use crate::{GuestInstance, Place, VmId};
+use crate::{GuestInstance, Place, TenantId};
 use nvspec::addr::{GpuVa, VramAddr};
 use nvspec::fifo::{ChannelId, VirtualChannelId};
 
@@ -129,7 +129,7 @@ pub struct Submitted {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Doorbell {
     /// The VM that it belongs to.
-    pub vm: VmId,
+    pub vm: TenantId,
     /// Its number for the guest.
     pub virtual_channel: VirtualChannelId,
     /// Its number for the card.
@@ -191,7 +191,7 @@ pub enum RingFault {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Completion {
     /// The VM that it belongs to.
-    pub vm: VmId,
+    pub vm: TenantId,
     /// The guest's channel.
     pub channel: VirtualChannelId,
     /// The card's channel.
@@ -217,7 +217,7 @@ pub struct Hang {
     /// The engine, `nvspec::fifo::engine`.
     pub engine: u32,
     /// The VM that it belongs to.
-    pub vm: VmId,
+    pub vm: TenantId,
     /// The guest's channel.
     pub channel: VirtualChannelId,
     /// The card's channel.
@@ -230,7 +230,7 @@ pub struct Hang {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stall {
     /// The VM that it belongs to.
-    pub vm: VmId,
+    pub vm: TenantId,
     /// The guest's channel.
     pub channel: VirtualChannelId,
     /// Address that the card would fetch next.

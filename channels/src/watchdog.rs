@@ -6,7 +6,7 @@ pub(crate) use saved::SavedEpisode;
 
 use crate::card;
 use crate::pool::{Bound, Slot};
-use crate::{Channels, Hang, Host, RunState, Stall, VmId};
+use crate::{Channels, Hang, Host, RunState, Stall, TenantId};
 use nvspec::addr::GpuVa;
 use nvspec::fifo::{ChannelId, engine};
 use nvspec::instance::userd;
@@ -100,7 +100,7 @@ impl Episode {
 
 impl Channels {
     /// Sets for how long a VM's channels may keep an engine busy without progress, in ns; `None` for no limit.
-    pub fn set_hang_limit(&mut self, vm: VmId, limit_ns: Option<u64>) {
+    pub fn set_hang_limit(&mut self, vm: TenantId, limit_ns: Option<u64>) {
         if let Some(record) = self.vms.get_mut(&vm) {
             record.hang_limit = limit_ns;
         }

@@ -1,6 +1,6 @@
 //! Submissions on an engine, and the time that it was busy with them.
 
-use crate::types::{Channel, Nanos, Ticket, VgpuId};
+use crate::types::{Channel, Nanos, TenantId, Ticket};
 use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
 
@@ -8,7 +8,7 @@ use std::collections::VecDeque;
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub(crate) struct Flight {
     pub(crate) ticket: Ticket,
-    pub(crate) vgpu: VgpuId,
+    pub(crate) vgpu: TenantId,
     pub(crate) channel: Channel,
     pub(crate) started: Nanos,
     /// Start of the submission's time limit, according to the accounts: set when it comes to the front. Ends of later

@@ -4,7 +4,7 @@ use crate::config::{Config, MS, PERMILLE};
 use crate::flight::Flight;
 use crate::params::VgpuParams;
 use crate::policy::{self, AnyPolicy, Room, View};
-use crate::types::{Channel, Engine, Nanos, Ticket, VgpuId};
+use crate::types::{Channel, Engine, Nanos, TenantId, Ticket};
 use saved_state::Invalid;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, VecDeque};
@@ -104,7 +104,7 @@ impl Bucket {
 /// The queues of one engine or of all.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Lane {
-    members: BTreeMap<VgpuId, Member>,
+    members: BTreeMap<TenantId, Member>,
     policy: AnyPolicy,
     /// Submissions in all queues.
     queued: usize,
@@ -113,7 +113,7 @@ pub(crate) struct Lane {
     /// An event came since nothing more could start.
     changed: bool,
     /// The vGPU whose submission started last.
-    last: Option<VgpuId>,
+    last: Option<TenantId>,
     /// Time since which something could start while nothing of the lane runs.
     waiting: Option<Nanos>,
     /// End of the wait for a cap.
@@ -135,13 +135,13 @@ impl Lane {
         }
     }
 
-    pub(crate) fn join(&mut self, vgpu: VgpuId, params: VgpuParams, held: bool, now: Nanos) {
+    pub(crate) fn join(&mut self, vgpu: TenantId, params: VgpuParams, held: bool, now: Nanos) {
         self.members.insert(vgpu, Member::new(params, held, now));
         self.policy.joined(vgpu);
     }
 
     /// Removes a vGPU; returns its queued submissions. Its work in flight counts until it has ended.
-    pub(crate) fn leave(&mut self, vgpu: VgpuId) -> Vec<Queued> {
+    pub(crate) fn leave(&mut self, vgpu: TenantId) -> Vec<Queued> {
         self.policy.left(vgpu);
         self.changed = true;
         let queued: Vec<_> = self.members.remove(&vgpu).map(|member| member.queue.into()).unwrap_or_default();
@@ -149,7 +149,7 @@ impl Lane {
         queued
     }
 
-    pub(crate) fn change(&mut self, vgpu: VgpuId, params: VgpuParams, now: Nanos) {
+    pub(crate) fn change(&mut self, vgpu: TenantId, params: VgpuParams, now: Nanos) {
         self.changed = true;
         if let Some(member) = self.members.get_mut(&vgpu) {
             if member.params.cap_permille != params.cap_permille {
@@ -160,14 +160,14 @@ impl Lane {
         }
     }
 
-    pub(crate) fn hold(&mut self, vgpu: VgpuId, held: bool) {
+    pub(crate) fn hold(&mut self, vgpu: TenantId, held: bool) {
         self.changed = true;
         if let Some(member) = self.members.get_mut(&vgpu) {
             member.held = held;
         }
     }
 
-    pub(crate) fn enqueue(&mut self, config: &Config, vgpu: VgpuId, queued: Queued, now: Nanos) {
+    pub(crate) fn enqueue(&mut self, config: &Config, vgpu: TenantId, queued: Queued, now: Nanos) {
         let Some(member) = self.members.get_mut(&vgpu) else { return };
         member.queue.push_back(queued);
         (self.queued, self.changed) = (self.queued + 1, true);
@@ -176,7 +176,7 @@ impl Lane {
     }
 
     /// Queues a submission that was set aside again, before the others of its vGPU: those after it may depend on it.
-    pub(crate) fn requeue(&mut self, config: &Config, vgpu: VgpuId, queued: Queued, now: Nanos) {
+    pub(crate) fn requeue(&mut self, config: &Config, vgpu: TenantId, queued: Queued, now: Nanos) {
         let Some(member) = self.members.get_mut(&vgpu) else { return };
         member.queue.push_front(queued);
         (self.queued, self.changed) = (self.queued + 1, true);
@@ -185,7 +185,7 @@ impl Lane {
     }
 
     /// Charges `used` ns to a submission that was set aside.
-    pub(crate) fn charged(&mut self, config: &Config, vgpu: VgpuId, used: u64, now: Nanos) {
+    pub(crate) fn charged(&mut self, config: &Config, vgpu: TenantId, used: u64, now: Nanos) {
         self.changed = true;
         let Some(member) = self.members.get_mut(&vgpu) else { return };
         member.bucket.fill(member.params.cap_permille, now);
@@ -195,7 +195,7 @@ impl Lane {
     }
 
     /// Adopts a submission queued in another lane.
-    pub(crate) fn adopt(&mut self, vgpu: VgpuId, queued: Queued) {
+    pub(crate) fn adopt(&mut self, vgpu: TenantId, queued: Queued) {
         if let Some(member) = self.members.get_mut(&vgpu) {
             member.queue.push_back(queued);
             (self.queued, self.changed) = (self.queued + 1, true);
@@ -203,7 +203,7 @@ impl Lane {
     }
 
     /// Adopts a submission in flight when a lane is rebuilt.
-    pub(crate) fn adopt_flight(&mut self, vgpu: VgpuId) {
+    pub(crate) fn adopt_flight(&mut self, vgpu: TenantId) {
         self.in_flight += 1;
         if let Some(member) = self.members.get_mut(&vgpu) {
             member.in_flight += 1;
@@ -212,7 +212,7 @@ impl Lane {
     }
 
     /// Removes and returns the queued submissions for which `gone` is true.
-    pub(crate) fn drop_queued(&mut self, vgpu: VgpuId, gone: impl Fn(&Queued) -> bool) -> Vec<Queued> {
+    pub(crate) fn drop_queued(&mut self, vgpu: TenantId, gone: impl Fn(&Queued) -> bool) -> Vec<Queued> {
         let Some(member) = self.members.get_mut(&vgpu) else { return Vec::new() };
         let (dropped, kept): (Vec<_>, Vec<_>) = member.queue.drain(..).partition(&gone);
         member.queue = kept.into();
@@ -225,7 +225,7 @@ impl Lane {
     pub(crate) fn check(
         &self,
         config: &Config,
-        known: impl Iterator<Item = (VgpuId, VgpuParams, bool)>,
+        known: impl Iterator<Item = (TenantId, VgpuParams, bool)>,
         engines: &[Engine],
         flights: &[&Flight],
         order: u64,
@@ -258,7 +258,7 @@ impl Lane {
     }
 
     /// Returns the waiting submissions, in the order of their vGPUs.
-    pub(crate) fn waiting(&self) -> impl Iterator<Item = (VgpuId, &Queued)> {
+    pub(crate) fn waiting(&self) -> impl Iterator<Item = (TenantId, &Queued)> {
         self.members.iter().flat_map(|(vgpu, member)| member.queue.iter().map(|queued| (*vgpu, queued)))
     }
 
@@ -268,13 +268,13 @@ impl Lane {
     }
 
     /// Returns the vGPU that has queued a ticket.
-    pub(crate) fn holder(&self, ticket: Ticket) -> Option<VgpuId> {
+    pub(crate) fn holder(&self, ticket: Ticket) -> Option<TenantId> {
         let holds = |member: &Member| member.queue.iter().any(|queued| queued.ticket == ticket);
         self.members.iter().find(|(_, member)| holds(member)).map(|(vgpu, _)| *vgpu)
     }
 
     /// Records that a submission in flight has ended: it was seen now, `late` ns after its end, and had used `used` ns.
-    pub(crate) fn ended(&mut self, config: &Config, vgpu: VgpuId, used: u64, late: u64, now: Nanos) {
+    pub(crate) fn ended(&mut self, config: &Config, vgpu: TenantId, used: u64, late: u64, now: Nanos) {
         (self.in_flight, self.changed) = (self.in_flight.saturating_sub(1), true);
         let Some(member) = self.members.get_mut(&vgpu) else { return };
         member.in_flight = member.in_flight.saturating_sub(1);
@@ -288,14 +288,14 @@ impl Lane {
     }
 
     /// Records that the engine idled for `ns`, because a vGPU's work had not reached the card yet.
-    pub(crate) fn idled(&mut self, config: &Config, vgpu: VgpuId, ns: u64, now: Nanos) {
+    pub(crate) fn idled(&mut self, config: &Config, vgpu: TenantId, ns: u64, now: Nanos) {
         let view = View { now, config, members: &self.members, room: self.room(config, now) };
         self.policy.idled(vgpu, ns, &view);
     }
 
     /// Returns true if a vGPU has had the lane alone for `ns`, has nothing queued, and its submissions last at most
     /// `most` ns.
-    pub(crate) fn is_brief_and_alone(&self, vgpu: VgpuId, now: Nanos, ns: u64, most: u64) -> bool {
+    pub(crate) fn is_brief_and_alone(&self, vgpu: TenantId, now: Nanos, ns: u64, most: u64) -> bool {
         let own = |member: &Member| member.queue.is_empty() && member.expected <= most;
         self.members.iter().all(|(id, member)| if *id == vgpu { own(member) } else { !member.active(now, ns) })
     }
@@ -306,7 +306,7 @@ impl Lane {
     }
 
     /// Returns the next submission to start, if one may start now.
-    pub(crate) fn next(&mut self, config: &Config, now: Nanos) -> Option<(VgpuId, Queued)> {
+    pub(crate) fn next(&mut self, config: &Config, now: Nanos) -> Option<(TenantId, Queued)> {
         if !self.changed {
             return None;
         }
@@ -350,7 +350,7 @@ impl Lane {
     }
 
     /// Returns the policy's standing of a vGPU.
-    pub(crate) fn standing(&self, vgpu: VgpuId) -> policy::Standing {
+    pub(crate) fn standing(&self, vgpu: TenantId) -> policy::Standing {
         self.policy.standing(vgpu)
     }
 

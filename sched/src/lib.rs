@@ -49,7 +49,7 @@ pub use params::{CopyShare, VgpuParams, WEIGHT_MAX};
 pub use policy::Standing;
 pub use scheduler::{Quarantine, SavedScheduler, Scheduler};
 pub use shares::{WHOLE, shares};
-pub use types::{Channel, Decision, Engine, Event, Nanos, Place, Ticket, VgpuId};
+pub use types::{Channel, Decision, Engine, Event, Nanos, Place, TenantId, Ticket};
 
 #[cfg(test)]
 mod tests;

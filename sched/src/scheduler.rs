@@ -11,7 +11,7 @@ use crate::flight::{EngineState, Flight};
 use crate::lane::{Lane, Queued};
 use crate::params::VgpuParams;
 use crate::policy::Standing;
-use crate::types::{Channel, Decision, Engine, Event, Nanos, Place, Ticket, VgpuId};
+use crate::types::{Channel, Decision, Engine, Event, Nanos, Place, TenantId, Ticket};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
@@ -42,7 +42,7 @@ struct Vgpu {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Scheduler {
     config: Config,
-    vgpus: BTreeMap<VgpuId, Vgpu>,
+    vgpus: BTreeMap<TenantId, Vgpu>,
     engines: [EngineState; Engine::COUNT],
     /// One for each engine, or one for all, at the index of compute.
     lanes: Vec<Lane>,
@@ -131,37 +131,37 @@ impl Scheduler {
     }
 
     /// vGPUs, in order.
-    pub fn vgpus(&self) -> impl Iterator<Item = VgpuId> {
+    pub fn vgpus(&self) -> impl Iterator<Item = TenantId> {
         self.vgpus.keys().copied()
     }
 
     /// Returns the settings of a vGPU.
     #[must_use]
-    pub fn params(&self, vgpu: VgpuId) -> Option<&VgpuParams> {
+    pub fn params(&self, vgpu: TenantId) -> Option<&VgpuParams> {
         self.vgpus.get(&vgpu).map(|vgpu| &vgpu.params)
     }
 
     /// Returns the submissions of a vGPU to an engine, and its use.
     #[must_use]
-    pub fn account(&self, vgpu: VgpuId, engine: Engine) -> Option<&Account> {
+    pub fn account(&self, vgpu: TenantId, engine: Engine) -> Option<&Account> {
         self.vgpus.get(&vgpu).map(|vgpu| &vgpu.accounts[engine.index()])
     }
 
     /// The last uses of a vGPU.
     #[must_use]
-    pub fn history(&self, vgpu: VgpuId) -> Option<&History> {
+    pub fn history(&self, vgpu: TenantId) -> Option<&History> {
         self.vgpus.get(&vgpu).map(|vgpu| &vgpu.history)
     }
 
     /// Submissions beyond their limit since the vGPU was added or released last, and its quarantine.
     #[must_use]
-    pub fn strikes(&self, vgpu: VgpuId) -> Option<(u32, Quarantine)> {
+    pub fn strikes(&self, vgpu: TenantId) -> Option<(u32, Quarantine)> {
         self.vgpus.get(&vgpu).map(|vgpu| (vgpu.strikes, vgpu.quarantine))
     }
 
     /// Returns the policy's standing of a vGPU on an engine.
     #[must_use]
-    pub fn standing(&self, vgpu: VgpuId, engine: Engine) -> Standing {
+    pub fn standing(&self, vgpu: TenantId, engine: Engine) -> Standing {
         self.lanes[self.lane_of(engine)].standing(vgpu)
     }
 
@@ -190,7 +190,7 @@ impl Scheduler {
     }
 
     /// Returns the queued submissions, then those on the card.
-    pub(crate) fn pending(&self) -> impl Iterator<Item = (VgpuId, Channel, Engine, Ticket)> {
+    pub(crate) fn pending(&self) -> impl Iterator<Item = (TenantId, Channel, Engine, Ticket)> {
         let queued = self.lanes.iter().flat_map(Lane::waiting);
         let queued = queued.map(|(vgpu, queued)| (vgpu, queued.channel, queued.engine, queued.ticket));
         let flights = Engine::ALL.into_iter().flat_map(|engine| {
@@ -209,7 +209,7 @@ impl Scheduler {
     /// Returns true if a vGPU has had an engine alone for a period, has nothing queued, and its submissions last at
     /// most `most` ns, as far as that is known: no other vGPU waits for the next end.
     #[must_use]
-    pub fn is_brief_and_alone(&self, vgpu: VgpuId, engine: Engine, now: Nanos, most: u64) -> bool {
+    pub fn is_brief_and_alone(&self, vgpu: TenantId, engine: Engine, now: Nanos, most: u64) -> bool {
         self.lanes[self.lane_of(engine)].is_brief_and_alone(vgpu, now, self.config.band.period_ns, most)
     }
 
@@ -235,7 +235,7 @@ impl Scheduler {
         if self.lanes.len() == 1 { 0 } else { engine.index() }
     }
 
-    fn add(&mut self, vgpu: VgpuId, params: VgpuParams) -> bool {
+    fn add(&mut self, vgpu: TenantId, params: VgpuParams) -> bool {
         if self.vgpus.contains_key(&vgpu) || params.check().is_err() {
             return false;
         }
@@ -247,7 +247,7 @@ impl Scheduler {
         true
     }
 
-    fn remove(&mut self, vgpu: VgpuId) -> bool {
+    fn remove(&mut self, vgpu: TenantId) -> bool {
         let Some(gone) = self.vgpus.remove(&vgpu) else { return false };
         for engine in Engine::ALL {
             let state = &mut self.engines[engine.index()];
@@ -260,7 +260,7 @@ impl Scheduler {
         true
     }
 
-    fn arrive(&mut self, vgpu: VgpuId, channel: Channel, engine: Engine, ticket: Ticket) -> bool {
+    fn arrive(&mut self, vgpu: TenantId, channel: Channel, engine: Engine, ticket: Ticket) -> bool {
         let Some(known) = self.vgpus.get_mut(&vgpu) else { return false };
         known.accounts[engine.index()].arrived += 1;
         let queued = Queued { ticket, channel, engine, arrived: self.now, order: self.order, again: false };
@@ -270,7 +270,7 @@ impl Scheduler {
         true
     }
 
-    fn adopt(&mut self, vgpu: VgpuId, channel: Channel, engine: Engine, ticket: Ticket) -> bool {
+    fn adopt(&mut self, vgpu: TenantId, channel: Channel, engine: Engine, ticket: Ticket) -> bool {
         let Some(known) = self.vgpus.get_mut(&vgpu) else { return false };
         let account = &mut known.accounts[engine.index()];
         (account.arrived, account.started) = (account.arrived + 1, account.started + 1);
@@ -337,7 +337,7 @@ impl Scheduler {
     }
 
     /// Charges a vGPU for keeping the engine. Submissions given to the engine in the meantime have not had it.
-    fn kept(&mut self, engine: Engine, vgpu: VgpuId, since: Nanos) -> bool {
+    fn kept(&mut self, engine: Engine, vgpu: TenantId, since: Nanos) -> bool {
         let now = self.now;
         let Some(known) = self.vgpus.get_mut(&vgpu) else { return false };
         let used = self.engines[engine.index()].pass(since, now);
@@ -351,7 +351,7 @@ impl Scheduler {
 
     /// Corrects the accounts as the card says: the submission that has the engine runs, wherever it was booked. The one
     /// that the accounts took for it has not had the engine.
-    fn occupied(&mut self, engine: Engine, vgpu: VgpuId, channel: Channel) -> bool {
+    fn occupied(&mut self, engine: Engine, vgpu: TenantId, channel: Channel) -> bool {
         let of = |flight: &Flight| (flight.vgpu, flight.channel) == (vgpu, channel);
         if self.engines[engine.index()].bring_forward(of) {
             return true;
@@ -437,7 +437,7 @@ impl Scheduler {
         true
     }
 
-    fn end_channel(&mut self, vgpu: VgpuId, channel: Channel) -> bool {
+    fn end_channel(&mut self, vgpu: TenantId, channel: Channel) -> bool {
         if !self.vgpus.contains_key(&vgpu) {
             return false;
         }
@@ -450,7 +450,7 @@ impl Scheduler {
         true
     }
 
-    fn change(&mut self, vgpu: VgpuId, params: VgpuParams) -> bool {
+    fn change(&mut self, vgpu: TenantId, params: VgpuParams) -> bool {
         let Some(known) = self.vgpus.get_mut(&vgpu).filter(|_| params.check().is_ok()) else { return false };
         known.params = params;
         for (engine, lane) in Engine::ALL.into_iter().zip(&mut self.lanes) {
@@ -495,7 +495,7 @@ impl Scheduler {
         }
     }
 
-    fn release(&mut self, vgpu: VgpuId, decisions: &mut Vec<Decision>) -> bool {
+    fn release(&mut self, vgpu: TenantId, decisions: &mut Vec<Decision>) -> bool {
         let Some(known) = self.vgpus.get_mut(&vgpu) else { return false };
         known.strikes = 0;
         if std::mem::replace(&mut known.quarantine, Quarantine::Free) != Quarantine::Free {
@@ -550,7 +550,7 @@ impl Scheduler {
         }
     }
 
-    fn drop_queued(&mut self, lane: usize, vgpu: VgpuId, gone: impl Fn(&Queued) -> bool) {
+    fn drop_queued(&mut self, lane: usize, vgpu: TenantId, gone: impl Fn(&Queued) -> bool) {
         let dropped = self.lanes[lane].drop_queued(vgpu, gone);
         let Some(known) = self.vgpus.get_mut(&vgpu) else { return };
         for queued in dropped {
@@ -580,7 +580,7 @@ impl Scheduler {
         }
     }
 
-    fn strike(&mut self, vgpu: VgpuId, engine: Engine, decisions: &mut Vec<Decision>) -> bool {
+    fn strike(&mut self, vgpu: TenantId, engine: Engine, decisions: &mut Vec<Decision>) -> bool {
         let Some(known) = self.vgpus.get_mut(&vgpu) else { return false };
         known.accounts[engine.index()].killed += 1;
         known.strikes += 1;

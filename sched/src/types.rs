@@ -4,7 +4,7 @@ use crate::config::Config;
 use crate::params::VgpuParams;
 use serde::{Deserialize, Serialize};
 
-pub use tenant::TenantId as VgpuId;
+pub use tenant::TenantId;
 
 /// One submission: a number that the feeder chooses, never reuses, and the scheduler gives back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, schemars::JsonSchema)]
@@ -81,19 +81,19 @@ pub enum Event {
     /// A vGPU came into being.
     Added {
         /// The vGPU.
-        vgpu: VgpuId,
+        vgpu: TenantId,
         /// Its parameters.
         params: VgpuParams,
     },
     /// A vGPU is gone, with all its submissions: nothing of it runs on the card.
     Removed {
         /// The vGPU.
-        vgpu: VgpuId,
+        vgpu: TenantId,
     },
     /// A vGPU has a submission to run.
     Arrival {
         /// The vGPU that it belongs to.
-        vgpu: VgpuId,
+        vgpu: TenantId,
         /// On which of its channels.
         channel: Channel,
         /// The engine that the channel works on.
@@ -105,7 +105,7 @@ pub enum Event {
     /// [requeued](Self::Requeued) when it can resume.
     Adopted {
         /// The vGPU that it belongs to.
-        vgpu: VgpuId,
+        vgpu: TenantId,
         /// On which of its channels.
         channel: Channel,
         /// The engine that the channel works on.
@@ -148,7 +148,7 @@ pub enum Event {
         /// The engine.
         engine: Engine,
         /// The vGPU.
-        vgpu: VgpuId,
+        vgpu: TenantId,
         /// Begin of that, or of the part that was not reported before.
         since: Nanos,
     },
@@ -157,7 +157,7 @@ pub enum Event {
         /// The engine.
         engine: Engine,
         /// The vGPU that it belongs to.
-        vgpu: VgpuId,
+        vgpu: TenantId,
         /// The channel.
         channel: Channel,
     },
@@ -174,7 +174,7 @@ pub enum Event {
     /// quarantine.
     Struck {
         /// The vGPU that it belongs to.
-        vgpu: VgpuId,
+        vgpu: TenantId,
         /// The engine.
         engine: Engine,
     },
@@ -194,14 +194,14 @@ pub enum Event {
     /// earlier first; the one that the engine was working on is charged up to now.
     ChannelEnded {
         /// The vGPU that it belongs to.
-        vgpu: VgpuId,
+        vgpu: TenantId,
         /// The channel.
         channel: Channel,
     },
     /// Parameters of a vGPU have changed.
     Changed {
         /// The vGPU.
-        vgpu: VgpuId,
+        vgpu: TenantId,
         /// From now on.
         params: VgpuParams,
     },
@@ -210,7 +210,7 @@ pub enum Event {
     /// The operator releases a vGPU from quarantine, and clears its strikes.
     Released {
         /// The vGPU.
-        vgpu: VgpuId,
+        vgpu: TenantId,
     },
     /// The time that [`Scheduler::next_wakeup`](crate::Scheduler::next_wakeup) named has come.
     Tick,
@@ -227,7 +227,7 @@ pub enum Decision {
     /// [`Event::Struck`]. Else send [`Event::Occupied`] or [`Event::Unoccupied`].
     Kill {
         /// The vGPU that it belongs to.
-        vgpu: VgpuId,
+        vgpu: TenantId,
         /// The channel.
         channel: Channel,
         /// On which engine.
@@ -240,14 +240,14 @@ pub enum Decision {
     /// The vGPU has had its last strike: nothing of it is started until it is released. Show this to the operator.
     Quarantined {
         /// The vGPU.
-        vgpu: VgpuId,
+        vgpu: TenantId,
         /// Time at which the timer releases it; `None` when only the operator does.
         until: Option<Nanos>,
     },
     /// The quarantine has ended. Show this to the operator.
     Released {
         /// The vGPU.
-        vgpu: VgpuId,
+        vgpu: TenantId,
     },
 }
 

@@ -13,7 +13,7 @@ use rig::driver::{At, CE0, CE1, Channel, Driver, M2MF, PAGE, m2mf_copy, methods,
 use rig::{Rig, settings, sharing};
 use simgpu::{ComputeTiming, EngineTiming, TimeModel};
 use vgpu::Settings;
-use vram::{Limits, VmId, VmSummary};
+use vram::{Limits, TenantId, VmSummary};
 use workloads::{Buffer, Gpu, Grid, Module, Params, Place};
 
 /// Bytes of a MiB.
@@ -103,7 +103,7 @@ pub fn guest(rig: &Rig, vm: u32, vram_mib: u64, memory: Limits) -> Result<Driver
 /// # Errors
 /// When the VM does not exist.
 pub fn account(rig: &Rig, vm: u32) -> Result<VmSummary> {
-    rig.usage().0.vms.get(&VmId(vm)).copied().with_context(|| format!("no VM {vm}"))
+    rig.usage().0.vms.get(&TenantId(vm)).copied().with_context(|| format!("no VM {vm}"))
 }
 
 /// Waits until all work submitted on a channel is complete.

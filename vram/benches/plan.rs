@@ -4,7 +4,7 @@ use criterion::{Criterion, criterion_group, criterion_main};
 use std::hint::black_box;
 use vram::balance::{By, Config, Request};
 use vram::victim::VictimPolicy;
-use vram::{Balancer, CHUNK_BYTES_MIN, ChunkTable, Contents, GuestAddr, Limits, VmId};
+use vram::{Balancer, CHUNK_BYTES_MIN, ChunkTable, Contents, GuestAddr, Limits, TenantId};
 
 const VMS: u32 = 64;
 const CHUNKS: u32 = 4096;
@@ -16,9 +16,9 @@ fn table(fair: bool) -> ChunkTable {
     let mut table = ChunkTable::new(bytes(card), CHUNK_BYTES_MIN, Contents::Zeroed).expect("a card");
     table.set_host_budget(VMS * CHUNKS);
     for vm in 0..VMS {
-        table.create_vm(VmId(vm), bytes(CHUNKS + 8), Limits::default()).expect("a VM");
+        table.create_vm(TenantId(vm), bytes(CHUNKS + 8), Limits::default()).expect("a VM");
     }
-    let mut place = |vm, index| table.place(VmId(vm), GuestAddr(bytes(index))).expect("a place");
+    let mut place = |vm, index| table.place(TenantId(vm), GuestAddr(bytes(index))).expect("a place");
     if fair {
         (0..CHUNKS).for_each(|index| (0..VMS).for_each(|vm| _ = place(vm, index)));
     } else {
@@ -30,7 +30,7 @@ fn table(fair: bool) -> ChunkTable {
 fn plans(criterion: &mut Criterion) {
     let mut group = criterion.benchmark_group("plan");
     let (fair, unfair) = (table(true), table(false));
-    let request = |vm| Some(Request { by: By::Vm(VmId(vm)), chunks: 1 });
+    let request = |vm| Some(Request { by: By::Vm(TenantId(vm)), chunks: 1 });
     for policy in VictimPolicy::ALL {
         let config = Config { policy, idle_after_ns: u64::MAX, ..Config::default() };
         let cases = [
@@ -41,7 +41,7 @@ fn plans(criterion: &mut Criterion) {
         ];
         for (name, table, request) in cases {
             let (mut balancer, mut now) = (Balancer::new(config), 0);
-            (0..VMS).for_each(|vm| balancer.active(VmId(vm), 0));
+            (0..VMS).for_each(|vm| balancer.active(TenantId(vm), 0));
             group.bench_function(format!("{name}/{policy}"), |bench| {
                 bench.iter(|| {
                     now += config.settle_ns;

@@ -20,7 +20,7 @@ pub use moves::{Ended, Move, Step, To};
 pub use saved::{SavedChunks, Unclaimed};
 pub use state::{ChunkId, ChunkState, Contents, MoveId, Place, ScrubWork, Tier};
 
-use crate::{CardAddr, GuestAddr, HostAddr, VmId};
+use crate::{CardAddr, GuestAddr, HostAddr, TenantId};
 use map::VmMap;
 use moves::Flight;
 use state::Spot;
@@ -96,13 +96,13 @@ pub struct ChunkTable {
     claimed: u32,
     /// Sum of the unused parts of VMs' guarantees.
     promised: u32,
-    vms: BTreeMap<VmId, VmMap>,
+    vms: BTreeMap<TenantId, VmMap>,
     /// VMs whose chunks stay where they are.
-    frozen: BTreeSet<VmId>,
+    frozen: BTreeSet<TenantId>,
     /// All moves in flight.
     flights: BTreeMap<MoveId, Flight>,
     /// The move of each guest chunk that moves.
-    moving: BTreeMap<(VmId, u32), MoveId>,
+    moving: BTreeMap<(TenantId, u32), MoveId>,
     next_move: u64,
     /// Committed moves, to the card and to host memory.
     moved: [u64; 2],
@@ -184,7 +184,7 @@ impl ChunkTable {
     /// # Errors
     /// [`Error::Promise`] if the guarantee cannot be kept; chunks that are not zeroed yet count as available here.
     /// [`Error::Guarantee`], [`Error::Weight`]; [`Error::Exists`]; [`Error::Empty`]; [`Error::Advertised`].
-    pub fn create_vm(&mut self, vm: VmId, bytes: u64, limits: Limits) -> Result<(), Error> {
+    pub fn create_vm(&mut self, vm: TenantId, bytes: u64, limits: Limits) -> Result<(), Error> {
         if self.vms.contains_key(&vm) {
             return Err(Error::Exists(vm));
         }
@@ -202,7 +202,7 @@ impl ChunkTable {
 
     /// Returns the limits of a VM; `None` without such a VM.
     #[must_use]
-    pub fn limits(&self, vm: VmId) -> Option<Limits> {
+    pub fn limits(&self, vm: TenantId) -> Option<Limits> {
         self.vms.get(&vm).map(VmMap::limits)
     }
 
@@ -211,7 +211,7 @@ impl ChunkTable {
     /// # Errors
     /// [`Error::Promise`] if a raised guarantee cannot be kept now; [`Error::Guarantee`], [`Error::Weight`];
     /// [`Error::NoSuchVm`]. Nothing has changed then.
-    pub fn set_limits(&mut self, vm: VmId, limits: Limits) -> Result<(), Error> {
+    pub fn set_limits(&mut self, vm: TenantId, limits: Limits) -> Result<(), Error> {
         let map = self.vms.get(&vm).ok_or(Error::NoSuchVm(vm))?;
         self.check_limits(vm, limits, map.advertised(), map.used(Tier::Card), map.owed())?;
         self.change(vm, |map| map.set_limits(limits));
@@ -224,7 +224,7 @@ impl ChunkTable {
     /// # Errors
     /// [`Error::NeedsScrub`]: scrub a chunk there and try again. [`Error::Full`], but not for a VM that has less than
     /// its guarantee. [`Error::OutOfRange`]; [`Error::NoSuchVm`].
-    pub fn place(&mut self, vm: VmId, address: GuestAddr) -> Result<Placed, Error> {
+    pub fn place(&mut self, vm: TenantId, address: GuestAddr) -> Result<Placed, Error> {
         let map = self.vms.get(&vm).ok_or(Error::NoSuchVm(vm))?;
         let index = map.index(address).ok_or(Error::OutOfRange { vm, address })?;
         if let Some(spot) = map.get(index) {
@@ -251,7 +251,7 @@ impl ChunkTable {
     ///
     /// # Errors
     /// [`Error::OutOfRange`]; [`Error::NoSuchVm`].
-    pub fn unplace(&mut self, vm: VmId, address: GuestAddr) -> Result<bool, Error> {
+    pub fn unplace(&mut self, vm: TenantId, address: GuestAddr) -> Result<bool, Error> {
         let map = self.vms.get(&vm).ok_or(Error::NoSuchVm(vm))?;
         let index = map.index(address).ok_or(Error::OutOfRange { vm, address })?;
         self.lose_moves(vm, index..=index);
@@ -262,7 +262,7 @@ impl ChunkTable {
     }
 
     /// Does [`Self::unplace`] for all chunks of a VM; returns how many had a place. The guarantee stays.
-    pub fn unplace_all(&mut self, vm: VmId) -> u32 {
+    pub fn unplace_all(&mut self, vm: TenantId) -> u32 {
         self.lose_moves(vm, 0..=u32::MAX);
         self.parked -= self.vms.get(&vm).map_or(0, |map| map.parked().count() as u32);
         let Some(spots) = self.change(vm, VmMap::take_all) else { return 0 };
@@ -277,7 +277,7 @@ impl ChunkTable {
     ///
     /// # Errors
     /// [`Error::NoSuchVm`].
-    pub fn destroy_vm(&mut self, vm: VmId) -> Result<u32, Error> {
+    pub fn destroy_vm(&mut self, vm: TenantId) -> Result<u32, Error> {
         let count = self.unplace_all(vm);
         let map = self.vms.remove(&vm).ok_or(Error::NoSuchVm(vm))?;
         self.promised -= map.owed();
@@ -353,7 +353,7 @@ impl ChunkTable {
     }
 
     /// Returns the VMs with their accounts.
-    pub fn vms(&self) -> impl Iterator<Item = (VmId, VmSummary)> + '_ {
+    pub fn vms(&self) -> impl Iterator<Item = (TenantId, VmSummary)> + '_ {
         self.vms.iter().map(|(&vm, map)| (vm, map.account()))
     }
 
@@ -388,7 +388,7 @@ impl ChunkTable {
 
     /// Checks that a VM may have `limits`, if its guest has `advertised` chunks, and the VM has `used` and is `owed`
     /// that many chunks of the card.
-    fn check_limits(&self, vm: VmId, limits: Limits, advertised: u32, used: u32, owed: u32) -> Result<(), Error> {
+    fn check_limits(&self, vm: TenantId, limits: Limits, advertised: u32, used: u32, owed: u32) -> Result<(), Error> {
         let Limits { quota, guarantee, swap_cap: _, weight, on_full: _ } = limits;
         if guarantee > quota {
             return Err(Error::Guarantee { vm, guarantee, quota });
@@ -408,7 +408,7 @@ impl ChunkTable {
     }
 
     /// Changes a VM's map, and updates the sum of promised chunks. Returns `None` without such a VM.
-    fn change<T>(&mut self, vm: VmId, change: impl FnOnce(&mut VmMap) -> T) -> Option<T> {
+    fn change<T>(&mut self, vm: TenantId, change: impl FnOnce(&mut VmMap) -> T) -> Option<T> {
         let map = self.vms.get_mut(&vm)?;
         let owed = map.owed();
         let result = change(map);

@@ -52,7 +52,7 @@ pub struct HostAddr(pub u64);
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct GuestAddr(pub u64);
 
-pub use tenant::TenantId as VmId;
+pub use tenant::TenantId;
 
 impl std::fmt::Display for CardAddr {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {

@@ -13,7 +13,7 @@ pub use saved::SavedQuanta;
 pub(crate) use saved::SavedTurn;
 pub use trials::Done;
 
-use crate::VmId;
+use crate::TenantId;
 use std::collections::{BTreeMap, VecDeque};
 use std::fmt::{Display, Formatter};
 use std::str::FromStr;
@@ -102,9 +102,9 @@ impl Default for QuantaConfig {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Turn {
     /// All VMs that take turns, in order.
-    pub members: Vec<VmId>,
+    pub members: Vec<TenantId>,
     /// The VM whose turn it is.
-    pub holder: VmId,
+    pub holder: TenantId,
     /// Length in ns, from the end of the copies at its start.
     pub quantum_ns: u64,
 }
@@ -131,9 +131,9 @@ pub struct Quanta {
     /// Bytes of the card available to working sets.
     capacity: u64,
     /// Working set of each active VM, in bytes.
-    sets: BTreeMap<VmId, u64>,
+    sets: BTreeMap<TenantId, u64>,
     /// Time for which each of them has had no work, in ns. VMs with work have no entry.
-    idle: BTreeMap<VmId, u64>,
+    idle: BTreeMap<TenantId, u64>,
     /// The quantum, and its start; `None` while memory is copied for it.
     turn: Option<(Turn, Option<u64>)>,
     /// Time since which working sets have fit together during quanta.
@@ -206,17 +206,17 @@ impl Quanta {
     }
 
     /// Sets the working sets of the active VMs, and the bytes of the card available to them.
-    pub fn set_working_sets(&mut self, capacity: u64, sets: BTreeMap<VmId, u64>) {
+    pub fn set_working_sets(&mut self, capacity: u64, sets: BTreeMap<TenantId, u64>) {
         (self.capacity, self.sets) = (capacity, sets);
     }
 
     /// Sets for how long active VMs have had no work, in ns; without VMs that have work, even if only in a queue.
-    pub fn set_idle(&mut self, idle: BTreeMap<VmId, u64>) {
+    pub fn set_idle(&mut self, idle: BTreeMap<TenantId, u64>) {
         self.idle = idle;
     }
 
     /// Sets the work done for VMs until now. It decides whether probed quanta help.
-    pub fn set_done(&mut self, done: BTreeMap<VmId, Done>) {
+    pub fn set_done(&mut self, done: BTreeMap<TenantId, Done>) {
         self.trials.set_done(done);
     }
 
@@ -269,13 +269,13 @@ impl Quanta {
             Mode::Off => false,
             Mode::Forced => true,
         };
-        let works = |vm: &&VmId| !self.idle.contains_key(vm);
+        let works = |vm: &&TenantId| !self.idle.contains_key(vm);
         let &holder = members.iter().find(works).or(members.first()).filter(|_| due && members.len() > 1)?;
         Some(Change::On(self.grant(members, holder)))
     }
 
     /// Returns true if quanta should be probed. Needs the bandwidth, for their length.
-    fn are_worth_a_trial(&mut self, now_ns: u64, members: &[VmId]) -> bool {
+    fn are_worth_a_trial(&mut self, now_ns: u64, members: &[TenantId]) -> bool {
         let window_ns = self.config.window_ns;
         self.bandwidth > 0 && members.len() > 1 && self.trials.is_worth_it(now_ns, members, window_ns)
     }
@@ -298,7 +298,7 @@ impl Quanta {
         // Until it is sure that they fit, members stay the same, except that removed VMs leave.
         let fit_now = auto && self.fits(0);
         let present = || turn.members.iter().copied().filter(|vm| self.sets.contains_key(vm)).collect();
-        let members: Vec<VmId> = if fit_now { present() } else { self.members() };
+        let members: Vec<TenantId> = if fit_now { present() } else { self.members() };
         if self.config.mode == Mode::Off || members.len() < 2 || long {
             return Some(self.end());
         }
@@ -330,7 +330,7 @@ impl Quanta {
         Some(Change::On(turn))
     }
 
-    fn grant(&mut self, members: Vec<VmId>, holder: VmId) -> Turn {
+    fn grant(&mut self, members: Vec<TenantId>, holder: TenantId) -> Turn {
         let quantum_ns = self.quantum_ns(&members);
         let turn = Turn { members, holder, quantum_ns };
         self.turn = Some((turn.clone(), None));
@@ -339,8 +339,8 @@ impl Quanta {
 
     /// Returns the VMs whose working sets do not fit together, by number. The smallest that leave room for the largest
     /// of the others need not wait. In forced mode all.
-    fn members(&self) -> Vec<VmId> {
-        let mut sets: Vec<(u64, VmId)> = self.sets.iter().map(|(&vm, &bytes)| (bytes, vm)).collect();
+    fn members(&self) -> Vec<TenantId> {
+        let mut sets: Vec<(u64, TenantId)> = self.sets.iter().map(|(&vm, &bytes)| (bytes, vm)).collect();
         sets.sort_unstable();
         let mut aside = 0;
         if let Some(&(largest, _)) = sets.last().filter(|_| self.config.mode != Mode::Forced && !self.fits(0)) {
@@ -350,28 +350,28 @@ impl Quanta {
                 .take_while(|&&(bytes, _)| left.checked_sub(bytes).inspect(|&rest| left = rest).is_some())
                 .count();
         }
-        let mut members: Vec<VmId> = sets.split_off(aside).into_iter().map(|(_, vm)| vm).collect();
+        let mut members: Vec<TenantId> = sets.split_off(aside).into_iter().map(|(_, vm)| vm).collect();
         members.sort_unstable();
         members
     }
 
     /// Returns the length of a quantum: a probed one is as long as its copies.
-    fn quantum_ns(&self, members: &[VmId]) -> u64 {
+    fn quantum_ns(&self, members: &[TenantId]) -> u64 {
         if self.trials.tries() { self.quantum_of(1, members) } else { self.whole_quantum_ns(members) }
     }
 
-    fn whole_quantum_ns(&self, members: &[VmId]) -> u64 {
+    fn whole_quantum_ns(&self, members: &[TenantId]) -> u64 {
         self.quantum_of(self.config.factor, members)
     }
 
-    fn quantum_of(&self, factor: u32, members: &[VmId]) -> u64 {
+    fn quantum_of(&self, factor: u32, members: &[TenantId]) -> u64 {
         let quantum = self.change_ns(members).saturating_mul(u64::from(factor));
         quantum.clamp(self.config.min_ns, self.config.max_ns.max(self.config.min_ns))
     }
 
     /// Returns how long copies take when the turn changes: at most the part of a working set that does not fit is
     /// returned, and as much is evicted.
-    fn change_ns(&self, members: &[VmId]) -> u64 {
+    fn change_ns(&self, members: &[TenantId]) -> u64 {
         let largest = members.iter().filter_map(|vm| self.sets.get(vm)).max().copied().unwrap_or(0);
         let missing = self.sum().saturating_sub(self.capacity.into());
         let bytes = 2 * u128::from(largest.min(self.capacity)).min(missing);
@@ -408,7 +408,7 @@ impl Quanta {
 }
 
 /// Returns the VM after `holder`, among those that `may`; `holder` itself may be gone.
-fn next(members: &[VmId], holder: VmId, may: impl Fn(VmId) -> bool) -> Option<VmId> {
+fn next(members: &[TenantId], holder: TenantId, may: impl Fn(TenantId) -> bool) -> Option<TenantId> {
     let others = || members.iter().copied().filter(|&vm| vm != holder && may(vm));
     others().find(|&vm| vm > holder).or_else(|| others().next())
 }

@@ -13,7 +13,7 @@ use crate::image::image_vas;
 use crate::instance::{BLOCK, context_words, put_wide};
 use crate::state::Permit;
 use crate::work::{Span, WORK_BYTES};
-use crate::{BindError, Host, RunState, Submission, VmId, card};
+use crate::{BindError, Host, RunState, Submission, TenantId, card};
 use nvspec::addr::VramAddr;
 use nvspec::fifo::{CHANNELS, ChannelId, VirtualChannelId};
 use nvspec::instance::{context, ramfc, vm as instance_vm};
@@ -62,7 +62,7 @@ pub enum MoveError {
 impl Channels {
     /// Copies a VM's channels with the card's data of them, for another card. Nothing changes here. The VM must be
     /// paused, and off the engines; `None` while a channel has not left them, or the guest's runlist is not in force.
-    pub fn moving(&self, host: &mut impl Host, vm: VmId) -> Option<Moving> {
+    pub fn moving(&self, host: &mut impl Host, vm: TenantId) -> Option<Moving> {
         let record = self.vms.get(&vm)?;
         let leaves = |physical: &ChannelId| self.preemptions.waiting.contains(physical);
         if record.paused == 0 || !record.unlisted.is_empty() || record.channels.values().any(leaves) {
@@ -95,7 +95,7 @@ impl Channels {
     pub fn arrive(
         &mut self,
         host: &mut impl Host,
-        vm: VmId,
+        vm: TenantId,
         moving: Moving,
         directory: impl Fn(VramAddr) -> Option<VramAddr>,
     ) -> Result<Vec<Arrived>, MoveError> {
@@ -136,7 +136,7 @@ impl Channels {
     fn settle(
         &mut self,
         host: &mut impl Host,
-        vm: VmId,
+        vm: TenantId,
         mut bound: Bound,
         channel: &Channel,
     ) -> Result<Arrived, BindError> {
@@ -184,7 +184,7 @@ impl Channels {
 
     /// Returns a span for a VM's next channel: that of its physical number, unless another channel of the VM has it
     /// because of a migration.
-    pub(super) fn take_span(&self, vm: VmId, physical: ChannelId) -> Result<Span, BindError> {
+    pub(super) fn take_span(&self, vm: TenantId, physical: ChannelId) -> Result<Span, BindError> {
         let taken = self.slots.iter().filter_map(|slot| match slot {
             Slot::Bound(bound) => (bound.vm == vm).then_some(bound.span),
             Slot::Stuck { vm: of, span, .. } => (*of == vm).then_some(*span),

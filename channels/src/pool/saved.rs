@@ -12,7 +12,7 @@ use crate::state::{Permit, Wish};
 use crate::submit::SavedWords;
 use crate::watchdog::{Episode, SavedEpisode, Watchdog};
 use crate::work::Span;
-use crate::{Layout, Pause, Place, RunState, Submission, VmId};
+use crate::{Layout, Pause, Place, RunState, Submission, TenantId};
 use nvspec::addr::{Gpa, GpuVa, GuestVramAddr, SMALL_PAGE, VA_BITS, VramAddr};
 use nvspec::fifo::{CHANNELS, ChannelId, VirtualChannelId, engine};
 use nvspec::instance::ramfc;
@@ -184,13 +184,13 @@ impl Channels {
     }
 
     /// Returns the VMs that may have channels, by number.
-    pub fn vms(&self) -> impl Iterator<Item = VmId> {
+    pub fn vms(&self) -> impl Iterator<Item = TenantId> {
         self.vms.keys().copied()
     }
 
     /// Returns the shadow directories of channels, bound or stuck, with their VMs. When shadows are restored, they must
     /// be these VMs'.
-    pub fn directories(&self) -> impl Iterator<Item = (VmId, VramAddr)> {
+    pub fn directories(&self) -> impl Iterator<Item = (TenantId, VramAddr)> {
         self.slots.iter().filter_map(|slot| match slot {
             Slot::Free => None,
             Slot::Bound(bound) => Some((bound.vm, bound.directory)),
@@ -199,24 +199,24 @@ impl Channels {
     }
 
     /// Returns the physical channels that a VM has bound.
-    pub fn bound_of(&self, vm: VmId) -> impl Iterator<Item = ChannelId> {
+    pub fn bound_of(&self, vm: TenantId) -> impl Iterator<Item = ChannelId> {
         self.vms.get(&vm).into_iter().flat_map(|vm| vm.channels.values().copied())
     }
 
     /// Returns the shadow directory of a VM's channel that is bound.
     #[must_use]
-    pub fn directory_of(&self, vm: VmId, channel: VirtualChannelId) -> Option<VramAddr> {
+    pub fn directory_of(&self, vm: TenantId, channel: VirtualChannelId) -> Option<VramAddr> {
         self.bound(self.physical(vm, channel)?).map(|bound| bound.directory)
     }
 
     /// Returns true if a VM's channels are paused for that reason.
     #[must_use]
-    pub fn is_paused(&self, vm: VmId, why: Pause) -> bool {
+    pub fn is_paused(&self, vm: TenantId, why: Pause) -> bool {
         self.vms.get(&vm).is_some_and(|vm| vm.paused & why.bit() != 0)
     }
 
     /// Returns the submissions in flight, with their channels.
-    pub fn flights(&self) -> impl Iterator<Item = (VmId, ChannelId, Submission)> {
+    pub fn flights(&self) -> impl Iterator<Item = (TenantId, ChannelId, Submission)> {
         let bounds = (0..).zip(&self.slots).filter_map(|(number, slot)| match slot {
             Slot::Bound(bound) => Some((ChannelId(number), bound)),
             Slot::Free | Slot::Stuck { .. } => None,
@@ -257,7 +257,7 @@ impl Channels {
         let mut own = of_vms(&slots)?;
         let mut records = BTreeMap::new();
         for vm in vms {
-            let id = VmId(vm.vm);
+            let id = TenantId(vm.vm);
             let channels = own.remove(&id).unwrap_or_default();
             records.insert(id, Vm::restored(vm, channels, &slots)?);
         }
@@ -278,7 +278,7 @@ impl Channels {
         // The VM may be gone.
         let gate = match gate {
             SavedGate::Open => Gate::Open,
-            SavedGate::Only(vm) => Gate::Only(vm.map(VmId)),
+            SavedGate::Only(vm) => Gate::Only(vm.map(TenantId)),
         };
         Ok(Self {
             layout,
@@ -298,12 +298,12 @@ impl Channels {
 }
 
 /// Returns the bound channels of each VM, by the guest's number.
-fn of_vms(slots: &[SavedSlot]) -> Result<BTreeMap<VmId, BTreeMap<u8, ChannelId>>, Invalid> {
-    let mut own = BTreeMap::<VmId, BTreeMap<u8, ChannelId>>::new();
+fn of_vms(slots: &[SavedSlot]) -> Result<BTreeMap<TenantId, BTreeMap<u8, ChannelId>>, Invalid> {
+    let mut own = BTreeMap::<TenantId, BTreeMap<u8, ChannelId>>::new();
     for (slot, number) in slots.iter().zip(0..) {
         let SavedSlot::Bound(bound) = slot else { continue };
         Invalid::unless(u32::from(bound.channel) < CHANNELS, || format!("there is no channel {}", bound.channel))?;
-        let earlier = own.entry(VmId(bound.vm)).or_default().insert(bound.channel, ChannelId(number));
+        let earlier = own.entry(TenantId(bound.vm)).or_default().insert(bound.channel, ChannelId(number));
         Invalid::unless(earlier.is_none(), || format!("channel {} of VM {} is bound twice", bound.channel, bound.vm))?;
     }
     Ok(own)
@@ -355,7 +355,12 @@ impl Slot {
         }
     }
 
-    fn restored(saved: SavedSlot, vms: &BTreeMap<VmId, Vm>, serial: u64, submissions: u64) -> Result<Self, Invalid> {
+    fn restored(
+        saved: SavedSlot,
+        vms: &BTreeMap<TenantId, Vm>,
+        serial: u64,
+        submissions: u64,
+    ) -> Result<Self, Invalid> {
         match saved {
             SavedSlot::Free => Ok(Self::Free),
             SavedSlot::Bound(bound) => {
@@ -367,7 +372,7 @@ impl Slot {
                 Ok(Self::Bound(Box::new(bound)))
             }
             SavedSlot::Stuck { vm, directory, stranded, span } => {
-                Ok(Self::Stuck { vm: VmId(vm), directory: page(directory)?, span: Span(span), stranded })
+                Ok(Self::Stuck { vm: TenantId(vm), directory: page(directory)?, span: Span(span), stranded })
             }
         }
     }
@@ -417,7 +422,7 @@ impl Bound {
         }
     }
 
-    pub(super) fn restored(saved: SavedBound, vms: &BTreeMap<VmId, Vm>) -> Result<Self, Invalid> {
+    pub(super) fn restored(saved: SavedBound, vms: &BTreeMap<TenantId, Vm>) -> Result<Self, Invalid> {
         let SavedBound {
             vm,
             channel,
@@ -434,7 +439,7 @@ impl Bound {
             ring,
             span,
         } = saved;
-        let vm = VmId(vm);
+        let vm = TenantId(vm);
         let permit = match permit {
             SavedPermit::Granted => Permit::Granted,
             SavedPermit::Withheld => Permit::Withheld,
@@ -478,7 +483,7 @@ pub(super) fn page(address: u64) -> Result<VramAddr, Invalid> {
 }
 
 impl Vm {
-    pub(super) fn save(&self, vm: VmId) -> SavedVm {
+    pub(super) fn save(&self, vm: TenantId) -> SavedVm {
         let Self {
             cap,
             paused,
@@ -521,7 +526,7 @@ impl Vm {
     ) -> Result<Self, Invalid> {
         let SavedVm { vm, cap, paused, trusted, list, unlisted, refused, saved, news, told, hang_limit, next_look } =
             saved;
-        let id = VmId(vm);
+        let id = TenantId(vm);
         let says = |what: &'static str| move || format!("VM {id}: {what}");
         Invalid::unless(channels.len() <= cap as usize, says("more channels are bound than it may have"))?;
         Invalid::unless(paused & !Pause::all() == 0, says("it is paused for no reason that there is"))?;

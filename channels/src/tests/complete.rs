@@ -10,7 +10,7 @@ fn sequences(world: &mut World) -> Vec<u32> {
     world.completed().iter().map(|completion| completion.sequence).collect()
 }
 
-fn told(world: &mut World, engine: u32) -> Vec<VmId> {
+fn told(world: &mut World, engine: u32) -> Vec<TenantId> {
     let working = world.channels.at_work(&mut world.card, engine);
     working.union(&world.channels.news(engine)).copied().collect()
 }

@@ -2,7 +2,7 @@
 
 use crate::{
     Bind, Channels, DoorbellError, GuestInstance, GuestMemory, GuestRing, Host, Layout, Parts, Place, Pulled,
-    RingFault, Unmapped, Unreadable, VmId, work_va,
+    RingFault, TenantId, Unmapped, Unreadable, work_va,
 };
 use nvspec::addr::{GpuVa, GuestVramAddr, VramAddr};
 use nvspec::fifo::{ChannelId, VirtualChannelId};
@@ -20,8 +20,8 @@ pub(crate) const LAYOUT: Layout = Layout {
 };
 /// Contents of a new PGRAPH context's image after the first words.
 pub(crate) const GOLDEN: [u8; 0x1800] = [0x60; 0x1800];
-pub(crate) const A: VmId = VmId(1);
-pub(crate) const B: VmId = VmId(2);
+pub(crate) const A: TenantId = TenantId(1);
+pub(crate) const B: TenantId = TenantId(2);
 /// First of the host's addresses.
 const HOST: u64 = 0xff_f800_0000;
 
@@ -401,16 +401,16 @@ impl World {
     }
 
     /// Returns the address of the ring of a channel, of 1024 entries, for its guest.
-    pub(crate) fn ring_of(vm: VmId, channel: u8) -> u64 {
+    pub(crate) fn ring_of(vm: TenantId, channel: u8) -> u64 {
         0x12_2000_0000 + (u64::from(vm.0) * 256 + u64::from(channel)) * 0x2000
     }
 
-    pub(crate) fn directory_of(vm: VmId) -> VramAddr {
+    pub(crate) fn directory_of(vm: TenantId) -> VramAddr {
         VramAddr(0x80_0000 + u64::from(vm.0) * 0x1_0000)
     }
 
     /// Binds with the current content of the guest's block, after writing the words that differ for each channel.
-    pub(crate) fn bind_block(&mut self, vm: VmId, channel: u8) -> Result<ChannelId, crate::BindError> {
+    pub(crate) fn bind_block(&mut self, vm: TenantId, channel: u8) -> Result<ChannelId, crate::BindError> {
         let at = Self::instance_of(channel);
         let guest = self.guest.parse(at);
         let instance = Place::Vram(GuestVramAddr(at));
@@ -418,7 +418,7 @@ impl World {
         self.channels.bind(&mut self.card, vm, VirtualChannelId(channel), bind)
     }
 
-    pub(crate) fn try_bind(&mut self, vm: VmId, channel: u8) -> Result<ChannelId, crate::BindError> {
+    pub(crate) fn try_bind(&mut self, vm: TenantId, channel: u8) -> Result<ChannelId, crate::BindError> {
         let at = Self::instance_of(channel);
         self.guest.instance(at, Self::userd_of(channel));
         let ring = Self::ring_of(vm, channel);
@@ -427,40 +427,40 @@ impl World {
         self.bind_block(vm, channel)
     }
 
-    pub(crate) fn bind(&mut self, vm: VmId, channel: u8) -> ChannelId {
+    pub(crate) fn bind(&mut self, vm: TenantId, channel: u8) -> ChannelId {
         self.try_bind(vm, channel).unwrap()
     }
 
-    pub(crate) fn enable(&mut self, vm: VmId, channel: u8, enabled: bool) -> bool {
+    pub(crate) fn enable(&mut self, vm: TenantId, channel: u8, enabled: bool) -> bool {
         let parts = &mut Parts { card: &mut self.card, guest: &mut self.guest };
         self.channels.enable(parts, vm, VirtualChannelId(channel), enabled)
     }
 
-    pub(crate) fn preempt(&mut self, vm: VmId, channel: u8) {
+    pub(crate) fn preempt(&mut self, vm: TenantId, channel: u8) {
         let parts = &mut Parts { card: &mut self.card, guest: &mut self.guest };
         self.channels.preempt(parts, vm, VirtualChannelId(channel));
     }
 
-    pub(crate) fn list(&mut self, vm: VmId, list: &[u8]) -> crate::Submitted {
+    pub(crate) fn list(&mut self, vm: TenantId, list: &[u8]) -> crate::Submitted {
         let list: Vec<_> = list.iter().copied().map(VirtualChannelId).collect();
         self.channels.submit_runlist(&mut Parts { card: &mut self.card, guest: &mut self.guest }, vm, &list)
     }
 
     /// Binds, starts and lists a channel, as a driver does.
-    pub(crate) fn run(&mut self, vm: VmId, channel: u8) -> ChannelId {
+    pub(crate) fn run(&mut self, vm: TenantId, channel: u8) -> ChannelId {
         let physical = self.bind(vm, channel);
         self.start(vm, channel);
         physical
     }
 
-    pub(crate) fn start(&mut self, vm: VmId, channel: u8) {
+    pub(crate) fn start(&mut self, vm: TenantId, channel: u8) {
         self.enable(vm, channel, true);
         let mut list: Vec<u8> = self.channels.vms[&vm].list.clone();
         list.push(channel);
         self.list(vm, &list);
     }
 
-    pub(crate) fn check(&mut self, vm: VmId, channel: u8, gp_put: u32) -> Result<crate::Doorbell, DoorbellError> {
+    pub(crate) fn check(&mut self, vm: TenantId, channel: u8, gp_put: u32) -> Result<crate::Doorbell, DoorbellError> {
         let parts = &mut Parts { card: &mut self.card, guest: &mut self.guest };
         self.channels.doorbell(parts, vm, VirtualChannelId(channel), gp_put)
     }
@@ -482,7 +482,7 @@ impl World {
     }
 
     /// Rings a doorbell and pulls it at once.
-    pub(crate) fn ring(&mut self, vm: VmId, channel: u8, gp_put: u32) -> Result<Pulled, DoorbellError> {
+    pub(crate) fn ring(&mut self, vm: TenantId, channel: u8, gp_put: u32) -> Result<Pulled, DoorbellError> {
         let doorbell = self.check(vm, channel, gp_put)?;
         Ok(self.pull(doorbell).expect("the ring is good"))
     }
@@ -491,7 +491,7 @@ impl World {
         self.channels.completed(&mut self.card, self.now, true)
     }
 
-    pub(crate) fn userd(&mut self, vm: VmId, channel: u8, offset: u64) -> u32 {
+    pub(crate) fn userd(&mut self, vm: TenantId, channel: u8, offset: u64) -> u32 {
         self.channels.userd_read(&mut self.card, vm, VirtualChannelId(channel), offset)
     }
 }

@@ -40,7 +40,7 @@ fn only_the_admitted_vms_channels_with_a_graphics_context_are_scheduled() {
 }
 
 /// A VM's channel with a PGRAPH context, which runs.
-fn graphics(world: &mut World, vm: VmId, channel: u8) -> ChannelId {
+fn graphics(world: &mut World, vm: TenantId, channel: u8) -> ChannelId {
     world.guest.put(World::instance_of(channel) + context::GR, 0x40_0000 | context::VALID);
     world.run(vm, channel)
 }

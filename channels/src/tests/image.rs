@@ -50,7 +50,7 @@ fn the_largest_image_ends_where_the_next_channels_span_begins() {
 #[test]
 fn new_contexts_are_golden_and_name_no_registers() {
     let mut world = World::new();
-    world.channels.add_vm(crate::VmId(3), 128);
+    world.channels.add_vm(crate::TenantId(3), 128);
     world.guest.put(World::instance_of(0) + context::GR, 0x40_0000 | context::VALID);
     let physical = world.run(A, 0);
     world.ring(A, 0, 1).unwrap();
@@ -61,7 +61,7 @@ fn new_contexts_are_golden_and_name_no_registers() {
     }
     world.channels.unbind(&mut world.card, A, VirtualChannelId(0)).unwrap();
     for channel in 0..127 {
-        world.bind(crate::VmId(3), channel);
+        world.bind(crate::TenantId(3), channel);
     }
     world.guest.put(World::instance_of(0) + context::GR, 0x40_0000 | context::VALID);
     assert_eq!(world.run(B, 0), physical);

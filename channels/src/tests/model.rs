@@ -6,7 +6,7 @@ mod audit;
 use super::fake::{A, B, LAYOUT, World};
 use crate::{
     Bind, Channels, Completion, Doorbell, DoorbellError, GuestInstance, Parts, Place, PullError, Pulled, RingFault,
-    Stuck, Submission, VmId, work_va,
+    Stuck, Submission, TenantId, work_va,
 };
 use nvspec::addr::GuestVramAddr;
 use nvspec::fifo::{ChannelId, VirtualChannelId};
@@ -89,23 +89,23 @@ impl Track {
 
 pub(crate) struct Rig {
     world: World,
-    tracks: BTreeMap<(VmId, u8), Track>,
+    tracks: BTreeMap<(TenantId, u8), Track>,
     /// Doorbells to pull, each with its number for its channel.
     kept: Vec<(Doorbell, u64)>,
     gated: bool,
     /// Waiting submissions: channel, binding, number within the binding.
-    waiting: Vec<((VmId, u8), u64, usize, Submission)>,
+    waiting: Vec<((TenantId, u8), u64, usize, Submission)>,
     stuck: BTreeSet<ChannelId>,
     /// The binding of each channel, from its doorbells.
-    serials: BTreeMap<(VmId, u8), u64>,
-    refused: BTreeMap<(VmId, u8), bool>,
+    serials: BTreeMap<(TenantId, u8), u64>,
+    refused: BTreeMap<(TenantId, u8), bool>,
     /// VMs that may be notified: work was in flight, or has ended, since the last notification.
-    worked: BTreeSet<VmId>,
+    worked: BTreeSet<TenantId>,
 }
 
 const CAP: usize = 4;
 
-fn vm_of(second: bool) -> VmId {
+fn vm_of(second: bool) -> TenantId {
     if second { B } else { A }
 }
 
@@ -133,7 +133,7 @@ impl Rig {
         }
     }
 
-    fn physical(&self, vm: VmId, channel: u8) -> Option<ChannelId> {
+    fn physical(&self, vm: TenantId, channel: u8) -> Option<ChannelId> {
         self.tracks.get(&(vm, channel)).map(|track| track.physical)
     }
 
@@ -267,7 +267,7 @@ impl Rig {
         }
     }
 
-    fn bind(&mut self, vm: VmId, channel: u8, block: &[u8; 4096]) {
+    fn bind(&mut self, vm: TenantId, channel: u8, block: &[u8; 4096]) {
         let Ok(guest) = GuestInstance::parse(block) else {
             return;
         };
@@ -317,13 +317,13 @@ impl Rig {
         }
     }
 
-    fn hung(&self, vm: VmId, channel: u8) -> Option<Stuck> {
+    fn hung(&self, vm: TenantId, channel: u8) -> Option<Stuck> {
         let physical = self.physical(vm, channel)?;
         self.world.card.hung.contains(&physical.0).then_some(Stuck { channel: physical })
     }
 
     /// Notes that the channel is no longer bound.
-    fn forget(&mut self, vm: VmId, channel: u8, as_expected: bool) {
+    fn forget(&mut self, vm: TenantId, channel: u8, as_expected: bool) {
         self.refused.remove(&(vm, channel));
         if let Some(stuck) = self.hung(vm, channel) {
             assert!(as_expected);
@@ -332,7 +332,7 @@ impl Rig {
         self.tracks.remove(&(vm, channel));
     }
 
-    fn unbind(&mut self, vm: VmId, channel: u8) {
+    fn unbind(&mut self, vm: TenantId, channel: u8) {
         let World { channels, card, .. } = &mut self.world;
         let words = channels.saved_words(card, vm, VirtualChannelId(channel));
         let result = channels.unbind(card, vm, VirtualChannelId(channel));
@@ -347,7 +347,7 @@ impl Rig {
         self.forget(vm, channel, true);
     }
 
-    fn destroy(&mut self, vm: VmId) {
+    fn destroy(&mut self, vm: TenantId) {
         let World { channels, card, .. } = &mut self.world;
         let stuck: BTreeSet<ChannelId> = channels.destroy_vm(card, vm).into_iter().map(|stuck| stuck.channel).collect();
         let gone: Vec<_> = self.tracks.keys().filter(|(owner, _)| *owner == vm).copied().collect();
@@ -361,7 +361,7 @@ impl Rig {
         self.world.channels.add_vm(vm, CAP as u32);
     }
 
-    fn ring(&mut self, vm: VmId, channel: u8, gp_put: u32, now: bool) {
+    fn ring(&mut self, vm: TenantId, channel: u8, gp_put: u32, now: bool) {
         let result = self.world.check(vm, channel, gp_put);
         if let Some(told) = self.refused.get_mut(&(vm, channel)) {
             let expected = if *told { DoorbellError::Unbound } else { DoorbellError::Refused };

@@ -114,9 +114,9 @@ fn channels_that_cannot_come_change_nothing() {
     here.channels.pause(&mut here.card, A, Pause::Standstill, true);
     let mut moving = || here.channels.moving(&mut here.card, A).unwrap();
     let mut full = there();
-    full.channels.add_vm(crate::VmId(3), 128);
+    full.channels.add_vm(crate::TenantId(3), 128);
     for channel in 0..125 {
-        full.bind(crate::VmId(3), channel);
+        full.bind(crate::TenantId(3), channel);
     }
     let saved = full.channels.save();
     let refused = full.channels.arrive(&mut full.card, A, moving(), |_| Some(THERE));

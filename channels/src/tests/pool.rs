@@ -90,14 +90,14 @@ fn caps_and_bounds_hold() {
     assert_eq!(world.try_bind(A, 4), Err(BindError::Cap { cap: 4 }));
     assert!(world.try_bind(A, 3).is_ok(), "binding again is not one more");
     assert_eq!(world.try_bind(A, 128), Err(BindError::NoSuchChannel));
-    assert_eq!(world.try_bind(VmId(9), 0), Err(BindError::NoSuchVm));
+    assert_eq!(world.try_bind(TenantId(9), 0), Err(BindError::NoSuchVm));
     assert_eq!((world.channels.in_use(A), world.channels.in_use(B)), (4, 0));
 }
 
 #[test]
 fn a_full_card_refuses_and_a_freed_channel_is_reused() {
     let mut world = World::new();
-    let vm = VmId(5);
+    let vm = TenantId(5);
     world.channels.add_vm(vm, 128);
     for channel in 0..128 {
         world.bind(vm, channel);
@@ -140,7 +140,7 @@ fn the_runlist_is_the_union_of_what_is_bound() {
     assert_ne!(world.card.registers[&pfifo::RUNLIST_BASE::OFFSET], first, "the page that the card reads is left alone");
     world.list(A, &[]);
     assert_eq!(world.card.runlist(), [u32::from(b0.0)]);
-    assert_eq!(world.list(VmId(9), &[0]), Submitted::default());
+    assert_eq!(world.list(TenantId(9), &[0]), Submitted::default());
 }
 
 #[test]
@@ -281,7 +281,7 @@ fn a_hung_channel_is_out_of_use_until_the_card_is_reset() {
     assert_eq!(world.channels.run_state(physical), RunState::Stuck);
     assert!(world.channels.uses_directory(VramAddr(0x81_0000)), "the engine may still walk it");
     assert_ne!(world.card.block_word(physical, 0x200), 0, "the engine may still save into it");
-    let vm = VmId(5);
+    let vm = TenantId(5);
     world.channels.add_vm(vm, 128);
     let bound: BTreeSet<ChannelId> = (0..127).map(|channel| world.bind(vm, channel)).collect();
     assert!(!bound.contains(&physical));

@@ -1,16 +1,16 @@
 use super::TURN;
-use crate::VmId;
+use crate::TenantId;
 use crate::tests::fake::{A, B, Did, World};
 use nvspec::fifo::VirtualChannelId;
 use nvspec::regs::pfifo;
 
 const CH: VirtualChannelId = VirtualChannelId(0);
 
-fn preempt(world: &mut World, vm: VmId) {
+fn preempt(world: &mut World, vm: TenantId) {
     world.preempt(vm, CH.0);
 }
 
-fn preempting(world: &mut World, vm: VmId) -> bool {
+fn preempting(world: &mut World, vm: TenantId) -> bool {
     world.channels.preempting(&mut world.card, vm, CH)
 }
 

@@ -191,12 +191,12 @@ fn the_record_is_cleared_before_it_is_used_again() {
 #[test]
 fn nothing_of_an_earlier_owner_is_in_the_work_area() {
     let mut world = World::new();
-    world.channels.add_vm(VmId(3), 128);
+    world.channels.add_vm(TenantId(3), 128);
     let physical = world.run(A, 0);
     world.ring(A, 0, 100).unwrap();
     world.channels.unbind(&mut world.card, A, CH).unwrap();
     for channel in 0..127 {
-        world.bind(VmId(3), channel);
+        world.bind(TenantId(3), channel);
     }
     assert_eq!(world.bind(B, 0), physical);
     for (_, page, _) in crate::tests::fake::LAYOUT.work_pages(physical, physical.into()) {

@@ -36,7 +36,7 @@ fn refused(edit: impl FnOnce(&mut SavedChannels)) -> String {
     Channels::restored(saved, LAYOUT).expect_err("they were restored").to_string()
 }
 
-fn bound(saved: &mut SavedChannels, vm: VmId, channel: u8) -> &mut SavedBound {
+fn bound(saved: &mut SavedChannels, vm: TenantId, channel: u8) -> &mut SavedBound {
     let found = saved.slots.iter_mut().find_map(|slot| match slot {
         SavedSlot::Bound(bound) if (bound.vm, bound.channel) == (vm.0, channel) => Some(bound),
         _ => None,

@@ -36,9 +36,9 @@ fn a_doorbell_of_an_earlier_binding_is_not_rung() {
     world.run(A, 0);
     let doorbell = world.check(A, 0, 5).unwrap();
     // All others are in use, so that the same physical channel is bound again.
-    world.channels.add_vm(VmId(3), 128);
+    world.channels.add_vm(TenantId(3), 128);
     for channel in 0..127 {
-        world.bind(VmId(3), channel);
+        world.bind(TenantId(3), channel);
     }
     world.channels.unbind(&mut world.card, A, CH).unwrap();
     assert_eq!(world.bind(B, 0), doorbell.channel);
@@ -221,8 +221,8 @@ fn a_vm_has_at_most_128_refused_channels() {
         world.channels.refuse(A, VirtualChannelId(channel), Place::Vram(GuestVramAddr(0)), None);
     }
     assert_eq!(world.channels.vms[&A].refused.len(), 128);
-    world.channels.refuse(VmId(9), CH, Place::Vram(GuestVramAddr(0)), None);
-    assert_eq!(world.channels.refused(VmId(9), CH), None);
+    world.channels.refuse(TenantId(9), CH, Place::Vram(GuestVramAddr(0)), None);
+    assert_eq!(world.channels.refused(TenantId(9), CH), None);
     world.channels.card_reset();
     assert_eq!(world.channels.refused(A, CH), None);
 }

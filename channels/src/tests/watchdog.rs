@@ -89,9 +89,9 @@ fn an_idle_engine_and_one_that_works_for_no_one_do_not_hang() {
 #[test]
 fn another_binding_of_the_same_channel_is_another() {
     let mut world = World::new();
-    world.channels.add_vm(VmId(3), 127);
+    world.channels.add_vm(TenantId(3), 127);
     for channel in 0..127 {
-        world.bind(VmId(3), channel);
+        world.bind(TenantId(3), channel);
     }
     let physical = world.run(A, 0);
     work(&mut world, 0, Some(physical));
@@ -108,7 +108,7 @@ fn a_vm_has_its_own_limit() {
     work(&mut world, 5, Some(b));
     world.channels.set_hang_limit(A, Some(10));
     world.channels.set_hang_limit(B, None);
-    world.channels.set_hang_limit(VmId(9), Some(1));
+    world.channels.set_hang_limit(TenantId(9), Some(1));
     assert_eq!(look(&mut world, 0), []);
     let hangs = look(&mut world, 11);
     assert_eq!(hangs.iter().map(|hang| (hang.vm, hang.for_ns)).collect::<Vec<_>>(), [(A, 11)]);

@@ -224,7 +224,7 @@ fn spec(server: &Server, tenant: &Tenant) -> Result<(TenantSpec, Rights), String
 fn show(core: &Core, since_ns: u64) -> Card {
     let CardView { memory, turns_ns, turns, relocations, declined, tenants, unexplained_bytes, .. } = core.view();
     let bytes = |chunks: u32| u64::from(chunks) * memory.chunk_bytes;
-    let name = |id: vram::VmId| core.spec(id).map(|spec| spec.name.clone()).unwrap_or_default();
+    let name = |id: vram::TenantId| core.spec(id).map(|spec| spec.name.clone()).unwrap_or_default();
     let params: Vec<VgpuParams> = tenants.iter().map(|tenant| tenant.spec.time).collect();
     let shares = sched::shares(&params);
     let part = sched::WHOLE / u64::from(sched::PERMILLE);

@@ -10,11 +10,10 @@
 //! Pure: no I/O, no threads, time as an argument.
 
 use sched::{
-    Account, Channel, Config, ConfigError, Decision, Engine, Event, LatencyClass, Nanos, Scheduler, Ticket, VgpuId,
+    Account, Channel, Config, ConfigError, Decision, Engine, Event, LatencyClass, Nanos, Scheduler, TenantId, Ticket,
     VgpuParams,
 };
 use std::collections::BTreeMap;
-use vram::VmId as TenantId;
 
 /// The engine that turns are accounted on: a turn is the whole card.
 const ENGINE: Engine = Engine::Compute;
@@ -426,12 +425,12 @@ fn gating(config: Config) -> Config {
     Config { pipeline: sched::Pipeline::ONE, ..config }
 }
 
-fn vgpu(tenant: TenantId) -> VgpuId {
-    VgpuId(tenant.0)
+fn vgpu(tenant: TenantId) -> TenantId {
+    TenantId(tenant.0)
 }
 
-fn tenant(vgpu: VgpuId) -> TenantId {
-    vram::VmId(vgpu.0)
+fn tenant(vgpu: TenantId) -> TenantId {
+    vram::TenantId(vgpu.0)
 }
 
 #[cfg(test)]

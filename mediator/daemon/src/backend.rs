@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use sched::VgpuParams;
 use vmm_glue::{Device, IrqCounts, Link};
-use vram::VmId;
+use vram::TenantId;
 
 use api::{Denied, Driver};
 use config::{CardMemory, CardSpec, VmSpec};
@@ -36,7 +36,7 @@ pub trait VmBackend: Send + Sync {
     fn status(&self) -> BackendStatus;
 
     /// Returns its number in the scheduler of its card; `None` if its guest has the card directly.
-    fn scheduled_as(&self) -> Option<VmId> {
+    fn scheduled_as(&self) -> Option<TenantId> {
         None
     }
 
@@ -157,14 +157,14 @@ pub(crate) trait CardBackend: Send + Sync {
     fn set_scheduler(&self, _config: sched::Config) {}
 
     /// Changes a virtual machine's share of its time, from now on; the share is within its bounds.
-    fn set_share(&self, _vm: VmId, _params: VgpuParams) {}
+    fn set_share(&self, _vm: TenantId, _params: VgpuParams) {}
 
     /// Releases a virtual machine from quarantine, and forgets its strikes.
-    fn release_vm(&self, _vm: VmId) {}
+    fn release_vm(&self, _vm: TenantId) {}
 
     /// Starts a record of its scheduler of at most `limit` bytes, with the names of its virtual machines. Returns
     /// `false` if it has no scheduler now, or a record is already running.
-    fn start_record(&self, _names: &BTreeMap<VmId, String>, _limit: usize) -> bool {
+    fn start_record(&self, _names: &BTreeMap<TenantId, String>, _limit: usize) -> bool {
         false
     }
 

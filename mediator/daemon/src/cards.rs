@@ -12,7 +12,7 @@ use physical::{GoingCard, Physical};
 use saved_state::SavedState;
 use sched::VgpuParams;
 use vmm_glue::{IrqCounts, Link};
-use vram::{OnFull, QuantaConfig, Summary, VmId};
+use vram::{OnFull, QuantaConfig, Summary, TenantId};
 
 use super::backend::{Awaiting, BackendError, Built, CardBackend, CardStatus, Movable, OpenCard};
 use super::memory::ram_share;
@@ -246,19 +246,19 @@ impl CardBackend for OwnedCard {
         }
     }
 
-    fn set_share(&self, vm: VmId, params: VgpuParams) {
+    fn set_share(&self, vm: TenantId, params: VgpuParams) {
         if let Some(host) = self.working() {
             host.lock().set_share(vm, params);
         }
     }
 
-    fn release_vm(&self, vm: VmId) {
+    fn release_vm(&self, vm: TenantId) {
         if let Some(host) = self.working() {
             host.lock().release_vm(vm);
         }
     }
 
-    fn start_record(&self, names: &BTreeMap<VmId, String>, limit: usize) -> bool {
+    fn start_record(&self, names: &BTreeMap<TenantId, String>, limit: usize) -> bool {
         self.working().is_some_and(|host| host.lock().start_record(names, limit))
     }
 
@@ -294,7 +294,7 @@ impl CardBackend for OwnedCard {
     }
 
     fn await_vm(&self, vm: &VmSpec, vram_bytes: u64, link: &Link) -> Result<Awaiting, BackendError> {
-        let id = VmId(self.next_vm.fetch_add(1, Ordering::Relaxed));
+        let id = TenantId(self.next_vm.fetch_add(1, Ordering::Relaxed));
         let host = self.host()?;
         let settings = self.settings(vm, vram_bytes);
         let (device, made) = MediatedVm::build(&host, id, &settings, link)?;
@@ -311,7 +311,7 @@ impl CardBackend for OwnedCard {
         }
         let vram = vm.vram_mib.unwrap_or(0);
         let vram_bytes = vram.saturating_mul(1 << 20);
-        let id = VmId(self.next_vm.fetch_add(1, Ordering::Relaxed));
+        let id = TenantId(self.next_vm.fetch_add(1, Ordering::Relaxed));
         let host = self.host()?;
         let memory = vm.memory.limits(vram, &self.spec);
         let mut vram_bytes = vram_bytes;
@@ -347,7 +347,7 @@ pub(crate) struct GivenCard {
     /// Number of the next virtual machine.
     pub next_vm: u32,
     /// Its virtual machines, with the bytes of VRAM that their guests see.
-    pub vms: BTreeMap<VmId, (VmSpec, u64)>,
+    pub vms: BTreeMap<TenantId, (VmSpec, u64)>,
 }
 
 /// A card that is built from another daemon's state, and still belongs to that daemon.
@@ -355,7 +355,7 @@ pub(crate) struct ReopenedCard {
     owned: OwnedCard,
     card: GoingCard,
     reopened: Reopened,
-    settings: BTreeMap<VmId, Settings>,
+    settings: BTreeMap<TenantId, Settings>,
     vms: Vec<Arc<MediatedVm>>,
 }
 
@@ -374,7 +374,7 @@ impl Cards {
         let saved = SavedHost::read(file).map_err(BackendError::failed)?;
         let card = GoingCard::come(spec, file, vram).map_err(BackendError::failed)?;
         let owned = OwnedCard::new(spec, self, Physical::come(&card), next_vm);
-        let settings: BTreeMap<VmId, Settings> =
+        let settings: BTreeMap<TenantId, Settings> =
             vms.iter().map(|(id, (vm, bytes))| (*id, owned.settings(vm, *bytes))).collect();
         let reopened = HostCard::reopen(
             owned.card.card(),
@@ -403,7 +403,7 @@ impl ReopenedCard {
     ///
     /// # Errors
     /// When its state is not valid.
-    pub(crate) fn vm(&mut self, vm: VmId, side: SavedSide, link: &Link) -> Result<Built, BackendError> {
+    pub(crate) fn vm(&mut self, vm: TenantId, side: SavedSide, link: &Link) -> Result<Built, BackendError> {
         let settings = self.settings.get(&vm).ok_or_else(|| BackendError::failed("it was not saved"))?;
         let (device, made) = MediatedVm::reopen(&mut self.reopened, vm, side, settings, link)?;
         self.vms.push(Arc::clone(&made));

@@ -4,7 +4,7 @@ use api::{Denied, Driver};
 use passthrough::PassthroughVm;
 use vgpu::MediatedVm;
 use vm_device::{DeniedAccess, DeviceError, DeviceStatus, InterruptKind};
-use vram::VmId;
+use vram::TenantId;
 
 use super::backend::{BackendError, BackendStatus, VmBackend};
 
@@ -41,7 +41,7 @@ impl VmBackend for MediatedVm {
         Self::status(self).into()
     }
 
-    fn scheduled_as(&self) -> Option<VmId> {
+    fn scheduled_as(&self) -> Option<TenantId> {
         Some(self.id())
     }
 

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use serde_json::{Map, Value};
-use vram::{GuestAddr, Limits, OnFull, Step, To, VmId};
+use vram::{GuestAddr, Limits, OnFull, Step, TenantId, To};
 
 use super::vm::Running;
 use super::{Card, Daemon, DaemonError, State};
@@ -45,7 +45,7 @@ impl Daemon {
         }
         let settings = settings.unwrap_or(known.spec.memory);
         let holdings = known.backend.mediated().map(|host| host.lock().holdings());
-        let vms: BTreeMap<VmId, User> = users
+        let vms: BTreeMap<TenantId, User> = users
             .into_iter()
             .filter_map(|(spec, running)| {
                 let backend = Arc::clone(&running?.backend);
@@ -339,7 +339,7 @@ impl Daemon {
 /// A running record of a VM's accesses.
 pub(crate) struct AccessRecord {
     host: Arc<HostCard>,
-    vm: VmId,
+    vm: TenantId,
     name: String,
     over: bool,
 }
@@ -389,7 +389,7 @@ pub(super) fn more_host_memory(mib: u64, most: u64) -> String {
 /// A change of a virtual machine's settings for its card's memory.
 struct VmTuning {
     host: Arc<HostCard>,
-    vm: VmId,
+    vm: TenantId,
     limits: Limits,
     ram: RamSpec,
     settings: api::VmMemorySettings,
@@ -414,7 +414,7 @@ pub(super) fn ram_share(ram: &RamSpec) -> RamShare {
 /// RAM that virtual machines could lend before a change.
 struct Lent {
     host: Option<Arc<HostCard>>,
-    shares: Vec<(VmId, RamShare)>,
+    shares: Vec<(TenantId, RamShare)>,
 }
 
 impl Lent {
@@ -474,12 +474,12 @@ fn show(
     settings: CardMemory,
     spec: &CardSpec,
     holdings: Option<&Holdings>,
-    vms: &BTreeMap<VmId, User>,
+    vms: &BTreeMap<TenantId, User>,
 ) -> api::CardMemory {
     let chunk_bytes = spec.chunk_kib << 10;
     let bytes = |chunks: u32| u64::from(chunks) * chunk_bytes;
     let summary = holdings.map(|holdings| holdings.summary.clone()).unwrap_or_default();
-    let name = |vm: &VmId| vms.get(vm).map(|(name, ..)| name.clone());
+    let name = |vm: &TenantId| vms.get(vm).map(|(name, ..)| name.clone());
     let turn = holdings.and_then(|holdings| holdings.turn.as_ref()).and_then(|turn| {
         Some(api::Turn {
             holder: name(&turn.holder)?,

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use sched::{Account, Engine, History, Nanos, PERMILLE, Quarantine, Queues, Sample, VgpuParams, WHOLE};
 use serde_json::{Map, Value};
-use vram::VmId;
+use vram::TenantId;
 
 use super::vm::Running;
 use super::{Card, Daemon, DaemonError, Life, State};
@@ -41,7 +41,7 @@ impl Daemon {
         let end = Nanos(usage.now.0 - usage.now.0 % interval);
         let window = Window { from: Nanos(end.0.saturating_sub(window_ms * MS)), end, ns: window_ms * MS };
         let entitled = entitled(&usage);
-        let shown = |(vm, name): (&VmId, &String)| {
+        let shown = |(vm, name): (&TenantId, &String)| {
             let one = usage.vms.get(vm)?;
             Some(show(name, one, entitled.get(vm).copied().unwrap_or_default(), &window, usage.now))
         };
@@ -264,7 +264,7 @@ impl Daemon {
         &self,
         state: &mut State,
         name: &str,
-        act: impl FnOnce(&mut VmSpec, &Card, VmId) -> Result<T, DaemonError>,
+        act: impl FnOnce(&mut VmSpec, &Card, TenantId) -> Result<T, DaemonError>,
     ) -> Result<T, DaemonError> {
         let entry = state.vms.get_mut(name).ok_or_else(|| DaemonError::NoVm(name.to_owned()))?;
         let vm = match &entry.life {
@@ -282,7 +282,7 @@ impl Daemon {
     }
 
     /// Returns the status of a card's scheduler, and the names of its virtual machines by number.
-    fn look(&self, card: &str, recent_ns: u64) -> Result<(SchedulerUsage, BTreeMap<VmId, String>), DaemonError> {
+    fn look(&self, card: &str, recent_ns: u64) -> Result<(SchedulerUsage, BTreeMap<TenantId, String>), DaemonError> {
         let known = self.known(card)?;
         let users: Vec<(String, bool, Option<Arc<Running>>)> = {
             let state = self.state.lock();
@@ -352,8 +352,8 @@ struct Entitled {
 }
 
 /// Returns the part of each VM while all want the card. A quarantined VM has none, and its part goes to the others.
-fn entitled(usage: &SchedulerUsage) -> BTreeMap<VmId, Entitled> {
-    let (vms, params): (Vec<VmId>, Vec<VgpuParams>) =
+fn entitled(usage: &SchedulerUsage) -> BTreeMap<TenantId, Entitled> {
+    let (vms, params): (Vec<TenantId>, Vec<VgpuParams>) =
         usage.vms.iter().filter(|(_, vm)| vm.quarantine == Quarantine::Free).map(|(id, vm)| (*id, vm.params)).unzip();
     // Rounded to the nearest.
     let part = WHOLE / u64::from(PERMILLE);

@@ -6,7 +6,7 @@
 use super::Memory;
 use card::AccessCounts;
 use std::collections::BTreeMap;
-use vram::{ChunkTable, HostAddr, Lookup, Place, VmId};
+use vram::{ChunkTable, HostAddr, Lookup, Place, TenantId};
 
 /// Unit of a record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -28,7 +28,7 @@ pub struct Accesses {
 
 /// Active records: at most one per VM.
 #[derive(Debug, Default)]
-pub struct Records(BTreeMap<VmId, Accesses>);
+pub struct Records(BTreeMap<TenantId, Accesses>);
 
 impl Records {
     /// Returns whether any record is active.
@@ -37,7 +37,7 @@ impl Records {
     }
 
     /// Counts a submission that names memory of a chunk.
-    pub(crate) fn named(&mut self, vm: VmId, index: u64) {
+    pub(crate) fn named(&mut self, vm: TenantId, index: u64) {
         let record = self.0.get_mut(&vm).filter(|record| record.counted == Counted::Submissions);
         let count = record.and_then(|record| record.counts.get_mut(usize::try_from(index).ok()?));
         if let Some(count) = count {
@@ -56,14 +56,14 @@ impl Records {
         }
     }
 
-    pub(crate) fn forget(&mut self, vm: VmId) {
+    pub(crate) fn forget(&mut self, vm: TenantId) {
         self.0.remove(&vm);
     }
 }
 
 impl Memory {
     /// Starts a record of a VM's accesses. Returns `false` if there is no such VM, or it has one already.
-    pub fn start_accesses(&mut self, now: u64, vm: VmId) -> bool {
+    pub fn start_accesses(&mut self, now: u64, vm: TenantId) -> bool {
         let Some(bytes) = self.vram.chunks.vm_bytes(vm).filter(|_| !self.vram.records.0.contains_key(&vm)) else {
             return false;
         };
@@ -79,7 +79,7 @@ impl Memory {
     }
 
     /// Ends it; returns `None` if none is active, for example after the VM's removal.
-    pub fn end_accesses(&mut self, now: u64, vm: VmId) -> Option<Accesses> {
+    pub fn end_accesses(&mut self, now: u64, vm: TenantId) -> Option<Accesses> {
         self.take_accesses(now);
         self.vram.records.0.remove(&vm)
     }

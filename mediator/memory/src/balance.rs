@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 use vram::balance::{By, Config, PinError, Request};
 use vram::victim::VictimPolicy;
-use vram::{Balancer, Change, Done, GuestAddr, Lookup, Mode, Place, Quanta, QuantaConfig, Step, Turn, VmId};
+use vram::{Balancer, Change, Done, GuestAddr, Lookup, Mode, Place, Quanta, QuantaConfig, Step, TenantId, Turn};
 
 /// Settings of the division of a card's memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -43,7 +43,7 @@ pub struct Divider {
     /// The operator's settings.
     division: Division,
     /// VMs that are stopped during another VM's quantum.
-    waiting: BTreeSet<VmId>,
+    waiting: BTreeSet<TenantId>,
     /// Memory moves for a quantum that is about to begin. Its holder waits, too: its work would use chunks in host
     /// memory, and the return of each such chunk would have to wait for that work.
     settling: bool,
@@ -82,7 +82,7 @@ impl Divider {
         balancer: Balancer,
         quanta: Quanta,
         turns: u64,
-        waiting: BTreeSet<VmId>,
+        waiting: BTreeSet<TenantId>,
     ) -> Self {
         // The holder waits only while memory moves for the quantum.
         let settling = quanta.turn().is_some_and(|turn| waiting.contains(&turn.holder));
@@ -117,9 +117,14 @@ impl Divider {
 impl Memory {
     /// Returns the moves that are due now, first those for the mediator itself. `done`: work of a VM completed since it
     /// was added.
-    pub fn plan(&mut self, now: u64, working: impl Iterator<Item = VmId>, done: impl Fn(VmId) -> Done) -> Planned {
+    pub fn plan(
+        &mut self,
+        now: u64,
+        working: impl Iterator<Item = TenantId>,
+        done: impl Fn(TenantId) -> Done,
+    ) -> Planned {
         // VMs with unfinished work are active, even if it is queued; so are VMs that wait for memory.
-        let working: BTreeSet<VmId> = working.chain(self.vram.waiting()).collect();
+        let working: BTreeSet<TenantId> = working.chain(self.vram.waiting()).collect();
         working.into_iter().for_each(|vm| self.divider.balancer.active(vm, now));
         self.tell_working_sets(now, done);
         let counts = self.take_counts(now);
@@ -136,7 +141,7 @@ impl Memory {
             balancer.hurry();
         }
         // A chunk that found no room on the card is a request: another VM may have more than its share.
-        let mut requests: BTreeMap<VmId, u32> = BTreeMap::new();
+        let mut requests: BTreeMap<TenantId, u32> = BTreeMap::new();
         let bytes = vram.chunks.chunk_bytes();
         for (vm, index) in std::mem::take(&mut vram.unmet) {
             let _ = balancer.wanted(&vram.chunks, vm, GuestAddr(index.saturating_mul(bytes)));
@@ -189,7 +194,12 @@ impl Memory {
 
     /// Records a scan of the mover: `waiting` waited for it all the while, and memory was moved for `served`. Returns
     /// the VMs that wait now.
-    pub fn looked(&mut self, now: u64, waiting: &BTreeSet<VmId>, served: &BTreeSet<VmId>) -> BTreeSet<VmId> {
+    pub fn looked(
+        &mut self,
+        now: u64,
+        waiting: &BTreeSet<TenantId>,
+        served: &BTreeSet<TenantId>,
+    ) -> BTreeSet<TenantId> {
         let wait = self.vram.waiting();
         for vm in wait.intersection(waiting) {
             self.vram.wants.looked(*vm, served.contains(vm), now);
@@ -245,7 +255,7 @@ impl Memory {
     ///
     /// # Errors
     /// When they cannot be guaranteed; nothing has changed then.
-    pub fn set_limits(&mut self, vm: VmId, limits: vram::Limits) -> Result<(), vram::Error> {
+    pub fn set_limits(&mut self, vm: TenantId, limits: vram::Limits) -> Result<(), vram::Error> {
         self.vram.chunks.set_limits(vm, limits)?;
         self.vram.wakeup.ring();
         Ok(())
@@ -255,7 +265,7 @@ impl Memory {
     ///
     /// # Errors
     /// When the range is not the VM's, or more would be pinned than is guaranteed.
-    pub fn hint(&mut self, vm: VmId, address: GuestAddr, len: u64, hint: Hint) -> Result<(), PinError> {
+    pub fn hint(&mut self, vm: TenantId, address: GuestAddr, len: u64, hint: Hint) -> Result<(), PinError> {
         let Self { vram, divider, .. } = self;
         let (balancer, chunks) = (&mut divider.balancer, &vram.chunks);
         match hint {
@@ -269,7 +279,7 @@ impl Memory {
 
     /// Returns the movable chunks of a VM that are on the card (or are not), in a range of its VRAM, in ascending
     /// order.
-    pub fn movable(&self, vm: VmId, address: GuestAddr, len: u64, on_card: bool) -> Vec<u32> {
+    pub fn movable(&self, vm: TenantId, address: GuestAddr, len: u64, on_card: bool) -> Vec<u32> {
         let chunks = &self.vram.chunks;
         let pieces = chunks.pieces(address, len.min(chunks.vm_bytes(vm).unwrap_or(0).saturating_sub(address.0)));
         let here = |at: GuestAddr| match chunks.lookup(vm, at, 1) {
@@ -284,12 +294,12 @@ impl Memory {
     }
 
     /// Returns the moves of a VM's memory, if there were any.
-    pub fn moved(&self, vm: VmId) -> Option<&Moved> {
+    pub fn moved(&self, vm: TenantId) -> Option<&Moved> {
         self.moved.get(&vm)
     }
 
     /// Records that a VM has submitted work.
-    pub fn worked(&mut self, now: u64, vm: VmId) {
+    pub fn worked(&mut self, now: u64, vm: TenantId) {
         self.divider.balancer.active(vm, now);
         if self.dice.submitted() {
             self.vram.wakeup.ring();
@@ -297,7 +307,7 @@ impl Memory {
     }
 
     /// Records moves of memory.
-    pub fn has_moved(&mut self, now: u64, vm: VmId, done: &Relocated) {
+    pub fn has_moved(&mut self, now: u64, vm: TenantId, done: &Relocated) {
         self.divider.quanta.relocated(now, done.bytes, done.copied_ns);
         self.divider.bus.copied += done.bytes;
         self.moved.entry(vm).or_default().add(done);
@@ -366,7 +376,7 @@ impl Memory {
 
     /// Reports active VMs to the thrash detector, with their working sets, completed work, and whether they are idle
     /// now.
-    fn tell_working_sets(&mut self, now: u64, done: impl Fn(VmId) -> Done) {
+    fn tell_working_sets(&mut self, now: u64, done: impl Fn(TenantId) -> Done) {
         let Self { vram, divider, .. } = self;
         let (chunks, idle_after) = (&vram.chunks, divider.balancer.config().idle_after_ns);
         let bytes = chunks.chunk_bytes();
@@ -417,8 +427,8 @@ impl Memory {
     /// Returns the VMs to stop because it is not their quantum, and the VMs to resume.
     fn hold_waiting(&mut self) -> Holds {
         let divider = &mut self.divider;
-        let waiting: BTreeSet<VmId> = divider.quanta.turn().map_or_else(BTreeSet::new, |turn| {
-            let waits = |vm: &VmId| divider.settling || turn.holder != *vm;
+        let waiting: BTreeSet<TenantId> = divider.quanta.turn().map_or_else(BTreeSet::new, |turn| {
+            let waits = |vm: &TenantId| divider.settling || turn.holder != *vm;
             turn.members.iter().copied().filter(waits).collect()
         });
         let before = std::mem::replace(&mut divider.waiting, waiting.clone());

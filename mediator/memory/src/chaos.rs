@@ -5,7 +5,7 @@
 
 use super::Memory;
 use super::moved::Plan;
-use vram::{Step, Tier, To, VmId};
+use vram::{Step, TenantId, Tier, To};
 
 /// Maximum number of chunks that move at a time.
 const CHUNKS: u64 = 4;
@@ -61,7 +61,7 @@ impl Memory {
             return Plan::new();
         }
         let (table, dice) = (&self.vram.chunks, &mut self.dice);
-        let vms: Vec<VmId> = table.vms().map(|(vm, _)| vm).filter(|vm| !self.travelling.contains(vm)).collect();
+        let vms: Vec<TenantId> = table.vms().map(|(vm, _)| vm).filter(|vm| !self.travelling.contains(vm)).collect();
         if vms.is_empty() {
             return Plan::new();
         }

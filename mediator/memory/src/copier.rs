@@ -16,10 +16,10 @@ use nvspec::fifo::{ChannelId, GpEntry, HeaderOp, MethodHeader, VirtualChannelId,
 use nvspec::mmu::Rights;
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
-use vram::{PagePool, Place, VmId};
+use vram::{PagePool, Place, TenantId};
 
 /// The mediator among the VMs of [`Channels`]. No VM of an operator has that number.
-pub const COPIER: VmId = VmId::MEDIATOR;
+pub const COPIER: TenantId = TenantId::MEDIATOR;
 
 /// Bytes of a copy that an engine does before another channel can have it.
 const PIECE: u64 = 512 << 10;
@@ -342,7 +342,7 @@ pub fn bind(
     space: &mut OwnSpace,
     vram: &mut CardVram,
     channels: &mut Channels,
-    (vm, channel): (VmId, VirtualChannelId),
+    (vm, channel): (TenantId, VirtualChannelId),
     engine: u32,
 ) -> Result<ChannelId, HostError> {
     // The address of a context is not used.

@@ -6,7 +6,7 @@ use super::moved::Moved;
 use super::refusals::Refusals;
 use std::collections::BTreeMap;
 use vram::balance::Entitlement;
-use vram::{Summary, Turn, VmId};
+use vram::{Summary, TenantId, Turn};
 
 /// A card's memory at one moment.
 #[derive(Clone, Debug)]
@@ -20,11 +20,11 @@ pub struct Holdings {
     /// The current quantum, if there is one.
     pub turn: Option<Turn>,
     /// Entitlements of the VMs, in chunks.
-    pub entitled: BTreeMap<VmId, Entitlement>,
+    pub entitled: BTreeMap<TenantId, Entitlement>,
     /// Chunks of each VM that are pinned to the card.
-    pub pinned: BTreeMap<VmId, u32>,
+    pub pinned: BTreeMap<TenantId, u32>,
     /// Moves of each VM's memory.
-    pub moved: BTreeMap<VmId, Moved>,
+    pub moved: BTreeMap<TenantId, Moved>,
     /// Requests of each VM that were refused.
     pub refusals: Refusals,
     /// Quanta that have begun.

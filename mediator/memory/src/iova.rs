@@ -15,7 +15,7 @@ pub(super) use saved::SavedIova;
 use nvspec::addr::{BUS_BITS, Iova};
 use std::collections::BTreeMap;
 use std::ops::Range;
-use vram::VmId;
+use vram::TenantId;
 
 /// First address that is allocated: address 0 stays unused, so that a null pointer names nothing.
 const FIRST: u64 = 2 << 20;
@@ -67,7 +67,7 @@ pub enum NoIova {
 pub struct IovaSpace {
     /// Start and length of the ranges in use.
     taken: BTreeMap<u64, u64>,
-    vms: BTreeMap<VmId, Part>,
+    vms: BTreeMap<TenantId, Part>,
 }
 
 /// Returns the bytes that a range of `len` bytes counts.
@@ -87,7 +87,7 @@ impl IovaSpace {
     ///
     /// # Errors
     /// When there is no room for the guarantee: the maximum bytes for it. Nothing has changed then.
-    pub fn set_share(&mut self, vm: VmId, share: RamShare) -> Result<(), u64> {
+    pub fn set_share(&mut self, vm: TenantId, share: RamShare) -> Result<(), u64> {
         let before = self.vms.get_mut(&vm).and_then(|part| part.window.take());
         let kept = before.as_ref().is_some_and(|window| window.end - window.start == share.guarantee);
         let window = if kept { before.clone() } else { self.window(share.guarantee) };
@@ -135,13 +135,13 @@ impl IovaSpace {
     }
 
     /// Removes a VM's window. Ranges that it has not freed stay in use.
-    pub fn dismiss(&mut self, vm: VmId) {
+    pub fn dismiss(&mut self, vm: TenantId) {
         self.vms.remove(&vm);
     }
 
     /// Returns a VM's share, and the bytes that count against its quota.
     #[must_use]
-    pub fn of(&self, vm: VmId) -> (RamShare, u64) {
+    pub fn of(&self, vm: TenantId) -> (RamShare, u64) {
         self.vms.get(&vm).map_or((RamShare::default(), 0), |part| (part.share, part.charged))
     }
 
@@ -149,7 +149,7 @@ impl IovaSpace {
     ///
     /// # Errors
     /// When its quota or the space is used up.
-    pub fn allocate_for(&mut self, vm: VmId, len: u64, like: u64) -> Result<Iova, NoIova> {
+    pub fn allocate_for(&mut self, vm: TenantId, len: u64, like: u64) -> Result<Iova, NoIova> {
         let (share, charged) = self.of(vm);
         let charged = charge(len).and_then(|bytes| charged.checked_add(bytes)).filter(|sum| *sum <= share.quota);
         let charged = charged.ok_or(NoIova::Quota(share.quota))?;
@@ -161,7 +161,7 @@ impl IovaSpace {
     }
 
     /// Frees the result of [`Self::allocate_for`].
-    pub fn free_for(&mut self, vm: VmId, iova: Iova) {
+    pub fn free_for(&mut self, vm: TenantId, iova: Iova) {
         let bytes = self.taken.get(&iova.0).copied().and_then(charge).unwrap_or(0);
         self.free(iova);
         if let Some(part) = self.vms.get_mut(&vm) {
@@ -176,7 +176,7 @@ impl IovaSpace {
     }
 
     /// Allocates `len` bytes within `range`, outside of windows except `of`'s own.
-    fn allocate_in(&mut self, range: Range<u64>, len: u64, like: u64, of: Option<VmId>) -> Option<Iova> {
+    fn allocate_in(&mut self, range: Range<u64>, len: u64, like: u64, of: Option<TenantId>) -> Option<Iova> {
         let skew = like % ALIGN;
         let mut candidate = range.start + skew;
         let windows: Vec<Range<u64>> =
@@ -233,7 +233,7 @@ mod tests {
     #[test]
     fn vm_that_takes_all_it_can_leaves_its_neighbours_their_part() {
         let mut space = IovaSpace::default();
-        let vms: Vec<_> = (0..64).map(VmId).collect();
+        let vms: Vec<_> = (0..64).map(TenantId).collect();
         vms.iter().for_each(|vm| space.set_share(*vm, RamShare::default()).unwrap());
         // Regions of all sizes, until nothing more fits.
         let mut had = 0;
@@ -257,15 +257,15 @@ mod tests {
     #[test]
     fn quota_comes_back_with_the_range_and_the_window_with_the_vm() {
         let mut space = IovaSpace::default();
-        space.set_share(VmId(1), RamShare::default()).unwrap();
-        let all = space.allocate_for(VmId(1), QUOTA - WINDOW, 0).unwrap();
-        assert_eq!(space.allocate_for(VmId(1), WINDOW + 1, 0), Err(NoIova::Quota(QUOTA)));
-        space.free_for(VmId(1), all);
-        let first = space.allocate_for(VmId(1), WINDOW, 0).unwrap();
-        space.free_for(VmId(1), first);
-        space.dismiss(VmId(1));
-        space.set_share(VmId(2), RamShare::default()).unwrap();
-        assert_eq!(space.allocate_for(VmId(2), WINDOW, 0), Ok(first));
+        space.set_share(TenantId(1), RamShare::default()).unwrap();
+        let all = space.allocate_for(TenantId(1), QUOTA - WINDOW, 0).unwrap();
+        assert_eq!(space.allocate_for(TenantId(1), WINDOW + 1, 0), Err(NoIova::Quota(QUOTA)));
+        space.free_for(TenantId(1), all);
+        let first = space.allocate_for(TenantId(1), WINDOW, 0).unwrap();
+        space.free_for(TenantId(1), first);
+        space.dismiss(TenantId(1));
+        space.set_share(TenantId(2), RamShare::default()).unwrap();
+        assert_eq!(space.allocate_for(TenantId(2), WINDOW, 0), Ok(first));
         assert_eq!(space.ranges(), 1);
     }
 
@@ -273,28 +273,28 @@ mod tests {
     fn shares_change_while_memory_is_lent() {
         let mut space = IovaSpace::default();
         let share = |quota: u64, guarantee: u64| RamShare { quota: quota << 30, guarantee: guarantee << 30 };
-        space.set_share(VmId(1), share(8, 4)).unwrap();
-        let lent = space.allocate_for(VmId(1), 3 << 30, 0).unwrap();
+        space.set_share(TenantId(1), share(8, 4)).unwrap();
+        let lent = space.allocate_for(TenantId(1), 3 << 30, 0).unwrap();
         // A quota below the lent amount: that stays lent, and no more can be.
-        space.set_share(VmId(1), share(2, 1)).unwrap();
-        assert_eq!(space.of(VmId(1)), (share(2, 1), 3 << 30));
-        assert_eq!(space.allocate_for(VmId(1), ALIGN, 0), Err(NoIova::Quota(2 << 30)));
-        space.free_for(VmId(1), lent);
-        space.allocate_for(VmId(1), 2 << 30, 0).unwrap();
+        space.set_share(TenantId(1), share(2, 1)).unwrap();
+        assert_eq!(space.of(TenantId(1)), (share(2, 1), 3 << 30));
+        assert_eq!(space.allocate_for(TenantId(1), ALIGN, 0), Err(NoIova::Quota(2 << 30)));
+        space.free_for(TenantId(1), lent);
+        space.allocate_for(TenantId(1), 2 << 30, 0).unwrap();
         // A VM whose guarantee cannot grow keeps its window: no other VM could have those addresses.
-        space.set_share(VmId(4), share(8, 8)).unwrap();
-        let left = space.set_share(VmId(5), share(1000, 1000));
-        space.set_share(VmId(4), share(900, 900)).unwrap_err();
-        assert_eq!(space.set_share(VmId(5), share(1000, 1000)), left);
+        space.set_share(TenantId(4), share(8, 8)).unwrap();
+        let left = space.set_share(TenantId(5), share(1000, 1000));
+        space.set_share(TenantId(4), share(900, 900)).unwrap_err();
+        assert_eq!(space.set_share(TenantId(5), share(1000, 1000)), left);
         // A guarantee is set or refused, and the previous one stays valid then.
-        space.set_share(VmId(2), share(600, 600)).unwrap();
-        let most = space.set_share(VmId(1), share(512, 512)).unwrap_err();
+        space.set_share(TenantId(2), share(600, 600)).unwrap();
+        let most = space.set_share(TenantId(1), share(512, 512)).unwrap_err();
         assert!(most < 300 << 30, "{most:#x}");
-        assert_eq!(space.of(VmId(1)).0, share(2, 1));
-        space.set_share(VmId(1), RamShare { quota: most, guarantee: most }).unwrap();
-        assert_eq!(space.set_share(VmId(3), share(1, 0)), Ok(()), "who asks for none needs no room");
-        while space.allocate_for(VmId(3), ALIGN, 0).is_ok() {}
-        assert!(space.allocate_for(VmId(2), 600 << 30, 0).is_ok(), "what is guaranteed is there");
+        assert_eq!(space.of(TenantId(1)).0, share(2, 1));
+        space.set_share(TenantId(1), RamShare { quota: most, guarantee: most }).unwrap();
+        assert_eq!(space.set_share(TenantId(3), share(1, 0)), Ok(()), "who asks for none needs no room");
+        while space.allocate_for(TenantId(3), ALIGN, 0).is_ok() {}
+        assert!(space.allocate_for(TenantId(2), 600 << 30, 0).is_ok(), "what is guaranteed is there");
     }
 
     #[test]
@@ -302,14 +302,14 @@ mod tests {
         // Like an IOMMU with 39 bits, and the addresses of interrupts.
         let holes = [0xfee0_0000..0xfef0_0000, 1 << 39..1 << BUS_BITS];
         let mut space = IovaSpace::without(&holes);
-        space.set_share(VmId(1), RamShare::default()).unwrap();
+        space.set_share(TenantId(1), RamShare::default()).unwrap();
         let beside = |start: u64, len: u64| holes.iter().all(|hole| start + len <= hole.start || hole.end <= start);
         let (low, below) = (space.allocate(0xff00_0000, 0).unwrap(), space.allocate(0x8000_0000, 0).unwrap());
         assert!(beside(low.0, 0xff00_0000) && beside(below.0, 0x8000_0000), "{low:?} {below:?}");
-        let ram = space.allocate_for(VmId(1), WINDOW, 0).unwrap();
+        let ram = space.allocate_for(TenantId(1), WINDOW, 0).unwrap();
         assert!(beside(ram.0, WINDOW) && SHARED.contains(&ram.0), "{ram:?}");
-        space.free_for(VmId(1), ram);
-        space.dismiss(VmId(1));
+        space.free_for(TenantId(1), ram);
+        space.dismiss(TenantId(1));
         let all =
             std::iter::from_fn(|| space.allocate(1 << 30, 0)).inspect(|at| assert!(beside(at.0, 1 << 30))).count();
         assert!((500..512).contains(&all), "{all} GiB");

@@ -43,7 +43,7 @@ pub use wakeup::Wakeup;
 pub use wants::{FIRST_BYTES, LOOK, Looks};
 pub use zeroing::SCRUB_PIECE;
 
-use ::vram::{PagePool, Place, VmId};
+use ::vram::{PagePool, Place, TenantId};
 use balance::Divider;
 use bringup::memory::CardMemory;
 use channels::Channels;
@@ -77,9 +77,9 @@ pub struct Memory {
     /// Memory that several address spaces share.
     segments: Segments,
     /// VMs that are moving to or from another card: their memory does not move for other reasons.
-    travelling: BTreeSet<VmId>,
+    travelling: BTreeSet<TenantId>,
     /// Moves of VMs' memory.
-    moved: BTreeMap<VmId, Moved>,
+    moved: BTreeMap<TenantId, Moved>,
     /// Places that chunks have left in the last committed relocation.
     left: Vec<Place>,
 }
@@ -177,7 +177,7 @@ impl Memory {
     }
 
     /// Sets whether a VM is moving to or from another card, so that its memory does not move otherwise.
-    pub fn travel(&mut self, vm: VmId, travels: bool) {
+    pub fn travel(&mut self, vm: TenantId, travels: bool) {
         if travels {
             self.travelling.insert(vm);
         } else {
@@ -186,12 +186,12 @@ impl Memory {
     }
 
     /// Returns whether a VM has created segments.
-    pub fn segments_of(&self, vm: VmId) -> bool {
+    pub fn segments_of(&self, vm: TenantId) -> bool {
         self.segments.of(vm).1 != 0
     }
 
     /// Forgets a removed VM: its moves are no longer reported, so memory that the card has not released stays in place.
-    pub fn dismiss(&mut self, vm: VmId) {
+    pub fn dismiss(&mut self, vm: TenantId) {
         self.iova.dismiss(vm);
         self.forget_segments(vm);
         self.moved.remove(&vm);
@@ -205,7 +205,7 @@ impl Memory {
     ///
     /// # Errors
     /// When there is no such VM.
-    pub fn destroy_vm(&mut self, vm: VmId) -> Result<(), ::vram::Error> {
+    pub fn destroy_vm(&mut self, vm: TenantId) -> Result<(), ::vram::Error> {
         self.vram.chunks.destroy_vm(vm)?;
         self.divider.balancer.forget_vm(vm);
         Ok(())

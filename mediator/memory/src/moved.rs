@@ -2,7 +2,7 @@
 
 use sched::Histogram;
 use std::collections::BTreeSet;
-use vram::{GuestAddr, Step, VmId};
+use vram::{GuestAddr, Step, TenantId};
 
 /// Outcome of a move of a VM's memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -58,13 +58,13 @@ pub struct Planned {
     /// Moves to make.
     pub plan: Plan,
     /// VMs that waited for memory that the plan frees.
-    pub served: BTreeSet<VmId>,
+    pub served: BTreeSet<TenantId>,
     /// VMs whose channels must stop, or resume.
     pub holds: Holds,
 }
 
 /// VMs to stop (or to resume), as another VM's quantum begins.
-pub(crate) type Holds = Vec<(VmId, bool)>;
+pub(crate) type Holds = Vec<(TenantId, bool)>;
 
 /// Steps in order of execution, with consecutive steps of one VM grouped.
-pub type Plan = Vec<(VmId, Vec<Step>)>;
+pub type Plan = Vec<(TenantId, Vec<Step>)>;

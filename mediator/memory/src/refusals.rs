@@ -1,43 +1,43 @@
 //! Requests of guests that were refused: counted for operators.
 
 use std::collections::{BTreeMap, BTreeSet};
-use vram::{Limit, VmId};
+use vram::{Limit, TenantId};
 
 /// Chunks that got no place when they were first wanted, by VM and limit.
 #[derive(Clone, Debug, Default)]
 pub struct Refusals {
-    counts: BTreeMap<VmId, BTreeMap<&'static str, u64>>,
+    counts: BTreeMap<TenantId, BTreeMap<&'static str, u64>>,
     /// Those that have none yet: a waiting VM asks for its chunk repeatedly. At most the number of guests' chunks.
-    open: BTreeSet<(VmId, u64)>,
+    open: BTreeSet<(TenantId, u64)>,
 }
 
 impl Refusals {
     /// Records that a chunk, given by its VM and its index there, has no place.
-    pub fn refused(&mut self, chunk: (VmId, u64), limit: Limit) {
+    pub fn refused(&mut self, chunk: (TenantId, u64), limit: Limit) {
         if self.open.insert(chunk) {
             *self.counts.entry(chunk.0).or_default().entry(limit.name()).or_default() += 1;
         }
     }
 
     /// Records that a chunk has a place.
-    pub fn placed(&mut self, chunk: (VmId, u64)) {
+    pub fn placed(&mut self, chunk: (TenantId, u64)) {
         self.open.remove(&chunk);
     }
 
     /// Drops the requests of a VM whose guest has restarted.
-    pub fn restart(&mut self, vm: VmId) {
+    pub fn restart(&mut self, vm: TenantId) {
         self.open.retain(|(of, _)| *of != vm);
     }
 
     /// Forgets a VM that has gone.
-    pub fn forget(&mut self, vm: VmId) {
+    pub fn forget(&mut self, vm: TenantId) {
         self.restart(vm);
         self.counts.remove(&vm);
     }
 
     /// Returns the refusals of a VM, by the limit's name.
     #[must_use]
-    pub fn of(&self, vm: VmId) -> BTreeMap<&'static str, u64> {
+    pub fn of(&self, vm: TenantId) -> BTreeMap<&'static str, u64> {
         self.counts.get(&vm).cloned().unwrap_or_default()
     }
 }
@@ -49,7 +49,7 @@ mod tests {
     #[test]
     fn a_chunk_that_is_asked_for_again_counts_once_until_it_has_a_place() {
         let mut refusals = Refusals::default();
-        let (vm, other) = (VmId(1), VmId(2));
+        let (vm, other) = (TenantId(1), TenantId(2));
         for _ in 0..3 {
             refusals.refused((vm, 7), Limit::Quota(4));
         }

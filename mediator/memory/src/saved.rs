@@ -11,7 +11,7 @@ use saved_state::Invalid;
 use serde::{Deserialize, Serialize};
 use std::fs::File;
 use std::sync::Arc;
-use vram::{ChunkTable, Lookup, PagePool, Place, VmId};
+use vram::{ChunkTable, Lookup, PagePool, Place, TenantId};
 
 /// Saved state of a [`Memory`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -135,7 +135,7 @@ impl SavedMemory {
 
 /// Checks that each chunk of a VM in host memory has memory there.
 pub fn check_places(chunks: &ChunkTable, pinned: &PinnedPool) -> Result<(), Invalid> {
-    let lacks = |vm: VmId, index: u32| match chunks.lookup(vm, chunks.guest_address(index), 1) {
+    let lacks = |vm: TenantId, index: u32| match chunks.lookup(vm, chunks.guest_address(index), 1) {
         Lookup::Placed(Place::Host(at)) => !pinned.has(at),
         Lookup::Placed(Place::Card(_)) | Lookup::Unplaced | Lookup::Split | Lookup::Outside => false,
     };

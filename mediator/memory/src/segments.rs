@@ -19,7 +19,7 @@ use pv::Control;
 use pv::abi::{Status, share};
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use vram::{CardAddr, PagePool, VmId};
+use vram::{CardAddr, PagePool, TenantId};
 
 /// Maximum number of segments that a VM may have created and not removed.
 const SEGMENTS_OF_A_VM: usize = 1024;
@@ -28,7 +28,7 @@ const SEGMENTS_OF_A_VM: usize = 1024;
 #[derive(Clone, Debug)]
 pub struct Party {
     /// The VM.
-    pub vm: VmId,
+    pub vm: TenantId,
     /// The group in which the operator lets it share.
     pub group: Option<Arc<str>>,
     /// Bytes of card memory that its segments may take.
@@ -38,7 +38,7 @@ pub struct Party {
 /// Scope in which a segment can be found.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Scope {
-    Own(VmId),
+    Own(TenantId),
     Group(Arc<str>),
 }
 
@@ -46,14 +46,14 @@ enum Scope {
 struct Segment {
     key: u64,
     scope: Scope,
-    owner: VmId,
+    owner: TenantId,
     mode: u32,
     bytes: u64,
     at: VramAddr,
     /// Bytes of it that are zeroed; it is not mapped before all are.
     zeroed: u64,
     /// Address spaces that map it, by VM.
-    attached: BTreeMap<VmId, u32>,
+    attached: BTreeMap<TenantId, u32>,
     removed: bool,
 }
 
@@ -80,7 +80,7 @@ pub struct Segments {
     /// By id. An id is not reused before 2^32 others were used.
     segments: BTreeMap<u32, Segment>,
     last: u32,
-    pools: BTreeMap<VmId, PagePool>,
+    pools: BTreeMap<TenantId, PagePool>,
 }
 
 impl Segments {
@@ -102,7 +102,7 @@ impl Segments {
 
     /// Returns the bytes of a VM's segments, and their number.
     #[must_use]
-    pub fn of(&self, vm: VmId) -> (u64, usize) {
+    pub fn of(&self, vm: TenantId) -> (u64, usize) {
         let own = || self.segments.values().filter(|segment| segment.owner == vm);
         (own().map(|segment| segment.bytes).sum(), own().count())
     }
@@ -221,7 +221,7 @@ impl Memory {
     }
 
     /// Counts one address space of the VM less; the card's TLBs do not hold the segment.
-    pub fn share_detach(&mut self, vm: VmId, id: u32) {
+    pub fn share_detach(&mut self, vm: TenantId, id: u32) {
         if let Some(segment) = self.segments.segments.get_mut(&id)
             && let Some(count) = segment.attached.get_mut(&vm)
         {
@@ -255,7 +255,7 @@ impl Memory {
 
     /// Removes a VM's segments, because the VM has gone: no key finds them. Segments that others have attached stay
     /// until those detach.
-    pub fn forget_segments(&mut self, vm: VmId) {
+    pub fn forget_segments(&mut self, vm: TenantId) {
         let own: Vec<u32> = self.segments.segments.iter().filter(|(_, it)| it.owner == vm).map(|(id, _)| *id).collect();
         for id in own {
             if let Some(segment) = self.segments.segments.get_mut(&id) {

@@ -150,10 +150,10 @@ fn size(bytes: u64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use vram::{GuestAddr, OnFull, Tier, VmId};
+    use vram::{GuestAddr, OnFull, TenantId, Tier};
 
     const CHUNK: u64 = 2 << 20;
-    const VM: VmId = VmId(7);
+    const VM: TenantId = TenantId(7);
 
     /// Returns the number of the variant. A new variant is added here, and its message below.
     fn variant(error: &Error) -> usize {

@@ -13,7 +13,7 @@ use nvspec::addr::{GuestVramAddr, SMALL_PAGE, VramAddr};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
-use vram::{Block, CardAddr, ChunkTable, GuestAddr, Lookup, PagePool, Place, PoolError, VmId};
+use vram::{Block, CardAddr, ChunkTable, GuestAddr, Lookup, PagePool, Place, PoolError, TenantId};
 
 /// Pages of a chunk, one bit each.
 pub struct Dirty(Vec<u64>);
@@ -70,12 +70,12 @@ pub struct CardVram {
     /// Owners of chunks.
     pub chunks: ChunkTable,
     /// Chunks that are being copied, with the pages that were written since.
-    pub copied: BTreeMap<(VmId, u64), Dirty>,
+    pub copied: BTreeMap<(TenantId, u64), Dirty>,
     /// New chunks that found no room on the card since the balancer was last notified: they were allocated in host
     /// memory, or wait for a place.
-    pub(crate) unmet: BTreeSet<(VmId, u64)>,
+    pub(crate) unmet: BTreeSet<(TenantId, u64)>,
     /// Chunks that have got their first place since then, on the card, with their number in order of arrival.
-    pub(crate) born: BTreeMap<(VmId, u64), u64>,
+    pub(crate) born: BTreeMap<(TenantId, u64), u64>,
     /// The victim policy needs to know which memory is used.
     pub watches: bool,
     /// Bytes in host memory that work has named since the last query; `None` if nothing queries it.
@@ -83,15 +83,15 @@ pub struct CardVram {
     /// Records of guests' accesses.
     pub(crate) records: Records,
     /// Chunks that were used since the balancer was last notified.
-    pub touched: BTreeSet<(VmId, u64)>,
+    pub touched: BTreeSet<(TenantId, u64)>,
     /// Words of VRAM that this processor has read and written for each VM.
-    pub(super) words: BTreeMap<VmId, Words>,
+    pub(super) words: BTreeMap<TenantId, Words>,
     /// Chunks that are being zeroed.
     pub(super) zeroing: Zeroing,
     /// Requests of guests that were refused.
     pub refusals: Refusals,
     /// VMs that wanted memory when none was available.
-    pub short: BTreeSet<VmId>,
+    pub short: BTreeSet<TenantId>,
     /// Requests that wait for the mover.
     pub wants: Wants,
     /// Rung when the card has no memory for a guest, and when memory is freed.
@@ -123,7 +123,7 @@ impl CardVram {
 
     /// Returns the place of `len` bytes of guest VRAM, if they are the VM's and contiguous. Chunks without a place get
     /// one. Returns `None` also when no memory is left.
-    pub fn place(&mut self, vm: VmId, address: GuestVramAddr, len: u64) -> Option<Place> {
+    pub fn place(&mut self, vm: TenantId, address: GuestVramAddr, len: u64) -> Option<Place> {
         let address = GuestAddr(address.0);
         match self.chunks.lookup(vm, address, len) {
             Lookup::Placed(place) => return Some(place),
@@ -137,7 +137,7 @@ impl CardVram {
     }
 
     /// Gives the chunk of `address` a place, zeroed.
-    fn place_chunk(&mut self, vm: VmId, address: GuestAddr) -> Option<Place> {
+    fn place_chunk(&mut self, vm: TenantId, address: GuestAddr) -> Option<Place> {
         let chunk = (vm, address.0 / self.chunks.chunk_bytes());
         loop {
             match self.chunks.place(vm, address) {
@@ -184,7 +184,7 @@ impl CardVram {
     }
 
     /// Forgets the requests of a removed VM.
-    pub fn forget(&mut self, vm: VmId) {
+    pub fn forget(&mut self, vm: TenantId) {
         self.words.remove(&vm);
         self.short.remove(&vm);
         self.wants.forget(vm);
@@ -192,27 +192,27 @@ impl CardVram {
     }
 
     /// Returns whether the VM wanted memory when none was available, since the last call of [`Self::was_short`].
-    pub fn is_short(&self, vm: VmId) -> bool {
+    pub fn is_short(&self, vm: TenantId) -> bool {
         self.short.contains(&vm)
     }
 
     /// Same as [`Self::is_short`], and clears it.
-    pub fn was_short(&mut self, vm: VmId) -> bool {
+    pub fn was_short(&mut self, vm: TenantId) -> bool {
         self.short.remove(&vm)
     }
 
-    fn unplace(&mut self, vm: VmId, address: GuestAddr) {
+    fn unplace(&mut self, vm: TenantId, address: GuestAddr) {
         if let Err(error) = self.chunks.unplace(vm, address) {
             tracing::error!(%vm, %address, %error, "a chunk without memory keeps its place");
         }
     }
 
     /// Returns the words of VRAM that this processor has moved for a VM, since it was added.
-    pub fn words_of(&self, vm: VmId) -> Words {
+    pub fn words_of(&self, vm: TenantId) -> Words {
         self.words.get(&vm).copied().unwrap_or_default()
     }
 
-    fn count_words(&mut self, vm: VmId, place: Place, read: usize, written: usize) {
+    fn count_words(&mut self, vm: TenantId, place: Place, read: usize, written: usize) {
         if place.card().is_some() {
             let words = self.words.entry(vm).or_default();
             words.read += read.div_ceil(8) as u64;
@@ -221,7 +221,7 @@ impl CardVram {
     }
 
     /// Reads guest VRAM across chunks. Unused memory reads as zeros, and stays without a place.
-    pub fn guest_read(&mut self, vm: VmId, address: GuestVramAddr, data: &mut [u8]) -> Option<()> {
+    pub fn guest_read(&mut self, vm: TenantId, address: GuestVramAddr, data: &mut [u8]) -> Option<()> {
         let mut rest = data;
         for (piece, len) in self.chunks.pieces(GuestAddr(address.0), rest.len() as u64) {
             let (data, more) = std::mem::take(&mut rest).split_at_mut(len as usize);
@@ -240,7 +240,7 @@ impl CardVram {
     }
 
     /// Writes guest VRAM across chunks. Zeros do not allocate a place.
-    pub fn guest_write(&mut self, vm: VmId, address: GuestVramAddr, data: &[u8]) -> Option<()> {
+    pub fn guest_write(&mut self, vm: TenantId, address: GuestVramAddr, data: &[u8]) -> Option<()> {
         let mut rest = data;
         for (piece, len) in self.chunks.pieces(GuestAddr(address.0), rest.len() as u64) {
             let (data, more) = rest.split_at(len as usize);
@@ -265,7 +265,7 @@ impl CardVram {
     ///
     /// # Errors
     /// When the card does not answer.
-    pub fn guest_zero(&mut self, vm: VmId, address: GuestAddr, len: u64) -> Result<(), HostError> {
+    pub fn guest_zero(&mut self, vm: TenantId, address: GuestAddr, len: u64) -> Result<(), HostError> {
         let Lookup::Placed(place) = self.chunks.lookup(vm, address, len) else { return Ok(()) };
         self.written(vm, address, len);
         match place {
@@ -284,7 +284,7 @@ impl CardVram {
     }
 
     /// Records that work names `bytes` bytes in the chunk of `address`.
-    pub fn named(&mut self, vm: VmId, address: GuestAddr, bytes: u64) {
+    pub fn named(&mut self, vm: TenantId, address: GuestAddr, bytes: u64) {
         self.touch(vm, address);
         self.records.named(vm, address.0 / self.chunks.chunk_bytes());
         if let (Some(sum), Lookup::Placed(Place::Host(_))) = (&mut self.over_bus, self.chunks.lookup(vm, address, 1)) {
@@ -293,14 +293,14 @@ impl CardVram {
     }
 
     /// Records that the chunk of `address` is used. At most the number of guests' chunks.
-    fn touch(&mut self, vm: VmId, address: GuestAddr) {
+    fn touch(&mut self, vm: TenantId, address: GuestAddr) {
         if self.watches {
             self.touched.insert((vm, address.0 / self.chunks.chunk_bytes()));
         }
     }
 
     /// Marks pages that have changed while they are being copied.
-    fn written(&mut self, vm: VmId, address: GuestAddr, len: u64) {
+    fn written(&mut self, vm: TenantId, address: GuestAddr, len: u64) {
         if self.copied.is_empty() {
             return;
         }
@@ -343,7 +343,7 @@ impl CardVram {
     ///
     /// # Errors
     /// Same as [`Self::alloc`].
-    pub fn alloc_for(&mut self, vm: VmId, pool: &mut PagePool, bytes: u64) -> Result<VramAddr, HostError> {
+    pub fn alloc_for(&mut self, vm: TenantId, pool: &mut PagePool, bytes: u64) -> Result<VramAddr, HostError> {
         let found = self.alloc(pool, bytes);
         match found {
             Ok(_) => {
@@ -364,7 +364,7 @@ impl CardVram {
     }
 
     /// Updates the reservation of a VM whose page tables' pool has grown or shrunk.
-    pub fn pool_changed(&mut self, vm: VmId, pool: &PagePool) {
+    pub fn pool_changed(&mut self, vm: TenantId, pool: &PagePool) {
         let (held, first) = (self.count(pool.held_bytes()), self.count(FIRST_BYTES));
         self.wants.hold(vm, held, first);
     }
@@ -430,25 +430,25 @@ impl CardVram {
     }
 
     /// Records whether work of a VM waits for memory: the mover then notifies it of available memory.
-    pub fn set_waits(&mut self, vm: VmId, waits: bool) {
+    pub fn set_waits(&mut self, vm: TenantId, waits: bool) {
         self.wants.set_waits(vm, waits);
     }
 
     /// Returns the VMs that wait for memory, for themselves or for their page tables.
-    pub fn waiting(&self) -> BTreeSet<VmId> {
+    pub fn waiting(&self) -> BTreeSet<TenantId> {
         self.short.iter().copied().chain(self.wants.vms()).collect()
     }
 
     /// Returns the mover's scans for a VM so far.
     #[must_use]
-    pub fn looks(&self, vm: VmId) -> Looks {
+    pub fn looks(&self, vm: TenantId) -> Looks {
         self.wants.looks(vm)
     }
 
     /// Returns whether the mover has scanned unsuccessfully for a VM since `since` for as long as `limit` allows. On a
     /// card whose memory can move, at least one scan is required.
     #[must_use]
-    pub fn is_vain(&self, vm: VmId, since: Looks, limit: Duration) -> bool {
+    pub fn is_vain(&self, vm: TenantId, since: Looks, limit: Duration) -> bool {
         self.wants.is_vain(vm, since, limit, self.has_host_memory())
     }
 }

@@ -5,7 +5,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
-use vram::VmId;
+use vram::TenantId;
 
 /// Chunks that are kept free for the mediator's own structures beyond the known needs of VMs: a guest's next channel or
 /// page table must not wait because other guests' memory fills the card.
@@ -46,46 +46,46 @@ struct Seen {
 #[derive(Debug, Default)]
 pub struct Wants {
     /// Chunks that a VM's first page tables have not taken yet.
-    first: BTreeMap<VmId, u32>,
+    first: BTreeMap<TenantId, u32>,
     /// Chunks that a VM's page tables wait for.
-    tables: BTreeMap<VmId, u32>,
+    tables: BTreeMap<TenantId, u32>,
     /// VMs whose work waits.
-    waiting: BTreeSet<VmId>,
-    seen: BTreeMap<VmId, Seen>,
+    waiting: BTreeSet<TenantId>,
+    seen: BTreeMap<TenantId, Seen>,
 }
 
 impl Wants {
     /// Admits a VM whose first page tables take `chunks` chunks.
-    pub fn admit(&mut self, vm: VmId, chunks: u32) {
+    pub fn admit(&mut self, vm: TenantId, chunks: u32) {
         self.first.insert(vm, chunks);
     }
 
     /// Forgets a VM that has gone.
-    pub fn forget(&mut self, vm: VmId) {
+    pub fn forget(&mut self, vm: TenantId) {
         self.first.remove(&vm);
         self.set_waits(vm, false);
         self.seen.remove(&vm);
     }
 
     /// Records that a VM's page tables wait for `chunks` chunks.
-    pub(crate) fn lack(&mut self, vm: VmId, chunks: u32) {
+    pub(crate) fn lack(&mut self, vm: TenantId, chunks: u32) {
         self.tables.insert(vm, chunks.min(MOST));
     }
 
     /// Records that a VM's page tables have got their memory.
-    pub fn found(&mut self, vm: VmId) {
+    pub fn found(&mut self, vm: TenantId) {
         self.tables.remove(&vm);
     }
 
     /// Records that a VM's page tables hold `held` chunks, of `first` at the start.
-    pub fn hold(&mut self, vm: VmId, held: u32, first: u32) {
+    pub fn hold(&mut self, vm: TenantId, held: u32, first: u32) {
         if let Some(left) = self.first.get_mut(&vm) {
             *left = first.saturating_sub(held);
         }
     }
 
     /// Sets whether work of the VM waits.
-    pub fn set_waits(&mut self, vm: VmId, waits: bool) {
+    pub fn set_waits(&mut self, vm: TenantId, waits: bool) {
         if waits {
             self.waiting.insert(vm);
         } else {
@@ -100,17 +100,17 @@ impl Wants {
     }
 
     /// Returns the VMs whose work or page tables wait.
-    pub fn vms(&self) -> impl Iterator<Item = VmId> + '_ {
+    pub fn vms(&self) -> impl Iterator<Item = TenantId> + '_ {
         self.waiting.iter().chain(self.tables.keys()).copied()
     }
 
     /// Returns the VMs whose page tables wait.
-    pub fn of_tables(&self) -> impl Iterator<Item = VmId> + '_ {
+    pub fn of_tables(&self) -> impl Iterator<Item = TenantId> + '_ {
         self.tables.keys().copied()
     }
 
     /// Counts a scan at `now_ns` for a VM that waited all the while; `useful`: it moved memory for the VM.
-    pub fn looked(&mut self, vm: VmId, useful: bool, now_ns: u64) {
+    pub fn looked(&mut self, vm: TenantId, useful: bool, now_ns: u64) {
         let seen = self.seen.entry(vm).or_default();
         let apart = u64::try_from(LOOK.as_nanos()).unwrap_or(u64::MAX);
         if useful {
@@ -122,12 +122,12 @@ impl Wants {
     }
 
     /// Returns the mover's scans for a VM so far.
-    pub fn looks(&self, vm: VmId) -> Looks {
+    pub fn looks(&self, vm: TenantId) -> Looks {
         self.seen.get(&vm).map(|seen| seen.looks).unwrap_or_default()
     }
 
     /// Returns whether a wait that began at `since` has had as many unsuccessful scans as `limit` allows.
-    pub fn is_vain(&self, vm: VmId, since: Looks, limit: Duration, moves: bool) -> bool {
+    pub fn is_vain(&self, vm: TenantId, since: Looks, limit: Duration, moves: bool) -> bool {
         self.looks(vm).vain.saturating_sub(since.vain) >= Looks::of(limit, moves)
     }
 }
@@ -136,7 +136,7 @@ impl Wants {
 mod tests {
     use super::*;
 
-    const VM: VmId = VmId(3);
+    const VM: TenantId = TenantId(3);
     const MS: u64 = 1_000_000;
 
     #[test]
@@ -164,14 +164,14 @@ mod tests {
     fn what_vms_begin_with_and_wait_for_is_kept_beside_what_is_always_at_hand() {
         let mut wants = Wants::default();
         wants.admit(VM, 2);
-        wants.admit(VmId(4), 1);
+        wants.admit(TenantId(4), 1);
         wants.lack(VM, 3);
         assert_eq!((wants.chunks(), wants.vms().collect::<Vec<_>>()), (KEPT + 6, vec![VM]));
         wants.found(VM);
         wants.hold(VM, 1, 2);
         assert_eq!(wants.chunks(), KEPT + 2);
         wants.hold(VM, 4, 2);
-        wants.forget(VmId(4));
+        wants.forget(TenantId(4));
         assert_eq!(wants.chunks(), KEPT);
     }
 }

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use vgpu::Apertures;
 use vgpu::{PvSettings, Settings};
 use vmm_glue::RegionIndex;
-use vram::VmId;
+use vram::TenantId;
 
 /// Maximum number of steps of one input.
 const MAX_STEPS: usize = 256;
@@ -235,7 +235,7 @@ pub fn encode(steps: &[Step]) -> Vec<u8> {
 }
 
 /// Resources of the card in use: chunks without an owner, the mediator's, each VM's; channels; I/O address ranges.
-type Taken = (u32, u32, Vec<(VmId, u32)>, u32, usize);
+type Taken = (u32, u32, Vec<(TenantId, u32)>, u32, usize);
 
 fn taken(rig: &Rig) -> Taken {
     let (chunks, channels, ranges) = rig.usage();

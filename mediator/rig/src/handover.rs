@@ -16,7 +16,7 @@ use std::fs::File;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use vgpu::{MediatedDevice, MediatedVm, SavedSide};
-use vram::VmId;
+use vram::TenantId;
 
 /// Owner of the card's parts in the file.
 const CARD: u32 = 0;
@@ -136,7 +136,7 @@ impl Handover {
         let saved = SavedHost::read(&mut file)?;
         let vram = Vram::of_file(vram.into(), u64::from(self.config.vram_mib) << 20)?;
         let card = Arc::new(SimGpu::restored(&self.config, file.take(CARD)?, vram)?);
-        let settings = |vm: VmId| guests.iter().find(|guest| guest.backend.id() == vm).map(|guest| &guest.settings);
+        let settings = |vm: TenantId| guests.iter().find(|guest| guest.backend.id() == vm).map(|guest| &guest.settings);
         let mut reopened = HostCard::reopen(
             Arc::clone(&card) as Arc<dyn Card>,
             &self.sharing,

@@ -31,7 +31,7 @@ use vgpu::{Apertures, Coming, Left, MediatedDevice, MediatedVm, Settings};
 use vm_device::{DeviceError, DeviceStatus};
 use vmm_glue::client::wait_event;
 use vmm_glue::{Device, IrqCounts, Link, Migration, RegionIndex};
-use vram::{Limits, Summary, VmId};
+use vram::{Limits, Summary, TenantId};
 
 pub use handover::Handover;
 use machine::Ram;
@@ -93,7 +93,8 @@ impl Rig {
     #[must_use]
     pub fn guest_with(&self, vm: u32, settings: &Settings) -> Guest {
         let link = Link::new(IrqCounts { intx: 1, msi: 1, ..IrqCounts::default() }).expect("a link");
-        let (mut device, backend) = MediatedVm::build(&self.host, VmId(vm), settings, &link).expect("room for a VM");
+        let (mut device, backend) =
+            MediatedVm::build(&self.host, TenantId(vm), settings, &link).expect("room for a VM");
         device.connected();
         let msi = link.attach_msi().expect("an event");
         let vram_bytes = settings.share.vram_bytes;
@@ -102,7 +103,7 @@ impl Rig {
 
     /// Returns true if an address of a VM's VRAM is in host memory.
     pub fn in_host(&self, vm: u32, address: u64) -> bool {
-        let found = self.host.lock().vram().chunks.lookup(VmId(vm), vram::GuestAddr(address), 1);
+        let found = self.host.lock().vram().chunks.lookup(TenantId(vm), vram::GuestAddr(address), 1);
         matches!(found, vram::Lookup::Placed(vram::Place::Host(_)))
     }
 
@@ -371,7 +372,7 @@ impl Guest {
         meanwhile: impl FnOnce(&mut Self),
         behind: impl FnOnce(&mut Self, Left<'_>),
     ) -> Result<u64, DeviceError> {
-        let (device, there) = MediatedVm::build(&to.host, VmId(vm), &self.settings, &self.link)?;
+        let (device, there) = MediatedVm::build(&to.host, TenantId(vm), &self.settings, &self.link)?;
         let from = Arc::clone(self.backend.host());
         let ahead = || {
             there.await_arrival()?;
@@ -421,7 +422,7 @@ impl Guest {
     /// # Errors
     /// The obstacle. The VM then continues as it was.
     pub fn restore(&mut self, to: &Rig, vm: u32, saved: &[u8]) -> Result<u64, DeviceError> {
-        let (device, there) = MediatedVm::build(&to.host, VmId(vm), &self.settings, &self.link)?;
+        let (device, there) = MediatedVm::build(&to.host, TenantId(vm), &self.settings, &self.link)?;
         let restore = || {
             there.await_arrival()?;
             let mut coming = Coming::new(&there, &self.settings)?;

@@ -12,7 +12,7 @@ use vmm_glue::memory::PAGE_SIZE;
 use vmm_glue::xen::fake::{FakeDomain, FakeSpec, FakeXen};
 use vmm_glue::xen::{XenOptions, XenServer};
 use vmm_glue::{IrqCounts, Link, RegionIndex, StopHandle};
-use vram::VmId;
+use vram::TenantId;
 
 /// Nothing takes that long, however loaded the host is: a wait that reaches this limit has failed.
 const LONG: Duration = Duration::from_secs(120);
@@ -42,7 +42,7 @@ impl XenVm {
     #[must_use]
     pub fn new(rig: &Rig, vm: u32, settings: &Settings, name: &str) -> Self {
         let link = Link::new(IrqCounts { intx: 1, msi: 1, ..IrqCounts::default() }).expect("a link");
-        let (mut device, backend) = MediatedVm::build(&rig.host, VmId(vm), settings, &link).expect("room for a VM");
+        let (mut device, backend) = MediatedVm::build(&rig.host, TenantId(vm), settings, &link).expect("room for a VM");
         let (xen, stop) = (FakeXen::default(), StopHandle::new().expect("a handle"));
         let options = XenOptions::new(name.parse().expect("a name"));
         let mut server = XenServer::with(options, xen.hypervisor(), xen.store());

@@ -7,16 +7,16 @@ use nvspec::fifo::{CHANNELS, VirtualChannelId};
 use saved_state::{Invalid, ascend};
 use sched::Scheduler;
 use std::collections::{BTreeMap, BTreeSet};
-use vram::{ChunkTable, VmId};
+use vram::{ChunkTable, TenantId};
 
 /// Checks that all parts have the same VMs, and channels also the mediator.
 pub(crate) fn agree_on_vms(
     chunks: &ChunkTable,
     channels: &Channels,
     scheduler: &Scheduler,
-    vms: impl Iterator<Item = VmId>,
+    vms: impl Iterator<Item = TenantId>,
 ) -> Result<(), Invalid> {
-    let vms: Vec<VmId> = vms.collect();
+    let vms: Vec<TenantId> = vms.collect();
     Invalid::unless(ascend(&vms), || "the VMs are not in their order".into())?;
     let with_channels = channels.vms().filter(|vm| !vm.is_mediator());
     let with_time = scheduler.vgpus().filter(|vm| !vm.is_mediator());
@@ -27,13 +27,13 @@ pub(crate) fn agree_on_vms(
 }
 
 /// Checks that a guest sees as much VRAM as the VM has chunks for.
-pub(crate) fn check_vram(vm: VmId, gpu: &VGpu, chunks: &ChunkTable) -> Result<(), Invalid> {
+pub(crate) fn check_vram(vm: TenantId, gpu: &VGpu, chunks: &ChunkTable) -> Result<(), Invalid> {
     let (shown, has) = (gpu.config().vram_bytes, chunks.vm_bytes(vm));
     Invalid::unless(has == Some(shown), || format!("its guest sees {shown:#x} bytes of VRAM, and it has {has:x?}"))
 }
 
 /// Checks that each channel belongs to a VM that has its directory, and whose guest sees it bound.
-pub(crate) fn check_channels(channels: &Channels, vms: &BTreeMap<VmId, RestoredVm>) -> Result<(), Invalid> {
+pub(crate) fn check_channels(channels: &Channels, vms: &BTreeMap<TenantId, RestoredVm>) -> Result<(), Invalid> {
     for (vm, directory) in channels.directories().filter(|(vm, _)| !vm.is_mediator()) {
         let shadows = vms.get(&vm).map(|vm| &vm.spaces);
         let own = shadows.is_some_and(|spaces| spaces.ids().any(|id| spaces.directory(id) == Some(directory)));

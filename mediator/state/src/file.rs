@@ -7,12 +7,12 @@ use pv::SavedTables;
 use saved_state::{Known, Part, ReadError, SavedState, WriteError, Writer};
 use sched::SavedScheduler;
 use shadow_pt::SavedSpaces;
-use vram::{SavedBalancer, SavedChunks, SavedPool, SavedQuanta, VmId};
+use vram::{SavedBalancer, SavedChunks, SavedPool, SavedQuanta, TenantId};
 
 /// Owner of the card's parts.
 const CARD: u32 = 0;
 /// Owner of the mediator's own pages. No VM has this number.
-const OWN: u32 = VmId::MEDIATOR.0;
+const OWN: u32 = TenantId::MEDIATOR.0;
 
 impl SavedCard {
     /// Returns the parts and their versions that are read here.
@@ -65,7 +65,7 @@ impl SavedCard {
         for vm in file.owners::<SavedVGpu>() {
             let (gpu, spaces, pool) = (file.take(vm)?, file.take(vm)?, file.take(vm)?);
             let tables = if has::<SavedTables>(file, vm) { Some(file.take(vm)?) } else { None };
-            vms.push(SavedVm { vm: VmId(vm), gpu, spaces, tables, pool });
+            vms.push(SavedVm { vm: TenantId(vm), gpu, spaces, tables, pool });
         }
         Ok(Self { chunks, balancer, quanta, channels, scheduler, pool, segments: Vec::new(), vms })
     }

@@ -18,7 +18,7 @@ use saved_state::stream::{Item, PIECE_MAX, StreamError, StreamReader};
 use sched::{Event, Nanos, SavedScheduler, Scheduler};
 use shadow_pt::{Limits, Mode};
 use std::sync::Arc;
-use vram::{ChunkTable, Quanta, SavedChunks, SavedQuanta, VmId};
+use vram::{ChunkTable, Quanta, SavedChunks, SavedQuanta, TenantId};
 
 /// The time, in ns.
 const NOW: u64 = 1 << 40;
@@ -48,7 +48,7 @@ impl Surroundings for Host {
         NOW
     }
 
-    fn vm(&self, vm: VmId) -> Option<VmSurroundings> {
+    fn vm(&self, vm: TenantId) -> Option<VmSurroundings> {
         let limits = Limits { table_bytes: 1 << 20 };
         let set = VmSurroundings { config: config(), mode: Mode::LazyAdd, limits, table_bytes: 4 << 20 };
         (1..3).contains(&vm.0).then_some(set)
@@ -118,8 +118,8 @@ pub fn fuzz(data: &[u8]) {
 /// Removes everything from a table.
 fn use_chunks(mut table: ChunkTable) {
     let _ = (table.summary(), table.for_vms(), table.kept_for_mediator());
-    let _ = table.create_vm(VmId(77), VRAM, vram::Limits::default());
-    let _ = table.place(VmId(77), vram::GuestAddr(0));
+    let _ = table.create_vm(TenantId(77), VRAM, vram::Limits::default());
+    let _ = table.place(TenantId(77), vram::GuestAddr(0));
     for id in table.moves().map(|flight| flight.id).collect::<Vec<_>>() {
         table.abort_move(id);
     }

@@ -39,7 +39,7 @@ use devmodel::SavedVGpu;
 use pv::SavedTables;
 use sched::SavedScheduler;
 use shadow_pt::SavedSpaces;
-use vram::{SavedBalancer, SavedChunks, SavedPool, SavedQuanta, VmId};
+use vram::{SavedBalancer, SavedChunks, SavedPool, SavedQuanta, TenantId};
 
 /// The mediator's state of a card.
 #[derive(Debug)]
@@ -57,7 +57,7 @@ pub struct SavedCard {
     /// Pages that belong to the mediator, not to a VM.
     pub pool: SavedPool,
     /// Pages of segments that VMs share, by creator; they are in a part of `card-memory`.
-    pub segments: Vec<(VmId, SavedPool)>,
+    pub segments: Vec<(TenantId, SavedPool)>,
     /// The VMs, by number.
     pub vms: Vec<SavedVm>,
 }
@@ -66,7 +66,7 @@ pub struct SavedCard {
 #[derive(Debug)]
 pub struct SavedVm {
     /// Its number.
-    pub vm: VmId,
+    pub vm: TenantId,
     /// Its registers.
     pub gpu: SavedVGpu,
     /// Its address spaces.

@@ -11,7 +11,7 @@ use saved_state::Invalid;
 use sched::{Nanos, Scheduler};
 use shadow_pt::{AddressSpaces, Limits, Mode};
 use std::collections::BTreeMap;
-use vram::{Balancer, CardAddr, ChunkTable, PagePool, Quanta, Unclaimed, VmId};
+use vram::{Balancer, CardAddr, ChunkTable, PagePool, Quanta, TenantId, Unclaimed};
 
 /// Settings and the card for the restored state.
 pub trait Surroundings {
@@ -25,7 +25,7 @@ pub trait Surroundings {
     fn now_ns(&self) -> u64;
 
     /// Returns the settings of a VM; `None` for one that must not exist.
-    fn vm(&self, vm: VmId) -> Option<VmSurroundings>;
+    fn vm(&self, vm: TenantId) -> Option<VmSurroundings>;
 
     /// Writes to the card's memory.
     fn write(&mut self, address: VramAddr, data: &[u8]);
@@ -60,9 +60,9 @@ pub struct RestoredCard {
     /// Pages that belong to the mediator, not to a VM.
     pub pool: PagePool,
     /// Pages of segments that VMs share, by creator.
-    pub segments: BTreeMap<VmId, PagePool>,
+    pub segments: BTreeMap<TenantId, PagePool>,
     /// The VMs.
-    pub vms: BTreeMap<VmId, RestoredVm>,
+    pub vms: BTreeMap<TenantId, RestoredVm>,
 }
 
 /// A restored VM. Its address spaces do not map guest memory yet.
@@ -112,7 +112,7 @@ impl SavedCard {
     }
 }
 
-fn of_vm(vm: VmId, why: &Invalid) -> Invalid {
+fn of_vm(vm: TenantId, why: &Invalid) -> Invalid {
     Invalid::new(format_args!("VM {vm}: {why}"))
 }
 

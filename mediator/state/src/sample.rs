@@ -12,7 +12,7 @@ use pv::{Kind, TableId, Tables};
 use sched::{Channel, Config, Engine, Event, Nanos, Pipeline, Scheduler, Ticket, VgpuParams};
 use shadow_pt::{AddressSpaces, Limits, Mode};
 use std::collections::BTreeMap;
-use vram::{Balancer, CHUNK_BYTES_MIN, ChunkTable, Contents, GuestAddr, PagePool, Quanta, QuantaConfig, VmId};
+use vram::{Balancer, CHUNK_BYTES_MIN, ChunkTable, Contents, GuestAddr, PagePool, Quanta, QuantaConfig, TenantId};
 
 /// A card that stores registers, and an owner of a vGPU that does nothing.
 #[derive(Default)]
@@ -87,7 +87,7 @@ pub(crate) fn card() -> SavedCard {
     let mut scheduler = Scheduler::new(Config { pipeline, ..Config::default() }, Nanos(0)).unwrap();
     let mut vms = Vec::new();
     for number in 1..3 {
-        let vm = VmId(number);
+        let vm = TenantId(number);
         chunks.create_vm(vm, VRAM, vram::Limits::default()).unwrap();
         chunks.place(vm, GuestAddr(0)).unwrap();
         channels.add_vm(vm, 16);
@@ -112,7 +112,7 @@ pub(crate) fn card() -> SavedCard {
     }
 }
 
-fn saved_vm(vm: VmId, chunks: &mut ChunkTable, channels: &mut Channels) -> SavedVm {
+fn saved_vm(vm: TenantId, chunks: &mut ChunkTable, channels: &mut Channels) -> SavedVm {
     let mut pool = PagePool::new(u64::MAX);
     let mut write = |_: VramAddr, _: &[u8]| {};
     let mut memory = PoolMemory { pool: &mut pool, chunks, write: &mut write };

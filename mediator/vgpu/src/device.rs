@@ -19,7 +19,7 @@ use std::time::Duration;
 use vm_device::{DeviceError, DeviceStatus};
 use vmm_glue::device::NUM_REGIONS;
 use vmm_glue::{AccessError, Device, DmaRegion, Link, MapError, Mapping, Migration, MmapArea, RegionIndex, RegionInfo};
-use vram::VmId;
+use vram::TenantId;
 
 /// The vGPU and its side of the card: one lock, so that a register access and an interrupt do not mix.
 pub(super) struct Core {
@@ -81,7 +81,7 @@ pub struct MediatedVm {
     pub(super) core: Mailbox<Core>,
     pub(super) board: Arc<Board>,
     pub(super) host: Arc<HostCard>,
-    pub(super) vm: VmId,
+    pub(super) vm: TenantId,
     pub(super) link: Link,
 }
 
@@ -102,7 +102,7 @@ impl MediatedVm {
     /// When the card has too little memory left, or the description is out of range.
     pub fn build(
         host: &Arc<HostCard>,
-        vm: VmId,
+        vm: TenantId,
         settings: &Settings,
         link: &Link,
     ) -> Result<(MediatedDevice, Arc<Self>), DeviceError> {
@@ -137,7 +137,7 @@ impl MediatedVm {
     }
 
     /// Creates the VM from its parts.
-    pub(super) fn of(core: Core, board: Arc<Board>, host: &Arc<HostCard>, vm: VmId, link: &Link) -> Self {
+    pub(super) fn of(core: Core, board: Arc<Board>, host: &Arc<HostCard>, vm: TenantId, link: &Link) -> Self {
         board.publish(core.status());
         Self { core: Mailbox::new(core), board, host: Arc::clone(host), vm, link: link.clone() }
     }
@@ -557,7 +557,7 @@ impl MediatedVm {
 
     /// Returns its number on the card.
     #[must_use]
-    pub fn id(&self) -> VmId {
+    pub fn id(&self) -> TenantId {
         self.vm
     }
 

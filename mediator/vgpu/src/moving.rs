@@ -19,7 +19,7 @@ use shadow_pt::SavedSpaces;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use vram::VmId;
+use vram::TenantId;
 
 /// Poll interval for a VM that is not quiescent yet.
 const AGAIN: Duration = Duration::from_millis(1);
@@ -42,7 +42,7 @@ pub(super) struct Travelling {
 pub struct Left<'a> {
     vm: &'a MediatedVm,
     /// Its new card, and its number there, if that card has borrowed memory.
-    there: Option<(Arc<HostCard>, VmId)>,
+    there: Option<(Arc<HostCard>, TenantId)>,
     /// Its work is stopped here.
     halted: Option<Halted>,
     /// Bytes of memory that were copied.
@@ -220,7 +220,7 @@ impl MediatedVm {
 }
 
 /// Checks that the guest's bound channels are on the card or were refused.
-fn check_channels(gpu: &VGpu, channels: &Channels, vm: VmId) -> Result<(), Invalid> {
+fn check_channels(gpu: &VGpu, channels: &Channels, vm: TenantId) -> Result<(), Invalid> {
     let seen: BTreeSet<VirtualChannelId> = gpu.bound_channels().collect();
     let known =
         |channel: VirtualChannelId| channels.physical(vm, channel).is_some() || channels.refused(vm, channel).is_some();

@@ -13,7 +13,7 @@ use nvspec::fifo::VirtualChannelId;
 use owner::{HostState, Looks};
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
-use vram::VmId;
+use vram::TenantId;
 
 /// A wait for memory. Its end depends on the mover's scans, not on the clock.
 #[derive(Clone, Copy, Debug)]
@@ -24,12 +24,12 @@ pub(crate) struct Wait {
 }
 
 impl Wait {
-    pub(crate) fn begin(state: &HostState, vm: VmId) -> Self {
+    pub(crate) fn begin(state: &HostState, vm: TenantId) -> Self {
         Self { since: Instant::now(), looks: state.vram().looks(vm) }
     }
 
     /// Returns whether the mover has scanned without success for as long as `limit` allows.
-    pub(crate) fn is_over(&self, state: &HostState, vm: VmId, limit: Duration) -> bool {
+    pub(crate) fn is_over(&self, state: &HostState, vm: TenantId, limit: Duration) -> bool {
         state.vram().is_vain(vm, self.looks, limit)
     }
 
@@ -52,7 +52,7 @@ pub(crate) struct PendingBind {
 /// Binds and work of one VM that wait for memory.
 #[derive(Debug)]
 pub(crate) struct Pending {
-    vm: VmId,
+    vm: TenantId,
     /// Time for which they may wait if no memory is found.
     limit: Duration,
     binds: BTreeMap<VirtualChannelId, PendingBind>,
@@ -64,7 +64,7 @@ pub(crate) struct Pending {
 
 impl Pending {
     /// Creates an empty queue whose entries may wait for `limit`.
-    pub(crate) fn new(vm: VmId, limit: Duration) -> Self {
+    pub(crate) fn new(vm: TenantId, limit: Duration) -> Self {
         Self { vm, limit, binds: BTreeMap::new(), work: BTreeMap::new(), listed: Vec::new() }
     }
 

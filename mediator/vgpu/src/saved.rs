@@ -17,7 +17,7 @@ use std::os::fd::OwnedFd;
 use std::sync::{Arc, Weak};
 use vm_device::DeviceError;
 use vmm_glue::Link;
-use vram::VmId;
+use vram::TenantId;
 
 /// State that is a VM's own, without segments.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -63,7 +63,7 @@ impl SavedSide {
     ///
     /// # Errors
     /// See [`WriteError`].
-    pub fn write(&self, vm: VmId, file: &mut Writer) -> Result<(), WriteError> {
+    pub fn write(&self, vm: TenantId, file: &mut Writer) -> Result<(), WriteError> {
         let Self { own, segments, apertures, files: _ } = self;
         file.put(vm.0, own)?;
         segments.as_ref().map_or(Ok(()), |segments| file.put(vm.0, segments))?;
@@ -74,7 +74,7 @@ impl SavedSide {
     ///
     /// # Errors
     /// See [`ReadError`].
-    pub fn read(vm: VmId, file: &mut SavedState<'_>, files: Vec<OwnedFd>) -> Result<Self, ReadError> {
+    pub fn read(vm: TenantId, file: &mut SavedState<'_>, files: Vec<OwnedFd>) -> Result<Self, ReadError> {
         let own = file.take(vm.0)?;
         let any = file.owners::<SavedAttachments>().contains(&vm.0);
         let segments = if any { Some(file.take(vm.0)?) } else { None };
@@ -170,7 +170,7 @@ impl MediatedVm {
     /// When the state is invalid, or of other settings; when the host does not map the client's memory.
     pub fn reopen(
         card: &mut Reopened,
-        vm: VmId,
+        vm: TenantId,
         SavedSide { own, segments, apertures: remap, files }: SavedSide,
         settings: &Settings,
         link: &Link,

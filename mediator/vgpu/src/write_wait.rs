@@ -7,7 +7,7 @@
 use super::pending::Wait;
 use owner::{HostState, Looks};
 use std::time::Duration;
-use vram::VmId;
+use vram::TenantId;
 
 /// Longest time of unsuccessful scans of the mover that one write waits for.
 const LIMIT: Duration = Duration::from_secs(1);
@@ -34,7 +34,7 @@ impl WriteWait {
     }
 
     /// Handles a write that finds no memory. Returns whether to retry it after [`RETRY`]; otherwise it is lost.
-    pub(crate) fn waits(&mut self, state: &HostState, vm: VmId) -> bool {
+    pub(crate) fn waits(&mut self, state: &HostState, vm: TenantId) -> bool {
         let looks = state.vram().looks(vm);
         let rests = |at: &Looks| at.useful == looks.useful && !state.vram().is_vain(vm, *at, self.limit * REST);
         if self.wait.is_none() && self.gave_up.as_ref().is_some_and(rests) {

@@ -15,7 +15,7 @@ use super::lag::Lags;
 use super::{Policy, Room, Standing, View};
 use crate::config::PERMILLE;
 use crate::shares::{WHOLE, scale, shares};
-use crate::types::{Nanos, VgpuId};
+use crate::types::{Nanos, TenantId};
 use saved_state::Invalid;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -30,15 +30,15 @@ const TURNS: u64 = 20;
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 struct Wait {
     until: Nanos,
-    next: VgpuId,
+    next: TenantId,
     /// The vGPU that submitted in the meantime.
-    came: Option<VgpuId>,
+    came: Option<TenantId>,
 }
 
 /// The vGPU whose submission ended last, until another vGPU starts.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 struct Last {
-    vgpu: VgpuId,
+    vgpu: TenantId,
     /// Time for which the engine may still wait without a charge, in ns.
     free: u64,
     /// Set while the next vGPU is not chosen yet.
@@ -49,41 +49,41 @@ struct Last {
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 struct Period {
     /// Shares of the vGPUs that compete, in parts of [`WHOLE`].
-    shares: BTreeMap<VgpuId, u64>,
-    used: BTreeMap<VgpuId, u64>,
+    shares: BTreeMap<TenantId, u64>,
+    used: BTreeMap<TenantId, u64>,
     total: u64,
 }
 
 impl Period {
-    fn of(competing: impl IntoIterator<Item = VgpuId>, view: &View<'_>) -> Self {
+    fn of(competing: impl IntoIterator<Item = TenantId>, view: &View<'_>) -> Self {
         let mut period = Self::default();
         period.divide(competing, view);
         period
     }
 
     /// Gives shares to the vGPUs that compete from now on.
-    fn divide(&mut self, competing: impl IntoIterator<Item = VgpuId>, view: &View<'_>) {
-        let params = |vgpu: VgpuId| Some((vgpu, view.members.get(&vgpu)?.params));
+    fn divide(&mut self, competing: impl IntoIterator<Item = TenantId>, view: &View<'_>) {
+        let params = |vgpu: TenantId| Some((vgpu, view.members.get(&vgpu)?.params));
         let (competing, params): (Vec<_>, Vec<_>) = competing.into_iter().filter_map(params).unzip();
         self.shares = competing.into_iter().zip(shares(&params)).collect();
     }
 
     /// Adds a vGPU to those that compete, if it is not among them.
-    fn enter(&mut self, vgpu: VgpuId, view: &View<'_>) {
+    fn enter(&mut self, vgpu: TenantId, view: &View<'_>) {
         if !self.shares.contains_key(&vgpu) {
             let competing: Vec<_> = self.shares.keys().copied().chain([vgpu]).collect();
             self.divide(competing, view);
         }
     }
 
-    fn leave(&mut self, vgpu: VgpuId) {
+    fn leave(&mut self, vgpu: TenantId) {
         self.shares.remove(&vgpu);
         self.used.remove(&vgpu);
     }
 
     /// Returns the use of a vGPU beyond its bandwidth, in ns.
-    fn beyond(&self, vgpu: VgpuId) -> i64 {
-        let of = |map: &BTreeMap<VgpuId, u64>| map.get(&vgpu).copied().unwrap_or(0);
+    fn beyond(&self, vgpu: TenantId) -> i64 {
+        let of = |map: &BTreeMap<TenantId, u64>| map.get(&vgpu).copied().unwrap_or(0);
         let entitled = scale(self.total, of(&self.shares), WHOLE);
         i64::try_from(i128::from(of(&self.used)) - i128::from(entitled)).unwrap_or(i64::MAX)
     }
@@ -111,16 +111,16 @@ impl Band {
     }
 
     /// Returns the use of a vGPU beyond its bandwidth, in ns.
-    fn beyond(&self, vgpu: VgpuId, view: &View<'_>) -> i64 {
+    fn beyond(&self, vgpu: TenantId, view: &View<'_>) -> i64 {
         if view.config.band.correct { self.lags.beyond(vgpu) } else { self.period.beyond(vgpu) }
     }
 
-    fn over(&self, vgpu: VgpuId, view: &View<'_>) -> bool {
+    fn over(&self, vgpu: TenantId, view: &View<'_>) -> bool {
         self.beyond(vgpu, view) > 0
     }
 
     /// Records that a vGPU has used the engine.
-    fn use_up(&mut self, vgpu: VgpuId, used: u64, view: &View<'_>) {
+    fn use_up(&mut self, vgpu: TenantId, used: u64, view: &View<'_>) {
         self.fill(view);
         self.budgets.use_up(vgpu, used);
         self.period.total = self.period.total.saturating_add(used);
@@ -132,14 +132,14 @@ impl Band {
         }
     }
 
-    fn demote_if_over(&mut self, vgpu: VgpuId, view: &View<'_>) {
+    fn demote_if_over(&mut self, vgpu: TenantId, view: &View<'_>) {
         if self.budgets.of(vgpu) < 0 && self.over(vgpu, view) {
             self.budgets.demote(vgpu);
         }
     }
 
     /// Debits a vGPU for time in which the engine could have run something.
-    fn pay(&mut self, vgpu: VgpuId, ns: u64, view: &View<'_>) {
+    fn pay(&mut self, vgpu: TenantId, ns: u64, view: &View<'_>) {
         let band = &view.config.band;
         if !band.own_time || ns == 0 {
             return;
@@ -151,7 +151,7 @@ impl Band {
     }
 
     /// Returns the next vGPU, without any wait; with `ahead`, as if that vGPU had used some more ns.
-    fn first(&self, view: &View<'_>, ahead: Option<(VgpuId, u64)>) -> Option<VgpuId> {
+    fn first(&self, view: &View<'_>, ahead: Option<(TenantId, u64)>) -> Option<TenantId> {
         if !view.config.band.correct {
             let first = self.budgets.ready(view).next()?;
             let spent = ahead.is_some_and(|(_, ns)| self.budgets.of(first) < i64::try_from(ns).unwrap_or(i64::MAX));
@@ -161,7 +161,7 @@ impl Band {
         // has the engine gets a credit of one slice less one submission: long submissions change hands each time.
         let has_it = ahead.map(|(vgpu, _)| vgpu).or(self.last.map(|last| last.vgpu));
         let turn = view.config.band.period_ns / TURNS;
-        let rank = |vgpu: &VgpuId| {
+        let rank = |vgpu: &TenantId| {
             let member = view.members.get(vgpu);
             let class = member.map(|member| member.params.class);
             let ahead = ahead.filter(|(ahead, _)| ahead == vgpu).map_or(0, |(_, ns)| ns);
@@ -174,7 +174,7 @@ impl Band {
     }
 
     /// Returns true if to wait before `next` runs.
-    fn waits(&self, last: VgpuId, next: VgpuId, view: &View<'_>) -> bool {
+    fn waits(&self, last: TenantId, next: TenantId, view: &View<'_>) -> bool {
         let band = &view.config.band;
         let due = || !band.correct || !self.over(last, view);
         band.wait_ns > 0 && next != last && self.over(next, view) && due()
@@ -182,12 +182,12 @@ impl Band {
 }
 
 impl Policy for Band {
-    fn joined(&mut self, vgpu: VgpuId) {
+    fn joined(&mut self, vgpu: TenantId) {
         self.budgets.join(vgpu);
         self.lags.join(vgpu);
     }
 
-    fn left(&mut self, vgpu: VgpuId) {
+    fn left(&mut self, vgpu: TenantId) {
         self.budgets.leave(vgpu);
         self.lags.leave(vgpu);
         self.period.leave(vgpu);
@@ -195,7 +195,7 @@ impl Policy for Band {
         self.wait = self.wait.filter(|wait| wait.next != vgpu);
     }
 
-    fn arrived(&mut self, vgpu: VgpuId, view: &View<'_>) {
+    fn arrived(&mut self, vgpu: TenantId, view: &View<'_>) {
         self.period.enter(vgpu, view);
         let welcome = !view.config.band.correct || !self.over(vgpu, view);
         if let Some(wait) = &mut self.wait
@@ -205,7 +205,7 @@ impl Policy for Band {
         }
     }
 
-    fn started(&mut self, vgpu: VgpuId, gap: u64, view: &View<'_>) {
+    fn started(&mut self, vgpu: TenantId, gap: u64, view: &View<'_>) {
         self.budgets.start(vgpu, view);
         // If the engine waited, it waited for the vGPU that ran last.
         let last = self.last.take().filter(|_| view.config.band.correct);
@@ -220,18 +220,18 @@ impl Policy for Band {
         self.pay(payer, gap.saturating_sub(free), view);
     }
 
-    fn charged(&mut self, vgpu: VgpuId, used: u64, view: &View<'_>) {
+    fn charged(&mut self, vgpu: TenantId, used: u64, view: &View<'_>) {
         self.use_up(vgpu, used, view);
         self.demote_if_over(vgpu, view);
     }
 
-    fn idled(&mut self, vgpu: VgpuId, ns: u64, view: &View<'_>) {
+    fn idled(&mut self, vgpu: TenantId, ns: u64, view: &View<'_>) {
         if view.others_ready(vgpu) {
             self.pay(vgpu, ns, view);
         }
     }
 
-    fn ended(&mut self, vgpu: VgpuId, used: u64, late: u64, view: &View<'_>) {
+    fn ended(&mut self, vgpu: TenantId, used: u64, late: u64, view: &View<'_>) {
         self.use_up(vgpu, used, view);
         let band = &view.config.band;
         let free = if band.correct {
@@ -251,7 +251,7 @@ impl Policy for Band {
         self.wait = None;
     }
 
-    fn pick(&mut self, view: &View<'_>) -> Option<VgpuId> {
+    fn pick(&mut self, view: &View<'_>) -> Option<TenantId> {
         self.fill(view);
         if !matches!(view.room, Room::Free) {
             // The work that was set aside resumes: do not wait for an engine that is busy.
@@ -291,11 +291,11 @@ impl Policy for Band {
         self.wait.map(|wait| wait.until)
     }
 
-    fn standing(&self, vgpu: VgpuId) -> Standing {
+    fn standing(&self, vgpu: TenantId) -> Standing {
         Standing { credit: self.budgets.of(vgpu), beyond: self.lags.beyond(vgpu) }
     }
 
-    fn check(&self, members: &[&VgpuId]) -> Result<(), Invalid> {
+    fn check(&self, members: &[&TenantId]) -> Result<(), Invalid> {
         self.budgets.check(members)?;
         self.lags.check(members)
     }

@@ -10,7 +10,7 @@ use crate::lane::Member;
 use crate::params::VgpuParams;
 use crate::scheduler::{is_order_of, of_members};
 use crate::shares::{Claim, divide, scale};
-use crate::types::{Nanos, VgpuId};
+use crate::types::{Nanos, TenantId};
 use saved_state::Invalid;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, VecDeque};
@@ -37,7 +37,7 @@ impl Budget {
 /// A vGPU that competes, while budgets are filled; in ns.
 #[derive(Clone, Copy, Debug)]
 struct Competitor {
-    vgpu: VgpuId,
+    vgpu: TenantId,
     params: VgpuParams,
     /// Its budget, the bound of that, and its debits since the last time.
     left: i64,
@@ -48,8 +48,8 @@ struct Competitor {
 /// Budgets and the order of vGPUs; BAND uses them too.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct Budgets {
-    budgets: BTreeMap<VgpuId, Budget>,
-    order: VecDeque<VgpuId>,
+    budgets: BTreeMap<TenantId, Budget>,
+    order: VecDeque<TenantId>,
     filled: Nanos,
     /// Time used since the last filling by overdrawn vGPUs that ran without competition, in ns.
     spare: u64,
@@ -60,21 +60,21 @@ impl Budgets {
         Self { budgets: BTreeMap::new(), order: VecDeque::new(), filled: now, spare: 0 }
     }
 
-    pub(super) fn join(&mut self, vgpu: VgpuId) {
+    pub(super) fn join(&mut self, vgpu: TenantId) {
         if self.budgets.insert(vgpu, Budget::default()).is_none() {
             self.order.push_back(vgpu);
         }
     }
 
     /// Checks that budgets that were read are of `members`, with a place for each.
-    pub(super) fn check(&self, members: &[&VgpuId]) -> Result<(), Invalid> {
+    pub(super) fn check(&self, members: &[&TenantId]) -> Result<(), Invalid> {
         of_members(self.budgets.keys(), members.iter().copied())?;
         Invalid::unless(is_order_of(&self.order, members.iter().copied()), || {
             "the order of vGPUs names others than there are".into()
         })
     }
 
-    pub(super) fn leave(&mut self, vgpu: VgpuId) {
+    pub(super) fn leave(&mut self, vgpu: TenantId) {
         self.budgets.remove(&vgpu);
         self.order.retain(|known| *known != vgpu);
     }
@@ -84,7 +84,7 @@ impl Budgets {
     ///
     /// Normalizes competitors' budgets to one period in total, by their shares; so one vGPU's overdraft is the others'
     /// credit.
-    pub(super) fn fill(&mut self, view: &View<'_>) -> Option<Vec<VgpuId>> {
+    pub(super) fn fill(&mut self, view: &View<'_>) -> Option<Vec<TenantId>> {
         let period = view.config.band.period_ns;
         let passed = view.now.since(self.filled) / period * period;
         if passed == 0 {
@@ -147,7 +147,7 @@ impl Budgets {
         competing
     }
 
-    pub(super) fn debit(&mut self, vgpu: VgpuId, ns: u64) {
+    pub(super) fn debit(&mut self, vgpu: TenantId, ns: u64) {
         if let Some(budget) = self.budgets.get_mut(&vgpu) {
             budget.left = budget.left.saturating_sub_unsigned(ns);
             budget.used = budget.used.saturating_add(ns);
@@ -155,7 +155,7 @@ impl Budgets {
     }
 
     /// Records that a submission of a vGPU starts.
-    pub(super) fn start(&mut self, vgpu: VgpuId, view: &View<'_>) {
+    pub(super) fn start(&mut self, vgpu: TenantId, view: &View<'_>) {
         let spare = self.of(vgpu) < 0 && !self.ready(view).any(|other| self.of(other) > 0);
         if let Some(budget) = self.budgets.get_mut(&vgpu) {
             budget.spare = spare;
@@ -163,18 +163,18 @@ impl Budgets {
     }
 
     /// Records that a vGPU has used the engine.
-    pub(super) fn use_up(&mut self, vgpu: VgpuId, ns: u64) {
+    pub(super) fn use_up(&mut self, vgpu: TenantId, ns: u64) {
         self.debit(vgpu, ns);
         if self.budgets.get(&vgpu).is_some_and(|budget| budget.spare) {
             self.spare = self.spare.saturating_add(ns);
         }
     }
 
-    pub(super) fn of(&self, vgpu: VgpuId) -> i64 {
+    pub(super) fn of(&self, vgpu: TenantId) -> i64 {
         self.budgets.get(&vgpu).map_or(0, |budget| budget.left)
     }
 
-    pub(super) fn demote(&mut self, vgpu: VgpuId) {
+    pub(super) fn demote(&mut self, vgpu: TenantId) {
         if let Some(at) = self.order.iter().position(|known| *known == vgpu) {
             self.order.remove(at);
             self.order.push_back(vgpu);
@@ -182,7 +182,7 @@ impl Budgets {
     }
 
     /// Returns the vGPUs that have a submission ready to start, in order.
-    pub(super) fn ready<'a>(&'a self, view: &'a View<'_>) -> impl Iterator<Item = VgpuId> + 'a {
+    pub(super) fn ready<'a>(&'a self, view: &'a View<'_>) -> impl Iterator<Item = TenantId> + 'a {
         self.order.iter().copied().filter(|vgpu| view.is_ready(*vgpu))
     }
 }
@@ -193,7 +193,7 @@ fn signed(ns: u64) -> i64 {
 
 /// Returns the budgets of the competitors when they are filled, `passed` ns after the last time. A vGPU at its bound
 /// counts with its use, not with its savings: the others share the rest of the period.
-fn filled(period: i64, passed: u64, mut loose: Vec<Competitor>) -> Vec<(VgpuId, i64)> {
+fn filled(period: i64, passed: u64, mut loose: Vec<Competitor>) -> Vec<(TenantId, i64)> {
     let mut filled = Vec::with_capacity(loose.len());
     let mut rest = period;
     // Each round leaves fewer vGPUs, so there are at most as many rounds as vGPUs.
@@ -231,32 +231,32 @@ impl Credit {
 }
 
 impl Policy for Credit {
-    fn joined(&mut self, vgpu: VgpuId) {
+    fn joined(&mut self, vgpu: TenantId) {
         self.budgets.join(vgpu);
     }
 
-    fn left(&mut self, vgpu: VgpuId) {
+    fn left(&mut self, vgpu: TenantId) {
         self.budgets.leave(vgpu);
     }
 
-    fn started(&mut self, vgpu: VgpuId, gap: u64, view: &View<'_>) {
+    fn started(&mut self, vgpu: TenantId, gap: u64, view: &View<'_>) {
         self.budgets.start(vgpu, view);
         if view.config.band.own_time {
             self.budgets.debit(vgpu, gap);
         }
     }
 
-    fn idled(&mut self, vgpu: VgpuId, ns: u64, view: &View<'_>) {
+    fn idled(&mut self, vgpu: TenantId, ns: u64, view: &View<'_>) {
         if view.config.band.own_time {
             self.budgets.debit(vgpu, ns);
         }
     }
 
-    fn ended(&mut self, vgpu: VgpuId, used: u64, late: u64, view: &View<'_>) {
+    fn ended(&mut self, vgpu: TenantId, used: u64, late: u64, view: &View<'_>) {
         self.charged(vgpu, if view.config.band.own_time { used.saturating_add(late) } else { used }, view);
     }
 
-    fn charged(&mut self, vgpu: VgpuId, used: u64, view: &View<'_>) {
+    fn charged(&mut self, vgpu: TenantId, used: u64, view: &View<'_>) {
         self.budgets.fill(view);
         self.budgets.use_up(vgpu, used);
         if self.budgets.of(vgpu) < 0 {
@@ -264,7 +264,7 @@ impl Policy for Credit {
         }
     }
 
-    fn pick(&mut self, view: &View<'_>) -> Option<VgpuId> {
+    fn pick(&mut self, view: &View<'_>) -> Option<TenantId> {
         self.budgets.fill(view);
         let first = self.budgets.ready(view).next()?;
         match view.room {
@@ -277,11 +277,11 @@ impl Policy for Credit {
         }
     }
 
-    fn standing(&self, vgpu: VgpuId) -> Standing {
+    fn standing(&self, vgpu: TenantId) -> Standing {
         Standing { credit: self.budgets.of(vgpu), beyond: 0 }
     }
 
-    fn check(&self, members: &[&VgpuId]) -> Result<(), Invalid> {
+    fn check(&self, members: &[&TenantId]) -> Result<(), Invalid> {
         self.budgets.check(members)
     }
 }

@@ -1,18 +1,18 @@
 //! No mediation: every arrival starts at once, except submissions that a cap or quarantine holds back.
 
 use super::{Policy, View};
-use crate::types::VgpuId;
+use crate::types::TenantId;
 use serde::{Deserialize, Serialize};
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Direct;
 
 impl Policy for Direct {
-    fn joined(&mut self, _vgpu: VgpuId) {}
+    fn joined(&mut self, _vgpu: TenantId) {}
 
-    fn left(&mut self, _vgpu: VgpuId) {}
+    fn left(&mut self, _vgpu: TenantId) {}
 
-    fn pick(&mut self, view: &View<'_>) -> Option<VgpuId> {
+    fn pick(&mut self, view: &View<'_>) -> Option<TenantId> {
         view.oldest(|_| true)
     }
 }

@@ -13,7 +13,7 @@ use super::lag::Lags;
 use super::{Policy, Room, Standing, View};
 use crate::lane::Member;
 use crate::scheduler::{COUNT_MAX, of_members};
-use crate::types::{Nanos, VgpuId};
+use crate::types::{Nanos, TenantId};
 use saved_state::Invalid;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -57,7 +57,7 @@ struct Use {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Disengaged {
     phase: Phase,
-    uses: BTreeMap<VgpuId, Use>,
+    uses: BTreeMap<TenantId, Use>,
     lags: Lags,
     turns: u64,
     /// Time at which throttled vGPUs may run because no other has work.
@@ -120,17 +120,17 @@ impl Disengaged {
 }
 
 impl Policy for Disengaged {
-    fn joined(&mut self, vgpu: VgpuId) {
+    fn joined(&mut self, vgpu: TenantId) {
         self.uses.insert(vgpu, Use::default());
         self.lags.join(vgpu);
     }
 
-    fn left(&mut self, vgpu: VgpuId) {
+    fn left(&mut self, vgpu: TenantId) {
         self.uses.remove(&vgpu);
         self.lags.leave(vgpu);
     }
 
-    fn started(&mut self, vgpu: VgpuId, _gap: u64, _view: &View<'_>) {
+    fn started(&mut self, vgpu: TenantId, _gap: u64, _view: &View<'_>) {
         let Some(of) = self.uses.get_mut(&vgpu) else { return };
         match self.phase {
             Phase::Free { .. } => of.started += 1,
@@ -141,7 +141,7 @@ impl Policy for Disengaged {
         }
     }
 
-    fn ended(&mut self, vgpu: VgpuId, used: u64, _late: u64, _view: &View<'_>) {
+    fn ended(&mut self, vgpu: TenantId, used: u64, _late: u64, _view: &View<'_>) {
         let Some(of) = self.uses.get_mut(&vgpu) else { return };
         match self.phase {
             Phase::Engaged { .. } | Phase::Drain { engage: false } => {
@@ -151,13 +151,13 @@ impl Policy for Disengaged {
         }
     }
 
-    fn charged(&mut self, vgpu: VgpuId, used: u64, _view: &View<'_>) {
+    fn charged(&mut self, vgpu: TenantId, used: u64, _view: &View<'_>) {
         if let Some(of) = self.uses.get_mut(&vgpu) {
             of.charged = of.charged.saturating_add(used);
         }
     }
 
-    fn pick(&mut self, view: &View<'_>) -> Option<VgpuId> {
+    fn pick(&mut self, view: &View<'_>) -> Option<TenantId> {
         self.advance(view);
         match self.phase {
             Phase::Free { .. } => {
@@ -194,11 +194,11 @@ impl Policy for Disengaged {
         }
     }
 
-    fn standing(&self, vgpu: VgpuId) -> Standing {
+    fn standing(&self, vgpu: TenantId) -> Standing {
         Standing { credit: 0, beyond: self.lags.beyond(vgpu) }
     }
 
-    fn check(&self, members: &[&VgpuId]) -> Result<(), Invalid> {
+    fn check(&self, members: &[&TenantId]) -> Result<(), Invalid> {
         of_members(self.uses.keys(), members.iter().copied())?;
         let counts = self.uses.values().flat_map(|of| [of.count, of.started, of.turn]).chain([self.turns]);
         Invalid::unless(counts.into_iter().all(|count| count <= COUNT_MAX), || {

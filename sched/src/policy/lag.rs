@@ -8,7 +8,7 @@ use super::{Member, View};
 use crate::config::MS;
 use crate::scheduler::of_members;
 use crate::shares::{WHOLE, shares};
-use crate::types::{Nanos, VgpuId};
+use crate::types::{Nanos, TenantId};
 use saved_state::Invalid;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -27,35 +27,35 @@ struct Lag {
 /// The lags of all vGPUs of a lane.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Lags {
-    lags: BTreeMap<VgpuId, Lag>,
+    lags: BTreeMap<TenantId, Lag>,
 }
 
 impl Lags {
-    pub(crate) fn join(&mut self, vgpu: VgpuId) {
+    pub(crate) fn join(&mut self, vgpu: TenantId) {
         self.lags.insert(vgpu, Lag::default());
     }
 
-    pub(crate) fn leave(&mut self, vgpu: VgpuId) {
+    pub(crate) fn leave(&mut self, vgpu: TenantId) {
         self.lags.remove(&vgpu);
     }
 
     /// Checks that lags that were read are of `members`, and within their bounds.
-    pub(crate) fn check(&self, members: &[&VgpuId]) -> Result<(), Invalid> {
+    pub(crate) fn check(&self, members: &[&TenantId]) -> Result<(), Invalid> {
         of_members(self.lags.keys(), members.iter().copied())?;
         let within = self.lags.values().all(|lag| (-MOST..=MOST).contains(&lag.beyond));
         Invalid::unless(within, || "a vGPU is further from its share than it can be".into())
     }
 
     /// Returns the use of a vGPU beyond its share, in ns.
-    pub(crate) fn beyond(&self, vgpu: VgpuId) -> i64 {
+    pub(crate) fn beyond(&self, vgpu: TenantId) -> i64 {
         self.lags.get(&vgpu).map_or(0, |lag| lag.beyond)
     }
 
     /// Charges a vGPU `used` ns. The competitors are the vGPUs that have work, or had some within `near` ns; the others
     /// [rest](Lag::rest), with up to their share of `keep` ns to their credit.
-    pub(crate) fn charge(&mut self, vgpu: VgpuId, used: u64, near: u64, keep: u64, view: &View<'_>) {
+    pub(crate) fn charge(&mut self, vgpu: TenantId, used: u64, near: u64, keep: u64, view: &View<'_>) {
         let now = view.now;
-        let competes = |id: &VgpuId, member: &Member| *id == vgpu || member.active(now, near);
+        let competes = |id: &TenantId, member: &Member| *id == vgpu || member.active(now, near);
         let weight = |member: &Member| u64::from(member.params.weight);
         // The share of a vGPU next to these: VMs that have booted and do nothing change nothing.
         let theirs: u64 = view.members.iter().filter(|(id, member)| competes(id, member)).map(|(_, m)| weight(m)).sum();
@@ -91,7 +91,7 @@ impl Lags {
         self.change(vgpu, |beyond| beyond.saturating_add(used_signed).saturating_sub(rest));
     }
 
-    fn change(&mut self, vgpu: VgpuId, to: impl FnOnce(i64) -> i64) {
+    fn change(&mut self, vgpu: TenantId, to: impl FnOnce(i64) -> i64) {
         if let Some(lag) = self.lags.get_mut(&vgpu) {
             lag.beyond = to(lag.beyond).clamp(-MOST, MOST);
         }

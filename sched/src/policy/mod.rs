@@ -12,7 +12,7 @@ mod lag;
 
 use crate::config::{Config, PolicyKind};
 use crate::lane::Member;
-use crate::types::{Nanos, VgpuId};
+use crate::types::{Nanos, TenantId};
 use saved_state::Invalid;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -27,7 +27,7 @@ pub(crate) enum Room {
     /// More of the same vGPU, which has work of about `ahead` ns in flight.
     Behind {
         /// The vGPU.
-        vgpu: VgpuId,
+        vgpu: TenantId,
         /// In ns.
         ahead: u64,
     },
@@ -40,28 +40,28 @@ pub(crate) enum Room {
 pub(crate) struct View<'a> {
     pub(crate) now: Nanos,
     pub(crate) config: &'a Config,
-    pub(crate) members: &'a BTreeMap<VgpuId, Member>,
+    pub(crate) members: &'a BTreeMap<TenantId, Member>,
     pub(crate) room: Room,
 }
 
 impl<'a> View<'a> {
     /// Returns the vGPUs that have a submission ready to start.
-    pub(crate) fn ready(&self) -> impl Iterator<Item = (VgpuId, &'a Member)> + use<'a> {
+    pub(crate) fn ready(&self) -> impl Iterator<Item = (TenantId, &'a Member)> + use<'a> {
         self.members.iter().filter(|(_, member)| member.ready()).map(|(vgpu, member)| (*vgpu, member))
     }
 
     /// Returns true if a vGPU has a submission ready to start.
-    pub(crate) fn is_ready(&self, vgpu: VgpuId) -> bool {
+    pub(crate) fn is_ready(&self, vgpu: TenantId) -> bool {
         self.members.get(&vgpu).is_some_and(Member::ready)
     }
 
     /// Returns true if another vGPU has a submission ready to start.
-    pub(crate) fn others_ready(&self, than: VgpuId) -> bool {
+    pub(crate) fn others_ready(&self, than: TenantId) -> bool {
         self.ready().any(|(vgpu, _)| vgpu != than)
     }
 
     /// Returns the vGPU whose first submission has waited longest, of those for which `among` is true.
-    pub(crate) fn oldest(&self, among: impl Fn(VgpuId) -> bool) -> Option<VgpuId> {
+    pub(crate) fn oldest(&self, among: impl Fn(TenantId) -> bool) -> Option<TenantId> {
         let ready = self.ready().filter(|(vgpu, _)| among(*vgpu));
         ready.min_by_key(|(_, member)| member.queue.front().map(|first| first.order)).map(|(vgpu, _)| vgpu)
     }
@@ -79,31 +79,31 @@ pub struct Standing {
 /// A way of choosing the next vGPU. Events that do not affect it have an empty body.
 pub(crate) trait Policy: Debug + Send {
     /// Adds a vGPU.
-    fn joined(&mut self, vgpu: VgpuId);
+    fn joined(&mut self, vgpu: TenantId);
 
     /// Removes a vGPU.
-    fn left(&mut self, vgpu: VgpuId);
+    fn left(&mut self, vgpu: TenantId);
 
     /// Records that a submission of a vGPU has been queued.
-    fn arrived(&mut self, _vgpu: VgpuId, _view: &View<'_>) {}
+    fn arrived(&mut self, _vgpu: TenantId, _view: &View<'_>) {}
 
     /// Records that a submission of a vGPU starts now, after the engine could have run something for `gap` ns.
-    fn started(&mut self, _vgpu: VgpuId, _gap: u64, _view: &View<'_>) {}
+    fn started(&mut self, _vgpu: TenantId, _gap: u64, _view: &View<'_>) {}
 
     /// Charges `used` ns to a vGPU in addition to its submissions that [end](Self::ended).
-    fn charged(&mut self, _vgpu: VgpuId, _used: u64, _view: &View<'_>) {}
+    fn charged(&mut self, _vgpu: TenantId, _used: u64, _view: &View<'_>) {}
 
     /// Records that the engine has idled for `ns`, until the card received the work that a vGPU was given the engine
     /// for.
-    fn idled(&mut self, _vgpu: VgpuId, _ns: u64, _view: &View<'_>) {}
+    fn idled(&mut self, _vgpu: TenantId, _ns: u64, _view: &View<'_>) {}
 
     /// Records that a submission of a vGPU has ended `late` ns ago, and had used `used` ns of the engine. `late` is
     /// shorter if the engine worked in the meantime: it is the time in which it could have run something else.
-    fn ended(&mut self, _vgpu: VgpuId, _used: u64, _late: u64, _view: &View<'_>) {}
+    fn ended(&mut self, _vgpu: TenantId, _used: u64, _late: u64, _view: &View<'_>) {}
 
     /// Returns the vGPU whose first submission starts now. It must be [ready](View::ready). Called after each event,
     /// and again after each start.
-    fn pick(&mut self, view: &View<'_>) -> Option<VgpuId>;
+    fn pick(&mut self, view: &View<'_>) -> Option<TenantId>;
 
     /// Returns the time of the next call of [`Self::pick`], unless an event comes before.
     fn wakeup(&self) -> Option<Nanos> {
@@ -111,12 +111,12 @@ pub(crate) trait Policy: Debug + Send {
     }
 
     /// Returns the policy's standing of a vGPU.
-    fn standing(&self, _vgpu: VgpuId) -> Standing {
+    fn standing(&self, _vgpu: TenantId) -> Standing {
         Standing::default()
     }
 
     /// Checks a policy that was read: that it has exactly the vGPUs in `members`, which ascend.
-    fn check(&self, _members: &[&VgpuId]) -> Result<(), Invalid> {
+    fn check(&self, _members: &[&TenantId]) -> Result<(), Invalid> {
         Ok(())
     }
 }
@@ -143,7 +143,7 @@ impl AnyPolicy {
     }
 
     /// Checks a policy that was read: that it has exactly the vGPUs in `members`, which ascend.
-    pub(crate) fn check<'a>(&self, members: impl Iterator<Item = &'a VgpuId>) -> Result<(), Invalid> {
+    pub(crate) fn check<'a>(&self, members: impl Iterator<Item = &'a TenantId>) -> Result<(), Invalid> {
         (**self).check(&members.collect::<Vec<_>>())
     }
 

@@ -4,7 +4,7 @@ use super::{Quarantine, Scheduler, Vgpu, lane_count};
 use crate::account::{Account, History, SavedAccount, SavedHistory};
 use crate::flight::Flight;
 use crate::params::{CopyShare, VgpuParams};
-use crate::types::{Engine, Nanos, Ticket, VgpuId};
+use crate::types::{Engine, Nanos, TenantId, Ticket};
 use saved_state::{Invalid, Part, ascend};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
@@ -20,16 +20,16 @@ pub struct SavedScheduler {
     /// The scheduler, without the parts that its encoding leaves out.
     scheduler: Scheduler,
     /// Accounts by engine and last uses of each vGPU, by number.
-    accounts: Vec<(VgpuId, [SavedAccount; Engine::COUNT], SavedHistory)>,
+    accounts: Vec<(TenantId, [SavedAccount; Engine::COUNT], SavedHistory)>,
     /// Shares of the copy engines of those that have one, by number.
-    copies: Vec<(VgpuId, CopyShare)>,
+    copies: Vec<(TenantId, CopyShare)>,
 }
 
 /// The scheduler in version 1: a vGPU has one share of all engines.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Version1 {
     scheduler: Scheduler,
-    accounts: Vec<(VgpuId, [SavedAccount; Engine::COUNT], SavedHistory)>,
+    accounts: Vec<(TenantId, [SavedAccount; Engine::COUNT], SavedHistory)>,
 }
 
 impl Part for SavedScheduler {
@@ -94,7 +94,7 @@ impl Scheduler {
     }
 
     /// Returns the submissions, queued or on the card, with their vGPUs.
-    pub fn tickets(&self) -> impl Iterator<Item = (VgpuId, Ticket)> {
+    pub fn tickets(&self) -> impl Iterator<Item = (TenantId, Ticket)> {
         let on_card = self.engines.iter().flat_map(|engine| engine.flights().chain(engine.asides()));
         let queued = self.lanes.iter().flat_map(|lane| lane.waiting().map(|(vgpu, queued)| (vgpu, queued.ticket)));
         on_card.map(|flight| (flight.vgpu, flight.ticket)).chain(queued)
@@ -138,18 +138,18 @@ impl Scheduler {
 
 /// Returns whether maps have the vGPUs of `members`.
 pub(crate) fn of_members<'a>(
-    keys: impl IntoIterator<Item = &'a VgpuId>,
-    members: impl IntoIterator<Item = &'a VgpuId>,
+    keys: impl IntoIterator<Item = &'a TenantId>,
+    members: impl IntoIterator<Item = &'a TenantId>,
 ) -> Result<(), Invalid> {
     Invalid::unless(keys.into_iter().eq(members), || "a policy knows other vGPUs than its lane".into())
 }
 
 /// Returns true if an order names each of `members` once.
 pub(crate) fn is_order_of<'a>(
-    order: impl IntoIterator<Item = &'a VgpuId>,
-    members: impl IntoIterator<Item = &'a VgpuId>,
+    order: impl IntoIterator<Item = &'a TenantId>,
+    members: impl IntoIterator<Item = &'a TenantId>,
 ) -> bool {
-    let mut order: Vec<&VgpuId> = order.into_iter().collect();
+    let mut order: Vec<&TenantId> = order.into_iter().collect();
     order.sort();
     ascend(&order) && order.into_iter().eq(members)
 }

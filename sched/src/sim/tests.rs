@@ -2,7 +2,7 @@
 
 use super::{Card, Change, Guest, Length, Outcome, Pulse, Scenario, Step, Stream, jain, run, run_with};
 use crate::trace::{Recorder, Trace, TraceError};
-use crate::{BandParams, Config, Engine, Nanos, Pipeline, PolicyKind, Queues, Scheduler, VgpuId, VgpuParams};
+use crate::{BandParams, Config, Engine, Nanos, Pipeline, PolicyKind, Queues, Scheduler, TenantId, VgpuParams};
 use std::collections::BTreeMap;
 
 const MS: u64 = 1_000_000;
@@ -162,7 +162,7 @@ fn copies_and_kernels_overlap_unless_they_share_a_queue() {
 fn a_record_replays_to_the_same_decisions_and_a_changed_one_does_not() {
     let mut scenario = Scenario::new(Config::default(), SECOND, unequal(3));
     scenario.changes.push((Nanos(SECOND / 2), Change::Config(published(PolicyKind::Fifo))));
-    scenario.changes.push((Nanos(SECOND / 3), Change::Vgpu(VgpuId(1), VgpuParams::weight(7))));
+    scenario.changes.push((Nanos(SECOND / 3), Change::Vgpu(TenantId(1), VgpuParams::weight(7))));
     let fresh = Scheduler::new(scenario.config, Nanos(0)).unwrap();
     let mut recorder = Recorder::new(Vec::new(), &fresh, Nanos(0), &BTreeMap::new()).unwrap();
     let outcome = run_with(&scenario, 3, &mut |at, event, decisions| recorder.record(at, event, decisions).unwrap());
@@ -182,11 +182,11 @@ fn a_record_that_begins_in_mid_run_replays_under_any_policy() {
     let capped = VgpuParams { cap_permille: 300, ..VgpuParams::weight(30) };
     for policy in PolicyKind::ALL {
         let mut scenario = Scenario::new(Config { policy, ..Config::default() }, SECOND, unequal(4));
-        scenario.changes.push((Nanos(SECOND / 3), Change::Vgpu(VgpuId(1), capped)));
+        scenario.changes.push((Nanos(SECOND / 3), Change::Vgpu(TenantId(1), capped)));
         // A scheduler with the same events, to have its state in the middle.
         let mut twin = Scheduler::new(scenario.config, Nanos(0)).unwrap();
         let mut recorder = None;
-        let names = BTreeMap::from([(VgpuId(0), "web".to_owned())]);
+        let names = BTreeMap::from([(TenantId(0), "web".to_owned())]);
         let run = run_with(&scenario, 3, &mut |at, event, decisions| {
             if at.0 > SECOND / 2 {
                 let recorder = recorder.get_or_insert_with(|| Recorder::new(Vec::new(), &twin, at, &names).unwrap());
@@ -201,7 +201,7 @@ fn a_record_that_begins_in_mid_run_replays_under_any_policy() {
         assert!(trace.entries.len() > 100 && trace.length() > SECOND / 3, "{policy:?}");
         let replay = trace.replay();
         assert_eq!(replay.other, [], "{policy:?}");
-        assert!(replay.scheduler.account(VgpuId(0), Engine::Compute).unwrap().used > 0, "accounts of the record");
+        assert!(replay.scheduler.account(TenantId(0), Engine::Compute).unwrap().used > 0, "accounts of the record");
     }
 }
 
@@ -216,7 +216,7 @@ fn a_record_under_another_policy_has_the_same_work_in_another_order() {
     run_with(&scenario, 1, &mut |at, event, decisions| recorder.record(at, event, decisions).unwrap()).unwrap();
     let trace = Trace::read(&*recorder.finish().unwrap()).unwrap();
     let recorded = trace.replay().scheduler;
-    let used = |scheduler: &Scheduler, vm| scheduler.account(VgpuId(vm), Engine::Compute).unwrap().clone();
+    let used = |scheduler: &Scheduler, vm| scheduler.account(TenantId(vm), Engine::Compute).unwrap().clone();
     for policy in PolicyKind::ALL {
         let other = trace.under(Config { policy, ..Config::default() }).unwrap();
         for vm in 0..3 {

@@ -1,7 +1,7 @@
 //! A vGPU whose guest stops its channel and lets it run again while its work is on the card, next to one that always
 //! has work: the events that a card manager makes of that, with an engine that does not preempt.
 
-use crate::{Channel, Config, Decision, Engine, Event, Nanos, PolicyKind, Scheduler, Ticket, VgpuId, VgpuParams};
+use crate::{Channel, Config, Decision, Engine, Event, Nanos, PolicyKind, Scheduler, TenantId, Ticket, VgpuParams};
 use std::collections::{BTreeMap, VecDeque};
 
 /// Length of a neighbour's kernel, and of one of the other, in ns.
@@ -16,8 +16,8 @@ const LENGTH: u64 = 30_000_000_000;
 const ALONE: u64 = 300_000_000;
 /// Submissions of each that are queued at a time.
 const DEPTH: u64 = 16;
-const NEIGHBOUR: VgpuId = VgpuId(0);
-const OTHER: VgpuId = VgpuId(1);
+const NEIGHBOUR: TenantId = TenantId(0);
+const OTHER: TenantId = TenantId(1);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Stage {
@@ -32,7 +32,7 @@ struct World {
     scheduler: Scheduler,
     now: Nanos,
     next: u64,
-    held: BTreeMap<Ticket, (VgpuId, Stage)>,
+    held: BTreeMap<Ticket, (TenantId, Stage)>,
     /// Submissions that the engine may fetch, in order.
     fetched: VecDeque<Ticket>,
     /// Submission that it works on, and the end of that.
@@ -52,11 +52,11 @@ impl World {
         world
     }
 
-    fn arrival(ticket: Ticket, vgpu: VgpuId) -> Event {
+    fn arrival(ticket: Ticket, vgpu: TenantId) -> Event {
         Event::Arrival { vgpu, channel: Channel(vgpu.0), engine: Engine::Compute, ticket }
     }
 
-    fn submit(&mut self, vgpu: VgpuId) {
+    fn submit(&mut self, vgpu: TenantId) {
         let ticket = Ticket(self.next);
         self.next += 1;
         let runs = vgpu == NEIGHBOUR || self.enabled && !self.any(Stage::Withheld) && !self.any(Stage::Again);
@@ -160,7 +160,7 @@ impl World {
         }
     }
 
-    fn used(&self, vgpu: VgpuId) -> f64 {
+    fn used(&self, vgpu: TenantId) -> f64 {
         self.scheduler.account(vgpu, Engine::Compute).unwrap().used as f64
     }
 }

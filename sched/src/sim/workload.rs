@@ -1,7 +1,7 @@
 //! Workloads as data.
 
 use super::Random;
-use crate::{Config, Engine, Nanos, VgpuId, VgpuParams};
+use crate::{Config, Engine, Nanos, TenantId, VgpuParams};
 use serde::{Deserialize, Serialize};
 
 /// Duration of something, in ns.
@@ -144,7 +144,7 @@ pub enum Change {
     /// To the card.
     Config(Config),
     /// To a vGPU.
-    Vgpu(VgpuId, VgpuParams),
+    Vgpu(TenantId, VgpuParams),
 }
 
 /// A run.

@@ -4,7 +4,7 @@ use super::outcome::Outcome;
 use super::uses::Uses;
 use super::workload::{Change, Scenario};
 use super::{Length, Random};
-use crate::{Channel, ConfigError, Decision, Engine, Event, Histogram, Nanos, Scheduler, Ticket, VgpuId};
+use crate::{Channel, ConfigError, Decision, Engine, Event, Histogram, Nanos, Scheduler, TenantId, Ticket};
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap, VecDeque};
 
@@ -27,7 +27,7 @@ enum Happening {
     /// The scheduler sees an end, which was at this time.
     Seen(Ticket, Nanos),
     /// A killed channel is off the card.
-    Killed(VgpuId, Channel, Engine),
+    Killed(TenantId, Channel, Engine),
     /// The scheduler's wakeup, if it is still the last one requested.
     Wakeup(u64),
 }
@@ -312,7 +312,7 @@ impl World<'_> {
         self.submissions.retain(|_, submission| !gone(&submission.round));
     }
 
-    fn end_channel(&mut self, vgpu: VgpuId, channel: Channel) {
+    fn end_channel(&mut self, vgpu: TenantId, channel: Channel) {
         let (guest, stream) = (vgpu.0 as usize, channel.0 as usize);
         self.closed[guest][stream] = true;
         self.take_off(|round| (round.guest, round.stream) == (guest, stream));
@@ -326,8 +326,8 @@ impl World<'_> {
     }
 }
 
-fn vgpu(guest: usize) -> VgpuId {
-    VgpuId(u32::try_from(guest).unwrap_or(u32::MAX))
+fn vgpu(guest: usize) -> TenantId {
+    TenantId(u32::try_from(guest).unwrap_or(u32::MAX))
 }
 
 fn channel(stream: usize) -> Channel {

@@ -2,7 +2,7 @@
 //! plain fractions. The policy must decide the same, event by event.
 
 use super::harness::Harness;
-use crate::{BandParams, Config, Decision, Engine, Event, Nanos, Pipeline, VgpuId, VgpuParams};
+use crate::{BandParams, Config, Decision, Engine, Event, Nanos, Pipeline, TenantId, VgpuParams};
 use proptest::prelude::*;
 use std::collections::{BTreeMap, VecDeque};
 
@@ -261,7 +261,7 @@ fn agree(weights: &[u32], own_time: bool, latency: u64, arrivals: &[(u64, usize,
             started_at.insert(ticket, harness.now);
         }
         for vgpu in &model.queue {
-            let credit = i128::from(harness.scheduler.standing(VgpuId(vgpu.id), Engine::Compute).credit);
+            let credit = i128::from(harness.scheduler.standing(TenantId(vgpu.id), Engine::Compute).credit);
             assert_eq!(credit, vgpu.bgt, "budget of {} at {:?}", vgpu.id, Nanos(harness.now));
         }
     }

@@ -3,7 +3,7 @@
 
 use super::harness::Harness;
 use crate::sim::{Guest, Length, Outcome, Pulse, Scenario, Stream, run};
-use crate::{BandParams, Config, Engine, Nanos, Pipeline, PolicyKind, VgpuId, VgpuParams};
+use crate::{BandParams, Config, Engine, Nanos, Pipeline, PolicyKind, TenantId, VgpuParams};
 use proptest::prelude::*;
 use proptest::test_runner::RngSeed;
 
@@ -151,7 +151,7 @@ fn a_debt_is_forgiven_beyond_a_period_for_each_that_competes() {
         harness.arrive(1, 0, Engine::Compute, MS);
     }
     harness.pass(SECOND + 70 * MS);
-    let credit = harness.scheduler.standing(VgpuId(0), Engine::Compute).credit;
+    let credit = harness.scheduler.standing(TenantId(0), Engine::Compute).credit;
     assert!(credit.unsigned_abs() <= 60 * MS, "{credit}");
 }
 

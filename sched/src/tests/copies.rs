@@ -1,7 +1,7 @@
 //! Shares of the copy engines that are others than of compute.
 
 use crate::sim::{Guest, Length, Outcome, Scenario, Step, Stream, run};
-use crate::{Config, CopyShare, Engine, Nanos, PolicyKind, Queues, SavedScheduler, Scheduler, VgpuId, VgpuParams};
+use crate::{Config, CopyShare, Engine, Nanos, PolicyKind, Queues, SavedScheduler, Scheduler, TenantId, VgpuParams};
 use saved_state::Part;
 
 const MS: u64 = 1_000_000;
@@ -75,7 +75,7 @@ fn settings_of_copies_have_their_bounds() {
 fn scheduler() -> Scheduler {
     let mut scheduler = Scheduler::new(Config::default(), Nanos(0)).unwrap();
     for (vgpu, params) in [(0, share(100, weight(300))), (1, share(200, CopyShare::AS_COMPUTE))] {
-        scheduler.event(Nanos(0), crate::Event::Added { vgpu: VgpuId(vgpu), params }, &mut Vec::new());
+        scheduler.event(Nanos(0), crate::Event::Added { vgpu: TenantId(vgpu), params }, &mut Vec::new());
     }
     scheduler
 }
@@ -83,7 +83,7 @@ fn scheduler() -> Scheduler {
 #[test]
 fn a_saved_scheduler_has_them_and_that_of_the_version_before_has_not() {
     let (before, now) = (scheduler(), Nanos(1));
-    let of = |scheduler: &Scheduler, vgpu| *scheduler.params(VgpuId(vgpu)).unwrap();
+    let of = |scheduler: &Scheduler, vgpu| *scheduler.params(TenantId(vgpu)).unwrap();
     let through = |saved: &SavedScheduler| postcard::from_bytes(&postcard::to_allocvec(saved).unwrap()).unwrap();
     let after = Scheduler::restored(through(&before.save()), now).unwrap();
     assert_eq!((of(&after, 0), of(&after, 1)), (of(&before, 0), of(&before, 1)));
@@ -100,7 +100,7 @@ fn a_saved_scheduler_has_them_and_that_of_the_version_before_has_not() {
 fn a_record_has_them() {
     let text = serde_json::to_string(&scheduler()).unwrap();
     let read: Scheduler = serde_json::from_str(&text).unwrap();
-    assert_eq!(read.params(VgpuId(0)), scheduler().params(VgpuId(0)));
+    assert_eq!(read.params(TenantId(0)), scheduler().params(TenantId(0)));
     // One that was made before they were there.
     let plain = serde_json::to_string(&VgpuParams::weight(3)).unwrap();
     assert!(!plain.contains("copies"), "{plain}");

@@ -1,7 +1,7 @@
 //! A card that carries out the scheduler's decisions, with its own accounts: the state of each ticket, and the time
 //! that each engine was busy.
 
-use crate::{Channel, Config, Decision, Engine, Event, Nanos, Scheduler, Ticket, VgpuId, VgpuParams};
+use crate::{Channel, Config, Decision, Engine, Event, Nanos, Scheduler, TenantId, Ticket, VgpuParams};
 use std::collections::{BTreeMap, VecDeque};
 
 /// Fate of a ticket.
@@ -16,7 +16,7 @@ pub(super) enum Fate {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Work {
     pub(super) ticket: Ticket,
-    pub(super) vgpu: VgpuId,
+    pub(super) vgpu: TenantId,
     pub(super) channel: Channel,
     pub(super) engine: Engine,
     pub(super) length: u64,
@@ -66,7 +66,7 @@ impl Harness {
     }
 
     pub(super) fn add(&mut self, vgpu: u32, params: VgpuParams) {
-        self.feed(Event::Added { vgpu: VgpuId(vgpu), params });
+        self.feed(Event::Added { vgpu: TenantId(vgpu), params });
     }
 
     /// Sends an event to the scheduler, carries out its decisions, and returns them.
@@ -85,7 +85,7 @@ impl Harness {
 
     pub(super) fn arrive(&mut self, vgpu: u32, channel: u32, engine: Engine, length: u64) -> Vec<Decision> {
         self.tickets += 1;
-        let (vgpu, channel, ticket) = (VgpuId(vgpu), Channel(channel), Ticket(self.tickets));
+        let (vgpu, channel, ticket) = (TenantId(vgpu), Channel(channel), Ticket(self.tickets));
         let fate = if self.scheduler.params(vgpu).is_some() { Fate::Queued } else { Fate::Dropped };
         self.fates.insert(ticket, (fate, Work { ticket, vgpu, channel, engine, length }));
         self.feed(Event::Arrival { vgpu, channel, engine, ticket })
@@ -218,7 +218,7 @@ impl Harness {
     }
 
     pub(super) fn end_channel(&mut self, vgpu: u32, channel: u32) -> Vec<Decision> {
-        let (vgpu, channel) = (VgpuId(vgpu), Channel(channel));
+        let (vgpu, channel) = (TenantId(vgpu), Channel(channel));
         self.look();
         self.take_off(|work| (work.vgpu, work.channel) == (vgpu, channel));
         self.feed(Event::ChannelEnded { vgpu, channel })
@@ -226,8 +226,8 @@ impl Harness {
 
     pub(super) fn remove(&mut self, vgpu: u32) -> Vec<Decision> {
         self.look();
-        self.take_off(|work| work.vgpu == VgpuId(vgpu));
-        self.feed(Event::Removed { vgpu: VgpuId(vgpu) })
+        self.take_off(|work| work.vgpu == TenantId(vgpu));
+        self.feed(Event::Removed { vgpu: TenantId(vgpu) })
     }
 
     /// Runs everything that waits to its end. Fails when something waits that nothing would ever start.

@@ -1,7 +1,7 @@
 //! Caps, run time limits, strikes, quarantine.
 
 use super::harness::Harness;
-use crate::{Channel, Config, Decision, Engine, Event, Nanos, PolicyKind, Quarantine, Ticket, VgpuId, VgpuParams};
+use crate::{Channel, Config, Decision, Engine, Event, Nanos, PolicyKind, Quarantine, TenantId, Ticket, VgpuParams};
 
 const MS: u64 = 1_000_000;
 const LIMITED: VgpuParams = VgpuParams {
@@ -25,8 +25,8 @@ fn overrun(harness: &mut Harness, channel: u32) -> (u64, Vec<Decision>) {
     harness.arrive(0, channel, Engine::Compute, 1000 * MS);
     let (event, decisions) = harness.step(u64::MAX).unwrap();
     assert_eq!(event, Event::Tick);
-    assert!(matches!(decisions[..], [Decision::Kill { vgpu: VgpuId(0), .. }]), "{decisions:?}");
-    let mut decisions = harness.feed(Event::Struck { vgpu: VgpuId(0), engine: Engine::Compute });
+    assert!(matches!(decisions[..], [Decision::Kill { vgpu: TenantId(0), .. }]), "{decisions:?}");
+    let mut decisions = harness.feed(Event::Struck { vgpu: TenantId(0), engine: Engine::Compute });
     decisions.extend(harness.end_channel(0, channel));
     (harness.now, decisions)
 }
@@ -38,7 +38,7 @@ fn a_submission_beyond_its_limit_has_its_channel_killed_once() {
     harness.arrive(0, 3, Engine::Compute, 1000 * MS);
     let (event, decisions) = harness.step(u64::MAX).unwrap();
     assert_eq!((event, harness.now), (Event::Tick, 57 * MS));
-    let (vgpu, channel, engine, ticket) = (VgpuId(0), Channel(3), Engine::Compute, Ticket(1));
+    let (vgpu, channel, engine, ticket) = (TenantId(0), Channel(3), Engine::Compute, Ticket(1));
     assert_eq!(decisions, [Decision::Kill { vgpu, channel, engine, ticket, ran_ns: 50 * MS }]);
     harness.now += MS;
     assert_eq!(harness.feed(Event::Tick), []);
@@ -60,16 +60,16 @@ fn a_limit_counts_from_when_the_engine_began() {
     harness.arrive(0, 0, Engine::Compute, 40 * MS);
     harness.arrive(0, 0, Engine::Compute, 40 * MS);
     harness.drain();
-    assert_eq!(harness.scheduler.account(VgpuId(0), Engine::Compute).unwrap().killed, 0);
+    assert_eq!(harness.scheduler.account(TenantId(0), Engine::Compute).unwrap().killed, 0);
 }
 
 #[test]
 fn the_last_strike_quarantines_until_the_operator_releases() {
     let mut harness = harness(2, 0);
     overrun(&mut harness, 0);
-    assert_eq!(harness.scheduler.strikes(VgpuId(0)), Some((1, Quarantine::Free)));
+    assert_eq!(harness.scheduler.strikes(TenantId(0)), Some((1, Quarantine::Free)));
     let (_, decisions) = overrun(&mut harness, 1);
-    assert_eq!(decisions.last(), Some(&Decision::Quarantined { vgpu: VgpuId(0), until: None }));
+    assert_eq!(decisions.last(), Some(&Decision::Quarantined { vgpu: TenantId(0), until: None }));
     // Held back, and not dropped; the other continues.
     assert_eq!(harness.arrive(0, 2, Engine::Compute, MS), []);
     assert_eq!(harness.arrive(0, 2, Engine::Copy0, MS), []);
@@ -79,10 +79,10 @@ fn the_last_strike_quarantines_until_the_operator_releases() {
     harness.feed(Event::Configured(Config { policy: PolicyKind::Fifo, ..*harness.scheduler.config() }));
     harness.pass(1000 * MS);
     assert_eq!(harness.scheduler.next_wakeup(), None);
-    let released = harness.feed(Event::Released { vgpu: VgpuId(0) });
-    let expected = [Decision::Released { vgpu: VgpuId(0) }, Decision::Start(Ticket(3)), Decision::Start(Ticket(4))];
+    let released = harness.feed(Event::Released { vgpu: TenantId(0) });
+    let expected = [Decision::Released { vgpu: TenantId(0) }, Decision::Start(Ticket(3)), Decision::Start(Ticket(4))];
     assert_eq!(released, expected);
-    assert_eq!(harness.scheduler.strikes(VgpuId(0)), Some((0, Quarantine::Free)));
+    assert_eq!(harness.scheduler.strikes(TenantId(0)), Some((0, Quarantine::Free)));
     harness.drain();
     harness.audit();
 }
@@ -92,12 +92,12 @@ fn the_timer_releases_too() {
     let mut harness = harness(1, 200 * MS);
     let (at, decisions) = overrun(&mut harness, 0);
     let until = Nanos(at + 200 * MS);
-    assert_eq!(decisions.last(), Some(&Decision::Quarantined { vgpu: VgpuId(0), until: Some(until) }));
+    assert_eq!(decisions.last(), Some(&Decision::Quarantined { vgpu: TenantId(0), until: Some(until) }));
     harness.arrive(0, 1, Engine::Compute, MS);
     assert_eq!(harness.scheduler.next_wakeup(), Some(until));
     let (event, decisions) = harness.step(u64::MAX).unwrap();
     assert_eq!((event, harness.now), (Event::Tick, until.0));
-    assert_eq!(decisions, [Decision::Released { vgpu: VgpuId(0) }, Decision::Start(Ticket(2))]);
+    assert_eq!(decisions, [Decision::Released { vgpu: TenantId(0) }, Decision::Start(Ticket(2))]);
 }
 
 #[test]
@@ -109,7 +109,7 @@ fn a_cap_holds_even_on_an_idle_card_and_under_each_policy() {
             harness.arrive(0, 0, Engine::Compute, MS);
         }
         harness.pass(1000 * MS);
-        let used = harness.scheduler.account(VgpuId(0), Engine::Compute).unwrap().used;
+        let used = harness.scheduler.account(TenantId(0), Engine::Compute).unwrap().used;
         assert!((195 * MS..=210 * MS).contains(&used), "{policy:?}: {used}");
         harness.drain();
     }
@@ -118,15 +118,15 @@ fn a_cap_holds_even_on_an_idle_card_and_under_each_policy() {
 #[test]
 fn a_cap_that_is_raised_lets_go_at_once() {
     let mut harness = harness(0, 0);
-    harness.feed(Event::Changed { vgpu: VgpuId(0), params: VgpuParams { cap_permille: 1, ..LIMITED } });
+    harness.feed(Event::Changed { vgpu: TenantId(0), params: VgpuParams { cap_permille: 1, ..LIMITED } });
     for _ in 0..4 {
         harness.arrive(0, 0, Engine::Compute, 10 * MS);
     }
     harness.pass(100 * MS);
-    assert!(harness.scheduler.account(VgpuId(0), Engine::Compute).unwrap().used < 40 * MS);
-    harness.feed(Event::Changed { vgpu: VgpuId(0), params: LIMITED });
+    assert!(harness.scheduler.account(TenantId(0), Engine::Compute).unwrap().used < 40 * MS);
+    harness.feed(Event::Changed { vgpu: TenantId(0), params: LIMITED });
     harness.pass(40 * MS);
-    assert_eq!(harness.scheduler.account(VgpuId(0), Engine::Compute).unwrap().used, 40 * MS);
+    assert_eq!(harness.scheduler.account(TenantId(0), Engine::Compute).unwrap().used, 40 * MS);
 }
 
 #[test]
@@ -137,7 +137,7 @@ fn short_work_beside_a_long_one_does_not_put_its_limit_off() {
     harness.arrive(0, 0, Engine::Compute, 1000 * MS);
     for ticket in 2..12 {
         harness.now += 6 * MS;
-        let (vgpu, channel, engine) = (VgpuId(0), Channel(1), Engine::Compute);
+        let (vgpu, channel, engine) = (TenantId(0), Channel(1), Engine::Compute);
         let mut decisions = Vec::new();
         let now = Nanos(harness.now);
         harness.scheduler.event(now, Event::Arrival { vgpu, channel, engine, ticket: Ticket(ticket) }, &mut decisions);
@@ -166,20 +166,20 @@ fn who_has_the_engine_is_blamed_and_not_who_is_first_in_the_books() {
         [Decision::Kill { vgpu, channel, .. }] => (vgpu, channel),
         _ => panic!("{decisions:?}"),
     };
-    assert_eq!(kill(harness.feed(Event::Tick)), (VgpuId(0), Channel(0)));
-    assert_eq!(harness.feed(Event::Occupied { engine, vgpu: VgpuId(1), channel: Channel(7) }), []);
+    assert_eq!(kill(harness.feed(Event::Tick)), (TenantId(0), Channel(0)));
+    assert_eq!(harness.feed(Event::Occupied { engine, vgpu: TenantId(1), channel: Channel(7) }), []);
     assert_eq!(harness.scheduler.next_wakeup(), Some(Nanos(50 * MS + MS / 4)));
     harness.now += MS / 4;
-    assert_eq!(kill(harness.feed(Event::Tick)), (VgpuId(1), Channel(7)));
-    harness.feed(Event::ChannelEnded { vgpu: VgpuId(1), channel: Channel(7) });
-    let decisions = harness.feed(Event::Struck { vgpu: VgpuId(1), engine });
-    assert_eq!(decisions, [Decision::Quarantined { vgpu: VgpuId(1), until: None }]);
+    assert_eq!(kill(harness.feed(Event::Tick)), (TenantId(1), Channel(7)));
+    harness.feed(Event::ChannelEnded { vgpu: TenantId(1), channel: Channel(7) });
+    let decisions = harness.feed(Event::Struck { vgpu: TenantId(1), engine });
+    assert_eq!(decisions, [Decision::Quarantined { vgpu: TenantId(1), until: None }]);
     // The one that waited for it is charged for its own time, and has its limit before it.
     harness.now += MS;
     harness.feed(Event::Completed { ticket: Ticket(1), ended: Some(Nanos(harness.now)) });
-    let used = |vgpu| harness.scheduler.account(VgpuId(vgpu), engine).unwrap().used;
+    let used = |vgpu| harness.scheduler.account(TenantId(vgpu), engine).unwrap().used;
     assert_eq!([used(0), used(1)], [MS, 50 * MS]);
-    assert_eq!(harness.scheduler.strikes(VgpuId(0)), Some((0, Quarantine::Free)));
+    assert_eq!(harness.scheduler.strikes(TenantId(0)), Some((0, Quarantine::Free)));
 }
 
 #[test]
@@ -188,10 +188,10 @@ fn work_of_another_lane_is_booked_where_the_card_says_that_it_runs() {
     harness.arrive(0, 3, Engine::Compute, 1000 * MS);
     harness.arrive(1, 4, Engine::Copy0, MS);
     harness.now = 50 * MS;
-    harness.feed(Event::Occupied { engine: Engine::Copy0, vgpu: VgpuId(0), channel: Channel(3) });
+    harness.feed(Event::Occupied { engine: Engine::Copy0, vgpu: TenantId(0), channel: Channel(3) });
     harness.now = 60 * MS;
-    harness.feed(Event::ChannelEnded { vgpu: VgpuId(0), channel: Channel(3) });
-    let used = |vgpu, engine| harness.scheduler.account(VgpuId(vgpu), engine).unwrap().used;
+    harness.feed(Event::ChannelEnded { vgpu: TenantId(0), channel: Channel(3) });
+    let used = |vgpu, engine| harness.scheduler.account(TenantId(vgpu), engine).unwrap().used;
     assert_eq!([used(0, Engine::Compute), used(0, Engine::Copy0)], [50 * MS, 10 * MS]);
     assert_eq!(used(1, Engine::Copy0), 0);
 }
@@ -205,16 +205,16 @@ fn a_vgpu_that_keeps_an_engine_from_another_is_charged_for_it_and_the_other_is_n
     for step in 1..=4 {
         let since = Nanos(harness.now);
         harness.now = step * 10 * MS;
-        harness.feed(Event::Kept { engine: Engine::Compute, vgpu: VgpuId(0), since });
+        harness.feed(Event::Kept { engine: Engine::Compute, vgpu: TenantId(0), since });
     }
-    let used = |harness: &Harness, vgpu| harness.scheduler.account(VgpuId(vgpu), Engine::Compute).unwrap().used;
+    let used = |harness: &Harness, vgpu| harness.scheduler.account(TenantId(vgpu), Engine::Compute).unwrap().used;
     assert_eq!([used(&harness, 0), used(&harness, 1)], [40 * MS, 0]);
     harness.now += MS;
     harness.feed(Event::Completed { ticket: Ticket(2), ended: Some(Nanos(harness.now)) });
     assert_eq!([used(&harness, 0), used(&harness, 1)], [40 * MS, MS]);
     assert_eq!(harness.scheduler.busy(Engine::Compute), 41 * MS);
     // According to its budget the other goes first from now on.
-    assert_eq!(harness.scheduler.strikes(VgpuId(1)).unwrap().0, 0, "its limit begins when it has the engine");
+    assert_eq!(harness.scheduler.strikes(TenantId(1)).unwrap().0, 0, "its limit begins when it has the engine");
 }
 
 #[test]
@@ -228,7 +228,7 @@ fn what_works_between_two_looks_at_its_wait_is_charged() {
         harness.now += MS;
         harness.feed(Event::Moved { ticket: Ticket(1), since });
     }
-    assert_eq!(harness.scheduler.account(VgpuId(0), Engine::Compute).unwrap().used, 5 * MS);
+    assert_eq!(harness.scheduler.account(TenantId(0), Engine::Compute).unwrap().used, 5 * MS);
     assert_eq!(harness.scheduler.busy(Engine::Compute), 5 * MS);
 }
 

@@ -2,7 +2,7 @@
 
 use super::harness::Harness;
 use crate::{
-    Channel, Config, Decision, Engine, Event, Nanos, Pipeline, PolicyKind, Queues, Scheduler, Ticket, VgpuId,
+    Channel, Config, Decision, Engine, Event, Nanos, Pipeline, PolicyKind, Queues, Scheduler, TenantId, Ticket,
     VgpuParams,
 };
 
@@ -122,7 +122,7 @@ fn a_charge_begins_at_the_end_before_it() {
     let mut scheduler = Scheduler::new(config(PolicyKind::Direct), Nanos(0)).unwrap();
     let mut decisions = Vec::new();
     let mut feed = |at: u64, event| scheduler.event(Nanos(at), event, &mut decisions);
-    let (vgpu, channel, engine) = (VgpuId(0), Channel(0), Engine::Compute);
+    let (vgpu, channel, engine) = (TenantId(0), Channel(0), Engine::Compute);
     feed(0, Event::Added { vgpu, params: VgpuParams::default() });
     for ticket in [1, 2] {
         feed(100, Event::Arrival { vgpu, channel, engine, ticket: Ticket(ticket) });
@@ -139,18 +139,18 @@ fn a_charge_begins_at_the_end_before_it() {
 fn paid(policy: PolicyKind, events: &[(u64, Event)]) -> i64 {
     let mut scheduler = Scheduler::new(Config { policy, ..Config::default() }, Nanos(0)).unwrap();
     let mut decisions = Vec::new();
-    for vgpu in [VgpuId(0), VgpuId(1)] {
+    for vgpu in [TenantId(0), TenantId(1)] {
         scheduler.event(Nanos(0), Event::Added { vgpu, params: VgpuParams::default() }, &mut decisions);
     }
-    let before = scheduler.standing(VgpuId(0), Engine::Compute).credit;
+    let before = scheduler.standing(TenantId(0), Engine::Compute).credit;
     for (at, event) in events {
         scheduler.event(Nanos(*at), *event, &mut decisions);
     }
-    before - scheduler.standing(VgpuId(0), Engine::Compute).credit
+    before - scheduler.standing(TenantId(0), Engine::Compute).credit
 }
 
 fn arrives(at: u64, vgpu: u32, ticket: u64) -> (u64, Event) {
-    let (vgpu, channel, engine) = (VgpuId(vgpu), Channel(0), Engine::Compute);
+    let (vgpu, channel, engine) = (TenantId(vgpu), Channel(0), Engine::Compute);
     (at, Event::Arrival { vgpu, channel, engine, ticket: Ticket(ticket) })
 }
 
@@ -192,7 +192,7 @@ fn who_is_given_an_idle_engine_pays_until_the_card_has_it() {
 fn an_end_that_claims_to_be_long_ago_is_taken_as_the_slack_allows() {
     let mut scheduler = Scheduler::new(config(PolicyKind::Band), Nanos(0)).unwrap();
     let mut decisions = Vec::new();
-    let (vgpu, channel, engine, ticket) = (VgpuId(0), Channel(0), Engine::Compute, Ticket(1));
+    let (vgpu, channel, engine, ticket) = (TenantId(0), Channel(0), Engine::Compute, Ticket(1));
     scheduler.event(Nanos(0), Event::Added { vgpu, params: VgpuParams::default() }, &mut decisions);
     scheduler.event(Nanos(0), Event::Arrival { vgpu, channel, engine, ticket }, &mut decisions);
     scheduler.event(Nanos(9 * MS), Event::Completed { ticket, ended: Some(Nanos(1)) }, &mut decisions);
@@ -208,15 +208,15 @@ fn a_withdrawn_ticket_frees_its_place_and_costs_nothing() {
     harness.now += 5;
     assert_eq!(harness.feed(Event::Withdrawn { ticket: Ticket(2) }), []);
     assert_eq!(harness.feed(Event::Withdrawn { ticket: Ticket(1) }), starts(&[3]));
-    assert_eq!(harness.scheduler.account(VgpuId(0), Engine::Compute).unwrap().used, 0);
-    assert_eq!(harness.scheduler.account(VgpuId(1), Engine::Compute).unwrap().dropped, 1);
+    assert_eq!(harness.scheduler.account(TenantId(0), Engine::Compute).unwrap().used, 0);
+    assert_eq!(harness.scheduler.account(TenantId(1), Engine::Compute).unwrap().dropped, 1);
 }
 
 #[test]
 fn what_had_begun_on_another_card_waits_for_its_turn_and_is_charged_from_then_on() {
     for policy in PolicyKind::ALL {
         let mut scheduler = Scheduler::new(config(policy), Nanos(0)).unwrap();
-        let (vgpu, channel, engine, ticket) = (VgpuId(0), Channel(0), Engine::Compute, Ticket(1));
+        let (vgpu, channel, engine, ticket) = (TenantId(0), Channel(0), Engine::Compute, Ticket(1));
         let mut decisions = Vec::new();
         let mut feed = |at, event| scheduler.event(Nanos(at), event, &mut decisions);
         feed(0, Event::Added { vgpu, params: VgpuParams::default() });
@@ -237,22 +237,22 @@ fn what_is_not_known_is_counted_and_has_no_effect() {
     let params = VgpuParams { weight: 0, ..VgpuParams::default() };
     let bad = Config { pipeline: Pipeline { contended: 0, alone: 0, ahead_ns: 0 }, ..Config::default() };
     let events = [
-        Event::Added { vgpu: VgpuId(0), params: VgpuParams::default() },
-        Event::Added { vgpu: VgpuId(5), params },
-        Event::Removed { vgpu: VgpuId(7) },
+        Event::Added { vgpu: TenantId(0), params: VgpuParams::default() },
+        Event::Added { vgpu: TenantId(5), params },
+        Event::Removed { vgpu: TenantId(7) },
         Event::Completed { ticket: Ticket(9), ended: None },
         Event::Waiting { ticket: Ticket(9) },
         Event::Resumed { ticket: Ticket(9) },
         Event::Requeued { ticket: Ticket(9) },
         Event::Moved { ticket: Ticket(9), since: Nanos(0) },
-        Event::Adopted { vgpu: VgpuId(7), channel: Channel(0), engine: Engine::Compute, ticket: Ticket(9) },
-        Event::Kept { engine: Engine::Compute, vgpu: VgpuId(7), since: Nanos(0) },
-        Event::Struck { vgpu: VgpuId(7), engine: Engine::Compute },
+        Event::Adopted { vgpu: TenantId(7), channel: Channel(0), engine: Engine::Compute, ticket: Ticket(9) },
+        Event::Kept { engine: Engine::Compute, vgpu: TenantId(7), since: Nanos(0) },
+        Event::Struck { vgpu: TenantId(7), engine: Engine::Compute },
         Event::Withdrawn { ticket: Ticket(9) },
-        Event::ChannelEnded { vgpu: VgpuId(7), channel: Channel(0) },
-        Event::Changed { vgpu: VgpuId(0), params },
+        Event::ChannelEnded { vgpu: TenantId(7), channel: Channel(0) },
+        Event::Changed { vgpu: TenantId(0), params },
         Event::Configured(bad),
-        Event::Released { vgpu: VgpuId(7) },
+        Event::Released { vgpu: TenantId(7) },
     ];
     for (count, event) in (1..).zip(events) {
         assert_eq!(harness.feed(event), []);
@@ -290,6 +290,6 @@ fn what_waits_for_another_of_its_vgpu_lets_it_by_and_is_charged_for_its_own_time
         assert!(free || !started.is_empty(), "{policy:?}");
         harness.drain();
         harness.audit();
-        assert_eq!(harness.scheduler.account(VgpuId(0), Engine::Compute).unwrap().used, 2 * MS, "{policy:?}");
+        assert_eq!(harness.scheduler.account(TenantId(0), Engine::Compute).unwrap().used, 2 * MS, "{policy:?}");
     }
 }

@@ -2,8 +2,8 @@
 
 use super::harness::Harness;
 use crate::{
-    Channel, Config, CopyShare, Engine, Event, LatencyClass, Nanos, Pipeline, PolicyKind, Queues, Scheduler, Ticket,
-    VgpuId, VgpuParams, sim,
+    Channel, Config, CopyShare, Engine, Event, LatencyClass, Nanos, Pipeline, PolicyKind, Queues, Scheduler, TenantId,
+    Ticket, VgpuParams, sim,
 };
 use proptest::prelude::*;
 
@@ -85,7 +85,7 @@ fn apply(harness: &mut Harness, op: Op) {
         }
         Op::Pass(ns) => harness.pass(ns),
         Op::Change(vgpu, params) => {
-            harness.feed(Event::Changed { vgpu: VgpuId(vgpu), params });
+            harness.feed(Event::Changed { vgpu: TenantId(vgpu), params });
         }
         Op::Configure(config) => {
             harness.feed(Event::Configured(config));
@@ -111,7 +111,7 @@ fn apply(harness: &mut Harness, op: Op) {
         }
         Op::Restore => harness.restore(),
         Op::Add(vgpu) => {
-            harness.feed(Event::Added { vgpu: VgpuId(vgpu), params: VgpuParams::default() });
+            harness.feed(Event::Added { vgpu: TenantId(vgpu), params: VgpuParams::default() });
         }
     }
 }
@@ -166,17 +166,17 @@ proptest! {
             now = now.after(MS);
             let event = match op {
                 Op::Arrive { vgpu, channel, engine, length } => Event::Arrival {
-                    vgpu: VgpuId(vgpu),
+                    vgpu: TenantId(vgpu),
                     channel: Channel(channel),
                     engine: Engine::ALL[engine],
                     ticket: Ticket(length << 20),
                 },
-                Op::Remove(vgpu) => Event::Removed { vgpu: VgpuId(vgpu) },
+                Op::Remove(vgpu) => Event::Removed { vgpu: TenantId(vgpu) },
                 Op::Configure(config) => Event::Configured(config),
                 Op::EndChannel(vgpu, channel) => {
-                    Event::ChannelEnded { vgpu: VgpuId(vgpu), channel: Channel(channel) }
+                    Event::ChannelEnded { vgpu: TenantId(vgpu), channel: Channel(channel) }
                 }
-                Op::Change(vgpu, params) => Event::Changed { vgpu: VgpuId(vgpu), params },
+                Op::Change(vgpu, params) => Event::Changed { vgpu: TenantId(vgpu), params },
                 Op::Withdraw(_) | Op::Stall(_) | Op::GoOn(_) => match scheduler.pending().next() {
                     Some((_, _, _, ticket)) => Event::Completed { ticket, ended: Some(now) },
                     None => Event::Tick,
@@ -205,7 +205,7 @@ proptest! {
             harness.pass(pause);
             harness.arrive(vgpu, 0, Engine::Compute, length);
             for vgpu in 0..4 {
-                let standing = harness.scheduler.standing(VgpuId(vgpu), Engine::Compute);
+                let standing = harness.scheduler.standing(TenantId(vgpu), Engine::Compute);
                 prop_assert!(standing.credit.abs() <= 8 * period, "{standing:?}");
                 prop_assert!(standing.beyond.abs() < 300 * period, "{standing:?}");
             }
@@ -265,12 +265,12 @@ proptest! {
         for (config, params) in before {
             at += 100 * MS;
             scenario.changes.push((crate::Nanos(at), Change::Config(config)));
-            let params = params.into_iter().zip(0..).map(|(params, vgpu)| Change::Vgpu(VgpuId(vgpu), params));
+            let params = params.into_iter().zip(0..).map(|(params, vgpu)| Change::Vgpu(TenantId(vgpu), params));
             scenario.changes.extend(params.map(|change| (crate::Nanos(at), change)));
         }
         let at = 500 * MS;
         scenario.changes.push((crate::Nanos(at), Change::Config(Config::default())));
-        let set = weights.iter().zip(0..).map(|(weight, vgpu)| Change::Vgpu(VgpuId(vgpu), VgpuParams::weight(*weight)));
+        let set = weights.iter().zip(0..).map(|(weight, vgpu)| Change::Vgpu(TenantId(vgpu), VgpuParams::weight(*weight)));
         scenario.changes.extend(set.map(|change| (crate::Nanos(at), change)));
         let outcome = sim::run(&scenario, seed).unwrap();
         let sum: u32 = weights.iter().sum();

@@ -8,7 +8,7 @@
 
 mod under;
 
-use crate::{Decision, Event, Nanos, Scheduler, VgpuId};
+use crate::{Decision, Event, Nanos, Scheduler, TenantId};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::io::{self, BufRead, Write};
@@ -26,14 +26,14 @@ struct Format {
 struct Header<'a> {
     sched_trace: u32,
     at: Nanos,
-    names: &'a BTreeMap<VgpuId, String>,
+    names: &'a BTreeMap<TenantId, String>,
     scheduler: &'a Scheduler,
 }
 
 #[derive(Debug, Deserialize)]
 struct Start {
     at: Nanos,
-    names: BTreeMap<VgpuId, String>,
+    names: BTreeMap<TenantId, String>,
     scheduler: Scheduler,
 }
 
@@ -60,7 +60,7 @@ impl<W: Write> Recorder<W> {
     ///
     /// # Errors
     /// Those of `to`.
-    pub fn new(mut to: W, scheduler: &Scheduler, at: Nanos, names: &BTreeMap<VgpuId, String>) -> io::Result<Self> {
+    pub fn new(mut to: W, scheduler: &Scheduler, at: Nanos, names: &BTreeMap<TenantId, String>) -> io::Result<Self> {
         line(&mut to, &Header { sched_trace: FORMAT, at, names, scheduler })?;
         Ok(Self { to })
     }
@@ -121,7 +121,7 @@ pub struct Trace {
     /// Time at which it starts.
     pub at: Nanos,
     /// Operators' names of the vGPUs that were there then.
-    pub names: BTreeMap<VgpuId, String>,
+    pub names: BTreeMap<TenantId, String>,
     /// All events, in order.
     pub entries: Vec<Entry>,
 }

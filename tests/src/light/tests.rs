@@ -19,7 +19,7 @@ fn two(config: &CardConfig, name: &str, options: Options) -> u32 {
         runs.collect::<Vec<_>>().into_iter().for_each(|run| run.join().expect("a guest"));
     });
     let state = rig.host.lock();
-    [0, 1].map(|vm| state.memory().moved(VmId(vm)).map_or(0, |moved| moved.sum.moved)).iter().sum()
+    [0, 1].map(|vm| state.memory().moved(TenantId(vm)).map_or(0, |moved| moved.sum.moved)).iter().sum()
 }
 
 /// Returns a card of `card_mib` MiB that does not slow down copies and kernels.

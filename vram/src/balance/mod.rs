@@ -29,7 +29,7 @@ pub use saved::SavedBalancer;
 
 use crate::quanta::Turn;
 use crate::victim::{Choose, Hints, VictimPolicy};
-use crate::{ChunkTable, Error, GuestAddr, To, VmId};
+use crate::{ChunkTable, Error, GuestAddr, TenantId, To};
 use plan::Round;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::RangeInclusive;
@@ -47,7 +47,7 @@ pub struct Request {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum By {
     /// A VM, for guest chunks that get their first place.
-    Vm(VmId),
+    Vm(TenantId),
     /// The mediator, for its own structures, beyond its share.
     Mediator,
     /// A guarantee that cannot be given ([`Error::Promise`]): this many more chunks must be spare.
@@ -75,7 +75,7 @@ pub enum PinError {
     )]
     Guarantee {
         /// The VM.
-        vm: VmId,
+        vm: TenantId,
         /// Chunks that would be pinned.
         pinned: u32,
         /// Its guarantee.
@@ -97,11 +97,11 @@ struct Known {
 pub struct Balancer {
     config: Config,
     policy: Box<dyn Choose>,
-    known: BTreeMap<VmId, Known>,
+    known: BTreeMap<TenantId, Known>,
     /// Time at which each VM last submitted work or asked for memory, in ns.
-    active: BTreeMap<VmId, u64>,
+    active: BTreeMap<TenantId, u64>,
     /// Time at which a step was last planned for a chunk, in ns, and its destination. Dropped when it has settled.
-    moved: BTreeMap<(VmId, u32), (u64, To)>,
+    moved: BTreeMap<(TenantId, u32), (u64, To)>,
     /// Time of the next returns, in ns.
     due_ns: u64,
     turn: Option<Turn>,
@@ -143,13 +143,13 @@ impl Balancer {
     }
 
     /// Notes that the VM has submitted work.
-    pub fn active(&mut self, vm: VmId, now_ns: u64) {
+    pub fn active(&mut self, vm: TenantId, now_ns: u64) {
         self.active.insert(vm, now_ns);
     }
 
     /// Returns when the VM last submitted work, in ns.
     #[must_use]
-    pub fn last_active(&self, vm: VmId) -> Option<u64> {
+    pub fn last_active(&self, vm: TenantId) -> Option<u64> {
         self.active.get(&vm).copied()
     }
 
@@ -175,7 +175,7 @@ impl Balancer {
     pub fn set_priority(
         &mut self,
         table: &ChunkTable,
-        vm: VmId,
+        vm: TenantId,
         address: GuestAddr,
         len: u64,
         priority: u8,
@@ -192,7 +192,7 @@ impl Balancer {
     pub fn set_accesses(
         &mut self,
         table: &ChunkTable,
-        vm: VmId,
+        vm: TenantId,
         address: GuestAddr,
         len: u64,
         count: u32,
@@ -206,7 +206,7 @@ impl Balancer {
     ///
     /// # Errors
     /// [`Error::OutOfRange`]; [`Error::NoSuchVm`].
-    pub fn touched(&mut self, table: &ChunkTable, vm: VmId, address: GuestAddr, len: u64) -> Result<(), Error> {
+    pub fn touched(&mut self, table: &ChunkTable, vm: TenantId, address: GuestAddr, len: u64) -> Result<(), Error> {
         let chunks = indices(table, vm, address, len)?;
         self.known(table, vm).hints.touch(chunks);
         Ok(())
@@ -216,7 +216,7 @@ impl Balancer {
     ///
     /// # Errors
     /// [`Error::OutOfRange`]; [`Error::NoSuchVm`].
-    pub fn arrived(&mut self, table: &ChunkTable, vm: VmId, address: GuestAddr) -> Result<(), Error> {
+    pub fn arrived(&mut self, table: &ChunkTable, vm: TenantId, address: GuestAddr) -> Result<(), Error> {
         let chunks = indices(table, vm, address, 1)?;
         self.known(table, vm).hints.arrived(chunks);
         Ok(())
@@ -226,7 +226,7 @@ impl Balancer {
     ///
     /// # Errors
     /// [`Error::OutOfRange`]; [`Error::NoSuchVm`].
-    pub fn wanted(&mut self, table: &ChunkTable, vm: VmId, address: GuestAddr) -> Result<(), Error> {
+    pub fn wanted(&mut self, table: &ChunkTable, vm: TenantId, address: GuestAddr) -> Result<(), Error> {
         let chunks = indices(table, vm, address, 1)?;
         self.known(table, vm).hints.wants(*chunks.start());
         Ok(())
@@ -241,7 +241,7 @@ impl Balancer {
     pub fn pin(
         &mut self,
         table: &ChunkTable,
-        vm: VmId,
+        vm: TenantId,
         address: GuestAddr,
         len: u64,
         pinned: bool,
@@ -264,13 +264,13 @@ impl Balancer {
 
     /// Returns how many chunks of a VM are pinned.
     #[must_use]
-    pub fn pinned(&self, vm: VmId) -> u32 {
+    pub fn pinned(&self, vm: TenantId) -> u32 {
         self.known.get(&vm).map_or(0, |known| known.pins.len() as u32)
     }
 
     /// Returns the current entitlement of each VM.
     #[must_use]
-    pub fn entitlements(&self, table: &ChunkTable, now_ns: u64) -> BTreeMap<VmId, Entitlement> {
+    pub fn entitlements(&self, table: &ChunkTable, now_ns: u64) -> BTreeMap<TenantId, Entitlement> {
         let round = Round::new(table, 0);
         let shares = self.shares(&round, table.for_vms(), None, now_ns);
         let of = |at| Entitlement { floor: shares.floor(at), ceil: shares.ceil(at) };
@@ -278,7 +278,7 @@ impl Balancer {
     }
 
     /// Forgets a VM that is destroyed, so that the next VM of its number starts without history.
-    pub fn forget_vm(&mut self, vm: VmId) {
+    pub fn forget_vm(&mut self, vm: TenantId) {
         self.known.remove(&vm);
         self.active.remove(&vm);
         self.moved.retain(|&(of, _), _| of != vm);
@@ -300,7 +300,7 @@ impl Balancer {
     }
 
     /// Returns the knowledge about a VM that the table has.
-    fn known(&mut self, table: &ChunkTable, vm: VmId) -> &mut Known {
+    fn known(&mut self, table: &ChunkTable, vm: TenantId) -> &mut Known {
         let advertised = table.vm_bytes(vm).unwrap_or(0).div_ceil(table.chunk_bytes()) as u32;
         let new = || Known { advertised, hints: Hints::new(advertised), pins: BTreeSet::new() };
         let known = self.known.entry(vm).or_insert_with(new);
@@ -311,7 +311,7 @@ impl Balancer {
         known
     }
 
-    fn is_idle(&self, vm: VmId, now_ns: u64) -> bool {
+    fn is_idle(&self, vm: TenantId, now_ns: u64) -> bool {
         let waits = self.turn.as_ref().is_some_and(|turn| turn.holder != vm && turn.members.contains(&vm));
         let last = self.active.get(&vm);
         waits || last.is_none_or(|&last| now_ns.saturating_sub(last) >= self.config.idle_after_ns)
@@ -319,7 +319,7 @@ impl Balancer {
 }
 
 /// Returns the guest chunks of a range of guest VRAM. A length of 0 is treated as 1.
-fn indices(table: &ChunkTable, vm: VmId, address: GuestAddr, len: u64) -> Result<RangeInclusive<u32>, Error> {
+fn indices(table: &ChunkTable, vm: TenantId, address: GuestAddr, len: u64) -> Result<RangeInclusive<u32>, Error> {
     let bytes = table.vm_bytes(vm).ok_or(Error::NoSuchVm(vm))?;
     let last = address.0.checked_add(len.max(1) - 1).filter(|&last| last < bytes);
     let (first, last) = (table.index(vm, address), last.and_then(|last| table.index(vm, GuestAddr(last))));

@@ -2,12 +2,12 @@
 
 use super::share::{Claim, Shares};
 use super::{Balancer, By, Request};
-use crate::{ChunkTable, Limits, Step, Tier, To, VmId};
+use crate::{ChunkTable, Limits, Step, TenantId, Tier, To};
 
 /// A VM while a plan is made. Moves in flight and planned steps count as done.
 #[derive(Debug)]
 struct Vm {
-    id: VmId,
+    id: TenantId,
     limits: Limits,
     guarantee: u32,
     /// Chunks that have a place.
@@ -91,7 +91,7 @@ impl<'a> Round<'a> {
         Self { table, vms, spare, host_room, reserve, steps: Vec::new(), steps_max }
     }
 
-    pub(super) fn ids(&self) -> impl Iterator<Item = VmId> + '_ {
+    pub(super) fn ids(&self) -> impl Iterator<Item = TenantId> + '_ {
         self.vms.iter().map(|vm| vm.id)
     }
 
@@ -141,7 +141,13 @@ impl Balancer {
     }
 
     /// Returns each VM's share of `chunks`, if `request` is made.
-    pub(super) fn shares(&self, round: &Round<'_>, chunks: u32, request: Option<(VmId, u32)>, now_ns: u64) -> Shares {
+    pub(super) fn shares(
+        &self,
+        round: &Round<'_>,
+        chunks: u32,
+        request: Option<(TenantId, u32)>,
+        now_ns: u64,
+    ) -> Shares {
         let claim = |vm: &Vm| {
             let wanted = request.filter(|(by, _)| *by == vm.id).map_or(0, |(_, wanted)| wanted);
             let most = vm.all.saturating_add(wanted).min(vm.limits.quota);
@@ -247,7 +253,7 @@ impl Balancer {
     }
 
     /// Returns the chunks of a VM that have come to a memory less than `time` ns ago, in order.
-    fn came(&self, vm: VmId, tier: Tier, time: u64, now_ns: u64) -> impl Iterator<Item = u32> + '_ {
+    fn came(&self, vm: TenantId, tier: Tier, time: u64, now_ns: u64) -> impl Iterator<Item = u32> + '_ {
         let of_vm = self.moved.range((vm, 0)..=(vm, u32::MAX));
         let is_recent = move |when: u64| now_ns.saturating_sub(when) < time;
         of_vm
@@ -263,7 +269,7 @@ impl Balancer {
         self.step(round, id, index, to, now_ns);
     }
 
-    fn step(&mut self, round: &mut Round<'_>, vm: VmId, index: u32, to: To, now_ns: u64) {
+    fn step(&mut self, round: &mut Round<'_>, vm: TenantId, index: u32, to: To, now_ns: u64) {
         self.moved.insert((vm, index), (now_ns, to));
         if to == To::Card {
             self.known(round.table, vm).hints.arrived(index..=index);

@@ -3,7 +3,7 @@
 use super::{Balancer, Config, Known};
 use crate::quanta::SavedTurn;
 use crate::victim::{Hints, SavedHints, VictimPolicy};
-use crate::{ChunkTable, To, VmId};
+use crate::{ChunkTable, TenantId, To};
 use saved_state::{Invalid, Part, ascend};
 use serde::{Deserialize, Serialize};
 
@@ -93,11 +93,11 @@ impl Balancer {
     #[must_use]
     pub fn save(&self) -> SavedBalancer {
         let Self { config, policy, known, active, moved, due_ns, turn } = self;
-        let saved_known = |(vm, known): (&VmId, &Known)| {
+        let saved_known = |(vm, known): (&TenantId, &Known)| {
             let Known { advertised, hints, pins } = known;
             SavedKnown { vm: vm.0, advertised: *advertised, hints: hints.save(), pins: pins.iter().copied().collect() }
         };
-        let saved_move = |(&(vm, index), &(when, to)): (&(VmId, u32), &(u64, To))| {
+        let saved_move = |(&(vm, index), &(when, to)): (&(TenantId, u32), &(u64, To))| {
             let to = match to {
                 To::Card => SavedTo::Card,
                 To::Host => SavedTo::Host,
@@ -134,13 +134,13 @@ impl Balancer {
                 SavedTo::Host => To::Host,
                 SavedTo::Reserve => To::Reserve,
             };
-            ((VmId(vm), index), (when, to))
+            ((TenantId(vm), index), (when, to))
         };
         Ok(Self {
             policy: config.policy.build(phase),
             config,
             known,
-            active: active.into_iter().map(|(vm, when)| (VmId(vm), when)).collect(),
+            active: active.into_iter().map(|(vm, when)| (TenantId(vm), when)).collect(),
             moved: moved.into_iter().map(restored_move).collect(),
             due_ns,
             turn: turn.map(TryInto::try_into).transpose()?,
@@ -148,9 +148,9 @@ impl Balancer {
     }
 }
 
-fn restored_known(saved: SavedKnown, table: &ChunkTable) -> Result<(VmId, Known), Invalid> {
+fn restored_known(saved: SavedKnown, table: &ChunkTable) -> Result<(TenantId, Known), Invalid> {
     let SavedKnown { vm, advertised, hints, pins } = saved;
-    let vm = VmId(vm);
+    let vm = TenantId(vm);
     // The balancer drops removed VMs at its next plan.
     let has = table.vm_bytes(vm).map(|bytes| bytes.div_ceil(table.chunk_bytes()));
     Invalid::unless(has.is_none_or(|has| has == u64::from(advertised)), || {

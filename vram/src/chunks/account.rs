@@ -1,7 +1,7 @@
 //! Accounts of the card, of host memory and of each VM, in chunks.
 
 use super::limits::Limits;
-use crate::VmId;
+use crate::TenantId;
 use std::collections::BTreeMap;
 
 /// Accounts of the whole card, in chunks. `free + to_scrub + quarantined + mediator + arriving + parked` and all VMs'
@@ -33,7 +33,7 @@ pub struct Summary {
     /// Accounts of host memory.
     pub host: HostSummary,
     /// Accounts of each VM.
-    pub vms: BTreeMap<VmId, VmSummary>,
+    pub vms: BTreeMap<TenantId, VmSummary>,
     /// Chunks scrubbed since the table was made.
     pub scrubbed: u64,
     /// Moves from the card to host memory since then, including those of VMs that are gone.

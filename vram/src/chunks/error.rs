@@ -2,7 +2,7 @@
 
 use super::limits::OnFull;
 use super::state::Tier;
-use crate::{GuestAddr, VmId};
+use crate::{GuestAddr, TenantId};
 
 /// Limit that keeps a VM from a chunk of the card or a host slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -79,7 +79,7 @@ pub enum Error {
     #[error("VM {vm} gets no chunk: {limit}{}", and(.host))]
     Full {
         /// The VM.
-        vm: VmId,
+        vm: TenantId,
         /// Limit of the preferred memory: of the card, for a first use.
         limit: Limit,
         /// Limit of host memory, where that would have done instead.
@@ -106,7 +106,7 @@ pub enum Error {
     )]
     Promise {
         /// The VM.
-        vm: VmId,
+        vm: TenantId,
         /// The guarantee wanted.
         wanted: u32,
         /// Chunks that can be promised now, including those that the VM has.
@@ -118,7 +118,7 @@ pub enum Error {
     #[error("VM {vm}: a guarantee of {guarantee} chunks is more than the quota of {quota}")]
     Guarantee {
         /// The VM.
-        vm: VmId,
+        vm: TenantId,
         /// The guarantee.
         guarantee: u32,
         /// The quota.
@@ -126,7 +126,7 @@ pub enum Error {
     },
     /// A weight is at least 1.
     #[error("VM {0}: weight must be at least 1")]
-    Weight(VmId),
+    Weight(TenantId),
     /// There are enough chunks once some are zeroed: take scrub work and try again. If there is no scrub work to take,
     /// another thread is doing it.
     #[error("{short} chunks of {} must be scrubbed first", match .tier { Tier::Card => "VRAM", Tier::Host => "host memory" })]
@@ -144,15 +144,15 @@ pub enum Error {
     Advertised(u64),
     /// The VM has its VRAM already.
     #[error("VM {0} has VRAM already")]
-    Exists(VmId),
+    Exists(TenantId),
     /// No VM of that number has VRAM.
     #[error("VM {0} has no VRAM")]
-    NoSuchVm(VmId),
+    NoSuchVm(TenantId),
     /// The address is outside of the guest's VRAM.
     #[error("{address} is outside of the VRAM of VM {vm}")]
     OutOfRange {
         /// The VM.
-        vm: VmId,
+        vm: TenantId,
         /// The requested address.
         address: GuestAddr,
     },
@@ -160,7 +160,7 @@ pub enum Error {
     #[error("guest chunk {index} of VM {vm} has no place")]
     NotPlaced {
         /// The VM.
-        vm: VmId,
+        vm: TenantId,
         /// The guest chunk.
         index: u32,
     },
@@ -168,7 +168,7 @@ pub enum Error {
     #[error("guest chunk {index} of VM {vm} is there already")]
     Settled {
         /// The VM.
-        vm: VmId,
+        vm: TenantId,
         /// The guest chunk.
         index: u32,
     },
@@ -179,7 +179,7 @@ pub enum Error {
     #[error("guest chunk {index} of VM {vm} is moving")]
     Moving {
         /// The VM.
-        vm: VmId,
+        vm: TenantId,
         /// The guest chunk.
         index: u32,
     },

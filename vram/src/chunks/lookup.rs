@@ -1,7 +1,7 @@
 //! Places of guest memory.
 
 use super::{ChunkState, ChunkTable, Place, Spot, Tier, VmMap};
-use crate::{CardAddr, GuestAddr, VmId};
+use crate::{CardAddr, GuestAddr, TenantId};
 
 /// A range of memory behind a guest VRAM address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -29,13 +29,13 @@ pub enum Lookup {
 impl ChunkTable {
     /// Returns the size of the VRAM that the VM's guest sees, in bytes; `None` without such a VM.
     #[must_use]
-    pub fn vm_bytes(&self, vm: VmId) -> Option<u64> {
+    pub fn vm_bytes(&self, vm: TenantId) -> Option<u64> {
         self.vms.get(&vm).map(VmMap::bytes)
     }
 
     /// Returns the guest chunk that contains `address`; `None` if the VM's guest has no such address.
     #[must_use]
-    pub fn index(&self, vm: VmId, address: GuestAddr) -> Option<u32> {
+    pub fn index(&self, vm: TenantId, address: GuestAddr) -> Option<u32> {
         self.vms.get(&vm)?.index(address)
     }
 
@@ -48,7 +48,7 @@ impl ChunkTable {
     /// Returns true if the guest chunk that contains `address` has a place; `None` if the VM's guest has no such
     /// address.
     #[must_use]
-    pub fn is_placed(&self, vm: VmId, address: GuestAddr) -> Option<bool> {
+    pub fn is_placed(&self, vm: TenantId, address: GuestAddr) -> Option<bool> {
         let map = self.vms.get(&vm)?;
         Some(map.get(map.index(address)?).is_some())
     }
@@ -56,7 +56,7 @@ impl ChunkTable {
     /// Returns the place of guest VRAM `address` of `vm`, and how many bytes are contiguous from there. `None` if the
     /// guest has no such address, or it has no place.
     #[must_use]
-    pub fn translate(&self, vm: VmId, address: GuestAddr) -> Option<Run> {
+    pub fn translate(&self, vm: TenantId, address: GuestAddr) -> Option<Run> {
         let map = self.vms.get(&vm)?;
         let index = map.index(address)?;
         let spot = map.get(index)?;
@@ -68,7 +68,7 @@ impl ChunkTable {
     /// Returns the place of the `len` bytes from guest VRAM `address` of `vm` on, if all have a place and are
     /// contiguous.
     #[must_use]
-    pub fn translate_range(&self, vm: VmId, address: GuestAddr, len: u64) -> Option<Place> {
+    pub fn translate_range(&self, vm: TenantId, address: GuestAddr, len: u64) -> Option<Place> {
         match self.lookup(vm, address, len) {
             Lookup::Placed(at) => Some(at),
             Lookup::Unplaced | Lookup::Split | Lookup::Outside => None,
@@ -77,7 +77,7 @@ impl ChunkTable {
 
     /// Looks up the memory of the `len` bytes from guest VRAM `address` of `vm` on. A length of 0 is treated as 1.
     #[must_use]
-    pub fn lookup(&self, vm: VmId, address: GuestAddr, len: u64) -> Lookup {
+    pub fn lookup(&self, vm: TenantId, address: GuestAddr, len: u64) -> Lookup {
         let Some(map) = self.vms.get(&vm) else { return Lookup::Outside };
         let (Some(index), Some(end)) = (map.index(address), address.0.checked_add(len.max(1))) else {
             return Lookup::Outside;
@@ -95,7 +95,7 @@ impl ChunkTable {
     }
 
     /// Returns the guest chunks of a VM that count in a memory and do not move, in order.
-    pub fn resting(&self, vm: VmId, tier: Tier) -> impl Iterator<Item = u32> + '_ {
+    pub fn resting(&self, vm: TenantId, tier: Tier) -> impl Iterator<Item = u32> + '_ {
         let chunks = self.vms.get(&vm).into_iter().flat_map(move |map| {
             let counts = move |index, spot: Spot| match tier {
                 Tier::Card => spot.tier() == tier && !map.is_parked(index),
@@ -121,7 +121,7 @@ impl ChunkTable {
 
     /// Returns the owner of a card address and the owner's guest address, for reports about faults.
     #[must_use]
-    pub fn owner(&self, address: CardAddr) -> Option<(VmId, GuestAddr)> {
+    pub fn owner(&self, address: CardAddr) -> Option<(TenantId, GuestAddr)> {
         match self.state(self.chunk_at(address)?) {
             ChunkState::Vm { vm, index } => {
                 let offset = address.0 & (self.chunk_bytes() - 1);

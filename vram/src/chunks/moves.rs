@@ -1,7 +1,7 @@
 //! Moves of guest chunks between the card and host memory.
 
 use super::{ChunkState, ChunkTable, Error, Limit, MoveId, Place, Spot, Tier};
-use crate::VmId;
+use crate::TenantId;
 use std::ops::RangeInclusive;
 
 /// Destination of a guest chunk.
@@ -19,7 +19,7 @@ pub enum To {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Step {
     /// Its owner.
-    pub vm: VmId,
+    pub vm: TenantId,
     /// Number of the guest's chunk.
     pub index: u32,
     /// Destination of the chunk.
@@ -32,7 +32,7 @@ pub struct Move {
     /// Identifies the move when it ends.
     pub id: MoveId,
     /// Its owner.
-    pub vm: VmId,
+    pub vm: TenantId,
     /// Number of the guest's chunk.
     pub index: u32,
     /// Place of the chunk, in effect until the move is committed.
@@ -55,7 +55,7 @@ pub enum Ended {
 /// A move in flight.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Flight {
-    pub(super) vm: VmId,
+    pub(super) vm: TenantId,
     pub(super) index: u32,
     pub(super) from: Spot,
     pub(super) to: Spot,
@@ -82,7 +82,7 @@ impl ChunkTable {
     /// # Errors
     /// [`Error::NeedsScrub`]: scrub a chunk there and try again. [`Error::Full`]; [`Error::Moving`];
     /// [`Error::Settled`]; [`Error::NotPlaced`]; [`Error::NoSuchVm`].
-    pub fn begin_move(&mut self, vm: VmId, index: u32, to: To) -> Result<Move, Error> {
+    pub fn begin_move(&mut self, vm: TenantId, index: u32, to: To) -> Result<Move, Error> {
         let from = self.movable(vm, index)?;
         let tier = match to {
             To::Card => Tier::Card,
@@ -134,7 +134,7 @@ impl ChunkTable {
     /// # Errors
     /// [`Error::NeedsScrub`]: scrub a chunk there and try again. [`Error::Full`]; [`Error::Settled`] if it has a place;
     /// [`Error::OutOfRange`]; [`Error::NoSuchVm`].
-    pub fn receive(&mut self, vm: VmId, index: u32, tier: Tier) -> Result<Place, Error> {
+    pub fn receive(&mut self, vm: TenantId, index: u32, tier: Tier) -> Result<Place, Error> {
         let map = self.vms.get(&vm).ok_or(Error::NoSuchVm(vm))?;
         let address = self.guest_address(index);
         if map.index(address) != Some(index) {
@@ -157,7 +157,7 @@ impl ChunkTable {
 
     /// Keeps the chunks of a VM where they are until it is destroyed, because its users would not be notified of moves.
     /// Moves in flight end as usual.
-    pub fn freeze(&mut self, vm: VmId) {
+    pub fn freeze(&mut self, vm: TenantId) {
         if self.vms.contains_key(&vm) {
             self.frozen.insert(vm);
         }
@@ -165,12 +165,12 @@ impl ChunkTable {
 
     /// Returns true if no chunk of a VM may begin to move.
     #[must_use]
-    pub fn is_frozen(&self, vm: VmId) -> bool {
+    pub fn is_frozen(&self, vm: TenantId) -> bool {
         self.frozen.contains(&vm)
     }
 
     /// Returns the place of a guest chunk that may begin to move.
-    fn movable(&self, vm: VmId, index: u32) -> Result<Spot, Error> {
+    fn movable(&self, vm: TenantId, index: u32) -> Result<Spot, Error> {
         let map = self.vms.get(&vm).ok_or(Error::NoSuchVm(vm))?;
         let from = map.get(index).ok_or(Error::NotPlaced { vm, index })?;
         if self.is_moving(vm, index) {
@@ -231,12 +231,12 @@ impl ChunkTable {
 
     /// Returns true if a guest chunk is moving.
     #[must_use]
-    pub fn is_moving(&self, vm: VmId, index: u32) -> bool {
+    pub fn is_moving(&self, vm: TenantId, index: u32) -> bool {
         self.moving.contains_key(&(vm, index))
     }
 
     /// Notes that the chunks have no place now, so that their moves have no effect.
-    pub(super) fn lose_moves(&mut self, vm: VmId, indices: RangeInclusive<u32>) {
+    pub(super) fn lose_moves(&mut self, vm: TenantId, indices: RangeInclusive<u32>) {
         let of_them = (vm, *indices.start())..=(vm, *indices.end());
         while let Some((&key, &id)) = self.moving.range(of_them.clone()).next() {
             self.moving.remove(&key);
@@ -249,7 +249,7 @@ impl ChunkTable {
     }
 
     /// Notes that the VM is gone: the destinations of its moves count for no VM.
-    pub(super) fn disown_moves(&mut self, vm: VmId) {
+    pub(super) fn disown_moves(&mut self, vm: TenantId) {
         for flight in self.flights.values_mut().filter(|flight| flight.vm == vm) {
             flight.fate = Fate::Ownerless;
         }

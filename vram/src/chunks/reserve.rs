@@ -1,7 +1,7 @@
 //! The reserve: chunks of the card that take evictions at once, and drain to host memory later.
 
 use super::{ChunkTable, Error, Tier, VmMap};
-use crate::VmId;
+use crate::TenantId;
 
 impl ChunkTable {
     /// Sets `chunks` of the card aside for evictions, including those in use there: neither VMs nor the mediator get
@@ -20,17 +20,17 @@ impl ChunkTable {
 
     /// Returns true if a guest chunk is in the reserve: on the card, but counted as in host memory.
     #[must_use]
-    pub fn is_parked(&self, vm: VmId, index: u32) -> bool {
+    pub fn is_parked(&self, vm: TenantId, index: u32) -> bool {
         self.vms.get(&vm).is_some_and(|map| map.is_parked(index))
     }
 
     /// Returns all guest chunks in the reserve.
-    pub fn parked(&self) -> impl Iterator<Item = (VmId, u32)> + '_ {
+    pub fn parked(&self) -> impl Iterator<Item = (TenantId, u32)> + '_ {
         self.vms.iter().flat_map(|(&vm, map)| map.parked().map(move |index| (vm, index)))
     }
 
     /// Returns the guest chunks of a VM in the reserve, in order.
-    pub fn parked_of(&self, vm: VmId) -> impl Iterator<Item = u32> + '_ {
+    pub fn parked_of(&self, vm: TenantId) -> impl Iterator<Item = u32> + '_ {
         self.vms.get(&vm).into_iter().flat_map(VmMap::parked)
     }
 
@@ -41,7 +41,7 @@ impl ChunkTable {
     }
 
     /// Puts a guest chunk that is on the card into the reserve. The chunk that its VM loses is spare, or owed to it.
-    pub(super) fn park(&mut self, vm: VmId, index: u32) -> Result<(), Error> {
+    pub(super) fn park(&mut self, vm: TenantId, index: u32) -> Result<(), Error> {
         let map = self.vms.get(&vm).ok_or(Error::NoSuchVm(vm))?;
         if let Some(limit) = self.limit_of(map, Tier::Host) {
             return Err(Error::Full { vm, limit, host: None });
@@ -55,7 +55,7 @@ impl ChunkTable {
     }
 
     /// Returns a guest chunk in the reserve to its VM. This needs a chunk of the card in the accounts.
-    pub(super) fn unpark(&mut self, vm: VmId, index: u32) -> Result<(), Error> {
+    pub(super) fn unpark(&mut self, vm: TenantId, index: u32) -> Result<(), Error> {
         let map = self.vms.get(&vm).ok_or(Error::NoSuchVm(vm))?;
         if let Some(limit) = self.limit_of(map, Tier::Card) {
             return Err(Error::Full { vm, limit, host: None });

@@ -8,7 +8,7 @@ use super::stock::{SavedStock, Stock};
 use super::{
     ADVERTISED_BYTES_MAX, CHUNK_BYTES_MAX, CHUNK_BYTES_MIN, ChunkState, ChunkTable, Limits, OnFull, Tier, VmMap,
 };
-use crate::VmId;
+use crate::TenantId;
 use saved_state::{Invalid, ascend, first_version};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
@@ -147,7 +147,7 @@ impl Flight {
             SavedFate::Unplaced => Fate::Unplaced,
             SavedFate::Ownerless => Fate::Ownerless,
         };
-        (MoveId(id), Self { vm: VmId(vm), index, from: from.into(), to: to.into(), drains, fate })
+        (MoveId(id), Self { vm: TenantId(vm), index, from: from.into(), to: to.into(), drains, fate })
     }
 }
 
@@ -167,10 +167,10 @@ impl TryFrom<SavedChunks> for ChunkTable {
         let flights: BTreeMap<MoveId, Flight> = flights.iter().map(Flight::restored).collect();
         check_destinations(&card, &host, &flights)?;
         let mut places = places(&card, &host)?;
-        let frozen = vms.iter().filter(|vm| vm.frozen).map(|vm| VmId(vm.vm)).collect();
+        let frozen = vms.iter().filter(|vm| vm.frozen).map(|vm| TenantId(vm.vm)).collect();
         let mut maps = BTreeMap::new();
         for vm in vms {
-            let id = VmId(vm.vm);
+            let id = TenantId(vm.vm);
             let map = VmMap::restored(vm, shift, places.remove(&id).unwrap_or_default(), &flights)?;
             maps.insert(id, map);
         }
@@ -252,7 +252,7 @@ fn check_destinations(card: &Stock, host: &Stock, flights: &BTreeMap<MoveId, Fli
 }
 
 /// Places of guest chunks by VM, from the states.
-type Places = BTreeMap<VmId, BTreeMap<u32, Spot>>;
+type Places = BTreeMap<TenantId, BTreeMap<u32, Spot>>;
 
 fn places(card: &Stock, host: &Stock) -> Result<Places, Invalid> {
     let mut places = Places::new();
@@ -268,9 +268,9 @@ fn places(card: &Stock, host: &Stock) -> Result<Places, Invalid> {
 
 /// Returns the moves of chunks that still have their place, by chunk.
 fn moving(
-    maps: &BTreeMap<VmId, VmMap>,
+    maps: &BTreeMap<TenantId, VmMap>,
     flights: &BTreeMap<MoveId, Flight>,
-) -> Result<BTreeMap<(VmId, u32), MoveId>, Invalid> {
+) -> Result<BTreeMap<(TenantId, u32), MoveId>, Invalid> {
     let mut moving = BTreeMap::new();
     for (&id, flight) in flights {
         let Flight { vm, index, from, to, drains, fate } = *flight;

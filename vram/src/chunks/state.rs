@@ -1,6 +1,6 @@
 //! States of a chunk, and its use.
 
-use crate::{CardAddr, HostAddr, VmId};
+use crate::{CardAddr, HostAddr, TenantId};
 
 /// A chunk of the card's VRAM, counted from address 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -119,7 +119,7 @@ pub enum ChunkState {
     /// Owned by a VM, as its guest chunk `index`.
     Vm {
         /// The owner.
-        vm: VmId,
+        vm: TenantId,
         /// Number of the chunk of the guest's VRAM that it holds.
         index: u32,
     },

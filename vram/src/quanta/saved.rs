@@ -2,7 +2,7 @@
 
 use super::trials::Trials;
 use super::{Mode, Quanta, QuantaConfig, Turn};
-use crate::VmId;
+use crate::TenantId;
 use saved_state::{Invalid, ascend, first_version};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -54,7 +54,7 @@ impl Quanta {
     pub fn save(&self) -> SavedQuanta {
         // Running quanta are assumed to help; observations restart.
         let Self { config, traffic, bandwidth, capacity, sets, idle, turn, fits_since, trials: _ } = self;
-        let by_number = |map: &BTreeMap<VmId, u64>| map.iter().map(|(vm, value)| (vm.0, *value)).collect();
+        let by_number = |map: &BTreeMap<TenantId, u64>| map.iter().map(|(vm, value)| (vm.0, *value)).collect();
         SavedQuanta {
             config: (*config).into(),
             traffic: traffic.iter().copied().collect(),
@@ -76,7 +76,7 @@ impl TryFrom<SavedQuanta> for Quanta {
         let ordered = [&sets, &idle].into_iter().all(|map| ascend(map.iter().map(|(vm, _)| vm)));
         Invalid::unless(ordered, || "working sets are not in their order".into())?;
         Invalid::unless(ascend(traffic.iter().map(|(slot, _)| slot)), || "traffic is not in its order".into())?;
-        let by_vm = |map: Vec<(u32, u64)>| map.into_iter().map(|(vm, value)| (VmId(vm), value)).collect();
+        let by_vm = |map: Vec<(u32, u64)>| map.into_iter().map(|(vm, value)| (TenantId(vm), value)).collect();
         let turn = turn.map(|(turn, since)| Ok::<_, Invalid>((turn.try_into()?, since))).transpose()?;
         let (sets, idle) = (by_vm(sets), by_vm(idle));
         let trials = if turn.is_some() { Trials::found() } else { Trials::default() };
@@ -96,7 +96,7 @@ impl TryFrom<SavedTurn> for Turn {
 
     fn try_from(SavedTurn { members, holder, quantum_ns }: SavedTurn) -> Result<Self, Invalid> {
         Invalid::unless(ascend(&members), || "those who take turns are not in their order".into())?;
-        Ok(Self { members: members.into_iter().map(VmId).collect(), holder: VmId(holder), quantum_ns })
+        Ok(Self { members: members.into_iter().map(TenantId).collect(), holder: TenantId(holder), quantum_ns })
     }
 }
 

@@ -5,7 +5,7 @@
 //! VM's memory is on the card, during its quantum. It assumes nothing of the card, the bus or the work, except that the
 //! work continues as it was.
 
-use crate::VmId;
+use crate::TenantId;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Minimum submissions for a meaningful mean.
@@ -52,7 +52,7 @@ enum State {
     /// No probe before this time.
     Resting { until_ns: u64 },
     /// Their work is observed: since when, and their work until then.
-    Watching { since_ns: u64, then: BTreeMap<VmId, Done> },
+    Watching { since_ns: u64, then: BTreeMap<TenantId, Done> },
     /// A probe runs.
     Trying(Trial),
     /// Quanta help; how many are left until the next probe.
@@ -64,19 +64,19 @@ enum State {
 struct Trial {
     began_ns: u64,
     /// Lengths of submissions before it, in ns, of the VMs that decide.
-    before: BTreeMap<VmId, f64>,
+    before: BTreeMap<TenantId, f64>,
     /// The same within their quanta, of the VMs for which it is known.
-    within: BTreeMap<VmId, f64>,
+    within: BTreeMap<TenantId, f64>,
     /// VMs that have had their quantum.
-    had: BTreeSet<VmId>,
+    had: BTreeSet<TenantId>,
     /// The VM that has its quantum, and its work until that began.
-    turn: Option<(VmId, Done)>,
+    turn: Option<(TenantId, Done)>,
 }
 
 impl Trial {
     /// Returns the factor by which submissions are shorter within quanta, if it is known for two VMs or more.
     fn gain(&self) -> Option<f64> {
-        let of = |(vm, before): (&VmId, &f64)| Some((before / self.within.get(vm)?).clamp(1.0 / MOST, MOST).ln());
+        let of = |(vm, before): (&TenantId, &f64)| Some((before / self.within.get(vm)?).clamp(1.0 / MOST, MOST).ln());
         let gains: Vec<f64> = self.before.iter().filter_map(of).collect();
         (gains.len() >= 2).then(|| (gains.iter().sum::<f64>() / gains.len() as f64).exp())
     }
@@ -95,7 +95,7 @@ pub(super) enum Verdict {
 #[derive(Clone, Debug, Default)]
 pub(super) struct Trials {
     state: State,
-    done: BTreeMap<VmId, Done>,
+    done: BTreeMap<TenantId, Done>,
     /// Consecutive failed probes.
     vain: u32,
 }
@@ -107,7 +107,7 @@ impl Trials {
     }
 
     /// Sets the work done for VMs until now.
-    pub(super) fn set_done(&mut self, done: BTreeMap<VmId, Done>) {
+    pub(super) fn set_done(&mut self, done: BTreeMap<TenantId, Done>) {
         self.done = done;
     }
 
@@ -125,9 +125,9 @@ impl Trials {
 
     /// Observes the work of VMs whose memory does not fit together. Returns true if a probe is due: the card was busy
     /// for them for half of two windows, and the length of submissions is known for two or more of them.
-    pub(super) fn is_worth_it(&mut self, now_ns: u64, members: &[VmId], window_ns: u64) -> bool {
+    pub(super) fn is_worth_it(&mut self, now_ns: u64, members: &[TenantId], window_ns: u64) -> bool {
         let of_members = || members.iter().map(|vm| (*vm, self.done.get(vm).copied().unwrap_or_default())).collect();
-        let (since_ns, then): (_, &BTreeMap<VmId, Done>) = match &self.state {
+        let (since_ns, then): (_, &BTreeMap<TenantId, Done>) = match &self.state {
             State::Resting { until_ns } if now_ns < *until_ns => return false,
             State::Watching { since_ns, then } if then.keys().eq(members) => (*since_ns, then),
             _ => {
@@ -139,10 +139,10 @@ impl Trials {
         if elapsed < window_ns.saturating_mul(WINDOWS) {
             return false;
         }
-        let since = |(vm, then): (&VmId, &Done)| Some((*vm, self.done.get(vm)?.since(*then)));
-        let done: BTreeMap<VmId, Done> = then.iter().filter_map(since).collect();
+        let since = |(vm, then): (&TenantId, &Done)| Some((*vm, self.done.get(vm)?.since(*then)));
+        let done: BTreeMap<TenantId, Done> = then.iter().filter_map(since).collect();
         let busy: u64 = done.values().fold(0, |sum, done| sum.saturating_add(done.used_ns));
-        let before: BTreeMap<VmId, f64> =
+        let before: BTreeMap<TenantId, f64> =
             done.into_iter().filter_map(|(vm, done)| Some((vm, done.length()?))).collect();
         if before.len() < 2 || busy < elapsed / 2 {
             self.state = State::Watching { since_ns: now_ns, then: of_members() };
@@ -153,21 +153,21 @@ impl Trials {
     }
 
     /// Notes that a VM's quantum begins: its memory is on the card.
-    pub(super) fn begins(&mut self, holder: VmId) {
+    pub(super) fn begins(&mut self, holder: TenantId) {
         if let State::Trying(trial) = &mut self.state {
             trial.turn = self.done.get(&holder).map(|done| (holder, *done));
         }
     }
 
     /// Returns true if enough of a holder's work has completed in its quantum, or if no probe runs.
-    pub(super) fn has_seen_enough(&self, holder: VmId) -> bool {
+    pub(super) fn has_seen_enough(&self, holder: TenantId) -> bool {
         let State::Trying(Trial { turn: Some((of, then)), .. }) = &self.state else { return true };
         *of != holder || self.done.get(&holder).is_none_or(|done| done.since(*then).ended >= ENOUGH)
     }
 
     /// Notes that a VM's quantum has ended, among `members`. `on_permille`: part of the time that work must lose
     /// without quanta.
-    pub(super) fn ends(&mut self, now_ns: u64, holder: VmId, members: &[VmId], on_permille: u32) -> Verdict {
+    pub(super) fn ends(&mut self, now_ns: u64, holder: TenantId, members: &[TenantId], on_permille: u32) -> Verdict {
         match &mut self.state {
             State::Found { left } if *left > 0 => {
                 *left -= 1;

@@ -35,7 +35,7 @@ fn sizes_that_make_no_sense_are_refused() {
 
 #[test]
 fn only_the_listed_steps_are_legal() {
-    let (vm, arriving) = (ChunkState::Vm { vm: VmId(1), index: 0 }, ChunkState::Arriving(MoveId(0)));
+    let (vm, arriving) = (ChunkState::Vm { vm: TenantId(1), index: 0 }, ChunkState::Arriving(MoveId(0)));
     let states = [ChunkState::Free, ChunkState::NeedsScrub, ChunkState::Scrubbing, ChunkState::Mediator, vm, arriving];
     let legal: Vec<(usize, usize)> = vec![(0, 3), (0, 4), (0, 5), (5, 4), (3, 1), (4, 1), (5, 1), (1, 2), (2, 0)];
     for (i, from) in states.iter().enumerate() {
@@ -49,90 +49,93 @@ fn only_the_listed_steps_are_legal() {
 /// others.
 fn refused(vm: u32, free: u32, promised: u32) -> Result<Placed, Error> {
     let limit = Limit::Card { free, to_scrub: 0, promised };
-    Err(Error::Full { vm: VmId(vm), limit, host: Some(Limit::Policy(OnFull::Refuse)) })
+    Err(Error::Full { vm: TenantId(vm), limit, host: Some(Limit::Policy(OnFull::Refuse)) })
 }
 
 /// Gives the first `chunks` guest chunks of a VM a place.
 fn place_first(table: &mut ChunkTable, vm: u32, chunks: u64) {
     for index in 0..chunks {
-        assert!(table.place(VmId(vm), GuestAddr(index * CHUNK)).unwrap().new);
+        assert!(table.place(TenantId(vm), GuestAddr(index * CHUNK)).unwrap().new);
     }
 }
 
 #[test]
 fn a_chunk_gets_its_place_at_first_use_and_keeps_it() {
     let mut table = table(8);
-    table.create_vm(VmId(1), 3 * CHUNK, Limits::RESERVED).unwrap();
-    assert_eq!(table.lookup(VmId(1), GuestAddr(0), 3 * CHUNK), Lookup::Unplaced);
-    assert_eq!((table.translate(VmId(1), GuestAddr(0)), table.is_placed(VmId(1), GuestAddr(0))), (None, Some(false)));
-    let placed = table.place(VmId(1), GuestAddr(2 * CHUNK + 0x123)).unwrap();
+    table.create_vm(TenantId(1), 3 * CHUNK, Limits::RESERVED).unwrap();
+    assert_eq!(table.lookup(TenantId(1), GuestAddr(0), 3 * CHUNK), Lookup::Unplaced);
+    assert_eq!(
+        (table.translate(TenantId(1), GuestAddr(0)), table.is_placed(TenantId(1), GuestAddr(0))),
+        (None, Some(false))
+    );
+    let placed = table.place(TenantId(1), GuestAddr(2 * CHUNK + 0x123)).unwrap();
     assert_eq!(placed, Placed { place: on_card(0x123), new: true });
     assert_eq!(
-        table.place(VmId(1), GuestAddr(2 * CHUNK)),
+        table.place(TenantId(1), GuestAddr(2 * CHUNK)),
         Ok(Placed { place: on_card(0), new: false }),
         "the same chunk"
     );
-    assert_eq!(table.lookup(VmId(1), GuestAddr(2 * CHUNK + 8), CHUNK - 8), Lookup::Placed(on_card(8)));
-    assert_eq!(table.translate(VmId(1), GuestAddr(2 * CHUNK)), Some(Run { place: on_card(0), bytes: CHUNK }));
-    assert_eq!(table.is_placed(VmId(1), GuestAddr(2 * CHUNK)), Some(true));
-    assert_eq!(table.owner(CardAddr(0x10)), Some((VmId(1), GuestAddr(2 * CHUNK + 0x10))));
-    let vm = table.summary().vms[&VmId(1)];
+    assert_eq!(table.lookup(TenantId(1), GuestAddr(2 * CHUNK + 8), CHUNK - 8), Lookup::Placed(on_card(8)));
+    assert_eq!(table.translate(TenantId(1), GuestAddr(2 * CHUNK)), Some(Run { place: on_card(0), bytes: CHUNK }));
+    assert_eq!(table.is_placed(TenantId(1), GuestAddr(2 * CHUNK)), Some(true));
+    assert_eq!(table.owner(CardAddr(0x10)), Some((TenantId(1), GuestAddr(2 * CHUNK + 0x10))));
+    let vm = table.summary().vms[&TenantId(1)];
     assert_eq!((vm.advertised, vm.guarantee, vm.placed, vm.unbacked, vm.peak), (3, 3, 1, 2, 1));
 }
 
 #[test]
 fn addresses_that_the_guest_does_not_have_are_outside() {
     let mut table = table(8);
-    table.create_vm(VmId(1), CHUNK + 0x1000, Limits::RESERVED).unwrap();
+    table.create_vm(TenantId(1), CHUNK + 0x1000, Limits::RESERVED).unwrap();
     let beyond = GuestAddr(CHUNK + 0x1000);
-    for vm in [VmId(1), VmId(2)] {
+    for vm in [TenantId(1), TenantId(2)] {
         assert_eq!(table.lookup(vm, beyond, 1), Lookup::Outside);
         assert_eq!(table.lookup(vm, GuestAddr(u64::MAX), 1), Lookup::Outside);
         assert_eq!((table.translate(vm, beyond), table.is_placed(vm, beyond)), (None, None));
     }
-    assert_eq!(table.lookup(VmId(1), GuestAddr(CHUNK), 0x1001), Lookup::Outside);
-    assert_eq!(table.lookup(VmId(1), GuestAddr(0x10), u64::MAX), Lookup::Outside);
-    assert_eq!(table.lookup(VmId(1), beyond, 0), Lookup::Outside);
-    assert_eq!(table.place(VmId(1), beyond), Err(Error::OutOfRange { vm: VmId(1), address: beyond }));
-    assert_eq!(table.unplace(VmId(1), beyond), Err(Error::OutOfRange { vm: VmId(1), address: beyond }));
-    assert_eq!(table.place(VmId(2), GuestAddr(0)), Err(Error::NoSuchVm(VmId(2))));
-    assert_eq!(table.unplace(VmId(2), GuestAddr(0)), Err(Error::NoSuchVm(VmId(2))));
-    assert_eq!(table.unplace_all(VmId(2)), 0);
+    assert_eq!(table.lookup(TenantId(1), GuestAddr(CHUNK), 0x1001), Lookup::Outside);
+    assert_eq!(table.lookup(TenantId(1), GuestAddr(0x10), u64::MAX), Lookup::Outside);
+    assert_eq!(table.lookup(TenantId(1), beyond, 0), Lookup::Outside);
+    assert_eq!(table.place(TenantId(1), beyond), Err(Error::OutOfRange { vm: TenantId(1), address: beyond }));
+    assert_eq!(table.unplace(TenantId(1), beyond), Err(Error::OutOfRange { vm: TenantId(1), address: beyond }));
+    assert_eq!(table.place(TenantId(2), GuestAddr(0)), Err(Error::NoSuchVm(TenantId(2))));
+    assert_eq!(table.unplace(TenantId(2), GuestAddr(0)), Err(Error::NoSuchVm(TenantId(2))));
+    assert_eq!(table.unplace_all(TenantId(2)), 0);
     assert_eq!(table.summary().free, 8);
 }
 
 #[test]
 fn the_last_chunk_is_cut_to_what_the_guest_has() {
     let mut table = table(8);
-    table.create_vm(VmId(1), CHUNK + 0x1000, Limits::RESERVED).unwrap();
+    table.create_vm(TenantId(1), CHUNK + 0x1000, Limits::RESERVED).unwrap();
     place_first(&mut table, 1, 2);
-    assert_eq!(table.translate(VmId(1), GuestAddr(CHUNK)), Some(Run { place: on_card(CHUNK), bytes: 0x1000 }));
-    assert_eq!(table.translate(VmId(1), GuestAddr(CHUNK + 0x1000)), None);
-    assert_eq!(table.translate_range(VmId(1), GuestAddr(CHUNK), 0x1001), None);
-    assert_eq!(table.translate_range(VmId(1), GuestAddr(u64::MAX), 2), None);
-    assert_eq!(table.translate_range(VmId(1), GuestAddr(0x10), u64::MAX), None);
-    assert_eq!(table.summary().vms[&VmId(1)].placed, 2);
+    assert_eq!(table.translate(TenantId(1), GuestAddr(CHUNK)), Some(Run { place: on_card(CHUNK), bytes: 0x1000 }));
+    assert_eq!(table.translate(TenantId(1), GuestAddr(CHUNK + 0x1000)), None);
+    assert_eq!(table.translate_range(TenantId(1), GuestAddr(CHUNK), 0x1001), None);
+    assert_eq!(table.translate_range(TenantId(1), GuestAddr(u64::MAX), 2), None);
+    assert_eq!(table.translate_range(TenantId(1), GuestAddr(0x10), u64::MAX), None);
+    assert_eq!(table.summary().vms[&TenantId(1)].placed, 2);
 }
 
 #[test]
 fn a_range_over_chunks_that_are_no_neighbours_is_split() {
     let mut table = table(4);
-    table.create_vm(VmId(1), CHUNK, Limits::RESERVED).unwrap();
-    table.create_vm(VmId(2), 3 * CHUNK, Limits::RESERVED).unwrap();
-    table.place(VmId(2), GuestAddr(0)).unwrap();
-    table.place(VmId(1), GuestAddr(0)).unwrap();
-    table.place(VmId(2), GuestAddr(CHUNK)).unwrap();
-    let at = |address| table.lookup(VmId(2), GuestAddr(address), 0x1000);
+    table.create_vm(TenantId(1), CHUNK, Limits::RESERVED).unwrap();
+    table.create_vm(TenantId(2), 3 * CHUNK, Limits::RESERVED).unwrap();
+    table.place(TenantId(2), GuestAddr(0)).unwrap();
+    table.place(TenantId(1), GuestAddr(0)).unwrap();
+    table.place(TenantId(2), GuestAddr(CHUNK)).unwrap();
+    let at = |address| table.lookup(TenantId(2), GuestAddr(address), 0x1000);
     assert_eq!(at(CHUNK - 0x1000), Lookup::Placed(on_card(CHUNK - 0x1000)));
     assert_eq!(at(CHUNK - 0x800), Lookup::Split, "chunk 0, then chunk 2");
     assert_eq!(at(2 * CHUNK - 0x800), Lookup::Split, "the second half has no place");
-    assert_eq!(table.translate_range(VmId(2), GuestAddr(CHUNK - 0x800), 0x1000), None);
+    assert_eq!(table.translate_range(TenantId(2), GuestAddr(CHUNK - 0x800), 0x1000), None);
     let pieces: Vec<_> = table.pieces(GuestAddr(2 * CHUNK - 0x800), 0x1000).collect();
     assert_eq!(pieces, [(GuestAddr(2 * CHUNK - 0x800), 0x800), (GuestAddr(2 * CHUNK), 0x800)]);
-    let answers: Vec<_> = pieces.iter().map(|&(at, len)| table.lookup(VmId(2), at, len)).collect();
+    let answers: Vec<_> = pieces.iter().map(|&(at, len)| table.lookup(TenantId(2), at, len)).collect();
     assert_eq!(answers, [Lookup::Placed(on_card(3 * CHUNK - 0x800)), Lookup::Unplaced]);
-    assert_eq!(table.translate(VmId(2), GuestAddr(0)), Some(Run { place: on_card(0), bytes: CHUNK }));
-    assert_eq!(table.owner(CardAddr(2 * CHUNK + 8)), Some((VmId(2), GuestAddr(CHUNK + 8))));
+    assert_eq!(table.translate(TenantId(2), GuestAddr(0)), Some(Run { place: on_card(0), bytes: CHUNK }));
+    assert_eq!(table.owner(CardAddr(2 * CHUNK + 8)), Some((TenantId(2), GuestAddr(CHUNK + 8))));
     assert_eq!(table.owner(CardAddr(4 * CHUNK)), None);
 }
 
@@ -147,88 +150,88 @@ fn pieces_end_with_the_address_space() {
 #[test]
 fn a_reservation_is_refused_when_it_cannot_be_kept() {
     let mut table = table(4);
-    let refused = |vm, wanted, left| Err(Error::Promise { vm: VmId(vm), wanted, now: left, left });
-    assert_eq!(table.create_vm(VmId(1), 5 * CHUNK, Limits::RESERVED), refused(1, 5, 4));
-    table.create_vm(VmId(1), 3 * CHUNK, Limits::RESERVED).unwrap();
-    assert_eq!(table.create_vm(VmId(2), CHUNK + 1, Limits::RESERVED), refused(2, 2, 1));
-    assert_eq!(table.create_vm(VmId(1), CHUNK, Limits::RESERVED), Err(Error::Exists(VmId(1))));
-    assert_eq!(table.create_vm(VmId(2), 0, Limits::UNRESERVED), Err(Error::Empty));
-    assert_eq!(table.create_vm(VmId(2), 1 << 41, Limits::UNRESERVED), Err(Error::Advertised(1 << 41)));
-    assert_eq!(table.create_vm(VmId(2), 1 << 40, Limits::RESERVED), refused(2, 1 << 23, 1));
-    table.create_vm(VmId(2), CHUNK, Limits::RESERVED).unwrap();
+    let refused = |vm, wanted, left| Err(Error::Promise { vm: TenantId(vm), wanted, now: left, left });
+    assert_eq!(table.create_vm(TenantId(1), 5 * CHUNK, Limits::RESERVED), refused(1, 5, 4));
+    table.create_vm(TenantId(1), 3 * CHUNK, Limits::RESERVED).unwrap();
+    assert_eq!(table.create_vm(TenantId(2), CHUNK + 1, Limits::RESERVED), refused(2, 2, 1));
+    assert_eq!(table.create_vm(TenantId(1), CHUNK, Limits::RESERVED), Err(Error::Exists(TenantId(1))));
+    assert_eq!(table.create_vm(TenantId(2), 0, Limits::UNRESERVED), Err(Error::Empty));
+    assert_eq!(table.create_vm(TenantId(2), 1 << 41, Limits::UNRESERVED), Err(Error::Advertised(1 << 41)));
+    assert_eq!(table.create_vm(TenantId(2), 1 << 40, Limits::RESERVED), refused(2, 1 << 23, 1));
+    table.create_vm(TenantId(2), CHUNK, Limits::RESERVED).unwrap();
     assert_eq!(table.summary().spare(), 0);
-    assert_eq!(table.destroy_vm(VmId(1)), Ok(0));
+    assert_eq!(table.destroy_vm(TenantId(1)), Ok(0));
     assert_eq!((table.summary().spare(), table.summary().promised), (3, 1));
 }
 
 #[test]
 fn a_vm_without_a_reservation_gets_what_is_not_promised() {
     let mut table = table(4);
-    table.create_vm(VmId(1), 3 * CHUNK, Limits::RESERVED).unwrap();
-    table.create_vm(VmId(2), 100 * CHUNK, Limits::UNRESERVED).unwrap();
-    table.place(VmId(2), GuestAddr(99 * CHUNK)).unwrap();
+    table.create_vm(TenantId(1), 3 * CHUNK, Limits::RESERVED).unwrap();
+    table.create_vm(TenantId(2), 100 * CHUNK, Limits::UNRESERVED).unwrap();
+    table.place(TenantId(2), GuestAddr(99 * CHUNK)).unwrap();
     let full = refused(2, 3, 3);
-    assert_eq!(table.place(VmId(2), GuestAddr(0)), full);
-    assert!(!table.place(VmId(2), GuestAddr(99 * CHUNK)).unwrap().new, "what it has it keeps");
+    assert_eq!(table.place(TenantId(2), GuestAddr(0)), full);
+    assert!(!table.place(TenantId(2), GuestAddr(99 * CHUNK)).unwrap().new, "what it has it keeps");
     place_first(&mut table, 1, 3);
-    assert_eq!(table.place(VmId(2), GuestAddr(0)), refused(2, 0, 0));
+    assert_eq!(table.place(TenantId(2), GuestAddr(0)), refused(2, 0, 0));
     // Chunks that the other frees are still promised to it, until it is destroyed.
-    assert_eq!(table.unplace_all(VmId(1)), 3);
+    assert_eq!(table.unplace_all(TenantId(1)), 3);
     assert_eq!(scrub_all(&mut table), 3);
-    assert_eq!(table.place(VmId(2), GuestAddr(0)), full);
-    table.destroy_vm(VmId(1)).unwrap();
-    assert!(table.place(VmId(2), GuestAddr(0)).unwrap().new);
-    let vm = table.summary().vms[&VmId(2)];
+    assert_eq!(table.place(TenantId(2), GuestAddr(0)), full);
+    table.destroy_vm(TenantId(1)).unwrap();
+    assert!(table.place(TenantId(2), GuestAddr(0)).unwrap().new);
+    let vm = table.summary().vms[&TenantId(2)];
     assert_eq!((vm.advertised, vm.guarantee, vm.placed, vm.unbacked, vm.peak), (100, 0, 2, 98, 2));
 }
 
 #[test]
 fn chunks_that_are_not_zeroed_back_a_reservation_but_are_not_given_away() {
     let mut table = ChunkTable::new(2 * CHUNK, CHUNK, Contents::Unknown).unwrap();
-    table.create_vm(VmId(1), 2 * CHUNK, Limits::RESERVED).unwrap();
-    assert_eq!(table.place(VmId(1), GuestAddr(0)), Err(Error::NeedsScrub { tier: Tier::Card, short: 1 }));
+    table.create_vm(TenantId(1), 2 * CHUNK, Limits::RESERVED).unwrap();
+    assert_eq!(table.place(TenantId(1), GuestAddr(0)), Err(Error::NeedsScrub { tier: Tier::Card, short: 1 }));
     let work = table.take_scrub_work().unwrap();
     assert_eq!(
-        table.place(VmId(1), GuestAddr(0)),
+        table.place(TenantId(1), GuestAddr(0)),
         Err(Error::NeedsScrub { tier: Tier::Card, short: 1 }),
         "half scrubbed is not scrubbed"
     );
     table.scrubbed(work.place);
-    assert_eq!(table.place(VmId(1), GuestAddr(0)), Ok(Placed { place: on_card(0), new: true }));
-    assert_eq!(table.unplace(VmId(1), GuestAddr(8)), Ok(true));
-    assert_eq!(table.unplace(VmId(1), GuestAddr(8)), Ok(false));
+    assert_eq!(table.place(TenantId(1), GuestAddr(0)), Ok(Placed { place: on_card(0), new: true }));
+    assert_eq!(table.unplace(TenantId(1), GuestAddr(8)), Ok(true));
+    assert_eq!(table.unplace(TenantId(1), GuestAddr(8)), Ok(false));
     assert_eq!(
-        table.place(VmId(1), GuestAddr(0)),
+        table.place(TenantId(1), GuestAddr(0)),
         Err(Error::NeedsScrub { tier: Tier::Card, short: 1 }),
         "it is dirty again"
     );
     assert_eq!(scrub_all(&mut table), 2);
     place_first(&mut table, 1, 2);
-    assert_eq!((table.summary().scrubbed, table.summary().vms[&VmId(1)].peak), (3, 2));
+    assert_eq!((table.summary().scrubbed, table.summary().vms[&TenantId(1)].peak), (3, 2));
 }
 
 #[test]
 fn destroying_a_vm_gives_all_back_for_scrubbing() {
     let mut table = table(4);
-    table.create_vm(VmId(1), 4 * CHUNK, Limits::RESERVED).unwrap();
+    table.create_vm(TenantId(1), 4 * CHUNK, Limits::RESERVED).unwrap();
     place_first(&mut table, 1, 3);
-    assert_eq!(table.destroy_vm(VmId(1)), Ok(3));
-    assert_eq!(table.destroy_vm(VmId(1)), Err(Error::NoSuchVm(VmId(1))));
+    assert_eq!(table.destroy_vm(TenantId(1)), Ok(3));
+    assert_eq!(table.destroy_vm(TenantId(1)), Err(Error::NoSuchVm(TenantId(1))));
     let summary = table.summary();
     assert_eq!((summary.free, summary.to_scrub, summary.promised), (1, 3, 0));
-    assert_eq!(table.lookup(VmId(1), GuestAddr(0), 1), Lookup::Outside);
+    assert_eq!(table.lookup(TenantId(1), GuestAddr(0), 1), Lookup::Outside);
 }
 
 #[test]
 fn what_is_set_aside_is_the_mediators() {
     let mut table = table(8);
     table.set_aside(3).unwrap();
-    let full = Err(Error::Promise { vm: VmId(1), wanted: 6, now: 5, left: 5 });
-    assert_eq!(table.create_vm(VmId(1), 6 * CHUNK, Limits::RESERVED), full);
-    table.create_vm(VmId(1), 4 * CHUNK, Limits::RESERVED).unwrap();
-    table.create_vm(VmId(2), 8 * CHUNK, Limits::UNRESERVED).unwrap();
+    let full = Err(Error::Promise { vm: TenantId(1), wanted: 6, now: 5, left: 5 });
+    assert_eq!(table.create_vm(TenantId(1), 6 * CHUNK, Limits::RESERVED), full);
+    table.create_vm(TenantId(1), 4 * CHUNK, Limits::RESERVED).unwrap();
+    table.create_vm(TenantId(2), 8 * CHUNK, Limits::UNRESERVED).unwrap();
     place_first(&mut table, 2, 1);
-    assert_eq!(table.place(VmId(2), GuestAddr(CHUNK)), refused(2, 7, 7));
+    assert_eq!(table.place(TenantId(2), GuestAddr(CHUNK)), refused(2, 7, 7));
     // It gets its own share, and no more: the rest is promised.
     table.reserve_mediator(1, 1).unwrap();
     let run = table.reserve_mediator(2, 1).unwrap();
@@ -252,7 +255,7 @@ fn unknown_contents_are_scrubbed_before_first_use() {
 #[test]
 fn a_mediator_run_is_aligned_and_refused_without_room() {
     let mut table = table(8);
-    table.create_vm(VmId(1), CHUNK, Limits::RESERVED).unwrap();
+    table.create_vm(TenantId(1), CHUNK, Limits::RESERVED).unwrap();
     place_first(&mut table, 1, 1);
     let run = table.reserve_mediator(4, 4).unwrap();
     assert_eq!(table.address(run), CardAddr(4 * CHUNK));
@@ -270,14 +273,14 @@ fn a_mediator_run_is_aligned_and_refused_without_room() {
 fn what_the_mediator_claims_is_its_own_once_it_is_spare_and_a_guarantee_comes_first() {
     let mut table = table(4);
     table.claim(3);
-    table.create_vm(VmId(1), 4 * CHUNK, Limits::default()).unwrap();
-    table.place(VmId(1), GuestAddr(0)).unwrap();
+    table.create_vm(TenantId(1), 4 * CHUNK, Limits::default()).unwrap();
+    table.place(TenantId(1), GuestAddr(0)).unwrap();
     assert_eq!((table.spare(), table.kept_for_mediator()), (0, 3));
-    assert!(matches!(table.place(VmId(1), GuestAddr(CHUNK)), Err(Error::Full { .. })));
+    assert!(matches!(table.place(TenantId(1), GuestAddr(CHUNK)), Err(Error::Full { .. })));
     let own = table.reserve_mediator(1, 1).unwrap();
     assert_eq!((table.spare(), table.kept_for_mediator()), (0, 2), "a part of the claim is met");
     // Claimed chunks are not promised: a guarantee can have them.
-    table.create_vm(VmId(2), CHUNK, Limits::RESERVED).unwrap();
+    table.create_vm(TenantId(2), CHUNK, Limits::RESERVED).unwrap();
     assert_eq!(table.kept_for_mediator(), 1);
     table.claim(0);
     assert_eq!(table.spare(), 1);
@@ -298,16 +301,16 @@ fn the_mediator_borrows_from_the_reserve_and_pays_back_before_anything_is_spare(
     let mut table = table(4);
     table.set_host_budget(4);
     table.set_reserve(2).unwrap();
-    table.create_vm(VmId(1), 4 * CHUNK, Limits::default()).unwrap();
+    table.create_vm(TenantId(1), 4 * CHUNK, Limits::default()).unwrap();
     for index in 0..2 {
-        table.place(VmId(1), GuestAddr(index * CHUNK)).unwrap();
+        table.place(TenantId(1), GuestAddr(index * CHUNK)).unwrap();
     }
     assert_eq!((table.spare(), table.for_mediator(), table.left_reserve()), (0, 0, 2));
     let own = table.reserve_mediator(1, 1).unwrap();
     assert_eq!((table.borrowed(), table.left_reserve(), table.spare()), (1, 1, 0));
     assert_eq!(table.for_vms(), 2, "what is borrowed counts once");
     assert!(table.reserve_mediator(2, 1).is_err(), "the reserve is not endless");
-    table.unplace(VmId(1), GuestAddr(0)).unwrap();
+    table.unplace(TenantId(1), GuestAddr(0)).unwrap();
     assert_eq!((table.spare(), table.left_reserve()), (0, 1), "what is free goes to the reserve");
     table.repay();
     assert_eq!((table.borrowed(), table.left_reserve(), table.spare()), (0, 2, 0));
@@ -319,11 +322,11 @@ fn the_mediator_borrows_from_the_reserve_and_pays_back_before_anything_is_spare(
 fn the_chunks_of_a_frozen_vm_stay_until_it_is_destroyed() {
     let mut table = table(2);
     table.set_host_budget(2);
-    table.create_vm(VmId(1), CHUNK, Limits::default()).unwrap();
-    table.place(VmId(1), GuestAddr(0)).unwrap();
-    table.freeze(VmId(1));
-    assert_eq!(table.begin_move(VmId(1), 0, To::Host), Err(Error::Settled { vm: VmId(1), index: 0 }));
-    table.destroy_vm(VmId(1)).unwrap();
-    table.create_vm(VmId(1), CHUNK, Limits::default()).unwrap();
-    assert!(!table.is_frozen(VmId(1)));
+    table.create_vm(TenantId(1), CHUNK, Limits::default()).unwrap();
+    table.place(TenantId(1), GuestAddr(0)).unwrap();
+    table.freeze(TenantId(1));
+    assert_eq!(table.begin_move(TenantId(1), 0, To::Host), Err(Error::Settled { vm: TenantId(1), index: 0 }));
+    table.destroy_vm(TenantId(1)).unwrap();
+    table.create_vm(TenantId(1), CHUNK, Limits::default()).unwrap();
+    assert!(!table.is_frozen(TenantId(1)));
 }

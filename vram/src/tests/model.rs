@@ -7,7 +7,7 @@ mod op;
 use super::{CHUNK, scrub_all, table};
 use crate::{
     CardAddr, ChunkId, ChunkTable, Ended, Error, GuestAddr, HostAddr, Limit, Limits, Lookup, MoveId, OnFull, Place,
-    SavedChunks, ScrubWork, Step, Tier, To, VmId,
+    SavedChunks, ScrubWork, Step, TenantId, Tier, To,
 };
 use op::{Op, op};
 use proptest::prelude::*;
@@ -226,7 +226,7 @@ impl Model {
             Op::Create(id, bytes, limits) => {
                 let new = Vm { bytes, limits, ..Vm::default() };
                 let expected = !self.vms.contains_key(&id) && bytes > 0 && self.may_have(id, &new, 0, 0);
-                prop_assert_eq!(self.table.create_vm(VmId(id), bytes, limits).is_ok(), expected);
+                prop_assert_eq!(self.table.create_vm(TenantId(id), bytes, limits).is_ok(), expected);
                 if expected {
                     self.vms.insert(id, new);
                 }
@@ -236,14 +236,14 @@ impl Model {
                     let new = Vm { bytes: vm.bytes, limits, ..Vm::default() };
                     self.may_have(id, &new, self.used(id, Tier::Card), self.owed(id))
                 });
-                prop_assert_eq!(self.table.set_limits(VmId(id), limits).is_ok(), expected);
+                prop_assert_eq!(self.table.set_limits(TenantId(id), limits).is_ok(), expected);
                 if let Some(vm) = self.vms.get_mut(&id).filter(|_| expected) {
                     vm.limits = limits;
                 }
             }
             Op::Destroy(id) => {
                 let known = self.vms.get(&id).map(|vm| vm.chunks.len() as u32);
-                prop_assert_eq!(self.table.destroy_vm(VmId(id)), known.ok_or(Error::NoSuchVm(VmId(id))));
+                prop_assert_eq!(self.table.destroy_vm(TenantId(id)), known.ok_or(Error::NoSuchVm(TenantId(id))));
                 self.lose(id, |_| true);
                 self.vms.remove(&id);
                 self.flights.iter_mut().filter(|flight| flight.vm == Some(id)).for_each(|flight| flight.vm = None);
@@ -253,12 +253,12 @@ impl Model {
                 let known = self.vms.get(&id).filter(|vm| address < vm.bytes);
                 let index = (address / CHUNK) as u32;
                 let expected = known.map(|vm| vm.chunks.contains_key(&index));
-                prop_assert_eq!(self.table.unplace(VmId(id), GuestAddr(address)).ok(), expected);
+                prop_assert_eq!(self.table.unplace(TenantId(id), GuestAddr(address)).ok(), expected);
                 self.lose(id, |at| at == index && expected == Some(true));
             }
             Op::UnplaceAll(id) => {
                 let known = self.vms.get(&id).map_or(0, |vm| vm.chunks.len() as u32);
-                prop_assert_eq!(self.table.unplace_all(VmId(id)), known);
+                prop_assert_eq!(self.table.unplace_all(TenantId(id)), known);
                 self.lose(id, |_| true);
             }
             Op::Begin(vm, index, to) => self.begin(vm, index, to)?,
@@ -352,19 +352,19 @@ impl Model {
     }
 
     fn place(&mut self, id: u32, address: u64) -> Result<(), TestCaseError> {
-        let result = self.table.place(VmId(id), GuestAddr(address));
+        let result = self.table.place(TenantId(id), GuestAddr(address));
         let Some(vm) = self.vms.get(&id) else {
-            prop_assert_eq!(result, Err(Error::NoSuchVm(VmId(id))));
+            prop_assert_eq!(result, Err(Error::NoSuchVm(TenantId(id))));
             return Ok(());
         };
         let index = (address / CHUNK) as u32;
         if address >= vm.bytes {
-            prop_assert_eq!(result, Err(Error::OutOfRange { vm: VmId(id), address: GuestAddr(address) }));
+            prop_assert_eq!(result, Err(Error::OutOfRange { vm: TenantId(id), address: GuestAddr(address) }));
             return Ok(());
         }
         if let Some(&(at, _)) = vm.chunks.get(&index) {
             let placed = result.unwrap();
-            let whole = self.table.lookup(VmId(id), GuestAddr(u64::from(index) * CHUNK), 1);
+            let whole = self.table.lookup(TenantId(id), GuestAddr(u64::from(index) * CHUNK), 1);
             prop_assert_eq!((piece(placed.place), placed.new, whole), (at, false, Lookup::Placed(start(at))));
             return Ok(());
         }
@@ -375,7 +375,7 @@ impl Model {
             let limits = self.vms[&id].limits;
             prop_assert_eq!(
                 (vm, limit == Limit::Quota(limits.quota)),
-                (VmId(id), self.used(id, Tier::Card) >= limits.quota)
+                (TenantId(id), self.used(id, Tier::Card) >= limits.quota)
             );
             prop_assert_eq!(host == Some(Limit::Policy(limits.on_full)), !swaps);
         } else if self.clean(tier) == 0 {
@@ -396,8 +396,8 @@ impl Model {
     }
 
     fn begin(&mut self, id: u32, index: u32, to: To) -> Result<(), TestCaseError> {
-        let result = self.table.start(Step { vm: VmId(id), index, to });
-        let (vm, tier) = (VmId(id), if to == To::Card { Tier::Card } else { Tier::Host });
+        let result = self.table.start(Step { vm: TenantId(id), index, to });
+        let (vm, tier) = (TenantId(id), if to == To::Card { Tier::Card } else { Tier::Host });
         let parked = self.vms.get(&id).is_some_and(|vm| vm.parked.contains(&index));
         let chunk = self.vms.get(&id).map(|vm| vm.chunks.get(&index).copied());
         let moving = self.flights.iter().any(|flight| flight.alive && flight.vm == Some(id) && flight.index == index);
@@ -545,25 +545,25 @@ proptest! {
     ) {
         let mut table = table(8);
         table.set_host_budget(8);
-        table.create_vm(VmId(1), 3 * CHUNK + 0x800, Limits { guarantee: 4, ..Limits::default() }).unwrap();
+        table.create_vm(TenantId(1), 3 * CHUNK + 0x800, Limits { guarantee: 4, ..Limits::default() }).unwrap();
         for index in uses {
-            table.place(VmId(1), GuestAddr(index * CHUNK)).unwrap();
+            table.place(TenantId(1), GuestAddr(index * CHUNK)).unwrap();
         }
         for index in moves {
-            if let Ok(begun) = table.begin_move(VmId(1), index, To::Host) {
+            if let Ok(begun) = table.begin_move(TenantId(1), index, To::Host) {
                 table.commit_move(begun.id);
             }
         }
         scrub_all(&mut table);
         let at = GuestAddr(address);
         let inside = address + len <= 3 * CHUNK + 0x800;
-        let run = table.translate(VmId(1), at);
-        let range = table.lookup(VmId(1), at, len);
+        let run = table.translate(TenantId(1), at);
+        let range = table.lookup(TenantId(1), at, len);
         let whole = run.filter(|run| run.bytes >= len).map(|run| run.place);
-        prop_assert_eq!(table.translate_range(VmId(1), at, len), whole);
+        prop_assert_eq!(table.translate_range(TenantId(1), at, len), whole);
         let pieces: Vec<_> = table.pieces(at, len).collect();
         prop_assert_eq!(pieces.iter().map(|(_, len)| len).sum::<u64>(), len);
-        let answers: Vec<_> = pieces.iter().map(|&(at, len)| table.lookup(VmId(1), at, len)).collect();
+        let answers: Vec<_> = pieces.iter().map(|&(at, len)| table.lookup(TenantId(1), at, len)).collect();
         prop_assert!(!answers.contains(&Lookup::Split));
         prop_assert_eq!(range == Lookup::Outside, !inside);
         if inside {

@@ -2,11 +2,11 @@
 
 use super::{CHUNK, on_card, place_first, scrub_all, table};
 use crate::{
-    ChunkTable, Ended, Error, GuestAddr, HostAddr, Limit, Limits, Lookup, OnFull, Place, Placed, Run, Step, Tier, To,
-    VmId,
+    ChunkTable, Ended, Error, GuestAddr, HostAddr, Limit, Limits, Lookup, OnFull, Place, Placed, Run, Step, TenantId,
+    Tier, To,
 };
 
-const VM: VmId = VmId(1);
+const VM: TenantId = TenantId(1);
 
 fn in_host(address: u64) -> Place {
     Place::Host(HostAddr(address))
@@ -108,7 +108,7 @@ fn a_lowered_quota_takes_nothing_and_gives_nothing() {
 #[test]
 fn a_raised_guarantee_is_refused_while_others_have_the_chunks() {
     let mut table = swapping(3, Limits::default());
-    let two = VmId(2);
+    let two = TenantId(2);
     table.create_vm(two, 8 * CHUNK, Limits::default()).unwrap();
     let refused = Error::Promise { vm: two, wanted: 3, now: 1, left: 4 };
     let limits = Limits { guarantee: 3, ..Limits::default() };
@@ -126,7 +126,7 @@ fn a_raised_guarantee_is_refused_while_others_have_the_chunks() {
         Err(Error::Guarantee { vm: two, guarantee: 3, quota: 2 })
     );
     assert_eq!(table.set_limits(two, Limits { weight: 0, ..limits }), Err(Error::Weight(two)));
-    assert_eq!(table.set_limits(VmId(3), limits), Err(Error::NoSuchVm(VmId(3))));
+    assert_eq!(table.set_limits(TenantId(3), limits), Err(Error::NoSuchVm(TenantId(3))));
 }
 
 #[test]
@@ -264,5 +264,5 @@ fn a_quarantine_that_breaks_a_guarantee_leaves_nothing_spare() {
     let summary = table.summary();
     assert_eq!((summary.quarantined, summary.promised, summary.free), (1, 4, 3));
     assert_eq!((table.spare(), table.for_mediator(), summary.spare()), (0, 0, 0));
-    assert!(table.create_vm(VmId(2), CHUNK, Limits { guarantee: 1, ..Limits::default() }).is_err());
+    assert!(table.create_vm(TenantId(2), CHUNK, Limits { guarantee: 1, ..Limits::default() }).is_err());
 }

@@ -1,5 +1,5 @@
 use super::*;
-use crate::{CHUNK_BYTES_MIN, Contents, VmId};
+use crate::{CHUNK_BYTES_MIN, Contents, TenantId};
 use proptest::prelude::*;
 
 const CHUNK: u64 = CHUNK_BYTES_MIN;
@@ -39,12 +39,12 @@ fn the_limit_holds() {
 #[test]
 fn a_full_card_is_an_error_that_passes() {
     let (mut table, mut pool) = (table(2), PagePool::new(u64::MAX));
-    table.create_vm(VmId(1), 2 * CHUNK, crate::Limits::RESERVED).unwrap();
+    table.create_vm(TenantId(1), 2 * CHUNK, crate::Limits::RESERVED).unwrap();
     for index in 0..2 {
-        table.place(VmId(1), crate::GuestAddr(index * CHUNK)).unwrap();
+        table.place(TenantId(1), crate::GuestAddr(index * CHUNK)).unwrap();
     }
     assert!(matches!(pool.alloc(&mut table, 0x1000), Err(PoolError::Chunks(Error::CardFull { .. }))));
-    table.destroy_vm(VmId(1)).unwrap();
+    table.destroy_vm(TenantId(1)).unwrap();
     assert!(matches!(pool.alloc(&mut table, 0x1000), Err(PoolError::Chunks(Error::NeedsScrub { .. }))));
 }
 

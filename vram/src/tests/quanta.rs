@@ -10,8 +10,8 @@ fn config() -> QuantaConfig {
     QuantaConfig { min_ns: SECOND, max_ns: 30 * SECOND, ..QuantaConfig::default() }
 }
 
-fn sets(of: &[u64]) -> BTreeMap<VmId, u64> {
-    (1..).zip(of).map(|(vm, &bytes)| (VmId(vm), bytes)).collect()
+fn sets(of: &[u64]) -> BTreeMap<TenantId, u64> {
+    (1..).zip(of).map(|(vm, &bytes)| (TenantId(vm), bytes)).collect()
 }
 
 fn quanta(of: &[u64]) -> Quanta {
@@ -52,7 +52,7 @@ fn much_traffic_of_sets_that_do_not_fit_switches_on() {
     let mut quanta = quanta(&[700, 800]);
     assert_eq!(quanta.tick(0), None, "no traffic");
     let turn = on(&mut quanta);
-    assert_eq!((&*turn.members, turn.holder), (&[VmId(1), VmId(2)][..], VmId(1)));
+    assert_eq!((&*turn.members, turn.holder), (&[TenantId(1), TenantId(2)][..], TenantId(1)));
     assert_eq!(quanta.bandwidth(), 1000);
     // 500 bytes are evicted and as many returned, at 1000 bytes per second, ten times.
     assert_eq!(turn.quantum_ns, 10 * SECOND);
@@ -94,8 +94,12 @@ fn the_window_is_kept_in_so_many_slots() {
 
 #[test]
 fn a_small_set_that_fits_beside_any_other_need_not_wait() {
-    assert_eq!(on(&mut quanta(&[50, 700, 800, 100])).members, [VmId(2), VmId(3)]);
-    assert_eq!(on(&mut quanta(&[50, 700, 1800])).members, [VmId(1), VmId(2), VmId(3)], "the largest needs it all");
+    assert_eq!(on(&mut quanta(&[50, 700, 800, 100])).members, [TenantId(2), TenantId(3)]);
+    assert_eq!(
+        on(&mut quanta(&[50, 700, 1800])).members,
+        [TenantId(1), TenantId(2), TenantId(3)],
+        "the largest needs it all"
+    );
 }
 
 #[test]
@@ -116,7 +120,7 @@ fn turns_go_round_and_skip_who_is_idle() {
     assert_eq!(quanta.tick(now + quantum - 1), None);
     for holder in [2, 3, 1, 2] {
         now += quantum;
-        let turn = Turn { members: [1, 2, 3].map(VmId).to_vec(), holder: VmId(holder), quantum_ns: quantum };
+        let turn = Turn { members: [1, 2, 3].map(TenantId).to_vec(), holder: TenantId(holder), quantum_ns: quantum };
         assert_eq!(quanta.tick(now), Some(Change::Next(turn)));
         // The time of the copies, however long, is not part of the quantum.
         now += 2 * quantum;
@@ -125,10 +129,10 @@ fn turns_go_round_and_skip_who_is_idle() {
         assert_eq!(quanta.tick(now + quantum - 1), None);
     }
     // The holder has no more work: the next one need not wait for the end.
-    quanta.set_working_sets(1000, BTreeMap::from([(VmId(1), 700), (VmId(3), 700)]));
+    quanta.set_working_sets(1000, BTreeMap::from([(TenantId(1), 700), (TenantId(3), 700)]));
     let Some(Change::On(turn)) = quanta.tick(now + 1) else { panic!("no change") };
-    assert_eq!((turn.holder, turn.members), (VmId(3), vec![VmId(1), VmId(3)]));
-    quanta.set_working_sets(1000, BTreeMap::from([(VmId(3), 700)]));
+    assert_eq!((turn.holder, turn.members), (TenantId(3), vec![TenantId(1), TenantId(3)]));
+    quanta.set_working_sets(1000, BTreeMap::from([(TenantId(3), 700)]));
     assert_eq!(quanta.tick(now + 2), Some(Change::Off), "one is left");
 }
 
@@ -155,7 +159,7 @@ fn forced_mode_takes_turns_without_pressure() {
     let mut quanta = quanta(&[10, 20]);
     quanta.set_config(QuantaConfig { mode: Mode::Forced, ..config() });
     let Some(Change::On(turn)) = quanta.tick(0) else { panic!("it is forced") };
-    assert_eq!((turn.members, turn.quantum_ns), (vec![VmId(1), VmId(2)], SECOND), "nothing has to be copied");
+    assert_eq!((turn.members, turn.quantum_ns), (vec![TenantId(1), TenantId(2)], SECOND), "nothing has to be copied");
     quanta.settled(0);
     assert!(matches!(quanta.tick(SECOND), Some(Change::Next(turn)) if turn.quantum_ns == SECOND));
     quanta.set_config(QuantaConfig { mode: Mode::Off, ..config() });
@@ -191,15 +195,15 @@ fn a_holder_that_has_no_work_for_as_long_as_a_change_takes_gives_its_turn_up_to_
     let mut quanta = quanta(&[700, 700, 700]);
     // 1400 bytes are copied at a change.
     let (turn, change) = (on(&mut quanta), 1400 * MS);
-    assert_eq!(turn.holder, VmId(1));
-    let idle = |of: &[(u32, u64)]| of.iter().map(|&(vm, ns)| (VmId(vm), ns)).collect::<BTreeMap<_, _>>();
+    assert_eq!(turn.holder, TenantId(1));
+    let idle = |of: &[(u32, u64)]| of.iter().map(|&(vm, ns)| (TenantId(vm), ns)).collect::<BTreeMap<_, _>>();
     quanta.set_idle(idle(&[(1, change - 1)]));
     assert_eq!(quanta.tick(SECOND), None);
     quanta.set_idle(idle(&[(1, change), (2, 1), (3, 1)]));
     assert_eq!(quanta.tick(SECOND), None, "nobody else has work");
     assert_eq!(quanta.tick(40 * SECOND), None, "however long");
     quanta.set_idle(idle(&[(1, change), (2, 1)]));
-    assert!(matches!(quanta.tick(40 * SECOND), Some(Change::Next(turn)) if turn.holder == VmId(3)));
+    assert!(matches!(quanta.tick(40 * SECOND), Some(Change::Next(turn)) if turn.holder == TenantId(3)));
 }
 
 proptest! {
@@ -215,7 +219,7 @@ proptest! {
         quanta.relocated(0, 1, MS);
         for (step, of, bytes) in events {
             now += step * MS;
-            let of: BTreeMap<VmId, u64> = of.into_iter().map(|(vm, bytes)| (VmId(vm), bytes)).collect();
+            let of: BTreeMap<TenantId, u64> = of.into_iter().map(|(vm, bytes)| (TenantId(vm), bytes)).collect();
             quanta.set_working_sets(1000, of.clone());
             if bytes > 0 {
                 quanta.relocated(now, bytes, bytes * MS);
@@ -281,7 +285,7 @@ fn tell(quanta: &mut Quanta, now: u64, told: &Told) -> Option<Change> {
     match told {
         Told::Relocated(bytes, took) => quanta.relocated(now, *bytes, *took),
         Told::Sets(of) => quanta.set_working_sets(1000, sets(of)),
-        Told::Idle(vm, ns) => quanta.set_idle(BTreeMap::from([(VmId(*vm), *ns)])),
+        Told::Idle(vm, ns) => quanta.set_idle(BTreeMap::from([(TenantId(*vm), *ns)])),
         Told::Settled => quanta.settled(now),
         Told::Mode(mode) => quanta.set_config(QuantaConfig { mode: *mode, ..config() }),
     }

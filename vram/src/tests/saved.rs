@@ -7,7 +7,7 @@ use crate::{CHUNK_BYTES_MIN, CardAddr, Contents, GuestAddr, Place};
 use proptest::prelude::*;
 
 const CHUNK: u64 = CHUNK_BYTES_MIN;
-const VM: VmId = VmId(1);
+const VM: TenantId = TenantId(1);
 
 /// A table of 12 chunks with a VM in both memories and in the reserve, a chunk of the mediator's, a move in flight and
 /// one of the reserve, a chunk to scrub and one that is quarantined.
@@ -17,11 +17,11 @@ fn table() -> ChunkTable {
     table.set_reserve(2).unwrap();
     table.reserve_mediator(1, 1).unwrap();
     table.create_vm(VM, 8 * CHUNK, Limits { guarantee: 3, ..Limits::default() }).unwrap();
-    table.create_vm(VmId(2), 2 * CHUNK, Limits::default()).unwrap();
+    table.create_vm(TenantId(2), 2 * CHUNK, Limits::default()).unwrap();
     for index in 0..6 {
         table.place(VM, GuestAddr(index * CHUNK)).unwrap();
     }
-    table.place(VmId(2), GuestAddr(0)).unwrap();
+    table.place(TenantId(2), GuestAddr(0)).unwrap();
     for index in 0..2 {
         table.start(crate::Step { vm: VM, index, to: To::Reserve }).unwrap();
     }
@@ -31,7 +31,7 @@ fn table() -> ChunkTable {
     table.begin_move(VM, 3, To::Host).unwrap();
     table.quarantine(Place::Card(CardAddr(6 * CHUNK)));
     table.unplace(VM, GuestAddr(5 * CHUNK)).unwrap();
-    table.freeze(VmId(2));
+    table.freeze(TenantId(2));
     table
 }
 
@@ -47,7 +47,7 @@ fn a_table_is_as_it_was() {
     assert_eq!(after.summary(), before.summary());
     assert_eq!(after.moves().collect::<Vec<_>>(), before.moves().collect::<Vec<_>>());
     assert_eq!(after.parked().collect::<Vec<_>>(), before.parked().collect::<Vec<_>>());
-    assert!(after.is_frozen(VmId(2)) && !after.is_frozen(VM));
+    assert!(after.is_frozen(TenantId(2)) && !after.is_frozen(VM));
     for chunk in 0..12 {
         assert_eq!(after.state(crate::ChunkId::numbered(chunk)), before.state(crate::ChunkId::numbered(chunk)));
     }
@@ -167,7 +167,7 @@ fn numbers_out_of_bounds_are_refused() {
 fn exercise(table: &mut ChunkTable, steps: &[(u8, u32, u32)]) {
     let mut works = Vec::new();
     for &(what, vm, index) in steps {
-        let (vm, at) = (VmId(vm), GuestAddr(u64::from(index) * CHUNK));
+        let (vm, at) = (TenantId(vm), GuestAddr(u64::from(index) * CHUNK));
         match what % 14 {
             0 => drop(table.place(vm, at)),
             1 => drop(table.unplace(vm, at)),

@@ -1,7 +1,7 @@
 //! VMs whose bus accesses are not counted: a card of 1000 bytes that is copied at 1000 bytes per second.
 
 use super::super::{Change, Done, Quanta, QuantaConfig};
-use crate::VmId;
+use crate::TenantId;
 use std::collections::BTreeMap;
 
 const MS: u64 = 1_000_000;
@@ -13,7 +13,7 @@ const LOOK: u64 = 50 * MS;
 struct Stage {
     quanta: Quanta,
     now: u64,
-    done: BTreeMap<VmId, Done>,
+    done: BTreeMap<TenantId, Done>,
     /// Engine time of a submission without quanta, and within one.
     lengths: (u64, u64),
     /// Part of the time in which the engine has work, in percent.
@@ -24,7 +24,7 @@ impl Stage {
     fn new(lengths: (u64, u64), busy: u64) -> Self {
         let mut quanta = Quanta::new(QuantaConfig { min_ns: SECOND / 2, ..QuantaConfig::default() });
         quanta.relocated(0, 1, MS);
-        let done: BTreeMap<_, _> = [1, 2].map(|vm| (VmId(vm), Done::default())).into();
+        let done: BTreeMap<_, _> = [1, 2].map(|vm| (TenantId(vm), Done::default())).into();
         quanta.set_working_sets(1000, done.keys().map(|vm| (*vm, 750)).collect());
         Self { quanta, now: 0, done, lengths, busy }
     }

@@ -16,7 +16,7 @@
 use std::collections::BTreeMap;
 
 use cuda_protocol::FixedKind;
-use vram::{Error, Limit, VmId as TenantId};
+use vram::{Error, Limit, TenantId};
 
 use super::types::{OnStranger, PieceId, Unaccounted, User};
 use super::{Body, Core};

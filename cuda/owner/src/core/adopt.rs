@@ -6,7 +6,7 @@ use super::{Body, Core};
 use crate::driver::Memory;
 use cuda_protocol::{Adopted, ChunkId, End};
 use std::collections::BTreeSet;
-use vram::{Place, Step, To, VmId as TenantId};
+use vram::{Place, Step, TenantId, To};
 
 impl Core {
     pub(super) fn adopt(

@@ -6,7 +6,7 @@ use super::{Body, Core};
 use cuda_protocol::{ChunkId, FromOwner, MAX_CHUNKS, Refusal, Share};
 use std::collections::BTreeSet;
 use std::hash::BuildHasher as _;
-use vram::VmId as TenantId;
+use vram::TenantId;
 
 /// Numbers of chunks that all processes of a tenant have together at most, for each chunk that it believes to have. A
 /// process gets a number for each chunk that it allocates or opens.

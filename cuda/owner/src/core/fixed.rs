@@ -10,7 +10,7 @@ use super::{Body, Core, WORK_AT_ONCE, on_card};
 use cuda_protocol::{ChunkId, FixedKind, FromOwner, Refusal};
 use std::collections::VecDeque;
 use std::vec::IntoIter;
-use vram::VmId as TenantId;
+use vram::TenantId;
 
 /// A request to count fixed memory.
 #[derive(Debug)]

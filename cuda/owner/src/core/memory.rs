@@ -7,7 +7,7 @@ use super::{Body, Core, Pieces, Tenant, memory_of, said_place};
 use crate::driver::Memory;
 use cuda_protocol::{Chunk, ChunkId, End, FromOwner, MAX_CHUNKS, Refusal};
 use std::collections::BTreeMap;
-use vram::{Error, GuestAddr, Limit, OnFull, Place, VmId as TenantId};
+use vram::{Error, GuestAddr, Limit, OnFull, Place, TenantId};
 
 /// Longest wait of an allocation of the tenant with the quantum for others' memory to be evicted, in ns; after it the
 /// tenant gets the memory that is free.

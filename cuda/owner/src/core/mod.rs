@@ -44,7 +44,7 @@ use sessions::Session;
 use std::collections::hash_map::RandomState;
 use std::collections::{BTreeMap, BTreeSet};
 use vram::balance::Config as BalanceConfig;
-use vram::{Balancer, ChunkTable, Contents, Place, Quanta, QuantaConfig, VmId as TenantId};
+use vram::{Balancer, ChunkTable, Contents, Place, Quanta, QuantaConfig, TenantId};
 
 /// Most that the clock moves on from one event to the next, in ns: an owner that the host did not let run for longer
 /// has not seen anybody be late.
@@ -443,7 +443,7 @@ impl Core {
             return Err(TenantError::Exists(spec.name));
         }
         spec.time.check()?;
-        let id = vram::VmId(self.next_tenant);
+        let id = vram::TenantId(self.next_tenant);
         self.table.create_vm(id, spec.memory_bytes, spec.limits)?;
         self.next_tenant += 1;
         self.turns.add(id, spec.time, Nanos(self.clock));

@@ -10,7 +10,7 @@ use std::collections::{BTreeMap, VecDeque};
 
 use super::Core;
 use super::types::{SessionId, User};
-use vram::VmId as TenantId;
+use vram::TenantId;
 
 /// Looks during a turn that prove that a process occupies the card past the gate.
 const LOOKS: usize = 2;

@@ -9,7 +9,7 @@
 use super::types::{Action, PieceId, SessionId};
 use crate::driver::Memory;
 use std::collections::{BTreeMap, BTreeSet};
-use vram::VmId as TenantId;
+use vram::TenantId;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Use {
@@ -260,9 +260,9 @@ impl Pieces {
 mod tests {
     use super::*;
 
-    const ONE: Receiver = Receiver { tenant: vram::VmId(1), session: SessionId(10) };
+    const ONE: Receiver = Receiver { tenant: vram::TenantId(1), session: SessionId(10) };
     const OTHER: Receiver = Receiver { session: SessionId(11), ..ONE };
-    const TWO: Receiver = Receiver { tenant: vram::VmId(2), session: SessionId(20) };
+    const TWO: Receiver = Receiver { tenant: vram::TenantId(2), session: SessionId(20) };
 
     #[test]
     fn a_piece_that_a_process_had_never_goes_to_another() {

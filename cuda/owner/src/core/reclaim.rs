@@ -3,7 +3,7 @@
 use super::types::SessionId;
 use super::{Core, Session};
 use cuda_protocol::{FromOwner, RECLAIM_MS, VERSION_RECLAIM};
-use vram::VmId as TenantId;
+use vram::TenantId;
 
 /// Longest wait for answers, in ns.
 // TIMEOUT: a library answers within `RECLAIM_MS`. A process that does not is not waited for again before it has.

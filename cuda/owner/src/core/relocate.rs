@@ -15,7 +15,7 @@ use crate::driver::Memory;
 use cuda_protocol::{Chunk, ChunkId, FromOwner, MAX_CHUNKS};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use vram::balance::{By, Request};
-use vram::{Error, MoveId, Step, VmId as TenantId};
+use vram::{Error, MoveId, Step, TenantId};
 
 /// Largest size of a batch in bytes: large enough for the link's full rate, and small enough that memory changes hands
 /// soon.

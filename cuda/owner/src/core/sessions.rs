@@ -9,7 +9,7 @@ use cuda_protocol::{
     VERSION_CROWDED, VERSION_OLDEST, Welcome,
 };
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
-use vram::VmId as TenantId;
+use vram::TenantId;
 
 /// Requests of a process that may wait at a time: more are refused. The library keeps to [`MAX_PENDING`].
 const PENDING_MOST: usize = MAX_PENDING;

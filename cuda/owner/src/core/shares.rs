@@ -3,7 +3,7 @@
 use std::collections::{HashMap, VecDeque};
 
 use cuda_protocol::Share;
-use vram::VmId as TenantId;
+use vram::TenantId;
 
 /// Tokens that a tenant has at most.
 pub(super) const SHARES_MOST: usize = 1 << 16;
@@ -98,8 +98,8 @@ impl Shares {
 mod tests {
     use super::*;
 
-    const ONE: TenantId = vram::VmId(1);
-    const TWO: TenantId = vram::VmId(2);
+    const ONE: TenantId = vram::TenantId(1);
+    const TWO: TenantId = vram::TenantId(2);
 
     fn share(number: usize) -> Share {
         let mut token = [0; 32];

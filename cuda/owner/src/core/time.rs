@@ -5,7 +5,7 @@ use super::{Core, Nanos};
 use crate::turns::Order;
 use cuda_protocol::{FromOwner, Run, Usage, VERSION_HANDOVER};
 use std::collections::BTreeMap;
-use vram::{Change, VmId as TenantId};
+use vram::{Change, TenantId};
 
 /// Longest attention to a turn's end, in microseconds: a program that announces its end too often costs no more than
 /// that each time.

@@ -3,7 +3,7 @@
 use crate::driver::Memory;
 use cuda_protocol::{FromOwner, FromTenant};
 use sched::VgpuParams;
-use vram::{Limits, VmId as TenantId};
+use vram::{Limits, TenantId};
 
 /// A connection of a process, as the server numbers them. A number is not used again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]

@@ -3,7 +3,7 @@
 use super::{Core, TenantSpec, Unaccounted};
 use crate::driver::Memory;
 use sched::{Account, Engine, Nanos, Quarantine};
-use vram::{Summary, VmId as TenantId, VmSummary};
+use vram::{Summary, TenantId, VmSummary};
 
 /// The engine that turns are accounted on.
 const ENGINE: Engine = Engine::Compute;
@@ -96,7 +96,7 @@ impl Core {
     /// Returns the time charged to a tenant in each interval that begins at `since_ns` or later: begin and time, in ns.
     #[must_use]
     pub fn used_since(&self, id: TenantId, since_ns: u64) -> Vec<(u64, u64)> {
-        let history = self.turns.scheduler().history(sched::VgpuId(id.0));
+        let history = self.turns.scheduler().history(sched::TenantId(id.0));
         let samples = history.into_iter().flat_map(|history| history.since(Nanos(since_ns)));
         samples.map(|sample| (sample.from.0, sample.used[ENGINE.index()])).collect()
     }
@@ -137,7 +137,7 @@ impl Core {
             strikes: self
                 .turns
                 .scheduler()
-                .strikes(sched::VgpuId(id.0))
+                .strikes(sched::TenantId(id.0))
                 .map_or((0, false), |(strikes, quarantine)| (strikes, quarantine != Quarantine::Free)),
         })
     }

@@ -93,7 +93,7 @@ mod tests {
     use cuda_protocol::Link;
 
     fn cause(tenant: u32) -> Cause {
-        Cause::Tenant(vram::VmId(tenant))
+        Cause::Tenant(vram::TenantId(tenant))
     }
 
     fn connection(tenant: u32, since: u64) -> Connection {

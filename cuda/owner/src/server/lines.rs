@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use vram::VmId as TenantId;
+use vram::TenantId;
 
 /// Lines that may be written at once.
 const AT_ONCE: u64 = 10;
@@ -58,7 +58,7 @@ mod tests {
     #[test]
     fn who_causes_many_lines_has_them_left_out_and_nobody_else() {
         let mut lines = Lines::default();
-        let (one, two) = (Cause::Tenant(vram::VmId(1)), Cause::User(1));
+        let (one, two) = (Cause::Tenant(vram::TenantId(1)), Cause::User(1));
         let written = (0..1000).filter(|_| lines.may_write(one, 5).is_some()).count();
         assert_eq!(written as u64, AT_ONCE);
         assert_eq!(lines.may_write(two, 5), Some(0));

@@ -36,7 +36,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use users::Users;
 use vault::{New, Vault};
-use vram::VmId as TenantId;
+use vram::TenantId;
 use workers::Workers;
 
 /// Notes of other threads that are taken before processes are served.

@@ -289,7 +289,7 @@ mod tests {
             let (mut connections, mut programs) = (BTreeMap::new(), Vec::new());
             for (at, &tenant) in tenants.iter().enumerate() {
                 let (owner, program) = Link::pair().expect("a pair");
-                let connection = Connection::new(owner, Cause::Tenant(vram::VmId(tenant)), 0);
+                let connection = Connection::new(owner, Cause::Tenant(vram::TenantId(tenant)), 0);
                 connections.insert(SessionId(at as u64), connection);
                 programs.push(program);
             }
@@ -307,7 +307,7 @@ mod tests {
         }
 
         fn unread(&self, tenant: u32) -> usize {
-            self.outboxes.unread(Cause::Tenant(vram::VmId(tenant)))
+            self.outboxes.unread(Cause::Tenant(vram::TenantId(tenant)))
         }
     }
 

@@ -14,7 +14,7 @@ use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd, FromRawFd as _, OwnedFd};
 use std::time::{Duration, Instant};
-use vram::VmId as TenantId;
+use vram::TenantId;
 
 /// Time between two polls of processes that have left, in ns.
 const LOOK_NS: u64 = 100_000_000;

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::JoinHandle;
 use std::time::Instant;
-use vram::VmId as TenantId;
+use vram::TenantId;
 
 /// Pieces that are given up together, between two readings of the card's free memory.
 const GIVEN_UP_TOGETHER: usize = 64;

@@ -7,7 +7,7 @@ use std::collections::BTreeSet;
 const MS: u64 = 1_000_000;
 
 fn id(number: u32) -> TenantId {
-    vram::VmId(number)
+    vram::TenantId(number)
 }
 
 /// Slices of 10 ms.

@@ -16,7 +16,7 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use saved_state::{Known, Writer};
 use vgpu::SavedSide;
 use vmm_glue::SavedClients;
-use vram::VmId;
+use vram::TenantId;
 
 use super::points;
 use super::roster::{Roster, RosterCard, RosterVm};
@@ -52,7 +52,7 @@ struct Client {
 /// A quiescent card with its serialized state.
 struct Settled {
     host: SavedHost,
-    sides: Vec<(VmId, SavedSide)>,
+    sides: Vec<(TenantId, SavedSide)>,
     card: WrittenCard,
 }
 

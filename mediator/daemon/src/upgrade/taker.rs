@@ -14,7 +14,7 @@ use handover::{Introduction, Package, Taker};
 use saved_state::SavedState;
 use vgpu::SavedSide;
 use vmm_glue::{Link, Parked, StopHandle};
-use vram::VmId;
+use vram::TenantId;
 
 use super::points;
 use super::roster::{Roster, RosterCard, RosterVm};
@@ -261,7 +261,7 @@ fn reopened(
         }
         specs.push((vm.clone(), saved));
     }
-    let settings = specs.iter().map(|(vm, saved)| (VmId(saved.id), (vm.clone(), saved.vram_bytes))).collect();
+    let settings = specs.iter().map(|(vm, saved)| (TenantId(saved.id), (vm.clone(), saved.vram_bytes))).collect();
     let given = GivenCard { vram, host_memory, next_vm, vms: settings };
     let mut card = opener.reopen(spec, given, &mut file).map_err(|error| of_card(&error))?;
     let mut coming = Vec::new();
@@ -278,8 +278,8 @@ fn reopened(
         let descriptors = heir.descriptors.take(&format!("{CLIENTS}{}", vm.name));
         let parked = server.parked(clients, descriptors, &link).map_err(|error| of_vm(&error))?;
         let apertures = heir.descriptors.take(&format!("{APERTURES}{}", vm.name));
-        let side = SavedSide::read(VmId(saved.id), &mut file, apertures).map_err(|error| of_vm(&error))?;
-        let built = card.vm(VmId(saved.id), side, &link).map_err(|error| of_vm(&error))?;
+        let side = SavedSide::read(TenantId(saved.id), &mut file, apertures).map_err(|error| of_vm(&error))?;
+        let built = card.vm(TenantId(saved.id), side, &link).map_err(|error| of_vm(&error))?;
         coming.push(Coming { spec: vm, saved, server, path, link, stop, built, parked });
     }
     file.finish().map_err(|error| of_card(&error))?;

@@ -7,7 +7,7 @@ use saved_state::{Invalid, ascend};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::ops::Range;
-use vram::VmId;
+use vram::TenantId;
 
 /// Saved state of an [`IovaSpace`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -78,7 +78,7 @@ impl IovaSpace {
         }
         for SavedPart { vm, quota, guarantee, window } in vms {
             let window = window.map(|(start, end)| start..end);
-            space.vms.insert(VmId(vm), Part { share: RamShare { quota, guarantee }, window, charged: 0 });
+            space.vms.insert(TenantId(vm), Part { share: RamShare { quota, guarantee }, window, charged: 0 });
         }
         Ok((space, claims))
     }
@@ -87,7 +87,7 @@ impl IovaSpace {
     ///
     /// # Errors
     /// When the range is not in use, or has another owner.
-    pub fn claim(&mut self, claims: &mut Claims, vm: Option<VmId>, iova: Iova, len: u64) -> Result<(), Invalid> {
+    pub fn claim(&mut self, claims: &mut Claims, vm: Option<TenantId>, iova: Iova, len: u64) -> Result<(), Invalid> {
         let claimed = claims.0.get(&iova.0) == Some(&len);
         Invalid::unless(claimed, || format!("I/O addresses {iova}+{len:#x} are used twice, or taken by nobody"))?;
         claims.0.remove(&iova.0);
@@ -104,7 +104,7 @@ mod tests {
     use super::*;
     use std::slice;
 
-    const VM: VmId = VmId(3);
+    const VM: TenantId = TenantId(3);
 
     /// Creates a space with a range of the mediator's and one of a VM's, next to ranges that cannot be mapped.
     fn space() -> (IovaSpace, Iova, Iova) {
@@ -132,7 +132,7 @@ mod tests {
         let (before, own, ram) = space();
         let (mut after, mut claims) = IovaSpace::restored(before.save(), slice::from_ref(&HOLE)).unwrap();
         assert!(after.claim(&mut claims, Some(VM), ram, 0x10_0000).is_err(), "a part of it");
-        assert!(after.claim(&mut claims, Some(VmId(4)), ram, 0x20_0000).is_err(), "no such VM");
+        assert!(after.claim(&mut claims, Some(TenantId(4)), ram, 0x20_0000).is_err(), "no such VM");
         after.claim(&mut claims, None, own, 0x1000).unwrap();
         assert!(after.claim(&mut claims, Some(VM), own, 0x1000).is_err(), "it is the mediator's");
         assert!(after.claim(&mut claims, None, Iova(0xfee0_0000), 0x10_0000).is_err(), "nobody has it");

@@ -6,7 +6,7 @@ use nvspec::addr::{SMALL_PAGE, VramAddr};
 use saved_state::{Invalid, ascend, first_version};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
-use vram::{CardAddr, PagePool, SavedPool, VmId};
+use vram::{CardAddr, PagePool, SavedPool, TenantId};
 
 /// Maximum bytes of a group's name.
 const NAME_MAX: usize = 256;
@@ -75,15 +75,19 @@ impl Memory {
     ///
     /// # Errors
     /// When the saved state is invalid.
-    pub fn restore_segments(&mut self, saved: SavedSegments, pools: BTreeMap<VmId, PagePool>) -> Result<(), Invalid> {
+    pub fn restore_segments(
+        &mut self,
+        saved: SavedSegments,
+        pools: BTreeMap<TenantId, PagePool>,
+    ) -> Result<(), Invalid> {
         let SavedSegments { last, segments, pools: _ } = saved;
         Invalid::unless(ascend(segments.iter().map(|segment| segment.id)), || {
             "shared segments are not in their order".into()
         })?;
         let mut made = BTreeMap::new();
-        let mut used: BTreeMap<VmId, (usize, u64)> = BTreeMap::new();
+        let mut used: BTreeMap<TenantId, (usize, u64)> = BTreeMap::new();
         for saved in segments {
-            let (id, owner, bytes) = (saved.id, VmId(saved.owner), saved.bytes);
+            let (id, owner, bytes) = (saved.id, TenantId(saved.owner), saved.bytes);
             let segment = saved.restored(|vm| self.vram.chunks.vm_bytes(vm).is_some())?;
             let pool = pools.get(&owner);
             let lies = pool.is_some_and(|pool| pool.allocations().holds(CardAddr(segment.at.0), bytes));
@@ -99,7 +103,7 @@ impl Memory {
     }
 
     /// Returns the segments that a VM has mapped: the number of address spaces, the address, and the bytes of each.
-    pub fn segments_attached(&self, vm: VmId) -> BTreeMap<u32, (u32, VramAddr, u64)> {
+    pub fn segments_attached(&self, vm: TenantId) -> BTreeMap<u32, (u32, VramAddr, u64)> {
         let all = self.segments.segments.iter();
         all.filter_map(|(id, segment)| Some((*id, (*segment.attached.get(&vm)?, segment.at, segment.bytes)))).collect()
     }
@@ -108,25 +112,25 @@ impl Memory {
 impl SavedSegments {
     /// Returns the pools of the segments.
     #[must_use]
-    pub fn pools(&self) -> Vec<(VmId, SavedPool)> {
-        self.pools.iter().map(|(vm, pool)| (VmId(*vm), pool.clone())).collect()
+    pub fn pools(&self) -> Vec<(TenantId, SavedPool)> {
+        self.pools.iter().map(|(vm, pool)| (TenantId(*vm), pool.clone())).collect()
     }
 }
 
 impl SavedSegment {
-    fn restored(self, is_there: impl Fn(VmId) -> bool) -> Result<Segment, Invalid> {
+    fn restored(self, is_there: impl Fn(TenantId) -> bool) -> Result<Segment, Invalid> {
         let Self { id, key, group, owner, mode, bytes, at, zeroed, attached, removed } = self;
         let whole = bytes != 0 && bytes.is_multiple_of(SMALL_PAGE) && at.is_multiple_of(SMALL_PAGE);
         let within = bytes <= u64::from(shadow_pt::SHARED_PAGES) * SMALL_PAGE && zeroed <= bytes;
         Invalid::unless(whole && within && group.as_ref().is_none_or(|name| name.len() <= NAME_MAX), || {
             format!("shared segment {id} of {bytes:#x} bytes at {at:#x}, of which {zeroed:#x} are zeroed")
         })?;
-        let known = attached.iter().all(|(vm, count)| is_there(VmId(*vm)) && *count != 0);
+        let known = attached.iter().all(|(vm, count)| is_there(TenantId(*vm)) && *count != 0);
         let ready = attached.is_empty() || zeroed == bytes;
         Invalid::unless(ascend(attached.iter().map(|(vm, _)| vm)) && known && ready, || {
             format!("shared segment {id} is mapped by who is not there, or not in their order, or before it is zeroed")
         })?;
-        let owner = VmId(owner);
+        let owner = TenantId(owner);
         Ok(Segment {
             key,
             scope: group.map_or(Scope::Own(owner), |group| Scope::Group(group.into())),
@@ -135,7 +139,7 @@ impl SavedSegment {
             bytes,
             at: VramAddr(at),
             zeroed,
-            attached: attached.into_iter().map(|(vm, count)| (VmId(vm), count)).collect(),
+            attached: attached.into_iter().map(|(vm, count)| (TenantId(vm), count)).collect(),
             removed,
         })
     }

@@ -2,7 +2,7 @@
 
 use crate::tenants::GuestEvent;
 use std::io;
-use vram::VmId;
+use vram::TenantId;
 
 /// Rounds through the interrupt tree for one message before the thread waits for the next: a stuck status bit must not
 /// spin.
@@ -26,16 +26,16 @@ pub(crate) trait Served {
     fn acknowledge(&self) -> io::Result<()>;
 
     /// Makes one pass through the interrupt tree. Returns whether anything was pending, and the events to deliver.
-    fn service(&self) -> (bool, Vec<(VmId, GuestEvent)>);
+    fn service(&self) -> (bool, Vec<(TenantId, GuestEvent)>);
 
     /// Handles the expired scheduler's timer.
     fn tick(&self);
 
     /// Returns the events for guests that the scheduler's decisions have caused.
-    fn take_outbox(&self) -> Vec<(VmId, GuestEvent)>;
+    fn take_outbox(&self) -> Vec<(TenantId, GuestEvent)>;
 
     /// Delivers an event to a VM, if it still exists. Never waits for the VM.
-    fn deliver(&self, vm: VmId, event: GuestEvent);
+    fn deliver(&self, vm: TenantId, event: GuestEvent);
 }
 
 /// Serves one wake-up.
@@ -46,7 +46,8 @@ pub(crate) trait Served {
 /// # Errors
 /// When the signal cannot be read.
 pub(crate) fn serve_wakeup(host: &impl Served, woken: Woken) -> io::Result<()> {
-    let deliver = |events: Vec<(VmId, GuestEvent)>| events.into_iter().for_each(|(vm, event)| host.deliver(vm, event));
+    let deliver =
+        |events: Vec<(TenantId, GuestEvent)>| events.into_iter().for_each(|(vm, event)| host.deliver(vm, event));
     if woken.signalled {
         host.acknowledge()?;
         for _ in 0..ROUNDS {

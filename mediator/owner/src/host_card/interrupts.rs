@@ -23,7 +23,7 @@ use std::sync::Weak;
 use std::time::{Duration, Instant};
 use vmm_sys_util::eventfd::EventFd;
 use vmm_sys_util::poll::{PollContext, PollToken};
-use vram::VmId;
+use vram::TenantId;
 
 /// Word that replaces a method that a PBDMA cannot execute: a NOP, valid, subchannel 0.
 const NOP_METHOD: u32 = 0x8060_0008;
@@ -136,7 +136,7 @@ impl Served for Line<'_> {
         Ok(())
     }
 
-    fn service(&self) -> (bool, Vec<(VmId, GuestEvent)>) {
+    fn service(&self) -> (bool, Vec<(TenantId, GuestEvent)>) {
         self.host.lock().service()
     }
 
@@ -153,18 +153,18 @@ impl Served for Line<'_> {
         }
     }
 
-    fn take_outbox(&self) -> Vec<(VmId, GuestEvent)> {
+    fn take_outbox(&self) -> Vec<(TenantId, GuestEvent)> {
         self.host.lock().work.schedule_mut().take_outbox()
     }
 
-    fn deliver(&self, vm: VmId, event: GuestEvent) {
+    fn deliver(&self, vm: TenantId, event: GuestEvent) {
         self.host.deliver(vm, event);
     }
 }
 
 impl HostCard {
     /// Delivers an event to a VM, if it still exists. Never waits for the VM.
-    pub(crate) fn deliver(&self, vm: VmId, event: GuestEvent) {
+    pub(crate) fn deliver(&self, vm: TenantId, event: GuestEvent) {
         // Looked up for each event: a VM may have gone, and its lock must not be taken under the card's.
         let target = self.lock().vms.get(&vm).and_then(Weak::upgrade);
         if let Some(target) = target {
@@ -175,13 +175,13 @@ impl HostCard {
 
 impl HostState {
     /// Returns the VMs whose alarm is due.
-    fn due_guest_alarms(&mut self) -> Vec<VmId> {
+    fn due_guest_alarms(&mut self) -> Vec<TenantId> {
         let now = self.now_ns();
         self.guest_alarms.due(now)
     }
 
     /// Makes one pass through the interrupt tree. Returns whether anything was pending, and the events to deliver.
-    pub(super) fn service(&mut self) -> (bool, Vec<(VmId, GuestEvent)>) {
+    pub(super) fn service(&mut self) -> (bool, Vec<(TenantId, GuestEvent)>) {
         let mut events = Vec::new();
         let card = std::sync::Arc::clone(self.vram().memory.card());
         let pending = card.read32(pmc::INTR_0::OFFSET);
@@ -210,7 +210,7 @@ impl HostState {
     }
 
     /// Kills channels whose work has not ended for too long, and polls rings that wait for room.
-    fn look(&mut self) -> Vec<(VmId, GuestEvent)> {
+    fn look(&mut self) -> Vec<(TenantId, GuestEvent)> {
         let mut events = Vec::new();
         let now_ns = self.now_ns();
         self.set_clock();
@@ -244,31 +244,31 @@ impl HostState {
     }
 
     /// Reports runlists that have come into force.
-    fn runlists_taken(&mut self, events: &mut Vec<(VmId, GuestEvent)>) {
+    fn runlists_taken(&mut self, events: &mut Vec<(TenantId, GuestEvent)>) {
         let taken = self.work.channels_mut().runlists_taken(self.memory.card_mut());
         events.extend(taken.into_iter().map(|vm| (vm, GuestEvent::Runlist)));
     }
 
     /// Reports rings with more entries than the card had room for.
-    fn resume(&mut self, events: &mut Vec<(VmId, GuestEvent)>) {
+    fn resume(&mut self, events: &mut Vec<(TenantId, GuestEvent)>) {
         let waiting = self.work.channels().pending_pull();
         events.extend(waiting.into_iter().map(|doorbell| (doorbell.vm, GuestEvent::Resume(doorbell))));
     }
 
     /// Returns the VM and channel whose instance block is at `instance` on the card.
-    fn owner_of(&self, instance: VramAddr) -> Option<(VmId, VirtualChannelId)> {
+    fn owner_of(&self, instance: VramAddr) -> Option<(TenantId, VirtualChannelId)> {
         let (vm, channel, _) = self.work.channels().by_instance(instance)?;
         Some((vm, channel))
     }
 
     /// Returns true if a VM's channel has no PGRAPH context, or runs without it.
-    fn lacks_graphics(&self, (vm, channel): (VmId, VirtualChannelId)) -> bool {
+    fn lacks_graphics(&self, (vm, channel): (TenantId, VirtualChannelId)) -> bool {
         let channels = self.work.channels();
         let [graphics, ..] = channels.physical(vm, channel).map_or([true; 3], |physical| channels.contexts(physical));
         !graphics
     }
 
-    fn service_fifo(&mut self, card: &dyn Card, events: &mut Vec<(VmId, GuestEvent)>) {
+    fn service_fifo(&mut self, card: &dyn Card, events: &mut Vec<(TenantId, GuestEvent)>) {
         let intr = card.read32(pfifo::INTR::OFFSET);
         if pfifo::INTR::MMU_FAULT.is_set(intr) {
             let units = card.read32(pfifo::MMU_FAULT_ID::OFFSET);
@@ -298,7 +298,7 @@ impl HostState {
         card.write32(pfifo::INTR::OFFSET, intr);
     }
 
-    fn service_non_stall(&mut self, card: &dyn Card, events: &mut Vec<(VmId, GuestEvent)>) {
+    fn service_non_stall(&mut self, card: &dyn Card, events: &mut Vec<(TenantId, GuestEvent)>) {
         let engines = card.read32(pfifo::NON_STALL_ID::OFFSET);
         let raised = || (0..engine::COUNT).filter(|engine| engines & (1 << engine) != 0);
         for engine in raised() {
@@ -325,7 +325,7 @@ impl HostState {
 
     /// Guesses the VM whose work has raised an engine's interrupt without an end of work: a guess may be wrong now and
     /// then, but not for a continuous series. `vms`: the candidates.
-    fn raised_by(&mut self, engine: u32, vms: &BTreeSet<VmId>) -> Option<VmId> {
+    fn raised_by(&mut self, engine: u32, vms: &BTreeSet<TenantId>) -> Option<TenantId> {
         if vms.len() == 1 {
             return vms.first().copied();
         }
@@ -335,7 +335,7 @@ impl HostState {
 
     /// Counts an interrupt without an end of work against a VM. A VM that causes too many is paused until the next
     /// check.
-    fn count_noise(&mut self, vm: VmId) {
+    fn count_noise(&mut self, vm: TenantId) {
         if vm == COPIER || vm == SCRUBBER || !self.work.noise_mut().count(vm) {
             return;
         }
@@ -344,7 +344,7 @@ impl HostState {
         self.look_at_waits(Some(vm));
     }
 
-    fn service_fault(&mut self, card: &dyn Card, unit: u32, events: &mut Vec<(VmId, GuestEvent)>) {
+    fn service_fault(&mut self, card: &dyn Card, unit: u32, events: &mut Vec<(TenantId, GuestEvent)>) {
         let instance =
             VramAddr(u64::from(pfifo::FAULT_INST::ADDRESS.get(card.read32(pfifo::FAULT_INST::at(unit)))) << 12);
         let low = card.read32(pfifo::FAULT_VA_LO::at(unit));
@@ -368,7 +368,7 @@ impl HostState {
         }
     }
 
-    fn service_pbdma(&mut self, card: &dyn Card, unit: u32, events: &mut Vec<(VmId, GuestEvent)>) {
+    fn service_pbdma(&mut self, card: &dyn Card, unit: u32, events: &mut Vec<(TenantId, GuestEvent)>) {
         let intr = card.read32(pbdma::INTR_0::at(unit));
         let method = card.read32(pbdma::METHOD_0::at(unit));
         let data = card.read32(pbdma::DATA_0::at(unit));
@@ -387,7 +387,7 @@ impl HostState {
         }
     }
 
-    fn service_graph(&mut self, card: &dyn Card, events: &mut Vec<(VmId, GuestEvent)>) {
+    fn service_graph(&mut self, card: &dyn Card, events: &mut Vec<(TenantId, GuestEvent)>) {
         let intr = card.read32(pgraph::INTR::OFFSET);
         let current = card.read32(fecs::CURRENT::OFFSET);
         let address = card.read32(pgraph::TRAPPED_ADDRESS::OFFSET);
@@ -418,7 +418,7 @@ impl HostState {
         }
     }
 
-    fn service_copy(&mut self, card: &dyn Card, index: u32, events: &mut Vec<(VmId, GuestEvent)>) {
+    fn service_copy(&mut self, card: &dyn Card, index: u32, events: &mut Vec<(TenantId, GuestEvent)>) {
         let (status, clear, current, scratch) = if index == 0 {
             (ce0::INTR::OFFSET, ce0::INTR_CLEAR::OFFSET, ce0::CHANNEL_CURRENT::OFFSET, ce0::SCRATCH::at(0))
         } else {

@@ -60,7 +60,7 @@ use std::sync::{Arc, OnceLock, Weak};
 use std::thread::JoinHandle;
 use std::time::Duration;
 use vmm_sys_util::eventfd::{EFD_CLOEXEC, EventFd};
-use vram::{ChunkTable, Contents, GuestAddr, Limits, ScrubWork, VmId};
+use vram::{ChunkTable, Contents, GuestAddr, Limits, ScrubWork, TenantId};
 
 /// A VM that takes events.
 pub trait GuestEvents: Send + Sync {
@@ -92,9 +92,9 @@ pub struct HostState {
     memory: Memory,
     work: Work,
     clock: Clock,
-    vms: BTreeMap<VmId, Weak<dyn GuestEvents>>,
+    vms: BTreeMap<TenantId, Weak<dyn GuestEvents>>,
     /// VMs that were removed while the card kept a channel of theirs: their memory is freed when that has left.
-    removed: BTreeSet<VmId>,
+    removed: BTreeSet<TenantId>,
     /// Alarms of guests' PTIMERs.
     guest_alarms: GuestAlarms,
     /// Clears PGRAPH between VMs, if configured.
@@ -104,7 +104,7 @@ pub struct HostState {
     /// The card is being quiesced, or is quiescent.
     still: bool,
     /// Virtual machines that are held individually.
-    held: BTreeSet<VmId>,
+    held: BTreeSet<TenantId>,
 }
 
 /// Settings of a card that is shared.
@@ -347,7 +347,7 @@ impl HostCard {
     }
 
     /// Records the firmware that a guest has started on a falcon of its vGPU.
-    pub fn offer_firmware(&self, vm: VmId, falcon: Falcon, code: &[u32], data: &[u32]) {
+    pub fn offer_firmware(&self, vm: TenantId, falcon: Falcon, code: &[u32], data: &[u32]) {
         if let Some(inbox) = self.inbox.get() {
             inbox.offer(vm.0, falcon, code, data);
         }
@@ -453,7 +453,7 @@ impl HostCard {
     ///
     /// # Errors
     /// When the card has too little free memory for the reserved part.
-    pub fn add_vm(&self, vm: VmId, share: &Share, events: Weak<dyn GuestEvents>) -> Result<(), HostError> {
+    pub fn add_vm(&self, vm: TenantId, share: &Share, events: Weak<dyn GuestEvents>) -> Result<(), HostError> {
         let made = self.make_room(|state| state.vram_mut().chunks.create_vm(vm, share.vram_bytes, share.memory));
         let mut state = self.lock();
         let chunk_bytes = state.vram().chunks.chunk_bytes();
@@ -485,7 +485,7 @@ impl HostCard {
     /// # Errors
     /// When the card does not answer. If it keeps a channel, the VM's memory stays out of use until the channel has
     /// left, because the channel may still access it. This waits for that, without a lock, for a limited time.
-    pub fn remove_vm(&self, vm: VmId) -> Result<(), HostError> {
+    pub fn remove_vm(&self, vm: TenantId) -> Result<(), HostError> {
         {
             let mut state = self.lock();
             state.quiesce(vm);
@@ -514,7 +514,7 @@ impl HostCard {
     ///
     /// # Errors
     /// When the card does not answer.
-    pub fn wipe_vm(&self, vm: VmId, quiet: bool) -> Result<(), HostError> {
+    pub fn wipe_vm(&self, vm: TenantId, quiet: bool) -> Result<(), HostError> {
         if !quiet {
             let bytes = self.lock().vram().chunks.vm_bytes(vm).unwrap_or(0);
             // In parts of a chunk, because other threads wait for the card's lock.

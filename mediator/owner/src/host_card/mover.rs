@@ -9,7 +9,7 @@ use card_memory::{FIRST_BYTES, LOOK, Plan, Planned, Relocated, Wakeup};
 use std::collections::BTreeSet;
 use std::sync::Weak;
 use std::time::{Duration, Instant};
-use vram::{Step, VmId};
+use vram::{Step, TenantId};
 
 /// Plans that are carried out for one wake-up before VMs that wait for memory are notified.
 const ROUNDS: u32 = 16;
@@ -32,7 +32,7 @@ pub(crate) fn serve(host: &Weak<HostCard>, wakeup: &Wakeup) {
 #[derive(Debug, Default)]
 struct Told {
     at: Option<Instant>,
-    waiting: BTreeSet<VmId>,
+    waiting: BTreeSet<TenantId>,
     /// Chunks of the card that any VM could have.
     spare: u32,
 }
@@ -40,7 +40,7 @@ struct Told {
 impl Told {
     /// Returns whether to notify the waiting VMs now: memory has moved, more is spare, another VM waits as well, or the
     /// last notification is old.
-    fn tells(&mut self, waiting: &BTreeSet<VmId>, moved: bool, spare: u32, now: Instant) -> bool {
+    fn tells(&mut self, waiting: &BTreeSet<TenantId>, moved: bool, spare: u32, now: Instant) -> bool {
         let long_ago = self.at.is_none_or(|at| now.saturating_duration_since(at) >= LOOK);
         let tells = moved || spare > self.spare || long_ago || !waiting.is_subset(&self.waiting);
         if tells {
@@ -92,7 +92,7 @@ impl HostCard {
 
     /// Reserves the mediator's first structures for a new VM, and moves chunks that are in the way. If none can move,
     /// the structures are allocated on demand, which may fail.
-    pub(crate) fn admit(&self, vm: VmId) {
+    pub(crate) fn admit(&self, vm: TenantId) {
         {
             let mut state = self.lock();
             let chunks = state.vram().count(FIRST_BYTES);
@@ -161,14 +161,14 @@ impl HostCard {
             self.scrub();
         }
         if any {
-            let waiting: Vec<VmId> = self.lock().vram().wants.of_tables().collect();
+            let waiting: Vec<TenantId> = self.lock().vram().wants.of_tables().collect();
             waiting.into_iter().for_each(|vm| self.deliver(vm, GuestEvent::Memory));
         }
         any
     }
 
     /// Same as [`Self::relocate`], and counts it.
-    pub fn relocate_counted(&self, vm: VmId, steps: &[Step]) -> Relocated {
+    pub fn relocate_counted(&self, vm: TenantId, steps: &[Step]) -> Relocated {
         let done = self.relocate(vm, steps);
         if done.moved != 0 {
             self.lock().has_moved(vm, &done);
@@ -183,7 +183,7 @@ mod tests {
 
     #[test]
     fn who_waits_is_told_when_something_has_changed_and_now_and_then() {
-        let (one, two) = (BTreeSet::from([VmId(1)]), BTreeSet::from([VmId(1), VmId(2)]));
+        let (one, two) = (BTreeSet::from([TenantId(1)]), BTreeSet::from([TenantId(1), TenantId(2)]));
         let (mut told, now) = (Told::default(), Instant::now());
         assert!(told.tells(&one, false, 0, now), "the first");
         for _ in 0..1000 {

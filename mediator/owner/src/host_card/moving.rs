@@ -26,7 +26,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread::ScopedJoinHandle;
 use std::time::Duration;
-use vram::{CardAddr, GuestAddr, HostAddr, Lookup, Place, Step, Tier, To, VmId};
+use vram::{CardAddr, GuestAddr, HostAddr, Lookup, Place, Step, TenantId, Tier, To};
 
 /// Bytes that leave the card for host memory at a time: its guest's work is stopped while they are copied.
 const BATCH_BYTES: u64 = 8 << 20;
@@ -85,7 +85,7 @@ impl Departing {
 #[must_use = "the VM goes on when this is dropped"]
 pub struct Halted {
     host: Arc<HostCard>,
-    vm: VmId,
+    vm: TenantId,
     /// It does not resume.
     stays: bool,
 }
@@ -119,7 +119,7 @@ impl std::ops::Deref for Suspended<'_> {
 impl HostCard {
     /// Moves a VM's memory from the card to host memory, as far as there is room, while it works on. None of it comes
     /// back before [`Self::stays`]. Returns the bytes that have left.
-    pub fn empty(&self, vm: VmId) -> u64 {
+    pub fn empty(&self, vm: TenantId) -> u64 {
         self.lock().memory.travel(vm, true);
         let mut left = 0;
         for _ in 0..ROUNDS {
@@ -150,7 +150,7 @@ impl HostCard {
     ///
     /// # Errors
     /// When the other card has no room, or one of them does not answer.
-    pub fn copy_ahead(&self, vm: VmId, to: &HostCard, its: VmId) -> Result<u64, HostError> {
+    pub fn copy_ahead(&self, vm: TenantId, to: &HostCard, its: TenantId) -> Result<u64, HostError> {
         let (chunks, bytes) = {
             let state = self.lock();
             (state.chunks_of(vm), state.chunk_bytes())
@@ -161,7 +161,7 @@ impl HostCard {
     }
 
     /// Allows the memory of a VM that does not leave to return to the card.
-    pub fn stays(&self, vm: VmId) {
+    pub fn stays(&self, vm: TenantId) {
         self.lock().memory.travel(vm, false);
         self.look_again();
     }
@@ -171,7 +171,7 @@ impl HostCard {
     ///
     /// # Errors
     /// When the card keeps a channel nevertheless; the VM then continues.
-    pub fn suspend(self: &Arc<Self>, vm: VmId, limit: Duration) -> Result<Suspended<'_>, HostError> {
+    pub fn suspend(self: &Arc<Self>, vm: TenantId, limit: Duration) -> Result<Suspended<'_>, HostError> {
         let no_moves = self.moving.lock();
         Ok(Suspended { halted: self.halt(vm, limit)?, _no_moves: no_moves })
     }
@@ -181,7 +181,7 @@ impl HostCard {
     ///
     /// # Errors
     /// Same as [`Self::suspend`].
-    pub fn halt(self: &Arc<Self>, vm: VmId, limit: Duration) -> Result<Halted, HostError> {
+    pub fn halt(self: &Arc<Self>, vm: TenantId, limit: Duration) -> Result<Halted, HostError> {
         let halted = Halted { host: Arc::clone(self), vm, stays: false };
         if let Some(why) = self.failure() {
             return Err(HostError::Failed { why: why.to_owned() });
@@ -261,7 +261,7 @@ impl Suspended<'_> {
     ///
     /// # Errors
     /// When the other card has no room, or one of them does not answer.
-    pub fn copy_memory(&self, to: &HostCard, its: VmId) -> Result<u64, HostError> {
+    pub fn copy_memory(&self, to: &HostCard, its: TenantId) -> Result<u64, HostError> {
         let chunks = self.chunks();
         let same = self.host.part((self.vm, &chunks), (to, its))?;
         let others = chunks.iter().copied().filter(|at| !same.contains(&at.0)).collect();
@@ -341,8 +341,8 @@ impl HostCard {
     /// were copied.
     fn carry(
         &self,
-        (vm, chunks): (VmId, Vec<GuestAddr>),
-        (to, its): (&HostCard, VmId),
+        (vm, chunks): (TenantId, Vec<GuestAddr>),
+        (to, its): (&HostCard, TenantId),
         known: &Known,
     ) -> Result<u64, HostError> {
         let here = self.lock().chunk_bytes();
@@ -372,14 +372,18 @@ impl HostCard {
         Ok(copied.into_inner())
     }
 
-    fn place_now(&self, vm: VmId, at: GuestAddr) -> Option<End> {
+    fn place_now(&self, vm: TenantId, at: GuestAddr) -> Option<End> {
         let state = self.lock();
         state.place_of(vm, at).map(|place| End::of(&state, place))
     }
 
     /// Zeroes chunks of VM `its` of card `to` that the VM here does not have: they were copied, and have been freed
     /// since.
-    fn take_back(&self, (_, chunks): (VmId, Vec<GuestAddr>), (to, its): (&HostCard, VmId)) -> Result<(), HostError> {
+    fn take_back(
+        &self,
+        (_, chunks): (TenantId, Vec<GuestAddr>),
+        (to, its): (&HostCard, TenantId),
+    ) -> Result<(), HostError> {
         let here = self.lock().chunk_bytes();
         let has: BTreeSet<u64> = chunks.into_iter().map(|at| at.0).collect();
         let (places, there) = {
@@ -401,7 +405,7 @@ impl HostCard {
     ///
     /// # Errors
     /// When it is not the VM's memory, when there is no room for it, or the card does not answer.
-    pub fn write_received(&self, vm: VmId, at: GuestAddr, data: &[u8]) -> Result<(), HostError> {
+    pub fn write_received(&self, vm: TenantId, at: GuestAddr, data: &[u8]) -> Result<(), HostError> {
         let chunk = self.lock().chunk_bytes();
         let mut rest = (at, data);
         while !rest.1.is_empty() {
@@ -417,7 +421,7 @@ impl HostCard {
 
     /// Gives guest memory that comes from another card a place, zeroed: in host memory, or if none is left, on the
     /// card. The card's lock is released between the parts of a scrub.
-    pub(super) fn receive(&self, vm: VmId, at: GuestAddr) -> Result<Place, HostError> {
+    pub(super) fn receive(&self, vm: TenantId, at: GuestAddr) -> Result<Place, HostError> {
         if let Some(place) = self.lock().place_of(vm, at) {
             return Ok(place);
         }
@@ -472,7 +476,7 @@ fn copy(
 
 impl HostState {
     /// Stops a VM's channels, makes them leave the engines, and keeps its memory in place; or undoes that.
-    pub fn hold_still(&mut self, vm: VmId, held: bool) {
+    pub fn hold_still(&mut self, vm: TenantId, held: bool) {
         if held {
             self.held.insert(vm);
         } else {
@@ -487,12 +491,12 @@ impl HostState {
     }
 
     /// Keeps a VM's memory in place while it arrives from another card; or lets it move.
-    pub fn travels(&mut self, vm: VmId, travels: bool) {
+    pub fn travels(&mut self, vm: TenantId, travels: bool) {
         self.memory.travel(vm, travels);
     }
 
     /// Returns the channels of a VM that have not left their engines, or `None` when all have left.
-    fn stays_of(&mut self, vm: VmId) -> Option<Vec<(VmId, VirtualChannelId)>> {
+    fn stays_of(&mut self, vm: TenantId) -> Option<Vec<(TenantId, VirtualChannelId)>> {
         self.look_at_departures();
         let left = self.work.channels_mut().vacating(self.memory.card_mut(), vm);
         let any = !left.is_empty() || self.work.departures().any_leaving(Some(vm));
@@ -500,7 +504,7 @@ impl HostState {
     }
 
     /// Returns the start addresses of a VM's chunks that have a place.
-    pub(super) fn chunks_of(&self, of: VmId) -> Vec<GuestAddr> {
+    pub(super) fn chunks_of(&self, of: TenantId) -> Vec<GuestAddr> {
         let chunks = &self.vram().chunks;
         let advertised = chunks.vms().find(|(vm, _)| *vm == of).map_or(0, |(_, account)| account.advertised);
         let all = (0..advertised).map(|index| chunks.guest_address(index));
@@ -512,7 +516,7 @@ impl HostState {
     }
 
     /// Returns the place of a byte of guest VRAM, if it has one.
-    pub(super) fn place_of(&self, vm: VmId, at: GuestAddr) -> Option<Place> {
+    pub(super) fn place_of(&self, vm: TenantId, at: GuestAddr) -> Option<Place> {
         match self.vram().chunks.lookup(vm, at, 1) {
             Lookup::Placed(place) => Some(place),
             Lookup::Unplaced | Lookup::Split | Lookup::Outside => None,
@@ -526,7 +530,7 @@ impl HostState {
     /// When there are too few channels, or they are invalid for this card; nothing has changed then.
     pub fn arrive(
         &mut self,
-        vm: VmId,
+        vm: TenantId,
         Departing { channels, strikes }: Departing,
         directory: impl Fn(VramAddr) -> Option<VramAddr>,
     ) -> Result<(), HostError> {
@@ -546,7 +550,7 @@ impl HostState {
     }
 
     /// Records a channel's submissions: those that have begun wait for a slice, like those of a stopped channel.
-    fn adopt(&mut self, vm: VmId, arrived: &Arrived) -> Vec<Event> {
+    fn adopt(&mut self, vm: TenantId, arrived: &Arrived) -> Vec<Event> {
         let now = self.card_time();
         let physical = arrived.physical;
         let engines = self.engines_of(physical);

@@ -15,7 +15,7 @@ use nvspec::mmu::fault;
 use nvspec::regs::pfifo;
 use std::sync::Arc;
 use std::time::Duration;
-use vram::VmId;
+use vram::TenantId;
 
 /// Poll interval while a thread waits, without a lock, for channels to leave.
 const LOOK: Duration = Duration::from_micros(50);
@@ -26,7 +26,7 @@ impl HostState {
     /// # Errors
     /// [`Stuck`] when it has not left its engines yet: it departs, and its VM is notified when it has
     /// ([`GuestEvent::Left`]).
-    pub fn end_channel(&mut self, vm: VmId, channel: VirtualChannelId) -> Result<(), Stuck> {
+    pub fn end_channel(&mut self, vm: TenantId, channel: VirtualChannelId) -> Result<(), Stuck> {
         self.complete();
         let physical = self.work.channels().physical(vm, channel);
         let ended = self.work.channels_mut().unbind(self.memory.card_mut(), vm, channel);
@@ -35,7 +35,7 @@ impl HostState {
     }
 
     /// Makes a channel leave its engines; it may be scheduled again. If it does not leave, its engine is reset.
-    pub fn clear_engines(&mut self, vm: VmId, channel: VirtualChannelId) {
+    pub fn clear_engines(&mut self, vm: TenantId, channel: VirtualChannelId) {
         let Some(physical) = self.work.channels().physical(vm, channel) else { return };
         if self.work.channels_mut().kick(self.memory.card_mut(), physical).is_err() {
             let now_ns = self.now_ns();
@@ -48,7 +48,7 @@ impl HostState {
     ///
     /// # Errors
     /// [`Stuck`] when it has not left its engines yet: it departs.
-    pub fn retire_channel(&mut self, vm: VmId, channel: VirtualChannelId) -> Result<(), Stuck> {
+    pub fn retire_channel(&mut self, vm: TenantId, channel: VirtualChannelId) -> Result<(), Stuck> {
         self.complete();
         let physical = self.work.channels().physical(vm, channel);
         let retired = self.work.channels_mut().retire(self.memory.card_mut(), vm, channel);
@@ -72,7 +72,7 @@ impl HostState {
 
     /// Same as [`Self::retire_channel`], for a channel that the card should no longer run; resets its engine if it
     /// stays: its work is no longer charged.
-    pub(crate) fn retire_now(&mut self, vm: VmId, channel: VirtualChannelId) {
+    pub(crate) fn retire_now(&mut self, vm: TenantId, channel: VirtualChannelId) {
         let physical = self.work.channels().physical(vm, channel);
         let retired = self.retire_channel(vm, channel);
         if let (Err(_), Some(physical)) = (retired, physical)
@@ -84,7 +84,7 @@ impl HostState {
 
     /// Retires a channel that holds `engine` and makes no progress: the engine is reset at once, because a wait for it
     /// would only delay other VMs. An engine that has switched to another channel meanwhile is not reset.
-    pub fn kill_channel(&mut self, vm: VmId, channel: VirtualChannelId, engine: u32) {
+    pub fn kill_channel(&mut self, vm: TenantId, channel: VirtualChannelId, engine: u32) {
         let card = Arc::clone(self.vram().memory.card());
         let disabled = card.read32(pfifo::SCHED_DISABLE::OFFSET);
         let physical = self.work.channels().physical(vm, channel);
@@ -100,7 +100,7 @@ impl HostState {
     }
 
     /// Takes all channels of a VM off the card and gives it no more. Those that have not left yet depart.
-    pub(crate) fn quiesce(&mut self, vm: VmId) {
+    pub(crate) fn quiesce(&mut self, vm: TenantId) {
         self.complete();
         let stuck = self.work.channels_mut().destroy_vm(self.memory.card_mut(), vm);
         self.unschedule_vm(vm);
@@ -110,7 +110,7 @@ impl HostState {
     }
 
     /// Records that a channel of a VM must be off the card, and whether it has left.
-    fn departs(&mut self, vm: VmId, physical: Option<ChannelId>, left: Result<(), Stuck>) {
+    fn departs(&mut self, vm: TenantId, physical: Option<ChannelId>, left: Result<(), Stuck>) {
         let Some(physical) = physical else { return };
         let now_ns = self.now_ns();
         match left {
@@ -124,7 +124,7 @@ impl HostState {
     }
 
     /// Handles a departing channel that has left its engines.
-    fn departed(&mut self, vm: VmId, physical: ChannelId) {
+    fn departed(&mut self, vm: TenantId, physical: ChannelId) {
         let stuck = self.work.channels().run_state(physical) == RunState::Stuck;
         let lingers = stuck && !self.work.channels_mut().let_go(self.memory.card_mut(), physical);
         if self.work.departures_mut().leave(physical, lingers) {
@@ -137,7 +137,7 @@ impl HostState {
     }
 
     /// Frees the memory of a removed VM once its last channel has left the card.
-    fn free_removed(&mut self, vm: VmId) {
+    fn free_removed(&mut self, vm: TenantId) {
         if !self.removed.contains(&vm) || self.work.channels().has_stuck(vm) {
             return;
         }
@@ -174,13 +174,13 @@ impl HostState {
 
     /// Returns whether a channel of a VM has still to leave its engines.
     #[must_use]
-    pub(crate) fn is_departing(&self, vm: VmId) -> bool {
+    pub(crate) fn is_departing(&self, vm: TenantId) -> bool {
         self.work.departures().any_leaving(Some(vm))
     }
 
     /// Takes the channels of a VM that have left and whose work areas are still in their address spaces: the VM removes
     /// those, then calls [`Self::free_left`].
-    pub fn take_left(&mut self, vm: VmId) -> Vec<ChannelId> {
+    pub fn take_left(&mut self, vm: TenantId) -> Vec<ChannelId> {
         self.work.departures_mut().take_left(vm)
     }
 
@@ -217,7 +217,7 @@ impl HostState {
     /// Takes a channel that faulted (if its owner is known) off the card, and lets its engine continue with others. The
     /// stopped engine is reset, as in nouveau (`gf100_fifo_recover_work`): acknowledging the error makes the scheduler
     /// use it again, but does not repair it. An engine that works for another channel by now is not reset.
-    pub(crate) fn recover(&mut self, card: &dyn Card, channel: Option<(VmId, VirtualChannelId)>, unit: u32) {
+    pub(crate) fn recover(&mut self, card: &dyn Card, channel: Option<(TenantId, VirtualChannelId)>, unit: u32) {
         let engine = match unit {
             fault::unit::GR => Some(engine::GR),
             fault::unit::CE0 => Some(engine::CE0),
@@ -245,7 +245,7 @@ impl HostState {
 impl HostCard {
     /// Waits until the departing channels of a VM have left, or are known to stay, within a limited number of polls. No
     /// lock is held meanwhile, nor may the caller hold a VM's.
-    pub fn wait_departed(&self, vm: VmId) {
+    pub fn wait_departed(&self, vm: TenantId) {
         loop {
             {
                 let mut state = self.lock();

@@ -18,7 +18,7 @@ use channels::Pause;
 use nvspec::addr::SMALL_PAGE;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
-use vram::{CardAddr, Ended, GuestAddr, HostAddr, Move, Place, Step, VmId};
+use vram::{CardAddr, Ended, GuestAddr, HostAddr, Move, Place, Step, TenantId};
 
 /// Time for a VM's work to leave the engines.
 // TIMEOUT: twice the limit of the watchdog, which ends hung work unless the operator has switched it off.
@@ -43,7 +43,7 @@ const AGAIN_PAGES: usize = 8;
 
 impl HostCard {
     /// Moves chunks of `vm`. Returns when they have moved, or stay.
-    pub fn relocate(&self, vm: VmId, steps: &[Step]) -> Relocated {
+    pub fn relocate(&self, vm: TenantId, steps: &[Step]) -> Relocated {
         let _one_at_a_time = self.moving.lock();
         let mut done = Relocated::default();
         if self.over() {
@@ -93,7 +93,7 @@ impl HostCard {
     }
 
     /// Returns the object to notify of moves of a VM's memory. Without one the VM's memory is frozen.
-    fn holder(&self, vm: VmId) -> Option<Arc<dyn GuestEvents>> {
+    fn holder(&self, vm: TenantId) -> Option<Arc<dyn GuestEvents>> {
         let mut state = self.lock();
         let holder = state.vms.get(&vm).and_then(Weak::upgrade);
         if holder.is_none() {
@@ -104,7 +104,7 @@ impl HostCard {
 
     /// Reserves the destinations. Chunks that cannot move are left out. Also returns the number of steps that needed no
     /// copy. The card's lock is released between two chunks, and between the parts of a scrub.
-    fn reserve_moves(&self, vm: VmId, steps: &[Step]) -> (Vec<Move>, u32) {
+    fn reserve_moves(&self, vm: TenantId, steps: &[Step]) -> (Vec<Move>, u32) {
         let (mut moves, mut rebooked) = (Vec::new(), 0);
         for step in steps.iter().copied().filter(|step| step.vm == vm) {
             let begun = loop {
@@ -127,7 +127,7 @@ impl HostCard {
     }
 
     /// Stops the VM's channels, and makes them leave the engines. Chunks whose destination has no memory are left out.
-    fn begin_moves(&self, vm: VmId, mut moves: Vec<Move>) -> Vec<Move> {
+    fn begin_moves(&self, vm: TenantId, mut moves: Vec<Move>) -> Vec<Move> {
         moves.retain(|chunk| {
             let mut state = self.lock();
             let filled = if let Place::Host(at) = chunk.to { state.vram_mut().pinned.fill(at) } else { Ok(()) };
@@ -145,7 +145,7 @@ impl HostCard {
 
     /// Copies pages again that were written since their copy, in parts with the lock released in between, so that few
     /// are left for the commit. The number of rounds is limited, because the VM may continue to write.
-    fn copy_again(&self, vm: VmId, chunk: &Move) {
+    fn copy_again(&self, vm: TenantId, chunk: &Move) {
         for _ in 0..chunk.bytes / SMALL_PAGE / AGAIN_PAGES as u64 {
             let mut state = self.lock();
             let Some(dirty) = state.vram_mut().copied.get_mut(&(vm, u64::from(chunk.index))) else { return };
@@ -188,7 +188,7 @@ impl HostCard {
     }
 
     /// Waits until no channel of a stopped VM is on an engine.
-    pub(super) fn vacate(&self, vm: VmId) -> bool {
+    pub(super) fn vacate(&self, vm: TenantId) -> bool {
         let began = Instant::now();
         loop {
             {
@@ -289,7 +289,7 @@ impl HostCard {
     }
 
     /// Switches the chunks to their copies.
-    fn commit(&self, holder: &dyn GuestEvents, vm: VmId, moves: &[Move], done: &mut Relocated) {
+    fn commit(&self, holder: &dyn GuestEvents, vm: TenantId, moves: &[Move], done: &mut Relocated) {
         let mut commit = |state: &mut HostState| {
             let ranges = state.commit_moves(vm, moves);
             let moved = ranges.len() as u32;
@@ -307,7 +307,7 @@ impl HostCard {
 
 impl HostState {
     /// Stops the VM's channels, makes them leave the engines, and starts to record writes to the chunks.
-    fn set_moving(&mut self, vm: VmId, moves: &[Move]) {
+    fn set_moving(&mut self, vm: TenantId, moves: &[Move]) {
         for chunk in moves {
             self.vram_mut().copied.insert((vm, u64::from(chunk.index)), Dirty::new(chunk.bytes));
         }
@@ -315,14 +315,14 @@ impl HostState {
     }
 
     /// Stops the VM's channels, and makes them leave the engines, so that its memory can move.
-    pub(super) fn keep_from_running(&mut self, vm: VmId) {
+    pub(super) fn keep_from_running(&mut self, vm: TenantId) {
         self.work.channels_mut().pause(self.memory.card_mut(), vm, Pause::Memory, true);
         self.work.channels_mut().vacate(self.memory.card_mut(), vm);
         self.look_at_waits(Some(vm));
     }
 
     /// Commits the new places of moved chunks; returns their ranges.
-    fn commit_moves(&mut self, vm: VmId, moves: &[Move]) -> Ranges {
+    fn commit_moves(&mut self, vm: TenantId, moves: &[Move]) -> Ranges {
         let mut ranges = Vec::new();
         self.memory.forget_left();
         for chunk in moves {
@@ -347,7 +347,7 @@ impl HostState {
         self.memory.quarantine_left();
     }
 
-    fn abort_moves(&mut self, vm: VmId, moves: &[Move]) {
+    fn abort_moves(&mut self, vm: TenantId, moves: &[Move]) {
         for chunk in moves {
             self.vram_mut().copied.remove(&(vm, u64::from(chunk.index)));
             self.vram_mut().chunks.abort_move(chunk.id);
@@ -373,7 +373,7 @@ impl HostState {
     }
 
     /// Undoes [`Self::keep_from_running`].
-    pub(super) fn go_on(&mut self, vm: VmId) {
+    pub(super) fn go_on(&mut self, vm: TenantId) {
         self.work.channels_mut().pause(self.memory.card_mut(), vm, Pause::Memory, false);
         self.look_at_waits(Some(vm));
     }

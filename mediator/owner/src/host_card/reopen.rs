@@ -31,7 +31,7 @@ use std::fs::File;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
-use vram::VmId;
+use vram::TenantId;
 
 /// Time for the mediator's own channels to leave the engines: they have no work.
 // TIMEOUT: microseconds on hardware. The software card needs its thread for it, which a busy host may not run.
@@ -51,7 +51,7 @@ pub struct Handed {
 pub struct Reopened {
     host: Arc<HostCard>,
     waits: Waits,
-    vms: BTreeMap<VmId, RestoredVm>,
+    vms: BTreeMap<TenantId, RestoredVm>,
     /// I/O addresses that no owner has claimed.
     claims: Claims,
     /// Queued writes to the card's memory.
@@ -65,7 +65,7 @@ struct Around<'a> {
     layout: channels::Layout,
     own: (u32, u32),
     now_ns: u64,
-    vm: &'a dyn Fn(VmId) -> Option<VmSurroundings>,
+    vm: &'a dyn Fn(TenantId) -> Option<VmSurroundings>,
     writes: Vec<(VramAddr, Vec<u8>)>,
 }
 
@@ -82,7 +82,7 @@ impl Surroundings for Around<'_> {
         self.now_ns
     }
 
-    fn vm(&self, vm: VmId) -> Option<VmSurroundings> {
+    fn vm(&self, vm: TenantId) -> Option<VmSurroundings> {
         (self.vm)(vm)
     }
 
@@ -102,7 +102,7 @@ impl HostCard {
         sharing: &Sharing,
         firmware: Set,
         handed: Handed,
-        vm: &dyn Fn(VmId, &CardInfo, Identity) -> Option<VmSurroundings>,
+        vm: &dyn Fn(TenantId, &CardInfo, Identity) -> Option<VmSurroundings>,
     ) -> Result<Reopened, HostError> {
         let Handed { saved: SavedHost { card: saved, owner, segments: shared }, host_memory } = handed;
         let SavedOwner { chunk_bytes: had, own: (first, bytes), context_bytes, host_ns, memory, work } = owner;
@@ -150,7 +150,8 @@ impl HostCard {
         check_places(&chunks, &pinned)?;
         let moving = vms.keys().find(|vm| !channels.is_paused(**vm, Pause::Standstill));
         Invalid::unless(moving.is_none(), || format!("VM {moving:?} does not stand still"))?;
-        let waiting: BTreeSet<VmId> = vms.keys().copied().filter(|vm| channels.is_paused(*vm, Pause::Turn)).collect();
+        let waiting: BTreeSet<TenantId> =
+            vms.keys().copied().filter(|vm| channels.is_paused(*vm, Pause::Turn)).collect();
         let divider = Divider::restored(&division, balancer, quanta, turns, waiting);
         let (timers, alarm) = Timers::new()?;
         let vram = CardVram::new(CardMemory::resume(Arc::clone(&card), layout, info.vram_bytes), pinned, chunks);
@@ -201,7 +202,7 @@ impl Reopened {
 
     /// Returns the numbers of the saved VMs that are not restored yet.
     #[must_use]
-    pub fn vms(&self) -> Vec<VmId> {
+    pub fn vms(&self) -> Vec<TenantId> {
         self.vms.keys().copied().collect()
     }
 
@@ -209,7 +210,7 @@ impl Reopened {
     ///
     /// # Errors
     /// When it was not saved, or was taken already.
-    pub fn take_vm(&mut self, vm: VmId) -> Result<RestoredVm, HostError> {
+    pub fn take_vm(&mut self, vm: TenantId) -> Result<RestoredVm, HostError> {
         let restored = self.vms.remove(&vm);
         Ok(restored.ok_or_else(|| Invalid::new(format_args!("VM {vm} was not saved, or is there already")))?)
     }
@@ -221,7 +222,7 @@ impl Reopened {
     /// When the ranges belong to another owner, or to none.
     pub fn readmit(
         &mut self,
-        vm: VmId,
+        vm: TenantId,
         events: Weak<dyn GuestEvents>,
         ram: impl Iterator<Item = (Iova, u64)>,
         held: u64,
@@ -348,7 +349,7 @@ impl HostState {
     /// VMs that have begun work which may be for PGRAPH wait for it again: it is nobody's now, or their channels have
     /// run without it.
     pub(super) fn want_graphics_again(&mut self) {
-        let begun: Vec<VmId> =
+        let begun: Vec<TenantId> =
             self.vms.keys().copied().filter(|vm| self.has_on_graphics(*vm, &[Stage::Started])).collect();
         if let Some(Scrubber { tenancy, .. }) = &mut self.scrubber {
             begun.into_iter().for_each(|vm| tenancy.want(vm));

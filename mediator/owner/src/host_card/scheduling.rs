@@ -12,7 +12,7 @@ use channels::{Presence, Submission};
 use nvspec::fifo::{ChannelId, VirtualChannelId};
 use residue::Tenancy;
 use sched::{Engine, Nanos};
-use vram::VmId;
+use vram::TenantId;
 
 /// Interval of the first polls for PGRAPH's tenant to leave, which the card does not report: PGRAPH may idle meanwhile,
 /// and a channel between two submissions leaves in a fraction of that.
@@ -74,7 +74,7 @@ impl Feeder for HostState {
         self.work.channels_mut().set_only_copies(self.memory.card_mut(), channel, only_copies)
     }
 
-    fn take_kept(&mut self) -> Option<(VmId, Nanos)> {
+    fn take_kept(&mut self) -> Option<(TenantId, Nanos)> {
         self.scrubber.as_mut()?.keeping.take()
     }
 
@@ -98,7 +98,7 @@ impl Feeder for HostState {
         self.work.channels().contexts(channel)
     }
 
-    fn owner(&self, channel: ChannelId) -> Option<(VmId, VirtualChannelId)> {
+    fn owner(&self, channel: ChannelId) -> Option<(TenantId, VirtualChannelId)> {
         let (vm, channel) = self.work.channels().by_physical(channel)?;
         Some((vm, channel))
     }
@@ -158,7 +158,7 @@ impl Feeder for HostState {
         self.change_hands();
     }
 
-    fn kill(&mut self, vm: VmId, channel: VirtualChannelId, engine: Engine) {
+    fn kill(&mut self, vm: TenantId, channel: VirtualChannelId, engine: Engine) {
         self.kill_channel(vm, channel, number_of(engine));
     }
 }

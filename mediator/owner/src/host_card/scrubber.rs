@@ -14,10 +14,10 @@ use nvspec::fifo::{ChannelId, GpEntry, VirtualChannelId, engine};
 use residue::kernel::Kernel;
 use residue::{Counts, Step, Tenancy};
 use sched::Nanos;
-use vram::{PagePool, Place, VmId};
+use vram::{PagePool, Place, TenantId};
 
 /// The mediator's channel on PGRAPH among the VMs of [`Channels`]. No VM of an operator has that number.
-pub(super) const SCRUBBER: VmId = VmId::CLEARER;
+pub(super) const SCRUBBER: TenantId = TenantId::CLEARER;
 
 /// Its only channel.
 const CHANNEL: VirtualChannelId = VirtualChannelId(0);
@@ -45,15 +45,15 @@ pub(super) struct Scrubber {
 #[derive(Debug, Default)]
 pub(super) struct Keeping {
     /// The tenant, and the last look at which it did.
-    since: Option<(VmId, Nanos)>,
+    since: Option<(TenantId, Nanos)>,
     /// The part of it that the scheduler does not know yet: whose it is, and since when.
-    kept: Option<(VmId, Nanos)>,
+    kept: Option<(TenantId, Nanos)>,
 }
 
 impl Keeping {
     /// PGRAPH's tenant is to leave it. `keeps`: it has not, and PGRAPH does nothing meanwhile. The scheduler is told
     /// the time from the last look at which that was so.
-    fn look(&mut self, vm: VmId, keeps: bool, now: Nanos) {
+    fn look(&mut self, vm: TenantId, keeps: bool, now: Nanos) {
         if let Some((_, since)) = self.since.take().filter(|(of, _)| *of == vm) {
             let before = self.kept.filter(|(of, _)| *of == vm).map_or(since, |(_, before)| before);
             self.kept = Some((vm, before));
@@ -62,7 +62,7 @@ impl Keeping {
     }
 
     /// Takes the part that the scheduler does not know yet.
-    pub(super) fn take(&mut self) -> Option<(VmId, Nanos)> {
+    pub(super) fn take(&mut self) -> Option<(TenantId, Nanos)> {
         self.kept.take()
     }
 }
@@ -182,7 +182,7 @@ impl HostState {
     }
 
     /// Nothing of a VM is on the card any more.
-    pub(super) fn forget_graphics(&mut self, vm: VmId) {
+    pub(super) fn forget_graphics(&mut self, vm: TenantId) {
         if let Some(scrubber) = &mut self.scrubber {
             scrubber.tenancy.forget(vm);
             scrubber.keeping = Keeping::default();
@@ -207,7 +207,7 @@ impl HostState {
     }
 
     /// Admits a VM to PGRAPH. Channels of others that a copy engine still works for lose their PGRAPH contexts first.
-    fn admit(&mut self, scrubber: &Scrubber, vm: VmId) {
+    fn admit(&mut self, scrubber: &Scrubber, vm: TenantId) {
         let (vram, channels) = self.parts();
         for channel in &scrubber.elsewhere {
             if channels.by_physical(*channel).is_some_and(|(of, _)| of != vm) {
@@ -286,20 +286,20 @@ impl HostState {
     }
 
     /// Returns whether work of a VM that may be for PGRAPH is at one of these stages.
-    pub(super) fn has_on_graphics(&self, vm: VmId, stages: &[Stage]) -> bool {
+    pub(super) fn has_on_graphics(&self, vm: TenantId, stages: &[Stage]) -> bool {
         self.work.schedule().any_at(stages, &self.work.channels().on_graphics(vm))
     }
 
     /// Returns whether a VM has work that was begun on PGRAPH, or that may get there soon. Work that a copy engine is
     /// at while PGRAPH is idle does not count.
-    fn works_on_graphics(&mut self, vm: VmId) -> bool {
+    fn works_on_graphics(&mut self, vm: TenantId) -> bool {
         let on = self.started_on_graphics(vm);
         let busy = |state: &mut Self| state.work.channels_mut().occupant(state.memory.card_mut(), engine::GR).is_some();
         !on.is_empty() && (busy(self) || on.into_iter().any(|channel| !self.is_copied_for(channel)))
     }
 
     /// A VM's channels with work that was begun and may be for PGRAPH.
-    fn started_on_graphics(&self, vm: VmId) -> Vec<ChannelId> {
+    fn started_on_graphics(&self, vm: TenantId) -> Vec<ChannelId> {
         let started = self.work.schedule().channels_at(&[Stage::Started]);
         let on = self.work.channels().on_graphics(vm).into_iter();
         on.filter(|channel| started.contains_key(channel)).collect()
@@ -315,7 +315,7 @@ impl HostState {
     /// Returns whether PGRAPH is idle, and whether in addition no work of a VM comes there any more. A channel that a
     /// copy engine works for does not: it is stopped, so that it gets nowhere else before its VM is admitted again.
     // GUESS: the card schedules a channel that is stopped on no other engine than the one that works for it.
-    fn has_left_graphics(&mut self, scrubber: &mut Scrubber, vm: VmId) -> (bool, bool) {
+    fn has_left_graphics(&mut self, scrubber: &mut Scrubber, vm: TenantId) -> (bool, bool) {
         let leaving = self.work.channels_mut().vacating(self.memory.card_mut(), vm);
         let on = self.work.channels().on_graphics(vm);
         let leaves = |channel: &ChannelId| {
@@ -359,7 +359,7 @@ mod tests {
 
     #[test]
     fn a_tenant_that_keeps_pgraph_idle_is_charged_from_the_look_at_which_it_does() {
-        let (a, b) = (VmId(1), VmId(2));
+        let (a, b) = (TenantId(1), TenantId(2));
         let mut keeping = Keeping::default();
         keeping.look(a, true, Nanos(10));
         assert_eq!(keeping.take(), None, "it is not known for how long");

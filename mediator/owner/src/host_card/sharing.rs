@@ -15,7 +15,7 @@ use card_memory::Dirty;
 use card_memory::pinned::Borrowed;
 use nvspec::addr::SMALL_PAGE;
 use std::collections::{BTreeMap, BTreeSet};
-use vram::{GuestAddr, HostAddr, Place, VmId};
+use vram::{GuestAddr, HostAddr, Place, TenantId};
 
 /// Bytes that are copied while the VM's work is stopped.
 const BATCH_BYTES: u64 = 8 << 20;
@@ -35,8 +35,8 @@ impl HostCard {
     /// When the other card has no room, or does not answer.
     pub(super) fn lend(
         &self,
-        (vm, chunks): (VmId, &[GuestAddr]),
-        (to, its): (&HostCard, VmId),
+        (vm, chunks): (TenantId, &[GuestAddr]),
+        (to, its): (&HostCard, TenantId),
     ) -> Result<Vec<GuestAddr>, HostError> {
         let mut rest = Vec::new();
         let here = self.lock().chunk_bytes();
@@ -64,8 +64,8 @@ impl HostCard {
     /// When the other card rejects its own memory.
     pub(super) fn part(
         &self,
-        (vm, chunks): (VmId, &[GuestAddr]),
-        (to, its): (&HostCard, VmId),
+        (vm, chunks): (TenantId, &[GuestAddr]),
+        (to, its): (&HostCard, TenantId),
     ) -> Result<BTreeSet<u64>, HostError> {
         let lies: BTreeMap<u64, usize> = {
             let state = self.lock();
@@ -89,7 +89,7 @@ impl HostCard {
     ///
     /// # Errors
     /// When this card still has memory of the other's, which then must not be reused.
-    pub fn settle(&self, vm: VmId) -> Result<(), HostError> {
+    pub fn settle(&self, vm: TenantId) -> Result<(), HostError> {
         loop {
             let _one_at_a_time = self.moving.lock();
             let mut lent = self.lock().lent_to(vm);
@@ -107,7 +107,7 @@ impl HostCard {
         Ok(())
     }
 
-    fn settle_some(&self, vm: VmId, lent: &[Lent]) -> Result<(), HostError> {
+    fn settle_some(&self, vm: TenantId, lent: &[Lent]) -> Result<(), HostError> {
         self.lock().begin_settling(vm, lent);
         let settled = if self.vacate(vm) {
             // Wait for the last writes of its engines.
@@ -129,14 +129,14 @@ impl HostCard {
 
 impl HostState {
     /// Returns the host memory of a whole chunk.
-    fn host_memory_of(&self, vm: VmId, at: GuestAddr) -> Option<DmaMemory> {
+    fn host_memory_of(&self, vm: TenantId, at: GuestAddr) -> Option<DmaMemory> {
         let Some(Place::Host(slot)) = self.place_of(vm, at) else { return None };
         let (memory, offset) = self.vram().pinned.memory(slot)?;
         (offset == 0).then_some(memory)
     }
 
     /// Returns the chunks of a VM whose memory belongs to another card.
-    fn lent_to(&self, vm: VmId) -> Vec<Lent> {
+    fn lent_to(&self, vm: TenantId) -> Vec<Lent> {
         let pinned = &self.vram().pinned;
         if !pinned.borrows() {
             return Vec::new();
@@ -149,7 +149,7 @@ impl HostState {
     }
 
     /// Stops a VM's channels, makes them leave the engines, and records its CPUs' writes to these chunks.
-    fn begin_settling(&mut self, vm: VmId, lent: &[Lent]) {
+    fn begin_settling(&mut self, vm: TenantId, lent: &[Lent]) {
         let bytes = self.chunk_bytes();
         for one in lent {
             self.vram_mut().copied.insert((vm, one.at.0 / bytes), Dirty::new(bytes));
@@ -158,7 +158,7 @@ impl HostState {
     }
 
     /// Switches a copied chunk to the card's own memory, with writes made meanwhile; unless it has lost its place.
-    fn settle_one(&mut self, vm: VmId, Lent { at, slot, memory }: &Lent) -> Result<(), HostError> {
+    fn settle_one(&mut self, vm: TenantId, Lent { at, slot, memory }: &Lent) -> Result<(), HostError> {
         let bytes = self.chunk_bytes();
         let written = self.vram_mut().copied.remove(&(vm, at.0 / bytes));
         if self.place_of(vm, *at) != Some(Place::Host(*slot)) {
@@ -170,7 +170,7 @@ impl HostState {
         self.vram_mut().pinned.own(*slot)
     }
 
-    fn end_settling(&mut self, vm: VmId, lent: &[Lent]) {
+    fn end_settling(&mut self, vm: TenantId, lent: &[Lent]) {
         let bytes = self.chunk_bytes();
         for one in lent {
             self.vram_mut().copied.remove(&(vm, one.at.0 / bytes));

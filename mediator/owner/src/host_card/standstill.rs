@@ -15,7 +15,7 @@ use nvspec::fifo::VirtualChannelId;
 use sched::Engine;
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
-use vram::VmId;
+use vram::TenantId;
 
 /// Additional time after the hung channels are killed.
 // TIMEOUT: an engine that was reset has no work, and departures give up after a quarter of a second.
@@ -38,7 +38,7 @@ impl HostCard {
     /// When the card keeps a channel nevertheless; the card then continues.
     pub fn stand_still(&self, limit: Duration) -> Result<Standstill<'_>, HostError> {
         let still = Standstill { host: self, _no_moves: self.moving.lock() };
-        let vms: Vec<VmId> = {
+        let vms: Vec<TenantId> = {
             let mut state = self.lock();
             state.still = true;
             state.vms.keys().copied().collect()
@@ -66,7 +66,7 @@ impl HostCard {
     pub(super) fn await_rest(
         &self,
         limit: Duration,
-        stays: impl Fn(&mut HostState) -> Option<Vec<(VmId, VirtualChannelId)>>,
+        stays: impl Fn(&mut HostState) -> Option<Vec<(TenantId, VirtualChannelId)>>,
     ) -> Result<(), HostError> {
         let began = Instant::now();
         loop {
@@ -85,7 +85,7 @@ impl HostCard {
     }
 
     /// Handles a channel that has not left within its limit.
-    fn hangs(&self, vm: VmId, channel: VirtualChannelId) {
+    fn hangs(&self, vm: TenantId, channel: VirtualChannelId) {
         let told = self.lock().kill_hung(vm, channel);
         told.into_iter().for_each(|event| self.deliver(vm, event));
     }
@@ -111,16 +111,16 @@ impl HostState {
     }
 
     /// Stops a VM's channels, if the card is quiescent or this VM is held.
-    pub(super) fn keep_still(&mut self, vm: VmId) {
+    pub(super) fn keep_still(&mut self, vm: TenantId) {
         let still = self.still || self.held.contains(&vm);
         self.work.channels_mut().pause(self.memory.card_mut(), vm, Pause::Standstill, still);
     }
 
     /// Returns the channels that have not left their engines, or `None` when all have left: departing channels are not
     /// named.
-    fn stays(&mut self) -> Option<Vec<(VmId, VirtualChannelId)>> {
+    fn stays(&mut self) -> Option<Vec<(TenantId, VirtualChannelId)>> {
         self.look_at_departures();
-        let vms: BTreeSet<VmId> = self.vms.keys().copied().collect();
+        let vms: BTreeSet<TenantId> = self.vms.keys().copied().collect();
         let mut stays = Vec::new();
         for vm in vms {
             let left = self.work.channels_mut().vacating(self.memory.card_mut(), vm);
@@ -131,7 +131,7 @@ impl HostState {
     }
 
     /// Kills a channel on all engines that it uses, and returns the event for its guest.
-    fn kill_hung(&mut self, vm: VmId, channel: VirtualChannelId) -> Option<GuestEvent> {
+    fn kill_hung(&mut self, vm: TenantId, channel: VirtualChannelId) -> Option<GuestEvent> {
         let physical = self.work.channels().physical(vm, channel)?;
         let on = Engine::ALL
             .into_iter()

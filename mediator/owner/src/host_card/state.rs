@@ -11,7 +11,7 @@ use channels::{Channels, Pause};
 use sched::{Engine, Scheduler};
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
-use vram::{Done, VmId};
+use vram::{Done, TenantId};
 
 /// Memory.
 impl HostState {
@@ -46,7 +46,7 @@ impl HostState {
     ///
     /// # Errors
     /// When the guaranteed part is not available; nothing has changed then.
-    pub fn set_ram(&mut self, vm: VmId, share: RamShare) -> Result<(), Shortage> {
+    pub fn set_ram(&mut self, vm: TenantId, share: RamShare) -> Result<(), Shortage> {
         self.memory.iova_mut().set_share(vm, share).map_err(|most| Shortage::of_ram(share.guarantee, most))
     }
 
@@ -61,7 +61,7 @@ impl HostState {
         let now = self.now_ns();
         let schedule = self.work.schedule();
         let working = schedule.counts().into_keys();
-        let done = |vm: VmId| {
+        let done = |vm: TenantId| {
             let accounts = Engine::ALL.into_iter().filter_map(|engine| schedule.scheduler().account(vm, engine));
             accounts.fold(Done::default(), |sum, account| Done {
                 used_ns: sum.used_ns.saturating_add(account.used),
@@ -97,7 +97,7 @@ impl HostState {
 
     /// Records a scan of the mover: `waiting` waited for it all the while, and memory was moved for `served`. Returns
     /// the VMs that wait now.
-    pub(super) fn looked(&mut self, waiting: &BTreeSet<VmId>, served: &BTreeSet<VmId>) -> BTreeSet<VmId> {
+    pub(super) fn looked(&mut self, waiting: &BTreeSet<TenantId>, served: &BTreeSet<TenantId>) -> BTreeSet<TenantId> {
         let now = self.now_ns();
         self.memory.looked(now, waiting, served)
     }
@@ -110,13 +110,13 @@ impl HostState {
     }
 
     /// Records moves of memory.
-    pub(super) fn has_moved(&mut self, vm: VmId, done: &Relocated) {
+    pub(super) fn has_moved(&mut self, vm: TenantId, done: &Relocated) {
         let now = self.now_ns();
         self.memory.has_moved(now, vm, done);
     }
 
     /// Stops VMs during another VM's quantum, or lets them run again.
-    fn hold(&mut self, holds: Vec<(VmId, bool)>) {
+    fn hold(&mut self, holds: Vec<(TenantId, bool)>) {
         for (vm, waits) in holds {
             self.work.channels_mut().pause(self.memory.card_mut(), vm, Pause::Turn, waits);
             self.work.channels_mut().vacate(self.memory.card_mut(), vm);
@@ -145,7 +145,7 @@ impl HostState {
     }
 
     /// Records that a VM has submitted work.
-    pub fn worked(&mut self, vm: VmId) {
+    pub fn worked(&mut self, vm: TenantId) {
         let now = self.now_ns();
         self.memory.worked(now, vm);
     }
@@ -163,7 +163,7 @@ impl HostState {
 
     /// Schedules [`GuestEvent::Alarm`](crate::GuestEvent::Alarm) for a VM in `in_ns` ns, or a little later; `None`
     /// cancels it.
-    pub fn arm_guest_alarm(&mut self, vm: VmId, in_ns: Option<u64>) {
+    pub fn arm_guest_alarm(&mut self, vm: TenantId, in_ns: Option<u64>) {
         let now = self.now_ns();
         self.guest_alarms.arm(vm, now, in_ns);
     }
@@ -171,13 +171,13 @@ impl HostState {
     /// Returns the number of interrupts that a VM has caused without an end of work, and how often its channels were
     /// paused because there were too many.
     #[must_use]
-    pub fn noise_of(&self, vm: VmId) -> (u64, u64) {
+    pub fn noise_of(&self, vm: TenantId) -> (u64, u64) {
         self.work.noise().of(vm)
     }
 
     /// Returns the VM's share of the card's time when all others want theirs, in millionths.
     #[must_use]
-    pub fn time_share(&self, vm: VmId) -> u64 {
+    pub fn time_share(&self, vm: TenantId) -> u64 {
         self.work.time_share(vm)
     }
 
@@ -189,20 +189,20 @@ impl HostState {
 
     /// Begins a record of the scheduler of at most `limit` bytes; `names` are those of the VMs. Returns `false` if one
     /// is active already, or if even the scheduler's current state does not fit.
-    pub fn start_record(&mut self, names: &BTreeMap<VmId, String>, limit: usize) -> bool {
+    pub fn start_record(&mut self, names: &BTreeMap<TenantId, String>, limit: usize) -> bool {
         let at = self.card_time();
         self.work.start_record(at, names, limit)
     }
 
     /// Begins a record of how often a VM's memory is accessed. Returns `false` if there is no such VM, or it has one
     /// already.
-    pub fn start_accesses(&mut self, vm: VmId) -> bool {
+    pub fn start_accesses(&mut self, vm: TenantId) -> bool {
         let now = self.now_ns();
         self.memory.start_accesses(now, vm)
     }
 
     /// Ends it; returns `None` if none is active, for example after the VM's removal.
-    pub fn end_accesses(&mut self, vm: VmId) -> Option<Accesses> {
+    pub fn end_accesses(&mut self, vm: TenantId) -> Option<Accesses> {
         let now = self.now_ns();
         self.memory.end_accesses(now, vm)
     }

@@ -14,7 +14,7 @@ use shuttle::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::io;
-use vram::VmId;
+use vram::TenantId;
 
 /// Chooses one element, as part of the schedule.
 pub(super) fn choose<T>(from: &[T]) -> Option<&T> {
@@ -24,7 +24,7 @@ pub(super) fn choose<T>(from: &[T]) -> Option<&T> {
 /// A channel on the card.
 #[derive(Debug)]
 pub(super) struct Ring {
-    pub(super) vm: VmId,
+    pub(super) vm: TenantId,
     pub(super) engine: Engine,
     /// The engine of its methods, if it has a context for another as well.
     pub(super) works_on: Option<Engine>,
@@ -72,12 +72,12 @@ pub(super) struct Hardware {
     doubted: Option<Submission>,
     deferred: bool,
     /// Number of submissions of each VM that have not ended, as its guest sees them.
-    unfinished: BTreeMap<VmId, usize>,
+    unfinished: BTreeMap<TenantId, usize>,
     /// VMs with ends that no interrupt has reported.
-    news: BTreeSet<VmId>,
+    news: BTreeSet<TenantId>,
     /// VMs whose guest was interrupted.
-    pub(super) interrupted: BTreeSet<VmId>,
-    removed: BTreeSet<VmId>,
+    pub(super) interrupted: BTreeSet<TenantId>,
+    removed: BTreeSet<TenantId>,
 }
 
 /// The hardware, for all threads.
@@ -187,7 +187,7 @@ impl Hardware {
         self.clock += ns;
     }
 
-    fn finish(&mut self, vm: VmId, count: usize) {
+    fn finish(&mut self, vm: TenantId, count: usize) {
         *self.unfinished.get_mut(&vm).expect("it has submitted") -= count;
     }
 
@@ -214,7 +214,7 @@ impl Hardware {
     }
 
     /// Adds a channel for a VM.
-    pub(super) fn bind(&mut self, channel: ChannelId, vm: VmId, engine: Engine) {
+    pub(super) fn bind(&mut self, channel: ChannelId, vm: TenantId, engine: Engine) {
         let holds = thread_rng().gen_bool(0.5);
         let ring = Ring {
             vm,
@@ -230,7 +230,7 @@ impl Hardware {
     }
 
     /// Returns whether all of a VM's submissions have ended, as its guest sees them.
-    pub(super) fn is_done(&self, vm: VmId) -> bool {
+    pub(super) fn is_done(&self, vm: TenantId) -> bool {
         self.unfinished.get(&vm).is_none_or(|count| *count == 0)
     }
 
@@ -240,7 +240,7 @@ impl Hardware {
     }
 
     /// Returns whether a VM was removed.
-    pub(super) fn is_removed(&self, vm: VmId) -> bool {
+    pub(super) fn is_removed(&self, vm: TenantId) -> bool {
         self.removed.contains(&vm)
     }
 
@@ -301,7 +301,7 @@ impl State {
     }
 
     /// Handles a doorbell. Does nothing if the channel no longer exists.
-    pub(super) fn ring(&mut self, vm: VmId, channel: ChannelId, length: Option<u64>) {
+    pub(super) fn ring(&mut self, vm: TenantId, channel: ChannelId, length: Option<u64>) {
         if !self.card.look().rings.contains_key(&channel) {
             return;
         }
@@ -312,7 +312,7 @@ impl State {
     }
 
     /// Makes one pass through the interrupt tree.
-    pub(super) fn service(&mut self) -> (bool, Vec<(VmId, GuestEvent)>) {
+    pub(super) fn service(&mut self) -> (bool, Vec<(TenantId, GuestEvent)>) {
         if !self.card.change(|hardware| std::mem::take(&mut hardware.raised)) {
             return (false, Vec::new());
         }
@@ -322,14 +322,14 @@ impl State {
     }
 
     /// Same as `HostState::retire_channel`.
-    pub(super) fn end_channel(&mut self, vm: VmId, channel: ChannelId) {
+    pub(super) fn end_channel(&mut self, vm: TenantId, channel: ChannelId) {
         self.complete();
         self.card.change(|hardware| hardware.unbind(channel));
         self.channel_ended(vm, channel);
     }
 
     /// Same as `HostState::quiesce`.
-    pub(super) fn remove_vm(&mut self, vm: VmId) {
+    pub(super) fn remove_vm(&mut self, vm: TenantId) {
         self.complete();
         self.card.change(|hardware| {
             let of_vm = |(channel, ring): (&ChannelId, &Ring)| (ring.vm == vm).then_some(*channel);
@@ -412,7 +412,7 @@ impl Feeder for State {
         Engine::ALL.map(|engine| engine == ring.engine || Some(engine) == ring.works_on)
     }
 
-    fn owner(&self, channel: ChannelId) -> Option<(VmId, VirtualChannelId)> {
+    fn owner(&self, channel: ChannelId) -> Option<(TenantId, VirtualChannelId)> {
         self.card.look().rings.get(&channel).map(|ring| (ring.vm, VirtualChannelId(channel.0)))
     }
 
@@ -452,7 +452,7 @@ impl Feeder for State {
         self.card.look().deferred.then_some(LOOK_NS)
     }
 
-    fn kill(&mut self, vm: VmId, channel: VirtualChannelId, _: Engine) {
+    fn kill(&mut self, vm: TenantId, channel: VirtualChannelId, _: Engine) {
         self.end_channel(vm, ChannelId(channel.0));
     }
 }

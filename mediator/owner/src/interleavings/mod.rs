@@ -22,7 +22,7 @@ use shuttle::rand::{Rng, thread_rng};
 use shuttle::sync::Arc;
 use shuttle::thread::{self, JoinHandle};
 use std::io;
-use vram::VmId;
+use vram::TenantId;
 
 /// Schedules of each test.
 const SCHEDULES: usize = 1000;
@@ -49,7 +49,7 @@ impl Host {
 
 /// A vGPU, under its VM's lock.
 struct Guest {
-    vm: VmId,
+    vm: TenantId,
     host: Arc<Host>,
 }
 
@@ -74,7 +74,7 @@ impl Served for Rig {
         Ok(())
     }
 
-    fn service(&self) -> (bool, Vec<(VmId, GuestEvent)>) {
+    fn service(&self) -> (bool, Vec<(TenantId, GuestEvent)>) {
         self.host.with(State::service)
     }
 
@@ -82,11 +82,11 @@ impl Served for Rig {
         self.host.with(Feeder::tick);
     }
 
-    fn take_outbox(&self) -> Vec<(VmId, GuestEvent)> {
+    fn take_outbox(&self) -> Vec<(TenantId, GuestEvent)> {
         self.host.with(|state| state.schedule.take_outbox())
     }
 
-    fn deliver(&self, vm: VmId, event: GuestEvent) {
+    fn deliver(&self, vm: TenantId, event: GuestEvent) {
         if !self.host.card.look().is_removed(vm) {
             self.guests[vm.0 as usize].deliver(event);
         }
@@ -94,12 +94,12 @@ impl Served for Rig {
 }
 
 /// A VM's channels: the first computes, the second copies.
-fn channels(vm: VmId) -> [(ChannelId, Engine); 2] {
+fn channels(vm: TenantId) -> [(ChannelId, Engine); 2] {
     let first = vm.0 as u8 * 2;
     [(ChannelId(first), Engine::Compute), (ChannelId(first + 1), Engine::Copy0)]
 }
 
-fn any_channel(vm: VmId) -> (ChannelId, Engine) {
+fn any_channel(vm: TenantId) -> (ChannelId, Engine) {
     channels(vm)[thread_rng().gen_range(0..2)]
 }
 
@@ -122,11 +122,11 @@ impl Rig {
         let card = Card::default();
         let state = locks::Mutex::new(State::new(config, card.clone()));
         let host = Arc::new(Host { state, card: card.clone() });
-        for vm in (0..VMS).map(VmId) {
+        for vm in (0..VMS).map(TenantId) {
             host.with(|state| state.schedule_vm(vm, any_share(max_run_ns)));
             card.change(|hardware| channels(vm).map(|(channel, engine)| hardware.bind(channel, vm, engine)));
         }
-        let guest = |vm| Mailbox::new(Guest { vm: VmId(vm), host: Arc::clone(&host) });
+        let guest = |vm| Mailbox::new(Guest { vm: TenantId(vm), host: Arc::clone(&host) });
         let rig = Arc::new(Self { guests: (0..VMS).map(guest).collect(), host });
         let (work, expire, serve) = (card.clone(), card, Arc::clone(&rig));
         let threads = vec![
@@ -153,18 +153,18 @@ impl Rig {
     }
 
     /// Runs `act` on a VM's thread, as a register access does.
-    fn access<T>(&self, vm: VmId, act: impl FnOnce(&Host) -> T) -> T {
+    fn access<T>(&self, vm: TenantId, act: impl FnOnce(&Host) -> T) -> T {
         let guest = self.guests[vm.0 as usize].lock();
         act(&guest.host)
     }
 
     /// Rings the doorbell of one of a guest's channels.
-    fn submit(&self, vm: VmId, channel: ChannelId, length: Option<u64>) {
+    fn submit(&self, vm: TenantId, channel: ChannelId, length: Option<u64>) {
         self.access(vm, |host| host.with(|state| state.ring(vm, channel, length)));
     }
 
     /// Waits until all of a guest's submissions have ended. Checks only on interrupts.
-    fn wait(&self, vm: VmId) {
+    fn wait(&self, vm: TenantId) {
         let card = &self.host.card;
         while !card.look().is_done(vm) {
             card.wait(|hardware| (hardware.interrupted.remove(&vm) || hardware.is_removed(vm)).then_some(()));
@@ -182,14 +182,14 @@ impl Rig {
             assert!(state.schedule.counts().is_empty(), "a submission is held that has ended");
             let scheduler = state.schedule.scheduler();
             assert_eq!((scheduler.queued(), scheduler.in_flight()), (0, 0));
-            for vm in (0..VMS).map(VmId) {
+            for vm in (0..VMS).map(TenantId) {
                 // Work is accounted as arrived on its expected engine, and as ended on the engine where it was seen.
                 let accounts = || Engine::ALL.iter().filter_map(|engine| scheduler.account(vm, *engine));
                 let arrived: u64 = accounts().map(|account| account.arrived).sum();
                 assert_eq!(arrived, accounts().map(|account| account.completed + account.dropped).sum::<u64>());
             }
             for engine in Engine::ALL {
-                let accounts = (0..VMS).filter_map(|vm| scheduler.account(VmId(vm), engine));
+                let accounts = (0..VMS).filter_map(|vm| scheduler.account(TenantId(vm), engine));
                 let used: u64 = accounts.map(|account| account.used).sum();
                 assert_eq!(
                     used + scheduler.departed(engine),
@@ -208,7 +208,7 @@ fn actor(rig: &Arc<Rig>, body: impl FnOnce(&Rig) + Send + 'static) -> JoinHandle
 }
 
 /// Submits work of a guest, and sometimes waits for it. Each submission ends with probability `ends`.
-fn busy(rig: &Rig, vm: VmId, ends: f64) {
+fn busy(rig: &Rig, vm: TenantId, ends: f64) {
     for _ in 0..SUBMISSIONS {
         let length = choose(&LENGTHS).copied().filter(|_| thread_rng().gen_bool(ends));
         rig.submit(vm, any_channel(vm).0, length);
@@ -222,7 +222,7 @@ fn busy(rig: &Rig, vm: VmId, ends: f64) {
 /// Changes policies and shares, as an operator does.
 fn operator(rig: &Rig, max_run_ns: Option<u64>, fixed: Config) {
     for _ in 0..3 {
-        let vm = VmId(thread_rng().gen_range(0..VMS));
+        let vm = TenantId(thread_rng().gen_range(0..VMS));
         match thread_rng().gen_range(0..3) {
             0 => {
                 let Config { policy, queues, .. } = any_config();
@@ -240,21 +240,21 @@ fn all_that_is_submitted_ends_and_is_charged_once() {
         let config = any_config();
         let (rig, threads) = Rig::new(config, None);
         let mut actors = vec![actor(&rig, move |rig| operator(rig, None, config))];
-        actors.extend((0..VMS).map(VmId).map(|vm| actor(&rig, move |rig| busy(rig, vm, 1.0))));
+        actors.extend((0..VMS).map(TenantId).map(|vm| actor(&rig, move |rig| busy(rig, vm, 1.0))));
         rig.end(actors, threads);
         rig.host.with(|state| {
             let scheduler = state.schedule.scheduler();
             for engine in Engine::ALL {
                 assert_eq!(scheduler.busy(engine), rig.host.card.look().busy(engine));
             }
-            let accounts = (0..VMS).flat_map(|vm| Engine::ALL.map(|engine| scheduler.account(VmId(vm), engine)));
+            let accounts = (0..VMS).flat_map(|vm| Engine::ALL.map(|engine| scheduler.account(TenantId(vm), engine)));
             assert_eq!(accounts.flatten().map(|account| account.completed).sum::<u64>(), u64::from(VMS * SUBMISSIONS));
         });
     });
 }
 
 /// Stops a guest's channels, makes them wait for semaphores, and ends them with any work on them.
-fn restless(rig: &Rig, vm: VmId) {
+fn restless(rig: &Rig, vm: TenantId) {
     for _ in 0..6 {
         let (channel, engine) = any_channel(vm);
         let enable = |enabled| {
@@ -305,9 +305,9 @@ fn what_is_stopped_ended_or_removed_holds_up_nobody_and_never_starts() {
     try_schedules(SCHEDULES, || {
         let config = any_config();
         let (rig, threads) = Rig::new(config, None);
-        let mut actors: Vec<_> = (0..VMS).map(|vm| actor(&rig, move |rig| restless(rig, VmId(vm)))).collect();
+        let mut actors: Vec<_> = (0..VMS).map(|vm| actor(&rig, move |rig| restless(rig, TenantId(vm)))).collect();
         actors.push(actor(&rig, move |rig| operator(rig, None, config)));
-        actors.push(actor(&rig, |rig| rig.access(VmId(0), |host| host.with(|state| state.remove_vm(VmId(0))))));
+        actors.push(actor(&rig, |rig| rig.access(TenantId(0), |host| host.with(|state| state.remove_vm(TenantId(0))))));
         rig.end(actors, threads);
     });
 }
@@ -316,9 +316,9 @@ fn what_is_stopped_ended_or_removed_holds_up_nobody_and_never_starts() {
 fn what_waits_for_a_semaphore_holds_up_nobody() {
     try_schedules(SCHEDULES, || {
         let (rig, threads) = Rig::new(any_config(), None);
-        let others: Vec<_> = (1..VMS).map(VmId).map(|vm| actor(&rig, move |rig| busy(rig, vm, 1.0))).collect();
+        let others: Vec<_> = (1..VMS).map(TenantId).map(|vm| actor(&rig, move |rig| busy(rig, vm, 1.0))).collect();
         let waits = actor(&rig, |rig| {
-            let (vm, (channel, _)) = (VmId(0), any_channel(VmId(0)));
+            let (vm, (channel, _)) = (TenantId(0), any_channel(TenantId(0)));
             let acquire = |acquires| {
                 rig.host.card.change(|hardware| {
                     hardware.rings.get_mut(&channel).expect("it is bound").acquires = acquires;
@@ -345,7 +345,7 @@ fn what_never_ends_is_killed_and_its_guest_is_told() {
         let config = Config { strikes, quarantine_ns: 5_000_000, ..any_config() };
         let (rig, threads) = Rig::new(config, limit);
         let mut actors = vec![actor(&rig, move |rig| operator(rig, limit, config))];
-        actors.extend((0..VMS).map(VmId).map(|vm| actor(&rig, move |rig| busy(rig, vm, 0.8))));
+        actors.extend((0..VMS).map(TenantId).map(|vm| actor(&rig, move |rig| busy(rig, vm, 0.8))));
         rig.end(actors, threads);
     });
 }
@@ -359,7 +359,7 @@ fn who_keeps_an_engine_is_killed_and_never_who_waits_for_it() {
         let config = Config { strikes: 0, ..any_config() };
         let (rig, threads) = Rig::new(config, limit);
         let bad = actor(&rig, |rig| {
-            let (vm, (channel, engine)) = (VmId(0), any_channel(VmId(0)));
+            let (vm, (channel, engine)) = (TenantId(0), any_channel(TenantId(0)));
             for _ in 0..2 {
                 rig.submit(vm, channel, None);
                 for enabled in [false, true, false] {
@@ -385,11 +385,11 @@ fn who_keeps_an_engine_is_killed_and_never_who_waits_for_it() {
             }
         });
         let mut actors = vec![bad];
-        actors.extend((1..VMS).map(VmId).map(|vm| actor(&rig, move |rig| busy(rig, vm, 1.0))));
+        actors.extend((1..VMS).map(TenantId).map(|vm| actor(&rig, move |rig| busy(rig, vm, 1.0))));
         rig.end(actors, threads);
         rig.host.with(|state| {
             let scheduler = state.schedule.scheduler();
-            for vm in (1..VMS).map(VmId) {
+            for vm in (1..VMS).map(TenantId) {
                 let killed = Engine::ALL.iter().filter_map(|engine| scheduler.account(vm, *engine));
                 assert_eq!(killed.map(|account| account.killed).sum::<u64>(), 0, "a well-behaved VM was struck");
             }
@@ -408,15 +408,15 @@ fn what_works_on_another_engine_than_it_is_booked_on_is_charged_there() {
         let beside = thread::spawn(thread::yield_now);
         let card = Card::default();
         let mut state = State::new(Config { stamp_slack_ns: u64::MAX, ..Config::default() }, card.clone());
-        let ([(several, _), _], [_, (other, _)]) = (channels(VmId(0)), channels(VmId(1)));
-        (0..2).for_each(|vm| state.schedule_vm(VmId(vm), VgpuParams::default()));
+        let ([(several, _), _], [_, (other, _)]) = (channels(TenantId(0)), channels(TenantId(1)));
+        (0..2).for_each(|vm| state.schedule_vm(TenantId(vm), VgpuParams::default()));
         card.change(|hardware| {
-            hardware.bind(several, VmId(0), Engine::Compute);
-            hardware.bind(other, VmId(1), Engine::Copy0);
+            hardware.bind(several, TenantId(0), Engine::Compute);
+            hardware.bind(other, TenantId(1), Engine::Copy0);
             hardware.rings.get_mut(&several).expect("it is bound").works_on = Some(Engine::Copy0);
         });
-        state.ring(VmId(0), several, Some(LENGTH));
-        state.ring(VmId(1), other, Some(LENGTH));
+        state.ring(TenantId(0), several, Some(LENGTH));
+        state.ring(TenantId(1), other, Some(LENGTH));
         // The first begins, and is seen on the copy engine.
         card.change(|hardware| {
             assert_eq!(hardware.run_one(), Some(()));
@@ -429,13 +429,13 @@ fn what_works_on_another_engine_than_it_is_booked_on_is_charged_there() {
             state.complete();
         }
         let account = |state: &State, vm: u32, engine| {
-            state.schedule.scheduler().account(VmId(vm), engine).expect("it takes part").clone()
+            state.schedule.scheduler().account(TenantId(vm), engine).expect("it takes part").clone()
         };
         let used = |vm, engine| account(&state, vm, engine).used;
         assert_eq!([used(0, Engine::Compute), used(0, Engine::Copy0)], [LOOK, LENGTH - LOOK]);
         assert_eq!([used(1, Engine::Compute), used(1, Engine::Copy0)], [0, LENGTH], "who waited does not pay");
         // The next submission is accounted to the engine where the last was seen.
-        state.ring(VmId(0), several, Some(LENGTH));
+        state.ring(TenantId(0), several, Some(LENGTH));
         assert_eq!([Engine::Compute, Engine::Copy0].map(|engine| account(&state, 0, engine).arrived), [1, 1]);
         beside.join().expect("it ends");
     });

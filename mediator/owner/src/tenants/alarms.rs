@@ -2,7 +2,7 @@
 
 use crate::alarm::{Alarm, TimerAlarm};
 use std::collections::BTreeMap;
-use vram::VmId;
+use vram::TenantId;
 
 /// Minimum time from arming to ringing, in ns: a guest that arms its alarm repeatedly wakes the card's interrupt thread
 /// at most this often.
@@ -13,7 +13,7 @@ const SOONEST_NS: u64 = 100_000;
 pub(crate) struct GuestAlarms<A = TimerAlarm> {
     timer: A,
     /// In ns since the card was taken over.
-    at: BTreeMap<VmId, u64>,
+    at: BTreeMap<TenantId, u64>,
 }
 
 impl<A: Alarm> GuestAlarms<A> {
@@ -22,7 +22,7 @@ impl<A: Alarm> GuestAlarms<A> {
     }
 
     /// Arms a VM's alarm `in_ns` ns from `now`, replacing the previous one; `None` disarms it.
-    pub(crate) fn arm(&mut self, vm: VmId, now: u64, in_ns: Option<u64>) {
+    pub(crate) fn arm(&mut self, vm: TenantId, now: u64, in_ns: Option<u64>) {
         match in_ns {
             Some(in_ns) => drop(self.at.insert(vm, now.saturating_add(in_ns.max(SOONEST_NS)))),
             None => drop(self.at.remove(&vm)),
@@ -31,11 +31,11 @@ impl<A: Alarm> GuestAlarms<A> {
     }
 
     /// Takes out the alarms that are due. Called when the timer has expired.
-    pub(crate) fn due(&mut self, now: u64) -> Vec<VmId> {
+    pub(crate) fn due(&mut self, now: u64) -> Vec<TenantId> {
         if let Err(error) = self.timer.silence() {
             tracing::error!(%error, "the timer of guests' alarms cannot be read");
         }
-        let due: Vec<VmId> = self.at.iter().filter(|(_, at)| **at <= now).map(|(vm, _)| *vm).collect();
+        let due: Vec<TenantId> = self.at.iter().filter(|(_, at)| **at <= now).map(|(vm, _)| *vm).collect();
         self.at.retain(|_, at| *at > now);
         self.set(now);
         due
@@ -76,12 +76,12 @@ mod tests {
     #[test]
     fn the_timer_is_set_to_the_first_alarm_and_each_rings_once() {
         let mut alarms = GuestAlarms::new(Timer::default());
-        alarms.arm(VmId(1), 0, Some(3_000_000));
-        alarms.arm(VmId(2), 0, Some(1_000_000));
+        alarms.arm(TenantId(1), 0, Some(3_000_000));
+        alarms.arm(TenantId(2), 0, Some(1_000_000));
         assert_eq!(alarms.timer.0, Some(1_000_000));
-        assert_eq!(alarms.due(1_000_000), [VmId(2)]);
+        assert_eq!(alarms.due(1_000_000), [TenantId(2)]);
         assert_eq!(alarms.timer.0, Some(2_000_000));
-        alarms.arm(VmId(1), 1_500_000, None);
+        alarms.arm(TenantId(1), 1_500_000, None);
         assert_eq!(alarms.due(3_000_000), []);
         assert_eq!(alarms.timer.0, None);
     }
@@ -90,7 +90,7 @@ mod tests {
     fn an_alarm_that_is_armed_again_and_again_wakes_nobody_sooner() {
         let mut alarms = GuestAlarms::new(Timer::default());
         for now in 0..1000 {
-            alarms.arm(VmId(1), now, Some(0));
+            alarms.arm(TenantId(1), now, Some(0));
             assert_eq!(alarms.timer.0, Some(SOONEST_NS));
         }
     }

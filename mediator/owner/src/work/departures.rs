@@ -6,7 +6,7 @@
 
 use nvspec::fifo::ChannelId;
 use std::collections::BTreeMap;
-use vram::VmId;
+use vram::TenantId;
 
 /// Time between two looks that count, in ns.
 pub(crate) const LOOK_NS: u64 = 500_000;
@@ -34,7 +34,7 @@ enum Stage {
 /// A channel that departs.
 #[derive(Clone, Copy, Debug)]
 struct Departure {
-    vm: VmId,
+    vm: TenantId,
     stage: Stage,
     /// Looks that have counted in this stage.
     looks: u32,
@@ -59,7 +59,7 @@ pub(crate) struct Departures(BTreeMap<ChannelId, Departure>);
 
 impl Departures {
     /// Begins with a channel of `vm`, if it does not depart already. `charged`: its work is charged until it has left.
-    pub(crate) fn begin(&mut self, vm: VmId, channel: ChannelId, charged: bool, now_ns: u64) {
+    pub(crate) fn begin(&mut self, vm: TenantId, channel: ChannelId, charged: bool, now_ns: u64) {
         let new = Departure { vm, stage: Stage::Asked, looks: 0, looked_ns: now_ns, charged };
         self.0.entry(channel).or_insert(new).charged |= charged;
     }
@@ -70,18 +70,18 @@ impl Departures {
     }
 
     /// Channels to look at: those that are still to leave, and now and then those that the card keeps. With their VMs.
-    pub(crate) fn due(&self, now_ns: u64) -> Vec<(ChannelId, VmId)> {
+    pub(crate) fn due(&self, now_ns: u64) -> Vec<(ChannelId, TenantId)> {
         let due = self.0.iter().filter(|(_, departure)| departure.is_due(now_ns));
         due.map(|(channel, departure)| (*channel, departure.vm)).collect()
     }
 
     /// Says whether any channel, or one of `vm`, is still to leave.
-    pub(crate) fn any_leaving(&self, vm: Option<VmId>) -> bool {
+    pub(crate) fn any_leaving(&self, vm: Option<TenantId>) -> bool {
         self.0.values().any(|departure| departure.is_leaving() && vm.is_none_or(|vm| vm == departure.vm))
     }
 
     /// Says whether the card keeps a channel of `vm`.
-    pub(crate) fn any_kept(&self, vm: VmId) -> bool {
+    pub(crate) fn any_kept(&self, vm: TenantId) -> bool {
         self.0.values().any(|departure| departure.stage == Stage::Kept && departure.vm == vm)
     }
 
@@ -135,7 +135,7 @@ impl Departures {
     }
 
     /// Takes the channels of `vm` that have left, for it to take their work areas out of their address spaces.
-    pub(crate) fn take_left(&mut self, vm: VmId) -> Vec<ChannelId> {
+    pub(crate) fn take_left(&mut self, vm: TenantId) -> Vec<ChannelId> {
         let left = |departure: &Departure| departure.vm == vm && departure.stage == Stage::Left;
         self.0.extract_if(.., |_, departure| left(departure)).map(|(channel, _)| channel).collect()
     }
@@ -155,7 +155,7 @@ impl Departure {
 mod tests {
     use super::*;
 
-    const VM: VmId = VmId(1);
+    const VM: TenantId = TenantId(1);
     const CHANNEL: ChannelId = ChannelId(7);
 
     /// Looks so many times, each when it counts; returns the last remedy.
@@ -176,7 +176,7 @@ mod tests {
         // Those who wait for it look more often than the tick.
         assert!((0..1000).all(|_| departures.stays(CHANNEL, now).is_none()));
         assert_eq!(look(&mut departures, ASKED_LOOKS, &mut now), Some(Remedy::Reset));
-        assert!(departures.any_leaving(Some(VM)) && !departures.any_leaving(Some(VmId(2))));
+        assert!(departures.any_leaving(Some(VM)) && !departures.any_leaving(Some(TenantId(2))));
         assert_eq!(look(&mut departures, RESET_LOOKS, &mut now), Some(Remedy::GiveUp));
         assert!(departures.any_kept(VM) && !departures.any_leaving(None));
         assert_eq!(look(&mut departures, 1000, &mut now), None);
@@ -209,7 +209,7 @@ mod tests {
         departures.begin(VM, CHANNEL, true, 0);
         assert!(departures.leave(CHANNEL, true));
         assert!(!departures.leave(CHANNEL, true));
-        assert_eq!(departures.take_left(VmId(2)), []);
+        assert_eq!(departures.take_left(TenantId(2)), []);
         assert_eq!(departures.take_left(VM), [CHANNEL]);
         assert!(!departures.contains(CHANNEL));
         // Killed: its engine was reset at once.

@@ -21,7 +21,7 @@ use channels::{Presence, Submission};
 use nvspec::fifo::{ChannelId, VirtualChannelId, engine};
 use sched::{Channel, Config, Decision, Engine, Event, Nanos, Ticket, VgpuParams};
 use std::collections::{BTreeSet, VecDeque};
-use vram::VmId;
+use vram::TenantId;
 
 /// Time before a submission is seen to wait no more for which it is charged at most, in ns: several looks.
 const UNSEEN_NS: u64 = 5_000_000;
@@ -80,7 +80,7 @@ pub trait Feeder {
 
     /// Returns for how long a VM has kept PGRAPH from others with work elsewhere, since this was asked last: whose it is, and
     /// since when.
-    fn take_kept(&mut self) -> Option<(VmId, Nanos)> {
+    fn take_kept(&mut self) -> Option<(TenantId, Nanos)> {
         None
     }
 
@@ -100,7 +100,7 @@ pub trait Feeder {
     fn engines_of(&self, channel: ChannelId) -> [bool; Engine::COUNT];
 
     /// Returns whose a channel of the card is, and as what its guest knows it.
-    fn owner(&self, channel: ChannelId) -> Option<(VmId, VirtualChannelId)>;
+    fn owner(&self, channel: ChannelId) -> Option<(TenantId, VirtualChannelId)>;
 
     /// Lets the card fetch a submission, with those of the channel that came before. `false` when there is none any more.
     fn start(&mut self, channel: ChannelId, submission: Submission) -> bool;
@@ -129,15 +129,15 @@ pub trait Feeder {
     fn hand_over(&mut self) {}
 
     /// Takes a channel that holds an engine for too long off the card, and says so ([`Self::channel_ended`]).
-    fn kill(&mut self, vm: VmId, channel: VirtualChannelId, engine: Engine);
+    fn kill(&mut self, vm: TenantId, channel: VirtualChannelId, engine: Engine);
 
     /// A VM takes part, with a share of the card's time.
-    fn schedule_vm(&mut self, vm: VmId, params: VgpuParams) {
+    fn schedule_vm(&mut self, vm: TenantId, params: VgpuParams) {
         self.feed([Event::Added { vgpu: vm, params }]);
     }
 
     /// Nothing of a VM is on the card any more.
-    fn unschedule_vm(&mut self, vm: VmId) {
+    fn unschedule_vm(&mut self, vm: TenantId) {
         self.schedule().forget(|held| held.vm == vm);
         self.schedule().withheld.forget(|of, _| of == vm);
         self.schedule().withheld.hops.forget(vm);
@@ -146,7 +146,7 @@ pub trait Feeder {
     }
 
     /// Changes what a VM may have, from now on.
-    fn set_share(&mut self, vm: VmId, params: VgpuParams) {
+    fn set_share(&mut self, vm: TenantId, params: VgpuParams) {
         self.feed([Event::Changed { vgpu: vm, params }]);
     }
 
@@ -156,12 +156,12 @@ pub trait Feeder {
     }
 
     /// Lets a VM out of quarantine.
-    fn release_vm(&mut self, vm: VmId) {
+    fn release_vm(&mut self, vm: TenantId) {
         self.feed([Event::Released { vgpu: vm }]);
     }
 
     /// A submission of so many words is in the ring of a VM's physical channel, to be started when its turn comes.
-    fn arrived(&mut self, vm: VmId, channel: ChannelId, submission: Submission, words: u32, needs: Needs) {
+    fn arrived(&mut self, vm: TenantId, channel: ChannelId, submission: Submission, words: u32, needs: Needs) {
         let ticket = Ticket(submission.0);
         let needs = self.joined(ticket, channel, needs);
         let runs = self.wants(channel)
@@ -233,7 +233,13 @@ pub trait Feeder {
 
     /// Returns whether nobody waits for the end of what a VM submits now, and it is expected soon: the interrupt for it would only
     /// be one more, for the guest as well. It is found with the guest's own, or by a look.
-    fn is_unobserved(&mut self, vm: VmId, channel: ChannelId, engines: [bool; Engine::COUNT], needs: Needs) -> bool {
+    fn is_unobserved(
+        &mut self,
+        vm: TenantId,
+        channel: ChannelId,
+        engines: [bool; Engine::COUNT],
+        needs: Needs,
+    ) -> bool {
         let now = self.card_time();
         let engine = self.books_on(channel, engines, needs);
         let schedule = self.schedule();
@@ -254,14 +260,14 @@ pub trait Feeder {
     }
 
     /// The event of a submission that may run.
-    fn arrival(&mut self, ticket: Ticket, vm: VmId, channel: ChannelId, needs: Needs) -> Event {
+    fn arrival(&mut self, ticket: Ticket, vm: TenantId, channel: ChannelId, needs: Needs) -> Event {
         let engines = self.engines_of(channel);
         let engine = self.books_on(channel, engines, needs);
         Event::Arrival { vgpu: vm, channel: Channel(channel.0.into()), engine, ticket }
     }
 
     /// A physical channel is off the card, with all that it had. What of it had ended before was [completed](Self::complete).
-    fn channel_ended(&mut self, vm: VmId, channel: ChannelId) {
+    fn channel_ended(&mut self, vm: TenantId, channel: ChannelId) {
         self.schedule().forget(|held| held.channel == channel);
         self.schedule().several.remove(&channel);
         self.schedule().withheld.forget(|_, of| of == channel);
@@ -318,7 +324,7 @@ pub trait Feeder {
     }
 
     /// Sees which submissions (of a VM, or of all) can run that could not, and the other way round.
-    fn look_at_waits(&mut self, vm: Option<VmId>) {
+    fn look_at_waits(&mut self, vm: Option<TenantId>) {
         if vm.is_none() {
             // Not for each register that a guest writes: it costs reads of the card, which others wait for.
             let moved = self.look_at_engines();
@@ -623,7 +629,7 @@ pub trait Feeder {
     }
 
     /// Returns the time since when a channel has had an engine, if that is less than its VM may have it.
-    fn has_it_since(&mut self, vm: VmId, channel: ChannelId) -> Option<Nanos> {
+    fn has_it_since(&mut self, vm: TenantId, channel: ChannelId) -> Option<Nanos> {
         let now = self.card_time();
         let since = self.schedule().seen_since(channel, now)?;
         let limit = self.schedule().scheduler.params(vm)?.max_run_ns?;
@@ -631,7 +637,7 @@ pub trait Feeder {
     }
 
     /// By the books, a VM's channel holds an engine for too long. Who does is for the card to say.
-    fn accuse(&mut self, vm: VmId, channel: ChannelId, engine: Engine, ran_ns: u64, told: &mut Vec<Event>) {
+    fn accuse(&mut self, vm: TenantId, channel: ChannelId, engine: Engine, ran_ns: u64, told: &mut Vec<Event>) {
         match self.occupant(engine) {
             Some(other) if other != channel => {
                 let Some((vm, _)) = self.owner(other) else {

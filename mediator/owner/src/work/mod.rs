@@ -25,7 +25,7 @@ use channels::Channels;
 use departures::Departures;
 use noise::Noise;
 use schedule::Schedule;
-use vram::VmId;
+use vram::TenantId;
 
 /// Channels, and their schedule.
 pub(crate) struct Work {
@@ -90,7 +90,7 @@ impl Work {
     }
 
     /// Submissions of these VMs have ended.
-    pub(crate) fn count_ended(&mut self, vms: impl Iterator<Item = VmId>) {
+    pub(crate) fn count_ended(&mut self, vms: impl Iterator<Item = TenantId>) {
         for vm in vms {
             self.ended = self.ended.saturating_add(1);
             self.noise.ended(vm);

@@ -5,7 +5,7 @@
 //! thread. Who causes more has its channels paused until the next look: it pays with its own time, and others are served.
 
 use std::collections::BTreeMap;
-use vram::VmId;
+use vram::TenantId;
 
 /// Interrupts of one VM that are served between two looks, a tenth of a second apart.
 pub(crate) const MOST: u32 = 256;
@@ -24,11 +24,11 @@ pub(super) struct Caused {
 
 /// Accounts of all VMs.
 #[derive(Debug, Default)]
-pub(crate) struct Noise(pub(super) BTreeMap<VmId, Caused>);
+pub(crate) struct Noise(pub(super) BTreeMap<TenantId, Caused>);
 
 impl Noise {
     /// Counts an interrupt. Returns whether the VM's channels are to be paused from now on.
-    pub(crate) fn count(&mut self, vm: VmId) -> bool {
+    pub(crate) fn count(&mut self, vm: TenantId) -> bool {
         let caused = self.0.entry(vm).or_default();
         caused.total = caused.total.saturating_add(1);
         caused.lately = caused.lately.saturating_add(1);
@@ -39,14 +39,14 @@ impl Noise {
     }
 
     /// A submission of the VM has ended.
-    pub(crate) fn ended(&mut self, vm: VmId) {
+    pub(crate) fn ended(&mut self, vm: TenantId) {
         if let Some(caused) = self.0.get_mut(&vm) {
             caused.lately = caused.lately.saturating_sub(EACH);
         }
     }
 
     /// Begins to count anew. Returns the VMs whose channels go on.
-    pub(crate) fn look(&mut self) -> Vec<VmId> {
+    pub(crate) fn look(&mut self) -> Vec<TenantId> {
         let mut resumed = Vec::new();
         for (vm, caused) in &mut self.0 {
             caused.lately = 0;
@@ -58,12 +58,12 @@ impl Noise {
     }
 
     /// Interrupts that a VM has caused, and how often it was paused for that.
-    pub(crate) fn of(&self, vm: VmId) -> (u64, u64) {
+    pub(crate) fn of(&self, vm: TenantId) -> (u64, u64) {
         self.0.get(&vm).map(|caused| (caused.total, caused.pauses)).unwrap_or_default()
     }
 
     /// The VM is gone.
-    pub(crate) fn forget(&mut self, vm: VmId) {
+    pub(crate) fn forget(&mut self, vm: TenantId) {
         self.0.remove(&vm);
     }
 }
@@ -72,8 +72,8 @@ impl Noise {
 mod tests {
     use super::*;
 
-    const NOISY: VmId = VmId(1);
-    const QUIET: VmId = VmId(2);
+    const NOISY: TenantId = TenantId(1);
+    const QUIET: TenantId = TenantId(2);
 
     #[test]
     fn who_causes_more_interrupts_than_a_vm_may_pauses_until_the_next_look() {

@@ -9,7 +9,7 @@ use nvspec::fifo::{ChannelId, VirtualChannelId};
 use sched::{Engine, Nanos, Quarantine};
 use std::collections::BTreeSet;
 use std::fmt;
-use vram::VmId;
+use vram::TenantId;
 
 /// Age from which a submission is overdue, in ns.
 const OVERDUE_NS: u64 = 1_000_000_000;
@@ -75,7 +75,7 @@ pub struct Overdue {
 
 impl Work {
     /// Returns the oldest of a VM's submissions that are overdue, oldest first.
-    pub(crate) fn overdue(&self, vm: VmId, now: Nanos) -> Vec<Overdue> {
+    pub(crate) fn overdue(&self, vm: TenantId, now: Nanos) -> Vec<Overdue> {
         let of_it = self.schedule.held.values().filter(|held| held.vm == vm);
         let late = of_it.filter(|held| now.since(held.arrived) >= OVERDUE_NS);
         let shown = late.filter_map(|held| {
@@ -112,7 +112,7 @@ impl Work {
     /// Writes to the log what the oldest overdue submission of each VM waits for, of a VM at most once in ten seconds.
     pub(crate) fn tell_overdue(&mut self, now: Nanos) {
         let late = self.schedule.held.values().filter(|held| now.since(held.arrived) >= OVERDUE_NS);
-        let vms: BTreeSet<VmId> = late.map(|held| held.vm).collect();
+        let vms: BTreeSet<TenantId> = late.map(|held| held.vm).collect();
         for vm in vms {
             let told = self.schedule.told.get(&vm);
             if told.is_some_and(|told| now.since(*told) < QUIET_NS) {

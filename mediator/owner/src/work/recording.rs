@@ -2,10 +2,9 @@
 
 use super::Work;
 use sched::trace::Recorder;
-use sched::{Decision, Event, Nanos, Scheduler, VgpuId};
+use sched::{Decision, Event, Nanos, Scheduler, TenantId};
 use std::collections::BTreeMap;
 use std::io::{self, ErrorKind, Write};
-use vram::VmId;
 
 /// Bytes in memory, up to a limit.
 #[derive(Debug)]
@@ -36,7 +35,7 @@ pub(crate) struct Recording {
 }
 
 impl Recording {
-    fn new(scheduler: &Scheduler, at: Nanos, names: &BTreeMap<VgpuId, String>, limit: usize) -> io::Result<Self> {
+    fn new(scheduler: &Scheduler, at: Nanos, names: &BTreeMap<TenantId, String>, limit: usize) -> io::Result<Self> {
         let to = Bounded { bytes: Vec::new(), limit };
         Ok(Self { recorder: Recorder::new(to, scheduler, at, names)?, full: false })
     }
@@ -58,7 +57,7 @@ impl Recording {
 impl Work {
     /// Begins a record of the scheduler of at most `limit` bytes; `names` are those of the VMs. `false` when one is being
     /// made already, or when not even the scheduler as it is now fits.
-    pub(crate) fn start_record(&mut self, at: Nanos, names: &BTreeMap<VmId, String>, limit: usize) -> bool {
+    pub(crate) fn start_record(&mut self, at: Nanos, names: &BTreeMap<TenantId, String>, limit: usize) -> bool {
         if self.schedule.recording.is_some() {
             return false;
         }
@@ -84,7 +83,7 @@ mod tests {
         let scheduler = Scheduler::new(Config::default(), Nanos(5)).unwrap();
         let mut recording = Recording::new(&scheduler, Nanos(5), &BTreeMap::new(), 4000).unwrap();
         for vm in 0..1000 {
-            let event = Event::Added { vgpu: VgpuId(vm), params: VgpuParams::default() };
+            let event = Event::Added { vgpu: TenantId(vm), params: VgpuParams::default() };
             recording.note(Nanos(u64::from(vm)), event, &[]);
         }
         let bytes = recording.end();

@@ -14,7 +14,7 @@ use saved_state::{Invalid, ascend};
 use sched::{Engine, Nanos, Place, Scheduler, Ticket};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
-use vram::VmId;
+use vram::TenantId;
 
 /// The work.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -157,19 +157,19 @@ impl SavedWork {
             held.stage == Stage::Started && schedule.scheduler.place(**ticket) == Some(Place::Aside)
         });
         schedule.barred = barred.map(|(ticket, _)| *ticket).collect();
-        let of_channel = |(channel, vm, why): (u8, u32, SavedWhy)| (ChannelId(channel), (VmId(vm), why.into()));
+        let of_channel = |(channel, vm, why): (u8, u32, SavedWhy)| (ChannelId(channel), (TenantId(vm), why.into()));
         schedule.withheld = Withheld {
             channels: withheld.into_iter().map(of_channel).collect(),
             resting: resting.into_iter().map(ChannelId).collect::<VecDeque<_>>(),
             next: Nanos(next_look),
-            hops: Hops(hops.into_iter().map(|(vm, paid)| (VmId(vm), Nanos(paid))).collect()),
+            hops: Hops(hops.into_iter().map(|(vm, paid)| (TenantId(vm), Nanos(paid))).collect()),
         };
         let engine = |number: u8| Engine::ALL.get(usize::from(number)).copied();
         schedule.several =
             several.into_iter().map(|(channel, seen)| (ChannelId(channel), seen.and_then(engine))).collect();
         schedule.looked = Nanos(looked);
         let noise = noise.into_iter().map(|SavedNoise { vm, lately, total, pauses }| {
-            let vm = VmId(vm);
+            let vm = TenantId(vm);
             (vm, Caused { lately, total, paused: channels.is_paused(vm, Pause::Noise), pauses })
         });
         let noise = Noise(noise.collect());
@@ -185,10 +185,10 @@ impl SavedWork {
             && ascend(several.iter().map(|(channel, _)| channel))
             && ascend(noise.iter().map(|noise| noise.vm));
         Invalid::unless(ordered, || "work is not in its order".into())?;
-        let in_flight: BTreeMap<u64, (VmId, ChannelId)> =
+        let in_flight: BTreeMap<u64, (TenantId, ChannelId)> =
             channels.flights().map(|(vm, channel, submission)| (submission.0, (vm, channel))).collect();
         for SavedHeld { ticket, vm, channel, .. } in held {
-            let own = in_flight.get(ticket) == Some(&(VmId(*vm), ChannelId(*channel)));
+            let own = in_flight.get(ticket) == Some(&(TenantId(*vm), ChannelId(*channel)));
             Invalid::unless(own, || format!("submission {ticket} of VM {vm} is not in flight on its channel"))?;
         }
         let known: BTreeMap<u64, u32> = held.iter().map(|held| (held.ticket, held.vm)).collect();
@@ -230,7 +230,7 @@ impl SavedHeld {
     fn restored(&self) -> (Ticket, Held) {
         let Self { ticket, vm, channel, stage, arrived, seen, hopped, on_engine } = *self;
         let held = Held {
-            vm: VmId(vm),
+            vm: TenantId(vm),
             channel: ChannelId(channel),
             stage: stage.into(),
             arrived: Nanos(arrived),

@@ -9,7 +9,7 @@ use crate::tenants::GuestEvent;
 use nvspec::fifo::ChannelId;
 use sched::{Config, ConfigError, Engine, Event, Nanos, Scheduler, Ticket};
 use std::collections::{BTreeMap, BTreeSet};
-use vram::VmId;
+use vram::TenantId;
 
 /// Time between two looks at what is in flight, while something waits for its turn. As long as BAND waits for a VM.
 pub(crate) const LOOK_NS: u64 = 500_000;
@@ -34,7 +34,7 @@ pub(crate) enum Stage {
 /// A submission that has not ended.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Held {
-    pub(crate) vm: VmId,
+    pub(crate) vm: TenantId,
     pub(crate) channel: ChannelId,
     pub(crate) stage: Stage,
     /// Time at which its guest submitted it.
@@ -62,7 +62,7 @@ pub struct Schedule<A = TimerAlarm> {
     pub(crate) alarm: A,
     /// Time at which it does, if it was set and has not expired.
     pub(super) armed: Option<Nanos>,
-    pub(crate) outbox: Vec<(VmId, GuestEvent)>,
+    pub(crate) outbox: Vec<(TenantId, GuestEvent)>,
     /// Submissions that wait for something else than an engine, as of the last look.
     pub(crate) waiting: usize,
     /// Channels whose work is kept off the card.
@@ -75,7 +75,7 @@ pub struct Schedule<A = TimerAlarm> {
     /// Time at which the engines were asked last whom they work for.
     pub(super) looked: Nanos,
     /// VMs of whose overdue work the log has told, and when.
-    pub(crate) told: BTreeMap<VmId, Nanos>,
+    pub(crate) told: BTreeMap<TenantId, Nanos>,
     /// The operator's recording.
     pub(crate) recording: Option<Recording>,
 }
@@ -110,8 +110,8 @@ impl<A: Alarm> Schedule<A> {
     }
 
     /// Returns how many submissions of each VM wait for their turn, and how many the card has.
-    pub(crate) fn counts(&self) -> BTreeMap<VmId, (usize, usize)> {
-        let mut counts: BTreeMap<VmId, (usize, usize)> = BTreeMap::new();
+    pub(crate) fn counts(&self) -> BTreeMap<TenantId, (usize, usize)> {
+        let mut counts: BTreeMap<TenantId, (usize, usize)> = BTreeMap::new();
         for held in self.held.values() {
             let (queued, in_flight) = counts.entry(held.vm).or_default();
             match held.stage {
@@ -132,7 +132,7 @@ impl<A: Alarm> Schedule<A> {
     }
 
     /// Has the interrupt thread deliver an event.
-    pub(crate) fn post(&mut self, vm: VmId, event: GuestEvent) {
+    pub(crate) fn post(&mut self, vm: TenantId, event: GuestEvent) {
         self.outbox.push((vm, event));
         if let Err(error) = self.alarm.wake() {
             tracing::error!(%error, "the card's interrupt thread cannot be woken");
@@ -140,7 +140,7 @@ impl<A: Alarm> Schedule<A> {
     }
 
     /// Events for guests that came about since the last call.
-    pub(crate) fn take_outbox(&mut self) -> Vec<(VmId, GuestEvent)> {
+    pub(crate) fn take_outbox(&mut self) -> Vec<(TenantId, GuestEvent)> {
         std::mem::take(&mut self.outbox)
     }
 
@@ -221,7 +221,7 @@ impl<A: Alarm> Schedule<A> {
     }
 
     /// Channels with a submission at one of those stages, each once, with their VMs.
-    pub(crate) fn channels_at(&self, stages: &[Stage]) -> BTreeMap<ChannelId, VmId> {
+    pub(crate) fn channels_at(&self, stages: &[Stage]) -> BTreeMap<ChannelId, TenantId> {
         let held = self.held.values().filter(|held| stages.contains(&held.stage));
         held.map(|held| (held.channel, held.vm)).collect()
     }

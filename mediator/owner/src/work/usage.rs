@@ -4,7 +4,7 @@ use super::Work;
 use super::overdue::Overdue;
 use sched::{Account, Config, Engine, Nanos, Quarantine, Sample, Standing, VgpuParams};
 use std::collections::BTreeMap;
-use vram::VmId;
+use vram::TenantId;
 
 /// A card's scheduler at one moment.
 #[derive(Clone, Debug)]
@@ -20,7 +20,7 @@ pub struct SchedulerUsage {
     /// Time that each engine has been busy, in ns.
     pub busy: [u64; Engine::COUNT],
     /// The VMs that take part.
-    pub vms: BTreeMap<VmId, VmUsage>,
+    pub vms: BTreeMap<TenantId, VmUsage>,
 }
 
 /// A VM's part in it.
@@ -56,7 +56,7 @@ impl SchedulerUsage {
 
 impl Work {
     /// The part of the card's time that a VM is entitled to when all others want theirs, in millionths.
-    pub(crate) fn time_share(&self, vm: VmId) -> u64 {
+    pub(crate) fn time_share(&self, vm: TenantId) -> u64 {
         let scheduler = self.schedule.scheduler();
         let (ids, params): (Vec<_>, Vec<_>) =
             scheduler.vgpus().filter_map(|id| Some((id, *scheduler.params(id)?))).unzip();
@@ -69,7 +69,7 @@ impl Work {
         let scheduler = self.schedule.scheduler();
         let since = Nanos(now.0.saturating_sub(recent_ns));
         let counts = self.schedule.counts();
-        let usage = |vm: VmId| {
+        let usage = |vm: TenantId| {
             let (strikes, quarantine) = scheduler.strikes(vm)?;
             let (queued, in_flight) = counts.get(&vm).copied().unwrap_or_default();
             Some(VmUsage {

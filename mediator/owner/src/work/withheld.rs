@@ -10,7 +10,7 @@
 use nvspec::fifo::ChannelId;
 use sched::Nanos;
 use std::collections::{BTreeMap, VecDeque};
-use vram::VmId;
+use vram::TenantId;
 
 /// Time from one channel's look at its semaphore to that of the next, in ns. A look takes up to a millisecond: 3 %.
 const REST_NS: u64 = 32_000_000;
@@ -31,7 +31,7 @@ pub(crate) enum Why {
 /// The channels that are withheld.
 #[derive(Debug, Default)]
 pub(crate) struct Withheld {
-    pub(super) channels: BTreeMap<ChannelId, (VmId, Why)>,
+    pub(super) channels: BTreeMap<ChannelId, (TenantId, Why)>,
     /// Those that rest; who looks next is first.
     pub(super) resting: VecDeque<ChannelId>,
     /// Time of the next look.
@@ -54,11 +54,11 @@ impl Withheld {
     }
 
     /// All, with whose they are.
-    pub(crate) fn channels(&self) -> impl Iterator<Item = (ChannelId, VmId)> {
+    pub(crate) fn channels(&self) -> impl Iterator<Item = (ChannelId, TenantId)> {
         self.channels.iter().map(|(channel, (vm, _))| (*channel, *vm))
     }
 
-    pub(crate) fn insert(&mut self, vm: VmId, channel: ChannelId, why: Why, now: Nanos) {
+    pub(crate) fn insert(&mut self, vm: TenantId, channel: ChannelId, why: Why, now: Nanos) {
         self.resting.retain(|resting| *resting != channel);
         self.channels.insert(channel, (vm, why));
         if why == Why::Rests {
@@ -73,7 +73,7 @@ impl Withheld {
     }
 
     /// Forgets channels that are off the card for good.
-    pub(crate) fn forget(&mut self, gone: impl Fn(VmId, ChannelId) -> bool) {
+    pub(crate) fn forget(&mut self, gone: impl Fn(TenantId, ChannelId) -> bool) {
         self.channels.retain(|channel, (vm, _)| !gone(*vm, *channel));
         let channels = &self.channels;
         self.resting.retain(|channel| channels.contains_key(channel));
@@ -96,11 +96,11 @@ impl Withheld {
 /// Counts how often a VM's channels have worked between two looks at which they waited. What they did then is not measured, and
 /// nobody's turn: so each VM may do it a few times, and then once for each look of one that rests.
 #[derive(Debug, Default)]
-pub(crate) struct Hops(pub(super) BTreeMap<VmId, Nanos>);
+pub(crate) struct Hops(pub(super) BTreeMap<TenantId, Nanos>);
 
 impl Hops {
     /// Counts one. False when the VM has had as many as it may.
-    pub(crate) fn allow(&mut self, vm: VmId, now: Nanos) -> bool {
+    pub(crate) fn allow(&mut self, vm: TenantId, now: Nanos) -> bool {
         let paid = self.0.entry(vm).or_default();
         let next = (*paid).max(now).after(REST_NS);
         let allowed = next.since(now) <= HOPS * REST_NS;
@@ -110,7 +110,7 @@ impl Hops {
         allowed
     }
 
-    pub(crate) fn forget(&mut self, vm: VmId) {
+    pub(crate) fn forget(&mut self, vm: TenantId) {
         self.0.remove(&vm);
     }
 }
@@ -121,10 +121,10 @@ mod tests {
 
     #[test]
     fn a_vm_has_some_hops_in_advance_and_then_one_for_each_rest() {
-        let (mut hops, vm) = (Hops::default(), VmId(1));
+        let (mut hops, vm) = (Hops::default(), TenantId(1));
         let at = |ms: u64| Nanos(1_000_000_000 + ms * 1_000_000);
         assert_eq!((0..100).filter(|_| hops.allow(vm, at(0))).count() as u64, HOPS);
-        assert!(hops.allow(VmId(2), at(0)), "another's are its own");
+        assert!(hops.allow(TenantId(2), at(0)), "another's are its own");
         // What was not allowed costs nothing.
         assert!(!hops.allow(vm, at(31)) && hops.allow(vm, at(32)) && !hops.allow(vm, at(63)));
         // They are not saved up.

@@ -106,8 +106,8 @@ fn a_vm_that_is_not_to_be_there_is_refused() {
         fn now_ns(&self) -> u64 {
             Host.now_ns()
         }
-        fn vm(&self, vm: VmId) -> Option<VmSurroundings> {
-            Host.vm(vm).filter(|_| vm == VmId(1))
+        fn vm(&self, vm: TenantId) -> Option<VmSurroundings> {
+            Host.vm(vm).filter(|_| vm == TenantId(1))
         }
         fn write(&mut self, _: VramAddr, _: &[u8]) {}
     }
@@ -146,8 +146,8 @@ fn stream(head: &[u8]) -> Vec<u8> {
 /// Returns the channels of the first VM during a migration.
 fn moving() -> SavedMoving {
     let mut channels = Channels::restored(card().channels, Host.layout()).unwrap();
-    channels.pause(&mut Nothing::default(), VmId(1), Pause::Standstill, true);
-    channels.moving(&mut Nothing::default(), VmId(1)).unwrap().save().unwrap()
+    channels.pause(&mut Nothing::default(), TenantId(1), Pause::Standstill, true);
+    channels.moving(&mut Nothing::default(), TenantId(1)).unwrap().save().unwrap()
 }
 
 fn folder() -> PathBuf {

@@ -36,7 +36,7 @@ use std::time::Duration;
 use vm_device::Pace;
 use vmm_glue::memory::MemoryTable;
 use vmm_glue::{DmaRegion, Link};
-use vram::VmId;
+use vram::TenantId;
 
 counts! {
     /// Events since the VM was created.
@@ -88,7 +88,7 @@ counts! {
 
 /// Parts of a VM's side of the card.
 pub(super) struct Description {
-    pub(super) vm: VmId,
+    pub(super) vm: TenantId,
     pub(super) link: Link,
     /// Work that a TLB flush of the guest does.
     pub(super) shadow: shadow_pt::Mode,
@@ -101,7 +101,7 @@ pub(super) struct Description {
 /// One VM's side of the card.
 pub(super) struct VmBackend {
     host: Arc<HostCard>,
-    vm: VmId,
+    vm: TenantId,
     link: Link,
     memory: Memory,
     work: Work,
@@ -158,7 +158,7 @@ impl VmBackend {
     }
 
     /// The VM's number on the card.
-    pub(super) fn vm(&self) -> VmId {
+    pub(super) fn vm(&self) -> TenantId {
         self.vm
     }
 
@@ -282,12 +282,16 @@ impl VmBackend {
     }
 
     /// Calls `each` with the card's channels, and the card as the VM sees it.
-    fn with_channels<T>(&self, each: impl FnOnce(&mut Channels, &mut View<'_>, VmId) -> T) -> T {
+    fn with_channels<T>(&self, each: impl FnOnce(&mut Channels, &mut View<'_>, TenantId) -> T) -> T {
         self.with_state(&mut self.host.lock(), each)
     }
 
     /// Same as [`Self::with_channels`], with the card's state.
-    fn with_state<T>(&self, state: &mut HostState, each: impl FnOnce(&mut Channels, &mut View<'_>, VmId) -> T) -> T {
+    fn with_state<T>(
+        &self,
+        state: &mut HostState,
+        each: impl FnOnce(&mut Channels, &mut View<'_>, TenantId) -> T,
+    ) -> T {
         let (vram, channels) = state.parts();
         each(channels, &mut View::new(vram, self.memory.grants()), self.vm)
     }

@@ -32,7 +32,7 @@ pub(crate) struct SavedBackend {
 fn bound_of(
     channels: &channels::Channels,
     memory: &Memory,
-    (vm, channel): (vram::VmId, VirtualChannelId),
+    (vm, channel): (vram::TenantId, VirtualChannelId),
 ) -> Option<Bound> {
     let space = memory.space_of(channels.directory_of(vm, channel)?)?;
     let physical = channels.physical(vm, channel)?;

@@ -8,7 +8,7 @@ use shadow_pt::Frame;
 use std::sync::Arc;
 use vmm_glue::Link;
 use vmm_glue::memory::MemoryTable;
-use vram::{CardAddr, VmId};
+use vram::{CardAddr, TenantId};
 
 /// The guest's memory may not be accessed there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -16,7 +16,7 @@ pub(crate) struct NotGranted;
 
 /// Memory that one VM has.
 pub(crate) struct Grants {
-    vm: VmId,
+    vm: TenantId,
     /// Bytes of its VRAM.
     vram_bytes: u64,
     link: Link,
@@ -29,14 +29,14 @@ pub(crate) struct Grants {
 }
 
 impl Grants {
-    pub(super) fn new(vm: VmId, link: Link, vram_bytes: u64) -> Self {
+    pub(super) fn new(vm: TenantId, link: Link, vram_bytes: u64) -> Self {
         Self { vm, vram_bytes, link, ram: RamMap::default(), bus_master: false, remap: Remap::default(), tables: None }
     }
 
     /// Restores them with regions of RAM that are mapped for the card, page tables that are kept, and apertures that
     /// the VMM maps.
     pub(super) fn restored(
-        vm: VmId,
+        vm: TenantId,
         link: Link,
         vram_bytes: u64,
         (ram, bus_master, tables): (RamMap, bool, Option<pv::Tables>),

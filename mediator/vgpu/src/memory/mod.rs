@@ -28,7 +28,7 @@ use owner::HostCard;
 use shadow_pt::{AddressSpaces, ApertureTlb, Limits, Mapping, Mode, SpaceId, SyncReport};
 use std::sync::Arc;
 use vmm_glue::Link;
-use vram::{PagePool, VmId};
+use vram::{PagePool, TenantId};
 
 /// Card memory that the shadow tables of one VM may take, in bytes. A directory takes 64 KiB, and each 128 MiB of
 /// address space that is in use 264 KiB.
@@ -37,7 +37,7 @@ pub(crate) const POOL_BYTES: u64 = 128 << 20;
 /// The memory that a VM has, and its address spaces.
 pub(crate) struct Memory {
     host: Arc<HostCard>,
-    vm: VmId,
+    vm: TenantId,
     grants: Grants,
     shadows: AddressSpaces,
     pool: PagePool,
@@ -52,7 +52,7 @@ pub(crate) struct Memory {
 }
 
 impl Memory {
-    pub(crate) fn new(host: Arc<HostCard>, vm: VmId, link: Link, mode: Mode, vram_bytes: u64) -> Self {
+    pub(crate) fn new(host: Arc<HostCard>, vm: TenantId, link: Link, mode: Mode, vram_bytes: u64) -> Self {
         Self {
             host,
             vm,

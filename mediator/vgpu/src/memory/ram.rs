@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use vm_device::memory_of;
 use vmm_glue::DmaRegion;
 use vmm_glue::memory::MemoryTable;
-use vram::VmId;
+use vram::TenantId;
 
 #[derive(Clone, Copy, Debug)]
 struct Region {
@@ -29,7 +29,7 @@ pub(crate) struct Lent {
 impl Lent {
     /// Unmaps it for the card. `reachable`: translations that name it may be left in the card's TLBs; its I/O addresses
     /// are then never used again.
-    pub(crate) fn give_back(self, host: &HostCard, vm: VmId, reachable: bool) {
+    pub(crate) fn give_back(self, host: &HostCard, vm: TenantId, reachable: bool) {
         let unmapped = host.card().unmap_dma(self.iova.0, self.size);
         match unmapped {
             Ok(()) if !reachable => host.lock().memory_mut().iova_mut().free_for(vm, self.iova),
@@ -53,7 +53,7 @@ impl RamMap {
     ///
     /// # Errors
     /// When the VM's quota or the I/O address space is used up, or the host refuses.
-    pub(crate) fn map(&mut self, host: &HostCard, vm: VmId, region: &DmaRegion) -> Result<(), HostError> {
+    pub(crate) fn map(&mut self, host: &HostCard, vm: TenantId, region: &DmaRegion) -> Result<(), HostError> {
         let Some(mapping) = &region.mapping else { return Ok(()) };
         if !region.readable {
             return Ok(());

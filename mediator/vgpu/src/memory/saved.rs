@@ -14,7 +14,7 @@ use shadow_pt::{AddressSpaces, ApertureTlb, SavedSpaces, SyncReport};
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use vmm_glue::Link;
-use vram::{PagePool, VmId};
+use vram::{PagePool, TenantId};
 
 /// Saved state of a [`Memory`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -78,7 +78,7 @@ impl Memory {
     /// When the client has not lent the same memory, or the host does not map it.
     pub(crate) fn restored(
         host: Arc<HostCard>,
-        vm: VmId,
+        vm: TenantId,
         link: Link,
         vram_bytes: u64,
         (saved, restored): (SavedMemory, Restored),

@@ -15,10 +15,15 @@ use std::ops::Range;
 use std::sync::Arc;
 use vmm_glue::DmaRegion;
 use vmm_glue::memory::MemoryTable;
-use vram::{PagePool, VmId};
+use vram::{PagePool, TenantId};
 
 /// Returns a view for the construction of shadow tables.
-fn for_tables<'a>(vm: VmId, vram: &'a mut CardVram, grants: &'a Grants, pool: &'a mut PagePool) -> View<'a, Pool<'a>> {
+fn for_tables<'a>(
+    vm: TenantId,
+    vram: &'a mut CardVram,
+    grants: &'a Grants,
+    pool: &'a mut PagePool,
+) -> View<'a, Pool<'a>> {
     View::with(vram, grants, Pool::new(vm, pool))
 }
 

@@ -8,7 +8,7 @@ use nvspec::addr::{Gpa, GpuVa, GuestVramAddr, Iova, Place, VramAddr};
 use nvspec::fifo::ChannelId;
 use owner::{CardVram, HostError, Needs};
 use shadow_pt::{AddressSpaces, Frame, Mapping, NoMemory, SpaceId};
-use vram::{CardAddr, GuestAddr, PagePool, VmId};
+use vram::{CardAddr, GuestAddr, PagePool, TenantId};
 
 /// The card for one VM; `with`: other state that the current task needs.
 pub(crate) struct View<'a, With = ()> {
@@ -19,7 +19,7 @@ pub(crate) struct View<'a, With = ()> {
 
 /// A channel's ring, read through the shadow of its address space.
 pub(crate) struct Ring<'a> {
-    pub(super) vm: VmId,
+    pub(super) vm: TenantId,
     pub(super) shadows: &'a AddressSpaces,
     pub(super) space: SpaceId,
     /// Collects addresses that work names, if they are needed.
@@ -30,7 +30,7 @@ pub(crate) struct Ring<'a> {
 
 /// Card memory for shadow tables, from the VM's pool.
 pub(super) struct Pool<'a> {
-    vm: VmId,
+    vm: TenantId,
     pool: &'a mut PagePool,
     /// The pool was empty, but may have memory later.
     lacks: bool,
@@ -147,7 +147,7 @@ impl channels::GuestRing for View<'_, Ring<'_>> {
 }
 
 impl<'a> Pool<'a> {
-    pub(super) fn new(vm: VmId, pool: &'a mut PagePool) -> Self {
+    pub(super) fn new(vm: TenantId, pool: &'a mut PagePool) -> Self {
         Self { vm, pool, lacks: false }
     }
 }

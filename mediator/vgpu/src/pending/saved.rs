@@ -5,7 +5,7 @@ use nvspec::fifo::{CHANNELS, VirtualChannelId};
 use saved_state::{Invalid, ascend};
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
-use vram::VmId;
+use vram::TenantId;
 
 /// Work that waits.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -34,7 +34,7 @@ impl SavedPending {
     /// When the saved state is invalid.
     pub(crate) fn restored(
         self,
-        vm: VmId,
+        vm: TenantId,
         limit: Duration,
     ) -> Result<(Pending, Vec<(VirtualChannelId, u32)>), Invalid> {
         let Self { rung, listed } = self;

@@ -116,7 +116,7 @@ pub(super) struct Interface {
 
 impl Interface {
     /// Creates it without any set-up.
-    pub(super) fn new(settings: &PvSettings, vm: vram::VmId, channel_cap: u32) -> Self {
+    pub(super) fn new(settings: &PvSettings, vm: vram::TenantId, channel_cap: u32) -> Self {
         let party = Party { vm, group: settings.group.clone(), limit: settings.segment_bytes };
         Self {
             party,

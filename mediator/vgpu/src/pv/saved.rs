@@ -79,7 +79,7 @@ impl SavedInterface {
     pub(crate) fn restored(
         self,
         settings: &PvSettings,
-        (vm, channel_cap): (vram::VmId, u32),
+        (vm, channel_cap): (vram::TenantId, u32),
         memory: &MemoryTable,
     ) -> Result<Interface, Invalid> {
         let Self { accepted, status, setup, queue, ended, interrupt, interrupt_enabled, channels, counts } = self;

@@ -5,7 +5,7 @@ use owner::Counted;
 use rig::driver::{At, CE0, ce_copy, object};
 use rig::{Rig, sharing};
 use simgpu::Config;
-use vram::VmId;
+use vram::TenantId;
 
 /// Chunks of guest VRAM with a page of each buffer.
 const CHUNKS: [u64; 3] = [4, 5, 6];
@@ -29,20 +29,20 @@ fn accesses_are_counted_by_chunk_for_as_long_as_somebody_records() {
         };
         // Accesses before the start are not counted.
         (0..5).for_each(|_| copy(&mut driver, places[2]));
-        assert!(rig.host.lock().start_accesses(VmId(0)));
-        assert!(!rig.host.lock().start_accesses(VmId(0)), "there is one already");
-        assert!(!rig.host.lock().start_accesses(VmId(7)), "there is no such VM");
+        assert!(rig.host.lock().start_accesses(TenantId(0)));
+        assert!(!rig.host.lock().start_accesses(TenantId(0)), "there is one already");
+        assert!(!rig.host.lock().start_accesses(TenantId(7)), "there is no such VM");
         (0..3).for_each(|_| copy(&mut driver, places[1]));
         copy(&mut driver, places[2]);
-        let record = rig.host.lock().end_accesses(VmId(0)).unwrap();
+        let record = rig.host.lock().end_accesses(TenantId(0)).unwrap();
         assert_eq!(record.counted, counted);
         let [from, often, once] = CHUNKS.map(|chunk| record.counts[chunk as usize]);
         assert!(from > often && often > once && once > 0, "{record:?}");
         assert_eq!(record.counts.len() as u64, super::VM_MIB * MIB / CHUNK);
-        assert_eq!(rig.host.lock().end_accesses(VmId(0)), None, "it is over");
+        assert_eq!(rig.host.lock().end_accesses(TenantId(0)), None, "it is over");
         // The record goes with its VM.
-        assert!(rig.host.lock().start_accesses(VmId(0)));
+        assert!(rig.host.lock().start_accesses(TenantId(0)));
         driver.guest.remove().unwrap();
-        assert_eq!(rig.host.lock().end_accesses(VmId(0)), None);
+        assert_eq!(rig.host.lock().end_accesses(TenantId(0)), None);
     }
 }

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use vgpu::Apertures;
 use vgpu::Settings;
 use vmm_glue::RegionIndex;
-use vram::{Limits, To, VmId};
+use vram::{Limits, TenantId, To};
 
 /// Longer than anything here takes.
 const LONG: Duration = Duration::from_secs(60);
@@ -54,7 +54,7 @@ fn stirred(chunk_bytes: u64, sizes: (u32, u64), vm_mib: u64, seed: u64) {
         let working = (0u64..).zip(drivers).map(|(vm, mut driver)| {
             scope.spawn(move || {
                 let began = Instant::now();
-                let moved = || rig.host.lock().memory().moved(VmId(vm as u32)).map_or(0, |moved| moved.sum.moved);
+                let moved = || rig.host.lock().memory().moved(TenantId(vm as u32)).map_or(0, |moved| moved.sum.moved);
                 // Large chunks take time to move, and the VM works meanwhile.
                 let enough = |round| round >= 40 && (moved() > 0 || began.elapsed() > LONG);
                 work_until(&mut driver, enough, &mut Dice(seed ^ vm << 32));
@@ -96,7 +96,7 @@ fn without_chaos_nothing_moves() {
     let rig = rig_with(2 * MIB, (64, 64), Chaos::default());
     let mut driver = driver_of(&rig, 0, 16);
     work(&mut driver, 20, &mut Dice(3));
-    assert!(rig.host.lock().memory().moved(VmId(0)).is_none());
+    assert!(rig.host.lock().memory().moved(TenantId(0)).is_none());
 }
 
 #[test]
@@ -209,9 +209,9 @@ fn quotas_that_change_while_memory_is_allocated_lose_nothing() {
     let mut driver = driver_of(&rig, 0, 2 * CHUNKS);
     let channel = driver.channel(1);
     let limit = |quota| {
-        rig.host.lock().memory_mut().set_limits(VmId(0), Limits { quota, ..Limits::default() }).expect("a quota")
+        rig.host.lock().memory_mut().set_limits(TenantId(0), Limits { quota, ..Limits::default() }).expect("a quota")
     };
-    let account = || rig.usage().0.vms[&VmId(0)];
+    let account = || rig.usage().0.vms[&TenantId(0)];
     // The driver's own memory is below.
     let buffers: Vec<u64> = (2..CHUNKS).map(|chunk| 2 * MIB * chunk).collect();
     let done = AtomicBool::new(false);

@@ -14,7 +14,7 @@ use simgpu::{Config, SimGpu};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
-use vram::{To, VmId};
+use vram::{TenantId, To};
 
 /// A card whose failures the test chooses.
 #[derive(Clone, Default)]
@@ -166,7 +166,7 @@ fn a_channel_that_has_left_between_two_looks_is_given_back() {
         for _ in 0..4 {
             scope.spawn(|| {
                 while !over.load(Ordering::SeqCst) {
-                    rig.host.wait_departed(VmId(0));
+                    rig.host.wait_departed(TenantId(0));
                 }
             });
         }
@@ -197,7 +197,7 @@ fn where_chunks_were_to_go_is_quarantined_when_the_copier_cannot_be_stopped() {
     driver.guest.vram_write(0, &[1; 4096]);
     card.holds.store(true, Ordering::SeqCst);
     // The mediator's own channel: it fails, and stays on the card.
-    let lane = VmId::MEDIATOR;
+    let lane = TenantId::MEDIATOR;
     rig.host.lock().retire_channel(lane, VirtualChannelId(0)).unwrap_err();
     let done = move_all(&rig, 0, To::Host);
     assert!(done.moved == 0 && done.stayed > 0, "{done:?}");

@@ -12,7 +12,7 @@ use rig::{Guest, Handover, Rig, sharing};
 use sched::{Engine, PolicyKind};
 use simgpu::{ComputeTiming, Config, EngineTiming, TimeModel};
 use vgpu::Settings;
-use vram::{To, VmId};
+use vram::{TenantId, To};
 
 /// Pages of a copy.
 const PAGES: u64 = 20;
@@ -132,7 +132,7 @@ fn accounts_go_on_and_others_come_and_go_as_before() {
     let accounts = |rig: &Rig| {
         let used = rig.host.lock().scheduler_usage(1);
         let of = |vm| {
-            let accounts = &used.vms[&VmId(vm)].accounts;
+            let accounts = &used.vms[&TenantId(vm)].accounts;
             Engine::ALL.map(|engine| (accounts[engine.index()].completed, accounts[engine.index()].used))
         };
         [of(0), of(1)]

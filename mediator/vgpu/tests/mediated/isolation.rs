@@ -4,7 +4,7 @@ use super::{A, B, CARD_MIB, MIB, Rig, VM_MIB, card_vram, driver, fill, finds, is
 use nvspec::regs::{pbus, pfb, pfifo, windows::pramin};
 use rig::driver::{At, CE0, Channel, Driver, M2MF, PAGE, ce_copy, m2mf_copy, object};
 use vmm_glue::RegionIndex;
-use vram::{CardAddr, VmId};
+use vram::{CardAddr, TenantId};
 
 const CANARY: u8 = 0xc5;
 
@@ -12,7 +12,7 @@ const CANARY: u8 = 0xc5;
 fn bad_entries(rig: &Rig) -> [(&'static str, u32, u32); 8] {
     let share = VM_MIB * MIB;
     let state = rig.host.lock();
-    let owned = |at: &u64| state.vram().chunks.owner(CardAddr(*at)).is_some_and(|(vm, _)| vm == VmId(1));
+    let owned = |at: &u64| state.vram().chunks.owner(CardAddr(*at)).is_some_and(|(vm, _)| vm == TenantId(1));
     let other = (share..u64::from(CARD_MIB) * MIB).step_by(2 << 20).find(owned).expect("VRAM of the other VM");
     let low = |at: u64| (at >> 8) as u32 | 1;
     [

@@ -10,7 +10,7 @@ use rig::driver::{At, Channel, Driver};
 use rig::{Guest, Rig};
 use std::time::Duration;
 use vmm_glue::MigrationError;
-use vram::VmId;
+use vram::TenantId;
 
 /// Pages of a copy.
 const PAGES: u64 = 20;
@@ -97,7 +97,7 @@ fn a_vm_that_has_worked_becomes_another_and_keeps_nothing() {
     before.remove().unwrap();
     one.check();
     // Its previous state is gone.
-    let kept = card.host.lock().channels().physical(VmId(2), VirtualChannelId(third.id));
+    let kept = card.host.lock().channels().physical(TenantId(2), VirtualChannelId(third.id));
     assert_eq!(kept, None, "a channel of what it was");
     let mut bytes = [1; 64];
     (6..16).for_each(|mib| {
@@ -124,7 +124,7 @@ fn a_device_that_is_stopped_does_nothing_and_goes_on_as_if_nothing_had_been() {
     // Quiescing the card, without a handover, does not resume it.
     let done = || {
         let usage = card.host.lock().scheduler_usage(1);
-        usage.vms[&VmId(1)].accounts.iter().map(|account| account.completed).sum::<u64>()
+        usage.vms[&TenantId(1)].accounts.iter().map(|account| account.completed).sum::<u64>()
     };
     let (done_before, mut before) = (done(), vec![0; MIB as usize]);
     one.driver.guest.ram_read(0, &mut before);
@@ -183,7 +183,7 @@ fn states_that_were_cut_edited_or_exchanged_fail_a_device_until_it_is_reset() {
         victim.check_movable().unwrap();
     }
     stay.check();
-    let placed = || card.usage().0.vms.get(&VmId(2)).map_or(0, |vm| vm.placed);
+    let placed = || card.usage().0.vms.get(&TenantId(2)).map_or(0, |vm| vm.placed);
     eventually("nothing is left of what did not come", || placed() == 0);
     // Afterwards it is a device like any other, and its client's work is done.
     let mut driver = Driver::new(victim);

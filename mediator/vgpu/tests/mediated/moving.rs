@@ -11,7 +11,7 @@ use rig::{CHUNK, Guest, Rig, settings, sharing};
 use sched::PolicyKind;
 use simgpu::{ComputeTiming, Config, EngineTiming, TimeModel};
 use vgpu::{Left, Settings};
-use vram::{Step, To, VmId};
+use vram::{Step, TenantId, To};
 
 /// Pages of a copy.
 const PAGES: u64 = 20;
@@ -312,12 +312,12 @@ fn memory_goes_along_wherever_it_is_and_what_was_not_used_has_no_place() {
     let mut guest = cards[0].guest_with(1, &free_settings(16));
     guest.vram_write(5, b"here");
     guest.vram_write(9 * MIB, b"there");
-    cards[0].host.relocate(VmId(1), &[Step { vm: VmId(1), index: 0, to: To::Host }]);
+    cards[0].host.relocate(TenantId(1), &[Step { vm: TenantId(1), index: 0, to: To::Host }]);
     // Pages that are zero there are not copied.
     assert!((1..2 * CHUNK).contains(&guest.move_to(&cards[1], 4, false).unwrap()));
     let (mut here, mut there) = ([0; 4], [0; 5]);
     guest.vram_read(5, &mut here);
     guest.vram_read(9 * MIB, &mut there);
     assert_eq!((&here, &there), (b"here", b"there"));
-    assert_eq!(cards[1].usage().0.vms[&VmId(4)].unbacked, 6);
+    assert_eq!(cards[1].usage().0.vms[&TenantId(4)].unbacked, 6);
 }

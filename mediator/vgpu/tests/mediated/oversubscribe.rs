@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 use vgpu::Settings;
 use vram::victim::VictimPolicy;
-use vram::{GuestAddr, Limits, Lookup, Mode, OnFull, Step, To, VmId, VmSummary};
+use vram::{GuestAddr, Limits, Lookup, Mode, OnFull, Step, TenantId, To, VmSummary};
 
 /// Longer than anything here takes.
 pub(super) const LONG: Duration = Duration::from_secs(60);
@@ -46,7 +46,7 @@ pub(super) fn driver_with(rig: &Rig, vm: u32, vram_mib: u64, limits: Limits) -> 
 }
 
 fn account(rig: &Rig, vm: u32) -> VmSummary {
-    rig.usage().0.vms[&VmId(vm)]
+    rig.usage().0.vms[&TenantId(vm)]
 }
 
 /// Waits until a condition holds.
@@ -116,7 +116,7 @@ fn without_pressure_nothing_moves_and_nobody_is_suspended() {
     }
     std::thread::sleep(Duration::from_millis(20));
     let state = rig.host.lock();
-    assert!(state.memory().moved(VmId(0)).is_none() && state.memory().moved(VmId(1)).is_none());
+    assert!(state.memory().moved(TenantId(0)).is_none() && state.memory().moved(TenantId(1)).is_none());
     assert_eq!(state.vram().chunks.summary().host.used, 0);
 }
 
@@ -152,7 +152,7 @@ fn a_lower_quota_moves_what_is_beyond_it_while_the_guest_works() {
     let mut buffers = spread(&mut driver, &channel, 20, 11);
     let mut seed = 11;
     for quota in [20, 10, 3, 30] {
-        rig.host.lock().memory_mut().set_limits(VmId(0), Limits { quota, ..Limits::default() }).unwrap();
+        rig.host.lock().memory_mut().set_limits(TenantId(0), Limits { quota, ..Limits::default() }).unwrap();
         rotate(&mut driver, &mut channel, &buffers, seed);
         buffers = spread(&mut driver, &channel, 20, seed + 100);
         seed += 100;
@@ -203,7 +203,7 @@ fn work_waits_for_memory_and_goes_on_when_another_gives_it_back() {
     assert_eq!((second.guest.counter("faults"), second.guest.counter("memory_denied")), (0, 0));
     assert!(second.guest.counter("memory_waited_ns") > 0);
     // Requested repeatedly, and counted once.
-    let refused = rig.host.lock().holdings().refusals.of(VmId(1));
+    let refused = rig.host.lock().holdings().refusals.of(TenantId(1));
     assert_eq!(refused, BTreeMap::from([("card", 1)]));
 }
 
@@ -303,7 +303,7 @@ fn host_memory_that_cannot_be_pinned_keeps_chunks_where_they_are_and_work_waits(
     let mut channel = driver.channel(1);
     let buffers = spread(&mut driver, &channel, 8, 60);
     refuses.store(true, Ordering::SeqCst);
-    rig.host.lock().memory_mut().set_limits(VmId(0), Limits { quota: 2, ..Limits::default() }).unwrap();
+    rig.host.lock().memory_mut().set_limits(TenantId(0), Limits { quota: 2, ..Limits::default() }).unwrap();
     std::thread::sleep(Duration::from_millis(20));
     assert_eq!(account(&rig, 0).host, 0);
     rotate(&mut driver, &mut channel, &buffers, 60);
@@ -329,11 +329,11 @@ fn what_submissions_name_stays_while_the_clock_chooses() {
     let mut channel = driver.channel(1);
     let buffers = spread(&mut driver, &channel, 16, 20);
     let limit =
-        |quota| rig.host.lock().memory_mut().set_limits(VmId(0), Limits { quota, ..Limits::default() }).unwrap();
+        |quota| rig.host.lock().memory_mut().set_limits(TenantId(0), Limits { quota, ..Limits::default() }).unwrap();
     let on_card = || {
         let state = rig.host.lock();
         let chunks = &state.vram().chunks;
-        let is_there = |at: &u64| matches!(chunks.lookup(VmId(0), GuestAddr(*at), 1), Lookup::Placed(place) if place.card().is_some());
+        let is_there = |at: &u64| matches!(chunks.lookup(TenantId(0), GuestAddr(*at), 1), Lookup::Placed(place) if place.card().is_some());
         buffers.iter().map(is_there).collect::<Vec<_>>()
     };
     let evict = |count| {
@@ -368,7 +368,7 @@ fn engines_that_hang_do_not_keep_memory_from_moving() {
     for engine in [EngineId::Copy0, EngineId::Copy1] {
         rig.card.inject(Fault { engine, kind: FaultKind::Hang, after: 0, count: 1 });
     }
-    rig.host.lock().memory_mut().set_limits(VmId(0), Limits { quota: 2, ..Limits::default() }).unwrap();
+    rig.host.lock().memory_mut().set_limits(TenantId(0), Limits { quota: 2, ..Limits::default() }).unwrap();
     eventually("the quota holds", || account(&rig, 0).placed <= 2);
     for (chunk, at) in (0u32..).zip(&buffers) {
         assert!(driver.vram_holds(*at, 64, 30 + chunk));
@@ -385,7 +385,7 @@ fn engines_that_have_hung_once_move_memory_again() {
     driver.guest.vram_write(8 * MIB, &[7; 4096]);
     let mut there = To::Host;
     let mut swing = || {
-        let done = rig.host.relocate(VmId(0), &[Step { vm: VmId(0), index: 4, to: there }]);
+        let done = rig.host.relocate(TenantId(0), &[Step { vm: TenantId(0), index: 4, to: there }]);
         there = if there == To::Host { To::Card } else { To::Host };
         assert_eq!(done.moved, 1);
         rig.host.pieces_moved()
@@ -415,7 +415,7 @@ fn a_vm_that_goes_while_its_memory_moves_leaves_nothing() {
                 for quota in (1..12).cycle() {
                     let limits = Limits { quota, ..Limits::default() };
                     if stop.load(Ordering::SeqCst)
-                        || rig.host.lock().memory_mut().set_limits(VmId(round), limits).is_err()
+                        || rig.host.lock().memory_mut().set_limits(TenantId(round), limits).is_err()
                     {
                         return;
                     }
@@ -510,7 +510,7 @@ fn take_turns_over_the_bus(profile: bool) {
             });
         }
         // Wait until each VM has its part, because moves for that do not count.
-        let moved = || [0, 1].map(|vm| rig.host.lock().memory().moved(VmId(vm)).map(|moved| moved.sum.bytes));
+        let moved = || [0, 1].map(|vm| rig.host.lock().memory().moved(TenantId(vm)).map(|moved| moved.sum.bytes));
         let (mut before, mut since) = (moved(), Instant::now());
         eventually("each has its part", || {
             let now = moved();

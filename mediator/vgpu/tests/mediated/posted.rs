@@ -7,7 +7,7 @@ use nvspec::fifo::VirtualChannelId;
 use rig::driver::{At, Channel, Driver, M2MF, PAGE, m2mf_copy, methods, object};
 use rig::{CHUNK, Rig};
 use std::io::Read;
-use vram::{GuestAddr, Lookup, Place, Step, To, VmId};
+use vram::{GuestAddr, Lookup, Place, Step, TenantId, To};
 
 const COMPUTE: (u32, u32) = (1, 0x90c0);
 const CODE: u64 = 0x300_0000;
@@ -62,8 +62,8 @@ fn target_in_own_chunk(driver: &mut Driver, channel: &Channel) -> (u64, u32) {
 /// Moves a chunk of VM 0 to host memory. The first to go may stay in the card's reserve, so all of them go.
 fn send_out(rig: &Rig, at: u64, index: u32) {
     move_all(rig, 0, To::Host);
-    let others = (0..index).map(|index| Step { vm: VmId(0), index, to: To::Card }).collect::<Vec<_>>();
-    rig.host.relocate(VmId(0), &others);
+    let others = (0..index).map(|index| Step { vm: TenantId(0), index, to: To::Card }).collect::<Vec<_>>();
+    rig.host.relocate(TenantId(0), &others);
     assert!(rig.in_host(0, at));
 }
 
@@ -101,8 +101,8 @@ fn chunk_that_moves_takes_along_what_was_written_to_it_before() {
     store(&rig, &mut driver, &mut channel);
     assert_eq!(word(&driver, at), 0x0101_0101, "it is under way");
     // The engines do not move it: the CPU's copy does not push posted writes.
-    rig.host.lock().retire_channel(VmId::MEDIATOR, VirtualChannelId(0)).expect("it has no work");
-    assert_eq!(rig.host.relocate(VmId(0), &[Step { vm: VmId(0), index, to: To::Card }]).moved, 1);
+    rig.host.lock().retire_channel(TenantId::MEDIATOR, VirtualChannelId(0)).expect("it has no work");
+    assert_eq!(rig.host.relocate(TenantId(0), &[Step { vm: TenantId(0), index, to: To::Card }]).moved, 1);
     assert!(!rig.in_host(0, at));
     assert_eq!(word(&driver, at), VALUE);
 }
@@ -115,7 +115,7 @@ fn what_a_vm_that_left_has_written_comes_to_no_other() {
     let (at, index) = target_in_own_chunk(&mut gone, &channel);
     gone.guest.vram_write(at, &[1; PAGE as usize]);
     send_out(&rig, at, index);
-    let found = rig.host.lock().vram().chunks.lookup(VmId(0), GuestAddr(at), 1);
+    let found = rig.host.lock().vram().chunks.lookup(TenantId(0), GuestAddr(at), 1);
     let Lookup::Placed(Place::Host(slot_at)) = found else { panic!("{found:?}") };
     store(&rig, &mut gone, &mut channel);
     gone.guest.remove().expect("it leaves");

@@ -3,7 +3,7 @@
 use super::oversubscribe::{driver_with, fast, rig_with};
 use super::{A, B, MIB};
 use rig::driver::{At, Channel, Driver, M2MF, PAGE, m2mf_copy, object};
-use vram::{Limits, OnFull, Step, To, VmId};
+use vram::{Limits, OnFull, Step, TenantId, To};
 
 /// VMs that start on a full card.
 const VMS: u32 = 10;
@@ -82,12 +82,12 @@ fn memory_of_a_vm_that_is_gone_is_not_copied() {
     let rig = rig_with(48, 64, fast());
     let driver = driver_with(&rig, 0, 32, Limits::default());
     driver.guest.vram_write(8 * MIB, &[1; 16]);
-    let steps = [Step { vm: VmId(0), index: 4, to: To::Host }];
+    let steps = [Step { vm: TenantId(0), index: 4, to: To::Host }];
     drop(driver);
-    let done = rig.host.relocate(VmId(0), &steps);
+    let done = rig.host.relocate(TenantId(0), &steps);
     assert_eq!((done.moved, done.stayed, done.copied_ns), (0, 1, 0));
     // No further request comes: others get memory elsewhere, or in host memory.
-    assert!(rig.host.lock().vram().chunks.is_frozen(VmId(0)));
+    assert!(rig.host.lock().vram().chunks.is_frozen(TenantId(0)));
     let mut other = driver_with(&rig, 1, 64, Limits::default());
     let mut channel = other.channel(1);
     for mib in (4..60).step_by(2) {

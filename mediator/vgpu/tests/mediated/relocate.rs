@@ -8,7 +8,7 @@ use rig::{Rig, settings, sharing};
 use simgpu::Config;
 use std::sync::atomic::{AtomicBool, Ordering};
 use vgpu::Settings;
-use vram::{Limits, Step, To, VmId};
+use vram::{Limits, Step, TenantId, To};
 
 /// MiB of the card.
 const CARD_MIB: u32 = 64;
@@ -44,11 +44,11 @@ pub(super) fn driver_of(rig: &Rig, vm: u32, vram_mib: u64) -> Driver {
 pub(super) fn move_all(rig: &Rig, vm: u32, to: To) -> Relocated {
     let chunks = {
         let state = rig.host.lock();
-        let bytes = state.vram().chunks.vm_bytes(VmId(vm)).unwrap();
+        let bytes = state.vram().chunks.vm_bytes(TenantId(vm)).unwrap();
         (bytes / state.vram().chunks.chunk_bytes()) as u32
     };
-    let steps: Vec<_> = (0..chunks).map(|index| Step { vm: VmId(vm), index, to }).collect();
-    rig.host.relocate(VmId(vm), &steps)
+    let steps: Vec<_> = (0..chunks).map(|index| Step { vm: TenantId(vm), index, to }).collect();
+    rig.host.relocate(TenantId(vm), &steps)
 }
 
 pub(super) fn in_host(rig: &Rig) -> u32 {
@@ -202,7 +202,7 @@ fn chaos(chunk_bytes: u64, host_mib: u64, seed: u64) {
         }
         let mut dice = Dice(seed);
         while working.load(std::sync::atomic::Ordering::SeqCst) != 0 {
-            let vm = VmId(dice.below(vms.into()) as u32);
+            let vm = TenantId(dice.below(vms.into()) as u32);
             let count = 16 * MIB / chunk_bytes;
             let to = if dice.below(2) == 0 { To::Host } else { To::Card };
             let first = dice.below(count) as u32;

@@ -9,7 +9,7 @@ use nvspec::instance::context;
 use owner::Sharing;
 use rig::driver::{CE0, CE1, Channel, Driver, M2MF, PAGE, ce_copy, m2mf_copy, methods, object};
 use rig::{Rig, settings, sharing};
-use sched::{Engine, VgpuId};
+use sched::{Engine, TenantId};
 use simgpu::{ComputeTiming, Config, EngineId, EngineTiming, Fault, FaultKind, TimeModel};
 use std::fmt::Write;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -46,7 +46,7 @@ fn timed(clear: bool) -> Rig {
 
 fn used(rig: &Rig, vm: u32, engine: Engine) -> u64 {
     let state = rig.host.lock();
-    state.scheduler().account(VgpuId(vm), engine).map_or(0, |account| account.used)
+    state.scheduler().account(TenantId(vm), engine).map_or(0, |account| account.used)
 }
 
 fn driver(rig: &Rig, vm: u32) -> Driver {
@@ -357,7 +357,7 @@ fn a_vm_that_copies_on_a_channel_of_pgraphs_keeps_nobody_from_pgraph() {
     assert_eq!(cleared(&rig), cleared_before, "nobody else wants PGRAPH");
     assert_eq!(used(&rig, 0, Engine::Compute), 0, "nor pays for it");
     assert!(count * 100 >= control * 96, "{count} copies of {control}");
-    let arrived = rig.host.lock().scheduler().account(VgpuId(0), Engine::Copy0).expect("it takes part").completed;
+    let arrived = rig.host.lock().scheduler().account(TenantId(0), Engine::Copy0).expect("it takes part").completed;
     let work = (arrived - 1) * COPIES as u64 * COPY_NS;
     let copied = used(&rig, 0, Engine::Copy0) - copied_before;
     // What it takes to begin a submission that comes when the engine is idle is charged as well.
@@ -367,7 +367,7 @@ fn a_vm_that_copies_on_a_channel_of_pgraphs_keeps_nobody_from_pgraph() {
 /// Submissions of VM 0 that have waited for PGRAPH's turn.
 fn arrived_at_pgraph(rig: &Rig) -> u64 {
     let state = rig.host.lock();
-    state.scheduler().account(VgpuId(0), Engine::Compute).expect("it takes part").arrived
+    state.scheduler().account(TenantId(0), Engine::Compute).expect("it takes part").arrived
 }
 
 /// A VM whose submissions are for PGRAPH and a copy engine has PGRAPH for what it does there. Each time that it comes
@@ -397,7 +397,7 @@ fn a_vm_that_uses_pgraph_and_copies_in_one_submission_leaves_pgraph_to_others_wh
 fn reaches_pgraph(rig: &Rig, channel: u8) -> bool {
     let mut state = rig.host.lock();
     let (vram, channels) = state.parts();
-    let physical = channels.physical(vram::VmId(0), VirtualChannelId(channel)).expect("it is bound");
+    let physical = channels.physical(vram::TenantId(0), VirtualChannelId(channel)).expect("it is bound");
     let mut word = [0; 4];
     Host::vram_read(&mut vram.memory, channels.layout().instance(physical).offset(context::GR), &mut word);
     u32::from_le_bytes(word) & context::VALID != 0
@@ -419,7 +419,7 @@ fn hangs(works: &[Vec<u32>]) {
     // By then nothing was done about it.
     let killed = Engine::ALL.map(|engine| {
         let state = rig.host.lock();
-        state.scheduler().account(VgpuId(0), engine).map_or(0, |account| account.killed)
+        state.scheduler().account(TenantId(0), engine).map_or(0, |account| account.killed)
     });
     assert_eq!((killed, one.is_done(hung)), ([0; 3], false));
     assert!(!reaches_pgraph(&rig, hung.id), "its block names no context of PGRAPH's while another VM works there");
@@ -464,7 +464,7 @@ fn words_that_are_changed_after_they_were_taken_for_copies_do_not_reach_pgraph()
     }
     let fault = one.wait_or_fault(channel).expect("it has no context of PGRAPH's");
     assert_eq!(fault.instance, channel.instance);
-    let struck = rig.host.lock().scheduler().account(VgpuId(0), Engine::Compute).expect("it takes part").killed;
+    let struck = rig.host.lock().scheduler().account(TenantId(0), Engine::Compute).expect("it takes part").killed;
     assert_eq!(struck, 1, "it counts as an overrun");
     assert!(one.vram_holds(target, 1, 3), "PGRAPH has copied nothing for it");
     for _ in 0..5 {

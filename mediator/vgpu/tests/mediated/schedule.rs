@@ -8,10 +8,9 @@ use owner::overdue::Awaited;
 use owner::{Feeder, time};
 use rig::driver::{At, Channel, Driver, M2MF, PAGE, m2mf_copy, methods, object, release};
 use rig::{Rig, settings};
-use sched::{Config, Engine, Pipeline, PolicyKind, VgpuId, VgpuParams};
+use sched::{Config, Engine, Pipeline, PolicyKind, TenantId, VgpuParams};
 use simgpu::{ComputeTiming, EngineId, EngineTiming, Fault, FaultKind, TimeModel};
 use std::time::{Duration, Instant};
-use vram::VmId;
 
 /// Time of a copy of a page.
 const COPY_NS: u64 = 400_000;
@@ -59,7 +58,7 @@ fn copies(driver: &mut Driver, channel: &mut Channel, count: usize) {
 fn used(rig: &Rig, vm: u32) -> u64 {
     let state = rig.host.lock();
     let scheduler = state.scheduler();
-    Engine::ALL.iter().filter_map(|engine| scheduler.account(VgpuId(vm), *engine)).map(|account| account.used).sum()
+    Engine::ALL.iter().filter_map(|engine| scheduler.account(TenantId(vm), *engine)).map(|account| account.used).sum()
 }
 
 /// Waits until the scheduler has seen the ends that guests have seen.
@@ -136,7 +135,7 @@ fn what_is_charged_is_what_the_engine_was_busy_and_no_less_than_its_work() {
         let state = rig.host.lock();
         let scheduler = state.scheduler();
         let charged: u64 =
-            (0..2).filter_map(|vm| scheduler.account(VgpuId(vm), Engine::Compute)).map(|account| account.used).sum();
+            (0..2).filter_map(|vm| scheduler.account(TenantId(vm), Engine::Compute)).map(|account| account.used).sum();
         (scheduler.busy(Engine::Compute), charged)
     };
     assert_eq!(busy, charged);
@@ -261,7 +260,7 @@ fn a_submission_beyond_its_limit_is_killed_and_the_third_brings_quarantine() {
         copies(&mut good, &mut other, 1);
         good.wait(&other);
     }
-    assert_eq!(rig.host.lock().scheduler().strikes(VgpuId(0)).map(|(strikes, _)| strikes), Some(3));
+    assert_eq!(rig.host.lock().scheduler().strikes(TenantId(0)).map(|(strikes, _)| strikes), Some(3));
     // None of its work starts until the operator allows it.
     let mut channel = worker(&mut bad, 5);
     copies(&mut bad, &mut channel, 1);
@@ -269,7 +268,7 @@ fn a_submission_beyond_its_limit_is_killed_and_the_third_brings_quarantine() {
     good.wait(&other);
     assert!(!bad.is_done(&channel));
     assert_eq!(rig.host.lock().scheduler().queued(), 1);
-    rig.host.lock().release_vm(VmId(0));
+    rig.host.lock().release_vm(TenantId(0));
     bad.wait(&channel);
 }
 
@@ -307,7 +306,7 @@ fn a_guest_that_forges_its_ends_pays_for_its_work_all_the_same() {
     // The first channel's records report at once that everything has ended.
     let physical = {
         let state = rig.host.lock();
-        state.channels().physical(channels::VmId(0), nvspec::fifo::VirtualChannelId(1)).unwrap()
+        state.channels().physical(channels::TenantId(0), nvspec::fifo::VirtualChannelId(1)).unwrap()
     };
     let area = rig.host.layout().work_area(physical);
     let stop = std::sync::atomic::AtomicBool::new(false);
@@ -350,7 +349,7 @@ fn what_submissions_wait_for_is_known() {
     one.submit(&mut waiting, &acquire(SEMAPHORE, 0x77));
     let awaited = |vm: u32| -> Vec<_> {
         let usage = rig.host.lock().scheduler_usage(0);
-        usage.vms[&VmId(vm)].overdue.iter().map(|overdue| (overdue.channel.0, overdue.awaited)).collect()
+        usage.vms[&TenantId(vm)].overdue.iter().map(|overdue| (overdue.channel.0, overdue.awaited)).collect()
     };
     let of = |vm: u32, count: usize| {
         let began = Instant::now();
@@ -405,7 +404,7 @@ fn hang(rig: &Rig, driver: &mut Driver, channel: &mut Channel) {
 }
 
 fn strikes(rig: &Rig, vm: u32) -> u32 {
-    rig.host.lock().scheduler().strikes(VgpuId(vm)).map_or(0, |(strikes, _)| strikes)
+    rig.host.lock().scheduler().strikes(TenantId(vm)).map_or(0, |(strikes, _)| strikes)
 }
 
 /// A name, and a register access with which a guest stops a channel.
@@ -533,8 +532,9 @@ fn a_kill_resets_no_engine_that_works_for_another() {
     let (mut bad, mut good) = (driver(&rig, 0, VgpuParams::default()), driver(&rig, 1, VgpuParams::default()));
     let (waiting, mut other) = (worker(&mut bad, 1), worker(&mut good, 1));
     hang(&rig, &mut good, &mut other);
-    let physical = rig.host.lock().channels().physical(channels::VmId(1), nvspec::fifo::VirtualChannelId(1)).unwrap();
-    rig.host.lock().kill_channel(VmId(0), nvspec::fifo::VirtualChannelId(waiting.id), 0);
+    let physical =
+        rig.host.lock().channels().physical(channels::TenantId(1), nvspec::fifo::VirtualChannelId(1)).unwrap();
+    rig.host.lock().kill_channel(TenantId(0), nvspec::fifo::VirtualChannelId(waiting.id), 0);
     let status = card::Card::read32(&*rig.card, pfifo::ENGINE_STATUS::at(0));
     assert!(pfifo::ENGINE_STATUS::BUSY.is_set(status), "what the engine did is lost");
     assert_eq!(pfifo::ENGINE_STATUS::CHANNEL.get(status), u32::from(physical.0));

@@ -20,7 +20,7 @@ use simgpu::EngineId;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
-use vram::VmId;
+use vram::TenantId;
 
 const LIMIT: Duration = Duration::from_secs(20);
 
@@ -83,7 +83,7 @@ fn does_nothing_until_it_goes_on(clear: bool) {
     std::thread::sleep(Duration::from_millis(1100));
     assert!(driver.vram_holds(to, 1, 9), "nothing runs");
     let usage = rig.host.lock().scheduler_usage(1);
-    let waits = &usage.vms[&VmId(0)].overdue;
+    let waits = &usage.vms[&TenantId(0)].overdue;
     assert!(waits.iter().any(|waits| waits.awaited == Awaited::Standstill), "{waits:?}");
     // A VM that arrives now is quiescent as well, without another request.
     let mut late = super::driver(&rig, 1);
@@ -113,7 +113,7 @@ fn channel_that_does_not_leave_in_time_hangs_and_costs_the_others_nothing() {
         rig.card.go_on();
         drop(still);
         eventually("its guest is told", || bad.guest.counter("hangs") == 1);
-        let channel_of_card = rig.host.lock().channels().physical(VmId(0), VirtualChannelId(1));
+        let channel_of_card = rig.host.lock().channels().physical(TenantId(0), VirtualChannelId(1));
         assert_eq!(channel_of_card, None, "what hangs once more would hold the card up once more");
         works(&mut good, &mut channel, 4);
         // Its guest continues with another channel.
@@ -144,7 +144,7 @@ impl Surroundings for Same<'_> {
         self.rig.host.lock().card_time().0
     }
 
-    fn vm(&self, vm: VmId) -> Option<VmSurroundings> {
+    fn vm(&self, vm: TenantId) -> Option<VmSurroundings> {
         let config = self.origins.get(vm.0 as usize)?.clone();
         let limits = Limits { table_bytes: 128 * MIB };
         Some(VmSurroundings { config, mode: free_settings(16).shadow, limits, table_bytes: 4 * MIB })
@@ -237,7 +237,7 @@ fn card_that_was_at_work_is_written_down_and_read_as_it_was() {
     }
 }
 
-fn of_guest(vm: VmId, guest: &RestoredVm) -> SavedVm {
+fn of_guest(vm: TenantId, guest: &RestoredVm) -> SavedVm {
     let RestoredVm { gpu, spaces, tables, pool } = guest;
     let tables = tables.as_ref().map(pv::Tables::save);
     SavedVm { vm, gpu: gpu.save(), spaces: spaces.save(), tables, pool: pool.save() }

@@ -123,17 +123,17 @@ fn fault_of_a_channel_that_is_unbound_before_it_is_served_blocks_no_one() {
     {
         // The card's interrupt thread is blocked for now.
         let state = &mut *rig.host.lock();
-        let physical = state.channels().physical(channels::VmId(0), VirtualChannelId(1)).unwrap();
+        let physical = state.channels().physical(channels::TenantId(0), VirtualChannelId(1)).unwrap();
         let (vram, all) = state.parts();
         let parts = &mut channels::Parts { card: &mut vram.memory, guest: &mut ring };
-        let doorbell = all.doorbell(parts, channels::VmId(0), VirtualChannelId(1), put).unwrap();
+        let doorbell = all.doorbell(parts, channels::TenantId(0), VirtualChannelId(1), put).unwrap();
         assert_eq!(doorbell.channel, physical);
         let pulled = all.pull(parts, doorbell, 0).unwrap();
         assert!(all.start(parts, physical, pulled.submission.unwrap()));
         while rig.card.read32(pfifo::MMU_FAULT_ID::OFFSET) == 0 {
             std::thread::yield_now();
         }
-        state.end_channel(vram::VmId(0), VirtualChannelId(1)).unwrap();
+        state.end_channel(vram::TenantId(0), VirtualChannelId(1)).unwrap();
     }
     works(&mut good, &mut other, 7);
     assert_eq!(good.faults, []);
@@ -320,7 +320,7 @@ fn fault_that_comes_while_anothers_is_there_is_told_all_the_same() {
         // The card's interrupt thread is blocked until both have faulted.
         let state = &mut *rig.host.lock();
         for (vm, ring) in (0..).zip(&mut rings) {
-            let vm = channels::VmId(vm);
+            let vm = channels::TenantId(vm);
             let (vram, all) = state.parts();
             let parts = &mut channels::Parts { card: &mut vram.memory, guest: ring };
             let doorbell = all.doorbell(parts, vm, VirtualChannelId(1), 1).unwrap();

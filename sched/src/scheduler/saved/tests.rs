@@ -11,15 +11,15 @@ fn scheduler(policy: PolicyKind) -> Scheduler {
         scheduler.event(Nanos(told), event, &mut Vec::new());
     };
     for vgpu in 1..4 {
-        tell(Event::Added { vgpu: VgpuId(vgpu), params: VgpuParams::weight(vgpu) });
+        tell(Event::Added { vgpu: TenantId(vgpu), params: VgpuParams::weight(vgpu) });
     }
     for ticket in 1..20 {
-        let (vgpu, channel) = (VgpuId(1 + ticket % 3), Channel(ticket % 2));
+        let (vgpu, channel) = (TenantId(1 + ticket % 3), Channel(ticket % 2));
         tell(Event::Arrival { vgpu, channel, engine: Engine::Compute, ticket: Ticket(ticket.into()) });
     }
     tell(Event::Waiting { ticket: Ticket(1) });
     tell(Event::Completed { ticket: Ticket(2), ended: None });
-    tell(Event::Struck { vgpu: VgpuId(3), engine: Engine::Compute });
+    tell(Event::Struck { vgpu: TenantId(3), engine: Engine::Compute });
     scheduler
 }
 
@@ -39,7 +39,7 @@ fn a_scheduler_is_as_it_was_with_its_accounts() {
             assert_eq!(after.history(vgpu), before.history(vgpu));
             assert_eq!(after.strikes(vgpu), before.strikes(vgpu));
         }
-        assert!(after.account(VgpuId(3), Engine::Compute).is_some_and(|account| account.arrived > 0));
+        assert!(after.account(TenantId(3), Engine::Compute).is_some_and(|account| account.arrived > 0));
     }
 }
 
@@ -67,14 +67,14 @@ fn schedulers_that_cannot_be_are_refused() {
     );
     assert!(
         refused(&|saved| {
-            let known = saved.scheduler.vgpus.get_mut(&VgpuId(1)).unwrap();
+            let known = saved.scheduler.vgpus.get_mut(&TenantId(1)).unwrap();
             known.params.weight = 0;
         })
         .contains("vGPU 1: weight")
     );
     assert!(
         refused(&|saved| {
-            let known = saved.scheduler.vgpus.get_mut(&VgpuId(3)).unwrap();
+            let known = saved.scheduler.vgpus.get_mut(&TenantId(3)).unwrap();
             known.quarantine = Quarantine::Free;
         })
         .contains("not as the scheduler has it")

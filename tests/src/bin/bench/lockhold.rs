@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 use tests::bench::{Metric, Target};
 use tests::light::{CardConfig, guest, wait};
 use vmm_glue::RegionIndex;
-use vram::{Limits, Step, To, VmId};
+use vram::{Limits, Step, TenantId, To};
 
 const MIB: u64 = 1 << 20;
 /// MiB of the card and of host memory.
@@ -103,8 +103,8 @@ fn swap(rig: &Rig) -> Result<()> {
     let mut worker = Worker::new(rig, 0)?;
     for round in 0..40 {
         let to = if round % 2 == 0 { To::Host } else { To::Card };
-        let steps: Vec<Step> = (0..(VM_MIB / 2) as u32).map(|index| Step { vm: VmId(0), index, to }).collect();
-        rig.host.relocate(VmId(0), &steps);
+        let steps: Vec<Step> = (0..(VM_MIB / 2) as u32).map(|index| Step { vm: TenantId(0), index, to }).collect();
+        rig.host.relocate(TenantId(0), &steps);
         worker.work()?;
     }
     Ok(())

@@ -13,7 +13,7 @@ const CHUNK: u64 = CHUNK_BYTES_MIN;
 fn world(chunks: u32, vms: &[Limits]) -> World {
     let mut world = World::new(chunks, 1000, Config::default());
     for (vm, &limits) in (1..).zip(vms) {
-        world.table.create_vm(VmId(vm), 64 * CHUNK, limits).unwrap();
+        world.table.create_vm(TenantId(vm), 64 * CHUNK, limits).unwrap();
     }
     world
 }
@@ -21,7 +21,7 @@ fn world(chunks: u32, vms: &[Limits]) -> World {
 const ANY: Limits = Limits { quota: u32::MAX, guarantee: 0, swap_cap: u32::MAX, weight: 100, on_full: OnFull::Swap };
 
 fn pin(world: &mut World, vm: u32, first: u64, chunks: u64) -> Result<(), PinError> {
-    world.balancer.pin(&world.table, VmId(vm), GuestAddr(first * CHUNK), chunks * CHUNK, true)
+    world.balancer.pin(&world.table, TenantId(vm), GuestAddr(first * CHUNK), chunks * CHUNK, true)
 }
 
 #[test]
@@ -47,12 +47,12 @@ fn a_request_for_many_chunks_is_planned_as_a_whole() {
     world.use_chunks(2, 0..40);
     world.balancer.set_config(Config { steps_max: 8, ..Config::default() });
     // Of 24 more it is entitled to 10: 14 will get their place in host memory, and all steps are too many for one plan.
-    let request = Some(Request { by: By::Vm(VmId(2)), chunks: 24 });
+    let request = Some(Request { by: By::Vm(TenantId(2)), chunks: 24 });
     assert_eq!(world.plan(request).len(), 8);
     assert_eq!(world.plan(request).len(), 2);
     assert_eq!((world.card(1), world.table.spare()), (50, 10));
     assert_eq!(world.plan(request), []);
-    let everything = Some(Request { by: By::Vm(VmId(2)), chunks: u32::MAX });
+    let everything = Some(Request { by: By::Vm(TenantId(2)), chunks: u32::MAX });
     assert_eq!(world.plan(everything), [], "half is its share, whatever it asks for");
 }
 
@@ -64,7 +64,7 @@ fn weights_and_guarantees_divide_the_card() {
     }
     world.rest(&[1, 2, 3]);
     assert_eq!((world.card(1), world.card(2), world.card(3)), (15, 5, 20));
-    let third = world.balancer.entitlements(&world.table, world.now)[&VmId(3)];
+    let third = world.balancer.entitlements(&world.table, world.now)[&TenantId(3)];
     assert_eq!(third, Entitlement { floor: 20, ceil: 20 });
 }
 
@@ -72,13 +72,13 @@ fn weights_and_guarantees_divide_the_card() {
 fn a_lowered_quota_is_met_at_once_and_kills_nothing() {
     let mut world = world(40, &[ANY, ANY]);
     world.use_chunks(1, 0..40);
-    world.table.set_limits(VmId(1), Limits { quota: 10, ..ANY }).unwrap();
+    world.table.set_limits(TenantId(1), Limits { quota: 10, ..ANY }).unwrap();
     assert_eq!(world.plan(None).len(), 30);
-    let account = world.table.summary().vms[&VmId(1)];
+    let account = world.table.summary().vms[&TenantId(1)];
     assert_eq!((account.placed, account.host), (10, 30));
     assert_eq!(world.rest(&[1]), 0, "nothing comes back, though there is room");
     assert!(matches!(world.ask(1, 50).unwrap().place, Place::Host(_)), "what is new is born in host memory");
-    world.table.set_limits(VmId(1), ANY).unwrap();
+    world.table.set_limits(TenantId(1), ANY).unwrap();
     world.unsettle();
     assert_eq!((world.rest(&[1]), world.card(1)), (30, 40));
 }
@@ -89,7 +89,7 @@ fn a_vm_that_may_not_swap_gives_nothing_and_is_refused() {
     world.use_chunks(1, 0..10);
     assert!(matches!(world.ask(1, 10), Err(Error::Full { .. })));
     assert!(matches!(world.ask(2, 0), Err(Error::Full { .. })), "the first one cannot give");
-    world.table.set_limits(VmId(1), Limits { swap_cap: 3, ..Limits::UNRESERVED }).unwrap();
+    world.table.set_limits(TenantId(1), Limits { swap_cap: 3, ..Limits::UNRESERVED }).unwrap();
     for index in 0..3 {
         assert!(matches!(world.ask(2, index).unwrap().place, Place::Card(_)));
     }
@@ -119,18 +119,18 @@ fn who_has_got_its_memory_keeps_it_for_a_while_whoever_requests() {
     world.rest(&[1, 2]);
     // The second frees everything, and the first gets its chunks back from host memory.
     for index in 0..20 {
-        world.table.unplace(VmId(2), GuestAddr(index * CHUNK)).unwrap();
+        world.table.unplace(TenantId(2), GuestAddr(index * CHUNK)).unwrap();
     }
     world.now += 50 * MS;
-    world.balancer.active(VmId(1), world.now);
+    world.balancer.active(TenantId(1), world.now);
     world.plan(None);
     assert_eq!(world.card(1), 20);
-    let came = world.table.summary().vms[&VmId(1)].moved_in;
+    let came = world.table.summary().vms[&TenantId(1)].moved_in;
     assert!(came > 0);
     // The second wants its whole share at once: it gets the chunks that the first has had all along, and the rest
     // later.
     world.now += 5 * MS;
-    let request = Some(Request { by: By::Vm(VmId(2)), chunks: 20 });
+    let request = Some(Request { by: By::Vm(TenantId(2)), chunks: 20 });
     assert_eq!(world.plan(request).len(), 5, "of 15");
     world.now += 20 * MS;
     assert_eq!(world.plan(request).len(), 10);
@@ -144,18 +144,18 @@ fn a_chunk_that_has_just_come_does_not_go_again() {
     world.rest(&[1, 2]);
     // One frees memory and allocates it again at once: all that the other got goes back, but not before it has settled.
     for index in 0..15 {
-        world.table.unplace(VmId(2), GuestAddr(index * CHUNK)).unwrap();
+        world.table.unplace(TenantId(2), GuestAddr(index * CHUNK)).unwrap();
     }
-    let before = world.table.summary().vms[&VmId(1)].moved_in;
+    let before = world.table.summary().vms[&TenantId(1)].moved_in;
     world.now += 50 * MS;
     world.plan(None);
-    let came = world.table.summary().vms[&VmId(1)].moved_in - before;
+    let came = world.table.summary().vms[&TenantId(1)].moved_in - before;
     assert!(came > 0, "it has got what the other gave up");
-    world.table.set_limits(VmId(2), Limits { weight: 10_000, ..ANY }).unwrap();
-    world.table.set_limits(VmId(1), Limits { quota: 20, ..ANY }).unwrap();
+    world.table.set_limits(TenantId(2), Limits { weight: 10_000, ..ANY }).unwrap();
+    world.table.set_limits(TenantId(1), Limits { quota: 20, ..ANY }).unwrap();
     world.now += 50 * MS;
     let steps = world.plan(None);
-    assert!(steps.iter().all(|step| step.vm != VmId(1) || step.to == To::Card), "{steps:?}");
+    assert!(steps.iter().all(|step| step.vm != TenantId(1) || step.to == To::Card), "{steps:?}");
 }
 
 #[test]
@@ -164,21 +164,21 @@ fn pinned_chunks_stay_and_are_part_of_the_guarantee() {
     world.use_chunks(1, 0..20);
     pin(&mut world, 1, 0, 3).unwrap();
     pin(&mut world, 1, 2, 3).unwrap();
-    assert_eq!(world.balancer.pinned(VmId(1)), 5);
+    assert_eq!(world.balancer.pinned(TenantId(1)), 5);
     let refused = pin(&mut world, 1, 5, 1).unwrap_err();
-    assert_eq!(refused, PinError::Guarantee { vm: VmId(1), pinned: 6, guarantee: 5 });
+    assert_eq!(refused, PinError::Guarantee { vm: TenantId(1), pinned: 6, guarantee: 5 });
     assert!(matches!(pin(&mut world, 1, 60, 5), Err(PinError::Range(Error::OutOfRange { .. }))));
     assert!(matches!(pin(&mut world, 9, 0, 1), Err(PinError::Range(Error::NoSuchVm(_)))));
     world.use_chunks(2, 0..60);
     world.rest(&[1, 2]);
-    let left: Vec<u32> = world.table.resting(VmId(1), Tier::Card).collect();
+    let left: Vec<u32> = world.table.resting(TenantId(1), Tier::Card).collect();
     assert_eq!(left, [0, 1, 2, 3, 4]);
     // A lowered guarantee drops pins.
-    world.table.set_limits(VmId(1), Limits { guarantee: 2, ..ANY }).unwrap();
+    world.table.set_limits(TenantId(1), Limits { guarantee: 2, ..ANY }).unwrap();
     world.unsettle();
     world.rest(&[1, 2]);
-    assert_eq!(world.balancer.pinned(VmId(1)), 2);
-    assert_eq!(world.table.resting(VmId(1), Tier::Card).collect::<Vec<_>>(), [0, 1]);
+    assert_eq!(world.balancer.pinned(TenantId(1)), 2);
+    assert_eq!(world.table.resting(TenantId(1), Tier::Card).collect::<Vec<_>>(), [0, 1]);
 }
 
 #[test]
@@ -187,10 +187,10 @@ fn pinned_chunks_come_back_first() {
     world.use_chunks(1, 0..10);
     pin(&mut world, 1, 8, 2).unwrap();
     for index in 0..2 {
-        world.table.unplace(VmId(1), GuestAddr(index * CHUNK)).unwrap();
+        world.table.unplace(TenantId(1), GuestAddr(index * CHUNK)).unwrap();
     }
     world.rest(&[1]);
-    assert_eq!(world.table.resting(VmId(1), Tier::Card).collect::<Vec<_>>(), [2, 3, 8, 9]);
+    assert_eq!(world.table.resting(TenantId(1), Tier::Card).collect::<Vec<_>>(), [2, 3, 8, 9]);
 }
 
 #[test]
@@ -198,22 +198,22 @@ fn policies_choose_what_goes_and_can_be_changed() {
     let mut world = world(8, &[ANY, ANY]);
     world.use_chunks(1, 0..8);
     let at = |index: u64| GuestAddr(index * CHUNK);
-    world.balancer.set_priority(&world.table, VmId(1), at(3), CHUNK + 1, 7).unwrap();
-    world.balancer.set_accesses(&world.table, VmId(1), at(0), 64 * CHUNK, 100).unwrap();
-    world.balancer.set_accesses(&world.table, VmId(1), at(6), 1, 1).unwrap();
-    world.balancer.touched(&world.table, VmId(1), at(0), CHUNK).unwrap();
-    world.balancer.arrived(&world.table, VmId(1), at(5)).unwrap();
-    let outside = Err(Error::OutOfRange { vm: VmId(1), address: at(64) });
-    assert_eq!(world.balancer.wanted(&world.table, VmId(1), at(64)), outside);
-    assert_eq!(world.balancer.touched(&world.table, VmId(1), at(64), 1), outside);
-    assert_eq!(world.balancer.set_priority(&world.table, VmId(3), at(0), 1, 1), Err(Error::NoSuchVm(VmId(3))));
+    world.balancer.set_priority(&world.table, TenantId(1), at(3), CHUNK + 1, 7).unwrap();
+    world.balancer.set_accesses(&world.table, TenantId(1), at(0), 64 * CHUNK, 100).unwrap();
+    world.balancer.set_accesses(&world.table, TenantId(1), at(6), 1, 1).unwrap();
+    world.balancer.touched(&world.table, TenantId(1), at(0), CHUNK).unwrap();
+    world.balancer.arrived(&world.table, TenantId(1), at(5)).unwrap();
+    let outside = Err(Error::OutOfRange { vm: TenantId(1), address: at(64) });
+    assert_eq!(world.balancer.wanted(&world.table, TenantId(1), at(64)), outside);
+    assert_eq!(world.balancer.touched(&world.table, TenantId(1), at(64), 1), outside);
+    assert_eq!(world.balancer.set_priority(&world.table, TenantId(3), at(0), 1, 1), Err(Error::NoSuchVm(TenantId(3))));
     let mut evicted = Vec::new();
     for (policy, index) in
         [(VictimPolicy::Priority, 0), (VictimPolicy::Profiled, 1), (VictimPolicy::Clock, 2), (VictimPolicy::Loops, 3)]
     {
         world.balancer.set_policy(policy);
         world.ask(2, index).unwrap();
-        evicted.extend(world.table.resting(VmId(1), Tier::Host).find(|index| !evicted.contains(index)));
+        evicted.extend(world.table.resting(TenantId(1), Tier::Host).find(|index| !evicted.contains(index)));
     }
     assert_eq!(evicted, [3, 6, 1, 5]);
 }
@@ -223,7 +223,7 @@ fn the_reserve_is_used_first_and_drains_when_nothing_else_is_to_do() {
     let mut world = world(10, &[ANY, ANY]);
     world.table.set_reserve(2).unwrap();
     world.use_chunks(1, 0..8);
-    let step = |world: &mut World| world.plan(Some(Request { by: By::Vm(VmId(2)), chunks: 3 }));
+    let step = |world: &mut World| world.plan(Some(Request { by: By::Vm(TenantId(2)), chunks: 3 }));
     let to: Vec<To> = step(&mut world).into_iter().map(|step| step.to).collect();
     assert_eq!(to, [To::Reserve, To::Reserve, To::Host], "two without a copy");
     world.use_chunks(2, 0..3);
@@ -235,10 +235,10 @@ fn the_reserve_is_used_first_and_drains_when_nothing_else_is_to_do() {
     assert_eq!(world.table.summary().parked, 1);
     world.destroy(2).unwrap();
     world.now += 300 * MS;
-    let before = world.table.summary().vms[&VmId(1)].moved_in;
+    let before = world.table.summary().vms[&TenantId(1)].moved_in;
     let steps = world.plan(None);
     let after = world.table.summary();
-    assert_eq!((steps.len(), after.parked, after.vms[&VmId(1)].moved_in - before), (4, 0, 3));
+    assert_eq!((steps.len(), after.parked, after.vms[&TenantId(1)].moved_in - before), (4, 0, 3));
 }
 
 #[test]
@@ -263,12 +263,14 @@ fn the_mediator_and_a_guarantee_get_room() {
     assert_eq!(world.plan(Some(Request { by: By::Mediator, chunks: 5 })).len(), 3);
     assert_eq!(world.table.for_mediator(), 5);
     let limits = Limits { guarantee: 10, ..ANY };
-    let Err(Error::Promise { wanted, now, .. }) = world.table.set_limits(VmId(2), limits) else { panic!("no room") };
+    let Err(Error::Promise { wanted, now, .. }) = world.table.set_limits(TenantId(2), limits) else {
+        panic!("no room")
+    };
     let more = wanted - now + world.table.spare();
     assert_eq!(world.plan(Some(Request { by: By::Guarantee, chunks: more })).len(), 7);
-    world.table.set_limits(VmId(2), limits).unwrap();
+    world.table.set_limits(TenantId(2), limits).unwrap();
     // Chunks that others are guaranteed are not evicted for it.
-    world.table.set_limits(VmId(1), Limits { guarantee: 8, ..ANY }).unwrap();
+    world.table.set_limits(TenantId(1), Limits { guarantee: 8, ..ANY }).unwrap();
     assert_eq!(world.plan(Some(Request { by: By::Guarantee, chunks: 1 })), []);
 }
 
@@ -281,11 +283,11 @@ fn the_holder_of_a_turn_has_the_card_and_the_others_wait() {
     world.rest(&[1, 2, 3]);
     assert_eq!((world.card(1), world.card(2), world.card(3)), (9, 9, 2));
     for holder in [1, 2, 1] {
-        let turn = Turn { members: vec![VmId(1), VmId(2)], holder: VmId(holder), quantum_ns: 1 };
+        let turn = Turn { members: vec![TenantId(1), TenantId(2)], holder: TenantId(holder), quantum_ns: 1 };
         world.balancer.set_turn(Some(turn));
         world.unsettle();
-        world.balancer.active(VmId(holder), world.now);
-        world.balancer.active(VmId(3), world.now);
+        world.balancer.active(TenantId(holder), world.now);
+        world.balancer.active(TenantId(3), world.now);
         world.plan(None);
         assert_eq!((world.card(holder), world.card(3 - holder), world.card(3)), (18, 0, 2), "at once");
     }
@@ -301,12 +303,12 @@ fn moves_under_way_are_not_planned_again() {
     table.set_host_budget(100);
     let mut balancer = Balancer::new(Config::default());
     for vm in [1, 2] {
-        table.create_vm(VmId(vm), 64 * CHUNK, ANY).unwrap();
+        table.create_vm(TenantId(vm), 64 * CHUNK, ANY).unwrap();
     }
     for index in 0..8 {
-        table.place(VmId(1), GuestAddr(index * CHUNK)).unwrap();
+        table.place(TenantId(1), GuestAddr(index * CHUNK)).unwrap();
     }
-    let request = Some(Request { by: By::Vm(VmId(2)), chunks: 3 });
+    let request = Some(Request { by: By::Vm(TenantId(2)), chunks: 3 });
     let steps = balancer.plan(&table, 0, request);
     assert_eq!(steps.len(), 3);
     let moves: Vec<_> = steps.iter().map(|&step| table.start(step).unwrap().unwrap()).collect();
@@ -315,7 +317,7 @@ fn moves_under_way_are_not_planned_again() {
     table.abort_move(moves[1].id);
     assert_eq!(balancer.plan(&table, 0, request).len(), 1, "one has stayed");
     assert!(!table.is_gone(moves[2].id));
-    table.unplace(VmId(1), table.guest_address(moves[2].index)).unwrap();
+    table.unplace(TenantId(1), table.guest_address(moves[2].index)).unwrap();
     assert!(table.is_gone(moves[2].id) && table.is_gone(moves[0].id));
 }
 
@@ -325,11 +327,11 @@ fn what_is_on_its_way_for_a_request_is_not_evicted_twice() {
     table.set_host_budget(100);
     let mut balancer = Balancer::new(Config::default());
     for (vm, chunks) in [(1, 7), (3, 7), (2, 0)] {
-        table.create_vm(VmId(vm), 64 * CHUNK, ANY).unwrap();
-        (0..chunks).for_each(|index| _ = table.place(VmId(vm), GuestAddr(index * CHUNK)).unwrap());
+        table.create_vm(TenantId(vm), 64 * CHUNK, ANY).unwrap();
+        (0..chunks).for_each(|index| _ = table.place(TenantId(vm), GuestAddr(index * CHUNK)).unwrap());
     }
     // The first stays above its share, since the third is below its own.
-    let request = Some(Request { by: By::Vm(VmId(2)), chunks: 1 });
+    let request = Some(Request { by: By::Vm(TenantId(2)), chunks: 1 });
     let steps = balancer.plan(&table, 0, request);
     assert_eq!(steps.len(), 1);
     table.start(steps[0]).unwrap();
@@ -342,8 +344,8 @@ fn what_a_raised_guarantee_is_owed_comes_back() {
     world.use_chunks(1, 0..10);
     assert_eq!(world.card(1), 6, "four are kept for the other");
     // The other's guarantee passes to the first, whose chunks are in host memory: no chunk is spare.
-    world.table.set_limits(VmId(2), ANY).unwrap();
-    world.table.set_limits(VmId(1), Limits { guarantee: 10, ..ANY }).unwrap();
+    world.table.set_limits(TenantId(2), ANY).unwrap();
+    world.table.set_limits(TenantId(1), Limits { guarantee: 10, ..ANY }).unwrap();
     assert_eq!(world.table.spare(), 0);
     assert_eq!((world.rest(&[1]), world.card(1)), (4, 10));
 }
@@ -370,6 +372,9 @@ fn a_vm_that_is_gone_is_forgotten() {
     pin(&mut world, 1, 0, 2).unwrap();
     world.destroy(1).unwrap();
     // Another VM of the same size gets the number before anything is planned.
-    world.table.create_vm(VmId(1), 64 * CHUNK, ANY).unwrap();
-    assert_eq!((world.balancer.pinned(VmId(1)), world.balancer.known.len(), world.balancer.active.len()), (0, 0, 0));
+    world.table.create_vm(TenantId(1), 64 * CHUNK, ANY).unwrap();
+    assert_eq!(
+        (world.balancer.pinned(TenantId(1)), world.balancer.known.len(), world.balancer.active.len()),
+        (0, 0, 0)
+    );
 }

@@ -4,7 +4,7 @@ use super::CHUNK;
 use super::world::{MS, World};
 use crate::balance::{Balancer, By, Config, Request, SavedBalancer};
 use crate::victim::VictimPolicy;
-use crate::{ChunkTable, GuestAddr, Limits, OnFull, SavedChunks, VmId};
+use crate::{ChunkTable, GuestAddr, Limits, OnFull, SavedChunks, TenantId};
 use proptest::prelude::*;
 
 const CHUNKS: u32 = 24;
@@ -66,10 +66,10 @@ fn config() -> impl Strategy<Value = Config> {
 /// Handles a refused guarantee as the mediator does: has room made, and tries again.
 fn set_limits(world: &mut World, vm: u32, limits: Limits) {
     world.unsettle();
-    if let Err(crate::Error::Promise { wanted, now, .. }) = world.table.set_limits(VmId(vm), limits) {
+    if let Err(crate::Error::Promise { wanted, now, .. }) = world.table.set_limits(TenantId(vm), limits) {
         let more = wanted - now + world.table.spare();
         world.plan(Some(Request { by: By::Guarantee, chunks: more }));
-        let _ = world.table.set_limits(VmId(vm), limits);
+        let _ = world.table.set_limits(TenantId(vm), limits);
     }
     // A chunk above a new quota is evicted at once.
     world.plan(None);
@@ -80,9 +80,10 @@ fn apply(world: &mut World, op: Op) {
     match op {
         Op::Create(vm, chunks, limits) => {
             let bytes = chunks * CHUNK;
-            if world.table.create_vm(VmId(vm), bytes, limits).is_err() && world.table.limits(VmId(vm)).is_none() {
+            if world.table.create_vm(TenantId(vm), bytes, limits).is_err() && world.table.limits(TenantId(vm)).is_none()
+            {
                 world.plan(Some(Request { by: By::Guarantee, chunks: limits.guarantee }));
-                let _ = world.table.create_vm(VmId(vm), bytes, limits);
+                let _ = world.table.create_vm(TenantId(vm), bytes, limits);
             }
         }
         Op::SetLimits(vm, limits) => set_limits(world, vm, limits),
@@ -96,16 +97,16 @@ fn apply(world: &mut World, op: Op) {
             }
         }
         Op::Free(vm, index) => {
-            let _ = world.table.unplace(VmId(vm), GuestAddr(index * CHUNK));
+            let _ = world.table.unplace(TenantId(vm), GuestAddr(index * CHUNK));
         }
         Op::Touch(vm, index) => {
-            let _ = world.balancer.touched(&world.table, VmId(vm), GuestAddr(index * CHUNK), 1);
-            let _ = world.balancer.set_priority(&world.table, VmId(vm), GuestAddr(index * CHUNK), 1, index as u8);
+            let _ = world.balancer.touched(&world.table, TenantId(vm), GuestAddr(index * CHUNK), 1);
+            let _ = world.balancer.set_priority(&world.table, TenantId(vm), GuestAddr(index * CHUNK), 1, index as u8);
         }
         Op::Pin(vm, index, pinned) => {
-            let _ = world.balancer.pin(&world.table, VmId(vm), GuestAddr(index * CHUNK), 1, pinned);
+            let _ = world.balancer.pin(&world.table, TenantId(vm), GuestAddr(index * CHUNK), 1, pinned);
         }
-        Op::Active(vm) => world.balancer.active(VmId(vm), world.now),
+        Op::Active(vm) => world.balancer.active(TenantId(vm), world.now),
         Op::Wait(ns) => {
             world.now += ns;
             world.plan(None);
@@ -121,7 +122,7 @@ fn apply(world: &mut World, op: Op) {
 }
 
 /// Each VM's share by bisection in floating point, from the accounts alone; `busy` VMs come before the others.
-fn shares(world: &World, busy: &[u32]) -> Vec<(VmId, f64)> {
+fn shares(world: &World, busy: &[u32]) -> Vec<(TenantId, f64)> {
     let summary = world.table.summary();
     let low_water = world.balancer.config().low_water.min(summary.spare());
     let kept = summary.mediator + summary.set_aside + (summary.reserve + summary.parked) + low_water;
@@ -135,10 +136,10 @@ fn shares(world: &World, busy: &[u32]) -> Vec<(VmId, f64)> {
             (vm, f64::from(account.limits.weight), f64::from(account.guarantee), f64::from(most))
         })
         .collect();
-    let is_busy = |vm: VmId| busy.contains(&vm.0);
-    let fill = |chunks: f64, of: &dyn Fn(VmId) -> Option<(f64, f64)>| {
+    let is_busy = |vm: TenantId| busy.contains(&vm.0);
+    let fill = |chunks: f64, of: &dyn Fn(TenantId) -> Option<(f64, f64)>| {
         let at = |level: f64| {
-            let bounds = |vm: &(VmId, f64, f64, f64)| of(vm.0).unwrap_or((vm.2, vm.3));
+            let bounds = |vm: &(TenantId, f64, f64, f64)| of(vm.0).unwrap_or((vm.2, vm.3));
             vms.iter().map(|vm| (vm.0, (level * vm.1).max(bounds(vm).0).min(bounds(vm).1))).collect::<Vec<_>>()
         };
         let (mut low, mut high) = (0.0, 1e4);
@@ -236,12 +237,12 @@ proptest! {
         }
         let Ok((saved, _)) = postcard::take_from_bytes::<SavedBalancer>(&bytes) else { return Ok(()) };
         let Ok(mut balancer) = Balancer::restored(saved, &world.table) else { return Ok(()) };
-        for request in [None, Some(Request { by: By::Vm(VmId(1)), chunks: 3 })] {
+        for request in [None, Some(Request { by: By::Vm(TenantId(1)), chunks: 3 })] {
             let _ = balancer.plan(&world.table, world.now + 1000 * MS, request);
         }
         let _ = balancer.entitlements(&world.table, world.now);
-        let _ = balancer.touched(&world.table, VmId(1), GuestAddr(0), 3 * CHUNK);
-        let _ = balancer.set_priority(&world.table, VmId(1), GuestAddr(0), 3 * CHUNK, 1);
+        let _ = balancer.touched(&world.table, TenantId(1), GuestAddr(0), 3 * CHUNK);
+        let _ = balancer.set_priority(&world.table, TenantId(1), GuestAddr(0), 3 * CHUNK, 1);
     }
 
     /// With little host memory and small caps it still comes to rest, every step can be executed, and limits hold.

@@ -2,7 +2,7 @@
 
 use super::CHUNK;
 use crate::balance::{Balancer, By, Config, Request};
-use crate::{ChunkTable, Contents, Ended, Error, GuestAddr, Place, Placed, Step, Tier, To, VmId};
+use crate::{ChunkTable, Contents, Ended, Error, GuestAddr, Place, Placed, Step, TenantId, Tier, To};
 use std::collections::BTreeMap;
 
 pub(super) const MS: u64 = 1_000_000;
@@ -12,7 +12,7 @@ pub(super) struct World {
     pub(super) balancer: Balancer,
     pub(super) now: u64,
     /// Time at which each chunk was last moved, and its destination.
-    sent: BTreeMap<(VmId, u32), (u64, To)>,
+    sent: BTreeMap<(TenantId, u32), (u64, To)>,
 }
 
 impl World {
@@ -56,7 +56,7 @@ impl World {
                 && requester != step.vm
                 && let Some(&(when, To::Card)) = self.sent.get(&(step.vm, step.index))
             {
-                let placed = |vm: VmId| self.table.vms().find(|(id, _)| *id == vm).map(|(_, account)| account);
+                let placed = |vm: TenantId| self.table.vms().find(|(id, _)| *id == vm).map(|(_, account)| account);
                 let beyond = placed(step.vm).is_some_and(|account| account.placed > account.limits.quota);
                 let last = self.balancer.last_active(step.vm);
                 let idle = last.is_none_or(|last| now.saturating_sub(last) >= config.idle_after_ns);
@@ -90,7 +90,7 @@ impl World {
 
     /// Uses a guest chunk: makes room for it, and gives it its place.
     pub(super) fn ask(&mut self, vm: u32, index: u64) -> Result<Placed, Error> {
-        let (vm, address) = (VmId(vm), GuestAddr(index * CHUNK));
+        let (vm, address) = (TenantId(vm), GuestAddr(index * CHUNK));
         if self.table.is_placed(vm, address) == Some(false) {
             self.plan(Some(Request { by: By::Vm(vm), chunks: 1 }));
         }
@@ -115,7 +115,7 @@ impl World {
         let (mut quiet, mut moved) = (0, 0);
         for _ in 0..10_000 {
             self.now += config.return_interval_ns;
-            busy.iter().for_each(|&vm| self.balancer.active(VmId(vm), self.now));
+            busy.iter().for_each(|&vm| self.balancer.active(TenantId(vm), self.now));
             let steps = self.plan(None).len();
             quiet = if steps == 0 { quiet + 1 } else { 0 };
             moved += steps;
@@ -128,8 +128,8 @@ impl World {
 
     /// Destroys a VM, as the mediator does it.
     pub(super) fn destroy(&mut self, vm: u32) -> Result<u32, Error> {
-        let freed = self.table.destroy_vm(VmId(vm))?;
-        self.balancer.forget_vm(VmId(vm));
+        let freed = self.table.destroy_vm(TenantId(vm))?;
+        self.balancer.forget_vm(TenantId(vm));
         Ok(freed)
     }
 

@@ -1,7 +1,7 @@
 //! One VM's map in its saved form: without the places, which the states of chunks and slots have.
 
 use super::VmMap;
-use crate::VmId;
+use crate::TenantId;
 use crate::chunks::Limits;
 use crate::chunks::account::VmSummary;
 use crate::chunks::moves::{Fate, Flight};
@@ -81,7 +81,7 @@ impl VmMap {
             })?;
             map.park(index);
         }
-        for flight in flights.values().filter(|flight| flight.vm == VmId(vm) && flight.fate != Fate::Ownerless) {
+        for flight in flights.values().filter(|flight| flight.vm == TenantId(vm) && flight.fate != Fate::Ownerless) {
             map.sums.moving += u32::from(flight.fate == Fate::Alive);
             if !flight.drains {
                 *map.on_the_way(flight.to.tier()) += 1;

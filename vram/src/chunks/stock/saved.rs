@@ -1,7 +1,7 @@
 //! The units of one memory in their saved form.
 
 use super::Stock;
-use crate::VmId;
+use crate::TenantId;
 use crate::chunks::saved::COUNT_MAX;
 use crate::chunks::state::{ChunkState, MoveId};
 use saved_state::{Invalid, ascend};
@@ -106,7 +106,7 @@ impl From<SavedPiece> for ChunkState {
             SavedPiece::Quarantined => Self::Quarantined,
             SavedPiece::Mediator => Self::Mediator,
             SavedPiece::Arriving(id) => Self::Arriving(MoveId(id)),
-            SavedPiece::Vm { vm, index } => Self::Vm { vm: VmId(vm), index },
+            SavedPiece::Vm { vm, index } => Self::Vm { vm: TenantId(vm), index },
         }
     }
 }

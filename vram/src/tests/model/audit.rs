@@ -1,7 +1,7 @@
 //! Checks of the invariants of a chunk table at any time, and at its end.
 
 use super::{CHUNK, CHUNKS, Flight, Model, start};
-use crate::{GuestAddr, Lookup, Place, Tier, To, VmId, VmSummary};
+use crate::{GuestAddr, Lookup, Place, TenantId, Tier, To, VmSummary};
 use proptest::prelude::*;
 
 impl Model {
@@ -14,8 +14,8 @@ impl Model {
             for index in 0..vm.count() {
                 let at = GuestAddr(u64::from(index) * CHUNK);
                 let last = vm.bytes.min(at.0 + CHUNK) - 1;
-                let whole = self.table.lookup(VmId(id), at, last + 1 - at.0);
-                let first = self.table.translate(VmId(id), at);
+                let whole = self.table.lookup(TenantId(id), at, last + 1 - at.0);
+                let first = self.table.translate(TenantId(id), at);
                 let Some(&(piece, token)) = vm.chunks.get(&index) else {
                     prop_assert_eq!((first, whole), (None, Lookup::Unplaced));
                     continue;
@@ -26,13 +26,13 @@ impl Model {
                     (Some(start(piece)), Lookup::Placed(start(piece)))
                 );
                 if let Place::Card(address) = start(piece) {
-                    prop_assert_eq!(self.table.owner(address), Some((VmId(id), at)));
+                    prop_assert_eq!(self.table.owner(address), Some((TenantId(id), at)));
                 }
-                prop_assert_eq!(self.table.is_parked(VmId(id), index), vm.parked.contains(&index));
+                prop_assert_eq!(self.table.is_parked(TenantId(id), index), vm.parked.contains(&index));
                 let moving = |flight: &Flight| flight.alive && flight.vm == Some(id) && flight.index == index;
-                prop_assert_eq!(self.table.is_moving(VmId(id), index), self.flights.iter().any(moving));
+                prop_assert_eq!(self.table.is_moving(TenantId(id), index), self.flights.iter().any(moving));
             }
-            prop_assert_eq!(self.table.lookup(VmId(id), GuestAddr(vm.bytes), 1), Lookup::Outside);
+            prop_assert_eq!(self.table.lookup(TenantId(id), GuestAddr(vm.bytes), 1), Lookup::Outside);
         }
         let mut moves: Vec<_> =
             self.flights.iter().map(|flight| (flight.id, start(flight.from), start(flight.to))).collect();
@@ -61,7 +61,7 @@ impl Model {
                 moved_out: vm.moved[1],
                 moved_in: vm.moved[0],
             };
-            (VmId(id), account)
+            (TenantId(id), account)
         });
         prop_assert_eq!(&summary.vms, &accounts.collect());
         let to_card = self.flights.iter().filter(|flight| flight.to.0 == Tier::Card).count() as u32;
@@ -121,7 +121,7 @@ impl Model {
             .sum();
         prop_assert!(held <= CHUNKS);
         for id in std::mem::take(&mut self.vms).into_keys() {
-            self.table.destroy_vm(VmId(id)).unwrap();
+            self.table.destroy_vm(TenantId(id)).unwrap();
         }
         self.table.set_host_budget(0);
         while let Some(work) = self.table.take_scrub_work() {

@@ -153,7 +153,7 @@ pub(super) const MUTATIONS: &[Mutation] = &[
         package: "channels",
         file: "channels/src/pool/saved.rs",
         from: "!trusted || id.is_mediator()",
-        to: "!trusted || id <= VmId::MEDIATOR",
+        to: "!trusted || id <= TenantId::MEDIATOR",
         tests: "saved::",
     },
     Mutation {

@@ -104,7 +104,7 @@ fn frees(world: &mut World, session: SessionId, tenant: u32, count: usize, missi
     }
     world.say(session, FromTenant::Free { chunks });
     world.settle();
-    world.event(Event::Missing { tenant: vram::VmId(tenant), sure: true, bytes: missing * CHUNK });
+    world.event(Event::Missing { tenant: vram::TenantId(tenant), sure: true, bytes: missing * CHUNK });
 }
 
 #[test]
@@ -162,14 +162,14 @@ fn nobody_is_charged_for_what_may_be_anothers() {
     let hidden = 3 * (8 << 20);
     // Both end, and their memory goes a little later: so much of it is of either.
     for tenant in [1, 2] {
-        world.event(Event::Missing { tenant: vram::VmId(tenant), sure: false, bytes: 8 * CHUNK });
+        world.event(Event::Missing { tenant: vram::TenantId(tenant), sure: false, bytes: 8 * CHUNK });
     }
     twice(&mut world, &pids, 6 * CHUNK + hidden);
     assert_eq!((past(&world, 0).1, past(&world, 1).1), (0, 0));
     assert_eq!(world.core.view().unexplained_bytes, 5 * CHUNK, "but for the margin");
     twice(&mut world, &pids, 0);
     for tenant in [1, 2] {
-        world.event(Event::Missing { tenant: vram::VmId(tenant), sure: false, bytes: 8 * CHUNK });
+        world.event(Event::Missing { tenant: vram::TenantId(tenant), sure: false, bytes: 8 * CHUNK });
     }
     twice(&mut world, &pids, 12 * CHUNK + hidden);
     assert_eq!((past(&world, 0).1, past(&world, 1).1), (4, 4), "so much is of each in any case");
@@ -182,7 +182,7 @@ fn managed_memory_is_no_memory_for_nobody() {
     let pids = [(pid(&world, one), 0)];
     twice(&mut world, &pids, 0);
     world.say(one, FromTenant::Fix { request: 1, card: 0, kind: FixedKind::Managed, bytes: 6 * CHUNK });
-    world.event(Event::Missing { tenant: vram::VmId(1), sure: true, bytes: 8 * CHUNK });
+    world.event(Event::Missing { tenant: vram::TenantId(1), sure: true, bytes: 8 * CHUNK });
     // As much as the contexts of the program and the owner may take in addition.
     let hidden = 2 * (8 << 20);
     twice(&mut world, &pids, 6 * CHUNK + hidden);

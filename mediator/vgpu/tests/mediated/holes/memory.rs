@@ -182,7 +182,7 @@ fn hole_17_a_vm_finds_nothing_of_the_one_before() {
     super::card_vram(&rig, *before.last().unwrap(), &mut held);
     assert!(held.iter().all(|&byte| byte == SECRET), "it is there to be found");
     idle.driver.guest.remove().unwrap();
-    let heir = super::born(&rig, vram::VmId(7));
+    let heir = super::born(&rig, vram::TenantId(7));
     assert_eq!(super::finds(&heir.guest, SECRET), 0);
     // Nor is it in free memory.
     for at in before {

@@ -27,16 +27,16 @@ use nvspec::{Access, RegInfo};
 use rig::driver::{At, CE0, CE1, Channel, Driver, M2MF, PAGE, ce_copy, m2mf_copy, object, pattern};
 use rig::{CHUNK, Guest, Rig};
 use std::collections::{BTreeMap, BTreeSet};
-use vram::VmId;
+use vram::TenantId;
 
 /// MiB of the card: three VMs, the mediator, and room for shadow tables.
 const CARD_MIB: u32 = 96;
 /// Bytes of each VM's VRAM and RAM.
 const SHARE: u64 = VM_MIB * MIB;
 const RAM: u64 = MIB;
-const EVIL: VmId = VmId(0);
-const GOOD: VmId = VmId(1);
-const IDLE: VmId = VmId(2);
+const EVIL: TenantId = TenantId(0);
+const GOOD: TenantId = TenantId(1);
+const IDLE: TenantId = TenantId(2);
 /// Byte that fills the idle VM's memory, from [`SECRET_AT`] on.
 const SECRET: u8 = 0xc5;
 const SECRET_AT: u64 = SHARE / 2;
@@ -234,13 +234,13 @@ impl Scene {
     }
 
     /// Returns the card's address of a VM's VRAM.
-    fn on_card(&self, vm: VmId, at: u64) -> u64 {
+    fn on_card(&self, vm: TenantId, at: u64) -> u64 {
         let place = self.rig.host.lock().vram_mut().place(vm, GuestVramAddr(at), PAGE).expect("VRAM of the VM");
         place.card().expect("on the card").0
     }
 
     /// Returns the card's instance block of a VM's channel.
-    fn card_instance(&self, vm: VmId, id: u8) -> Option<u64> {
+    fn card_instance(&self, vm: TenantId, id: u8) -> Option<u64> {
         let physical = self.rig.host.lock().channels().physical(vm, VirtualChannelId(id))?;
         let value = self.rig.card.read32(pfifo::CHANNEL::at(u32::from(physical.0)));
         Some(u64::from(pfifo::CHANNEL::ADDRESS.get(value)) << 12)
@@ -253,7 +253,7 @@ impl Scene {
     }
 
     /// Returns the card's address of a VM's RAM at guest-physical 0, which its channel maps at [`C`].
-    fn bus_address(&self, vm: VmId) -> u64 {
+    fn bus_address(&self, vm: TenantId) -> u64 {
         let directory = self.card_word64(self.card_instance(vm, ID).unwrap() + vm::PDB_LO) & 0xff_ffff_f000;
         let pde = Pde::from(self.card_word64(directory + (C >> PDE_SHIFT) * 8));
         let pte = Pte::from(self.card_word64(pde.small_address() + (C >> 12) * 8));
@@ -377,7 +377,7 @@ impl Scene {
     }
 
     /// Returns the numbers of the card's chunks that some VMs have.
-    fn blocks_of(&self, vms: &[VmId]) -> BTreeSet<u64> {
+    fn blocks_of(&self, vms: &[TenantId]) -> BTreeSet<u64> {
         let all = vms.iter().flat_map(|vm| (0..SHARE / CHUNK).map(|chunk| self.on_card(*vm, chunk * CHUNK) / CHUNK));
         all.collect()
     }
@@ -390,7 +390,7 @@ enum Size {
     Large,
 }
 
-fn born(rig: &Rig, vm: VmId) -> Driver {
+fn born(rig: &Rig, vm: TenantId) -> Driver {
     let mut guest = rig.guest(vm.0, VM_MIB, 16);
     assert!(guest.map_ram(0, RAM, true));
     Driver::new(guest)

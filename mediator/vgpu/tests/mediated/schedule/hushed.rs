@@ -10,7 +10,7 @@ use owner::Sharing;
 use rig::Rig;
 use rig::altered::{Alter, Altered};
 use rig::driver::{Channel, Driver, FENCE_VA, M2MF, m2mf_copy, methods, object, release};
-use sched::{Config, Engine, VgpuId, VgpuParams};
+use sched::{Config, Engine, TenantId, VgpuParams};
 use simgpu::SimGpu;
 use std::time::{Duration, Instant};
 
@@ -38,7 +38,7 @@ fn untold_copies(driver: &mut Driver, channel: &mut Channel) {
 /// Returns the number of submissions of a VM that the scheduler has seen to end.
 fn ended(rig: &Rig, vm: u32) -> u64 {
     let state = rig.host.lock();
-    let accounts = Engine::ALL.iter().filter_map(|engine| state.scheduler().account(VgpuId(vm), *engine));
+    let accounts = Engine::ALL.iter().filter_map(|engine| state.scheduler().account(TenantId(vm), *engine));
     accounts.map(|account| account.completed).sum()
 }
 

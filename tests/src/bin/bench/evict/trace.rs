@@ -14,13 +14,13 @@ use rig::Rig;
 use sm20::Program;
 use tests::light::{CardConfig, LightGpu, MIB, guest};
 use vram::victim::VictimPolicy;
-use vram::{GuestAddr, Limits, Lookup, Place as ChunkPlace, VmId};
+use vram::{GuestAddr, Limits, Lookup, Place as ChunkPlace, TenantId};
 use workloads::{Buffer, Gpu, Grid, Module, Options, Params, Place, by_name};
 
 /// Bytes of a recorded chunk: the minimum of a card, and the software card's unit of recording.
 pub(super) const BLOCK: u64 = vram::CHUNK_BYTES_MIN;
 /// The only VM.
-const VM: VmId = VmId(0);
+const VM: TenantId = TenantId(0);
 /// MiB that it sees; the card has twice that, so that memory is never short.
 const VM_MIB: u64 = 64;
 

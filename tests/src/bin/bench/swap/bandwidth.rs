@@ -10,7 +10,7 @@ use rig::driver::{At, CE0, CE1, Channel, Driver, PAGE, methods, object, pattern}
 use simgpu::TimeModel;
 use tests::bench::{Metric, Target, median};
 use tests::light::{CardConfig, MIB, account, guest, wait};
-use vram::{Limits, Step, To, VmId};
+use vram::{Limits, Step, TenantId, To};
 
 use super::{CHUNK, LONG, division, time};
 
@@ -84,9 +84,9 @@ impl Scene {
 
     /// Returns the bytes per second of moving chunks, and the milliseconds of the VM's suspension.
     pub(super) fn relocate(&mut self, chunks: std::ops::Range<u64>, to: To) -> Result<(f64, f64)> {
-        let steps: Vec<_> = chunks.map(|index| Step { vm: VmId(0), index: index as u32, to }).collect();
+        let steps: Vec<_> = chunks.map(|index| Step { vm: TenantId(0), index: index as u32, to }).collect();
         let began = Instant::now();
-        let done = self.rig.host.relocate(VmId(0), &steps);
+        let done = self.rig.host.relocate(TenantId(0), &steps);
         let took = began.elapsed().as_secs_f64();
         ensure!(done.moved as usize == steps.len(), "{done:?} of {} chunks", steps.len());
         Ok((done.bytes as f64 / took, done.suspended_ns as f64 / 1e6))

@@ -9,7 +9,7 @@ use rig::driver::{At, Channel, Driver, M2MF, PAGE, m2mf_copy, object, pattern};
 use tests::bench::interval::{Interval, mean};
 use tests::bench::{Metric, Target};
 use tests::light::{CardConfig, MIB, account, guest, wait};
-use vram::{Limits, VmId};
+use vram::{Limits, TenantId};
 
 use super::{BUS_RATE, CHUNK, LANES, division, eventually, quantile, time};
 
@@ -82,7 +82,7 @@ impl Vm {
 }
 
 fn moved_of(rig: &Rig, vm: u32) -> (u64, u64) {
-    rig.host.lock().memory().moved(VmId(vm)).map_or((0, 0), |moved| (moved.sum.bytes, moved.sum.suspended_ns))
+    rig.host.lock().memory().moved(TenantId(vm)).map_or((0, 0), |moved| (moved.sum.bytes, moved.sum.suspended_ns))
 }
 
 /// Cost of one request in seconds, and the bytes evicted for it.

@@ -9,7 +9,7 @@ use rig::Rig;
 use rig::driver::{At, PAGE, pattern};
 use tests::bench::{Metric, Target};
 use tests::light::{CardConfig, MIB, copy_line, guest, wait};
-use vram::{Limits, VmId};
+use vram::{Limits, TenantId};
 
 use super::picture::{Picture, Series, draw};
 use super::{CHUNK, division, time};
@@ -67,7 +67,7 @@ fn allocator(rig: &Rig, vm: u32) -> Result<()> {
 
 fn sample(rig: &Rig, at: Duration) -> Sample {
     let summary = rig.usage().0;
-    let of = |vm: u32| summary.vms.get(&VmId(vm)).copied().unwrap_or_default();
+    let of = |vm: u32| summary.vms.get(&TenantId(vm)).copied().unwrap_or_default();
     Sample { at, card: [0, 1].map(|vm| of(vm).placed), host: [0, 1].map(|vm| of(vm).host) }
 }
 

@@ -12,7 +12,7 @@ use std::time::Instant;
 use anyhow::{Context, Result, ensure};
 use tests::bench::{Metric, Target, median};
 use tests::light::{CardConfig, LightGpu, MIB, guest};
-use vram::{Limits, Mode, VmId};
+use vram::{Limits, Mode, TenantId};
 use workloads::{Options, by_name};
 
 use super::{division, time};
@@ -91,7 +91,7 @@ fn jobs((name, scale): (&str, u32), runs: u64, count: u32, card_mib: u64, turns:
     .with_context(|| format!("{count} of {name} on {card_mib} MiB"))?;
     let makespan = began.elapsed().as_secs_f64();
     let state = rig.host.lock();
-    let moved = (0..count).map(|vm| state.memory().moved(VmId(vm)).map_or(0, |moved| moved.sum.bytes)).sum();
+    let moved = (0..count).map(|vm| state.memory().moved(TenantId(vm)).map_or(0, |moved| moved.sum.bytes)).sum();
     Ok(Outcome { makespan, moved, footprint: footprints.into_iter().max().unwrap_or(0) })
 }
 

@@ -8,7 +8,7 @@ use anyhow::{Context, Result, ensure};
 use tests::bench::interval::{Interval, mean};
 use tests::bench::{Metric, Target, order};
 use tests::light::{CardConfig, LightGpu, MIB, guest};
-use vram::{Limits, VmId};
+use vram::{Limits, TenantId};
 use workloads::{Options, by_name};
 
 use super::picture::{Picture, Series, draw};
@@ -66,7 +66,7 @@ pub(super) fn several(name: &str, scale: u32, count: usize, config: &CardConfig,
     })
     .with_context(|| format!("{name} on {} MiB", config.card_mib))?;
     let state = rig.host.lock();
-    let moved = vms.map(|vm| state.memory().moved(VmId(vm)).map_or(0, |moved| moved.sum.bytes)).sum();
+    let moved = vms.map(|vm| state.memory().moved(TenantId(vm)).map_or(0, |moved| moved.sum.bytes)).sum();
     Ok(Outcome {
         slower: runs.iter().map(|run| run.0).fold(0.0, f64::max),
         moved,

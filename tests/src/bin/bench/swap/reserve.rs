@@ -7,7 +7,7 @@ use anyhow::{Context, Result, ensure};
 use rig::Rig;
 use tests::bench::{Metric, Target};
 use tests::light::{CardConfig, LightGpu, MIB, guest};
-use vram::{Limits, VmId};
+use vram::{Limits, TenantId};
 use workloads::{Options, by_name};
 
 use super::{CHUNK, division, time};
@@ -60,7 +60,7 @@ fn beside_a_large_one(jobs: u32, reserve_mib: u64) -> Result<(f64, u64)> {
         jobs.into_iter().try_for_each(|job| job.join().ok().context("a job panicked")?.map(drop))
     })?;
     let makespan = began.elapsed().as_secs_f64();
-    let suspended = rig.host.lock().memory().moved(VmId(100)).map_or(0, |moved| moved.sum.suspended_ns);
+    let suspended = rig.host.lock().memory().moved(TenantId(100)).map_or(0, |moved| moved.sum.suspended_ns);
     let _ = channel;
     Ok((makespan, suspended))
 }

@@ -12,7 +12,7 @@ use rig::Rig;
 use rig::driver::{At, Channel, Driver, M2MF, PAGE, m2mf_copy, object, pattern};
 use tests::bench::{Metric, Target};
 use tests::light::{CardConfig, MIB, account, guest, wait};
-use vram::{Limits, Mode, VmId};
+use vram::{Limits, Mode, TenantId};
 
 use super::{BUS_RATE, LANES, division, time};
 
@@ -103,7 +103,7 @@ fn together(mode: Mode, chunks: u64, passes: u64) -> Result<Outcome> {
     let rig = config.open()?;
     let moved = || -> u64 {
         let state = rig.host.lock();
-        [0, 1].map(|vm| state.memory().moved(VmId(vm)).map_or(0, |moved| moved.sum.bytes)).iter().sum()
+        [0, 1].map(|vm| state.memory().moved(TenantId(vm)).map_or(0, |moved| moved.sum.bytes)).iter().sum()
     };
     let mut jobs = [Job::new(&rig, 0)?, Job::new(&rig, 1)?];
     let turns = || rig.host.lock().memory().divider().turns();
