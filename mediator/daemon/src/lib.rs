@@ -49,7 +49,6 @@ mod saving;
 mod scheduling;
 mod serving;
 mod show;
-mod spool;
 mod tenants;
 mod upgrade;
 mod vm;

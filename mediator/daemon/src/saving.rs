@@ -7,11 +7,11 @@
 
 use std::time::Instant;
 
+use admin_socket::{Spool, Spooled};
 use vgpu::{Coming, MediatedVm};
 
 use super::backend::{Awaiting, Built};
 use super::moving::{MIB, Plan, REST_LIMIT, STILL_LIMIT};
-use super::spool::{Spool, Spooled};
 use super::{Daemon, DaemonError};
 
 /// Upper bound of the overhead of a stream's pieces, as a divisor of the VM's memory.
@@ -35,7 +35,7 @@ impl Daemon {
             self.save_here(name, &no)?
         };
         loop {
-            let bytes = spooled.next().map_err(|why| no(&why))?;
+            let bytes = spooled.next_piece().map_err(|why| no(&why))?;
             if bytes.is_empty() {
                 return Ok(());
             }
@@ -124,7 +124,7 @@ impl Daemon {
             vm.await_arrival().map_err(|error| no(&error))?;
             let mut coming = Coming::new(&vm, &settings).map_err(|error| no(&error))?;
             loop {
-                let bytes = spooled.next().map_err(|why| no(&why))?;
+                let bytes = spooled.next_piece().map_err(|why| no(&why))?;
                 if bytes.is_empty() {
                     return Ok(coming);
                 }

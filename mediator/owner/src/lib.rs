@@ -31,4 +31,5 @@ pub use host_card::{
 pub use tenants::{GuestEvent, mailbox};
 pub use work::feeder::Feeder;
 pub use work::needs::Needs;
+pub use work::push_buffer::{Bindings, Reader};
 pub use work::{overdue, time, usage};

@@ -1,5 +1,6 @@
 //! Sockets and bodies of the admin API: a bound on concurrent connections ([`Bounded`]), and bodies that are never in
-//! memory as a whole ([`given`], [`taken`]), between a client and blocking work.
+//! memory as a whole ([`given`], [`taken`]), between a client and blocking work;
+//! and files that buffer a body for a slow client ([`Spool`]).
 //!
 //! The crate does not know the requests, or the daemon.
 
@@ -7,6 +8,8 @@
 
 mod bodies;
 mod bounded;
+mod spool;
 
 pub use bodies::{Given, Taken, given, taken};
 pub use bounded::Bounded;
+pub use spool::{Spool, Spooled};

@@ -4,11 +4,12 @@ mod saved;
 
 pub(crate) use saved::SavedWork;
 
-use super::memory::{Bindings, Objects, Slot};
+use super::memory::{Objects, Slot};
 use channels::Span;
 use nvspec::addr::Place;
 use nvspec::fifo::{ChannelId, VirtualChannelId};
 use nvspec::instance::userd;
+use owner::Bindings;
 use shadow_pt::SpaceId;
 use std::collections::{BTreeMap, HashMap};
 

@@ -2,7 +2,8 @@
 //!
 //! Parts: [`schedule`] (the scheduler with what is known of submissions), [`feeder`] (what it is told, and what comes
 //! of it), `withheld` (work that is kept off the card), `departures` (channels that have not left yet), `noise`
-//! (interrupts that VMs cause), [`needs`] (which engines a submission needs), `recording` (what the scheduler was told
+//! (interrupts that VMs cause), [`needs`] (the engines that a submission needs), [`push_buffer`] (how they
+//! are read from its methods), `recording` (what the scheduler was told
 //! and decided), [`usage`] (what of that the operator sees), [`overdue`] (what submissions wait for that do not end),
 //! `saved` (how all that is written down), [`time`] (the card's clock).
 
@@ -11,6 +12,7 @@ pub(crate) mod feeder;
 pub mod needs;
 mod noise;
 pub mod overdue;
+pub mod push_buffer;
 mod recording;
 mod saved;
 pub(crate) mod schedule;

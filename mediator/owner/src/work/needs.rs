@@ -21,7 +21,7 @@ pub enum Needs {
 impl Needs {
     /// Needs of a method for the engine that has this number on the card.
     #[must_use]
-    pub fn of_engine(number: u32) -> Self {
+    pub(crate) fn of_engine(number: u32) -> Self {
         match engine_numbered(number) {
             Some(engine @ (Engine::Copy0 | Engine::Copy1)) => Self::Copies(engine),
             Some(Engine::Compute) | None => Self::Graphics,

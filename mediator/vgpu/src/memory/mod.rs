@@ -2,10 +2,9 @@
 //!
 //! Parts: `grants` (what page tables may name), `view` (the card as one VM reads it), `spaces` (shadow page tables),
 //! `ram` (guest RAM as the card sees it), `remap` (apertures that the VMM maps), `operands` (which memory work names),
-//! `needs` (which engines it is for), `saved` (what of it is written down).
+//! `saved` (what of it is written down).
 
 mod grants;
-mod needs;
 mod operands;
 pub(crate) mod ram;
 mod remap;
@@ -14,7 +13,6 @@ mod spaces;
 mod view;
 
 pub(crate) use grants::Grants;
-pub(crate) use needs::Bindings;
 pub(crate) use operands::Objects;
 pub(crate) use remap::{Moves, Overlay, Remap, SavedRemap, Showing, Slot, Want, ranges};
 pub(crate) use saved::{Restored, SavedMemory};
@@ -173,4 +171,9 @@ impl Memory {
         };
         each(tlb, &mut View::new(host.lock().vram_mut(), grants))
     }
+}
+
+#[cfg(test)]
+mod tests {
+    mod needs;
 }

@@ -1,14 +1,13 @@
 //! The VM's GPU address spaces: connects `shadow-pt`, the guest's memory and the card.
 
 use super::grants::Grants;
-use super::needs::{Bindings, Reader};
 use super::operands::{Names, Objects};
 use super::view::{Pool, Ring, View};
 use super::{Memory, POOL_BYTES, ram};
 use ::channels::{Doorbell, PullError, Pulled};
 use nvspec::addr::{Gpa, GuestVramAddr, Place, VramAddr};
 use nvspec::mmu::Rights;
-use owner::{CardVram, HostError, HostState, Needs};
+use owner::{Bindings, CardVram, HostError, HostState, Needs, Reader};
 use shadow_pt::{AddressSpaces, GuestRange, HostPage, Limits, RELINK_PIECES, SavedSpaces, SpaceId};
 use std::collections::BTreeSet;
 use std::ops::Range;

@@ -2,11 +2,10 @@
 //! once, with the VM's other state.
 
 use super::grants::Grants;
-use super::needs::Reader;
 use super::operands::Names;
 use nvspec::addr::{Gpa, GpuVa, GuestVramAddr, Iova, Place, VramAddr};
 use nvspec::fifo::ChannelId;
-use owner::{CardVram, HostError, Needs};
+use owner::{CardVram, HostError, Needs, Reader};
 use shadow_pt::{AddressSpaces, Frame, Mapping, NoMemory, SpaceId};
 use vram::{CardAddr, GuestAddr, PagePool, TenantId};
 

@@ -2,9 +2,10 @@
 //! spaces.
 
 use super::{Bound, Channel, Runlist, Work};
-use crate::memory::{Bindings, Objects};
+use crate::memory::Objects;
 use channels::SavedPlace;
 use nvspec::fifo::{CHANNELS, VirtualChannelId};
+use owner::Bindings;
 use saved_state::{Invalid, ascend};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, HashMap};

@@ -10,7 +10,7 @@ const PIECE: usize = 256 << 10;
 
 /// A file that is freed when this is dropped, or the process ends.
 #[derive(Debug)]
-pub(crate) struct Spool {
+pub struct Spool {
     file: File,
     folder: PathBuf,
     /// Bytes that may still be written.
@@ -22,7 +22,7 @@ impl Spool {
     ///
     /// # Errors
     /// Why it cannot be created.
-    pub(crate) fn new(folder: Option<&Path>, most: u64) -> Result<Self, String> {
+    pub fn new(folder: Option<&Path>, most: u64) -> Result<Self, String> {
         let folder = folder.map_or_else(std::env::temp_dir, Path::to_owned);
         let file = tempfile::tempfile_in(&folder).map_err(|error| says(&folder, &error))?;
         Ok(Self { file, folder, left: most })
@@ -32,7 +32,7 @@ impl Spool {
     ///
     /// # Errors
     /// When the disk is full, or the limit would be exceeded.
-    pub(crate) fn write(&mut self, bytes: &[u8]) -> Result<(), String> {
+    pub fn write(&mut self, bytes: &[u8]) -> Result<(), String> {
         let len = u64::try_from(bytes.len()).unwrap_or(u64::MAX);
         let left = self.left.checked_sub(len);
         self.left = left.ok_or("it is longer than such a VM can be")?;
@@ -43,7 +43,7 @@ impl Spool {
     ///
     /// # Errors
     /// When the file cannot be read.
-    pub(crate) fn rewind(mut self) -> Result<Spooled, String> {
+    pub fn rewind(mut self) -> Result<Spooled, String> {
         self.file.rewind().map_err(|error| says(&self.folder, &error))?;
         Ok(Spooled(self))
     }
@@ -51,14 +51,14 @@ impl Spool {
 
 /// A file that is being read.
 #[derive(Debug)]
-pub(crate) struct Spooled(Spool);
+pub struct Spooled(Spool);
 
 impl Spooled {
     /// Returns the next bytes; none after the last.
     ///
     /// # Errors
     /// When the file cannot be read.
-    pub(crate) fn next(&mut self) -> Result<Vec<u8>, String> {
+    pub fn next_piece(&mut self) -> Result<Vec<u8>, String> {
         let mut piece = vec![0; PIECE];
         let len = loop {
             match self.0.file.read(&mut piece) {
@@ -90,7 +90,7 @@ mod tests {
         let mut spool = spool.rewind().unwrap();
         let mut back = Vec::new();
         loop {
-            let part = spool.next().unwrap();
+            let part = spool.next_piece().unwrap();
             if part.is_empty() {
                 break;
             }

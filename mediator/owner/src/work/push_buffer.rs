@@ -1,13 +1,13 @@
 //! The engines that a submission's methods are for: read from its push buffers when it is taken over.
 //!
-//! The guest can change the words afterwards. So nothing that protects others rests on the answer: see `owner::Needs`.
+//! The guest can change the words afterwards. So nothing that protects others rests on the answer: see [`Needs`].
 #![cfg_attr(
     not(test),
     deny(clippy::indexing_slicing, clippy::arithmetic_side_effects, clippy::cast_possible_truncation)
 )]
 
+use super::needs::Needs;
 use nvspec::fifo::{HeaderOp, MethodHeader, OldMethodHeader, SUBCHANNELS, engine, host_method, sub_op};
-use owner::Needs;
 
 /// Words of a submission that are read. A longer submission counts as work for PGRAPH.
 const WORDS: usize = 4096;
@@ -16,7 +16,7 @@ const PIECE: usize = 64;
 
 /// Engines that a channel's subchannels are bound to: as far as that was seen.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Bindings([Option<u32>; SUBCHANNELS as usize]);
+pub struct Bindings([Option<u32>; SUBCHANNELS as usize]);
 
 /// State of a push buffer between two words.
 #[derive(Clone, Copy, Debug)]
@@ -29,7 +29,7 @@ enum State {
 
 /// A submission that is read while it is taken over.
 #[derive(Debug)]
-pub(crate) struct Reader<'a> {
+pub struct Reader<'a> {
     bindings: &'a mut Bindings,
     state: State,
     /// Words that may still be read.
@@ -38,14 +38,15 @@ pub(crate) struct Reader<'a> {
 }
 
 impl<'a> Reader<'a> {
-    /// Of a submission of the channel with these bindings.
-    pub(crate) fn new(bindings: &'a mut Bindings) -> Self {
+    /// Starts with a submission of the channel with these bindings.
+    #[must_use]
+    pub const fn new(bindings: &'a mut Bindings) -> Self {
         Self { bindings, state: State::Header, left: WORDS, needs: Needs::Host }
     }
 
     /// Reads a push buffer of `dwords` words, in pieces: `read` fills one from a word on, and returns `None` where
     /// nothing can be read.
-    pub(crate) fn range(&mut self, dwords: u32, mut read: impl FnMut(usize, &mut [u8]) -> Option<()>) {
+    pub fn range(&mut self, dwords: u32, mut read: impl FnMut(usize, &mut [u8]) -> Option<()>) {
         let dwords = dwords as usize;
         if dwords > self.left {
             return self.give_up();
@@ -69,7 +70,8 @@ impl<'a> Reader<'a> {
     }
 
     /// Returns the engines that the submission needs.
-    pub(crate) fn needs(self) -> Needs {
+    #[must_use]
+    pub fn needs(self) -> Needs {
         self.needs
     }
 
@@ -145,91 +147,5 @@ impl<'a> Reader<'a> {
             self.give_up();
         }
         self.needs != Needs::Graphics
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use rig::driver::{CE0, CE1, M2MF, ce_copy, m2mf_copy, methods, object};
-    use sched::Engine;
-
-    /// Needs of a submission of these push buffers.
-    fn needs(bindings: &mut Bindings, ranges: &[&[u32]]) -> Needs {
-        let mut reader = Reader::new(bindings);
-        for words in ranges {
-            reader.range(words.len() as u32, |first, bytes| {
-                let words = words[first..].iter().flat_map(|word| word.to_le_bytes());
-                bytes.iter_mut().zip(words).for_each(|(to, byte)| *to = byte);
-                Some(())
-            });
-        }
-        reader.needs()
-    }
-
-    fn of(words: &[u32]) -> Needs {
-        needs(&mut Bindings::default(), &[words])
-    }
-
-    const CE0_ONLY: Needs = Needs::Copies(Engine::Copy0);
-
-    #[test]
-    fn copies_need_the_copy_engine_that_their_subchannel_is_bound_to() {
-        let copy = ce_copy(0x1000, 0x2000, 1);
-        assert_eq!(of(&[object(CE0), copy.repeat(100)].concat()), CE0_ONLY);
-        assert_eq!(of(&[object(CE1), copy.clone()].concat()), Needs::Copies(Engine::Copy1));
-        assert_eq!(of(&copy), Needs::Graphics, "nobody knows what its subchannel is bound to");
-        // A binding holds from one submission to the next.
-        let mut bindings = Bindings::default();
-        assert_eq!(needs(&mut bindings, &[&object(CE0)]), Needs::Host);
-        assert_eq!(needs(&mut bindings, &[&copy]), CE0_ONLY);
-        // Until work that was not read to its end may have changed it.
-        assert_eq!(needs(&mut bindings, &[&object(M2MF)]), Needs::Graphics);
-        assert_eq!(needs(&mut bindings, &[&copy]), Needs::Graphics);
-    }
-
-    #[test]
-    fn work_with_one_method_for_pgraph_needs_pgraph() {
-        let copies = [object(CE0), ce_copy(0x1000, 0x2000, 1)].concat();
-        for graphics in [[object(M2MF), m2mf_copy(0x1000, 0x2000, 16)].concat(), methods(2, 0x100, &[0])] {
-            assert_eq!(of(&[copies.clone(), graphics.clone()].concat()), Needs::Graphics);
-            assert_eq!(of(&[graphics, copies.clone()].concat()), Needs::Graphics);
-        }
-        // The same by one datum that goes to the subchannel's object, and by a header that has no meaning.
-        assert_eq!(of(&[copies.clone(), vec![4 << 29 | 1 << 16 | 2 << 13 | 0x100 >> 2]].concat()), Needs::Graphics);
-        assert_eq!(of(&[copies, vec![6 << 29]].concat()), Needs::Graphics);
-    }
-
-    #[test]
-    fn methods_of_the_host_need_no_engine() {
-        assert_eq!(of(&[methods(0, 0x10, &[0, 0x3000, 7, 1]), methods(5, 0x20, &[0])].concat()), Needs::Host);
-        assert_eq!(of(&[]), Needs::Host);
-    }
-
-    #[test]
-    fn data_of_a_method_may_lie_in_the_next_range() {
-        let mut bindings = Bindings::default();
-        let [header, datum] = object(CE0)[..] else { panic!("a header and its datum") };
-        let copy = ce_copy(0x1000, 0x2000, 1);
-        assert_eq!(needs(&mut bindings, &[&[header], &[datum], &copy[..3], &copy[3..]]), CE0_ONLY);
-        // Data that look like a header do not count, nor does a header after the end of a segment.
-        let graphics = methods(2, 0x300, &[0]);
-        let data = methods(4, 0x310, &[graphics[0]]);
-        assert_eq!(needs(&mut bindings, &[&[data, vec![7 << 29], graphics.clone()].concat()]), CE0_ONLY);
-        assert_eq!(needs(&mut bindings, &[&[7 << 29], &graphics]), Needs::Graphics);
-    }
-
-    #[test]
-    fn work_that_is_too_long_or_cannot_be_read_needs_pgraph() {
-        let long = [object(CE0), vec![0; WORDS]].concat();
-        assert_eq!(of(&long[..WORDS]), Needs::Host);
-        assert_eq!(of(&long), Needs::Graphics);
-        let mut bindings = Bindings::default();
-        let mut reader = Reader::new(&mut bindings);
-        reader.range(3, |_, _| None);
-        assert_eq!(reader.needs(), Needs::Graphics);
-        for word in (0..=u32::MAX).step_by(0x1_0001) {
-            of(&[word, word, !word]);
-        }
     }
 }
