@@ -139,15 +139,6 @@ pub(super) const MUTATIONS: &[Mutation] = &[
         tests: "tenancy::",
     },
     Mutation {
-        name: "graphics-barred",
-        what: "copies that wait for PGRAPH's turn are not charged to the copy engine",
-        package: "vgpu",
-        file: "mediator/owner/src/work/feeder.rs",
-        from: "if off && schedule.scheduler",
-        to: "if off && ticket.0 == u64::MAX && schedule.scheduler",
-        tests: "residue::a_vm_that_uses",
-    },
-    Mutation {
         name: "graphics-struck",
         what: "a method for PGRAPH on a channel without a context counts as an overrun",
         package: "vgpu",
