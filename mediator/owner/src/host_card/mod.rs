@@ -380,7 +380,7 @@ impl HostCard {
         self.state.holds()
     }
 
-    /// The VMs that are there, of a card that may have failed: no more is read of its state than who they are.
+    /// The VMs of a card that may have failed: only their identities are read from its state.
     pub(crate) fn tenants(&self) -> Vec<Arc<dyn GuestEvents>> {
         self.state.lock().vms.values().filter_map(Weak::upgrade).collect()
     }

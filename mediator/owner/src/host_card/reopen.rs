@@ -346,8 +346,8 @@ impl HostState {
         Ok(())
     }
 
-    /// VMs that have begun work which may be for PGRAPH wait for it again: it is nobody's now, or their channels have
-    /// run without it.
+    /// VMs with started work that may be for PGRAPH wait for it again: no VM holds it now, or their channels have run
+    /// without it.
     pub(super) fn want_graphics_again(&mut self) {
         let begun: Vec<TenantId> =
             self.vms.keys().copied().filter(|vm| self.has_on_graphics(*vm, &[Stage::Started])).collect();

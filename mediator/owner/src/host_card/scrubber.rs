@@ -68,8 +68,8 @@ impl Keeping {
 }
 
 impl Scrubber {
-    /// Binds the channel, and puts the kernel into the card's memory. From now on nobody's channel uses PGRAPH who is not
-    /// admitted.
+    /// Binds the channel, and puts the kernel into the card's memory. From now on only channels of the admitted VM use
+    /// PGRAPH.
     pub(super) fn new(
         vram: &mut CardVram,
         channels: &mut Channels,
@@ -240,7 +240,7 @@ impl HostState {
                     for channel in self.work.channels().on_graphics(vm) {
                         self.work.channels_mut().ask_to_leave(self.memory.card_mut(), channel);
                     }
-                    // What waits for a semaphore comes again by the scheduler ([`Feeder::is_shut_out`]).
+                    // Work that waits for a semaphore returns through the scheduler ([`Feeder::is_shut_out`]).
                     let started = self.started_on_graphics(vm);
                     let (copies, others): (Vec<_>, Vec<_>) =
                         started.into_iter().partition(|channel| self.is_copied_for(*channel));

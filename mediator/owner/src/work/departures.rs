@@ -1,8 +1,8 @@
 //! Channels that are to be off the card and have not left their engines yet.
 //!
-//! Nobody waits for them with the card's lock held. The scheduler's tick looks at each, asks the card once more, has the
-//! engine reset that keeps one for too long, and lets nobody wait any longer for one that stays all the same. Until it has
-//! left, a channel's number, its shadow directory and its work area stay as they are, and its work is charged to its VM.
+//! No thread waits for them with the card's lock held. The scheduler's tick polls each of them, resets an engine that
+//! keeps one for too long, and ends the wait for one that stays all the same. Until a channel has left, its number, its
+//! shadow directory and its work area stay as they are, and its work is charged to its VM.
 
 use nvspec::fifo::ChannelId;
 use std::collections::BTreeMap;
@@ -11,7 +11,7 @@ use vram::TenantId;
 /// Time between two looks that count, in ns.
 pub(crate) const LOOK_NS: u64 = 500_000;
 /// Looks before the engine that works for a channel is reset: 20 ms at least.
-// TIMEOUT: an engine that has no work in hand leaves a channel in much less. On a host that lets nobody look it takes longer.
+// TIMEOUT: an engine without current work leaves a channel much sooner. A host that does not run the polls makes it longer.
 const ASKED_LOOKS: u32 = 40;
 /// Looks after the reset before the channel counts as one that the card keeps.
 const RESET_LOOKS: u32 = 200;
@@ -27,7 +27,7 @@ enum Stage {
     Reset,
     /// It has left; its VM is to take its work area out of the address space.
     Left,
-    /// The card keeps it, and nobody waits for it any more. It leaves late, or when the card is reset itself.
+    /// The card keeps it, and no thread waits for it. It leaves late, or at a reset of the card.
     Kept,
 }
 
@@ -95,8 +95,8 @@ impl Departures {
         self.0.values().any(|departure| departure.stage == Stage::Kept)
     }
 
-    /// Counts a look at `now_ns` at a channel that is still there, unless the one before was just now. Returns what is to be
-    /// done about it, if it is time for that.
+    /// Counts a poll at `now_ns` of a channel that is still there, unless the last poll was just now. Returns the next step
+    /// if it is due.
     pub(crate) fn stays(&mut self, channel: ChannelId, now_ns: u64) -> Option<Remedy> {
         let departure = self.0.get_mut(&channel)?;
         if departure.stage == Stage::Kept {
@@ -173,14 +173,14 @@ mod tests {
     fn an_engine_is_reset_after_so_many_looks_however_often_one_looks_in_between() {
         let (mut departures, mut now) = (Departures::default(), 0);
         departures.begin(VM, CHANNEL, true, now);
-        // Those who wait for it look more often than the tick.
+        // Waiting threads poll more often than the tick.
         assert!((0..1000).all(|_| departures.stays(CHANNEL, now).is_none()));
         assert_eq!(look(&mut departures, ASKED_LOOKS, &mut now), Some(Remedy::Reset));
         assert!(departures.any_leaving(Some(VM)) && !departures.any_leaving(Some(TenantId(2))));
         assert_eq!(look(&mut departures, RESET_LOOKS, &mut now), Some(Remedy::GiveUp));
         assert!(departures.any_kept(VM) && !departures.any_leaving(None));
         assert_eq!(look(&mut departures, 1000, &mut now), None);
-        // Asked again, it is known still, and nobody waits for it anew.
+        // A second request finds it still known and starts no new wait.
         departures.begin(VM, CHANNEL, true, now);
         assert!(!departures.any_leaving(None) && departures.contains(CHANNEL));
     }

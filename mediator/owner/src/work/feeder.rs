@@ -1,16 +1,16 @@
-//! Turns of submissions: the scheduler of a card is told what happens, and what it decides is carried out.
+//! Feeds the scheduler of a card with events, and carries out its decisions.
 //!
 //! A doorbell puts a submission into a channel's ring on the card ([`channels::Channels::pull`]) and is an arrival here;
 //! when its turn comes, on whichever thread brings that about, the card may fetch it. The end of it is its completion
 //! record, with the card's time.
 //!
-//! A submission that cannot run does not hold up others. One whose channel the guest has not enabled or listed is no
-//! arrival before it has; one that started and then waits (for a semaphore, or since its channel was stopped) leaves
-//! the engine to others: but only once the card says that nothing works for its channel. Until then it is charged and has
-//! its limit, whatever the guest has told its registers; a channel that was stopped is asked to leave the engine. When it
-//! may run again, it goes on when its turn [comes](super::withheld).
+//! A submission that cannot run does not block others. It is an arrival only once the guest has enabled and listed its
+//! channel. A submission that started and then waits, for a semaphore or because its channel was stopped, leaves the
+//! engine to others once the card reports that no engine works for its channel. Until then it is charged and its limit
+//! applies, whatever the guest wrote to its registers; a stopped channel is asked to leave the engine. When it may run
+//! again, it resumes in its [turn](super::withheld).
 //!
-//! Nobody is killed for what the books say alone: the engine is asked whom it works for.
+//! A channel is killed only after the engine confirms that it is running it.
 
 use super::needs::Needs;
 use super::schedule::{Held, LOOK_NS, Schedule, Stage};
@@ -29,20 +29,20 @@ const UNSEEN_NS: u64 = 5_000_000;
 /// Most words of a submission that is taken for a fence behind work: nouveau's is a semaphore's release and an interrupt.
 const BRIEF_WORDS: u32 = 16;
 
-/// Tells a card's scheduler what happens, and does what it decides: the state of a card, under its lock.
+/// Reports events to a card's scheduler and carries out its decisions: the state of a card, under its lock.
 ///
-/// What the card does is asked for by the methods without a body; tests have a card of their own behind them.
+/// The methods without a body query the card; tests implement them with a card of their own.
 pub trait Feeder {
     /// The alarm that brings the interrupt thread back.
     type Alarm: Alarm;
 
-    /// The scheduler, with what is known of its submissions.
+    /// The scheduler and its known submissions.
     fn schedule(&mut self) -> &mut Schedule<Self::Alarm>;
 
     /// The card's time. It never goes back.
     fn card_time(&self) -> Nanos;
 
-    /// Returns whether a channel is to run, now or when its turn comes: nobody has stopped it.
+    /// Returns true if a channel may run, now or in its turn: neither guest nor mediator has stopped it.
     fn wants(&self, channel: ChannelId) -> bool;
 
     /// Returns where a channel is, as the card says.
@@ -51,8 +51,8 @@ pub trait Feeder {
     /// Returns whether a channel that waits for a semaphore keeps others from the unit that takes methods.
     fn holds(&mut self, channel: ChannelId) -> bool;
 
-    /// Returns whether a channel is kept off an engine that another VM has at the time, so that it cannot look at a semaphore
-    /// that it waits for; what the card says of it is of when it was there last.
+    /// Returns true if a channel is kept off an engine that another VM holds, so that it cannot poll its semaphore; the
+    /// card's report of it dates from its last run.
     fn is_shut_out(&self, _channel: ChannelId) -> bool {
         false
     }
@@ -87,7 +87,7 @@ pub trait Feeder {
     /// The channel that an engine works for, as the card says.
     fn occupant(&mut self, engine: Engine) -> Option<ChannelId>;
 
-    /// Returns what of a channel moves while it gets on.
+    /// Returns a value that changes while the channel makes progress.
     fn progress(&mut self, channel: ChannelId) -> u64;
 
     /// Asks the card to take a channel off its engines.
@@ -99,7 +99,7 @@ pub trait Feeder {
     /// Returns which engines a channel can work on, by its contexts.
     fn engines_of(&self, channel: ChannelId) -> [bool; Engine::COUNT];
 
-    /// Returns whose a channel of the card is, and as what its guest knows it.
+    /// Returns the VM of a channel of the card, and the guest's number of the channel.
     fn owner(&self, channel: ChannelId) -> Option<(TenantId, VirtualChannelId)>;
 
     /// Lets the card fetch a submission, with those of the channel that came before. `false` when there is none any more.
@@ -145,12 +145,12 @@ pub trait Feeder {
         self.feed([Event::Removed { vgpu: vm }]);
     }
 
-    /// Changes what a VM may have, from now on.
+    /// Changes the share of a VM from now on.
     fn set_share(&mut self, vm: TenantId, params: VgpuParams) {
         self.feed([Event::Changed { vgpu: vm, params }]);
     }
 
-    /// Changes how the card is shared, from now on. What waits and what runs goes on.
+    /// Changes the policy of the card from now on. Waiting and running work continues.
     fn set_scheduler(&mut self, config: Config) {
         self.feed([Event::Configured(config)]);
     }
@@ -231,8 +231,8 @@ pub trait Feeder {
         parked.into_iter().any(|channel| self.wants(channel))
     }
 
-    /// Returns whether nobody waits for the end of what a VM submits now, and it is expected soon: the interrupt for it would only
-    /// be one more, for the guest as well. It is found with the guest's own, or by a look.
+    /// Returns true if no VM waits for the end of a submission of this VM, and the end is expected soon: its interrupt would
+    /// be one more for the guest as well. The end is found with the guest's own interrupt, or by a poll.
     fn is_unobserved(
         &mut self,
         vm: TenantId,
@@ -266,7 +266,7 @@ pub trait Feeder {
         Event::Arrival { vgpu: vm, channel: Channel(channel.0.into()), engine, ticket }
     }
 
-    /// A physical channel is off the card, with all that it had. What of it had ended before was [completed](Self::complete).
+    /// A physical channel is off the card with all its work. Work that ended before was [completed](Self::complete).
     fn channel_ended(&mut self, vm: TenantId, channel: ChannelId) {
         self.schedule().forget(|held| held.channel == channel);
         self.schedule().several.remove(&channel);
@@ -302,9 +302,9 @@ pub trait Feeder {
         self.feed(events);
     }
 
-    /// Returns what something has done that was last seen to wait, and waits no more.
+    /// Returns the progress of a submission that waited at the last poll and does not wait now.
     fn moved_since(&self, ticket: Ticket, since: Option<Nanos>) -> Option<Event> {
-        // Nobody looks while nobody wants the engine.
+        // There are no polls while no VM wants the engine.
         let earliest = self.card_time().0.saturating_sub(UNSEEN_NS);
         Some(Event::Moved { ticket, since: since?.max(Nanos(earliest)) })
     }
@@ -312,7 +312,7 @@ pub trait Feeder {
     /// The timer has expired.
     fn tick(&mut self) {
         self.schedule().disarm();
-        // What has ended by now has not run for too long.
+        // Work that has ended by now has not exceeded its limit.
         if self.next_look_ns().is_some() || self.schedule().scheduler.in_flight() > 0 {
             self.complete();
         }
@@ -343,7 +343,7 @@ pub trait Feeder {
         self.feed(events);
     }
 
-    /// Sees what of a channel's submissions can run; appends what the scheduler is to be told.
+    /// Finds the submissions of a channel that can run; appends the events for the scheduler.
     fn look_at_channel(&mut self, channel: ChannelId, events: &mut Vec<Event>) {
         let wants = self.wants(channel);
         self.look_at_leaver(channel, events);
@@ -480,8 +480,8 @@ pub trait Feeder {
         self.look_at_channel(channel, events);
     }
 
-    /// Lets channels back that have nothing on the card any more: what they had has ended. Where only that has ended whose
-    /// turn was awaited, the next has its turn.
+    /// Readmits channels whose work on the card has ended. If only the awaited submission has ended, the next one gets its
+    /// turn.
     fn release_idle(&mut self, events: &mut Vec<Event>) {
         let all: Vec<ChannelId> = self.schedule().withheld.channels().map(|(channel, _)| channel).collect();
         for channel in all {
@@ -533,7 +533,7 @@ pub trait Feeder {
         self.feed(events);
     }
 
-    /// Tells the scheduler, and does what it decides, and so on until it has nothing more to say.
+    /// Reports events to the scheduler and carries out its decisions, until it makes no more.
     fn feed(&mut self, events: impl IntoIterator<Item = Event>) {
         let mut events: VecDeque<Event> = events.into_iter().collect();
         if events.is_empty() {
@@ -555,7 +555,7 @@ pub trait Feeder {
         self.schedule().arm(now, deferred);
     }
 
-    /// Appends what the scheduler is to be told of it.
+    /// Appends the events for the scheduler.
     fn carry_out(&mut self, decision: Decision, events: &mut VecDeque<Event>) {
         let mut told = Vec::new();
         match decision {
@@ -584,7 +584,7 @@ pub trait Feeder {
         if !self.start(channel, Submission(ticket.0)) {
             return told.push(withheld);
         }
-        // The end of what it is the fence of is seen with its own, and one interrupt does for both.
+        // The end of the work before this fence is seen with the fence's own, and one interrupt serves both.
         if brief
             && let Some(before) = self.schedule().started_before(ticket, channel)
             && self.hush(channel, Submission(before.0))
@@ -592,7 +592,7 @@ pub trait Feeder {
         {
             held.hushed = true;
         }
-        // What came before it on its channel is to go on first.
+        // Earlier work of its channel must continue first.
         if self.schedule().withheld.contains(channel)
             && let Some(held) = self.schedule().held.get_mut(&ticket)
         {
@@ -601,13 +601,13 @@ pub trait Feeder {
         }
     }
 
-    /// Notes whom the engines work for that have something. Who runs for too long is killed for the time that it was seen to:
-    /// by the books alone it may have waited until just now, for a semaphore that nobody looked at, or for another's work to
-    /// leave the engine.
+    /// Records which channel each busy engine works for. A submission that exceeds its limit is killed only for the time
+    /// that it was seen on the engine: by the accounts alone it may have waited until just now, for a semaphore or for
+    /// another channel to leave the engine.
     ///
-    /// Returns what the scheduler is to be told: a channel with contexts for several engines is booked on the one that it was
-    /// seen on last, and works on whichever its methods are for. From the look on at which it is found elsewhere, it is charged
-    /// there, and not its neighbour on that engine.
+    /// Returns the events for the scheduler. A channel with contexts for several engines is booked on the engine that it
+    /// was last seen on, while its methods decide where it works. Once it is found elsewhere, it is charged there instead
+    /// of its neighbour on that engine.
     fn look_at_engines(&mut self) -> Vec<Event> {
         let now = self.card_time();
         let everywhere = self.schedule().any_of_several();
@@ -636,7 +636,7 @@ pub trait Feeder {
         (now.since(since) < limit).then_some(since)
     }
 
-    /// By the books, a VM's channel holds an engine for too long. Who does is for the card to say.
+    /// Accounting only suspects an overrun; the card reports which channel holds the engine.
     fn accuse(&mut self, vm: TenantId, channel: ChannelId, engine: Engine, ran_ns: u64, told: &mut Vec<Event>) {
         match self.occupant(engine) {
             Some(other) if other != channel => {

@@ -1,11 +1,10 @@
-//! The work on a card: its channels, and whose turn it is.
+//! The work on a card: its channels and their schedule.
 //!
-//! Parts: [`schedule`] (the scheduler with what is known of submissions), [`feeder`] (what it is told, and what comes
-//! of it), `withheld` (work that is kept off the card), `departures` (channels that have not left yet), `noise`
-//! (interrupts that VMs cause), [`needs`] (the engines that a submission needs), [`push_buffer`] (how they
-//! are read from its methods), `recording` (what the scheduler was told
-//! and decided), [`usage`] (what of that the operator sees), [`overdue`] (what submissions wait for that do not end),
-//! `saved` (how all that is written down), [`time`] (the card's clock).
+//! Parts: [`schedule`] (the scheduler and its submissions), [`feeder`] (events for it, and its decisions), `withheld`
+//! (work that is kept off the card), `departures` (channels that have not left yet), `noise` (interrupts that VMs
+//! cause), [`needs`] (the engines that a submission needs), [`push_buffer`] (how they are read from its methods),
+//! `recording` (events and decisions of the scheduler), [`usage`] (the operator's view), [`overdue`] (submissions that
+//! do not end, and their reasons), `saved` (saved state), [`time`] (the card's clock).
 
 pub(crate) mod departures;
 pub(crate) mod feeder;

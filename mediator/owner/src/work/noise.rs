@@ -1,8 +1,9 @@
 //! Interrupts that VMs bring about beyond those that tell of the end of their work, and a bound on them.
 //!
-//! Each is served by the card's one interrupt thread, under the card's lock: methods that no engine knows, errors of engines,
-//! and interrupts that a guest's work raises in mid submission. A VM may cause [`MOST`] of them between two looks of that
-//! thread. Who causes more has its channels paused until the next look: it pays with its own time, and others are served.
+//! The card's one interrupt thread serves each of them under the card's lock: methods that no engine knows, errors of
+//! engines, and interrupts in the middle of a submission. A VM may cause [`MOST`] of them between two checks of that
+//! thread. A VM that causes more has its channels paused until the next check: it pays with its own time, and others are
+//! served.
 
 use std::collections::BTreeMap;
 use vram::TenantId;
@@ -15,7 +16,7 @@ const EACH: u32 = 2;
 /// Account of one VM.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Caused {
-    /// Since the last look, less what its submissions may cause.
+    /// Interrupts since the last check, less those that its submissions may cause.
     pub(super) lately: u32,
     pub(super) total: u64,
     pub(super) paused: bool,
@@ -45,7 +46,7 @@ impl Noise {
         }
     }
 
-    /// Begins to count anew. Returns the VMs whose channels go on.
+    /// Restarts the count. Returns the VMs whose channels resume.
     pub(crate) fn look(&mut self) -> Vec<TenantId> {
         let mut resumed = Vec::new();
         for (vm, caused) in &mut self.0 {

@@ -1,5 +1,5 @@
-//! Submissions that were made long ago and have not ended, with what each waits for: for the operator, who sees them in
-//! `mediatorctl sched show`, and for the log.
+//! Submissions that were made long ago and have not ended, with the reason of each wait, for `mediatorctl sched show` and
+//! for the log.
 
 use super::Work;
 use super::schedule::{Held, Stage};
@@ -35,7 +35,7 @@ pub enum Awaited {
     Turn,
     /// Its VM is quarantined.
     Quarantine,
-    /// A semaphore that nobody has released.
+    /// A semaphore that has not been released.
     Semaphore,
     /// The end of its work on the engine.
     Engine,
@@ -109,7 +109,7 @@ impl Work {
         self.schedule.withheld.why(channel) == Some(Why::Rests)
     }
 
-    /// Writes to the log what the oldest overdue submission of each VM waits for, of a VM at most once in ten seconds.
+    /// Logs the reason of each VM's oldest overdue submission, at most once in ten seconds for a VM.
     pub(crate) fn tell_overdue(&mut self, now: Nanos) {
         let late = self.schedule.held.values().filter(|held| now.since(held.arrived) >= OVERDUE_NS);
         let vms: BTreeSet<TenantId> = late.map(|held| held.vm).collect();

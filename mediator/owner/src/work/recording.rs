@@ -1,4 +1,4 @@
-//! A record of what a card's scheduler is told and decides, in memory, for as long as an operator wants one.
+//! A record of the events and decisions of a card's scheduler, in memory, for as long as an operator wants one.
 
 use super::Work;
 use sched::trace::Recorder;
@@ -40,7 +40,7 @@ impl Recording {
         Ok(Self { recorder: Recorder::new(to, scheduler, at, names)?, full: false })
     }
 
-    /// Writes down an event and what it brought.
+    /// Records an event and its decisions.
     pub(crate) fn note(&mut self, at: Nanos, event: Event, decisions: &[Decision]) {
         self.full = self.full || self.recorder.record(at, event, decisions).is_err();
     }

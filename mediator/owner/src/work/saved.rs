@@ -1,4 +1,4 @@
-//! The work on a card as it is saved, but for its channels and its scheduler, which save themselves.
+//! Saved state of the work on a card, except its channels and its scheduler, which save themselves.
 
 use super::Work;
 use super::departures::Departures;
@@ -23,7 +23,7 @@ pub(crate) struct SavedWork {
     held: Vec<SavedHeld>,
     /// By the card's number: whose it is, and why.
     withheld: Vec<(u8, u32, SavedWhy)>,
-    /// Those that rest; who looks next is first.
+    /// Descheduled channels; the first is the next to poll its semaphore.
     resting: Vec<u8>,
     next_look: u64,
     /// By VM.
@@ -95,7 +95,7 @@ impl Work {
             // It saves itself.
             scheduler: _,
             held,
-            // It is set anew.
+            // It is set again.
             alarm: _,
             armed: _,
             outbox,
@@ -106,7 +106,7 @@ impl Work {
             barred: _,
             several,
             looked,
-            // What the log has told is told again.
+            // The log repeats its messages.
             told: _,
             // A recording ends.
             recording: _,
@@ -176,7 +176,7 @@ impl SavedWork {
         Ok(Work { channels, departures: Departures::default(), schedule, noise, ended })
     }
 
-    /// Checks that each submission is one of its channel's, in flight and known, and that what is withheld has one.
+    /// Checks that each submission belongs to its channel, is in flight and known, and that withheld work has one.
     fn check(&self, channels: &Channels, scheduler: &Scheduler) -> Result<(), Invalid> {
         let Self { held, withheld, resting, hops, several, noise, .. } = self;
         let ordered = ascend(held.iter().map(|held| held.ticket))

@@ -1,5 +1,5 @@
-//! A card's scheduler, and what the mediator knows of the submissions that have not ended. What is done with it is
-//! [`Feeder`](crate::Feeder)'s.
+//! A card's scheduler, and the mediator's record of submissions that have not ended. [`Feeder`](crate::Feeder) acts on
+//! it.
 
 use super::needs::Needs;
 use super::recording::Recording;
@@ -11,7 +11,7 @@ use sched::{Config, ConfigError, Engine, Event, Nanos, Scheduler, Ticket};
 use std::collections::{BTreeMap, BTreeSet};
 use vram::TenantId;
 
-/// Time between two looks at what is in flight, while something waits for its turn. As long as BAND waits for a VM.
+/// Interval of polls of work in flight while other work waits for its turn. As long as BAND waits for a VM.
 pub(crate) const LOOK_NS: u64 = 500_000;
 
 /// Stage of a submission.
@@ -27,7 +27,7 @@ pub(crate) enum Stage {
     Waiting,
     /// The card has it, but its channel is [withheld](super::withheld).
     Withheld,
-    /// It waits for its turn to go on with what the card has.
+    /// It waits for its turn to continue with work that the card already has.
     Again,
 }
 
@@ -53,7 +53,7 @@ pub(crate) struct Held {
     pub(crate) needs: Needs,
 }
 
-/// A card's scheduler and what it knows the submissions by.
+/// A card's scheduler and the tickets of its submissions.
 pub struct Schedule<A = TimerAlarm> {
     pub(crate) scheduler: Scheduler,
     /// By number, which is the order in which they came.
@@ -72,7 +72,7 @@ pub struct Schedule<A = TimerAlarm> {
     pub(crate) barred: BTreeSet<Ticket>,
     /// Channels that can work on several engines, each with the one that it was seen on last.
     pub(crate) several: BTreeMap<ChannelId, Option<Engine>>,
-    /// Time at which the engines were asked last whom they work for.
+    /// Time of the last query of the engines' channels.
     pub(super) looked: Nanos,
     /// VMs of whose overdue work the log has told, and when.
     pub(crate) told: BTreeMap<TenantId, Nanos>,
@@ -123,8 +123,8 @@ impl<A: Alarm> Schedule<A> {
         counts
     }
 
-    /// Returns in how many ns to look for the end of what raises no interrupt, if the card has such: soon, but the later the longer
-    /// it has been there, for it may wait for its guest.
+    /// Returns the time in ns until the next poll for work that raises no interrupt, if the card has such: soon at first, and
+    /// later the longer the work has been there, because it may wait for its guest.
     pub(crate) fn hushed_look_ns(&self, now: Nanos) -> Option<u64> {
         let hushed =
             self.held.values().filter(|held| held.hushed && matches!(held.stage, Stage::Started | Stage::Waiting));
@@ -144,8 +144,8 @@ impl<A: Alarm> Schedule<A> {
         std::mem::take(&mut self.outbox)
     }
 
-    /// Has the alarm go off when the scheduler wants to be called, or when what is in flight is to be looked at. `deferred`:
-    /// in how many ns something else is to be looked for.
+    /// Sets the alarm for the scheduler's next wake-up or the next poll of work in flight. `deferred`: the time in ns until
+    /// another poll is due.
     pub(crate) fn arm(&mut self, now: Nanos, deferred: Option<u64>) {
         let contended = self.is_contended().then_some(LOOK_NS);
         let look = deferred.into_iter().chain(contended).min().map(|ns| now.after(ns));
@@ -160,7 +160,7 @@ impl<A: Alarm> Schedule<A> {
         }
     }
 
-    /// The alarm has gone off: it is silent until it is set anew.
+    /// The alarm has fired: it is silent until it is set again.
     pub(crate) fn disarm(&mut self) {
         self.armed = None;
         if let Err(error) = self.alarm.silence() {
@@ -168,8 +168,7 @@ impl<A: Alarm> Schedule<A> {
         }
     }
 
-    /// Returns whether what is in flight is to be looked at: something waits for its turn because of it, or it may be
-    /// held up by what was set aside.
+    /// Returns true if work in flight must be polled: other work waits for it, or work that was set aside may block it.
     pub(crate) fn is_contended(&self) -> bool {
         self.scheduler.in_flight() > 0 && (self.waiting > 0 || self.scheduler.queued() > 0)
             || self.withheld.any_rests()
@@ -210,7 +209,7 @@ impl<A: Alarm> Schedule<A> {
     /// Forgets submissions that come to nothing.
     pub(crate) fn forget(&mut self, gone: impl Fn(&Held) -> bool) {
         self.held.retain(|_, held| !gone(held));
-        // Channels of VMs that are gone: the next user of a number says anew what it can work on.
+        // Channels of removed VMs: the next user of a number reports its engines again.
         let Self { several, held, .. } = self;
         several.retain(|channel, _| held.values().any(|held| held.channel == *channel));
     }
@@ -248,7 +247,7 @@ impl<A: Alarm> Schedule<A> {
         before.filter(|(_, held)| held.stage == Stage::Started && !held.hushed).map(|(ticket, _)| *ticket)
     }
 
-    /// Notes that a channel's work is kept off the card; appends what the scheduler is to be told.
+    /// Records that a channel's work is kept off the card; appends the events for the scheduler.
     ///
     /// Each submission that the scheduler has on an engine is set aside there too: one that stayed would keep the engine
     /// from all VMs, and never end.
@@ -281,7 +280,7 @@ impl<A: Alarm> Schedule<A> {
         self.held.get_mut(&ticket).map(|held| *held.on_engine.get_or_insert(now))
     }
 
-    /// Notes that an engine works for a channel all of whose work was set aside; returns what the scheduler is to be told.
+    /// Records that an engine works for a channel all of whose work was set aside; returns the events for the scheduler.
     pub(crate) fn bring_back(&mut self, channel: ChannelId) -> Option<Event> {
         if self.first_of(channel, &[Stage::Started]).is_some() {
             return None;

@@ -11,7 +11,7 @@ pub fn now_ns(card: &dyn Card) -> u64 {
     let high = card.read32(ptimer::TIME_1::OFFSET);
     let low = card.read32(ptimer::TIME_0::OFFSET);
     let again = card.read32(ptimer::TIME_1::OFFSET);
-    // The halves belong together unless the low one has wrapped between, once in four seconds, and begun anew.
+    // The halves belong together unless the low one has wrapped in between, which happens once in four seconds.
     let low = if again == high { low } else { card.read32(ptimer::TIME_0::OFFSET) };
     u64::from(again) << 32 | u64::from(low)
 }
@@ -51,13 +51,13 @@ impl Clock {
         self.before_ns.saturating_add(u64::try_from(self.began.elapsed().as_nanos()).unwrap_or(u64::MAX))
     }
 
-    /// The card's time, by the host's clock and what was between them when [`Self::set`] was called last.
+    /// The card's time: the host's clock plus the difference at the last call of [`Self::set`].
     pub(crate) fn card_time(&self) -> Nanos {
         Nanos(self.host_ns().saturating_add_signed(self.ahead_ns))
     }
 
-    /// Looks how far the card's clock is ahead of the host's. To be called often enough for what they may differ in speed:
-    /// a ten-thousandth is 10 us in 100 ms.
+    /// Measures how far the card's clock is ahead of the host's. Call it often enough for their difference in speed: one
+    /// part in ten thousand is 10 us in 100 ms.
     pub(crate) fn set(&mut self, card: &dyn Card) {
         self.ahead_ns = i64::try_from(i128::from(now_ns(card)) - i128::from(self.host_ns())).unwrap_or(0);
     }

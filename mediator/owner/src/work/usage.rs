@@ -47,7 +47,7 @@ pub struct VmUsage {
 }
 
 impl SchedulerUsage {
-    /// Of a card that nobody has used yet.
+    /// Usage of a card without any work yet.
     #[must_use]
     pub fn idle(config: Config) -> Self {
         Self { config, now: Nanos(0), queued: 0, in_flight: 0, busy: [0; Engine::COUNT], vms: BTreeMap::new() }
@@ -64,7 +64,7 @@ impl Work {
         own.and_then(|at| sched::shares(&params).get(at).copied()).unwrap_or(0)
     }
 
-    /// Returns what the scheduler knows, with uses of the last `recent_ns` nanoseconds.
+    /// Returns the scheduler's accounts, with uses of the last `recent_ns` nanoseconds.
     pub(crate) fn usage(&self, now: Nanos, recent_ns: u64) -> SchedulerUsage {
         let scheduler = self.schedule.scheduler();
         let since = Nanos(now.0.saturating_sub(recent_ns));

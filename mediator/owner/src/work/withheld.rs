@@ -1,11 +1,10 @@
-//! Channels with work that the card was given and that is kept off it for now: it goes on when its VM's turn comes again.
+//! Channels whose started work is kept off the card for now: it resumes at its VM's next turn.
 //!
-//! Two kinds. A channel that was stopped (by its guest's registers, or since memory moves) and has left the card goes on
-//! when it may run again. A channel that waits for a semaphore *rests* while others have work: since an acquire may say that
-//! it gives nothing up while it waits, and then its channel has the unit that takes methods until its time slice is over,
-//! again and again; or since its VM has used up its [hops](Hops), by work in between its waits. From time to time one of
-//! those that rest may look at its semaphore again, as a submission whose turn it is. When the card has nothing else to do,
-//! none rests.
+//! There are two kinds. A channel that was stopped (by its guest's registers, or because memory moves) and has left the
+//! card resumes when it may run again. A channel that waits for a semaphore *rests* (is descheduled) while others have
+//! work. One reason: an acquire may keep the unit that takes methods for its whole time slice, repeatedly. The other: its
+//! VM has used up its [hops](Hops), by work between its waits. From time to time one of the resting channels may poll its
+//! semaphore again, as a submission in its turn. When the card has no other work, no channel rests.
 
 use nvspec::fifo::ChannelId;
 use sched::Nanos;
@@ -32,7 +31,7 @@ pub(crate) enum Why {
 #[derive(Debug, Default)]
 pub(crate) struct Withheld {
     pub(super) channels: BTreeMap<ChannelId, (TenantId, Why)>,
-    /// Those that rest; who looks next is first.
+    /// Descheduled channels; the first is the next to poll its semaphore.
     pub(super) resting: VecDeque<ChannelId>,
     /// Time of the next look.
     pub(super) next: Nanos,
@@ -93,8 +92,8 @@ impl Withheld {
     }
 }
 
-/// Counts how often a VM's channels have worked between two looks at which they waited. What they did then is not measured, and
-/// nobody's turn: so each VM may do it a few times, and then once for each look of one that rests.
+/// Counts how often a VM's channels worked between two polls at which they waited. This work is not measured and belongs
+/// to no turn, so each VM may do it a few times, and then once for each poll of a resting channel.
 #[derive(Debug, Default)]
 pub(crate) struct Hops(pub(super) BTreeMap<TenantId, Nanos>);
 
@@ -125,7 +124,7 @@ mod tests {
         let at = |ms: u64| Nanos(1_000_000_000 + ms * 1_000_000);
         assert_eq!((0..100).filter(|_| hops.allow(vm, at(0))).count() as u64, HOPS);
         assert!(hops.allow(TenantId(2), at(0)), "another's are its own");
-        // What was not allowed costs nothing.
+        // A hop that was not allowed costs nothing.
         assert!(!hops.allow(vm, at(31)) && hops.allow(vm, at(32)) && !hops.allow(vm, at(63)));
         // They are not saved up.
         assert_eq!((0..100).filter(|_| hops.allow(vm, at(100_000))).count() as u64, HOPS);
