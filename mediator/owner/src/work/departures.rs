@@ -11,7 +11,7 @@ use vram::TenantId;
 /// Time between two looks that count, in ns.
 pub(crate) const LOOK_NS: u64 = 500_000;
 /// Looks before the engine that works for a channel is reset: 20 ms at least.
-// TIMEOUT: an engine without current work leaves a channel much sooner. A host that does not run the polls makes it longer.
+// TIMEOUT: an engine without current work leaves a channel much sooner. A busy host delays the polls.
 const ASKED_LOOKS: u32 = 40;
 /// Looks after the reset before the channel counts as one that the card keeps.
 const RESET_LOOKS: u32 = 200;
