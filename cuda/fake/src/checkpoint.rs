@@ -1,7 +1,8 @@
-//! Checkpoints: one process takes another one off the card, by the rules that were seen of driver 580 on an H100.
+//! Checkpoints: one process takes another one off the card, by the rules observed with driver 580 on an H100.
 //!
-//! A thread of each process with a context listens for orders in the card's folder; one whose process is stopped does not
-//! answer, as NVIDIA's does not. A process that has imported memory of another's is taken off the card, and cannot come back.
+//! A thread of each process with a context listens for orders in the card's folder. A stopped process does not answer,
+//! as with NVIDIA's driver. A process that has imported another process's memory can be taken off the card, but cannot
+//! come back.
 
 use std::io::{Read as _, Write as _};
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -24,13 +25,13 @@ enum State {
 /// An order to a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Order {
-    /// No call of the driver goes on, and all work has ended.
+    /// Blocks further calls of the driver, and waits until all work has ended.
     Lock,
-    /// Its memory is not on the card any more.
+    /// Moves its memory off the card.
     Checkpoint,
-    /// Its memory is on the card again.
+    /// Moves its memory back to the card.
     Restore,
-    /// Calls go on.
+    /// Lets calls continue.
     Unlock,
     /// Asks for its state.
     Ask,
@@ -45,7 +46,7 @@ fn lock() -> MutexGuard<'static, State> {
     STATE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Waits while this process is locked, before each call.
+/// Waits before each call while this process is locked.
 pub fn pass() {
     let mut state = lock();
     while *state != State::Running {
@@ -57,7 +58,7 @@ fn path(pid: u32) -> PathBuf {
     card::root().join(format!("checkpoint-{pid}"))
 }
 
-/// Begins to listen for orders, once.
+/// Starts to listen for orders, once.
 pub fn listen() {
     static ONCE: std::sync::Once = std::sync::Once::new();
     ONCE.call_once(|| {
@@ -65,7 +66,7 @@ pub fn listen() {
         let _ = std::fs::remove_file(&path);
         let Ok(listener) = UnixListener::bind(path) else { return };
         let serve = move || listener.incoming().flatten().for_each(answer);
-        // Without it nobody can suspend this process.
+        // Without this thread, no process can suspend this one.
         crate::spawn("fake-checkpoint", serve);
     });
 }
@@ -116,7 +117,7 @@ fn obey(order: Order) -> (i32, State) {
     (result, *state)
 }
 
-/// Gives an order to a process, and waits until it has answered: its result, and the process's state.
+/// Sends an order to a process and waits for the answer; returns its result and the process's state.
 pub fn order(pid: i32, order: Order) -> (i32, i32) {
     let none = (INVALID_VALUE, 0);
     let Ok(mut stream) = UnixStream::connect(path(pid as u32)) else { return none };

@@ -1,7 +1,7 @@
 //! Uses of the card's memory besides the program's allocations: contexts, limits of a context, variables of modules.
 //!
-//! Sizes as seen of driver 580 on an H100: a context's stack is there for each thread that the card can run. The heap and the
-//! buffer of `printf` take nothing there until a kernel needs them; here they do at once.
+//! Sizes were measured with driver 580 on an H100: a context has a stack for each thread that the card can run. There,
+//! the heap and the buffer of `printf` take no memory until a kernel needs them; here they do at once.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
@@ -10,14 +10,14 @@ use crate::card::{Allocation, Card, Tier};
 use crate::result::{INVALID_CONTEXT, INVALID_HANDLE, INVALID_VALUE, OUT_OF_MEMORY, SUCCESS};
 use crate::space::GRANULE;
 
-/// The one pool besides the devices' own.
+/// The only pool besides the devices' default pools.
 pub const POOL: u64 = 0x9001;
-/// Threads that a card can run at a time.
+/// Threads that a card can run at the same time.
 const THREADS: u64 = 1024;
-/// Bytes of a thread's stack, of the heap and of the buffer of `printf` that a context begins with, which are part of it.
+/// Initial bytes of a thread's stack, the heap and the buffer of `printf`; they are part of a new context's size.
 const LIMITS: [u64; 3] = [1024, 1 << 20, 8 << 20];
 
-/// A thing that has memory.
+/// An object that occupies memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Of {
     Context(u64),
@@ -27,7 +27,7 @@ enum Of {
 
 type Memory = HashMap<Of, Option<Allocation>>;
 
-/// All uses, and the last number.
+/// All uses of memory, and the last number given.
 static HAS: Mutex<Option<(Memory, u64)>> = Mutex::new(None);
 
 fn with<T>(work: impl FnOnce(&mut Memory, &mut u64) -> T) -> T {
@@ -44,7 +44,7 @@ fn take(card: &Card, bytes: u64) -> Result<Option<Allocation>, i32> {
     card.allocate(Tier::Device, bytes).map(Some).ok_or(OUT_OF_MEMORY)
 }
 
-/// Makes a context besides the primary one; its number.
+/// Makes a context besides the primary one; returns its number.
 pub fn create(card: &Card) -> Result<u64, i32> {
     let memory = card.context().map_err(|()| OUT_OF_MEMORY)?;
     with(|has, next| {
@@ -54,17 +54,17 @@ pub fn create(card: &Card) -> Result<u64, i32> {
     })
 }
 
-/// Destroys such a context.
+/// Destroys a context made by [`create`].
 pub fn destroy(number: u64) -> i32 {
     with(|has, _| if has.remove(&Of::Context(number)).is_some() { SUCCESS } else { INVALID_CONTEXT })
 }
 
-/// Says if there is a context of this number.
+/// Returns true if a context with this number exists.
 pub fn is_there(number: u64) -> bool {
     number == 0 || with(|has, _| has.contains_key(&Of::Context(number)))
 }
 
-/// Sets a limit, and has the card's memory for it.
+/// Sets a limit, and allocates the card's memory for it.
 pub fn limit(card: &Card, limit: i32, value: u64) -> i32 {
     // `CU_LIMIT_STACK_SIZE`, `CU_LIMIT_PRINTF_FIFO_SIZE` and `CU_LIMIT_MALLOC_HEAP_SIZE`.
     let known = match limit {
@@ -75,7 +75,7 @@ pub fn limit(card: &Card, limit: i32, value: u64) -> i32 {
     };
     let Some((included, each)) = known else { return INVALID_VALUE };
     let of = Of::Limit(card.number(), limit);
-    // The new one takes the place of the old one.
+    // The new allocation replaces the old one.
     with(|has, _| has.remove(&of));
     match take(card, value.saturating_sub(included).saturating_mul(each)) {
         Ok(memory) => {
@@ -86,7 +86,7 @@ pub fn limit(card: &Card, limit: i32, value: u64) -> i32 {
     }
 }
 
-/// Loads a module of PTX, of which only its variables matter: `.global ... name[BYTES]`.
+/// Loads a module of PTX. Only its variables are used: `.global ... name[BYTES]`.
 pub fn load(card: &Card, text: &str) -> Result<u64, i32> {
     let length = |line: &str| line.split_once('[')?.1.split_once(']')?.0.trim().parse::<u64>().ok();
     let bytes = text.split(';').filter(|line| line.contains(".global")).filter_map(length).sum();

@@ -1,14 +1,14 @@
-//! Kernels, known by their names. Arguments are 64-bit numbers.
+//! Kernels, identified by name. Arguments are 64-bit numbers.
 //!
-//! UNSAFETY: reads and writes addresses that the program names, as a card does; a wrong one kills the program.
+//! UNSAFETY: reads and writes addresses that the program names, as a card does; a wrong address kills the program.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
 
 use std::time::{Duration, Instant};
 
-/// A kernel: its name, the number of its arguments, and what it does.
+/// A kernel: its name, the number of its arguments, and its function.
 #[derive(Clone, Copy)]
 pub struct Kernel {
-    /// Name for `cuModuleGetFunction`.
+    /// Name that `cuModuleGetFunction` finds it by.
     pub name: &'static str,
     /// Number of arguments.
     pub arguments: usize,
@@ -24,9 +24,9 @@ pub const KERNELS: [Kernel; 5] = [
     Kernel { name: "add", arguments: 3, run: |a| words(a[0], a[1], |_, word| word.wrapping_add(a[2])) },
     // Writes a checksum of `count` words to an address.
     Kernel { name: "checksum", arguments: 3, run: |a| store(a[2], checksum(a[0], a[1])) },
-    // Takes so many microseconds of the card's time, and adds them to a word.
+    // Takes this many microseconds of the card's time, and adds them to a word.
     Kernel { name: "spin", arguments: 2, run: spin },
-    // Follows `steps` addresses from the first on, and writes the last to an address.
+    // Follows a chain of `steps` addresses from the first one, and writes the last to an address.
     Kernel { name: "chase", arguments: 3, run: |a| store(a[2], (0..a[1]).fold(a[0], |at, _| load(at))) },
 ];
 

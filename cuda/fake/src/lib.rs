@@ -1,19 +1,20 @@
 //! A `libcuda.so.1` without a GPU, for tests: stricter than NVIDIA's.
 //!
-//! - Each card is a folder that several processes share ([`card`]): each allocation is a file whose lock tells that a
-//!   handle, an exported descriptor or a mapping of it still lives, in whatever process. `FAKE_CUDA_CARDS` says how many
-//!   cards there are, and `CUDA_VISIBLE_DEVICES` which of them a process sees.
-//! - Addresses ([`space`]): every rule of virtual memory management is checked; an access to an address with nothing mapped,
-//!   or that was not given access, kills the program.
-//! - Work ([`work`]): a thread for each stream; kernels of all processes take turns on the card's one engine. Captures are
-//!   as easily disturbed as the real ones. Graphs have their allocations' memory reserved when they are uploaded or launched.
-//! - Kernels ([`kernels`]) are known by their names and do what those say.
-//! - Resets ([`card`]): a card loses all memory, and each process with a context its context, for good.
-//! - Checkpoints ([`checkpoint`]): a process is taken off the card by another one.
+//! - Each card is a folder that several processes share ([`card`]). Each allocation is a file; its lock is held while a
+//!   handle, an exported descriptor or a mapping of it exists in any process. `FAKE_CUDA_CARDS` is the number of cards,
+//!   and `CUDA_VISIBLE_DEVICES` selects those that a process sees.
+//! - Addresses ([`space`]): every rule of virtual memory management is checked. An access to an address that is not
+//!   mapped, or to which access was not granted, kills the program.
+//! - Work ([`work`]): each stream has a thread; kernels of all processes take turns on the card's one engine. Captures
+//!   are as easily invalidated as real ones. Memory for a graph's allocations is reserved when the graph is uploaded or
+//!   launched.
+//! - Kernels ([`kernels`]) are identified by name.
+//! - Resets ([`card`]): a card loses all memory, and each process permanently loses its context.
+//! - Checkpoints ([`checkpoint`]): one process suspends another and takes it off the card.
 //! - Uses of memory besides allocations ([`further`]): contexts, limits, variables of modules.
-//! - NVML ([`nvml`]): which processes have a context, with their bytes, and the card's memory.
+//! - NVML ([`nvml`]): the processes that have a context, with their bytes, and the card's memory.
 //!
-//! The clock is the host's. There is no code in modules, and there are no textures.
+//! The clock is the host's. Modules contain no code, and textures are not supported.
 
 mod api;
 mod card;
@@ -25,23 +26,24 @@ mod nvml;
 mod space;
 mod work;
 
-/// Starts a thread that takes no signal of the program: NVIDIA's take them, and a test could not tell those from the library's.
+/// Starts a thread that blocks all signals. NVIDIA's threads accept them, but a test could not tell those from the
+/// library's.
 ///
-/// UNSAFETY: sets the mask of signals, which is the thread's own again when this returns.
+/// UNSAFETY: sets the signal mask of the calling thread, and restores it before returning.
 #[allow(unsafe_code, reason = "see UNSAFETY")]
 fn spawn(name: &str, work: impl FnOnce() + Send + 'static) {
-    // SAFETY: both sets are locals, of which the first is filled before it is read.
+    // SAFETY: both sets are locals; the first is filled before it is read.
     unsafe {
         let (mut all, mut before) = (std::mem::zeroed(), std::mem::zeroed());
         libc::sigfillset(&raw mut all);
         libc::pthread_sigmask(libc::SIG_SETMASK, &raw const all, &raw mut before);
-        // Without its threads the driver does less.
+        // If a thread cannot start, the driver does less.
         let _ = std::thread::Builder::new().name(name.into()).spawn(work);
         libc::pthread_sigmask(libc::SIG_SETMASK, &raw const before, std::ptr::null_mut());
     }
 }
 
-/// Results of calls, as NVIDIA's headers number them.
+/// Results of calls, numbered as in NVIDIA's headers.
 mod result {
     pub const SUCCESS: i32 = 0;
     pub const INVALID_VALUE: i32 = 1;

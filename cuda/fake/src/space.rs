@@ -1,4 +1,4 @@
-//! Reserved addresses and what is mapped there: the rules of virtual memory management.
+//! Reserved addresses and their mappings: the rules of virtual memory management.
 
 use std::collections::BTreeMap;
 
@@ -12,13 +12,13 @@ pub const GRANULE: u64 = 2 << 20;
 pub struct Mapping {
     /// Bytes.
     pub bytes: u64,
-    /// The allocation, by the handle it was mapped by.
+    /// The allocation, by the handle that was used to map it.
     pub handle: u64,
-    /// Access of the card, by `CUmemAccess_flags`.
+    /// Access of the card, as `CUmemAccess_flags`.
     pub access: i32,
 }
 
-/// A broken rule, and the result that NVIDIA's driver 580 gives then.
+/// A broken rule, and the result that NVIDIA's driver 580 returns for it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Broken(pub &'static str, pub i32);
 
@@ -34,12 +34,12 @@ fn ensure(good: bool, rule: &'static str) -> Result<(), Broken> {
 }
 
 impl Space {
-    /// Notes a reservation.
+    /// Records a reservation.
     pub fn reserve(&mut self, at: u64, bytes: u64) {
         self.reserved.insert(at, bytes);
     }
 
-    /// Takes a reservation back, whole and with nothing mapped.
+    /// Removes a reservation. It must be whole and have no mappings.
     pub fn unreserve(&mut self, at: u64, bytes: u64) -> Result<(), Broken> {
         ensure(self.reserved.get(&at) == Some(&bytes), "a reservation is freed whole")?;
         ensure(self.within(at, bytes).is_empty(), "a reservation is freed with nothing mapped")?;
@@ -61,7 +61,7 @@ impl Space {
         Ok(())
     }
 
-    /// Unmaps whole mappings without a gap; they are returned.
+    /// Unmaps whole mappings without a gap, and returns them.
     pub fn unmap(&mut self, at: u64, bytes: u64) -> Result<Vec<(u64, Mapping)>, Broken> {
         let found = self.cover(at, bytes)?;
         for (start, _) in &found {
@@ -70,7 +70,7 @@ impl Space {
         Ok(found)
     }
 
-    /// Sets the card's access to whole mappings without a gap; they are returned.
+    /// Sets the card's access to whole mappings without a gap, and returns them.
     pub fn allow(&mut self, at: u64, bytes: u64, access: i32) -> Result<Vec<(u64, Mapping)>, Broken> {
         let found = self.cover(at, bytes)?;
         for (start, _) in &found {
@@ -81,13 +81,13 @@ impl Space {
         Ok(found)
     }
 
-    /// The reservation that an address lies in.
+    /// Returns the reservation that contains an address.
     pub fn reservation(&self, at: u64) -> Option<(u64, u64)> {
         let (&start, &bytes) = self.reserved.range(..=at).next_back()?;
         (at < start + bytes).then_some((start, bytes))
     }
 
-    /// The mapping that an address lies in.
+    /// Returns the mapping that contains an address.
     pub fn find(&self, at: u64) -> Option<(u64, Mapping)> {
         let (&start, &mapping) = self.mapped.range(..=at).next_back()?;
         (at < start + mapping.bytes).then_some((start, mapping))
