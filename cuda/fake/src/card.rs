@@ -1,14 +1,14 @@
-//! The cards: each a folder that processes share.
+//! The cards: processes share a folder for each.
 //!
-//! NVML's bytes of a process follow what was seen of driver 580 on an H100: an allocation counts once, at the process that
-//! made it while that has a handle or a mapping of it, then at one that has imported it. Memory that only a descriptor holds
-//! counts at no process, and takes the card's memory all the same. So does managed memory.
+//! NVML's bytes of a process follow observations of driver 580 on an H100: an allocation counts once, for the process
+//! that made it while that process has a handle or a mapping of it, otherwise for a process that has imported it.
+//! Memory that only a descriptor holds counts for no process, but uses the card's memory. The same applies to managed
+//! memory.
 //!
-//! A reset of a card, as after an uncorrectable memory error (Xid 48) or one by an operator: the file `lost` in its
-//! folder has the number of the last allocation before it. All allocations up to that number are gone, and each process
-//! that had a context fails with `CUDA_ERROR_ECC_UNCORRECTABLE` from then on, in every call; a process that begins
-//! later does not. While the file `broken` is there the card gives no process a context, as one that needs a reset
-//! still.
+//! A card is reset after an uncorrectable memory error (Xid 48) or by an operator: the file `lost` in its folder has
+//! the number of the last allocation before the reset. All allocations up to that number are lost, and every later call
+//! of a process that had a context fails with `CUDA_ERROR_ECC_UNCORRECTABLE`; processes that start later are not
+//! affected. While the file `broken` exists, the card gives no process a context, like a card that still needs a reset.
 //!
 //! UNSAFETY: locks files.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
@@ -21,18 +21,18 @@ use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, OnceLock, PoisonError};
 
-/// Environment variable with the first card's folder; it need not exist. The others' folders lie in it.
+/// Environment variable with the first card's folder, which need not exist. It contains the other cards' folders.
 const FOLDER: &str = "FAKE_CUDA_FOLDER";
 /// Environment variable with each card's memory in MiB.
 const MEMORY: &str = "FAKE_CUDA_MIB";
 /// Environment variable with the number of cards.
 const CARDS: &str = "FAKE_CUDA_CARDS";
-/// Environment variable with the MiB of the card that each context takes; NVIDIA's take 518 MiB of an H100.
+/// Environment variable with the MiB of card memory that each context takes; NVIDIA's take 518 MiB of an H100.
 const CONTEXT: &str = "FAKE_CUDA_CONTEXT_MIB";
 /// NVIDIA's variable with the cards that a process sees, read by `cuInit`.
 const VISIBLE: &str = "CUDA_VISIBLE_DEVICES";
 
-/// The memory that an allocation lies in.
+/// The memory that holds an allocation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Tier {
     /// The card's.
@@ -50,11 +50,11 @@ pub struct Card {
     /// Bytes of one context.
     context: u64,
     entered: OnceLock<Option<File>>,
-    /// Allocations that were lost before this process had a context.
+    /// Allocations that were lost before this process created a context.
     lost_before: OnceLock<u64>,
 }
 
-/// An allocation, as long as this process has a handle or a mapping of it.
+/// An allocation. It lives while this process has a handle or a mapping of it.
 #[derive(Debug)]
 pub struct Allocation {
     file: File,
@@ -70,12 +70,12 @@ impl Deref for Allocation {
 }
 
 impl Allocation {
-    /// Stands for an allocation of a process that is off the card.
+    /// Placeholder for an allocation of a process that is off the card.
     pub fn nothing() -> Option<Self> {
         Some(Self { file: File::open("/dev/null").ok()?, marker: None })
     }
 
-    /// NVML does not count it for this process.
+    /// NVML does not count this allocation for this process.
     #[must_use]
     pub fn uncounted(mut self) -> Self {
         self.marker = None;
@@ -83,14 +83,14 @@ impl Allocation {
     }
 }
 
-/// A file that says that this process has an allocation: for NVML.
+/// A file which records, for NVML, that this process has an allocation.
 #[derive(Debug)]
 struct Marker(PathBuf);
 
 static MARKERS: Mutex<Option<HashMap<PathBuf, u32>>> = Mutex::new(None);
 
 impl Marker {
-    /// `made`: this process has made it.
+    /// `made`: this process made the allocation.
     fn put(folder: &Path, name: &str, made: bool) -> Self {
         let path = folder.join(format!("holds.{}.{}.{name}", identity(), if made { "made" } else { "imported" }));
         let mut markers = MARKERS.lock().unwrap_or_else(PoisonError::into_inner);
@@ -114,12 +114,12 @@ impl Drop for Marker {
     }
 }
 
-/// A name of this process that no other one has, in whatever namespace.
+/// Returns a name for this process that is unique across all namespaces.
 fn identity() -> &'static str {
     static IDENTITY: OnceLock<String> = OnceLock::new();
     IDENTITY.get_or_init(|| {
         let mut bytes = [0; 8];
-        // SAFETY: the buffer is as long as is said.
+        // SAFETY: the buffer is as long as the given length.
         unsafe { libc::getrandom(bytes.as_mut_ptr().cast(), bytes.len(), 0) };
         format!("{:016x}", u64::from_ne_bytes(bytes))
     })
@@ -141,7 +141,7 @@ pub fn all() -> &'static [Card] {
     })
 }
 
-/// The cards that this process sees, in its order. The variable is read at the first call, in `cuInit`.
+/// The cards that this process sees, in its order. The first call, in `cuInit`, reads the variable.
 pub fn visible() -> &'static [usize] {
     static SEEN: OnceLock<Vec<usize>> = OnceLock::new();
     SEEN.get_or_init(|| {
@@ -150,7 +150,7 @@ pub fn visible() -> &'static [usize] {
         for entry in list.split(',').map(str::trim) {
             let by_name = || all().iter().position(|card| !entry.is_empty() && card.name().starts_with(entry));
             let found = entry.parse::<usize>().ok().filter(|at| *at < all().len()).or_else(by_name);
-            // As NVIDIA's does: nothing behind a wrong entry is seen, and no card twice.
+            // As in NVIDIA's driver, a wrong entry or a repeated card ends the list.
             let Some(found) = found.filter(|found| !seen.contains(found)) else { break };
             seen.push(found);
         }
@@ -158,12 +158,12 @@ pub fn visible() -> &'static [usize] {
     })
 }
 
-/// The card of a device of this process.
+/// Returns the card of a device of this process.
 pub fn of_device(device: i32) -> Option<&'static Card> {
     all().get(*visible().get(usize::try_from(device).ok()?)?)
 }
 
-/// The folder of things that belong to no single card.
+/// Returns the folder of files that belong to no single card.
 pub fn root() -> &'static Path {
     &all()[0].folder
 }
@@ -180,14 +180,15 @@ fn whole_file() -> libc::flock {
     range
 }
 
-/// Takes a lock that belongs to this process: a process that asks for the holder gets a number of its own namespace.
+/// Takes a lock that belongs to this process. A process that queries the holder gets a number of its own namespace.
 fn lock_as_process(file: &File) -> bool {
     let range = whole_file();
     // SAFETY: the descriptor is open and the pointer valid.
     unsafe { libc::fcntl(file.as_raw_fd(), libc::F_SETLK, &raw const range) == 0 }
 }
 
-/// The process that has such a lock, as this one's namespace numbers it, 0 if it has no number there; none if the lock is free.
+/// Returns the process that holds such a lock, as this one's namespace numbers it: 0 if it has no number there, none if
+/// the lock is free.
 fn holder(file: &File) -> Option<u32> {
     let mut range = whole_file();
     // SAFETY: as above.
@@ -204,18 +205,18 @@ impl Drop for Occupied {
     }
 }
 
-/// A lock among all processes, until it is dropped.
+/// A lock shared by all processes, held until it is dropped.
 pub struct Turn(File);
 
 impl Card {
-    /// Opens or makes the folder.
+    /// Opens or creates the folder.
     pub fn open(folder: &Path, mib: u64) -> Self {
         let _ = fs::create_dir_all(folder);
         let folder = folder.canonicalize().unwrap_or_else(|_| folder.to_owned());
         Self { folder, total: mib << 20, number: 0, context: 0, entered: OnceLock::new(), lost_before: OnceLock::new() }
     }
 
-    /// Its place among all cards.
+    /// Its index among all cards.
     pub fn number(&self) -> usize {
         self.number
     }
@@ -227,7 +228,7 @@ impl Card {
         uuid
     }
 
-    /// Its identity as NVML has it.
+    /// Its identity in NVML.
     pub fn name(&self) -> String {
         let hex: String = self.uuid().iter().map(|byte| format!("{byte:02x}")).collect();
         format!("GPU-{}-{}-{}-{}-{}", &hex[..8], &hex[8..12], &hex[12..16], &hex[16..20], &hex[20..])
@@ -243,28 +244,28 @@ impl Card {
         self.total
     }
 
-    /// The last allocation that a reset has lost.
+    /// Number of the last allocation that a reset has lost.
     fn lost(&self) -> u64 {
         fs::read_to_string(self.folder.join("lost")).ok().and_then(|text| text.trim().parse().ok()).unwrap_or(0)
     }
 
-    /// Returns true if an allocation of this name was lost.
+    /// Returns true if the allocation with this name was lost.
     fn is_lost(&self, name: &str) -> bool {
         let number = name.rsplit('-').next().and_then(|number| number.parse::<u64>().ok());
         number.is_some_and(|number| number <= self.lost())
     }
 
-    /// Returns true if a reset has ended this process's contexts: that cannot be undone.
+    /// Returns true if a reset has ended this process's contexts, which is permanent.
     pub fn is_reset(&self) -> bool {
         self.lost_before.get().is_some_and(|before| self.lost() > *before)
     }
 
-    /// Returns true if the card needs a reset: it gives no process a context.
+    /// Returns true if the card needs a reset, and so gives no process a context.
     pub fn is_broken(&self) -> bool {
         self.folder.join("broken").exists()
     }
 
-    /// Notes for NVML that a kernel of this process occupies the card, until the note is dropped.
+    /// Records for NVML that a kernel of this process occupies the card, until the record is dropped.
     pub fn occupy(&self) -> Occupied {
         let path = self.folder.join(format!("occupies.{}", identity()));
         let _ = fs::write(&path, "");
@@ -279,7 +280,7 @@ impl Card {
         identities.into_iter().filter(|(identity, pid)| *pid != 0 && of_it(identity)).map(|(_, pid)| pid).collect()
     }
 
-    /// Memory for one more context of this process.
+    /// Allocates memory for one more context of this process.
     pub fn context(&self) -> Result<Option<Allocation>, ()> {
         if self.context == 0 {
             return Ok(None);
@@ -287,7 +288,7 @@ impl Card {
         self.allocate(Tier::Device, self.context).map(Some).ok_or(())
     }
 
-    /// Notes that this process has a context, until it ends. False if there is no memory for one.
+    /// Records that this process has a context, until it ends. Returns false if there is no memory for one.
     pub fn enter(&self) -> bool {
         let mut may = true;
         self.lost_before.get_or_init(|| self.lost());
@@ -305,13 +306,13 @@ impl Card {
         may
     }
 
-    /// Processes that have a context, as this one's namespace numbers them, each with its bytes of the card: those that
-    /// have no number there are not told of.
+    /// Processes that have a context, as this one's namespace numbers them, each with its bytes on the card. Processes
+    /// without a number there are left out.
     pub fn processes(&self) -> BTreeMap<u32, u64> {
         let _turn = self.turn("entering");
         let names = self.names();
         let pids = self.identities();
-        // Each allocation counts once: at the process that made it, if that has it still.
+        // Each allocation counts once: for the process that made it, if that process still has it.
         let mut holders: BTreeMap<&str, (bool, &str)> = BTreeMap::new();
         for name in &names {
             let mut parts = name.strip_prefix("holds.").into_iter().flat_map(|rest| rest.splitn(3, '.'));
@@ -339,14 +340,14 @@ impl Card {
         entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect()
     }
 
-    /// The identities of the processes that have a context, with their numbers. The caller has the turn `entering`.
+    /// The identities of the processes that have a context, with their numbers. The caller holds the lock `entering`.
     fn identities(&self) -> HashMap<String, u32> {
         let names = self.names();
         let mut pids = HashMap::new();
         for name in &names {
             let Some(identity) = name.strip_prefix("process.") else { continue };
             if self.entered.get().is_some_and(Option::is_some) && identity == self::identity() {
-                // To open the file and close it would give up the lock.
+                // Opening and closing the file would release the lock.
                 pids.insert(identity.to_owned(), std::process::id());
                 continue;
             }
@@ -356,7 +357,7 @@ impl Card {
                     pids.insert(identity.to_owned(), pid);
                 }
                 None => {
-                    // It has ended.
+                    // The process has ended.
                     let _ = fs::remove_file(self.folder.join(name));
                     let marks = format!("holds.{identity}.");
                     for marker in names.iter().filter(|name| name.starts_with(&marks)) {
@@ -374,7 +375,7 @@ impl Card {
         lock(&file, libc::LOCK_EX).then_some(Turn(file))
     }
 
-    /// Bytes in use. Files that nobody has open any more are removed.
+    /// Bytes in use. Removes files that no process has open.
     fn used(&self) -> u64 {
         let mut used = 0;
         for entry in fs::read_dir(&self.folder).into_iter().flatten().flatten() {
@@ -383,7 +384,7 @@ impl Card {
             if !name.starts_with("device-") && !name.starts_with("host-") {
                 continue;
             }
-            // A second description of the file: its lock is refused as long as the first one lives.
+            // Opens the file a second time: its lock is refused while the first description is open.
             let Ok(file) = OpenOptions::new().read(true).open(entry.path()) else { continue };
             if self.is_lost(&name) || lock(&file, libc::LOCK_EX | libc::LOCK_NB) {
                 let _ = fs::remove_file(entry.path());
@@ -400,7 +401,7 @@ impl Card {
         self.total.saturating_sub(self.used())
     }
 
-    /// Allocates memory; its description lives in the handle, in descriptors and in mappings of it.
+    /// Allocates memory. Its description stays open in the handle, in descriptors and in mappings of it.
     pub fn allocate(&self, tier: Tier, bytes: u64) -> Option<Allocation> {
         let _turn = self.turn("allocating")?;
         if tier == Tier::Device && self.used().checked_add(bytes)? > self.total {
@@ -418,17 +419,17 @@ impl Card {
         lock(&file, libc::LOCK_EX | libc::LOCK_NB).then_some(Allocation { file, marker })
     }
 
-    /// The allocation that a descriptor stands for, with its memory and length, if it is of this card.
+    /// Returns the allocation of a descriptor, with its memory and length, if it belongs to this card.
     pub fn import(&self, file: File) -> Result<(Allocation, Tier, u64), File> {
         let Some((name, tier, bytes)) = self.identify(&file) else { return Err(file) };
         let marker = Some(Marker::put(&self.folder, &name, false));
         Ok((Allocation { file, marker }, tier, bytes))
     }
 
-    /// The memory that a descriptor of an allocation is of, with its name and length.
+    /// Returns the name, memory and length of a descriptor's allocation.
     fn identify(&self, file: &File) -> Option<(String, Tier, u64)> {
         let path = fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd())).ok()?;
-        // A process in a container sees the folder elsewhere than who made the file: the file itself tells.
+        // A process in a container sees the folder under another path, so compare the files themselves.
         let name = path.file_name()?.to_string_lossy().into_owned();
         if self.is_lost(&name) {
             return None;

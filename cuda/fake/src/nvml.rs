@@ -1,9 +1,10 @@
-//! NVML's functions that tell of the card, in the same library: a link by the name `libnvidia-ml.so.1` is enough.
+//! NVML's functions about the card, in the same library: a link named `libnvidia-ml.so.1` suffices.
 //!
-//! Processes are those with a context that have a number in the asking one's namespace. Files in the first card's folder: with
-//! `nvml-fails` the question for them fails, with `nvml-without-bytes` it is not told how much each has, as on some systems.
+//! Reports the processes with a context that have a number in the caller's namespace. Files in the first card's folder:
+//! with `nvml-fails` the query for processes fails; with `nvml-without-bytes` it leaves out their bytes, as on some
+//! systems.
 //!
-//! UNSAFETY: reads and writes what the program's pointers name, as the real library does.
+//! UNSAFETY: reads and writes through the program's pointers, as the real library does.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
 #![allow(non_snake_case, reason = "names of NVML")]
 #![allow(clippy::undocumented_unsafe_blocks, reason = "see UNSAFETY; the promise is the caller's everywhere")]
@@ -20,14 +21,14 @@ const NOT_FOUND: c_int = 6;
 const INSUFFICIENT_SIZE: c_int = 7;
 const UNKNOWN: c_int = 999;
 
-/// The first device; the others follow.
+/// The first device; the others have the numbers after it.
 const DEVICE: usize = 0xd0;
 /// `NVML_VALUE_NOT_AVAILABLE`.
 const NOT_AVAILABLE: u64 = u64::MAX;
 /// `nvmlMemory_v2`: version 2, and 40 bytes.
 const MEMORY_V2: u32 = 0x0200_0028;
 
-/// The process that has initialised NVML: its children do so again.
+/// The process that has initialised NVML: its children must do so again.
 static READY: AtomicU32 = AtomicU32::new(0);
 
 fn is_ready() -> bool {
@@ -63,7 +64,7 @@ fn ready() -> c_int {
     if is_ready() { SUCCESS } else { UNINITIALIZED }
 }
 
-/// The card of a device. NVML sees all of them, whatever `CUDA_VISIBLE_DEVICES` says.
+/// Returns the card of a device. NVML sees all cards, regardless of `CUDA_VISIBLE_DEVICES`.
 fn card(device: *mut c_void) -> Result<&'static Card, c_int> {
     match ready() {
         SUCCESS => (device as usize).checked_sub(DEVICE).and_then(|at| card::all().get(at)).ok_or(INVALID_ARGUMENT),
@@ -189,7 +190,7 @@ struct Utilization {
     decoder: u32,
 }
 
-/// Samples of now alone: a process whose kernel occupies the card has all of it.
+/// Returns samples of the present moment only: a process whose kernel occupies the card uses all of it.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn nvmlDeviceGetProcessUtilization(
     device: *mut c_void,
@@ -205,7 +206,7 @@ unsafe extern "C" fn nvmlDeviceGetProcessUtilization(
         std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).map_or(0, |d| d.as_micros() as u64);
     unsafe {
         let room = if to.is_null() { 0 } else { *count as usize };
-        // As NVIDIA's does, the first call asks how many there may be.
+        // As in NVIDIA's library, the first call asks for the number of samples.
         *count = 1 + occupants.len() as u32;
         if to.is_null() {
             return INSUFFICIENT_SIZE;
@@ -230,7 +231,7 @@ unsafe extern "C" fn nvmlDeviceGetComputeRunningProcesses_v3(
         Err(error) => return error,
     };
     if card::root().join("nvml-fails").exists() {
-        // A test looks for it.
+        // A test depends on this.
         let _ = std::fs::write(card::root().join("nvml-failed"), "");
         return UNKNOWN;
     }
