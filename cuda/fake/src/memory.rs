@@ -14,19 +14,19 @@ use crate::card::{self, Allocation, Tier};
 use crate::result::{INVALID_DEVICE, INVALID_VALUE, NOT_SUPPORTED, OUT_OF_MEMORY};
 use crate::space::{Broken, GRANULE, Space};
 
-/// An allocation, as this process holds it. Every descriptor and mapping shares its description, and so its life.
+/// An allocation that this process has. All descriptors and mappings share its file description, and so its lifetime.
 #[derive(Clone)]
 pub struct Physical {
     file: Arc<Allocation>,
     bytes: u64,
     tier: Tier,
-    /// The card, by its place among all.
+    /// The card, by its index among all cards.
     card: usize,
-    /// By [`import`].
+    /// Made by [`import`].
     imported: bool,
-    /// Kinds of handles that other processes may import it by.
+    /// Kinds of handles through which other processes may import it.
     kinds: i32,
-    /// References by handle, and mappings: it lives as long as one of either.
+    /// References through handles, and mappings: the allocation lives while it has either.
     references: u32,
     mappings: u32,
 }
@@ -36,11 +36,11 @@ struct Memory {
     space: Space,
     handles: HashMap<u64, Physical>,
     next: u64,
-    /// Allocations by `cuMemAlloc`, by address.
+    /// Allocations of `cuMemAlloc`, by address.
     plain: HashMap<u64, u64>,
     /// Tiers of mappings by address.
     tiers: HashMap<u64, Tier>,
-    /// Contents of each allocation, while the process is off the card.
+    /// Contents of each allocation while the process is off the card.
     taken_off: HashMap<u64, Vec<u8>>,
 }
 
@@ -65,7 +65,7 @@ fn broken(rule: Broken) -> i32 {
     rule.1
 }
 
-/// Allocates physical memory that may be exported by handles of `kinds`; its handle.
+/// Allocates physical memory that handles of `kinds` may export; returns its handle.
 pub fn create(device: i32, tier: Tier, bytes: u64, kinds: i32) -> Result<u64, i32> {
     if bytes == 0 || !bytes.is_multiple_of(GRANULE) {
         return Err(INVALID_VALUE);
@@ -85,13 +85,13 @@ fn insert(file: Allocation, card: usize, (tier, bytes): (Tier, u64), imported: b
     handle
 }
 
-/// The device of a card, as this process numbers them.
+/// Returns the device of a card, in this process's numbering.
 fn device(card: usize) -> i32 {
     card::visible().iter().position(|seen| *seen == card).map_or(-1, |at| at as i32)
 }
 
 impl Memory {
-    /// A handle that the program has a reference to.
+    /// Returns a handle that the program has a reference to.
     fn handle(&mut self, handle: u64) -> Result<&mut Physical, i32> {
         self.handles.get_mut(&handle).filter(|physical| physical.references > 0).ok_or(INVALID_VALUE)
     }
@@ -104,7 +104,7 @@ impl Memory {
     }
 }
 
-/// Gives a reference up. What is mapped lives on.
+/// Drops a reference. Mappings stay valid.
 pub fn release(handle: u64) -> Result<(), i32> {
     let mut memory = lock();
     let memory = memory.get();
@@ -113,7 +113,7 @@ pub fn release(handle: u64) -> Result<(), i32> {
     Ok(())
 }
 
-/// The handle that is mapped at an address, with one reference more.
+/// Returns the handle mapped at an address, and adds a reference.
 pub fn retain(at: u64) -> Result<u64, i32> {
     let mut memory = lock();
     let memory = memory.get();
@@ -125,7 +125,7 @@ pub fn retain(at: u64) -> Result<u64, i32> {
     Ok(mapping.handle)
 }
 
-/// Returns the `CUmemAllocationProp` that a handle was made by.
+/// Returns the `CUmemAllocationProp` of a handle.
 pub fn property(handle: u64) -> Result<[i32; 8], i32> {
     let mut memory = lock();
     let physical = memory.get().handle(handle)?;
@@ -133,26 +133,26 @@ pub fn property(handle: u64) -> Result<[i32; 8], i32> {
     Ok(if physical.tier == Tier::Host { [1, kinds, 3, 0, 0, 0, 0, 0] } else { [1, kinds, 1, device, 0, 0, 0, 0] })
 }
 
-/// A new descriptor of an allocation.
+/// Returns a new descriptor of an allocation.
 pub fn export(handle: u64) -> Result<i32, i32> {
     let mut memory = lock();
     let physical = memory.get().handle(handle)?;
-    // As seen on an H100 with driver 580: a program's chunks reach a new owner by kept descriptors only.
+    // As observed on an H100 with driver 580: a program's chunks reach a new owner only through kept descriptors.
     if physical.imported || physical.kinds & 1 == 0 {
         return Err(INVALID_VALUE);
     }
-    // The limit of the process's descriptors is the kernel's, as for NVIDIA's.
+    // The kernel limits the process's descriptors, as with NVIDIA's driver.
     physical.file.try_clone().map(|file| file.into_raw_fd()).map_err(|_| OUT_OF_MEMORY)
 }
 
-/// A handle of the allocation that a descriptor stands for.
+/// Returns a handle of a descriptor's allocation.
 pub fn import(descriptor: i32) -> Result<u64, i32> {
     // SAFETY: the descriptor is only borrowed for the copy.
     let copy = unsafe { libc::fcntl(descriptor, libc::F_DUPFD_CLOEXEC, 0) };
     if copy < 0 {
         return Err(INVALID_VALUE);
     }
-    // SAFETY: the copy is new and nobody else's.
+    // SAFETY: the copy is new, and only this function has it.
     let file = unsafe { <File as std::os::fd::FromRawFd>::from_raw_fd(copy) };
     let mut file = file;
     for card in card::visible().iter().filter_map(|at| card::all().get(*at)) {
@@ -165,7 +165,7 @@ pub fn import(descriptor: i32) -> Result<u64, i32> {
 }
 
 fn cover(at: u64, bytes: u64) -> bool {
-    // SAFETY: the range is a reservation of ours, or a new one where `at` is 0.
+    // SAFETY: the range is a reservation of this process, or a new one if `at` is 0.
     let found = unsafe {
         libc::mmap(
             at as *mut libc::c_void,
@@ -187,7 +187,7 @@ pub fn reserve(bytes: u64, align: u64) -> Result<u64, i32> {
     let align = align.max(GRANULE);
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
     let length = (bytes + align) as usize;
-    // SAFETY: a new mapping of which the aligned part is kept; the rest is never used.
+    // SAFETY: only the aligned part of the new mapping is kept; the rest is never used.
     let found = unsafe { libc::mmap(std::ptr::null_mut(), length, libc::PROT_NONE, flags, -1, 0) };
     if found == libc::MAP_FAILED {
         return Err(OUT_OF_MEMORY);
@@ -202,14 +202,14 @@ pub fn unreserve(at: u64, bytes: u64) -> Result<(), i32> {
     lock().get().space.unreserve(at, bytes).map_err(broken)
 }
 
-/// Maps an allocation. Nothing may access it yet.
+/// Maps an allocation. Access is granted later.
 pub fn map(at: u64, bytes: u64, offset: u64, handle: u64) -> Result<(), i32> {
     let mut memory = lock();
     let memory = memory.get();
     let physical = memory.handle(handle)?.clone();
     memory.space.map(at, bytes, offset, handle, physical.bytes).map_err(broken)?;
     memory.handle(handle)?.mappings += 1;
-    // SAFETY: the range lies in a reservation of ours with nothing mapped.
+    // SAFETY: the range lies in a reservation of this process and has no mappings.
     let found = unsafe {
         libc::mmap(
             at as *mut libc::c_void,
@@ -224,7 +224,7 @@ pub fn map(at: u64, bytes: u64, offset: u64, handle: u64) -> Result<(), i32> {
     if found as u64 == at { Ok(()) } else { Err(OUT_OF_MEMORY) }
 }
 
-/// As [`unmap`], of what the program has mapped itself.
+/// Like [`unmap`], for mappings that the program made itself.
 pub fn unmap_own(at: u64, bytes: u64) -> Result<(), i32> {
     let plain = |memory: &mut Memory| memory.space.find(at).is_some_and(|(start, _)| memory.plain.contains_key(&start));
     if plain(lock().get()) {
@@ -233,7 +233,7 @@ pub fn unmap_own(at: u64, bytes: u64) -> Result<(), i32> {
     unmap(at, bytes)
 }
 
-/// Unmaps whole mappings: an access kills the program from here on.
+/// Unmaps whole mappings: later accesses kill the program.
 pub fn unmap(at: u64, bytes: u64) -> Result<(), i32> {
     let mut memory = lock();
     let memory = memory.get();
@@ -250,7 +250,7 @@ pub fn unmap(at: u64, bytes: u64) -> Result<(), i32> {
     Ok(())
 }
 
-/// Sets a card's access to whole mappings. No card reaches another one's memory.
+/// Sets a card's access to whole mappings. Cards cannot access each other's memory.
 pub fn allow(of: i32, at: u64, bytes: u64, access: i32) -> Result<(), i32> {
     let protection = protection(access).ok_or(INVALID_VALUE)?;
     let mut memory = lock();
@@ -279,7 +279,7 @@ fn protection(access: i32) -> Option<libc::c_int> {
     }
 }
 
-/// Gives up all memory that this process has; what lay in its own is kept.
+/// Releases all memory of this process; the contents of its own allocations are kept.
 pub fn take_off() {
     let mut memory = lock();
     let memory = memory.get();
@@ -297,7 +297,7 @@ pub fn take_off() {
     }
 }
 
-/// Takes the memory again that this process had.
+/// Restores the memory that this process had.
 pub fn put_back() -> Result<(), i32> {
     let mut memory = lock();
     let memory = memory.get();
@@ -318,13 +318,13 @@ pub fn put_back() -> Result<(), i32> {
         };
         let flags = libc::MAP_SHARED | libc::MAP_FIXED;
         let (at, bytes) = (start as *mut libc::c_void, mapping.bytes as usize);
-        // SAFETY: the range lies in a reservation of ours, and was mapped before.
+        // SAFETY: the range lies in a reservation of this process, and was mapped before.
         unsafe { libc::mmap(at, bytes, protection, flags, physical.file.as_raw_fd(), 0) };
     }
     Ok(())
 }
 
-/// A mapping, and what is known of its memory.
+/// A mapping, and the properties of its memory.
 #[derive(Clone, Copy, Debug)]
 pub struct Found {
     /// First address and bytes of the mapping.
@@ -337,15 +337,15 @@ pub struct Found {
     pub access: i32,
     /// Number of the allocation.
     pub id: u64,
-    /// Kinds of handles that it may be exported by.
+    /// Kinds of handles that may export it.
     pub kinds: i32,
-    /// By `cuMemAlloc`.
+    /// Made by `cuMemAlloc`.
     pub plain: bool,
     /// The device.
     pub device: i32,
 }
 
-/// The mapping that an address lies in.
+/// Returns the mapping that contains an address.
 pub fn find(at: u64) -> Option<Found> {
     let mut memory = lock();
     let memory = memory.get();
@@ -368,7 +368,7 @@ pub fn allocate(bytes: u64) -> Result<u64, i32> {
     allocate_counted(bytes, true)
 }
 
-/// Allocates as `cuMemAllocManaged` does, of which NVML counts nothing for the process. All of it lies on the card at once.
+/// Allocates as `cuMemAllocManaged` does: NVML does not count it for the process. All of it is resident at once.
 pub fn allocate_managed(bytes: u64) -> Result<u64, i32> {
     allocate_counted(bytes, false)
 }
@@ -384,7 +384,7 @@ fn allocate_counted(bytes: u64, counted: bool) -> Result<u64, i32> {
     Ok(at)
 }
 
-/// Puts new memory at reserved addresses; it lives as long as it is mapped.
+/// Maps new memory at reserved addresses; it lives while it is mapped.
 pub fn back(at: u64, bytes: u64) -> Result<(), i32> {
     back_counted(at, bytes, true)
 }
@@ -400,7 +400,7 @@ fn back_counted(at: u64, bytes: u64, counted: bool) -> Result<(), i32> {
     release(handle)
 }
 
-/// Frees what [`allocate`] gave.
+/// Frees memory that [`allocate`] returned.
 pub fn free(at: u64) -> Result<(), i32> {
     let bytes = lock().get().plain.remove(&at).ok_or(INVALID_VALUE)?;
     unmap(at, bytes)?;
