@@ -33,9 +33,10 @@ fn card(card_mib: u64, chunk_bytes: u64, chaos: Chaos) -> CardConfig {
 fn kernels_compute_the_same_while_what_they_read_moves_after_every_submission() {
     for (chunk_bytes, seed) in [(128 << 10, 1), (2 * MIB, 2)] {
         let config = card(64, chunk_bytes, Chaos { every: 1, seed });
-        let moved = ["memory", "hotspot", "backprop"].map(|name| two(&config, name, Options::default()));
-        // One of the runs may end before this machine schedules the thread that moves memory.
-        assert!(moved.iter().sum::<u32>() > 0, "{moved:?} in chunks of {chunk_bytes} bytes");
+        let round = || ["memory", "hotspot", "backprop"].map(|name| two(&config, name, Options::default()));
+        // All runs of a round may end before a busy machine schedules the thread that moves memory.
+        let moved = (0..50).any(|_| round().iter().sum::<u32>() > 0);
+        assert!(moved, "nothing moved in chunks of {chunk_bytes} bytes");
     }
 }
 
