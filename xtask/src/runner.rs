@@ -5,9 +5,10 @@
 
 use std::collections::VecDeque;
 use std::ffi::OsStr;
-use std::fs;
-use std::io::{Read, Seek};
+use std::fs::{self, File};
+use std::io;
 use std::ops::AddAssign;
+use std::os::unix::fs::FileExt;
 use std::process::Child;
 use std::sync::{Condvar, Mutex, PoisonError};
 use std::thread;
@@ -226,7 +227,7 @@ pub fn run(tests: &[Test<'_>], manner: &Manner<'_>) -> Result<Outcome> {
 
 fn run_one(test: &Test<'_>, manner: &Manner<'_>) -> Result<(bool, Taken, String)> {
     let Test { program, name, load: _ } = test;
-    let mut output = tempfile::tempfile().context("a file for a test's output")?;
+    let output = tempfile::tempfile().context("a file for a test's output")?;
     let mut command = program.command();
     command.envs(manner.variables.iter().copied());
     if manner.full {
@@ -247,9 +248,7 @@ fn run_one(test: &Test<'_>, manner: &Manner<'_>) -> Result<(bool, Taken, String)
     let status = child.wait().with_context(|| format!("waiting for the test {name}"))?;
     let test = format!("{}/{} {name}", program.package, program.target);
     let elapsed = began.elapsed();
-    let mut bytes = Vec::new();
-    output.rewind().and_then(|()| output.read_to_end(&mut bytes)).context("reading a test's output")?;
-    let mut text = String::from_utf8_lossy(&bytes).into_owned();
+    let mut text = written(&output).context("reading a test's output")?;
     if !ended {
         text.push_str(&format!("it had not ended after {} s, and was ended; its threads:\n{stood}", limit.as_secs()));
     }
@@ -258,6 +257,16 @@ fn run_one(test: &Test<'_>, manner: &Manner<'_>) -> Result<(bool, Taken, String)
         text.push_str(&format!("{status}\n"));
     }
     Ok((passed, Taken { test, target: program.target.clone(), passed, elapsed, cpu }, text))
+}
+
+/// Returns the present content of a file to which processes may still write.
+///
+/// They share the file's position with this process. If it changed, a process that a test has left would write over
+/// the beginning.
+pub fn written(file: &File) -> io::Result<String> {
+    let mut bytes = vec![0; usize::try_from(file.metadata()?.len()).unwrap_or(usize::MAX)];
+    file.read_exact_at(&mut bytes, 0)?;
+    Ok(String::from_utf8_lossy(&bytes).into_owned())
 }
 
 /// Returns true if a program reports that it runs one test: an unknown name would be a success of no test.
@@ -314,7 +323,19 @@ fn ticks(stat: &str, first: usize) -> Option<Duration> {
 
 #[cfg(test)]
 mod tests {
+    use std::io::Write;
+
     use super::*;
+
+    #[test]
+    fn reading_output_keeps_its_beginning_while_a_process_writes() {
+        let output = tempfile::tempfile().expect("a file");
+        let mut left = output.try_clone().expect("a descriptor");
+        left.write_all(b"running 1 test\n").expect("written");
+        assert_eq!(written(&output).expect("readable"), "running 1 test\n");
+        left.write_all(b"log\n").expect("written");
+        assert_eq!(written(&output).expect("readable"), "running 1 test\nlog\n");
+    }
 
     #[test]
     fn reasons_are_told_without_what_is_around_them() {

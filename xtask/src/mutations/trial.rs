@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
-use std::io::{BufReader, Read, Seek};
+use std::io::BufReader;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
@@ -16,6 +16,7 @@ use crate::guests::BIN_VARIABLE;
 use crate::layers::metadata;
 use crate::programs::{FEATURES, Program, program};
 use crate::run::{cargo, target};
+use crate::runner::written;
 use crate::tally::{Reader, Tally};
 use crate::watch;
 
@@ -176,7 +177,7 @@ pub fn run(programs: &[&Program], filters: &[&str], mistake: Option<&Mutation>) 
 }
 
 fn one(command: &mut Command, verdict: &mut Verdict) -> Result<()> {
-    let mut output = tempfile::tempfile().context("a file for tests' output")?;
+    let output = tempfile::tempfile().context("a file for tests' output")?;
     // A file: a pipe would stay open as long as any process that a test has left.
     command.stdout(output.try_clone()?).stderr(Stdio::null());
     let mut child = command.spawn().context("cannot start tests")?;
@@ -185,10 +186,8 @@ fn one(command: &mut Command, verdict: &mut Verdict) -> Result<()> {
         verdict.stood = true;
     }
     let good = child.wait().context("waiting for tests")?.success();
-    let mut bytes = Vec::new();
-    output.rewind().and_then(|()| output.read_to_end(&mut bytes)).context("reading tests' output")?;
     let mut reader = Reader::default();
-    for line in String::from_utf8_lossy(&bytes).lines() {
+    for line in written(&output).context("reading tests' output")?.lines() {
         reader.line(line);
         let failed = line.strip_prefix("test ").and_then(|line| line.strip_suffix(" ... FAILED"));
         verdict.failed.extend(failed.map(str::to_owned));
