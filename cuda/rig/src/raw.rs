@@ -1,7 +1,7 @@
 //! A client that speaks the owner's protocol without the library, driven by commands, for hostile programs.
 //!
 //! The process reads one [`Command`] as JSON from each line of its standard input, and prints one [`Answer`]. It
-//! opens no driver. The tests of `hostile` start it, with a user of its own where they run as root.
+//! opens the driver for [`Command::Launch`] only. The tests of `hostile` start it, with a user of its own where they run as root.
 //!
 //! UNSAFETY: forks, waits for the child, and changes the user of the process.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
@@ -17,6 +17,8 @@ use cuda_protocol::{FromOwner, FromTenant, Link, LinkError, Usage};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use serde::{Deserialize, Serialize};
+
+use crate::Cuda;
 
 /// Process that calls `connect`, and whose credentials the owner sees.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -93,6 +95,11 @@ pub enum Command {
     Close {
         /// Number of the connection.
         link: usize,
+    },
+    /// Launches a kernel through the driver, without asking the owner. Answered by [`Answer::Done`] while it runs.
+    Launch {
+        /// Milliseconds that it takes.
+        ms: u64,
     },
     /// Exits. A child continues with the connections and the commands; it reads no messages.
     Desert,
@@ -208,6 +215,12 @@ fn obey(socket: &Path, connections: &mut Vec<Connection>, command: Command) -> R
                 // The reading thread has the descriptor as well.
                 let _ = rustix::net::shutdown(&*link, rustix::net::Shutdown::Both);
             }
+            Ok(Answer::Done)
+        }
+        Command::Launch { ms } => {
+            let cuda = Cuda::open("libcuda.so.1")?;
+            let word = cuda.alloc(4096)?;
+            cuda.launch(cuda.kernel("spin")?, &[ms * 1000, word], cuda.stream()?)?;
             Ok(Answer::Done)
         }
         Command::Desert => {

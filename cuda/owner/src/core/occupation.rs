@@ -1,10 +1,13 @@
 //! Processes that occupy the card without a turn: their work went past the gate, or was in flight when they ended the
 //! turn.
 //!
-//! NVML's use of the card by each process is looked at every second. It is used for one decision only: if a tenant's
-//! turn exceeds its limit, and a process of another tenant occupied the card at two looks since that turn began, that
-//! process is given up, and the tenant gets its limit once more. The samples of the second look are all of the time
-//! after the first one, in which the process had no turn.
+//! NVML's use of the card by each process is read every second. Two decisions use it:
+//!
+//! - A tenant's turn exceeds its limit, and a process of another tenant occupied the card at two looks since that turn
+//!   began. That process is given up, and the tenant gets its limit once more. The samples of the second look are all
+//!   of the time after the first one, in which the process had no turn.
+//! - A process occupied the card at all looks for as long as its own tenant's limit, and had no turn in this time. It
+//!   is given up if another tenant has a turn: the limit applies to work without a turn as well.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -13,17 +16,26 @@ use super::types::{SessionId, User};
 use vram::TenantId;
 
 /// Looks during a turn that prove that a process occupies the card past the gate.
-const LOOKS: usize = 2;
-/// Looks that are kept of a process.
-const KEPT: usize = 8;
+const MIN_LOOKS: usize = 2;
 
 /// The last looks, and their consequences.
 #[derive(Debug, Default)]
 pub(super) struct Occupations {
-    /// Times of the last looks in a row at which a process occupied the card and had no turn.
-    seen: BTreeMap<u32, VecDeque<u64>>,
+    /// Processes that occupied the card at the last look and had no turn.
+    seen: BTreeMap<u32, Occupation>,
     /// Tenants that got their limit once more for their present turn, with its end.
     spared: BTreeMap<TenantId, u64>,
+}
+
+/// Looks in a row at which a process occupied the card, with no turn at them or between them.
+#[derive(Debug)]
+struct Occupation {
+    /// Time of the first.
+    since: u64,
+    /// Times of the last ones, at most [`MIN_LOOKS`].
+    last: VecDeque<u64>,
+    /// Turns that the process has had, which tell whether it had one between two looks.
+    turns: u64,
 }
 
 impl Core {
@@ -31,16 +43,41 @@ impl Core {
     pub(super) fn occupied(&mut self, users: &[User]) {
         let mut before = std::mem::take(&mut self.occupations.seen);
         for user in users.iter().filter(|user| user.occupies) {
-            let mut of_it = self.sessions.values().filter(|session| session.pid == user.pid);
-            if of_it.any(|session| session.run.is_some()) {
+            let sessions = || self.sessions.values().filter(|session| session.pid == user.pid);
+            if sessions().any(|session| session.run.is_some()) {
                 continue;
             }
-            let mut times = before.remove(&user.pid).unwrap_or_default();
-            times.push_back(self.clock);
-            while times.len() > KEPT {
-                times.pop_front();
+            let turns = sessions().map(|session| u64::from(session.turn)).sum();
+            let new = || Occupation { since: self.clock, last: VecDeque::new(), turns };
+            let mut occupation = before.remove(&user.pid).filter(|row| row.turns == turns).unwrap_or_else(new);
+            occupation.last.push_back(self.clock);
+            if occupation.last.len() > MIN_LOOKS {
+                occupation.last.pop_front();
             }
-            self.occupations.seen.insert(user.pid, times);
+            self.occupations.seen.insert(user.pid, occupation);
+        }
+        self.give_up_occupants();
+    }
+
+    /// Gives up the processes that have occupied the card without a turn for as long as their tenants' limit of a turn,
+    /// if another tenant has a turn.
+    fn give_up_occupants(&mut self) {
+        let other_has_turn = |tenant: TenantId| self.turns.holders().any(|holder| holder != tenant);
+        let culprits: Vec<(SessionId, u32)> = self
+            .sessions
+            .iter()
+            .filter_map(|(&id, session)| Some((id, session.pid, session.tenant?)))
+            .filter(|(_, pid, tenant)| {
+                let limit = self.tenants.get(tenant).and_then(|known| known.spec.time.max_run_ns);
+                let row = self.occupations.seen.get(pid).filter(|row| row.last.len() == MIN_LOOKS);
+                let exceeds = |limit| row.is_some_and(|row| self.clock.saturating_sub(row.since) > limit);
+                limit.is_some_and(exceeds) && other_has_turn(*tenant)
+            })
+            .map(|(id, pid, _)| (id, pid))
+            .collect();
+        for (session, pid) in culprits {
+            tracing::warn!(pid, "a program occupies the card without a turn for longer than its limit: it is given up");
+            self.give_up(session);
         }
     }
 
@@ -52,8 +89,8 @@ impl Core {
         }
         let began = self.clock.saturating_sub(ran_ns);
         let proven = |pid: &u32| {
-            let times = self.occupations.seen.get(pid);
-            times.is_some_and(|times| times.iter().filter(|time| **time > began).count() >= LOOKS)
+            let row = self.occupations.seen.get(pid);
+            row.is_some_and(|row| row.last.len() == MIN_LOOKS && row.last.iter().all(|time| *time > began))
         };
         let others = self.sessions.iter().filter(|(_, session)| session.tenant.is_some_and(|other| other != tenant));
         let culprits: Vec<(SessionId, u32)> =

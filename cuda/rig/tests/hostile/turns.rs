@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use cuda_protocol::{End, FromOwner, FromTenant};
+use cuda_protocol::{End, FromOwner, FromTenant, Usage};
 
 use crate::support::hostile::*;
 use crate::support::{Program, Rig, describe, owner, owner_by};
@@ -375,6 +375,30 @@ fn work_past_the_gate_costs_its_own_program_and_not_the_neighbour_whose_turn_it_
     assert_eq!([0, 1].map(|tenant| account(&view, tenant, "killed")), [1, 0], "{view}");
     assert!(!past.child.wait().expect("ends").success());
     assert_has_share(&mut serving, &mut neighbour, 1000);
+    neighbour.end();
+    describe(serving);
+}
+
+#[test]
+fn stopped_with_a_kernel_in_flight_costs_the_program_that_says_so() {
+    let rig = Rig::new(256);
+    let limits = ["--quanta", "off", "--max-run-ms", "5000"];
+    let mut serving = owner(&rig, 64, &[&limits, &NEVER_IDLE[..]].concat());
+    let mut raw = Raw::start(&rig, None);
+    let (link, mut neighbour) = holder(&rig, &mut serving, &mut raw, Through::Itself);
+    // The kernel needs twelve times the limit.
+    raw.launch(60_000);
+    let turn = raw.wait_for(link, |message| match message {
+        FromOwner::Stop { turn, .. } => Some(turn),
+        _ => None,
+    });
+    raw.say(link, FromTenant::Stopped { card: 0, turn, usage: Usage::default(), waiting: false }, 1);
+    let view = until_accounts(&mut serving, "a program is killed", |view| {
+        (0..2).any(|tenant| account(view, tenant, "killed") > 0)
+    });
+    assert_eq!([0, 1].map(|tenant| account(&view, tenant, "killed")), [1, 0], "{view}");
+    assert!(!raw.program.child.wait().expect("ends").success());
+    serves_the_neighbour_only(&mut serving, &mut neighbour);
     neighbour.end();
     describe(serving);
 }

@@ -276,6 +276,12 @@ impl Raw {
         assert!(matches!(answer, Answer::Done), "{answer:?}");
     }
 
+    /// Launches a kernel of `ms` milliseconds past the owner, which is in flight afterwards.
+    pub fn launch(&mut self, ms: u64) {
+        let answer = self.ask(&Command::Launch { ms });
+        assert!(matches!(answer, Answer::Done), "{answer:?}");
+    }
+
     /// Makes its process exit; a child of it continues with the connections and the commands.
     pub fn desert(&mut self) {
         let answer = self.ask(&Command::Desert);

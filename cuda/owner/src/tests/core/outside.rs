@@ -240,3 +240,51 @@ fn a_program_that_occupies_the_card_without_a_turn_pays_for_it_instead_of_the_te
     let [past, held_up] = gone.map(|at| at.expect("it is given up") / limit);
     assert_eq!((past, held_up), (1, 2), "and the tenant's own work has its limit once more, and no longer");
 }
+
+/// Time in limits of a turn until a program is given up that occupies the card at every look, while another tenant
+/// works. It has a turn after each look if `has_turns`.
+fn given_up_after(has_turns: bool) -> Option<u64> {
+    let mut world = World::new(16, 16);
+    for name in ["one", "two"] {
+        world.core.add_tenant(spec(name, 64, Limits::default())).expect("it may be");
+    }
+    let (past, works) = (world.connect("one"), world.connect("two"));
+    world.say(works, FromTenant::Waiting { card: 0 });
+    world.settle();
+    let limit = sched::VgpuParams::default().max_run_ns.expect("there is one");
+    let begin = world.now;
+    while world.now - begin < 3 * limit {
+        // The owner's clock takes longer steps for a suspended host.
+        for _ in 0..10 {
+            world.now += 100 * MS;
+            world.event(Event::Tick);
+        }
+        let user = |session: SessionId| {
+            let (pid, program) = (100 + session.0 as u32, "p".to_owned());
+            User { pid, program, bytes: None, occupies: session == past }
+        };
+        let users = world.programs.keys().map(|session| user(*session)).collect();
+        world.event(Event::Users { users, own: None });
+        if has_turns {
+            world.say(past, FromTenant::Waiting { card: 0 });
+            world.settle();
+            world.say(works, FromTenant::Waiting { card: 0 });
+        }
+        world.settle();
+        assert!(world.programs.contains_key(&works), "the tenant that works stays");
+        if !world.programs.contains_key(&past) {
+            return Some((world.now - begin) / limit);
+        }
+    }
+    None
+}
+
+#[test]
+fn program_that_occupies_the_card_without_a_turn_has_its_limit() {
+    assert_eq!(given_up_after(false), Some(1));
+}
+
+#[test]
+fn program_with_turns_between_looks_is_never_given_up() {
+    assert_eq!(given_up_after(true), None);
+}
