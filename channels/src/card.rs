@@ -13,7 +13,7 @@ use nvspec::regs::pfifo;
 /// Polls after a channel was asked to leave its engines. A register read takes about a microsecond on hardware, and a
 /// channel without work in progress leaves within a few; a channel with work is not waited for, since others would be
 /// blocked.
-const LOOKS: u32 = 16;
+const MAX_LEAVE_POLLS: u32 = 16;
 /// Flags of a runlist entry, as drivers write them.
 const RUNLIST_FLAGS: u32 = 4;
 /// Tries to read both words of a USERD address consistently. The high word changes once in 4 GiB.
@@ -96,7 +96,7 @@ pub(crate) fn kicked(host: &mut impl Host) -> (ChannelId, bool) {
 /// Asks the card to take a channel off its engines, and polls a few times for that.
 pub(crate) fn kick(host: &mut impl Host, channel: ChannelId) -> Result<(), Stuck> {
     ask_kick(host, channel);
-    if (0..LOOKS).any(|_| !kicked(host).1) { Ok(()) } else { Err(Stuck { channel }) }
+    if (0..MAX_LEAVE_POLLS).any(|_| !kicked(host).1) { Ok(()) } else { Err(Stuck { channel }) }
 }
 
 /// Writes a runlist into `page` and submits it. The card reports it as pending while a channel that was removed from it

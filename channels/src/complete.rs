@@ -20,7 +20,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 /// Channels of one VM that are polled for one interrupt. If more have work in flight, they are polled in turns, so that
 /// other VMs do not wait for all of them.
-pub(crate) const LOOKS: usize = 32;
+pub(crate) const MAX_POLLED_PER_VM: usize = 32;
 /// All engines, one bit each.
 const ENGINES: u32 = (1 << engine::COUNT) - 1;
 
@@ -156,7 +156,7 @@ impl Channels {
     }
 }
 
-/// Returns the channels with work in flight that are due for a poll: of each VM at most [`LOOKS`], beginning with the
+/// Returns the channels with work in flight that are due for a poll: of each VM at most [`MAX_POLLED_PER_VM`], beginning with the
 /// first that was left out the last time. Also returns the VMs with left-out channels, each with the first of these.
 fn due(vms: &BTreeMap<TenantId, Vm>, slots: &[Slot]) -> (Vec<ChannelId>, Vec<(TenantId, u8)>) {
     let is_busy = |physical: &ChannelId| {
@@ -168,7 +168,7 @@ fn due(vms: &BTreeMap<TenantId, Vm>, slots: &[Slot]) -> (Vec<ChannelId>, Vec<(Te
         let busy = vm.channels.values().copied().filter(is_busy);
         let (first, later): (Vec<_>, Vec<_>) = busy.partition(|physical| physical.0 >= vm.next_look);
         let mut busy = first.into_iter().chain(later);
-        due.extend(busy.by_ref().take(LOOKS));
+        due.extend(busy.by_ref().take(MAX_POLLED_PER_VM));
         left_out.extend(busy.next().map(|next| (*id, next.0)));
     }
     (due, left_out)

@@ -14,7 +14,7 @@ use crate::instance::{CONTEXTS_BYTES, CONTEXTS_FIRST, contexts_in};
 use crate::preempt::Preemptions;
 use crate::refuse::Refused;
 use crate::ring::Ring;
-use crate::state::{Permit, Wish};
+use crate::state::{Permit, RequestedState};
 use crate::submit::SavedWords;
 use crate::watchdog::{Episode, Watchdog};
 use crate::work::Span;
@@ -60,7 +60,7 @@ pub(crate) struct Bound {
     pub(crate) graphics: Graphics,
     /// Contexts that it is to have once nothing is in flight.
     pub(crate) next_contexts: Option<[Option<GpuVa>; 3]>,
-    pub(crate) wish: Wish,
+    pub(crate) requested: RequestedState,
     pub(crate) permit: Permit,
     /// State on the card: [`RunState::Running`] or [`RunState::Stopped`].
     pub(crate) told: RunState,
@@ -215,7 +215,7 @@ impl Channels {
             contexts: guest.contexts,
             graphics: Graphics::Attached,
             next_contexts: None,
-            wish: Wish::Stopped,
+            requested: RequestedState::Stopped,
             permit: Permit::Granted,
             told: RunState::Stopped,
             stranded: false,
@@ -267,7 +267,7 @@ impl Channels {
         let Some(physical) = self.physical(vm, channel) else { return false };
         self.refresh(card, physical);
         if let Some(bound) = self.bound_mut(physical) {
-            bound.wish = if enabled { Wish::Enabled } else { Wish::Stopped };
+            bound.requested = if enabled { RequestedState::Enabled } else { RequestedState::Stopped };
         }
         self.apply(card, physical);
         true
@@ -504,11 +504,11 @@ impl Channels {
         true
     }
 
-    /// Updates the card's scheduling from the guest's wish and the host's permit.
+    /// Updates the card's scheduling from the guest's requested and the host's permit.
     fn apply(&mut self, host: &mut impl Host, physical: ChannelId) {
         let Some(bound) = self.bound(physical) else { return };
         let paused = self.vms.get(&bound.vm).is_some_and(|vm| vm.paused != 0);
-        let run = bound.wish == Wish::Enabled && !paused && bound.permit == Permit::Granted;
+        let run = bound.requested == RequestedState::Enabled && !paused && bound.permit == Permit::Granted;
         if run {
             // Also if it runs already: a guest that starts a channel again wants the effect of a start.
             self.set_running(physical, true);

@@ -13,7 +13,7 @@ use std::collections::VecDeque;
 /// Polls for one channel while others wait.
 // TIMEOUT: a polling guest polls every 20 us; a channel without work in progress leaves in less than the millisecond
 // that this makes, and one that hangs blocks the others for no longer at a time.
-const TURN: u32 = 64;
+const MAX_POLLS_PER_CHANNEL: u32 = 64;
 
 /// Channels that must leave their engines, without duplicates.
 #[derive(Debug, Default)]
@@ -56,7 +56,7 @@ impl Preemptions {
             self.asked = channel == first && pending;
             if channel == first && !pending {
                 self.waiting.pop_front();
-            } else if self.asked && (self.waiting.len() == 1 || self.looks < TURN) {
+            } else if self.asked && (self.waiting.len() == 1 || self.looks < MAX_POLLS_PER_CHANNEL) {
                 self.looks = self.looks.saturating_add(1);
                 return;
             } else if self.asked {

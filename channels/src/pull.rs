@@ -80,7 +80,12 @@ impl Channels {
     /// Keeps the record of a submission from raising an interrupt: its end is found with a poll, or with that of the
     /// next one. If the submission was started, the card may have fetched the record, which then still raises its
     /// interrupt. Returns `false` if there is no such submission.
-    pub fn hush(&mut self, host: &mut impl Host, physical: ChannelId, submission: Submission) -> bool {
+    pub fn suppress_completion_irq(
+        &mut self,
+        host: &mut impl Host,
+        physical: ChannelId,
+        submission: Submission,
+    ) -> bool {
         let area = self.layout.work_area(physical);
         let Some(bound) = self.bound(physical) else { return false };
         let Some(record) = bound.ring.records.iter().find(|record| record.submission == submission) else {

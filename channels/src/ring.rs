@@ -14,9 +14,9 @@ use nvspec::addr::GpuVa;
 use std::collections::VecDeque;
 
 /// Entries that a host ring can hold: a full one would look empty.
-const CAPACITY: u64 = RING_ENTRIES as u64 - 1;
+const MAX_QUEUED_ENTRIES: u64 = RING_ENTRIES as u64 - 1;
 /// Number of submissions in flight that counts as few.
-const SHALLOW: usize = 8;
+const MAX_SHALLOW_SUBMISSIONS: usize = 8;
 /// Bits of a position that are the index.
 const INDEX: u64 = RING_ENTRIES as u64 - 1;
 /// Bits of a submission's number that are the record slot.
@@ -142,7 +142,7 @@ impl Ring {
         if self.records.len() >= RECORDS {
             return 0;
         }
-        let free = CAPACITY.saturating_sub(self.put.wrapping_sub(self.get));
+        let free = MAX_QUEUED_ENTRIES.saturating_sub(self.put.wrapping_sub(self.get));
         u32::try_from(free.saturating_sub(1)).unwrap_or(0)
     }
 
@@ -170,7 +170,7 @@ impl Ring {
 
     /// Returns true if little is in flight and no entry of the guest's waits for room, so that no end is urgent.
     pub(crate) fn is_shallow(&self) -> bool {
-        self.left() == 0 && self.records.len() <= SHALLOW
+        self.left() == 0 && self.records.len() <= MAX_SHALLOW_SUBMISSIONS
     }
 
     /// Returns the number of records that the card may fetch or has fetched.

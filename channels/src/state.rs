@@ -1,8 +1,8 @@
 //! A physical channel's states.
 
-/// A guest's wish for its channel.
+/// A guest's requested for its channel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Wish {
+pub(crate) enum RequestedState {
     Stopped,
     Enabled,
 }

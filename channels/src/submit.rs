@@ -3,7 +3,7 @@
 use crate::card;
 use crate::complete::is_worked_for;
 use crate::gate::Graphics;
-use crate::state::{Permit, Presence, Wish};
+use crate::state::{Permit, Presence, RequestedState};
 use crate::work::record_at;
 use crate::{Channels, Doorbell, DoorbellError, GuestMemory, HardwareState, Hindrance, Host, Pause, TenantId};
 use nvspec::addr::GuestVramAddr;
@@ -120,7 +120,7 @@ impl Channels {
         if let Some(why) = Pause::first(vm.paused) {
             return Some(Hindrance::Paused(why));
         }
-        let runs = bound.wish == Wish::Enabled && vm.list.contains(&bound.channel.0);
+        let runs = bound.requested == RequestedState::Enabled && vm.list.contains(&bound.channel.0);
         (!runs).then_some(Hindrance::Guest)
     }
 
@@ -185,7 +185,7 @@ impl Channels {
         };
         let state = card::state(host, physical);
         HardwareState {
-            enabled: bound.wish == Wish::Enabled,
+            enabled: bound.requested == RequestedState::Enabled,
             acquire_pending: CHANNEL_STATE::ACQUIRE_PENDING.is_set(state),
             loaded: CHANNEL_STATE::LOADED.is_set(state),
             pending: CHANNEL_STATE::PENDING.is_set(state)

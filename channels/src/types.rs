@@ -42,7 +42,7 @@ pub enum Pause {
     /// Another VM has its quantum of the card's memory.
     Turn,
     /// The VM has exceeded its interrupt rate limit.
-    Noise,
+    InterruptRateLimit,
     /// The card is paused, for all VMs.
     Standstill,
 }
@@ -60,7 +60,7 @@ pub enum Hindrance {
 
 impl Pause {
     /// All reasons.
-    const ALL: [Self; 5] = [Self::Guest, Self::Memory, Self::Turn, Self::Noise, Self::Standstill];
+    const ALL: [Self; 5] = [Self::Guest, Self::Memory, Self::Turn, Self::InterruptRateLimit, Self::Standstill];
 
     /// Returns the first of the reasons in a VM's set.
     pub(crate) fn first(paused: u8) -> Option<Self> {
@@ -77,7 +77,7 @@ impl Pause {
             Self::Guest => 1,
             Self::Memory => 2,
             Self::Turn => 4,
-            Self::Noise => 8,
+            Self::InterruptRateLimit => 8,
             Self::Standstill => 16,
         }
     }

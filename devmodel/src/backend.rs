@@ -35,7 +35,7 @@ pub struct Denied;
 
 /// Reason why a write to VRAM or through an aperture failed. The part written before may be written again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Unwritten {
+pub enum WriteFailure {
     /// It is outside of the guest's memory, and lost.
     #[error(transparent)]
     Denied(#[from] Denied),
@@ -92,8 +92,8 @@ pub trait Backend {
     /// Writes guest VRAM.
     ///
     /// # Errors
-    /// [`Unwritten::Denied`] when a byte is outside of the guest's VRAM; [`Unwritten::NoMemory`].
-    fn vram_write(&mut self, address: GuestVramAddr, data: &[u8]) -> Result<(), Unwritten>;
+    /// [`WriteFailure::Denied`] when a byte is outside of the guest's VRAM; [`WriteFailure::NoMemory`].
+    fn vram_write(&mut self, address: GuestVramAddr, data: &[u8]) -> Result<(), WriteFailure>;
 
     /// Reads through an aperture, translated by the guest's page tables. `offset` is within the BAR.
     ///
@@ -104,8 +104,8 @@ pub trait Backend {
     /// Writes through an aperture, translated by the guest's page tables. `offset` is within the BAR.
     ///
     /// # Errors
-    /// [`Unwritten::Denied`] when no valid, writable mapping is there; [`Unwritten::NoMemory`].
-    fn aperture_write(&mut self, aperture: Aperture, offset: u64, data: &[u8]) -> Result<(), Unwritten>;
+    /// [`WriteFailure::Denied`] when no valid, writable mapping is there; [`WriteFailure::NoMemory`].
+    fn aperture_write(&mut self, aperture: Aperture, offset: u64, data: &[u8]) -> Result<(), WriteFailure>;
 
     /// Handles the guest's binding of an aperture's instance block; `None` unbinds it.
     fn bind_aperture(&mut self, aperture: Aperture, instance: Option<Place>);

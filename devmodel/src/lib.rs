@@ -36,7 +36,9 @@ pub mod policy;
 pub mod storage;
 pub mod vgpu;
 
-pub use backend::{Aperture, Backend, ChannelState, Denied, EngineStatus, InterruptLine, NoMemory, Place, Unwritten};
+pub use backend::{
+    Aperture, Backend, ChannelState, Denied, EngineStatus, InterruptLine, NoMemory, Place, WriteFailure,
+};
 pub use config::{ConfigError, VGpuConfig};
 pub use events::{CopyError, EngineError, GraphError, MmuFault, PbdmaError, SmError};
 pub use pci::{PciConfig, PciEvents, PciIdentity};

@@ -9,7 +9,7 @@ mod saved;
 pub use saved::SavedVGpu;
 
 use crate::access;
-use crate::backend::{Aperture, Backend, NoMemory, Unwritten};
+use crate::backend::{Aperture, Backend, NoMemory, WriteFailure};
 use crate::blocks::board::{CopyEngine, Pmu};
 use crate::blocks::graph::Graph;
 use crate::blocks::pbdma::Pbdma;
@@ -244,8 +244,8 @@ impl VGpu {
         };
         match result {
             Ok(()) => Ok(()),
-            Err(Unwritten::NoMemory(lacks)) => Err(lacks),
-            Err(Unwritten::Denied(_)) => {
+            Err(WriteFailure::NoMemory(lacks)) => Err(lacks),
+            Err(WriteFailure::Denied(_)) => {
                 self.denials.write(site(aperture), Reason::Unmapped, offset);
                 Ok(())
             }

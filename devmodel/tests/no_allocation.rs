@@ -5,7 +5,7 @@
 // UNSAFETY: `GlobalAlloc` is an unsafe trait; both functions only count and forward to the system's allocator.
 
 use devmodel::{
-    Aperture, Backend, ChannelState, Denied, EngineStatus, InterruptLine, Place, Unwritten, VGpu, VGpuConfig,
+    Aperture, Backend, ChannelState, Denied, EngineStatus, InterruptLine, Place, VGpu, VGpuConfig, WriteFailure,
 };
 use nvspec::addr::GuestVramAddr;
 use nvspec::fifo::VirtualChannelId;
@@ -48,14 +48,14 @@ impl Backend for Null {
         data.fill(0);
         Ok(())
     }
-    fn vram_write(&mut self, _: GuestVramAddr, _: &[u8]) -> Result<(), Unwritten> {
+    fn vram_write(&mut self, _: GuestVramAddr, _: &[u8]) -> Result<(), WriteFailure> {
         Ok(())
     }
     fn aperture_read(&mut self, _: Aperture, _: u64, data: &mut [u8]) -> Result<(), Denied> {
         data.fill(0);
         Ok(())
     }
-    fn aperture_write(&mut self, _: Aperture, _: u64, _: &[u8]) -> Result<(), Unwritten> {
+    fn aperture_write(&mut self, _: Aperture, _: u64, _: &[u8]) -> Result<(), WriteFailure> {
         Ok(())
     }
     fn bind_aperture(&mut self, _: Aperture, _: Option<Place>) {}

@@ -10,7 +10,7 @@ use anyhow::{Context, Result, anyhow, bail};
 use crate::progress::Step;
 
 /// Interval at which a running child is polled.
-const POLL: Duration = Duration::from_millis(50);
+const POLL_INTERVAL: Duration = Duration::from_millis(50);
 /// Number of the last lines of a failed child's output that are shown.
 const TAIL_LINES: usize = 12;
 
@@ -33,7 +33,7 @@ pub fn run(command: &mut Command, package: &str, step: &mut Step<'_>, detail: im
             break status;
         }
         step.tick(&detail);
-        thread::sleep(POLL);
+        thread::sleep(POLL_INTERVAL);
     };
     let collect = |reader: Option<thread::JoinHandle<Vec<u8>>>| reader.and_then(|r| r.join().ok()).unwrap_or_default();
     let output = Output { status, stdout: collect(stdout), stderr: collect(stderr) };

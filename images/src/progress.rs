@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 /// Interval at which a long step reports that it is still running.
-const TICK: Duration = Duration::from_secs(5);
+const REPORT_INTERVAL: Duration = Duration::from_secs(5);
 
 /// Receiver of progress lines.
 pub struct Progress {
@@ -51,7 +51,7 @@ pub struct Step<'a> {
 impl Step<'_> {
     /// Must be called often; prints a line when one is due. `detail` returns how far the step is.
     pub fn tick(&mut self, detail: impl FnOnce() -> String) {
-        if self.told.elapsed() < TICK {
+        if self.told.elapsed() < REPORT_INTERVAL {
             return;
         }
         self.told = Instant::now();

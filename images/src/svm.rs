@@ -29,7 +29,7 @@ const VERSION: &str = "1";
 const RUN: &str = "helper_vmrun";
 const DELIVER: &str = "do_interrupt_x86_hardirq";
 /// Bytes before the call that are searched for the store.
-const BEFORE: usize = 96;
+const SEARCHED_BYTES: usize = 96;
 /// A store of ESI, which has a function's second argument, with a displacement of 32 bits: opcode, ModRM without its
 /// base, length.
 const STORE: u8 = 0x89;
@@ -38,7 +38,7 @@ const BASE: u8 = 0b111;
 const BASE_IN_SIB: u8 = 0b100;
 const STORE_BYTES: usize = 6;
 /// An instruction of that length without effect.
-const NOTHING: [u8; STORE_BYTES] = [0x66, 0x0f, 0x1f, 0x44, 0x00, 0x00];
+const NOP: [u8; STORE_BYTES] = [0x66, 0x0f, 0x1f, 0x44, 0x00, 0x00];
 /// A call relative to its end, and its length.
 const CALL: u8 = 0xe8;
 const CALL_BYTES: usize = 5;
@@ -85,7 +85,7 @@ fn instead(qemu: &Qemu, original: &Path, copy: &Path) -> Qemu {
 /// Takes the instruction out of a program, if it is found.
 fn mended(mut image: Vec<u8>) -> Option<Vec<u8>> {
     let at = place(&image)?;
-    image.get_mut(at..at + STORE_BYTES)?.copy_from_slice(&NOTHING);
+    image.get_mut(at..at + STORE_BYTES)?.copy_from_slice(&NOP);
     Some(image)
 }
 
@@ -110,7 +110,7 @@ fn store(code: &[u8], address: u64, deliver: u64) -> Option<usize> {
         end.wrapping_add_signed(far.into()) == deliver
     });
     let call = only(calls.map(|(at, _)| at))?;
-    let first = call.saturating_sub(BEFORE);
+    let first = call.saturating_sub(SEARCHED_BYTES);
     let stores = code.get(first..call)?.windows(STORE_BYTES).enumerate().filter(|(_, window)| {
         let [STORE, form, ..] = window else { return false };
         form & !BASE == FROM_ESI && form & BASE != BASE_IN_SIB
@@ -148,7 +148,7 @@ mod tests {
     #[test]
     fn what_cannot_be_told_stays_as_it_is() {
         let none = code(&[&[0x90; 200], &CALLS]);
-        let far = code(&[&STORES, &[0x90; BEFORE], &CALLS]);
+        let far = code(&[&STORES, &[0x90; SEARCHED_BYTES], &CALLS]);
         let two = code(&[&STORES, &[0x90; 10], &STORES, &CALLS]);
         // From EDI, and to an address with an index.
         let other = code(&[&[0x89, 0xbb, 0x50, 0xc2, 0xff, 0xff], &[0x89, 0xb4, 0x03, 0, 0, 0, 0], &CALLS]);

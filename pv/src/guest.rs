@@ -265,7 +265,7 @@ mod tests {
     }
 
     #[test]
-    fn replies_are_as_long_as_what_was_written() {
+    fn reply_contains_only_complete_answers() {
         let none = Reply::read(&[0; 7]);
         assert_eq!((none.status, none.done, none.answers.len()), (u32::MAX, 0, 0));
         let mut bytes = AnswerHeader { status: 7, done: 1 }.as_bytes().to_vec();

@@ -53,7 +53,7 @@ const SECTIONS: [&Section; 11] = [
 ];
 
 /// Columns of the header's comments.
-const WIDTH: usize = 100;
+const MAX_COLUMNS: usize = 100;
 
 /// The text of the header.
 #[must_use]
@@ -194,7 +194,7 @@ fn resolve(path: &str, module: &str) -> Option<String> {
 
 /// Appends a comment.
 fn comment(text: &mut String, indent: &str, words: &str) {
-    if words.len().saturating_add("/*  */".len()) <= WIDTH {
+    if words.len().saturating_add("/*  */".len()) <= MAX_COLUMNS {
         let _ = writeln!(text, "{indent}/* {words} */");
         return;
     }
@@ -202,7 +202,7 @@ fn comment(text: &mut String, indent: &str, words: &str) {
     let mut column = 0usize;
     for word in words.split(' ') {
         column = column.saturating_add(word.len()).saturating_add(1);
-        if column > WIDTH {
+        if column > MAX_COLUMNS {
             let _ = write!(text, "\n{indent} *");
             column = word.len();
         }

@@ -14,8 +14,8 @@ const ON_CARD: u64 = 0x1000_0000;
 const SHADOWS: u64 = 0x8000_0000;
 const INSTANCE: GuestVramAddr = GuestVramAddr(0x1000);
 const DIRECTORY: u32 = 1;
-const SMALL: u32 = 2;
-const LARGE: u32 = 3;
+const SMALL_TABLE: u32 = 2;
+const LARGE_TABLE: u32 = 3;
 
 /// The guest's VRAM in one piece; no RAM.
 struct Grants;
@@ -80,10 +80,10 @@ fn id(handle: u32) -> TableId {
 impl Rig {
     fn new(mode: Mode) -> Self {
         let mut tables = Tables::new(GuestVramAddr(VRAM), 1 << 20);
-        for (handle, kind) in [(DIRECTORY, Kind::Directory), (SMALL, Kind::Small), (LARGE, Kind::Large)] {
+        for (handle, kind) in [(DIRECTORY, Kind::Directory), (SMALL_TABLE, Kind::Small), (LARGE_TABLE, Kind::Large)] {
             tables.create(id(handle), kind).unwrap();
         }
-        tables.set(id(DIRECTORY), 1, Some(id(SMALL)), Some(id(LARGE))).unwrap();
+        tables.set(id(DIRECTORY), 1, Some(id(SMALL_TABLE)), Some(id(LARGE_TABLE))).unwrap();
         tables.bind(id(DIRECTORY), INSTANCE).unwrap();
         let mut spaces = AddressSpaces::new(mode, Limits { table_bytes: 4 << 20 });
         let mut card = Card::default();
@@ -129,8 +129,8 @@ fn at(index: u64, page: u64) -> GpuVa {
 fn entries_of_both_sizes_reach_the_card_translated() {
     for mode in [Mode::Naive, Mode::Incremental, Mode::LazyAdd] {
         let mut rig = Rig::new(mode);
-        rig.tables.run(id(SMALL), 600, 3, pte(0x5000), 0x10).unwrap();
-        rig.tables.run(id(LARGE), 700, 2, pte(0x2_0000), 0x200).unwrap();
+        rig.tables.run(id(SMALL_TABLE), 600, 3, pte(0x5000), 0x10).unwrap();
+        rig.tables.run(id(LARGE_TABLE), 700, 2, pte(0x2_0000), 0x200).unwrap();
         assert_eq!(rig.flush(), [0; 3]);
         assert_eq!(rig.walk(at(599, PAGE)), None);
         assert_eq!(rig.walk(at(602, PAGE)), Some(ON_CARD + 0x7000));
@@ -139,12 +139,12 @@ fn entries_of_both_sizes_reach_the_card_translated() {
 }
 
 #[test]
-fn what_is_emptied_is_off_the_card_after_the_flush() {
+fn zeroed_entries_leave_card_after_flush() {
     for mode in [Mode::Naive, Mode::Incremental, Mode::LazyAdd] {
         let mut rig = Rig::new(mode);
-        rig.tables.run(id(SMALL), 0, 1024, pte(0x1000), 0).unwrap();
+        rig.tables.run(id(SMALL_TABLE), 0, 1024, pte(0x1000), 0).unwrap();
         rig.flush();
-        rig.tables.zero(id(SMALL), 511, 2).unwrap();
+        rig.tables.zero(id(SMALL_TABLE), 511, 2).unwrap();
         rig.flush();
         let mapped = [510, 511, 512, 513].map(|index| rig.walk(at(index, PAGE)).is_some());
         assert_eq!(mapped, [true, false, false, true]);
@@ -152,29 +152,29 @@ fn what_is_emptied_is_off_the_card_after_the_flush() {
 }
 
 #[test]
-fn entries_that_name_table_space_or_nothing_at_all_do_not_reach_the_card() {
+fn entries_to_table_space_or_past_vram_do_not_reach_card() {
     let mut rig = Rig::new(Mode::default());
     let directory = rig.tables.directory_of(INSTANCE).unwrap();
     let entries = [pte(directory.0), pte(VRAM), pte(VRAM - PAGE), pte(0xff_ffff_f000)];
-    rig.tables.list(id(SMALL), 0, &entries.map(zerocopy::little_endian::U64::new)).unwrap();
+    rig.tables.list(id(SMALL_TABLE), 0, &entries.map(zerocopy::little_endian::U64::new)).unwrap();
     assert_eq!(rig.flush(), [3, 0, 0]);
     let mapped = [0, 1, 2, 3].map(|index| rig.walk(at(index, PAGE)));
     assert_eq!(mapped, [None, None, Some(ON_CARD + VRAM - PAGE), None]);
 }
 
 #[test]
-fn a_table_that_is_gone_maps_nothing_and_the_next_in_its_place_only_what_it_has() {
+fn removed_table_maps_nothing_and_successor_only_its_entries() {
     for mode in [Mode::Naive, Mode::Incremental, Mode::LazyAdd] {
         let mut rig = Rig::new(mode);
-        rig.tables.run(id(SMALL), 0, 2, pte(0x1000), 0x10).unwrap();
+        rig.tables.run(id(SMALL_TABLE), 0, 2, pte(0x1000), 0x10).unwrap();
         rig.flush();
-        rig.tables.destroy(id(SMALL)).unwrap();
+        rig.tables.destroy(id(SMALL_TABLE)).unwrap();
         rig.flush();
         assert_eq!(rig.walk(at(1, PAGE)), Some(ON_CARD + 0x2000), "the directory still names it");
         rig.tables.set(id(DIRECTORY), 1, None, None).unwrap();
-        rig.tables.create(id(SMALL), Kind::Small).unwrap();
-        rig.tables.set(id(DIRECTORY), 1, Some(id(SMALL)), None).unwrap();
-        rig.tables.run(id(SMALL), 1, 1, pte(0x9000), 0).unwrap();
+        rig.tables.create(id(SMALL_TABLE), Kind::Small).unwrap();
+        rig.tables.set(id(DIRECTORY), 1, Some(id(SMALL_TABLE)), None).unwrap();
+        rig.tables.run(id(SMALL_TABLE), 1, 1, pte(0x9000), 0).unwrap();
         rig.flush();
         assert_eq!((rig.walk(at(0, PAGE)), rig.walk(at(1, PAGE))), (None, Some(ON_CARD + 0x9000)));
         rig.tables.clear();

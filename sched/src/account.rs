@@ -8,11 +8,11 @@ use crate::types::{Engine, Nanos};
 use std::collections::VecDeque;
 
 /// Buckets of a histogram for each power of two: quantiles are exact to 1/8.
-const STEPS: u32 = 8;
-/// Log2 of `STEPS`.
+const BUCKETS_PER_OCTAVE: u32 = 8;
+/// Log2 of `BUCKETS_PER_OCTAVE`.
 const STEPS_LOG2: u32 = 3;
 /// Number of buckets of a histogram.
-const BUCKETS: usize = (STEPS * (u64::BITS - STEPS_LOG2 + 1)) as usize;
+const BUCKETS: usize = (BUCKETS_PER_OCTAVE * (u64::BITS - STEPS_LOG2 + 1)) as usize;
 
 /// Counts of durations, in a fixed number of buckets.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -31,17 +31,17 @@ impl Default for Histogram {
 
 fn bucket(ns: u64) -> usize {
     let shift = (u64::BITS - ns.leading_zeros()).saturating_sub(STEPS_LOG2 + 1);
-    ((shift * STEPS) as usize) + (ns >> shift) as usize
+    ((shift * BUCKETS_PER_OCTAVE) as usize) + (ns >> shift) as usize
 }
 
 /// Largest duration that falls into a bucket.
 fn upper(bucket: usize) -> u64 {
-    let (step, index) = (STEPS as usize, bucket as u64);
+    let (step, index) = (BUCKETS_PER_OCTAVE as usize, bucket as u64);
     if bucket < 2 * step {
         return index;
     }
     let shift = bucket / step - 1;
-    let mantissa = index - shift as u64 * u64::from(STEPS);
+    let mantissa = index - shift as u64 * u64::from(BUCKETS_PER_OCTAVE);
     ((mantissa + 1) << shift).wrapping_sub(1)
 }
 
@@ -147,14 +147,14 @@ pub struct History {
 
 impl History {
     /// Length of an interval, in ns.
-    pub const INTERVAL: u64 = 100_000_000;
+    pub const INTERVAL_NS: u64 = 100_000_000;
     /// Intervals that are kept.
-    pub const KEPT: usize = 600;
+    pub const MAX_INTERVALS: usize = 600;
 
     pub(crate) fn add(&mut self, at: Nanos, engine: Engine, used: u64) {
-        let from = Nanos(at.0 - at.0 % Self::INTERVAL);
+        let from = Nanos(at.0 - at.0 % Self::INTERVAL_NS);
         if self.samples.back().is_none_or(|last| last.from < from) {
-            if self.samples.len() == Self::KEPT {
+            if self.samples.len() == Self::MAX_INTERVALS {
                 self.samples.pop_front();
             }
             self.samples.push_back(Sample { from, used: [0; Engine::COUNT] });
@@ -175,7 +175,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_bucket_holds_what_is_at_most_an_eighth_less_than_its_upper_end() {
+    fn bucket_upper_end_exceeds_value_by_at_most_an_eighth() {
         for ns in (0..200).chain([1000, 4095, 4096, 1 << 40, u64::MAX]) {
             let upper = upper(bucket(ns));
             assert!(ns <= upper && upper - ns <= ns / 8, "{ns} {upper}");
@@ -183,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn quantiles_are_of_what_was_counted() {
+    fn histogram_quantiles_match_counted_values() {
         let mut histogram = Histogram::default();
         (1..=100).for_each(|ns| histogram.add(ns * 1000));
         assert!((50_000..=56_250).contains(&histogram.quantile(500)));
@@ -205,10 +205,10 @@ mod tests {
     fn history_is_bounded_and_skips_idle_intervals() {
         let mut history = History::default();
         for interval in 0..2000 {
-            history.add(Nanos(interval * 2 * History::INTERVAL + 5), Engine::Copy0, 7);
+            history.add(Nanos(interval * 2 * History::INTERVAL_NS + 5), Engine::Copy0, 7);
         }
-        assert_eq!(history.since(Nanos(0)).count(), History::KEPT);
-        let last = Sample { from: Nanos(1999 * 2 * History::INTERVAL), used: [0, 7, 0] };
+        assert_eq!(history.since(Nanos(0)).count(), History::MAX_INTERVALS);
+        let last = Sample { from: Nanos(1999 * 2 * History::INTERVAL_NS), used: [0, 7, 0] };
         assert_eq!(history.since(last.from).collect::<Vec<_>>(), [&last]);
     }
 }

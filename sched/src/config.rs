@@ -167,11 +167,11 @@ impl Default for Config {
 }
 
 /// Shortest period and engaged interval, in ns.
-const SHORTEST: u64 = 100_000;
+const MIN_INTERVAL_NS: u64 = 100_000;
 /// Longest period, wait and interval, in ns.
-const LONGEST: u64 = 10_000 * MS;
+const MAX_INTERVAL_NS: u64 = 10_000 * MS;
 /// Most submissions that an engine may hold.
-const DEEPEST: u32 = 1024;
+const MAX_PIPELINE_DEPTH: u32 = 1024;
 
 /// A setting that makes no sense.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -199,13 +199,13 @@ impl Config {
     pub fn check(&self) -> Result<(), ConfigError> {
         let Self { policy: _, queues: _, band, disengaged, pipeline, stamp_slack_ns: _, strikes: _, quarantine_ns: _ } =
             self;
-        within("band.period_ns", band.period_ns, SHORTEST, LONGEST)?;
-        within("band.wait_ns", band.wait_ns, 0, LONGEST)?;
+        within("band.period_ns", band.period_ns, MIN_INTERVAL_NS, MAX_INTERVAL_NS)?;
+        within("band.wait_ns", band.wait_ns, 0, MAX_INTERVAL_NS)?;
         within("band.free_wait_permille", band.free_wait_permille.into(), 0, PERMILLE.into())?;
-        within("disengaged.engaged_ns", disengaged.engaged_ns, SHORTEST, LONGEST)?;
-        within("disengaged.free_ns", disengaged.free_ns, SHORTEST, LONGEST)?;
-        within("pipeline.contended", pipeline.contended.into(), 1, DEEPEST.into())?;
-        within("pipeline.alone", pipeline.alone.into(), pipeline.contended.into(), DEEPEST.into())
+        within("disengaged.engaged_ns", disengaged.engaged_ns, MIN_INTERVAL_NS, MAX_INTERVAL_NS)?;
+        within("disengaged.free_ns", disengaged.free_ns, MIN_INTERVAL_NS, MAX_INTERVAL_NS)?;
+        within("pipeline.contended", pipeline.contended.into(), 1, MAX_PIPELINE_DEPTH.into())?;
+        within("pipeline.alone", pipeline.alone.into(), pipeline.contended.into(), MAX_PIPELINE_DEPTH.into())
     }
 }
 

@@ -48,7 +48,7 @@ pub use config::{
 pub use params::{CopyShare, VgpuParams, WEIGHT_MAX};
 pub use policy::Standing;
 pub use scheduler::{Quarantine, SavedScheduler, Scheduler};
-pub use shares::{WHOLE, shares};
+pub use shares::{WHOLE_SHARE_PPM, shares};
 pub use types::{Channel, Decision, Engine, Event, Nanos, Place, TenantId, Ticket};
 
 #[cfg(test)]

@@ -4,7 +4,7 @@ use crate::config::PERMILLE;
 use crate::params::VgpuParams;
 
 /// Unit of shares: parts of the whole.
-pub const WHOLE: u64 = 1_000_000;
+pub const WHOLE_SHARE_PPM: u64 = 1_000_000;
 
 /// Bounds of one claimant's part of a divided whole.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -27,12 +27,12 @@ impl Claim {
     }
 }
 
-/// Shares of the vGPUs that compete, in parts of [`WHOLE`], in their order: by weight, but none less than its guarantee
+/// Shares of the vGPUs that compete, in parts of [`WHOLE_SHARE_PPM`], in their order: by weight, but none less than its guarantee
 /// or more than its cap. The others get the rest that a cap leaves, by weight; the shares sum to at most the whole, and
 /// to less only because of caps or rounding. Guarantees that exceed the whole in total shrink in proportion.
 pub fn shares(of: &[VgpuParams]) -> Vec<u64> {
-    let claims: Vec<_> = of.iter().map(|params| Claim::of(params, WHOLE)).collect();
-    divide(WHOLE, &claims)
+    let claims: Vec<_> = of.iter().map(|params| Claim::of(params, WHOLE_SHARE_PPM)).collect();
+    divide(WHOLE_SHARE_PPM, &claims)
 }
 
 /// Divides any whole, with any bounds, like `shares`.
@@ -110,7 +110,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_cap_leaves_goes_to_the_others() {
+    fn share_above_cap_goes_to_other_vgpus() {
         assert_eq!(shares(&[params(8, 0, 200), params(1, 0, 1000), params(1, 0, 1000)]), [200_000, 400_000, 400_000]);
         assert_eq!(shares(&[params(1, 0, 300)]), [300_000]);
     }
@@ -128,16 +128,16 @@ mod tests {
             let of: Vec<_> = of.into_iter().map(|(w, g, c)| params(w, g, c.max(g).max(1))).collect();
             let shares = shares(&of);
             let sum: u64 = shares.iter().sum();
-            prop_assert!(sum <= WHOLE);
-            let promised: u64 = of.iter().map(|p| part(WHOLE, p.guarantee_permille)).sum();
+            prop_assert!(sum <= WHOLE_SHARE_PPM);
+            let promised: u64 = of.iter().map(|p| part(WHOLE_SHARE_PPM, p.guarantee_permille)).sum();
             for (params, share) in of.iter().zip(&shares) {
-                prop_assert!(*share <= part(WHOLE, params.cap_permille));
-                if promised <= WHOLE {
-                    prop_assert!(*share >= part(WHOLE, params.guarantee_permille), "{params:?} has {share}");
+                prop_assert!(*share <= part(WHOLE_SHARE_PPM, params.cap_permille));
+                if promised <= WHOLE_SHARE_PPM {
+                    prop_assert!(*share >= part(WHOLE_SHARE_PPM, params.guarantee_permille), "{params:?} has {share}");
                 }
             }
-            if shares.iter().zip(&of).any(|(share, params)| *share < part(WHOLE, params.cap_permille)) {
-                prop_assert!(sum + of.len() as u64 >= WHOLE, "{sum}");
+            if shares.iter().zip(&of).any(|(share, params)| *share < part(WHOLE_SHARE_PPM, params.cap_permille)) {
+                prop_assert!(sum + of.len() as u64 >= WHOLE_SHARE_PPM, "{sum}");
             }
         }
     }

@@ -10,7 +10,7 @@ pub(crate) const BLOCK_SHIFT: u32 = 21;
 /// Pages of 4 KiB in a block, as a shift.
 pub(crate) const BLOCK_PAGES_SHIFT: u32 = BLOCK_SHIFT - nvspec::addr::SMALL_PAGE.trailing_zeros();
 /// The last block that an entry can name.
-const LAST: u64 = (1 << (nvspec::addr::BUS_BITS - BLOCK_SHIFT)) - 1;
+const MAX_BLOCK: u64 = (1 << (nvspec::addr::BUS_BITS - BLOCK_SHIFT)) - 1;
 /// Marks blocks of RAM.
 const SYSTEM: u32 = 1 << 31;
 
@@ -42,7 +42,7 @@ fn key(block: u32, piece: u32) -> u64 {
 
 /// Returns the blocks that overlap a range of RAM.
 fn blocks(range: &Range<u64>) -> std::ops::RangeInclusive<u32> {
-    let block = |at: u64| u32::try_from((at >> BLOCK_SHIFT).min(LAST)).unwrap_or(0);
+    let block = |at: u64| u32::try_from((at >> BLOCK_SHIFT).min(MAX_BLOCK)).unwrap_or(0);
     let first = block(range.start);
     first..=block(range.end.saturating_sub(1)).max(first)
 }
@@ -162,10 +162,10 @@ impl ReverseMap {
     pub(crate) fn pieces(&self, range: GuestRange) -> Vec<Piece> {
         let (system, start, len) = range.parts();
         let (first, last) = (start >> BLOCK_SHIFT, start.saturating_add(len.saturating_sub(1)) >> BLOCK_SHIFT);
-        if len == 0 || first > LAST {
+        if len == 0 || first > MAX_BLOCK {
             return Vec::new();
         }
-        let block = |block: u64| u32::try_from(block.min(LAST)).unwrap_or(0) | if system { SYSTEM } else { 0 };
+        let block = |block: u64| u32::try_from(block.min(MAX_BLOCK)).unwrap_or(0) | if system { SYSTEM } else { 0 };
         let keys = key(block(first), 0)..=key(block(last), u32::MAX);
         let mut pieces: Vec<Piece> =
             self.counts.range(keys).map(|(key, _)| Piece((key & 0xffff_ffff) as u32)).collect();

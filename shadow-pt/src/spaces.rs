@@ -59,7 +59,7 @@ pub struct Withdrawal {
 
 impl Withdrawal {
     /// Pages of tables per step, each of 512 entries: the work for which the card's lock is held once.
-    pub(crate) const STEP: usize = 2;
+    pub(crate) const PAGES_PER_STEP: usize = 2;
 }
 
 impl AddressSpaces {
@@ -281,7 +281,7 @@ impl AddressSpaces {
         memory: &mut impl ShadowMemory,
     ) -> Option<(Vec<SpaceId>, SyncReport)> {
         let Withdrawal { range, pieces } = withdrawal;
-        let left = pieces.len().saturating_sub(Withdrawal::STEP);
+        let left = pieces.len().saturating_sub(Withdrawal::PAGES_PER_STEP);
         let step = pieces.split_off(left);
         let invalidate =
             |table: &mut Table, piece, _: &mut _, books: &mut Books<'_>, changes: &mut Changes, _: &mut SyncReport| {

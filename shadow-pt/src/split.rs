@@ -16,7 +16,7 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 
 /// Entries of a page, the step size for writing a whole table.
-const STEP: usize = (SMALL_PAGE / ENTRY_BYTES) as usize;
+const ENTRIES_PER_PAGE: usize = (SMALL_PAGE / ENTRY_BYTES) as usize;
 
 /// Tables that a directory entry with a large-page table names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -315,8 +315,8 @@ impl Splits {
     /// Writes all entries of all tables.
     pub(crate) fn write_all(&self, memory: &mut impl ShadowMemory, report: &mut SyncReport) {
         for table in self.made.values() {
-            for start in (0..table.shadow.len()).step_by(STEP) {
-                let end = start.saturating_add(STEP).min(table.shadow.len());
+            for start in (0..table.shadow.len()).step_by(ENTRIES_PER_PAGE) {
+                let end = start.saturating_add(ENTRIES_PER_PAGE).min(table.shadow.len());
                 write_range(table.card, &table.shadow, start..end, memory, report);
             }
         }

@@ -16,7 +16,7 @@ const BANK: u64 = 17 * MIB;
 const DATA: u64 = 18 * MIB;
 const END: u64 = 32 * MIB;
 /// Number of repetitions in each thread.
-const ROUNDS: u32 = 64;
+const ROUNDS_PER_THREAD: u32 = 64;
 /// Number of blocks, and of threads in each.
 const SHAPE: (u32, u32) = (8, 128);
 
@@ -67,7 +67,8 @@ impl Rig {
         let program = sm20::assemble(source).expect("a program");
         let kernel = program.kernel("k").expect("a kernel");
         memory.write(vram(CODE), &program.bytes()).expect("code");
-        let params: Vec<u8> = [DATA as u32, stride, ROUNDS].iter().flat_map(|word| word.to_le_bytes()).collect();
+        let params: Vec<u8> =
+            [DATA as u32, stride, ROUNDS_PER_THREAD].iter().flat_map(|word| word.to_le_bytes()).collect();
         memory.write(vram(BANK + 0x20), &params).expect("parameters");
         let mmu = Arc::new(Mmu::new());
         let compute = Compute::new(Arc::clone(&memory), Arc::clone(&mmu), Arc::new(|| {}), 0, 4);

@@ -7,7 +7,7 @@ use crate::fifo::FifoCounters;
 use crate::gpu::Gpu;
 use crate::memory::{Memory, Touches, Vram, VramError};
 use crate::mmu::{Client, Mmu, TlbCounters};
-use crate::saved::{SavedCard, Unrest};
+use crate::saved::{NotQuiescent, SavedCard};
 use crate::thread::{Shared, Worker};
 use ::card::{AccessCounts, Aperture, Card, DmaError, DmaMemory, Identity, InterruptMode};
 use nvspec::addr::Iova;
@@ -206,8 +206,8 @@ impl SimGpu {
     /// stay accessible.
     ///
     /// # Errors
-    /// [`Unrest`]: the card continues. Work in progress may have ended at the next call.
-    pub fn halt(&self) -> Result<(), Unrest> {
+    /// [`NotQuiescent`]: the card continues. Work in progress may have ended at the next call.
+    pub fn halt(&self) -> Result<(), NotQuiescent> {
         self.shared.gpu.lock().halt()
     }
 

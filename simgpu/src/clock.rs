@@ -256,7 +256,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn timer_runs_on_from_what_was_set_in_steps_of_32() {
+    fn timer_continues_from_set_value_in_steps_of_32() {
         let mut clock = Clock::manual();
         clock.advance(1000);
         clock.set_timer(0x5_0000_0000);

@@ -122,7 +122,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn fault_strikes_after_n_operations_count_times_on_its_engine_only() {
+    fn fault_hits_after_n_launches_count_times_on_its_engine_only() {
         let fault = Fault { engine: EngineId::Copy0, kind: FaultKind::Hang, after: 2, count: 1 };
         let mut faults = Faults::new(&[fault]);
         assert_eq!(faults.on_launch(EngineId::Copy0), []);

@@ -65,4 +65,4 @@ pub use clock::{ComputeTiming, EngineTiming, TimeModel};
 pub use cx::Copied;
 pub use faults::{EngineId, Fault, FaultKind};
 pub use fifo::FifoCounters;
-pub use saved::{SavedCard, Unrest};
+pub use saved::{NotQuiescent, SavedCard};

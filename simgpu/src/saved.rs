@@ -48,7 +48,7 @@ first_version!(SavedCard, "simgpu");
 
 /// Reason why a card is not quiescent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Unrest {
+pub enum NotQuiescent {
     /// An engine is working, and cannot be interrupted. It may have ended at the next call.
     #[error("an engine of the software card is at work for channel {0:?}")]
     Working(Option<u8>),
@@ -59,7 +59,7 @@ pub enum Unrest {
 
 impl Gpu {
     /// Takes all channels off PBDMAs and engines, and stops the card's own work.
-    pub(crate) fn halt(&mut self) -> Result<(), Unrest> {
+    pub(crate) fn halt(&mut self) -> Result<(), NotQuiescent> {
         self.fifo.clear_out(&mut self.cx)?;
         self.cx.memory.push_posted();
         self.halted = true;

@@ -37,7 +37,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_mediator_is_told_by_name() {
+    fn mediator_tenant_id_is_displayed_by_name() {
         assert_eq!(TenantId(7).to_string(), "7");
         assert_eq!(TenantId::MEDIATOR.to_string(), "mediator");
     }

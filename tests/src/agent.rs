@@ -18,7 +18,7 @@ use crate::wait;
 pub const COMMAND_LIMIT: Duration = Duration::from_secs(180);
 
 /// Interval of health checks during a wait.
-const HEALTH: Duration = Duration::from_millis(250);
+const HEALTH_CHECK_INTERVAL: Duration = Duration::from_millis(250);
 
 /// Checks whether the VM can still answer; the error gives the reason.
 pub type Health = Arc<dyn Fn() -> Result<()> + Send + Sync>;
@@ -154,7 +154,7 @@ impl Agent {
                 return result;
             }
             let (next, waited) =
-                self.shared.changed.wait_timeout(state, HEALTH).unwrap_or_else(PoisonError::into_inner);
+                self.shared.changed.wait_timeout(state, HEALTH_CHECK_INTERVAL).unwrap_or_else(PoisonError::into_inner);
             state = next;
             if !waited.timed_out() && !state.closed {
                 continue;
@@ -297,11 +297,11 @@ mod tests {
         });
         let agent = Agent::new(ours, Arc::new(|| Ok(()))).unwrap();
         // A command sent before the guest is up would be lost.
-        agent.wait_boots(1, LIMIT).unwrap();
+        agent.wait_boots(1, WAIT_TIMEOUT).unwrap();
         agent
     }
 
-    const LIMIT: Duration = Duration::from_secs(20);
+    const WAIT_TIMEOUT: Duration = Duration::from_secs(20);
 
     #[test]
     fn a_command_returns_its_lines_and_code() {
@@ -309,8 +309,8 @@ mod tests {
             let (id, command) = line.split_once(' ').unwrap();
             format!("{id} | got {command}\n{id} |\n{id} = 7\n")
         });
-        assert_eq!(agent.wait_boots(1, LIMIT).unwrap(), "6.1.0-test");
-        let output = agent.run_within("cat x", LIMIT).unwrap();
+        assert_eq!(agent.wait_boots(1, WAIT_TIMEOUT).unwrap(), "6.1.0-test");
+        let output = agent.run_within("cat x", WAIT_TIMEOUT).unwrap();
         assert_eq!(output, Output { lines: vec!["got cat x".into(), String::new()], code: 7 });
         assert!(output.success().unwrap_err().to_string().contains("code 7"));
     }
@@ -323,15 +323,15 @@ mod tests {
         });
         let slow = agent.start("slow").unwrap();
         let fast = agent.start("fast").unwrap();
-        assert_eq!(fast.wait_within(LIMIT).unwrap().lines, ["second"]);
-        assert_eq!(slow.wait_line("fir", LIMIT).unwrap(), "first");
-        assert_eq!(slow.wait_within(LIMIT).unwrap(), Output { lines: vec!["first".into()], code: 1 });
+        assert_eq!(fast.wait_within(WAIT_TIMEOUT).unwrap().lines, ["second"]);
+        assert_eq!(slow.wait_line("fir", WAIT_TIMEOUT).unwrap(), "first");
+        assert_eq!(slow.wait_within(WAIT_TIMEOUT).unwrap(), Output { lines: vec!["first".into()], code: 1 });
     }
 
     #[test]
-    fn a_restart_ends_what_was_running() {
+    fn guest_restart_ends_running_command() {
         let agent = guest(|_| "1 | part\nREADY 6.1.0-test\n".to_owned());
-        let error = agent.run_within("work", LIMIT).unwrap_err().to_string();
+        let error = agent.run_within("work", WAIT_TIMEOUT).unwrap_err().to_string();
         assert!(error.contains("the guest restarted") && error.contains("part"), "{error}");
         assert_eq!(agent.boots(), 2);
     }
@@ -340,7 +340,7 @@ mod tests {
     fn an_unhealthy_vm_ends_the_wait() {
         let (ours, _theirs) = UnixStream::pair().unwrap();
         let agent = Agent::new(ours, Arc::new(|| bail!("QEMU is gone"))).unwrap();
-        let error = format!("{:#}", agent.wait_boots(1, LIMIT).unwrap_err());
+        let error = format!("{:#}", agent.wait_boots(1, WAIT_TIMEOUT).unwrap_err());
         assert!(error.contains("QEMU is gone"), "{error}");
     }
 
@@ -349,7 +349,7 @@ mod tests {
         let (ours, theirs) = UnixStream::pair().unwrap();
         let agent = Agent::new(ours, Arc::new(|| Ok(()))).unwrap();
         drop(theirs);
-        assert!(agent.wait_boots(1, LIMIT).unwrap_err().to_string().contains("closed its serial line"));
+        assert!(agent.wait_boots(1, WAIT_TIMEOUT).unwrap_err().to_string().contains("closed its serial line"));
     }
 
     #[test]

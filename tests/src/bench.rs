@@ -275,7 +275,7 @@ mod tests {
     }
 
     #[test]
-    fn figures_in_the_documentation_are_judged_and_would_be_missed_if_they_were_worse() {
+    fn documented_figures_are_judged_and_worse_ones_are_missed() {
         let files = committed();
         assert!(files.iter().any(|(_, metrics, _)| metrics.iter().any(|metric| metric.met() == Some(true))));
         for (file, metrics, rows) in files {

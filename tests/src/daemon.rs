@@ -365,7 +365,7 @@ mod tests {
     }
 
     #[test]
-    fn an_absent_program_says_what_to_build() {
+    fn missing_program_error_names_build_command() {
         let error = binary("no-such-program-of-ours").unwrap_err().to_string();
         assert!(error.contains("cargo build"), "{error}");
     }

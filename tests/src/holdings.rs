@@ -171,7 +171,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_a_process_opens_starts_and_maps_is_seen() {
+    fn leaked_descriptor_of_process_is_reported() {
         let strict = Slack { mappings: usize::MAX, resident_kib: u64::MAX, pools: &[] };
         let own = std::process::id();
         let before = Holdings::of(own, u64::MAX).unwrap();

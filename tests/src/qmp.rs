@@ -13,7 +13,7 @@ use crate::wait;
 /// Time that QEMU may take to answer a command.
 const COMMAND_LIMIT: Duration = Duration::from_secs(60);
 /// Time that one read waits before the deadline is checked.
-const SLICE: Duration = Duration::from_millis(100);
+const READ_TIMEOUT: Duration = Duration::from_millis(100);
 
 /// A connection to QEMU's machine protocol, in command mode.
 pub struct Qmp {
@@ -25,7 +25,7 @@ pub struct Qmp {
 impl Qmp {
     /// Reads the greeting from `stream` and leaves negotiation mode.
     pub fn new(stream: UnixStream) -> Result<Self> {
-        stream.set_read_timeout(Some(SLICE)).context("QMP socket")?;
+        stream.set_read_timeout(Some(READ_TIMEOUT)).context("QMP socket")?;
         let mut qmp = Self { stream, buffer: Vec::new(), events: VecDeque::new() };
         let greeting = qmp.message(Instant::now() + wait::scaled(COMMAND_LIMIT))?;
         if greeting.get("QMP").is_none() {

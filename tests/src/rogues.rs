@@ -7,12 +7,12 @@ use rustix::process::{Pid, Signal, kill_process};
 use sched::Engine;
 use serde_json::json;
 
-use crate::contest::{Contest, Load, Outcome};
-use crate::crowd::{Crowd, ROUND_NS};
+use crate::contention::{Contest, Load, Outcome};
+use crate::many_vms::{Crowd, ROUND_NS};
 use crate::wait::until;
 
 /// Warm-up time, which is left out.
-const WARM: Duration = Duration::from_millis(500);
+const WARM_UP: Duration = Duration::from_millis(500);
 /// Kernels that a guest with a steady load keeps in flight.
 const IN_FLIGHT: u32 = 32;
 /// Time limit of kernels in ms for rogues that must be quarantined, and after that the default again.
@@ -111,7 +111,7 @@ impl Rogue {
         if self.quarantined {
             crowd.set_vm(vm, &["--max-run-ms", LIMIT_MS])?;
         }
-        let contest = Contest { loads, warm: WARM, measured };
+        let contest = Contest { loads, warm: WARM_UP, measured };
         let outcome = contest.run_until(crowd, |crowd| self.strike(crowd, vm), |crowd| self.relent(crowd, vm));
         crowd.set_vm(vm, &["--max-run-ms", DEFAULT_LIMIT_MS])?;
         crowd.set(&["--strikes", STRIKES])?;

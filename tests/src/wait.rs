@@ -8,7 +8,7 @@ use anyhow::{Context, Result, bail};
 use tempfile::TempDir;
 
 /// Interval at which a condition without an event is polled.
-pub const POLL: Duration = Duration::from_millis(20);
+pub const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
 /// Number of last lines of a log that are shown when a wait fails.
 const TAIL_LINES: usize = 40;
@@ -30,7 +30,7 @@ pub fn until<T>(what: &str, limit: Duration, mut condition: impl FnMut() -> Resu
         if Instant::now() >= deadline {
             bail!("waited {} s in vain for {what}", limit.as_secs());
         }
-        thread::sleep(POLL);
+        thread::sleep(POLL_INTERVAL);
     }
 }
 
@@ -93,7 +93,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_wait_in_vain_says_for_what() {
+    fn timed_out_wait_names_its_condition() {
         let error = until::<()>("a miracle", Duration::ZERO, || Ok(None)).unwrap_err().to_string();
         assert!(error.contains("a miracle"), "{error}");
     }

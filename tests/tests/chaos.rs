@@ -18,7 +18,7 @@ fn boot(daemon: &Daemon, name: &str, kernel: &str) -> Result<Vm> {
 }
 
 #[test]
-fn killed_vm_leaves_nothing_behind_and_its_neighbour_copies_on() -> Result<()> {
+fn killed_vm_frees_its_resources_and_neighbour_keeps_copying() -> Result<()> {
     let mut daemon =
         Daemon::start("kill", |paths| card_toml(paths, 256) + &vm_toml("stays", 96) + &vm_toml("dies", 96))?;
     let stays = boot(&daemon, "stays", "6.12")?;
@@ -51,7 +51,7 @@ fn killed_vm_leaves_nothing_behind_and_its_neighbour_copies_on() -> Result<()> {
 }
 
 #[test]
-fn vms_come_and_go_beside_one_that_copies() -> Result<()> {
+fn vms_are_added_and_removed_while_another_copies() -> Result<()> {
     let daemon = Daemon::start("churn", |paths| card_toml(paths, 256) + &vm_toml("stays", 64))?;
     let stays = boot(&daemon, "stays", "6.1")?;
     guest::load_driver(&stays)?;
@@ -115,7 +115,7 @@ fn passthrough_vm_drives_the_card_itself() -> Result<()> {
 }
 
 #[test]
-fn mistakes_in_the_configuration_are_told_by_line_and_key() -> Result<()> {
+fn configuration_errors_name_line_and_key() -> Result<()> {
     let refused = Daemon::refused("typo", |paths| card_toml(paths, 128).replace("vram_mib", "vram_mb"))?;
     assert_eq!(refused.code, Some(2), "{}", refused.stderr);
     // File, line, column; key; expectation.
@@ -128,7 +128,7 @@ fn mistakes_in_the_configuration_are_told_by_line_and_key() -> Result<()> {
 }
 
 #[test]
-fn socket_path_in_use_is_told() -> Result<()> {
+fn socket_path_in_use_is_rejected() -> Result<()> {
     let first = Daemon::start("owner", |paths| card_toml(paths, 128) + &vm_toml("a", 64))?;
     let taken = first.vm_socket("a");
     let refused = Daemon::refused("intruder", |paths| {

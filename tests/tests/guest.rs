@@ -6,12 +6,12 @@ mod faults;
 mod harness;
 #[path = "guest/killed.rs"]
 mod killed;
-#[path = "guest/knowing.rs"]
-mod knowing;
 #[path = "guest/monitoring.rs"]
 mod monitoring;
 #[path = "guest/moving.rs"]
 mod moving;
+#[path = "guest/paravirt.rs"]
+mod paravirt;
 #[path = "guest/paravirtual.rs"]
 mod paravirtual;
 #[path = "guest/saving.rs"]

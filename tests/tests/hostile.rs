@@ -143,7 +143,7 @@ fn client_that_does_not_read_is_dropped() -> Result<()> {
 }
 
 #[test]
-fn second_client_is_refused_and_the_first_goes_on() -> Result<()> {
+fn second_client_is_rejected_and_first_continues() -> Result<()> {
     beside_a_client("second", |daemon| {
         let path = daemon.vm_socket("attacker");
         let mut first = Client::connect(&path)?;
@@ -155,7 +155,7 @@ fn second_client_is_refused_and_the_first_goes_on() -> Result<()> {
 }
 
 #[test]
-fn memory_that_the_client_cuts_short_harms_nobody() -> Result<()> {
+fn truncated_client_memory_does_not_harm_others() -> Result<()> {
     beside_a_client("truncated", |daemon| {
         let mut client = Client::connect(&daemon.vm_socket("attacker"))?;
         let file = vmm_glue::client::memory_file(1 << 20, false)?;

@@ -146,12 +146,12 @@ pub trait OpenKernel {
     ///
     /// # Errors
     /// The file that cannot be opened.
-    fn open(&self, group: u32, node: Option<&str>) -> Result<Box<dyn Kernel>, Unopened>;
+    fn open(&self, group: u32, node: Option<&str>) -> Result<Box<dyn Kernel>, FileOpenError>;
 }
 
 /// A file that cannot be opened.
 #[derive(Debug)]
-pub struct Unopened {
+pub struct FileOpenError {
     /// Its path.
     pub path: std::path::PathBuf,
     /// The kernel's refusal.

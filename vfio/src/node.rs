@@ -206,7 +206,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn node_needs_both_of_its_files_and_refuses_what_is_of_groups() {
+    fn node_needs_both_files_and_rejects_group_calls() {
         let folder = tempfile::tempdir().unwrap();
         let vfio = folder.path().join("vfio");
         std::fs::create_dir_all(vfio.join("devices")).unwrap();

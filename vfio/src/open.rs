@@ -14,12 +14,12 @@ use vfio_bindings::bindings::vfio::{
     VFIO_GROUP_FLAGS_VIABLE, VFIO_PCI_BAR0_REGION_INDEX, VFIO_PCI_BAR1_REGION_INDEX, VFIO_PCI_BAR3_REGION_INDEX,
     VFIO_PCI_CONFIG_REGION_INDEX, VFIO_TYPE1v2_IOMMU,
 };
-use vfio_host::{Address, Function, HostError, Obstacle, Sysfs};
+use vfio_host::{Address, Function, ManagerError, Obstacle, Sysfs};
 
 use crate::VfioCard;
 use crate::bar::Bar;
 use crate::dma::{Mappings, PAGE};
-use crate::kernel::{Kernel, OpenKernel, Unopened};
+use crate::kernel::{FileOpenError, Kernel, OpenKernel};
 use crate::pci;
 use crate::real::DeviceFiles;
 use crate::reset::{self, Reset};
@@ -47,7 +47,7 @@ impl Default for Place {
 pub enum OpenError {
     /// The function does not exist, or the host's data cannot be read.
     #[error(transparent)]
-    Host(#[from] HostError),
+    Host(#[from] ManagerError),
     /// The host's state prevents VFIO from using it.
     #[error("{}", .0.iter().map(ToString::to_string).collect::<Vec<_>>().join("; "))]
     Obstacles(Vec<Obstacle>),
@@ -264,8 +264,8 @@ impl VfioCard {
     }
 }
 
-fn unopened(error: Unopened, address: Address, group: u32) -> OpenError {
-    let Unopened { path, source } = error;
+fn unopened(error: FileOpenError, address: Address, group: u32) -> OpenError {
+    let FileOpenError { path, source } = error;
     match source.raw_os_error() {
         Some(libc::ENOENT | libc::ENODEV) => OpenError::NoVfio(path),
         Some(libc::EACCES | libc::EPERM) => OpenError::Forbidden(path),

@@ -24,7 +24,7 @@ use vfio_bindings::bindings::vfio::{
 };
 use vfio_host::Address;
 
-use crate::kernel::{Dependent, DeviceInfo, IommuInfo, Irq, Kernel, OpenKernel, Region, Unopened, Window};
+use crate::kernel::{Dependent, DeviceInfo, FileOpenError, IommuInfo, Irq, Kernel, OpenKernel, Region, Window};
 use crate::node::NodeFiles;
 use crate::window::Mapped;
 
@@ -53,7 +53,7 @@ pub(crate) enum Call {
 }
 
 /// Bytes for answers that end in a list: more than any list has; the rest would be ignored.
-const LONG: usize = 4096;
+const MAX_ANSWER_BYTES: usize = 4096;
 
 /// A structure of a call: bytes at the offsets of the kernel's header.
 pub(crate) struct Packet(Vec<u8>);
@@ -150,13 +150,13 @@ impl Default for DeviceFiles {
     }
 }
 
-pub(crate) fn open(path: &Path) -> Result<File, Unopened> {
+pub(crate) fn open(path: &Path) -> Result<File, FileOpenError> {
     let opened = OpenOptions::new().read(true).write(true).open(path);
-    opened.map_err(|source| Unopened { path: path.to_owned(), source })
+    opened.map_err(|source| FileOpenError { path: path.to_owned(), source })
 }
 
 impl OpenKernel for DeviceFiles {
-    fn open(&self, group: u32, node: Option<&str>) -> Result<Box<dyn Kernel>, Unopened> {
+    fn open(&self, group: u32, node: Option<&str>) -> Result<Box<dyn Kernel>, FileOpenError> {
         // A kernel with both interfaces accepts either. A user that was only given the group can use only that.
         if let Some(files) = node.and_then(|node| NodeFiles::open(&self.0, node, group)) {
             return Ok(Box::new(files));
@@ -207,7 +207,7 @@ impl Kernel for Files {
     }
 
     fn iommu_info(&self) -> io::Result<IommuInfo> {
-        let mut info = Packet::new(LONG);
+        let mut info = Packet::new(MAX_ANSWER_BYTES);
         exchange(&self.container, Call::InfoOrHotResetInfo, &mut info)?;
         let mut found = IommuInfo {
             page_sizes: info.get64(offset_of!(vfio_iommu_type1_info, iova_pgsizes)),
@@ -311,7 +311,7 @@ pub(crate) fn device_info(device: &File) -> io::Result<DeviceInfo> {
 
 /// Returns the properties of one of its regions.
 pub(crate) fn region(device: &File, index: u32) -> io::Result<Region> {
-    let mut info = Packet::new(LONG).with32(offset_of!(vfio_region_info, index), index);
+    let mut info = Packet::new(MAX_ANSWER_BYTES).with32(offset_of!(vfio_region_info, index), index);
     exchange(device, Call::DeviceGetRegionInfo, &mut info)?;
     let flags = info.get32(offset_of!(vfio_region_info, flags));
     let first = info.get32(offset_of!(vfio_region_info, cap_offset));
@@ -345,7 +345,7 @@ pub(crate) fn set_irq(device: &File, index: u32, set: Irq<'_>) -> io::Result<()>
 /// Lists the functions that a reset of this function's bus resets: flags, and for each the kernel's number (of a group,
 /// or of a device of an iommufd) with its address.
 pub(crate) fn reset_together(device: &File) -> io::Result<(u32, Vec<(u32, Address)>)> {
-    let mut info = Packet::new(LONG);
+    let mut info = Packet::new(MAX_ANSWER_BYTES);
     exchange(device, Call::InfoOrHotResetInfo, &mut info)?;
     let count = info.get32(offset_of!(vfio_pci_hot_reset_info, count)) as usize;
     let list = offset_of!(vfio_pci_hot_reset_info, devices);

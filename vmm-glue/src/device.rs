@@ -139,11 +139,11 @@ pub trait Device: Send {
     ///
     /// # Errors
     /// As [`Device::region_write`]; then no work is deferred.
-    fn region_write_first(&mut self, region: RegionIndex, offset: u64, data: &[u8]) -> Result<bool, AccessError> {
+    fn region_write_deferrable(&mut self, region: RegionIndex, offset: u64, data: &[u8]) -> Result<bool, AccessError> {
         self.region_write(region, offset, data).map(|()| false)
     }
 
-    /// Does the work that [`Device::region_write_first`] deferred. Called after its answer, before the client's next
+    /// Does the work that [`Device::region_write_deferrable`] deferred. Called after its answer, before the client's next
     /// message.
     fn settle(&mut self) {}
 

@@ -21,7 +21,7 @@ const REQUESTS: libc::c_long = 64;
 /// Completions taken from the ring per call.
 const REAPED: usize = 16;
 /// Tries while the ring is full of other threads' completions: each takes some of them.
-const TRIES: u32 = 64;
+const MAX_ATTEMPTS: u32 = 64;
 /// `IOCB_CMD_PREAD` of `linux/aio_abi.h`.
 const PREAD: u16 = 0;
 /// `IOCB_FLAG_RESFD` of `linux/aio_abi.h`.
@@ -79,7 +79,7 @@ impl Context {
             result_fd: number(event)?,
             ..Request::default()
         };
-        for _ in 0..TRIES {
+        for _ in 0..MAX_ATTEMPTS {
             let mut list = [&raw mut request];
             // SAFETY: one pointer to one request, both alive here; the request reads 0 bytes, so it uses no buffer.
             let sent = unsafe { libc::syscall(libc::SYS_io_submit, self.id, 1 as libc::c_long, list.as_mut_ptr()) };
@@ -192,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn full_counter_of_a_blocking_descriptor_holds_nobody_up() {
+    fn full_counter_of_blocking_descriptor_does_not_block_signal() {
         let (event, theirs) = pair();
         rustix::io::write(&theirs, &(u64::MAX - 1).to_ne_bytes()).unwrap();
         assert!(event.signal(), "a write would block here");

@@ -397,10 +397,10 @@ mod tests {
     const ATTACH: u32 = IRQ_DATA_EVENTFD | IRQ_ACTION_TRIGGER;
     const UNMASK: u32 = IRQ_DATA_NONE | IRQ_ACTION_UNMASK;
     const MASK: u32 = IRQ_DATA_NONE | IRQ_ACTION_MASK;
-    const OFF: u32 = IRQ_DATA_NONE | IRQ_ACTION_TRIGGER;
+    const TRIGGER_WITHOUT_DATA: u32 = IRQ_DATA_NONE | IRQ_ACTION_TRIGGER;
 
     #[test]
-    fn intx_signals_once_until_unmasked_and_again_while_the_level_stands() {
+    fn intx_signals_once_per_unmask_while_level_is_raised() {
         let irqs = Interrupts::new(COUNTS);
         let (theirs, ours) = pair();
         irqs.set(&set(ATTACH, 0, 0, 1), &[], vec![theirs]).unwrap();
@@ -415,7 +415,7 @@ mod tests {
     }
 
     #[test]
-    fn intx_level_that_drops_and_rises_while_masked_signals_on_unmask() {
+    fn intx_level_toggled_while_masked_signals_on_unmask() {
         let irqs = Interrupts::new(COUNTS);
         let (theirs, ours) = pair();
         irqs.set(&set(ATTACH, 0, 0, 1), &[], vec![theirs]).unwrap();
@@ -429,7 +429,7 @@ mod tests {
     }
 
     #[test]
-    fn intx_level_raised_before_a_descriptor_signals_when_one_is_attached() {
+    fn intx_level_raised_without_descriptor_signals_on_attach() {
         let irqs = Interrupts::new(COUNTS);
         irqs.set_intx_level(true);
         let (theirs, ours) = pair();
@@ -453,7 +453,7 @@ mod tests {
     }
 
     #[test]
-    fn msi_edge_before_the_descriptor_is_delivered_once_it_is_attached() {
+    fn msi_edge_without_descriptor_is_delivered_on_attach() {
         let irqs = Interrupts::new(COUNTS);
         assert!(!irqs.trigger_msi(2));
         let (theirs, ours) = pair();
@@ -468,7 +468,7 @@ mod tests {
     fn msi_turned_off_forgets_its_edges() {
         let irqs = Interrupts::new(COUNTS);
         irqs.trigger_msi(0);
-        irqs.set(&set(OFF, 1, 0, 0), &[], vec![]).unwrap();
+        irqs.set(&set(TRIGGER_WITHOUT_DATA, 1, 0, 0), &[], vec![]).unwrap();
         let (theirs, ours) = pair();
         irqs.set(&set(ATTACH, 1, 0, 1), &[], vec![theirs]).unwrap();
         assert_eq!(count(&ours), 0);
@@ -488,14 +488,17 @@ mod tests {
     fn bad_requests_are_refused() {
         let irqs = Interrupts::new(COUNTS);
         let refused = |request, booleans: &[u8]| irqs.set(&request, booleans, vec![]).unwrap_err();
-        assert_eq!(refused(set(OFF, 5, 0, 1), &[]), IrqError::Type(5));
+        assert_eq!(refused(set(TRIGGER_WITHOUT_DATA, 5, 0, 1), &[]), IrqError::Type(5));
         assert_eq!(refused(set(0, 0, 0, 1), &[]), IrqError::Flags(0));
         assert_eq!(refused(set(0x3f, 0, 0, 1), &[]), IrqError::Flags(0x3f));
-        assert_eq!(refused(set(OFF | 0x40, 0, 0, 1), &[]), IrqError::Flags(OFF | 0x40));
-        assert!(matches!(refused(set(OFF, 1, 3, 2), &[]), IrqError::Range { .. }));
-        assert!(matches!(refused(set(OFF, 1, u32::MAX, 2), &[]), IrqError::Range { .. }));
+        assert_eq!(
+            refused(set(TRIGGER_WITHOUT_DATA | 0x40, 0, 0, 1), &[]),
+            IrqError::Flags(TRIGGER_WITHOUT_DATA | 0x40)
+        );
+        assert!(matches!(refused(set(TRIGGER_WITHOUT_DATA, 1, 3, 2), &[]), IrqError::Range { .. }));
+        assert!(matches!(refused(set(TRIGGER_WITHOUT_DATA, 1, u32::MAX, 2), &[]), IrqError::Range { .. }));
         assert!(matches!(refused(set(UNMASK, 0, 0, 0), &[]), IrqError::Range { .. }));
-        assert!(matches!(refused(set(OFF, 2, 0, 1), &[]), IrqError::Range { have: 0, .. }));
+        assert!(matches!(refused(set(TRIGGER_WITHOUT_DATA, 2, 0, 1), &[]), IrqError::Range { have: 0, .. }));
         assert!(matches!(refused(set(MASK, 1, 0, 1), &[]), IrqError::Unsuitable(_)));
         let booleans = set(IRQ_DATA_BOOL | IRQ_ACTION_TRIGGER, 1, 0, 2);
         assert!(matches!(refused(booleans, &[1]), IrqError::Booleans { got: 1, count: 2 }));
@@ -503,7 +506,7 @@ mod tests {
 
     #[test]
     fn type_without_interrupts_may_be_turned_off() {
-        Interrupts::new(COUNTS).set(&set(OFF, 2, 0, 0), &[], vec![]).unwrap();
+        Interrupts::new(COUNTS).set(&set(TRIGGER_WITHOUT_DATA, 2, 0, 0), &[], vec![]).unwrap();
     }
 
     #[test]

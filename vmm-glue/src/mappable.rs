@@ -145,15 +145,15 @@ mod tests {
 
     use super::*;
 
-    const SIZE: u64 = 0x8000;
+    const REGION_BYTES: u64 = 0x8000;
 
     fn area(offset: u64, size: u64) -> MmapArea {
         MmapArea { offset, size }
     }
 
-    /// Returns the result for areas of a region of `SIZE` bytes with a file of the same size.
+    /// Returns the result for areas of a region of `REGION_BYTES` bytes with a file of the same size.
     fn offer(areas: &[MmapArea]) -> Result<Mappable, MappableError> {
-        Mappable::new(Arc::new(region_memory("test", SIZE).unwrap()), areas.to_vec(), SIZE, true)
+        Mappable::new(Arc::new(region_memory("test", REGION_BYTES).unwrap()), areas.to_vec(), REGION_BYTES, true)
     }
 
     fn refused(areas: &[MmapArea]) -> MappableError {
@@ -162,7 +162,7 @@ mod tests {
 
     #[test]
     fn whole_pages_in_order_are_taken() {
-        assert_eq!(offer(&[area(0, SIZE)]).unwrap().areas(), [area(0, SIZE)]);
+        assert_eq!(offer(&[area(0, REGION_BYTES)]).unwrap().areas(), [area(0, REGION_BYTES)]);
         let touching = [area(0, 0x1000), area(0x1000, 0x1000), area(0x7000, 0x1000)];
         assert_eq!(offer(&touching).unwrap().areas(), touching);
     }
@@ -195,15 +195,17 @@ mod tests {
     #[test]
     fn areas_outside_of_the_region_are_refused() {
         let last = u64::MAX - 0xfff;
-        for (offset, size) in [(0, SIZE + 0x1000), (SIZE, 0x1000), (0x1000, SIZE), (last, 0x1000), (0x1000, last)] {
-            assert_eq!(refused(&[area(offset, size)]), MappableError::Outside { offset, size, region: SIZE });
+        for (offset, size) in
+            [(0, REGION_BYTES + 0x1000), (REGION_BYTES, 0x1000), (0x1000, REGION_BYTES), (last, 0x1000), (0x1000, last)]
+        {
+            assert_eq!(refused(&[area(offset, size)]), MappableError::Outside { offset, size, region: REGION_BYTES });
         }
     }
 
     #[test]
     fn file_must_reach_to_the_end_of_the_last_area() {
         let file = Arc::new(region_memory("test", 0x3000).unwrap());
-        let offer = |areas: &[MmapArea]| Mappable::new(file.clone(), areas.to_vec(), SIZE, true);
+        let offer = |areas: &[MmapArea]| Mappable::new(file.clone(), areas.to_vec(), REGION_BYTES, true);
         offer(&[area(0x2000, 0x1000)]).expect("the rest of the region needs no file");
         let short = MappableError::TooShort { file: 0x3000, end: 0x4000 };
         assert_eq!(offer(&[area(0, 0x1000), area(0x3000, 0x1000)]).unwrap_err(), short);
@@ -211,14 +213,15 @@ mod tests {
 
     #[test]
     fn file_that_a_client_could_change_is_refused() {
-        let offer = |file: OwnedFd| Mappable::new(Arc::new(file), vec![area(0, 0x1000)], SIZE, true).unwrap_err();
+        let offer =
+            |file: OwnedFd| Mappable::new(Arc::new(file), vec![area(0, 0x1000)], REGION_BYTES, true).unwrap_err();
         let file = memfd_create("test", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).unwrap();
-        ftruncate(&file, SIZE).unwrap();
+        ftruncate(&file, REGION_BYTES).unwrap();
         assert_eq!(offer(file.try_clone().unwrap()), MappableError::NotSealed { missing: SEALS });
         fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW).unwrap();
         assert_eq!(offer(file), MappableError::NotSealed { missing: SealFlags::SEAL });
         let on_disk = tempfile::tempfile().unwrap();
-        on_disk.set_len(SIZE).unwrap();
+        on_disk.set_len(REGION_BYTES).unwrap();
         assert_eq!(offer(on_disk.into()), MappableError::NotSealed { missing: SEALS });
         let (pipe, _writer) = rustix::pipe::pipe().unwrap();
         assert_eq!(offer(pipe), MappableError::NotRegular);
@@ -226,19 +229,19 @@ mod tests {
 
     #[test]
     fn read_only_region_needs_a_read_only_file() {
-        let offer = |file: OwnedFd| Mappable::new(Arc::new(file), vec![area(0, SIZE)], SIZE, false);
-        assert_eq!(offer(region_memory("test", SIZE).unwrap()).unwrap_err(), MappableError::Writable);
+        let offer = |file: OwnedFd| Mappable::new(Arc::new(file), vec![area(0, REGION_BYTES)], REGION_BYTES, false);
+        assert_eq!(offer(region_memory("test", REGION_BYTES).unwrap()).unwrap_err(), MappableError::Writable);
         let file = memfd_create("test", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).unwrap();
-        ftruncate(&file, SIZE).unwrap();
+        ftruncate(&file, REGION_BYTES).unwrap();
         fcntl_add_seals(&file, SEALS | SealFlags::FUTURE_WRITE).unwrap();
         offer(file).unwrap();
     }
 
     #[test]
     fn memory_of_a_region_cannot_be_resized() {
-        let file = region_memory("test", SIZE).unwrap();
+        let file = region_memory("test", REGION_BYTES).unwrap();
         assert_eq!(ftruncate(&file, 0), Err(Errno::PERM));
-        assert_eq!(ftruncate(&file, SIZE * 2), Err(Errno::PERM));
+        assert_eq!(ftruncate(&file, REGION_BYTES * 2), Err(Errno::PERM));
         assert_eq!(fcntl_add_seals(&file, SealFlags::FUTURE_WRITE), Err(Errno::PERM));
     }
 }

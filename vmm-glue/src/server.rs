@@ -23,10 +23,10 @@ use crate::device::Device;
 use crate::journal::{Journal, Kept, Remains};
 use crate::link::{Link, StopHandle};
 use crate::memory::MemoryLimits;
-use crate::parked::{ParkError, Parked, SavedClients};
 use crate::protocol::{FLAG_ERROR, FLAG_TYPE_REPLY, HEADER_SIZE, Header};
 use crate::socket::{self, BindError, BoundPath, SocketOptions};
 use crate::spin::Spin;
+use crate::suspended_client::{ParkError, SavedClients, SuspendedClient};
 
 /// Largest number of connections that have sent nothing; the oldest is closed for the next.
 const MAX_WAITING: usize = 4;
@@ -140,9 +140,14 @@ impl Server {
     /// `link`.
     ///
     /// # Errors
-    /// See [`Parked::restored`].
-    pub fn restored(&self, saved: SavedClients, descriptors: Vec<OwnedFd>, link: &Link) -> Result<Parked, ParkError> {
-        Parked::restored(saved, descriptors, link, &self.options)
+    /// See [`SuspendedClient::restored`].
+    pub fn restored(
+        &self,
+        saved: SavedClients,
+        descriptors: Vec<OwnedFd>,
+        link: &Link,
+    ) -> Result<SuspendedClient, ParkError> {
+        SuspendedClient::restored(saved, descriptors, link, &self.options)
     }
 
     /// Restores the client of a killed process, for [`Self::serve`], from the keeper's descriptors; restores the state
@@ -150,13 +155,13 @@ impl Server {
     ///
     /// # Errors
     /// If there is none, if its journal is invalid, or its memory cannot be mapped.
-    pub fn revived(&self, remains: Remains, link: &Link) -> Result<Parked, ParkError> {
+    pub fn revived(&self, remains: Remains, link: &Link) -> Result<SuspendedClient, ParkError> {
         let Remains { connection, kept } = remains;
         let keeper = self.keeper.clone().ok_or(ParkError::Stays("connection"))?;
         connection.set_nonblocking(true)?;
         let of = (link, socket::peer(&connection));
         let restored = Journal::restored(keeper, kept, of, &self.options)?;
-        Ok(Parked { active: Some((connection, restored)), waiting: Vec::new() })
+        Ok(SuspendedClient { active: Some((connection, restored)), waiting: Vec::new() })
     }
 
     /// Returns a duplicate of the listening socket, for another process.
@@ -184,8 +189,8 @@ impl Server {
         link: &Link,
         device: &mut dyn Device,
         stop: &StopHandle,
-        parked: Option<Parked>,
-    ) -> Result<Option<Parked>, ServerError> {
+        parked: Option<SuspendedClient>,
+    ) -> Result<Option<SuspendedClient>, ServerError> {
         let mut spin = Spin::new(self.options.spin);
         let mut clients = Clients { server: self, link, device, active: None, waiting: Vec::new() };
         if let Some(parked) = parked {
@@ -274,8 +279,8 @@ struct Clients<'a> {
 
 impl Clients<'_> {
     /// Continues with clients.
-    fn resume(&mut self, parked: Parked) {
-        let Parked { active, waiting } = parked;
+    fn resume(&mut self, parked: SuspendedClient) {
+        let SuspendedClient { active, waiting } = parked;
         if let Some((stream, mut connection)) = active {
             let resumed = connection.resume(self.device);
             let keeper = self.server.keeper.as_deref();
@@ -293,8 +298,8 @@ impl Clients<'_> {
     }
 
     /// Takes the suspended clients out. Closes the connection of one for which there is no descriptor left.
-    fn park(&mut self) -> Parked {
-        let mut parked = Parked::default();
+    fn park(&mut self) -> SuspendedClient {
+        let mut parked = SuspendedClient::default();
         if let Some(Active { accepted, connection, unhandled: _ }) = self.active.take() {
             match accepted.leave() {
                 Ok(stream) => parked.active = Some((stream, connection)),

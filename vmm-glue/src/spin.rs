@@ -89,7 +89,7 @@ impl Spin {
 mod tests {
     use super::*;
 
-    const LENGTH: Duration = Duration::from_millis(1);
+    const SPIN_TIME: Duration = Duration::from_millis(1);
 
     /// Spins without success until spinning stops; returns how often.
     fn give_up(spin: &mut Spin) -> u32 {
@@ -121,8 +121,8 @@ mod tests {
     }
 
     #[test]
-    fn spinning_in_vain_is_given_up_and_comes_back_later_and_later() {
-        let mut spin = Spin::new(LENGTH);
+    fn useless_spinning_stops_and_resumes_with_growing_delay() {
+        let mut spin = Spin::new(SPIN_TIME);
         assert_eq!(give_up(&mut spin), MAX_CREDIT / 2);
         assert_eq!(come_back(&mut spin), 2 * MIN_STREAK);
         give_up(&mut spin);
@@ -136,8 +136,8 @@ mod tests {
     }
 
     #[test]
-    fn spinning_that_helps_goes_on() {
-        let mut spin = Spin::new(LENGTH);
+    fn useful_spinning_continues() {
+        let mut spin = Spin::new(SPIN_TIME);
         for _ in 0..100 {
             let now = Instant::now();
             let deadline = spin.deadline(now).unwrap();
@@ -149,9 +149,9 @@ mod tests {
 
     #[test]
     fn spinning_on_a_processor_that_others_use_is_given_up() {
-        let mut spin = Spin::new(LENGTH);
+        let mut spin = Spin::new(SPIN_TIME);
         let now = Instant::now();
-        let late = now.checked_add(10 * LENGTH).unwrap();
+        let late = now.checked_add(10 * SPIN_TIME).unwrap();
         let rounds =
             (0..100).take_while(|_| spin.deadline(now).map(|deadline| spin.hit(late, deadline)).is_some()).count();
         assert_eq!(rounds, MAX_CREDIT as usize / 2);
@@ -159,7 +159,7 @@ mod tests {
 
     #[test]
     fn other_wakes_do_not_start_a_spin() {
-        let mut spin = Spin::new(LENGTH);
+        let mut spin = Spin::new(SPIN_TIME);
         let now = Instant::now();
         assert!(spin.deadline(now).is_some());
         spin.miss(now);

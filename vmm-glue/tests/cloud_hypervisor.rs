@@ -26,7 +26,7 @@ fn client(host: &Host) -> Client {
 }
 
 #[test]
-fn regions_are_listed_and_those_that_can_be_mapped_come_with_their_file() {
+fn regions_are_listed_and_mappable_ones_have_a_file() {
     let file = Arc::new(region_memory("bar1", BAR1_BYTES).unwrap());
     let bar1 = RegionInfo::read_write(BAR1_BYTES).with_mappable(Arc::clone(&file), vec![AREA]).unwrap();
     let host = Host::start_with(ServerOptions::default(), |device| device.bar1 = bar1);
@@ -48,7 +48,7 @@ fn regions_are_listed_and_those_that_can_be_mapped_come_with_their_file() {
 }
 
 #[test]
-fn registers_are_written_and_read_and_a_refusal_leaves_the_client_in_step() {
+fn registers_are_accessible_and_rejection_keeps_client_in_step() {
     let host = Host::start();
     let mut client = client(&host);
     for round in 0..3_u32 {
@@ -102,7 +102,7 @@ fn interrupts_come_by_its_descriptors_until_it_turns_them_off() {
     let trigger = VFIO_IRQ_SET_ACTION_TRIGGER;
     client.set_irqs(VFIO_PCI_MSI_IRQ_INDEX, signal | trigger, 0, 1, &[event.as_raw_fd()]).unwrap();
     host.link.interrupts().trigger_msi(0);
-    assert_eq!(wait_event(event.as_fd(), PATIENCE).unwrap(), 1);
+    assert_eq!(wait_event(event.as_fd(), EVENT_TIMEOUT).unwrap(), 1);
     client.set_irqs(VFIO_PCI_MSI_IRQ_INDEX, none | trigger, 0, 0, &[]).unwrap();
     assert_eq!(host.link.interrupts().msi_attached(), 0);
     client.shutdown().unwrap();

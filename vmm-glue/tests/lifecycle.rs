@@ -37,11 +37,11 @@ fn next_client_finds_a_clean_device() {
 }
 
 #[test]
-fn second_client_is_refused_at_once_and_the_first_goes_on() {
+fn second_client_is_rejected_at_once_and_first_continues() {
     let host = Host::start();
     let mut first = host.client();
     let mut second = Client::connect_silent(&host.path).unwrap();
-    second.set_timeout(Some(PATIENCE)).unwrap();
+    second.set_timeout(Some(EVENT_TIMEOUT)).unwrap();
     assert_eq!(second.negotiate(0, 1, QEMU_CAPABILITIES).unwrap_err().errno(), EBUSY);
     assert!(matches!(second.receive_message(), Err(ClientError::Closed)));
     assert_eq!(first.read32(0, 0).unwrap(), 0);
@@ -82,7 +82,7 @@ fn silent_connections_do_not_keep_a_client_out() {
 }
 
 #[test]
-fn client_that_does_not_read_is_disconnected_and_others_are_not_affected() {
+fn unreading_client_is_disconnected_and_others_are_unaffected() {
     let options = ServerOptions { max_queued: 100_000, ..Default::default() };
     let host = Host::start_with(options, |_| ());
     let other = Host::start();
@@ -99,7 +99,7 @@ fn client_that_does_not_read_is_disconnected_and_others_are_not_affected() {
 }
 
 #[test]
-fn client_that_stops_in_the_middle_of_a_message_does_not_block_the_end_of_the_server() {
+fn client_stalled_mid_message_does_not_block_server_stop() {
     let host = Host::start();
     let client = host.client();
     let header = Header::request(1, Command::REGION_WRITE, 1000, 0);
@@ -109,7 +109,7 @@ fn client_that_stops_in_the_middle_of_a_message_does_not_block_the_end_of_the_se
 }
 
 #[test]
-fn client_that_disconnects_in_the_middle_of_a_message_is_just_gone() {
+fn client_disconnecting_mid_message_is_dropped_cleanly() {
     let host = Host::start();
     let client = host.client();
     let header = Header::request(1, Command::REGION_WRITE, 1000, 0);
@@ -165,7 +165,7 @@ fn stop_ends_a_server_without_clients_and_one_that_is_flooded() {
 }
 
 #[test]
-fn client_reads_the_end_of_its_connection_whatever_is_still_in_it() {
+fn client_reads_end_of_connection_despite_pending_messages() {
     let (let_go, held) = std::sync::mpsc::channel();
     let host = Host::start_with(ServerOptions::default(), |device| device.held_unmap = Some(held));
     let mut client = host.client();
@@ -205,10 +205,10 @@ fn copy_of_a_connection_does_not_hide_its_end() {
     // A connection that sends nothing is not a client.
     let _silent = Client::connect_silent(&host.path).unwrap();
     let mut client = host.client();
-    let copy = copies.recv_timeout(PATIENCE).unwrap().expect("it is kept first");
+    let copy = copies.recv_timeout(EVENT_TIMEOUT).unwrap().expect("it is kept first");
     host.link.disconnect();
     assert!(matches!(client.receive_message(), Err(ClientError::Closed)));
-    assert!(copies.recv_timeout(PATIENCE).unwrap().is_none());
+    assert!(copies.recv_timeout(EVENT_TIMEOUT).unwrap().is_none());
     drop(copy);
     drop(host);
     assert!(copies.try_recv().is_err(), "nothing else was kept");
@@ -249,7 +249,7 @@ fn stale_socket_is_replaced() {
 }
 
 #[test]
-fn socket_file_goes_with_its_server_unless_it_is_another_one_by_then() {
+fn socket_file_is_removed_with_server_unless_replaced() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("it.sock");
     drop(bind(&path).unwrap());
@@ -273,7 +273,7 @@ fn mode_and_group_are_set() {
 }
 
 #[test]
-fn bad_paths_are_refused_with_what_to_do() {
+fn bad_socket_paths_are_rejected_with_reason() {
     let directory = tempfile::tempdir().unwrap();
     let missing = bind(&directory.path().join("missing/it.sock")).unwrap_err();
     assert!(matches!(missing, BindError::NoDirectory { .. }), "{missing}");

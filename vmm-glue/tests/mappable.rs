@@ -14,15 +14,15 @@ use vmm_glue::protocol::{Command, FLAG_NO_REPLY};
 use vmm_glue::{MmapArea, RegionIndex, RegionInfo, ServerOptions};
 
 const BAR1: u32 = 1;
-const SIZE: u64 = 0x8000;
+const REGION_BYTES: u64 = 0x8000;
 /// Size of a reply's body with a region and two areas.
 const FULL: u32 = 32 + 16 + 2 * 16;
 
 /// Creates a server whose BAR1 has mappable `areas` (offset, size), with the device's own descriptor of the file.
 fn host_with(areas: &[(u64, u64)]) -> (Host, Arc<OwnedFd>) {
-    let file = Arc::new(region_memory("bar1", SIZE).unwrap());
+    let file = Arc::new(region_memory("bar1", REGION_BYTES).unwrap());
     let areas = areas.iter().map(|&(offset, size)| MmapArea { offset, size }).collect();
-    let bar1 = RegionInfo::read_write(SIZE).with_mappable(file.clone(), areas).unwrap();
+    let bar1 = RegionInfo::read_write(REGION_BYTES).with_mappable(file.clone(), areas).unwrap();
     (Host::start_with(ServerOptions::default(), |device| device.bar1 = bar1), file)
 }
 
@@ -53,7 +53,7 @@ fn reply_is_laid_out_as_specified() {
     let (host, _) = host();
     let (words, fds) = ask(&mut host.client(), FULL, BAR1);
     assert_eq!(words[..4], [FULL, 0b1111, BAR1, 32], "argsz, flags (read, write, mmap, caps), index, offset of caps");
-    assert_eq!(words[4..8], [SIZE as u32, 0, 0, 0], "size, offset in the file");
+    assert_eq!(words[4..8], [REGION_BYTES as u32, 0, 0, 0], "size, offset in the file");
     assert_eq!(words[8..10], [0x0001_0001, 0], "capability 1 (sparse mmap), version 1, no next one");
     assert_eq!(words[10..12], [2, 0], "areas, reserved");
     assert_eq!(words[12..], [0x1000, 0, 0x2000, 0, 0x4000, 0, 0x1000, 0], "offset and size of each");
@@ -62,10 +62,10 @@ fn reply_is_laid_out_as_specified() {
 
 #[test]
 fn one_area_that_is_the_whole_region_is_listed_too() {
-    let (host, _) = host_with(&[(0, SIZE)]);
+    let (host, _) = host_with(&[(0, REGION_BYTES)]);
     let (words, fds) = ask(&mut host.client(), 64, BAR1);
     assert_eq!(words[..4], [64, 0b1111, BAR1, 32]);
-    assert_eq!(words[8..], [0x0001_0001, 0, 1, 0, 0, 0, SIZE as u32, 0]);
+    assert_eq!(words[8..], [0x0001_0001, 0, 1, 0, 0, 0, REGION_BYTES as u32, 0]);
     assert_eq!(fds.len(), 1);
 }
 
@@ -81,13 +81,13 @@ fn most_areas_fit_into_one_reply() {
 }
 
 #[test]
-fn too_little_room_brings_the_size_that_is_needed_and_no_descriptor() {
+fn small_argsz_returns_needed_size_without_descriptor() {
     let (host, _) = host();
     let mut client = host.client();
     for argsz in [32, 33, 48, FULL - 1] {
         let (words, fds) = ask(&mut client, argsz, BAR1);
         // The flags and the offset of the capabilities are those of the full reply, as clients check them at once.
-        assert_eq!(words, [FULL, 0b1111, BAR1, 32, SIZE as u32, 0, 0, 0], "room for {argsz}");
+        assert_eq!(words, [FULL, 0b1111, BAR1, 32, REGION_BYTES as u32, 0, 0, 0], "room for {argsz}");
         assert!(fds.is_empty(), "room for {argsz}");
     }
     for argsz in [FULL, FULL + 1, u32::MAX] {
@@ -108,7 +108,7 @@ fn request_without_room_for_a_description_is_refused() {
 }
 
 #[test]
-fn regions_that_do_not_exist_and_cut_requests_are_refused_without_a_descriptor() {
+fn unknown_regions_and_short_requests_are_rejected() {
     let (host, _) = host();
     let mut client = host.client();
     for index in [9, 0x100, 0x101, 0x8000_0001, u32::MAX] {
@@ -125,7 +125,7 @@ fn regions_that_do_not_exist_and_cut_requests_are_refused_without_a_descriptor()
 }
 
 #[test]
-fn regions_that_cannot_be_mapped_come_without_descriptor_and_capabilities() {
+fn unmappable_regions_have_no_descriptor_or_capabilities() {
     let (host, _) = host();
     let mut client = host.client();
     for index in (0..9).filter(|&index| index != BAR1) {
@@ -150,7 +150,7 @@ fn client_that_takes_no_descriptors_is_offered_none() {
     let (host, _) = host();
     let mut client = host.client_as("{\"capabilities\":{\"max_msg_fds\":0}}");
     let (words, fds) = ask(&mut client, 4096, BAR1);
-    assert_eq!(words, [32, 3, BAR1, 0, SIZE as u32, 0, 0, 0]);
+    assert_eq!(words, [32, 3, BAR1, 0, REGION_BYTES as u32, 0, 0, 0]);
     assert!(fds.is_empty());
 }
 
@@ -162,7 +162,7 @@ fn clients_that_know_less_can_map_as_well() {
 }
 
 #[test]
-fn both_sides_see_what_the_other_writes() {
+fn client_and_device_see_each_others_writes() {
     let (host, file) = host();
     let mut client = host.client();
     let region = client.map_region(BAR1).unwrap();
@@ -183,7 +183,7 @@ fn both_sides_see_what_the_other_writes() {
 fn nothing_is_mapped_between_the_areas() {
     let (host, _) = host();
     let region = host.client().map_region(BAR1).unwrap();
-    for gpa in [0, 0xfff, 0x3000, 0x3fff, 0x5000, SIZE - 1, SIZE] {
+    for gpa in [0, 0xfff, 0x3000, 0x3fff, 0x5000, REGION_BYTES - 1, REGION_BYTES] {
         assert_eq!(region.read(gpa, &mut [0]), Err(MemoryError::NotMapped { gpa }));
     }
     assert_eq!(region.write(0x2fff, &[1, 2]), Err(MemoryError::NotMapped { gpa: 0x3000 }));
@@ -214,18 +214,18 @@ fn client_cannot_cut_or_seal_the_file_under_the_device() {
     assert_eq!(rustix::fs::ftruncate(&theirs, 0), Err(rustix::io::Errno::PERM));
     assert_eq!(rustix::fs::ftruncate(&theirs, 1 << 30), Err(rustix::io::Errno::PERM));
     assert!(rustix::fs::fcntl_add_seals(&theirs, SealFlags::WRITE).is_err());
-    assert_eq!(rustix::fs::fstat(&*file).unwrap().st_size, SIZE as i64);
+    assert_eq!(rustix::fs::fstat(&*file).unwrap().st_size, REGION_BYTES as i64);
 }
 
 #[test]
 fn read_only_region_is_mapped_read_only() {
     let file = rustix::fs::memfd_create("bar1", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).unwrap();
-    rustix::fs::ftruncate(&file, SIZE).unwrap();
+    rustix::fs::ftruncate(&file, REGION_BYTES).unwrap();
     rustix::io::pwrite(&file, b"table", 0x1000).unwrap();
     let seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::FUTURE_WRITE | SealFlags::SEAL;
     rustix::fs::fcntl_add_seals(&file, seals).unwrap();
     let areas = vec![MmapArea { offset: 0x1000, size: 0x1000 }];
-    let bar1 = RegionInfo::read_only(SIZE).with_mappable(Arc::new(file), areas).unwrap();
+    let bar1 = RegionInfo::read_only(REGION_BYTES).with_mappable(Arc::new(file), areas).unwrap();
     let host = Host::start_with(ServerOptions::default(), |device| device.bar1 = bar1);
     let mut client = host.client();
     let (words, fds) = ask(&mut client, 4096, BAR1);

@@ -118,7 +118,7 @@ fn unmap_is_answered_only_when_the_device_is_done() {
 }
 
 #[test]
-fn range_of_whole_regions_and_everything_can_be_unmapped_but_no_part() {
+fn whole_regions_can_be_unmapped_but_not_parts() {
     let host = Host::start();
     let mut client = host.client();
     for gpa in [0, MIB, 4 * MIB] {
@@ -225,7 +225,7 @@ fn map_that_the_device_refuses_is_taken_out_again() {
 }
 
 #[test]
-fn memory_that_is_cut_short_reads_zeros_and_ends_only_its_own_client() {
+fn truncated_memory_reads_zeros_and_ends_only_its_client() {
     let other = Host::start();
     let mut other_client = other.client();
     let host = Host::start();
@@ -299,7 +299,7 @@ fn memory_without_a_file_is_read_by_messages_in_pieces() {
     for _ in 0..200_000usize.div_ceil(65536) {
         client.serve_dma(&mut memory).unwrap();
     }
-    assert_eq!(pending.wait(PATIENCE).unwrap(), memory.bytes[0x100..][..200_000]);
+    assert_eq!(pending.wait(EVENT_TIMEOUT).unwrap(), memory.bytes[0x100..][..200_000]);
     assert_eq!(memory.longest, 65536);
     assert_eq!(client.read32(0, 0).unwrap(), 0, "requests of the client go on");
 }
@@ -313,7 +313,7 @@ fn memory_without_a_file_is_written_by_messages() {
     let pending = host.link.dma().write(0x777, data.clone()).unwrap();
     client.serve_dma(&mut memory).unwrap();
     client.serve_dma(&mut memory).unwrap();
-    pending.wait(PATIENCE).unwrap();
+    pending.wait(EVENT_TIMEOUT).unwrap();
     assert_eq!(memory.bytes[0x777..][..data.len()], data);
 }
 
@@ -323,7 +323,7 @@ fn error_of_the_client_surfaces() {
     let mut client = host.client();
     let pending = host.link.dma().read(0, 64).unwrap();
     client.serve_dma(&mut Memory { bytes: vec![0; 64], errno: 19, longest: 0 }).unwrap();
-    assert_eq!(pending.wait(PATIENCE), Err(DmaError::Refused { gpa: 0, errno: 19 }));
+    assert_eq!(pending.wait(EVENT_TIMEOUT), Err(DmaError::Refused { gpa: 0, errno: 19 }));
 }
 
 #[test]
@@ -338,7 +338,7 @@ fn requests_are_bounded_and_fail_when_the_client_goes() {
     assert_eq!(dma.read(0, 1).unwrap_err(), DmaError::Busy);
     drop(client);
     for request in pending {
-        assert_eq!(request.wait(PATIENCE), Err(DmaError::NotConnected));
+        assert_eq!(request.wait(EVENT_TIMEOUT), Err(DmaError::NotConnected));
     }
     host.wait_for(&Event::Disconnected);
     assert_eq!(dma.read(0, 1).unwrap_err(), DmaError::NotConnected);

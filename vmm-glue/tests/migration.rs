@@ -215,7 +215,7 @@ fn every_state_is_reached_from_every_other_by_the_shortest_way() {
 }
 
 #[test]
-fn what_is_out_of_order_or_too_large_is_refused_and_changes_nothing() {
+fn out_of_order_or_oversized_requests_fail_and_change_nothing() {
     let (_host, mut client) = movable(&Arc::default());
     for state in [STATE_ERROR, 5, 6, 7, 8, u32::MAX] {
         assert_eq!(errno(client.set_device_state(state)), EINVAL, "state {state}");
@@ -283,7 +283,7 @@ fn features_are_probed_got_and_set_as_a_kernel_has_it() {
 }
 
 #[test]
-fn device_that_cannot_be_what_came_has_failed_until_it_is_reset() {
+fn device_given_invalid_state_fails_until_reset() {
     let (_host, mut client) = movable(&Arc::default());
     client.write32(0, 0x40, 7).unwrap();
     client.set_device_state(STATE_RESUMING).unwrap();
@@ -302,7 +302,7 @@ fn device_that_cannot_be_what_came_has_failed_until_it_is_reset() {
 }
 
 #[test]
-fn what_was_written_is_reported_once() {
+fn written_pages_are_reported_once() {
     use std::os::fd::AsFd;
     let calls = Arc::<Mutex<Vec<_>>>::default();
     let (_host, mut client) = movable(&calls);

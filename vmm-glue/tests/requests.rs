@@ -41,7 +41,7 @@ fn region_info_gives_sizes_and_rights() {
 }
 
 #[test]
-fn irq_info_tells_counts_and_that_intx_masks_itself() {
+fn irq_info_reports_counts_and_intx_automask() {
     let host = Host::start();
     let mut client = host.client();
     let intx = client.irq_info(0).unwrap();
@@ -62,16 +62,16 @@ fn writes_can_be_read_back() {
 }
 
 #[test]
-fn what_a_device_leaves_of_a_write_is_done_behind_its_answer_and_before_all_else() {
+fn deferred_write_work_runs_after_reply_and_before_other_work() {
     let (let_go, held) = channel();
     let host = Host::start_with(ServerOptions::default(), |device| device.held_late = Some(held));
     let mut client = host.client();
-    let write = |value: u8| Event::Write(RegionIndex::Bar0, LATE, vec![value, 0, 0, 0]);
-    client.write32(BAR0, LATE, 1).unwrap();
+    let write = |value: u8| Event::Write(RegionIndex::Bar0, DEFERRED_WRITE_AT, vec![value, 0, 0, 0]);
+    client.write32(BAR0, DEFERRED_WRITE_AT, 1).unwrap();
     assert!(host.quiet(), "it is answered, and not done");
     let_go.send(()).unwrap();
     // A posted write leaves no deferred work.
-    client.post(BAR0, LATE, &2u32.to_le_bytes()).unwrap();
+    client.post(BAR0, DEFERRED_WRITE_AT, &2u32.to_le_bytes()).unwrap();
     assert_eq!(client.read32(BAR0, 0x40).unwrap(), 0);
     host.expect(write(1));
     host.expect(write(2));
@@ -79,7 +79,7 @@ fn what_a_device_leaves_of_a_write_is_done_behind_its_answer_and_before_all_else
     // Consecutive ones, and one of a client that disconnects.
     for value in 3..6 {
         let_go.send(()).unwrap();
-        client.write32(BAR0, LATE, value).unwrap();
+        client.write32(BAR0, DEFERRED_WRITE_AT, value).unwrap();
     }
     drop(client);
     (3..6).for_each(|value| host.expect(write(value)));
@@ -113,7 +113,7 @@ fn batched_writes_are_all_done_in_order() {
 }
 
 #[test]
-fn batch_with_a_reply_tells_how_many_were_done() {
+fn batch_with_reply_reports_number_of_writes_done() {
     let host = Host::start();
     let mut client = host.client();
     let body = multi_body(&[(BAR0, 0, &[1; 4]), (BAR0, 4, &[2; 4])]);
@@ -131,7 +131,7 @@ fn bad_write_in_a_batch_does_not_stop_the_others() {
 }
 
 #[test]
-fn batch_whose_count_and_size_disagree_is_refused_as_a_whole() {
+fn batch_with_mismatched_count_and_size_is_rejected_whole() {
     let host = Host::start();
     let mut client = host.client();
     let good = multi_body(&[(BAR0, 0, &[1; 4])]);
@@ -163,7 +163,7 @@ fn odd_accesses_reach_the_device_in_aligned_pieces() {
 }
 
 #[test]
-fn accesses_outside_of_a_region_are_refused_and_the_connection_goes_on() {
+fn out_of_region_access_is_rejected_and_connection_continues() {
     let host = Host::start();
     let mut client = host.client();
     let mut refused = |region, offset, count| {
@@ -190,7 +190,7 @@ fn write_to_a_read_only_region_is_refused() {
 }
 
 #[test]
-fn write_whose_data_and_count_disagree_is_refused() {
+fn write_with_mismatched_data_and_count_is_rejected() {
     let host = Host::start();
     let mut client = host.client();
     let mut body = write_body(BAR0, 0, &[1; 8]);
@@ -218,7 +218,7 @@ fn posted_write_that_fails_gets_no_reply_but_is_counted() {
 }
 
 #[test]
-fn commands_that_are_not_supported_are_answered_so_that_migration_is_blocked() {
+fn unsupported_commands_return_errors_that_block_migration() {
     let host = Host::start();
     let mut client = host.client();
     let mut refused = |number| client.request(Command(number), &[0; 32], &[]).unwrap_err().errno();
@@ -263,7 +263,7 @@ fn reset_reaches_the_device_and_drops_pending_interrupts() {
     host.expect(Event::Reset);
     let fds = client.attach_irqs(1, 1).unwrap();
     assert!(host.link.interrupts().trigger_msi(0));
-    assert_eq!(wait_event(&fds[0], PATIENCE).unwrap(), 1);
+    assert_eq!(wait_event(&fds[0], EVENT_TIMEOUT).unwrap(), 1);
 }
 
 #[test]
@@ -272,7 +272,7 @@ fn msi_reaches_the_client() {
     let mut client = host.client();
     let fds = client.attach_irqs(1, 4).unwrap();
     host.link.interrupts().trigger_msi(3);
-    assert_eq!(wait_event(&fds[3], PATIENCE).unwrap(), 1);
+    assert_eq!(wait_event(&fds[3], EVENT_TIMEOUT).unwrap(), 1);
     client.disable_irqs(1).unwrap();
     assert!(!host.link.interrupts().trigger_msi(3));
 }
@@ -283,15 +283,15 @@ fn intx_is_unmasked_by_a_message_or_by_a_descriptor() {
     let mut client = host.client();
     let fds = client.attach_irqs(0, 1).unwrap();
     host.link.interrupts().set_intx_level(true);
-    assert_eq!(wait_event(&fds[0], PATIENCE).unwrap(), 1);
+    assert_eq!(wait_event(&fds[0], EVENT_TIMEOUT).unwrap(), 1);
     client.unmask_intx().unwrap();
-    assert_eq!(wait_event(&fds[0], PATIENCE).unwrap(), 1, "the level still stands");
+    assert_eq!(wait_event(&fds[0], EVENT_TIMEOUT).unwrap(), 1, "the level still stands");
 
     let unmask = rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC).unwrap();
     let request = vmm_glue::protocol::IrqSet { argsz: 20, flags: 4 | 16, index: 0, start: 0, count: 1 };
     client.irq_request(request, &[], &[unmask.as_fd()]).unwrap();
     rustix::io::write(&unmask, &1u64.to_ne_bytes()).unwrap();
-    assert_eq!(wait_event(&fds[0], PATIENCE).unwrap(), 1, "the level still stands");
+    assert_eq!(wait_event(&fds[0], EVENT_TIMEOUT).unwrap(), 1, "the level still stands");
 }
 
 #[test]

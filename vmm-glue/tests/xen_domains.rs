@@ -1,7 +1,7 @@
 //! Domains of a fake hypervisor: any requests of Xen, in any order and of any size, and domains that come and go.
 
-#[path = "xen_domains/beneath.rs"]
-mod beneath;
+#[path = "xen_domains/bar_backing.rs"]
+mod bar_backing;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -20,7 +20,7 @@ const PLACE0: u64 = 0xf100_2000;
 const PLACE1: u64 = PLACE0 + BAR0;
 const PAGE: u64 = 4096;
 /// TIMEOUT: far longer than any of the tests takes.
-const LIMIT: Duration = Duration::from_secs(60);
+const WAIT_TIMEOUT: Duration = Duration::from_secs(60);
 
 struct Rig {
     xen: FakeXen,
@@ -85,7 +85,7 @@ fn place(domain: &FakeDomain) {
 }
 
 fn until(what: &str, mut look: impl FnMut() -> bool) {
-    let end = Instant::now() + LIMIT;
+    let end = Instant::now() + WAIT_TIMEOUT;
     while !look() {
         assert!(Instant::now() < end, "waited for {what}");
         std::thread::sleep(Duration::from_millis(1));
@@ -240,7 +240,7 @@ fn malformed_requests_are_answered_and_go_nowhere() {
 }
 
 #[test]
-fn junk_in_the_pages_harms_nobody() {
+fn junk_in_shared_pages_is_harmless() {
     let rig = Rig::new();
     let domain = rig.guest();
     for state in 0..=255u8 {
@@ -362,7 +362,7 @@ impl Drop for Ends<'_> {
 }
 
 #[test]
-fn memory_goes_from_the_device_before_it_is_given_back_also_under_load() {
+fn device_releases_memory_before_give_back_even_under_load() {
     let rig = Rig::new();
     let domain = rig.domain(FakeSpec { cpus: 2, ..FakeSpec::new(1, "guest") });
     let frames = (16 << 20) / PAGE;
@@ -411,7 +411,7 @@ fn memory_goes_from_the_device_before_it_is_given_back_also_under_load() {
 }
 
 #[test]
-fn memory_that_is_full_of_holes_is_lent_as_far_as_the_bound_of_regions() {
+fn memory_full_of_holes_is_lent_up_to_region_limit() {
     let rig = Rig::new();
     let domain = rig.guest();
     for frame in (0..4096).step_by(2) {

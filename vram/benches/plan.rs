@@ -4,7 +4,7 @@ use criterion::{Criterion, criterion_group, criterion_main};
 use std::hint::black_box;
 use vram::balance::{By, Config, Request};
 use vram::victim::VictimPolicy;
-use vram::{Balancer, CHUNK_BYTES_MIN, ChunkTable, Contents, GuestAddr, Limits, TenantId};
+use vram::{Balancer, CHUNK_BYTES_MIN, ChunkTable, Contents, GuestVramAddr, Limits, TenantId};
 
 const VMS: u32 = 64;
 const CHUNKS: u32 = 4096;
@@ -18,7 +18,7 @@ fn table(fair: bool) -> ChunkTable {
     for vm in 0..VMS {
         table.create_vm(TenantId(vm), bytes(CHUNKS + 8), Limits::default()).expect("a VM");
     }
-    let mut place = |vm, index| table.place(TenantId(vm), GuestAddr(bytes(index))).expect("a place");
+    let mut place = |vm, index| table.place(TenantId(vm), GuestVramAddr(bytes(index))).expect("a place");
     if fair {
         (0..CHUNKS).for_each(|index| (0..VMS).for_each(|vm| _ = place(vm, index)));
     } else {

@@ -17,10 +17,10 @@ pub use error::{Error, Limit};
 pub use limits::{Limits, OnFull};
 pub use lookup::{Lookup, Run};
 pub use moves::{Ended, Move, Step, To};
-pub use saved::{SavedChunks, Unclaimed};
+pub use saved::{SavedChunks, UnclaimedChunks};
 pub use state::{ChunkId, ChunkState, Contents, MoveId, Place, ScrubWork, Tier};
 
-use crate::{CardAddr, GuestAddr, HostAddr, TenantId};
+use crate::{GuestVramAddr, HostAddr, TenantId, VramAddr};
 use map::VmMap;
 use moves::Flight;
 use state::Spot;
@@ -155,13 +155,13 @@ impl ChunkTable {
 
     /// Returns where a chunk begins on the card.
     #[must_use]
-    pub fn address(&self, chunk: ChunkId) -> CardAddr {
-        CardAddr(u64::from(chunk.0) << self.shift)
+    pub fn address(&self, chunk: ChunkId) -> VramAddr {
+        VramAddr(u64::from(chunk.0) << self.shift)
     }
 
     /// Returns the chunk that contains `address`, if it is in the table.
     #[must_use]
-    pub fn chunk_at(&self, address: CardAddr) -> Option<ChunkId> {
+    pub fn chunk_at(&self, address: VramAddr) -> Option<ChunkId> {
         let index = u32::try_from(address.0 >> self.shift).ok()?;
         (index < self.card.limit()).then_some(ChunkId(index))
     }
@@ -224,7 +224,7 @@ impl ChunkTable {
     /// # Errors
     /// [`Error::NeedsScrub`]: scrub a chunk there and try again. [`Error::Full`], but not for a VM that has less than
     /// its guarantee. [`Error::OutOfRange`]; [`Error::NoSuchVm`].
-    pub fn place(&mut self, vm: TenantId, address: GuestAddr) -> Result<Placed, Error> {
+    pub fn place(&mut self, vm: TenantId, address: GuestVramAddr) -> Result<Placed, Error> {
         let map = self.vms.get(&vm).ok_or(Error::NoSuchVm(vm))?;
         let index = map.index(address).ok_or(Error::OutOfRange { vm, address })?;
         if let Some(spot) = map.get(index) {
@@ -251,7 +251,7 @@ impl ChunkTable {
     ///
     /// # Errors
     /// [`Error::OutOfRange`]; [`Error::NoSuchVm`].
-    pub fn unplace(&mut self, vm: TenantId, address: GuestAddr) -> Result<bool, Error> {
+    pub fn unplace(&mut self, vm: TenantId, address: GuestVramAddr) -> Result<bool, Error> {
         let map = self.vms.get(&vm).ok_or(Error::NoSuchVm(vm))?;
         let index = map.index(address).ok_or(Error::OutOfRange { vm, address })?;
         self.lose_moves(vm, index..=index);
@@ -437,7 +437,7 @@ impl ChunkTable {
     /// Returns where a chunk or slot begins.
     fn place_of(&self, spot: Spot) -> Place {
         match spot {
-            Spot::Card(chunk) => Place::Card(CardAddr(u64::from(chunk) << self.shift)),
+            Spot::Card(chunk) => Place::Card(VramAddr(u64::from(chunk) << self.shift)),
             Spot::Host(slot) => Place::Host(HostAddr(u64::from(slot) << self.shift)),
         }
     }
@@ -451,10 +451,10 @@ impl ChunkTable {
     }
 
     /// Returns the place of guest `address` if its guest chunk is at `spot`.
-    fn within(&self, spot: Spot, address: GuestAddr) -> Place {
+    fn within(&self, spot: Spot, address: GuestVramAddr) -> Place {
         let offset = address.0 & (self.chunk_bytes() - 1);
         match self.place_of(spot) {
-            Place::Card(start) => Place::Card(CardAddr(start.0 + offset)),
+            Place::Card(start) => Place::Card(VramAddr(start.0 + offset)),
             Place::Host(start) => Place::Host(HostAddr(start.0 + offset)),
         }
     }

@@ -34,39 +34,20 @@ pub use balance::{Balancer, SavedBalancer};
 pub use chunks::{
     ADVERTISED_BYTES_MAX, CHUNK_BYTES_DEFAULT, CHUNK_BYTES_MAX, CHUNK_BYTES_MIN, ChunkId, ChunkState, ChunkTable,
     Contents, Ended, Error, HostSummary, Limit, Limits, Lookup, Move, MoveId, OnFull, Place, Placed, Run, SavedChunks,
-    ScrubWork, Step, Summary, Tier, To, Unclaimed, VmSummary,
+    ScrubWork, Step, Summary, Tier, To, UnclaimedChunks, VmSummary,
 };
 pub use pool::{Allocations, Block, PAGE_BYTES, PagePool, PoolError, SavedPool};
 pub use quanta::{Change, Done, Mode, Quanta, QuantaConfig, SavedQuanta, Turn};
-
-/// Byte address in the card's VRAM.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct CardAddr(pub u64);
 
 /// Byte address in the pool of pinned host memory that holds evicted chunks: a slot's number times the bytes of a
 /// chunk.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct HostAddr(pub u64);
 
-/// Byte address in the VRAM that a guest sees; starts at 0 for every VM.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct GuestAddr(pub u64);
-
+pub use nvspec::addr::{GuestVramAddr, VramAddr};
 pub use tenant::TenantId;
 
-impl std::fmt::Display for CardAddr {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{:#x}", self.0)
-    }
-}
-
 impl std::fmt::Display for HostAddr {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{:#x}", self.0)
-    }
-}
-
-impl std::fmt::Display for GuestAddr {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "{:#x}", self.0)
     }

@@ -5,7 +5,7 @@ mod saved;
 pub use saved::SavedPool;
 
 use crate::chunks::CHUNK_BYTES_MAX;
-use crate::{CardAddr, ChunkId, ChunkTable, Error};
+use crate::{ChunkId, ChunkTable, Error, VramAddr};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Size of the smallest allocation.
@@ -44,7 +44,7 @@ struct Run {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Block {
     /// Its start.
-    pub address: CardAddr,
+    pub address: VramAddr,
     /// No part of it was allocated since the chunk was zeroed.
     pub zeroed: bool,
 }
@@ -87,7 +87,7 @@ impl PagePool {
     ///
     /// # Errors
     /// See [`PoolError`].
-    pub fn alloc(&mut self, table: &mut ChunkTable, bytes: u64) -> Result<CardAddr, PoolError> {
+    pub fn alloc(&mut self, table: &mut ChunkTable, bytes: u64) -> Result<VramAddr, PoolError> {
         Ok(self.alloc_block(table, bytes)?.address)
     }
 
@@ -108,14 +108,14 @@ impl PagePool {
         }
         self.used.insert(start, order);
         self.used_bytes += PAGE_BYTES << order;
-        Ok(Block { address: CardAddr(start), zeroed: self.soil(start, PAGE_BYTES << order) })
+        Ok(Block { address: VramAddr(start), zeroed: self.soil(start, PAGE_BYTES << order) })
     }
 
     /// Frees the block that [`Self::alloc`] returned.
     ///
     /// # Panics
     /// If `address` is not an allocation of this pool, which is a bug in the caller.
-    pub fn free(&mut self, address: CardAddr) {
+    pub fn free(&mut self, address: VramAddr) {
         let order = self.used.remove(&address.0).expect("a page was given back that is not allocated");
         self.used_bytes -= PAGE_BYTES << order;
         self.insert_free(address.0, order);
@@ -231,7 +231,7 @@ pub struct Allocations(BTreeMap<u64, u32>);
 impl Allocations {
     /// Returns true if `bytes` at `address` are one of the allocations.
     #[must_use]
-    pub fn holds(&self, address: CardAddr, bytes: u64) -> bool {
+    pub fn holds(&self, address: VramAddr, bytes: u64) -> bool {
         self.0.get(&address.0).is_some_and(|order| order_of(bytes) == Some(*order))
     }
 }

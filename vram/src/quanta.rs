@@ -4,20 +4,20 @@
 //! This is the anti-thrashing scheduler of the unified-memory thesis (section 11.5), with two points that its section
 //! 13.2 leaves to the future: the traffic between card and host within a sliding window switches it on, and the quantum
 //! depends on the bytes to copy when the turn changes. A GPU that reaches host memory itself thrashes without a single
-//! relocation: its bus traffic counts as well, where a counter exists; without one, quanta are [probed](trials).
+//! relocation: its bus traffic counts as well, where a counter exists; without one, quanta are [probed](probes).
 
+mod probes;
 mod saved;
-mod trials;
 
+pub use probes::Done;
 pub use saved::SavedQuanta;
 pub(crate) use saved::SavedTurn;
-pub use trials::Done;
 
 use crate::TenantId;
+use probes::{Probes, Verdict};
 use std::collections::{BTreeMap, VecDeque};
 use std::fmt::{Display, Formatter};
 use std::str::FromStr;
-use trials::{Trials, Verdict};
 
 /// Slots of the sliding window.
 const SLOTS: u64 = 32;
@@ -138,7 +138,7 @@ pub struct Quanta {
     turn: Option<(Turn, Option<u64>)>,
     /// Time since which working sets have fit together during quanta.
     fits_since: Option<u64>,
-    trials: Trials,
+    probes: Probes,
 }
 
 impl Quanta {
@@ -154,7 +154,7 @@ impl Quanta {
             idle: BTreeMap::new(),
             turn: None,
             fits_since: None,
-            trials: Trials::default(),
+            probes: Probes::default(),
         }
     }
 
@@ -167,7 +167,7 @@ impl Quanta {
     /// Changes the settings; the next [`Self::tick`] applies them.
     pub fn set_config(&mut self, config: QuantaConfig) {
         self.traffic.clear();
-        self.trials.end();
+        self.probes.end();
         self.config = config;
     }
 
@@ -217,13 +217,13 @@ impl Quanta {
 
     /// Sets the work done for VMs until now. It decides whether probed quanta help.
     pub fn set_done(&mut self, done: BTreeMap<TenantId, Done>) {
-        self.trials.set_done(done);
+        self.probes.set_done(done);
     }
 
     /// Returns true if VMs take turns only for a probe.
     #[must_use]
     pub fn tries(&self) -> bool {
-        self.turn.is_some() && self.trials.tries()
+        self.turn.is_some() && self.probes.tries()
     }
 
     /// Returns true if bus traffic may soon decide whether VMs take turns.
@@ -251,7 +251,7 @@ impl Quanta {
         // The bandwidth may be known only now.
         let quantum_ns = if since.is_none() { self.quantum_ns(&turn.members) } else { turn.quantum_ns };
         if since.is_none() {
-            self.trials.begins(turn.holder);
+            self.probes.begins(turn.holder);
         }
         self.turn = Some((Turn { quantum_ns, ..turn }, since.or(Some(now_ns))));
     }
@@ -277,14 +277,14 @@ impl Quanta {
     /// Returns true if quanta should be probed. Needs the bandwidth, for their length.
     fn are_worth_a_trial(&mut self, now_ns: u64, members: &[TenantId]) -> bool {
         let window_ns = self.config.window_ns;
-        self.bandwidth > 0 && members.len() > 1 && self.trials.is_worth_it(now_ns, members, window_ns)
+        self.bandwidth > 0 && members.len() > 1 && self.probes.should_probe(now_ns, members, window_ns)
     }
 
     /// Ends the quanta.
     fn end(&mut self) -> Change {
         // Relocations during quanta say nothing about the time without them.
         self.traffic.clear();
-        self.trials.end();
+        self.probes.end();
         (self.turn, self.fits_since) = (None, None);
         Change::Off
     }
@@ -309,14 +309,14 @@ impl Quanta {
             // as knowing the holder's future. Memory allocated during the quantum must also be copied when it ends.
             let quantum_ns = turn.quantum_ns.max(self.quantum_ns(&members));
             let had_ns = now_ns.saturating_sub(since);
-            let enough = self.trials.has_seen_enough(turn.holder) || had_ns >= self.whole_quantum_ns(&members);
+            let enough = self.probes.has_seen_enough(turn.holder) || had_ns >= self.whole_quantum_ns(&members);
             (had_ns >= quantum_ns && enough) || (idle > 0 && idle >= self.change_ns(&members))
         });
         // A VM without work does not benefit from a quantum.
         let next = next(&members, turn.holder, |vm| gone || !self.idle.contains_key(&vm));
         if let Some(holder) = next.filter(|_| gone || over) {
             let same = members == turn.members;
-            if auto && self.trials.ends(now_ns, turn.holder, &members, self.config.on_permille) == Verdict::End {
+            if auto && self.probes.ends(now_ns, turn.holder, &members, self.config.on_permille) == Verdict::End {
                 return Some(self.end());
             }
             let turn = self.grant(members, holder);
@@ -357,7 +357,7 @@ impl Quanta {
 
     /// Returns the length of a quantum: a probed one is as long as its copies.
     fn quantum_ns(&self, members: &[TenantId]) -> u64 {
-        if self.trials.tries() { self.quantum_of(1, members) } else { self.whole_quantum_ns(members) }
+        if self.probes.tries() { self.quantum_of(1, members) } else { self.whole_quantum_ns(members) }
     }
 
     fn whole_quantum_ns(&self, members: &[TenantId]) -> u64 {

@@ -8,7 +8,7 @@ const HIDDEN: usize = 16;
 /// Inputs that a block sums.
 const BLOCK_INPUTS: u32 = 16;
 /// Fractions of an error and of the last change that are added to the weights. The kernels use the same.
-const RATE: f32 = 0.3;
+const LEARNING_RATE: f32 = 0.3;
 const MOMENTUM: f32 = 0.3;
 /// The target output.
 const TARGET: f32 = 0.1;
@@ -74,7 +74,7 @@ impl Backprop {
         let errors: Vec<f64> = values.iter().zip(&output_weights).skip(1).map(hidden_error).collect();
 
         let adjust = |weight: &mut f64, change: &mut f64, error: f64, value: f64| {
-            *change = f64::from(RATE) * error * value + f64::from(MOMENTUM) * *change;
+            *change = f64::from(LEARNING_RATE) * error * value + f64::from(MOMENTUM) * *change;
             *weight += *change;
         };
         for ((weight, change), value) in output_weights.iter_mut().zip(&mut output_changes).zip(&values) {
@@ -160,7 +160,7 @@ impl Workload for Backprop {
         // s * (1 - s) * (t - s) changes by less than s does: each of these weights gets 0.3 of that and of its unit's
         // error. The hidden units' errors are s * (1 - s) * w of it, below an eighth, and the errors of their values
         // change them as much.
-        let bound = Bound { relative: 8.0 * unit, absolute: RATE * (wrong + hidden) };
+        let bound = Bound { relative: 8.0 * unit, absolute: LEARNING_RATE * (wrong + hidden) };
         verified += results.same_floats("output weights", &narrow(&output_weights), bound)?;
         verified += results.same_floats("output changes", &narrow(&output_changes), bound)?;
         let bound = Bound { absolute: bound.absolute / 8.0, ..bound };

@@ -54,7 +54,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_differs_is_named() {
+    fn compare_names_the_differing_word() {
         assert_eq!(compare_words("x", &[1, 2], &[1, 2]).expect("same"), 8);
         let error = compare_words("x", &[1, 2, 3], &[1, 3, 4]).expect_err("differ").to_string();
         assert_eq!(error, "x[1] is 2 instead of 3, and 1 more are wrong");

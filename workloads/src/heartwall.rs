@@ -15,8 +15,8 @@ const PLACES: u32 = 8;
 /// Threads of a block: one position each.
 const THREADS: u32 = PLACES * PLACES;
 /// Distance of a point from the first pixel of the area around it, and the least from the frame's far edges.
-const BEFORE: u32 = PLACES / 2;
-const BEHIND: u32 = 12;
+const MARGIN_BEFORE_PX: u32 = PLACES / 2;
+const MARGIN_AFTER_PX: u32 = 12;
 /// Pixels by which the scene moves from a frame to the next.
 const MOTION: [usize; 2] = [2, 1];
 /// Values of a pixel, and of the noise on it.
@@ -74,7 +74,7 @@ fn points(side: u32, scale: usize) -> Vec<[u32; 2]> {
         let along = move |of: f64| (half + half * part * of) as u32;
         (0..count).map(move |at| {
             let (sine, cosine) = (at as f64 * std::f64::consts::TAU / count as f64).sin_cos();
-            [along(cosine), along(sine * 0.8)].map(|place| place.clamp(BEFORE, side - BEHIND))
+            [along(cosine), along(sine * 0.8)].map(|place| place.clamp(MARGIN_BEFORE_PX, side - MARGIN_AFTER_PX))
         })
     };
     ellipse(INNER * scale, 0.35).chain(ellipse(OUTER * scale, 0.7)).collect()
@@ -90,7 +90,7 @@ struct Tracked {
 impl Tracked {
     fn follow(&mut self, film: &Heartwall, frame: usize) {
         for (point, template) in self.points.iter_mut().zip(self.templates.chunks_mut(TEMPLATE * TEMPLATE)) {
-            let [x, y] = point.map(|place| place - BEFORE);
+            let [x, y] = point.map(|place| place - MARGIN_BEFORE_PX);
             let key = |place: u32| {
                 let patch = film.patch(frame, x + place % PLACES, y + place / PLACES);
                 let differs: u32 = patch.iter().zip(&*template).map(|(a, b)| a.abs_diff(*b).pow(2)).sum();
@@ -102,7 +102,7 @@ impl Tracked {
             let [x, y] = [x + place % PLACES, y + place / PLACES];
             let patch = film.patch(frame, x, y);
             template.iter_mut().zip(patch).for_each(|(pixel, seen)| *pixel = (3 * *pixel + seen) / 4);
-            *point = [x, y].map(|place| place.clamp(BEFORE, film.side - BEHIND));
+            *point = [x, y].map(|place| place.clamp(MARGIN_BEFORE_PX, film.side - MARGIN_AFTER_PX));
         }
     }
 }

@@ -4,7 +4,7 @@ use crate::{Bound, Gpu, Grid, Params, Random, Results, Setup, Slot, Workload};
 use anyhow::Result;
 
 /// Time steps in total, and in a launch: the last launch has one less.
-const STEPS: u32 = 5;
+const TIME_STEPS: u32 = 5;
 const LAUNCH_STEPS: u32 = 2;
 /// Side of a block's tile, and of its part that is valid after the launch's steps.
 const TILE: u32 = 16;
@@ -12,7 +12,7 @@ const STRIDE: u32 = TILE - 2 * LAUNCH_STEPS;
 /// Conductances to the neighbours in x and y and to the ambience, and temperature for heat.
 const ALONG_X: f32 = 1.0;
 const ALONG_Y: f32 = 0.75;
-const AWAY: f32 = 0.0625;
+const AMBIENT_WEIGHT: f32 = 0.0625;
 const AMBIENT: f32 = 80.0;
 const WARMING: f32 = 0.125;
 
@@ -44,7 +44,7 @@ impl Hotspot {
             let heat = f64::from(self.powers[row * side + column])
                 + x * f64::from(ALONG_X)
                 + y * f64::from(ALONG_Y)
-                + (f64::from(AMBIENT) - own) * f64::from(AWAY);
+                + (f64::from(AMBIENT) - own) * f64::from(AMBIENT_WEIGHT);
             after.push(own + heat * f64::from(WARMING));
         }
         after
@@ -57,7 +57,7 @@ impl Workload for Hotspot {
     }
 
     fn size(&self) -> String {
-        format!("{0}x{0}, {STEPS} steps", self.side)
+        format!("{0}x{0}, {TIME_STEPS} steps", self.side)
     }
 
     fn source(&self) -> &'static str {
@@ -73,10 +73,15 @@ impl Workload for Hotspot {
     fn launch(&self, gpu: &mut dyn Gpu, setup: &Setup) -> Result<()> {
         let [powers, mut before, mut after] = setup.buffers()?;
         let blocks = self.side.div_ceil(STRIDE);
-        for first in (0..STEPS).step_by(LAUNCH_STEPS as usize) {
-            let steps = LAUNCH_STEPS.min(STEPS - first);
-            let params =
-                Params::new().word(self.side).word(steps).float(ALONG_X).float(ALONG_Y).float(AWAY).float(AMBIENT);
+        for first in (0..TIME_STEPS).step_by(LAUNCH_STEPS as usize) {
+            let steps = LAUNCH_STEPS.min(TIME_STEPS - first);
+            let params = Params::new()
+                .word(self.side)
+                .word(steps)
+                .float(ALONG_X)
+                .float(ALONG_Y)
+                .float(AMBIENT_WEIGHT)
+                .float(AMBIENT);
             let params = params.float(WARMING).buffer(powers).buffer(before).buffer(after);
             let grid = Grid::plane([blocks; 2], [TILE; 2]);
             setup.launch(gpu, "hotspot", grid, &params, &[powers, before, after])?;
@@ -87,13 +92,13 @@ impl Workload for Hotspot {
 
     fn check(&self, results: &Results) -> Result<u64> {
         let mut temperatures: Vec<f64> = self.temperatures.iter().copied().map(f64::from).collect();
-        for _ in 0..STEPS {
+        for _ in 0..TIME_STEPS {
             temperatures = self.step(&temperatures);
         }
         // The new temperature is a mean of the old ones with non-negative weights, plus heat: earlier errors do not
         // grow. The roundings of a step, in units of 2^-24 of the highest temperature: those of the heat are 16
         // together and count an eighth, that of the sum is 1. The highest temperature is 2.4 times the lowest.
-        let bound = Bound { relative: 8.0 * STEPS as f32 / (1 << 24) as f32, absolute: 0.0 };
+        let bound = Bound { relative: 8.0 * TIME_STEPS as f32 / (1 << 24) as f32, absolute: 0.0 };
         let expected: Vec<f32> = temperatures.iter().map(|value| *value as f32).collect();
         results.same_floats("temperatures", &expected, bound)
     }

@@ -127,7 +127,7 @@ pub fn by_name(name: &str, options: Options) -> Option<Box<dyn Workload>> {
         "srad2" => Box::new(srad2::Srad2::new(scale, seed)),
         "nw" => Box::new(nw::Nw::new(scale, seed)),
         "nn" => Box::new(nn::Nn::new(scale, seed)),
-        "long-madd" => Box::new(madd::Madd::new("long-madd", madd_side, seed, rounds.unwrap_or(madd::LONG))),
+        "long-madd" => Box::new(madd::Madd::new("long-madd", madd_side, seed, rounds.unwrap_or(madd::LONG_ROUNDS))),
         "memory" => Box::new(memory::MemoryHungry::new(scale, seed, working_set, rounds)),
         _ => return None,
     })

@@ -5,7 +5,7 @@ use crate::{Bound, Gpu, Grid, Params, Random, Results, Setup, Slot, Workload};
 use anyhow::Result;
 
 /// Default rounds of `long-madd`: those of GPUvm's figures.
-pub(crate) const LONG: u32 = 5;
+pub(crate) const LONG_ROUNDS: u32 = 5;
 
 /// c = a + b, then c = c + b for the other rounds.
 #[derive(Debug)]

@@ -13,7 +13,7 @@ const BYTES: u64 = 256 << 10;
 /// Default number of passes.
 const PASSES: u32 = 3;
 /// Minimum size of a buffer in bytes.
-const PIECE: u64 = 64 << 10;
+const MIN_BUFFER_BYTES: u64 = 64 << 10;
 /// Most buffers.
 const MOST_BUFFERS: u64 = 64;
 /// Threads of a block.
@@ -40,7 +40,7 @@ impl MemoryHungry {
     pub(crate) fn new(scale: u32, seed: u64, working_set: Option<u64>, passes: Option<u32>) -> Self {
         let bytes = working_set.unwrap_or(BYTES * u64::from(scale));
         // For an odd size, the buffers are some KiB larger than requested.
-        let piece = bytes.div_ceil(MOST_BUFFERS).next_multiple_of(4096).max(PIECE);
+        let piece = bytes.div_ceil(MOST_BUFFERS).next_multiple_of(4096).max(MIN_BUFFER_BYTES);
         let count = bytes.div_ceil(piece).clamp(2, MOST_BUFFERS) as usize;
         Self { count, piece, passes: passes.unwrap_or(PASSES).max(1), seed }
     }
@@ -150,18 +150,21 @@ mod tests {
     use super::*;
 
     #[test]
-    fn working_set_is_what_was_asked_for_in_a_bounded_number_of_buffers() {
+    fn working_set_has_requested_size_in_bounded_buffer_count() {
         for bytes in [1, 4096, 1 << 20, 100 << 20, (2 << 30) + 1] {
             let memory = MemoryHungry::new(1, 1, Some(bytes), None);
             let all = memory.piece * memory.count as u64;
-            assert!(all >= bytes && all <= (bytes + (bytes >> 4)).max(2 * PIECE) + 64 * 4096, "{bytes}: {all}");
+            assert!(
+                all >= bytes && all <= (bytes + (bytes >> 4)).max(2 * MIN_BUFFER_BYTES) + 64 * 4096,
+                "{bytes}: {all}"
+            );
             assert!((2..=64).contains(&memory.count) && memory.piece.is_multiple_of(4096));
         }
     }
 
     #[test]
     fn places_are_independent_and_each_buffer_has_its_slot() {
-        let memory = MemoryHungry::new(1, 5, Some(3 * PIECE), Some(2));
+        let memory = MemoryHungry::new(1, 5, Some(3 * MIN_BUFFER_BYTES), Some(2));
         let (whole, part) = (memory.expected(0, 8), memory.expected(3, 2));
         assert_eq!(whole.len(), 4);
         assert!(whole.iter().zip(&part).all(|(whole, part)| whole[3..5] == part[..]));

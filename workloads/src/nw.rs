@@ -8,7 +8,7 @@ const TILE: u32 = 32;
 /// Letters of the alphabet.
 const LETTERS: u32 = 24;
 /// Penalty of a gap.
-const PENALTY: i32 = 10;
+const GAP_PENALTY: i32 = 10;
 
 /// Two sequences of the same length, and the similarity of each pair of letters.
 #[derive(Debug)]
@@ -56,8 +56,8 @@ impl Workload for Nw {
         let stride = self.stride() as usize;
         let mut scores = vec![0; stride * stride];
         for gaps in 0..stride {
-            scores[gaps] = -PENALTY * gaps as i32;
-            scores[gaps * stride] = -PENALTY * gaps as i32;
+            scores[gaps] = -GAP_PENALTY * gaps as i32;
+            scores[gaps * stride] = -GAP_PENALTY * gaps as i32;
         }
         vec![
             Slot::words("scores", &words(&scores)).output(),
@@ -73,7 +73,7 @@ impl Workload for Nw {
         for diagonal in 0..2 * tiles - 1 {
             let first = diagonal.saturating_sub(tiles - 1);
             let last = diagonal.min(tiles - 1);
-            let params = Params::new().word(self.stride()).word(diagonal).word(first).word(PENALTY.cast_unsigned());
+            let params = Params::new().word(self.stride()).word(diagonal).word(first).word(GAP_PENALTY.cast_unsigned());
             let params = params.buffer(scores).buffer(across).buffer(down).buffer(similarity);
             setup.launch(gpu, "nw", Grid::line((last - first + 1) * TILE, TILE), &params, &buffers)?;
         }
@@ -82,13 +82,13 @@ impl Workload for Nw {
 
     fn check(&self, results: &Results) -> Result<u64> {
         // Row by row, over the whole width.
-        let mut expected: Vec<i32> = (0..=self.length).map(|gaps| -PENALTY * gaps.cast_signed()).collect();
+        let mut expected: Vec<i32> = (0..=self.length).map(|gaps| -GAP_PENALTY * gaps.cast_signed()).collect();
         let mut above = expected.clone();
         for (row, down) in self.down.iter().enumerate() {
-            let mut scores = vec![-PENALTY * (row as i32 + 1)];
+            let mut scores = vec![-GAP_PENALTY * (row as i32 + 1)];
             for (column, across) in self.across.iter().enumerate() {
                 let aligned = above[column] + self.similarity[(across * LETTERS + down) as usize];
-                scores.push(aligned.max(above[column + 1] - PENALTY).max(scores[column] - PENALTY));
+                scores.push(aligned.max(above[column + 1] - GAP_PENALTY).max(scores[column] - GAP_PENALTY));
             }
             expected.extend(&scores);
             above = scores;

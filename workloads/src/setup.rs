@@ -207,10 +207,10 @@ impl Setup {
 
 /// Uploads random words, a piece at a time.
 fn upload_random(gpu: &mut dyn Gpu, buffer: Buffer, mut random: Random) -> Result<()> {
-    const PIECE: u64 = 1 << 20;
+    const BYTES_PER_UPLOAD: u64 = 1 << 20;
     let mut at = 0;
     while at < buffer.bytes {
-        let bytes = (buffer.bytes - at).min(PIECE);
+        let bytes = (buffer.bytes - at).min(BYTES_PER_UPLOAD);
         gpu.upload(buffer, at, &crate::words_to_bytes(&random.words(usize::try_from(bytes / 4)?)))?;
         at += bytes;
     }

@@ -8,7 +8,7 @@ const THREADS: u32 = 256;
 /// Threads of a block.
 const BLOCK: u32 = 64;
 /// Default rounds at scale 1.
-const ROUNDS: u32 = 2000;
+const DEFAULT_ROUNDS: u32 = 2000;
 /// Also in the kernel.
 const FACTOR: u32 = 0x0019_660d;
 const SUMMAND: u32 = 0x3c6e_f35f;
@@ -22,7 +22,7 @@ pub(crate) struct Spin {
 
 impl Spin {
     pub(crate) fn new(scale: u32, seed: u64, rounds: Option<u32>) -> Self {
-        Self { rounds: rounds.unwrap_or(ROUNDS.saturating_mul(scale)).max(1), seed: seed as u32 }
+        Self { rounds: rounds.unwrap_or(DEFAULT_ROUNDS.saturating_mul(scale)).max(1), seed: seed as u32 }
     }
 }
 

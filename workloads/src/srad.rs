@@ -6,7 +6,7 @@ use anyhow::Result;
 
 const ITERATIONS: u32 = 2;
 /// Fraction of the differences by which a pixel changes in an iteration, for each of its four neighbours.
-pub(crate) const RATE: f32 = 0.5 / 4.0;
+pub(crate) const DIFFUSION_RATE: f32 = 0.5 / 4.0;
 /// Threads of a block for pixels in line, and the number of values that such a block sums.
 const THREADS: u32 = 256;
 const BLOCK_SUMS: u32 = 512;
@@ -52,7 +52,8 @@ pub(crate) fn diffused(image: &[f64], side: usize, variation: f64) -> Vec<f64> {
     let moved = |at: usize| {
         let [north, south, west, east] = near(at);
         let flow = |from: usize, by: usize| coefficients[by] * (image[from] - image[at]);
-        image[at] + f64::from(RATE) * (flow(north, at) + flow(south, south) + flow(west, at) + flow(east, east))
+        image[at]
+            + f64::from(DIFFUSION_RATE) * (flow(north, at) + flow(south, south) + flow(west, at) + flow(east, east))
     };
     (0..image.len()).map(moved).collect()
 }
@@ -126,7 +127,7 @@ impl Workload for Srad {
             let q = variation(sum(values)?, sum(squares)?, count as usize);
             let uses = [image, coefficients, north, south, west, east];
             let params = Params::new().word(self.side).float(q as f32).float((1.0 / (q * (1.0 + q))) as f32);
-            let params = uses.into_iter().fold(params.float(RATE), Params::buffer);
+            let params = uses.into_iter().fold(params.float(DIFFUSION_RATE), Params::buffer);
             setup.launch(gpu, "coefficients", plane, &params, &uses)?;
             setup.launch(gpu, "diffuse", plane, &params, &uses)?;
         }

@@ -1,7 +1,7 @@
 //! Speckle-reducing anisotropic diffusion, the second version: tiles in shared memory, statistics of a part of the
 //! image, which the CPU computes.
 
-use crate::srad::{RATE, diffused, error, speckled, variation};
+use crate::srad::{DIFFUSION_RATE, diffused, error, speckled, variation};
 use crate::{Bound, Gpu, Grid, Params, Results, Setup, Slot, Workload};
 use anyhow::Result;
 
@@ -64,7 +64,7 @@ impl Workload for Srad2 {
             gpu.download(uses[0], 0, &mut sample)?;
             let q = variation_of(crate::bytes_to_floats(&sample).into_iter().map(f64::from));
             let params = Params::new().word(self.side).float(q as f32).float((1.0 / (q * (1.0 + q))) as f32);
-            let params = uses.into_iter().fold(params.float(RATE), Params::buffer);
+            let params = uses.into_iter().fold(params.float(DIFFUSION_RATE), Params::buffer);
             setup.launch(gpu, "coefficients", grid, &params, &uses)?;
             setup.launch(gpu, "diffuse", grid, &params, &uses)?;
         }

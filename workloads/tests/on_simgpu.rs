@@ -17,13 +17,13 @@ const TABLE_MIB: u64 = 128;
 const DIRECTORY: u64 = 0x1_0000;
 const TABLE: u64 = MIB;
 /// The GPU's address of VRAM's first byte: the range of the second table begins at a multiple of 2^32.
-const WINDOW: u64 = (0x13 << 32) - TABLE_MIB * MIB;
+const VRAM_BASE: u64 = (0x13 << 32) - TABLE_MIB * MIB;
 /// Address of the parameters, in bank 0.
 const BANK: u64 = 2 * MIB;
 const LOCAL: u64 = 4 * MIB;
 const LOCAL_BYTES: u64 = 4 * MIB;
 /// Address in VRAM of the first buffer. The second one of the smallest workloads crosses the multiple of 2^32.
-const FIRST: u64 = TABLE_MIB * MIB - 0x6000;
+const FIRST_BUFFER_AT: u64 = TABLE_MIB * MIB - 0x6000;
 const END: u64 = TABLES * TABLE_MIB * MIB;
 const PAGE: u64 = 0x1000;
 /// Byte that fills allocated memory. After each buffer some bytes keep it, which no work may overwrite.
@@ -47,7 +47,7 @@ impl SimGpu {
         for index in 0..TABLES {
             let table = TABLE + index * 0x4_0000;
             let entry = (1 | table >> 8) << 32;
-            let at = DIRECTORY + (WINDOW / (TABLE_MIB * MIB) + index) * 8;
+            let at = DIRECTORY + (VRAM_BASE / (TABLE_MIB * MIB) + index) * 8;
             memory.write(BusAddr::Vram(VramAddr(at)), &entry.to_le_bytes())?;
             for page in 0..0x8000 {
                 let entry = 1 | (index * TABLE_MIB * MIB + page * 0x1000) >> 8;
@@ -59,15 +59,15 @@ impl SimGpu {
         let wake = Arc::new(move || waiter.unpark());
         let compute = Compute::new(Arc::clone(&memory), Arc::clone(&mmu), wake, 2, 4);
         let space = AddressSpace { directory: BusAddr::Vram(VramAddr(DIRECTORY)), limit: GpuVa((1 << 40) - 1) };
-        let mut gpu = Self { compute, memory, mmu, space, next: FIRST, modules: Vec::new(), instructions: 0 };
+        let mut gpu = Self { compute, memory, mmu, space, next: FIRST_BUFFER_AT, modules: Vec::new(), instructions: 0 };
         gpu.methods(&[
-            (methods::LOCAL_ADDRESS_HIGH, ((WINDOW + LOCAL) >> 32) as u32),
-            (methods::LOCAL_ADDRESS_LOW, (WINDOW + LOCAL) as u32),
+            (methods::LOCAL_ADDRESS_HIGH, ((VRAM_BASE + LOCAL) >> 32) as u32),
+            (methods::LOCAL_ADDRESS_LOW, (VRAM_BASE + LOCAL) as u32),
             (methods::LOCAL_SIZE_LOW, LOCAL_BYTES as u32),
             (methods::STACK_SIZE, 0x800),
             (methods::CONSTANT_SIZE, 0x1000),
-            (methods::CONSTANT_ADDRESS_HIGH, ((WINDOW + BANK) >> 32) as u32),
-            (methods::CONSTANT_ADDRESS_LOW, (WINDOW + BANK) as u32),
+            (methods::CONSTANT_ADDRESS_HIGH, ((VRAM_BASE + BANK) >> 32) as u32),
+            (methods::CONSTANT_ADDRESS_LOW, (VRAM_BASE + BANK) as u32),
             (methods::CONSTANT_BIND, 1),
         ])?;
         Ok(gpu)
@@ -91,13 +91,13 @@ impl SimGpu {
 
     fn range(buffer: Buffer, at: u64, bytes: usize) -> Result<BusAddr> {
         ensure!(at + bytes as u64 <= buffer.bytes, "{bytes} bytes at {at:#x} of {buffer:x?}");
-        Ok(BusAddr::Vram(VramAddr(buffer.address - WINDOW + at)))
+        Ok(BusAddr::Vram(VramAddr(buffer.address - VRAM_BASE + at)))
     }
 }
 
 impl Gpu for SimGpu {
     fn allocate(&mut self, _: Place, bytes: u64) -> Result<Buffer> {
-        let address = WINDOW + self.next;
+        let address = VRAM_BASE + self.next;
         let pages = (bytes + 1).next_multiple_of(PAGE);
         ensure!(self.next + pages <= END, "no memory");
         self.memory.write(BusAddr::Vram(VramAddr(self.next)), &vec![UNUSED; pages as usize])?;
@@ -106,7 +106,7 @@ impl Gpu for SimGpu {
     }
 
     fn free(&mut self, buffer: Buffer) -> Result<()> {
-        let end = buffer.address - WINDOW + buffer.bytes;
+        let end = buffer.address - VRAM_BASE + buffer.bytes;
         let mut behind = vec![0; ((end + 1).next_multiple_of(PAGE) - end) as usize];
         self.memory.read(BusAddr::Vram(VramAddr(end)), &mut behind)?;
         ensure!(behind.iter().all(|byte| *byte == UNUSED), "something was written behind {buffer:x?}");
@@ -170,7 +170,7 @@ impl Gpu for SimGpu {
 }
 
 #[test]
-fn every_workload_computes_what_the_cpu_computes() {
+fn every_workload_matches_cpu_results() {
     for (scale, name) in [1, 10].into_iter().flat_map(|scale| workloads::NAMES.iter().map(move |name| (scale, name))) {
         let mut gpu = SimGpu::new().expect("a card");
         let options = Options { scale, seed: 7, ..Options::default() };

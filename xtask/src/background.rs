@@ -57,7 +57,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_failure_is_told_each_time() {
+    fn failure_is_reported_on_each_wait() {
         let mut work = Background::start(Priority::Equal, || Err(anyhow!("the cause").context("the work")));
         for _ in 0..2 {
             assert_eq!(work.wait().unwrap_err().to_string(), "the work: the cause");
@@ -65,7 +65,7 @@ mod tests {
     }
 
     #[test]
-    fn what_has_ended_well_or_by_a_panic_is_told_apart() {
+    fn success_and_panic_are_distinguished() {
         assert!(Background::start(Priority::Equal, || Ok(())).wait().is_ok());
         assert!(Background::start(Priority::Equal, || panic!("on purpose")).wait().is_err());
     }

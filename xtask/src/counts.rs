@@ -59,7 +59,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_count_that_nothing_counts_is_told() {
+    fn never_incremented_count_is_reported() {
         let block = "\ncounts! {\n    /// Events.\n    Counts {\n        /// Doorbells.\n        bells: \"bells\",\n        \
                      /// Others.\n        others: \"others\",\n    }\n}\n";
         let file = |path: &str, text: &str| File { path: path.into(), text: text.to_owned() };

@@ -6,7 +6,7 @@ use std::process::Command;
 
 use anyhow::{Context, Result, bail, ensure};
 
-use crate::guests::Wishes;
+use crate::guests::BenchOptions;
 use crate::run::{cargo, root, shown, target};
 
 /// Wheels with headers: the major version, one of the headers, and the wheel.
@@ -85,22 +85,22 @@ pub fn bench(json: Option<&Path>) -> Result<bool> {
 
 /// Measures a decode loop next to honest and hostile neighbours on a real card: a GPU, NVIDIA's driver, and a `python3`
 /// with PyTorch.
-pub fn bench_neighbours(wishes: &Wishes) -> Result<bool> {
+pub fn bench_neighbours(options: &BenchOptions) -> Result<bool> {
     let built = build()?;
-    let json = wishes.json.clone().unwrap_or_else(|| built.join("cuda-neighbours.json"));
+    let json = options.json.clone().unwrap_or_else(|| built.join("cuda-neighbours.json"));
     let mut command = Command::new("python3");
     command.arg(root().join("cuda/rig/gpu/neighbours.py")).arg("--build").arg(built);
     command.arg("--json").arg(std::path::absolute(json)?);
     if let Some(commit) = commit() {
         command.arg("--commit").arg(commit);
     }
-    if let Some(rounds) = wishes.rounds {
+    if let Some(rounds) = options.rounds {
         command.arg("--rounds").arg(rounds.to_string());
     }
-    if let Some(seconds) = wishes.seconds {
+    if let Some(seconds) = options.seconds {
         command.arg("--seconds").arg(seconds.to_string());
     }
-    if let Some(only) = &wishes.only {
+    if let Some(only) = &options.only {
         command.arg("--only").arg(only);
     }
     shown(&mut command)
@@ -114,7 +114,7 @@ fn commit() -> Option<String> {
 
 /// Builds the library, the owner and the programs of the rig for release; returns their folder.
 fn build() -> Result<PathBuf> {
-    let packages = ["-p", "cuda-front", "-p", "cuda-owner", "-p", "cuda-rig"];
+    let packages = ["-p", "cuda-shim", "-p", "cuda-owner", "-p", "cuda-rig"];
     if !shown(cargo(&["build", "--release"]).args(packages))? {
         bail!("the programs of the benchmark do not build");
     }

@@ -44,7 +44,7 @@ pub fn demo(args: &[String]) -> Result<bool> {
 }
 
 /// Options of a benchmark.
-pub struct Wishes {
+pub struct BenchOptions {
     /// File for the figures.
     pub json: Option<PathBuf>,
     pub seconds: Option<u64>,
@@ -61,13 +61,13 @@ pub struct Wishes {
 }
 
 /// Runs the benchmarks; returns true if they could be run.
-pub fn bench(name: Option<&str>, wishes: &Wishes) -> Result<bool> {
-    let Wishes { json, seconds, rounds, only, all, resume, beside_load, programs } = wishes;
+pub fn bench(name: Option<&str>, options: &BenchOptions) -> Result<bool> {
+    let BenchOptions { json, seconds, rounds, only, all, resume, beside_load, programs } = options;
     if name == Some("cuda") {
         return crate::cuda::bench(json.as_deref());
     }
     if name == Some("neighbours") {
-        return crate::cuda::bench_neighbours(wishes);
+        return crate::cuda::bench_neighbours(options);
     }
     let mut command =
         if name.is_some_and(|name| WITHOUT_GUESTS.contains(&name)) { built("bench")? } else { program("bench")? };

@@ -11,7 +11,7 @@ const MAX_LINES: usize = 800;
 
 /// Crates whose logic must not contain hardware offsets as numbers; `nvspec` has them all.
 const NO_OFFSETS: [&str; 5] =
-    ["devmodel/src", "channels/src", "shadow-pt/src", "mediator/owner/src", "mediator/vgpu/src"];
+    ["devmodel/src", "channels/src", "shadow-pt/src", "mediator/card-manager/src", "mediator/vgpu/src"];
 
 /// Calls whose first argument is a register or field offset.
 const ACCESSES: [&str; 10] =
@@ -134,7 +134,7 @@ fn word<'a>(line: &'a str, tag: &str) -> Option<&'a str> {
 }
 
 /// Crates whose locks have ranks: waits and locks use the crate that checks them.
-const RANKED: [&str; 2] = ["mediator/owner/src", "mediator/vgpu/src"];
+const RANKED: [&str; 2] = ["mediator/card-manager/src", "mediator/vgpu/src"];
 /// Waits and locks for which the crate `locks` has a checked form, with its name.
 const UNCHECKED: [(&str, &str); 5] = [
     ("thread::sleep", "locks::sleep"),
@@ -239,9 +239,10 @@ mod tests {
     #[test]
     fn waits_and_locks_without_a_rank_are_found_in_product_code() {
         let text = "fn f() {\n    std::thread::sleep(LOOK);\n    locks::sleep(LOOK); // thread::sleep\n}\n#[cfg(test)]\nmod tests {\n    use parking_lot::Mutex;\n}\n";
-        let found = unchecked_waits(&[file("mediator/owner/src/a.rs", text), file("mediator/daemon/src/a.rs", text)]);
-        assert_eq!(found, ["mediator/owner/src/a.rs:2: thread::sleep is not checked; use locks::sleep"]);
-        assert!(unchecked_waits(&[file("mediator/owner/src/interleavings/a.rs", text)]).is_empty());
+        let found =
+            unchecked_waits(&[file("mediator/card-manager/src/a.rs", text), file("mediator/daemon/src/a.rs", text)]);
+        assert_eq!(found, ["mediator/card-manager/src/a.rs:2: thread::sleep is not checked; use locks::sleep"]);
+        assert!(unchecked_waits(&[file("mediator/card-manager/src/interleavings/a.rs", text)]).is_empty());
         assert_eq!(unchecked_waits(&[file("mediator/vgpu/src/a.rs", "use parking_lot::Mutex;\n")]).len(), 1);
     }
 
@@ -264,7 +265,7 @@ mod tests {
     }
 
     #[test]
-    fn headers_say_what_is_left_out() {
+    fn headers_must_state_exclusions() {
         assert_eq!(header_problem("//! A thing.\n//!\n//! Not here: others.\n", true), None);
         assert_eq!(header_problem("//! A tool.\n", false), None);
         assert!(header_problem("//! A thing.\n", true).is_some());

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
 
 /// Most loops: more would only compete with each other.
-pub const MOST: u32 = 64;
+pub const MAX_LOOPS: u32 = 64;
 
 /// Busy loops. They end on drop, or with the process.
 pub struct BusyLoops {
@@ -30,7 +30,7 @@ impl BusyLoops {
             let ends = Arc::clone(&ends);
             thread::spawn(move || spin(&ends))
         };
-        Self { threads: (0..count.min(MOST)).map(start).collect(), ends }
+        Self { threads: (0..count.min(MAX_LOOPS)).map(start).collect(), ends }
     }
 }
 

@@ -94,7 +94,7 @@ enum Command {
         #[arg(long, requires = "json")]
         resume: bool,
         /// Measure with this number of concurrent busy loops.
-        #[arg(long, value_name = "N", default_value_t = 0, value_parser = clap::value_parser!(u32).range(..=i64::from(load::MOST)))]
+        #[arg(long, value_name = "N", default_value_t = 0, value_parser = clap::value_parser!(u32).range(..=i64::from(load::MAX_LOOPS)))]
         beside_load: u32,
         /// Measure `mediatord` and `mediatorctl` in this folder, built from another commit, with this commit's
         /// benchmark.
@@ -137,7 +137,7 @@ struct TestArgs {
     #[arg(long, value_name = "N")]
     guest_threads: Option<usize>,
     /// Test with this number of concurrent busy loops.
-    #[arg(long, value_name = "N", default_value_t = 0, value_parser = clap::value_parser!(u32).range(..=i64::from(load::MOST)))]
+    #[arg(long, value_name = "N", default_value_t = 0, value_parser = clap::value_parser!(u32).range(..=i64::from(load::MAX_LOOPS)))]
     beside_load: u32,
     /// Run the full scale as well: the tests in a module named `full`, and the others with their full workloads.
     #[arg(long)]
@@ -154,8 +154,8 @@ fn main() -> ExitCode {
         Command::Language { lower, .. } => report_language(lower).map(|()| true),
         Command::Test(args) => suites::run(&args),
         Command::Bench { name, all, json, seconds, rounds, only, resume, beside_load, programs } => {
-            let wishes = guests::Wishes { json, seconds, rounds, only, all, resume, beside_load, programs };
-            guests::bench(name.as_deref(), &wishes)
+            let options = guests::BenchOptions { json, seconds, rounds, only, all, resume, beside_load, programs };
+            guests::bench(name.as_deref(), &options)
         }
         Command::Mutations { filters, resume } => mutations::run(&filters, resume),
         Command::Package(args) => package::run(&args),

@@ -83,7 +83,7 @@ pub fn run(args: &PackageArgs) -> Result<bool> {
                 "--package",
                 "cuda-owner",
                 "--package",
-                "cuda-front",
+                "cuda-shim",
                 "--package",
                 "slurm-plugin",
             ]))? {
@@ -350,7 +350,7 @@ mod tests {
     }
 
     #[test]
-    fn package_has_what_it_should_and_is_the_same_each_time() {
+    fn package_has_expected_contents_and_is_reproducible() {
         let folder = tempfile::tempdir().unwrap();
         let (one, two) = (made(&folder.path().join("1"), "1.2.3"), made(&folder.path().join("2"), "1.2.3"));
         assert_eq!(check::problems_of_contents(&one, &two).unwrap(), Vec::<String>::new());

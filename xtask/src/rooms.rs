@@ -247,7 +247,7 @@ mod tests {
     }
 
     #[test]
-    fn a_folder_in_a_circle_is_told() {
+    fn folder_in_an_import_cycle_is_reported() {
         let files = [
             file("mediator/x/src/lib.rs", "mod a;\nmod b;\n"),
             file("mediator/x/src/a.rs", "use crate::b::Thing;\n"),
@@ -273,7 +273,7 @@ mod tests {
     }
 
     #[test]
-    fn public_items_that_only_their_crate_names_are_told() {
+    fn public_items_unused_by_other_crates_are_reported() {
         let files = [
             file(
                 "mediator/x/src/a.rs",
@@ -286,7 +286,7 @@ mod tests {
     }
 
     #[test]
-    fn who_knows_the_software_card_is_told() {
+    fn code_that_names_the_software_card_is_reported() {
         let text = "fn a(card: &simgpu::SimGpu) {}\n";
         let apart = "//! Cards of kind `simgpu` are software.\n#[cfg(test)]\nmod tests {\n    use simgpu::SimGpu;\n}\n";
         let allowed =
@@ -297,7 +297,7 @@ mod tests {
     }
 
     #[test]
-    fn large_crates_are_told_without_their_tests() {
+    fn oversized_crates_are_reported_without_counting_tests() {
         let line = "//\n".repeat(MAX_CRATE_LINES);
         assert!(sizes(&[file("mediator/x/src/a.rs", &line), file("mediator/x/src/tests/b.rs", &line)]).is_empty());
         assert_eq!(sizes(&[file("mediator/x/src/a.rs", &format!("{line}//\n"))]).len(), 1);

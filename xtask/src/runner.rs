@@ -338,7 +338,7 @@ mod tests {
     }
 
     #[test]
-    fn reasons_are_told_without_what_is_around_them() {
+    fn reasons_are_reported_without_surrounding_output() {
         assert!(is_reason("test a::b ... Error: no port") && !is_reason("an Error: of theirs"));
         let output = "running 1 test\nnoise\nthread 'a' (7) panicked at src/a.rs:1:2:\nboth are 3\nstack backtrace:\n   0: x\n\
                       Error: no port\n\nCaused by:\n    it is taken\n\nStack backtrace:\n   0: y\nexit status: 101\n";

@@ -102,7 +102,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_compile_is_a_failure() {
+    fn compile_failure_counts_as_a_failure() {
         assert_eq!(read("", false), Tally { passed: 0, failed: 1 });
         assert_eq!(read("", true), Tally::default());
     }

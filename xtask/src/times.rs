@@ -6,7 +6,7 @@ use crate::runner::{Failure, Taken};
 use crate::suites::Ran;
 
 /// Number of tests that are shown.
-const SLOWEST: usize = 10;
+const SHOWN_TESTS: usize = 10;
 
 /// Prints the slowest tests, the failed ones with their reasons, and each suite with its counts: the most important
 /// part comes last.
@@ -15,7 +15,7 @@ pub fn print(suites: &[Ran]) {
     taken.sort_by_key(|taken| std::cmp::Reverse(taken.elapsed));
     if taken.len() > 1 {
         println!("the slowest tests");
-        for Taken { test, elapsed, cpu, .. } in taken.into_iter().take(SLOWEST) {
+        for Taken { test, elapsed, cpu, .. } in taken.into_iter().take(SHOWN_TESTS) {
             println!("  {}  {test}", seconds(*elapsed, *cpu));
         }
     }

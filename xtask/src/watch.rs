@@ -11,7 +11,7 @@ use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
 
 /// Most processes and threads that are read: a test may fork without end.
-const MOST: usize = 4096;
+const MAX_PROCESSES: usize = 4096;
 
 /// Returns a limit multiplied by the factor in the environment, for slow hosts: the variable that the crate `tests`
 /// reads, which this program does not build.
@@ -61,7 +61,7 @@ fn family(first: u32) -> Vec<u32> {
         .collect();
     let mut found = vec![first];
     let mut at = 0;
-    while let Some(&parent) = found.get(at).filter(|_| at < MOST) {
+    while let Some(&parent) = found.get(at).filter(|_| at < MAX_PROCESSES) {
         found.extend(all.iter().filter(|(_, of)| *of == parent).map(|(process, _)| process));
         at += 1;
     }
@@ -77,7 +77,7 @@ fn parent(process: u32) -> Option<u32> {
 /// Writes the positions of a process's threads.
 fn threads(process: u32, text: &mut String) {
     let tasks = fs::read_dir(format!("/proc/{process}/task")).into_iter().flatten().flatten();
-    for task in tasks.take(MOST) {
+    for task in tasks.take(MAX_PROCESSES) {
         let file = |name: &str| fs::read_to_string(task.path().join(name)).unwrap_or_default();
         let stat = file("stat");
         let state = stat.rsplit_once(") ").and_then(|(_, rest)| rest.chars().next()).unwrap_or('?');
@@ -93,7 +93,7 @@ mod tests {
     use std::process::Command;
 
     #[test]
-    fn what_stands_still_is_ended_with_its_children_and_says_where_it_stood() {
+    fn stuck_test_is_ended_with_children_and_threads_are_reported() {
         let mut child = Command::new("sh").args(["-c", "sleep 1000 & wait"]).spawn().unwrap();
         assert!(!ends_within(&child, Duration::from_millis(1)).unwrap());
         let sleeper = loop {

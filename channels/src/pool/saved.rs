@@ -8,7 +8,7 @@ use crate::image::{GRAPH_IMAGE_MAX, Golden};
 use crate::preempt::Preemptions;
 use crate::refuse::Refused;
 use crate::ring::{Ring, SavedRing};
-use crate::state::{Permit, Wish};
+use crate::state::{Permit, RequestedState};
 use crate::submit::SavedWords;
 use crate::watchdog::{Episode, SavedEpisode, Watchdog};
 use crate::work::Span;
@@ -392,7 +392,7 @@ impl Bound {
             // The card's block has the pointer when this is saved, or gets it when the channel arrives elsewhere.
             graphics: _,
             next_contexts,
-            wish,
+            requested,
             permit,
             told: _,
             stranded,
@@ -409,7 +409,7 @@ impl Bound {
             userd: userd.0,
             contexts: addresses(contexts),
             next_contexts: next_contexts.as_ref().map(addresses),
-            enabled: *wish == Wish::Enabled,
+            enabled: *requested == RequestedState::Enabled,
             permit: match permit {
                 Permit::Granted => SavedPermit::Granted,
                 Permit::Withheld => SavedPermit::Withheld,
@@ -460,7 +460,7 @@ impl Bound {
             contexts: restored_contexts(contexts)?,
             graphics: Graphics::Attached,
             next_contexts,
-            wish: if enabled { Wish::Enabled } else { Wish::Stopped },
+            requested: if enabled { RequestedState::Enabled } else { RequestedState::Stopped },
             permit,
             told: if runs { RunState::Running } else { RunState::Stopped },
             stranded,

@@ -1,7 +1,7 @@
 //! A bound channel's rings in their saved form. Positions, record slots and sequences of submissions in flight are
 //! derived from the last.
 
-use super::{CAPACITY, Record, Ring, SLOT};
+use super::{MAX_QUEUED_ENTRIES, Record, Ring, SLOT};
 use crate::pool::COUNT_MAX;
 use crate::work::RECORDS;
 use crate::{RingFault, Submission};
@@ -198,7 +198,8 @@ impl SavedRing {
         let counts = [put, doorbells, submitted, &seen.0].into_iter().all(|count| *count <= COUNT_MAX);
         Invalid::unless(counts && (*submitted == 0 || *sequence > 0), || "a ring has seen too much".into())?;
         let held = records.iter().fold(0u64, |sum, record| sum.saturating_add(record.entries.into()).saturating_add(1));
-        let fits = records.len() <= RECORDS && held <= CAPACITY && records.iter().all(|record| record.entries > 0);
+        let fits =
+            records.len() <= RECORDS && held <= MAX_QUEUED_ENTRIES && records.iter().all(|record| record.entries > 0);
         Invalid::unless(fits && usize::from(*started) <= records.len(), || {
             "more is in flight than a ring holds".into()
         })?;

@@ -365,7 +365,7 @@ fn who_has_many_channels_has_them_looked_at_in_turns() {
         world.card.run(b);
         let found = world.completed();
         assert_eq!(found.iter().filter(|ended| ended.vm == B).count(), 1, "others do not wait for them");
-        assert!(found.len() <= LOOKS + 1 && world.channels.is_deferred());
+        assert!(found.len() <= MAX_POLLED_PER_VM + 1 && world.channels.is_deferred());
         ended += found.len() - 1;
     }
     assert_eq!(ended, 50, "those behind that do not end are found");

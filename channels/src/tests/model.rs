@@ -103,7 +103,7 @@ pub(crate) struct Rig {
     worked: BTreeSet<TenantId>,
 }
 
-const CAP: usize = 4;
+const MAX_CHANNELS_PER_VM: usize = 4;
 
 fn vm_of(second: bool) -> TenantId {
     if second { B } else { A }
@@ -282,7 +282,7 @@ impl Rig {
         }
         match result {
             Ok(physical) => {
-                assert!(channel < 128 && before - usize::from(known) < CAP);
+                assert!(channel < 128 && before - usize::from(known) < MAX_CHANNELS_PER_VM);
                 let entries = 1 << guest.gp_entries_log2;
                 let start = if guest.gp_get < entries { guest.gp_get } else { 0 };
                 let gp_put = if guest.gp_put < entries { guest.gp_put } else { start };
@@ -309,7 +309,7 @@ impl Rig {
                 let bound = self.world.channels.bound(physical).unwrap();
                 assert!(self.serials.insert((vm, channel), bound.serial).is_none_or(|old| old < bound.serial));
             }
-            Err(crate::BindError::Cap { .. }) => assert!(before >= CAP && !known),
+            Err(crate::BindError::Cap { .. }) => assert!(before >= MAX_CHANNELS_PER_VM && !known),
             Err(crate::BindError::NoSuchChannel) => assert!(channel >= 128),
             Err(crate::BindError::Stuck(stuck)) => assert!(self.stuck.contains(&stuck.channel)),
             Err(crate::BindError::Full) => assert!(self.stuck.len() + self.tracks.len() >= 128),
@@ -358,7 +358,7 @@ impl Rig {
         }
         self.refused.retain(|(owner, _), _| *owner != vm);
         self.worked.remove(&vm);
-        self.world.channels.add_vm(vm, CAP as u32);
+        self.world.channels.add_vm(vm, MAX_CHANNELS_PER_VM as u32);
     }
 
     fn ring(&mut self, vm: TenantId, channel: u8, gp_put: u32, now: bool) {

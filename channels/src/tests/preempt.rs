@@ -1,4 +1,4 @@
-use super::TURN;
+use super::MAX_POLLS_PER_CHANNEL;
 use crate::TenantId;
 use crate::tests::fake::{A, B, Did, World};
 use nvspec::fifo::VirtualChannelId;
@@ -36,17 +36,17 @@ fn a_channel_that_hangs_is_waited_for_by_nobody_and_holds_up_nobody() {
     preempt(&mut world, A);
     assert!(preempting(&mut world, A));
     preempt(&mut world, B);
-    let looks = (0..10 * TURN).take_while(|_| preempting(&mut world, B)).count();
-    assert!(looks <= TURN as usize, "{looks} looks");
+    let looks = (0..10 * MAX_POLLS_PER_CHANNEL).take_while(|_| preempting(&mut world, B)).count();
+    assert!(looks <= MAX_POLLS_PER_CHANNEL as usize, "{looks} looks");
     // The cost of each poll is bounded.
     assert!(world.card.reads - reads < 24 * (looks as u32 + 8));
     assert!(preempting(&mut world, A));
     // Both hang: each is requested repeatedly, so that the end of either is seen.
     world.card.hung.insert(b.0);
     preempt(&mut world, B);
-    assert!((0..3 * TURN).all(|_| preempting(&mut world, B)));
+    assert!((0..3 * MAX_POLLS_PER_CHANNEL).all(|_| preempting(&mut world, B)));
     world.card.hung.clear();
-    assert!((0..3 * TURN).any(|_| !preempting(&mut world, A) && !preempting(&mut world, B)));
+    assert!((0..3 * MAX_POLLS_PER_CHANNEL).any(|_| !preempting(&mut world, A) && !preempting(&mut world, B)));
 }
 
 #[test]

@@ -360,7 +360,7 @@ fn seeds_in_the_repository_are_up_to_date() {
 }
 
 #[test]
-fn saved_inputs_keep_what_must_hold() {
+fn saved_inputs_keep_invariants() {
     let corpus = corpus();
     assert!(!corpus.is_empty());
     for (name, data) in corpus {

@@ -4,7 +4,7 @@ use nvspec::fifo::VirtualChannelId;
 use nvspec::instance::context;
 use nvspec::regs::pfifo;
 
-const LIMIT: u64 = HANG_LIMIT_NS;
+const LIMIT_NS: u64 = HANG_LIMIT_NS;
 
 fn work(world: &mut World, unit: u32, physical: Option<ChannelId>) {
     let status = physical.map_or(0, |physical| 1 << 31 | u32::from(physical.0));
@@ -22,14 +22,14 @@ fn a_channel_that_gets_nowhere_is_reported_once() {
     let physical = world.run(A, 3);
     work(&mut world, 4, Some(physical));
     assert_eq!(look(&mut world, 1000), []);
-    assert_eq!(look(&mut world, 1000 + LIMIT), [], "not longer than it may");
-    let hang = Hang { engine: 4, vm: A, channel: VirtualChannelId(3), physical, for_ns: LIMIT + 1 };
-    assert_eq!(look(&mut world, 1001 + LIMIT), [hang]);
-    assert_eq!(look(&mut world, 2000 + 9 * LIMIT), []);
+    assert_eq!(look(&mut world, 1000 + LIMIT_NS), [], "not longer than it may");
+    let hang = Hang { engine: 4, vm: A, channel: VirtualChannelId(3), physical, for_ns: LIMIT_NS + 1 };
+    assert_eq!(look(&mut world, 1001 + LIMIT_NS), [hang]);
+    assert_eq!(look(&mut world, 2000 + 9 * LIMIT_NS), []);
     // It moves, and stands still again.
     world.card.set_userd(physical, userd::GET, 4);
-    assert_eq!(look(&mut world, 9 * LIMIT + 3000), []);
-    assert_eq!(look(&mut world, 10 * LIMIT + 3001).len(), 1);
+    assert_eq!(look(&mut world, 9 * LIMIT_NS + 3000), []);
+    assert_eq!(look(&mut world, 10 * LIMIT_NS + 3001).len(), 1);
 }
 
 #[test]
@@ -37,10 +37,10 @@ fn a_channel_that_waits_for_a_semaphore_while_its_engine_works_gets_nowhere() {
     let mut world = World::new();
     let physical = world.run(A, 0);
     world.card.registers.insert(pfifo::CHANNEL_STATE::at(physical.0.into()), CHANNEL_STATE::ACQUIRE_PENDING.mask() | 1);
-    assert_eq!((look(&mut world, 1000), look(&mut world, 1001 + LIMIT)), (vec![], vec![]), "no engine works for it");
+    assert_eq!((look(&mut world, 1000), look(&mut world, 1001 + LIMIT_NS)), (vec![], vec![]), "no engine works for it");
     work(&mut world, 4, Some(physical));
-    assert_eq!(look(&mut world, 2000 + LIMIT), [], "the time begins when one does");
-    assert_eq!(look(&mut world, 2001 + 2 * LIMIT).len(), 1);
+    assert_eq!(look(&mut world, 2000 + LIMIT_NS), [], "the time begins when one does");
+    assert_eq!(look(&mut world, 2001 + 2 * LIMIT_NS).len(), 1);
 }
 
 #[test]
@@ -58,18 +58,18 @@ fn progress_of_any_kind_begins_anew() {
             1 => world.card.set_userd(physical, userd::GP_GET, now as u32 % 2 + 2),
             _ => world.card.set_userd(physical, userd::GET, now as u32),
         }
-        assert_eq!(look(&mut world, now * LIMIT / 2), []);
+        assert_eq!(look(&mut world, now * LIMIT_NS / 2), []);
     }
     world.card.set_userd(physical, userd::GP_GET, 4);
-    assert_eq!(look(&mut world, 10 * LIMIT), []);
+    assert_eq!(look(&mut world, 10 * LIMIT_NS), []);
     while world.card.execute(physical) {}
     let get = world.card.userd(physical, userd::GET);
-    assert_eq!(look(&mut world, 11 * LIMIT), []);
+    assert_eq!(look(&mut world, 11 * LIMIT_NS), []);
     work(&mut world, 0, None);
     assert_eq!(world.completed().len(), 2);
     work(&mut world, 0, Some(physical));
     assert_eq!(world.card.userd(physical, userd::GET), get);
-    assert_eq!(look(&mut world, 12 * LIMIT + 1), [], "two submissions have ended since");
+    assert_eq!(look(&mut world, 12 * LIMIT_NS + 1), [], "two submissions have ended since");
 }
 
 #[test]
@@ -80,10 +80,10 @@ fn an_idle_engine_and_one_that_works_for_no_one_do_not_hang() {
     work(&mut world, 5, Some(ChannelId(100)));
     assert_eq!(look(&mut world, 0), []);
     work(&mut world, 0, None);
-    assert_eq!(look(&mut world, LIMIT), []);
+    assert_eq!(look(&mut world, LIMIT_NS), []);
     work(&mut world, 0, Some(physical));
-    assert_eq!(look(&mut world, 2 * LIMIT), []);
-    assert_eq!(look(&mut world, 3 * LIMIT), []);
+    assert_eq!(look(&mut world, 2 * LIMIT_NS), []);
+    assert_eq!(look(&mut world, 3 * LIMIT_NS), []);
 }
 
 #[test]
@@ -97,7 +97,7 @@ fn another_binding_of_the_same_channel_is_another() {
     work(&mut world, 0, Some(physical));
     assert_eq!(look(&mut world, 0), []);
     assert_eq!(world.run(A, 0), physical);
-    assert_eq!(look(&mut world, 2 * LIMIT), []);
+    assert_eq!(look(&mut world, 2 * LIMIT_NS), []);
 }
 
 #[test]
@@ -112,7 +112,7 @@ fn a_vm_has_its_own_limit() {
     assert_eq!(look(&mut world, 0), []);
     let hangs = look(&mut world, 11);
     assert_eq!(hangs.iter().map(|hang| (hang.vm, hang.for_ns)).collect::<Vec<_>>(), [(A, 11)]);
-    assert_eq!(look(&mut world, 100 * LIMIT), [], "as long as it likes");
+    assert_eq!(look(&mut world, 100 * LIMIT_NS), [], "as long as it likes");
 }
 
 #[test]
@@ -138,10 +138,10 @@ fn a_channel_that_stands_still_with_work_is_found_once() {
     world.ring(A, 3, 2).unwrap();
     world.card.set_userd(physical, userd::GET, 0x1230);
     assert_eq!(stalled(&mut world, 1000), []);
-    assert_eq!(stalled(&mut world, 1000 + LIMIT), []);
+    assert_eq!(stalled(&mut world, 1000 + LIMIT_NS), []);
     let stall = Stall { vm: A, channel: VirtualChannelId(3), at: GpuVa(0x1230) };
-    assert_eq!(stalled(&mut world, 1001 + LIMIT), [stall]);
-    assert_eq!(stalled(&mut world, 1000 + 9 * LIMIT), [], "{idle:?} has no work");
+    assert_eq!(stalled(&mut world, 1001 + LIMIT_NS), [stall]);
+    assert_eq!(stalled(&mut world, 1000 + 9 * LIMIT_NS), [], "{idle:?} has no work");
 }
 
 #[test]
@@ -151,7 +151,7 @@ fn a_channel_that_waits_for_something_does_not_stand_still() {
     world.ring(A, 0, 2).unwrap();
     let mut now = 0;
     let mut wait = |world: &mut World| {
-        now += 2 * LIMIT;
+        now += 2 * LIMIT_NS;
         stalled(world, now).len()
     };
     // It waits for an engine.
@@ -185,7 +185,7 @@ fn a_channel_that_waits_until_its_vm_is_admitted_does_not_stand_still() {
     for (admitted, stalls) in [(Some(B), [0, 0, 0]), (Some(A), [0, 1, 0])] {
         world.channels.admit(&mut world.card, admitted);
         let found = [0; 3].map(|_| {
-            now += 2 * LIMIT;
+            now += 2 * LIMIT_NS;
             stalled(&mut world, now).len()
         });
         assert_eq!(found, stalls, "with {admitted:?} admitted");

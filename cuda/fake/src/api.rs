@@ -18,9 +18,9 @@ use crate::result::*;
 use crate::space::GRANULE;
 use crate::work::{self, Op};
 
-/// The first device's primary context; those of the others follow, and each further context of a device [`FURTHER`] behind.
+/// The first device's primary context; those of the others follow, and each further context of a device [`CONTEXT_STRIDE`] behind.
 const CONTEXT: u64 = 0x7700_0000;
-const FURTHER: u64 = 0x100;
+const CONTEXT_STRIDE: u64 = 0x100;
 
 /// `CUipcMemHandle`.
 #[repr(C)]
@@ -40,8 +40,8 @@ pub fn current_device() -> c_int {
 
 fn device_of(context: u64) -> Option<c_int> {
     let number = context.checked_sub(CONTEXT)?;
-    let device = (number % FURTHER) as c_int;
-    (further::is_there(number / FURTHER) && card::of_device(device).is_some()).then_some(device)
+    let device = (number % CONTEXT_STRIDE) as c_int;
+    (further::is_there(number / CONTEXT_STRIDE) && card::of_device(device).is_some()).then_some(device)
 }
 
 /// The card of a device that the program names.
@@ -182,7 +182,7 @@ api! {
         }
         match further::create(card) {
             Ok(number) => {
-                CURRENT.set(CONTEXT + device as u64 + FURTHER * number);
+                CURRENT.set(CONTEXT + device as u64 + CONTEXT_STRIDE * number);
                 put(to, Ok(CURRENT.get()))
             }
             Err(error) => error,
@@ -193,7 +193,7 @@ api! {
         if CURRENT.get() == context {
             CURRENT.set(0);
         }
-        further::destroy((context - CONTEXT) / FURTHER)
+        further::destroy((context - CONTEXT) / CONTEXT_STRIDE)
     }
     context cuCtxSetLimit(limit: c_int, value: usize) { further::limit(current_card(), limit, value as u64) }
     initialised cuDevicePrimaryCtxRelease_v2(_device: c_int) { SUCCESS }

@@ -143,8 +143,8 @@ pub fn all() -> &'static [Card] {
 
 /// The cards that this process sees, in its order. The first call, in `cuInit`, reads the variable.
 pub fn visible() -> &'static [usize] {
-    static SEEN: OnceLock<Vec<usize>> = OnceLock::new();
-    SEEN.get_or_init(|| {
+    static VISIBLE_CARDS: OnceLock<Vec<usize>> = OnceLock::new();
+    VISIBLE_CARDS.get_or_init(|| {
         let Ok(list) = std::env::var(VISIBLE) else { return (0..all().len()).collect() };
         let mut seen = Vec::new();
         for entry in list.split(',').map(str::trim) {

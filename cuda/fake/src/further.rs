@@ -15,7 +15,7 @@ pub const POOL: u64 = 0x9001;
 /// Threads that a card can run at the same time.
 const THREADS: u64 = 1024;
 /// Initial bytes of a thread's stack, the heap and the buffer of `printf`; they are part of a new context's size.
-const LIMITS: [u64; 3] = [1024, 1 << 20, 8 << 20];
+const DEFAULT_LIMITS_BYTES: [u64; 3] = [1024, 1 << 20, 8 << 20];
 
 /// An object that occupies memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -68,9 +68,9 @@ pub fn is_there(number: u64) -> bool {
 pub fn limit(card: &Card, limit: i32, value: u64) -> i32 {
     // `CU_LIMIT_STACK_SIZE`, `CU_LIMIT_PRINTF_FIFO_SIZE` and `CU_LIMIT_MALLOC_HEAP_SIZE`.
     let known = match limit {
-        0 => Some((LIMITS[0], THREADS)),
-        1 => Some((LIMITS[1], 1)),
-        2 => Some((LIMITS[2], 1)),
+        0 => Some((DEFAULT_LIMITS_BYTES[0], THREADS)),
+        1 => Some((DEFAULT_LIMITS_BYTES[1], 1)),
+        2 => Some((DEFAULT_LIMITS_BYTES[2], 1)),
         _ => None,
     };
     let Some((included, each)) = known else { return INVALID_VALUE };

@@ -123,7 +123,7 @@ thread_local! {
     /// Mode in which a capture elsewhere treats this thread's calls: 0 global, 1 thread-local, 2 relaxed.
     static MODE: AtomicI32 = const { AtomicI32::new(0) };
     /// Number of this thread's own default stream: none that a program could name.
-    static OWN: u64 = {
+    static THREAD_STREAM: u64 = {
         static NEXT: AtomicU64 = AtomicU64::new(1 << 48);
         // One for each device.
         NEXT.fetch_add(16, Ordering::SeqCst)
@@ -179,7 +179,7 @@ impl Work {
             return Err(CAPTURE_IMPLICIT);
         }
         let device = api::current_device() as u64;
-        let handle = if handle == 2 { OWN.with(|own| *own) + device } else { device };
+        let handle = if handle == 2 { THREAD_STREAM.with(|own| *own) + device } else { device };
         Ok(self.streams.entry(handle).or_insert_with(stream))
     }
 

@@ -227,7 +227,7 @@ fn show(core: &Core, since_ns: u64) -> Card {
     let name = |id: vram::TenantId| core.spec(id).map(|spec| spec.name.clone()).unwrap_or_default();
     let params: Vec<VgpuParams> = tenants.iter().map(|tenant| tenant.spec.time).collect();
     let shares = sched::shares(&params);
-    let part = sched::WHOLE / u64::from(sched::PERMILLE);
+    let part = sched::WHOLE_SHARE_PPM / u64::from(sched::PERMILLE);
     let permille = |share: u64| u32::try_from((share + part / 2) / part).unwrap_or(sched::PERMILLE);
     let shown = |(tenant, share): (TenantView, &u64)| {
         let account = core.turns_account(tenant.id).cloned().unwrap_or_default();

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use crate::Cuda;
 
 /// Bytes of a request: a chunk of the tests' cards.
-const ASKED: u64 = 2 << 20;
+const REQUEST_BYTES: u64 = 2 << 20;
 
 /// Time within which a request is to be answered, in milliseconds.
 pub const ANSWER_MS: f64 = 100.0;
@@ -94,7 +94,7 @@ fn request(cuda: Cuda, report: &mut Report) -> Result<()> {
     let begin = Instant::now();
     cuda.info()?;
     let answered = Instant::now();
-    let got = cuda.alloc_managed(ASKED);
+    let got = cuda.alloc_managed(REQUEST_BYTES);
     for time in [answered - begin, answered.elapsed()] {
         let ms = time.as_secs_f64() * 1e3;
         report.longest_answer_ms = report.longest_answer_ms.max(ms);

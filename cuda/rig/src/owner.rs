@@ -158,7 +158,7 @@ fn accept(listener: &OwnedFd, cuda: Cuda, script: &Script, counts: &Arc<Mutex<Co
 
 /// A chunk, with the owner's own mapping of it.
 #[derive(Clone, Copy, Debug)]
-struct Held {
+struct MappedChunk {
     handle: u64,
     at: u64,
     place: Place,
@@ -169,7 +169,7 @@ struct Held {
 struct Order {
     began: Instant,
     /// New memory of chunks, in the order of the messages, and how many were answered.
-    moves: Vec<(ChunkId, Held)>,
+    moves: Vec<(ChunkId, MappedChunk)>,
     answered: usize,
 }
 
@@ -178,7 +178,7 @@ struct Session {
     cuda: Cuda,
     script: Script,
     counts: Arc<Mutex<Counts>>,
-    chunks: BTreeMap<ChunkId, Held>,
+    chunks: BTreeMap<ChunkId, MappedChunk>,
     /// Bytes that cannot move.
     fixed: u64,
     order: Option<Order>,
@@ -391,13 +391,13 @@ impl Session {
         });
     }
 
-    fn make(&self, place: Place) -> Result<Held> {
+    fn make(&self, place: Place) -> Result<MappedChunk> {
         let handle = self.cuda.create(place == Place::Host, self.script.chunk_bytes)?;
         let at = self.cuda.map(handle, self.script.chunk_bytes)?;
-        Ok(Held { handle, at, place })
+        Ok(MappedChunk { handle, at, place })
     }
 
-    fn discard(&self, held: Held) {
+    fn discard(&self, held: MappedChunk) {
         let _ = self.cuda.unmap(held.at, self.script.chunk_bytes);
         let _ = self.cuda.release(held.handle);
     }

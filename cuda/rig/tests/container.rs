@@ -154,9 +154,9 @@ fn a_container_with_a_cdi_device_finds_the_next_daemon() {
     let daemon = Daemon::start(&rig);
     let image = rig.folder.path().join("image");
     std::fs::create_dir(&image).expect("a folder");
-    let (front, driver) = (rig.folder.path().join("front"), rig.fake.display().to_string());
-    let front = front.display().to_string();
-    let spec = good(&rig, &["tenant", "cdi", "a", "--library", &front, "--driver", &driver]);
+    let (shim, driver) = (rig.folder.path().join("shim"), rig.fake.display().to_string());
+    let shim = shim.display().to_string();
+    let spec = good(&rig, &["tenant", "cdi", "a", "--library", &shim, "--driver", &driver]);
     let spec: serde_json::Value = serde_json::from_str(&spec).expect("JSON");
     let device = &spec["devices"][0];
     let mut inside = with_device(&rig, &image, device, &["live", "--mib", "8"]);

@@ -77,7 +77,7 @@ fn who_may_use_a_tenants_socket_is_that_tenant_and_no_other() {
     let rig = pair();
     let _daemon = Daemon::start(&rig);
     // The name that a program gives does not matter beside the socket that it comes by.
-    let mut command = rig.command(support::PROGRAM, "front");
+    let mut command = rig.command(support::PROGRAM, "shim");
     command.env(cuda_protocol::TENANT_VARIABLE, "b");
     let output =
         command.env(cuda_protocol::SOCKET_VARIABLE, rig.folder.path().join("tenants/a/cuda.sock")).arg("look").output();

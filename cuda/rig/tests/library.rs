@@ -39,7 +39,7 @@ impl Scripted for Rig {
     }
 
     fn mediated(&self, arguments: &[&str]) -> Command {
-        let mut command = self.command(PROGRAM, "front");
+        let mut command = self.command(PROGRAM, "shim");
         command.args(arguments).env(cuda_protocol::SOCKET_VARIABLE, self.socket());
         command
     }
@@ -86,7 +86,7 @@ fn text(output: &Output) -> String {
 fn without_an_owner_every_call_passes() {
     let rig = Rig::new(256);
     for arguments in [&["train"][..], &["churn"], &["look"], &["fork"], &["own"], &["wrong"]] {
-        let passed = text(&rig.command(PROGRAM, "front").args(arguments).output().expect("starts"));
+        let passed = text(&rig.command(PROGRAM, "shim").args(arguments).output().expect("starts"));
         assert_eq!(passed, rig.plain(arguments), "{arguments:?}");
     }
 }

@@ -113,7 +113,7 @@ fn who_may_not_use_a_tenants_socket_is_refused() {
     let rig = rig(|rig| card(rig, "fake", "") + &tenant("a", "fake", "mode = \"0600\"\n"));
     let _daemon = Daemon::start(&rig);
     let look = |user: Option<u32>| {
-        let mut command = rig.command(support::PROGRAM, "front");
+        let mut command = rig.command(support::PROGRAM, "shim");
         command.env(cuda_protocol::SOCKET_VARIABLE, rig.folder.path().join("a.cuda")).arg("look");
         if let Some(user) = user {
             std::os::unix::process::CommandExt::uid(&mut command, user);
@@ -193,7 +193,7 @@ fn memory_past_an_account_is_shown_counted_and_reported() {
     let rig = rig(|rig| card(rig, "fake", more) + &tenant("a", "fake", "").replace("64", "16"));
     let _daemon = Daemon::start(&rig);
     let shown = json(&rig, &["tenant", "show", "a"]);
-    let mut command = rig.command(support::built("cuda-hoard"), "front");
+    let mut command = rig.command(support::built("cuda-hoard"), "shim");
     command.env(cuda_protocol::SOCKET_VARIABLE, shown["socket"].as_str().expect("a path"));
     let mut program = Program::start(command.args(["past", "--mib", "40"]));
     assert_eq!(program.line(), "40");

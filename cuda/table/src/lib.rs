@@ -4,7 +4,7 @@
 //! and their `Typedefs`). A function has *forms*: symbols for versions of its signature (`_v2`) and for the per-thread
 //! default stream (`_ptds`, `_ptsz`), which `cuGetProcAddress` chooses by the version and flags that the caller gives.
 //!
-//! No signatures, no types, no code: `cuda-front` has those of the functions that it replaces.
+//! No signatures, no types, no code: `cuda-shim` has those of the functions that it replaces.
 
 #![forbid(unsafe_code)]
 

@@ -105,10 +105,10 @@ impl<T> Default for Backlog<T> {
 
 impl<T> Backlog<T> {
     /// One for each channel.
-    const LIMIT: usize = nvspec::fifo::CHANNELS as usize;
+    const MAX_WAITING: usize = nvspec::fifo::CHANNELS as usize;
 
     pub fn push(&mut self, event: T) {
-        if self.waiting.len() < Self::LIMIT {
+        if self.waiting.len() < Self::MAX_WAITING {
             self.waiting.push_back(event);
         } else {
             self.dropped = self.dropped.saturating_add(1);
@@ -124,7 +124,7 @@ impl<T> Backlog<T> {
     /// Validates saved data: the number of events is within the limit, and `sound` accepts each.
     pub fn check(&self, sound: impl Fn(&T) -> bool) -> Result<(), Invalid> {
         let Self { waiting, dropped: _ } = self;
-        Invalid::unless(waiting.len() <= Self::LIMIT && waiting.iter().all(sound), || {
+        Invalid::unless(waiting.len() <= Self::MAX_WAITING && waiting.iter().all(sound), || {
             "events wait for a guest that there cannot be".into()
         })
     }

@@ -3,13 +3,13 @@
 use super::mock::{Rig, VRAM};
 use crate::backend::{Aperture, NoMemory};
 
-const WINDOW: u32 = 0x001700;
+const BAR0_WINDOW: u32 = 0x001700;
 const PRAMIN: u64 = 0x70_0000;
 
 #[test]
 fn the_window_shows_vram_where_it_is_placed() {
     let mut rig = Rig::new();
-    rig.wr(WINDOW, 0x2);
+    rig.wr(BAR0_WINDOW, 0x2);
     rig.wr(0x70_0010, 0x1122_3344);
     assert_eq!(rig.mock.vram[0x2_0010..0x2_0014], [0x44, 0x33, 0x22, 0x11]);
     assert_eq!(rig.rd(0x70_0010), 0x1122_3344);
@@ -21,7 +21,7 @@ fn the_window_shows_vram_where_it_is_placed() {
 fn the_window_ends_with_vram() {
     let mut rig = Rig::new();
     // The window's second half is past the guest's memory.
-    rig.wr(WINDOW, ((VRAM >> 16) - 8) as u32);
+    rig.wr(BAR0_WINDOW, ((VRAM >> 16) - 8) as u32);
     rig.wr(0x77_fffc, 7);
     assert_eq!(rig.rd(0x77_fffc), 7);
     rig.wr(0x78_0000, 7);
@@ -36,7 +36,7 @@ fn the_window_ends_with_vram() {
 #[test]
 fn the_highest_window_does_not_wrap() {
     let mut rig = Rig::new();
-    rig.wr(WINDOW, 0x00ff_ffff);
+    rig.wr(BAR0_WINDOW, 0x00ff_ffff);
     assert_eq!(rig.rd(0x7f_fffc), u32::MAX);
     rig.wr(0x7f_fffc, 1);
     assert_eq!(rig.denied(), ["pbus.PRAMIN_WINDOW: address outside of VRAM"]);
@@ -46,7 +46,7 @@ fn the_highest_window_does_not_wrap() {
 fn a_window_on_other_memory_shows_nothing() {
     let mut rig = Rig::new();
     for target in 1..4 {
-        rig.wr(WINDOW, target << 24);
+        rig.wr(BAR0_WINDOW, target << 24);
         rig.wr(0x70_0000, 0x55);
         assert_eq!(rig.rd(0x70_0000), u32::MAX, "target {target}");
     }
@@ -57,14 +57,14 @@ fn a_window_on_other_memory_shows_nothing() {
 #[test]
 fn the_window_register_reads_back_for_drivers_that_save_it() {
     let mut rig = Rig::new();
-    rig.wr(WINDOW, 0xffff_ffff);
-    assert_eq!(rig.rd(WINDOW), 0x03ff_ffff);
+    rig.wr(BAR0_WINDOW, 0xffff_ffff);
+    assert_eq!(rig.rd(BAR0_WINDOW), 0x03ff_ffff);
 }
 
 #[test]
 fn an_access_across_the_windows_end_is_cut() {
     let mut rig = Rig::new();
-    rig.wr(WINDOW, 0);
+    rig.wr(BAR0_WINDOW, 0);
     rig.mock.vram[0xf_fffc..0x10_0000].copy_from_slice(&[1, 2, 3, 4]);
     let mut data = [0; 8];
     rig.gpu.bar0_read(PRAMIN + 0xf_fffc, &mut data, &mut rig.mock);
@@ -90,9 +90,9 @@ fn apertures_reach_the_backend_within_their_size_only() {
 #[test]
 fn a_write_without_memory_says_so_and_is_neither_denied_nor_half_done() {
     let mut rig = Rig::new();
-    rig.wr(WINDOW, 0);
+    rig.wr(BAR0_WINDOW, 0);
     rig.mock.lacks_memory = true;
-    let before = rig.rd(WINDOW);
+    let before = rig.rd(BAR0_WINDOW);
     let Rig { gpu, mock } = &mut rig;
     // A register follows the window's end, and is not written before the window.
     for (at, len) in [(PRAMIN, 4), (PRAMIN + 0xf_fffc, 8)] {
@@ -100,7 +100,7 @@ fn a_write_without_memory_says_so_and_is_neither_denied_nor_half_done() {
     }
     assert_eq!(gpu.aperture_write(Aperture::Bar1, 0, &[1; 4], mock), Err(NoMemory));
     rig.mock.lacks_memory = false;
-    assert_eq!((rig.denied(), rig.rd(WINDOW)), (Vec::<String>::new(), before));
+    assert_eq!((rig.denied(), rig.rd(BAR0_WINDOW)), (Vec::<String>::new(), before));
     rig.gpu.bar0_write(PRAMIN, &[7; 4], &mut rig.mock).unwrap();
     assert_eq!(rig.mock.vram[0], 7);
 }

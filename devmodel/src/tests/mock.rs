@@ -1,7 +1,7 @@
 //! A mediator that records its calls.
 
 use crate::backend::{
-    Aperture, Backend, ChannelState, Denied, EngineStatus, InterruptLine, NoMemory, Place, Unwritten,
+    Aperture, Backend, ChannelState, Denied, EngineStatus, InterruptLine, NoMemory, Place, WriteFailure,
 };
 use crate::{VGpu, VGpuConfig};
 use nvspec::addr::GuestVramAddr;
@@ -85,7 +85,7 @@ impl Backend for Mock {
         Ok(())
     }
 
-    fn vram_write(&mut self, address: GuestVramAddr, data: &[u8]) -> Result<(), Unwritten> {
+    fn vram_write(&mut self, address: GuestVramAddr, data: &[u8]) -> Result<(), WriteFailure> {
         self.memory()?;
         let range = self.range(address.0, data.len(), VRAM).expect("devmodel must check the bounds itself");
         self.vram[range].copy_from_slice(data);
@@ -98,7 +98,7 @@ impl Backend for Mock {
         Ok(())
     }
 
-    fn aperture_write(&mut self, _: Aperture, offset: u64, data: &[u8]) -> Result<(), Unwritten> {
+    fn aperture_write(&mut self, _: Aperture, offset: u64, data: &[u8]) -> Result<(), WriteFailure> {
         self.memory()?;
         let range = self.range(offset, data.len(), VRAM / 2)?;
         self.vram[range].copy_from_slice(data);

@@ -1,7 +1,7 @@
 //! Dispatch of accesses to their blocks, and from the blocks to the interrupt line.
 
 use super::VGpu;
-use crate::backend::{Aperture, Backend, NoMemory, Unwritten};
+use crate::backend::{Aperture, Backend, NoMemory, WriteFailure};
 use crate::blocks::board::{self, CopyReg};
 use crate::blocks::graph;
 use crate::blocks::pbus::Pbus;
@@ -215,8 +215,8 @@ impl VGpu {
     pub(super) fn pramin_write(&mut self, offset: u64, data: &[u8], backend: &mut dyn Backend) -> Result<(), NoMemory> {
         let result = match self.window(offset, data.len()).map(|address| backend.vram_write(address, data)) {
             Ok(Ok(())) => Ok(()),
-            Ok(Err(Unwritten::NoMemory(lacks))) => return Err(lacks),
-            Ok(Err(Unwritten::Denied(_))) => Err(Reason::OutsideVram),
+            Ok(Err(WriteFailure::NoMemory(lacks))) => return Err(lacks),
+            Ok(Err(WriteFailure::Denied(_))) => Err(Reason::OutsideVram),
             Err(reason) => Err(reason),
         };
         if let Err(reason) = result {

@@ -8,7 +8,7 @@ use k8s_openapi::api::resource::v1::{
 };
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 
-use crate::{DRIVER, MEMORY, TIME, WHOLE};
+use crate::{DRIVER, MEMORY, TIME, WHOLE_CARD_PERMILLE};
 
 /// Kind of a card that serves tenants.
 const CUDA: &str = "cuda";
@@ -209,9 +209,12 @@ impl Offer {
 
 fn time() -> DeviceCapacity {
     let permille = |permille: u64| Quantity(permille.to_string());
-    let range =
-        CapacityRequestPolicyRange { min: permille(1), max: Some(permille(WHOLE.into())), step: Some(permille(1)) };
-    capacity(permille(WHOLE.into()), permille(u64::from(WHOLE) / PARTS), range)
+    let range = CapacityRequestPolicyRange {
+        min: permille(1),
+        max: Some(permille(WHOLE_CARD_PERMILLE.into())),
+        step: Some(permille(1)),
+    };
+    capacity(permille(WHOLE_CARD_PERMILLE.into()), permille(u64::from(WHOLE_CARD_PERMILLE) / PARTS), range)
 }
 
 fn capacity(value: Quantity, default: Quantity, range: CapacityRequestPolicyRange) -> DeviceCapacity {

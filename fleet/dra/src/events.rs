@@ -19,7 +19,7 @@ const MAX_NOTE: usize = 1024;
 /// Most claims whose last failure is stored.
 const MAX_FAILURES: usize = 1024;
 /// Time limit for the API server to accept an event.
-const LIMIT: Duration = Duration::from_secs(10);
+const API_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Something that has happened to a claim.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -118,7 +118,7 @@ impl Events {
         let claims: Api<events::Event> = Api::namespaced(self.kube.clone(), &event.claim.namespace);
         let object = event.object(&self.node);
         tokio::spawn(async move {
-            match tokio::time::timeout(LIMIT, claims.create(&PostParams::default(), &object)).await {
+            match tokio::time::timeout(API_TIMEOUT, claims.create(&PostParams::default(), &object)).await {
                 Ok(Ok(_)) => {}
                 Ok(Err(error)) => tracing::debug!(%error, "the API server did not take an event"),
                 Err(_) => tracing::debug!("the API server did not take an event in time"),

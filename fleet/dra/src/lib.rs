@@ -26,4 +26,4 @@ pub const MEMORY: &str = "memory";
 /// Capacity of a device: time, in thousandths.
 pub const TIME: &str = "time";
 /// All of a card's time.
-pub const WHOLE: u32 = 1000;
+pub const WHOLE_CARD_PERMILLE: u32 = 1000;

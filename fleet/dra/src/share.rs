@@ -10,7 +10,7 @@ use serde_json::{Map, Value, json};
 
 use crate::device::Offer;
 use crate::parameters::Applied;
-use crate::{MEMORY, TIME, WHOLE, quantity};
+use crate::{MEMORY, TIME, WHOLE_CARD_PERMILLE, quantity};
 
 /// Claim of a share.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -98,10 +98,12 @@ fn allocated(result: &DeviceRequestAllocationResult, offer: &Offer) -> Result<Al
     let of = |name: &str| consumed.and_then(|consumed| consumed.get(name)).map(|quantity| quantity.0.as_str());
     let memory_mib = of(MEMORY).map_or(Ok(offer.memory_mib), quantity::mib);
     let memory_mib = memory_mib.map_err(|what| format!("allocated memory: {what}"))?;
-    let time =
-        of(TIME).map_or(Ok(u64::from(WHOLE)), quantity::whole).map_err(|what| format!("allocated time: {what}"))?;
-    let time_permille = u32::try_from(time).ok().filter(|time| (1..=WHOLE).contains(time));
-    let time_permille = time_permille.ok_or_else(|| format!("allocated time: {time}, expected 1 to {WHOLE}"))?;
+    let time = of(TIME)
+        .map_or(Ok(u64::from(WHOLE_CARD_PERMILLE)), quantity::whole)
+        .map_err(|what| format!("allocated time: {what}"))?;
+    let time_permille = u32::try_from(time).ok().filter(|time| (1..=WHOLE_CARD_PERMILLE).contains(time));
+    let time_permille =
+        time_permille.ok_or_else(|| format!("allocated time: {time}, expected 1 to {WHOLE_CARD_PERMILLE}"))?;
     if memory_mib == 0 || memory_mib > offer.memory_mib {
         return Err(format!(
             "allocated memory: {memory_mib} MiB, expected 1 to {} of card `{}`",
@@ -223,9 +225,9 @@ fn time(allocated: &Allocated, applied: &Applied) -> Result<Value, String> {
     let asked = &applied.parameters.time;
     let weight = asked.weight.unwrap_or(allocated.time_permille);
     bounded("time.weight", weight, applied.time_weight_of_claim, allocated)?;
-    let cap = asked.cap_permille.unwrap_or(WHOLE);
-    if !(1..=WHOLE).contains(&cap) {
-        return Err(format!("time.capPermille: {cap}, expected 1 to {WHOLE}"));
+    let cap = asked.cap_permille.unwrap_or(WHOLE_CARD_PERMILLE);
+    if !(1..=WHOLE_CARD_PERMILLE).contains(&cap) {
+        return Err(format!("time.capPermille: {cap}, expected 1 to {WHOLE_CARD_PERMILLE}"));
     }
     let mut time = json!({
         "weight": weight,

@@ -19,13 +19,13 @@ use crate::device::{Offer, Trouble};
 use crate::metrics::Metrics;
 
 /// Time limit for the API server.
-const LIMIT: Duration = Duration::from_secs(15);
+const API_TIMEOUT: Duration = Duration::from_secs(15);
 /// Delay before the next try after a failure.
-const AGAIN: Duration = Duration::from_secs(2);
+const RETRY_DELAY: Duration = Duration::from_secs(2);
 /// Duration of a watch of the slices, in seconds.
-const WATCH: u32 = 240;
+const WATCH_SECONDS: u32 = 240;
 /// Longest time that a change of the cluster's slices can be missed, if the watch is silent.
-const LOOK: Duration = Duration::from_secs(300);
+const RESYNC_INTERVAL: Duration = Duration::from_secs(300);
 
 /// Polls the daemon, and sends changes to `offers`.
 pub async fn follow(admin: Admin, every: Duration, offers: watch::Sender<Vec<Offer>>, metrics: Arc<Metrics>) {
@@ -112,12 +112,12 @@ impl Publisher {
                     tokio::select! {
                         _ = offers.changed() => {}
                         () = self.changed(&version) => {}
-                        () = sleep(LOOK) => {}
+                        () = sleep(RESYNC_INTERVAL) => {}
                     }
                 }
                 Err(what) => {
                     tracing::warn!(what, "the slice is not published");
-                    sleep(AGAIN).await;
+                    sleep(RETRY_DELAY).await;
                 }
             }
         }
@@ -126,27 +126,27 @@ impl Publisher {
     /// Waits until another client changes the node's slices, such as a kubelet that starts.
     async fn changed(&self, version: &str) {
         let slices = self.slices();
-        let params = WatchParams::default().fields(&self.selector()).timeout(WATCH);
+        let params = WatchParams::default().fields(&self.selector()).timeout(WATCH_SECONDS);
         match slices.watch(&params, version).await {
             Ok(events) => {
                 let mut events = std::pin::pin!(events);
                 if events.next().await.is_none() {
                     // The watch has ended. Wait, in case that it ends at once each time.
-                    sleep(AGAIN).await;
+                    sleep(RETRY_DELAY).await;
                 }
             }
             Err(error) => {
                 tracing::debug!(%error, "no watch of the slices");
-                sleep(AGAIN).await;
+                sleep(RETRY_DELAY).await;
             }
         }
     }
 
     /// Publishes the wanted slice; returns the version of the list that was read.
     async fn publish(&mut self, offers: &[Offer]) -> Result<String, String> {
-        match timeout(LIMIT, self.publish_once(offers)).await {
+        match timeout(API_TIMEOUT, self.publish_once(offers)).await {
             Ok(done) => done.map_err(|error| error.to_string()),
-            Err(_) => Err(format!("the API server did not answer within {} s", LIMIT.as_secs())),
+            Err(_) => Err(format!("the API server did not answer within {} s", API_TIMEOUT.as_secs())),
         }
     }
 

@@ -37,7 +37,7 @@ fn environment(edits: &Edits) -> Vec<(String, String)> {
 #[tokio::test]
 async fn a_claim_of_a_cuda_card_is_a_tenant_whose_programs_see_its_limit() {
     let mut node = Node::new("").await;
-    for (folder, library) in [("plain", "libcuda_fake.so"), ("front", "libcuda.so")] {
+    for (folder, library) in [("plain", "libcuda_fake.so"), ("shim", "libcuda.so")] {
         std::fs::create_dir(node.path(folder)).unwrap();
         for name in ["libcuda.so.1", "libcuda.so", "libnvidia-ml.so.1", "libnvidia-ml.so"] {
             symlink(built(library), node.path(folder).join(name)).unwrap();
@@ -53,7 +53,7 @@ async fn a_claim_of_a_cuda_card_is_a_tenant_whose_programs_see_its_limit() {
     .into();
     node.configure(&card(&driver));
     node.start_daemon();
-    let (library, driver) = (node.path("front").display().to_string(), driver.display().to_string());
+    let (library, driver) = (node.path("shim").display().to_string(), driver.display().to_string());
     node.start_driver(&[
         "--cuda-library",
         &library,

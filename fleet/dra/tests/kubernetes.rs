@@ -502,7 +502,7 @@ async fn what_a_kubelet_sends_by_path_is_answered() {
         (0..hex.len()).step_by(2).map(|at| u8::from_str_radix(&hex[at..at + 2], 16).unwrap()).collect();
     let answer = tokio::task::spawn_blocking(move || {
         let mut stream = std::os::unix::net::UnixStream::connect(socket).unwrap();
-        stream.set_read_timeout(Some(support::LONG)).unwrap();
+        stream.set_read_timeout(Some(support::WAIT_TIMEOUT)).unwrap();
         stream.write_all(&bytes).unwrap();
         let mut all = Vec::new();
         let mut some = [0; 4096];
@@ -576,7 +576,7 @@ async fn metrics_name_pod_claim_and_namespace() {
     let get = |path: &str| {
         use std::io::{Read, Write};
         let mut stream = std::net::TcpStream::connect(&address).unwrap();
-        stream.set_read_timeout(Some(support::LONG)).unwrap();
+        stream.set_read_timeout(Some(support::WAIT_TIMEOUT)).unwrap();
         write!(stream, "GET {path} HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n").unwrap();
         let mut text = String::new();
         stream.read_to_string(&mut text).unwrap();

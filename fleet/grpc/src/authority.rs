@@ -21,7 +21,7 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tonic::transport::server::Connected;
 
 /// Length of the preface of a client's connection.
-const PREFACE: usize = 24;
+const PREFACE_LEN: usize = 24;
 /// Bytes of a frame's head.
 const HEAD: usize = 9;
 /// Longest payload of a frame: the server keeps the initial limit.
@@ -104,7 +104,7 @@ impl Default for Rewriter {
     fn default() -> Self {
         let mut decoder = Decoder::new();
         decoder.set_max_allowed_table_size(TABLE);
-        Self { preface_left: PREFACE, head: Vec::new(), frame: None, payload: Vec::new(), block: None, decoder }
+        Self { preface_left: PREFACE_LEN, head: Vec::new(), frame: None, payload: Vec::new(), block: None, decoder }
     }
 }
 

@@ -23,7 +23,7 @@ const HEADERS: u8 = 1;
 /// Frames of kind RST_STREAM.
 const RST_STREAM: u8 = 3;
 /// Limit of a wait, reached only by a failing test.
-const LONG: Duration = Duration::from_secs(30);
+const WAIT_TIMEOUT: Duration = Duration::from_secs(30);
 
 #[derive(Default)]
 struct Plugin {
@@ -57,7 +57,7 @@ fn capture(name: &str) -> Vec<u8> {
 /// by kind.
 fn answers(socket: &Path, bytes: &[u8], streams: usize) -> (Vec<u8>, Vec<u8>) {
     let mut stream = UnixStream::connect(socket).unwrap();
-    stream.set_read_timeout(Some(LONG)).unwrap();
+    stream.set_read_timeout(Some(WAIT_TIMEOUT)).unwrap();
     stream.write_all(bytes).unwrap();
     let (mut all, mut kinds) = (Vec::new(), Vec::new());
     loop {
@@ -129,7 +129,7 @@ fn junk_ends_its_connection_and_no_other() {
         open.write_all(&bytes[..40]).unwrap();
         for junk in [b"GET / HTTP/1.1\r\n\r\n".as_slice(), &[0xff; 4096], &[&bytes[..24], &[0xff; 64]].concat()] {
             let mut stream = UnixStream::connect(socket).unwrap();
-            stream.set_read_timeout(Some(LONG)).unwrap();
+            stream.set_read_timeout(Some(WAIT_TIMEOUT)).unwrap();
             let _ = stream.write_all(junk);
             // The server's settings may come before the end.
             let _ = stream.read_to_end(&mut Vec::new());

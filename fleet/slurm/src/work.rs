@@ -26,7 +26,7 @@ const PREFIX: &str = "slurm-";
 /// Variable with the socket of a job's vGPU.
 pub const VGPU_VARIABLE: &str = "GPU_MEDIATOR_VFIO_USER_SOCKET";
 /// Time between two attempts to reach a daemon.
-const AGAIN: Duration = Duration::from_millis(500);
+const RETRY_INTERVAL: Duration = Duration::from_millis(500);
 /// Time limit of a note to the controller.
 // TIMEOUT: the controller answers at once, or is away; a job must not wait for it.
 const NOTE: Duration = Duration::from_secs(10);
@@ -106,7 +106,7 @@ fn patiently<T>(
                 if begin.elapsed() >= Duration::from_secs(arguments.patience_s) {
                     return Err(format!("{}; start mediatord, or name its socket in plugstack.conf", told(&error)));
                 }
-                thread::sleep(AGAIN);
+                thread::sleep(RETRY_INTERVAL);
             }
             answer => return Ok(answer),
         }

@@ -8,9 +8,9 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, ensure};
 
 /// Time that the host may take.
-const PATIENCE: Duration = Duration::from_secs(120);
+const HOST_TIMEOUT: Duration = Duration::from_secs(120);
 /// Interval at which the file is polled.
-const LOOK: Duration = Duration::from_millis(2);
+const POLL_INTERVAL: Duration = Duration::from_millis(2);
 
 /// Marks, if the host requests them.
 #[derive(Debug, Clone, Copy)]
@@ -32,8 +32,8 @@ impl Marks {
         let (told, began) = (PathBuf::from(format!("/mark-{name}")), Instant::now());
         println!("MARK {name} {more}");
         while !told.exists() {
-            ensure!(began.elapsed() < PATIENCE, "nobody has looked at mark {name}");
-            sleep(LOOK);
+            ensure!(began.elapsed() < HOST_TIMEOUT, "nobody has looked at mark {name}");
+            sleep(POLL_INTERVAL);
         }
         Ok(fs::remove_file(told)?)
     }

@@ -21,7 +21,7 @@ const DIRECT: u64 = 2048;
 /// No buffer larger than this is mapped through BAR1.
 pub const MOST_MAPPED: u64 = 16 << 20;
 /// Words of a large buffer that are read through BAR1.
-const SAMPLES: u64 = 24;
+const SAMPLED_WORDS: u64 = 24;
 /// Bytes of the bounce buffer.
 const BOUNCE: u64 = 2 << 20;
 /// Bytes that the CPU generates or compares at once.
@@ -218,7 +218,7 @@ impl<'a> Helper<'a> {
     fn sample(&self, what: &str, buffer: &Buffer, expected: &Expected) -> Result<()> {
         let mut random = self.rig.random();
         let last = buffer.size() - 8;
-        for sample in 0..SAMPLES {
+        for sample in 0..SAMPLED_WORDS {
             let at = match sample {
                 0 => 0,
                 1 => last,

@@ -16,8 +16,8 @@ use nvspec::regs::{pbus, pfb, pflush, windows::pramin};
 use std::sync::Arc;
 
 /// Bytes of a window.
-pub const WINDOW: u64 = 2 << 20;
-const ENTRIES_PER_WINDOW: u64 = WINDOW / LARGE_PAGE;
+pub const WINDOW_BYTES: u64 = 2 << 20;
+const ENTRIES_PER_WINDOW: u64 = WINDOW_BYTES / LARGE_PAGE;
 const NO_WINDOW: u16 = u16::MAX;
 /// Maximum number of polls for the end of a flush, before it and its caller fail. A flush takes microseconds, and each
 /// poll is a bus read of about one. A card that does not answer delays other callers by 2 ms.
@@ -81,12 +81,12 @@ impl CardMemory {
     /// Creates it with no window mapped.
     fn unmapped(card: Arc<dyn Card>, layout: Layout, vram_bytes: u64) -> Self {
         let bar1_size = card.identity().bar1_size;
-        let slots = bar1_size.min(nvspec::mmu::PDE_SPAN) / WINDOW;
+        let slots = bar1_size.min(nvspec::mmu::PDE_SPAN) / WINDOW_BYTES;
         Self {
             card,
             layout,
             vram_bytes,
-            window_of: vec![NO_WINDOW; vram_bytes.div_ceil(WINDOW) as usize],
+            window_of: vec![NO_WINDOW; vram_bytes.div_ceil(WINDOW_BYTES) as usize],
             windows: vec![Window { maps: None, used: false }; slots as usize],
             hand: 1,
             moves: 0,
@@ -212,15 +212,15 @@ impl CardMemory {
     /// Returns the BAR1 offset of `addr`, and how many of `len` bytes are in the same window.
     fn window(&mut self, addr: VramAddr, len: usize) -> Result<(u64, usize), CardError> {
         assert!(addr.0 < self.vram_bytes, "an address was not checked before use: {addr}");
-        let block = addr.0 / WINDOW;
-        let within = addr.0 % WINDOW;
+        let block = addr.0 / WINDOW_BYTES;
+        let within = addr.0 % WINDOW_BYTES;
         let mut slot = self.window_of[block as usize];
         if slot == NO_WINDOW {
             slot = self.move_window(block)?;
         }
         self.windows[usize::from(slot)].used = true;
-        let run = (WINDOW - within).min(len as u64) as usize;
-        Ok((u64::from(slot) * WINDOW + within, run))
+        let run = (WINDOW_BYTES - within).min(len as u64) as usize;
+        Ok((u64::from(slot) * WINDOW_BYTES + within, run))
     }
 
     fn move_window(&mut self, block: u64) -> Result<u16, CardError> {
@@ -237,7 +237,7 @@ impl CardMemory {
         }
         let mut entries = [0u8; (ENTRIES_PER_WINDOW * ENTRY_BYTES) as usize];
         for (page, entry) in entries.chunks_exact_mut(ENTRY_BYTES as usize).enumerate() {
-            let at = block * WINDOW + page as u64 * LARGE_PAGE;
+            let at = block * WINDOW_BYTES + page as u64 * LARGE_PAGE;
             let value = if at + LARGE_PAGE <= self.vram_bytes { large_entry(VramAddr(at)) } else { 0 };
             entry.copy_from_slice(&value.to_le_bytes());
         }

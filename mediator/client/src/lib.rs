@@ -26,9 +26,9 @@ use tokio::net::UnixStream;
 pub use hyper::Method;
 
 /// Default time limit of one request; adding a virtual machine waits until its memory has been scrubbed.
-const LIMIT: Duration = Duration::from_secs(120);
+const DEFAULT_TIMEOUT: Duration = Duration::from_secs(120);
 /// Bytes per piece of a body that is sent in pieces.
-const PIECE: usize = 256 << 10;
+const BODY_PIECE_BYTES: usize = 256 << 10;
 /// Largest answer, in bytes.
 const MAX_ANSWER: usize = 64 << 20;
 
@@ -67,7 +67,7 @@ impl Admin {
     /// Creates a client of the daemon at `socket`.
     #[must_use]
     pub fn new(socket: PathBuf) -> Self {
-        Self { socket, limit: LIMIT }
+        Self { socket, limit: DEFAULT_TIMEOUT }
     }
 
     /// Returns the daemon's socket.
@@ -232,7 +232,7 @@ impl<R: Read + Unpin> Body for Source<R> {
     type Error = io::Error;
 
     fn poll_frame(mut self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<Option<io::Result<Frame<Bytes>>>> {
-        let mut piece = vec![0; PIECE];
+        let mut piece = vec![0; BODY_PIECE_BYTES];
         Poll::Ready(match self.0.read(&mut piece) {
             Ok(0) => None,
             Ok(bytes) => {

@@ -146,7 +146,7 @@ mod tests {
 
     use super::*;
 
-    const OTHER: u32 = 65_534;
+    const OTHER_UID: u32 = 65_534;
 
     fn uid(path: &Path) -> u32 {
         fs::symlink_metadata(path).unwrap().uid()
@@ -171,10 +171,10 @@ mod tests {
         give(folder.path(), &socket, uid(folder.path())).unwrap();
         assert_eq!(fs::metadata(&socket).unwrap().mode() & 0o777, 0o600);
         if is_root() {
-            give(folder.path(), &socket, OTHER).unwrap();
-            assert_eq!(uid(&socket), OTHER);
+            give(folder.path(), &socket, OTHER_UID).unwrap();
+            assert_eq!(uid(&socket), OTHER_UID);
             // Another process of the same job.
-            give(folder.path(), &socket, OTHER).unwrap();
+            give(folder.path(), &socket, OTHER_UID).unwrap();
         }
     }
 
@@ -204,7 +204,7 @@ mod tests {
         ];
         let before = fs::metadata(&elsewhere).unwrap();
         for path in cases {
-            assert!(give(folder.path(), &path, OTHER).is_err(), "{}", path.display());
+            assert!(give(folder.path(), &path, OTHER_UID).is_err(), "{}", path.display());
         }
         let after = fs::metadata(&elsewhere).unwrap();
         assert_eq!((before.uid(), before.mode()), (after.uid(), after.mode()));
@@ -213,7 +213,7 @@ mod tests {
             let theirs = at("theirs.sock");
             let _listener = UnixListener::bind(&theirs).unwrap();
             std::os::unix::fs::chown(&theirs, Some(1234), None).unwrap();
-            assert!(give(folder.path(), &theirs, OTHER).unwrap_err().to_string().contains("belongs to user 1234"));
+            assert!(give(folder.path(), &theirs, OTHER_UID).unwrap_err().to_string().contains("belongs to user 1234"));
             assert_eq!(uid(&theirs), 1234);
         }
     }
@@ -260,10 +260,10 @@ mod tests {
         assert_eq!(fs::metadata(other.path()).unwrap().mode() & 0o777, 0o755);
         if is_root() {
             // The daemon is another user: it owns the folder, and a folder of a third user is refused.
-            std::os::unix::fs::chown(folder.path(), Some(OTHER), Some(OTHER)).unwrap();
+            std::os::unix::fs::chown(folder.path(), Some(OTHER_UID), Some(OTHER_UID)).unwrap();
             let own = folder.path().join("own");
             super::folder(&own, folder.path(), 0o700).unwrap();
-            assert_eq!(uid(&own), OTHER);
+            assert_eq!(uid(&own), OTHER_UID);
             std::os::unix::fs::chown(&own, Some(1234), None).unwrap();
             assert!(
                 super::folder(&own, folder.path(), 0o700).unwrap_err().to_string().contains("belongs to user 1234")

@@ -12,7 +12,7 @@ use crate::client::{Client, ClientError};
 // TIMEOUT: it serves its socket right after it has taken over.
 const ANSWER_LIMIT: Duration = Duration::from_secs(30);
 /// Interval at which the answer is checked.
-const AGAIN: Duration = Duration::from_millis(50);
+const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 #[derive(Clone, Debug, Subcommand)]
 pub(super) enum DaemonCommand {
@@ -52,7 +52,7 @@ fn next(client: &Client, pid: u32) -> Result<api::DaemonInfo, ClientError> {
                 let what = format!("process {} answers, and not {pid}, which has taken over", found.pid);
                 return Err(ClientError::protocol(what));
             }
-            _ => thread::sleep(AGAIN),
+            _ => thread::sleep(POLL_INTERVAL),
         }
     }
 }

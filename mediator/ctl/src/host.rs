@@ -7,7 +7,7 @@ use admin_client::AskError;
 use clap::{Args, Subcommand};
 use serde::Serialize;
 use vfio_host::bind::{BindError, Change, Kernel};
-use vfio_host::{Address, Function, HostError, Obstacle, Sysfs};
+use vfio_host::{Address, Function, ManagerError, Obstacle, Sysfs};
 
 use super::Form;
 use super::client::{Client, ClientError};
@@ -59,12 +59,12 @@ impl Place {
 /// The host's cards, as `--json` shows them.
 #[derive(Clone, Debug, Serialize)]
 struct Cards {
-    cards: Vec<HostCard>,
+    cards: Vec<ManagedCard>,
 }
 
 /// One of them.
 #[derive(Clone, Debug, Serialize)]
-struct HostCard {
+struct ManagedCard {
     #[serde(flatten)]
     function: Function,
     /// The daemon can use it.
@@ -79,7 +79,7 @@ struct Hint {
     what_to_do: String,
 }
 
-impl From<Function> for HostCard {
+impl From<Function> for ManagedCard {
     fn from(function: Function) -> Self {
         let hint = |obstacle: &Obstacle| Hint { what: obstacle.to_string(), what_to_do: obstacle.what_to_do() };
         let obstacles: Vec<_> = function.obstacles().iter().map(hint).collect();
@@ -97,7 +97,7 @@ impl HostCommand {
             }
             Self::List { place, .. } => {
                 let functions = place.sysfs().list().map_err(|error| refused(&BindError::Host(error)))?;
-                let cards = Cards { cards: functions.into_iter().map(HostCard::from).collect() };
+                let cards = Cards { cards: functions.into_iter().map(ManagedCard::from).collect() };
                 Ok(form.of(&cards, |cards| table(&cards.cards)))
             }
             Self::Bind { address, place } => {
@@ -114,7 +114,7 @@ impl HostCommand {
 
 fn refused(error: &BindError) -> ClientError {
     let code = match error {
-        BindError::Host(HostError::NoFunction(_)) => ErrorCode::NotFound,
+        BindError::Host(ManagerError::NoFunction(_)) => ErrorCode::NotFound,
         BindError::Foreign { .. } | BindError::NoName(_) => ErrorCode::Invalid,
         BindError::Obstacle(_) | BindError::Lent { .. } | BindError::NoDriver(_) => ErrorCode::Conflict,
         BindError::Host(_) | BindError::Refused { .. } | BindError::Otherwise { .. } => ErrorCode::Failed,
@@ -136,12 +136,12 @@ fn changed(change: &Change) -> String {
     }
 }
 
-fn table(cards: &[HostCard]) -> String {
+fn table(cards: &[ManagedCard]) -> String {
     if cards.is_empty() {
         return "no NVIDIA cards\n".to_owned();
     }
     let mut rows = vec![output::heads(&["ADDRESS", "PCI ID", "DRIVER", "GROUP", "IN THE GROUP", "RESET", "USABLE"])];
-    rows.extend(cards.iter().map(|HostCard { function, usable, .. }| {
+    rows.extend(cards.iter().map(|ManagedCard { function, usable, .. }| {
         let or_nothing = |text: String| if text.is_empty() { output::NOTHING.to_owned() } else { text };
         let beside: Vec<_> = function.beside.iter().take(4).map(ToString::to_string).collect();
         vec![

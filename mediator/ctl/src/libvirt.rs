@@ -46,7 +46,7 @@ const MAX_NOTE: u64 = 64 << 10;
 /// Time for the daemon to notice that a VMM has ended.
 // TIMEOUT: QEMU's process has ended when libvirt calls `release`, and its connection with it; only a busy daemon takes
 // longer.
-const GONE: Duration = Duration::from_secs(10);
+const VMM_EXIT_TIMEOUT: Duration = Duration::from_secs(10);
 /// Interval at which this is checked.
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
@@ -162,7 +162,7 @@ impl Hook {
         if note.uuid.is_some() && uuid.is_some() && note.uuid != uuid {
             return Ok(());
         }
-        match remove(client, &note, GONE)? {
+        match remove(client, &note, VMM_EXIT_TIMEOUT)? {
             Removed::Gone => {
                 // Without the note, nothing is removed twice.
                 let _ = fs::remove_file(path);

@@ -9,19 +9,19 @@ use api::{DrainReport, MoveTo, Moved};
 
 /// Time that moves may take.
 // TIMEOUT: a card of 64 virtual machines, each with some GiB that are copied through the host, in minutes.
-const PATIENCE: Duration = Duration::from_secs(3600);
+const MOVE_TIMEOUT: Duration = Duration::from_secs(3600);
 
 /// Moves a virtual machine; returns the output.
 pub(super) fn move_vm(client: Client, form: Form, name: &str, card: Option<String>) -> Result<String, ClientError> {
     let path = format!("/v1/vms/{}/move", client::segment(name));
-    let done: Moved = client.waiting(PATIENCE).post(&path, &MoveTo { card })?;
+    let done: Moved = client.waiting(MOVE_TIMEOUT).post(&path, &MoveTo { card })?;
     Ok(form.of(&done, moved))
 }
 
 /// Drains a card. Returns the output, and the exit code for whether VMs or tenants remain.
 pub(super) fn drain(client: Client, form: Form, name: &str) -> Result<(String, Code), ClientError> {
     let path = format!("/v1/cards/{}/drain", client::segment(name));
-    let done: DrainReport = client.waiting(PATIENCE).post(&path, &())?;
+    let done: DrainReport = client.waiting(MOVE_TIMEOUT).post(&path, &())?;
     let code = if done.left.is_empty() { Code::Good } else { Code::Conflict };
     Ok((form.of(&done, report), code))
 }
@@ -66,7 +66,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn report_has_who_moved_where_and_who_is_left_and_why() {
+    fn move_report_lists_moved_vms_and_remaining_vms_with_reason() {
         let one = |vm: &str, to: &str| Moved {
             vm: vm.to_owned(),
             from: "card0".to_owned(),

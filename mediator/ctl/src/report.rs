@@ -27,7 +27,7 @@ const COLOURS: [RGBColor; 8] = [
 ];
 
 /// Width and minimum height of the picture, in pixels.
-const SIZE: (u32, u32) = (1100, 560);
+const PICTURE_SIZE_PX: (u32, u32) = (1100, 560);
 /// Width of the legend, on the right.
 const LEGEND: u32 = 300;
 /// Maximum number of characters of a name in it.
@@ -177,8 +177,8 @@ impl Uses {
     pub fn svg(&self, card: &str, stacked: bool) -> Result<String, String> {
         let mut text = String::new();
         let lines = u32::try_from(self.vms.len()).unwrap_or(u32::MAX).saturating_add(3);
-        let height = lines.saturating_mul(LINE.unsigned_abs()).max(SIZE.1);
-        let area = SVGBackend::with_string(&mut text, (SIZE.0, height)).into_drawing_area();
+        let height = lines.saturating_mul(LINE.unsigned_abs()).max(PICTURE_SIZE_PX.1);
+        let area = SVGBackend::with_string(&mut text, (PICTURE_SIZE_PX.0, height)).into_drawing_area();
         self.draw(&area, card, stacked).map_err(|error| error.to_string())?;
         drop(area);
         Ok(text)
@@ -194,7 +194,7 @@ impl Uses {
         let jain = self.jain().map_or_else(|| "-".to_owned(), |index| format!("{index:.3}"));
         let (engine, window) = (self.engine.name(), self.window_ms);
         let title = format!("{card}, {engine}: use in windows of {window} ms, Jain's index {jain}");
-        let (plot, legend) = area.titled(&title, (FONT, 20))?.split_horizontally(SIZE.0 - LEGEND);
+        let (plot, legend) = area.titled(&title, (FONT, 20))?.split_horizontally(PICTURE_SIZE_PX.0 - LEGEND);
         let layers = self.layers(stacked);
         let peak = layers.iter().flatten().copied().fold(100.0, f64::max);
         let mut chart = ChartBuilder::on(&plot)
@@ -341,7 +341,7 @@ mod tests {
     }
 
     #[test]
-    fn jain_s_index_tells_equal_from_unequal() {
+    fn jain_index_separates_equal_from_unequal_shares() {
         assert_eq!(jain(&[]), None);
         assert_eq!(jain(&[0.0, 0.0]), None);
         assert_eq!(jain(&[2.0, 2.0, 2.0]), Some(1.0));
@@ -349,7 +349,7 @@ mod tests {
     }
 
     #[test]
-    fn picture_stands_alone_and_names_vms_shares_and_fairness() {
+    fn svg_report_is_self_contained_with_shares_and_fairness() {
         let history = history();
         assert_eq!(busiest(&history), Engine::Compute);
         for stacked in [false, true] {

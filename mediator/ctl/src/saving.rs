@@ -13,7 +13,7 @@ use serde_json::json;
 
 /// Time that saving or restoring may take.
 // TIMEOUT: longer than the daemon's own, which reports the cause.
-const PATIENCE: Duration = Duration::from_secs(1200);
+const SAVE_TIMEOUT: Duration = Duration::from_secs(1200);
 
 /// A temporary file next to its target; removed unless it becomes the target.
 struct Beside {
@@ -57,7 +57,7 @@ pub(super) fn save(client: Client, form: Form, name: &str, file: &Path, force: b
     }
     let mut beside = Beside::of(file).map_err(failed)?;
     let mut bytes = 0u64;
-    client.waiting(PATIENCE).stream_out(&format!("/v1/vms/{}/save", client::segment(name)), |piece| {
+    client.waiting(SAVE_TIMEOUT).stream_out(&format!("/v1/vms/{}/save", client::segment(name)), |piece| {
         bytes = bytes.saturating_add(piece.len() as u64);
         beside.file.write_all(piece).map_err(failed)
     })?;
@@ -70,7 +70,7 @@ pub(super) fn save(client: Client, form: Form, name: &str, file: &Path, force: b
 pub(super) fn restore(client: Client, form: Form, name: &str, file: &Path) -> Result<String, ClientError> {
     let source = File::open(file).map_err(|source| ClientError::Unreadable { path: file.to_owned(), source })?;
     let path = format!("/v1/vms/{}/restore", client::segment(name));
-    let done: Restored = client.waiting(PATIENCE).stream_in(&path, source)?;
+    let done: Restored = client.waiting(SAVE_TIMEOUT).stream_in(&path, source)?;
     Ok(form.of(&done, |done| {
         let Restored { vm, card, memory_mib, pause_ms } = done;
         format!("VM {vm} goes on from {} on {card}: {memory_mib} MiB, it waited {pause_ms} ms\n", file.display())

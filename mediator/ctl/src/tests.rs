@@ -50,7 +50,7 @@ fn added(served: &Served, name: &str) {
 }
 
 #[test]
-fn tables_show_what_an_operator_asks_for() {
+fn ctl_tables_show_vms_and_cards() {
     let served = Served::new();
     assert_eq!(ctl(&served, &["vm", "list"]).out, "no VMs\n");
     let ran = ctl(&served, &["vm", "add", "a", "--card", "card0", "--vram-mib", "64", "--channels", "8"]);
@@ -115,7 +115,7 @@ fn launch_args_print_one_line_for_a_shell_and_comments() {
 }
 
 #[test]
-fn exit_codes_tell_what_went_wrong() {
+fn exit_codes_distinguish_failures() {
     let served = Served::new();
     added(&served, "a");
     let code = |arguments: &[&str]| ctl(&served, arguments).code;
@@ -154,7 +154,7 @@ fn errors_go_to_standard_error_with_advice_or_as_json() {
 }
 
 #[test]
-fn daemon_that_is_not_there_is_told_with_the_socket() {
+fn missing_daemon_error_names_socket() {
     let ran = ctl_at("/nonexistent/admin.sock", &["vm", "list"]);
     assert_eq!(ran.code, Code::Unreachable);
     assert!(ran.err.contains("no daemon answers at /nonexistent/admin.sock"), "{}", ran.err);
@@ -162,7 +162,7 @@ fn daemon_that_is_not_there_is_told_with_the_socket() {
 }
 
 #[test]
-fn something_else_behind_the_socket_is_a_failure() {
+fn ctl_when_socket_is_not_mediatord_fails() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("s");
     let listener = std::os::unix::net::UnixListener::bind(&path).unwrap();

@@ -35,7 +35,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_and_numbers_are_found_and_others_told() {
+    fn socket_options_accept_names_and_ids_and_reject_unknown_group() {
         let options = socket_options(SocketMode(0o600), Some("root"), Some("7")).unwrap();
         assert_eq!(options, SocketOptions { mode: Some(0o600), uid: Some(0), gid: Some(7) });
         let error = socket_options(SocketMode(0o600), None, Some("no-such-group")).unwrap_err();

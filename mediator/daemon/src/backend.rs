@@ -8,10 +8,10 @@ use vmm_glue::{Device, IrqCounts, Link};
 use vram::TenantId;
 
 use api::{Denied, Driver};
+use card_manager::ManagedCard;
+use card_manager::shortage::Shortage;
+use card_manager::usage::SchedulerUsage;
 use config::{CardMemory, CardSpec, VmSpec};
-use owner::HostCard;
-use owner::shortage::Shortage;
-use owner::usage::SchedulerUsage;
 use physical::GoingCard;
 use vgpu::{MediatedVm, Settings};
 
@@ -121,7 +121,7 @@ pub(crate) struct CardStatus {
 /// A card that another daemon can take over.
 pub(crate) struct Movable {
     /// The mediator's side of it.
-    pub host: Arc<HostCard>,
+    pub host: Arc<ManagedCard>,
     /// The card itself.
     pub card: GoingCard,
     /// Number of the next virtual machine.
@@ -174,7 +174,7 @@ pub(crate) trait CardBackend: Send + Sync {
     }
 
     /// Returns the mediator's side of the card, through which its memory is managed, if the mediator has the card.
-    fn mediated(&self) -> Option<Arc<HostCard>> {
+    fn mediated(&self) -> Option<Arc<ManagedCard>> {
         None
     }
 

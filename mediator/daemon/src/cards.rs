@@ -16,12 +16,12 @@ use vram::{OnFull, QuantaConfig, Summary, TenantId};
 
 use super::backend::{Awaiting, BackendError, Built, CardBackend, CardStatus, Movable, OpenCard};
 use super::memory::ram_share;
+use card_manager::shortage::Shortage;
+use card_manager::usage::SchedulerUsage;
+use card_manager::{Chaos, Division, Feeder, Handed, ManagedCard, Reopened, SavedHost, Share, Sharing};
 use config::check::{MAX_CHANNELS, MIN_VM_VRAM_MIB};
 use config::memory::QuantaSpec;
 use config::{Apertures, CardKind, CardMemory, CardSpec, Residue, VmSpec};
-use owner::shortage::Shortage;
-use owner::usage::SchedulerUsage;
-use owner::{Chaos, Division, Feeder, Handed, HostCard, Reopened, SavedHost, Share, Sharing};
 use passthrough::PassthroughDevice;
 use vgpu::{MediatedVm, PvSettings, SavedSide, Settings};
 
@@ -105,7 +105,7 @@ struct OwnedCard {
     cards: Cards,
     card: Physical,
     /// The mediator's side of the card, from the first mediated virtual machine until one needs passthrough.
-    host: Mutex<rank::Ownership, Option<Arc<HostCard>>>,
+    host: Mutex<rank::Ownership, Option<Arc<ManagedCard>>>,
     /// Settings of its time, whether or not the mediator has it now.
     scheduler: Mutex<rank::SchedulerSettings, sched::Config>,
     /// Settings of its memory.
@@ -178,11 +178,11 @@ impl OwnedCard {
     }
 
     /// Returns the mediator's side of the card, if there is one that has not failed.
-    fn working(&self) -> Option<Arc<HostCard>> {
+    fn working(&self) -> Option<Arc<ManagedCard>> {
         self.host.lock().clone().filter(|host| host.failure().is_none())
     }
 
-    fn host(&self) -> Result<Arc<HostCard>, BackendError> {
+    fn host(&self) -> Result<Arc<ManagedCard>, BackendError> {
         let mut host = self.host.lock();
         if let Some(host) = &*host {
             return match host.failure() {
@@ -191,7 +191,7 @@ impl OwnedCard {
             };
         }
         let firmware = self.cards.firmware(self.spec.kind)?;
-        let opened = HostCard::open(self.card.card(), &self.spec.name, &self.sharing(), firmware);
+        let opened = ManagedCard::open(self.card.card(), &self.spec.name, &self.sharing(), firmware);
         let opened = opened.map_err(BackendError::failed)?;
         if let Some(inbox) = &self.cards.inbox {
             opened.collect_firmware(inbox.clone());
@@ -266,7 +266,7 @@ impl CardBackend for OwnedCard {
         self.working()?.lock().end_record()
     }
 
-    fn mediated(&self) -> Option<Arc<HostCard>> {
+    fn mediated(&self) -> Option<Arc<ManagedCard>> {
         self.working()
     }
 
@@ -376,7 +376,7 @@ impl Cards {
         let owned = OwnedCard::new(spec, self, Physical::come(&card), next_vm);
         let settings: BTreeMap<TenantId, Settings> =
             vms.iter().map(|(id, (vm, bytes))| (*id, owned.settings(vm, *bytes))).collect();
-        let reopened = HostCard::reopen(
+        let reopened = ManagedCard::reopen(
             owned.card.card(),
             &owned.sharing(),
             self.firmware(spec.kind)?,

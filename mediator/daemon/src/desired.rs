@@ -17,7 +17,7 @@ use config::check::{self, MAX_TENANTS, MAX_VMS, RefusalKind};
 use config::patch::{Difference, differences, patched, table, with};
 use config::profile::Of;
 use config::{CardKind, CardSpec, TenantSpec, VmSpec, live};
-use kept::Tuning;
+use overrides::Tuning;
 
 /// The key of a card that takes no new tenants.
 const DRAINED: &str = "drained";

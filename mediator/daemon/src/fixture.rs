@@ -10,8 +10,8 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use api::VmState;
+use card_manager::shortage::Shortage;
 use config::{CardSpec, Config, VmSpec};
-use owner::shortage::Shortage;
 use parking_lot::Mutex;
 use rig::RemoteGuest;
 use rig::driver::{Channel, Driver, M2MF, PAGE, m2mf_copy, object};
@@ -23,8 +23,8 @@ use vmm_glue::{AccessError, Device, DmaRegion, Link, MapError, RegionIndex, Regi
 
 use super::backend::{BackendError, BackendStatus, Built, CardBackend, CardStatus, OpenCard, VmBackend};
 use super::{Daemon, DaemonError, cards};
-use kept::Keeper;
 use listening::Sockets;
+use overrides::OverrideStore;
 
 /// MiB of each VM.
 const VM_MIB: u64 = 16;
@@ -217,7 +217,7 @@ pub(crate) type Listeners = HashMap<String, UnixListener>;
 /// Those of [`Daemon::start`].
 pub(crate) fn start(config: Config, opener: &dyn OpenCard, listeners: Listeners) -> Result<Arc<Daemon>, DaemonError> {
     let sockets = Sockets::new(listening::Activated { listeners, ..Default::default() });
-    Daemon::start(config, opener, sockets, Keeper::default())
+    Daemon::start(config, opener, sockets, OverrideStore::default())
 }
 
 /// Returns a configuration of software cards under a folder.

@@ -1,7 +1,7 @@
 //! The daemon's core: the cards and virtual machines, and how they are added and removed.
 //!
 //! Parts: `backend` (the interface to a virtual machine's device), `cards` (the cards of a configuration), `vm` (a
-//! virtual machine's thread), `front` (a socket or a Xen domain), `show` (its status for operators), `scheduling` (how
+//! virtual machine's thread), `endpoint` (a socket or a Xen domain), `show` (its status for operators), `scheduling` (how
 //! the time of cards is shared, live), `draining` (cards that are emptied), `moving` (from one card to another),
 //! `rebalancing` (automatic moves), `upgrade` (another daemon takes over everything), `desired` (all that can be
 //! changed, at once; `kept` stores the overrides; `listening` the sockets), `account` (users and groups), `error`,
@@ -22,7 +22,7 @@ use std::sync::Arc;
 
 use locks::{Mutex, rank};
 use vmm_glue::memory::MemoryLimits;
-use vmm_glue::{Link, ParkError, Parked, StopHandle};
+use vmm_glue::{Link, ParkError, StopHandle, SuspendedClient};
 
 use config::check::{self, MAX_VMS};
 use config::{CardKind, CardSpec, Config, DaemonSpec, ProfileSpec, RamSpec, TenantSpec, VmSpec};
@@ -35,10 +35,10 @@ mod cuda;
 mod desired;
 mod devices;
 mod draining;
+mod endpoint;
 mod error;
 #[cfg(any(test, feature = "test-rig"))]
 pub mod fixture;
-mod front;
 mod memory;
 mod moving;
 mod profiles;
@@ -62,13 +62,13 @@ pub(crate) use scheduling::{HISTORY_MS, WINDOW_MS};
 use backend::{CardBackend, OpenCard};
 use cuda::CudaCard;
 use draining::Arrival;
-use front::{Front, FrontServer};
-use kept::{Keeper, Live, Tuning};
+use endpoint::{Endpoint, EndpointServer};
 use listening::{Sockets, folders};
 use metrics::moves::Moves;
+use overrides::{Live, OverrideStore, Tuning};
 use revision::Revision;
 use show::{Found, show};
-use upgrade::{Line, Succession};
+use upgrade::{Generations, UpgradeChain};
 use vm::{End, Running, Seen};
 
 /// Maximum number of memory regions that may be lent to a card that is passed through: a VM with an IOMMU of its own
@@ -161,15 +161,15 @@ pub struct Daemon {
     /// Held while settings of a card or a virtual machine are read, changed and stored.
     tuning: Mutex<rank::Tuning, ()>,
     /// Writes changes to the file that outlives the daemon.
-    keeper: Mutex<rank::Keeper, Keeper>,
+    override_store: Mutex<rank::OverrideStore, OverrideStore>,
     sockets: Sockets,
     /// The previous daemon, and the next one.
-    line: Line,
+    line: Generations,
     moves: Moves,
 }
 
 impl Daemon {
-    /// Opens the cards and starts the virtual machines of a configuration. `keeper` stores the changes from then on.
+    /// Opens the cards and starts the virtual machines of a configuration. `override_store` stores the changes from then on.
     ///
     /// # Errors
     /// When a card or a virtual machine is not available; everything started so far is taken down.
@@ -177,11 +177,11 @@ impl Daemon {
         config: Config,
         opener: &dyn OpenCard,
         sockets: Sockets,
-        keeper: Keeper,
+        override_store: OverrideStore,
     ) -> Result<Arc<Self>, DaemonError> {
         let cards = Self::opened(config.cards.iter(), opener, &config.daemon)?;
         let (vms, tenants) = (config.vms.clone(), config.tenants.clone());
-        let daemon = Arc::new(Self::with(config, cards, sockets, keeper));
+        let daemon = Arc::new(Self::with(config, cards, sockets, override_store));
         for vm in vms {
             let name = vm.name.clone();
             if let Err(error) = daemon.reserve(vm, None, Arrival::Configured).and_then(|spec| daemon.fill(&spec)) {
@@ -220,7 +220,7 @@ impl Daemon {
     }
 
     /// Creates a daemon with these cards, and no virtual machine or tenant yet.
-    fn with(config: Config, cards: BTreeMap<String, Card>, sockets: Sockets, keeper: Keeper) -> Self {
+    fn with(config: Config, cards: BTreeMap<String, Card>, sockets: Sockets, override_store: OverrideStore) -> Self {
         let Config { daemon, cards: specs, vms: _, tenants: _, profiles } = config;
         let tunings = specs.iter().map(|card| (card.name.clone(), Tuning::of(card))).collect();
         let state = State {
@@ -239,15 +239,15 @@ impl Daemon {
             state: Mutex::new(state),
             changing: Mutex::new(()),
             tuning: Mutex::new(()),
-            keeper: Mutex::new(keeper),
+            override_store: Mutex::new(override_store),
             sockets,
-            line: Line::default(),
+            line: Generations::default(),
             moves: Moves::default(),
         }
     }
 
     /// Sets how another daemon is started to take over everything from this one.
-    pub(crate) fn continues_by(&self, succession: Succession) {
+    pub(crate) fn continues_by(&self, succession: UpgradeChain) {
         self.line.continues_by(succession);
     }
 
@@ -275,13 +275,13 @@ impl Daemon {
     /// # Errors
     /// When the file cannot be written. The change is still in effect.
     fn keep(&self) -> Result<(), DaemonError> {
-        let mut keeper = self.keeper.lock();
+        let mut override_store = self.override_store.lock();
         if self.state.lock().closing {
             // No operator has removed the virtual machines that are missing now.
             return Err(DaemonError::ShuttingDown);
         }
         let live = self.live_now();
-        keeper.keep(&live).map_err(|error| DaemonError::NotKept(format!("{:#}", anyhow::Error::new(error))))
+        override_store.keep(&live).map_err(|error| DaemonError::NotKept(format!("{:#}", anyhow::Error::new(error))))
     }
 
     /// Returns the current settings that operators can change.
@@ -370,9 +370,9 @@ impl Daemon {
         let card = self.cards.get(&spec.card).ok_or_else(|| DaemonError::NoCard(spec.card.clone()))?;
         let failed = |what: &dyn std::fmt::Display| DaemonError::Failed(format!("VM `{name}` cannot be added: {what}"));
         // The endpoint first: it fails most often, and costs nothing to close.
-        let front = Front::open(spec, &self.spec.socket_dir, &self.sockets)?;
+        let endpoint = Endpoint::open(spec, &self.spec.socket_dir, &self.sockets)?;
         let ram = self.state.lock().ram(spec, &card.spec);
-        let (server, path) = front.serve(name, memory_limits(spec, &ram), &self.sockets)?;
+        let (server, path) = endpoint.serve(name, memory_limits(spec, &ram), &self.sockets)?;
         let built = || {
             let link = Link::new(card.backend.irqs()).map_err(|error| failed(&error))?;
             let stop = StopHandle::new().map_err(|error| failed(&error))?;
@@ -400,7 +400,7 @@ impl Daemon {
     }
 
     /// Returns the VMM connection of a virtual machine that a killed daemon served.
-    fn revived(&self, name: &str, server: &FrontServer, link: &Link) -> Option<Parked> {
+    fn revived(&self, name: &str, server: &EndpointServer, link: &Link) -> Option<SuspendedClient> {
         let left = self.sockets.left(name)?;
         // Daemons of earlier versions left no journal.
         let remains = left.remains()?;
@@ -590,7 +590,7 @@ impl Drop for Daemon {
 /// Returns the bounds of the memory that a virtual machine may lend.
 fn memory_limits(vm: &VmSpec, ram: &RamSpec) -> MemoryLimits {
     // The card's owner enforces the quota, which may change; a card that is passed through has no other user.
-    let mapped_bytes = if vm.passthrough { memory::bytes(ram.quota_mib) } else { owner::iova::SHARED_BYTES };
+    let mapped_bytes = if vm.passthrough { memory::bytes(ram.quota_mib) } else { card_manager::iova::SHARED_BYTES };
     let mut limits =
         MemoryLimits { mapped_bytes, files: listening::descriptors::files_of_vm(), ..MemoryLimits::default() };
     if vm.passthrough {

@@ -4,18 +4,18 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use serde_json::{Map, Value};
-use vram::{GuestAddr, Limits, OnFull, Step, TenantId, To};
+use vram::{GuestVramAddr, Limits, OnFull, Step, TenantId, To};
 
 use super::vm::Running;
 use super::{Card, Daemon, DaemonError, State};
+use card_manager::ManagedCard;
+use card_manager::balance::Hint;
+use card_manager::holdings::Holdings;
+use card_manager::iova::RamShare;
+use card_manager::shortage::Shortage;
+use card_manager::{Accesses, Counted, Moved};
 use config::patch::patched;
 use config::{CardMemory, CardSpec, RamSpec, VmSpec, check};
-use owner::HostCard;
-use owner::balance::Hint;
-use owner::holdings::Holdings;
-use owner::iova::RamShare;
-use owner::shortage::Shortage;
-use owner::{Accesses, Counted, Moved};
 
 /// A virtual machine of a card: its name, its specification, and its counters.
 type User = (String, VmSpec, BTreeMap<String, u64>);
@@ -258,7 +258,7 @@ impl Daemon {
     #[cfg(any(test, feature = "test-rig"))]
     #[must_use]
     #[cfg(test)]
-    pub(crate) fn host_of(&self, card: &str) -> Option<Arc<HostCard>> {
+    pub(crate) fn host_of(&self, card: &str) -> Option<Arc<ManagedCard>> {
         self.cards.get(card)?.backend.mediated()
     }
 
@@ -287,7 +287,7 @@ impl Daemon {
             outside(name, range, bytes)?;
             let most = request.mib.map_or(u64::MAX, |mib| mib.saturating_mul(1 << 20).div_ceil(chunk_bytes));
             let most = usize::try_from(most).unwrap_or(usize::MAX);
-            let chunks = state.memory().movable(vm, GuestAddr(range.start), range.bytes, to != To::Card);
+            let chunks = state.memory().movable(vm, GuestVramAddr(range.start), range.bytes, to != To::Card);
             let steps: Vec<Step> = chunks.into_iter().take(most).map(|index| Step { vm, index, to }).collect();
             (steps, chunk_bytes)
         };
@@ -328,7 +328,7 @@ impl Daemon {
             for hint in said.into_iter().flatten() {
                 state
                     .memory_mut()
-                    .hint(vm, GuestAddr(range.start), range.bytes, hint)
+                    .hint(vm, GuestVramAddr(range.start), range.bytes, hint)
                     .map_err(|error| lacking(name, Shortage::of_pin(&error, chunk_bytes)))?;
             }
         }
@@ -338,7 +338,7 @@ impl Daemon {
 
 /// A running record of a VM's accesses.
 pub(crate) struct AccessRecord {
-    host: Arc<HostCard>,
+    host: Arc<ManagedCard>,
     vm: TenantId,
     name: String,
     over: bool,
@@ -388,7 +388,7 @@ pub(super) fn more_host_memory(mib: u64, most: u64) -> String {
 
 /// A change of a virtual machine's settings for its card's memory.
 struct VmTuning {
-    host: Arc<HostCard>,
+    host: Arc<ManagedCard>,
     vm: TenantId,
     limits: Limits,
     ram: RamSpec,
@@ -413,7 +413,7 @@ pub(super) fn ram_share(ram: &RamSpec) -> RamShare {
 
 /// RAM that virtual machines could lend before a change.
 struct Lent {
-    host: Option<Arc<HostCard>>,
+    host: Option<Arc<ManagedCard>>,
     shares: Vec<(TenantId, RamShare)>,
 }
 
@@ -464,7 +464,7 @@ fn outside(vm: &str, range: api::Range, vram_bytes: u64) -> Result<(), DaemonErr
     Err(DaemonError::Setting { of: format!("VM `{vm}`"), what })
 }
 
-fn mediated(card: &Card) -> Result<Arc<HostCard>, DaemonError> {
+fn mediated(card: &Card) -> Result<Arc<ManagedCard>, DaemonError> {
     let none = || DaemonError::Failed(format!("card `{}` is not the mediator's", card.spec.name));
     card.backend.mediated().ok_or_else(none)
 }

@@ -9,13 +9,13 @@ use anyhow::Context;
 use config::arguments::Arguments;
 use config::{Config, DaemonSpec};
 use fdstore::names::{STORED_ADMIN, STORED_READ_ONLY};
-use kept::Keeper;
 use listening::{Listening, SocketPath, Sockets, descriptors, folders};
+use overrides::OverrideStore;
 
 use crate::admin::Listeners;
 use crate::cards::Cards;
-use crate::upgrade::Succession;
-use crate::upgrade::taker::Heir;
+use crate::upgrade::UpgradeChain;
+use crate::upgrade::receiver::Successor;
 use crate::{Daemon, account, serving};
 
 /// Runs the program to its end.
@@ -29,7 +29,7 @@ pub fn run(arguments: Arguments) -> ExitCode {
         Err(error) => {
             let why = format!("{:#}", anyhow::Error::new(error));
             if arguments.takeover {
-                Heir::decline(&why);
+                Successor::decline(&why);
             }
             eprintln!("mediatord: {why}");
             return ExitCode::from(2);
@@ -66,13 +66,13 @@ fn begin(
     descriptors::raise_limit();
     // The admin socket first: a second daemon ends here, before it touches a card.
     let admin = Admin::open(&config.daemon, &sockets)?;
-    let (config, keeper) = Keeper::open(config, ignore_state)?;
+    let (config, override_store) = OverrideStore::open(config, ignore_state)?;
     for name in sockets.units().filter(|name| config.vms.iter().all(|vm| vm.name != **name)) {
         tracing::warn!(socket = name, "socket from the service manager fits no VM yet; a VM of that name gets it");
     }
     sockets.tell();
     let cards = Cards::of(config.daemon.state_dir.as_deref());
-    let daemon = Daemon::start(config, &cards, sockets, keeper)?;
+    let daemon = Daemon::start(config, &cards, sockets, override_store)?;
     serve(&daemon, admin, program, path)
 }
 
@@ -80,18 +80,18 @@ fn begin(
 fn go_on(config: Config, program: std::io::Result<PathBuf>, path: PathBuf) -> anyhow::Result<()> {
     // Everything that can fail, before any VM waits for it.
     if let Err(error) = logging::init(&config.daemon.log, config.daemon.log_format) {
-        Heir::decline(&error.to_string());
+        Successor::decline(&error.to_string());
         return Err(error.into());
     }
     descriptors::raise_limit();
-    let mut heir = Heir::meet().map_err(anyhow::Error::msg)?;
+    let mut heir = Successor::meet().map_err(anyhow::Error::msg)?;
     let mut prepared = || {
         let sockets = heir.sockets().map_err(anyhow::Error::msg)?;
         let admin = Admin::open(&config.daemon, &sockets)?;
-        let (config, keeper) = heir.keeper(config.clone()).map_err(anyhow::Error::msg)?;
-        anyhow::Ok((sockets, admin, config, keeper))
+        let (config, override_store) = heir.override_store(config.clone()).map_err(anyhow::Error::msg)?;
+        anyhow::Ok((sockets, admin, config, override_store))
     };
-    let (sockets, admin, config, keeper) = match prepared() {
+    let (sockets, admin, config, override_store) = match prepared() {
         Ok(prepared) => prepared,
         Err(error) => {
             heir.refuse(&format!("{error:#}"));
@@ -99,7 +99,7 @@ fn go_on(config: Config, program: std::io::Result<PathBuf>, path: PathBuf) -> an
         }
     };
     let cards = Cards::of(config.daemon.state_dir.as_deref());
-    let daemon = Daemon::take_over(config, &cards, sockets, keeper, heir)?;
+    let daemon = Daemon::take_over(config, &cards, sockets, override_store, heir)?;
     serve(&daemon, admin, program, path)
 }
 
@@ -141,7 +141,7 @@ fn serve(daemon: &Arc<Daemon>, admin: Admin, program: std::io::Result<PathBuf>, 
     let copies = admin.copies().context("the admin socket")?;
     let Admin { listeners, paths: _paths } = admin;
     match program {
-        Ok(program) => daemon.continues_by(Succession { program, config, admin: copies }),
+        Ok(program) => daemon.continues_by(UpgradeChain { program, config, admin: copies }),
         Err(error) => {
             tracing::warn!(%error, "the path of this program is not known: it cannot be upgraded while it runs")
         }

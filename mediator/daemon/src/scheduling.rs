@@ -3,23 +3,23 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use sched::{Account, Engine, History, Nanos, PERMILLE, Quarantine, Queues, Sample, VgpuParams, WHOLE};
+use sched::{Account, Engine, History, Nanos, PERMILLE, Quarantine, Queues, Sample, VgpuParams, WHOLE_SHARE_PPM};
 use serde_json::{Map, Value};
 use vram::TenantId;
 
 use super::vm::Running;
 use super::{Card, Daemon, DaemonError, Life, State};
+use card_manager::overdue::Overdue;
+use card_manager::usage::{SchedulerUsage, VmUsage};
 use config::VmSpec;
 use config::patch::patched;
-use owner::overdue::Overdue;
-use owner::usage::{SchedulerUsage, VmUsage};
 
 /// Nanoseconds of a millisecond.
 const MS: u64 = 1_000_000;
 /// Length of a history's interval, in ms.
-const INTERVAL_MS: u64 = History::INTERVAL / MS;
+const INTERVAL_MS: u64 = History::INTERVAL_NS / MS;
 /// The longest time that a history reaches back, in ms.
-pub(crate) const HISTORY_MS: u64 = INTERVAL_MS * History::KEPT as u64;
+pub(crate) const HISTORY_MS: u64 = INTERVAL_MS * History::MAX_INTERVALS as u64;
 /// The longest record of a scheduler, in bytes: some 200,000 events.
 pub(crate) const RECORD_BYTES: usize = 32 << 20;
 /// Default window over which received shares are measured, in ms.
@@ -32,7 +32,7 @@ impl Daemon {
     /// # Errors
     /// When no card has the name, it is passed through, or the window is out of bounds.
     pub fn scheduler(&self, card: &str, window_ms: u64) -> Result<api::CardScheduler, DaemonError> {
-        let (window_ms, interval) = (within("window_ms", window_ms)?, History::INTERVAL);
+        let (window_ms, interval) = (within("window_ms", window_ms)?, History::INTERVAL_NS);
         if let Some(cuda) = self.known(card)?.cuda.as_deref() {
             return self.cuda_scheduler(cuda, window_ms);
         }
@@ -356,7 +356,7 @@ fn entitled(usage: &SchedulerUsage) -> BTreeMap<TenantId, Entitled> {
     let (vms, params): (Vec<TenantId>, Vec<VgpuParams>) =
         usage.vms.iter().filter(|(_, vm)| vm.quarantine == Quarantine::Free).map(|(id, vm)| (*id, vm.params)).unzip();
     // Rounded to the nearest.
-    let part = WHOLE / u64::from(PERMILLE);
+    let part = WHOLE_SHARE_PPM / u64::from(PERMILLE);
     let permille = |share: u64| u32::try_from((share + part / 2) / part).unwrap_or(PERMILLE);
     let of = |engine| {
         let params: Vec<_> = params.iter().map(|params| params.of(engine)).collect();

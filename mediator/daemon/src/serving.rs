@@ -55,7 +55,7 @@ pub async fn serve(daemon: &Arc<Daemon>, listeners: Listeners) -> anyhow::Result
 
 /// Periodically reports which log events were suppressed. Ends when all cards have failed.
 async fn look_around(daemon: Arc<Daemon>) {
-    let mut turns = tokio::time::interval(logging::INTERVAL);
+    let mut turns = tokio::time::interval(logging::REFILL_INTERVAL);
     loop {
         turns.tick().await;
         logging::tell_suppressed();

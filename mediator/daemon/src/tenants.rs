@@ -16,8 +16,8 @@ use api::TenantPatch;
 use config::check::{self, MAX_TENANTS, Refusal};
 use config::patch::{patched, table};
 use config::{CardSpec, OnRemove, TenantSpec};
-use kept::Tuning;
 use listening::folders;
+use overrides::Tuning;
 
 /// Window over which received parts are measured, in ns.
 const WINDOW_NS: u64 = 1_000_000_000;
@@ -25,7 +25,7 @@ const WINDOW_NS: u64 = 1_000_000_000;
 // TIMEOUT: a killed process ends at once, unless the driver prevents it; then the operator is told.
 const LEAVING: Duration = Duration::from_secs(10);
 /// Interval at which this is checked.
-const LOOK: Duration = Duration::from_millis(20);
+const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
 impl State {
     /// Returns all reasons against a tenant, given all other tenants.
@@ -109,7 +109,7 @@ impl Daemon {
             if self.state.lock().coming.contains(name) {
                 // It is being added, which waits for memory.
                 drop(turn);
-                locks::sleep(cuda::AGAIN);
+                locks::sleep(cuda::GUARANTEE_RETRY_INTERVAL);
                 continue;
             }
             // It may have been removed meanwhile, and added to another card.
@@ -207,7 +207,7 @@ impl Daemon {
         let (of, kills, begin) = (format!("tenant `{name}`"), spec.on_remove == OnRemove::Kill, Instant::now());
         let left = loop {
             match turn.ask(&of, Request::Remove { name: name.to_owned(), kills })? {
-                Answer::Leaving(_) if begin.elapsed() < LEAVING => locks::sleep(LOOK),
+                Answer::Leaving(_) if begin.elapsed() < LEAVING => locks::sleep(POLL_INTERVAL),
                 Answer::Leaving(pids) => break pids,
                 _ => break Vec::new(),
             }
@@ -269,7 +269,7 @@ impl Daemon {
             }
             // Others may change the card meanwhile, and this tenant as well.
             drop(turn);
-            locks::sleep(cuda::AGAIN);
+            locks::sleep(cuda::GUARANTEE_RETRY_INTERVAL);
         };
         tracing::info!(tenant = name, memory = ?spec.memory, time = ?spec.time, "the tenant's part of the card is set");
         let mut state = self.state.lock();

@@ -30,7 +30,7 @@ fn added_vm_serves_its_socket_with_the_rights_asked_for() {
 }
 
 #[test]
-fn domain_of_xen_is_refused_on_a_host_without_it_and_leaves_nothing() {
+fn xen_vm_without_xen_host_is_rejected_and_leaves_no_socket() {
     if std::path::Path::new("/dev/xen/privcmd").exists() {
         return;
     }
@@ -45,7 +45,7 @@ fn domain_of_xen_is_refused_on_a_host_without_it_and_leaves_nothing() {
 }
 
 #[test]
-fn removed_vm_drops_its_client_its_socket_and_its_share_and_leaves_others_alone() {
+fn removed_vm_loses_client_and_socket_and_other_vms_continue() {
     let fixture = Fixture::new();
     fixture.daemon.add(VmSpec::new("a", "card0", 64)).unwrap();
     fixture.daemon.add(VmSpec::new("b", "card0", 64)).unwrap();
@@ -83,7 +83,7 @@ fn panic_in_one_device_fails_that_vm_only() {
 }
 
 #[test]
-fn private_memory_of_a_client_is_told_until_the_next_client() {
+fn private_client_memory_is_reported_until_next_client() {
     let fixture = Fixture::new();
     fixture.daemon.add(VmSpec::new("a", "card0", 64)).unwrap();
     let mut client = Client::connect_as(&fixture.path("a.sock"), CLOUD_HYPERVISOR_CAPABILITIES).unwrap();
@@ -205,7 +205,7 @@ fn socket_from_the_service_manager_is_used_and_kept() {
 }
 
 #[test]
-fn card_that_the_host_has_not_is_told_with_what_to_do() {
+fn missing_host_card_error_names_remedy() {
     let text = "[[card]]\nname = \"gtx\"\nkind = \"vfio\"\naddress = \"fffffff0:65:00.0\"\n";
     let card = ::config::Config::parse(text, "f").unwrap().cards.remove(0);
     let error = super::backend::OpenCard::open(&super::cards::Cards::default(), &card).err().unwrap();

@@ -12,16 +12,17 @@ use locks::{Mutex, rank};
 use vmm_glue::device::NUM_REGIONS;
 use vmm_glue::link::StopHandle;
 use vmm_glue::{
-    AccessError, Device, DmaRegion, Link, MapError, Mapping, Migration, MmapArea, Parked, RegionIndex, RegionInfo,
+    AccessError, Device, DmaRegion, Link, MapError, Mapping, Migration, MmapArea, RegionIndex, RegionInfo,
+    SuspendedClient,
 };
 
 use super::backend::{Built, VmBackend};
+use super::endpoint::EndpointServer;
 use super::error::DaemonError;
-use super::front::FrontServer;
 use listening::SocketPath;
 
 /// Interval at which the end of a thread is checked.
-const LOOK: Duration = Duration::from_micros(200);
+const POLL_INTERVAL: Duration = Duration::from_micros(200);
 
 /// Status that the device has reported through its calls, for the operator.
 #[derive(Debug, Default)]
@@ -51,7 +52,7 @@ pub(super) struct Running {
 pub(super) struct Rest {
     work: Work,
     /// Its suspended clients.
-    pub parked: Parked,
+    pub parked: SuspendedClient,
 }
 
 impl Rest {
@@ -69,12 +70,12 @@ impl Running {
     /// the status that its device had reported.
     pub fn start(
         name: &str,
-        server: FrontServer,
+        server: EndpointServer,
         socket_path: Option<SocketPath>,
         link: Link,
         stop: StopHandle,
         built: Built,
-        (parked, seen): (Option<Parked>, Seen),
+        (parked, seen): (Option<SuspendedClient>, Seen),
     ) -> Result<Self, DaemonError> {
         let Built { device, backend } = built;
         let seen = Arc::new(seen);
@@ -109,7 +110,7 @@ impl Running {
             if until.is_some_and(|until| Instant::now() >= until) {
                 return Err("it does not come to rest: its client, or its memory, is waited for");
             }
-            std::thread::sleep(LOOK);
+            std::thread::sleep(POLL_INTERVAL);
         }
         let thread = self.thread.lock().take();
         let rest = thread.and_then(|thread| thread.join().ok()).flatten();
@@ -210,21 +211,21 @@ fn give_back(name: &str, backend: &dyn VmBackend) {
 /// Parts that a virtual machine's thread works with.
 struct Work {
     device: Observed,
-    server: FrontServer,
+    server: EndpointServer,
     socket_path: Arc<Mutex<rank::SocketPath, Option<SocketPath>>>,
     link: Link,
     stop: StopHandle,
 }
 
 impl Work {
-    fn spawn(self, name: &str, parked: Option<Parked>) -> Result<JoinHandle<Option<Rest>>, DaemonError> {
+    fn spawn(self, name: &str, parked: Option<SuspendedClient>) -> Result<JoinHandle<Option<Rest>>, DaemonError> {
         let span = tracing::info_span!(parent: None, "vm", name);
         let thread = std::thread::Builder::new().name(format!("vm-{name}"));
         let thread = thread.spawn(move || span.in_scope(|| self.run(parked)));
         thread.map_err(|error| DaemonError::Failed(format!("VM `{name}` cannot have a thread: {error}")))
     }
 
-    fn run(self, parked: Option<Parked>) -> Option<Rest> {
+    fn run(self, parked: Option<SuspendedClient>) -> Option<Rest> {
         let Self { mut device, mut server, socket_path, link, stop } = self;
         let seen = Arc::clone(&device.seen);
         if parked.is_none() {
@@ -282,8 +283,8 @@ impl Device for Observed {
         self.device.region_write(region, offset, data)
     }
 
-    fn region_write_first(&mut self, region: RegionIndex, offset: u64, data: &[u8]) -> Result<bool, AccessError> {
-        self.device.region_write_first(region, offset, data)
+    fn region_write_deferrable(&mut self, region: RegionIndex, offset: u64, data: &[u8]) -> Result<bool, AccessError> {
+        self.device.region_write_deferrable(region, offset, data)
     }
 
     fn settle(&mut self) {

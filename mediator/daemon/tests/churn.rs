@@ -23,12 +23,12 @@ use holdings::setting;
 use ledger::{Ledger, audit};
 use mediatorctl::client::Client;
 use rustix::process::Signal;
-use support::{LONG, Place, Running};
+use support::{Place, Running, WAIT_TIMEOUT};
 
 /// MiB of VRAM of each guest: the minimum of a VM.
 const VM_MIB: u64 = 16;
 /// Channels that each guest may have; all guests together have fewer than the card.
-const CAP: u32 = 5;
+const MAX_CHANNELS_PER_VM: u32 = 5;
 /// Numbers of concurrent guests.
 const CROWDS: [usize; 4] = [2, 4, 8, 16];
 /// MiB of the card: room for all guests, and for their shadow tables.
@@ -79,12 +79,12 @@ fn until<T>(what: &str, condition: impl FnMut() -> Option<T>) -> T {
 
 /// Waits like [`until`]; calls `tell` for the description only on failure.
 fn until_told<T>(tell: impl Fn() -> String, mut condition: impl FnMut() -> Option<T>) -> T {
-    let deadline = Instant::now() + LONG;
+    let deadline = Instant::now() + WAIT_TIMEOUT;
     loop {
         if let Some(value) = condition() {
             return value;
         }
-        assert!(Instant::now() < deadline, "waited {} s in vain for {}", LONG.as_secs(), tell());
+        assert!(Instant::now() < deadline, "waited {} s in vain for {}", WAIT_TIMEOUT.as_secs(), tell());
         thread::sleep(Duration::from_millis(5));
     }
 }
@@ -118,10 +118,11 @@ fn watch(crowd: &Crowd<'_>, over: impl Fn() -> bool) {
     let admin = Client::new(crowd.place.path("admin.sock")).unwrap();
     while !over() && !crowd.failed.load(Ordering::Relaxed) {
         let card: api::Card = admin.get("/v1/cards/card0").unwrap();
-        assert!(card.channels_used <= size as u32 * CAP, "{card:?}");
+        assert!(card.channels_used <= size as u32 * MAX_CHANNELS_PER_VM, "{card:?}");
         assert!(card.vms.len() <= size, "{card:?}");
         let list: api::VmList = admin.get("/v1/vms").unwrap();
-        let failed = list.vms.iter().find(|vm| vm.state == api::VmState::Failed || vm.channels_used > CAP);
+        let failed =
+            list.vms.iter().find(|vm| vm.state == api::VmState::Failed || vm.channels_used > MAX_CHANNELS_PER_VM);
         assert_eq!(failed, None);
         let works = |vm: &&api::Vm| vm.state == api::VmState::Connected && vm.channels_used > 0;
         if list.vms.iter().filter(works).count() == size {
@@ -145,7 +146,7 @@ fn ledger(place: &Place, running: &Running) -> Ledger {
 /// Returns the current resources, and the excess. Threads and connections end asynchronously, so the first reading may
 /// be too high.
 fn compared(before: &Ledger, look: impl Fn() -> Ledger) -> (Ledger, Vec<String>) {
-    let deadline = Instant::now() + LONG;
+    let deadline = Instant::now() + WAIT_TIMEOUT;
     loop {
         let after = look();
         let lost = before.lost(&after);

@@ -12,7 +12,7 @@ use rig::paravirtual::{Interface, RAM_BYTES};
 use rig::{Machine, RemoteGuest};
 use rustix::process::Signal;
 use support::guest::Guest;
-use support::{DAEMON, LONG, Place};
+use support::{DAEMON, Place, WAIT_TIMEOUT};
 use vmm_glue::client::{Client, memory_file};
 
 const TIMES: usize = 2_000;
@@ -32,7 +32,7 @@ fn held_back(log: &str) -> usize {
 }
 
 #[test]
-fn stranger_who_sends_garbage_again_and_again_fills_no_log() {
+fn client_with_repeated_garbage_does_not_flood_log() {
     let place = place();
     let running = place.start(&mut place.daemon());
     let before = fs::read_to_string(place.path("log")).unwrap().lines().count();
@@ -58,7 +58,7 @@ const LENDERS: usize = 4;
 const NO_ROOM: u32 = 28;
 
 #[test]
-fn vmms_that_lend_thousands_of_files_leave_descriptors_for_their_neighbours_and_the_operator() {
+fn vmms_with_thousands_of_files_leave_descriptors_for_others() {
     let names = ["web", "l0", "l1", "l2", "l3"];
     let vm = |name: &str| format!("[[vm]]\nname = \"{name}\"\ncard = \"card0\"\nvram_mib = 32\n");
     let vms = names.map(vm).concat();
@@ -69,7 +69,7 @@ fn vmms_that_lend_thousands_of_files_leave_descriptors_for_their_neighbours_and_
     let lenders: Vec<Client> = (0..LENDERS)
         .map(|number| {
             let mut client = Client::connect(&place.path(&format!("l{number}.sock"))).unwrap();
-            client.set_timeout(Some(LONG)).unwrap();
+            client.set_timeout(Some(WAIT_TIMEOUT)).unwrap();
             let mut refused = 0;
             for file in 0..FILES {
                 let memory = memory_file(4096, true).unwrap();
@@ -105,7 +105,7 @@ fn vmms_that_lend_thousands_of_files_leave_descriptors_for_their_neighbours_and_
 }
 
 #[test]
-fn guest_that_sets_up_impossible_queues_again_and_again_fills_no_log() {
+fn guest_with_repeated_invalid_queues_does_not_flood_log() {
     let place = place();
     let running = place.start(&mut place.daemon());
     let mut guest = RemoteGuest::connect(&place.path("a.sock"), VRAM_MIB << 20).unwrap();

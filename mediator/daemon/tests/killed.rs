@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use rustix::fs::{MemfdFlags, memfd_create};
 use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
 use serde_json::{Value, json};
-use support::{LONG, Manager, Place, Service};
+use support::{Manager, Place, Service, WAIT_TIMEOUT};
 use vmm_glue::client::{Client, ClientError, memory_file, wait_event};
 use vmm_glue::protocol::{Command, DmaMap, RegionAccess};
 use zerocopy::IntoBytes;
@@ -26,13 +26,13 @@ const KILLS: u32 = 24;
 /// nanoseconds of each request (decision 129).
 const UNANSWERED: u32 = 2;
 /// Time after which an answer is considered lost.
-const PATIENCE: Duration = Duration::from_secs(20);
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(20);
 /// The store of a VMM with one file of memory and one interrupt.
 const WHOLE: [&str; 6] = ["daemon/admin", "vm/web", "vmm/web", "vmm/web/0", "vmm/web/1", "vmm/web/journal"];
 
 fn connect(place: &Place) -> Client {
     let client = Client::connect(&place.path("web.sock")).unwrap();
-    client.set_timeout(Some(LONG)).unwrap();
+    client.set_timeout(Some(WAIT_TIMEOUT)).unwrap();
     client
 }
 
@@ -85,19 +85,19 @@ fn served(place: &Place) -> (Manager<'_>, Service, Vmm) {
 
 /// One VMM cannot keep the service manager busy, and loses nothing by the bound.
 #[test]
-fn a_vmm_that_maps_and_unmaps_all_the_time_leaves_the_service_manager_alone() {
+fn vmm_with_repeated_maps_does_not_flood_service_manager() {
     /// Messages at once, and time for another one (`fdstore::pace`).
-    const BURST: u64 = 128;
-    const INTERVAL: Duration = Duration::from_millis(60);
-    const AT: u64 = 0x10_0000;
+    const BURST_MESSAGES: u64 = 128;
+    const MESSAGE_INTERVAL: Duration = Duration::from_millis(60);
+    const MAPPED_GPA: u64 = 0x10_0000;
     let place = Place::new(&format!("{CARD}{WEB}"));
     let (manager, daemon, mut vmm) = served(&place);
     let stored = || manager.wait(|heard| Some(heard.stored));
     let (begin, before) = (Instant::now(), stored());
-    let bound = || BURST + u64::try_from(begin.elapsed().as_millis() / INTERVAL.as_millis()).unwrap();
+    let bound = || BURST_MESSAGES + u64::try_from(begin.elapsed().as_millis() / MESSAGE_INTERVAL.as_millis()).unwrap();
     let turn = |vmm: &mut Vmm, file: &OwnedFd| {
-        vmm.client.dma_map(AT, 0x1000, true, Some((file.as_fd(), 0))).unwrap();
-        vmm.client.dma_unmap(AT, 0x1000).unwrap();
+        vmm.client.dma_map(MAPPED_GPA, 0x1000, true, Some((file.as_fd(), 0))).unwrap();
+        vmm.client.dma_unmap(MAPPED_GPA, 0x1000).unwrap();
     };
     let file = memory_file(0x1000, true).unwrap();
     (0..1000).for_each(|_| turn(&mut vmm, &file));
@@ -110,7 +110,7 @@ fn a_vmm_that_maps_and_unmaps_all_the_time_leaves_the_service_manager_alone() {
     println!("100 files more: {sent} messages in {:?}", begin.elapsed());
     assert!(sent <= bound(), "{sent} of at most {}", bound());
     // All that it has now is there for the next daemon.
-    vmm.client.dma_map(AT, 0x1000, true, Some((file.as_fd(), 0))).unwrap();
+    vmm.client.dma_map(MAPPED_GPA, 0x1000, true, Some((file.as_fd(), 0))).unwrap();
     drop(daemon);
     let _daemon = manager.start();
     vmm.configuration();
@@ -118,7 +118,7 @@ fn a_vmm_that_maps_and_unmaps_all_the_time_leaves_the_service_manager_alone() {
 }
 
 #[test]
-fn vmm_goes_on_with_a_device_after_reset() {
+fn vmm_survives_daemon_kills_with_reset_device() {
     let place = Place::new(&format!("{CARD}{WEB}"));
     let (manager, mut daemon, mut vmm) = served(&place);
     let before = vmm.configuration();
@@ -156,7 +156,7 @@ fn vmm_goes_on_with_a_device_after_reset() {
 }
 
 #[test]
-fn memory_that_a_vmm_has_mapped_of_apertures_is_that_of_the_next_device() {
+fn mapped_apertures_after_kill_show_memory_of_next_device() {
     let mapped = WEB.replace("trapped", "remapped");
     let place = Place::new(&format!("{CARD}{mapped}"));
     let manager = Manager::new(&place);
@@ -198,7 +198,7 @@ fn memory_that_a_vmm_has_mapped_of_apertures_is_that_of_the_next_device() {
 }
 
 #[test]
-fn request_that_was_in_the_socket_is_answered_by_the_next_daemon() {
+fn request_in_socket_is_answered_by_next_daemon() {
     let place = Place::new(&format!("{CARD}{WEB}"));
     let (manager, mut daemon, mut vmm) = served(&place);
     // A read.
@@ -222,13 +222,13 @@ fn request_that_was_in_the_socket_is_answered_by_the_next_daemon() {
 }
 
 #[test]
-fn kill_at_any_moment_leaves_no_request_answered_twice_and_next_to_none_without() {
+fn kill_at_any_time_duplicates_no_answer_and_loses_few() {
     let place = Place::new(&format!("{CARD}{WEB}"));
     let manager = Manager::new(&place);
     let mut daemon = manager.start();
     let patient = || {
         let vmm = Vmm::new(&place);
-        vmm.client.set_timeout(Some(PATIENCE)).unwrap();
+        vmm.client.set_timeout(Some(ANSWER_TIMEOUT)).unwrap();
         vmm
     };
     let mut vmm = Some(patient());
@@ -304,7 +304,7 @@ fn daemon_that_came_by_an_upgrade_leaves_a_journal_as_well() {
     let state = || fs::read_to_string(format!("/proc/{number}/stat"));
     let began = Instant::now();
     while state().is_ok_and(|state| !state.contains(") Z ")) {
-        assert!(began.elapsed() < LONG, "process {number} does not end");
+        assert!(began.elapsed() < WAIT_TIMEOUT, "process {number} does not end");
         std::thread::sleep(Duration::from_millis(1));
     }
     let daemon = manager.start();
@@ -315,14 +315,14 @@ fn daemon_that_came_by_an_upgrade_leaves_a_journal_as_well() {
 }
 
 #[test]
-fn what_is_not_a_journal_or_nobodys_is_removed_and_harms_no_other() {
+fn invalid_or_orphaned_journal_is_removed_and_others_survive() {
     let two = format!("{CARD}{WEB}{}", WEB.replace("web", "other"));
     let place = Place::new(&two);
     let manager = Manager::new(&place);
     let daemon = manager.start();
     let mut vmm = Vmm::new(&place);
     let mut other = Client::connect(&place.path("other.sock")).unwrap();
-    other.set_timeout(Some(LONG)).unwrap();
+    other.set_timeout(Some(WAIT_TIMEOUT)).unwrap();
     let names = ["vmm/other", "vmm/other/journal"];
     let all = |more: &[&str]| {
         let mut all = [&["vm/other"], &WHOLE[..], more].concat();
@@ -351,7 +351,7 @@ fn what_is_not_a_journal_or_nobodys_is_removed_and_harms_no_other() {
 }
 
 #[test]
-fn without_room_in_the_store_a_vmm_reads_the_end_and_the_log_says_what_to_set() {
+fn vmm_is_disconnected_if_fd_store_is_full_and_log_has_remedy() {
     let place = Place::new(&format!("{CARD}{WEB}"));
     let manager = Manager::new(&place);
     let start = || {

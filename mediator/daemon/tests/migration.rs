@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use rig::Machine;
 use support::guest::{Guest, MIB, VM_MIB};
-use support::{LONG, Manager, Place, Service};
+use support::{Manager, Place, Service, WAIT_TIMEOUT};
 use vmm_glue::client::Client;
 use vmm_glue::protocol::{
     MIGRATION_STOP_COPY, STATE_ERROR, STATE_RESUMING, STATE_RUNNING, STATE_STOP, STATE_STOP_COPY,
@@ -23,7 +23,7 @@ fn vms(names: &[&str]) -> String {
 
 fn connect(place: &Place, vm: &str) -> Client {
     let client = Client::connect(&place.path(&format!("{vm}.sock"))).unwrap();
-    client.set_timeout(Some(LONG)).unwrap();
+    client.set_timeout(Some(WAIT_TIMEOUT)).unwrap();
     client
 }
 
@@ -31,7 +31,7 @@ fn connect(place: &Place, vm: &str) -> Client {
 fn until_alone(place: &Place, vm: &str) {
     let began = std::time::Instant::now();
     while place.ctl_json(&["vm", "show", vm])["state"] != "waiting" {
-        assert!(began.elapsed() < LONG, "VM {vm} has a client still");
+        assert!(began.elapsed() < WAIT_TIMEOUT, "VM {vm} has a client still");
         std::thread::sleep(Duration::from_millis(5));
     }
 }
@@ -71,7 +71,7 @@ fn vm_goes_from_daemon_to_daemon_in_the_midst_of_its_work() {
 }
 
 #[test]
-fn client_that_brings_a_state_that_is_none_has_a_device_that_failed_until_it_is_reset() {
+fn client_with_invalid_state_gets_failed_device_until_reset() {
     let place = Place::new(&vms(&["web", "other", "beside"]));
     let manager = Manager::new(&place);
     let daemon = manager.start();
@@ -133,7 +133,7 @@ fn client_that_brings_a_state_that_is_none_has_a_device_that_failed_until_it_is_
 /// Sends a request, and reads only the head of its answer.
 fn ask(place: &Place, head: &str) -> UnixStream {
     let mut stream = UnixStream::connect(place.path("admin.sock")).unwrap();
-    stream.set_read_timeout(Some(LONG)).unwrap();
+    stream.set_read_timeout(Some(WAIT_TIMEOUT)).unwrap();
     stream.write_all(head.as_bytes()).unwrap();
     stream
 }
@@ -148,7 +148,7 @@ fn line_of(stream: &mut UnixStream) -> String {
 }
 
 #[test]
-fn nobody_waits_for_a_client_that_reads_a_saved_vm_or_sends_one_slowly() {
+fn slow_save_or_restore_client_blocks_no_vm_or_operator() {
     let place = Place::with_state(&vms(&["web"]));
     let manager = Manager::new(&place);
     let daemon = manager.start();

@@ -55,7 +55,7 @@ impl Guest {
 }
 
 #[test]
-fn commands_of_the_page_do_what_it_says() {
+fn operating_guide_commands_work_as_documented() {
     let there =
         |tool: &str| Command::new(tool).arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status().is_ok();
     let missing: Vec<_> = TOOLS.into_iter().filter(|tool| !there(tool)).collect();

@@ -21,7 +21,7 @@ fn text(bytes: &[u8]) -> String {
 }
 
 #[test]
-fn daemon_serves_tells_that_it_is_ready_and_ends_on_either_signal() {
+fn daemon_reports_ready_serves_and_exits_on_term_or_int() {
     for signal in [Signal::TERM, Signal::INT] {
         let place = Place::new(&format!("{CARD}{WIRED}"));
         let running = place.start(&mut place.daemon());
@@ -56,7 +56,7 @@ fn vms_come_and_go_while_another_is_connected() {
 #[test]
 fn vram_left_by_one_passthrough_vm_is_not_shown_to_the_next() {
     // The window of BAR0 onto VRAM, and the register that places it in units of 64 KiB.
-    const WINDOW: u64 = 0x70_0000;
+    const PRAMIN: u64 = 0x70_0000;
     const PLACE: u64 = 0x1700;
     let place = Place::new(CARD);
     let running = place.start(&mut place.daemon());
@@ -68,15 +68,15 @@ fn vram_left_by_one_passthrough_vm_is_not_shown_to_the_next() {
         client
     };
     let mut client = add();
-    client.write32(0, WINDOW + 0x10, 0x5ec2_e7ed).unwrap();
-    assert_eq!(client.read32(0, WINDOW + 0x10).unwrap(), 0x5ec2_e7ed);
+    client.write32(0, PRAMIN + 0x10, 0x5ec2_e7ed).unwrap();
+    assert_eq!(client.read32(0, PRAMIN + 0x10).unwrap(), 0x5ec2_e7ed);
     assert!(place.ctl(&["vm", "remove", "p"]).status.success());
-    assert_eq!(add().read32(0, WINDOW + 0x10).unwrap(), 0);
+    assert_eq!(add().read32(0, PRAMIN + 0x10).unwrap(), 0);
     running.end(Signal::TERM);
 }
 
 #[test]
-fn check_tells_good_from_bad_with_line_and_key() {
+fn config_check_reports_line_and_key_of_error() {
     let good = Place::new(CARD);
     let output = good.daemon().arg("--check").output().unwrap();
     assert!(output.status.success());
@@ -92,7 +92,7 @@ fn check_tells_good_from_bad_with_line_and_key() {
 }
 
 #[test]
-fn second_daemon_ends_with_the_reason_and_the_first_goes_on() {
+fn second_daemon_exits_with_reason_and_first_keeps_serving() {
     let place = Place::new(CARD);
     let running = place.start(&mut place.daemon());
     let output = place.daemon().output().unwrap();
@@ -103,7 +103,7 @@ fn second_daemon_ends_with_the_reason_and_the_first_goes_on() {
 }
 
 #[test]
-fn missing_folder_for_sockets_is_told() {
+fn missing_socket_folder_is_reported() {
     let place = Place::new(&format!("{CARD}{WIRED}socket = \"/nonexistent/p.sock\"\n"));
     let output = place.daemon().output().unwrap();
     assert_eq!(output.status.code(), Some(1));
@@ -143,7 +143,7 @@ fn activated(place: &Place, names: &str, [third, fourth]: [&UnixListener; 2]) ->
 }
 
 #[test]
-fn help_of_both_programs_names_what_they_do() {
+fn help_of_daemon_and_ctl_describes_program() {
     for (program, what) in [(PathBuf::from(DAEMON), "Shares NVIDIA cards"), (ctl(), "Exit codes: 0 done")] {
         let output = Command::new(program).arg("--help").stdin(Stdio::null()).output().unwrap();
         assert!(output.status.success());

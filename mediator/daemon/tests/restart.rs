@@ -13,7 +13,7 @@ use rustix::io::Errno;
 use rustix::net::{RecvFlags, SocketAddrUnix, getsockname, recv};
 use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
 use serde_json::{Value, json};
-use support::{LONG, Manager, Place, Service, ctl};
+use support::{Manager, Place, Service, WAIT_TIMEOUT, ctl};
 use vmm_glue::client::{Client, ClientError};
 
 const CARD: &str = "[[card]]\nname = \"card0\"\nkind = \"simgpu\"\nvram_mib = 128\n";
@@ -80,7 +80,7 @@ fn without_a_folder_for_it_nothing_is_kept_and_that_is_said() {
 }
 
 #[test]
-fn damaged_state_keeps_the_daemon_from_starting_until_it_is_set_aside() {
+fn damaged_state_prevents_start_until_ignored() {
     let place = Place::with_state(&format!("{CARD}{WEB}"));
     fs::create_dir(place.path("kept")).unwrap();
     fs::write(place.path("kept/state.json"), "{\n  \"version\": 1,\n  \"vms_addde\": []\n}\n").unwrap();
@@ -97,7 +97,7 @@ fn damaged_state_keeps_the_daemon_from_starting_until_it_is_set_aside() {
 }
 
 #[test]
-fn state_folder_that_cannot_be_written_is_told_with_what_was_done() {
+fn unwritable_state_folder_is_reported_as_applied_but_unsaved() {
     let place = Place::with_state(CARD);
     let running = place.start(&mut place.daemon());
     // Whichever user runs this, a folder cannot be written as a file.
@@ -186,7 +186,7 @@ fn kill_at_any_moment_loses_no_change_that_was_answered() {
 }
 
 #[test]
-fn who_connects_while_the_daemon_is_away_is_served_when_it_is_back() {
+fn clients_connecting_during_restart_are_served_by_next_daemon() {
     for kill in [false, true] {
         let place = Place::with_state(CARD);
         let manager = Manager::new(&place);
@@ -232,7 +232,7 @@ fn who_connects_while_the_daemon_is_away_is_served_when_it_is_back() {
 /// Kills the daemon while writes of a VMM are in its connection; returns the error that the VMM reads next.
 fn read_after_kill(manager: &Manager<'_>, daemon: Service, kept: bool) -> ClientError {
     let mut vmm = Client::connect(&manager.place.path("web.sock")).unwrap();
-    vmm.set_timeout(Some(LONG)).unwrap();
+    vmm.set_timeout(Some(WAIT_TIMEOUT)).unwrap();
     manager.until_kept(&["daemon/admin", "vm/web", "vmm/web", "vmm/web/journal"]);
     let pid = Pid::from_child(&daemon.0);
     kill_process(pid, Signal::STOP).unwrap();
@@ -263,7 +263,7 @@ fn read_after_kill(manager: &Manager<'_>, daemon: Service, kept: bool) -> Client
 }
 
 #[test]
-fn vmm_reads_the_end_of_its_connection_even_if_the_daemon_is_killed() {
+fn vmm_reads_end_of_connection_after_daemon_kill() {
     let place = Place::new(&format!("{CARD}{WEB}"));
     let manager = Manager::new(&place);
     let daemon = manager.start();
@@ -310,7 +310,7 @@ fn socket_of_a_vm_that_is_gone_or_has_another_path_is_given_up() {
 }
 
 #[test]
-fn watchdog_is_told_that_the_daemon_goes_on() {
+fn running_daemon_feeds_watchdog() {
     let place = Place::new(CARD);
     let manager = Manager::new(&place);
     let daemon = manager.start();

@@ -24,12 +24,12 @@ const CARD: &str = "[[card]]\nname = \"card0\"\nkind = \"simgpu\"\nvram_mib = 19
 const VM_MIB: u64 = 16;
 const WEIGHTS: [u32; 3] = [100, 200, 400];
 /// Submissions of a guest that are in flight together.
-const BATCH: u64 = 6;
+const SUBMISSIONS_IN_FLIGHT: u64 = 6;
 /// Virtual addresses of buffers.
 const FROM: u64 = 0x100_0000;
 const TO: u64 = 0x200_0000;
 /// Time after which a wait has failed.
-const LONG: Duration = Duration::from_secs(60);
+const WAIT_TIMEOUT: Duration = Duration::from_secs(60);
 
 fn name(index: usize) -> String {
     format!("vm{index}")
@@ -66,7 +66,7 @@ impl Worker {
     /// Submits copies to both engines, waits for them, and checks them.
     fn work(&mut self) {
         let Self { driver, channels: [graph, copy], targets } = self;
-        for _ in 0..BATCH {
+        for _ in 0..SUBMISSIONS_IN_FLIGHT {
             driver.submit(graph, &[object(M2MF), m2mf_copy(FROM, TO, PAGE as u32)].concat());
             driver.submit(copy, &[object(CE0), ce_copy(FROM, TO, 1)].concat());
         }
@@ -119,7 +119,7 @@ fn when_idle(admin: &Client) -> api::CardScheduler {
         if (shown.queued, shown.in_flight) == (0, 0) {
             return shown;
         }
-        assert!(began.elapsed() < LONG, "work that has ended stays on the books: {shown:?}");
+        assert!(began.elapsed() < WAIT_TIMEOUT, "work that has ended stays on the books: {shown:?}");
         thread::sleep(Duration::from_millis(1));
     }
 }

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use rustix::fs::{SealFlags, fcntl_add_seals, ftruncate};
 use rustix::process::{Pid, Signal, kill_process};
 use support::guest::{Guest, MIB};
-use support::{DAEMON, LONG, Manager, Place, Service};
+use support::{DAEMON, Manager, Place, Service, WAIT_TIMEOUT};
 use vmm_glue::client::{Client, ClientError, memory_file};
 
 const CARDS: &str = "[[card]]\nname = \"card0\"\nkind = \"simgpu\"\nvram_mib = 128\n\
@@ -42,26 +42,26 @@ fn all_ended(place: &Place) {
     };
     let began = Instant::now();
     while fs::read_dir("/proc").unwrap().flatten().any(|process| is_ours(&process)) {
-        assert!(began.elapsed() < LONG, "a daemon does not end");
+        assert!(began.elapsed() < WAIT_TIMEOUT, "a daemon does not end");
         std::thread::sleep(Duration::from_millis(5));
     }
 }
 
 /// The steps at which the next daemon dies, and the first continues without an effect.
-const BEFORE_IT_IS_READY: [&str; 4] = ["taker: started", "taker: known", "taker: given", "taker: made"];
+const BEFORE_IT_IS_READY: [&str; 4] = ["receiver: started", "receiver: known", "receiver: given", "receiver: made"];
 /// The steps at which the first daemon dies before the next one has anything.
 const BEFORE_IT_LETS_GO: [&str; 7] = [
-    "giver: asked",
-    "giver: met",
-    "giver: clients rest",
-    "giver: written",
-    "giver: given",
-    "giver: the other is ready",
-    "giver: the service manager is told",
+    "sender: asked",
+    "sender: met",
+    "sender: clients rest",
+    "sender: written",
+    "sender: given",
+    "sender: the other is ready",
+    "sender: the service manager is told",
 ];
 
 #[test]
-fn next_daemon_that_is_killed_before_it_is_ready_changes_nothing() {
+fn next_daemon_killed_before_ready_changes_nothing() {
     let place = Place::new(&format!("{CARDS}{VM}{}", VM.replace("web", "other").replace("card0", "card1")));
     let manager = Manager::new(&place);
     let mut daemon = start(&manager);
@@ -88,7 +88,7 @@ fn next_daemon_that_is_killed_before_it_is_ready_changes_nothing() {
 }
 
 #[test]
-fn vms_have_devices_after_reset_when_the_first_is_killed_before_it_lets_go() {
+fn vms_get_reset_devices_if_daemon_is_killed_before_hand_over() {
     let place = Place::new(&format!("{CARDS}{VM}"));
     let manager = Manager::new(&place);
     fs::write(place.path("dies"), "nowhere").unwrap();
@@ -119,10 +119,10 @@ fn vms_have_devices_after_reset_when_the_first_is_killed_before_it_lets_go() {
 }
 
 #[test]
-fn vms_go_on_with_their_work_when_the_first_is_killed_once_it_has_let_go() {
+fn vms_continue_if_first_daemon_is_killed_after_hand_over() {
     let place = Place::new(&format!("{CARDS}{VM}"));
     let manager = Manager::new(&place);
-    fs::write(place.path("dies"), "giver: let go").unwrap();
+    fs::write(place.path("dies"), "sender: let go").unwrap();
     let mut daemon = start(&manager);
     let mut guest = Guest::new(&place, "web");
     guest.begin();
@@ -138,7 +138,7 @@ fn vms_go_on_with_their_work_when_the_first_is_killed_once_it_has_let_go() {
 }
 
 #[test]
-fn a_vmm_whose_memory_cannot_be_mapped_again_loses_its_device_and_others_are_upgraded() {
+fn vmm_with_unmappable_memory_is_dropped_and_others_upgrade() {
     let vms = ["web", "cut", "sealed"].map(|name| VM.replace("web", name)).concat();
     let place = Place::new(&format!("{CARDS}{vms}"));
     let manager = Manager::new(&place);
@@ -149,7 +149,7 @@ fn a_vmm_whose_memory_cannot_be_mapped_again_loses_its_device_and_others_are_upg
     let mut hostile = ["cut", "sealed"].map(|vm| {
         let file = memory_file(MIB, false).unwrap();
         let mut client = Client::connect(&place.path(&format!("{vm}.sock"))).unwrap();
-        client.set_timeout(Some(LONG)).unwrap();
+        client.set_timeout(Some(WAIT_TIMEOUT)).unwrap();
         client.dma_map(0, MIB, true, Some((file.as_fd(), 0))).unwrap();
         match vm {
             "cut" => ftruncate(&file, 0).unwrap(),

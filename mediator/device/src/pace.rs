@@ -5,10 +5,10 @@
 //! guest's next move waits, in the VM's own thread and without a lock.
 
 /// Pages that a VM may move at once: all of its apertures and about 60 times the window, several starts of a driver.
-const BURST: u64 = 1 << 16;
+const BURST_PAGES: u64 = 1 << 16;
 /// Pages per second that the budget grows by: enough to move the window 64 times a second, with 256 pages out and 256
 /// in.
-const RATE: u64 = 1 << 15;
+const PAGES_PER_SECOND: u64 = 1 << 15;
 /// Longest wait for one move, in ns. A move of all apertures costs less.
 // TIMEOUT: QEMU gives up a request that was not answered for 5 s, and a daemon's upgrade waits for 4 s.
 const MAX_WAIT_NS: u64 = 2_000_000_000;
@@ -25,20 +25,20 @@ impl Pace {
     /// Returns the time until which the next move must wait, if it must.
     #[must_use]
     pub fn wait_until(&self, now: u64) -> Option<u64> {
-        let ready_at = self.full_at.saturating_sub(cost_ns(BURST));
+        let ready_at = self.full_at.saturating_sub(cost_ns(BURST_PAGES));
         (ready_at > now).then(|| ready_at.min(now.saturating_add(MAX_WAIT_NS)))
     }
 
     /// Charges pages that have moved.
     pub fn charge(&mut self, now: u64, pages: u64) {
-        let most = now.saturating_add(cost_ns(BURST)).saturating_add(MAX_WAIT_NS);
+        let most = now.saturating_add(cost_ns(BURST_PAGES)).saturating_add(MAX_WAIT_NS);
         self.full_at = self.full_at.max(now).saturating_add(cost_ns(pages)).min(most);
     }
 }
 
 /// Returns the time in which the budget grows by `pages`.
 fn cost_ns(pages: u64) -> u64 {
-    pages.saturating_mul(SECOND_NS / RATE)
+    pages.saturating_mul(SECOND_NS / PAGES_PER_SECOND)
 }
 
 #[cfg(test)]
@@ -53,7 +53,7 @@ mod tests {
             pace.charge(0, 512);
             moved += 512;
         }
-        assert!((BURST..=BURST + 512).contains(&moved), "{moved}");
+        assert!((BURST_PAGES..=BURST_PAGES + 512).contains(&moved), "{moved}");
         // For ten seconds the guest moves its window as often as it may.
         let (mut now, mut moves) = (0, 0);
         while now < 10 * SECOND_NS {

@@ -1,9 +1,9 @@
 //! Status of a VM's device, and errors of its creation.
 
+use card_manager::ManagerError;
+use card_manager::shortage::Shortage;
 use devmodel::ConfigError;
 use devmodel::pci::{BadBar, BadRom};
-use owner::HostError;
-use owner::shortage::Shortage;
 use std::collections::BTreeMap;
 use std::io;
 
@@ -61,7 +61,7 @@ pub enum DeviceError {
     Shortage(Shortage),
     /// The card's owner refuses.
     #[error(transparent)]
-    Host(HostError),
+    Host(ManagerError),
     /// The device's description is out of range.
     #[error(transparent)]
     Config(#[from] ConfigError),
@@ -76,10 +76,10 @@ pub enum DeviceError {
     Io(#[from] io::Error),
 }
 
-impl From<HostError> for DeviceError {
-    fn from(error: HostError) -> Self {
+impl From<ManagerError> for DeviceError {
+    fn from(error: ManagerError) -> Self {
         match error {
-            HostError::OutOfMemory(shortage) => Self::Shortage(shortage),
+            ManagerError::OutOfMemory(shortage) => Self::Shortage(shortage),
             other => Self::Host(other),
         }
     }

@@ -3,8 +3,8 @@
 
 use super::memory::shared_memory;
 use card::{DmaMemory, HostMemory};
+use card_manager::{ManagedCard, ManagerError};
 use nvspec::addr::{Iova, SMALL_PAGE};
-use owner::{HostCard, HostError};
 use rustix::fs::{SealFlags, SeekFrom, fcntl_get_seals, fstat, seek};
 use rustix::io::Errno;
 use saved_state::Invalid;
@@ -36,9 +36,9 @@ impl WindowMemory {
     ///
     /// # Errors
     /// When the host has no memory, or the card no I/O addresses.
-    pub fn new(host: &HostCard, name: &str, start: u64, end: u64) -> Result<Self, HostError> {
+    pub fn new(host: &ManagedCard, name: &str, start: u64, end: u64) -> Result<Self, ManagerError> {
         let file =
-            region_memory(name, end).map_err(|error| HostError::host("no memory file for an aperture", error))?;
+            region_memory(name, end).map_err(|error| ManagerError::host("no memory file for an aperture", error))?;
         Self::mapped(Arc::new(file), start, end)?.placed(host)
     }
 
@@ -46,16 +46,17 @@ impl WindowMemory {
     ///
     /// # Errors
     /// When the card refuses it, or has no I/O addresses for it.
-    pub fn on(&self, host: &HostCard) -> Result<Self, HostError> {
+    pub fn on(&self, host: &ManagedCard) -> Result<Self, ManagerError> {
         let Self { file, region, is_files, area, iova } = self;
         let (file, region) = (Arc::clone(file), Arc::clone(region));
         Self { file, region, is_files: *is_files, area: *area, iova: *iova }.placed(host)
     }
 
     /// Maps it for a card, at unused I/O addresses.
-    fn placed(self, host: &HostCard) -> Result<Self, HostError> {
+    fn placed(self, host: &ManagedCard) -> Result<Self, ManagerError> {
         let size = self.area.size;
-        let iova = host.lock().memory_mut().iova_mut().allocate(size, 0).ok_or(HostError::OutOfIova { len: size })?;
+        let iova =
+            host.lock().memory_mut().iova_mut().allocate(size, 0).ok_or(ManagerError::OutOfIova { len: size })?;
         let window = Self { iova, ..self };
         if let Err(error) = window.lend(host) {
             host.lock().memory_mut().iova_mut().free(iova);
@@ -69,7 +70,12 @@ impl WindowMemory {
     ///
     /// # Errors
     /// When the file is not that memory, or the card refuses it.
-    pub fn of_file(host: &HostCard, file: OwnedFd, (start, end): (u64, u64), iova: Iova) -> Result<Self, HostError> {
+    pub fn of_file(
+        host: &ManagedCard,
+        file: OwnedFd,
+        (start, end): (u64, u64),
+        iova: Iova,
+    ) -> Result<Self, ManagerError> {
         let window = Self { iova, ..Self::checked(Arc::new(file), start, end)? };
         window.lend(host)?;
         Ok(window)
@@ -79,7 +85,7 @@ impl WindowMemory {
     ///
     /// # Errors
     /// When the file is not that memory, or the card refuses it.
-    pub fn taken(&self, host: &HostCard, file: Arc<OwnedFd>) -> Result<Self, HostError> {
+    pub fn taken(&self, host: &ManagedCard, file: Arc<OwnedFd>) -> Result<Self, ManagerError> {
         let MmapArea { offset, size } = self.area;
         let window = Self::checked(file, offset, offset + size)?.placed(host)?;
         if let Err(error) = window.blank(host) {
@@ -90,8 +96,8 @@ impl WindowMemory {
     }
 
     /// Returns the memory of a file that another process has handed over, not yet mapped for a card.
-    fn checked(file: Arc<OwnedFd>, start: u64, end: u64) -> Result<Self, HostError> {
-        let look = |error| HostError::host("memory of an aperture cannot be looked at", error);
+    fn checked(file: Arc<OwnedFd>, start: u64, end: u64) -> Result<Self, ManagerError> {
+        let look = |error| ManagerError::host("memory of an aperture cannot be looked at", error);
         let (seals, stat) = (fcntl_get_seals(&file).map_err(look)?, fstat(&file).map_err(look)?);
         let sound = seals.contains(SealFlags::SHRINK | SealFlags::GROW) && u64::try_from(stat.st_size) == Ok(end);
         Invalid::unless(sound, || {
@@ -104,10 +110,11 @@ impl WindowMemory {
     }
 
     /// Returns the memory, not yet mapped for a card.
-    fn mapped(file: Arc<OwnedFd>, start: u64, end: u64) -> Result<Self, HostError> {
-        let own =
-            file.try_clone().map_err(|error| HostError::host("no descriptor of an aperture's memory file", error))?;
-        let refused = |error| HostError::host("no mapping of an aperture's memory", error);
+    fn mapped(file: Arc<OwnedFd>, start: u64, end: u64) -> Result<Self, ManagerError> {
+        let own = file
+            .try_clone()
+            .map_err(|error| ManagerError::host("no descriptor of an aperture's memory file", error))?;
+        let refused = |error| ManagerError::host("no mapping of an aperture's memory", error);
         let size = usize::try_from(end - start).map_err(|error| refused(io::Error::other(error)))?;
         let region = MmapRegion::from_file(FileOffset::new(File::from(own), start), size)
             .map_err(|error| refused(io::Error::other(error)))?;
@@ -155,13 +162,13 @@ impl WindowMemory {
     ///
     /// # Errors
     /// When their number differs, or the card refuses them. Nothing has changed then.
-    pub fn replace(&mut self, host: &HostCard, pages: &Arc<Mapping>) -> Result<(), HostError> {
+    pub fn replace(&mut self, host: &ManagedCard, pages: &Arc<Mapping>) -> Result<(), ManagerError> {
         if u64::try_from(pages.len()) != Ok(self.area.size) {
             let error = io::Error::other(format!("{:#x} bytes for {:#x}", pages.len(), self.area.size));
-            return Err(HostError::host("other memory than is under an aperture", error));
+            return Err(ManagerError::host("other memory than is under an aperture", error));
         }
         if !self.take_back(host) {
-            return Err(HostError::host("memory under an aperture stays", io::ErrorKind::ResourceBusy));
+            return Err(ManagerError::host("memory under an aperture stays", io::ErrorKind::ResourceBusy));
         }
         let old =
             (std::mem::replace(&mut self.region, shared_memory(pages)), std::mem::replace(&mut self.is_files, false));
@@ -181,7 +188,7 @@ impl WindowMemory {
     ///
     /// # Errors
     /// When the file cannot report which parts were written.
-    pub fn blank(&self, host: &HostCard) -> Result<(), HostError> {
+    pub fn blank(&self, host: &ManagedCard) -> Result<(), ManagerError> {
         barrier(host);
         if !self.is_files {
             self.zero(0, self.area.size);
@@ -194,7 +201,7 @@ impl WindowMemory {
             let next = |from| match seek(&*self.file, from) {
                 Ok(found) => Ok(found.min(end)),
                 Err(Errno::NXIO) => Ok(end),
-                Err(error) => Err(HostError::host("memory under an aperture cannot be zeroed", error)),
+                Err(error) => Err(ManagerError::host("memory under an aperture cannot be zeroed", error)),
             };
             let first: u64 = next(SeekFrom::Data(at))?;
             if first >= end {
@@ -221,19 +228,19 @@ impl WindowMemory {
 
     /// Unmaps it from the card. If `reachable`, the card's TLBs may still have translations to it; its I/O addresses
     /// are then never used again.
-    pub fn close(self, host: &HostCard, reachable: bool) {
+    pub fn close(self, host: &ManagedCard, reachable: bool) {
         if self.take_back(host) && !reachable {
             host.lock().memory_mut().iova_mut().free(self.iova);
         }
     }
 
-    fn lend(&self, host: &HostCard) -> Result<(), HostError> {
+    fn lend(&self, host: &ManagedCard) -> Result<(), ManagerError> {
         let region = Arc::clone(&self.region);
         let memory = DmaMemory::new(region, 0, self.area.size as usize, true)?;
         Ok(host.card().map_dma(self.iova.0, memory)?)
     }
 
-    fn take_back(&self, host: &HostCard) -> bool {
+    fn take_back(&self, host: &ManagedCard) -> bool {
         barrier(host);
         let unmapped = host.card().unmap_dma(self.iova.0, self.area.size);
         unmapped.inspect_err(|error| tracing::error!(%error, "the card keeps memory under an aperture mapped")).is_ok()
@@ -245,7 +252,7 @@ impl WindowMemory {
 }
 
 /// Waits for the completion of writes for the card.
-fn barrier(host: &HostCard) {
+fn barrier(host: &ManagedCard) {
     if let Err(error) = host.lock().vram().memory.barrier() {
         tracing::error!(%error, "what was written under an aperture last is lost");
     }

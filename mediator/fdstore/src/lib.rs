@@ -35,7 +35,7 @@ use pace::Pace;
 const CAPACITY: &str = "FDSTORE";
 /// Descriptors that journals must not use: two sockets of the daemon, and the socket and the connection of each virtual
 /// machine.
-const OTHERS: usize = 2 + 2 * MAX_VMS;
+const RESERVED_DESCRIPTORS: usize = 2 + 2 * MAX_VMS;
 /// All descriptors that a journal can have in the store, as bits of [`bit`].
 const ALL: u32 = (1 << (SLOTS + 1)) - 1;
 
@@ -55,7 +55,7 @@ impl Store {
     pub fn found(followed: bool) -> Self {
         let capacity = std::env::var(CAPACITY).ok().and_then(|count| count.parse::<usize>().ok()).unwrap_or(0);
         let there = capacity > 0 && std::env::var_os("NOTIFY_SOCKET").is_some();
-        Self { there, room: Arc::new(AtomicUsize::new(capacity.saturating_sub(OTHERS))), followed }
+        Self { there, room: Arc::new(AtomicUsize::new(capacity.saturating_sub(RESERVED_DESCRIPTORS))), followed }
     }
 
     /// Returns true if the service manager has a store.
@@ -68,7 +68,7 @@ impl Store {
     pub fn tell(&self) {
         let room = self.room.load(Ordering::Relaxed);
         if !self.there || room < DESCRIPTORS {
-            let needed = OTHERS + MAX_VMS * DESCRIPTORS;
+            let needed = RESERVED_DESCRIPTORS + MAX_VMS * DESCRIPTORS;
             tracing::info!(
                 "VMMs lose their devices if this daemon is killed: no service manager keeps enough descriptors for it; run it as a \
                  service with FileDescriptorStoreMax={needed} (and FDSTORE={needed} in its environment before systemd 254)"

@@ -7,9 +7,9 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 /// Messages that may be sent at once: a VMM that starts sends about thirty.
-const BURST: u32 = 128;
+const BURST_MESSAGES: u32 = 128;
 /// Time after which another one may be sent.
-const INTERVAL: Duration = Duration::from_millis(60);
+const MESSAGE_INTERVAL: Duration = Duration::from_millis(60);
 
 /// The messages of one VMM.
 #[derive(Debug)]
@@ -24,16 +24,16 @@ struct Bucket {
 
 impl Bucket {
     fn new(now: Instant) -> Self {
-        Self { left: BURST, filled: now }
+        Self { left: BURST_MESSAGES, filled: now }
     }
 
     /// Adds the messages of the time since the last call.
     fn fill(&mut self, now: Instant) {
-        let passed = now.saturating_duration_since(self.filled).as_millis() / INTERVAL.as_millis();
-        let new = u32::try_from(passed).unwrap_or(u32::MAX).min(BURST);
-        self.left = self.left.saturating_add(new).min(BURST);
+        let passed = now.saturating_duration_since(self.filled).as_millis() / MESSAGE_INTERVAL.as_millis();
+        let new = u32::try_from(passed).unwrap_or(u32::MAX).min(BURST_MESSAGES);
+        self.left = self.left.saturating_add(new).min(BURST_MESSAGES);
         // When full, it drops the rest of an interval.
-        self.filled = if self.left == BURST { now } else { self.filled + INTERVAL * new };
+        self.filled = if self.left == BURST_MESSAGES { now } else { self.filled + MESSAGE_INTERVAL * new };
     }
 
     /// Takes one message, or returns the time until the next one is available.
@@ -44,7 +44,7 @@ impl Bucket {
                 self.left = left;
                 Ok(())
             }
-            None => Err((self.filled + INTERVAL).saturating_duration_since(now)),
+            None => Err((self.filled + MESSAGE_INTERVAL).saturating_duration_since(now)),
         }
     }
 }
@@ -75,7 +75,7 @@ impl Pace {
     pub(crate) fn is_busy(&self) -> bool {
         let mut bucket = self.bucket();
         bucket.fill(Instant::now());
-        bucket.left < BURST / 2
+        bucket.left < BURST_MESSAGES / 2
     }
 }
 
@@ -87,28 +87,28 @@ mod tests {
     fn a_burst_goes_at_once_and_then_one_in_an_interval() {
         let begin = Instant::now();
         let mut bucket = Bucket::new(begin);
-        for _ in 0..BURST {
+        for _ in 0..BURST_MESSAGES {
             assert_eq!(bucket.take(begin), Ok(()));
         }
-        assert_eq!(bucket.take(begin), Err(INTERVAL));
+        assert_eq!(bucket.take(begin), Err(MESSAGE_INTERVAL));
         // With constant requests of the VMM for ten seconds.
         let steps = 100_000;
         let sent =
             (0..steps).filter(|step| bucket.take(begin + Duration::from_secs(10) * *step / steps).is_ok()).count();
-        let most = usize::try_from(Duration::from_secs(10).as_millis() / INTERVAL.as_millis()).unwrap();
+        let most = usize::try_from(Duration::from_secs(10).as_millis() / MESSAGE_INTERVAL.as_millis()).unwrap();
         assert!(sent <= most && sent + 2 >= most, "{sent} of {most}");
         // After a calm period, it may send as many again, and no more.
         let later = begin + Duration::from_secs(3600);
-        assert_eq!((0..2 * BURST).filter(|_| bucket.take(later).is_ok()).count(), BURST as usize);
+        assert_eq!((0..2 * BURST_MESSAGES).filter(|_| bucket.take(later).is_ok()).count(), BURST_MESSAGES as usize);
     }
 
     #[test]
     fn a_vmm_beyond_the_bound_waits_and_loses_nothing() {
         let pace = Pace::new();
         let begin = Instant::now();
-        (0..BURST).for_each(|_| pace.wait());
+        (0..BURST_MESSAGES).for_each(|_| pace.wait());
         assert!(pace.is_busy());
         (0..3).for_each(|_| pace.wait());
-        assert!(begin.elapsed() >= INTERVAL * 2, "{:?}", begin.elapsed());
+        assert!(begin.elapsed() >= MESSAGE_INTERVAL * 2, "{:?}", begin.elapsed());
     }
 }

@@ -175,7 +175,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn image_is_what_its_file_says() {
+    fn firmware_image_round_trips_through_bytes() {
         let image = Image::new(Falcon::Gpccs, &[1, 2, 0, 3, 0, 0], &[0, 5, 0]).unwrap();
         assert_eq!((image.code(), image.data()), (&[1, 2, 0, 3][..], &[0, 5, 0][..]));
         let bytes = image.to_bytes();
@@ -185,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn bytes_that_are_no_image_are_refused_with_what_is_wrong() {
+    fn invalid_firmware_image_is_rejected_with_cause() {
         let good = Image::stand_in(Falcon::Fecs).to_bytes();
         let with = |at: usize, value: u32| {
             let mut bytes = good.clone();

@@ -285,7 +285,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_approved_is_what_a_card_gets() {
+    fn firmware_store_gives_card_only_approved_images() {
         let (_folder, store) = store();
         assert_eq!(store.approved().unwrap().unwrap_err(), Missing(Falcon::ALL.to_vec()));
         for image in Falcon::ALL.map(Image::stand_in) {

@@ -4,8 +4,8 @@ use std::io::{Read, Seek, Write};
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::Duration;
 
-const LONG: Duration = Duration::from_secs(30);
-const SHORT: Duration = Duration::from_millis(50);
+const LONG_TIMEOUT: Duration = Duration::from_secs(30);
+const SHORT_TIMEOUT: Duration = Duration::from_millis(50);
 
 fn pair() -> (OwnedFd, OwnedFd) {
     socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap()
@@ -43,27 +43,27 @@ fn package(descriptors: usize) -> Package {
 }
 
 /// Runs a sender and a receiver; returns the results of both.
-fn both<G: Send, T>(giver: impl FnOnce(OwnedFd) -> G + Send, taker: impl FnOnce(OwnedFd) -> T) -> (G, T) {
+fn both<G: Send, T>(sender: impl FnOnce(OwnedFd) -> G + Send, receiver: impl FnOnce(OwnedFd) -> T) -> (G, T) {
     let (one, other) = pair();
     std::thread::scope(|scope| {
-        let giver = scope.spawn(|| giver(one));
-        let taken = taker(other);
-        (giver.join().unwrap(), taken)
+        let sender = scope.spawn(|| sender(one));
+        let taken = receiver(other);
+        (sender.join().unwrap(), taken)
     })
 }
 
 fn give(socket: OwnedFd) -> Result<(), Error> {
-    let (giver, _) = Giver::meet(socket, LONG)?;
-    giver.give(&package(3))?;
-    giver.await_ready(LONG)?;
-    giver.let_go()
+    let (sender, _) = Sender::meet(socket, LONG_TIMEOUT)?;
+    sender.give(&package(3))?;
+    sender.await_ready(LONG_TIMEOUT)?;
+    sender.let_go()
 }
 
 fn take(socket: OwnedFd) -> Result<Package, Error> {
-    let taker = Taker::connect(socket, &introduction())?;
-    let package = taker.take(LONG)?;
-    taker.ready()?;
-    taker.wait(LONG)?;
+    let receiver = Receiver::connect(socket, &introduction())?;
+    let package = receiver.take(LONG_TIMEOUT)?;
+    receiver.ready()?;
+    receiver.wait(LONG_TIMEOUT)?;
     Ok(package)
 }
 
@@ -72,11 +72,11 @@ fn all_that_is_given_comes_over_in_its_order() {
     for count in [0, 1, 128, 129, 500] {
         let (given, taken) = both(
             |socket| {
-                let (giver, who) = Giver::meet(socket, LONG)?;
+                let (sender, who) = Sender::meet(socket, LONG_TIMEOUT)?;
                 assert_eq!(who, introduction());
-                giver.give(&package(count))?;
-                giver.await_ready(LONG)?;
-                giver.let_go()
+                sender.give(&package(count))?;
+                sender.await_ready(LONG_TIMEOUT)?;
+                sender.let_go()
             },
             take,
         );
@@ -94,48 +94,48 @@ fn all_that_is_given_comes_over_in_its_order() {
 #[test]
 fn giver_keeps_all_unless_the_taker_is_ready() {
     let refused = both(give, |socket| {
-        let taker = Taker::connect(socket, &introduction()).unwrap();
-        taker.take(LONG).unwrap();
-        taker.refuse("VM 3: its guest sees other registers").unwrap();
+        let receiver = Receiver::connect(socket, &introduction()).unwrap();
+        receiver.take(LONG_TIMEOUT).unwrap();
+        receiver.refuse("VM 3: its guest sees other registers").unwrap();
     });
     assert!(matches!(refused.0, Err(Error::Refused(why)) if why.contains("VM 3")));
     // The receiver ends at each step.
     assert!(matches!(both(give, drop).0, Err(Error::Ended(_))));
-    let ended = both(give, |socket| drop(Taker::connect(socket, &introduction()).unwrap()));
+    let ended = both(give, |socket| drop(Receiver::connect(socket, &introduction()).unwrap()));
     assert!(matches!(ended.0, Err(Error::Ended(_))), "{:?}", ended.0);
     let ended = both(give, |socket| {
-        let taker = Taker::connect(socket, &introduction()).unwrap();
-        drop(taker.take(LONG).unwrap());
+        let receiver = Receiver::connect(socket, &introduction()).unwrap();
+        drop(receiver.take(LONG_TIMEOUT).unwrap());
     });
     assert!(matches!(ended.0, Err(Error::Ended(_))), "{:?}", ended.0);
     // The receiver is silent.
     let silent = both(
         |socket| {
-            let (giver, _) = Giver::meet(socket, LONG)?;
-            giver.give(&package(1))?;
-            giver.await_ready(SHORT)
+            let (sender, _) = Sender::meet(socket, LONG_TIMEOUT)?;
+            sender.give(&package(1))?;
+            sender.await_ready(SHORT_TIMEOUT)
         },
         |socket| {
-            let taker = Taker::connect(socket, &introduction()).unwrap();
-            taker.take(LONG).unwrap();
-            assert!(matches!(taker.wait(LONG), Err(Error::Ended(_))), "nothing is the taker's");
+            let receiver = Receiver::connect(socket, &introduction()).unwrap();
+            receiver.take(LONG_TIMEOUT).unwrap();
+            assert!(matches!(receiver.wait(LONG_TIMEOUT), Err(Error::Ended(_))), "nothing is the receiver's");
         },
     );
     assert!(matches!(silent.0, Err(Error::Silent(..))), "{:?}", silent.0);
     let (one, _other) = pair();
-    assert!(matches!(Giver::meet(one, SHORT), Err(Error::Silent(..))));
+    assert!(matches!(Sender::meet(one, SHORT_TIMEOUT), Err(Error::Silent(..))));
 }
 
 #[test]
 fn taker_has_nothing_unless_the_giver_lets_go() {
     assert!(matches!(both(drop, take).1, Err(Error::Ended(_))));
-    let ended = both(|socket| drop(Giver::meet(socket, LONG).unwrap()), take);
+    let ended = both(|socket| drop(Sender::meet(socket, LONG_TIMEOUT).unwrap()), take);
     assert!(matches!(ended.1, Err(Error::Ended(_))), "{:?}", ended.1);
     let ended = both(
         |socket| {
-            let (giver, _) = Giver::meet(socket, LONG).unwrap();
-            giver.give(&package(200)).unwrap();
-            giver.await_ready(LONG).unwrap();
+            let (sender, _) = Sender::meet(socket, LONG_TIMEOUT).unwrap();
+            sender.give(&package(200)).unwrap();
+            sender.await_ready(LONG_TIMEOUT).unwrap();
         },
         take,
     );
@@ -143,7 +143,7 @@ fn taker_has_nothing_unless_the_giver_lets_go() {
 }
 
 #[test]
-fn other_programs_and_other_versions_are_told_from_each_other() {
+fn foreign_peer_and_other_version_give_different_errors() {
     let send =
         |socket: &OwnedFd, bytes: &[u8]| rustix::net::send(socket, bytes, rustix::net::SendFlags::NOSIGNAL).unwrap();
     for (bytes, version) in
@@ -151,7 +151,7 @@ fn other_programs_and_other_versions_are_told_from_each_other() {
     {
         let (one, other) = pair();
         send(&other, bytes);
-        match Giver::meet(one, LONG) {
+        match Sender::meet(one, LONG_TIMEOUT) {
             Err(Error::Version(2, 1)) => assert!(version),
             Err(Error::Protocol(_)) => assert!(!version),
             other => panic!("{other:?}"),
@@ -163,27 +163,27 @@ fn other_programs_and_other_versions_are_told_from_each_other() {
 fn file_that_the_giver_could_change_is_refused() {
     let (one, other) = pair();
     let wire = wire::Wire::new(one);
-    let taker = Taker::connect(other, &introduction()).unwrap();
+    let receiver = Receiver::connect(other, &introduction()).unwrap();
     let file = tempfile_of(&[1; 64]);
     wire.send(&wire::Message::Offer { bytes: 64, descriptors: 0 }, &[file.as_fd()]).unwrap();
-    assert!(matches!(taker.take(LONG), Err(Error::Io(..) | Error::Protocol(_))));
+    assert!(matches!(receiver.take(LONG_TIMEOUT), Err(Error::Io(..) | Error::Protocol(_))));
     for (bytes, descriptors) in [(65, 0), (64, 1 << 20)] {
         let sealed = package::sealed(&[1; 64]).unwrap();
         wire.send(&wire::Message::Offer { bytes, descriptors }, &[sealed.as_fd()]).unwrap();
-        assert!(taker.take(LONG).is_err());
+        assert!(receiver.take(LONG_TIMEOUT).is_err());
     }
     let sealed = package::sealed(&[1; 64]).unwrap();
     wire.send(&wire::Message::Offer { bytes: 64, descriptors: 1 }, &[sealed.as_fd()]).unwrap();
     wire.send(&wire::Message::Descriptors(vec!["a".into(), "b".into()]), &[sealed.as_fd()]).unwrap();
-    assert!(matches!(taker.take(LONG), Err(Error::Protocol(_))));
+    assert!(matches!(receiver.take(LONG_TIMEOUT), Err(Error::Protocol(_))));
 }
 
 #[test]
 fn too_much_is_not_given() {
     let (one, other) = pair();
-    let _taker = Taker::connect(other, &introduction()).unwrap();
-    let (giver, _) = Giver::meet(one, LONG).unwrap();
+    let _taker = Receiver::connect(other, &introduction()).unwrap();
+    let (sender, _) = Sender::meet(one, LONG_TIMEOUT).unwrap();
     let mut package = package(1);
     package.descriptors[0].0 = "n".repeat(200);
-    assert!(matches!(giver.give(&package), Err(Error::TooMuch(..))));
+    assert!(matches!(sender.give(&package), Err(Error::TooMuch(..))));
 }

@@ -19,7 +19,7 @@ const MAGIC: [u8; 4] = *b"GPUH";
 /// Version of the protocol.
 pub(crate) const PROTOCOL: u32 = 1;
 /// Maximum number of descriptors of a message: the kernel accepts 253.
-pub(crate) const BATCH: usize = 128;
+pub(crate) const MAX_DESCRIPTORS: usize = 128;
 /// Maximum length of a message, in bytes: the names of a batch.
 const MESSAGE_MAX: usize = 64 << 10;
 /// Time for which the other end may leave messages unread.
@@ -61,10 +61,10 @@ impl Wire {
         if bytes.len() > MESSAGE_MAX {
             return Err(Error::TooMuch("a message", bytes.len() as u64, MESSAGE_MAX as u64));
         }
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(BATCH))];
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_DESCRIPTORS))];
         let mut control = SendAncillaryBuffer::new(&mut space);
         if !fds.is_empty() && !control.push(SendAncillaryMessage::ScmRights(fds)) {
-            return Err(Error::TooMuch("descriptors of a message", fds.len() as u64, BATCH as u64));
+            return Err(Error::TooMuch("descriptors of a message", fds.len() as u64, MAX_DESCRIPTORS as u64));
         }
         set_socket_timeout(&self.0, Timeout::Send, Some(SEND_LIMIT)).map_err(Error::io("a socket cannot be set up"))?;
         match sendmsg(&self.0, &[IoSlice::new(&bytes)], &mut control, SendFlags::NOSIGNAL) {
@@ -90,7 +90,7 @@ impl Wire {
             }
         }
         let mut bytes = vec![0; MESSAGE_MAX];
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(BATCH))];
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_DESCRIPTORS))];
         let mut control = RecvAncillaryBuffer::new(&mut space);
         let flags = RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT;
         let received = match recvmsg(&self.0, &mut [IoSliceMut::new(&mut bytes)], &mut control, flags) {

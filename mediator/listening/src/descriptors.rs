@@ -7,7 +7,7 @@ use config::check::MAX_VMS;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 /// Descriptors that no VM gets: cards, listening sockets, connections of the admin API, files that are read briefly.
-const RESERVE: u64 = 1024;
+const RESERVED_DESCRIPTORS: u64 = 1024;
 /// Descriptors of a VM in addition to its memory files: its socket and connections, its own events, its mappings, its
 /// journal, and 8 sets of 16 that wait for their message.
 const OF_VM: u64 = 160;
@@ -30,7 +30,7 @@ pub fn raise_limit() {
         tracing::warn!(
             open_files,
             "RLIMIT_NOFILE is too low for {MAX_VMS} VMs that use all that they may; raise it (LimitNOFILE= of the unit) to {}",
-            (OF_VM + FILES_MIN) * COPIES * vms() + RESERVE
+            (OF_VM + FILES_MIN) * COPIES * vms() + RESERVED_DESCRIPTORS
         );
     }
 }
@@ -50,7 +50,7 @@ fn vms() -> u64 {
 
 /// Returns one VM's part of `open_files` descriptors.
 fn part(open_files: u64) -> u64 {
-    open_files.saturating_sub(RESERVE) / (COPIES * vms())
+    open_files.saturating_sub(RESERVED_DESCRIPTORS) / (COPIES * vms())
 }
 
 fn files(open_files: u64) -> u64 {
@@ -66,7 +66,7 @@ mod tests {
         // The unit's limit, and higher ones.
         for open_files in [65_536, 131_072, 1 << 20, u64::MAX] {
             let all = (files(open_files) + OF_VM) * COPIES * vms();
-            assert!(all <= open_files - RESERVE, "{open_files}: {all}");
+            assert!(all <= open_files - RESERVED_DESCRIPTORS, "{open_files}: {all}");
             assert!(files(open_files) > 256, "{open_files}: a VMM with 256 memory devices");
         }
         assert_eq!((files(1024), files(u64::MAX)), (FILES_MIN, FILES_MAX));

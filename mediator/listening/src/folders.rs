@@ -150,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn a_tenant_has_a_folder_of_its_own_and_the_path_of_earlier_versions_leads_there() {
+    fn tenant_has_own_folder_and_old_socket_path_links_to_it() {
         let folder = tempfile::tempdir().unwrap();
         let socket = folder.path().join("tenants/a/cuda.sock");
         // A socket left by a daemon of an earlier version.
@@ -216,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn a_folder_that_all_users_write_is_refused_unless_it_protects_files() {
+    fn world_writable_folder_without_sticky_bit_is_rejected() {
         let folder = tempfile::tempdir().unwrap();
         for (mode, good) in [(0o755, true), (0o770, true), (0o777, false), (0o1777, true)] {
             fs::set_permissions(folder.path(), fs::Permissions::from_mode(mode)).unwrap();

@@ -2,7 +2,7 @@
 //! wait for each other fails the test, and so does an endless one; the printed schedule then replays it
 //! (`shuttle::replay`).
 
-use crate::{Held, Locks};
+use crate::{HeldRanks, Locks};
 use shuttle::scheduler::{DfsScheduler, PctScheduler, RandomScheduler, Scheduler};
 use shuttle::sync::{Mutex, MutexGuard};
 use shuttle::{Config, MaxSteps, Runner};
@@ -12,7 +12,7 @@ use shuttle::{Config, MaxSteps, Runner};
 pub struct Checked;
 
 shuttle::thread_local! {
-    static HELD: Held = Held::new();
+    static HELD: HeldRanks = HeldRanks::new();
 }
 
 impl Locks for Checked {
@@ -33,7 +33,7 @@ impl Locks for Checked {
         mutex.try_lock().ok()
     }
 
-    fn with_held(act: impl FnOnce(&Held)) {
+    fn with_held(act: impl FnOnce(&HeldRanks)) {
         let _ = HELD.try_with(act);
     }
 }

@@ -16,7 +16,7 @@ mod ticks;
 pub mod checked;
 
 pub use meter::{Holds, Long, holds, measure_work, worked};
-pub use order::Held;
+pub use order::HeldRanks;
 pub use rank::{Measured, Rank};
 
 use meter::Share;
@@ -46,7 +46,7 @@ pub trait Locks: 'static {
     fn try_lock<T>(mutex: &Self::Mutex<T>) -> Option<Self::Guard<'_, T>>;
 
     /// Calls `act` with this thread's held locks. Not called if the thread is ending and holds none.
-    fn with_held(act: impl FnOnce(&Held));
+    fn with_held(act: impl FnOnce(&HeldRanks));
 }
 
 /// The daemon's locks.
@@ -54,7 +54,7 @@ pub trait Locks: 'static {
 pub struct Real;
 
 thread_local! {
-    static HELD: Held = const { Held::new() };
+    static HELD: HeldRanks = const { HeldRanks::new() };
 }
 
 impl Locks for Real {
@@ -74,7 +74,7 @@ impl Locks for Real {
         mutex.try_lock()
     }
 
-    fn with_held(act: impl FnOnce(&Held)) {
+    fn with_held(act: impl FnOnce(&HeldRanks)) {
         // A thread that ends may drop guards after its own storage; nothing is checked then.
         let _ = HELD.try_with(act);
     }
@@ -133,7 +133,7 @@ impl<K: Rank, T, L: Locks> Mutex<K, T, L> {
     pub fn lock(&self) -> Guard<'_, K, T, L> {
         if cfg!(debug_assertions) {
             // Checked before the wait, so that a would-be deadlock is an error.
-            L::with_held(Held::take::<K>);
+            L::with_held(HeldRanks::take::<K>);
         }
         self.guard(L::lock(&self.raw), Location::caller())
     }
@@ -146,7 +146,7 @@ impl<K: Rank, T, L: Locks> Mutex<K, T, L> {
     pub fn try_lock(&self) -> Option<Guard<'_, K, T, L>> {
         let raw = L::try_lock(&self.raw)?;
         if cfg!(debug_assertions) {
-            L::with_held(Held::take::<K>);
+            L::with_held(HeldRanks::take::<K>);
         }
         Some(self.guard(raw, Location::caller()))
     }
@@ -214,7 +214,7 @@ impl<'a, K: Rank, T: 'a, L: Locks> Drop for Guard<'a, K, T, L> {
         // The lock itself is released after this, with the field.
         self.record();
         if cfg!(debug_assertions) {
-            L::with_held(Held::release::<K>);
+            L::with_held(HeldRanks::release::<K>);
         }
     }
 }

@@ -15,11 +15,11 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
 /// Buckets of an octave.
-const STEPS: u64 = 8;
-const STEPS_LOG2: u32 = STEPS.trailing_zeros();
+const BUCKETS_PER_OCTAVE: u64 = 8;
+const STEPS_LOG2: u32 = BUCKETS_PER_OCTAVE.trailing_zeros();
 /// Buckets cover holds of up to 2^40 ns, 18 minutes.
 const OCTAVES: u32 = 40;
-const BUCKETS: usize = ((OCTAVES - STEPS_LOG2 + 1) as usize) * STEPS as usize;
+const BUCKETS: usize = ((OCTAVES - STEPS_LOG2 + 1) as usize) * BUCKETS_PER_OCTAVE as usize;
 
 /// Holds longer than this are counted by source location. They are rare, about one hold in thousands, and the number of
 /// locations is bounded by the source.
@@ -47,17 +47,17 @@ impl Long {
 /// Returns the bucket of a duration.
 fn bucket(ns: u64) -> usize {
     let shift = (u64::BITS - ns.leading_zeros()).saturating_sub(STEPS_LOG2 + 1);
-    (((u64::from(shift) * STEPS) + (ns >> shift)) as usize).min(BUCKETS - 1)
+    (((u64::from(shift) * BUCKETS_PER_OCTAVE) + (ns >> shift)) as usize).min(BUCKETS - 1)
 }
 
 /// Returns the largest duration of a bucket, in ns.
 fn upper(bucket: usize) -> u64 {
     let bucket = bucket as u64;
-    if bucket < 2 * STEPS {
+    if bucket < 2 * BUCKETS_PER_OCTAVE {
         return bucket;
     }
-    let shift = bucket / STEPS - 1;
-    ((bucket - shift * STEPS + 1) << shift) - 1
+    let shift = bucket / BUCKETS_PER_OCTAVE - 1;
+    ((bucket - shift * BUCKETS_PER_OCTAVE + 1) << shift) - 1
 }
 
 /// The holds of one lock.
@@ -286,10 +286,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_bucket_holds_what_is_at_most_an_eighth_below_its_largest() {
+    fn bucket_upper_bound_exceeds_value_by_at_most_an_eighth() {
         for ns in (0..4096).chain([1 << 20, (1 << 33) + 12345, (1 << 39) + 7]) {
             let largest = upper(bucket(ns));
-            assert!(largest >= ns && largest - ns <= ns / STEPS, "{ns} ns are said to be {largest} ns");
+            assert!(largest >= ns && largest - ns <= ns / BUCKETS_PER_OCTAVE, "{ns} ns are said to be {largest} ns");
         }
         assert_eq!(bucket(u64::MAX), BUCKETS - 1);
     }

@@ -13,13 +13,13 @@ struct Holding {
 
 /// The ranks that a thread holds.
 #[derive(Debug, Default)]
-pub struct Held {
+pub struct HeldRanks {
     now: RefCell<Vec<Holding>>,
     /// Positions of all locks that were ever taken, with the counts.
     taken: RefCell<Vec<(u8, u64)>>,
 }
 
-impl Held {
+impl HeldRanks {
     /// Creates an empty set.
     #[must_use]
     pub const fn new() -> Self {

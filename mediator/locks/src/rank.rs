@@ -69,7 +69,7 @@ ranks! {
     /// no other lock.
     CudaChanging, true, None;
     /// Daemon: changes are written to the file that outlives it.
-    Keeper, true, None;
+    OverrideStore, true, None;
     /// Daemon: the table of VMs and settings.
     Daemon, true, None;
     /// Daemon: sockets that are handed from one process to the next.
@@ -91,7 +91,7 @@ ranks! {
     /// One VM: events that wait for the holder of its lock.
     Inbox, false, None;
     /// One VM: its last status, which is only held briefly.
-    Board, false, None;
+    StatusCell, false, None;
     /// Owner: whether the thread that moves memory was woken.
     Wakeup, false, None;
     /// Handles of threads, taken out to join them.
@@ -99,7 +99,7 @@ ranks! {
     /// Daemon: path of a VM's socket, removed with it.
     SocketPath, false, None;
     /// Daemon: the last status of the owner of a CUDA card, which is only held briefly.
-    CudaBoard, false, None;
+    CudaStatusCell, false, None;
     /// Daemon: how many VMs have moved between cards.
     Moves, false, None;
     /// Daemon: why a VM failed.

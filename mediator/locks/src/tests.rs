@@ -108,7 +108,7 @@ fn holds_are_counted_while_a_lock_lives_and_after() {
 }
 
 #[test]
-fn what_waits_for_a_condition_does_not_hold() {
+fn condvar_wait_splits_lock_hold_in_two() {
     let (card, woken) = (Mutex::<Card, _>::new(()), Condvar::default());
     let mut held = card.lock();
     woken.wait_for(&mut held, Duration::ZERO);
@@ -117,7 +117,7 @@ fn what_waits_for_a_condition_does_not_hold() {
 }
 
 #[test]
-fn who_may_wait_comes_before_who_may_not() {
+fn lock_that_allows_waiting_orders_before_locks_that_do_not() {
     const { assert!(Moving::MAY_WAIT && Moving::POSITION < Vm::POSITION && Vm::POSITION < Card::POSITION) };
     const { assert!(!Vm::MAY_WAIT && !Card::MAY_WAIT) };
     assert_eq!(ORDER[Card::POSITION as usize], "Card");

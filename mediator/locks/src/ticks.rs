@@ -17,7 +17,7 @@ const SOURCE: &str = "/sys/devices/system/clocksource/clocksource0/current_clock
 const COMPARED: Duration = Duration::from_millis(2);
 /// Readings at each end of that, of which the fastest is used: the host may suspend the thread during one.
 #[cfg(target_arch = "x86_64")]
-const LOOKS: usize = 8;
+const READINGS_PER_END: usize = 8;
 
 /// A time; only differences are meaningful.
 #[derive(Clone, Copy, Debug)]
@@ -91,7 +91,7 @@ fn measured() -> Option<u64> {
         return None;
     }
     let look = || {
-        let looks = (0..LOOKS).map(|_| {
+        let looks = (0..READINGS_PER_END).map(|_| {
             let before = counter();
             let at = Instant::now();
             (counter().saturating_sub(before), at, before)

@@ -1,8 +1,8 @@
 //! Logs: `tracing` to standard error, and a bound on the lines that tenants and clients can make the daemon write.
 //!
 //! Every event is limited, whatever its level. Events of one VM (in a span named `VM_SPAN`, which every thread that
-//! works for a VM enters, or with a field named `vm`) have a bucket for each call site and VM: a burst of `BURST`
-//! passes, then one per `INTERVAL`. All other events have a bucket for each call site, of `BURST_OF_ALL`: a client of a
+//! works for a VM enters, or with a field named `vm`) have a bucket for each call site and VM: a burst of `BURST_EVENTS`
+//! passes, then one per `REFILL_INTERVAL`. All other events have a bucket for each call site, of `BURST_OF_ALL`: a client of a
 //! socket, or a card, causes some of them. Records of crates that use `log` share one call site for each level.
 //! Suppressed events are counted in [`suppressed`], and [`tell_suppressed`] logs their number by origin.
 //!
@@ -32,9 +32,9 @@ pub(crate) const VM_SPAN: &str = "vm";
 /// Environment variable that replaces the configured filter.
 pub(crate) const FILTER_VARIABLE: &str = "MEDIATORD_LOG";
 /// Events of one call site and virtual machine that pass in a burst.
-pub(crate) const BURST: u32 = 10;
+pub(crate) const BURST_EVENTS: u32 = 10;
 /// Interval at which one more may pass after a burst.
-pub const INTERVAL: Duration = Duration::from_secs(5);
+pub const REFILL_INTERVAL: Duration = Duration::from_secs(5);
 /// Events of one call site without a virtual machine that pass in a burst: an operator may add many at a time.
 pub(crate) const BURST_OF_ALL: u32 = 200;
 /// Maximum number of remembered pairs of call site and virtual machine. Beyond it, events of other pairs are suppressed
@@ -95,15 +95,15 @@ struct Bucket {
 
 impl Bucket {
     fn new(site: &'static Metadata<'static>, vm: Option<String>, now: Instant) -> Self {
-        let burst = if vm.is_some() { BURST } else { BURST_OF_ALL };
+        let burst = if vm.is_some() { BURST_EVENTS } else { BURST_OF_ALL };
         Self { burst, tokens: burst, since: now, held_back: 0, site, vm }
     }
 
     fn refill(&mut self, now: Instant) {
-        let passed = now.saturating_duration_since(self.since).as_nanos() / INTERVAL.as_nanos();
+        let passed = now.saturating_duration_since(self.since).as_nanos() / REFILL_INTERVAL.as_nanos();
         if let Ok(passed) = u32::try_from(passed) {
             self.tokens = self.tokens.saturating_add(passed).min(self.burst);
-            self.since += INTERVAL * passed;
+            self.since += REFILL_INTERVAL * passed;
         } else {
             (self.tokens, self.since) = (self.burst, now);
         }
@@ -157,7 +157,7 @@ impl GuestLimit {
         let Books { buckets, names, unknown, swept } = &mut *self.books.lock();
         let key = (site.callsite(), whose);
         let mut full = buckets.len() >= MAX_BUCKETS && !buckets.contains_key(&key);
-        if full && swept.is_none_or(|swept| now.saturating_duration_since(swept) >= INTERVAL) {
+        if full && swept.is_none_or(|swept| now.saturating_duration_since(swept) >= REFILL_INTERVAL) {
             *swept = Some(now);
             buckets.retain(|_, bucket| !bucket.is_idle(now));
             full = buckets.len() >= MAX_BUCKETS;
@@ -315,7 +315,7 @@ mod tests {
     }
 
     #[test]
-    fn events_of_all_levels_are_limited_per_vm_and_the_rest_per_call_site() {
+    fn log_events_are_limited_per_vm_and_otherwise_per_call_site() {
         let (lines, _) = logged(|| {
             for name in ["a", "b"] {
                 tracing::info_span!("vm", name).in_scope(|| {
@@ -333,7 +333,7 @@ mod tests {
                 tracing::error!(vm = "a", "shared thread");
             }
         });
-        let (passed, all) = (usize::try_from(BURST).unwrap(), usize::try_from(BURST_OF_ALL).unwrap());
+        let (passed, all) = (usize::try_from(BURST_EVENTS).unwrap(), usize::try_from(BURST_OF_ALL).unwrap());
         // A slow host may let the tokens of the next interval through.
         for limited in ["bad register", "bad ring"] {
             assert!((2 * passed..4 * passed).contains(&lines.count(limited)), "{limited}");
@@ -347,10 +347,10 @@ mod tests {
     }
 
     #[test]
-    fn what_was_held_back_is_told_once_by_vm_and_place() {
+    fn dropped_log_events_are_reported_once_with_vm_and_call_site() {
         let (lines, limit) = logged(|| {
             let span = tracing::info_span!("vm", name = "web");
-            span.in_scope(|| (0..BURST + 7).for_each(|_| tracing::error!("bad ring")));
+            span.in_scope(|| (0..BURST_EVENTS + 7).for_each(|_| tracing::error!("bad ring")));
             // Keep the span open, so that its VM has a name.
             std::mem::forget(span);
         });
@@ -361,15 +361,15 @@ mod tests {
     }
 
     #[test]
-    fn more_call_sites_and_vms_than_are_remembered_are_held_back_and_counted() {
+    fn log_events_beyond_tracked_buckets_are_dropped_and_counted() {
         let (lines, _) = logged(|| {
             for vm in 0..2 * MAX_BUCKETS {
-                for _ in 0..=BURST {
+                for _ in 0..=BURST_EVENTS {
                     tracing::warn!(vm, "one of many");
                 }
             }
         });
-        assert!(lines.count("one of many") <= MAX_BUCKETS * (usize::try_from(BURST).unwrap() + 1));
+        assert!(lines.count("one of many") <= MAX_BUCKETS * (usize::try_from(BURST_EVENTS).unwrap() + 1));
         assert!(lines.count("were held back") <= MAX_TOLD + 1);
         assert_eq!(lines.count("further log events were held back"), 1);
     }
@@ -380,12 +380,12 @@ mod tests {
         let site = std::cell::Cell::new(None);
         logged(|| site.set(tracing::error_span!("site").metadata()));
         let mut bucket = Bucket::new(site.get().expect("an enabled span has it"), Some("a".to_owned()), start);
-        assert!((0..BURST).all(|_| bucket.take(start)));
+        assert!((0..BURST_EVENTS).all(|_| bucket.take(start)));
         assert!(!bucket.take(start));
-        assert!(bucket.take(start + INTERVAL));
-        assert!(!bucket.take(start + INTERVAL));
-        let late = start + INTERVAL * 1000;
-        assert!((0..BURST).all(|_| bucket.take(late)));
+        assert!(bucket.take(start + REFILL_INTERVAL));
+        assert!(!bucket.take(start + REFILL_INTERVAL));
+        let late = start + REFILL_INTERVAL * 1000;
+        assert!((0..BURST_EVENTS).all(|_| bucket.take(late)));
         assert!(!bucket.take(late));
     }
 }

@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 use vram::balance::{By, Config, PinError, Request};
 use vram::victim::VictimPolicy;
-use vram::{Balancer, Change, Done, GuestAddr, Lookup, Mode, Place, Quanta, QuantaConfig, Step, TenantId, Turn};
+use vram::{Balancer, Change, Done, GuestVramAddr, Lookup, Mode, Place, Quanta, QuantaConfig, Step, TenantId, Turn};
 
 /// Settings of the division of a card's memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -144,7 +144,7 @@ impl Memory {
         let mut requests: BTreeMap<TenantId, u32> = BTreeMap::new();
         let bytes = vram.chunks.chunk_bytes();
         for (vm, index) in std::mem::take(&mut vram.unmet) {
-            let _ = balancer.wanted(&vram.chunks, vm, GuestAddr(index.saturating_mul(bytes)));
+            let _ = balancer.wanted(&vram.chunks, vm, GuestVramAddr(index.saturating_mul(bytes)));
             *requests.entry(vm).or_default() += 1;
         }
         for (vm, chunks) in requests {
@@ -265,7 +265,7 @@ impl Memory {
     ///
     /// # Errors
     /// When the range is not the VM's, or more would be pinned than is guaranteed.
-    pub fn hint(&mut self, vm: TenantId, address: GuestAddr, len: u64, hint: Hint) -> Result<(), PinError> {
+    pub fn hint(&mut self, vm: TenantId, address: GuestVramAddr, len: u64, hint: Hint) -> Result<(), PinError> {
         let Self { vram, divider, .. } = self;
         let (balancer, chunks) = (&mut divider.balancer, &vram.chunks);
         match hint {
@@ -279,10 +279,10 @@ impl Memory {
 
     /// Returns the movable chunks of a VM that are on the card (or are not), in a range of its VRAM, in ascending
     /// order.
-    pub fn movable(&self, vm: TenantId, address: GuestAddr, len: u64, on_card: bool) -> Vec<u32> {
+    pub fn movable(&self, vm: TenantId, address: GuestVramAddr, len: u64, on_card: bool) -> Vec<u32> {
         let chunks = &self.vram.chunks;
         let pieces = chunks.pieces(address, len.min(chunks.vm_bytes(vm).unwrap_or(0).saturating_sub(address.0)));
-        let here = |at: GuestAddr| match chunks.lookup(vm, at, 1) {
+        let here = |at: GuestVramAddr| match chunks.lookup(vm, at, 1) {
             Lookup::Placed(place) => {
                 let index = chunks.index(vm, at)?;
                 let counts = place.card().is_some() && !chunks.is_parked(vm, index);
@@ -322,11 +322,11 @@ impl Memory {
         let mut born: Vec<_> = std::mem::take(&mut vram.born).into_iter().collect();
         born.sort_by_key(|(_, number)| *number);
         for ((vm, index), _) in born {
-            let _ = balancer.arrived(chunks, vm, GuestAddr(index * bytes));
+            let _ = balancer.arrived(chunks, vm, GuestVramAddr(index * bytes));
         }
         for (vm, index) in touched {
             // A VM that has gone meanwhile is ignored.
-            let _ = balancer.touched(chunks, vm, GuestAddr(index * bytes), 1);
+            let _ = balancer.touched(chunks, vm, GuestVramAddr(index * bytes), 1);
         }
         let Some(counts) = counts else { return };
         let accesses = |place: Place| accesses::at(counts, place, bytes, |host| vram.pinned.iova(host).0);

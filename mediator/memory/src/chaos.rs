@@ -56,7 +56,7 @@ impl Dice {
 
 impl Memory {
     /// Returns random moves, if they are due: first evictions, then returns.
-    pub fn stir(&mut self) -> Plan {
+    pub fn inject_random_moves(&mut self) -> Plan {
         if !std::mem::take(&mut self.dice.due) {
             return Plan::new();
         }

@@ -6,7 +6,7 @@
 
 use super::own_space::{OwnSpace, va};
 use super::vram::CardVram;
-use crate::HostError;
+use crate::ManagerError;
 use bringup::CardError;
 use channels::{Bind, Channels, GuestInstance, GuestMemory, GuestRing, Parts, Submission, Unmapped, Unreadable};
 use locks::Condvar;
@@ -22,7 +22,7 @@ use vram::{PagePool, Place, TenantId};
 pub const COPIER: TenantId = TenantId::MEDIATOR;
 
 /// Bytes of a copy that an engine does before another channel can have it.
-const PIECE: u64 = 512 << 10;
+const COPY_PIECE_BYTES: u64 = 512 << 10;
 /// Bytes of a line of a piece: the engine copies rectangles.
 const LINE: u64 = 16 << 10;
 /// Words of a push buffer for one piece: a header and eight words, a header and one.
@@ -32,7 +32,7 @@ const FIRST_WORDS: u64 = 2;
 /// Bytes of a lane's push buffer.
 const PUSH_BYTES: u64 = 2 * SMALL_PAGE;
 /// Pieces that one submission has room for.
-const PIECES: usize = ((PUSH_BYTES / 4 - FIRST_WORDS) / PIECE_WORDS) as usize;
+const MAX_PIECES_PER_SUBMISSION: usize = ((PUSH_BYTES / 4 - FIRST_WORDS) / PIECE_WORDS) as usize;
 /// Log2 of the entries of a lane's ring.
 pub const RING_LOG2: u32 = 4;
 /// Log2 of the maximum number of copies without the engines before failed engines are tried again.
@@ -138,7 +138,7 @@ impl Copier {
     ///
     /// # Errors
     /// When the card has no memory or no channels left, or does not answer.
-    pub fn new(vram: &mut CardVram, channels: &mut Channels, pool: &mut PagePool) -> Result<Self, HostError> {
+    pub fn new(vram: &mut CardVram, channels: &mut Channels, pool: &mut PagePool) -> Result<Self, ManagerError> {
         let space = OwnSpace::new(vram, pool)?;
         channels.add_vm(COPIER, OBJECTS.len() as u32);
         channels.trust(COPIER);
@@ -185,7 +185,7 @@ impl Copier {
     ///
     /// # Errors
     /// When the card has no channels left, or does not answer: they stay as they were.
-    pub fn revive(&mut self, vram: &mut CardVram, channels: &mut Channels) -> Result<(), HostError> {
+    pub fn revive(&mut self, vram: &mut CardVram, channels: &mut Channels) -> Result<(), ManagerError> {
         self.rests = 1 << self.breaks.min(RESTS_MAX_LOG2);
         self.waiting.clear();
         self.left.clear();
@@ -207,7 +207,7 @@ impl Copier {
         channels: &mut Channels,
         (channel, push): (VirtualChannelId, VramAddr),
         object: u32,
-    ) -> Result<(), HostError> {
+    ) -> Result<(), ManagerError> {
         let engine = if channel.0 == 0 { engine::CE0 } else { engine::CE1 };
         let physical = bind(&mut self.space, vram, channels, (COPIER, channel), engine)?;
         let ring = [0; 1 << RING_LOG2];
@@ -237,7 +237,7 @@ impl Copier {
         channels: &mut Channels,
         now: u64,
         work: &[Job],
-    ) -> Result<Vec<CopyId>, HostError> {
+    ) -> Result<Vec<CopyId>, ManagerError> {
         if self.broken {
             return Err(CardError::Unresponsive("the copy engines do not move memory").into());
         }
@@ -245,15 +245,15 @@ impl Copier {
         for job in work {
             let copy = CopyId(self.copies);
             self.copies += 1;
-            self.left.insert(copy, job.bytes.div_ceil(PIECE) as usize);
-            self.waiting.extend((0..job.bytes).step_by(PIECE as usize).map(|at| Piece {
+            self.left.insert(copy, job.bytes.div_ceil(COPY_PIECE_BYTES) as usize);
+            self.waiting.extend((0..job.bytes).step_by(COPY_PIECE_BYTES as usize).map(|at| Piece {
                 copy,
                 from: match job.from {
                     Source::Place(place) => Some(va(place).offset(at)),
                     Source::Zeros => None,
                 },
                 to: va(job.to).offset(at),
-                bytes: PIECE.min(job.bytes - at),
+                bytes: COPY_PIECE_BYTES.min(job.bytes - at),
             }));
             copies.push(copy);
         }
@@ -309,14 +309,14 @@ impl Copier {
     }
 
     /// Distributes the queued pieces evenly to idle lanes.
-    fn feed(&mut self, vram: &mut CardVram, channels: &mut Channels, now: u64) -> Result<(), HostError> {
+    fn feed(&mut self, vram: &mut CardVram, channels: &mut Channels, now: u64) -> Result<(), ManagerError> {
         let Self { space, zeros, lanes, waiting, .. } = self;
-        let zeros = va(Place::Card(vram::CardAddr(zeros.0)));
+        let zeros = va(Place::Card(vram::VramAddr(zeros.0)));
         if waiting.is_empty() || lanes.iter().all(|lane| lane.busy.is_some()) {
             return Ok(());
         }
         space.flush(vram)?;
-        let share = waiting.len().div_ceil(lanes.len()).min(PIECES);
+        let share = waiting.len().div_ceil(lanes.len()).min(MAX_PIECES_PER_SUBMISSION);
         for lane in lanes.iter_mut().filter(|lane| lane.busy.is_none()) {
             let pieces: Vec<Piece> = waiting.drain(..share.min(waiting.len())).collect();
             if !pieces.is_empty() {
@@ -344,7 +344,7 @@ pub fn bind(
     channels: &mut Channels,
     (vm, channel): (TenantId, VirtualChannelId),
     engine: u32,
-) -> Result<ChannelId, HostError> {
+) -> Result<ChannelId, ManagerError> {
     // The address of a context is not used.
     let contexts = [engine::GR, engine::CE0, engine::CE1].map(|unit| (unit == engine).then_some(GpuVa(0)));
     // The addresses are in VRAM that the mediator as a guest does not have: nothing is read there.
@@ -378,23 +378,23 @@ impl Lane {
         channels: &mut Channels,
         now: u64,
         (pieces, zeros): (Vec<Piece>, GpuVa),
-    ) -> Result<(), HostError> {
+    ) -> Result<(), ManagerError> {
         let rectangles = pieces.iter().flat_map(|piece| rectangle(piece, zeros));
         let words: Vec<u32> = to(host_method::SET_OBJECT, &[self.object]).into_iter().chain(rectangles).collect();
         let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
         vram.memory.write(self.push, &bytes)?;
-        let push = va(Place::Card(vram::CardAddr(self.push.0)));
+        let push = va(Place::Card(vram::VramAddr(self.push.0)));
         let entry = GpEntry::new().with_address_dwords(push.0 >> 2).with_dwords(words.len() as u32);
         self.ring[self.put as usize] = entry.into();
         self.put = (self.put + 1) % (1 << RING_LOG2);
         let memory = &mut vram.memory;
         let doorbell = channels
             .doorbell(&mut Parts { card: memory, guest: &mut NoMemory }, COPIER, self.channel, self.put)
-            .map_err(HostError::OwnDoorbell)?;
+            .map_err(ManagerError::OwnDoorbell)?;
         let pulled = channels
             .pull(&mut Parts { card: memory, guest: &mut OwnRing(&self.ring) }, doorbell, now)
-            .map_err(|error| HostError::OwnRing(error.fault))?;
-        let submission = pulled.submission.ok_or(HostError::OwnRingStill)?;
+            .map_err(|error| ManagerError::OwnRing(error.fault))?;
+        let submission = pulled.submission.ok_or(ManagerError::OwnRingStill)?;
         self.busy = Some((submission, pieces));
         channels.start(memory, self.physical, submission);
         Ok(())

@@ -13,7 +13,7 @@ use vram::PoolError;
 
 /// Reason that the host side of the mediator cannot do something.
 #[derive(Debug, thiserror::Error)]
-pub enum HostError {
+pub enum ManagerError {
     /// The card does not come up, or does not answer.
     #[error(transparent)]
     Card(#[from] CardError),
@@ -143,13 +143,13 @@ pub enum HostError {
     },
 }
 
-impl From<StreamError> for HostError {
+impl From<StreamError> for ManagerError {
     fn from(error: StreamError) -> Self {
         Self::Saved(Invalid::new(error))
     }
 }
 
-impl HostError {
+impl ManagerError {
     /// Creates the error for a refusal by the host; `what` names the request.
     #[must_use]
     pub fn host(what: &'static str, source: impl Into<io::Error>) -> Self {

@@ -18,7 +18,7 @@ use std::ops::Range;
 use vram::TenantId;
 
 /// First address that is allocated: address 0 stays unused, so that a null pointer names nothing.
-const FIRST: u64 = 2 << 20;
+const FIRST_IOVA: u64 = 2 << 20;
 /// Regions begin at multiples of this, so that large pages stay large for any alignment of the guest.
 const ALIGN: u64 = 2 << 20;
 /// The part that VMs share. The mediator's own ranges may be there, too, but VMs' ranges are not below it.
@@ -172,7 +172,7 @@ impl IovaSpace {
     /// Allocates `len` bytes for the mediator, at an address with the same offset within 2 MiB as `like`, so that
     /// alignment is kept. Returns `None` if no gap is large enough.
     pub fn allocate(&mut self, len: u64, like: u64) -> Option<Iova> {
-        self.allocate_in(FIRST..SHARED.end, len, like, None)
+        self.allocate_in(FIRST_IOVA..SHARED.end, len, like, None)
     }
 
     /// Allocates `len` bytes within `range`, outside of windows except `of`'s own.
@@ -213,7 +213,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    const WINDOW: u64 = 4 << 30;
+    const WINDOW_BYTES: u64 = 4 << 30;
     const QUOTA: u64 = 164 << 30;
 
     #[test]
@@ -246,10 +246,10 @@ mod tests {
         assert_eq!(space.allocate_for(vms[0], 1, 0), Err(NoIova::Quota(QUOTA)));
         // The others alternately take the rest; each keeps its own window.
         for vm in &vms[1..] {
-            (0..36).take_while(|_| space.allocate_for(*vm, WINDOW + ALIGN, 0).is_ok()).count();
+            (0..36).take_while(|_| space.allocate_for(*vm, WINDOW_BYTES + ALIGN, 0).is_ok()).count();
         }
         for vm in &vms[1..] {
-            assert!(space.allocate_for(*vm, WINDOW, 0).is_ok(), "{vm}");
+            assert!(space.allocate_for(*vm, WINDOW_BYTES, 0).is_ok(), "{vm}");
         }
         assert!(space.allocate(64 << 30, 0).is_some(), "the mediator's part is left, too");
     }
@@ -258,14 +258,14 @@ mod tests {
     fn quota_comes_back_with_the_range_and_the_window_with_the_vm() {
         let mut space = IovaSpace::default();
         space.set_share(TenantId(1), RamShare::default()).unwrap();
-        let all = space.allocate_for(TenantId(1), QUOTA - WINDOW, 0).unwrap();
-        assert_eq!(space.allocate_for(TenantId(1), WINDOW + 1, 0), Err(NoIova::Quota(QUOTA)));
+        let all = space.allocate_for(TenantId(1), QUOTA - WINDOW_BYTES, 0).unwrap();
+        assert_eq!(space.allocate_for(TenantId(1), WINDOW_BYTES + 1, 0), Err(NoIova::Quota(QUOTA)));
         space.free_for(TenantId(1), all);
-        let first = space.allocate_for(TenantId(1), WINDOW, 0).unwrap();
+        let first = space.allocate_for(TenantId(1), WINDOW_BYTES, 0).unwrap();
         space.free_for(TenantId(1), first);
         space.dismiss(TenantId(1));
         space.set_share(TenantId(2), RamShare::default()).unwrap();
-        assert_eq!(space.allocate_for(TenantId(2), WINDOW, 0), Ok(first));
+        assert_eq!(space.allocate_for(TenantId(2), WINDOW_BYTES, 0), Ok(first));
         assert_eq!(space.ranges(), 1);
     }
 
@@ -298,7 +298,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_host_cannot_map_is_given_to_nobody() {
+    fn iova_holes_of_host_are_never_allocated() {
         // Like an IOMMU with 39 bits, and the addresses of interrupts.
         let holes = [0xfee0_0000..0xfef0_0000, 1 << 39..1 << BUS_BITS];
         let mut space = IovaSpace::without(&holes);
@@ -306,8 +306,8 @@ mod tests {
         let beside = |start: u64, len: u64| holes.iter().all(|hole| start + len <= hole.start || hole.end <= start);
         let (low, below) = (space.allocate(0xff00_0000, 0).unwrap(), space.allocate(0x8000_0000, 0).unwrap());
         assert!(beside(low.0, 0xff00_0000) && beside(below.0, 0x8000_0000), "{low:?} {below:?}");
-        let ram = space.allocate_for(TenantId(1), WINDOW, 0).unwrap();
-        assert!(beside(ram.0, WINDOW) && SHARED.contains(&ram.0), "{ram:?}");
+        let ram = space.allocate_for(TenantId(1), WINDOW_BYTES, 0).unwrap();
+        assert!(beside(ram.0, WINDOW_BYTES) && SHARED.contains(&ram.0), "{ram:?}");
         space.free_for(TenantId(1), ram);
         space.dismiss(TenantId(1));
         let all =

@@ -34,13 +34,13 @@ mod zeroing;
 pub use self::vram::{CardVram, Dirty, Words};
 pub use accesses::{Accesses, Counted};
 pub use copier::{COPIER, Copier, Job, NoMemory, OwnRing, RING_LOG2, Source, bind, own_pages};
-pub use error::HostError;
+pub use error::ManagerError;
 pub use moved::{Moved, Plan, Planned, Ranges, Relocated};
 pub use own_space::{OwnSpace, va};
-pub use pages::{Wanted, found, found_beside};
+pub use pages::{Wanted, allocate_parallel, found};
 pub use saved::{Restored, SavedMemory, check_places};
 pub use wakeup::Wakeup;
-pub use wants::{FIRST_BYTES, LOOK, Looks};
+pub use wants::{FIRST_BYTES, Looks, SCAN_INTERVAL};
 pub use zeroing::SCRUB_PIECE;
 
 use ::vram::{PagePool, Place, TenantId};
@@ -142,7 +142,7 @@ impl Memory {
     ///
     /// # Errors
     /// When the card has no memory or no channels left, or does not answer.
-    pub fn start_copier(&mut self, channels: &mut Channels, zeroes: bool) -> Result<(), HostError> {
+    pub fn start_copier(&mut self, channels: &mut Channels, zeroes: bool) -> Result<(), ManagerError> {
         let Self { vram, own, copier, .. } = self;
         if zeroes || vram.has_host_memory() {
             *copier = Some(Copier::new(vram, channels, own)?);
@@ -177,7 +177,7 @@ impl Memory {
     }
 
     /// Sets whether a VM is moving to or from another card, so that its memory does not move otherwise.
-    pub fn travel(&mut self, vm: TenantId, travels: bool) {
+    pub fn set_migrating(&mut self, vm: TenantId, travels: bool) {
         if travels {
             self.travelling.insert(vm);
         } else {

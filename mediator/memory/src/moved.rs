@@ -2,7 +2,7 @@
 
 use sched::Histogram;
 use std::collections::BTreeSet;
-use vram::{GuestAddr, Step, TenantId};
+use vram::{GuestVramAddr, Step, TenantId};
 
 /// Outcome of a move of a VM's memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -30,7 +30,7 @@ impl Relocated {
 }
 
 /// Ranges of guest VRAM that have moved.
-pub type Ranges = Vec<(GuestAddr, u64)>;
+pub type Ranges = Vec<(GuestVramAddr, u64)>;
 
 /// Moves of a VM's memory since it was added.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

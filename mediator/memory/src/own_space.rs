@@ -3,14 +3,14 @@
 //! Only the mediator's own channels use it. Everything is mapped with large pages, except the channels' work areas.
 
 use super::vram::CardVram;
-use crate::HostError;
+use crate::ManagerError;
 use nvspec::addr::{GpuVa, LARGE_PAGE, SMALL_PAGE, VramAddr};
 use nvspec::mmu::{
     ENTRY_BYTES, HOST_VA_BASE, LPT_BYTES, PD_BYTES, PDE_SHIFT, PDE_SPAN, Pde, Pte, PteAperture, Rights, SPT_BYTES,
     TableTarget,
 };
 use std::collections::BTreeMap;
-use vram::{CardAddr, HostAddr, PagePool, Place};
+use vram::{HostAddr, PagePool, Place};
 
 /// Start of the card's memory in the space.
 const VRAM_VA: GpuVa = GpuVa(1 << 36);
@@ -27,7 +27,7 @@ const WORK_SIZE_CODE: u8 = 3;
 #[must_use]
 pub fn va(place: Place) -> GpuVa {
     match place {
-        Place::Card(CardAddr(address)) => VRAM_VA.offset(address),
+        Place::Card(VramAddr(address)) => VRAM_VA.offset(address),
         Place::Host(HostAddr(address)) => SLOTS_VA.offset(address),
     }
 }
@@ -47,13 +47,13 @@ impl OwnSpace {
     ///
     /// # Errors
     /// When the card has no memory for the tables, or does not answer.
-    pub fn new(vram: &mut CardVram, pool: &mut PagePool) -> Result<Self, HostError> {
+    pub fn new(vram: &mut CardVram, pool: &mut PagePool) -> Result<Self, ManagerError> {
         let (bytes, slots) = (vram.memory.vram_bytes(), vram.pinned.range());
         for (what, bytes, most) in
             [("the card's memory", bytes, VRAM_BYTES_MAX), ("host memory for it", slots.1, SLOTS_BYTES_MAX)]
         {
             if bytes > most {
-                return Err(HostError::Unmovable { what, bytes, most });
+                return Err(ManagerError::Unmovable { what, bytes, most });
             }
         }
         let directory = vram.alloc(pool, PD_BYTES)?;
@@ -80,7 +80,7 @@ impl OwnSpace {
         &mut self,
         vram: &mut CardVram,
         (index, page, rights): (u32, VramAddr, Rights),
-    ) -> Result<(), HostError> {
+    ) -> Result<(), ManagerError> {
         let pte = Pte::granting(rights).with_frame(frame(page.0));
         self.stale = true;
         Ok(vram.memory.write(self.work.offset(u64::from(index) * ENTRY_BYTES), &u64::from(pte).to_le_bytes())?)
@@ -90,7 +90,7 @@ impl OwnSpace {
     ///
     /// # Errors
     /// When the card does not answer.
-    pub fn unmap_work(&mut self, vram: &mut CardVram, index: u32) -> Result<(), HostError> {
+    pub fn unmap_work(&mut self, vram: &mut CardVram, index: u32) -> Result<(), ManagerError> {
         self.stale = true;
         Ok(vram.memory.write(self.work.offset(u64::from(index) * ENTRY_BYTES), &[0; ENTRY_BYTES as usize])?)
     }
@@ -99,7 +99,7 @@ impl OwnSpace {
     ///
     /// # Errors
     /// When the card does not answer.
-    pub fn flush(&mut self, vram: &mut CardVram) -> Result<(), HostError> {
+    pub fn flush(&mut self, vram: &mut CardVram) -> Result<(), ManagerError> {
         if std::mem::take(&mut self.stale) {
             vram.memory.invalidate(self.directory, false)?;
         }
@@ -115,7 +115,7 @@ impl OwnSpace {
         aperture: PteAperture,
         address: u64,
         bytes: u64,
-    ) -> Result<(), HostError> {
+    ) -> Result<(), ManagerError> {
         self.stale = true;
         let mut done = 0;
         while done < bytes {
@@ -134,7 +134,7 @@ impl OwnSpace {
         Ok(())
     }
 
-    fn table(&mut self, vram: &mut CardVram, pool: &mut PagePool, va: GpuVa) -> Result<VramAddr, HostError> {
+    fn table(&mut self, vram: &mut CardVram, pool: &mut PagePool, va: GpuVa) -> Result<VramAddr, ManagerError> {
         let index = va.0 >> PDE_SHIFT;
         if let Some(table) = self.tables.get(&index) {
             return Ok(*table);
@@ -145,7 +145,7 @@ impl OwnSpace {
         Ok(table)
     }
 
-    fn link(&self, vram: &mut CardVram, va: GpuVa, pde: Pde) -> Result<(), HostError> {
+    fn link(&self, vram: &mut CardVram, va: GpuVa, pde: Pde) -> Result<(), ManagerError> {
         let at = self.directory.offset((va.0 >> PDE_SHIFT) * ENTRY_BYTES);
         Ok(vram.memory.write(at, &u64::from(pde).to_le_bytes())?)
     }

@@ -4,7 +4,7 @@
 // UNSAFETY: `madvise` on all of a mapping that was created here and is used nowhere else. Both kinds of advice keep its
 // contents.
 
-use crate::HostError;
+use crate::ManagerError;
 use card::DmaMemory;
 use rustix::mm::{Advice, madvise};
 use std::fs::File;
@@ -30,7 +30,7 @@ pub struct Wanted {
 
 impl Wanted {
     /// Same as [`found`].
-    pub fn find(&self) -> Result<DmaMemory, HostError> {
+    pub fn find(&self) -> Result<DmaMemory, ManagerError> {
         match &self.file {
             None => found(self.bytes),
             Some((file, offset)) => populated(mapped(file, *offset, self.bytes)?),
@@ -39,7 +39,7 @@ impl Wanted {
 }
 
 /// Allocates all wanted memory in parallel.
-pub fn found_beside(wanted: &[Wanted]) -> Vec<Result<DmaMemory, HostError>> {
+pub fn allocate_parallel(wanted: &[Wanted]) -> Vec<Result<DmaMemory, ManagerError>> {
     let threads = thread::available_parallelism().map_or(1, NonZero::get).min(THREADS).min(wanted.len());
     if threads < 2 {
         return wanted.iter().map(Wanted::find).collect();
@@ -64,8 +64,8 @@ pub fn found_beside(wanted: &[Wanted]) -> Vec<Result<DmaMemory, HostError>> {
 ///
 /// # Errors
 /// When the host has no memory for it.
-pub fn found(bytes: usize) -> Result<DmaMemory, HostError> {
-    let refused = |why: String| HostError::Pinned { bytes, why };
+pub fn found(bytes: usize) -> Result<DmaMemory, ManagerError> {
+    let refused = |why: String| ManagerError::Pinned { bytes, why };
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
     let region = MmapRegion::<()>::build(None, bytes, libc::PROT_READ | libc::PROT_WRITE, flags)
         .map_err(|error| refused(error.to_string()))?;
@@ -76,17 +76,17 @@ pub fn found(bytes: usize) -> Result<DmaMemory, HostError> {
 ///
 /// # Errors
 /// When the host does not map them.
-pub fn mapped(file: &Arc<File>, offset: u64, bytes: usize) -> Result<MmapRegion, HostError> {
+pub fn mapped(file: &Arc<File>, offset: u64, bytes: usize) -> Result<MmapRegion, ManagerError> {
     let at = FileOffset::from_arc(Arc::clone(file), offset);
     let flags = libc::MAP_SHARED | libc::MAP_NORESERVE;
     MmapRegion::<()>::build(Some(at), bytes, libc::PROT_READ | libc::PROT_WRITE, flags)
-        .map_err(|error| HostError::Pinned { bytes, why: error.to_string() })
+        .map_err(|error| ManagerError::Pinned { bytes, why: error.to_string() })
 }
 
 /// Makes the host allocate the pages of a mapping.
-fn populated(region: MmapRegion) -> Result<DmaMemory, HostError> {
+fn populated(region: MmapRegion) -> Result<DmaMemory, ManagerError> {
     let bytes = region.size();
-    let refused = |why: String| HostError::Pinned { bytes, why };
+    let refused = |why: String| ManagerError::Pinned { bytes, why };
     let start = region.as_ptr().cast();
     if bytes >= HUGE {
         // A kernel without huge pages uses small ones.
@@ -116,7 +116,7 @@ mod tests {
         let sizes = [1 << 20, 128 << 10, 2 << 20, 4 << 10, 64 << 10, 8 << 10, 256 << 10];
         for count in 0..=sizes.len() {
             let wanted: Vec<_> = sizes[..count].iter().copied().map(anonymous).collect();
-            let found = found_beside(&wanted);
+            let found = allocate_parallel(&wanted);
             let lengths: Vec<_> = found.iter().map(|memory| memory.as_ref().unwrap().len()).collect();
             assert_eq!(lengths, sizes[..count]);
             for memory in found.into_iter().flatten() {
@@ -129,8 +129,8 @@ mod tests {
 
     #[test]
     fn size_that_the_host_does_not_have_fails_alone() {
-        let found = found_beside(&[4 << 10, 1 << 60, 4 << 10].map(anonymous));
+        let found = allocate_parallel(&[4 << 10, 1 << 60, 4 << 10].map(anonymous));
         assert!(found[0].is_ok() && found[2].is_ok());
-        assert!(matches!(&found[1], Err(HostError::Pinned { bytes, .. }) if *bytes == 1 << 60));
+        assert!(matches!(&found[1], Err(ManagerError::Pinned { bytes, .. }) if *bytes == 1 << 60));
     }
 }

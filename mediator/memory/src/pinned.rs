@@ -13,7 +13,7 @@ pub(crate) use saved::SavedSlots;
 
 use super::iova::IovaSpace;
 use super::pages::Wanted;
-use crate::HostError;
+use crate::ManagerError;
 use card::{Card, DmaMemory};
 use nvspec::addr::Iova;
 use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags, fallocate, fcntl_add_seals, ftruncate, memfd_create};
@@ -56,10 +56,10 @@ impl PinnedPool {
         iova: &mut IovaSpace,
         (slots, slot_bytes): (u32, u64),
         shared: bool,
-    ) -> Result<Self, HostError> {
+    ) -> Result<Self, ManagerError> {
         let len = u64::from(slots) * slot_bytes;
         // Large pages are large on both sides.
-        let base = if slots == 0 { Iova(0) } else { iova.allocate(len, 0).ok_or(HostError::OutOfIova { len })? };
+        let base = if slots == 0 { Iova(0) } else { iova.allocate(len, 0).ok_or(ManagerError::OutOfIova { len })? };
         let file = (shared && slots != 0).then(|| memory_file(len)).transpose()?.map(Arc::new);
         let slots = (0..slots).map(|_| None).collect();
         let (kept, borrowed) = (BTreeSet::new(), BTreeMap::new());
@@ -108,7 +108,7 @@ impl PinnedPool {
     ///
     /// # Errors
     /// When the host has no memory for it, or may not pin it.
-    pub fn fill(&mut self, address: HostAddr) -> Result<(), HostError> {
+    pub fn fill(&mut self, address: HostAddr) -> Result<(), ManagerError> {
         if let Some(wanted) = self.lacks(address) {
             self.give(address, wanted.find()?)?;
         }
@@ -121,11 +121,11 @@ impl PinnedPool {
     ///
     /// # Errors
     /// When the host may not pin it.
-    pub fn give(&mut self, address: HostAddr, memory: DmaMemory) -> Result<(), HostError> {
+    pub fn give(&mut self, address: HostAddr, memory: DmaMemory) -> Result<(), ManagerError> {
         let (index, _) = self.at(address);
         let (iova, bytes) = (self.base.offset(index as u64 * self.slot_bytes), memory.len());
         let mapped = self.card.map_dma(iova.0, memory.clone());
-        mapped.map_err(|error| HostError::Pinned { bytes, why: error.to_string() })?;
+        mapped.map_err(|error| ManagerError::Pinned { bytes, why: error.to_string() })?;
         self.slots[index] = Some(memory);
         Ok(())
     }
@@ -135,7 +135,7 @@ impl PinnedPool {
     ///
     /// # Errors
     /// When the card keeps the mapping; the slot then keeps its memory, which must not be used again.
-    pub fn leave(&mut self, address: HostAddr) -> Result<bool, HostError> {
+    pub fn leave(&mut self, address: HostAddr) -> Result<bool, ManagerError> {
         let (index, _) = self.at(address);
         let own = self.slots[index].is_some() && !self.borrowed.contains_key(&index);
         let keeps = own && (self.kept.len() as u64 + 1) * self.slot_bytes <= KEPT_BYTES;
@@ -147,7 +147,7 @@ impl PinnedPool {
         Ok(keeps)
     }
 
-    fn release(&mut self, index: usize) -> Result<(), HostError> {
+    fn release(&mut self, index: usize) -> Result<(), ManagerError> {
         if self.slots[index].is_some() {
             let offset = index as u64 * self.slot_bytes;
             self.card.unmap_dma(self.base.offset(offset).0, self.slot_bytes)?;
@@ -156,7 +156,7 @@ impl PinnedPool {
             if let Some(file) = &self.file {
                 let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
                 fallocate(file, flags, offset, self.slot_bytes)
-                    .map_err(|error| HostError::host("the host does not take back a slot of memory", error))?;
+                    .map_err(|error| ManagerError::host("the host does not take back a slot of memory", error))?;
             }
         }
         Ok(())
@@ -202,14 +202,14 @@ impl PinnedPool {
 }
 
 /// Creates an unnamed file of `bytes` bytes.
-fn memory_file(bytes: u64) -> Result<File, HostError> {
+fn memory_file(bytes: u64) -> Result<File, ManagerError> {
     let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
     let made = memfd_create("swapped-vram", flags).and_then(|file| {
         ftruncate(&file, bytes)?;
         fcntl_add_seals(&file, SEALS)?;
         Ok(File::from(file))
     });
-    made.map_err(|error| HostError::host("no file for host memory of the card", error))
+    made.map_err(|error| ManagerError::host("no file for host memory of the card", error))
 }
 
 impl Drop for PinnedPool {

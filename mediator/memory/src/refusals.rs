@@ -47,7 +47,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_chunk_that_is_asked_for_again_counts_once_until_it_has_a_place() {
+    fn refused_chunk_counts_once_until_placed() {
         let mut refusals = Refusals::default();
         let (vm, other) = (TenantId(1), TenantId(2));
         for _ in 0..3 {

@@ -4,7 +4,7 @@ use super::balance::Divider;
 use super::iova::{Claims, IovaSpace, SavedIova};
 use super::pinned::{PinnedPool, SavedSlots};
 use super::{CardVram, Memory, found};
-use crate::HostError;
+use crate::ManagerError;
 use card::Card;
 use nvspec::addr::{Iova, SMALL_PAGE};
 use saved_state::Invalid;
@@ -118,7 +118,12 @@ impl SavedMemory {
     ///
     /// # Errors
     /// When the saved state is invalid, or the host does not map it.
-    pub fn restored(self, card: &Arc<dyn Card>, chunk_bytes: u64, file: Option<File>) -> Result<Restored, HostError> {
+    pub fn restored(
+        self,
+        card: &Arc<dyn Card>,
+        chunk_bytes: u64,
+        file: Option<File>,
+    ) -> Result<Restored, ManagerError> {
         let Self { iova, barrier, slots, turns } = self;
         let (mut iova, mut claims) = IovaSpace::restored(iova, &card.unmappable())?;
         let barrier = Iova(barrier);

@@ -13,13 +13,13 @@ pub use saved::SavedSegments;
 use super::Memory;
 use super::vram::CardVram;
 use super::zeroing::SCRUB_PIECE;
-use crate::HostError;
+use crate::ManagerError;
 use nvspec::addr::{SMALL_PAGE, VramAddr};
 use pv::Control;
 use pv::abi::{Status, share};
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use vram::{CardAddr, PagePool, TenantId};
+use vram::{PagePool, TenantId};
 
 /// Maximum number of segments that a VM may have created and not removed.
 const SEGMENTS_OF_A_VM: usize = 1024;
@@ -121,7 +121,7 @@ impl Segments {
         let unused = self.segments.get(&id).is_some_and(|segment| segment.removed && segment.attached.is_empty());
         let Some(segment) = unused.then(|| self.segments.remove(&id)).flatten() else { return };
         let Some(pool) = self.pools.get_mut(&segment.owner) else { return };
-        pool.free(CardAddr(segment.at.0));
+        pool.free(VramAddr(segment.at.0));
         pool.reclaim(&mut vram.chunks);
         if pool.used_bytes() == 0 {
             self.pools.remove(&segment.owner);
@@ -169,7 +169,7 @@ impl Memory {
                 if pool.used_bytes() == 0 {
                     segments.pools.remove(&party.vm);
                 }
-                return Err(if matches!(error, HostError::Pool(_)) { Status::Limit } else { Status::Failed });
+                return Err(if matches!(error, ManagerError::Pool(_)) { Status::Limit } else { Status::Failed });
             }
         };
         let id = segments.next_id();

@@ -150,7 +150,7 @@ fn size(bytes: u64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use vram::{GuestAddr, OnFull, TenantId, Tier};
+    use vram::{GuestVramAddr, OnFull, TenantId, Tier};
 
     const CHUNK: u64 = 2 << 20;
     const VM: TenantId = TenantId(7);
@@ -187,7 +187,7 @@ mod tests {
     const VARIANTS: usize = 21;
 
     #[test]
-    fn each_limit_is_told_by_key_and_value_with_what_to_do() {
+    fn limit_error_names_key_value_and_remedy() {
         let full = |limit, host| Error::Full { vm: VM, limit, host };
         let card = Limit::Card { free: 3, to_scrub: 1, promised: 2 };
         let swapping = full(card, Some(Limit::HostBudget(16)));
@@ -224,7 +224,7 @@ mod tests {
             (Error::ReserveFull(6), &["memory.reserve_mib"], &["12 MiB"]),
         ];
         // Errors that are not limits need none.
-        let (index, address) = (5, GuestAddr(0x40_0000));
+        let (index, address) = (5, GuestVramAddr(0x40_0000));
         let others = [
             Error::NeedsScrub { tier: Tier::Card, short: 1 },
             Error::Exists(VM),
@@ -259,7 +259,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_pinned_names_the_guarantee() {
+    fn pin_shortage_names_guarantee() {
         let error = PinError::Guarantee { vm: VM, pinned: 3, guarantee: 2 };
         let shortage = Shortage::of_pin(&error, CHUNK);
         assert_eq!(shortage.what, "6 MiB would be pinned, expected at most `memory.guarantee_mib`, which is 4 MiB");

@@ -6,14 +6,14 @@ use super::refusals::Refusals;
 use super::wakeup::Wakeup;
 use super::wants::{FIRST_BYTES, Looks, Wants};
 use super::zeroed::Zeroing;
-use crate::HostError;
+use crate::ManagerError;
 use crate::shortage::Shortage;
 use bringup::memory::CardMemory;
 use nvspec::addr::{GuestVramAddr, SMALL_PAGE, VramAddr};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
-use vram::{Block, CardAddr, ChunkTable, GuestAddr, Lookup, PagePool, Place, PoolError, TenantId};
+use vram::{Block, ChunkTable, Lookup, PagePool, Place, PoolError, TenantId};
 
 /// Pages of a chunk, one bit each.
 pub struct Dirty(Vec<u64>);
@@ -124,7 +124,7 @@ impl CardVram {
     /// Returns the place of `len` bytes of guest VRAM, if they are the VM's and contiguous. Chunks without a place get
     /// one. Returns `None` also when no memory is left.
     pub fn place(&mut self, vm: TenantId, address: GuestVramAddr, len: u64) -> Option<Place> {
-        let address = GuestAddr(address.0);
+        let address = GuestVramAddr(address.0);
         match self.chunks.lookup(vm, address, len) {
             Lookup::Placed(place) => return Some(place),
             Lookup::Outside => return None,
@@ -137,7 +137,7 @@ impl CardVram {
     }
 
     /// Gives the chunk of `address` a place, zeroed.
-    fn place_chunk(&mut self, vm: TenantId, address: GuestAddr) -> Option<Place> {
+    fn place_chunk(&mut self, vm: TenantId, address: GuestVramAddr) -> Option<Place> {
         let chunk = (vm, address.0 / self.chunks.chunk_bytes());
         loop {
             match self.chunks.place(vm, address) {
@@ -201,7 +201,7 @@ impl CardVram {
         self.short.remove(&vm)
     }
 
-    fn unplace(&mut self, vm: TenantId, address: GuestAddr) {
+    fn unplace(&mut self, vm: TenantId, address: GuestVramAddr) {
         if let Err(error) = self.chunks.unplace(vm, address) {
             tracing::error!(%vm, %address, %error, "a chunk without memory keeps its place");
         }
@@ -223,7 +223,7 @@ impl CardVram {
     /// Reads guest VRAM across chunks. Unused memory reads as zeros, and stays without a place.
     pub fn guest_read(&mut self, vm: TenantId, address: GuestVramAddr, data: &mut [u8]) -> Option<()> {
         let mut rest = data;
-        for (piece, len) in self.chunks.pieces(GuestAddr(address.0), rest.len() as u64) {
+        for (piece, len) in self.chunks.pieces(GuestVramAddr(address.0), rest.len() as u64) {
             let (data, more) = std::mem::take(&mut rest).split_at_mut(len as usize);
             self.touch(vm, piece);
             match self.chunks.lookup(vm, piece, len) {
@@ -242,7 +242,7 @@ impl CardVram {
     /// Writes guest VRAM across chunks. Zeros do not allocate a place.
     pub fn guest_write(&mut self, vm: TenantId, address: GuestVramAddr, data: &[u8]) -> Option<()> {
         let mut rest = data;
-        for (piece, len) in self.chunks.pieces(GuestAddr(address.0), rest.len() as u64) {
+        for (piece, len) in self.chunks.pieces(GuestVramAddr(address.0), rest.len() as u64) {
             let (data, more) = rest.split_at(len as usize);
             self.touch(vm, piece);
             let place = match self.chunks.lookup(vm, piece, len) {
@@ -265,11 +265,11 @@ impl CardVram {
     ///
     /// # Errors
     /// When the card does not answer.
-    pub fn guest_zero(&mut self, vm: TenantId, address: GuestAddr, len: u64) -> Result<(), HostError> {
+    pub fn guest_zero(&mut self, vm: TenantId, address: GuestVramAddr, len: u64) -> Result<(), ManagerError> {
         let Lookup::Placed(place) = self.chunks.lookup(vm, address, len) else { return Ok(()) };
         self.written(vm, address, len);
         match place {
-            Place::Card(CardAddr(at)) => Ok(self.memory.zero(VramAddr(at), len)?),
+            Place::Card(VramAddr(at)) => Ok(self.memory.zero(VramAddr(at), len)?),
             Place::Host(at) => {
                 self.pinned.write(at, &vec![0; len as usize]);
                 Ok(())
@@ -284,7 +284,7 @@ impl CardVram {
     }
 
     /// Records that work names `bytes` bytes in the chunk of `address`.
-    pub fn named(&mut self, vm: TenantId, address: GuestAddr, bytes: u64) {
+    pub fn named(&mut self, vm: TenantId, address: GuestVramAddr, bytes: u64) {
         self.touch(vm, address);
         self.records.named(vm, address.0 / self.chunks.chunk_bytes());
         if let (Some(sum), Lookup::Placed(Place::Host(_))) = (&mut self.over_bus, self.chunks.lookup(vm, address, 1)) {
@@ -293,14 +293,14 @@ impl CardVram {
     }
 
     /// Records that the chunk of `address` is used. At most the number of guests' chunks.
-    fn touch(&mut self, vm: TenantId, address: GuestAddr) {
+    fn touch(&mut self, vm: TenantId, address: GuestVramAddr) {
         if self.watches {
             self.touched.insert((vm, address.0 / self.chunks.chunk_bytes()));
         }
     }
 
     /// Marks pages that have changed while they are being copied.
-    fn written(&mut self, vm: TenantId, address: GuestAddr, len: u64) {
+    fn written(&mut self, vm: TenantId, address: GuestVramAddr, len: u64) {
         if self.copied.is_empty() {
             return;
         }
@@ -314,9 +314,9 @@ impl CardVram {
     ///
     /// # Errors
     /// When the card does not answer.
-    pub fn read_at(&mut self, place: Place, data: &mut [u8]) -> Result<(), HostError> {
+    pub fn read_at(&mut self, place: Place, data: &mut [u8]) -> Result<(), ManagerError> {
         match place {
-            Place::Card(CardAddr(at)) => Ok(self.memory.read(VramAddr(at), data)?),
+            Place::Card(VramAddr(at)) => Ok(self.memory.read(VramAddr(at), data)?),
             Place::Host(at) => {
                 self.pinned.read(at, data);
                 Ok(())
@@ -328,9 +328,9 @@ impl CardVram {
     ///
     /// # Errors
     /// When the card does not answer.
-    pub fn write_at(&mut self, place: Place, data: &[u8]) -> Result<(), HostError> {
+    pub fn write_at(&mut self, place: Place, data: &[u8]) -> Result<(), ManagerError> {
         match place {
-            Place::Card(CardAddr(at)) => Ok(self.memory.write(VramAddr(at), data)?),
+            Place::Card(VramAddr(at)) => Ok(self.memory.write(VramAddr(at), data)?),
             Place::Host(at) => {
                 self.pinned.write(at, data);
                 Ok(())
@@ -343,14 +343,14 @@ impl CardVram {
     ///
     /// # Errors
     /// Same as [`Self::alloc`].
-    pub fn alloc_for(&mut self, vm: TenantId, pool: &mut PagePool, bytes: u64) -> Result<VramAddr, HostError> {
+    pub fn alloc_for(&mut self, vm: TenantId, pool: &mut PagePool, bytes: u64) -> Result<VramAddr, ManagerError> {
         let found = self.alloc(pool, bytes);
         match found {
             Ok(_) => {
                 self.wants.found(vm);
                 self.pool_changed(vm, pool);
             }
-            Err(HostError::Lacking) => {
+            Err(ManagerError::Lacking) => {
                 // Enough chunks are free, but not contiguous: more must be freed.
                 let there = self.chunks.for_mediator();
                 let wanted = self.count(bytes);
@@ -377,10 +377,10 @@ impl CardVram {
     /// Allocates card memory for the mediator's own structures, zeroed and aligned to 4 KiB.
     ///
     /// # Errors
-    /// [`HostError::Lacking`] when the card has none now; when the pool may not grow further, or the card does not
+    /// [`ManagerError::Lacking`] when the card has none now; when the pool may not grow further, or the card does not
     /// answer.
-    pub fn alloc(&mut self, pool: &mut PagePool, bytes: u64) -> Result<VramAddr, HostError> {
-        let Block { address: CardAddr(address), zeroed } = self.take_block(pool, bytes)?;
+    pub fn alloc(&mut self, pool: &mut PagePool, bytes: u64) -> Result<VramAddr, ManagerError> {
+        let Block { address: VramAddr(address), zeroed } = self.take_block(pool, bytes)?;
         if !zeroed {
             self.memory.zero(VramAddr(address), bytes)?;
         }
@@ -391,18 +391,18 @@ impl CardVram {
     ///
     /// # Errors
     /// Same as [`Self::alloc`].
-    pub fn take(&mut self, pool: &mut PagePool, bytes: u64) -> Result<VramAddr, HostError> {
+    pub fn take(&mut self, pool: &mut PagePool, bytes: u64) -> Result<VramAddr, ManagerError> {
         Ok(VramAddr(self.take_block(pool, bytes)?.address.0))
     }
 
-    fn take_block(&mut self, pool: &mut PagePool, bytes: u64) -> Result<Block, HostError> {
+    fn take_block(&mut self, pool: &mut PagePool, bytes: u64) -> Result<Block, ManagerError> {
         let block = loop {
             match pool.alloc_block(&mut self.chunks, bytes) {
                 Ok(block) => break block,
                 // Chunks awaiting scrub would suffice.
                 Err(_) if self.scrub_one()? => {}
                 Err(PoolError::Chunks(vram::Error::CardFull { .. } | vram::Error::NeedsScrub { .. })) => {
-                    return Err(HostError::Lacking);
+                    return Err(ManagerError::Lacking);
                 }
                 Err(error) => return Err(error.into()),
             }
@@ -454,6 +454,6 @@ impl CardVram {
 }
 
 /// Logs an access of a guest that the card has failed: the access is lost; the card's state is not.
-fn failed(result: Result<(), HostError>) -> Option<()> {
+fn failed(result: Result<(), ManagerError>) -> Option<()> {
     result.inspect_err(|error| tracing::error!(%error, "the card failed at an access of a guest")).ok()
 }

@@ -9,13 +9,13 @@ use vram::TenantId;
 
 /// Chunks that are kept free for the mediator's own structures beyond the known needs of VMs: a guest's next channel or
 /// page table must not wait because other guests' memory fills the card.
-pub(crate) const KEPT: u32 = 2;
+pub(crate) const RESERVED_CHUNKS: u32 = 2;
 /// Interval of the mover's scans while a VM waits. An earlier scan is not counted.
-pub const LOOK: Duration = Duration::from_millis(50);
+pub const SCAN_INTERVAL: Duration = Duration::from_millis(50);
 /// Bytes of a VM's first page tables: two address spaces.
 pub const FIRST_BYTES: u64 = 1 << 20;
 /// Maximum number of chunks that one VM's tables wait for: the limit of a pool.
-const MOST: u32 = 1 << 10;
+const MAX_TABLE_CHUNKS_PER_VM: u32 = 1 << 10;
 
 /// Scans of the mover for a VM that waits. Both numbers only grow.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -30,7 +30,7 @@ impl Looks {
     /// Returns the number of unsuccessful scans that `limit` allows. `moves`: memory can move on this card, so that at
     /// least one scan is required.
     fn of(limit: Duration, moves: bool) -> u64 {
-        let looks = limit.as_nanos().div_ceil(LOOK.as_nanos());
+        let looks = limit.as_nanos().div_ceil(SCAN_INTERVAL.as_nanos());
         u64::try_from(looks).unwrap_or(u64::MAX).max(u64::from(moves))
     }
 }
@@ -69,7 +69,7 @@ impl Wants {
 
     /// Records that a VM's page tables wait for `chunks` chunks.
     pub(crate) fn lack(&mut self, vm: TenantId, chunks: u32) {
-        self.tables.insert(vm, chunks.min(MOST));
+        self.tables.insert(vm, chunks.min(MAX_TABLE_CHUNKS_PER_VM));
     }
 
     /// Records that a VM's page tables have got their memory.
@@ -96,7 +96,7 @@ impl Wants {
 
     /// Returns the chunks of the card that the mediator must keep free.
     pub fn chunks(&self) -> u32 {
-        self.first.values().chain(self.tables.values()).fold(KEPT, |sum, chunks| sum.saturating_add(*chunks))
+        self.first.values().chain(self.tables.values()).fold(RESERVED_CHUNKS, |sum, chunks| sum.saturating_add(*chunks))
     }
 
     /// Returns the VMs whose work or page tables wait.
@@ -112,7 +112,7 @@ impl Wants {
     /// Counts a scan at `now_ns` for a VM that waited all the while; `useful`: it moved memory for the VM.
     pub fn looked(&mut self, vm: TenantId, useful: bool, now_ns: u64) {
         let seen = self.seen.entry(vm).or_default();
-        let apart = u64::try_from(LOOK.as_nanos()).unwrap_or(u64::MAX);
+        let apart = u64::try_from(SCAN_INTERVAL.as_nanos()).unwrap_or(u64::MAX);
         if useful {
             seen.looks.useful += 1;
         } else if seen.vain_ns.is_none_or(|at| now_ns.saturating_sub(at) >= apart) {
@@ -140,7 +140,7 @@ mod tests {
     const MS: u64 = 1_000_000;
 
     #[test]
-    fn a_wait_ends_by_vain_looks_and_not_by_the_clock() {
+    fn wait_expires_after_failed_scans_not_by_clock() {
         let mut wants = Wants::default();
         let limit = Duration::from_millis(120);
         let since = wants.looks(VM);
@@ -161,17 +161,17 @@ mod tests {
     }
 
     #[test]
-    fn what_vms_begin_with_and_wait_for_is_kept_beside_what_is_always_at_hand() {
+    fn wanted_chunks_add_new_vms_and_waits_to_constant_reserve() {
         let mut wants = Wants::default();
         wants.admit(VM, 2);
         wants.admit(TenantId(4), 1);
         wants.lack(VM, 3);
-        assert_eq!((wants.chunks(), wants.vms().collect::<Vec<_>>()), (KEPT + 6, vec![VM]));
+        assert_eq!((wants.chunks(), wants.vms().collect::<Vec<_>>()), (RESERVED_CHUNKS + 6, vec![VM]));
         wants.found(VM);
         wants.hold(VM, 1, 2);
-        assert_eq!(wants.chunks(), KEPT + 2);
+        assert_eq!(wants.chunks(), RESERVED_CHUNKS + 2);
         wants.hold(VM, 4, 2);
         wants.forget(TenantId(4));
-        assert_eq!(wants.chunks(), KEPT);
+        assert_eq!(wants.chunks(), RESERVED_CHUNKS);
     }
 }

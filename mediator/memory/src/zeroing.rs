@@ -4,18 +4,18 @@
 //! message per word if the card is another process. The engines take microseconds, without the card's lock. A VM that
 //! needs a chunk at once, when all free ones are with the engines, waits for the mover.
 
-use crate::HostError;
+use crate::ManagerError;
 use crate::vram::CardVram;
 use crate::zeroed::Zeroing;
 use nvspec::addr::VramAddr;
-use vram::{CardAddr, HostAddr, Place, ScrubWork, Tier};
+use vram::{HostAddr, Place, ScrubWork, Tier};
 
 /// Bytes that are zeroed under one hold of the card's lock, when there is time: a chunk may be far larger. Some 5 us
 /// through a window of hardware; on first use of the software card's memory, four pages that the host has to allocate.
 pub const SCRUB_PIECE: u64 = 16 << 10;
 /// Chunks of the card that are kept free and zeroed, if there are enough: otherwise an urgent request would zero a
 /// whole chunk under the card's lock.
-const AHEAD: u32 = 8;
+const ZEROED_AHEAD_CHUNKS: u32 = 8;
 /// The same in bytes, if the engines zero.
 const AHEAD_BY_ENGINES: u64 = 16 << 20;
 /// Bytes that the engines zero for one request.
@@ -25,7 +25,7 @@ impl CardVram {
     /// Wakes the mover when few of the free chunks are zeroed.
     pub(crate) fn ring_for_zeroed(&self) {
         let (zeroed, to_scrub) = self.chunks.zeroed();
-        if to_scrub > 0 && zeroed < AHEAD / 2 {
+        if to_scrub > 0 && zeroed < ZEROED_AHEAD_CHUNKS / 2 {
             self.wakeup.ring();
         }
     }
@@ -34,16 +34,16 @@ impl CardVram {
     ///
     /// # Errors
     /// When the card does not answer.
-    pub fn scrub_ahead(&mut self) -> Result<bool, HostError> {
+    pub fn scrub_ahead(&mut self) -> Result<bool, ManagerError> {
         let (zeroed, to_scrub) = self.chunks.zeroed();
-        if to_scrub == 0 || zeroed >= AHEAD { Ok(false) } else { self.scrub_piece() }
+        if to_scrub == 0 || zeroed >= ZEROED_AHEAD_CHUNKS { Ok(false) } else { self.scrub_piece() }
     }
 
     /// Scrubs one waiting chunk, or finishes the current one; returns false when there is none.
     ///
     /// # Errors
     /// When the card does not answer.
-    pub(crate) fn scrub_one(&mut self) -> Result<bool, HostError> {
+    pub(crate) fn scrub_one(&mut self) -> Result<bool, ManagerError> {
         let mut any = false;
         while self.scrub_piece()? {
             any = true;
@@ -58,7 +58,7 @@ impl CardVram {
     ///
     /// # Errors
     /// When the card does not answer.
-    pub fn scrub_piece(&mut self) -> Result<bool, HostError> {
+    pub fn scrub_piece(&mut self) -> Result<bool, ManagerError> {
         let (work, done) = match self.zeroing.begun.take() {
             Some(begun) => begun,
             None => {
@@ -73,7 +73,7 @@ impl CardVram {
         };
         let piece = (work.bytes - done).min(SCRUB_PIECE);
         match work.place {
-            Place::Card(CardAddr(at)) => self.memory.zero(VramAddr(at + done), piece)?,
+            Place::Card(VramAddr(at)) => self.memory.zero(VramAddr(at + done), piece)?,
             Place::Host(HostAddr(at)) if piece != 0 => {
                 self.pinned.write(HostAddr(at + done), &vec![0; piece as usize]);
             }
@@ -92,7 +92,7 @@ impl CardVram {
     #[must_use]
     pub fn take_for_engines(&mut self, all: bool) -> Vec<ScrubWork> {
         let chunks = |bytes: u64| u32::try_from(bytes / self.chunks.chunk_bytes()).unwrap_or(u32::MAX);
-        let (at_once, ahead) = (chunks(AT_ONCE).max(1), chunks(AHEAD_BY_ENGINES).max(AHEAD));
+        let (at_once, ahead) = (chunks(AT_ONCE).max(1), chunks(AHEAD_BY_ENGINES).max(ZEROED_AHEAD_CHUNKS));
         let (zeroed, _) = self.chunks.zeroed();
         let wanted = if all { at_once } else { at_once.min(ahead.saturating_sub(zeroed)) };
         if self.zeroing.engines.is_empty() {

@@ -32,8 +32,8 @@ const MSI: u32 = 1;
 /// A read of it lowers the interrupt pin of the recording card.
 const ACKNOWLEDGE: u32 = 0x100;
 /// Address bits of the recording card.
-const REACH: u64 = 1 << 40;
-const LONG: Duration = Duration::from_secs(30);
+const ADDRESS_LIMIT: u64 = 1 << 40;
+const WAIT_TIMEOUT: Duration = Duration::from_secs(30);
 
 #[derive(Default)]
 struct State {
@@ -126,7 +126,7 @@ impl Card for Recording {
 
     fn map_dma(&self, iova: u64, memory: DmaMemory) -> Result<(), DmaError> {
         let len = memory.len() as u64;
-        if iova + len > REACH {
+        if iova + len > ADDRESS_LIMIT {
             return Err(DmaError::OutOfReach { iova, len, bits: 40 });
         }
         self.0.lock().dma.insert(iova, len);
@@ -202,7 +202,7 @@ impl Wired {
                 })
             })
             .expect("a server that takes a client");
-        client.set_timeout(Some(LONG)).unwrap();
+        client.set_timeout(Some(WAIT_TIMEOUT)).unwrap();
         client
     }
 
@@ -292,12 +292,12 @@ fn memory_beyond_the_card_s_reach_is_counted_and_the_rest_works() {
     let mut client = wired.client();
     let file = memory_file(0x2000, true).unwrap();
     client.write(CONFIG, COMMAND, &[MASTER]).unwrap();
-    client.dma_map(REACH, 0x1000, true, Some((file.as_fd(), 0))).unwrap();
+    client.dma_map(ADDRESS_LIMIT, 0x1000, true, Some((file.as_fd(), 0))).unwrap();
     client.dma_map(0x1000, 0x1000, true, Some((file.as_fd(), 0x1000))).unwrap();
     client.dma_map(0x9000, 0x1000, false, None).unwrap();
     assert_eq!(wired.card.mapped(), [(0x1000, 0x1000)]);
     assert_eq!(wired.backend.status().counters["dma_regions_out_of_reach"], 1);
-    client.dma_unmap(REACH, 0x1000).unwrap();
+    client.dma_unmap(ADDRESS_LIMIT, 0x1000).unwrap();
     client.dma_unmap(0x9000, 0x1000).unwrap();
 }
 
@@ -310,25 +310,25 @@ fn msi_edges_reach_the_client() {
     assert_eq!(wired.backend.status().interrupts, InterruptKind::Msi);
     for _ in 0..3 {
         wired.card.message();
-        assert_eq!(wait_event(&fds[0], LONG).unwrap(), 1);
+        assert_eq!(wait_event(&fds[0], WAIT_TIMEOUT).unwrap(), 1);
     }
     client.write(CONFIG, MSI_CONTROL, &[0]).unwrap();
     assert_eq!(wired.card.mode(), Some(InterruptMode::Intx));
 }
 
 #[test]
-fn pin_signals_again_after_unmask_only_while_it_stands() {
+fn pin_interrupt_repeats_after_unmask_only_while_asserted() {
     let wired = Wired::new();
     let mut client = wired.client();
     let fds = client.attach_irqs(INTX, 1).unwrap();
     assert_eq!(wired.card.mode(), Some(InterruptMode::Intx));
     wired.card.set_pin(true);
-    wait_event(&fds[0], LONG).unwrap();
+    wait_event(&fds[0], WAIT_TIMEOUT).unwrap();
 
     // The handler accesses the card without lowering the pin, and ends: the interrupt comes again.
     client.read32(BAR0, 0x200).unwrap();
     client.unmask_intx().unwrap();
-    wait_event(&fds[0], LONG).unwrap();
+    wait_event(&fds[0], WAIT_TIMEOUT).unwrap();
 
     // This time it lowers the pin: no interrupt comes.
     client.read32(BAR0, ACKNOWLEDGE.into()).unwrap();
@@ -337,7 +337,7 @@ fn pin_signals_again_after_unmask_only_while_it_stands() {
     assert!(wait_event(&fds[0], Duration::ZERO).is_err());
 
     wired.card.set_pin(true);
-    wait_event(&fds[0], LONG).unwrap();
+    wait_event(&fds[0], WAIT_TIMEOUT).unwrap();
     client.read32(BAR0, ACKNOWLEDGE.into()).unwrap();
 }
 
@@ -376,7 +376,7 @@ fn reset_and_disconnect_leave_a_clean_card() {
 }
 
 #[test]
-fn expansion_rom_is_what_prom_holds_and_cannot_be_written() {
+fn expansion_rom_matches_prom_and_is_read_only() {
     // 1 KiB; a BAR has at least two.
     let mut image: Vec<u8> = (0..1024_u32).map(|at| (at * 7) as u8).collect();
     image[..3].copy_from_slice(&[0x55, 0xaa, 2]);

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use card::Card;
 use saved_state::{Known, SavedState, WriteError, Writer};
 use simgpu::memory::Vram;
-use simgpu::{EngineId, EngineTiming, SavedCard, SimGpu, TimeModel, Unrest};
+use simgpu::{EngineId, EngineTiming, NotQuiescent, SavedCard, SimGpu, TimeModel};
 use vfio_card::VfioCard;
 
 use config::{CardKind, CardSpec, FaultEngine, FaultKind, FaultSpec, ResetWay};
@@ -22,7 +22,7 @@ use config::{CardKind, CardSpec, FaultEngine, FaultKind, FaultSpec, ResetWay};
 const PART: u32 = 0;
 
 /// Retry interval for halting a card with a busy engine.
-const AGAIN: Duration = Duration::from_millis(1);
+const HALT_RETRY_INTERVAL: Duration = Duration::from_millis(1);
 
 /// Why a card cannot be opened or handed over, and the remedy.
 #[derive(Debug, thiserror::Error)]
@@ -149,10 +149,10 @@ impl HaltedCard<'_> {
     /// When it does not become quiescent.
     pub fn write_down(&self, until: Instant) -> Result<WrittenCard, Unusable> {
         while let Err(unrest) = self.0.halt() {
-            if !matches!(unrest, Unrest::Working(_)) || Instant::now() >= until {
+            if !matches!(unrest, NotQuiescent::Working(_)) || Instant::now() >= until {
                 return Err(Unusable::of(unrest));
             }
-            std::thread::sleep(AGAIN);
+            std::thread::sleep(HALT_RETRY_INTERVAL);
         }
         self.0.save().map(WrittenCard).ok_or_else(|| Unusable::of("the software card does not rest"))
     }

@@ -11,9 +11,9 @@ use config::RebalanceSpec;
 use sched::Engine;
 
 /// A whole card, in thousandths.
-const WHOLE: u64 = 1000;
+const WHOLE_CARD_PERMILLE: u64 = 1000;
 /// Minimum reduction of the difference by a move, in thousandths of a card: loads fluctuate.
-const MARGIN: u64 = 50;
+const MIN_GAIN_PERMILLE: u64 = 50;
 /// Cost of a move, as a divisor of the memory that it copies: the move must reduce the difference by that much in
 /// addition to the margin.
 const COST: u64 = 10;
@@ -37,9 +37,9 @@ pub struct CardLoad {
 impl CardLoad {
     /// Returns how full it is, in thousandths: of its memory, or of its busiest engine if that is higher.
     fn load(&self) -> u64 {
-        let memory = self.placed_mib.saturating_mul(WHOLE) / self.shared_mib.max(1);
+        let memory = self.placed_mib.saturating_mul(WHOLE_CARD_PERMILLE) / self.shared_mib.max(1);
         let busy = self.busy.iter().copied().max().unwrap_or(0);
-        memory.max(u64::from(busy)).min(WHOLE)
+        memory.max(u64::from(busy)).min(WHOLE_CARD_PERMILLE)
     }
 
     fn with(&self, vm: &VmLoad) -> Self {
@@ -106,7 +106,7 @@ impl Rebalancer {
         let fullest = cards.iter().rev().max_by_key(|card| card.load())?;
         let emptiest = cards.iter().min_by_key(|card| card.load())?;
         let before = fullest.load() - emptiest.load();
-        if before <= self.spec.above_percent.saturating_mul(WHOLE / 100) {
+        if before <= self.spec.above_percent.saturating_mul(WHOLE_CARD_PERMILLE / 100) {
             self.rounds = 0;
             return None;
         }
@@ -118,8 +118,8 @@ impl Rebalancer {
             let (from, to) = (fullest.without(vm).load(), emptiest.with(vm).load());
             // The fuller of both stays the fuller: the next move is never the reverse.
             let after = from.checked_sub(to)?;
-            let cost = vm.placed_mib.saturating_mul(WHOLE) / emptiest.shared_mib.max(1) / COST;
-            (before.saturating_sub(after) > MARGIN.saturating_add(cost)).then_some(after)
+            let cost = vm.placed_mib.saturating_mul(WHOLE_CARD_PERMILLE) / emptiest.shared_mib.max(1) / COST;
+            (before.saturating_sub(after) > MIN_GAIN_PERMILLE.saturating_add(cost)).then_some(after)
         };
         let here = vms.iter().filter(|vm| vm.card == fullest.name && vm.fits.contains(&emptiest.name));
         let here = here.filter(|vm| !self.moved.contains_key(&vm.name));

@@ -32,7 +32,7 @@ fn some(vm: &str, to: &str) -> Option<(String, String)> {
 }
 
 #[test]
-fn vm_moves_that_makes_cards_most_alike_once_they_have_differed_for_some_rounds() {
+fn best_balancing_vm_moves_after_rounds_of_imbalance() {
     let vms = [vm("large", "a", 500, 0), vm("half", "a", 200, 0), vm("small", "a", 50, 0)];
     let mut rebalancer = Rebalancer::new(SPEC);
     // 750 and 0: `large` would reverse them, `half` leaves 550 and 200.
@@ -103,7 +103,7 @@ fn without_cards_or_with_one_nothing_moves() {
 
 proptest! {
     #[test]
-    fn loads_that_do_not_change_come_to_rest_with_cards_more_alike_after_each_move(
+    fn rebalance_of_constant_loads_narrows_gap_each_move_and_ends(
         sizes in proptest::collection::vec((0..2u8, 1..300u64, 0..300u32), 0..8),
     ) {
         let mut vms: Vec<VmLoad> = Vec::new();
@@ -121,9 +121,9 @@ proptest! {
             let before = differ(&vms);
             let moved = vms.iter_mut().find(|one| one.name == vm).unwrap();
             moved.fits = vec![std::mem::replace(&mut moved.card, to)];
-            prop_assert!(differ(&vms) + MARGIN < before);
+            prop_assert!(differ(&vms) + MIN_GAIN_PERMILLE < before);
             moves += 1;
-            prop_assert!(moves <= WHOLE / MARGIN, "it goes on for ever");
+            prop_assert!(moves <= WHOLE_CARD_PERMILLE / MIN_GAIN_PERMILLE, "it goes on for ever");
         }
     }
 }

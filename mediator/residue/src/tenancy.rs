@@ -241,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_is_admitted_before_it_was_left_and_cleared() {
+    fn tenant_is_admitted_only_after_predecessor_is_cleared() {
         let mut tenancy = with(A, 0);
         tenancy.want(A);
         assert!(!tenancy.is_changing(), "it has it");
@@ -255,7 +255,7 @@ mod tests {
     }
 
     #[test]
-    fn who_works_keeps_it_for_a_term_and_comes_again_behind_those_who_wait() {
+    fn working_tenant_keeps_engine_for_term_then_queues_last() {
         let mut tenancy = with(A, 0);
         tenancy.want(B);
         assert_eq!(step(&mut tenancy, TERM_NS - 1, true, true), Step::Wait);
@@ -268,7 +268,7 @@ mod tests {
     }
 
     #[test]
-    fn who_comes_back_for_work_that_was_begun_waits_while_others_work() {
+    fn returning_tenant_with_begun_work_waits_while_others_work() {
         let mut tenancy = with(A, 0);
         tenancy.want_again(B, 10);
         assert!(tenancy.is_changing() && tenancy.is_wanted_by(B));
@@ -298,7 +298,7 @@ mod tests {
     }
 
     #[test]
-    fn clearing_that_fails_is_tried_again_and_admits_nobody() {
+    fn failed_clearing_is_retried_and_admits_no_tenant() {
         let mut tenancy = with(A, 0);
         tenancy.want(B);
         step(&mut tenancy, 1, false, true);
@@ -310,7 +310,7 @@ mod tests {
     }
 
     #[test]
-    fn what_one_that_is_gone_has_left_is_cleared_for_the_next_of_its_number() {
+    fn residue_of_removed_tenant_is_cleared_for_reused_id() {
         let mut tenancy = with(A, 0);
         tenancy.forget(A);
         assert!(!tenancy.is_changing());
@@ -326,7 +326,7 @@ mod tests {
     }
 
     #[test]
-    fn tenant_that_goes_while_it_is_to_leave_is_cleared_behind() {
+    fn tenant_removed_while_leaving_is_cleared_before_next_one() {
         let mut tenancy = with(A, 0);
         tenancy.want(B);
         assert_eq!(step(&mut tenancy, 1, false, false), Step::Close(A));

@@ -36,7 +36,7 @@ const REGISTER: u64 = 0x1100;
 const LENT_AT: u64 = 1 << 30;
 const MIB: u64 = 1 << 20;
 /// Time after which an answer is considered lost.
-const PATIENCE: Duration = Duration::from_secs(300);
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(300);
 
 /// A kind of access.
 #[derive(Clone, Copy)]
@@ -136,7 +136,7 @@ fn exits(socket: &Path, rounds: u32, count: u32) -> Result<()> {
     let kvm = Kvm::new().map_err(|error| format!("/dev/kvm: {error}; load the modules kvm-amd or kvm-intel"))?;
     let mut guest = Guest::new(&kvm)?;
     let mut client = Client::connect(socket)?;
-    client.set_timeout(Some(PATIENCE))?;
+    client.set_timeout(Some(ANSWER_TIMEOUT))?;
     for _ in 0..rounds {
         let mut line = String::new();
         for (name, access) in [("read", Access::Read), ("write", Access::Write)] {
@@ -166,7 +166,7 @@ fn ram(bytes: u64, huge: bool) -> Result<OwnedFd> {
 fn lend(socket: &Path, mib: u64, huge: bool, rounds: u32) -> Result<()> {
     let file = ram(mib * MIB, huge)?;
     let mut client = Client::connect(socket)?;
-    client.set_timeout(Some(PATIENCE))?;
+    client.set_timeout(Some(ANSWER_TIMEOUT))?;
     // Memory space and bus mastering: without them a card accesses no memory.
     client.write(7, 4, &6_u16.to_le_bytes())?;
     for _ in 0..rounds {

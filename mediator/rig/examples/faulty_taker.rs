@@ -6,14 +6,14 @@ use std::os::fd::AsFd;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use handover::{Introduction, Taker};
-use owner::SavedHost;
+use card_manager::SavedHost;
+use handover::{Introduction, Receiver};
 use saved_state::Known;
 use simgpu::SavedCard;
 use vgpu::SavedSide;
 use vmm_glue::SavedClients;
 
-const LIMIT: Duration = Duration::from_secs(60);
+const WAIT_TIMEOUT: Duration = Duration::from_secs(60);
 
 fn main() -> ExitCode {
     match fail() {
@@ -36,18 +36,18 @@ fn fail() -> Result<(), Box<dyn std::error::Error>> {
     if step == "reads less" {
         reads.truncate(2);
     }
-    let taker = Taker::connect(socket, &Introduction { program: "of another".to_owned(), reads })?;
+    let receiver = Receiver::connect(socket, &Introduction { program: "of another".to_owned(), reads })?;
     if step == "ends when it has said who it is" {
         return Ok(());
     }
-    let given = taker.take(LIMIT)?;
+    let given = receiver.take(WAIT_TIMEOUT)?;
     assert!(!given.descriptors.is_empty());
     match step {
         "ends with everything" => {}
-        "is silent" => std::thread::sleep(LIMIT),
-        "refuses" => taker.refuse("it does not want to")?,
-        "ends when it is ready" => taker.ready()?,
-        _ => taker.ready().map(drop).and_then(|()| taker.wait(LIMIT))?,
+        "is silent" => std::thread::sleep(WAIT_TIMEOUT),
+        "refuses" => receiver.refuse("it does not want to")?,
+        "ends when it is ready" => receiver.ready()?,
+        _ => receiver.ready().map(drop).and_then(|()| receiver.wait(WAIT_TIMEOUT))?,
     }
     Ok(())
 }

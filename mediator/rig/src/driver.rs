@@ -23,15 +23,15 @@ pub const RING_ENTRIES: u32 = 1 << RING_LOG2;
 /// Entries that a ring holds: one stays free, so that full differs from empty.
 const RING_ROOM: u32 = RING_ENTRIES - 1;
 /// Time for which a ring may stay full: after it, its channel is dead, and its entries do not matter.
-const PATIENCE: Duration = Duration::from_secs(10);
+const FULL_RING_TIMEOUT: Duration = Duration::from_secs(10);
 /// Interval at which a full ring is checked.
-const LOOK: Duration = Duration::from_micros(100);
+const POLL_INTERVAL: Duration = Duration::from_micros(100);
 /// Maximum number of a unit's faults that are handled at once.
 const FAULTS_AT_ONCE: u32 = 64;
 /// Pages of a context image.
 const IMAGE_PAGES: u64 = 16;
 /// First guest VRAM address that the driver uses.
-const FIRST: u64 = 0x10_0000;
+const FIRST_VRAM_ADDR: u64 = 0x10_0000;
 /// Subchannel and SET_OBJECT data of M2MF.
 pub const M2MF: (u32, u32) = (2, 0x9039);
 /// Subchannel and SET_OBJECT data of copy engine 0.
@@ -132,7 +132,16 @@ impl<M: Machine> Driver<M> {
     #[must_use]
     pub fn unborn(guest: M) -> Self {
         let apertures = [Space { directory: 0, table: 0 }; 2];
-        Self { guest, next: FIRST, first: FIRST, userd: 0, apertures, list: 0, listed: Vec::new(), faults: Vec::new() }
+        Self {
+            guest,
+            next: FIRST_VRAM_ADDR,
+            first: FIRST_VRAM_ADDR,
+            userd: 0,
+            apertures,
+            list: 0,
+            listed: Vec::new(),
+            faults: Vec::new(),
+        }
     }
 
     /// Returns true if [`Self::bring_up`] was called since the last [`Self::forget`].
@@ -143,7 +152,7 @@ impl<M: Machine> Driver<M> {
 
     /// Resets the driver's state about the vGPU.
     pub fn forget(&mut self) {
-        (self.next, self.first, self.userd) = (FIRST, FIRST, 0);
+        (self.next, self.first, self.userd) = (FIRST_VRAM_ADDR, FIRST_VRAM_ADDR, 0);
         self.listed.clear();
         self.faults.clear();
     }
@@ -194,7 +203,7 @@ impl<M: Machine> Driver<M> {
 
     /// Initializes the vGPU again after a reset, which preserves VRAM: all memory of the driver is zeroed first.
     pub fn start_over(&mut self) {
-        self.first = FIRST;
+        self.first = FIRST_VRAM_ADDR;
         self.rewind();
         self.bring_up();
     }
@@ -350,12 +359,12 @@ impl<M: Machine> Driver<M> {
             let taken = channel.put.wrapping_sub(u32::from_le_bytes(get)) % (1 << RING_LOG2);
             channel.free = RING_ROOM - taken;
             if channel.free == 0 {
-                if began.elapsed() > PATIENCE {
+                if began.elapsed() > FULL_RING_TIMEOUT {
                     channel.free = RING_ROOM;
                     break;
                 }
                 self.service();
-                std::thread::sleep(LOOK);
+                std::thread::sleep(POLL_INTERVAL);
             }
         }
         channel.free -= 1;
@@ -368,9 +377,11 @@ impl<M: Machine> Driver<M> {
         let fence = channel.halves[index];
         if std::mem::replace(&mut channel.half, half) != half {
             let began = Instant::now();
-            while self.guest.peek(channel.fence).wrapping_sub(fence).cast_signed() < 0 && began.elapsed() < PATIENCE {
+            while self.guest.peek(channel.fence).wrapping_sub(fence).cast_signed() < 0
+                && began.elapsed() < FULL_RING_TIMEOUT
+            {
                 self.service();
-                std::thread::sleep(LOOK);
+                std::thread::sleep(POLL_INTERVAL);
             }
         }
         channel.halves[index] = channel.fences;

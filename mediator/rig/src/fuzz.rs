@@ -35,8 +35,8 @@ const SLOT: u64 = 0x20_0000;
 /// Number of inputs after which all of the other VM's memory is checked, instead of a part.
 const FULL_CHECK: u64 = 32;
 /// Time to wait until an input's resources are free, and the interval of the checks.
-const PATIENCE: Duration = Duration::from_secs(60);
-const LOOK: Duration = Duration::from_millis(20);
+const RELEASE_TIMEOUT: Duration = Duration::from_secs(60);
+const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
 /// One action of the hostile side. Sizes are logarithms, modulo 4.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -404,8 +404,8 @@ impl World {
         self.evil.forget();
         // On a busy host, the software card may take a while to release a channel.
         let began = Instant::now();
-        while taken(&self.rig) != self.taken && began.elapsed() < PATIENCE {
-            std::thread::sleep(LOOK);
+        while taken(&self.rig) != self.taken && began.elapsed() < RELEASE_TIMEOUT {
+            std::thread::sleep(POLL_INTERVAL);
             self.evil.guest.reconnect();
         }
         assert_eq!(taken(&self.rig), self.taken);

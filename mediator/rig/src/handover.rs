@@ -1,16 +1,16 @@
 //! Hands a card and its VMs to another owner, as between processes: through a file, the memory of the card and of the
 //! host as descriptors, and the links to the VMs' clients.
 
-use super::{Guest, LONG, Rig};
+use super::{Guest, Rig, WAIT_TIMEOUT};
 use card::Card;
+use card_manager::{Handed, ManagedCard, ManagerError, Reopened, SavedHost, Sharing, Standstill};
 use firmware::Set;
-use handover::{Giver, Introduction, Package, Taker};
+use handover::{Introduction, Package, Receiver, Sender};
 use nvspec::regs::pbus;
-use owner::{Handed, HostCard, HostError, Reopened, SavedHost, Sharing, Standstill};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use saved_state::{Known, SavedState, Writer};
 use simgpu::memory::Vram;
-use simgpu::{Config, SavedCard, SimGpu, Unrest};
+use simgpu::{Config, NotQuiescent, SavedCard, SimGpu};
 use std::error::Error;
 use std::fs::File;
 use std::sync::Arc;
@@ -21,7 +21,7 @@ use vram::TenantId;
 /// Owner of the card's parts in the file.
 const CARD: u32 = 0;
 /// Retry interval for parts that are not quiescent.
-const AGAIN: Duration = Duration::from_millis(1);
+const RETRY_INTERVAL: Duration = Duration::from_millis(1);
 
 /// Names of descriptors that are handed over.
 const VRAM: &str = "vram";
@@ -72,16 +72,16 @@ impl Handover {
     /// If something cannot be handed over, or the previous owner accesses the card once it belongs to the next one.
     pub fn hand_over(&self, rig: &mut Rig, guests: &mut [&mut Guest]) {
         guests.sort_by_key(|guest| guest.backend.id());
-        let (Next { card, reopened, vms }, taker) = {
-            let still = rig.host.stand_still(LONG).expect("a card that stands still");
+        let (Next { card, reopened, vms }, receiver) = {
+            let still = rig.host.stand_still(WAIT_TIMEOUT).expect("a card that stands still");
             let written = written(rig, &still, guests, self.reads());
-            let (giver, taker, next) = self.offered(rig, guests, written).expect("what was saved");
-            giver.await_ready(LONG).expect("a taker that is ready");
+            let (sender, receiver, next) = self.offered(rig, guests, written).expect("what was saved");
+            sender.await_ready(WAIT_TIMEOUT).expect("a receiver that is ready");
             still.give_away();
-            giver.let_go().expect("a taker that is there");
-            (next, taker)
+            sender.let_go().expect("a receiver that is there");
+            (next, receiver)
         };
-        taker.wait(LONG).expect("a giver that lets go");
+        receiver.wait(WAIT_TIMEOUT).expect("a sender that lets go");
         card.go_on();
         rig.host = reopened.take_over("next").expect("a card that is taken over");
         let before = std::mem::replace(&mut rig.card, card);
@@ -102,7 +102,7 @@ impl Handover {
     /// When the other owner refuses it.
     pub fn offer(&self, rig: &Rig, guests: &mut [&mut Guest], edit: impl FnOnce(&mut Vec<u8>)) -> Result<(), Refusal> {
         guests.sort_by_key(|guest| guest.backend.id());
-        let still = rig.host.stand_still(LONG)?;
+        let still = rig.host.stand_still(WAIT_TIMEOUT)?;
         let mut written = written(rig, &still, guests, self.reads());
         edit(&mut written.file);
         let offered = self.offered(rig, guests, written).map(drop);
@@ -112,19 +112,19 @@ impl Handover {
     }
 
     /// Sends everything to another owner, which opens it as in another process. It still belongs to the rig.
-    fn offered(&self, rig: &Rig, guests: &[&mut Guest], written: Package) -> Result<(Giver, Taker, Next), Refusal> {
-        let (giver, taker) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
-        let taker = Taker::connect(taker, &Introduction { program: "the next".into(), reads: self.reads() })?;
-        let (giver, _) = Giver::meet(giver, LONG)?;
+    fn offered(&self, rig: &Rig, guests: &[&mut Guest], written: Package) -> Result<(Sender, Receiver, Next), Refusal> {
+        let (sender, receiver) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
+        let receiver = Receiver::connect(receiver, &Introduction { program: "the next".into(), reads: self.reads() })?;
+        let (sender, _) = Sender::meet(sender, WAIT_TIMEOUT)?;
         let Package { file, mut descriptors } = written;
         descriptors.push((VRAM.to_owned(), rig.card.vram_file().ok_or("private VRAM")?.try_clone()?.into()));
         if let Some(file) = rig.host.host_memory() {
             descriptors.push((HOST_MEMORY.to_owned(), file.try_clone()?.into()));
         }
-        giver.give(&Package { file, descriptors })?;
-        let next = self.open(guests, taker.take(LONG)?)?;
-        taker.ready()?;
-        Ok((giver, taker, next))
+        sender.give(&Package { file, descriptors })?;
+        let next = self.open(guests, receiver.take(WAIT_TIMEOUT)?)?;
+        receiver.ready()?;
+        Ok((sender, receiver, next))
     }
 
     /// Opens the received state.
@@ -137,7 +137,7 @@ impl Handover {
         let vram = Vram::of_file(vram.into(), u64::from(self.config.vram_mib) << 20)?;
         let card = Arc::new(SimGpu::restored(&self.config, file.take(CARD)?, vram)?);
         let settings = |vm: TenantId| guests.iter().find(|guest| guest.backend.id() == vm).map(|guest| &guest.settings);
-        let mut reopened = HostCard::reopen(
+        let mut reopened = ManagedCard::reopen(
             Arc::clone(&card) as Arc<dyn Card>,
             &self.sharing,
             Set::stand_in(),
@@ -168,13 +168,13 @@ fn written(rig: &Rig, still: &Standstill<'_>, guests: &[&mut Guest], reads: Vec<
         };
         match still.save(|| guests.iter().map(&mut save).collect()) {
             Ok(saved) => break (saved, sides),
-            Err(HostError::Unsettled(_)) if began.elapsed() < LONG => std::thread::sleep(AGAIN),
+            Err(ManagerError::Unsettled(_)) if began.elapsed() < WAIT_TIMEOUT => std::thread::sleep(RETRY_INTERVAL),
             Err(error) => panic!("the card is not written down: {error}"),
         }
     };
     while let Err(unrest) = rig.card.halt() {
-        assert!(matches!(unrest, Unrest::Working(_)) && began.elapsed() < LONG, "{unrest}");
-        std::thread::sleep(AGAIN);
+        assert!(matches!(unrest, NotQuiescent::Working(_)) && began.elapsed() < WAIT_TIMEOUT, "{unrest}");
+        std::thread::sleep(RETRY_INTERVAL);
     }
     let mut file = Writer::for_reader([7; 16], reads);
     host.write(&mut file).expect("a card that can be written");

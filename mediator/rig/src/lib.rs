@@ -20,9 +20,9 @@ pub mod service_manager;
 pub mod xen;
 
 use card::Card;
+use card_manager::iova::RamShare;
+use card_manager::{Division, ManagedCard, Share, Sharing};
 use nvspec::regs::{pbus, windows::pramin};
-use owner::iova::RamShare;
-use owner::{Division, HostCard, Share, Sharing};
 use simgpu::{Config, SimGpu, TimeModel};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
@@ -39,20 +39,20 @@ pub use machine::{Machine, read_file};
 pub use remote::RemoteGuest;
 
 /// Nothing takes that long: a wait that reaches this limit has failed.
-const LONG: Duration = Duration::from_secs(60);
+const WAIT_TIMEOUT: Duration = Duration::from_secs(60);
 /// Bytes of a chunk.
 pub const CHUNK: u64 = 2 << 20;
 /// Bytes of a saved VM per read.
 const PART: usize = 100_000;
 /// Bytes that the mediator reserves on a card.
-const RESERVE: u64 = 16 << 20;
+const RESERVED_BYTES: u64 = 16 << 20;
 
 /// A card and its owner.
 pub struct Rig {
     /// The card.
     pub card: Arc<SimGpu>,
     /// Its owner.
-    pub host: Arc<HostCard>,
+    pub host: Arc<ManagedCard>,
 }
 
 impl Rig {
@@ -79,7 +79,7 @@ impl Rig {
     #[must_use]
     pub fn made(config: &Config, sharing: &Sharing, wrap: impl FnOnce(Arc<SimGpu>) -> Arc<dyn Card>) -> Self {
         let card = Arc::new(SimGpu::new(config).expect("a card"));
-        let host = HostCard::open(wrap(Arc::clone(&card)), "rig", sharing, firmware::Set::stand_in());
+        let host = ManagedCard::open(wrap(Arc::clone(&card)), "rig", sharing, firmware::Set::stand_in());
         Self { card, host: host.expect("a card that comes up") }
     }
 
@@ -103,7 +103,7 @@ impl Rig {
 
     /// Returns true if an address of a VM's VRAM is in host memory.
     pub fn in_host(&self, vm: u32, address: u64) -> bool {
-        let found = self.host.lock().vram().chunks.lookup(TenantId(vm), vram::GuestAddr(address), 1);
+        let found = self.host.lock().vram().chunks.lookup(TenantId(vm), vram::GuestVramAddr(address), 1);
         matches!(found, vram::Lookup::Placed(vram::Place::Host(_)))
     }
 
@@ -121,7 +121,7 @@ impl Rig {
 pub fn sharing() -> Sharing {
     Sharing {
         chunk_bytes: CHUNK,
-        reserve_bytes: RESERVE,
+        reserve_bytes: RESERVED_BYTES,
         host_bytes: 0,
         division: Division::default(),
         scheduler: sched::Config::default(),
@@ -180,7 +180,7 @@ impl Guest {
 
     /// Like [`Self::write`], until the client has its answer. Returns true if a part of the write is deferred.
     pub fn write_until_answered(&mut self, region: RegionIndex, offset: u64, data: &[u8]) -> bool {
-        self.device.region_write_first(region, offset, data).unwrap_or(false)
+        self.device.region_write_deferrable(region, offset, data).unwrap_or(false)
     }
 
     /// Reads a register.
@@ -286,7 +286,7 @@ impl Guest {
 
     /// Waits for an MSI message.
     pub fn wait_msi(&self) {
-        wait_event(self.msi.as_fd(), LONG).expect("an interrupt");
+        wait_event(self.msi.as_fd(), WAIT_TIMEOUT).expect("an interrupt");
     }
 
     /// Takes the MSI messages that have arrived, without waiting. Returns false if none had.
@@ -387,7 +387,7 @@ impl Guest {
             meanwhile(self);
         }
         let before = Arc::clone(&self.backend);
-        let moved = ahead.and_then(|ahead| Ok((ahead, before.move_to(&there, &self.settings, LONG)?)));
+        let moved = ahead.and_then(|ahead| Ok((ahead, before.move_to(&there, &self.settings, WAIT_TIMEOUT)?)));
         match moved {
             Ok((ahead, left)) => {
                 let bytes = ahead + left.bytes;
@@ -409,7 +409,7 @@ impl Guest {
     /// # Errors
     /// The operator's error.
     pub fn save(&mut self) -> Result<Vec<u8>, DeviceError> {
-        let mut saving = self.backend.save_all(LONG)?;
+        let mut saving = self.backend.save_all(WAIT_TIMEOUT)?;
         let mut all = Vec::new();
         while let Some(bytes) = saving.next_bytes()? {
             all.extend(bytes);
@@ -428,7 +428,7 @@ impl Guest {
             let mut coming = Coming::new(&there, &self.settings)?;
             saved.chunks(PART).try_for_each(|part| coming.feed(part))?;
             let bytes = coming.memory_bytes();
-            coming.take_place(&self.backend, LONG).map(|_left| bytes)
+            coming.take_place(&self.backend, WAIT_TIMEOUT).map(|_left| bytes)
         };
         match restore() {
             Ok(bytes) => {
@@ -452,7 +452,7 @@ impl Guest {
     ///
     /// # Errors
     /// The obstacle.
-    pub fn check_movable(&self) -> Result<(), owner::HostError> {
+    pub fn check_movable(&self) -> Result<(), card_manager::ManagerError> {
         self.backend.check_movable()
     }
 
@@ -460,7 +460,7 @@ impl Guest {
     ///
     /// # Errors
     /// The operator's error.
-    pub fn remove(self) -> Result<(), owner::HostError> {
+    pub fn remove(self) -> Result<(), card_manager::ManagerError> {
         let Self { device, backend, .. } = self;
         drop(device);
         backend.release()

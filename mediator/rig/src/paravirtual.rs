@@ -11,7 +11,7 @@ pub const ENTRIES: u16 = 64;
 /// Bytes of RAM that an interface uses.
 pub const RAM_BYTES: u64 = 0x2_0000;
 const AVAILABLE: u64 = 0x800;
-const USED: u64 = 0x1000;
+const USED_RING_AT: u64 = 0x1000;
 const REQUEST: u64 = 0x2000;
 const REPLY: u64 = 0x1_8000;
 const REPLY_BYTES: u32 = 0x8000;
@@ -53,7 +53,7 @@ impl Interface {
         for (register, at) in [
             (register::QUEUE_DESCRIPTORS, base),
             (register::QUEUE_AVAILABLE, base + AVAILABLE),
-            (register::QUEUE_USED, base + USED),
+            (register::QUEUE_USED, base + USED_RING_AT),
         ] {
             machine.wr(OFFSET + register, at as u32);
             machine.wr(OFFSET + register + 4, (at >> 32) as u32);
@@ -110,12 +110,12 @@ impl Interface {
     #[must_use]
     pub fn used(&self, machine: &impl Machine) -> u16 {
         let mut index = [0; 2];
-        machine.ram_read(self.base + USED + 2, &mut index);
+        machine.ram_read(self.base + USED_RING_AT + 2, &mut index);
         u16::from_le_bytes(index)
     }
 
     fn reply(self, machine: &impl Machine) -> Reply {
-        let slot = self.base + USED + 4 + 8 * u64::from(self.next.wrapping_sub(1) % ENTRIES);
+        let slot = self.base + USED_RING_AT + 4 + 8 * u64::from(self.next.wrapping_sub(1) % ENTRIES);
         let mut used = [0; 8];
         machine.ram_read(slot, &mut used);
         let written = u32::from_le_bytes(used[4..].try_into().expect("four bytes")).min(REPLY_BYTES);

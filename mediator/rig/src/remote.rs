@@ -14,14 +14,14 @@ use vmm_glue::client::{Client, ClientError};
 use vmm_glue::protocol::{STATE_RESUMING, STATE_RUNNING, STATE_STOP_COPY};
 
 /// Nothing takes that long, however loaded the host is: a wait that reaches this limit has failed.
-const LONG: Duration = Duration::from_secs(120);
+const WAIT_TIMEOUT: Duration = Duration::from_secs(120);
 /// Wire number of MSI.
 const MSI: u32 = 1;
 const BAR0: u32 = RegionIndex::Bar0 as u32;
 /// Bytes of a device's state that are read at once.
 const STATE_PART: u32 = 32 << 10;
 /// Bytes of one message to or from VRAM.
-const PIECE: u64 = 4096;
+const MESSAGE_BYTES: u64 = 4096;
 
 /// One VM. Writes are posted, as QEMU's are.
 ///
@@ -42,7 +42,7 @@ impl RemoteGuest {
     /// When no server listens, or it refuses.
     pub fn connect(socket: &Path, vram_bytes: u64) -> Result<Self, ClientError> {
         let mut client = Client::connect(socket)?;
-        client.set_timeout(Some(LONG))?;
+        client.set_timeout(Some(WAIT_TIMEOUT))?;
         let msi = client.attach_irqs(MSI, 1)?.remove(0);
         Ok(Self { client: RefCell::new(Some(client)), msi, ram: Ram::default(), vram_bytes })
     }
@@ -112,7 +112,7 @@ impl RemoteGuest {
     /// When either server refuses. This device is then stopped, and the other one reset.
     pub fn migrate_to(&mut self, socket: &Path) -> Result<usize, ClientError> {
         let mut there = Client::connect(socket)?;
-        there.set_timeout(Some(LONG))?;
+        there.set_timeout(Some(WAIT_TIMEOUT))?;
         let msi = there.attach_irqs(MSI, 1)?.remove(0);
         for (gpa, size, file) in self.ram.all() {
             there.dma_map(gpa, size, true, Some((file.as_fd(), 0)))?;
@@ -161,7 +161,7 @@ impl Machine for RemoteGuest {
 
     /// Reads through PRAMIN.
     fn vram_read(&self, at: u64, data: &mut [u8]) {
-        for (at, data) in pieces(at, data.len()).zip(data.chunks_mut(PIECE as usize)) {
+        for (at, data) in pieces(at, data.len()).zip(data.chunks_mut(MESSAGE_BYTES as usize)) {
             let (window, offset) = window(at);
             let read = self.ask(|client| {
                 client.post(BAR0, pbus::PRAMIN_WINDOW::OFFSET.into(), &window.to_le_bytes())?;
@@ -175,7 +175,7 @@ impl Machine for RemoteGuest {
 
     /// Writes through PRAMIN.
     fn vram_write(&self, at: u64, data: &[u8]) {
-        for (at, data) in pieces(at, data.len()).zip(data.chunks(PIECE as usize)) {
+        for (at, data) in pieces(at, data.len()).zip(data.chunks(MESSAGE_BYTES as usize)) {
             let (window, offset) = window(at);
             self.ask(|client| {
                 client.post(BAR0, pbus::PRAMIN_WINDOW::OFFSET.into(), &window.to_le_bytes())?;
@@ -195,11 +195,11 @@ impl Machine for RemoteGuest {
     fn wait_msi(&self) -> bool {
         let mut place = self.client.borrow_mut();
         let Some(client) = &*place else { return false };
-        let limit = Timespec::try_from(LONG).expect("a time that fits");
+        let limit = Timespec::try_from(WAIT_TIMEOUT).expect("a time that fits");
         let mut ready = [PollFd::new(&self.msi, PollFlags::IN), PollFd::new(client.stream(), PollFlags::IN)];
         loop {
             match poll(&mut ready, Some(&limit)) {
-                Ok(0) => panic!("no interrupt in {} s", LONG.as_secs()),
+                Ok(0) => panic!("no interrupt in {} s", WAIT_TIMEOUT.as_secs()),
                 Ok(_) => break,
                 Err(Errno::INTR) => {}
                 Err(error) => panic!("waiting for an interrupt: {error}"),
@@ -233,5 +233,5 @@ fn window(at: u64) -> (u32, u64) {
 
 /// Returns the starts of the pieces of `len` bytes from `at` on.
 fn pieces(at: u64, len: usize) -> impl Iterator<Item = u64> {
-    (at..at + len as u64).step_by(PIECE as usize)
+    (at..at + len as u64).step_by(MESSAGE_BYTES as usize)
 }

@@ -16,11 +16,11 @@ use parking_lot::{Condvar, Mutex};
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
 
 /// Maximum number of descriptors that it keeps.
-const CAPACITY: u32 = 1026;
+const MAX_DESCRIPTORS: u32 = 1026;
 /// The first descriptor that is passed on.
-const FIRST: i32 = 3;
+const FIRST_PASSED_FD: i32 = 3;
 /// Sent to itself to end the listening thread.
-const LAST: &[u8] = b"X_LAST=1";
+const STOP_MESSAGE: &[u8] = b"X_LAST=1";
 
 /// Messages that were received.
 #[derive(Debug, Default)]
@@ -90,7 +90,7 @@ impl ServiceManager {
         // A service compares its process number to check that the descriptors are for it.
         let mut command = Command::new("sh");
         command.args(["-c", "LISTEN_PID=$$ exec \"$0\" \"$@\""]).arg(program);
-        command.env("NOTIFY_SOCKET", &self.path).env("FDSTORE", CAPACITY.to_string());
+        command.env("NOTIFY_SOCKET", &self.path).env("FDSTORE", MAX_DESCRIPTORS.to_string());
         for variable in ["LISTEN_FDS", "LISTEN_FDNAMES", "WATCHDOG_USEC", "WATCHDOG_PID"] {
             command.env_remove(variable);
         }
@@ -98,7 +98,7 @@ impl ServiceManager {
         if !heard.kept.is_empty() {
             let names: Vec<_> = heard.kept.iter().map(|(name, _)| name.as_str()).collect();
             command.env("LISTEN_FDS", names.len().to_string()).env("LISTEN_FDNAMES", names.join(":"));
-            let mappings = heard.kept.iter().zip(FIRST..).map(|((_, fd), child_fd)| {
+            let mappings = heard.kept.iter().zip(FIRST_PASSED_FD..).map(|((_, fd), child_fd)| {
                 let parent_fd = fd.try_clone()?;
                 Ok(FdMapping { parent_fd, child_fd })
             });
@@ -131,7 +131,7 @@ impl ServiceManager {
 
 impl Drop for ServiceManager {
     fn drop(&mut self) {
-        let told = UnixDatagram::unbound().and_then(|socket| socket.send_to(LAST, &self.path));
+        let told = UnixDatagram::unbound().and_then(|socket| socket.send_to(STOP_MESSAGE, &self.path));
         if let (Ok(_), Some(thread)) = (told, self.thread.take()) {
             let _ = thread.join();
         }
@@ -151,7 +151,7 @@ fn listen(socket: &UnixDatagram, shared: &(Mutex<Heard>, Condvar)) {
         };
         let fds = ancillary.drain().filter_map(rights).flatten().collect();
         let text = text.get(..received.bytes).unwrap_or_default();
-        if text == LAST {
+        if text == STOP_MESSAGE {
             return;
         }
         shared.0.lock().message(&String::from_utf8_lossy(text), fds);

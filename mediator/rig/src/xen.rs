@@ -15,7 +15,7 @@ use vmm_glue::{IrqCounts, Link, RegionIndex, StopHandle};
 use vram::TenantId;
 
 /// Nothing takes that long, however loaded the host is: a wait that reaches this limit has failed.
-const LONG: Duration = Duration::from_secs(120);
+const WAIT_TIMEOUT: Duration = Duration::from_secs(120);
 /// Addresses of the guest's BARs: BAR0, BAR1 and BAR3. Like firmware, it places the larger ones above 4 GiB.
 const PLACES: [(u64, u64); 3] = [(0x10, 0xe000_0000), (0x14, 0x10_0000_0000), (0x1c, 0x20_0000_0000)];
 /// The capability of message-signalled interrupts of the vGPU.
@@ -181,14 +181,14 @@ impl Machine for XenGuest {
     }
 
     fn wait_msi(&self) -> bool {
-        let end = Instant::now() + LONG;
+        let end = Instant::now() + WAIT_TIMEOUT;
         loop {
             let count = self.domain.messages().len();
             if count > self.taken.get() {
                 self.taken.set(count);
                 return true;
             }
-            assert!(Instant::now() < end, "no interrupt in {} s", LONG.as_secs());
+            assert!(Instant::now() < end, "no interrupt in {} s", WAIT_TIMEOUT.as_secs());
             std::thread::yield_now();
         }
     }

@@ -8,15 +8,15 @@ use tokio::sync::mpsc::{self, Receiver, Sender, error::TrySendError};
 use tokio_stream::wrappers::ReceiverStream;
 
 /// Maximum number of pieces in flight, each of 256 KiB or the amount that a client sends at once.
-const PIECES: usize = 4;
+const MAX_PIECES_IN_FLIGHT: usize = 4;
 /// Longest time without a byte from, or for, the client.
 // TIMEOUT: a disk that spins up.
-const STALL: Duration = Duration::from_secs(30);
+const STALL_TIMEOUT: Duration = Duration::from_secs(30);
 /// Time for a whole body.
 // TIMEOUT: 40 GiB at 50 MB/s.
-const LIMIT: Duration = Duration::from_secs(900);
+const BODY_TIMEOUT: Duration = Duration::from_secs(900);
 /// Interval at which a client's readiness is checked.
-const LOOK: Duration = Duration::from_millis(1);
+const POLL_INTERVAL: Duration = Duration::from_millis(1);
 
 type Piece = Result<Bytes, String>;
 
@@ -49,14 +49,14 @@ impl Given {
                 Err(TrySendError::Closed(_)) => return Err("the client has gone".to_owned()),
                 Err(TrySendError::Full(piece)) => piece,
             };
-            if stalls.elapsed() > STALL || self.began.elapsed() > LIMIT {
+            if stalls.elapsed() > STALL_TIMEOUT || self.began.elapsed() > BODY_TIMEOUT {
                 return Err(format!(
                     "the client takes too long: {} seconds for a piece, {} for all",
-                    STALL.as_secs(),
-                    LIMIT.as_secs()
+                    STALL_TIMEOUT.as_secs(),
+                    BODY_TIMEOUT.as_secs()
                 ));
             }
-            std::thread::sleep(LOOK);
+            std::thread::sleep(POLL_INTERVAL);
         }
     }
 }
@@ -67,7 +67,7 @@ pub async fn given<T, W: Future<Output = T> + Send + 'static>(work: impl FnOnce(
 where
     T: Send + 'static,
 {
-    let (to, mut from) = mpsc::channel::<Piece>(PIECES);
+    let (to, mut from) = mpsc::channel::<Piece>(MAX_PIECES_IN_FLIGHT);
     let done = tokio::spawn(work(Given { to, began: Instant::now() }));
     match from.recv().await {
         Some(Ok(first)) => {
@@ -101,19 +101,19 @@ pub async fn taken<T, W: Future<Output = T> + Send + 'static>(
 where
     T: Send + 'static,
 {
-    let (to, from) = mpsc::channel::<Piece>(PIECES);
+    let (to, from) = mpsc::channel::<Piece>(MAX_PIECES_IN_FLIGHT);
     let done = tokio::spawn(work(Taken(from)));
     let began = Instant::now();
     // Read the whole body even after a refusal: a client that is cut off sees no answer.
-    while began.elapsed() < LIMIT {
-        let piece = match tokio::time::timeout(STALL, body.frame()).await {
+    while began.elapsed() < BODY_TIMEOUT {
+        let piece = match tokio::time::timeout(STALL_TIMEOUT, body.frame()).await {
             Ok(None) => {
                 drop(to);
                 return done.await.ok();
             }
             Ok(Some(Ok(frame))) => Ok(frame.into_data().unwrap_or_default()),
             Ok(Some(Err(error))) => Err(format!("the client has sent no more: {error}")),
-            Err(_) => Err(format!("the client has sent nothing for {} seconds", STALL.as_secs())),
+            Err(_) => Err(format!("the client has sent nothing for {} seconds", STALL_TIMEOUT.as_secs())),
         };
         let over = piece.is_err();
         if !matches!(&piece, Ok(bytes) if bytes.is_empty()) {
@@ -123,6 +123,6 @@ where
             return done.await.ok();
         }
     }
-    let _refused = to.send(Err(format!("it takes longer than {} seconds", LIMIT.as_secs()))).await;
+    let _refused = to.send(Err(format!("it takes longer than {} seconds", BODY_TIMEOUT.as_secs()))).await;
     done.await.ok()
 }

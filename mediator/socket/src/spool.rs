@@ -6,7 +6,7 @@ use std::io::{self, Read, Seek, Write};
 use std::path::{Path, PathBuf};
 
 /// Bytes that are read at a time.
-const PIECE: usize = 256 << 10;
+const BYTES_PER_READ: usize = 256 << 10;
 
 /// A file that is freed when this is dropped, or the process ends.
 #[derive(Debug)]
@@ -59,7 +59,7 @@ impl Spooled {
     /// # Errors
     /// When the file cannot be read.
     pub fn next_piece(&mut self) -> Result<Vec<u8>, String> {
-        let mut piece = vec![0; PIECE];
+        let mut piece = vec![0; BYTES_PER_READ];
         let len = loop {
             match self.0.file.read(&mut piece) {
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}

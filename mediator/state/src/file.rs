@@ -12,7 +12,7 @@ use vram::{SavedBalancer, SavedChunks, SavedPool, SavedQuanta, TenantId};
 /// Owner of the card's parts.
 const CARD: u32 = 0;
 /// Owner of the mediator's own pages. No VM has this number.
-const OWN: u32 = TenantId::MEDIATOR.0;
+const MEDIATOR_OWNER: u32 = TenantId::MEDIATOR.0;
 
 impl SavedCard {
     /// Returns the parts and their versions that are read here.
@@ -42,7 +42,7 @@ impl SavedCard {
         file.put(CARD, quanta)?;
         file.put(CARD, channels)?;
         file.put(CARD, scheduler)?;
-        file.put(OWN, pool)?;
+        file.put(MEDIATOR_OWNER, pool)?;
         for SavedVm { vm, gpu, spaces, tables, pool } in vms {
             file.put(vm.0, gpu)?;
             file.put(vm.0, spaces)?;
@@ -60,7 +60,7 @@ impl SavedCard {
     /// See [`ReadError`].
     pub fn read(file: &mut SavedState<'_>) -> Result<Self, ReadError> {
         let (chunks, balancer, quanta) = (file.take(CARD)?, file.take(CARD)?, file.take(CARD)?);
-        let (channels, scheduler, pool) = (file.take(CARD)?, file.take(CARD)?, file.take(OWN)?);
+        let (channels, scheduler, pool) = (file.take(CARD)?, file.take(CARD)?, file.take(MEDIATOR_OWNER)?);
         let mut vms = Vec::new();
         for vm in file.owners::<SavedVGpu>() {
             let (gpu, spaces, pool) = (file.take(vm)?, file.take(vm)?, file.take(vm)?);

@@ -21,7 +21,7 @@ use std::sync::Arc;
 use vram::{ChunkTable, Quanta, SavedChunks, SavedQuanta, TenantId};
 
 /// The time, in ns.
-const NOW: u64 = 1 << 40;
+const NOW_NS: u64 = 1 << 40;
 /// Bytes of VRAM of each guest.
 pub(crate) const VRAM: u64 = 16 << 20;
 
@@ -45,7 +45,7 @@ impl Surroundings for Host {
     }
 
     fn now_ns(&self) -> u64 {
-        NOW
+        NOW_NS
     }
 
     fn vm(&self, vm: TenantId) -> Option<VmSurroundings> {
@@ -75,8 +75,8 @@ pub fn fuzz(data: &[u8]) {
             |saved| saved.try_into().ok(),
             Quanta::save,
             |mut quanta| {
-                quanta.relocated(NOW, 1 << 20, 1000);
-                let _ = quanta.tick(NOW);
+                quanta.relocated(NOW_NS, 1 << 20, 1000);
+                let _ = quanta.tick(NOW_NS);
             },
         ),
         3 => part::<SavedChannels, Channels>(
@@ -87,11 +87,11 @@ pub fn fuzz(data: &[u8]) {
         ),
         4 => part::<SavedScheduler, Scheduler>(
             bytes,
-            |saved| Scheduler::restored(saved, Nanos(NOW)).ok(),
+            |saved| Scheduler::restored(saved, Nanos(NOW_NS)).ok(),
             Scheduler::save,
             |mut scheduler| {
                 for at in 0..20 {
-                    scheduler.event(Nanos(NOW + at * 1_000_000), Event::Tick, &mut Vec::new());
+                    scheduler.event(Nanos(NOW_NS + at * 1_000_000), Event::Tick, &mut Vec::new());
                 }
             },
         ),
@@ -119,7 +119,7 @@ pub fn fuzz(data: &[u8]) {
 fn use_chunks(mut table: ChunkTable) {
     let _ = (table.summary(), table.for_vms(), table.kept_for_mediator());
     let _ = table.create_vm(TenantId(77), VRAM, vram::Limits::default());
-    let _ = table.place(TenantId(77), vram::GuestAddr(0));
+    let _ = table.place(TenantId(77), vram::GuestVramAddr(0));
     for id in table.moves().map(|flight| flight.id).collect::<Vec<_>>() {
         table.abort_move(id);
     }

@@ -2,7 +2,7 @@
 
 use nvspec::addr::VramAddr;
 use shadow_pt::ShadowMemory;
-use vram::{CardAddr, ChunkTable, PagePool};
+use vram::{ChunkTable, PagePool};
 
 /// A pool, and a way to write to the card.
 pub(crate) struct PoolMemory<'a> {
@@ -21,7 +21,7 @@ impl ShadowMemory for PoolMemory<'_> {
     }
 
     fn free(&mut self, address: VramAddr, _bytes: u64) {
-        self.pool.free(CardAddr(address.0));
+        self.pool.free(VramAddr(address.0));
     }
 
     fn write(&mut self, address: VramAddr, data: &[u8]) {

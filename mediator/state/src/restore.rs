@@ -11,7 +11,7 @@ use saved_state::Invalid;
 use sched::{Nanos, Scheduler};
 use shadow_pt::{AddressSpaces, Limits, Mode};
 use std::collections::BTreeMap;
-use vram::{Balancer, CardAddr, ChunkTable, PagePool, Quanta, TenantId, Unclaimed};
+use vram::{Balancer, ChunkTable, PagePool, Quanta, TenantId, UnclaimedChunks};
 
 /// Settings and the card for the restored state.
 pub trait Surroundings {
@@ -120,7 +120,7 @@ impl SavedVm {
     fn restore(
         self,
         chunks: &mut ChunkTable,
-        unclaimed: &mut Unclaimed,
+        unclaimed: &mut UnclaimedChunks,
         host: &mut impl Surroundings,
     ) -> Result<RestoredVm, Invalid> {
         let Self { vm, gpu, spaces, tables, pool } = self;
@@ -133,7 +133,7 @@ impl SavedVm {
         let own = pool.allocations();
         let mut write = |address: VramAddr, data: &[u8]| host.write(address, data);
         let mut memory = PoolMemory { pool: &mut pool, chunks, write: &mut write };
-        let owns = |at: VramAddr, bytes| own.holds(CardAddr(at.0), bytes);
+        let owns = |at: VramAddr, bytes| own.holds(VramAddr(at.0), bytes);
         let spaces = AddressSpaces::restored(spaces, mode, limits, &mut memory, owns)?;
         Ok(RestoredVm { gpu, spaces, tables, pool })
     }

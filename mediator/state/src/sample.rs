@@ -4,7 +4,7 @@ use crate::fuzz::{Host, VRAM, config};
 use crate::memory::PoolMemory;
 use crate::{SavedCard, SavedVm, Surroundings};
 use channels::{Bind, Channels, GuestInstance};
-use devmodel::{Aperture, Backend, ChannelState, Denied, EngineStatus, InterruptLine, Place, Unwritten, VGpu};
+use devmodel::{Aperture, Backend, ChannelState, Denied, EngineStatus, InterruptLine, Place, VGpu, WriteFailure};
 use nvspec::addr::{GuestVramAddr, VramAddr};
 use nvspec::fifo::{ChannelId, VirtualChannelId};
 use nvspec::regs::pfifo;
@@ -12,7 +12,7 @@ use pv::{Kind, TableId, Tables};
 use sched::{Channel, Config, Engine, Event, Nanos, Pipeline, Scheduler, Ticket, VgpuParams};
 use shadow_pt::{AddressSpaces, Limits, Mode};
 use std::collections::BTreeMap;
-use vram::{Balancer, CHUNK_BYTES_MIN, ChunkTable, Contents, GuestAddr, PagePool, Quanta, QuantaConfig, TenantId};
+use vram::{Balancer, CHUNK_BYTES_MIN, ChunkTable, Contents, PagePool, Quanta, QuantaConfig, TenantId};
 
 /// A card that stores registers, and an owner of a vGPU that does nothing.
 #[derive(Default)]
@@ -40,13 +40,13 @@ impl Backend for Nothing {
     fn vram_read(&mut self, _: GuestVramAddr, _: &mut [u8]) -> Result<(), Denied> {
         Ok(())
     }
-    fn vram_write(&mut self, _: GuestVramAddr, _: &[u8]) -> Result<(), Unwritten> {
+    fn vram_write(&mut self, _: GuestVramAddr, _: &[u8]) -> Result<(), WriteFailure> {
         Ok(())
     }
     fn aperture_read(&mut self, _: Aperture, _: u64, _: &mut [u8]) -> Result<(), Denied> {
         Ok(())
     }
-    fn aperture_write(&mut self, _: Aperture, _: u64, _: &[u8]) -> Result<(), Unwritten> {
+    fn aperture_write(&mut self, _: Aperture, _: u64, _: &[u8]) -> Result<(), WriteFailure> {
         Ok(())
     }
     fn bind_aperture(&mut self, _: Aperture, _: Option<Place>) {}
@@ -89,7 +89,7 @@ pub(crate) fn card() -> SavedCard {
     for number in 1..3 {
         let vm = TenantId(number);
         chunks.create_vm(vm, VRAM, vram::Limits::default()).unwrap();
-        chunks.place(vm, GuestAddr(0)).unwrap();
+        chunks.place(vm, GuestVramAddr(0)).unwrap();
         channels.add_vm(vm, 16);
         let added = Event::Added { vgpu: vm, params: VgpuParams::weight(number) };
         scheduler.event(Nanos(10), added, &mut Vec::new());

@@ -1,16 +1,16 @@
 //! A mediated VM as the vfio-user server, the card's interrupt thread and the daemon see it.
 
 use super::Apertures;
-use super::backend::{self, Description, Rung, VmBackend as Backend};
-use super::memory::{Remap, Showing};
-use super::pv::{After, Interface, Progress, PvSettings};
+use super::backend::{self, DeferredDoorbells, Description, VmBackend as Backend};
+use super::memory::{MappedWindow, Remap};
+use super::pv::{Interface, Progress, PvSettings, RegisterEffect};
 use super::work::Runlist;
 use super::write_wait;
+use card_manager::mailbox::{Mailbox, MailboxGuard};
+use card_manager::{ManagedCard, ManagerError, Share};
 use devmodel::backend::{Aperture, Backend as _, NoMemory};
 use devmodel::{VGpu, VGpuConfig};
 use nvspec::regs::windows::pramin;
-use owner::mailbox::{Held, Mailbox};
-use owner::{HostCard, HostError, Share};
 use std::any::Any;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -30,11 +30,11 @@ pub(super) struct Core {
     /// The card's time, in ns, for which the guest's alarm is armed.
     pub(super) alarm: Option<u64>,
     /// Channels whose doorbells will be submitted once the card resumes.
-    pub(super) rung: Rung,
+    pub(super) rung: DeferredDoorbells,
     /// The VM has moved to another card. Ignore events.
     pub(super) gone: bool,
     pub(super) client: Client,
-    pub(super) board: Arc<Board>,
+    pub(super) board: Arc<StatusCell>,
 }
 
 /// Migration requests received from the VMM.
@@ -49,12 +49,12 @@ pub(super) struct Client {
 /// The VM's status for the operator, who never waits for the VM's lock: the holder of the lock publishes a new one on
 /// release, if one is wanted.
 #[derive(Debug, Default)]
-pub(super) struct Board {
+pub(super) struct StatusCell {
     pub(super) wanted: AtomicBool,
-    pub(super) latest: locks::Mutex<locks::rank::Board, DeviceStatus>,
+    pub(super) latest: locks::Mutex<locks::rank::StatusCell, DeviceStatus>,
 }
 
-impl Board {
+impl StatusCell {
     pub(super) fn publish(&self, status: DeviceStatus) {
         self.wanted.store(false, Ordering::Relaxed);
         *self.latest.lock() = status;
@@ -79,8 +79,8 @@ pub struct Settings {
 /// A mediated VM, from any thread.
 pub struct MediatedVm {
     pub(super) core: Mailbox<Core>,
-    pub(super) board: Arc<Board>,
-    pub(super) host: Arc<HostCard>,
+    pub(super) board: Arc<StatusCell>,
+    pub(super) host: Arc<ManagedCard>,
     pub(super) vm: TenantId,
     pub(super) link: Link,
 }
@@ -92,7 +92,7 @@ pub struct MediatedDevice {
     config_bytes: u64,
     pub(super) settings: Settings,
     /// Migration state; owned by `migrating`.
-    pub(super) doings: Box<dyn Any + Send>,
+    pub(super) migration_state: Box<dyn Any + Send>,
 }
 
 impl MediatedVm {
@@ -101,7 +101,7 @@ impl MediatedVm {
     /// # Errors
     /// When the card has too little memory left, or the description is out of range.
     pub fn build(
-        host: &Arc<HostCard>,
+        host: &Arc<ManagedCard>,
         vm: TenantId,
         settings: &Settings,
         link: &Link,
@@ -114,7 +114,7 @@ impl MediatedVm {
         let description = Description { vm, link: link.clone(), shadow: *shadow, vram_bytes, queue_limit };
         let interface = |settings| Box::new(Interface::new(settings, vm, share.channels));
         let backend = Backend::new(Arc::clone(host), description, paravirtual.as_ref().map(interface));
-        let board = Arc::<Board>::default();
+        let board = Arc::<StatusCell>::default();
         let this = Arc::new(Self::of(Core::new(gpu, backend, &board), board, host, vm, link));
         let events: Weak<Self> = Arc::downgrade(&this);
         host.add_vm(vm, share, events)?;
@@ -132,19 +132,19 @@ impl MediatedVm {
 
     /// Returns the VM's card.
     #[must_use]
-    pub fn host(&self) -> &Arc<HostCard> {
+    pub fn host(&self) -> &Arc<ManagedCard> {
         &self.host
     }
 
     /// Creates the VM from its parts.
-    pub(super) fn of(core: Core, board: Arc<Board>, host: &Arc<HostCard>, vm: TenantId, link: &Link) -> Self {
+    pub(super) fn of(core: Core, board: Arc<StatusCell>, host: &Arc<ManagedCard>, vm: TenantId, link: &Link) -> Self {
         board.publish(core.status());
         Self { core: Mailbox::new(core), board, host: Arc::clone(host), vm, link: link.clone() }
     }
 
     /// Takes the VM's lock. Submits the deferred doorbell first.
     #[track_caller]
-    pub(super) fn core(&self) -> Held<'_, Core> {
+    pub(super) fn core(&self) -> MailboxGuard<'_, Core> {
         let mut core = self.core.lock();
         core.settle();
         core
@@ -179,7 +179,7 @@ impl MediatedVm {
         &self,
         address: nvspec::addr::GuestVramAddr,
         data: &[u8],
-    ) -> Result<(), devmodel::backend::Unwritten> {
+    ) -> Result<(), devmodel::backend::WriteFailure> {
         self.core().backend.guest_write(address, data)
     }
 
@@ -194,13 +194,13 @@ impl MediatedVm {
 
 impl Core {
     /// Creates it from its parts.
-    pub(super) fn new(gpu: VGpu, backend: Backend, board: &Arc<Board>) -> Self {
+    pub(super) fn new(gpu: VGpu, backend: Backend, board: &Arc<StatusCell>) -> Self {
         Self {
             gpu,
             backend,
             polls: false,
             alarm: None,
-            rung: Rung::new(),
+            rung: DeferredDoorbells::new(),
             gone: false,
             client: Client::default(),
             board: Arc::clone(board),
@@ -214,8 +214,8 @@ impl Core {
     }
 
     /// Changes memory under a part of a BAR. Unmaps the PRAMIN window during the change and maps it again afterwards.
-    fn change<T>(&mut self, showing: Showing, change: impl FnOnce(&mut Remap) -> T) -> T {
-        if showing != Showing::Pramin {
+    fn change<T>(&mut self, showing: MappedWindow, change: impl FnOnce(&mut Remap) -> T) -> T {
+        if showing != MappedWindow::Pramin {
             return change(self.backend.remap_mut());
         }
         self.backend.hide_window();
@@ -278,10 +278,10 @@ impl Core {
         match self.backend.pv_mut() {
             Some(pv) if Interface::covers(offset) => {
                 match pv.write(offset, data) {
-                    After::Nothing => {}
-                    After::Doorbell => return Ok(true),
-                    After::Reset => self.reset_pv(),
-                    After::Start => self.start_pv(),
+                    RegisterEffect::Nothing => {}
+                    RegisterEffect::Doorbell => return Ok(true),
+                    RegisterEffect::Reset => self.reset_pv(),
+                    RegisterEffect::Start => self.start_pv(),
                 }
                 self.signal_pv();
             }
@@ -305,46 +305,52 @@ impl Core {
 
 /// Outcome of a write of the guest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Served {
-    Whole,
+enum WriteOutcome {
+    Done,
     /// The guest has batches to serve.
     Batches,
     /// Memory is short; retry.
-    Again,
+    Retry,
     /// Pages under mapped apertures must move first.
-    Moves,
+    AwaitMoves,
     /// A doorbell was rung, and is deferred until after the answer.
-    Late,
+    DoorbellDeferred,
 }
 
 impl MediatedDevice {
     /// Creates the device of a VM.
     pub(super) fn of(vm: &Arc<MediatedVm>, pci: devmodel::pci::PciIdentity, settings: &Settings) -> Self {
         let config_bytes = devmodel::pci::CONFIG_BYTES as u64;
-        Self { vm: Arc::clone(vm), pci, config_bytes, settings: settings.clone(), doings: Box::new(()) }
+        Self { vm: Arc::clone(vm), pci, config_bytes, settings: settings.clone(), migration_state: Box::new(()) }
     }
 
     /// Serves a write until it is done, except a doorbell that may be deferred.
     fn write(&self, region: RegionIndex, offset: u64, data: &[u8], first: bool) -> Result<bool, AccessError> {
         let mut served = self.write_once(region, offset, data, first)?;
-        while served == Served::Again {
-            locks::sleep(write_wait::RETRY);
+        while served == WriteOutcome::Retry {
+            locks::sleep(write_wait::RETRY_INTERVAL);
             served = self.write_once(region, offset, data, first)?;
         }
         match served {
-            Served::Batches => self.serve_batches(),
-            Served::Moves => {
+            WriteOutcome::Batches => self.serve_batches(),
+            WriteOutcome::AwaitMoves => {
                 while self.look_at_moves() {
-                    locks::sleep(backend::LOOK);
+                    locks::sleep(backend::MOVE_POLL_INTERVAL);
                 }
             }
-            Served::Whole | Served::Again | Served::Late => {}
+            WriteOutcome::Done | WriteOutcome::Retry | WriteOutcome::DoorbellDeferred => {}
         }
-        Ok(served == Served::Late)
+        Ok(served == WriteOutcome::DoorbellDeferred)
     }
 
     /// Serves a write once. The VM's lock is free when it returns, because memory may have to move.
-    fn write_once(&self, region: RegionIndex, offset: u64, data: &[u8], first: bool) -> Result<Served, AccessError> {
+    fn write_once(
+        &self,
+        region: RegionIndex,
+        offset: u64,
+        data: &[u8],
+        first: bool,
+    ) -> Result<WriteOutcome, AccessError> {
         let core = &mut *self.vm.core();
         let Core { gpu, backend, .. } = core;
         backend.answer_doorbells_first(first);
@@ -369,16 +375,16 @@ impl MediatedDevice {
             _ => return Err(AccessError::Invalid),
         };
         if written.is_err() && core.backend.write_waits() {
-            return Ok(Served::Again);
+            return Ok(WriteOutcome::Retry);
         }
         core.backend.write_ends();
         core.finish_access();
         MediatedVm::start_polling(&self.vm, core);
         Ok(match written {
-            Ok(true) => Served::Batches,
-            _ if core.backend.moves_wait() => Served::Moves,
-            _ if core.backend.is_late() => Served::Late,
-            _ => Served::Whole,
+            Ok(true) => WriteOutcome::Batches,
+            _ if core.backend.moves_wait() => WriteOutcome::AwaitMoves,
+            _ if core.backend.is_late() => WriteOutcome::DoorbellDeferred,
+            _ => WriteOutcome::Done,
         })
     }
 
@@ -400,7 +406,7 @@ impl MediatedDevice {
                 Progress::Idle => break,
                 Progress::Batch => batches += 1,
                 Progress::Part => {}
-                Progress::Waits => locks::sleep(backend::LOOK),
+                Progress::Waits => locks::sleep(backend::MOVE_POLL_INTERVAL),
             }
         }
     }
@@ -431,7 +437,7 @@ impl Device for MediatedDevice {
             regions[index as usize] = RegionInfo::read_write(size);
         }
         let core = self.vm.core();
-        for showing in Showing::ALL {
+        for showing in MappedWindow::ALL {
             let Some((file, area)) = core.backend.remap().area(showing) else { continue };
             let region = &mut regions[showing.region() as usize];
             match region.clone().with_mappable(file, vec![area]) {
@@ -465,7 +471,7 @@ impl Device for MediatedDevice {
         self.write(region, offset, data, false).map(|_left| ())
     }
 
-    fn region_write_first(&mut self, region: RegionIndex, offset: u64, data: &[u8]) -> Result<bool, AccessError> {
+    fn region_write_deferrable(&mut self, region: RegionIndex, offset: u64, data: &[u8]) -> Result<bool, AccessError> {
         self.write(region, offset, data, true)
     }
 
@@ -512,7 +518,7 @@ impl Device for MediatedDevice {
             // The client keeps its existing mappings.
             let bars = (self.pci.bar1_bytes, self.pci.bar3_bytes);
             let bars = (self.settings.apertures == Apertures::Remapped).then_some(bars);
-            core.change(Showing::Pramin, |remap| remap.renew(&self.vm.host, bars));
+            core.change(MappedWindow::Pramin, |remap| remap.renew(&self.vm.host, bars));
             core.backend.is_quiet()
         };
         // The next client may belong to another tenant.
@@ -523,14 +529,16 @@ impl Device for MediatedDevice {
 
     fn lend_area(&mut self, region: RegionIndex, area: MmapArea, pages: &Arc<Mapping>) -> Result<(), MapError> {
         let core = &mut *self.vm.core();
-        let showing = Showing::of(region).ok_or_else(|| MapError(format!("nothing of {region:?} can be mapped")))?;
+        let showing =
+            MappedWindow::of(region).ok_or_else(|| MapError(format!("nothing of {region:?} can be mapped")))?;
         let lent = core.change(showing, |remap| remap.lend(&self.vm.host, showing, area, pages));
         lent.map_err(|error| MapError(error.to_string()))
     }
 
     fn take_file(&mut self, region: RegionIndex, file: Arc<OwnedFd>) -> Result<(), MapError> {
         let core = &mut *self.vm.core();
-        let showing = Showing::of(region).ok_or_else(|| MapError(format!("nothing of {region:?} can be mapped")))?;
+        let showing =
+            MappedWindow::of(region).ok_or_else(|| MapError(format!("nothing of {region:?} can be mapped")))?;
         let taken = core.change(showing, |remap| remap.take_file(&self.vm.host, showing, file));
         taken.map_err(|error| MapError(error.to_string()))
     }
@@ -565,9 +573,9 @@ impl MediatedVm {
     ///
     /// # Errors
     /// When the card keeps some of it.
-    pub fn release(&self) -> Result<(), HostError> {
+    pub fn release(&self) -> Result<(), ManagerError> {
         if let Some(why) = self.host.failure() {
-            return Err(HostError::Failed { why: why.to_owned() });
+            return Err(ManagerError::Failed { why: why.to_owned() });
         }
         {
             let core = &mut *self.core.lock_torn();

@@ -2,10 +2,10 @@
 
 use super::device::{Core, MediatedVm};
 use super::work::Runlist;
+use card_manager::mailbox::Recipient;
+use card_manager::{CardState, GuestEvent, GuestEvents, ManagerError, Ranges};
 use devmodel::events::{CopyError, EngineError, GraphError, MmuFault, PbdmaError};
 use nvspec::regs::{pbdma, pfifo, pgraph};
-use owner::mailbox::Recipient;
-use owner::{GuestEvent, GuestEvents, HostError, HostState, Ranges};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::Ordering;
 
@@ -18,14 +18,14 @@ impl GuestEvents for MediatedVm {
         }
     }
 
-    fn relocated(&self, commit: &mut dyn FnMut(&mut HostState) -> Ranges) -> Result<(), HostError> {
+    fn relocated(&self, commit: &mut dyn FnMut(&mut CardState) -> Ranges) -> Result<(), ManagerError> {
         if self.core.is_torn() {
-            return Err(HostError::OutOfService);
+            return Err(ManagerError::OutOfService);
         }
         self.core().backend.relocate(commit)
     }
 
-    fn taken_over(&self) -> Result<(), HostError> {
+    fn taken_over(&self) -> Result<(), ManagerError> {
         self.core().backend.prepare_all()
     }
 

@@ -6,7 +6,7 @@
 
 use super::device::{Core, MediatedDevice, MediatedVm, Settings};
 use super::saving::{Coming, Phase, Reading, Saving};
-use owner::HostError;
+use card_manager::ManagerError;
 use std::ops::Range;
 use std::time::Duration;
 use vmm_glue::{Migration, MigrationError};
@@ -15,9 +15,9 @@ use vmm_glue::{Migration, MigrationError};
 // TIMEOUT: as for a VM that moves. Only its client waits, and QEMU gives a request up after 5 s.
 const STILL_LIMIT: Duration = Duration::from_secs(2);
 
-fn refused(error: HostError) -> MigrationError {
+fn refused(error: ManagerError) -> MigrationError {
     match error {
-        HostError::Saved(_) => MigrationError::invalid(error),
+        ManagerError::Saved(_) => MigrationError::invalid(error),
         other => MigrationError::failed(other),
     }
 }
@@ -37,7 +37,7 @@ impl Core {
 
 impl MediatedVm {
     /// Resets the VM, whose work is stopped, to its state at creation, except that its client stays and it is held.
-    fn forget_all(&self, settings: &Settings) -> Result<(), HostError> {
+    fn forget_all(&self, settings: &Settings) -> Result<(), ManagerError> {
         {
             let core = &mut *self.core();
             core.clean();
@@ -50,7 +50,7 @@ impl MediatedVm {
             core.backend.is_quiet()
         };
         if !quiet {
-            return Err(HostError::NotStill);
+            return Err(ManagerError::NotStill);
         }
         self.host().wipe_vm(self.vm, quiet)
     }
@@ -59,7 +59,7 @@ impl MediatedVm {
 impl MediatedDevice {
     /// Returns the phase; `None` before the first.
     fn phase(&mut self) -> Option<&mut Phase> {
-        self.doings.downcast_mut()
+        self.migration_state.downcast_mut()
     }
 
     fn take_phase(&mut self) -> Phase {
@@ -67,7 +67,7 @@ impl MediatedDevice {
     }
 
     fn be(&mut self, phase: Phase) {
-        self.doings = Box::new(phase);
+        self.migration_state = Box::new(phase);
     }
 
     /// Ends the migration when the client has reset the device, or is gone. The VM was cleaned. Returns whether it has

@@ -2,17 +2,17 @@
 //!
 //! The VM there is built as any other ([`MediatedVm::build`]), and maps the client's memory while the first still
 //! serves its guest ([`MediatedVm::await_arrival`]). Then it takes the place of the first ([`MediatedVm::move_to`]); or
-//! the first continues unchanged. [`Travelling`] and the memory go from one to the other; as a stream of bytes they are
+//! the first continues unchanged. [`Migrating`] and the memory go from one to the other; as a stream of bytes they are
 //! a saved VM (`saving`).
 
 use super::backend::SavedBackend;
 use super::device::{Core, MediatedVm, Settings};
+use card_manager::{Departing, Halted, ManagedCard, ManagerError};
 use card_state::SavedVm;
 use channels::Channels;
 use devmodel::{SavedVGpu, VGpu};
 use nvspec::addr::GuestVramAddr;
 use nvspec::fifo::{CHANNELS, VirtualChannelId};
-use owner::{Departing, Halted, HostCard, HostError};
 use pv::{SavedTables, Tables};
 use saved_state::Invalid;
 use shadow_pt::SavedSpaces;
@@ -22,11 +22,11 @@ use std::time::{Duration, Instant};
 use vram::TenantId;
 
 /// Poll interval for a VM that is not quiescent yet.
-const AGAIN: Duration = Duration::from_millis(1);
+const POLL_INTERVAL: Duration = Duration::from_millis(1);
 
 /// State of a VM on the card that it leaves, without its memory.
 #[derive(Debug)]
-pub(super) struct Travelling {
+pub(super) struct Migrating {
     pub(super) gpu: SavedVGpu,
     pub(super) spaces: SavedSpaces,
     pub(super) tables: Option<SavedTables>,
@@ -42,7 +42,7 @@ pub(super) struct Travelling {
 pub struct Left<'a> {
     vm: &'a MediatedVm,
     /// Its new card, and its number there, if that card has borrowed memory.
-    there: Option<(Arc<HostCard>, TenantId)>,
+    there: Option<(Arc<ManagedCard>, TenantId)>,
     /// Its work is stopped here.
     halted: Option<Halted>,
     /// Bytes of memory that were copied.
@@ -89,7 +89,7 @@ impl MediatedVm {
     ///
     /// # Errors
     /// When the VM cannot move: it continues here then, and `there` must be released.
-    pub fn move_to(&self, there: &Arc<Self>, settings: &Settings, limit: Duration) -> Result<Left<'_>, HostError> {
+    pub fn move_to(&self, there: &Arc<Self>, settings: &Settings, limit: Duration) -> Result<Left<'_>, ManagerError> {
         self.check_movable()?;
         let mut last = Instant::now();
         let mut lap = || {
@@ -99,7 +99,7 @@ impl MediatedVm {
         let suspended = self.host().suspend(self.vm, limit)?;
         // The client may have lent other memory since.
         there.await_arrival()?;
-        let travelling = self.travel(&suspended, limit)?;
+        let travelling = self.migrate_out(&suspended, limit)?;
         there.take_windows(self, true)?;
         let still = lap();
         let bytes = suspended.copy_memory(there.host(), there.vm)?;
@@ -121,29 +121,29 @@ impl MediatedVm {
     /// Saves the VM, which is halted and not served. Operations in flight may end within `limit`.
     ///
     /// # Errors
-    /// [`HostError::Unsettled`] when they have not; see also [`Self::check_movable`].
-    pub(super) fn travel(&self, halted: &Halted, limit: Duration) -> Result<Travelling, HostError> {
+    /// [`ManagerError::Unsettled`] when they have not; see also [`Self::check_movable`].
+    pub(super) fn migrate_out(&self, halted: &Halted, limit: Duration) -> Result<Migrating, ManagerError> {
         let began = Instant::now();
         loop {
             match self.try_travel(halted) {
-                Err(HostError::Unsettled(_)) if began.elapsed() < limit => locks::sleep(AGAIN),
+                Err(ManagerError::Unsettled(_)) if began.elapsed() < limit => locks::sleep(POLL_INTERVAL),
                 travelling => return travelling,
             }
         }
     }
 
-    fn try_travel(&self, halted: &Halted) -> Result<Travelling, HostError> {
+    fn try_travel(&self, halted: &Halted) -> Result<Migrating, ManagerError> {
         halted.settle();
         // Pending events are handled when the lock is released.
         drop(self.core());
         // Under one lock: work that arrives in between would be in neither part.
         let core = self.core();
         if core.backend.has_segments() {
-            return Err(HostError::Stays("it has mapped a segment that VMs share"));
+            return Err(ManagerError::Stays("it has mapped a segment that VMs share"));
         }
         let (SavedVm { vm: _, gpu, spaces, tables, pool: _ }, side) = core.write_down()?;
         let departing = halted.depart()?;
-        Ok(Travelling { gpu, spaces, tables, side, departing, since_ns: None })
+        Ok(Migrating { gpu, spaces, tables, side, departing, since_ns: None })
     }
 
     /// Prepares a VM that was just built for one from another card: it is held, and maps the client's memory. May be
@@ -151,7 +151,7 @@ impl MediatedVm {
     ///
     /// # Errors
     /// When the client's memory cannot be mapped for this card.
-    pub fn await_arrival(&self) -> Result<(), HostError> {
+    pub fn await_arrival(&self) -> Result<(), ManagerError> {
         {
             let mut state = self.host().lock();
             state.hold_still(self.vm, true);
@@ -165,7 +165,7 @@ impl MediatedVm {
     ///
     /// # Errors
     /// When the card rejects it.
-    pub(super) fn take_windows(&self, old: &Self, inhabited: bool) -> Result<(), HostError> {
+    pub(super) fn take_windows(&self, old: &Self, inhabited: bool) -> Result<(), ManagerError> {
         let theirs = old.core().backend.remap().on(self.host(), inhabited)?;
         let mut own = {
             let core = &mut *self.core();
@@ -179,7 +179,7 @@ impl MediatedVm {
     ///
     /// # Errors
     /// Same as [`Self::become_one`]. It must be [released](Self::release) then.
-    pub(super) fn arrive(self: &Arc<Self>, travelling: Travelling, settings: &Settings) -> Result<(), HostError> {
+    pub(super) fn arrive(self: &Arc<Self>, travelling: Migrating, settings: &Settings) -> Result<(), ManagerError> {
         self.become_one(travelling, settings)?;
         self.host().lock().hold_still(self.vm, false);
         self.go_on();
@@ -191,8 +191,8 @@ impl MediatedVm {
     ///
     /// # Errors
     /// When its state is invalid on this card, or the card lacks something for it.
-    pub(super) fn become_one(&self, travelling: Travelling, settings: &Settings) -> Result<(), HostError> {
-        let Travelling { gpu: registers, spaces, tables, side, departing, since_ns } = travelling;
+    pub(super) fn become_one(&self, travelling: Migrating, settings: &Settings) -> Result<(), ManagerError> {
+        let Migrating { gpu: registers, spaces, tables, side, departing, since_ns } = travelling;
         {
             let core = &mut *self.core();
             let Core { gpu, backend, rung, .. } = core;

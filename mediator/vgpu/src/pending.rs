@@ -8,9 +8,9 @@ mod saved;
 pub(crate) use saved::SavedPending;
 
 use ::channels::Doorbell;
+use card_manager::{CardState, Looks};
 use nvspec::addr::Place;
 use nvspec::fifo::VirtualChannelId;
-use owner::{HostState, Looks};
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 use vram::TenantId;
@@ -24,12 +24,12 @@ pub(crate) struct Wait {
 }
 
 impl Wait {
-    pub(crate) fn begin(state: &HostState, vm: TenantId) -> Self {
+    pub(crate) fn begin(state: &CardState, vm: TenantId) -> Self {
         Self { since: Instant::now(), looks: state.vram().looks(vm) }
     }
 
     /// Returns whether the mover has scanned without success for as long as `limit` allows.
-    pub(crate) fn is_over(&self, state: &HostState, vm: TenantId, limit: Duration) -> bool {
+    pub(crate) fn is_over(&self, state: &CardState, vm: TenantId, limit: Duration) -> bool {
         state.vram().is_vain(vm, self.looks, limit)
     }
 
@@ -112,7 +112,7 @@ impl Pending {
     }
 
     /// Queues a bind. Does nothing and returns `false` if it may not wait.
-    pub(crate) fn add_bind(&mut self, state: &mut HostState, channel: VirtualChannelId, instance: Place) -> bool {
+    pub(crate) fn add_bind(&mut self, state: &mut CardState, channel: VirtualChannelId, instance: Place) -> bool {
         let wait = Wait::begin(state, self.vm);
         if wait.is_over(state, self.vm, self.limit) {
             return false;
@@ -124,7 +124,7 @@ impl Pending {
 
     /// Queues work, or keeps it queued: returns `Some(true)` for the former. Returns `None` when its time limit has
     /// passed.
-    pub(crate) fn add_work(&mut self, state: &mut HostState, doorbell: Doorbell) -> Option<bool> {
+    pub(crate) fn add_work(&mut self, state: &mut CardState, doorbell: Doorbell) -> Option<bool> {
         let channel = doorbell.virtual_channel;
         let wait = self.work.get(&channel).map_or_else(|| Wait::begin(state, self.vm), |(_, wait)| *wait);
         if wait.is_over(state, self.vm, self.limit) {
@@ -136,7 +136,7 @@ impl Pending {
     }
 
     /// Ends the wait of a channel's bind or work. Returns its duration, in ns.
-    pub(crate) fn end(&mut self, state: &mut HostState, channel: VirtualChannelId) -> u64 {
+    pub(crate) fn end(&mut self, state: &mut CardState, channel: VirtualChannelId) -> u64 {
         let bind = self.binds.remove(&channel).map(|bind| bind.wait);
         let work = self.work.remove(&channel).map(|(_, wait)| wait);
         let waits = bind.into_iter().chain(work);
@@ -148,7 +148,7 @@ impl Pending {
     }
 
     /// Makes the mover notify the VM of available memory for as long as any of its work waits.
-    pub(crate) fn tell(&self, state: &mut HostState) {
+    pub(crate) fn tell(&self, state: &mut CardState) {
         state.vram_mut().set_waits(self.vm, !self.is_empty());
     }
 

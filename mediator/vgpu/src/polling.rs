@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 /// Poll interval for doorbells that are not messages, while some are found.
-const POLL: Duration = Duration::from_micros(200);
+const POLL_INTERVAL: Duration = Duration::from_micros(200);
 /// Poll interval when none have been found for long. nouveau has the page of a channel's doorbell in the mapped part of
 /// an aperture and rings it elsewhere.
 const POLL_SELDOM: Duration = Duration::from_millis(20);
@@ -35,9 +35,9 @@ impl MediatedVm {
         }
         let vm = Arc::downgrade(this);
         let body = move || {
-            let mut pause = POLL;
+            let mut pause = POLL_INTERVAL;
             while let Some(found) = vm.upgrade().and_then(|vm| vm.poll()) {
-                pause = if found { POLL } else { (2 * pause).min(POLL_SELDOM) };
+                pause = if found { POLL_INTERVAL } else { (2 * pause).min(POLL_SELDOM) };
                 locks::sleep(pause);
             }
         };

@@ -3,13 +3,13 @@
 //! The connection of its VMM is not here: the restoring process brings a link to the same client.
 
 use super::backend::{Description, SavedBackend, VmBackend};
-use super::device::{Board, Client, Core, MediatedDevice, MediatedVm, Settings};
+use super::device::{Client, Core, MediatedDevice, MediatedVm, Settings, StatusCell};
 use super::memory::{POOL_BYTES, Restored, SavedRemap};
 use super::pv::SavedAttachments;
 use card::Identity;
+use card_manager::{CardInfo, ManagerError, Reopened};
 use card_state::{RestoredVm, SavedVm, VmSurroundings};
 use devmodel::VGpuConfig;
-use owner::{CardInfo, HostError, Reopened};
 use saved_state::{Invalid, Known, ReadError, SavedState, WriteError, Writer, first_version};
 use serde::{Deserialize, Serialize};
 use shadow_pt::Limits;
@@ -110,20 +110,20 @@ impl MediatedVm {
     ///
     /// # Errors
     /// The first part that cannot be handed over.
-    pub fn check_movable(&self) -> Result<(), HostError> {
+    pub fn check_movable(&self) -> Result<(), ManagerError> {
         match self.core().client {
-            Client { stopped: true, .. } => Err(HostError::Stays("its VMM has stopped it to take it elsewhere")),
-            Client { logs: true, .. } => Err(HostError::Stays("its VMM has what it writes of guest RAM logged")),
+            Client { stopped: true, .. } => Err(ManagerError::Stays("its VMM has stopped it to take it elsewhere")),
+            Client { logs: true, .. } => Err(ManagerError::Stays("its VMM has what it writes of guest RAM logged")),
             Client { stopped: false, logs: false } => Ok(()),
         }
     }
 
     /// Saves the mediator's records of the VM, and its own state. The card is
-    /// [quiescent](owner::HostCard::stand_still), and the VM is not served.
+    /// [quiescent](card_manager::ManagedCard::stand_still), and the VM is not served.
     ///
     /// # Errors
-    /// [`HostError::Unsettled`] when something of it is in flight; see also [`Self::check_movable`].
-    pub fn save(&self) -> Result<(SavedVm, SavedSide), HostError> {
+    /// [`ManagerError::Unsettled`] when something of it is in flight; see also [`Self::check_movable`].
+    pub fn save(&self) -> Result<(SavedVm, SavedSide), ManagerError> {
         self.check_movable()?;
         // Pending events are handled when the lock is released.
         drop(self.core());
@@ -139,8 +139,8 @@ impl Core {
     /// Saves the VM, except the apertures that its VMM maps.
     ///
     /// # Errors
-    /// [`HostError::Unsettled`] when something of it is in flight.
-    pub(super) fn write_down(&self) -> Result<(SavedVm, SavedBackend), HostError> {
+    /// [`ManagerError::Unsettled`] when something of it is in flight.
+    pub(super) fn write_down(&self) -> Result<(SavedVm, SavedBackend), ManagerError> {
         let Self {
             gpu,
             backend,
@@ -155,7 +155,7 @@ impl Core {
             board: _,
         } = self;
         if !rung.is_empty() {
-            return Err(HostError::Unsettled("the card was only just taken over"));
+            return Err(ManagerError::Unsettled("the card was only just taken over"));
         }
         let side = backend.save_side()?;
         Ok((backend.memory().save(gpu.save()), side))
@@ -183,21 +183,21 @@ impl MediatedVm {
         let (vram_bytes, queue_limit) = (share.vram_bytes, *queue_limit);
         let description = Description { vm, link: link.clone(), shadow: *shadow, vram_bytes, queue_limit };
         let pv = paravirtual.as_ref().map(|settings| (settings, share.channels));
-        let of_vm = |why: Invalid| HostError::from(Invalid::new(format_args!("VM {vm}: {why}")));
+        let of_vm = |why: Invalid| ManagerError::from(Invalid::new(format_args!("VM {vm}: {why}")));
         let bars = (pci.bar1_bytes, pci.bar3_bytes);
         let remap = remap.map(|remap| remap.restored(&host, bars, files, vram_bytes)).transpose();
         let remap = remap.map_err(|error| match error {
-            HostError::Saved(why) => of_vm(why),
+            ManagerError::Saved(why) => of_vm(why),
             other => other,
         })?;
         let restored = Restored { spaces, tables, pool, remap: remap.unwrap_or_default() };
         let made = VmBackend::restored(Arc::clone(&host), description, pv, (own.into_inner(), segments, restored));
         let (mut backend, rung) = made.map_err(|error| match error {
-            HostError::Saved(why) => of_vm(why),
+            ManagerError::Saved(why) => of_vm(why),
             other => other,
         })?;
         backend.set_window(gpu.window_base());
-        let board = Arc::<Board>::default();
+        let board = Arc::<StatusCell>::default();
         let core = Core { rung, ..Core::new(gpu, backend, &board) };
         let this = Arc::new(Self::of(core, board, &host, vm, link));
         let events: Weak<Self> = Arc::downgrade(&this);

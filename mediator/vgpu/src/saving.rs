@@ -6,11 +6,11 @@
 
 use super::device::{MediatedVm, Settings};
 use super::memory::Overlay;
-use super::moving::{Left, Travelling};
+use super::moving::{Left, Migrating};
 use super::saved::SavedOwn;
+use card_manager::{Departing, Halted, ManagerError};
 use channels::SavedMoving;
 use devmodel::SavedVGpu;
-use owner::{Departing, Halted, HostError};
 use pv::SavedTables;
 use saved_state::stream::{Item, PIECE_MAX, StreamReader, StreamWriter};
 use saved_state::{Invalid, Known, ReadError, SavedState, Writer, first_version};
@@ -18,7 +18,7 @@ use serde::{Deserialize, Serialize};
 use shadow_pt::SavedSpaces;
 use std::sync::Arc;
 use std::time::Duration;
-use vram::GuestAddr;
+use vram::GuestVramAddr;
 
 /// Identity of the head. The stream's checksums identify the VM.
 const IDENTITY: [u8; 16] = *b"VM of a mediator";
@@ -51,7 +51,7 @@ impl Origin {
             apertures: [config.pci.bar1_bytes, config.pci.bar3_bytes],
             paravirtual: config.vendor_capability,
             strikes,
-            now_ns: owner::time::now_ns(&**vm.host().card()),
+            now_ns: card_manager::time::now_ns(&**vm.host().card()),
         }
     }
 
@@ -84,7 +84,7 @@ pub struct Saving {
     overlay: Overlay,
     first: Option<Vec<u8>>,
     writer: Option<StreamWriter>,
-    chunks: std::vec::IntoIter<GuestAddr>,
+    chunks: std::vec::IntoIter<GuestVramAddr>,
     /// The part of a chunk that is not written yet.
     left: std::ops::Range<u64>,
     chunk_bytes: u64,
@@ -98,7 +98,7 @@ impl MediatedVm {
     ///
     /// # Errors
     /// See [`Self::check_movable`]; when something of it does not quiesce.
-    pub fn save_all(&self, limit: Duration) -> Result<Saving, HostError> {
+    pub fn save_all(&self, limit: Duration) -> Result<Saving, ManagerError> {
         self.check_movable()?;
         let halted = self.host().halt(self.id(), limit)?;
         let head = self.head(&halted, limit)?;
@@ -110,8 +110,8 @@ impl MediatedVm {
     ///
     /// # Errors
     /// When something of it does not quiesce within `limit`, or cannot be saved.
-    pub(super) fn head(&self, halted: &Halted, limit: Duration) -> Result<Vec<u8>, HostError> {
-        let Travelling { gpu, spaces, tables, side, departing, since_ns: _ } = self.travel(halted, limit)?;
+    pub(super) fn head(&self, halted: &Halted, limit: Duration) -> Result<Vec<u8>, ManagerError> {
+        let Migrating { gpu, spaces, tables, side, departing, since_ns: _ } = self.migrate_out(halted, limit)?;
         let (channels, strikes) = departing.save()?;
         let mut file = Writer::new(IDENTITY);
         let put = || {
@@ -132,7 +132,7 @@ impl Saving {
     pub(super) fn of(halted: Halted, head: &[u8], overlay: Overlay) -> Self {
         let (writer, first) = StreamWriter::new(head);
         let chunk_bytes = halted.chunk_bytes();
-        let chunk_of = |at: u64| GuestAddr(at - at.checked_rem(chunk_bytes).unwrap_or(0));
+        let chunk_of = |at: u64| GuestVramAddr(at - at.checked_rem(chunk_bytes).unwrap_or(0));
         let mut chunks = halted.chunks();
         chunks.extend(overlay.addresses().map(chunk_of));
         chunks.sort_unstable();
@@ -160,13 +160,13 @@ impl Saving {
     ///
     /// # Errors
     /// When the card does not answer.
-    pub fn next_bytes(&mut self) -> Result<Option<Vec<u8>>, HostError> {
+    pub fn next_bytes(&mut self) -> Result<Option<Vec<u8>>, ManagerError> {
         if let Some(first) = self.first.take() {
             return Ok(Some(first));
         }
         loop {
             let Some(at) = self.next_piece() else { return Ok(self.writer.take().map(StreamWriter::end)) };
-            let there = self.halted.read(GuestAddr(at), &mut self.data)?;
+            let there = self.halted.read(GuestVramAddr(at), &mut self.data)?;
             if !there {
                 self.data.fill(0);
             }
@@ -228,7 +228,7 @@ impl Reading {
     }
 
     /// Writes the next bytes into `data`; fewer than fit at the end.
-    pub(super) fn read(&mut self, data: &mut [u8]) -> Result<usize, HostError> {
+    pub(super) fn read(&mut self, data: &mut [u8]) -> Result<usize, ManagerError> {
         let mut done = 0;
         while done < data.len() {
             let (bytes, at) = &mut self.left;
@@ -256,7 +256,7 @@ pub struct Coming {
     there: Arc<MediatedVm>,
     settings: Settings,
     reader: StreamReader,
-    come: Option<Travelling>,
+    come: Option<Migrating>,
     memory_bytes: u64,
 }
 
@@ -265,9 +265,9 @@ impl Coming {
     ///
     /// # Errors
     /// When the VM's card does not accept state from a stream.
-    pub fn new(there: &Arc<MediatedVm>, settings: &Settings) -> Result<Self, HostError> {
+    pub fn new(there: &Arc<MediatedVm>, settings: &Settings) -> Result<Self, ManagerError> {
         if !there.host().card().takes_any_image() {
-            return Err(HostError::Stays(
+            return Err(ManagerError::Stays(
                 "nobody knows what contexts of channels that come in a file do to a real card",
             ));
         }
@@ -285,7 +285,7 @@ impl Coming {
     /// # Errors
     /// When they are not of a VM that can run here; when there is no room for its memory. The VM that awaits it must be
     /// [released](MediatedVm::release) then.
-    pub fn feed(&mut self, bytes: &[u8]) -> Result<(), HostError> {
+    pub fn feed(&mut self, bytes: &[u8]) -> Result<(), ManagerError> {
         let Self { there, reader, come, memory_bytes, .. } = self;
         let vram_bytes = there.origin().vram_bytes;
         reader.feed(bytes, &mut |item| match item {
@@ -299,7 +299,7 @@ impl Coming {
                     format!("{:#x} bytes at {at:#x} are none of a VM with {vram_bytes:#x}", data.len())
                 })?;
                 *memory_bytes = memory_bytes.saturating_add(data.len() as u64);
-                there.host().write_received(there.id(), GuestAddr(at), data)
+                there.host().write_received(there.id(), GuestVramAddr(at), data)
             }
         })
     }
@@ -314,11 +314,11 @@ impl Coming {
     ///
     /// # Errors
     /// When bytes are missing.
-    pub(super) fn finish(self, strikes: u32) -> Result<Travelling, HostError> {
+    pub(super) fn finish(self, strikes: u32) -> Result<Migrating, ManagerError> {
         let Self { reader, come, .. } = self;
         reader.finish()?;
         let come = come.ok_or_else(|| Invalid::new("it has no head"))?;
-        Ok(Travelling { departing: come.departing.beyond(strikes), ..come })
+        Ok(Migrating { departing: come.departing.beyond(strikes), ..come })
     }
 
     /// Replaces `old` with the VM that has awaited the bytes, after the last bytes. `old` is not served, and its work
@@ -328,7 +328,7 @@ impl Coming {
     /// # Errors
     /// When the bytes are not a valid VM here. `old` continues as it was, and the other must be
     /// [released](MediatedVm::release).
-    pub fn take_place(self, old: &MediatedVm, limit: Duration) -> Result<Left<'_>, HostError> {
+    pub fn take_place(self, old: &MediatedVm, limit: Duration) -> Result<Left<'_>, ManagerError> {
         let Self { there, settings, reader, come, memory_bytes } = self;
         reader.finish()?;
         let come = come.ok_or_else(|| Invalid::new("it has no head"))?;
@@ -338,13 +338,13 @@ impl Coming {
         there.take_windows(old, false)?;
         // A VM keeps its strikes, whatever state is loaded.
         let departing = come.departing.struck(halted.strikes());
-        there.arrive(Travelling { departing, ..come }, &settings)?;
+        there.arrive(Migrating { departing, ..come }, &settings)?;
         Ok(Left::of(old, halted, memory_bytes))
     }
 }
 
 /// Reads the part of the stream before the memory.
-fn read_head(head: &[u8], there: &MediatedVm) -> Result<Travelling, HostError> {
+fn read_head(head: &[u8], there: &MediatedVm) -> Result<Migrating, ManagerError> {
     let known = [
         Known::of::<Origin>(),
         Known::of::<SavedVGpu>(),
@@ -353,7 +353,7 @@ fn read_head(head: &[u8], there: &MediatedVm) -> Result<Travelling, HostError> {
         Known::of::<SavedOwn>(),
         Known::of::<SavedMoving>(),
     ];
-    let wrong = |error: ReadError| HostError::from(Invalid::new(error));
+    let wrong = |error: ReadError| ManagerError::from(Invalid::new(error));
     let mut file = SavedState::parse(head, &known).map_err(wrong)?;
     let origin: Origin = file.take(OWNER).map_err(wrong)?;
     origin.check(&Origin::of(there, 0))?;
@@ -365,5 +365,5 @@ fn read_head(head: &[u8], there: &MediatedVm) -> Result<Travelling, HostError> {
     let channels = file.take(OWNER).map_err(wrong)?;
     file.finish().map_err(wrong)?;
     let departing = Departing::restored(channels, strikes)?;
-    Ok(Travelling { gpu, spaces, tables, side: side.into_inner(), departing, since_ns: Some(now_ns) })
+    Ok(Migrating { gpu, spaces, tables, side: side.into_inner(), departing, since_ns: Some(now_ns) })
 }

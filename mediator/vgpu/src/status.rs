@@ -1,15 +1,15 @@
 //! The VM's status, for an operator, who never waits for the VM.
 
 use super::device::MediatedVm;
-use owner::Words;
+use card_manager::Words;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 use vm_device::DeviceStatus;
 
 /// Number of polls for a new status of a VM whose lock is taken, and the time between two of them.
 // TIMEOUT: an access of a guest takes far less than that; an operator does not notice it.
-const LOOKS: u32 = 10;
-const LOOK: Duration = Duration::from_millis(1);
+const MAX_POLLS: u32 = 10;
+const POLL_INTERVAL: Duration = Duration::from_millis(1);
 
 impl MediatedVm {
     /// Returns the operator's view. Waits a few milliseconds for a VM that is at work, and never for its lock: for a VM
@@ -17,14 +17,14 @@ impl MediatedVm {
     #[must_use]
     pub fn status(&self) -> DeviceStatus {
         self.board.wanted.store(true, Ordering::Relaxed);
-        for _ in 0..LOOKS {
+        for _ in 0..MAX_POLLS {
             if let Some(core) = self.core.try_lock() {
                 self.board.publish(core.status());
             }
             if !self.board.wanted.load(Ordering::Relaxed) {
                 break;
             }
-            locks::sleep(LOOK);
+            locks::sleep(POLL_INTERVAL);
         }
         let mut status = self.board.latest.lock().clone();
         let (moved, noise, words) = match self.host.failure() {

@@ -5,11 +5,11 @@ mod saved;
 pub(crate) use saved::SavedWork;
 
 use super::memory::{Objects, Slot};
+use card_manager::Bindings;
 use channels::Span;
 use nvspec::addr::Place;
 use nvspec::fifo::{ChannelId, VirtualChannelId};
 use nvspec::instance::userd;
-use owner::Bindings;
 use shadow_pt::SpaceId;
 use std::collections::{BTreeMap, HashMap};
 
@@ -233,7 +233,7 @@ mod tests {
     }
 
     #[test]
-    fn a_channel_that_is_bound_anew_begins_with_nothing() {
+    fn rebound_channel_starts_with_empty_state() {
         let mut work = work();
         assert_eq!(work.userd_of(5), Some(CHANNEL));
         work.store(CHANNEL, userd::GP_PUT, &[1, 2]);
@@ -246,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn a_runlist_is_told_once() {
+    fn runlist_is_reported_once() {
         let mut work = work();
         work.set_runlist(Runlist::Awaited);
         assert!(!work.runlist_ends(Runlist::Taken));

@@ -5,17 +5,17 @@
 //! which memory is being found: the mover needs a small part of that time, unless the host does not run it.
 
 use super::pending::Wait;
-use owner::{HostState, Looks};
+use card_manager::{CardState, Looks};
 use std::time::Duration;
 use vram::TenantId;
 
 /// Longest time of unsuccessful scans of the mover that one write waits for.
-const LIMIT: Duration = Duration::from_secs(1);
+const MAX_WAIT: Duration = Duration::from_secs(1);
 /// After a write that has waited unsuccessfully, others do not wait for this many times as long, or until some memory
 /// was found: a guest that fills memory writes eight bytes at a time.
-const REST: u32 = 10;
+const BACKOFF_FACTOR: u32 = 10;
 /// Time between two tries.
-pub(crate) const RETRY: Duration = Duration::from_millis(1);
+pub(crate) const RETRY_INTERVAL: Duration = Duration::from_millis(1);
 
 /// State of a VM's writes that cannot be done yet.
 #[derive(Debug, Default)]
@@ -30,13 +30,14 @@ pub(crate) struct WriteWait {
 
 impl WriteWait {
     pub(crate) fn new(limit: Duration) -> Self {
-        Self { limit: limit.min(LIMIT), ..Self::default() }
+        Self { limit: limit.min(MAX_WAIT), ..Self::default() }
     }
 
-    /// Handles a write that finds no memory. Returns whether to retry it after [`RETRY`]; otherwise it is lost.
-    pub(crate) fn waits(&mut self, state: &HostState, vm: TenantId) -> bool {
+    /// Handles a write that finds no memory. Returns whether to retry it after [`RETRY_INTERVAL`]; otherwise it is lost.
+    pub(crate) fn waits(&mut self, state: &CardState, vm: TenantId) -> bool {
         let looks = state.vram().looks(vm);
-        let rests = |at: &Looks| at.useful == looks.useful && !state.vram().is_vain(vm, *at, self.limit * REST);
+        let rests =
+            |at: &Looks| at.useful == looks.useful && !state.vram().is_vain(vm, *at, self.limit * BACKOFF_FACTOR);
         if self.wait.is_none() && self.gave_up.as_ref().is_some_and(rests) {
             return false;
         }

@@ -12,7 +12,7 @@ pub(crate) const STEP_BYTES: usize = 8;
 /// Steps that are looked at.
 pub(crate) const MAX_STEPS: usize = 256;
 /// Kinds of steps, chosen by the first byte of a step.
-pub(crate) const STEPS: u8 = 24;
+pub(crate) const STEP_KINDS: u8 = 24;
 
 /// End of guest VRAM: not where table space can begin.
 const VRAM: u64 = (64 << 20) - 0x1000;
@@ -25,7 +25,7 @@ const KINDS: [u32; 8] = [1, 2, 3, 3, 2, 3, 0, 4];
 const INDICES: [u32; 8] = [0, 1, 511, 512, 8191, 8192, u32::MAX, 0x2000_0000];
 const FIRSTS: [u32; 12] = [0, 1, 2, 511, 512, 1000, 1023, 1024, 32767, 32768, 0x1fff_ffff, u32::MAX];
 const COUNTS: [u32; 12] = [1, 2, 3, 511, 512, 513, 1024, 0, 32768, 32769, 0x2000_0001, u32::MAX];
-const LENGTHS: [u32; 6] = [1, 2, 5, 0, 40, 600];
+const LIST_LENGTHS: [u32; 6] = [1, 2, 5, 0, 40, 600];
 const INSTANCES: [u64; 8] = [0, 0x1000, 0x2000, VRAM - 0x1000, 0x1800, BASE, u64::MAX - 0xfff, 1 << 40];
 const WORDS: [u32; 12] = [0, 1, 2, 3, 4, 8, 12, 0x1000, 0x100_0000, 0x100_0004, 0x8000_0000, u32::MAX];
 const CODES: [u16; 14] = [0x10, 0x11, 0x12, 0x13, 0x14, 0x15, 0x20, 0x21, 0x22, 0x30, 0x31, 0x32, 0x33, 0x40];
@@ -118,7 +118,7 @@ impl Machine {
     fn step(&mut self, [kind, a, b, c, d, e, f, g]: [u8; STEP_BYTES]) {
         let table = of(&HANDLES, a);
         let low_high = |wide: u64| [wide as u32, (wide >> 32) as u32];
-        let op = match kind % STEPS {
+        let op = match kind % STEP_KINDS {
             0..=2 => Raw::new(0x01, table, &[of(&KINDS, b), u32::from(c == 0xff)]),
             3 => Raw::new(0x02, table, &[]),
             4..=6 => {
@@ -130,7 +130,7 @@ impl Machine {
                 Raw::new(0x04, table, &[&[of(&FIRSTS, b), of(&COUNTS, c)][..], &words].concat())
             }
             9 | 10 => {
-                let length = of(&LENGTHS, c);
+                let length = of(&LIST_LENGTHS, c);
                 let entries = (0..length).flat_map(|nth| low_high(value(d, e.wrapping_add(nth as u8))));
                 // Now and then the count is not that of the list.
                 let said = if f == 0xff { length.wrapping_add(WORDS[usize::from(g) % 12]) } else { length };

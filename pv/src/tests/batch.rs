@@ -114,14 +114,14 @@ fn each_change_of_a_byte_is_seen_as_the_specification_sees_it() {
 }
 
 #[test]
-fn what_is_behind_a_batch_is_ignored() {
+fn bytes_after_batch_are_ignored() {
     let mut bytes = wire::batch(&[Raw::new(op::FLUSH, 0, &[])]);
     bytes.extend([0xff; 100]);
     assert_eq!(statuses(&bytes, ALL), [Status::Done]);
 }
 
 #[test]
-fn what_is_wrong_is_told_and_where() {
+fn malformed_batch_error_names_operation_and_problem() {
     let flush = || Raw::new(op::FLUSH, 0, &[]);
     let cases = [
         (vec![0; 7], "the batch: has no header"),
@@ -165,7 +165,7 @@ fn a_batch_is_as_long_as_it_may_be() {
 }
 
 #[test]
-fn features_that_were_not_accepted_are_refused_before_values_are_looked_at() {
+fn unaccepted_features_are_rejected_before_values_are_checked() {
     let ops = [
         (Raw::new(op::TABLE_CREATE, 0, &[9, 9]), feature::TABLES),
         (Raw::new(op::CHANNEL_BIND, 0, &[1, 0]), feature::CHANNELS),
@@ -193,7 +193,7 @@ fn segments_of_others_are_a_feature_of_their_own() {
 }
 
 #[test]
-fn nothing_behind_an_operation_that_failed_is_begun() {
+fn operations_after_failed_one_are_not_started() {
     let bytes = wire::batch(&[1, 2, 3, 4].map(|channel| Raw::new(op::CHANNEL_ENABLE, channel, &[])));
     let mut begun = Vec::new();
     let mut work = Begun::new(bytes).unwrap();

@@ -1,5 +1,5 @@
 use super::*;
-use crate::model::machine::{MAX_STEPS, STEP_BYTES, STEPS};
+use crate::model::machine::{MAX_STEPS, STEP_BYTES, STEP_KINDS};
 use proptest::prelude::*;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -9,7 +9,7 @@ mod seeds;
 
 type Step = [u8; STEP_BYTES];
 
-const SEND: Step = [STEPS - 1; STEP_BYTES];
+const SEND: Step = [STEP_KINDS - 1; STEP_BYTES];
 
 /// Steps such as a driver's, more often than not: tables 0 and 5 are directories, 1 and 2 small, 3 and 4 large, and
 /// entries fit their tables.
@@ -64,7 +64,7 @@ proptest! {
 
     /// Tables that are saved and restored on the way equal those that are not.
     #[test]
-    fn restored_tables_go_on(shape: u8, steps in steps(), every in 1usize..20) {
+    fn restored_tables_equal_unsaved_tables(shape: u8, steps in steps(), every in 1usize..20) {
         Machine::new(shape).run_restored(steps.as_flattened(), every);
     }
 }
@@ -83,7 +83,7 @@ proptest! {
     }
 
     #[test]
-    fn features_that_were_not_accepted_are_not_to_be_had(shape: u8, steps in prop::collection::vec(any::<Step>(), 1..100)) {
+    fn unaccepted_features_stay_unavailable(shape: u8, steps in prop::collection::vec(any::<Step>(), 1..100)) {
         run(shape, &steps);
     }
 }
@@ -120,7 +120,7 @@ fn seeds_in_the_repository_are_up_to_date() {
         assert!(whole, "{name} is cut, or so long that its end is not looked at");
     }
     let kinds: BTreeSet<u8> = seeds.values().flat_map(|bytes| bytes[1..].chunks(STEP_BYTES).map(|op| op[0])).collect();
-    assert_eq!(kinds, (0..STEPS).collect(), "some step is in no seed");
+    assert_eq!(kinds, (0..STEP_KINDS).collect(), "some step is in no seed");
 }
 
 #[test]

@@ -40,5 +40,5 @@ fn long_comments_are_broken() {
     comment(&mut text, "\t", "short");
     comment(&mut text, "\t", &"word ".repeat(30));
     assert!(text.starts_with("\t/* short */\n\t/*\n\t * word"));
-    assert!(text.lines().all(|line| line.len() <= WIDTH + 4));
+    assert!(text.lines().all(|line| line.len() <= MAX_COLUMNS + 4));
 }

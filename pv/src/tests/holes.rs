@@ -8,8 +8,8 @@ use zerocopy::IntoBytes;
 const MIB: u64 = 1 << 20;
 const BASE: GuestVramAddr = GuestVramAddr(64 * MIB);
 const DIRECTORY: u32 = 1;
-const SMALL: u32 = 2;
-const LARGE: u32 = 3;
+const SMALL_TABLE: u32 = 2;
+const LARGE_TABLE: u32 = 3;
 const PTE: u64 = 0x1234_5678_9abc_def1;
 
 fn id(handle: u32) -> TableId {
@@ -21,8 +21,8 @@ fn tables(spare: u64) -> Tables {
     let limit = Kind::ALL.map(Kind::bytes).iter().sum::<u64>() + spare;
     let mut tables = Tables::new(BASE, limit);
     tables.create(id(DIRECTORY), Kind::Directory).unwrap();
-    tables.create(id(SMALL), Kind::Small).unwrap();
-    tables.create(id(LARGE), Kind::Large).unwrap();
+    tables.create(id(SMALL_TABLE), Kind::Small).unwrap();
+    tables.create(id(LARGE_TABLE), Kind::Large).unwrap();
     tables.take_written(|_, _| {});
     tables
 }
@@ -71,9 +71,9 @@ fn hole_13_bindings_are_limited() {
 
 /// 14: entries after the end of a table.
 #[test]
-fn hole_14_no_entry_behind_the_end_of_a_table_is_written() {
+fn hole_14_writes_past_table_end_are_rejected() {
     let mut tables = tables(0);
-    for (table, entries) in [(SMALL, 32768), (LARGE, 1024)] {
+    for (table, entries) in [(SMALL_TABLE, 32768), (LARGE_TABLE, 1024)] {
         assert_eq!(tables.run(id(table), entries - 1, 1, PTE, 0), Ok(()));
         written(&mut tables);
         assert_eq!(tables.run(id(table), entries, 1, PTE, 0), Err(Status::Range));
@@ -84,25 +84,25 @@ fn hole_14_no_entry_behind_the_end_of_a_table_is_written() {
         assert_eq!(written(&mut tables), [], "half of it was written");
     }
     assert_eq!(tables.set(id(DIRECTORY), 8192, None, None), Err(Status::Range));
-    assert_eq!(tables.set(id(DIRECTORY), 8192, Some(id(SMALL)), None), Err(Status::Range));
-    assert_eq!(tables.set(id(DIRECTORY), u32::MAX, Some(id(SMALL)), None), Err(Status::Range));
+    assert_eq!(tables.set(id(DIRECTORY), 8192, Some(id(SMALL_TABLE)), None), Err(Status::Range));
+    assert_eq!(tables.set(id(DIRECTORY), u32::MAX, Some(id(SMALL_TABLE)), None), Err(Status::Range));
 }
 
 /// 15: a table as a directory, and the other way round.
 #[test]
 fn hole_15_types_are_not_confused() {
     let mut tables = tables(0);
-    for table in [SMALL, LARGE] {
+    for table in [SMALL_TABLE, LARGE_TABLE] {
         assert_eq!(tables.bind(id(table), GuestVramAddr(0)), Err(Status::WrongType));
         assert_eq!(tables.set(id(table), 0, None, None), Err(Status::WrongType));
         assert_eq!(tables.address(id(table)), Err(Status::WrongType));
     }
     for (small, large) in [
         (Some(DIRECTORY), None),
-        (Some(LARGE), None),
+        (Some(LARGE_TABLE), None),
         (None, Some(DIRECTORY)),
-        (None, Some(SMALL)),
-        (Some(SMALL), Some(SMALL)),
+        (None, Some(SMALL_TABLE)),
+        (Some(SMALL_TABLE), Some(SMALL_TABLE)),
     ] {
         let named = tables.set(id(DIRECTORY), 0, small.map(id), large.map(id));
         assert_eq!(named, Err(Status::WrongType));
@@ -118,14 +118,14 @@ fn hole_15_types_are_not_confused() {
 #[test]
 fn hole_15_an_entry_names_the_tables_it_was_given() {
     let mut tables = tables(0);
-    tables.run(id(SMALL), 7, 1, PTE, 0).unwrap();
-    tables.run(id(LARGE), 8, 1, !PTE, 0).unwrap();
-    tables.set(id(DIRECTORY), 5, Some(id(SMALL)), Some(id(LARGE))).unwrap();
+    tables.run(id(SMALL_TABLE), 7, 1, PTE, 0).unwrap();
+    tables.run(id(LARGE_TABLE), 8, 1, !PTE, 0).unwrap();
+    tables.set(id(DIRECTORY), 5, Some(id(SMALL_TABLE)), Some(id(LARGE_TABLE))).unwrap();
     let set = pde(&tables, 5);
     assert_eq!((set.small_target(), set.large_target(), set.large_size()), (TableTarget::Vram, TableTarget::Vram, 0));
     assert_eq!(entry(&tables, GuestVramAddr(set.small_address()), 7), Ok(PTE));
     assert_eq!(entry(&tables, GuestVramAddr(set.large_address()), 8), Ok(!PTE));
-    tables.set(id(DIRECTORY), 5, None, Some(id(LARGE))).unwrap();
+    tables.set(id(DIRECTORY), 5, None, Some(id(LARGE_TABLE))).unwrap();
     assert_eq!(pde(&tables, 5).small_target(), TableTarget::None);
 }
 
@@ -133,13 +133,13 @@ fn hole_15_an_entry_names_the_tables_it_was_given() {
 #[test]
 fn hole_16_a_table_lives_while_a_directory_names_it() {
     let mut tables = tables(0);
-    tables.run(id(SMALL), 0, 1, PTE, 0).unwrap();
-    tables.set(id(DIRECTORY), 0, Some(id(SMALL)), None).unwrap();
-    tables.set(id(DIRECTORY), 1, Some(id(SMALL)), None).unwrap();
+    tables.run(id(SMALL_TABLE), 0, 1, PTE, 0).unwrap();
+    tables.set(id(DIRECTORY), 0, Some(id(SMALL_TABLE)), None).unwrap();
+    tables.set(id(DIRECTORY), 1, Some(id(SMALL_TABLE)), None).unwrap();
     let table = GuestVramAddr(pde(&tables, 0).small_address());
-    tables.destroy(id(SMALL)).unwrap();
-    assert_eq!(tables.destroy(id(SMALL)), Err(Status::NoObject));
-    assert_eq!(tables.run(id(SMALL), 0, 1, PTE, 0), Err(Status::NoObject));
+    tables.destroy(id(SMALL_TABLE)).unwrap();
+    assert_eq!(tables.destroy(id(SMALL_TABLE)), Err(Status::NoObject));
+    assert_eq!(tables.run(id(SMALL_TABLE), 0, 1, PTE, 0), Err(Status::NoObject));
     assert_eq!((entry(&tables, table, 0), tables.bytes_left()), (Ok(PTE), 0));
     tables.set(id(DIRECTORY), 0, None, None).unwrap();
     assert_eq!(entry(&tables, table, 0), Ok(PTE), "another entry names it");
@@ -152,13 +152,13 @@ fn hole_16_a_table_lives_while_a_directory_names_it() {
 
 /// 16: a directory was freed while an address space used it.
 #[test]
-fn hole_16_a_directory_and_its_tables_live_while_an_address_space_is_bound() {
+fn hole_16_bound_directory_and_tables_survive_destroy() {
     let mut tables = tables(0);
     let [first, second] = [GuestVramAddr(0x1000), GuestVramAddr(0x2000)];
-    tables.set(id(DIRECTORY), 0, Some(id(SMALL)), Some(id(LARGE))).unwrap();
+    tables.set(id(DIRECTORY), 0, Some(id(SMALL_TABLE)), Some(id(LARGE_TABLE))).unwrap();
     tables.bind(id(DIRECTORY), first).unwrap();
     tables.bind(id(DIRECTORY), second).unwrap();
-    for handle in [DIRECTORY, SMALL, LARGE] {
+    for handle in [DIRECTORY, SMALL_TABLE, LARGE_TABLE] {
         tables.destroy(id(handle)).unwrap();
     }
     let directory = tables.directory_of(first).unwrap();
@@ -175,10 +175,10 @@ fn hole_16_a_directory_and_its_tables_live_while_an_address_space_is_bound() {
 
 /// 16: an entry that is set to its former value.
 #[test]
-fn hole_16_naming_a_table_anew_does_not_free_it() {
+fn hole_16_naming_table_again_does_not_free_it() {
     let mut tables = tables(0);
-    tables.set(id(DIRECTORY), 0, Some(id(SMALL)), None).unwrap();
-    tables.destroy(id(SMALL)).unwrap();
+    tables.set(id(DIRECTORY), 0, Some(id(SMALL_TABLE)), None).unwrap();
+    tables.destroy(id(SMALL_TABLE)).unwrap();
     let small = GuestVramAddr(pde(&tables, 0).small_address());
     tables.bind(id(DIRECTORY), GuestVramAddr(0)).unwrap();
     tables.bind(id(DIRECTORY), GuestVramAddr(0)).unwrap();
@@ -187,22 +187,22 @@ fn hole_16_naming_a_table_anew_does_not_free_it() {
     assert!(tables.unbind(GuestVramAddr(0)));
     assert_eq!(entry(&tables, small, 0), Err(NoTable));
     let mut tables = self::tables(0);
-    tables.set(id(DIRECTORY), 0, Some(id(SMALL)), None).unwrap();
-    tables.set(id(DIRECTORY), 0, Some(id(SMALL)), None).unwrap();
+    tables.set(id(DIRECTORY), 0, Some(id(SMALL_TABLE)), None).unwrap();
+    tables.set(id(DIRECTORY), 0, Some(id(SMALL_TABLE)), None).unwrap();
     tables.set(id(DIRECTORY), 0, None, None).unwrap();
-    assert_eq!(tables.run(id(SMALL), 0, 1, PTE, 0), Ok(()), "it still has a handle");
+    assert_eq!(tables.run(id(SMALL_TABLE), 0, 1, PTE, 0), Ok(()), "it still has a handle");
 }
 
 /// 16: there was no quota.
 #[test]
-fn hole_16_tables_are_limited_by_what_they_may_grow_to() {
+fn hole_16_tables_count_at_full_size_against_limit() {
     let mut tables = tables(Kind::Large.bytes());
     assert_eq!(tables.create(id(10), Kind::Small), Err(Status::Limit));
     assert_eq!(tables.create(id(10), Kind::Large), Ok(()));
     assert_eq!(tables.create(id(11), Kind::Large), Err(Status::Limit));
     assert_eq!((tables.bytes_left(), tables.counts().resident_bytes), (0, 0), "empty tables take no memory");
     tables.destroy(id(10)).unwrap();
-    assert_eq!(tables.create(id(SMALL), Kind::Large), Err(Status::Exists));
+    assert_eq!(tables.create(id(SMALL_TABLE), Kind::Large), Err(Status::Exists));
     assert_eq!(tables.create(id(11), Kind::Large), Ok(()));
 }
 
@@ -223,14 +223,14 @@ fn hole_16_table_space_ends_where_entries_of_directories_end() {
 #[test]
 fn hole_17_a_new_table_is_empty() {
     let mut tables = tables(0);
-    tables.run(id(SMALL), 0, 32768, PTE, 0x1001).unwrap();
-    tables.set(id(DIRECTORY), 0, Some(id(SMALL)), None).unwrap();
+    tables.run(id(SMALL_TABLE), 0, 32768, PTE, 0x1001).unwrap();
+    tables.set(id(DIRECTORY), 0, Some(id(SMALL_TABLE)), None).unwrap();
     let place = GuestVramAddr(pde(&tables, 0).small_address());
     tables.set(id(DIRECTORY), 0, None, None).unwrap();
-    tables.destroy(id(SMALL)).unwrap();
+    tables.destroy(id(SMALL_TABLE)).unwrap();
     written(&mut tables);
-    tables.create(id(SMALL), Kind::Small).unwrap();
-    tables.set(id(DIRECTORY), 0, Some(id(SMALL)), None).unwrap();
+    tables.create(id(SMALL_TABLE), Kind::Small).unwrap();
+    tables.set(id(DIRECTORY), 0, Some(id(SMALL_TABLE)), None).unwrap();
     assert_eq!(pde(&tables, 0).small_address(), place.0, "the place is used again");
     let mut all = vec![0xaa; 256 << 10];
     tables.read(place, &mut all).unwrap();
@@ -240,14 +240,14 @@ fn hole_17_a_new_table_is_empty() {
 
 /// 17: a smaller table where a larger one was.
 #[test]
-fn hole_17_a_shorter_table_has_nothing_of_a_longer_one_behind_its_end() {
+fn hole_17_shorter_table_exposes_no_old_entries_past_its_end() {
     let mut tables = tables(0);
-    tables.run(id(SMALL), 0, 32768, PTE, 0).unwrap();
-    tables.set(id(DIRECTORY), 0, Some(id(SMALL)), None).unwrap();
+    tables.run(id(SMALL_TABLE), 0, 32768, PTE, 0).unwrap();
+    tables.set(id(DIRECTORY), 0, Some(id(SMALL_TABLE)), None).unwrap();
     let place = GuestVramAddr(pde(&tables, 0).small_address());
     tables.set(id(DIRECTORY), 0, None, None).unwrap();
-    tables.destroy(id(SMALL)).unwrap();
-    tables.create(id(SMALL), Kind::Large).unwrap();
+    tables.destroy(id(SMALL_TABLE)).unwrap();
+    tables.create(id(SMALL_TABLE), Kind::Large).unwrap();
     assert_eq!(entry(&tables, place, 1023), Ok(0));
     assert_eq!(entry(&tables, place, 1024), Err(NoTable));
     assert_eq!(tables.read(GuestVramAddr(place.0 + 1023 * 8), &mut [0; 9]), Err(NoTable));
@@ -257,8 +257,8 @@ fn hole_17_a_shorter_table_has_nothing_of_a_longer_one_behind_its_end() {
 #[test]
 fn hole_17_a_reset_leaves_nothing() {
     let mut tables = tables(0);
-    tables.run(id(SMALL), 0, 32768, PTE, 0).unwrap();
-    tables.set(id(DIRECTORY), 0, Some(id(SMALL)), Some(id(LARGE))).unwrap();
+    tables.run(id(SMALL_TABLE), 0, 32768, PTE, 0).unwrap();
+    tables.set(id(DIRECTORY), 0, Some(id(SMALL_TABLE)), Some(id(LARGE_TABLE))).unwrap();
     tables.bind(id(DIRECTORY), GuestVramAddr(0)).unwrap();
     let directory = tables.address(id(DIRECTORY)).unwrap();
     let before = tables.limit;
@@ -267,9 +267,9 @@ fn hole_17_a_reset_leaves_nothing() {
     assert_eq!((tables.counts(), tables.bytes_left()), (Counts::default(), before));
     assert_eq!((tables.directory_of(GuestVramAddr(0)), entry(&tables, directory, 0)), (None, Err(NoTable)));
     assert_eq!(written(&mut tables), [(0, 0x1_0000), (0x4_0000, 0x4_2000)], "two lie side by side");
-    tables.create(id(SMALL), Kind::Small).unwrap();
+    tables.create(id(SMALL_TABLE), Kind::Small).unwrap();
     tables.create(id(DIRECTORY), Kind::Directory).unwrap();
-    tables.set(id(DIRECTORY), 0, Some(id(SMALL)), None).unwrap();
+    tables.set(id(DIRECTORY), 0, Some(id(SMALL_TABLE)), None).unwrap();
     assert_eq!(entry(&tables, GuestVramAddr(pde(&tables, 0).small_address()), 0), Ok(0));
 }
 
@@ -278,13 +278,13 @@ fn hole_17_a_reset_leaves_nothing() {
 fn hole_18_indices_and_counts_do_not_wrap() {
     let mut tables = tables(0);
     for (first, count) in [(0x1fff_ffff, 1), (0x2000_0000, 1), (u32::MAX, 1), (1, u32::MAX), (u32::MAX, u32::MAX)] {
-        assert_eq!(tables.run(id(SMALL), first, count, PTE, 0), Err(Status::Range));
-        assert_eq!(tables.zero(id(SMALL), first, count), Err(Status::Range));
+        assert_eq!(tables.run(id(SMALL_TABLE), first, count, PTE, 0), Err(Status::Range));
+        assert_eq!(tables.zero(id(SMALL_TABLE), first, count), Err(Status::Range));
     }
     for index in [0x1fff_ffff, 0x2000_0000, u32::MAX] {
-        assert_eq!(tables.set(id(DIRECTORY), index, Some(id(SMALL)), None), Err(Status::Range));
+        assert_eq!(tables.set(id(DIRECTORY), index, Some(id(SMALL_TABLE)), None), Err(Status::Range));
     }
-    assert_eq!(tables.list(id(SMALL), u32::MAX, &[U64::new(PTE); 2]), Err(Status::Range));
+    assert_eq!(tables.list(id(SMALL_TABLE), u32::MAX, &[U64::new(PTE); 2]), Err(Status::Range));
     assert_eq!((written(&mut tables), tables.counts().resident_bytes), (vec![], 0));
 }
 
@@ -293,7 +293,7 @@ fn hole_18_indices_and_counts_do_not_wrap() {
 fn hole_18_a_list_ends_where_the_batch_ends() {
     let list = |units: u16, count: u32| {
         let mut batch = BatchHeader { ops: 1, bytes: 32 }.as_bytes().to_vec();
-        batch.extend_from_slice(OpHeader { code: op::ENTRIES_LIST, units, handle: SMALL }.as_bytes());
+        batch.extend_from_slice(OpHeader { code: op::ENTRIES_LIST, units, handle: SMALL_TABLE }.as_bytes());
         batch.extend_from_slice(Entries { first: 0, count }.as_bytes());
         batch.extend_from_slice(&[PTE; 64].map(u64::to_le_bytes).concat());
         Batch::parse(&batch).map(|_| ()).map_err(|malformed| malformed.problem)

@@ -6,7 +6,7 @@ use crate::{Counts, SLOT_BYTES};
 use proptest::prelude::*;
 
 const BASE: GuestVramAddr = GuestVramAddr(64 << 20);
-const LIMIT: u64 = 8 << 20;
+const LIMIT_BYTES: u64 = 8 << 20;
 
 fn id(handle: u32) -> TableId {
     TableId::new(handle).unwrap()
@@ -15,7 +15,7 @@ fn id(handle: u32) -> TableId {
 /// Two directories, one of which is bound; a small and a large table that they name, one without a handle; a free
 /// place.
 fn tables() -> Tables {
-    let mut tables = Tables::new(BASE, LIMIT);
+    let mut tables = Tables::new(BASE, LIMIT_BYTES);
     let kinds = [Kind::Directory, Kind::Small, Kind::Large, Kind::Directory, Kind::Small];
     for (handle, kind) in (1..).zip(kinds) {
         tables.create(id(handle), kind).unwrap();
@@ -32,7 +32,7 @@ fn tables() -> Tables {
 fn refused(edit: impl FnOnce(&mut SavedTables)) -> String {
     let mut saved = tables().save();
     edit(&mut saved);
-    Tables::restored(saved, BASE, LIMIT).expect_err("they were restored").to_string()
+    Tables::restored(saved, BASE, LIMIT_BYTES).expect_err("they were restored").to_string()
 }
 
 /// The first entry of the saved table at a place.
@@ -43,7 +43,7 @@ fn entry(saved: &mut SavedTables, slot: usize, index: usize) -> &mut u64 {
 
 #[test]
 fn tables_live_as_long_as_they_are_named() {
-    let mut tables = Tables::restored(tables().save(), BASE, LIMIT).unwrap();
+    let mut tables = Tables::restored(tables().save(), BASE, LIMIT_BYTES).unwrap();
     assert_eq!(tables.counts(), super::tests::tables().counts());
     assert_eq!((tables.counts().directories, tables.counts().small, tables.counts().large), (2, 1, 1));
     tables.set(id(1), 3, None, None).unwrap();
@@ -105,7 +105,7 @@ proptest! {
             bytes[at] = value;
         }
         let Ok((saved, _)) = postcard::take_from_bytes::<SavedTables>(&bytes) else { return Ok(()) };
-        let Ok(mut tables) = Tables::restored(saved, BASE, LIMIT) else { return Ok(()) };
+        let Ok(mut tables) = Tables::restored(saved, BASE, LIMIT_BYTES) else { return Ok(()) };
         for (what, a, b, index) in steps {
             let _ = match what {
                 0 => tables.create(id(a), Kind::ALL[b as usize % 3]),
@@ -118,7 +118,7 @@ proptest! {
             tables.take_written(|_, _| ());
         }
         let saved = tables.save();
-        let again = Tables::restored(saved.clone(), BASE, LIMIT).map_err(|why| TestCaseError::fail(why.to_string()))?;
+        let again = Tables::restored(saved.clone(), BASE, LIMIT_BYTES).map_err(|why| TestCaseError::fail(why.to_string()))?;
         prop_assert_eq!(again.save(), saved);
         tables.clear();
         prop_assert_eq!(tables.counts(), Counts::default());

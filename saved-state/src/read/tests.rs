@@ -66,7 +66,7 @@ fn refused(file: &[u8]) -> ReadError {
 }
 
 #[test]
-fn what_was_written_is_read() {
+fn written_parts_are_read_once_and_leftover_is_reported() {
     let file = file(IDENTITY);
     let mut state = SavedState::parse(&file, &known()).unwrap();
     assert_eq!((state.owners::<First>(), state.owners::<Second>()), (vec![0], vec![3, 4]));
@@ -121,7 +121,7 @@ fn versions_further_away_are_refused() {
 }
 
 #[test]
-fn a_state_that_there_is_not_any_more_is_refused() {
+fn obsolete_value_of_older_version_is_rejected() {
     let mut writer = Writer::for_reader(IDENTITY, vec![Known { name: "second".into(), version: 6 }]);
     writer.put(1, &Second { number: 13, name: String::new() }).unwrap();
     let file = writer.finish();

@@ -39,7 +39,7 @@ fn sample() -> Vec<u8> {
 }
 
 #[test]
-fn what_is_written_is_read_in_parts_of_any_length() {
+fn stream_reads_back_in_parts_of_any_length() {
     let bytes = sample();
     let all = read(&bytes, bytes.len()).unwrap();
     assert_eq!(all.len(), 4);
@@ -70,7 +70,7 @@ fn each_byte_counts() {
 }
 
 #[test]
-fn pieces_that_are_left_out_exchanged_or_of_another_stream_are_found() {
+fn missing_repeated_or_foreign_pieces_are_rejected() {
     let pieces = [(0, vec![1; 64]), (0x1000, vec![2; 64]), (0x2000, vec![3; 64])];
     let (mut writer, first) = StreamWriter::new(b"one");
     let made = pieces.each_ref().map(|(at, data)| writer.piece(*at, data));

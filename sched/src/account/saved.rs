@@ -81,7 +81,7 @@ impl TryFrom<SavedHistory> for History {
     type Error = Invalid;
 
     fn try_from(SavedHistory(samples): SavedHistory) -> Result<Self, Invalid> {
-        let sound = samples.len() <= Self::KEPT
+        let sound = samples.len() <= Self::MAX_INTERVALS
             && ascend(samples.iter().map(|(from, _)| from))
             && samples.iter().all(|(_, used)| used.iter().all(|used| *used <= USED_MAX));
         Invalid::unless(sound, || "the last uses of a vGPU are too many, or not in their order".into())?;

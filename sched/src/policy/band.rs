@@ -14,7 +14,7 @@ use super::credit::Budgets;
 use super::lag::Lags;
 use super::{Policy, Room, Standing, View};
 use crate::config::PERMILLE;
-use crate::shares::{WHOLE, scale, shares};
+use crate::shares::{WHOLE_SHARE_PPM, scale, shares};
 use crate::types::{Nanos, TenantId};
 use saved_state::Invalid;
 use serde::{Deserialize, Serialize};
@@ -24,7 +24,7 @@ use std::collections::BTreeMap;
 /// vGPU. An engine that changes hands after each of many short submissions idles until the end of each was seen, and
 /// one VM's residue there is cleared each time. By default a slice is 1.5 ms, short enough for shares to be right
 /// within a hundredth of 100 ms.
-const TURNS: u64 = 20;
+const SLICES_PER_PERIOD: u64 = 20;
 
 /// A wait of the engine for another vGPU than the next one.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
@@ -48,7 +48,7 @@ struct Last {
 /// A period: the vGPUs that compete in it, and their use.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 struct Period {
-    /// Shares of the vGPUs that compete, in parts of [`WHOLE`].
+    /// Shares of the vGPUs that compete, in parts of [`WHOLE_SHARE_PPM`].
     shares: BTreeMap<TenantId, u64>,
     used: BTreeMap<TenantId, u64>,
     total: u64,
@@ -84,7 +84,7 @@ impl Period {
     /// Returns the use of a vGPU beyond its bandwidth, in ns.
     fn beyond(&self, vgpu: TenantId) -> i64 {
         let of = |map: &BTreeMap<TenantId, u64>| map.get(&vgpu).copied().unwrap_or(0);
-        let entitled = scale(self.total, of(&self.shares), WHOLE);
+        let entitled = scale(self.total, of(&self.shares), WHOLE_SHARE_PPM);
         i64::try_from(i128::from(of(&self.used)) - i128::from(entitled)).unwrap_or(i64::MAX)
     }
 }
@@ -160,7 +160,7 @@ impl Band {
         // A vGPU that is due goes first, whatever its place; among those that are due the class counts. The vGPU that
         // has the engine gets a credit of one slice less one submission: long submissions change hands each time.
         let has_it = ahead.map(|(vgpu, _)| vgpu).or(self.last.map(|last| last.vgpu));
-        let turn = view.config.band.period_ns / TURNS;
+        let turn = view.config.band.period_ns / SLICES_PER_PERIOD;
         let rank = |vgpu: &TenantId| {
             let member = view.members.get(vgpu);
             let class = member.map(|member| member.params.class);

@@ -7,14 +7,14 @@
 use super::{Member, View};
 use crate::config::MS;
 use crate::scheduler::of_members;
-use crate::shares::{WHOLE, shares};
+use crate::shares::{WHOLE_SHARE_PPM, shares};
 use crate::types::{Nanos, TenantId};
 use saved_state::Invalid;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
 /// Bound of a lag, in ns: the default limit of a submission's run time.
-const MOST: i64 = 10_000 * MS as i64;
+const MAX_LAG_NS: i64 = 10_000 * MS as i64;
 
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 struct Lag {
@@ -42,7 +42,7 @@ impl Lags {
     /// Checks that lags that were read are of `members`, and within their bounds.
     pub(crate) fn check(&self, members: &[&TenantId]) -> Result<(), Invalid> {
         of_members(self.lags.keys(), members.iter().copied())?;
-        let within = self.lags.values().all(|lag| (-MOST..=MOST).contains(&lag.beyond));
+        let within = self.lags.values().all(|lag| (-MAX_LAG_NS..=MAX_LAG_NS).contains(&lag.beyond));
         Invalid::unless(within, || "a vGPU is further from its share than it can be".into())
     }
 
@@ -69,7 +69,7 @@ impl Lags {
                 params.push(member.params);
             } else {
                 let own = weight(member);
-                lag.rest(now, keep, WHOLE * own / (theirs + own).max(1));
+                lag.rest(now, keep, WHOLE_SHARE_PPM * own / (theirs + own).max(1));
             }
         }
         if used == 0 {
@@ -83,7 +83,8 @@ impl Lags {
         }
         let mut rest = used_signed;
         for (id, share) in competing.iter().zip(shares(&params)) {
-            let entitled = i64::try_from(u128::from(used) * u128::from(share) / u128::from(WHOLE)).unwrap_or(i64::MAX);
+            let entitled =
+                i64::try_from(u128::from(used) * u128::from(share) / u128::from(WHOLE_SHARE_PPM)).unwrap_or(i64::MAX);
             rest -= entitled;
             self.change(*id, |beyond| beyond.saturating_sub(entitled));
         }
@@ -93,7 +94,7 @@ impl Lags {
 
     fn change(&mut self, vgpu: TenantId, to: impl FnOnce(i64) -> i64) {
         if let Some(lag) = self.lags.get_mut(&vgpu) {
-            lag.beyond = to(lag.beyond).clamp(-MOST, MOST);
+            lag.beyond = to(lag.beyond).clamp(-MAX_LAG_NS, MAX_LAG_NS);
         }
     }
 }
@@ -102,7 +103,9 @@ impl Lag {
     /// Updates a vGPU that does not compete: it counts as served by its share, until it has its share of `keep` ns to
     /// its credit. It keeps a little of any credit beyond that.
     fn rest(&mut self, now: Nanos, keep: u64, share: u64) {
-        let of = |ns: u64| i64::try_from(u128::from(ns) * u128::from(share) / u128::from(WHOLE)).unwrap_or(i64::MAX);
+        let of = |ns: u64| {
+            i64::try_from(u128::from(ns) * u128::from(share) / u128::from(WHOLE_SHARE_PPM)).unwrap_or(i64::MAX)
+        };
         let since = self.away.replace(now).unwrap_or(now);
         let least = -of(keep);
         if self.beyond > least {

@@ -72,7 +72,7 @@ fn credit_fails_with_two_vms_and_not_with_four() {
 }
 
 #[test]
-fn band_as_published_is_fair_over_half_a_second_and_not_over_a_tenth() {
+fn published_band_is_fair_over_500_ms_but_not_over_100_ms() {
     let outcome = simulate(published(PolicyKind::Band), 10, unequal(2));
     assert!(outcome.share_error(Engine::Compute, SECOND / 2, SECOND, &[0.5; 2]).mean < 0.07);
     let outcome = simulate(published(PolicyKind::Band), 10, unequal(8));
@@ -91,7 +91,7 @@ fn band_meets_its_targets_with_unequal_kernels() {
 }
 
 #[test]
-fn the_disengaged_policy_throttles_who_is_over() {
+fn disengaged_policy_throttles_vms_over_their_share() {
     for vms in [2, 4, 8] {
         let outcome = simulate(Config { policy: PolicyKind::Disengaged, ..Config::default() }, 20, unequal(vms));
         assert!(jain(&shares(&outcome), &vec![1.0 / vms as f64; vms]) > 0.999, "{vms} VMs: {:?}", shares(&outcome));
@@ -112,7 +112,7 @@ fn one_vm_alone_loses_nothing_to_any_policy() {
 }
 
 #[test]
-fn an_idle_vms_share_goes_to_the_others_and_comes_back_within_a_period() {
+fn idle_vm_share_goes_to_others_and_returns_within_period() {
     let guests = vec![
         looping(MADD),
         looping(MADD),
@@ -159,7 +159,7 @@ fn copies_and_kernels_overlap_unless_they_share_a_queue() {
 }
 
 #[test]
-fn a_record_replays_to_the_same_decisions_and_a_changed_one_does_not() {
+fn record_replays_to_same_decisions_only_under_same_policy() {
     let mut scenario = Scenario::new(Config::default(), SECOND, unequal(3));
     scenario.changes.push((Nanos(SECOND / 2), Change::Config(published(PolicyKind::Fifo))));
     scenario.changes.push((Nanos(SECOND / 3), Change::Vgpu(TenantId(1), VgpuParams::weight(7))));
@@ -206,7 +206,7 @@ fn a_record_that_begins_in_mid_run_replays_under_any_policy() {
 }
 
 #[test]
-fn a_record_under_another_policy_has_the_same_work_in_another_order() {
+fn record_under_other_policy_keeps_work_and_changes_order() {
     // Three guests that always have four kernels queued: the arrivals do not depend on slices for long.
     let guests = (0..3)
         .map(|vm| Guest::new(Stream { depth: 4, ..Stream::looping(Length::Fixed([1, 5, 5][vm] * MS / 2), THINK) }));
@@ -256,7 +256,7 @@ fn work_that_is_split_to_look_small_takes_no_ones_share() {
 }
 
 #[test]
-fn a_vm_for_which_the_engine_waits_in_vain_takes_no_ones_share() {
+fn vm_idling_around_engine_wait_takes_no_neighbour_share() {
     // It ends something tiny, and returns just within the wait, or just after it.
     for think in [450_000, 520_000] {
         let tease = Stream::looping(Length::Fixed(1_000), Length::Fixed(think));
@@ -265,7 +265,7 @@ fn a_vm_for_which_the_engine_waits_in_vain_takes_no_ones_share() {
 }
 
 #[test]
-fn a_vm_that_stops_in_mid_flight_is_killed_and_takes_no_ones_share_for_longer_than_its_limit() {
+fn vm_hung_in_flight_is_killed_and_neighbours_keep_share() {
     let forever = Stream { from: Nanos(3 * SECOND / 2), ..Stream::looping(Length::Forever, THINK) };
     let mut rogue = Guest::new(forever);
     rogue.params.max_run_ns = Some(100 * MS);
@@ -347,7 +347,7 @@ fn idle_vms_do_not_keep_an_interactive_one_waiting() {
 }
 
 #[test]
-fn what_a_driver_sends_behind_a_kernel_does_not_wait_until_that_is_made_up_for() {
+fn short_submissions_after_kernel_do_not_wait_out_its_debt() {
     // A sixth of the card, where a fourth is its share: a kernel each 18 ms, followed by three short submissions.
     let step = |length| Step { engine: Engine::Compute, length: Length::Fixed(length) };
     let pulse = |steps: Vec<Step>, from| Stream {

@@ -5,17 +5,17 @@ use crate::{Channel, Config, Decision, Engine, Event, Nanos, PolicyKind, Schedul
 use std::collections::{BTreeMap, VecDeque};
 
 /// Length of a neighbour's kernel, and of one of the other, in ns.
-const SHORT: u64 = 9_900_000;
-const LONG: u64 = 50_000_000;
+const NEIGHBOUR_KERNEL_NS: u64 = 9_900_000;
+const OTHER_KERNEL_NS: u64 = 50_000_000;
 /// Times between two toggles, and time between an end and when it is seen.
 const TOGGLES: [u64; 5] = [200_000, 600_000, 3_000_000, 11_000_000, 31_000_000];
-const SEEN: u64 = 100_000;
+const COMPLETION_DELAY_NS: u64 = 100_000;
 /// Time that is simulated, in ns.
-const LENGTH: u64 = 30_000_000_000;
+const SIMULATED_NS: u64 = 30_000_000_000;
 /// Time that the other has the engine alone before, in ns: afterwards more of its work is on the card at a time.
-const ALONE: u64 = 300_000_000;
+const SOLO_NS: u64 = 300_000_000;
 /// Submissions of each that are queued at a time.
-const DEPTH: u64 = 16;
+const QUEUE_DEPTH: u64 = 16;
 const NEIGHBOUR: TenantId = TenantId(0);
 const OTHER: TenantId = TenantId(1);
 
@@ -24,7 +24,7 @@ enum Stage {
     Parked,
     Queued,
     Started,
-    Withheld,
+    Descheduled,
     Again,
 }
 
@@ -59,7 +59,7 @@ impl World {
     fn submit(&mut self, vgpu: TenantId) {
         let ticket = Ticket(self.next);
         self.next += 1;
-        let runs = vgpu == NEIGHBOUR || self.enabled && !self.any(Stage::Withheld) && !self.any(Stage::Again);
+        let runs = vgpu == NEIGHBOUR || self.enabled && !self.any(Stage::Descheduled) && !self.any(Stage::Again);
         self.held.insert(ticket, (vgpu, if runs { Stage::Queued } else { Stage::Parked }));
         if runs {
             self.feed(vec![Self::arrival(ticket, vgpu)]);
@@ -81,7 +81,7 @@ impl World {
                 self.held.insert(ticket, (vgpu, Stage::Started));
                 if stage == Stage::Again {
                     for (ticket, held) in &mut self.held {
-                        if *held == (OTHER, Stage::Withheld) {
+                        if *held == (OTHER, Stage::Descheduled) {
                             held.1 = Stage::Started;
                             events.push_back(Event::Resumed { ticket: *ticket });
                         }
@@ -105,7 +105,7 @@ impl World {
         };
         let Some(at) = self.fetched.iter().position(may) else { return };
         let ticket = self.fetched.remove(at).unwrap();
-        let length = if self.held[&ticket].0 == NEIGHBOUR { SHORT } else { LONG };
+        let length = if self.held[&ticket].0 == NEIGHBOUR { NEIGHBOUR_KERNEL_NS } else { OTHER_KERNEL_NS };
         self.works = Some((ticket, self.now.after(length)));
     }
 
@@ -113,7 +113,7 @@ impl World {
         self.enabled = !self.enabled;
         let works = self.works.is_some_and(|(ticket, _)| self.held[&ticket].0 == OTHER);
         let mut events = Vec::new();
-        let first = self.held.iter().find(|(_, held)| **held == (OTHER, Stage::Withheld)).map(|(ticket, _)| *ticket);
+        let first = self.held.iter().find(|(_, held)| **held == (OTHER, Stage::Descheduled)).map(|(ticket, _)| *ticket);
         for (ticket, held) in &mut self.held {
             match *held {
                 (OTHER, Stage::Parked) if self.enabled && first.is_none() => {
@@ -121,7 +121,7 @@ impl World {
                     events.push(Self::arrival(*ticket, OTHER));
                 }
                 (OTHER, Stage::Started) if !self.enabled && !works => {
-                    held.1 = Stage::Withheld;
+                    held.1 = Stage::Descheduled;
                     events.push(Event::Waiting { ticket: *ticket });
                 }
                 _ => {}
@@ -144,7 +144,7 @@ impl World {
             self.now = next;
             if let Some((ticket, end)) = self.works.filter(|(_, end)| *end <= next) {
                 self.works = None;
-                seen.push_back((end.after(SEEN), ticket, end));
+                seen.push_back((end.after(COMPLETION_DELAY_NS), ticket, end));
                 self.work();
             } else if let Some((_, ticket, end)) = seen.front().copied().filter(|(at, ..)| *at <= next) {
                 seen.pop_front();
@@ -166,15 +166,15 @@ impl World {
 }
 
 #[test]
-fn who_toggles_its_channel_takes_nothing_of_its_neighbours_share() {
+fn vm_toggling_its_channel_takes_no_neighbour_share() {
     for policy in [PolicyKind::Credit, PolicyKind::Band] {
-        for (toggle, alone) in TOGGLES.into_iter().flat_map(|toggle| [(toggle, 0), (toggle, ALONE)]) {
+        for (toggle, alone) in TOGGLES.into_iter().flat_map(|toggle| [(toggle, 0), (toggle, SOLO_NS)]) {
             let mut world = World::new(policy);
-            (0..DEPTH).for_each(|_| world.submit(OTHER));
+            (0..QUEUE_DEPTH).for_each(|_| world.submit(OTHER));
             world.run(Nanos(alone), toggle);
-            (0..DEPTH).for_each(|_| world.submit(NEIGHBOUR));
+            (0..QUEUE_DEPTH).for_each(|_| world.submit(NEIGHBOUR));
             let before = [NEIGHBOUR, OTHER].map(|vgpu| world.used(vgpu));
-            world.run(Nanos(alone + LENGTH), toggle);
+            world.run(Nanos(alone + SIMULATED_NS), toggle);
             let [neighbour, other] =
                 [(NEIGHBOUR, before[0]), (OTHER, before[1])].map(|(vgpu, was)| world.used(vgpu) - was);
             let kept = 2.0 * neighbour / (neighbour + other);

@@ -9,7 +9,7 @@ use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap, VecDeque};
 
 /// Length of the intervals in which use is kept, in ns.
-const INTERVAL: u64 = 10_000_000;
+const USE_INTERVAL_NS: u64 = 10_000_000;
 
 /// Event at a time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -117,7 +117,7 @@ pub fn run_with(
         outcome: Tally {
             waits: vec![Histogram::default(); guests],
             rounds: vec![0; guests],
-            uses: Uses::new(guests, INTERVAL, scenario.length),
+            uses: Uses::new(guests, USE_INTERVAL_NS, scenario.length),
             busy: [0; Engine::COUNT],
             completed: 0,
             killed: 0,

@@ -6,10 +6,10 @@ use crate::{BandParams, Config, Decision, Engine, Event, Nanos, Pipeline, Tenant
 use proptest::prelude::*;
 use std::collections::{BTreeMap, VecDeque};
 
-const PERIOD: i128 = 30_000_000;
-const WAIT: u64 = 500_000;
+const PERIOD_NS: i128 = 30_000_000;
+const WAIT_NS: u64 = 500_000;
 /// Unit of bandwidths: parts of the whole.
-const WHOLE: i128 = 1_000_000;
+const WHOLE_SHARE_PPM: i128 = 1_000_000;
 
 struct VirtualGpu {
     id: u32,
@@ -50,29 +50,29 @@ impl Published {
     fn exceeds(&self, id: u32) -> bool {
         let weights: i128 = self.queue.iter().filter(|vgpu| vgpu.competes).map(|vgpu| vgpu.weight).sum();
         let vgpu = self.queue.iter().find(|vgpu| vgpu.id == id).unwrap();
-        let bw = if vgpu.competes { WHOLE * vgpu.weight / weights } else { 0 };
+        let bw = if vgpu.competes { WHOLE_SHARE_PPM * vgpu.weight / weights } else { 0 };
         // utl > bw
-        vgpu.used * WHOLE > self.total * bw
+        vgpu.used * WHOLE_SHARE_PPM > self.total * bw
     }
 
     fn replenish(&mut self, now: u64) {
-        let period = i128::from(now) / PERIOD;
+        let period = i128::from(now) / PERIOD_NS;
         if period == self.period {
             return;
         }
         let weights: i128 = self.queue.iter().map(|vgpu| vgpu.weight).sum();
-        let passed = (period - self.period) * PERIOD;
+        let passed = (period - self.period) * PERIOD_NS;
         // Of those that compete and are not at their bound: their budget and their use.
         let mut loose = BTreeMap::new();
         let current = self.current;
         let wants = |vgpu: &VirtualGpu| {
-            let near = vgpu.seen.is_some_and(|seen| now - seen <= WAIT);
+            let near = vgpu.seen.is_some_and(|seen| now - seen <= WAIT_NS);
             near || current == Some(vgpu.id) || !vgpu.suspended.is_empty()
         };
         let alone = self.queue.iter().filter(|vgpu| vgpu.debited > 0 || wants(vgpu)).count() == 1;
         for vgpu in &mut self.queue {
             let wants = wants(vgpu);
-            let debited = std::mem::take(&mut vgpu.debited).min(PERIOD);
+            let debited = std::mem::take(&mut vgpu.debited).min(PERIOD_NS);
             vgpu.competes = wants || debited > 0;
             (vgpu.used, vgpu.fills_in) = (0, false);
             if vgpu.competes {
@@ -84,10 +84,10 @@ impl Published {
         let filled_in = std::mem::take(&mut self.filled_in);
         (self.total, self.period) = (0, period);
         let weights: i128 = self.queue.iter().filter(|vgpu| vgpu.competes).map(|vgpu| vgpu.weight).sum();
-        let deepest = PERIOD * i128::try_from(loose.len()).unwrap();
+        let deepest = PERIOD_NS * i128::try_from(loose.len()).unwrap();
         for (id, (most, _)) in &mut loose {
             let vgpu = self.queue.iter_mut().find(|vgpu| vgpu.id == *id).unwrap();
-            let share = PERIOD * vgpu.weight / weights;
+            let share = PERIOD_NS * vgpu.weight / weights;
             *most = (*most).max(share);
             // It had more than its share, and did not want it when it was available.
             if (filled_in > 0 || alone) && vgpu.bgt > share {
@@ -96,7 +96,7 @@ impl Published {
             vgpu.bgt = vgpu.bgt.min(deepest).min(*most).max(-deepest);
         }
         // Budgets of the loose ones, and the future use of the others, are one period.
-        let mut to_be = PERIOD;
+        let mut to_be = PERIOD_NS;
         loop {
             let filled = || self.queue.iter().filter(|vgpu| loose.contains_key(&vgpu.id));
             let weights: i128 = filled().map(|vgpu| vgpu.weight).sum();
@@ -167,7 +167,7 @@ impl Published {
         };
         self.idle_since = Some(now);
         if next != id && self.exceeds(next) {
-            self.waiting = Some((now + WAIT, next));
+            self.waiting = Some((now + WAIT_NS, next));
             return Vec::new();
         }
         vec![self.dispatch(next, now)]

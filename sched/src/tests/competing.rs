@@ -111,7 +111,7 @@ fn vms_that_do_next_to_nothing_change_little() {
 }
 
 #[test]
-fn who_was_alone_has_saved_little_when_others_come() {
+fn vm_alone_saves_little_credit_before_others_arrive() {
     for (name, config) in contenders() {
         let late = |length| {
             let mut guest = backlog(length, 100);
@@ -131,7 +131,7 @@ fn who_was_alone_has_saved_little_when_others_come() {
 }
 
 #[test]
-fn what_a_cap_leaves_is_divided_among_those_that_compete() {
+fn share_above_cap_is_divided_among_competing_vms() {
     for (name, config) in contenders() {
         let mut guests = among(&[(MS, 100), (400 * US, 100), (2 * MS, 200)], || idle(100));
         guests[0].params.cap_permille = 100;

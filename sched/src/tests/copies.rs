@@ -81,7 +81,7 @@ fn scheduler() -> Scheduler {
 }
 
 #[test]
-fn a_saved_scheduler_has_them_and_that_of_the_version_before_has_not() {
+fn copy_shares_survive_save_but_not_in_older_format() {
     let (before, now) = (scheduler(), Nanos(1));
     let of = |scheduler: &Scheduler, vgpu| *scheduler.params(TenantId(vgpu)).unwrap();
     let through = |saved: &SavedScheduler| postcard::from_bytes(&postcard::to_allocvec(saved).unwrap()).unwrap();

@@ -130,7 +130,7 @@ fn a_cap_that_is_raised_lets_go_at_once() {
 }
 
 #[test]
-fn short_work_beside_a_long_one_does_not_put_its_limit_off() {
+fn short_work_does_not_postpone_limit_of_long_submission() {
     // On an engine that runs them side by side the short ones end, and the long one is still not the newest.
     let mut harness = Harness::new(Config { policy: PolicyKind::Direct, strikes: 0, ..Config::default() });
     harness.add(0, LIMITED);
@@ -152,7 +152,7 @@ fn short_work_beside_a_long_one_does_not_put_its_limit_off() {
 }
 
 #[test]
-fn who_has_the_engine_is_blamed_and_not_who_is_first_in_the_books() {
+fn engine_occupant_is_killed_rather_than_first_in_accounts() {
     let mut harness = Harness::new(Config { policy: PolicyKind::Direct, strikes: 1, ..Config::default() });
     harness.add(0, LIMITED);
     harness.add(1, LIMITED);
@@ -183,7 +183,7 @@ fn who_has_the_engine_is_blamed_and_not_who_is_first_in_the_books() {
 }
 
 #[test]
-fn work_of_another_lane_is_booked_where_the_card_says_that_it_runs() {
+fn work_on_other_engine_is_charged_where_card_reports_it() {
     let mut harness = harness(0, 0);
     harness.arrive(0, 3, Engine::Compute, 1000 * MS);
     harness.arrive(1, 4, Engine::Copy0, MS);
@@ -197,7 +197,7 @@ fn work_of_another_lane_is_booked_where_the_card_says_that_it_runs() {
 }
 
 #[test]
-fn a_vgpu_that_keeps_an_engine_from_another_is_charged_for_it_and_the_other_is_not() {
+fn vgpu_blocking_an_engine_is_charged_instead_of_waiting_vgpu() {
     let mut harness = harness(0, 0);
     harness.arrive(0, 3, Engine::Copy0, 1000 * MS);
     harness.arrive(1, 4, Engine::Compute, MS);
@@ -218,7 +218,7 @@ fn a_vgpu_that_keeps_an_engine_from_another_is_charged_for_it_and_the_other_is_n
 }
 
 #[test]
-fn what_works_between_two_looks_at_its_wait_is_charged() {
+fn waiting_submission_progress_between_polls_is_charged() {
     let mut harness = harness(0, 0);
     harness.arrive(0, 0, Engine::Compute, 1000 * MS);
     harness.now += MS;
@@ -233,7 +233,7 @@ fn what_works_between_two_looks_at_its_wait_is_charged() {
 }
 
 #[test]
-fn what_was_stopped_goes_on_when_its_turn_comes() {
+fn requeued_submission_restarts_before_later_work_of_channel() {
     for policy in [PolicyKind::Fifo, PolicyKind::Credit, PolicyKind::Band] {
         let mut harness = Harness::new(Config { policy, pipeline: crate::Pipeline::ONE, ..Config::default() });
         harness.add(0, LIMITED);

@@ -77,7 +77,7 @@ fn engines_do_not_wait_for_each_other_unless_they_share_a_queue() {
 }
 
 #[test]
-fn a_second_submission_of_the_same_vgpu_is_given_ahead_and_not_one_of_another() {
+fn submissions_run_ahead_only_for_same_vgpu() {
     let pipeline = Pipeline { contended: 2, alone: 4, ahead_ns: 10 * MS };
     let mut harness = two(Config { pipeline, ..config(PolicyKind::Band) });
     let alone: usize = (0..6).map(|_| harness.arrive(0, 0, Engine::Compute, MS).len()).sum();
@@ -104,7 +104,7 @@ fn owners(config: Config, count: u64, length: u64) -> Vec<u32> {
 }
 
 #[test]
-fn who_has_the_engine_keeps_it_for_a_turn() {
+fn vgpu_keeps_engine_for_a_slice() {
     let changes = |owners: &[u32]| owners.windows(2).filter(|two| two[0] != two[1]).count();
     for pipeline in [Pipeline::ONE, Pipeline::default()] {
         let config = Config { pipeline, ..config(PolicyKind::Band) };
@@ -159,7 +159,7 @@ fn is_seen(at: u64, ticket: u64, ended: u64) -> (u64, Event) {
 }
 
 #[test]
-fn an_end_that_is_seen_late_costs_only_what_the_engine_had_nothing_for() {
+fn completion_seen_late_costs_only_engine_idle_time() {
     for policy in [PolicyKind::Credit, PolicyKind::Band] {
         // Submissions given to the second: before the first had ended, in between, or not at all.
         for (given, lost) in [(Some(200_000), 0), (Some(600_000), 100_000), (None, 300_000)] {
@@ -182,14 +182,14 @@ fn an_eighth_of_all_that_a_vgpu_has_used_is_free() {
 }
 
 #[test]
-fn who_is_given_an_idle_engine_pays_until_the_card_has_it() {
+fn vgpu_pays_for_idle_engine_time_until_card_starts_its_work() {
     let had = (100_000, Event::Started { ticket: Ticket(1) });
     let events = [arrives(0, 0, 1), arrives(0, 1, 2), had, is_seen(500_000, 1, 500_000)];
     assert_eq!(paid(PolicyKind::Band, &events), 500_000);
 }
 
 #[test]
-fn an_end_that_claims_to_be_long_ago_is_taken_as_the_slack_allows() {
+fn too_early_completion_time_is_clamped_to_slack() {
     let mut scheduler = Scheduler::new(config(PolicyKind::Band), Nanos(0)).unwrap();
     let mut decisions = Vec::new();
     let (vgpu, channel, engine, ticket) = (TenantId(0), Channel(0), Engine::Compute, Ticket(1));
@@ -213,7 +213,7 @@ fn a_withdrawn_ticket_frees_its_place_and_costs_nothing() {
 }
 
 #[test]
-fn what_had_begun_on_another_card_waits_for_its_turn_and_is_charged_from_then_on() {
+fn adopted_submission_starts_and_is_charged_when_requeued() {
     for policy in PolicyKind::ALL {
         let mut scheduler = Scheduler::new(config(policy), Nanos(0)).unwrap();
         let (vgpu, channel, engine, ticket) = (TenantId(0), Channel(0), Engine::Compute, Ticket(1));
@@ -232,7 +232,7 @@ fn what_had_begun_on_another_card_waits_for_its_turn_and_is_charged_from_then_on
 }
 
 #[test]
-fn what_is_not_known_is_counted_and_has_no_effect() {
+fn unknown_or_invalid_events_are_counted_and_ignored() {
     let mut harness = two(config(PolicyKind::Band));
     let params = VgpuParams { weight: 0, ..VgpuParams::default() };
     let bad = Config { pipeline: Pipeline { contended: 0, alone: 0, ahead_ns: 0 }, ..Config::default() };
@@ -277,7 +277,7 @@ fn a_class_goes_first_among_those_that_are_due() {
 }
 
 #[test]
-fn what_waits_for_another_of_its_vgpu_lets_it_by_and_is_charged_for_its_own_time() {
+fn stalled_submission_lets_others_run_and_is_charged_own_time() {
     for policy in PolicyKind::ALL {
         let mut harness = two(config(policy));
         harness.arrive(0, 0, Engine::Compute, MS);

@@ -28,7 +28,7 @@ impl World {
     }
 }
 
-const SECOND: u64 = nvspec::mmu::PDE_SPAN;
+const SECOND_TABLE_VA: u64 = nvspec::mmu::PDE_SPAN;
 
 #[test]
 fn barring_ram_costs_a_directory_entry_whatever_its_table_holds() {
@@ -37,7 +37,7 @@ fn barring_ram_costs_a_directory_entry_whatever_its_table_holds() {
     let report = world.bar(true);
     assert_eq!(report.entries_written, 1, "the entries were touched");
     assert_eq!(world.at(63 * PAGE), None);
-    assert!(world.at(SECOND).is_some(), "a table of VRAM alone is unlinked");
+    assert!(world.at(SECOND_TABLE_VA).is_some(), "a table of VRAM alone is unlinked");
     let report = world.bar(false);
     assert_eq!((report.entries_written, report.translated), (1, 0));
     assert_eq!(world.at(63 * PAGE).map(|(aperture, _)| aperture), Some(2));
@@ -70,6 +70,6 @@ fn no_change_of_a_guests_tables_brings_barred_ram_back() {
     world.bar(false);
     world.spaces.granted();
     world.prepare();
-    assert_eq!(world.at(SECOND + PAGE).map(|(aperture, _)| aperture), Some(2));
+    assert_eq!(world.at(SECOND_TABLE_VA + PAGE).map(|(aperture, _)| aperture), Some(2));
     world.check_isolation();
 }

@@ -51,7 +51,7 @@ proptest! {
 
     /// Spaces that are saved and restored in between map the same memory as without.
     #[test]
-    fn restored_spaces_go_on(mode in 0usize..4, tight: bool, ops in ops(), every in 1usize..12) {
+    fn restored_spaces_map_same_memory_as_unsaved_spaces(mode in 0usize..4, tight: bool, ops in ops(), every in 1usize..12) {
         Machine::new(Mode::ALL[mode], tight).run_restored(ops.as_flattened(), every);
     }
 }

@@ -5,7 +5,7 @@ use crate::{HOST_PAGES, HostPage, SHARED_PAGES};
 use nvspec::mmu::Rights;
 
 #[test]
-fn a_flush_after_one_change_reads_one_page_and_without_change_none() {
+fn flush_reads_one_page_after_one_change_and_none_without() {
     for mode in [Mode::Incremental, Mode::LazyAdd] {
         let mut world = World::mapped_in(mode);
         for index in 0..4096 {
@@ -70,7 +70,7 @@ fn lazy_does_nothing_at_a_flush_and_everything_before_work() {
 }
 
 #[test]
-fn what_can_only_gain_waits_and_what_can_lose_does_not() {
+fn permission_gains_are_deferred_and_losses_are_not() {
     let mut world = World::mapped_in(Mode::LazyAdd);
     world.write(vram(SPT), pte(0, 0));
     let report = world.flush(false);
@@ -144,7 +144,7 @@ fn a_large_page_exposes_all_tables_in_it() {
 }
 
 #[test]
-fn a_page_that_becomes_a_table_while_the_gpu_can_write_it_is_watched() {
+fn gpu_writable_page_that_becomes_table_is_watched() {
     let mut world = World::mapped();
     world.write(vram(SPT), pte(0, 0x5_0000));
     world.sync();
@@ -176,7 +176,7 @@ fn another_space_that_exposes_a_table_counts() {
 }
 
 #[test]
-fn a_write_is_told_to_all_who_share_the_page() {
+fn write_reaches_all_spaces_and_tables_sharing_the_page() {
     let mut world = World::new();
     world.write(vram(DIRECTORY), pde(Some(SPT), Some(SPT), EIGHTH));
     let first = world.id;
@@ -199,7 +199,7 @@ fn a_write_is_told_to_all_who_share_the_page() {
 }
 
 #[test]
-fn a_withdrawn_entry_that_the_guest_removed_meanwhile_does_not_come_back() {
+fn withdrawn_entry_removed_by_guest_does_not_return() {
     let mut world = World::mapped_in(Mode::LazyAdd);
     let range = GuestRange::Ram(Gpa(0x1000 * PAGE), PAGE);
     world.write(vram(SPT), pte(2, 0x1000 * PAGE));
@@ -216,7 +216,7 @@ fn a_withdrawn_entry_that_the_guest_removed_meanwhile_does_not_come_back() {
 }
 
 #[test]
-fn relocation_rewrites_what_names_the_chunk_and_nothing_else() {
+fn relocation_rewrites_only_entries_of_moved_chunk() {
     let mut world = World::mapped();
     world.write(vram(SPT), pte(0, LARGE));
     world.write(vram(SPT + 8), pte(0, 4 * LARGE));
@@ -238,7 +238,7 @@ fn relocation_rewrites_what_names_the_chunk_and_nothing_else() {
 }
 
 #[test]
-fn the_mediators_pages_are_in_every_space_that_asks_and_only_there() {
+fn mediator_pages_are_mapped_only_in_requesting_spaces() {
     let mut world = World::mapped();
     world.sync();
     let before = world.spaces.card_bytes();

@@ -53,7 +53,7 @@ fn the_mediators_own_pages_stay_mapped() {
 }
 
 #[test]
-fn spaces_that_go_to_another_card_have_directories_there_and_map_nothing() {
+fn moved_spaces_get_directories_on_new_card_and_map_nothing() {
     let mut here = Card::default();
     let before = spaces(&mut here);
     let mut there = Card::default();

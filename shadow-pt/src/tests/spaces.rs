@@ -160,7 +160,7 @@ fn legal_entries_of_both_sizes_are_translated() {
 }
 
 #[test]
-fn what_did_not_change_is_not_written() {
+fn unchanged_entries_are_not_rewritten() {
     let mut world = World::mapped();
     for index in 0..100 {
         world.write(vram(SPT + index * 8), pte(0, index * PAGE));
@@ -279,7 +279,7 @@ fn an_entry_that_is_half_written_is_not_denied() {
 }
 
 #[test]
-fn what_was_flushed_is_whole_when_work_comes() {
+fn prepare_before_work_completes_deferred_flush() {
     let mut world = World::mapped_in(Mode::LazyAdd);
     world.write(vram(SPT), pte(0, GUEST_VRAM));
     assert_eq!(world.flush(false).denied.total(), 0, "it is not looked at yet");
@@ -313,7 +313,7 @@ fn a_large_page_of_ram_needs_every_piece() {
 }
 
 #[test]
-fn withdrawn_ram_is_unreachable_at_once_and_comes_back_when_granted() {
+fn withdrawn_ram_is_unmapped_at_once_and_remapped_when_granted() {
     let mut world = World::mapped();
     world.write(vram(SPT), pte(2, 0x1000 * PAGE));
     world.write(vram(SPT + 8), pte(0, GUEST_VRAM - PAGE));
@@ -338,7 +338,7 @@ fn withdrawn_ram_is_unreachable_at_once_and_comes_back_when_granted() {
 }
 
 #[test]
-fn withdrawn_ram_is_taken_out_in_steps_however_often_it_is_mapped() {
+fn withdrawn_ram_is_unmapped_in_bounded_steps() {
     const PAGES: u64 = 9;
     let mut world = World::mapped();
     for index in 0..PAGES * 512 {
@@ -388,7 +388,7 @@ fn withdrawn_vram_is_unreachable_at_once() {
 }
 
 #[test]
-fn a_directory_that_is_its_own_table_names_only_what_its_bytes_mean() {
+fn directory_used_as_its_own_table_keeps_isolation() {
     let mut world = World::new();
     let own = pde(Some(DIRECTORY), Some(DIRECTORY), 0);
     world.write(vram(DIRECTORY), own);
@@ -433,7 +433,7 @@ fn tables_in_ram_are_tables() {
 }
 
 #[test]
-fn a_table_that_ends_beyond_the_guests_memory_is_taken_as_far_as_it_goes() {
+fn table_past_end_of_guest_vram_is_read_up_to_the_end() {
     let mut world = World::new();
     let last = GUEST_VRAM - PAGE;
     world.write(vram(DIRECTORY), pde(None, Some(last), 0));
@@ -469,7 +469,7 @@ fn reserved_entries_stay_the_hosts() {
 }
 
 #[test]
-fn tables_beyond_the_limit_are_absent_and_what_was_there_stays() {
+fn tables_over_limit_are_absent_and_existing_ones_stay() {
     let mut world = World::with(Mode::Incremental, 0x8000);
     world.write(vram(DIRECTORY), pde(None, Some(SPT), EIGHTH));
     world.write(vram(SPT), pte(0, 0));
@@ -517,7 +517,7 @@ fn destroying_frees_everything() {
 }
 
 #[test]
-fn resolved_is_what_the_shadow_maps() {
+fn resolve_matches_shadow_mappings() {
     let mut world = World::mapped();
     world.write(vram(SPT + 8), pte(2, 0x2000 * PAGE));
     world.write(vram(LPT + 8), pte(0, 3 * LARGE) | 4);
@@ -584,7 +584,7 @@ fn modes_are_known_by_name() {
 }
 
 #[test]
-fn what_no_guest_has_can_be_named_and_written_without_harm() {
+fn tables_and_writes_outside_guest_memory_are_harmless() {
     let mut world = World::new();
     world.write(vram(DIRECTORY), pde(Some(0xff_ffff_f000), Some(0xff_fff0_0000), 0));
     world.write(vram(DIRECTORY + 8), 3 | 0xfff_ffff << 4 | 3 << 32 | 0xfff_ffff << 36);

@@ -25,7 +25,7 @@ impl World {
 }
 
 #[test]
-fn a_page_that_goes_to_the_host_leaves_the_others_of_its_large_page_where_they_are() {
+fn page_moved_to_host_leaves_rest_of_its_large_page_in_place() {
     for small in [None, Some(SPT)] {
         let mut world = World::with(Mode::LazyAdd, 4 << 20);
         world.write(vram(DIRECTORY), pde(Some(LPT), small, EIGHTH));
@@ -109,7 +109,7 @@ fn each_pair_of_tables_has_its_own() {
 }
 
 #[test]
-fn without_room_for_what_stands_in_nothing_else_shows() {
+fn split_page_over_limit_exposes_no_hidden_small_entries() {
     // The two tables fit, a third does not.
     let mut world = World::with(Mode::Incremental, 0x8000 + PAGE);
     world.write(vram(DIRECTORY), pde(Some(LPT), Some(SPT), EIGHTH));
@@ -130,7 +130,7 @@ fn without_room_for_what_stands_in_nothing_else_shows() {
 }
 
 #[test]
-fn what_stands_in_waits_for_card_memory() {
+fn split_page_waits_for_card_memory() {
     let mut world = World::mapped();
     world.write(vram(LPT), pte(0, 2 * LARGE));
     world.sync();
@@ -178,7 +178,7 @@ fn entries_that_are_reached_stay_reachable_while_they_change() {
 }
 
 #[test]
-fn a_page_that_changes_unseen_is_read_for_work_when_its_guest_has_announced_something() {
+fn page_with_untrapped_writes_is_read_before_announced_work() {
     for mode in [Mode::LazyAdd, Mode::Incremental] {
         let mut world = World::mapped_in(mode);
         assert!(!world.spaces.is_settled(world.id), "nothing has been read");
@@ -207,7 +207,7 @@ fn a_page_that_changes_unseen_is_read_for_work_when_its_guest_has_announced_some
 }
 
 #[test]
-fn a_table_page_that_the_cpu_can_write_unseen_is_read_at_each_flush() {
+fn table_page_with_untrapped_cpu_writes_is_read_at_each_flush() {
     let mut world = World::mapped_in(Mode::LazyAdd);
     world.write(vram(SPT), pte(0, LARGE));
     world.prepare();

@@ -43,7 +43,7 @@ fn encryption_tags_and_meaningless_bits_do_not_reach_the_card() {
 }
 
 #[test]
-fn what_is_not_granted_is_denied_with_its_reason() {
+fn ungranted_entries_are_denied_with_reason() {
     let cases = [
         (raw(0, GUEST_VRAM), PageSize::Small, Denial::Vram),
         (raw(0, 0xff_ffff_f000), PageSize::Small, Denial::Vram),
@@ -79,7 +79,7 @@ fn split(entry: u64, grants: &Grants) -> Vec<(u64, u64)> {
 }
 
 #[test]
-fn a_large_page_that_lies_apart_or_unaligned_becomes_small_entries() {
+fn scattered_or_unaligned_large_page_becomes_small_entries() {
     let mut grants = grants();
     let apart: Vec<_> = (0..31).map(|page| (2, 0x9000 + page)).chain([(2, 0xa000)]).collect();
     assert_eq!(split(raw(2, 0x1020 * PAGE), &grants), apart);
@@ -98,7 +98,7 @@ fn a_large_page_that_lies_apart_or_unaligned_becomes_small_entries() {
 }
 
 #[test]
-fn what_stands_in_keeps_the_flags_and_each_page_its_rights() {
+fn split_entries_keep_flags_and_rights_of_each_page() {
     let mut grants = grants();
     grants.map(0x1030, 0xb000, 16, false);
     let flags = 2 | (1 << 32) | (0xdb << 36);
@@ -138,7 +138,7 @@ fn compressed_kinds_become_their_counterparts() {
 }
 
 #[test]
-fn losing_is_told_from_gaining() {
+fn permission_loss_is_distinguished_from_gain() {
     let entry = raw(0, 0x1000);
     let cases = [
         (0, entry, false),

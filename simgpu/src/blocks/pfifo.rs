@@ -145,7 +145,7 @@ mod tests {
     use crate::gpu::{Gpu, concerns_scheduler};
 
     #[test]
-    fn an_interrupt_that_is_taken_back_wakes_nobody() {
+    fn interrupt_acknowledgement_wakes_channels_only_for_faults() {
         let mut gpu = Gpu::for_test();
         gpu.fifo.channels[3].retry_at = Some(7);
         for offset in [pfifo::INTR::OFFSET, pfifo::NON_STALL_INTR::at(4)] {

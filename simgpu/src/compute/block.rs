@@ -1,6 +1,6 @@
 //! One block of a grid: its warps execute in turn until they have ended.
 //!
-//! The order is deterministic: a warp executes until it waits, ends or has executed [`TURN`] instructions.
+//! The order is deterministic: a warp executes until it waits, ends or has executed [`INSTRUCTIONS_PER_TURN`] instructions.
 
 use super::code::Code;
 use super::constants::Constants;
@@ -15,7 +15,7 @@ use nvspec::class::compute90c0::{limit, warp_error};
 use sm20::BarrierOp;
 
 /// Instructions that a warp executes before the next one.
-const TURN: u32 = 256;
+const INSTRUCTIONS_PER_TURN: u32 = 256;
 
 /// End of a slice of a block's execution.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -103,7 +103,7 @@ impl Block {
         drop(left);
         self.barriers = [Barrier::default(); limit::BARRIERS as usize];
         (self.number, self.position, self.slot) = (number, launch.position(number), slot);
-        (self.turn, self.left, self.clock) = (0, TURN, 0);
+        (self.turn, self.left, self.clock) = (0, INSTRUCTIONS_PER_TURN, 0);
     }
 
     /// Leaves its registers and shared memory to the next block. It cannot be continued.
@@ -145,7 +145,7 @@ impl Block {
                 return Ok(if ended { Slice::Ended } else { Slice::Stuck });
             };
             if turn != self.turn || self.left == 0 {
-                (self.turn, self.left) = (turn, TURN);
+                (self.turn, self.left) = (turn, INSTRUCTIONS_PER_TURN);
             }
             if budget == 0 {
                 return Ok(Slice::More);

@@ -18,7 +18,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 /// Instructions executed between chances for TLB flushes.
-const SLICE: u32 = 2048;
+const INSTRUCTIONS_PER_FLUSH: u32 = 2048;
 
 /// Memory accesses of shaders.
 pub(crate) const ACCESS: Access = Access { privileged: false, client: Client::Gpc };
@@ -152,8 +152,13 @@ impl Grid {
         }
         let mut counts = Counts::default();
         let mut session = self.mmu.session(&self.memory, &self.space, ACCESS);
-        let result =
-            worker.block.run((&self.launch, &self.locks), &mut session, &mut worker.caches, &mut counts, SLICE);
+        let result = worker.block.run(
+            (&self.launch, &self.locks),
+            &mut session,
+            &mut worker.caches,
+            &mut counts,
+            INSTRUCTIONS_PER_FLUSH,
+        );
         counts.bus_bytes += session.take_bus_bytes();
         drop(session);
         worker.counts.add(&counts);

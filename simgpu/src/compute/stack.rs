@@ -91,7 +91,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lanes_that_break_out_of_a_diverged_branch_meet_the_others_behind_the_loop() {
+    fn lanes_breaking_from_divergent_branch_rejoin_after_loop() {
         let mut stack = Stack::default();
         assert!(stack.push(Kind::Break, 0xf, 100, 8));
         assert!(stack.push(Kind::Join, 0xf, 50, 8));

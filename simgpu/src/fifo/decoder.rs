@@ -270,7 +270,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn decoder_finds_what_an_independent_encoder_wrote(packets in proptest::collection::vec(packet(), 0..30)) {
+        fn decoder_finds_methods_of_independent_encoder(packets in proptest::collection::vec(packet(), 0..30)) {
             let (mut words, mut methods) = (Vec::new(), Vec::new());
             packets.iter().for_each(|packet| encode(packet, &mut words, &mut methods));
             let found: Vec<_> = run(&mut fresh(), &words)
@@ -306,14 +306,14 @@ mod tests {
     }
 
     #[test]
-    fn methods_for_other_subdevices_are_skipped_until_selected_again() {
+    fn methods_for_other_subdevices_are_skipped_until_reselected() {
         let words = [0x0001_0020, word(4, 7, 0, 0x40), 0x0001_0010, word(4, 8, 0, 0x40)];
         let method = Method { subchannel: 0, address: 0x100, data: 8 };
         assert_eq!(run(&mut fresh(), &words), [Event::Method(method)]);
     }
 
     #[test]
-    fn end_of_segment_and_the_reserved_opcode_are_told_apart() {
+    fn end_of_segment_and_reserved_opcode_are_distinguished() {
         assert_eq!(run(&mut fresh(), &[0xe000_0000]), [Event::EndSegment]);
         assert_eq!(run(&mut fresh(), &[0xc000_0000]), [Event::BadHeader]);
     }

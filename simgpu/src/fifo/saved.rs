@@ -5,7 +5,7 @@ use super::pbdma::{Pbdma, SavedPbdma};
 use super::slot::{Condition, SavedSlot};
 use super::{Fifo, FifoCounters};
 use crate::cx::Cx;
-use crate::saved::Unrest;
+use crate::saved::NotQuiescent;
 use nvspec::fifo::CHANNELS;
 use saved_state::Invalid;
 use serde::{Deserialize, Serialize};
@@ -23,7 +23,7 @@ pub(crate) struct SavedFifo {
 
 impl Fifo {
     /// Takes all channels off PBDMAs and engines. If it fails, some may already be off.
-    pub(crate) fn clear_out(&mut self, cx: &mut Cx) -> Result<(), Unrest> {
+    pub(crate) fn clear_out(&mut self, cx: &mut Cx) -> Result<(), NotQuiescent> {
         // Later doorbells are seen when the card is next idle.
         self.take_doorbells(cx);
         let loaded = self.pbdmas.iter().filter_map(|pbdma| pbdma.context.as_ref()).map(|context| context.channel);
@@ -31,21 +31,21 @@ impl Fifo {
         let channels: BTreeSet<u8> = loaded.chain(current).collect();
         for slot in &self.slots {
             if matches!(slot.condition, Condition::Failed | Condition::Hung) {
-                return Err(Unrest::Stopped(slot.number()));
+                return Err(NotQuiescent::Stopped(slot.number()));
             }
         }
         for channel in channels {
             if !self.leave(channel, cx) {
-                return Err(Unrest::Working(Some(channel)));
+                return Err(NotQuiescent::Working(Some(channel)));
             }
         }
         for index in 0..self.slots.len() {
             // A context that the driver loaded without a channel, or work left by a channel.
             if self.slots[index].works(cx.clock.now()) {
-                return Err(Unrest::Working(None));
+                return Err(NotQuiescent::Working(None));
             }
             if !self.evict(index, cx) {
-                return Err(Unrest::Stopped(self.slots[index].number()));
+                return Err(NotQuiescent::Stopped(self.slots[index].number()));
             }
             self.slots[index].switch = None;
         }

@@ -206,7 +206,7 @@ impl Memory {
 
     fn push_all(&self) {
         let table = self.sysmem.view();
-        (0..posted::WAYS).for_each(|way| self.posted.push(way, self, &table));
+        (0..posted::PATHS).for_each(|way| self.posted.push(way, self, &table));
     }
 
     /// Drops the writes to host memory in flight.
@@ -340,7 +340,7 @@ impl<'a> View<'a> {
     /// Completes the writes to host memory in flight.
     pub fn push_posted(&self) {
         if self.memory.posted.is_held() {
-            (0..posted::WAYS).for_each(|way| self.memory.posted.push(way, self.memory, self.table()));
+            (0..posted::PATHS).for_each(|way| self.memory.posted.push(way, self.memory, self.table()));
         }
     }
 
@@ -476,9 +476,9 @@ impl<'a> View<'a> {
     pub fn copy(&self, from: BusAddr, to: BusAddr, len: u64) -> Result<(), BusError> {
         let mut done = 0;
         if matches!(to, BusAddr::System(_)) && self.memory.posted.is_held() {
-            let mut piece = [0; posted::PIECE];
+            let mut piece = [0; posted::MAX_WRITE_BYTES];
             while done < len {
-                let part = &mut piece[..(len - done).min(posted::PIECE as u64) as usize];
+                let part = &mut piece[..(len - done).min(posted::MAX_WRITE_BYTES as u64) as usize];
                 self.read(from.offset(done), part)?;
                 self.post(to.offset(done), part);
                 done += part.len() as u64;

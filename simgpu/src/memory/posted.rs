@@ -16,18 +16,18 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Maximum bytes in flight.
 // GUESS: a card's buffers are smaller. Tests need this size to see that nothing waits for so many writes.
-const ROOM: usize = 1 << 20;
+const MAX_BYTES_IN_FLIGHT: usize = 1 << 20;
 /// Maximum bytes of a write, as made by a copy.
-pub(super) const PIECE: usize = 4096;
+pub(super) const MAX_WRITE_BYTES: usize = 4096;
 
 /// Paths to host memory: from the hub (copy engines, PFIFO, apertures), and from shaders.
-pub(super) const WAYS: usize = 2;
+pub(super) const PATHS: usize = 2;
 
 /// Writes in flight.
 #[derive(Debug, Default)]
 pub(super) struct Posted {
     held: AtomicBool,
-    ways: [Mutex<Queue>; WAYS],
+    ways: [Mutex<Queue>; PATHS],
 }
 
 #[derive(Debug, Default)]
@@ -50,7 +50,7 @@ impl Posted {
     /// Adds a write, if there is room. A larger one arrives in pieces.
     pub(super) fn add(&self, way: usize, iova: Iova, data: &[u8]) -> bool {
         let mut queue = self.ways[way].lock();
-        if queue.bytes != 0 && queue.bytes + data.len() > ROOM {
+        if queue.bytes != 0 && queue.bytes + data.len() > MAX_BYTES_IN_FLIGHT {
             return false;
         }
         queue.bytes += data.len();

@@ -84,7 +84,7 @@ fn words_have_the_byte_order_of_the_card_aligned_or_not() {
 }
 
 #[test]
-fn host_memory_is_mapped_by_whole_pages_below_40_bits_without_overlap() {
+fn host_memory_maps_whole_pages_below_40_bits_without_overlap() {
     let table = Sysmem::new();
     let page = host(1, true);
     let half: DmaMemory = {

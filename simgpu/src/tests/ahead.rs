@@ -44,7 +44,7 @@ fn channel_waits_for_a_semaphore_while_its_engine_works() {
 }
 
 #[test]
-fn release_without_a_wait_for_idle_comes_before_the_end_of_the_work() {
+fn release_without_wait_for_idle_precedes_end_of_work() {
     let mut driver = Driver::new(&small());
     // Operation 2, wait for idle disabled.
     let early = acquire(SEM, 3, 2 | 1 << 20);

@@ -52,7 +52,7 @@ fn header_in_one_entry_and_data_in_the_next_are_one_packet() {
 }
 
 #[test]
-fn kicked_channel_goes_on_where_it_was() {
+fn preempted_channel_resumes_at_its_position() {
     let mut driver = Driver::new(&small());
     let mut channel = driver.only_channel(1);
     driver.buffer(&channel, A, 1, 3);
@@ -113,7 +113,7 @@ fn acquire_waits_for_another_channel_in_every_form() {
 }
 
 #[test]
-fn non_stall_interrupt_latches_until_cleared_and_shows_its_engine() {
+fn non_stall_interrupt_latches_until_cleared_and_names_engine() {
     let mut driver = Driver::new(&small());
     let mut channel = driver.only_channel(2);
     driver.wr(pfifo::RUNLIST_INTR::OFFSET, u32::MAX);
@@ -166,7 +166,7 @@ fn channels_on_the_runlist_take_turns_and_keep_their_state() {
 }
 
 #[test]
-fn channel_beside_the_runlist_or_disabled_does_nothing() {
+fn channel_off_runlist_or_disabled_does_nothing() {
     let mut driver = Driver::new(&small());
     let mut channel = driver.channel(9);
     let at = driver.buffer(&channel, SEM, 1, 9);
@@ -231,7 +231,7 @@ fn doorbell_rung_by_a_copy_is_seen() {
 }
 
 #[test]
-fn channel_removed_from_the_runlist_leaves_before_the_list_is_done() {
+fn channel_removed_from_runlist_unloads_before_list_is_done() {
     let mut driver = Driver::new(&small());
     let mut channel = driver.only_channel(6);
     driver.push(&mut channel, &object(M2MF));
@@ -245,7 +245,7 @@ fn channel_removed_from_the_runlist_leaves_before_the_list_is_done() {
 }
 
 #[test]
-fn inline_data_goes_on_after_a_kick_in_its_middle() {
+fn inline_data_continues_after_preemption_in_its_middle() {
     let mut driver = Driver::new(&small());
     let mut channel = driver.only_channel(1);
     let to = driver.buffer(&channel, B, 1, 4);
@@ -261,7 +261,7 @@ fn inline_data_goes_on_after_a_kick_in_its_middle() {
 }
 
 #[test]
-fn register_list_of_a_context_image_is_written_once_wherever_in_bar0() {
+fn context_image_register_list_is_written_once_across_bar0() {
     let mut driver = Driver::new(&small());
     let mut channel = driver.only_channel(1);
     let list = driver.buffer(&channel, SEM, 1, 4);

@@ -56,7 +56,7 @@ fn fault_of_a_copy_stops_its_channel_and_engine_only() {
 }
 
 #[test]
-fn disabled_engine_does_not_start_and_goes_on_when_enabled() {
+fn disabled_engine_does_not_start_and_resumes_when_enabled() {
     let mut driver = Driver::new(&small());
     let mut channel = driver.only_channel(1);
     driver.buffer(&channel, A, 1, 1);
@@ -100,7 +100,7 @@ fn missing_context_image_is_ctxctls_fault() {
 }
 
 #[test]
-fn a_channel_without_a_context_of_pgraphs_copies_and_its_method_for_pgraph_faults() {
+fn channel_without_pgraph_context_copies_and_faults_on_pgraph() {
     let mut driver = Driver::new(&small());
     let (mut copies, mut good) = (driver.channel(1), driver.channel(2));
     driver.submit_runlist(&[1, 2]);
@@ -183,7 +183,7 @@ fn illegal_method_and_class_trap_pgraph_until_cleared() {
 }
 
 #[test]
-fn copy_engine_reports_what_it_does_not_know() {
+fn copy_engine_reports_unknown_method() {
     let mut driver = Driver::new(&small());
     let mut channel = driver.only_channel(1);
     driver.push(&mut channel, &words(&[object(CE0), methods(4, 0x700, &[9])]));
@@ -263,7 +263,7 @@ fn hung_engine_holds_its_channel_until_it_is_reset() {
 }
 
 #[test]
-fn driver_gets_a_hung_channel_off_its_engine_by_a_triggered_fault() {
+fn triggered_fault_removes_hung_channel_from_engine() {
     let mut driver = Driver::new(&small());
     let (mut hung, mut other) = (driver.channel(1), driver.channel(2));
     driver.submit_runlist(&[1, 2]);
@@ -316,7 +316,7 @@ fn corrupted_copy_differs_and_dropped_interrupt_is_missing() {
 }
 
 #[test]
-fn card_that_falls_off_the_bus_reads_as_ones_and_goes_on_with_nothing() {
+fn card_lost_from_bus_reads_ones_and_stays_dead_after_reset() {
     let mut driver = Driver::new(&small());
     let mut channel = driver.only_channel(1);
     driver.card.inject(Fault { engine: EngineId::Copy1, kind: FaultKind::Vanish, after: 1, count: 1 });

@@ -114,7 +114,7 @@ pub(super) fn reset_pgraph(driver: &Driver) {
 }
 
 #[test]
-fn state_stays_with_its_channel_whatever_happens_between_two_methods() {
+fn channel_state_survives_interruption_between_any_two_methods() {
     let mut driver = Driver::new(&small());
     let (mut first, mut second) = (driver.channel(3), driver.channel(4));
     driver.submit_runlist(&[3, 4]);
@@ -149,7 +149,7 @@ fn state_stays_with_its_channel_whatever_happens_between_two_methods() {
 }
 
 #[test]
-fn warp_error_traps_the_channel_and_others_go_on_when_it_is_acknowledged() {
+fn warp_error_traps_channel_until_acknowledged() {
     let mut driver = Driver::new(&small());
     let mut channel = driver.only_channel(5);
     prepare(&mut driver, &channel, ".kernel k\nLDS R0, [0x100]\nEXIT");
@@ -277,7 +277,7 @@ fn time_between_semaphores(
 }
 
 #[test]
-fn time_of_kernels_follows_from_what_they_do_and_not_from_who_does_it() {
+fn kernel_time_depends_on_work_and_not_on_worker_count() {
     let clock = ComputeTiming { warp_instructions_per_second: 1_000_000_000, bytes_per_second: 0 };
     let memory = ComputeTiming { bytes_per_second: 1_000_000_000, ..clock };
     // A warp's accesses to contiguous words are one transaction of 128 bytes; accesses to separate lines are 32.
@@ -350,7 +350,7 @@ fn launches_can_be_made_to_go_wrong() {
 }
 
 #[test]
-fn kernels_run_on_threads_beside_the_card() {
+fn kernels_run_with_any_number_of_worker_threads() {
     for workers in [0, 1, 2] {
         let config = Config { compute_workers: Some(workers), ..small() };
         let mut driver = Driver::on(Arc::new(SimGpu::new(&config).expect("a card")));

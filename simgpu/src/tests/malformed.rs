@@ -25,7 +25,7 @@ enum Error {
 }
 
 /// An unmapped address, and a read-only page.
-const NOWHERE: u64 = 0x555_5000;
+const UNMAPPED_ADDR: u64 = 0x555_5000;
 const READ_ONLY: u64 = 0x440_0000;
 
 /// A card with a failing channel and a computing one.
@@ -59,7 +59,8 @@ impl Pair {
             methods(1, class::LOCAL_LOW_SIZE, &[16]),
             methods(1, class::BLOCK_BARRIERS, &[2]),
         ];
-        let all = [vec![set_up(&[DATA as u32, NOWHERE as u32, READ_ONLY as u32])], limits.to_vec(), more.to_vec()];
+        let all =
+            [vec![set_up(&[DATA as u32, UNMAPPED_ADDR as u32, READ_ONLY as u32])], limits.to_vec(), more.to_vec()];
         let all = all.concat();
         self.driver.push(&mut self.bad, &words(&[words(&all), launch(2, 40)]));
     }
@@ -178,9 +179,9 @@ fn accesses_that_are_misaligned_or_outside() {
 
 #[test]
 fn memory_that_is_not_there_or_read_only() {
-    errs("MOV R0, c[0][0x24]\nLD R1, [R0+0x10]", &[], Error::Shader(fault::PTE, NOWHERE + 0x10, false));
-    errs("MOV R0, c[0][0x24]\nST [R0+0x10], R1", &[], Error::Shader(fault::PTE, NOWHERE + 0x10, true));
-    errs("MOV R0, c[0][0x24]\nATOM.ADD R1, [R0], R2", &[], Error::Shader(fault::PTE, NOWHERE, true));
+    errs("MOV R0, c[0][0x24]\nLD R1, [R0+0x10]", &[], Error::Shader(fault::PTE, UNMAPPED_ADDR + 0x10, false));
+    errs("MOV R0, c[0][0x24]\nST [R0+0x10], R1", &[], Error::Shader(fault::PTE, UNMAPPED_ADDR + 0x10, true));
+    errs("MOV R0, c[0][0x24]\nATOM.ADD R1, [R0], R2", &[], Error::Shader(fault::PTE, UNMAPPED_ADDR, true));
     errs(
         "MOV R0, c[0][0x28]\nLD R1, [R0]\nST [R0+0x20], R1",
         &[],
@@ -190,11 +191,13 @@ fn memory_that_is_not_there_or_read_only() {
     // Past the channel's limit of 2^40.
     errs("MOV R0, RZ\nMOV R1, 0x100\nLD.E R2, [R0]", &[], Error::Shader(fault::VA_LIMIT, 1 << 40, false));
     // An unbound bank, and unbound local memory.
-    let bank =
-        [methods(1, class::CONSTANT_SIZE, &[0x100, 0, NOWHERE as u32]), methods(1, class::CONSTANT_BIND, &[0x101])];
-    errs("MOV R0, c[1][0x8]", &bank, Error::Shader(fault::PTE, NOWHERE, false));
-    let local = [methods(1, class::LOCAL_ADDRESS_HIGH, &[0, NOWHERE as u32])];
-    errs("STL [0x4], R1", &local, Error::Shader(fault::PTE, NOWHERE + 0x80, true));
+    let bank = [
+        methods(1, class::CONSTANT_SIZE, &[0x100, 0, UNMAPPED_ADDR as u32]),
+        methods(1, class::CONSTANT_BIND, &[0x101]),
+    ];
+    errs("MOV R0, c[1][0x8]", &bank, Error::Shader(fault::PTE, UNMAPPED_ADDR, false));
+    let local = [methods(1, class::LOCAL_ADDRESS_HIGH, &[0, UNMAPPED_ADDR as u32])];
+    errs("STL [0x4], R1", &local, Error::Shader(fault::PTE, UNMAPPED_ADDR + 0x80, true));
 }
 
 #[test]
@@ -222,9 +225,9 @@ fn methods_and_launches_that_no_card_could_do() {
     let execute = class::SEMAPHORE_EXECUTE;
     errs("EXIT", &semaphore(DATA + 2, 0), Error::Data(execute, data_error::INVALID_ADDRESS_ALIGNMENT));
     errs("EXIT", &semaphore(DATA, 1), Error::Data(execute, data_error::INVALID_ENUM));
-    errs("EXIT", &semaphore(NOWHERE, 0), Error::Method(fault::PTE, NOWHERE, true));
-    let upload = [methods(1, class::CONSTANT_SIZE, &[0x1000, 0, NOWHERE as u32, 0x40, 5])];
-    errs("EXIT", &upload, Error::Method(fault::PTE, NOWHERE + 0x40, true));
+    errs("EXIT", &semaphore(UNMAPPED_ADDR, 0), Error::Method(fault::PTE, UNMAPPED_ADDR, true));
+    let upload = [methods(1, class::CONSTANT_SIZE, &[0x1000, 0, UNMAPPED_ADDR as u32, 0x40, 5])];
+    errs("EXIT", &upload, Error::Method(fault::PTE, UNMAPPED_ADDR + 0x40, true));
 }
 
 /// Waits until the card reports it, by the host's clock.
@@ -239,7 +242,7 @@ fn wait(what: &str, mut until: impl FnMut() -> bool) {
 }
 
 #[test]
-fn kernel_without_end_is_taken_off_by_a_reset_and_the_other_channel_computes() {
+fn endless_kernel_is_removed_by_reset_and_other_channel_runs() {
     for workers in [0, 2] {
         for code in
             ["here: BRA here", "BAR.SYNC 0x0, 0x80", "here: LD R1, [RZ]\nBRA here", "SSY out\nhere: BRA here\nout: NOP"]

@@ -66,7 +66,7 @@ fn barrier_has_writes_arrive_if_it_has_a_page() {
 }
 
 #[test]
-fn semaphore_that_waits_for_the_engine_comes_behind_its_writes() {
+fn semaphore_with_wait_for_idle_follows_engine_writes() {
     let mut scene = Scene::new();
     scene.copy(&[methods(0, 0x10, &[0, SEM as u32, 7, 2 | 1 << 20])]);
     assert!(!scene.arrived(), "one that does not wait says nothing of them");
@@ -75,7 +75,7 @@ fn semaphore_that_waits_for_the_engine_comes_behind_its_writes() {
 }
 
 #[test]
-fn read_of_host_memory_comes_behind_writes() {
+fn host_memory_read_completes_after_posted_writes() {
     let mut scene = Scene::new();
     let back = scene.driver.buffer(&scene.channel, 0x400_0000, 1, 9);
     scene.copy(&[ce_copy(B, 0x400_0000, 1)]);
@@ -83,7 +83,7 @@ fn read_of_host_memory_comes_behind_writes() {
 }
 
 #[test]
-fn late_write_is_lost_or_goes_to_what_has_the_address_by_then() {
+fn late_write_is_lost_or_reaches_new_owner_of_address() {
     use card::Card;
     let mut scene = Scene::new();
     scene.driver.wr(pfb::NISO_ADDRESS::OFFSET, (FLUSH_PAGE >> 8) as u32);

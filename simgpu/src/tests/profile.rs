@@ -93,7 +93,7 @@ fn kernels_are_counted_by_transactions() {
 }
 
 #[test]
-fn accesses_that_nothing_answers_are_counted_in_no_block_of_vram() {
+fn unanswered_accesses_are_counted_in_no_vram_block() {
     let mut driver = profiled();
     let mut channel = driver.only_channel(1);
     driver.buffer(&channel, A, 1, 1);
@@ -110,7 +110,7 @@ fn accesses_that_nothing_answers_are_counted_in_no_block_of_vram() {
 }
 
 #[test]
-fn touches_are_told_in_order_from_the_first_call_on() {
+fn touches_are_reported_in_order_after_first_call() {
     let mut driver = Driver::new(&Config { profile: true, compute_workers: Some(0), ..small() });
     let mut channel = driver.only_channel(1);
     let (from, to) = (across_blocks(&mut driver, &channel, A), across_blocks(&mut driver, &channel, B));

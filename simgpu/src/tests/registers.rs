@@ -85,7 +85,7 @@ fn plain_registers_have_their_reset_values() {
 }
 
 #[test]
-fn plain_registers_take_what_their_access_says() {
+fn plain_registers_obey_their_access_kind() {
     let card = SimGpu::for_test(&small());
     let mut wrong = Vec::new();
     for (block, _, _, infos) in regs::blocks() {
@@ -165,7 +165,7 @@ fn page_that_is_not_flushed_is_still_reached() {
 }
 
 #[test]
-fn unmapped_page_of_an_aperture_reads_ones_and_reports_the_fault() {
+fn unmapped_aperture_page_reads_ones_and_reports_fault() {
     let driver = Driver::new(&small());
     let mut data = [0; 4];
     driver.card.aperture_read(Aperture::Bar1, 0x12_3456, &mut data);

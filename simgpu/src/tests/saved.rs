@@ -2,7 +2,7 @@
 
 use super::driver::{CE0, Channel, Driver, ce_copy, methods, object, release, small, words};
 use crate::memory::Vram;
-use crate::{ComputeTiming, Config, EngineTiming, SavedCard, SimGpu, TimeModel, Unrest};
+use crate::{ComputeTiming, Config, EngineTiming, NotQuiescent, SavedCard, SimGpu, TimeModel};
 use card::{Card, InterruptMode};
 use nvspec::regs::{pmc, ptimer};
 use proptest::prelude::*;
@@ -61,7 +61,7 @@ fn handed_over(card: &SimGpu, config: &Config) -> SimGpu {
 }
 
 #[test]
-fn work_goes_on_in_another_process() {
+fn handed_over_card_continues_queued_work() {
     let config = config();
     let (mut driver, mut channel, semaphore, to) = copier(&config);
     for round in 1..40 {
@@ -83,7 +83,7 @@ fn work_goes_on_in_another_process() {
 }
 
 #[test]
-fn a_halted_card_does_nothing_and_can_go_on() {
+fn halted_card_does_nothing_until_resumed() {
     let (driver, mut channel, semaphore, _) = copier(&config());
     assert!(driver.card.save().is_none(), "it is not halted");
     driver.card.halt().expect("it rests");
@@ -104,7 +104,7 @@ fn an_engine_at_work_is_not_interrupted() {
     driver.card.set_time_model(Some(time));
     driver.push(&mut channel, &copy(1));
     driver.run_until_idle();
-    assert_eq!(driver.card.halt(), Err(Unrest::Working(Some(1))));
+    assert_eq!(driver.card.halt(), Err(NotQuiescent::Working(Some(1))));
     driver.advance(1_000_000_000);
     driver.card.halt().expect("it rests");
     assert_eq!(driver.peek(semaphore), 1);
@@ -117,13 +117,13 @@ fn an_engine_that_hangs_is_to_be_reset() {
     assert!(driver.card.inject(fault));
     driver.push(&mut channel, &copy(1));
     driver.run_until_idle();
-    assert_eq!(driver.card.halt(), Err(Unrest::Stopped(4)));
+    assert_eq!(driver.card.halt(), Err(NotQuiescent::Stopped(4)));
     driver.reset_engine(pmc::ENABLE::CE0.mask());
     driver.card.halt().expect("it rests");
 }
 
 #[test]
-fn time_goes_on_and_a_pending_interrupt_is_told_once() {
+fn restored_card_continues_time_and_repeats_no_interrupt() {
     let card = SimGpu::new(&config()).expect("a card");
     card.write32(ptimer::TIME_1::OFFSET, 5);
     card.write32(pmc::INTR_EN_0::OFFSET, 1);

@@ -24,7 +24,7 @@ fn slow() -> Config {
 }
 
 #[test]
-fn semaphore_behind_a_copy_comes_when_its_time_has_passed() {
+fn semaphore_after_copy_arrives_when_copy_time_passes() {
     let mut driver = Driver::new(&slow());
     let mut channel = driver.only_channel(1);
     driver.buffer(&channel, A, 4, 1);
@@ -43,7 +43,7 @@ fn semaphore_behind_a_copy_comes_when_its_time_has_passed() {
 }
 
 #[test]
-fn what_copies_take_of_the_host_is_counted() {
+fn host_time_and_bytes_of_copies_are_counted() {
     let began = std::time::Instant::now();
     let mut driver = Driver::new(&small());
     let (mut graph, mut copy) = (driver.channel(1), driver.channel(2));
@@ -81,7 +81,7 @@ fn late_host_does_not_make_the_card_slower() {
 }
 
 #[test]
-fn late_host_does_not_make_the_card_begin_later_than_it_was_told() {
+fn late_host_does_not_delay_start_of_card_work() {
     let takes = |switches: u64| 100 * switches + 1_000 + 4 * PAGE;
     // With and without the driver taking the channel off before the card's thread runs.
     for off in [false, true] {
@@ -140,7 +140,7 @@ fn copy_engine_and_pgraph_work_at_the_same_time() {
 type Removal = (&'static str, fn(&mut Driver));
 
 #[test]
-fn channel_that_is_taken_off_keeps_its_engine_until_the_time_of_its_work_has_passed() {
+fn removed_channel_keeps_engine_until_its_work_time_passes() {
     let ways: [Removal; 3] = [
         ("removed from the runlist", |driver| driver.submit_runlist(&[2])),
         ("preempted", |driver| driver.wr(pfifo::PREEMPT::OFFSET, 1)),
@@ -175,7 +175,7 @@ fn channel_that_is_taken_off_keeps_its_engine_until_the_time_of_its_work_has_pas
 }
 
 #[test]
-fn reset_of_an_engine_ends_what_its_work_would_take() {
+fn engine_reset_ends_remaining_time_of_its_work() {
     let mut driver = Driver::new(&slow());
     let mut channel = driver.only_channel(1);
     driver.buffer(&channel, A, 16, 1);

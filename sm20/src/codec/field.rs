@@ -368,7 +368,7 @@ fn put_constant(address: ConstAddress) -> Result<u64, Reason> {
 
 /// Selectors at bit 46: the kind of operand in bits 26 to 45.
 mod kind {
-    pub(super) const AT: u32 = 46;
+    pub(super) const SHIFT: u32 = 46;
     pub(super) const REGISTER: u64 = 0;
     pub(super) const CONSTANT: u64 = 1;
     /// In operations of three operands: b is the register at bit 49, and c the constant.
@@ -377,7 +377,7 @@ mod kind {
 }
 
 const fn selector(value: u64) -> u64 {
-    value.wrapping_shl(kind::AT)
+    value.wrapping_shl(kind::SHIFT)
 }
 
 /// The second operand: register, constant or 20-bit immediate.
@@ -391,7 +391,7 @@ impl Field for Src {
     }
 
     fn get(&self, word: u64) -> Result<Source, Reason> {
-        match take(word, kind::AT, 2) {
+        match take(word, kind::SHIFT, 2) {
             kind::REGISTER if take(word, 32, 14) != 0 => Err(RESERVED),
             kind::REGISTER => Ok(Source::Register(Reg(26).get(word)?)),
             kind::CONSTANT => get_constant(word),
@@ -422,7 +422,7 @@ impl Field for SrcPair {
 
     fn get(&self, word: u64) -> Result<(Source, Source), Reason> {
         let third = Source::Register(Reg(49).get(word)?);
-        if take(word, kind::AT, 2) == kind::THIRD_CONSTANT {
+        if take(word, kind::SHIFT, 2) == kind::THIRD_CONSTANT {
             return Ok((third, get_constant(word)?));
         }
         Ok((Src(self.0).get(word)?, third))

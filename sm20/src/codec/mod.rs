@@ -85,7 +85,7 @@ pub enum EncodeError {
 }
 
 /// Bit 3 distinguishes 32-bit from 64-bit encodings.
-const SHORT: u64 = 8;
+const SHORT_FORM_BIT: u64 = 8;
 const JOIN: Flag = Flag(4);
 const GUARD: PredOp = PredOp { at: 10, not: 13 };
 
@@ -136,7 +136,7 @@ pub const fn size(first: u32) -> u32 {
 
 /// Instruction of a word; a 32-bit encoding is passed zero-extended.
 pub fn decode(word: u64) -> Result<Instruction, DecodeError> {
-    let short = word & SHORT != 0;
+    let short = word & SHORT_FORM_BIT != 0;
     if short && bits::take(word, 32, 32) != 0 {
         return Err(DecodeError::Reserved { word, name: "32-bit encoding", bits: word & !bits::ones(32) });
     }

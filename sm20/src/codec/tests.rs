@@ -11,7 +11,7 @@ fn tables() -> impl Iterator<Item = (Form, &'static Row)> {
 
 /// The encoding of a word that decodes: the same word, or without a guard that has no meaning.
 fn canonical(word: u64) -> u64 {
-    let index = if word & SHORT != 0 { &SHORT_INDEX } else { &LONG_INDEX };
+    let index = if word & SHORT_FORM_BIT != 0 { &SHORT_INDEX } else { &LONG_INDEX };
     match index.find(word) {
         Some(row) if row.guarding == Guarding::Ignored => word & !GUARD.mask(),
         _ => word,
@@ -47,8 +47,8 @@ fn rows_are_consistent() {
         let guard = if row.guarding == Guarding::Absent { 0 } else { GUARD.mask() };
         let join = if row.joins { JOIN.mask() } else { 0 };
         assert_eq!((row.mask | fields) & (guard | join), 0, "{}: guard in other fields", row.name);
-        assert_eq!(row.mask & SHORT, SHORT, "{}: does not tell its size", row.name);
-        assert_eq!(row.value & SHORT != 0, form == Form::Short, "{}: of the wrong size", row.name);
+        assert_eq!(row.mask & SHORT_FORM_BIT, SHORT_FORM_BIT, "{}: does not tell its size", row.name);
+        assert_eq!(row.value & SHORT_FORM_BIT != 0, form == Form::Short, "{}: of the wrong size", row.name);
         if form == Form::Short {
             assert_eq!(bits::take(covered(row), 32, 32), 0, "{}: more than 32 bits", row.name);
         }
@@ -116,7 +116,7 @@ fn guards_that_mean_nothing() {
 }
 
 #[test]
-fn what_is_not_modelled_has_a_name() {
+fn unmodelled_instruction_has_a_name() {
     let texture = decode(0x8010_0000_0000_1c06).unwrap();
     assert_eq!(texture.op, Op::Unsupported { name: "TEX", word: 0x8010_0000_0000_1c06 });
     assert_eq!(encode(&texture), Ok(0x8010_0000_0000_1c06));
@@ -130,10 +130,10 @@ fn any_word(random: &mut Random, last: u64) -> u64 {
     let bits = random.next();
     let word = random.next();
     match bits % 8 {
-        0 => word & !SHORT,
-        1 => word & bits::ones(32) | SHORT,
-        2 => word & random.next() & !SHORT | word & 0xfc00_0000_0000_0007,
-        3 => word & random.next() & bits::ones(32) | SHORT,
+        0 => word & !SHORT_FORM_BIT,
+        1 => word & bits::ones(32) | SHORT_FORM_BIT,
+        2 => word & random.next() & !SHORT_FORM_BIT | word & 0xfc00_0000_0000_0007,
+        3 => word & random.next() & bits::ones(32) | SHORT_FORM_BIT,
         _ => last ^ (0..=bits >> 8 & 3).fold(0, |flips, n| flips | 1 << (bits >> (16 + 6 * n) & 63)),
     }
 }

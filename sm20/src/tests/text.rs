@@ -26,7 +26,7 @@ fn every_encoding_through_text() {
 }
 
 #[test]
-fn what_is_not_modelled_is_written_as_data() {
+fn unmodelled_instruction_is_written_as_data() {
     let instruction = decode(0x8010_0000_0000_1c06).unwrap();
     assert_eq!(instruction.to_string(), ".quad 0x8010000000001c06 // TEX");
     assert_eq!(word_of(&instruction.to_string()), Ok(0x8010_0000_0000_1c06));

@@ -60,7 +60,7 @@ fn rows(page: &str) -> Vec<Vec<String>> {
 }
 
 #[test]
-fn every_row_of_the_evaluation_that_has_a_figure_has_its_raw_file() {
+fn evaluation_rows_with_figures_have_raw_files() {
     let page = fs::read_to_string(root("docs/design/evaluation.md")).unwrap();
     let (mut raw, mut judged) = (None, 0);
     for cells in rows(&page) {
@@ -88,7 +88,7 @@ fn every_row_of_the_evaluation_that_has_a_figure_has_its_raw_file() {
 }
 
 #[test]
-fn every_raw_file_says_of_what_it_is_and_is_named_by_a_page() {
+fn raw_files_state_their_origin_and_are_linked_from_a_page() {
     let pages = pages();
     let named = linked(&pages);
     for file in files(RESULTS, ".json") {
@@ -112,7 +112,7 @@ fn every_picture_is_of_a_raw_file_and_on_a_page() {
 }
 
 #[test]
-fn costs_of_the_model_are_told_as_they_are() {
+fn cost_model_page_lists_every_cost() {
     let page = fs::read_to_string(root("docs/design/cost-model.md")).unwrap();
     for Cost { name, us: [low, usual, high], source, .. } in COSTS {
         let row = format!("| `{name}` | {low} | {usual} | {high} | {source} |");

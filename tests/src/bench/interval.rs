@@ -11,9 +11,9 @@ use serde_json::Value;
 /// Number of figures drawn.
 const DRAWS: usize = 4000;
 /// Part of them cut off at each end.
-const OUTSIDE: f64 = 0.025;
+const TAIL_FRACTION: f64 = 0.025;
 /// Minimum number of rounds: with fewer, nearly every draw repeats the measured rounds.
-const LEAST: usize = 5;
+const MIN_ROUNDS: usize = 5;
 
 /// Bounds of an interval.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -28,7 +28,7 @@ impl Interval {
     /// Returns the interval of a figure computed from rounds, given by their numbers; a number may occur several times.
     /// `None` with too few rounds, or when the figure cannot be computed.
     pub fn of_rounds(rounds: usize, figure: impl Fn(&[usize]) -> Option<f64>) -> Option<Self> {
-        if rounds < LEAST {
+        if rounds < MIN_ROUNDS {
             return None;
         }
         // A fixed seed, so that equal samples have equal intervals.
@@ -40,7 +40,7 @@ impl Interval {
         };
         let mut figures = (0..DRAWS).map(draw).collect::<Option<Vec<f64>>>()?;
         figures.sort_by(f64::total_cmp);
-        let outside = (OUTSIDE * DRAWS as f64) as usize;
+        let outside = (TAIL_FRACTION * DRAWS as f64) as usize;
         Some(Self { low: figures[outside], high: figures[DRAWS - 1 - outside] })
     }
 
@@ -108,7 +108,7 @@ mod tests {
     }
 
     #[test]
-    fn what_both_of_a_round_share_does_not_widen_the_interval_of_their_ratio() {
+    fn shared_round_variation_does_not_widen_ratio_interval() {
         let hosts: Vec<f64> = (0..12).map(|round| 1.0 + f64::from(round % 5)).collect();
         let slower: Vec<f64> = hosts.iter().map(|host| host * 1.05).collect();
         let interval = Interval::of_ratio(&slower, &hosts, mean).unwrap();

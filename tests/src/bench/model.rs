@@ -333,7 +333,7 @@ mod tests {
     };
 
     #[test]
-    fn costs_stand_in_the_order_of_their_items_and_their_ranges_are_ranges() {
+    fn costs_are_in_item_order_with_valid_ranges() {
         for (at, cost) in COSTS.iter().enumerate() {
             assert_eq!(cost.item as usize, at, "{}", cost.name);
             let [low, usual, high] = cost.us;
@@ -383,7 +383,7 @@ mod tests {
     }
 
     #[test]
-    fn range_of_a_ratio_holds_what_is_usual_and_shrinks_by_what_both_pay() {
+    fn ratio_range_contains_usual_and_shrinks_with_shared_costs() {
         let (native, mediated) =
             (Bill::of(Platform::Native, &WORK), Bill::of(Platform::Mediated { posted: true }, &WORK));
         let Interval { low, high } = mediated.ratio(&native, 0.0);

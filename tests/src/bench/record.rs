@@ -93,7 +93,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_measured_before_a_run_was_cut_short_is_kept() {
+    fn metrics_of_interrupted_run_are_kept() {
         let folder = tempfile::tempdir().unwrap();
         let file = Some(folder.path().join("all.json"));
         let metrics = [

@@ -17,7 +17,7 @@ pub const KERNEL: u32 = 0x800_0000;
 /// Address of the RAM disk.
 pub const RAMDISK: u32 = 0xa00_0000;
 /// Offset of the RAM disk's size in the program.
-const SIZE: usize = 0x260;
+const RAM_DISK_SIZE_AT: usize = 0x260;
 
 /// Makes the program for a RAM disk of `ramdisk_bytes` bytes.
 pub fn program(ramdisk_bytes: usize) -> Result<Vec<u8>> {
@@ -28,7 +28,8 @@ pub fn program(ramdisk_bytes: usize) -> Result<Vec<u8>> {
     run(Command::new("as").arg("--32").args(places).arg("-o").arg(at("boot.o")).arg(at("boot.s")))?;
     run(Command::new("objcopy").args(["-O", "binary"]).arg(at("boot.o")).arg(at("boot")))?;
     let mut program = std::fs::read(at("boot"))?;
-    let size = program.get_mut(SIZE..SIZE + 4).context("the program has no place for a size")?;
+    let size =
+        program.get_mut(RAM_DISK_SIZE_AT..RAM_DISK_SIZE_AT + 4).context("the program has no place for a size")?;
     size.copy_from_slice(&u32::try_from(ramdisk_bytes)?.to_le_bytes());
     Ok(program)
 }

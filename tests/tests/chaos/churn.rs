@@ -18,7 +18,7 @@ const VM_MIB: &str = "64";
 /// on the number of concurrent VMs, not on their total.
 const SLACK: Slack = Slack { mappings: 64, resident_kib: 16 << 10, pools: &["admin-work", "simgpu-sm"] };
 /// Time that the daemon may take to notice that a VM has gone.
-const NOTICE: Duration = Duration::from_secs(60);
+const NOTICE_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// A place for one VM at a time.
 struct Seat {
@@ -110,7 +110,7 @@ impl Host {
 
     /// Waits until the daemon has noticed the VMM's end and has freed the VM's resources.
     fn wait_gone(&self, name: &str) -> Result<()> {
-        wait::until(&format!("{name}'s channels to come back"), NOTICE, || {
+        wait::until(&format!("{name}'s channels to come back"), NOTICE_TIMEOUT, || {
             let shown = guest::show(&self.daemon, name)?;
             let empty = shown["channels_used"] == 0 && shown["counters"]["address_spaces"] == 0;
             Ok((shown["state"] == "waiting" && empty).then_some(()))
@@ -162,7 +162,7 @@ fn come_and_go(name: &str, count: usize) -> Result<()> {
     }
 
     let mut last = Vec::new();
-    let clean = wait::until("all that the VMs had to come back", NOTICE, || {
+    let clean = wait::until("all that the VMs had to come back", NOTICE_TIMEOUT, || {
         let (card_now, files_now, now) = host.holdings()?;
         last = before.lost(&now, SLACK);
         if card_now != card {

@@ -8,7 +8,7 @@ use tests::guest::{self, card_toml, vm_toml};
 use tests::{Daemon, Output, Vm, VmConfig, wait};
 
 /// Time that the daemon may take to notice the end of a VM, and chunks to move.
-const NOTICE: Duration = Duration::from_secs(60);
+const NOTICE_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Returns the configuration of a card of `vram_mib` MiB of which the mediator keeps `reserve_mib`, in chunks of
 /// `chunk_kib`; a random move follows every `every` submissions.
@@ -39,7 +39,7 @@ fn moved(daemon: &Daemon, name: &str) -> Result<u64> {
 /// Waits until `count` more chunks of a VM have moved.
 fn wait_moved(daemon: &Daemon, name: &str, count: u64) -> Result<()> {
     let before = moved(daemon, name)?;
-    wait::until(&format!("memory of {name} to move"), NOTICE, || {
+    wait::until(&format!("memory of {name} to move"), NOTICE_TIMEOUT, || {
         Ok((moved(daemon, name)? >= before + count).then_some(()))
     })
 }
@@ -52,7 +52,7 @@ fn verified(vm: &Vm, output: &Output) -> Result<()> {
 }
 
 #[test]
-fn two_guests_of_four_times_the_card_are_verified_and_one_is_killed_in_mid_relocation() -> Result<()> {
+fn oversubscribed_guests_verify_and_one_dies_mid_relocation() -> Result<()> {
     // 48 MiB for two VMs of 96 MiB each; one of them is paravirtual, which must make no difference.
     let vms = vm_toml("stays", 96) + "paravirtual = { offered = true }\n" + &vm_toml("dies", 96);
     let mut daemon = Daemon::start("stirred", |paths| stirred_toml(paths, (64, 16), 128, 2) + &vms)?;
@@ -69,7 +69,7 @@ fn two_guests_of_four_times_the_card_are_verified_and_one_is_killed_in_mid_reloc
     wait_moved(&daemon, "dies", 20)?;
     dies.kill()?;
     drop(doomed);
-    wait::until("its channels and memory to come back", NOTICE, || {
+    wait::until("its channels and memory to come back", NOTICE_TIMEOUT, || {
         let shown = guest::show(&daemon, "dies")?;
         Ok((shown["state"] == "waiting" && shown["channels_used"] == 0).then_some(()))
     })?;

@@ -3,7 +3,7 @@
 use anyhow::{Result, ensure};
 use tests::Debian;
 
-use crate::site::{Form, LIMIT, names, run_node, start_node, start_up};
+use crate::site::{Form, WAIT_TIMEOUT, names, run_node, start_node, start_up};
 
 /// The admin socket of the daemon with a CUDA card.
 const SOCKET: &str = "/run/pods/admin.sock";
@@ -32,7 +32,7 @@ fn run(host: &Debian, claim: Option<&str>, arguments: &str) -> Result<tests::Out
 }
 
 #[test]
-fn containers_of_podman_have_what_they_claim() -> Result<()> {
+fn podman_containers_get_their_claimed_tenant() -> Result<()> {
     let Some(host) = start_up("cdi", Form::Deb)? else { return Ok(()) };
     let host = &host;
     start_node(host, "pods")?;
@@ -54,10 +54,10 @@ fn containers_of_podman_have_what_they_claim() -> Result<()> {
     let served = |programs: u32| {
         format!("test $(mediatorctl --socket {SOCKET} --json tenant show one | grep -c '\"pid\"') = {programs}")
     };
-    host.until("a program in a container", &served(1), LIMIT)?;
+    host.until("a program in a container", &served(1), WAIT_TIMEOUT)?;
     host.kill("pods")?;
     run_node(host, "pods")?;
-    host.until("the program to find the next daemon", &served(1), LIMIT)?;
+    host.until("the program to find the next daemon", &served(1), WAIT_TIMEOUT)?;
     let beside = run(host, Some("one"), "look")?;
     ensure!(beside.code == 0, "a container after the restart: {}", beside.text());
     host.kill("container")?;

@@ -3,7 +3,7 @@
 use anyhow::{Context, Result, bail, ensure};
 use tests::Debian;
 
-use crate::site::{Form, LIMIT, blocks, json, names, start_service, start_up};
+use crate::site::{Form, WAIT_TIMEOUT, blocks, json, names, start_service, start_up};
 
 /// The service's admin socket.
 const SOCKET: &str = "/run/gpu-mediator/admin.sock";
@@ -28,7 +28,7 @@ const PROFILE: &str = "printf '#include <tunables/global>\nprofile test /usr/bin
 
 /// Waits until a text is in the guest's replies or on its console.
 fn says(host: &Debian, what: &str, file: &str, count: u32) -> Result<()> {
-    host.until(what, &format!("test $(grep -c '{what}' /srv/vm/{file}) -ge {count}"), LIMIT).map(drop)
+    host.until(what, &format!("test $(grep -c '{what}' /srv/vm/{file}) -ge {count}"), WAIT_TIMEOUT).map(drop)
 }
 
 fn start(host: &Debian) -> Result<()> {
@@ -45,7 +45,7 @@ fn runs(host: &Debian) -> Result<()> {
 
 /// Waits until the domain and its vGPU are gone.
 fn is_gone(host: &Debian) -> Result<()> {
-    host.until("the vGPU to be gone", "mediatorctl vm list | grep -q '^no VMs'", LIMIT)?;
+    host.until("the vGPU to be gone", "mediatorctl vm list | grep -q '^no VMs'", WAIT_TIMEOUT)?;
     host.ok("test \"$(virsh domstate web)\" = 'shut off' && test ! -e /run/gpu-mediator/web.sock").map(drop)
 }
 
@@ -62,7 +62,7 @@ fn domains_of_libvirt_have_vgpus() -> Result<()> {
     let (define, starts) = run.trim().split_once('\n').context("docs/guides/libvirt.md: two commands")?;
     host.ok(&format!("cd /srv/vm && {describe}"))?;
     host.ok(&format!("cd /srv/vm && {CHANGES}"))?;
-    host.until("libvirt to answer", "virsh --quiet list", LIMIT)?;
+    host.until("libvirt to answer", "virsh --quiet list", WAIT_TIMEOUT)?;
     host.ok(&format!("cd /srv/vm && {define}"))?;
     ensure!(names(host, SOCKET, "vm")?.is_empty(), "a domain that does not run has a vGPU");
     host.start("answers", "while true; do cat /srv/vm/agent.out >> /srv/vm/answers; done")?;
@@ -94,7 +94,7 @@ fn domains_of_libvirt_have_vgpus() -> Result<()> {
     host.kill("virt")?;
     host.ok("kill -9 $(cat /run/libvirt/qemu/web.pid)")?;
     host.start("virt", "exec libvirtd")?;
-    host.until("libvirt to answer", "virsh --quiet list", LIMIT)?;
+    host.until("libvirt to answer", "virsh --quiet list", WAIT_TIMEOUT)?;
     is_gone(host)?;
     // A domain without room does not start, and reports the reason.
     host.ok("mediatorctl vm add hog --card card0 --vram-mib 192")?;

@@ -15,7 +15,7 @@ use tests::wait::Scratch;
 /// Time that building the package may take, including `cargo`.
 const PACKAGE_LIMIT: Duration = Duration::from_secs(400);
 /// Time limit of waits, for hangs only.
-pub const LIMIT: Duration = Duration::from_secs(300);
+pub const WAIT_TIMEOUT: Duration = Duration::from_secs(300);
 /// MiB of each CUDA card.
 pub const CARD_MIB: u64 = 1024;
 
@@ -134,7 +134,7 @@ pub fn start_service(host: &Debian) -> Result<()> {
 
 /// Waits until a daemon answers.
 fn answers(host: &Debian, socket: &str) -> Result<()> {
-    host.until("the daemon to answer", &format!("mediatorctl --socket {socket} card show"), LIMIT).map(drop)
+    host.until("the daemon to answer", &format!("mediatorctl --socket {socket} card show"), WAIT_TIMEOUT).map(drop)
 }
 
 /// Starts a separate daemon with a CUDA card of the fake driver and a software card, in `/run/NAME`.

@@ -7,7 +7,7 @@ use anyhow::{Context, Result, bail, ensure};
 use serde_json::Value;
 use tests::Debian;
 
-use crate::site::{CARD_MIB, Form, LIMIT, blocks, names, run_node, start_node, start_up};
+use crate::site::{CARD_MIB, Form, WAIT_TIMEOUT, blocks, names, run_node, start_node, start_up};
 
 /// The operator's page.
 const PAGE: &str = include_str!("../../../docs/guides/slurm.md");
@@ -73,7 +73,7 @@ fn start(host: &Debian) -> Result<()> {
         start_node(host, node)?;
         start_slurmd(host, node)?;
     }
-    host.until("the nodes to be idle", "test \"$(sinfo --noheader --Node --format=%t | sort -u)\" = idle", LIMIT)
+    host.until("the nodes to be idle", "test \"$(sinfo --noheader --Node --format=%t | sort -u)\" = idle", WAIT_TIMEOUT)
         .map(drop)
 }
 
@@ -119,7 +119,7 @@ fn kill(job: u32) -> String {
 
 /// Waits until no job is pending, running or completing.
 fn until_over(host: &Debian) -> Result<()> {
-    host.until("all jobs to be over", "test -z \"$(squeue --noheader)\"", LIMIT * 4).map(drop)
+    host.until("all jobs to be over", "test -z \"$(squeue --noheader)\"", WAIT_TIMEOUT * 4).map(drop)
 }
 
 /// Returns the final state of a job.
@@ -150,7 +150,7 @@ fn nothing_is_left(host: &Debian) -> Result<()> {
     for node in NODES {
         let socket = format!("/run/{node}/admin.sock");
         let left = "test -z \"$(mediatorctl --socket SOCKET tenant list | grep slurm-)\"".replace("SOCKET", &socket);
-        host.until("the node to have nothing left", &left, LIMIT)?;
+        host.until("the node to have nothing left", &left, WAIT_TIMEOUT)?;
         ensure!(names(host, &socket, "tenant")?.is_empty(), "{node} has tenants");
         host.ok(&format!("test -z \"$(ls /run/{node} | grep slurm-)\""))?;
     }
@@ -165,7 +165,7 @@ fn filled(host: &Debian, job: u32) -> Result<u64> {
 
 /// A short run: each kind of job, and each kind of end, once.
 #[test]
-fn jobs_of_slurm_have_what_they_ask_for() -> Result<()> {
+fn slurm_jobs_get_the_resources_they_request() -> Result<()> {
     let Some(host) = start_up("slurm", Form::Deb)? else { return Ok(()) };
     let host = &host;
     start(host)?;
@@ -188,8 +188,8 @@ fn jobs_of_slurm_have_what_they_ask_for() -> Result<()> {
             u64::from(mib) << 20
         )
     };
-    host.until("a job to hold memory", &has(held, 100), LIMIT)?;
-    host.until("another to hold memory", &has(killed, 40), LIMIT)?;
+    host.until("a job to hold memory", &has(held, 100), WAIT_TIMEOUT)?;
+    host.until("another to hold memory", &has(killed, 40), WAIT_TIMEOUT)?;
     host.ok(&format!("test \"$(stat -c '%U %a' /run/n2/slurm-{held}/cuda.sock)\" = 'alice 600'"))?;
     host.ok(&format!("scancel {held}"))?;
     host.ok(&kill(killed))?;
@@ -230,7 +230,7 @@ fn is_lost(host: &Debian) -> Result<()> {
         "mediatorctl --socket /run/n2/admin.sock --json tenant show slurm-{lost} | grep -q '\"on_card_bytes\": {}'",
         100 << 20
     );
-    host.until("a job to hold memory", &has, LIMIT)?;
+    host.until("a job to hold memory", &has, WAIT_TIMEOUT)?;
     host.kill("slurmd-n2")?;
     host.kill("n2")?;
     host.ok(&format!(
@@ -245,7 +245,8 @@ fn is_lost(host: &Debian) -> Result<()> {
     start_slurmd(host, "n2")?;
     nothing_is_left(host)?;
     ensure!(ledger(host)?.contains_key(&lost), "a job that was lost with its node is not written down");
-    host.until("the node to be idle", "test \"$(sinfo --noheader --nodes=n2 --format=%t)\" = idle", LIMIT).map(drop)
+    host.until("the node to be idle", "test \"$(sinfo --noheader --nodes=n2 --format=%t)\" = idle", WAIT_TIMEOUT)
+        .map(drop)
 }
 
 /// Checks the ledger against the jobs' requests (shards and weight), the usage reported to the controller while they
@@ -285,7 +286,7 @@ fn add_up(
 /// Run time of the jobs that share a card by weight.
 const BUSY: Duration = Duration::from_secs(30);
 /// Number of jobs in the long run.
-const MANY: u32 = 40;
+const JOBS: u32 = 40;
 
 /// A long run: many jobs with different shares, some cancelled or killed, and a lost node.
 #[test]
@@ -317,7 +318,7 @@ fn forty_jobs_leave_nothing_and_their_accounts_add_up() -> Result<()> {
     let mut fills = BTreeMap::new();
     let mut all = vec![heavy, light];
     let (mut cancelled, mut killed) = (Vec::new(), Vec::new());
-    for index in 0..MANY - 3 {
+    for index in 0..JOBS - 3 {
         let user = ["alice", "bob"][index as usize % 2];
         let shards = [5_u32, 10, 20, 25, 40, 60][index as usize % 6];
         let weight = [50, 100, 300][index as usize % 3];
@@ -343,12 +344,12 @@ fn forty_jobs_leave_nothing_and_their_accounts_add_up() -> Result<()> {
         host.until(
             "a job to run",
             &format!("test \"$(squeue --noheader --jobs={job} --format=%T)\" = RUNNING"),
-            LIMIT * 2,
+            WAIT_TIMEOUT * 2,
         )?;
         host.ok(&format!("scancel {job}"))?;
     }
     for job in &killed {
-        host.until("a job to be killed", &kill(*job), LIMIT * 2)?;
+        host.until("a job to be killed", &kill(*job), WAIT_TIMEOUT * 2)?;
     }
     until_over(host)?;
     nothing_is_left(host)?;

@@ -4,7 +4,7 @@ use anyhow::Result;
 use tests::guest::{self, card_toml, vm_toml};
 use tests::{Daemon, Pending, Vm, VmConfig, klog};
 
-use super::knowing::offered;
+use super::paravirt::offered;
 
 /// Returns kernel log lines in which nouveau reports a fault, a killed channel, or recovery.
 fn troubles(log: &[klog::Line]) -> Vec<&str> {
@@ -111,12 +111,12 @@ fn only_the_culprit_is_told_of_its_kernels(kernel: &str, knows: bool) -> Result<
 }
 
 #[test]
-fn linux_6_12_is_told_of_its_faults_and_hangs_and_recovers() -> Result<()> {
+fn linux_6_12_is_notified_of_faults_and_hangs_and_recovers() -> Result<()> {
     only_the_culprit_is_told("6.12")
 }
 
 #[test]
-fn linux_6_1_is_told_of_its_kernels_and_recovers() -> Result<()> {
+fn linux_6_1_is_notified_of_gpu_kernel_errors_and_recovers() -> Result<()> {
     only_the_culprit_is_told_of_its_kernels("6.1", false)
 }
 
@@ -124,13 +124,13 @@ mod full {
     use super::*;
 
     #[test]
-    fn linux_6_1_is_told_of_its_faults_and_hangs_and_recovers() -> Result<()> {
+    fn linux_6_1_is_notified_of_faults_and_hangs_and_recovers() -> Result<()> {
         only_the_culprit_is_told("6.1")
     }
 
     /// With the paravirtual driver, which must not change anything else.
     #[test]
-    fn linux_6_12_by_calls_is_told_of_its_kernels_and_recovers() -> Result<()> {
+    fn linux_6_12_pv_is_notified_of_gpu_kernel_errors_and_recovers() -> Result<()> {
         only_the_culprit_is_told_of_its_kernels("6.12", true)
     }
 }

@@ -45,7 +45,7 @@ fn reset_and_reboot_come_back_and_a_killed_vm_is_gone() -> Result<()> {
 }
 
 #[test]
-fn commands_run_beside_each_other() -> Result<()> {
+fn commands_run_concurrently() -> Result<()> {
     let vm = Vm::launch(&VmConfig::new("beside", images()?, "6.12")?)?;
     vm.wait_ready()?;
     let slow = vm.start("sleep 2")?;

@@ -8,7 +8,7 @@ use tests::guest::{self, card_toml, vm_toml};
 use tests::klog::Line;
 use tests::{Daemon, Vm, VmConfig, scale};
 
-use super::knowing;
+use super::paravirt;
 
 /// Number of kills, by default and at full scale, alternately with a working and an idle guest; `GPU_MEDIATOR_KILLS`
 /// sets another number. Each takes a minute.
@@ -104,10 +104,10 @@ fn goes_on_after_kills(name: &str, kernel: &str) -> Result<()> {
 }
 
 #[test]
-fn guest_that_knows_the_mediator_and_whose_daemon_was_killed_loads_its_driver_anew() -> Result<()> {
+fn paravirtual_guest_reloads_driver_after_daemon_is_killed() -> Result<()> {
     let name = "killedpv";
-    let mut daemon = Daemon::start_as_service(name, |paths| card_toml(paths, 128) + &knowing::offered(name, 64, ""))?;
-    let vm = knowing::boot(&daemon, name, "6.1")?;
+    let mut daemon = Daemon::start_as_service(name, |paths| card_toml(paths, 128) + &paravirt::offered(name, 64, ""))?;
+    let vm = paravirt::boot(&daemon, name, "6.1")?;
     let qemu = vm.pid();
     guest::smoke(&vm, "copy --engine m2mf --from gart --to vram --size 65536")?;
     daemon.kill_and_restart()?;
@@ -121,7 +121,7 @@ fn guest_that_knows_the_mediator_and_whose_daemon_was_killed_loads_its_driver_an
 }
 
 #[test]
-fn guest_of_6_12_whose_daemon_was_killed_loads_its_driver_anew() -> Result<()> {
+fn linux_6_12_reloads_driver_after_daemon_is_killed() -> Result<()> {
     goes_on_after_kills("killed612", "6.12")
 }
 
@@ -129,7 +129,7 @@ mod full {
     use super::*;
 
     #[test]
-    fn guest_of_6_1_whose_daemon_was_killed_loads_its_driver_anew() -> Result<()> {
+    fn linux_6_1_reloads_driver_after_daemon_is_killed() -> Result<()> {
         goes_on_after_kills("killed61", "6.1")
     }
 }

@@ -23,7 +23,7 @@ const MEMORY: &str = "overcommit = true\nmemory = { host_mib = 128 }\n";
 const VMS: [&str; 2] = ["web", "build"];
 const VM_MIB: u32 = 32;
 /// Time that a server may take to answer, and Prometheus to read all metrics.
-const LIMIT: Duration = Duration::from_secs(120);
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(120);
 /// Virtual addresses of buffers.
 const FROM: u64 = 0x100_0000;
 const TO: u64 = 0x200_0000;
@@ -40,7 +40,7 @@ impl Server {
 
     /// Waits until `path` is available at `port`.
     fn wait_ready(&mut self, port: u16, path: &str) -> Result<()> {
-        wait::until(&format!("{path} at port {port}"), LIMIT, || {
+        wait::until(&format!("{path} at port {port}"), ANSWER_TIMEOUT, || {
             if let Some(status) = self.0.try_wait()? {
                 bail!("it has ended ({status})");
             }
@@ -64,7 +64,7 @@ fn free_port() -> Result<u16> {
 
 fn connect(port: u16) -> Result<TcpStream> {
     let stream = TcpStream::connect((Ipv4Addr::LOCALHOST, port))?;
-    stream.set_read_timeout(Some(LIMIT))?;
+    stream.set_read_timeout(Some(ANSWER_TIMEOUT))?;
     Ok(stream)
 }
 
@@ -153,14 +153,14 @@ fn expected(daemon: &Daemon) -> Result<Vec<(String, f64)>> {
 }
 
 #[test]
-fn prometheus_behind_the_documented_proxy_says_what_mediatorctl_says() -> Result<()> {
+fn prometheus_through_documented_proxy_matches_mediatorctl() -> Result<()> {
     let programs = tests::monitoring()?;
     let vms: String = VMS.iter().map(|name| vm_toml(name, VM_MIB)).collect();
     let mut daemon = Daemon::start("monitoring", |paths| card_toml(paths, 128) + MEMORY + &vms)?;
     let guests = guests(&daemon)?;
     // Evicts memory to the host, where it stays.
     daemon.ctl(&["memory", "set-quota", "web", "2"])?.success()?;
-    wait::until("memory of VM web in the host", LIMIT, || {
+    wait::until("memory of VM web in the host", ANSWER_TIMEOUT, || {
         let memory = daemon.ctl_json(&["memory", "show", "card0"])?;
         let web = memory["vms"].as_array().and_then(|vms| vms.iter().find(|vm| vm["vm"] == "web")).cloned();
         let web = web.context("no VM web")?;
@@ -217,12 +217,12 @@ fn prometheus_behind_the_documented_proxy_says_what_mediatorctl_says() -> Result
     let mut prometheus = Server::start(&mut prometheus, &path("prometheus.log"))?;
     prometheus.wait_ready(port, "/-/ready").with_context(|| wait::tail(&path("prometheus.log")))?;
     let up = || value(port, "up{job=\"gpu-mediator\"}");
-    wait::until("Prometheus to reach the daemon", LIMIT, || Ok(up()?.filter(|up| *up == 1.0)))
+    wait::until("Prometheus to reach the daemon", ANSWER_TIMEOUT, || Ok(up()?.filter(|up| *up == 1.0)))
         .with_context(|| wait::tail(&path("prometheus.log")))?;
 
     // An idle VM's entitlement changes with time, so both are read until they agree.
     let mut differing = Vec::new();
-    let agree = wait::until("Prometheus and mediatorctl to agree", LIMIT, || {
+    let agree = wait::until("Prometheus and mediatorctl to agree", ANSWER_TIMEOUT, || {
         let expected = expected(&daemon)?;
         ensure!(expected.len() == 3 + VMS.len() * 11, "{expected:?}");
         differing.clear();
@@ -247,12 +247,10 @@ fn prometheus_behind_the_documented_proxy_says_what_mediatorctl_says() -> Result
     drop(guests);
     daemon.ctl(&["vm", "remove", "build"])?.success()?;
     let there = "count(gpu_mediator_vm_vram_bytes)";
-    wait::until(
-        "a VM that is gone to be gone for Prometheus",
-        LIMIT,
-        || Ok(value(port, there)?.filter(|n| *n == 1.0)),
-    )?;
+    wait::until("a VM that is gone to be gone for Prometheus", ANSWER_TIMEOUT, || {
+        Ok(value(port, there)?.filter(|n| *n == 1.0))
+    })?;
     ensure!(daemon.stop()?.success(), "{}", daemon.log_tail());
-    wait::until("Prometheus to miss the daemon", LIMIT, || Ok(up()?.filter(|up| *up == 0.0)))?;
+    wait::until("Prometheus to miss the daemon", ANSWER_TIMEOUT, || Ok(up()?.filter(|up| *up == 0.0)))?;
     Ok(())
 }

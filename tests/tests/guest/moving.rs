@@ -8,7 +8,7 @@ use serde_json::Value;
 use tests::guest::{self, TRAPPED, card_toml, vm_toml};
 use tests::{Daemon, Paths, Vm, VmConfig, scale};
 
-use super::knowing;
+use super::paravirt;
 use super::stories::complaints;
 use super::upgrade::{Copies, compute_until};
 
@@ -52,9 +52,9 @@ fn moved(daemon: &Daemon, name: &str, to: &str) -> Result<Value> {
 #[test]
 fn guests_compute_and_verify_while_they_go_from_card_to_card() -> Result<()> {
     // Two VMMs map their apertures, and keep that memory wherever the VM is.
-    let vms = vm_toml("old", 96) + TRAPPED + &vm_toml("new", 96) + &knowing::offered("knows", 96, "");
+    let vms = vm_toml("old", 96) + TRAPPED + &vm_toml("new", 96) + &paravirt::offered("knows", 96, "");
     let daemon = Daemon::start("moving", |paths| cards_toml(paths) + &vms)?;
-    let vms = [stock(&daemon, "old", "6.1")?, stock(&daemon, "new", "6.12")?, knowing::boot(&daemon, "knows", "6.1")?];
+    let vms = [stock(&daemon, "old", "6.1")?, stock(&daemon, "new", "6.12")?, paravirt::boot(&daemon, "knows", "6.1")?];
     let moves = scale::pick(MOVES, FULL_MOVES);
     let stop = AtomicBool::new(false);
     let (pauses, bytes) = std::thread::scope(|scope| -> Result<_> {
@@ -101,7 +101,7 @@ fn guests_compute_and_verify_while_they_go_from_card_to_card() -> Result<()> {
 }
 
 #[test]
-fn card_is_drained_while_a_vm_arrives_and_an_upgrade_goes_on_with_who_has_moved() -> Result<()> {
+fn card_drains_while_vm_arrives_and_upgrade_keeps_moved_vms() -> Result<()> {
     let vms: String = ["a", "b", "c"].into_iter().map(|name| vm_toml(name, 32)).collect();
     let scratch = tests::wait::Scratch::new("drained")?;
     let program = scratch.path().join("mediatord");
@@ -140,7 +140,7 @@ fn card_is_drained_while_a_vm_arrives_and_an_upgrade_goes_on_with_who_has_moved(
 }
 
 #[test]
-fn card_that_dies_takes_its_vms_devices_and_they_are_placed_again() -> Result<()> {
+fn vms_of_dead_card_move_to_another_card() -> Result<()> {
     let fault = "\n[[card.fault]]\nengine = \"copy0\"\nkind = \"vanish\"\nafter = 0\n";
     let more = "\n[[card]]\nname = \"card1\"\nkind = \"simgpu\"\nvram_mib = 128\n";
     let vms = vm_toml("dies", 32) + &vm_toml("beside", 32) + &vm_toml("else", 32).replace("card0", "card1");

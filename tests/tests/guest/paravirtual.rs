@@ -51,7 +51,7 @@ fn is_as_the_stock_one(kernel: &str) -> Result<()> {
 }
 
 #[test]
-fn hooked_driver_of_6_12_is_as_the_stock_one_without_the_interface() -> Result<()> {
+fn hooked_driver_6_12_matches_stock_without_pv_interface() -> Result<()> {
     is_as_the_stock_one("6.12")
 }
 
@@ -59,7 +59,7 @@ mod full {
     use super::*;
 
     #[test]
-    fn hooked_driver_of_6_1_is_as_the_stock_one_without_the_interface() -> Result<()> {
+    fn hooked_driver_6_1_matches_stock_without_pv_interface() -> Result<()> {
         is_as_the_stock_one("6.1")
     }
 }

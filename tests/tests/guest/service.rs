@@ -55,7 +55,7 @@ const EXPOSURE: u32 = 5;
 const VMS: u32 = 8;
 const VRAM_MIB: u32 = 40;
 /// Time limit of waits, for hangs only.
-const LIMIT: Duration = Duration::from_secs(120);
+const WAIT_TIMEOUT: Duration = Duration::from_secs(120);
 
 const SITE: &str = r#"[daemon]
 state_dir = "/var/lib/gpu-mediator"
@@ -98,8 +98,12 @@ fn drop_in(host: &Host, name: &str, lines: &str) -> Result<()> {
 /// Returns the output of `mediatorctl` for the administrator.
 fn json(host: &Host, arguments: &str) -> Result<Value> {
     let command = format!("mediatorctl --json {arguments}");
-    let text =
-        host.vm().run_within(&format!("sh {command}"), LIMIT)?.success().with_context(|| command.clone())?.text();
+    let text = host
+        .vm()
+        .run_within(&format!("sh {command}"), WAIT_TIMEOUT)?
+        .success()
+        .with_context(|| command.clone())?
+        .text();
     serde_json::from_str(&text).with_context(|| format!("{command}:\n{text}"))
 }
 
@@ -123,7 +127,7 @@ fn start_vmm(host: &Host, vm: u32) -> Result<()> {
 
 /// Waits until a VMM has printed a line that starts with `word`.
 fn vmm_says(host: &Host, vm: u32, word: &str) -> Result<String> {
-    host.until(&format!("vm{vm}: {word}"), &format!("grep '^{word}' /tmp/vm{vm}.log"), LIMIT)
+    host.until(&format!("vm{vm}: {word}"), &format!("grep '^{word}' /tmp/vm{vm}.log"), WAIT_TIMEOUT)
 }
 
 /// Waits until systemd has restarted the service for the `restarts`th time by itself.
@@ -131,7 +135,7 @@ fn restarted(host: &Host, restarts: u32) -> Result<()> {
     let command = format!(
         "systemctl is-active --quiet gpu-mediator && test $(systemctl show --value --property=NRestarts gpu-mediator) = {restarts}"
     );
-    host.until("the service to come back", &command, LIMIT).map(drop)
+    host.until("the service to come back", &command, WAIT_TIMEOUT).map(drop)
 }
 
 fn is_installed(host: &Host) -> Result<()> {
@@ -208,7 +212,7 @@ fn is_reloaded(host: &Host) -> Result<()> {
     host.ok("systemctl reload gpu-mediator")?;
     let gone =
         format!("test $(systemctl show --value --property=MainPID gpu-mediator) != {pid} && ! test -e /proc/{pid}");
-    host.until("the next daemon to be the service's", &gone, LIMIT)?;
+    host.until("the next daemon to be the service's", &gone, WAIT_TIMEOUT)?;
     restarted(host, 0)?;
     let shown = json(host, "daemon show")?;
     assert_eq!((shown["upgrades"].as_u64(), shown["pid"].to_string()), (Some(1), property(host, "MainPID")?));
@@ -226,13 +230,14 @@ fn is_restarted(host: &Host) -> Result<()> {
     drop_in(host, "slow", "ExecStartPre=/bin/sh -c \"until test -e /run/go; do sleep 0.1; done\"")?;
     host.ok("systemctl restart --no-block gpu-mediator")?;
     let away = "test $(systemctl show --value --property=SubState gpu-mediator) = start-pre";
-    host.until("the service to be away", away, LIMIT)?;
+    host.until("the service to be away", away, WAIT_TIMEOUT)?;
     start_vmm(host, 3)?;
     start(host, "list", "alice", "mediatorctl --json vm list")?;
-    host.until("the VMM to be connected", "grep '^connecting' /tmp/vm3.log", LIMIT)?;
+    host.until("the VMM to be connected", "grep '^connecting' /tmp/vm3.log", WAIT_TIMEOUT)?;
     host.ok("sleep 1; systemctl is-active vm3 list && test ! -s /tmp/list.log && touch /run/go")?;
     assert!(vmm_says(host, 3, "RESULT")?.starts_with("RESULT ok=true"));
-    let listed = host.until("the operator to be answered", "test -s /tmp/list.log && cat /tmp/list.log", LIMIT)?;
+    let listed =
+        host.until("the operator to be answered", "test -s /tmp/list.log && cat /tmp/list.log", WAIT_TIMEOUT)?;
     assert_eq!(listed.matches("\"name\"").count(), VMS as usize, "{listed}");
     restarted(host, 0)?;
     // The daemon's state of their vGPUs is lost, and they notice.
@@ -308,7 +313,7 @@ fn is_upgraded(host: &Host) -> Result<()> {
 fn files_of(host: &Host) -> Result<BTreeSet<String>> {
     let without = ["/root", "/tmp", "/var/cache", "/var/lib/dpkg", "/var/log"].map(|path| format!("-path {path}"));
     let command = format!("find / -xdev \\( {} \\) -prune -o -print", without.join(" -o "));
-    let listed = host.vm().run_within(&format!("sh {command}"), LIMIT)?.success()?;
+    let listed = host.vm().run_within(&format!("sh {command}"), WAIT_TIMEOUT)?.success()?;
     let files: BTreeSet<String> = listed.lines.into_iter().collect();
     ensure!(files.contains("/etc/passwd") && files.len() > 1000, "{} files are no host", files.len());
     Ok(files)
@@ -335,7 +340,7 @@ fn is_removed(host: &Host, before: &BTreeSet<String>) -> Result<()> {
 }
 
 #[test]
-fn package_is_installed_and_its_service_lives_through_all_that_befalls_it() -> Result<()> {
+fn packaged_service_survives_kill_hang_reload_and_upgrade() -> Result<()> {
     let host = host()?;
     let files = files_of(&host)?;
     is_installed(&host)?;

@@ -12,7 +12,7 @@ use tests::guest::{self, TRAPPED, card_toml, vm_toml};
 use tests::wait::Scratch;
 use tests::{Daemon, Vm, VmConfig, scale};
 
-use super::knowing;
+use super::paravirt;
 use super::stories::complaints;
 
 /// Returns the number of rollbacks to the previous version with computing guests, each followed by an upgrade.
@@ -149,7 +149,7 @@ fn next_daemon_that_does_not_come_up_changes_nothing() -> Result<()> {
 }
 
 #[test]
-fn next_daemon_that_ends_when_it_takes_over_takes_its_vms_devices_along() -> Result<()> {
+fn next_daemon_that_dies_at_takeover_loses_vm_devices() -> Result<()> {
     let scratch = Scratch::new("upgrade-lost")?;
     let program = scratch.path().join("mediatord");
     let mut daemon = Daemon::start_copy("lost", &program, |paths| card_toml(paths, 128) + &vm_toml("a", 32))?;
@@ -240,7 +240,7 @@ fn upgrade_under(
 #[test]
 fn guests_compute_and_verify_while_their_daemon_is_upgraded() -> Result<()> {
     // A program of the previous version does not support VMs whose VMM maps PRAMIN.
-    let vms = [vm_toml("old", 96), vm_toml("new", 96), knowing::offered("knows", 96, "")];
+    let vms = [vm_toml("old", 96), vm_toml("new", 96), paravirt::offered("knows", 96, "")];
     let vms: String = vms.into_iter().map(|vm| vm + TRAPPED).collect();
     let memory = "overcommit = true\nmemory = { host_mib = 320, chaos_every = 50, chaos_seed = 7 }\n";
     let scratch = Scratch::new("upgrades")?;
@@ -249,7 +249,7 @@ fn guests_compute_and_verify_while_their_daemon_is_upgraded() -> Result<()> {
     let before =
         std::env::var_os(BEFORE).map(|before| Ok::<_, anyhow::Error>((fs::read(before)?, fs::read(&program)?)));
     let programs = before.transpose().context(BEFORE)?;
-    let vms = [stock(&daemon, "old", "6.1")?, stock(&daemon, "new", "6.12")?, knowing::boot(&daemon, "knows", "6.1")?];
+    let vms = [stock(&daemon, "old", "6.1")?, stock(&daemon, "new", "6.12")?, paravirt::boot(&daemon, "knows", "6.1")?];
     let (pauses, bytes) = upgrade_under(&mut daemon, &vms, 2 * rounds(), |daemon, turn| {
         let back = turn % 2 == 0;
         match &programs {
@@ -271,7 +271,7 @@ fn guests_compute_and_verify_while_their_daemon_is_upgraded() -> Result<()> {
 }
 
 #[test]
-fn guest_whose_vmm_maps_its_apertures_computes_while_its_daemon_is_upgraded() -> Result<()> {
+fn guest_with_mapped_apertures_computes_during_upgrades() -> Result<()> {
     let vm = vm_toml("maps", 96);
     let scratch = Scratch::new("upgrades-mapped")?;
     let program = scratch.path().join("mediatord");

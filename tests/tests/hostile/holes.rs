@@ -123,6 +123,6 @@ fn holes_are_closed_to_a_guest() -> Result<()> {
 }
 
 #[test]
-fn context_images_of_a_guest_harm_nobody() -> Result<()> {
+fn guest_context_images_do_not_harm_neighbour() -> Result<()> {
     beside_a_neighbour("contexts", &[IMAGES..=IMAGES])
 }

@@ -3,18 +3,18 @@
 use std::time::Duration;
 
 use anyhow::Result;
-use tests::contest::Outcome;
-use tests::crowd::{Crowd, ROUND_NS, name_of};
+use tests::contention::Outcome;
+use tests::many_vms::{Crowd, ROUND_NS, name_of};
 use tests::rogues::{Rogue, stretched};
 
 /// Rounds of the neighbours' kernels, 2 and 10 ms. With the number in flight, each has work for as long as a busy host
 /// delays its guest.
 const NEIGHBOURS: [u32; 2] = [4, 20];
-const MEASURED: Duration = Duration::from_secs(3);
+const MEASURED_TIME: Duration = Duration::from_secs(3);
 
 /// Describes the harm that a rogue did to its neighbours, so that all rogues are reported together.
 fn complaints(crowd: &mut Crowd, rogue: Rogue) -> Result<Vec<String>> {
-    let outcome = rogue.beside(crowd, &NEIGHBOURS, MEASURED)?;
+    let outcome = rogue.beside(crowd, &NEIGHBOURS, MEASURED_TIME)?;
     let charged: f64 = (0..=NEIGHBOURS.len()).map(|place| outcome.received(place)).sum();
     let mut complaints = Vec::new();
     for (place, rounds) in NEIGHBOURS.into_iter().enumerate() {

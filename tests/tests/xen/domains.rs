@@ -180,7 +180,7 @@ mod full {
     }
 
     #[test]
-    fn hostile_domain_harms_nobody() -> Result<()> {
+    fn hostile_domain_does_not_harm_others() -> Result<()> {
         let pv = DomainSpec { paravirtual: true, ..DomainSpec::new("pv", "6.1") };
         let specs = [DomainSpec::new("a", "6.1"), pv];
         let machine = XenMachine::boot("xen-hostile", &specs, &config(&["a", "pv"], "pv"), DOM0_MIB)?;

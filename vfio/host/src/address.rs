@@ -75,7 +75,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn what_is_no_address_is_told_with_an_example() {
+    fn invalid_address_error_shows_an_example() {
         let wrong = ["", "65:00.0", "0000:65:00", "0000:65:20.0", "0000:65:00.8", "000:65:00.0", "0000:065:00.0", "x"];
         for text in wrong.into_iter().chain(["+000:65:00.0", "0000:65:00.0 ", "000000000:65:00.0"]) {
             let error = text.parse::<Address>().unwrap_err().to_string();

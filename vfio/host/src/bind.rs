@@ -11,7 +11,7 @@ use nvspec::chip::VENDOR_NVIDIA;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::{Address, Function, HostError, Obstacle, Sysfs, VFIO_PCI};
+use crate::{Address, Function, ManagerError, Obstacle, Sysfs, VFIO_PCI};
 
 /// Writes to files of sysfs. A trait, because a file in a test's folder does not bind anything.
 pub trait Attributes {
@@ -48,7 +48,7 @@ pub struct Change {
 pub enum BindError {
     /// Sysfs cannot be read, or no such function exists.
     #[error(transparent)]
-    Host(#[from] HostError),
+    Host(#[from] ManagerError),
     /// It is not NVIDIA's.
     #[error("{address} is a function of vendor {vendor:04x}, and only NVIDIA's are bound here")]
     Foreign {

@@ -173,7 +173,7 @@ impl Obstacle {
 
 /// A fact about the host that cannot be read.
 #[derive(Debug, thiserror::Error)]
-pub enum HostError {
+pub enum ManagerError {
     /// No such function exists.
     #[error("the host has no PCI function {0}")]
     NoFunction(Address),
@@ -198,7 +198,7 @@ pub enum HostError {
     },
 }
 
-impl HostError {
+impl ManagerError {
     /// Returns the remedy for the operator.
     #[must_use]
     pub fn what_to_do(&self) -> &'static str {
@@ -263,12 +263,12 @@ impl Sysfs {
     ///
     /// # Errors
     /// If sysfs cannot be read; a function that disappears meanwhile is omitted.
-    pub fn list(&self) -> Result<Vec<Function>, HostError> {
+    pub fn list(&self) -> Result<Vec<Function>, ManagerError> {
         let mut functions = Vec::new();
         for address in addresses(&self.devices())? {
             match self.function(address) {
                 Ok(function) if function.is_card() => functions.push(function),
-                Ok(_) | Err(HostError::NoFunction(_)) => {}
+                Ok(_) | Err(ManagerError::NoFunction(_)) => {}
                 Err(error) => return Err(error),
             }
         }
@@ -279,14 +279,14 @@ impl Sysfs {
     ///
     /// # Errors
     /// If it does not exist, or sysfs cannot be read.
-    pub fn function(&self, address: Address) -> Result<Function, HostError> {
+    pub fn function(&self, address: Address) -> Result<Function, ManagerError> {
         let folder = self.folder(address);
         if !folder.exists() {
-            return Err(HostError::NoFunction(address));
+            return Err(ManagerError::NoFunction(address));
         }
         let group = match link(&folder.join("iommu_group"))? {
             None => None,
-            Some(name) => Some(name.parse().map_err(|_| HostError::Unexpected {
+            Some(name) => Some(name.parse().map_err(|_| ManagerError::Unexpected {
                 path: folder.join("iommu_group"),
                 found: name,
                 expected: "no link to a numbered group",
@@ -326,8 +326,8 @@ fn node_in(folder: &Path) -> Option<String> {
 }
 
 /// The names in a folder that are addresses, sorted; none if the folder does not exist.
-fn addresses(folder: &Path) -> Result<Vec<Address>, HostError> {
-    let unreadable = |source| HostError::Unreadable { path: folder.to_owned(), source };
+fn addresses(folder: &Path) -> Result<Vec<Address>, ManagerError> {
+    let unreadable = |source| ManagerError::Unreadable { path: folder.to_owned(), source };
     let entries = match fs::read_dir(folder) {
         Ok(entries) => entries,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
@@ -343,33 +343,33 @@ fn addresses(folder: &Path) -> Result<Vec<Address>, HostError> {
 }
 
 /// The last component of a link's target; `None` if the link does not exist.
-fn link(path: &Path) -> Result<Option<String>, HostError> {
+fn link(path: &Path) -> Result<Option<String>, ManagerError> {
     match fs::read_link(path) {
         Ok(target) => Ok(target.file_name().map(|name| name.to_string_lossy().into_owned())),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-        Err(source) => Err(HostError::Unreadable { path: path.to_owned(), source }),
+        Err(source) => Err(ManagerError::Unreadable { path: path.to_owned(), source }),
     }
 }
 
-fn read(path: &Path) -> Result<String, HostError> {
+fn read(path: &Path) -> Result<String, ManagerError> {
     let mut text = String::new();
     File::open(path)
         .and_then(|file| file.take(MAX_FILE).read_to_string(&mut text))
-        .map_err(|source| HostError::Unreadable { path: path.to_owned(), source })?;
+        .map_err(|source| ManagerError::Unreadable { path: path.to_owned(), source })?;
     Ok(text)
 }
 
 /// A number in sysfs's format: `0x10de`.
-fn number(path: &Path) -> Result<u32, HostError> {
+fn number(path: &Path) -> Result<u32, ManagerError> {
     let text = read(path)?;
     let digits = text.trim().strip_prefix("0x").unwrap_or_default();
-    u32::from_str_radix(digits, 16).map_err(|_| HostError::Unexpected {
+    u32::from_str_radix(digits, 16).map_err(|_| ManagerError::Unexpected {
         path: path.to_owned(),
         found: text.chars().take(32).collect(),
         expected: "no number such as 0x10de",
     })
 }
 
-fn short(path: &Path) -> Result<u16, HostError> {
+fn short(path: &Path) -> Result<u16, ManagerError> {
     number(path).map(|number| (number & 0xffff) as u16)
 }

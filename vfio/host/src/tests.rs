@@ -5,7 +5,7 @@ use std::path::Path;
 
 use crate::bind::{Attributes, BindError};
 use crate::fake::{Fake, Plan};
-use crate::{Address, Function, HostError, Sysfs};
+use crate::{Address, Function, ManagerError, Sysfs};
 
 const AUDIO: Plan<'static> = Plan {
     address: "0000:65:00.1",
@@ -55,7 +55,7 @@ fn only_display_controllers_of_nvidia_are_listed() {
 }
 
 #[test]
-fn each_obstacle_is_told_with_what_to_do() {
+fn each_obstacle_is_reported_with_a_fix() {
     let folder = folder();
     let fake = Fake::new(folder.path());
     fake.add(Plan { driver: Some("vfio-pci"), ..Plan::CARD });
@@ -97,11 +97,11 @@ fn each_obstacle_is_told_with_what_to_do() {
 }
 
 #[test]
-fn sysfs_that_says_nonsense_is_told_and_not_believed() {
+fn malformed_sysfs_value_is_reported() {
     let folder = folder();
     let fake = Fake::new(folder.path());
     let sysfs = fake.sysfs();
-    assert!(matches!(sysfs.function(card()), Err(HostError::NoFunction(_))));
+    assert!(matches!(sysfs.function(card()), Err(ManagerError::NoFunction(_))));
     fake.add(Plan::CARD);
     for text in ["", "10de\n", "0x\n", "0xfffffffff\n", "0xg\n"] {
         fake.spoil(Plan::CARD.address, "vendor", text);
@@ -144,7 +144,7 @@ impl Attributes for Stubborn {
 }
 
 #[test]
-fn binding_that_fails_is_told_with_what_to_do() {
+fn bind_error_says_how_to_fix_it() {
     let folder = folder();
     let fake = Fake::new(folder.path());
     fake.add(Plan::CARD);

@@ -151,7 +151,7 @@ fn memory_is_mapped_until_it_is_unmapped_or_the_card_is_closed() {
 }
 
 #[test]
-fn memory_beyond_what_may_be_pinned_says_what_to_raise() {
+fn memory_over_pin_limit_error_says_which_limit_to_raise() {
     use rustix::process::{Resource, getrlimit, setrlimit};
     let machine = Machine::new(Nature { memlock: 0x2000, ..Nature::default() });
     let card = machine.card();
@@ -172,7 +172,7 @@ fn memory_beyond_what_may_be_pinned_says_what_to_raise() {
 }
 
 #[test]
-fn vm_whose_ram_may_not_be_pinned_is_refused_it_and_others_go_on() {
+fn vm_ram_over_pin_limit_is_rejected_and_others_continue() {
     // By then the mediator's own memory is pinned.
     let (machine, rig) = mediated(Nature { memlock: 2 << 20, ..Nature::default() });
     let mut large = rig.guest(0, 16, 8);
@@ -279,7 +279,7 @@ fn runs_a_guest(nature: Nature) {
 }
 
 #[test]
-fn vms_lose_a_card_that_the_host_takes_away_and_are_told_why() {
+fn vms_lose_card_taken_by_host_and_get_the_reason() {
     let cases = [(VFIO_PCI_REQ_IRQ_INDEX, "the host wants it back"), (VFIO_PCI_ERR_IRQ_INDEX, "its bus has reported")];
     for (index, expected) in cases {
         let (machine, rig) = with_bar1(true);
@@ -301,7 +301,7 @@ fn vms_lose_a_card_that_the_host_takes_away_and_are_told_why() {
 type Mishap = fn(&Machine);
 
 #[test]
-fn vms_lose_a_card_that_is_reset_or_goes_silent_behind_the_mediators_back() {
+fn vms_lose_card_that_is_reset_externally_or_stops_answering() {
     let cases: [(Mishap, &str); 2] = [
         (|machine| machine.sim.reset(), "somebody else has reset it"),
         (|machine| machine.silent.store(true, Ordering::SeqCst), "it does not answer any more"),

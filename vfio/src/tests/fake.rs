@@ -15,7 +15,7 @@ use vfio_host::Address;
 use vfio_host::fake::{Fake as FakeSysfs, Plan};
 use vmm_sys_util::eventfd::EventFd;
 
-use crate::kernel::{Dependent, DeviceInfo, IommuInfo, Irq, Kernel, OpenKernel, Region, Unopened, Window};
+use crate::kernel::{Dependent, DeviceInfo, FileOpenError, IommuInfo, Irq, Kernel, OpenKernel, Region, Window};
 use crate::{OpenError, Place, Reset, VfioCard};
 
 /// Properties of the host and its function; a test changes the ones that it examines.
@@ -267,14 +267,14 @@ impl Machine {
 struct Opener(Arc<Machine>);
 
 impl OpenKernel for Opener {
-    fn open(&self, group: u32, node: Option<&str>) -> Result<Box<dyn Kernel>, Unopened> {
+    fn open(&self, group: u32, node: Option<&str>) -> Result<Box<dyn Kernel>, FileOpenError> {
         assert_eq!((group, node.is_some()), (GROUP, self.0.nature.node));
         if node.is_some() {
             assert_eq!(node, Some(NODE));
             self.0.state.lock().device = true;
         }
         if let Some(errno) = self.0.nature.open {
-            return Err(Unopened { path: "/dev/vfio/7".into(), source: error(errno) });
+            return Err(FileOpenError { path: "/dev/vfio/7".into(), source: error(errno) });
         }
         Ok(Box::new(FakeKernel(Arc::clone(&self.0))))
     }

@@ -30,7 +30,7 @@ fn card_is_awake_and_enabled_and_shows_its_identity() {
 }
 
 #[test]
-fn everything_in_the_way_is_told_with_what_to_do() {
+fn each_open_obstacle_is_reported_with_a_fix() {
     let change = |change: fn(&mut Nature)| {
         let mut nature = Nature::default();
         change(&mut nature);
@@ -94,7 +94,7 @@ fn obstacles_of_the_host_come_before_vfio() {
 }
 
 #[test]
-fn way_to_reset_is_what_the_function_has_and_the_operator_wants() {
+fn reset_method_follows_function_and_operator_choice() {
     let resettable = VFIO_DEVICE_FLAGS_PCI | VFIO_DEVICE_FLAGS_RESET;
     let beside = |group| Dependent { group, address: "0000:66:00.0".parse().unwrap() };
     // Flags, the kernel's kinds of reset, the other functions on the bus, the operator's choice: the chosen kind.
@@ -126,7 +126,7 @@ fn way_to_reset_is_what_the_function_has_and_the_operator_wants() {
 }
 
 #[test]
-fn address_at_which_nothing_is_is_told() {
+fn address_without_function_is_reported() {
     let machine = Machine::new(Nature::default());
     let told = told(machine.open_at("0000:66:00.0").unwrap_err());
     assert_eq!(

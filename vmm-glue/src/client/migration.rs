@@ -10,7 +10,7 @@ use crate::protocol::{
 };
 
 /// Room for the answer about a feature, in bytes.
-const ROOM: u32 = 1 << 20;
+const MAX_ANSWER_BYTES: u32 = 1 << 20;
 
 impl Client {
     /// Sends any `DEVICE_FEATURE`. Returns the size of the full answer, and its data.
@@ -26,20 +26,20 @@ impl Client {
 
     /// Asks which migration states the device supports.
     pub fn migration_flags(&mut self) -> Result<u64> {
-        let (_, data) = self.feature(FEATURE_MIGRATION | FEATURE_GET, ROOM, &[])?;
+        let (_, data) = self.feature(FEATURE_MIGRATION | FEATURE_GET, MAX_ANSWER_BYTES, &[])?;
         parse::<u64>(&data).map(|(flags, _)| flags)
     }
 
     /// Asks for the migration state.
     pub fn device_state(&mut self) -> Result<u32> {
-        let (_, data) = self.feature(FEATURE_MIG_DEVICE_STATE | FEATURE_GET, ROOM, &[])?;
+        let (_, data) = self.feature(FEATURE_MIG_DEVICE_STATE | FEATURE_GET, MAX_ANSWER_BYTES, &[])?;
         parse::<MigDeviceState>(&data).map(|(state, _)| state.device_state)
     }
 
     /// Sets the migration state.
     pub fn set_device_state(&mut self, device_state: u32) -> Result<()> {
         let state = MigDeviceState { device_state, data_fd: 0 };
-        self.feature(FEATURE_MIG_DEVICE_STATE | FEATURE_SET, ROOM, state.as_bytes()).map(drop)
+        self.feature(FEATURE_MIG_DEVICE_STATE | FEATURE_SET, MAX_ANSWER_BYTES, state.as_bytes()).map(drop)
     }
 
     /// Reads up to `size` bytes of the device's state; fewer only at its end.
@@ -74,19 +74,19 @@ impl Client {
     /// Starts the log of the device's writes to all memory. Returns the page size in bytes.
     pub fn start_logging(&mut self) -> Result<u64> {
         let start = LoggingStart { page_size: 4096, ..Default::default() };
-        let (_, data) = self.feature(FEATURE_DMA_LOGGING_START | FEATURE_SET, ROOM, start.as_bytes())?;
+        let (_, data) = self.feature(FEATURE_DMA_LOGGING_START | FEATURE_SET, MAX_ANSWER_BYTES, start.as_bytes())?;
         parse::<LoggingStart>(&data).map(|(start, _)| start.page_size)
     }
 
     /// Stops the log.
     pub fn stop_logging(&mut self) -> Result<()> {
-        self.feature(FEATURE_DMA_LOGGING_STOP | FEATURE_SET, ROOM, &[]).map(drop)
+        self.feature(FEATURE_DMA_LOGGING_STOP | FEATURE_SET, MAX_ANSWER_BYTES, &[]).map(drop)
     }
 
     /// Asks which pages of a range were written since the last call: a bit for each page.
     pub fn written(&mut self, iova: u64, length: u64, page_size: u64) -> Result<Vec<bool>> {
         let asked = LoggingReport { iova, length, page_size };
-        let (_, data) = self.feature(FEATURE_DMA_LOGGING_REPORT | FEATURE_GET, ROOM, asked.as_bytes())?;
+        let (_, data) = self.feature(FEATURE_DMA_LOGGING_REPORT | FEATURE_GET, MAX_ANSWER_BYTES, asked.as_bytes())?;
         let (_, bits) = LoggingReport::read_from_prefix(&data)
             .map_err(|_| ClientError::Protocol(format!("a report of {} bytes", data.len())))?;
         let pages = usize::try_from(length.div_ceil(page_size)).unwrap_or(usize::MAX);

@@ -20,7 +20,7 @@ use saved_state::Invalid;
 use thiserror::Error;
 
 pub use outbox::Outbox;
-pub(crate) use receive::EXTRA;
+pub(crate) use receive::EXTRA_RECEIVE_BYTES;
 pub(crate) use saved::SavedConnection;
 
 use crate::counters::add;
@@ -109,7 +109,7 @@ impl Connection {
             tracing::warn!("if this daemon is killed, the VMM has lost its device: another could not have it as it is");
             return;
         }
-        match Journal::new(Arc::clone(keeper), self.receive.max_message(), EXTRA) {
+        match Journal::new(Arc::clone(keeper), self.receive.max_message(), EXTRA_RECEIVE_BYTES) {
             Ok((journal, room)) => {
                 self.receive.move_into(room);
                 self.journal = Some(journal);

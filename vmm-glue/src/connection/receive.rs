@@ -10,11 +10,11 @@ use zerocopy::FromBytes;
 
 use super::{Fatal, MAX_SKIP, Message};
 use crate::journal::{Marks, Room};
-use crate::parked::{Given, Giving, ParkError};
 use crate::protocol::{Command, HEADER_SIZE, Header, IRQ_DATA_EVENTFD, IrqSet};
+use crate::suspended_client::{Given, Giving, ParkError};
 
 /// Room beyond one message, so that many small ones can arrive in one call.
-pub(crate) const EXTRA: usize = 64 << 10;
+pub(crate) const EXTRA_RECEIVE_BYTES: usize = 64 << 10;
 /// Largest number of descriptor sets that wait for their message.
 pub(super) const MAX_SETS: usize = 8;
 
@@ -72,7 +72,7 @@ pub(super) struct Receive {
 
 impl Receive {
     pub fn new(max_message: usize) -> Self {
-        let buffer = Buffer::Own(vec![0; max_message.saturating_add(EXTRA)].into_boxed_slice());
+        let buffer = Buffer::Own(vec![0; max_message.saturating_add(EXTRA_RECEIVE_BYTES)].into_boxed_slice());
         Self { buffer, start: 0, end: 0, position: 0, skip: 0, max_message, sets: VecDeque::new(), gave: false }
     }
 
@@ -132,7 +132,7 @@ impl Receive {
             self.wipe(0, before);
             (self.start, self.end) = (0, 0);
             self.mark(true);
-        } else if self.buffer.len().saturating_sub(self.end) < EXTRA / 2 && self.start != 0 {
+        } else if self.buffer.len().saturating_sub(self.end) < EXTRA_RECEIVE_BYTES / 2 && self.start != 0 {
             self.buffer.copy_within(self.start..self.end, 0);
             (self.start, self.end) = (0, self.end.saturating_sub(self.start));
             self.mark(false);
@@ -375,7 +375,7 @@ mod tests {
     }
 
     #[test]
-    fn descriptors_belong_to_the_last_message_that_starts_in_their_call() {
+    fn descriptors_belong_to_last_message_starting_in_their_call() {
         let mut receive = Receive::new(4096);
         let bytes = [message(1, &[]), message(2, &[0; 8]), message(3, &[0; 32])].concat();
         feed(&mut receive, &bytes, 1);

@@ -23,7 +23,7 @@ const MAX_SAMPLES: usize = 64;
 const ENODEV: u32 = 19;
 /// Guest physical addresses where firmware or a kernel writes early: the interrupt vectors, firmware data, below 1 MiB,
 /// and where kernels are loaded.
-const LIKELY: [u64; 7] = [0, 0x7000, 0x9_f000, 0xf_f000, 0x10_0000, 0x100_0000, 0x200_0000];
+const EARLY_WRITE_ADDRS: [u64; 7] = [0, 0x7000, 0x9_f000, 0xf_f000, 0x10_0000, 0x100_0000, 0x200_0000];
 /// Parts of a region at which it is sampled, in addition to its last page.
 const PARTS: u64 = 8;
 
@@ -63,7 +63,8 @@ impl ShareCheck {
             let last = region.size.saturating_sub(PAGE_SIZE);
             let parts =
                 (1..PARTS).map(|part| (region.size / PARTS).saturating_mul(part) & !(PAGE_SIZE.saturating_sub(1)));
-            let likely = LIKELY.iter().filter_map(|gpa| gpa.checked_sub(region.gpa)).filter(|&offset| offset <= last);
+            let likely =
+                EARLY_WRITE_ADDRS.iter().filter_map(|gpa| gpa.checked_sub(region.gpa)).filter(|&offset| offset <= last);
             for offset in likely.chain([last]).chain(parts) {
                 if self.samples.len() < MAX_SAMPLES {
                     let (gpa, mapping) = (region.gpa.saturating_add(offset), Arc::clone(mapping));

@@ -103,7 +103,7 @@ mod tests {
     }
 
     #[test]
-    fn qemu_gets_what_it_proposes_as_far_as_supported() {
+    fn qemu_gets_supported_part_of_its_proposal() {
         let text = "{\"capabilities\": {\"migration\": {\"pgsize\": 4096, \"max_bitmap_size\": 268435456}, \
                     \"max_msg_fds\": 16, \"max_data_xfer_size\": 1048576, \"pgsizes\": 4096, \"max_dma_maps\": 65535, \
                     \"write_multiple\": true}}\0";
@@ -115,7 +115,7 @@ mod tests {
     }
 
     #[test]
-    fn cloud_hypervisor_is_known_by_what_it_does_not_list() {
+    fn cloud_hypervisor_is_detected_by_missing_capabilities() {
         let text =
             "{\"capabilities\":{\"max_msg_fds\":1,\"max_data_xfer_size\":1048576,\"migration\":{\"pgsize\":4096}}}\0";
         let (peer, reply) = propose(0, 1, text).unwrap();

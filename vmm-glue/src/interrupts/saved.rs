@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{Interrupts, Line, Signal, State};
 use crate::event::ClientEvent;
-use crate::parked::{Given, Giving, ParkError};
+use crate::suspended_client::{Given, Giving, ParkError};
 
 /// The interrupts of a device.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

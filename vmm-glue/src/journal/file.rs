@@ -3,7 +3,7 @@
 //! | bytes | content |
 //! |---|---|
 //! | 4096 | the head: [`MAGIC`], which of two copies of the marks is valid, and these ([`Marks`]) |
-//! | 2 × [`HALF`] | the last commits, alternating: the newer complete one counts |
+//! | 2 × [`HALF_BYTES`] | the last commits, alternating: the newer complete one counts |
 //! | the rest | the room into which the connection is received |
 //!
 //! A killed process stops between two instructions, or after its current system call: its earlier stores are in the
@@ -26,11 +26,11 @@ const HEAD: usize = 4096;
 /// Words of the head.
 const HEAD_WORDS: usize = HEAD / size_of::<AtomicU64>();
 /// Bytes of each of the two halves for commits, with a length in front.
-pub(super) const HALF: usize = 256 << 10;
+pub(super) const HALF_BYTES: usize = 256 << 10;
 /// Bytes of the length.
-const LENGTH: usize = 8;
+const LENGTH_BYTES: usize = 8;
 /// Start of the room.
-const ROOM_AT: usize = HEAD + 2 * HALF;
+const ROOM_AT: usize = HEAD + 2 * HALF_BYTES;
 /// Largest room that is mapped: for messages of 1 MiB.
 const ROOM_MAX: usize = 4 << 20;
 /// Seals that keep the file from being cut under a mapping.
@@ -223,12 +223,12 @@ pub(super) fn adopt(file: &OwnedFd, message: usize, extra: usize) -> io::Result<
 
 /// Writes a commit to one of the two halves. Returns `false` if it is too long.
 pub(super) fn write_half(file: BorrowedFd<'_>, half: u64, bytes: &[u8]) -> io::Result<bool> {
-    if bytes.len() > HALF.saturating_sub(LENGTH) {
+    if bytes.len() > HALF_BYTES.saturating_sub(LENGTH_BYTES) {
         return Ok(false);
     }
     let at = half_at(half);
     write_all(file, &0u64.to_le_bytes(), at)?;
-    write_all(file, bytes, at.saturating_add(LENGTH as u64))?;
+    write_all(file, bytes, at.saturating_add(LENGTH_BYTES as u64))?;
     // The length makes it valid.
     write_all(file, &u64::try_from(bytes.len()).unwrap_or(0).to_le_bytes(), at)?;
     Ok(true)
@@ -237,19 +237,19 @@ pub(super) fn write_half(file: BorrowedFd<'_>, half: u64, bytes: &[u8]) -> io::R
 /// Reads one of the two halves; `None` if it cannot be complete.
 pub(super) fn read_half(file: BorrowedFd<'_>, half: u64) -> Option<Vec<u8>> {
     let at = half_at(half);
-    let mut length = [0; LENGTH];
+    let mut length = [0; LENGTH_BYTES];
     read_all(file, &mut length, at)?;
     let length = usize::try_from(u64::from_le_bytes(length)).ok()?;
-    if length == 0 || length > HALF.saturating_sub(LENGTH) {
+    if length == 0 || length > HALF_BYTES.saturating_sub(LENGTH_BYTES) {
         return None;
     }
     let mut bytes = vec![0; length];
-    read_all(file, &mut bytes, at.saturating_add(LENGTH as u64))?;
+    read_all(file, &mut bytes, at.saturating_add(LENGTH_BYTES as u64))?;
     Some(bytes)
 }
 
 fn half_at(half: u64) -> u64 {
-    let at = if half & 1 == 1 { HEAD + HALF } else { HEAD };
+    let at = if half & 1 == 1 { HEAD + HALF_BYTES } else { HEAD };
     u64::try_from(at).unwrap_or(u64::MAX)
 }
 

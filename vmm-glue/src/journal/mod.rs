@@ -26,8 +26,8 @@ pub(crate) use file::{Marks, Room};
 pub use saved::SavedJournal;
 pub(crate) use saved::{Revival, Words, read_words};
 
-use crate::parked::{Giving, ParkError};
 use crate::server::Keeper;
+use crate::suspended_client::{Giving, ParkError};
 
 /// Largest number of descriptors that one client's journal names: a file for each of its memory backends, three for
 /// interrupts.

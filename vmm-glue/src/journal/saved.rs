@@ -7,11 +7,11 @@ use saved_state::{Invalid, Known, Part, SavedState, ascend};
 use serde::{Deserialize, Serialize};
 
 use super::{CLIENT, Journal, Kept, SLOTS, Slots, file};
-use crate::connection::{Connection, EXTRA, SavedConnection, max_message};
+use crate::connection::{Connection, EXTRA_RECEIVE_BYTES, SavedConnection, max_message};
 use crate::device::{Device, NUM_REGIONS, RegionIndex, RegionInfo};
 use crate::link::{ClientInfo, Link, SavedLink};
-use crate::parked::{Given, ParkError};
 use crate::server::{Keeper, ServerOptions};
+use crate::suspended_client::{Given, ParkError};
 
 /// Words of configuration space that a client sets: those of the header and of capabilities.
 const WORDS: usize = 64;
@@ -180,7 +180,7 @@ impl Journal {
             format!("{} words and {} regions are too many", words.len(), regions.len())
         })?;
         let message = max_message(connection.max_transfer()?);
-        let room = file::adopt(&journal, message, EXTRA)?;
+        let room = file::adopt(&journal, message, EXTRA_RECEIVE_BYTES)?;
         let marks = room.marks();
         if marks.sent >= sequence {
             connection.forget_output();

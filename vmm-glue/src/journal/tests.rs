@@ -164,7 +164,7 @@ fn journal(kept: &[(Kept, OwnedFd)]) -> &OwnedFd {
 }
 
 #[test]
-fn next_process_has_what_the_client_has_lent_and_the_device_its_configuration() {
+fn next_process_restores_client_memory_and_device_config() {
     let mut process = Process::new();
     for address in [0, 0x10_0000, 0x20_0000] {
         process.lend(address);
@@ -217,7 +217,7 @@ fn bytes_that_were_received_are_handled_by_the_next_process() {
 }
 
 #[test]
-fn answer_that_was_committed_and_not_sent_is_sent_by_the_next_process_once() {
+fn committed_but_unsent_answer_is_sent_once_by_next_process() {
     let mut process = Process::new();
     let bytes = map(5, 0);
     process.connection.space()[..bytes.len()].copy_from_slice(&bytes);
@@ -242,7 +242,7 @@ fn commit_that_was_cut_or_edited_leaves_the_one_before_it() {
     process.lend(0x10_0000);
     let kept = process.store.remains();
     let whole = std::fs::read(path(journal(&kept))).unwrap();
-    let lengths = [4096, 4096 + file::HALF];
+    let lengths = [4096, 4096 + file::HALF_BYTES];
     let length = |at: usize| usize::try_from(u64::from_le_bytes(whole[at..at + 8].try_into().unwrap())).unwrap();
     // By size: the later one names more.
     let newer = lengths.into_iter().max_by_key(|at| length(*at)).unwrap();
@@ -266,7 +266,7 @@ fn commit_that_was_cut_or_edited_leaves_the_one_before_it() {
 }
 
 #[test]
-fn what_is_no_journal_or_lacks_something_is_refused() {
+fn invalid_or_incomplete_journal_is_rejected() {
     let mut process = Process::new();
     process.lend(0);
     let without = |what: Kept| {
@@ -304,7 +304,7 @@ fn device_of_another_kind_is_not_the_clients() {
 }
 
 #[test]
-fn client_with_too_many_descriptors_has_no_journal_any_more() {
+fn client_with_too_many_descriptors_loses_its_journal() {
     let mut process = Process::new();
     for file in 0..u64::from(SLOTS) {
         process.lend(file * 0x1000);
@@ -322,7 +322,7 @@ fn unmap(id: u16, address: u64) -> Vec<u8> {
 }
 
 #[test]
-fn memory_that_comes_and_goes_changes_nothing_in_the_store_after_a_while() {
+fn frequent_remapping_stops_changing_the_store() {
     let mut process = Process::new();
     let file = memory_file(0x1000, true).unwrap();
     let turn = |process: &mut Process, file: &OwnedFd| {

@@ -6,14 +6,14 @@ use serde::{Deserialize, Serialize};
 use super::{ClientInfo, Link};
 use crate::interrupts::SavedInterrupts;
 use crate::memory::{MemoryLimits, SavedRegion};
-use crate::parked::{Given, Giving, ParkError};
+use crate::suspended_client::{Given, Giving, ParkError};
 
 /// Largest number of messages that a client may still answer: those of a few consecutive processes.
 const UNANSWERED_MAX: usize = 1024;
 
 /// Number of messages before the next one that a client may still answer after a kill: more than are in flight at a
 /// time.
-const BEFORE: u16 = 64;
+const MAX_UNANSWERED: u16 = 64;
 
 /// The client's memory and interrupts.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -28,7 +28,7 @@ impl SavedLink {
     /// Adapts it to a new device. Its process does not know which of the old messages up to `next_id` are answered.
     pub(crate) fn renew(&mut self, next_id: u64) {
         let next = u16::try_from(next_id & 0xffff).unwrap_or(0);
-        self.unanswered = (1..=BEFORE).map(|before| next.wrapping_sub(before)).collect();
+        self.unanswered = (1..=MAX_UNANSWERED).map(|before| next.wrapping_sub(before)).collect();
         self.interrupts.quiet();
     }
 }

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use super::mapping::Source;
 use super::{AddError, AddRegion, DmaRegion, GuestMemory, Mapping, MemoryLimits, Sharing};
 use crate::link::Wake;
-use crate::parked::{Given, Giving, ParkError};
+use crate::suspended_client::{Given, Giving, ParkError};
 
 /// A region.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

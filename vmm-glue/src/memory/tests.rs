@@ -19,7 +19,7 @@ fn step() -> impl Strategy<Value = Step> {
 
 proptest! {
     #[test]
-    fn table_holds_what_a_map_of_pages_holds(steps in prop::collection::vec(step(), 0..60)) {
+    fn table_agrees_with_page_map_model(steps in prop::collection::vec(step(), 0..60)) {
         let memory = GuestMemory::default();
         let wake = Arc::new(Wake::new().unwrap());
         let limits = MemoryLimits { regions: 12, ..Default::default() };
@@ -62,7 +62,7 @@ proptest! {
 }
 
 #[test]
-fn nothing_lies_outside_of_all_regions() {
+fn empty_table_finds_no_region() {
     let table = MemoryTable::default();
     assert!(table.find(0).is_none());
     assert!(table.find(u64::MAX).is_none());
@@ -104,7 +104,7 @@ fn files_are_bounded_and_parts_of_one_count_once() {
 }
 
 #[test]
-fn memory_that_cannot_be_mapped_again_was_withdrawn_and_the_rest_is_as_it_was() {
+fn unmappable_memory_is_withdrawn_on_restore_and_rest_is_kept() {
     let wake = Arc::new(Wake::new().unwrap());
     let memory = GuestMemory::default();
     let limits = MemoryLimits::default();
@@ -113,11 +113,11 @@ fn memory_that_cannot_be_mapped_again_was_withdrawn_and_the_rest_is_as_it_was() 
         memory.add(lent(gpa * PAGE_SIZE, fd, 0), &limits, &wake).unwrap();
     }
     memory.write(0, &[7; 4]).unwrap();
-    let mut giving = crate::parked::Giving::Over(Vec::new());
+    let mut giving = crate::suspended_client::Giving::Over(Vec::new());
     let saved = memory.save(&mut giving).unwrap();
     rustix::fs::ftruncate(&cut, 0).unwrap();
     rustix::fs::fcntl_add_seals(&sealed, rustix::fs::SealFlags::FUTURE_WRITE).unwrap();
-    let given = crate::parked::Given::all(giving.over());
+    let given = crate::suspended_client::Given::all(giving.over());
     let next = GuestMemory::default();
     let before = withdrawals();
     // Lent memory stays lent under lower limits.

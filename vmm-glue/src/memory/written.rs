@@ -62,7 +62,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_written_is_told_until_a_range_has_held_all_of_it() {
+    fn written_blocks_are_reported_until_range_covers_them() {
         let log = WriteLog::default();
         log.note(0, 100);
         assert_eq!(taken(&log, 0..u64::MAX), [0u64; 0], "it is off");

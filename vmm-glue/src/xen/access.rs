@@ -16,7 +16,7 @@ const MAX_ITEMS: u32 = 4096;
 /// Reachable bytes of configuration space.
 const CONFIG_BYTES: u64 = 256;
 /// The value of a read without a target.
-const NOTHING: u64 = u64::MAX;
+const UNMAPPED_READ: u64 = u64::MAX;
 
 /// The target of an access.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -86,7 +86,7 @@ impl Accesses<'_> {
     fn item(&mut self, request: &Request, space: Space, address: u64, data: u64) -> u64 {
         let mut bytes = [0; 8];
         let size = usize::try_from(request.size).unwrap_or(0).min(bytes.len());
-        let Some(place) = bytes.get_mut(..size) else { return NOTHING };
+        let Some(place) = bytes.get_mut(..size) else { return UNMAPPED_READ };
         // Bytes without a device read as ones.
         place.fill(0xff);
         if request.read {
@@ -176,7 +176,7 @@ impl Accesses<'_> {
         if worth_logging(*self.malformed) {
             tracing::warn!(?request, why, "a request of the hypervisor is malformed, and goes nowhere");
         }
-        request.read.then_some(NOTHING)
+        request.read.then_some(UNMAPPED_READ)
     }
 
     fn count(&self, request: &Request) {

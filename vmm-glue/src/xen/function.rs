@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 
-use super::beneath::Beneath;
+use super::bar_backing::BarBacking;
 use super::hypervisor::{Range, Target};
 use crate::counters::{add, worth_logging};
 use crate::device::{AccessError, Device, NUM_REGIONS, RegionIndex, RegionInfo};
@@ -59,7 +59,7 @@ pub(super) struct Function {
     pin: Arc<Mutex<bool>>,
     /// BARs that answer, and are claimed, by address.
     windows: Vec<Window>,
-    beneath: Beneath,
+    bar_backing: BarBacking,
     pub bus_master: bool,
     unclaimed: u64,
 }
@@ -67,7 +67,7 @@ pub(super) struct Function {
 impl Function {
     pub fn new(link: &Link, target: &Arc<dyn Target>, device: &mut dyn Device) -> Self {
         let regions = device.regions();
-        let beneath = Beneath::new(&regions);
+        let bar_backing = BarBacking::new(&regions);
         let mut this = Self {
             link: link.clone(),
             target: Arc::clone(target),
@@ -78,7 +78,7 @@ impl Function {
             by_pin: false,
             pin: Arc::default(),
             windows: Vec::new(),
-            beneath,
+            bar_backing,
             bus_master: false,
             unclaimed: 0,
         };
@@ -102,7 +102,7 @@ impl Function {
         self.bus_master = command & COMMAND_MASTER != 0;
         let windows = if command & COMMAND_MEMORY != 0 { self.placed(device) } else { Vec::new() };
         self.move_to(windows);
-        self.beneath.follow(&self.windows, &*self.target, device);
+        self.bar_backing.follow(&self.windows, &*self.target, device);
         let message = self.msi.map(|at| self.read_message(device, at));
         let by_message = message.is_some_and(|(enabled, ..)| enabled);
         if let Some((_, address, data)) = message {
@@ -129,7 +129,7 @@ impl Function {
     /// Releases everything.
     pub fn leave(&mut self) {
         self.move_to(Vec::new());
-        self.beneath.leave(&*self.target);
+        self.bar_backing.leave(&*self.target);
         self.route(false, false);
         if std::mem::take(&mut *self.pin.lock()) {
             let _ = self.target.set_intx(false);

@@ -430,7 +430,7 @@ mod tests {
     }
 
     #[test]
-    fn host_without_xen_is_told_what_it_lacks() {
+    fn missing_xen_error_names_privcmd_and_module() {
         if std::path::Path::new(PRIVCMD).exists() {
             return;
         }

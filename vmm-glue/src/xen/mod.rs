@@ -11,7 +11,7 @@
 //! - [`store`]: the list of domains, from xenstore; `wire`: its protocol;
 //! - [`requests`]: the pages that carry accesses;
 //! - `function`: the PCI function: where its BARs are, how it interrupts;
-//! - `beneath`: pages of the domain under parts of its BARs that a client can map;
+//! - `bar_backing`: pages of the domain under parts of its BARs that a client can map;
 //! - `ram`: guest memory as DMA regions, in parts, which are removed when the guest gives pages back;
 //! - `access`: from a request to calls of the device; `session`: one domain; `server`: one domain after the other.
 //!
@@ -24,7 +24,7 @@
 //! and `uapi/xen/evtchn.h`; `docs/misc/xenstore.txt` and `docs/designs/` of Xen.
 
 mod access;
-mod beneath;
+mod bar_backing;
 #[cfg(feature = "test-client")]
 pub mod fake;
 mod function;

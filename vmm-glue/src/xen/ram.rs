@@ -17,7 +17,7 @@ use crate::memory::{MemoryLimits, PAGE_SIZE};
 /// Frames of the smallest piece: 2 MiB.
 const MIN_PIECE: u64 = 512;
 /// Number of pieces to aim for; the regions of a client are bounded.
-const PIECES: u64 = 1024;
+const TARGET_PIECES: u64 = 1024;
 /// Frames of a PC's VGA, which are never memory. A piece that contained them would always have a hole, and be checked
 /// forever.
 pub(super) const VGA: Range<u64> = 0xa0..0xc0;
@@ -25,7 +25,7 @@ pub(super) const VGA: Range<u64> = 0xa0..0xc0;
 /// GiB.
 const LOW_END: u64 = 0xf_0000;
 /// The frame at 4 GiB.
-const HIGH: u64 = 0x10_0000;
+const FRAME_AT_4_GIB: u64 = 0x10_0000;
 
 /// A run of frames that are lent to the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -71,10 +71,10 @@ impl Ram {
     /// Creates the pieces of a domain that may have `kib` of memory, with nothing lent.
     pub fn new(kib: u64, limits: MemoryLimits) -> Self {
         let frames = kib.div_ceil(4).min(limits.mapped_bytes / PAGE_SIZE);
-        let piece = (frames / PIECES).next_power_of_two().max(MIN_PIECE);
+        let piece = (frames / TARGET_PIECES).next_power_of_two().max(MIN_PIECE);
         // Below 4 GiB there is as much as fits; the toolstack chooses where the rest begins above.
         let low = [0..frames.min(VGA.start), VGA.end..frames.min(LOW_END)];
-        let all = low.into_iter().chain(std::iter::once(HIGH..HIGH.saturating_add(frames)));
+        let all = low.into_iter().chain(std::iter::once(FRAME_AT_4_GIB..FRAME_AT_4_GIB.saturating_add(frames)));
         Self { pieces: all.flat_map(|range| cut(range, piece)).collect(), limits, refused: 0 }
     }
 
@@ -83,7 +83,7 @@ impl Ram {
         let mut met_end = false;
         for place in 0..self.pieces.len() {
             let Some(piece) = self.pieces.get(place) else { return };
-            if piece.first == HIGH {
+            if piece.first == FRAME_AT_4_GIB {
                 met_end = false;
             }
             // Memory is contiguous when a domain begins: after a piece without any there is none. Such pieces are

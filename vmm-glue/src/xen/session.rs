@@ -24,7 +24,7 @@ const HOLES: Duration = Duration::from_millis(500);
 /// Requests after which other events are checked, even if more come.
 const MAX_ROUNDS: u32 = 256;
 /// Polls for a request between two readings of the clock.
-const LOOKS: u32 = 64;
+const POLLS_PER_CLOCK_READ: u32 = 64;
 /// Buffered requests that are taken one after the other.
 const MAX_BUFFERED: u32 = requests::RING;
 
@@ -175,7 +175,7 @@ impl<'a> Session<'a> {
                 return false;
             }
             // In domain 0 the clock is a call of the hypervisor, so it is read only now and then.
-            let _ = (0..LOOKS).any(|_| {
+            let _ = (0..POLLS_PER_CLOCK_READ).any(|_| {
                 std::hint::spin_loop();
                 self.is_ready()
             });

@@ -16,14 +16,14 @@ use vmm_glue::{
 };
 
 /// Longest wait for an expected event; only a failing test waits that long.
-pub const PATIENCE: Duration = Duration::from_secs(20);
+pub const EVENT_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// Bytes of BAR0.
 pub const BAR0_SIZE: u64 = 0x2000;
 /// A write here is refused.
 pub const DENIED: u64 = 0x1000;
 /// An awaited write here is reported when it is answered.
-pub const LATE: u64 = 0x1010;
+pub const DEFERRED_WRITE_AT: u64 = 0x1010;
 /// A write here requests a check of memory sharing.
 pub const CHECK_SHARED: u64 = 0x1008;
 
@@ -109,8 +109,8 @@ impl Device for TestDevice {
         Ok(())
     }
 
-    fn region_write_first(&mut self, region: RegionIndex, offset: u64, data: &[u8]) -> Result<bool, AccessError> {
-        if (region, offset) != (RegionIndex::Bar0, LATE) {
+    fn region_write_deferrable(&mut self, region: RegionIndex, offset: u64, data: &[u8]) -> Result<bool, AccessError> {
+        if (region, offset) != (RegionIndex::Bar0, DEFERRED_WRITE_AT) {
             return self.region_write(region, offset, data).map(|()| false);
         }
         assert!(self.late.replace(data.to_vec()).is_none(), "the last one is done before the next");
@@ -119,10 +119,10 @@ impl Device for TestDevice {
 
     fn settle(&mut self) {
         if let Some(held) = &self.held_late {
-            held.recv_timeout(PATIENCE).expect("the test lets go");
+            held.recv_timeout(EVENT_TIMEOUT).expect("the test lets go");
         }
         let data = self.late.take().expect("something is left");
-        self.region_write(RegionIndex::Bar0, LATE, &data).expect("it is done");
+        self.region_write(RegionIndex::Bar0, DEFERRED_WRITE_AT, &data).expect("it is done");
     }
 
     fn dma_map(&mut self, region: &DmaRegion) -> Result<(), MapError> {
@@ -138,7 +138,7 @@ impl Device for TestDevice {
     fn dma_unmap(&mut self, gpa: u64, size: u64) {
         self.tell(Event::Unmap { gpa, size });
         if let Some(held) = &self.held_unmap {
-            held.recv_timeout(PATIENCE).expect("the test lets go");
+            held.recv_timeout(EVENT_TIMEOUT).expect("the test lets go");
         }
     }
 
@@ -222,7 +222,7 @@ impl Host {
 
     pub fn client_as(&self, capabilities: &str) -> Client {
         let client = Client::connect_as(&self.path, capabilities).unwrap();
-        client.set_timeout(Some(PATIENCE)).unwrap();
+        client.set_timeout(Some(EVENT_TIMEOUT)).unwrap();
         self.expect(Event::Connected);
         client
     }
@@ -230,7 +230,7 @@ impl Host {
     /// Returns the next event of the device.
     #[track_caller]
     pub fn next(&self) -> Event {
-        self.events.recv_timeout(PATIENCE).expect("the device is told something")
+        self.events.recv_timeout(EVENT_TIMEOUT).expect("the device is told something")
     }
 
     #[track_caller]

@@ -29,7 +29,7 @@ pub use saved::SavedBalancer;
 
 use crate::quanta::Turn;
 use crate::victim::{Choose, Hints, VictimPolicy};
-use crate::{ChunkTable, Error, GuestAddr, TenantId, To};
+use crate::{ChunkTable, Error, GuestVramAddr, TenantId, To};
 use plan::Round;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::RangeInclusive;
@@ -176,7 +176,7 @@ impl Balancer {
         &mut self,
         table: &ChunkTable,
         vm: TenantId,
-        address: GuestAddr,
+        address: GuestVramAddr,
         len: u64,
         priority: u8,
     ) -> Result<(), Error> {
@@ -193,7 +193,7 @@ impl Balancer {
         &mut self,
         table: &ChunkTable,
         vm: TenantId,
-        address: GuestAddr,
+        address: GuestVramAddr,
         len: u64,
         count: u32,
     ) -> Result<(), Error> {
@@ -206,7 +206,7 @@ impl Balancer {
     ///
     /// # Errors
     /// [`Error::OutOfRange`]; [`Error::NoSuchVm`].
-    pub fn touched(&mut self, table: &ChunkTable, vm: TenantId, address: GuestAddr, len: u64) -> Result<(), Error> {
+    pub fn touched(&mut self, table: &ChunkTable, vm: TenantId, address: GuestVramAddr, len: u64) -> Result<(), Error> {
         let chunks = indices(table, vm, address, len)?;
         self.known(table, vm).hints.touch(chunks);
         Ok(())
@@ -216,7 +216,7 @@ impl Balancer {
     ///
     /// # Errors
     /// [`Error::OutOfRange`]; [`Error::NoSuchVm`].
-    pub fn arrived(&mut self, table: &ChunkTable, vm: TenantId, address: GuestAddr) -> Result<(), Error> {
+    pub fn arrived(&mut self, table: &ChunkTable, vm: TenantId, address: GuestVramAddr) -> Result<(), Error> {
         let chunks = indices(table, vm, address, 1)?;
         self.known(table, vm).hints.arrived(chunks);
         Ok(())
@@ -226,7 +226,7 @@ impl Balancer {
     ///
     /// # Errors
     /// [`Error::OutOfRange`]; [`Error::NoSuchVm`].
-    pub fn wanted(&mut self, table: &ChunkTable, vm: TenantId, address: GuestAddr) -> Result<(), Error> {
+    pub fn wanted(&mut self, table: &ChunkTable, vm: TenantId, address: GuestVramAddr) -> Result<(), Error> {
         let chunks = indices(table, vm, address, 1)?;
         self.known(table, vm).hints.wants(*chunks.start());
         Ok(())
@@ -242,7 +242,7 @@ impl Balancer {
         &mut self,
         table: &ChunkTable,
         vm: TenantId,
-        address: GuestAddr,
+        address: GuestVramAddr,
         len: u64,
         pinned: bool,
     ) -> Result<(), PinError> {
@@ -319,10 +319,10 @@ impl Balancer {
 }
 
 /// Returns the guest chunks of a range of guest VRAM. A length of 0 is treated as 1.
-fn indices(table: &ChunkTable, vm: TenantId, address: GuestAddr, len: u64) -> Result<RangeInclusive<u32>, Error> {
+fn indices(table: &ChunkTable, vm: TenantId, address: GuestVramAddr, len: u64) -> Result<RangeInclusive<u32>, Error> {
     let bytes = table.vm_bytes(vm).ok_or(Error::NoSuchVm(vm))?;
     let last = address.0.checked_add(len.max(1) - 1).filter(|&last| last < bytes);
-    let (first, last) = (table.index(vm, address), last.and_then(|last| table.index(vm, GuestAddr(last))));
+    let (first, last) = (table.index(vm, address), last.and_then(|last| table.index(vm, GuestVramAddr(last))));
     first.zip(last).map(|(first, last)| first..=last).ok_or(Error::OutOfRange { vm, address })
 }
 

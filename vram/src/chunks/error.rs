@@ -2,7 +2,7 @@
 
 use super::limits::OnFull;
 use super::state::Tier;
-use crate::{GuestAddr, TenantId};
+use crate::{GuestVramAddr, TenantId};
 
 /// Limit that keeps a VM from a chunk of the card or a host slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -154,7 +154,7 @@ pub enum Error {
         /// The VM.
         vm: TenantId,
         /// The requested address.
-        address: GuestAddr,
+        address: GuestVramAddr,
     },
     /// The guest chunk has no place, so it cannot move; or the VM's guest has no such chunk.
     #[error("guest chunk {index} of VM {vm} has no place")]

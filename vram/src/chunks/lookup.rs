@@ -1,7 +1,7 @@
 //! Places of guest memory.
 
 use super::{ChunkState, ChunkTable, Place, Spot, Tier, VmMap};
-use crate::{CardAddr, GuestAddr, TenantId};
+use crate::{GuestVramAddr, TenantId, VramAddr};
 
 /// A range of memory behind a guest VRAM address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -35,20 +35,20 @@ impl ChunkTable {
 
     /// Returns the guest chunk that contains `address`; `None` if the VM's guest has no such address.
     #[must_use]
-    pub fn index(&self, vm: TenantId, address: GuestAddr) -> Option<u32> {
+    pub fn index(&self, vm: TenantId, address: GuestVramAddr) -> Option<u32> {
         self.vms.get(&vm)?.index(address)
     }
 
     /// Returns where guest chunk `index` begins for the guest.
     #[must_use]
-    pub fn guest_address(&self, index: u32) -> GuestAddr {
-        GuestAddr(u64::from(index) << self.shift)
+    pub fn guest_address(&self, index: u32) -> GuestVramAddr {
+        GuestVramAddr(u64::from(index) << self.shift)
     }
 
     /// Returns true if the guest chunk that contains `address` has a place; `None` if the VM's guest has no such
     /// address.
     #[must_use]
-    pub fn is_placed(&self, vm: TenantId, address: GuestAddr) -> Option<bool> {
+    pub fn is_placed(&self, vm: TenantId, address: GuestVramAddr) -> Option<bool> {
         let map = self.vms.get(&vm)?;
         Some(map.get(map.index(address)?).is_some())
     }
@@ -56,7 +56,7 @@ impl ChunkTable {
     /// Returns the place of guest VRAM `address` of `vm`, and how many bytes are contiguous from there. `None` if the
     /// guest has no such address, or it has no place.
     #[must_use]
-    pub fn translate(&self, vm: TenantId, address: GuestAddr) -> Option<Run> {
+    pub fn translate(&self, vm: TenantId, address: GuestVramAddr) -> Option<Run> {
         let map = self.vms.get(&vm)?;
         let index = map.index(address)?;
         let spot = map.get(index)?;
@@ -68,7 +68,7 @@ impl ChunkTable {
     /// Returns the place of the `len` bytes from guest VRAM `address` of `vm` on, if all have a place and are
     /// contiguous.
     #[must_use]
-    pub fn translate_range(&self, vm: TenantId, address: GuestAddr, len: u64) -> Option<Place> {
+    pub fn translate_range(&self, vm: TenantId, address: GuestVramAddr, len: u64) -> Option<Place> {
         match self.lookup(vm, address, len) {
             Lookup::Placed(at) => Some(at),
             Lookup::Unplaced | Lookup::Split | Lookup::Outside => None,
@@ -77,7 +77,7 @@ impl ChunkTable {
 
     /// Looks up the memory of the `len` bytes from guest VRAM `address` of `vm` on. A length of 0 is treated as 1.
     #[must_use]
-    pub fn lookup(&self, vm: TenantId, address: GuestAddr, len: u64) -> Lookup {
+    pub fn lookup(&self, vm: TenantId, address: GuestVramAddr, len: u64) -> Lookup {
         let Some(map) = self.vms.get(&vm) else { return Lookup::Outside };
         let (Some(index), Some(end)) = (map.index(address), address.0.checked_add(len.max(1))) else {
             return Lookup::Outside;
@@ -108,24 +108,24 @@ impl ChunkTable {
 
     /// Cuts the `len` bytes from `address` on at the ends of chunks. Returns each part with its length. Bytes beyond
     /// the end of the address space are left out.
-    pub fn pieces(&self, address: GuestAddr, len: u64) -> impl Iterator<Item = (GuestAddr, u64)> + use<> {
+    pub fn pieces(&self, address: GuestVramAddr, len: u64) -> impl Iterator<Item = (GuestVramAddr, u64)> + use<> {
         let chunk = self.chunk_bytes();
         let (mut at, mut left) = (address.0, len.min(u64::MAX - address.0));
         std::iter::from_fn(move || {
             let piece = left.min(chunk - at % chunk);
             let from = at;
             (at, left) = (at + piece, left - piece);
-            (piece > 0).then_some((GuestAddr(from), piece))
+            (piece > 0).then_some((GuestVramAddr(from), piece))
         })
     }
 
     /// Returns the owner of a card address and the owner's guest address, for reports about faults.
     #[must_use]
-    pub fn owner(&self, address: CardAddr) -> Option<(TenantId, GuestAddr)> {
+    pub fn owner(&self, address: VramAddr) -> Option<(TenantId, GuestVramAddr)> {
         match self.state(self.chunk_at(address)?) {
             ChunkState::Vm { vm, index } => {
                 let offset = address.0 & (self.chunk_bytes() - 1);
-                Some((vm, GuestAddr(self.guest_address(index).0 + offset)))
+                Some((vm, GuestVramAddr(self.guest_address(index).0 + offset)))
             }
             _ => None,
         }

@@ -7,7 +7,7 @@ pub use saved::SavedVm;
 use super::account::VmSummary;
 use super::limits::Limits;
 use super::state::{Spot, Tier};
-use crate::GuestAddr;
+use crate::GuestVramAddr;
 use std::collections::BTreeSet;
 
 /// Place of each chunk of a guest's VRAM, and the sums for each memory.
@@ -78,7 +78,7 @@ impl VmMap {
     }
 
     /// Returns the guest chunk that contains `address`, if the guest has that address.
-    pub(super) fn index(&self, address: GuestAddr) -> Option<u32> {
+    pub(super) fn index(&self, address: GuestVramAddr) -> Option<u32> {
         u32::try_from(address.0 >> self.shift).ok().filter(|_| address.0 < self.bytes)
     }
 

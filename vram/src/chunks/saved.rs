@@ -333,18 +333,18 @@ impl From<SavedLimits> for Limits {
 
 /// Chunks of the mediator in a restored table that have no user yet. Each has exactly one.
 #[derive(Debug)]
-pub struct Unclaimed(BTreeSet<u32>);
+pub struct UnclaimedChunks(BTreeSet<u32>);
 
 impl ChunkTable {
     /// Returns the mediator's chunks, so that their users can claim them while they are restored.
     #[must_use]
-    pub fn unclaimed(&self) -> Unclaimed {
+    pub fn unclaimed(&self) -> UnclaimedChunks {
         let own = self.card.states().filter(|(_, state)| *state == ChunkState::Mediator);
-        Unclaimed(own.map(|(number, _)| number).collect())
+        UnclaimedChunks(own.map(|(number, _)| number).collect())
     }
 }
 
-impl Unclaimed {
+impl UnclaimedChunks {
     /// Claims `count` chunks from `first` on for a user.
     ///
     /// # Errors

@@ -1,6 +1,6 @@
 //! States of a chunk, and its use.
 
-use crate::{CardAddr, HostAddr, TenantId};
+use crate::{HostAddr, TenantId, VramAddr};
 
 /// A chunk of the card's VRAM, counted from address 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -29,7 +29,7 @@ pub enum Tier {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Place {
     /// On the card.
-    Card(CardAddr),
+    Card(VramAddr),
     /// In host memory.
     Host(HostAddr),
 }
@@ -37,7 +37,7 @@ pub enum Place {
 impl Place {
     /// Returns the address on the card, if the place is there.
     #[must_use]
-    pub const fn card(self) -> Option<CardAddr> {
+    pub const fn card(self) -> Option<VramAddr> {
         match self {
             Self::Card(address) => Some(address),
             Self::Host(_) => None,

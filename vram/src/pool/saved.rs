@@ -1,7 +1,7 @@
 //! A page pool in its saved form: its runs of chunks and its allocations. Free blocks are derived.
 
 use super::{ORDER_MAX, PAGE_BYTES, PAGE_SHIFT, PagePool, Run};
-use crate::{ChunkTable, chunks::Unclaimed};
+use crate::{ChunkTable, chunks::UnclaimedChunks};
 use saved_state::{Invalid, ascend, first_version};
 use serde::{Deserialize, Serialize};
 
@@ -34,7 +34,7 @@ impl PagePool {
     ///
     /// # Errors
     /// If the chunks are not the mediator's or are another pool's, or allocations are not within them.
-    pub fn restored(saved: SavedPool, table: &ChunkTable, unclaimed: &mut Unclaimed) -> Result<Self, Invalid> {
+    pub fn restored(saved: SavedPool, table: &ChunkTable, unclaimed: &mut UnclaimedChunks) -> Result<Self, Invalid> {
         let SavedPool { limit, runs, used } = saved;
         let orders = used.iter().all(|(_, order)| *order <= ORDER_MAX);
         Invalid::unless(ascend(used.iter().map(|(start, _)| start)) && orders, || {

@@ -1,6 +1,6 @@
 //! Quanta in their saved form. Times are of the clock that the caller passes.
 
-use super::trials::Trials;
+use super::probes::Probes;
 use super::{Mode, Quanta, QuantaConfig, Turn};
 use crate::TenantId;
 use saved_state::{Invalid, ascend, first_version};
@@ -53,7 +53,7 @@ impl Quanta {
     #[must_use]
     pub fn save(&self) -> SavedQuanta {
         // Running quanta are assumed to help; observations restart.
-        let Self { config, traffic, bandwidth, capacity, sets, idle, turn, fits_since, trials: _ } = self;
+        let Self { config, traffic, bandwidth, capacity, sets, idle, turn, fits_since, probes: _ } = self;
         let by_number = |map: &BTreeMap<TenantId, u64>| map.iter().map(|(vm, value)| (vm.0, *value)).collect();
         SavedQuanta {
             config: (*config).into(),
@@ -79,9 +79,9 @@ impl TryFrom<SavedQuanta> for Quanta {
         let by_vm = |map: Vec<(u32, u64)>| map.into_iter().map(|(vm, value)| (TenantId(vm), value)).collect();
         let turn = turn.map(|(turn, since)| Ok::<_, Invalid>((turn.try_into()?, since))).transpose()?;
         let (sets, idle) = (by_vm(sets), by_vm(idle));
-        let trials = if turn.is_some() { Trials::found() } else { Trials::default() };
+        let probes = if turn.is_some() { Probes::found() } else { Probes::default() };
         let (config, traffic) = (config.into(), traffic.into());
-        Ok(Self { config, traffic, bandwidth, capacity, sets, idle, turn, fits_since, trials })
+        Ok(Self { config, traffic, bandwidth, capacity, sets, idle, turn, fits_since, probes })
     }
 }
 

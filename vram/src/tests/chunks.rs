@@ -12,7 +12,7 @@ fn table(chunks: u64) -> ChunkTable {
 }
 
 fn on_card(address: u64) -> Place {
-    Place::Card(CardAddr(address))
+    Place::Card(VramAddr(address))
 }
 
 fn scrub_all(table: &mut ChunkTable) -> u32 {
@@ -55,7 +55,7 @@ fn refused(vm: u32, free: u32, promised: u32) -> Result<Placed, Error> {
 /// Gives the first `chunks` guest chunks of a VM a place.
 fn place_first(table: &mut ChunkTable, vm: u32, chunks: u64) {
     for index in 0..chunks {
-        assert!(table.place(TenantId(vm), GuestAddr(index * CHUNK)).unwrap().new);
+        assert!(table.place(TenantId(vm), GuestVramAddr(index * CHUNK)).unwrap().new);
     }
 }
 
@@ -63,22 +63,22 @@ fn place_first(table: &mut ChunkTable, vm: u32, chunks: u64) {
 fn a_chunk_gets_its_place_at_first_use_and_keeps_it() {
     let mut table = table(8);
     table.create_vm(TenantId(1), 3 * CHUNK, Limits::RESERVED).unwrap();
-    assert_eq!(table.lookup(TenantId(1), GuestAddr(0), 3 * CHUNK), Lookup::Unplaced);
+    assert_eq!(table.lookup(TenantId(1), GuestVramAddr(0), 3 * CHUNK), Lookup::Unplaced);
     assert_eq!(
-        (table.translate(TenantId(1), GuestAddr(0)), table.is_placed(TenantId(1), GuestAddr(0))),
+        (table.translate(TenantId(1), GuestVramAddr(0)), table.is_placed(TenantId(1), GuestVramAddr(0))),
         (None, Some(false))
     );
-    let placed = table.place(TenantId(1), GuestAddr(2 * CHUNK + 0x123)).unwrap();
+    let placed = table.place(TenantId(1), GuestVramAddr(2 * CHUNK + 0x123)).unwrap();
     assert_eq!(placed, Placed { place: on_card(0x123), new: true });
     assert_eq!(
-        table.place(TenantId(1), GuestAddr(2 * CHUNK)),
+        table.place(TenantId(1), GuestVramAddr(2 * CHUNK)),
         Ok(Placed { place: on_card(0), new: false }),
         "the same chunk"
     );
-    assert_eq!(table.lookup(TenantId(1), GuestAddr(2 * CHUNK + 8), CHUNK - 8), Lookup::Placed(on_card(8)));
-    assert_eq!(table.translate(TenantId(1), GuestAddr(2 * CHUNK)), Some(Run { place: on_card(0), bytes: CHUNK }));
-    assert_eq!(table.is_placed(TenantId(1), GuestAddr(2 * CHUNK)), Some(true));
-    assert_eq!(table.owner(CardAddr(0x10)), Some((TenantId(1), GuestAddr(2 * CHUNK + 0x10))));
+    assert_eq!(table.lookup(TenantId(1), GuestVramAddr(2 * CHUNK + 8), CHUNK - 8), Lookup::Placed(on_card(8)));
+    assert_eq!(table.translate(TenantId(1), GuestVramAddr(2 * CHUNK)), Some(Run { place: on_card(0), bytes: CHUNK }));
+    assert_eq!(table.is_placed(TenantId(1), GuestVramAddr(2 * CHUNK)), Some(true));
+    assert_eq!(table.owner(VramAddr(0x10)), Some((TenantId(1), GuestVramAddr(2 * CHUNK + 0x10))));
     let vm = table.summary().vms[&TenantId(1)];
     assert_eq!((vm.advertised, vm.guarantee, vm.placed, vm.unbacked, vm.peak), (3, 3, 1, 2, 1));
 }
@@ -87,33 +87,33 @@ fn a_chunk_gets_its_place_at_first_use_and_keeps_it() {
 fn addresses_that_the_guest_does_not_have_are_outside() {
     let mut table = table(8);
     table.create_vm(TenantId(1), CHUNK + 0x1000, Limits::RESERVED).unwrap();
-    let beyond = GuestAddr(CHUNK + 0x1000);
+    let beyond = GuestVramAddr(CHUNK + 0x1000);
     for vm in [TenantId(1), TenantId(2)] {
         assert_eq!(table.lookup(vm, beyond, 1), Lookup::Outside);
-        assert_eq!(table.lookup(vm, GuestAddr(u64::MAX), 1), Lookup::Outside);
+        assert_eq!(table.lookup(vm, GuestVramAddr(u64::MAX), 1), Lookup::Outside);
         assert_eq!((table.translate(vm, beyond), table.is_placed(vm, beyond)), (None, None));
     }
-    assert_eq!(table.lookup(TenantId(1), GuestAddr(CHUNK), 0x1001), Lookup::Outside);
-    assert_eq!(table.lookup(TenantId(1), GuestAddr(0x10), u64::MAX), Lookup::Outside);
+    assert_eq!(table.lookup(TenantId(1), GuestVramAddr(CHUNK), 0x1001), Lookup::Outside);
+    assert_eq!(table.lookup(TenantId(1), GuestVramAddr(0x10), u64::MAX), Lookup::Outside);
     assert_eq!(table.lookup(TenantId(1), beyond, 0), Lookup::Outside);
     assert_eq!(table.place(TenantId(1), beyond), Err(Error::OutOfRange { vm: TenantId(1), address: beyond }));
     assert_eq!(table.unplace(TenantId(1), beyond), Err(Error::OutOfRange { vm: TenantId(1), address: beyond }));
-    assert_eq!(table.place(TenantId(2), GuestAddr(0)), Err(Error::NoSuchVm(TenantId(2))));
-    assert_eq!(table.unplace(TenantId(2), GuestAddr(0)), Err(Error::NoSuchVm(TenantId(2))));
+    assert_eq!(table.place(TenantId(2), GuestVramAddr(0)), Err(Error::NoSuchVm(TenantId(2))));
+    assert_eq!(table.unplace(TenantId(2), GuestVramAddr(0)), Err(Error::NoSuchVm(TenantId(2))));
     assert_eq!(table.unplace_all(TenantId(2)), 0);
     assert_eq!(table.summary().free, 8);
 }
 
 #[test]
-fn the_last_chunk_is_cut_to_what_the_guest_has() {
+fn last_chunk_is_cut_to_guest_size() {
     let mut table = table(8);
     table.create_vm(TenantId(1), CHUNK + 0x1000, Limits::RESERVED).unwrap();
     place_first(&mut table, 1, 2);
-    assert_eq!(table.translate(TenantId(1), GuestAddr(CHUNK)), Some(Run { place: on_card(CHUNK), bytes: 0x1000 }));
-    assert_eq!(table.translate(TenantId(1), GuestAddr(CHUNK + 0x1000)), None);
-    assert_eq!(table.translate_range(TenantId(1), GuestAddr(CHUNK), 0x1001), None);
-    assert_eq!(table.translate_range(TenantId(1), GuestAddr(u64::MAX), 2), None);
-    assert_eq!(table.translate_range(TenantId(1), GuestAddr(0x10), u64::MAX), None);
+    assert_eq!(table.translate(TenantId(1), GuestVramAddr(CHUNK)), Some(Run { place: on_card(CHUNK), bytes: 0x1000 }));
+    assert_eq!(table.translate(TenantId(1), GuestVramAddr(CHUNK + 0x1000)), None);
+    assert_eq!(table.translate_range(TenantId(1), GuestVramAddr(CHUNK), 0x1001), None);
+    assert_eq!(table.translate_range(TenantId(1), GuestVramAddr(u64::MAX), 2), None);
+    assert_eq!(table.translate_range(TenantId(1), GuestVramAddr(0x10), u64::MAX), None);
     assert_eq!(table.summary().vms[&TenantId(1)].placed, 2);
 }
 
@@ -122,29 +122,29 @@ fn a_range_over_chunks_that_are_no_neighbours_is_split() {
     let mut table = table(4);
     table.create_vm(TenantId(1), CHUNK, Limits::RESERVED).unwrap();
     table.create_vm(TenantId(2), 3 * CHUNK, Limits::RESERVED).unwrap();
-    table.place(TenantId(2), GuestAddr(0)).unwrap();
-    table.place(TenantId(1), GuestAddr(0)).unwrap();
-    table.place(TenantId(2), GuestAddr(CHUNK)).unwrap();
-    let at = |address| table.lookup(TenantId(2), GuestAddr(address), 0x1000);
+    table.place(TenantId(2), GuestVramAddr(0)).unwrap();
+    table.place(TenantId(1), GuestVramAddr(0)).unwrap();
+    table.place(TenantId(2), GuestVramAddr(CHUNK)).unwrap();
+    let at = |address| table.lookup(TenantId(2), GuestVramAddr(address), 0x1000);
     assert_eq!(at(CHUNK - 0x1000), Lookup::Placed(on_card(CHUNK - 0x1000)));
     assert_eq!(at(CHUNK - 0x800), Lookup::Split, "chunk 0, then chunk 2");
     assert_eq!(at(2 * CHUNK - 0x800), Lookup::Split, "the second half has no place");
-    assert_eq!(table.translate_range(TenantId(2), GuestAddr(CHUNK - 0x800), 0x1000), None);
-    let pieces: Vec<_> = table.pieces(GuestAddr(2 * CHUNK - 0x800), 0x1000).collect();
-    assert_eq!(pieces, [(GuestAddr(2 * CHUNK - 0x800), 0x800), (GuestAddr(2 * CHUNK), 0x800)]);
+    assert_eq!(table.translate_range(TenantId(2), GuestVramAddr(CHUNK - 0x800), 0x1000), None);
+    let pieces: Vec<_> = table.pieces(GuestVramAddr(2 * CHUNK - 0x800), 0x1000).collect();
+    assert_eq!(pieces, [(GuestVramAddr(2 * CHUNK - 0x800), 0x800), (GuestVramAddr(2 * CHUNK), 0x800)]);
     let answers: Vec<_> = pieces.iter().map(|&(at, len)| table.lookup(TenantId(2), at, len)).collect();
     assert_eq!(answers, [Lookup::Placed(on_card(3 * CHUNK - 0x800)), Lookup::Unplaced]);
-    assert_eq!(table.translate(TenantId(2), GuestAddr(0)), Some(Run { place: on_card(0), bytes: CHUNK }));
-    assert_eq!(table.owner(CardAddr(2 * CHUNK + 8)), Some((TenantId(2), GuestAddr(CHUNK + 8))));
-    assert_eq!(table.owner(CardAddr(4 * CHUNK)), None);
+    assert_eq!(table.translate(TenantId(2), GuestVramAddr(0)), Some(Run { place: on_card(0), bytes: CHUNK }));
+    assert_eq!(table.owner(VramAddr(2 * CHUNK + 8)), Some((TenantId(2), GuestVramAddr(CHUNK + 8))));
+    assert_eq!(table.owner(VramAddr(4 * CHUNK)), None);
 }
 
 #[test]
 fn pieces_end_with_the_address_space() {
     let table = table(1);
-    let pieces: Vec<_> = table.pieces(GuestAddr(u64::MAX - 1), u64::MAX).collect();
-    assert_eq!(pieces, [(GuestAddr(u64::MAX - 1), 1)]);
-    assert_eq!(table.pieces(GuestAddr(5), 0).count(), 0);
+    let pieces: Vec<_> = table.pieces(GuestVramAddr(u64::MAX - 1), u64::MAX).collect();
+    assert_eq!(pieces, [(GuestVramAddr(u64::MAX - 1), 1)]);
+    assert_eq!(table.pieces(GuestVramAddr(5), 0).count(), 0);
 }
 
 #[test]
@@ -165,43 +165,43 @@ fn a_reservation_is_refused_when_it_cannot_be_kept() {
 }
 
 #[test]
-fn a_vm_without_a_reservation_gets_what_is_not_promised() {
+fn vm_without_reservation_gets_only_unguaranteed_chunks() {
     let mut table = table(4);
     table.create_vm(TenantId(1), 3 * CHUNK, Limits::RESERVED).unwrap();
     table.create_vm(TenantId(2), 100 * CHUNK, Limits::UNRESERVED).unwrap();
-    table.place(TenantId(2), GuestAddr(99 * CHUNK)).unwrap();
+    table.place(TenantId(2), GuestVramAddr(99 * CHUNK)).unwrap();
     let full = refused(2, 3, 3);
-    assert_eq!(table.place(TenantId(2), GuestAddr(0)), full);
-    assert!(!table.place(TenantId(2), GuestAddr(99 * CHUNK)).unwrap().new, "what it has it keeps");
+    assert_eq!(table.place(TenantId(2), GuestVramAddr(0)), full);
+    assert!(!table.place(TenantId(2), GuestVramAddr(99 * CHUNK)).unwrap().new, "what it has it keeps");
     place_first(&mut table, 1, 3);
-    assert_eq!(table.place(TenantId(2), GuestAddr(0)), refused(2, 0, 0));
+    assert_eq!(table.place(TenantId(2), GuestVramAddr(0)), refused(2, 0, 0));
     // Chunks that the other frees are still promised to it, until it is destroyed.
     assert_eq!(table.unplace_all(TenantId(1)), 3);
     assert_eq!(scrub_all(&mut table), 3);
-    assert_eq!(table.place(TenantId(2), GuestAddr(0)), full);
+    assert_eq!(table.place(TenantId(2), GuestVramAddr(0)), full);
     table.destroy_vm(TenantId(1)).unwrap();
-    assert!(table.place(TenantId(2), GuestAddr(0)).unwrap().new);
+    assert!(table.place(TenantId(2), GuestVramAddr(0)).unwrap().new);
     let vm = table.summary().vms[&TenantId(2)];
     assert_eq!((vm.advertised, vm.guarantee, vm.placed, vm.unbacked, vm.peak), (100, 0, 2, 98, 2));
 }
 
 #[test]
-fn chunks_that_are_not_zeroed_back_a_reservation_but_are_not_given_away() {
+fn unscrubbed_chunks_back_a_reservation_but_are_not_placed() {
     let mut table = ChunkTable::new(2 * CHUNK, CHUNK, Contents::Unknown).unwrap();
     table.create_vm(TenantId(1), 2 * CHUNK, Limits::RESERVED).unwrap();
-    assert_eq!(table.place(TenantId(1), GuestAddr(0)), Err(Error::NeedsScrub { tier: Tier::Card, short: 1 }));
+    assert_eq!(table.place(TenantId(1), GuestVramAddr(0)), Err(Error::NeedsScrub { tier: Tier::Card, short: 1 }));
     let work = table.take_scrub_work().unwrap();
     assert_eq!(
-        table.place(TenantId(1), GuestAddr(0)),
+        table.place(TenantId(1), GuestVramAddr(0)),
         Err(Error::NeedsScrub { tier: Tier::Card, short: 1 }),
         "half scrubbed is not scrubbed"
     );
     table.scrubbed(work.place);
-    assert_eq!(table.place(TenantId(1), GuestAddr(0)), Ok(Placed { place: on_card(0), new: true }));
-    assert_eq!(table.unplace(TenantId(1), GuestAddr(8)), Ok(true));
-    assert_eq!(table.unplace(TenantId(1), GuestAddr(8)), Ok(false));
+    assert_eq!(table.place(TenantId(1), GuestVramAddr(0)), Ok(Placed { place: on_card(0), new: true }));
+    assert_eq!(table.unplace(TenantId(1), GuestVramAddr(8)), Ok(true));
+    assert_eq!(table.unplace(TenantId(1), GuestVramAddr(8)), Ok(false));
     assert_eq!(
-        table.place(TenantId(1), GuestAddr(0)),
+        table.place(TenantId(1), GuestVramAddr(0)),
         Err(Error::NeedsScrub { tier: Tier::Card, short: 1 }),
         "it is dirty again"
     );
@@ -219,11 +219,11 @@ fn destroying_a_vm_gives_all_back_for_scrubbing() {
     assert_eq!(table.destroy_vm(TenantId(1)), Err(Error::NoSuchVm(TenantId(1))));
     let summary = table.summary();
     assert_eq!((summary.free, summary.to_scrub, summary.promised), (1, 3, 0));
-    assert_eq!(table.lookup(TenantId(1), GuestAddr(0), 1), Lookup::Outside);
+    assert_eq!(table.lookup(TenantId(1), GuestVramAddr(0), 1), Lookup::Outside);
 }
 
 #[test]
-fn what_is_set_aside_is_the_mediators() {
+fn chunks_set_aside_go_to_mediator_only() {
     let mut table = table(8);
     table.set_aside(3).unwrap();
     let full = Err(Error::Promise { vm: TenantId(1), wanted: 6, now: 5, left: 5 });
@@ -231,7 +231,7 @@ fn what_is_set_aside_is_the_mediators() {
     table.create_vm(TenantId(1), 4 * CHUNK, Limits::RESERVED).unwrap();
     table.create_vm(TenantId(2), 8 * CHUNK, Limits::UNRESERVED).unwrap();
     place_first(&mut table, 2, 1);
-    assert_eq!(table.place(TenantId(2), GuestAddr(CHUNK)), refused(2, 7, 7));
+    assert_eq!(table.place(TenantId(2), GuestVramAddr(CHUNK)), refused(2, 7, 7));
     // It gets its own share, and no more: the rest is promised.
     table.reserve_mediator(1, 1).unwrap();
     let run = table.reserve_mediator(2, 1).unwrap();
@@ -258,7 +258,7 @@ fn a_mediator_run_is_aligned_and_refused_without_room() {
     table.create_vm(TenantId(1), CHUNK, Limits::RESERVED).unwrap();
     place_first(&mut table, 1, 1);
     let run = table.reserve_mediator(4, 4).unwrap();
-    assert_eq!(table.address(run), CardAddr(4 * CHUNK));
+    assert_eq!(table.address(run), VramAddr(4 * CHUNK));
     assert!(matches!(table.reserve_mediator(4, 4), Err(Error::CardFull { wanted: 4, .. })));
     assert!(
         matches!(table.reserve_mediator(2, 4), Err(Error::CardFull { wanted: 2, .. })),
@@ -270,13 +270,13 @@ fn a_mediator_run_is_aligned_and_refused_without_room() {
 }
 
 #[test]
-fn what_the_mediator_claims_is_its_own_once_it_is_spare_and_a_guarantee_comes_first() {
+fn mediator_claim_is_met_from_spare_chunks_after_guarantees() {
     let mut table = table(4);
     table.claim(3);
     table.create_vm(TenantId(1), 4 * CHUNK, Limits::default()).unwrap();
-    table.place(TenantId(1), GuestAddr(0)).unwrap();
+    table.place(TenantId(1), GuestVramAddr(0)).unwrap();
     assert_eq!((table.spare(), table.kept_for_mediator()), (0, 3));
-    assert!(matches!(table.place(TenantId(1), GuestAddr(CHUNK)), Err(Error::Full { .. })));
+    assert!(matches!(table.place(TenantId(1), GuestVramAddr(CHUNK)), Err(Error::Full { .. })));
     let own = table.reserve_mediator(1, 1).unwrap();
     assert_eq!((table.spare(), table.kept_for_mediator()), (0, 2), "a part of the claim is met");
     // Claimed chunks are not promised: a guarantee can have them.
@@ -297,20 +297,20 @@ fn card_that_is_all_the_mediators_has_nothing_for_vms() {
 }
 
 #[test]
-fn the_mediator_borrows_from_the_reserve_and_pays_back_before_anything_is_spare() {
+fn mediator_repays_borrowed_reserve_before_chunks_are_spare() {
     let mut table = table(4);
     table.set_host_budget(4);
     table.set_reserve(2).unwrap();
     table.create_vm(TenantId(1), 4 * CHUNK, Limits::default()).unwrap();
     for index in 0..2 {
-        table.place(TenantId(1), GuestAddr(index * CHUNK)).unwrap();
+        table.place(TenantId(1), GuestVramAddr(index * CHUNK)).unwrap();
     }
     assert_eq!((table.spare(), table.for_mediator(), table.left_reserve()), (0, 0, 2));
     let own = table.reserve_mediator(1, 1).unwrap();
     assert_eq!((table.borrowed(), table.left_reserve(), table.spare()), (1, 1, 0));
     assert_eq!(table.for_vms(), 2, "what is borrowed counts once");
     assert!(table.reserve_mediator(2, 1).is_err(), "the reserve is not endless");
-    table.unplace(TenantId(1), GuestAddr(0)).unwrap();
+    table.unplace(TenantId(1), GuestVramAddr(0)).unwrap();
     assert_eq!((table.spare(), table.left_reserve()), (0, 1), "what is free goes to the reserve");
     table.repay();
     assert_eq!((table.borrowed(), table.left_reserve(), table.spare()), (0, 2, 0));
@@ -323,7 +323,7 @@ fn the_chunks_of_a_frozen_vm_stay_until_it_is_destroyed() {
     let mut table = table(2);
     table.set_host_budget(2);
     table.create_vm(TenantId(1), CHUNK, Limits::default()).unwrap();
-    table.place(TenantId(1), GuestAddr(0)).unwrap();
+    table.place(TenantId(1), GuestVramAddr(0)).unwrap();
     table.freeze(TenantId(1));
     assert_eq!(table.begin_move(TenantId(1), 0, To::Host), Err(Error::Settled { vm: TenantId(1), index: 0 }));
     table.destroy_vm(TenantId(1)).unwrap();

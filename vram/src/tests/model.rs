@@ -6,8 +6,8 @@ mod op;
 
 use super::{CHUNK, scrub_all, table};
 use crate::{
-    CardAddr, ChunkId, ChunkTable, Ended, Error, GuestAddr, HostAddr, Limit, Limits, Lookup, MoveId, OnFull, Place,
-    SavedChunks, ScrubWork, Step, TenantId, Tier, To,
+    ChunkId, ChunkTable, Ended, Error, GuestVramAddr, HostAddr, Limit, Limits, Lookup, MoveId, OnFull, Place,
+    SavedChunks, ScrubWork, Step, TenantId, Tier, To, VramAddr,
 };
 use op::{Op, op};
 use proptest::prelude::*;
@@ -21,14 +21,14 @@ type Piece = (Tier, u64);
 
 fn piece(place: Place) -> Piece {
     match place {
-        Place::Card(CardAddr(at)) => (Tier::Card, at / CHUNK),
+        Place::Card(VramAddr(at)) => (Tier::Card, at / CHUNK),
         Place::Host(HostAddr(at)) => (Tier::Host, at / CHUNK),
     }
 }
 
 fn start((tier, number): Piece) -> Place {
     match tier {
-        Tier::Card => Place::Card(CardAddr(number * CHUNK)),
+        Tier::Card => Place::Card(VramAddr(number * CHUNK)),
         Tier::Host => Place::Host(HostAddr(number * CHUNK)),
     }
 }
@@ -253,7 +253,7 @@ impl Model {
                 let known = self.vms.get(&id).filter(|vm| address < vm.bytes);
                 let index = (address / CHUNK) as u32;
                 let expected = known.map(|vm| vm.chunks.contains_key(&index));
-                prop_assert_eq!(self.table.unplace(TenantId(id), GuestAddr(address)).ok(), expected);
+                prop_assert_eq!(self.table.unplace(TenantId(id), GuestVramAddr(address)).ok(), expected);
                 self.lose(id, |at| at == index && expected == Some(true));
             }
             Op::UnplaceAll(id) => {
@@ -352,19 +352,19 @@ impl Model {
     }
 
     fn place(&mut self, id: u32, address: u64) -> Result<(), TestCaseError> {
-        let result = self.table.place(TenantId(id), GuestAddr(address));
+        let result = self.table.place(TenantId(id), GuestVramAddr(address));
         let Some(vm) = self.vms.get(&id) else {
             prop_assert_eq!(result, Err(Error::NoSuchVm(TenantId(id))));
             return Ok(());
         };
         let index = (address / CHUNK) as u32;
         if address >= vm.bytes {
-            prop_assert_eq!(result, Err(Error::OutOfRange { vm: TenantId(id), address: GuestAddr(address) }));
+            prop_assert_eq!(result, Err(Error::OutOfRange { vm: TenantId(id), address: GuestVramAddr(address) }));
             return Ok(());
         }
         if let Some(&(at, _)) = vm.chunks.get(&index) {
             let placed = result.unwrap();
-            let whole = self.table.lookup(TenantId(id), GuestAddr(u64::from(index) * CHUNK), 1);
+            let whole = self.table.lookup(TenantId(id), GuestVramAddr(u64::from(index) * CHUNK), 1);
             prop_assert_eq!((piece(placed.place), placed.new, whole), (at, false, Lookup::Placed(start(at))));
             return Ok(());
         }
@@ -547,7 +547,7 @@ proptest! {
         table.set_host_budget(8);
         table.create_vm(TenantId(1), 3 * CHUNK + 0x800, Limits { guarantee: 4, ..Limits::default() }).unwrap();
         for index in uses {
-            table.place(TenantId(1), GuestAddr(index * CHUNK)).unwrap();
+            table.place(TenantId(1), GuestVramAddr(index * CHUNK)).unwrap();
         }
         for index in moves {
             if let Ok(begun) = table.begin_move(TenantId(1), index, To::Host) {
@@ -555,7 +555,7 @@ proptest! {
             }
         }
         scrub_all(&mut table);
-        let at = GuestAddr(address);
+        let at = GuestVramAddr(address);
         let inside = address + len <= 3 * CHUNK + 0x800;
         let run = table.translate(TenantId(1), at);
         let range = table.lookup(TenantId(1), at, len);

@@ -2,8 +2,8 @@
 
 use super::{CHUNK, on_card, place_first, scrub_all, table};
 use crate::{
-    ChunkTable, Ended, Error, GuestAddr, HostAddr, Limit, Limits, Lookup, OnFull, Place, Placed, Run, Step, TenantId,
-    Tier, To,
+    ChunkTable, Ended, Error, GuestVramAddr, HostAddr, Limit, Limits, Lookup, OnFull, Place, Placed, Run, Step,
+    TenantId, Tier, To,
 };
 
 const VM: TenantId = TenantId(1);
@@ -22,16 +22,19 @@ fn swapping(used: u64, limits: Limits) -> ChunkTable {
 }
 
 fn at(table: &ChunkTable, index: u64) -> Lookup {
-    table.lookup(VM, GuestAddr(index * CHUNK), CHUNK)
+    table.lookup(VM, GuestVramAddr(index * CHUNK), CHUNK)
 }
 
 #[test]
-fn what_the_card_has_no_room_for_is_born_in_host_memory() {
+fn chunk_without_room_on_card_starts_in_host_memory() {
     let table = swapping(7, Limits::default());
     assert_eq!(at(&table, 3), Lookup::Placed(on_card(3 * CHUNK)));
     assert_eq!(at(&table, 4), Lookup::Placed(in_host(0)));
-    assert_eq!(table.translate(VM, GuestAddr(4 * CHUNK + 8)), Some(Run { place: in_host(8), bytes: 3 * CHUNK - 8 }));
-    assert_eq!(table.lookup(VM, GuestAddr(3 * CHUNK), 2 * CHUNK), Lookup::Split, "a piece spans one memory only");
+    assert_eq!(
+        table.translate(VM, GuestVramAddr(4 * CHUNK + 8)),
+        Some(Run { place: in_host(8), bytes: 3 * CHUNK - 8 })
+    );
+    assert_eq!(table.lookup(VM, GuestVramAddr(3 * CHUNK), 2 * CHUNK), Lookup::Split, "a piece spans one memory only");
     let summary = table.summary();
     let vm = summary.vms[&VM];
     assert_eq!((vm.placed, vm.host, vm.unbacked, vm.born_in_host), (4, 3, 1, 3));
@@ -41,7 +44,7 @@ fn what_the_card_has_no_room_for_is_born_in_host_memory() {
 #[test]
 fn a_full_answer_names_each_limit() {
     let full = |limit, host| Err::<Placed, _>(Error::Full { vm: VM, limit, host: Some(host) });
-    let next = |used, limits| swapping(used, limits).place(VM, GuestAddr(7 * CHUNK));
+    let next = |used, limits| swapping(used, limits).place(VM, GuestVramAddr(7 * CHUNK));
     let card = Limit::Card { free: 0, to_scrub: 0, promised: 0 };
     let cases = [
         (4, Limits { on_full: OnFull::Queue, ..Limits::default() }, card, Limit::Policy(OnFull::Queue)),
@@ -80,10 +83,10 @@ fn a_move_takes_effect_when_it_is_committed() {
 }
 
 #[test]
-fn a_chunk_that_goes_while_it_moves_leaves_a_destination_to_scrub() {
+fn chunk_removed_while_moving_leaves_destination_to_scrub() {
     let mut table = swapping(4, Limits { guarantee: 4, ..Limits::default() });
     let [unplaced, destroyed] = [0, 1].map(|index| table.begin_move(VM, index, To::Host).unwrap());
-    assert_eq!(table.unplace(VM, GuestAddr(0)), Ok(true));
+    assert_eq!(table.unplace(VM, GuestVramAddr(0)), Ok(true));
     assert!(!table.is_moving(VM, 0));
     assert_eq!(table.summary().vms[&VM].moving, 1);
     table.destroy_vm(VM).unwrap();
@@ -100,7 +103,7 @@ fn a_lowered_quota_takes_nothing_and_gives_nothing() {
     let mut table = swapping(3, Limits::default());
     table.set_limits(VM, Limits { quota: 1, ..Limits::default() }).unwrap();
     assert_eq!(table.summary().vms[&VM].placed, 3);
-    assert_eq!(table.place(VM, GuestAddr(3 * CHUNK)), Ok(Placed { place: in_host(0), new: true }));
+    assert_eq!(table.place(VM, GuestVramAddr(3 * CHUNK)), Ok(Placed { place: in_host(0), new: true }));
     let full = Err(Error::Full { vm: VM, limit: Limit::Quota(1), host: None });
     assert_eq!(table.begin_move(VM, 3, To::Card), full);
 }
@@ -133,34 +136,34 @@ fn a_raised_guarantee_is_refused_while_others_have_the_chunks() {
 fn a_host_slot_is_scrubbed_before_its_next_owner() {
     let mut table = swapping(8, Limits::default());
     for index in 4..8 {
-        table.unplace(VM, GuestAddr(index * CHUNK)).unwrap();
+        table.unplace(VM, GuestVramAddr(index * CHUNK)).unwrap();
     }
-    assert_eq!(table.place(VM, GuestAddr(4 * CHUNK)), Err(Error::NeedsScrub { tier: Tier::Host, short: 1 }));
+    assert_eq!(table.place(VM, GuestVramAddr(4 * CHUNK)), Err(Error::NeedsScrub { tier: Tier::Host, short: 1 }));
     let work = table.take_scrub_work_in(Tier::Host).unwrap();
     assert_eq!((work.place, work.bytes), (in_host(0), CHUNK));
     assert_eq!(table.take_scrub_work_in(Tier::Card), None);
     table.scrubbed(work.place);
-    assert_eq!(table.place(VM, GuestAddr(4 * CHUNK)), Ok(Placed { place: in_host(0), new: true }));
+    assert_eq!(table.place(VM, GuestVramAddr(4 * CHUNK)), Ok(Placed { place: in_host(0), new: true }));
     assert_eq!((table.summary().host.scrubbed, table.summary().host.to_scrub), (1, 3));
 }
 
 #[test]
-fn a_budget_that_falls_below_what_is_used_only_forbids_more() {
+fn budget_below_use_only_blocks_new_placements() {
     let mut table = swapping(7, Limits::default());
     table.set_host_budget(2);
     let host = table.summary().host;
     assert_eq!((host.budget, host.used, host.free, host.end), (2, 3, 0, 3));
     let full =
         |result: Result<Placed, Error>| matches!(result, Err(Error::Full { host: Some(Limit::HostBudget(2)), .. }));
-    assert!(full(table.place(VM, GuestAddr(7 * CHUNK))));
-    table.unplace(VM, GuestAddr(4 * CHUNK)).unwrap();
+    assert!(full(table.place(VM, GuestVramAddr(7 * CHUNK))));
+    table.unplace(VM, GuestVramAddr(4 * CHUNK)).unwrap();
     scrub_all(&mut table);
-    assert!(full(table.place(VM, GuestAddr(7 * CHUNK))), "slot 0 is free, but two are used still");
-    table.unplace(VM, GuestAddr(6 * CHUNK)).unwrap();
+    assert!(full(table.place(VM, GuestVramAddr(7 * CHUNK))), "slot 0 is free, but two are used still");
+    table.unplace(VM, GuestVramAddr(6 * CHUNK)).unwrap();
     assert_eq!(table.summary().host.end, 3, "it holds something until it is scrubbed");
     scrub_all(&mut table);
     assert_eq!(table.summary().host.end, 2);
-    assert_eq!(table.place(VM, GuestAddr(7 * CHUNK)), Ok(Placed { place: in_host(0), new: true }));
+    assert_eq!(table.place(VM, GuestVramAddr(7 * CHUNK)), Ok(Placed { place: in_host(0), new: true }));
     table.set_host_budget(u32::MAX);
     assert_eq!(table.summary().host.free, u32::MAX - 2);
 }
@@ -184,7 +187,7 @@ fn the_reserve_takes_an_eviction_without_a_copy_and_drains() {
     let budget = Err(Error::Full { vm: VM, limit: Limit::HostBudget(1), host: None });
     assert_eq!(table.start(step(0, To::Host)), budget.map(Some));
     assert_eq!(table.start(step(0, To::Reserve)), budget.map(Some));
-    assert_eq!(table.place(VM, GuestAddr(3 * CHUNK)), Ok(Placed { place: on_card(3 * CHUNK), new: true }));
+    assert_eq!(table.place(VM, GuestVramAddr(3 * CHUNK)), Ok(Placed { place: on_card(3 * CHUNK), new: true }));
     // It can return only into a spare chunk.
     assert!(matches!(table.start(step(1, To::Card)), Err(Error::Full { limit: Limit::Card { .. }, .. })));
     let drain = table.start(step(1, To::Host)).unwrap().unwrap();
@@ -211,7 +214,7 @@ fn a_chunk_comes_back_from_the_reserve_without_a_copy() {
     table.abort_move(drain.id);
     assert_eq!((table.is_parked(VM, 1), table.summary().parked), (true, 1));
     let drain = table.start(step(To::Host)).unwrap().unwrap();
-    table.unplace(VM, GuestAddr(CHUNK)).unwrap();
+    table.unplace(VM, GuestVramAddr(CHUNK)).unwrap();
     assert_eq!((table.commit_move(drain.id), table.summary().parked), (Ended::Gone, 0));
     assert_eq!((scrub_all(&mut table), table.summary().host.used), (3, 0));
 }
@@ -225,11 +228,11 @@ fn policies_for_a_full_card_are_known_by_name() {
 }
 
 #[test]
-fn what_is_quarantined_goes_to_nobody_once_its_owner_has_lost_it() {
+fn quarantined_chunk_is_not_reused_after_owner_loses_it() {
     let mut table = swapping(2, Limits::default());
     // One that has an owner, one that waits to be scrubbed.
     table.quarantine(on_card(0));
-    table.unplace(VM, GuestAddr(CHUNK)).unwrap();
+    table.unplace(VM, GuestVramAddr(CHUNK)).unwrap();
     table.quarantine(on_card(CHUNK));
     assert_eq!(table.summary().quarantined, 1);
     assert_eq!(at(&table, 0), Lookup::Placed(on_card(0)));
@@ -238,7 +241,7 @@ fn what_is_quarantined_goes_to_nobody_once_its_owner_has_lost_it() {
     let summary = table.summary();
     assert_eq!((summary.quarantined, summary.free, summary.to_scrub), (2, 2, 0));
     for index in 0..4 {
-        table.place(VM, GuestAddr(index * CHUNK)).unwrap();
+        table.place(VM, GuestVramAddr(index * CHUNK)).unwrap();
     }
     assert_eq!(at(&table, 0), Lookup::Placed(on_card(2 * CHUNK)));
     assert_eq!(at(&table, 2), Lookup::Placed(in_host(0)), "the card has two chunks left");

@@ -41,7 +41,7 @@ fn a_full_card_is_an_error_that_passes() {
     let (mut table, mut pool) = (table(2), PagePool::new(u64::MAX));
     table.create_vm(TenantId(1), 2 * CHUNK, crate::Limits::RESERVED).unwrap();
     for index in 0..2 {
-        table.place(TenantId(1), crate::GuestAddr(index * CHUNK)).unwrap();
+        table.place(TenantId(1), crate::GuestVramAddr(index * CHUNK)).unwrap();
     }
     assert!(matches!(pool.alloc(&mut table, 0x1000), Err(PoolError::Chunks(Error::CardFull { .. }))));
     table.destroy_vm(TenantId(1)).unwrap();
@@ -61,7 +61,7 @@ fn release_all_gives_every_chunk_back_for_scrubbing() {
 }
 
 #[test]
-fn what_nobody_has_had_is_known_to_be_zeroed() {
+fn never_allocated_pages_are_known_to_be_zeroed() {
     let (mut table, mut pool) = (table(8), PagePool::new(u64::MAX));
     let small = pool.alloc_block(&mut table, 0x1000).unwrap();
     let large = pool.alloc_block(&mut table, 2 * CHUNK).unwrap();
@@ -150,7 +150,7 @@ proptest! {
         for (free, bytes, which) in ops {
             if free && !live.is_empty() {
                 let (start, _) = live.swap_remove(which % live.len());
-                pool.free(CardAddr(start));
+                pool.free(VramAddr(start));
             } else if let Ok(Block { address, zeroed }) = pool.alloc_block(&mut table, bytes) {
                 let size = bytes.next_power_of_two().max(PAGE_BYTES);
                 let pages: Vec<u64> = (address.0..address.0 + size).step_by(PAGE_BYTES as usize).collect();
@@ -159,7 +159,7 @@ proptest! {
                 prop_assert_eq!(address.0 % size, 0);
                 prop_assert!(live.iter().all(|&(start, len)| address.0 + size <= start || start + len <= address.0));
                 for at in (address.0..address.0 + size).step_by(CHUNK as usize) {
-                    let chunk = table.chunk_at(CardAddr(at)).unwrap();
+                    let chunk = table.chunk_at(VramAddr(at)).unwrap();
                     prop_assert_eq!(table.state(chunk), crate::ChunkState::Mediator);
                 }
                 live.push((address.0, size));
@@ -174,7 +174,7 @@ proptest! {
                 prop_assert_eq!(restored.save(), saved);
                 // A restored pool does not know which pages are zeroed.
                 had.extend((0..16 * CHUNK).step_by(PAGE_BYTES as usize).filter(|page| {
-                    table.chunk_at(CardAddr(*page)).is_some_and(|chunk| table.state(chunk) == crate::ChunkState::Mediator)
+                    table.chunk_at(VramAddr(*page)).is_some_and(|chunk| table.state(chunk) == crate::ChunkState::Mediator)
                 }));
                 pool = restored;
             }
@@ -182,7 +182,7 @@ proptest! {
             prop_assert!(pool.held_bytes() <= 12 * CHUNK);
         }
         for (start, _) in live {
-            pool.free(CardAddr(start));
+            pool.free(VramAddr(start));
         }
         let held = pool.held_bytes() / CHUNK;
         prop_assert_eq!(u64::from(pool.reclaim(&mut table)), held);

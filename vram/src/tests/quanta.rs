@@ -93,7 +93,7 @@ fn the_window_is_kept_in_so_many_slots() {
 }
 
 #[test]
-fn a_small_set_that_fits_beside_any_other_need_not_wait() {
+fn small_working_set_that_fits_with_any_other_never_waits() {
     assert_eq!(on(&mut quanta(&[50, 700, 800, 100])).members, [TenantId(2), TenantId(3)]);
     assert_eq!(
         on(&mut quanta(&[50, 700, 1800])).members,
@@ -103,7 +103,7 @@ fn a_small_set_that_fits_beside_any_other_need_not_wait() {
 }
 
 #[test]
-fn a_quantum_grows_with_what_is_allocated_in_it() {
+fn quantum_grows_with_memory_allocated_in_it() {
     let mut quanta = quanta(&[600, 600]);
     assert_eq!(on(&mut quanta).quantum_ns, 4 * SECOND);
     let since = quanta.turn.as_ref().and_then(|turn| turn.1).unwrap();
@@ -113,7 +113,7 @@ fn a_quantum_grows_with_what_is_allocated_in_it() {
 }
 
 #[test]
-fn turns_go_round_and_skip_who_is_idle() {
+fn quanta_rotate_and_skip_idle_tenants() {
     let mut quanta = quanta(&[700, 700, 700]);
     let quantum = on(&mut quanta).quantum_ns;
     let mut now = quanta.turn.as_ref().and_then(|turn| turn.1).unwrap();
@@ -167,7 +167,7 @@ fn forced_mode_takes_turns_without_pressure() {
 }
 
 #[test]
-fn work_that_reaches_host_memory_is_traffic_once_somebody_knows_how_fast_the_bus_is() {
+fn host_access_counts_as_traffic_once_bus_bandwidth_is_known() {
     let mut quanta = quanta(&[700, 800]);
     quanta.accessed(0, 1000);
     assert_eq!((quanta.wants_bandwidth(), quanta.tick(0)), (true, None));
@@ -191,7 +191,7 @@ fn the_first_quantum_is_known_when_its_copies_have_ended() {
 }
 
 #[test]
-fn a_holder_that_has_no_work_for_as_long_as_a_change_takes_gives_its_turn_up_to_one_that_has() {
+fn idle_tenant_yields_quantum_only_to_a_tenant_with_work() {
     let mut quanta = quanta(&[700, 700, 700]);
     // 1400 bytes are copied at a change.
     let (turn, change) = (on(&mut quanta), 1400 * MS);
@@ -295,7 +295,7 @@ fn tell(quanta: &mut Quanta, now: u64, told: &Told) -> Option<Change> {
 proptest! {
     /// A detector that was saved and restored decides the same as one that was not.
     #[test]
-    fn restored_turns_go_on(steps in prop::collection::vec((told(), 1..700u64, any::<bool>()), 1..60)) {
+    fn restored_quanta_decide_the_same(steps in prop::collection::vec((told(), 1..700u64, any::<bool>()), 1..60)) {
         let (mut kept, mut moved, mut now) = (Quanta::new(config()), Quanta::new(config()), 0);
         for (told, ms, restore) in steps {
             now += ms * MS;

@@ -3,7 +3,7 @@
 use super::super::moves::To;
 use super::super::stock::SavedPiece;
 use super::*;
-use crate::{CHUNK_BYTES_MIN, CardAddr, Contents, GuestAddr, Place};
+use crate::{CHUNK_BYTES_MIN, Contents, GuestVramAddr, Place, VramAddr};
 use proptest::prelude::*;
 
 const CHUNK: u64 = CHUNK_BYTES_MIN;
@@ -19,9 +19,9 @@ fn table() -> ChunkTable {
     table.create_vm(VM, 8 * CHUNK, Limits { guarantee: 3, ..Limits::default() }).unwrap();
     table.create_vm(TenantId(2), 2 * CHUNK, Limits::default()).unwrap();
     for index in 0..6 {
-        table.place(VM, GuestAddr(index * CHUNK)).unwrap();
+        table.place(VM, GuestVramAddr(index * CHUNK)).unwrap();
     }
-    table.place(TenantId(2), GuestAddr(0)).unwrap();
+    table.place(TenantId(2), GuestVramAddr(0)).unwrap();
     for index in 0..2 {
         table.start(crate::Step { vm: VM, index, to: To::Reserve }).unwrap();
     }
@@ -29,8 +29,8 @@ fn table() -> ChunkTable {
     let there = table.begin_move(VM, 2, To::Host).unwrap();
     table.commit_move(there.id);
     table.begin_move(VM, 3, To::Host).unwrap();
-    table.quarantine(Place::Card(CardAddr(6 * CHUNK)));
-    table.unplace(VM, GuestAddr(5 * CHUNK)).unwrap();
+    table.quarantine(Place::Card(VramAddr(6 * CHUNK)));
+    table.unplace(VM, GuestVramAddr(5 * CHUNK)).unwrap();
     table.freeze(TenantId(2));
     table
 }
@@ -54,7 +54,7 @@ fn a_table_is_as_it_was() {
 }
 
 #[test]
-fn what_was_being_scrubbed_is_scrubbed_again() {
+fn interrupted_scrub_is_repeated_after_restore() {
     let mut table = table();
     let work = table.take_scrub_work().unwrap();
     let mut restored = ChunkTable::try_from(table.save()).unwrap();
@@ -101,7 +101,7 @@ fn owners_that_disagree_are_refused() {
 }
 
 #[test]
-fn pieces_that_nobody_scrubs_are_refused() {
+fn scrub_list_that_differs_from_dirty_chunks_is_rejected() {
     assert!(refused(|saved| saved.card.to_scrub.clear()).contains("to scrub are others"));
     assert!(refused(|saved| saved.card.to_scrub.push(saved.card.to_scrub[0])).contains("to scrub are others"));
     // The next owner would see the VM's content.
@@ -167,7 +167,7 @@ fn numbers_out_of_bounds_are_refused() {
 fn exercise(table: &mut ChunkTable, steps: &[(u8, u32, u32)]) {
     let mut works = Vec::new();
     for &(what, vm, index) in steps {
-        let (vm, at) = (TenantId(vm), GuestAddr(u64::from(index) * CHUNK));
+        let (vm, at) = (TenantId(vm), GuestVramAddr(u64::from(index) * CHUNK));
         match what % 14 {
             0 => drop(table.place(vm, at)),
             1 => drop(table.unplace(vm, at)),
@@ -185,7 +185,7 @@ fn exercise(table: &mut ChunkTable, steps: &[(u8, u32, u32)]) {
             10 => drop(table.reserve_mediator(1, 1)),
             11 => drop(table.create_vm(vm, at.0, Limits { guarantee: index % 4, ..Limits::default() })),
             12 => table.set_host_budget(index),
-            _ => table.quarantine(Place::Card(CardAddr(u64::from(index % 12) * CHUNK))),
+            _ => table.quarantine(Place::Card(VramAddr(u64::from(index % 12) * CHUNK))),
         }
         let _ = (table.summary(), table.for_vms(), table.kept_for_mediator(), table.host_room(), table.drainable());
     }

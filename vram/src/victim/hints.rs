@@ -1,11 +1,11 @@
 //! Hints about the chunks of a VM.
 
-mod comings;
+mod residency_history;
 mod saved;
 
 pub(crate) use saved::SavedHints;
 
-use comings::Comings;
+use residency_history::ResidencyHistory;
 use std::ops::RangeInclusive;
 
 /// The priority of a chunk without a hint.
@@ -23,7 +23,7 @@ pub struct Hints {
     referenced: Vec<u64>,
     /// The guest chunk that the clock's hand points to.
     pub(super) hand: u32,
-    pub(super) comings: Comings,
+    pub(super) residency_history: ResidencyHistory,
 }
 
 impl Hints {
@@ -36,7 +36,7 @@ impl Hints {
             accesses: Vec::new(),
             referenced: Vec::new(),
             hand: 0,
-            comings: Comings::default(),
+            residency_history: ResidencyHistory::default(),
         }
     }
 
@@ -84,12 +84,12 @@ impl Hints {
     /// Notes that the chunks have come to the card, together, and are used there now.
     pub fn arrived(&mut self, chunks: RangeInclusive<u32>) {
         let range = self.within(&chunks);
-        self.comings.arrived(range, self.chunks);
+        self.residency_history.arrived(range, self.chunks);
     }
 
     /// Notes that a chunk is needed on the card, where it has no place.
     pub fn wants(&mut self, index: u32) {
-        self.comings.wants(index);
+        self.residency_history.wants(index);
     }
 
     /// Returns true if a chunk was used since the clock's hand last passed.

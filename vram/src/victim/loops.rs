@@ -16,15 +16,21 @@ pub(super) struct Loops;
 impl Choose for Loops {
     fn victims(&mut self, hints: &mut Hints, candidates: &mut Vec<u32>, count: usize) {
         let all = candidates.clone();
-        let comings = &hints.comings;
+        let residency_history = &hints.residency_history;
         keep_least(candidates, count, |index| {
-            (comings.is_spared(index), !comings.is_behind(index), Reverse((comings.came(index), index)))
+            (
+                residency_history.is_spared(index),
+                !residency_history.is_behind(index),
+                Reverse((residency_history.came(index), index)),
+            )
         });
-        hints.comings.gave_up(&all, candidates);
+        hints.residency_history.gave_up(&all, candidates);
     }
 
     fn returns(&mut self, hints: &mut Hints, candidates: &mut Vec<u32>, count: usize) {
         // Chunks needed again at once are returned first, then those away longest: a loop needs these next.
-        keep_least(candidates, count, |index| (Reverse(hints.comings.allowance(index)), hints.comings.went(index)));
+        keep_least(candidates, count, |index| {
+            (Reverse(hints.residency_history.allowance(index)), hints.residency_history.went(index))
+        });
     }
 }

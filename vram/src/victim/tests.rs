@@ -45,7 +45,7 @@ fn profiled_gives_up_the_least_accessed_and_returns_the_most() {
 }
 
 #[test]
-fn clock_gives_a_second_chance_to_what_was_used() {
+fn clock_gives_used_chunks_a_second_chance() {
     let (mut hints, policy) = (Hints::new(CHUNKS), VictimPolicy::Clock);
     let all: Vec<u32> = (0..6).collect();
     hints.touch(0..=1);
@@ -85,7 +85,7 @@ fn loops_keep_a_part_of_a_loop_that_is_too_large() {
 }
 
 #[test]
-fn loops_spare_what_is_wanted_again_at_once() {
+fn loops_policy_spares_chunks_wanted_again_at_once() {
     let (mut hints, policy) = (Hints::new(CHUNKS), VictimPolicy::Loops);
     for chunk in 0..4 {
         hints.arrived(chunk..=chunk);
@@ -118,7 +118,7 @@ fn random_takes_each_about_as_often() {
 }
 
 #[test]
-fn what_the_guest_does_not_have_is_not_kept() {
+fn hints_beyond_guest_chunks_are_ignored() {
     let mut hints = Hints::new(70);
     hints.touch(60..=u32::MAX);
     hints.touch(u32::MAX..=u32::MAX);

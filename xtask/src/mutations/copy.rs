@@ -68,7 +68,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_copy_that_is_the_same_is_left_alone_and_one_that_is_not_is_made_so() {
+    fn identical_copy_is_left_alone_and_different_one_is_replaced() {
         let folder = tempfile::tempdir().unwrap();
         let (from, copy) = (folder.path().join("from"), folder.path().join("copy"));
         let to = copy.join("a/b.rs");

@@ -61,7 +61,7 @@ const MUTATIONS: &[Mutation] = &[
         file: "vram/src/balance/plan.rs",
         from: "Some((own, _)) if own != at => Stays::Resident,",
         to: "Some((own, _)) if own != at => Stays::None,",
-        tests: "who_has_got_its_memory",
+        tests: "vm_keeps_returned_memory_for_a_while_despite_requests",
     },
     Mutation {
         name: "unmap-nothing",
@@ -111,8 +111,8 @@ const MUTATIONS: &[Mutation] = &[
     Mutation {
         name: "kept-forgotten",
         what: "a channel that the card keeps is looked at again, so that it is given back when it has left late",
-        package: "owner",
-        file: "mediator/owner/src/work/departures.rs",
+        package: "card-manager",
+        file: "mediator/card-manager/src/work/departures.rs",
         from: "self.is_leaving() || self.stage == Stage::Kept && now_ns >= self.looked_ns.saturating_add(KEPT_LOOK_NS)",
         to: "let _ = now_ns; self.is_leaving()",
         tests: "departures::tests",
@@ -133,7 +133,7 @@ const MUTATIONS: &[Mutation] = &[
         file: "simgpu/src/fifo/mod.rs",
         from: "holds(slot) && slot.works(now) && slot.condition",
         to: "holds(slot) && slot.pending() && slot.condition",
-        tests: "tests::timing::channel_that_is_taken_off",
+        tests: "tests::timing::removed_channel_keeps_engine_until_its_work_time_passes",
     },
     Mutation {
         name: "vfio-reserved",
@@ -160,7 +160,7 @@ const MUTATIONS: &[Mutation] = &[
         file: "vfio/src/open.rs",
         from: "if !ptop::DEVINIT_STATUS::DONE.is_set(value) {",
         to: "if false {",
-        tests: "tests::open::everything",
+        tests: "tests::open::each_open_obstacle_is_reported_with_a_fix",
     },
     Mutation {
         name: "quarantine-owned",
@@ -241,7 +241,7 @@ const MUTATIONS: &[Mutation] = &[
         file: "sched/src/scheduler.rs",
         from: ".clamp(earliest, self.now)",
         to: ".clamp(earliest.min(Nanos(0)), self.now)",
-        tests: "tests::machine::an_end",
+        tests: "tests::machine::completion_seen_late_costs_only_engine_idle_time tests::machine::too_early_completion_time_is_clamped_to_slack",
     },
     Mutation {
         name: "sched-wait",
@@ -250,7 +250,7 @@ const MUTATIONS: &[Mutation] = &[
         file: "sched/src/policy/band.rs",
         from: "self.pay(payer, gap.saturating_sub(free), view);",
         to: "self.pay(payer, gap.saturating_sub(gap.max(free)), view);",
-        tests: "sim::tests::a_vm_for_which",
+        tests: "sim::tests::vm_idling_around_engine_wait_takes_no_neighbour_share",
     },
     Mutation {
         name: "sched-late",
@@ -331,7 +331,7 @@ const MUTATIONS: &[Mutation] = &[
         file: "sched/src/flight.rs",
         from: "let used = now.since(since.max(self.last_end));",
         to: "let used = now.since(since.max(self.last_end).max(now));",
-        tests: "tests::limits::what_works",
+        tests: "tests::limits::waiting_submission_progress_between_polls_is_charged",
     },
     Mutation {
         name: "mediator-claim",

@@ -155,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_have_two_bodies_is_left_out() {
+    fn functions_without_two_possible_bodies_are_skipped() {
         assert_eq!(body("pub const fn a() -> u8 { 1 }", "1"), None);
         assert_eq!(body("fn a() -> impl Iterator<Item = u8> { once(1) }", "1"), None);
         assert_eq!(body("fn a(f: impl Fn() -> u8) -> u8 { 1 }", "1"), Some(" 1 "));

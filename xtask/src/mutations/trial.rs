@@ -22,10 +22,10 @@ use crate::watch;
 
 /// A program that has not ended by then has noticed a mistake.
 /// TIMEOUT: as long as a test of the suite `unit` may take; the tests of one mistake take some seconds.
-const LIMIT: Duration = Duration::from_secs(600);
+const PROGRAM_TIMEOUT: Duration = Duration::from_secs(600);
 
 /// Packages with libraries and programs that `cuda-rig`'s programs load, which no dependency names.
-const BESIDE_RIG: [&str; 5] = ["cuda-front", "cuda-fake", "cuda-owner", "mediatord", "mediatorctl"];
+const BESIDE_RIG: [&str; 5] = ["cuda-shim", "cuda-fake", "cuda-owner", "mediatord", "mediatorctl"];
 
 /// A build of the copy.
 pub struct Build {
@@ -65,7 +65,7 @@ impl fmt::Display for Verdict {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let named = self.failed.iter().take(3).map(String::as_str).collect::<Vec<_>>().join(", ");
         match (self.stood, named.is_empty()) {
-            (true, _) => write!(f, "not ended after {} s", watch::scaled(LIMIT).as_secs()),
+            (true, _) => write!(f, "not ended after {} s", watch::scaled(PROGRAM_TIMEOUT).as_secs()),
             (false, true) => write!(f, "{}", self.tally),
             (false, false) => write!(f, "{}: {named}", self.tally),
         }
@@ -181,7 +181,7 @@ fn one(command: &mut Command, verdict: &mut Verdict) -> Result<()> {
     // A file: a pipe would stay open as long as any process that a test has left.
     command.stdout(output.try_clone()?).stderr(Stdio::null());
     let mut child = command.spawn().context("cannot start tests")?;
-    if !watch::ends_within(&child, watch::scaled(LIMIT))? {
+    if !watch::ends_within(&child, watch::scaled(PROGRAM_TIMEOUT))? {
         watch::end(child.id());
         verdict.stood = true;
     }

@@ -162,7 +162,7 @@ impl Core {
             sum(sure) > 0 || sum(perhaps) > 0
         });
         // Requests that waited for this poll are served now, or refused.
-        self.bell = true;
+        self.needs_plan = true;
     }
 
     /// Charges memory in use for no process to the tenants whose memory is missing.
@@ -215,7 +215,7 @@ impl Core {
         self.accounts.sees = false;
         self.accounts.suspects.clear();
         self.accounts.beyond.clear();
-        self.bell = true;
+        self.needs_plan = true;
     }
 
     /// Returns true if a tenant would exceed its limit if all memory that it gave back last is still in use. The next

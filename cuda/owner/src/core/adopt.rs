@@ -104,7 +104,7 @@ impl Core {
         };
         if !self.account_for(Step { vm: tenant, index, to }) {
             self.misplaced.insert((tenant, index), false);
-            self.bell = true;
+            self.needs_plan = true;
         }
         Some(index)
     }
@@ -125,7 +125,7 @@ impl Core {
         if let Some(pid) = done.map(|session| session.pid) {
             self.actions.push(Action::Adopted { session: id });
             self.expected.remove(&pid);
-            self.bell |= self.expected.is_empty();
+            self.needs_plan |= self.expected.is_empty();
         }
     }
 }

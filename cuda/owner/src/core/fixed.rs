@@ -182,7 +182,7 @@ impl Core {
                 return self.releases.push_back(release);
             }
         }
-        self.bell = true;
+        self.needs_plan = true;
     }
 
     /// Returns true if memory of a tenant is being released.
@@ -209,7 +209,7 @@ impl Core {
 
     /// Returns true if work of earlier events is left.
     pub(super) fn has_work(&self) -> bool {
-        self.bell || !self.releases.is_empty() || !self.uncounted.is_empty() || !self.unserved.is_empty()
+        self.needs_plan || !self.releases.is_empty() || !self.uncounted.is_empty() || !self.unserved.is_empty()
     }
 }
 

@@ -7,7 +7,7 @@ use super::{Body, Core, Pieces, Tenant, memory_of, said_place};
 use crate::driver::Memory;
 use cuda_protocol::{Chunk, ChunkId, End, FromOwner, MAX_CHUNKS, Refusal};
 use std::collections::BTreeMap;
-use vram::{Error, GuestAddr, Limit, OnFull, Place, TenantId};
+use vram::{Error, GuestVramAddr, Limit, OnFull, Place, TenantId};
 
 /// Longest wait of an allocation of the tenant with the quantum for others' memory to be evicted, in ns; after it the
 /// tenant gets the memory that is free.
@@ -137,18 +137,18 @@ impl Core {
         let has_room = self.table.spare() > 0 || own.placed < own.guarantee;
         let others = turn.members.iter().filter(|&&member| member != tenant);
         let any_goes = others.filter_map(|&member| of(member)).any(|other| other.placed > other.guarantee);
-        if !swaps || has_room || !any_goes || self.table.host_room() == 0 || self.clock < self.crowded_until {
+        if !swaps || has_room || !any_goes || self.table.host_room() == 0 || self.clock < self.no_eviction_wait_before {
             return false;
         }
         if self.clock.saturating_sub(since) >= ROOM_NS {
             tracing::debug!(tenant = tenant.0, chunks, "others' memory does not go in time");
-            self.crowded_until = self.clock + CROWDED_NS;
+            self.no_eviction_wait_before = self.clock + CROWDED_NS;
             return false;
         }
         let ahead = u32::try_from(AHEAD_BYTES / self.table.chunk_bytes()).unwrap_or(u32::MAX).min(own.placed);
         let unmet = self.unmet.entry(tenant).or_default();
         *unmet = (*unmet).max(chunks.saturating_add(ahead));
-        self.bell = true;
+        self.needs_plan = true;
         true
     }
 
@@ -165,13 +165,13 @@ impl Core {
             Ok(place) => {
                 if let Place::Host(_) = place {
                     *self.unmet.entry(tenant).or_default() += 1;
-                    self.bell = true;
+                    self.needs_plan = true;
                 }
                 Ok((index, place))
             }
             Err(Error::Full { limit, .. }) => {
                 *self.unmet.entry(tenant).or_default() += 1;
-                self.bell = true;
+                self.needs_plan = true;
                 let queues = self.table.limits(tenant).is_some_and(|limits| limits.on_full == OnFull::Queue);
                 Err(match limit {
                     Limit::Quota(_) => Some(Refusal::Quota),
@@ -184,7 +184,7 @@ impl Core {
     }
 
     /// Like [`vram::ChunkTable::place`], after scrubbing pending places.
-    pub(super) fn try_place(&mut self, tenant: TenantId, address: GuestAddr) -> Result<Place, Error> {
+    pub(super) fn try_place(&mut self, tenant: TenantId, address: GuestVramAddr) -> Result<Place, Error> {
         loop {
             match self.table.place(tenant, address) {
                 Ok(placed) => return Ok(placed.place),
@@ -431,7 +431,7 @@ impl Core {
         if let Body::Chunk { piece, .. } = body {
             self.pieces.let_go(piece, &mut self.actions);
         }
-        self.bell = true;
+        self.needs_plan = true;
     }
 
     pub(super) fn ask_memory(&mut self, id: SessionId, tenant: TenantId, request: u32) {
@@ -464,7 +464,7 @@ impl Core {
         waiting.rotate_left(first);
         for (id, tenant) in waiting {
             if !self.may_work() {
-                self.bell = true;
+                self.needs_plan = true;
                 return;
             }
             self.retried = id;

@@ -24,14 +24,14 @@ mod reclaim;
 mod relocate;
 mod sessions;
 mod shares;
-mod strangers;
 mod time;
 mod types;
+mod unmanaged;
 mod view;
 
 pub use types::{
-    Action, BatchId, Event, OnStranger, OnStuck, PieceId, SessionId, Stranger, TenantError, TenantSpec, Unaccounted,
-    User,
+    Action, BatchId, Event, OnStranger, OnStuck, PieceId, SessionId, TenantError, TenantSpec, Unaccounted,
+    UnmanagedProcess, User,
 };
 pub use view::{CardView, TenantView};
 
@@ -235,16 +235,16 @@ pub struct Core {
     /// Per tenant: card chunks refused since the last plan.
     unmet: BTreeMap<TenantId, u32>,
     /// Allocations skip the eviction wait before this time.
-    crowded_until: u64,
+    no_eviction_wait_before: u64,
     /// Time until which answers about empty chunks are awaited.
     reclaims_until: Option<u64>,
     /// Time at which memory moved last, or came from the host's.
     moved_at: Option<u64>,
     /// Memory may have to move.
-    bell: bool,
+    needs_plan: bool,
     /// Memory moves for a quantum that will begin.
     settling: bool,
-    strangers: strangers::Strangers,
+    strangers: unmanaged::UnmanagedProcesses,
     accounts: accounts::Accounts,
     occupations: occupation::Occupations,
     /// Chunks that are to be spare for a guarantee, and until when that is tried.
@@ -254,7 +254,7 @@ pub struct Core {
     actions: Vec<Action>,
     /// The machine's clock, and the time of the last event, in ns.
     clock: u64,
-    told: Option<u64>,
+    last_event_at: Option<u64>,
     next: u64,
     first_number: u64,
     /// Keys of tokens, which no program knows.
@@ -303,19 +303,19 @@ impl Core {
             steps: 0,
             misplaced: BTreeMap::new(),
             unmet: BTreeMap::new(),
-            crowded_until: 0,
+            no_eviction_wait_before: 0,
             reclaims_until: None,
             moved_at: None,
-            bell: false,
+            needs_plan: false,
             settling: false,
-            strangers: strangers::Strangers::default(),
+            strangers: unmanaged::UnmanagedProcesses::default(),
             accounts: accounts::Accounts::default(),
             occupations: occupation::Occupations::default(),
             promise: None,
             still_since: None,
             actions: Vec::new(),
             clock: 0,
-            told: None,
+            last_event_at: None,
             next: u64::from(seed) << 32,
             token_keys: [RandomState::new(), RandomState::new()],
             first_number: u64::from(seed) << 32,
@@ -353,8 +353,8 @@ impl Core {
 
     /// Handles one event at `now`, in ns of a clock that never goes back. [`Self::take_actions`] returns the actions.
     pub fn handle(&mut self, now: u64, event: Event) {
-        let step = now.saturating_sub(self.told.unwrap_or(now)).min(STEP_MOST);
-        (self.clock, self.told) = (self.clock + step, Some(now));
+        let step = now.saturating_sub(self.last_event_at.unwrap_or(now)).min(STEP_MOST);
+        (self.clock, self.last_event_at) = (self.clock + step, Some(now));
         self.spent = 0;
         match event {
             Event::Connected { session, pid, uid, tenant } => self.connected(session, pid, uid, tenant),
@@ -510,7 +510,7 @@ impl Core {
         self.quanta.set_config(quanta);
         (self.config.time, self.config.balance, self.config.quanta) = (time, balance, quanta);
         self.renew_terms();
-        self.bell = true;
+        self.needs_plan = true;
         self.follow_up();
         Ok(())
     }
@@ -547,7 +547,7 @@ impl Core {
             return false;
         }
         self.promise = Some((self.table.spare().saturating_add(wanted.saturating_sub(now)), self.clock + PROMISE_NS));
-        self.bell = true;
+        self.needs_plan = true;
         self.follow_up();
         true
     }
@@ -570,7 +570,7 @@ impl Core {
         tenant.spec.on_stuck = spec.on_stuck;
         self.turns.change(id, spec.time, Nanos(self.clock));
         self.renew_terms();
-        self.bell = true;
+        self.needs_plan = true;
         self.follow_up();
         Ok(())
     }
@@ -601,7 +601,7 @@ impl Core {
         self.scrub();
         self.carry_out_orders();
         self.end_reclaims();
-        if std::mem::take(&mut self.bell) {
+        if std::mem::take(&mut self.needs_plan) {
             self.retry_queued();
             self.balance();
             self.carry_out_orders();
@@ -636,7 +636,7 @@ impl Core {
             let _ = self.table.destroy_vm(id);
             self.tenants.remove(&id);
             self.shares.forget(id);
-            self.bell = true;
+            self.needs_plan = true;
         }
     }
 

@@ -58,14 +58,14 @@ impl Core {
             return;
         };
         session.reclaims.is_owed = false;
-        self.bell = true;
+        self.needs_plan = true;
     }
 
     /// Retries requests whose answers have not come in time.
     pub(super) fn end_reclaims(&mut self) {
         if self.reclaims_until.is_some_and(|until| self.clock >= until) {
             self.reclaims_until = None;
-            self.bell = true;
+            self.needs_plan = true;
         }
     }
 

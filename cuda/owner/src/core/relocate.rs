@@ -26,7 +26,7 @@ const BATCHES_MOST: usize = 6;
 /// chunk each.
 const BATCHES_FEW: usize = 3;
 /// Plans that are made for one event.
-const ROUNDS: u32 = 8;
+const MAX_PLANS_PER_EVENT: u32 = 8;
 /// Time for which a process that has declined to be quiet is left alone, in ns.
 const DECLINED_NS: u64 = 500_000_000;
 /// Microseconds after which a process should decline rather than drain on, at first; twice as many after each time.
@@ -102,7 +102,7 @@ impl Core {
         let full = |relocation: &Relocation| relocation.batches() > BATCHES_FEW;
         let full: BTreeSet<SessionId> =
             self.relocations.iter().filter(|(_, relocation)| full(relocation)).map(|(&id, _)| id).collect();
-        for _ in 0..ROUNDS {
+        for _ in 0..MAX_PLANS_PER_EVENT {
             let steps = self.plan();
             if steps.is_empty() {
                 break;
@@ -425,7 +425,7 @@ impl Core {
             // It cannot now: its program is about to end, as a rule. Copying the same again at once does not help.
             self.decline(id);
         }
-        self.bell = true;
+        self.needs_plan = true;
         self.go_on(id);
     }
 
@@ -522,7 +522,7 @@ impl Core {
             known.moving.remove(&id);
         }
         self.pause_as_due(tenant);
-        self.bell = true;
+        self.needs_plan = true;
     }
 
     /// Processes that owe an answer for too long.

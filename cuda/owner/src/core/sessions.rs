@@ -275,7 +275,7 @@ impl Core {
             self.look_whether_ended(tenant);
         }
         self.renew_terms();
-        self.bell = true;
+        self.needs_plan = true;
     }
 
     /// Frees the memory of a process.
@@ -299,7 +299,7 @@ impl Core {
             self.withdraw(id, tenant, pending);
         }
         self.release_later(id, tenant, chunks.into_iter().collect(), fixed);
-        self.bell = true;
+        self.needs_plan = true;
     }
 
     /// A process holds the card or its memory and does not answer: it has neither from now on.

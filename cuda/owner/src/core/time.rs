@@ -210,7 +210,7 @@ impl Core {
         if self.clock >= self.expected_until && !self.expected.is_empty() {
             tracing::warn!(processes = ?self.expected, "programs of an earlier daemon have not come back");
             self.expected.clear();
-            self.bell = true;
+            self.needs_plan = true;
         }
         self.turns.tick(self.now());
         for tenant in self.spared_too_long() {
@@ -218,7 +218,7 @@ impl Core {
         }
         self.late_answers();
         if self.watches_memory() {
-            self.bell = true;
+            self.needs_plan = true;
         }
     }
 

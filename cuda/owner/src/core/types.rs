@@ -146,7 +146,7 @@ pub struct User {
 }
 
 /// A process that uses the card past the owner.
-pub type Stranger = User;
+pub type UnmanagedProcess = User;
 
 /// A process of a tenant with memory of the card past its account.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -15,7 +15,7 @@ pub(super) const SILENT_NS: u64 = 5_000_000_000;
 // TIMEOUT: a connection ends in the meantime; a program that connects waits for this as it waits for the owner.
 pub(super) const FULL_NS: u64 = 100_000_000;
 /// Descriptors for all else: logs, sockets, the driver's own files.
-const OTHERS: u64 = 128;
+const RESERVED_DESCRIPTORS: u64 = 128;
 
 /// Division of the process's descriptors.
 #[derive(Clone, Copy, Debug)]
@@ -40,7 +40,7 @@ impl Limits {
     fn of(descriptors: u64) -> Self {
         let connections = usize::try_from(descriptors / 16).unwrap_or(usize::MAX).clamp(4, CONNECTIONS_MOST);
         // Processes that have left count like connected ones, and have one each.
-        let pieces = descriptors.saturating_sub(OTHERS.min(descriptors / 4) + 3 * connections as u64);
+        let pieces = descriptors.saturating_sub(RESERVED_DESCRIPTORS.min(descriptors / 4) + 3 * connections as u64);
         let count = |number: u64| usize::try_from(number).unwrap_or(usize::MAX);
         Self { connections, pieces: count(pieces), unread: count(descriptors / 2) }
     }

@@ -20,7 +20,7 @@ use vram::TenantId;
 const LOOK_NS: u64 = 100_000_000;
 /// Polls after which a process that has left but still runs is killed: it would keep uncounted chunks.
 // TIMEOUT: a program whose connection ended by accident is back within `cuda_protocol::RECONNECT_MS`; this is 5 s.
-const LOOKS: u32 = 50;
+const MAX_POLLS_AFTER_LEAVE: u32 = 50;
 /// Processes that have left and may come back; further ones are killed at the next poll.
 const LEFT_MOST: usize = 1024;
 /// Most signals sent to one process, one at each poll.
@@ -205,7 +205,7 @@ impl Peers {
         if self.left.iter().all(|left| left.peer.pid != peer.pid || !left.peer.lives()) {
             let (given_up, failed) = (false, false);
             // Each has a descriptor of the owner's. Many at a time are no accident.
-            let looks = if self.left.len() < LEFT_MOST { 0 } else { LOOKS };
+            let looks = if self.left.len() < LEFT_MOST { 0 } else { MAX_POLLS_AFTER_LEAVE };
             self.left.push(Left { peer, tenant, looks, signals: 0, given_up, failed });
         }
     }
@@ -250,7 +250,7 @@ impl Peers {
             if !left.given_up {
                 left.looks += u32::from(!adopting.contains(&left.peer.pid));
             }
-            if left.given_up || left.looks >= LOOKS {
+            if left.given_up || left.looks >= MAX_POLLS_AFTER_LEAVE {
                 if !left.given_up {
                     let pid = left.peer.pid();
                     tracing::warn!(

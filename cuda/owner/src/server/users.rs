@@ -19,9 +19,9 @@ use std::sync::Arc;
 const NAME: &str = "libnvidia-ml.so.1";
 /// Time between two polls.
 // TIMEOUT: an unmanaged process is noticed within seconds; a poll takes NVML less than a millisecond.
-const INTERVAL: Duration = Duration::from_secs(1);
+const POLL_INTERVAL: Duration = Duration::from_secs(1);
 /// Time before NVML is asked again that has failed, doubled each time, up to [`AGAIN_MOST`].
-const AGAIN: Duration = Duration::from_secs(1);
+const MIN_RETRY_DELAY: Duration = Duration::from_secs(1);
 /// Longest such time.
 // TIMEOUT: a driver that is replaced, or a card that is reset, is back within minutes.
 const AGAIN_MOST: Duration = Duration::from_secs(60);
@@ -31,7 +31,7 @@ const OCCUPIES_PERCENT: u32 = 10;
 
 /// Longest wait for the first look.
 // TIMEOUT: NVML answers within a fraction of a second; an owner serves all the same while it does not.
-const FIRST: Duration = Duration::from_secs(5);
+const FIRST_POLL_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The thread. Dropping it ends it.
 #[derive(Debug)]
@@ -81,7 +81,7 @@ impl Users {
                 }
             }
         })?;
-        let _ = looked.recv_timeout(FIRST);
+        let _ = looked.recv_timeout(FIRST_POLL_TIMEOUT);
         Ok(Self { end: Some(end), thread: Some(thread) })
     }
 }
@@ -102,7 +102,7 @@ struct Fails(u32);
 impl Fails {
     /// Records a failure of NVML; returns the time until the next try.
     fn again(&mut self) -> Duration {
-        let wait = AGAIN.saturating_mul(2u32.saturating_pow(self.0)).min(AGAIN_MOST);
+        let wait = MIN_RETRY_DELAY.saturating_mul(2u32.saturating_pow(self.0)).min(AGAIN_MOST);
         self.0 = self.0.saturating_add(1);
         wait
     }
@@ -158,7 +158,7 @@ fn watch(
             tracing::info!("NVML does not show this process: nobody learns who bypasses the card's owner");
         }
         comparable = Some(own);
-        if ended.recv_timeout(INTERVAL) != Err(RecvTimeoutError::Timeout) {
+        if ended.recv_timeout(POLL_INTERVAL) != Err(RecvTimeoutError::Timeout) {
             return Ok(());
         }
     }
@@ -205,7 +205,7 @@ mod tests {
         let seconds: Vec<u64> = (0..9).map(|_| fails.again().as_secs()).collect();
         assert_eq!(seconds, [1, 2, 4, 8, 16, 32, 60, 60, 60]);
         fails.none();
-        assert_eq!(fails.again(), AGAIN);
+        assert_eq!(fails.again(), MIN_RETRY_DELAY);
     }
 
     #[test]

@@ -15,7 +15,7 @@ use vram::TenantId;
 /// Pieces that are given up together, between two readings of the card's free memory.
 const GIVEN_UP_TOGETHER: usize = 64;
 /// Zeroed pieces of the card that are awaited together: zeroing one takes less time than its wait for the card.
-const TOGETHER: usize = 16;
+const MAX_ZEROED_PER_WAIT: usize = 16;
 
 /// Task of a worker.
 #[derive(Debug)]
@@ -142,7 +142,7 @@ fn work(vault: &Vault, notes: &Notes, jobs: &Receiver<Job>) {
         let event = match job {
             Job::Make(first) => {
                 let mut together = vec![first];
-                while next.is_none() && first.is_quick() && together.len() < TOGETHER {
+                while next.is_none() && first.is_quick() && together.len() < MAX_ZEROED_PER_WAIT {
                     match jobs.try_recv() {
                         Ok(Job::Make(new)) if new.zeroed == first.zeroed => together.push(new),
                         Ok(other) => next = Some(other),

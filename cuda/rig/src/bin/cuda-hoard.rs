@@ -8,7 +8,7 @@ use clap::{Parser, Subcommand};
 use cuda_rig::{Cuda, Failed, nvml};
 
 /// Bytes that are taken at a time.
-const STEP: u64 = 2 << 20;
+const STEP_BYTES: u64 = 2 << 20;
 
 #[derive(Parser)]
 struct Args {
@@ -84,16 +84,16 @@ fn main() -> Result<()> {
     match what {
         What::Released { mib } => take(mib, &mut || {
             // Compressed.
-            let handle = cuda.create_of([1, 0, 1, 0, 0, 0, 1, 0], STEP, 0)?;
-            let at = cuda.map(handle, STEP)?;
-            cuda.set(at, 1, STEP)?;
+            let handle = cuda.create_of([1, 0, 1, 0, 0, 0, 1, 0], STEP_BYTES, 0)?;
+            let at = cuda.map(handle, STEP_BYTES)?;
+            cuda.set(at, 1, STEP_BYTES)?;
             cuda.release(handle)
         })?,
         What::Past { mib } => {
             let path = std::env::var(cuda_protocol::DRIVER_VARIABLE).context("no driver is named")?;
             // The card is this process's already: another library by the same name, or the driver's by its path.
             let real = Cuda::open(&path)?;
-            take(mib, &mut || real.alloc(STEP).map(drop))?;
+            take(mib, &mut || real.alloc(STEP_BYTES).map(drop))?;
         }
         What::Occupy { ms } => {
             let word = cuda.alloc(4096)?;
@@ -126,9 +126,9 @@ fn main() -> Result<()> {
         }
         What::Pool => {
             let pool = cuda.shared_pool()?;
-            take(96, &mut || cuda.alloc_of(pool, STEP).map(drop))?;
+            take(96, &mut || cuda.alloc_of(pool, STEP_BYTES).map(drop))?;
         }
-        What::Managed => take(96, &mut || cuda.alloc_managed(STEP).map(drop))?,
+        What::Managed => take(96, &mut || cuda.alloc_managed(STEP_BYTES).map(drop))?,
         What::Cards => {}
     }
     println!("{taken}");
@@ -161,10 +161,10 @@ fn cards(cuda: Cuda) -> Result<()> {
         "by_address": addresses.map(|address| code(cuda.by_bus_id(&address))),
         "nvml": shown,
         "nvml_found": found,
-        "alloc": result(open.alloc(STEP).map(drop)),
-        "managed": result(open.alloc_managed(STEP).map(drop)),
-        "create": result(open.create_own(STEP).map(drop)),
-        "create_on_another": result(open.create_of([1, 0, 1, 1, 0, 0, 0, 0], STEP, 0).map(drop)),
+        "alloc": result(open.alloc(STEP_BYTES).map(drop)),
+        "managed": result(open.alloc_managed(STEP_BYTES).map(drop)),
+        "create": result(open.create_own(STEP_BYTES).map(drop)),
+        "create_on_another": result(open.create_of([1, 0, 1, 1, 0, 0, 0, 0], STEP_BYTES, 0).map(drop)),
         "variable": std::env::var("CUDA_VISIBLE_DEVICES").ok(),
     });
     println!("{text}");

@@ -22,7 +22,7 @@ fn serve(rig: &Rig, more: &[&str]) -> Program {
 }
 
 fn hoard(rig: &Rig, tenant: &str, arguments: &[&str]) -> Program {
-    let mut command = rig.command(built("cuda-hoard"), "front");
+    let mut command = rig.command(built("cuda-hoard"), "shim");
     command.env(cuda_protocol::SOCKET_VARIABLE, rig.socket()).env(cuda_protocol::TENANT_VARIABLE, tenant);
     Program::start(command.args(arguments))
 }

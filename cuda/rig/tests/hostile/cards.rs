@@ -16,7 +16,7 @@ fn second() -> (Rig, Program) {
 /// Results of looking for cards, with this in NVIDIA's variable.
 fn cards(rig: &Rig, library: &str, seen: Option<&str>) -> Value {
     let mut command = rig.command(built("cuda-hoard"), library);
-    if library == "front" {
+    if library == "shim" {
         command.env(cuda_protocol::SOCKET_VARIABLE, rig.socket()).env(cuda_protocol::TENANT_VARIABLE, "a");
     }
     if let Some(seen) = seen {
@@ -38,7 +38,7 @@ fn a_tenant_of_the_second_card_finds_exactly_that_one_as_the_first() {
     assert_eq!(plain["nvml_found"], json!([0, 0, 0, 0]), "{plain}");
     // The variable chooses among the tenant's cards, by number or by name, and is as it was for the program.
     for seen in [None, Some("0"), Some("0,1"), Some(SECOND)] {
-        let found = cards(&rig, "front", seen);
+        let found = cards(&rig, "shim", seen);
         assert_eq!(found["devices"], json!([["fake cuda card 1", "0000:02:00.0"]]), "{seen:?}: {found}");
         assert_eq!(found["beyond"], -101, "{found}");
         assert_eq!(found["by_address"], json!([-101, 0]), "{found}");
@@ -51,14 +51,14 @@ fn a_tenant_of_the_second_card_finds_exactly_that_one_as_the_first() {
         assert_eq!(found["variable"].as_str(), seen, "{found}");
     }
     for seen in ["1", "", "-1", "GPU-66616b65-2063-7564-6120-636172642030"] {
-        assert_eq!(cards(&rig, "front", Some(seen))["init"], 100, "{seen:?}: it is another's card, or none");
+        assert_eq!(cards(&rig, "shim", Some(seen))["init"], 100, "{seen:?}: it is another's card, or none");
     }
     let mut neighbour = Neighbour::start(&rig, "b", &[]);
     assert_keeps(
         &mut serving,
         &mut neighbour,
-        || drop(cards(&rig, "front", None)),
-        || drop(cards(&rig, "front", Some("1"))),
+        || drop(cards(&rig, "shim", None)),
+        || drop(cards(&rig, "shim", Some("1"))),
     );
     neighbour.end();
     describe(serving);
@@ -71,7 +71,7 @@ fn what_is_made_on_the_second_card_lies_there_and_is_counted() {
     assert_eq!(program.line(), "holds");
     let view = accounts(&mut serving);
     assert_eq!(account(&view, 0, "chunks_on_card"), 10, "{view}");
-    let mut command = rig.command(built("cuda-hoard"), "front");
+    let mut command = rig.command(built("cuda-hoard"), "shim");
     command.env(cuda_protocol::SOCKET_VARIABLE, rig.socket()).env(cuda_protocol::TENANT_VARIABLE, "a");
     let mut managed = Program::start(command.arg("managed"));
     assert_eq!(managed.line(), "44", "what the tenant of 64 MiB has left");

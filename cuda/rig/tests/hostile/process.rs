@@ -20,7 +20,7 @@ fn run(rig: &Rig, arguments: &[&str]) -> String {
 }
 
 fn as_tenant(rig: &Rig, arguments: &[&str]) -> Command {
-    let mut command = rig.command(PROCESS, "front");
+    let mut command = rig.command(PROCESS, "shim");
     command.env(cuda_protocol::SOCKET_VARIABLE, rig.socket()).env(cuda_protocol::TENANT_VARIABLE, "a");
     command.args(arguments);
     command

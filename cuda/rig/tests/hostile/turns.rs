@@ -365,7 +365,7 @@ fn work_past_the_gate_costs_its_own_program_and_not_the_neighbour_whose_turn_it_
     let limits = ["--quanta", "off", "--max-run-ms", "5000"];
     let mut serving = owner(&rig, 64, &[&limits, &NEVER_IDLE[..]].concat());
     let mut neighbour = Neighbour::start(&rig, "b", &[]);
-    let mut command = rig.command(crate::support::built("cuda-hoard"), "front");
+    let mut command = rig.command(crate::support::built("cuda-hoard"), "shim");
     command.env(cuda_protocol::SOCKET_VARIABLE, rig.socket()).env(cuda_protocol::TENANT_VARIABLE, "a");
     let mut past = Program::start(command.args(["occupy", "--ms", "60000"]));
     assert_eq!(past.line(), "60000");

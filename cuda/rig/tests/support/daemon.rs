@@ -137,7 +137,7 @@ pub fn run(rig: &Rig, tenant: &str, more: &[&str], arguments: &[&str]) -> Progra
     let mut command = rig.command(built("mediatorctl"), "plain");
     command.env(cuda_protocol::DRIVER_VARIABLE, &rig.fake);
     command.arg("--socket").arg(rig.folder.path().join("admin.sock")).args(["run", "--tenant", tenant]).args(more);
-    command.arg("--library").arg(rig.folder.path().join("front")).arg("--").arg(super::PROGRAM).args(arguments);
+    command.arg("--library").arg(rig.folder.path().join("shim")).arg("--").arg(super::PROGRAM).args(arguments);
     Program::start(&mut command)
 }
 

@@ -34,7 +34,7 @@ impl Neighbour {
     /// Starts it, and does not wait.
     pub fn begin(rig: &Rig, tenant: &str, arguments: &[&str]) -> Self {
         let log = rig.folder.path().join(format!("neighbour-{tenant}.log"));
-        let mut command = rig.command(PROGRAM, "front");
+        let mut command = rig.command(PROGRAM, "shim");
         command.env(cuda_protocol::SOCKET_VARIABLE, rig.socket()).env(cuda_protocol::TENANT_VARIABLE, tenant);
         command.stderr(Stdio::from(std::fs::File::create(&log).expect("a file")));
         command.arg("neighbour").args(arguments);
@@ -82,11 +82,11 @@ impl Neighbour {
 }
 
 /// Part of its share that a neighbour keeps next to an attack.
-const KEPT: f64 = 0.96;
+const MIN_SHARE_KEPT: f64 = 0.96;
 /// Shortest time of a round, of each kind.
-const ROUND: Duration = Duration::from_millis(250);
+const MIN_ROUND_TIME: Duration = Duration::from_millis(250);
 /// Rounds of each kind at least, and at most: on a busy host single ones differ by more than the rule allows.
-const ROUNDS: std::ops::RangeInclusive<u32> = 2..=16;
+const ROUND_LIMITS: std::ops::RangeInclusive<u32> = 2..=16;
 
 /// The neighbour's gains in several rounds, with the time that the owner charged it and the owner's clock, in ns.
 #[derive(Debug, Default)]
@@ -114,7 +114,7 @@ impl Gains {
     fn fault(&self, control: &Self) -> Option<String> {
         let turns = (self.turns(), control.turns());
         let card = (self.card(), control.card());
-        if turns.0 < KEPT * turns.1 {
+        if turns.0 < MIN_SHARE_KEPT * turns.1 {
             return Some(format!("it has the turn for {:.3} of the time instead of {:.3}", turns.0, turns.1));
         }
         // An attack takes the host's time as well, of which no owner gives shares: on a busy host the neighbour submits
@@ -148,23 +148,23 @@ pub fn assert_keeps(
 ) {
     neighbour.works();
     let (mut control, mut attacked) = (Gains::default(), Gains::default());
-    for round in 1..=*ROUNDS.end() {
+    for round in 1..=*ROUND_LIMITS.end() {
         for (gains, acts) in
             [(&mut control, &mut behaves as &mut dyn FnMut()), (&mut attacked, &mut attacks as &mut dyn FnMut())]
         {
             neighbour.report();
             let (before, begin) = (charged(serving), std::time::Instant::now());
             acts();
-            std::thread::sleep(ROUND.saturating_sub(begin.elapsed()));
+            std::thread::sleep(MIN_ROUND_TIME.saturating_sub(begin.elapsed()));
             let after = charged(serving);
             gains.report.add(&neighbour.report());
             gains.charged += after.0 - before.0;
             gains.time += after.1 - before.1;
         }
         match attacked.fault(&control) {
-            None if round >= *ROUNDS.start() => return,
+            None if round >= *ROUND_LIMITS.start() => return,
             None => {}
-            Some(fault) => assert!(round < *ROUNDS.end(), "{fault}: {control:?}, attacked {attacked:?}"),
+            Some(fault) => assert!(round < *ROUND_LIMITS.end(), "{fault}: {control:?}, attacked {attacked:?}"),
         }
     }
 }
@@ -180,8 +180,8 @@ pub fn assert_has_share(serving: &mut Program, neighbour: &mut Neighbour, entitl
     let mut gains = Report::default();
     let before = charged(serving);
     neighbour.report();
-    for round in 1..=*ROUNDS.end() {
-        std::thread::sleep(2 * ROUND);
+    for round in 1..=*ROUND_LIMITS.end() {
+        std::thread::sleep(2 * MIN_ROUND_TIME);
         gains.add(&neighbour.report());
         let now = charged(serving);
         let (charged, time) = (now.0 - before.0, now.1 - before.1);
@@ -189,10 +189,10 @@ pub fn assert_has_share(serving: &mut Program, neighbour: &mut Neighbour, entitl
         let has = charged + SLICE_NS >= time / 1000 * entitled_permille / 100 * 96;
         let answered = gains.late == 0 || (gains.late as f64) < 0.04 * gains.requests as f64;
         let works = gains.kernels > 0 && gains.card_us > 0 && gains.requests > 0;
-        if round >= *ROUNDS.start() && has && answered && works {
+        if round >= *ROUND_LIMITS.start() && has && answered && works {
             break;
         }
-        assert!(round < *ROUNDS.end(), "{charged} of {time} ns, {entitled_permille} permille: {gains:?}");
+        assert!(round < *ROUND_LIMITS.end(), "{charged} of {time} ns, {entitled_permille} permille: {gains:?}");
     }
     assert_eq!(gains.refused, 0, "{gains:?}");
     assert!(!neighbour.lost_connection(), "{}", neighbour.log());

@@ -40,7 +40,7 @@ impl Rig {
         let folder = if memory.exists() { tempfile::tempdir_in(memory) } else { tempfile::tempdir() };
         let folder = folder.expect("a folder");
         let fake = built("libcuda_fake.so");
-        for (name, library) in [("plain", fake.clone()), ("front", built("libcuda.so"))] {
+        for (name, library) in [("plain", fake.clone()), ("shim", built("libcuda.so"))] {
             std::fs::create_dir(folder.path().join(name)).expect("a folder");
             for file in ["libcuda.so.1", "libcuda.so", "libnvidia-ml.so.1", "libnvidia-ml.so"] {
                 symlink(&library, folder.path().join(name).join(file)).expect("a link");
@@ -64,7 +64,7 @@ impl Rig {
             .env(cuda_protocol::LOG_VARIABLE, "1")
             .env("RUST_BACKTRACE", "0")
             .env_remove(cuda_protocol::SOCKET_VARIABLE);
-        if library == "front" {
+        if library == "shim" {
             command.env(cuda_protocol::DRIVER_VARIABLE, &self.fake);
         }
         command
@@ -84,7 +84,7 @@ impl Rig {
 
     /// The program as a tenant's.
     pub fn program(&self, tenant: &str, arguments: &[&str]) -> Program {
-        let mut command = self.command(PROGRAM, "front");
+        let mut command = self.command(PROGRAM, "shim");
         command.env(cuda_protocol::SOCKET_VARIABLE, self.socket()).env(cuda_protocol::TENANT_VARIABLE, tenant);
         Program::start(command.args(arguments))
     }

@@ -21,7 +21,7 @@ use api_server::ApiServer;
 
 /// Limit of a wait.
 // TIMEOUT: only a failing test waits this long.
-pub const LONG: Duration = Duration::from_secs(60);
+pub const WAIT_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// A file in cargo's folder.
 pub fn built(name: &str) -> PathBuf {
@@ -33,7 +33,7 @@ pub fn built(name: &str) -> PathBuf {
 
 /// Waits until `look` returns a value.
 pub async fn until<T>(what: &str, mut look: impl AsyncFnMut() -> Option<T>) -> T {
-    let end = Instant::now() + LONG;
+    let end = Instant::now() + WAIT_TIMEOUT;
     loop {
         if let Some(found) = look().await {
             return found;
@@ -110,7 +110,7 @@ impl Node {
     pub fn start_daemon(&mut self) {
         let _ = fs::remove_file(self.path("notify"));
         let notify = UnixDatagram::bind(self.path("notify")).unwrap();
-        notify.set_read_timeout(Some(LONG)).unwrap();
+        notify.set_read_timeout(Some(WAIT_TIMEOUT)).unwrap();
         let mut command = Command::new(built("mediatord"));
         command.arg("--config").arg(self.path("m.toml")).env("NOTIFY_SOCKET", self.path("notify"));
         command.envs(self.variables.iter().cloned()).stderr(fs::File::create(self.path("daemon.log")).unwrap());

@@ -6,7 +6,7 @@ use super::*;
 
 type Headers = Vec<(Vec<u8>, Vec<u8>)>;
 
-const PREFACE_BYTES: &[u8; PREFACE] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
+const PREFACE_BYTES: &[u8; PREFACE_LEN] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 
 fn frame(kind: u8, flags: u8, stream: u8, payload: &[u8]) -> Vec<u8> {
     let [.., l2, l1, l0] = payload.len().to_be_bytes();
@@ -152,7 +152,7 @@ proptest! {
         let _ = rewritten(&junk, piece);
         let input = [PREFACE_BYTES.to_vec(), frame(kind, flags, 1, &junk)].concat();
         if let Ok(out) = rewritten(&input, piece) {
-            prop_assert!(out.len() <= PREFACE + 2 * MAX_BLOCK);
+            prop_assert!(out.len() <= PREFACE_LEN + 2 * MAX_BLOCK);
         }
     }
 

@@ -17,9 +17,9 @@ const INTERRUPTS: &str = "/proc/interrupts";
 const DRIVER: [&str; 2] = ["nvkm", "nouveau"];
 /// Time from the writes to the alarm, in ns of the card's clock: longer than the writes that set it take under
 /// emulation.
-const AHEAD: u32 = 50_000_000;
+const ALARM_DELAY_NS: u32 = 50_000_000;
 /// Longest wait for an interrupt. TIMEOUT: only for an alarm that never fires.
-const LIMIT: Duration = Duration::from_secs(30);
+const ALARM_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// `bar alarm [--count=]`
 pub fn run(card: &Card, options: &Options) -> Result<(Counts, Facts)> {
@@ -34,11 +34,11 @@ pub fn run(card: &Card, options: &Options) -> Result<(Counts, Facts)> {
 /// Sets the alarm, and waits for its interrupt. Returns the delay until it was seen, in ns.
 fn rings(card: &Card) -> Result<u32> {
     let before = interrupts()?;
-    let at = card.read(reg::PTIMER_LOW).wrapping_add(AHEAD);
+    let at = card.read(reg::PTIMER_LOW).wrapping_add(ALARM_DELAY_NS);
     card.write(reg::PTIMER_ALARM, at);
     card.write(reg::PTIMER_INTR_EN, 1);
     let began = Instant::now();
-    while began.elapsed() < LIMIT {
+    while began.elapsed() < ALARM_TIMEOUT {
         let (now, time) = (interrupts()?, card.read(reg::PTIMER_LOW));
         let late = time.wrapping_sub(at);
         if now > before {
@@ -47,7 +47,7 @@ fn rings(card: &Card) -> Result<u32> {
         }
         sleep(Duration::from_millis(1));
     }
-    bail!("no interrupt within {} s; {before} before", LIMIT.as_secs())
+    bail!("no interrupt within {} s; {before} before", ALARM_TIMEOUT.as_secs())
 }
 
 /// Interrupts of the driver up to now, on all CPUs.

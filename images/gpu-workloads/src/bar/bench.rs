@@ -11,12 +11,12 @@ use crate::options::Options;
 use crate::rig::Counts;
 use crate::tests::Facts;
 
-const MOST: u64 = 100_000_000;
+const MAX_COUNT: u64 = 100_000_000;
 
 fn place(card: &Card, options: &Options, register: u32) -> Result<(u64, usize, u64)> {
     let (bar, offset) = (options.number("bar", 0)?, options.number("offset", register.into())?);
     let count = options.number("count", 10_000)?;
-    ensure!((1..=MOST).contains(&count), "--count {count}: from 1 to {MOST}");
+    ensure!((1..=MAX_COUNT).contains(&count), "--count {count}: from 1 to {MAX_COUNT}");
     let length = card.region(bar)?.len();
     let offset = usize::try_from(offset)?;
     ensure!(

@@ -19,11 +19,11 @@ const OUTSIDE_VA: u64 = 0x20_0000;
 /// log2 of the entries of the ring.
 const RING_ORDER: u32 = 9;
 /// Reads of memory after which the card should have done its work.
-const PATIENCE: u32 = 20_000;
+const MAX_POLLS: u32 = 20_000;
 /// Word that a good release leaves.
 const RELEASED: u32 = 0x5e3a_0001;
 /// Bytes of a USERD, and of the host interface's state in an instance block (RAMFC).
-const KEPT: u64 = 512;
+const STATE_BYTES: u64 = 512;
 /// Offset of the semaphore in the data page.
 const SEMAPHORE: u64 = 0x100;
 
@@ -142,7 +142,7 @@ fn one(ground: &mut Ground<'_>, id: u32, flaw: Flaw) -> bool {
     ground.apertures[0].store(userd_va as usize + 0x8c, Width::Dword, 1);
 
     let wanted = if matches!(flaw, Flaw::None) { RELEASED } else { BRAND };
-    let patience = if matches!(flaw, Flaw::None) { PATIENCE } else { 32 };
+    let patience = if matches!(flaw, Flaw::None) { MAX_POLLS } else { 32 };
     let mut arrived = false;
     for _ in 0..patience {
         arrived = card.vram_read(semaphore) == wanted;
@@ -197,8 +197,8 @@ fn build(ground: &Ground<'_>, flaw: Flaw) {
     let userd = if let Flaw::Userd(address) = flaw { address } else { base + own::USERD };
     let directory = if let Flaw::Directory(address) = flaw { address } else { base + own::DIRECTORIES[SPACE] };
     // Clear the previous channel's state: all of USERD, and the host interface's part of the instance block.
-    card.vram_zero(base + own::USERD, KEPT);
-    card.vram_zero(base + own::INSTANCE, KEPT);
+    card.vram_zero(base + own::USERD, STATE_BYTES);
+    card.vram_zero(base + own::INSTANCE, STATE_BYTES);
     ground.set_instance(own::INSTANCE, directory, 0);
     let words = [
         (0x08, userd as u32),

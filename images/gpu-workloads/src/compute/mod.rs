@@ -352,8 +352,8 @@ impl Gpu for Guest {
         self.provide_local(local)?;
         let bytes = program.bytes();
         // The card reads code ahead of the program counter.
-        const AHEAD: u64 = 0x100;
-        let buffer = self.allocate(Place::Vram, bytes.len() as u64 + AHEAD)?;
+        const FETCH_AHEAD_BYTES: u64 = 0x100;
+        let buffer = self.allocate(Place::Vram, bytes.len() as u64 + FETCH_AHEAD_BYTES)?;
         self.upload(buffer, 0, &bytes)?;
         let Some(Held::Own(code)) = self.buffers[buffer.index].take() else { bail!("a buffer that was just made") };
         self.modules.push(Loaded { code, program: program.clone() });

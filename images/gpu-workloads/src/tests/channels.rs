@@ -12,11 +12,11 @@ use crate::push::{Engine, linear};
 use crate::rig::{Helper, Rig, expect_copy};
 
 /// Bytes of each channel's buffers.
-const SIZE: u64 = 96 << 10;
+const BUFFER_BYTES: u64 = 96 << 10;
 /// Channels of one open file. The 6.1 kernel has room for the notifications of 16.
 const MOST_OF_A_CLIENT: u64 = 12;
 /// All of the hardware's channels, except some for the kernel and the helpers.
-const MOST: u64 = 100;
+const MAX_CHANNELS: u64 = 100;
 
 /// A channel with the data that it works on.
 struct Lane {
@@ -40,8 +40,8 @@ pub fn run(rig: &Rig, options: &Options) -> Result<Facts> {
     let quick = options.flag("quick");
     let count = options.number("n", if quick { 4 } else { 8 })?;
     let rounds = options.number("rounds", if quick { 4 } else { 16 })?;
-    if count == 0 || count > MOST {
-        bail!("--n {count}: from 1 to {MOST}");
+    if count == 0 || count > MAX_CHANNELS {
+        bail!("--n {count}: from 1 to {MAX_CHANNELS}");
     }
     let mut random = rig.random();
     let (_, engines) = rig.full_channel()?;
@@ -87,7 +87,7 @@ impl<'a> Group<'a> {
 
     fn lane(&self, engine: Engine, random: &mut Random) -> Result<Lane> {
         let domain = if random.below(2) == 0 { Domain::Vram } else { Domain::Gart };
-        let (source, target) = (self.rig.buffer(domain, SIZE)?, self.rig.buffer(Domain::Vram, SIZE)?);
+        let (source, target) = (self.rig.buffer(domain, BUFFER_BYTES)?, self.rig.buffer(Domain::Vram, BUFFER_BYTES)?);
         let (stream, expected) = (random.stream(), Expected::background(random.stream()));
         self.helper.fill(&source, &Expected::background(stream))?;
         self.helper.fill(&target, &expected)?;
@@ -97,8 +97,8 @@ impl<'a> Group<'a> {
     /// A copy of a random piece in each channel, without a wait.
     fn copy_in_each(&mut self, random: &mut Random) -> Result<()> {
         for lane in &mut self.lanes {
-            let length = 1 + random.below(SIZE / 4);
-            let (from, to) = (random.below(SIZE - length), random.below(SIZE - length));
+            let length = 1 + random.below(BUFFER_BYTES / 4);
+            let (from, to) = (random.below(BUFFER_BYTES - length), random.below(BUFFER_BYTES - length));
             let (source, target) = (lane.source.address() + from, lane.target.address() + to);
             let rects = linear(source, target, length, lane.engine.most_lines());
             let uses = [Use::read(&lane.source), Use::write(&lane.target)];
@@ -132,12 +132,12 @@ impl<'a> Group<'a> {
         let expected = Expected::background(self.rig.random().stream());
         let mut stages = Vec::new();
         for stage in 0..=self.lanes.len() {
-            stages.push(self.rig.buffer(if stage % 2 == 0 { Domain::Gart } else { Domain::Vram }, SIZE)?);
+            stages.push(self.rig.buffer(if stage % 2 == 0 { Domain::Gart } else { Domain::Vram }, BUFFER_BYTES)?);
         }
         self.helper.fill(&stages[0], &expected)?;
         for (lane, pair) in self.lanes.iter().zip(stages.windows(2)) {
             let [from, to] = pair else { continue };
-            let rects = linear(from.address(), to.address(), SIZE, lane.engine.most_lines());
+            let rects = linear(from.address(), to.address(), BUFFER_BYTES, lane.engine.most_lines());
             self.rig.launch(&lane.channel, lane.engine, &rects, &[Use::read(from), Use::write(to)])?;
         }
         match stages.last() {

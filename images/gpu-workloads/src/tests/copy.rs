@@ -10,7 +10,7 @@ use crate::push::{Engine, MOST_LINE_BYTES, MOST_PITCH, Rect, linear};
 use crate::rig::{Helper, Rig, ensure_inside, expect_copy};
 
 /// Bytes that stay untouched before and after a copy.
-const MARGIN: u64 = 64;
+const MARGIN_BYTES: u64 = 64;
 
 /// The engines for a name on the command line.
 pub fn engine(name: &str) -> Result<Engine> {
@@ -109,14 +109,14 @@ impl Case {
         let mut random = rig.random();
         let (source_extent, target_extent) = self.shape.extents();
         let source = rig.buffer(self.from, self.source_offset + source_extent)?;
-        let target = rig.buffer(self.to, MARGIN + self.target_offset + target_extent + MARGIN)?;
+        let target = rig.buffer(self.to, MARGIN_BYTES + self.target_offset + target_extent + MARGIN_BYTES)?;
         let (stream, guard) = (random.stream(), random.stream());
         helper.fill(&source, &Expected::background(stream))?;
         let mut expected = Expected::background(guard);
         helper.fill(&target, &expected)?;
 
         let start = source.address() + self.source_offset;
-        let rects = self.shape.rects(start, target.address() + MARGIN + self.target_offset, self.engine);
+        let rects = self.shape.rects(start, target.address() + MARGIN_BYTES + self.target_offset, self.engine);
         ensure_inside(&rects, &source, &target)?;
         rig.launch(channel, self.engine, &rects, &[Use::read(&source), Use::write(&target)])?;
         expect_copy(&mut expected, &rects, &source, stream, &target);

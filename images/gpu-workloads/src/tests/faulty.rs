@@ -12,11 +12,11 @@ use crate::push::{Engine, Push, linear};
 use crate::rig::{Helper, Rig};
 
 /// An address that no buffer of this program has.
-pub const NOWHERE: u64 = 0x7f_1234_0000;
+pub const UNMAPPED_ADDR: u64 = 0x7f_1234_0000;
 /// A method that no class has.
 const NO_METHOD: u32 = 0x1ffc;
 /// Bytes of a copy.
-const SIZE: u64 = 65536;
+const COPY_BYTES: u64 = 65536;
 /// Time that the kernel may take to notice that a channel is dead.
 const NOTICED: Duration = Duration::from_secs(60);
 /// Most copies until a card that should hang has hung.
@@ -32,13 +32,13 @@ pub fn run(rig: &Rig, options: &Options) -> Result<Facts> {
     let bystander = rig.channel(&[Engine::Ce0])?;
     let victim = rig.channel(&[Engine::M2mf])?;
     let number = victim.number();
-    let (source, target) = (rig.buffer(Domain::Gart, SIZE)?, rig.buffer(Domain::Gart, SIZE)?);
+    let (source, target) = (rig.buffer(Domain::Gart, COPY_BYTES)?, rig.buffer(Domain::Gart, COPY_BYTES)?);
     let expected = Expected::background(rig.random().stream());
     Helper::new(rig, Engine::Ce0)?.fill(&source, &expected)?;
     println!("victim channel={number} bystander channel={}", bystander.number());
     match what {
         "unmapped" => {
-            let rects = linear(NOWHERE, target.address(), 4096, Engine::M2mf.most_lines());
+            let rects = linear(UNMAPPED_ADDR, target.address(), 4096, Engine::M2mf.most_lines());
             // The kernel may find the channel dead before the submission has returned; `dies` then sees the same.
             if let Err(error) = rig.launch(&victim, Engine::M2mf, &rects, &[Use::write(&target)]) {
                 println!("the kernel says at once: {error:#}");
@@ -69,7 +69,7 @@ pub fn run(rig: &Rig, options: &Options) -> Result<Facts> {
         ("what", what.to_owned()),
         ("victim", number.to_string()),
         ("killed", killed.to_string()),
-        ("address", format!("{NOWHERE:#x}")),
+        ("address", format!("{UNMAPPED_ADDR:#x}")),
     ])
 }
 
@@ -89,19 +89,19 @@ fn dies(rig: &Rig, channel: &Channel, source: &Buffer, target: &Buffer) -> Resul
 }
 
 fn once(rig: &Rig, channel: &Channel, engine: Engine, source: &Buffer, target: &Buffer) -> Result<()> {
-    let rects = linear(source.address(), target.address(), SIZE, engine.most_lines());
+    let rects = linear(source.address(), target.address(), COPY_BYTES, engine.most_lines());
     rig.launch(channel, engine, &rects, &[Use::read(source), Use::write(target)])?;
     target.wait(false)
 }
 
 /// Fails unless the channel copies every byte correctly.
 fn works(rig: &Rig, channel: &Channel, engine: Engine, source: &Buffer, expected: &Expected) -> Result<()> {
-    let target = rig.buffer(Domain::Gart, SIZE)?;
+    let target = rig.buffer(Domain::Gart, COPY_BYTES)?;
     once(rig, channel, engine, source, &target)?;
-    let mut found = vec![0; SIZE as usize];
+    let mut found = vec![0; COPY_BYTES as usize];
     target.map()?.read(0, &mut found);
     expected.check("copied by another channel than the faulty one", 0, &found)?;
     ensure!(found.iter().any(|byte| *byte != 0), "the pattern is all zeros");
-    rig.verified(SIZE);
+    rig.verified(COPY_BYTES);
     Ok(())
 }

@@ -6,13 +6,13 @@ use anyhow::{Context, Result, ensure};
 use workloads::{Gpu, Grid, Options, Params, Place};
 
 use super::Facts;
-use super::faulty::NOWHERE;
+use super::faulty::UNMAPPED_ADDR;
 use crate::compute::Guest;
 use crate::device::Device;
 use crate::rig::{Counts, Rig};
 
 /// Word that each kernel stores before its error.
-const BEGUN: u32 = 0x600d;
+const STARTED_MARK: u32 = 0x600d;
 /// One thread.
 const ONE: Grid = Grid { blocks: [1; 3], threads: [1; 3] };
 
@@ -52,7 +52,7 @@ pub fn run(rig: &Rig, faulty: &Faulty) -> Result<Facts> {
         ("what", faulty.what.to_owned()),
         ("victim", number.to_string()),
         ("killed", faulty.killed.to_string()),
-        ("address", format!("{NOWHERE:#x}")),
+        ("address", format!("{UNMAPPED_ADDR:#x}")),
     ])
 }
 
@@ -63,11 +63,11 @@ fn launch(gpu: &mut Guest, kernel: &str) -> Result<Result<()>> {
     let module = gpu.load(&program)?;
     let mark = gpu.allocate(Place::Ram, 4)?;
     gpu.upload(mark, 0, &[0; 4])?;
-    let params = Params::new().buffer(mark).address(NOWHERE);
+    let params = Params::new().buffer(mark).address(UNMAPPED_ADDR);
     // The kernel may find the channel dead before the submission has returned.
     let outcome = gpu.launch(module, kernel, ONE, &params, &[mark]).and_then(|()| gpu.finish());
     let found = gpu.peek(mark)?;
-    ensure!(found == BEGUN, "the kernel has not begun: it left {found:#x}");
+    ensure!(found == STARTED_MARK, "the kernel has not begun: it left {found:#x}");
     Ok(outcome)
 }
 

@@ -10,7 +10,7 @@ use crate::push::{Engine, Push, Rect};
 use crate::rig::{Counts, Rig};
 
 /// Submissions between two waits of the second part.
-const BATCH: u64 = 32;
+const SUBMISSIONS_PER_WAIT: u64 = 32;
 
 fn word(source: u64, target: u64) -> Rect {
     Rect { source, target, source_pitch: 4, target_pitch: 4, line_bytes: 4, lines: 1 }
@@ -21,7 +21,7 @@ pub fn run(rig: &Rig, options: &Options) -> Result<Facts> {
     let count = options.number("count", if options.flag("quick") { 96 } else { 512 })?.clamp(1, 1 << 16);
     let (channel, engines) = rig.full_channel()?;
     let before = interrupts();
-    let page = count.next_multiple_of(BATCH) * 4;
+    let page = count.next_multiple_of(SUBMISSIONS_PER_WAIT) * 4;
     let numbers = rig.buffer(Domain::Gart, page)?;
     let last = rig.buffer(Domain::Gart, 4096)?;
     let seen = rig.buffer(Domain::Gart, page)?;
@@ -47,8 +47,8 @@ pub fn run(rig: &Rig, options: &Options) -> Result<Facts> {
     // All in flight together: each stores its predecessor's number, then its own.
     last.wait(true)?;
     last.map()?.store(0, Width::Dword, u64::from(salt));
-    for start in (0..count).step_by(BATCH as usize) {
-        let end = (start + BATCH).min(count);
+    for start in (0..count).step_by(SUBMISSIONS_PER_WAIT as usize) {
+        let end = (start + SUBMISSIONS_PER_WAIT).min(count);
         for at in start..end {
             let mut push = Push::default();
             push.copy(Engine::M2mf, &word(last.address(), seen.address() + at * 4));

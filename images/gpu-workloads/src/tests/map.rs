@@ -130,15 +130,15 @@ fn many(rig: &Rig, count: u64) -> Result<()> {
 
 /// More mappings than fit in BAR1, so that the kernel takes ranges away and assigns them again.
 fn more_than_the_aperture(rig: &Rig) -> Result<u64> {
-    const WINDOW: u64 = 8 << 20;
-    let windows = (rig.vram()? * 3 / 4 / WINDOW).min(24);
+    const WINDOW_BYTES: u64 = 8 << 20;
+    let windows = (rig.vram()? * 3 / 4 / WINDOW_BYTES).min(24);
     let mut random = rig.random();
     let mut buffers = Vec::new();
     for _ in 0..windows {
-        let at = random.below(WINDOW / 8 - 1) * 8;
+        let at = random.below(WINDOW_BYTES / 8 - 1) * 8;
         let mut expected = Expected::background(random.stream());
         expected.put(Piece { at: 0, length: 8, stream: random.stream(), from: 0 });
-        buffers.push((rig.buffer(Domain::Vram, WINDOW)?, expected, at));
+        buffers.push((rig.buffer(Domain::Vram, WINDOW_BYTES)?, expected, at));
     }
     for (buffer, expected, at) in &buffers {
         for at in [0, *at] {

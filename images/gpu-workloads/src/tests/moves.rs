@@ -56,18 +56,18 @@ fn by_request(rig: &Rig, channel: &Channel, helper: &Helper<'_>, size: u64, roun
 
 /// Buffers for more VRAM than the card has: the kernel must evict some to bring others in.
 fn under_pressure(rig: &Rig, channel: &Channel, helper: &Helper<'_>) -> Result<u64> {
-    const SIZE: u64 = 8 << 20;
+    const BUFFER_BYTES: u64 = 8 << 20;
     /// Guest RAM must hold the buffers that do not fit.
-    const MOST: u64 = 320 << 20;
+    const MAX_VRAM_BYTES: u64 = 320 << 20;
     let vram = rig.vram()?;
-    if vram > MOST {
+    if vram > MAX_VRAM_BYTES {
         println!("no pressure: {vram} bytes of VRAM are too many");
         return Ok(0);
     }
     let mut random = rig.random();
     let mut buffers = Vec::new();
-    for _ in 0..vram / SIZE + 3 {
-        let buffer = rig.buffer(Domain::Vram, SIZE)?;
+    for _ in 0..vram / BUFFER_BYTES + 3 {
+        let buffer = rig.buffer(Domain::Vram, BUFFER_BYTES)?;
         let expected = Expected::background(random.stream());
         helper.fill(&buffer, &expected)?;
         buffers.push((buffer, expected));

@@ -10,7 +10,7 @@ use crate::push::{Engine, linear};
 use crate::rig::Rig;
 
 /// Buffers are allocated in these sizes: the next size when the kernel has no room for the last.
-const SIZES: [u64; 3] = [4 << 20, 256 << 10, 16 << 10];
+const BUFFER_SIZES_BYTES: [u64; 3] = [4 << 20, 256 << 10, 16 << 10];
 /// Most buffers that are allocated.
 const MOST_BUFFERS: usize = 4096;
 /// Bytes of the buffer in guest RAM.
@@ -82,7 +82,7 @@ fn pattern(rig: &Rig, options: &Options) -> Result<Vec<u8>> {
 /// evicts nothing.
 fn all_vram(rig: &Rig) -> Result<Vec<Buffer>> {
     let mut buffers = Vec::new();
-    for size in SIZES {
+    for size in BUFFER_SIZES_BYTES {
         while buffers.len() < MOST_BUFFERS {
             // Without room for its page tables a buffer fails as a whole: this also counts as full.
             let Ok(buffer) = rig.buffer(Domain::Either, size) else { break };

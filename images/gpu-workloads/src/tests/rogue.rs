@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 
-use super::faulty::NOWHERE;
+use super::faulty::UNMAPPED_ADDR;
 use super::workload::{Looped, Repeat, again_and_again};
 use super::{Facts, faulty_kernels};
 use crate::access::Width;
@@ -30,7 +30,7 @@ const WAITERS: u32 = 4;
 /// Delay of that doorbell.
 const HELD_BACK: Duration = Duration::from_millis(50);
 /// Bytes that each of them copies afterwards.
-const SIZE: u64 = 4096;
+const COPY_BYTES: u64 = 4096;
 /// Handovers between two channels in a submission, and bytes that are copied at each.
 const HANDOVERS: u32 = 32;
 const HANDED: u64 = 64 << 10;
@@ -127,12 +127,12 @@ fn endless(rig: &Rig, duration: Duration) -> Result<Facts> {
 /// Channels that wait for a semaphore of another one whose doorbell is delayed. With `yields`, they let other channels
 /// run meanwhile, instead of keeping the PBDMA until their time slice is over.
 fn withhold(rig: &Rig, duration: Duration, yields: bool) -> Result<Facts> {
-    let semaphore = rig.buffer(Domain::Gart, SIZE)?;
-    let source = rig.buffer(Domain::Gart, SIZE)?;
+    let semaphore = rig.buffer(Domain::Gart, COPY_BYTES)?;
+    let source = rig.buffer(Domain::Gart, COPY_BYTES)?;
     let expected = Expected::background(rig.random().stream());
     Helper::new(rig, Engine::M2mf)?.fill(&source, &expected)?;
     let promiser = rig.channel(&[Engine::M2mf])?;
-    let waiter = |_| Ok((rig.channel(&[Engine::M2mf])?, rig.buffer(Domain::Gart, SIZE)?));
+    let waiter = |_| Ok((rig.channel(&[Engine::M2mf])?, rig.buffer(Domain::Gart, COPY_BYTES)?));
     let waiters: Vec<(Channel, Buffer)> = (0..WAITERS).map(waiter).collect::<Result<_>>()?;
     semaphore.map()?.store(0, Width::Dword, 0);
     let (ending, mut round) = (Ending::after(duration), 0u32);
@@ -141,7 +141,7 @@ fn withhold(rig: &Rig, duration: Duration, yields: bool) -> Result<Facts> {
         for (channel, target) in &waiters {
             let mut push = Push::default();
             push.acquire(semaphore.address(), round, yields);
-            for rect in linear(source.address(), target.address(), SIZE, Engine::M2mf.most_lines()) {
+            for rect in linear(source.address(), target.address(), COPY_BYTES, Engine::M2mf.most_lines()) {
                 push.copy(Engine::M2mf, &rect);
             }
             // If the kernel knew that the semaphore is written, it would make the channels wait for each other.
@@ -153,11 +153,11 @@ fn withhold(rig: &Rig, duration: Duration, yields: bool) -> Result<Facts> {
         promiser.submit(&promised, &[Use::read(&semaphore)])?;
         waiters.iter().try_for_each(|(_, target)| target.wait(false))?;
     }
-    let mut found = vec![0; usize::try_from(SIZE)?];
+    let mut found = vec![0; usize::try_from(COPY_BYTES)?];
     for (channel, target) in &waiters {
         target.map()?.read(0, &mut found);
         expected.check(&format!("copied by waiting channel {}", channel.number()), 0, &found)?;
-        rig.verified(SIZE);
+        rig.verified(COPY_BYTES);
     }
     rig.add(Counts { copies: u64::from(round * WAITERS), ..Counts::default() });
     Ok(vec![("rounds", round.to_string())])
@@ -165,7 +165,7 @@ fn withhold(rig: &Rig, duration: Duration, yields: bool) -> Result<Facts> {
 
 /// Two channels that wait for each other repeatedly, and copy in between.
 fn handover(rig: &Rig, duration: Duration) -> Result<Facts> {
-    let semaphore = rig.buffer(Domain::Gart, SIZE)?;
+    let semaphore = rig.buffer(Domain::Gart, COPY_BYTES)?;
     semaphore.map()?.store(0, Width::Dword, 0);
     let source = rig.buffer(Domain::Gart, HANDED)?;
     let side = |_| Ok((rig.channel(&[Engine::M2mf])?, rig.buffer(Domain::Gart, HANDED)?));
@@ -211,9 +211,9 @@ fn faults(rig: &Rig, duration: Duration) -> Result<Facts> {
 /// Makes a copy engine read an unmapped address, and waits until the channel is dead.
 fn fault(rig: &Rig) -> Result<()> {
     let channel = rig.channel(&[Engine::M2mf, Engine::Ce0])?;
-    let target = rig.buffer(Domain::Gart, SIZE)?;
+    let target = rig.buffer(Domain::Gart, COPY_BYTES)?;
     // The kernel may find the channel dead before the submission has returned.
-    let rects = linear(NOWHERE, target.address(), SIZE, Engine::Ce0.most_lines());
+    let rects = linear(UNMAPPED_ADDR, target.address(), COPY_BYTES, Engine::Ce0.most_lines());
     let _ = rig.launch(&channel, Engine::Ce0, &rects, &[Use::write(&target)]);
     let _ = target.wait(false);
     Ok(())
@@ -235,16 +235,16 @@ fn stream(rig: &Rig, duration: Duration, method: u32, count: u32) -> Result<Fact
 
 /// Fails unless the channel copies every byte correctly.
 fn copies(rig: &Rig, channel: &Channel) -> Result<()> {
-    let (source, target) = (rig.buffer(Domain::Gart, SIZE)?, rig.buffer(Domain::Gart, SIZE)?);
+    let (source, target) = (rig.buffer(Domain::Gart, COPY_BYTES)?, rig.buffer(Domain::Gart, COPY_BYTES)?);
     let expected = Expected::background(rig.random().stream());
     Helper::new(rig, Engine::M2mf)?.fill(&source, &expected)?;
-    let rects = linear(source.address(), target.address(), SIZE, Engine::M2mf.most_lines());
+    let rects = linear(source.address(), target.address(), COPY_BYTES, Engine::M2mf.most_lines());
     rig.launch(channel, Engine::M2mf, &rects, &[Use::read(&source), Use::write(&target)])?;
     target.wait(false)?;
-    let mut found = vec![0; usize::try_from(SIZE)?];
+    let mut found = vec![0; usize::try_from(COPY_BYTES)?];
     target.map()?.read(0, &mut found);
     expected.check("copied behind the flood", 0, &found)?;
     ensure!(found.iter().any(|byte| *byte != 0), "the pattern is all zeros");
-    rig.verified(SIZE);
+    rig.verified(COPY_BYTES);
     Ok(())
 }

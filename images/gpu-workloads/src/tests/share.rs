@@ -21,8 +21,8 @@ use crate::rig::{Counts, Rig};
 /// Bytes of the segments.
 const BYTES: u64 = 256 << 10;
 /// Polls for another process's action.
-const LOOKS: u32 = 400;
-const LOOK: Duration = Duration::from_millis(50);
+const MAX_POLLS: u32 = 400;
+const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 /// `share [--what keys|hold|steal|put|get] [--key N] [--channel N] [--duration SECONDS]`
 pub fn run(rig: &Rig, options: &Options) -> Result<Facts> {
@@ -78,11 +78,11 @@ fn data(seed: u64) -> Vec<u8> {
 
 /// Waits until `count` address spaces have a segment attached.
 fn attached(mediator: &Mediator, id: u32, count: u64) -> Result<()> {
-    for _ in 0..LOOKS {
+    for _ in 0..MAX_POLLS {
         if mediator.attached(id)? == count {
             return Ok(());
         }
-        sleep(LOOK);
+        sleep(POLL_INTERVAL);
     }
     bail!("segment {id} is attached {} times, not {count}", mediator.attached(id)?)
 }
@@ -147,7 +147,7 @@ fn hold(node: &Path, mediator: &Mediator, key: u64, duration: Duration) -> Resul
     mediator.attach(id, gpu.number(), 0)?;
     let ending = Ending::after(duration);
     while !ending.is_over() {
-        sleep(LOOK);
+        sleep(POLL_INTERVAL);
     }
     Ok(())
 }
@@ -168,7 +168,7 @@ fn put(rig: &Rig, node: &Path, mediator: &Mediator, key: u64, duration: Duration
     let answer = data(rig.seed() + 1);
     while check(rig, &mut gpu, address, &answer).is_err() {
         ensure!(!ending.is_over(), "no answer from the other machine");
-        sleep(LOOK);
+        sleep(POLL_INTERVAL);
     }
     mediator.remove(id)
 }

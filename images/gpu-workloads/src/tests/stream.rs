@@ -14,7 +14,7 @@ use crate::push::{Engine, linear};
 use crate::rig::{Counts, Helper, Rig};
 
 /// Largest copy.
-const MOST: u64 = 8 << 20;
+const MAX_COPY_BYTES: u64 = 8 << 20;
 /// Copies are multiples of this: a large page, so that buffers are no larger than the copies.
 const UNIT: u64 = 128 << 10;
 
@@ -23,7 +23,7 @@ pub fn run(rig: &Rig, options: &Options) -> Result<Facts> {
     let name = options.text("engine").unwrap_or("ce0");
     let engine = Engine::ALL.into_iter().find(|engine| engine.name() == name);
     let engine = engine.with_context(|| format!("--engine {name}: one of m2mf ce0 ce1"))?;
-    let size = options.number("size", 1 << 20)?.clamp(1, MOST).next_multiple_of(UNIT);
+    let size = options.number("size", 1 << 20)?.clamp(1, MAX_COPY_BYTES).next_multiple_of(UNIT);
     let in_flight = options.number("in-flight", 4)?;
     ensure!((1..=MOST_IN_FLIGHT).contains(&in_flight), "--in-flight {in_flight}: from 1 to {MOST_IN_FLIGHT}");
     let duration = Duration::from_secs(options.number("duration", 5)?.min(86_400));

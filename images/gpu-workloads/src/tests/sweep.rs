@@ -10,7 +10,7 @@ use crate::push::{Engine, MOST_LINE_BYTES};
 use crate::rig::{Helper, Rig};
 
 const QUICK_SIZES: [u64; 7] = [4, 5, 63, 4096, 4097, 65_549, (1 << 20) + 1];
-const SIZES: [u64; 14] = [
+const SIZES_BYTES: [u64; 14] = [
     4,
     1,
     7,
@@ -58,7 +58,7 @@ pub fn run(rig: &Rig, options: &Options) -> Result<Facts> {
 }
 
 fn matrix(rig: &Rig, channel: &Channel, engine: Engine, helper: &Helper<'_>, quick: bool) -> Result<u64> {
-    let sizes: &[u64] = if quick { &QUICK_SIZES } else { &SIZES };
+    let sizes: &[u64] = if quick { &QUICK_SIZES } else { &SIZES_BYTES };
     let pitches = QUICK_PITCHES.iter().chain(if quick { &[][..] } else { &PITCHES[..] });
     let pitches = pitches.filter(|[lines, ..]| *lines <= engine.most_lines());
     let shapes: Vec<Shape> = sizes

@@ -13,9 +13,9 @@ use crate::push::{Engine, linear};
 use crate::rig::{Helper, Rig};
 
 /// Bytes of the buffers of small copies.
-const SMALL: u64 = 4096;
+const SMALL_COPY_BYTES: u64 = 4096;
 /// Channels of an open file that the 6.1 kernel has room for.
-const MANY: u64 = 12;
+const MAX_CHANNELS_PER_FILE: u64 = 12;
 
 /// A workload: its repeated function, and its default number of repetitions.
 struct Workload {
@@ -27,8 +27,8 @@ struct Workload {
 #[rustfmt::skip]
 const WORKLOADS: [Workload; 8] = [
     Workload { name: "channels", count: 4, run: channels },
-    Workload { name: "copy-small-in", count: 200, run: |rig, count| copies(rig, count, Domain::Gart, Domain::Vram, SMALL) },
-    Workload { name: "copy-small-out", count: 200, run: |rig, count| copies(rig, count, Domain::Vram, Domain::Gart, SMALL) },
+    Workload { name: "copy-small-in", count: 200, run: |rig, count| copies(rig, count, Domain::Gart, Domain::Vram, SMALL_COPY_BYTES) },
+    Workload { name: "copy-small-out", count: 200, run: |rig, count| copies(rig, count, Domain::Vram, Domain::Gart, SMALL_COPY_BYTES) },
     Workload { name: "copy-large-in", count: 6, run: |rig, count| copies(rig, count, Domain::Gart, Domain::Vram, 8 << 20) },
     Workload { name: "copy-large-out", count: 6, run: |rig, count| copies(rig, count, Domain::Vram, Domain::Gart, 8 << 20) },
     Workload { name: "map-churn", count: 60, run: map_churn },
@@ -56,14 +56,14 @@ fn channels(rig: &Rig, count: u64) -> Result<f64> {
     // a buffer's last fence after that channel has gone (`nouveau_fence_sync`).
     let mut buffers = Vec::new();
     for _ in 0..count {
-        let (from, to) = (rig.buffer(Domain::Gart, SMALL)?, rig.buffer(Domain::Gart, SMALL)?);
+        let (from, to) = (rig.buffer(Domain::Gart, SMALL_COPY_BYTES)?, rig.buffer(Domain::Gart, SMALL_COPY_BYTES)?);
         helper.fill(&from, &expected)?;
         buffers.push((from, to));
     }
     let began = Instant::now();
     for (from, to) in &buffers {
         let channel = rig.channel(&[Engine::M2mf])?;
-        copy(rig, &channel, from, to, SMALL)?;
+        copy(rig, &channel, from, to, SMALL_COPY_BYTES)?;
         to.wait(false)?;
     }
     let seconds = began.elapsed().as_secs_f64();
@@ -97,17 +97,17 @@ fn copies(rig: &Rig, count: u64, from: Domain, to: Domain, size: u64) -> Result<
 fn map_churn(rig: &Rig, count: u64) -> Result<f64> {
     let channel = rig.channel(&[Engine::M2mf])?;
     let helper = Helper::new(rig, Engine::M2mf)?;
-    let source = rig.buffer(Domain::Gart, SMALL)?;
-    let kept = rig.buffer(Domain::Gart, SMALL)?;
+    let source = rig.buffer(Domain::Gart, SMALL_COPY_BYTES)?;
+    let kept = rig.buffer(Domain::Gart, SMALL_COPY_BYTES)?;
     let expected = Expected::background(rig.random().stream());
     helper.fill(&source, &expected)?;
     let mut random = rig.random();
     let began = Instant::now();
     for _ in 0..count {
         let domain = if random.below(2) == 0 { Domain::Vram } else { Domain::Gart };
-        let buffer = rig.buffer(domain, SMALL << random.below(9))?;
-        copy(rig, &channel, &source, &buffer, SMALL)?;
-        copy(rig, &channel, &buffer, &kept, SMALL)?;
+        let buffer = rig.buffer(domain, SMALL_COPY_BYTES << random.below(9))?;
+        copy(rig, &channel, &source, &buffer, SMALL_COPY_BYTES)?;
+        copy(rig, &channel, &buffer, &kept, SMALL_COPY_BYTES)?;
         kept.wait(false)?;
     }
     let seconds = began.elapsed().as_secs_f64();
@@ -118,17 +118,17 @@ fn map_churn(rig: &Rig, count: u64) -> Result<f64> {
 /// Copies in many channels at once, with one wait for all.
 fn many_channels(rig: &Rig, count: u64) -> Result<f64> {
     let helper = Helper::new(rig, Engine::M2mf)?;
-    let source = rig.buffer(Domain::Gart, SMALL)?;
+    let source = rig.buffer(Domain::Gart, SMALL_COPY_BYTES)?;
     let expected = Expected::background(rig.random().stream());
     helper.fill(&source, &expected)?;
     let mut lanes = Vec::new();
-    for _ in 0..MANY {
-        lanes.push((rig.channel(&[Engine::M2mf])?, rig.buffer(Domain::Gart, SMALL)?));
+    for _ in 0..MAX_CHANNELS_PER_FILE {
+        lanes.push((rig.channel(&[Engine::M2mf])?, rig.buffer(Domain::Gart, SMALL_COPY_BYTES)?));
     }
     let began = Instant::now();
     for _ in 0..count {
         for (channel, target) in &lanes {
-            copy(rig, channel, &source, target, SMALL)?;
+            copy(rig, channel, &source, target, SMALL_COPY_BYTES)?;
         }
         for (_, target) in &lanes {
             target.wait(false)?;
@@ -143,24 +143,24 @@ fn many_channels(rig: &Rig, count: u64) -> Result<f64> {
 
 /// Submissions of one small copy, with a wait only sometimes.
 fn small_submissions(rig: &Rig, count: u64) -> Result<f64> {
-    const BATCH: u64 = 32;
+    const SUBMISSIONS_PER_WAIT: u64 = 32;
     let channel = rig.channel(&[Engine::M2mf])?;
     let helper = Helper::new(rig, Engine::M2mf)?;
-    let (source, target) = (rig.buffer(Domain::Gart, SMALL)?, rig.buffer(Domain::Gart, SMALL)?);
+    let (source, target) = (rig.buffer(Domain::Gart, SMALL_COPY_BYTES)?, rig.buffer(Domain::Gart, SMALL_COPY_BYTES)?);
     let expected = Expected::background(rig.random().stream());
     helper.fill(&source, &expected)?;
     let began = Instant::now();
     for at in 0..count {
-        let offset = at % (SMALL / 64) * 64;
+        let offset = at % (SMALL_COPY_BYTES / 64) * 64;
         let rects = linear(source.address() + offset, target.address() + offset, 64, Engine::M2mf.most_lines());
         rig.launch(&channel, Engine::M2mf, &rects, &[Use::read(&source), Use::write(&target)])?;
-        if at % BATCH == BATCH - 1 {
+        if at % SUBMISSIONS_PER_WAIT == SUBMISSIONS_PER_WAIT - 1 {
             target.wait(false)?;
         }
     }
     target.wait(false)?;
     let seconds = began.elapsed().as_secs_f64();
-    if count >= SMALL / 64 {
+    if count >= SMALL_COPY_BYTES / 64 {
         helper.check("copied piece by piece", &target, &expected)?;
     }
     Ok(seconds)

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 const MAX_FILE: usize = 1 << 20;
 /// Time that a program may take.
 // TIMEOUT: each only prints its status; a service manager that hangs is a finding.
-const LIMIT: Duration = Duration::from_secs(10);
+const PROGRAM_TIMEOUT: Duration = Duration::from_secs(10);
 /// Folders of programs.
 const PROGRAMS: [&str; 6] = ["usr/local/bin", "usr/local/sbin", "usr/bin", "usr/sbin", "bin", "usr/libexec"];
 
@@ -74,7 +74,7 @@ impl Host {
         let status = loop {
             match child.try_wait().ok()? {
                 Some(status) => break status,
-                None if begin.elapsed() > LIMIT => {
+                None if begin.elapsed() > PROGRAM_TIMEOUT => {
                     child.kill().ok()?;
                     break child.wait().ok()?;
                 }

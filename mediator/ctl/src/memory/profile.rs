@@ -110,7 +110,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_can_be_read_and_compares_as_counted() {
+    fn written_profile_when_read_keeps_order_of_counts() {
         let accessed = |start, count| api::Accessed { range: api::Range { start, bytes: 2 << 20 }, count };
         for most in [3, u64::from(u32::MAX), 1 << 32, u64::MAX] {
             let ranges = vec![accessed(0, most), accessed(4 << 20, most / 3), accessed(6 << 20, 1)];

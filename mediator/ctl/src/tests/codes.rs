@@ -58,7 +58,7 @@ fn served() -> Served {
 }
 
 #[test]
-fn every_command_ends_with_0_when_done_5_without_a_daemon_and_2_when_misspelt() {
+fn commands_exit_0_on_success_5_without_daemon_2_on_bad_option() {
     let served = served();
     for arguments in GOOD {
         let ran = ctl(&served, arguments);
@@ -147,7 +147,7 @@ fn commands_about_something_that_is_not_there_end_with_3() {
 }
 
 #[test]
-fn values_out_of_bounds_end_with_2_and_what_is_in_the_way_with_4() {
+fn commands_exit_2_for_value_out_of_range_and_4_on_conflict() {
     let served = served();
     let cases: [(&[&str], Code, &str); 8] = [
         (&["vm", "add", "b", "--card", "card0", "--vram-mib", "15"], Code::Usage, "VM `b`: vram_mib: 15 MiB"),
@@ -189,7 +189,7 @@ impl Write for Reader {
 }
 
 #[test]
-fn watch_looks_again_until_nobody_reads() {
+fn watch_repeats_until_reader_closes() {
     let served = served();
     let socket = served.fixture.path("admin.sock").display().to_string();
     let commands: [&[&str]; 4] =

@@ -39,7 +39,7 @@ vram_mib = 16
 "#;
 
 #[test]
-fn file_is_made_so_and_what_it_does_not_name_stays() {
+fn apply_changes_named_keys_and_keeps_unnamed_ones() {
     let served = one_card("");
     let ran = with_file(&served, TWO, &["apply", "--dry-run"]);
     assert!(
@@ -101,7 +101,7 @@ fn room_that_is_made_by_the_same_file_counts() {
 }
 
 #[test]
-fn what_cannot_be_is_told_at_once_with_what_to_do_and_nothing_is_done() {
+fn apply_of_impossible_file_reports_remedy_and_changes_nothing() {
     let served = one_card("");
     assert_eq!(with_file(&served, TWO, &["apply"]).code, Code::Good);
     let before = exported(&served);

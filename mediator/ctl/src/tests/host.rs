@@ -9,7 +9,7 @@ fn ran(fake: &tempfile::TempDir, arguments: &[&str]) -> Ran {
 }
 
 #[test]
-fn cards_of_the_host_are_listed_with_what_to_do() {
+fn card_list_of_host_names_obstacle_and_remedy() {
     let folder = tempfile::tempdir().unwrap();
     let list = ["card", "list", "--host"];
     assert_eq!(ran(&folder, &list).out, "no NVIDIA cards\n");

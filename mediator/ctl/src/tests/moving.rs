@@ -10,7 +10,7 @@ fn card_of(served: &Served, arguments: &[&str]) -> String {
 }
 
 #[test]
-fn drained_card_is_shown_takes_nobody_and_is_told_with_code_4_while_somebody_is_left() {
+fn drained_card_rejects_new_vms_and_drain_exits_4_if_vms_remain() {
     let served = Served::new();
     let drained = |text: &str| {
         let lines: Vec<_> = text.lines().map(|line| line.split_whitespace().collect::<Vec<_>>()).collect();
@@ -43,7 +43,7 @@ fn drained_card_is_shown_takes_nobody_and_is_told_with_code_4_while_somebody_is_
 }
 
 #[test]
-fn what_cannot_move_is_told_with_what_to_do() {
+fn impossible_move_or_drain_exits_with_code_and_cause() {
     let served = Served::new();
     added(&served, "a");
     let cases: [(&[&str], Code, &str); 6] = [
@@ -68,7 +68,7 @@ fn what_cannot_move_is_told_with_what_to_do() {
 }
 
 #[test]
-fn labels_say_who_is_near_to_whom_and_who_is_apart() {
+fn labels_place_vms_near_or_apart() {
     let served = Served::new();
     assert_eq!(card_of(&served, &["web", "--label", "app=web"]), "card0");
     // Card1 has the most room.

@@ -100,7 +100,7 @@ fn unknown_profiles_and_missing_sizes_are_refused() {
 }
 
 #[test]
-fn a_desired_state_names_profiles_and_its_export_is_the_same_state() {
+fn exported_state_with_profiles_matches_applied_state() {
     let served = served();
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("state.toml");

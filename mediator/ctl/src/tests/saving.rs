@@ -22,7 +22,7 @@ fn good(served: &Served, arguments: &[&str]) -> String {
 }
 
 #[test]
-fn vm_goes_on_from_a_file_on_its_card_and_with_another_daemon() {
+fn saved_vm_restores_on_same_card_and_on_another_daemon() {
     let (first, second) = (served(), served());
     let file = first.fixture.path("a.vm");
     let file = file.to_str().unwrap();
@@ -63,7 +63,7 @@ fn vm_goes_on_from_a_file_on_its_card_and_with_another_daemon() {
 }
 
 #[test]
-fn what_is_no_saved_vm_is_refused_and_the_vm_goes_on() {
+fn invalid_saved_vm_is_rejected_and_vm_keeps_running() {
     let served = served();
     let path = |name: &str| served.fixture.path(name).to_str().unwrap().to_owned();
     let (mut driver, mut channel) = guest(&served, "a");

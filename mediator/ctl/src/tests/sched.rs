@@ -121,7 +121,7 @@ fn shares_are_given_when_a_vm_is_added_and_later() {
 }
 
 #[test]
-fn mistakes_have_their_exit_codes_and_name_what_is_wrong() {
+fn invalid_sched_command_exits_with_code_and_cause() {
     let served = one_card("[[card]]\nname = \"card1\"\nkind = \"simgpu\"\nvram_mib = 64\n");
     add(&served, "a", &[]);
     good(&served, &["vm", "add", "p", "--card", "card1", "--passthrough"]);

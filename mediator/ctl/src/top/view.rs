@@ -276,7 +276,7 @@ mod tests {
     }
 
     #[test]
-    fn screen_has_the_card_the_vms_and_what_is_wrong() {
+    fn top_screen_shows_card_vms_and_errors() {
         let mut view = View::default();
         view.show(time(card(10, 10_000_000, Some(Quarantine { ends_in_ms: Some(1500) }))));
         let lines = screen(&mut view, 6);
@@ -297,7 +297,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_is_on_the_other_side_with_what_has_moved_since_the_look_before() {
+    fn top_memory_page_shows_amounts_moved_since_last_refresh() {
         let mut view = View::default();
         view.show(memory(6, 0, None));
         view.turn_over();

@@ -23,7 +23,7 @@ pub mod routes;
 mod tests;
 
 /// Time that clients have to finish when the daemon ends: a client that stops in mid-request must not delay it.
-const GRACE: Duration = Duration::from_secs(2);
+const SHUTDOWN_GRACE: Duration = Duration::from_secs(2);
 
 /// The sockets of the API.
 #[derive(Debug)]
@@ -67,7 +67,7 @@ pub(crate) async fn serve(
     let end_of_grace = async move {
         stop.await;
         let _ = stopping.send(true);
-        tokio::time::sleep(GRACE).await;
+        tokio::time::sleep(SHUTDOWN_GRACE).await;
     };
     tokio::select! {
         result = both => result,

@@ -62,7 +62,7 @@ fn vm_is_added_shown_listed_and_removed() {
 }
 
 #[test]
-fn errors_say_what_is_wrong_and_what_to_do() {
+fn admin_errors_name_cause_and_remedy() {
     let served = Served::new();
     let client = served.client();
     let error = refused(client.post::<api::Vm>("/v1/vms", &api::AddVm::new("a", "card9", 64)));
@@ -150,7 +150,7 @@ fn read_only_socket_answers_looks_and_refuses_changes() {
 }
 
 #[test]
-fn client_that_stops_in_the_middle_of_a_request_holds_up_nobody() {
+fn stalled_admin_client_blocks_no_other_client() {
     let mut served = Served::new();
     let mut hung = UnixStream::connect(served.fixture.path("admin.sock")).unwrap();
     hung.write_all(b"GET /v1/vms HT").unwrap();
@@ -161,10 +161,10 @@ fn client_that_stops_in_the_middle_of_a_request_holds_up_nobody() {
 }
 
 /// Nothing here takes that long: a wait that reaches this limit has failed.
-const LONG: Duration = Duration::from_secs(60);
+const WAIT_TIMEOUT: Duration = Duration::from_secs(60);
 
 #[test]
-fn looks_are_answered_and_the_watchdog_is_fed_while_a_vm_is_at_work_and_a_client_blocks() {
+fn daemon_answers_queries_while_vm_is_locked_and_client_stalls() {
     let served = one_card("");
     let _: api::Vm = served.client().post("/v1/vms", &api::AddVm::new("a", "card0", 16)).unwrap();
     let (mut driver, mut channel) = guest(&served, "a");
@@ -192,7 +192,7 @@ fn looks_are_answered_and_the_watchdog_is_fed_while_a_vm_is_at_work_and_a_client
             }
         });
         for path in LOOKS.iter().chain(&LOOKS) {
-            let (asked, answer) = told.recv_timeout(LONG).unwrap_or_else(|_| panic!("{path} is not answered"));
+            let (asked, answer) = told.recv_timeout(WAIT_TIMEOUT).unwrap_or_else(|_| panic!("{path} is not answered"));
             assert!(asked == *path && answer.as_ref().is_ok_and(|bytes| *bytes > 0), "{asked}: {answer:?}");
         }
         eventually("the watchdog is fed", || served.fed.load(Ordering::Relaxed) > fed + 2);
@@ -214,7 +214,7 @@ const LOOKS: [&str; 9] = [
 ];
 
 #[test]
-fn daemon_whose_cards_have_all_failed_ends_with_an_error() {
+fn daemon_when_all_cards_have_failed_exits_with_error() {
     let fixture = Fixture::real("[[card]]\nname = \"card0\"\nkind = \"simgpu\"\nvram_mib = 128\n");
     fixture
         .daemon
@@ -232,7 +232,7 @@ fn daemon_whose_cards_have_all_failed_ends_with_an_error() {
     };
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let ended = runtime.block_on(async {
-        tokio::time::timeout(LONG, crate::serving::serve(&fixture.daemon, listeners)).await.expect("it ends")
+        tokio::time::timeout(WAIT_TIMEOUT, crate::serving::serve(&fixture.daemon, listeners)).await.expect("it ends")
     });
     let error = ended.unwrap_err().to_string();
     assert!(error.contains("all cards have failed"), "{error}");

@@ -1,7 +1,7 @@
 //! Cards behind NVIDIA's driver. Each has an owner, a separate process, that the daemon starts, restarts and tells its
 //! tenants.
 //!
-//! Parts: this file (the card as the daemon sees it), `process` (the owner's process), `board` (its last status, for
+//! Parts: this file (the card as the daemon sees it), `process` (the owner's process), `status_cell` (its last status, for
 //! readers), `show` (the same in the form of the admin API). Decision 040 says why the owner is not part of the daemon.
 //!
 //! Readers never wait for an owner. Changes of one card wait for each other and for its owner, with no other lock held.
@@ -21,15 +21,15 @@ use super::account;
 use super::backend::{BackendError, Built, CardBackend, CardStatus};
 use super::error::DaemonError;
 use config::{CardSpec, CudaSpec, OnStuck, TenantSpec, VmSpec};
-use kept::Tuning;
+use overrides::Tuning;
 
-mod board;
 mod process;
 pub mod show;
+mod status_cell;
 
-use board::Board;
-pub use board::Seen;
 use process::{Command, Supervisor};
+pub use status_cell::Seen;
+use status_cell::StatusCell;
 
 /// Bytes of a MiB.
 const MIB: u64 = 1 << 20;
@@ -40,9 +40,9 @@ const MS: u64 = 1_000_000;
 const ANSWER: Duration = Duration::from_secs(10);
 /// Time that memory of others has to move out of the way of a guarantee.
 // TIMEOUT: programs are quiet within 2 s each, and 60 GiB have moved by then.
-const ROOM: Duration = Duration::from_secs(6);
+const GUARANTEE_TIMEOUT: Duration = Duration::from_secs(6);
 /// Time between two requests for a guarantee that memory moves for.
-pub(super) const AGAIN: Duration = Duration::from_millis(50);
+pub(super) const GUARANTEE_RETRY_INTERVAL: Duration = Duration::from_millis(50);
 /// Changes of one card that may wait for each other: more would take the places of those of other cards.
 const CHANGES: usize = 16;
 /// Length of a quantum as a multiple of the copies at its start, if the configuration has none (decision 120).
@@ -54,7 +54,7 @@ pub(super) struct CudaCard {
     /// Name of its model.
     model: String,
     commands: Sender<Command>,
-    board: Arc<Board>,
+    status_cell: Arc<StatusCell>,
     stop: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
     changing: Mutex<rank::CudaChanging, ()>,
@@ -87,14 +87,14 @@ impl CudaCard {
     pub fn open(spec: &CardSpec, folder: &Path) -> Result<Self, BackendError> {
         let settings = settings(spec, folder);
         let (commands, requests) = channel();
-        let (board, stop) = (Arc::new(Board::new(&spec.name)), Arc::default());
-        let mut supervisor = Supervisor::new(&spec.name, settings, &board, &stop);
+        let (status_cell, stop) = (Arc::new(StatusCell::new(&spec.name)), Arc::default());
+        let mut supervisor = Supervisor::new(&spec.name, settings, &status_cell, &stop);
         let model = supervisor.start().map_err(BackendError::failed)?;
         tracing::info!(card = spec.name, model, "the owner of the CUDA card is ready");
         let thread = std::thread::Builder::new().name("cuda-owner".to_owned());
         let thread = thread.spawn(move || supervisor.run(&requests)).map_err(BackendError::failed)?;
         let (changing, changes) = (Mutex::new(()), AtomicUsize::new(0));
-        Ok(Self { spec: spec.clone(), model, commands, board, stop, thread: Some(thread), changing, changes })
+        Ok(Self { spec: spec.clone(), model, commands, status_cell, stop, thread: Some(thread), changing, changes })
     }
 
     /// Returns the configuration of the card.
@@ -107,7 +107,7 @@ impl CudaCard {
     /// # Errors
     /// The owner does not answer now.
     pub fn seen(&self) -> Result<Arc<Seen>, DaemonError> {
-        self.board.seen().map_err(DaemonError::Owner)
+        self.status_cell.seen().map_err(DaemonError::Owner)
     }
 
     /// Waits until no other thread changes the card. The caller must not hold a lock that other threads need.
@@ -115,14 +115,14 @@ impl CudaCard {
     /// # Errors
     /// Its owner does not answer now, or too many wait already.
     pub fn change(&self) -> Result<Change<'_>, DaemonError> {
-        self.board.trouble().map_err(DaemonError::Owner)?;
+        self.status_cell.trouble().map_err(DaemonError::Owner)?;
         let place = Place(&self.changes);
         if self.changes.fetch_add(1, Ordering::Relaxed) >= CHANGES {
             return Err(DaemonError::Crowded(self.spec.name.clone()));
         }
         let turn = self.changing.lock();
         // A change before this one may have found that no owner runs.
-        self.board.trouble().map_err(DaemonError::Owner)?;
+        self.status_cell.trouble().map_err(DaemonError::Owner)?;
         Ok(Change { card: self, _turn: turn, _place: place })
     }
 
@@ -136,7 +136,7 @@ impl CudaCard {
         let begin = Instant::now();
         while !turn.moved(of, request, begin)? {
             drop(turn);
-            locks::sleep(AGAIN);
+            locks::sleep(GUARANTEE_RETRY_INTERVAL);
             turn = self.change()?;
         }
         Ok(turn)
@@ -172,7 +172,7 @@ impl Change<'_> {
     /// See [`Self::ask`], and when memory has moved for too long.
     pub fn moved(&self, of: &str, request: &Request, since: Instant) -> Result<bool, DaemonError> {
         match self.ask(of, request.clone())? {
-            Answer::Moving(_) if since.elapsed() < ROOM => Ok(false),
+            Answer::Moving(_) if since.elapsed() < GUARANTEE_TIMEOUT => Ok(false),
             Answer::Moving(what) => Err(DaemonError::Setting { of: of.to_owned(), what }),
             _ => Ok(true),
         }
@@ -194,7 +194,7 @@ pub(super) struct Backend(pub(super) Arc<CudaCard>);
 
 impl CardBackend for Backend {
     fn status(&self) -> CardStatus {
-        let seen = self.0.board.seen();
+        let seen = self.0.status_cell.seen();
         let placed = seen.iter().flat_map(|seen| &seen.card.tenants).map(|tenant| tenant.on_card_bytes).sum::<u64>();
         CardStatus {
             // The owner is restarted; the card is not lost with it.

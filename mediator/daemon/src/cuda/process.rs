@@ -12,21 +12,21 @@ use std::time::{Duration, Instant};
 use cuda_control::{Answer, Card, Request, Settings, Tenant};
 use listening::folders;
 
-use super::board::Board;
-use super::{AGAIN, ANSWER, ROOM};
+use super::status_cell::StatusCell;
+use super::{ANSWER, GUARANTEE_RETRY_INTERVAL, GUARANTEE_TIMEOUT};
 
 /// Name of the owner's program.
 const PROGRAM: &str = "cuda-owner";
 /// Folder of the program where it is installed by the package.
 const INSTALLED: &str = "/usr/lib/gpu-mediator";
 /// Interval at which the process is checked and describes the card. This also finds a process that hangs.
-const LOOK: Duration = Duration::from_millis(200);
+const POLL_INTERVAL: Duration = Duration::from_millis(200);
 /// Delay before an owner that ended is restarted, doubled each time that it ends at once, up to [`DELAY_MOST`].
-const DELAY: Duration = Duration::from_millis(100);
+const MIN_RESTART_DELAY: Duration = Duration::from_millis(100);
 /// Maximum of this delay.
 const DELAY_MOST: Duration = Duration::from_secs(30);
 /// An owner that lived this long did not end at once.
-const LIVED: Duration = Duration::from_secs(60);
+const MIN_STABLE_UPTIME: Duration = Duration::from_secs(60);
 /// Time that the driver has to open the card.
 // TIMEOUT: the driver's initialisation takes up to several seconds on a host with many cards.
 const OPEN: Duration = Duration::from_secs(60);
@@ -70,13 +70,13 @@ pub(super) struct Supervisor {
     failures: u32,
     retry: Instant,
     looked: Instant,
-    board: Arc<Board>,
+    status_cell: Arc<StatusCell>,
     /// Set when no caller needs an answer.
     stop: Arc<AtomicBool>,
 }
 
 impl Supervisor {
-    pub(super) fn new(card: &str, settings: Settings, board: &Arc<Board>, stop: &Arc<AtomicBool>) -> Self {
+    pub(super) fn new(card: &str, settings: Settings, status_cell: &Arc<StatusCell>, stop: &Arc<AtomicBool>) -> Self {
         let now = Instant::now();
         Self {
             card: card.to_owned(),
@@ -87,7 +87,7 @@ impl Supervisor {
             failures: 0,
             retry: now,
             looked: now,
-            board: Arc::clone(board),
+            status_cell: Arc::clone(status_cell),
             stop: Arc::clone(stop),
         }
     }
@@ -121,11 +121,11 @@ impl Supervisor {
             let begin = Instant::now();
             let answer = loop {
                 let answer = process.exchange(&Request::Add(tenant.clone()), ANSWER, &self.stop)?;
-                if !matches!(answer, Answer::Moving(_)) || begin.elapsed() >= ROOM {
+                if !matches!(answer, Answer::Moving(_)) || begin.elapsed() >= GUARANTEE_TIMEOUT {
                     break answer;
                 }
                 // Programs of tenants before this one are back already, with memory that it is guaranteed.
-                std::thread::sleep(AGAIN);
+                std::thread::sleep(GUARANTEE_RETRY_INTERVAL);
             };
             if let Answer::Failed(what) | Answer::Moving(what) = answer {
                 tracing::error!(card = self.card, tenant = tenant.name, what, "a tenant cannot be served");
@@ -137,7 +137,7 @@ impl Supervisor {
     /// Serves requests until it is told to stop, or all senders are gone.
     pub(super) fn run(mut self, commands: &Receiver<Command>) {
         loop {
-            match commands.recv_timeout(LOOK) {
+            match commands.recv_timeout(POLL_INTERVAL) {
                 Ok(Command::Ask(request, reply)) => {
                     let answer = self.ask(&request);
                     // A change must be visible by the time that it is answered.
@@ -170,9 +170,9 @@ impl Supervisor {
     /// Sends a request to the process. A process that does not answer is no longer used.
     fn exchange(&mut self, request: &Request) -> Result<Answer, String> {
         let process = self.process.as_mut().ok_or("it is started again shortly")?;
-        self.board.asks();
+        self.status_cell.asks();
         let answer = process.exchange(request, ANSWER, &self.stop);
-        self.board.answered();
+        self.status_cell.answered();
         if let Err(what) = &answer {
             self.end(what);
         }
@@ -185,10 +185,10 @@ impl Supervisor {
         if self.process.is_none() {
             return;
         }
-        match self.exchange(&Request::View { since_ns: self.board.since() }) {
+        match self.exchange(&Request::View { since_ns: self.status_cell.since() }) {
             Ok(Answer::View(card)) => {
                 self.tell_what_happened(&card);
-                self.board.described(*card);
+                self.status_cell.described(*card);
             }
             Ok(other) => self.end(&format!("{PROGRAM} answers {other:?}: it is of another version")),
             Err(_) => {}
@@ -197,7 +197,7 @@ impl Supervisor {
 
     /// Logs the actions of the owner on programs since its last description of the card.
     fn tell_what_happened(&self, card: &Card) {
-        let Ok(seen) = self.board.seen() else { return };
+        let Ok(seen) = self.status_cell.seen() else { return };
         let card_name = self.card.as_str();
         for now in &card.tenants {
             let Some(before) = seen.tenant(&now.name) else { continue };
@@ -239,7 +239,7 @@ impl Supervisor {
             self.end(&status.to_string());
         }
         if self.process.is_some() {
-            if self.looked.elapsed() >= LOOK {
+            if self.looked.elapsed() >= POLL_INTERVAL {
                 self.describe();
             }
             return;
@@ -259,7 +259,7 @@ impl Supervisor {
     fn end(&mut self, why: &str) {
         let Some(mut process) = self.process.take() else { return };
         let why = if process.has_lost_card() { CARD_LOST } else { why };
-        if process.since.elapsed() > LIVED {
+        if process.since.elapsed() > MIN_STABLE_UPTIME {
             self.failures = 0;
         }
         self.dying = Some(process.kill());
@@ -267,8 +267,8 @@ impl Supervisor {
     }
 
     fn failed(&mut self, why: &str) {
-        self.board.ended(why);
-        let delay = (DELAY * 2u32.saturating_pow(self.failures.min(16))).min(DELAY_MOST);
+        self.status_cell.ended(why);
+        let delay = (MIN_RESTART_DELAY * 2u32.saturating_pow(self.failures.min(16))).min(DELAY_MOST);
         self.failures += 1;
         self.retry = Instant::now() + delay;
         tracing::error!(card = self.card, why, again_in = ?delay, "the owner of the CUDA card ended");
@@ -317,7 +317,7 @@ impl Process {
         self.input.write_all(&text).map_err(|error| format!("{PROGRAM} has ended: {error}"))?;
         let asked = Instant::now();
         loop {
-            match self.answers.recv_timeout(LOOK.min(limit)) {
+            match self.answers.recv_timeout(POLL_INTERVAL.min(limit)) {
                 Ok(answer) => return Ok(answer),
                 Err(RecvTimeoutError::Disconnected) => return Err(format!("{PROGRAM} has ended")),
                 Err(RecvTimeoutError::Timeout) if stop.load(Ordering::Relaxed) => {

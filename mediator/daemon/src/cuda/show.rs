@@ -7,7 +7,7 @@ use sched::{Engine, History};
 
 use super::Seen;
 use config::{CardSpec, TenantSpec};
-use kept::Tuning;
+use overrides::Tuning;
 
 /// The engine that slices are accounted on: a slice is the whole card.
 const ENGINE: Engine = Engine::Compute;
@@ -58,7 +58,7 @@ pub fn history(spec: &CardSpec, tenants: &[TenantSpec], seen: &Seen, since_ms: u
         card: spec.name.clone(),
         now_ns: seen.card.now_ns,
         since_ms,
-        interval_ms: History::INTERVAL / MS,
+        interval_ms: History::INTERVAL_NS / MS,
         vms: vms.collect(),
     }
 }

@@ -21,7 +21,7 @@ fn names(of: &[&str]) -> Vec<String> {
 }
 
 #[test]
-fn vms_leave_in_order_and_those_without_a_place_are_tried_again_as_long_as_others_leave() {
+fn drain_retries_immovable_vms_while_others_leave() {
     let mut asked = Vec::new();
     let (done, left) = emptied(names(&["cache", "gone", "stuck", "web"]), |vm| {
         asked.push(vm.to_owned());
@@ -47,7 +47,7 @@ fn vms_leave_in_order_and_those_without_a_place_are_tried_again_as_long_as_other
 }
 
 #[test]
-fn drained_card_takes_nobody_new_keeps_what_cannot_move_and_takes_again() {
+fn drained_card_rejects_new_vms_until_undrained() {
     let fixture = Fixture::new();
     let daemon = &fixture.daemon;
     daemon.add(VmSpec::new("a", "card0", 64)).unwrap();
@@ -80,7 +80,7 @@ fn drained_card_takes_nobody_new_keeps_what_cannot_move_and_takes_again() {
 }
 
 #[test]
-fn moves_are_refused_with_what_is_in_the_way() {
+fn move_rejection_names_obstacle() {
     let fixture = Fixture::new();
     let daemon = &fixture.daemon;
     let labelled = |name: &str, card: &str| VmSpec {
@@ -138,8 +138,10 @@ fn mark_is_kept_over_a_restart_and_applied_from_a_file() {
         + &format!("state_dir = \"{}/state\"\n", folder.path().display())
         + "[[card]]\nname = \"card0\"\nkind = \"simgpu\"\n[[card]]\nname = \"card1\"\nkind = \"simgpu\"\n";
     let begin = || {
-        let (config, keeper) = kept::Keeper::open(Config::parse(&text, "test").unwrap(), false).unwrap();
-        crate::Daemon::start(config, &FakeOpener(Released::default()), crate::Sockets::default(), keeper).unwrap()
+        let (config, override_store) =
+            overrides::OverrideStore::open(Config::parse(&text, "test").unwrap(), false).unwrap();
+        crate::Daemon::start(config, &FakeOpener(Released::default()), crate::Sockets::default(), override_store)
+            .unwrap()
     };
     let daemon = begin();
     daemon.add(VmSpec::new("a", "card0", 64)).unwrap();
@@ -167,7 +169,7 @@ fn mark_is_kept_over_a_restart_and_applied_from_a_file() {
 }
 
 #[test]
-fn who_was_there_before_is_not_refused_by_the_mark() {
+fn drained_card_rejects_new_vms_but_accepts_configured_ones() {
     let mut card = Config::parse("[[card]]\nname = \"a\"\nkind = \"simgpu\"\n", "test").unwrap().cards;
     assert_eq!(Arrival::New.refused("a", &card), None);
     card[0].drained = true;

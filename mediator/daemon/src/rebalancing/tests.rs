@@ -5,7 +5,7 @@ use crate::fixture::{Fixture, Served, copy, guest};
 use ::config::VmSpec;
 
 #[test]
-fn cards_are_looked_at_and_what_is_decided_is_done_once() {
+fn rebalance_tries_each_move_once_and_skips_drained_card() {
     let card = |name| format!("[[card]]\nname = \"{name}\"\nkind = \"simgpu\"\nvram_mib = 64\n");
     let served = Served::over(Fixture::real(&["card0", "card1", "card2"].map(card).concat()));
     let daemon = &served.fixture.daemon;

@@ -1,8 +1,8 @@
 //! One daemon takes over the cards, virtual machines and sockets of another, in the middle of their work.
 //!
 //! The running daemon starts the next program with one end of a socket as its standard input, and hands its state over
-//! with the crate `handover` ([decision 128](../../../../docs/decisions/128-upgrades.md)): `giver`
-//! is its side, `taker` the next one's. Until the next daemon reports that it has rebuilt everything, the first one
+//! with the crate `handover` ([decision 128](../../../../docs/decisions/128-upgrades.md)): `sender`
+//! is its side, `receiver` the next one's. Until the next daemon reports that it has rebuilt everything, the first one
 //! resumes when anything fails. `roster` is the state that cards and virtual machines do not serialize themselves; at
 //! `points`, tests kill one of the two.
 
@@ -12,7 +12,7 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
-use owner::SavedHost;
+use card_manager::SavedHost;
 use physical::GoingCard;
 use rustix::time::{ClockId, clock_gettime};
 use saved_state::Known;
@@ -20,10 +20,10 @@ use tokio::sync::Notify;
 use vgpu::SavedSide;
 use vmm_glue::SavedClients;
 
-mod giver;
 pub(crate) mod points;
+pub(crate) mod receiver;
 mod roster;
-pub(crate) mod taker;
+mod sender;
 
 use roster::Roster;
 
@@ -38,7 +38,7 @@ const STILL_LIMIT: Duration = Duration::from_secs(1);
 /// Time that the next daemon waits for the state, and for the message that it owns the state. The other daemon has
 /// shorter limits, and its end is noticed at once: if it is only delayed and this one gives up, the state has no owner.
 // TIMEOUT: longer than any other wait.
-const PATIENCE: Duration = Duration::from_secs(3600);
+const HANDOVER_TIMEOUT: Duration = Duration::from_secs(3600);
 
 /// Prefix of the names of descriptors: listening sockets by their names in the service manager's store.
 const SOCKET: &str = "socket:";
@@ -57,7 +57,7 @@ const STATE_LOCK: &str = "state-lock";
 
 /// Parameters with which this daemon starts the next one.
 #[derive(Debug)]
-pub(crate) struct Succession {
+pub(crate) struct UpgradeChain {
     /// The program of this daemon; after an upgrade of the package, the next version's.
     pub program: PathBuf,
     /// The configuration file.
@@ -68,8 +68,8 @@ pub(crate) struct Succession {
 
 /// State of a daemon between its predecessor and its successor.
 #[derive(Debug, Default)]
-pub(crate) struct Line {
-    succession: OnceLock<Succession>,
+pub(crate) struct Generations {
+    succession: OnceLock<UpgradeChain>,
     /// Another daemon owns everything.
     gone: AtomicBool,
     /// Notified when this daemon may end.
@@ -80,9 +80,9 @@ pub(crate) struct Line {
     failures: AtomicU64,
 }
 
-impl Line {
+impl Generations {
     /// Sets how the next daemon is started.
-    pub(crate) fn continues_by(&self, succession: Succession) {
+    pub(crate) fn continues_by(&self, succession: UpgradeChain) {
         let _already = self.succession.set(succession);
     }
 

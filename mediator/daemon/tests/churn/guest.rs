@@ -13,7 +13,7 @@ use rig::driver::{At, CE0, CE1, Channel, Driver as AnyDriver, M2MF, PAGE, ce_cop
 use rig::{Machine, RemoteGuest, read_file};
 
 use crate::holdings::Random;
-use crate::{CAP, Crowd, VM_MIB, until_told};
+use crate::{Crowd, MAX_CHANNELS_PER_VM, VM_MIB, until_told};
 
 type Driver = AnyDriver<RemoteGuest>;
 
@@ -124,7 +124,7 @@ impl<'a> Guest<'a> {
         // A host that is busy otherwise must not make a channel look hung. This driver writes its tables word by word
         // through a window that it moves for each.
         let spec = VmSpec {
-            channels: Some(CAP),
+            channels: Some(MAX_CHANNELS_PER_VM),
             hang_limit_ms: Some(600_000),
             apertures: Apertures::Trapped,
             ..VmSpec::new(&self.name, "card0", VM_MIB)
@@ -181,7 +181,7 @@ impl<'a> Guest<'a> {
                 lanes.push(new);
             }
             8 => self.exceed(driver, lanes),
-            _ if lanes.len() < CAP as usize && driver.room() > 4 * CHANNEL_ROOM => {
+            _ if lanes.len() < MAX_CHANNELS_PER_VM as usize && driver.room() > 4 * CHANNEL_ROOM => {
                 let new = self.lane(driver, lanes.len() as u8);
                 lanes.push(new);
             }
@@ -243,21 +243,25 @@ impl<'a> Guest<'a> {
 
     /// Binds channels until none is left, and one more.
     fn exceed(&mut self, driver: &mut Driver, lanes: &mut Vec<Lane>) {
-        while lanes.len() < CAP as usize && driver.room() > 4 * CHANNEL_ROOM {
+        while lanes.len() < MAX_CHANNELS_PER_VM as usize && driver.room() > 4 * CHANNEL_ROOM {
             let new = self.lane(driver, lanes.len() as u8);
             lanes.push(new);
         }
-        if lanes.len() < CAP as usize || driver.room() < CHANNEL_ROOM {
+        if lanes.len() < MAX_CHANNELS_PER_VM as usize || driver.room() < CHANNEL_ROOM {
             return;
         }
         assert!(driver.guest.settle());
         let before = self.show();
-        let beyond = driver.prepare(CAP as u8);
+        let beyond = driver.prepare(MAX_CHANNELS_PER_VM as u8);
         driver.bind(&beyond);
         driver.ring(&beyond, 1);
         assert!(driver.guest.settle());
         let after = self.show();
-        assert_eq!((before.channels_used, after.channels_used), (CAP, CAP), "channels of a VM that may have {CAP}");
+        assert_eq!(
+            (before.channels_used, after.channels_used),
+            (MAX_CHANNELS_PER_VM, MAX_CHANNELS_PER_VM),
+            "channels of a VM that may have {MAX_CHANNELS_PER_VM}"
+        );
         let refused = |vm: &api::Vm| vm.counters["channel_binds_refused"];
         assert_eq!(refused(&after), refused(&before) + 1, "the channel too many is refused");
         // Its work faults.

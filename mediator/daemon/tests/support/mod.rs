@@ -15,7 +15,7 @@ use tempfile::TempDir;
 
 pub const DAEMON: &str = env!("CARGO_BIN_EXE_mediatord");
 /// No successful wait takes that long.
-pub const LONG: Duration = Duration::from_secs(60);
+pub const WAIT_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// The operator's tool: an example of this package, which its tests are built with, unless one of them is chosen by
 /// `cargo test --test`.
@@ -75,7 +75,7 @@ impl Place {
     pub fn start(&self, command: &mut Command) -> Running {
         let _ = fs::remove_file(self.path("notify"));
         let notify = UnixDatagram::bind(self.path("notify")).unwrap();
-        notify.set_read_timeout(Some(LONG)).unwrap();
+        notify.set_read_timeout(Some(WAIT_TIMEOUT)).unwrap();
         let child = command
             .env("NOTIFY_SOCKET", self.path("notify"))
             .stderr(fs::File::create(self.path("log")).unwrap())
@@ -162,6 +162,6 @@ impl<'a> Manager<'a> {
 
     #[track_caller]
     pub fn wait<T>(&self, look: impl FnMut(&mut Heard) -> Option<T>) -> T {
-        self.manager.wait(LONG, look).unwrap()
+        self.manager.wait(WAIT_TIMEOUT, look).unwrap()
     }
 }

@@ -128,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn a_range_goes_to_one_who_says_what_it_is() {
+    fn restored_iova_range_is_claimed_only_by_its_owner() {
         let (before, own, ram) = space();
         let (mut after, mut claims) = IovaSpace::restored(before.save(), slice::from_ref(&HOLE)).unwrap();
         assert!(after.claim(&mut claims, Some(VM), ram, 0x10_0000).is_err(), "a part of it");
@@ -139,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn what_overlaps_or_cannot_be_reached_is_refused() {
+    fn overlapping_or_unreachable_saved_range_is_rejected() {
         let refused = |edit: &dyn Fn(&mut SavedIova)| {
             let mut saved = space().0.save();
             edit(&mut saved);

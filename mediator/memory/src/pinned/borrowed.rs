@@ -2,7 +2,7 @@
 //! is copied until it has.
 
 use super::PinnedPool;
-use crate::HostError;
+use crate::ManagerError;
 use card::DmaMemory;
 use vm_memory::VolatileMemoryError;
 use vram::HostAddr;
@@ -14,7 +14,7 @@ impl PinnedPool {
     ///
     /// # Errors
     /// When the card then also rejects its own memory.
-    pub fn borrow(&mut self, address: HostAddr, theirs: DmaMemory) -> Result<bool, HostError> {
+    pub fn borrow(&mut self, address: HostAddr, theirs: DmaMemory) -> Result<bool, ManagerError> {
         let (index, offset) = self.at(address);
         let fits = offset == 0 && theirs.len() as u64 == self.slot_bytes && !self.borrowed.contains_key(&index);
         let Some(own) = self.slots[index].clone().filter(|_| fits) else { return Ok(false) };
@@ -31,7 +31,7 @@ impl PinnedPool {
     ///
     /// # Errors
     /// When the card keeps the other memory, or rejects its own.
-    pub fn own(&mut self, address: HostAddr) -> Result<(), HostError> {
+    pub fn own(&mut self, address: HostAddr) -> Result<(), ManagerError> {
         let (index, _) = self.at(address);
         if let Some(own) = self.borrowed.get(&index).cloned() {
             self.exchange(index, own)?;
@@ -55,7 +55,7 @@ impl PinnedPool {
     }
 
     /// Maps other memory for the card in a slot. If the card rejects it, the slot stays unmapped.
-    fn exchange(&mut self, index: usize, memory: DmaMemory) -> Result<(), HostError> {
+    fn exchange(&mut self, index: usize, memory: DmaMemory) -> Result<(), ManagerError> {
         let at = index as u64 * self.slot_bytes;
         self.card.unmap_dma(self.base.offset(at).0, self.slot_bytes)?;
         self.give(HostAddr(at), memory)

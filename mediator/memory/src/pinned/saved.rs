@@ -2,7 +2,7 @@
 //! which is handed over separately.
 
 use super::{PinnedPool, SEALS};
-use crate::HostError;
+use crate::ManagerError;
 use crate::pages;
 use card::{Card, DmaMemory};
 use nvspec::addr::Iova;
@@ -59,7 +59,7 @@ impl PinnedPool {
         card: Arc<dyn Card>,
         slot_bytes: u64,
         file: Option<File>,
-    ) -> Result<Self, HostError> {
+    ) -> Result<Self, ManagerError> {
         let SavedSlots { base, slots: count, filled, kept } = saved;
         let len = u64::from(count).checked_mul(slot_bytes).ok_or_else(|| Invalid::new("host memory has no end"))?;
         let within = |numbers: &[u32]| ascend(numbers) && numbers.iter().all(|number| *number < count);
@@ -95,8 +95,8 @@ impl PinnedPool {
 }
 
 /// Returns the file, if it has that length and its length is sealed.
-fn checked(file: File, len: u64) -> Result<Arc<File>, HostError> {
-    let look = |error| HostError::host("a file of host memory cannot be looked at", error);
+fn checked(file: File, len: u64) -> Result<Arc<File>, ManagerError> {
+    let look = |error| ManagerError::host("a file of host memory cannot be looked at", error);
     let (seals, bytes) = (fcntl_get_seals(&file).map_err(look)?, fstat(&file).map_err(look)?.st_size);
     Invalid::unless(seals.contains(SEALS) && u64::try_from(bytes) == Ok(len), || {
         format!("host memory of {len:#x} bytes was handed over in a file of {bytes:#x}, or in one that can be cut")

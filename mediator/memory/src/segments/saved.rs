@@ -6,7 +6,7 @@ use nvspec::addr::{SMALL_PAGE, VramAddr};
 use saved_state::{Invalid, ascend, first_version};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
-use vram::{CardAddr, PagePool, SavedPool, TenantId};
+use vram::{PagePool, SavedPool, TenantId};
 
 /// Maximum bytes of a group's name.
 const NAME_MAX: usize = 256;
@@ -90,7 +90,7 @@ impl Memory {
             let (id, owner, bytes) = (saved.id, TenantId(saved.owner), saved.bytes);
             let segment = saved.restored(|vm| self.vram.chunks.vm_bytes(vm).is_some())?;
             let pool = pools.get(&owner);
-            let lies = pool.is_some_and(|pool| pool.allocations().holds(CardAddr(segment.at.0), bytes));
+            let lies = pool.is_some_and(|pool| pool.allocations().holds(VramAddr(segment.at.0), bytes));
             let alone = made.values().all(|other: &Segment| other.at != segment.at);
             Invalid::unless(lies && alone, || format!("shared segment {id} does not lie in pages of its maker's"))?;
             let (count, _) = used.entry(owner).or_default();

@@ -156,11 +156,11 @@ fn folder() -> PathBuf {
 
 /// A card written by a program that knew version 1 of `channels`, of `vram.balance` and of `sched`, and today's version
 /// of all other parts.
-const BEFORE: &[u8] = include_bytes!("card-of-version-1");
+const CARD_OF_VERSION_1: &[u8] = include_bytes!("card-of-version-1");
 
 #[test]
-fn card_that_the_version_before_has_written_is_read_and_written_as_it_was() {
-    let card = read(BEFORE);
+fn card_of_previous_version_is_read_and_written_unchanged() {
+    let card = read(CARD_OF_VERSION_1);
     let mut known = SavedCard::known();
     for name in ["channels", "vram.balance", "sched"] {
         let part = known.iter_mut().find(|part| part.name == name).unwrap();
@@ -169,8 +169,8 @@ fn card_that_the_version_before_has_written_is_read_and_written_as_it_was() {
     }
     let mut older = Writer::for_reader(IDENTITY, known.clone());
     card.write(&mut older).unwrap();
-    assert!(older.finish() == BEFORE, "the older program reads what it has written itself");
-    assert!(file_of(&read(BEFORE)) == file_of(&self::card()), "nothing is missing");
+    assert!(older.finish() == CARD_OF_VERSION_1, "the older program reads what it has written itself");
+    assert!(file_of(&read(CARD_OF_VERSION_1)) == file_of(&self::card()), "nothing is missing");
     assert_eq!(card.restore(&mut Host).unwrap().vms.len(), 2);
     // It includes state that the old version cannot express.
     assert!(SavedState::parse(&file_of(&self::card()), &known).is_err());
@@ -193,7 +193,7 @@ fn seeds_in_the_repository_are_up_to_date() {
 }
 
 #[test]
-fn saved_inputs_keep_what_must_hold() {
+fn saved_inputs_keep_invariants() {
     for entry in std::fs::read_dir(folder()).unwrap() {
         fuzz(&std::fs::read(entry.unwrap().path()).unwrap());
     }
@@ -203,7 +203,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 400, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn edited_seeds_keep_what_must_hold(
+    fn edited_seeds_keep_invariants(
         which in any::<prop::sample::Index>(),
         edits in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..5),
         cut in prop::option::of(any::<prop::sample::Index>()),

@@ -5,7 +5,7 @@
 //! [`VmBackend::guest_read`] and [`VmBackend::guest_write`], so no alias mapping misses it.
 
 use super::VmBackend;
-use devmodel::backend::{Aperture, Denied, NoMemory, Unwritten};
+use devmodel::backend::{Aperture, Denied, NoMemory, WriteFailure};
 use nvspec::addr::{GuestVramAddr, Place};
 use nvspec::fifo::VirtualChannelId;
 use nvspec::instance::userd;
@@ -31,7 +31,7 @@ impl VmBackend {
     }
 
     /// Writes guest VRAM for the CPU.
-    pub(crate) fn guest_write(&mut self, address: GuestVramAddr, data: &[u8]) -> Result<(), Unwritten> {
+    pub(crate) fn guest_write(&mut self, address: GuestVramAddr, data: &[u8]) -> Result<(), WriteFailure> {
         self.by_page(address, data.len(), |this, at, range| {
             let data = &data[range];
             if let Some(channel) = this.work.userd_of(at.0 / PAGE) {
@@ -52,7 +52,7 @@ impl VmBackend {
     }
 
     /// Returns the reason that a write was not done.
-    fn unwritten(&self, at: GuestVramAddr, len: u64) -> Unwritten {
+    fn unwritten(&self, at: GuestVramAddr, len: u64) -> WriteFailure {
         let is_its = at.checked_add(len).is_some_and(|end| end.0 <= self.memory.grants().vram_bytes());
         if is_its && self.host.lock().vram().is_short(self.vm) { NoMemory.into() } else { Denied.into() }
     }
@@ -108,7 +108,7 @@ impl VmBackend {
         aperture: Aperture,
         offset: u64,
         data: &[u8],
-    ) -> Result<(), Unwritten> {
+    ) -> Result<(), WriteFailure> {
         match self.memory.translate(aperture, offset, true).ok_or(Denied)? {
             Place::Vram(address) => self.guest_write(address, data),
             Place::Ram(address) => Ok(self.memory.grants().ram_write(address, data).map_err(|_| Denied)?),

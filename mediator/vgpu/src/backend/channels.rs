@@ -3,18 +3,18 @@
 use super::VmBackend;
 use crate::work::Bound;
 use ::channels::{Bind, Doorbell, DoorbellError, GuestInstance, InstanceError, PullError, RingFault};
+use card_manager::{CardState, Feeder, ManagerError};
 use devmodel::events::MmuFault;
 use nvspec::addr::{GpuVa, Place, VramAddr};
 use nvspec::fifo::VirtualChannelId;
 use nvspec::instance::INSTANCE_BYTES;
 use nvspec::mmu::{Rights, fault};
-use owner::{Feeder, HostError, HostState};
 use shadow_pt::HostPage;
 use std::sync::Arc;
 
 /// Reason that a channel is not bound.
 #[derive(Debug, thiserror::Error)]
-pub(super) enum Unbound {
+pub(super) enum BindFailure {
     /// The card has no memory for its page tables now. Holds its parsed instance block.
     #[error("the card has no memory for its page tables")]
     Lacking(Box<GuestInstance>),
@@ -26,7 +26,7 @@ pub(super) enum Unbound {
     Instance(#[from] InstanceError),
     /// The card refuses it.
     #[error(transparent)]
-    Refused(HostError),
+    Refused(ManagerError),
 }
 
 impl VmBackend {
@@ -68,7 +68,7 @@ impl VmBackend {
 
     /// Same as [`Self::submit`], with the card's state. Returns the fault if part of the channel's ring cannot be
     /// fetched.
-    fn pull(&mut self, state: &mut HostState, doorbell: Doorbell) -> Option<RingFault> {
+    fn pull(&mut self, state: &mut CardState, doorbell: Doorbell) -> Option<RingFault> {
         let channel = doorbell.virtual_channel;
         let Bound { space, .. } = self.work.bound(channel)?;
         if state.vram_mut().was_short(self.vm) {
@@ -129,9 +129,9 @@ impl VmBackend {
     }
 
     /// Binds a channel on the card.
-    pub(super) fn bind(&mut self, channel: VirtualChannelId, instance: Place) -> Result<(), Unbound> {
+    pub(super) fn bind(&mut self, channel: VirtualChannelId, instance: Place) -> Result<(), BindFailure> {
         let mut block = [0; INSTANCE_BYTES as usize];
-        self.fill(instance, &mut block).ok_or(Unbound::Unreadable(instance))?;
+        self.fill(instance, &mut block).ok_or(BindFailure::Unreadable(instance))?;
         let mut guest = GuestInstance::parse(&block)?;
         if let Some(directory) = self.memory.grants().directory_of(instance) {
             guest.directory = directory;
@@ -142,8 +142,8 @@ impl VmBackend {
             self.memory.collect();
         }
         bound.map_err(|error| match error {
-            HostError::Lacking => Unbound::Lacking(Box::new(guest)),
-            error => Unbound::Refused(error),
+            ManagerError::Lacking => BindFailure::Lacking(Box::new(guest)),
+            error => BindFailure::Refused(error),
         })
     }
 
@@ -153,11 +153,12 @@ impl VmBackend {
         instance: Place,
         guest: &GuestInstance,
         space: shadow_pt::SpaceId,
-    ) -> Result<(), HostError> {
-        let directory = self.memory.directory(space).ok_or(HostError::SpaceGone)?;
+    ) -> Result<(), ManagerError> {
+        let directory = self.memory.directory(space).ok_or(ManagerError::SpaceGone)?;
         let bind = Bind { instance, guest, directory };
-        let physical =
-            self.with_channels(|channels, card, vm| channels.bind(card, vm, channel, bind)).map_err(HostError::Bind)?;
+        let physical = self
+            .with_channels(|channels, card, vm| channels.bind(card, vm, channel, bind))
+            .map_err(ManagerError::Bind)?;
         let span = self.host.lock().channels().span(physical).unwrap_or(physical.into());
         let bound = Bound { space, physical, span };
         let pages = own_pages(self.host.layout(), bound);
@@ -172,7 +173,7 @@ impl VmBackend {
     }
 
     /// Refuses a bind: the channel's first work will fault.
-    pub(super) fn refuse_bind(&mut self, channel: VirtualChannelId, instance: Place, error: &Unbound) {
+    pub(super) fn refuse_bind(&mut self, channel: VirtualChannelId, instance: Place, error: &BindFailure) {
         self.counts.binds_refused += 1;
         tracing::warn!(vm = %self.vm, ?channel, %error, "a channel is not bound; its first work will fault");
         self.refuse(channel, instance);

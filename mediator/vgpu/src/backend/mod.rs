@@ -15,21 +15,21 @@ mod segments;
 mod waits;
 
 use super::counts::counts;
-use super::memory::{Memory, Remap, Showing, View};
+use super::memory::{MappedWindow, Memory, Remap, View};
 use super::pending::Pending;
 use super::pv::{Interface, PvSettings};
 use super::work::{Runlist, Work};
 use super::write_wait::WriteWait;
 use ::channels::Channels;
+use card_manager::{CardState, Feeder, ManagedCard, ManagerError, Ranges};
 use devmodel::backend::Aperture;
 use devmodel::events::MmuFault;
-pub(super) use moves::LOOK;
+pub(super) use moves::MOVE_POLL_INTERVAL;
 use moves::Stop;
 use nvspec::addr::{GuestVramAddr, Place};
 use nvspec::fifo::VirtualChannelId;
 pub(super) use operations::Done;
-use owner::{Feeder, HostCard, HostError, HostState, Ranges};
-pub(super) use saved::{Rung, SavedBackend};
+pub(super) use saved::{DeferredDoorbells, SavedBackend};
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
@@ -100,7 +100,7 @@ pub(super) struct Description {
 
 /// One VM's side of the card.
 pub(super) struct VmBackend {
-    host: Arc<HostCard>,
+    host: Arc<ManagedCard>,
     vm: TenantId,
     link: Link,
     memory: Memory,
@@ -127,7 +127,7 @@ pub(super) struct VmBackend {
 }
 
 impl VmBackend {
-    pub(super) fn new(host: Arc<HostCard>, description: Description, pv: Option<Box<Interface>>) -> Self {
+    pub(super) fn new(host: Arc<ManagedCard>, description: Description, pv: Option<Box<Interface>>) -> Self {
         let Description { vm, link, shadow, vram_bytes, queue_limit } = description;
         let mut memory = Memory::new(Arc::clone(&host), vm, link.clone(), shadow, vram_bytes);
         if let Some(pv) = &pv {
@@ -153,7 +153,7 @@ impl VmBackend {
     }
 
     /// The VM's card.
-    pub(super) fn host(&self) -> &Arc<HostCard> {
+    pub(super) fn host(&self) -> &Arc<ManagedCard> {
         &self.host
     }
 
@@ -227,7 +227,7 @@ impl VmBackend {
 
     /// Counts an access to PRAMIN that came as a message, in addition to the count of register accesses.
     pub(super) fn count_window(&mut self, offset: u64, bytes: usize) {
-        self.remap_mut().count_message(Showing::Pramin, offset);
+        self.remap_mut().count_message(MappedWindow::Pramin, offset);
         self.count_bytes(bytes);
     }
 
@@ -289,7 +289,7 @@ impl VmBackend {
     /// Same as [`Self::with_channels`], with the card's state.
     fn with_state<T>(
         &self,
-        state: &mut HostState,
+        state: &mut CardState,
         each: impl FnOnce(&mut Channels, &mut View<'_>, TenantId) -> T,
     ) -> T {
         let (vram, channels) = state.parts();
@@ -326,13 +326,13 @@ impl VmBackend {
     }
 
     /// Maps all of the client's memory for the card, and nothing else.
-    pub(super) fn lend_all(&mut self) -> Result<(), HostError> {
+    pub(super) fn lend_all(&mut self) -> Result<(), ManagerError> {
         let lent = self.link.memory().snapshot();
         self.memory.lend_all(&lent)
     }
 
     /// Handles guest memory that the VMM lends.
-    pub(super) fn lend(&mut self, region: &DmaRegion) -> Result<(), HostError> {
+    pub(super) fn lend(&mut self, region: &DmaRegion) -> Result<(), ManagerError> {
         self.memory.lend(region)
     }
 
@@ -352,7 +352,7 @@ impl VmBackend {
     }
 
     /// Applies the moves of `commit` to the VM's memory under one hold of the card's lock.
-    pub(super) fn relocate(&mut self, commit: &mut dyn FnMut(&mut HostState) -> Ranges) -> Result<(), HostError> {
+    pub(super) fn relocate(&mut self, commit: &mut dyn FnMut(&mut CardState) -> Ranges) -> Result<(), ManagerError> {
         let host = Arc::clone(&self.host);
         let state = &mut *host.lock();
         let ranges = commit(state)
@@ -368,7 +368,7 @@ impl VmBackend {
 
     /// Updates the shadows of a directory (of all address spaces, for `None`) and the apertures from the guest's
     /// tables. When this returns, revoked permissions are on the card and out of its TLBs.
-    pub(super) fn flush_spaces(&mut self, directory: Option<Place>) -> Result<(), HostError> {
+    pub(super) fn flush_spaces(&mut self, directory: Option<Place>) -> Result<(), ManagerError> {
         self.counts.flushes += 1;
         self.memory.flush_apertures();
         self.refresh_flushed(directory);
@@ -376,7 +376,7 @@ impl VmBackend {
     }
 
     /// Lets these channels run if they are enabled, and no others. Returns whether that is in force; if not,
-    /// [`GuestEvent::Runlist`](owner::GuestEvent::Runlist) reports when it is.
+    /// [`GuestEvent::Runlist`](card_manager::GuestEvent::Runlist) reports when it is.
     pub(super) fn set_runlist(&mut self, channels: &[VirtualChannelId]) -> bool {
         self.counts.runlists += 1;
         self.pending.list(channels);

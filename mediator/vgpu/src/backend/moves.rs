@@ -1,7 +1,7 @@
 //! Moves pages of guest VRAM to where the guest's aperture tables put them, and back, as recorded in `remap`.
 
 use super::VmBackend;
-use crate::memory::{Moves, Showing, Slot, Want, ranges};
+use crate::memory::{MappedWindow, Moves, PageTarget, Slot, ranges};
 use devmodel::backend::{Aperture, Backend};
 use nvspec::addr::{GuestVramAddr, Place, SMALL_PAGE};
 use nvspec::fifo::VirtualChannelId;
@@ -9,7 +9,6 @@ use nvspec::instance::userd;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
-use vram::GuestAddr;
 
 /// Time for which work may continue while pages under it wait to move, in ns of the card's clock.
 // TIMEOUT: twice the limit of the watchdog, which ends hung work unless the operator has switched it off.
@@ -30,7 +29,7 @@ const PROGRESS: [u64; 9] = [
 ];
 
 /// Poll interval for work to leave the card before pages move. The VM's lock is free meanwhile.
-pub(crate) const LOOK: Duration = Duration::from_micros(100);
+pub(crate) const MOVE_POLL_INTERVAL: Duration = Duration::from_micros(100);
 
 /// A page of zeros.
 const BLANK: [u8; SMALL_PAGE as usize] = [0; SMALL_PAGE as usize];
@@ -43,7 +42,7 @@ pub(super) struct Stop {
     /// Its start, in ns of the card's clock.
     since_ns: u64,
     /// Parts of BARs whose mapping must change.
-    due: Vec<Showing>,
+    due: Vec<MappedWindow>,
     /// The VM has spent its budget of moves: no work leaves until then, in ns of the card's clock.
     until_ns: Option<u64>,
 }
@@ -64,13 +63,13 @@ impl VmBackend {
     /// Handles a new PRAMIN base: PRAMIN shows the pages there once [`Self::look_at_moves`] has moved them.
     pub(super) fn move_window(&mut self, base: Option<GuestVramAddr>) {
         self.memory.place_window(base);
-        self.refresh(Showing::Pramin);
+        self.refresh(MappedWindow::Pramin);
     }
 
     /// Makes PRAMIN show the pages at `base` now. None of the VM's work is on the card.
     pub(crate) fn show_window(&mut self, base: Option<GuestVramAddr>) {
         self.memory.place_window(base);
-        self.refresh_at_once(Showing::Pramin);
+        self.refresh_at_once(MappedWindow::Pramin);
     }
 
     /// Makes PRAMIN show nothing until it is [placed](Self::show_window) again. None of the VM's work is on the card.
@@ -84,13 +83,13 @@ impl VmBackend {
         if self.remap().pages() == 0 {
             self.remap().blank(&self.host);
         }
-        Showing::ALL.into_iter().for_each(|showing| self.refresh_at_once(showing));
+        MappedWindow::ALL.into_iter().for_each(|showing| self.refresh_at_once(showing));
         self.choose_polled();
     }
 
     /// Updates the mapped part of a BAR to the pages that the guest has there now. If work of the VM names pages that
     /// must move, or the VM has spent its budget of moves, [`Self::look_at_moves`] does that later.
-    pub(super) fn refresh(&mut self, showing: Showing) {
+    pub(super) fn refresh(&mut self, showing: MappedWindow) {
         let changes = self.memory.changes(showing);
         if changes.is_empty() {
             return;
@@ -105,7 +104,7 @@ impl VmBackend {
     }
 
     /// Same as [`Self::refresh`], for changes that the guest did not ask for: ignores the budget.
-    fn refresh_at_once(&mut self, showing: Showing) {
+    fn refresh_at_once(&mut self, showing: MappedWindow) {
         if let Some(Stop { until_ns, .. }) = &mut self.stop {
             *until_ns = until_ns.map(|_| 0);
         }
@@ -116,7 +115,7 @@ impl VmBackend {
         }
     }
 
-    fn refresh_changes(&mut self, showing: Showing, changes: &[(u32, Want)]) {
+    fn refresh_changes(&mut self, showing: MappedWindow, changes: &[(u32, PageTarget)]) {
         if self.stop.is_none() {
             let concerned = self.remap().concerned(showing, changes);
             if concerned.iter().any(|range| self.memory.names(*range)) {
@@ -135,7 +134,7 @@ impl VmBackend {
         self.stop.is_some()
     }
 
-    /// Moves pages once work has left the card. Returns whether some still wait; if so, call it again after [`LOOK`],
+    /// Moves pages once work has left the card. Returns whether some still wait; if so, call it again after [`MOVE_POLL_INTERVAL`],
     /// with the VM's lock free meanwhile.
     pub(crate) fn look_at_moves(&mut self) -> bool {
         let Some(Stop { busy, since_ns, until_ns, .. }) = &self.stop else { return false };
@@ -181,7 +180,7 @@ impl VmBackend {
         self.stop.is_some()
     }
 
-    fn show_changes(&mut self, showing: Showing, changes: &[(u32, Want)]) {
+    fn show_changes(&mut self, showing: MappedWindow, changes: &[(u32, PageTarget)]) {
         let moves = self.remap_mut().book(showing, changes);
         let now = self.now_ns();
         self.pace.charge(now, (moves.outs.len() + moves.ins.len()) as u64);
@@ -213,7 +212,7 @@ impl VmBackend {
         let mut state = host.lock();
         let mut zeros = BTreeSet::new();
         for (page, _) in moves.outs.iter().chain(&moves.ins) {
-            if state.vram().chunks.is_placed(*vm, GuestAddr(address(*page).0)) == Some(false) {
+            if state.vram().chunks.is_placed(*vm, GuestVramAddr(address(*page).0)) == Some(false) {
                 zeros.insert(*page);
             }
             state.give_way();

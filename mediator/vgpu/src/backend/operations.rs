@@ -5,15 +5,14 @@
 )]
 
 use super::VmBackend;
+use card_manager::balance::Hint;
+use card_manager::holdings::Holdings;
+use card_manager::segments::Wanted;
 use devmodel::backend::{Aperture, Backend};
 use nvspec::addr::{GuestVramAddr, Place};
 use nvspec::fifo::VirtualChannelId;
-use owner::balance::Hint;
-use owner::holdings::Holdings;
-use owner::segments::Wanted;
 use pv::abi::Status;
 use pv::{Control, Question};
-use vram::GuestAddr;
 use vram::victim::PRIORITY_DEFAULT;
 
 /// The value of an operation that was done.
@@ -123,7 +122,11 @@ impl VmBackend {
         let priority = i32::from(PRIORITY_DEFAULT).saturating_add(priority).max(0);
         let priority = u8::try_from(priority).unwrap_or(u8::MAX);
         let hint = Hint::Priority(priority);
-        self.host.lock().memory_mut().hint(self.vm, GuestAddr(address.0), bytes, hint).map_err(|_| Status::Range)?;
+        self.host
+            .lock()
+            .memory_mut()
+            .hint(self.vm, GuestVramAddr(address.0), bytes, hint)
+            .map_err(|_| Status::Range)?;
         Ok(0)
     }
 

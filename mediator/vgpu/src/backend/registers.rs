@@ -1,14 +1,14 @@
 //! Effect of the vGPU's registers on the card: implements `devmodel`'s backend trait.
 
 use super::VmBackend;
-use super::channels::Unbound;
+use super::channels::BindFailure;
 use crate::work::Runlist;
-use devmodel::backend::{Aperture, Backend, ChannelState, Denied, EngineStatus, InterruptLine, Unwritten};
+use card_manager::Feeder;
+use devmodel::backend::{Aperture, Backend, ChannelState, Denied, EngineStatus, InterruptLine, WriteFailure};
 use nvspec::addr::{GuestVramAddr, Place};
 use nvspec::falcon::Falcon;
 use nvspec::fifo::{CHANNELS, ChannelId, RunlistEntry, VirtualChannelId};
 use nvspec::regs::pfifo;
-use owner::Feeder;
 
 /// Entries of a guest's runlist that are read; a longer list names channels twice.
 const RUNLIST_ENTRIES: u32 = CHANNELS * 2;
@@ -18,7 +18,7 @@ impl Backend for VmBackend {
         self.guest_read(address, data)
     }
 
-    fn vram_write(&mut self, address: GuestVramAddr, data: &[u8]) -> Result<(), Unwritten> {
+    fn vram_write(&mut self, address: GuestVramAddr, data: &[u8]) -> Result<(), WriteFailure> {
         self.guest_write(address, data)
     }
 
@@ -30,7 +30,7 @@ impl Backend for VmBackend {
         self.through_aperture_read(aperture, offset, data)
     }
 
-    fn aperture_write(&mut self, aperture: Aperture, offset: u64, data: &[u8]) -> Result<(), Unwritten> {
+    fn aperture_write(&mut self, aperture: Aperture, offset: u64, data: &[u8]) -> Result<(), WriteFailure> {
         self.through_aperture_write(aperture, offset, data)
     }
 
@@ -57,7 +57,7 @@ impl Backend for VmBackend {
         self.quiet = false;
         match self.bind(channel, instance) {
             Ok(()) => self.counts.binds += 1,
-            Err(Unbound::Lacking(guest)) if self.bind_later(channel, instance, &guest) => {}
+            Err(BindFailure::Lacking(guest)) if self.bind_later(channel, instance, &guest) => {}
             Err(error) => self.refuse_bind(channel, instance, &error),
         }
         self.choose_polled();
@@ -139,7 +139,7 @@ impl Backend for VmBackend {
     }
 
     fn now_ns(&mut self) -> u64 {
-        owner::time::now_ns(&**self.host.card())
+        card_manager::time::now_ns(&**self.host.card())
     }
 
     fn interrupt(&mut self, line: InterruptLine) {

@@ -7,9 +7,9 @@ use crate::pending::SavedPending;
 use crate::pv::{Around, Attachments, PvSettings, SavedAttachments, SavedInterface};
 use crate::work::{Bound, SavedWork};
 use crate::write_wait::WriteWait;
+use card_manager::{Departing, ManagedCard, ManagerError};
 use nvspec::addr::VramAddr;
 use nvspec::fifo::VirtualChannelId;
-use owner::{Departing, HostCard, HostError};
 use pv::Tables;
 use saved_state::Invalid;
 use serde::{Deserialize, Serialize};
@@ -40,14 +40,14 @@ fn bound_of(
 }
 
 /// Channels whose doorbells will be submitted once the card resumes, with GP_PUT.
-pub(crate) type Rung = Vec<(VirtualChannelId, u32)>;
+pub(crate) type DeferredDoorbells = Vec<(VirtualChannelId, u32)>;
 
 impl VmBackend {
     /// Saves the side.
     ///
     /// # Errors
-    /// [`HostError::Unsettled`] when something is in flight.
-    pub(crate) fn save_side(&self) -> Result<SavedBackend, HostError> {
+    /// [`ManagerError::Unsettled`] when something is in flight.
+    pub(crate) fn save_side(&self) -> Result<SavedBackend, ManagerError> {
         let Self {
             host: _,
             vm: _,
@@ -70,12 +70,12 @@ impl VmBackend {
             pv,
         } = self;
         if stop.is_some() || !faults.is_empty() || late.is_some() {
-            return Err(HostError::Unsettled("an access of a VM is under way"));
+            return Err(ManagerError::Unsettled("an access of a VM is under way"));
         }
         Ok(SavedBackend {
             memory: memory.save_own(),
-            work: work.save().ok_or(HostError::Unsettled("a channel leaves the card"))?,
-            pending: pending.save().ok_or(HostError::Unsettled("a channel of a VM waits for memory"))?,
+            work: work.save().ok_or(ManagerError::Unsettled("a channel leaves the card"))?,
+            pending: pending.save().ok_or(ManagerError::Unsettled("a channel of a VM waits for memory"))?,
             counts: counts.named().map(|(name, count)| (name.to_owned(), count)).collect(),
             pv: pv.as_ref().map(|pv| pv.save()).transpose()?,
         })
@@ -92,7 +92,7 @@ impl VmBackend {
     }
 
     /// Builds all address spaces on the card from the guest's tables: restored ones map none of its memory yet.
-    pub(crate) fn prepare_all(&mut self) -> Result<(), HostError> {
+    pub(crate) fn prepare_all(&mut self) -> Result<(), ManagerError> {
         self.memory.prepare_all()
     }
 
@@ -108,7 +108,7 @@ impl VmBackend {
         (spaces, tables): (SavedSpaces, Option<Tables>),
         departing: Departing,
         settings: Option<(&PvSettings, u32)>,
-    ) -> Result<Rung, HostError> {
+    ) -> Result<DeferredDoorbells, ManagerError> {
         let SavedBackend { memory, work, pending, counts, pv } = saved;
         let places = self.memory.arrive(memory, spaces, tables)?;
         let place = |there: VramAddr| places.iter().find(|(old, _)| *old == there).map(|(_, new)| *new);
@@ -148,11 +148,11 @@ impl VmBackend {
     /// # Errors
     /// When the state is invalid, or the client has not lent the same memory.
     pub(crate) fn restored(
-        host: Arc<HostCard>,
+        host: Arc<ManagedCard>,
         description: Description,
         settings: Option<(&PvSettings, u32)>,
         (saved, segments, restored): (SavedBackend, Option<SavedAttachments>, Restored),
-    ) -> Result<(Self, Rung), HostError> {
+    ) -> Result<(Self, DeferredDoorbells), ManagerError> {
         let SavedBackend { memory, work, pending, counts, pv } = saved;
         let Description { vm, link, shadow: _, vram_bytes, queue_limit } = description;
         let memory = Memory::restored(Arc::clone(&host), vm, link.clone(), vram_bytes, (memory, restored))?;

@@ -1,12 +1,12 @@
 //! Binds and work that wait for memory: starts a wait, and retries when memory may be available.
 
 use super::VmBackend;
-use super::channels::Unbound;
+use super::channels::BindFailure;
 use crate::pending::PendingBind;
 use ::channels::{Doorbell, GuestInstance};
+use card_manager::{CardState, Feeder};
 use nvspec::addr::Place;
 use nvspec::fifo::VirtualChannelId;
-use owner::{Feeder, HostState};
 use std::sync::Arc;
 
 impl VmBackend {
@@ -23,7 +23,7 @@ impl VmBackend {
     /// Queues work whose memory has no place, as long as the mover may find some or the operator's limit allows.
     /// Returns
     /// `false` if it has waited that long.
-    pub(super) fn may_wait(&mut self, state: &mut HostState, doorbell: Doorbell) -> bool {
+    pub(super) fn may_wait(&mut self, state: &mut CardState, doorbell: Doorbell) -> bool {
         let channel = doorbell.virtual_channel;
         let Some(first) = self.pending.add_work(state, doorbell) else {
             self.counts.memory_denied += 1;
@@ -41,7 +41,7 @@ impl VmBackend {
     }
 
     /// Ends the wait of a channel's bind or work, if it waited.
-    pub(super) fn wait_ends(&mut self, state: &mut HostState, channel: VirtualChannelId) {
+    pub(super) fn wait_ends(&mut self, state: &mut CardState, channel: VirtualChannelId) {
         let waited_ns = self.pending.end(state, channel);
         self.counts.memory_waited_ns = self.counts.memory_waited_ns.saturating_add(waited_ns);
     }
@@ -68,7 +68,7 @@ impl VmBackend {
         let PendingBind { instance, enabled, gp_put, wait } = pending;
         let error = match self.bind(channel, instance) {
             Ok(()) => None,
-            Err(Unbound::Lacking(..)) if !wait.is_over(&self.host.lock(), self.vm, self.pending.limit()) => return,
+            Err(BindFailure::Lacking(..)) if !wait.is_over(&self.host.lock(), self.vm, self.pending.limit()) => return,
             Err(error) => Some(error),
         };
         let host = Arc::clone(&self.host);

@@ -7,16 +7,16 @@
 use crate::backend::{Done, VmBackend};
 use crate::device::Core;
 use crate::pv::Interface;
+use card_manager::holdings::Holdings;
+use card_manager::segments::Wanted;
 use nvspec::addr::GuestVramAddr;
 use nvspec::fifo::VirtualChannelId;
 use nvspec::regs::pfifo::{CHANNEL, CHANNEL_STATE};
-use owner::holdings::Holdings;
-use owner::segments::Wanted;
 use pv::abi::Status;
 use pv::{Begun, Op};
 
 /// Bytes that are filled or copied at a time.
-const PIECE: usize = 64 << 10;
+const BYTES_PER_STEP: usize = 64 << 10;
 
 /// Bytes that are handled under one hold of the VM's lock. Other threads get the lock before the batch continues.
 const BUDGET: u64 = 256 << 10;
@@ -191,7 +191,7 @@ impl Core {
 
 fn fill_vram(backend: &mut VmBackend, address: GuestVramAddr, bytes: u64, value: u32, context: &mut Context) -> Done {
     backend.within_vram(address, bytes)?;
-    let piece = value.to_le_bytes().repeat(PIECE / 4);
+    let piece = value.to_le_bytes().repeat(BYTES_PER_STEP / 4);
     in_pieces(bytes, context, |offset, len| {
         backend.guest_write(address.offset(offset), piece.get(..len).unwrap_or_default()).is_ok()
     })
@@ -206,7 +206,7 @@ fn copy_vram(
 ) -> Done {
     backend.within_vram(to, bytes)?;
     backend.within_vram(from, bytes)?;
-    let mut piece = vec![0; PIECE];
+    let mut piece = vec![0; BYTES_PER_STEP];
     in_pieces(bytes, context, |offset, len| {
         let Some(data) = piece.get_mut(..len) else { return false };
         backend.guest_read(from.offset(offset), data).is_ok() && backend.guest_write(to.offset(offset), data).is_ok()
@@ -222,7 +222,7 @@ fn in_pieces(bytes: u64, context: &mut Context, mut each: impl FnMut(u64, usize)
             context.begun = Some(done);
             return Ok(0);
         }
-        let len = usize::try_from(bytes.saturating_sub(done)).unwrap_or(PIECE).min(PIECE);
+        let len = usize::try_from(bytes.saturating_sub(done)).unwrap_or(BYTES_PER_STEP).min(BYTES_PER_STEP);
         context.spend(len as u64);
         if !each(done, len) {
             return Err(Status::Limit);

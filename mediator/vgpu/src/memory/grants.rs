@@ -2,13 +2,13 @@
 
 use super::ram::RamMap;
 use super::remap::{Home, Remap};
+use card_manager::CardVram;
 use nvspec::addr::{Gpa, GuestVramAddr, Iova, Place, SMALL_PAGE};
-use owner::CardVram;
 use shadow_pt::Frame;
 use std::sync::Arc;
 use vmm_glue::Link;
 use vmm_glue::memory::MemoryTable;
-use vram::{CardAddr, TenantId};
+use vram::{TenantId, VramAddr};
 
 /// The guest's memory may not be accessed there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -163,7 +163,7 @@ impl Grants {
     pub(super) fn vram_frame(&self, vram: &mut CardVram, address: GuestVramAddr, len: u64) -> Option<Frame> {
         match self.remap.whereabouts(address, len) {
             Home::Chunk => match vram.place(self.vm, address, len)? {
-                vram::Place::Card(CardAddr(at)) => Some(Frame::Vram(nvspec::addr::VramAddr(at))),
+                vram::Place::Card(VramAddr(at)) => Some(Frame::Vram(nvspec::addr::VramAddr(at))),
                 vram::Place::Host(at) => Some(Frame::Host(vram.pinned.iova(at))),
             },
             Home::Host(iova) => Some(Frame::Host(iova)),

@@ -14,15 +14,15 @@ mod view;
 
 pub(crate) use grants::Grants;
 pub(crate) use operands::Objects;
-pub(crate) use remap::{Moves, Overlay, Remap, SavedRemap, Showing, Slot, Want, ranges};
+pub(crate) use remap::{MappedWindow, Moves, Overlay, PageTarget, Remap, SavedRemap, Slot, ranges};
 pub(crate) use saved::{Restored, SavedMemory};
 pub(crate) use view::View;
 
+use card_manager::ManagedCard;
 use card_state::SavedVm;
 use devmodel::SavedVGpu;
 use devmodel::backend::Aperture;
 use nvspec::addr::{GuestVramAddr, Place, SMALL_PAGE, VramAddr};
-use owner::HostCard;
 use shadow_pt::{AddressSpaces, ApertureTlb, Limits, Mapping, Mode, SpaceId, SyncReport};
 use std::sync::Arc;
 use vmm_glue::Link;
@@ -34,7 +34,7 @@ pub(crate) const POOL_BYTES: u64 = 128 << 20;
 
 /// The memory that a VM has, and its address spaces.
 pub(crate) struct Memory {
-    host: Arc<HostCard>,
+    host: Arc<ManagedCard>,
     vm: TenantId,
     grants: Grants,
     shadows: AddressSpaces,
@@ -50,7 +50,7 @@ pub(crate) struct Memory {
 }
 
 impl Memory {
-    pub(crate) fn new(host: Arc<HostCard>, vm: TenantId, link: Link, mode: Mode, vram_bytes: u64) -> Self {
+    pub(crate) fn new(host: Arc<ManagedCard>, vm: TenantId, link: Link, mode: Mode, vram_bytes: u64) -> Self {
         Self {
             host,
             vm,
@@ -139,14 +139,14 @@ impl Memory {
     }
 
     /// Returns the mapped pages of a BAR whose content has changed in the guest's tables.
-    pub(crate) fn changes(&mut self, showing: Showing) -> Vec<(u32, Want)> {
+    pub(crate) fn changes(&mut self, showing: MappedWindow) -> Vec<(u32, PageTarget)> {
         let Some((start, pages)) = self.grants.remap().extent(showing) else { return Vec::new() };
         let vram_bytes = self.grants.vram_bytes();
         let mut changes = Vec::new();
         let aperture = match showing {
-            Showing::Bar1 => Aperture::Bar1,
-            Showing::Bar3 => Aperture::Bar3,
-            Showing::Pramin => {
+            MappedWindow::Bar1 => Aperture::Bar1,
+            MappedWindow::Bar3 => Aperture::Bar3,
+            MappedWindow::Pramin => {
                 let remap = self.grants.remap();
                 let place = |page: u64| Some(Place::Vram(self.pramin?.checked_add(page * SMALL_PAGE)?));
                 let difference = |page| remap.difference(showing, start / SMALL_PAGE + page, place(page), vram_bytes);

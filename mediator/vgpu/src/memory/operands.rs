@@ -1,5 +1,5 @@
 //! Memory that submitted work names, for the choice of victims by use ([`vram::victim`]'s `clock`), and for the
-//! estimate of bus traffic (`owner::balance`).
+//! estimate of bus traffic (`card_manager::balance`).
 //!
 //! A push buffer names the sources and destinations of copies, and memory that an engine gets by address: code,
 //! constants, local memory, semaphores. Memory that a kernel reaches through pointers in its constants is not visible
@@ -17,7 +17,7 @@ use std::collections::BTreeMap;
 /// Words of a submission's push buffers that are read. Names after that are not seen.
 const WORDS: usize = 4096;
 /// Addresses of a submission that are looked up, so that a guest cannot delay others with repeated names.
-const LOOKUPS: usize = 2048;
+const MAX_LOOKUPS: usize = 2048;
 /// Bytes of a surface that count, so that an impossibly large size costs nothing.
 const SURFACE_MAX: u64 = 1 << 30;
 /// Bits of a GPU virtual address.
@@ -47,7 +47,7 @@ pub(crate) struct Names<'a> {
 impl<'a> Names<'a> {
     /// Creates it for a submission of the channel with these objects.
     pub(crate) fn new(objects: &'a mut Objects) -> Self {
-        Self { objects, words: WORDS, lookups: LOOKUPS }
+        Self { objects, words: WORDS, lookups: MAX_LOOKUPS }
     }
 
     /// Returns how many of a push buffer's `dwords` words to read.
@@ -251,7 +251,7 @@ mod tests {
     }
 
     #[test]
-    fn what_no_engine_has_names_nothing() {
+    fn work_of_unbound_object_names_no_memory() {
         let mut objects = Objects([0; 8]);
         assert_eq!(named(&ce_copy(0x1000, 0x2000, 1), &mut objects), []);
         // Headers that promise more words than exist, and all other headers.

@@ -1,9 +1,9 @@
 //! A VM's RAM as the card sees it: maps guest-physical ranges to I/O virtual addresses.
 
 use super::saved::{SavedRam, SavedRegion};
+use card_manager::iova::NoIova;
+use card_manager::{ManagedCard, ManagerError};
 use nvspec::addr::{Gpa, Iova};
-use owner::iova::NoIova;
-use owner::{HostCard, HostError};
 use saved_state::Invalid;
 use std::collections::BTreeMap;
 use vm_device::memory_of;
@@ -29,7 +29,7 @@ pub(crate) struct Lent {
 impl Lent {
     /// Unmaps it for the card. `reachable`: translations that name it may be left in the card's TLBs; its I/O addresses
     /// are then never used again.
-    pub(crate) fn give_back(self, host: &HostCard, vm: TenantId, reachable: bool) {
+    pub(crate) fn give_back(self, host: &ManagedCard, vm: TenantId, reachable: bool) {
         let unmapped = host.card().unmap_dma(self.iova.0, self.size);
         match unmapped {
             Ok(()) if !reachable => host.lock().memory_mut().iova_mut().free_for(vm, self.iova),
@@ -53,7 +53,7 @@ impl RamMap {
     ///
     /// # Errors
     /// When the VM's quota or the I/O address space is used up, or the host refuses.
-    pub(crate) fn map(&mut self, host: &HostCard, vm: TenantId, region: &DmaRegion) -> Result<(), HostError> {
+    pub(crate) fn map(&mut self, host: &ManagedCard, vm: TenantId, region: &DmaRegion) -> Result<(), ManagerError> {
         let Some(mapping) = &region.mapping else { return Ok(()) };
         if !region.readable {
             return Ok(());
@@ -61,8 +61,8 @@ impl RamMap {
         let memory = memory_of(mapping, region.writable)?;
         let len = region.size;
         let iova = host.lock().memory_mut().iova_mut().allocate_for(vm, len, region.gpa).map_err(|why| match why {
-            NoIova::Quota(quota) => HostError::RamQuota { len, quota },
-            NoIova::Full => HostError::OutOfIova { len },
+            NoIova::Quota(quota) => ManagerError::RamQuota { len, quota },
+            NoIova::Full => ManagerError::OutOfIova { len },
         })?;
         if let Err(error) = host.card().map_dma(iova.0, memory) {
             host.lock().memory_mut().iova_mut().free_for(vm, iova);
@@ -76,7 +76,7 @@ impl RamMap {
     ///
     /// # Errors
     /// When the card could not reach it, or the host refuses.
-    pub(super) fn map_at(&mut self, host: &HostCard, region: &DmaRegion, iova: Iova) -> Result<(), HostError> {
+    pub(super) fn map_at(&mut self, host: &ManagedCard, region: &DmaRegion, iova: Iova) -> Result<(), ManagerError> {
         let mapping = region.mapping.as_ref().filter(|_| region.readable);
         let mapping =
             mapping.ok_or_else(|| Invalid::new(format_args!("the card cannot reach RAM at {:#x}", region.gpa)))?;

@@ -18,10 +18,10 @@ pub(crate) use overlay::Overlay;
 pub(crate) use saved::SavedRemap;
 
 use crate::counts::counts;
+use card_manager::{ManagedCard, ManagerError};
 use devmodel::backend::Aperture;
 use nvspec::addr::{GuestVramAddr, Iova, LARGE_PAGE, Place, SMALL_PAGE};
 use nvspec::regs::windows::pramin;
-use owner::{HostCard, HostError};
 use saved_state::Invalid;
 use shadow_pt::GuestRange;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -37,7 +37,7 @@ pub(crate) const TRAPPED_BAR1: u64 = 16 << 20;
 
 /// A part of a BAR that shows guest VRAM, and that a client can map.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Showing {
+pub(crate) enum MappedWindow {
     /// BAR1 after the trapped part.
     Bar1,
     /// BAR3.
@@ -46,7 +46,7 @@ pub(crate) enum Showing {
     Pramin,
 }
 
-impl Showing {
+impl MappedWindow {
     pub(crate) const ALL: [Self; 3] = [Self::Bar1, Self::Bar3, Self::Pramin];
 
     /// Returns the part of a region, if it has one.
@@ -77,7 +77,7 @@ impl Showing {
     }
 }
 
-impl From<Aperture> for Showing {
+impl From<Aperture> for MappedWindow {
     fn from(aperture: Aperture) -> Self {
         match aperture {
             Aperture::Bar1 => Self::Bar1,
@@ -88,7 +88,7 @@ impl From<Aperture> for Showing {
 
 /// Content of a page of a mapped aperture, according to the guest's tables.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) enum Want {
+pub(crate) enum PageTarget {
     /// No memory of the guest.
     #[default]
     Nothing,
@@ -108,7 +108,7 @@ pub(crate) struct Slot {
 impl Slot {
     /// Returns whether it yields to other slots for the same page, whichever was first.
     fn gives_way(self) -> bool {
-        self.window == Showing::Pramin.index()
+        self.window == MappedWindow::Pramin.index()
     }
 }
 
@@ -117,7 +117,7 @@ struct Window {
     memory: WindowMemory,
     /// First page.
     first: u32,
-    wants: Vec<Want>,
+    wants: Vec<PageTarget>,
 }
 
 /// Pages whose home changes. First all of `outs` are moved, then all of `ins`.
@@ -163,7 +163,7 @@ counts! {
 /// The mapped apertures of one VM: none, if the VM's are trapped.
 #[derive(Debug, Default)]
 pub(crate) struct Remap {
-    windows: [Option<Window>; Showing::ALL.len()],
+    windows: [Option<Window>; MappedWindow::ALL.len()],
     /// Page number of guest VRAM to its home.
     homes: HashMap<u32, Slot>,
     /// Pages of guest VRAM that have a home, to the other slots that want them, in order of arrival.
@@ -181,9 +181,9 @@ impl Remap {
     ///
     /// # Errors
     /// When there is no memory, or there are no I/O addresses.
-    pub(crate) fn open(host: &HostCard, bars: (u64, u64)) -> Result<Self, HostError> {
+    pub(crate) fn open(host: &ManagedCard, bars: (u64, u64)) -> Result<Self, ManagerError> {
         let mut this = Self::default();
-        for showing in Showing::ALL {
+        for showing in MappedWindow::ALL {
             let (name, start, end) = showing.extent(bars);
             if start >= end {
                 continue;
@@ -204,7 +204,7 @@ impl Remap {
     ///
     /// # Errors
     /// When the card rejects it, or has no I/O addresses for it.
-    pub(crate) fn on(&self, host: &HostCard, inhabited: bool) -> Result<Self, HostError> {
+    pub(crate) fn on(&self, host: &ManagedCard, inhabited: bool) -> Result<Self, ManagerError> {
         let mut this = Self { counts: self.counts, warned: self.warned, ..Self::default() };
         for (window, old) in this.windows.iter_mut().zip(&self.windows) {
             let Some(old) = old else { continue };
@@ -236,7 +236,7 @@ impl Remap {
 
     /// Replaces the memory, which has no pages in it, with zeros for the next client, if that will map `bars`. Parts
     /// for which there is no memory are trapped.
-    pub(crate) fn renew(&mut self, host: &HostCard, bars: Option<(u64, u64)>) {
+    pub(crate) fn renew(&mut self, host: &ManagedCard, bars: Option<(u64, u64)>) {
         let (counts, warned) = (self.counts, self.warned);
         self.close(host);
         let fresh = bars.map_or_else(|| Ok(Self::default()), |bars| Self::open(host, bars));
@@ -247,14 +247,14 @@ impl Remap {
     }
 
     /// Unmaps the memory for the card. It has no pages in it.
-    pub(crate) fn close(&mut self, host: &HostCard) {
+    pub(crate) fn close(&mut self, host: &ManagedCard) {
         for window in std::mem::take(&mut self.windows).into_iter().flatten() {
             window.memory.close(host, self.stale);
         }
     }
 
     /// Zeros all memory, for the same client. It has no pages in it.
-    pub(crate) fn blank(&self, host: &HostCard) {
+    pub(crate) fn blank(&self, host: &ManagedCard) {
         for window in self.windows.iter().flatten() {
             if let Err(error) = window.memory.blank(host) {
                 tracing::error!(%error, "memory under an aperture shows what it did before a reset");
@@ -263,7 +263,7 @@ impl Remap {
     }
 
     /// Returns the file and its part of the region, if it is not all trapped.
-    pub(crate) fn area(&self, showing: Showing) -> Option<(Arc<OwnedFd>, MmapArea)> {
+    pub(crate) fn area(&self, showing: MappedWindow) -> Option<(Arc<OwnedFd>, MmapArea)> {
         self.window(showing).map(|window| window.memory.area())
     }
 
@@ -273,13 +273,13 @@ impl Remap {
     /// When their number differs, the part has pages in it, or the card rejects them.
     pub(crate) fn lend(
         &mut self,
-        host: &HostCard,
-        showing: Showing,
+        host: &ManagedCard,
+        showing: MappedWindow,
         area: MmapArea,
         pages: &Arc<Mapping>,
-    ) -> Result<(), HostError> {
+    ) -> Result<(), ManagerError> {
         let window = self.empty_window(showing).filter(|window| window.memory.area().1 == area);
-        let in_use = || HostError::host("other memory under an aperture", io::ErrorKind::ResourceBusy);
+        let in_use = || ManagerError::host("other memory under an aperture", io::ErrorKind::ResourceBusy);
         window.ok_or_else(in_use)?.memory.replace(host, pages)
     }
 
@@ -288,7 +288,12 @@ impl Remap {
     ///
     /// # Errors
     /// When all of it is trapped, the part has pages in it, or the file cannot be the one that was mapped.
-    pub(crate) fn take_file(&mut self, host: &HostCard, showing: Showing, file: Arc<OwnedFd>) -> Result<(), HostError> {
+    pub(crate) fn take_file(
+        &mut self,
+        host: &ManagedCard,
+        showing: MappedWindow,
+        file: Arc<OwnedFd>,
+    ) -> Result<(), ManagerError> {
         let trapped = || Invalid::new("a client has mapped an aperture that is trapped");
         let window = self.empty_window(showing).ok_or_else(trapped)?;
         let taken = window.memory.taken(host, file)?;
@@ -297,7 +302,7 @@ impl Remap {
     }
 
     /// Counts an access of the client that came as a message, to a region that has the part.
-    pub(crate) fn count_message(&mut self, showing: Showing, offset: u64) {
+    pub(crate) fn count_message(&mut self, showing: MappedWindow, offset: u64) {
         let mapped = self.window(showing).is_some_and(|window| window.want((offset / SMALL_PAGE) as u32).is_some());
         self.counts.messages += u64::from(mapped);
     }
@@ -353,19 +358,19 @@ impl Remap {
         self.windows.get(slot.window)?.as_ref().map(|window| &window.memory)
     }
 
-    fn window(&self, showing: Showing) -> Option<&Window> {
+    fn window(&self, showing: MappedWindow) -> Option<&Window> {
         self.windows[showing.index()].as_ref()
     }
 
     /// Returns a part that has no pages in it.
-    fn empty_window(&mut self, showing: Showing) -> Option<&mut Window> {
+    fn empty_window(&mut self, showing: MappedWindow) -> Option<&mut Window> {
         let is_empty = !self.homes.values().any(|slot| slot.window == showing.index());
         self.windows[showing.index()].as_mut().filter(|_| is_empty)
     }
 
     /// Returns the first byte of the part in its region, and its pages; `None` if it is all trapped, or while nothing
     /// moves.
-    pub(crate) fn extent(&self, showing: Showing) -> Option<(u64, u64)> {
+    pub(crate) fn extent(&self, showing: MappedWindow) -> Option<(u64, u64)> {
         let window = self.window(showing).filter(|_| !self.closing)?;
         Some((u64::from(window.first) * SMALL_PAGE, window.wants.len() as u64))
     }
@@ -373,28 +378,28 @@ impl Remap {
     /// Returns the page with its new content if the guest's tables have changed it. `vram_bytes`: the guest's.
     pub(crate) fn difference(
         &self,
-        showing: Showing,
+        showing: MappedWindow,
         page: u64,
         place: Option<Place>,
         vram_bytes: u64,
-    ) -> Option<(u32, Want)> {
+    ) -> Option<(u32, PageTarget)> {
         let window = self.window(showing)?;
         let page = u32::try_from(page).ok()?;
         let want = match place {
-            Some(Place::Vram(at)) if at.0 < vram_bytes => Want::Vram(u32::try_from(at.0 / SMALL_PAGE).ok()?),
-            Some(Place::Ram(_)) => Want::Ram,
-            Some(Place::Vram(_)) | None => Want::Nothing,
+            Some(Place::Vram(at)) if at.0 < vram_bytes => PageTarget::Vram(u32::try_from(at.0 / SMALL_PAGE).ok()?),
+            Some(Place::Ram(_)) => PageTarget::Ram,
+            Some(Place::Vram(_)) | None => PageTarget::Nothing,
         };
         (window.want(page)? != want).then_some((page, want))
     }
 
     /// Returns the ranges of guest VRAM that `changes` concern.
-    pub(crate) fn concerned(&self, showing: Showing, changes: &[(u32, Want)]) -> Vec<GuestRange> {
+    pub(crate) fn concerned(&self, showing: MappedWindow, changes: &[(u32, PageTarget)]) -> Vec<GuestRange> {
         let Some(window) = self.window(showing) else { return Vec::new() };
         let mut pages = BTreeSet::new();
         for (page, want) in changes {
             for want in [*want, window.want(*page).unwrap_or_default()] {
-                if let Want::Vram(page) = want {
+                if let PageTarget::Vram(page) = want {
                     pages.insert(page);
                 }
             }
@@ -403,7 +408,7 @@ impl Remap {
     }
 
     /// Records `changes` of a part, and returns the necessary moves.
-    pub(crate) fn book(&mut self, showing: Showing, changes: &[(u32, Want)]) -> Moves {
+    pub(crate) fn book(&mut self, showing: MappedWindow, changes: &[(u32, PageTarget)]) -> Moves {
         let at = showing.index();
         let mut moves = Moves::default();
         // Pages of guest VRAM, their wanted slots, and whether the slot has waited.
@@ -413,7 +418,7 @@ impl Remap {
             let slot = Slot { window: at, page: *page };
             let Some(old) = self.windows[at].as_mut().and_then(|window| window.want_mut(*page)) else { continue };
             let old = std::mem::replace(old, *want);
-            if let Want::Vram(frame) = old {
+            if let PageTarget::Vram(frame) = old {
                 if self.homes.get(&frame) == Some(&slot) {
                     self.homes.remove(&frame);
                     moves.outs.push((frame, slot));
@@ -426,16 +431,16 @@ impl Remap {
                     moves.strays.extend(slot.gives_way().then_some(slot));
                 }
             }
-            if *want == Want::Ram {
+            if *want == PageTarget::Ram {
                 self.count_alias();
             }
             moves.blanks.push(slot);
         }
         // Drop waiting slots that want another page after the changes.
-        wanted.retain(|(frame, slot, _)| self.want(*slot) == Some(Want::Vram(*frame)));
+        wanted.retain(|(frame, slot, _)| self.want(*slot) == Some(PageTarget::Vram(*frame)));
         let new = changes.iter().filter_map(|(page, want)| match want {
-            Want::Vram(frame) => Some((*frame, Slot { window: at, page: *page }, false)),
-            Want::Nothing | Want::Ram => None,
+            PageTarget::Vram(frame) => Some((*frame, Slot { window: at, page: *page }, false)),
+            PageTarget::Nothing | PageTarget::Ram => None,
         });
         wanted.extend(new);
         wanted.sort_by_key(|(_, slot, _)| slot.gives_way());
@@ -464,7 +469,7 @@ impl Remap {
         moves
     }
 
-    fn want(&self, slot: Slot) -> Option<Want> {
+    fn want(&self, slot: Slot) -> Option<PageTarget> {
         self.windows.get(slot.window)?.as_ref()?.want(slot.page)
     }
 
@@ -482,7 +487,7 @@ impl Remap {
     /// Forgets all pages in host memory, with their contents. Returns the pages of guest VRAM that were there.
     pub(crate) fn forget(&mut self) -> BTreeSet<u32> {
         self.waiting.clear();
-        self.windows.iter_mut().flatten().for_each(|window| window.wants.fill(Want::Nothing));
+        self.windows.iter_mut().flatten().for_each(|window| window.wants.fill(PageTarget::Nothing));
         std::mem::take(&mut self.homes).into_keys().collect()
     }
 }
@@ -491,14 +496,14 @@ impl Window {
     fn new(memory: WindowMemory) -> Self {
         let (_, area) = memory.area();
         let (first, pages) = (area.offset / SMALL_PAGE, area.size / SMALL_PAGE);
-        Self { memory, first: first as u32, wants: vec![Want::Nothing; pages as usize] }
+        Self { memory, first: first as u32, wants: vec![PageTarget::Nothing; pages as usize] }
     }
 
-    fn want(&self, page: u32) -> Option<Want> {
+    fn want(&self, page: u32) -> Option<PageTarget> {
         self.wants.get(page.checked_sub(self.first)? as usize).copied()
     }
 
-    fn want_mut(&mut self, page: u32) -> Option<&mut Want> {
+    fn want_mut(&mut self, page: u32) -> Option<&mut PageTarget> {
         self.wants.get_mut(page.checked_sub(self.first)? as usize)
     }
 }

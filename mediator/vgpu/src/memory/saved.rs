@@ -3,10 +3,10 @@
 
 use super::ram::RamMap;
 use super::{Grants, Memory, Remap};
+use card_manager::{ManagedCard, ManagerError};
 use channels::SavedPlace;
 use devmodel::backend::Aperture;
 use nvspec::addr::{GuestVramAddr, Iova, Place, SMALL_PAGE, VramAddr};
-use owner::{HostCard, HostError};
 use pv::Tables;
 use saved_state::{Invalid, ascend};
 use serde::{Deserialize, Serialize};
@@ -77,12 +77,12 @@ impl Memory {
     /// # Errors
     /// When the client has not lent the same memory, or the host does not map it.
     pub(crate) fn restored(
-        host: Arc<HostCard>,
+        host: Arc<ManagedCard>,
         vm: TenantId,
         link: Link,
         vram_bytes: u64,
         (saved, restored): (SavedMemory, Restored),
-    ) -> Result<Self, HostError> {
+    ) -> Result<Self, ManagerError> {
         let SavedMemory { bus_master, apertures, ram } = saved;
         let Restored { mut spaces, tables, pool, remap } = restored;
         let ram = ram.restored(&host, &link)?;
@@ -111,7 +111,7 @@ impl Memory {
         saved: SavedMemory,
         spaces: SavedSpaces,
         tables: Option<Tables>,
-    ) -> Result<Vec<(VramAddr, VramAddr)>, HostError> {
+    ) -> Result<Vec<(VramAddr, VramAddr)>, ManagerError> {
         let SavedMemory { bus_master, apertures, ram } = saved;
         self.grants.ram().save().check_like(&ram)?;
         self.grants.receive(bus_master, tables);
@@ -159,7 +159,7 @@ impl SavedRam {
     }
 
     /// Maps the regions for the card at their old addresses.
-    fn restored(self, host: &HostCard, link: &Link) -> Result<RamMap, HostError> {
+    fn restored(self, host: &ManagedCard, link: &Link) -> Result<RamMap, ManagerError> {
         let Self(regions) = self;
         Invalid::unless(ascend(regions.iter().map(|region| region.gpa)), || {
             "regions of guest RAM are not in their order".into()

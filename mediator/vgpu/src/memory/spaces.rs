@@ -5,9 +5,9 @@ use super::operands::{Names, Objects};
 use super::view::{Pool, Ring, View};
 use super::{Memory, POOL_BYTES, ram};
 use ::channels::{Doorbell, PullError, Pulled};
+use card_manager::{Bindings, CardState, CardVram, ManagerError, Needs, Reader};
 use nvspec::addr::{Gpa, GuestVramAddr, Place, VramAddr};
 use nvspec::mmu::Rights;
-use owner::{Bindings, CardVram, HostError, HostState, Needs, Reader};
 use shadow_pt::{AddressSpaces, GuestRange, HostPage, Limits, RELINK_PIECES, SavedSpaces, SpaceId};
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -29,7 +29,7 @@ fn for_tables<'a>(
 impl Memory {
     /// Returns the shadow of the guest's directory at `directory`, and creates it if needed. A new one maps no guest
     /// memory before [`Self::prepare`].
-    pub(crate) fn open(&mut self, directory: Place) -> Result<SpaceId, HostError> {
+    pub(crate) fn open(&mut self, directory: Place) -> Result<SpaceId, ManagerError> {
         let Self { host, vm, grants, shadows, pool, .. } = self;
         let mut guard = host.lock();
         let mut view = for_tables(*vm, guard.vram_mut(), grants, pool);
@@ -38,7 +38,7 @@ impl Memory {
 
     /// Adopts address spaces that were saved on another card for this VM, which has none. They map no guest memory
     /// before [`Self::prepare`]. Returns the old and new address of each directory.
-    pub(super) fn adopt(&mut self, saved: SavedSpaces) -> Result<Vec<(VramAddr, VramAddr)>, HostError> {
+    pub(super) fn adopt(&mut self, saved: SavedSpaces) -> Result<Vec<(VramAddr, VramAddr)>, ManagerError> {
         let Self { host, vm, grants, shadows, pool, .. } = self;
         let mut guard = host.lock();
         let mut view = for_tables(*vm, guard.vram_mut(), grants, pool);
@@ -74,7 +74,7 @@ impl Memory {
 
     /// Handles a guest's TLB flush of `directory` (of all, for `None`). When this returns, revoked permissions are on
     /// the card and out of its TLBs.
-    pub(crate) fn flush(&mut self, directory: Option<Place>) -> Result<(), HostError> {
+    pub(crate) fn flush(&mut self, directory: Option<Place>) -> Result<(), ManagerError> {
         let spaces: Vec<_> = match directory {
             Some(directory) => self.shadows.find(directory).into_iter().collect(),
             None => self.shadows.ids().collect(),
@@ -87,13 +87,13 @@ impl Memory {
     }
 
     /// Brings the card's tables of `space` up to date before its work is submitted.
-    pub(crate) fn prepare(&mut self, state: &mut HostState, space: SpaceId) -> Result<(), HostError> {
+    pub(crate) fn prepare(&mut self, state: &mut CardState, space: SpaceId) -> Result<(), ManagerError> {
         // Tables in mapped memory would be read for each doorbell, and most doorbells change nothing.
         if self.shadows.is_settled(space) { Ok(()) } else { self.sync(state, space, true) }
     }
 
     /// Same as [`Self::prepare`], for all spaces.
-    pub(crate) fn prepare_all(&mut self) -> Result<(), HostError> {
+    pub(crate) fn prepare_all(&mut self) -> Result<(), ManagerError> {
         let host = Arc::clone(&self.host);
         for space in self.shadows.ids().collect::<Vec<_>>() {
             self.sync(&mut host.lock(), space, true)?;
@@ -101,7 +101,7 @@ impl Memory {
         Ok(())
     }
 
-    fn sync(&mut self, state: &mut HostState, space: SpaceId, prepare: bool) -> Result<(), HostError> {
+    fn sync(&mut self, state: &mut CardState, space: SpaceId, prepare: bool) -> Result<(), ManagerError> {
         let Self { vm, grants, shadows, pool, report, syncs, .. } = self;
         let Some(directory) = shadows.directory(space) else { return Ok(()) };
         let (vram, channels) = state.parts();
@@ -124,7 +124,7 @@ impl Memory {
     /// subchannels. Returns the engines that the work needs as well.
     pub(crate) fn pull(
         &self,
-        state: &mut HostState,
+        state: &mut CardState,
         space: SpaceId,
         doorbell: Doorbell,
         (objects, bindings): (&mut Objects, &mut Bindings),
@@ -146,7 +146,11 @@ impl Memory {
 
     /// Maps the mediator's own pages into the reserved part of a space: each with its page there, its address, and
     /// whether the GPU may write it.
-    pub(crate) fn map_host(&mut self, space: SpaceId, pages: &[(HostPage, VramAddr, Rights)]) -> Result<(), HostError> {
+    pub(crate) fn map_host(
+        &mut self,
+        space: SpaceId,
+        pages: &[(HostPage, VramAddr, Rights)],
+    ) -> Result<(), ManagerError> {
         self.change_own(space, |shadows, view| {
             pages.iter().try_for_each(|&(page, at, rights)| {
                 shadows.map_host(space, page, at, rights, view).map_err(|error| view.refused(error))
@@ -162,7 +166,7 @@ impl Memory {
         &mut self,
         space: SpaceId,
         pages: &[(HostPage, VramAddr, Rights)],
-    ) -> Result<(), HostError> {
+    ) -> Result<(), ManagerError> {
         self.change_own(space, |shadows, view| {
             pages.iter().for_each(|&(page, ..)| shadows.unmap_host(space, page, view));
             Ok(())
@@ -173,8 +177,8 @@ impl Memory {
     fn change_own(
         &mut self,
         space: SpaceId,
-        change: impl FnOnce(&mut AddressSpaces, &mut View<'_, Pool<'_>>) -> Result<(), HostError>,
-    ) -> Result<(), HostError> {
+        change: impl FnOnce(&mut AddressSpaces, &mut View<'_, Pool<'_>>) -> Result<(), ManagerError>,
+    ) -> Result<(), ManagerError> {
         let Self { host, vm, grants, shadows, pool, .. } = self;
         let Some(directory) = shadows.directory(space) else { return Ok(()) };
         let mut guard = host.lock();
@@ -204,7 +208,7 @@ impl Memory {
     }
 
     /// Updates the shadows for ranges that have moved. When it returns, the card uses them at their new location.
-    pub(crate) fn relocated(&mut self, state: &mut HostState, ranges: &[GuestRange]) -> Result<(), HostError> {
+    pub(crate) fn relocated(&mut self, state: &mut CardState, ranges: &[GuestRange]) -> Result<(), ManagerError> {
         let Self { vm, grants, shadows, pool, report, .. } = self;
         let mut view = for_tables(*vm, state.vram_mut(), grants, pool);
         let mut touched = BTreeSet::new();
@@ -217,7 +221,7 @@ impl Memory {
     }
 
     /// Handles guest memory that the VMM lends.
-    pub(crate) fn lend(&mut self, region: &DmaRegion) -> Result<(), HostError> {
+    pub(crate) fn lend(&mut self, region: &DmaRegion) -> Result<(), ManagerError> {
         let Self { host, vm, grants, .. } = self;
         grants.ram_mut().map(host, *vm, region)?;
         // Entries that named this memory before it was there (or while it was moved) are valid now.
@@ -226,7 +230,7 @@ impl Memory {
     }
 
     /// Same as [`Self::lend`], for all memory that the client lends; also removes regions that it no longer lends.
-    pub(crate) fn lend_all(&mut self, lent: &MemoryTable) -> Result<(), HostError> {
+    pub(crate) fn lend_all(&mut self, lent: &MemoryTable) -> Result<(), ManagerError> {
         let (gone, new) = self.grants.ram().difference(lent);
         gone.into_iter().for_each(|(gpa, size)| self.withdraw(gpa, size));
         new.into_iter().try_for_each(|region| self.lend(&region))
@@ -263,7 +267,7 @@ impl Memory {
     }
 
     /// Allows or forbids the card's access to the guest's RAM.
-    pub(crate) fn set_bus_master(&mut self, enabled: bool) -> Result<(), HostError> {
+    pub(crate) fn set_bus_master(&mut self, enabled: bool) -> Result<(), ManagerError> {
         self.grants.set_bus_master(enabled);
         if enabled {
             self.grants.check_shared();
@@ -276,7 +280,7 @@ impl Memory {
     /// Bars the card from the guest's RAM, or allows it again. After a bar the card cannot reach any of it when this
     /// returns. Costs one directory per space, independent of its tables; the card's lock is released between parts of
     /// one.
-    fn bar_ram(&mut self, barred: bool) -> Result<(), HostError> {
+    fn bar_ram(&mut self, barred: bool) -> Result<(), ManagerError> {
         let Self { host, vm, grants, shadows, pool, report, .. } = self;
         for space in shadows.bar_ram(barred) {
             for piece in 0..RELINK_PIECES {
@@ -292,7 +296,7 @@ impl Memory {
 
     /// Removes guest RAM from all shadows. When it returns, the card cannot reach it. The card's lock is released
     /// between parts: a guest may have mapped a page any number of times.
-    fn withdraw_ram(&mut self, gpa: u64, size: u64) -> Result<(), HostError> {
+    fn withdraw_ram(&mut self, gpa: u64, size: u64) -> Result<(), ManagerError> {
         let Self { host, vm, grants, shadows, pool, .. } = self;
         let mut withdrawal = shadows.withdraw(GuestRange::Ram(Gpa(gpa), size));
         let mut touched = BTreeSet::new();
@@ -351,7 +355,7 @@ fn flush_card(
     shadows: &mut AddressSpaces,
     spaces: impl IntoIterator<Item = SpaceId>,
     view: &mut View<'_, Pool<'_>>,
-) -> Result<(), HostError> {
+) -> Result<(), ManagerError> {
     for space in spaces {
         let Some(directory) = shadows.directory(space) else { continue };
         view.invalidate(directory)?;

@@ -3,11 +3,11 @@
 
 use super::grants::Grants;
 use super::operands::Names;
+use card_manager::{CardVram, ManagerError, Needs, Reader};
 use nvspec::addr::{Gpa, GpuVa, GuestVramAddr, Iova, Place, VramAddr};
 use nvspec::fifo::ChannelId;
-use owner::{CardVram, HostError, Needs, Reader};
 use shadow_pt::{AddressSpaces, Frame, Mapping, NoMemory, SpaceId};
-use vram::{CardAddr, GuestAddr, PagePool, TenantId};
+use vram::{PagePool, TenantId};
 
 /// The card for one VM; `with`: other state that the current task needs.
 pub(crate) struct View<'a, With = ()> {
@@ -137,7 +137,7 @@ impl channels::GuestRing for View<'_, Ring<'_>> {
             let Self { vram, with: Ring { vm, shadows, space, .. }, .. } = self;
             names.each(&bytes, vram.chunks.chunk_bytes(), |at, len| {
                 if let Some(Mapping { place: Place::Vram(address), .. }) = shadows.resolve(*space, at) {
-                    vram.named(*vm, GuestAddr(address.0), len);
+                    vram.named(*vm, GuestVramAddr(address.0), len);
                 }
             });
         }
@@ -153,12 +153,12 @@ impl<'a> Pool<'a> {
 
 impl View<'_, Pool<'_>> {
     /// Returns the reason that an allocation failed.
-    pub(super) fn refused(&self, error: NoMemory) -> HostError {
-        if self.with.lacks { HostError::Lacking } else { error.into() }
+    pub(super) fn refused(&self, error: NoMemory) -> ManagerError {
+        if self.with.lacks { ManagerError::Lacking } else { error.into() }
     }
 
     /// Flushes an address space from the card's TLBs.
-    pub(super) fn invalidate(&mut self, directory: VramAddr) -> Result<(), HostError> {
+    pub(super) fn invalidate(&mut self, directory: VramAddr) -> Result<(), ManagerError> {
         Ok(self.vram.memory.invalidate(directory, false)?)
     }
 }
@@ -176,12 +176,12 @@ impl shadow_pt::Frames for View<'_, Pool<'_>> {
 impl shadow_pt::ShadowMemory for View<'_, Pool<'_>> {
     fn alloc(&mut self, bytes: u64) -> Option<VramAddr> {
         let found = self.vram.alloc_for(self.with.vm, self.with.pool, bytes);
-        self.with.lacks |= matches!(found, Err(HostError::Lacking));
+        self.with.lacks |= matches!(found, Err(ManagerError::Lacking));
         found.ok()
     }
 
     fn free(&mut self, address: VramAddr, _bytes: u64) {
-        self.with.pool.free(CardAddr(address.0));
+        self.with.pool.free(VramAddr(address.0));
     }
 
     fn write(&mut self, address: VramAddr, data: &[u8]) {

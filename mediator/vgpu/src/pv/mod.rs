@@ -11,12 +11,12 @@ mod saved;
 
 pub(crate) use attachments::{Around, Attachment, Attachments, SavedAttachments, segment_va};
 pub(super) use queue::{Progress, QueueError};
-pub(super) use registers::After;
+pub(super) use registers::RegisterEffect;
 pub(super) use saved::SavedInterface;
 
 use super::counts::counts;
+use card_manager::segments::Party;
 use nvspec::fifo::VirtualChannelId;
-use owner::segments::Party;
 use pv::Tables;
 use pv::abi::{self, Capability, Status, feature, register, status};
 use std::collections::BTreeSet;

@@ -5,7 +5,7 @@ use pv::abi::{MAX_QUEUE, SIGNATURE, feature, register as r, status};
 
 /// Action that is left to do after a register was written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum After {
+pub(crate) enum RegisterEffect {
     Nothing,
     /// There may be batches.
     Doorbell,
@@ -25,10 +25,10 @@ impl Interface {
     }
 
     /// Writes a register: 32 bits at a time; other writes have no effect.
-    pub(crate) fn write(&mut self, offset: u64, data: &[u8]) -> After {
+    pub(crate) fn write(&mut self, offset: u64, data: &[u8]) -> RegisterEffect {
         match data.try_into() {
             Ok(word) if offset.is_multiple_of(4) => self.write32(offset as u32, u32::from_le_bytes(word)),
-            _ => After::Nothing,
+            _ => RegisterEffect::Nothing,
         }
     }
 
@@ -54,7 +54,7 @@ impl Interface {
     }
 
     /// Writes the register at a byte offset of BAR0.
-    fn write32(&mut self, offset: u32, value: u32) -> After {
+    fn write32(&mut self, offset: u32, value: u32) -> RegisterEffect {
         let at = offset - OFFSET;
         let lo = |address: &mut u64| *address = (*address & !0xffff_ffff) | u64::from(value);
         let hi = |address: &mut u64| *address = (*address & 0xffff_ffff) | u64::from(value) << 32;
@@ -62,7 +62,7 @@ impl Interface {
             r::STATUS => return self.set_status(value),
             r::DOORBELL if self.status == status::READY => {
                 self.counts.doorbells += 1;
-                return After::Doorbell;
+                return RegisterEffect::Doorbell;
             }
             r::INTERRUPT => self.interrupt &= value & 1 == 0,
             r::INTERRUPT_ENABLE => {
@@ -83,14 +83,14 @@ impl Interface {
             at if at == r::QUEUE_USED + 4 => hi(&mut self.setup.used),
             _ => {}
         }
-        After::Nothing
+        RegisterEffect::Nothing
     }
 
-    fn set_status(&mut self, value: u32) -> After {
+    fn set_status(&mut self, value: u32) -> RegisterEffect {
         match (value, self.status) {
-            (status::RESET, _) => After::Reset,
-            (status::READY, status::RESET) => After::Start,
-            _ => After::Nothing,
+            (status::RESET, _) => RegisterEffect::Reset,
+            (status::READY, status::RESET) => RegisterEffect::Start,
+            _ => RegisterEffect::Nothing,
         }
     }
 }

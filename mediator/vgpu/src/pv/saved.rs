@@ -2,7 +2,7 @@
 
 use super::queue::Setup;
 use super::{Counts, Interface, PvSettings};
-use owner::HostError;
+use card_manager::ManagerError;
 use pv::abi::{MAX_QUEUE, status};
 use saved_state::Invalid;
 use serde::{Deserialize, Serialize};
@@ -32,7 +32,7 @@ impl Interface {
     ///
     /// # Errors
     /// While a batch is in progress.
-    pub(crate) fn save(&self) -> Result<SavedInterface, HostError> {
+    pub(crate) fn save(&self) -> Result<SavedInterface, ManagerError> {
         let Self {
             // Settings.
             party: _,
@@ -55,7 +55,7 @@ impl Interface {
             complaints: _,
         } = self;
         if ongoing.is_some() {
-            return Err(HostError::Unsettled("a batch of a paravirtual driver is under way"));
+            return Err(ManagerError::Unsettled("a batch of a paravirtual driver is under way"));
         }
         Ok(SavedInterface {
             accepted: *accepted,

@@ -3,9 +3,9 @@
 
 use super::{Bound, Channel, Runlist, Work};
 use crate::memory::Objects;
+use card_manager::Bindings;
 use channels::SavedPlace;
 use nvspec::fifo::{CHANNELS, VirtualChannelId};
-use owner::Bindings;
 use saved_state::{Invalid, ascend};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, HashMap};

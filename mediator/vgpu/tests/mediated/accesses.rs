@@ -1,7 +1,7 @@
 //! Records of how often a guest's memory is accessed.
 
 use super::{A, B, CARD_MIB, MIB, driver};
-use owner::Counted;
+use card_manager::Counted;
 use rig::driver::{At, CE0, ce_copy, object};
 use rig::{Rig, sharing};
 use simgpu::Config;
@@ -12,7 +12,7 @@ const CHUNKS: [u64; 3] = [4, 5, 6];
 const CHUNK: u64 = 2 * MIB;
 
 #[test]
-fn accesses_are_counted_by_chunk_for_as_long_as_somebody_records() {
+fn accesses_are_counted_per_chunk_while_recorded() {
     for (profile, counted) in [(true, Counted::Bursts), (false, Counted::Submissions)] {
         let config = Config { vram_mib: CARD_MIB, profile, ..Config::default() };
         let rig = Rig::made(&config, &sharing(), |card| card);

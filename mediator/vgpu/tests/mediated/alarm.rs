@@ -4,7 +4,7 @@ use super::{driver, rig};
 use nvspec::regs::{pmc, ppci, ptimer};
 
 #[test]
-fn an_alarm_that_a_guest_arms_is_an_interrupt_when_its_time_has_come() {
+fn alarm_armed_by_guest_interrupts_at_its_time() {
     let rig = rig();
     let mut driver = driver(&rig, 0);
     let guest = &mut driver.guest;

@@ -7,7 +7,7 @@ use nvspec::regs::fecs;
 use std::time::{Duration, Instant};
 
 #[test]
-fn what_a_guest_starts_on_its_falcons_becomes_a_candidate() {
+fn firmware_started_by_guest_becomes_candidate() {
     let folder = tempfile::tempdir().expect("a folder");
     let (rig, store) = (rig(), Store::within(folder.path()));
     rig.host.collect_firmware(Inbox::of(store.clone()).expect("a thread"));

@@ -2,7 +2,7 @@
 
 use super::relocate::{Dice, driver_of, free_settings, in_host, in_host_at_rest, move_all, work, work_until};
 use super::{A, B, MIB};
-use owner::{Chaos, Division, Sharing};
+use card_manager::{Chaos, Division, Sharing};
 use rig::driver::{At, CE0, Driver, M2MF, PAGE, ce_copy, m2mf_copy, object, pattern};
 use rig::{Rig, read_file, sharing};
 use simgpu::Config;
@@ -14,7 +14,7 @@ use vmm_glue::RegionIndex;
 use vram::{Limits, TenantId, To};
 
 /// Longer than anything here takes.
-const LONG: Duration = Duration::from_secs(60);
+const WAIT_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// A card that moves something after every `every` submissions.
 fn rig_with(chunk_bytes: u64, (card_mib, host_mib): (u32, u64), chaos: Chaos) -> Rig {
@@ -56,7 +56,7 @@ fn stirred(chunk_bytes: u64, sizes: (u32, u64), vm_mib: u64, seed: u64) {
                 let began = Instant::now();
                 let moved = || rig.host.lock().memory().moved(TenantId(vm as u32)).map_or(0, |moved| moved.sum.moved);
                 // Large chunks take time to move, and the VM works meanwhile.
-                let enough = |round| round >= 40 && (moved() > 0 || began.elapsed() > LONG);
+                let enough = |round| round >= 40 && (moved() > 0 || began.elapsed() > WAIT_TIMEOUT);
                 work_until(&mut driver, enough, &mut Dice(seed ^ vm << 32));
                 let moved = moved();
                 driver.guest.remove().expect("a VM that goes");
@@ -69,7 +69,7 @@ fn stirred(chunk_bytes: u64, sizes: (u32, u64), vm_mib: u64, seed: u64) {
     // Moves in flight of a removed VM are dropped, but must end first.
     let began = Instant::now();
     while rig.host.lock().vram().chunks.moves().count() != 0 {
-        assert!(began.elapsed() < LONG, "a move does not end");
+        assert!(began.elapsed() < WAIT_TIMEOUT, "a move does not end");
         std::thread::sleep(Duration::from_millis(2));
     }
     let left = rig.usage().0;
@@ -77,17 +77,17 @@ fn stirred(chunk_bytes: u64, sizes: (u32, u64), vm_mib: u64, seed: u64) {
 }
 
 #[test]
-fn no_byte_is_lost_while_the_smallest_chunks_move_after_every_submission() {
+fn bytes_survive_moves_of_smallest_chunks_after_each_submission() {
     stirred(128 << 10, (64, 64), 16, 11);
 }
 
 #[test]
-fn no_byte_is_lost_while_common_chunks_move_after_every_submission() {
+fn bytes_survive_moves_of_common_chunks_after_each_submission() {
     stirred(2 * MIB, (64, 64), 16, 12);
 }
 
 #[test]
-fn no_byte_is_lost_while_the_largest_chunks_move_after_every_submission() {
+fn bytes_survive_moves_of_largest_chunks_after_each_submission() {
     stirred(64 * MIB, (512, 256), 64, 13);
 }
 
@@ -100,7 +100,7 @@ fn without_chaos_nothing_moves() {
 }
 
 #[test]
-fn ram_that_is_taken_away_while_memory_moves_is_not_reached_any_more() {
+fn unmapped_ram_is_out_of_reach_while_memory_moves() {
     const GPA: u64 = 64 * MIB;
     const PAGES: u64 = 32;
     let bytes = PAGES * PAGE;
@@ -137,8 +137,8 @@ fn ram_that_is_taken_away_while_memory_moves_is_not_reached_any_more() {
 }
 
 #[test]
-fn pages_under_mapped_apertures_are_the_same_pages_wherever_their_chunk_lies() {
-    const HIGH: u64 = 32 << 20;
+fn mapped_aperture_pages_stay_same_while_their_chunks_move() {
+    const BAR1_MAPPED_AT: u64 = 32 << 20;
     const PAGES: u64 = 24;
     let rig = rig_with(2 * MIB, (64, 64), Chaos::default());
     let mut guest = rig.guest_with(0, &Settings { apertures: Apertures::Remapped, ..free_settings(32) });
@@ -151,16 +151,16 @@ fn pages_under_mapped_apertures_are_the_same_pages_wherever_their_chunk_lies() {
     let moved = while_it_moves(&rig, 0, || {
         for round in 0..8u32 {
             let seed = 100 + round;
-            driver.map(space, HIGH, At::Vram(from), PAGES);
+            driver.map(space, BAR1_MAPPED_AT, At::Vram(from), PAGES);
             for page in 0..PAGES {
                 let data = pattern(seed, page);
-                assert_eq!(rustix::io::pwrite(&file, &data, HIGH + page * PAGE), Ok(data.len()));
+                assert_eq!(rustix::io::pwrite(&file, &data, BAR1_MAPPED_AT + page * PAGE), Ok(data.len()));
             }
             // Mapped, then unmapped: the GPU finds the bytes both times.
             driver.submit(&mut channel, &[object(CE0), ce_copy(A, B, PAGES as u32)].concat());
             driver.wait(&channel);
             assert!(driver.vram_holds(to, PAGES, seed), "shown in round {round}");
-            (0..PAGES).for_each(|page| driver.pte(space, HIGH + page * PAGE, 0, 0));
+            (0..PAGES).for_each(|page| driver.pte(space, BAR1_MAPPED_AT + page * PAGE, 0, 0));
             driver.flush();
             driver.submit(&mut channel, &[object(M2MF), m2mf_copy(A, B, (PAGES * PAGE) as u32)].concat());
             driver.wait(&channel);
@@ -172,7 +172,7 @@ fn pages_under_mapped_apertures_are_the_same_pages_wherever_their_chunk_lies() {
 }
 
 #[test]
-fn a_lowered_budget_of_host_memory_loses_nothing_and_keeps_more_from_going() {
+fn lowered_host_budget_loses_no_data_and_limits_evictions() {
     let rig = rig_with(2 * MIB, (64, 48), Chaos { every: 2, seed: 5 });
     let mut driver = driver_of(&rig, 0, 32);
     let mut channel = driver.channel(1);
@@ -248,7 +248,7 @@ fn quotas_that_change_while_memory_is_allocated_lose_nothing() {
     limit(4);
     let began = Instant::now();
     while account().placed > 4 || rig.host.lock().vram().chunks.moves().count() != 0 {
-        assert!(began.elapsed() < LONG, "{:?}", account());
+        assert!(began.elapsed() < WAIT_TIMEOUT, "{:?}", account());
         std::thread::sleep(Duration::from_millis(2));
     }
     assert!(buffers.iter().all(|buffer| driver.vram_holds(*buffer, 64, 7)));

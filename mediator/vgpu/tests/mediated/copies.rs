@@ -59,7 +59,7 @@ fn two_vms_side_by_side_get_their_own_bytes() {
 }
 
 #[test]
-fn fault_is_reported_to_its_vm_and_the_other_goes_on() {
+fn fault_is_reported_to_its_vm_and_other_vm_continues() {
     let rig = rig();
     let (mut bad, mut good) = (driver(&rig, 0), driver(&rig, 1));
     let (mut channel, mut other) = (bad.channel(1), good.channel(1));

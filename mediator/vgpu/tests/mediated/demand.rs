@@ -2,9 +2,9 @@
 
 use super::oversubscribe::eventually;
 use super::{A, B, MIB, Rig, VM_MIB, driver, rig, usage};
+use card_manager::Share;
 use nvspec::mmu::fault::unit;
 use nvspec::regs::pfifo;
-use owner::Share;
 use rig::driver::{At, Driver, M2MF, PAGE, m2mf_copy, object};
 use rig::settings;
 use shadow_pt::Mode;
@@ -54,7 +54,7 @@ fn chunks_are_zeroed_before_anybody_needs_them() {
 }
 
 #[test]
-fn memory_that_a_page_table_names_has_a_place_when_the_gpu_uses_it() {
+fn memory_in_page_table_is_backed_when_gpu_uses_it() {
     let rig = rig();
     let mut driver = driver(&rig, 0);
     let mut channel = driver.channel(1);
@@ -70,7 +70,7 @@ fn memory_that_a_page_table_names_has_a_place_when_the_gpu_uses_it() {
 }
 
 #[test]
-fn overcommitted_guests_are_refused_what_is_not_there_and_go_on() {
+fn overcommitted_guest_faults_on_missing_memory_and_continues() {
     let rig = Rig::new(64);
     let share = Share {
         vram_bytes: 48 * MIB,
@@ -161,7 +161,7 @@ fn bus_mastering_off_keeps_the_gpu_from_ram_and_on_lets_it() {
 }
 
 #[test]
-fn toggling_bus_mastering_costs_a_directory_entry_however_much_ram_is_mapped() {
+fn bus_mastering_toggle_writes_only_directory_entries() {
     const RAM_VA: u64 = 0x500_0000;
     let rig = rig();
     let mut driver = driver(&rig, 0);
@@ -229,7 +229,7 @@ fn work_that_never_ends_costs_only_its_channel() {
 }
 
 #[test]
-fn every_way_of_shadowing_shows_the_gpu_what_the_guest_has_mapped() {
+fn each_shadow_mode_shows_gpu_the_guest_mapping() {
     for (number, mode) in Mode::ALL.into_iter().enumerate() {
         let rig = rig();
         let mut guest = rig.guest_with(0, &Settings { shadow: mode, ..settings(VM_MIB, 4) });

@@ -37,7 +37,7 @@ fn ring_until_answered(driver: &mut Driver, channel: &mut Channel, from: u64) {
 }
 
 #[test]
-fn a_doorbell_is_answered_before_it_is_taken_up_and_whoever_comes_next_takes_it_up() {
+fn deferred_doorbell_is_handled_at_next_guest_access() {
     let rig = rig();
     let mut driver = driver(&rig, 0);
     let mut channel = driver.channel(1);
@@ -61,7 +61,7 @@ fn a_doorbell_is_answered_before_it_is_taken_up_and_whoever_comes_next_takes_it_
 }
 
 #[test]
-fn a_doorbell_that_was_answered_is_in_what_is_saved() {
+fn deferred_doorbell_is_part_of_saved_vm() {
     let cards: [Rig; 2] = [rig(), rig()];
     let mut driver = driver(&cards[0], 0);
     let mut channel = driver.channel(1);

@@ -3,10 +3,10 @@
 use super::relocate::{driver_of, move_all};
 use super::{A, B, MIB};
 use card::Card;
+use card_manager::{ManagedCard, Sharing};
 use nvspec::fifo::VirtualChannelId;
 use nvspec::regs::pfb::{MMU_CTRL, MMU_INVALIDATE, MMU_INVALIDATE_PDB};
 use nvspec::regs::pfifo;
-use owner::{HostCard, Sharing};
 use rig::altered::{Alter, Altered};
 use rig::driver::{CE0, PAGE, ce_copy, object};
 use rig::{Rig, sharing};
@@ -92,7 +92,7 @@ fn at_work(rig: &Rig, card: &Failing) -> (rig::driver::Driver, rig::driver::Chan
 }
 
 #[test]
-fn what_chunks_have_left_is_quarantined_when_the_tlb_is_not_flushed() {
+fn vacated_chunks_are_quarantined_if_tlb_flush_fails() {
     let (rig, card) = failing();
     let (_driver, _channel, directory) = at_work(&rig, &card);
     card.deaf_to.store(directory, Ordering::SeqCst);
@@ -105,7 +105,7 @@ fn what_chunks_have_left_is_quarantined_when_the_tlb_is_not_flushed() {
 }
 
 #[test]
-fn chunks_change_places_one_after_the_other_with_the_locks_free_in_between() {
+fn evicted_chunks_are_flushed_from_tlb_one_at_a_time() {
     let (rig, card) = failing();
     let (mut driver, mut channel, directory) = at_work(&rig, &card);
     // More than a chunk.
@@ -120,7 +120,7 @@ fn chunks_change_places_one_after_the_other_with_the_locks_free_in_between() {
 }
 
 #[test]
-fn a_channels_number_is_quarantined_when_its_ring_is_not_flushed_out_of_the_tlb() {
+fn channel_number_is_quarantined_if_tlb_flush_of_ring_fails() {
     let (rig, card) = failing();
     let (mut driver, channel, directory) = at_work(&rig, &card);
     card.deaf_to.store(directory, Ordering::SeqCst);
@@ -131,7 +131,7 @@ fn a_channels_number_is_quarantined_when_its_ring_is_not_flushed_out_of_the_tlb(
 }
 
 #[test]
-fn a_channel_that_leaves_late_keeps_its_ring_and_number_until_it_has_left() {
+fn channel_leaving_late_keeps_ring_and_number_until_off_card() {
     let (rig, card) = failing();
     let (mut driver, channel, _) = at_work(&rig, &card);
     let bound = rig.host.channels_in_use();
@@ -191,7 +191,7 @@ fn a_channel_that_has_left_between_two_looks_is_given_back() {
 }
 
 #[test]
-fn where_chunks_were_to_go_is_quarantined_when_the_copier_cannot_be_stopped() {
+fn target_slots_are_quarantined_if_copier_cannot_be_stopped() {
     let (rig, card) = failing();
     let driver = driver_of(&rig, 0, 16);
     driver.guest.vram_write(0, &[1; 4096]);
@@ -208,10 +208,12 @@ fn where_chunks_were_to_go_is_quarantined_when_the_copier_cannot_be_stopped() {
 }
 
 #[test]
-fn card_without_post_is_refused_with_what_to_do() {
+fn card_without_post_is_rejected_with_remedy() {
     let card = Arc::new(SimGpu::new(&Config { posted: false, ..Config::default() }).expect("a card"));
-    let refused =
-        HostCard::open(card, "rig", &sharing(), firmware::Set::stand_in()).err().expect("it has no memory").to_string();
+    let refused = ManagedCard::open(card, "rig", &sharing(), firmware::Set::stand_in())
+        .err()
+        .expect("it has no memory")
+        .to_string();
     let found = "the card has not been initialised by its VBIOS: register 0x02240c reads 0x0, without bit 1; ";
     let what_to_do = refused.strip_prefix(found).unwrap_or_else(|| panic!("{refused}"));
     assert!(what_to_do.starts_with("let the host's firmware run the VBIOS"), "{what_to_do}");

@@ -5,8 +5,8 @@ pub(super) mod edited;
 use super::oversubscribe::eventually;
 use super::relocate::{Dice, free_settings, in_host, move_all, still, work};
 use super::{A, B, MIB, usage};
+use card_manager::Sharing;
 use nvspec::class::compute90c0 as class;
-use owner::Sharing;
 use rig::driver::{CE0, CE1, Channel, Driver, M2MF, PAGE, ce_copy, m2mf_copy, methods, object};
 use rig::{Guest, Handover, Rig, sharing};
 use sched::{Engine, PolicyKind};
@@ -94,12 +94,12 @@ fn work_goes_on(handover: &Handover, rounds: u32) {
 }
 
 #[test]
-fn guests_in_the_middle_of_their_work_go_on_with_another_owner() {
+fn guests_in_mid_work_continue_after_hand_over() {
     work_goes_on(&handover(0), 6);
 }
 
 #[test]
-fn an_owner_of_the_version_before_goes_on_and_the_next_one_after_it() {
+fn work_survives_hand_over_with_previous_version() {
     let mut handover = handover(64);
     handover.older = true;
     work_goes_on(&handover, 6);
@@ -111,7 +111,7 @@ fn memory_that_was_swapped_comes_back_under_another_owner() {
 }
 
 #[test]
-fn work_that_takes_time_is_taken_off_the_card_and_goes_on_where_it_was() {
+fn long_work_is_descheduled_and_resumes_after_hand_over() {
     let mut handover = handover(0);
     handover.config.time = Some(slow());
     for policy in PolicyKind::ALL {
@@ -121,7 +121,7 @@ fn work_that_takes_time_is_taken_off_the_card_and_goes_on_where_it_was() {
 }
 
 #[test]
-fn accounts_go_on_and_others_come_and_go_as_before() {
+fn accounts_survive_hand_over_and_vms_can_arrive_and_leave() {
     let handover = handover(64);
     let mut rig = handover.rig();
     let before = usage(&rig);
@@ -161,7 +161,7 @@ fn accounts_go_on_and_others_come_and_go_as_before() {
 }
 
 #[test]
-fn a_card_that_is_not_taken_over_goes_on_as_if_nothing_had_been() {
+fn card_after_failed_hand_over_continues_unchanged() {
     let handover = handover(64);
     let mut rig = handover.rig();
     let mut drivers = vec![driver(&rig, 0, &free_settings(16)), driver(&rig, 1, &free_settings(16))];
@@ -222,7 +222,7 @@ fn kernel(driver: &mut Driver, channel: &mut Channel, number: u32, found: u64) {
 }
 
 #[test]
-fn kernels_in_flight_go_on_under_another_owner_and_pgraph_changes_hands_between_vms() {
+fn kernels_in_flight_of_several_vms_survive_hand_over() {
     const FOUND: u64 = 0x500_0000;
     let handover = handover(0);
     let mut rig = handover.rig();
@@ -264,7 +264,7 @@ fn settings_that_are_others_are_refused() {
 }
 
 #[test]
-fn what_cannot_be_handed_over_is_named() {
+fn obstacle_to_hand_over_is_named() {
     let mut handover = handover(64);
     handover.sharing.shared = false;
     let rig = handover.rig();

@@ -4,7 +4,7 @@ use super::{A, B, CARD_MIB, MIB, Rig, VM_MIB, card_vram, driver, fill, finds, is
 use nvspec::regs::{pbus, pfb, pfifo, windows::pramin};
 use rig::driver::{At, CE0, Channel, Driver, M2MF, PAGE, ce_copy, m2mf_copy, object};
 use vmm_glue::RegionIndex;
-use vram::{CardAddr, TenantId};
+use vram::{TenantId, VramAddr};
 
 const CANARY: u8 = 0xc5;
 
@@ -12,7 +12,7 @@ const CANARY: u8 = 0xc5;
 fn bad_entries(rig: &Rig) -> [(&'static str, u32, u32); 8] {
     let share = VM_MIB * MIB;
     let state = rig.host.lock();
-    let owned = |at: &u64| state.vram().chunks.owner(CardAddr(*at)).is_some_and(|(vm, _)| vm == TenantId(1));
+    let owned = |at: &u64| state.vram().chunks.owner(VramAddr(*at)).is_some_and(|(vm, _)| vm == TenantId(1));
     let other = (share..u64::from(CARD_MIB) * MIB).step_by(2 << 20).find(owned).expect("VRAM of the other VM");
     let low = |at: u64| (at >> 8) as u32 | 1;
     [
@@ -38,7 +38,7 @@ fn attempt(driver: &mut Driver, id: u8, low: u32, high: u32, write: bool) -> (Ch
 }
 
 #[test]
-fn page_tables_lead_nowhere_beyond_what_the_vm_has() {
+fn page_tables_reach_only_memory_of_their_vm() {
     let rig = rig();
     let (mut evil, victim) = (driver(&rig, 0), driver(&rig, 1));
     fill(&victim.guest, CANARY);
@@ -163,7 +163,7 @@ fn instances_and_runlists_outside_are_not_taken() {
 }
 
 #[test]
-fn host_structures_are_unchanged_by_a_guest_that_maps_all_it_can_name() {
+fn host_structures_are_unchanged_by_guest_with_wild_mappings() {
     // Data at the start of the mediator's own memory that never changes: the instance blocks and page directories of
     // the card's apertures.
     const FIXED: usize = 2 * 0x1000 + 2 * 0x1_0000;

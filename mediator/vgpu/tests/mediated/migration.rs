@@ -55,7 +55,7 @@ pub(crate) fn take_in(guest: &mut Guest, state: &[u8]) -> Result<(), MigrationEr
 }
 
 #[test]
-fn a_vm_in_the_middle_of_its_work_goes_on_with_another_device() {
+fn vm_in_mid_work_continues_on_another_device() {
     let cards = [card(64), card(64)];
     let mut stay = Traveller::new(&cards[0], 0);
     let mut one = Traveller::new(&cards[0], 1);
@@ -107,7 +107,7 @@ fn a_vm_that_has_worked_becomes_another_and_keeps_nothing() {
 }
 
 #[test]
-fn a_device_that_is_stopped_does_nothing_and_goes_on_as_if_nothing_had_been() {
+fn stopped_device_does_nothing_and_resumes_unchanged() {
     // Work takes time, so some is left when the VM is stopped.
     let mut handover = handover(0);
     handover.config.time = Some(slow());
@@ -151,7 +151,7 @@ fn a_device_that_is_stopped_does_nothing_and_goes_on_as_if_nothing_had_been() {
 }
 
 #[test]
-fn states_that_were_cut_edited_or_exchanged_fail_a_device_until_it_is_reset() {
+fn corrupt_state_fails_device_until_reset() {
     let card = card(64);
     let mut stay = Traveller::new(&card, 0);
     let mut one = Traveller::new(&card, 1);
@@ -213,7 +213,7 @@ fn works(driver: &mut Driver, channel: &mut Channel, seed: u32) {
 }
 
 #[test]
-fn what_the_card_may_have_written_of_ram_is_reported_until_it_rests() {
+fn ram_writes_of_card_are_reported_until_device_is_stopped() {
     let card = card(0);
     let mut guest = card.guest_with(1, &free_settings(16));
     assert!(guest.map_ram(0, 16 * MIB, true));

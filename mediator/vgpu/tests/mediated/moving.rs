@@ -106,17 +106,17 @@ fn go_round(cards: &[Rig], rounds: u32, emptied: bool) {
 }
 
 #[test]
-fn vms_in_the_middle_of_their_work_go_from_card_to_card_beside_others() {
+fn vms_in_mid_work_move_between_cards_with_others_running() {
     go_round(&[card(0), card(0)], 8, false);
 }
 
 #[test]
-fn vms_whose_memory_is_in_host_memory_go_from_card_to_card() {
+fn vms_with_evicted_memory_move_between_cards() {
     go_round(&[card(64), card(64), card(64), card(64)], 8, true);
 }
 
 #[test]
-fn what_is_written_or_gone_behind_the_copy_is_so_on_the_other_card() {
+fn writes_and_drops_after_copy_are_kept_on_other_card() {
     let cards = [card(64), card(64)];
     let mut one = Traveller::new(&cards[0], 1);
     use_up(&one.driver);
@@ -144,7 +144,7 @@ fn what_is_written_or_gone_behind_the_copy_is_so_on_the_other_card() {
 }
 
 #[test]
-fn what_another_vm_has_by_then_of_what_was_borrowed_is_that_ones() {
+fn borrowed_slot_taken_by_another_vm_keeps_that_vms_data() {
     // Host memory for one VM.
     let cards = [card(16), card(64)];
     let mut one = Traveller::new(&cards[0], 1);
@@ -170,7 +170,7 @@ fn what_another_vm_has_by_then_of_what_was_borrowed_is_that_ones() {
 }
 
 #[test]
-fn what_a_guest_writes_while_borrowed_memory_is_copied_stays_written() {
+fn guest_writes_during_copy_of_borrowed_memory_persist() {
     let cards = [card(64), card(64)];
     let mut one = Traveller::new(&cards[0], 1);
     use_up(&one.driver);
@@ -216,7 +216,7 @@ fn a_card_that_still_has_anothers_memory_is_not_handed_over() {
 }
 
 #[test]
-fn work_that_takes_time_is_taken_off_one_card_and_goes_on_on_another() {
+fn long_work_is_descheduled_and_resumes_on_another_card() {
     let mut handover = handover(64);
     let engine = EngineTiming { bytes_per_second: 20_000_000, launch_ns: 1_000_000 };
     let compute = ComputeTiming::default();
@@ -271,7 +271,7 @@ fn nothing_is_left_on_the_card_that_a_vm_leaves() {
 }
 
 #[test]
-fn a_vm_that_cannot_go_goes_on_where_it_is() {
+fn vm_after_failed_move_continues_on_its_card() {
     let here = card(64);
     // Another VM has almost all of it, and there is no host memory.
     let there = Rig::made(&Config { vram_mib: 48, ..Config::default() }, &sharing(), |card| card);
@@ -307,7 +307,7 @@ fn time_does_not_go_back() {
 }
 
 #[test]
-fn memory_goes_along_wherever_it_is_and_what_was_not_used_has_no_place() {
+fn moved_vm_keeps_its_memory_and_unused_memory_stays_unbacked() {
     let cards = [card(64), card(64)];
     let mut guest = cards[0].guest_with(1, &free_settings(16));
     guest.vram_write(5, b"here");

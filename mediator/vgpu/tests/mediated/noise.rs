@@ -4,7 +4,7 @@ use super::{A, B, driver, rig};
 use rig::driver::{CE0, ce_copy, methods, object};
 
 #[test]
-fn a_vm_that_causes_a_stream_of_interrupts_is_paused_and_its_neighbour_is_not() {
+fn vm_with_interrupt_stream_is_paused_and_neighbour_is_not() {
     let rig = rig();
     let (mut noisy, mut quiet) = (driver(&rig, 0), driver(&rig, 1));
     let (mut stream, mut work) = (noisy.channel(1), quiet.channel(1));

@@ -3,7 +3,7 @@
 use super::relocate::in_host_at_rest;
 use super::{A, B, MIB};
 use card::{Card, DmaError, DmaMemory};
-use owner::{Division, GuestEvent, GuestEvents, Sharing};
+use card_manager::{Division, GuestEvent, GuestEvents, Sharing};
 use rig::altered::{Alter, Altered};
 use rig::driver::{At, CE0, Channel, Driver, M2MF, PAGE, ce_copy, m2mf_copy, object, pattern};
 use rig::{Rig, settings, sharing};
@@ -14,10 +14,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 use vgpu::Settings;
 use vram::victim::VictimPolicy;
-use vram::{GuestAddr, Limits, Lookup, Mode, OnFull, Step, TenantId, To, VmSummary};
+use vram::{GuestVramAddr, Limits, Lookup, Mode, OnFull, Step, TenantId, To, VmSummary};
 
 /// Longer than anything here takes.
-pub(super) const LONG: Duration = Duration::from_secs(60);
+pub(super) const WAIT_TIMEOUT: Duration = Duration::from_secs(60);
 /// Bytes of a chunk.
 const CHUNK: u64 = 2 * MIB;
 /// MiB that the mediator reserves.
@@ -40,7 +40,7 @@ pub(super) fn fast() -> Division {
 pub(super) fn driver_with(rig: &Rig, vm: u32, vram_mib: u64, limits: Limits) -> Driver {
     let mut settings = settings(vram_mib, 8);
     settings.share.memory = limits;
-    let mut guest = rig.guest_with(vm, &Settings { queue_limit: LONG, ..settings });
+    let mut guest = rig.guest_with(vm, &Settings { queue_limit: WAIT_TIMEOUT, ..settings });
     assert!(guest.map_ram(0, MIB, true));
     Driver::new(guest)
 }
@@ -53,7 +53,7 @@ fn account(rig: &Rig, vm: u32) -> VmSummary {
 pub(super) fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
     let began = Instant::now();
     while !holds() {
-        assert!(began.elapsed() < LONG, "{what}");
+        assert!(began.elapsed() < WAIT_TIMEOUT, "{what}");
         std::thread::sleep(Duration::from_millis(2));
     }
 }
@@ -93,7 +93,7 @@ fn rotate(driver: &mut Driver, channel: &mut Channel, buffers: &[u64], seed: u32
 }
 
 #[test]
-fn a_guest_uses_four_times_what_the_card_has() {
+fn guest_uses_four_times_memory_of_card() {
     let rig = rig_with(32, 160, fast());
     let mut driver = driver_with(&rig, 0, 144, Limits::default());
     let mut channel = driver.channel(1);
@@ -106,7 +106,7 @@ fn a_guest_uses_four_times_what_the_card_has() {
 }
 
 #[test]
-fn without_pressure_nothing_moves_and_nobody_is_suspended() {
+fn without_memory_pressure_no_chunk_moves() {
     let rig = rig_with(96, 96, fast());
     let mut drivers = [0, 1].map(|vm| driver_with(&rig, vm, 48, Limits::default()));
     for driver in &mut drivers {
@@ -121,7 +121,7 @@ fn without_pressure_nothing_moves_and_nobody_is_suspended() {
 }
 
 #[test]
-fn two_guests_end_within_a_chunk_of_each_other_and_get_memory_back() {
+fn two_guests_share_card_evenly_and_last_regains_memory() {
     let rig = rig_with(64, 128, fast());
     let [mut first, mut second] = [0, 1].map(|vm| driver_with(&rig, vm, 64, Limits::default()));
     let mut one = first.channel(1);
@@ -145,7 +145,7 @@ fn two_guests_end_within_a_chunk_of_each_other_and_get_memory_back() {
 }
 
 #[test]
-fn a_lower_quota_moves_what_is_beyond_it_while_the_guest_works() {
+fn lowered_quota_evicts_excess_while_guest_works() {
     let rig = rig_with(64, 128, fast());
     let mut driver = driver_with(&rig, 0, 64, Limits::default());
     let mut channel = driver.channel(1);
@@ -162,7 +162,7 @@ fn a_lower_quota_moves_what_is_beyond_it_while_the_guest_works() {
 }
 
 #[test]
-fn a_guarantee_takes_what_others_have_beyond_theirs() {
+fn guarantee_evicts_memory_of_others_beyond_theirs() {
     let rig = rig_with(64, 64, fast());
     let mut first = driver_with(&rig, 0, 64, Limits::default());
     let mut one = first.channel(1);
@@ -178,7 +178,7 @@ fn a_guarantee_takes_what_others_have_beyond_theirs() {
 }
 
 #[test]
-fn work_waits_for_memory_and_goes_on_when_another_gives_it_back() {
+fn work_waits_for_memory_and_resumes_when_other_vm_frees_it() {
     let rig = rig_with(48, 0, fast());
     let queue = Limits { on_full: OnFull::Queue, ..Limits::default() };
     let [mut first, mut second] = [0, 1].map(|vm| driver_with(&rig, vm, 44, queue));
@@ -223,8 +223,8 @@ fn full_card(queue_limit: Duration) -> (Rig, [Driver; 2]) {
 }
 
 #[test]
-fn what_a_cpu_writes_waits_for_memory_and_arrives_once() {
-    let (_rig, [first, mut second]) = full_card(LONG);
+fn cpu_write_waits_for_memory_and_arrives_once() {
+    let (_rig, [first, mut second]) = full_card(WAIT_TIMEOUT);
     let at = 40 * MIB + 0x1230;
     std::thread::scope(|scope| {
         let writing = scope.spawn(|| {
@@ -239,7 +239,7 @@ fn what_a_cpu_writes_waits_for_memory_and_arrives_once() {
 }
 
 #[test]
-fn what_a_cpu_writes_is_counted_as_lost_when_no_memory_comes_and_the_next_do_not_wait() {
+fn cpu_write_without_memory_is_lost_and_later_ones_skip_wait() {
     let (_rig, [first, mut second]) = full_card(Duration::from_millis(20));
     for word in 0..100 {
         second.guest.poke(40 * MIB + 4 * word, 1);
@@ -253,7 +253,7 @@ fn what_a_cpu_writes_is_counted_as_lost_when_no_memory_comes_and_the_next_do_not
 }
 
 #[test]
-fn work_that_waits_for_memory_gets_what_others_have_beyond_their_part() {
+fn waiting_work_gets_memory_of_others_beyond_their_share() {
     let mut division = fast();
     // A VM that only writes with the CPU must not count as idle, however slow the host is.
     division.balance.idle_after_ns = u64::MAX;
@@ -293,7 +293,7 @@ impl Alter for Stingy {
 }
 
 #[test]
-fn host_memory_that_cannot_be_pinned_keeps_chunks_where_they_are_and_work_waits() {
+fn unpinnable_host_memory_keeps_chunks_resident_and_work_waits() {
     let refuses = Arc::new(AtomicBool::new(false));
     let sharing = Sharing { host_bytes: 64 * MIB, division: fast(), ..sharing() };
     let config = Config { vram_mib: 32 + OWN_MIB, ..Config::default() };
@@ -321,7 +321,7 @@ fn host_memory_that_cannot_be_pinned_keeps_chunks_where_they_are_and_work_waits(
 }
 
 #[test]
-fn what_submissions_name_stays_while_the_clock_chooses() {
+fn memory_named_by_submission_stays_resident_under_clock() {
     let mut division = fast();
     division.balance.policy = VictimPolicy::Clock;
     let rig = rig_with(48, 96, division);
@@ -333,7 +333,7 @@ fn what_submissions_name_stays_while_the_clock_chooses() {
     let on_card = || {
         let state = rig.host.lock();
         let chunks = &state.vram().chunks;
-        let is_there = |at: &u64| matches!(chunks.lookup(TenantId(0), GuestAddr(*at), 1), Lookup::Placed(place) if place.card().is_some());
+        let is_there = |at: &u64| matches!(chunks.lookup(TenantId(0), GuestVramAddr(*at), 1), Lookup::Placed(place) if place.card().is_some());
         buffers.iter().map(is_there).collect::<Vec<_>>()
     };
     let evict = |count| {
@@ -468,13 +468,13 @@ fn guests_that_do_not_fit_together_take_turns() {
 
 /// The card counts its accesses.
 #[test]
-fn guests_that_work_over_the_bus_take_turns_although_next_to_nothing_moves() {
+fn guests_copying_over_bus_get_quanta_if_card_counts_accesses() {
     take_turns_over_the_bus(true);
 }
 
 /// Real cards do not count.
 #[test]
-fn guests_whose_copies_go_over_the_bus_take_turns_on_a_card_that_does_not_count() {
+fn guests_copying_over_bus_get_quanta_without_access_counts() {
     take_turns_over_the_bus(false);
 }
 
@@ -523,7 +523,7 @@ fn take_turns_over_the_bus(profile: bool) {
         rig.host.lock().memory_mut().set_division(&division).unwrap();
         let mut holders = std::collections::BTreeSet::new();
         let began = Instant::now();
-        while holders.len() < 2 && began.elapsed() < LONG {
+        while holders.len() < 2 && began.elapsed() < WAIT_TIMEOUT {
             holders.extend(rig.host.lock().memory().divider().turn().map(|turn| turn.holder));
             std::thread::sleep(Duration::from_millis(1));
         }

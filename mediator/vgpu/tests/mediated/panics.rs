@@ -34,7 +34,7 @@ fn wait_told(rig: &::rig::Rig, guest: &::rig::Guest) {
 }
 
 #[test]
-fn panic_under_the_cards_lock_fails_the_card_and_tells_its_vms() {
+fn panic_under_card_lock_fails_card_and_notifies_vms() {
     let (rig, other) = (rig(), rig());
     let mut victim = driver(&rig, 0);
     let mut neighbour = driver(&other, 0);
@@ -57,7 +57,7 @@ fn panic_under_the_cards_lock_fails_the_card_and_tells_its_vms() {
 }
 
 #[test]
-fn panic_of_the_interrupt_thread_fails_the_card_and_tells_its_vms() {
+fn panic_of_interrupt_thread_fails_card_and_notifies_vms() {
     let armed = Arc::new(AtomicBool::new(false));
     let rig = ::rig::Rig::wrapped(CARD_MIB, |card| Altered::over(card, Panicking(Arc::clone(&armed))));
     let mut victim = driver(&rig, 0);
@@ -75,7 +75,7 @@ fn panic_of_the_interrupt_thread_fails_the_card_and_tells_its_vms() {
 }
 
 #[test]
-fn panic_in_one_vm_leaves_the_card_and_its_neighbours_in_service() {
+fn panic_in_one_vm_leaves_card_and_neighbours_in_service() {
     let rig = rig();
     let (bad, mut good) = (driver(&rig, 0), driver(&rig, 1));
     assert!(panics(|| bad.guest.while_locked(|| panic!("injected"))));
@@ -89,7 +89,7 @@ fn panic_in_one_vm_leaves_the_card_and_its_neighbours_in_service() {
 }
 
 #[test]
-fn vm_whose_lock_is_held_can_be_looked_at() {
+fn status_of_locked_vm_can_be_read() {
     let rig = rig();
     let mut driver = driver(&rig, 0);
     let before = driver.guest.counter("channel_binds");

@@ -7,13 +7,13 @@ use nvspec::fifo::VirtualChannelId;
 use rig::driver::{At, Channel, Driver, M2MF, PAGE, m2mf_copy, methods, object};
 use rig::{CHUNK, Rig};
 use std::io::Read;
-use vram::{GuestAddr, Lookup, Place, Step, TenantId, To};
+use vram::{GuestVramAddr, Lookup, Place, Step, TenantId, To};
 
 const COMPUTE: (u32, u32) = (1, 0x90c0);
 const CODE: u64 = 0x300_0000;
 const TARGET: u64 = 0x500_0000;
 /// A semaphore that is never released.
-const NEVER: u64 = 0x600_0000;
+const UNRELEASED_SEMAPHORE: u64 = 0x600_0000;
 const VALUE: u32 = 0x5a5a_0001;
 
 /// Runs a kernel of one thread that stores [`VALUE`] at [`TARGET`], and returns when it has, before the end of the
@@ -25,7 +25,7 @@ fn store(rig: &Rig, driver: &mut Driver, channel: &mut Channel) {
     driver.guest.vram_write(code, &program.bytes());
     driver.buffer(channel, A, 1, 1);
     let seen = driver.buffer(channel, B, 1, 2);
-    driver.buffer(channel, NEVER, 1, 0);
+    driver.buffer(channel, UNRELEASED_SEMAPHORE, 1, 0);
     rig.card.hold_posted_writes(true);
     let kernel = &program.kernels[0];
     let words = [
@@ -39,7 +39,7 @@ fn store(rig: &Rig, driver: &mut Driver, channel: &mut Channel) {
         object(M2MF),
         // Within the card's memory, after the kernel: it signals its end and does not push other writes.
         m2mf_copy(A, B, PAGE as u32),
-        methods(0, 0x10, &[0, NEVER as u32, 1, 1]),
+        methods(0, 0x10, &[0, UNRELEASED_SEMAPHORE as u32, 1, 1]),
     ];
     driver.submit(channel, &words.concat());
     let began = std::time::Instant::now();
@@ -74,7 +74,7 @@ fn word(driver: &Driver, at: u64) -> u32 {
 }
 
 #[test]
-fn memory_that_a_vm_takes_back_has_what_was_written_to_it_before() {
+fn ram_taken_back_by_vm_includes_earlier_posted_writes() {
     let rig = rig();
     let mut driver = driver(&rig, 0);
     let mut channel = driver.channel(1);
@@ -91,7 +91,7 @@ fn memory_that_a_vm_takes_back_has_what_was_written_to_it_before() {
 }
 
 #[test]
-fn chunk_that_moves_takes_along_what_was_written_to_it_before() {
+fn moved_chunk_includes_earlier_posted_writes() {
     let rig = rig_of(CHUNK, 64, 64);
     let mut driver = driver_of(&rig, 0, 32);
     let mut channel = driver.channel(1);
@@ -108,14 +108,14 @@ fn chunk_that_moves_takes_along_what_was_written_to_it_before() {
 }
 
 #[test]
-fn what_a_vm_that_left_has_written_comes_to_no_other() {
+fn posted_writes_of_removed_vm_reach_no_other_vm() {
     let rig = rig_of(CHUNK, 64, 64);
     let mut gone = driver_of(&rig, 0, 16);
     let mut channel = gone.channel(1);
     let (at, index) = target_in_own_chunk(&mut gone, &channel);
     gone.guest.vram_write(at, &[1; PAGE as usize]);
     send_out(&rig, at, index);
-    let found = rig.host.lock().vram().chunks.lookup(TenantId(0), GuestAddr(at), 1);
+    let found = rig.host.lock().vram().chunks.lookup(TenantId(0), GuestVramAddr(at), 1);
     let Lookup::Placed(Place::Host(slot_at)) = found else { panic!("{found:?}") };
     store(&rig, &mut gone, &mut channel);
     gone.guest.remove().expect("it leaves");

@@ -19,7 +19,7 @@ fn begin_copy(driver: &mut Driver, channel: &mut Channel, seed: u32) -> u64 {
 }
 
 #[test]
-fn vms_that_bind_while_the_mover_is_stopped_on_a_full_card_do_not_fault() {
+fn vms_binding_on_full_card_with_stopped_mover_do_not_fault() {
     let rig = rig_with(64, 256, fast());
     let greedy = driver_with(&rig, 0, 96, Limits::default());
     let mut others: Vec<Driver> = (1..=VMS).map(|vm| driver_with(&rig, vm, 16, Limits::default())).collect();
@@ -52,7 +52,7 @@ fn vms_that_bind_while_the_mover_is_stopped_on_a_full_card_do_not_fault() {
 }
 
 #[test]
-fn work_that_waits_is_not_forgotten_when_other_work_of_the_vm_goes_on() {
+fn waiting_work_is_not_lost_when_other_work_of_vm_runs() {
     let rig = rig_with(48, 0, fast());
     let queue = Limits { on_full: OnFull::Queue, ..Limits::default() };
     let [first, mut second] = [0, 1].map(|vm| driver_with(&rig, vm, 44, queue));

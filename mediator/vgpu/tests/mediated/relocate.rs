@@ -2,7 +2,7 @@
 
 use super::oversubscribe::eventually;
 use super::{A, B, MIB, usage};
-use owner::{Division, Relocated, Sharing};
+use card_manager::{Division, Relocated, Sharing};
 use rig::driver::{At, CE0, CE1, Channel, Driver, M2MF, PAGE, ce_copy, m2mf_copy, object, pattern};
 use rig::{Rig, settings, sharing};
 use simgpu::Config;
@@ -72,7 +72,7 @@ fn copy(driver: &mut Driver, channel: &mut Channel, round: u32, pages: u32) {
 }
 
 #[test]
-fn everything_that_a_guest_has_moves_and_the_gpu_and_the_cpu_find_it() {
+fn evicted_and_returned_memory_is_found_by_gpu_and_cpu() {
     let rig = rig_of(2 * MIB, CARD_MIB, 64);
     let mut driver = driver_of(&rig, 0, VM_MIB);
     let mut channel = driver.channel(1);
@@ -272,7 +272,7 @@ fn work_that_is_queued_while_memory_moves_is_done_in_full() {
 }
 
 #[test]
-fn host_memory_that_stays_at_hand_holds_nothing_of_who_had_it_before() {
+fn reused_host_memory_holds_no_data_of_previous_vm() {
     let rig = rig_of(2 * MIB, CARD_MIB, 64);
     let first = driver_of(&rig, 0, VM_MIB);
     for mib in 4..VM_MIB {

@@ -22,7 +22,7 @@ use vmm_glue::RegionIndex::{self, Bar0, Bar1, Bar3};
 /// Pages that PRAMIN shows.
 const WINDOW_PAGES: u64 = pramin::BYTES as u64 / PAGE;
 /// An address in the mapped part of BAR1, and one in BAR3 after the driver's own pages.
-const HIGH: u64 = 32 << 20;
+const BAR1_MAPPED_AT: u64 = 32 << 20;
 const HIGH3: u64 = 8 << 20;
 
 fn guest(rig: &Rig, vm: u32) -> Guest {
@@ -85,27 +85,27 @@ fn pages(seed: u32, count: u64) -> Vec<u8> {
 }
 
 #[test]
-fn what_the_cpu_writes_through_the_mapping_is_what_the_gpu_copies_and_back() {
+fn cpu_writes_through_mapped_aperture_match_gpu_copies() {
     let rig = rig();
     let mut driver = driver(&rig, 0);
     let cpu = Cpu::of(&driver.guest, Bar1);
     let mut channel = driver.channel(1);
     let from = driver.buffer(&channel, A, 4, 1);
     let to = driver.buffer(&channel, B, 4, 2);
-    show(&mut driver, 0, HIGH, from, 4);
-    show(&mut driver, 0, HIGH + 0x10_0000, to, 4);
-    assert_eq!(cpu.read(HIGH, 4 * PAGE), pages(1, 4), "what was there has come along");
-    cpu.write(HIGH, &pages(3, 4));
+    show(&mut driver, 0, BAR1_MAPPED_AT, from, 4);
+    show(&mut driver, 0, BAR1_MAPPED_AT + 0x10_0000, to, 4);
+    assert_eq!(cpu.read(BAR1_MAPPED_AT, 4 * PAGE), pages(1, 4), "what was there has come along");
+    cpu.write(BAR1_MAPPED_AT, &pages(3, 4));
     copy(&mut driver, &mut channel, A, B, 4);
-    assert_eq!(cpu.read(HIGH + 0x10_0000, 4 * PAGE), pages(3, 4));
+    assert_eq!(cpu.read(BAR1_MAPPED_AT + 0x10_0000, 4 * PAGE), pages(3, 4));
     // It is the same memory through messages, through PRAMIN and for the host.
     let mut word = [0; 8];
     let before = driver.guest.counter("aperture_messages");
-    driver.guest.read(Bar1, HIGH + 0x10_0000 + 8, &mut word);
+    driver.guest.read(Bar1, BAR1_MAPPED_AT + 0x10_0000 + 8, &mut word);
     assert_eq!(word[..], pages(3, 1)[8..16]);
     assert_eq!(driver.guest.counter("aperture_messages"), before + 1);
     driver.guest.poke(to + 4, 0x1234_5678);
-    assert_eq!(cpu.read(HIGH + 0x10_0004, 4), 0x1234_5678u32.to_le_bytes());
+    assert_eq!(cpu.read(BAR1_MAPPED_AT + 0x10_0004, 4), 0x1234_5678u32.to_le_bytes());
     assert!(driver.vram_holds(from, 4, 3));
     // Between a mapped page and an unmapped one, and RAM, with M2MF.
     driver.map(channel.space, B, At::Ram(0), 4);
@@ -127,30 +127,30 @@ fn a_mapping_that_goes_gives_its_data_back_to_vram() {
     let entries = (0..3).map(|page| ((at + page * PAGE) >> 8) as u32 | 1);
     let space = driver.apertures[0];
     for (page, entry) in (0..3).zip(entries) {
-        driver.pte(space, HIGH + page * PAGE, entry, 0);
+        driver.pte(space, BAR1_MAPPED_AT + page * PAGE, entry, 0);
     }
     hide_window(&mut driver);
     driver.flush();
     assert_eq!(driver.guest.counter("aperture_pages"), before + 3);
-    cpu.write(HIGH, &pages(2, 3));
+    cpu.write(BAR1_MAPPED_AT, &pages(2, 3));
     // The middle page moves elsewhere, the last is replaced.
     let other = driver.vram(1);
     driver.guest.vram_write(other, &pattern(9, 0));
     let space = driver.apertures[0];
-    driver.pte(space, HIGH + PAGE, 0, 0);
-    driver.pte(space, HIGH + 2 * PAGE, (other >> 8) as u32 | 1, 0);
-    assert!(!cpu.is_zero(HIGH + PAGE, PAGE), "nothing has been flushed");
+    driver.pte(space, BAR1_MAPPED_AT + PAGE, 0, 0);
+    driver.pte(space, BAR1_MAPPED_AT + 2 * PAGE, (other >> 8) as u32 | 1, 0);
+    assert!(!cpu.is_zero(BAR1_MAPPED_AT + PAGE, PAGE), "nothing has been flushed");
     driver.flush();
-    assert!(cpu.is_zero(HIGH + PAGE, PAGE));
-    assert_eq!(cpu.read(HIGH + 2 * PAGE, PAGE), pattern(9, 0));
+    assert!(cpu.is_zero(BAR1_MAPPED_AT + PAGE, PAGE));
+    assert_eq!(cpu.read(BAR1_MAPPED_AT + 2 * PAGE, PAGE), pattern(9, 0));
     assert!(driver.vram_holds(at, 3, 2));
     let to = driver.buffer(&channel, B, 3, 3);
     copy(&mut driver, &mut channel, A, B, 3);
     assert!(driver.vram_holds(to, 3, 2));
     // CPU writes to unmapped pages are dropped.
-    cpu.write(HIGH + PAGE, &pattern(7, 0));
-    show(&mut driver, 0, HIGH + PAGE, at + PAGE, 1);
-    assert_eq!(cpu.read(HIGH + PAGE, PAGE), pages(2, 2)[PAGE as usize..]);
+    cpu.write(BAR1_MAPPED_AT + PAGE, &pattern(7, 0));
+    show(&mut driver, 0, BAR1_MAPPED_AT + PAGE, at + PAGE, 1);
+    assert_eq!(cpu.read(BAR1_MAPPED_AT + PAGE, PAGE), pages(2, 2)[PAGE as usize..]);
 }
 
 #[test]
@@ -160,19 +160,19 @@ fn pages_that_change_places_keep_their_data() {
     let (cpu, cpu3) = (Cpu::of(&driver.guest, Bar1), Cpu::of(&driver.guest, Bar3));
     let channel = driver.channel(1);
     let at = driver.buffer(&channel, A, 2, 4);
-    show(&mut driver, 0, HIGH, at, 2);
+    show(&mut driver, 0, BAR1_MAPPED_AT, at, 2);
     let space = driver.apertures[0];
-    driver.pte(space, HIGH, ((at + PAGE) >> 8) as u32 | 1, 0);
-    driver.pte(space, HIGH + PAGE, (at >> 8) as u32 | 1, 0);
+    driver.pte(space, BAR1_MAPPED_AT, ((at + PAGE) >> 8) as u32 | 1, 0);
+    driver.pte(space, BAR1_MAPPED_AT + PAGE, (at >> 8) as u32 | 1, 0);
     driver.flush();
     let swapped = [&pages(4, 2)[PAGE as usize..], &pattern(4, 0)[..]].concat();
-    assert_eq!(cpu.read(HIGH, 2 * PAGE), swapped);
+    assert_eq!(cpu.read(BAR1_MAPPED_AT, 2 * PAGE), swapped);
     // From one aperture to the other in one flush.
     let three = driver.apertures[1];
-    (0..2).for_each(|page| driver.pte(space, HIGH + page * PAGE, 0, 0));
+    (0..2).for_each(|page| driver.pte(space, BAR1_MAPPED_AT + page * PAGE, 0, 0));
     (0..2).for_each(|page| driver.pte(three, HIGH3 + page * PAGE, ((at + page * PAGE) >> 8) as u32 | 1, 0));
     driver.flush();
-    assert!(cpu.is_zero(HIGH, 2 * PAGE));
+    assert!(cpu.is_zero(BAR1_MAPPED_AT, 2 * PAGE));
     assert_eq!(cpu3.read(HIGH3, 2 * PAGE), pages(4, 2));
     assert_eq!(driver.guest.counter("aperture_aliases"), 0);
     // And all of an aperture at once, with another instance block.
@@ -206,18 +206,22 @@ fn mappings_change_while_the_gpu_works_on_the_pages() {
         (0..64).for_each(|page| driver.guest.vram_write(to + page * PAGE, &pattern(99, page)));
         let space = driver.apertures[0];
         let entry = |at: u64| (at >> 8) as u32 | 1;
-        (0..64).for_each(|page| driver.pte(space, HIGH + page * PAGE, entry(from + page * PAGE), 0));
-        (8..24).for_each(|page| driver.pte(space, HIGH + 0xf_8000 + page * PAGE, entry(to + page * PAGE), 0));
+        (0..64).for_each(|page| driver.pte(space, BAR1_MAPPED_AT + page * PAGE, entry(from + page * PAGE), 0));
+        (8..24).for_each(|page| driver.pte(space, BAR1_MAPPED_AT + 0xf_8000 + page * PAGE, entry(to + page * PAGE), 0));
         driver.submit(&mut channel, &[object(CE0), ce_copy(A, B, 64)].concat());
         driver.flush();
         if round % 2 == 0 {
-            hide(&mut driver, 0, HIGH, 64);
+            hide(&mut driver, 0, BAR1_MAPPED_AT, 64);
         }
         driver.wait(&channel);
         assert!(driver.vram_holds(to, 64, 10 + round), "round {round}");
-        assert_eq!(cpu.read(HIGH + 0x10_0000, 16 * PAGE), pages(10 + round, 24)[8 * PAGE as usize..], "round {round}");
-        hide(&mut driver, 0, HIGH, 64);
-        hide(&mut driver, 0, HIGH + 0x10_0000, 16);
+        assert_eq!(
+            cpu.read(BAR1_MAPPED_AT + 0x10_0000, 16 * PAGE),
+            pages(10 + round, 24)[8 * PAGE as usize..],
+            "round {round}"
+        );
+        hide(&mut driver, 0, BAR1_MAPPED_AT, 64);
+        hide(&mut driver, 0, BAR1_MAPPED_AT + 0x10_0000, 16);
     }
     let stops = driver.guest.counter("aperture_stops");
     assert!(stops >= 1, "nothing was in flight");
@@ -225,14 +229,14 @@ fn mappings_change_while_the_gpu_works_on_the_pages() {
 }
 
 #[test]
-fn others_have_the_vm_while_pages_wait_for_its_work_to_leave_the_card() {
+fn vm_lock_is_free_while_pages_wait_for_work_to_leave_card() {
     let rig = rig();
     let mut driver = driver(&rig, 0);
     let mut channel = driver.channel(1);
     let from = driver.buffer(&channel, A, 1, 1);
     driver.buffer(&channel, B, 1, 2);
     let space = driver.apertures[0];
-    driver.pte(space, HIGH, (from >> 8) as u32 | 1, 0);
+    driver.pte(space, BAR1_MAPPED_AT, (from >> 8) as u32 | 1, 0);
     assert!(rig.card.inject(Fault { engine: EngineId::Copy0, kind: FaultKind::Hang, after: 0, count: 1 }));
     driver.submit(&mut channel, &[object(CE0), ce_copy(A, B, 1)].concat());
     while !pfifo::ENGINE_STATUS::BUSY.is_set(rig.card.read32(pfifo::ENGINE_STATUS::at(4))) {
@@ -248,7 +252,7 @@ fn others_have_the_vm_while_pages_wait_for_its_work_to_leave_the_card() {
         let waits = loop {
             let counters = vm.status().counters;
             if counters["aperture_stops"] == 1 {
-                break cpu.is_zero(HIGH, PAGE);
+                break cpu.is_zero(BAR1_MAPPED_AT, PAGE);
             }
             if over.load(Ordering::Relaxed) {
                 break false;
@@ -259,7 +263,7 @@ fn others_have_the_vm_while_pages_wait_for_its_work_to_leave_the_card() {
         waits
     });
     assert!(waits, "the VM's lock was held until the pages had moved");
-    assert_eq!(cpu.read(HIGH, PAGE), pattern(1, 0));
+    assert_eq!(cpu.read(BAR1_MAPPED_AT, PAGE), pattern(1, 0));
 }
 
 #[test]
@@ -285,19 +289,19 @@ fn nothing_that_the_gpu_writes_while_pages_move_is_lost() {
         (0..PAGES).for_each(|page| driver.guest.vram_write(from + page * PAGE, &pattern(10 + round, page)));
         (0..PAGES).for_each(|page| driver.guest.vram_write(to + page * PAGE, &pattern(99, page)));
         let entry = |page: u64| if round % 2 == 0 { ((to + page * PAGE) >> 8) as u32 | 1 } else { 0 };
-        (0..PAGES).for_each(|page| driver.pte(space, HIGH + page * PAGE, entry(page), 0));
+        (0..PAGES).for_each(|page| driver.pte(space, BAR1_MAPPED_AT + page * PAGE, entry(page), 0));
         let launches = (0..PAGES / 16).map(|at| ce_copy(A + at * 16 * PAGE, B + at * 16 * PAGE, 16));
         driver.submit(&mut channel, &[object(CE0), launches.collect::<Vec<_>>().concat()].concat());
         driver.flush();
         driver.wait(&channel);
         assert!(driver.vram_holds(to, PAGES, 10 + round), "round {round}");
-        assert_eq!(cpu.is_zero(HIGH, PAGES * PAGE), round % 2 != 0);
+        assert_eq!(cpu.is_zero(BAR1_MAPPED_AT, PAGES * PAGE), round % 2 != 0);
     }
     assert_eq!((driver.guest.counter("faults"), driver.guest.counter("hangs")), (0, 0));
 }
 
 #[test]
-fn page_tables_that_are_changed_through_a_mapped_aperture_take_effect_at_the_flush() {
+fn page_table_writes_through_mapped_aperture_apply_at_flush() {
     let rig = rig();
     let mut driver = driver(&rig, 0);
     let cpu = Cpu::of(&driver.guest, Bar3);
@@ -346,7 +350,7 @@ fn entries_of_the_aperture_itself_can_lie_in_it() {
 }
 
 #[test]
-fn a_large_page_of_which_some_pages_are_mapped_is_one_page_for_the_gpu() {
+fn partly_mapped_large_page_is_one_page_for_gpu() {
     let rig = rig();
     let mut driver = driver(&rig, 0);
     let cpu = Cpu::of(&driver.guest, Bar1);
@@ -369,26 +373,26 @@ fn a_large_page_of_which_some_pages_are_mapped_is_one_page_for_the_gpu() {
         assert!(driver.vram_holds(large, 32, seed + 1), "written, seed {seed}");
     };
     round(&mut driver, &mut channel, 1);
-    show(&mut driver, 0, HIGH, large + 5 * PAGE, 1);
+    show(&mut driver, 0, BAR1_MAPPED_AT, large + 5 * PAGE, 1);
     round(&mut driver, &mut channel, 2);
-    assert_eq!(cpu.read(HIGH, PAGE), pages(3, 6)[5 * PAGE as usize..]);
-    show(&mut driver, 0, HIGH + 0x10_0000, large + 8 * PAGE, 20);
+    assert_eq!(cpu.read(BAR1_MAPPED_AT, PAGE), pages(3, 6)[5 * PAGE as usize..]);
+    show(&mut driver, 0, BAR1_MAPPED_AT + 0x10_0000, large + 8 * PAGE, 20);
     round(&mut driver, &mut channel, 3);
-    hide(&mut driver, 0, HIGH, 1);
+    hide(&mut driver, 0, BAR1_MAPPED_AT, 1);
     round(&mut driver, &mut channel, 4);
-    hide(&mut driver, 0, HIGH + 0x10_0000, 20);
+    hide(&mut driver, 0, BAR1_MAPPED_AT + 0x10_0000, 20);
     // All of it, contiguous and aligned; then not aligned.
-    show(&mut driver, 0, HIGH, large, 32);
+    show(&mut driver, 0, BAR1_MAPPED_AT, large, 32);
     round(&mut driver, &mut channel, 5);
-    hide(&mut driver, 0, HIGH, 32);
-    show(&mut driver, 0, HIGH + PAGE, large, 32);
+    hide(&mut driver, 0, BAR1_MAPPED_AT, 32);
+    show(&mut driver, 0, BAR1_MAPPED_AT + PAGE, large, 32);
     round(&mut driver, &mut channel, 6);
-    assert_eq!(cpu.read(HIGH + PAGE, 32 * PAGE), pages(7, 32));
+    assert_eq!(cpu.read(BAR1_MAPPED_AT + PAGE, 32 * PAGE), pages(7, 32));
     assert_eq!(driver.guest.counter("faults"), 0);
 }
 
 #[test]
-fn doorbells_under_a_mapped_aperture_are_seen_and_progress_is_shown() {
+fn doorbells_in_mapped_aperture_work_and_progress_is_shown() {
     let rig = rig();
     let mut driver = driver(&rig, 0);
     let (cpu, cpu3) = (Cpu::of(&driver.guest, Bar1), Cpu::of(&driver.guest, Bar3));
@@ -399,8 +403,8 @@ fn doorbells_under_a_mapped_aperture_are_seen_and_progress_is_shown() {
         if round == 4 {
             // The page moves to BAR1, and the channel's doorbell with it.
             hide(&mut driver, 1, 2 * PAGE, 1);
-            show(&mut driver, 0, HIGH, channel.userd, 1);
-            at = (&cpu, HIGH);
+            show(&mut driver, 0, BAR1_MAPPED_AT, channel.userd, 1);
+            at = (&cpu, BAR1_MAPPED_AT);
         }
         let (cpu, base) = at;
         driver.buffer(&channel, A, 1, round);
@@ -420,7 +424,7 @@ fn doorbells_under_a_mapped_aperture_are_seen_and_progress_is_shown() {
     driver.wait(&channel);
     assert!(driver.vram_holds(to, 1, 5));
     driver.unbind(&channel);
-    cpu.write(HIGH + userd::GP_PUT, &3u32.to_le_bytes());
+    cpu.write(BAR1_MAPPED_AT + userd::GP_PUT, &3u32.to_le_bytes());
     assert_eq!(driver.guest.counter("faults"), 0);
 }
 
@@ -432,14 +436,14 @@ fn a_fence_is_seen_in_the_mapping() {
     let mut channel = driver.channel(1);
     let fence = driver.vram(1);
     driver.map(channel.space, FENCE_VA + PAGE, At::Vram(fence), 1);
-    show(&mut driver, 0, HIGH, fence, 1);
+    show(&mut driver, 0, BAR1_MAPPED_AT, fence, 1);
     driver.submit(&mut channel, &rig::driver::release(FENCE_VA + PAGE, 77));
     driver.wait(&channel);
-    assert_eq!(cpu.read(HIGH, 4), 77u32.to_le_bytes());
+    assert_eq!(cpu.read(BAR1_MAPPED_AT, 4), 77u32.to_le_bytes());
 }
 
 #[test]
-fn what_cannot_be_shown_twice_shows_zeros_and_is_counted() {
+fn page_shown_twice_reads_zeros_and_counts_as_alias() {
     let rig = rig();
     let mut driver = driver(&rig, 0);
     let (cpu, cpu3) = (Cpu::of(&driver.guest, Bar1), Cpu::of(&driver.guest, Bar3));
@@ -447,34 +451,34 @@ fn what_cannot_be_shown_twice_shows_zeros_and_is_counted() {
     driver.guest.vram_write(at, &pattern(1, 0));
     // Two mappings are valid if one of them is trapped.
     show(&mut driver, 0, 0x80_0000, at, 1);
-    show(&mut driver, 0, HIGH, at, 1);
+    show(&mut driver, 0, BAR1_MAPPED_AT, at, 1);
     let mut word = [0; 4];
-    cpu.write(HIGH, &[1, 2, 3, 4]);
+    cpu.write(BAR1_MAPPED_AT, &[1, 2, 3, 4]);
     driver.guest.read(Bar1, 0x80_0000, &mut word);
     assert_eq!(word, [1, 2, 3, 4]);
     driver.guest.write(Bar1, 0x80_0000, &[5, 6, 7, 8]);
-    assert_eq!(cpu.read(HIGH, 4), [5, 6, 7, 8]);
+    assert_eq!(cpu.read(BAR1_MAPPED_AT, 4), [5, 6, 7, 8]);
     assert_eq!(driver.guest.counter("aperture_aliases"), 0);
     // Two mapped places are not supported.
     show(&mut driver, 1, HIGH3, at, 1);
-    show(&mut driver, 0, HIGH + PAGE, at, 1);
+    show(&mut driver, 0, BAR1_MAPPED_AT + PAGE, at, 1);
     assert_eq!(driver.guest.counter("aperture_aliases"), 2);
-    assert!(cpu3.is_zero(HIGH3, PAGE) && cpu.is_zero(HIGH + PAGE, PAGE));
+    assert!(cpu3.is_zero(HIGH3, PAGE) && cpu.is_zero(BAR1_MAPPED_AT + PAGE, PAGE));
     driver.flush();
     assert_eq!(driver.guest.counter("aperture_aliases"), 2, "nothing is new");
     // When the first is unmapped the next one gets the page.
-    hide(&mut driver, 0, HIGH, 1);
+    hide(&mut driver, 0, BAR1_MAPPED_AT, 1);
     assert_eq!(cpu3.read(HIGH3, 4), [5, 6, 7, 8]);
-    assert!(cpu.is_zero(HIGH, PAGE) && cpu.is_zero(HIGH + PAGE, PAGE));
+    assert!(cpu.is_zero(BAR1_MAPPED_AT, PAGE) && cpu.is_zero(BAR1_MAPPED_AT + PAGE, PAGE));
     hide(&mut driver, 1, HIGH3, 1);
-    assert_eq!(cpu.read(HIGH + PAGE, 4), [5, 6, 7, 8]);
+    assert_eq!(cpu.read(BAR1_MAPPED_AT + PAGE, 4), [5, 6, 7, 8]);
     // RAM is never mapped.
     driver.guest.ram_write(0, &[9; 64]);
-    driver.map(driver.apertures[0], HIGH, At::Ram(0), 1);
-    assert!(cpu.is_zero(HIGH, PAGE));
+    driver.map(driver.apertures[0], BAR1_MAPPED_AT, At::Ram(0), 1);
+    assert!(cpu.is_zero(BAR1_MAPPED_AT, PAGE));
     assert_eq!(driver.guest.counter("aperture_aliases"), 3);
     let mut seen = [0; 4];
-    driver.guest.read(Bar1, HIGH, &mut seen);
+    driver.guest.read(Bar1, BAR1_MAPPED_AT, &mut seen);
     assert_eq!(seen, [9; 4], "a message finds it");
 }
 
@@ -485,8 +489,8 @@ fn a_reset_shows_zeros_in_the_same_mapping() {
     let cpu = Cpu::of(&driver.guest, Bar1);
     let mut channel = driver.channel(1);
     let at = driver.buffer(&channel, A, 2, 1);
-    show(&mut driver, 0, HIGH, at, 2);
-    cpu.write(HIGH + 0x100_0000, &[0x55; 64]);
+    show(&mut driver, 0, BAR1_MAPPED_AT, at, 2);
+    cpu.write(BAR1_MAPPED_AT + 0x100_0000, &[0x55; 64]);
     driver.submit(&mut channel, &[object(CE0), ce_copy(A, B, 1)].concat());
     driver.guest.reset();
     assert!(cpu.is_zero(0, 64 * MIB));
@@ -498,8 +502,8 @@ fn a_reset_shows_zeros_in_the_same_mapping() {
     let mut channel = driver.channel(1);
     let from = driver.buffer(&channel, A, 2, 6);
     let to = driver.buffer(&channel, B, 2, 7);
-    show(&mut driver, 0, HIGH, from, 2);
-    cpu.write(HIGH, &pages(8, 2));
+    show(&mut driver, 0, BAR1_MAPPED_AT, from, 2);
+    cpu.write(BAR1_MAPPED_AT, &pages(8, 2));
     copy(&mut driver, &mut channel, A, B, 2);
     assert!(driver.vram_holds(to, 2, 8));
 }
@@ -524,7 +528,7 @@ fn a_reset_leaves_the_memory_mapped_for_the_card() {
         Rig::made(&Config { vram_mib: CARD_MIB, ..Config::default() }, &sharing(), |card| Altered::over(card, counts));
     let mut driver = driver(&rig, 0);
     let cpu = Cpu::of(&driver.guest, Bar1);
-    cpu.write(HIGH, &pages(1, 2));
+    cpu.write(BAR1_MAPPED_AT, &pages(1, 2));
     let before = mapped.load(Ordering::SeqCst);
     assert_ne!(before, 0);
     driver.guest.reset();
@@ -540,7 +544,7 @@ fn the_next_client_and_the_last_see_nothing_of_each_other() {
     let old = [Cpu::of(&driver.guest, Bar1), Cpu::of(&driver.guest, Bar3)];
     let channel = driver.channel(1);
     let at = driver.buffer(&channel, A, 2, 1);
-    show(&mut driver, 0, HIGH, at, 2);
+    show(&mut driver, 0, BAR1_MAPPED_AT, at, 2);
     let alone = usage(&rig);
     driver.guest.reconnect();
     let new = [Cpu::of(&driver.guest, Bar1), Cpu::of(&driver.guest, Bar3)];
@@ -555,13 +559,13 @@ fn the_next_client_and_the_last_see_nothing_of_each_other() {
     let mut channel = driver.channel(1);
     let from = driver.buffer(&channel, A, 2, 3);
     let to = driver.buffer(&channel, B, 2, 4);
-    show(&mut driver, 0, HIGH, from, 2);
-    old[0].write(HIGH, &pages(66, 2));
+    show(&mut driver, 0, BAR1_MAPPED_AT, from, 2);
+    old[0].write(BAR1_MAPPED_AT, &pages(66, 2));
     old[1].write(0, &pages(66, 2));
     copy(&mut driver, &mut channel, A, B, 2);
     assert!(driver.vram_holds(to, 2, 3));
-    assert_eq!(new[0].read(HIGH, 2 * PAGE), pages(3, 2));
-    assert_eq!(old[0].read(HIGH, 2 * PAGE), pages(66, 2));
+    assert_eq!(new[0].read(BAR1_MAPPED_AT, 2 * PAGE), pages(3, 2));
+    assert_eq!(old[0].read(BAR1_MAPPED_AT, 2 * PAGE), pages(66, 2));
     driver.guest.remove().unwrap();
     assert_eq!(usage(&rig), before);
 }
@@ -577,7 +581,7 @@ fn vms_that_come_and_go_with_mapped_apertures_leave_nothing() {
         let mut channel = driver.channel(1);
         let at = driver.buffer(&channel, A, 16, round);
         driver.map(channel.space, B, At::Ram(0), 16);
-        show(&mut driver, 0, HIGH, at, 16);
+        show(&mut driver, 0, BAR1_MAPPED_AT, at, 16);
         driver.submit(&mut channel, &[object(CE0), ce_copy(A, B, 16)].concat());
         if round % 2 == 0 {
             driver.wait(&channel);
@@ -596,12 +600,12 @@ fn pages_under_another_vms_aperture_cannot_be_reached() {
     let cpu = Cpu::of(&victim.guest, Bar1);
     let secret = victim.vram(4);
     victim.guest.vram_write(secret, &vec![0xc5; 4 * PAGE as usize]);
-    show(&mut victim, 0, HIGH, secret, 4);
+    show(&mut victim, 0, BAR1_MAPPED_AT, secret, 4);
     // The card's addresses of everything that is mapped for it, as guest RAM and as VRAM.
     for mib in (0..512u64).step_by(2) {
         let mut channel = evil.channel(1);
         let own = evil.buffer(&channel, B, 1, 1);
-        let at = mib * MIB + HIGH % (2 * MIB);
+        let at = mib * MIB + BAR1_MAPPED_AT % (2 * MIB);
         if at >= MIB {
             evil.map(channel.space, A, At::Ram(at), 1);
             evil.submit(&mut channel, &[object(CE0), ce_copy(A, B, 1)].concat());
@@ -614,11 +618,11 @@ fn pages_under_another_vms_aperture_cannot_be_reached() {
     // Its own aperture shows only its own memory, for any address that it names.
     let own = Cpu::of(&evil.guest, Bar1);
     for (page, at) in [(0, VM_MIB * MIB), (1, 63 * MIB), (2, 0xff_ffff_f000)] {
-        show(&mut evil, 0, HIGH + page * PAGE, at, 1);
+        show(&mut evil, 0, BAR1_MAPPED_AT + page * PAGE, at, 1);
     }
-    assert!(own.is_zero(HIGH, 3 * PAGE));
+    assert!(own.is_zero(BAR1_MAPPED_AT, 3 * PAGE));
     assert_eq!(super::finds(&evil.guest, 0xc5), 0);
-    assert_eq!(cpu.read(HIGH, 4 * PAGE), vec![0xc5; 4 * PAGE as usize]);
+    assert_eq!(cpu.read(BAR1_MAPPED_AT, 4 * PAGE), vec![0xc5; 4 * PAGE as usize]);
 }
 
 #[test]

@@ -2,11 +2,11 @@
 
 use super::schedule::acquire;
 use super::{A, B};
+use card_manager::Sharing;
 use channels::Host;
 use nvspec::class::compute90c0 as class;
 use nvspec::fifo::VirtualChannelId;
 use nvspec::instance::context;
-use owner::Sharing;
 use rig::driver::{CE0, CE1, Channel, Driver, M2MF, PAGE, ce_copy, m2mf_copy, methods, object};
 use rig::{Rig, settings, sharing};
 use sched::{Engine, TenantId};
@@ -22,7 +22,7 @@ const FOUND: u64 = 0x500_0000;
 /// Word that is left as residue; an immediate has twenty bits.
 const CANARY: u32 = 0x5a5a5;
 /// Registers that hold it: all registers of a thread on a full multiprocessor, except those that the kernels need.
-const HELD: std::ops::Range<u32> = 8..32;
+const CANARY_REGISTERS: std::ops::Range<u32> = 8..32;
 
 fn rig(clear: bool) -> Rig {
     let sharing = Sharing { clear, ..sharing() };
@@ -58,14 +58,14 @@ fn driver(rig: &Rig, vm: u32) -> Driver {
 /// Fills registers and shared memory.
 fn leaves() -> String {
     let mut text = String::from(".kernel k\n.shared 0xc000\nS2R R0, SR_TID.X\nSHL R0, R0, 4\n");
-    HELD.for_each(|register| writeln!(text, "MOV32I R{register}, {CANARY:#x}").unwrap());
+    CANARY_REGISTERS.for_each(|register| writeln!(text, "MOV32I R{register}, {CANARY:#x}").unwrap());
     text + "STS.128 [R0], R8\nSTS.128 [R0+0x4000], R8\nSTS.128 [R0+0x8000], R8\nEXIT\n"
 }
 
 /// Searches for it, in registers before they are written.
 fn looks() -> String {
     let mut text = String::from(".kernel k\n.shared 0xc000\nISETP.EQ.AND P0, PT, RZ, 1, PT\n");
-    HELD.for_each(|register| writeln!(text, "ISETP.EQ.OR P0, PT, R{register}, {CANARY:#x}, P0").unwrap());
+    CANARY_REGISTERS.for_each(|register| writeln!(text, "ISETP.EQ.OR P0, PT, R{register}, {CANARY:#x}, P0").unwrap());
     writeln!(text, "MOV32I R0, {FOUND:#x}\nMOV32I R1, 1\n@P0 ST [R0], R1").unwrap();
     text.push_str("S2R R2, SR_TID.X\nSHL R2, R2, 4\nISETP.EQ.AND P0, PT, RZ, 1, PT\n");
     for at in (0..0xc000).step_by(0x4000) {
@@ -148,7 +148,7 @@ fn vm_that_has_the_card_alone_is_not_held_up() {
 }
 
 #[test]
-fn vms_that_work_at_the_same_time_take_turns_and_all_of_it_is_done() {
+fn concurrent_vms_share_pgraph_and_complete_all_work() {
     let rig = rig(true);
     let drivers: Vec<Driver> = (0..3).map(|vm| driver(&rig, vm)).collect();
     std::thread::scope(|scope| {
@@ -186,7 +186,7 @@ fn clearing_that_hangs_is_done_again_before_anybody_is_admitted() {
 }
 
 #[test]
-fn channel_that_waits_and_is_not_admitted_goes_on_when_what_it_waits_for_comes() {
+fn waiting_channel_off_pgraph_resumes_on_semaphore_release() {
     let rig = rig(true);
     let (mut waits, mut works) = (driver(&rig, 0), driver(&rig, 1));
     let (mut waiting, mut working) = (waits.channel(1), works.channel(1));
@@ -207,7 +207,7 @@ fn channel_that_waits_and_is_not_admitted_goes_on_when_what_it_waits_for_comes()
 }
 
 #[test]
-fn channel_that_waits_beside_one_that_always_works_goes_on_when_what_it_waits_for_comes() {
+fn waiting_channel_next_to_busy_vm_resumes_on_semaphore_release() {
     let rig = rig(true);
     let (mut waits, mut works) = (driver(&rig, 0), driver(&rig, 1));
     let (mut waiting, mut working) = (waits.channel(1), works.channel(1));
@@ -342,7 +342,7 @@ fn touch() -> Vec<u32> {
 }
 
 #[test]
-fn a_vm_that_copies_on_a_channel_of_pgraphs_keeps_nobody_from_pgraph() {
+fn copies_on_pgraph_channel_do_not_block_pgraph() {
     const TIMES: usize = 5;
     let rig = timed(true);
     let mut pair = Pair::new(&rig);
@@ -376,7 +376,7 @@ fn arrived_at_pgraph(rig: &Rig) -> u64 {
 /// A VM whose submissions are for PGRAPH and a copy engine has PGRAPH for what it does there. Each time that it comes
 /// back in mid work the neighbour has had PGRAPH for a good while.
 #[test]
-fn a_vm_that_uses_pgraph_and_copies_in_one_submission_leaves_pgraph_to_others_while_it_copies() {
+fn mixed_submission_leaves_pgraph_to_others_while_it_copies() {
     let rig = timed(true);
     let mut pair = Pair::new(&rig);
     let mixed = [touch(), copies()].concat();
@@ -431,19 +431,19 @@ fn hangs(works: &[Vec<u32>]) {
 }
 
 #[test]
-fn a_submission_that_hangs_in_a_copy_engine_leaves_pgraph_to_others() {
+fn copy_engine_hang_leaves_pgraph_to_others() {
     hangs(&[copies()]);
 }
 
 #[test]
-fn a_submission_that_hangs_in_a_copy_engine_behind_work_of_pgraph_leaves_pgraph_to_others() {
+fn copy_engine_hang_with_pgraph_work_leaves_pgraph_to_others() {
     hangs(&[[touch(), copies()].concat()]);
     hangs(&[touch(), copies()]);
     hangs(&[copies(), touch()]);
 }
 
 #[test]
-fn words_that_are_changed_after_they_were_taken_for_copies_do_not_reach_pgraph() {
+fn copies_changed_after_inspection_do_not_reach_pgraph() {
     let rig = timed(true);
     let mut pair = Pair::new(&rig);
     let Pair { one, channels: [_, channel], neighbour, channel: own } = &mut pair;
@@ -479,21 +479,21 @@ fn words_that_are_changed_after_they_were_taken_for_copies_do_not_reach_pgraph()
 }
 
 #[test]
-fn a_channel_that_copies_and_computes_in_turns_has_all_of_it_done_in_its_order() {
-    const THERE: u64 = 0x600_0000;
+fn alternating_copy_and_pgraph_work_completes_in_order() {
+    const TARGET_AT: u64 = 0x600_0000;
     let rig = rig(true);
     let mut pair = Pair::new(&rig);
     let Pair { one, channels: [_, channel], neighbour, channel: own } = &mut pair;
     let copy = [object(M2MF), m2mf_copy(A, B, PAGE as u32)].concat();
-    let targets = [0, 1].map(|index| one.buffer(channel, THERE + index * PAGE, 1, 9));
+    let targets = [0, 1].map(|index| one.buffer(channel, TARGET_AT + index * PAGE, 1, 9));
     for round in 0..20 {
         let seed = 20 + round;
         let from = one.buffer(channel, A, 1, seed);
         // By a copy engine to B, by PGRAPH on from there, and back by a copy engine.
         one.submit(channel, &[object(CE0), ce_copy(A, B, 1)].concat());
-        one.submit(channel, &[object(M2MF), m2mf_copy(B, THERE, PAGE as u32)].concat());
+        one.submit(channel, &[object(M2MF), m2mf_copy(B, TARGET_AT, PAGE as u32)].concat());
         one.submit(channel, &[]);
-        one.submit(channel, &[object(CE1), ce_copy(THERE, THERE + PAGE, 1)].concat());
+        one.submit(channel, &[object(CE1), ce_copy(TARGET_AT, TARGET_AT + PAGE, 1)].concat());
         neighbour.submit(own, &copy);
         one.wait(channel);
         neighbour.wait(own);

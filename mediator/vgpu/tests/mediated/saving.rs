@@ -25,7 +25,7 @@ fn refused<T>(what: Result<T, vm_device::DeviceError>, words: &str) {
 }
 
 #[test]
-fn a_vm_that_was_saved_in_the_middle_of_its_work_goes_on_on_any_card_beside_others() {
+fn vm_saved_in_mid_work_resumes_on_any_card() {
     let cards = [card(64), card(64)];
     let mut stay = Traveller::new(&cards[0], 0);
     let mut one = Traveller::new(&cards[0], 1);
@@ -43,7 +43,7 @@ fn a_vm_that_was_saved_in_the_middle_of_its_work_goes_on_on_any_card_beside_othe
 }
 
 #[test]
-fn saving_is_a_copy_and_what_is_restored_is_what_was() {
+fn saving_changes_nothing_and_restore_brings_back_saved_state() {
     let cards = [card(64), card(64)];
     let mut one = Traveller::new(&cards[0], 1);
     use_up(&one.driver);
@@ -66,7 +66,7 @@ fn saving_is_a_copy_and_what_is_restored_is_what_was() {
 }
 
 #[test]
-fn what_was_not_used_is_not_in_the_file() {
+fn unused_memory_is_not_in_saved_file() {
     let cards = [card(64)];
     let mut guest = cards[0].guest_with(1, &free_settings(16));
     let empty = guest.save().unwrap().len();
@@ -92,7 +92,7 @@ fn sample(rig: &Rig) -> (Traveller, Vec<u8>) {
 }
 
 #[test]
-fn files_that_were_cut_edited_or_exchanged_are_refused_and_nothing_changes() {
+fn corrupt_saved_file_is_rejected_and_changes_nothing() {
     let card = card(64);
     let (mut one, saved) = sample(&card);
     let (mut other, other_saved) = {
@@ -125,7 +125,7 @@ fn files_that_were_cut_edited_or_exchanged_are_refused_and_nothing_changes() {
 }
 
 #[test]
-fn a_vm_with_other_settings_or_another_client_is_refused_by_what_differs() {
+fn restore_into_different_vm_or_client_is_rejected_with_cause() {
     let card = card(64);
     let (mut one, saved) = sample(&card);
     let mut larger = card.guest_with(2, &free_settings(32));
@@ -144,7 +144,7 @@ fn a_vm_with_other_settings_or_another_client_is_refused_by_what_differs() {
 }
 
 #[test]
-fn time_does_not_go_back_and_what_is_pending_is_told_again() {
+fn guest_time_does_not_go_back_after_restore() {
     let card = card(0);
     let mut guest = card.guest_with(1, &free_settings(16));
     let time = |guest: &mut Guest| {
@@ -158,7 +158,7 @@ fn time_does_not_go_back_and_what_is_pending_is_told_again() {
 }
 
 #[test]
-fn nothing_is_left_of_who_made_room() {
+fn vm_that_left_card_leaves_no_memory_on_it() {
     let cards = [card(64), card(64)];
     let before = cards.each_ref().map(usage);
     let mut driver = Traveller::new(&cards[0], 1).driver;
@@ -212,7 +212,7 @@ fn rogue(vm: &vgpu::MediatedVm, over: &AtomicBool, seed: u64) {
 }
 
 #[test]
-fn a_guest_that_changes_everything_while_it_is_saved_and_moved_harms_only_itself() {
+fn hostile_guest_during_save_and_move_harms_only_itself() {
     let cards = [card(64), card(64)];
     let mut stay: Vec<Traveller> = cards.iter().map(|card| Traveller::new(card, 0)).collect();
     let mut hostile = Traveller::new(&cards[0], 1);

@@ -1,11 +1,11 @@
 //! VMs that share the card's time, on a card whose work takes simulated time.
 
-mod hushed;
+mod irq_suppressed;
 
 use super::{A, B, MIB, VM_MIB};
+use card_manager::overdue::Awaited;
+use card_manager::{Feeder, time};
 use nvspec::regs::pfifo;
-use owner::overdue::Awaited;
-use owner::{Feeder, time};
 use rig::driver::{At, Channel, Driver, M2MF, PAGE, m2mf_copy, methods, object, release};
 use rig::{Rig, settings};
 use sched::{Config, Engine, Pipeline, PolicyKind, TenantId, VgpuParams};
@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 /// Time of a copy of a page.
 const COPY_NS: u64 = 400_000;
 /// Longer than anything here takes.
-const LONG: Duration = Duration::from_secs(60);
+const WAIT_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Creates a card whose copies with M2MF take [`COPY_NS`] each.
 fn rig(scheduler: Config) -> Rig {
@@ -70,7 +70,7 @@ fn nothing_in_flight(rig: &Rig) {
 fn in_flight_at_most(rig: &Rig, count: usize) {
     let began = Instant::now();
     while rig.host.lock().scheduler().in_flight() > count {
-        assert!(began.elapsed() < LONG, "what has ended is seen");
+        assert!(began.elapsed() < WAIT_TIMEOUT, "what has ended is seen");
         std::thread::yield_now();
     }
 }
@@ -81,7 +81,7 @@ fn compete(rig: &Rig, drivers: &mut [(Driver, Channel, usize)], ns: u64) {
     let total = |rig: &Rig, count: usize| -> u64 { (0..count).map(|vm| used(rig, vm as u32)).sum() };
     let before = total(rig, drivers.len());
     while total(rig, drivers.len()) - before < ns {
-        assert!(began.elapsed() < LONG, "the card gets on");
+        assert!(began.elapsed() < WAIT_TIMEOUT, "the card gets on");
         for (driver, channel, size) in &mut *drivers {
             // Many at a time, so that one always waits.
             while channel.fences - driver.guest.peek(channel.fence) < 24 {
@@ -93,7 +93,7 @@ fn compete(rig: &Rig, drivers: &mut [(Driver, Channel, usize)], ns: u64) {
 }
 
 #[test]
-fn vms_get_the_card_by_their_weights_whatever_the_size_of_their_submissions() {
+fn vms_share_card_by_weight_regardless_of_submission_size() {
     // The backlog keeps the card at work for as long as a busy host may delay a guest's next submission.
     let rig = rig_of(Config::default(), 10 * COPY_NS);
     let mut drivers: Vec<_> = [(300, 1), (100, 3)]
@@ -115,7 +115,7 @@ fn vms_get_the_card_by_their_weights_whatever_the_size_of_their_submissions() {
 }
 
 #[test]
-fn what_is_charged_is_what_the_engine_was_busy_and_no_less_than_its_work() {
+fn charged_time_equals_engine_busy_time_and_covers_work() {
     let rig = rig(Config::default());
     let mut drivers: Vec<_> = (0..2)
         .map(|vm| {
@@ -146,7 +146,7 @@ fn what_is_charged_is_what_the_engine_was_busy_and_no_less_than_its_work() {
 }
 
 #[test]
-fn a_submission_that_waits_for_one_behind_it_gives_way() {
+fn submission_waiting_for_later_one_yields() {
     let one = Config { pipeline: Pipeline::ONE, ..Config::default() };
     let rig = rig(one);
     let mut busy = driver(&rig, 1, VgpuParams::default());
@@ -214,7 +214,7 @@ pub(super) fn acquire(va: u64, payload: u32) -> Vec<u32> {
 }
 
 #[test]
-fn a_doorbell_of_a_channel_that_may_not_run_holds_up_nobody() {
+fn doorbell_of_disabled_channel_blocks_no_vm() {
     let rig = rig(Config { pipeline: Pipeline::ONE, ..Config::default() });
     let mut other = driver(&rig, 1, VgpuParams::default());
     let mut channel = worker(&mut other, 1);
@@ -240,7 +240,7 @@ fn a_doorbell_of_a_channel_that_may_not_run_holds_up_nobody() {
 }
 
 #[test]
-fn a_submission_beyond_its_limit_is_killed_and_the_third_brings_quarantine() {
+fn overlong_submission_is_killed_and_third_strike_quarantines() {
     let rig = rig(Config::default());
     let limit = VgpuParams { max_run_ns: Some(50_000_000), ..VgpuParams::default() };
     let mut good = driver(&rig, 1, VgpuParams::default());
@@ -252,7 +252,7 @@ fn a_submission_beyond_its_limit_is_killed_and_the_third_brings_quarantine() {
         copies(&mut bad, &mut channel, 1);
         let began = Instant::now();
         while bad.guest.counter("hangs") < u64::from(strike) {
-            assert!(began.elapsed() < LONG, "it is killed");
+            assert!(began.elapsed() < WAIT_TIMEOUT, "it is killed");
             std::thread::sleep(Duration::from_millis(1));
         }
         bad.service();
@@ -335,7 +335,7 @@ fn a_guest_that_forges_its_ends_pays_for_its_work_all_the_same() {
 }
 
 #[test]
-fn what_submissions_wait_for_is_known() {
+fn overdue_submissions_report_awaited_cause() {
     let rig = rig(Config::default());
     // Without a limit: on a busy host a channel could be killed before this test sees it.
     let endless = VgpuParams { max_run_ns: None, ..VgpuParams::default() };
@@ -354,7 +354,7 @@ fn what_submissions_wait_for_is_known() {
     let of = |vm: u32, count: usize| {
         let began = Instant::now();
         while awaited(vm).len() < count {
-            assert!(began.elapsed() < LONG, "{:?}", awaited(vm));
+            assert!(began.elapsed() < WAIT_TIMEOUT, "{:?}", awaited(vm));
             std::thread::sleep(Duration::from_millis(10));
         }
         awaited(vm)
@@ -366,7 +366,7 @@ fn what_submissions_wait_for_is_known() {
     // It waits for its slice before it has the engine, on a busy host for longer than a second.
     let began = Instant::now();
     while awaited(1).first() != Some(&(hung.id, Awaited::Engine)) {
-        assert!(began.elapsed() < LONG, "{:?}", awaited(1));
+        assert!(began.elapsed() < WAIT_TIMEOUT, "{:?}", awaited(1));
         std::thread::sleep(Duration::from_millis(10));
     }
     let of_two = of(1, 5);
@@ -385,7 +385,7 @@ fn hangs_next(rig: &Rig, driver: &mut Driver, channel: &mut Channel) {
     let began = Instant::now();
     // Its last word is written: the engine may still report itself busy, which would look like the hang.
     while is_busy(rig) {
-        assert!(began.elapsed() < LONG, "it has ended");
+        assert!(began.elapsed() < WAIT_TIMEOUT, "it has ended");
         std::thread::yield_now();
     }
     assert!(rig.card.inject(Fault { engine: EngineId::Graph, kind: FaultKind::Hang, after: 0, count: 1 }));
@@ -398,7 +398,7 @@ fn hang(rig: &Rig, driver: &mut Driver, channel: &mut Channel) {
     let began = Instant::now();
     // On a busy host it may have been killed before it was seen.
     while !is_busy(rig) && driver.guest.counter("hangs") == 0 {
-        assert!(began.elapsed() < LONG, "it hangs");
+        assert!(began.elapsed() < WAIT_TIMEOUT, "it hangs");
         std::thread::yield_now();
     }
 }
@@ -421,12 +421,12 @@ const STOPS: [Stop; 4] = [
 ];
 
 #[test]
-fn who_stops_a_channel_whose_work_goes_on_pays_for_it_and_the_neighbour_does_not() {
-    const LIMIT: u64 = 50_000_000;
+fn vm_stopping_running_channel_pays_and_neighbour_does_not() {
+    const MAX_RUN_NS: u64 = 50_000_000;
     for policy in PolicyKind::ALL {
         for (what, stop) in STOPS {
             let rig = rig(Config { policy, ..Config::default() });
-            let limit = VgpuParams { max_run_ns: Some(LIMIT), ..VgpuParams::default() };
+            let limit = VgpuParams { max_run_ns: Some(MAX_RUN_NS), ..VgpuParams::default() };
             let (mut bad, mut good) = (driver(&rig, 0, limit), driver(&rig, 1, limit));
             let mut other = worker(&mut good, 1);
             copies(&mut good, &mut other, 1);
@@ -448,7 +448,10 @@ fn who_stops_a_channel_whose_work_goes_on_pays_for_it_and_the_neighbour_does_not
             copies(&mut good, &mut other, 1);
             good.wait(&other);
             let charged = used(&rig, 0);
-            assert!(charged >= LIMIT * 9 / 10, "{policy:?}, {what}: {charged} ns are charged to who has the engine");
+            assert!(
+                charged >= MAX_RUN_NS * 9 / 10,
+                "{policy:?}, {what}: {charged} ns are charged to who has the engine"
+            );
             assert_eq!([strikes(&rig, 0), strikes(&rig, 1)], [1, 0], "{policy:?}, {what}");
             assert_eq!((good.guest.counter("hangs"), good.faults.len()), (0, 0), "{policy:?}, {what}");
         }
@@ -463,7 +466,7 @@ fn booked(rig: &Rig, vm: u32, more_than: u64) -> u64 {
         if used > more_than {
             return used;
         }
-        assert!(began.elapsed() < LONG, "work that has ended is booked");
+        assert!(began.elapsed() < WAIT_TIMEOUT, "work that has ended is booked");
         std::thread::yield_now();
     }
 }
@@ -488,7 +491,7 @@ const TOGGLES: [Toggle; 3] = [
 ];
 
 #[test]
-fn who_toggles_a_channel_pays_for_its_work_and_the_neighbour_for_its_own() {
+fn vm_toggling_channel_and_neighbour_each_pay_for_own_work() {
     const COPIES: usize = 100;
     const MOST_NS: u64 = COPIES as u64 * COPY_NS / 4;
     for (what, toggle) in TOGGLES {
@@ -504,7 +507,7 @@ fn who_toggles_a_channel_pays_for_its_work_and_the_neighbour_for_its_own() {
             copies(&mut bad, &mut channel, COPIES);
             let began = Instant::now();
             while !is_busy(&rig) {
-                assert!(began.elapsed() < LONG, "{what}: it works");
+                assert!(began.elapsed() < WAIT_TIMEOUT, "{what}: it works");
                 if bad.is_done(&channel) {
                     // It has ended before the poll.
                     copies(&mut bad, &mut channel, COPIES);
@@ -552,14 +555,14 @@ fn a_channel_that_hangs_is_a_strike_for_its_vm() {
     hang(&rig, &mut driver, &mut channel);
     let began = Instant::now();
     while driver.guest.counter("hangs") == 0 {
-        assert!(began.elapsed() < LONG, "it is killed");
+        assert!(began.elapsed() < WAIT_TIMEOUT, "it is killed");
         std::thread::sleep(Duration::from_millis(1));
     }
     assert_eq!(strikes(&rig, 0), 1);
 }
 
 #[test]
-fn a_channel_that_acquires_behind_work_without_an_end_is_killed_all_the_same() {
+fn channel_acquiring_after_endless_work_is_still_killed() {
     let rig = rig(Config::default());
     let mut limits = settings(VM_MIB, 8);
     limits.share.hang_limit = Some(Duration::from_millis(200));
@@ -573,14 +576,14 @@ fn a_channel_that_acquires_behind_work_without_an_end_is_killed_all_the_same() {
     driver.submit(&mut channel, &[object(M2MF), copy, acquire(SEMAPHORE, 0x77)].concat());
     let began = Instant::now();
     while driver.guest.counter("hangs") == 0 {
-        assert!(began.elapsed() < LONG, "it is killed");
+        assert!(began.elapsed() < WAIT_TIMEOUT, "it is killed");
         std::thread::sleep(Duration::from_millis(1));
     }
     assert_eq!(strikes(&rig, 0), 1);
 }
 
 #[test]
-fn a_channel_that_was_stopped_in_mid_work_goes_on_in_its_turn() {
+fn channel_stopped_in_mid_work_resumes_under_each_policy() {
     for policy in PolicyKind::ALL {
         let rig = rig(Config { policy, ..Config::default() });
         let (mut one, mut two) = (driver(&rig, 0, VgpuParams::default()), driver(&rig, 1, VgpuParams::default()));

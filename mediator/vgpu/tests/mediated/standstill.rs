@@ -5,13 +5,13 @@ use super::relocate::{Dice, driver_of, free_settings, rig_of, work_until};
 use super::stuck::{hang, works};
 use super::{MIB, driver, rig};
 use card::Card;
+use card_manager::Feeder;
+use card_manager::overdue::Awaited;
 use card_state::{RestoredCard, RestoredVm, SavedCard, SavedVm, Surroundings, VmSurroundings};
 use devmodel::VGpuConfig;
 use nvspec::addr::VramAddr;
 use nvspec::fifo::{VirtualChannelId, engine};
 use nvspec::regs::pfifo;
-use owner::Feeder;
-use owner::overdue::Awaited;
 use rig::Rig;
 use rig::driver::{CE0, Driver, ce_copy, object};
 use saved_state::{SavedState, Writer};
@@ -22,7 +22,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
 use vram::TenantId;
 
-const LIMIT: Duration = Duration::from_secs(20);
+const STANDSTILL_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// Returns whether all engines are idle.
 fn is_idle(rig: &Rig) -> bool {
@@ -30,7 +30,7 @@ fn is_idle(rig: &Rig) -> bool {
 }
 
 #[test]
-fn guests_work_on_and_lose_nothing_while_the_card_stands_still_again_and_again() {
+fn guests_lose_no_work_while_card_is_quiesced_repeatedly() {
     let rig = rig_of(2 * MIB, 96, 0);
     let drivers: Vec<Driver> = (0..3).map(|vm| driver_of(&rig, vm, 16)).collect();
     let (done, working) = (AtomicBool::new(false), AtomicU32::new(3));
@@ -46,7 +46,7 @@ fn guests_work_on_and_lose_nothing_while_the_card_stands_still_again_and_again()
             });
         }
         while stood < 50 && working.load(Ordering::SeqCst) == 3 {
-            let still = rig.host.stand_still(LIMIT).expect("a card that stands still");
+            let still = rig.host.stand_still(STANDSTILL_TIMEOUT).expect("a card that stands still");
             assert!(is_idle(&rig));
             // No channel is on an engine, so the card itself can be saved.
             rig.card.halt().expect("a card at rest");
@@ -64,7 +64,7 @@ fn guests_work_on_and_lose_nothing_while_the_card_stands_still_again_and_again()
 }
 
 #[test]
-fn what_was_submitted_before_and_meanwhile_is_done_when_the_card_goes_on() {
+fn work_submitted_before_or_during_quiesce_completes_after_it() {
     for clear in [true, false] {
         does_nothing_until_it_goes_on(clear);
     }
@@ -73,10 +73,10 @@ fn what_was_submitted_before_and_meanwhile_is_done_when_the_card_goes_on() {
 /// Runs with a card that clears PGRAPH between VMs, which admits none while it is quiescent, or with one that does not.
 fn does_nothing_until_it_goes_on(clear: bool) {
     let config = simgpu::Config { vram_mib: super::CARD_MIB, ..Default::default() };
-    let rig = Rig::made(&config, &owner::Sharing { clear, ..rig::sharing() }, |card| card);
+    let rig = Rig::made(&config, &card_manager::Sharing { clear, ..rig::sharing() }, |card| card);
     let mut driver = driver(&rig, 0);
     let mut channel = driver.channel(1);
-    let still = rig.host.stand_still(LIMIT).unwrap();
+    let still = rig.host.stand_still(STANDSTILL_TIMEOUT).unwrap();
     driver.buffer(&channel, super::A, 1, 5);
     let to = driver.buffer(&channel, super::B, 1, 9);
     driver.submit(&mut channel, &[object(CE0), ce_copy(super::A, super::B, 1)].concat());
@@ -100,7 +100,7 @@ fn does_nothing_until_it_goes_on(clear: bool) {
 }
 
 #[test]
-fn channel_that_does_not_leave_in_time_hangs_and_costs_the_others_nothing() {
+fn channel_that_misses_quiesce_limit_hangs_and_others_continue() {
     for engine in [EngineId::Copy0, EngineId::Graph] {
         let rig = rig();
         let (mut bad, mut good) = (driver(&rig, 0), driver(&rig, 1));
@@ -173,7 +173,7 @@ fn read(file: &[u8]) -> SavedCard {
 #[test]
 fn card_that_was_at_work_is_written_down_and_read_as_it_was() {
     // The state of clearing PGRAPH is not saved yet.
-    let sharing = owner::Sharing { chunk_bytes: 2 * MIB, clear: false, ..rig::sharing() };
+    let sharing = card_manager::Sharing { chunk_bytes: 2 * MIB, clear: false, ..rig::sharing() };
     let rig = Rig::made(&simgpu::Config { vram_mib: 96, ..Default::default() }, &sharing, |card| card);
     let own = rig.usage().0.mediator;
     let mut drivers: Vec<Driver> = (0..3).map(|vm| driver_of(&rig, vm, 16)).collect();
@@ -190,7 +190,7 @@ fn card_that_was_at_work_is_written_down_and_read_as_it_was() {
         driver.buffer(channel, super::A, 1, 5);
         places.push(driver.buffer(channel, super::B, 1, 9));
     }
-    let still = rig.host.stand_still(LIMIT).unwrap();
+    let still = rig.host.stand_still(STANDSTILL_TIMEOUT).unwrap();
     for (driver, channel) in drivers.iter_mut().zip(&mut channels) {
         driver.submit(channel, &[object(CE0), ce_copy(super::A, super::B, 1)].concat());
     }

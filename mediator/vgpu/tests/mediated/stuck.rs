@@ -78,7 +78,7 @@ fn client_that_leaves_a_hung_engine_is_cleaned_up_after() {
 }
 
 #[test]
-fn guest_that_unbinds_or_preempts_a_hung_channel_can_go_on() {
+fn guest_unbinding_or_preempting_hung_channel_can_continue() {
     let rig = rig();
     let mut driver = driver(&rig, 0);
     let hung = hang(&rig, &mut driver, EngineId::Copy0);
@@ -108,7 +108,7 @@ impl channels::GuestMemory for Ring {
 }
 
 #[test]
-fn fault_of_a_channel_that_is_unbound_before_it_is_served_blocks_no_one() {
+fn fault_of_channel_unbound_before_service_blocks_no_vm() {
     let rig = rig();
     let (mut bad, mut good) = (driver(&rig, 0), driver(&rig, 1));
     let mut other = good.channel(1);
@@ -156,7 +156,7 @@ impl Alter for Quick {
 }
 
 #[test]
-fn engine_that_faults_again_at_once_goes_on() {
+fn engine_faulting_again_immediately_continues() {
     let rig = Rig::wrapped(CARD_MIB, |card| Altered::over(card, Quick));
     let mut driver = driver(&rig, 0);
     let mut channels = [1, 2, 3].map(|id| driver.channel(id));
@@ -203,7 +203,7 @@ impl Alter for Late {
 }
 
 #[test]
-fn fault_that_is_reported_late_leaves_the_engine_to_who_has_it_now() {
+fn late_fault_report_leaves_engine_to_current_channel() {
     let late = Arc::new(AtomicBool::new(false));
     let reports = Arc::clone(&late);
     let rig = Rig::wrapped(CARD_MIB, |card| Altered::over(card, Late(reports)));
@@ -244,7 +244,7 @@ fn wait_interrupted(driver: &mut Driver, before: u64) {
 }
 
 #[test]
-fn vm_whose_lock_is_held_does_not_hold_up_its_neighbours_interrupts() {
+fn locked_vm_does_not_delay_interrupts_of_neighbour() {
     let rig = rig();
     let (mut slow, mut quick) = (driver(&rig, 0), driver(&rig, 1));
     let (mut held, mut other) = (slow.channel(1), quick.channel(1));
@@ -299,9 +299,9 @@ fn guest_that_preempts_a_hung_channel_holds_up_no_neighbour() {
 }
 
 #[test]
-fn fault_that_comes_while_anothers_is_there_is_told_all_the_same() {
+fn fault_during_fault_of_other_vm_is_still_reported() {
     // Two VMs at work at the same time, so that nothing is cleared between them.
-    let sharing = owner::Sharing { clear: false, ..rig::sharing() };
+    let sharing = card_manager::Sharing { clear: false, ..rig::sharing() };
     let rig = Rig::made(&simgpu::Config { vram_mib: CARD_MIB, ..Default::default() }, &sharing, |card| card);
     let mut limits = rig::settings(super::VM_MIB, 4);
     limits.share.hang_limit = Some(std::time::Duration::from_millis(200));

@@ -61,7 +61,7 @@ fn domains_share_a_card_and_copy_at_the_same_time() {
 }
 
 #[test]
-fn frames_that_a_domain_gives_back_are_out_of_the_cards_reach_also_under_load() {
+fn frames_returned_by_domain_are_unreachable_under_load() {
     let rig = rig();
     let vm = vm(&rig, 0);
     let (mut driver, mut channel) = ready(&vm, 1);
@@ -92,7 +92,7 @@ fn frames_that_a_domain_gives_back_are_out_of_the_cards_reach_also_under_load() 
 }
 
 #[test]
-fn domain_that_is_destroyed_in_mid_copy_leaves_its_memory_and_a_clean_card() {
+fn domain_destroyed_in_mid_copy_leaves_clean_card() {
     let rig = rig();
     let (_, channels, ranges) = rig.usage();
     {
@@ -114,7 +114,7 @@ fn domain_that_is_destroyed_in_mid_copy_leaves_its_memory_and_a_clean_card() {
 }
 
 /// An address in the part of BAR1 that is backed by pages.
-const HIGH: u64 = 32 << 20;
+const BAR1_MAPPED_AT: u64 = 32 << 20;
 
 fn remapped(rig: &Rig) -> XenVm {
     XenVm::new(rig, 0, &Settings { apertures: Apertures::Remapped, ..settings(VM_MIB, 16) }, "guest0")
@@ -124,19 +124,19 @@ fn remapped(rig: &Rig) -> XenVm {
 fn copies_through_an_aperture(driver: &mut Driver<XenGuest>, seed: u32) {
     let mut channel = driver.channel(1);
     let (from, to) = (driver.buffer(&channel, A, 1, 0), driver.buffer(&channel, B, 1, 0));
-    for (at, vram) in [(HIGH, from), (HIGH + PAGE, to)] {
+    for (at, vram) in [(BAR1_MAPPED_AT, from), (BAR1_MAPPED_AT + PAGE, to)] {
         driver.map(driver.apertures[0], at, At::Vram(vram), 1);
     }
     driver.flush();
-    driver.guest.write(Bar1, HIGH, &pattern(seed, 0));
+    driver.guest.write(Bar1, BAR1_MAPPED_AT, &pattern(seed, 0));
     driver.submit(&mut channel, &[object(CE0), ce_copy(A, B, 1)].concat());
     assert_eq!(driver.wait_or_fault(&channel), None);
     let mut read = [0; PAGE as usize];
-    driver.guest.read(Bar1, HIGH + PAGE, &mut read);
+    driver.guest.read(Bar1, BAR1_MAPPED_AT + PAGE, &mut read);
     assert!(read[..] == pattern(seed, 0)[..], "seed {seed}");
     // PRAMIN shows the page when BAR1 no longer does.
     let space = driver.apertures[0];
-    driver.pte(space, HIGH + PAGE, 0, 0);
+    driver.pte(space, BAR1_MAPPED_AT + PAGE, 0, 0);
     driver.flush();
     assert!(driver.vram_holds(to, 1, seed));
 }

@@ -2,7 +2,7 @@
 
 use super::relocate::{driver_of, free_settings, move_all, still};
 use super::{A, MIB};
-use owner::Sharing;
+use card_manager::Sharing;
 use rig::driver::PAGE;
 use rig::{Guest, Rig, sharing};
 use simgpu::{ComputeTiming, Config, EngineId, EngineTiming, Fault, FaultKind, TimeModel};
@@ -66,7 +66,7 @@ fn places_of_chunks_that_move_are_zeroed_by_engines() {
 }
 
 #[test]
-fn what_engines_fail_at_is_zeroed_by_the_cpu() {
+fn chunks_that_engines_fail_to_zero_are_zeroed_by_cpu() {
     let rig = rig_with(0, None);
     let first = rig.guest_with(0, &free_settings(40));
     assert_eq!(first_that_is_not_zero(&first), None);
@@ -93,7 +93,7 @@ fn what_engines_fail_at_is_zeroed_by_the_cpu() {
 }
 
 #[test]
-fn who_needs_a_chunk_that_engines_zero_gets_it_when_they_have_done_so() {
+fn vm_needing_chunk_being_zeroed_gets_it_afterwards() {
     // Some milliseconds for a chunk.
     let copy = EngineTiming { bytes_per_second: 400 * MIB, launch_ns: 0 };
     let (graph, compute) = (EngineTiming { bytes_per_second: 0, launch_ns: 0 }, ComputeTiming::default());

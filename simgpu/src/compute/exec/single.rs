@@ -218,9 +218,9 @@ const fn power(scale: Scale) -> i32 {
 #[inline]
 fn fused(a: &Lanes, b: &Lanes, c: &Lanes) -> Lanes {
     /// Bits of a double below the last bit of a single, and half of that.
-    const BELOW: u64 = (1 << 29) - 1;
+    const ROUNDED_BITS: u64 = (1 << 29) - 1;
     const MIDDLE: u64 = 1 << 28;
-    const SMALL: u64 = (1023 - 126) << 52;
+    const MIN_NORMAL_BITS: u64 = (1023 - 126) << 52;
     let mut values = [0; LANES];
     let mut doubtful = 0;
     for lane in 0..LANES {
@@ -228,7 +228,7 @@ fn fused(a: &Lanes, b: &Lanes, c: &Lanes) -> Lanes {
         let sum = wide(a[lane]) * wide(b[lane]) + wide(c[lane]);
         let bits = sum.to_bits();
         let magnitude = bits & (u64::MAX >> 1);
-        doubtful |= u64::from(bits & BELOW == MIDDLE) | u64::from(magnitude.wrapping_sub(1) < SMALL);
+        doubtful |= u64::from(bits & ROUNDED_BITS == MIDDLE) | u64::from(magnitude.wrapping_sub(1) < MIN_NORMAL_BITS);
         values[lane] = canonical(sum as f32);
     }
     if doubtful != 0 {

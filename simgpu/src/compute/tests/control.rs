@@ -139,7 +139,7 @@ fn indexed_branches_go_to_as_many_places() {
 }
 
 #[test]
-fn some_lanes_end_and_the_others_go_on() {
+fn exited_lanes_stop_and_other_lanes_continue() {
     let mut rig = Rig::new(0);
     rig.write(DATA, &[7; 64]);
     let values = run_in(&mut rig, "ISETP.GE.AND P0, PT, R0, 0x14\nMOV R10, 0x5\n@P0 EXIT", 1, 64);

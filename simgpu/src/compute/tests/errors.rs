@@ -104,7 +104,7 @@ fn faults_name_the_first_lanes_address_of_the_lowest_block() {
 }
 
 #[test]
-fn grids_without_end_end_when_they_are_told_to() {
+fn endless_grids_end_when_compute_state_is_saved() {
     for workers in [0, 2] {
         for code in ["here: BRA here", "BAR.SYNC 0, 0x80", "here: LD R1, [RZ+0x400000]\nBRA here"] {
             let mut rig = Rig::new(workers);

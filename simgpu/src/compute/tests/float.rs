@@ -213,7 +213,7 @@ fn comparisons_with_every_set_of_relations() {
 }
 
 #[test]
-fn condition_code_tells_zero_sign_and_nan() {
+fn condition_code_reports_zero_sign_and_nan() {
     check(
         "FADD R12.CC, R4, R6",
         &numbers(),

@@ -308,7 +308,7 @@ fn races_in_shared_memory_end_the_same_in_each_run() {
 }
 
 #[test]
-fn constants_come_from_what_is_bound_and_are_fresh_for_each_grid() {
+fn constants_come_from_bound_buffer_and_refresh_per_grid() {
     let source = ".kernel k
          S2R R0, SR_TID.X
          SHL R1, R0, 0x2
@@ -354,7 +354,7 @@ fn changed_code_is_seen_by_the_next_grid() {
 }
 
 #[test]
-fn relocated_page_is_seen_after_the_flush_in_the_middle_of_a_grid() {
+fn relocated_page_is_seen_mid_grid_after_flush() {
     // It spins on a word until that changes.
     let source = ".kernel k
          MOV R0, c[0][0x20]

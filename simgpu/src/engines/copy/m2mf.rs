@@ -14,8 +14,8 @@ use crate::engines::{ContextState, Engine, EngineCx, EngineError, Progress, Stat
 use nvspec::addr::GpuVa;
 use nvspec::class::{data_error, id, m2mf9039 as methods};
 
-const FIRST: u32 = methods::NOP;
-const WORDS: usize = ((methods::TILING_POSITION_OUT_Y - FIRST) / 4 + 1) as usize;
+const FIRST_METHOD: u32 = methods::NOP;
+const WORDS: usize = ((methods::TILING_POSITION_OUT_Y - FIRST_METHOD) / 4 + 1) as usize;
 
 /// M2MF.
 #[derive(Debug, Default)]
@@ -93,11 +93,11 @@ const OUT: Side = Side {
 
 impl Registers {
     fn word(&self, method: u32) -> u32 {
-        self.words[((method - FIRST) / 4) as usize]
+        self.words[((method - FIRST_METHOD) / 4) as usize]
     }
 
     fn set(&mut self, method: u32, data: u32) {
-        self.words[((method - FIRST) / 4) as usize] = data;
+        self.words[((method - FIRST_METHOD) / 4) as usize] = data;
     }
 
     fn address(&self, high: u32, low: u32) -> GpuVa {
@@ -209,7 +209,7 @@ impl Registers {
 
     /// Returns the stateful methods.
     fn stored() -> impl Iterator<Item = (u32, u32)> {
-        (FIRST..=methods::TILING_POSITION_OUT_Y)
+        (FIRST_METHOD..=methods::TILING_POSITION_OUT_Y)
             .step_by(4)
             .filter_map(|method| methods::method_mask(method).map(|mask| (method, mask)))
     }

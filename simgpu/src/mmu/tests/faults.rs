@@ -22,7 +22,7 @@ fn directory_that_nothing_answers_for_faults_with_0() {
 }
 
 #[test]
-fn address_behind_a_shortened_table_faults_with_1() {
+fn address_past_shortened_table_faults_with_1() {
     for (code, span) in [(1u64, 64u64 << 20), (2, 32 << 20), (3, 16 << 20)] {
         let mut tables = Tables::new();
         tables.small(span - 0x1000, PTE_VALID | 0x80_0000 >> 8);
@@ -45,7 +45,7 @@ fn entry_that_is_not_valid_faults_with_2() {
 }
 
 #[test]
-fn address_behind_the_limit_faults_with_3_even_when_its_page_is_known() {
+fn address_past_limit_faults_with_3_even_if_page_is_cached() {
     let mut tables = Tables::new();
     tables.small(0x5000, PTE_VALID | 0x80_0000 >> 8);
     tables.translate(0x5800, false).expect("known from now on");

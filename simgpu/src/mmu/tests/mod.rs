@@ -57,7 +57,7 @@ fn words_across_a_page_border_are_put_together() {
 }
 
 #[test]
-fn what_nothing_on_the_bus_answers_reads_ones_and_is_counted() {
+fn unanswered_bus_access_reads_ones_and_is_counted() {
     let mut tables = Tables::new();
     tables.small(0x1000, PTE_VALID | (0x7_0000_0000u64 >> 8));
     tables.small(0x2000, PTE_VALID | 2 << 33 | 0x5000 >> 8);
@@ -73,7 +73,7 @@ fn what_nothing_on_the_bus_answers_reads_ones_and_is_counted() {
 }
 
 #[test]
-fn copy_of_many_pages_that_follow_each_other_stops_where_it_must() {
+fn copy_of_contiguous_pages_stops_at_unmapped_page() {
     let mut tables = Tables::new();
     let (from, to) = (0x100_0000u64, 0x200_0000u64);
     for page in 0..200u64 {

@@ -47,11 +47,11 @@ pub struct Axis {
 
 impl Axis {
     /// Minimum value shown.
-    const LEAST: f64 = 0.1;
+    const MIN_SHOWN: f64 = 0.1;
 
     /// Returns a value's height in the picture.
     fn height(self, value: f64) -> f64 {
-        if self.tens { value.max(Self::LEAST).log10() } else { value }
+        if self.tens { value.max(Self::MIN_SHOWN).log10() } else { value }
     }
 
     fn name(self, height: f64) -> String {
@@ -71,7 +71,7 @@ pub fn draw(file: &Path, title: &str, groups: &[&str], kinds: &[Kind], axis: Axi
         area.fill(&WHITE)?;
         let highest = kinds.iter().flat_map(|kind| &kind.values).copied().fold(1.0, f64::max) * 1.1;
         let [floor, top] =
-            [if axis.tens { Axis::LEAST } else { 0.0 }, highest.min(axis.top)].map(|value| axis.height(value));
+            [if axis.tens { Axis::MIN_SHOWN } else { 0.0 }, highest.min(axis.top)].map(|value| axis.height(value));
         let mut chart = ChartBuilder::on(&area)
             .caption(title, ("sans-serif", 18))
             .margin(12)

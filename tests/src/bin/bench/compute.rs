@@ -23,7 +23,7 @@ use tests::bench::{Metric, Target, median};
 /// Measurements of each kind; the median counts.
 const ROUNDS: usize = 21;
 /// Minimum time of a measurement.
-const ROUND: Duration = Duration::from_millis(60);
+const MIN_MEASUREMENT: Duration = Duration::from_millis(60);
 /// Rounds of each kernel's loop.
 const LOOPS: u32 = 256;
 /// Number of blocks, and of threads in each block.
@@ -174,7 +174,7 @@ impl Engine {
         let mut done = 0;
         let time = timed(self.workers, || {
             let began = Instant::now();
-            while began.elapsed() < ROUND {
+            while began.elapsed() < MIN_MEASUREMENT {
                 let now = self.run()?;
                 ensure!(now == instructions, "the same kernel took {now} instructions, {instructions} before");
                 done += now;

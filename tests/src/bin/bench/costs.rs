@@ -15,7 +15,7 @@ use rig::paravirtual::{Interface, Ops, RAM_BYTES, kind, status};
 use rig::settings;
 use tests::bench::model::{COSTS, Item};
 use tests::bench::{Metric, Target, median};
-use tests::light::{CardConfig, MIB, wait};
+use tests::in_process_vm::{CardConfig, MIB, wait};
 use vgpu::{PvSettings, Settings};
 use vmm_glue::RegionIndex;
 

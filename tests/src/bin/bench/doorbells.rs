@@ -7,7 +7,7 @@ use rig::Rig;
 use rig::driver::{CE0, Channel, Driver, PAGE, object};
 use std::time::{Duration, Instant};
 use tests::bench::{Metric, median};
-use tests::light::{CardConfig, guest, wait};
+use tests::in_process_vm::{CardConfig, guest, wait};
 use vmm_glue::RegionIndex;
 use vram::Limits;
 

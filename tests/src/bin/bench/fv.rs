@@ -16,8 +16,8 @@ use tests::{Daemon, Paths, Vm, VmConfig};
 use super::Request;
 
 /// Rounds of each workload: for ways without a target, and for the default and its baseline. The median counts.
-const FEW: usize = 9;
-const MANY: usize = 25;
+const MIN_ROUNDS: usize = 9;
+const MAX_ROUNDS: usize = 25;
 /// MiB of each card, and of the passthrough VM's VRAM.
 const CARD_MIB: u32 = 512;
 /// MiB of a mediated VM's VRAM.
@@ -90,12 +90,12 @@ pub fn run(request: &Request) -> Result<Vec<Metric>> {
     }
     let mut measured: BTreeMap<(&'static str, &'static str), Measured> = BTreeMap::new();
     for workload in [DRIVER].into_iter().chain(WORKLOADS) {
-        let rounds = if workload == DRIVER { FEW } else { MANY };
+        let rounds = if workload == DRIVER { MIN_ROUNDS } else { MAX_ROUNDS };
         for round in 0..rounds {
             eprintln!("bench: fv, {workload}, round {} of {rounds}", round + 1);
             for at in order(kinds.len(), round) {
                 let (kind, vm) = (kinds[at], &vms[at]);
-                if round >= FEW && !kind.is_default && kind.name != BASELINE {
+                if round >= MIN_ROUNDS && !kind.is_default && kind.name != BASELINE {
                     continue;
                 }
                 let before = counts(&daemon, kind.name)?;

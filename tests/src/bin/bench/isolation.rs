@@ -10,20 +10,20 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use tests::bench::{Metric, Record, Target};
-use tests::contest::{Contest, Load, Outcome};
-use tests::crowd::{Crowd, name_of};
+use tests::contention::{Contest, Load, Outcome};
 use tests::daemon::Daemon;
+use tests::many_vms::{Crowd, name_of};
 use tests::rogues::{Rogue, stretched};
 use tests::{guest, http};
 
 use super::Request;
 
 /// Measured time of each attack, unless the caller sets it.
-const MEASURED: Duration = Duration::from_secs(10);
+const MEASURED_TIME: Duration = Duration::from_secs(10);
 /// Warm-up time, which is left out.
-const WARM: Duration = Duration::from_millis(700);
+const WARM_UP: Duration = Duration::from_millis(700);
 /// Rounds of the neighbour's kernels (10 ms of the card's time), and how many are in flight: the guest may lag by that.
-const ROUNDS: u32 = 20;
+const ROUNDS_PER_KERNEL: u32 = 20;
 const IN_FLIGHT: u32 = 32;
 /// The computing VM, and the attacker or reference.
 const NEIGHBOUR: usize = 0;
@@ -36,11 +36,11 @@ const REFERENCE: Duration = Duration::from_secs(20);
 const PATHS: [&str; 3] = ["/v1/vms", "/metrics", "/v1/cards"];
 const PAUSE: Duration = Duration::from_millis(100);
 /// Time after which a request counts as unanswered.
-const PATIENCE: Duration = Duration::from_secs(10);
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
 /// Target in ms for 99 of 100 requests.
 const ANSWERED_MS: f64 = 50.0;
 /// Part of its share that the neighbour must keep.
-const KEPT: f64 = 0.96;
+const MIN_SHARE_KEPT: f64 = 0.96;
 
 /// The name of the benchmark under all policies.
 pub const ALL: &str = "isolation";
@@ -74,12 +74,12 @@ pub fn run(policies: &[&str], request: &Request, record: &mut Record) -> Result<
 
 /// Measures some attacks under one policy.
 fn under(crowd: &mut Crowd, policy: &str, rogues: &[Rogue], request: &Request, record: &mut Record) -> Result<()> {
-    let measured = request.seconds.map_or(MEASURED, Duration::from_secs);
+    let measured = request.seconds.map_or(MEASURED_TIME, Duration::from_secs);
     crowd.set(&["--policy", policy])?;
-    let steady = |vm| Load::kernels(vm, ROUNDS, IN_FLIGHT);
+    let steady = |vm| Load::kernels(vm, ROUNDS_PER_KERNEL, IN_FLIGHT);
     let reference = measured.min(REFERENCE);
     let play =
-        |crowd: &Crowd, loads: Vec<Load>| Contest { loads, warm: WARM, measured: reference }.run(crowd, |_| Ok(()));
+        |crowd: &Crowd, loads: Vec<Load>| Contest { loads, warm: WARM_UP, measured: reference }.run(crowd, |_| Ok(()));
     let alone = rate(&play(crowd, vec![steady(NEIGHBOUR)])?);
     let share = rate(&play(crowd, vec![steady(NEIGHBOUR), steady(OTHER)])?);
     let row = |what: &str| format!("isolation.{policy}.{what}");
@@ -90,7 +90,7 @@ fn under(crowd: &mut Crowd, policy: &str, rogues: &[Rogue], request: &Request, r
         let row = row(rogue.name);
         Rogue::unpunished(crowd)?;
         let asking = Asking::start(crowd.daemon());
-        let outcome = rogue.beside(crowd, &[ROUNDS], measured);
+        let outcome = rogue.beside(crowd, &[ROUNDS_PER_KERNEL], measured);
         let answers = asking.end();
         let found = match outcome {
             Ok(outcome) => attacked(crowd, &row, &outcome, share, &answers)?,
@@ -123,7 +123,7 @@ impl Asking {
                 }
                 let began = Instant::now();
                 let answer = UnixStream::connect(&socket).map_err(Into::into).and_then(|stream| {
-                    stream.set_read_timeout(Some(PATIENCE))?;
+                    stream.set_read_timeout(Some(REQUEST_TIMEOUT))?;
                     http::get(stream, path)
                 });
                 // A refused or broken request counts as the longest.
@@ -156,7 +156,7 @@ fn attacked(crowd: &mut Crowd, row: &str, outcome: &Outcome, share: f64, answers
     let counter = |name: &str| shown["counters"][name].as_u64().with_context(|| format!("no {name} in {shown}"));
     let lost = after.killed - before.killed + counter("faults")? + counter("hangs")?;
     let strikes = after.strikes - before.strikes;
-    let stretched = stretched(outcome, NEIGHBOUR, ROUNDS)?;
+    let stretched = stretched(outcome, NEIGHBOUR, ROUNDS_PER_KERNEL)?;
     let writes = outcome.reported(OTHER, "writes")?;
     let rate = rate(outcome);
     let within = answers.get((answers.len() * 99).div_ceil(100).saturating_sub(1)).copied().unwrap_or(f64::INFINITY);
@@ -172,7 +172,7 @@ fn attacked(crowd: &mut Crowd, row: &str, outcome: &Outcome, share: f64, answers
     Ok(vec![
         Metric::plain(format!("{row}.charged"), outcome.received(NEIGHBOUR) * 100.0, "%"),
         Metric::plain(format!("{row}.other_charged"), outcome.received(OTHER) * 100.0, "%"),
-        Metric::ratio(format!("{row}.neighbour"), rate, "1/s", share, Target::AtLeast(KEPT)),
+        Metric::ratio(format!("{row}.neighbour"), rate, "1/s", share, Target::AtLeast(MIN_SHARE_KEPT)),
         Metric::plain(format!("{row}.strikes"), strikes as f64, "strikes").target(Target::AtMost(0.0)),
         Metric::plain(format!("{row}.lost"), lost as f64, "channels").target(Target::AtMost(0.0)),
         Metric::plain(format!("{row}.stretched"), stretched, "x"),

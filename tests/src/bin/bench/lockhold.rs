@@ -16,7 +16,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 use tests::bench::{Metric, Target};
-use tests::light::{CardConfig, guest, wait};
+use tests::in_process_vm::{CardConfig, guest, wait};
 use vmm_glue::RegionIndex;
 use vram::{Limits, Step, TenantId, To};
 
@@ -37,7 +37,7 @@ const PLACES: usize = 6;
 /// Target for the longest hold, in us more than a single access.
 const LONGEST_US: f64 = 1000.0;
 /// Time between two measured accesses: a shorter one would add load.
-const BETWEEN: Duration = Duration::from_millis(1);
+const ACCESS_INTERVAL: Duration = Duration::from_millis(1);
 
 /// A working VM.
 struct Worker {
@@ -120,7 +120,7 @@ fn with_accesses(rig: &Rig, run: fn(&Rig) -> Result<()>) -> Result<Vec<f64>> {
                 let began = Instant::now();
                 rig.host.card().read32(pmc::BOOT_0::OFFSET);
                 took.push(began.elapsed().as_secs_f64() * 1e6);
-                thread::sleep(BETWEEN);
+                thread::sleep(ACCESS_INTERVAL);
             }
             took.sort_by(f64::total_cmp);
             took

@@ -235,7 +235,7 @@ mod unit {
     }
 
     #[test]
-    fn a_night_goes_on_behind_what_fails_and_its_next_makes_only_that() {
+    fn failed_benchmark_does_not_stop_others_and_alone_is_resumed() {
         let folder = tempfile::tempdir().unwrap();
         let benchmarks: [Benchmark; 2] = [("breaks", breaks), ("works", works)];
         let request = Request::default();

@@ -21,8 +21,8 @@ const VM_MIB: u32 = 256;
 /// Upgrades of each daemon.
 const UPGRADES: usize = 100;
 /// Written MiB and channels of a small and of a large VM.
-const FEW: (u64, u8) = (8, 1);
-const MANY: (u64, u8) = (224, 8);
+const SMALL_VM: (u64, u8) = (8, 1);
+const LARGE_VM: (u64, u8) = (224, 8);
 /// Target for 99 of 100 pauses, in ms.
 const MOST_MS: f64 = 300.0;
 /// Pages of a copy.
@@ -104,7 +104,7 @@ pub fn run() -> Result<Vec<Metric>> {
 }
 
 fn upgrades() -> Result<Vec<Metric>> {
-    let mut hosts = [Host::new("few", FEW)?, Host::new("many", MANY)?];
+    let mut hosts = [Host::new("few", SMALL_VM)?, Host::new("many", LARGE_VM)?];
     let stop = AtomicBool::new(false);
     let done = thread::scope(|scope| -> Result<()> {
         let mut runs = Vec::new();

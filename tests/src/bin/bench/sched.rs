@@ -25,7 +25,7 @@ const THINK: Length = Length::Uniform(20 * US, 60 * US);
 const MADD: u64 = 500 * US;
 const LONG_MADD: u64 = 5 * MADD;
 /// Warm-up time, which every figure leaves out.
-const WARM: u64 = SECOND;
+const WARM_UP_NS: u64 = SECOND;
 /// Seeds; the worst result counts.
 const SEEDS: [u64; 3] = [1, 2, 3];
 
@@ -153,9 +153,9 @@ fn gpuvm_figures_7_and_8() -> Result<Vec<Metric>> {
         for Contender { name, config } in contenders() {
             let values = worst(|seed| {
                 let outcome = play(config, 30, unequal(vms, MADD), seed)?;
-                let half = outcome.share_error(Engine::Compute, 500 * MS, WARM, &equal(vms));
-                let tenth = outcome.share_error(Engine::Compute, 100 * MS, WARM, &equal(vms));
-                let unfair = 1.0 - jain(&outcome.shares(Engine::Compute, WARM, u64::MAX), &equal(vms));
+                let half = outcome.share_error(Engine::Compute, 500 * MS, WARM_UP_NS, &equal(vms));
+                let tenth = outcome.share_error(Engine::Compute, 100 * MS, WARM_UP_NS, &equal(vms));
+                let unfair = 1.0 - jain(&outcome.shares(Engine::Compute, WARM_UP_NS, u64::MAX), &equal(vms));
                 let idle = 1.0 - outcome.utilisation(Engine::Compute);
                 let waits = all_waits(&outcome);
                 let [p50, p99] = [500, 990].map(|permille| waits.quantile(permille) as f64 / 1e3);
@@ -199,7 +199,7 @@ fn lengths() -> Result<Vec<Metric>> {
             let outcome = play(ours(), 30, unequal(vms, madd), 1)?;
             let row = format!("sched.lengths.{}us.{vms}vms", madd / US);
             for window in [500, 100] {
-                let error = outcome.share_error(Engine::Compute, window * MS, WARM, &equal(vms));
+                let error = outcome.share_error(Engine::Compute, window * MS, WARM_UP_NS, &equal(vms));
                 metrics.push(percent(format!("{row}.error_{window}ms"), error.mean));
                 metrics.push(percent(format!("{row}.error_{window}ms_worst"), error.worst));
             }
@@ -244,7 +244,7 @@ fn gdev_figure_15() -> Result<Vec<Metric>> {
         let mut scenario = Scenario::new(Config { queues, ..ours() }, 30 * SECOND, guests);
         scenario.card = Card { copy_slowdown_permille: 300, ..Card::default() };
         let outcome = simulate(&scenario, 1)?;
-        let part = |vm, engine| outcome.used(vm, engine, WARM, 30 * SECOND) as f64 / (29 * SECOND) as f64;
+        let part = |vm, engine| outcome.used(vm, engine, WARM_UP_NS, 30 * SECOND) as f64 / (29 * SECOND) as f64;
         let row = format!("sched.gdev15.{name}");
         let both = outcome.utilisation(Engine::Compute) + outcome.utilisation(Engine::Copy0);
         let peer = if name == "mrq" { "Gdev, MRQ: exceeds 100 %" } else { "Gdev, SDQ: does not overlap" };
@@ -277,10 +277,10 @@ fn unequal_copies() -> Result<Vec<Metric>> {
         let outcome = simulate(&scenario, 1)?;
         for (engine, wanted) in [(Engine::Compute, [0.5, 0.5]), (Engine::Copy0, wanted)] {
             let row = format!("sched.gdev15_copies.{name}.{}", engine.name());
-            let error = outcome.share_error(engine, 500 * MS, WARM, &wanted);
+            let error = outcome.share_error(engine, 500 * MS, WARM_UP_NS, &wanted);
             metrics.push(percent(format!("{row}.error_500ms"), error.mean).target(Target::AtMost(1.0)));
             metrics.push(percent(format!("{row}.error_500ms_worst"), error.worst));
-            let shares = outcome.shares(engine, WARM, u64::MAX);
+            let shares = outcome.shares(engine, WARM_UP_NS, u64::MAX);
             metrics.extend(shares.iter().enumerate().map(|(vm, share)| percent(format!("{row}.vm{vm}"), *share)));
         }
     }
@@ -297,7 +297,7 @@ fn gdev_figure_16() -> Result<Vec<Metric>> {
     let outcome = play(ours(), 150, (0..4).map(guest).collect(), 1)?;
     let mut metrics = Vec::new();
     for vms in 1..=4u64 {
-        let from = (vms - 1) * 30 * SECOND + WARM;
+        let from = (vms - 1) * 30 * SECOND + WARM_UP_NS;
         let until = if vms == 4 { 150 * SECOND } else { vms * 30 * SECOND };
         let wanted: Vec<f64> = (0..4).map(|vm| if vm < vms { 1.0 / vms as f64 } else { 0.0 }).collect();
         let errors = outcome.windows(Engine::Compute, 500 * MS, from, until).flat_map(|shares| {
@@ -320,15 +320,15 @@ fn weights() -> Result<Vec<Metric>> {
         let wanted: Vec<f64> = of.iter().map(|weight| f64::from(*weight) / f64::from(sum)).collect();
         let guests: Vec<_> = of.iter().map(|weight| backlog(MADD).weight(*weight)).collect();
         let outcome = play(ours(), 30, guests, 1)?;
-        let error = outcome.share_error(Engine::Compute, 500 * MS, WARM, &wanted);
-        let shares = outcome.shares(Engine::Compute, WARM, u64::MAX);
+        let error = outcome.share_error(Engine::Compute, 500 * MS, WARM_UP_NS, &wanted);
+        let shares = outcome.shares(Engine::Compute, WARM_UP_NS, u64::MAX);
         let wrong = shares.iter().zip(&wanted).map(|(share, wanted)| (share / wanted - 1.0).abs()).fold(0.0, f64::max);
         let row = format!("sched.weights.{name}");
         metrics.push(percent(format!("{row}.error_500ms"), error.mean).target(Target::AtMost(1.0)));
         metrics.push(percent(format!("{row}.error_500ms_worst"), error.worst));
         let wrong = percent(format!("{row}.wrong_by"), wrong);
         metrics.push(if of == [10, 90] { wrong.beside("HAMi: 11-33 %") } else { wrong });
-        metrics.extend(common(&row, &outcome, WARM, &wanted));
+        metrics.extend(common(&row, &outcome, WARM_UP_NS, &wanted));
     }
     Ok(metrics)
 }
@@ -377,7 +377,7 @@ fn alone() -> Result<Vec<Metric>> {
 fn sixteen() -> Result<Vec<Metric>> {
     let one = play(ours(), 30, vec![backlog(MADD)], 1)?;
     let outcome = play(ours(), 30, (0..16).map(|_| looping(MADD)).collect(), 1)?;
-    let error = |window| outcome.share_error(Engine::Compute, window, WARM, &equal(16));
+    let error = |window| outcome.share_error(Engine::Compute, window, WARM_UP_NS, &equal(16));
     let mut metrics = vec![
         Metric::ratio(
             "sched.16vms.throughput",
@@ -391,7 +391,7 @@ fn sixteen() -> Result<Vec<Metric>> {
         percent("sched.16vms.error_100ms".to_owned(), error(100 * MS).mean).target(Target::AtMost(3.0)),
         percent("sched.16vms.error_100ms_worst".to_owned(), error(100 * MS).worst).target(Target::AtMost(3.0)),
     ];
-    metrics.extend(common("sched.16vms", &outcome, WARM, &equal(16)));
+    metrics.extend(common("sched.16vms", &outcome, WARM_UP_NS, &equal(16)));
     Ok(metrics)
 }
 
@@ -416,7 +416,7 @@ fn rogues() -> Result<Vec<Metric>> {
         for Contender { name, config } in contenders() {
             let guests = vec![looping(MADD), looping(MADD), looping(LONG_MADD), guest.clone()];
             let outcome = play(config, 20, guests, 1)?;
-            let part = |vm| outcome.used(vm, Engine::Compute, WARM, 20 * SECOND) as f64 / (19 * SECOND) as f64;
+            let part = |vm| outcome.used(vm, Engine::Compute, WARM_UP_NS, 20 * SECOND) as f64 / (19 * SECOND) as f64;
             let least = (0..3).map(part).fold(1.0, f64::min);
             // The target is one percent of the whole time, for a share of 25 %.
             let target = if name == "band" { Target::AtLeast(96.0) } else { Target::None };

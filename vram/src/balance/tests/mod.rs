@@ -21,7 +21,7 @@ fn world(chunks: u32, vms: &[Limits]) -> World {
 const ANY: Limits = Limits { quota: u32::MAX, guarantee: 0, swap_cap: u32::MAX, weight: 100, on_full: OnFull::Swap };
 
 fn pin(world: &mut World, vm: u32, first: u64, chunks: u64) -> Result<(), PinError> {
-    world.balancer.pin(&world.table, TenantId(vm), GuestAddr(first * CHUNK), chunks * CHUNK, true)
+    world.balancer.pin(&world.table, TenantId(vm), GuestVramAddr(first * CHUNK), chunks * CHUNK, true)
 }
 
 #[test]
@@ -112,14 +112,14 @@ fn an_idle_vm_gives_way_to_an_active_one_down_to_its_guarantee() {
 }
 
 #[test]
-fn who_has_got_its_memory_keeps_it_for_a_while_whoever_requests() {
+fn vm_keeps_returned_memory_for_a_while_despite_requests() {
     let mut world = world(20, &[ANY, Limits { weight: 300, ..ANY }]);
     world.use_chunks(1, 0..20);
     world.use_chunks(2, 0..20);
     world.rest(&[1, 2]);
     // The second frees everything, and the first gets its chunks back from host memory.
     for index in 0..20 {
-        world.table.unplace(TenantId(2), GuestAddr(index * CHUNK)).unwrap();
+        world.table.unplace(TenantId(2), GuestVramAddr(index * CHUNK)).unwrap();
     }
     world.now += 50 * MS;
     world.balancer.active(TenantId(1), world.now);
@@ -144,7 +144,7 @@ fn a_chunk_that_has_just_come_does_not_go_again() {
     world.rest(&[1, 2]);
     // One frees memory and allocates it again at once: all that the other got goes back, but not before it has settled.
     for index in 0..15 {
-        world.table.unplace(TenantId(2), GuestAddr(index * CHUNK)).unwrap();
+        world.table.unplace(TenantId(2), GuestVramAddr(index * CHUNK)).unwrap();
     }
     let before = world.table.summary().vms[&TenantId(1)].moved_in;
     world.now += 50 * MS;
@@ -187,17 +187,17 @@ fn pinned_chunks_come_back_first() {
     world.use_chunks(1, 0..10);
     pin(&mut world, 1, 8, 2).unwrap();
     for index in 0..2 {
-        world.table.unplace(TenantId(1), GuestAddr(index * CHUNK)).unwrap();
+        world.table.unplace(TenantId(1), GuestVramAddr(index * CHUNK)).unwrap();
     }
     world.rest(&[1]);
     assert_eq!(world.table.resting(TenantId(1), Tier::Card).collect::<Vec<_>>(), [2, 3, 8, 9]);
 }
 
 #[test]
-fn policies_choose_what_goes_and_can_be_changed() {
+fn policies_choose_victims_and_can_be_changed() {
     let mut world = world(8, &[ANY, ANY]);
     world.use_chunks(1, 0..8);
-    let at = |index: u64| GuestAddr(index * CHUNK);
+    let at = |index: u64| GuestVramAddr(index * CHUNK);
     world.balancer.set_priority(&world.table, TenantId(1), at(3), CHUNK + 1, 7).unwrap();
     world.balancer.set_accesses(&world.table, TenantId(1), at(0), 64 * CHUNK, 100).unwrap();
     world.balancer.set_accesses(&world.table, TenantId(1), at(6), 1, 1).unwrap();
@@ -219,7 +219,7 @@ fn policies_choose_what_goes_and_can_be_changed() {
 }
 
 #[test]
-fn the_reserve_is_used_first_and_drains_when_nothing_else_is_to_do() {
+fn reserve_is_used_first_and_drains_when_idle() {
     let mut world = world(10, &[ANY, ANY]);
     world.table.set_reserve(2).unwrap();
     world.use_chunks(1, 0..8);
@@ -242,7 +242,7 @@ fn the_reserve_is_used_first_and_drains_when_nothing_else_is_to_do() {
 }
 
 #[test]
-fn what_the_mediator_claims_of_the_free_chunks_is_nobodys_share() {
+fn mediator_claim_on_free_chunks_counts_in_no_share() {
     let mut world = world(10, &[ANY, Limits { on_full: OnFull::Queue, ..ANY }]);
     world.table.claim(2);
     world.use_chunks(1, 0..20);
@@ -306,7 +306,7 @@ fn moves_under_way_are_not_planned_again() {
         table.create_vm(TenantId(vm), 64 * CHUNK, ANY).unwrap();
     }
     for index in 0..8 {
-        table.place(TenantId(1), GuestAddr(index * CHUNK)).unwrap();
+        table.place(TenantId(1), GuestVramAddr(index * CHUNK)).unwrap();
     }
     let request = Some(Request { by: By::Vm(TenantId(2)), chunks: 3 });
     let steps = balancer.plan(&table, 0, request);
@@ -322,13 +322,13 @@ fn moves_under_way_are_not_planned_again() {
 }
 
 #[test]
-fn what_is_on_its_way_for_a_request_is_not_evicted_twice() {
+fn pending_eviction_for_request_is_not_repeated() {
     let mut table = ChunkTable::new(8 * CHUNK, CHUNK, crate::Contents::Zeroed).unwrap();
     table.set_host_budget(100);
     let mut balancer = Balancer::new(Config::default());
     for (vm, chunks) in [(1, 7), (3, 7), (2, 0)] {
         table.create_vm(TenantId(vm), 64 * CHUNK, ANY).unwrap();
-        (0..chunks).for_each(|index| _ = table.place(TenantId(vm), GuestAddr(index * CHUNK)).unwrap());
+        (0..chunks).for_each(|index| _ = table.place(TenantId(vm), GuestVramAddr(index * CHUNK)).unwrap());
     }
     // The first stays above its share, since the third is below its own.
     let request = Some(Request { by: By::Vm(TenantId(2)), chunks: 1 });
@@ -339,7 +339,7 @@ fn what_is_on_its_way_for_a_request_is_not_evicted_twice() {
 }
 
 #[test]
-fn what_a_raised_guarantee_is_owed_comes_back() {
+fn chunks_owed_to_raised_guarantee_return() {
     let mut world = world(10, &[ANY, Limits { guarantee: 4, ..ANY }]);
     world.use_chunks(1, 0..10);
     assert_eq!(world.card(1), 6, "four are kept for the other");
@@ -351,7 +351,7 @@ fn what_a_raised_guarantee_is_owed_comes_back() {
 }
 
 #[test]
-fn who_gets_chunks_in_a_round_gives_none_in_it() {
+fn vm_that_gains_chunks_in_a_round_gives_none() {
     let limits = |quota, guarantee, weight| Limits { quota, guarantee, weight, ..ANY };
     let vms = [limits(13, 0, 1), limits(4, 1, 3), limits(8, 0, 4), limits(4, 3, 1)];
     let mut world = world(24, &vms);

@@ -4,7 +4,7 @@ use super::CHUNK;
 use super::world::{MS, World};
 use crate::balance::{Balancer, By, Config, Request, SavedBalancer};
 use crate::victim::VictimPolicy;
-use crate::{ChunkTable, GuestAddr, Limits, OnFull, SavedChunks, TenantId};
+use crate::{ChunkTable, GuestVramAddr, Limits, OnFull, SavedChunks, TenantId};
 use proptest::prelude::*;
 
 const CHUNKS: u32 = 24;
@@ -97,14 +97,15 @@ fn apply(world: &mut World, op: Op) {
             }
         }
         Op::Free(vm, index) => {
-            let _ = world.table.unplace(TenantId(vm), GuestAddr(index * CHUNK));
+            let _ = world.table.unplace(TenantId(vm), GuestVramAddr(index * CHUNK));
         }
         Op::Touch(vm, index) => {
-            let _ = world.balancer.touched(&world.table, TenantId(vm), GuestAddr(index * CHUNK), 1);
-            let _ = world.balancer.set_priority(&world.table, TenantId(vm), GuestAddr(index * CHUNK), 1, index as u8);
+            let _ = world.balancer.touched(&world.table, TenantId(vm), GuestVramAddr(index * CHUNK), 1);
+            let _ =
+                world.balancer.set_priority(&world.table, TenantId(vm), GuestVramAddr(index * CHUNK), 1, index as u8);
         }
         Op::Pin(vm, index, pinned) => {
-            let _ = world.balancer.pin(&world.table, TenantId(vm), GuestAddr(index * CHUNK), 1, pinned);
+            let _ = world.balancer.pin(&world.table, TenantId(vm), GuestVramAddr(index * CHUNK), 1, pinned);
         }
         Op::Active(vm) => world.balancer.active(TenantId(vm), world.now),
         Op::Wait(ns) => {
@@ -241,8 +242,8 @@ proptest! {
             let _ = balancer.plan(&world.table, world.now + 1000 * MS, request);
         }
         let _ = balancer.entitlements(&world.table, world.now);
-        let _ = balancer.touched(&world.table, TenantId(1), GuestAddr(0), 3 * CHUNK);
-        let _ = balancer.set_priority(&world.table, TenantId(1), GuestAddr(0), 3 * CHUNK, 1);
+        let _ = balancer.touched(&world.table, TenantId(1), GuestVramAddr(0), 3 * CHUNK);
+        let _ = balancer.set_priority(&world.table, TenantId(1), GuestVramAddr(0), 3 * CHUNK, 1);
     }
 
     /// With little host memory and small caps it still comes to rest, every step can be executed, and limits hold.

@@ -11,7 +11,7 @@ fn floors(chunks: u32, claims: &[Claim]) -> Vec<u32> {
 }
 
 #[test]
-fn what_one_does_not_want_the_others_share_by_weight() {
+fn unwanted_share_is_divided_among_others_by_weight() {
     assert_eq!(floors(100, &[claim(1, 0, 10), claim(1, 0, 90), claim(2, 0, 90)]), [10, 30, 60]);
     assert_eq!(floors(100, &[claim(1, 0, 10), claim(1, 0, 20)]), [10, 20], "all that is wanted");
     assert_eq!(floors(100, &[]), [0u32; 0]);
@@ -24,7 +24,7 @@ fn a_guarantee_is_kept_before_the_rest_is_shared() {
 }
 
 #[test]
-fn those_that_are_idle_share_what_the_others_leave() {
+fn idle_tenants_share_memory_left_by_active_ones() {
     let idle = |least, most| Claim { first: false, ..claim(1, least, most) };
     assert_eq!(floors(100, &[claim(1, 0, 70), idle(0, 80)]), [70, 30]);
     assert_eq!(floors(100, &[claim(1, 0, 120), idle(10, 80)]), [90, 10]);
@@ -32,7 +32,7 @@ fn those_that_are_idle_share_what_the_others_leave() {
 }
 
 #[test]
-fn a_share_that_is_no_whole_number_lies_between_two() {
+fn fractional_share_rounds_to_floor_and_ceiling() {
     let shares = Shares::divide(7, &[claim(1, 0, 9), claim(1, 0, 9)]);
     assert_eq!((shares.floor(0), shares.ceil(0)), (3, 4));
     assert!(shares.excess(0, 3) < 0 && shares.excess(0, 4) > 0 && shares.excess(0, 3) + shares.excess(1, 4) == 0);

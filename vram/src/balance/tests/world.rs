@@ -2,7 +2,7 @@
 
 use super::CHUNK;
 use crate::balance::{Balancer, By, Config, Request};
-use crate::{ChunkTable, Contents, Ended, Error, GuestAddr, Place, Placed, Step, TenantId, Tier, To};
+use crate::{ChunkTable, Contents, Ended, Error, GuestVramAddr, Place, Placed, Step, TenantId, Tier, To};
 use std::collections::BTreeMap;
 
 pub(super) const MS: u64 = 1_000_000;
@@ -90,7 +90,7 @@ impl World {
 
     /// Uses a guest chunk: makes room for it, and gives it its place.
     pub(super) fn ask(&mut self, vm: u32, index: u64) -> Result<Placed, Error> {
-        let (vm, address) = (TenantId(vm), GuestAddr(index * CHUNK));
+        let (vm, address) = (TenantId(vm), GuestVramAddr(index * CHUNK));
         if self.table.is_placed(vm, address) == Some(false) {
             self.plan(Some(Request { by: By::Vm(vm), chunks: 1 }));
         }

@@ -1,7 +1,7 @@
 //! Checks of the invariants of a chunk table at any time, and at its end.
 
 use super::{CHUNK, CHUNKS, Flight, Model, start};
-use crate::{GuestAddr, Lookup, Place, TenantId, Tier, To, VmSummary};
+use crate::{GuestVramAddr, Lookup, Place, TenantId, Tier, To, VmSummary};
 use proptest::prelude::*;
 
 impl Model {
@@ -12,7 +12,7 @@ impl Model {
         prop_assert_eq!(self.vms.values().map(|vm| vm.chunks.len()).sum::<usize>() + held, owned, "a shared piece");
         for (&id, vm) in &self.vms {
             for index in 0..vm.count() {
-                let at = GuestAddr(u64::from(index) * CHUNK);
+                let at = GuestVramAddr(u64::from(index) * CHUNK);
                 let last = vm.bytes.min(at.0 + CHUNK) - 1;
                 let whole = self.table.lookup(TenantId(id), at, last + 1 - at.0);
                 let first = self.table.translate(TenantId(id), at);
@@ -32,7 +32,7 @@ impl Model {
                 let moving = |flight: &Flight| flight.alive && flight.vm == Some(id) && flight.index == index;
                 prop_assert_eq!(self.table.is_moving(TenantId(id), index), self.flights.iter().any(moving));
             }
-            prop_assert_eq!(self.table.lookup(TenantId(id), GuestAddr(vm.bytes), 1), Lookup::Outside);
+            prop_assert_eq!(self.table.lookup(TenantId(id), GuestVramAddr(vm.bytes), 1), Lookup::Outside);
         }
         let mut moves: Vec<_> =
             self.flights.iter().map(|flight| (flight.id, start(flight.from), start(flight.to))).collect();

@@ -16,7 +16,7 @@ pub(crate) struct SavedHints {
 impl Hints {
     pub(crate) fn save(&self) -> SavedHints {
         // Arrivals and evictions are learnt again, within a few of them.
-        let Self { chunks: _, priorities, accesses, referenced, hand, comings: _ } = self;
+        let Self { chunks: _, priorities, accesses, referenced, hand, residency_history: _ } = self;
         let (priorities, accesses, referenced) = (priorities.clone(), accesses.clone(), referenced.clone());
         SavedHints { priorities, accesses, referenced, hand: *hand }
     }

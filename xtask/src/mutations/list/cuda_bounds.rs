@@ -150,8 +150,8 @@ pub(super) const MUTATIONS: &[Mutation] = &[
     Mutation {
         name: "cuda-places",
         what: "threads beyond those whose requests the owner takes wait",
-        package: "cuda-front",
-        file: "cuda/front/src/requests.rs",
+        package: "cuda-shim",
+        file: "cuda/shim/src/requests.rs",
         from: "        while *taken >= PLACES {",
         to: "        while *taken == usize::MAX {",
         tests: "requests",

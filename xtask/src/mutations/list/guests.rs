@@ -46,7 +46,7 @@ pub(super) const MUTATIONS: &[Mutation] = &[
         file: "channels/src/instance.rs",
         from: "context_words(pointer.map(|_| image))",
         to: "context_words(pointer.map(|guest| if image.0 == 0 { image } else { guest }))",
-        tests: "context_images_of_a_guest",
+        tests: "context_images_of_a_guest guest_context_images_do_not_harm_neighbour",
     },
     Mutation {
         name: "context-image-rights",
@@ -71,8 +71,8 @@ pub(super) const MUTATIONS: &[Mutation] = &[
         what: "the interrupt thread looks at a part of a VM's channels for each interrupt",
         package: "channels",
         file: "channels/src/complete.rs",
-        from: "pub(crate) const LOOKS: usize = 32;",
-        to: "pub(crate) const LOOKS: usize = 128;",
+        from: "pub(crate) const MAX_POLLED_PER_VM: usize = 32;",
+        to: "pub(crate) const MAX_POLLED_PER_VM: usize = 128;",
         tests: "who_has_many_channels",
     },
     Mutation {
@@ -242,8 +242,8 @@ pub(super) const MUTATIONS: &[Mutation] = &[
         what: "a retired channel is not brought back by its guest",
         package: "channels",
         file: "channels/src/pool.rs",
-        from: "bound.wish == Wish::Enabled && !paused && bound.permit == Permit::Granted",
-        to: "bound.wish == Wish::Enabled && !paused",
+        from: "bound.requested == RequestedState::Enabled && !paused && bound.permit == Permit::Granted",
+        to: "bound.requested == RequestedState::Enabled && !paused",
         tests: "retire::",
     },
     Mutation {

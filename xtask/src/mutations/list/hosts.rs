@@ -64,7 +64,7 @@ pub(super) const MUTATIONS: &[Mutation] = &[
         file: "fleet/slurm/src/claim.rs",
         from: "    if shards == 0 {",
         to: "    if shards == u32::MAX {",
-        tests: "what_cannot_be_is_told",
+        tests: "what_cannot_be_is_told apply_of_impossible_file_reports_remedy_and_changes_nothing",
     },
     Mutation {
         name: "slurm-running-jobs",

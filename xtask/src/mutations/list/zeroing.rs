@@ -16,10 +16,10 @@ pub(super) const MUTATIONS: &[Mutation] = &[
         name: "zeroed-in-vain",
         what: "what the engines have failed to zero is zeroed by the CPU",
         package: "vgpu",
-        file: "mediator/owner/src/host_card/zeroing.rs",
+        file: "mediator/card-manager/src/managed_card/zeroing.rs",
         from: "            Ok(()) => self.lock().vram_mut().engines_have_failed(),",
         to: "            Ok(()) => self.lock().vram_mut().engines_have_zeroed(),",
-        tests: "zeroing::what_engines",
+        tests: "zeroing::chunks_that_engines_fail_to_zero_are_zeroed_by_cpu",
     },
     Mutation {
         name: "zeroed-pages",

@@ -13,7 +13,7 @@ const CHUNK: u64 = 16 << 20;
 const MAKE: u64 = 130 * US;
 /// To zero one, which waits for a time slice of the card if others are at work there; several are waited for together.
 const ZERO: u64 = MS;
-const TOGETHER: u64 = 16;
+const ZEROED_PER_WAIT: u64 = 16;
 /// To pin a piece of host memory.
 const PIN: u64 = 3_200 * US;
 /// To give a piece up.
@@ -21,9 +21,9 @@ const DROP: u64 = 73 * US;
 /// To copy a chunk over the link, with both ways in use.
 const COPY: u64 = 350 * US;
 /// To begin with a batch of copies, and to wait for its end.
-const BATCH: u64 = 60 * US;
+const COPY_BATCH: u64 = 60 * US;
 /// To take a chunk away from a program's addresses, and to map one of the card there.
-const AWAY: u64 = 35 * US;
+const UNMAP: u64 = 35 * US;
 const MAP: u64 = 70 * US;
 /// Time to receive a message of the owner, and to answer.
 const WORD: u64 = 50 * US;
@@ -121,7 +121,7 @@ impl Timed {
                 Action::Make { piece, memory, zeroed } => {
                     let made = Next::Tell(Event::Made { piece, memory: Some(memory) });
                     let (hand, ns) = match memory {
-                        Memory::Device => (Hand::Card, MAKE + if zeroed { ZERO / TOGETHER } else { 0 }),
+                        Memory::Device => (Hand::Card, MAKE + if zeroed { ZERO / ZEROED_PER_WAIT } else { 0 }),
                         Memory::Host => (Hand::Host, PIN),
                     };
                     self.after(hand, ns, Some(made));
@@ -132,7 +132,7 @@ impl Timed {
                 }
                 Action::Copy { batch, pieces, to } => {
                     *self.copies.entry(to).or_default() += pieces.len() as u64;
-                    let ns = BATCH + pieces.len() as u64 * COPY;
+                    let ns = COPY_BATCH + pieces.len() as u64 * COPY;
                     let done = Next::Tell(Event::Copied { batch, done: true, ns });
                     self.after(if to == Memory::Host { Hand::Out } else { Hand::In }, ns, Some(done));
                 }
@@ -153,7 +153,7 @@ impl Timed {
             FromOwner::Redirect { order, moves } => {
                 let moved = moves.len() as u32;
                 let said = Next::Say(session, FromTenant::Redirected { order, moved });
-                let each = moves.iter().map(|chunk| if chunk.place == Place::Host { AWAY } else { MAP });
+                let each = moves.iter().map(|chunk| if chunk.place == Place::Host { UNMAP } else { MAP });
                 self.after(hand, WORD + each.sum::<u64>(), Some(said));
             }
             FromOwner::Reclaim { order } => {

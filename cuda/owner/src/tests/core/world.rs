@@ -13,7 +13,7 @@ thread_local! {
 }
 
 /// Contents of memory that was another's.
-const ANYTHING: u64 = u64::MAX;
+const STALE_CONTENTS: u64 = u64::MAX;
 
 /// A program with our library.
 #[derive(Debug, Default)]
@@ -234,7 +234,7 @@ impl World {
                 for (Chunk { id, place }, &piece) in chunks.iter().zip(pieces) {
                     let (memory, value) = self.pieces[&piece];
                     assert_eq!(*place, said_place(memory));
-                    assert_ne!(value, ANYTHING, "a new chunk is zeroed");
+                    assert_ne!(value, STALE_CONTENTS, "a new chunk is zeroed");
                     program.chunks.insert(*id, (piece, value));
                 }
             }
@@ -254,7 +254,7 @@ impl World {
             FromOwner::Redirect { order, moves } => {
                 assert_eq!(program.quiet, Some(order), "redirected while it runs");
                 for (Chunk { id, .. }, &piece) in moves.iter().zip(pieces) {
-                    assert_ne!(self.pieces[&piece].1, ANYTHING, "it was copied to");
+                    assert_ne!(self.pieces[&piece].1, STALE_CONTENTS, "it was copied to");
                     // A chunk that was freed in the meantime is still named.
                     if let Some(chunk) =
                         program.chunks.get_mut(id).filter(|_| !program.ends && program.declines.is_none())
@@ -318,7 +318,7 @@ impl World {
                 let made = self.pieces.values().filter(|(of, _)| *of == Memory::Device).count() + self.dropped;
                 let memory = Some(memory).filter(|memory| *memory == Memory::Host || made < self.device_most);
                 if let Some(memory) = memory {
-                    self.pieces.insert(piece, (memory, if zeroed { 0 } else { ANYTHING }));
+                    self.pieces.insert(piece, (memory, if zeroed { 0 } else { STALE_CONTENTS }));
                 }
                 self.event(Event::Made { piece, memory });
             }

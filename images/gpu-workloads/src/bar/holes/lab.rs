@@ -38,12 +38,12 @@ pub const BRAND: u32 = 0xa77a_c4ed;
 pub const MARKER: u32 = 0x600d_f00d;
 
 /// Start of the first hole's own VRAM, and the size of each hole's: holes do not see each other's leftovers.
-const FIRST: u64 = 4 << 20;
-const ROOM: u64 = 2 << 20;
+const FIRST_HOLE_AT: u64 = 4 << 20;
+const BYTES_PER_HOLE: u64 = 2 << 20;
 /// One more than the highest number of a hole.
 pub const ROOMS: u32 = 40;
 /// VRAM after the last hole's.
-pub const UNUSED: u64 = FIRST + ROOMS as u64 * ROOM;
+pub const UNUSED: u64 = FIRST_HOLE_AT + ROOMS as u64 * BYTES_PER_HOLE;
 /// Bytes of a directory, and of a small-page table of an eighth of its size.
 const DIRECTORY: u64 = 64 << 10;
 const TABLE: u64 = 32 << 10;
@@ -54,7 +54,7 @@ pub const IMAGE_PAGES: u64 = 16;
 const PUSH_PAGES: u64 = 4;
 const RING_ORDER: u32 = 6;
 /// Reads of memory after which the card should have done its work.
-const PATIENCE: u32 = 20_000;
+const MAX_POLLS: u32 = 20_000;
 /// The same for work that should have no effect.
 const SHORT_PATIENCE: u32 = 400;
 
@@ -189,8 +189,8 @@ impl Verdict {
 impl<'a> Lab<'a> {
     /// Takes the VRAM of hole `number` in a share of `share` bytes, and brings the card up.
     pub fn new(card: &'a Card, number: u32, share: u64, pattern: Vec<u8>) -> Result<Self> {
-        ensure!(share >= UNUSED + ROOM, "{share} bytes of VRAM are too few");
-        let base = FIRST + u64::from(number % ROOMS) * ROOM;
+        ensure!(share >= UNUSED + BYTES_PER_HOLE, "{share} bytes of VRAM are too few");
+        let base = FIRST_HOLE_AT + u64::from(number % ROOMS) * BYTES_PER_HOLE;
         let bars = [card.region(1)?, card.region(3)?];
         let random = Random(mix(u64::from(number)));
         let bar1 = Space { directory: base + PAGE, table: base + PAGE + DIRECTORY };
@@ -208,7 +208,7 @@ impl<'a> Lab<'a> {
             page: None,
         };
         // The first word of the room is the number of bytes that were used before.
-        let used = u64::from(card.vram_read(base)).min(ROOM);
+        let used = u64::from(card.vram_read(base)).min(BYTES_PER_HOLE);
         card.vram_zero(base, used);
         lab.bar1 = lab.space();
         lab.bar1_instance = lab.take(1);
@@ -248,7 +248,7 @@ impl<'a> Lab<'a> {
 
     /// The hole's own VRAM: its address and its size in bytes.
     pub fn room(&self) -> (u64, u64) {
-        (self.base, ROOM)
+        (self.base, BYTES_PER_HOLE)
     }
 
     /// Starts again, in memory that another function has cleared.
@@ -261,7 +261,7 @@ impl<'a> Lab<'a> {
     pub fn take(&mut self, pages: u64) -> u64 {
         let at = self.next;
         self.next += pages * PAGE;
-        assert!(self.next <= self.base + ROOM, "a hole needs more than {ROOM} bytes");
+        assert!(self.next <= self.base + BYTES_PER_HOLE, "a hole needs more than {BYTES_PER_HOLE} bytes");
         self.card.vram_write(self.base, (self.next - self.base) as u32);
         at
     }
@@ -409,7 +409,7 @@ impl<'a> Lab<'a> {
 
     /// Waits for the end of the queued work, or for an error.
     pub fn wait(&self, channel: &Channel, patient: bool) -> Ran {
-        for _ in 0..if patient { PATIENCE } else { SHORT_PATIENCE } {
+        for _ in 0..if patient { MAX_POLLS } else { SHORT_PATIENCE } {
             if self.card.vram_read(channel.fence) == channel.sequence {
                 return Ran::Done;
             }

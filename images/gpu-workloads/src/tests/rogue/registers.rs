@@ -35,7 +35,7 @@ const ENGINES: u32 = 0x3f;
 /// A channel's state register: may run.
 const RUNS: u32 = 0x001f_0001;
 /// Number of entries in the register that submits a runlist.
-const LENGTH: u32 = 0xfff;
+const RUNLIST_LENGTH_MASK: u32 = 0xfff;
 /// Bytes of guest RAM that the card has entries for while bus mastering changes, in buffers of 16 MiB.
 const MAPPED: usize = 6;
 const BUFFER: u64 = 16 << 20;
@@ -78,7 +78,7 @@ fn state(card: &Card, channel: u32) {
 
 fn list(card: &Card, _channel: u32) {
     let listed = card.read(reg::RUNLIST_SUBMIT);
-    card.write(reg::RUNLIST_SUBMIT, listed & !LENGTH);
+    card.write(reg::RUNLIST_SUBMIT, listed & !RUNLIST_LENGTH_MASK);
     card.write(reg::RUNLIST_SUBMIT, listed);
 }
 

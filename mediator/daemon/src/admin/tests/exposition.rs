@@ -172,7 +172,7 @@ fn metrics_are_those_that_are_documented() {
 }
 
 #[test]
-fn reader_refuses_what_a_scraper_would() {
+fn metrics_reader_rejects_malformed_text_and_bad_names() {
     let head = "# HELP a_total x\n# TYPE a_total counter\n";
     assert_eq!(
         parse(&format!("{head}a_total{{l=\"x\\\"\\\\\\n\"}} 1\n")).unwrap()["a_total"].samples[0].1["l"],

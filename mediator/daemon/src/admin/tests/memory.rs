@@ -28,7 +28,7 @@ fn of_a(served: &Served) -> VmMemory {
 }
 
 #[test]
-fn what_lies_where_is_shown_and_adds_up() {
+fn memory_report_of_card_adds_up() {
     let served = swapping();
     let (mut driver, mut channel) = guest(&served, "a");
     copy(&mut driver, &mut channel);
@@ -45,7 +45,7 @@ fn what_lies_where_is_shown_and_adds_up() {
 }
 
 #[test]
-fn memory_moves_out_and_back_as_the_operator_says_and_the_guest_goes_on() {
+fn memory_moves_on_operator_request_while_guest_works() {
     let served = swapping();
     let (mut driver, mut channel) = guest(&served, "a");
     copy(&mut driver, &mut channel);
@@ -71,7 +71,7 @@ fn memory_moves_out_and_back_as_the_operator_says_and_the_guest_goes_on() {
 }
 
 #[test]
-fn accesses_are_counted_while_a_guest_works_and_can_be_told_again() {
+fn recorded_accesses_of_working_guest_are_accepted_as_hints() {
     let served = swapping();
     let (mut driver, mut channel) = guest(&served, "a");
     let record = |ms: u64| {
@@ -140,7 +140,7 @@ fn relocations_are_counted_by_how_long_the_vm_was_suspended() {
 }
 
 #[test]
-fn what_is_pinned_stays_and_is_part_of_the_guarantee() {
+fn pin_beyond_guarantee_is_rejected_and_within_it_accepted() {
     let served = swapping();
     let (_driver, _) = guest(&served, "a");
     let client = served.client();
@@ -166,7 +166,7 @@ fn what_is_pinned_stays_and_is_part_of_the_guarantee() {
 }
 
 #[test]
-fn what_cannot_be_promised_is_refused_with_the_limit_and_changes_nothing() {
+fn impossible_memory_settings_are_rejected_and_change_nothing() {
     let served = swapping();
     let client = served.client();
     for (path, patch, what) in [
@@ -190,7 +190,7 @@ fn what_cannot_be_promised_is_refused_with_the_limit_and_changes_nothing() {
 }
 
 #[test]
-fn each_refusal_names_whose_limit_which_and_how_much_with_what_to_do() {
+fn rejection_names_object_limit_value_and_remedy() {
     let served = one_card("overcommit = true\nreserve_mib = 8\nmemory = { host_mib = 64 }\n");
     let client = served.client();
     for (name, vram_mib) in [("a", 32), ("b", 32)] {
@@ -298,7 +298,7 @@ fn each_refusal_names_whose_limit_which_and_how_much_with_what_to_do() {
 }
 
 /// Nothing here takes that long: a wait that reaches this limit has failed.
-const LONG: std::time::Duration = std::time::Duration::from_secs(60);
+const WAIT_TIMEOUT: std::time::Duration = std::time::Duration::from_secs(60);
 
 /// Starts VM `a` with most of the card, and requests a guarantee for VM `b` that needs some of it, while memory cannot
 /// move. Calls `meanwhile` when the request waits; returns the result of the request.
@@ -330,7 +330,7 @@ fn raised_guarantee(
             meanwhile();
             tell.send(()).unwrap();
         });
-        let goes_on = told.recv_timeout(LONG);
+        let goes_on = told.recv_timeout(WAIT_TIMEOUT);
         drop(stopped);
         let raised = raising.join().unwrap();
         assert_eq!(goes_on, Ok(()), "others wait while memory moves");
@@ -349,7 +349,7 @@ fn large() -> Served {
 }
 
 #[test]
-fn the_daemon_goes_on_while_memory_moves_for_a_guarantee() {
+fn daemon_answers_while_memory_moves_for_guarantee() {
     let served = large();
     let raised = raised_guarantee(&served, None, || ()).unwrap();
     assert_eq!(raised.guarantee_mib, Some(48));
@@ -358,7 +358,7 @@ fn the_daemon_goes_on_while_memory_moves_for_a_guarantee() {
 }
 
 #[test]
-fn a_guarantee_is_taken_back_when_something_has_changed_while_memory_moved() {
+fn guarantee_is_withdrawn_if_vms_change_while_memory_moves() {
     let served = large();
     let client = served.client();
     let changed = raised_guarantee(&served, Some("now"), || {

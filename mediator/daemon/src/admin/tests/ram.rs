@@ -52,7 +52,7 @@ fn a_quota_of_ram_holds_from_now_on() {
 }
 
 #[test]
-fn what_cannot_be_guaranteed_is_refused_and_what_was_holds() {
+fn impossible_ram_guarantee_is_rejected_and_shares_stay() {
     let served = served();
     let all = 896 << 10;
     let error = set(&served, VM, json!({ "quota_mib": all, "guarantee_mib": all })).unwrap_err();
@@ -110,9 +110,9 @@ fn memory_that_the_card_touches_first_is_counted_and_bounded() {
 #[test]
 fn the_configuration_and_the_owner_agree_on_bus_addresses() {
     let spoken = config::RamSpec::default().on(&config::CardMemory::default());
-    assert_eq!(crate::memory::ram_share(&spoken), owner::iova::RamShare::default());
+    assert_eq!(crate::memory::ram_share(&spoken), card_manager::iova::RamShare::default());
     let of = |mib: u64| config::RamSpec { quota_mib: Some(mib), ..config::RamSpec::default() };
-    let all = owner::iova::SHARED_BYTES / MIB;
+    let all = card_manager::iova::SHARED_BYTES / MIB;
     assert_eq!(of(all).check(), []);
     assert_eq!(of(all + 2).check().len(), 1);
 }

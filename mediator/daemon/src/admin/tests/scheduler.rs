@@ -57,7 +57,7 @@ fn settings_of_a_card_are_changed_key_by_key() {
 }
 
 #[test]
-fn settings_that_cannot_be_are_told_by_key_value_and_bounds_and_change_nothing() {
+fn invalid_scheduler_settings_are_rejected_with_key_and_bounds() {
     let served = one_card("");
     let client = served.client();
     add(&served, "a");
@@ -305,7 +305,7 @@ impl Metrics {
 }
 
 #[test]
-fn vm_whose_work_hangs_is_quarantined_until_the_operator_releases_it() {
+fn hung_vm_is_quarantined_until_operator_releases_it() {
     let served = one_card(
         "residue = \"keep\"\nscheduler = { strikes = 1 }\nfault = [{ engine = \"graph\", kind = \"hang\", after = 0, count = 1 }]\n",
     );

@@ -37,7 +37,7 @@ fn published_document_is_that_of_the_types() {
 }
 
 #[test]
-fn every_request_of_the_document_is_served_and_no_other_method_is() {
+fn server_accepts_exactly_documented_methods() {
     let served = one_card("");
     let client = served.client();
     let document = document();
@@ -110,7 +110,7 @@ fn answers_of_a_daemon_at_work_go_by_the_document() {
 }
 
 #[test]
-fn validator_notices_what_is_not_as_described() {
+fn schema_validator_rejects_mismatched_answer() {
     let schema = answer_schema("get", "/v1/vms");
     assert!(!validator(&schema).is_valid(&json!({ "vms": [{ "name": 5 }] })));
     assert!(validator(&schema).is_valid(&json!({ "vms": [] })));

@@ -2,9 +2,9 @@
 //! files, which are handed over separately, and which the client uses meanwhile: its guest's CPUs write there at any
 //! time.
 
-use super::{Remap, Showing, Slot, Want, Window};
+use super::{MappedWindow, PageTarget, Remap, Slot, Window};
+use card_manager::{ManagedCard, ManagerError};
 use nvspec::addr::{Iova, SMALL_PAGE};
-use owner::{HostCard, HostError};
 use saved_state::{Invalid, Part, ascend};
 use serde::{Deserialize, Serialize};
 use std::os::fd::OwnedFd;
@@ -14,7 +14,7 @@ use vm_device::WindowMemory;
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct SavedRemap {
     /// Those of BAR1, BAR3 and PRAMIN; `None` if all of it is trapped.
-    windows: [Option<SavedWindow>; Showing::ALL.len()],
+    windows: [Option<SavedWindow>; MappedWindow::ALL.len()],
     /// Pages of guest VRAM that slots want, by number.
     pages: Vec<SavedPage>,
     /// Slots that want guest RAM.
@@ -84,7 +84,7 @@ impl Remap {
     ///
     /// # Errors
     /// When the host has no more descriptors.
-    pub(crate) fn save(&self) -> Result<Option<(SavedRemap, Vec<OwnedFd>)>, HostError> {
+    pub(crate) fn save(&self) -> Result<Option<(SavedRemap, Vec<OwnedFd>)>, ManagerError> {
         let Self {
             windows,
             homes,
@@ -101,16 +101,16 @@ impl Remap {
             return Ok(None);
         }
         let mut files = Vec::new();
-        let mut saved = [None; Showing::ALL.len()];
+        let mut saved = [None; MappedWindow::ALL.len()];
         let mut ram = Vec::new();
         for (at, (window, saved)) in windows.iter().zip(&mut saved).enumerate() {
             let Some(window) = window else { continue };
             let (file, area) = window.memory.area();
             files.push(
-                file.try_clone().map_err(|error| HostError::host("no descriptor of an aperture's memory", error))?,
+                file.try_clone().map_err(|error| ManagerError::host("no descriptor of an aperture's memory", error))?,
             );
             *saved = Some(SavedWindow { start: area.offset, bytes: area.size, iova: window.memory.first().0 });
-            let of_ram = (window.first..).zip(&window.wants).filter(|(_, want)| **want == Want::Ram);
+            let of_ram = (window.first..).zip(&window.wants).filter(|(_, want)| **want == PageTarget::Ram);
             ram.extend(of_ram.map(|(page, _)| SavedSlot::from(Slot { window: at, page })));
         }
         let mut pages: Vec<SavedPage> = homes
@@ -144,15 +144,15 @@ impl SavedRemap {
     /// When the saved state is invalid, or the files are others; when the host does not map them.
     pub(crate) fn restored(
         self,
-        host: &HostCard,
+        host: &ManagedCard,
         bars: (u64, u64),
         files: Vec<OwnedFd>,
         vram_bytes: u64,
-    ) -> Result<Remap, HostError> {
+    ) -> Result<Remap, ManagerError> {
         let Self { windows, pages, ram, stale } = self;
         let mut remap = Remap { stale, ..Remap::default() };
         let mut files = files.into_iter();
-        for ((window, saved), showing) in remap.windows.iter_mut().zip(windows).zip(Showing::ALL) {
+        for ((window, saved), showing) in remap.windows.iter_mut().zip(windows).zip(MappedWindow::ALL) {
             let (name, start, end) = showing.extent(bars);
             let Some(SavedWindow { start: from, bytes, iova }) = saved else { continue };
             let whole = from == start && from.checked_add(bytes) == Some(end) && bytes != 0;
@@ -169,23 +169,23 @@ impl SavedRemap {
             let mut slots = places.into_iter().map(Slot::from);
             let home =
                 slots.next().ok_or_else(|| Invalid::new(format_args!("guest page {number:#x} lives nowhere")))?;
-            remap.wants(home, Want::Vram(number))?;
+            remap.wants(home, PageTarget::Vram(number))?;
             remap.homes.insert(number, home);
             for slot in slots {
-                remap.wants(slot, Want::Vram(number))?;
+                remap.wants(slot, PageTarget::Vram(number))?;
                 remap.waiting.entry(number).or_default().push(slot);
             }
         }
-        ram.into_iter().try_for_each(|slot| remap.wants(slot.into(), Want::Ram))?;
+        ram.into_iter().try_for_each(|slot| remap.wants(slot.into(), PageTarget::Ram))?;
         Ok(remap)
     }
 }
 
 impl Remap {
     /// Records the content that a slot wants, which no other saved entry may have given it.
-    fn wants(&mut self, slot: Slot, want: Want) -> Result<(), Invalid> {
+    fn wants(&mut self, slot: Slot, want: PageTarget) -> Result<(), Invalid> {
         let window = self.windows.get_mut(slot.window).and_then(Option::as_mut);
-        let place = window.and_then(|window| window.want_mut(slot.page)).filter(|place| **place == Want::Nothing);
+        let place = window.and_then(|window| window.want_mut(slot.page)).filter(|place| **place == PageTarget::Nothing);
         let place = place
             .ok_or_else(|| Invalid::new(format_args!("{slot:?} is no place of an aperture, or wants two things")))?;
         *place = want;
@@ -206,9 +206,9 @@ mod tests {
     fn apertures(rig: &Rig) -> Remap {
         let mut remap = Remap::open(&rig.host, BARS).unwrap();
         let first = (TRAPPED_BAR1 / SMALL_PAGE) as u32;
-        remap.book(Showing::Bar3, &[(0, Want::Vram(3)), (7, Want::Vram(9)), (8, Want::Ram)]);
-        remap.book(Showing::Bar1, &[(first, Want::Vram(9)), (first + 1, Want::Vram(4))]);
-        remap.book(Showing::Pramin, &[(0x7ff, Want::Vram(4)), (0x700, Want::Vram(0))]);
+        remap.book(MappedWindow::Bar3, &[(0, PageTarget::Vram(3)), (7, PageTarget::Vram(9)), (8, PageTarget::Ram)]);
+        remap.book(MappedWindow::Bar1, &[(first, PageTarget::Vram(9)), (first + 1, PageTarget::Vram(4))]);
+        remap.book(MappedWindow::Pramin, &[(0x7ff, PageTarget::Vram(4)), (0x700, PageTarget::Vram(0))]);
         remap
     }
 
@@ -229,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn version_1_has_pramin_trapped_and_an_older_program_is_told() {
+    fn version_1_traps_pramin_and_cannot_express_mapped_pramin() {
         let rig = Rig::new(64);
         let (saved, mut files) = apertures(&rig).save().unwrap().unwrap();
         assert!(saved.to_before().unwrap_err().to_string().contains("PRAMIN mapped"));
@@ -243,7 +243,7 @@ mod tests {
         let back = SavedRemap::from_before(without.to_before().unwrap()).unwrap();
         assert_eq!(back, without);
         let after = back.restored(&Rig::new(64).host, BARS, files, VRAM).unwrap();
-        assert!(after.area(Showing::Pramin).is_none() && after.area(Showing::Bar3).is_some());
+        assert!(after.area(MappedWindow::Pramin).is_none() && after.area(MappedWindow::Bar3).is_some());
         assert_eq!(after.pages(), 3);
     }
 

@@ -43,7 +43,7 @@ proptest! {
         let mut remap = Remap::open(&rig.host, (BAR1, BAR3)).unwrap();
         let mut world = World::default();
         for (which, changes) in steps {
-            let showing = Showing::ALL[which];
+            let showing = MappedWindow::ALL[which];
             let (start, _) = remap.extent(showing).unwrap();
             let mut found = BTreeMap::new();
             for (page, want) in changes {
@@ -76,7 +76,7 @@ proptest! {
             for (at, window) in remap.windows.iter().enumerate() {
                 let window = window.as_ref().unwrap();
                 for (index, want) in window.wants.iter().enumerate().take(12) {
-                    if let Want::Vram(page) = want {
+                    if let PageTarget::Vram(page) = want {
                         let slot = Slot { window: at, page: window.first + index as u32 };
                         wanted.entry(*page).or_default().push(slot);
                     }
@@ -106,29 +106,32 @@ proptest! {
 }
 
 #[test]
-fn pramin_gives_way_and_what_was_written_there_meanwhile_is_told() {
+fn pramin_yields_page_to_bars_and_reports_strays() {
     let rig = Rig::new(64);
     let mut remap = Remap::open(&rig.host, (BAR1, BAR3)).unwrap();
     let first = (u64::from(pramin::BASE) / SMALL_PAGE) as u32;
-    let place = |page| Slot { window: Showing::Pramin.index(), page: first + page };
-    assert_eq!(remap.book(Showing::Pramin, &[(first, Want::Vram(3)), (first + 1, Want::Vram(4))]).ins.len(), 2);
-    let taken = remap.book(Showing::Bar3, &[(7, Want::Vram(4))]);
-    let in_bar3 = Slot { window: Showing::Bar3.index(), page: 7 };
+    let place = |page| Slot { window: MappedWindow::Pramin.index(), page: first + page };
+    assert_eq!(
+        remap.book(MappedWindow::Pramin, &[(first, PageTarget::Vram(3)), (first + 1, PageTarget::Vram(4))]).ins.len(),
+        2
+    );
+    let taken = remap.book(MappedWindow::Bar3, &[(7, PageTarget::Vram(4))]);
+    let in_bar3 = Slot { window: MappedWindow::Bar3.index(), page: 7 };
     assert_eq!((taken.outs, taken.ins), (vec![(4, place(1))], vec![(4, in_bar3)]));
     assert_eq!(taken.strays, []);
     assert_eq!((remap.home(4), remap.counts.aliases), (Some(in_bar3), 0), "a driver goes on to BAR3");
     // It goes back there, or the window moves.
-    let back = remap.book(Showing::Bar3, &[(7, Want::Nothing)]);
+    let back = remap.book(MappedWindow::Bar3, &[(7, PageTarget::Nothing)]);
     assert_eq!((back.ins, back.strays), (vec![(4, place(1))], vec![place(1)]));
-    remap.book(Showing::Bar3, &[(7, Want::Vram(4))]);
-    let gone = remap.book(Showing::Pramin, &[(first + 1, Want::Vram(9))]);
+    remap.book(MappedWindow::Bar3, &[(7, PageTarget::Vram(4))]);
+    let gone = remap.book(MappedWindow::Pramin, &[(first + 1, PageTarget::Vram(9))]);
     assert_eq!((gone.outs, gone.strays), (vec![], vec![place(1)]));
     // Between BAR1 and PRAMIN, BAR1 gets the page that BAR3 gives up.
     let low = (TRAPPED_BAR1 / SMALL_PAGE) as u32;
-    remap.book(Showing::Pramin, &[(first + 2, Want::Vram(4))]);
-    remap.book(Showing::Bar1, &[(low, Want::Vram(4))]);
-    let given = remap.book(Showing::Bar3, &[(7, Want::Nothing)]);
-    assert_eq!(given.ins, [(4, Slot { window: Showing::Bar1.index(), page: low })]);
+    remap.book(MappedWindow::Pramin, &[(first + 2, PageTarget::Vram(4))]);
+    remap.book(MappedWindow::Bar1, &[(low, PageTarget::Vram(4))]);
+    let given = remap.book(MappedWindow::Bar3, &[(7, PageTarget::Nothing)]);
+    assert_eq!(given.ins, [(4, Slot { window: MappedWindow::Bar1.index(), page: low })]);
     remap.forget();
     remap.close(&rig.host);
 }
@@ -137,8 +140,8 @@ fn pramin_gives_way_and_what_was_written_there_meanwhile_is_told() {
 fn a_small_bar1_is_trapped_as_a_whole() {
     let rig = Rig::new(64);
     let mut remap = Remap::open(&rig.host, (TRAPPED_BAR1, BAR3)).unwrap();
-    assert!(remap.area(Showing::Bar1).is_none() && remap.extent(Showing::Bar1).is_none());
-    assert_eq!(remap.area(Showing::Bar3).map(|(_, area)| (area.offset, area.size)), Some((0, BAR3)));
+    assert!(remap.area(MappedWindow::Bar1).is_none() && remap.extent(MappedWindow::Bar1).is_none());
+    assert_eq!(remap.area(MappedWindow::Bar3).map(|(_, area)| (area.offset, area.size)), Some((0, BAR3)));
     remap.close(&rig.host);
 }
 
@@ -147,19 +150,22 @@ fn whereabouts_tell_pieces_apart() {
     let rig = Rig::new(64);
     let mut remap = Remap::open(&rig.host, (BAR1, BAR3)).unwrap();
     let at = |page: u64| GuestVramAddr(page * SMALL_PAGE);
-    let changes: Vec<_> = (0..32).map(|page| (page, Want::Vram(32 + page))).collect();
+    let changes: Vec<_> = (0..32).map(|page| (page, PageTarget::Vram(32 + page))).collect();
     assert_eq!(remap.whereabouts(at(32), LARGE_PAGE), Home::Chunk);
-    remap.book(Showing::Bar3, &changes[..5]);
+    remap.book(MappedWindow::Bar3, &changes[..5]);
     assert_eq!(remap.whereabouts(at(32), LARGE_PAGE), Home::Apart);
     assert_eq!(remap.whereabouts(at(30), 4 * SMALL_PAGE), Home::Apart);
     assert_eq!(remap.whereabouts(at(37), SMALL_PAGE), Home::Chunk);
-    remap.book(Showing::Bar3, &changes[5..]);
+    remap.book(MappedWindow::Bar3, &changes[5..]);
     let Home::Host(first) = remap.whereabouts(at(32), LARGE_PAGE) else { panic!("apart") };
     assert_eq!(remap.whereabouts(at(35), SMALL_PAGE), Home::Host(first.offset(3 * SMALL_PAGE)));
     assert_eq!(first.0 % LARGE_PAGE, 0);
     // PRAMIN is placed in steps of 64 KiB, so a large page there need not be aligned for the card.
     let start = (u64::from(pramin::BASE) / SMALL_PAGE) as u32;
-    remap.book(Showing::Pramin, &(0..32).map(|page| (start + 16 + page, Want::Vram(64 + page))).collect::<Vec<_>>());
+    remap.book(
+        MappedWindow::Pramin,
+        &(0..32).map(|page| (start + 16 + page, PageTarget::Vram(64 + page))).collect::<Vec<_>>(),
+    );
     assert_eq!(remap.whereabouts(at(64), LARGE_PAGE), Home::Apart);
     assert!(matches!(remap.whereabouts(at(64), SMALL_PAGE), Home::Host(_)));
     remap.forget();

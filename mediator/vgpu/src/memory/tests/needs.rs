@@ -1,6 +1,6 @@
 //! Push buffers of the rig's driver, and the engines that they need.
 
-use owner::{Bindings, Needs, Reader};
+use card_manager::{Bindings, Needs, Reader};
 use rig::driver::{CE0, CE1, M2MF, ce_copy, m2mf_copy, methods, object};
 use sched::Engine;
 
@@ -27,7 +27,7 @@ fn of(words: &[u32]) -> Needs {
 const CE0_ONLY: Needs = Needs::Copies(Engine::Copy0);
 
 #[test]
-fn copies_need_the_copy_engine_that_their_subchannel_is_bound_to() {
+fn copies_need_copy_engine_bound_to_subchannel() {
     let copy = ce_copy(0x1000, 0x2000, 1);
     assert_eq!(of(&[object(CE0), copy.repeat(100)].concat()), CE0_ONLY);
     assert_eq!(of(&[object(CE1), copy.clone()].concat()), Needs::Copies(Engine::Copy1));

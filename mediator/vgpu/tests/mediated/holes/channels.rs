@@ -1,8 +1,8 @@
 //! Holes 3, 4, 5, 12, 13 and 19: instance blocks, channel numbers, runlists.
 
 use super::{
-    A, B, CE0, CHUNK, EVIL, GOOD, ID, IDLE, LARGE_PAGE, PAGE, RAM, SHARE, Scene, card_registers, ce_copy, large_table,
-    ltc, object, pattern, pbdma, pbus, pfb, pfifo, vm,
+    A, B, CE0, CHUNK, EVIL, GOOD, ID, IDLE, LARGE_PAGE, PAGE, RAM, SHARE_BYTES, Scene, card_registers, ce_copy,
+    large_table, ltc, object, pattern, pbdma, pbus, pfb, pfifo, vm,
 };
 use nvspec::fifo::CHANNELS;
 use nvspec::instance::ramfc;
@@ -18,7 +18,7 @@ fn pointer(at: u64, target: u32) -> u32 {
 fn hole_03_instance_blocks_are_not_looked_at_after_activation() {
     let mut scene = Scene::new();
     let neighbour = scene.good.driver.guest.vram_bytes;
-    assert_eq!(neighbour, SHARE);
+    assert_eq!(neighbour, SHARE_BYTES);
     let directory = scene.on_card(GOOD, scene.good.channel.space.directory);
     let ram = scene.bus[1];
     for (what, low, high) in [
@@ -82,7 +82,7 @@ fn hole_04_contexts_are_not_switched_by_hand() {
         scene.on_card(GOOD, scene.good.channel.instance),
         scene.on_card(IDLE, 0),
         channel.instance,
-        SHARE,
+        SHARE_BYTES,
         0xfff_ffff << 12,
     ];
     for at in blocks {
@@ -122,8 +122,8 @@ fn hole_05_target_bits_lead_nowhere() {
     let mut scene = Scene::new();
     let ram = scene.bus[1];
     // Addresses that are outside of the attacker's memory.
-    let page = scene.on_card(IDLE, SHARE - PAGE);
-    assert!(page >= SHARE);
+    let page = scene.on_card(IDLE, SHARE_BYTES - PAGE);
+    assert!(page >= SHARE_BYTES);
     // The word of the channel table: VRAM of others, and host memory that was not lent.
     for (at, target) in [(page, 0), (page, 1), (ram, 2), (ram, 3), (RAM, 2), (0xfff_ffff << 12, 3)] {
         scene.denied(&format!("instance block {at:#x}, target {target}"), |s| {
@@ -218,7 +218,7 @@ fn hole_12_runlists_name_only_the_guests_channels() {
         }
     }
     // Invalid lengths and addresses.
-    let behind = (SHARE >> 12) as u32;
+    let behind = (SHARE_BYTES >> 12) as u32;
     for (what, base, length) in [
         ("129 entries", (list >> 12) as u32, CHANNELS + 1),
         ("4095 entries", (list >> 12) as u32, 0xfff),
@@ -291,14 +291,14 @@ fn hole_13_channel_numbers_end_at_127() {
 fn hole_19_channels_without_a_directory_reach_nothing() {
     let mut scene = Scene::new();
     // A directory of zeros, none at all, one in RAM of zeros and one in RAM that does not exist.
-    let zeros = SHARE - 32 * PAGE;
+    let zeros = SHARE_BYTES - 32 * PAGE;
     for (what, low) in [
         ("directory at address 0", 0),
         ("directory of zeros", zeros as u32),
         ("directory in RAM", 0x8_0002),
         ("directory in RAM that was not lent", 64 << 20 | 2),
         ("directory in no memory", 1),
-        ("directory that ends behind the share", (SHARE - PAGE) as u32),
+        ("directory that ends behind the share", (SHARE_BYTES - PAGE) as u32),
     ] {
         let mut channel = scene.evil.prepare(ID);
         scene.evil.guest.poke(channel.instance + vm::PDB_LO, low);

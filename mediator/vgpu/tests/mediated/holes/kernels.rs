@@ -26,7 +26,7 @@ fn launch(evil: &mut Driver, channel: &mut Channel, source: &str) {
 }
 
 #[test]
-fn what_a_warp_did_is_told_to_its_guest_alone_and_its_channel_goes_on() {
+fn warp_error_is_reported_to_its_guest_and_channel_continues() {
     let mut scene = Scene::new();
     let cases = [
         (".quad 0xffffffffffffffff", warp_error::ILLEGAL_ENCODING),
@@ -71,7 +71,7 @@ fn what_a_warp_did_is_told_to_its_guest_alone_and_its_channel_goes_on() {
 }
 
 #[test]
-fn access_of_a_kernel_to_what_is_not_mapped_is_its_channels_fault() {
+fn kernel_access_to_unmapped_memory_faults_its_channel() {
     let mut scene = Scene::new();
     for access in ["LD R1, [R0]", "ST [R0], R1"] {
         let mut channel = scene.evil.channel(ID);

@@ -1,8 +1,8 @@
 //! Holes 9 and 17: memory that is no longer the guest's, and memory that is not yet the guest's.
 
 use super::{
-    A, At, B, C, CE0, CE1, EVIL, ID, M2MF, MIB, PAGE, RAM, SECRET, SHARE, Scene, ce_copy, m2mf_copy, object, pattern,
-    stops, wait_stopped,
+    A, At, B, C, CE0, CE1, EVIL, ID, M2MF, MIB, PAGE, RAM, SECRET, SHARE_BYTES, Scene, ce_copy, m2mf_copy, object,
+    pattern, stops, wait_stopped,
 };
 use nvspec::Access;
 use nvspec::instance::userd;
@@ -11,9 +11,9 @@ use rig::read_file;
 use vmm_glue::RegionIndex;
 
 #[test]
-fn hole_09_unmapped_pages_are_out_of_reach_when_the_flush_returns() {
+fn hole_09_unmapped_pages_are_unreachable_after_flush() {
     let mut scene = Scene::new();
-    for (what, at) in [("RAM", At::Ram(0x4_0000)), ("VRAM", At::Vram(SHARE - 8 * PAGE))] {
+    for (what, at) in [("RAM", At::Ram(0x4_0000)), ("VRAM", At::Vram(SHARE_BYTES - 8 * PAGE))] {
         let mut channel = scene.evil.channel(ID);
         scene.evil.buffer(&channel, A, 1, 1);
         scene.evil.map(channel.space, B, at, 1);
@@ -43,7 +43,7 @@ fn hole_09_unmapped_pages_are_out_of_reach_when_the_flush_returns() {
 }
 
 #[test]
-fn hole_09_unmapping_under_work_is_complete_when_the_flush_returns() {
+fn hole_09_unmapping_under_load_completes_at_flush() {
     let mut scene = Scene::new();
     let gpa = 0x4_0000;
     for round in 0..10u32 {
@@ -117,11 +117,11 @@ fn hole_17_a_client_finds_nothing_of_the_one_before() {
         scene.evil.guest.wr(*offset, 0x7e0a_4705);
     }
     let mark = vec![0x7e; MIB as usize];
-    (0..SHARE / MIB).for_each(|mib| scene.evil.guest.vram_write(mib * MIB, &mark));
+    (0..SHARE_BYTES / MIB).for_each(|mib| scene.evil.guest.vram_write(mib * MIB, &mark));
 
     scene.evil.guest.reconnect();
     let mut data = vec![0; MIB as usize];
-    for mib in 0..SHARE / MIB {
+    for mib in 0..SHARE_BYTES / MIB {
         scene.evil.guest.vram_read(mib * MIB, &mut data);
         assert!(data.iter().all(|&byte| byte == 0), "MiB {mib}");
     }
@@ -176,7 +176,7 @@ fn hole_17_a_vm_finds_nothing_of_the_one_before() {
     let before: Vec<u64> = {
         let mut state = rig.host.lock();
         let at = |mib: u64| state.vram_mut().place(super::IDLE, nvspec::addr::GuestVramAddr(mib * 2 * MIB), PAGE);
-        (0..SHARE / (2 * MIB)).filter_map(at).map(|at| at.card().expect("on the card").0).collect()
+        (0..SHARE_BYTES / (2 * MIB)).filter_map(at).map(|at| at.card().expect("on the card").0).collect()
     };
     let mut held = vec![0; PAGE as usize];
     super::card_vram(&rig, *before.last().unwrap(), &mut held);

@@ -32,14 +32,14 @@ use vram::TenantId;
 /// MiB of the card: three VMs, the mediator, and room for shadow tables.
 const CARD_MIB: u32 = 96;
 /// Bytes of each VM's VRAM and RAM.
-const SHARE: u64 = VM_MIB * MIB;
+const SHARE_BYTES: u64 = VM_MIB * MIB;
 const RAM: u64 = MIB;
 const EVIL: TenantId = TenantId(0);
 const GOOD: TenantId = TenantId(1);
 const IDLE: TenantId = TenantId(2);
 /// Byte that fills the idle VM's memory, from [`SECRET_AT`] on.
 const SECRET: u8 = 0xc5;
-const SECRET_AT: u64 = SHARE / 2;
+const SECRET_AT: u64 = SHARE_BYTES / 2;
 /// Virtual address of a third buffer.
 const C: u64 = 0x300_0000;
 /// Number of the attacker's channel; the other VMs' is the same.
@@ -266,7 +266,7 @@ impl Scene {
     fn outside(&self) -> Vec<(&'static str, u64)> {
         let card = u64::from(CARD_MIB) * MIB;
         let list = vec![
-            ("the first page behind the share", SHARE),
+            ("the first page behind the share", SHARE_BYTES),
             ("the idle VM's memory", self.on_card(IDLE, SECRET_AT)),
             ("the working VM's buffer", self.on_card(GOOD, self.good.from)),
             ("the host's instance block", self.card_instance(GOOD, ID).unwrap()),
@@ -275,7 +275,7 @@ impl Scene {
             ("address 2^32", 1 << 32),
             ("the last page below 2^40", (1 << 40) - PAGE),
         ];
-        let list: Vec<_> = list.into_iter().filter(|(_, at)| *at >= SHARE).collect();
+        let list: Vec<_> = list.into_iter().filter(|(_, at)| *at >= SHARE_BYTES).collect();
         assert!(list.iter().any(|(name, _)| *name == "the idle VM's memory"), "the attacker's share covers its number");
         list
     }
@@ -378,7 +378,8 @@ impl Scene {
 
     /// Returns the numbers of the card's chunks that some VMs have.
     fn blocks_of(&self, vms: &[TenantId]) -> BTreeSet<u64> {
-        let all = vms.iter().flat_map(|vm| (0..SHARE / CHUNK).map(|chunk| self.on_card(*vm, chunk * CHUNK) / CHUNK));
+        let all =
+            vms.iter().flat_map(|vm| (0..SHARE_BYTES / CHUNK).map(|chunk| self.on_card(*vm, chunk * CHUNK) / CHUNK));
         all.collect()
     }
 }

@@ -1,7 +1,7 @@
 //! Hole 6: undeclared registers and registers of the machine; and registers that the reference code does not know.
 
 use super::{A, At, B, C, GOOD, IDLE};
-use super::{CE0, ID, SHARE, Scene, blocks, ce_copy, ce0, ce1, object, pbus, pfb, pfifo, pgraph, ptimer, tally};
+use super::{CE0, ID, SHARE_BYTES, Scene, blocks, ce_copy, ce0, ce1, object, pbus, pfb, pfifo, pgraph, ptimer, tally};
 use nvspec::Access;
 use nvspec::regs::{fecs, gpccs, pclock, pdisp, pfuse, pmc, pmu, ppci, ptop, windows};
 use vmm_glue::RegionIndex;
@@ -138,8 +138,12 @@ fn acknowledging_a_fault_takes_none_from_a_neighbour() {
 #[test]
 fn flushes_of_foreign_directories_do_nothing() {
     let mut scene = Scene::new();
-    let directories =
-        [scene.on_card(GOOD, scene.good.channel.space.directory), scene.on_card(IDLE, 0), SHARE, (1 << 40) - 0x1000];
+    let directories = [
+        scene.on_card(GOOD, scene.good.channel.space.directory),
+        scene.on_card(IDLE, 0),
+        SHARE_BYTES,
+        (1 << 40) - 0x1000,
+    ];
     let flushes = scene.good.driver.guest.counter("tlb_flushes");
     for at in directories {
         scene.denied(&format!("directory {at:#x}"), |s| {

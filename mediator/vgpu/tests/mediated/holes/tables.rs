@@ -1,7 +1,7 @@
 //! Holes 7, 8, 11, 15, 16 and 18: page table entries, misplaced tables, numbers near the limit.
 
 use super::{
-    A, B, C, CE0, EVIL, ID, LARGE_PAGE, M2MF, MIB, PAGE, RAM, SHARE, Scene, Size, ce_copy, entry, large_table,
+    A, B, C, CE0, EVIL, ID, LARGE_PAGE, M2MF, MIB, PAGE, RAM, SHARE_BYTES, Scene, Size, ce_copy, entry, large_table,
     m2mf_copy, object, pattern,
 };
 use super::{At, stops, wait_stopped};
@@ -90,7 +90,7 @@ fn hole_08_large_pages_are_checked_in_all_their_parts() {
     }
     for offset in [PAGE, LARGE_PAGE / 2, LARGE_PAGE - PAGE] {
         let what = format!("a large page from {offset:#x} before the end of VRAM");
-        scene.denied(&what, |s| s.faults_at(&what, entry(SHARE - offset, 0), Size::Large, offset, true));
+        scene.denied(&what, |s| s.faults_at(&what, entry(SHARE_BYTES - offset, 0), Size::Large, offset, true));
     }
     scene.finish();
 }
@@ -128,7 +128,7 @@ fn hole_11_entries_for_memory_that_is_not_there_fault() {
 }
 
 #[test]
-fn hole_15_tables_are_what_the_walk_takes_them_for() {
+fn hole_15_tables_are_read_as_the_gpu_walk_reads_them() {
     let mut scene = Scene::new();
     let foreign = scene.on_card(super::IDLE, super::SECRET_AT);
     // A directory that is its own table of small, then of large pages: its first entry, which names itself as a table,
@@ -143,7 +143,7 @@ fn hole_15_tables_are_what_the_walk_takes_them_for() {
         scene.fresh();
     }
     // A page of entries as directory: each entry for a page gives the address of a table of large pages.
-    for at in [foreign, SHARE, 0x1_0000] {
+    for at in [foreign, SHARE_BYTES, 0x1_0000] {
         let mut channel = scene.evil.prepare(ID);
         let entries: Vec<u8> = (0..PAGE / 8).flat_map(|_| entry(at, 0).to_le_bytes()).collect();
         let fake = scene.evil.vram(16);
@@ -157,7 +157,7 @@ fn hole_15_tables_are_what_the_walk_takes_them_for() {
     let space = channel.space;
     scene.evil.buffer(&channel, A, 1, 15);
     scene.denied("a small-page table as one of large pages", |s| {
-        let raw = entry(SHARE - PAGE, 0);
+        let raw = entry(SHARE_BYTES - PAGE, 0);
         s.evil.pte(space, C, raw as u32, 0);
         s.evil.guest.poke(space.directory, ((space.table >> 12) << 4) as u32 | 1);
         s.evil.flush();

@@ -5,7 +5,7 @@ use nvspec::regs::pfifo;
 use rig::driver::{IMAGE_VA, methods};
 
 #[test]
-fn neighbours_copies_are_whole_while_the_attacker_faults_on_the_same_engine() {
+fn neighbour_copies_stay_whole_while_attacker_faults() {
     let mut scene = Scene::new();
     for round in 0..200 {
         let mut channel = scene.evil.channel(ID);
@@ -27,7 +27,7 @@ fn neighbours_copies_are_whole_while_the_attacker_faults_on_the_same_engine() {
 }
 
 #[test]
-fn neighbours_copies_are_whole_while_the_attacker_comes_and_goes_on_the_same_engine() {
+fn neighbour_copies_stay_whole_while_attacker_cycles_channels() {
     let mut scene = Scene::new();
     for round in 0..200u32 {
         let mut channel = scene.evil.channel(ID);

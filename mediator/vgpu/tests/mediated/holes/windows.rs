@@ -1,6 +1,6 @@
 //! Holes 1, 2, 10 and 14: the CPU's windows on memory.
 
-use super::{At, PAGE, RAM, SHARE, Scene, entry, pattern};
+use super::{At, PAGE, RAM, SHARE_BYTES, Scene, entry, pattern};
 use card::Card;
 use nvspec::instance::vm;
 use nvspec::regs::{pbus, windows::pramin};
@@ -40,14 +40,14 @@ impl Scene {
 fn hole_01_pramin_ends_with_the_share() {
     let mut scene = Scene::new();
     let guest = &mut scene.evil.guest;
-    guest.poke(SHARE - 4, 0x600d_600d);
-    assert_eq!(guest.peek(SHARE - 4), 0x600d_600d, "the share's own last word");
+    guest.poke(SHARE_BYTES - 4, 0x600d_600d);
+    assert_eq!(guest.peek(SHARE_BYTES - 4), 0x600d_600d, "the share's own last word");
     for (what, at) in scene.outside() {
         scene.denied(&format!("reading {what}"), |s| assert_eq!(s.evil.guest.peek(at), u32::MAX, "{what}"));
         scene.denied(&format!("writing {what}"), |s| s.evil.guest.poke(at, BRAND));
     }
     // 64 KiB below 2^40 the window itself would extend to address 0.
-    for base in [SHARE - 0x1_0000, (1 << 40) - 0x1_0000] {
+    for base in [SHARE_BYTES - 0x1_0000, (1 << 40) - 0x1_0000] {
         scene.denied(&format!("past the end from {base:#x}"), |s| {
             s.evil.guest.wr(pbus::PRAMIN_WINDOW::OFFSET, (base >> 16) as u32);
             for offset in (0x1_0000..pramin::BYTES).step_by(0x1_0000) {
@@ -58,14 +58,14 @@ fn hole_01_pramin_ends_with_the_share() {
     }
     // Half of an access is past the end.
     scene.denied("an access across the end of the share", |s| {
-        s.evil.guest.wr(pbus::PRAMIN_WINDOW::OFFSET, ((SHARE >> 16) - 1) as u32);
+        s.evil.guest.wr(pbus::PRAMIN_WINDOW::OFFSET, ((SHARE_BYTES >> 16) - 1) as u32);
         let mut word = [0; 8];
         let at = u64::from(pramin::BASE) + 0x1_0000 - 4;
         s.evil.guest.read(RegionIndex::Bar0, at, &mut word);
         assert_eq!(word, [0xff; 8]);
         s.evil.guest.write(RegionIndex::Bar0, at, &[0x77; 8]);
     });
-    assert_eq!(scene.evil.guest.peek(SHARE - 4), 0x600d_600d, "none of it was written");
+    assert_eq!(scene.evil.guest.peek(SHARE_BYTES - 4), 0x600d_600d, "none of it was written");
     scene.finish();
 }
 
@@ -193,7 +193,7 @@ fn hole_14_apertures_end_with_limit_table_and_region() {
         }
 
         // Tables across the end of VRAM: their entries after it would be a neighbour's memory.
-        for table in [SHARE - PAGE, SHARE] {
+        for table in [SHARE_BYTES - PAGE, SHARE_BYTES] {
             scene.denied(&format!("table at {table:#x}"), |s| {
                 s.evil.guest.poke(space.directory + 4, ((table >> 12) as u32) << 4 | 1);
                 s.evil.flush();

@@ -77,7 +77,7 @@ fn holes_of_gpuvms_interface_are_closed() {
 }
 
 #[test]
-fn what_is_freed_in_use_lives_on_and_what_is_new_is_empty() {
+fn tables_destroyed_in_use_stay_alive_and_new_ones_are_empty() {
     let rig = rig();
     let (mut driver, mut interface) = guest(&rig, 0, None);
     let mut work = channel(&mut driver, &mut interface, 0, 1);
@@ -101,7 +101,7 @@ fn what_is_freed_in_use_lives_on_and_what_is_new_is_empty() {
 }
 
 #[test]
-fn entries_name_only_what_the_vm_has() {
+fn paravirtual_entries_reach_only_memory_of_their_vm() {
     let rig = rig();
     let mut neighbour = Neighbour::new(&rig);
     let (mut evil, mut interface) = guest(&rig, 0, None);
@@ -139,7 +139,7 @@ fn entries_name_only_what_the_vm_has() {
 }
 
 #[test]
-fn rings_and_descriptors_that_point_anywhere_hurt_nobody() {
+fn wild_rings_and_descriptors_harm_no_neighbour() {
     let rig = rig();
     let mut neighbour = Neighbour::new(&rig);
     let (mut evil, mut interface) = guest(&rig, 0, None);
@@ -208,7 +208,7 @@ impl Random {
 }
 
 #[test]
-fn ring_that_another_cpu_writes_meanwhile_hurts_nobody() {
+fn ring_written_concurrently_by_other_cpu_harms_no_neighbour() {
     let rig = rig();
     let mut neighbour = Neighbour::new(&rig);
     let (mut evil, mut interface) = guest(&rig, 0, None);
@@ -255,7 +255,7 @@ fn batch_that_could_not_be_answered_is_not_begun() {
 }
 
 #[test]
-fn mutated_batches_are_refused_or_done_and_hurt_nobody() {
+fn mutated_batches_are_handled_and_harm_no_neighbour() {
     let rig = rig();
     let mut neighbour = Neighbour::new(&rig);
     let (mut evil, mut interface) = guest(&rig, 0, None);

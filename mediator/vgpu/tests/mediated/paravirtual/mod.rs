@@ -134,7 +134,7 @@ fn channel_works_in_tables_that_the_mediator_keeps() {
 }
 
 #[test]
-fn interface_goes_on_with_another_owner_and_so_do_the_tables_that_it_keeps() {
+fn paravirtual_interface_and_tables_survive_hand_over() {
     let handover = handover(0);
     let mut rig = handover.rig();
     let (mut driver, mut interface) = guest(&rig, 0, None);
@@ -233,7 +233,7 @@ fn memory_is_filled_and_copied() {
 }
 
 #[test]
-fn a_long_batch_lets_others_have_the_vm_in_between_and_is_answered_once() {
+fn long_batch_releases_vm_lock_between_parts_and_answers_once() {
     const BYTES: u64 = 4 * MIB;
     let rig = rig();
     let (mut driver, mut interface) = guest(&rig, 0, None);
@@ -350,7 +350,7 @@ fn reopen(driver: &mut Driver, features: u32) -> Interface {
 }
 
 #[test]
-fn memory_that_moves_is_followed_by_tables_that_the_mediator_keeps() {
+fn mediator_tables_follow_moved_memory() {
     let rig = super::relocate::rig_of(2 * MIB, CARD_MIB, 64);
     let settings = Settings { paravirtual: Some(offered(None)), ..super::relocate::free_settings(VM_MIB) };
     let mut guest = rig.guest_with(0, &settings);

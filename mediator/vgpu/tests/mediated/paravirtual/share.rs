@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::handover::edited::{edit_one, length, zero_one};
-use crate::oversubscribe::{LONG, driver_with, fast, rig_with};
+use crate::oversubscribe::{WAIT_TIMEOUT, driver_with, fast, rig_with};
 use crate::relocate::Dice;
 use pv::abi::share::{ABROAD, CREATE, EXCLUSIVE, READ_ONLY, control, mode};
 
@@ -21,7 +21,7 @@ fn attach(driver: &mut Driver, interface: &mut Interface, id: u64, channel: u8, 
 }
 
 #[test]
-fn two_address_spaces_share_what_one_writes() {
+fn two_address_spaces_share_segment_writes() {
     let rig = rig();
     let (mut driver, mut interface) = guest(&rig, 0, None);
     // One address space is the guest's own, the other the mediator's.
@@ -51,7 +51,7 @@ fn two_address_spaces_share_what_one_writes() {
 }
 
 #[test]
-fn what_is_detached_is_out_of_reach_and_the_memory_goes_with_the_last() {
+fn detached_segment_is_unreachable_and_last_detach_frees_memory() {
     let rig = rig();
     let (mut driver, mut interface) = guest(&rig, 0, None);
     let before = rig.usage().0.mediator;
@@ -90,7 +90,7 @@ fn a_channel_that_ends_lets_go() {
 }
 
 #[test]
-fn other_machines_see_what_group_and_mode_let_them() {
+fn other_vms_see_segments_that_group_and_mode_allow() {
     let rig = rig();
     let (mut one, mut of_one) = guest(&rig, 0, Some("team"));
     let (mut two, mut of_two) = guest(&rig, 1, Some("team"));
@@ -173,11 +173,11 @@ fn segments_have_limits_and_start_empty() {
 }
 
 #[test]
-fn a_segment_is_attached_to_a_channel_once_the_card_has_memory_for_it() {
+fn segment_attach_waits_until_card_has_memory() {
     let rig = rig_with(64, 256, fast());
     let greedy = driver_with(&rig, 0, 96, Limits::default());
     let mut settings = knowing(None);
-    (settings.share.memory, settings.share.channels, settings.queue_limit) = (Limits::default(), 100, LONG);
+    (settings.share.memory, settings.share.channels, settings.queue_limit) = (Limits::default(), 100, WAIT_TIMEOUT);
     settings.share.vram_bytes = 96 * MIB;
     let (mut driver, mut interface) = guest_with(&rig, 1, &settings);
     let id = get(&mut driver, &mut interface, 1, CREATE, 0).value();
@@ -207,7 +207,7 @@ fn a_segment_is_attached_to_a_channel_once_the_card_has_memory_for_it() {
 }
 
 #[test]
-fn segments_that_are_attached_go_on_with_another_owner() {
+fn attached_segments_survive_hand_over() {
     let handover = handover(0);
     let mut rig = handover.rig();
     let (mut one, mut of_one) = guest(&rig, 0, Some("team"));

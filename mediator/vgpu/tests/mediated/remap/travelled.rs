@@ -31,7 +31,7 @@ impl Scene {
         let channel = driver.channel(2);
         let from = driver.buffer(&channel, A, 4, 1);
         let to = driver.buffer(&channel, B, 4, 2);
-        show(&mut driver, 0, HIGH, from, 4);
+        show(&mut driver, 0, BAR1_MAPPED_AT, from, 4);
         Self { driver, channel, from, to }
     }
 
@@ -57,70 +57,70 @@ fn on_another_card_the_client_has_the_same_memory_mapped() {
     let [cpu, cpu3] = one.cpus();
     for (seed, to) in [(10, 1), (20, 0), (30, 1)] {
         // Its CPU writes during the copy ahead, and after it has resumed.
-        let meanwhile = |_: &mut Guest| cpu.write(HIGH, &pages(seed, 4));
+        let meanwhile = |_: &mut Guest| cpu.write(BAR1_MAPPED_AT, &pages(seed, 4));
         one.driver.guest.move_beside(&cards[to], 100 + seed, true, meanwhile, |_, left| drop(left)).unwrap();
         assert!(one.driver.vram_holds(one.from, 4, seed));
         one.check(&cpu3, seed);
-        cpu.write(HIGH, &pages(seed + 1, 4));
+        cpu.write(BAR1_MAPPED_AT, &pages(seed + 1, 4));
         one.check(&cpu3, seed + 1);
         assert!(cards[1 - to].usage().0.vms.is_empty(), "nothing is left of it");
     }
     // Pages are mapped and unmapped as before.
-    hide(&mut one.driver, 0, HIGH, 4);
-    assert!(one.driver.vram_holds(one.from, 4, 31) && cpu.is_zero(HIGH, 4 * PAGE));
-    show(&mut one.driver, 0, HIGH + 0x10_0000, one.to, 4);
-    assert_eq!(cpu.read(HIGH + 0x10_0000, 4 * PAGE), pages(31, 4));
+    hide(&mut one.driver, 0, BAR1_MAPPED_AT, 4);
+    assert!(one.driver.vram_holds(one.from, 4, 31) && cpu.is_zero(BAR1_MAPPED_AT, 4 * PAGE));
+    show(&mut one.driver, 0, BAR1_MAPPED_AT + 0x10_0000, one.to, 4);
+    assert_eq!(cpu.read(BAR1_MAPPED_AT + 0x10_0000, 4 * PAGE), pages(31, 4));
 }
 
 #[test]
-fn what_lives_under_apertures_is_saved_and_shown_again_where_the_client_has_it_mapped() {
+fn aperture_contents_are_saved_and_restored_into_mappings() {
     let cards = [card(64), card(64)];
     let mut one = Scene::new(&cards[0], 1);
     let [cpu, cpu3] = one.cpus();
-    cpu.write(HIGH, &pages(3, 4));
+    cpu.write(BAR1_MAPPED_AT, &pages(3, 4));
     let saved = one.driver.guest.save().unwrap();
     let ram = ram_of(&one.driver.guest);
     // It continues undisturbed, and its later changes are then undone.
-    cpu.write(HIGH, &pages(4, 4));
+    cpu.write(BAR1_MAPPED_AT, &pages(4, 4));
     let channel = one.channel;
     assert!(one.driver.vram_holds(one.from, 4, 4));
     one.check(&cpu3, 4);
-    cpu.write(HIGH + 0x20_0000, b"nobody's");
+    cpu.write(BAR1_MAPPED_AT + 0x20_0000, b"nobody's");
     one.driver.guest.ram_write(0, &ram);
     one.driver.guest.restore(&cards[1], 9, &saved).unwrap();
     one.channel = channel;
-    assert_eq!(cpu.read(HIGH, 4 * PAGE), pages(3, 4));
+    assert_eq!(cpu.read(BAR1_MAPPED_AT, 4 * PAGE), pages(3, 4));
     assert!(one.driver.vram_holds(one.from, 4, 3));
-    assert!(cpu.is_zero(HIGH + 0x20_0000, 8), "nothing lives there");
+    assert!(cpu.is_zero(BAR1_MAPPED_AT + 0x20_0000, 8), "nothing lives there");
     one.check(&cpu3, 3);
-    cpu.write(HIGH, &pages(5, 4));
+    cpu.write(BAR1_MAPPED_AT, &pages(5, 4));
     one.check(&cpu3, 5);
 }
 
 #[test]
-fn a_state_that_is_refused_leaves_what_lives_there() {
+fn rejected_state_leaves_mapped_apertures_unchanged() {
     let cards = [card(64), card(64)];
     let mut one = Scene::new(&cards[0], 1);
     let [cpu, cpu3] = one.cpus();
-    cpu.write(HIGH, &pages(3, 4));
+    cpu.write(BAR1_MAPPED_AT, &pages(3, 4));
     let saved = one.driver.guest.save().unwrap();
-    cpu.write(HIGH, &pages(4, 4));
+    cpu.write(BAR1_MAPPED_AT, &pages(4, 4));
     // It lends more now, which is checked last.
     assert!(one.driver.guest.map_ram(MIB, MIB, true));
     let refused = one.driver.guest.restore(&cards[1], 9, &saved).unwrap_err().to_string();
     assert!(refused.contains("the client lends"), "{refused}");
-    assert_eq!(cpu.read(HIGH, 4 * PAGE), pages(4, 4));
+    assert_eq!(cpu.read(BAR1_MAPPED_AT, 4 * PAGE), pages(4, 4));
     one.check(&cpu3, 4);
     assert!(cards[1].usage().0.vms.is_empty(), "nothing is left of it there");
 }
 
 #[test]
-fn a_client_takes_it_to_a_device_with_mapped_apertures_or_without() {
+fn client_moves_to_device_with_or_without_mapped_apertures() {
     let cards = [card(64), card(64)];
     for (mapped, vm) in [(true, 101), (false, 102)] {
         let mut one = Scene::new(&cards[0], 1);
         let [cpu, cpu3] = one.cpus();
-        cpu.write(HIGH, &pages(6, 4));
+        cpu.write(BAR1_MAPPED_AT, &pages(6, 4));
         let state = state_of(&mut one.driver.guest);
         let settings = if mapped { remapped() } else { free_settings(16) };
         let mut there = cards[1].guest_with(vm, &settings);
@@ -130,12 +130,12 @@ fn a_client_takes_it_to_a_device_with_mapped_apertures_or_without() {
         if mapped {
             // Its client has other memory mapped, which shows the first VM's pages.
             let theirs = Cpu::of(&there, Bar1);
-            assert_eq!(theirs.read(HIGH, 4 * PAGE), pages(6, 4));
-            theirs.write(HIGH, &pages(7, 4));
+            assert_eq!(theirs.read(BAR1_MAPPED_AT, 4 * PAGE), pages(6, 4));
+            theirs.write(BAR1_MAPPED_AT, &pages(7, 4));
         }
         there.migration().start();
         let before = std::mem::replace(&mut one.driver.guest, there);
-        assert_eq!(cpu.read(HIGH, 4 * PAGE), pages(6, 4), "it is a copy");
+        assert_eq!(cpu.read(BAR1_MAPPED_AT, 4 * PAGE), pages(6, 4), "it is a copy");
         drop(cpu3);
         before.remove().unwrap();
         if mapped {
@@ -152,21 +152,21 @@ fn a_client_takes_it_to_a_device_with_mapped_apertures_or_without() {
 }
 
 #[test]
-fn a_client_that_goes_on_has_all_as_it_was() {
+fn resumed_client_finds_mapped_apertures_unchanged() {
     let card = card(64);
     let mut one = Scene::new(&card, 1);
     let [cpu, cpu3] = one.cpus();
-    cpu.write(HIGH, &pages(8, 4));
+    cpu.write(BAR1_MAPPED_AT, &pages(8, 4));
     let state = state_of(&mut one.driver.guest);
     assert!(!state.is_empty());
     one.driver.guest.migration().start();
-    assert_eq!(cpu.read(HIGH, 4 * PAGE), pages(8, 4));
+    assert_eq!(cpu.read(BAR1_MAPPED_AT, 4 * PAGE), pages(8, 4));
     one.check(&cpu3, 8);
     // A state is loaded into a used device: the client's earlier view is gone.
-    cpu.write(HIGH, &pages(9, 4));
-    cpu.write(HIGH + 0x20_0000, b"before");
+    cpu.write(BAR1_MAPPED_AT, &pages(9, 4));
+    cpu.write(BAR1_MAPPED_AT + 0x20_0000, b"before");
     take_in(&mut one.driver.guest, &state).unwrap();
     one.driver.guest.migration().start();
-    assert_eq!(cpu.read(HIGH, 4 * PAGE), pages(8, 4));
-    assert!(cpu.is_zero(HIGH + 0x20_0000, 8));
+    assert_eq!(cpu.read(BAR1_MAPPED_AT, 4 * PAGE), pages(8, 4));
+    assert!(cpu.is_zero(BAR1_MAPPED_AT + 0x20_0000, 8));
 }

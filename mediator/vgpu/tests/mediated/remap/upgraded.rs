@@ -16,26 +16,26 @@ fn made() -> (Handover, Rig, Driver) {
 }
 
 #[test]
-fn what_lives_under_apertures_is_where_it_was() {
+fn aperture_contents_stay_in_place_after_hand_over() {
     let (handover, mut rig, mut driver) = made();
     let (cpu, cpu3) = (Cpu::of(&driver.guest, Bar1), Cpu::of(&driver.guest, Bar3));
     let mut channel = driver.channel(1);
     let from = driver.buffer(&channel, A, 4, 1);
     let to = driver.buffer(&channel, B, 4, 2);
-    show(&mut driver, 0, HIGH, from, 4);
+    show(&mut driver, 0, BAR1_MAPPED_AT, from, 4);
     // One page in two places: the first is its home.
-    show(&mut driver, 0, HIGH + 0x10_0000, from, 1);
+    show(&mut driver, 0, BAR1_MAPPED_AT + 0x10_0000, from, 1);
     // The page of the channel's table that has the entry for B.
     let entry = channel.space.table + (B >> 12) * 8;
     show(&mut driver, 1, HIGH3, entry & !0xfff, 1);
     for round in 0..4u32 {
-        cpu.write(HIGH, &pages(10 + round, 4));
+        cpu.write(BAR1_MAPPED_AT, &pages(10 + round, 4));
         driver.submit(&mut channel, &[object(CE0), ce_copy(A, B, 4)].concat());
         handover.hand_over(&mut rig, &mut [&mut driver.guest]);
         driver.wait(&channel);
         assert!(driver.vram_holds(to, 4, 10 + round), "round {round}");
-        assert_eq!(cpu.read(HIGH, 4 * PAGE), pages(10 + round, 4));
-        assert!(cpu.is_zero(HIGH + 0x10_0000, PAGE), "it has one home");
+        assert_eq!(cpu.read(BAR1_MAPPED_AT, 4 * PAGE), pages(10 + round, 4));
+        assert!(cpu.is_zero(BAR1_MAPPED_AT + 0x10_0000, PAGE), "it has one home");
         // Page tables that its CPU changes there are read at the next flush.
         let other = driver.vram(1);
         cpu3.write(HIGH3 + (entry & 0xfff), &((other >> 8) | 1).to_le_bytes());
@@ -45,15 +45,15 @@ fn what_lives_under_apertures_is_where_it_was() {
         cpu3.write(HIGH3 + (entry & 0xfff), &((to >> 8) | 1).to_le_bytes());
         driver.flush();
     }
-    hide(&mut driver, 0, HIGH, 4);
-    assert!(driver.vram_holds(from, 4, 13) && cpu.is_zero(HIGH, 4 * PAGE));
-    assert_eq!(cpu.read(HIGH + 0x10_0000, PAGE), pattern(13, 0), "the other place waited for it");
+    hide(&mut driver, 0, BAR1_MAPPED_AT, 4);
+    assert!(driver.vram_holds(from, 4, 13) && cpu.is_zero(BAR1_MAPPED_AT, 4 * PAGE));
+    assert_eq!(cpu.read(BAR1_MAPPED_AT + 0x10_0000, PAGE), pattern(13, 0), "the other place waited for it");
     assert_eq!(driver.guest.counter("faults"), 0);
     driver.guest.remove().unwrap();
 }
 
 #[test]
-fn doorbells_that_are_no_messages_are_seen_whoever_has_the_card() {
+fn doorbells_through_mapping_during_hand_over_are_seen() {
     let (handover, mut rig, mut driver) = made();
     // BAR3 shows USERD from offset 0 on.
     let (cpu, base) = (Cpu::of(&driver.guest, Bar3), 2 * PAGE);
@@ -108,17 +108,17 @@ fn doorbells_that_were_messages_are_not_rung_again() {
 }
 
 #[test]
-fn the_next_client_has_other_memory_and_a_vm_that_goes_leaves_nothing() {
+fn next_client_gets_other_memory_and_removed_vm_frees_all() {
     let (handover, mut rig, mut driver) = made();
     let before = rig.usage().2;
     let cpu = Cpu::of(&driver.guest, Bar1);
     let channel = driver.channel(1);
     let at = driver.buffer(&channel, A, 1, 1);
-    show(&mut driver, 0, HIGH, at, 1);
+    show(&mut driver, 0, BAR1_MAPPED_AT, at, 1);
     handover.hand_over(&mut rig, &mut [&mut driver.guest]);
     driver.guest.reconnect();
-    cpu.write(HIGH, &pattern(3, 0));
-    assert!(Cpu::of(&driver.guest, Bar1).is_zero(HIGH, PAGE));
+    cpu.write(BAR1_MAPPED_AT, &pattern(3, 0));
+    assert!(Cpu::of(&driver.guest, Bar1).is_zero(BAR1_MAPPED_AT, PAGE));
     driver.guest.remove().unwrap();
     assert!(rig.usage().2 <= before, "I/O addresses are left");
 }
@@ -129,10 +129,10 @@ fn other_settings_are_the_next_clients() {
     let cpu = Cpu::of(&driver.guest, Bar1);
     let channel = driver.channel(1);
     let at = driver.buffer(&channel, A, 1, 1);
-    show(&mut driver, 0, HIGH, at, 1);
+    show(&mut driver, 0, BAR1_MAPPED_AT, at, 1);
     driver.guest.configured(|settings| settings.apertures = Apertures::Trapped);
     handover.hand_over(&mut rig, &mut [&mut driver.guest]);
-    assert_eq!(cpu.read(HIGH, PAGE), pattern(1, 0), "this one has it mapped");
+    assert_eq!(cpu.read(BAR1_MAPPED_AT, PAGE), pattern(1, 0), "this one has it mapped");
     copy_is_right(&mut driver, channel);
     driver.guest.reconnect();
     assert!([Bar0, Bar1, Bar3].map(|region| driver.guest.mapped(region)).iter().all(Option::is_none));

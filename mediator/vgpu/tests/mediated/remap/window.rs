@@ -16,7 +16,7 @@ fn in_window(driver: &mut Driver, at: u64) -> u64 {
 }
 
 #[test]
-fn what_the_cpu_writes_through_pramin_is_no_message_and_the_gpus() {
+fn cpu_writes_through_mapped_pramin_reach_gpu_without_message() {
     let rig = rig();
     let mut driver = driver(&rig, 0);
     let cpu = Cpu::of(&driver.guest, Bar0);
@@ -42,7 +42,7 @@ fn what_the_cpu_writes_through_pramin_is_no_message_and_the_gpus() {
 }
 
 #[test]
-fn page_tables_that_are_made_through_pramin_are_those_of_the_work() {
+fn page_tables_written_through_pramin_are_used_by_work() {
     let rig = rig();
     let mut driver = driver(&rig, 0);
     let cpu = Cpu::of(&driver.guest, Bar0);
@@ -110,7 +110,7 @@ fn a_window_that_goes_where_nothing_was_used_takes_no_memory() {
 }
 
 #[test]
-fn pramin_is_where_it_was_on_another_card_and_with_another_owner() {
+fn pramin_stays_in_place_after_move_and_hand_over() {
     let handover = handover(16);
     let (mut first, second) = (handover.rig(), rig());
     let mut driver = driver(&first, 0);
@@ -133,7 +133,7 @@ fn pramin_is_where_it_was_on_another_card_and_with_another_owner() {
 }
 
 #[test]
-fn what_was_never_written_is_neither_written_nor_read() {
+fn unwritten_window_pages_are_neither_read_nor_written() {
     let rig = rig();
     let mut driver = driver(&rig, 0);
     let cpu = Cpu::of(&driver.guest, Bar0);
@@ -153,8 +153,8 @@ fn what_was_never_written_is_neither_written_nor_read() {
 }
 
 /// Pages that a VM may move at once, and per second, as in `memory/pace.rs`.
-const BURST: u64 = 1 << 16;
-const RATE: u64 = 1 << 15;
+const BURST_PAGES: u64 = 1 << 16;
+const PAGES_PER_SECOND: u64 = 1 << 15;
 
 /// Makes a guest move pages with `step`, more than its burst, and compares their number with the elapsed time.
 fn moves_no_faster_than_it_may(driver: &mut Driver, mut step: impl FnMut(&mut Driver, usize)) {
@@ -162,20 +162,20 @@ fn moves_no_faster_than_it_may(driver: &mut Driver, mut step: impl FnMut(&mut Dr
     let moved = |driver: &Driver| driver.guest.counter("aperture_moves");
     for round in 0.. {
         step(driver, round);
-        if moved(driver) > BURST + RATE {
+        if moved(driver) > BURST_PAGES + PAGES_PER_SECOND {
             break;
         }
         assert!(round < 1000, "{} pages have moved", moved(driver));
     }
     // The last move may exceed the budget.
-    let most = BURST as f64 + RATE as f64 * began.elapsed().as_secs_f64() + 4.0 * 4096.0;
+    let most = BURST_PAGES as f64 + PAGES_PER_SECOND as f64 * began.elapsed().as_secs_f64() + 4.0 * 4096.0;
     assert!((moved(driver) as f64) < most, "{} pages have moved, {most} may", moved(driver));
     // A busy host may move pages more slowly than the guest may have them moved.
     println!("{} moves have waited, of {} pages", driver.guest.counter("aperture_waits"), moved(driver));
 }
 
 #[test]
-fn a_guest_that_places_its_window_again_and_again_waits_by_itself() {
+fn guest_moving_window_repeatedly_delays_only_itself() {
     let rig = rig();
     let (mut driver, mut neighbour) = (driver(&rig, 0), super::driver(&rig, 1));
     let cpu = Cpu::of(&driver.guest, Bar0);
@@ -219,7 +219,7 @@ fn two_windows(driver: &mut Driver) -> u64 {
 }
 
 #[test]
-fn the_cards_lock_is_free_between_two_pages_of_a_window_that_is_placed() {
+fn card_lock_is_free_between_pages_of_moved_window() {
     let rig = rig();
     let mut driver = driver(&rig, 0);
     let at = two_windows(&mut driver);
@@ -276,7 +276,7 @@ fn a_neighbours_registers_answer_while_a_window_is_placed() {
 }
 
 #[test]
-fn a_guest_that_maps_and_unmaps_an_aperture_again_and_again_waits_by_itself() {
+fn guest_remapping_aperture_repeatedly_delays_only_itself() {
     let rig = rig();
     let mut driver = driver(&rig, 0);
     let cpu = Cpu::of(&driver.guest, Bar3);

@@ -118,7 +118,7 @@ pub(super) fn constant(bank: u8, offset: u32, env: &Env<'_>) -> Result<u32, u32>
 
 pub(super) const BANKS: u64 = DATA + 0x10_0000;
 pub(super) const PC: u32 = 0x1238;
-pub(super) const CLOCK: u64 = 0x12_3456_789a;
+pub(super) const CLOCK_NS: u64 = 0x12_3456_789a;
 
 /// A warp, the second of a block, and its threads.
 pub(super) struct Bench {
@@ -233,7 +233,7 @@ impl Bench {
                 block: 0,
                 position: [1, 2, 3],
                 slot: 0,
-                clock: CLOCK,
+                clock: CLOCK_NS,
             };
             execute(warp, instruction, &mut machine)
         })

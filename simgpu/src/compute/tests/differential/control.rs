@@ -54,7 +54,7 @@ struct Inside {
 const FUNCTIONS: usize = 4;
 /// First register of loop counters, a few for each function.
 const COUNTERS: usize = 16;
-const DEPTH: u32 = 4;
+const MAX_DEPTH: u32 = 4;
 
 fn statements(random: &mut Random, inside: Inside) -> Vec<Statement> {
     let count = 1 + random.next() % 4;
@@ -66,14 +66,14 @@ fn statement(random: &mut Random, inside: Inside) -> Statement {
     let bit = (bits >> 32) as u32 % 30;
     let deeper = Inside { depth: inside.depth + 1, ..inside };
     match bits % 14 {
-        0 | 1 if inside.depth < DEPTH => Statement::If(bit, statements(random, deeper), statements(random, deeper)),
-        2 if inside.depth < DEPTH => Statement::Switch(bit, std::array::from_fn(|_| statements(random, deeper))),
-        3 | 4 if inside.depth < DEPTH => {
+        0 | 1 if inside.depth < MAX_DEPTH => Statement::If(bit, statements(random, deeper), statements(random, deeper)),
+        2 if inside.depth < MAX_DEPTH => Statement::Switch(bit, std::array::from_fn(|_| statements(random, deeper))),
+        3 | 4 if inside.depth < MAX_DEPTH => {
             let body = statements(random, Inside { in_loop: true, ..deeper });
             Statement::Loop((bits >> 40) as u32 % 5, body)
         }
         // A long jump does not cross a loop's own stack entries in the evaluation either: both just unwind.
-        5 if inside.depth < DEPTH => Statement::Catch(statements(random, Inside { in_catch: true, ..deeper })),
+        5 if inside.depth < MAX_DEPTH => Statement::Catch(statements(random, Inside { in_catch: true, ..deeper })),
         6 if inside.in_loop => Statement::Break(bit),
         7 if inside.in_loop => Statement::Continue(bit),
         8 | 9 if inside.function + 1 < FUNCTIONS => {

@@ -15,7 +15,7 @@ mod memory;
 use crate::compute::exec::Flow;
 use crate::compute::launch::{Failure, Launch};
 use crate::compute::warp::{LANES, mask_of};
-use bench::{Bench, CLOCK, Cc, Env, PC, Thread};
+use bench::{Bench, CLOCK_NS, Cc, Env, PC, Thread};
 use nvspec::class::compute90c0::warp_error;
 use sm20::{Instruction, Op, PredicateOperand, SpecialRegister};
 use std::collections::{HashMap, HashSet};
@@ -82,7 +82,7 @@ const OPERATIONS: [&str; 54] = [
 const OTHERS: [&str; 6] = ["B2R R0, 0x0", "LEPC R0", "VOTE.ALL R0, P0, P1", "NOP", "PMTRIG 0x1", "MEMBAR.CTA"];
 
 /// Random instructions of each form.
-const EACH: usize = 200;
+const INSTRUCTIONS_PER_FORM: usize = 200;
 
 /// Returns special registers' values in the bench's block of 5 * 3 * 4 threads.
 fn special(which: SpecialRegister, lane: usize, launch: &Launch) -> u32 {
@@ -119,8 +119,8 @@ fn special(which: SpecialRegister, lane: usize, launch: &Launch) -> u32 {
         0x3a => bits(0..lane + 1),
         0x3b => bits(lane + 1..32),
         0x3c => bits(lane..32),
-        0x50 => CLOCK as u32,
-        0x51 => (CLOCK >> 32) as u32,
+        0x50 => CLOCK_NS as u32,
+        0x51 => (CLOCK_NS >> 32) as u32,
         _ => 0,
     }
 }
@@ -244,11 +244,11 @@ const MODIFIERS: [(&str, &[&str]); 20] = [
 ];
 
 #[test]
-fn every_operation_with_every_modifier_agrees_with_its_definition() {
+fn every_operation_and_modifier_matches_its_definition() {
     let mut bench = Bench::new(0x5eed_0001);
     let mut texts: HashMap<&str, String> = HashMap::new();
     for assembly in OPERATIONS.iter().chain(&OTHERS) {
-        for instruction in bench.instructions(assembly, EACH) {
+        for instruction in bench.instructions(assembly, INSTRUCTIONS_PER_FORM) {
             *texts.entry(instruction.op.mnemonic()).or_default() += &format!("{instruction} ");
             compare(&mut bench, &instruction);
         }
@@ -317,7 +317,7 @@ fn no_operation_is_without_a_reference() {
 }
 
 #[test]
-fn what_is_not_modelled_is_an_illegal_encoding() {
+fn unmodelled_instructions_are_illegal_encodings() {
     let mut bench = Bench::new(0x5eed_0002);
     let mut names = HashSet::new();
     let mut refuse = |bench: &mut Bench, instruction: Instruction| {

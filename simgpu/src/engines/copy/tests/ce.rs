@@ -1,4 +1,4 @@
-use super::{ARENA, ARENA_BYTES, Bench, Layout, NOW, Side, assert_same, fits, on_the_bus, side};
+use super::{ARENA, ARENA_BYTES, Bench, Layout, NOW_NS, Side, assert_same, fits, on_the_bus, side};
 use crate::engines::copy::CopyEngine;
 use proptest::prelude::*;
 
@@ -173,7 +173,7 @@ fn pages_are_moved_as_lines_of_4096_bytes() {
 }
 
 #[test]
-fn query_is_written_behind_the_copy_in_both_forms() {
+fn query_is_written_after_copy_in_both_forms() {
     for (exec, long) in [(LINEAR | 0x1000, true), (LINEAR | 0x3000, false)] {
         let mut bench = Bench::<CopyEngine>::new();
         let before = bench.fill(2);
@@ -188,7 +188,7 @@ fn query_is_written_behind_the_copy_in_both_forms() {
         assert_eq!(arena[at..at + 4], 0xfeed_beefu32.to_le_bytes());
         if long {
             assert_eq!(arena[at + 4..at + 8], [0; 4]);
-            assert_eq!(arena[at + 8..at + 16], NOW.to_le_bytes());
+            assert_eq!(arena[at + 8..at + 16], NOW_NS.to_le_bytes());
         } else {
             assert_eq!(arena[at + 4..at + 16], before[0x44..0x50]);
         }

@@ -1,4 +1,4 @@
-use super::{ARENA, ARENA_BYTES, Bench, Layout, NOW, Side, assert_same, fits, on_the_bus, side};
+use super::{ARENA, ARENA_BYTES, Bench, Layout, NOW_NS, Side, assert_same, fits, on_the_bus, side};
 use crate::engines::copy::M2mf;
 use crate::engines::{ContextState, Engine, EngineError, Work};
 use proptest::prelude::*;
@@ -126,7 +126,7 @@ fn pages_are_moved_as_lines_of_4096_bytes() {
 }
 
 #[test]
-fn overlapping_copy_repeats_what_it_wrote() {
+fn overlapping_copy_repeats_written_bytes() {
     let mut bench = Bench::<M2mf>::new();
     let mut model = bench.fill(2);
     for i in 0..0x2000 {
@@ -154,7 +154,7 @@ fn pitch_is_signed() {
 }
 
 #[test]
-fn semaphore_is_released_behind_the_copy_in_both_forms() {
+fn semaphore_is_released_after_copy_in_both_forms() {
     for (exec, long) in [(LINEAR | 0x2000, true), (LINEAR | 0x10_2000, false)] {
         let mut bench = Bench::<M2mf>::new();
         let before = bench.fill(4);
@@ -169,7 +169,7 @@ fn semaphore_is_released_behind_the_copy_in_both_forms() {
         assert_eq!(arena[at..at + 4], 0xcafe_f00du32.to_le_bytes());
         if long {
             assert_eq!(arena[at + 4..at + 8], [0; 4]);
-            assert_eq!(arena[at + 8..at + 16], NOW.to_le_bytes());
+            assert_eq!(arena[at + 8..at + 16], NOW_NS.to_le_bytes());
         } else {
             assert_eq!(arena[at + 4..at + 16], before[0x104..0x110]);
         }

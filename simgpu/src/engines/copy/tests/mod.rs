@@ -18,7 +18,7 @@ const ARENA: u64 = 0x12_3456_0000;
 /// Bytes of the arena.
 const ARENA_BYTES: u64 = 1 << 20;
 /// The card's clock in tests.
-const NOW: u64 = 0x0123_4567_89ab_cde0;
+const NOW_NS: u64 = 0x0123_4567_89ab_cde0;
 
 /// Returns the bytes that cross the bus when the byte at that offset of the arena is moved: 1 in host memory, 0 in
 /// VRAM.
@@ -56,7 +56,7 @@ impl<E: Engine + Default> Bench<E> {
     fn send(&mut self, class: u32, methods: &[(u32, u32)]) -> Result<(), EngineError> {
         for (method, data) in methods {
             let Tables { memory, mmu, space, .. } = &self.tables;
-            let mut cx = EngineCx { memory, mmu, space, now_ns: NOW, work: &mut self.work };
+            let mut cx = EngineCx { memory, mmu, space, now_ns: NOW_NS, work: &mut self.work };
             self.engine.method(3, class, *method, *data, &mut cx)?;
             while self.engine.pending() {
                 self.engine.step(&mut cx, self.budget)?;
@@ -208,7 +208,7 @@ fn fits(side: &Side, line: u64, lines: u64, element: u64) -> bool {
 }
 
 #[test]
-fn arena_lies_scattered_over_both_memories() {
+fn arena_is_scattered_over_both_memories() {
     let bench = Bench::<super::M2mf>::new();
     let frames: Vec<BusAddr> = (0..ARENA_BYTES / 4096)
         .map(|page| bench.tables.translate(ARENA + page * 4096, true).expect("mapped").address)

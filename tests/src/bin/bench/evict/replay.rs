@@ -244,8 +244,8 @@ fn make_room(
         };
         let givers = (0..hints.len()).filter(|&vm| candidates[vm].len() > counts[vm]);
         // The first among equals.
-        let Some(giver) = givers.rev().max_by_key(|&vm| has(vm)) else { break };
-        counts[giver] += 1;
+        let Some(sender) = givers.rev().max_by_key(|&vm| has(vm)) else { break };
+        counts[sender] += 1;
     }
     for (vm, count) in counts.into_iter().enumerate().filter(|(_, count)| *count > 0) {
         let chosen = &mut candidates[vm];

@@ -44,7 +44,7 @@ fn exhaustive(pieces: &[Piece<'_>], capacity: usize) -> u64 {
 }
 
 #[test]
-fn optimum_lies_between_its_bounds_and_no_policy_is_below() {
+fn optimum_is_within_bounds_and_no_policy_beats_it() {
     let (mut number, mut exact) = (1u64, 0);
     let mut below = |bound: u64| {
         number = number.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
@@ -68,7 +68,7 @@ fn optimum_lies_between_its_bounds_and_no_policy_is_below() {
 }
 
 #[test]
-fn loop_that_does_not_fit_is_copied_by_what_is_worst_for_it() {
+fn loop_larger_than_card_is_worst_case_for_clock() {
     let piece: Vec<Vec<(u32, bool)>> = (0..40).map(|at| vec![(at % 4, false)]).collect();
     let trace = trace(&piece.iter().map(Vec::as_slice).collect::<Vec<_>>());
     let known = Known::default();
@@ -85,7 +85,7 @@ fn loop_that_does_not_fit_is_copied_by_what_is_worst_for_it() {
 }
 
 #[test]
-fn what_is_worse_than_the_target_is_missed() {
+fn value_worse_than_target_is_missed() {
     let met = |value, least| beside("of".to_owned(), value, least, true).met();
     assert_eq!((met(12.0, 10.0), met(12.1, 10.0)), (Some(true), Some(false)));
     assert_eq!((met(0.0, 0.0), met(0.125, 0.0)), (Some(true), Some(false)), "nothing has to be copied");

@@ -12,9 +12,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use anyhow::{Context, Result, ensure};
 use rig::Rig;
 use sm20::Program;
-use tests::light::{CardConfig, LightGpu, MIB, guest};
+use tests::in_process_vm::{CardConfig, LightGpu, MIB, guest};
 use vram::victim::VictimPolicy;
-use vram::{GuestAddr, Limits, Lookup, Place as ChunkPlace, TenantId};
+use vram::{GuestVramAddr, Limits, Lookup, Place as ChunkPlace, TenantId};
 use workloads::{Buffer, Gpu, Grid, Module, Options, Params, Place, by_name};
 
 /// Bytes of a recorded chunk: the minimum of a card, and the software card's unit of recording.
@@ -101,7 +101,7 @@ impl Recorder<'_> {
         let state = self.rig.host.lock();
         let chunks = &state.vram().chunks;
         let placed = (0..(VM_MIB * MIB / BLOCK) as u32).filter_map(|chunk| {
-            match chunks.lookup(VM, GuestAddr(u64::from(chunk) * BLOCK), 1) {
+            match chunks.lookup(VM, GuestVramAddr(u64::from(chunk) * BLOCK), 1) {
                 Lookup::Placed(ChunkPlace::Card(at)) => Some((at.0 / BLOCK, chunk)),
                 _ => None,
             }

@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use anyhow::{Context, Result};
-use owner::Sharing;
+use card_manager::Sharing;
 use rig::driver::{Channel, Driver, M2MF, PAGE, m2mf_copy, object};
 use rig::{Rig, sharing};
 use simgpu::Config;
@@ -21,7 +21,7 @@ const FROM: u64 = 0x100_0000;
 const TO: u64 = 0x200_0000;
 /// Measurements of each kind, and handovers in one.
 const ROUNDS: usize = 15;
-const TURNS: u32 = 40;
+const HANDOVERS_PER_MEASUREMENT: u32 = 40;
 
 /// A VM with a channel that copies a page.
 struct Worker {
@@ -66,10 +66,10 @@ impl Scene {
     /// Copies for either VM in turn; records the microseconds of one copy.
     fn round(&mut self) {
         let began = Instant::now();
-        for _ in 0..TURNS / 2 {
+        for _ in 0..HANDOVERS_PER_MEASUREMENT / 2 {
             self.workers.iter_mut().for_each(Worker::work);
         }
-        self.values.0.push(began.elapsed().as_secs_f64() * 1e6 / f64::from(TURNS));
+        self.values.0.push(began.elapsed().as_secs_f64() * 1e6 / f64::from(HANDOVERS_PER_MEASUREMENT));
     }
 }
 
@@ -82,7 +82,7 @@ pub(super) fn run() -> Result<Vec<Metric>> {
         }
     }
     let [clear, keep] = scenes;
-    let turns = f64::from(TURNS) * ROUNDS as f64;
+    let turns = f64::from(HANDOVERS_PER_MEASUREMENT) * ROUNDS as f64;
     let mut metrics = clear.values.beside(&keep.values, "nested.handover.turn", "us")?;
     metrics.push(Metric::plain("nested.handover.cleared_of_turns", clear.cleared() as f64 / turns, "1"));
     metrics.push(Metric::plain("nested.handover.cleared_of_turns_kept", keep.cleared() as f64 / turns, "1"));

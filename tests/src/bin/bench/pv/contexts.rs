@@ -11,7 +11,7 @@ use anyhow::{Context, Result};
 use tests::bench::model::{Bill, Counts, Platform};
 use tests::bench::{Metric, Target};
 use tests::guest::{self, SMOKE_LIMIT};
-use tests::{Daemon, Vm, VmConfig, crowd};
+use tests::{Daemon, Vm, VmConfig, many_vms};
 
 use super::{BASELINE, KERNEL, OFFERED, counting};
 use crate::Request;
@@ -19,11 +19,11 @@ use crate::Request;
 /// Numbers of contexts.
 const COUNTS: [usize; 4] = [1, 2, 4, 8];
 /// The largest of them.
-const MOST: usize = 8;
+const MAX_VMS: usize = 8;
 /// MiB of a VM's RAM, of its VRAM, and of the card.
 const MEMORY_MIB: u32 = 320;
 const VRAM_MIB: u32 = 48;
-const CARD_MIB: u32 = 64 + MOST as u32 * VRAM_MIB;
+const CARD_MIB: u32 = 64 + MAX_VMS as u32 * VRAM_MIB;
 /// Launches of each context. The paper has 10,000.
 const LAUNCHES: u32 = 100;
 /// Maximum cost of a context among others, relative to a single one.
@@ -48,7 +48,7 @@ impl Host {
         let images = tests::images()?;
         let daemon = Daemon::start("contexts", |paths| {
             // Half a millisecond for each kernel, as in other benchmarks with stock guests.
-            let time = crowd::card_time_toml();
+            let time = many_vms::card_time_toml();
             let vms = (0..count).map(|index| {
                 let vram = if kind == BASELINE { String::new() } else { format!("vram_mib = {VRAM_MIB}\n") };
                 format!("\n[[vm]]\nname = \"vm{index}\"\ncard = \"card0\"\n{vram}{toml}")
@@ -81,7 +81,8 @@ impl Host {
         };
         let before = counts()?;
         let began = Instant::now();
-        let command = format!("run /bin/gpu-workloads launches --name madd --side {} --count {LAUNCHES}", crowd::SIDE);
+        let command =
+            format!("run /bin/gpu-workloads launches --name madd --side {} --count {LAUNCHES}", many_vms::SIDE);
         let running = (0..contexts).map(|context| {
             let vm = self.vms.get(vm_of(context)).context("no such VM")?;
             vm.start(&command)
@@ -126,7 +127,7 @@ pub fn run(request: &Request) -> Result<Vec<Metric>> {
     }
     for (kind, toml, knowing) in [("fv", "", false), ("pv", OFFERED, true)] {
         if request.wants(kind) {
-            let host = Host::boot(kind, MOST, toml, knowing)?;
+            let host = Host::boot(kind, MAX_VMS, toml, knowing)?;
             for (name, vm_of) in [("one-vm", (|_| 0) as fn(usize) -> usize), ("vms", |context| context)] {
                 let name = format!("{kind}-{name}");
                 metrics.extend(figures(&name, mediated, &host.sweep(&name, vm_of)?)?);

@@ -13,8 +13,8 @@ use tests::{Daemon, Vm};
 const MARK_LIMIT: Duration = Duration::from_secs(300);
 
 /// Time in which a guest's posted messages arrive, and the maximum number of polls for that.
-const SETTLES: Duration = Duration::from_millis(5);
-const LOOKS: u32 = 40;
+const POLL_INTERVAL: Duration = Duration::from_millis(5);
+const MAX_POLLS: u32 = 40;
 
 /// Counts by phase.
 pub type Phases = BTreeMap<&'static str, Counts>;
@@ -28,8 +28,8 @@ pub fn total(daemon: &Daemon, vm: &str) -> Result<Counts> {
 /// Reads the total counts of an idle guest, after its earlier messages have arrived.
 fn settled(daemon: &Daemon, vm: &str) -> Result<Counts> {
     let mut before = total(daemon, vm)?;
-    for _ in 0..LOOKS {
-        std::thread::sleep(SETTLES);
+    for _ in 0..MAX_POLLS {
+        std::thread::sleep(POLL_INTERVAL);
         let now = total(daemon, vm)?;
         if now == before {
             break;

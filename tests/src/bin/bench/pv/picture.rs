@@ -21,7 +21,7 @@ const TITLES: [(&str, &str); 9] = [
     ("pv", "PV multicall"),
 ];
 /// Cut-off of bars of measured times.
-const TOP: f64 = 3.0;
+const MAX_SHOWN: f64 = 3.0;
 /// Cut-off of bars of the model's times, which have a logarithmic scale.
 const MODEL_TOP: f64 = 1000.0;
 /// Contexts, and ways to have them.
@@ -61,7 +61,7 @@ pub fn draw(file: &Path, metrics: &[Metric]) -> Result<()> {
             });
             bars.collect()
         };
-        let measured = Axis { label: "time / passthrough", top: TOP, tens: false };
+        let measured = Axis { label: "time / passthrough", top: MAX_SHOWN, tens: false };
         let title = "measured, of emulated guests: time of workloads against passthrough";
         bars::draw(&file.with_extension("svg"), title, &groups, &kinds("time", BASELINE), measured)?;
         let modelled = Axis { label: "time / native", top: MODEL_TOP, tens: true };

@@ -7,12 +7,12 @@ use sched::Engine;
 use sched::sim::{Guest, Length, Stream};
 use tests::bench::{Metric, Target};
 
-use super::{Contender, MS, THINK, US, WARM, contenders, due, percent, play, worst};
+use super::{Contender, MS, THINK, US, WARM_UP_NS, contenders, due, percent, play, worst};
 
 const VMS: usize = 16;
-const SECONDS: u64 = 20;
+const SIMULATED_SECONDS: u64 = 20;
 /// Lengths of short and of long kernels.
-const LENGTHS: [(u64, u64); 5] =
+const KERNEL_LENGTHS_NS: [(u64, u64); 5] =
     [(400 * US, 2 * MS), (500 * US, 2500 * US), (MS, 5 * MS), (400 * US, 5 * MS), (5 * MS, 5 * MS)];
 /// Weights of VMs with short kernels, and of VMs with long ones.
 const WEIGHTS: [(u32, u32); 3] = [(1, 1), (3, 1), (1, 3)];
@@ -21,7 +21,7 @@ const WEIGHTS: [(u32, u32); 3] = [(1, 1), (3, 1), (1, 3)];
 pub fn run() -> Result<Vec<Metric>> {
     let mut metrics = Vec::new();
     for (kind, depth) in [("queued", 4), ("sync", 1)] {
-        for lengths in LENGTHS {
+        for lengths in KERNEL_LENGTHS_NS {
             for vms in [2, 4, 8] {
                 for weights in WEIGHTS {
                     let guests = guests(lengths, weights, depth, vms);
@@ -31,8 +31,8 @@ pub fn run() -> Result<Vec<Metric>> {
                         }
                         let wanted = due(&guests[..vms]);
                         let errors = worst(|seed| {
-                            let outcome = play(config, SECONDS, guests.clone(), seed)?;
-                            let error = |window| outcome.share_error(Engine::Compute, window * MS, WARM, &wanted);
+                            let outcome = play(config, SIMULATED_SECONDS, guests.clone(), seed)?;
+                            let error = |window| outcome.share_error(Engine::Compute, window * MS, WARM_UP_NS, &wanted);
                             let idle = 1.0 - outcome.utilisation(Engine::Compute);
                             Ok(vec![error(500).mean, error(500).worst, error(100).mean, error(100).worst, idle])
                         })?;

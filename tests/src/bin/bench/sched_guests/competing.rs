@@ -3,7 +3,7 @@
 
 use anyhow::Result;
 use tests::bench::{Metric, Record};
-use tests::crowd::Crowd;
+use tests::many_vms::Crowd;
 
 use super::{
     BAND, CREDIT, FIFO, LONG_MADD, MADD, MEMORY_MIB, Policy, Stage, VMS, Work, common, equal, errors, length_ns, steady,
@@ -11,11 +11,11 @@ use super::{
 
 /// Rounds of the kernels of one half of the VMs and of the other: 0.4 and 1.9 ms (GPUvm's `madd` and `long-madd`, as
 /// far as its paper specifies them), equal ones of 0.4, 1.9 and 5 ms, and the shortest with the longest.
-const LENGTHS: [(u32, u32); 5] = [(MADD, LONG_MADD), (1, 1), (5, 5), (13, 13), (1, 13)];
+const KERNEL_ROUNDS: [(u32, u32); 5] = [(MADD, LONG_MADD), (1, 1), (5, 5), (13, 13), (1, 13)];
 
 /// Runs the benchmark, and records each run at its end.
 pub fn run(stage: &mut Stage, record: &mut Record) -> Result<Vec<Metric>> {
-    for (short, long) in LENGTHS {
+    for (short, long) in KERNEL_ROUNDS {
         for vms in [2, 4, 8] {
             for policy in [FIFO, CREDIT, BAND] {
                 let micros = |rounds| length_ns(rounds) / 1000;

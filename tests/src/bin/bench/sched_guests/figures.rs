@@ -5,8 +5,8 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use sched::Engine;
 use tests::bench::Metric;
-use tests::contest::{Load, Outcome};
-use tests::crowd::COPY_MIB_PER_S;
+use tests::contention::{Load, Outcome};
+use tests::many_vms::COPY_MIB_PER_S;
 
 use super::{BAND, CREDIT, FIFO, HALF, LONG_MADD, MADD, MS, Stage, TENTH, Work, equal, percent, steady};
 

@@ -21,8 +21,8 @@ use sched::Engine;
 use sched::sim::Uses;
 use tests::bench::interval::mean;
 use tests::bench::{Interval, Metric, Record, Target};
-use tests::contest::{Contest, Load, Outcome};
-use tests::crowd::{Crowd, round_ns};
+use tests::contention::{Contest, Load, Outcome};
+use tests::many_vms::{Crowd, round_ns};
 
 use super::Request;
 
@@ -35,16 +35,16 @@ const LONG_MADD: u32 = 5;
 /// Windows for shares, in ns, and the steps that they consist of.
 const HALF: u64 = 500 * MS;
 const TENTH: u64 = 100 * MS;
-const STEP: u64 = 10 * MS;
+const WINDOW_STEP_NS: u64 = 10 * MS;
 /// Kernels that a guest keeps in flight: the same number of short and long ones, so that policies differ.
 const IN_FLIGHT: u32 = 16;
 /// VMs that are booted where some compete, and MiB of RAM of each.
 const VMS: usize = 16;
 const MEMORY_MIB: u32 = 320;
 /// Warm-up time at the start of a run, which is left out.
-const WARM: Duration = Duration::from_millis(700);
+const WARM_UP: Duration = Duration::from_millis(700);
 /// Measured time, unless the caller sets it: twelve of the longer windows.
-const MEASURED: Duration = Duration::from_secs(6);
+const MEASURED_TIME: Duration = Duration::from_secs(6);
 
 /// A measured policy: its name in the report, and settings.
 type Policy = (&'static str, &'static [&'static str]);
@@ -89,7 +89,7 @@ pub fn run(request: &Request, record: &mut Record) -> Result<Vec<Metric>> {
     if missing.is_empty() {
         return Ok(Vec::new());
     }
-    let measured = request.seconds.map_or(MEASURED, Duration::from_secs);
+    let measured = request.seconds.map_or(MEASURED_TIME, Duration::from_secs);
     let vms = missing.iter().map(|part| part.vms).max().unwrap_or(0);
     let mut stage = Stage { crowd: Crowd::boot_keeping("sched", vms, MEMORY_MIB)?, measured };
     for part in missing {
@@ -112,7 +112,8 @@ impl Stage {
     /// The same, with a different measured time.
     fn play_for(&self, row: &str, (_, settings): Policy, measured: Duration, loads: Vec<Load>) -> Result<Outcome> {
         self.crowd.set(settings)?;
-        let outcome = Contest { loads, warm: WARM, measured }.run(&self.crowd, |_| Ok(())).context(row.to_owned())?;
+        let outcome =
+            Contest { loads, warm: WARM_UP, measured }.run(&self.crowd, |_| Ok(())).context(row.to_owned())?;
         let received = (0..outcome.vms.len()).map(|place| format!("{:.1}", outcome.received(place) * 100.0));
         eprintln!("bench: {row}: {} % of the time", received.collect::<Vec<_>>().join(" "));
         Ok(outcome)
@@ -146,7 +147,7 @@ struct Work {
 impl Work {
     fn of(outcome: &Outcome, rounds: &[u32]) -> Self {
         let lengths: Vec<u64> = rounds.iter().map(|rounds| length_ns(*rounds)).collect();
-        Self { uses: outcome.counted(&lengths, STEP), length: outcome.length }
+        Self { uses: outcome.counted(&lengths, WINDOW_STEP_NS), length: outcome.length }
     }
 
     /// Returns the part of the time in which the card did this work.

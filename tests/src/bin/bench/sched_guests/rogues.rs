@@ -6,28 +6,28 @@ use std::time::Duration;
 use anyhow::Result;
 use sched::Engine;
 use tests::bench::{Metric, Target};
-use tests::contest::{Contest, Outcome};
-use tests::crowd::ROUND_NS;
+use tests::contention::{Contest, Outcome};
+use tests::many_vms::ROUND_NS;
 use tests::rogues::{Rogue, neighbour, stretched};
 
-use super::{BAND, STEP, Stage, WARM, percent};
+use super::{BAND, Stage, WARM_UP, WINDOW_STEP_NS, percent};
 
 /// Rounds of the neighbours' kernels, 2 and 10 ms: a guest that a busy host delays for a while still has some queued.
 const NEIGHBOURS: [u32; 3] = [4, 4, 20];
 /// Minimum measured time of each, if the rogue can continue that long.
-const MEASURED: Duration = Duration::from_secs(6);
+const MIN_MEASURED_TIME: Duration = Duration::from_secs(6);
 
 /// Runs the benchmark.
 pub fn run(stage: &mut Stage) -> Result<Vec<Metric>> {
     let mut metrics = Vec::new();
-    let measured = stage.measured.max(MEASURED);
+    let measured = stage.measured.max(MIN_MEASURED_TIME);
     stage.crowd.set(BAND.1)?;
     let entitled = 1.0 / (NEIGHBOURS.len() + 1) as f64;
     let fourth = NEIGHBOURS.len();
     let mut loads: Vec<_> = (0..).zip(NEIGHBOURS).map(|(vm, rounds)| neighbour(vm, rounds)).collect();
     loads.push(neighbour(fourth, NEIGHBOURS[0]));
     eprintln!("bench: sched.guests.rogue.none");
-    let behaved = work(&Contest { loads, warm: WARM, measured }.run(&stage.crowd, |_| Ok(()))?);
+    let behaved = work(&Contest { loads, warm: WARM_UP, measured }.run(&stage.crowd, |_| Ok(()))?);
     metrics.push(percent("sched.guests.rogue.none.neighbours_did".to_owned(), least(&behaved, &[entitled; 3])));
     for rogue in Rogue::ALL {
         eprintln!("bench: sched.guests.rogue.{}", rogue.name);
@@ -52,7 +52,7 @@ pub fn run(stage: &mut Stage) -> Result<Vec<Metric>> {
 /// Returns the parts of the time of neighbours' completed kernels, by their own count.
 fn work(outcome: &Outcome) -> Vec<f64> {
     let lengths = NEIGHBOURS.map(|rounds| u64::from(rounds) * ROUND_NS);
-    let uses = outcome.counted(&lengths, STEP);
+    let uses = outcome.counted(&lengths, WINDOW_STEP_NS);
     let part = |place| uses.used(place, Engine::Compute, 0, outcome.length) as f64 / outcome.length.max(1) as f64;
     (0..NEIGHBOURS.len()).map(part).collect()
 }

@@ -6,7 +6,7 @@ use anyhow::Result;
 use sched::Engine;
 use tests::bench::interval::mean;
 use tests::bench::{Interval, Metric, Target};
-use tests::contest::{Load, Outcome};
+use tests::contention::{Load, Outcome};
 
 use super::{
     BAND, CREDIT, DIRECT, FIFO, HALF, LONG_MADD, MADD, SIDE, Stage, VMS, Work, common, equal, errors, length_ns,
@@ -16,15 +16,15 @@ use super::{
 /// Measurements of a VM alone under each of two policies, alternately: its guest's fluctuations exceed the loss.
 const ALONE_RUNS: usize = 2;
 /// Kernels that it keeps in flight.
-const DEEP: u32 = 64;
+const KERNELS_IN_FLIGHT: u32 = 64;
 /// Measured time of the interactive VM: hundreds of its launches, so that the 99th percentile is not the slowest.
 const INTERACTIVE: Duration = Duration::from_secs(20);
 /// Pause between its launches, in ms.
 const PAUSE_MS: u32 = 14;
 /// Minimum number of launches for a 99th percentile that differs from the slowest.
-const SAMPLES: f64 = 100.0;
+const MIN_SAMPLES: f64 = 100.0;
 /// Rounds of the kernels of one VM, and of sixteen: 0.4, 1.9 and 5 ms.
-const ROUNDS: [u32; 3] = [MADD, LONG_MADD, 13];
+const KERNEL_ROUNDS: [u32; 3] = [MADD, LONG_MADD, 13];
 
 /// Measures unequal weights. HAMi publishes a similar figure: completed launches of two programs with limits of 10 and
 /// 90 %.
@@ -80,7 +80,7 @@ pub fn interactive(stage: &Stage) -> Result<Vec<Metric>> {
             metrics.push(Metric::plain(format!("{row}.wait_{name}_at_most"), wait, "us"));
         }
         let samples = outcome.reported(0, "iterations")?;
-        let last = if samples < SAMPLES { "max" } else { "p99" };
+        let last = if samples < MIN_SAMPLES { "max" } else { "p99" };
         for (name, key) in [("p50", "each_p50_us"), (last, "each_p99_us")] {
             metrics.push(Metric::plain(format!("{row}.each_{name}"), outcome.reported(0, key)?, "us"));
         }
@@ -98,7 +98,7 @@ pub fn interactive(stage: &Stage) -> Result<Vec<Metric>> {
 /// Measures the throughput of one VM without and with a scheduler, and of sixteen VMs.
 pub fn throughput(stage: &Stage) -> Result<Vec<Metric>> {
     let mut metrics = alone(stage)?;
-    for rounds in ROUNDS {
+    for rounds in KERNEL_ROUNDS {
         metrics.extend(sixteen(stage, rounds)?);
     }
     Ok(metrics)
@@ -126,7 +126,8 @@ fn alone(stage: &Stage) -> Result<Vec<Metric>> {
     for _ in 0..ALONE_RUNS {
         for (all, policy) in rates_of.iter_mut().zip([BAND, DIRECT]) {
             let row = format!("sched.guests.alone.{}", policy.0);
-            let outcome = stage.play(&row, policy, vec![Load::kernels_of(0, SIDE, MADD, DEEP).telling_ends()])?;
+            let outcome =
+                stage.play(&row, policy, vec![Load::kernels_of(0, SIDE, MADD, KERNELS_IN_FLIGHT).telling_ends()])?;
             all.extend(rates(&outcome, MADD));
         }
     }

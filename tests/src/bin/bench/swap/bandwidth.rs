@@ -9,15 +9,15 @@ use rig::Rig;
 use rig::driver::{At, CE0, CE1, Channel, Driver, PAGE, methods, object, pattern};
 use simgpu::TimeModel;
 use tests::bench::{Metric, Target, median};
-use tests::light::{CardConfig, MIB, account, guest, wait};
+use tests::in_process_vm::{CardConfig, MIB, account, guest, wait};
 use vram::{Limits, Step, TenantId, To};
 
-use super::{CHUNK, LONG, division, time};
+use super::{CHUNK, WAIT_TIMEOUT, division, time};
 
 /// Bytes copied or moved at a time.
 pub(super) const BYTES: u64 = 32 * MIB;
 /// Address of the guest's buffer in its VRAM: a chunk boundary for every chunk size.
-pub(super) const AT: u64 = 64 * MIB;
+pub(super) const BUFFER_AT: u64 = 64 * MIB;
 /// GPU virtual address of the buffer, and of the RAM.
 pub(super) const VRAM_VA: u64 = 0x100_0000;
 pub(super) const RAM_VA: u64 = VRAM_VA + BYTES;
@@ -27,7 +27,7 @@ const GPA: u64 = 64 * MIB;
 const ROUNDS: usize = 5;
 /// Bytes in a line of a copy, and in a copy.
 const LINE: u64 = 16 << 10;
-const PIECE: u64 = MIB;
+const COPY_BYTES: u64 = MIB;
 
 /// A card with one guest with a filled buffer.
 pub(super) struct Scene {
@@ -41,7 +41,7 @@ impl Scene {
     pub(super) fn new(chunk_bytes: u64, time: Option<TimeModel>) -> Result<Self> {
         // The mover must not move chunks back: a busy host would give it enough time to return them in between.
         let mut division = division();
-        division.balance.return_interval_ns = u64::try_from(LONG.as_nanos())?;
+        division.balance.return_interval_ns = u64::try_from(WAIT_TIMEOUT.as_nanos())?;
         let config = CardConfig { chunk_bytes, time, division, ..CardConfig::new(192, 192) };
         let rig = config.open()?;
         let mut driver = guest(&rig, 0, 128, Limits::default())?;
@@ -50,7 +50,7 @@ impl Scene {
             let channel = driver.prepare(id);
             others.into_iter().for_each(|pointer| driver.guest.poke(channel.instance + pointer, 0));
             driver.bind(&channel);
-            driver.map(channel.space, VRAM_VA, At::Vram(AT), BYTES / PAGE);
+            driver.map(channel.space, VRAM_VA, At::Vram(BUFFER_AT), BYTES / PAGE);
             driver.map(channel.space, RAM_VA, At::Ram(GPA), BYTES / PAGE);
             channel
         };
@@ -63,7 +63,7 @@ impl Scene {
 
     fn fill(&mut self, seed: u32) {
         for page in 0..BYTES / PAGE {
-            self.driver.guest.vram_write(AT + page * PAGE, &pattern(seed, page));
+            self.driver.guest.vram_write(BUFFER_AT + page * PAGE, &pattern(seed, page));
         }
     }
 
@@ -72,7 +72,7 @@ impl Scene {
         let began = Instant::now();
         for (lane, (channel, engine)) in (0..).zip(self.lanes.iter_mut().zip([CE0, CE1])) {
             let half = lane * BYTES / 2;
-            let pieces = (half..half + BYTES / 2).step_by(PIECE as usize);
+            let pieces = (half..half + BYTES / 2).step_by(COPY_BYTES as usize);
             let words = [object(engine)].into_iter().chain(pieces.map(|at| rectangle(from + at, to + at)));
             self.driver.submit(channel, &words.collect::<Vec<_>>().concat());
         }
@@ -93,13 +93,13 @@ impl Scene {
     }
 
     pub(super) fn verify(&self, seed: u32) -> Result<()> {
-        ensure!(self.driver.vram_holds(AT, BYTES / PAGE, seed), "bytes of the buffer are wrong");
+        ensure!(self.driver.vram_holds(BUFFER_AT, BYTES / PAGE, seed), "bytes of the buffer are wrong");
         Ok(())
     }
 }
 
 fn rectangle(from: u64, to: u64) -> Vec<u32> {
-    let (line, lines) = (LINE as u32, (PIECE / LINE) as u32);
+    let (line, lines) = (LINE as u32, (COPY_BYTES / LINE) as u32);
     let halves = |va: u64| [(va >> 32) as u32, va as u32];
     let ([from_high, from], [to_high, to]) = (halves(from), halves(to));
     let mut words = methods(4, 0x30c, &[from_high, from, to_high, to, line, line, line, lines]);
@@ -126,7 +126,7 @@ struct Rates {
 }
 
 fn rates(scene: &mut Scene, chunk_bytes: u64) -> Result<Rates> {
-    let chunks = AT / chunk_bytes..(AT + BYTES).div_ceil(chunk_bytes);
+    let chunks = BUFFER_AT / chunk_bytes..(BUFFER_AT + BYTES).div_ceil(chunk_bytes);
     let mut all: [Vec<f64>; 5] = Default::default();
     let mut fresh = ((0.0, 0.0), 0.0);
     for round in 0..=ROUNDS {
@@ -193,7 +193,7 @@ pub fn chunk_sizes() -> Result<Vec<Metric>> {
         let whole = chunk_bytes.max(BYTES);
         let name = format!("swap.chunk.{kib}k");
         let plain = scene.plain((VRAM_VA, RAM_VA))?;
-        let first = AT / chunk_bytes;
+        let first = BUFFER_AT / chunk_bytes;
         let (rate, suspended) = scene.relocate(first..first + whole / chunk_bytes, To::Host)?;
         scene.verify(1)?;
         let mib = MIB as f64;

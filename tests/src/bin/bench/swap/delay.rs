@@ -8,7 +8,7 @@ use rig::Rig;
 use rig::driver::{At, Channel, Driver, M2MF, PAGE, m2mf_copy, object, pattern};
 use tests::bench::interval::{Interval, mean};
 use tests::bench::{Metric, Target};
-use tests::light::{CardConfig, MIB, account, guest, wait};
+use tests::in_process_vm::{CardConfig, MIB, account, guest, wait};
 use vram::{Limits, TenantId};
 
 use super::{BUS_RATE, CHUNK, LANES, division, eventually, quantile, time};
@@ -20,13 +20,13 @@ const VM_MIB: u64 = 64;
 /// Numbers of chunks requested at a time.
 const REQUESTS: [u64; 4] = [1, 2, 4, 8];
 /// Requests of each size.
-const ROUNDS: u32 = 6;
+const REQUESTS_PER_SIZE: u32 = 6;
 /// Address in guests' VRAM after all memory of the driver itself: a chunk boundary for every chunk size.
-const FIRST: u64 = 8 * MIB;
+const FIRST_FREE_AT: u64 = 8 * MIB;
 /// KiB of a chunk: GPUswap's range is 128 to 65,536.
-const SIZES: [u64; 4] = [128, 512, 2048, 8192];
+const CHUNK_SIZES_KIB: [u64; 4] = [128, 512, 2048, 8192];
 /// Bytes requested at a time there, and number of requests.
-const ASKED: u64 = 8 * MIB;
+const REQUEST_BYTES: u64 = 8 * MIB;
 const ASKED_ROUNDS: u32 = 10;
 /// GPU virtual address of a guest's chunks: a page of each is mapped.
 const VA: u64 = 0x100_0000;
@@ -51,7 +51,7 @@ impl Vm {
         let one = Self::new(rig, vm, chunk)?;
         let mut chunks = 0;
         while rig.host.lock().vram().chunks.spare() > 0 {
-            one.driver.guest.vram_write(FIRST + chunks * chunk, &pattern(9, chunks));
+            one.driver.guest.vram_write(FIRST_FREE_AT + chunks * chunk, &pattern(9, chunks));
             chunks += 1;
         }
         Ok((one, chunks))
@@ -61,7 +61,7 @@ impl Vm {
     fn kept(&self, chunks: u64) -> bool {
         (0..chunks).all(|number| {
             let (mut found, expected) = (vec![0; PAGE as usize], pattern(9, number));
-            self.driver.guest.vram_read(FIRST + number * self.chunk, &mut found);
+            self.driver.guest.vram_read(FIRST_FREE_AT + number * self.chunk, &mut found);
             found == expected
         })
     }
@@ -71,7 +71,7 @@ impl Vm {
         let Self { driver, channel, chunk: bytes } = self;
         let began = Instant::now();
         for chunk in 0..chunks {
-            driver.map(channel.space, VA + chunk * PAGE, At::Vram(FIRST + chunk * *bytes), 1);
+            driver.map(channel.space, VA + chunk * PAGE, At::Vram(FIRST_FREE_AT + chunk * *bytes), 1);
         }
         // By M2MF in PGRAPH.
         let touches = (0..chunks).map(|chunk| m2mf_copy(VA + chunk * PAGE, VA + chunk * PAGE, 64));
@@ -133,11 +133,11 @@ fn copy(cost: &Cost) -> f64 {
 /// Measures requests of equal size with several chunk sizes.
 pub fn by_chunk_size() -> Result<Vec<Metric>> {
     let mut metrics = Vec::new();
-    for kib in SIZES {
+    for kib in CHUNK_SIZES_KIB {
         let chunk = kib << 10;
         let rig = config(chunk).open()?;
         let (victim, chunks) = Vm::of_all(&rig, 0, chunk)?;
-        let costs = (1..=ASKED_ROUNDS).map(|vm| request(&rig, vm, ASKED / chunk, chunk));
+        let costs = (1..=ASKED_ROUNDS).map(|vm| request(&rig, vm, REQUEST_BYTES / chunk, chunk));
         let costs = costs.collect::<Result<Vec<_>>>().with_context(|| format!("chunks of {kib} KiB"))?;
         ensure!(victim.kept(chunks), "bytes of the victim are wrong");
         let ms = |of: fn(&Cost) -> f64| costs.iter().map(|cost| of(cost) * 1e3).collect::<Vec<_>>();
@@ -165,7 +165,7 @@ pub fn run() -> Result<Vec<Metric>> {
     // The same without another VM.
     let empty = config.open()?;
     let mut alone = Vec::new();
-    for round in 0..ROUNDS {
+    for round in 0..REQUESTS_PER_SIZE {
         let mut vm = Vm::new(&empty, round, CHUNK)?;
         alone.push(vm.allocate(1)?);
         vm.driver.guest.remove()?;
@@ -178,7 +178,7 @@ pub fn run() -> Result<Vec<Metric>> {
     let mut vm = 1;
     for count in REQUESTS {
         let mut costs = Vec::new();
-        for _ in 0..ROUNDS {
+        for _ in 0..REQUESTS_PER_SIZE {
             costs.push(request(&rig, vm, count, CHUNK)?);
             vm += 1;
         }

@@ -8,7 +8,7 @@ use anyhow::{Context, Result, ensure};
 use rig::Rig;
 use rig::driver::{At, PAGE, pattern};
 use tests::bench::{Metric, Target};
-use tests::light::{CardConfig, MIB, copy_line, guest, wait};
+use tests::in_process_vm::{CardConfig, MIB, copy_line, guest, wait};
 use vram::{Limits, TenantId};
 
 use super::picture::{Picture, Series, draw};
@@ -19,13 +19,13 @@ const CARD_MIB: u64 = 94;
 /// MiB that each of them allocates.
 const EACH_MIB: u64 = 120;
 /// Time between two allocations of a chunk.
-const STEP: Duration = Duration::from_millis(25);
+const ALLOCATION_INTERVAL: Duration = Duration::from_millis(25);
 /// Start time of the second VM.
-const SECOND: Duration = Duration::from_millis(2500);
+const SECOND_VM_START: Duration = Duration::from_millis(2500);
 /// Time for which each keeps its memory.
-const HOLD: Duration = Duration::from_millis(3500);
+const HOLD_TIME: Duration = Duration::from_millis(3500);
 /// First chunk of guests' VRAM that the driver itself does not use.
-const FIRST: u64 = 4;
+const FIRST_FREE_CHUNK: u64 = 4;
 /// GPU virtual address of the first page of each chunk.
 const VA: u64 = 0x100_0000;
 
@@ -38,27 +38,27 @@ struct Sample {
 
 /// Allocates one chunk at a time, makes the GPU use it, keeps all and verifies them at the end.
 fn allocator(rig: &Rig, vm: u32) -> Result<()> {
-    let mut driver = guest(rig, vm, EACH_MIB + FIRST * CHUNK / MIB, Limits::default())?;
+    let mut driver = guest(rig, vm, EACH_MIB + FIRST_FREE_CHUNK * CHUNK / MIB, Limits::default())?;
     let mut channel = driver.channel(1);
     let chunks = EACH_MIB * MIB / CHUNK;
     for chunk in 0..chunks {
-        let (at, va) = ((FIRST + chunk) * CHUNK, VA + chunk * PAGE);
+        let (at, va) = ((FIRST_FREE_CHUNK + chunk) * CHUNK, VA + chunk * PAGE);
         driver.map(channel.space, va, At::Vram(at), 1);
         driver.guest.vram_write(at, &pattern(vm, chunk));
         driver.submit(&mut channel, &copy_line(0, va, va, 64));
         wait(&mut driver, &channel)?;
-        std::thread::sleep(STEP);
+        std::thread::sleep(ALLOCATION_INTERVAL);
     }
     let began = Instant::now();
-    while began.elapsed() < HOLD {
+    while began.elapsed() < HOLD_TIME {
         // Submits work, so that the VM is not idle.
         driver.submit(&mut channel, &copy_line(0, VA, VA, 64));
         wait(&mut driver, &channel)?;
-        std::thread::sleep(STEP);
+        std::thread::sleep(ALLOCATION_INTERVAL);
     }
     for chunk in 0..chunks {
         let mut found = vec![0; PAGE as usize];
-        driver.guest.vram_read((FIRST + chunk) * CHUNK, &mut found);
+        driver.guest.vram_read((FIRST_FREE_CHUNK + chunk) * CHUNK, &mut found);
         ensure!(found == pattern(vm, chunk), "VM {vm}: chunk {chunk} holds something else");
     }
     driver.guest.remove()?;
@@ -87,7 +87,7 @@ pub fn run(file: Option<&Path>) -> Result<Vec<Metric>> {
             samples
         });
         let first = scope.spawn(move || allocator(rig, 0));
-        std::thread::sleep(SECOND);
+        std::thread::sleep(SECOND_VM_START);
         let done = allocator(rig, 1);
         let first = first.join().ok().context("the first allocator panicked");
         std::thread::sleep(Duration::from_millis(100));

@@ -4,7 +4,7 @@
 use anyhow::{Result, ensure};
 use tests::bench::interval::{Interval, mean};
 use tests::bench::{Metric, Target, order};
-use tests::light::{CardConfig, MIB};
+use tests::in_process_vm::{CardConfig, MIB};
 use vram::Limits;
 
 use super::pressure::{Outcome, PROGRAMS, VM_MIB, several};

@@ -11,16 +11,16 @@ use std::time::Instant;
 
 use anyhow::Result;
 use tests::bench::{Metric, Target, quantile};
-use tests::light::MIB;
+use tests::in_process_vm::MIB;
 use vram::To;
 
 use super::CHUNK;
-use super::bandwidth::{AT, BYTES, RAM_VA, Scene, VRAM_VA};
+use super::bandwidth::{BUFFER_AT, BYTES, RAM_VA, Scene, VRAM_VA};
 
 /// Bytes per second of PCI Express: version 2.0 with 16 lanes as in a GF100, 3.0, and 5.0, as reached by copies.
 const LINKS: [(&str, f64); 3] = [("6_gb_per_s", 6e9), ("12_gb_per_s", 12e9), ("50_gb_per_s", 50e9)];
 /// KiB of a chunk.
-const SIZES: [u64; 4] = [128, 512, 2048, 8192];
+const CHUNK_SIZES_KIB: [u64; 4] = [128, 512, 2048, 8192];
 /// Measurements of each kind, alternating between all; one more before them touches unused memory.
 const ROUNDS: usize = 10;
 
@@ -48,7 +48,7 @@ const WAYS: [&str; 4] = ["out", "back", "plain_out", "plain_back"];
 /// Measures each direction, by round.
 fn rounds(chunk_bytes: u64) -> Result<[Vec<Took>; WAYS.len()]> {
     let mut scene = Scene::new(chunk_bytes, None)?;
-    let chunks = AT / chunk_bytes..(AT + BYTES).div_ceil(chunk_bytes);
+    let chunks = BUFFER_AT / chunk_bytes..(BUFFER_AT + BYTES).div_ceil(chunk_bytes);
     let mut all: [Vec<Took>; WAYS.len()] = Default::default();
     for round in 0..=ROUNDS {
         let out = timed(&mut scene, |scene| scene.relocate(chunks.clone(), To::Host).map(drop))?;
@@ -70,7 +70,7 @@ fn rounds(chunk_bytes: u64) -> Result<[Vec<Took>; WAYS.len()]> {
 /// Runs the benchmark.
 pub fn run() -> Result<Vec<Metric>> {
     let mut metrics = Vec::new();
-    for kib in SIZES {
+    for kib in CHUNK_SIZES_KIB {
         let chunk = kib << 10;
         let times = rounds(chunk)?;
         let row = format!("swap.link.{kib}k");

@@ -1,5 +1,5 @@
 //! Overcommitted card memory: GPUswap's figures 4 to 9 and Gdev's 12 and 13 on this system, and quanta against
-//! thrashing. Guests run in this process ([`tests::light`]): no VM is booted.
+//! thrashing. Guests run in this process ([`tests::in_process_vm`]): no VM is booted.
 //!
 //! The card's engines move card and host memory at set rates with a ratio of 25 to 1, as on GPUswap's card, so that
 //! figures are ratios of modelled times, independent of this machine's speed. The rates are low enough for the software
@@ -21,10 +21,10 @@ mod thrash;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use owner::Division;
+use card_manager::Division;
 use simgpu::TimeModel;
 use tests::bench::Metric;
-use tests::light::{MIB, timing};
+use tests::in_process_vm::{MIB, timing};
 use vram::Mode;
 
 use super::Request;
@@ -38,7 +38,7 @@ const LANES: f64 = 2.0;
 /// Default bytes of a chunk.
 const CHUNK: u64 = 2 * MIB;
 /// Upper bound of all waits here.
-const LONG: Duration = Duration::from_secs(120);
+const WAIT_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// Returns the model of the time that work takes.
 fn time() -> Option<TimeModel> {
@@ -56,7 +56,7 @@ fn division() -> Division {
 fn eventually(what: &str, mut holds: impl FnMut() -> Result<bool>) -> Result<()> {
     let began = Instant::now();
     while !holds()? {
-        ensure!(began.elapsed() < LONG, "{what}: not within {LONG:?}");
+        ensure!(began.elapsed() < WAIT_TIMEOUT, "{what}: not within {WAIT_TIMEOUT:?}");
         std::thread::sleep(Duration::from_millis(1));
     }
     Ok(())

@@ -11,7 +11,7 @@ use std::time::Instant;
 
 use anyhow::{Context, Result, ensure};
 use tests::bench::{Metric, Target, median};
-use tests::light::{CardConfig, LightGpu, MIB, guest};
+use tests::in_process_vm::{CardConfig, LightGpu, MIB, guest};
 use vram::{Limits, Mode, TenantId};
 use workloads::{Options, by_name};
 
@@ -20,7 +20,7 @@ use super::{division, time};
 /// Programs and scales: one whose kernels follow edges of a graph, one with one large kernel, one with many small ones.
 const PROGRAMS: [(&str, u32); 3] = [("bfs", 15), ("backprop", 40), ("srad", 40)];
 /// Minimum seconds of a job alone.
-const SECONDS: f64 = 8.0;
+const MIN_JOB_SECONDS: f64 = 8.0;
 /// Measurements; the median counts.
 const ROUNDS: usize = 3;
 /// MiB that a VM sees, and of host memory.
@@ -98,7 +98,7 @@ fn jobs((name, scale): (&str, u32), runs: u64, count: u32, card_mib: u64, turns:
 /// Compares one program in each mode with one job after the other.
 fn program(program: (&str, u32), rounds: usize) -> Result<Vec<Metric>> {
     let Outcome { makespan, footprint, .. } = jobs(program, 3, 1, VM_MIB, Turns::by(Mode::Off))?;
-    let runs = (3.0 * SECONDS / makespan).ceil() as u64;
+    let runs = (3.0 * MIN_JOB_SECONDS / makespan).ceil() as u64;
     let tight = footprint.div_ceil(MIB) + BESIDE_MIB;
     let ways: Vec<(String, u64, Turns)> = [
         ("off".to_owned(), tight, Turns::by(Mode::Off)),

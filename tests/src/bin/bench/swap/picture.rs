@@ -16,7 +16,7 @@ const COLOURS: [RGBColor; 6] = [
     RGBColor(204, 121, 167),
 ];
 /// Width and height, in pixels.
-const SIZE: (u32, u32) = (900, 480);
+const PICTURE_SIZE_PX: (u32, u32) = (900, 480);
 
 /// Texts of a picture.
 pub struct Picture<'a> {
@@ -46,7 +46,7 @@ pub fn draw(file: &Path, picture: &Picture<'_>, series: &[Series]) -> Result<()>
     let end = points().map(|(at, _)| *at).fold(0.0, f64::max);
     let most = points().map(|(_, value)| *value).fold(0.0, f64::max) * 1.1;
     let drawn = || -> Result<(), Box<dyn std::error::Error>> {
-        let area = SVGBackend::new(file, SIZE).into_drawing_area();
+        let area = SVGBackend::new(file, PICTURE_SIZE_PX).into_drawing_area();
         area.fill(&WHITE)?;
         let mut chart = ChartBuilder::on(&area)
             .caption(title, ("sans-serif", 18))

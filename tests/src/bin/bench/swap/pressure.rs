@@ -7,7 +7,7 @@ use std::time::Instant;
 use anyhow::{Context, Result, ensure};
 use tests::bench::interval::{Interval, mean};
 use tests::bench::{Metric, Target, order};
-use tests::light::{CardConfig, LightGpu, MIB, guest};
+use tests::in_process_vm::{CardConfig, LightGpu, MIB, guest};
 use vram::{Limits, TenantId};
 use workloads::{Options, by_name};
 
@@ -22,13 +22,13 @@ pub(super) const VM_MIB: u64 = 64;
 /// MiB of host memory: enough for both VMs.
 pub(super) const HOST_MIB: u64 = 2 * VM_MIB;
 /// MiB of the card, from room for all to room for nearly nothing; in the paper, from 500 MB to 20 MB.
-const SIZES: [u64; 5] = [128, 20, 12, 8, 4];
+const CARD_SIZES_MIB: [u64; 5] = [128, 20, 12, 8, 4];
 /// Size with room for all.
-const PLENTY: u64 = SIZES[0];
+const UNPRESSURED_CARD_MIB: u64 = CARD_SIZES_MIB[0];
 /// Runs of each, alternating between all sizes, as many as GPUswap.
 const RUNS: usize = 10;
 /// Runs on a card with spare memory, with and without relocation.
-const ROUNDS: usize = 9;
+const SPARE_MEMORY_RUNS: usize = 9;
 
 /// Result of two instances on a card.
 pub(super) struct Outcome {
@@ -77,10 +77,11 @@ pub(super) fn several(name: &str, scale: u32, count: usize, config: &CardConfig,
 
 /// Measures one program with decreasing memory: its times, and its line in the picture.
 fn sweep(name: &str, scale: u32, runs: usize) -> Result<(Vec<Metric>, Series)> {
-    let mut outcomes: [Vec<Outcome>; SIZES.len()] = Default::default();
+    let mut outcomes: [Vec<Outcome>; CARD_SIZES_MIB.len()] = Default::default();
     for run in 0..runs {
-        for at in order(SIZES.len(), run) {
-            let config = CardConfig { division: division(), time: time(), ..CardConfig::new(SIZES[at], HOST_MIB) };
+        for at in order(CARD_SIZES_MIB.len(), run) {
+            let config =
+                CardConfig { division: division(), time: time(), ..CardConfig::new(CARD_SIZES_MIB[at], HOST_MIB) };
             outcomes[at].push(two(name, scale, &config, Limits::default())?);
         }
     }
@@ -91,10 +92,10 @@ fn sweep(name: &str, scale: u32, runs: usize) -> Result<(Vec<Metric>, Series)> {
     };
     let (mut metrics, mut points) = (Vec::new(), Vec::new());
     let whole = times(&outcomes[0]);
-    for (card_mib, of) in SIZES.iter().zip(&outcomes) {
+    for (card_mib, of) in CARD_SIZES_MIB.iter().zip(&outcomes) {
         let row = format!("swap.pressure.{name}.{card_mib}m");
         let (took, moved) = (times(of), mib(of, |outcome| outcome.moved));
-        if *card_mib == PLENTY {
+        if *card_mib == UNPRESSURED_CARD_MIB {
             ensure!(moved == 0.0, "{name}: {moved} MiB moved on a card with room for all");
             metrics.push(Metric::plain(format!("{row}.time"), middle(&took), "s").within(Interval::of(&took, mean)));
             metrics.push(Metric::plain(format!("{row}.buffers_of_one"), mib(of, |outcome| outcome.footprint), "MiB"));
@@ -113,9 +114,10 @@ fn sweep(name: &str, scale: u32, runs: usize) -> Result<(Vec<Metric>, Series)> {
 /// Compares relocation enabled with relocation unavailable, with spare memory.
 fn without_pressure() -> Result<Metric> {
     let mut fastest = [f64::INFINITY; 2];
-    for _ in 0..ROUNDS {
+    for _ in 0..SPARE_MEMORY_RUNS {
         for (host_mib, fastest) in [0, HOST_MIB].into_iter().zip(&mut fastest) {
-            let config = CardConfig { division: division(), time: time(), ..CardConfig::new(PLENTY, host_mib) };
+            let config =
+                CardConfig { division: division(), time: time(), ..CardConfig::new(UNPRESSURED_CARD_MIB, host_mib) };
             let limits = if host_mib == 0 { Limits::UNRESERVED } else { Limits::default() };
             let outcome = two("memory", 16, &config, limits)?;
             ensure!(outcome.moved == 0, "{} bytes moved", outcome.moved);

@@ -6,7 +6,7 @@ use std::time::Instant;
 use anyhow::{Context, Result, ensure};
 use rig::Rig;
 use tests::bench::{Metric, Target};
-use tests::light::{CardConfig, LightGpu, MIB, guest};
+use tests::in_process_vm::{CardConfig, LightGpu, MIB, guest};
 use vram::{Limits, TenantId};
 use workloads::{Options, by_name};
 

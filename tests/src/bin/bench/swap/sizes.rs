@@ -3,14 +3,14 @@
 use anyhow::Result;
 use tests::bench::interval::{Interval, mean};
 use tests::bench::{Metric, Target, order};
-use tests::light::{CardConfig, MIB};
+use tests::in_process_vm::{CardConfig, MIB};
 use vram::Limits;
 
 use super::pressure::{HOST_MIB, PROGRAMS, two};
 use super::{CHUNK, division, time};
 
 /// KiB of a chunk: GPUswap's range is 128 to 65,536 on 100 MB.
-const SIZES: [u64; 5] = [128, 512, 2048, 4096, 8192];
+const CHUNK_SIZES_KIB: [u64; 5] = [128, 512, 2048, 4096, 8192];
 /// MiB of the card: no more than one instance of most programs needs.
 const CARD_MIB: u64 = 16;
 /// Runs of each, alternating between all sizes.
@@ -18,11 +18,11 @@ const RUNS: usize = 5;
 
 /// Measures one program.
 fn program(name: &str, scale: u32) -> Result<Vec<Metric>> {
-    let mut times: [Vec<f64>; SIZES.len()] = Default::default();
-    let mut moved: [Vec<f64>; SIZES.len()] = Default::default();
+    let mut times: [Vec<f64>; CHUNK_SIZES_KIB.len()] = Default::default();
+    let mut moved: [Vec<f64>; CHUNK_SIZES_KIB.len()] = Default::default();
     for run in 0..RUNS {
-        for at in order(SIZES.len(), run) {
-            let chunk_bytes = SIZES[at] << 10;
+        for at in order(CHUNK_SIZES_KIB.len(), run) {
+            let chunk_bytes = CHUNK_SIZES_KIB[at] << 10;
             let config =
                 CardConfig { chunk_bytes, division: division(), time: time(), ..CardConfig::new(CARD_MIB, HOST_MIB) };
             let outcome = two(name, scale, &config, Limits::default())?;
@@ -30,9 +30,9 @@ fn program(name: &str, scale: u32) -> Result<Vec<Metric>> {
             moved[at].push(outcome.moved as f64 / MIB as f64);
         }
     }
-    let usual = SIZES.iter().position(|kib| kib << 10 == CHUNK).unwrap_or_default();
+    let usual = CHUNK_SIZES_KIB.iter().position(|kib| kib << 10 == CHUNK).unwrap_or_default();
     let mut metrics = Vec::new();
-    for (at, kib) in SIZES.iter().enumerate() {
+    for (at, kib) in CHUNK_SIZES_KIB.iter().enumerate() {
         let row = format!("swap.sizes.{name}.{kib}k");
         let middle = |values: &[f64]| mean(values).unwrap_or(f64::NAN);
         let time = Metric::ratio(format!("{row}.time"), middle(&times[at]), "s", middle(&times[usual]), Target::None);

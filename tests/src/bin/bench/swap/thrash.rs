@@ -11,7 +11,7 @@ use anyhow::{Context, Result, ensure};
 use rig::Rig;
 use rig::driver::{At, Channel, Driver, M2MF, PAGE, m2mf_copy, object, pattern};
 use tests::bench::{Metric, Target};
-use tests::light::{CardConfig, MIB, account, guest, wait};
+use tests::in_process_vm::{CardConfig, MIB, account, guest, wait};
 use vram::{Limits, Mode, TenantId};
 
 use super::{BUS_RATE, LANES, division, time};
@@ -21,17 +21,17 @@ const CHUNK: u64 = 512 << 10;
 /// Chunks of the card.
 const CARD: u64 = 22;
 /// Bytes of a piece.
-const PIECE: u64 = CHUNK / 2;
+const PIECE_BYTES: u64 = CHUNK / 2;
 /// Pieces of a job's working set, without the spare one.
-const PIECES: u64 = 32;
+const PIECES_PER_JOB: u64 = 32;
 /// First byte of guests' VRAM that the driver itself does not use.
-const FIRST: u64 = 4 * MIB;
+const FIRST_FREE_AT: u64 = 4 * MIB;
 /// GPU virtual address of the set.
 const VA: u64 = 0x100_0000;
 /// Number of passes of a job over its set.
 const PASSES: u64 = 500;
 /// Number of passes for far slower modes.
-const FEW: u64 = PASSES / 20;
+const FEW_PASSES: u64 = PASSES / 20;
 /// Passes in flight, which reduces the effect of late wake-ups of the job on this machine.
 const QUEUED: u64 = 5;
 
@@ -44,22 +44,23 @@ struct Job {
 
 impl Job {
     fn new(rig: &Rig, vm: u32) -> Result<Self> {
-        let bytes = (PIECES + 1) * PIECE;
-        let mut driver = guest(rig, vm, (FIRST + bytes).div_ceil(MIB).max(16), Limits::default())?;
+        let bytes = (PIECES_PER_JOB + 1) * PIECE_BYTES;
+        let mut driver = guest(rig, vm, (FIRST_FREE_AT + bytes).div_ceil(MIB).max(16), Limits::default())?;
         let channel = driver.channel(1);
-        driver.map(channel.space, VA, At::Vram(FIRST), bytes / PAGE);
+        driver.map(channel.space, VA, At::Vram(FIRST_FREE_AT), bytes / PAGE);
         let seed = vm + 50;
-        for page in 0..PIECES * PIECE / PAGE {
-            driver.guest.vram_write(FIRST + page * PAGE, &pattern(seed, page));
+        for page in 0..PIECES_PER_JOB * PIECE_BYTES / PAGE {
+            driver.guest.vram_write(FIRST_FREE_AT + page * PAGE, &pattern(seed, page));
         }
         Ok(Self { driver, channel, seed })
     }
 
     /// Makes passes over the set.
     fn run(&mut self, passes: u64) -> Result<()> {
-        let hand_on = |from: u64, to: u64| m2mf_copy(VA + from * PIECE, VA + to * PIECE, PIECE as u32);
+        let hand_on =
+            |from: u64, to: u64| m2mf_copy(VA + from * PIECE_BYTES, VA + to * PIECE_BYTES, PIECE_BYTES as u32);
         // The last piece is copied to the spare one, each other piece to the next, and the spare one to the first.
-        let order = (0..=PIECES).rev().map(|to| if to == 0 { (PIECES, 0) } else { (to - 1, to) });
+        let order = (0..=PIECES_PER_JOB).rev().map(|to| if to == 0 { (PIECES_PER_JOB, 0) } else { (to - 1, to) });
         let words = [object(M2MF)].into_iter().chain(order.map(|(from, to)| hand_on(from, to)));
         let words = words.collect::<Vec<_>>().concat();
         for pass in 1..=passes {
@@ -73,12 +74,12 @@ impl Job {
 
     /// Verifies all bytes.
     fn verify(&self, passes: u64) -> Result<()> {
-        for piece in 0..PIECES {
-            let began_as = (piece + PIECES - passes % PIECES) % PIECES;
-            for page in 0..PIECE / PAGE {
+        for piece in 0..PIECES_PER_JOB {
+            let began_as = (piece + PIECES_PER_JOB - passes % PIECES_PER_JOB) % PIECES_PER_JOB;
+            for page in 0..PIECE_BYTES / PAGE {
                 let mut found = vec![0; PAGE as usize];
-                self.driver.guest.vram_read(FIRST + piece * PIECE + page * PAGE, &mut found);
-                let expected = pattern(self.seed, began_as * PIECE / PAGE + page);
+                self.driver.guest.vram_read(FIRST_FREE_AT + piece * PIECE_BYTES + page * PAGE, &mut found);
+                let expected = pattern(self.seed, began_as * PIECE_BYTES / PAGE + page);
                 ensure!(found == expected, "seed {}: page {page} of piece {piece} holds something else", self.seed);
             }
         }
@@ -146,10 +147,10 @@ pub fn run() -> Result<Vec<Metric>> {
         }
         Ok(2.0 * alone)
     };
-    let (serial, serial_of_few) = (serial(PASSES)?, serial(FEW)?);
+    let (serial, serial_of_few) = (serial(PASSES)?, serial(FEW_PASSES)?);
     let mut metrics = vec![Metric::plain("swap.thrash.serial", serial, "s")];
     for (name, mode, chunks, passes) in [
-        ("off", Mode::Off, CARD, FEW),
+        ("off", Mode::Off, CARD, FEW_PASSES),
         ("auto", Mode::Auto, CARD, PASSES),
         ("forced", Mode::Forced, CARD, PASSES),
         // Where both fit, quanta cost time, and the detector does not use them.
@@ -158,7 +159,7 @@ pub fn run() -> Result<Vec<Metric>> {
     ] {
         let Outcome { makespan, outside, moved, turns } = together(mode, chunks, passes)?;
         let name = format!("swap.thrash.{name}");
-        let serial = if passes == FEW { serial_of_few } else { serial };
+        let serial = if passes == FEW_PASSES { serial_of_few } else { serial };
         let against =
             |what: &str, baseline: f64| Metric::ratio(format!("{name}.{what}"), makespan, "s", baseline, Target::None);
         let peer = match mode {

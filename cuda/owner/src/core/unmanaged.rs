@@ -1,0 +1,39 @@
+//! Unmanaged processes that use the card: the library was bypassed, or they belong to no tenant.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::Core;
+use super::types::{Action, OnStranger, UnmanagedProcess, User};
+
+/// Polls that must find a process before it counts as unmanaged: one that begins or ends may be found once.
+const MIN_POLLS_PRESENT: u32 = 2;
+
+/// Unmanaged processes, each with the number of polls that found it.
+#[derive(Debug, Default)]
+pub(super) struct UnmanagedProcesses(BTreeMap<u32, (UnmanagedProcess, u32)>);
+
+impl Core {
+    /// NVML has reported the processes that use the card, without the owner itself.
+    pub(super) fn users(&mut self, users: Vec<User>) {
+        let served: BTreeSet<u32> = self.pids().chain(self.expected.iter().copied()).collect();
+        let mut before = std::mem::take(&mut self.strangers.0);
+        for User { pid, program, bytes, occupies } in users.into_iter().filter(|user| !served.contains(&user.pid)) {
+            let looks = before.remove(&pid).map_or(0, |(_, looks)| looks) + 1;
+            if looks == MIN_POLLS_PRESENT {
+                let kills = self.config.on_stranger == OnStranger::Kill;
+                tracing::warn!(pid, program, ?bytes, kills, "a process uses the card past its owner");
+                if kills {
+                    self.actions.push(Action::KillStranger { pid });
+                }
+            }
+            self.strangers
+                .0
+                .insert(pid, (UnmanagedProcess { pid, program, bytes, occupies }, looks.min(MIN_POLLS_PRESENT)));
+        }
+    }
+
+    /// Returns the processes that use the card past the owner.
+    pub fn strangers(&self) -> impl Iterator<Item = &UnmanagedProcess> {
+        self.strangers.0.values().filter(|(_, looks)| *looks >= MIN_POLLS_PRESENT).map(|(stranger, _)| stranger)
+    }
+}

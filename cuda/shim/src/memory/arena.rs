@@ -1,0 +1,196 @@
+//! Placing of allocations in a range of addresses that chunks back.
+//!
+//! Best fit: the smallest hole that is large enough, so that small allocations fill chunks that have users already.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+/// Alignment of every allocation, as the driver's own have it.
+const ALIGN: u64 = 512;
+/// Alignment of allocations that are at least this long.
+const LARGE_ALIGN: u64 = 2 << 20;
+
+/// Returns the bytes that an allocation takes; none if it exceeds every range.
+pub fn rounded(bytes: u64) -> Option<u64> {
+    bytes.max(1).checked_next_multiple_of(align(bytes))
+}
+
+fn align(bytes: u64) -> u64 {
+    if bytes >= LARGE_ALIGN { LARGE_ALIGN } else { ALIGN }
+}
+
+/// Allocations and holes of one range of addresses.
+#[derive(Debug)]
+pub struct Arena {
+    chunk_bytes: u64,
+    /// Holes: offset and length.
+    holes: BTreeMap<u64, u64>,
+    /// The same by length.
+    lengths: BTreeSet<(u64, u64)>,
+    /// Allocations: offset and length.
+    used: BTreeMap<u64, u64>,
+    /// Allocations in each chunk.
+    users: BTreeMap<u32, u32>,
+}
+
+/// A place for an allocation.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Placed {
+    /// Offset in the range.
+    pub offset: u64,
+    /// Chunks that nothing lay in before, in rising order.
+    pub chunks: Vec<u32>,
+}
+
+impl Arena {
+    /// An empty range of `bytes`, a whole number of chunks.
+    pub fn new(bytes: u64, chunk_bytes: u64) -> Self {
+        let mut arena = Self {
+            chunk_bytes,
+            holes: BTreeMap::new(),
+            lengths: BTreeSet::new(),
+            used: BTreeMap::new(),
+            users: BTreeMap::new(),
+        };
+        arena.add_hole(0, bytes);
+        arena
+    }
+
+    /// Places `bytes`, or none if no hole is large enough.
+    pub fn place(&mut self, bytes: u64) -> Option<Placed> {
+        let (align, bytes) = (align(bytes), rounded(bytes)?);
+        let fits = |&(length, at): &(u64, u64)| {
+            let start = at.next_multiple_of(align);
+            (at + length).checked_sub(start).is_some_and(|room| room >= bytes).then_some((at, length, start))
+        };
+        let (at, length, start) = self.lengths.range((bytes, 0)..).find_map(fits)?;
+        self.remove_hole(at, length);
+        self.add_hole(at, start - at);
+        self.add_hole(start + bytes, at + length - start - bytes);
+        self.used.insert(start, bytes);
+        let mut chunks = Vec::new();
+        for chunk in self.chunks(start, bytes) {
+            let users = self.users.entry(chunk).or_default();
+            *users += 1;
+            if *users == 1 {
+                chunks.push(chunk);
+            }
+        }
+        Some(Placed { offset: start, chunks })
+    }
+
+    /// Frees the allocation at `offset`. Returns the chunks that became empty.
+    pub fn release(&mut self, offset: u64) -> Option<Vec<u32>> {
+        let bytes = self.used.remove(&offset)?;
+        let mut chunks = Vec::new();
+        for chunk in self.chunks(offset, bytes) {
+            if let Some(users) = self.users.get_mut(&chunk) {
+                *users -= 1;
+                if *users == 0 {
+                    self.users.remove(&chunk);
+                    chunks.push(chunk);
+                }
+            }
+        }
+        let (mut start, mut length) = (offset, bytes);
+        if let Some((&before, &room)) = self.holes.range(..offset).next_back()
+            && before + room == offset
+        {
+            self.remove_hole(before, room);
+            (start, length) = (before, length + room);
+        }
+        if let Some(&room) = self.holes.get(&(offset + bytes)) {
+            self.remove_hole(offset + bytes, room);
+            length += room;
+        }
+        self.add_hole(start, length);
+        Some(chunks)
+    }
+
+    /// Returns offset and length of the allocation that contains `offset`.
+    pub fn find(&self, offset: u64) -> Option<(u64, u64)> {
+        let (&start, &bytes) = self.used.range(..=offset).next_back()?;
+        (offset < start + bytes).then_some((start, bytes))
+    }
+
+    fn chunks(&self, offset: u64, bytes: u64) -> std::ops::RangeInclusive<u32> {
+        let number = |at: u64| u32::try_from(at / self.chunk_bytes).unwrap_or(u32::MAX);
+        number(offset)..=number(offset + bytes - 1)
+    }
+
+    fn add_hole(&mut self, at: u64, length: u64) {
+        if length > 0 {
+            self.holes.insert(at, length);
+            self.lengths.insert((length, at));
+        }
+    }
+
+    fn remove_hole(&mut self, at: u64, length: u64) {
+        self.holes.remove(&at);
+        self.lengths.remove(&(length, at));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const CHUNK: u64 = 2 << 20;
+
+    #[test]
+    fn small_ones_share_a_chunk_and_the_last_gives_it_back() {
+        let mut arena = Arena::new(8 * CHUNK, CHUNK);
+        let first = arena.place(100).expect("room");
+        assert_eq!(first, Placed { offset: 0, chunks: vec![0] });
+        let second = arena.place(100).expect("room");
+        assert_eq!(second, Placed { offset: 512, chunks: vec![] });
+        assert_eq!(arena.release(first.offset), Some(vec![]));
+        assert_eq!(arena.release(second.offset), Some(vec![0]));
+        assert_eq!(arena.release(second.offset), None, "freed before");
+        assert_eq!(arena.place(8 * CHUNK).expect("the holes have grown together").chunks.len(), 8);
+    }
+
+    #[test]
+    fn an_address_within_an_allocation_finds_it() {
+        let mut arena = Arena::new(8 * CHUNK, CHUNK);
+        let at = arena.place(1000).expect("room").offset;
+        assert_eq!(arena.find(at + 1023), Some((at, 1024)));
+        assert_eq!(arena.find(at + 1024), None);
+    }
+
+    proptest! {
+        #[test]
+        fn allocations_never_overlap_and_chunks_are_used_exactly_while_needed(
+            steps in proptest::collection::vec((any::<bool>(), 1u64..(5 << 20)), 1..120)
+        ) {
+            let mut arena = Arena::new(64 * CHUNK, CHUNK);
+            let mut live: Vec<(u64, u64)> = Vec::new();
+            let mut backed = BTreeSet::new();
+            for (free, bytes) in steps {
+                if free && !live.is_empty() {
+                    let (offset, _) = live.swap_remove(bytes as usize % live.len());
+                    for chunk in arena.release(offset).expect("lives") {
+                        prop_assert!(backed.remove(&chunk));
+                    }
+                } else if let Some(placed) = arena.place(bytes) {
+                    prop_assert!(live.iter().all(|(o, b)| placed.offset + bytes <= *o || o + b <= placed.offset));
+                    for chunk in placed.chunks {
+                        prop_assert!(backed.insert(chunk));
+                    }
+                    live.push((placed.offset, bytes));
+                }
+                let needed: BTreeSet<u32> = live
+                    .iter()
+                    .flat_map(|(o, b)| (o / CHUNK) as u32..=((o + b - 1) / CHUNK) as u32)
+                    .collect();
+                prop_assert!(needed.is_subset(&backed));
+            }
+            for (offset, _) in live {
+                arena.release(offset);
+            }
+            prop_assert_eq!(arena.holes.len(), 1);
+            prop_assert!(arena.users.is_empty());
+        }
+    }
+}

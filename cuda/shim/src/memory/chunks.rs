@@ -1,0 +1,627 @@
+//! Regions of addresses, one for each card, and the chunks that back them.
+//!
+//! UNSAFETY: maps and unmaps memory of the card.
+#![allow(unsafe_code, reason = "see UNSAFETY")]
+
+use std::collections::HashMap;
+use std::ffi::c_int;
+use std::os::fd::AsFd as _;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use cuda_protocol::{Adopted, Chunk, ChunkId, FromTenant, MAX_CHUNKS};
+
+use super::arena;
+use super::handles::{Backing, Handles, Pages as _};
+use super::opened::Opened;
+use super::ordered::{Behind, Lane, Ordered};
+use super::pages::Driver;
+use super::region::Region;
+use crate::captures;
+use crate::driver::{self, Address, OUT_OF_MEMORY, Object, SUCCESS};
+use crate::kept::Kept;
+use crate::log::report;
+use crate::requests::{self, Answer};
+use crate::tenant;
+
+/// Bytes of addresses of one card's region, per byte of the card.
+const REGION_BYTES_PER_CARD_BYTE: u64 = 4;
+/// Bytes of chunks without users that a card's region keeps for the next allocation.
+const MAX_SPARE_BYTES: u64 = 256 << 20;
+/// Memory of the program in chunks.
+#[derive(Debug, Default)]
+pub struct Memory {
+    /// Handles of the program's own virtual memory.
+    pub handles: Handles,
+    /// Memory of other processes.
+    pub opened: Opened,
+    regions: Vec<Region>,
+    places: HashMap<ChunkId, (usize, u32)>,
+    /// Memory that streams have freed.
+    ordered: Ordered,
+}
+
+/// Chunks of an allocation.
+#[derive(Debug)]
+pub struct Backed {
+    /// Card.
+    pub card: u8,
+    /// The chunks, in the order of their addresses.
+    pub chunks: Vec<ChunkId>,
+    /// Bytes of the first chunk before the allocation.
+    pub offset: u64,
+    /// Bytes of the allocation.
+    pub bytes: u64,
+}
+
+static MEMORY: Mutex<Option<Memory>> = Mutex::new(None);
+/// Held by the one thread that asks for chunks.
+static GROWS: Mutex<()> = Mutex::new(());
+/// Answers with chunks that are delivered and not yet mapped.
+static ARRIVING: AtomicU32 = AtomicU32::new(0);
+/// Memory was allocated since this was looked at last.
+static TOUCHED: AtomicBool = AtomicBool::new(false);
+/// Chunks that are mapped nowhere.
+static AWAY: AtomicUsize = AtomicUsize::new(0);
+
+fn lock() -> MutexGuard<'static, Option<Memory>> {
+    MEMORY.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Notifies [`redirect`] that chunks arrive, before the thread that asked for them learns of it.
+pub fn arriving() {
+    ARRIVING.fetch_add(1, Ordering::SeqCst);
+}
+
+/// Allocates `bytes` on card `card` of the owner's list, device `device` of the driver's.
+pub fn allocate(device: c_int, card: u8, bytes: u64) -> Result<Address, c_int> {
+    TOUCHED.store(true, Ordering::Relaxed);
+    tenant::note_context();
+    persist(|| attempt(device, card, bytes))
+}
+
+fn attempt(device: c_int, card: u8, bytes: u64) -> Result<Address, c_int> {
+    let _grows = GROWS.lock().unwrap_or_else(PoisonError::into_inner);
+    let at = with(|memory| memory.region(device, card))?;
+    save_chunks(at, bytes);
+    let mut guard = lock();
+    let memory = guard.get_or_insert_default();
+    let region = &mut memory.regions[at];
+    let placed = region.arena.place(bytes).ok_or(OUT_OF_MEMORY)?;
+    let address = region.base + placed.offset;
+    let mut numbers = placed.chunks;
+    numbers.retain(|number| !region.spare.remove(number));
+    if numbers.is_empty() {
+        return Ok(address);
+    }
+    drop(guard);
+
+    let wanted = u32::try_from(numbers.len()).map_err(|_| OUT_OF_MEMORY)?;
+    let mut result = Err(OUT_OF_MEMORY);
+    obtain(card, wanted, |memory, chunks| {
+        let unused = match chunks {
+            Some(chunks) => memory.map(at, &numbers, &chunks).err(),
+            None => Some(Vec::new()),
+        };
+        let Some(mut unused) = unused else {
+            result = Ok(address);
+            return Vec::new();
+        };
+        unused.extend(memory.release(at, address));
+        unused
+    });
+    result
+}
+
+/// Frees pending memory if an allocation would take chunks that a region does not have. Memory that streams have freed
+/// stays available to them until it exceeds a bound.
+fn save_chunks(at: usize, bytes: u64) {
+    let lacks = || with(|memory| !memory.ordered.is_empty() && memory.lacks(at, bytes));
+    if lacks() {
+        collect(false);
+    }
+    if lacks() && with(|memory| memory.ordered.loose_bytes() > MAX_SPARE_BYTES) {
+        free_released(false);
+    }
+}
+
+/// Asks for chunks of a card and makes `take` use them, or learn that it gets none; the chunks that it returns go back.
+pub fn obtain(card: u8, wanted: u32, take: impl FnOnce(&mut Memory, Option<Vec<(Chunk, Kept)>>) -> Vec<ChunkId>) {
+    obtain_by(|request| FromTenant::Allocate { request, card, chunks: wanted }, wanted, take);
+}
+
+/// Like [`obtain`], with a request that `ask` makes.
+pub fn obtain_by(
+    ask: impl Fn(u32) -> FromTenant,
+    wanted: u32,
+    take: impl FnOnce(&mut Memory, Option<Vec<(Chunk, Kept)>>) -> Vec<ChunkId>,
+) {
+    let mut answer = requests::request(&ask);
+    while matches!(answer, Answer::Away) && requests::wait_for_owner() {
+        answer = requests::request(&ask);
+    }
+    let ids = |parts: &[(Chunk, Kept)]| parts.iter().map(|part| part.0.id).collect::<Vec<_>>();
+    let mut guard = lock();
+    let memory = guard.get_or_insert_default();
+    let back = match answer {
+        Answer::Granted(chunks) => {
+            let back = driver::relaxed(|| {
+                if chunks.len() == wanted as usize {
+                    take(memory, Some(chunks))
+                } else {
+                    [ids(&chunks), take(memory, None)].concat()
+                }
+            });
+            ARRIVING.fetch_sub(1, Ordering::SeqCst);
+            back
+        }
+        Answer::Refused(reason, parts) => {
+            report!("{wanted} chunks were refused: {reason:?}");
+            [ids(&parts), driver::relaxed(|| take(memory, None))].concat()
+        }
+        _ => driver::relaxed(|| take(memory, None)),
+    };
+    give_back(back);
+}
+
+/// Runs `work` with the memory, while nothing of it moves.
+pub fn with<T>(work: impl FnOnce(&mut Memory) -> T) -> T {
+    work(lock().get_or_insert_default())
+}
+
+/// Runs `attempt` again if it finds no memory and some can be freed without the owner.
+pub fn persist<T>(attempt: impl Fn() -> Result<T, c_int>) -> Result<T, c_int> {
+    let mut done = attempt();
+    // First the memory that waits for no work.
+    for wait in [false, true] {
+        if matches!(done, Err(OUT_OF_MEMORY)) && (free_released(wait) | (wait && trim())) {
+            done = attempt();
+        }
+    }
+    done
+}
+
+/// Frees the allocation at `address`, after all work of the context; false if it is not ours.
+pub fn free(address: Address) -> bool {
+    let mut guard = lock();
+    let memory = guard.get_or_insert_default();
+    if memory.freeable(address).is_none() {
+        return false;
+    }
+    if captures::any() {
+        // Do not wait for work that is being captured: it is freed by a later allocation.
+        memory.ordered.put_behind(driver::current_context() as u64, Behind::All, address);
+        return true;
+    }
+    drop(guard);
+    // SAFETY: no pointers. As with the driver's own function, memory is freed once no work uses it.
+    unsafe { driver::ctx_synchronize() };
+    release(address);
+    true
+}
+
+/// Returns true if memory of ours was freed before.
+pub fn is_freed(address: Address) -> bool {
+    lock().as_ref().is_some_and(|memory| memory.ordered.is_freed(address))
+}
+
+/// Returns the lane of a stream; none if each thread has its own stream.
+fn lane(stream: Object, per_thread: bool) -> Option<Lane> {
+    /// `CU_STREAM_PER_THREAD`.
+    const PER_THREAD: u64 = 2;
+    let stream = stream as u64;
+    let one_for_all = stream != PER_THREAD && (stream != 0 || !per_thread);
+    one_for_all.then(|| Lane { context: driver::current_context() as u64, stream, per_thread })
+}
+
+/// Takes memory for the work in a stream that it has freed before.
+pub fn take_back(bytes: u64, stream: Object, per_thread: bool) -> Option<Address> {
+    TOUCHED.store(true, Ordering::Relaxed);
+    lock().as_mut()?.ordered.take(lane(stream, per_thread)?, arena::rounded(bytes)?)
+}
+
+/// Frees the allocation at `address` after the work in `stream`; false if it is not ours.
+pub fn free_after(address: Address, stream: Object, per_thread: bool) -> bool {
+    let mut guard = lock();
+    let memory = guard.get_or_insert_default();
+    let Some(bytes) = memory.freeable(address) else { return false };
+    match lane(stream, per_thread) {
+        Some(lane) => memory.ordered.put(lane, bytes, address),
+        None => {
+            let lane = Lane { context: driver::current_context() as u64, stream: stream as u64, per_thread };
+            let behind = memory.record(lane).map_or(Behind::All, Behind::Event);
+            memory.ordered.put_behind(lane.context, behind, address);
+        }
+    }
+    true
+}
+
+/// Gives up the memory that a stream has freed, after its work, before the stream is destroyed.
+pub fn stream_ends(stream: u64) {
+    let mut guard = lock();
+    let Some(memory) = guard.as_mut().filter(|memory| !memory.ordered.is_empty()) else { return };
+    for lane in memory.ordered.lanes().into_iter().filter(|lane| lane.stream == stream) {
+        memory.gather(lane);
+    }
+}
+
+/// Prepares for the destruction of a context.
+pub fn context_ends(context: u64) {
+    if let Some(memory) = lock().as_mut() {
+        memory.ordered.forget(context);
+    }
+}
+
+/// Contexts may end.
+pub fn contexts_end() {
+    if let Some(memory) = lock().as_mut() {
+        memory.ordered.forget_all();
+    }
+}
+
+/// Frees pending memory, or with `wait` all; returns whether anything was freed. A context must be current.
+fn free_released(wait: bool) -> bool {
+    gather();
+    collect(wait)
+}
+
+/// Queues memory that streams have freed after their work. A context must be current.
+fn gather() {
+    if let Some(memory) = lock().as_mut().filter(|_| !captures::any()) {
+        memory.ordered.lanes().into_iter().for_each(|lane| memory.gather(lane));
+    }
+}
+
+/// Does as [`free_released`] for memory that is at hand for no stream.
+fn collect(wait: bool) -> bool {
+    let guard = lock();
+    let Some(memory) = guard.as_ref().filter(|memory| !memory.ordered.is_empty() && !captures::any()) else {
+        return false;
+    };
+    let wait = wait || memory.ordered.waits_for_all();
+    drop(guard);
+    if wait {
+        // SAFETY: no pointers; no stream captures.
+        unsafe { driver::ctx_synchronize() };
+    }
+    // SAFETY: an event of ours.
+    let passed = |event| match unsafe { driver::event_query(event as Object) } {
+        driver::NOT_READY => false,
+        // A capture has begun just when it was recorded.
+        driver::CAPTURED_EVENT => wait,
+        // Nothing more will come.
+        _ => true,
+    };
+    let done = lock().as_mut().map(|memory| memory.ordered.passed(passed, wait)).unwrap_or_default();
+    done.iter().for_each(|&address| release(address));
+    !done.is_empty()
+}
+
+fn release(address: Address) {
+    let mut guard = lock();
+    let Some(memory) = guard.as_mut() else { return };
+    if let Some(at) = memory.regions.iter().position(|r| r.contains(address)) {
+        let freed = driver::relaxed(|| memory.release(at, address));
+        give_back(freed);
+    }
+}
+
+/// Chunks of the program that are away, and which the card must not be asked for.
+fn any_away() -> bool {
+    AWAY.load(Ordering::SeqCst) > 0
+}
+
+/// Maps chunks that are away; returns whether none is left.
+pub fn bring() -> bool {
+    !any_away() || with(|memory| driver::relaxed(|| memory.bring()))
+}
+
+/// Maps chunks that are away, for a call that names addresses and does not wait for the program's slice.
+pub fn present() {
+    if any_away() && !bring() {
+        report!("memory that is away cannot be mapped");
+    }
+}
+
+/// Returns the chunks that are kept for the next allocation, if there was none since the last call.
+pub fn tidy() {
+    if !TOUCHED.swap(false, Ordering::Relaxed) {
+        begin_to_empty();
+        give_up_empty();
+    }
+}
+
+/// Begins to give up memory that streams have freed, after their work. The thread that obeys the owner waits for no
+/// work.
+pub fn begin_to_empty() {
+    if with(|memory| !memory.ordered.waits_for_all()) {
+        gather();
+    }
+}
+
+/// Returns the empty chunks to the owner. True if work that ends leaves no more of them.
+pub fn give_up_empty() -> bool {
+    if with(|memory| !memory.ordered.waits_for_all()) {
+        collect(false);
+    }
+    trim();
+    with(|memory| !memory.ordered.waits_for_events())
+}
+
+/// Returns the empty chunks to the owner; returns whether there were any.
+fn trim() -> bool {
+    let mut guard = lock();
+    let Some(memory) = guard.as_mut() else { return false };
+    let mut freed = Vec::new();
+    for at in 0..memory.regions.len() {
+        let spare: Vec<u32> = std::mem::take(&mut memory.regions[at].spare).into_iter().collect();
+        freed.extend(driver::relaxed(|| memory.unmap(at, &spare)));
+    }
+    let any = !freed.is_empty();
+    give_back(freed);
+    any
+}
+
+/// Bytes of a card's chunks that the next allocation may have without the owner: empty chunks, and memory that streams
+/// have freed.
+pub fn spare(card: u8) -> u64 {
+    let guard = lock();
+    let Some(memory) = guard.as_ref() else { return 0 };
+    let freed = |region: &Region| {
+        let of_region = memory.ordered.freed().filter(|address| region.contains(*address));
+        of_region.filter_map(|address| region.arena.find(address - region.base)).map(|(_, bytes)| bytes).sum::<u64>()
+    };
+    let regions = memory.regions.iter().filter(|region| region.card == card);
+    regions.map(|region| region.spare.len() as u64 * region.chunk_bytes + freed(region)).sum()
+}
+
+/// Reports released chunks to the owner.
+pub fn give_back(chunks: Vec<ChunkId>) {
+    for part in chunks.chunks(MAX_CHUNKS) {
+        tenant::send(&FromTenant::Free { chunks: part.to_vec() });
+    }
+}
+
+/// Maps chunks at the same addresses to their new places; how many, from the first. Nothing is in flight.
+pub fn redirect(moves: Vec<(Chunk, Kept)>) -> u32 {
+    let mut guard = mapped_memory();
+    let Some(memory) = guard.as_mut() else { return u32::try_from(moves.len()).unwrap_or(u32::MAX) };
+    let mut replaced = Vec::new();
+    let mut rest = &moves[..];
+    while let Some((chunk, descriptor)) = rest.first() {
+        let mut run = 1;
+        if let Some(place) = memory.handles.place(chunk.id) {
+            let Some(handle) = Driver.import(descriptor.as_fd()) else { break };
+            if !memory.handles.replace(&mut Driver, place, (handle, *chunk), descriptor.lasting()) {
+                Driver.release(handle);
+                break;
+            }
+            replaced.push(place);
+        } else if let Some(&(region, number)) = memory.places.get(&chunk.id) {
+            let follows =
+                |(number, (chunk, _)): &(u32, &(Chunk, Kept))| memory.places.get(&chunk.id) == Some(&(region, *number));
+            run = (number..).zip(rest).take_while(follows).count();
+            let done = memory.regions[region].redirect(&mut Driver, number, &rest[..run]);
+            if done < run {
+                rest = &rest[done..];
+                break;
+            }
+        }
+        rest = &rest[run..];
+    }
+    memory.count_away();
+    if !memory.handles.restore(&mut Driver, replaced) {
+        report!("redirected chunks of the program's own mappings cannot be accessed");
+    }
+    u32::try_from(moves.len() - rest.len()).unwrap_or(u32::MAX)
+}
+
+/// Reports all chunks with `tell`, in parts, with whether more follow, and then calls `connected`; returns false as
+/// soon as a report fails. Nothing is allocated or freed in between, so after `connected` the program names only chunks
+/// that the owner knows.
+pub fn adopted(mut tell: impl FnMut(Vec<Adopted>, Vec<Kept>, bool) -> bool, connected: impl FnOnce()) -> bool {
+    // Map the chunks that the previous owner granted first: the next owner must know of them.
+    let guard = mapped_memory();
+    let mut all: Vec<(u8, &Backing)> = Vec::new();
+    for memory in guard.iter() {
+        for region in &memory.regions {
+            all.extend(region.chunks().map(|chunk| (region.card, chunk)));
+        }
+        all.extend(memory.handles.chunks().chain(memory.opened.chunks()));
+    }
+    let parts = all.len().div_ceil(MAX_CHUNKS).max(1);
+    let told = (0..parts).all(|part| {
+        let (mut chunks, mut descriptors) = (Vec::new(), Vec::new());
+        for &(card, chunk) in all.iter().skip(part * MAX_CHUNKS).take(MAX_CHUNKS) {
+            // Another process has a shared one as well: it must not be copied away from under that one.
+            let descriptor = chunk.kept.as_ref().filter(|_| !chunk.shared);
+            chunks.push(chunk.adopted(card, descriptor.is_some()));
+            descriptors.extend(descriptor.cloned());
+        }
+        tell(chunks, descriptors, part + 1 < parts)
+    });
+    if told {
+        connected();
+    }
+    told
+}
+
+/// Locks the memory when every delivered chunk is mapped. A thread with an answer maps its chunks without waiting for
+/// another.
+fn mapped_memory() -> MutexGuard<'static, Option<Memory>> {
+    loop {
+        let guard = lock();
+        if ARRIVING.load(Ordering::SeqCst) == 0 {
+            return guard;
+        }
+        drop(guard);
+        std::thread::yield_now();
+    }
+}
+
+impl Memory {
+    /// Returns base and length of the allocation that contains an address, with its device.
+    pub fn find(&self, address: Address) -> Option<(Address, u64, c_int)> {
+        let region = self.regions.iter().find(|r| r.contains(address))?;
+        region.arena.find(address - region.base).map(|(offset, bytes)| (region.base + offset, bytes, region.device))
+    }
+
+    /// Returns the chunks of an allocation, in the order of their addresses, with its card, base, length and offset in
+    /// the first of them.
+    pub fn backing(&self, address: Address) -> Option<Backed> {
+        let region = self.regions.iter().find(|r| r.contains(address))?;
+        let (offset, bytes) = region.arena.find(address - region.base)?;
+        let (first, last) = (offset / region.chunk_bytes, (offset + bytes - 1) / region.chunk_bytes);
+        let number = |number| u32::try_from(number).ok().and_then(|number| region.slot(number));
+        let chunks = (first..=last).map(|at| number(at).map(|slot| slot.chunk.id)).collect::<Option<_>>()?;
+        Some(Backed { card: region.card, chunks, offset: offset % region.chunk_bytes, bytes })
+    }
+
+    /// Notes that other processes may have these chunks as well.
+    pub fn mark_shared(&mut self, chunks: &[ChunkId]) {
+        for id in chunks {
+            if let Some(slot) = self.places.get(id).and_then(|(at, number)| self.regions[*at].slot_mut(*number)) {
+                slot.chunk.shared = true;
+            }
+        }
+    }
+
+    /// Returns true if a range may hold allocations: the program does not manage it itself.
+    pub fn reserved(&self, at: Address, bytes: u64) -> bool {
+        let end = at.saturating_add(bytes);
+        self.regions.iter().any(|r| at < r.base + r.bytes && end > r.base) || self.opened.reserved(at, bytes)
+    }
+
+    /// The region of a card, reserved on first use.
+    fn region(&mut self, device: c_int, card: u8) -> Result<usize, c_int> {
+        if let Some(at) = self.regions.iter().position(|r| r.device == device) {
+            return Ok(at);
+        }
+        let chunk_bytes = tenant::get().map_or(2 << 20, |t| t.chunk_bytes);
+        let mut total = 0;
+        // SAFETY: the pointer is valid.
+        unsafe { driver::device_total_mem(&raw mut total, device) };
+        let bytes = (total as u64).saturating_mul(REGION_BYTES_PER_CARD_BYTE).next_multiple_of(chunk_bytes);
+        let mut base = 0;
+        let align = usize::try_from(chunk_bytes).map_err(|_| OUT_OF_MEMORY)?;
+        let length = usize::try_from(bytes).map_err(|_| OUT_OF_MEMORY)?;
+        // SAFETY: the pointer is valid.
+        match unsafe { driver::mem_address_reserve(&raw mut base, length, align, 0, 0) } {
+            SUCCESS => {}
+            error => return Err(error),
+        }
+        self.regions.push(Region::new((device, card), base, bytes, chunk_bytes));
+        Ok(self.regions.len() - 1)
+    }
+
+    /// Returns true if an allocation would take chunks that a region does not have.
+    fn lacks(&mut self, at: usize, bytes: u64) -> bool {
+        let region = &mut self.regions[at];
+        let Some(placed) = region.arena.place(bytes) else { return true };
+        region.arena.release(placed.offset);
+        placed.chunks.iter().any(|number| !region.spare.contains(number))
+    }
+
+    /// Maps `chunks` at the chunk numbers `numbers` of a region, or none of them; then the ids are returned.
+    fn map(&mut self, at: usize, numbers: &[u32], chunks: &[(Chunk, Kept)]) -> Result<(), Vec<ChunkId>> {
+        let ids = chunks.iter().map(|(chunk, _)| chunk.id);
+        if !self.regions[at].map(&mut Driver, numbers, chunks) {
+            return Err(ids.collect());
+        }
+        self.places.extend(ids.zip(numbers.iter().map(|number| (at, *number))));
+        Ok(())
+    }
+
+    /// Frees an allocation; the chunks that are unmapped for it.
+    fn release(&mut self, at: usize, address: Address) -> Vec<ChunkId> {
+        let region = &mut self.regions[at];
+        let chunks = region.arena.release(address - region.base).unwrap_or_default();
+        let mut over = Vec::new();
+        for number in chunks {
+            if region.slot(number).is_none() {
+                continue;
+            }
+            if (region.spare.len() as u64 + 1) * region.chunk_bytes <= MAX_SPARE_BYTES {
+                region.spare.insert(number);
+            } else {
+                over.push(number);
+            }
+        }
+        self.unmap(at, &over)
+    }
+
+    /// Unmaps empty chunks; returns their ids.
+    fn unmap(&mut self, at: usize, numbers: &[u32]) -> Vec<ChunkId> {
+        let ids = self.regions[at].unmap(&mut Driver, numbers);
+        for id in &ids {
+            self.places.remove(id);
+        }
+        self.count_away();
+        ids
+    }
+
+    /// Maps chunks that are away if they contain an address: the driver will be asked about it.
+    pub fn bring_for(&mut self, address: Address) {
+        if self.regions.iter().any(|region| region.is_away(address)) {
+            driver::relaxed(|| self.bring());
+        }
+    }
+
+    /// Maps chunks that are away; returns whether none is left.
+    fn bring(&mut self) -> bool {
+        // Each is brought, also after one that could not be.
+        let mut all = true;
+        for region in &mut self.regions {
+            all &= region.bring(&mut Driver);
+        }
+        self.count_away();
+        all
+    }
+
+    fn count_away(&self) {
+        AWAY.store(self.regions.iter().map(Region::away).sum(), Ordering::SeqCst);
+    }
+
+    /// Bytes of the allocation that begins at an address, if it is one of ours that was not freed before.
+    fn freeable(&self, address: Address) -> Option<u64> {
+        let (base, bytes, _) = self.find(address)?;
+        (base == address && !self.ordered.is_freed(address)).then_some(bytes)
+    }
+
+    /// Records an event in a lane. None: the driver does not take one.
+    fn record(&mut self, lane: Lane) -> Option<u64> {
+        let event = self.ordered.spare(lane.context).or_else(|| {
+            let mut event = std::ptr::null_mut();
+            // SAFETY: the pointer is valid. The event has no time.
+            (unsafe { driver::event_create(&raw mut event, 2) } == SUCCESS).then_some(event as u64)
+        });
+        event.filter(|event| {
+            let record = if lane.per_thread { driver::event_record_per_thread } else { driver::event_record };
+            // SAFETY: an event of ours, and a stream of the program's that lives.
+            unsafe { record(*event as Object, lane.stream as Object) == SUCCESS }
+        })
+    }
+
+    /// Queues memory that a lane has freed after its work, which may have ended.
+    fn gather(&mut self, lane: Lane) {
+        let before = driver::current_context();
+        if before as u64 != lane.context {
+            // SAFETY: the program has freed memory with this context, and has not destroyed it.
+            unsafe { driver::ctx_set_current(lane.context as Object) };
+        }
+        let query = if lane.per_thread { driver::stream_query_per_thread } else { driver::stream_query };
+        let behind = if captures::any() {
+            Behind::All
+        // SAFETY: a stream of the program's that lives.
+        } else if unsafe { query(lane.stream as Object) } == SUCCESS {
+            Behind::Nothing
+        } else {
+            self.record(lane).map_or(Behind::All, Behind::Event)
+        };
+        if before as u64 != lane.context {
+            // SAFETY: it was current before.
+            unsafe { driver::ctx_set_current(before) };
+        }
+        self.ordered.gather(lane, behind);
+    }
+}

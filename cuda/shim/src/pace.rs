@@ -1,0 +1,540 @@
+//! Bounded run-ahead: how much of this program's work is in flight, and how long the card was busy with it.
+//!
+//! Submissions to one stream are gathered in *groups*, each ended by an event. The length of work in flight is
+//! estimated from earlier runs of the same work; when the estimate reaches the bound, submissions wait for events.
+//! Nothing here runs while the tenant is alone.
+//!
+//! UNSAFETY: records and queries events of the driver.
+#![allow(unsafe_code, reason = "see UNSAFETY")]
+
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use cuda_protocol::Usage;
+use foldhash::{HashMap, HashSet};
+
+use crate::captures;
+use crate::driver::{self, Object, SUCCESS};
+use crate::streams::Stream;
+
+/// Nanoseconds assumed at least for work that was never seen.
+const UNKNOWN_NS: f64 = 200_000.0;
+/// Submissions of a group at most.
+const LONGEST_GROUP: u32 = 256;
+/// Part of the bound that a group has at most. An event costs the card 2 to 4 us, in which it does nothing else: groups
+/// that end seldom cost least, and two of them suffice to know how much is in flight.
+const GROUPS_OF_BOUND: f64 = 2.0;
+/// Nanoseconds before the expected end of all work in which that end is looked for.
+const NEAR_NS: f64 = 300_000.0;
+/// Time without a submission after which that end is polled: a program with little in flight at a time always seems to
+/// be about to end, and each poll costs the card an event.
+const IDLE_BEFORE_POLL: Duration = Duration::from_micros(100);
+/// Kinds of work whose length is remembered.
+const MOST_KEYS: usize = 4096;
+/// Groups in a row that must confirm a length before it is trusted.
+const MIN_CONFIRMING_GROUPS: u8 = 2;
+/// Groups in a row that are counted.
+const STEADY_MOST: u8 = 4 * MIN_CONFIRMING_GROUPS;
+/// Ratios of the time taken to the time expected with which a group meets that.
+const CONFIRMING_RATIOS: std::ops::RangeInclusive<f64> = 0.75..=1.33;
+/// The same for one that may be an exception: its program was held up, say, and the card with it.
+const DISTURBED: std::ops::RangeInclusive<f64> = 0.4..=3.0;
+/// Milliseconds between the base of times and an event; beyond them single precision loses microseconds.
+const REBASE_MS: f64 = 1000.0;
+
+static ACTIVE: AtomicBool = AtomicBool::new(false);
+static BOUND_NS: AtomicU64 = AtomicU64::new(0);
+static STATE: Mutex<Option<Pace>> = Mutex::new(None);
+/// Work may be in flight that was submitted while nothing was measured.
+static UNMEASURED: AtomicBool = AtomicBool::new(true);
+
+/// Handle of an event, moved between threads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Event(u64);
+
+impl Event {
+    /// No event.
+    #[cfg(test)]
+    pub const NONE: Self = Self(0);
+
+    fn raw(self) -> Object {
+        self.0 as Object
+    }
+
+    /// Makes an event of the context that is current to this thread.
+    pub fn create(flags: u32) -> Option<Self> {
+        let mut event = std::ptr::null_mut();
+        // SAFETY: the pointer is valid.
+        let result = unsafe { driver::event_create(&raw mut event, flags) };
+        (result == SUCCESS).then_some(Self(event as u64))
+    }
+
+    /// Returns true if the work before it has ended.
+    pub fn done(self) -> bool {
+        // SAFETY: an event of ours that is never destroyed. Anything but "not ready" means that nothing more will come.
+        unsafe { driver::event_query(self.raw()) != driver::NOT_READY }
+    }
+
+    fn since(self, base: Event) -> Option<f64> {
+        let mut milliseconds = 0f32;
+        // SAFETY: both events are ours, timed, recorded and done.
+        let result = unsafe { driver::event_elapsed(&raw mut milliseconds, base.raw(), self.raw()) };
+        (result == SUCCESS).then(|| f64::from(milliseconds))
+    }
+}
+
+struct Group {
+    context: u64,
+    stream: Stream,
+    /// Recorded before the group's first work, where nothing of the stream was in flight.
+    start: Option<Event>,
+    end: Option<Event>,
+    keys: Vec<u64>,
+    copies: u32,
+    estimate: f64,
+    /// Length assumed of each kind in it that was never seen, in nanoseconds.
+    unknown_ns: f64,
+    /// All of it is of kinds whose length is known to be steady.
+    sure: bool,
+    opened: Instant,
+}
+
+impl Group {
+    fn new(context: u64, stream: Stream, start: Option<Event>) -> Self {
+        let opened = Instant::now();
+        let (estimate, unknown_ns) = (0.0, UNKNOWN_NS);
+        Self {
+            context,
+            stream,
+            start,
+            end: None,
+            keys: Vec::new(),
+            copies: 0,
+            estimate,
+            unknown_ns,
+            sure: true,
+            opened,
+        }
+    }
+}
+
+/// Times of one context's events: each is milliseconds after the first base.
+struct Clock {
+    base: Event,
+    offset: f64,
+    busy_until: f64,
+    spare: Vec<Event>,
+}
+
+/// The length of a kind of work.
+#[derive(Clone, Copy, Debug)]
+struct Length {
+    ns: f64,
+    /// Groups in a row that took the expected time.
+    steady: u8,
+}
+
+/// Work in flight, by when it ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Left {
+    /// Nothing that was measured.
+    Nothing,
+    /// Work that still takes this long, as the same work did before.
+    About(Duration),
+    /// Work of unknown length.
+    Unknown,
+}
+
+#[derive(Default)]
+struct Pace {
+    groups: VecDeque<Group>,
+    /// End of the last group of each stream.
+    ends: HashMap<(u64, Stream), f64>,
+    clocks: HashMap<u64, Clock>,
+    lengths: HashMap<u64, Length>,
+    /// Nanoseconds that unseen work took lately.
+    unknown_ns: Option<f64>,
+    usage: Usage,
+    last: Option<Instant>,
+    /// Time at which the end of a group was seen last.
+    seen: Option<Instant>,
+}
+
+fn lock() -> MutexGuard<'static, Option<Pace>> {
+    STATE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Returns true if submissions are bounded and measured.
+pub fn active() -> bool {
+    ACTIVE.load(Ordering::Relaxed)
+}
+
+/// Bounds the work in flight to `run_ahead_us`; 0 ends bounding and measuring.
+pub fn bound(run_ahead_us: u32) {
+    BOUND_NS.store(u64::from(run_ahead_us) * 1000, Ordering::Relaxed);
+    if run_ahead_us > 0 {
+        lock().get_or_insert_default();
+    }
+    if !ACTIVE.swap(run_ahead_us > 0, Ordering::SeqCst) {
+        UNMEASURED.store(true, Ordering::SeqCst);
+    }
+}
+
+/// Notes that something may be in flight that was not measured.
+pub fn unmeasured() {
+    UNMEASURED.store(true, Ordering::SeqCst);
+}
+
+/// Notes that nothing is in flight that was not measured.
+pub fn all_measured() {
+    UNMEASURED.store(!active(), Ordering::SeqCst);
+}
+
+/// Returns true if all that may be in flight was measured.
+pub fn is_measured() -> bool {
+    active() && !UNMEASURED.load(Ordering::SeqCst)
+}
+
+/// Waits before a submission to `stream` until less than the bound is in flight, or `closed` returns that the gate is
+/// closed.
+pub fn wait(stream: Stream, closed: impl Fn() -> bool) {
+    loop {
+        let ahead = {
+            let mut state = lock();
+            let Some(pace) = state.as_mut() else { return };
+            quietly(|| pace.reap());
+            let bound = BOUND_NS.load(Ordering::Relaxed) as f64;
+            // After a kernel longer than the bound, the next follows when it is about to end: the card always has work,
+            // and a slice that ends waits for only this one.
+            let ahead = pace.left_ns(Instant::now());
+            if ahead <= bound || pace.is_free_for(stream) {
+                return;
+            }
+            if pace.groups.iter().all(|g| g.end.is_none()) {
+                quietly(|| pace.close_groups(|_| true));
+                if pace.groups.iter().all(|g| g.end.is_none()) {
+                    // Nothing whose end could be waited for.
+                    return;
+                }
+            }
+            ahead - bound
+        };
+        if closed() || !active() {
+            return;
+        }
+        if ahead > 100_000.0 {
+            std::thread::sleep(Duration::from_micros(25));
+        } else {
+            std::thread::yield_now();
+        }
+    }
+}
+
+/// Begins a group before a submission to a stream that has nothing in flight, so that the card's idleness is not
+/// counted. Checks the work in flight again if the submission was `held`.
+pub fn begin(stream: Stream, held: bool) {
+    let context = driver::current_context() as u64;
+    let mut state = lock();
+    let Some(pace) = state.as_mut() else { return };
+    if held {
+        quietly(|| pace.reap());
+    }
+    if pace.groups.iter().any(|g| g.stream == stream && g.context == context) {
+        return;
+    }
+    let start = quietly(|| pace.event(context).filter(|event| record(*event, stream)));
+    pace.groups.push_back(Group::new(context, stream, start));
+}
+
+/// Reverts [`begin`] for a submission that failed.
+pub fn failed(stream: Stream) {
+    if let Some(pace) = lock().as_mut() {
+        pace.groups.retain(|g| g.stream != stream || !g.keys.is_empty());
+    }
+}
+
+/// Counts a submission to `stream` that this thread has made.
+pub fn submitted(stream: Stream, key: u64, copy: bool) {
+    let context = driver::current_context() as u64;
+    let mut state = lock();
+    let Some(pace) = state.as_mut() else { return };
+    pace.last = Some(Instant::now());
+    pace.usage.launches = pace.usage.launches.saturating_add(1);
+    let known = pace.lengths.get(&key).copied();
+    let unknown = pace.unknown_ns_of(key, BOUND_NS.load(Ordering::Relaxed) as f64);
+    let estimate = known.map_or(unknown, |length| length.ns);
+    let mine = |g: &Group| g.end.is_none() && g.stream == stream && g.context == context;
+    if !pace.groups.iter().any(mine) {
+        pace.groups.push_back(Group::new(context, stream, None));
+    }
+    let Some(group) = pace.groups.iter_mut().find(|g| mine(g)) else { return };
+    group.keys.push(key);
+    group.copies += u32::from(copy);
+    group.estimate += estimate;
+    group.unknown_ns = unknown;
+    group.sure &= known.is_some_and(|length| length.steady >= MIN_CONFIRMING_GROUPS);
+    // A stream may join a capture, and another thread's own one is out of reach: their work gets its end at once.
+    let full = known.is_none()
+        || captures::any()
+        || stream.is_threads_own()
+        || group.keys.len() as u32 >= LONGEST_GROUP
+        || group.estimate * GROUPS_OF_BOUND >= BOUND_NS.load(Ordering::Relaxed) as f64;
+    if full {
+        quietly(|| pace.close_groups(|g| g.stream == stream && g.context == context));
+    }
+}
+
+/// Forgets a stream that the program destroys.
+pub fn forget(stream: u64) {
+    if !active() {
+        return;
+    }
+    if let Some(pace) = lock().as_mut() {
+        quietly(|| pace.close_groups(|g| g.stream.handle == stream));
+    }
+}
+
+/// Ends all groups, before a capture begins in one of their streams.
+pub fn finish_groups() {
+    if let Some(pace) = lock().as_mut().filter(|_| active()) {
+        quietly(|| pace.close_groups(|_| true));
+    }
+}
+
+/// Ends groups if all work is about to end and the program submits no more, so that this is seen; returns whether
+/// nothing is in flight.
+pub fn quiet() -> bool {
+    let mut state = lock();
+    let Some(pace) = state.as_mut() else { return true };
+    pace.look_for_end(Instant::now());
+    pace.groups.iter().all(|g| g.keys.is_empty())
+}
+
+/// Ends all groups and checks them; returns the remaining time of the work in flight.
+pub fn left() -> Left {
+    let mut state = lock();
+    let Some(pace) = state.as_mut() else { return Left::Nothing };
+    pace.close_groups(|_| true);
+    pace.reap();
+    pace.left(Instant::now())
+}
+
+/// Time since the last submission, or since the last work was seen to have ended.
+pub fn idle() -> Duration {
+    lock().as_ref().and_then(|pace| pace.last.max(pace.seen)).map_or(Duration::MAX, |last| last.elapsed())
+}
+
+/// Returns the time until the next expected end of work in flight, if any.
+pub fn next_end() -> Option<Duration> {
+    let state = lock();
+    let pace = state.as_ref().filter(|pace| pace.groups.iter().any(|g| !g.keys.is_empty()))?;
+    Some(Duration::from_nanos(pace.left_ns(Instant::now()) as u64))
+}
+
+/// Use since it was last taken.
+pub fn take_usage() -> Usage {
+    lock().as_mut().map(|pace| std::mem::take(&mut pace.usage)).unwrap_or_default()
+}
+
+impl Pace {
+    fn look_for_end(&mut self, now: Instant) {
+        self.reap();
+        let pauses = self.last.is_none_or(|last| now.saturating_duration_since(last) >= IDLE_BEFORE_POLL);
+        if pauses && self.left_ns(now) < NEAR_NS {
+            self.close_groups(|_| true);
+            self.reap();
+        }
+    }
+
+    /// Returns the nanoseconds to assume for unseen work: half the `bound`, so that only a few long ones are in flight
+    /// before the first has ended, and afterwards the recent length of such work.
+    fn unknown_ns(&self, bound: f64) -> f64 {
+        self.unknown_ns.unwrap_or(bound / 2.0).max(UNKNOWN_NS)
+    }
+
+    /// Returns the same for work of one kind. Other kinds may have been short, a copy next to kernels: while some of
+    /// this kind is in flight and none of it has ever ended, assume no less than for unseen work.
+    fn unknown_ns_of(&self, key: u64, bound: f64) -> f64 {
+        let flies = self.groups.iter().any(|group| group.keys.contains(&key));
+        self.unknown_ns(bound).max(if flies { bound / 2.0 } else { 0.0 })
+    }
+
+    /// Returns the nanoseconds that the work in flight still takes, by earlier runs of the same work.
+    fn left_ns(&self, now: Instant) -> f64 {
+        let Some(first) = self.groups.front() else { return 0.0 };
+        // It has run since it was submitted, or since the end of the group before it.
+        let since = self.seen.map_or(first.opened, |seen| seen.max(first.opened));
+        let ran = now.saturating_duration_since(since).as_nanos() as f64;
+        self.groups.iter().map(|g| g.estimate).sum::<f64>() - ran.min(first.estimate)
+    }
+
+    /// Returns true if a stream without work may have some in addition to another stream's: a copy next to a long
+    /// kernel.
+    fn is_free_for(&self, stream: Stream) -> bool {
+        self.groups.len() < 2 && self.groups.iter().all(|g| g.stream != stream)
+    }
+
+    fn left(&self, now: Instant) -> Left {
+        if self.groups.iter().all(|g| g.keys.is_empty()) {
+            return Left::Nothing;
+        }
+        let sure = |g: &Group| g.sure && g.end.is_some();
+        if UNMEASURED.load(Ordering::SeqCst) || !self.groups.iter().all(sure) {
+            return Left::Unknown;
+        }
+        Left::About(Duration::from_nanos(self.left_ns(now) as u64))
+    }
+
+    fn event(&mut self, context: u64) -> Option<Event> {
+        if let Some(event) = self.clocks.get_mut(&context).and_then(|clock| clock.spare.pop()) {
+            return Some(event);
+        }
+        Event::create(0)
+    }
+
+    /// Records the ends of the open groups that `which` chooses.
+    fn close_groups(&mut self, which: impl Fn(&Group) -> bool) {
+        for at in 0..self.groups.len() {
+            let group = &self.groups[at];
+            if group.end.is_some() || group.keys.is_empty() || !which(group) {
+                continue;
+            }
+            let (context, stream) = (group.context, group.stream);
+            // Its own thread has ended the group, or is about to.
+            if !stream.is_in_reach() {
+                continue;
+            }
+            // The event would become a part of the capture. The group ends when the capture has.
+            if captures::any() && stream.is_capturing() {
+                continue;
+            }
+            let end = within(context, || self.event(context).filter(|event| record(*event, stream)));
+            // The end of work in a stream that takes no event is unknown: the next drain waits for all work of its
+            // context.
+            match end {
+                Some(end) => self.groups[at].end = Some(end),
+                None => {
+                    UNMEASURED.store(true, Ordering::SeqCst);
+                    self.groups[at].estimate = f64::NAN;
+                }
+            }
+        }
+        self.groups.retain(|group| !group.estimate.is_nan());
+    }
+
+    /// Takes the groups that are done.
+    fn reap(&mut self) {
+        // The driver answers nothing to a thread without a context, such as the one that obeys the owner.
+        let done = |g: &Group| g.end.is_some_and(|end| within(g.context, || end.done()));
+        while let Some(at) = self.groups.iter().position(done) {
+            let Some(group) = self.groups.remove(at) else { return };
+            let Some(end) = group.end else { return };
+            self.seen = Some(Instant::now());
+            within(group.context, || self.account(&group, end));
+        }
+    }
+
+    fn account(&mut self, group: &Group, end: Event) {
+        let at = (group.context, group.stream);
+        let Some(clock) = self.clocks.get_mut(&group.context) else {
+            // The first event of a context is its base.
+            let clock = Clock { base: end, offset: 0.0, busy_until: 0.0, spare: group.start.into_iter().collect() };
+            self.clocks.insert(group.context, clock);
+            self.ends.insert(at, 0.0);
+            return;
+        };
+        let Some(since) = end.since(clock.base) else { return };
+        let ended = clock.offset + since;
+        // Without an event of its own the work began when the stream's last work ended.
+        let first = group.start.and_then(|start| Some(clock.offset + start.since(clock.base)?));
+        let known = first.or(self.ends.get(&at).copied());
+        let began = known.unwrap_or(ended).min(ended);
+        let busy = ended - began.max(clock.busy_until);
+        if busy > 0.0 {
+            let ns = (busy * 1e6) as u64;
+            self.usage.busy_ns += ns;
+            if group.copies as usize == group.keys.len() {
+                self.usage.copy_ns += ns;
+            }
+            clock.busy_until = ended;
+        }
+        self.ends.insert(at, ended);
+        if since > REBASE_MS {
+            clock.spare.push(clock.base);
+            clock.base = end;
+            clock.offset = ended;
+        } else {
+            clock.spare.push(end);
+        }
+        clock.spare.extend(group.start);
+        // Work that was submitted while nothing was measured yet, and counted when it was, may have begun at any time.
+        if known.is_some() {
+            self.learn(group, (ended - began) * 1e6);
+        }
+    }
+
+    /// Corrects the estimates of the group's work by its measured length.
+    fn learn(&mut self, group: &Group, took_ns: f64) {
+        // Use the present estimate: since the group was submitted, others may have corrected the same lengths.
+        let length = |key: &u64| self.lengths.get(key).map_or(group.unknown_ns, |length| length.ns);
+        let off = took_ns / group.keys.iter().map(length).sum::<f64>().max(1.0);
+        if self.lengths.len() > MOST_KEYS {
+            self.lengths.clear();
+        }
+        // Each kind once, however often it is in the group: the group's length is applied to it once.
+        let kinds: HashSet<u64> = group.keys.iter().copied().collect();
+        let trust = match (group.keys.len(), kinds.len()) {
+            (1, _) => 1.0,
+            (_, 1) => 0.7,
+            _ => 0.3,
+        };
+        for key in kinds {
+            let Some(length) = self.lengths.get_mut(&key) else {
+                let ns = (group.unknown_ns * off).max(500.0);
+                self.unknown_ns = Some(self.unknown_ns.map_or(ns, |before| ns.max((before + ns) / 2.0)));
+                self.lengths.insert(key, Length { ns, steady: 0 });
+                continue;
+            };
+            let met = CONFIRMING_RATIOS.contains(&off);
+            if !met && length.steady >= 2 * MIN_CONFIRMING_GROUPS && DISTURBED.contains(&off) {
+                // A third deviation in a row is not an outlier.
+                length.steady /= 2;
+                continue;
+            }
+            length.ns += trust * length.ns * (off.clamp(0.01, 1000.0) - 1.0);
+            length.ns = length.ns.max(500.0);
+            length.steady = if met { (length.steady + 1).min(STEADY_MOST) } else { 0 };
+        }
+    }
+}
+
+/// Runs `work` in a way that disturbs no capture of another stream.
+pub fn quietly<T>(work: impl FnOnce() -> T) -> T {
+    if captures::any() { driver::relaxed(work) } else { work() }
+}
+
+/// Records an event at the end of a stream's work; returns whether that succeeded.
+pub fn record(event: Event, stream: Stream) -> bool {
+    // SAFETY: the event is ours; the program has submitted to the stream and has not destroyed it.
+    stream.is_in_reach() && unsafe { driver::event_record(event.raw(), stream.object()) == SUCCESS }
+}
+
+/// Runs `work` with `context` current to this thread.
+pub fn within<T>(context: u64, work: impl FnOnce() -> T) -> T {
+    let before = driver::current_context();
+    if before as u64 == context {
+        return work();
+    }
+    // SAFETY: the program submitted with this context.
+    unsafe { driver::ctx_set_current(context as Object) };
+    let result = work();
+    // SAFETY: it was current before.
+    unsafe { driver::ctx_set_current(before) };
+    result
+}
+
+#[cfg(test)]
+#[path = "tests/pace.rs"]
+mod tests;

@@ -1,0 +1,209 @@
+//! Work in flight of a program that is alone: it is not measured, but it is bounded.
+//!
+//! The next tenant waits for this backlog, and a backlog over the run limit gets the program killed. So an event, a
+//! *mark*, follows every few submissions in their stream, and a stream with [`MAX_MARKS_PER_STREAM`] marks in flight accepts nothing
+//! more until one of them has passed. The number of submissions between two marks depends on how long they take: about
+//! a tenth of a second of work is in flight, or four submissions. A real card's own queue is bounded too, but only at a
+//! thousand submissions, however long each of them takes.
+
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use crate::captures;
+use crate::driver;
+use crate::pace::{self, Event};
+use crate::streams::Stream;
+
+/// Marks of a stream that are in flight at most.
+const MAX_MARKS_PER_STREAM: usize = 4;
+/// Submissions between two marks, to begin with, at least, and at most: an event costs the card 2 to 4 us.
+const INITIAL_SUBMISSIONS_PER_MARK: u32 = 4;
+const MIN_SUBMISSIONS_PER_MARK: u32 = 1;
+const MAX_SUBMISSIONS_PER_MARK: u32 = 32;
+/// Widen the interval when marks complete faster than this.
+const WIDEN_BELOW: Duration = Duration::from_millis(20);
+/// Narrow the interval when a wait for a mark exceeds this.
+const NARROW_ABOVE: Duration = Duration::from_millis(100);
+/// Time without a passing mark after which a stream may have twice as many.
+// TIMEOUT: a stream may wait for the thread that waits here, so that thread must resume in the end. A program whose
+// launches take longer already has enough in flight to be killed when another one comes, in any case.
+const MARK_TIMEOUT: Duration = Duration::from_secs(5);
+/// Events that are kept for further marks.
+const MAX_SPARE_EVENTS: usize = 64;
+/// `CU_EVENT_DISABLE_TIMING`.
+const UNTIMED: u32 = 2;
+
+/// Submissions until the next mark.
+static LEFT: AtomicU32 = AtomicU32::new(INITIAL_SUBMISSIONS_PER_MARK);
+/// A stream has as many marks as it may have.
+static FULL: AtomicBool = AtomicBool::new(false);
+static STATE: Mutex<SoloBacklog> = Mutex::new(SoloBacklog::new());
+
+struct Mark {
+    context: u64,
+    stream: Stream,
+    event: Event,
+    made: Instant,
+}
+
+struct SoloBacklog {
+    marks: VecDeque<Mark>,
+    spare: Vec<(u64, Event)>,
+    /// Submissions from one mark to the next.
+    every: u32,
+    /// Marks that a stream may have.
+    most: usize,
+}
+
+fn lock() -> MutexGuard<'static, SoloBacklog> {
+    STATE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Waits before a submission to a stream while the stream's work in flight is at its bound, or until `closed` returns
+/// that the gate is closed.
+pub fn wait(stream: impl FnOnce() -> Stream, closed: impl Fn() -> bool) {
+    if FULL.load(Ordering::Relaxed) {
+        wait_long(stream(), closed);
+    }
+}
+
+#[cold]
+fn wait_long(stream: Stream, closed: impl Fn() -> bool) {
+    let mut since = None;
+    loop {
+        let now = Instant::now();
+        let age = {
+            let mut solo_backlog = lock();
+            if pace::quietly(|| solo_backlog.look(now, stream, &mut since, has_passed)) {
+                FULL.store(solo_backlog.is_any_full(), Ordering::Relaxed);
+                return;
+            }
+            solo_backlog.age(stream, now)
+        };
+        if closed() || pace::active() {
+            return;
+        }
+        // About three times the work that was waited for is still in flight.
+        if age < Duration::from_micros(200) {
+            std::thread::yield_now();
+        } else {
+            std::thread::sleep((age / 8).min(Duration::from_millis(1)));
+        }
+    }
+}
+
+/// After a submission to a stream.
+pub fn submitted(stream: impl FnOnce() -> Stream) {
+    if LEFT.fetch_sub(1, Ordering::Relaxed) == 1 {
+        LEFT.store(mark(stream()), Ordering::Relaxed);
+    }
+}
+
+/// Makes a mark; returns how many submissions follow before the next one.
+#[cold]
+fn mark(stream: Stream) -> u32 {
+    let mut solo_backlog = lock();
+    // The event would become a part of the capture.
+    if !captures::any() {
+        let (context, now) = (driver::current_context() as u64, Instant::now());
+        pace::quietly(|| {
+            solo_backlog.reap(now, false, has_passed);
+            let event = solo_backlog.event(context).filter(|event| pace::record(*event, stream));
+            solo_backlog.marks.extend(event.map(|event| Mark { context, stream, event, made: now }));
+        });
+        FULL.store(solo_backlog.is_any_full(), Ordering::Relaxed);
+    }
+    solo_backlog.every
+}
+
+/// Forgets all marks: a context ends, and its events with it.
+pub fn forget() {
+    let mut solo_backlog = lock();
+    solo_backlog.marks.clear();
+    solo_backlog.spare.clear();
+    FULL.store(false, Ordering::Relaxed);
+}
+
+fn has_passed(mark: &Mark) -> bool {
+    pace::within(mark.context, || mark.event.done())
+}
+
+impl SoloBacklog {
+    const fn new() -> Self {
+        Self {
+            marks: VecDeque::new(),
+            spare: Vec::new(),
+            every: INITIAL_SUBMISSIONS_PER_MARK,
+            most: MAX_MARKS_PER_STREAM,
+        }
+    }
+
+    /// Checks the marks for a stream that waits, `since` something has passed; returns whether the stream may have
+    /// more.
+    fn look(
+        &mut self,
+        now: Instant,
+        stream: Stream,
+        since: &mut Option<Instant>,
+        passed: impl Fn(&Mark) -> bool,
+    ) -> bool {
+        let any = self.reap(now, since.is_some(), passed);
+        match *since {
+            Some(at) if !any && now.duration_since(at) > MARK_TIMEOUT => {
+                self.most = self.most.saturating_mul(2);
+                *since = Some(now);
+            }
+            Some(_) if !any => {}
+            _ => *since = Some(now),
+        }
+        !self.is_full(stream)
+    }
+
+    /// Removes the marks that have passed, in each stream those before one that has not; returns whether there was one.
+    fn reap(&mut self, now: Instant, waited: bool, passed: impl Fn(&Mark) -> bool) -> bool {
+        let before = self.marks.len();
+        for mark in std::mem::take(&mut self.marks) {
+            if self.marks.iter().any(|earlier| earlier.stream == mark.stream) || !passed(&mark) {
+                self.marks.push_back(mark);
+                continue;
+            }
+            let age = now.duration_since(mark.made);
+            if age < WIDEN_BELOW {
+                self.every = (self.every * 2).min(MAX_SUBMISSIONS_PER_MARK);
+            } else if age > NARROW_ABOVE && waited {
+                self.every = (self.every / 2).max(MIN_SUBMISSIONS_PER_MARK);
+            }
+            if self.spare.len() < MAX_SPARE_EVENTS {
+                self.spare.push((mark.context, mark.event));
+            }
+        }
+        self.marks.len() < before
+    }
+
+    fn is_full(&self, stream: Stream) -> bool {
+        self.marks.iter().filter(|mark| mark.stream == stream).count() >= self.most
+    }
+
+    fn is_any_full(&self) -> bool {
+        self.marks.iter().any(|mark| self.is_full(mark.stream))
+    }
+
+    /// Returns how long ago the first mark of a stream was made.
+    fn age(&self, stream: Stream, now: Instant) -> Duration {
+        let first = self.marks.iter().find(|mark| mark.stream == stream);
+        first.map_or(Duration::ZERO, |mark| now.duration_since(mark.made))
+    }
+
+    fn event(&mut self, context: u64) -> Option<Event> {
+        match self.spare.iter().position(|(of, _)| *of == context) {
+            Some(at) => Some(self.spare.swap_remove(at).1),
+            None => Event::create(UNTIMED),
+        }
+    }
+}
+
+#[cfg(test)]
+#[path = "tests/solo_backlog.rs"]
+mod tests;

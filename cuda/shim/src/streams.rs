@@ -1,0 +1,307 @@
+//! The stream that a submission goes to.
+//!
+//! UNSAFETY: reads arguments of calls by their places.
+#![allow(unsafe_code, reason = "see UNSAFETY")]
+
+use std::cell::Cell;
+use std::ffi::c_int;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use crate::driver::{self, Object, SUCCESS};
+use crate::slots::{Arguments, COUNT, PER_THREAD, at};
+
+/// `CU_STREAM_PER_THREAD`.
+const PER_THREAD_HANDLE: u64 = 2;
+/// `CU_STREAM_LEGACY`.
+const LEGACY: u64 = 1;
+
+/// A stream, whatever a call names it by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Stream {
+    /// Handle; 0 for the default stream that all threads share.
+    pub handle: u64,
+    /// Thread whose own default stream it is, by a number of this module; 0 for every other stream.
+    thread: u32,
+}
+
+fn thread() -> u32 {
+    thread_local! {
+        static THREAD_NUMBER: Cell<u32> = const { Cell::new(0) };
+    }
+    static NEXT: AtomicU32 = AtomicU32::new(1);
+    THREAD_NUMBER
+        .try_with(|mine| {
+            if mine.get() == 0 {
+                mine.set(NEXT.fetch_add(1, Ordering::Relaxed));
+            }
+            mine.get()
+        })
+        // A thread that ends: its number is free.
+        .unwrap_or(u32::MAX)
+}
+
+impl Stream {
+    /// A stream that a program has made.
+    #[cfg(test)]
+    pub const fn of_test(handle: u64) -> Self {
+        Self { handle, thread: 0 }
+    }
+
+    /// The stream that this thread names by `handle`, in a form of a call in which null means the thread's own one or
+    /// not.
+    pub fn named(handle: u64, per_thread: bool) -> Self {
+        match handle {
+            PER_THREAD_HANDLE => Self { handle: PER_THREAD_HANDLE, thread: thread() },
+            0 if per_thread => Self { handle: PER_THREAD_HANDLE, thread: thread() },
+            0 | LEGACY => Self { handle: 0, thread: 0 },
+            _ => Self { handle, thread: 0 },
+        }
+    }
+
+    /// Returns true if only one thread can name the stream.
+    pub fn is_threads_own(self) -> bool {
+        self.thread != 0
+    }
+
+    /// Returns true if this thread can name the stream. Of another thread's own one nothing can be asked or recorded
+    /// here.
+    pub fn is_in_reach(self) -> bool {
+        self.thread == 0 || self.thread == thread()
+    }
+
+    /// The handle for the driver, on a thread that it is in reach of.
+    pub fn object(self) -> Object {
+        self.handle as Object
+    }
+
+    /// Returns true if it captures, or must not be asked because another stream does.
+    pub fn is_capturing(self) -> bool {
+        let mut status: c_int = 0;
+        // SAFETY: the program passes this stream to a submission.
+        let result = unsafe { driver::stream_is_capturing(self.object(), &raw mut status) };
+        // On an error the question itself would disturb a capture.
+        result != SUCCESS || status != 0
+    }
+}
+
+/// The stream is in no argument: the call uses the default one.
+const DEFAULT: u8 = u8::MAX;
+/// `CUlaunchConfig` has it.
+const CONFIG: u8 = u8::MAX - 1;
+/// Several streams, or one that is not known here.
+const UNKNOWN: u8 = u8::MAX - 2;
+
+/// Place of the stream among the arguments of each function that submits, from 0.
+static PLACES: [u8; COUNT] = places();
+
+const fn places() -> [u8; COUNT] {
+    let mut places = [DEFAULT; COUNT];
+    let mut group = 0;
+    while group < ALL.len() {
+        let (place, functions) = ALL[group];
+        let mut n = 0;
+        while n < functions.len() {
+            places[functions[n]] = place;
+            n += 1;
+        }
+        group += 1;
+    }
+    places
+}
+
+const ALL: [(u8, &[usize]); 11] = [
+    (
+        0,
+        &[
+            at::cuLaunchHostFunc,
+            at::cuLaunchHostFunc_ptsz,
+            at::cuLaunchHostFunc_v2,
+            at::cuLaunchHostFunc_v2_ptsz,
+            at::cuStreamAddCallback,
+            at::cuStreamAddCallback_ptsz,
+            at::cuStreamAttachMemAsync,
+            at::cuStreamAttachMemAsync_ptsz,
+            at::cuStreamBatchMemOp,
+            at::cuStreamBatchMemOp_ptsz,
+            at::cuStreamBatchMemOp_v2,
+            at::cuStreamBatchMemOp_v2_ptsz,
+            at::cuStreamWaitValue32,
+            at::cuStreamWaitValue32_ptsz,
+            at::cuStreamWaitValue32_v2,
+            at::cuStreamWaitValue32_v2_ptsz,
+            at::cuStreamWaitValue64,
+            at::cuStreamWaitValue64_ptsz,
+            at::cuStreamWaitValue64_v2,
+            at::cuStreamWaitValue64_v2_ptsz,
+            at::cuStreamWriteValue32,
+            at::cuStreamWriteValue32_ptsz,
+            at::cuStreamWriteValue32_v2,
+            at::cuStreamWriteValue32_v2_ptsz,
+            at::cuStreamWriteValue64,
+            at::cuStreamWriteValue64_ptsz,
+            at::cuStreamWriteValue64_v2,
+            at::cuStreamWriteValue64_v2_ptsz,
+        ],
+    ),
+    (
+        1,
+        &[
+            at::cuGraphLaunch,
+            at::cuGraphLaunch_ptsz,
+            at::cuGraphUpload,
+            at::cuGraphUpload_ptsz,
+            at::cuMemcpy2DAsync,
+            at::cuMemcpy2DAsync_v2,
+            at::cuMemcpy2DAsync_v2_ptsz,
+            at::cuMemcpy3DAsync,
+            at::cuMemcpy3DAsync_v2,
+            at::cuMemcpy3DAsync_v2_ptsz,
+            at::cuMemcpy3DPeerAsync,
+            at::cuMemcpy3DPeerAsync_ptsz,
+        ],
+    ),
+    (2, &[at::cuMemcpy3DWithAttributesAsync, at::cuMemcpy3DWithAttributesAsync_ptsz]),
+    (
+        3,
+        &[
+            at::cuFabricCpyBatchAsync,
+            at::cuFabricCpyBatchAsync_ptsz,
+            at::cuLaunchGridAsync,
+            at::cuMemPrefetchAsync,
+            at::cuMemPrefetchAsync_ptsz,
+            at::cuMemcpy3DBatchAsync_v2,
+            at::cuMemcpy3DBatchAsync_v2_ptsz,
+            at::cuMemcpyAsync,
+            at::cuMemcpyAsync_ptsz,
+            at::cuMemcpyDtoDAsync,
+            at::cuMemcpyDtoDAsync_v2,
+            at::cuMemcpyDtoDAsync_v2_ptsz,
+            at::cuMemcpyDtoHAsync,
+            at::cuMemcpyDtoHAsync_v2,
+            at::cuMemcpyDtoHAsync_v2_ptsz,
+            at::cuMemcpyHtoDAsync,
+            at::cuMemcpyHtoDAsync_v2,
+            at::cuMemcpyHtoDAsync_v2_ptsz,
+            at::cuMemsetD16Async,
+            at::cuMemsetD16Async_ptsz,
+            at::cuMemsetD32Async,
+            at::cuMemsetD32Async_ptsz,
+            at::cuMemsetD8Async,
+            at::cuMemsetD8Async_ptsz,
+        ],
+    ),
+    (
+        4,
+        &[
+            at::cuMemBatchDecompressAsync,
+            at::cuMemBatchDecompressAsync_ptsz,
+            at::cuMemDiscardBatchAsync,
+            at::cuMemDiscardBatchAsync_ptsz,
+            // The location, of eight bytes, is one argument.
+            at::cuMemPrefetchAsync_v2,
+            at::cuMemPrefetchAsync_v2_ptsz,
+            at::cuMemcpy3DBatchAsync,
+            at::cuMemcpy3DBatchAsync_ptsz,
+            at::cuMemcpyAtoHAsync,
+            at::cuMemcpyAtoHAsync_v2,
+            at::cuMemcpyAtoHAsync_v2_ptsz,
+            at::cuMemcpyHtoAAsync,
+            at::cuMemcpyHtoAAsync_v2,
+            at::cuMemcpyHtoAAsync_v2_ptsz,
+            at::cuMemcpyWithAttributesAsync,
+            at::cuMemcpyWithAttributesAsync_ptsz,
+        ],
+    ),
+    (
+        5,
+        &[
+            at::cuMemcpyPeerAsync,
+            at::cuMemcpyPeerAsync_ptsz,
+            at::cuMemsetD2D16Async,
+            at::cuMemsetD2D16Async_ptsz,
+            at::cuMemsetD2D32Async,
+            at::cuMemsetD2D32Async_ptsz,
+            at::cuMemsetD2D8Async,
+            at::cuMemsetD2D8Async_ptsz,
+        ],
+    ),
+    (
+        7,
+        &[
+            at::cuMemDiscardAndPrefetchBatchAsync,
+            at::cuMemDiscardAndPrefetchBatchAsync_ptsz,
+            at::cuMemPrefetchBatchAsync,
+            at::cuMemPrefetchBatchAsync_ptsz,
+            at::cuMemcpyBatchAsync_v2,
+            at::cuMemcpyBatchAsync_v2_ptsz,
+        ],
+    ),
+    (
+        8,
+        &[
+            at::cuLaunchCooperativeKernel,
+            at::cuLaunchCooperativeKernel_ptsz,
+            at::cuLaunchKernel,
+            at::cuLaunchKernel_ptsz,
+            at::cuMemcpyBatchAsync,
+            at::cuMemcpyBatchAsync_ptsz,
+        ],
+    ),
+    (CONFIG, &[at::cuLaunchKernelEx, at::cuLaunchKernelEx_ptsz]),
+    (UNKNOWN, &[at::cuLaunchCooperativeKernelMultiDevice]),
+    // Their work has ended, or continues in the default stream.
+    (DEFAULT, &[at::cuLaunch, at::cuLaunchGrid]),
+];
+
+/// The stream that a call submits to. Synchronous calls use the default stream, and of a call with several streams
+/// nothing is known: see [`is_known`].
+pub fn stream(index: usize, arguments: Arguments) -> Stream {
+    let per_thread = PER_THREAD.get(index).copied().unwrap_or(false);
+    let handle = match PLACES.get(index).copied().unwrap_or(DEFAULT) {
+        DEFAULT | UNKNOWN => 0,
+        CONFIG => {
+            // SAFETY: the first argument is the configuration. It has seven 32-bit numbers, padding, and then the
+            // stream.
+            unsafe {
+                let config = arguments.get(0) as *const u64;
+                if config.is_null() { 0 } else { *config.add(4) }
+            }
+        }
+        // SAFETY: the places are those of the headers' declarations.
+        place => unsafe { arguments.get(usize::from(place)) },
+    };
+    Stream::named(handle, per_thread)
+}
+
+/// Returns true if [`stream`] finds the stream of a call.
+pub fn is_known(index: usize) -> bool {
+    PLACES.get(index) != Some(&UNKNOWN)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_threads_own_stream_is_out_of_others_reach() {
+        let mine = Stream::named(0, true);
+        assert_eq!(mine, Stream::named(PER_THREAD_HANDLE, false), "by either name");
+        assert!(mine.is_threads_own() && mine.is_in_reach());
+        let other = std::thread::spawn(|| Stream::named(PER_THREAD_HANDLE, true)).join().expect("named");
+        assert!(other != mine && !other.is_in_reach());
+        assert_eq!(Stream::named(0, false), Stream::named(LEGACY, true));
+        assert!(Stream::named(77, true) == Stream::named(77, false) && Stream::named(77, true).is_in_reach());
+    }
+
+    #[test]
+    fn every_function_with_a_stream_has_its_place() {
+        let lacks = |(index, name): &(usize, &&std::ffi::CStr)| {
+            let name = name.to_string_lossy();
+            let copies = name.starts_with("cuMemcpy") || name.starts_with("cuMemset");
+            let takes_none = copies && !name.contains("Async") || ["cuLaunch", "cuLaunchGrid"].contains(&&*name);
+            crate::slots::GATED[*index] && !takes_none && PLACES[*index] == DEFAULT
+        };
+        let lacking: Vec<_> = crate::slots::NAMES.iter().enumerate().take(COUNT).filter(lacks).collect();
+        assert!(lacking.is_empty(), "{lacking:?}");
+    }
+}

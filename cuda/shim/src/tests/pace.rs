@@ -1,0 +1,255 @@
+//! Groups of work, their lengths, and when their ends are looked for.
+
+use super::*;
+use crate::gate;
+use crate::slots::Arguments;
+
+const STREAM: Stream = Stream::of_test(5);
+
+thread_local! {
+    static CURRENT: std::cell::Cell<u64> = const { std::cell::Cell::new(0) };
+}
+
+unsafe extern "C" fn get_current(to: *mut u64) -> i32 {
+    // SAFETY: the caller's pointer is valid.
+    unsafe { *to = CURRENT.get() };
+    SUCCESS
+}
+
+extern "C" fn set_current(context: u64) -> i32 {
+    CURRENT.set(context);
+    SUCCESS
+}
+
+/// As in the driver: without a context an event has no answer, and this one's work has not ended.
+extern "C" fn not_ended(_: u64) -> i32 {
+    if CURRENT.get() == 0 { driver::INVALID_CONTEXT } else { driver::NOT_READY }
+}
+
+extern "C" fn recorded(_: u64, _: u64) -> i32 {
+    SUCCESS
+}
+
+/// All ends lie 5 ms after the base.
+unsafe extern "C" fn elapsed(to: *mut f32, _: u64, _: u64) -> i32 {
+    // SAFETY: the caller's pointer is valid.
+    unsafe { *to = 5.0 };
+    SUCCESS
+}
+
+/// Puts these functions in the place of the driver's.
+fn stand_in_for_the_driver() {
+    use crate::slots::{REAL, at};
+    let functions = [
+        (at::cuCtxGetCurrent, get_current as *mut ()),
+        (at::cuCtxSetCurrent, set_current as *mut ()),
+        (at::cuEventQuery, not_ended as *mut ()),
+        (at::cuEventRecord, recorded as *mut ()),
+        (at::cuEventElapsedTime, elapsed as *mut ()),
+    ];
+    for (index, function) in functions {
+        REAL[index].store(function, Ordering::SeqCst);
+    }
+}
+
+#[test]
+fn work_is_in_flight_for_a_thread_without_a_context_as_well() {
+    stand_in_for_the_driver();
+    let mut pace = flying(&[(1.0, true)], Instant::now());
+    pace.reap();
+    assert_eq!(pace.groups.len(), 1, "the driver has not said that it has ended");
+    assert_eq!(CURRENT.get(), 0, "the thread is as it was");
+}
+
+/// Work of one kernel each that is in flight and was submitted at `at`.
+fn flying(lengths: &[(f64, bool)], at: Instant) -> Pace {
+    let mut pace = Pace::default();
+    for &(ms, sure) in lengths {
+        let mut group = Group::new(1, STREAM, None);
+        (group.end, group.opened) = (Some(Event(9)), at);
+        (group.estimate, group.sure) = (ms * 1e6, sure);
+        group.keys.push(1);
+        pace.groups.push_back(group);
+    }
+    pace
+}
+
+/// Measures a group of one kernel that takes `ms` milliseconds, where its known length was expected; returns the new
+/// length.
+fn taken(pace: &mut Pace, ms: f64) -> Length {
+    let expected = pace.lengths.get(&1).map_or(UNKNOWN_NS, |length| length.ns);
+    let group = flying(&[(expected / 1e6, false)], Instant::now()).groups.remove(0).expect("one");
+    pace.learn(&group, ms * 1e6);
+    pace.lengths[&1]
+}
+
+#[test]
+fn what_has_run_of_a_long_kernel_is_not_ahead_any_more() {
+    let at = Instant::now();
+    let mut pace = flying(&[(21.0, true)], at);
+    assert!(pace.left_ns(at) > 20e6, "nothing of it has run");
+    let late = at + Duration::from_millis(18);
+    assert!((pace.left_ns(late) - 3e6).abs() < 1e3);
+    // Work that takes longer than expected is about to end, and the work after it has not begun.
+    pace.groups.extend(flying(&[(21.0, true)], at).groups);
+    assert!((pace.left_ns(at + Duration::from_millis(50)) - 21e6).abs() < 1e3);
+    // The end of the first was seen late: the second runs since then, as far as is known.
+    pace.groups.pop_front();
+    pace.seen = Some(at + Duration::from_millis(50));
+    assert!((pace.left_ns(at + Duration::from_millis(60)) - 11e6).abs() < 1e3);
+}
+
+#[test]
+fn work_that_was_held_before_anything_was_measured_is_measured_from_its_beginning() {
+    let _one = gate::tests::one();
+    let flying = || lock().as_ref().map_or(0, |pace| pace.groups.len());
+    let (index, arguments) = (crate::slots::at::cuCtxSynchronize, Arguments::NONE);
+    assert!(gate::close(gate::NO_SLICE, None));
+    let thread = std::thread::spawn(move || {
+        let token = gate::enter(index, arguments);
+        let began = flying();
+        gate::leave(index, arguments, token, driver::INVALID_CONTEXT);
+        (began, flying())
+    });
+    while !gate::held() {
+        std::thread::yield_now();
+    }
+    bound(4000);
+    gate::open(gate::NO_SLICE);
+    let found = thread.join().expect("passes");
+    bound(0);
+    assert_eq!(found, (1, 0), "begun before it goes to the driver, and taken back when that has failed");
+}
+
+#[test]
+fn of_work_that_may_have_begun_at_any_time_no_length_is_learnt() {
+    stand_in_for_the_driver();
+    let mut pace = flying(&[(2.0, false)], Instant::now());
+    pace.clocks.insert(1, Clock { base: Event(1), offset: 0.0, busy_until: 0.0, spare: Vec::new() });
+    let group = pace.groups.remove(0).expect("one");
+    pace.account(&group, Event(9));
+    assert!(pace.lengths.is_empty(), "{:?}", pace.lengths);
+    // The next work begins when it has ended.
+    pace.ends.insert((1, STREAM), 3.0);
+    pace.account(&group, Event(9));
+    assert_eq!(pace.lengths[&1].ns, 2e6);
+}
+
+#[test]
+fn what_was_submitted_before_a_length_was_known_corrects_what_is_known_by_now() {
+    let mut pace = Pace::default();
+    let groups = flying(&[(0.2, false); 20], Instant::now()).groups;
+    let found: Vec<f64> = groups.iter().map(|group| (pace.learn(group, 12e6), pace.lengths[&1].ns).1).collect();
+    assert!(found.iter().all(|ns| (ns - 12e6).abs() < 1.0), "{found:?}");
+    assert!(pace.lengths[&1].steady >= MIN_CONFIRMING_GROUPS, "each has met what the first took");
+}
+
+#[test]
+fn a_copy_may_run_beside_a_long_kernel_of_another_stream() {
+    let other = Stream::of_test(6);
+    let mut pace = flying(&[(21.0, true)], Instant::now());
+    assert!(pace.is_free_for(other) && !pace.is_free_for(STREAM));
+    pace.groups.extend(flying(&[(21.0, true)], Instant::now()).groups);
+    assert!(!pace.is_free_for(other), "one of them");
+}
+
+#[test]
+fn only_of_work_whose_length_is_steady_the_end_is_foretold() {
+    let _one = gate::tests::one();
+    UNMEASURED.store(false, Ordering::SeqCst);
+    let at = Instant::now();
+    let soon = |pace: &Pace| pace.left(at + Duration::from_millis(1));
+    assert_eq!(soon(&flying(&[], at)), Left::Nothing);
+    assert_eq!(soon(&flying(&[(1.5, true)], at)), Left::About(Duration::from_micros(500)));
+    assert_eq!(soon(&flying(&[(1.5, true), (0.5, false)], at)), Left::Unknown);
+    let mut open = flying(&[(1.5, true)], at);
+    open.groups[0].end = None;
+    assert_eq!(soon(&open), Left::Unknown, "its end cannot be seen");
+    UNMEASURED.store(true, Ordering::SeqCst);
+    assert_eq!(soon(&flying(&[(1.5, true)], at)), Left::Unknown, "what was submitted before is in flight");
+}
+
+#[test]
+fn the_end_of_all_work_is_looked_for_when_no_more_is_submitted() {
+    stand_in_for_the_driver();
+    let begin = Instant::now();
+    let mut pace = flying(&[(0.06, true)], begin);
+    pace.groups[0].end = None;
+    pace.clocks.insert(1, Clock { base: Event(1), offset: 0.0, busy_until: 0.0, spare: vec![Event(7)] });
+    let later = |us| begin + Duration::from_micros(us);
+    pace.last = Some(later(990));
+    pace.look_for_end(later(1000));
+    assert_eq!(pace.groups[0].end, None, "more may come");
+    pace.look_for_end(later(1100));
+    assert_eq!(pace.groups[0].end, Some(Event(7)));
+}
+
+#[test]
+fn a_length_that_was_met_often_is_not_forgotten_for_one_group_that_was_held_up() {
+    let mut pace = Pace::default();
+    let took = |pace: &mut Pace, ms: f64| (taken(pace, ms).ns / 1e6).round();
+    for _ in 0..20 {
+        took(&mut pace, 2.0);
+    }
+    assert_eq!([5.0, 2.0].map(|ms| took(&mut pace, ms)), [2.0, 2.0]);
+    assert!(pace.lengths[&1].steady >= MIN_CONFIRMING_GROUPS, "it can be relied on");
+    let longer = [5.0, 5.0, 5.0, 5.0].map(|ms| took(&mut pace, ms));
+    assert_eq!(longer[3], 5.0, "{longer:?}");
+    for _ in 0..20 {
+        took(&mut pace, 5.0);
+    }
+    assert_eq!(took(&mut pace, 50.0), 50.0, "that is no exception");
+}
+
+#[test]
+fn a_kind_that_is_often_in_a_group_is_corrected_once() {
+    let mut pace = Pace::default();
+    let mut one = flying(&[(2.4, false)], Instant::now()).groups.remove(0).expect("one");
+    one.keys = vec![1; 8];
+    // Eight of 0.25 ms, of which 0.3 ms were expected, and then other numbers of them.
+    pace.lengths.insert(1, Length { ns: 300_000.0, steady: 0 });
+    pace.learn(&one, 2e6);
+    for count in [8, 7, 8, 3, 8] {
+        let known = pace.lengths[&1];
+        assert!((known.ns - 250_000.0).abs() < 20_000.0, "{known:?}");
+        (one.keys, one.estimate) = (vec![1; count], known.ns * count as f64);
+        pace.learn(&one, 250_000.0 * count as f64);
+    }
+    let known = pace.lengths[&1];
+    assert!((known.ns - 250_000.0).abs() < 500.0 && known.steady >= MIN_CONFIRMING_GROUPS, "{known:?}");
+}
+
+#[test]
+fn a_length_is_relied_on_when_it_was_met_twice_and_not_when_it_changes() {
+    let mut pace = Pace::default();
+    let lengths = [3.0, 3.0, 3.1, 3.0, 30.0, 30.0, 30.0];
+    let sure: Vec<bool> = lengths.iter().map(|&ms| taken(&mut pace, ms).steady >= MIN_CONFIRMING_GROUPS).collect();
+    assert_eq!(sure, [false, false, true, true, false, false, true]);
+}
+
+#[test]
+fn of_work_that_was_never_seen_little_is_in_flight_until_some_of_it_has_ended() {
+    let mut pace = Pace::default();
+    assert_eq!(pace.unknown_ns(4e6), 2e6, "two of them are the bound");
+    let mut took = |kind: u64, ms: f64| {
+        let mut group = flying(&[(pace.unknown_ns(4e6) / 1e6, false)], Instant::now()).groups.remove(0).expect("one");
+        (group.keys, group.unknown_ns) = (vec![kind], group.estimate);
+        pace.learn(&group, ms * 1e6);
+        assert!((pace.lengths[&kind].ns - ms * 1e6).abs() < 1.0, "{:?}", pace.lengths);
+        (pace.unknown_ns(4e6) / 1e6 * 10.0).round() / 10.0
+    };
+    assert_eq!([(1, 600.0), (2, 700.0)].map(|(kind, ms)| took(kind, ms)), [600.0, 700.0], "no more than one");
+    assert_eq!([3, 4, 5].map(|kind| took(kind, 0.3)), [350.2, 175.2, 87.8], "it may have been an exception");
+    let last = (6..30).map(|kind| took(kind, 0.01)).last();
+    assert_eq!(last, Some(0.2), "as much as was always assumed");
+}
+
+#[test]
+fn of_a_kind_that_was_never_seen_no_more_is_in_flight_because_others_are_short() {
+    let mut pace = flying(&[(0.2, false)], Instant::now());
+    pace.unknown_ns = Some(1000.0);
+    assert_eq!(pace.unknown_ns_of(2, 4e6), UNKNOWN_NS, "the first one is as long as others");
+    assert_eq!(pace.unknown_ns_of(1, 4e6), 2e6, "none of this kind has ended");
+    pace.unknown_ns = Some(5e6);
+    assert_eq!(pace.unknown_ns_of(1, 4e6), 5e6);
+}

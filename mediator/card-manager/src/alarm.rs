@@ -1,0 +1,86 @@
+//! The alarm that wakes the card's interrupt thread for the scheduler.
+
+use super::ManagerError;
+use rustix::time::{
+    Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec, timerfd_create, timerfd_settime,
+};
+use std::io;
+use std::os::fd::OwnedFd;
+use vmm_sys_util::eventfd::EventFd;
+
+const NS_PER_S: u64 = 1_000_000_000;
+
+/// A timer, and a way to wake the thread at once.
+pub trait Alarm {
+    /// Sets the timer to expire in `in_ns` ns, replacing its previous time.
+    ///
+    /// # Errors
+    /// When it cannot be set.
+    fn set(&mut self, in_ns: u64) -> io::Result<()>;
+
+    /// Silences the expired timer until it is set again. Has no effect if the timer was set again since the thread
+    /// woke.
+    ///
+    /// # Errors
+    /// When it cannot be read.
+    fn silence(&mut self) -> io::Result<()>;
+
+    /// Wakes the thread, which then delivers the outbox.
+    ///
+    /// # Errors
+    /// When it cannot be woken.
+    fn wake(&mut self) -> io::Result<()>;
+}
+
+/// A timer and an event as file descriptors.
+#[derive(Debug)]
+pub struct TimerAlarm {
+    timer: OwnedFd,
+    event: EventFd,
+}
+
+impl TimerAlarm {
+    /// Creates a timer. The thread also waits for `event`.
+    ///
+    /// # Errors
+    /// When there are no timers left.
+    pub(crate) fn new(event: EventFd) -> Result<Self, ManagerError> {
+        let flags = TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK;
+        let timer = timerfd_create(TimerfdClockId::Monotonic, flags)
+            .map_err(|error| ManagerError::host("no timer for the scheduler", error))?;
+        Ok(Self { timer, event })
+    }
+
+    /// Returns another descriptor of the timer, to wait for.
+    ///
+    /// # Errors
+    /// When there is none left.
+    pub(crate) fn timer_fd(&self) -> io::Result<OwnedFd> {
+        self.timer.try_clone()
+    }
+}
+
+impl Alarm for TimerAlarm {
+    fn set(&mut self, in_ns: u64) -> io::Result<()> {
+        // A time of zero would switch it off.
+        let in_ns = in_ns.max(1);
+        let it_value = Timespec {
+            tv_sec: i64::try_from(in_ns / NS_PER_S).unwrap_or(i64::MAX),
+            tv_nsec: i64::try_from(in_ns % NS_PER_S).unwrap_or(0),
+        };
+        let once = Itimerspec { it_interval: Timespec { tv_sec: 0, tv_nsec: 0 }, it_value };
+        timerfd_settime(&self.timer, TimerfdTimerFlags::empty(), &once)?;
+        Ok(())
+    }
+
+    fn silence(&mut self) -> io::Result<()> {
+        match rustix::io::read(&self.timer, &mut [0; 8]) {
+            Ok(_) | Err(rustix::io::Errno::AGAIN) => Ok(()),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    fn wake(&mut self) -> io::Result<()> {
+        self.event.write(1)
+    }
+}

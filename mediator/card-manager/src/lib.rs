@@ -1,0 +1,35 @@
+//! The card manager, for which `bringup` initializes a card: gives VMs their share of VRAM and channels, and routes its
+//! interrupts.
+//!
+//! Parts, each of which uses only those before it: `alarm` (timers), `tenants` (events of the card for a VM, and the
+//! mailbox that holds them until the VM handles them), `work` (channels and their schedule), `managed_card` (combines
+//! these with the card's memory, [`card_memory`]: the card's state, its threads, interrupts, recovery and relocation).
+//!
+//! Lock order: `locks::rank`. The interrupt thread takes the card's lock, collects the events, releases it, and only
+//! then calls VMs.
+//!
+//! It does not know a VMM, a guest's registers, the configuration file or the admin API.
+
+mod alarm;
+#[cfg(test)]
+mod interleavings;
+mod managed_card;
+mod tenants;
+mod work;
+
+pub use bringup::start::CardInfo;
+pub use card_memory::balance::Division;
+pub use card_memory::chaos::Chaos;
+pub use card_memory::{
+    Accesses, CardVram, Counted, Looks, ManagerError, Moved, Ranges, Relocated, Words, balance, holdings, iova,
+    segments, shortage,
+};
+pub use managed_card::{
+    CardState, Departing, GuestEvents, Halted, Handed, ManagedCard, Reopened, SavedHost, Share, Sharing, Standstill,
+    Suspended,
+};
+pub use tenants::{GuestEvent, mailbox};
+pub use work::feeder::Feeder;
+pub use work::needs::Needs;
+pub use work::push_buffer::{Bindings, Reader};
+pub use work::{overdue, time, usage};

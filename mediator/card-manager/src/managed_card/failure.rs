@@ -1,0 +1,123 @@
+//! A card that has failed: a thread panicked with the card's state half changed, or one of the card's own threads has
+//! ended.
+//!
+//! The state that tenants share can then not be trusted, so it is not used: the card is reset, which takes all work off
+//! it and cuts it off from host memory, its VMs' clients are disconnected, and any thread that takes the card's lock
+//! from then on panics. That ends a VM's thread, and the VM shows as failed. Other cards continue ([decision
+//! 115](../../../docs/decisions/115-panics.md)).
+
+use super::{CardState, ManagedCard};
+use card::InterruptMode;
+use locks::{Condvar, Guard, rank};
+use std::ops::{Deref, DerefMut};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Weak;
+use std::time::Duration;
+
+/// The card's state, locked. The card fails if a panic drops it.
+pub struct StateGuard<'a> {
+    host: &'a ManagedCard,
+    state: Guard<'a, rank::Card, CardState>,
+    /// The thread was already panicking when it took the lock: its changes are complete.
+    unwinding: bool,
+}
+
+impl<'a> StateGuard<'a> {
+    /// # Panics
+    /// When the card has failed, unless the thread panics already: a second panic would end the daemon.
+    pub(crate) fn new(host: &'a ManagedCard, state: Guard<'a, rank::Card, CardState>) -> Self {
+        let unwinding = std::thread::panicking();
+        if let Some(why) = host.failure().filter(|_| !unwinding) {
+            drop(state);
+            if host.is_given_away() {
+                // Not a fault: the thread ends without a message.
+                std::panic::resume_unwind(Box::new("the card was given away"));
+            }
+            // PANIC: the state under the lock is torn. All threads that get here have a catch around them.
+            panic!("the card has failed: {why}");
+        }
+        Self { host, state, unwinding }
+    }
+
+    /// Lets a waiting thread have the lock first, and takes it again. For work that takes many short holds, which would
+    /// otherwise be one long hold for other threads: a running thread takes the lock before one that has to be woken.
+    ///
+    /// # Panics
+    /// When the card has failed meanwhile.
+    pub fn give_way(&mut self) {
+        self.state.give_way();
+        // PANIC: as above.
+        assert!(self.unwinding || self.host.failure().is_none(), "the card has failed");
+    }
+
+    /// Releases the lock until `condition` is notified, or `limit` has passed, and takes it again.
+    ///
+    /// # Panics
+    /// When the card has failed meanwhile.
+    pub(crate) fn wait_for(&mut self, condition: &Condvar, limit: Duration) {
+        condition.wait_for(&mut self.state, limit);
+        // PANIC: as above.
+        assert!(self.host.failure().is_none(), "the card has failed");
+    }
+}
+
+impl Deref for StateGuard<'_> {
+    type Target = CardState;
+
+    fn deref(&self) -> &CardState {
+        &self.state
+    }
+}
+
+impl DerefMut for StateGuard<'_> {
+    fn deref_mut(&mut self) -> &mut CardState {
+        &mut self.state
+    }
+}
+
+impl Drop for StateGuard<'_> {
+    fn drop(&mut self) {
+        if !self.unwinding && std::thread::panicking() {
+            // Before the lock is free: waiters must find the card failed.
+            self.host.fail("a thread panicked with the card's state half changed");
+        }
+    }
+}
+
+impl ManagedCard {
+    /// Returns the reason that the card has failed, if it has.
+    #[must_use]
+    pub fn failure(&self) -> Option<&str> {
+        self.failure.get().map(String::as_str)
+    }
+
+    /// Marks the card as failed, if it is not. Its threads do the rest.
+    pub(crate) fn fail(&self, why: &str) {
+        if self.failure.set(why.to_owned()).is_ok() {
+            self.wake_threads();
+        }
+    }
+
+    /// Takes all work off a card that has failed, and notifies its VMs.
+    fn shut_out(&self) {
+        let why = self.failure().unwrap_or_default();
+        tracing::error!(why, "a card has failed and is out of service with its VMs; restart the daemon");
+        self.card().set_interrupt(InterruptMode::Msi, None);
+        self.card().reset();
+        for vm in self.tenants() {
+            vm.card_failed();
+        }
+    }
+}
+
+/// Runs the body of one of the card's threads. Unless the card is being closed, the card fails when the body ends, and
+/// the first such thread shuts it out.
+pub(crate) fn watched(host: &Weak<ManagedCard>, name: &str, body: impl FnOnce()) {
+    let ended = catch_unwind(AssertUnwindSafe(body));
+    let Some(host) = host.upgrade().filter(|host| !host.stopping()) else { return };
+    let how = if ended.is_ok() { "has ended" } else { "has panicked" };
+    host.fail(&format!("its thread `{name}` {how}"));
+    if host.begin_shutting_out() {
+        host.shut_out();
+    }
+}

@@ -1,0 +1,66 @@
+//! Handles one wake-up of the card's interrupt thread.
+
+use crate::tenants::GuestEvent;
+use std::io;
+use vram::TenantId;
+
+/// Rounds through the interrupt tree for one message before the thread waits for the next: a stuck status bit must not
+/// spin.
+const MAX_ROUNDS_PER_MESSAGE: u32 = 64;
+
+/// Reason for a wake-up of the thread.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Woken {
+    /// The card has raised an interrupt, or the outbox has events.
+    pub(crate) signalled: bool,
+    /// The scheduler's timer has expired.
+    pub(crate) expired: bool,
+}
+
+/// The object that the thread serves. Each call takes the card's lock by itself, if it needs it.
+pub(crate) trait Served {
+    /// Clears the signal, and lets the card raise the next.
+    ///
+    /// # Errors
+    /// When the signal cannot be read.
+    fn acknowledge(&self) -> io::Result<()>;
+
+    /// Makes one pass through the interrupt tree. Returns whether anything was pending, and the events to deliver.
+    fn service(&self) -> (bool, Vec<(TenantId, GuestEvent)>);
+
+    /// Handles the expired scheduler's timer.
+    fn tick(&self);
+
+    /// Returns the events for guests that the scheduler's decisions have caused.
+    fn take_outbox(&self) -> Vec<(TenantId, GuestEvent)>;
+
+    /// Delivers an event to a VM, if it still exists. Never waits for the VM.
+    fn deliver(&self, vm: TenantId, event: GuestEvent);
+}
+
+/// Serves one wake-up.
+///
+/// The signal is cleared first, then the card's status is read and cleared, so that an edge between the two causes a
+/// new message instead of being lost.
+///
+/// # Errors
+/// When the signal cannot be read.
+pub(crate) fn serve_wakeup(host: &impl Served, woken: Woken) -> io::Result<()> {
+    let deliver =
+        |events: Vec<(TenantId, GuestEvent)>| events.into_iter().for_each(|(vm, event)| host.deliver(vm, event));
+    if woken.signalled {
+        host.acknowledge()?;
+        for _ in 0..MAX_ROUNDS_PER_MESSAGE {
+            let (pending, events) = host.service();
+            deliver(events);
+            if !pending {
+                break;
+            }
+        }
+    }
+    if woken.expired {
+        host.tick();
+    }
+    deliver(host.take_outbox());
+    Ok(())
+}

@@ -1,0 +1,575 @@
+//! The card with all of the mediator's state about it, and the VMs that share it.
+//!
+//! Parts: `state` (queries and changes from other modules), `scheduling` (the card as the scheduler sees it),
+//! `interrupts` (the card's interrupt tree, and the affected VMs), `interrupt_thread` (one wake-up of that thread),
+//! `recovery` (channels that faulted or must leave the card), `mover` (the thread that moves memory), `moving` (a VM
+//! moves to another card), `relocate` (relocations of one VM's chunks), `sharing` (memory that two cards share during a
+//! move), `standstill` (the quiescent card), `saved` (the card's saved state, and the handover of the card), `reopen`
+//! (the same in the next process), `failure` (state that a panic has left half changed), `scrubber` (PGRAPH is cleared
+//! between tenants), `zeroing` (free memory is zeroed).
+
+mod failure;
+pub(crate) mod interrupt_thread;
+mod interrupts;
+mod mover;
+mod moving;
+mod recovery;
+mod relocate;
+mod reopen;
+mod saved;
+mod scheduling;
+mod scrubber;
+mod sharing;
+mod standstill;
+mod state;
+mod zeroing;
+
+use crate::alarm::TimerAlarm;
+use crate::tenants::{GuestAlarms, GuestEvent};
+use crate::work::Work;
+use crate::work::schedule::Schedule;
+use crate::work::time::{self, Clock};
+use crate::{Feeder, ManagerError};
+use bringup::layout::Layout;
+use bringup::memory::CardMemory;
+use bringup::start::{self, CardInfo};
+use bringup::{CardError, golden};
+use card::{Card, InterruptMode};
+use card_memory::balance::{Divider, Division};
+use card_memory::iova::{IovaSpace, RamShare};
+use card_memory::pinned::PinnedPool;
+use card_memory::shortage::Shortage;
+use card_memory::{COPIER, CardVram, Memory, Ranges, SCRUB_PIECE, Wakeup, found};
+use channels::Channels;
+use failure::StateGuard;
+use firmware::{Inbox, Set};
+use locks::{Mutex, rank};
+pub use moving::{Departing, Halted, Suspended};
+use nvspec::addr::{SMALL_PAGE, VramAddr};
+use nvspec::chip::Chip;
+use nvspec::falcon::Falcon;
+pub use reopen::{Handed, Reopened};
+pub use saved::SavedHost;
+use sched::VgpuParams;
+use scrubber::{SCRUBBER, Scrubber};
+pub use standstill::Standstill;
+use std::collections::{BTreeMap, BTreeSet};
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock, Weak};
+use std::thread::JoinHandle;
+use std::time::Duration;
+use vmm_sys_util::eventfd::{EFD_CLOEXEC, EventFd};
+use vram::{ChunkTable, Contents, GuestVramAddr, Limits, ScrubWork, TenantId};
+
+/// A VM that takes events.
+pub trait GuestEvents: Send + Sync {
+    /// Called from the card's interrupt thread, without the card's lock.
+    fn deliver(&self, event: GuestEvent);
+
+    /// Relocates memory of the VM. Calls `commit` once, with the VM's lock and the card's; it returns the ranges of
+    /// guest VRAM that have moved. When this returns, the card uses their new locations. Called without any lock.
+    ///
+    /// # Errors
+    /// When the card does not answer.
+    fn relocated(&self, commit: &mut dyn FnMut(&mut CardState) -> Ranges) -> Result<(), ManagerError>;
+
+    /// Called after the card was taken over from another owner. When this returns, the VM's address spaces are on the
+    /// card as its guest has them; its work does not run before. Called without the card's lock.
+    ///
+    /// # Errors
+    /// When the card does not answer.
+    fn taken_over(&self) -> Result<(), ManagerError> {
+        Ok(())
+    }
+
+    /// Disconnects the VM's client because the card has failed. Called without any lock.
+    fn card_failed(&self) {}
+}
+
+/// State of one card and of the VMs that share it. Accessed through [`ManagedCard::lock`].
+pub struct CardState {
+    memory: Memory,
+    work: Work,
+    clock: Clock,
+    vms: BTreeMap<TenantId, Weak<dyn GuestEvents>>,
+    /// VMs that were removed while the card kept a channel of theirs: their memory is freed when that has left.
+    removed: BTreeSet<TenantId>,
+    /// Alarms of guests' PTIMERs.
+    guest_alarms: GuestAlarms,
+    /// Clears PGRAPH between VMs, if configured.
+    scrubber: Option<Scrubber>,
+    /// Firmware of its falcons.
+    firmware: Set,
+    /// The card is being quiesced, or is quiescent.
+    still: bool,
+    /// Virtual machines that are held individually.
+    held: BTreeSet<TenantId>,
+}
+
+/// Settings of a card that is shared.
+#[derive(Clone, Copy, Debug)]
+pub struct Sharing {
+    /// Bytes of a chunk, the unit in which VRAM is allocated.
+    pub chunk_bytes: u64,
+    /// Bytes of it that are reserved for the mediator's own tables.
+    pub reserve_bytes: u64,
+    /// Bytes of host memory for chunks that do not fit on the card.
+    pub host_bytes: u64,
+    /// Settings of its memory.
+    pub division: Division,
+    /// Settings of its time.
+    pub scheduler: sched::Config,
+    /// Clear residue of one VM's kernels in PGRAPH before another's run.
+    pub clear: bool,
+    /// Zero memory that changes owners with the copy engines: for cards whose memory the CPU reaches slowly.
+    pub engines_zero: bool,
+    /// Host memory for chunks is in an unnamed file, so that another process can continue with the card.
+    pub shared: bool,
+}
+
+/// A VM's share of a card.
+#[derive(Clone, Copy, Debug)]
+pub struct Share {
+    /// Bytes of VRAM that its guest sees.
+    pub vram_bytes: u64,
+    /// Limits of its memory.
+    pub memory: Limits,
+    /// Physical channels at a time.
+    pub channels: u32,
+    /// Time for which a channel may hold an engine without progress; `None` for no limit.
+    pub hang_limit: Option<Duration>,
+    /// Its share of the card's time.
+    pub time: VgpuParams,
+    /// Its share of RAM to lend.
+    pub ram: RamShare,
+}
+
+/// A card that the mediator owns.
+pub struct ManagedCard {
+    card: Arc<dyn Card>,
+    info: CardInfo,
+    layout: channels::Layout,
+    /// Address on the card and bytes of the chunks with the fixed structures.
+    own: (VramAddr, u64),
+    /// The copy engines zero memory that changes owners.
+    engines_zero: bool,
+    state: Mutex<rank::Card, CardState>,
+    event: EventFd,
+    stop: AtomicBool,
+    /// Reason that the card has failed.
+    failure: OnceLock<String>,
+    /// A thread is taking the work off the failed card.
+    shut_out: AtomicBool,
+    wakeup: Arc<Wakeup>,
+    /// Held by the thread that moves memory: one VM at a time is suspended for that.
+    moving: Mutex<rank::Moving, ()>,
+    threads: Mutex<rank::Threads, Vec<JoinHandle<()>>>,
+    /// Receives the firmware that guests load into their falcons.
+    inbox: OnceLock<Inbox>,
+    /// This process may reset the card. False before it is taken over from another process, and after it is given away.
+    owned: AtomicBool,
+}
+
+/// Parts of a card that is being opened.
+struct Parts {
+    card: Arc<dyn Card>,
+    info: CardInfo,
+    layout: Layout,
+    own: (VramAddr, u64),
+    memory: Memory,
+    work: Work,
+    clock: Clock,
+    firmware: Set,
+    engines_zero: bool,
+    timers: Timers,
+}
+
+/// Event and timers that a card's interrupt thread waits for.
+struct Timers {
+    event: EventFd,
+    guest_alarm: TimerAlarm,
+    waits: Waits,
+}
+
+/// Descriptors that a card's interrupt thread waits for.
+struct Waits {
+    event: EventFd,
+    timer: OwnedFd,
+    guest_timer: OwnedFd,
+}
+
+impl Timers {
+    /// Creates them, with the alarm of the card's scheduler.
+    fn new() -> Result<(Self, TimerAlarm), ManagerError> {
+        let event = EventFd::new(EFD_CLOEXEC).map_err(no_descriptor)?;
+        let another = || event.try_clone().map_err(no_descriptor);
+        let (alarm, guest_alarm) = (TimerAlarm::new(another()?)?, TimerAlarm::new(another()?)?);
+        let timer = alarm.timer_fd().map_err(no_descriptor)?;
+        let guest_timer = guest_alarm.timer_fd().map_err(no_descriptor)?;
+        let waits = Waits { event: another()?, timer, guest_timer };
+        Ok((Self { event, guest_alarm, waits }, alarm))
+    }
+}
+
+fn no_descriptor(error: std::io::Error) -> ManagerError {
+    ManagerError::host("no event descriptor or thread for the card", error)
+}
+
+impl ManagedCard {
+    /// Resets `card`, initializes it with `firmware` and starts its interrupt thread.
+    ///
+    /// # Errors
+    /// When the card does not come up, or has too little memory.
+    pub fn open(card: Arc<dyn Card>, name: &str, sharing: &Sharing, firmware: Set) -> Result<Arc<Self>, ManagerError> {
+        let Sharing { chunk_bytes, reserve_bytes, host_bytes, division, scheduler, clear, engines_zero, shared } =
+            *sharing;
+        let info = start::bring_up(&*card, &firmware)?;
+        time::set(&*card);
+        let mut chunks = ChunkTable::new(info.vram_bytes, chunk_bytes, Contents::Unknown)?;
+        // The first chunks to scrub become the mediator's own: scrubbing any other chunk needs them.
+        let graph_image = u64::from(info.context_bytes);
+        let needed = Layout::needed(graph_image)?;
+        let count = needed.div_ceil(chunk_bytes);
+        let own: Vec<_> = (0..count).map_while(|_| chunks.take_scrub_work()).collect();
+        let available = own.len() as u64 * chunk_bytes;
+        let first = own.first().and_then(|work: &ScrubWork| work.place.card());
+        let first = first.ok_or(CardError::TooSmall { needed, available })?;
+        let layout = Layout::new(VramAddr(first.0), available, graph_image)?;
+        let mut memory = CardMemory::take_over(Arc::clone(&card), layout, info.vram_bytes)?;
+        memory.zero(layout.userd, available - layout.bootstrap_bytes())?;
+        let golden = golden::make(&*card, &mut memory, &layout)?;
+        own.iter().for_each(|work| chunks.scrubbed(work.place));
+        let reserved = chunks.reserve_mediator(count as u32, 1)?;
+        assert_eq!(chunks.address(reserved), first, "the only scrubbed chunks are those just scrubbed");
+        chunks.set_aside(u32::try_from(reserve_bytes.div_ceil(chunk_bytes)).unwrap_or(u32::MAX))?;
+        let (timers, alarm) = Timers::new()?;
+        let mut iova = IovaSpace::without(&card.unmappable());
+        let slots = u32::try_from(host_bytes / chunk_bytes).unwrap_or(u32::MAX);
+        let pinned = PinnedPool::new(Arc::clone(&card), &mut iova, (slots, chunk_bytes), shared)?;
+        chunks.set_host_budget(slots);
+        let barrier = iova.allocate(SMALL_PAGE, 0).ok_or(ManagerError::OutOfIova { len: SMALL_PAGE })?;
+        card.map_dma(barrier.0, found(SMALL_PAGE as usize)?)?;
+        memory.set_barrier_page(barrier);
+        let vram = CardVram::new(memory, pinned, chunks);
+        let channels = Channels::new(layout.channels(), &golden);
+        let (host, waits) = Self::assembled(Parts {
+            card,
+            info,
+            layout,
+            own: (VramAddr(first.0), available),
+            memory: Memory::new(vram, iova, barrier, Divider::new(&division)),
+            work: Work::new(channels, Schedule::new(scheduler, alarm)?),
+            clock: Clock::new(),
+            firmware,
+            engines_zero,
+            timers,
+        });
+        host.owned.store(true, Ordering::Release);
+        {
+            let mut state = host.lock();
+            state.bind_own((clear, engines_zero), host.info.chip)?;
+            state.memory_mut().set_division(&division)?;
+        }
+        host.start(name, waits)?;
+        Ok(host)
+    }
+
+    /// Creates a card without VMs, whose threads have not started yet.
+    fn assembled(parts: Parts) -> (Arc<Self>, Waits) {
+        let Parts { card, info, layout, own, memory, work, clock, firmware, engines_zero, timers } = parts;
+        let Timers { event, guest_alarm, waits } = timers;
+        let state = CardState {
+            memory,
+            work,
+            clock,
+            scrubber: None,
+            firmware,
+            vms: BTreeMap::new(),
+            removed: BTreeSet::new(),
+            guest_alarms: GuestAlarms::new(guest_alarm),
+            still: false,
+            held: BTreeSet::new(),
+        };
+        let wakeup = Arc::clone(&state.vram().wakeup);
+        let host = Self {
+            card,
+            info,
+            layout: layout.channels(),
+            own,
+            engines_zero,
+            state: Mutex::new(state),
+            event,
+            stop: AtomicBool::new(false),
+            failure: OnceLock::new(),
+            shut_out: AtomicBool::new(false),
+            wakeup,
+            moving: Mutex::new(()),
+            threads: Mutex::default(),
+            inbox: OnceLock::new(),
+            owned: AtomicBool::new(false),
+        };
+        (Arc::new(host), waits)
+    }
+
+    /// Starts the card's threads, and lets it raise interrupts.
+    fn start(self: &Arc<Self>, name: &str, waits: Waits) -> Result<(), ManagerError> {
+        self.card.set_interrupt(InterruptMode::Msi, Some(self.event.try_clone().map_err(no_descriptor)?));
+        let weak = Arc::downgrade(self);
+        let thread = std::thread::Builder::new()
+            .name(format!("irq-{name}"))
+            .spawn(move || {
+                interrupts::run_first();
+                let Waits { event, timer, guest_timer } = waits;
+                failure::watched(&weak, "irq", || interrupts::serve(&weak, &event, &timer, &guest_timer));
+            })
+            .map_err(no_descriptor)?;
+        self.threads.lock().push(thread);
+        let (weak, wakeup) = (Arc::downgrade(self), Arc::clone(&self.wakeup));
+        let thread = std::thread::Builder::new()
+            .name(format!("mem-{name}"))
+            .spawn(move || failure::watched(&weak, "mem", || mover::serve(&weak, &wakeup)))
+            .map_err(no_descriptor)?;
+        self.threads.lock().push(thread);
+        start::enable_interrupts(&*self.card);
+        Ok(())
+    }
+
+    /// Returns the card itself.
+    #[must_use]
+    pub fn card(&self) -> &Arc<dyn Card> {
+        &self.card
+    }
+
+    /// Sends firmware that guests load into their falcons to `inbox`, from the first call on.
+    pub fn collect_firmware(&self, inbox: Inbox) {
+        let _later = self.inbox.set(inbox);
+    }
+
+    /// Records the firmware that a guest has started on a falcon of its vGPU.
+    pub fn offer_firmware(&self, vm: TenantId, falcon: Falcon, code: &[u32], data: &[u32]) {
+        if let Some(inbox) = self.inbox.get() {
+            inbox.offer(vm.0, falcon, code, data);
+        }
+    }
+
+    /// Returns the results of bring-up.
+    #[must_use]
+    pub fn info(&self) -> &CardInfo {
+        &self.info
+    }
+
+    /// Returns the addresses of the channels' structures on the card.
+    #[must_use]
+    pub fn layout(&self) -> &channels::Layout {
+        &self.layout
+    }
+
+    /// Locks the card's state. The lock must not be held across calls into a VM, nor across a wait.
+    ///
+    /// # Panics
+    /// When the card has [failed](Self::failure).
+    #[track_caller]
+    pub fn lock(&self) -> StateGuard<'_> {
+        StateGuard::new(self, self.state.lock())
+    }
+
+    /// Returns how often and how long the lock of the card's state was held.
+    #[must_use]
+    pub fn lock_holds(&self) -> locks::Holds {
+        self.state.holds()
+    }
+
+    /// The VMs of a card that may have failed: only their identities are read from its state.
+    pub(crate) fn tenants(&self) -> Vec<Arc<dyn GuestEvents>> {
+        self.state.lock().vms.values().filter_map(Weak::upgrade).collect()
+    }
+
+    /// Returns whether the caller is the first.
+    pub(crate) fn begin_shutting_out(&self) -> bool {
+        !self.shut_out.swap(true, Ordering::AcqRel)
+    }
+
+    /// Wakes the card's threads, so that they check whether to end.
+    pub(crate) fn wake_threads(&self) {
+        if let Err(error) = self.event.write(1) {
+            tracing::error!(%error, "the card's interrupt thread cannot be woken");
+        }
+        self.wakeup.ring();
+    }
+
+    /// Returns the number of the mediator's own physical channels, which no VM can have.
+    #[must_use]
+    pub fn own_channels(&self) -> u32 {
+        let state = self.lock();
+        [COPIER, SCRUBBER].iter().map(|vm| state.channels().in_use(*vm)).sum()
+    }
+
+    /// Returns the number of physical channels that VMs have bound.
+    #[must_use]
+    pub fn channels_in_use(&self) -> u32 {
+        let state = self.lock();
+        state.vms.keys().map(|vm| state.channels().in_use(*vm)).sum()
+    }
+
+    /// Keeps memory from moving while the guard exists.
+    #[cfg(any(test, feature = "test-rig"))]
+    pub fn hold_moves(&self) -> locks::Guard<'_, rank::Moving, ()> {
+        self.moving.lock()
+    }
+
+    /// Returns the number of pieces of chunks that the copy engines have moved.
+    #[cfg(any(test, feature = "test-rig"))]
+    pub fn pieces_moved(&self) -> u64 {
+        self.lock().memory.copier().map_or(0, card_memory::Copier::pieces)
+    }
+
+    /// Returns whether room is being made for a guarantee.
+    #[cfg(any(test, feature = "test-rig"))]
+    pub fn makes_room(&self) -> bool {
+        self.lock().memory.makes_room()
+    }
+
+    pub(crate) fn stopping(&self) -> bool {
+        self.stop.load(Ordering::Acquire)
+    }
+
+    /// Returns whether the card was given to another process.
+    pub(crate) fn is_given_away(&self) -> bool {
+        self.stopping() && !self.owned.load(Ordering::Acquire)
+    }
+
+    /// Returns whether the card's threads must end.
+    pub(crate) fn over(&self) -> bool {
+        self.stopping() || self.failure().is_some()
+    }
+
+    /// Wakes the balancer after a move that it did not plan.
+    pub fn look_again(&self) {
+        self.wakeup.ring();
+    }
+
+    /// Gives a VM its share. Its VRAM gets places on the card, zeroed, on first use.
+    ///
+    /// # Errors
+    /// When the card has too little free memory for the reserved part.
+    pub fn add_vm(&self, vm: TenantId, share: &Share, events: Weak<dyn GuestEvents>) -> Result<(), ManagerError> {
+        let made = self.make_room(|state| state.vram_mut().chunks.create_vm(vm, share.vram_bytes, share.memory));
+        let mut state = self.lock();
+        let chunk_bytes = state.vram().chunks.chunk_bytes();
+        made.map_err(|error| match error {
+            vram::Error::Promise { .. } => ManagerError::OutOfMemory(Shortage::of(&error, chunk_bytes)),
+            error => ManagerError::Chunks(error),
+        })?;
+        if let Err(error) = state.set_ram(vm, share.ram) {
+            state.memory_mut().iova_mut().dismiss(vm);
+            state.memory.destroy_vm(vm)?;
+            return Err(ManagerError::OutOfMemory(error));
+        }
+        state.channels_mut().add_vm(vm, share.channels);
+        state.keep_still(vm);
+        let limit = share.hang_limit.map(|limit| u64::try_from(limit.as_nanos()).unwrap_or(u64::MAX));
+        state.channels_mut().set_hang_limit(vm, limit);
+        state.vms.insert(vm, events);
+        state.set_clock();
+        state.schedule_vm(vm, share.time);
+        drop(state);
+        self.admit(vm);
+        // Forced quanta begin with the second VM.
+        self.wakeup.ring();
+        Ok(())
+    }
+
+    /// Takes back a VM's channels and memory, and scrubs the memory.
+    ///
+    /// # Errors
+    /// When the card does not answer. If it keeps a channel, the VM's memory stays out of use until the channel has
+    /// left, because the channel may still access it. This waits for that, without a lock, for a limited time.
+    pub fn remove_vm(&self, vm: TenantId) -> Result<(), ManagerError> {
+        {
+            let mut state = self.lock();
+            state.quiesce(vm);
+            state.vms.remove(&vm);
+            state.held.remove(&vm);
+            state.arm_guest_alarm(vm, None);
+            state.work.noise_mut().forget(vm);
+            state.memory.dismiss(vm);
+        }
+        self.wait_departed(vm);
+        {
+            let mut state = self.lock();
+            if state.channels().has_stuck(vm) {
+                state.removed.insert(vm);
+                return Err(ManagerError::ChannelStays);
+            }
+            state.memory.destroy_vm(vm)?;
+        }
+        self.scrub_left()?;
+        self.wakeup.ring();
+        Ok(())
+    }
+
+    /// Wipes the VM's memory, as for a new client. `quiet`: nothing on the card uses it; otherwise the memory stays in
+    /// place and is zeroed there.
+    ///
+    /// # Errors
+    /// When the card does not answer.
+    pub fn wipe_vm(&self, vm: TenantId, quiet: bool) -> Result<(), ManagerError> {
+        if !quiet {
+            let bytes = self.lock().vram().chunks.vm_bytes(vm).unwrap_or(0);
+            // In parts of a chunk, because other threads wait for the card's lock.
+            let piece = self.lock().vram().chunks.chunk_bytes().min(SCRUB_PIECE);
+            for at in (0..bytes).step_by(piece as usize) {
+                self.lock().vram_mut().guest_zero(vm, GuestVramAddr(at), piece.min(bytes - at))?;
+            }
+            return Ok(());
+        }
+        {
+            let mut state = self.lock();
+            state.vram_mut().chunks.unplace_all(vm);
+            state.vram_mut().refusals.restart(vm);
+        }
+        self.scrub_left()?;
+        self.wakeup.ring();
+        Ok(())
+    }
+
+    /// Ends the card's threads and resets the card, unless it belongs to another process.
+    pub fn close(&self) {
+        self.end_threads();
+        if self.owned.load(Ordering::Acquire) {
+            self.card.set_interrupt(InterruptMode::Msi, None);
+            self.card.reset();
+        }
+    }
+
+    fn end_threads(&self) {
+        self.stop.store(true, Ordering::Release);
+        self.wake_threads();
+        let threads = std::mem::take(&mut *self.threads.lock());
+        for thread in threads.into_iter().filter(|thread| thread.thread().id() != std::thread::current().id()) {
+            let name = thread.thread().name().unwrap_or_default().to_owned();
+            if thread.join().is_err() {
+                tracing::error!(name, "a thread of the card had panicked");
+            }
+        }
+    }
+}
+
+impl CardState {
+    /// Binds the mediator's own channels: those that move memory, if there is a target for moves or they zero memory,
+    /// and the one that clears PGRAPH, if configured.
+    fn bind_own(&mut self, (clear, zeroes): (bool, bool), chip: &Chip) -> Result<(), ManagerError> {
+        let Self { memory, work, scrubber, .. } = self;
+        memory.start_copier(work.channels_mut(), zeroes)?;
+        let (vram, own) = memory.vram_and_own();
+        *scrubber = clear.then(|| Scrubber::new(vram, work.channels_mut(), own, chip)).transpose()?;
+        Ok(())
+    }
+}
+
+impl Drop for ManagedCard {
+    fn drop(&mut self) {
+        self.close();
+    }
+}

@@ -1,0 +1,200 @@
+//! The thread that moves memory when the card has too little, and back when it has more.
+//!
+//! It sleeps until it is woken or the balancer has something to do at a later time, so that it costs nothing while
+//! memory suffices.
+
+use super::{CardState, ManagedCard};
+use crate::tenants::GuestEvent;
+use card_memory::{FIRST_BYTES, Plan, Planned, Relocated, SCAN_INTERVAL, Wakeup};
+use std::collections::BTreeSet;
+use std::sync::Weak;
+use std::time::{Duration, Instant};
+use vram::{Step, TenantId};
+
+/// Plans that are carried out for one wake-up before VMs that wait for memory are notified.
+const MAX_PLANS_PER_WAKEUP: u32 = 16;
+
+/// Body of the thread: serves `host` until it is closed or gone.
+pub(crate) fn serve(host: &Weak<ManagedCard>, wakeup: &Wakeup) {
+    let (mut limit, mut told) = (None, WaiterNotifications::default());
+    loop {
+        wakeup.wait(limit);
+        let Some(host) = host.upgrade() else { return };
+        if host.over() {
+            return;
+        }
+        limit = host.balance(&mut told);
+    }
+}
+
+/// Last notification of VMs that wait for memory. Each retries then, and wakes the mover when it finds none: without
+/// this record the two would wake each other for as long as the VM waits.
+#[derive(Debug, Default)]
+struct WaiterNotifications {
+    at: Option<Instant>,
+    waiting: BTreeSet<TenantId>,
+    /// Chunks of the card that any VM could have.
+    spare: u32,
+}
+
+impl WaiterNotifications {
+    /// Returns whether to notify the waiting VMs now: memory has moved, more is spare, another VM waits as well, or the
+    /// last notification is old.
+    fn tells(&mut self, waiting: &BTreeSet<TenantId>, moved: bool, spare: u32, now: Instant) -> bool {
+        let long_ago = self.at.is_none_or(|at| now.saturating_duration_since(at) >= SCAN_INTERVAL);
+        let tells = moved || spare > self.spare || long_ago || !waiting.is_subset(&self.waiting);
+        if tells {
+            (self.at, self.waiting) = (Some(now), waiting.clone());
+        }
+        // Chunks taken since then count as new when they are spare again.
+        self.spare = spare;
+        tells
+    }
+}
+
+impl ManagedCard {
+    /// Carries out the balancer's moves. Returns the time until its next plan, if any.
+    fn balance(&self, told: &mut WaiterNotifications) -> Option<Duration> {
+        let waiting = self.lock().vram().waiting();
+        let stirred = self.lock().inject_random_moves();
+        let mut moved = self.carry_out(stirred);
+        let mut served = BTreeSet::new();
+        for _ in 0..MAX_PLANS_PER_WAKEUP {
+            if self.over() {
+                break;
+            }
+            let Planned { plan, served: for_them, .. } = self.lock().plan();
+            if plan.is_empty() {
+                break;
+            }
+            if self.carry_out(plan) {
+                moved = true;
+                served.extend(for_them);
+            }
+        }
+        if self.over() {
+            return None;
+        }
+        self.lock().begin_turn();
+        let (wait, next, spare) = {
+            let mut state = self.lock();
+            (state.looked(&waiting, &served), state.next_plan(), state.vram().chunks.spare())
+        };
+        let retry = (!wait.is_empty()).then_some(SCAN_INTERVAL);
+        if told.tells(&wait, moved, spare, Instant::now()) {
+            wait.into_iter().for_each(|vm| self.deliver(vm, GuestEvent::Memory));
+        }
+        // After all work that a VM waits for, and only until a VM waits again.
+        while !self.wakeup.is_rung() && self.zero_by_engines(false) {}
+        while !self.wakeup.is_rung() && self.lock().vram_mut().scrub_ahead().unwrap_or(false) {}
+        next.into_iter().chain(retry).min()
+    }
+
+    /// Reserves the mediator's first structures for a new VM, and moves chunks that are in the way. If none can move,
+    /// the structures are allocated on demand, which may fail.
+    pub(crate) fn admit(&self, vm: TenantId) {
+        {
+            let mut state = self.lock();
+            let chunks = state.vram().count(FIRST_BYTES);
+            state.vram_mut().wants.admit(vm, chunks);
+        }
+        for _ in 0..MAX_PLANS_PER_WAKEUP {
+            if !self.make_own_room() {
+                break;
+            }
+        }
+    }
+
+    /// Runs `attempt`, which guarantees memory of the card. If VMs above their guarantee are in the way, moves their
+    /// chunks and tries again.
+    ///
+    /// # Errors
+    /// The last error of `attempt`.
+    pub fn make_room(&self, attempt: impl FnMut(&mut CardState) -> Result<(), vram::Error>) -> Result<(), vram::Error> {
+        self.lock().memory.promise(true);
+        let done = self.promise(attempt);
+        self.lock().memory.promise(false);
+        self.look_again();
+        done
+    }
+
+    fn promise(&self, mut attempt: impl FnMut(&mut CardState) -> Result<(), vram::Error>) -> Result<(), vram::Error> {
+        for _ in 0..MAX_PLANS_PER_WAKEUP {
+            let plan = {
+                let mut state = self.lock();
+                match attempt(&mut state) {
+                    Err(vram::Error::Promise { wanted, now, left, .. }) if wanted <= left => {
+                        state.plan_promise(wanted.saturating_sub(now))
+                    }
+                    done => return done,
+                }
+            };
+            if plan.is_empty() {
+                break;
+            }
+            self.carry_out(plan);
+        }
+        attempt(&mut self.lock())
+    }
+
+    /// Carries out a plan; returns whether any of it had an effect. The mediator's own needs come between the steps of
+    /// the plan, because all VMs' work may wait for them.
+    fn carry_out(&self, plan: Plan) -> bool {
+        let mut any = false;
+        for (vm, steps) in plan {
+            any |= self.relocate_counted(vm, &steps).has_effect();
+            if self.over() {
+                break;
+            }
+            self.scrub();
+            self.make_own_room();
+        }
+        any
+    }
+
+    /// Moves chunks that are in the way of the mediator's own structures; returns whether any moved.
+    fn make_own_room(&self) -> bool {
+        let plan = self.lock().plan_own();
+        let mut any = false;
+        for (vm, steps) in plan {
+            any |= self.relocate_counted(vm, &steps).has_effect();
+            self.scrub();
+        }
+        if any {
+            let waiting: Vec<TenantId> = self.lock().vram().wants.of_tables().collect();
+            waiting.into_iter().for_each(|vm| self.deliver(vm, GuestEvent::Memory));
+        }
+        any
+    }
+
+    /// Same as [`Self::relocate`], and counts it.
+    pub fn relocate_counted(&self, vm: TenantId, steps: &[Step]) -> Relocated {
+        let done = self.relocate(vm, steps);
+        if done.moved != 0 {
+            self.lock().has_moved(vm, &done);
+        }
+        done
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn waiters_are_notified_on_change_and_periodically() {
+        let (one, two) = (BTreeSet::from([TenantId(1)]), BTreeSet::from([TenantId(1), TenantId(2)]));
+        let (mut told, now) = (WaiterNotifications::default(), Instant::now());
+        assert!(told.tells(&one, false, 0, now), "the first");
+        for _ in 0..1000 {
+            assert!(!told.tells(&one, false, 0, now), "it has just looked in vain, and woken the mover");
+        }
+        assert!(told.tells(&one, true, 0, now) && told.tells(&two, false, 0, now) && told.tells(&one, false, 1, now));
+        assert!(
+            !told.tells(&one, false, 1, now) && !told.tells(&one, false, 0, now) && told.tells(&one, false, 1, now)
+        );
+        assert!(
+            !told.tells(&one, false, 1, now + SCAN_INTERVAL / 2) && told.tells(&one, false, 1, now + SCAN_INTERVAL)
+        );
+    }
+}

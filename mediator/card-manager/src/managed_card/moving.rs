@@ -1,0 +1,586 @@
+//! Moves one VM from this card to another one of the same host, while other VMs continue.
+//!
+//! Before it stops, its memory leaves the card for host memory, its guest works on from there ([`ManagedCard::empty`]),
+//! and the other card borrows it; the rest is copied there ([`ManagedCard::copy_ahead`]). Then it is suspended
+//! ([`ManagedCard::suspend`]): its channels leave the engines, and this card's state of them is copied
+//! ([`Halted::depart`]), and so is memory that was not borrowed and differs there ([`Suspended::copy_memory`]). The
+//! other card has created the VM already, which is [held](CardState::hold_still), receives the channels
+//! ([`CardState::arrive`]), and resumes it. Until then nothing has changed here: after a failure, the guard is dropped,
+//! and the VM continues here. Afterwards the other card copies the borrowed memory ([`ManagedCard::settle`]).
+
+use super::{CardState, ManagedCard};
+use crate::work::descheduled::Why;
+use crate::work::needs::Needs;
+use crate::work::schedule::{Stage, TrackedSubmission};
+use crate::{Feeder, ManagerError};
+use card::DmaMemory;
+use channels::{Arrived, MoveError, Moving, Pause, SavedMoving};
+use locks::rank;
+use nvspec::addr::VramAddr;
+use nvspec::fifo::VirtualChannelId;
+use saved_state::Invalid;
+use sched::{Channel, Engine, Event, Ticket};
+use std::collections::BTreeSet;
+use std::num::NonZero;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread::ScopedJoinHandle;
+use std::time::Duration;
+use vram::{GuestVramAddr, HostAddr, Lookup, Place, Step, TenantId, Tier, To};
+
+/// Bytes that leave the card for host memory at a time: its guest's work is stopped while they are copied.
+const BATCH_BYTES: u64 = 8 << 20;
+/// Rounds of checks for chunks that are on the card again, or new there.
+const MAX_CHECK_ROUNDS: u32 = 3;
+/// Bytes that are written under one hold of a card's lock.
+const BYTES_PER_LOCK_HOLD: u64 = 256 << 10;
+/// Bytes that are compared at a time, and copied if they differ: they and their copy fit in a processor's own cache.
+const COMPARED: u64 = 64 << 10;
+/// Maximum number of threads that copy a VM's memory.
+const THREADS: usize = 4;
+/// Maximum of strikes that are moved: more than any quarantine needs.
+const STRIKES_MAX: u32 = 1024;
+
+/// Channels and strikes of a VM, which move with its own state and its memory.
+#[derive(Debug)]
+pub struct Departing {
+    channels: Moving,
+    /// Submissions beyond their limit.
+    strikes: u32,
+}
+
+impl Departing {
+    /// Saves it: the channels, and the strikes.
+    ///
+    /// # Errors
+    /// When the channels are invalid.
+    pub fn save(&self) -> Result<(SavedMoving, u32), ManagerError> {
+        let Self { channels, strikes } = self;
+        Ok((channels.save()?, *strikes))
+    }
+
+    /// Raises the strikes to those of the VM that it replaces, if those are more.
+    #[must_use]
+    pub fn struck(self, strikes: u32) -> Self {
+        Self { strikes: self.strikes.max(strikes), ..self }
+    }
+
+    /// Subtracts the strikes that the receiving VM has already.
+    #[must_use]
+    pub fn beyond(self, strikes: u32) -> Self {
+        Self { strikes: self.strikes.saturating_sub(strikes), ..self }
+    }
+
+    /// Restores it.
+    ///
+    /// # Errors
+    /// When the channels are invalid.
+    pub fn restored(channels: SavedMoving, strikes: u32) -> Result<Self, ManagerError> {
+        Invalid::unless(strikes <= STRIKES_MAX, || format!("{strikes} strikes are more than any VM has"))?;
+        Ok(Self { channels: channels.restored()?, strikes })
+    }
+}
+
+/// A VM whose work is stopped while this exists.
+#[must_use = "the VM goes on when this is dropped"]
+pub struct Halted {
+    host: Arc<ManagedCard>,
+    vm: TenantId,
+    /// It does not resume.
+    stays: bool,
+}
+
+/// A VM whose work is stopped, and whose memory does not move, while this exists.
+#[must_use = "the VM goes on when this is dropped"]
+pub struct Suspended<'a> {
+    // Dropped first.
+    halted: Halted,
+    _no_moves: locks::Guard<'a, rank::Moving, ()>,
+}
+
+impl Suspended<'_> {
+    /// Lets memory of the card move again, except that of the VM, which has moved to another card: that card may have
+    /// borrowed it. The VM's work stays stopped.
+    pub fn gone(self) -> Halted {
+        let Self { halted, _no_moves } = self;
+        halted.host.lock().vram_mut().chunks.freeze(halted.vm);
+        halted
+    }
+}
+
+impl std::ops::Deref for Suspended<'_> {
+    type Target = Halted;
+
+    fn deref(&self) -> &Halted {
+        &self.halted
+    }
+}
+
+impl ManagedCard {
+    /// Moves a VM's memory from the card to host memory, as far as there is room, while it works on. None of it comes
+    /// back before [`Self::stays`]. Returns the bytes that have left.
+    pub fn empty(&self, vm: TenantId) -> u64 {
+        self.lock().memory.set_migrating(vm, true);
+        let mut left = 0;
+        for _ in 0..MAX_CHECK_ROUNDS {
+            let (on_card, chunk) = {
+                let state = self.lock();
+                let bytes = state.vram().chunks.vm_bytes(vm).unwrap_or(0);
+                (state.memory().movable(vm, GuestVramAddr(0), bytes, true), state.vram().chunks.chunk_bytes())
+            };
+            let before = left;
+            for batch in on_card.chunks((BATCH_BYTES / chunk).max(1) as usize) {
+                let steps: Vec<Step> = batch.iter().map(|index| Step { vm, index: *index, to: To::Host }).collect();
+                let done = self.relocate_counted(vm, &steps);
+                left += done.bytes;
+                if !done.has_effect() {
+                    return left;
+                }
+            }
+            if left == before {
+                break;
+            }
+        }
+        left
+    }
+
+    /// Makes VM `its` of card `to`, which has no memory yet, borrow or copy a VM's memory, while the VM works on: its
+    /// writes meanwhile may or may not be included ([`Suspended::copy_memory`]). Returns the bytes that are copied, now
+    /// or when they are given back.
+    ///
+    /// # Errors
+    /// When the other card has no room, or one of them does not answer.
+    pub fn copy_ahead(&self, vm: TenantId, to: &ManagedCard, its: TenantId) -> Result<u64, ManagerError> {
+        let (chunks, bytes) = {
+            let state = self.lock();
+            (state.chunks_of(vm), state.chunk_bytes())
+        };
+        let rest = self.lend((vm, &chunks), (to, its))?;
+        let lent = (chunks.len() - rest.len()) as u64 * bytes;
+        Ok(lent + self.carry((vm, rest), (to, its), &Known::Zeros)?)
+    }
+
+    /// Allows the memory of a VM that does not leave to return to the card.
+    pub fn stays(&self, vm: TenantId) {
+        self.lock().memory.set_migrating(vm, false);
+        self.look_again();
+    }
+
+    /// Makes the work of a VM leave the engines. A channel that has not left within `limit` counts as hung: it is
+    /// killed, and its guest is notified. Call it without any lock.
+    ///
+    /// # Errors
+    /// When the card keeps a channel nevertheless; the VM then continues.
+    pub fn suspend(self: &Arc<Self>, vm: TenantId, limit: Duration) -> Result<Suspended<'_>, ManagerError> {
+        let no_moves = self.moving.lock();
+        Ok(Suspended { halted: self.halt(vm, limit)?, _no_moves: no_moves })
+    }
+
+    /// Same as [`Self::suspend`], but memory of other VMs may move meanwhile, and the VM's own on an operator's
+    /// request.
+    ///
+    /// # Errors
+    /// Same as [`Self::suspend`].
+    pub fn halt(self: &Arc<Self>, vm: TenantId, limit: Duration) -> Result<Halted, ManagerError> {
+        let halted = Halted { host: Arc::clone(self), vm, stays: false };
+        if let Some(why) = self.failure() {
+            return Err(ManagerError::Failed { why: why.to_owned() });
+        }
+        self.lock().hold_still(vm, true);
+        self.await_rest(limit, |state| state.stays_of(vm))?;
+        if self.lock().work.departures().any_kept(vm) {
+            return Err(ManagerError::NotStill);
+        }
+        Ok(halted)
+    }
+}
+
+impl Halted {
+    /// Notifies the VM of ended work. No work ends from then on.
+    pub fn settle(&self) {
+        self.host.tell_ended();
+    }
+
+    /// Copies this card's state of the VM's channels. Nothing changes here.
+    ///
+    /// # Errors
+    /// [`ManagerError::Unsettled`] when something is in flight; when the card does not answer.
+    pub fn depart(&self) -> Result<Departing, ManagerError> {
+        let (host, vm) = (&self.host, self.vm);
+        let state = &mut *host.lock();
+        if state.memory.segments_of(vm) {
+            return Err(ManagerError::Stays("it has made a segment that other address spaces may share"));
+        }
+        // Wait for the last writes of its engines.
+        state.vram().memory.barrier()?;
+        let strikes = state.scheduler().strikes(vm).map_or(0, |(strikes, _)| strikes);
+        let CardState { memory, work, .. } = state;
+        let channels = work.channels().moving(memory.card_mut(), vm);
+        let channels = channels.ok_or(ManagerError::Unsettled("a channel leaves the card"))?;
+        Ok(Departing { channels, strikes })
+    }
+
+    /// Returns the strikes of the VM.
+    #[must_use]
+    pub fn strikes(&self) -> u32 {
+        self.host.lock().scheduler().strikes(self.vm).map_or(0, |(strikes, _)| strikes)
+    }
+
+    /// Returns the bytes of a chunk.
+    #[must_use]
+    pub fn chunk_bytes(&self) -> u64 {
+        self.host.lock().chunk_bytes()
+    }
+
+    /// Returns the start addresses of the VM's chunks that have a place.
+    #[must_use]
+    pub fn chunks(&self) -> Vec<GuestVramAddr> {
+        self.host.lock().chunks_of(self.vm)
+    }
+
+    /// Reads `data` of the VM's memory, within a chunk; returns `false` if that chunk has no place.
+    ///
+    /// # Errors
+    /// When the card does not answer.
+    pub fn read(&self, at: GuestVramAddr, data: &mut [u8]) -> Result<bool, ManagerError> {
+        let state = &mut *self.host.lock();
+        let Some(from) = state.place_of(self.vm, at) else { return Ok(false) };
+        state.vram_mut().read_at(from, data)?;
+        Ok(true)
+    }
+
+    /// Prevents the VM's work from resuming here.
+    pub fn stays(mut self) {
+        self.stays = true;
+    }
+}
+
+impl Suspended<'_> {
+    /// Copies the VM's memory to VM `its` of card `to`, except parts that are equal there. Returns the bytes that were
+    /// copied.
+    ///
+    /// # Errors
+    /// When the other card has no room, or one of them does not answer.
+    pub fn copy_memory(&self, to: &ManagedCard, its: TenantId) -> Result<u64, ManagerError> {
+        let chunks = self.chunks();
+        let same = self.host.part((self.vm, &chunks), (to, its))?;
+        let others = chunks.iter().copied().filter(|at| !same.contains(&at.0)).collect();
+        let copied = self.host.carry((self.vm, others), (to, its), &Known::Something)?;
+        self.host.take_back((self.vm, chunks), (to, its))?;
+        Ok(copied)
+    }
+}
+
+impl Drop for Halted {
+    fn drop(&mut self) {
+        if !self.stays && self.host.failure().is_none() {
+            self.host.lock().hold_still(self.vm, false);
+        }
+    }
+}
+
+/// Contents of the target memory, where that is known.
+enum Known {
+    Zeros,
+    Something,
+}
+
+/// One end of a copy: memory that the host sees, or memory of the card.
+enum End {
+    Memory(DmaMemory, usize),
+    Card(Place),
+}
+
+impl End {
+    fn of(state: &CardState, place: Place) -> Self {
+        let memory = match place {
+            Place::Host(at) => state.vram().pinned.memory(at),
+            Place::Card(_) => None,
+        };
+        memory.map_or(Self::Card(place), |(memory, offset)| Self::Memory(memory, offset))
+    }
+
+    /// Reads at offset `at`. Memory is read without the card's lock.
+    fn read(&self, host: &ManagedCard, at: u64, data: &mut [u8]) -> Result<(), ManagerError> {
+        match self {
+            Self::Memory(memory, offset) => {
+                let slice = memory.slice(offset + at as usize, data.len()).map_err(beyond)?;
+                slice.copy_to(data);
+                Ok(())
+            }
+            Self::Card(place) => host.lock().vram_mut().read_at(behind(*place, at), data),
+        }
+    }
+
+    /// Writes at offset `at`.
+    fn write(&self, host: &ManagedCard, at: u64, data: &[u8]) -> Result<(), ManagerError> {
+        match self {
+            Self::Memory(memory, offset) => {
+                let slice = memory.slice(offset + at as usize, data.len()).map_err(beyond)?;
+                slice.copy_from(data);
+                Ok(())
+            }
+            Self::Card(place) => host.lock().vram_mut().write_at(behind(*place, at), data),
+        }
+    }
+}
+
+fn behind(place: Place, by: u64) -> Place {
+    match place {
+        Place::Host(at) => Place::Host(HostAddr(at.0 + by)),
+        Place::Card(at) => Place::Card(VramAddr(at.0 + by)),
+    }
+}
+
+fn beyond(error: impl std::fmt::Display) -> ManagerError {
+    Invalid::new(format_args!("memory that is copied: {error}")).into()
+}
+
+impl ManagedCard {
+    /// Copies chunks of a VM to VM `its` of card `to`. Pieces that are equal there are skipped. Returns the bytes that
+    /// were copied.
+    fn carry(
+        &self,
+        (vm, chunks): (TenantId, Vec<GuestVramAddr>),
+        (to, its): (&ManagedCard, TenantId),
+        known: &Known,
+    ) -> Result<u64, ManagerError> {
+        let here = self.lock().chunk_bytes();
+        let there = to.lock().chunk_bytes();
+        let bytes = here.min(there);
+        let parts: Vec<GuestVramAddr> = chunks
+            .iter()
+            .flat_map(|at| (0..here).step_by(bytes as usize).map(|offset| GuestVramAddr(at.0 + offset)))
+            .collect();
+        let copied = AtomicU64::new(0);
+        let each = |at: &GuestVramAddr| -> Result<(), ManagerError> {
+            let Some(from) = self.place_now(vm, *at) else { return Ok(()) };
+            let place = to.receive(its, *at)?;
+            let into = End::of(&to.lock(), place);
+            copied.fetch_add(copy((self, &from), (to, &into), bytes, known)?, Ordering::Relaxed);
+            Ok(())
+        };
+        let threads = std::thread::available_parallelism().map_or(1, NonZero::get).min(THREADS);
+        let share = parts.len().div_ceil(threads).max(1);
+        std::thread::scope(|scope| {
+            let runs: Vec<_> =
+                parts.chunks(share).map(|share| scope.spawn(move || share.iter().try_for_each(each))).collect();
+            // Wait for all of them, even after an error.
+            let ended: Vec<_> = runs.into_iter().map(ScopedJoinHandle::join).collect();
+            ended.into_iter().try_for_each(|run| run.unwrap_or(Err(ManagerError::OutOfService)))
+        })?;
+        Ok(copied.into_inner())
+    }
+
+    fn place_now(&self, vm: TenantId, at: GuestVramAddr) -> Option<End> {
+        let state = self.lock();
+        state.place_of(vm, at).map(|place| End::of(&state, place))
+    }
+
+    /// Zeroes chunks of VM `its` of card `to` that the VM here does not have: they were copied, and have been freed
+    /// since.
+    fn take_back(
+        &self,
+        (_, chunks): (TenantId, Vec<GuestVramAddr>),
+        (to, its): (&ManagedCard, TenantId),
+    ) -> Result<(), ManagerError> {
+        let here = self.lock().chunk_bytes();
+        let has: BTreeSet<u64> = chunks.into_iter().map(|at| at.0).collect();
+        let (places, there) = {
+            let state = to.lock();
+            (state.chunks_of(its), state.chunk_bytes())
+        };
+        let parts =
+            places.iter().flat_map(|at| (0..there).step_by(here.min(there) as usize).map(|offset| at.0 + offset));
+        for part in parts.filter(|part| !has.contains(&(part - part % here))) {
+            for at in (part..part + here.min(there)).step_by(BYTES_PER_LOCK_HOLD as usize) {
+                let bytes = BYTES_PER_LOCK_HOLD.min(part + here.min(there) - at);
+                to.lock().vram_mut().guest_zero(its, GuestVramAddr(at), bytes)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Writes memory of a VM that comes from elsewhere, into memory that is zero.
+    ///
+    /// # Errors
+    /// When it is not the VM's memory, when there is no room for it, or the card does not answer.
+    pub fn write_received(&self, vm: TenantId, at: GuestVramAddr, data: &[u8]) -> Result<(), ManagerError> {
+        let chunk = self.lock().chunk_bytes();
+        let mut rest = (at, data);
+        while !rest.1.is_empty() {
+            let (at, data) = rest;
+            let left = chunk.saturating_sub(at.0.checked_rem(chunk).unwrap_or(0));
+            let (now, later) = data.split_at_checked(left.min(BYTES_PER_LOCK_HOLD) as usize).unwrap_or((data, &[]));
+            let place = self.receive(vm, at)?;
+            self.lock().vram_mut().write_at(place, now)?;
+            rest = (GuestVramAddr(at.0.saturating_add(now.len() as u64)), later);
+        }
+        Ok(())
+    }
+
+    /// Gives guest memory that comes from another card a place, zeroed: in host memory, or if none is left, on the
+    /// card. The card's lock is released between the parts of a scrub.
+    pub(super) fn receive(&self, vm: TenantId, at: GuestVramAddr) -> Result<Place, ManagerError> {
+        if let Some(place) = self.lock().place_of(vm, at) {
+            return Ok(place);
+        }
+        let mut tier = Tier::Host;
+        let place = loop {
+            let state = &mut *self.lock();
+            let vram = state.vram_mut();
+            let index = vram.chunks.index(vm, at).ok_or(vram::Error::NoSuchVm(vm))?;
+            match vram.chunks.receive(vm, index, tier) {
+                Ok(place) => break place,
+                Err(vram::Error::NeedsScrub { .. }) if vram.scrub_piece()? => {}
+                Err(vram::Error::Full { .. }) if tier == Tier::Host => tier = Tier::Card,
+                Err(error) => return Err(error.into()),
+            }
+        };
+        if let Place::Host(slot) = place {
+            // The host allocates pages while the card's lock is free.
+            let wanted = self.lock().vram().pinned.lacks(slot);
+            if let Some(wanted) = wanted {
+                let memory = wanted.find()?;
+                self.lock().vram_mut().pinned.give(slot, memory)?;
+            }
+            self.lock().vram_mut().pinned.fill(slot)?;
+        }
+        let place = self.lock().place_of(vm, at);
+        place.ok_or(ManagerError::Unsettled("a chunk has lost its place"))
+    }
+}
+
+/// Copies `bytes` bytes where they differ. Returns how many were copied.
+fn copy(
+    (host, from): (&ManagedCard, &End),
+    (to, into): (&ManagedCard, &End),
+    bytes: u64,
+    known: &Known,
+) -> Result<u64, ManagerError> {
+    let mut data = vec![0; COMPARED.min(bytes) as usize];
+    let mut other = vec![0; data.len()];
+    let mut copied = 0;
+    for at in (0..bytes).step_by(data.len()) {
+        from.read(host, at, &mut data)?;
+        if matches!(known, Known::Something) {
+            into.read(to, at, &mut other)?;
+        }
+        if data != other {
+            into.write(to, at, &data)?;
+            copied += data.len() as u64;
+        }
+    }
+    Ok(copied)
+}
+
+impl CardState {
+    /// Stops a VM's channels, makes them leave the engines, and keeps its memory in place; or undoes that.
+    pub fn hold_still(&mut self, vm: TenantId, held: bool) {
+        if held {
+            self.held.insert(vm);
+        } else {
+            self.held.remove(&vm);
+        }
+        let held = held || self.still;
+        self.work.channels_mut().pause(self.memory.card_mut(), vm, Pause::Standstill, held);
+        if held {
+            self.work.channels_mut().vacate(self.memory.card_mut(), vm);
+        }
+        self.look_at_waits(Some(vm));
+    }
+
+    /// Keeps a VM's memory in place while it arrives from another card; or lets it move.
+    pub fn travels(&mut self, vm: TenantId, travels: bool) {
+        self.memory.set_migrating(vm, travels);
+    }
+
+    /// Returns the channels of a VM that have not left their engines, or `None` when all have left.
+    fn stays_of(&mut self, vm: TenantId) -> Option<Vec<(TenantId, VirtualChannelId)>> {
+        self.look_at_departures();
+        let left = self.work.channels_mut().vacating(self.memory.card_mut(), vm);
+        let any = !left.is_empty() || self.work.departures().any_leaving(Some(vm));
+        any.then(|| left.into_iter().map(|channel| (vm, channel)).collect())
+    }
+
+    /// Returns the start addresses of a VM's chunks that have a place.
+    pub(super) fn chunks_of(&self, of: TenantId) -> Vec<GuestVramAddr> {
+        let chunks = &self.vram().chunks;
+        let advertised = chunks.vms().find(|(vm, _)| *vm == of).map_or(0, |(_, account)| account.advertised);
+        let all = (0..advertised).map(|index| chunks.guest_address(index));
+        all.filter(|at| chunks.is_placed(of, *at) == Some(true)).collect()
+    }
+
+    pub(super) fn chunk_bytes(&self) -> u64 {
+        self.vram().chunks.chunk_bytes()
+    }
+
+    /// Returns the place of a byte of guest VRAM, if it has one.
+    pub(super) fn place_of(&self, vm: TenantId, at: GuestVramAddr) -> Option<Place> {
+        match self.vram().chunks.lookup(vm, at, 1) {
+            Lookup::Placed(place) => Some(place),
+            Lookup::Unplaced | Lookup::Split | Lookup::Outside => None,
+        }
+    }
+
+    /// Adopts the channels of a VM that comes from another card, and is [held](Self::hold_still) here. `directory` maps
+    /// an old directory to the new one. Its address spaces must map the pages of the channels before it resumes.
+    ///
+    /// # Errors
+    /// When there are too few channels, or they are invalid for this card; nothing has changed then.
+    pub fn arrive(
+        &mut self,
+        vm: TenantId,
+        Departing { channels, strikes }: Departing,
+        directory: impl Fn(VramAddr) -> Option<VramAddr>,
+    ) -> Result<(), ManagerError> {
+        let CardState { memory, work, .. } = self;
+        let arrived = work.channels_mut().arrive(memory.card_mut(), vm, channels, directory);
+        let arrived = arrived.map_err(|error| match error {
+            MoveError::Bind(error) => ManagerError::Bind(error),
+            MoveError::Invalid(why) => ManagerError::Saved(why),
+        })?;
+        let mut events: Vec<Event> =
+            (0..strikes).map(|_| Event::Struck { vgpu: vm, engine: Engine::Compute }).collect();
+        for channel in arrived {
+            events.extend(self.adopt(vm, &channel));
+        }
+        self.feed(events);
+        Ok(())
+    }
+
+    /// Records a channel's submissions: those that have begun wait for a slice, like those of a stopped channel.
+    fn adopt(&mut self, vm: TenantId, arrived: &Arrived) -> Vec<Event> {
+        let now = self.card_time();
+        let physical = arrived.physical;
+        let engines = self.engines_of(physical);
+        let schedule = self.work.schedule_mut();
+        let mut events = Vec::new();
+        for (submission, began) in &arrived.flights {
+            let ticket = Ticket(submission.0);
+            let stage = if *began { Stage::Descheduled } else { Stage::Parked };
+            let held = TrackedSubmission {
+                vm,
+                channel: physical,
+                stage,
+                arrived: now,
+                seen: None,
+                hopped: false,
+                on_engine: None,
+                irq_suppressed: false,
+                brief: false,
+                needs: Needs::Graphics,
+            };
+            schedule.held.insert(ticket, held);
+            schedule.note_engines(physical, engines);
+            if *began {
+                let engine = schedule.engine_for(physical, engines);
+                events.push(Event::Adopted { vgpu: vm, channel: Channel(physical.0.into()), engine, ticket });
+            }
+        }
+        if !events.is_empty() {
+            schedule.descheduled.insert(vm, physical, Why::Stopped, now);
+        }
+        events
+    }
+}

@@ -1,0 +1,277 @@
+//! Channels that faulted, and channels that must leave the card.
+
+use super::scrubber::SCRUBBER;
+use super::{CardState, ManagedCard};
+use crate::Feeder;
+use crate::tenants::GuestEvent;
+use crate::work::departures::Remedy;
+use crate::work::schedule::LOOK_NS;
+use bringup::start::restart_engine;
+use card::Card;
+use card_memory::COPIER;
+use channels::{RunState, Stuck};
+use nvspec::fifo::{ChannelId, VirtualChannelId, engine};
+use nvspec::mmu::fault;
+use nvspec::regs::pfifo;
+use std::sync::Arc;
+use std::time::Duration;
+use vram::TenantId;
+
+/// Poll interval while a thread waits, without a lock, for channels to leave.
+const POLL_INTERVAL: Duration = Duration::from_micros(50);
+
+impl CardState {
+    /// Ends one channel of a VM.
+    ///
+    /// # Errors
+    /// [`Stuck`] when it has not left its engines yet: it departs, and its VM is notified when it has
+    /// ([`GuestEvent::Left`]).
+    pub fn end_channel(&mut self, vm: TenantId, channel: VirtualChannelId) -> Result<(), Stuck> {
+        self.complete();
+        let physical = self.work.channels().physical(vm, channel);
+        let ended = self.work.channels_mut().unbind(self.memory.card_mut(), vm, channel);
+        self.departs(vm, physical, ended);
+        ended
+    }
+
+    /// Makes a channel leave its engines; it may be scheduled again. If it does not leave, its engine is reset.
+    pub fn clear_engines(&mut self, vm: TenantId, channel: VirtualChannelId) {
+        let Some(physical) = self.work.channels().physical(vm, channel) else { return };
+        if self.work.channels_mut().kick(self.memory.card_mut(), physical).is_err() {
+            let now_ns = self.now_ns();
+            self.work.departures_mut().begin(vm, physical, false, now_ns);
+            self.look_soon();
+        }
+    }
+
+    /// Takes a channel off the card for good, and reserves its number until [`Self::end_channel`].
+    ///
+    /// # Errors
+    /// [`Stuck`] when it has not left its engines yet: it departs.
+    pub fn retire_channel(&mut self, vm: TenantId, channel: VirtualChannelId) -> Result<(), Stuck> {
+        self.complete();
+        let physical = self.work.channels().physical(vm, channel);
+        let retired = self.work.channels_mut().retire(self.memory.card_mut(), vm, channel);
+        if vm == COPIER
+            && let (_, Some(copier)) = self.memory.vram_and_copier()
+        {
+            tracing::error!(
+                ?channel,
+                "the mediator's own channel has failed; the CPU moves memory until the engines are tried again"
+            );
+            copier.breaks();
+        }
+        if vm == SCRUBBER {
+            let now = self.now_ns();
+            self.scrubber.iter_mut().for_each(|scrubber| scrubber.breaks(now));
+            tracing::error!("the mediator's channel on PGRAPH has failed; it is bound anew");
+        }
+        self.departs(vm, physical, retired);
+        retired
+    }
+
+    /// Same as [`Self::retire_channel`], for a channel that the card should no longer run; resets its engine if it
+    /// stays: its work is no longer charged.
+    pub(crate) fn retire_now(&mut self, vm: TenantId, channel: VirtualChannelId) {
+        let physical = self.work.channels().physical(vm, channel);
+        let retired = self.retire_channel(vm, channel);
+        if let (Err(_), Some(physical)) = (retired, physical)
+            && self.work.departures_mut().discharge(physical)
+        {
+            self.channel_ended(vm, physical);
+        }
+    }
+
+    /// Retires a channel that holds `engine` and makes no progress: the engine is reset at once, because a wait for it
+    /// would only delay other VMs. An engine that has switched to another channel meanwhile is not reset.
+    pub fn kill_channel(&mut self, vm: TenantId, channel: VirtualChannelId, engine: u32) {
+        let card = Arc::clone(self.vram().memory.card());
+        let disabled = card.read32(pfifo::SCHED_DISABLE::OFFSET);
+        let physical = self.work.channels().physical(vm, channel);
+        // Schedules nothing there between the check and the reset.
+        card.write32(pfifo::SCHED_DISABLE::OFFSET, disabled | 1 << engine);
+        if physical.is_some_and(|physical| holds(&*card, engine, physical))
+            && let Err(error) = restart_engine(&*card, &self.firmware, engine)
+        {
+            tracing::error!(engine, %error, "an engine that was reset does not start");
+        }
+        self.retire_now(vm, channel);
+        card.write32(pfifo::SCHED_DISABLE::OFFSET, disabled);
+    }
+
+    /// Takes all channels of a VM off the card and gives it no more. Those that have not left yet depart.
+    pub(crate) fn quiesce(&mut self, vm: TenantId) {
+        self.complete();
+        let stuck = self.work.channels_mut().destroy_vm(self.memory.card_mut(), vm);
+        self.unschedule_vm(vm);
+        self.forget_graphics(vm);
+        let now_ns = self.now_ns();
+        stuck.into_iter().for_each(|stuck| self.work.departures_mut().begin(vm, stuck.channel, false, now_ns));
+    }
+
+    /// Records that a channel of a VM must be off the card, and whether it has left.
+    fn departs(&mut self, vm: TenantId, physical: Option<ChannelId>, left: Result<(), Stuck>) {
+        let Some(physical) = physical else { return };
+        let now_ns = self.now_ns();
+        match left {
+            Ok(()) if self.work.departures().contains(physical) => self.departed(vm, physical),
+            Ok(()) => self.channel_ended(vm, physical),
+            Err(_) => {
+                self.work.departures_mut().begin(vm, physical, true, now_ns);
+                self.look_soon();
+            }
+        }
+    }
+
+    /// Handles a departing channel that has left its engines.
+    fn departed(&mut self, vm: TenantId, physical: ChannelId) {
+        let stuck = self.work.channels().run_state(physical) == RunState::Stuck;
+        let lingers = stuck && !self.work.channels_mut().let_go(self.memory.card_mut(), physical);
+        if self.work.departures_mut().leave(physical, lingers) {
+            self.channel_ended(vm, physical);
+        }
+        if stuck && self.vms.contains_key(&vm) {
+            self.work.schedule_mut().post(vm, GuestEvent::Left);
+        }
+        self.free_removed(vm);
+    }
+
+    /// Frees the memory of a removed VM once its last channel has left the card.
+    fn free_removed(&mut self, vm: TenantId) {
+        if !self.removed.contains(&vm) || self.work.channels().has_stuck(vm) {
+            return;
+        }
+        self.removed.remove(&vm);
+        tracing::info!(%vm, "the card has let go of the channels of a VM that was removed; its memory is free");
+        if let Err(error) = self.memory.destroy_vm(vm) {
+            tracing::error!(%vm, %error, "the memory of a VM that was removed stays out of use");
+        }
+        // It is scrubbed on demand, or by the mover.
+        self.vram().wakeup.ring();
+    }
+
+    /// Polls the channels that depart. Makes a bounded number of accesses for each; must be called until none is left.
+    pub(crate) fn look_at_departures(&mut self) {
+        let now_ns = self.now_ns();
+        for (physical, vm) in self.work.departures_mut().due(now_ns) {
+            if self.work.channels_mut().kick(self.memory.card_mut(), physical).is_ok() {
+                self.departed(vm, physical);
+                continue;
+            }
+            match self.work.departures_mut().stays(physical, now_ns) {
+                None => {}
+                Some(Remedy::Reset) => self.reset_engines_of(physical),
+                Some(Remedy::GiveUp) => {
+                    tracing::error!(%vm, channel = physical.0, "resetting engines did not help; what the channel \
+                        reaches is kept until it has left or the card is reset");
+                    if self.work.departures_mut().discharge(physical) {
+                        self.channel_ended(vm, physical);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Returns whether a channel of a VM has still to leave its engines.
+    #[must_use]
+    pub(crate) fn is_departing(&self, vm: TenantId) -> bool {
+        self.work.departures().any_leaving(Some(vm))
+    }
+
+    /// Takes the channels of a VM that have left and whose work areas are still in their address spaces: the VM removes
+    /// those, then calls [`Self::free_left`].
+    pub fn take_left(&mut self, vm: TenantId) -> Vec<ChannelId> {
+        self.work.departures_mut().take_left(vm)
+    }
+
+    /// Frees the number of a channel that has left, once nothing can reach its work area.
+    pub fn free_left(&mut self, physical: ChannelId) {
+        self.work.channels_mut().unstrand(physical);
+        self.work.channels_mut().let_go(self.memory.card_mut(), physical);
+    }
+
+    /// Schedules an early tick.
+    fn look_soon(&mut self) {
+        let now = self.card_time();
+        self.work.schedule_mut().arm(now, Some(LOOK_NS));
+    }
+
+    /// Resets the engines that work for a channel which does not leave them. Other channels' contexts are in memory, so
+    /// no other work is lost.
+    pub(crate) fn reset_engines_of(&mut self, physical: ChannelId) {
+        let card = Arc::clone(self.vram().memory.card());
+        let disabled = card.read32(pfifo::SCHED_DISABLE::OFFSET);
+        for unit in 0..engine::COUNT {
+            // Schedules nothing there between the check and the reset.
+            card.write32(pfifo::SCHED_DISABLE::OFFSET, disabled | 1 << unit);
+            if holds(&*card, unit, physical) {
+                tracing::error!(channel = physical.0, engine = unit, "an engine does not end its work and is reset");
+                if let Err(error) = restart_engine(&*card, &self.firmware, unit) {
+                    tracing::error!(engine = unit, %error, "an engine that was reset does not start");
+                }
+            }
+            card.write32(pfifo::SCHED_DISABLE::OFFSET, disabled);
+        }
+    }
+
+    /// Takes a channel that faulted (if its owner is known) off the card, and lets its engine continue with others. The
+    /// stopped engine is reset, as in nouveau (`gf100_fifo_recover_work`): acknowledging the error makes the scheduler
+    /// use it again, but does not repair it. An engine that works for another channel by now is not reset.
+    pub(crate) fn recover(&mut self, card: &dyn Card, channel: Option<(TenantId, VirtualChannelId)>, unit: u32) {
+        let engine = match unit {
+            fault::unit::GR => Some(engine::GR),
+            fault::unit::CE0 => Some(engine::CE0),
+            fault::unit::CE1 => Some(engine::CE1),
+            _ => None,
+        };
+        let mask = engine.map_or(0, |engine| 1 << engine);
+        let disabled = card.read32(pfifo::SCHED_DISABLE::OFFSET);
+        card.write32(pfifo::SCHED_DISABLE::OFFSET, disabled | mask);
+        let physical = channel.and_then(|(vm, channel)| self.work.channels().physical(vm, channel));
+        if let Some(engine) = engine
+            && stopped(card, engine, physical)
+            && let Err(error) = restart_engine(card, &self.firmware, engine)
+        {
+            tracing::error!(engine, %error, "an engine that was reset after a fault does not start");
+        }
+        if let Some((vm, channel)) = channel {
+            self.retire_now(vm, channel);
+        }
+        card.write32(pfifo::SCHED_ENABLE_ACK::OFFSET, mask);
+        card.write32(pfifo::SCHED_DISABLE::OFFSET, disabled & !mask);
+    }
+}
+
+impl ManagedCard {
+    /// Waits until the departing channels of a VM have left, or are known to stay, within a limited number of polls. No
+    /// lock is held meanwhile, nor may the caller hold a VM's.
+    pub fn wait_departed(&self, vm: TenantId) {
+        loop {
+            {
+                let mut state = self.lock();
+                state.look_at_departures();
+                if !state.is_departing(vm) {
+                    // Its memory may be wiped and given to another VM next.
+                    if let Err(error) = state.vram().memory.barrier() {
+                        tracing::error!(%vm, %error, "what a VM's channels wrote last may arrive late");
+                    }
+                    return;
+                }
+            }
+            locks::sleep(POLL_INTERVAL);
+        }
+    }
+}
+
+/// Returns whether an engine that raised a fault is still stopped: the scheduler waits for the acknowledgement, or the
+/// channel that faulted is on the engine. Otherwise it has been reset since and may work for another.
+fn stopped(card: &dyn Card, unit: u32, channel: Option<ChannelId>) -> bool {
+    let waits = card.read32(pfifo::SCHED_ENABLE_ACK::OFFSET) & 1 << unit != 0;
+    waits || channel.is_some_and(|channel| holds(card, unit, channel))
+}
+
+/// Returns whether an engine works for a channel.
+fn holds(card: &dyn Card, unit: u32, channel: ChannelId) -> bool {
+    let status = card.read32(pfifo::ENGINE_STATUS::at(unit));
+    pfifo::ENGINE_STATUS::BUSY.is_set(status) && pfifo::ENGINE_STATUS::CHANNEL.get(status) == u32::from(channel.0)
+}

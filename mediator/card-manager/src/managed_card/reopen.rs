@@ -1,0 +1,358 @@
+//! A card that another owner has saved: opened with its VMs, and taken over.
+//!
+//! The other owner continues with the card unless this one takes it over. So there are two steps. [`ManagedCard::reopen`]
+//! restores everything from the saved state, and checks it; VMs are restored and [readmitted](Reopened::readmit). Until
+//! then only registers of the card are read; writes to its memory are queued. [`Reopened::take_over`] performs them and
+//! resumes everything.
+//!
+//! The mediator's own channels are bound again: they have no work in flight when a card is quiescent.
+
+use super::saved::{SavedHost, SavedOwner};
+use super::scrubber::{SCRUBBER, Scrubber};
+use super::{CardState, GuestEvents, ManagedCard, Parts, Sharing, Timers, Waits};
+use crate::work::schedule::Stage;
+use crate::work::time::{self, Clock};
+use crate::{Feeder, ManagerError};
+use bringup::CardError;
+use bringup::layout::Layout;
+use bringup::memory::CardMemory;
+use bringup::start::{self, CardInfo};
+use card::{Card, Identity};
+use card_memory::balance::Divider;
+use card_memory::iova::Claims;
+use card_memory::{COPIER, CardVram, FIRST_BYTES, Memory, Restored, check_places};
+use card_state::{RestoredCard, RestoredVm, Surroundings, VmSurroundings};
+use channels::Pause;
+use firmware::Set;
+use nvspec::addr::{Iova, VramAddr};
+use saved_state::Invalid;
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs::File;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
+use vram::TenantId;
+
+/// Time for the mediator's own channels to leave the engines: they have no work.
+// TIMEOUT: microseconds on hardware. The software card needs its thread for it, which a busy host may not run.
+const LEAVE_LIMIT: Duration = Duration::from_secs(5);
+/// Poll interval for that.
+const POLL_INTERVAL: Duration = Duration::from_micros(50);
+
+/// Input of a restored card.
+pub struct Handed {
+    /// The saved parts.
+    pub saved: SavedHost,
+    /// The file with host memory for chunks, if there is such memory.
+    pub host_memory: Option<File>,
+}
+
+/// A card that can be taken over, and belongs to another owner until then.
+pub struct Reopened {
+    host: Arc<ManagedCard>,
+    waits: Waits,
+    vms: BTreeMap<TenantId, RestoredVm>,
+    /// I/O addresses that no owner has claimed.
+    claims: Claims,
+    /// Queued writes to the card's memory.
+    writes: Vec<(VramAddr, Vec<u8>)>,
+    scheduler: sched::Config,
+    clear: bool,
+}
+
+/// The card, as context for restoring its parts.
+struct Around<'a> {
+    layout: channels::Layout,
+    own: (u32, u32),
+    now_ns: u64,
+    vm: &'a dyn Fn(TenantId) -> Option<VmSurroundings>,
+    writes: Vec<(VramAddr, Vec<u8>)>,
+}
+
+impl Surroundings for Around<'_> {
+    fn layout(&self) -> channels::Layout {
+        self.layout
+    }
+
+    fn own(&self) -> (u32, u32) {
+        self.own
+    }
+
+    fn now_ns(&self) -> u64 {
+        self.now_ns
+    }
+
+    fn vm(&self, vm: TenantId) -> Option<VmSurroundings> {
+        (self.vm)(vm)
+    }
+
+    fn write(&mut self, address: VramAddr, data: &[u8]) {
+        self.writes.push((address, data.to_vec()));
+    }
+}
+
+impl ManagedCard {
+    /// Opens a `card` that another owner has saved, without changing it. Its settings are those of `sharing`, except
+    /// the size of chunks and their host memory; `vm` returns the settings of each VM.
+    ///
+    /// # Errors
+    /// When the saved state is invalid, of another card, or has other settings; when the host has no memory for it.
+    pub fn reopen(
+        card: Arc<dyn Card>,
+        sharing: &Sharing,
+        firmware: Set,
+        handed: Handed,
+        vm: &dyn Fn(TenantId, &CardInfo, Identity) -> Option<VmSurroundings>,
+    ) -> Result<Reopened, ManagerError> {
+        let Handed { saved: SavedHost { card: saved, owner, segments: shared }, host_memory } = handed;
+        let SavedOwner { chunk_bytes: had, own: (first, bytes), context_bytes, host_ns, memory, work } = owner;
+        let Sharing { chunk_bytes, host_bytes, division, scheduler: config, clear, engines_zero, .. } = *sharing;
+        Invalid::unless(had == chunk_bytes, || {
+            format!("it has chunks of {had:#x} bytes, which stay so, and {chunk_bytes:#x} is set")
+        })?;
+        let info = start::look_at(&*card, context_bytes)?;
+        let layout = layout_of((first, bytes), &info, chunk_bytes)?;
+        let identity = card.identity();
+        let chunk = |bytes: u64| u32::try_from(bytes / chunk_bytes).unwrap_or(u32::MAX);
+        let mut around = Around {
+            layout: layout.channels(),
+            own: (chunk(first), chunk(bytes)),
+            now_ns: time::now_ns(&*card),
+            vm: &|of| vm(of, &info, identity),
+            writes: Vec::new(),
+        };
+        let restored = saved.restore(&mut around)?;
+        let writes = around.writes;
+        let RestoredCard { chunks, balancer, quanta, channels, scheduler, pool, segments, vms } = restored;
+        let Restored { iova, claims, barrier, pinned, turns } = memory.restored(&card, chunk_bytes, host_memory)?;
+        let summary = chunks.summary();
+        let fits = summary.chunk_bytes == chunk_bytes
+            && u64::from(summary.total) == info.vram_bytes / chunk_bytes
+            && u64::from(summary.host.budget.max(summary.host.end)) * chunk_bytes <= pinned.range().1;
+        Invalid::unless(fits, || {
+            format!(
+                "it has {} chunks of {:#x} bytes and {} in host memory, and this card {:#x} bytes in chunks of \
+                 {chunk_bytes:#x}, and {:#x} in host memory",
+                summary.total,
+                summary.chunk_bytes,
+                summary.host.end,
+                info.vram_bytes,
+                pinned.range().1
+            )
+        })?;
+        let slots = chunk(host_bytes);
+        Invalid::unless(u64::from(slots) * chunk_bytes <= pinned.range().1, || {
+            format!(
+                "it has {:#x} bytes of host memory, which grow by a restart only, and {host_bytes:#x} are set",
+                pinned.range().1
+            )
+        })?;
+        check_places(&chunks, &pinned)?;
+        let moving = vms.keys().find(|vm| !channels.is_paused(**vm, Pause::Standstill));
+        Invalid::unless(moving.is_none(), || format!("VM {moving:?} does not stand still"))?;
+        let waiting: BTreeSet<TenantId> =
+            vms.keys().copied().filter(|vm| channels.is_paused(*vm, Pause::Turn)).collect();
+        let divider = Divider::restored(&division, balancer, quanta, turns, waiting);
+        let (timers, alarm) = Timers::new()?;
+        let vram = CardVram::new(CardMemory::resume(Arc::clone(&card), layout, info.vram_bytes), pinned, chunks);
+        let mut memory = Memory::restored(vram, iova, barrier, pool, divider);
+        if let Some(shared) = shared {
+            memory.restore_segments(shared, segments)?;
+        }
+        let (host, waits) = Self::assembled(Parts {
+            card,
+            info,
+            layout,
+            own: (VramAddr(first), bytes),
+            memory,
+            work: work.restored(channels, scheduler, alarm)?,
+            clock: Clock::since(host_ns),
+            firmware,
+            engines_zero,
+            timers,
+        });
+        {
+            let mut state = host.lock();
+            state.still = true;
+            state.memory_mut().set_division(&division)?;
+            state.vram_mut().chunks.set_host_budget(slots);
+        }
+        // A setting that would be refused later is refused now.
+        config.check()?;
+        Ok(Reopened { host, waits, vms, claims, writes, scheduler: config, clear })
+    }
+}
+
+/// Lays out the fixed structures in the `bytes` bytes from `first` on.
+fn layout_of((first, bytes): (u64, u64), info: &CardInfo, chunk_bytes: u64) -> Result<Layout, ManagerError> {
+    let whole = |bytes: u64| bytes.checked_rem(chunk_bytes) == Some(0);
+    let within = first.checked_add(bytes).is_some_and(|end| end <= info.vram_bytes);
+    Invalid::unless(whole(first) && whole(bytes) && within && first < 1 << 40, || {
+        format!("the mediator's structures are {bytes:#x} bytes at {first:#x} of a card of {:#x}", info.vram_bytes)
+    })?;
+    Ok(Layout::new(VramAddr(first), bytes, info.context_bytes.into())?)
+}
+
+impl Reopened {
+    /// Returns the card. It has only [readmitted](Self::readmit) VMs, and nothing resumes before [`Self::take_over`].
+    #[must_use]
+    pub fn host(&self) -> &Arc<ManagedCard> {
+        &self.host
+    }
+
+    /// Returns the numbers of the saved VMs that are not restored yet.
+    #[must_use]
+    pub fn vms(&self) -> Vec<TenantId> {
+        self.vms.keys().copied().collect()
+    }
+
+    /// Takes the restored state of a VM, to rebuild the VM.
+    ///
+    /// # Errors
+    /// When it was not saved, or was taken already.
+    pub fn take_vm(&mut self, vm: TenantId) -> Result<RestoredVm, ManagerError> {
+        let restored = self.vms.remove(&vm);
+        Ok(restored.ok_or_else(|| Invalid::new(format_args!("VM {vm} was not saved, or is there already")))?)
+    }
+
+    /// Readmits a saved VM, which takes `events`; it has `ram`, ranges of I/O addresses, and pages in a pool of `held`
+    /// bytes.
+    ///
+    /// # Errors
+    /// When the ranges belong to another owner, or to none.
+    pub fn readmit(
+        &mut self,
+        vm: TenantId,
+        events: Weak<dyn GuestEvents>,
+        ram: impl Iterator<Item = (Iova, u64)>,
+        held: u64,
+    ) -> Result<(), ManagerError> {
+        let mut state = self.host.lock();
+        for (iova, len) in ram {
+            state.memory_mut().iova_mut().claim(&mut self.claims, Some(vm), iova, len)?;
+        }
+        let (held, first) = (state.vram().count(held), state.vram().count(FIRST_BYTES));
+        let wants = &mut state.vram_mut().wants;
+        wants.admit(vm, first);
+        wants.hold(vm, held, first);
+        state.vms.insert(vm, events);
+        Ok(())
+    }
+
+    /// Marks ranges of I/O addresses as used by restored objects.
+    ///
+    /// # Errors
+    /// When they belong to another owner.
+    pub fn claim(&mut self, ranges: impl Iterator<Item = (Iova, u64)>) -> Result<(), ManagerError> {
+        let mut state = self.host.lock();
+        for (iova, len) in ranges {
+            state.memory_mut().iova_mut().claim(&mut self.claims, None, iova, len)?;
+        }
+        Ok(())
+    }
+
+    /// Takes the card over: its VMs resume. The previous owner has given it away.
+    ///
+    /// # Errors
+    /// When a VM was not restored, or the card does not answer. It may be half taken over then, and must be reset.
+    pub fn take_over(self, name: &str) -> Result<Arc<ManagedCard>, ManagerError> {
+        let Self { host, waits, vms, claims: _, writes, scheduler, clear } = self;
+        if let Some(vm) = vms.keys().next() {
+            return Err(Invalid::new(format_args!("VM {vm} was not made anew")).into());
+        }
+        let no_moves = host.moving.lock();
+        host.owned.store(true, Ordering::Release);
+        {
+            let state = &mut *host.lock();
+            state.vram_mut().pinned.owned();
+            for (address, data) in writes {
+                state.vram_mut().memory.write(address, &data)?;
+            }
+            state.flush_all()?;
+            let CardState { memory, work, .. } = state;
+            work.channels().allow_again(memory.card_mut());
+        }
+        host.clear_own()?;
+        {
+            let state = &mut *host.lock();
+            state.set_clock();
+            state.memory.give_back_own();
+            state.bind_own((clear, host.engines_zero), host.info.chip)?;
+            if !clear {
+                let CardState { memory, work, .. } = state;
+                work.channels_mut().admit_all(memory.card_mut());
+            }
+            if *state.scheduler().config() != scheduler {
+                state.set_scheduler(scheduler);
+            }
+            state.want_graphics_again();
+        }
+        for vm in host.tenants() {
+            vm.taken_over()?;
+        }
+        host.start(name, waits)?;
+        {
+            let state = &mut *host.lock();
+            state.move_again();
+            state.tick();
+        }
+        // Interrupts that the card has raised in between are not raised again.
+        host.wake_threads();
+        drop(no_moves);
+        Ok(host)
+    }
+}
+
+impl ManagedCard {
+    /// Makes the mediator's own channels leave the card, as the previous owner has left them. Releases the lock in
+    /// between.
+    fn clear_own(&self) -> Result<(), ManagerError> {
+        for vm in [COPIER, SCRUBBER] {
+            let own: Vec<_> = self.lock().channels().bound_of(vm).collect();
+            let began = Instant::now();
+            for physical in own {
+                while self.lock().leaves(physical).is_err() {
+                    if began.elapsed() > LEAVE_LIMIT {
+                        return Err(CardError::Unresponsive("a channel of the mediator's own stays on it").into());
+                    }
+                    locks::sleep(POLL_INTERVAL);
+                }
+            }
+            let stuck = {
+                let CardState { memory, work, .. } = &mut *self.lock();
+                work.channels_mut().destroy_vm(memory.card_mut(), vm)
+            };
+            if !stuck.is_empty() {
+                return Err(CardError::Unresponsive("a channel of the mediator's own stays on it").into());
+            }
+        }
+        Ok(())
+    }
+}
+
+impl CardState {
+    /// Asks the card to release a channel.
+    fn leaves(&mut self, physical: nvspec::fifo::ChannelId) -> Result<(), channels::Stuck> {
+        let Self { memory, work, .. } = self;
+        work.channels_mut().kick(memory.card_mut(), physical)
+    }
+
+    /// Flushes all address spaces from the card's TLBs.
+    fn flush_all(&mut self) -> Result<(), ManagerError> {
+        let directories: BTreeSet<VramAddr> = self.channels().directories().map(|(_, directory)| directory).collect();
+        for directory in directories {
+            self.vram_mut().memory.invalidate(directory, false)?;
+        }
+        Ok(())
+    }
+
+    /// VMs with started work that may be for PGRAPH wait for it again: no VM holds it now, or their channels have run
+    /// without it.
+    pub(super) fn want_graphics_again(&mut self) {
+        let begun: Vec<TenantId> =
+            self.vms.keys().copied().filter(|vm| self.has_on_graphics(*vm, &[Stage::Started])).collect();
+        if let Some(Scrubber { tenancy, .. }) = &mut self.scrubber {
+            begun.into_iter().for_each(|vm| tenancy.want(vm));
+        }
+    }
+}

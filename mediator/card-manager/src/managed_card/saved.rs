@@ -1,0 +1,159 @@
+//! Saved state of a card, for its next owner; and the handover of the card.
+//!
+//! VMs save their own state. The card itself, its memory and the host's are handed over as they are.
+
+use super::ManagedCard;
+use super::standstill::Standstill;
+use crate::ManagerError;
+use crate::work::SavedWork;
+use card_memory::SavedMemory;
+use card_memory::segments::SavedSegments;
+use card_state::{SavedCard, SavedVm};
+use saved_state::{Known, ReadError, SavedState, WriteError, Writer, first_version};
+use serde::{Deserialize, Serialize};
+use std::fs::File;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+/// Owner of the card's parts in a file.
+const CARD: u32 = 0;
+
+/// The card manager's state of a card, without the parts that lower layers save themselves.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct SavedOwner {
+    /// Bytes of a chunk, to check against the settings before anything is read with it.
+    pub(super) chunk_bytes: u64,
+    /// Address on the card and bytes of the chunks with the fixed structures.
+    pub(super) own: (u64, u64),
+    /// Bytes of a PGRAPH context, as reported by its firmware at start.
+    pub(super) context_bytes: u32,
+    /// Time since the card was taken over, in the host's clock.
+    pub(super) host_ns: u64,
+    pub(super) memory: SavedMemory,
+    pub(super) work: SavedWork,
+}
+
+first_version!(SavedOwner, "owner");
+
+/// A card and its VMs, without each VM's own state.
+#[derive(Debug)]
+pub struct SavedHost {
+    /// The parts of lower layers. VMs are among them.
+    pub card: SavedCard,
+    /// The card manager's part.
+    pub(super) owner: SavedOwner,
+    /// Segments that VMs share, if any: a program that does not know them can take over a card without.
+    pub(super) segments: Option<SavedSegments>,
+}
+
+impl SavedHost {
+    /// Returns the parts, in the versions that this code reads.
+    #[must_use]
+    pub fn known() -> Vec<Known> {
+        let mut known = SavedCard::known();
+        known.extend([Known::of::<SavedOwner>(), Known::of::<SavedSegments>()]);
+        known
+    }
+
+    /// Appends all parts to a file.
+    ///
+    /// # Errors
+    /// See [`WriteError`].
+    pub fn write(&self, file: &mut Writer) -> Result<(), WriteError> {
+        let Self { card, owner, segments } = self;
+        card.write(file)?;
+        file.put(CARD, owner)?;
+        segments.as_ref().map_or(Ok(()), |segments| file.put(CARD, segments))
+    }
+
+    /// Reads all parts from a file.
+    ///
+    /// # Errors
+    /// See [`ReadError`].
+    pub fn read(file: &mut SavedState<'_>) -> Result<Self, ReadError> {
+        let (mut card, owner) = (SavedCard::read(file)?, file.take(CARD)?);
+        let any = !file.owners::<SavedSegments>().is_empty();
+        let segments: Option<SavedSegments> = if any { Some(file.take(CARD)?) } else { None };
+        card.segments = segments.as_ref().map(SavedSegments::pools).unwrap_or_default();
+        Ok(Self { card, owner, segments })
+    }
+}
+
+impl ManagedCard {
+    /// Checks whether another process could continue with the card and its memory; called before it is quiesced.
+    ///
+    /// # Errors
+    /// The first part that cannot be handed over.
+    pub fn check_movable(&self) -> Result<(), ManagerError> {
+        let state = self.lock();
+        if !state.memory.is_shared() {
+            return Err(ManagerError::Stays("host memory for its chunks is not shared"));
+        }
+        if !state.removed.is_empty() {
+            return Err(ManagerError::Stays("it keeps a channel of a VM that was removed"));
+        }
+        if state.vram().pinned.borrows() {
+            return Err(ManagerError::Unsettled("it still has memory of the card that a VM has left"));
+        }
+        Ok(())
+    }
+
+    /// Returns the file with host memory for chunks, for another process; `None` if there is no such memory.
+    #[must_use]
+    pub fn host_memory(&self) -> Option<Arc<File>> {
+        self.lock().memory.host_file().map(Arc::clone)
+    }
+}
+
+impl Standstill<'_> {
+    /// Saves the mediator's state of the card, with its VMs, which `vms` saves. It is called without any lock.
+    ///
+    /// # Errors
+    /// [`ManagerError::Unsettled`] when events for a VM are still in flight; see also [`ManagedCard::check_movable`].
+    pub fn save(&self, vms: impl FnOnce() -> Result<Vec<SavedVm>, ManagerError>) -> Result<SavedHost, ManagerError> {
+        self.host.check_movable()?;
+        self.host.tell_ended();
+        // They handle their pending events, which may change the card's state.
+        let vms = vms()?;
+        let mut state = self.host.lock();
+        // The next owner expects all channels to have the contexts that their guests gave them.
+        let (vram, channels) = state.parts();
+        channels.restore_graphics(&mut vram.memory);
+        let divider = state.memory.divider();
+        let card = SavedCard {
+            chunks: state.vram().chunks.save(),
+            balancer: divider.balancer.save(),
+            quanta: divider.quanta.save(),
+            channels: state.work.channels().save(),
+            scheduler: state.work.schedule().scheduler().save(),
+            pool: state.memory.own().save(),
+            // They are in the part of segments.
+            segments: Vec::new(),
+            vms,
+        };
+        let owner = SavedOwner {
+            chunk_bytes: state.vram().chunks.chunk_bytes(),
+            own: (self.host.own.0.0, self.host.own.1),
+            context_bytes: self.host.info.context_bytes,
+            host_ns: state.now_ns(),
+            memory: state.memory.save(),
+            work: state.work.save()?,
+        };
+        Ok(SavedHost { card, owner, segments: state.memory.save_segments() })
+    }
+
+    /// Gives the card away to the next owner of the saved state: this process no longer touches it, not even on drop.
+    /// Later calls for its state fail as on a failed card.
+    pub fn give_away(self) {
+        let host = self.host;
+        host.lock().vram_mut().pinned.hand_over();
+        host.owned.store(false, Ordering::Release);
+        host.stop.store(true, Ordering::Release);
+        host.fail("it was given away");
+        // Wait for the current holder of the card's lock; later holders see the failure.
+        drop(host.state.lock());
+        // Threads that wait to move memory see it now.
+        drop(self);
+        host.end_threads();
+    }
+}

@@ -1,0 +1,375 @@
+//! Clears PGRAPH between tenants: a kernel of the mediator's own, on a channel of its own.
+//!
+//! Whose PGRAPH is, says [`residue::Tenancy`]; here its steps are carried out. A VM's channels with a PGRAPH context are kept off
+//! the card until it is admitted ([`channels::Channels::admit`]): the scheduler's turn begins with that, and is charged for it.
+
+use super::CardState;
+use crate::work::schedule::Stage;
+use crate::{Feeder, ManagerError};
+use card_memory::{CardVram, NoMemory, OwnRing, OwnSpace, RING_LOG2, bind, own_pages, va};
+use channels::{Channels, Parts, Presence, Submission};
+use nvspec::addr::{SMALL_PAGE, VramAddr};
+use nvspec::chip::Chip;
+use nvspec::fifo::{ChannelId, GpEntry, VirtualChannelId, engine};
+use residue::kernel::Kernel;
+use residue::{Counts, Step, Tenancy};
+use sched::Nanos;
+use vram::{PagePool, Place, TenantId};
+
+/// The mediator's channel on PGRAPH among the VMs of [`Channels`]. No VM of an operator has that number.
+pub(super) const SCRUBBER: TenantId = TenantId::CLEARER;
+
+/// Its only channel.
+const CHANNEL: VirtualChannelId = VirtualChannelId(0);
+/// Bytes of the kernel's code, and of the push buffer.
+const PART_BYTES: u64 = SMALL_PAGE;
+
+/// The channel and its kernel.
+pub(super) struct Scrubber {
+    space: OwnSpace,
+    physical: ChannelId,
+    /// The push buffer, which never changes, and its words.
+    push: (VramAddr, u32),
+    ring: [u64; 1 << RING_LOG2],
+    put: u32,
+    busy: Option<Submission>,
+    /// The channel has gone.
+    broken: bool,
+    pub(super) tenancy: Tenancy,
+    pub(super) keeping: Keeping,
+    /// Channels that did not leave the card before PGRAPH changed hands, since a copy engine worked for them.
+    elsewhere: Vec<ChannelId>,
+}
+
+/// Time for which a tenant that is to leave PGRAPH keeps it from others, and does nothing there.
+#[derive(Debug, Default)]
+pub(super) struct Keeping {
+    /// The tenant, and the last look at which it did.
+    since: Option<(TenantId, Nanos)>,
+    /// The part of it that the scheduler does not know yet: whose it is, and since when.
+    kept: Option<(TenantId, Nanos)>,
+}
+
+impl Keeping {
+    /// PGRAPH's tenant is to leave it. `keeps`: it has not, and PGRAPH does nothing meanwhile. The scheduler is told
+    /// the time from the last look at which that was so.
+    fn look(&mut self, vm: TenantId, keeps: bool, now: Nanos) {
+        if let Some((_, since)) = self.since.take().filter(|(of, _)| *of == vm) {
+            let before = self.kept.filter(|(of, _)| *of == vm).map_or(since, |(_, before)| before);
+            self.kept = Some((vm, before));
+        }
+        self.since = keeps.then_some((vm, now));
+    }
+
+    /// Takes the part that the scheduler does not know yet.
+    pub(super) fn take(&mut self) -> Option<(TenantId, Nanos)> {
+        self.kept.take()
+    }
+}
+
+impl Scrubber {
+    /// Binds the channel, and puts the kernel into the card's memory. From now on only channels of the admitted VM use
+    /// PGRAPH.
+    pub(super) fn new(
+        vram: &mut CardVram,
+        channels: &mut Channels,
+        pool: &mut PagePool,
+        chip: &Chip,
+    ) -> Result<Self, ManagerError> {
+        let mut space = OwnSpace::new(vram, pool)?;
+        channels.add_vm(SCRUBBER, 1);
+        channels.trust(SCRUBBER);
+        let kernel = Kernel::assemble().map_err(|why| ManagerError::OwnKernel { why })?;
+        let (code, push) = (vram.alloc(pool, PART_BYTES)?, vram.alloc(pool, PART_BYTES)?);
+        vram.memory.write(code, &kernel.code)?;
+        let words = kernel.launch(chip, va(Place::Card(vram::VramAddr(code.0))));
+        let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
+        vram.memory.write(push, &bytes)?;
+        let physical = bind(&mut space, vram, channels, (SCRUBBER, CHANNEL), engine::GR)?;
+        let push = (push, words.len() as u32);
+        let ring = [0; 1 << RING_LOG2];
+        let scrubber = Self {
+            space,
+            physical,
+            push,
+            ring,
+            put: 0,
+            busy: None,
+            broken: false,
+            tenancy: Tenancy::default(),
+            keeping: Keeping::default(),
+            elsewhere: Vec::new(),
+        };
+        scrubber.enable(vram, channels);
+        channels.admit(&mut vram.memory, None);
+        Ok(scrubber)
+    }
+
+    fn enable(&self, vram: &mut CardVram, channels: &mut Channels) {
+        let mut own = Parts { card: &mut vram.memory, guest: &mut NoMemory };
+        channels.enable(&mut own, SCRUBBER, CHANNEL, true);
+        channels.submit_runlist(&mut own, SCRUBBER, &[CHANNEL]);
+    }
+
+    /// Runs the kernel once.
+    fn submit(&mut self, vram: &mut CardVram, channels: &mut Channels, now: u64) -> Result<(), ManagerError> {
+        let address = va(Place::Card(vram::VramAddr(self.push.0.0)));
+        let entry = GpEntry::new().with_address_dwords(address.0 >> 2).with_dwords(self.push.1);
+        self.ring[self.put as usize] = entry.into();
+        self.put = (self.put + 1) % (1 << RING_LOG2);
+        let doorbell = channels.doorbell(
+            &mut Parts { card: &mut vram.memory, guest: &mut NoMemory },
+            SCRUBBER,
+            CHANNEL,
+            self.put,
+        )?;
+        let pulled = channels
+            .pull(&mut Parts { card: &mut vram.memory, guest: &mut OwnRing(&self.ring) }, doorbell, now)
+            .map_err(|error| error.fault)?;
+        let submission = pulled.submission.ok_or(ManagerError::OwnRingStill)?;
+        channels.start(&mut vram.memory, self.physical, submission);
+        self.busy = Some(submission);
+        Ok(())
+    }
+
+    /// PGRAPH changes hands though copy engines work for these channels of its tenant.
+    fn not_awaited(&mut self, channels: Vec<ChannelId>) {
+        self.elsewhere.extend(channels);
+        self.elsewhere.sort_unstable();
+        self.elsewhere.dedup();
+    }
+
+    /// Returns whether a copy engine may still work for a channel that was not waited for.
+    pub(super) fn is_awaited_elsewhere(&self) -> bool {
+        !self.elsewhere.is_empty()
+    }
+
+    /// Returns whether the kernel is under way.
+    pub(super) fn is_busy(&self) -> bool {
+        self.busy.is_some()
+    }
+
+    /// The channel has hung or faulted.
+    pub(super) fn breaks(&mut self, now: u64) {
+        (self.broken, self.busy) = (true, None);
+        let _waits = self.tenancy.cleared(now, false);
+    }
+}
+
+impl CardState {
+    /// Times that PGRAPH changed hands, if it is cleared in between.
+    #[must_use]
+    pub fn tenancy_counts(&self) -> Option<Counts> {
+        self.scrubber.as_ref().map(|scrubber| scrubber.tenancy.counts())
+    }
+
+    /// Returns whether it matters which engines a channel's work is for: it may use PGRAPH, which is cleared between
+    /// VMs, and another VM is there.
+    #[must_use]
+    pub fn asks_needs(&self, channel: ChannelId) -> bool {
+        self.scrubber.is_some() && self.vms.len() > 1 && self.work.channels().has_graphics(channel)
+    }
+
+    /// Work of a VM was given to a channel. If it may be for PGRAPH, it waits until the VM is admitted there.
+    pub(super) fn wants_graphics(&mut self, channel: ChannelId) {
+        let [graphics, ..] = self.work.channels().contexts(channel);
+        if let (Some(scrubber), Some((vm, _)), true) =
+            (&mut self.scrubber, self.work.channels().by_physical(channel), graphics)
+        {
+            scrubber.tenancy.want(vm);
+            self.change_hands();
+        }
+    }
+
+    /// Nothing of a VM is on the card any more.
+    pub(super) fn forget_graphics(&mut self, vm: TenantId) {
+        if let Some(scrubber) = &mut self.scrubber {
+            scrubber.tenancy.forget(vm);
+            scrubber.keeping = Keeping::default();
+            if self.work.channels().admitted() == Some(vm) {
+                self.work.channels_mut().admit(self.memory.card_mut(), None);
+            }
+            self.change_hands();
+        }
+    }
+
+    /// The kernel has ended.
+    pub(super) fn graphics_cleared(&mut self, submission: Submission) {
+        let now = self.now_ns();
+        if let Some(mut scrubber) = self.scrubber.take() {
+            if scrubber.busy.take_if(|busy| *busy == submission).is_some()
+                && let Step::Admit(vm) = scrubber.tenancy.cleared(now, true)
+            {
+                self.admit(&scrubber, vm);
+            }
+            self.scrubber = Some(scrubber);
+        }
+    }
+
+    /// Admits a VM to PGRAPH. Channels of others that a copy engine still works for lose their PGRAPH contexts first.
+    fn admit(&mut self, scrubber: &Scrubber, vm: TenantId) {
+        let (vram, channels) = self.parts();
+        for channel in &scrubber.elsewhere {
+            if channels.by_physical(*channel).is_some_and(|(of, _)| of != vm) {
+                channels.withdraw_graphics(&mut vram.memory, *channel);
+            }
+        }
+        channels.admit(&mut vram.memory, Some(vm));
+    }
+
+    /// Lets PGRAPH change hands, as far as that can be done now; not while the card stands still.
+    pub(super) fn change_hands(&mut self) {
+        let now = self.now_ns();
+        while !self.still {
+            let Some(mut scrubber) = self.scrubber.take() else { return };
+            self.look_elsewhere(&mut scrubber, now);
+            let (works, left) = match scrubber.tenancy.tenant() {
+                Some((vm, true)) => {
+                    let (idle, left) = self.has_left_graphics(&mut scrubber, vm);
+                    scrubber.keeping.look(vm, idle && !left, self.clock.card_time());
+                    (true, left)
+                }
+                Some((vm, false)) => (scrubber.tenancy.is_changing() && self.works_on_graphics(vm), false),
+                None => (false, true),
+            };
+            let step = scrubber.tenancy.next(now, works, left);
+            let again = match step {
+                Step::Wait => false,
+                Step::Close(vm) => {
+                    self.work.channels_mut().admit(self.memory.card_mut(), None);
+                    for channel in self.work.channels().on_graphics(vm) {
+                        self.work.channels_mut().ask_to_leave(self.memory.card_mut(), channel);
+                    }
+                    // Work that waits for a semaphore returns through the scheduler ([`Feeder::is_shut_out`]).
+                    let started = self.started_on_graphics(vm);
+                    let (copies, others): (Vec<_>, Vec<_>) =
+                        started.into_iter().partition(|channel| self.is_copied_for(*channel));
+                    scrubber.not_awaited(copies);
+                    if !others.is_empty() {
+                        scrubber.tenancy.want(vm);
+                    }
+                    true
+                }
+                Step::Clear => {
+                    if let Err(error) = self.clear_graphics(&mut scrubber, now) {
+                        tracing::error!(%error, "PGRAPH cannot be cleared: VMs wait for it");
+                        scrubber.breaks(now);
+                    }
+                    false
+                }
+                Step::Admit(vm) => {
+                    self.admit(&scrubber, vm);
+                    true
+                }
+            };
+            self.scrubber = Some(scrubber);
+            if !again {
+                return;
+            }
+        }
+    }
+
+    fn clear_graphics(&mut self, scrubber: &mut Scrubber, now: u64) -> Result<(), ManagerError> {
+        if scrubber.broken {
+            self.end_channel(SCRUBBER, CHANNEL)?;
+            let (vram, channels) = self.parts();
+            for (index, ..) in own_pages(channels, scrubber.physical) {
+                scrubber.space.unmap_work(vram, index)?;
+            }
+            (scrubber.put, scrubber.broken) = (0, false);
+            scrubber.physical = bind(&mut scrubber.space, vram, channels, (SCRUBBER, CHANNEL), engine::GR)?;
+            scrubber.enable(vram, channels);
+        }
+        let (vram, channels) = self.parts();
+        scrubber.space.flush(vram)?;
+        scrubber.submit(vram, channels, now)
+    }
+
+    /// Returns whether work of a VM that may be for PGRAPH is at one of these stages.
+    pub(super) fn has_on_graphics(&self, vm: TenantId, stages: &[Stage]) -> bool {
+        self.work.schedule().any_at(stages, &self.work.channels().on_graphics(vm))
+    }
+
+    /// Returns whether a VM has work that was begun on PGRAPH, or that may get there soon. Work that a copy engine is
+    /// at while PGRAPH is idle does not count.
+    fn works_on_graphics(&mut self, vm: TenantId) -> bool {
+        let on = self.started_on_graphics(vm);
+        let busy = |state: &mut Self| state.work.channels_mut().occupant(state.memory.card_mut(), engine::GR).is_some();
+        !on.is_empty() && (busy(self) || on.into_iter().any(|channel| !self.is_copied_for(channel)))
+    }
+
+    /// A VM's channels with work that was begun and may be for PGRAPH.
+    fn started_on_graphics(&self, vm: TenantId) -> Vec<ChannelId> {
+        let started = self.work.schedule().channels_at(&[Stage::Started]);
+        let on = self.work.channels().on_graphics(vm).into_iter();
+        on.filter(|channel| started.contains_key(channel)).collect()
+    }
+
+    /// Returns whether a copy engine works for a channel.
+    fn is_copied_for(&mut self, channel: ChannelId) -> bool {
+        let mut works =
+            |unit| self.work.channels_mut().occupant(self.memory.card_mut(), unit).is_some_and(|on| on == channel);
+        works(engine::CE0) || works(engine::CE1)
+    }
+
+    /// Returns whether PGRAPH is idle, and whether in addition no work of a VM comes there any more. A channel that a
+    /// copy engine works for does not: it is stopped, so that it gets nowhere else before its VM is admitted again.
+    // GUESS: the card schedules a channel that is stopped on no other engine than the one that works for it.
+    fn has_left_graphics(&mut self, scrubber: &mut Scrubber, vm: TenantId) -> (bool, bool) {
+        let leaving = self.work.channels_mut().vacating(self.memory.card_mut(), vm);
+        let on = self.work.channels().on_graphics(vm);
+        let leaves = |channel: &ChannelId| {
+            self.work.channels().by_physical(*channel).is_some_and(|(_, of)| leaving.contains(&of))
+        };
+        let leaves: Vec<ChannelId> = on.into_iter().filter(leaves).collect();
+        if self.work.channels_mut().occupant(self.memory.card_mut(), engine::GR).is_some() {
+            return (false, false);
+        }
+        let stays = leaves.iter().any(|channel| !self.is_copied_for(*channel));
+        if !stays {
+            scrubber.not_awaited(leaves);
+        }
+        (true, !stays)
+    }
+
+    /// Has VMs wait for PGRAPH again whose channels were not waited for, once no copy engine works for these any more.
+    fn look_elsewhere(&mut self, scrubber: &mut Scrubber, now: u64) {
+        for channel in std::mem::take(&mut scrubber.elsewhere) {
+            let Some((vm, _)) = self.work.channels().by_physical(channel) else { continue };
+            if self.work.channels().admitted() == Some(vm) {
+                continue;
+            }
+            if self.presence(channel) == Presence::Works {
+                if !self.is_copied_for(channel) {
+                    self.ask_to_leave(channel);
+                }
+                scrubber.elsewhere.push(channel);
+                continue;
+            }
+            if self.work.schedule().any_at(&[Stage::Started], &[channel]) {
+                scrubber.tenancy.want_again(vm, now);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tenant_keeping_pgraph_idle_is_charged_from_first_such_poll() {
+        let (a, b) = (TenantId(1), TenantId(2));
+        let mut keeping = Keeping::default();
+        keeping.look(a, true, Nanos(10));
+        assert_eq!(keeping.take(), None, "it is not known for how long");
+        keeping.look(a, true, Nanos(20));
+        keeping.look(a, false, Nanos(30));
+        assert_eq!((keeping.take(), keeping.take()), (Some((a, Nanos(10))), None));
+        // It works there in between, and then another is the tenant.
+        keeping.look(a, true, Nanos(40));
+        keeping.look(b, true, Nanos(50));
+        keeping.look(b, false, Nanos(60));
+        assert_eq!(keeping.take(), Some((b, Nanos(50))));
+    }
+}

@@ -1,0 +1,180 @@
+//! Memory of a VM that moves to another card, while both cards have it: its host memory is mapped for the other card as
+//! well, so that none of it has to be copied during the VM's downtime. Only one of the two lets the VM run.
+//!
+//! 1. The target card *borrows* the VM's memory that is in the other's host memory ([`ManagedCard::lend`]), in addition to
+//!    memory of its own, which has pages already.
+//! 2. When the VM is stopped, borrowed chunks that have moved since are given up again ([`ManagedCard::part`]), and are
+//!    copied like chunks that were never borrowed.
+//! 3. When the VM has resumed, the borrowed memory is copied, in parts, each with its work off the engines for as long
+//!    as that takes, as in a relocation ([`ManagedCard::settle`]). Only then the old card gets its memory back.
+
+use super::{CardState, ManagedCard};
+use crate::ManagerError;
+use card::DmaMemory;
+use card_memory::Dirty;
+use card_memory::pinned::Borrowed;
+use nvspec::addr::SMALL_PAGE;
+use std::collections::{BTreeMap, BTreeSet};
+use vram::{GuestVramAddr, HostAddr, Place, TenantId};
+
+/// Bytes that are copied while the VM's work is stopped.
+const BATCH_BYTES: u64 = 8 << 20;
+
+/// A chunk whose memory belongs to another card.
+struct Lent {
+    at: GuestVramAddr,
+    slot: HostAddr,
+    memory: Borrowed,
+}
+
+impl ManagedCard {
+    /// Makes VM `its` of card `to` borrow these chunks of a VM, which works on. Returns those that could not be
+    /// borrowed: they are on a card, or chunks there have another size.
+    ///
+    /// # Errors
+    /// When the other card has no room, or does not answer.
+    pub(super) fn lend(
+        &self,
+        (vm, chunks): (TenantId, &[GuestVramAddr]),
+        (to, its): (&ManagedCard, TenantId),
+    ) -> Result<Vec<GuestVramAddr>, ManagerError> {
+        let mut rest = Vec::new();
+        let here = self.lock().chunk_bytes();
+        let same = to.lock().chunk_bytes() == here;
+        for at in chunks {
+            let lies = same.then(|| self.lock().host_memory_of(vm, *at)).flatten();
+            let borrowed = match lies {
+                Some(memory) => match to.receive(its, *at)? {
+                    Place::Host(slot) => to.lock().vram_mut().pinned.borrow(slot, memory)?,
+                    Place::Card(_) => false,
+                },
+                None => false,
+            };
+            if !borrowed {
+                rest.push(*at);
+            }
+        }
+        Ok(rest)
+    }
+
+    /// Makes VM `its` of card `to` give up borrowed chunks of a VM that have moved since: its own memory there is zero.
+    /// No memory of this card moves. Returns the chunks that are the same on both.
+    ///
+    /// # Errors
+    /// When the other card rejects its own memory.
+    pub(super) fn part(
+        &self,
+        (vm, chunks): (TenantId, &[GuestVramAddr]),
+        (to, its): (&ManagedCard, TenantId),
+    ) -> Result<BTreeSet<u64>, ManagerError> {
+        let lies: BTreeMap<u64, usize> = {
+            let state = self.lock();
+            let of = |at: &GuestVramAddr| Some((at.0, state.host_memory_of(vm, *at)?.host_address().addr()));
+            chunks.iter().filter_map(of).collect()
+        };
+        let lent = to.lock().lent_to(its);
+        let mut same = BTreeSet::new();
+        for Lent { at, slot, memory } in lent {
+            if lies.get(&at.0) == Some(&memory.theirs.host_address().addr()) {
+                same.insert(at.0);
+            } else {
+                to.lock().vram_mut().pinned.own(slot)?;
+            }
+        }
+        Ok(same)
+    }
+
+    /// Copies the borrowed memory of an arrived VM to this card's own. Its work leaves the engines repeatedly
+    /// meanwhile, each time for as long as a few MiB are copied.
+    ///
+    /// # Errors
+    /// When this card still has memory of the other's, which then must not be reused.
+    pub fn settle(&self, vm: TenantId) -> Result<(), ManagerError> {
+        loop {
+            let _one_at_a_time = self.moving.lock();
+            let mut lent = self.lock().lent_to(vm);
+            lent.truncate((BATCH_BYTES / self.lock().chunk_bytes()).max(1) as usize);
+            if lent.is_empty() {
+                break;
+            }
+            self.settle_some(vm, &lent)?;
+        }
+        // Scrub memory that the VM has released meanwhile.
+        self.scrub();
+        if self.lock().vram().pinned.borrows() {
+            return Err(ManagerError::Unsettled("it still has memory of the card that a VM has left"));
+        }
+        Ok(())
+    }
+
+    fn settle_some(&self, vm: TenantId, lent: &[Lent]) -> Result<(), ManagerError> {
+        self.lock().begin_settling(vm, lent);
+        let settled = if self.vacate(vm) {
+            // Wait for the last writes of its engines.
+            let arrived = self.lock().vram().memory.barrier().map_err(ManagerError::from);
+            let bytes = self.lock().chunk_bytes();
+            arrived.and_then(|()| {
+                lent.iter().try_for_each(|one| {
+                    one.memory.copy(0, bytes)?;
+                    self.lock().settle_one(vm, one)
+                })
+            })
+        } else {
+            Err(ManagerError::NotStill)
+        };
+        self.lock().end_settling(vm, lent);
+        settled
+    }
+}
+
+impl CardState {
+    /// Returns the host memory of a whole chunk.
+    fn host_memory_of(&self, vm: TenantId, at: GuestVramAddr) -> Option<DmaMemory> {
+        let Some(Place::Host(slot)) = self.place_of(vm, at) else { return None };
+        let (memory, offset) = self.vram().pinned.memory(slot)?;
+        (offset == 0).then_some(memory)
+    }
+
+    /// Returns the chunks of a VM whose memory belongs to another card.
+    fn lent_to(&self, vm: TenantId) -> Vec<Lent> {
+        let pinned = &self.vram().pinned;
+        if !pinned.borrows() {
+            return Vec::new();
+        }
+        let lent = |at: GuestVramAddr| {
+            let Some(Place::Host(slot)) = self.place_of(vm, at) else { return None };
+            Some(Lent { at, slot, memory: pinned.borrowed(slot)? })
+        };
+        self.chunks_of(vm).into_iter().filter_map(lent).collect()
+    }
+
+    /// Stops a VM's channels, makes them leave the engines, and records its CPUs' writes to these chunks.
+    fn begin_settling(&mut self, vm: TenantId, lent: &[Lent]) {
+        let bytes = self.chunk_bytes();
+        for one in lent {
+            self.vram_mut().copied.insert((vm, one.at.0 / bytes), Dirty::new(bytes));
+        }
+        self.keep_from_running(vm);
+    }
+
+    /// Switches a copied chunk to the card's own memory, with writes made meanwhile; unless it has lost its place.
+    fn settle_one(&mut self, vm: TenantId, Lent { at, slot, memory }: &Lent) -> Result<(), ManagerError> {
+        let bytes = self.chunk_bytes();
+        let written = self.vram_mut().copied.remove(&(vm, at.0 / bytes));
+        if self.place_of(vm, *at) != Some(Place::Host(*slot)) {
+            return Ok(());
+        }
+        for page in written.iter().flat_map(Dirty::pages) {
+            memory.copy(page, SMALL_PAGE.min(bytes - page))?;
+        }
+        self.vram_mut().pinned.own(*slot)
+    }
+
+    fn end_settling(&mut self, vm: TenantId, lent: &[Lent]) {
+        let bytes = self.chunk_bytes();
+        for one in lent {
+            self.vram_mut().copied.remove(&(vm, one.at.0 / bytes));
+        }
+        self.go_on(vm);
+    }
+}

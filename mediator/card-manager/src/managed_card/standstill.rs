@@ -1,0 +1,172 @@
+//! Quiesces the card: no channel of a VM is on an engine, ended work is reported, and no memory moves. This allows its
+//! state to be saved, or handed over.
+//!
+//! Guests continue: work of their doorbells waits in their rings, and their writes stay in place. They only see that
+//! their work takes longer.
+
+use super::scrubber::Scrubber;
+use super::{CardState, ManagedCard};
+use crate::tenants::GuestEvent;
+use crate::work::{engine_numbered, number_of};
+use crate::{Feeder, ManagerError};
+use channels::Pause;
+use locks::rank;
+use nvspec::fifo::VirtualChannelId;
+use sched::Engine;
+use std::collections::BTreeSet;
+use std::time::{Duration, Instant};
+use vram::TenantId;
+
+/// Additional time after the hung channels are killed.
+// TIMEOUT: an engine that was reset has no work, and departures give up after a quarter of a second.
+const KILLED_LIMIT: Duration = Duration::from_secs(1);
+/// Poll interval for all to leave. The card has no interrupt for that.
+const POLL_INTERVAL: Duration = Duration::from_micros(50);
+
+/// A card that is quiescent while this exists.
+#[must_use = "the card goes on when this is dropped"]
+pub struct Standstill<'a> {
+    pub(super) host: &'a ManagedCard,
+    _no_moves: locks::Guard<'a, rank::Moving, ()>,
+}
+
+impl ManagedCard {
+    /// Makes the work of all VMs leave the engines. A channel that has not left within `limit` counts as hung: it is
+    /// killed, its guest is notified, and the others are waited for. Call it without any lock.
+    ///
+    /// # Errors
+    /// When the card keeps a channel nevertheless; the card then continues.
+    pub fn stand_still(&self, limit: Duration) -> Result<Standstill<'_>, ManagerError> {
+        let still = Standstill { host: self, _no_moves: self.moving.lock() };
+        let vms: Vec<TenantId> = {
+            let mut state = self.lock();
+            state.still = true;
+            state.vms.keys().copied().collect()
+        };
+        // The lock is released between two of them.
+        for vm in &vms {
+            let mut state = self.lock();
+            state.keep_still(*vm);
+            let CardState { memory, work, .. } = &mut *state;
+            work.channels_mut().vacate(memory.card_mut(), *vm);
+            state.look_at_waits(Some(*vm));
+        }
+        self.await_rest(limit, CardState::stays)?;
+        if self.lock().work.departures().any_kept_at_all() {
+            return Err(ManagerError::NotStill);
+        }
+        Ok(still)
+    }
+
+    /// Waits until `stays` returns none, and notifies guests of ended work. A channel that has not left within `limit`
+    /// counts as hung, and is killed.
+    ///
+    /// # Errors
+    /// When the card keeps one nevertheless.
+    pub(super) fn await_rest(
+        &self,
+        limit: Duration,
+        stays: impl Fn(&mut CardState) -> Option<Vec<(TenantId, VirtualChannelId)>>,
+    ) -> Result<(), ManagerError> {
+        let began = Instant::now();
+        loop {
+            let Some(stays) = stays(&mut self.lock()) else { break };
+            if began.elapsed() > limit + KILLED_LIMIT {
+                tracing::error!(?stays, "channels do not stand still");
+                return Err(ManagerError::NotStill);
+            }
+            if began.elapsed() > limit {
+                stays.into_iter().for_each(|(vm, channel)| self.hangs(vm, channel));
+            }
+            locks::sleep(POLL_INTERVAL);
+        }
+        self.tell_ended();
+        Ok(())
+    }
+
+    /// Handles a channel that has not left within its limit.
+    fn hangs(&self, vm: TenantId, channel: VirtualChannelId) {
+        let told = self.lock().kill_hung(vm, channel);
+        told.into_iter().for_each(|event| self.deliver(vm, event));
+    }
+
+    /// Notifies guests of ended work. The card raises no interrupts afterwards, because no work runs.
+    pub(super) fn tell_ended(&self) {
+        let events = {
+            let mut state = self.lock();
+            state.complete();
+            let (_, mut events) = state.service();
+            events.extend(state.work.schedule_mut().take_outbox());
+            events
+        };
+        events.into_iter().for_each(|(vm, event)| self.deliver(vm, event));
+    }
+}
+
+impl CardState {
+    /// Returns whether the card is quiescent, or is being quiesced.
+    #[must_use]
+    pub fn stands_still(&self) -> bool {
+        self.still
+    }
+
+    /// Stops a VM's channels, if the card is quiescent or this VM is held.
+    pub(super) fn keep_still(&mut self, vm: TenantId) {
+        let still = self.still || self.held.contains(&vm);
+        self.work.channels_mut().pause(self.memory.card_mut(), vm, Pause::Standstill, still);
+    }
+
+    /// Returns the channels that have not left their engines, or `None` when all have left: departing channels are not
+    /// named.
+    fn stays(&mut self) -> Option<Vec<(TenantId, VirtualChannelId)>> {
+        self.look_at_departures();
+        let vms: BTreeSet<TenantId> = self.vms.keys().copied().collect();
+        let mut stays = Vec::new();
+        for vm in vms {
+            let left = self.work.channels_mut().vacating(self.memory.card_mut(), vm);
+            stays.extend(left.into_iter().map(|channel| (vm, channel)));
+        }
+        let clears = self.scrubber.as_ref().is_some_and(Scrubber::is_busy);
+        (!stays.is_empty() || clears || self.work.departures().any_leaving(None)).then_some(stays)
+    }
+
+    /// Kills a channel on all engines that it uses, and returns the event for its guest.
+    fn kill_hung(&mut self, vm: TenantId, channel: VirtualChannelId) -> Option<GuestEvent> {
+        let physical = self.work.channels().physical(vm, channel)?;
+        let on = Engine::ALL
+            .into_iter()
+            .map(number_of)
+            .find(|engine| self.work.channels_mut().occupant(self.memory.card_mut(), *engine) == Some(physical));
+        let Some(engine) = on else {
+            // No engine works for it: a reset of the engines that it holds suffices, and its guest need not be
+            // notified.
+            self.reset_engines_of(physical);
+            return None;
+        };
+        tracing::warn!(%vm, ?channel, engine, "a channel does not leave its engine for the card to stand still");
+        self.kill_channel(vm, channel, engine);
+        if let Some(engine) = engine_numbered(engine) {
+            self.feed([sched::Event::Struck { vgpu: vm, engine }]);
+        }
+        Some(GuestEvent::Hang { engine, channel })
+    }
+
+    pub(super) fn move_again(&mut self) {
+        self.still = false;
+        for vm in self.vms.keys().copied().collect::<Vec<_>>() {
+            self.keep_still(vm);
+            self.look_at_waits(Some(vm));
+        }
+        // Channels that ran without a PGRAPH context may have it again.
+        self.want_graphics_again();
+        self.change_hands();
+    }
+}
+
+impl Drop for Standstill<'_> {
+    fn drop(&mut self) {
+        if self.host.failure().is_none() {
+            self.host.lock().move_again();
+        }
+    }
+}

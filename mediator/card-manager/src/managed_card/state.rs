@@ -1,0 +1,214 @@
+//! Queries and changes of a card's state by other modules.
+
+use super::CardState;
+use crate::Feeder;
+use crate::work::usage::SchedulerUsage;
+use card_memory::holdings::Holdings;
+use card_memory::iova::RamShare;
+use card_memory::shortage::Shortage;
+use card_memory::{Accesses, CardVram, Memory, Plan, Planned, Relocated};
+use channels::{Channels, Pause};
+use sched::{Engine, Scheduler};
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+use vram::{Done, TenantId};
+
+/// Memory.
+impl CardState {
+    /// Returns the card's memory: the VMs' shares, its division, and memory lent to it.
+    #[must_use]
+    pub fn memory(&self) -> &Memory {
+        &self.memory
+    }
+
+    /// Same as [`Self::memory`], mutable.
+    pub fn memory_mut(&mut self) -> &mut Memory {
+        &mut self.memory
+    }
+
+    /// Returns guests' memory in all locations.
+    #[must_use]
+    pub fn vram(&self) -> &CardVram {
+        self.memory.vram()
+    }
+
+    /// Same as [`Self::vram`], mutable.
+    pub fn vram_mut(&mut self) -> &mut CardVram {
+        self.memory.vram_mut()
+    }
+
+    /// Returns memory and physical channels, both mutable.
+    pub fn parts(&mut self) -> (&mut CardVram, &mut Channels) {
+        (self.memory.vram_mut(), self.work.channels_mut())
+    }
+
+    /// Sets how much of its RAM a VM may lend, from now on; RAM that is lent stays lent.
+    ///
+    /// # Errors
+    /// When the guaranteed part is not available; nothing has changed then.
+    pub fn set_ram(&mut self, vm: TenantId, share: RamShare) -> Result<(), Shortage> {
+        self.memory.iova_mut().set_share(vm, share).map_err(|most| Shortage::of_ram(share.guarantee, most))
+    }
+
+    /// Returns the current holdings of memory.
+    #[must_use]
+    pub fn holdings(&self) -> Holdings {
+        self.memory.holdings(self.now_ns())
+    }
+
+    /// Returns the moves that are due now, first those for the mediator itself.
+    pub(super) fn plan(&mut self) -> Planned {
+        let now = self.now_ns();
+        let schedule = self.work.schedule();
+        let working = schedule.counts().into_keys();
+        let done = |vm: TenantId| {
+            let accounts = Engine::ALL.into_iter().filter_map(|engine| schedule.scheduler().account(vm, engine));
+            accounts.fold(Done::default(), |sum, account| Done {
+                used_ns: sum.used_ns.saturating_add(account.used),
+                ended: sum.ended.saturating_add(account.completed),
+            })
+        };
+        let mut planned = self.memory.plan(now, working, done);
+        self.hold(std::mem::take(&mut planned.holds));
+        planned
+    }
+
+    /// Returns the moves for the mediator's own structures, if any.
+    pub(super) fn plan_own(&mut self) -> Plan {
+        let now = self.now_ns();
+        self.memory.plan_own(now)
+    }
+
+    /// Returns the moves that allow `chunks` more of the card to be guaranteed.
+    pub(super) fn plan_promise(&mut self, chunks: u32) -> Plan {
+        let now = self.now_ns();
+        self.memory.plan_promise(now, chunks)
+    }
+
+    /// Returns random moves, if some are due.
+    pub(super) fn inject_random_moves(&mut self) -> Plan {
+        self.memory.inject_random_moves()
+    }
+
+    /// Returns the time until more moves may be due, if nothing happens before.
+    pub(super) fn next_plan(&self) -> Option<Duration> {
+        self.memory.next_plan()
+    }
+
+    /// Records a scan of the mover: `waiting` waited for it all the while, and memory was moved for `served`. Returns
+    /// the VMs that wait now.
+    pub(super) fn looked(&mut self, waiting: &BTreeSet<TenantId>, served: &BTreeSet<TenantId>) -> BTreeSet<TenantId> {
+        let now = self.now_ns();
+        self.memory.looked(now, waiting, served)
+    }
+
+    /// Starts the quantum for which memory was moved: nothing moves for now.
+    pub(super) fn begin_turn(&mut self) {
+        let now = self.now_ns();
+        let holds = self.memory.begin_turn(now);
+        self.hold(holds);
+    }
+
+    /// Records moves of memory.
+    pub(super) fn has_moved(&mut self, vm: TenantId, done: &Relocated) {
+        let now = self.now_ns();
+        self.memory.has_moved(now, vm, done);
+    }
+
+    /// Stops VMs during another VM's quantum, or lets them run again.
+    fn hold(&mut self, holds: Vec<(TenantId, bool)>) {
+        for (vm, waits) in holds {
+            self.work.channels_mut().pause(self.memory.card_mut(), vm, Pause::Turn, waits);
+            self.work.channels_mut().vacate(self.memory.card_mut(), vm);
+            self.look_at_waits(Some(vm));
+        }
+    }
+}
+
+/// Work.
+impl CardState {
+    /// Returns the physical channels.
+    #[must_use]
+    pub fn channels(&self) -> &Channels {
+        self.work.channels()
+    }
+
+    /// Same as [`Self::channels`], mutable.
+    pub fn channels_mut(&mut self) -> &mut Channels {
+        self.work.channels_mut()
+    }
+
+    /// Returns the scheduler, read-only.
+    #[must_use]
+    pub fn scheduler(&self) -> &Scheduler {
+        self.work.schedule().scheduler()
+    }
+
+    /// Records that a VM has submitted work.
+    pub fn worked(&mut self, vm: TenantId) {
+        let now = self.now_ns();
+        self.memory.worked(now, vm);
+    }
+
+    /// Returns the nanoseconds since the card was taken over, in the host's clock.
+    #[must_use]
+    pub fn now_ns(&self) -> u64 {
+        self.clock.host_ns()
+    }
+
+    /// Measures how far the card's clock is ahead of the host's.
+    pub(super) fn set_clock(&mut self) {
+        self.clock.set(&**self.memory.vram().memory.card());
+    }
+
+    /// Schedules [`GuestEvent::Alarm`](crate::GuestEvent::Alarm) for a VM in `in_ns` ns, or a little later; `None`
+    /// cancels it.
+    pub fn arm_guest_alarm(&mut self, vm: TenantId, in_ns: Option<u64>) {
+        let now = self.now_ns();
+        self.guest_alarms.arm(vm, now, in_ns);
+    }
+
+    /// Returns the number of interrupts that a VM has caused without an end of work, and how often its channels were
+    /// paused because there were too many.
+    #[must_use]
+    pub fn noise_of(&self, vm: TenantId) -> (u64, u64) {
+        self.work.noise().of(vm)
+    }
+
+    /// Returns the VM's share of the card's time when all others want theirs, in millionths.
+    #[must_use]
+    pub fn time_share(&self, vm: TenantId) -> u64 {
+        self.work.time_share(vm)
+    }
+
+    /// Returns the scheduler's usage data, with uses of the last `recent_ns` nanoseconds.
+    #[must_use]
+    pub fn scheduler_usage(&self, recent_ns: u64) -> SchedulerUsage {
+        self.work.usage(self.card_time(), recent_ns)
+    }
+
+    /// Begins a record of the scheduler of at most `limit` bytes; `names` are those of the VMs. Returns `false` if one
+    /// is active already, or if even the scheduler's current state does not fit.
+    pub fn start_record(&mut self, names: &BTreeMap<TenantId, String>, limit: usize) -> bool {
+        let at = self.card_time();
+        self.work.start_record(at, names, limit)
+    }
+
+    /// Begins a record of how often a VM's memory is accessed. Returns `false` if there is no such VM, or it has one
+    /// already.
+    pub fn start_accesses(&mut self, vm: TenantId) -> bool {
+        let now = self.now_ns();
+        self.memory.start_accesses(now, vm)
+    }
+
+    /// Ends it; returns `None` if none is active, for example after the VM's removal.
+    pub fn end_accesses(&mut self, vm: TenantId) -> Option<Accesses> {
+        let now = self.now_ns();
+        self.memory.end_accesses(now, vm)
+    }
+
+    /// Ends the record and returns it; returns `None` if none is active.
+    pub fn end_record(&mut self) -> Option<Vec<u8>> {
+        self.work.end_record()
+    }
+}

@@ -1,0 +1,54 @@
+//! Zeroes free memory: with the copy engines if they are configured for it and work, otherwise with the CPU.
+
+use super::ManagedCard;
+use crate::ManagerError;
+use card_memory::{Job, Source};
+use vram::Place;
+
+impl ManagedCard {
+    /// Scrubs free memory, as the thread that moves memory does after each relocation.
+    pub fn scrub(&self) {
+        while self.zero_by_engines(true) {}
+        while self.lock().vram_mut().scrub_piece().unwrap_or(false) {}
+    }
+
+    /// Scrubs memory that a VM has freed. With engines the mover does it after a wake-up, because a VM's lock may be
+    /// held here.
+    ///
+    /// # Errors
+    /// When the card does not answer.
+    pub(super) fn scrub_left(&self) -> Result<(), ManagerError> {
+        // Holds the card's lock for one part at a time.
+        while !self.engines_zero && self.lock().vram_mut().scrub_piece()? {}
+        Ok(())
+    }
+
+    /// Zeroes free chunks of the card with the engines: all, or those that are kept zeroed ahead. Returns false if
+    /// there are none, or the CPU must do it.
+    pub(super) fn zero_by_engines(&self, all: bool) -> bool {
+        if !self.engines_zero {
+            return false;
+        }
+        let _one_at_a_time = self.moving.lock();
+        if self.over() {
+            return false;
+        }
+        let mut places: Vec<Place> = Vec::new();
+        let done = self.have_done(|state| {
+            let work = state.vram_mut().take_for_engines(all);
+            places = work.iter().map(|work| work.place).collect();
+            work.iter().map(|work| Job { from: Source::Zeros, to: work.place, bytes: work.bytes }).collect()
+        });
+        let Err(error) = done else {
+            self.lock().vram_mut().engines_have_zeroed();
+            return !places.is_empty();
+        };
+        tracing::warn!(%error, "memory is zeroed by the CPU");
+        // An engine that still works would write to memory that may be a guest's by then.
+        match self.stop_copier(&places) {
+            Ok(()) => self.lock().vram_mut().engines_have_failed(),
+            Err(_) => self.lock().vram_mut().engines_keep(),
+        }
+        false
+    }
+}

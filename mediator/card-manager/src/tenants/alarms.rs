@@ -1,0 +1,97 @@
+//! The alarms that guests have armed on their PTIMERs: one timer per card, set to the first alarm.
+
+use crate::alarm::{Alarm, TimerAlarm};
+use std::collections::BTreeMap;
+use vram::TenantId;
+
+/// Minimum time from arming to ringing, in ns: a guest that arms its alarm repeatedly wakes the card's interrupt thread
+/// at most this often.
+const SOONEST_NS: u64 = 100_000;
+
+/// Alarms by VM, and the timer that expires at the first.
+#[derive(Debug)]
+pub(crate) struct GuestAlarms<A = TimerAlarm> {
+    timer: A,
+    /// In ns since the card was taken over.
+    at: BTreeMap<TenantId, u64>,
+}
+
+impl<A: Alarm> GuestAlarms<A> {
+    pub(crate) fn new(timer: A) -> Self {
+        Self { timer, at: BTreeMap::new() }
+    }
+
+    /// Arms a VM's alarm `in_ns` ns from `now`, replacing the previous one; `None` disarms it.
+    pub(crate) fn arm(&mut self, vm: TenantId, now: u64, in_ns: Option<u64>) {
+        match in_ns {
+            Some(in_ns) => drop(self.at.insert(vm, now.saturating_add(in_ns.max(SOONEST_NS)))),
+            None => drop(self.at.remove(&vm)),
+        }
+        self.set(now);
+    }
+
+    /// Takes out the alarms that are due. Called when the timer has expired.
+    pub(crate) fn due(&mut self, now: u64) -> Vec<TenantId> {
+        if let Err(error) = self.timer.silence() {
+            tracing::error!(%error, "the timer of guests' alarms cannot be read");
+        }
+        let due: Vec<TenantId> = self.at.iter().filter(|(_, at)| **at <= now).map(|(vm, _)| *vm).collect();
+        self.at.retain(|_, at| *at > now);
+        self.set(now);
+        due
+    }
+
+    fn set(&mut self, now: u64) {
+        let Some(first) = self.at.values().min() else { return };
+        if let Err(error) = self.timer.set(first.saturating_sub(now)) {
+            tracing::error!(%error, "guests' alarms do not ring: their timer cannot be set");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io;
+
+    #[derive(Debug, Default)]
+    struct Timer(Option<u64>);
+
+    impl Alarm for Timer {
+        fn set(&mut self, in_ns: u64) -> io::Result<()> {
+            self.0 = Some(in_ns);
+            Ok(())
+        }
+
+        fn silence(&mut self) -> io::Result<()> {
+            self.0 = None;
+            Ok(())
+        }
+
+        fn wake(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn the_timer_is_set_to_the_first_alarm_and_each_rings_once() {
+        let mut alarms = GuestAlarms::new(Timer::default());
+        alarms.arm(TenantId(1), 0, Some(3_000_000));
+        alarms.arm(TenantId(2), 0, Some(1_000_000));
+        assert_eq!(alarms.timer.0, Some(1_000_000));
+        assert_eq!(alarms.due(1_000_000), [TenantId(2)]);
+        assert_eq!(alarms.timer.0, Some(2_000_000));
+        alarms.arm(TenantId(1), 1_500_000, None);
+        assert_eq!(alarms.due(3_000_000), []);
+        assert_eq!(alarms.timer.0, None);
+    }
+
+    #[test]
+    fn repeatedly_armed_alarm_wakes_no_thread_earlier() {
+        let mut alarms = GuestAlarms::new(Timer::default());
+        for now in 0..1000 {
+            alarms.arm(TenantId(1), now, Some(0));
+            assert_eq!(alarms.timer.0, Some(SOONEST_NS));
+        }
+    }
+}

@@ -1,0 +1,89 @@
+//! Events from the card's interrupt thread for a VM whose lock is taken.
+//!
+//! One thread serves the interrupts of all VMs of a card, so it must never wait for one of them: a guest that keeps its
+//! own vGPU busy with a large flush would delay its neighbours' interrupts. The thread leaves the event here instead
+//! (`mailbox` handles it later).
+
+use super::GuestEvent;
+use std::collections::VecDeque;
+
+/// Limit of queued errors. Engines continue after an error, so a guest can cause any number; further ones are only
+/// counted.
+const MAX_QUEUED_ERRORS: usize = 256;
+
+/// Events that wait for a VM.
+#[derive(Debug, Default)]
+pub(crate) struct Inbox {
+    events: VecDeque<GuestEvent>,
+    lost: u64,
+}
+
+impl Inbox {
+    /// Appends an event, unless an equivalent one is queued.
+    pub(crate) fn push(&mut self, event: GuestEvent) {
+        if self.events.contains(&event) {
+            return;
+        }
+        match event {
+            // A channel's ring is read up to its last doorbell.
+            GuestEvent::Resume(doorbell) => {
+                let same = |old: &GuestEvent| matches!(old, GuestEvent::Resume(old) if old.channel == doorbell.channel);
+                self.events.retain(|old| !same(old));
+            }
+            // Each is the end of a channel that stays bound until the event is handled: at most one per channel.
+            GuestEvent::MmuFault { .. }
+            | GuestEvent::Hang { .. }
+            | GuestEvent::NonStall { .. }
+            | GuestEvent::Alarm
+            | GuestEvent::Runlist
+            | GuestEvent::Left
+            | GuestEvent::Memory => {}
+            GuestEvent::Pbdma { .. } | GuestEvent::Graph { .. } | GuestEvent::Copy { .. } => {
+                if self.events.len() >= MAX_QUEUED_ERRORS {
+                    self.lost += 1;
+                    return;
+                }
+            }
+        }
+        self.events.push_back(event);
+    }
+
+    /// Takes the oldest event.
+    pub(crate) fn pop(&mut self) -> Option<GuestEvent> {
+        self.events.pop_front()
+    }
+
+    /// Returns whether no event is queued.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.events.is_empty()
+    }
+
+    /// Returns the number of events dropped for lack of room since the VM was created.
+    pub(crate) fn lost(&self) -> u64 {
+        self.lost
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use nvspec::fifo::VirtualChannelId;
+
+    #[test]
+    fn full_inbox_drops_events_but_never_channel_ends() {
+        let mut inbox = Inbox::default();
+        for data in 0..1000 {
+            inbox.push(GuestEvent::Pbdma { channel: VirtualChannelId(1), unit: 0, intr: 1, method: 0, data });
+            inbox.push(GuestEvent::NonStall { engine: 0 });
+        }
+        let hang = GuestEvent::Hang { engine: 0, channel: VirtualChannelId(3) };
+        inbox.push(hang);
+        let mut events = Vec::new();
+        while let Some(event) = inbox.pop() {
+            events.push(event);
+        }
+        assert_eq!(events.len(), MAX_QUEUED_ERRORS + 1);
+        assert_eq!(events.last(), Some(&hang));
+        assert_eq!(inbox.lost(), 1000 - MAX_QUEUED_ERRORS as u64 + 1);
+    }
+}

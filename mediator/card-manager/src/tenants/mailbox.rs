@@ -1,0 +1,214 @@
+//! The VM's lock and its inbox, which the card's interrupt thread and the VM's own threads share.
+//!
+//! The interrupt thread serves all VMs of a card and waits for none. It leaves its event in the inbox and tries the
+//! lock; if that is taken, the holder empties the inbox when it releases the lock. An event between the holder's last
+//! check and the release found the lock still taken, so the holder checks once more afterwards.
+
+use super::GuestEvent;
+use super::inbox::Inbox;
+use locks::{Guard, Locks, Mutex, Real, rank};
+use std::ops::{Deref, DerefMut};
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// Handles events.
+pub trait Recipient {
+    /// Shows an event to the guest. Called with the lock held.
+    fn take_up(&mut self, event: GuestEvent);
+
+    /// Called before the lock is released.
+    fn leave(&mut self) {}
+}
+
+/// A recipient, its lock, and its queued events.
+#[derive(Debug)]
+pub struct Mailbox<R, L: Locks = Real> {
+    locked: Mutex<rank::Vm, R, L>,
+    inbox: Mutex<rank::Inbox, Inbox, L>,
+    /// A panic has left the recipient half changed.
+    torn: AtomicBool,
+}
+
+/// The held lock. Queued events are handled before it is released.
+pub struct MailboxGuard<'a, R: Recipient, L: Locks = Real> {
+    mailbox: &'a Mailbox<R, L>,
+    /// Always there, except at the end of [`Drop::drop`].
+    guard: Option<Guard<'a, rank::Vm, R, L>>,
+    /// The thread was panicking when it took the lock.
+    unwinding: bool,
+}
+
+impl<R: Recipient, L: Locks> Mailbox<R, L> {
+    /// Creates it with an empty inbox.
+    pub fn new(recipient: R) -> Self {
+        Self { locked: Mutex::new(recipient), inbox: Mutex::default(), torn: AtomicBool::new(false) }
+    }
+
+    /// Waits for the lock.
+    ///
+    /// # Panics
+    /// When the recipient is [torn](Self::is_torn): this ends a VM's own thread, and other threads check first.
+    #[track_caller]
+    pub fn lock(&self) -> MailboxGuard<'_, R, L> {
+        let held = self.lock_torn();
+        // PANIC: half-changed state must not be served. The VM's thread has a catch around it.
+        assert!(!self.is_torn() || held.unwinding, "an earlier panic has left the VM half changed");
+        held
+    }
+
+    /// Waits for the lock even if the recipient is torn, to take the rest down.
+    #[track_caller]
+    pub fn lock_torn(&self) -> MailboxGuard<'_, R, L> {
+        MailboxGuard::new(self, self.locked.lock())
+    }
+
+    /// Takes the lock if it is free and the recipient is not torn.
+    #[track_caller]
+    pub fn try_lock(&self) -> Option<MailboxGuard<'_, R, L>> {
+        self.locked.try_lock().map(|guard| MailboxGuard::new(self, guard)).filter(|_| !self.is_torn())
+    }
+
+    /// Returns whether a panic has dropped the lock: the recipient may be half changed.
+    pub fn is_torn(&self) -> bool {
+        self.torn.load(Ordering::Acquire)
+    }
+
+    /// Queues an event, for this thread or the holder of the lock to handle. Never waits for the lock.
+    pub fn deliver(&self, event: GuestEvent) {
+        self.inbox.lock().push(event);
+        // If the lock is free, the end of this guard handles the event.
+        drop(self.try_lock());
+    }
+
+    /// Returns the number of events dropped for lack of room since the VM was created.
+    pub fn lost(&self) -> u64 {
+        self.inbox.lock().lost()
+    }
+
+    /// Takes the next event in a statement of its own, so that the inbox is not locked while the event is handled.
+    fn next(&self) -> Option<GuestEvent> {
+        self.inbox.lock().pop()
+    }
+
+    /// Returns whether no event is queued.
+    pub fn is_empty(&self) -> bool {
+        self.inbox.lock().is_empty()
+    }
+}
+
+impl<'a, R: Recipient, L: Locks> MailboxGuard<'a, R, L> {
+    fn new(mailbox: &'a Mailbox<R, L>, guard: Guard<'a, rank::Vm, R, L>) -> Self {
+        Self { mailbox, guard: Some(guard), unwinding: std::thread::panicking() }
+    }
+}
+
+impl<R: Recipient, L: Locks> Deref for MailboxGuard<'_, R, L> {
+    type Target = R;
+
+    fn deref(&self) -> &R {
+        self.guard.as_deref().expect("held until dropped")
+    }
+}
+
+impl<R: Recipient, L: Locks> DerefMut for MailboxGuard<'_, R, L> {
+    fn deref_mut(&mut self) -> &mut R {
+        self.guard.as_deref_mut().expect("held until dropped")
+    }
+}
+
+impl<R: Recipient, L: Locks> Drop for MailboxGuard<'_, R, L> {
+    fn drop(&mut self) {
+        if std::thread::panicking() && !self.unwinding {
+            self.mailbox.torn.store(true, Ordering::Release);
+        }
+        if std::thread::panicking() || self.mailbox.is_torn() {
+            // The recipient is no longer used.
+            return;
+        }
+        while let Some(mut recipient) = self.guard.take() {
+            let mut torn = Tearing { torn: &self.mailbox.torn, whole: false };
+            while let Some(event) = self.mailbox.next() {
+                recipient.take_up(event);
+            }
+            recipient.leave();
+            torn.whole = true;
+            drop(torn);
+            drop(recipient);
+            // An event between the check and the release found the lock taken, and is left to this thread.
+            if !self.mailbox.is_empty() {
+                self.guard = self.mailbox.locked.try_lock();
+            }
+        }
+    }
+}
+
+/// Marks a recipient as torn unless it is whole at the drop; declared after the lock's guard, it is dropped before it.
+struct Tearing<'a> {
+    torn: &'a AtomicBool,
+    whole: bool,
+}
+
+impl Drop for Tearing<'_> {
+    fn drop(&mut self) {
+        if !self.whole {
+            self.torn.store(true, Ordering::Release);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::panic::{AssertUnwindSafe, catch_unwind};
+
+    /// Counts handled events, and panics at interrupts of engine 9.
+    #[derive(Default)]
+    struct Counting {
+        taken: u32,
+        left: u32,
+    }
+
+    impl Recipient for Counting {
+        fn take_up(&mut self, event: GuestEvent) {
+            self.taken += 1;
+            assert_ne!(event, GuestEvent::NonStall { engine: 9 });
+        }
+
+        fn leave(&mut self) {
+            self.left += 1;
+        }
+    }
+
+    fn panics(act: impl FnOnce()) -> bool {
+        catch_unwind(AssertUnwindSafe(act)).is_err()
+    }
+
+    #[test]
+    fn panic_with_the_lock_held_leaves_the_vm_out_of_service() {
+        let mailbox = Mailbox::<_, Real>::new(Counting::default());
+        assert!(panics(|| {
+            let _held = mailbox.lock();
+            panic!("injected");
+        }));
+        assert!(mailbox.is_torn() && mailbox.try_lock().is_none());
+        assert!(panics(|| drop(mailbox.lock())));
+        mailbox.deliver(GuestEvent::Memory);
+        assert_eq!(mailbox.lock_torn().taken, 0, "nothing is done with what is half changed");
+    }
+
+    #[test]
+    fn panic_while_event_is_handled_takes_vm_out_of_service() {
+        let mailbox = Mailbox::<_, Real>::new(Counting::default());
+        mailbox.deliver(GuestEvent::Memory);
+        assert!(panics(|| mailbox.deliver(GuestEvent::NonStall { engine: 9 })));
+        assert!(mailbox.is_torn());
+        mailbox.deliver(GuestEvent::Memory);
+        assert_eq!(mailbox.lock_torn().taken, 2);
+    }
+
+    #[test]
+    fn recipient_is_notified_before_unlock() {
+        let mailbox = Mailbox::<_, Real>::new(Counting::default());
+        assert_eq!(mailbox.lock().left, 0);
+        assert_eq!(mailbox.lock().left, 1);
+    }
+}

@@ -1,0 +1,220 @@
+//! Channels that are to be off the card and have not left their engines yet.
+//!
+//! No thread waits for them with the card's lock held. The scheduler's tick polls each of them, resets an engine that
+//! keeps one for too long, and ends the wait for one that stays all the same. Until a channel has left, its number, its
+//! shadow directory and its work area stay as they are, and its work is charged to its VM.
+
+use nvspec::fifo::ChannelId;
+use std::collections::BTreeMap;
+use vram::TenantId;
+
+/// Time between two looks that count, in ns.
+pub(crate) const LOOK_NS: u64 = 500_000;
+/// Looks before the engine that works for a channel is reset: 20 ms at least.
+// TIMEOUT: an engine without current work leaves a channel much sooner. A busy host delays the polls.
+const ASKED_LOOKS: u32 = 40;
+/// Looks after the reset before the channel counts as one that the card keeps.
+const RESET_LOOKS: u32 = 200;
+/// Time between two looks at a channel that the card keeps, in ns. It may be the host that keeps the card from going on.
+const KEPT_LOOK_NS: u64 = 100_000_000;
+
+/// Progress of a channel's end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stage {
+    /// The card was asked to take it off its engines.
+    Asked,
+    /// The engines that worked for it were reset.
+    Reset,
+    /// It has left; its VM is to take its work area out of the address space.
+    Left,
+    /// The card keeps it, and no thread waits for it. It leaves late, or at a reset of the card.
+    Kept,
+}
+
+/// A channel that departs.
+#[derive(Clone, Copy, Debug)]
+struct Departure {
+    vm: TenantId,
+    stage: Stage,
+    /// Looks that have counted in this stage.
+    looks: u32,
+    /// Time of the last of them, in ns since the card was taken over.
+    looked_ns: u64,
+    /// The scheduler charges its work until it has left.
+    charged: bool,
+}
+
+/// Remedy for a channel that stays.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Remedy {
+    /// Resetting the engines that work for it.
+    Reset,
+    /// Waiting no more: the card keeps it.
+    GiveUp,
+}
+
+/// The channels that depart, by their numbers on the card.
+#[derive(Debug, Default)]
+pub(crate) struct Departures(BTreeMap<ChannelId, Departure>);
+
+impl Departures {
+    /// Begins with a channel of `vm`, if it does not depart already. `charged`: its work is charged until it has left.
+    pub(crate) fn begin(&mut self, vm: TenantId, channel: ChannelId, charged: bool, now_ns: u64) {
+        let new = Departure { vm, stage: Stage::Asked, looks: 0, looked_ns: now_ns, charged };
+        self.0.entry(channel).or_insert(new).charged |= charged;
+    }
+
+    /// Says whether a channel is known here: it departs, has left, or is kept by the card.
+    pub(crate) fn contains(&self, channel: ChannelId) -> bool {
+        self.0.contains_key(&channel)
+    }
+
+    /// Channels to look at: those that are still to leave, and now and then those that the card keeps. With their VMs.
+    pub(crate) fn due(&self, now_ns: u64) -> Vec<(ChannelId, TenantId)> {
+        let due = self.0.iter().filter(|(_, departure)| departure.is_due(now_ns));
+        due.map(|(channel, departure)| (*channel, departure.vm)).collect()
+    }
+
+    /// Says whether any channel, or one of `vm`, is still to leave.
+    pub(crate) fn any_leaving(&self, vm: Option<TenantId>) -> bool {
+        self.0.values().any(|departure| departure.is_leaving() && vm.is_none_or(|vm| vm == departure.vm))
+    }
+
+    /// Says whether the card keeps a channel of `vm`.
+    pub(crate) fn any_kept(&self, vm: TenantId) -> bool {
+        self.0.values().any(|departure| departure.stage == Stage::Kept && departure.vm == vm)
+    }
+
+    /// Says whether no channel departs, nor has and waits for its VM.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// Says whether the card keeps any channel.
+    pub(crate) fn any_kept_at_all(&self) -> bool {
+        self.0.values().any(|departure| departure.stage == Stage::Kept)
+    }
+
+    /// Counts a poll at `now_ns` of a channel that is still there, unless the last poll was just now. Returns the next step
+    /// if it is due.
+    pub(crate) fn stays(&mut self, channel: ChannelId, now_ns: u64) -> Option<Remedy> {
+        let departure = self.0.get_mut(&channel)?;
+        if departure.stage == Stage::Kept {
+            departure.looked_ns = now_ns;
+        }
+        if !departure.is_leaving() || now_ns < departure.looked_ns.saturating_add(LOOK_NS) {
+            return None;
+        }
+        departure.looked_ns = now_ns;
+        departure.looks += 1;
+        let (most, next, remedy) = match departure.stage {
+            Stage::Asked => (ASKED_LOOKS, Stage::Reset, Remedy::Reset),
+            _ => (RESET_LOOKS, Stage::Kept, Remedy::GiveUp),
+        };
+        if departure.looks < most {
+            return None;
+        }
+        (departure.stage, departure.looks) = (next, 0);
+        Some(remedy)
+    }
+
+    /// A channel has left. `lingers`: its VM is still to take its work area out of the address space. Returns whether the
+    /// scheduler is to be told that its work has ended.
+    pub(crate) fn leave(&mut self, channel: ChannelId, lingers: bool) -> bool {
+        let charged = self.discharge(channel);
+        match self.0.get_mut(&channel) {
+            Some(departure) if lingers => departure.stage = Stage::Left,
+            _ => _ = self.0.remove(&channel),
+        }
+        charged
+    }
+
+    /// Its work is not charged any more. Returns whether it was.
+    pub(crate) fn discharge(&mut self, channel: ChannelId) -> bool {
+        self.0.get_mut(&channel).is_some_and(|departure| std::mem::take(&mut departure.charged))
+    }
+
+    /// Takes the channels of `vm` that have left, for it to take their work areas out of their address spaces.
+    pub(crate) fn take_left(&mut self, vm: TenantId) -> Vec<ChannelId> {
+        let left = |departure: &Departure| departure.vm == vm && departure.stage == Stage::Left;
+        self.0.extract_if(.., |_, departure| left(departure)).map(|(channel, _)| channel).collect()
+    }
+}
+
+impl Departure {
+    fn is_leaving(&self) -> bool {
+        matches!(self.stage, Stage::Asked | Stage::Reset)
+    }
+
+    fn is_due(&self, now_ns: u64) -> bool {
+        self.is_leaving() || self.stage == Stage::Kept && now_ns >= self.looked_ns.saturating_add(KEPT_LOOK_NS)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const VM: TenantId = TenantId(1);
+    const CHANNEL: ChannelId = ChannelId(7);
+
+    /// Looks so many times, each when it counts; returns the last remedy.
+    fn look(departures: &mut Departures, times: u32, now_ns: &mut u64) -> Option<Remedy> {
+        let mut remedy = None;
+        for _ in 0..times {
+            assert_eq!(remedy, None);
+            *now_ns += LOOK_NS;
+            remedy = departures.stays(CHANNEL, *now_ns);
+        }
+        remedy
+    }
+
+    #[test]
+    fn engine_is_reset_after_fixed_poll_count_despite_extra_polls() {
+        let (mut departures, mut now) = (Departures::default(), 0);
+        departures.begin(VM, CHANNEL, true, now);
+        // Waiting threads poll more often than the tick.
+        assert!((0..1000).all(|_| departures.stays(CHANNEL, now).is_none()));
+        assert_eq!(look(&mut departures, ASKED_LOOKS, &mut now), Some(Remedy::Reset));
+        assert!(departures.any_leaving(Some(VM)) && !departures.any_leaving(Some(TenantId(2))));
+        assert_eq!(look(&mut departures, RESET_LOOKS, &mut now), Some(Remedy::GiveUp));
+        assert!(departures.any_kept(VM) && !departures.any_leaving(None));
+        assert_eq!(look(&mut departures, 1000, &mut now), None);
+        // A second request finds it still known and starts no new wait.
+        departures.begin(VM, CHANNEL, true, now);
+        assert!(!departures.any_leaving(None) && departures.contains(CHANNEL));
+    }
+
+    #[test]
+    fn a_channel_that_the_card_keeps_is_looked_at_now_and_then() {
+        let (mut departures, mut now) = (Departures::default(), 0);
+        departures.begin(VM, CHANNEL, false, now);
+        look(&mut departures, ASKED_LOOKS, &mut now);
+        assert_eq!(departures.due(now), [(CHANNEL, VM)]);
+        look(&mut departures, RESET_LOOKS, &mut now);
+        assert_eq!(departures.due(now), []);
+        for _ in 0..3 {
+            now += KEPT_LOOK_NS;
+            assert_eq!(departures.due(now), [(CHANNEL, VM)]);
+            assert_eq!(departures.stays(CHANNEL, now), None);
+            assert_eq!(departures.due(now), []);
+        }
+        departures.leave(CHANNEL, false);
+        assert!(!departures.any_kept(VM) && !departures.contains(CHANNEL));
+    }
+
+    #[test]
+    fn work_is_charged_until_the_channel_has_left_and_once() {
+        let mut departures = Departures::default();
+        departures.begin(VM, CHANNEL, true, 0);
+        assert!(departures.leave(CHANNEL, true));
+        assert!(!departures.leave(CHANNEL, true));
+        assert_eq!(departures.take_left(TenantId(2)), []);
+        assert_eq!(departures.take_left(VM), [CHANNEL]);
+        assert!(!departures.contains(CHANNEL));
+        // Killed: its engine was reset at once.
+        departures.begin(VM, CHANNEL, true, 0);
+        assert!(departures.discharge(CHANNEL) && !departures.leave(CHANNEL, false));
+        assert!(!departures.contains(CHANNEL));
+    }
+}

@@ -1,0 +1,134 @@
+//! Channels whose started work is kept off the card for now: it resumes at its VM's next turn.
+//!
+//! There are two kinds. A channel that was stopped (by its guest's registers, or because memory moves) and has left the
+//! card resumes when it may run again. A channel that waits for a semaphore *rests* (is descheduled) while others have
+//! work. One reason: an acquire may keep the unit that takes methods for its whole time slice, repeatedly. The other: its
+//! VM has used up its [hops](WakeAllowance), by work between its waits. From time to time one of the resting channels may poll its
+//! semaphore again, as a submission in its turn. When the card has no other work, no channel rests.
+
+use nvspec::fifo::ChannelId;
+use sched::Nanos;
+use std::collections::{BTreeMap, VecDeque};
+use vram::TenantId;
+
+/// Time from one channel's look at its semaphore to that of the next, in ns. A look takes up to a millisecond: 3 %.
+const REST_NS: u64 = 32_000_000;
+/// WakeAllowance that a VM has in advance.
+const BURST_HOPS: u64 = 4;
+
+/// Why a channel is descheduled.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Why {
+    /// It may not run.
+    Stopped,
+    /// It waits for a semaphore, and others have work.
+    Rests,
+    /// Its turn is awaited.
+    Queued,
+}
+
+/// The channels that are descheduled.
+#[derive(Debug, Default)]
+pub(crate) struct DescheduledChannels {
+    pub(super) channels: BTreeMap<ChannelId, (TenantId, Why)>,
+    /// Descheduled channels; the first is the next to poll its semaphore.
+    pub(super) resting: VecDeque<ChannelId>,
+    /// Time of the next look.
+    pub(super) next: Nanos,
+    pub(crate) hops: WakeAllowance,
+}
+
+impl DescheduledChannels {
+    pub(crate) fn why(&self, channel: ChannelId) -> Option<Why> {
+        self.channels.get(&channel).map(|(_, why)| *why)
+    }
+
+    pub(crate) fn contains(&self, channel: ChannelId) -> bool {
+        self.channels.contains_key(&channel)
+    }
+
+    /// Returns whether one waits for its look.
+    pub(crate) fn any_rests(&self) -> bool {
+        !self.resting.is_empty()
+    }
+
+    /// All, with whose they are.
+    pub(crate) fn channels(&self) -> impl Iterator<Item = (ChannelId, TenantId)> {
+        self.channels.iter().map(|(channel, (vm, _))| (*channel, *vm))
+    }
+
+    pub(crate) fn insert(&mut self, vm: TenantId, channel: ChannelId, why: Why, now: Nanos) {
+        self.resting.retain(|resting| *resting != channel);
+        self.channels.insert(channel, (vm, why));
+        if why == Why::Rests {
+            self.resting.push_back(channel);
+            self.next = self.next.max(now.after(REST_NS));
+        }
+    }
+
+    pub(crate) fn remove(&mut self, channel: ChannelId) -> bool {
+        self.resting.retain(|resting| *resting != channel);
+        self.channels.remove(&channel).is_some()
+    }
+
+    /// Forgets channels that are off the card for good.
+    pub(crate) fn forget(&mut self, gone: impl Fn(TenantId, ChannelId) -> bool) {
+        self.channels.retain(|channel, (vm, _)| !gone(*vm, *channel));
+        let channels = &self.channels;
+        self.resting.retain(|channel| channels.contains_key(channel));
+    }
+
+    /// The next that may look again, if it is time: it rests no more. `wanted`: others have work.
+    pub(crate) fn wake_next(&mut self, now: Nanos, wanted: bool) -> Option<ChannelId> {
+        if wanted && now < self.next {
+            return None;
+        }
+        let channel = self.resting.pop_front()?;
+        self.next = now.after(REST_NS);
+        if let Some((_, why)) = self.channels.get_mut(&channel) {
+            *why = Why::Stopped;
+        }
+        Some(channel)
+    }
+}
+
+/// Counts how often a VM's channels worked between two polls at which they waited. This work is not measured and belongs
+/// to no turn, so each VM may do it a few times, and then once for each poll of a resting channel.
+#[derive(Debug, Default)]
+pub(crate) struct WakeAllowance(pub(super) BTreeMap<TenantId, Nanos>);
+
+impl WakeAllowance {
+    /// Counts one. False when the VM has had as many as it may.
+    pub(crate) fn allow(&mut self, vm: TenantId, now: Nanos) -> bool {
+        let paid = self.0.entry(vm).or_default();
+        let next = (*paid).max(now).after(REST_NS);
+        let allowed = next.since(now) <= BURST_HOPS * REST_NS;
+        if allowed {
+            *paid = next;
+        }
+        allowed
+    }
+
+    pub(crate) fn forget(&mut self, vm: TenantId) {
+        self.0.remove(&vm);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_vm_has_some_hops_in_advance_and_then_one_for_each_rest() {
+        let (mut hops, vm) = (WakeAllowance::default(), TenantId(1));
+        let at = |ms: u64| Nanos(1_000_000_000 + ms * 1_000_000);
+        assert_eq!((0..100).filter(|_| hops.allow(vm, at(0))).count() as u64, BURST_HOPS);
+        assert!(hops.allow(TenantId(2), at(0)), "another's are its own");
+        // A hop that was not allowed costs nothing.
+        assert!(!hops.allow(vm, at(31)) && hops.allow(vm, at(32)) && !hops.allow(vm, at(63)));
+        // They are not saved up.
+        assert_eq!((0..100).filter(|_| hops.allow(vm, at(100_000))).count() as u64, BURST_HOPS);
+        hops.forget(vm);
+        assert!(hops.allow(vm, at(100_000)));
+    }
+}

@@ -1,0 +1,103 @@
+//! Interrupts that VMs bring about beyond those that tell of the end of their work, and a bound on them.
+//!
+//! The card's one interrupt thread serves each of them under the card's lock: methods that no engine knows, errors of
+//! engines, and interrupts in the middle of a submission. A VM may cause [`MAX_INTERRUPTS_PER_CHECK`] of them between two checks of that
+//! thread. A VM that causes more has its channels paused until the next check: it pays with its own time, and others are
+//! served.
+
+use std::collections::BTreeMap;
+use vram::TenantId;
+
+/// Interrupts of one VM that are served between two looks, a tenth of a second apart.
+pub(crate) const MAX_INTERRUPTS_PER_CHECK: u32 = 256;
+/// Interrupts that a submission may cause without any being counted: those of its guest's fences.
+const FREE_INTERRUPTS_PER_SUBMISSION: u32 = 2;
+
+/// Account of one VM.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Caused {
+    /// Interrupts since the last check, less those that its submissions may cause.
+    pub(super) lately: u32,
+    pub(super) total: u64,
+    pub(super) paused: bool,
+    pub(super) pauses: u64,
+}
+
+/// Accounts of all VMs.
+#[derive(Debug, Default)]
+pub(crate) struct InterruptRateLimit(pub(super) BTreeMap<TenantId, Caused>);
+
+impl InterruptRateLimit {
+    /// Counts an interrupt. Returns whether the VM's channels are to be paused from now on.
+    pub(crate) fn count(&mut self, vm: TenantId) -> bool {
+        let caused = self.0.entry(vm).or_default();
+        caused.total = caused.total.saturating_add(1);
+        caused.lately = caused.lately.saturating_add(1);
+        let exceeds = caused.lately > MAX_INTERRUPTS_PER_CHECK && !caused.paused;
+        caused.paused |= exceeds;
+        caused.pauses = caused.pauses.saturating_add(u64::from(exceeds));
+        exceeds
+    }
+
+    /// A submission of the VM has ended.
+    pub(crate) fn ended(&mut self, vm: TenantId) {
+        if let Some(caused) = self.0.get_mut(&vm) {
+            caused.lately = caused.lately.saturating_sub(FREE_INTERRUPTS_PER_SUBMISSION);
+        }
+    }
+
+    /// Restarts the count. Returns the VMs whose channels resume.
+    pub(crate) fn look(&mut self) -> Vec<TenantId> {
+        let mut resumed = Vec::new();
+        for (vm, caused) in &mut self.0 {
+            caused.lately = 0;
+            if std::mem::take(&mut caused.paused) {
+                resumed.push(*vm);
+            }
+        }
+        resumed
+    }
+
+    /// Interrupts that a VM has caused, and how often it was paused for that.
+    pub(crate) fn of(&self, vm: TenantId) -> (u64, u64) {
+        self.0.get(&vm).map(|caused| (caused.total, caused.pauses)).unwrap_or_default()
+    }
+
+    /// The VM is gone.
+    pub(crate) fn forget(&mut self, vm: TenantId) {
+        self.0.remove(&vm);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const NOISY: TenantId = TenantId(1);
+    const QUIET: TenantId = TenantId(2);
+
+    #[test]
+    fn vm_over_interrupt_limit_is_paused_until_next_poll() {
+        let mut noise = InterruptRateLimit::default();
+        let most = u64::from(MAX_INTERRUPTS_PER_CHECK);
+        assert!((0..most).all(|_| !noise.count(NOISY) && !noise.count(QUIET)));
+        assert!(noise.count(NOISY));
+        assert!(!noise.count(NOISY), "it is paused once");
+        assert_eq!(noise.look(), [NOISY]);
+        assert_eq!(noise.look(), []);
+        assert!((0..most).all(|_| !noise.count(NOISY)));
+        assert_eq!((noise.of(NOISY), noise.of(QUIET)), ((2 * most + 2, 1), (most, 0)));
+        noise.forget(NOISY);
+        assert_eq!(noise.of(NOISY), (0, 0));
+    }
+
+    #[test]
+    fn interrupts_of_many_submissions_are_no_noise() {
+        let mut noise = InterruptRateLimit::default();
+        for _ in 0..10 * MAX_INTERRUPTS_PER_CHECK {
+            assert!(!noise.count(NOISY) && !noise.count(NOISY));
+            noise.ended(NOISY);
+        }
+        assert_eq!(noise.look(), []);
+    }
+}

@@ -1,0 +1,100 @@
+//! The work on a card: its channels and their schedule.
+//!
+//! Parts: [`schedule`] (the scheduler and its submissions), [`feeder`] (events for it, and its decisions), `descheduled`
+//! (work that is kept off the card), `departures` (channels that have not left yet), `noise` (interrupts that VMs
+//! cause), [`needs`] (the engines that a submission needs), [`push_buffer`] (how they are read from its methods),
+//! `recording` (events and decisions of the scheduler), [`usage`] (the operator's view), [`overdue`] (submissions that
+//! do not end, and their reasons), `saved` (saved state), [`time`] (the card's clock).
+
+pub(crate) mod departures;
+pub(crate) mod descheduled;
+pub(crate) mod feeder;
+mod interrupt_rate;
+pub mod needs;
+pub mod overdue;
+pub mod push_buffer;
+mod recording;
+mod saved;
+pub(crate) mod schedule;
+pub mod time;
+pub mod usage;
+
+pub(crate) use feeder::{engine_numbered, number_of};
+pub(crate) use saved::SavedWork;
+
+use channels::Channels;
+use departures::Departures;
+use interrupt_rate::InterruptRateLimit;
+use schedule::Schedule;
+use vram::TenantId;
+
+/// Channels, and their schedule.
+pub(crate) struct Work {
+    channels: Channels,
+    /// Channels that are still to leave the card.
+    departures: Departures,
+    schedule: Schedule,
+    /// Interrupts that VMs have caused.
+    noise: InterruptRateLimit,
+    /// Submissions that have ended, the mediator's own among them.
+    ended: u64,
+}
+
+impl Work {
+    pub(crate) fn new(channels: Channels, schedule: Schedule) -> Self {
+        Self { channels, departures: Departures::default(), schedule, noise: InterruptRateLimit::default(), ended: 0 }
+    }
+
+    /// Physical channels.
+    pub(crate) fn channels(&self) -> &Channels {
+        &self.channels
+    }
+
+    /// As [`Self::channels`], to change them.
+    pub(crate) fn channels_mut(&mut self) -> &mut Channels {
+        &mut self.channels
+    }
+
+    /// Returns the schedule.
+    pub(crate) fn schedule(&self) -> &Schedule {
+        &self.schedule
+    }
+
+    /// As [`Self::schedule`], to change it.
+    pub(crate) fn schedule_mut(&mut self) -> &mut Schedule {
+        &mut self.schedule
+    }
+
+    /// Channels that are still to leave the card.
+    pub(crate) fn departures(&self) -> &Departures {
+        &self.departures
+    }
+
+    /// As [`Self::departures`], to change them.
+    pub(crate) fn departures_mut(&mut self) -> &mut Departures {
+        &mut self.departures
+    }
+
+    /// Interrupts that VMs have caused.
+    pub(crate) fn noise(&self) -> &InterruptRateLimit {
+        &self.noise
+    }
+
+    /// As [`Self::noise`], to count one.
+    pub(crate) fn noise_mut(&mut self) -> &mut InterruptRateLimit {
+        &mut self.noise
+    }
+
+    /// Submissions that have ended.
+    pub(crate) fn ended(&self) -> u64 {
+        self.ended
+    }
+
+    /// Submissions of these VMs have ended.
+    pub(crate) fn count_ended(&mut self, vms: impl Iterator<Item = TenantId>) {
+        for vm in vms {
+            self.ended = self.ended.saturating_add(1);
+            self.noise.ended(vm);
+        }
+    }
+}

@@ -1,0 +1,140 @@
+//! Submissions that were made long ago and have not ended, with the reason of each wait, for `mediatorctl sched show` and
+//! for the log.
+
+use super::Work;
+use super::descheduled::Why;
+use super::schedule::{Stage, TrackedSubmission};
+use channels::{Hindrance, Pause};
+use nvspec::fifo::{ChannelId, VirtualChannelId};
+use sched::{Engine, Nanos, Quarantine};
+use std::collections::BTreeSet;
+use std::fmt;
+use vram::TenantId;
+
+/// Age from which a submission is overdue, in ns.
+const OVERDUE_NS: u64 = 1_000_000_000;
+/// Time between two lines of the log about one VM, in ns: a guest can bring them about.
+const QUIET_NS: u64 = 10_000_000_000;
+/// Submissions of a VM that are shown.
+const MAX_SHOWN_PER_VM: usize = 8;
+
+/// Cause for which a submission has not ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Awaited {
+    /// Its guest has disabled its channel, taken it off the runlist or masked the engines.
+    Guest,
+    /// Memory of its VM moves.
+    Memory,
+    /// Another VM has its turn to have its memory on the card.
+    MemoryTurn,
+    /// Its VM has caused more interrupts than it may, and stands still until the next look.
+    Interrupts,
+    /// The card stands still, for all VMs.
+    Standstill,
+    /// The scheduler has not started it.
+    Turn,
+    /// Its VM is quarantined.
+    Quarantine,
+    /// A semaphore that has not been released.
+    Semaphore,
+    /// The end of its work on the engine.
+    Engine,
+    /// Its channel has ended; nothing of it runs any more.
+    Ended,
+}
+
+impl fmt::Display for Awaited {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Guest => "its guest to enable and list its channel",
+            Self::Memory => "memory of its VM that moves",
+            Self::MemoryTurn => "its VM's turn to have its memory on the card",
+            Self::Interrupts => "its VM's next share of interrupts",
+            Self::Standstill => "the card, which stands still,",
+            Self::Turn => "its turn",
+            Self::Quarantine => "the end of its VM's quarantine",
+            Self::Semaphore => "a semaphore",
+            Self::Engine => "the engine to end its work",
+            Self::Ended => "its channel to be taken off",
+        })
+    }
+}
+
+/// A submission that was made more than a second ago.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Overdue {
+    /// The VM's channel.
+    pub channel: VirtualChannelId,
+    /// The engine that it is for.
+    pub engine: Engine,
+    /// The thing or event that it waits for.
+    pub awaited: Awaited,
+    /// Its age in ns, by the card's clock.
+    pub age_ns: u64,
+}
+
+impl Work {
+    /// Returns the oldest of a VM's submissions that are overdue, oldest first.
+    pub(crate) fn overdue(&self, vm: TenantId, now: Nanos) -> Vec<Overdue> {
+        let of_it = self.schedule.held.values().filter(|held| held.vm == vm);
+        let late = of_it.filter(|held| now.since(held.arrived) >= OVERDUE_NS);
+        let shown = late.filter_map(|held| {
+            let (_, channel) = self.channels.by_physical(held.channel)?;
+            let engine = self.schedule.engine_for(held.channel, self.channels.contexts(held.channel));
+            Some(Overdue { channel, engine, awaited: self.awaited(held), age_ns: now.since(held.arrived) })
+        });
+        shown.take(MAX_SHOWN_PER_VM).collect()
+    }
+
+    fn awaited(&self, held: &TrackedSubmission) -> Awaited {
+        let hindered = self.channels.hindrance(held.channel).map(of_hindrance);
+        let quarantined = || {
+            let state = self.schedule.scheduler.strikes(held.vm).map(|(_, state)| state);
+            state.is_some_and(|state| state != Quarantine::Free)
+        };
+        match held.stage {
+            Stage::Parked => hindered.unwrap_or(Awaited::Turn),
+            Stage::Queued | Stage::Again if quarantined() => Awaited::Quarantine,
+            Stage::Queued | Stage::Again => hindered.unwrap_or(Awaited::Turn),
+            Stage::Waiting => Awaited::Semaphore,
+            Stage::Descheduled => {
+                hindered.unwrap_or(if self.rests(held.channel) { Awaited::Semaphore } else { Awaited::Turn })
+            }
+            Stage::Started => Awaited::Engine,
+        }
+    }
+
+    /// Returns whether a channel that is descheduled waits for a semaphore.
+    fn rests(&self, channel: ChannelId) -> bool {
+        self.schedule.descheduled.why(channel) == Some(Why::Rests)
+    }
+
+    /// Logs the reason of each VM's oldest overdue submission, at most once in ten seconds for a VM.
+    pub(crate) fn tell_overdue(&mut self, now: Nanos) {
+        let late = self.schedule.held.values().filter(|held| now.since(held.arrived) >= OVERDUE_NS);
+        let vms: BTreeSet<TenantId> = late.map(|held| held.vm).collect();
+        for vm in vms {
+            let told = self.schedule.told.get(&vm);
+            if told.is_some_and(|told| now.since(*told) < QUIET_NS) {
+                continue;
+            }
+            let Some(Overdue { channel, engine, awaited, age_ns }) = self.overdue(vm, now).first().copied() else {
+                continue;
+            };
+            self.schedule.told.insert(vm, now);
+            let (age_ms, engine) = (age_ns / 1_000_000, engine.name());
+            tracing::info!(%vm, ?channel, engine, age_ms, "a submission waits for {awaited}");
+        }
+    }
+}
+
+fn of_hindrance(hindrance: Hindrance) -> Awaited {
+    match hindrance {
+        Hindrance::Guest | Hindrance::Paused(Pause::Guest) => Awaited::Guest,
+        Hindrance::Paused(Pause::Memory) => Awaited::Memory,
+        Hindrance::Paused(Pause::Turn) => Awaited::MemoryTurn,
+        Hindrance::Paused(Pause::InterruptRateLimit) => Awaited::Interrupts,
+        Hindrance::Paused(Pause::Standstill) => Awaited::Standstill,
+        Hindrance::Ended => Awaited::Ended,
+    }
+}

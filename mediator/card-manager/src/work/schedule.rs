@@ -1,0 +1,298 @@
+//! A card's scheduler, and the mediator's record of submissions that have not ended. [`Feeder`](crate::Feeder) acts on
+//! it.
+
+use super::descheduled::DescheduledChannels;
+use super::needs::Needs;
+use super::recording::Recording;
+use crate::alarm::{Alarm, TimerAlarm};
+use crate::tenants::GuestEvent;
+use nvspec::fifo::ChannelId;
+use sched::{Config, ConfigError, Engine, Event, Nanos, Scheduler, Ticket};
+use std::collections::{BTreeMap, BTreeSet};
+use vram::TenantId;
+
+/// Interval of polls of work in flight while other work waits for its turn. As long as BAND waits for a VM.
+pub(crate) const LOOK_NS: u64 = 500_000;
+
+/// Stage of a submission.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Stage {
+    /// Its channel may not run, and the scheduler does not know of it.
+    Parked,
+    /// It waits for its turn.
+    Queued,
+    /// The card has it.
+    Started,
+    /// The card has it, and it waits for a semaphore; no engine works for its channel.
+    Waiting,
+    /// The card has it, but its channel is [descheduled](super::descheduled).
+    Descheduled,
+    /// It waits for its turn to continue with work that the card already has.
+    Again,
+}
+
+/// A submission that has not ended.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct TrackedSubmission {
+    pub(crate) vm: TenantId,
+    pub(crate) channel: ChannelId,
+    pub(crate) stage: Stage,
+    /// Time at which its guest submitted it.
+    pub(crate) arrived: Nanos,
+    /// Time at which it was last seen to wait for a semaphore, and where in its work.
+    pub(crate) seen: Option<(Nanos, u64)>,
+    /// It has worked between its waits more often than its VM may.
+    pub(crate) hopped: bool,
+    /// Time at which it was first seen to have an engine since it was started, later by as long as it was seen to have none.
+    pub(crate) on_engine: Option<Nanos>,
+    /// Its end raises no interrupt.
+    pub(crate) irq_suppressed: bool,
+    /// It is a few words, as the fence behind work is.
+    pub(crate) brief: bool,
+    /// Engines that it needs, as far as its push buffer said.
+    pub(crate) needs: Needs,
+}
+
+/// A card's scheduler and the tickets of its submissions.
+pub struct Schedule<A = TimerAlarm> {
+    pub(crate) scheduler: Scheduler,
+    /// By number, which is the order in which they came.
+    pub(crate) held: BTreeMap<Ticket, TrackedSubmission>,
+    /// Expires when the scheduler is to be called.
+    pub(crate) alarm: A,
+    /// Time at which it does, if it was set and has not expired.
+    pub(super) armed: Option<Nanos>,
+    pub(crate) outbox: Vec<(TenantId, GuestEvent)>,
+    /// Submissions that wait for something else than an engine, as of the last look.
+    pub(crate) waiting: usize,
+    /// Channels whose work is kept off the card.
+    pub(crate) descheduled: DescheduledChannels,
+    /// Submissions that the card has, of channels that are off the card until their VM has PGRAPH again: the scheduler
+    /// has them on no engine.
+    pub(crate) barred: BTreeSet<Ticket>,
+    /// Channels that can work on several engines, each with the one that it was seen on last.
+    pub(crate) several: BTreeMap<ChannelId, Option<Engine>>,
+    /// Time of the last query of the engines' channels.
+    pub(super) looked: Nanos,
+    /// VMs of whose overdue work the log has told, and when.
+    pub(crate) told: BTreeMap<TenantId, Nanos>,
+    /// The operator's recording.
+    pub(crate) recording: Option<Recording>,
+}
+
+impl<A: Alarm> Schedule<A> {
+    /// Of a card without VMs.
+    ///
+    /// # Errors
+    /// When a setting is out of its bounds.
+    pub(crate) fn new(config: Config, alarm: A) -> Result<Self, ConfigError> {
+        let scheduler = Scheduler::new(config, Nanos(0))?;
+        Ok(Self {
+            scheduler,
+            held: BTreeMap::new(),
+            alarm,
+            armed: None,
+            outbox: Vec::new(),
+            waiting: 0,
+            descheduled: DescheduledChannels::default(),
+            barred: BTreeSet::new(),
+            several: BTreeMap::new(),
+            looked: Nanos(0),
+            told: BTreeMap::new(),
+            recording: None,
+        })
+    }
+
+    /// The scheduler, to look at.
+    #[must_use]
+    pub fn scheduler(&self) -> &Scheduler {
+        &self.scheduler
+    }
+
+    /// Returns how many submissions of each VM wait for their turn, and how many the card has.
+    pub(crate) fn counts(&self) -> BTreeMap<TenantId, (usize, usize)> {
+        let mut counts: BTreeMap<TenantId, (usize, usize)> = BTreeMap::new();
+        for held in self.held.values() {
+            let (queued, in_flight) = counts.entry(held.vm).or_default();
+            match held.stage {
+                Stage::Parked => {}
+                Stage::Queued | Stage::Again => *queued += 1,
+                Stage::Started | Stage::Waiting | Stage::Descheduled => *in_flight += 1,
+            }
+        }
+        counts
+    }
+
+    /// Returns the time in ns until the next poll for work that raises no interrupt, if the card has such: soon at first, and
+    /// later the longer the work has been there, because it may wait for its guest.
+    pub(crate) fn hushed_look_ns(&self, now: Nanos) -> Option<u64> {
+        let irq_suppressed = self
+            .held
+            .values()
+            .filter(|held| held.irq_suppressed && matches!(held.stage, Stage::Started | Stage::Waiting));
+        irq_suppressed.map(|held| (now.since(held.arrived) / 8).max(LOOK_NS)).min()
+    }
+
+    /// Has the interrupt thread deliver an event.
+    pub(crate) fn post(&mut self, vm: TenantId, event: GuestEvent) {
+        self.outbox.push((vm, event));
+        if let Err(error) = self.alarm.wake() {
+            tracing::error!(%error, "the card's interrupt thread cannot be woken");
+        }
+    }
+
+    /// Events for guests that came about since the last call.
+    pub(crate) fn take_outbox(&mut self) -> Vec<(TenantId, GuestEvent)> {
+        std::mem::take(&mut self.outbox)
+    }
+
+    /// Sets the alarm for the scheduler's next wake-up or the next poll of work in flight. `deferred`: the time in ns until
+    /// another poll is due.
+    pub(crate) fn arm(&mut self, now: Nanos, deferred: Option<u64>) {
+        let contended = self.is_contended().then_some(LOOK_NS);
+        let look = deferred.into_iter().chain(contended).min().map(|ns| now.after(ns));
+        let Some(next) = self.scheduler.next_wakeup().into_iter().chain(look).min() else { return };
+        // To be called too early costs less than to set the timer for each submission.
+        if self.armed.is_some_and(|armed| armed <= next) {
+            return;
+        }
+        match self.alarm.set(next.since(now)) {
+            Ok(()) => self.armed = Some(next),
+            Err(error) => tracing::error!(%error, "the scheduler's timer cannot be set; work may start late"),
+        }
+    }
+
+    /// The alarm has fired: it is silent until it is set again.
+    pub(crate) fn disarm(&mut self) {
+        self.armed = None;
+        if let Err(error) = self.alarm.silence() {
+            tracing::error!(%error, "the scheduler's timer cannot be read");
+        }
+    }
+
+    /// Returns true if work in flight must be polled: other work waits for it, or work that was set aside may block it.
+    pub(crate) fn is_contended(&self) -> bool {
+        self.scheduler.in_flight() > 0 && (self.waiting > 0 || self.scheduler.queued() > 0)
+            || self.descheduled.any_rests()
+            || self.scheduler.in_flight() > 1 && self.any_of_several()
+    }
+
+    /// Notes which engines a channel can work on, with whose work it comes.
+    pub(crate) fn note_engines(&mut self, channel: ChannelId, engines: [bool; Engine::COUNT]) {
+        if engines.iter().filter(|can| **can).count() > 1 {
+            self.several.entry(channel).or_default();
+        } else {
+            self.several.remove(&channel);
+        }
+    }
+
+    /// Returns the engine on which a channel's work is booked: the one that it was seen on last where it has several, else its
+    /// first.
+    pub(crate) fn engine_for(&self, channel: ChannelId, engines: [bool; Engine::COUNT]) -> Engine {
+        let seen = self.several.get(&channel).copied().flatten();
+        let first = || Engine::ALL.into_iter().find(|engine| engines[engine.index()]);
+        seen.or_else(first).unwrap_or(Engine::Compute)
+    }
+
+    /// Returns whether a channel that can work on several engines has work on the card.
+    pub(crate) fn any_of_several(&self) -> bool {
+        let works = |held: &TrackedSubmission| held.stage == Stage::Started && self.several.contains_key(&held.channel);
+        !self.several.is_empty() && self.held.values().any(works)
+    }
+
+    /// Notes that an engine works for a channel. Returns whether it can work on several and is booked on another.
+    pub(crate) fn is_elsewhere(&mut self, channel: ChannelId, engine: Engine) -> bool {
+        let Some(seen) = self.several.get_mut(&channel) else { return false };
+        *seen = Some(engine);
+        let Some(ticket) = self.first_of(channel, &[Stage::Started]) else { return false };
+        self.scheduler.engine_of(ticket).is_some_and(|booked| booked != engine)
+    }
+
+    /// Forgets submissions that come to nothing.
+    pub(crate) fn forget(&mut self, gone: impl Fn(&TrackedSubmission) -> bool) {
+        self.held.retain(|_, held| !gone(held));
+        // Channels of removed VMs: the next user of a number reports its engines again.
+        let Self { several, held, .. } = self;
+        several.retain(|channel, _| held.values().any(|held| held.channel == *channel));
+    }
+
+    /// Channels with a submission that waits for a semaphore, as often as they have one.
+    pub(crate) fn waiting_channels(&self) -> impl Iterator<Item = ChannelId> + '_ {
+        self.held.values().filter(|held| held.stage == Stage::Waiting).map(|held| held.channel)
+    }
+
+    /// Channels with a submission at one of those stages, each once, with their VMs.
+    pub(crate) fn channels_at(&self, stages: &[Stage]) -> BTreeMap<ChannelId, TenantId> {
+        let held = self.held.values().filter(|held| stages.contains(&held.stage));
+        held.map(|held| (held.channel, held.vm)).collect()
+    }
+
+    /// Returns whether a submission of one of these channels is at one of those stages.
+    pub(crate) fn any_at(&self, stages: &[Stage], channels: &[ChannelId]) -> bool {
+        self.held.values().any(|held| stages.contains(&held.stage) && channels.contains(&held.channel))
+    }
+
+    /// The first of a channel's submissions that are at one of those stages.
+    pub(crate) fn first_of(&self, channel: ChannelId, stages: &[Stage]) -> Option<Ticket> {
+        let mut held = self.held.iter();
+        held.find(|(_, held)| held.channel == channel && stages.contains(&held.stage)).map(|(ticket, _)| *ticket)
+    }
+
+    /// The submissions of a channel that came before one, and have not ended.
+    pub(crate) fn before(
+        &self,
+        ticket: Ticket,
+        channel: ChannelId,
+    ) -> impl DoubleEndedIterator<Item = &TrackedSubmission> {
+        self.held.range(..ticket).map(|(_, held)| held).filter(move |held| held.channel == channel)
+    }
+
+    /// The submission of a channel that the card has had before that one, if its end raises an interrupt.
+    pub(crate) fn started_before(&self, ticket: Ticket, channel: ChannelId) -> Option<Ticket> {
+        let before = self.held.range(..ticket).rev().find(|(_, held)| held.channel == channel);
+        before.filter(|(_, held)| held.stage == Stage::Started && !held.irq_suppressed).map(|(ticket, _)| *ticket)
+    }
+
+    /// Records that a channel's work is kept off the card; appends the events for the scheduler.
+    ///
+    /// Each submission that the scheduler has on an engine is set aside there too: one that stayed would keep the engine
+    /// from all VMs, and never end.
+    pub(crate) fn withhold_started(&mut self, channel: ChannelId, events: &mut Vec<Event>) {
+        for (ticket, held) in self.held.iter_mut().filter(|(_, held)| held.channel == channel) {
+            match held.stage {
+                Stage::Started if self.barred.remove(ticket) => {}
+                Stage::Started => events.push(Event::Waiting { ticket: *ticket }),
+                Stage::Waiting => {}
+                Stage::Parked | Stage::Queued | Stage::Descheduled | Stage::Again => continue,
+            }
+            (held.stage, held.hopped, held.on_engine) = (Stage::Descheduled, false, None);
+        }
+    }
+
+    /// Notes for which channels engines work. The time since the last look is not counted for the others.
+    pub(crate) fn note_occupants(&mut self, occupants: &[ChannelId], now: Nanos) {
+        let elapsed = now.since(std::mem::replace(&mut self.looked, now));
+        for held in self.held.values_mut().filter(|held| !occupants.contains(&held.channel)) {
+            held.on_engine = held.on_engine.map(|since| since.after(elapsed));
+        }
+        for channel in occupants {
+            self.seen_since(*channel, now);
+        }
+    }
+
+    /// Time at which an engine that works for a channel now began its first submission, at the latest.
+    pub(crate) fn seen_since(&mut self, channel: ChannelId, now: Nanos) -> Option<Nanos> {
+        let ticket = self.first_of(channel, &[Stage::Started])?;
+        self.held.get_mut(&ticket).map(|held| *held.on_engine.get_or_insert(now))
+    }
+
+    /// Records that an engine works for a channel all of whose work was set aside; returns the events for the scheduler.
+    pub(crate) fn bring_back(&mut self, channel: ChannelId) -> Option<Event> {
+        if self.first_of(channel, &[Stage::Started]).is_some() {
+            return None;
+        }
+        let ticket = self.first_of(channel, &[Stage::Waiting, Stage::Descheduled])?;
+        self.held.get_mut(&ticket)?.stage = Stage::Started;
+        Some(Event::Resumed { ticket })
+    }
+}

@@ -1,0 +1,288 @@
+//! The daemon that takes over from another one.
+//!
+//! Until the other daemon has let go, cards and clients of virtual machines are not touched, and no path is removed:
+//! all of it belongs to the other daemon. Only a change of a socket's rights in the configuration takes effect earlier.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::UnixListener;
+use std::sync::Arc;
+use std::time::Duration;
+
+use handover::{Introduction, Package, Receiver};
+use saved_state::SavedState;
+use vgpu::SavedSide;
+use vmm_glue::{Link, StopHandle, SuspendedClient};
+use vram::TenantId;
+
+use super::points;
+use super::roster::{Roster, RosterCard, RosterVm};
+use super::{APERTURES, CLIENTS, HANDOVER_TIMEOUT, HOST_MEMORY, SOCKET, STATE_LOCK, UNIT, VRAM, known, monotonic_ns};
+use crate::backend::Built;
+use crate::cards::{Cards, GivenCard, ReopenedCard};
+use crate::draining::Arrival;
+use crate::endpoint::EndpointServer;
+use crate::vm::{Running, Seen};
+use crate::{Card, Daemon, DaemonError, Endpoint, Entry, Life, memory};
+use config::{Config, VmSpec};
+use listening::Activated;
+use listening::{SocketPath, Sockets};
+use overrides::OverrideStore;
+
+/// Owner of the roster in its file.
+const ROSTER: u32 = 0;
+
+/// This process's end of the connection between the two daemons.
+pub(crate) struct Successor {
+    receiver: Receiver,
+    roster: Roster,
+    descriptors: Package,
+}
+
+/// A virtual machine that is created, and not served yet.
+struct Coming {
+    spec: VmSpec,
+    saved: RosterVm,
+    server: EndpointServer,
+    path: Option<SocketPath>,
+    link: Link,
+    stop: StopHandle,
+    built: Built,
+    parked: SuspendedClient,
+}
+
+impl Successor {
+    /// Connects to the daemon at the other end of the standard input, and receives its state.
+    ///
+    /// # Errors
+    /// When there is no such daemon, or this program cannot read its state.
+    pub fn meet() -> Result<Self, String> {
+        let socket = std::io::stdin().as_fd().try_clone_to_owned().map_err(|error| error.to_string())?;
+        points::here("receiver: started");
+        let introduction = Introduction { program: env!("CARGO_PKG_VERSION").to_owned(), reads: known() };
+        let receiver = Receiver::connect(socket, &introduction)
+            .map_err(|error| format!("{error}; --takeover is for the daemon that `mediatorctl daemon upgrade` asks"))?;
+        points::here("receiver: known");
+        let package = receiver.take(HANDOVER_TIMEOUT).map_err(|error| error.to_string())?;
+        points::here("receiver: given");
+        match roster(&package) {
+            Ok(roster) => Ok(Self { receiver, roster, descriptors: package }),
+            Err(why) => {
+                // It may have ended meanwhile.
+                let _nobody = receiver.refuse(&why);
+                Err(why)
+            }
+        }
+    }
+
+    /// Sends the daemon at the other end of the standard input, which has not sent its state yet, the reason why this
+    /// one does not take over.
+    pub(crate) fn decline(why: &str) {
+        if let Ok(socket) = std::io::stdin().as_fd().try_clone_to_owned() {
+            // It may have ended meanwhile.
+            let _nobody = Receiver::decline(socket, why);
+        }
+    }
+
+    /// Sends the other daemon the reason why this one does not take over.
+    pub fn refuse(self, why: &str) {
+        // It may have ended meanwhile.
+        let _nobody = self.receiver.refuse(why);
+    }
+
+    /// Returns the listening sockets. Their paths still belong to the other daemon.
+    ///
+    /// # Errors
+    /// When a descriptor is not a listening socket.
+    pub fn sockets(&mut self) -> Result<Sockets, String> {
+        let mut activated = Activated::default();
+        for (name, fd) in self.take(SOCKET) {
+            activated.stored.insert(name, UnixListener::from(fd));
+        }
+        for (name, fd) in self.take(UNIT) {
+            activated.listeners.insert(name, UnixListener::from(fd));
+        }
+        activated.check().map_err(|error| error.to_string())?;
+        Ok(Sockets::handed(activated))
+    }
+
+    /// Returns the configuration with all changes made at run time, and the override_store that stores them.
+    ///
+    /// # Errors
+    /// Those of [`OverrideStore::handed`].
+    pub fn override_store(&mut self, file: Config) -> Result<(Config, OverrideStore), String> {
+        let lock = self.descriptors.take(STATE_LOCK).pop().map(File::from);
+        OverrideStore::handed(file, &self.roster.state, lock)
+            .map_err(|error| format!("{:#}", anyhow::Error::new(error)))
+    }
+
+    /// Takes all descriptors whose name starts with `prefix`, with the rest of the name.
+    fn take(&mut self, prefix: &str) -> Vec<(String, OwnedFd)> {
+        let of = self.descriptors.descriptors.extract_if(.., |(name, _)| name.starts_with(prefix));
+        of.map(|(name, fd)| (name.get(prefix.len()..).unwrap_or_default().to_owned(), fd)).collect()
+    }
+}
+
+/// Returns the daemon's own part.
+fn roster(package: &Package) -> Result<Roster, String> {
+    let mut file = SavedState::parse(&package.file, &known()).map_err(|error| error.to_string())?;
+    let roster = file.take(ROSTER).map_err(|error| error.to_string())?;
+    file.finish().map_err(|error| error.to_string())?;
+    Ok(roster)
+}
+
+impl Daemon {
+    /// Takes over from another daemon, with `config` as the configuration.
+    ///
+    /// # Errors
+    /// When the state does not match the configuration, or something is not available; the other daemon has been told,
+    /// and continues.
+    pub(crate) fn take_over(
+        config: Config,
+        opener: &Cards,
+        sockets: Sockets,
+        override_store: OverrideStore,
+        mut heir: Successor,
+    ) -> Result<Arc<Self>, DaemonError> {
+        let refused = |heir: Successor, why: String| {
+            heir.refuse(&why);
+            DaemonError::Failed(why)
+        };
+        let vms = config.vms.clone();
+        let tenants = config.tenants.clone();
+        let mut cards = Vec::new();
+        let mut coming = Vec::new();
+        for saved in std::mem::take(&mut heir.roster.cards) {
+            match reopened(&config, opener, &sockets, &mut heir, saved) {
+                Ok((card, its)) => {
+                    cards.push(card);
+                    coming.extend(its);
+                }
+                Err(why) => return Err(refused(heir, why)),
+            }
+        }
+        let others = config.cards.iter().filter(|spec| cards.iter().all(|(name, _)| *name != spec.name));
+        let opened = match Self::opened(others, opener, &config.daemon) {
+            Ok(opened) => opened,
+            Err(error) => return Err(refused(heir, error.to_string())),
+        };
+        let Successor { receiver, roster, descriptors: _ } = heir;
+        let failed = |error: handover::Error| DaemonError::Failed(format!("the other daemon goes on: {error}"));
+        points::here("receiver: made");
+        receiver.ready().map_err(failed)?;
+        points::here("receiver: ready");
+        receiver.wait(HANDOVER_TIMEOUT).map_err(failed)?;
+        points::here("receiver: owner");
+        sockets.own();
+        let mut all: BTreeMap<String, Card> = opened;
+        for (name, card) in cards {
+            let spec = card.spec().clone();
+            match card.take_over() {
+                Ok(backend) => {
+                    tracing::info!(card = name.as_str(), "card is taken over");
+                    all.insert(name, Card { spec, backend, cuda: None });
+                }
+                Err(error) => {
+                    // Other cards continue.
+                    tracing::error!(card = name.as_str(), %error, "the card is lost, with its VMs; restart the daemon");
+                    coming.retain(|vm: &Coming| vm.spec.card != name);
+                }
+            }
+        }
+        points::here("receiver: has the cards");
+        let daemon = Arc::new(Self::with(config, all, sockets, override_store));
+        for vm in coming {
+            points::here("receiver: serves");
+            let name = vm.spec.name.clone();
+            if let Err(error) = daemon.serve_again(vm) {
+                tracing::error!(vm = name.as_str(), %error, "a VM is lost");
+            }
+        }
+        points::here("receiver: serves all");
+        let pause = Duration::from_nanos(monotonic_ns().saturating_sub(roster.began_ns));
+        let _first = daemon.line.last.set((pause, roster.upgrades.saturating_add(1)));
+        tracing::info!(pause_ms = pause.as_millis() as u64, "the other daemon's VMs go on");
+        for vm in vms.into_iter().filter(|vm| !daemon.state.lock().vms.contains_key(&vm.name)) {
+            let name = vm.name.clone();
+            if let Err(error) = daemon.reserve(vm, None, Arrival::Configured).and_then(|spec| daemon.fill(&spec)) {
+                tracing::error!(vm = name.as_str(), %error, "a VM that the configuration has now cannot be started");
+            }
+        }
+        if let Err(error) = daemon.start_tenants(tenants) {
+            tracing::error!(%error, "tenants cannot be started");
+        }
+        daemon.sockets.end_unused();
+        // Changes that the other daemon had not written, and entries that the configuration has made unnecessary.
+        if let Err(error) = daemon.keep() {
+            tracing::warn!(%error, "what was changed at run time is not kept");
+        }
+        Ok(daemon)
+    }
+
+    /// Starts to serve a virtual machine again.
+    fn serve_again(&self, vm: Coming) -> Result<(), DaemonError> {
+        let Coming { spec, saved, server, path, link, stop, built, parked } = vm;
+        let name = spec.name.clone();
+        let seen =
+            Seen { memory_not_shared: saved.memory_not_shared.into(), resets: saved.resets.into(), ..Seen::default() };
+        let running = Running::start(&name, server, path, link, stop, built, (Some(parked), seen))?;
+        let entry = Entry { spec, life: Life::Running(Arc::new(running)) };
+        self.state.lock().vms.insert(name, entry);
+        Ok(())
+    }
+}
+
+/// Rebuilds a card and its virtual machines from the received state, without touching them.
+fn reopened(
+    config: &Config,
+    opener: &Cards,
+    sockets: &Sockets,
+    heir: &mut Successor,
+    saved: RosterCard,
+) -> Result<((String, ReopenedCard), Vec<Coming>), String> {
+    let RosterCard { name, next_vm, file, vms } = saved;
+    let of_card = |why: &dyn std::fmt::Display| format!("card `{name}`: {why}");
+    let spec = config.cards.iter().find(|card| card.name == name);
+    let spec =
+        spec.ok_or_else(|| of_card(&"the configuration has it no more; put it back, or remove its VMs first"))?;
+    let mut file = SavedState::parse(&file, &known()).map_err(|error| of_card(&error))?;
+    let one = |package: &mut Package, prefix: &str| package.take(&format!("{prefix}{name}")).pop().map(File::from);
+    let vram = one(&mut heir.descriptors, VRAM).ok_or_else(|| of_card(&"its memory did not come along"))?;
+    let host_memory = one(&mut heir.descriptors, HOST_MEMORY);
+    let mut specs = Vec::new();
+    for saved in vms {
+        let vm = config.vms.iter().find(|vm| vm.name == saved.name && vm.card == name);
+        let vm = vm.ok_or_else(|| {
+            let what = "the configuration has it no more on this card; put it back, or remove the VM first";
+            format!("VM `{}`: {what}", saved.name)
+        })?;
+        if vm.passthrough || vm.xen_domain.is_some() {
+            return Err(format!("VM `{}`: the configuration has it otherwise now; remove the VM first", saved.name));
+        }
+        specs.push((vm.clone(), saved));
+    }
+    let settings = specs.iter().map(|(vm, saved)| (TenantId(saved.id), (vm.clone(), saved.vram_bytes))).collect();
+    let given = GivenCard { vram, host_memory, next_vm, vms: settings };
+    let mut card = opener.reopen(spec, given, &mut file).map_err(|error| of_card(&error))?;
+    let mut coming = Vec::new();
+    for (vm, saved) in specs {
+        let of_vm = |why: &dyn std::fmt::Display| format!("VM `{}`: {why}", vm.name);
+        let endpoint = Endpoint::open(&vm, &config.daemon.socket_dir, sockets).map_err(|error| of_vm(&error))?;
+        let ram = vm.memory.ram.on(&spec.memory);
+        let limits = crate::memory_limits(&vm, &ram);
+        let (server, path) = endpoint.serve(&vm.name, limits, sockets).map_err(|error| of_vm(&error))?;
+        let link = Link::new(card.irqs()).map_err(|error| of_vm(&error))?;
+        let stop = StopHandle::new().map_err(|error| of_vm(&error))?;
+        link.memory().first_touches().set_limit(memory::touch_limit(&ram));
+        let clients = file.take(saved.id).map_err(|error| of_vm(&error))?;
+        let descriptors = heir.descriptors.take(&format!("{CLIENTS}{}", vm.name));
+        let parked = server.parked(clients, descriptors, &link).map_err(|error| of_vm(&error))?;
+        let apertures = heir.descriptors.take(&format!("{APERTURES}{}", vm.name));
+        let side = SavedSide::read(TenantId(saved.id), &mut file, apertures).map_err(|error| of_vm(&error))?;
+        let built = card.vm(TenantId(saved.id), side, &link).map_err(|error| of_vm(&error))?;
+        coming.push(Coming { spec: vm, saved, server, path, link, stop, built, parked });
+    }
+    file.finish().map_err(|error| of_card(&error))?;
+    Ok(((name, card), coming))
+}

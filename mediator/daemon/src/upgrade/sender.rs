@@ -1,0 +1,430 @@
+//! The daemon that hands its state over to the next one.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, mpsc};
+use std::thread::{self, ScopedJoinHandle};
+use std::time::{Duration, Instant};
+
+use card_manager::{ManagedCard, ManagerError, SavedHost, Standstill};
+use fdstore::names::OF_VM;
+use handover::{Introduction, Package, Sender};
+use physical::{HaltedCard, WrittenCard};
+use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+use saved_state::{Known, Writer};
+use vgpu::SavedSide;
+use vmm_glue::SavedClients;
+use vram::TenantId;
+
+use super::points;
+use super::roster::{Roster, RosterCard, RosterVm};
+use super::{
+    APERTURES, CLIENTS, HOST_MEMORY, MEET_LIMIT, PAUSE_LIMIT, SOCKET, STATE_LOCK, STILL_LIMIT, UNIT, VRAM,
+    monotonic_ns, written_for,
+};
+use crate::backend::Movable;
+use crate::vm::{Rest, Running};
+use crate::{Daemon, DaemonError, Life};
+
+/// Retry interval for parts that are not quiescent.
+const RETRY_INTERVAL: Duration = Duration::from_millis(1);
+/// The file's identity: one file goes from one process to one other, and is not stored.
+const IDENTITY: [u8; 16] = *b"mediatord upgrad";
+/// Owner of the roster in its file.
+const ROSTER: u32 = 0;
+
+/// A card that is handed over with its virtual machines.
+struct Going {
+    name: String,
+    movable: Movable,
+    vms: Vec<(String, Arc<Running>)>,
+}
+
+/// The serialized client of a virtual machine.
+struct Client {
+    vm: RosterVm,
+    saved: SavedClients,
+    descriptors: Vec<(String, OwnedFd)>,
+}
+
+/// A quiescent card with its serialized state.
+struct Settled {
+    host: SavedHost,
+    sides: Vec<(TenantId, SavedSide)>,
+    card: WrittenCard,
+}
+
+/// The serialized part of a card.
+struct Written {
+    file: Vec<u8>,
+    vms: Vec<RosterVm>,
+    descriptors: Vec<(String, OwnedFd)>,
+}
+
+/// A started program, which is killed on drop unless it has taken over.
+struct Next {
+    child: Child,
+    keeps: bool,
+}
+
+impl Drop for Next {
+    fn drop(&mut self) {
+        if !self.keeps {
+            // It may have ended by itself.
+            let _ = self.child.kill();
+            let _ = self.child.wait();
+        }
+    }
+}
+
+impl Daemon {
+    /// Starts the next daemon, the program at this one's path, hands everything over to it, and returns its process.
+    /// This daemon ends after its answer to the request.
+    ///
+    /// # Errors
+    /// When something cannot be handed over, or the next daemon does not take over. All VMs then continue here.
+    pub fn hand_over(&self) -> Result<u32, DaemonError> {
+        self.hand_over_now().inspect_err(|_| self.line.has_failed())
+    }
+
+    fn hand_over_now(&self) -> Result<u32, DaemonError> {
+        let _one_at_a_time = self.changing.lock();
+        let _settings = self.tuning.lock();
+        let succession = self.line.succession.get().ok_or_else(|| no("this daemon was not started as a program"))?;
+        if self.state.lock().closing {
+            return Err(DaemonError::ShuttingDown);
+        }
+        let going = self.going()?;
+        let program = &succession.program;
+        points::here("sender: asked");
+        let (sender, introduction, mut next) = start(program, &succession.config)?;
+        let pid = next.child.id();
+        tracing::info!(program = %program.display(), pid, version = introduction.program, "the next daemon is there");
+        points::here("sender: met");
+        let began_ns = monotonic_ns();
+        let mut resting = Vec::new();
+        let reads = written_for(introduction.reads);
+        let given = self.give((sender, pid), &reads, &going, began_ns, &mut resting);
+        if let Err(why) = given {
+            tracing::error!(why, "the next daemon does not take over; this one goes on");
+            go_on(&going, resting);
+            return Err(no(why));
+        }
+        next.keeps = true;
+        self.forget_all(resting);
+        let paused_ms = monotonic_ns().saturating_sub(began_ns) / 1_000_000;
+        tracing::info!(pid, paused_ms, "the next daemon goes on with all that this one had");
+        self.line.leave();
+        Ok(pid)
+    }
+
+    /// Drops all virtual machines and sockets without an effect on their clients or on the cards.
+    fn forget_all(&self, resting: Vec<(String, Arc<Running>, Rest)>) {
+        self.sockets.leave();
+        let vms = {
+            let mut state = self.state.lock();
+            state.closing = true;
+            std::mem::take(&mut state.vms)
+        };
+        // Their clients get no message, and the cards get nothing back.
+        drop(resting);
+        drop(vms);
+    }
+
+    /// Returns the cards to hand over.
+    fn going(&self) -> Result<Vec<Going>, DaemonError> {
+        // Readers of the table do not wait for the answers of cards and VMs.
+        let table: Vec<_> = {
+            let state = self.state.lock();
+            if !state.tenants.is_empty() {
+                return Err(no("tenants of CUDA cards cannot go over: their owner is this daemon's child"));
+            }
+            state.vms.values().map(|entry| (entry.spec.clone(), entry.life.clone())).collect()
+        };
+        let mut going = Vec::new();
+        for (name, card) in &self.cards {
+            let of_card = |why: &dyn std::fmt::Display| no(format!("card `{name}`: {why}"));
+            let mut vms = Vec::new();
+            for (spec, life) in table.iter().filter(|(spec, _)| spec.card == *name) {
+                let vm = &spec.name;
+                let of_vm = |why: &dyn std::fmt::Display| no(format!("VM `{vm}`: {why}"));
+                if spec.passthrough || spec.xen_domain.is_some() {
+                    return Err(of_vm(&"it has its card by passthrough, or is a domain of Xen, and cannot go over"));
+                }
+                let Life::Running(running) = life else { return Err(of_vm(&"it is being made or removed")) };
+                if let Some(why) = &*running.seen.failed.lock() {
+                    return Err(of_vm(&format!("it is out of service, remove it: {why}")));
+                }
+                let mediated = running.backend.mediated().ok_or_else(|| of_vm(&"its device cannot go over"))?;
+                mediated.check_movable().map_err(|error| of_vm(&error))?;
+                vms.push((vm.clone(), Arc::clone(running)));
+            }
+            match card.backend.movable().map_err(|error| of_card(&error))? {
+                Some(movable) => {
+                    movable.host.check_movable().map_err(|error| of_card(&error))?;
+                    going.push(Going { name: name.clone(), movable, vms });
+                }
+                // The card was never used: the next daemon opens it as this one did.
+                None if vms.is_empty() => {}
+                None => return Err(of_card(&"it has failed")),
+            }
+        }
+        Ok(going)
+    }
+
+    /// Hands everything over, up to the change of ownership. Adds the suspended virtual machines to `resting`.
+    fn give(
+        &self,
+        (sender, pid): (Sender, u32),
+        reads: &[Known],
+        going: &[Going],
+        began_ns: u64,
+        resting: &mut Vec<(String, Arc<Running>, Rest)>,
+    ) -> Result<(), String> {
+        let until = Instant::now() + PAUSE_LIMIT;
+        let vms = || going.iter().flat_map(|going| &going.vms);
+        // Ask all of them before waiting for the first.
+        vms().for_each(|(_, running)| running.park());
+        for (name, running) in vms() {
+            let rest = running.rested(Some(until)).map_err(|why| format!("VM `{name}`: {why}"))?;
+            resting.push((name.clone(), Arc::clone(running), rest));
+        }
+        points::here("sender: clients rest");
+        let resting = &*resting;
+        thread::scope(|scope| {
+            let mut cards = Vec::new();
+            for card in going {
+                let (settled, settles) = mpsc::channel();
+                let (verdict, told) = mpsc::channel();
+                let thread = scope.spawn(move || rest(card, until, &settled, &told));
+                cards.push((card, settles, verdict, thread));
+            }
+            let mut parts = Vec::new();
+            let mut failed = None;
+            for (card, settles, ..) in &cards {
+                let of_card = |why: String| format!("card `{}`: {why}", card.name);
+                let settled = settles.recv().unwrap_or_else(|_| Err("its thread has panicked".to_owned()));
+                // Clients last: work that ends while the card is quiesced raises interrupts for them.
+                let written = settled.map_err(of_card).and_then(|settled| write(card, settled, resting, reads));
+                match written {
+                    Ok(written) => parts.push((*card, written)),
+                    Err(why) => failed = failed.or(Some(why)),
+                }
+            }
+            points::here("sender: written");
+            let done = match failed {
+                Some(why) => Err(why),
+                None => self.package(began_ns, parts, reads).and_then(|package| {
+                    sender.give(&package).map_err(|error| error.to_string())?;
+                    points::here("sender: given");
+                    let left = until.saturating_duration_since(Instant::now());
+                    sender.await_ready(left).map_err(|error| error.to_string())
+                }),
+            };
+            points::here("sender: the other is ready");
+            let goes = done.is_ok();
+            if goes {
+                self.line.lets_go();
+            }
+            for (.., verdict, thread) in cards {
+                let _gone = verdict.send(goes);
+                joined(thread);
+            }
+            done
+        })?;
+        // Before the next daemon sends the service manager anything, such as sockets to store.
+        if let Err(error) = sd_notify::notify(&[sd_notify::NotifyState::MainPid(pid)]) {
+            tracing::warn!(%error, "the service manager is not told which process goes on");
+        }
+        points::here("sender: the service manager is told");
+        // From here on nothing belongs to this process, even if the next daemon fails.
+        if let Err(error) = sender.let_go() {
+            tracing::error!(%error, "the next daemon has ended just when it was to take over: its VMs have lost their device");
+        }
+        points::here("sender: let go");
+        Ok(())
+    }
+
+    /// Returns the package with everything that is handed over.
+    fn package(&self, began_ns: u64, parts: Vec<(&Going, Written)>, reads: &[Known]) -> Result<Package, String> {
+        let mut descriptors = Vec::new();
+        let mut cards = Vec::new();
+        for (going, Written { file, vms, descriptors: more }) in parts {
+            cards.push(RosterCard { name: going.name.clone(), next_vm: going.movable.next_vm, file, vms });
+            descriptors.extend(more);
+        }
+        let copied = |name: String, listener: &dyn AsFd| -> Result<_, String> {
+            let fd = listener.as_fd().try_clone_to_owned().map_err(|error| format!("socket `{name}`: {error}"))?;
+            Ok((name, fd))
+        };
+        for (name, listener) in self.line.succession.get().map(|it| it.admin.as_slice()).unwrap_or_default() {
+            descriptors.push(copied(format!("{SOCKET}{name}"), listener)?);
+        }
+        for (name, listener) in self.sockets.of_units() {
+            descriptors.push(copied(format!("{UNIT}{name}"), listener)?);
+        }
+        let override_store = self.override_store.lock();
+        if let Some(lock) = override_store.lock() {
+            descriptors.push(copied(STATE_LOCK.to_owned(), lock)?);
+        }
+        let state = override_store.state(&self.live_now()).map_err(|error| error.to_string())?;
+        let upgrades = self.line.last().map_or(0, |(_, upgrades)| upgrades);
+        let mut file = Writer::for_reader(IDENTITY, reads.to_vec());
+        file.put(ROSTER, &Roster { began_ns, upgrades, state, cards }).map_err(|error| error.to_string())?;
+        Ok(Package { file: file.finish(), descriptors })
+    }
+}
+
+fn joined(thread: ScopedJoinHandle<'_, ()>) {
+    if thread.join().is_err() {
+        tracing::error!("a thread that has a card rest has panicked");
+    }
+}
+
+/// Starts the next program, and waits until it introduces itself.
+fn start(program: &Path, config: &Path) -> Result<(Sender, Introduction, Next), DaemonError> {
+    let failed = |what: &dyn std::fmt::Display| no(format!("{}: {what}", program.display()));
+    let pair = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None);
+    let (ours, theirs) = pair.map_err(|error| failed(&error))?;
+    let child = Command::new(program)
+        .arg("--takeover")
+        .arg("--config")
+        .arg(config)
+        .stdin(Stdio::from(theirs))
+        // These variables name this process.
+        .env_remove("WATCHDOG_PID")
+        .env_remove("LISTEN_PID")
+        .env_remove("LISTEN_FDS")
+        .env_remove("LISTEN_FDNAMES")
+        .spawn()
+        .map_err(|error| failed(&error))?;
+    let next = Next { child, keeps: false };
+    let (sender, introduction) = Sender::meet(ours, MEET_LIMIT).map_err(|error| failed(&error))?;
+    Ok((sender, introduction, next))
+}
+
+/// Resumes all virtual machines that were asked to suspend.
+fn go_on(going: &[Going], resting: Vec<(String, Arc<Running>, Rest)>) {
+    let goes_on = |name: &str, running: &Running, rest: Rest| {
+        if let Err(error) = running.go_on(name, rest) {
+            tracing::error!(vm = name, %error, "the VM is out of service; remove it and add it again");
+        }
+    };
+    let late = going.iter().flat_map(|going| &going.vms).filter(|(name, _)| resting.iter().all(|(of, ..)| of != name));
+    for (name, running) in late {
+        // A thread that is not yet suspended suspends later, and resumes then.
+        running.go_on_later(name);
+    }
+    for (name, running, rest) in resting {
+        goes_on(&name, &running, rest);
+    }
+}
+
+/// Serializes the client of a suspended virtual machine.
+fn client(name: &str, running: &Running, rest: &Rest, host: &ManagedCard) -> Result<Client, String> {
+    let failed = |what: &dyn std::fmt::Display| format!("VM `{name}`: {what}");
+    let id = running.backend.scheduled_as().ok_or_else(|| failed(&"it is not mediated"))?;
+    let (saved, of_clients) = rest.parked.save(&running.link).map_err(|error| failed(&error))?;
+    let mut descriptors: Vec<_> = of_clients.into_iter().map(|fd| (format!("{CLIENTS}{name}"), fd)).collect();
+    // Sockets from the service manager are handed over separately.
+    if running.socket.is_some() {
+        let listener = rest.listener().map_err(|error| failed(&error))?;
+        descriptors.push((format!("{SOCKET}{OF_VM}{name}"), listener));
+    }
+    let vm = RosterVm {
+        name: name.to_owned(),
+        id: id.0,
+        vram_bytes: host.lock().vram().chunks.vm_bytes(id).ok_or_else(|| failed(&"it has no memory"))?,
+        memory_not_shared: running.seen.memory_not_shared.load(Ordering::Relaxed),
+        resets: running.seen.resets.load(Ordering::Relaxed),
+    };
+    Ok(Client { vm, saved, descriptors })
+}
+
+/// Quiesces one card, serializes it, and waits for the outcome.
+fn rest(
+    going: &Going,
+    until: Instant,
+    settled: &mpsc::Sender<Result<Settled, String>>,
+    verdict: &mpsc::Receiver<bool>,
+) {
+    let Movable { host, card, .. } = &going.movable;
+    let still = match host.stand_still(STILL_LIMIT) {
+        Ok(still) => still,
+        Err(error) => {
+            let _nobody = settled.send(Err(error.to_string()));
+            return;
+        }
+    };
+    let halted = card.halted();
+    let _nobody = settled.send(settle(going, until, &still, &halted));
+    if verdict.recv().unwrap_or(false) {
+        halted.leave();
+        still.give_away();
+    } else {
+        drop((halted, still));
+    }
+}
+
+/// Serializes a quiescent card with its virtual machines, and halts it.
+fn settle(going: &Going, until: Instant, still: &Standstill<'_>, halted: &HaltedCard<'_>) -> Result<Settled, String> {
+    let (host, sides) = loop {
+        let mut sides = Vec::new();
+        let mut save = |(_, running): &(String, Arc<Running>)| {
+            let vm = running.backend.mediated().ok_or(ManagerError::OutOfService)?;
+            let (saved, side) = vm.save()?;
+            sides.push((saved.vm, side));
+            Ok::<_, ManagerError>(saved)
+        };
+        match still.save(|| going.vms.iter().map(&mut save).collect()) {
+            Ok(saved) => break (saved, sides),
+            Err(ManagerError::Unsettled(_)) if Instant::now() < until => thread::sleep(RETRY_INTERVAL),
+            Err(error) => return Err(error.to_string()),
+        }
+    };
+    let card = halted.write_down(until).map_err(|error| error.to_string())?;
+    Ok(Settled { host, sides, card })
+}
+
+/// Writes a card's file, with the clients of its virtual machines.
+fn write(
+    going: &Going,
+    settled: Settled,
+    resting: &[(String, Arc<Running>, Rest)],
+    reads: &[Known],
+) -> Result<Written, String> {
+    let Movable { host, card, .. } = &going.movable;
+    let Settled { host: saved, sides, card: state } = settled;
+    let name = &going.name;
+    let text = |error: &dyn std::fmt::Display| format!("card `{name}`: {error}");
+    let mut file = Writer::for_reader(IDENTITY, reads.to_vec());
+    let mut descriptors = Vec::new();
+    let mut vms = Vec::new();
+    for (vm, running, rest) in resting.iter().filter(|(vm, ..)| going.vms.iter().any(|(of, _)| of == vm)) {
+        let Client { vm, saved, descriptors: its } = client(vm, running, rest, host)?;
+        file.put(vm.id, &saved).map_err(|error| text(&error))?;
+        descriptors.extend(its);
+        vms.push(vm);
+    }
+    saved.write(&mut file).map_err(|error| text(&error))?;
+    state.put(&mut file).map_err(|error| text(&error))?;
+    for (vm, mut side) in sides {
+        side.write(vm, &mut file).map_err(|error| text(&error))?;
+        let apertures = vms.iter().find(|one: &&RosterVm| one.id == vm.0).map(|one| format!("{APERTURES}{}", one.name));
+        descriptors.extend(side.take_files().into_iter().filter_map(|fd| Some((apertures.clone()?, fd))));
+    }
+    let vram = card.vram_file().ok_or_else(|| text(&"its memory is not shared"))?;
+    let vram = vram.try_clone().map_err(|error| text(&error))?;
+    descriptors.push((format!("{VRAM}{name}"), vram.into()));
+    if let Some(memory) = host.host_memory() {
+        let memory = memory.try_clone().map_err(|error| text(&error))?;
+        descriptors.push((format!("{HOST_MEMORY}{name}"), memory.into()));
+    }
+    Ok(Written { file: file.finish(), vms, descriptors })
+}
+
+fn no(why: impl std::fmt::Display) -> DaemonError {
+    DaemonError::NotHandedOver(why.to_string())
+}

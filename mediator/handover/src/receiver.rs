@@ -1,0 +1,96 @@
+//! The process that takes over.
+
+use crate::package::{DESCRIPTORS_MAX, NAME_MAX, unsealed};
+use crate::wire::{Message, Wire};
+use crate::{Error, Introduction, Package};
+use std::os::fd::OwnedFd;
+use std::time::Duration;
+
+/// Maximum length of a reason, in characters.
+const REASON_MAX: usize = 1000;
+
+/// The receiver's end.
+#[derive(Debug)]
+pub struct Receiver(Wire);
+
+impl Receiver {
+    /// Introduces this process to the sender at the other end of a `SOCK_SEQPACKET` socket.
+    ///
+    /// # Errors
+    /// When the sender has ended.
+    pub fn connect(socket: OwnedFd, introduction: &Introduction) -> Result<Self, Error> {
+        let wire = Wire::new(socket);
+        wire.send(&Message::Hello(introduction.clone()), &[])?;
+        Ok(Self(wire))
+    }
+
+    /// Sends a refusal in place of the introduction. The sender does not wait then.
+    ///
+    /// # Errors
+    /// When the sender has ended.
+    pub fn decline(socket: OwnedFd, why: &str) -> Result<(), Error> {
+        Wire::new(socket).send(&Message::Refused(why.chars().take(REASON_MAX).collect()), &[])
+    }
+
+    /// Waits for the package, for `limit` at most. The sender still owns it.
+    ///
+    /// # Errors
+    /// When nothing arrives, or not the announced package.
+    pub fn take(&self, limit: Duration) -> Result<Package, Error> {
+        let awaits = "before it has given anything";
+        let (message, fds) = self.0.receive(limit, awaits)?;
+        let (Message::Offer { bytes, descriptors: count }, [file]) = (&message, fds.as_slice()) else {
+            return Err(unexpected(&message));
+        };
+        let count = usize::try_from(*count).unwrap_or(usize::MAX);
+        if count > DESCRIPTORS_MAX {
+            return Err(Error::TooMuch("descriptors", count as u64, DESCRIPTORS_MAX as u64));
+        }
+        let file = unsealed(file, *bytes)?;
+        let mut descriptors = Vec::new();
+        while descriptors.len() < count {
+            let (message, fds) = self.0.receive(limit, awaits)?;
+            let Message::Descriptors(names) = message else { return Err(unexpected(&message)) };
+            let sound = !names.is_empty()
+                && names.len() == fds.len()
+                && names.iter().all(|name| name.len() <= NAME_MAX)
+                && names.len() <= count.saturating_sub(descriptors.len());
+            if !sound {
+                return Err(Error::Protocol(format!("{} names came with {} descriptors", names.len(), fds.len())));
+            }
+            descriptors.extend(names.into_iter().zip(fds));
+        }
+        Ok(Package { file, descriptors })
+    }
+
+    /// Reports that everything has been rebuilt.
+    ///
+    /// # Errors
+    /// When the sender has ended, or closed the connection.
+    pub fn ready(&self) -> Result<(), Error> {
+        self.0.send(&Message::Ready, &[])
+    }
+
+    /// Sends the reason of a refusal.
+    ///
+    /// # Errors
+    /// When the sender has ended, or closed the connection.
+    pub fn refuse(self, why: &str) -> Result<(), Error> {
+        self.0.send(&Message::Refused(why.chars().take(REASON_MAX).collect()), &[])
+    }
+
+    /// Waits until this process owns everything, for `limit` at most. On failure it owns nothing.
+    ///
+    /// # Errors
+    /// When the sender does not let go.
+    pub fn wait(self, limit: Duration) -> Result<(), Error> {
+        match self.0.receive(limit, "before it has let go")? {
+            (Message::Yours, _) => Ok(()),
+            (message, _) => Err(unexpected(&message)),
+        }
+    }
+}
+
+fn unexpected(message: &Message) -> Error {
+    Error::Protocol(format!("{message:?}").chars().take(100).collect())
+}

@@ -1,0 +1,69 @@
+//! The process that hands over.
+
+use crate::package::sealed;
+use crate::wire::{MAX_DESCRIPTORS, Message, Wire};
+use crate::{Error, Introduction, Package};
+use std::os::fd::{AsFd, OwnedFd};
+use std::time::Duration;
+
+/// The sender's end.
+#[derive(Debug)]
+pub struct Sender(Wire);
+
+impl Sender {
+    /// Connects to the receiver at the other end of a `SOCK_SEQPACKET` socket, which introduces itself within `limit`.
+    ///
+    /// # Errors
+    /// When it does not, or is not a receiver.
+    pub fn meet(socket: OwnedFd, limit: Duration) -> Result<(Self, Introduction), Error> {
+        let wire = Wire::new(socket);
+        match wire.receive(limit, "before it has said who it is")? {
+            (Message::Hello(introduction), fds) if fds.is_empty() => Ok((Self(wire), introduction)),
+            (message, _) => Err(unexpected(message)),
+        }
+    }
+
+    /// Sends the package, which still belongs to the sender.
+    ///
+    /// # Errors
+    /// When it is too large, or the receiver does not accept it.
+    pub fn give(&self, package: &Package) -> Result<(), Error> {
+        package.check()?;
+        let Package { file, descriptors } = package;
+        let bytes = file.len() as u64;
+        let count = u32::try_from(descriptors.len()).unwrap_or(u32::MAX);
+        self.0.send(&Message::Offer { bytes, descriptors: count }, &[sealed(file)?.as_fd()])?;
+        for batch in descriptors.chunks(MAX_DESCRIPTORS) {
+            let names = batch.iter().map(|(name, _)| name.clone()).collect();
+            let fds: Vec<_> = batch.iter().map(|(_, fd)| fd.as_fd()).collect();
+            self.0.send(&Message::Descriptors(names), &fds)?;
+        }
+        Ok(())
+    }
+
+    /// Waits until the receiver has rebuilt everything, for `limit` at most. Everything still belongs to the sender.
+    ///
+    /// # Errors
+    /// When the receiver refuses, has ended, or takes longer.
+    pub fn await_ready(&self, limit: Duration) -> Result<(), Error> {
+        match self.0.receive(limit, "before it was ready")? {
+            (Message::Ready, _) => Ok(()),
+            (message, _) => Err(unexpected(message)),
+        }
+    }
+
+    /// Tells the receiver, which is ready, that it owns everything now.
+    ///
+    /// # Errors
+    /// When it has ended.
+    pub fn let_go(self) -> Result<(), Error> {
+        self.0.send(&Message::Yours, &[])
+    }
+}
+
+fn unexpected(message: Message) -> Error {
+    match message {
+        Message::Refused(why) => Error::Refused(why),
+        other => Error::Protocol(format!("{other:?}").chars().take(100).collect()),
+    }
+}

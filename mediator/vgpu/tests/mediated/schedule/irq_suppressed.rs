@@ -1,0 +1,162 @@
+//! Completions that no VM waits for, and interrupts that belong to another VM.
+
+use super::{A, B, COPY_NS, WAIT_TIMEOUT, copies, driver, nothing_in_flight, rig_of, time_of, used, worker};
+use crate::CARD_MIB;
+use card::Card as _;
+use card_manager::Sharing;
+use nvspec::addr::SMALL_PAGE;
+use nvspec::fifo::engine;
+use nvspec::regs::pfifo;
+use rig::Rig;
+use rig::altered::{Alter, Altered};
+use rig::driver::{Channel, Driver, FENCE_VA, M2MF, m2mf_copy, methods, object, release};
+use sched::{Config, Engine, TenantId, VgpuParams};
+use simgpu::SimGpu;
+use std::time::{Duration, Instant};
+
+/// Number of copies that take so long that their guest waits for their end.
+const COPIES_PER_SUBMISSION: usize = 12;
+
+/// Time from when the scheduler sees an end until its guest is notified. A busier host repeats the round.
+const MAX_NOTIFICATION_DELAY: Duration = Duration::from_millis(20);
+
+/// Handles all of the guest's pending interrupts.
+fn drain(driver: &mut Driver) {
+    driver.service();
+    while driver.guest.take_msi() {
+        driver.service();
+    }
+}
+
+/// Submits copies without a request for an interrupt.
+fn untold_copies(driver: &mut Driver, channel: &mut Channel) {
+    let copy = m2mf_copy(A, B, SMALL_PAGE as u32);
+    let put = driver.queue(channel, &[object(M2MF), copy.repeat(COPIES_PER_SUBMISSION)].concat());
+    driver.ring(channel, put);
+}
+
+/// Returns the number of submissions of a VM that the scheduler has seen to end.
+fn ended(rig: &Rig, vm: u32) -> u64 {
+    let state = rig.host.lock();
+    let accounts = Engine::ALL.iter().filter_map(|engine| state.scheduler().account(TenantId(vm), *engine));
+    accounts.map(|account| account.completed).sum()
+}
+
+/// Waits until `count` have ended.
+fn wait_ended(rig: &Rig, vm: u32, count: u64) {
+    let began = Instant::now();
+    while ended(rig, vm) < count {
+        assert!(began.elapsed() < WAIT_TIMEOUT, "what has ended is seen");
+        std::thread::yield_now();
+    }
+}
+
+/// Submits a copy without a request for an interrupt, and waits until its end was seen. Returns whether an interrupt
+/// came.
+fn is_told(rig: &Rig, driver: &mut Driver, channel: &mut Channel) -> bool {
+    drain(driver);
+    channel.fences += 1;
+    let fence = release(FENCE_VA, channel.fences);
+    let put = driver.queue(channel, &[object(M2MF), m2mf_copy(A, B, SMALL_PAGE as u32), fence].concat());
+    driver.ring(channel, put);
+    nothing_in_flight(rig);
+    assert!(driver.is_done(channel));
+    driver.guest.take_msi()
+}
+
+#[test]
+fn completion_without_waiter_raises_no_interrupt() {
+    let rig = rig_of(Config::default(), COPY_NS / 20);
+    let mut alone = driver(&rig, 0, VgpuParams::default());
+    let mut channel = worker(&mut alone, 1);
+    // The length of the first ones is forgotten after some short ones, if the host is not busy.
+    let untold = (0..2000).any(|_| !is_told(&rig, &mut alone, &mut channel));
+    assert!(untold, "each of 2,000 submissions was told of");
+    let charged = used(&rig, 0);
+    // When another VM has work, each end is reported.
+    let mut other = driver(&rig, 1, VgpuParams::default());
+    let mut busy = worker(&mut other, 1);
+    for _ in 0..3 {
+        (0..20).for_each(|_| copies(&mut other, &mut busy, 50));
+        channel.fences += 1;
+        let fence = release(FENCE_VA, channel.fences);
+        let put = alone.queue(&mut channel, &[object(M2MF), m2mf_copy(A, B, SMALL_PAGE as u32), fence].concat());
+        alone.ring(&channel, put);
+        alone.wait(&channel);
+        other.wait(&busy);
+    }
+    assert!(used(&rig, 0) > charged);
+}
+
+/// Submits work, and after it a semaphore wait of `words` more words. Returns whether the guest is notified of the
+/// work's end before the semaphore is released.
+fn is_told_of_work(rig: &Rig, driver: &mut Driver, channel: &mut Channel, words: usize) -> bool {
+    const SEMAPHORE: u64 = FENCE_VA + 0x20;
+    const ACQUIRE_EQUAL: u32 = 1;
+    drain(driver);
+    let before = ended(rig, 0);
+    driver.guest.poke(channel.fence + 0x20, 0);
+    untold_copies(driver, channel);
+    let acquire = methods(0, 0x10, &[(SEMAPHORE >> 32) as u32, SEMAPHORE as u32, 1, ACQUIRE_EQUAL]);
+    let put = driver.queue(channel, &[acquire, methods(0, 0x8, &[0]).repeat(words / 2)].concat());
+    driver.ring(channel, put);
+    wait_ended(rig, 0, before + 1);
+    std::thread::sleep(MAX_NOTIFICATION_DELAY);
+    let told = driver.guest.take_msi();
+    driver.guest.poke(channel.fence + 0x20, 1);
+    wait_ended(rig, 0, before + 2);
+    told
+}
+
+#[test]
+fn one_interrupt_covers_work_and_its_fence() {
+    let rig = rig_of(Config::default(), COPY_NS);
+    let mut alone = driver(&rig, 0, VgpuParams::default());
+    let mut channel = worker(&mut alone, 1);
+    // On a busy host the work may end before the wait is queued.
+    assert!((0..20).any(|_| !is_told_of_work(&rig, &mut alone, &mut channel, 0)), "each end is told");
+    assert!(
+        (0..20).any(|_| is_told_of_work(&rig, &mut alone, &mut channel, 20)),
+        "no end is told, of work before work"
+    );
+}
+
+/// A card that starts submitted work before its host reads the channel on an engine, as hardware does.
+struct Prompt;
+
+impl Alter for Prompt {
+    fn read32(&self, card: &SimGpu, offset: u32) -> u32 {
+        if offset == pfifo::ENGINE_STATUS::at(engine::GR) {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        card.read32(offset)
+    }
+}
+
+#[test]
+fn vm_starting_at_end_of_other_work_gets_no_interrupt_for_it() {
+    let config = simgpu::Config { vram_mib: CARD_MIB, time: Some(time_of(COPY_NS)), ..simgpu::Config::default() };
+    // The work that clears PGRAPH between them would begin first.
+    let sharing = Sharing { scheduler: Config::default(), clear: false, ..rig::sharing() };
+    let rig = Rig::made(&config, &sharing, |card| Altered::over(card, Prompt));
+    let mut vms = [0, 1].map(|vm| driver(&rig, vm, VgpuParams::default()));
+    let mut channels = vms.each_mut().map(|vm| worker(vm, 1));
+    let undisturbed = (0..20).any(|_| {
+        nothing_in_flight(&rig);
+        // Earlier ends are reported after that.
+        std::thread::sleep(MAX_NOTIFICATION_DELAY);
+        vms.iter_mut().for_each(drain);
+        let before = ended(&rig, 1);
+        let first = ended(&rig, 0);
+        for (vm, channel) in vms.iter_mut().zip(&mut channels) {
+            untold_copies(vm, channel);
+        }
+        wait_ended(&rig, 0, first + 1);
+        // Reported with the first one's end.
+        vms[0].guest.wait_msi();
+        let told = vms[1].guest.take_msi();
+        // Otherwise it may have been its own end.
+        !told && ended(&rig, 1) == before
+    });
+    assert!(undisturbed, "a VM is told of each end of another's work, when its own begins");
+}

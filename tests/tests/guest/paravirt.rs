@@ -1,0 +1,105 @@
+//! Guests with the paravirtual driver: page tables, channels and memory through calls, next to a guest with the stock
+//! driver on the same card; and device memory shared by channels.
+
+use anyhow::{Context, Result};
+use tests::guest::{self, TRAPPED, card_toml, vm_toml};
+use tests::{Daemon, Output, Vm, VmConfig};
+
+use super::stories::complaints;
+
+/// All workloads, with a size that an emulated guest completes in seconds.
+const ALL: &str = "run /bin/gpu-workloads workload --name all --scale 1";
+
+/// Returns the table of a VM with the paravirtual interface.
+pub(super) fn offered(name: &str, vram_mib: u32, more: &str) -> String {
+    vm_toml(name, vram_mib) + &format!("paravirtual = {{ offered = true{more} }}\n")
+}
+
+/// Boots a guest with the modified driver, and checks that it makes calls.
+pub(super) fn boot(daemon: &Daemon, name: &str, kernel: &str) -> Result<Vm> {
+    let config = VmConfig::new(name, tests::images()?, kernel)?.with_gpu(daemon.vm_socket(name)).paravirtual()?;
+    let vm = Vm::launch(&config)?;
+    vm.wait_ready()?;
+    guest::load_driver(&vm)?;
+    assert!(guest::counter(daemon, name, "pv_batches")? > 0, "the driver of {name} makes no calls");
+    Ok(vm)
+}
+
+fn verified(vm: &Vm, output: &Output) -> Result<()> {
+    println!("VM {}:\n{}", vm.name(), output.text());
+    let bad: Vec<_> = output.lines.iter().filter(|line| line.contains(" ok=false ")).collect();
+    assert!(output.code == 0 && bad.is_empty(), "VM {}: {bad:?}", vm.name());
+    assert_eq!(complaints(&vm.kernel_log()?), Vec::<&str>::new(), "VM {}", vm.name());
+    Ok(())
+}
+
+#[test]
+fn paravirtual_guests_of_both_kernels_run_with_a_stock_guest() -> Result<()> {
+    // Two of them have trapped apertures, so that accesses are counted.
+    let vms = offered("old", 160, "") + TRAPPED + &offered("new", 160, "") + &vm_toml("stock", 160) + TRAPPED;
+    let daemon = Daemon::start("knowing", |paths| card_toml(paths, 640) + &vms)?;
+    let stock = Vm::launch(&VmConfig::new("stock", tests::images()?, "6.1")?.with_gpu(daemon.vm_socket("stock")))?;
+    let vms = [boot(&daemon, "old", "6.1")?, boot(&daemon, "new", "6.12")?, stock];
+    vms[2].wait_ready()?;
+    guest::load_driver(&vms[2])?;
+    // The paravirtual driver's TLB flushes are not trapped, and it makes far fewer aperture accesses.
+    let count = |name: &str, counter: &str| guest::counter(&daemon, name, counter);
+    let [known, stock] = [count("old", "aperture_bytes")?, count("stock", "aperture_bytes")?];
+    println!("bytes through apertures until the driver is loaded: {known} by calls, {stock} by the stock driver");
+    assert!(known * 2 < stock, "{known} of {stock} bytes");
+    let runs = vms.iter().map(|vm| vm.start(ALL)).collect::<Result<Vec<_>>>()?;
+    for (vm, run) in vms.iter().zip(runs) {
+        verified(vm, &run.wait_within(guest::SMOKE_LIMIT)?)?;
+        let shown = guest::show(&daemon, vm.name())?;
+        assert_eq!(shown["denied_total"], 0, "{}", shown["denied"]);
+        let counter = |name: &str| shown["counters"][name].as_u64();
+        assert_eq!((counter("faults"), counter("hangs")), (Some(0), Some(0)));
+        assert!(counter("pv_refused").is_none_or(|refused| refused == 0), "{}", shown["counters"]);
+    }
+    for vm in &vms[..2] {
+        let smoke = guest::smoke(vm, "all --quick")?;
+        assert!(smoke.bytes > 1 << 20, "{}", smoke.line);
+        // The driver can be unbound and bound again, without leftovers.
+        vm.run_within("unbind", guest::LOAD_LIMIT)?.success()?;
+        assert_eq!(count(vm.name(), "pv_tables")?, 0, "tables of {} stay", vm.name());
+        vm.run_within("bind", guest::LOAD_LIMIT)?.success()?;
+        guest::smoke(vm, "copy --engine m2mf --from gart --to vram --size 65536")?;
+        assert_eq!(complaints(&vm.kernel_log()?), Vec::<&str>::new(), "VM {}", vm.name());
+    }
+    Ok(())
+}
+
+fn makespan(line: &str) -> Result<u64> {
+    let value = line.split_whitespace().find_map(|word| word.strip_prefix("makespan_us="));
+    Ok(value.with_context(|| line.to_owned())?.parse()?)
+}
+
+#[test]
+fn channels_share_segments_and_graphs_flow_through_them() -> Result<()> {
+    let vms = offered("one", 160, ", group = \"team\"") + &offered("two", 160, ", group = \"team\"");
+    let daemon = Daemon::start("sharing", |paths| card_toml(paths, 512) + &vms)?;
+    let (one, two) = (boot(&daemon, "one", "6.1")?, boot(&daemon, "two", "6.12")?);
+    for vm in [&one, &two] {
+        println!("{}", guest::smoke(vm, "share")?.line);
+    }
+    for kernel in ["madd", "mmul"] {
+        for shape in ["tree", "rectangle"] {
+            let run = |more: &str| guest::smoke(&one, &format!("dataflow --shape {shape} --kernel {kernel}{more}"));
+            let (copied, shared) = (run("")?, run(" --share")?);
+            println!("{}\n{}", copied.line, shared.line);
+            assert!(copied.bytes > 0 && shared.bytes == copied.bytes);
+            assert!(makespan(&copied.line)? > 0 && makespan(&shared.line)? > 0);
+        }
+    }
+    // Between VMs: one shares memory, the other opens it and replies.
+    let put = one.start("run /bin/gpu-workloads share --what put --key 77 --seed 5 --duration 120")?;
+    let got = (0..40).find_map(|_| guest::smoke(&two, "share --what get --key 77 --seed 5").ok());
+    assert!(got.is_some_and(|got| got.ok), "the other machine found nothing");
+    let put = guest::parse_smoke(&put.wait_within(guest::SMOKE_LIMIT)?)?;
+    assert!(put.ok && put.bytes > 0, "{}", put.line);
+    for vm in [&one, &two] {
+        assert_eq!(guest::counter(&daemon, vm.name(), "pv_attachments")?, 0);
+        vm.run_within("unbind", guest::LOAD_LIMIT)?.success()?;
+    }
+    Ok(())
+}

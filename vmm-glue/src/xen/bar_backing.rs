@@ -1,0 +1,171 @@
+//! Pages of the domain under its BARs, where the device has memory that a client can map.
+//!
+//! A client of vfio-user maps a file there. A domain cannot: it can access only its own memory without an exit. So it
+//! gets as many pages as the device's area has, at the addresses that the guest assigns to the BAR, and the device
+//! keeps its memory in them. An access that misses them for any reason arrives as a request and reaches the same
+//! memory: they only make accesses faster.
+//!
+//! They are added when the BAR first answers, and follow it. While it does not answer they stay in place.
+
+use std::io;
+use std::ops::Range;
+use std::sync::Arc;
+
+use super::function::Window;
+use super::hypervisor::Target;
+use crate::device::{Device, NUM_REGIONS, RegionIndex, RegionInfo};
+use crate::mappable::MmapArea;
+use crate::memory::PAGE_SIZE;
+
+/// Pages of one area.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Pages {
+    /// None yet.
+    Wanted,
+    /// From this frame on.
+    At(u64),
+    /// Accesses arrive as requests until the domain is gone.
+    Without,
+}
+
+/// A part of a region that should have pages under it.
+#[derive(Debug)]
+struct Area {
+    region: RegionIndex,
+    area: MmapArea,
+    pages: Pages,
+}
+
+impl Area {
+    fn count(&self) -> u64 {
+        self.area.size / PAGE_SIZE
+    }
+
+    /// Returns its frames, wherever they are.
+    fn frames(&self) -> Option<Range<u64>> {
+        match self.pages {
+            Pages::At(first) => Some(first..first.saturating_add(self.count())),
+            Pages::Wanted | Pages::Without => None,
+        }
+    }
+
+    /// Returns the frames that it should have, if its BAR answers.
+    fn wanted(&self, windows: &[Window]) -> Option<Range<u64>> {
+        let window = windows.iter().find(|window| window.region == self.region)?;
+        let first = window.range.first.checked_add(self.area.offset)?;
+        let whole = first.is_multiple_of(PAGE_SIZE).then_some(first / PAGE_SIZE)?;
+        Some(whole..whole.checked_add(self.count())?)
+    }
+}
+
+/// Areas under the BARs of one function.
+#[derive(Debug)]
+pub(super) struct BarBacking(Vec<Area>);
+
+impl BarBacking {
+    /// Creates the areas of `regions`, without pages.
+    pub fn new(regions: &[RegionInfo; NUM_REGIONS]) -> Self {
+        let areas = RegionIndex::ALL.into_iter().zip(regions).flat_map(|(region, info)| {
+            let areas = info.mappable().map(|mappable| mappable.areas().to_vec()).unwrap_or_default();
+            areas.into_iter().map(move |area| Area { region, area, pages: Pages::Wanted })
+        });
+        Self(areas.collect())
+    }
+
+    /// Moves pages to the BARs that answer.
+    pub fn follow(&mut self, windows: &[Window], target: &dyn Target, device: &mut dyn Device) {
+        let wanted: Vec<_> = self.0.iter().map(|area| area.wanted(windows)).collect();
+        // If a guest exchanges BARs, the old pages of one are in the way of the other's new ones; only one can be
+        // there.
+        for (at, area) in self.0.iter_mut().enumerate() {
+            let in_the_way = |frames: &Range<u64>| {
+                let others = wanted.iter().enumerate().filter(|(other, _)| *other != at);
+                others.filter_map(|(_, range)| range.as_ref()).any(|range| overlap(range, frames))
+            };
+            if area.frames().as_ref().is_some_and(in_the_way) {
+                give_up(area, target, &io::Error::other("another BAR is there now"));
+            }
+        }
+        for (area, wanted) in self.0.iter_mut().zip(wanted) {
+            let Some(frames) = wanted else { continue };
+            match area.pages {
+                Pages::Wanted => match lend(area, &frames, target, device) {
+                    Ok(()) => area.pages = Pages::At(frames.start),
+                    Err(error) => {
+                        area.pages = Pages::Without;
+                        tracing::warn!(
+                            error, region = ?area.region, bytes = area.area.size,
+                            "no memory of the domain's beneath a BAR: each access there is a request; give the host memory for it and \
+                             start the domain again"
+                        );
+                    }
+                },
+                Pages::At(first) if first != frames.start => {
+                    match room(&frames, target).and_then(|()| target.move_frames(first, frames.start, area.count())) {
+                        Ok(()) => area.pages = Pages::At(frames.start),
+                        Err(error) => give_up(area, target, &error),
+                    }
+                }
+                Pages::At(_) | Pages::Without => {}
+            }
+        }
+    }
+
+    /// Takes all pages from the domain. The device may keep them.
+    pub fn leave(&mut self, target: &dyn Target) {
+        for area in &mut self.0 {
+            take(area, target);
+            area.pages = Pages::Wanted;
+        }
+    }
+}
+
+fn overlap(one: &Range<u64>, other: &Range<u64>) -> bool {
+    one.start < other.end && other.start < one.end
+}
+
+/// Checks that the guest has no memory there: if it puts a BAR over its own memory, Xen would remove that.
+fn room(frames: &Range<u64>, target: &dyn Target) -> io::Result<()> {
+    let count = usize::try_from(frames.end.saturating_sub(frames.start)).unwrap_or(usize::MAX);
+    match target.present(frames.start, count)?.contains(&true) {
+        true => Err(io::Error::other("the guest has memory there")),
+        false => Ok(()),
+    }
+}
+
+/// Adds pages to the domain and gives the same to the device.
+fn lend(area: &Area, frames: &Range<u64>, target: &dyn Target, device: &mut dyn Device) -> Result<(), String> {
+    let count = area.count();
+    let refused = |what: &str, error: &dyn std::fmt::Display| format!("{what}: {error}");
+    room(frames, target)
+        .and_then(|()| target.add_frames(frames.start, count))
+        .map_err(|error| refused("Xen gives the domain none", &error))?;
+    let lent = target
+        .map(frames.start, usize::try_from(count).unwrap_or(usize::MAX))
+        .map_err(|error| refused("they are not mapped here", &error))
+        .and_then(|mapping| {
+            let lent = device.lend_area(area.region, area.area, &Arc::new(mapping));
+            lent.map_err(|error| refused("the device does not take them", &error))
+        });
+    // If the device does not have the pages, guest writes to them would be lost.
+    lent.inspect_err(|_| report(target.take_frames(frames.start, count)))
+}
+
+/// Stops using pages: they may be anywhere, or incomplete.
+fn give_up(area: &mut Area, target: &dyn Target, error: &dyn std::fmt::Display) {
+    tracing::warn!(%error, region = ?area.region, "memory beneath a BAR cannot follow it: each access there is a request from now on");
+    take(area, target);
+    area.pages = Pages::Without;
+}
+
+fn take(area: &Area, target: &dyn Target) {
+    if let Some(frames) = area.frames() {
+        report(target.take_frames(frames.start, area.count()));
+    }
+}
+
+fn report(taken: io::Result<()>) {
+    if let Err(error) = taken {
+        tracing::debug!(%error, "a domain keeps pages that were beneath a BAR: it has gone, or has given them back itself");
+    }
+}

@@ -1,0 +1,208 @@
+//! Probes: quanta for a short time that find out whether quanta help.
+//!
+//! No submission names the host memory that work reaches through pointers, and no real card counts these accesses. But
+//! they lengthen the work: the probe compares the engine time of a VM's submissions with their time while all of the
+//! VM's memory is on the card, during its quantum. It assumes nothing of the card, the bus or the work, except that the
+//! work continues as it was.
+
+use crate::TenantId;
+use std::collections::{BTreeMap, BTreeSet};
+
+/// Minimum submissions for a meaningful mean.
+const MIN_SUBMISSIONS: u64 = 8;
+/// Windows for which VMs' work is observed before a probe.
+const WINDOWS: u64 = 2;
+/// A failed probe is followed by a pause of this many times its length; each consecutive failure doubles the pause.
+const PAUSE_FACTOR: u32 = 32;
+/// The longest pause, in ns.
+const LONGEST_REST_NS: u64 = 3_600_000_000_000;
+/// Quanta for which the result of a probe is valid.
+const RESULT_VALID_QUANTA: u32 = 64;
+/// Cap on one VM's speed-up factor: the VM controls what it submits.
+const MAX_SPEEDUP: f64 = 8.0;
+
+/// Work done for a VM since it was created.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Done {
+    /// Engine time, in ns.
+    pub used_ns: u64,
+    /// Submissions that have completed.
+    pub ended: u64,
+}
+
+impl Done {
+    /// Returns the difference between the two.
+    fn since(self, before: Self) -> Self {
+        let used_ns = self.used_ns.saturating_sub(before.used_ns);
+        Self { used_ns, ended: self.ended.saturating_sub(before.ended) }
+    }
+
+    /// Mean engine time of a submission, in ns, if there were enough.
+    fn length(self) -> Option<f64> {
+        (self.ended >= MIN_SUBMISSIONS && self.used_ns > 0).then(|| self.used_ns as f64 / self.ended as f64)
+    }
+}
+
+/// Probe state for VMs whose thrashing cannot be measured.
+#[derive(Clone, Debug, Default)]
+enum State {
+    /// No observation yet.
+    #[default]
+    Begins,
+    /// No probe before this time.
+    Resting { until_ns: u64 },
+    /// Their work is observed: since when, and their work until then.
+    Watching { since_ns: u64, then: BTreeMap<TenantId, Done> },
+    /// A probe runs.
+    Trying(Trial),
+    /// Quanta help; how many are left until the next probe.
+    Found { left: u32 },
+}
+
+/// A probe.
+#[derive(Clone, Debug, Default)]
+struct Trial {
+    began_ns: u64,
+    /// Lengths of submissions before it, in ns, of the VMs that decide.
+    before: BTreeMap<TenantId, f64>,
+    /// The same within their quanta, of the VMs for which it is known.
+    within: BTreeMap<TenantId, f64>,
+    /// VMs that have had their quantum.
+    had: BTreeSet<TenantId>,
+    /// The VM that has its quantum, and its work until that began.
+    turn: Option<(TenantId, Done)>,
+}
+
+impl Trial {
+    /// Returns the factor by which submissions are shorter within quanta, if it is known for two VMs or more.
+    fn gain(&self) -> Option<f64> {
+        let of = |(vm, before): (&TenantId, &f64)| {
+            Some((before / self.within.get(vm)?).clamp(1.0 / MAX_SPEEDUP, MAX_SPEEDUP).ln())
+        };
+        let gains: Vec<f64> = self.before.iter().filter_map(of).collect();
+        (gains.len() >= 2).then(|| (gains.iter().sum::<f64>() / gains.len() as f64).exp())
+    }
+}
+
+/// Result at the end of a quantum.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Verdict {
+    /// Quanta continue.
+    GoOn,
+    /// Quanta are of no use, or must be probed again.
+    End,
+}
+
+/// The probes.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Probes {
+    state: State,
+    done: BTreeMap<TenantId, Done>,
+    /// Consecutive failed probes.
+    failures: u32,
+}
+
+impl Probes {
+    /// Restores a positive result found by the previous daemon.
+    pub(super) fn found() -> Self {
+        Self { state: State::Found { left: RESULT_VALID_QUANTA }, ..Self::default() }
+    }
+
+    /// Sets the work done for VMs until now.
+    pub(super) fn set_done(&mut self, done: BTreeMap<TenantId, Done>) {
+        self.done = done;
+    }
+
+    /// Notes that quanta have ended, or have another reason now.
+    pub(super) fn end(&mut self) {
+        if !matches!(self.state, State::Resting { .. }) {
+            self.state = State::Begins;
+        }
+    }
+
+    /// Returns true if a probe runs.
+    pub(super) fn tries(&self) -> bool {
+        matches!(self.state, State::Trying(_))
+    }
+
+    /// Observes the work of VMs whose memory does not fit together. Returns true if a probe is due: the card was busy
+    /// for them for half of two windows, and the length of submissions is known for two or more of them.
+    pub(super) fn should_probe(&mut self, now_ns: u64, members: &[TenantId], window_ns: u64) -> bool {
+        let of_members = || members.iter().map(|vm| (*vm, self.done.get(vm).copied().unwrap_or_default())).collect();
+        let (since_ns, then): (_, &BTreeMap<TenantId, Done>) = match &self.state {
+            State::Resting { until_ns } if now_ns < *until_ns => return false,
+            State::Watching { since_ns, then } if then.keys().eq(members) => (*since_ns, then),
+            _ => {
+                self.state = State::Watching { since_ns: now_ns, then: of_members() };
+                return false;
+            }
+        };
+        let elapsed = now_ns.saturating_sub(since_ns);
+        if elapsed < window_ns.saturating_mul(WINDOWS) {
+            return false;
+        }
+        let since = |(vm, then): (&TenantId, &Done)| Some((*vm, self.done.get(vm)?.since(*then)));
+        let done: BTreeMap<TenantId, Done> = then.iter().filter_map(since).collect();
+        let busy: u64 = done.values().fold(0, |sum, done| sum.saturating_add(done.used_ns));
+        let before: BTreeMap<TenantId, f64> =
+            done.into_iter().filter_map(|(vm, done)| Some((vm, done.length()?))).collect();
+        if before.len() < 2 || busy < elapsed / 2 {
+            self.state = State::Watching { since_ns: now_ns, then: of_members() };
+            return false;
+        }
+        self.state = State::Trying(Trial { began_ns: now_ns, before, ..Trial::default() });
+        true
+    }
+
+    /// Notes that a VM's quantum begins: its memory is on the card.
+    pub(super) fn begins(&mut self, holder: TenantId) {
+        if let State::Trying(trial) = &mut self.state {
+            trial.turn = self.done.get(&holder).map(|done| (holder, *done));
+        }
+    }
+
+    /// Returns true if enough of a holder's work has completed in its quantum, or if no probe runs.
+    pub(super) fn has_seen_enough(&self, holder: TenantId) -> bool {
+        let State::Trying(Trial { turn: Some((of, then)), .. }) = &self.state else { return true };
+        *of != holder || self.done.get(&holder).is_none_or(|done| done.since(*then).ended >= MIN_SUBMISSIONS)
+    }
+
+    /// Notes that a VM's quantum has ended, among `members`. `on_permille`: part of the time that work must lose
+    /// without quanta.
+    pub(super) fn ends(&mut self, now_ns: u64, holder: TenantId, members: &[TenantId], on_permille: u32) -> Verdict {
+        match &mut self.state {
+            State::Found { left } if *left > 0 => {
+                *left -= 1;
+                Verdict::GoOn
+            }
+            State::Found { .. } => Verdict::End,
+            State::Trying(trial) => {
+                trial.had.insert(holder);
+                if let Some((_, then)) = trial.turn.take_if(|(of, _)| *of == holder)
+                    && let Some(length) = self.done.get(&holder).and_then(|done| done.since(then).length())
+                {
+                    trial.within.insert(holder, length);
+                }
+                if members.iter().any(|vm| trial.before.contains_key(vm) && !trial.had.contains(vm)) {
+                    return Verdict::GoOn;
+                }
+                let enough = 1000.0 / f64::from(1000u32.saturating_sub(on_permille).max(1));
+                if trial.gain().is_some_and(|gain| gain >= enough) {
+                    (self.state, self.failures) = (State::Found { left: RESULT_VALID_QUANTA }, 0);
+                    return Verdict::GoOn;
+                }
+                let took_ns = now_ns.saturating_sub(trial.began_ns);
+                let rest_ns =
+                    took_ns.saturating_mul(u64::from(PAUSE_FACTOR) << self.failures.min(16)).min(LONGEST_REST_NS);
+                self.failures = self.failures.saturating_add(1);
+                self.state = State::Resting { until_ns: now_ns.saturating_add(rest_ns) };
+                Verdict::End
+            }
+            State::Resting { .. } | State::Begins | State::Watching { .. } => Verdict::GoOn,
+        }
+    }
+}
+
+#[cfg(test)]
+#[path = "../tests/probes.rs"]
+mod tests;

@@ -1,0 +1,109 @@
+//! Arrivals and evictions of a VM's chunks, as far as a policy has seen them.
+
+/// An evicted chunk that returns within this many arrivals was in use all the time.
+const AT_ONCE: u64 = 3;
+/// Number of evictions that such a chunk is spared at first, and at most.
+const SPARED: u32 = 16;
+const SPARED_MAX: u32 = 4096;
+/// Largest number of needed chunks that are recorded.
+const WANTED_MAX: usize = 64;
+
+/// Arrivals and evictions of a VM's chunks. Nothing is kept before the first.
+#[derive(Debug, Default)]
+pub(in crate::victim) struct ResidencyHistory {
+    /// Number of arrivals so far.
+    count: u64,
+    chunks: Vec<Coming>,
+    /// Chunks that have no place on the card and are needed there now.
+    wanted: Vec<u32>,
+}
+
+/// Record of a chunk.
+#[derive(Clone, Copy, Debug, Default)]
+struct Coming {
+    /// The number of its last arrival, from 1; 0 if it never came.
+    came: u64,
+    /// Number of arrivals at its last eviction, plus one; 0 if it was not evicted, or is back.
+    went: u64,
+    /// Number of evictions that it is still spared.
+    spared: u32,
+    /// Number of evictions that it was last granted.
+    allowance: u32,
+}
+
+impl ResidencyHistory {
+    fn of(&self, index: u32) -> Coming {
+        self.chunks.get(index as usize).copied().unwrap_or_default()
+    }
+
+    /// Notes that chunks of a VM of `all` have come to the card together.
+    pub(super) fn arrived(&mut self, chunks: std::ops::Range<usize>, all: u32) {
+        if chunks.is_empty() {
+            return;
+        }
+        self.chunks.resize(all as usize, Coming::default());
+        self.count += 1;
+        let count = self.count;
+        for chunk in self.chunks.get_mut(chunks.clone()).unwrap_or_default() {
+            if chunk.went > 0 {
+                let again = count.saturating_sub(chunk.went) < AT_ONCE;
+                chunk.allowance = match again {
+                    true => chunk.allowance.saturating_mul(2).clamp(SPARED, SPARED_MAX),
+                    false => chunk.allowance / 2,
+                };
+                chunk.spared = if again { chunk.allowance } else { 0 };
+            }
+            (chunk.came, chunk.went) = (count, 0);
+        }
+        self.wanted.retain(|index| !chunks.contains(&(*index as usize)));
+    }
+
+    /// Notes that a chunk is needed on the card. It is dropped with the next eviction if it never comes.
+    pub(super) fn wants(&mut self, index: u32) {
+        if self.wanted.len() < WANTED_MAX && !self.wanted.contains(&index) {
+            self.wanted.push(index);
+        }
+    }
+
+    /// Notes that those of all `candidates` in `chosen` are evicted.
+    pub(in crate::victim) fn gave_up(&mut self, candidates: &[u32], chosen: &[u32]) {
+        for &index in candidates {
+            if let Some(chunk) = self.chunks.get_mut(index as usize) {
+                // Each eviction uses up one of the times that a chunk is spared.
+                chunk.spared = chunk.spared.saturating_sub(1);
+            }
+        }
+        let count = self.count;
+        for &index in chosen {
+            if let Some(chunk) = self.chunks.get_mut(index as usize) {
+                (chunk.went, chunk.spared) = (count + 1, 0);
+            }
+        }
+        self.wanted.clear();
+    }
+
+    /// Returns true if a chunk is spared, as long as there are others.
+    pub(in crate::victim) fn is_spared(&self, index: u32) -> bool {
+        self.of(index).spared > 0
+    }
+
+    /// Returns true if the chunk after it is needed now.
+    pub(in crate::victim) fn is_behind(&self, index: u32) -> bool {
+        index.checked_add(1).is_some_and(|next| self.wanted.contains(&next))
+    }
+
+    /// Returns the number of a chunk's last arrival; 0 if none was seen.
+    pub(in crate::victim) fn came(&self, index: u32) -> u64 {
+        self.of(index).came
+    }
+
+    /// Returns the number of arrivals when a chunk was evicted.
+    pub(in crate::victim) fn went(&self, index: u32) -> u64 {
+        self.of(index).went
+    }
+
+    /// Returns how often a chunk is spared because it was in use all the time; otherwise 0.
+    pub(in crate::victim) fn allowance(&self, index: u32) -> u32 {
+        self.of(index).allowance
+    }
+}
