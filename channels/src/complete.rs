@@ -222,5 +222,4 @@ fn moved(host: &mut impl Host, physical: ChannelId, ring: &mut Ring) -> bool {
 }
 
 #[cfg(test)]
-#[path = "tests/complete.rs"]
 mod tests;

@@ -35,5 +35,4 @@ impl Entry {
 }
 
 #[cfg(test)]
-#[path = "tests/entry.rs"]
 mod tests;

@@ -108,5 +108,4 @@ impl Bytes<'_> {
 }
 
 #[cfg(test)]
-#[path = "tests/any.rs"]
 mod tests;

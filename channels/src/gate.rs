@@ -177,5 +177,4 @@ fn uses_graphics(bound: &Bound) -> bool {
 }
 
 #[cfg(test)]
-#[path = "tests/gate.rs"]
 mod tests;

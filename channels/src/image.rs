@@ -102,5 +102,4 @@ pub(crate) fn renew(
 }
 
 #[cfg(test)]
-#[path = "tests/image.rs"]
 mod tests;

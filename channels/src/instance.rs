@@ -170,5 +170,4 @@ const _: () = assert!(
 );
 
 #[cfg(test)]
-#[path = "tests/instance.rs"]
 mod tests;

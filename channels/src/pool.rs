@@ -614,5 +614,4 @@ fn state(slot: &Slot) -> RunState {
 }
 
 #[cfg(test)]
-#[path = "tests/pool.rs"]
 mod tests;

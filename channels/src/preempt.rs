@@ -125,5 +125,4 @@ impl Channels {
 }
 
 #[cfg(test)]
-#[path = "tests/preempt.rs"]
 mod tests;

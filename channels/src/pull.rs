@@ -203,5 +203,4 @@ fn give(
 }
 
 #[cfg(test)]
-#[path = "tests/pull.rs"]
 mod tests;

@@ -49,5 +49,4 @@ impl Channels {
 }
 
 #[cfg(test)]
-#[path = "tests/retire.rs"]
 mod tests;

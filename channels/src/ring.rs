@@ -280,5 +280,4 @@ impl Ring {
 }
 
 #[cfg(test)]
-#[path = "tests/ring.rs"]
 mod tests;

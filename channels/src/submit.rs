@@ -205,5 +205,4 @@ fn high_word(va: u64) -> u32 {
 }
 
 #[cfg(test)]
-#[path = "tests/submit.rs"]
 mod tests;

@@ -163,5 +163,4 @@ fn signature(host: &mut impl Host, channel: ChannelId, bound: &Bound) -> Signatu
 }
 
 #[cfg(test)]
-#[path = "tests/watchdog.rs"]
 mod tests;

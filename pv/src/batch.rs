@@ -325,5 +325,4 @@ impl Answers {
 }
 
 #[cfg(test)]
-#[path = "tests/batch.rs"]
 mod tests;

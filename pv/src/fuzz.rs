@@ -10,5 +10,4 @@ pub fn fuzz(data: &[u8]) {
 }
 
 #[cfg(test)]
-#[path = "tests/fuzz.rs"]
 mod tests;

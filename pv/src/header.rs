@@ -212,5 +212,4 @@ fn comment(text: &mut String, indent: &str, words: &str) {
 }
 
 #[cfg(test)]
-#[path = "tests/header.rs"]
 mod tests;

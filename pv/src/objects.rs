@@ -293,5 +293,4 @@ impl Tables {
 }
 
 #[cfg(test)]
-#[path = "tests/holes.rs"]
 mod holes;

@@ -297,5 +297,4 @@ fn read_entry(table: Place, index: u64, guest: &mut impl GuestMemory) -> Result<
 }
 
 #[cfg(test)]
-#[path = "tests/aperture.rs"]
 mod tests;

@@ -12,5 +12,4 @@ pub fn fuzz(data: &[u8]) {
 }
 
 #[cfg(test)]
-#[path = "tests/fuzz.rs"]
 mod tests;

@@ -613,5 +613,4 @@ fn aligned(place: Place) -> Place {
 const _: () = assert!(LARGE_PAGE.is_multiple_of(SMALL_PAGE) && BLOCK_PAGES_SHIFT == 9);
 
 #[cfg(test)]
-#[path = "tests/spaces.rs"]
 mod tests;

@@ -174,5 +174,4 @@ const fn mask(size: PageSize) -> u64 {
 }
 
 #[cfg(test)]
-#[path = "tests/translate.rs"]
 mod tests;

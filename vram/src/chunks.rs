@@ -461,5 +461,4 @@ impl ChunkTable {
 }
 
 #[cfg(test)]
-#[path = "tests/chunks.rs"]
 mod tests;

@@ -244,5 +244,4 @@ fn order_of(bytes: u64) -> Option<u32> {
 }
 
 #[cfg(test)]
-#[path = "tests/pool.rs"]
 mod tests;

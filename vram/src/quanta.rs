@@ -414,5 +414,4 @@ fn next(members: &[TenantId], holder: TenantId, may: impl Fn(TenantId) -> bool) 
 }
 
 #[cfg(test)]
-#[path = "tests/quanta.rs"]
 mod tests;

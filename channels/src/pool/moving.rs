@@ -240,5 +240,4 @@ fn record_of(saved: SavedVm, channels: &[(Bound, Channel)]) -> Result<Vm, Invali
 }
 
 #[cfg(test)]
-#[path = "../tests/moving.rs"]
 mod tests;

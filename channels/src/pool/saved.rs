@@ -597,5 +597,4 @@ impl From<SavedPlace> for Place {
 }
 
 #[cfg(test)]
-#[path = "../tests/saved.rs"]
 mod tests;

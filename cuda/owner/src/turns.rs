@@ -434,5 +434,4 @@ fn tenant(vgpu: TenantId) -> TenantId {
 }
 
 #[cfg(test)]
-#[path = "tests/turns.rs"]
 mod tests;

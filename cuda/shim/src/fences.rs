@@ -209,5 +209,4 @@ impl Fences {
 }
 
 #[cfg(test)]
-#[path = "tests/fences.rs"]
 mod tests;

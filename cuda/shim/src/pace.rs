@@ -536,5 +536,4 @@ pub fn within<T>(context: u64, work: impl FnOnce() -> T) -> T {
 }
 
 #[cfg(test)]
-#[path = "tests/pace.rs"]
 mod tests;

@@ -205,5 +205,4 @@ impl SoloBacklog {
 }
 
 #[cfg(test)]
-#[path = "tests/solo_backlog.rs"]
 mod tests;

@@ -173,5 +173,4 @@ impl VGpu {
 }
 
 #[cfg(test)]
-#[path = "../tests/saved.rs"]
 mod tests;

@@ -159,5 +159,4 @@ impl SavedTable {
 }
 
 #[cfg(test)]
-#[path = "../tests/saved.rs"]
 mod tests;

@@ -221,5 +221,4 @@ impl From<SavedPlace> for Place {
 }
 
 #[cfg(test)]
-#[path = "../tests/saved.rs"]
 mod tests;

@@ -108,5 +108,4 @@ fn level(chunks: i128, claims: &[Claim], bounds: &[(i128, i128)]) -> (i128, i128
 }
 
 #[cfg(test)]
-#[path = "tests/share.rs"]
 mod tests;

@@ -368,5 +368,4 @@ impl UnclaimedChunks {
 }
 
 #[cfg(test)]
-#[path = "../tests/saved.rs"]
 mod tests;

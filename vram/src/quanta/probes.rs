@@ -204,5 +204,4 @@ impl Probes {
 }
 
 #[cfg(test)]
-#[path = "../tests/probes.rs"]
 mod tests;

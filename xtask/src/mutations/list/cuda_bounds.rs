@@ -16,7 +16,7 @@ pub(super) const MUTATIONS: &[Mutation] = &[
         name: "cuda-work-at-once",
         what: "an event puts off what is more than its work",
         package: "cuda-owner",
-        file: "cuda/owner/src/core/mod.rs",
+        file: "cuda/owner/src/core.rs",
         from: "        self.spent < WORK_AT_ONCE",
         to: "        true",
         tests: "core::tests::bounds",

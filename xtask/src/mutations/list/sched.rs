@@ -79,7 +79,7 @@ pub(super) const MUTATIONS: &[Mutation] = &[
         name: "begins-late",
         what: "a software card begins when it is rung, not when its thread has a CPU",
         package: "simgpu",
-        file: "simgpu/src/fifo/mod.rs",
+        file: "simgpu/src/fifo.rs",
         from: "        rung_at.map_or(now, |at| at.max(self.not_before).min(now))\n",
         to: "        rung_at.map_or(now, |_| now)\n",
         tests: "late_host",

@@ -5,12 +5,11 @@
 //! `GPU_MEDIATOR_CHURN_SEED`; each number of guests runs for `GPU_MEDIATOR_CHURN_SECONDS` (5 by default; minutes by
 //! hand); `GPU_MEDIATOR_CHURN_VMS` selects one number of them. Every copy's result is checked to the last byte.
 
-#[path = "churn/guest.rs"]
 mod guest;
-#[path = "../../../tests/src/holdings.rs"]
+#[path = "../../../../tests/src/holdings.rs"]
 mod holdings;
-#[path = "churn/ledger.rs"]
 mod ledger;
+#[path = "../support/mod.rs"]
 mod support;
 
 use std::sync::Mutex;

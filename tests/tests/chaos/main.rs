@@ -1,8 +1,6 @@
 //! Processes that end at the wrong time, and operators' mistakes.
 
-#[path = "chaos/churn.rs"]
 mod churn;
-#[path = "chaos/memory.rs"]
 mod memory;
 
 use std::time::Duration;

@@ -451,5 +451,4 @@ struct Ready {
 }
 
 #[cfg(test)]
-#[path = "../tests/server.rs"]
 mod tests;

@@ -1,7 +1,6 @@
 use super::*;
 use proptest::prelude::*;
 
-#[path = "seeds.rs"]
 mod seeds;
 
 fn raw() -> impl Strategy<Value = u64> {

@@ -679,5 +679,4 @@ fn said_place(memory: crate::driver::Memory) -> cuda_protocol::Place {
 }
 
 #[cfg(test)]
-#[path = "../tests/core/mod.rs"]
 mod tests;

@@ -1,6 +1,5 @@
 //! Domains of a fake hypervisor: any requests of Xen, in any order and of any size, and domains that come and go.
 
-#[path = "xen_domains/bar_backing.rs"]
 mod bar_backing;
 
 use std::sync::Arc;

@@ -1,8 +1,6 @@
 //! Guests and clients that attack others.
 
-#[path = "hostile/holes.rs"]
 mod holes;
-#[path = "hostile/rogues.rs"]
 mod rogues;
 
 use std::os::fd::AsFd;

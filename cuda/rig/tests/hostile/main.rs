@@ -1,16 +1,12 @@
 //! Hostile programs next to an honest neighbour, under the real owner on the fake driver: real processes.
 
+#[path = "../support/mod.rs"]
 mod support;
 
-#[path = "hostile/accounts.rs"]
 mod accounts;
-#[path = "hostile/bounds.rs"]
 mod bounds;
-#[path = "hostile/cards.rs"]
 mod cards;
-#[path = "hostile/process.rs"]
 mod process;
-#[path = "hostile/turns.rs"]
 mod turns;
 
 use support::hostile::*;

@@ -4,7 +4,6 @@ use proptest::prelude::*;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
-#[path = "seeds.rs"]
 mod seeds;
 
 type Step = [u8; STEP_BYTES];

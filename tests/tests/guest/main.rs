@@ -1,0 +1,14 @@
+//! Guests with Debian's kernels, one scenario per module.
+
+mod faults;
+mod harness;
+mod killed;
+mod monitoring;
+mod moving;
+mod paravirt;
+mod paravirtual;
+mod saving;
+mod service;
+mod stories;
+mod upgrade;
+mod workload_stories;
