@@ -441,7 +441,7 @@ mod tests {
     }
 
     #[test]
-    fn identity_stands_where_an_operating_system_reads_it() {
+    fn pci_identity_is_at_standard_offsets() {
         let config = config();
         assert_eq!(config.read32(0x00), 0x06d8_10de);
         assert_eq!(config.read32(0x08), 0x0302_00a3);

@@ -122,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn lines_say_what_lookup_does() {
+    fn policy_table_entries_match_lookup() {
         for line in REGISTERS {
             let Target::Register(register, 0, policy) = find(line.offset) else {
                 panic!("{}.{} is not found", line.block, line.name)

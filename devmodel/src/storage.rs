@@ -120,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn access_kind_decides_what_a_write_does() {
+    fn access_kind_determines_write_effect() {
         let mut storage = Storage::default();
         let (ro, w1c) = (ce0::Reg::HWCFG.info(), pbus::Reg::INTR.info());
         let before = storage.get(ro.offset);

@@ -176,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_packed_is_unpacked() {
+    fn packed_archives_unpack_with_contents_and_modes() {
         let (mut first, mut second) = (Archive::default(), Archive::default());
         first.folder_with("tmp", 0o1777);
         first.folder("usr");
@@ -199,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_archive_is_refused() {
+    fn invalid_archive_is_rejected() {
         let folder = tempfile::tempdir().unwrap();
         let mut outside = Archive::default();
         outside.file("../x", 0o644, b"");

@@ -88,7 +88,7 @@ mod tests {
     }
 
     #[test]
-    fn failing_program_shows_what_it_printed() {
+    fn failed_program_error_includes_output() {
         let progress = Progress::quiet();
         let mut command = Command::new("sh");
         command.args(["-c", "echo the reason >&2; exit 3"]);

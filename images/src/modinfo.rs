@@ -121,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_module_is_refused() {
+    fn invalid_module_is_rejected() {
         assert!(dependencies(b"not an elf file").is_err());
     }
 

@@ -281,7 +281,7 @@ mod tests {
     }
 
     #[test]
-    fn the_driver_is_replaced_and_what_it_calls_comes_before_it() {
+    fn driver_is_replaced_and_its_dependency_precedes_it() {
         let made = with_modules(&kernel(&["/s/drm.ko", "/s/nouveau.ko"]), Path::new("/p"), "q").unwrap();
         let modules: Vec<_> = made.modules.iter().map(|m| m.to_string_lossy().into_owned()).collect();
         assert_eq!(modules, ["/s/drm.ko", "/p/gpu_mediator_pv.ko", "/p/nouveau.ko"]);

@@ -181,7 +181,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn version_is_read_from_what_qemu_prints() {
+    fn qemu_version_is_parsed_from_output() {
         let text = "QEMU emulator version 11.1.3 (Debian 1:11.1.3+ds-1)\nCopyright";
         assert_eq!(parse_version(text).as_deref(), Some("11.1.3"));
         assert_eq!(parse_version("nothing"), None);

@@ -146,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_told_stays_as_it_is() {
+    fn ambiguous_code_is_not_patched() {
         let none = code(&[&[0x90; 200], &CALLS]);
         let far = code(&[&STORES, &[0x90; SEARCHED_BYTES], &CALLS]);
         let two = code(&[&STORES, &[0x90; 10], &STORES, &CALLS]);
@@ -163,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn copy_runs_instead_of_what_it_was_made_from() {
+    fn copied_program_replaces_original_in_arguments() {
         let qemu = Qemu {
             program: "/lib/ld.so".into(),
             args: vec!["--library-path".into(), "/q/lib".into(), "/q/bin/qemu".into(), "-L".into(), "/q/share".into()],

@@ -270,7 +270,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn usr_is_merged_and_what_is_not_wanted_is_left_out() {
+    fn usr_is_merged_and_excluded_folders_are_left_out() {
         let root = tempfile::tempdir().unwrap();
         for folder in ["bin", "usr/bin", "usr/share/doc/x", "etc"] {
             fs::create_dir_all(root.path().join(folder)).unwrap();

@@ -21,7 +21,7 @@ fn busy(world: &mut World, engine: u32, physical: Option<ChannelId>) {
 }
 
 #[test]
-fn a_completion_says_whose_it_is_and_when_it_was() {
+fn completion_reports_vm_channel_and_times() {
     let mut world = World::new();
     world.bind(B, 7);
     let physical = world.run(A, 3);
@@ -66,7 +66,7 @@ fn several_are_in_flight_and_end_in_order() {
 }
 
 #[test]
-fn a_forged_semaphore_counts_for_nothing_before_the_record_was_fetched() {
+fn forged_semaphore_before_record_fetch_is_ignored() {
     let mut world = World::new();
     let physical = world.run(A, 0);
     world.ring(A, 0, 1).unwrap();
@@ -81,7 +81,7 @@ fn a_forged_semaphore_counts_for_nothing_before_the_record_was_fetched() {
 }
 
 #[test]
-fn a_swallowed_record_ends_without_a_time_when_the_channel_is_at_rest() {
+fn swallowed_record_completes_untimed_when_channel_is_idle() {
     let mut world = World::new();
     let physical = world.run(A, 0);
     world.ring(A, 0, 1).unwrap();
@@ -151,7 +151,7 @@ fn a_swallowed_record_ends_with_the_next_that_is_not() {
 }
 
 #[test]
-fn a_channel_that_is_bound_anew_counts_from_one() {
+fn rebound_channel_restarts_sequence_at_one() {
     let mut world = World::new();
     let physical = world.run(A, 0);
     world.ring(A, 0, 1).unwrap();
@@ -226,7 +226,7 @@ fn a_directory_is_busy_while_its_channels_have_work() {
 }
 
 #[test]
-fn who_has_no_work_is_not_told() {
+fn vm_without_work_is_not_notified() {
     let mut world = World::new();
     world.run(A, 0);
     let b = world.run(B, 0);
@@ -242,7 +242,7 @@ fn who_has_no_work_is_not_told() {
 }
 
 #[test]
-fn who_was_told_of_one_engine_is_told_of_others_in_the_same_round() {
+fn vm_is_notified_once_per_engine_per_round() {
     let mut world = World::new();
     let physical = world.run(A, 0);
     world.ring(A, 0, 1).unwrap();
@@ -259,7 +259,7 @@ fn who_was_told_of_one_engine_is_told_of_others_in_the_same_round() {
 }
 
 #[test]
-fn work_that_has_ended_is_news_until_it_is_told() {
+fn ended_work_stays_pending_until_vm_is_notified() {
     let mut world = World::new();
     let physical = world.run(A, 0);
     world.ring(A, 0, 1).unwrap();
@@ -271,7 +271,7 @@ fn work_that_has_ended_is_news_until_it_is_told() {
 }
 
 #[test]
-fn who_moves_in_mid_submission_is_told() {
+fn vm_with_progress_in_mid_submission_is_notified() {
     let mut world = World::new();
     let physical = world.run(A, 0);
     world.ring(A, 0, 3).unwrap();
@@ -288,7 +288,7 @@ fn who_moves_in_mid_submission_is_told() {
 }
 
 #[test]
-fn who_is_in_a_pbdma_or_on_the_engine_with_work_is_told() {
+fn vm_with_work_in_pbdma_or_on_engine_is_notified() {
     let mut world = World::new();
     let physical = world.run(A, 0);
     world.ring(A, 0, 3).unwrap();
@@ -309,7 +309,7 @@ fn who_is_in_a_pbdma_or_on_the_engine_with_work_is_told() {
 }
 
 #[test]
-fn what_was_not_started_does_not_end_with_what_was() {
+fn unstarted_submission_stays_pending_when_earlier_one_ends() {
     let mut world = World::new();
     let physical = world.run(A, 0);
     world.ring(A, 0, 1).unwrap();
@@ -348,7 +348,7 @@ fn a_record_that_is_forged_ends_nothing_while_the_engine_works() {
 }
 
 #[test]
-fn who_has_many_channels_has_them_looked_at_in_turns() {
+fn many_channels_are_polled_in_bounded_rounds() {
     let mut world = World::new();
     world.channels.add_vm(A, 100);
     let b = world.run(B, 0);

@@ -36,7 +36,7 @@ fn of_control_entries_only_a_nop_is_honoured() {
 
 proptest! {
     #[test]
-    fn what_passes_is_harmless(raw: u64) {
+    fn accepted_entries_are_sanitized_and_in_range(raw: u64) {
         if let Some(entry) = Entry::check(raw) {
             prop_assert_eq!(entry.raw & (1 << 40 | 3), 0);
             prop_assert_eq!(entry.raw & !raw, 0);

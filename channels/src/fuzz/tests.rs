@@ -53,7 +53,7 @@ fn op() -> impl Strategy<Value = Op> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(400))]
     #[test]
-    fn any_sequence_keeps_what_must_hold(ops in prop::collection::vec(op(), 1..120)) {
+    fn random_operations_keep_invariants(ops in prop::collection::vec(op(), 1..120)) {
         let mut rig = Rig::new();
         for op in &ops {
             rig.apply(op);
@@ -63,7 +63,7 @@ proptest! {
     }
 
     #[test]
-    fn any_bytes_keep_what_must_hold(data in prop::collection::vec(any::<u8>(), 0..2000)) {
+    fn random_bytes_keep_invariants(data in prop::collection::vec(any::<u8>(), 0..2000)) {
         fuzz(&data);
     }
 }

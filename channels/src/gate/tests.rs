@@ -9,7 +9,7 @@ fn scheduled(world: &World, physical: ChannelId) -> bool {
 }
 
 #[test]
-fn only_the_admitted_vms_channels_with_a_graphics_context_are_scheduled() {
+fn only_graphics_channels_of_admitted_vm_are_scheduled() {
     let mut world = World::new();
     for channel in [0, 1] {
         world.guest.put(World::instance_of(channel) + context::GR, 0x40_0000 | context::VALID);
@@ -50,7 +50,7 @@ fn pointer(world: &World, physical: ChannelId) -> bool {
 }
 
 #[test]
-fn a_channel_that_only_copies_runs_without_its_pgraph_context_whoever_is_admitted() {
+fn copy_only_channel_runs_while_its_vm_is_not_admitted() {
     let mut world = World::new();
     let (a, copies) = (graphics(&mut world, A, 0), world.run(A, 2));
     world.channels.admit(&mut world.card, Some(B));
@@ -67,7 +67,7 @@ fn a_channel_that_only_copies_runs_without_its_pgraph_context_whoever_is_admitte
 }
 
 #[test]
-fn a_channel_that_does_not_leave_the_card_keeps_its_pgraph_context_as_it_is() {
+fn hung_channel_keeps_its_pgraph_context_state() {
     let mut world = World::new();
     let a = graphics(&mut world, A, 0);
     world.channels.admit(&mut world.card, Some(A));
@@ -82,7 +82,7 @@ fn a_channel_that_does_not_leave_the_card_keeps_its_pgraph_context_as_it_is() {
 }
 
 #[test]
-fn a_channel_that_loses_its_pgraph_context_has_it_again_when_its_vm_is_admitted() {
+fn withdrawn_pgraph_context_returns_when_vm_is_admitted() {
     let mut world = World::new();
     let (a, b) = (graphics(&mut world, A, 0), graphics(&mut world, B, 1));
     world.channels.admit(&mut world.card, None);
@@ -103,7 +103,7 @@ fn a_channel_that_loses_its_pgraph_context_has_it_again_when_its_vm_is_admitted(
 }
 
 #[test]
-fn contexts_that_a_guest_changes_and_another_owner_finds_are_all_there() {
+fn graphics_context_returns_after_restore_or_guest_change() {
     let mut world = World::new();
     let a = graphics(&mut world, A, 0);
     world.channels.admit(&mut world.card, Some(B));

@@ -70,7 +70,7 @@ fn new_contexts_are_golden_and_name_no_registers() {
 }
 
 #[test]
-fn a_context_at_another_place_is_a_new_one_and_the_same_one_keeps_its_image() {
+fn context_image_is_reset_only_when_its_pointer_changes() {
     let mut world = World::new();
     let physical = world.run(A, 0);
     let [first, ..] = graph_pages(physical)[..] else { panic!("PGRAPH's image has two pages") };

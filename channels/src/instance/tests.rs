@@ -19,7 +19,7 @@ fn parse_with(offset: u64, value: u32) -> Result<GuestInstance, InstanceError> {
 }
 
 #[test]
-fn what_a_driver_writes_is_understood() {
+fn instance_block_of_driver_is_parsed() {
     let guest = parse_with(context::GR, 0x40_0000 | context::VALID).unwrap();
     assert_eq!(
         guest,
@@ -37,7 +37,7 @@ fn what_a_driver_writes_is_understood() {
 }
 
 #[test]
-fn what_the_host_does_not_take_is_refused() {
+fn unsupported_instance_block_is_rejected() {
     assert_eq!(GuestInstance::parse(&[0; 100]), Err(InstanceError::Short));
     for target in 1..4 {
         assert_eq!(parse_with(ramfc::USERD_LO, 0x5000 | target), Err(InstanceError::Userd));

@@ -128,7 +128,7 @@ fn unbinding_goes_stop_kick_list_forget_clear() {
 }
 
 #[test]
-fn the_runlist_is_the_union_of_what_is_bound() {
+fn runlist_is_union_of_listed_bound_channels() {
     let mut world = World::new();
     let (a0, a1, b0) = (world.bind(A, 0), world.bind(A, 1), world.bind(B, 0));
     let submitted = world.list(A, &[1, 0, 1, 9, 127]);
@@ -144,7 +144,7 @@ fn the_runlist_is_the_union_of_what_is_bound() {
 }
 
 #[test]
-fn a_channel_that_is_bound_anew_is_in_no_runlist() {
+fn rebound_channel_is_not_in_runlist() {
     let mut world = World::new();
     world.run(A, 0);
     let b = world.run(B, 0);
@@ -155,7 +155,7 @@ fn a_channel_that_is_bound_anew_is_in_no_runlist() {
 }
 
 #[test]
-fn a_vm_cannot_list_enable_or_kick_what_it_has_not_bound() {
+fn vm_cannot_list_enable_or_preempt_unbound_channel() {
     let mut world = World::new();
     world.run(B, 0);
     world.card.did.clear();
@@ -188,7 +188,7 @@ fn context_pointers_written_before_a_doorbell_are_taken_over() {
 
 /// Linux 6.12: stop, preempt, write, start.
 #[test]
-fn context_pointers_written_to_a_stopped_channel_are_taken_over_at_the_start() {
+fn context_pointers_of_stopped_channel_apply_at_start() {
     let mut world = World::new();
     let physical = world.run(A, 0);
     world.enable(A, 0, false);
@@ -228,7 +228,7 @@ fn other_words_written_after_bind_never_reach_the_card() {
 }
 
 #[test]
-fn a_block_that_cannot_be_read_any_more_keeps_what_the_card_has() {
+fn unreadable_instance_block_keeps_contexts_on_card() {
     let mut world = World::new();
     let guest = world.guest.instance(World::instance_of(0), 0x5000);
     let guest = crate::GuestInstance { contexts: [Some(GpuVa(0x1000)), None, None], ..guest };
@@ -256,7 +256,7 @@ fn a_paused_vm_runs_nothing_whatever_it_enables() {
 }
 
 #[test]
-fn a_vm_that_is_paused_for_two_reasons_goes_on_when_both_have_gone() {
+fn vm_paused_for_two_reasons_resumes_when_both_clear() {
     let mut world = World::new();
     let a = world.run(A, 0);
     for why in [Pause::Guest, Pause::Memory] {
@@ -409,7 +409,7 @@ proptest! {
 const BLOCK: usize = 4096;
 
 #[test]
-fn a_runlist_without_a_channel_that_works_is_submitted_at_once_and_in_force_when_it_has_left() {
+fn runlist_change_waits_for_removed_channel_without_blocking() {
     let mut world = World::new();
     let physical = world.run(A, 0);
     world.card.loaded.insert(physical.0);

@@ -15,7 +15,7 @@ fn preempting(world: &mut World, vm: TenantId) -> bool {
 }
 
 #[test]
-fn a_channel_that_the_card_lets_go_of_has_left_at_once_each_time() {
+fn preemption_ends_at_once_when_card_releases_channel() {
     let mut world = World::new();
     let physical = world.run(A, 0);
     for _ in 0..2 {
@@ -27,7 +27,7 @@ fn a_channel_that_the_card_lets_go_of_has_left_at_once_each_time() {
 }
 
 #[test]
-fn a_channel_that_hangs_is_waited_for_by_nobody_and_holds_up_nobody() {
+fn hung_channel_does_not_block_preemption_of_others() {
     let mut world = World::new();
     let (a, b) = (world.run(A, 0), world.run(B, 0));
     world.card.hung.insert(a.0);
@@ -50,7 +50,7 @@ fn a_channel_that_hangs_is_waited_for_by_nobody_and_holds_up_nobody() {
 }
 
 #[test]
-fn what_the_host_uses_the_register_for_meanwhile_makes_nobody_forgotten() {
+fn pending_preempt_is_rewritten_after_host_uses_register() {
     let mut world = World::new();
     let (a, b) = (world.run(A, 0), world.run(B, 0));
     world.card.hung.insert(a.0);

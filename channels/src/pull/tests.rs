@@ -23,7 +23,7 @@ fn drain(world: &mut World, physical: ChannelId) -> u32 {
 }
 
 #[test]
-fn what_the_card_gets_is_the_guests_entries_and_a_record() {
+fn card_receives_sanitized_guest_entries_and_record() {
     let mut world = World::new();
     let physical = world.run(A, 0);
     let ring = World::ring_of(A, 0);
@@ -95,7 +95,7 @@ fn a_doorbell_that_comes_late_takes_nothing() {
 }
 
 #[test]
-fn each_doorbell_takes_up_to_itself() {
+fn doorbell_pulls_entries_up_to_its_own_gp_put() {
     let mut world = World::new();
     world.run(A, 0);
     let first = world.check(A, 0, 5).unwrap();
@@ -219,7 +219,7 @@ fn a_stopped_channel_is_not_pending() {
 }
 
 #[test]
-fn contexts_that_come_while_work_is_in_flight_are_given_when_it_has_ended() {
+fn context_added_while_in_flight_applies_after_completion() {
     let mut world = World::new();
     let physical = world.run(A, 0);
     world.ring(A, 0, 1).unwrap();
@@ -253,7 +253,7 @@ fn hushed_record_ends_as_others_do_and_raises_nothing() {
 }
 
 #[test]
-fn a_channel_is_shallow_while_little_is_in_flight_and_nothing_waits_for_room() {
+fn channel_is_shallow_with_few_in_flight_and_no_backlog() {
     let mut world = World::new();
     let physical = world.run(A, 0);
     for gp_put in 1..=8 {

@@ -37,7 +37,7 @@ fn its_number_is_no_one_elses_until_it_is_unbound() {
 }
 
 #[test]
-fn what_the_card_holds_on_to_is_known_by_its_vm() {
+fn stuck_channel_is_attributed_to_its_vm() {
     let mut world = World::new();
     let physical = world.run(A, 0);
     world.run(B, 0);
@@ -50,7 +50,7 @@ fn what_the_card_holds_on_to_is_known_by_its_vm() {
 }
 
 #[test]
-fn the_number_of_a_stranded_channel_is_no_one_elses_even_when_the_card_lets_go() {
+fn stranded_channel_number_is_not_reused_before_unstrand() {
     let mut world = World::new();
     let physical = world.run(A, 0);
     world.channels.strand(A, CH);

@@ -36,7 +36,7 @@ fn a_gp_get_that_cannot_be_is_not_believed() {
 }
 
 #[test]
-fn positions_go_on_when_indices_wrap() {
+fn ring_positions_continue_when_indices_wrap() {
     let mut ring = ring();
     for round in 1..=1000u64 {
         assert_eq!(ring.room(), 510);

@@ -145,7 +145,7 @@ fn the_cards_view_of_a_channel_is_translated() {
 
 /// A guest that suspends: unbind, keep the block, bind.
 #[test]
-fn a_channel_goes_on_where_it_was() {
+fn rebound_channel_resumes_at_saved_position() {
     let mut world = World::new();
     let physical = world.run(A, 0);
     world.ring(A, 0, 1000).unwrap();

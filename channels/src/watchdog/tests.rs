@@ -33,7 +33,7 @@ fn a_channel_that_gets_nowhere_is_reported_once() {
 }
 
 #[test]
-fn a_channel_that_waits_for_a_semaphore_while_its_engine_works_gets_nowhere() {
+fn channel_awaiting_semaphore_stalls_while_its_engine_works() {
     let mut world = World::new();
     let physical = world.run(A, 0);
     world.card.registers.insert(pfifo::CHANNEL_STATE::at(physical.0.into()), CHANNEL_STATE::ACQUIRE_PENDING.mask() | 1);
@@ -44,7 +44,7 @@ fn a_channel_that_waits_for_a_semaphore_while_its_engine_works_gets_nowhere() {
 }
 
 #[test]
-fn progress_of_any_kind_begins_anew() {
+fn any_progress_restarts_stall_timer() {
     let mut world = World::new();
     let physical = world.run(A, 0);
     world.ring(A, 0, 1).unwrap();
@@ -131,7 +131,7 @@ fn stalled(world: &mut World, now: u64) -> Vec<Stall> {
 }
 
 #[test]
-fn a_channel_that_stands_still_with_work_is_found_once() {
+fn stalled_channel_with_work_is_reported_once() {
     let mut world = World::new();
     let physical = world.run(A, 3);
     let idle = world.run(B, 0);
@@ -176,7 +176,7 @@ fn a_channel_that_waits_for_something_does_not_stand_still() {
 }
 
 #[test]
-fn a_channel_that_waits_until_its_vm_is_admitted_does_not_stand_still() {
+fn channel_waiting_for_admission_does_not_stall() {
     let mut world = World::new();
     world.guest.put(World::instance_of(0) + context::GR, 0x40_0000 | context::VALID);
     world.run(A, 0);

@@ -522,7 +522,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn who_submits_waits_when_a_queue_is_full() {
+    fn submitter_blocks_when_queue_is_full() {
         let (stream, gate) = (create(false), event());
         // Not recorded yet: the stream stands at its first work until that is.
         let held = find(gate).expect("there");

@@ -171,7 +171,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn errors_after_a_reset_are_told_from_those_of_one_call() {
+    fn card_loss_errors_differ_from_call_errors() {
         let is_lost = |code| DriverError::Call { call: "cuMemGetInfo", code }.is_card_lost();
         assert!([46, 214, 709, 719].into_iter().all(is_lost));
         assert!(![1, 2, 201, 400, 801, 900].into_iter().any(is_lost));

@@ -522,7 +522,7 @@ mod tests {
     }
 
     #[test]
-    fn bytes_behind_a_message_are_refused() {
+    fn trailing_bytes_after_message_are_rejected() {
         let mut buffer = [0; MAX_PACKET];
         let mut bytes = encode(&FromTenant::Waiting { card: 0 }, &mut buffer).expect("encodes").to_vec();
         bytes.push(0);

@@ -64,7 +64,7 @@ fn has_namespaces() -> bool {
 }
 
 #[test]
-fn a_program_in_a_container_is_a_tenant_and_leaves_nothing_behind() {
+fn container_program_is_tenant_and_leaves_no_memory() {
     if !has_namespaces() {
         return;
     }
@@ -98,7 +98,7 @@ fn a_program_in_a_container_is_a_tenant_and_leaves_nothing_behind() {
 }
 
 #[test]
-fn what_is_mounted_in_a_container_is_seen_there_alone() {
+fn library_mount_is_visible_only_inside_container() {
     if !has_namespaces() {
         return;
     }
@@ -174,7 +174,7 @@ fn a_container_with_a_cdi_device_finds_the_next_daemon() {
 }
 
 #[test]
-fn a_program_in_a_container_is_found_past_its_account_by_the_hosts_number_of_it() {
+fn container_program_beyond_account_is_found_by_host_pid() {
     if !has_namespaces() {
         return;
     }

@@ -73,7 +73,7 @@ fn an_owner_that_is_killed_is_started_again() {
 }
 
 #[test]
-fn who_may_use_a_tenants_socket_is_that_tenant_and_no_other() {
+fn tenant_socket_rejects_name_of_other_tenant() {
     let rig = pair();
     let _daemon = Daemon::start(&rig);
     // The name that a program gives does not matter beside the socket that it comes by.
@@ -87,7 +87,7 @@ fn who_may_use_a_tenants_socket_is_that_tenant_and_no_other() {
 }
 
 #[test]
-fn an_owner_that_is_stuck_holds_up_nobody_else() {
+fn stuck_owner_does_not_block_requests_to_other_cards() {
     let rig = rig(|rig| {
         let cards = card(rig, "fake", "")
             + &card(rig, "other", "")
@@ -145,7 +145,7 @@ fn an_owner_that_is_stuck_holds_up_nobody_else() {
 }
 
 #[test]
-fn a_guarantee_that_waits_for_memory_holds_up_no_other_request_to_the_card() {
+fn guarantee_waiting_for_memory_does_not_block_requests() {
     let rig = pair();
     let _daemon = Daemon::start(&rig);
     let mut holder = run(&rig, "a", &[], &["hold", "--mib", "60"]);
@@ -180,7 +180,7 @@ fn fails(mut program: Program) -> String {
 }
 
 #[test]
-fn a_card_that_is_reset_loses_its_programs_and_serves_again_while_another_card_notices_nothing() {
+fn reset_card_loses_its_programs_and_serves_again() {
     let mut rig = rig(|rig| {
         card(rig, "fake", "cuda.device = \"0\"\n")
             + &card(rig, "other", "cuda.device = \"1\"\n")

@@ -92,7 +92,7 @@ fn without_an_owner_every_call_passes() {
 }
 
 #[test]
-fn a_program_whose_owner_is_not_there_does_not_run_beside_its_limits() {
+fn program_without_owner_fails_at_init() {
     let rig = Rig::new(64);
     let output = rig.mediated(&["look"]).output().expect("starts");
     assert!(!output.status.success());
@@ -145,7 +145,7 @@ fn results_hold_under_turns_with_bounded_work_in_flight() {
 }
 
 #[test]
-fn a_tenant_gets_what_it_may_have_and_is_told_so() {
+fn tenant_gets_its_quota_and_memory_info_reports_it() {
     let rig = Rig::new(256);
     let owner = rig.owner(&["--device-mib", "20", "--quota-mib", "60"]);
     assert!(rig.tenant(&["look"]).starts_with("free=60 total=60 device=60"), "memory information is the tenant's");
@@ -158,7 +158,7 @@ fn a_tenant_gets_what_it_may_have_and_is_told_so() {
 }
 
 #[test]
-fn a_stream_has_what_it_has_freed_again_at_once_in_each_length() {
+fn stream_reuses_freed_memory_of_every_size_immediately() {
     let rig = Rig::new(256);
     let owner = rig.owner(&["--device-mib", "64", "--quota-mib", "64"]);
     // From the second round on, with work in flight that has used all of it.
@@ -171,7 +171,7 @@ fn a_stream_has_what_it_has_freed_again_at_once_in_each_length() {
 }
 
 #[test]
-fn a_killed_program_leaves_nothing_behind() {
+fn killed_program_leaves_no_memory() {
     let rig = Rig::new(256);
     let owner = rig.owner(&["--device-mib", "128", "--quota-mib", "128", "--relocate-ms", "3", "--batch", "4"]);
     for delay_ms in [0, 20, 60, 150, 400] {
@@ -188,7 +188,7 @@ fn a_killed_program_leaves_nothing_behind() {
 }
 
 #[test]
-fn a_program_goes_on_while_its_owner_restarts_and_is_taken_over() {
+fn program_survives_owner_restart_and_is_adopted() {
     let rig = Rig::new(256);
     let owner = rig.owner(&["--device-mib", "64", "--quota-mib", "64"]);
     let mut child = rig
@@ -226,7 +226,7 @@ const WRONG: &str = "nothing=1 odd=1 flags=1 no-such-card=101 map-part=801 map-o
     map-shared=0 allow-both=0 export-shared=0 retain-shared=0 release-shared=0 release-last=0 unmap=0 release-gone=1 retain-gone=1 release-two=0 unreserve=0";
 
 #[test]
-fn wrong_calls_of_virtual_memory_get_what_the_driver_answers() {
+fn invalid_virtual_memory_calls_return_driver_errors() {
     let rig = Rig::new(256);
     assert_eq!(rig.plain(&["wrong"]), WRONG);
     // On the card, in host memory, and in chunks that no handle is a whole number of.
@@ -267,7 +267,7 @@ fn handles_that_could_be_exported_move_until_they_are() {
 }
 
 #[test]
-fn handles_of_the_program_itself_are_bounded_by_what_the_tenant_may_have() {
+fn program_handles_are_bounded_by_tenant_quota() {
     let rig = Rig::new(256);
     let owner = rig.owner(&["--device-mib", "20", "--quota-mib", "60"]);
     assert_eq!(rig.tenant(&["own-fill"]), "60 60", "all is free again between the two");
@@ -287,7 +287,7 @@ fn memory_of_graphs_counts_and_is_refused_before_they_run() {
 }
 
 #[test]
-fn a_killed_program_with_its_own_mappings_leaves_nothing_behind() {
+fn killed_program_with_own_mappings_leaves_no_memory() {
     let rig = Rig::new(256);
     let owner = rig.owner(&["--device-mib", "128", "--quota-mib", "128", "--relocate-ms", "3", "--batch", "4"]);
     for delay_ms in [0, 20, 60, 150, 400] {

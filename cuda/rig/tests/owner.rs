@@ -10,7 +10,7 @@ fn mapped_by([first, second]: [&str; 2]) -> [(&str, Vec<&str>); 2] {
 }
 
 #[test]
-fn a_killed_owner_is_replaced_under_programs_that_go_on() {
+fn killed_owner_is_replaced_while_programs_run() {
     let rig = Rig::new(256);
     let first = owner(&rig, 64, &[]);
     let mut programs = mapped_by(["16", "16"]).map(|(tenant, arguments)| rig.program(tenant, &arguments));
@@ -118,7 +118,7 @@ fn owners_that_are_killed_while_memory_moves_lose_nothing() {
 }
 
 #[test]
-fn a_program_that_is_killed_while_memory_moves_leaves_nothing_behind() {
+fn program_killed_during_relocation_leaves_no_memory() {
     let rig = Rig::new(256);
     let serving = owner(&rig, 24, &["--quanta", "off"]);
     let mut other = rig.program("b", &["live", "--mib", "20"]);
@@ -219,7 +219,7 @@ fn stalled(rig: &Rig, arguments: &[&str]) -> (Program, Program) {
 }
 
 #[test]
-fn a_program_that_does_not_answer_is_suspended_and_its_memory_another_ones() {
+fn unresponsive_program_is_suspended_and_frees_memory() {
     let rig = Rig::new(256);
     let (serving, mut mute) = stalled(&rig, &[]);
     let mut other = rig.program("b", &["live", "--mib", "28"]);
@@ -251,7 +251,7 @@ fn a_program_that_the_driver_cannot_reach_is_killed() {
 }
 
 #[test]
-fn nvml_says_what_the_tenant_may_have() {
+fn nvml_reports_tenant_quota_and_free_memory() {
     let rig = Rig::new(256);
     let without = rig.command(support::PROGRAM, "plain").arg("nvml").output().expect("starts");
     assert_eq!(String::from_utf8_lossy(&without.stdout).trim(), "free=256 total=256");

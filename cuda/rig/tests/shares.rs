@@ -82,7 +82,7 @@ fn programs_that_begin_within_moments_share_the_card() {
 }
 
 #[test]
-fn a_program_that_stops_is_dealt_with_as_declared_and_its_neighbour_goes_on() {
+fn stopped_program_is_handled_as_configured() {
     // The fake driver suspends nobody, so that policy ends in a kill as well.
     for policy in ["kill", "suspend"] {
         let stuck = format!("on_stuck = \"{policy}\"\ntime.max_run_ms = 500\n");
@@ -109,7 +109,7 @@ fn a_program_that_stops_is_dealt_with_as_declared_and_its_neighbour_goes_on() {
 }
 
 #[test]
-fn who_may_not_use_a_tenants_socket_is_refused() {
+fn user_without_access_to_tenant_socket_is_rejected() {
     let rig = rig(|rig| card(rig, "fake", "") + &tenant("a", "fake", "mode = \"0600\"\n"));
     let _daemon = Daemon::start(&rig);
     let look = |user: Option<u32>| {
@@ -161,7 +161,7 @@ fn strangers(rig: &support::Rig, count: usize) -> Vec<u64> {
 }
 
 #[test]
-fn who_uses_the_card_past_its_owner_is_told_of() {
+fn unmanaged_process_is_reported() {
     let rig = pair();
     let _daemon = Daemon::start(&rig);
     let mut tenant = run(&rig, "a", &[], &["hold", "--mib", "4"]);
@@ -176,7 +176,7 @@ fn who_uses_the_card_past_its_owner_is_told_of() {
 }
 
 #[test]
-fn who_uses_the_card_past_its_owner_is_killed_where_that_is_declared() {
+fn unmanaged_process_is_killed_when_configured() {
     let rig = rig(|rig| card(rig, "fake", "cuda.strangers = \"kill\"\n") + &tenant("a", "fake", ""));
     let _daemon = Daemon::start(&rig);
     let mut tenant = run(&rig, "a", &[], &["hold", "--mib", "4"]);

@@ -142,7 +142,7 @@ fn documents_make_change_and_remove_tenants() {
 }
 
 #[test]
-fn how_a_card_is_shared_changes_live_and_holds_with_the_next_owner() {
+fn card_settings_change_live_and_persist_for_next_owner() {
     let rig = pair();
     let daemon = Daemon::start(&rig);
     let mut program = run(&rig, "a", &[], &["live", "--mib", "32"]);

@@ -268,7 +268,7 @@ pub mod tests {
     }
 
     #[test]
-    fn a_turn_that_ends_during_a_relocation_leaves_nobody_untold() {
+    fn slice_end_during_relocation_notifies_owner_of_waiter() {
         let _one = one();
         assert!(close(ORDER, None));
         let thread = std::thread::spawn(|| done(pass()));

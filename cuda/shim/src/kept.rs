@@ -267,7 +267,7 @@ pub mod tests {
     }
 
     #[test]
-    fn a_descriptor_has_a_high_number_beyond_the_limit_and_is_forgotten_when_it_is_dropped() {
+    fn descriptor_number_is_above_limit_and_unmarked_on_drop() {
         let all: Vec<OwnedFd> = (0..100).map(|_| one()).collect();
         assert!(in_child(512, || {
             let number = |kept: &Kept| kept.as_fd().as_raw_fd();
@@ -306,7 +306,7 @@ pub mod tests {
     }
 
     #[test]
-    fn descriptors_come_with_a_message_where_the_program_has_no_number_left() {
+    fn descriptors_are_received_when_program_has_no_free_number() {
         let (owner, tenant) = Link::pair().expect("a pair");
         let tenant = Connection { _mark: Mark::new(-1), link: tenant };
         let chunk = cuda_protocol::Chunk { id: cuda_protocol::ChunkId(1), place: cuda_protocol::Place::Device };

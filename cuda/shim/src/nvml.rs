@@ -203,7 +203,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_identity_of_a_card_is_read_and_that_of_a_part_of_one_is_not() {
+    fn card_uuid_is_parsed_and_mig_uuid_is_rejected() {
         let text = "GPU-12345678-9abc-def0-0123-456789abcdef";
         assert_eq!(parsed(text).map(u128::from_be_bytes), Some(0x1234_5678_9abc_def0_0123_4567_89ab_cdef));
         for text in [

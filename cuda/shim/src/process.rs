@@ -192,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn a_thread_of_the_library_blocks_all_signals_and_the_programs_thread_is_as_before() {
+    fn library_thread_blocks_signals_and_caller_mask_is_unchanged() {
         let mask = || {
             // SAFETY: the set is a local; nothing is changed.
             unsafe {

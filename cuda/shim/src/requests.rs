@@ -187,7 +187,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn requests_without_an_owner_are_not_waited_for_and_memory_is_counted_all_the_same() {
+    fn request_without_owner_fails_and_memory_is_still_counted() {
         assert!(matches!(request(|request| FromTenant::AskMemory { request, card: 0 }), Answer::Away));
         assert!(fix(7, FixedKind::Array, 100), "who is away refuses nothing");
         unfix(7, FixedKind::Array, 30);
@@ -196,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn requests_of_any_number_of_threads_are_no_more_than_the_owner_takes() {
+    fn concurrent_requests_stay_within_owner_limit() {
         use std::sync::atomic::AtomicUsize;
         static NOW: AtomicUsize = AtomicUsize::new(0);
         static MOST: AtomicUsize = AtomicUsize::new(0);
@@ -215,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn a_request_that_is_under_way_when_the_connection_ends_is_abandoned() {
+    fn pending_request_is_abandoned_when_connection_ends() {
         answers().get_or_insert_default().insert(u32::MAX, Answer::Waiting(Vec::new()));
         abandon();
         assert!(matches!(wait(u32::MAX), Answer::Away));

@@ -130,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn no_symbol_stands_twice() {
+    fn symbol_names_are_unique() {
         let names: Vec<_> = symbols().map(|(name, ..)| name).collect();
         let distinct: BTreeSet<_> = names.iter().collect();
         assert_eq!(names.len(), distinct.len());

@@ -35,7 +35,7 @@ fn memory_has_the_size_that_was_asked_for() {
 }
 
 #[test]
-fn vbios_reads_through_prom_and_ones_behind_its_end() {
+fn vbios_is_readable_through_prom_and_ones_after_its_end() {
     let mut rig = Rig::new();
     let shadow = rig.mask(0x088050, 1, 0);
     assert_eq!(shadow & 1, 0);
@@ -224,7 +224,7 @@ fn context_commands_are_checked() {
 }
 
 #[test]
-fn graph_reset_starts_the_firmware_anew_and_reaches_only_this_guest() {
+fn graph_reset_restarts_firmware_of_this_guest_only() {
     let mut rig = Rig::new();
     start_graph(&mut rig);
     rig.wr(0x418880, 0x5555);
@@ -321,7 +321,7 @@ fn the_other_large_page_size_is_refused() {
 }
 
 #[test]
-fn bad_descriptions_say_what_is_wrong() {
+fn invalid_vgpu_config_error_names_problem() {
     let refused = |change: fn(&mut crate::VGpuConfig)| {
         let mut config = crate::VGpuConfig::of_chip(&GF100, VRAM, std::sync::Arc::from([]));
         change(&mut config);

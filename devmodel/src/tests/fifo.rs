@@ -58,7 +58,7 @@ fn an_instance_block_beyond_vram_is_never_bound() {
 }
 
 #[test]
-fn channels_beyond_the_limit_are_refused_and_any_number_may_be_used() {
+fn channels_beyond_limit_are_rejected_but_any_id_is_valid() {
     let mut rig = Rig::with(|config| config.channels = 2);
     rig.wr(channel(127), 0xc000_0001);
     rig.wr(channel(64), 0xc000_0002);
@@ -92,7 +92,7 @@ fn a_channel_started_before_it_is_bound_starts_when_it_is() {
 }
 
 #[test]
-fn a_runlist_is_submitted_once_and_done_when_the_mediator_says_so() {
+fn runlist_is_submitted_once_and_stays_pending_until_done() {
     let mut rig = Rig::new();
     rig.wr(0x002270, 0x0000_0200);
     rig.wr(0x002274, 0x01f0_0003);

@@ -143,7 +143,7 @@ fn non_stall_latches_per_engine_and_counts_when_enabled() {
 }
 
 #[test]
-fn a_fault_stands_in_the_registers_until_acknowledged() {
+fn fault_stays_in_registers_until_acknowledged() {
     let mut rig = Rig::new();
     rig.enable_msi();
     rig.gpu.mmu_fault(fault(7, 0x12_3456_7000), &mut rig.mock);

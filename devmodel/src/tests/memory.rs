@@ -88,7 +88,7 @@ fn apertures_reach_the_backend_within_their_size_only() {
 }
 
 #[test]
-fn a_write_without_memory_says_so_and_is_neither_denied_nor_half_done() {
+fn write_without_memory_fails_without_denial_or_partial_write() {
     let mut rig = Rig::new();
     rig.wr(BAR0_WINDOW, 0);
     rig.mock.lacks_memory = true;

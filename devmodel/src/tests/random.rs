@@ -178,7 +178,7 @@ proptest! {
 
     /// A vGPU that was saved and restored in between behaves like one that was not.
     #[test]
-    fn a_restored_vgpu_goes_on(ops in prop::collection::vec(op(), 1..200)) {
+    fn restored_vgpu_behaves_like_unsaved_vgpu(ops in prop::collection::vec(op(), 1..200)) {
         let (mut moved, mut kept) = (Rig::new(), Rig::new());
         for op in &ops {
             apply(&mut moved, op);

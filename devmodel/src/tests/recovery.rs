@@ -220,7 +220,7 @@ fn linux_6_12_kills_the_channel_that_hangs_and_no_other() {
 }
 
 #[test]
-fn a_fault_that_the_driver_asks_for_names_the_channel_on_the_engine() {
+fn driver_requested_fault_names_channel_on_engine() {
     let mut rig = rig();
     hang(&mut rig, 4, 5);
     rig.wr(0x002a30 + 4 * 4, 0x115);
@@ -277,7 +277,7 @@ fn a_hang_ends_with_its_channel() {
 }
 
 #[test]
-fn nothing_is_told_of_what_the_guest_does_not_have() {
+fn hang_of_unknown_channel_or_engine_is_not_reported() {
     let mut rig = rig();
     for (engine, channel) in [(0, 7), (6, 5), (u32::MAX, 5), (0, 128), (0, 133), (0, 255)] {
         hang(&mut rig, engine, channel);

@@ -360,7 +360,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_writer_that_was_killed_has_left_is_removed() {
+    fn leftover_file_of_killed_writer_is_removed() {
         let folder = tempfile::tempdir().unwrap();
         let file = CdiFile::new(folder.path(), "u-1").unwrap();
         fs::write(beside(file.path()), "half").unwrap();

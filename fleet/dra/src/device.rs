@@ -249,7 +249,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn capacities_are_what_users_share() {
+    fn device_capacities_match_shareable_amounts() {
         let device = Offer::all(&[card("card0", "simgpu")], &[], &[]).remove(0).device();
         let capacity = device.capacity.unwrap();
         assert_eq!(quantity::mib(&capacity[MEMORY].value.0), Ok(960));

@@ -148,7 +148,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_event_says_who_and_what() {
+    fn event_names_claim_pod_and_share() {
         let claim = Named { namespace: "prod".to_owned(), name: "web".to_owned(), uid: "u".to_owned() };
         let event = Event::prepared(&claim, Some("web-0,web-1".to_owned()), "k8s-u-0").object("node");
         assert_eq!(event.note.as_deref(), Some("k8s-u-0 made for claim web of pod web-0,web-1 in namespace prod"));

@@ -246,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn what_makes_no_sense_is_refused_with_its_place() {
+    fn invalid_parameters_are_rejected_with_cause() {
         let error = |parameters| applied(&[set("FromClaim", &[], parameters)], "gpu").unwrap_err();
         assert!(error(json!({ "memroy": {} })).contains("unknown field `memroy`"));
         assert!(error(json!({ "memory": { "weight": -1 } })).contains("request `gpu` (FromClaim)"));

@@ -117,7 +117,7 @@ mod tests {
         }
 
         #[test]
-        fn what_is_written_is_read(mib in 0..1_u64 << 40) {
+        fn written_quantity_reads_back_unchanged(mib in 0..1_u64 << 40) {
             prop_assert_eq!(super::mib(&format!("{mib}Mi")), Ok(mib));
             prop_assert_eq!(whole(&format!("{mib}")), Ok(mib));
         }

@@ -191,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn another_thing_is_refused_with_what_to_do() {
+    fn invalid_store_file_is_rejected_with_remedy() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("claims.json");
         for text in ["", "junk", "{}", r#"{"version":2,"claims":{}}"#, r#"{"version":1,"claims":{"u":{}}}"#] {

@@ -35,7 +35,7 @@ fn environment(edits: &Edits) -> Vec<(String, String)> {
 }
 
 #[tokio::test]
-async fn a_claim_of_a_cuda_card_is_a_tenant_whose_programs_see_its_limit() {
+async fn cuda_claim_creates_tenant_and_programs_see_its_limit() {
     let mut node = Node::new("").await;
     for (folder, library) in [("plain", "libcuda_fake.so"), ("shim", "libcuda.so")] {
         std::fs::create_dir(node.path(folder)).unwrap();

@@ -23,7 +23,7 @@ fn spec(node: &Node, uid: &str) -> Spec {
 }
 
 #[tokio::test]
-async fn two_pods_share_a_card_three_to_one_with_kubelets_of_both_versions() {
+async fn two_pods_share_card_three_to_one_with_both_api_versions() {
     for versions in [NEW, OLD] {
         let node = Node::running(CARD).await;
         let kubelet = node.kubelet(versions).await;
@@ -144,7 +144,7 @@ async fn a_container_with_two_claims_finds_the_shares_of_each() {
 }
 
 #[tokio::test]
-async fn a_claim_that_asks_too_much_or_makes_no_sense_is_refused_with_what_is_wrong() {
+async fn invalid_or_excessive_claim_is_rejected_with_cause() {
     let node = Node::running(CARD).await;
     let kubelet = node.kubelet(NEW).await;
     node.slice(1).await;
@@ -218,7 +218,7 @@ async fn a_claim_that_asks_too_much_or_makes_no_sense_is_refused_with_what_is_wr
 }
 
 #[tokio::test]
-async fn a_driver_that_is_killed_and_a_daemon_that_forgets_lose_nothing() {
+async fn claims_survive_driver_kill_and_daemon_state_loss() {
     let mut node = Node::running(CARD).await;
     let kubelet = node.kubelet(NEW).await;
     node.slice(1).await;
@@ -246,7 +246,7 @@ async fn a_driver_that_is_killed_and_a_daemon_that_forgets_lose_nothing() {
 }
 
 #[tokio::test]
-async fn a_driver_that_is_killed_in_the_middle_leaves_nothing_that_is_not_known() {
+async fn driver_killed_during_prepare_leaves_no_unknown_share() {
     let mut node = Node::running(CARD).await;
     let names: Vec<String> = (0..6).map(|number| format!("c{number}")).collect();
     let claims: Vec<_> = names.iter().map(|name| named(name)).collect();
@@ -323,7 +323,7 @@ async fn the_slice_is_kept_as_the_cards_are() {
 }
 
 #[tokio::test]
-async fn cards_of_a_daemon_that_is_gone_are_tainted_and_taken_by_nobody() {
+async fn cards_without_daemon_are_tainted_and_reject_claims() {
     let mut node = Node::running(CARD).await;
     let taint = |slice: k8s_openapi::api::resource::v1::ResourceSlice| {
         let taints = slice.spec.devices.unwrap().remove(0).taints;
@@ -366,7 +366,7 @@ async fn cards_of_a_daemon_that_is_gone_are_tainted_and_taken_by_nobody() {
 }
 
 #[tokio::test]
-async fn a_card_that_is_drained_is_tainted_keeps_its_claims_and_takes_none_until_it_is_back() {
+async fn drained_card_is_tainted_and_rejects_only_new_claims() {
     let node = Node::running(CARD).await;
     let kubelet = node.kubelet(NEW).await;
     node.slice(1).await;
@@ -398,7 +398,7 @@ async fn a_card_that_is_drained_is_tainted_keeps_its_claims_and_takes_none_until
 }
 
 #[tokio::test]
-async fn a_claim_whose_vm_has_moved_to_another_card_is_still_that_claims() {
+async fn claim_of_vm_moved_to_another_card_stays_valid() {
     let node = Node::running(&(CARD.to_owned() + &CARD.replace("card0", "card1"))).await;
     let kubelet = node.kubelet(NEW).await;
     node.slice(2).await;
@@ -492,7 +492,7 @@ async fn junk_is_refused_and_changes_nothing() {
 }
 
 #[tokio::test]
-async fn what_a_kubelet_sends_by_path_is_answered() {
+async fn kubelet_request_with_path_authority_is_answered() {
     use std::io::{Read, Write};
     let node = Node::running(CARD).await;
     let socket = node.path("kubelet/plugins_registry/gpu-mediator.internal-reg.sock");
@@ -547,7 +547,7 @@ async fn a_driver_that_cannot_work_says_why_and_ends() {
 }
 
 #[tokio::test]
-async fn a_driver_that_is_told_to_end_takes_its_sockets_away_and_leaves_its_claims() {
+async fn stopped_driver_removes_sockets_and_keeps_claims() {
     let mut node = Node::running(CARD).await;
     let kubelet = node.kubelet(NEW).await;
     node.slice(1).await;

@@ -44,7 +44,7 @@ fn one(kind: &str) -> Value {
 }
 
 #[test]
-fn what_only_a_newer_kubernetes_knows_is_noticed() {
+fn unknown_kubernetes_fields_are_detected() {
     let slice = |more: (&str, Value)| {
         let mut slice = serde_json::json!({ "apiVersion": "resource.k8s.io/v1", "kind": "ResourceSlice", "metadata": { "name": "a" },
             "spec": { "driver": "d", "pool": { "name": "p", "generation": 1, "resourceSliceCount": 1 } } });
@@ -81,7 +81,7 @@ fn every_document_is_of_a_published_type() {
 }
 
 #[test]
-fn classes_name_what_the_driver_publishes() {
+fn device_classes_name_driver_and_valid_parameters() {
     let classes: Vec<DeviceClass> =
         documents(&folder()).iter().filter(|document| document["kind"] == "DeviceClass").map(typed).collect();
     for class in classes {
@@ -129,7 +129,7 @@ fn the_example_asks_for_one_card_three_to_one() {
 }
 
 #[tokio::test]
-async fn the_role_allows_what_the_driver_asks_for_and_nothing_else() {
+async fn cluster_role_allows_exactly_calls_made_by_driver() {
     let mut node = Node::new(CARD).await;
     node.api.put_slice(serde_json::json!({ "metadata": { "name": "old" }, "spec": { "driver": "gpu-mediator.internal",
         "nodeName": "node-a", "pool": { "name": "node-a", "generation": 1, "resourceSliceCount": 1 }, "devices": [] } }));

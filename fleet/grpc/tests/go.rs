@@ -102,7 +102,7 @@ fn served<T: Send + 'static>(rewrites: bool, client: impl FnOnce(&Path) -> T + S
 }
 
 #[test]
-fn what_a_go_client_sends_is_answered_whatever_its_authority() {
+fn go_client_is_answered_with_any_authority() {
     for name in ["path", "escaped", "unix"] {
         let bytes = capture(name);
         let (kinds, answers) = served(true, move |socket| answers(socket, &bytes, 3));
@@ -140,7 +140,7 @@ fn junk_ends_its_connection_and_no_other() {
 }
 
 #[test]
-fn a_socket_replaces_one_that_nobody_serves_and_nothing_else() {
+fn socket_replaces_only_unserved_socket() {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let _entered = runtime.enter();
     let folder = tempfile::tempdir().unwrap();

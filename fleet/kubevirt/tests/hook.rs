@@ -45,7 +45,7 @@ async fn connect(socket: &Path) -> Channel {
 }
 
 #[tokio::test(flavor = "current_thread")]
-async fn a_domain_gets_the_vgpus_of_its_annotation_or_of_the_arguments() {
+async fn domain_gets_vgpus_from_annotation_or_arguments() {
     let hook = Hook::start();
     let channel = connect(&hook.socket()).await;
     let info = InfoClient::new(channel.clone()).info(InfoParams {}).await.unwrap().into_inner();

@@ -170,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_is_told() {
+    fn impossible_job_request_is_rejected_with_cause() {
         let cards = cards();
         let asked = |mib| Given { memory_mib: Some(mib), ..Given::new() };
         for (given, shards, told) in [

@@ -229,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn a_program_that_hangs_fails_or_is_missing_is_told_of() {
+    fn failing_scontrol_is_reported() {
         use std::os::unix::fs::PermissionsExt;
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("scontrol");

@@ -329,7 +329,7 @@ mod tests {
     }
 
     #[test]
-    fn the_library_stands_before_what_there_is() {
+    fn library_is_prepended_to_existing_value() {
         assert_eq!(in_front("P", "/a", None).unwrap(), b"/a");
         assert_eq!(in_front("P", "/a", Some(Vec::new())).unwrap(), b"/a");
         assert_eq!(in_front("P", "/a", Some(b"/b:/\xff".to_vec())).unwrap(), b"/a:/b:/\xff");

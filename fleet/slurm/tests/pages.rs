@@ -43,7 +43,7 @@ fn examples_are_arguments() {
 }
 
 #[test]
-fn jobs_of_the_page_are_given_what_they_ask_for() {
+fn jobs_in_guide_get_requested_share() {
     let page = file("docs/guides/slurm.md");
     let mut given = Vec::new();
     for line in page.lines().map(str::trim).filter(|line| line.starts_with("sbatch ")) {

@@ -107,7 +107,7 @@ mod tests {
     }
 
     #[test]
-    fn words_values_and_flags_are_told_apart() {
+    fn options_parse_words_values_and_flags() {
         let options = parse("read32 0 --count 3 --quick 0x10 --seed=0x7", &["count=", "quick"]).expect("valid");
         assert_eq!(options.words(), ["read32", "0", "0x10"]);
         assert_eq!(options.number("count", 1).expect("a number"), 3);

@@ -112,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn ends_are_told_one_after_the_other() {
+    fn ends_line_lists_intervals_between_ends() {
         assert_eq!(line_of_ends(&[5_000_999, 5_001_000, 7_000_000]), "ENDS at_us=5000 after_us=1,1999");
         assert_eq!(line_of_ends(&[1_234]), "ENDS at_us=1 after_us=");
     }

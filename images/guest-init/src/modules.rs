@@ -80,7 +80,7 @@ mod tests {
     }
 
     #[test]
-    fn modules_get_what_the_command_line_has_for_them() {
+    fn modules_get_their_command_line_parameters() {
         let line =
             "console=ttyS0 gpu_mediator_pv.naive=1 xgpu_mediator_pv.a=2 gpu-mediator-pv.spin_us=9 nouveau.debug=x";
         assert_eq!(given_to("gpu_mediator_pv", line), "naive=1 spin_us=9");

@@ -75,7 +75,7 @@ mod tests {
     }
 
     #[test]
-    fn exit_codes_reach_their_owners_and_a_missing_program_is_an_error() {
+    fn exit_codes_reach_spawners_and_missing_program_fails() {
         start();
         let children: Vec<_> = (0..8)
             .map(|code| spawn(Command::new("/bin/sh").args(["-c", &format!("exit {code}")])).expect("/bin/sh starts"))

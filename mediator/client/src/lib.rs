@@ -296,7 +296,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn who_may_not_connect_is_told_so() {
+    fn connect_error_distinguishes_permission_from_missing_daemon() {
         let error = |kind: io::ErrorKind| unreachable(Path::new("/s"), kind.into()).to_string();
         assert_eq!(error(io::ErrorKind::PermissionDenied), "this user may not use /s");
         assert_eq!(error(io::ErrorKind::NotFound), "no daemon answers at /s");

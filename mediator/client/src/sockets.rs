@@ -162,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn a_socket_goes_to_a_user_who_alone_may_connect() {
+    fn socket_is_given_to_user_with_exclusive_access() {
         let folder = tempfile::tempdir().unwrap();
         let own = folder.path().join("a");
         fs::create_dir(&own).unwrap();
@@ -220,7 +220,7 @@ mod tests {
 
     /// The folder's owner keeps replacing the socket with a link: the link's target is never changed.
     #[test]
-    fn a_socket_that_is_exchanged_for_a_link_meanwhile_leads_nowhere() {
+    fn socket_swapped_for_link_leaves_link_target_unchanged() {
         let (folder, other) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
         let victim = other.path().join("victim");
         let _listener = UnixListener::bind(&victim).unwrap();

@@ -354,7 +354,7 @@ mod tests {
     }
 
     #[test]
-    fn mistakes_are_told_with_line_and_key() {
+    fn config_errors_name_line_and_key() {
         for (more, expected) in [
             ("cuda.chunk_mib = 3\n", "m.toml:6:18: card[0].cuda.chunk_mib: 3 MiB"),
             ("[[tenant]]\nname = \"a\"\ncard = \"x\"\nvram_mib = 16\n", "m.toml:8:8: tenant[0].card: `x` is no card"),
@@ -380,7 +380,7 @@ mod tests {
     }
 
     #[test]
-    fn a_tenant_without_a_card_is_where_most_room_is_and_its_guarantee_can_be_kept() {
+    fn tenant_without_card_goes_to_roomiest_card_that_fits() {
         let second = CARD.replace("h100", "small").replace("40960", "20480");
         let tenant = |name: &str, more: &str| format!("[[tenant]]\nname = \"{name}\"\nvram_mib = 16384\n{more}");
         let text = format!("{CARD}{second}{}{}{}", tenant("a", ""), tenant("b", ""), tenant("c", ""));
@@ -402,7 +402,7 @@ mod tests {
     }
 
     #[test]
-    fn settings_that_make_no_sense_for_turns_are_refused_with_what_does() {
+    fn settings_invalid_on_cuda_card_are_rejected() {
         for (more, expected) in [
             (
                 "scheduler.policy = \"direct\"\n",

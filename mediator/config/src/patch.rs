@@ -137,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn differences_are_told_by_path_and_undone_by_it() {
+    fn differences_are_listed_by_path_and_can_be_reverted() {
         let current = table(&Config { strikes: 7, ..Config::default() }).unwrap();
         let mut other = Config::default();
         other.band.wait_ns = 0;
@@ -164,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn mistakes_are_told_with_their_key() {
+    fn patch_errors_name_key() {
         for (text, key, what) in [
             (r#"{ "polcy": "fifo" }"#, "polcy", "unknown field `polcy`, expected one of `policy`"),
             (r#"{ "policy": "band", "band": { "wait": 1 } }"#, "band.wait", "unknown field `wait`"),

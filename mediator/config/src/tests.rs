@@ -23,7 +23,7 @@ fn with_vm(vm: &str) -> String {
 }
 
 #[test]
-fn the_admin_socket_is_the_daemons_users_alone_and_not_open_to_who_may_open_a_vms() {
+fn admin_socket_defaults_to_daemon_user_only() {
     let config = Config::parse(CARD, "f").unwrap();
     assert_eq!((config.daemon.admin_mode, config.daemon.admin_group), (SocketMode(0o600), None));
     assert_eq!(config.daemon.read_socket, None, "who wants a read-only one says so");
@@ -262,7 +262,7 @@ fn passthrough_excludes_other_vms_in_both_orders() {
 }
 
 #[test]
-fn paravirtual_tables_out_of_range_and_beside_passthrough_are_refused() {
+fn invalid_paravirtual_tables_are_rejected() {
     let shared = "name = \"b\"\ncard = \"card0\"\nvram_mib = 64\n";
     for (line, key) in [
         ("tables_mib = 0", "paravirtual.tables_mib: 0 MiB, expected 1 to 1024"),
@@ -298,7 +298,7 @@ fn card_out_of_range_is_refused() {
 }
 
 #[test]
-fn all_mistakes_are_told_at_once() {
+fn all_config_errors_are_reported_at_once() {
     let text = "[daemon]\nlog = \"a=b=c\"\n[[card]]\nname = \"/\"\nkind = \"simgpu\"\n";
     let Err(ConfigError::Mistakes(mistakes)) = Config::parse(text, "f") else { panic!("accepted") };
     assert_eq!(mistakes.len(), 2, "{mistakes:?}");

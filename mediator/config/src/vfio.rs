@@ -69,7 +69,7 @@ mod tests {
     }
 
     #[test]
-    fn card_behind_vfio_is_read() {
+    fn vfio_card_is_parsed() {
         let config = parsed("address = \"0000:65:00.0\"\nvram_mib = 6144\nreset = \"bus\"").expect("it is good");
         let card = &config.cards[0];
         assert_eq!(
@@ -79,7 +79,7 @@ mod tests {
     }
 
     #[test]
-    fn mistakes_are_told_with_line_and_key() {
+    fn config_errors_name_line_and_key() {
         for (keys, expected) in [
             (
                 "",

@@ -83,7 +83,7 @@ mod tests {
     }
 
     #[test]
-    fn domain_on_a_card_behind_vfio_is_refused_with_the_reason() {
+    fn xen_domain_on_vfio_card_is_rejected_with_reason() {
         let card = |kind: &str| -> CardSpec {
             let address = if kind == "vfio" { "address = \"0000:65:00.0\"\n" } else { "" };
             toml::from_str(&format!("name = \"card0\"\nkind = {kind:?}\nvram_mib = 256\n{address}")).unwrap()

@@ -125,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn a_container_gets_the_folder_of_one_socket_the_library_and_the_driver() {
+    fn container_gets_socket_folder_library_and_driver() {
         let folder = tempfile::tempdir().unwrap();
         let cdi = cdi(folder.path());
         let device = cdi.device("a", Path::new("/run/gpu-mediator/tenants/a/cuda.sock")).unwrap();

@@ -44,7 +44,7 @@ fn arrived(here: &mut World, there: &mut World) -> Vec<crate::Arrived> {
 }
 
 #[test]
-fn channels_keep_their_addresses_and_have_new_numbers_and_places() {
+fn migrated_channels_keep_addresses_and_get_new_numbers() {
     let (mut here, mut there) = (here(), there());
     let before = here.channels.physical(A, CH).unwrap();
     let all = arrived(&mut here, &mut there);
@@ -75,7 +75,7 @@ fn channels_keep_their_addresses_and_have_new_numbers_and_places() {
 }
 
 #[test]
-fn a_channel_that_is_bound_later_has_addresses_that_none_of_its_vm_has() {
+fn channel_bound_after_migration_gets_unused_addresses() {
     let (mut here, mut there) = (here(), there());
     arrived(&mut here, &mut there);
     there.channels.pause(&mut there.card, A, Pause::Standstill, false);
@@ -95,7 +95,7 @@ fn a_channel_that_is_bound_later_has_addresses_that_none_of_its_vm_has() {
 }
 
 #[test]
-fn program_of_the_version_before_has_no_words_for_a_channel_that_has_moved() {
+fn previous_version_format_rejects_migrated_channel() {
     let (mut here, mut there) = (here(), there());
     let saved = here.channels.save();
     assert_eq!(SavedChannels::from_before(saved.to_before().unwrap()), Ok(saved));
@@ -167,7 +167,7 @@ fn channels_that_were_saved_come_as_those_that_were_not() {
 }
 
 #[test]
-fn bytes_of_a_file_are_channels_or_refused_and_never_what_is_the_hosts() {
+fn flipped_bits_in_saved_channels_are_rejected_or_harmless() {
     let bytes = postcard::to_allocvec(&saved(&mut here())).unwrap();
     let mut refused = 0;
     // Not all of the images.

@@ -289,7 +289,7 @@ mod tests {
     }
 
     #[test]
-    fn a_host_piece_waits_for_its_process_and_goes_when_room_is_needed() {
+    fn host_backing_is_kept_for_its_process_until_room_is_needed() {
         let (mut pieces, mut actions) = (Pieces::new(1, 0), Vec::new());
         let first = pieces.take(Memory::Host, ONE, &mut actions);
         pieces.made(first, true, &mut actions);
@@ -329,7 +329,7 @@ mod tests {
     }
 
     #[test]
-    fn who_needs_a_host_piece_does_not_wait_for_the_whole_stock() {
+    fn stock_refill_is_split_into_bounded_steps() {
         let (mut pieces, mut actions) = (Pieces::new(64, 40), Vec::new());
         let mut made = 0;
         loop {

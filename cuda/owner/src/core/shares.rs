@@ -125,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn tokens_of_many_chunks_are_as_few_as_name_no_more_than_may_be_named() {
+    fn share_tokens_are_bounded_by_chunks_they_name() {
         let mut shares = Shares::default();
         let mut number = 0;
         while shares.has_room(ONE, 1 << 10) {

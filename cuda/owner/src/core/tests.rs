@@ -40,7 +40,7 @@ fn a_program_gets_zeroed_chunks_and_gives_them_back() {
 }
 
 #[test]
-fn what_a_dead_program_had_is_free_and_no_other_tenant_sees_its_pieces() {
+fn memory_of_ended_program_is_free_and_not_leaked() {
     let mut world = two(8, 8);
     let one = world.connect("one");
     world.ask(one, 1, 8);
@@ -55,7 +55,7 @@ fn what_a_dead_program_had_is_free_and_no_other_tenant_sees_its_pieces() {
 }
 
 #[test]
-fn credentials_say_who_a_tenant_is() {
+fn tenant_accepts_only_its_own_user_and_root() {
     let mut world = two(8, 8);
     let owned = TenantSpec { uid: Some(77), ..spec("private", 8, Limits::default()) };
     world.core.add_tenant(owned).expect("it may be");
@@ -87,7 +87,7 @@ fn more_than_fits_goes_to_host_memory_and_is_shared_fairly() {
 }
 
 #[test]
-fn what_is_freed_lets_chunks_come_back() {
+fn freed_memory_lets_evicted_chunks_return() {
     let mut world = two(8, 16);
     let one = world.connect("one");
     world.ask(one, 1, 8);
@@ -116,7 +116,7 @@ fn a_quota_that_is_lowered_takes_effect_on_a_running_program() {
 }
 
 #[test]
-fn a_tenant_that_is_retired_goes_with_its_programs_and_what_they_had() {
+fn retired_tenant_releases_programs_memory_and_name() {
     for kills in [true, false] {
         let mut world = two(8, 16);
         let (one, two) = (world.connect("one"), world.connect("two"));
@@ -210,7 +210,7 @@ fn a_card_that_somebody_else_fills_refuses_and_keeps_its_books() {
 }
 
 #[test]
-fn one_gate_is_open_at_a_time_and_a_program_alone_is_not_bounded() {
+fn one_gate_opens_at_a_time_and_solo_program_is_unbounded() {
     let mut world = two(8, 8);
     let one = world.connect("one");
     world.say(one, FromTenant::Waiting { card: 0 });
@@ -235,7 +235,7 @@ fn one_gate_is_open_at_a_time_and_a_program_alone_is_not_bounded() {
 }
 
 #[test]
-fn who_may_have_to_be_waited_for_has_less_in_flight_while_a_better_class_is_there() {
+fn run_ahead_shrinks_while_better_class_is_connected() {
     let mut world = two(8, 8);
     let urgent = sched::VgpuParams { class: sched::LatencyClass::Interactive, ..sched::VgpuParams::default() };
     world.core.add_tenant(TenantSpec { time: urgent, ..spec("urgent", 8, Limits::default()) }).expect("it may be");
@@ -260,7 +260,7 @@ fn who_may_have_to_be_waited_for_has_less_in_flight_while_a_better_class_is_ther
 }
 
 #[test]
-fn what_a_program_says_that_it_used_is_bounded_by_its_turns() {
+fn reported_usage_is_bounded_by_slices() {
     let mut world = two(8, 8);
     let sessions = ["one", "two"].map(|name| world.connect(name));
     for session in sessions {
@@ -273,7 +273,7 @@ fn what_a_program_says_that_it_used_is_bounded_by_its_turns() {
 }
 
 #[test]
-fn a_program_that_does_not_answer_an_order_is_killed_and_its_memory_free() {
+fn program_that_ignores_order_is_killed_and_memory_freed() {
     let mut world = two(8, 16);
     let one = world.connect("one");
     world.ask(one, 1, 8);
@@ -402,7 +402,7 @@ fn another_owner_takes_programs_over_with_their_contents() {
 }
 
 #[test]
-fn memory_is_not_given_away_before_programs_of_an_earlier_owner_are_back() {
+fn memory_waits_for_programs_of_earlier_owner_to_return() {
     let mut world = two(8, 16);
     world.core.expect([4711], 2_000 * MS);
     let one = world.connect("one");
@@ -413,7 +413,7 @@ fn memory_is_not_given_away_before_programs_of_an_earlier_owner_are_back() {
 }
 
 #[test]
-fn what_is_out_of_place_ends_only_its_own_connection() {
+fn invalid_message_ends_only_its_own_connection() {
     let mut world = two(8, 8);
     let other = world.connect("two");
     world.ask(other, 1, 2);
@@ -452,7 +452,7 @@ fn what_is_out_of_place_ends_only_its_own_connection() {
 }
 
 #[test]
-fn who_comes_next_is_told_shortly_before_and_only_when_a_turn_was_recalled() {
+fn next_program_is_notified_shortly_before_recalled_slice_ends() {
     let mut world = two(8, 8);
     let [one, other, third] = ["one", "two", "two"].map(|tenant| world.connect(tenant));
     world.say(one, FromTenant::Waiting { card: 0 });
@@ -477,7 +477,7 @@ fn who_comes_next_is_told_shortly_before_and_only_when_a_turn_was_recalled() {
 }
 
 #[test]
-fn a_library_of_the_version_before_is_served_and_hears_nothing_that_it_does_not_know() {
+fn previous_library_version_gets_only_known_messages() {
     let mut world = two(8, 8);
     let one = world.connect("one");
     world.version = cuda_protocol::VERSION_OLDEST;
@@ -502,7 +502,7 @@ fn a_library_of_the_version_before_is_served_and_hears_nothing_that_it_does_not_
 }
 
 #[test]
-fn programs_that_come_back_to_a_smaller_card_keep_their_contents_and_make_room() {
+fn programs_returning_to_smaller_card_keep_contents() {
     let mut world = two(8, 16);
     let one = world.connect("one");
     world.ask(one, 1, 8);

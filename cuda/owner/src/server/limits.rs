@@ -101,7 +101,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_divided_is_no_more_than_there_is() {
+    fn divided_descriptors_stay_within_limit() {
         for descriptors in [64, 256, 1024, 20_000, 1 << 20] {
             let limits = Limits::of(descriptors);
             let all = 2 * limits.connections + limits.pieces;
@@ -124,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn silent_connections_give_way_to_those_of_their_own_tenant_first() {
+    fn silent_connections_of_same_tenant_are_replaced_first() {
         let limits = Limits::of(1024);
         let mut connections = BTreeMap::new();
         let mut number = 0;

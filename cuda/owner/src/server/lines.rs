@@ -56,7 +56,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn who_causes_many_lines_has_them_left_out_and_nobody_else() {
+    fn log_rate_limit_applies_only_to_its_cause() {
         let mut lines = Lines::default();
         let (one, two) = (Cause::Tenant(vram::TenantId(1)), Cause::User(1));
         let written = (0..1000).filter(|_| lines.may_write(one, 5).is_some()).count();

@@ -312,7 +312,7 @@ mod tests {
     }
 
     #[test]
-    fn descriptors_that_a_tenant_does_not_read_are_bounded_and_another_one_gets_its_own() {
+    fn unread_descriptors_are_bounded_per_tenant() {
         let mut sides = Sides::new(&[1, 1, 1, 1, 1, 1, 1, 1, 2]);
         let file = Arc::clone(&sides.file);
         for to in 0..8 {
@@ -341,7 +341,7 @@ mod tests {
     }
 
     #[test]
-    fn a_turn_does_not_wait_behind_chunks_and_other_messages_keep_their_order() {
+    fn slice_message_overtakes_chunks_and_others_keep_order() {
         let mut sides = Sides::new(&[1]);
         let file = Arc::clone(&sides.file);
         for _ in 0..10 {
@@ -363,7 +363,7 @@ mod tests {
     }
 
     #[test]
-    fn a_program_that_takes_no_answers_loses_its_connection_and_its_credit_returns() {
+    fn program_that_reads_no_answers_is_cut_off_and_frees_credit() {
         let mut sides = Sides::new(&[1]);
         let file = Arc::clone(&sides.file);
         sides.send(0, grant(&file)).expect("sent");

@@ -92,7 +92,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_has_taken_the_place_of_a_socket_gets_no_rights() {
+    fn replaced_socket_path_gets_no_rights() {
         let folder = tempfile::tempdir().expect("a folder");
         let (file, link) = (folder.path().join("file"), folder.path().join("link"));
         std::fs::write(&file, "theirs").expect("written");
@@ -110,7 +110,7 @@ mod tests {
     }
 
     #[test]
-    fn a_socket_has_its_rights_and_replaces_what_an_owner_before_has_left() {
+    fn socket_has_its_mode_and_replaces_leftover_file() {
         let folder = tempfile::tempdir().expect("a folder");
         let path = folder.path().join("socket");
         std::fs::write(&path, "left").expect("written");

@@ -153,7 +153,7 @@ fn until(what: &str, mut done: impl FnMut() -> bool) {
 }
 
 #[test]
-fn two_programs_share_a_card_that_is_too_small_and_leave_nothing_behind() {
+fn two_programs_share_undersized_card_and_leave_no_memory() {
     let (driver, folder) = (Arc::new(Model::new(64 * CHUNK)), tempfile::tempdir().expect("a folder"));
     let server = start(&driver, 8, folder.path());
     let one = Program::connect(server.socket(), "one", None);
@@ -209,7 +209,7 @@ fn a_new_owner_takes_programs_over() {
 }
 
 #[test]
-fn descriptors_that_are_no_chunks_end_only_who_sent_them() {
+fn invalid_chunk_descriptors_end_only_their_connection() {
     let (driver, folder) = (Arc::new(Model::new(64 * CHUNK)), tempfile::tempdir().expect("a folder"));
     let server = start(&driver, 8, folder.path());
     let one = Program::connect(server.socket(), "one", None);
@@ -235,7 +235,7 @@ fn hello(tenant: &str) -> FromTenant {
 }
 
 #[test]
-fn silent_connections_end_and_hold_nobody_up() {
+fn silent_connections_end_and_block_no_other_tenant() {
     let (driver, folder) = (Arc::new(Model::new(64 * CHUNK)), tempfile::tempdir().expect("a folder"));
     let mut server = start(&driver, 8, folder.path());
     // Each tenant has a socket of its own, as under the daemon.
@@ -256,7 +256,7 @@ fn silent_connections_end_and_hold_nobody_up() {
 }
 
 #[test]
-fn who_does_not_read_chunks_keeps_no_neighbour_from_them() {
+fn program_that_reads_no_chunks_does_not_block_neighbour() {
     let (driver, folder) = (Arc::new(Model::new(64 * CHUNK)), tempfile::tempdir().expect("a folder"));
     let server = start(&driver, 32, folder.path());
     let two = Program::connect(server.socket(), "two", None);

@@ -200,7 +200,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_library_that_fails_is_asked_again_less_and_less_often_and_anew_once_it_has_answered() {
+    fn failing_library_is_retried_with_backoff_until_it_answers() {
         let mut fails = Fails::default();
         let seconds: Vec<u64> = (0..9).map(|_| fails.again().as_secs()).collect();
         assert_eq!(seconds, [1, 2, 4, 8, 16, 32, 60, 60, 60]);

@@ -123,7 +123,7 @@ fn with(weights: &[u32]) -> Turns {
 }
 
 #[test]
-fn a_tenant_alone_is_told_once_and_never_recalled() {
+fn single_tenant_is_granted_once_and_never_recalled() {
     let mut turns = with(&[100]);
     turns.wants(id(0), Nanos(0));
     assert_eq!(turns.take_orders(), [Order::Grant(id(0))]);
@@ -134,7 +134,7 @@ fn a_tenant_alone_is_told_once_and_never_recalled() {
 }
 
 #[test]
-fn what_one_used_alone_is_not_held_against_it() {
+fn time_used_without_competition_is_not_owed() {
     let mut turns = with(&[100, 100]);
     turns.wants(id(0), Nanos(0));
     // Not even a tick was served for nine seconds.
@@ -194,7 +194,7 @@ fn the_interactive_class_does_not_wait_for_the_end_of_a_slice() {
 }
 
 #[test]
-fn who_is_interactive_and_comes_just_after_a_turn_began_waits_for_the_least_turn_only() {
+fn interactive_tenant_waits_only_for_minimum_slice() {
     let mut turns = turns();
     turns.add(id(0), VgpuParams { class: LatencyClass::Interactive, ..VgpuParams::default() }, Nanos(0));
     turns.add(id(1), VgpuParams::default(), Nanos(0));
@@ -207,7 +207,7 @@ fn who_is_interactive_and_comes_just_after_a_turn_began_waits_for_the_least_turn
 }
 
 #[test]
-fn nobody_is_woken_for_a_turn_that_is_not_cut_short() {
+fn wakeup_is_at_slice_end_when_no_better_class_waits() {
     let mut turns = with(&[100, 100]);
     turns.wants(id(0), Nanos(0));
     turns.wants(id(1), Nanos(MS / 10));

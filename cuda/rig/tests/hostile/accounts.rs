@@ -40,7 +40,7 @@ fn past(view: &Value) -> u64 {
 }
 
 #[test]
-fn chunks_whose_descriptors_are_kept_count_until_the_card_has_them_back() {
+fn chunks_with_kept_descriptors_count_until_card_frees_them() {
     let rig = Rig::new(512);
     let mut serving = serve(&rig, &[]);
     let mut neighbour = Neighbour::start(&rig, "b", &[]);
@@ -95,7 +95,7 @@ fn chunks_whose_descriptors_are_kept_count_until_the_card_has_them_back() {
 }
 
 #[test]
-fn memory_that_only_the_driver_can_have_counts_while_it_is_mapped() {
+fn released_memory_counts_while_it_is_mapped() {
     let rig = Rig::new(512);
     let serving = serve(&rig, &[]);
     let mut program = hoard(&rig, "h", &["released"]);
@@ -106,7 +106,7 @@ fn memory_that_only_the_driver_can_have_counts_while_it_is_mapped() {
 }
 
 #[test]
-fn memory_of_pools_that_can_be_shared_and_managed_memory_are_refused_beyond_the_quota() {
+fn shareable_pools_and_managed_memory_obey_quota() {
     let rig = Rig::new(512);
     let serving = serve(&rig, &[]);
     for what in ["pool", "managed"] {
@@ -118,7 +118,7 @@ fn memory_of_pools_that_can_be_shared_and_managed_memory_are_refused_beyond_the_
 }
 
 #[test]
-fn a_program_that_calls_the_driver_past_the_library_is_charged_and_named() {
+fn program_bypassing_library_is_charged_and_named() {
     let rig = Rig::new(512);
     let mut serving = serve(&rig, &[]);
     let mut neighbour = Neighbour::start(&rig, "b", &[]);
@@ -141,7 +141,7 @@ fn a_program_that_calls_the_driver_past_the_library_is_charged_and_named() {
 }
 
 #[test]
-fn a_program_past_the_library_is_killed_where_the_operator_says_so_and_no_other() {
+fn program_bypassing_library_is_killed_when_configured() {
     let rig = Rig::new(512);
     let mut serving = serve(&rig, &["--kill-strangers"]);
     let mut honest = rig.program("h", &["hold", "--mib", "2"]);
@@ -157,7 +157,7 @@ fn a_program_past_the_library_is_killed_where_the_operator_says_so_and_no_other(
 }
 
 #[test]
-fn what_the_driver_takes_for_a_program_besides_its_allocations_is_charged() {
+fn driver_overhead_of_program_is_charged() {
     let rig = Rig::new(512);
     let mut serving = serve(&rig, &[]);
     for (arguments, mib) in

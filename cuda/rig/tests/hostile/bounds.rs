@@ -30,7 +30,7 @@ fn share(raw: &mut Raw, link: usize, chunks: u32) -> Share {
 }
 
 #[test]
-fn chunks_that_a_tenant_does_not_read_cost_no_neighbour_its_connection() {
+fn unread_chunks_do_not_disconnect_neighbour() {
     let rig = Rig::new(256);
     // Root is not subject to the limit of unread descriptors. The owner is to have rights of its own only, and
     // as few descriptors as let the attack reach the limit.
@@ -152,7 +152,7 @@ fn requests_without_end_do_not_hold_a_neighbour_up() {
 }
 
 #[test]
-fn a_program_of_any_number_of_threads_that_allocate_at_once_gets_what_there_is() {
+fn many_threads_allocating_at_once_get_all_available_memory() {
     let rig = Rig::new(256);
     let mut serving = owner(&rig, 64, &QUIET);
     let mut neighbour = Neighbour::start(&rig, "b", &[]);

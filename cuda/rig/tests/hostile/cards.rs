@@ -31,7 +31,7 @@ fn cards(rig: &Rig, library: &str, seen: Option<&str>) -> Value {
 const SECOND: &str = "GPU-66616b65-2063-7564-6120-636172642031";
 
 #[test]
-fn a_tenant_of_the_second_card_finds_exactly_that_one_as_the_first() {
+fn tenant_of_second_card_sees_only_that_card_as_first() {
     let (rig, mut serving) = second();
     let plain = cards(&rig, "plain", None);
     assert_eq!(plain["devices"].as_array().map(Vec::len), Some(2), "{plain}");
@@ -65,7 +65,7 @@ fn a_tenant_of_the_second_card_finds_exactly_that_one_as_the_first() {
 }
 
 #[test]
-fn what_is_made_on_the_second_card_lies_there_and_is_counted() {
+fn allocations_on_second_card_are_placed_and_counted_there() {
     let (rig, mut serving) = second();
     let mut program = rig.program("a", &["hold", "--mib", "20"]);
     assert_eq!(program.line(), "holds");

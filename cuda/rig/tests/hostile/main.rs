@@ -13,7 +13,7 @@ use support::hostile::*;
 use support::{Rig, owner};
 
 #[test]
-fn a_neighbour_that_nobody_attacks_keeps_what_it_has() {
+fn unattacked_neighbour_keeps_its_share() {
     let rig = Rig::new(256);
     let mut serving = owner(&rig, 64, &[&["--quanta", "off"], &NEVER_IDLE[..]].concat());
     let mut neighbour = Neighbour::start(&rig, "b", &[]);

@@ -38,7 +38,7 @@ fn plain(rig: &Rig, arguments: &[&str]) -> String {
 }
 
 #[test]
-fn after_a_fork_every_function_says_that_the_driver_is_not_initialised() {
+fn forked_child_gets_same_driver_errors_as_without_library() {
     let rig = Rig::new(256);
     for way in ["fork", "clone"] {
         let arguments = ["fork", "--way", way];
@@ -47,7 +47,7 @@ fn after_a_fork_every_function_says_that_the_driver_is_not_initialised() {
 }
 
 #[test]
-fn a_child_of_a_program_that_has_not_initialised_the_driver_works() {
+fn child_forked_before_driver_init_works() {
     let rig = Rig::new(256);
     assert_eq!(run(&rig, &["fork-before"]), plain(&rig, &["fork-before"]));
 }
@@ -59,7 +59,7 @@ fn signals_are_the_programs() {
 }
 
 #[test]
-fn children_have_the_programs_limit_of_open_files_and_none_of_the_librarys_descriptors() {
+fn children_inherit_file_limit_but_no_library_descriptors() {
     let rig = Rig::new(256);
     assert_eq!(run(&rig, &["children", "--mib", "40"]), plain(&rig, &["children", "--mib", "40"]));
 }
@@ -86,7 +86,7 @@ fn a_library_that_is_closed_stays_for_its_thread() {
 }
 
 #[test]
-fn memory_that_a_program_at_work_has_freed_is_anothers_when_it_needs_it_and_is_never_copied() {
+fn memory_freed_by_busy_program_is_reused_without_copy() {
     let rig = Rig::new(256);
     let mut serving = owner(&rig, 64, &["--quanta", "off"]);
     let mut busy = Program::start(&mut as_tenant(&rig, &["freed", "--mib", "48"]));
@@ -104,7 +104,7 @@ fn memory_that_a_program_at_work_has_freed_is_anothers_when_it_needs_it_and_is_n
 }
 
 #[test]
-fn memory_that_a_program_at_work_has_freed_goes_back_although_nobody_needs_it() {
+fn memory_freed_by_busy_program_returns_without_demand() {
     let rig = Rig::new(256);
     let mut serving = owner(&rig, 64, &[&["--quanta", "off"], &NEVER_IDLE[..]].concat());
     // Turns go to and fro, so the first one's library is told something all the time.
@@ -120,7 +120,7 @@ fn memory_that_a_program_at_work_has_freed_goes_back_although_nobody_needs_it() 
 }
 
 #[test]
-fn a_program_that_forgets_its_environment_and_its_folder_is_taken_over() {
+fn program_that_drops_environment_and_folder_is_adopted() {
     let rig = Rig::new(256);
     let first = owner(&rig, 64, &[]);
     let mut command = as_tenant(&rig, &["forgets"]);
@@ -164,7 +164,7 @@ fn connected(rig: &Rig) -> Link {
 }
 
 #[test]
-fn host_memory_that_a_program_gave_up_holds_nothing_of_it_for_the_next_and_shows_it_nothing() {
+fn host_memory_is_not_shared_between_programs_of_tenant() {
     const MINE: &[u8] = b"of the first";
     const YOURS: &[u8] = b"of the second";
     let rig = Rig::new(256);

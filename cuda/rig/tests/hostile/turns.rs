@@ -95,7 +95,7 @@ fn a_connection_of_a_process_that_has_exited_is_refused() {
 }
 
 #[test]
-fn a_process_that_leaves_its_connection_to_another_loses_its_turn_and_its_memory() {
+fn process_that_abandons_connection_loses_slice_and_memory() {
     let rig = Rig::new(256);
     // No limit of its work takes the turn from it.
     let limits = ["--quanta", "off", "--max-run-ms", "600000"];
@@ -114,7 +114,7 @@ fn a_process_that_leaves_its_connection_to_another_loses_its_turn_and_its_memory
 }
 
 #[test]
-fn a_program_of_another_user_that_cannot_be_killed_holds_nothing() {
+fn unkillable_program_of_other_user_is_given_up() {
     if !is_root() {
         return;
     }
@@ -177,7 +177,7 @@ fn decline(manner: Manner) {
 }
 
 #[test]
-fn a_program_that_is_never_quiescent_keeps_no_memory_from_others() {
+fn program_that_never_quiesces_does_not_keep_memory() {
     decline(Manner { quiesce: Reply::Declined, ..Manner::honest() });
 }
 
@@ -187,7 +187,7 @@ fn a_program_that_redirects_nothing_keeps_no_memory_from_others() {
 }
 
 #[test]
-fn a_program_that_lost_its_connection_and_was_adopted_is_not_killed() {
+fn program_adopted_after_lost_connection_is_not_killed() {
     let rig = Rig::new(256);
     let mut serving = owner(&rig, 64, &["--quanta", "off"]);
     let mut program = rig.program("a", &["live", "--mib", "8"]);
@@ -282,7 +282,7 @@ fn a_capture_that_stays_open_gets_its_own_program_killed() {
 }
 
 #[test]
-fn work_beside_an_open_capture_is_waited_for() {
+fn work_submitted_during_open_capture_is_waited_for() {
     let rig = Rig::new(256);
     let limits = ["--quanta", "off", "--max-run-ms", "20000"];
     let mut serving = owner(&rig, 64, &[&limits, &NEVER_IDLE[..]].concat());
@@ -333,7 +333,7 @@ fn work_in_a_threads_own_stream_is_waited_for_and_charged() {
 }
 
 #[test]
-fn a_program_that_the_driver_never_suspends_holds_up_no_other_suspension() {
+fn unsuspendable_program_does_not_block_other_suspensions() {
     let rig = Rig::new(256);
     let limits = ["--quanta", "off", "--suspend", "--max-run-ms", "1000", "--patience-ms", "6000"];
     // A program that is not alone gives the card back after 300 us without work, on a busy host before it stalls.
@@ -360,7 +360,7 @@ fn a_program_that_the_driver_never_suspends_holds_up_no_other_suspension() {
 }
 
 #[test]
-fn work_past_the_gate_costs_its_own_program_and_not_the_neighbour_whose_turn_it_fills() {
+fn program_bypassing_gate_is_killed_instead_of_neighbour() {
     let rig = Rig::new(256);
     let limits = ["--quanta", "off", "--max-run-ms", "5000"];
     let mut serving = owner(&rig, 64, &[&limits, &NEVER_IDLE[..]].concat());

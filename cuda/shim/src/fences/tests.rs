@@ -26,7 +26,7 @@ unsafe extern "C" fn captures_not(_: u64, status: *mut i32) -> i32 {
 }
 
 #[test]
-fn a_submission_beside_an_open_capture_has_its_fence_before_its_stream_can_join() {
+fn submission_during_open_capture_gets_fence_at_once() {
     use crate::slots::{REAL, at};
     let _one = gate::tests::one();
     for (index, function) in [

@@ -161,7 +161,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn allocations_never_overlap_and_chunks_are_used_exactly_while_needed(
+        fn random_allocations_do_not_overlap_and_back_needed_chunks(
             steps in proptest::collection::vec((any::<bool>(), 1u64..(5 << 20)), 1..120)
         ) {
             let mut arena = Arena::new(64 * CHUNK, CHUNK);

@@ -109,7 +109,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn memory_counts_until_the_last_of_references_mappings_and_bindings_has_gone() {
+    fn foreign_memory_counts_until_its_last_use_ends() {
         let mut foreign = Foreign::default();
         assert_eq!(foreign.add(7, "seven"), None);
         foreign.map(0x1000, 0x100, 7);
@@ -139,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn a_number_that_comes_again_stands_for_new_memory() {
+    fn reused_number_refers_to_new_memory() {
         let mut foreign = Foreign::default();
         assert_eq!(foreign.add(1, "old"), None);
         assert_eq!(foreign.add(1, "new"), Some("old"));

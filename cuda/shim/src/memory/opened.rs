@@ -318,7 +318,7 @@ mod tests {
     const CHUNK: u64 = 2 << 20;
 
     #[test]
-    fn a_handle_says_which_memory_it_stands_for_and_the_drivers_is_none_of_ours() {
+    fn handle_token_round_trips_and_driver_handle_is_rejected() {
         let token = Token { share: Share([7; 32]), offset: 4096, bytes: 3 * CHUNK, chunks: 4, card: 1 };
         assert_eq!(Token::read(&token.write()), Some(token));
         assert_eq!(Token::read(&Ipc([0; 64])), None);

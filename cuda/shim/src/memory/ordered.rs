@@ -175,7 +175,7 @@ mod tests {
     const LANE: Lane = Lane { context: 1, stream: 5, per_thread: false };
 
     #[test]
-    fn a_stream_has_its_own_memory_again_at_once_and_others_wait_for_its_work() {
+    fn stream_reuses_its_freed_memory_and_others_wait() {
         let mut ordered = Ordered::default();
         ordered.put(LANE, 512, 0x1000);
         let other = Lane { stream: 6, ..LANE };
@@ -190,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_is_given_up_behind_the_work_of_its_stream() {
+    fn stream_memory_is_released_after_work_of_its_stream() {
         let mut ordered = Ordered::default();
         ordered.put(LANE, 512, 0x1000);
         ordered.put(LANE, 1024, 0x2000);
@@ -211,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_context_leaves_waits_for_nothing_that_is_gone() {
+    fn memory_of_ended_context_does_not_poll_its_events() {
         let mut ordered = Ordered::default();
         ordered.put(LANE, 512, 0x1000);
         ordered.put(LANE, 512, 0x2000);

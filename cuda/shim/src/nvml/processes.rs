@@ -164,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn only_the_tenants_own_processes_are_told() {
+    fn only_processes_of_tenant_are_listed() {
         let list = [5, 6, 7, 8].map(entry);
         let mut to = [Second::default(); 2];
         let put = |count: &mut u32, to: *mut Second| {

@@ -84,7 +84,7 @@ fn taken(pace: &mut Pace, ms: f64) -> Length {
 }
 
 #[test]
-fn what_has_run_of_a_long_kernel_is_not_ahead_any_more() {
+fn elapsed_part_of_long_kernel_is_not_counted_as_left() {
     let at = Instant::now();
     let mut pace = flying(&[(21.0, true)], at);
     assert!(pace.left_ns(at) > 20e6, "nothing of it has run");
@@ -100,7 +100,7 @@ fn what_has_run_of_a_long_kernel_is_not_ahead_any_more() {
 }
 
 #[test]
-fn work_that_was_held_before_anything_was_measured_is_measured_from_its_beginning() {
+fn work_held_before_measurement_is_measured_from_its_start() {
     let _one = gate::tests::one();
     let flying = || lock().as_ref().map_or(0, |pace| pace.groups.len());
     let (index, arguments) = (crate::slots::at::cuCtxSynchronize, Arguments::NONE);
@@ -136,7 +136,7 @@ fn of_work_that_may_have_begun_at_any_time_no_length_is_learnt() {
 }
 
 #[test]
-fn what_was_submitted_before_a_length_was_known_corrects_what_is_known_by_now() {
+fn work_submitted_with_unknown_length_corrects_estimate() {
     let mut pace = Pace::default();
     let groups = flying(&[(0.2, false); 20], Instant::now()).groups;
     let found: Vec<f64> = groups.iter().map(|group| (pace.learn(group, 12e6), pace.lengths[&1].ns).1).collect();
@@ -145,7 +145,7 @@ fn what_was_submitted_before_a_length_was_known_corrects_what_is_known_by_now() 
 }
 
 #[test]
-fn a_copy_may_run_beside_a_long_kernel_of_another_stream() {
+fn copy_may_run_next_to_long_kernel_of_other_stream() {
     let other = Stream::of_test(6);
     let mut pace = flying(&[(21.0, true)], Instant::now());
     assert!(pace.is_free_for(other) && !pace.is_free_for(STREAM));
@@ -154,7 +154,7 @@ fn a_copy_may_run_beside_a_long_kernel_of_another_stream() {
 }
 
 #[test]
-fn only_of_work_whose_length_is_steady_the_end_is_foretold() {
+fn work_end_is_predicted_only_for_steady_lengths() {
     let _one = gate::tests::one();
     UNMEASURED.store(false, Ordering::SeqCst);
     let at = Instant::now();
@@ -185,7 +185,7 @@ fn the_end_of_all_work_is_looked_for_when_no_more_is_submitted() {
 }
 
 #[test]
-fn a_length_that_was_met_often_is_not_forgotten_for_one_group_that_was_held_up() {
+fn frequent_length_survives_one_delayed_group() {
     let mut pace = Pace::default();
     let took = |pace: &mut Pace, ms: f64| (taken(pace, ms).ns / 1e6).round();
     for _ in 0..20 {
@@ -220,7 +220,7 @@ fn a_kind_that_is_often_in_a_group_is_corrected_once() {
 }
 
 #[test]
-fn a_length_is_relied_on_when_it_was_met_twice_and_not_when_it_changes() {
+fn length_is_steady_after_repeats_and_not_after_change() {
     let mut pace = Pace::default();
     let lengths = [3.0, 3.0, 3.1, 3.0, 30.0, 30.0, 30.0];
     let sure: Vec<bool> = lengths.iter().map(|&ms| taken(&mut pace, ms).steady >= MIN_CONFIRMING_GROUPS).collect();
@@ -228,7 +228,7 @@ fn a_length_is_relied_on_when_it_was_met_twice_and_not_when_it_changes() {
 }
 
 #[test]
-fn of_work_that_was_never_seen_little_is_in_flight_until_some_of_it_has_ended() {
+fn unseen_work_is_limited_until_some_has_completed() {
     let mut pace = Pace::default();
     assert_eq!(pace.unknown_ns(4e6), 2e6, "two of them are the bound");
     let mut took = |kind: u64, ms: f64| {
@@ -245,7 +245,7 @@ fn of_work_that_was_never_seen_little_is_in_flight_until_some_of_it_has_ended() 
 }
 
 #[test]
-fn of_a_kind_that_was_never_seen_no_more_is_in_flight_because_others_are_short() {
+fn unseen_kind_in_flight_limit_ignores_other_short_kinds() {
     let mut pace = flying(&[(0.2, false)], Instant::now());
     pace.unknown_ns = Some(1000.0);
     assert_eq!(pace.unknown_ns_of(2, 4e6), UNKNOWN_NS, "the first one is as long as others");

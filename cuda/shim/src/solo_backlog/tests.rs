@@ -15,7 +15,7 @@ fn ms(ms: u64) -> Duration {
 }
 
 #[test]
-fn a_stream_with_as_many_marks_as_it_may_have_takes_no_more_until_one_has_passed() {
+fn stream_with_max_marks_waits_until_one_passes() {
     let (mut solo_backlog, at, mut since) = (SoloBacklog::new(), Instant::now(), None);
     flying(&mut solo_backlog, ONE, 1, at);
     flying(&mut solo_backlog, ONE, MAX_MARKS_PER_STREAM - 1, at + ms(1));
@@ -32,7 +32,7 @@ fn a_stream_with_as_many_marks_as_it_may_have_takes_no_more_until_one_has_passed
 }
 
 #[test]
-fn marks_lie_as_far_apart_as_what_is_between_them_is_short() {
+fn mark_interval_grows_for_short_work_and_shrinks_for_long() {
     let (mut solo_backlog, at) = (SoloBacklog::new(), Instant::now());
     let every = |solo_backlog: &mut SoloBacklog, took, waited| {
         flying(solo_backlog, ONE, 1, at);
@@ -47,7 +47,7 @@ fn marks_lie_as_far_apart_as_what_is_between_them_is_short() {
 }
 
 #[test]
-fn a_stream_that_waits_for_the_thread_that_waits_goes_on_at_last() {
+fn stuck_stream_may_submit_more_after_wait_limit() {
     let (mut solo_backlog, at, mut since) = (SoloBacklog::new(), Instant::now(), None);
     flying(&mut solo_backlog, ONE, MAX_MARKS_PER_STREAM, at);
     assert!(!solo_backlog.look(at, ONE, &mut since, |_| false));

@@ -31,7 +31,7 @@ fn refused(edit: impl FnOnce(&mut SavedVGpu)) -> String {
 }
 
 #[test]
-fn a_restored_vgpu_has_told_what_it_had_told() {
+fn restored_vgpu_does_not_repeat_interrupts() {
     let mut rig = rig();
     rig.mock.take();
     let before = (rig.gpu.interrupts().messages, rig.gpu.alarm_at());

@@ -37,7 +37,7 @@ fn made(kind: &str, result: &DeviceRequestAllocationResult, applied: &Applied) -
 }
 
 #[test]
-fn what_was_allocated_is_guaranteed() {
+fn allocated_share_is_guaranteed() {
     for (kind, socket) in [("cuda", "/run/s/k8s-1234-abcd-0/cuda.sock"), ("simgpu", "/run/s/k8s-1234-abcd-0/vgpu.sock")]
     {
         let body = made(kind, &result("256Mi", "750"), &Applied::default()).unwrap();
@@ -58,7 +58,7 @@ fn without_parts_it_is_the_whole_card() {
 }
 
 #[test]
-fn parameters_give_less_or_what_others_leave() {
+fn parameters_can_lower_guarantee_and_raise_limit() {
     let memory = Memory {
         guarantee: Some("128Mi".to_owned()),
         limit: Some("512Mi".to_owned()),
@@ -77,7 +77,7 @@ fn parameters_give_less_or_what_others_leave() {
 }
 
 #[test]
-fn what_asks_for_too_much_is_refused_with_the_bound() {
+fn out_of_range_share_is_rejected_with_bound() {
     let limit = |text: &str| with(Memory { limit: Some(text.to_owned()), ..Memory::default() }, Time::default());
     let guarantee =
         |text: &str| with(Memory { guarantee: Some(text.to_owned()), ..Memory::default() }, Time::default());

@@ -55,7 +55,7 @@ fn frames(bytes: &[u8]) -> Vec<(u8, u8, u8, Vec<u8>)> {
 }
 
 #[test]
-fn the_authority_becomes_localhost_in_every_block_of_a_connection() {
+fn authority_is_rewritten_to_localhost_in_every_block() {
     let mut encoder = Encoder::new();
     let mut input = PREFACE_BYTES.to_vec();
     input.extend(frame(4, 0, 0, &[]));
@@ -81,7 +81,7 @@ fn the_authority_becomes_localhost_in_every_block_of_a_connection() {
 }
 
 #[test]
-fn blocks_in_several_frames_with_padding_and_priority_are_put_together() {
+fn split_padded_header_blocks_are_joined() {
     let block = encode(&mut Encoder::new(), &request("/x"));
     let (first, second) = block.split_at(block.len() / 2);
     let padded = [&[3, 0, 0, 0, 0, 16], first, &[0; 3]].concat();
@@ -116,7 +116,7 @@ fn long_headers_are_divided_again() {
 }
 
 #[test]
-fn what_cannot_be_understood_ends_the_connection() {
+fn malformed_frames_end_connection() {
     let block = encode(&mut Encoder::new(), &request("/x"));
     let after = |bytes: Vec<u8>| rewritten(&[PREFACE_BYTES.to_vec(), bytes].concat(), 4096).unwrap_err();
     assert_eq!(after(frame(0, 0, 1, &[0; MAX_FRAME + 1])), Malformed::Frame(MAX_FRAME + 1));
@@ -133,7 +133,7 @@ fn what_cannot_be_understood_ends_the_connection() {
 }
 
 #[test]
-fn a_small_block_that_stands_for_much_is_refused() {
+fn oversized_header_block_is_rejected() {
     let mut input = PREFACE_BYTES.to_vec();
     // 4000 bytes enter the table, then one byte refers to them.
     let mut block = encode(&mut Encoder::new(), &headers(&[("a", &"v".repeat(3900))]));

@@ -32,7 +32,7 @@ fn a_domain_of_kubevirt_gets_the_device_and_shared_memory() {
 }
 
 #[test]
-fn what_is_there_is_kept_and_only_mended() {
+fn existing_domain_elements_are_kept_and_adjusted() {
     let before = r#"<domain type="kvm" xmlns:qemu="http://libvirt.org/schemas/domain/qemu/1.0">
 <memoryBacking><hugepages/><source type="anonymous"/><access mode="private"></access></memoryBacking>
 <cpu><numa><cell id="0" cpus="0" memory="1" unit="GiB" memAccess="private"/><cell id="1"/></numa></cpu>
@@ -63,7 +63,7 @@ fn empty_elements_are_filled() {
 }
 
 #[test]
-fn what_is_no_domain_is_refused_with_what_is_wrong() {
+fn invalid_domain_is_rejected_with_cause() {
     let error = |document: &str| with_devices(document.as_bytes(), &[device()]).unwrap_err().to_string();
     assert!(error("<network/>").contains("the root is <network>"));
     assert!(error("").contains("no end"));

@@ -151,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn a_copy_of_the_plugin_has_the_version_and_nothing_else_is_another() {
+    fn installed_plugin_gets_version_and_no_other_change() {
         let folder = tempfile::tempdir().unwrap();
         let (from, to) = (folder.path().join("a.so"), folder.path().join("b.so"));
         let mark: Vec<u8> = MARK.iter().flat_map(|word| word.to_ne_bytes()).collect();

@@ -76,7 +76,7 @@ fn all_shards_of_a_card_can_be_handed_out_and_no_more() {
 }
 
 #[test]
-fn what_jobs_left_that_are_over_is_taken_back_and_nothing_else() {
+fn only_shares_of_finished_jobs_are_reclaimed() {
     let (served, arguments, folder) = served();
     for id in 1..=3 {
         begin(&arguments, &VGPU, &job(id, 15, &folder)).unwrap();
@@ -94,7 +94,7 @@ fn what_jobs_left_that_are_over_is_taken_back_and_nothing_else() {
 }
 
 #[test]
-fn a_daemon_that_is_away_is_told_of() {
+fn missing_daemon_is_reported() {
     let (_served, mut arguments, folder) = served();
     arguments.socket = folder.path().join("none.sock");
     for error in [
@@ -118,7 +118,7 @@ fn a_socket_elsewhere_is_not_given_away() {
 }
 
 #[test]
-fn a_job_without_shards_has_nothing_and_one_that_asks_all_the_same_is_told() {
+fn job_without_shards_gets_nothing_and_its_options_fail() {
     let (_served, arguments, folder) = served();
     let none = job(7, 0, &folder);
     assert_eq!(begin(&arguments, &Given::new(), &none), Ok(Vec::new()));

@@ -131,7 +131,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn parameters_go_sixteen_words_at_a_time_to_where_kernels_look_for_them() {
+    fn kernel_parameters_are_written_in_blocks_of_16_words() {
         let program = sm20::assemble(".kernel k\n.params 72\nEXIT").expect("a program");
         let code = Code { address: 0x1_2345_6000, kernel: program.kernel("k").expect("k") };
         let params = (0..18).fold(Params::new(), Params::word);

@@ -71,7 +71,7 @@ fn profiles_that_cannot_be_are_refused() {
 }
 
 #[test]
-fn capacity_is_what_can_still_be_added() {
+fn profile_fits_until_remaining_capacity_is_exceeded() {
     let config = read(&vm("a", "profile = \"half\"\ncard = \"two\"")).unwrap();
     let [half, small] = &config.profiles[..] else { panic!("{:?}", config.profiles) };
     let lacks = |profile: &ProfileSpec, card: usize| {

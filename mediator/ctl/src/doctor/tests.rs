@@ -101,7 +101,7 @@ fn a_good_host_lacks_nothing() {
 }
 
 #[test]
-fn each_thing_that_is_missing_is_told_with_what_to_do() {
+fn doctor_reports_each_missing_item_with_remedy() {
     type Break = fn(&TempDir);
     let cases: [(&str, Break, &str); 12] = [
         (
@@ -166,7 +166,7 @@ fn each_thing_that_is_missing_is_told_with_what_to_do() {
 }
 
 #[test]
-fn a_card_behind_vfio_needs_its_driver_an_iommu_and_pinned_memory() {
+fn doctor_checks_driver_iommu_and_memlock_of_vfio_card() {
     let root = host();
     let card = "[[card]]\nname = \"quadro\"\nkind = \"vfio\"\naddress = \"0000:65:00.0\"\n";
     write(&root, "etc/gpu-mediator.toml", card);

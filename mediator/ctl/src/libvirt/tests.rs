@@ -103,7 +103,7 @@ fn a_domain_without_the_element_is_left_alone() {
 }
 
 #[test]
-fn what_a_host_left_that_lost_power_is_removed_with_the_next_start() {
+fn leftovers_of_power_loss_are_removed_at_next_start() {
     let site = Site::new();
     let domain = |name: &str| site.domain("vram-mib='16'", name);
     for name in ["again", "lost", "too"] {
@@ -118,7 +118,7 @@ fn what_a_host_left_that_lost_power_is_removed_with_the_next_start() {
 }
 
 #[test]
-fn a_domain_that_cannot_have_its_vgpu_does_not_start_and_leaves_nothing() {
+fn domain_with_invalid_vgpu_fails_to_start_without_leftovers() {
     let site = Site::new();
     let cases = [
         (site.domain("profile='none'", "a"), "there is no profile `none`"),

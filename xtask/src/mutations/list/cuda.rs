@@ -10,7 +10,7 @@ pub(super) const MUTATIONS: &[Mutation] = &[
         file: "cuda/owner/src/core/time.rs",
         from: "if !self.spares(tenant, ran_ns) {",
         to: "if true {",
-        tests: "outside::a_program_that_occupies",
+        tests: "outside::program_without_slice_pays_for_delaying_another_tenant",
     },
     Mutation {
         name: "cuda-occupies-past-limit",
@@ -37,7 +37,7 @@ pub(super) const MUTATIONS: &[Mutation] = &[
         file: "cuda/owner/src/core/occupation.rs",
         from: "*until <= clock",
         to: "*until <= clock && false",
-        tests: "outside::a_program_that_occupies",
+        tests: "outside::program_without_slice_pays_for_delaying_another_tenant",
     },
     Mutation {
         name: "cuda-card-lost",
@@ -64,7 +64,7 @@ pub(super) const MUTATIONS: &[Mutation] = &[
         file: "cuda/shim/src/process.rs",
         from: "    if INITIALISED.load(Ordering::SeqCst) {",
         to: "    if false {",
-        tests: "process::after_a_fork",
+        tests: "process::forked_child_gets_same_driver_errors_as_without_library",
     },
     Mutation {
         name: "cuda-child-page",
@@ -73,7 +73,7 @@ pub(super) const MUTATIONS: &[Mutation] = &[
         file: "cuda/shim/src/process.rs",
         from: "libc::MADV_WIPEONFORK)",
         to: "libc::MADV_NORMAL)",
-        tests: "process::after_a_fork",
+        tests: "process::forked_child_gets_same_driver_errors_as_without_library",
     },
     Mutation {
         name: "cuda-signals",
@@ -91,7 +91,7 @@ pub(super) const MUTATIONS: &[Mutation] = &[
         file: "cuda/shim/src/kept.rs",
         from: "unsafe { libc::close(number as i32) };",
         to: "let _ = number;",
-        tests: "process::children_have",
+        tests: "process::children_inherit_file_limit_but_no_library_descriptors",
     },
     Mutation {
         name: "cuda-parked",
@@ -298,7 +298,7 @@ pub(super) const MUTATIONS: &[Mutation] = &[
         file: "cuda/owner/src/core/time.rs",
         from: "< patience && self.more_may_come(turn.holder)",
         to: "< patience && self.more_may_come(turn.holder) && false",
-        tests: "core::tests::quanta::a_quantum",
+        tests: "core::tests::quanta::quantum_waits_for_memory_of_ending_program",
     },
     Mutation {
         name: "cuda-undisturbed",
@@ -343,7 +343,7 @@ pub(super) const MUTATIONS: &[Mutation] = &[
         file: "cuda/owner/src/core/unmanaged.rs",
         from: "const MIN_POLLS_PRESENT: u32 = 2;",
         to: "const MIN_POLLS_PRESENT: u32 = 1;",
-        tests: "core::tests::outside::a_process_past",
+        tests: "core::tests::outside::process_outside_owner_is_unmanaged_when_seen_twice",
     },
     Mutation {
         name: "cuda-stranger-served",
@@ -352,7 +352,7 @@ pub(super) const MUTATIONS: &[Mutation] = &[
         file: "cuda/owner/src/core/unmanaged.rs",
         from: "!served.contains(&user.pid)",
         to: "served.contains(&user.pid)",
-        tests: "core::tests::outside::a_process_past",
+        tests: "core::tests::outside::process_outside_owner_is_unmanaged_when_seen_twice",
     },
     Mutation {
         name: "cuda-away-access",
@@ -433,7 +433,7 @@ pub(super) const MUTATIONS: &[Mutation] = &[
         file: "cuda/owner/src/core/relocate.rs",
         from: "if steps.is_empty() && self.promise.is_none_or(|(_, until)| now >= until) {",
         to: "if steps.is_empty() {",
-        tests: "core::tests::outside::a_guarantee",
+        tests: "core::tests::outside::guarantee_is_granted_after_memory_of_others_has_moved",
     },
     Mutation {
         name: "cuda-clock",
@@ -523,7 +523,7 @@ pub(super) const MUTATIONS: &[Mutation] = &[
         file: "cuda/owner/src/core/accounts.rs",
         from: "last.min(now)",
         to: "last.max(now)",
-        tests: "core::tests::accounts::a_process_with_more",
+        tests: "core::tests::accounts::process_above_its_account_is_charged_when_seen_twice",
     },
     Mutation {
         name: "cuda-accounts-managed",
@@ -532,7 +532,7 @@ pub(super) const MUTATIONS: &[Mutation] = &[
         file: "cuda/owner/src/core/accounts.rs",
         from: "FixedKind::Managed | FixedKind::Host => false,",
         to: "FixedKind::Managed | FixedKind::Host => true,",
-        tests: "core::tests::accounts::a_process_with_more",
+        tests: "core::tests::accounts::process_above_its_account_is_charged_when_seen_twice",
     },
     Mutation {
         name: "cuda-accounts-quota",
@@ -541,7 +541,7 @@ pub(super) const MUTATIONS: &[Mutation] = &[
         file: "cuda/owner/src/core/accounts.rs",
         from: "        self.put(id, Body::Fixed, 0);\n",
         to: "",
-        tests: "core::tests::accounts::a_process_with_more",
+        tests: "core::tests::accounts::process_above_its_account_is_charged_when_seen_twice",
     },
     Mutation {
         name: "cuda-accounts-kill",
@@ -550,7 +550,7 @@ pub(super) const MUTATIONS: &[Mutation] = &[
         file: "cuda/owner/src/core/accounts.rs",
         from: "filter(|(_, pid)| !any || counts(pid))",
         to: "filter(|_| true)",
-        tests: "core::tests::accounts::a_process_beyond",
+        tests: "core::tests::accounts::process_beyond_tenant_quota_is_killed_when_configured",
     },
     Mutation {
         name: "cuda-accounts-waits",
@@ -559,7 +559,7 @@ pub(super) const MUTATIONS: &[Mutation] = &[
         file: "cuda/owner/src/core/accounts.rs",
         from: "missing > 0 && self.most(tenant).saturating_sub(has) <= missing",
         to: "false",
-        tests: "core::tests::accounts::memory_that_something_keeps",
+        tests: "core::tests::accounts::retained_memory_is_charged_to_tenant_that_freed_it",
     },
     Mutation {
         name: "cuda-accounts-others",
@@ -568,7 +568,7 @@ pub(super) const MUTATIONS: &[Mutation] = &[
         file: "cuda/owner/src/core/accounts.rs",
         from: ".saturating_sub(others)",
         to: "",
-        tests: "core::tests::accounts::nobody_is_charged",
+        tests: "core::tests::accounts::tenant_is_not_charged_for_memory_of_uncertain_owner",
     },
     Mutation {
         name: "cuda-accounts-baseline",
@@ -604,7 +604,7 @@ pub(super) const MUTATIONS: &[Mutation] = &[
         file: "cuda/owner/src/core/sessions.rs",
         from: "            self.end(other, End::Evicted);\n            self.gone(other);\n",
         to: "",
-        tests: "given_up useless_spinning_stops_and_resumes_with_growing_delay",
+        tests: "given_up stream_memory_is_released_after_work_of_its_stream useless_spinning_stops_and_resumes_with_growing_delay",
     },
     Mutation {
         name: "cuda-given-up-again",
@@ -613,7 +613,7 @@ pub(super) const MUTATIONS: &[Mutation] = &[
         file: "cuda/owner/src/core/sessions.rs",
         from: "self.given_up.contains_key(&pid) || ",
         to: "",
-        tests: "given_up useless_spinning_stops_and_resumes_with_growing_delay",
+        tests: "given_up stream_memory_is_released_after_work_of_its_stream useless_spinning_stops_and_resumes_with_growing_delay",
     },
     Mutation {
         name: "cuda-given-up-others",
@@ -622,7 +622,7 @@ pub(super) const MUTATIONS: &[Mutation] = &[
         file: "cuda/owner/src/core/sessions.rs",
         from: "filter(|(_, session)| session.pid == pid).map(|(&id, _)| id).collect()",
         to: "filter(|(_, session)| session.pid == pid).map(|(&id, _)| id).take(1).collect()",
-        tests: "given_up useless_spinning_stops_and_resumes_with_growing_delay",
+        tests: "given_up stream_memory_is_released_after_work_of_its_stream useless_spinning_stops_and_resumes_with_growing_delay",
     },
     Mutation {
         name: "cuda-declines",
@@ -631,7 +631,7 @@ pub(super) const MUTATIONS: &[Mutation] = &[
         file: "cuda/owner/src/core/relocate.rs",
         from: "        if session.declines >= DECLINES_MOST &&",
         to: "        if false &&",
-        tests: "given_up useless_spinning_stops_and_resumes_with_growing_delay",
+        tests: "given_up stream_memory_is_released_after_work_of_its_stream useless_spinning_stops_and_resumes_with_growing_delay",
     },
     Mutation {
         name: "cuda-declines-long",
@@ -640,7 +640,7 @@ pub(super) const MUTATIONS: &[Mutation] = &[
         file: "cuda/owner/src/core/relocate.rs",
         from: "&& clock.saturating_sub(since) >= longest {",
         to: "&& clock.saturating_sub(since) <= longest {",
-        tests: "given_up useless_spinning_stops_and_resumes_with_growing_delay",
+        tests: "given_up stream_memory_is_released_after_work_of_its_stream useless_spinning_stops_and_resumes_with_growing_delay",
     },
     Mutation {
         name: "cuda-adopts-late",
@@ -649,7 +649,7 @@ pub(super) const MUTATIONS: &[Mutation] = &[
         file: "cuda/owner/src/core/sessions.rs",
         from: "            self.stuck(id);\n        }\n    }\n\n    pub(super) fn drop_all",
         to: "        }\n    }\n\n    pub(super) fn drop_all",
-        tests: "given_up useless_spinning_stops_and_resumes_with_growing_delay",
+        tests: "given_up stream_memory_is_released_after_work_of_its_stream useless_spinning_stops_and_resumes_with_growing_delay",
     },
     Mutation {
         name: "cuda-host-for-now",
@@ -658,7 +658,7 @@ pub(super) const MUTATIONS: &[Mutation] = &[
         file: "cuda/owner/src/core/memory.rs",
         from: "                None if self.begin_in_host(id, at, piece) => self.answer(id),\n",
         to: "",
-        tests: "given_up useless_spinning_stops_and_resumes_with_growing_delay",
+        tests: "given_up stream_memory_is_released_after_work_of_its_stream useless_spinning_stops_and_resumes_with_growing_delay",
     },
     Mutation {
         name: "cuda-peer-exited",
@@ -676,7 +676,7 @@ pub(super) const MUTATIONS: &[Mutation] = &[
         file: "cuda/owner/src/server.rs",
         from: "            for session in self.peers.ended() {\n                self.lose(session);\n            }\n",
         to: "",
-        tests: "a_process_that_leaves_its_connection",
+        tests: "process_that_abandons_connection_loses_slice_and_memory",
     },
     Mutation {
         name: "cuda-adopted-left",
@@ -685,7 +685,7 @@ pub(super) const MUTATIONS: &[Mutation] = &[
         file: "cuda/owner/src/server/peers.rs",
         from: "            self.left.retain(|left| left.given_up || left.peer.pid != peer.pid);\n",
         to: "",
-        tests: "was_adopted_is_not_killed",
+        tests: "program_adopted_after_lost_connection_is_not_killed",
     },
     Mutation {
         name: "cuda-fences",

@@ -19,7 +19,7 @@ pub(super) const MUTATIONS: &[Mutation] = &[
         file: "fleet/dra/src/share.rs",
         from: "let most = if of_claim { allocated.time_permille } else { 10_000 };",
         to: "let most = 10_000;",
-        tests: "what_asks_for_too_much",
+        tests: "out_of_range_share_is_rejected_with_bound",
     },
     Mutation {
         name: "claim-guarantee-free",
@@ -28,7 +28,7 @@ pub(super) const MUTATIONS: &[Mutation] = &[
         file: "fleet/dra/src/share.rs",
         from: "if guarantee > most {",
         to: "if guarantee > offer.memory_mib {",
-        tests: "what_asks_for_too_much",
+        tests: "out_of_range_share_is_rejected_with_bound",
     },
     Mutation {
         name: "claim-group-of-others",
@@ -46,7 +46,7 @@ pub(super) const MUTATIONS: &[Mutation] = &[
         file: "fleet/dra/src/parameters.rs",
         from: "if author == Author::Claim && set.time.class == Some(Class::Interactive) {",
         to: "if author == Author::Claim && set.time.class == Some(Class::Interactive) && request.is_empty() {",
-        tests: "what_makes_no_sense_is_refused",
+        tests: "invalid_parameters_are_rejected_with_cause",
     },
     Mutation {
         name: "cdi-name-anything",
@@ -73,7 +73,7 @@ pub(super) const MUTATIONS: &[Mutation] = &[
         file: "fleet/grpc/src/authority.rs",
         from: "if kind != CONTINUATION || block.stream != [s3, s2, s1, s0]",
         to: "if kind != CONTINUATION || block.stream == [0; 4]",
-        tests: "what_cannot_be_understood",
+        tests: "malformed_frames_end_connection",
     },
     Mutation {
         name: "hpack-bomb",
@@ -82,7 +82,7 @@ pub(super) const MUTATIONS: &[Mutation] = &[
         file: "fleet/grpc/src/authority.rs",
         from: "if size > MAX_BLOCK {",
         to: "if size == usize::MAX {",
-        tests: "a_small_block_that_stands_for_much",
+        tests: "oversized_header_block_is_rejected",
     },
     Mutation {
         name: "hpack-table",
@@ -91,7 +91,7 @@ pub(super) const MUTATIONS: &[Mutation] = &[
         file: "fleet/grpc/src/authority.rs",
         from: "decoder.set_max_allowed_table_size(TABLE);",
         to: "decoder.set_max_allowed_table_size(TABLE * 1024);",
-        tests: "what_cannot_be_understood",
+        tests: "malformed_frames_end_connection",
     },
     Mutation {
         name: "hook-request-anything",
@@ -100,7 +100,7 @@ pub(super) const MUTATIONS: &[Mutation] = &[
         file: "fleet/kubevirt/src/lib.rs",
         from: "if request.is_empty() || request.len() > 63 || !request.bytes().all(good) {",
         to: "if request.is_empty() || request.len() > 63 || request.bytes().all(|byte| !good(byte)) {",
-        tests: "a_domain_gets_the_vgpus",
+        tests: "domain_gets_vgpus_from_annotation_or_arguments",
     },
     Mutation {
         name: "labels-any-key",

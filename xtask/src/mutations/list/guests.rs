@@ -28,7 +28,7 @@ pub(super) const MUTATIONS: &[Mutation] = &[
         file: "channels/src/pool.rs",
         from: "if !bound.ring.records.is_empty() {",
         to: "if false {",
-        tests: "contexts_that_come",
+        tests: "context_added_while_in_flight_applies_after_completion",
     },
     Mutation {
         name: "quarantine-ring",
@@ -73,7 +73,7 @@ pub(super) const MUTATIONS: &[Mutation] = &[
         file: "channels/src/complete.rs",
         from: "pub(crate) const MAX_POLLED_PER_VM: usize = 32;",
         to: "pub(crate) const MAX_POLLED_PER_VM: usize = 128;",
-        tests: "who_has_many_channels",
+        tests: "many_channels_are_polled_in_bounded_rounds",
     },
     Mutation {
         name: "many-channels-turns",
@@ -82,7 +82,7 @@ pub(super) const MUTATIONS: &[Mutation] = &[
         file: "channels/src/complete.rs",
         from: "                vm.next_look = next;\n",
         to: "                let _ = (vm, next);\n",
-        tests: "who_has_many_channels",
+        tests: "many_channels_are_polled_in_bounded_rounds",
     },
     Mutation {
         name: "runlist-wait",
@@ -262,7 +262,7 @@ pub(super) const MUTATIONS: &[Mutation] = &[
         file: "channels/src/ring.rs",
         from: "self.started = end;",
         to: "self.started = self.put;",
-        tests: "any_sequence",
+        tests: "any_sequence random_operations_keep_invariants",
     },
     Mutation {
         name: "preempt-turns",

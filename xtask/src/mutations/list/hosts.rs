@@ -10,7 +10,7 @@ pub(super) const MUTATIONS: &[Mutation] = &[
         file: "mediator/client/src/sockets.rs",
         from: "Permissions::from_mode(0o600))?;\n    Ok(",
         to: "Permissions::from_mode(0o666))?;\n    Ok(",
-        tests: "a_socket_goes_to",
+        tests: "socket_is_given_to_user_with_exclusive_access",
     },
     Mutation {
         name: "given-socket-kind",
@@ -64,7 +64,7 @@ pub(super) const MUTATIONS: &[Mutation] = &[
         file: "fleet/slurm/src/claim.rs",
         from: "    if shards == 0 {",
         to: "    if shards == u32::MAX {",
-        tests: "what_cannot_be_is_told apply_of_impossible_file_reports_remedy_and_changes_nothing",
+        tests: "impossible_job_request_is_rejected_with_cause apply_of_impossible_file_reports_remedy_and_changes_nothing",
     },
     Mutation {
         name: "slurm-running-jobs",
@@ -73,7 +73,7 @@ pub(super) const MUTATIONS: &[Mutation] = &[
         file: "fleet/slurm/src/work.rs",
         from: ".filter(|job| !running.contains(job))",
         to: ".filter(|_| !running.is_empty())",
-        tests: "what_jobs_left_that_are_over",
+        tests: "only_shares_of_finished_jobs_are_reclaimed",
     },
     Mutation {
         name: "libvirt-others-vm",

@@ -28,7 +28,7 @@ pub(super) const MUTATIONS: &[Mutation] = &[
         file: "sched/src/policy/band.rs",
         from: "filter(|last| last.vgpu == vgpu).map_or(0, |last| last.free);",
         to: "filter(|last| last.vgpu == vgpu).map_or(0, |_| 0_u64);",
-        tests: "is_free tables_destroyed_in_use_stay_alive_and_new_ones_are_empty",
+        tests: "is_free adopted_chunk_without_descriptor_counts_until_freed freed_memory_lets_evicted_chunks_return tables_destroyed_in_use_stay_alive_and_new_ones_are_empty",
     },
     Mutation {
         name: "given-for-nothing",

@@ -109,7 +109,7 @@ pub(super) const MUTATIONS: &[Mutation] = &[
         file: "mediator/config/src/xen.rs",
         from: "card.name == vm.card && card.kind == CardKind::Vfio",
         to: "card.name == vm.card && card.kind == CardKind::Cuda",
-        tests: "xen::tests::domain_on_a_card_behind_vfio",
+        tests: "xen::tests::xen_domain_on_vfio_card_is_rejected_with_reason",
     },
     Mutation {
         name: "xen-beneath-in-the-way",

@@ -52,7 +52,7 @@ fn past(world: &World, tenant: usize) -> (u64, u64, u64, u32) {
 }
 
 #[test]
-fn a_process_with_more_than_its_account_is_charged_when_it_is_found_twice() {
+fn process_above_its_account_is_charged_when_seen_twice() {
     let mut world = small();
     let one = world.connect("one");
     let pid = pid(&world, one);
@@ -79,7 +79,7 @@ fn a_process_with_more_than_its_account_is_charged_when_it_is_found_twice() {
 }
 
 #[test]
-fn a_process_beyond_its_tenants_quota_is_killed_where_the_operator_says_so() {
+fn process_beyond_tenant_quota_is_killed_when_configured() {
     let mut world = small();
     world.core.set_on_stranger(OnStranger::Kill);
     let (one, other, two) = (world.connect("one"), world.connect("one"), world.connect("two"));
@@ -108,7 +108,7 @@ fn frees(world: &mut World, session: SessionId, tenant: u32, count: usize, missi
 }
 
 #[test]
-fn memory_that_something_keeps_is_charged_to_the_tenant_that_gave_it_back() {
+fn retained_memory_is_charged_to_tenant_that_freed_it() {
     let mut world = small();
     let (one, two) = (world.connect("one"), world.connect("two"));
     let pids = [one, two].map(|session| (pid(&world, session), 0));
@@ -136,7 +136,7 @@ fn memory_that_something_keeps_is_charged_to_the_tenant_that_gave_it_back() {
 }
 
 #[test]
-fn a_tenant_whose_memory_only_seemed_missing_waits_for_two_looks_and_is_charged_nothing() {
+fn tenant_is_not_charged_for_memory_briefly_missing() {
     let mut world = small();
     let one = world.connect("one");
     let pids = [(pid(&world, one), 0)];
@@ -154,7 +154,7 @@ fn a_tenant_whose_memory_only_seemed_missing_waits_for_two_looks_and_is_charged_
 }
 
 #[test]
-fn nobody_is_charged_for_what_may_be_anothers() {
+fn tenant_is_not_charged_for_memory_of_uncertain_owner() {
     let mut world = small();
     let (one, two) = (world.connect("one"), world.connect("two"));
     let pids = [one, two].map(|session| (pid(&world, session), 0));
@@ -176,7 +176,7 @@ fn nobody_is_charged_for_what_may_be_anothers() {
 }
 
 #[test]
-fn managed_memory_is_no_memory_for_nobody() {
+fn managed_memory_is_counted_only_by_its_request() {
     let mut world = small();
     let one = world.connect("one");
     let pids = [(pid(&world, one), 0)];

@@ -94,7 +94,7 @@ impl Bare {
 }
 
 #[test]
-fn an_allocation_of_the_whole_card_is_served_in_parts_and_a_neighbour_waits_for_one_of_them() {
+fn whole_card_allocation_is_split_and_neighbour_waits_one_part() {
     let mut bare = Bare::new(CHUNKS);
     let (one, two) = (bare.connect("one"), bare.connect("two"));
     bare.say(one, FromTenant::Allocate { request: 1, card: 0, chunks: CHUNKS as u32 });
@@ -232,7 +232,7 @@ fn a_token_opens_nothing_once_one_of_its_chunks_is_another() {
 }
 
 #[test]
-fn the_most_expensive_message_of_each_kind_is_bounded_on_the_largest_card() {
+fn costliest_message_of_each_kind_is_bounded_on_largest_card() {
     let mut bare = Bare::new(CHUNKS);
     let one = bare.connect("one");
     bare.say(one, FromTenant::Allocate { request: 1, card: 0, chunks: CHUNKS as u32 - 100 });
@@ -282,7 +282,7 @@ fn the_most_expensive_message_of_each_kind_is_bounded_on_the_largest_card() {
 }
 
 #[test]
-fn requests_beyond_those_that_may_wait_are_refused_and_the_connection_stays() {
+fn requests_beyond_pending_limit_are_rejected_connection_stays() {
     let mut bare = Bare::new(200);
     let limits = Limits { on_full: OnFull::Queue, ..Limits::default() };
     bare.core.add_tenant(spec("waits", 200, limits)).expect("it may be");
@@ -316,7 +316,7 @@ fn requests_of_a_connection_that_ended_leave_the_queue() {
 }
 
 #[test]
-fn a_number_that_a_process_brings_twice_or_that_this_owner_is_still_to_give_is_refused() {
+fn adopted_duplicate_or_future_number_is_rejected() {
     // The numbers, if this owner gave `last` last. A program that lost its connection brings its earlier numbers.
     type Ids = fn(u64) -> Vec<u64>;
     let cases: [(Ids, usize); 4] =
@@ -341,7 +341,7 @@ fn a_number_that_a_process_brings_twice_or_that_this_owner_is_still_to_give_is_r
 }
 
 #[test]
-fn a_number_of_a_request_that_is_under_way_is_not_brought_and_descriptors_go_to_their_own_chunks() {
+fn adopted_number_of_pending_request_is_rejected() {
     let mut bare = Bare::new(8);
     bare.next += 1;
     let session = SessionId(bare.next);
@@ -367,7 +367,7 @@ fn a_number_of_a_request_that_is_under_way_is_not_brought_and_descriptors_go_to_
 }
 
 #[test]
-fn connections_of_a_tenant_are_bounded_and_anothers_are_not_among_them() {
+fn connections_are_bounded_per_tenant() {
     let mut bare = Bare::new(8);
     bare.core.config.connections_most = 3;
     let many: Vec<_> = (0..5).map(|_| bare.connect("one")).collect();

@@ -19,7 +19,7 @@ fn empty(world: &mut World, session: SessionId, count: usize) {
 }
 
 #[test]
-fn empty_chunks_of_a_program_that_works_serve_a_request_that_would_be_refused() {
+fn empty_chunks_of_busy_program_prevent_rejection() {
     let mut world = refusing(8);
     let (one, two) = (world.connect("one"), world.connect("two"));
     world.ask(one, 1, 8);
@@ -86,7 +86,7 @@ fn empty_chunks_are_returned_and_not_copied() {
 }
 
 #[test]
-fn chunks_that_are_freed_before_a_program_is_quiet_are_not_copied() {
+fn chunks_freed_before_quiesce_are_not_copied() {
     let mut world = two(8, 16);
     let (one, two) = (world.connect("one"), world.connect("two"));
     world.ask(one, 1, 8);
@@ -102,7 +102,7 @@ fn chunks_that_are_freed_before_a_program_is_quiet_are_not_copied() {
 }
 
 #[test]
-fn host_memory_that_a_program_gave_up_is_no_other_programs_of_its_tenant() {
+fn host_memory_of_program_is_not_reused_by_other_of_its_tenant() {
     let mut world = two(2, 16);
     let first = world.connect("one");
     world.ask(first, 1, 6);

@@ -28,7 +28,7 @@ fn held(world: &mut World) -> (SessionId, SessionId) {
 }
 
 #[test]
-fn a_program_that_cannot_be_killed_loses_its_turn_its_memory_and_its_connection() {
+fn unkillable_program_loses_slice_memory_and_connection() {
     for kills in [true, false] {
         let mut world = two(8, kills);
         let (one, two) = held(&mut world);
@@ -45,7 +45,7 @@ fn a_program_that_cannot_be_killed_loses_its_turn_its_memory_and_its_connection(
 }
 
 #[test]
-fn a_program_that_was_given_up_is_served_again_only_when_it_has_ended() {
+fn given_up_program_is_served_again_only_after_it_ends() {
     let mut world = two(8, false);
     let (one, _) = held(&mut world);
     let pid = 100 + one.0 as u32;
@@ -133,7 +133,7 @@ fn a_program_may_decline_for_as_long_as_its_work_may_run() {
 }
 
 #[test]
-fn a_program_that_never_ends_to_tell_what_it_has_is_given_up() {
+fn program_that_never_finishes_adoption_is_given_up() {
     let mut world = two(8, true);
     let session = world.connect_as("one", 1000, true);
     world.settle();
@@ -147,7 +147,7 @@ fn a_program_that_never_ends_to_tell_what_it_has_is_given_up() {
 }
 
 #[test]
-fn a_chunk_begins_in_host_memory_while_a_program_that_was_given_up_holds_the_cards() {
+fn chunk_starts_on_host_while_given_up_program_holds_card() {
     let mut world = two(8, false);
     let (_, two) = held(&mut world);
     world.device_most = 8;

@@ -52,7 +52,7 @@ fn a_token_cannot_be_computed() {
 }
 
 #[test]
-fn a_chunk_without_a_descriptor_counts_under_the_next_owner_until_it_is_freed() {
+fn adopted_chunk_without_descriptor_counts_until_freed() {
     let mut world = two(8, 16);
     let sessions = [1, 2].map(|_| world.connect_as("one", 1000, true));
     let id = ChunkId(77);
@@ -73,7 +73,7 @@ fn a_chunk_without_a_descriptor_counts_under_the_next_owner_until_it_is_freed() 
 }
 
 #[test]
-fn a_process_past_the_owner_is_a_stranger_when_it_is_found_twice() {
+fn process_outside_owner_is_unmanaged_when_seen_twice() {
     let mut world = two(8, 8);
     let one = world.connect("one");
     let own = world.core.pids().next().expect("its process");
@@ -140,7 +140,7 @@ fn a_program_that_the_driver_cannot_suspend_is_killed() {
 }
 
 #[test]
-fn a_guarantee_that_others_are_in_the_way_of_is_given_once_their_memory_has_moved() {
+fn guarantee_is_granted_after_memory_of_others_has_moved() {
     let mut world = World::new(8, 16);
     for name in ["one", "two"] {
         world.core.add_tenant(spec(name, 64, Limits::default())).expect("it may be");
@@ -183,7 +183,7 @@ fn a_tenant_learns_of_its_own_processes_only() {
 }
 
 #[test]
-fn a_turn_that_is_not_given_back_ends_in_time_though_nothing_else_happens() {
+fn unreturned_slice_ends_at_limit_without_other_events() {
     let mut world = World::new(16, 16);
     for name in ["one", "two"] {
         world.core.add_tenant(spec(name, 64, Limits::default())).expect("it may be");
@@ -205,7 +205,7 @@ fn a_turn_that_is_not_given_back_ends_in_time_though_nothing_else_happens() {
 }
 
 #[test]
-fn a_program_that_occupies_the_card_without_a_turn_pays_for_it_instead_of_the_tenant_that_it_holds_up() {
+fn program_without_slice_pays_for_delaying_another_tenant() {
     let mut world = World::new(16, 16);
     for name in ["one", "two", "three"] {
         world.core.add_tenant(spec(name, 64, Limits::default())).expect("it may be");

@@ -3,7 +3,7 @@
 use super::*;
 
 #[test]
-fn a_quantum_does_not_begin_before_the_memory_of_a_program_that_ends_can_be_had() {
+fn quantum_waits_for_memory_of_ending_program() {
     let mut world = two(8, 16);
     let config = world.core.config().clone();
     let second = 1_000 * MS;
@@ -62,7 +62,7 @@ fn two_that_take_turns() -> (World, [SessionId; 2]) {
 }
 
 #[test]
-fn nobody_waits_for_others_memory_without_an_end() {
+fn wait_for_memory_of_others_is_bounded() {
     let (mut world, mut sessions) = two_that_take_turns();
     let turn = world.core.memory_turn().expect("they take turns").clone();
     if turn.holder.0 == 2 {
@@ -83,7 +83,7 @@ fn nobody_waits_for_others_memory_without_an_end() {
 }
 
 #[test]
-fn who_waits_for_memory_is_not_idle() {
+fn quantum_holder_waiting_for_memory_is_not_idle() {
     let (mut world, sessions) = two_that_take_turns();
     let holder = |world: &World| world.core.memory_turn().map(|turn| turn.holder.0);
     let first = holder(&world).expect("they take turns");
@@ -106,7 +106,7 @@ fn who_waits_for_memory_is_not_idle() {
 }
 
 #[test]
-fn the_stock_is_made_anew_though_nothing_else_happens() {
+fn stock_is_refilled_without_other_events() {
     let mut world = World::new(8, 16);
     let all = Limits { guarantee: 8, ..Limits::default() };
     for (name, limits) in [("one", all), ("two", Limits::default())] {

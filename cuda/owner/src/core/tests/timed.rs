@@ -249,7 +249,7 @@ fn two_that_do_not_fit(ready: u64) -> Timed {
 }
 
 #[test]
-fn memory_changes_hands_about_as_fast_as_the_link_and_programs_can() {
+fn quantum_change_moves_memory_at_about_link_speed() {
     let mut timed = two_that_do_not_fit(512);
     timed.run(timed.now + 3_000 * MS);
     let (start, ran) = (timed.now, timed.ran());
@@ -263,7 +263,7 @@ fn memory_changes_hands_about_as_fast_as_the_link_and_programs_can() {
 }
 
 #[test]
-fn who_needs_memory_of_the_host_first_does_not_wait_for_a_stock_that_is_made_anew() {
+fn first_quantum_does_not_wait_for_stock_refill() {
     let mut timed = two_that_do_not_fit(512);
     let (start, ran) = (timed.now, timed.ran());
     timed.run(start + 1_000 * MS);
@@ -273,7 +273,7 @@ fn who_needs_memory_of_the_host_first_does_not_wait_for_a_stock_that_is_made_ane
 }
 
 #[test]
-fn who_fills_its_memory_in_its_quantum_gets_it_on_the_card() {
+fn memory_filled_during_quantum_is_on_card() {
     let (mut timed, [one, two]) = two_at_once(512);
     let wait = |timed: &mut Timed, until: &dyn Fn(&Timed) -> bool| {
         let start = timed.now;

@@ -120,7 +120,7 @@ fn a_copy_that_cannot_be_mapped_everywhere_is_mapped_nowhere() {
 }
 
 #[test]
-fn a_handle_that_is_mapped_nowhere_moves_and_is_mapped_at_its_new_place() {
+fn unmapped_handle_moves_and_maps_at_new_backing() {
     let (mut handles, mut pages) = (Handles::default(), Model::default());
     let handle = three(&mut handles, 0);
     let place = handles.place(ChunkId(0)).expect("a place");
@@ -131,7 +131,7 @@ fn a_handle_that_is_mapped_nowhere_moves_and_is_mapped_at_its_new_place() {
 }
 
 #[test]
-fn a_handle_that_is_exported_is_one_piece_everywhere_and_counts_as_that() {
+fn exported_handle_becomes_one_backing_in_all_mappings() {
     let (mut handles, mut pages) = (Handles::default(), Model::default());
     let handle = three(&mut handles, 0);
     let places = [(AT, &[Access::all(0)][..]), (AT + 8 * CHUNK, &[Access::none(1, 0)]), (AT + 16 * CHUNK, &[])];

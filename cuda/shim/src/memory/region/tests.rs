@@ -30,7 +30,7 @@ fn accessible(pages: &Model) -> Vec<(u64, Handle)> {
 }
 
 #[test]
-fn chunks_that_go_to_the_host_are_mapped_when_work_may_run_and_not_before() {
+fn evicted_chunks_are_mapped_only_when_work_may_run() {
     let (mut region, mut pages) = four();
     assert_eq!(region.redirect(&mut pages, 2, &chunks(11..13, Place::Host)), 2);
     assert_eq!(pages.unmaps, 1, "the two at once");
@@ -44,7 +44,7 @@ fn chunks_that_go_to_the_host_are_mapped_when_work_may_run_and_not_before() {
 }
 
 #[test]
-fn chunks_that_come_back_before_anything_runs_were_never_mapped_elsewhere() {
+fn chunks_returned_before_any_work_skip_host_mapping() {
     let (mut region, mut pages) = four();
     region.redirect(&mut pages, 1, &chunks(10..14, Place::Host));
     assert_eq!(region.redirect(&mut pages, 1, &chunks(10..14, Place::Device)), 4);
@@ -53,7 +53,7 @@ fn chunks_that_come_back_before_anything_runs_were_never_mapped_elsewhere() {
 }
 
 #[test]
-fn where_the_driver_fails_what_was_there_stays() {
+fn chunks_keep_old_mapping_when_driver_fails() {
     let (mut region, mut pages) = four();
     pages.left = Some(1);
     assert_eq!(region.redirect(&mut pages, 1, &chunks(10..14, Place::Device)), 1, "the first");
@@ -64,7 +64,7 @@ fn where_the_driver_fails_what_was_there_stays() {
 }
 
 #[test]
-fn what_cannot_be_mapped_now_is_tried_again() {
+fn failed_chunk_mapping_is_retried() {
     let (mut region, mut pages) = four();
     region.redirect(&mut pages, 1, &chunks(10..14, Place::Host));
     pages.left = Some(1);

@@ -43,7 +43,7 @@ fn placed(vm: &VmSpec, placement: Placement, cards: &[CardSpec], others: &[VmSpe
 }
 
 #[test]
-fn policies_choose_the_card_with_room_the_fullest_and_the_one_with_fewest_vms() {
+fn policies_choose_card_by_room_packing_or_vm_count() {
     // Room, pack, spread.
     let cases: [(&str, &[Known], [&str; 3]); 5] = [
         ("of equals the first", &[], ["a", "small", "a"]),
@@ -61,7 +61,7 @@ fn policies_choose_the_card_with_room_the_fullest_and_the_one_with_fewest_vms() 
 }
 
 #[test]
-fn card_that_is_drained_is_passed_over_and_told_when_no_other_is_left() {
+fn drained_card_is_skipped_and_named_when_none_remains() {
     let mut cards = cards();
     (cards[0].drained, cards[1].drained) = (true, true);
     let vm = VmSpec::new("new", "", 64);
@@ -132,7 +132,7 @@ fn vms_that_are_apart_are_never_on_one_card_whichever_says_it() {
 }
 
 #[test]
-fn labels_that_are_none_and_tables_out_of_bounds_are_told_with_their_place() {
+fn invalid_labels_and_tables_are_rejected_with_location() {
     let mistake = |text: &str| Config::parse(text, "f").unwrap_err().to_string();
     let vm = "[[card]]\nname = \"a\"\nkind = \"simgpu\"\n[[vm]]\nname = \"a\"\ncard = \"a\"\nvram_mib = 64\n";
     let text = mistake(&format!("{vm}near = [\"App\"]\n"));
@@ -161,7 +161,7 @@ fn labels_that_are_none_and_tables_out_of_bounds_are_told_with_their_place() {
 
 proptest! {
     #[test]
-    fn card_that_is_chosen_can_have_the_vm_and_none_is_only_when_none_can(
+    fn chosen_card_fits_vm_and_none_means_no_card_fits(
         placement in prop_oneof![Just(Placement::Room), Just(Placement::Pack), Just(Placement::Spread)],
         drained in proptest::collection::vec(any::<bool>(), 3),
         vms in proptest::collection::vec((1..30u64, 0..3u8, 0..4u8, 0..4u8), 0..12),
