@@ -33,6 +33,8 @@ pub fn run(lints_only: bool) -> Result<bool> {
     report("unchecked waits", &lints::unchecked_waits(&files));
     report("comment tags", &lints::tags(&files, &lints::todo_codes(&root())));
     report("doc comments", &lints::openers(&files));
+    report("test names", &lints::test_names(&files));
+    report("module files", &lints::module_files(&files));
     report("crate headers", &lints::headers(&metadata));
     report("orphaned files", &orphans::find(&metadata, &root(), &files)?);
     report("crate layers", &layers::layers(&metadata));

@@ -190,6 +190,36 @@ pub fn openers(files: &[File]) -> Vec<String> {
     problems
 }
 
+/// Longest name of a test, in characters.
+const MAX_TEST_NAME_CHARS: usize = 60;
+
+/// Lists tests whose names are too long to be read in a report.
+pub fn test_names(files: &[File]) -> Vec<String> {
+    let mut problems = Vec::new();
+    for file in files {
+        let mut is_test = false;
+        for (number, line) in (1..).zip(file.text.lines()) {
+            let line = line.trim();
+            is_test |= line == "#[test]" || line.starts_with("#[tokio::test");
+            let Some(name) = line.split_once("fn ").and_then(|(_, rest)| rest.split('(').next()) else { continue };
+            if std::mem::take(&mut is_test) && name.len() > MAX_TEST_NAME_CHARS {
+                let (path, chars) = (file.path.display(), name.len());
+                problems.push(format!(
+                    "{path}:{number}: a test's name has {chars} characters, at most {MAX_TEST_NAME_CHARS}"
+                ));
+            }
+        }
+    }
+    problems
+}
+
+/// Lists modules of a crate's sources in files `x/mod.rs`: the convention is `x.rs` next to `x/`.
+pub fn module_files(files: &[File]) -> Vec<String> {
+    let in_sources = |file: &&File| file.path.components().any(|part| part.as_os_str() == "src");
+    let named = files.iter().filter(in_sources).filter(|file| file.path.ends_with("mod.rs"));
+    named.map(|file| format!("{}: a module is x.rs, with its parts in x/", file.path.display())).collect()
+}
+
 /// Crate roots without a header, and libraries whose header does not name their limits.
 pub fn headers(metadata: &Metadata) -> Vec<String> {
     let mut problems = Vec::new();
@@ -262,6 +292,16 @@ mod tests {
         let problems = tags(&[file("a/src/lib.rs", &text)], &["PV".to_owned()]);
         let places: Vec<_> = problems.iter().map(|p| p.split(": ").next().unwrap()).collect();
         assert_eq!(places, ["a/src/lib.rs:1", "a/src/lib.rs:3", "a/src/lib.rs:4"]);
+    }
+
+    #[test]
+    fn long_test_names_and_mod_files_are_found() {
+        let long = format!("#[test]\nfn {}() {{}}\n", "a".repeat(61));
+        let text = format!("{long}#[test]\nfn b() {{\n    fn {}() {{}}\n}}\n", "c".repeat(61));
+        let found = test_names(&[file("a/src/a.rs", &text)]);
+        assert_eq!(found, ["a/src/a.rs:2: a test's name has 61 characters, at most 60"]);
+        let files = ["a/src/b/mod.rs", "a/tests/support/mod.rs", "a/src/b.rs"].map(|path| file(path, ""));
+        assert_eq!(module_files(&files), ["a/src/b/mod.rs: a module is x.rs, with its parts in x/"]);
     }
 
     #[test]

@@ -380,7 +380,7 @@ fn program_bypassing_gate_is_killed_instead_of_neighbour() {
 }
 
 #[test]
-fn stopped_with_a_kernel_in_flight_costs_the_program_that_says_so() {
+fn stopped_with_kernel_in_flight_costs_its_own_program() {
     let rig = Rig::new(256);
     let limits = ["--quanta", "off", "--max-run-ms", "5000"];
     let mut serving = owner(&rig, 64, &[&limits, &NEVER_IDLE[..]].concat());
