@@ -282,6 +282,10 @@ NEIGHBOURS = (
     Neighbour("compressible memory, mapped and released", 8, program(SMALL, "compressible", "--mib", 8192)),
     Neighbour("NVIDIA's driver called past the library", 9,
               lambda rig: CudaProgram(rig, SMALL, "direct", "--mib", 8192, "--driver", rig.driver), entitlement=0.5),
+    # Nothing is held, so only NVML's use of the card shows it.
+    Neighbour("work past the library, without a turn", 9,
+              lambda rig: CudaProgram(rig, SMALL, "direct", "--mib", 0, "--driver", rig.driver), entitlement=0.5,
+              seconds=9),
     Neighbour("a flood of opens of a chunk exported 1,600 times", 13, raw(flood_opens), seconds=8),
     Neighbour("70 GiB fixed and given back, repeatedly", 14, raw(flood_fixed), seconds=4),
     Neighbour("96 threads that allocate at once", 17, program(SMALL, "threads", "--threads", 96)),
