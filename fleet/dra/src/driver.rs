@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use admin_client::{Admin, AskError, segment, sockets};
 use api::ErrorCode;
-use fleet_cdi::{CdiFile, Cuda, Device, Edits, Mount, Vgpu};
+use cdi_spec::{CdiFile, Cuda, Device, Edits, Mount, Vgpu};
 use k8s_openapi::api::resource::v1::{DeviceRequestAllocationResult, ResourceClaim};
 use kube::{Api, Client};
 use tokio::sync::{Mutex, watch};
@@ -323,7 +323,7 @@ impl Driver {
     /// Makes the answer to the kubelet for a prepared claim.
     fn prepared(&self, uid: &str, kept: &KeptClaim) -> Vec<Prepared> {
         let one = |(number, share): (usize, &KeptShare)| {
-            let mut cdi = vec![fleet_cdi::qualified(&device(uid, number))];
+            let mut cdi = vec![cdi_spec::qualified(&device(uid, number))];
             if matches!(share.body, Body::Tenant(_)) {
                 // Before ours, so that ours take precedence.
                 cdi.splice(..0, self.settings.beside.iter().cloned());
@@ -437,7 +437,7 @@ fn device(uid: &str, number: usize) -> String {
 fn by_claim(claim: &str, place: &str) -> Option<PathBuf> {
     let good = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-' || byte == b'.';
     let named = claim.bytes().all(good) && claim.bytes().next().is_some_and(|byte| byte.is_ascii_alphanumeric());
-    named.then(|| Path::new(fleet_cdi::SOCKETS).join("claims").join(claim).join(place))
+    named.then(|| Path::new(cdi_spec::SOCKETS).join("claims").join(claim).join(place))
 }
 
 /// Name of the folder in a container for a share of a request: the request's, with a number from the second share on.

@@ -20,7 +20,7 @@ pub mod slices;
 pub mod store;
 
 /// Name of the driver, in Kubernetes' objects and for the kubelet.
-pub const DRIVER: &str = fleet_cdi::VENDOR;
+pub const DRIVER: &str = cdi_spec::VENDOR;
 /// Capacity of a device: memory, in bytes.
 pub const MEMORY: &str = "memory";
 /// Capacity of a device: time, in thousandths.

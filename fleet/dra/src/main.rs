@@ -57,7 +57,7 @@ struct Serve {
     #[arg(long, value_name = "DIR", default_value = "/run/gpu-mediator/claims")]
     socket_folder: PathBuf,
     /// Folder for CDI files
-    #[arg(long, value_name = "DIR", default_value = fleet_cdi::FOLDER)]
+    #[arg(long, value_name = "DIR", default_value = cdi_spec::FOLDER)]
     cdi_folder: PathBuf,
     /// Folder of the host with the library for CUDA programs
     #[arg(long, value_name = "DIR", default_value = "/usr/lib/gpu-mediator/cuda")]

@@ -144,7 +144,7 @@ impl Store {
         let failed = |source| StoreError::Io { path: self.path.clone(), source };
         let file = File { version: VERSION, claims };
         let text = serde_json::to_vec(&file).map_err(|error| failed(error.into()))?;
-        fleet_cdi::replace(&self.path, &text, 0o600).map_err(failed)?;
+        cdi_spec::replace(&self.path, &text, 0o600).map_err(failed)?;
         self.claims = file.claims;
         Ok(())
     }

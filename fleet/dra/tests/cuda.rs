@@ -4,7 +4,7 @@ use std::os::unix::fs::symlink;
 use std::path::Path;
 use std::process::Command;
 
-use fleet_cdi::{Edits, Spec};
+use cdi_spec::{Edits, Spec};
 use serde_json::{Value, json};
 
 mod support;

@@ -5,7 +5,7 @@ use std::fs;
 use std::os::unix::fs::{FileTypeExt, PermissionsExt};
 use std::time::Duration;
 
-use fleet_cdi::Spec;
+use cdi_spec::Spec;
 use fleet_grpc::dra::v1;
 use fleet_grpc::health::v1alpha1::{HealthStatus, NodeWatchResourcesRequest};
 use serde_json::{Value, json};

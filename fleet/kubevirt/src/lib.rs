@@ -2,12 +2,12 @@
 //!
 //! KubeVirt starts it as a sidecar of virt-launcher, connects to its socket, and calls it for each domain before that
 //! is defined (kubevirt/kubevirt, pkg/hooks). The vGPU itself comes with a claim of the container in which QEMU runs:
-//! its socket is there in a folder named after the request (`fleet-cdi`), so the hook needs only the requests' names.
+//! its socket is there in a folder named after the request (`cdi-spec`), so the hook needs only the requests' names.
 //!
 //! It does not make vGPUs, and does not check that one exists.
 
 use api::launch::{self, SocketVmm};
-use fleet_cdi::Vgpu;
+use cdi_spec::Vgpu;
 use fleet_grpc::hooks::info::info_server::Info;
 use fleet_grpc::hooks::info::{HookPoint, InfoParams, InfoResult};
 use fleet_grpc::hooks::v1alpha2::{

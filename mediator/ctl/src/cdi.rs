@@ -6,8 +6,8 @@
 
 use std::path::{Path, PathBuf};
 
+use cdi_spec::{CdiError, CdiFile, Cuda, Device, Spec};
 use clap::Args;
-use fleet_cdi::{CdiError, CdiFile, Cuda, Device, Spec};
 
 use api::{Tenant, TenantList, VmList};
 
@@ -30,7 +30,7 @@ pub(super) struct Cdi {
     #[arg(long)]
     remove: bool,
     /// The folder that runtimes read
-    #[arg(long, value_name = "DIR", default_value = fleet_cdi::FOLDER)]
+    #[arg(long, value_name = "DIR", default_value = cdi_spec::FOLDER)]
     folder: PathBuf,
     /// Folder with the library `libcuda.so.1` of gpu-mediator
     #[arg(long, value_name = "DIR", default_value = LIBRARY)]
@@ -91,13 +91,13 @@ impl Cdi {
         let device = self.device(&tenant.name, &tenant.socket)?;
         if self.write {
             file.write(vec![device]).map_err(refused)?;
-            let name = fleet_cdi::qualified(&tenant.name);
+            let name = cdi_spec::qualified(&tenant.name);
             return Ok(form.of(&serde_json::json!({ "written": path, "device": name }), |_| {
                 format!("{path} is written\npodman run --device {name} ...\n")
             }));
         }
-        let kind = format!("{}/{}", fleet_cdi::VENDOR, fleet_cdi::CLASS);
-        let version = fleet_cdi::VERSION.to_owned();
+        let kind = format!("{}/{}", cdi_spec::VENDOR, cdi_spec::CLASS);
+        let version = cdi_spec::VERSION.to_owned();
         Ok(json(&Spec { cdi_version: version, kind, annotations: Default::default(), devices: vec![device] }))
     }
 

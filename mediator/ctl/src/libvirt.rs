@@ -210,7 +210,7 @@ impl Hook {
         let prepared = fs::read_to_string(RANDOM).map_err(file(Path::new(RANDOM)))?.trim().to_owned();
         let new = Note { vm: vm.clone(), boot: self.boot(), uuid, prepared: Some(prepared.clone()) };
         let text = serde_json::to_vec(&new).map_err(|error| ClientError::protocol(error.to_string()))?;
-        fleet_cdi::replace(&note, &text, 0o600).map_err(file(&note))?;
+        cdi_spec::replace(&note, &text, 0o600).map_err(file(&note))?;
         let mut keys = keys.clone();
         let domain: String = client::segment(&self.domain).chars().take(MAX_LABEL).collect();
         keys.insert("labels".to_owned(), json!({ PREPARED: prepared, DOMAIN: domain }));

@@ -84,7 +84,7 @@ fn install(from: &std::path::Path, to: &std::path::Path, slurm: Option<String>) 
     let place =
         at.checked_sub(4).and_then(|at| plugin.get_mut(at..at + 4)).context("the place for a version is cut off")?;
     place.copy_from_slice(&version.to_ne_bytes());
-    fleet_cdi::replace(to, &plugin, 0o644).with_context(|| format!("{} cannot be written", to.display()))?;
+    cdi_spec::replace(to, &plugin, 0o644).with_context(|| format!("{} cannot be written", to.display()))?;
     println!("{} is for Slurm {}.{:02}", to.display(), version >> 16, version >> 8 & 255);
     Ok(())
 }

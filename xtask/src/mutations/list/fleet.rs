@@ -51,8 +51,8 @@ pub(super) const MUTATIONS: &[Mutation] = &[
     Mutation {
         name: "cdi-name-anything",
         what: "the name of a CDI file leads to no other folder",
-        package: "fleet-cdi",
-        file: "fleet/cdi/src/lib.rs",
+        package: "cdi-spec",
+        file: "mediator/cdi/src/lib.rs",
         from: "if ends && all && name.len() <= MAX_NAME {",
         to: "if ends && name.len() <= MAX_NAME {",
         tests: "names_lead_nowhere_else",
@@ -60,8 +60,8 @@ pub(super) const MUTATIONS: &[Mutation] = &[
     Mutation {
         name: "cdi-root",
         what: "a container does not get the host's root for a socket's folder",
-        package: "fleet-cdi",
-        file: "fleet/cdi/src/lib.rs",
+        package: "cdi-spec",
+        file: "mediator/cdi/src/lib.rs",
         from: "socket.parent().filter(|parent| parent.parent().is_some())",
         to: "socket.parent().filter(|parent| parent.is_absolute())",
         tests: "a_vgpu_is_its_socket",
