@@ -51,8 +51,8 @@ pub(crate) fn make_known(host: &mut impl Host, layout: &Layout, channel: Channel
         pfifo::CHANNEL::at(channel.0.into()),
         pfifo::CHANNEL::VALID.mask()
             | pfifo::CHANNEL::POLL_USERD.mask()
-            | pfifo::CHANNEL::TARGET.of(Target::Vram.bits())
-            | pfifo::CHANNEL::ADDRESS.of(page_number(instance)),
+            | pfifo::CHANNEL::TARGET.encode(Target::Vram.bits())
+            | pfifo::CHANNEL::ADDRESS.encode(page_number(instance)),
     );
 }
 
@@ -83,7 +83,7 @@ pub(crate) fn stop(host: &mut impl Host, channel: ChannelId) {
 
 /// Asks the card to take a channel off its engines.
 pub(crate) fn ask_kick(host: &mut impl Host, channel: ChannelId) {
-    host.write32(pfifo::PREEMPT::OFFSET, pfifo::PREEMPT::CHANNEL.of(channel.0.into()));
+    host.write32(pfifo::PREEMPT::OFFSET, pfifo::PREEMPT::CHANNEL.encode(channel.0.into()));
 }
 
 /// Returns the last channel that the card was asked to take off, and true if that is still pending.
@@ -115,9 +115,10 @@ pub(crate) fn submit(host: &mut impl Host, page: VramAddr, channels: &[ChannelId
     let length = u32::try_from(channels.len()).unwrap_or(0);
     host.write32(
         pfifo::RUNLIST_BASE::OFFSET,
-        pfifo::RUNLIST_BASE::TARGET.of(Target::Vram.bits()) | pfifo::RUNLIST_BASE::ADDRESS.of(page_number(page)),
+        pfifo::RUNLIST_BASE::TARGET.encode(Target::Vram.bits())
+            | pfifo::RUNLIST_BASE::ADDRESS.encode(page_number(page)),
     );
-    host.write32(pfifo::RUNLIST::OFFSET, pfifo::RUNLIST::ENGINES.mask() | pfifo::RUNLIST::LENGTH.of(length));
+    host.write32(pfifo::RUNLIST::OFFSET, pfifo::RUNLIST::ENGINES.mask() | pfifo::RUNLIST::LENGTH.encode(length));
 }
 
 /// Writes the guest's changes of its context pointers into the channel's block: which contexts exist. A context at

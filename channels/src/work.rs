@@ -128,7 +128,7 @@ pub(crate) fn record_push(span: Span, slot: usize, sequence: u32) -> [u8; PUSH_B
         u32::from(b4),
         u32::from_le_bytes([b0, b1, b2, b3]),
         sequence,
-        semaphore_d::OPERATION.of(semaphore_d::RELEASE),
+        semaphore_d::OPERATION.encode(semaphore_d::RELEASE),
         MethodHeader::to(HeaderOp::Immediate, SUBCHANNEL, NON_STALL_INTERRUPT, 0).into(),
     ];
     let mut bytes = [0; PUSH_BYTES];

@@ -43,7 +43,7 @@ impl Field {
 
     /// A register value in which only this field is set.
     #[must_use]
-    pub const fn of(self, value: u32) -> u32 {
+    pub const fn encode(self, value: u32) -> u32 {
         self.with(0, value)
     }
 }

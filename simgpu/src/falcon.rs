@@ -189,10 +189,10 @@ mod tests {
     #[test]
     fn port_increments_only_in_the_direction_asked_for() {
         let mut memory = DataMemory::new();
-        memory.set_control(WRITE_INCREMENT.of(1) | 0x10);
+        memory.set_control(WRITE_INCREMENT.encode(1) | 0x10);
         memory.write(1);
         memory.write(2);
-        memory.set_control(READ_INCREMENT.of(1) | 0x10);
+        memory.set_control(READ_INCREMENT.encode(1) | 0x10);
         assert_eq!((memory.read(), memory.read()), (1, 2));
         memory.set_control(0x10);
         assert_eq!((memory.read(), memory.read()), (1, 1));

@@ -304,10 +304,10 @@ impl Fifo {
             | INTR::INTR_23.mask()
             | INTR::INTR_24.mask();
         (cx.storage.peek(INTR::OFFSET) & own)
-            | INTR::MMU_FAULT.of(u32::from(cx.storage.peek(pfifo::MMU_FAULT_ID::OFFSET) != 0))
-            | INTR::PBDMA.of(u32::from(Self::pbdma_interrupts(cx) != 0))
-            | INTR::RUNLIST.of(u32::from(cx.storage.peek(pfifo::RUNLIST_INTR::OFFSET) != 0))
-            | INTR::NON_STALL.of(u32::from(Self::non_stall_engines(cx) != 0))
+            | INTR::MMU_FAULT.encode(u32::from(cx.storage.peek(pfifo::MMU_FAULT_ID::OFFSET) != 0))
+            | INTR::PBDMA.encode(u32::from(Self::pbdma_interrupts(cx) != 0))
+            | INTR::RUNLIST.encode(u32::from(cx.storage.peek(pfifo::RUNLIST_INTR::OFFSET) != 0))
+            | INTR::NON_STALL.encode(u32::from(Self::non_stall_engines(cx) != 0))
     }
 
     /// Returns the PBDMAs with an enabled interrupt.

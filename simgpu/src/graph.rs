@@ -106,7 +106,8 @@ pub(crate) fn trap(error: EngineError, class: u32, method: Method, cx: &mut Cx) 
         EngineError::IllegalMethod | EngineError::Fault(_) | EngineError::ShaderFault(_) => ILLEGAL_METHOD,
     };
     let subchannel = u32::from(method.subchannel);
-    cx.storage.poke(pgraph::TRAPPED_ADDRESS::OFFSET, SUBCHANNEL.of(subchannel) | METHOD.of(method.address >> 2));
+    cx.storage
+        .poke(pgraph::TRAPPED_ADDRESS::OFFSET, SUBCHANNEL.encode(subchannel) | METHOD.encode(method.address >> 2));
     cx.storage.poke(pgraph::TRAPPED_DATA_LO::OFFSET, method.data);
     cx.storage.poke(pgraph::SUBCHANNEL_CLASS::at(subchannel & 7), class);
     let at = pgraph::INTR::OFFSET;
@@ -119,7 +120,7 @@ fn warp_error(code: u32, cx: &mut Cx) {
     let mut set = |at: u32, bits: u32| cx.storage.poke(at, cx.storage.peek(at) | bits);
     set(pgraph::TRAP::OFFSET, pgraph::TRAP::GPC.mask());
     set(pgraph::TRAP_GPCS::OFFSET, 1);
-    set(sm_trap::gpc(0), sm_trap::TPC_MASK.of(1));
+    set(sm_trap::gpc(0), sm_trap::TPC_MASK.encode(1));
     set(sm_trap::tpc(0, 0), sm_trap::SM.mask());
     cx.storage.poke(sm_trap::warp_error(0, 0), code);
 }
@@ -163,7 +164,7 @@ fn instance(register: u32) -> (Target, u64) {
 /// Returns the value of the register with the current context.
 pub(crate) fn current(fifo: &Fifo) -> u32 {
     fifo.slots[EngineId::Graph.index()].resident.map_or(0, |resident| {
-        fecs::CURRENT::VALID.of(1) | fecs::CURRENT::ADDRESS.of((resident.instance.1 >> 12) as u32)
+        fecs::CURRENT::VALID.encode(1) | fecs::CURRENT::ADDRESS.encode((resident.instance.1 >> 12) as u32)
     })
 }
 

@@ -263,7 +263,7 @@ impl CopyEngine {
         storage.set(at(ce0::SCRATCH::at(1)), error.data);
         if let Some(instance) = error.instance {
             self.current = ce0::CHANNEL_CURRENT::VALID.mask()
-                | ce0::CHANNEL_CURRENT::ADDRESS.of((instance.address() >> 12) as u32);
+                | ce0::CHANNEL_CURRENT::ADDRESS.encode((instance.address() >> 12) as u32);
         }
     }
 

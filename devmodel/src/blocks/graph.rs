@@ -90,7 +90,7 @@ impl Graph {
             Reg::DMEM_DATA => hub.dmem.read(0),
             Reg::IMEM_CONTROL => hub.imem.control(),
             Reg::COMMAND_DATA => hub.command_data,
-            Reg::UNITS => UNITS::ROPS.of(cx.config.chip.rops) | UNITS::GPCS.of(cx.config.chip.gpcs),
+            Reg::UNITS => UNITS::ROPS.encode(cx.config.chip.rops) | UNITS::GPCS.encode(cx.config.chip.gpcs),
             Reg::MAILBOX => hub.mailbox.get(at.index()).copied().unwrap_or(0),
             Reg::CURRENT => hub.current,
             Reg::NEXT => hub.next,
@@ -205,14 +205,14 @@ impl Graph {
         }
         self.code = error.code;
         self.trapped_address =
-            TRAPPED_ADDRESS::SUBCHANNEL.of(error.subchannel) | (error.method & TRAPPED_ADDRESS::METHOD.mask());
+            TRAPPED_ADDRESS::SUBCHANNEL.encode(error.subchannel) | (error.method & TRAPPED_ADDRESS::METHOD.mask());
         self.trapped_data = error.data;
         if let Some(class) = self.classes.get_mut(error.subchannel as usize) {
             *class = error.class;
         }
         if let Some(instance) = error.instance {
             // Drivers find the faulting channel by PGRAPH's context.
-            self.fecs.current = CURRENT::VALID.mask() | CURRENT::ADDRESS.of((instance.address() >> 12) as u32);
+            self.fecs.current = CURRENT::VALID.mask() | CURRENT::ADDRESS.encode((instance.address() >> 12) as u32);
         }
     }
 }
@@ -223,7 +223,7 @@ fn show_sm(error: &SmError, cx: &mut Cx) -> u32 {
     let gpc = if error.gpc < chip.gpcs { error.gpc } else { 0 };
     let tpc = if error.tpc < chip.tpcs_per_gpc { error.tpc } else { 0 };
     let mut set = |at: u32, bits: u32| cx.storage.set(at, cx.storage.get(at) | bits);
-    set(sm_trap::gpc(gpc), sm_trap::TPC_MASK.of(1 << tpc));
+    set(sm_trap::gpc(gpc), sm_trap::TPC_MASK.encode(1 << tpc));
     set(sm_trap::tpc(gpc, tpc), sm_trap::SM.mask());
     set(sm_trap::global_error(gpc, tpc), error.global);
     cx.storage.set(sm_trap::warp_error(gpc, tpc), error.warp);
@@ -262,5 +262,5 @@ impl Fecs {
 
 /// Returns the chip's number of texture clusters for each existing cluster.
 pub(crate) fn read_gpc_units(_: gpc_units::Reg, at: At, cx: &Cx) -> u32 {
-    if at.index < cx.config.chip.gpcs { gpc_units::TPC_COUNT::TPCS.of(cx.config.chip.tpcs_per_gpc) } else { 0 }
+    if at.index < cx.config.chip.gpcs { gpc_units::TPC_COUNT::TPCS.encode(cx.config.chip.tpcs_per_gpc) } else { 0 }
 }

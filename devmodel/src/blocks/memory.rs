@@ -61,7 +61,7 @@ pub(crate) fn read_pbfb(_: pbfb::Reg, at: At, cx: &Cx) -> u32 {
 
 pub(crate) fn read_ltc(reg: ltc::Reg, at: At, cx: &Cx) -> u32 {
     match reg {
-        ltc::Reg::CBC_PARAM => ltc::CBC_PARAM::SLICES.of(cx.config.chip.ltc_slices),
+        ltc::Reg::CBC_PARAM => ltc::CBC_PARAM::SLICES.encode(cx.config.chip.ltc_slices),
         ltc::Reg::CBC_CLEAR => 0,
         _ => cx.plain_read(at),
     }

@@ -94,7 +94,7 @@ impl Unit {
     fn show(&mut self, error: &PbdmaError) {
         self.intr = error.intr;
         self.method = METHOD_0::VALID.mask()
-            | METHOD_0::SUBCHANNEL.of(error.subchannel)
+            | METHOD_0::SUBCHANNEL.encode(error.subchannel)
             | (error.method & METHOD_0::METHOD.mask());
         self.data = error.data;
         self.channel = u32::from(error.channel.0);

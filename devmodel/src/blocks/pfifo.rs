@@ -85,9 +85,9 @@ impl Pfifo {
             Reg::USERD_BASE => self.userd_base,
             Reg::RUNLIST_BASE => self.runlist_base,
             Reg::RUNLIST => self.runlist,
-            Reg::RUNLIST_STATUS => RUNLIST_STATUS::PENDING.of(self.runlist_pending.into()),
+            Reg::RUNLIST_STATUS => RUNLIST_STATUS::PENDING.encode(self.runlist_pending.into()),
             Reg::RUNLIST_INTR => self.runlist_intr,
-            Reg::SCHED_ERROR_REASON => SCHED_ERROR_REASON::CODE.of(self.sched_code),
+            Reg::SCHED_ERROR_REASON => SCHED_ERROR_REASON::CODE.encode(self.sched_code),
             Reg::MMU_FAULT_ID => self.fault_units(),
             Reg::PBDMA_INTR_ID => pbdma,
             Reg::NON_STALL_ID => self.non_stall_engines(),
@@ -297,16 +297,16 @@ impl Pfifo {
         let Some((fault, _)) = self.faults.get(unit).copied().flatten() else { return 0 };
         match reg {
             Reg::FAULT_INST => {
-                FAULT_INST::ADDRESS.of(fault.instance.map_or(0, |instance| (instance.address() >> 12) as u32))
+                FAULT_INST::ADDRESS.encode(fault.instance.map_or(0, |instance| (instance.address() >> 12) as u32))
             }
             Reg::FAULT_VA_LO => fault.va.0 as u32,
             Reg::FAULT_VA_HI => (fault.va.0 >> 32) as u32,
             _ => {
-                FAULT_TYPE::GPC.of(fault.gpc)
-                    | FAULT_TYPE::CLIENT.of(fault.client)
-                    | FAULT_TYPE::WRITE.of(fault.write.into())
-                    | FAULT_TYPE::HUB.of(fault.hub.into())
-                    | FAULT_TYPE::REASON.of(fault.reason)
+                FAULT_TYPE::GPC.encode(fault.gpc)
+                    | FAULT_TYPE::CLIENT.encode(fault.client)
+                    | FAULT_TYPE::WRITE.encode(fault.write.into())
+                    | FAULT_TYPE::HUB.encode(fault.hub.into())
+                    | FAULT_TYPE::REASON.encode(fault.reason)
             }
         }
     }
@@ -374,16 +374,16 @@ impl Pfifo {
     fn channel_state(&self, at: At, cx: &mut Cx) -> u32 {
         let Some(id) = channel(at.index) else { return 0 };
         let stored = cx.storage.get(at.offset);
-        let enabled = CHANNEL_STATE::ENABLED.of((self.enabled & bit(id) != 0).into());
+        let enabled = CHANNEL_STATE::ENABLED.encode((self.enabled & bit(id) != 0).into());
         if self.bound & bit(id) == 0 {
             return stored | enabled;
         }
         let state = cx.backend.channel_state(id);
         stored
             | enabled
-            | CHANNEL_STATE::ACQUIRE_PENDING.of(state.acquire_pending.into())
-            | CHANNEL_STATE::LOADED.of(state.loaded.into())
-            | CHANNEL_STATE::PENDING.of(state.pending.into())
+            | CHANNEL_STATE::ACQUIRE_PENDING.encode(state.acquire_pending.into())
+            | CHANNEL_STATE::LOADED.encode(state.loaded.into())
+            | CHANNEL_STATE::PENDING.encode(state.pending.into())
     }
 
     fn submit_runlist(&mut self, at: At, value: u32, cx: &mut Cx) {
@@ -405,7 +405,7 @@ impl Pfifo {
     /// Returns the preempt register. Linux 6.1 waits for the number alone, 6.12 until the pending bit is clear.
     fn preempt_state(&self, cx: &mut Cx) -> u32 {
         let pending = channel(self.preempted).is_some_and(|id| self.bound & bit(id) != 0 && cx.backend.preempting(id));
-        PREEMPT::CHANNEL.of(self.preempted) | PREEMPT::PENDING.of(pending.into())
+        PREEMPT::CHANNEL.encode(self.preempted) | PREEMPT::PENDING.encode(pending.into())
     }
 
     fn preempt(&mut self, at: At, value: u32, cx: &mut Cx) {
@@ -438,11 +438,11 @@ impl Pfifo {
     fn engine_status(&self, engine: u32, cx: &mut Cx) -> u32 {
         let (status, switching) = self.on_engine(engine, cx);
         let (busy, switching) = (status.busy.into(), switching.into());
-        ENGINE_STATUS::BUSY.of(busy)
-            | ENGINE_STATUS::BUSY_2.of(busy)
-            | ENGINE_STATUS::LOAD.of(switching)
-            | ENGINE_STATUS::SWITCHING.of(switching)
-            | ENGINE_STATUS::CHANNEL.of(status.channel.map_or(0, |id| id.0.into()))
+        ENGINE_STATUS::BUSY.encode(busy)
+            | ENGINE_STATUS::BUSY_2.encode(busy)
+            | ENGINE_STATUS::LOAD.encode(switching)
+            | ENGINE_STATUS::SWITCHING.encode(switching)
+            | ENGINE_STATUS::CHANNEL.encode(status.channel.map_or(0, |id| id.0.into()))
     }
 
     /// Returns the instance block of the channel on an engine, as the guest named it.

@@ -39,7 +39,7 @@ pub fn make(card: &dyn Card, memory: &mut CardMemory, layout: &Layout) -> Result
         memory.write(instance.offset(offset), &value.to_le_bytes())?;
     }
     memory.invalidate(directory, false)?;
-    let block = fecs::COMMAND_DATA::VALID.mask() | fecs::COMMAND_DATA::ADDRESS.of(frame(instance));
+    let block = fecs::COMMAND_DATA::VALID.mask() | fecs::COMMAND_DATA::ADDRESS.encode(frame(instance));
     command(card, fecs_command::SET_CHANNEL, block)?;
     command(card, fecs_command::SAVE_CONTEXT, block)?;
     let mut golden = vec![0; layout.graph_image as usize];

@@ -153,7 +153,7 @@ impl CardMemory {
     #[must_use]
     pub fn undone(&self) -> Option<&'static str> {
         let block = self.card.read32(pbus::BAR1_BLOCK::OFFSET);
-        let expected = pbus::BAR1_BLOCK::ADDRESS.of((self.layout.bar1_instance.0 >> 12) as u32);
+        let expected = pbus::BAR1_BLOCK::ADDRESS.encode((self.layout.bar1_instance.0 >> 12) as u32);
         match block {
             u32::MAX => Some("it does not answer any more: its registers read as ones"),
             _ if block != pbus::BAR1_BLOCK::VALID.mask() | expected => {
@@ -176,14 +176,14 @@ impl CardMemory {
         }
         card.write32(
             MMU_INVALIDATE_PDB::OFFSET,
-            MMU_INVALIDATE_PDB::ADDRESS.of((directory.0 >> 12) as u32)
-                | MMU_INVALIDATE_PDB::TARGET.of(Target::Vram.bits()),
+            MMU_INVALIDATE_PDB::ADDRESS.encode((directory.0 >> 12) as u32)
+                | MMU_INVALIDATE_PDB::TARGET.encode(Target::Vram.bits()),
         );
         card.write32(
             MMU_INVALIDATE::OFFSET,
             MMU_INVALIDATE::TRIGGER.mask()
                 | MMU_INVALIDATE::ALL_VA.mask()
-                | MMU_INVALIDATE::HUB_ONLY.of(u32::from(hub_only)),
+                | MMU_INVALIDATE::HUB_ONLY.encode(u32::from(hub_only)),
         );
         if !wait(&|ctrl| MMU_CTRL::FLUSH_DONE.is_set(ctrl)) {
             return Err(CardError::Unresponsive("a TLB invalidation does not end"));
@@ -257,7 +257,7 @@ impl CardMemory {
 
     fn bind(&self, register: u32, instance: VramAddr) {
         // Both registers have the same fields.
-        let block = pbus::BAR1_BLOCK::VALID.mask() | pbus::BAR1_BLOCK::ADDRESS.of((instance.0 >> 12) as u32);
+        let block = pbus::BAR1_BLOCK::VALID.mask() | pbus::BAR1_BLOCK::ADDRESS.encode((instance.0 >> 12) as u32);
         self.card.write32(register, block);
     }
 
@@ -301,8 +301,8 @@ impl CardMemory {
     }
 
     fn pramin_window(&self, addr: VramAddr) {
-        let window =
-            pbus::PRAMIN_WINDOW::TARGET.of(Target::Vram.bits()) | pbus::PRAMIN_WINDOW::BASE.of((addr.0 >> 16) as u32);
+        let window = pbus::PRAMIN_WINDOW::TARGET.encode(Target::Vram.bits())
+            | pbus::PRAMIN_WINDOW::BASE.encode((addr.0 >> 16) as u32);
         self.card.write32(pbus::PRAMIN_WINDOW::OFFSET, window);
     }
 }

@@ -56,7 +56,8 @@ impl CopyFalcons {
             // Code is not stored.
             Reg::IMEM_DATA => 0,
             Reg::CHANNEL_CURRENT => fifo.slots[IDS[unit].index()].resident.map_or(0, |resident| {
-                ce0::CHANNEL_CURRENT::VALID.of(1) | ce0::CHANNEL_CURRENT::ADDRESS.of((resident.instance.1 >> 12) as u32)
+                ce0::CHANNEL_CURRENT::VALID.encode(1)
+                    | ce0::CHANNEL_CURRENT::ADDRESS.encode((resident.instance.1 >> 12) as u32)
             }),
             Reg::INTR_SET
             | Reg::INTR_CLEAR
@@ -160,9 +161,9 @@ pub(crate) fn trap(unit: u32, cause: EngineError, method: Method, cx: &mut Cx) {
         | EngineError::Warp(_) => error::ILLEGAL_METHOD,
     };
     let at = |register: u32| register + STRIDE * unit;
-    let word = error::SUBCHANNEL.of(u32::from(method.subchannel))
-        | error::METHOD.of(method.address >> 2)
-        | error::CODE.of(code);
+    let word = error::SUBCHANNEL.encode(u32::from(method.subchannel))
+        | error::METHOD.encode(method.address >> 2)
+        | error::CODE.encode(code);
     cx.storage.poke(at(SCRATCH::at(0)), word);
     cx.storage.poke(at(SCRATCH::at(1)), method.data);
     cx.storage.poke(at(INTR::OFFSET), cx.storage.peek(at(INTR::OFFSET)) | error::INTR);

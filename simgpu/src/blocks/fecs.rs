@@ -52,7 +52,7 @@ impl GraphFalcons {
             Reg::IMEM_TAG => self.fecs_code.tag(),
             // Code is not stored.
             Reg::IMEM_DATA => 0,
-            Reg::UNITS => UNITS::GPCS.of(cx.chip.gpcs) | UNITS::ROPS.of(cx.chip.rops),
+            Reg::UNITS => UNITS::GPCS.encode(cx.chip.gpcs) | UNITS::ROPS.encode(cx.chip.rops),
             Reg::CURRENT => graph::current(fifo),
             Reg::INTR_SET
             | Reg::INTR_CLEAR

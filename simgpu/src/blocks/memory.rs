@@ -93,7 +93,7 @@ fn flush(trigger: u32, cx: &Cx) {
 pub(crate) fn read_ltc(reg: ltc::Reg, offset: u32, cx: &Cx) -> u32 {
     use ltc::Reg;
     match reg {
-        Reg::CBC_PARAM => ltc::CBC_PARAM::SLICES.of(cx.chip.ltc_slices),
+        Reg::CBC_PARAM => ltc::CBC_PARAM::SLICES.encode(cx.chip.ltc_slices),
         Reg::CBC_CLEAR_START
         | Reg::CBC_CLEAR_END
         | Reg::CBC_CLEAR

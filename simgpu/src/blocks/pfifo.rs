@@ -9,7 +9,7 @@ pub(crate) fn read(reg: pfifo::Reg, index: u32, offset: u32, fifo: &Fifo, cx: &C
     use pfifo::Reg;
     match reg {
         Reg::INTR => Fifo::interrupts(cx),
-        Reg::RUNLIST_STATUS => pfifo::RUNLIST_STATUS::PENDING.of(u32::from(fifo.runlist_pending)),
+        Reg::RUNLIST_STATUS => pfifo::RUNLIST_STATUS::PENDING.encode(u32::from(fifo.runlist_pending)),
         Reg::ENG_RUNLIST => pfifo::ENG_RUNLIST::PENDING.with(cx.storage.peek(offset), u32::from(fifo.runlist_pending)),
         Reg::PBDMA_INTR_ID => Fifo::pbdma_interrupts(cx),
         Reg::NON_STALL_ID => Fifo::non_stall_engines(cx),

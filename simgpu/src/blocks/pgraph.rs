@@ -9,7 +9,7 @@ use nvspec::regs::pgraph::{INTR, INTR_EN, PWR_HANDSHAKE, Reg};
 pub(crate) fn read(reg: Reg, offset: u32, fifo: &Fifo, cx: &Cx) -> u32 {
     use nvspec::regs::pgraph::STATUS;
     match reg {
-        Reg::STATUS => STATUS::BUSY.of(u32::from(fifo.slots[EngineId::Graph.index()].pending())),
+        Reg::STATUS => STATUS::BUSY.encode(u32::from(fifo.slots[EngineId::Graph.index()].pending())),
         // The handshake is complete before the write that started it returns.
         Reg::PWR_HANDSHAKE => PWR_HANDSHAKE::BUSY.with(cx.storage.peek(offset), 0),
         Reg::INTR

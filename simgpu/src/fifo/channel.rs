@@ -111,9 +111,9 @@ impl Fifo {
             .any(|pbdma| pbdma.context.as_ref().is_some_and(|context| u32::from(context.channel) == number));
         let stored = CHANNEL_STATE::ENGINES.mask() | CHANNEL_STATE::ENABLED.mask();
         (channel.control & stored)
-            | CHANNEL_STATE::LOADED.of(u32::from(loaded))
-            | CHANNEL_STATE::ACQUIRE_PENDING.of(u32::from(channel.retry_at.is_some_and(|at| at != CardNs::MAX)))
-            | CHANNEL_STATE::PENDING.of(u32::from(channel.runnable() && channel.has_work))
+            | CHANNEL_STATE::LOADED.encode(u32::from(loaded))
+            | CHANNEL_STATE::ACQUIRE_PENDING.encode(u32::from(channel.retry_at.is_some_and(|at| at != CardNs::MAX)))
+            | CHANNEL_STATE::PENDING.encode(u32::from(channel.runnable() && channel.has_work))
     }
 
     /// Handles a write to the channel's instance register.

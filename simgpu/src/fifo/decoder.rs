@@ -86,10 +86,10 @@ impl Decoder {
             Run::NonIncreasing => 3,
             Run::IncreaseOnce => 5,
         };
-        let header = pb_header::TYPE.of(opcode)
-            | pb_header::FIRST.of(u32::from(self.first))
-            | pb_header::SUBCHANNEL.of(u32::from(self.subchannel))
-            | pb_header::METHOD.of(u32::from(self.method_dwords));
+        let header = pb_header::TYPE.encode(opcode)
+            | pb_header::FIRST.encode(u32::from(self.first))
+            | pb_header::SUBCHANNEL.encode(u32::from(self.subchannel))
+            | pb_header::METHOD.encode(u32::from(self.method_dwords));
         (header, self.count, self.subdevice)
     }
 

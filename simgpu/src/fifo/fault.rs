@@ -40,11 +40,11 @@ pub(crate) fn report(report: Report, cx: &mut Cx) {
     }
     use pfifo::FAULT_TYPE::{CLIENT, GPC, HUB, REASON, WRITE};
     let from = match client {
-        Client::Hub(client) => HUB.of(1) | CLIENT.of(client),
-        Client::Gpc(client) => GPC.of(0) | CLIENT.of(client),
+        Client::Hub(client) => HUB.encode(1) | CLIENT.encode(client),
+        Client::Gpc(client) => GPC.encode(0) | CLIENT.encode(client),
     };
-    let kind = REASON.of(fault.reason) | from | WRITE.of(u32::from(fault.write));
-    cx.storage.poke(pfifo::FAULT_INST::at(unit), pfifo::FAULT_INST::ADDRESS.of((instance.1 >> 12) as u32));
+    let kind = REASON.encode(fault.reason) | from | WRITE.encode(u32::from(fault.write));
+    cx.storage.poke(pfifo::FAULT_INST::at(unit), pfifo::FAULT_INST::ADDRESS.encode((instance.1 >> 12) as u32));
     cx.storage.poke(pfifo::FAULT_VA_LO::at(unit), fault.va.0 as u32);
     cx.storage.poke(pfifo::FAULT_VA_HI::at(unit), (fault.va.0 >> 32) as u32);
     cx.storage.poke(pfifo::FAULT_TYPE::at(unit), kind);

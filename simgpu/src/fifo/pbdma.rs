@@ -124,9 +124,9 @@ impl Pbdma {
 }
 
 fn method_word(method: Method) -> u32 {
-    METHOD_0::VALID.of(1)
-        | METHOD_0::SUBCHANNEL.of(u32::from(method.subchannel))
-        | METHOD_0::METHOD.of(method.address >> 2)
+    METHOD_0::VALID.encode(1)
+        | METHOD_0::SUBCHANNEL.encode(u32::from(method.subchannel))
+        | METHOD_0::METHOD.encode(method.address >> 2)
 }
 
 impl Fifo {

@@ -72,7 +72,7 @@ impl Fifo {
 
     /// Reports a scheduler error.
     pub(crate) fn scheduler_error(&mut self, code: u32, cx: &mut Cx) {
-        cx.storage.poke(pfifo::SCHED_ERROR_REASON::OFFSET, pfifo::SCHED_ERROR_REASON::CODE.of(code));
+        cx.storage.poke(pfifo::SCHED_ERROR_REASON::OFFSET, pfifo::SCHED_ERROR_REASON::CODE.encode(code));
         let at = pfifo::INTR::OFFSET;
         cx.storage.poke(at, cx.storage.peek(at) | pfifo::INTR::SCHED_ERROR.mask());
     }
@@ -119,7 +119,7 @@ impl Fifo {
     /// Handles a write to the preempt register.
     pub(crate) fn preempt(&mut self, value: u32, cx: &mut Cx) {
         let channel = pfifo::PREEMPT::CHANNEL.get(value);
-        cx.storage.poke(pfifo::PREEMPT::OFFSET, pfifo::PREEMPT::CHANNEL.of(channel));
+        cx.storage.poke(pfifo::PREEMPT::OFFSET, pfifo::PREEMPT::CHANNEL.encode(channel));
         self.preempting = u8::try_from(channel).ok().filter(|channel| u32::from(*channel) < CHANNELS);
         self.complete_departures(cx);
     }

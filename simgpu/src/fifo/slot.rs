@@ -273,7 +273,11 @@ impl Slot {
         let busy = self.works(now) || matches!(self.condition, Condition::Failed | Condition::Trapped);
         let switching = u32::from(self.switch.is_some());
         if busy {
-            BUSY.of(1) | BUSY_2.of(1) | CHANNEL.of(u32::from(channel)) | LOAD.of(switching) | SWITCHING.of(switching)
+            BUSY.encode(1)
+                | BUSY_2.encode(1)
+                | CHANNEL.encode(u32::from(channel))
+                | LOAD.encode(switching)
+                | SWITCHING.encode(switching)
         } else {
             0
         }

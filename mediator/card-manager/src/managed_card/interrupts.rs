@@ -233,7 +233,7 @@ impl CardState {
             tracing::warn!(vm = vm.0, ?channel, va = %at, "a channel stands still; its fault was not recorded");
             self.retire_now(vm, channel);
             use pfifo::FAULT_TYPE::{CLIENT, HUB, REASON};
-            let kind = REASON.of(fault::PTE) | HUB.of(1) | CLIENT.of(fault::hub_client::FIFO);
+            let kind = REASON.encode(fault::PTE) | HUB.encode(1) | CLIENT.encode(fault::hub_client::FIFO);
             events.push((vm, GuestEvent::MmuFault { channel, unit: fault::unit::FIFO, va: at, kind }));
         }
         self.runlists_taken(&mut events);

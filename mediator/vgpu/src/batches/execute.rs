@@ -138,7 +138,7 @@ impl Core {
                 let channel = backend.created(channel)?;
                 backend.within_vram(instance, nvspec::instance::INSTANCE_BYTES)?;
                 let page = u32::try_from(instance.0 >> 12).map_err(|_| Status::Range)?;
-                let value = CHANNEL::VALID.mask() | CHANNEL::POLL_USERD.mask() | CHANNEL::ADDRESS.of(page);
+                let value = CHANNEL::VALID.mask() | CHANNEL::POLL_USERD.mask() | CHANNEL::ADDRESS.encode(page);
                 backend.tables_written();
                 gpu.bar0_write32(CHANNEL::at(channel.0.into()), value, backend);
                 if backend.is_bound(channel) { Ok(0) } else { Err(Status::Failed) }

@@ -227,7 +227,7 @@ fn registers_of_the_card_are_given_nothing_that_a_guest_chose() {
         (pfifo::CHANNEL_STATE::at(100), MARK >> 5),
         (pfifo::TIMESLICE::OFFSET, 1),
         (fecs::IMEM_DATA::OFFSET, 1),
-        (pfb::MMU_INVALIDATE_PDB::OFFSET, pfb::MMU_INVALIDATE_PDB::ADDRESS.of((on_card >> 12) as u32)),
+        (pfb::MMU_INVALIDATE_PDB::OFFSET, pfb::MMU_INVALIDATE_PDB::ADDRESS.encode((on_card >> 12) as u32)),
     ] {
         map();
         card.write32(offset, value);
