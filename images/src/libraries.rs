@@ -29,7 +29,7 @@ impl Library {
 
 /// Lists the files that are loaded with `command`'s program, including its dynamic loader. The program itself does not
 /// run.
-pub fn of(command: &mut Command) -> Result<Vec<Library>> {
+pub fn list(command: &mut Command) -> Result<Vec<Library>> {
     let program = command.get_program().to_string_lossy().into_owned();
     let text = exec::probe(command.env("LD_TRACE_LOADED_OBJECTS", "1"));
     let text = text.with_context(|| format!("the dynamic loader does not say what {program} is linked to"))?;
@@ -60,8 +60,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn linked_libraries_of_test_program_exist() {
-        let libraries = of(&mut Command::new(std::env::current_exe().unwrap())).unwrap();
+    fn what_this_test_is_linked_to_is_there() {
+        let libraries = list(&mut Command::new(std::env::current_exe().unwrap())).unwrap();
         assert!(libraries.iter().any(|library| library.name == "libc.so.6"), "{libraries:?}");
         assert!(libraries.iter().all(|library| library.path.is_file()), "{libraries:?}");
     }

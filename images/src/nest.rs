@@ -77,7 +77,7 @@ fn portable(recipe: &NestRecipe, qemu: &Qemu) -> Result<(Vec<(String, PathBuf)>,
     let program = format!("{FOLDER}/{}", qemu::PROGRAM);
     let mut files = vec![(program.clone(), qemu::binary(qemu)?)];
     let mut loader = None;
-    for library in libraries::of(&mut qemu.command())? {
+    for library in libraries::list(&mut qemu.command())? {
         let name = format!("{FOLDER}/lib/{}", library.file_name());
         if library.is_loader {
             loader = Some(name.clone());

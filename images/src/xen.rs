@@ -180,7 +180,7 @@ fn pack(recipe: &XenRecipe, root: &Path) -> Result<Vec<u8>> {
         }
         let mut command = Command::new(loader(&library_folders)?);
         command.arg("--library-path").arg(std::env::join_paths(&library_folders).context("library folders")?);
-        for library in libraries::of(command.arg(&path)).with_context(|| format!("libraries of {name}"))? {
+        for library in libraries::list(command.arg(&path)).with_context(|| format!("libraries of {name}"))? {
             let place = match library.is_loader {
                 true => format!("lib64/{}", library.file_name()),
                 false => format!("{LIBRARIES}/{}", library.file_name()),

@@ -98,7 +98,7 @@ impl Rig {
         let world = &mut Parts { guest: &mut Guest(&self.tables), frames: &mut Grants, memory: &mut self.card };
         let report = self.spaces.flush(self.space, true, world);
         self.spaces.flushed(self.space, &mut self.card);
-        [Denial::Vram, Denial::Table, Denial::Ram].map(|reason| report.denied.of(reason))
+        [Denial::Vram, Denial::Table, Denial::Ram].map(|reason| report.denied.count_of(reason))
     }
 
     /// Returns where on the card an address of the address space leads.

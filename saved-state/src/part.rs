@@ -63,7 +63,7 @@ pub struct Known {
 impl Known {
     /// The part and its versions in this program.
     #[must_use]
-    pub fn of<P: Part>() -> Self {
+    pub fn for_part<P: Part>() -> Self {
         Self { name: P::NAME.to_owned(), version: P::VERSION }
     }
 }

@@ -81,7 +81,7 @@ impl VgpuParams {
         if copies.is_silent() {
             return Ok(());
         }
-        let Self { weight, guarantee_permille, cap_permille, .. } = self.of(Engine::Copy0);
+        let Self { weight, guarantee_permille, cap_permille, .. } = self.for_engine(Engine::Copy0);
         within("copies.weight", weight.into(), 1, WEIGHT_MAX.into())?;
         within("copies.guarantee_permille", guarantee_permille.into(), 0, PERMILLE.into())?;
         within("copies.cap_permille", cap_permille.into(), guarantee_permille.max(1).into(), PERMILLE.into())
@@ -89,7 +89,7 @@ impl VgpuParams {
 
     /// Returns the settings for one engine: for a copy engine, those of `copies` replace the others.
     #[must_use]
-    pub fn of(&self, engine: Engine) -> Self {
+    pub fn for_engine(&self, engine: Engine) -> Self {
         let plain = Self { copies: CopyShare::AS_COMPUTE, ..*self };
         if engine == Engine::Compute {
             return plain;

@@ -242,7 +242,7 @@ impl Scheduler {
         let (accounts, history) = Default::default();
         self.vgpus.insert(vgpu, Vgpu { params, accounts, history, strikes: 0, quarantine: Quarantine::Free });
         for (engine, lane) in Engine::ALL.into_iter().zip(&mut self.lanes) {
-            lane.join(vgpu, params.of(engine), false, self.now);
+            lane.join(vgpu, params.for_engine(engine), false, self.now);
         }
         true
     }
@@ -454,7 +454,7 @@ impl Scheduler {
         let Some(known) = self.vgpus.get_mut(&vgpu).filter(|_| params.check().is_ok()) else { return false };
         known.params = params;
         for (engine, lane) in Engine::ALL.into_iter().zip(&mut self.lanes) {
-            lane.change(vgpu, params.of(engine), self.now);
+            lane.change(vgpu, params.for_engine(engine), self.now);
         }
         true
     }
@@ -478,7 +478,7 @@ impl Scheduler {
         for (vgpu, known) in &self.vgpus {
             let held = known.quarantine != Quarantine::Free;
             for (engine, lane) in Engine::ALL.into_iter().zip(&mut self.lanes) {
-                lane.join(*vgpu, known.params.of(engine), held, self.now);
+                lane.join(*vgpu, known.params.for_engine(engine), held, self.now);
             }
             let mut queued: Vec<Queued> = old.iter_mut().flat_map(|lane| lane.leave(*vgpu)).collect();
             queued.sort_by_key(|queued| queued.order);

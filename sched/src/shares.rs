@@ -18,7 +18,7 @@ pub(crate) struct Claim {
 
 impl Claim {
     /// Converts the settings of a vGPU, for a whole of this many parts.
-    pub(crate) fn of(params: &VgpuParams, whole: u64) -> Self {
+    pub(crate) fn from_params(params: &VgpuParams, whole: u64) -> Self {
         Self {
             weight: params.weight,
             least: part(whole, params.guarantee_permille),
@@ -31,7 +31,7 @@ impl Claim {
 /// or more than its cap. The others get the rest that a cap leaves, by weight; the shares sum to at most the whole, and
 /// to less only because of caps or rounding. Guarantees that exceed the whole in total shrink in proportion.
 pub fn shares(of: &[VgpuParams]) -> Vec<u64> {
-    let claims: Vec<_> = of.iter().map(|params| Claim::of(params, WHOLE_SHARE_PPM)).collect();
+    let claims: Vec<_> = of.iter().map(|params| Claim::from_params(params, WHOLE_SHARE_PPM)).collect();
     divide(WHOLE_SHARE_PPM, &claims)
 }
 

@@ -23,7 +23,7 @@ pub(crate) struct Moved {
 
 impl Moved {
     /// Creates the state for a range; `None` if that is RAM.
-    pub(crate) fn of(range: GuestRange) -> Option<Self> {
+    pub(crate) fn for_range(range: GuestRange) -> Option<Self> {
         let (system, start, len) = range.parts();
         (!system).then(|| Self { start, end: start.saturating_add(len), last: None })
     }

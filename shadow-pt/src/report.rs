@@ -53,7 +53,7 @@ pub struct Denials {
 impl Denials {
     /// Returns the count for one reason.
     #[must_use]
-    pub fn of(&self, reason: Denial) -> u64 {
+    pub fn count_of(&self, reason: Denial) -> u64 {
         self.counts.get(reason as usize).copied().unwrap_or(0)
     }
 

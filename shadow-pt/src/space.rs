@@ -540,7 +540,7 @@ impl Space {
             return 0;
         }
         let large = large_table.and_then(|table| frame(table.mirror.card));
-        let stand_in = large_table.and_then(|table| self.splits.stand_in(&Pair::of(guest)?, &table.mirror));
+        let stand_in = large_table.and_then(|table| self.splits.stand_in(&Pair::from_pde(guest)?, &table.mirror));
         let small = stand_in.unwrap_or_else(|| small_table.map(|table| table.mirror.card)).and_then(frame);
         if large.is_none() && small.is_none() {
             return 0;

@@ -371,7 +371,7 @@ impl AddressSpaces {
             return None;
         }
         let pde = Pde::from(space.directory.raw(index));
-        let pair = Pair::of(pde);
+        let pair = Pair::from_pde(pde);
         let offset = va.0 & PDE_SPAN.wrapping_sub(1);
         let large = |pair: &Pair| Some(&self.shared.tables.get(space.table(&pair.large)?)?.mirror);
         TableKey::both(pde).into_iter().flatten().find_map(|key| {

@@ -29,7 +29,7 @@ pub(crate) struct Pair {
 
 impl Pair {
     /// Returns the pair that a directory entry names, if it names a large-page table.
-    pub(crate) fn of(pde: Pde) -> Option<Self> {
+    pub(crate) fn from_pde(pde: Pde) -> Option<Self> {
         let [large, small] = TableKey::both(pde);
         Some(Self { large: large?, small, entries: pde.small_entries() })
     }
@@ -121,7 +121,7 @@ pub(crate) type Unlinked = Vec<(VramAddr, u64)>;
 impl Splits {
     /// Notes that a directory entry has changed.
     pub(crate) fn relink(&mut self, before: Pde, after: Pde) {
-        if let Some(pair) = Pair::of(before)
+        if let Some(pair) = Pair::from_pde(before)
             && let Some(count) = self.pairs.get_mut(&pair)
         {
             *count = count.saturating_sub(1);
@@ -129,7 +129,7 @@ impl Splits {
                 self.orphans.push(pair);
             }
         }
-        if let Some(pair) = Pair::of(after) {
+        if let Some(pair) = Pair::from_pde(after) {
             let count = self.pairs.entry(pair).or_insert_with(|| {
                 self.wanted.insert(pair, false);
                 0

@@ -294,7 +294,7 @@ impl Table {
     ) {
         let settled = self.mirror.pending() & bit(piece.page()) == 0;
         // Most moved memory is mapped with small entries, of which only the place changes: their counts stay.
-        let mut moved = if self.key.size == PageSize::Small { Moved::of(range) } else { None };
+        let mut moved = if self.key.size == PageSize::Small { Moved::for_range(range) } else { None };
         for index in self.mirror.range(piece.page()) {
             let raw = self.mirror.raw(index);
             if raw == 0 {

@@ -82,7 +82,7 @@ const MAX_BYTES: u32 = 8 << 20;
 pub fn assemble(source: &str) -> Result<Program, Vec<AsmError>> {
     let mut errors = Vec::new();
     let lines = without_comments(source, &mut errors);
-    let Layout { items, mut kernels, mut symbols, .. } = Layout::of(&lines, &mut errors);
+    let Layout { items, mut kernels, mut symbols, .. } = Layout::first_pass(&lines, &mut errors);
     let mut words = Vec::new();
     for item in &items {
         if errors.len() >= MAX_ERRORS {

@@ -59,7 +59,7 @@ impl Metric {
     /// Makes a metric of the samples' median and its interval; without samples the value is NaN, which meets no target.
     pub fn of_samples(name: impl Into<String>, samples: &[f64], unit: &'static str) -> Self {
         let value = median(samples).unwrap_or(f64::NAN);
-        Self { interval: Interval::of(samples, median), ..Self::plain(name, value, unit) }
+        Self { interval: Interval::from_samples(samples, median), ..Self::plain(name, value, unit) }
     }
 
     /// Makes a metric of two medians, of samples and of a baseline measured in the same rounds, with the interval of

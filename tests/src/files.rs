@@ -43,7 +43,7 @@ impl Files {
         let stripped = stripped.context("cannot start strip; install the package binutils")?;
         ensure!(stripped.success(), "strip failed ({stripped}) on {}", from.display());
         self.copy(scratch.path(), to, 0o755)?;
-        for library in libraries::of(&mut Command::new(from))? {
+        for library in libraries::list(&mut Command::new(from))? {
             let path = if library.is_loader { Path::new(&library.name) } else { &library.path };
             let name = path.to_str().context("a library's path is not UTF-8")?.trim_start_matches('/');
             if !self.names.contains(name) {

@@ -42,7 +42,7 @@ impl Holdings {
     ///
     /// # Errors
     /// When the process does not exist, or the kernel does not show it.
-    pub fn of(pid: u32, large_kib: u64) -> io::Result<Self> {
+    pub fn for_process(pid: u32, large_kib: u64) -> io::Result<Self> {
         let process = PathBuf::from(format!("/proc/{pid}"));
         // Descriptors closed between the two reads are skipped.
         let descriptors = entries(&process.join("fd"))?.into_iter().filter_map(|path| fs::read_link(path).ok());
@@ -174,11 +174,11 @@ mod tests {
     fn leaked_descriptor_of_process_is_reported() {
         let strict = Slack { mappings: usize::MAX, resident_kib: u64::MAX, pools: &[] };
         let own = std::process::id();
-        let before = Holdings::of(own, u64::MAX).unwrap();
+        let before = Holdings::for_process(own, u64::MAX).unwrap();
         let file = fs::File::open("/dev/zero").unwrap();
         let (end, wait) = std::sync::mpsc::channel::<()>();
         let thread = std::thread::Builder::new().name("lost-one".into()).spawn(move || wait.recv()).unwrap();
-        let after = Holdings::of(own, u64::MAX).unwrap();
+        let after = Holdings::for_process(own, u64::MAX).unwrap();
         let lost = before.lost(&after, strict).join("\n");
         assert!(lost.contains("descriptors: /dev/zero: 1, were 0"), "{lost}");
         assert!(after.descriptors.values().sum::<usize>() > 3 && after.resident_kib > 100, "{after}");

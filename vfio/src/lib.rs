@@ -198,7 +198,7 @@ impl Card for VfioCard {
     }
 
     fn lost(&self) -> Option<&'static str> {
-        self.lost.why()
+        self.lost.reason()
     }
 
     fn unmappable(&self) -> Vec<Range<u64>> {

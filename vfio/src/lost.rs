@@ -36,7 +36,7 @@ impl Lost {
     }
 
     /// Returns the first signal, if one has come.
-    pub(crate) fn why(&self) -> Option<&'static str> {
+    pub(crate) fn reason(&self) -> Option<&'static str> {
         let signalled = || self.events.iter().find(|(event, _)| event.read().is_ok()).map(|(_, why)| *why);
         let why = self.why.get().copied().or_else(signalled)?;
         Some(*self.why.get_or_init(|| why))

@@ -87,7 +87,7 @@ struct FileId {
 impl FileId {
     /// Returns the identity of a memory file. Event descriptors have none here, because all of a host have the same
     /// inode.
-    fn of(fd: BorrowedFd<'_>) -> Option<Self> {
+    fn from_fd(fd: BorrowedFd<'_>) -> Option<Self> {
         let stat = rustix::fs::fstat(fd).ok()?;
         let access = rustix::fs::fcntl_getfl(fd).ok()? & OFlags::ACCMODE;
         let is_file = FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile;
@@ -99,7 +99,7 @@ impl Slots {
     /// Returns the slot of a descriptor, for a journal that is about to name it.
     pub fn give(&mut self, fd: BorrowedFd<'_>, keeper: &dyn Keeper) -> io::Result<u32> {
         let number = fd.as_raw_fd();
-        let file = FileId::of(fd);
+        let file = FileId::from_fd(fd);
         let find = |is: &dyn Fn(&Slot) -> bool| self.0.iter().position(|slot| slot.as_ref().is_some_and(is));
         let known = find(&|slot| slot.fds.contains(&number))
             // A file that the client has taken back, and the keeper still has.
@@ -129,7 +129,7 @@ impl Slots {
         u32::try_from(place).map_err(io::Error::other)
     }
 
-    fn of(taken: &[(u32, RawFd)], there: &[u8]) -> Self {
+    fn from_taken(taken: &[(u32, RawFd)], there: &[u8]) -> Self {
         let mut slots = Self::default();
         for at in there {
             if let Some(slot) = slots.0.get_mut(usize::from(*at)) {

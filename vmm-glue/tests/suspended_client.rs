@@ -80,7 +80,7 @@ fn written(parked: &SuspendedClient, link: &Link) -> (Vec<u8>, Vec<OwnedFd>) {
 }
 
 fn read(file: &[u8]) -> SavedClients {
-    let mut file = SavedState::parse(file, &[Known::of::<SavedClients>()]).unwrap();
+    let mut file = SavedState::parse(file, &[Known::for_part::<SavedClients>()]).unwrap();
     let saved = file.take(1).unwrap();
     file.finish().unwrap();
     saved

@@ -295,7 +295,7 @@ impl ChunkTable {
     /// Does [`Self::take_scrub_work`] in one memory only, for [`Error::NeedsScrub`].
     pub fn take_scrub_work_in(&mut self, tier: Tier) -> Option<ScrubWork> {
         let number = self.stock_mut(tier).take_scrub()?;
-        Some(ScrubWork { place: self.place_of(Spot::of(tier, number)), bytes: self.chunk_bytes() })
+        Some(ScrubWork { place: self.place_of(Spot::new(tier, number)), bytes: self.chunk_bytes() })
     }
 
     /// Notes that the chunk or slot at `place` now holds zeros, and so do the card's caches of it.
@@ -419,7 +419,7 @@ impl ChunkTable {
     /// Takes a zeroed chunk or slot of a memory that has room.
     fn take(&mut self, tier: Tier, to: ChunkState) -> Result<Spot, Error> {
         let number = self.stock_mut(tier).take(to).ok_or(Error::NeedsScrub { tier, short: 1 })?;
-        Ok(Spot::of(tier, number))
+        Ok(Spot::new(tier, number))
     }
 
     /// Takes the owner of a chunk or slot away.

@@ -25,18 +25,18 @@ pub(crate) fn side(scale: u32) -> u32 {
 
 impl Madd<u32> {
     pub(crate) fn new(name: &'static str, side: u32, seed: u64, rounds: u32) -> Self {
-        Self::of(name, "madd", side, seed, rounds)
+        Self::with_kernel(name, "madd", side, seed, rounds)
     }
 }
 
 impl Madd<f32> {
     pub(crate) fn floats(scale: u32, seed: u64) -> Self {
-        Self::of("fmadd", "fmadd", side(scale), seed, 1)
+        Self::with_kernel("fmadd", "fmadd", side(scale), seed, 1)
     }
 }
 
 impl<E: Element> Madd<E> {
-    fn of(name: &'static str, kernel: &'static str, side: u32, seed: u64, rounds: u32) -> Self {
+    fn with_kernel(name: &'static str, kernel: &'static str, side: u32, seed: u64, rounds: u32) -> Self {
         let (count, mut random) = ((side * side) as usize, Random::new(seed));
         let (a, b) = (E::random(&mut random, count), E::random(&mut random, count));
         Self { name, kernel, side, rounds: rounds.max(1), a, b }

@@ -19,18 +19,18 @@ pub(crate) struct Mmul<E> {
 
 impl Mmul<u32> {
     pub(crate) fn new(scale: u32, seed: u64) -> Self {
-        Self::of("mmul", include_str!("kernels/mmul.sm20"), scale, seed)
+        Self::with_source("mmul", include_str!("kernels/mmul.sm20"), scale, seed)
     }
 }
 
 impl Mmul<f32> {
     pub(crate) fn floats(scale: u32, seed: u64) -> Self {
-        Self::of("fmmul", include_str!("kernels/fmmul.sm20"), scale, seed)
+        Self::with_source("fmmul", include_str!("kernels/fmmul.sm20"), scale, seed)
     }
 }
 
 impl<E: Element> Mmul<E> {
-    fn of(name: &'static str, source: &'static str, scale: u32, seed: u64) -> Self {
+    fn with_source(name: &'static str, source: &'static str, scale: u32, seed: u64) -> Self {
         // Work is the third power of the side.
         let side = TILE * (4.0 * f64::from(scale).cbrt()).round() as u32;
         let (count, mut random) = ((side * side) as usize, Random::new(seed));

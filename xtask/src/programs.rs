@@ -29,7 +29,7 @@ pub enum Group {
 }
 
 impl Group {
-    fn of(folder: &Path) -> Self {
+    fn for_folder(folder: &Path) -> Self {
         let within = |name: &str| folder.starts_with(root().join(name));
         match () {
             () if within("cuda") => Self::Cuda,
@@ -93,7 +93,7 @@ pub fn program(artifact: &Artifact) -> Option<Program> {
         package: folder.file_name()?.to_owned(),
         target: artifact.target.name.clone(),
         integration: artifact.target.kind.contains(&TargetKind::Test),
-        group: Group::of(folder.as_std_path()),
+        group: Group::for_folder(folder.as_std_path()),
         option,
         path: executable.into(),
         folder: folder.into(),

@@ -161,7 +161,7 @@ enum Body {
 
 impl Body {
     /// A chunk of one process.
-    fn of(piece: PieceId, user: (SessionId, ChunkId)) -> Self {
+    fn for_user(piece: PieceId, user: (SessionId, ChunkId)) -> Self {
         Self::Chunk { piece, number: user.1.0, users: BTreeSet::from([user]), pinned: false }
     }
 

@@ -383,7 +383,7 @@ impl Serving {
     fn lose(&mut self, session: SessionId) {
         if let Some(connection) = self.sessions.remove(&session) {
             self.outboxes.ended(session, connection);
-            let tenant = self.core.whose(session).and_then(|(_, tenant)| tenant);
+            let tenant = self.core.user_and_tenant(session).and_then(|(_, tenant)| tenant);
             self.peers.gone(session, tenant, self.core.holds_chunks(session));
             self.handle(Event::Gone { session });
         }

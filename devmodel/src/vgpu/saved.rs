@@ -53,7 +53,7 @@ struct SavedIdentity {
 }
 
 impl SavedIdentity {
-    fn of(config: &VGpuConfig) -> Self {
+    fn from_config(config: &VGpuConfig) -> Self {
         // A machine's firmware reads the VBIOS once; another release may have a different one.
         let VGpuConfig { chip, pci, vram_bytes, channels, vbios: _, vendor_capability } = config;
         Self {
@@ -87,7 +87,7 @@ impl VGpu {
             beside,
         } = self;
         SavedVGpu {
-            identity: SavedIdentity::of(config),
+            identity: SavedIdentity::from_config(config),
             pci: pci.save(),
             storage: storage.save(),
             denials: denials.clone(),
@@ -126,7 +126,7 @@ impl VGpu {
             graph,
             beside,
         } = saved;
-        let own = SavedIdentity::of(&config);
+        let own = SavedIdentity::from_config(&config);
         Invalid::unless(identity == own, || {
             format!("it is a vGPU of another kind: {identity:x?}, and this one is {own:x?}")
         })?;

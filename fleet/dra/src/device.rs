@@ -107,7 +107,7 @@ impl Offer {
         for card in cards {
             let memory = memories.iter().find(|memory| memory.card == card.name);
             let scheduler = schedulers.iter().find(|scheduler| scheduler.card == card.name);
-            let offer = Self::of(card, memory, scheduler);
+            let offer = Self::from_card(card, memory, scheduler);
             if let Some(there) = offers.get(&offer.device) {
                 tracing::warn!(
                     card = card.name,
@@ -121,7 +121,7 @@ impl Offer {
         offers.into_values().take(MAX_DEVICES).collect()
     }
 
-    fn of(card: &Card, memory: Option<&CardMemory>, scheduler: Option<&CardScheduler>) -> Self {
+    fn from_card(card: &Card, memory: Option<&CardMemory>, scheduler: Option<&CardScheduler>) -> Self {
         let tenants = card.kind == CUDA;
         let chunk_mib = memory.map_or(2, |memory| memory.chunk_bytes >> 20).max(1);
         let shared = if tenants { card.vram_mib } else { card.vram_mib.saturating_sub(card.vram_reserved_mib) };

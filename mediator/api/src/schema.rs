@@ -27,25 +27,28 @@ struct Operation {
 /// A key of a request's query: name, meaning, type.
 type Parameter = (&'static str, &'static str, Schema);
 
-fn of<T: JsonSchema>(generator: &mut SchemaGenerator) -> Value {
+fn schema_of<T: JsonSchema>(generator: &mut SchemaGenerator) -> Value {
     generator.subschema_for::<T>().to_value()
 }
 
 /// Returns the schema of a table with any subset of its keys.
 fn part_of<T: JsonSchema>(generator: &mut SchemaGenerator) -> Value {
-    json!({ "type": "object", "description": "the keys that are to change", "x-keys-of": of::<T>(generator) })
+    json!({ "type": "object", "description": "the keys that are to change", "x-keys-of": schema_of::<T>(generator) })
 }
 
 const NONE: &[Parameter] = &[];
-const WINDOW: &[Parameter] = &[("window_ms", "the time over which received parts are taken, 100 to 60000", of::<u64>)];
-const SINCE: &[Parameter] = &[("since_ms", "how far to go back, 100 to 60000", of::<u64>)];
-const RECORD: &[Parameter] = &[("for_ms", "how long to record, 1 to 60000", of::<u64>)];
-const LAUNCH: &[Parameter] = &[("vmm", "the VMM", of::<Vmm>), ("memory", "the guest's RAM", of::<MemorySize>)];
+const WINDOW: &[Parameter] =
+    &[("window_ms", "the time over which received parts are taken, 100 to 60000", schema_of::<u64>)];
+const SINCE: &[Parameter] = &[("since_ms", "how far to go back, 100 to 60000", schema_of::<u64>)];
+const RECORD: &[Parameter] = &[("for_ms", "how long to record, 1 to 60000", schema_of::<u64>)];
+const LAUNCH: &[Parameter] =
+    &[("vmm", "the VMM", schema_of::<Vmm>), ("memory", "the guest's RAM", schema_of::<MemorySize>)];
 const APPLY: &[Parameter] = &[
-    ("prune", "remove virtual machines and tenants that are not named", of::<bool>),
-    ("dry_run", "only find out what would be done", of::<bool>),
+    ("prune", "remove virtual machines and tenants that are not named", schema_of::<bool>),
+    ("dry_run", "only find out what would be done", schema_of::<bool>),
 ];
-const COMPARE: &[Parameter] = &[("exact", "also look for virtual machines and tenants that are not named", of::<bool>)];
+const COMPARE: &[Parameter] =
+    &[("exact", "also look for virtual machines and tenants that are not named", schema_of::<bool>)];
 
 const fn get(path: &'static str, summary: &'static str, query: &'static [Parameter], answer: Schema) -> Operation {
     Operation { method: "get", path, summary, query, body: None, answer: (200, Some(answer)), if_match: false }
@@ -74,39 +77,56 @@ const fn act(
 
 /// All requests except `/metrics`, which has its own format.
 const OPERATIONS: [Operation; 42] = [
-    get("/v1/tenants", "All tenants of CUDA cards", NONE, of::<crate::TenantList>),
-    change("post", "/v1/tenants", "Adds a tenant", Some(of::<crate::AddTenant>), (201, Some(of::<crate::Tenant>))),
+    get("/v1/tenants", "All tenants of CUDA cards", NONE, schema_of::<crate::TenantList>),
+    change(
+        "post",
+        "/v1/tenants",
+        "Adds a tenant",
+        Some(schema_of::<crate::AddTenant>),
+        (201, Some(schema_of::<crate::Tenant>)),
+    ),
     change("delete", "/v1/tenants/{name}", "Removes a tenant", None, (204, None)),
-    get("/v1/tenants/{name}", "One tenant", NONE, of::<crate::Tenant>),
+    get("/v1/tenants/{name}", "One tenant", NONE, schema_of::<crate::Tenant>),
     change(
         "patch",
         "/v1/tenants/{name}",
         "Changes what a tenant may have of its card",
-        Some(of::<crate::TenantPatch>),
-        (200, Some(of::<crate::Tenant>)),
+        Some(schema_of::<crate::TenantPatch>),
+        (200, Some(schema_of::<crate::Tenant>)),
     ),
-    get("/v1/profiles", "All profiles, with what the cards can still have of each", NONE, of::<crate::ProfileList>),
-    get("/v1/profiles/{name}", "One profile", NONE, of::<crate::Profile>),
-    get("/v1/vms", "All virtual machines", NONE, of::<crate::VmList>),
-    change("post", "/v1/vms", "Adds a virtual machine", Some(of::<crate::AddVm>), (201, Some(of::<crate::Vm>))),
-    get("/v1/vms/{name}", "One virtual machine", NONE, of::<crate::Vm>),
+    get(
+        "/v1/profiles",
+        "All profiles, with what the cards can still have of each",
+        NONE,
+        schema_of::<crate::ProfileList>,
+    ),
+    get("/v1/profiles/{name}", "One profile", NONE, schema_of::<crate::Profile>),
+    get("/v1/vms", "All virtual machines", NONE, schema_of::<crate::VmList>),
+    change(
+        "post",
+        "/v1/vms",
+        "Adds a virtual machine",
+        Some(schema_of::<crate::AddVm>),
+        (201, Some(schema_of::<crate::Vm>)),
+    ),
+    get("/v1/vms/{name}", "One virtual machine", NONE, schema_of::<crate::Vm>),
     change("delete", "/v1/vms/{name}", "Removes a virtual machine", None, (204, None)),
-    get("/v1/vms/{name}/launch-args", "The arguments that connect a VMM", LAUNCH, of::<crate::LaunchArgs>),
-    get("/v1/vms/{name}/time", "What a virtual machine may have of its card's time", NONE, of::<crate::VmTime>),
+    get("/v1/vms/{name}/launch-args", "The arguments that connect a VMM", LAUNCH, schema_of::<crate::LaunchArgs>),
+    get("/v1/vms/{name}/time", "What a virtual machine may have of its card's time", NONE, schema_of::<crate::VmTime>),
     change(
         "patch",
         "/v1/vms/{name}/time",
         "Changes what a virtual machine may have of its card's time",
         Some(part_of::<crate::VmTime>),
-        (200, Some(of::<crate::VmTime>)),
+        (200, Some(schema_of::<crate::VmTime>)),
     ),
     act("/v1/vms/{name}/release", "Lets a virtual machine out of quarantine", NONE, None, (204, None)),
     change(
         "post",
         "/v1/vms/{name}/move",
         "Moves a virtual machine to another card while it works",
-        Some(of::<crate::MoveTo>),
-        (200, Some(of::<crate::Moved>)),
+        Some(schema_of::<crate::MoveTo>),
+        (200, Some(schema_of::<crate::Moved>)),
     ),
     act(
         "/v1/vms/{name}/save",
@@ -120,42 +140,42 @@ const OPERATIONS: [Operation; 42] = [
         "Has the vGPU of a virtual machine go on from what was saved",
         NONE,
         None,
-        (200, Some(of::<crate::Restored>)),
+        (200, Some(schema_of::<crate::Restored>)),
     ),
-    get("/v1/daemon", "The daemon itself", NONE, of::<crate::DaemonInfo>),
+    get("/v1/daemon", "The daemon itself", NONE, schema_of::<crate::DaemonInfo>),
     act(
         "/v1/daemon/upgrade",
         "Has the program that lies at the daemon's path go on with all virtual machines; this daemon ends then",
         NONE,
         None,
-        (200, Some(of::<crate::Upgraded>)),
+        (200, Some(schema_of::<crate::Upgraded>)),
     ),
-    get("/v1/cards", "All cards", NONE, of::<crate::CardList>),
-    get("/v1/cards/{name}", "One card", NONE, of::<crate::Card>),
+    get("/v1/cards", "All cards", NONE, schema_of::<crate::CardList>),
+    get("/v1/cards/{name}", "One card", NONE, schema_of::<crate::Card>),
     change(
         "post",
         "/v1/cards/{name}/drain",
         "Has a card take nobody new, and moves its virtual machines to other cards",
         None,
-        (200, Some(of::<crate::DrainReport>)),
+        (200, Some(schema_of::<crate::DrainReport>)),
     ),
     change(
         "post",
         "/v1/cards/{name}/undrain",
         "Has a card take virtual machines and tenants again",
         None,
-        (200, Some(of::<crate::Card>)),
+        (200, Some(schema_of::<crate::Card>)),
     ),
-    get("/v1/schedulers", "How the time of cards is shared", WINDOW, of::<crate::SchedulerList>),
-    get("/v1/cards/{name}/scheduler", "How the time of a card is shared", WINDOW, of::<crate::CardScheduler>),
+    get("/v1/schedulers", "How the time of cards is shared", WINDOW, schema_of::<crate::SchedulerList>),
+    get("/v1/cards/{name}/scheduler", "How the time of a card is shared", WINDOW, schema_of::<crate::CardScheduler>),
     change(
         "patch",
         "/v1/cards/{name}/scheduler",
         "Changes how the time of a card is shared",
         Some(part_of::<sched::Config>),
-        (200, Some(of::<crate::CardScheduler>)),
+        (200, Some(schema_of::<crate::CardScheduler>)),
     ),
-    get("/v1/cards/{name}/scheduler/history", "What was used over time", SINCE, of::<crate::SchedulerHistory>),
+    get("/v1/cards/{name}/scheduler/history", "What was used over time", SINCE, schema_of::<crate::SchedulerHistory>),
     act(
         "/v1/cards/{name}/scheduler/record",
         "Writes down what a card's scheduler is told and decides; the answer is lines of JSON, of media type \
@@ -164,73 +184,73 @@ const OPERATIONS: [Operation; 42] = [
         None,
         (200, None),
     ),
-    get("/v1/memory", "What lies where of the memory of cards", NONE, of::<crate::MemoryList>),
-    get("/v1/cards/{name}/memory", "What lies where of the memory of a card", NONE, of::<crate::CardMemory>),
+    get("/v1/memory", "What lies where of the memory of cards", NONE, schema_of::<crate::MemoryList>),
+    get("/v1/cards/{name}/memory", "What lies where of the memory of a card", NONE, schema_of::<crate::CardMemory>),
     change(
         "patch",
         "/v1/cards/{name}/memory",
         "Changes how the memory of a card is divided",
         Some(part_of::<crate::CardMemorySettings>),
-        (200, Some(of::<crate::CardMemory>)),
+        (200, Some(schema_of::<crate::CardMemory>)),
     ),
     get(
         "/v1/vms/{name}/memory",
         "What a virtual machine may have of its card's memory",
         NONE,
-        of::<crate::VmMemorySettings>,
+        schema_of::<crate::VmMemorySettings>,
     ),
     change(
         "patch",
         "/v1/vms/{name}/memory",
         "Changes what a virtual machine may have of its card's memory",
         Some(part_of::<crate::VmMemorySettings>),
-        (200, Some(of::<crate::VmMemorySettings>)),
+        (200, Some(schema_of::<crate::VmMemorySettings>)),
     ),
     act(
         "/v1/vms/{name}/memory/evict",
         "Moves memory of a virtual machine to host memory",
         NONE,
-        Some(of::<crate::MoveRequest>),
-        (200, Some(of::<crate::MoveReport>)),
+        Some(schema_of::<crate::MoveRequest>),
+        (200, Some(schema_of::<crate::MoveReport>)),
     ),
     act(
         "/v1/vms/{name}/memory/return",
         "Moves memory of a virtual machine back to the card",
         NONE,
-        Some(of::<crate::MoveRequest>),
-        (200, Some(of::<crate::MoveReport>)),
+        Some(schema_of::<crate::MoveRequest>),
+        (200, Some(schema_of::<crate::MoveReport>)),
     ),
     act(
         "/v1/vms/{name}/memory/accesses",
         "Counts for a time how often a guest's VRAM is accessed",
         RECORD,
         None,
-        (200, Some(of::<crate::AccessProfile>)),
+        (200, Some(schema_of::<crate::AccessProfile>)),
     ),
     act(
         "/v1/vms/{name}/memory/hints",
         "Takes over what somebody knows of ranges of a guest's VRAM",
         NONE,
-        Some(of::<crate::Hints>),
+        Some(schema_of::<crate::Hints>),
         (204, None),
     ),
-    get("/v1/desired", "All that can be changed; the ETag is its revision", NONE, of::<crate::Exported>),
+    get("/v1/desired", "All that can be changed; the ETag is its revision", NONE, schema_of::<crate::Exported>),
     Operation {
         query: APPLY,
         ..change(
             "patch",
             "/v1/desired",
             "Makes things as desired",
-            Some(of::<crate::Desired>),
-            (200, Some(of::<crate::Applied>)),
+            Some(schema_of::<crate::Desired>),
+            (200, Some(schema_of::<crate::Applied>)),
         )
     },
     act(
         "/v1/desired/compare",
         "Finds what is not as desired",
         COMPARE,
-        Some(of::<crate::Desired>),
-        (200, Some(of::<crate::Comparison>)),
+        Some(schema_of::<crate::Desired>),
+        (200, Some(schema_of::<crate::Comparison>)),
     ),
     get("/v1/schema", "This document", NONE, |_| json!({ "type": "object" })),
 ];
@@ -265,7 +285,7 @@ impl Operation {
         if let Some(answer) = answer {
             good["content"] = content(answer(generator));
         }
-        let bad = json!({ "description": "not done", "content": content(of::<crate::Error>(generator)) });
+        let bad = json!({ "description": "not done", "content": content(schema_of::<crate::Error>(generator)) });
         let mut described = json!({ "summary": self.summary, "responses": { "default": bad } });
         described["responses"][status.to_string()] = good;
         let parameters = self.parameters(generator);

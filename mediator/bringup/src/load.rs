@@ -16,7 +16,7 @@ fn at(falcon: Falcon, register: u32) -> u32 {
 /// # Errors
 /// When its memory is too small.
 pub fn load(card: &dyn Card, set: &Set, falcon: Falcon) -> Result<(), CardError> {
-    let image: &Image = set.of(falcon);
+    let image: &Image = set.image(falcon);
     let room = HWCFG::IMEM_BLOCKS.get(card.read32(at(falcon, HWCFG::OFFSET)));
     let pages = image.code().len().div_ceil(CODE_PAGE_WORDS) as u32;
     if pages > room {

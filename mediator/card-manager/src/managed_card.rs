@@ -458,7 +458,7 @@ impl ManagedCard {
         let mut state = self.lock();
         let chunk_bytes = state.vram().chunks.chunk_bytes();
         made.map_err(|error| match error {
-            vram::Error::Promise { .. } => ManagerError::OutOfMemory(Shortage::of(&error, chunk_bytes)),
+            vram::Error::Promise { .. } => ManagerError::OutOfMemory(Shortage::from_error(&error, chunk_bytes)),
             error => ManagerError::Chunks(error),
         })?;
         if let Err(error) = state.set_ram(vm, share.ram) {

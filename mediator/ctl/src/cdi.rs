@@ -81,7 +81,7 @@ impl Cdi {
         let path = file.path().display().to_string();
         if self.remove {
             file.remove().map_err(refused)?;
-            return Ok(form.of(&serde_json::json!({ "removed": path }), |_| format!("{path} is removed\n")));
+            return Ok(form.render(&serde_json::json!({ "removed": path }), |_| format!("{path} is removed\n")));
         }
         let tenant: Tenant = client.get(&format!("/v1/tenants/{}", client::segment(&self.name)))?;
         let tenants = client.get::<TenantList>("/v1/tenants")?.tenants;
@@ -91,8 +91,8 @@ impl Cdi {
         let device = self.device(&tenant.name, &tenant.socket)?;
         if self.write {
             file.write(vec![device]).map_err(refused)?;
-            let name = cdi_spec::qualified(&tenant.name);
-            return Ok(form.of(&serde_json::json!({ "written": path, "device": name }), |_| {
+            let name = fleet_cdi::qualified(&tenant.name);
+            return Ok(form.render(&serde_json::json!({ "written": path, "device": name }), |_| {
                 format!("{path} is written\npodman run --device {name} ...\n")
             }));
         }

@@ -31,10 +31,10 @@ impl DaemonCommand {
     /// See [`ClientError`].
     pub(super) fn run(self, client: &Client, form: Form) -> Result<String, ClientError> {
         match self {
-            Self::Show => Ok(form.of(&client.get("/v1/daemon")?, show)),
+            Self::Show => Ok(form.render(&client.get("/v1/daemon")?, show)),
             Self::Upgrade => {
                 let api::Upgraded { pid } = client.post("/v1/daemon/upgrade", &())?;
-                Ok(form.of(&next(client, pid)?, show))
+                Ok(form.render(&next(client, pid)?, show))
             }
         }
     }

@@ -63,7 +63,7 @@ impl Apply {
     pub fn run(&self, client: &Client, form: Form) -> Result<String, ClientError> {
         let path = format!("{PATH}?prune={}&dry_run={}", self.prune, self.dry_run);
         let applied: Applied = client.patch(&path, &desired(&self.file)?)?;
-        Ok(form.of(&applied, shown))
+        Ok(form.render(&applied, shown))
     }
 }
 
@@ -74,7 +74,7 @@ impl Assert {
         let desired = Desired { revision: None, ..desired(&self.file)? };
         let found: Comparison = client.post(&path, &desired)?;
         let code = if found.differences.is_empty() { Code::Good } else { Code::Failed };
-        Ok((form.of(&found, |found| differences(&found.differences)), code))
+        Ok((form.render(&found, |found| differences(&found.differences)), code))
     }
 }
 

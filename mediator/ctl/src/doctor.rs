@@ -138,7 +138,7 @@ impl Doctor {
         .concat();
         let good = findings.iter().all(|finding| finding.state != State::Missing);
         let findings = Findings { good, findings };
-        (form.of(&findings, table), if good { Code::Good } else { Code::Failed })
+        (form.render(&findings, table), if good { Code::Good } else { Code::Failed })
     }
 }
 

@@ -105,10 +105,10 @@ impl FirmwareCommand {
         };
         if let Some(removed) = change {
             let row = Row::from(removed);
-            return Ok(form.of(&row, |row| format!("{} of {} is removed\n", row.digest, row.falcon)));
+            return Ok(form.render(&row, |row| format!("{} of {} is removed\n", row.digest, row.falcon)));
         }
         let images = place.store().list().map_err(refused)?.into_iter().map(Row::from).collect();
-        Ok(form.of(&Images { images }, |images| table(&images.images)))
+        Ok(form.render(&Images { images }, |images| table(&images.images)))
     }
 }
 

@@ -93,20 +93,20 @@ impl HostCommand {
         match self {
             Self::List { host: false, .. } => {
                 let list: api::CardList = client.get("/v1/cards")?;
-                Ok(form.of(&list, |list| output::cards(&list.cards)))
+                Ok(form.render(&list, |list| output::cards(&list.cards)))
             }
             Self::List { place, .. } => {
                 let functions = place.sysfs().list().map_err(|error| refused(&BindError::Host(error)))?;
                 let cards = Cards { cards: functions.into_iter().map(ManagedCard::from).collect() };
-                Ok(form.of(&cards, |cards| table(&cards.cards)))
+                Ok(form.render(&cards, |cards| table(&cards.cards)))
             }
             Self::Bind { address, place } => {
                 let change = place.sysfs().bind(&Kernel, address).map_err(|error| refused(&error))?;
-                Ok(form.of(&change, changed))
+                Ok(form.render(&change, changed))
             }
             Self::Unbind { address, driver, place } => {
                 let change = place.sysfs().unbind(&Kernel, address, driver.as_deref());
-                Ok(form.of(&change.map_err(|error| refused(&error))?, changed))
+                Ok(form.render(&change.map_err(|error| refused(&error))?, changed))
             }
         }
     }

@@ -115,7 +115,7 @@ impl Form {
     }
 
     /// Returns an answer in this form.
-    fn of<T: serde::Serialize>(self, answer: &T, table: impl FnOnce(&T) -> String) -> String {
+    fn render<T: serde::Serialize>(self, answer: &T, table: impl FnOnce(&T) -> String) -> String {
         match self {
             Self::Table => table(answer),
             Self::Json => json(answer),
@@ -458,23 +458,23 @@ fn answer(form: Form, arguments: Arguments) -> Result<(String, Code), ClientErro
         }
         Command::Vm(VmCommand::List { .. }) => {
             let list: api::VmList = client.get("/v1/vms")?;
-            form.of(&list, |list| output::vms(&list.vms))
+            form.render(&list, |list| output::vms(&list.vms))
         }
         Command::Vm(VmCommand::Show { name, .. }) => {
             let vm: api::Vm = client.get(&format!("/v1/vms/{}", client::segment(&name)))?;
-            form.of(&vm, output::vm)
+            form.render(&vm, output::vm)
         }
         Command::Vm(VmCommand::Add(add)) => {
             let vm: api::Vm = client.post("/v1/vms", &add.table()?)?;
-            form.of(&vm, output::vm_added)
+            form.render(&vm, output::vm_added)
         }
         Command::Vm(VmCommand::Remove { name }) => {
             client.delete(&format!("/v1/vms/{}", client::segment(&name)))?;
-            form.of(&serde_json::json!({ "removed": name }), |_| format!("VM {name} is removed\n"))
+            form.render(&serde_json::json!({ "removed": name }), |_| format!("VM {name} is removed\n"))
         }
         Command::Vm(VmCommand::LaunchArgs { name, vmm: Some(Vmm::Libvirt), memory, profile: Some(profile) }) => {
             let args = libvirt::domain(&client, &socket, (&name, &profile), &memory)?;
-            form.of(&args, output::launch_args)
+            form.render(&args, output::launch_args)
         }
         Command::Vm(VmCommand::LaunchArgs { profile: Some(_), .. }) => {
             return Err(ClientError::Desired {
@@ -486,7 +486,7 @@ fn answer(form: Form, arguments: Arguments) -> Result<(String, Code), ClientErro
             let vmm = vmm.map(|vmm| format!("&vmm={vmm}")).unwrap_or_default();
             let path = format!("/v1/vms/{}/launch-args?memory={}{vmm}", client::segment(&name), String::from(memory));
             let args: api::LaunchArgs = client.get(&path)?;
-            form.of(&args, output::launch_args)
+            form.render(&args, output::launch_args)
         }
         Command::Vm(VmCommand::Move { name, card }) => moving::move_vm(client, form, &name, card)?,
         Command::Vm(VmCommand::Save { name, file, force }) => saving::save(client, form, &name, &file, force)?,
@@ -496,11 +496,11 @@ fn answer(form: Form, arguments: Arguments) -> Result<(String, Code), ClientErro
         Command::Card(CardCommand::Firmware(command)) => command.run(form)?,
         Command::Card(CardCommand::Show { name: None, .. }) => {
             let list: api::CardList = client.get("/v1/cards")?;
-            form.of(&list, |list| output::cards(&list.cards))
+            form.render(&list, |list| output::cards(&list.cards))
         }
         Command::Card(CardCommand::Show { name: Some(name), .. }) => {
             let card: api::Card = client.get(&format!("/v1/cards/{}", client::segment(&name)))?;
-            form.of(&card, output::card)
+            form.render(&card, output::card)
         }
         Command::Daemon(command) => command.run(&client, form)?,
         Command::Sched(command) => sched::answer(&client, form, command)?,

@@ -250,16 +250,16 @@ pub(super) fn answer(client: &Client, form: Form, command: MemoryCommand) -> Res
     match command {
         MemoryCommand::Show { card: None, .. } => {
             let list: api::MemoryList = client.get("/v1/memory")?;
-            Ok(form.of(&list, |list| output::memory::cards(&list.memories)))
+            Ok(form.render(&list, |list| output::memory::cards(&list.memories)))
         }
         MemoryCommand::Show { card: Some(card), .. } => {
             let memory: api::CardMemory = client.get(&format!("/v1/cards/{}/memory", client::segment(&card)))?;
-            Ok(form.of(&memory, output::memory::card))
+            Ok(form.render(&memory, output::memory::card))
         }
         MemoryCommand::Set(set) => {
             let path = format!("/v1/cards/{}/memory", client::segment(&set.card));
             let memory: api::CardMemory = client.patch(&path, &set.settings.patch())?;
-            Ok(form.of(&memory, output::memory::card))
+            Ok(form.render(&memory, output::memory::card))
         }
         MemoryCommand::SetQuota(SetSize { vm, size }) => set(client, form, &vm, "quota_mib", json!(size.0)),
         MemoryCommand::SetGuarantee(SetSize { vm, size }) => set(client, form, &vm, "guarantee_mib", json!(size.0)),
@@ -292,7 +292,7 @@ fn set(client: &Client, form: Form, vm: &str, key: &str, value: Value) -> Result
 
 fn change(client: &Client, form: Form, vm: &str, patch: &Map<String, Value>) -> Result<String, ClientError> {
     let memory: api::VmMemorySettings = client.patch(&vm_path(vm), patch)?;
-    Ok(form.of(&memory, output::memory::limits))
+    Ok(form.render(&memory, output::memory::limits))
 }
 
 fn about(RangeOf(range): RangeOf, say: impl FnOnce(&mut api::Hint)) -> api::Hint {
@@ -310,7 +310,7 @@ fn hint(client: &Client, vm: &str, hints: Vec<api::Hint>) -> Result<String, Clie
 fn moved(client: &Client, form: Form, Move { vm, mib, range }: &Move, what: &str) -> Result<String, ClientError> {
     let request = api::MoveRequest { mib: *mib, range: range.map(|range| range.0) };
     let report: api::MoveReport = client.post(&format!("{}/{what}", vm_path(vm)), &request)?;
-    Ok(form.of(&report, output::memory::moved))
+    Ok(form.render(&report, output::memory::moved))
 }
 
 /// Flags of `vm add`.

@@ -15,7 +15,7 @@ const MOVE_TIMEOUT: Duration = Duration::from_secs(3600);
 pub(super) fn move_vm(client: Client, form: Form, name: &str, card: Option<String>) -> Result<String, ClientError> {
     let path = format!("/v1/vms/{}/move", client::segment(name));
     let done: Moved = client.waiting(MOVE_TIMEOUT).post(&path, &MoveTo { card })?;
-    Ok(form.of(&done, moved))
+    Ok(form.render(&done, moved))
 }
 
 /// Drains a card. Returns the output, and the exit code for whether VMs or tenants remain.
@@ -23,13 +23,13 @@ pub(super) fn drain(client: Client, form: Form, name: &str) -> Result<(String, C
     let path = format!("/v1/cards/{}/drain", client::segment(name));
     let done: DrainReport = client.waiting(MOVE_TIMEOUT).post(&path, &())?;
     let code = if done.left.is_empty() { Code::Good } else { Code::Conflict };
-    Ok((form.of(&done, report), code))
+    Ok((form.render(&done, report), code))
 }
 
 /// Ends a drain; returns the output.
 pub(super) fn undrain(client: &Client, form: Form, name: &str) -> Result<String, ClientError> {
     let card: api::Card = client.post(&format!("/v1/cards/{}/undrain", client::segment(name)), &())?;
-    Ok(form.of(&card, |card| format!("card {} takes VMs and tenants\n", card.name)))
+    Ok(form.render(&card, |card| format!("card {} takes VMs and tenants\n", card.name)))
 }
 
 fn moved(moved: &Moved) -> String {

@@ -29,11 +29,11 @@ pub(super) fn answer(client: &Client, form: Form, command: ProfileCommand) -> Re
     match command {
         ProfileCommand::List { .. } => {
             let list: ProfileList = client.get("/v1/profiles")?;
-            Ok(form.of(&list, |list| profiles(&list.profiles)))
+            Ok(form.render(&list, |list| profiles(&list.profiles)))
         }
         ProfileCommand::Show { name, .. } => {
             let profile: Profile = client.get(&format!("/v1/profiles/{}", client::segment(&name)))?;
-            Ok(form.of(&profile, show))
+            Ok(form.render(&profile, show))
         }
     }
 }

@@ -108,7 +108,7 @@ impl Uses {
     ///
     /// # Errors
     /// When the window is not a whole number of the history's intervals, or too many windows result.
-    pub fn of(history: &SchedulerHistory, engine: Engine, window_ms: u128) -> Result<Self, String> {
+    pub fn from_history(history: &SchedulerHistory, engine: Engine, window_ms: u128) -> Result<Self, String> {
         let interval_ms = history.interval_ms.max(1);
         let window_ms = u64::try_from(window_ms).unwrap_or(u64::MAX);
         if window_ms == 0 || !window_ms.is_multiple_of(interval_ms) || window_ms > history.since_ms {
@@ -307,11 +307,11 @@ mod tests {
 
     #[test]
     fn uses_are_summed_up_in_windows_from_the_first_use_on() {
-        let uses = Uses::of(&history(), Engine::Compute, 500).unwrap();
+        let uses = Uses::from_history(&history(), Engine::Compute, 500).unwrap();
         assert_eq!((uses.begin, uses.windows()), (-1.0, 2));
         let rounded = |vm: usize| uses.vms[vm].percent.iter().map(|percent| percent.round()).collect::<Vec<_>>();
         assert_eq!((rounded(0), rounded(1)), (vec![60.0, 60.0], vec![18.0, 12.0]));
-        let uses = Uses::of(&history(), Engine::Compute, 100).unwrap();
+        let uses = Uses::from_history(&history(), Engine::Compute, 100).unwrap();
         assert_eq!(uses.windows(), 10);
         assert_eq!(uses.vms[1].percent[..2], [30.0, 0.0]);
         // 60 of 80 and 15 of 20: both received three quarters of their entitlement.
@@ -325,17 +325,17 @@ mod tests {
         let mut history = history();
         let first = history.vms[0].samples[0].clone();
         history.vms[0].samples.insert(0, UseSample { from_ns: first.from_ns - 3 * INTERVAL_NS, ..first });
-        let uses = Uses::of(&history, Engine::Compute, 500).unwrap();
+        let uses = Uses::from_history(&history, Engine::Compute, 500).unwrap();
         assert_eq!((uses.begin, uses.windows()), (-1.0, 2), "what is before the first whole window is left out");
         history.vms = (0..64).map(|index| VmHistory { vm: format!("vm{index}"), ..history.vms[1].clone() }).collect();
-        let svg = Uses::of(&history, Engine::Compute, 500).unwrap().svg("card0", false).unwrap();
+        let svg = Uses::from_history(&history, Engine::Compute, 500).unwrap().svg("card0", false).unwrap();
         assert!(svg.contains("vm63: 15.0 %") && svg.contains("height=\"1340\""), "{svg}");
     }
 
     #[test]
     fn windows_that_do_not_fit_are_refused() {
         for ms in [0, 50, 150, 10_000, u128::MAX] {
-            let error = Uses::of(&history(), Engine::Compute, ms).unwrap_err();
+            let error = Uses::from_history(&history(), Engine::Compute, ms).unwrap_err();
             assert!(error.contains("expected a multiple of 100 ms, at most the 5000 ms"), "{error}");
         }
     }
@@ -353,7 +353,7 @@ mod tests {
         let history = history();
         assert_eq!(busiest(&history), Engine::Compute);
         for stacked in [false, true] {
-            let uses = Uses::of(&history, Engine::Compute, 100).unwrap();
+            let uses = Uses::from_history(&history, Engine::Compute, 100).unwrap();
             let svg = uses.svg("card0", stacked).unwrap();
             assert!(svg.starts_with("<svg ") && svg.trim_end().ends_with("</svg>"), "{svg}");
             for text in ["a: 60.0 % (entitled 80.0 %)", "b: 15.0 % (entitled 20.0 %)", "index 1.000", "card0, compute"]
@@ -370,7 +370,7 @@ mod tests {
     #[test]
     fn nothing_used_is_a_picture_too() {
         let idle = SchedulerHistory { vms: Vec::new(), ..history() };
-        let uses = Uses::of(&idle, busiest(&idle), 500).unwrap();
+        let uses = Uses::from_history(&idle, busiest(&idle), 500).unwrap();
         assert_eq!(uses.summary("f").jain, None);
         assert!(uses.svg("card0", false).unwrap().contains("index -"));
         assert!(uses.svg("card0", true).is_ok());
@@ -380,7 +380,7 @@ mod tests {
     fn use_beyond_a_window_is_within_the_picture() {
         let mut history = history();
         history.vms[0].samples[3].used_ns.insert(Engine::Compute, 400_000_000);
-        let uses = Uses::of(&history, Engine::Compute, 100).unwrap();
+        let uses = Uses::from_history(&history, Engine::Compute, 100).unwrap();
         assert_eq!(uses.layers(true)[1][3], 400.0);
         assert!(uses.svg("card0", true).is_ok());
     }

@@ -23,7 +23,7 @@ struct Beside {
 
 impl Beside {
     /// Creates it readable for its owner alone: it holds a guest's memory.
-    fn of(target: &Path) -> io::Result<Self> {
+    fn create(target: &Path) -> io::Result<Self> {
         let name = target.file_name().ok_or(io::ErrorKind::InvalidInput)?;
         let name = format!(".{}.{}.part", name.to_string_lossy(), std::process::id());
         let path = target.with_file_name(name);
@@ -55,7 +55,7 @@ pub(super) fn save(client: Client, form: Form, name: &str, file: &Path, force: b
     if !force && fs::symlink_metadata(file).is_ok() {
         return Err(ClientError::Exists { path: file.to_owned() });
     }
-    let mut beside = Beside::of(file).map_err(failed)?;
+    let mut beside = Beside::create(file).map_err(failed)?;
     let mut bytes = 0u64;
     client.waiting(SAVE_TIMEOUT).stream_out(&format!("/v1/vms/{}/save", client::segment(name)), |piece| {
         bytes = bytes.saturating_add(piece.len() as u64);
@@ -63,7 +63,7 @@ pub(super) fn save(client: Client, form: Form, name: &str, file: &Path, force: b
     })?;
     beside.finish(file, force).map_err(failed)?;
     let done = json!({ "vm": name, "file": file.display().to_string(), "bytes": bytes });
-    Ok(form.of(&done, |_| format!("VM {name} is saved in {}: {} MiB\n", file.display(), bytes.div_ceil(1 << 20))))
+    Ok(form.render(&done, |_| format!("VM {name} is saved in {}: {} MiB\n", file.display(), bytes.div_ceil(1 << 20))))
 }
 
 /// Restores a virtual machine; returns the output.
@@ -71,7 +71,7 @@ pub(super) fn restore(client: Client, form: Form, name: &str, file: &Path) -> Re
     let source = File::open(file).map_err(|source| ClientError::Unreadable { path: file.to_owned(), source })?;
     let path = format!("/v1/vms/{}/restore", client::segment(name));
     let done: Restored = client.waiting(SAVE_TIMEOUT).stream_in(&path, source)?;
-    Ok(form.of(&done, |done| {
+    Ok(form.render(&done, |done| {
         let Restored { vm, card, memory_mib, pause_ms } = done;
         format!("VM {vm} goes on from {} on {card}: {memory_mib} MiB, it waited {pause_ms} ms\n", file.display())
     }))

@@ -287,25 +287,25 @@ pub(super) fn answer(client: &Client, form: Form, command: SchedCommand) -> Resu
     Ok(match command {
         SchedCommand::Show { card: None, .. } => {
             let list: api::SchedulerList = client.get("/v1/schedulers")?;
-            form.of(&list, |list| output::scheduler::cards(&list.schedulers))
+            form.render(&list, |list| output::scheduler::cards(&list.schedulers))
         }
         SchedCommand::Show { card: Some(card), .. } => {
             let scheduler: api::CardScheduler = client.get(&scheduler_path(&card))?;
-            form.of(&scheduler, output::scheduler::card)
+            form.render(&scheduler, output::scheduler::card)
         }
         SchedCommand::Set(set) => {
             let SetCard { card, settings } = *set;
             let scheduler: api::CardScheduler = client.patch(&scheduler_path(&card), &settings.patch())?;
-            form.of(&scheduler, output::scheduler::card)
+            form.render(&scheduler, output::scheduler::card)
         }
         SchedCommand::SetVm(SetVm { vm, time }) => {
             let path = format!("/v1/vms/{}/time", client::segment(&vm));
             let time: api::VmTime = client.patch(&path, &time.patch())?;
-            form.of(&time, |time| output::scheduler::vm_time(&vm, time))
+            form.render(&time, |time| output::scheduler::vm_time(&vm, time))
         }
         SchedCommand::Release { vm } => {
             client.request(Method::POST, &format!("/v1/vms/{}/release", client::segment(&vm)), Default::default())?;
-            form.of(&serde_json::json!({ "released": vm }), |_| {
+            form.render(&serde_json::json!({ "released": vm }), |_| {
                 format!("VM {vm} is released, its strikes are forgotten\n")
             })
         }
@@ -314,11 +314,11 @@ pub(super) fn answer(client: &Client, form: Form, command: SchedCommand) -> Resu
             let path = format!("{}/history?since_ms={}", scheduler_path(&card), since.as_millis());
             let history: api::SchedulerHistory = client.get(&path)?;
             let engine = engine.unwrap_or_else(|| report::busiest(&history));
-            let uses = report::Uses::of(&history, engine, window.as_millis()).map_err(ClientError::Report)?;
+            let uses = report::Uses::from_history(&history, engine, window.as_millis()).map_err(ClientError::Report)?;
             let svg = uses.svg(&history.card, stacked).map_err(ClientError::Report)?;
             std::fs::write(&out, svg).map_err(|source| ClientError::File { path: out.clone(), source })?;
             let summary = uses.summary(&out.display().to_string());
-            form.of(&summary, output::scheduler::report)
+            form.render(&summary, output::scheduler::report)
         }
         SchedCommand::Record(Record { card, length, out }) => {
             let path = format!("{}/record?for_ms={}", scheduler_path(&card), length.as_millis());
@@ -326,12 +326,12 @@ pub(super) fn answer(client: &Client, form: Form, command: SchedCommand) -> Resu
             std::fs::write(&out, &record).map_err(|source| ClientError::File { path: out.clone(), source })?;
             let events = record.iter().filter(|byte| **byte == b'\n').count().saturating_sub(1);
             let file = out.display().to_string();
-            form.of(&serde_json::json!({ "file": file, "events": events, "bytes": record.len() }), |_| {
+            form.render(&serde_json::json!({ "file": file, "events": events, "bytes": record.len() }), |_| {
                 format!("{events} events of {card}'s scheduler in {file}\n")
             })
         }
         SchedCommand::Replay(Replay { file, policy }) => {
-            form.of(&replay::replay(&file, policy)?, output::scheduler::replay)
+            form.render(&replay::replay(&file, policy)?, output::scheduler::replay)
         }
     })
 }

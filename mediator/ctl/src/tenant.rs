@@ -171,19 +171,19 @@ pub(super) fn answer(client: &Client, form: Form, command: TenantCommand) -> Res
     match command {
         TenantCommand::Add(add) => {
             let tenant: Tenant = client.post("/v1/tenants", &add.table()?)?;
-            Ok(form.of(&tenant, show))
+            Ok(form.render(&tenant, show))
         }
         TenantCommand::Remove { name } => {
             client.delete(&path(&name))?;
-            Ok(form.of(&serde_json::json!({ "removed": name }), |_| format!("tenant {name} is removed\n")))
+            Ok(form.render(&serde_json::json!({ "removed": name }), |_| format!("tenant {name} is removed\n")))
         }
         TenantCommand::List { .. } => {
             let list: api::TenantList = client.get("/v1/tenants")?;
-            Ok(form.of(&list, |list| tenants(&list.tenants)))
+            Ok(form.render(&list, |list| tenants(&list.tenants)))
         }
         TenantCommand::Show { name, .. } => {
             let tenant: Tenant = client.get(&path(&name))?;
-            Ok(form.of(&tenant, show))
+            Ok(form.render(&tenant, show))
         }
         TenantCommand::Cdi(cdi) => cdi.run(client, form),
         TenantCommand::Set(set) => {
@@ -191,7 +191,7 @@ pub(super) fn answer(client: &Client, form: Form, command: TenantCommand) -> Res
             let memory = table(&VmMemory::from(memory)).map_err(ClientError::protocol)?;
             let patch = TenantPatch { memory, time: time.patch(), on_stuck, on_remove };
             let tenant: Tenant = client.patch(&path(&name), &patch)?;
-            Ok(form.of(&tenant, show))
+            Ok(form.render(&tenant, show))
         }
     }
 }

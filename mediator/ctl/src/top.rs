@@ -64,7 +64,7 @@ impl Top {
     pub(super) fn run(&self, client: &Client, form: Form) -> Result<String, ClientError> {
         let first = self.look(client)?;
         if self.once || form == Form::Json || !std::io::stdout().is_terminal() {
-            return Ok(form.of(&first, |look| {
+            return Ok(form.render(&first, |look| {
                 let mut view = View::default();
                 view.show(look.clone());
                 view.text()

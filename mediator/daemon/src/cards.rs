@@ -36,9 +36,9 @@ pub struct Cards {
 impl Cards {
     /// Returns the cards of a daemon; `state_dir` is the folder of its state, if it keeps any.
     #[must_use]
-    pub fn of(state_dir: Option<&Path>) -> Self {
+    pub fn new(state_dir: Option<&Path>) -> Self {
         let store = state_dir.map(Store::within);
-        let inbox = store.clone().map(Inbox::of).transpose();
+        let inbox = store.clone().map(Inbox::for_store).transpose();
         let inbox = inbox.unwrap_or_else(|error| {
             tracing::warn!(%error, "firmware of guests is not written down");
             None
@@ -283,7 +283,7 @@ impl CardBackend for OwnedCard {
         if let Some(host) = host.as_ref().filter(|host| host.failure().is_none()) {
             let mut state = host.lock();
             state.memory_mut().set_division(&division(&memory, self.spec.chunk_kib)).map_err(|error| {
-                let Shortage { what, what_to_do } = Shortage::of(&error, self.spec.chunk_kib << 10);
+                let Shortage { what, what_to_do } = Shortage::from_error(&error, self.spec.chunk_kib << 10);
                 BackendError::lacking(Shortage::new(format!("memory.reserve_mib: {what}"), what_to_do))
             })?;
             let slots = u32::try_from((memory.host_mib << 10) / self.spec.chunk_kib).unwrap_or(u32::MAX);

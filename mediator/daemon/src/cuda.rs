@@ -230,7 +230,7 @@ fn settings(spec: &CardSpec, folder: &Path) -> Settings {
         run_ahead_us,
         kills_strangers: strangers == config::OnStranger::Kill,
         margin_bytes: margin_mib * MIB,
-        rules: rules(spec, &Tuning::of(spec)),
+        rules: rules(spec, &Tuning::from_spec(spec)),
         journal: folder.join(format!("{}.programs", spec.name)),
     }
 }

@@ -117,7 +117,7 @@ struct State {
 impl State {
     /// Returns how a card is shared now.
     fn tuning(&self, card: &CardSpec) -> Tuning {
-        self.tunings.get(&card.name).copied().unwrap_or_else(|| Tuning::of(card))
+        self.tunings.get(&card.name).copied().unwrap_or_else(|| Tuning::from_spec(card))
     }
 
     /// Returns how much of its RAM a virtual machine may lend to a card.
@@ -222,7 +222,7 @@ impl Daemon {
     /// Creates a daemon with these cards, and no virtual machine or tenant yet.
     fn with(config: Config, cards: BTreeMap<String, Card>, sockets: Sockets, override_store: OverrideStore) -> Self {
         let Config { daemon, cards: specs, vms: _, tenants: _, profiles } = config;
-        let tunings = specs.iter().map(|card| (card.name.clone(), Tuning::of(card))).collect();
+        let tunings = specs.iter().map(|card| (card.name.clone(), Tuning::from_spec(card))).collect();
         let state = State {
             vms: BTreeMap::new(),
             tunings,

@@ -189,7 +189,7 @@ impl Daemon {
         let VmTuning { host, vm, limits, ram, settings, chunk_bytes } = &tuning;
         let (before, ram_before) = {
             let state = host.lock();
-            (state.vram().chunks.limits(*vm), state.memory().iova().of(*vm).0)
+            (state.vram().chunks.limits(*vm), state.memory().iova().share_and_charged(*vm).0)
         };
         let restore_limits = || {
             if let Some(Err(error)) = before.map(|before| host.lock().memory_mut().set_limits(*vm, before)) {
@@ -197,7 +197,7 @@ impl Daemon {
             }
         };
         host.make_room(|state| state.memory_mut().set_limits(*vm, *limits))
-            .map_err(|error| lacking(name, Shortage::of(&error, *chunk_bytes)))?;
+            .map_err(|error| lacking(name, Shortage::from_error(&error, *chunk_bytes)))?;
         let lent = host.lock().set_ram(*vm, ram_share(ram));
         if let Err(shortage) = lent {
             restore_limits();
@@ -436,7 +436,7 @@ fn set_rams(state: &State, card: &Card, memory: &CardMemory) -> Result<Lent, Dae
     let users: Vec<_> = users.into_iter().filter_map(|entry| Some((entry, entry.life.running()?))).collect();
     for (entry, running) in &users {
         let (Some(host), Some(vm)) = (lent.host.clone(), running.backend.scheduled_as()) else { continue };
-        let before = host.lock().memory().iova().of(vm).0;
+        let before = host.lock().memory().iova().share_and_charged(vm).0;
         let set = host.lock().set_ram(vm, ram_share(&entry.spec.memory.ram.on(memory)));
         if let Err(shortage) = set {
             lent.restore();
@@ -492,7 +492,7 @@ fn show(
         .filter_map(|(id, (name, spec, counters))| {
             let (holdings, account) = (holdings?, summary.vms.get(id)?);
             let Moved { sum, suspensions } = holdings.moved.get(id).cloned().unwrap_or_default();
-            let refused = holdings.refusals.of(*id);
+            let refused = holdings.refusals.counts_for(*id);
             let counter = |key: &str| counters.get(key).copied().unwrap_or(0);
             let entitled = holdings.entitled.get(id).map_or(0, |entitled| entitled.ceil);
             Some(api::VmMemory {

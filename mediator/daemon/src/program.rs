@@ -71,7 +71,7 @@ fn begin(
         tracing::warn!(socket = name, "socket from the service manager fits no VM yet; a VM of that name gets it");
     }
     sockets.tell();
-    let cards = Cards::of(config.daemon.state_dir.as_deref());
+    let cards = Cards::new(config.daemon.state_dir.as_deref());
     let daemon = Daemon::start(config, &cards, sockets, override_store)?;
     serve(&daemon, admin, program, path)
 }
@@ -98,7 +98,7 @@ fn go_on(config: Config, program: std::io::Result<PathBuf>, path: PathBuf) -> an
             return Err(error);
         }
     };
-    let cards = Cards::of(config.daemon.state_dir.as_deref());
+    let cards = Cards::new(config.daemon.state_dir.as_deref());
     let daemon = Daemon::take_over(config, &cards, sockets, override_store, heir)?;
     serve(&daemon, admin, program, path)
 }

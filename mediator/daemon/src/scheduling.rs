@@ -359,7 +359,7 @@ fn entitled(usage: &SchedulerUsage) -> BTreeMap<TenantId, Entitled> {
     let part = WHOLE_SHARE_PPM / u64::from(PERMILLE);
     let permille = |share: u64| u32::try_from((share + part / 2) / part).unwrap_or(PERMILLE);
     let of = |engine| {
-        let params: Vec<_> = params.iter().map(|params| params.of(engine)).collect();
+        let params: Vec<_> = params.iter().map(|params| params.for_engine(engine)).collect();
         sched::shares(&params).into_iter().map(permille)
     };
     // One queue for all engines is divided as compute is.

@@ -165,7 +165,7 @@ impl Set {
 
     /// Returns the image of a falcon.
     #[must_use]
-    pub fn of(&self, falcon: Falcon) -> &Image {
+    pub fn image(&self, falcon: Falcon) -> &Image {
         &self.0[falcon as usize]
     }
 }
@@ -207,7 +207,7 @@ mod tests {
     #[test]
     fn set_has_one_image_for_each_falcon() {
         let all = || Falcon::ALL.map(Image::stand_in).to_vec();
-        assert_eq!(Set::new(all()).unwrap().of(Falcon::Copy1), &Image::stand_in(Falcon::Copy1));
+        assert_eq!(Set::new(all()).unwrap().image(Falcon::Copy1), &Image::stand_in(Falcon::Copy1));
         assert!(Set::new(all()[1..].to_vec()).is_none());
         let mut twice = all();
         twice[0] = Image::stand_in(Falcon::Gpccs);

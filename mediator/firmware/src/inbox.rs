@@ -23,7 +23,7 @@ impl Inbox {
     ///
     /// # Errors
     /// When the thread cannot be created.
-    pub fn of(store: Store) -> std::io::Result<Self> {
+    pub fn for_store(store: Store) -> std::io::Result<Self> {
         let (sender, receiver) = sync_channel(WAITING_MAX);
         std::thread::Builder::new().name("firmware".into()).spawn(move || record(&store, &receiver))?;
         Ok(Self(Arc::new(sender)))

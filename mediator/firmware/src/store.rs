@@ -294,11 +294,11 @@ mod tests {
             store.approve(&image.digest().to_string()[..12]).unwrap();
         }
         let set = store.approved().unwrap().unwrap();
-        assert_eq!(set.of(Falcon::Gpccs), &Image::stand_in(Falcon::Gpccs));
+        assert_eq!(set.image(Falcon::Gpccs), &Image::stand_in(Falcon::Gpccs));
         // A new approval replaces the previous one; a removal leaves none.
         store.add(&numbered(7)).unwrap();
         store.approve(&numbered(7).digest().to_string()).unwrap();
-        assert_eq!(store.approved().unwrap().unwrap().of(Falcon::Fecs), &numbered(7));
+        assert_eq!(store.approved().unwrap().unwrap().image(Falcon::Fecs), &numbered(7));
         let approved = |entries: &[Entry]| entries.iter().filter(|entry| entry.approved).count();
         assert_eq!((store.list().unwrap().len(), approved(&store.list().unwrap())), (5, 4));
         store.remove(&numbered(7).digest().to_string()).unwrap();

@@ -141,7 +141,7 @@ impl IovaSpace {
 
     /// Returns a VM's share, and the bytes that count against its quota.
     #[must_use]
-    pub fn of(&self, vm: TenantId) -> (RamShare, u64) {
+    pub fn share_and_charged(&self, vm: TenantId) -> (RamShare, u64) {
         self.vms.get(&vm).map_or((RamShare::default(), 0), |part| (part.share, part.charged))
     }
 
@@ -150,7 +150,7 @@ impl IovaSpace {
     /// # Errors
     /// When its quota or the space is used up.
     pub fn allocate_for(&mut self, vm: TenantId, len: u64, like: u64) -> Result<Iova, NoIova> {
-        let (share, charged) = self.of(vm);
+        let (share, charged) = self.share_and_charged(vm);
         let charged = charge(len).and_then(|bytes| charged.checked_add(bytes)).filter(|sum| *sum <= share.quota);
         let charged = charged.ok_or(NoIova::Quota(share.quota))?;
         let window = self.vms.get(&vm).and_then(|part| part.window.clone());
@@ -277,7 +277,7 @@ mod tests {
         let lent = space.allocate_for(TenantId(1), 3 << 30, 0).unwrap();
         // A quota below the lent amount: that stays lent, and no more can be.
         space.set_share(TenantId(1), share(2, 1)).unwrap();
-        assert_eq!(space.of(TenantId(1)), (share(2, 1), 3 << 30));
+        assert_eq!(space.share_and_charged(TenantId(1)), (share(2, 1), 3 << 30));
         assert_eq!(space.allocate_for(TenantId(1), ALIGN, 0), Err(NoIova::Quota(2 << 30)));
         space.free_for(TenantId(1), lent);
         space.allocate_for(TenantId(1), 2 << 30, 0).unwrap();
@@ -290,7 +290,7 @@ mod tests {
         space.set_share(TenantId(2), share(600, 600)).unwrap();
         let most = space.set_share(TenantId(1), share(512, 512)).unwrap_err();
         assert!(most < 300 << 30, "{most:#x}");
-        assert_eq!(space.of(TenantId(1)).0, share(2, 1));
+        assert_eq!(space.share_and_charged(TenantId(1)).0, share(2, 1));
         space.set_share(TenantId(1), RamShare { quota: most, guarantee: most }).unwrap();
         assert_eq!(space.set_share(TenantId(3), share(1, 0)), Ok(()), "who asks for none needs no room");
         while space.allocate_for(TenantId(3), ALIGN, 0).is_ok() {}

@@ -187,7 +187,7 @@ impl Memory {
 
     /// Returns whether a VM has created segments.
     pub fn segments_of(&self, vm: TenantId) -> bool {
-        self.segments.of(vm).1 != 0
+        self.segments.bytes_and_count(vm).1 != 0
     }
 
     /// Forgets a removed VM: its moves are no longer reported, so memory that the card has not released stays in place.

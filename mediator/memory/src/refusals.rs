@@ -37,7 +37,7 @@ impl Refusals {
 
     /// Returns the refusals of a VM, by the limit's name.
     #[must_use]
-    pub fn of(&self, vm: TenantId) -> BTreeMap<&'static str, u64> {
+    pub fn counts_for(&self, vm: TenantId) -> BTreeMap<&'static str, u64> {
         self.counts.get(&vm).cloned().unwrap_or_default()
     }
 }
@@ -55,14 +55,16 @@ mod tests {
         }
         refusals.refused((vm, 8), Limit::SwapCap(2));
         refusals.refused((other, 7), Limit::Quota(4));
-        assert_eq!(refusals.of(vm), BTreeMap::from([("quota", 1), ("swap_cap", 1)]));
+        assert_eq!(refusals.counts_for(vm), BTreeMap::from([("quota", 1), ("swap_cap", 1)]));
         refusals.placed((vm, 7));
         refusals.refused((vm, 7), Limit::HostBudget(9));
-        assert_eq!(refusals.of(vm)["host_budget"], 1);
+        assert_eq!(refusals.counts_for(vm)["host_budget"], 1);
         refusals.restart(vm);
         refusals.refused((vm, 7), Limit::HostBudget(9));
-        assert_eq!(refusals.of(vm)["host_budget"], 2);
+        assert_eq!(refusals.counts_for(vm)["host_budget"], 2);
         refusals.forget(vm);
-        assert!(refusals.of(vm).is_empty() && refusals.open.len() == 1 && refusals.of(other)["quota"] == 1);
+        assert!(
+            refusals.counts_for(vm).is_empty() && refusals.open.len() == 1 && refusals.counts_for(other)["quota"] == 1
+        );
     }
 }

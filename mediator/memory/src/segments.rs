@@ -102,7 +102,7 @@ impl Segments {
 
     /// Returns the bytes of a VM's segments, and their number.
     #[must_use]
-    pub fn of(&self, vm: TenantId) -> (u64, usize) {
+    pub fn bytes_and_count(&self, vm: TenantId) -> (u64, usize) {
         let own = || self.segments.values().filter(|segment| segment.owner == vm);
         (own().map(|segment| segment.bytes).sum(), own().count())
     }
@@ -158,7 +158,7 @@ impl Memory {
         if bytes > u64::from(shadow_pt::SHARED_PAGES) * SMALL_PAGE {
             return Err(Status::Range);
         }
-        if segments.of(party.vm).1 >= SEGMENTS_OF_A_VM {
+        if segments.bytes_and_count(party.vm).1 >= SEGMENTS_OF_A_VM {
             return Err(Status::Limit);
         }
         let pool = segments.pools.entry(party.vm).or_insert_with(|| PagePool::new(party.limit));

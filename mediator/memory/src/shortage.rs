@@ -22,7 +22,7 @@ impl Shortage {
 
     /// Describes an error of the chunk table, which has chunks of `chunk_bytes`.
     #[must_use]
-    pub fn of(error: &Error, chunk_bytes: u64) -> Self {
+    pub fn from_error(error: &Error, chunk_bytes: u64) -> Self {
         let mib = |chunks: u64| size(chunks.saturating_mul(chunk_bytes));
         match *error {
             Error::Full { limit, host, .. } => Self::of_limit(limit.decisive(host), chunk_bytes),
@@ -130,7 +130,7 @@ impl Shortage {
     #[must_use]
     pub fn of_pin(error: &PinError, chunk_bytes: u64) -> Self {
         match error {
-            PinError::Range(error) => Self::of(error, chunk_bytes),
+            PinError::Range(error) => Self::from_error(error, chunk_bytes),
             PinError::Guarantee { pinned, guarantee, .. } => {
                 let mib = |chunks: u32| size(u64::from(chunks).saturating_mul(chunk_bytes));
                 let (pinned, guarantee) = (mib(*pinned), mib(*guarantee));
@@ -237,7 +237,7 @@ mod tests {
         let mut seen = [false; VARIANTS];
         for (error, keys, values) in limits {
             seen[variant(&error)] = true;
-            let shortage = Shortage::of(&error, CHUNK);
+            let shortage = Shortage::from_error(&error, CHUNK);
             let text = shortage.to_string();
             assert!(keys.iter().all(|key| text.contains(key)), "{error:?}: {text}");
             assert!(values.iter().all(|value| shortage.what.contains(value)), "{error:?}: {text}");
@@ -252,7 +252,7 @@ mod tests {
         }
         for error in others {
             seen[variant(&error)] = true;
-            let Shortage { what, what_to_do } = Shortage::of(&error, CHUNK);
+            let Shortage { what, what_to_do } = Shortage::from_error(&error, CHUNK);
             assert!(what == error.to_string() && !what_to_do.is_empty(), "{error:?}");
         }
         assert_eq!(seen, [true; VARIANTS], "each variant is told");
@@ -265,7 +265,7 @@ mod tests {
         assert_eq!(shortage.what, "6 MiB would be pinned, expected at most `memory.guarantee_mib`, which is 4 MiB");
         assert!(shortage.what_to_do.contains("`mediatorctl memory set-guarantee`"));
         let range = Error::NoSuchVm(VM);
-        assert_eq!(Shortage::of_pin(&PinError::Range(range), CHUNK), Shortage::of(&range, CHUNK));
+        assert_eq!(Shortage::of_pin(&PinError::Range(range), CHUNK), Shortage::from_error(&range, CHUNK));
     }
 
     #[test]

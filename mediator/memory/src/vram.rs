@@ -173,7 +173,7 @@ impl CardVram {
                         self.refusals.refused(chunk, limit.decisive(host));
                     }
                     if self.short.insert(vm) {
-                        let error = Shortage::of(&error, self.chunks.chunk_bytes());
+                        let error = Shortage::from_error(&error, self.chunks.chunk_bytes());
                         tracing::warn!(%vm, %address, %error, "guest memory gets no place");
                     }
                     self.wakeup.ring();

@@ -29,7 +29,7 @@ pub struct Looks {
 impl Looks {
     /// Returns the number of unsuccessful scans that `limit` allows. `moves`: memory can move on this card, so that at
     /// least one scan is required.
-    fn of(limit: Duration, moves: bool) -> u64 {
+    fn max_unsuccessful(limit: Duration, moves: bool) -> u64 {
         let looks = limit.as_nanos().div_ceil(SCAN_INTERVAL.as_nanos());
         u64::try_from(looks).unwrap_or(u64::MAX).max(u64::from(moves))
     }
@@ -128,7 +128,7 @@ impl Wants {
 
     /// Returns whether a wait that began at `since` has had as many unsuccessful scans as `limit` allows.
     pub fn is_vain(&self, vm: TenantId, since: Looks, limit: Duration, moves: bool) -> bool {
-        self.looks(vm).vain.saturating_sub(since.vain) >= Looks::of(limit, moves)
+        self.looks(vm).vain.saturating_sub(since.vain) >= Looks::max_unsuccessful(limit, moves)
     }
 }
 

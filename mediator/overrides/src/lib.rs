@@ -97,7 +97,7 @@ pub struct Tuning {
 
 impl Tuning {
     /// Returns the settings of a configuration.
-    pub fn of(card: &CardSpec) -> Self {
+    pub fn from_spec(card: &CardSpec) -> Self {
         Self { scheduler: card.scheduler, memory: card.memory, drained: card.drained }
     }
 
@@ -121,10 +121,10 @@ pub struct Live {
 
 impl Live {
     /// Returns the settings of a configuration.
-    pub fn of(config: &Config) -> Self {
+    pub fn from_config(config: &Config) -> Self {
         Self {
             vms: config.vms.iter().map(|vm| (vm.name.clone(), vm.clone())).collect(),
-            tunings: config.cards.iter().map(|card| (card.name.clone(), Tuning::of(card))).collect(),
+            tunings: config.cards.iter().map(|card| (card.name.clone(), Tuning::from_spec(card))).collect(),
             tenants: config.tenants.iter().map(|tenant| (tenant.name.clone(), tenant.clone())).collect(),
         }
     }

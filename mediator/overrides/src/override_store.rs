@@ -63,7 +63,7 @@ impl OverrideStore {
         let config = applied(&written, &file, &store.path())?;
         let mut override_store = Self { file, store: Some(store), written: Some(written) };
         // Changes that no longer apply must not come back when the file is edited again.
-        override_store.keep(&Live::of(&config))?;
+        override_store.keep(&Live::from_config(&config))?;
         Ok((config, override_store))
     }
 
@@ -78,7 +78,7 @@ impl OverrideStore {
         let written = parsed(state.as_bytes(), &place)?;
         let store = match (&folder, lock) {
             (None, _) => None,
-            (Some(folder), Some(lock)) if Store::is_lock_of(&lock, folder) => Some(Store::of(folder, lock)),
+            (Some(folder), Some(lock)) if Store::is_lock_of(&lock, folder) => Some(Store::with_lock(folder, lock)),
             // The other daemon had no folder, or another one.
             (Some(folder), _) => Some(Store::open(folder)?),
         };

@@ -32,7 +32,7 @@ const WEB: &str = "[[vm]]\nname = \"web\"\ncard = \"card0\"\nvram_mib = 16\n";
 
 /// Returns the settings of `file` after a change at run time.
 fn live(file: &Config, change: impl FnOnce(&mut Live)) -> Live {
-    let mut live = Live::of(file);
+    let mut live = Live::from_config(file);
     change(&mut live);
     live
 }
@@ -72,7 +72,7 @@ fn differences_applied_to_file_restore_live_state() {
         let mut live = Live {
             vms: now.into_iter().map(|vm| (vm.name.clone(), vm)).collect(),
             tenants: now_tenants.into_iter().map(|tenant| (tenant.name.clone(), tenant)).collect(),
-            ..Live::of(&file)
+            ..Live::from_config(&file)
         };
         for (card, (strikes, now)) in file.cards.iter_mut().zip(file_strikes.into_iter().zip(now_strikes)) {
             (card.scheduler.strikes, card.drained) = (strikes, strikes > 1);
@@ -85,10 +85,10 @@ fn differences_applied_to_file_restore_live_state() {
         let read = parsed(&text, Path::new("state.json")).unwrap();
         prop_assert_eq!(&read, &state);
         let (config, forgotten) = read.applied(&file).unwrap();
-        prop_assert_eq!(Live::of(&config), live.clone());
+        prop_assert_eq!(Live::from_config(&config), live.clone());
         prop_assert_eq!(forgotten, Vec::<String>::new());
         // The same again: nothing drifts from start to start.
-        prop_assert_eq!(State::between(&file, &Live::of(&config)).unwrap(), state);
+        prop_assert_eq!(State::between(&file, &Live::from_config(&config)).unwrap(), state);
         Ok(())
     };
     TestRunner::default().run(&(vms(), vms(), strikes(), strikes()), test).unwrap();
@@ -129,7 +129,7 @@ fn edited_file_value_wins_over_kept_override() {
 #[test]
 fn removed_vm_stays_away_until_its_table_is_edited() {
     let old = file(WEB);
-    let state = State::between(&old, &Live { vms: BTreeMap::new(), ..Live::of(&old) }).unwrap();
+    let state = State::between(&old, &Live { vms: BTreeMap::new(), ..Live::from_config(&old) }).unwrap();
     assert_eq!(state.applied(&old).unwrap().0.vms, []);
     let edited = file(&WEB.replace("= 16", "= 32"));
     let (config, forgotten) = state.applied(&edited).unwrap();

@@ -30,7 +30,7 @@ const HALT_RETRY_INTERVAL: Duration = Duration::from_millis(1);
 pub struct Unusable(String);
 
 impl Unusable {
-    fn of(why: impl std::fmt::Display) -> Self {
+    fn new(why: impl std::fmt::Display) -> Self {
         Self(why.to_string())
     }
 }
@@ -51,11 +51,11 @@ impl Physical {
     pub fn open(spec: &CardSpec) -> Result<Self, Unusable> {
         match spec.kind {
             CardKind::Simgpu => {
-                let made = SimGpu::new(&software_config(spec)?).map_err(Unusable::of)?;
+                let made = SimGpu::new(&software_config(spec)?).map_err(Unusable::new)?;
                 Ok(Self::Software(Arc::new(made)))
             }
             CardKind::Vfio => Ok(Self::Vfio(card_behind_vfio(spec)?)),
-            CardKind::Cuda => Err(Unusable::of("it has an owner of its own, and no card here")),
+            CardKind::Cuda => Err(Unusable::new("it has an owner of its own, and no card here")),
         }
     }
 
@@ -88,7 +88,7 @@ impl Physical {
     pub fn going(&self) -> Result<GoingCard, Unusable> {
         match self {
             Self::Software(card) => Ok(GoingCard(Arc::clone(card))),
-            Self::Vfio(_) => Err(Unusable::of("a card behind VFIO cannot go over to another daemon yet")),
+            Self::Vfio(_) => Err(Unusable::new("a card behind VFIO cannot go over to another daemon yet")),
         }
     }
 }
@@ -106,7 +106,7 @@ impl GoingCard {
     /// Returns the part that is read and written here.
     #[must_use]
     pub fn known() -> Known {
-        Known::of::<SavedCard>()
+        Known::for_part::<SavedCard>()
     }
 
     /// Rebuilds the card that another daemon has serialized in `file`. It is halted until [`Self::go_on`].
@@ -115,11 +115,11 @@ impl GoingCard {
     /// When it does not match the configuration, or is not valid.
     pub fn come(spec: &CardSpec, file: &mut SavedState<'_>, vram: File) -> Result<Self, Unusable> {
         if spec.kind != CardKind::Simgpu {
-            return Err(Unusable::of(format!("it is of kind = \"{}\" now; put `simgpu` back", spec.kind)));
+            return Err(Unusable::new(format!("it is of kind = \"{}\" now; put `simgpu` back", spec.kind)));
         }
-        let vram = Vram::of_file(vram, spec.vram_mib << 20).map_err(Unusable::of)?;
-        let state = file.take(PART).map_err(Unusable::of)?;
-        let card = SimGpu::restored(&software_config(spec)?, state, vram).map_err(Unusable::of)?;
+        let vram = Vram::of_file(vram, spec.vram_mib << 20).map_err(Unusable::new)?;
+        let state = file.take(PART).map_err(Unusable::new)?;
+        let card = SimGpu::restored(&software_config(spec)?, state, vram).map_err(Unusable::new)?;
         Ok(Self(Arc::new(card)))
     }
 
@@ -150,11 +150,11 @@ impl HaltedCard<'_> {
     pub fn write_down(&self, until: Instant) -> Result<WrittenCard, Unusable> {
         while let Err(unrest) = self.0.halt() {
             if !matches!(unrest, NotQuiescent::Working(_)) || Instant::now() >= until {
-                return Err(Unusable::of(unrest));
+                return Err(Unusable::new(unrest));
             }
             std::thread::sleep(HALT_RETRY_INTERVAL);
         }
-        self.0.save().map(WrittenCard).ok_or_else(|| Unusable::of("the software card does not rest"))
+        self.0.save().map(WrittenCard).ok_or_else(|| Unusable::new("the software card does not rest"))
     }
 
     /// Leaves the card halted here: it continues with another daemon.
@@ -181,14 +181,14 @@ impl WrittenCard {
 
 /// Returns the card behind VFIO that a configuration names.
 fn card_behind_vfio(spec: &CardSpec) -> Result<Arc<dyn Card>, Unusable> {
-    let address = spec.address.ok_or_else(|| Unusable::of("the configuration names no address"))?;
+    let address = spec.address.ok_or_else(|| Unusable::new("the configuration names no address"))?;
     let reset = match spec.reset {
         ResetWay::Auto => vfio_card::Reset::Auto,
         ResetWay::Bus => vfio_card::Reset::Bus,
         ResetWay::Units => vfio_card::Reset::Units,
     };
     let card = VfioCard::open(&vfio_card::Place::default(), address, reset)
-        .map_err(|error| Unusable::of(format!("{error}; {}", error.what_to_do())))?;
+        .map_err(|error| Unusable::new(format!("{error}; {}", error.what_to_do())))?;
     Ok(Arc::new(card))
 }
 
@@ -197,7 +197,7 @@ fn card_behind_vfio(spec: &CardSpec) -> Result<Arc<dyn Card>, Unusable> {
 fn software_config(spec: &CardSpec) -> Result<simgpu::Config, Unusable> {
     let timing = |bytes_per_second, launch_ns| EngineTiming { bytes_per_second, launch_ns };
     Ok(simgpu::Config {
-        vram_mib: u32::try_from(spec.vram_mib).map_err(Unusable::of)?,
+        vram_mib: u32::try_from(spec.vram_mib).map_err(Unusable::new)?,
         bar1_size: spec.bar1_mib << 20,
         bar3_size: spec.bar3_mib << 20,
         time: spec.time.map(|time| TimeModel {

@@ -31,7 +31,7 @@ fn fail() -> Result<(), Box<dyn std::error::Error>> {
     let socket = std::io::stdin().as_fd().try_clone_to_owned()?;
     let mut reads = SavedHost::known();
     reads.extend(SavedSide::known());
-    reads.extend([Known::of::<SavedCard>(), Known::of::<SavedClients>()]);
+    reads.extend([Known::for_part::<SavedCard>(), Known::for_part::<SavedClients>()]);
     reads.push(Known { name: "mediatord".to_owned(), version: 1 });
     if step == "reads less" {
         reads.truncate(2);

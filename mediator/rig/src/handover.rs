@@ -53,7 +53,7 @@ impl Handover {
     fn reads(&self) -> Vec<Known> {
         let mut known = SavedHost::known();
         known.extend(SavedSide::known());
-        known.push(Known::of::<SavedCard>());
+        known.push(Known::for_part::<SavedCard>());
         if self.older {
             known.iter_mut().for_each(|part| part.version = part.version.saturating_sub(1).max(1));
         }

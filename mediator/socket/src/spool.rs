@@ -24,7 +24,7 @@ impl Spool {
     /// Why it cannot be created.
     pub fn new(folder: Option<&Path>, most: u64) -> Result<Self, String> {
         let folder = folder.map_or_else(std::env::temp_dir, Path::to_owned);
-        let file = tempfile::tempfile_in(&folder).map_err(|error| says(&folder, &error))?;
+        let file = tempfile::tempfile_in(&folder).map_err(|error| io_error(&folder, &error))?;
         Ok(Self { file, folder, left: most })
     }
 
@@ -36,7 +36,7 @@ impl Spool {
         let len = u64::try_from(bytes.len()).unwrap_or(u64::MAX);
         let left = self.left.checked_sub(len);
         self.left = left.ok_or("it is longer than such a VM can be")?;
-        self.file.write_all(bytes).map_err(|error| says(&self.folder, &error))
+        self.file.write_all(bytes).map_err(|error| io_error(&self.folder, &error))
     }
 
     /// Starts to read from the first byte.
@@ -44,7 +44,7 @@ impl Spool {
     /// # Errors
     /// When the file cannot be read.
     pub fn rewind(mut self) -> Result<Spooled, String> {
-        self.file.rewind().map_err(|error| says(&self.folder, &error))?;
+        self.file.rewind().map_err(|error| io_error(&self.folder, &error))?;
         Ok(Spooled(self))
     }
 }
@@ -63,7 +63,7 @@ impl Spooled {
         let len = loop {
             match self.0.file.read(&mut piece) {
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                read => break read.map_err(|error| says(&self.0.folder, &error))?,
+                read => break read.map_err(|error| io_error(&self.0.folder, &error))?,
             }
         };
         piece.truncate(len);
@@ -71,7 +71,7 @@ impl Spooled {
     }
 }
 
-fn says(folder: &Path, error: &io::Error) -> String {
+fn io_error(folder: &Path, error: &io::Error) -> String {
     format!("a file in {} for as long as it takes: {error}", folder.display())
 }
 

@@ -19,15 +19,15 @@ impl SavedCard {
     #[must_use]
     pub fn known() -> Vec<Known> {
         vec![
-            Known::of::<SavedChunks>(),
-            Known::of::<SavedBalancer>(),
-            Known::of::<SavedQuanta>(),
-            Known::of::<SavedChannels>(),
-            Known::of::<SavedScheduler>(),
-            Known::of::<SavedPool>(),
-            Known::of::<SavedVGpu>(),
-            Known::of::<SavedSpaces>(),
-            Known::of::<SavedTables>(),
+            Known::for_part::<SavedChunks>(),
+            Known::for_part::<SavedBalancer>(),
+            Known::for_part::<SavedQuanta>(),
+            Known::for_part::<SavedChannels>(),
+            Known::for_part::<SavedScheduler>(),
+            Known::for_part::<SavedPool>(),
+            Known::for_part::<SavedVGpu>(),
+            Known::for_part::<SavedSpaces>(),
+            Known::for_part::<SavedTables>(),
         ]
     }
 

@@ -35,14 +35,15 @@ impl Core {
             reads: count.reads,
             writes: count.writes,
         });
-        let tables =
-            shadow_pt::Denial::ALL.into_iter().filter(|&why| report.denied.of(why) != 0).map(|why| DeniedAccess {
+        let tables = shadow_pt::Denial::ALL.into_iter().filter(|&why| report.denied.count_of(why) != 0).map(|why| {
+            DeniedAccess {
                 place: "page table entry".to_owned(),
                 offset: None,
                 reason: why.name().to_owned(),
                 reads: 0,
-                writes: report.denied.of(why),
-            });
+                writes: report.denied.count_of(why),
+            }
+        });
         let pci = gpu.pci();
         let config = gpu.config();
         DeviceStatus {

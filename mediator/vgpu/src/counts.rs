@@ -16,10 +16,10 @@ macro_rules! counts {
                 [$(($metric, self.$field)),+].into_iter()
             }
 
-            /// Restores the counts that `of` knows by name; the others start at 0.
+            /// Restores the counts that `value_of` knows by name; the others start at 0.
             #[allow(dead_code, reason = "not all counts continue in another process")]
-            pub(crate) fn of(of: impl Fn(&str) -> Option<u64>) -> Self {
-                Self { $($field: of($metric).unwrap_or(0)),+ }
+            pub(crate) fn restore(value_of: impl Fn(&str) -> Option<u64>) -> Self {
+                Self { $($field: value_of($metric).unwrap_or(0)),+ }
             }
         }
     };

@@ -115,7 +115,7 @@ impl MediatedVm {
         let interface = |settings| Box::new(Interface::new(settings, vm, share.channels));
         let backend = Backend::new(Arc::clone(host), description, paravirtual.as_ref().map(interface));
         let board = Arc::<StatusCell>::default();
-        let this = Arc::new(Self::of(Core::new(gpu, backend, &board), board, host, vm, link));
+        let this = Arc::new(Self::from_parts(Core::new(gpu, backend, &board), board, host, vm, link));
         let events: Weak<Self> = Arc::downgrade(&this);
         host.add_vm(vm, share, events)?;
         if *apertures == Apertures::Remapped {
@@ -127,7 +127,7 @@ impl MediatedVm {
                 }
             }
         }
-        Ok((MediatedDevice::of(&this, pci, settings), this))
+        Ok((MediatedDevice::for_vm(&this, pci, settings), this))
     }
 
     /// Returns the VM's card.
@@ -137,7 +137,13 @@ impl MediatedVm {
     }
 
     /// Creates the VM from its parts.
-    pub(super) fn of(core: Core, board: Arc<StatusCell>, host: &Arc<ManagedCard>, vm: TenantId, link: &Link) -> Self {
+    pub(super) fn from_parts(
+        core: Core,
+        board: Arc<StatusCell>,
+        host: &Arc<ManagedCard>,
+        vm: TenantId,
+        link: &Link,
+    ) -> Self {
         board.publish(core.status());
         Self { core: Mailbox::new(core), board, host: Arc::clone(host), vm, link: link.clone() }
     }
@@ -319,7 +325,7 @@ enum WriteOutcome {
 
 impl MediatedDevice {
     /// Creates the device of a VM.
-    pub(super) fn of(vm: &Arc<MediatedVm>, pci: devmodel::pci::PciIdentity, settings: &Settings) -> Self {
+    pub(super) fn for_vm(vm: &Arc<MediatedVm>, pci: devmodel::pci::PciIdentity, settings: &Settings) -> Self {
         let config_bytes = devmodel::pci::CONFIG_BYTES as u64;
         Self { vm: Arc::clone(vm), pci, config_bytes, settings: settings.clone(), migration_state: Box::new(()) }
     }
@@ -530,7 +536,7 @@ impl Device for MediatedDevice {
     fn lend_area(&mut self, region: RegionIndex, area: MmapArea, pages: &Arc<Mapping>) -> Result<(), MapError> {
         let core = &mut *self.vm.core();
         let showing =
-            MappedWindow::of(region).ok_or_else(|| MapError(format!("nothing of {region:?} can be mapped")))?;
+            MappedWindow::for_region(region).ok_or_else(|| MapError(format!("nothing of {region:?} can be mapped")))?;
         let lent = core.change(showing, |remap| remap.lend(&self.vm.host, showing, area, pages));
         lent.map_err(|error| MapError(error.to_string()))
     }
@@ -538,7 +544,7 @@ impl Device for MediatedDevice {
     fn take_file(&mut self, region: RegionIndex, file: Arc<OwnedFd>) -> Result<(), MapError> {
         let core = &mut *self.vm.core();
         let showing =
-            MappedWindow::of(region).ok_or_else(|| MapError(format!("nothing of {region:?} can be mapped")))?;
+            MappedWindow::for_region(region).ok_or_else(|| MapError(format!("nothing of {region:?} can be mapped")))?;
         let taken = core.change(showing, |remap| remap.take_file(&self.vm.host, showing, file));
         taken.map_err(|error| MapError(error.to_string()))
     }

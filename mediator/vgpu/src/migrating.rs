@@ -120,7 +120,7 @@ impl Migration for MediatedDevice {
         match self.vm.head(&halted, STILL_LIMIT) {
             Ok(head) => {
                 let overlay = self.vm.core().backend.remap().overlay();
-                self.be(Phase::Saving(Box::new(Reading::of(Saving::of(halted, &head, overlay)))));
+                self.be(Phase::Saving(Box::new(Reading::new(Saving::for_halted(halted, &head, overlay)))));
                 Ok(())
             }
             Err(error) => {

@@ -64,7 +64,7 @@ pub struct Parts {
 
 impl<'a> Left<'a> {
     /// For a VM that another has replaced, and whose work is stopped.
-    pub(super) fn of(vm: &'a MediatedVm, halted: Halted, bytes: u64) -> Self {
+    pub(super) fn for_vm(vm: &'a MediatedVm, halted: Halted, bytes: u64) -> Self {
         vm.core().gone = true;
         Self { vm, there: None, halted: Some(halted), bytes, parts: Parts::default() }
     }
@@ -105,7 +105,7 @@ impl MediatedVm {
         let bytes = suspended.copy_memory(there.host(), there.vm)?;
         let memory = lap();
         there.arrive(travelling, settings)?;
-        let mut left = Left::of(self, suspended.gone(), bytes);
+        let mut left = Left::for_vm(self, suspended.gone(), bytes);
         left.there = Some((Arc::clone(there.host()), there.vm));
         left.parts = Parts { still, memory, anew: lap() };
         Ok(left)

@@ -51,7 +51,7 @@ impl SavedSide {
     /// Returns the parts, in the versions that this code reads.
     #[must_use]
     pub fn known() -> [Known; 3] {
-        [Known::of::<SavedOwn>(), Known::of::<SavedAttachments>(), Known::of::<SavedRemap>()]
+        [Known::for_part::<SavedOwn>(), Known::for_part::<SavedAttachments>(), Known::for_part::<SavedRemap>()]
     }
 
     /// Takes the files that hold memory under its apertures, for [`Self::read`].
@@ -199,7 +199,7 @@ impl MediatedVm {
         backend.set_window(gpu.window_base());
         let board = Arc::<StatusCell>::default();
         let core = Core { rung, ..Core::new(gpu, backend, &board) };
-        let this = Arc::new(Self::of(core, board, &host, vm, link));
+        let this = Arc::new(Self::from_parts(core, board, &host, vm, link));
         let events: Weak<Self> = Arc::downgrade(&this);
         {
             let mut core = this.core();
@@ -208,7 +208,7 @@ impl MediatedVm {
             card.readmit(vm, events, ram, held)?;
             core.arm();
         }
-        Ok((MediatedDevice::of(&this, pci, settings), this))
+        Ok((MediatedDevice::for_vm(&this, pci, settings), this))
     }
 
     /// Resumes once the card was taken over: waiting work asks for memory again, and doorbells under mapped apertures

@@ -43,7 +43,7 @@ pub(super) struct Origin {
 first_version!(Origin, "vgpu.origin");
 
 impl Origin {
-    fn of(vm: &MediatedVm, strikes: u32) -> Self {
+    fn for_vm(vm: &MediatedVm, strikes: u32) -> Self {
         let config = vm.origin();
         Self {
             chip: config.chip.boot0,
@@ -103,7 +103,7 @@ impl MediatedVm {
         let halted = self.host().halt(self.id(), limit)?;
         let head = self.head(&halted, limit)?;
         let overlay = self.core().backend.remap().overlay();
-        Ok(Saving::of(halted, &head, overlay))
+        Ok(Saving::for_halted(halted, &head, overlay))
     }
 
     /// Writes the head of the stream, before the memory of the VM, which is halted and not served.
@@ -115,7 +115,7 @@ impl MediatedVm {
         let (channels, strikes) = departing.save()?;
         let mut file = Writer::new(IDENTITY);
         let put = || {
-            file.put(OWNER, &Origin::of(self, strikes))?;
+            file.put(OWNER, &Origin::for_vm(self, strikes))?;
             file.put(OWNER, &gpu)?;
             file.put(OWNER, &spaces)?;
             tables.as_ref().map_or(Ok(()), |tables| file.put(OWNER, tables))?;
@@ -129,7 +129,7 @@ impl MediatedVm {
 
 impl Saving {
     /// Creates it for a halted VM, with the head of the stream.
-    pub(super) fn of(halted: Halted, head: &[u8], overlay: Overlay) -> Self {
+    pub(super) fn for_halted(halted: Halted, head: &[u8], overlay: Overlay) -> Self {
         let (writer, first) = StreamWriter::new(head);
         let chunk_bytes = halted.chunk_bytes();
         let chunk_of = |at: u64| GuestVramAddr(at - at.checked_rem(chunk_bytes).unwrap_or(0));
@@ -218,7 +218,7 @@ pub(super) struct Reading {
 }
 
 impl Reading {
-    pub(super) fn of(saving: Saving) -> Self {
+    pub(super) fn new(saving: Saving) -> Self {
         Self { saving, left: (Vec::new(), 0) }
     }
 
@@ -339,24 +339,24 @@ impl Coming {
         // A VM keeps its strikes, whatever state is loaded.
         let departing = come.departing.struck(halted.strikes());
         there.arrive(Migrating { departing, ..come }, &settings)?;
-        Ok(Left::of(old, halted, memory_bytes))
+        Ok(Left::for_vm(old, halted, memory_bytes))
     }
 }
 
 /// Reads the part of the stream before the memory.
 fn read_head(head: &[u8], there: &MediatedVm) -> Result<Migrating, ManagerError> {
     let known = [
-        Known::of::<Origin>(),
-        Known::of::<SavedVGpu>(),
-        Known::of::<SavedSpaces>(),
-        Known::of::<SavedTables>(),
-        Known::of::<SavedOwn>(),
-        Known::of::<SavedMoving>(),
+        Known::for_part::<Origin>(),
+        Known::for_part::<SavedVGpu>(),
+        Known::for_part::<SavedSpaces>(),
+        Known::for_part::<SavedTables>(),
+        Known::for_part::<SavedOwn>(),
+        Known::for_part::<SavedMoving>(),
     ];
     let wrong = |error: ReadError| ManagerError::from(Invalid::new(error));
     let mut file = SavedState::parse(head, &known).map_err(wrong)?;
     let origin: Origin = file.take(OWNER).map_err(wrong)?;
-    origin.check(&Origin::of(there, 0))?;
+    origin.check(&Origin::for_vm(there, 0))?;
     let Origin { strikes, now_ns, .. } = origin;
     let gpu = file.take(OWNER).map_err(wrong)?;
     let spaces = file.take(OWNER).map_err(wrong)?;

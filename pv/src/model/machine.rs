@@ -31,7 +31,7 @@ const WORDS: [u32; 12] = [0, 1, 2, 3, 4, 8, 12, 0x1000, 0x100_0000, 0x100_0004, 
 const CODES: [u16; 14] = [0x10, 0x11, 0x12, 0x13, 0x14, 0x15, 0x20, 0x21, 0x22, 0x30, 0x31, 0x32, 0x33, 0x40];
 const FEATURES: [u32; 4] = [u32::MAX, 0x01, 0xdf, 0x7e];
 
-fn of<T: Copy>(list: &[T], byte: u8) -> T {
+fn pick<T: Copy>(list: &[T], byte: u8) -> T {
     list[usize::from(byte) % list.len()]
 }
 
@@ -71,7 +71,7 @@ impl Machine {
         Self {
             tables: Tables::new(GuestVramAddr(VRAM), limit),
             model: Model::new(BASE, limit),
-            features: of(&FEATURES, shape >> 1),
+            features: pick(&FEATURES, shape >> 1),
             pending: Vec::new(),
             pokes: Vec::new(),
             cut: None,
@@ -116,43 +116,45 @@ impl Machine {
     }
 
     fn step(&mut self, [kind, a, b, c, d, e, f, g]: [u8; STEP_BYTES]) {
-        let table = of(&HANDLES, a);
+        let table = pick(&HANDLES, a);
         let low_high = |wide: u64| [wide as u32, (wide >> 32) as u32];
         let op = match kind % STEP_KINDS {
-            0..=2 => Raw::new(0x01, table, &[of(&KINDS, b), u32::from(c == 0xff)]),
+            0..=2 => Raw::new(0x01, table, &[pick(&KINDS, b), u32::from(c == 0xff)]),
             3 => Raw::new(0x02, table, &[]),
             4..=6 => {
-                let named = |byte: u8| if byte & 0x80 != 0 { 0 } else { of(&HANDLES, byte) };
-                Raw::new(0x03, table, &[of(&INDICES, b), named(c), named(d), u32::from(e == 0xff)])
+                let named = |byte: u8| if byte & 0x80 != 0 { 0 } else { pick(&HANDLES, byte) };
+                Raw::new(0x03, table, &[pick(&INDICES, b), named(c), named(d), u32::from(e == 0xff)])
             }
             7 | 8 => {
                 let words = [low_high(value(d, e)), low_high(value(f, g))].concat();
-                Raw::new(0x04, table, &[&[of(&FIRSTS, b), of(&COUNTS, c)][..], &words].concat())
+                Raw::new(0x04, table, &[&[pick(&FIRSTS, b), pick(&COUNTS, c)][..], &words].concat())
             }
             9 | 10 => {
-                let length = of(&LIST_LENGTHS, c);
+                let length = pick(&LIST_LENGTHS, c);
                 let entries = (0..length).flat_map(|nth| low_high(value(d, e.wrapping_add(nth as u8))));
                 // Now and then the count is not that of the list.
                 let said = if f == 0xff { length.wrapping_add(WORDS[usize::from(g) % 12]) } else { length };
-                Raw::new(0x05, table, &[of(&FIRSTS, b), said].into_iter().chain(entries).collect::<Vec<_>>())
+                Raw::new(0x05, table, &[pick(&FIRSTS, b), said].into_iter().chain(entries).collect::<Vec<_>>())
             }
-            11 => Raw::new(0x06, table, &[of(&FIRSTS, b), of(&COUNTS, c)]),
-            12 | 13 => Raw::new(0x07, if c & 3 == 0 { 0 } else { table }, &low_high(of(&INSTANCES, b))),
+            11 => Raw::new(0x06, table, &[pick(&FIRSTS, b), pick(&COUNTS, c)]),
+            12 | 13 => Raw::new(0x07, if c & 3 == 0 { 0 } else { table }, &low_high(pick(&INSTANCES, b))),
             14 => Raw::new(0x08, if b & 1 == 0 { 0 } else { table }, &[]),
             15 => {
-                let words = [b, c, d, e, f, g].map(|byte| of(&WORDS, byte));
-                let code = of(&CODES, a);
+                let words = [b, c, d, e, f, g].map(|byte| pick(&WORDS, byte));
+                let code = pick(&CODES, a);
                 let length = match code {
                     0x11 | 0x31..=0x33 => 2,
                     0x15 => 2 + (words[0] as usize).min(4).next_multiple_of(2),
                     0x20..=0x30 => 6,
                     _ => 0,
                 };
-                Raw::new(code, of(&WORDS, a >> 4), &words[..length])
+                Raw::new(code, pick(&WORDS, a >> 4), &words[..length])
             }
-            16 => {
-                Raw::new(u16::from_le_bytes([a, b & 1]), of(&HANDLES, c), &[u32::from(e); 6][..usize::from(d) % 4 * 2])
-            }
+            16 => Raw::new(
+                u16::from_le_bytes([a, b & 1]),
+                pick(&HANDLES, c),
+                &[u32::from(e); 6][..usize::from(d) % 4 * 2],
+            ),
             17 => return self.pokes.push((usize::from(u16::from_le_bytes([a, b])), c)),
             18 => {
                 self.cut = Some(a);

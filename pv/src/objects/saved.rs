@@ -137,7 +137,7 @@ impl Names {
 }
 
 impl SavedTable {
-    pub(super) fn of(kind: Kind, contents: &Contents) -> Self {
+    pub(super) fn from_contents(kind: Kind, contents: &Contents) -> Self {
         let kind = match kind {
             Kind::Directory => SavedKind::Directory,
             Kind::Small => SavedKind::Small,

@@ -42,7 +42,7 @@ impl Part for Second {
 }
 
 fn known() -> Vec<Known> {
-    vec![Known::of::<First>(), Known::of::<Second>()]
+    vec![Known::for_part::<First>(), Known::for_part::<Second>()]
 }
 
 fn first() -> First {
@@ -113,11 +113,13 @@ fn versions_further_away_are_refused() {
     }
     let file = file(IDENTITY);
     for version in [0, 5, 6, 9] {
-        let known = [Known::of::<First>(), Known { name: "second".into(), version }];
+        let known = [Known::for_part::<First>(), Known { name: "second".into(), version }];
         let error = SavedState::parse(&file, &known).unwrap_err();
         assert_eq!(error, ReadError::Version { name: "second".into(), of: 3, version: 7, known: version });
     }
-    assert!(SavedState::parse(&file, &[Known::of::<First>(), Known { name: "second".into(), version: 8 }]).is_ok());
+    assert!(
+        SavedState::parse(&file, &[Known::for_part::<First>(), Known { name: "second".into(), version: 8 }]).is_ok()
+    );
 }
 
 #[test]
@@ -131,7 +133,7 @@ fn obsolete_value_of_older_version_is_rejected() {
 
 #[test]
 fn an_unknown_section_is_refused_by_name() {
-    let error = SavedState::parse(&file(IDENTITY), &[Known::of::<First>()]).unwrap_err();
+    let error = SavedState::parse(&file(IDENTITY), &[Known::for_part::<First>()]).unwrap_err();
     assert_eq!(error, ReadError::Unknown { name: "second".into(), of: 3 });
 }
 

@@ -55,7 +55,7 @@ struct Period {
 }
 
 impl Period {
-    fn of(competing: impl IntoIterator<Item = TenantId>, view: &View<'_>) -> Self {
+    fn new(competing: impl IntoIterator<Item = TenantId>, view: &View<'_>) -> Self {
         let mut period = Self::default();
         period.divide(competing, view);
         period
@@ -106,7 +106,7 @@ impl Band {
 
     fn fill(&mut self, view: &View<'_>) {
         if let Some(competing) = self.budgets.fill(view) {
-            self.period = Period::of(competing, view);
+            self.period = Period::new(competing, view);
         }
     }
 
@@ -133,7 +133,7 @@ impl Band {
     }
 
     fn demote_if_over(&mut self, vgpu: TenantId, view: &View<'_>) {
-        if self.budgets.of(vgpu) < 0 && self.over(vgpu, view) {
+        if self.budgets.left_ns(vgpu) < 0 && self.over(vgpu, view) {
             self.budgets.demote(vgpu);
         }
     }
@@ -154,7 +154,8 @@ impl Band {
     fn first(&self, view: &View<'_>, ahead: Option<(TenantId, u64)>) -> Option<TenantId> {
         if !view.config.band.correct {
             let first = self.budgets.ready(view).next()?;
-            let spent = ahead.is_some_and(|(_, ns)| self.budgets.of(first) < i64::try_from(ns).unwrap_or(i64::MAX));
+            let spent =
+                ahead.is_some_and(|(_, ns)| self.budgets.left_ns(first) < i64::try_from(ns).unwrap_or(i64::MAX));
             return (!spent || !view.others_ready(first)).then_some(first);
         }
         // A vGPU that is due goes first, whatever its place; among those that are due the class counts. The vGPU that
@@ -292,7 +293,7 @@ impl Policy for Band {
     }
 
     fn standing(&self, vgpu: TenantId) -> Standing {
-        Standing { credit: self.budgets.of(vgpu), beyond: self.lags.beyond(vgpu) }
+        Standing { credit: self.budgets.left_ns(vgpu), beyond: self.lags.beyond(vgpu) }
     }
 
     fn check(&self, members: &[&TenantId]) -> Result<(), Invalid> {

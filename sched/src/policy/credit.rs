@@ -134,7 +134,7 @@ impl Budgets {
             let most = if wants { i64::MAX } else { used };
             competing.push(Competitor { vgpu: *vgpu, params: member.params, left, most, used });
         }
-        let claims: Vec<_> = competing.iter().map(|of| Claim::of(&of.params, period)).collect();
+        let claims: Vec<_> = competing.iter().map(|of| Claim::from_params(&of.params, period)).collect();
         let deepest = signed(period.saturating_mul(competing.len() as u64));
         for (of, share) in competing.iter_mut().zip(divide(period, &claims)) {
             let share = signed(share);
@@ -156,7 +156,7 @@ impl Budgets {
 
     /// Records that a submission of a vGPU starts.
     pub(super) fn start(&mut self, vgpu: TenantId, view: &View<'_>) {
-        let spare = self.of(vgpu) < 0 && !self.ready(view).any(|other| self.of(other) > 0);
+        let spare = self.left_ns(vgpu) < 0 && !self.ready(view).any(|other| self.left_ns(other) > 0);
         if let Some(budget) = self.budgets.get_mut(&vgpu) {
             budget.spare = spare;
         }
@@ -170,7 +170,7 @@ impl Budgets {
         }
     }
 
-    pub(super) fn of(&self, vgpu: TenantId) -> i64 {
+    pub(super) fn left_ns(&self, vgpu: TenantId) -> i64 {
         self.budgets.get(&vgpu).map_or(0, |budget| budget.left)
     }
 
@@ -200,7 +200,7 @@ fn filled(period: i64, passed: u64, mut loose: Vec<Competitor>) -> Vec<(TenantId
     loop {
         let pot = loose.iter().fold(rest, |pot, of| pot.saturating_sub(of.left));
         let pot = u64::try_from(pot).unwrap_or(0);
-        let claims: Vec<_> = loose.iter().map(|of| Claim::of(&of.params, pot.max(passed))).collect();
+        let claims: Vec<_> = loose.iter().map(|of| Claim::from_params(&of.params, pot.max(passed))).collect();
         let parts = divide(pot, &claims);
         let fits = |(of, part): (&Competitor, &u64)| *part <= of.most.abs_diff(of.left);
         if loose.iter().zip(&parts).all(fits) {
@@ -259,7 +259,7 @@ impl Policy for Credit {
     fn charged(&mut self, vgpu: TenantId, used: u64, view: &View<'_>) {
         self.budgets.fill(view);
         self.budgets.use_up(vgpu, used);
-        if self.budgets.of(vgpu) < 0 {
+        if self.budgets.left_ns(vgpu) < 0 {
             self.budgets.demote(vgpu);
         }
     }
@@ -270,7 +270,7 @@ impl Policy for Credit {
         match view.room {
             Room::Free => Some(first),
             Room::Behind { vgpu, ahead } => {
-                let left = self.budgets.of(vgpu).saturating_sub_unsigned(ahead);
+                let left = self.budgets.left_ns(vgpu).saturating_sub_unsigned(ahead);
                 (vgpu == first && (left >= 0 || !view.others_ready(vgpu))).then_some(first)
             }
             Room::Full => None,
@@ -278,7 +278,7 @@ impl Policy for Credit {
     }
 
     fn standing(&self, vgpu: TenantId) -> Standing {
-        Standing { credit: self.budgets.of(vgpu), beyond: 0 }
+        Standing { credit: self.budgets.left_ns(vgpu), beyond: 0 }
     }
 
     fn check(&self, members: &[&TenantId]) -> Result<(), Invalid> {

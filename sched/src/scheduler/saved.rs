@@ -119,7 +119,8 @@ impl Scheduler {
         self.check_tickets(flights().map(|flight| flight.ticket))?;
         for (at, lane) in lanes.iter().enumerate() {
             let held = |known: &Vgpu| known.quarantine != Quarantine::Free;
-            let params = vgpus.iter().map(|(vgpu, known)| (*vgpu, known.params.of(Engine::ALL[at]), held(known)));
+            let params =
+                vgpus.iter().map(|(vgpu, known)| (*vgpu, known.params.for_engine(Engine::ALL[at]), held(known)));
             let engines = Engine::ALL.into_iter().filter(|engine| self.lane_of(*engine) == at).collect::<Vec<_>>();
             let flights: Vec<&Flight> = engines.iter().flat_map(|of| self.engines[of.index()].flights()).collect();
             lane.check(config, params, &engines, &flights, *order)?;

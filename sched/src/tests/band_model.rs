@@ -43,7 +43,7 @@ struct Published {
 }
 
 impl Published {
-    fn of(&mut self, id: u32) -> &mut VirtualGpu {
+    fn vgpu_mut(&mut self, id: u32) -> &mut VirtualGpu {
         self.queue.iter_mut().find(|vgpu| vgpu.id == id).unwrap()
     }
 
@@ -113,14 +113,14 @@ impl Published {
             }
             for id in full {
                 let (most, debited) = loose.remove(&id).unwrap();
-                self.of(id).bgt = most;
+                self.vgpu_mut(id).bgt = most;
                 to_be -= debited;
             }
         }
     }
 
     fn debit(&mut self, id: u32, ns: u64) {
-        let vgpu = self.of(id);
+        let vgpu = self.vgpu_mut(id);
         vgpu.bgt -= i128::from(ns);
         vgpu.debited += i128::from(ns);
     }
@@ -128,36 +128,36 @@ impl Published {
     fn dispatch(&mut self, id: u32, now: u64) -> u64 {
         let gap = self.idle_since.take().map_or(0, |since| now - since);
         let others = self.queue.iter().any(|vgpu| vgpu.id != id && vgpu.bgt > 0 && !vgpu.suspended.is_empty());
-        let vgpu = self.of(id);
+        let vgpu = self.vgpu_mut(id);
         vgpu.fills_in = vgpu.bgt < 0 && !others;
         if self.own_time {
             self.debit(id, gap);
         }
         (self.current, self.waiting) = (Some(id), None);
-        self.of(id).suspended.pop_front().unwrap()
+        self.vgpu_mut(id).suspended.pop_front().unwrap()
     }
 
     fn on_arrival(&mut self, id: u32, ticket: u64, now: u64) -> Vec<u64> {
-        self.of(id).suspended.push_back(ticket);
+        self.vgpu_mut(id).suspended.push_back(ticket);
         self.replenish(now);
-        self.of(id).competes = true;
+        self.vgpu_mut(id).competes = true;
         // One context of a virtual GPU at a time, too.
         if self.current.is_some() { Vec::new() } else { vec![self.dispatch(id, now)] }
     }
 
     fn on_completion(&mut self, id: u32, used: u64, late: u64, now: u64) -> Vec<u64> {
         self.current = None;
-        self.of(id).seen = Some(now);
+        self.vgpu_mut(id).seen = Some(now);
         self.replenish(now);
         self.total += i128::from(used);
         let others = self.queue.iter().any(|vgpu| vgpu.id != id && !vgpu.suspended.is_empty());
         let own = if self.own_time && others { late } else { 0 };
-        self.of(id).used += i128::from(used);
-        if self.of(id).fills_in {
+        self.vgpu_mut(id).used += i128::from(used);
+        if self.vgpu_mut(id).fills_in {
             self.filled_in += i128::from(used);
         }
         self.debit(id, used + own);
-        if self.of(id).bgt < 0 && self.exceeds(id) {
+        if self.vgpu_mut(id).bgt < 0 && self.exceeds(id) {
             let at = self.queue.iter().position(|vgpu| vgpu.id == id).unwrap();
             let vgpu = self.queue.remove(at);
             self.queue.push(vgpu);

@@ -58,7 +58,7 @@ impl Operands<'_> {
         u64::from(*first)
     }
 
-    fn of<T: Copy>(&mut self, list: &[T]) -> T {
+    fn element<T: Copy>(&mut self, list: &[T]) -> T {
         list[self.byte() as usize % list.len()]
     }
 
@@ -73,7 +73,7 @@ impl Operands<'_> {
             let system = matches!(place, Place::Ram(_));
             (if system { 2 + (shape >> 7) } else { 1 }, place.address() >> 12)
         };
-        let (large, small) = (half(self.of(&TABLES)), half(self.of(&TABLES)));
+        let (large, small) = (half(self.element(&TABLES)), half(self.element(&TABLES)));
         // A full table takes long to check: most are an eighth.
         let size = if shape & 0x70 == 0 { (shape >> 2) & 3 } else { 3 };
         let large = if shape & 1 != 0 { large.0 | large.1 << 4 } else { 0 };
@@ -222,8 +222,8 @@ impl Machine {
         };
         match kind {
             0..=3 => {
-                let place = of.of(&DIRECTORIES);
-                let index = of.of(&PDES);
+                let place = of.element(&DIRECTORIES);
+                let index = of.element(&PDES);
                 self.cpu(place, index, of.pde());
             }
             4 => {
@@ -247,7 +247,7 @@ impl Machine {
                 self.withdraw_and_give(index, at, shape);
             }
             7..=10 => {
-                let place = of.of(&TABLES);
+                let place = of.element(&TABLES);
                 let index = of.below(40);
                 self.cpu(place, index, of.pte());
             }
@@ -275,7 +275,7 @@ impl Machine {
             24 => {
                 let (first, pages) = (0x1000 + of.below(0x60), 1 + of.below(50));
                 self.withdraw(first, pages);
-                let iova = of.of(&[0x8000u64, 0x9000, 0x9010, 0xe000]);
+                let iova = of.element(&[0x8000u64, 0x9000, 0x9010, 0xe000]);
                 let shape = of.byte();
                 self.grants.map(first, iova, pages, shape & 1 != 0);
                 self.given(GuestRange::Ram(Gpa(first * PAGE), pages * PAGE), shape & 2 != 0);
@@ -292,7 +292,7 @@ impl Machine {
             26 => self.relocate(of.below(8) as usize),
             27 => self.take_or_give(of.below(8) as usize, of.byte() & 1 != 0),
             28 => {
-                let place = of.of(&DIRECTORIES);
+                let place = of.element(&DIRECTORIES);
                 if self.open.len() < 4 {
                     self.open(place);
                 }

@@ -254,7 +254,7 @@ fn denied_entries_are_counted_once_and_never_reach_the_card() {
     for (reason, count) in
         [(Denial::Vram, 1), (Denial::Peer, 1), (Denial::Ram, 1), (Denial::Kind, 1), (Denial::Unaligned, 2)]
     {
-        assert_eq!(denied.of(reason), count, "{}", reason.name());
+        assert_eq!(denied.count_of(reason), count, "{}", reason.name());
     }
     assert!(reachable(&world.card, world.directory()).is_empty());
     assert_eq!(world.sync().denied.total(), 0, "nothing is new");
@@ -274,7 +274,7 @@ fn an_entry_that_is_half_written_is_not_denied() {
     // If it stays so, the guest means it.
     world.write(vram(SPT), half);
     assert_eq!((world.prepare().denied.total(), world.at(0)), (0, None));
-    assert_eq!((world.prepare().denied.of(Denial::Vram), world.at(0)), (1, None));
+    assert_eq!((world.prepare().denied.count_of(Denial::Vram), world.at(0)), (1, None));
     assert_eq!(world.prepare().denied.total(), 0, "nothing is new");
 }
 
@@ -283,15 +283,15 @@ fn prepare_before_work_completes_deferred_flush() {
     let mut world = World::mapped_in(Mode::LazyAdd);
     world.write(vram(SPT), pte(0, GUEST_VRAM));
     assert_eq!(world.flush(false).denied.total(), 0, "it is not looked at yet");
-    assert_eq!(world.prepare().denied.of(Denial::Vram), 1);
+    assert_eq!(world.prepare().denied.count_of(Denial::Vram), 1);
 }
 
 #[test]
 fn many_denied_entries_count_at_once() {
     let mut world = World::mapped();
     (0..100).for_each(|entry| world.write(vram(SPT + 8 * entry), pte(0, GUEST_VRAM)));
-    let first = world.prepare().denied.of(Denial::Vram);
-    assert_eq!((first, world.prepare().denied.of(Denial::Vram)), (84, 16), "what is looked at twice is bounded");
+    let first = world.prepare().denied.count_of(Denial::Vram);
+    assert_eq!((first, world.prepare().denied.count_of(Denial::Vram)), (84, 16), "what is looked at twice is bounded");
 }
 
 #[test]
@@ -304,7 +304,7 @@ fn a_large_page_of_ram_needs_every_piece() {
     world.write(vram(LPT + 16), pte(2, 0x1040 * PAGE));
     world.grants.ram.remove(&0x201f);
     world.write(vram(LPT + 24), pte(2, 0x2000 * PAGE));
-    assert_eq!(world.sync().denied.of(Denial::Ram), 1);
+    assert_eq!(world.sync().denied.count_of(Denial::Ram), 1);
     assert_eq!(world.at(31 * PAGE), Some((2, 0x803f * PAGE)));
     assert_eq!(world.at(2 * LARGE + 15 * PAGE), Some((2, 0x900f * PAGE)));
     assert_eq!(world.at(2 * LARGE + 16 * PAGE), Some((2, 0xc000 * PAGE)));
@@ -427,7 +427,7 @@ fn tables_in_ram_are_tables() {
     // The RAM is withdrawn: the table is gone.
     world.guest.ram.clear();
     let report = world.sync();
-    assert_eq!((report.denied.of(Denial::Table), report.lost_permission), (1, true));
+    assert_eq!((report.denied.count_of(Denial::Table), report.lost_permission), (1, true));
     assert_eq!(world.at(PAGE), None);
     assert_eq!(world.sync().denied.total(), 0);
 }
@@ -442,7 +442,7 @@ fn table_past_end_of_guest_vram_is_read_up_to_the_end() {
     assert_eq!((report.denied.total(), report.bytes_scanned), (0, 0x1_0000 + PAGE));
     assert_eq!(world.at(0), Some((0, 40 * LARGE)));
     world.write(vram(DIRECTORY), pde(None, Some(GUEST_VRAM), 0));
-    assert_eq!(world.sync().denied.of(Denial::Table), 1);
+    assert_eq!(world.sync().denied.count_of(Denial::Table), 1);
     assert_eq!(world.at(0), None);
 }
 
@@ -452,7 +452,7 @@ fn a_directory_beyond_the_guests_memory_maps_nothing() {
         let mut world = World::new();
         world.id = world.spaces.open(place, &mut world.card).unwrap();
         let report = world.sync();
-        assert_eq!((report.denied.of(Denial::Table), report.writes), (1, 0));
+        assert_eq!((report.denied.count_of(Denial::Table), report.writes), (1, 0));
         assert_eq!(world.sync().denied.total(), 0);
     }
 }
@@ -463,7 +463,7 @@ fn reserved_entries_stay_the_hosts() {
     world.write(vram(DIRECTORY + 8191 * 8), pde(Some(LPT), None, EIGHTH));
     world.write(vram(LPT), pte(0, 0));
     let report = world.sync();
-    assert_eq!((report.denied.of(Denial::Reserved), report.writes), (1, 0));
+    assert_eq!((report.denied.count_of(Denial::Reserved), report.writes), (1, 0));
     assert_eq!(world.at(8191 << 27), None);
     assert_eq!(world.sync().denied.total(), 0);
 }
@@ -476,7 +476,7 @@ fn tables_over_limit_are_absent_and_existing_ones_stay() {
     world.sync();
     // A table that sorts before the first.
     world.write(vram(DIRECTORY + 8), pde(None, Some(LPT), EIGHTH));
-    assert_eq!(world.sync().denied.of(Denial::Limit), 1);
+    assert_eq!(world.sync().denied.count_of(Denial::Limit), 1);
     assert_eq!((world.at(0).is_some(), world.at(1 << 27)), (true, None));
     assert_eq!(world.spaces.card_bytes(), PD_BYTES + 0x8000);
     // Room again.
@@ -563,11 +563,11 @@ fn spaces_are_bounded() {
 fn the_limit_is_for_all_spaces_together() {
     let mut world = World::with(Mode::Incremental, 0x9000);
     world.write(vram(DIRECTORY), pde(Some(LPT), Some(SPT), EIGHTH));
-    assert_eq!(world.sync().denied.of(Denial::Limit), 0);
+    assert_eq!(world.sync().denied.count_of(Denial::Limit), 0);
     let first = std::mem::replace(&mut world.id, world.spaces.open(vram(0x9_0000), &mut world.card).unwrap());
     world.write(vram(0x9_0000), pde(Some(LPT), None, EIGHTH));
     world.write(vram(LPT), pte(0, 0));
-    assert_eq!(world.sync().denied.of(Denial::Limit), 1);
+    assert_eq!(world.sync().denied.count_of(Denial::Limit), 1);
     assert_eq!((world.at(0), world.sync().denied.total()), (None, 0));
     world.spaces.close(first, &mut world.card);
     world.sync();
@@ -588,7 +588,7 @@ fn tables_and_writes_outside_guest_memory_are_harmless() {
     let mut world = World::new();
     world.write(vram(DIRECTORY), pde(Some(0xff_ffff_f000), Some(0xff_fff0_0000), 0));
     world.write(vram(DIRECTORY + 8), 3 | 0xfff_ffff << 4 | 3 << 32 | 0xfff_ffff << 36);
-    assert_eq!(world.sync().denied.of(Denial::Table), 4);
+    assert_eq!(world.sync().denied.count_of(Denial::Table), 4);
     world.spaces.written(GuestVramAddr(u64::MAX), u64::MAX);
     world.spaces.written(GuestVramAddr(0), u64::MAX);
     world.spaces.written(GuestVramAddr(0), 0);

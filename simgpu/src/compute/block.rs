@@ -91,7 +91,7 @@ impl Block {
         while self.warps.len() < self.count {
             self.warps.push(Warp::new());
         }
-        let left = residue.of(number);
+        let left = residue.lock_for_block(number);
         for (index, warp) in self.warps[..self.count].iter_mut().enumerate() {
             let rows = left.rows.get(first_row(index, launch.registers)..).unwrap_or_default();
             let lanes = if threads >= (index + 1) * LANES { ALL } else { (1 << (threads % LANES)) - 1 };
@@ -108,7 +108,7 @@ impl Block {
 
     /// Leaves its registers and shared memory to the next block. It cannot be continued.
     pub(crate) fn leave(&self, launch: &Launch, residue: &Residue) {
-        let mut left = residue.of(self.number);
+        let mut left = residue.lock_for_block(self.number);
         for (index, warp) in self.warps[..self.count].iter().enumerate() {
             let first = first_row(index, launch.registers);
             let end = (first + launch.registers as usize).min(ROWS);

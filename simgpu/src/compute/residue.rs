@@ -32,7 +32,7 @@ impl Residue {
     }
 
     /// Returns the residue of the multiprocessor that a block runs on.
-    pub(super) fn of(&self, block: u64) -> MutexGuard<'_, Sm> {
+    pub(super) fn lock_for_block(&self, block: u64) -> MutexGuard<'_, Sm> {
         self.0[(block % self.0.len() as u64) as usize].lock()
     }
 }

@@ -53,7 +53,7 @@ pub(super) struct Layout<'a> {
 
 impl<'a> Layout<'a> {
     /// Runs the first pass over a source without comments.
-    pub(super) fn of(lines: &'a [String], errors: &mut Vec<AsmError>) -> Self {
+    pub(super) fn first_pass(lines: &'a [String], errors: &mut Vec<AsmError>) -> Self {
         let mut layout = Self::default();
         for (number, text) in (1..).zip(lines) {
             for cursor in statements(text, number) {

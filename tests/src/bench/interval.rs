@@ -45,7 +45,7 @@ impl Interval {
     }
 
     /// Returns the interval of a figure of samples, such as their [median](super::median).
-    pub fn of(samples: &[f64], figure: impl Fn(&[f64]) -> Option<f64>) -> Option<Self> {
+    pub fn from_samples(samples: &[f64], figure: impl Fn(&[f64]) -> Option<f64>) -> Option<Self> {
         Self::of_rounds(samples.len(), |rounds| figure(&picked(samples, rounds)))
     }
 
@@ -98,7 +98,7 @@ mod tests {
         let mut random = Random(7);
         let inside = |figure: fn(&[f64]) -> Option<f64>, random: &mut Random| {
             let has = |_: &i32| {
-                let interval = Interval::of(&uniform(random, 25), figure).unwrap();
+                let interval = Interval::from_samples(&uniform(random, 25), figure).unwrap();
                 (interval.low..=interval.high).contains(&0.5)
             };
             (0..200).filter(has).count()
@@ -113,16 +113,16 @@ mod tests {
         let slower: Vec<f64> = hosts.iter().map(|host| host * 1.05).collect();
         let interval = Interval::of_ratio(&slower, &hosts, mean).unwrap();
         assert!((interval.low - 1.05).abs() < 1e-9 && (interval.high - 1.05).abs() < 1e-9, "{interval:?}");
-        let alone = Interval::of(&hosts, mean).unwrap();
+        let alone = Interval::from_samples(&hosts, mean).unwrap();
         assert!(alone.high - alone.low > 0.5, "{alone:?}");
     }
 
     #[test]
     fn too_few_samples_have_no_interval() {
-        assert_eq!(Interval::of(&[1.0, 2.0, 3.0, 4.0], median), None);
+        assert_eq!(Interval::from_samples(&[1.0, 2.0, 3.0, 4.0], median), None);
         assert_eq!(Interval::of_ratio(&[1.0; 9], &[1.0; 4], median), None);
-        assert_eq!(Interval::of(&[1.0; 5], |_| None), None);
+        assert_eq!(Interval::from_samples(&[1.0; 5], |_| None), None);
         assert_eq!(Interval::of_ratio(&[1.0; 5], &[0.0; 5], median), None, "no ratio");
-        assert_eq!(Interval::of(&[3.0; 5], median), Some(Interval { low: 3.0, high: 3.0 }));
+        assert_eq!(Interval::from_samples(&[3.0; 5], median), Some(Interval { low: 3.0, high: 3.0 }));
     }
 }

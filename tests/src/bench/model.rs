@@ -118,7 +118,7 @@ macro_rules! quantities {
         impl Counts {
             /// Reads each count by the name of the daemon's counter.
             #[must_use]
-            pub fn of(read: impl Fn(&str) -> f64) -> Self {
+            pub fn from_counters(read: impl Fn(&str) -> f64) -> Self {
                 Self { $($field: read($counter),)* }
             }
 
@@ -215,7 +215,7 @@ impl Bill {
     /// Returns a platform's bill for a guest's operations. Counts for [`Platform::Native`] are those of a guest whose
     /// every access is counted, as if it ran on the host.
     #[must_use]
-    pub fn of(platform: Platform, counts: &Counts) -> Self {
+    pub fn for_counts(platform: Platform, counts: &Counts) -> Self {
         let mut bill = Self::default();
         let Counts { register_reads, register_writes, aperture_reads, aperture_writes, interrupts, .. } = *counts;
         let (reads, writes) = (register_reads + aperture_reads, register_writes + aperture_writes);
@@ -343,21 +343,21 @@ mod tests {
 
     #[test]
     fn native_pays_the_card_alone_and_passthrough_its_interrupts() {
-        let native = Bill::of(Platform::Native, &WORK).us();
+        let native = Bill::for_counts(Platform::Native, &WORK).us();
         assert!((native - (12.0 * 0.8 + 120.0 * 0.1)).abs() < 1e-9, "{native}");
-        let passthrough = Bill::of(Platform::Passthrough, &WORK).us();
+        let passthrough = Bill::for_counts(Platform::Passthrough, &WORK).us();
         assert!((passthrough - native - 3.0 * 2.0).abs() < 1e-9, "{passthrough}");
     }
 
     #[test]
     fn each_thing_that_a_mediated_guest_does_costs_it_something() {
-        let posted = Bill::of(Platform::Mediated { posted: true }, &WORK).us();
-        assert!(posted > Bill::of(Platform::Passthrough, &WORK).us());
-        assert!(Bill::of(Platform::Mediated { posted: false }, &WORK).us() > posted);
+        let posted = Bill::for_counts(Platform::Mediated { posted: true }, &WORK).us();
+        assert!(posted > Bill::for_counts(Platform::Passthrough, &WORK).us());
+        assert!(Bill::for_counts(Platform::Mediated { posted: false }, &WORK).us() > posted);
         let more = |change: fn(&mut Counts)| {
             let mut counts = WORK;
             change(&mut counts);
-            Bill::of(Platform::Mediated { posted: true }, &counts).us()
+            Bill::for_counts(Platform::Mediated { posted: true }, &counts).us()
         };
         let changes: [fn(&mut Counts); 16] = [
             |counts| counts.register_reads += 1.0,
@@ -385,7 +385,7 @@ mod tests {
     #[test]
     fn ratio_range_contains_usual_and_shrinks_with_shared_costs() {
         let (native, mediated) =
-            (Bill::of(Platform::Native, &WORK), Bill::of(Platform::Mediated { posted: true }, &WORK));
+            (Bill::for_counts(Platform::Native, &WORK), Bill::for_counts(Platform::Mediated { posted: true }, &WORK));
         let Interval { low, high } = mediated.ratio(&native, 0.0);
         let usual = mediated.us() / native.us();
         assert!(low < usual && usual < high, "{low} {usual} {high}");
@@ -401,7 +401,7 @@ mod tests {
             "tlb_flushes" => 2.0,
             _ => 0.0,
         };
-        let counts = Counts::of(read);
+        let counts = Counts::from_counters(read);
         assert_eq!((counts.calls, counts.flushes, counts.doorbells), (3.0, 2.0, 0.0));
         assert_eq!(counts.minus(&counts), Counts::default());
         assert_eq!(counts.times(2.0), counts.plus(&counts));
@@ -410,7 +410,7 @@ mod tests {
 
     #[test]
     fn bills_add_up() {
-        let bill = Bill::of(Platform::Native, &WORK);
+        let bill = Bill::for_counts(Platform::Native, &WORK);
         assert!((Bill::sum([bill, bill]).us() - 2.0 * bill.us()).abs() < 1e-9);
         let [low, high] = bill.range_us();
         assert!(low < bill.us() && bill.us() < high);

@@ -120,7 +120,7 @@ impl Host {
     /// Reads the daemon's resources from its own accounts and from the kernel. The accounts first: a connection needs a
     /// descriptor.
     fn holdings(&self) -> Result<(Value, Vec<String>, Holdings)> {
-        let holdings = Holdings::of(self.daemon.pid(), CARD_MIB << 10)?;
+        let holdings = Holdings::for_process(self.daemon.pid(), CARD_MIB << 10)?;
         let card = self.daemon.ctl_json(&["card", "show", "card0"])?;
         let folder = std::fs::read_dir(&self.daemon.paths().folder)?;
         let files: std::io::Result<Vec<_>> =

@@ -27,7 +27,7 @@ const PROFILE: &str = "printf '#include <tunables/global>\nprofile test /usr/bin
     --preprocess /tmp/profile | grep -q 'run/gpu-mediator/[*].sock rw'";
 
 /// Waits until a text is in the guest's replies or on its console.
-fn says(host: &Debian, what: &str, file: &str, count: u32) -> Result<()> {
+fn wait_for_text(host: &Debian, what: &str, file: &str, count: u32) -> Result<()> {
     host.until(what, &format!("test $(grep -c '{what}' /srv/vm/{file}) -ge {count}"), WAIT_TIMEOUT).map(drop)
 }
 
@@ -69,18 +69,18 @@ fn domains_of_libvirt_have_vgpus() -> Result<()> {
     host.ok(starts)?;
     runs(host)?;
     host.ok("test \"$(stat -c '%U %a' /run/gpu-mediator/web.sock)\" = 'libvirt-qemu 600'")?;
-    says(host, "READY", "answers", 1)?;
+    wait_for_text(host, "READY", "answers", 1)?;
     host.ok("printf '1 load\\n' > /srv/vm/agent.in")?;
-    says(host, "1 = 0", "answers", 1)?;
+    wait_for_text(host, "1 = 0", "answers", 1)?;
     host.ok("grep 'Initialized nouveau' /srv/vm/console.log")?;
     // The guest starts again, with the same vGPU.
     let before = json(host, "vm show web")?;
     host.ok("printf '2 reboot\\n' > /srv/vm/agent.in")?;
-    says(host, "READY", "answers", 2)?;
+    wait_for_text(host, "READY", "answers", 2)?;
     host.ok("printf '3 load\\n' > /srv/vm/agent.in")?;
-    says(host, "3 = 0", "answers", 1)?;
+    wait_for_text(host, "3 = 0", "answers", 1)?;
     host.ok("virsh --quiet reset web")?;
-    says(host, "READY", "answers", 3)?;
+    wait_for_text(host, "READY", "answers", 3)?;
     let after = json(host, "vm show web")?;
     ensure!(after["state"] == "connected" && after["socket"] == before["socket"], "{after:#}");
     ensure!(after["counters"]["resets"].as_u64() > before["counters"]["resets"].as_u64(), "{after:#}");

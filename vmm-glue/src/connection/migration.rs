@@ -40,7 +40,7 @@ impl From<MigrationError> for Refusal {
 }
 
 /// Returns the device as one that can be migrated.
-fn of(device: &mut dyn Device) -> Result<&mut dyn Migration, Refusal> {
+fn as_migration(device: &mut dyn Device) -> Result<&mut dyn Migration, Refusal> {
     // The kernel's answer for a feature that a device lacks; a client that asks then blocks migration.
     device.migration().ok_or_else(|| Refusal {
         errno: Errno::NOTTY,
@@ -67,7 +67,7 @@ impl Session {
             FEATURE_DMA_LOGGING_START | FEATURE_DMA_LOGGING_STOP => FEATURE_SET,
             _ => return refuse(Errno::NOTTY, format!("device feature {feature} does not exist")),
         };
-        let migration = of(device)?;
+        let migration = as_migration(device)?;
         let (probe, ways) = (flags & FEATURE_PROBE != 0, flags & (FEATURE_GET | FEATURE_SET));
         if flags & !(FEATURE_MASK | FEATURE_PROBE | known) != 0
             || (!probe && !matches!(ways, FEATURE_GET | FEATURE_SET))
@@ -164,7 +164,7 @@ impl Session {
         out: &mut Outbox,
     ) -> Result<(), Refusal> {
         let MigData { argsz, size } = parse(body)?;
-        let migration = of(device)?;
+        let migration = as_migration(device)?;
         self.in_state(State::StopCopy, "read")?;
         let len = self.piece(size)?;
         let all = wire_len(size_of::<MigData>().saturating_add(len));
@@ -185,7 +185,7 @@ impl Session {
     pub(super) fn migration_write(&mut self, device: &mut dyn Device, body: &[u8]) -> Result<(), Refusal> {
         let (MigData { argsz: _, size }, data) =
             MigData::read_from_prefix(body).map_err(|_| too_short(body, size_of::<MigData>()))?;
-        let migration = of(device)?;
+        let migration = as_migration(device)?;
         self.in_state(State::Resuming, "written")?;
         let len = self.piece(size)?;
         if len != data.len() {

@@ -39,7 +39,7 @@ struct SavedPeer {
 
 impl SavedConnection {
     /// Saves the parts of a connection.
-    pub(super) fn of(
+    pub(super) fn from_parts(
         (receive, out, session): (&Receive, &Outbox, &Session),
         giving: &mut Giving<'_>,
     ) -> Result<Self, ParkError> {
@@ -112,7 +112,7 @@ impl Connection {
             // It is applied before any message is handled.
             revival: _,
         } = self;
-        SavedConnection::of((receive, out, session), giving)
+        SavedConnection::from_parts((receive, out, session), giving)
     }
 
     /// Restores the connection. It has no regions before [`Self::resume`].

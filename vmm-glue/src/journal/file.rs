@@ -72,7 +72,7 @@ impl Marks {
         [start, end, position, skip, sent, next_id, u64::from(clean)]
     }
 
-    fn of([start, end, position, skip, sent, next_id, clean]: [u64; Self::COUNT]) -> Self {
+    fn from_words([start, end, position, skip, sent, next_id, clean]: [u64; Self::COUNT]) -> Self {
         Self { start, end, position, skip, sent, next_id, clean: clean == 1 }
     }
 }
@@ -176,7 +176,7 @@ impl Room {
         for (at, word) in (place..).zip(&mut words) {
             *word = self.word(at);
         }
-        Marks::of(words)
+        Marks::from_words(words)
     }
 }
 

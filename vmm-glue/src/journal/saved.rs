@@ -135,7 +135,7 @@ impl SavedJournal {
         let mut why = Invalid::new("nothing was committed");
         for half in [0, 1] {
             let Some(bytes) = file::read_half(journal.as_fd(), half) else { continue };
-            let saved = SavedState::parse(&bytes, &[Known::of::<Self>()]).and_then(|mut file| {
+            let saved = SavedState::parse(&bytes, &[Known::for_part::<Self>()]).and_then(|mut file| {
                 let saved: Self = file.take(CLIENT)?;
                 file.finish().map(|()| saved)
             });
@@ -201,7 +201,7 @@ impl Journal {
         link.restore(behind, &given, (&options.memory, client))?;
         link.dma().go_on_from(marks.next_id);
         let taken: Vec<_> = given.taken().into_iter().map(|(name, fd)| (name, fd.as_raw_fd())).collect();
-        let mut journal = Self::with(keeper, journal, Slots::of(&taken, &there));
+        let mut journal = Self::with(keeper, journal, Slots::from_taken(&taken, &there));
         (journal.sequence, journal.deaths, journal.words, journal.kept) = (sequence, deaths, words, true);
         restored.goes_on_with(journal, revival);
         Ok(restored)

@@ -260,7 +260,7 @@ fn places(card: &Stock, host: &Stock) -> Result<Places, Invalid> {
     for (tier, (number, state)) in tiers.into_iter().flat_map(|(tier, stock)| stock.states().map(move |at| (tier, at)))
     {
         let ChunkState::Vm { vm, index } = state else { continue };
-        let earlier = places.entry(vm).or_default().insert(index, Spot::of(tier, number));
+        let earlier = places.entry(vm).or_default().insert(index, Spot::new(tier, number));
         Invalid::unless(earlier.is_none(), || format!("guest chunk {index} of VM {vm} has two places"))?;
     }
     Ok(places)

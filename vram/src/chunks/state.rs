@@ -84,7 +84,7 @@ impl Spot {
         }
     }
 
-    pub(super) const fn of(tier: Tier, number: u32) -> Self {
+    pub(super) const fn new(tier: Tier, number: u32) -> Self {
         match tier {
             Tier::Card => Self::Card(number),
             Tier::Host => Self::Host(number),
@@ -93,7 +93,7 @@ impl Spot {
 
     /// Returns the chunk or slot that follows after `steps` in the same memory.
     pub(super) fn after(self, steps: u32) -> Option<Self> {
-        Some(Self::of(self.tier(), self.number().checked_add(steps)?))
+        Some(Self::new(self.tier(), self.number().checked_add(steps)?))
     }
 }
 

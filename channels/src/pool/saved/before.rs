@@ -107,7 +107,8 @@ impl Part for SavedChannels {
             preemptions,
             gate,
         } = self.clone();
-        let slots = (0u8..).zip(slots).map(|(number, slot)| Slot::of(number, slot)).collect::<Result<_, _>>()?;
+        let slots =
+            (0u8..).zip(slots).map(|(number, slot)| Slot::from_saved(number, slot)).collect::<Result<_, _>>()?;
         Ok(Version1 {
             layout,
             golden,
@@ -167,7 +168,7 @@ impl Slot {
         }
     }
 
-    fn of(number: u8, slot: SavedSlot) -> Result<Self, Invalid> {
+    fn from_saved(number: u8, slot: SavedSlot) -> Result<Self, Invalid> {
         let same = |vm: u32, span: u8| {
             Invalid::unless(span == number, || {
                 format!(

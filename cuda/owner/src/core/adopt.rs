@@ -79,7 +79,7 @@ impl Core {
             return true;
         };
         self.pieces.adopt(piece, memory, Receiver { tenant, session: id });
-        self.put(tenant, Body::of(piece, (id, chunk)), 1);
+        self.put(tenant, Body::for_user(piece, (id, chunk)), 1);
         if let Some(session) = self.sessions.get_mut(&id) {
             session.chunks.insert(chunk, index);
             session.adopted.insert(chunk);

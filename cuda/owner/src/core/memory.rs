@@ -218,7 +218,7 @@ impl Core {
             self.moved_at = Some(self.clock);
         }
         let chunk = ChunkId(self.number());
-        self.put(tenant, Body::of(piece, (id, chunk)), 1);
+        self.put(tenant, Body::for_user(piece, (id, chunk)), 1);
         let ready = self.pieces.is_ready(piece);
         if let Some(known) = self.tenants.get_mut(&tenant) {
             known.wanted -= 1;

@@ -108,7 +108,7 @@ impl Core {
 
     /// The user and the tenant of a connection.
     #[must_use]
-    pub fn whose(&self, id: SessionId) -> Option<(u32, Option<TenantId>)> {
+    pub fn user_and_tenant(&self, id: SessionId) -> Option<(u32, Option<TenantId>)> {
         self.sessions.get(&id).map(|session| (session.uid, session.tenant.or(session.bound)))
     }
 

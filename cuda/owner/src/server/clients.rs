@@ -23,7 +23,7 @@ const TENANT_STEPS_AT_ONCE: u64 = 4096;
 impl Serving {
     /// The tenant or user that a connection counts for.
     pub(super) fn cause_of(&self, session: SessionId) -> Option<Cause> {
-        Some(match self.core.whose(session)? {
+        Some(match self.core.user_and_tenant(session)? {
             (_, Some(tenant)) => Cause::Tenant(tenant),
             (uid, None) => Cause::User(uid),
         })
@@ -46,7 +46,7 @@ impl Serving {
         };
         let session = SessionId(self.next + 1);
         let link = Link::new(socket);
-        let peer = match Peer::of(link.as_fd()) {
+        let peer = match Peer::from_socket(link.as_fd()) {
             Ok(peer) => peer,
             Err(refused) => return self.refuse(tenant.map(Cause::Tenant), &link, End::Denied, &refused.to_string()),
         };

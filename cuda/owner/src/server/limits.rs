@@ -34,10 +34,10 @@ impl Limits {
     pub(super) fn raise() -> Self {
         let limit = getrlimit(Resource::Nofile);
         let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit });
-        Self::of(getrlimit(Resource::Nofile).current.unwrap_or(1 << 20))
+        Self::for_descriptors(getrlimit(Resource::Nofile).current.unwrap_or(1 << 20))
     }
 
-    fn of(descriptors: u64) -> Self {
+    fn for_descriptors(descriptors: u64) -> Self {
         let connections = usize::try_from(descriptors / 16).unwrap_or(usize::MAX).clamp(4, CONNECTIONS_MOST);
         // Processes that have left count like connected ones, and have one each.
         let pieces = descriptors.saturating_sub(RESERVED_DESCRIPTORS.min(descriptors / 4) + 3 * connections as u64);
@@ -103,7 +103,7 @@ mod tests {
     #[test]
     fn divided_descriptors_stay_within_limit() {
         for descriptors in [64, 256, 1024, 20_000, 1 << 20] {
-            let limits = Limits::of(descriptors);
+            let limits = Limits::for_descriptors(descriptors);
             let all = 2 * limits.connections + limits.pieces;
             assert!((all as u64) < descriptors, "{descriptors}: {limits:?}");
             assert!((limits.unread as u64) < descriptors);
@@ -112,7 +112,7 @@ mod tests {
 
     #[test]
     fn a_tenant_with_all_its_connections_leaves_anothers() {
-        let limits = Limits::of(256);
+        let limits = Limits::for_descriptors(256);
         let mut connections = BTreeMap::new();
         let mut number = 0;
         while limits.admit(&connections, |_| true, cause(1), 2) == Admission::Admitted {
@@ -124,8 +124,8 @@ mod tests {
     }
 
     #[test]
-    fn silent_connections_of_same_tenant_are_replaced_first() {
-        let limits = Limits::of(1024);
+    fn silent_connections_give_way_to_those_of_their_own_tenant_first() {
+        let limits = Limits::for_descriptors(1024);
         let mut connections = BTreeMap::new();
         let mut number = 0;
         while limits.admit(&connections, |_| false, cause(1), 1) == Admission::Admitted {

@@ -90,7 +90,7 @@ pub(super) struct Peers {
 
 impl Peer {
     /// The process that has connected at the other end of `socket`.
-    pub(super) fn of(socket: BorrowedFd<'_>) -> Result<Self, Refused> {
+    pub(super) fn from_socket(socket: BorrowedFd<'_>) -> Result<Self, Refused> {
         // SAFETY: all zeros are a value of it.
         let mut named: libc::ucred = unsafe { std::mem::zeroed() };
         option(socket, libc::SO_PEERCRED, &mut named).map_err(Refused::System)?;

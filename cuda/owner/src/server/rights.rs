@@ -28,7 +28,7 @@ pub(super) struct Bound {
 }
 
 impl Bound {
-    fn of(path: &Path) -> io::Result<Self> {
+    fn from_path(path: &Path) -> io::Result<Self> {
         Ok(Self { path: path.to_owned(), id: id(path)? })
     }
 
@@ -57,7 +57,7 @@ impl Rights {
         let hidden = path.with_extension("new");
         let _ = std::fs::remove_file(&hidden);
         let listener = Link::listen(&hidden).map_err(failed)?;
-        let bound = self.give(&hidden).and_then(|()| Bound::of(&hidden));
+        let bound = self.give(&hidden).and_then(|()| Bound::from_path(&hidden));
         let renamed = bound.and_then(|bound| std::fs::rename(&hidden, path).map(|()| bound));
         let bound = renamed.map_err(|error| {
             let _ = std::fs::remove_file(&hidden);

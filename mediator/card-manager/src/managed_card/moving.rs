@@ -292,7 +292,7 @@ enum End {
 }
 
 impl End {
-    fn of(state: &CardState, place: Place) -> Self {
+    fn from_place(state: &CardState, place: Place) -> Self {
         let memory = match place {
             Place::Host(at) => state.vram().pinned.memory(at),
             Place::Card(_) => None,
@@ -356,7 +356,7 @@ impl ManagedCard {
         let each = |at: &GuestVramAddr| -> Result<(), ManagerError> {
             let Some(from) = self.place_now(vm, *at) else { return Ok(()) };
             let place = to.receive(its, *at)?;
-            let into = End::of(&to.lock(), place);
+            let into = End::from_place(&to.lock(), place);
             copied.fetch_add(copy((self, &from), (to, &into), bytes, known)?, Ordering::Relaxed);
             Ok(())
         };
@@ -374,7 +374,7 @@ impl ManagedCard {
 
     fn place_now(&self, vm: TenantId, at: GuestVramAddr) -> Option<End> {
         let state = self.lock();
-        state.place_of(vm, at).map(|place| End::of(&state, place))
+        state.place_of(vm, at).map(|place| End::from_place(&state, place))
     }
 
     /// Zeroes chunks of VM `its` of card `to` that the VM here does not have: they were copied, and have been freed

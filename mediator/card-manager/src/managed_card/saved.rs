@@ -51,7 +51,7 @@ impl SavedHost {
     #[must_use]
     pub fn known() -> Vec<Known> {
         let mut known = SavedCard::known();
-        known.extend([Known::of::<SavedOwner>(), Known::of::<SavedSegments>()]);
+        known.extend([Known::for_part::<SavedOwner>(), Known::for_part::<SavedSegments>()]);
         known
     }
 

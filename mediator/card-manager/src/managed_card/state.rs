@@ -172,7 +172,7 @@ impl CardState {
     /// paused because there were too many.
     #[must_use]
     pub fn noise_of(&self, vm: TenantId) -> (u64, u64) {
-        self.work.noise().of(vm)
+        self.work.noise().interrupts_and_pauses(vm)
     }
 
     /// Returns the VM's share of the card's time when all others want theirs, in millionths.

@@ -39,7 +39,7 @@ pub(crate) struct DescheduledChannels {
 }
 
 impl DescheduledChannels {
-    pub(crate) fn why(&self, channel: ChannelId) -> Option<Why> {
+    pub(crate) fn reason(&self, channel: ChannelId) -> Option<Why> {
         self.channels.get(&channel).map(|(_, why)| *why)
     }
 

@@ -357,7 +357,7 @@ pub trait Feeder {
     fn look_at_channel(&mut self, channel: ChannelId, events: &mut Vec<Event>) {
         let wants = self.wants(channel);
         self.look_at_leaver(channel, events);
-        match self.schedule().descheduled.why(channel) {
+        match self.schedule().descheduled.reason(channel) {
             Some(Why::Stopped) if wants => return self.queue_again(channel, events),
             Some(_) => return,
             None => {}
@@ -496,7 +496,7 @@ pub trait Feeder {
         let all: Vec<ChannelId> = self.schedule().descheduled.channels().map(|(channel, _)| channel).collect();
         for channel in all {
             let schedule = self.schedule();
-            let queued = schedule.descheduled.why(channel) == Some(Why::Queued);
+            let queued = schedule.descheduled.reason(channel) == Some(Why::Queued);
             if schedule.first_of(channel, &[Stage::Descheduled, Stage::Again]).is_none() {
                 self.let_back(channel, events);
             } else if queued && schedule.first_of(channel, &[Stage::Again]).is_none() {

@@ -59,7 +59,7 @@ impl InterruptRateLimit {
     }
 
     /// Interrupts that a VM has caused, and how often it was paused for that.
-    pub(crate) fn of(&self, vm: TenantId) -> (u64, u64) {
+    pub(crate) fn interrupts_and_pauses(&self, vm: TenantId) -> (u64, u64) {
         self.0.get(&vm).map(|caused| (caused.total, caused.pauses)).unwrap_or_default()
     }
 
@@ -86,9 +86,12 @@ mod tests {
         assert_eq!(noise.look(), [NOISY]);
         assert_eq!(noise.look(), []);
         assert!((0..most).all(|_| !noise.count(NOISY)));
-        assert_eq!((noise.of(NOISY), noise.of(QUIET)), ((2 * most + 2, 1), (most, 0)));
+        assert_eq!(
+            (noise.interrupts_and_pauses(NOISY), noise.interrupts_and_pauses(QUIET)),
+            ((2 * most + 2, 1), (most, 0))
+        );
         noise.forget(NOISY);
-        assert_eq!(noise.of(NOISY), (0, 0));
+        assert_eq!(noise.interrupts_and_pauses(NOISY), (0, 0));
     }
 
     #[test]

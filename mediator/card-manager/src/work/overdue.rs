@@ -106,7 +106,7 @@ impl Work {
 
     /// Returns whether a channel that is descheduled waits for a semaphore.
     fn rests(&self, channel: ChannelId) -> bool {
-        self.schedule.descheduled.why(channel) == Some(Why::Rests)
+        self.schedule.descheduled.reason(channel) == Some(Why::Rests)
     }
 
     /// Logs the reason of each VM's oldest overdue submission, at most once in ten seconds for a VM.

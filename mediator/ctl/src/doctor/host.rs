@@ -64,7 +64,7 @@ impl Host {
     }
 
     /// Returns the output of a program, if it succeeds in time.
-    pub(super) fn says(&self, program: &Path, arguments: &[&str]) -> Option<String> {
+    pub(super) fn program_output(&self, program: &Path, arguments: &[&str]) -> Option<String> {
         let mut command = Command::new(program);
         command.args(arguments).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
         let mut child = command.spawn().ok()?;

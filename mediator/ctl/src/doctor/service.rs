@@ -60,8 +60,10 @@ fn unit(patient: &Patient<'_>) -> Option<Finding> {
         return None;
     }
     let program = host.program("systemctl")?;
-    let text =
-        host.says(&program, &["show", UNIT, "--property=LoadState,ActiveState,SubState,UnitFileState,NRestarts"])?;
+    let text = host.program_output(
+        &program,
+        &["show", UNIT, "--property=LoadState,ActiveState,SubState,UnitFileState,NRestarts"],
+    )?;
     let property = |name: &str| {
         let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix('='));
         line.unwrap_or_default().to_owned()

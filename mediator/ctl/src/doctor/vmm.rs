@@ -50,7 +50,7 @@ fn qemu(patient: &Patient<'_>) -> Finding {
         return Finding::needed(needed, "qemu", "there is no QEMU", what);
     };
     let name = program.file_name().unwrap_or_default().to_string_lossy().into_owned();
-    let Some(version) = host.says(&program, &["--version"]).as_deref().and_then(version) else {
+    let Some(version) = host.program_output(&program, &["--version"]).as_deref().and_then(version) else {
         return Finding::needed(needed, "qemu", format!("{name} --version says no version"), newer(patient));
     };
     let shown = format!("{name} is QEMU {}.{}", version.0, version.1);
@@ -62,7 +62,7 @@ fn qemu(patient: &Patient<'_>) -> Finding {
             newer(patient),
         );
     }
-    match host.says(&program, &["-device", "help"]) {
+    match host.program_output(&program, &["-device", "help"]) {
         Some(devices) if devices.contains("\"vfio-user-pci\"") => {
             Finding::good("qemu", format!("{shown}, with vfio-user-pci"))
         }

@@ -55,7 +55,8 @@ impl ProfileCommand {
                 std::fs::write(&out, text).map_err(|source| ClientError::File { path: out.clone(), source })?;
                 let (file, ranges, counted) = (out.display().to_string(), profile.ranges.len(), unit(profile.counted));
                 let summary = json!({ "file": file, "ranges": ranges, "counted": profile.counted });
-                Ok(form.of(&summary, |_| format!("{ranges} ranges of {vm}'s VRAM in {file}, counted by {counted}\n")))
+                Ok(form
+                    .render(&summary, |_| format!("{ranges} ranges of {vm}'s VRAM in {file}, counted by {counted}\n")))
             }
         }
     }

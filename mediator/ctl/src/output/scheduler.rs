@@ -68,7 +68,8 @@ fn max_run(time: &VmTime) -> String {
 
 /// Returns weight, guarantee and cap for the copy engines, if one of them differs from compute.
 fn copies(time: &VmTime) -> Option<[String; 3]> {
-    let sched::VgpuParams { weight, guarantee_permille, cap_permille, .. } = time.params(None).of(Engine::Copy0);
+    let sched::VgpuParams { weight, guarantee_permille, cap_permille, .. } =
+        time.params(None).for_engine(Engine::Copy0);
     let told = || [weight.to_string(), percent(guarantee_permille), percent(cap_permille)];
     (!time.copies.is_silent()).then(told)
 }

@@ -26,8 +26,8 @@ pub struct Ledger {
 
 impl Ledger {
     /// Reads the process before the API: a connection is a descriptor.
-    pub fn of(place: &Place, pid: u32) -> Self {
-        let holdings = Holdings::of(pid, CARD_MIB << 10).unwrap();
+    pub fn read(place: &Place, pid: u32) -> Self {
+        let holdings = Holdings::for_process(pid, CARD_MIB << 10).unwrap();
         let card: api::Card = Client::new(place.path("admin.sock")).unwrap().get("/v1/cards/card0").unwrap();
         let names = fs::read_dir(place.path("")).unwrap().map(|entry| entry.unwrap().file_name());
         let mut files: Vec<_> = names.map(|name| name.to_string_lossy().into_owned()).collect();

@@ -139,7 +139,7 @@ fn check_log(place: &Place) {
 }
 
 fn ledger(place: &Place, running: &Running) -> Ledger {
-    Ledger::of(place, running.child.id())
+    Ledger::read(place, running.child.id())
 }
 
 /// Returns the current resources, and the excess. Threads and connections end asynchronously, so the first reading may

@@ -120,10 +120,10 @@ mod tests {
     fn a_space_is_as_it_was_once_each_has_claimed_its_own() {
         let (before, own, ram) = space();
         let (mut after, mut claims) = IovaSpace::restored(before.save(), slice::from_ref(&HOLE)).unwrap();
-        assert_eq!(after.of(VM), (RamShare::default(), 0));
+        assert_eq!(after.share_and_charged(VM), (RamShare::default(), 0));
         after.claim(&mut claims, None, own, 0x1000).unwrap();
         after.claim(&mut claims, Some(VM), ram, 0x20_0000).unwrap();
-        assert_eq!((after.save(), after.of(VM)), (before.save(), before.of(VM)));
+        assert_eq!((after.save(), after.share_and_charged(VM)), (before.save(), before.share_and_charged(VM)));
         assert_eq!(after.allocate_for(VM, 0x20_0000, 0), { before }.allocate_for(VM, 0x20_0000, 0));
     }
 

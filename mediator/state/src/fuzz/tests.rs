@@ -117,20 +117,20 @@ fn a_vm_that_is_not_to_be_there_is_refused() {
 
 /// Returns seeds of the fuzz target: each part of the sample, and the whole file.
 fn seeds() -> BTreeMap<&'static str, Vec<u8>> {
-    fn of(what: u8, part: &impl saved_state::Part) -> Vec<u8> {
+    fn seed(what: u8, part: &impl saved_state::Part) -> Vec<u8> {
         [vec![what], postcard::to_allocvec(part).unwrap()].concat()
     }
     let card = card();
     BTreeMap::from([
         ("file", [vec![0], file_of(&card)].concat()),
-        ("chunks", of(1, &card.chunks)),
-        ("quanta", of(2, &card.quanta)),
-        ("channels", of(3, &card.channels)),
-        ("scheduler", of(4, &card.scheduler)),
-        ("registers", of(5, &card.vms[0].gpu)),
-        ("tables", of(6, card.vms[0].tables.as_ref().unwrap())),
+        ("chunks", seed(1, &card.chunks)),
+        ("quanta", seed(2, &card.quanta)),
+        ("channels", seed(3, &card.channels)),
+        ("scheduler", seed(4, &card.scheduler)),
+        ("registers", seed(5, &card.vms[0].gpu)),
+        ("tables", seed(6, card.vms[0].tables.as_ref().unwrap())),
         ("stream", [vec![7, 99], stream(&file_of(&card))].concat()),
-        ("moving", of(8, &moving())),
+        ("moving", seed(8, &moving())),
     ])
 }
 

@@ -138,7 +138,7 @@ impl VmBackend {
             }
         };
         let counts: BTreeMap<String, u64> = counts.into_iter().collect();
-        self.counts = Counts::of(|name| counts.get(name).copied());
+        self.counts = Counts::restore(|name| counts.get(name).copied());
         self.quiet = false;
         Ok(rung)
     }
@@ -200,7 +200,7 @@ impl VmBackend {
             quiet: false,
             answers_first: false,
             late: None,
-            counts: Counts::of(|name| counts.get(name).copied()),
+            counts: Counts::restore(|name| counts.get(name).copied()),
             pv,
         };
         Ok((this, rung))

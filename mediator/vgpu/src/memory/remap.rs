@@ -50,7 +50,7 @@ impl MappedWindow {
     pub(crate) const ALL: [Self; 3] = [Self::Bar1, Self::Bar3, Self::Pramin];
 
     /// Returns the part of a region, if it has one.
-    pub(crate) fn of(region: RegionIndex) -> Option<Self> {
+    pub(crate) fn for_region(region: RegionIndex) -> Option<Self> {
         Self::ALL.into_iter().find(|showing| showing.region() == region)
     }
 
@@ -226,7 +226,7 @@ impl Remap {
     /// Returns the pages under the apertures, readable after the records have changed.
     pub(crate) fn overlay(&self) -> Overlay {
         let place = |(page, slot): (&u32, &Slot)| Some((u64::from(*page), self.memory(*slot)?.region(slot.page)));
-        Overlay::of(self.homes.iter().filter_map(place).collect())
+        Overlay::from_pages(self.homes.iter().filter_map(place).collect())
     }
 
     /// Returns whether the VMM maps any.

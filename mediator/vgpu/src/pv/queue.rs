@@ -130,7 +130,7 @@ impl Interface {
                 tracing::warn!(vm = %self.party.vm, %why, "a guest's batch is malformed, and nothing of it is done");
             }
         };
-        let parts = Parts::of(chain).inspect_err(&mut complain).ok();
+        let parts = Parts::from_chain(chain).inspect_err(&mut complain).ok();
         let batch = parts.as_ref().and_then(|parts| parts.batch(memory).inspect_err(complain).ok());
         Ok(Some(Box::new(Ongoing { head, parts, batch, copied: None })))
     }
@@ -200,7 +200,7 @@ struct Parts {
 }
 
 impl Parts {
-    fn of(chain: DescriptorChain<&MemoryTable>) -> Result<Self, Unreadable> {
+    fn from_chain(chain: DescriptorChain<&MemoryTable>) -> Result<Self, Unreadable> {
         let mut parts = Self::default();
         for (index, part) in chain.enumerate() {
             if index >= usize::from(MAX_QUEUE) {

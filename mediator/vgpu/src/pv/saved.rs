@@ -112,7 +112,7 @@ impl SavedInterface {
             format!("{} channels are set aside, and {channel_cap} may be", interface.channels.len())
         })?;
         let counts: BTreeMap<String, u64> = counts.into_iter().collect();
-        interface.counts = Counts::of(|name| counts.get(name).copied());
+        interface.counts = Counts::restore(|name| counts.get(name).copied());
         interface.setup = Setup { size, descriptors, available, used };
         (interface.accepted, interface.status, interface.queue) = (accepted, status, queue);
         (interface.ended, interface.interrupt, interface.interrupt_enabled) = (ended, interrupt, interrupt_enabled);

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 fn firmware_started_by_guest_becomes_candidate() {
     let folder = tempfile::tempdir().expect("a folder");
     let (rig, store) = (rig(), Store::within(folder.path()));
-    rig.host.collect_firmware(Inbox::of(store.clone()).expect("a thread"));
+    rig.host.collect_firmware(Inbox::for_store(store.clone()).expect("a thread"));
     let mut driver = driver(&rig, 0);
     for falcon in [Falcon::Fecs, Falcon::Gpccs] {
         let at = |register: u32| falcon.base() + (register - fecs::BASE);

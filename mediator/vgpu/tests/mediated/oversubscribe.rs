@@ -203,7 +203,7 @@ fn work_waits_for_memory_and_resumes_when_other_vm_frees_it() {
     assert_eq!((second.guest.counter("faults"), second.guest.counter("memory_denied")), (0, 0));
     assert!(second.guest.counter("memory_waited_ns") > 0);
     // Requested repeatedly, and counted once.
-    let refused = rig.host.lock().holdings().refusals.of(TenantId(1));
+    let refused = rig.host.lock().holdings().refusals.counts_for(TenantId(1));
     assert_eq!(refused, BTreeMap::from([("card", 1)]));
 }
 

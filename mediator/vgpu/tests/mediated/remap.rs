@@ -39,7 +39,7 @@ fn driver(rig: &Rig, vm: u32) -> Driver {
 struct Cpu(Arc<OwnedFd>);
 
 impl Cpu {
-    fn of(guest: &Guest, region: RegionIndex) -> Self {
+    fn for_region(guest: &Guest, region: RegionIndex) -> Self {
         Self(guest.mapped(region).expect("a region with a file"))
     }
 
@@ -88,7 +88,7 @@ fn pages(seed: u32, count: u64) -> Vec<u8> {
 fn cpu_writes_through_mapped_aperture_match_gpu_copies() {
     let rig = rig();
     let mut driver = driver(&rig, 0);
-    let cpu = Cpu::of(&driver.guest, Bar1);
+    let cpu = Cpu::for_region(&driver.guest, Bar1);
     let mut channel = driver.channel(1);
     let from = driver.buffer(&channel, A, 4, 1);
     let to = driver.buffer(&channel, B, 4, 2);
@@ -119,7 +119,7 @@ fn cpu_writes_through_mapped_aperture_match_gpu_copies() {
 fn a_mapping_that_goes_gives_its_data_back_to_vram() {
     let rig = rig();
     let mut driver = driver(&rig, 0);
-    let cpu = Cpu::of(&driver.guest, Bar1);
+    let cpu = Cpu::for_region(&driver.guest, Bar1);
     let mut channel = driver.channel(1);
     let at = driver.buffer(&channel, A, 3, 1);
     hide_window(&mut driver);
@@ -157,7 +157,7 @@ fn a_mapping_that_goes_gives_its_data_back_to_vram() {
 fn pages_that_change_places_keep_their_data() {
     let rig = rig();
     let mut driver = driver(&rig, 0);
-    let (cpu, cpu3) = (Cpu::of(&driver.guest, Bar1), Cpu::of(&driver.guest, Bar3));
+    let (cpu, cpu3) = (Cpu::for_region(&driver.guest, Bar1), Cpu::for_region(&driver.guest, Bar3));
     let channel = driver.channel(1);
     let at = driver.buffer(&channel, A, 2, 4);
     show(&mut driver, 0, BAR1_MAPPED_AT, at, 2);
@@ -188,7 +188,7 @@ fn pages_that_change_places_keep_their_data() {
 fn mappings_change_while_the_gpu_works_on_the_pages() {
     let rig = rig();
     let mut driver = driver(&rig, 0);
-    let cpu = Cpu::of(&driver.guest, Bar1);
+    let cpu = Cpu::for_region(&driver.guest, Bar1);
     let mut channel = driver.channel(1);
     let from = driver.buffer(&channel, A, 64, 1);
     let to = driver.buffer(&channel, B, 64, 2);
@@ -242,7 +242,7 @@ fn vm_lock_is_free_while_pages_wait_for_work_to_leave_card() {
     while !pfifo::ENGINE_STATUS::BUSY.is_set(rig.card.read32(pfifo::ENGINE_STATUS::at(4))) {
         std::thread::yield_now();
     }
-    let cpu = Cpu::of(&driver.guest, Bar1);
+    let cpu = Cpu::for_region(&driver.guest, Bar1);
     let (vm, over) = (driver.guest.vm(), AtomicBool::new(false));
     let waits = std::thread::scope(|scope| {
         scope.spawn(|| {
@@ -271,7 +271,7 @@ fn nothing_that_the_gpu_writes_while_pages_move_is_lost() {
     const PAGES: u64 = 512;
     let rig = rig();
     let mut driver = driver(&rig, 0);
-    let cpu = Cpu::of(&driver.guest, Bar1);
+    let cpu = Cpu::for_region(&driver.guest, Bar1);
     let mut channel = driver.channel(1);
     let from = driver.buffer(&channel, A, PAGES, 1);
     let to = driver.buffer(&channel, B, PAGES, 2);
@@ -304,7 +304,7 @@ fn nothing_that_the_gpu_writes_while_pages_move_is_lost() {
 fn page_table_writes_through_mapped_aperture_apply_at_flush() {
     let rig = rig();
     let mut driver = driver(&rig, 0);
-    let cpu = Cpu::of(&driver.guest, Bar3);
+    let cpu = Cpu::for_region(&driver.guest, Bar3);
     let mut channel = driver.channel(1);
     let [first, second] = [5, 6].map(|seed| {
         let at = driver.vram(1);
@@ -335,7 +335,7 @@ fn page_table_writes_through_mapped_aperture_apply_at_flush() {
 fn entries_of_the_aperture_itself_can_lie_in_it() {
     let rig = rig();
     let mut driver = driver(&rig, 0);
-    let cpu = Cpu::of(&driver.guest, Bar3);
+    let cpu = Cpu::for_region(&driver.guest, Bar3);
     let (space, at) = (driver.apertures[1], driver.vram(2));
     driver.guest.vram_write(at, &pages(3, 2));
     let entries = space.table + (HIGH3 >> 12) * 8;
@@ -353,7 +353,7 @@ fn entries_of_the_aperture_itself_can_lie_in_it() {
 fn partly_mapped_large_page_is_one_page_for_gpu() {
     let rig = rig();
     let mut driver = driver(&rig, 0);
-    let cpu = Cpu::of(&driver.guest, Bar1);
+    let cpu = Cpu::for_region(&driver.guest, Bar1);
     let mut channel = driver.channel(1);
     // 128 KiB, naturally aligned, through a large-page table next to the small one.
     let spare = driver.vram(64);
@@ -395,7 +395,7 @@ fn partly_mapped_large_page_is_one_page_for_gpu() {
 fn doorbells_in_mapped_aperture_work_and_progress_is_shown() {
     let rig = rig();
     let mut driver = driver(&rig, 0);
-    let (cpu, cpu3) = (Cpu::of(&driver.guest, Bar1), Cpu::of(&driver.guest, Bar3));
+    let (cpu, cpu3) = (Cpu::for_region(&driver.guest, Bar1), Cpu::for_region(&driver.guest, Bar3));
     let mut channel = driver.channel(2);
     // BAR3 shows USERD from offset 0 on; that part of BAR1 is trapped.
     let mut at = (&cpu3, 2 * PAGE);
@@ -432,7 +432,7 @@ fn doorbells_in_mapped_aperture_work_and_progress_is_shown() {
 fn a_fence_is_seen_in_the_mapping() {
     let rig = rig();
     let mut driver = driver(&rig, 0);
-    let cpu = Cpu::of(&driver.guest, Bar1);
+    let cpu = Cpu::for_region(&driver.guest, Bar1);
     let mut channel = driver.channel(1);
     let fence = driver.vram(1);
     driver.map(channel.space, FENCE_VA + PAGE, At::Vram(fence), 1);
@@ -446,7 +446,7 @@ fn a_fence_is_seen_in_the_mapping() {
 fn page_shown_twice_reads_zeros_and_counts_as_alias() {
     let rig = rig();
     let mut driver = driver(&rig, 0);
-    let (cpu, cpu3) = (Cpu::of(&driver.guest, Bar1), Cpu::of(&driver.guest, Bar3));
+    let (cpu, cpu3) = (Cpu::for_region(&driver.guest, Bar1), Cpu::for_region(&driver.guest, Bar3));
     let at = driver.vram(1);
     driver.guest.vram_write(at, &pattern(1, 0));
     // Two mappings are valid if one of them is trapped.
@@ -486,7 +486,7 @@ fn page_shown_twice_reads_zeros_and_counts_as_alias() {
 fn a_reset_shows_zeros_in_the_same_mapping() {
     let rig = rig();
     let mut driver = driver(&rig, 0);
-    let cpu = Cpu::of(&driver.guest, Bar1);
+    let cpu = Cpu::for_region(&driver.guest, Bar1);
     let mut channel = driver.channel(1);
     let at = driver.buffer(&channel, A, 2, 1);
     show(&mut driver, 0, BAR1_MAPPED_AT, at, 2);
@@ -527,7 +527,7 @@ fn a_reset_leaves_the_memory_mapped_for_the_card() {
     let rig =
         Rig::made(&Config { vram_mib: CARD_MIB, ..Config::default() }, &sharing(), |card| Altered::over(card, counts));
     let mut driver = driver(&rig, 0);
-    let cpu = Cpu::of(&driver.guest, Bar1);
+    let cpu = Cpu::for_region(&driver.guest, Bar1);
     cpu.write(BAR1_MAPPED_AT, &pages(1, 2));
     let before = mapped.load(Ordering::SeqCst);
     assert_ne!(before, 0);
@@ -541,13 +541,13 @@ fn the_next_client_and_the_last_see_nothing_of_each_other() {
     let rig = rig();
     let before = usage(&rig);
     let mut driver = driver(&rig, 0);
-    let old = [Cpu::of(&driver.guest, Bar1), Cpu::of(&driver.guest, Bar3)];
+    let old = [Cpu::for_region(&driver.guest, Bar1), Cpu::for_region(&driver.guest, Bar3)];
     let channel = driver.channel(1);
     let at = driver.buffer(&channel, A, 2, 1);
     show(&mut driver, 0, BAR1_MAPPED_AT, at, 2);
     let alone = usage(&rig);
     driver.guest.reconnect();
-    let new = [Cpu::of(&driver.guest, Bar1), Cpu::of(&driver.guest, Bar3)];
+    let new = [Cpu::for_region(&driver.guest, Bar1), Cpu::for_region(&driver.guest, Bar3)];
     assert!(new[0].is_zero(0, 64 * MIB) && new[1].is_zero(0, 16 * MIB));
     assert!(is_filled(&driver.guest, 0));
     assert_eq!(usage(&rig).4, alone.4 - 1, "the RAM has gone, the apertures have their addresses");
@@ -597,7 +597,7 @@ fn vms_that_come_and_go_with_mapped_apertures_leave_nothing() {
 fn pages_under_another_vms_aperture_cannot_be_reached() {
     let rig = rig();
     let (mut evil, mut victim) = (driver(&rig, 0), driver(&rig, 1));
-    let cpu = Cpu::of(&victim.guest, Bar1);
+    let cpu = Cpu::for_region(&victim.guest, Bar1);
     let secret = victim.vram(4);
     victim.guest.vram_write(secret, &vec![0xc5; 4 * PAGE as usize]);
     show(&mut victim, 0, BAR1_MAPPED_AT, secret, 4);
@@ -616,7 +616,7 @@ fn pages_under_another_vms_aperture_cannot_be_reached() {
         evil.rewind();
     }
     // Its own aperture shows only its own memory, for any address that it names.
-    let own = Cpu::of(&evil.guest, Bar1);
+    let own = Cpu::for_region(&evil.guest, Bar1);
     for (page, at) in [(0, VM_MIB * MIB), (1, 63 * MIB), (2, 0xff_ffff_f000)] {
         show(&mut evil, 0, BAR1_MAPPED_AT + page * PAGE, at, 1);
     }

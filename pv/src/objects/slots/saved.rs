@@ -30,7 +30,8 @@ impl Slots {
         let saved = |slot: &Slot| {
             let Slot { object, written } = slot;
             // How often it is named is counted.
-            let table = object.as_ref().map(|Object { kind, names: _, contents }| SavedTable::of(*kind, contents));
+            let table =
+                object.as_ref().map(|Object { kind, names: _, contents }| SavedTable::from_contents(*kind, contents));
             SavedSlot { table, written: *written }
         };
         (*base, slots.iter().map(saved).collect(), free.iter().map(|slot| slot.0).collect())

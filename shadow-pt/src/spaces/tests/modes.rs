@@ -253,7 +253,7 @@ fn mediator_pages_are_mapped_only_in_requesting_spaces() {
     assert_eq!(world.spaces.card_bytes(), before + 0x8000);
     // The guest's entry there is not the host's.
     world.write(vram(DIRECTORY + 8191 * 8), pde(None, Some(SPT), 0));
-    assert_eq!(world.sync().denied.of(Denial::Reserved), 1);
+    assert_eq!(world.sync().denied.count_of(Denial::Reserved), 1);
     assert_eq!((world.at(at(0)), world.at(at(1))), (Some((0, page.0)), None));
     for index in [0, last] {
         world.spaces.unmap_host(world.id, HostPage::Own(index), &mut world.card);
@@ -267,7 +267,7 @@ fn mediator_pages_are_mapped_only_in_requesting_spaces() {
     assert_eq!(found, Some((false, true)));
     assert_eq!(world.spaces.card_bytes(), before + 0x8000 + 0x4_0000);
     world.write(vram(DIRECTORY + 8190 * 8), pde(None, Some(SPT), 0));
-    assert_eq!(world.sync().denied.of(Denial::Reserved), 1);
+    assert_eq!(world.sync().denied.count_of(Denial::Reserved), 1);
     assert_eq!((world.at(crate::HOST_BASE.0 - PAGE), world.at(crate::SHARED_BASE.0)), (Some((0, page.0)), None));
     let mut refused =
         |page, at| world.spaces.map_host(world.id, page, at, Rights::ReadWrite, &mut world.card) == Err(NoMemory);

@@ -117,7 +117,7 @@ fn split_page_over_limit_exposes_no_hidden_small_entries() {
     world.write(vram(SPT), pte(0, LARGE));
     world.sync();
     let report = world.host(64, 1, Some(HOST));
-    assert_eq!(report.denied.of(Denial::Limit), 1);
+    assert_eq!(report.denied.count_of(Denial::Limit), 1);
     assert_eq!((world.at(0), world.at(PAGE)), (None, None), "not what the large page hides");
     assert_eq!(world.spaces.resolve(world.id, GpuVa(0)), None);
     assert_eq!(world.sync().denied.total(), 0, "nothing is new");

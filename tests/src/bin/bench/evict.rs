@@ -123,7 +123,7 @@ pub fn run(only: Option<&str>) -> Result<Vec<Metric>> {
     let record = |(name, scale)| -> Result<Runs> {
         let traces = INPUTS.map(|seed| trace::record(name, scale, seed).with_context(|| format!("evict: {name}")));
         let [first, second, profile] = traces;
-        Ok(Runs { name, first: first?, second: second?, known: Known::of(&profile?) })
+        Ok(Runs { name, first: first?, second: second?, known: Known::from_profile(&profile?) })
     };
     let all = PROGRAMS.into_iter().map(record).collect::<Result<Vec<_>>>()?;
     let (mut metrics, mut verdicts) = (Vec::new(), Verdicts::default());

@@ -145,7 +145,7 @@ struct Work {
 }
 
 impl Work {
-    fn of(outcome: &Outcome, rounds: &[u32]) -> Self {
+    fn from_outcome(outcome: &Outcome, rounds: &[u32]) -> Self {
         let lengths: Vec<u64> = rounds.iter().map(|rounds| length_ns(*rounds)).collect();
         Self { uses: outcome.counted(&lengths, WINDOW_STEP_NS), length: outcome.length }
     }

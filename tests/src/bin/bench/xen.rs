@@ -32,7 +32,7 @@ struct Exits {
 }
 
 impl Exits {
-    fn of(machine: &XenMachine) -> Result<Self> {
+    fn read(machine: &XenMachine) -> Result<Self> {
         let transport: Value = machine.show("a")?["transport"].clone();
         let count = |name: &str| transport[name].as_u64().with_context(|| format!("no count {name} in {transport}"));
         Ok(Self { reads: count("region_reads")?, writes: count("region_writes")?, buffered: count("posted")? })
@@ -56,10 +56,10 @@ struct Cost {
 }
 
 fn measure(machine: &XenMachine, step: impl FnOnce() -> Result<()>) -> Result<Cost> {
-    let (before, began) = (Exits::of(machine)?, std::time::Instant::now());
+    let (before, began) = (Exits::read(machine)?, std::time::Instant::now());
     step()?;
     let seconds = began.elapsed().as_secs_f64();
-    Ok(Cost { exits: Exits::of(machine)?.since(before), seconds })
+    Ok(Cost { exits: Exits::read(machine)?.since(before), seconds })
 }
 
 /// Returns the steps with a shared card or in passthrough: the load first, then the workloads.

@@ -32,7 +32,7 @@ struct Coming {
 }
 
 impl ResidencyHistory {
-    fn of(&self, index: u32) -> Coming {
+    fn chunk_record(&self, index: u32) -> Coming {
         self.chunks.get(index as usize).copied().unwrap_or_default()
     }
 
@@ -84,7 +84,7 @@ impl ResidencyHistory {
 
     /// Returns true if a chunk is spared, as long as there are others.
     pub(in crate::victim) fn is_spared(&self, index: u32) -> bool {
-        self.of(index).spared > 0
+        self.chunk_record(index).spared > 0
     }
 
     /// Returns true if the chunk after it is needed now.
@@ -94,16 +94,16 @@ impl ResidencyHistory {
 
     /// Returns the number of a chunk's last arrival; 0 if none was seen.
     pub(in crate::victim) fn came(&self, index: u32) -> u64 {
-        self.of(index).came
+        self.chunk_record(index).came
     }
 
     /// Returns the number of arrivals when a chunk was evicted.
     pub(in crate::victim) fn went(&self, index: u32) -> u64 {
-        self.of(index).went
+        self.chunk_record(index).went
     }
 
     /// Returns how often a chunk is spared because it was in use all the time; otherwise 0.
     pub(in crate::victim) fn allowance(&self, index: u32) -> u32 {
-        self.of(index).allowance
+        self.chunk_record(index).allowance
     }
 }

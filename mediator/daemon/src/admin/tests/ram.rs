@@ -62,7 +62,7 @@ fn impossible_ram_guarantee_is_rejected_and_shares_stay() {
     let ram = ram_of_a(&served);
     assert_eq!((ram.quota_bytes, ram.guarantee_bytes), (8 * MIB, 2 * MIB));
     let host = served.fixture.daemon.host_of("card0").unwrap();
-    let of_both = || [0, 1].map(|vm| host.lock().memory().iova().of(vram::TenantId(vm)).0);
+    let of_both = || [0, 1].map(|vm| host.lock().memory().iova().share_and_charged(vram::TenantId(vm)).0);
     let before = of_both();
     // The configuration has room, but not contiguously: an allocation is in between.
     let held = host.lock().memory_mut().iova_mut().allocate(700 << 30, 0).unwrap();

@@ -244,7 +244,7 @@ fn work_is_seen_in_accounts_history_and_metrics() {
         u64::from(shown.engines[&Engine::Compute].busy_permille) == expected
     });
 
-    let metrics = Metrics::of(&client);
+    let metrics = Metrics::fetch(&client);
     for (vm, name) in shown.vms.iter().zip(["a", "b"]) {
         let labels = format!("{{vm=\"{name}\",card=\"card0\",engine=\"compute\"}}");
         let seconds = metrics.value(&format!("gpu_mediator_vm_engine_seconds_total{labels}"));
@@ -272,7 +272,7 @@ fn work_is_seen_in_accounts_history_and_metrics() {
 struct Metrics(Vec<(String, f64)>);
 
 impl Metrics {
-    fn of(client: &Client) -> Self {
+    fn fetch(client: &Client) -> Self {
         let text = client.request(Method::GET, "/metrics", Default::default()).unwrap();
         let text = String::from_utf8(text.to_vec()).unwrap();
         let sample = |line: &str| {
@@ -325,7 +325,7 @@ fn hung_vm_is_quarantined_until_operator_releases_it() {
     let vm = shown.unwrap();
     assert_eq!((vm.strikes, vm.entitled_permille, vm.engines[&Engine::Compute].killed), (1, 0, 1));
     assert_eq!(vm.quarantine, Some(api::Quarantine { ends_in_ms: None }));
-    let metrics = Metrics::of(&client);
+    let metrics = Metrics::fetch(&client);
     assert_eq!(metrics.value("gpu_mediator_vm_quarantined{vm=\"a\",card=\"card0\"}"), 1.0);
     assert_eq!(metrics.value("gpu_mediator_vm_strikes{vm=\"a\",card=\"card0\"}"), 1.0);
     // The other VM has the whole card, and works.

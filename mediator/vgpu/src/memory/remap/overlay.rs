@@ -11,7 +11,7 @@ pub(crate) struct Overlay(BTreeMap<u64, (Arc<dyn HostMemory>, usize)>);
 
 impl Overlay {
     /// Creates it from the memory that each page is in, and the offset there, by the page's number.
-    pub(crate) fn of(pages: BTreeMap<u64, (Arc<dyn HostMemory>, usize)>) -> Self {
+    pub(crate) fn from_pages(pages: BTreeMap<u64, (Arc<dyn HostMemory>, usize)>) -> Self {
         Self(pages)
     }
 

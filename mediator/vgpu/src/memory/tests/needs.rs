@@ -20,7 +20,7 @@ fn needs(bindings: &mut Bindings, ranges: &[&[u32]]) -> Needs {
     reader.needs()
 }
 
-fn of(words: &[u32]) -> Needs {
+fn needs_of(words: &[u32]) -> Needs {
     needs(&mut Bindings::default(), &[words])
 }
 
@@ -29,9 +29,9 @@ const CE0_ONLY: Needs = Needs::Copies(Engine::Copy0);
 #[test]
 fn copies_need_copy_engine_bound_to_subchannel() {
     let copy = ce_copy(0x1000, 0x2000, 1);
-    assert_eq!(of(&[object(CE0), copy.repeat(100)].concat()), CE0_ONLY);
-    assert_eq!(of(&[object(CE1), copy.clone()].concat()), Needs::Copies(Engine::Copy1));
-    assert_eq!(of(&copy), Needs::Graphics, "nobody knows what its subchannel is bound to");
+    assert_eq!(needs_of(&[object(CE0), copy.repeat(100)].concat()), CE0_ONLY);
+    assert_eq!(needs_of(&[object(CE1), copy.clone()].concat()), Needs::Copies(Engine::Copy1));
+    assert_eq!(needs_of(&copy), Needs::Graphics, "nobody knows what its subchannel is bound to");
     // A binding holds from one submission to the next.
     let mut bindings = Bindings::default();
     assert_eq!(needs(&mut bindings, &[&object(CE0)]), Needs::Host);
@@ -45,18 +45,18 @@ fn copies_need_copy_engine_bound_to_subchannel() {
 fn work_with_one_method_for_pgraph_needs_pgraph() {
     let copies = [object(CE0), ce_copy(0x1000, 0x2000, 1)].concat();
     for graphics in [[object(M2MF), m2mf_copy(0x1000, 0x2000, 16)].concat(), methods(2, 0x100, &[0])] {
-        assert_eq!(of(&[copies.clone(), graphics.clone()].concat()), Needs::Graphics);
-        assert_eq!(of(&[graphics, copies.clone()].concat()), Needs::Graphics);
+        assert_eq!(needs_of(&[copies.clone(), graphics.clone()].concat()), Needs::Graphics);
+        assert_eq!(needs_of(&[graphics, copies.clone()].concat()), Needs::Graphics);
     }
     // The same by one datum that goes to the subchannel's object, and by a header that has no meaning.
-    assert_eq!(of(&[copies.clone(), vec![4 << 29 | 1 << 16 | 2 << 13 | 0x100 >> 2]].concat()), Needs::Graphics);
-    assert_eq!(of(&[copies, vec![6 << 29]].concat()), Needs::Graphics);
+    assert_eq!(needs_of(&[copies.clone(), vec![4 << 29 | 1 << 16 | 2 << 13 | 0x100 >> 2]].concat()), Needs::Graphics);
+    assert_eq!(needs_of(&[copies, vec![6 << 29]].concat()), Needs::Graphics);
 }
 
 #[test]
 fn methods_of_the_host_need_no_engine() {
-    assert_eq!(of(&[methods(0, 0x10, &[0, 0x3000, 7, 1]), methods(5, 0x20, &[0])].concat()), Needs::Host);
-    assert_eq!(of(&[]), Needs::Host);
+    assert_eq!(needs_of(&[methods(0, 0x10, &[0, 0x3000, 7, 1]), methods(5, 0x20, &[0])].concat()), Needs::Host);
+    assert_eq!(needs_of(&[]), Needs::Host);
 }
 
 #[test]
@@ -75,13 +75,13 @@ fn data_of_a_method_may_lie_in_the_next_range() {
 #[test]
 fn work_that_is_too_long_or_cannot_be_read_needs_pgraph() {
     let long = [object(CE0), vec![0; WORDS]].concat();
-    assert_eq!(of(&long[..WORDS]), Needs::Host);
-    assert_eq!(of(&long), Needs::Graphics);
+    assert_eq!(needs_of(&long[..WORDS]), Needs::Host);
+    assert_eq!(needs_of(&long), Needs::Graphics);
     let mut bindings = Bindings::default();
     let mut reader = Reader::new(&mut bindings);
     reader.range(3, |_, _| None);
     assert_eq!(reader.needs(), Needs::Graphics);
     for word in (0..=u32::MAX).step_by(0x1_0001) {
-        of(&[word, word, !word]);
+        needs_of(&[word, word, !word]);
     }
 }

@@ -46,7 +46,7 @@ impl Scene {
     }
 
     fn cpus(&self) -> [Cpu; 2] {
-        [Bar1, Bar3].map(|region| Cpu::of(&self.driver.guest, region))
+        [Bar1, Bar3].map(|region| Cpu::for_region(&self.driver.guest, region))
     }
 }
 
@@ -129,7 +129,7 @@ fn client_moves_to_device_with_or_without_mapped_apertures() {
         take_in(&mut there, &state).unwrap();
         if mapped {
             // Its client has other memory mapped, which shows the first VM's pages.
-            let theirs = Cpu::of(&there, Bar1);
+            let theirs = Cpu::for_region(&there, Bar1);
             assert_eq!(theirs.read(BAR1_MAPPED_AT, 4 * PAGE), pages(6, 4));
             theirs.write(BAR1_MAPPED_AT, &pages(7, 4));
         }

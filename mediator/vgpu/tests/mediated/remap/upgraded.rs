@@ -18,7 +18,7 @@ fn made() -> (Handover, Rig, Driver) {
 #[test]
 fn aperture_contents_stay_in_place_after_hand_over() {
     let (handover, mut rig, mut driver) = made();
-    let (cpu, cpu3) = (Cpu::of(&driver.guest, Bar1), Cpu::of(&driver.guest, Bar3));
+    let (cpu, cpu3) = (Cpu::for_region(&driver.guest, Bar1), Cpu::for_region(&driver.guest, Bar3));
     let mut channel = driver.channel(1);
     let from = driver.buffer(&channel, A, 4, 1);
     let to = driver.buffer(&channel, B, 4, 2);
@@ -56,7 +56,7 @@ fn aperture_contents_stay_in_place_after_hand_over() {
 fn doorbells_through_mapping_during_hand_over_are_seen() {
     let (handover, mut rig, mut driver) = made();
     // BAR3 shows USERD from offset 0 on.
-    let (cpu, base) = (Cpu::of(&driver.guest, Bar3), 2 * PAGE);
+    let (cpu, base) = (Cpu::for_region(&driver.guest, Bar3), 2 * PAGE);
     let mut channel = driver.channel(2);
     let mut dice = Dice(5);
     for round in 1..20u32 {
@@ -84,7 +84,7 @@ fn doorbells_through_mapping_during_hand_over_are_seen() {
 fn doorbells_that_were_messages_are_not_rung_again() {
     let (handover, mut rig, mut driver) = made();
     // BAR3 shows USERD from offset 0 on, and a stock driver rings through BAR1.
-    let cpu = Cpu::of(&driver.guest, Bar3);
+    let cpu = Cpu::for_region(&driver.guest, Bar3);
     let (mut channel, mut other) = (driver.channel(2), driver.channel(3));
     let work = [object(CE0), ce_copy(A, B, 1)].concat();
     for channel in [&channel, &other] {
@@ -111,14 +111,14 @@ fn doorbells_that_were_messages_are_not_rung_again() {
 fn next_client_gets_other_memory_and_removed_vm_frees_all() {
     let (handover, mut rig, mut driver) = made();
     let before = rig.usage().2;
-    let cpu = Cpu::of(&driver.guest, Bar1);
+    let cpu = Cpu::for_region(&driver.guest, Bar1);
     let channel = driver.channel(1);
     let at = driver.buffer(&channel, A, 1, 1);
     show(&mut driver, 0, BAR1_MAPPED_AT, at, 1);
     handover.hand_over(&mut rig, &mut [&mut driver.guest]);
     driver.guest.reconnect();
     cpu.write(BAR1_MAPPED_AT, &pattern(3, 0));
-    assert!(Cpu::of(&driver.guest, Bar1).is_zero(BAR1_MAPPED_AT, PAGE));
+    assert!(Cpu::for_region(&driver.guest, Bar1).is_zero(BAR1_MAPPED_AT, PAGE));
     driver.guest.remove().unwrap();
     assert!(rig.usage().2 <= before, "I/O addresses are left");
 }
@@ -126,7 +126,7 @@ fn next_client_gets_other_memory_and_removed_vm_frees_all() {
 #[test]
 fn other_settings_are_the_next_clients() {
     let (handover, mut rig, mut driver) = made();
-    let cpu = Cpu::of(&driver.guest, Bar1);
+    let cpu = Cpu::for_region(&driver.guest, Bar1);
     let channel = driver.channel(1);
     let at = driver.buffer(&channel, A, 1, 1);
     show(&mut driver, 0, BAR1_MAPPED_AT, at, 1);

@@ -19,7 +19,7 @@ fn in_window(driver: &mut Driver, at: u64) -> u64 {
 fn cpu_writes_through_mapped_pramin_reach_gpu_without_message() {
     let rig = rig();
     let mut driver = driver(&rig, 0);
-    let cpu = Cpu::of(&driver.guest, Bar0);
+    let cpu = Cpu::for_region(&driver.guest, Bar0);
     let mut channel = driver.channel(1);
     let (from, to) = (driver.buffer(&channel, A, 4, 1), driver.buffer(&channel, B, 4, 2));
     let at = in_window(&mut driver, from);
@@ -45,7 +45,7 @@ fn cpu_writes_through_mapped_pramin_reach_gpu_without_message() {
 fn page_tables_written_through_pramin_are_used_by_work() {
     let rig = rig();
     let mut driver = driver(&rig, 0);
-    let cpu = Cpu::of(&driver.guest, Bar0);
+    let cpu = Cpu::for_region(&driver.guest, Bar0);
     let mut channel = driver.channel(1);
     let to = driver.buffer(&channel, B, 1, 7);
     let [first, second] = [5, 6].map(|seed| {
@@ -74,7 +74,7 @@ fn page_tables_written_through_pramin_are_used_by_work() {
 fn a_page_that_bar3_shows_has_left_pramin_and_comes_back() {
     let rig = rig();
     let mut driver = driver(&rig, 0);
-    let (cpu, cpu3) = (Cpu::of(&driver.guest, Bar0), Cpu::of(&driver.guest, Bar3));
+    let (cpu, cpu3) = (Cpu::for_region(&driver.guest, Bar0), Cpu::for_region(&driver.guest, Bar3));
     let at = driver.vram(2);
     driver.guest.vram_write(at, &pages(4, 2));
     // A driver starts with PRAMIN, and continues with BAR3 without unmapping PRAMIN.
@@ -114,7 +114,7 @@ fn pramin_stays_in_place_after_move_and_hand_over() {
     let handover = handover(16);
     let (mut first, second) = (handover.rig(), rig());
     let mut driver = driver(&first, 0);
-    let cpu = Cpu::of(&driver.guest, Bar0);
+    let cpu = Cpu::for_region(&driver.guest, Bar0);
     let at = driver.vram(2);
     driver.guest.vram_write(at, &pages(4, 2));
     let place = in_window(&mut driver, at);
@@ -136,7 +136,7 @@ fn pramin_stays_in_place_after_move_and_hand_over() {
 fn unwritten_window_pages_are_neither_read_nor_written() {
     let rig = rig();
     let mut driver = driver(&rig, 0);
-    let cpu = Cpu::of(&driver.guest, Bar0);
+    let cpu = Cpu::for_region(&driver.guest, Bar0);
     // Two MiB that are unused.
     let at = (VM_MIB - 2) * MIB;
     let place = in_window(&mut driver, at);
@@ -178,7 +178,7 @@ fn moves_no_faster_than_it_may(driver: &mut Driver, mut step: impl FnMut(&mut Dr
 fn guest_moving_window_repeatedly_delays_only_itself() {
     let rig = rig();
     let (mut driver, mut neighbour) = (driver(&rig, 0), super::driver(&rig, 1));
-    let cpu = Cpu::of(&driver.guest, Bar0);
+    let cpu = Cpu::for_region(&driver.guest, Bar0);
     let at = driver.vram(768).next_multiple_of(MIB);
     driver.guest.vram_write(at, &pages(4, 512));
     let mut channel = neighbour.channel(1);
@@ -279,7 +279,7 @@ fn a_neighbours_registers_answer_while_a_window_is_placed() {
 fn guest_remapping_aperture_repeatedly_delays_only_itself() {
     let rig = rig();
     let mut driver = driver(&rig, 0);
-    let cpu = Cpu::of(&driver.guest, Bar3);
+    let cpu = Cpu::for_region(&driver.guest, Bar3);
     let at = driver.vram(1024);
     driver.guest.vram_write(at, &pages(4, 1024));
     super::show(&mut driver, 1, HIGH3, at, 1024);

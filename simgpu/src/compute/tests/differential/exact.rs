@@ -81,7 +81,7 @@ impl Magnitude {
     }
 
     /// Returns the value of a non-negative float's bits; infinity's is the next power of two.
-    fn of(bits: u64, format: Format) -> Self {
+    fn from_bits(bits: u64, format: Format) -> Self {
         let (mantissa, exponent) = parts(bits, format);
         Self::new(u128::from(mantissa), exponent)
     }
@@ -129,9 +129,13 @@ fn rounded(negative: bool, number: &Magnitude, format: Format, rounding: Roundin
     let (mut below, mut above) = (0, format.infinity() + 1);
     while above - below > 1 {
         let middle = (below + above) / 2;
-        if Magnitude::of(middle, format).order(number) == Ordering::Greater { above = middle } else { below = middle }
+        if Magnitude::from_bits(middle, format).order(number) == Ordering::Greater {
+            above = middle
+        } else {
+            below = middle
+        }
     }
-    let exact = Magnitude::of(below, format);
+    let exact = Magnitude::from_bits(below, format);
     if below != format.infinity() && exact == *number {
         return sign | below;
     }
@@ -141,7 +145,7 @@ fn rounded(negative: bool, number: &Magnitude, format: Format, rounding: Roundin
         Rounding::Up => !negative,
         Rounding::Nearest if below == format.infinity() => true,
         Rounding::Nearest => {
-            let next = Magnitude::of(below + 1, format);
+            let next = Magnitude::from_bits(below + 1, format);
             match number.minus(&exact).order(&next.minus(number)) {
                 Ordering::Less => false,
                 Ordering::Greater => true,
@@ -173,7 +177,12 @@ pub(super) fn fma(a: u64, b: u64, scale: i32, c: u64, format: Format, rounding: 
     let ((x, ex), (y, ey)) = (parts(a, format), parts(b, format));
     let (product, negative) = (u128::from(x) * u128::from(y), (a ^ b) & format.sign() != 0);
     let product = if product == 0 { Magnitude::new(0, 0) } else { Magnitude::new(product, ex + ey + scale) };
-    sum((negative, product), (c & format.sign() != 0, Magnitude::of(c & (format.sign() - 1), format)), format, rounding)
+    sum(
+        (negative, product),
+        (c & format.sign() != 0, Magnitude::from_bits(c & (format.sign() - 1), format)),
+        format,
+        rounding,
+    )
 }
 
 fn sum((na, a): (bool, Magnitude), (nb, b): (bool, Magnitude), format: Format, rounding: Rounding) -> u64 {
@@ -213,7 +222,7 @@ pub(super) fn convert(bits: u64, from: Format, to: Format, rounding: Rounding) -
         _ if from.is_nan(bits) => to.nan,
         0 => sign,
         magnitude if magnitude == from.infinity() => sign | to.infinity(),
-        magnitude => rounded(sign != 0, &Magnitude::of(magnitude, from), to, rounding),
+        magnitude => rounded(sign != 0, &Magnitude::from_bits(magnitude, from), to, rounding),
     }
 }
 

@@ -32,7 +32,7 @@ pub(super) struct Optimum {
 struct Uses(BTreeMap<Chunk, Vec<usize>>);
 
 impl Uses {
-    fn of(pieces: &[Piece<'_>]) -> Self {
+    fn from_pieces(pieces: &[Piece<'_>]) -> Self {
         let mut uses: BTreeMap<Chunk, Vec<usize>> = BTreeMap::new();
         for (at, piece) in pieces.iter().enumerate() {
             piece.step.keys().for_each(|&chunk| uses.entry((piece.vm, chunk)).or_default().push(at));
@@ -49,7 +49,7 @@ impl Uses {
 
 /// Computes both bounds for a card of `capacity` chunks.
 pub(super) fn optimum(pieces: &[Piece<'_>], vms: usize, capacity: usize) -> Optimum {
-    let uses = Uses::of(pieces);
+    let uses = Uses::from_pieces(pieces);
     let schedules = DIRTY.map(|divisor| farthest(pieces, &uses, vms, capacity, divisor));
     // The first is Belady's, with the fewest copies in.
     let ins = schedules[0].ins;

@@ -44,7 +44,7 @@ pub(super) struct Known {
 }
 
 impl Known {
-    pub(super) fn of(profile: &Trace) -> Self {
+    pub(super) fn from_profile(profile: &Trace) -> Self {
         let accesses: BTreeMap<u32, u64> =
             profile.sums().into_iter().map(|(chunk, used)| (chunk, used.read + used.written)).collect();
         let density = |&(first, last): &(u32, u32)| {

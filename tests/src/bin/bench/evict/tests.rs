@@ -54,7 +54,7 @@ fn optimum_is_within_bounds_and_no_policy_beats_it() {
         let pieces: Vec<Vec<(u32, bool)>> =
             (0..14).map(|_| (0..1 + below(2)).map(|_| (below(6) as u32, below(3) == 0)).collect()).collect();
         let trace = trace(&pieces.iter().map(Vec::as_slice).collect::<Vec<_>>());
-        let known = Known::of(&trace);
+        let known = Known::from_profile(&trace);
         let instances = [Instance { trace: &trace, known: &known }];
         let pieces = interleave(&instances);
         let (best, Optimum { least, reached }) = (exhaustive(&pieces, 3), optimum(&pieces, 1, 3));

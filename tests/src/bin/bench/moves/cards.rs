@@ -56,7 +56,7 @@ struct Move {
 }
 
 impl Move {
-    fn of(moved: &Value) -> Result<Self> {
+    fn from_json(moved: &Value) -> Result<Self> {
         let number = |value: &Value, key: &str| value[key].as_f64().with_context(|| format!("no {key} in {moved}"));
         let mut parts = [0.0; PARTS.len()];
         for (part, name) in parts.iter_mut().zip(PARTS) {
@@ -86,7 +86,7 @@ fn moves(load: (u64, u8), host_mib: u32) -> Result<(Vec<Move>, Vec<f64>)> {
         for round in 0..MOVES {
             let moved = daemon.ctl_json(&["vm", "move", "vm0", "--card", ["card1", "card0"][round % 2]]);
             done = moved.and_then(|moved| {
-                moves.push(Move::of(&moved)?);
+                moves.push(Move::from_json(&moved)?);
                 Ok(())
             });
             if done.is_err() {
@@ -105,13 +105,13 @@ pub fn run() -> Result<Vec<Metric>> {
     let rate = copy_rate();
     let mut metrics = vec![Metric::plain("move.card.copy_rate", rate, "MiB/s")];
     for (load, host_mib) in LOADS.map(|load| (load, HOST_MIB)).into_iter().chain([(ON_CARD, 0)]) {
-        metrics.extend(of(load, host_mib, rate)?);
+        metrics.extend(measure_load(load, host_mib, rate)?);
     }
     Ok(metrics)
 }
 
 /// Measures one load; memory is copied at `rate`, in MiB/s.
-fn of(load: (u64, u8), host_mib: u32, rate: f64) -> Result<Vec<Metric>> {
+fn measure_load(load: (u64, u8), host_mib: u32, rate: f64) -> Result<Vec<Metric>> {
     let (mib, channels) = load;
     eprintln!("bench: move, {MOVES} moves of {mib} MiB and {channels} channels, {host_mib} MiB of host memory");
     let (moves, rounds) = moves(load, host_mib)?;

@@ -139,7 +139,7 @@ pub fn run(request: &Request) -> Result<Vec<Metric>> {
 
 /// Returns the figures of one way: of a context, compared with a single one.
 fn figures(name: &str, platform: Platform, runs: &[Run]) -> Result<Vec<Metric>> {
-    let bill = |run: &Run| Bill::of(platform, &run.counts.times(1.0 / run.contexts as f64));
+    let bill = |run: &Run| Bill::for_counts(platform, &run.counts.times(1.0 / run.contexts as f64));
     let alone = bill(runs.first().context("no measurement")?);
     let mut metrics = Vec::new();
     for run in runs {

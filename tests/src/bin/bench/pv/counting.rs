@@ -22,7 +22,7 @@ pub type Phases = BTreeMap<&'static str, Counts>;
 /// Reads a VM's total counts.
 pub fn total(daemon: &Daemon, vm: &str) -> Result<Counts> {
     let shown = daemon.api(&format!("/v1/vms/{vm}"))?;
-    Ok(Counts::of(|counter| shown["counters"][counter].as_f64().unwrap_or(0.0)))
+    Ok(Counts::from_counters(|counter| shown["counters"][counter].as_f64().unwrap_or(0.0)))
 }
 
 /// Reads the total counts of an idle guest, after its earlier messages have arrived.

@@ -84,7 +84,7 @@ fn traffic(kernel: &str, side: u32) -> f64 {
 }
 
 fn figures(name: &str, [copied, shared]: &[Side; 2]) -> Vec<Metric> {
-    let bill = |side: &Side| Bill::of(Platform::Mediated { posted: true }, &side.counts);
+    let bill = |side: &Side| Bill::for_counts(Platform::Mediated { posted: true }, &side.counts);
     let (of_copied, of_shared) = (bill(copied), bill(shared));
     let model = Metric::ratio(format!("{name}.model"), of_shared.us() / 1e3, "ms", of_copied.us() / 1e3, Target::None);
     let mut metrics = vec![

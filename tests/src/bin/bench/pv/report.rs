@@ -33,7 +33,7 @@ fn columns() -> impl Iterator<Item = Column> {
     [native].into_iter().chain(kinds)
 }
 
-fn of<'a>(table: &'a Table, workload: &'static str, kind: &'static str) -> Result<&'a Measured> {
+fn measurement<'a>(table: &'a Table, workload: &'static str, kind: &'static str) -> Result<&'a Measured> {
     table.get(&(workload, kind)).with_context(|| format!("{workload}: no measurement of {kind}"))
 }
 
@@ -49,13 +49,13 @@ pub fn all(table: &Table, factor: f64) -> Result<Vec<Metric>> {
     let mut metrics = vec![Metric::plain("pv.emulation", factor, "x")];
     let mut ratios: BTreeMap<(&'static str, &'static str), Vec<f64>> = BTreeMap::new();
     for &workload in &measured {
-        let base = of(table, workload, BASELINE)?;
-        let base_bill = Bill::of(Platform::Passthrough, &sum(base.counts.values()));
+        let base = measurement(table, workload, BASELINE)?;
+        let base_bill = Bill::for_counts(Platform::Passthrough, &sum(base.counts.values()));
         let common = common(table, workload, factor)? * 1e6;
         for column in columns() {
-            let kind = of(table, workload, column.counts)?;
+            let kind = measurement(table, workload, column.counts)?;
             let counts = sum(kind.counts.values());
-            let bill = Bill::of(column.platform, &counts);
+            let bill = Bill::for_counts(column.platform, &counts);
             let name = format!("pv.{workload}.{}", column.name);
             let modelled = |what: &str, common: f64| {
                 let [us, of] = [bill.us() + common, base_bill.us() + common];
@@ -73,7 +73,7 @@ pub fn all(table: &Table, factor: f64) -> Result<Vec<Metric>> {
             note("model_whole", (bill.us() + common) / (base_bill.us() + common));
             for phase in PHASES {
                 let Some(counts) = kind.counts.get(phase) else { continue };
-                let us = Bill::of(column.platform, counts).us();
+                let us = Bill::for_counts(column.platform, counts).us();
                 metrics.push(Metric::plain(format!("{name}.model.{phase}"), us / 1e3, "ms"));
             }
             if column.name == NATIVE {
@@ -104,20 +104,20 @@ fn phases(table: &Table, measured: &[&'static str]) -> Result<Vec<Metric>> {
     let mut metrics = Vec::new();
     for phase in PHASES {
         let counts = |kind: &'static str| -> Result<Counts> {
-            let found = programs.iter().map(|workload| Ok(of(table, workload, kind)?.counts.get(phase)));
+            let found = programs.iter().map(|workload| Ok(measurement(table, workload, kind)?.counts.get(phase)));
             Ok(sum(found.collect::<Result<Vec<_>>>()?.into_iter().flatten()))
         };
         let seconds = |kind: &'static str| -> Result<f64> {
             let times = programs.iter().map(|workload| {
-                let phases = &of(table, workload, kind)?.phases;
+                let phases = &measurement(table, workload, kind)?.phases;
                 middle(phases.get(phase).context("no measurement")?)
             });
             times.sum()
         };
-        let base = Bill::of(Platform::Passthrough, &counts(BASELINE)?);
+        let base = Bill::for_counts(Platform::Passthrough, &counts(BASELINE)?);
         for column in columns() {
             let counts = counts(column.counts)?;
-            let bill = Bill::of(column.platform, &counts);
+            let bill = Bill::for_counts(column.platform, &counts);
             let name = format!("pv.{phase}.{}", column.name);
             let metric = Metric::ratio(format!("{name}.model"), bill.us() / 1e3, "ms", base.us() / 1e3, Target::None);
             metrics.push(metric.within(Some(bill.ratio(&base, 0.0))));
@@ -151,7 +151,7 @@ fn common(table: &Table, workload: &'static str, factor: f64) -> Result<f64> {
     for phase in PHASES {
         let mut least = f64::INFINITY;
         for kind in &KINDS {
-            if let Some(times) = of(table, workload, kind.name)?.phases.get(phase) {
+            if let Some(times) = measurement(table, workload, kind.name)?.phases.get(phase) {
                 least = least.min(middle(times)?);
             }
         }

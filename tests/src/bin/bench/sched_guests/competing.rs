@@ -50,7 +50,7 @@ fn one(stage: &Stage, row: &str, policy: Policy, vms: usize, (short, long): (u32
     let rounds: Vec<u32> = (0..vms).map(|vm| if vm % 2 == 0 { short } else { long }).collect();
     let loads = rounds.iter().enumerate().map(|(vm, rounds)| steady(vm, *rounds));
     let outcome = stage.play(row, policy, loads.collect())?;
-    let work = Work::of(&outcome, &rounds);
+    let work = Work::from_outcome(&outcome, &rounds);
     let mut metrics = errors(row, &work, policy, &equal(vms));
     if (short, long) == (MADD, LONG_MADD) {
         let peers = match (policy.0, vms) {

@@ -32,7 +32,7 @@ pub fn gdev_14(stage: &Stage) -> Result<Vec<Metric>> {
         let late = steady(1, rounds[1]).after(Duration::from_secs(3));
         let measured = Duration::from_secs(4) + stage.measured;
         let outcome = stage.play_for(&row, policy, measured, vec![steady(0, rounds[0]), late])?;
-        let work = Work::of(&outcome, &rounds);
+        let work = Work::from_outcome(&outcome, &rounds);
         let (from, until) = between(&outcome, 1)?;
         let error = work.uses.share_error(Engine::Compute, HALF, from, until, &equal(2));
         let peer = match policy.0 {
@@ -101,7 +101,7 @@ pub fn gdev_16(stage: &Stage) -> Result<Vec<Metric>> {
     let row = "sched.guests.gdev16";
     let loads = (0..4).map(|vm| steady(vm, MADD).after(Duration::from_secs(5) * vm as u32));
     let outcome = stage.play_for(row, BAND, Duration::from_secs(20), loads.collect())?;
-    let work = Work::of(&outcome, &[MADD; 4]);
+    let work = Work::from_outcome(&outcome, &[MADD; 4]);
     let mut metrics = Vec::new();
     for vms in 1..=4 {
         let (from, until) = between(&outcome, vms - 1)?;

@@ -42,7 +42,7 @@ pub fn weights(stage: &Stage) -> Result<Vec<Metric>> {
             stage.crowd.set_vm(vm, &["--weight", "100"])?;
         }
         let outcome = outcome?;
-        let work = Work::of(&outcome, &vec![MADD; of.len()]);
+        let work = Work::from_outcome(&outcome, &vec![MADD; of.len()]);
         metrics.extend(errors(&row, &work, BAND, &wanted));
         let shares = work.uses.shares(Engine::Compute, 0, work.length);
         let wrong = shares.iter().zip(&wanted).map(|(share, wanted)| (share / wanted - 1.0).abs()).fold(0.0, f64::max);
@@ -107,7 +107,7 @@ pub fn throughput(stage: &Stage) -> Result<Vec<Metric>> {
 /// Returns the kernels per second in each of the longer windows, of all VMs together.
 fn rates(outcome: &Outcome, rounds: u32) -> Vec<f64> {
     let vms = outcome.vms.len();
-    let work = Work::of(outcome, &vec![rounds; vms]);
+    let work = Work::from_outcome(outcome, &vec![rounds; vms]);
     let ends = (HALF..=work.length).step_by(HALF as usize);
     let done = |end: u64| (0..vms).map(|vm| work.uses.used(vm, Engine::Compute, end - HALF, end)).sum::<u64>();
     ends.map(|end| done(end) as f64 / length_ns(rounds) as f64 * 1e9 / HALF as f64).collect()
@@ -145,7 +145,7 @@ fn sixteen(stage: &Stage, rounds: u32) -> Result<Vec<Metric>> {
     let one = stage.play(&format!("sched.guests.one_vm.{micros}us"), BAND, vec![steady(0, rounds)])?;
     let row = format!("sched.guests.{VMS}vms.{micros}us");
     let outcome = stage.play(&row, BAND, (0..VMS).map(|vm| steady(vm, rounds)).collect())?;
-    let work = Work::of(&outcome, &[rounds; VMS]);
+    let work = Work::from_outcome(&outcome, &[rounds; VMS]);
     let mut metrics = vec![beside(format!("{row}.throughput"), &rates(&outcome, rounds), &rates(&one, rounds), 0.95)];
     metrics.extend(errors(&row, &work, BAND, &equal(VMS)));
     metrics.extend(common(&row, &outcome, &work, &equal(VMS)));

@@ -97,7 +97,9 @@ fn sweep(name: &str, scale: u32, runs: usize) -> Result<(Vec<Metric>, Series)> {
         let (took, moved) = (times(of), mib(of, |outcome| outcome.moved));
         if *card_mib == UNPRESSURED_CARD_MIB {
             ensure!(moved == 0.0, "{name}: {moved} MiB moved on a card with room for all");
-            metrics.push(Metric::plain(format!("{row}.time"), middle(&took), "s").within(Interval::of(&took, mean)));
+            metrics.push(
+                Metric::plain(format!("{row}.time"), middle(&took), "s").within(Interval::from_samples(&took, mean)),
+            );
             metrics.push(Metric::plain(format!("{row}.buffers_of_one"), mib(of, |outcome| outcome.footprint), "MiB"));
             continue;
         }
