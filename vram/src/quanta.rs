@@ -246,7 +246,7 @@ impl Quanta {
     }
 
     /// Notes that the copies for the new quantum are done: its time counts from now on.
-    pub fn settled(&mut self, now_ns: u64) {
+    pub fn copies_done(&mut self, now_ns: u64) {
         let Some((turn, since)) = self.turn.take() else { return };
         // The bandwidth may be known only now.
         let quantum_ns = if since.is_none() { self.quantum_ns(&turn.members) } else { turn.quantum_ns };

@@ -212,7 +212,7 @@ impl Memory {
         if !std::mem::take(&mut self.divider.settling) {
             return Holds::new();
         }
-        self.divider.quanta.settled(now);
+        self.divider.quanta.copies_done(now);
         self.hold_waiting()
     }
 

@@ -32,7 +32,7 @@ fn copy(quanta: &mut Quanta, from: u64, permille: u64) -> Option<(u64, Change)> 
 fn on(quanta: &mut Quanta) -> Turn {
     match copy(quanta, 0, 500) {
         Some((now, Change::On(turn))) => {
-            quanta.settled(now);
+            quanta.copies_done(now);
             turn
         }
         other => panic!("{other:?}"),
@@ -125,7 +125,7 @@ fn quanta_rotate_and_skip_idle_tenants() {
         // The time of the copies, however long, is not part of the quantum.
         now += 2 * quantum;
         assert_eq!(quanta.tick(now), None);
-        quanta.settled(now);
+        quanta.copies_done(now);
         assert_eq!(quanta.tick(now + quantum - 1), None);
     }
     // The holder has no more work: the next one need not wait for the end.
@@ -160,7 +160,7 @@ fn forced_mode_takes_turns_without_pressure() {
     quanta.set_config(QuantaConfig { mode: Mode::Forced, ..config() });
     let Some(Change::On(turn)) = quanta.tick(0) else { panic!("it is forced") };
     assert_eq!((turn.members, turn.quantum_ns), (vec![TenantId(1), TenantId(2)], SECOND), "nothing has to be copied");
-    quanta.settled(0);
+    quanta.copies_done(0);
     assert!(matches!(quanta.tick(SECOND), Some(Change::Next(turn)) if turn.quantum_ns == SECOND));
     quanta.set_config(QuantaConfig { mode: Mode::Off, ..config() });
     assert_eq!((quanta.tick(31 * SECOND), quanta.turn()), (Some(Change::Off), None));
@@ -185,7 +185,7 @@ fn the_first_quantum_is_known_when_its_copies_have_ended() {
     quanta.set_config(QuantaConfig { mode: Mode::Forced, ..config() });
     assert!(matches!(quanta.tick(0), Some(Change::On(turn)) if turn.quantum_ns == 30 * SECOND));
     quanta.relocated(SECOND / 4, 1000, SECOND / 4);
-    quanta.settled(SECOND / 4);
+    quanta.copies_done(SECOND / 4);
     // 1000 bytes at 4000 bytes per second, ten times.
     assert_eq!(quanta.turn().map(|turn| turn.quantum_ns), Some(5 * SECOND / 2));
 }
@@ -240,7 +240,7 @@ proptest! {
                 prop_assert!(turn.members.iter().all(|vm| of.contains_key(vm)));
                 prop_assert!((SECOND..=30 * SECOND).contains(&turn.quantum_ns));
             }
-            quanta.settled(now);
+            quanta.copies_done(now);
         }
         // While nothing changes, each member gets its quantum within as many quanta as there are members.
         if let Some(turn) = turn_of(&quanta).filter(|_| !quanta.fits(0) || mode == Mode::Forced) {
@@ -248,7 +248,7 @@ proptest! {
             for _ in 1..turn.members.len() {
                 now += 30 * SECOND;
                 let Some(Change::Next(turn)) = quanta.tick(now) else { panic!("no one comes next") };
-                quanta.settled(now);
+                quanta.copies_done(now);
                 holders.push(turn.holder);
             }
             holders.sort_unstable();
@@ -286,7 +286,7 @@ fn tell(quanta: &mut Quanta, now: u64, told: &Told) -> Option<Change> {
         Told::Relocated(bytes, took) => quanta.relocated(now, *bytes, *took),
         Told::Sets(of) => quanta.set_working_sets(1000, sets(of)),
         Told::Idle(vm, ns) => quanta.set_idle(BTreeMap::from([(TenantId(*vm), *ns)])),
-        Told::Settled => quanta.settled(now),
+        Told::Settled => quanta.copies_done(now),
         Told::Mode(mode) => quanta.set_config(QuantaConfig { mode: *mode, ..config() }),
     }
     quanta.tick(now)

@@ -294,7 +294,7 @@ impl Core {
             return;
         }
         (self.settling, self.still_since) = (false, None);
-        self.quanta.settled(self.clock);
+        self.quanta.copies_done(self.clock);
         tracing::debug!(turn = ?self.quanta.turn(), "the memory of the turn is there");
         self.hold_waiting();
     }

@@ -46,7 +46,7 @@ impl Stage {
             }
             self.quanta.set_done(self.done.clone());
             if let Some(change) = self.quanta.tick(self.now) {
-                self.quanta.settled(self.now);
+                self.quanta.copies_done(self.now);
                 return Some((self.now, change));
             }
         }
