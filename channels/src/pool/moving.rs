@@ -121,7 +121,7 @@ impl Channels {
         let Vm { list, refused, saved, news, told, .. } = record_of(saved, &made)?;
         let mut arrived = Vec::new();
         for (bound, channel) in made {
-            arrived.push(self.settle(host, vm, bound, &channel)?);
+            arrived.push(self.install(host, vm, bound, &channel)?);
         }
         if let Some(record) = self.vms.get_mut(&vm) {
             (record.list, record.refused, record.saved) = (list, refused, saved);
@@ -133,7 +133,7 @@ impl Channels {
     }
 
     /// Gives an arriving channel a number, and writes its data to the card.
-    fn settle(
+    fn install(
         &mut self,
         host: &mut impl Host,
         vm: TenantId,
