@@ -72,8 +72,8 @@ impl<'a> Left<'a> {
 
 impl Drop for Left<'_> {
     fn drop(&mut self) {
-        let settled = self.there.take().map_or(Ok(()), |(host, vm)| host.settle(vm));
-        match settled {
+        let copied = self.there.take().map_or(Ok(()), |(host, vm)| host.copy_borrowed_memory(vm));
+        match copied {
             Ok(()) => self.vm.give_back(),
             Err(error) => {
                 tracing::error!(vm = %self.vm.vm, %error, "memory of a VM that has left a card stays out of use there");
@@ -133,7 +133,7 @@ impl MediatedVm {
     }
 
     fn try_travel(&self, halted: &Halted) -> Result<Migrating, ManagerError> {
-        halted.settle();
+        halted.notify_ended_work();
         // Pending events are handled when the lock is released.
         drop(self.core());
         // Under one lock: work that arrives in between would be in neither part.

@@ -6,7 +6,7 @@
 //! ([`Halted::depart`]), and so is memory that was not borrowed and differs there ([`Suspended::copy_memory`]). The
 //! other card has created the VM already, which is [held](CardState::hold_still), receives the channels
 //! ([`CardState::arrive`]), and resumes it. Until then nothing has changed here: after a failure, the guard is dropped,
-//! and the VM continues here. Afterwards the other card copies the borrowed memory ([`ManagedCard::settle`]).
+//! and the VM continues here. Afterwards the other card copies the borrowed memory ([`ManagedCard::copy_borrowed_memory`]).
 
 use super::{CardState, ManagedCard};
 use crate::work::descheduled::Why;
@@ -197,7 +197,7 @@ impl ManagedCard {
 
 impl Halted {
     /// Notifies the VM of ended work. No work ends from then on.
-    pub fn settle(&self) {
+    pub fn notify_ended_work(&self) {
         self.host.tell_ended();
     }
 

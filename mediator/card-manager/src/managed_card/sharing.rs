@@ -6,7 +6,7 @@
 //! 2. When the VM is stopped, borrowed chunks that have moved since are given up again ([`ManagedCard::part`]), and are
 //!    copied like chunks that were never borrowed.
 //! 3. When the VM has resumed, the borrowed memory is copied, in parts, each with its work off the engines for as long
-//!    as that takes, as in a relocation ([`ManagedCard::settle`]). Only then the old card gets its memory back.
+//!    as that takes, as in a relocation ([`ManagedCard::copy_borrowed_memory`]). Only then the old card gets its memory back.
 
 use super::{CardState, ManagedCard};
 use crate::ManagerError;
@@ -89,7 +89,7 @@ impl ManagedCard {
     ///
     /// # Errors
     /// When this card still has memory of the other's, which then must not be reused.
-    pub fn settle(&self, vm: TenantId) -> Result<(), ManagerError> {
+    pub fn copy_borrowed_memory(&self, vm: TenantId) -> Result<(), ManagerError> {
         loop {
             let _one_at_a_time = self.moving.lock();
             let mut lent = self.lock().lent_to(vm);
@@ -97,7 +97,7 @@ impl ManagedCard {
             if lent.is_empty() {
                 break;
             }
-            self.settle_some(vm, &lent)?;
+            self.copy_borrowed_batch(vm, &lent)?;
         }
         // Scrub memory that the VM has released meanwhile.
         self.scrub();
@@ -107,9 +107,9 @@ impl ManagedCard {
         Ok(())
     }
 
-    fn settle_some(&self, vm: TenantId, lent: &[Lent]) -> Result<(), ManagerError> {
+    fn copy_borrowed_batch(&self, vm: TenantId, lent: &[Lent]) -> Result<(), ManagerError> {
         self.lock().begin_settling(vm, lent);
-        let settled = if self.vacate(vm) {
+        let copied = if self.vacate(vm) {
             // Wait for the last writes of its engines.
             let arrived = self.lock().vram().memory.barrier().map_err(ManagerError::from);
             let bytes = self.lock().chunk_bytes();
@@ -123,7 +123,7 @@ impl ManagedCard {
             Err(ManagerError::NotStill)
         };
         self.lock().end_settling(vm, lent);
-        settled
+        copied
     }
 }
 

@@ -569,7 +569,7 @@ pub trait Feeder {
     fn carry_out(&mut self, decision: Decision, events: &mut VecDeque<Event>) {
         let mut told = Vec::new();
         match decision {
-            Decision::Start(ticket) => self.give(ticket, &mut told),
+            Decision::Start(ticket) => self.start_submission(ticket, &mut told),
             Decision::Kill { vgpu, channel, engine, ran_ns, .. } => {
                 let Ok(physical) = u8::try_from(channel.0).map(ChannelId) else { return };
                 self.handle_overrun(vgpu, physical, engine, ran_ns, &mut told);
@@ -583,7 +583,7 @@ pub trait Feeder {
     }
 
     /// A submission's turn has come.
-    fn give(&mut self, ticket: Ticket, told: &mut Vec<Event>) {
+    fn start_submission(&mut self, ticket: Ticket, told: &mut Vec<Event>) {
         let descheduled = Event::Withdrawn { ticket };
         let Some(held) = self.schedule().held.get_mut(&ticket) else { return told.push(descheduled) };
         let (channel, again, brief) = (held.channel, held.stage == Stage::Again, held.brief && !held.irq_suppressed);
