@@ -215,8 +215,8 @@ impl Connection {
     }
 
     /// Lets the device finish the deferred work of an answered write. Call it after each sending of [`Self::output`].
-    pub fn settle(&mut self, device: &mut dyn Device) {
-        self.session.settle(device);
+    pub fn submit_deferred_doorbell(&mut self, device: &mut dyn Device) {
+        self.session.submit_deferred_doorbell(device);
     }
 
     /// Takes bytes as they might come from a socket, and executes complete messages. Stops early when output should be

@@ -521,7 +521,7 @@ impl Active<'_> {
             let limit = self.connection.pending_output().saturating_add(FLUSH_AT);
             let progress = self.connection.process(device, limit)?;
             self.flush(counters);
-            self.connection.settle(device);
+            self.connection.submit_deferred_doorbell(device);
             let queued = self.connection.pending_output();
             if queued > options.max_queued {
                 return Err(Fatal::NotReading(queued));

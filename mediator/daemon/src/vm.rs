@@ -287,8 +287,8 @@ impl Device for Observed {
         self.device.region_write_deferrable(region, offset, data)
     }
 
-    fn settle(&mut self) {
-        self.device.settle();
+    fn submit_deferred_doorbell(&mut self) {
+        self.device.submit_deferred_doorbell();
     }
 
     fn dma_map(&mut self, region: &DmaRegion) -> Result<(), MapError> {

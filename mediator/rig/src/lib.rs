@@ -174,7 +174,7 @@ impl Guest {
     /// Writes a region as a client does; a refused write is lost.
     pub fn write(&mut self, region: RegionIndex, offset: u64, data: &[u8]) {
         if self.write_until_answered(region, offset, data) {
-            self.device.settle();
+            self.device.submit_deferred_doorbell();
         }
     }
 

@@ -152,7 +152,7 @@ impl MediatedVm {
     #[track_caller]
     pub(super) fn core(&self) -> MailboxGuard<'_, Core> {
         let mut core = self.core.lock();
-        core.settle();
+        core.submit_deferred_doorbell();
         core
     }
 
@@ -241,7 +241,7 @@ impl Core {
     }
 
     /// Submits the doorbell whose write was acknowledged early.
-    fn settle(&mut self) {
+    fn submit_deferred_doorbell(&mut self) {
         if self.backend.ring_late() {
             self.finish_access();
         }
@@ -481,7 +481,7 @@ impl Device for MediatedDevice {
         self.write(region, offset, data, true)
     }
 
-    fn settle(&mut self) {
+    fn submit_deferred_doorbell(&mut self) {
         drop(self.vm.core());
     }
 

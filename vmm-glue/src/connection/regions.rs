@@ -113,7 +113,7 @@ impl Session {
             let (head, tail) = rest.split_at(len);
             let whole = awaited && len == data.len();
             let written = match whole {
-                true => device.region_write_deferrable(index, offset, head).map(|left| self.unsettled = left),
+                true => device.region_write_deferrable(index, offset, head).map(|left| self.doorbell_deferred = left),
                 false => device.region_write(index, offset, head),
             };
             written.map_err(|error| self.denied(error, access))?;

@@ -65,7 +65,7 @@ impl SavedConnection {
             // The device is not saved during its migration.
             migration: _,
             // It is finished as soon as the answer is sent.
-            unsettled: _,
+            doorbell_deferred: _,
         } = session;
         let peer = peer.map(|Peer { minor, max_transfer, takes_fds, complete }| SavedPeer {
             minor,

@@ -53,7 +53,7 @@ pub(super) struct Session {
     /// Migration state of the device.
     pub(super) migration: Migrating,
     /// The device has deferred work of an answered write.
-    pub(super) unsettled: bool,
+    pub(super) doorbell_deferred: bool,
 }
 
 impl Session {
@@ -71,14 +71,14 @@ impl Session {
             changed: false,
             configured: false,
             migration: Migrating::default(),
-            unsettled: false,
+            doorbell_deferred: false,
         }
     }
 
     /// Lets the device finish the deferred work of an answered write.
-    pub fn settle(&mut self, device: &mut dyn Device) {
-        if std::mem::take(&mut self.unsettled) {
-            device.settle();
+    pub fn submit_deferred_doorbell(&mut self, device: &mut dyn Device) {
+        if std::mem::take(&mut self.doorbell_deferred) {
+            device.submit_deferred_doorbell();
         }
     }
 
@@ -104,7 +104,7 @@ impl Session {
 
     /// Executes one message.
     pub fn handle(&mut self, device: &mut dyn Device, message: Message<'_>, out: &mut Outbox) -> Result<(), Fatal> {
-        self.settle(device);
+        self.submit_deferred_doorbell(device);
         let Message { header, body, .. } = message;
         if header.is_reply() {
             if !self.link.dma().reply(&header, body) {
@@ -465,7 +465,7 @@ impl Session {
     }
 
     pub fn close(&mut self, device: &mut dyn Device) {
-        self.settle(device);
+        self.submit_deferred_doorbell(device);
         if self.peer.take().is_none() {
             return;
         }

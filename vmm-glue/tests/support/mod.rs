@@ -117,7 +117,7 @@ impl Device for TestDevice {
         Ok(true)
     }
 
-    fn settle(&mut self) {
+    fn submit_deferred_doorbell(&mut self) {
         if let Some(held) = &self.held_late {
             held.recv_timeout(EVENT_TIMEOUT).expect("the test lets go");
         }

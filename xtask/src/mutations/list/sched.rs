@@ -89,7 +89,7 @@ pub(super) const MUTATIONS: &[Mutation] = &[
         what: "a doorbell that was answered is taken up by whoever comes next",
         package: "vgpu",
         file: "mediator/vgpu/src/device.rs",
-        from: "        core.settle();\n        core\n",
+        from: "        core.submit_deferred_doorbell();\n        core\n",
         to: "        core\n",
         tests: "doorbell::",
     },
