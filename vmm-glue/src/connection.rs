@@ -149,7 +149,7 @@ impl Connection {
         let Some(journal) = journal.as_mut().filter(|journal| journal.is_changed()) else { return };
         let (deaths, words) = (journal.deaths, journal.words.clone());
         journal.commit(|giving| {
-            let mut connection = SavedConnection::from_parts((&*receive, &*out, &*session), giving)?;
+            let mut connection = SavedConnection::from_parts(receive, out, session, giving)?;
             connection.forget_input();
             let link = session.link.save(giving)?;
             let regions = session.regions.iter().map(RegionInfo::size).collect();

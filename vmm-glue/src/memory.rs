@@ -277,7 +277,7 @@ impl GuestMemory {
             }
             Ok(Some(Arc::new(mapping)))
         };
-        self.place((gpa, size, offset), (readable, writable), limits, map)
+        self.place(RegionBounds { gpa, size, offset, readable, writable }, limits, map)
     }
 
     /// Adds a region whose file can no longer be mapped, as a withdrawn one.
@@ -294,7 +294,7 @@ impl GuestMemory {
             let file = ClientFile { fd, offset, size, writable, touches: Arc::clone(&self.touches) };
             Ok(Some(Arc::new(Mapping::withdrawn(file, wake)?)))
         };
-        self.place((gpa, size, offset), (readable, writable), limits, map)
+        self.place(RegionBounds { gpa, size, offset, readable, writable }, limits, map)
     }
 
     /// Adds a region at `gpa` that is all of `mapping`, which the guest may read and write.
@@ -305,7 +305,8 @@ impl GuestMemory {
         limits: &MemoryLimits,
     ) -> Result<DmaRegion, AddError> {
         let size = len64(mapping.len());
-        self.place((gpa, size, 0), (true, true), limits, |table| {
+        let bounds = RegionBounds { gpa, size, offset: 0, readable: true, writable: true };
+        self.place(bounds, limits, |table| {
             table.room_for(size, limits)?;
             Ok(Some(mapping))
         })
@@ -314,11 +315,11 @@ impl GuestMemory {
     /// Checks a region, calls its mapping function, and adds it.
     fn place(
         &self,
-        (gpa, size, offset): (u64, u64, u64),
-        (readable, writable): (bool, bool),
+        bounds: RegionBounds,
         limits: &MemoryLimits,
         map: impl FnOnce(&MemoryTable) -> Result<Option<Arc<Mapping>>, AddError>,
     ) -> Result<DmaRegion, AddError> {
+        let RegionBounds { gpa, size, offset, readable, writable } = bounds;
         if size == 0 || [gpa, size, offset].iter().any(|value| value % PAGE_SIZE != 0) {
             return Err(AddError::Unaligned { gpa, size, offset });
         }
@@ -378,6 +379,16 @@ impl MemoryTable {
             _ => Err(AddError::TooMuch { have, limit: limits.mapped_bytes }),
         }
     }
+}
+
+/// Addresses and rights of a region that is added, unchecked.
+#[derive(Clone, Copy)]
+struct RegionBounds {
+    gpa: u64,
+    size: u64,
+    offset: u64,
+    readable: bool,
+    writable: bool,
 }
 
 /// A region that a client asks to lend, unchecked.

@@ -159,8 +159,8 @@ impl Server {
         let Remains { connection, kept } = remains;
         let keeper = self.keeper.clone().ok_or(ParkError::Stays("connection"))?;
         connection.set_nonblocking(true)?;
-        let of = (link, socket::peer(&connection));
-        let restored = Journal::restored(keeper, kept, of, &self.options)?;
+        let client = socket::peer(&connection);
+        let restored = Journal::restored(keeper, kept, link, client, &self.options)?;
         Ok(SuspendedClient { active: Some((connection, restored)), waiting: Vec::new() })
     }
 

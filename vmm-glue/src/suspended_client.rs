@@ -186,8 +186,8 @@ impl SuspendedClient {
         let active = active.map(|SavedClient { stream, connection, link: saved }| {
             let stream = given.stream(stream)?;
             let client = crate::socket::peer(&stream);
-            let connection = Connection::restored(connection, &given, (link.clone(), client), options)?;
-            link.restore(saved, &given, (&options.memory, client))?;
+            let connection = Connection::restored(connection, &given, link.clone(), client, options)?;
+            link.restore(saved, &given, &options.memory, client)?;
             Ok::<_, ParkError>((stream, connection))
         });
         let active = active.transpose()?;

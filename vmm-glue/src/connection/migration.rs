@@ -75,7 +75,7 @@ impl Session {
             return refuse(Errno::INVAL, format!("flags {flags:#x} of device feature {feature}"));
         }
         if probe {
-            return answer(header, (argsz, flags), data, out);
+            return answer(header, argsz, flags, data, out);
         }
         let data = match (feature, ways) {
             (FEATURE_MIGRATION, _) => MIGRATION_STOP_COPY.as_bytes().to_vec(),
@@ -100,7 +100,7 @@ impl Session {
                 let all = size_of::<DeviceFeature>().saturating_add(size_of::<LoggingReport>()).saturating_add(bytes);
                 // A client without room for the report has not received it, so the log must keep these writes.
                 if wire_len(all) > argsz {
-                    return answer(header, (wire_len(all), flags), &[], out);
+                    return answer(header, wire_len(all), flags, &[], out);
                 }
                 let mut report = asked.as_bytes().to_vec();
                 report.extend(self.report(migration, &asked, bytes));
@@ -108,7 +108,7 @@ impl Session {
             }
         };
         let all = wire_len(size_of::<DeviceFeature>().saturating_add(data.len()));
-        answer(header, (all, flags), if all > argsz && ways == FEATURE_GET { &[] } else { &data }, out)
+        answer(header, all, flags, if all > argsz && ways == FEATURE_GET { &[] } else { &data }, out)
     }
 
     fn device_state(&self) -> MigDeviceState {
@@ -283,7 +283,7 @@ impl Session {
 }
 
 /// Answers a `DEVICE_FEATURE`: the body's size and flags, and data.
-fn answer(header: &Header, (argsz, flags): (u32, u32), data: &[u8], out: &mut Outbox) -> Result<(), Refusal> {
+fn answer(header: &Header, argsz: u32, flags: u32, data: &[u8], out: &mut Outbox) -> Result<(), Refusal> {
     if !header.no_reply() {
         out.reply(header, &DeviceFeature { argsz, flags }, data);
     }

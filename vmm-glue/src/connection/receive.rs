@@ -264,7 +264,8 @@ impl Receive {
         saved: SavedReceive,
         given: &Given,
         max_message: usize,
-        (room, position): (Room, u64),
+        room: Room,
+        position: u64,
     ) -> Result<Self, ParkError> {
         saved.check(room.len())?;
         let Marks { start, end, position: answered, skip, clean, .. } = room.marks();

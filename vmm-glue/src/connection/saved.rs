@@ -40,7 +40,9 @@ struct SavedPeer {
 impl SavedConnection {
     /// Saves the parts of a connection.
     pub(super) fn from_parts(
-        (receive, out, session): (&Receive, &Outbox, &Session),
+        receive: &Receive,
+        out: &Outbox,
+        session: &Session,
         giving: &mut Giving<'_>,
     ) -> Result<Self, ParkError> {
         let Session {
@@ -112,17 +114,18 @@ impl Connection {
             // It is applied before any message is handled.
             revival: _,
         } = self;
-        SavedConnection::from_parts((receive, out, session), giving)
+        SavedConnection::from_parts(receive, out, session, giving)
     }
 
     /// Restores the connection. It has no regions before [`Self::resume`].
     pub(crate) fn restored(
         saved: SavedConnection,
         given: &Given,
-        (link, client): (Link, ClientInfo),
+        link: Link,
+        client: ClientInfo,
         options: &ServerOptions,
     ) -> Result<Self, ParkError> {
-        Self::made(saved, given, (link, client), options, Receive::restored)
+        Self::made(saved, given, link, client, options, Receive::restored)
     }
 
     /// Restores the connection from its journal, whose room has its bytes. `position`: end of the part that the journal
@@ -130,19 +133,22 @@ impl Connection {
     pub(crate) fn revived(
         saved: SavedConnection,
         given: &Given,
-        of: (Link, ClientInfo),
+        link: Link,
+        client: ClientInfo,
         options: &ServerOptions,
-        (room, position): (Room, u64),
+        room: Room,
+        position: u64,
     ) -> Result<Self, ParkError> {
-        Self::made(saved, given, of, options, |receive, given, max_message| {
-            Receive::revived(receive, given, max_message, (room, position))
+        Self::made(saved, given, link, client, options, |receive, given, max_message| {
+            Receive::revived(receive, given, max_message, room, position)
         })
     }
 
     fn made(
         saved: SavedConnection,
         given: &Given,
-        (link, client): (Link, ClientInfo),
+        link: Link,
+        client: ClientInfo,
         options: &ServerOptions,
         receiving: impl FnOnce(SavedReceive, &Given, usize) -> Result<Receive, ParkError>,
     ) -> Result<Self, ParkError> {

@@ -156,7 +156,8 @@ impl Journal {
     pub(crate) fn restored(
         keeper: Arc<dyn Keeper>,
         kept: Vec<(Kept, OwnedFd)>,
-        (link, client): (&Link, ClientInfo),
+        link: &Link,
+        client: ClientInfo,
         options: &ServerOptions,
     ) -> Result<Connection, ParkError> {
         let mut journal = None;
@@ -197,8 +198,8 @@ impl Journal {
         };
         let files = files.into_iter().map(mapped).collect::<Result<Vec<_>, ParkError>>()?;
         let revival = Revival { words: words.clone(), regions, files, deaths };
-        let mut restored = Connection::revived(connection, &given, (link.clone(), client), options, (room, position))?;
-        link.restore(behind, &given, (&options.memory, client))?;
+        let mut restored = Connection::revived(connection, &given, link.clone(), client, options, room, position)?;
+        link.restore(behind, &given, &options.memory, client)?;
         link.dma().go_on_from(marks.next_id);
         let taken: Vec<_> = given.taken().into_iter().map(|(name, fd)| (name, fd.as_raw_fd())).collect();
         let mut journal = Self::with(keeper, journal, Slots::from_taken(&taken, &there));

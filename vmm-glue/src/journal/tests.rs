@@ -146,7 +146,7 @@ impl Process {
     fn next(&self, kept: Vec<(Kept, OwnedFd)>) -> Result<Self, ParkError> {
         let (store, link) = (Arc::clone(&self.store), link());
         let keeper = Arc::clone(&store) as Arc<dyn Keeper>;
-        let connection = Journal::restored(keeper, kept, (&link, CLIENT_INFO), &ServerOptions::default())?;
+        let connection = Journal::restored(keeper, kept, &link, CLIENT_INFO, &ServerOptions::default())?;
         Ok(Self { store, link, device: Words(vec![0; 256]), connection })
     }
 

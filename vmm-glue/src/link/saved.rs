@@ -45,7 +45,8 @@ impl Link {
         &self,
         saved: SavedLink,
         given: &Given,
-        (limits, client): (&MemoryLimits, ClientInfo),
+        limits: &MemoryLimits,
+        client: ClientInfo,
     ) -> Result<(), ParkError> {
         let SavedLink { memory, interrupts, unanswered } = saved;
         Invalid::unless(unanswered.len() <= UNANSWERED_MAX, || {
