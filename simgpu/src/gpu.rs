@@ -250,11 +250,11 @@ impl Gpu {
             }
             regs::pstraps::BASE..=regs::pstraps::LAST => plain!(pstraps),
             regs::ce0::BASE..=regs::ce0::LAST => {
-                block!(ce0, |reg, _i| self.copy_falcons.write(0, (reg, offset), value, fifo, cx))
+                block!(ce0, |reg, _i| self.copy_falcons.write(0, reg, offset, value, fifo, cx))
             }
             regs::ce1::BASE..=regs::ce1::LAST => {
                 match regs::ce0::decode(offset - (regs::ce1::BASE - regs::ce0::BASE)) {
-                    Some((reg, _)) => self.copy_falcons.write(1, (reg, offset), value, fifo, cx),
+                    Some((reg, _)) => self.copy_falcons.write(1, reg, offset, value, fifo, cx),
                     None => self.undeclared_write(offset, value),
                 }
             }
@@ -273,7 +273,7 @@ impl Gpu {
                 block!(pgraph, |reg, _i| pgraph::write(reg, offset, value, fifo, cx))
             }
             regs::fecs::BASE..=regs::fecs::LAST => {
-                block!(fecs, |reg, index| self.graph_falcons.write((reg, index, offset), value, fifo, cx))
+                block!(fecs, |reg, index| self.graph_falcons.write(reg, index, offset, value, fifo, cx))
             }
             regs::gpccs::BASE..=regs::gpccs::LAST => {
                 block!(gpccs, |reg, _i| self.graph_falcons.write_gpccs(reg, offset, value, cx))

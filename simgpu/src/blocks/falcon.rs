@@ -83,7 +83,7 @@ impl CopyFalcons {
         }
     }
 
-    pub(crate) fn write(&mut self, unit: usize, (reg, offset): (Reg, u32), value: u32, fifo: &mut Fifo, cx: &mut Cx) {
+    pub(crate) fn write(&mut self, unit: usize, reg: Reg, offset: u32, value: u32, fifo: &mut Fifo, cx: &mut Cx) {
         let at = |register: u32| register + STRIDE * unit as u32;
         let change = |cx: &mut Cx, register: u32, change: &dyn Fn(u32) -> u32| {
             cx.storage.poke(at(register), change(cx.storage.peek(at(register))));

@@ -76,13 +76,7 @@ impl GraphFalcons {
         }
     }
 
-    pub(crate) fn write(
-        &mut self,
-        (reg, index, offset): (fecs::Reg, u32, u32),
-        value: u32,
-        fifo: &mut Fifo,
-        cx: &mut Cx,
-    ) {
+    pub(crate) fn write(&mut self, reg: fecs::Reg, index: u32, offset: u32, value: u32, fifo: &mut Fifo, cx: &mut Cx) {
         use fecs::{CPU_CONTROL, INTR, INTR_SET, MAILBOX, Reg, UCODE_INTR};
         match reg {
             Reg::DMEM_CONTROL => self.fecs.set_control(value),

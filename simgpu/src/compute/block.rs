@@ -132,7 +132,8 @@ impl Block {
     /// [`Failure`]; the block must not be continued then.
     pub(crate) fn run(
         &mut self,
-        (launch, locks): (&Launch, &Locks),
+        launch: &Launch,
+        locks: &Locks,
         session: &mut Session<'_>,
         caches: &mut Caches,
         counts: &mut Counts,

@@ -64,7 +64,8 @@ impl Grid {
     pub(crate) fn new(
         launch: Launch,
         space: AddressSpace,
-        (memory, mmu): (Arc<Memory>, Arc<Mmu>),
+        memory: Arc<Memory>,
+        mmu: Arc<Mmu>,
         residue: Arc<Residue>,
     ) -> Self {
         let block_local = launch.warp_local_bytes() * u64::from(launch.threads().div_ceil(LANES as u32));
@@ -153,7 +154,8 @@ impl Grid {
         let mut counts = Counts::default();
         let mut session = self.mmu.session(&self.memory, &self.space, ACCESS);
         let result = worker.block.run(
-            (&self.launch, &self.locks),
+            &self.launch,
+            &self.locks,
             &mut session,
             &mut worker.caches,
             &mut counts,

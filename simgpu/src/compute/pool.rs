@@ -88,8 +88,8 @@ impl Pool {
     /// Starts a grid. None may be running.
     pub(crate) fn start(&mut self, launch: Launch, space: AddressSpace) {
         self.start_threads();
-        let card = (Arc::clone(&self.memory), Arc::clone(&self.mmu));
-        let grid = Arc::new(Grid::new(launch.clone(), space, card, Arc::clone(&self.residue)));
+        let (memory, mmu) = (Arc::clone(&self.memory), Arc::clone(&self.mmu));
+        let grid = Arc::new(Grid::new(launch.clone(), space, memory, mmu, Arc::clone(&self.residue)));
         if self.threads.is_empty() {
             self.own.get_or_insert_with(|| Box::new(Worker::new())).begin(&launch);
         } else {

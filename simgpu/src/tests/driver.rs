@@ -358,7 +358,8 @@ pub const CE0: (u32, u32) = (4, 0x4_90b5);
 pub const CE1: (u32, u32) = (4, 0x5_90b8);
 
 /// Returns words that bind an object to its subchannel.
-pub fn object((subchannel, object): (u32, u32)) -> Vec<u32> {
+pub fn object(binding: (u32, u32)) -> Vec<u32> {
+    let (subchannel, object) = binding;
     methods(subchannel, 0, &[object])
 }
 

@@ -45,13 +45,13 @@ pub(super) fn execute(warp: &mut Warp, op: &Op, mask: u32, machine: &mut Machine
             Ok(())
         }
         Op::Ldc { dst, bank, base, offset, width } => {
-            constant_load(warp, dst, (bank, base, offset), width, mask, machine)
+            constant_load(warp, dst, Constant { bank, base, offset }, width, mask, machine)
         }
         Op::Atom { dst, address, a, c, operation, kind } => {
-            atomic(warp, Some(dst), address, (a, c), (operation, kind), mask, machine)
+            atomic(warp, Some(dst), address, Atomic { operation, kind, a, c }, mask, machine)
         }
         Op::Red { address, a, operation, kind } => {
-            atomic(warp, None, address, (a, Register::ZERO), (operation, kind), mask, machine)
+            atomic(warp, None, address, Atomic { operation, kind, a, c: Register::ZERO }, mask, machine)
         }
         // Accesses are in order, and nothing is cached.
         Op::Membar { .. } => Ok(()),
@@ -438,14 +438,23 @@ fn unlocking_store(
     Ok(())
 }
 
+/// An address in a constant bank.
+#[derive(Clone, Copy)]
+struct Constant {
+    bank: u8,
+    base: Register,
+    offset: i16,
+}
+
 fn constant_load(
     warp: &mut Warp,
     dst: Register,
-    (bank, base, offset): (u8, Register, i16),
+    constant: Constant,
     width: Width,
     mask: u32,
     machine: &mut Machine<'_, '_>,
 ) -> Result<(), Failure> {
+    let Constant { bank, base, offset } = constant;
     let base = *warp.register(base);
     let addresses = map(|lane| base[lane].wrapping_add_signed(i32::from(offset)));
     aligned(&addresses.map(u64::from), mask, width)?;
@@ -463,15 +472,24 @@ fn constant_load(
     Ok(())
 }
 
+/// An atomic operation, and the registers with its operands.
+#[derive(Clone, Copy)]
+struct Atomic {
+    operation: AtomicOp,
+    kind: AtomicType,
+    a: Register,
+    c: Register,
+}
+
 fn atomic(
     warp: &mut Warp,
     dst: Option<Register>,
     address: Address,
-    (a, c): (Register, Register),
-    (operation, kind): (AtomicOp, AtomicType),
+    atomic: Atomic,
     mask: u32,
     machine: &mut Machine<'_, '_>,
 ) -> Result<(), Failure> {
+    let Atomic { operation, kind, a, c } = atomic;
     let width = if kind == AtomicType::U64 { Width::B64 } else { Width::B32 };
     let addresses = only_global(warp, address, width, mask, machine)?;
     let mut last = None;

@@ -178,14 +178,16 @@ pub(super) fn fma(a: u64, b: u64, scale: i32, c: u64, format: Format, rounding: 
     let (product, negative) = (u128::from(x) * u128::from(y), (a ^ b) & format.sign() != 0);
     let product = if product == 0 { Magnitude::new(0, 0) } else { Magnitude::new(product, ex + ey + scale) };
     sum(
-        (negative, product),
-        (c & format.sign() != 0, Magnitude::from_bits(c & (format.sign() - 1), format)),
+        negative,
+        product,
+        c & format.sign() != 0,
+        Magnitude::from_bits(c & (format.sign() - 1), format),
         format,
         rounding,
     )
 }
 
-fn sum((na, a): (bool, Magnitude), (nb, b): (bool, Magnitude), format: Format, rounding: Rounding) -> u64 {
+fn sum(na: bool, a: Magnitude, nb: bool, b: Magnitude, format: Format, rounding: Rounding) -> u64 {
     if na == nb {
         let sum = a.plus(&b);
         return if sum.is_zero() { if na { format.sign() } else { 0 } } else { rounded(na, &sum, format, rounding) };

@@ -276,12 +276,12 @@ fn access_once(op: &Op, lane: usize, thread: &mut Thread, target: (Space, u64), 
             put(thread, dst, &extended(&all[start..start + bytes as usize], width));
         }
         Op::Atom { dst, a, c, operation, kind, .. } => {
-            let old = exchange(thread, (a, c), (operation, kind), memory.slice(space, lane, at, bytes as usize));
+            let old = exchange(thread, a, c, operation, kind, memory.slice(space, lane, at, bytes as usize));
             let values = [old as u32, (old >> 32) as u32];
             put(thread, dst, &values[..words(bytes)]);
         }
         Op::Red { a, operation, kind, .. } => {
-            exchange(thread, (a, Register::ZERO), (operation, kind), memory.slice(space, lane, at, bytes as usize));
+            exchange(thread, a, Register::ZERO, operation, kind, memory.slice(space, lane, at, bytes as usize));
         }
         Op::Cctl { dst, .. } | Op::Cctll { dst, .. } => put(thread, dst, &[0]),
         _ => panic!("{op:?} has no reference"),
@@ -289,12 +289,7 @@ fn access_once(op: &Op, lane: usize, thread: &mut Thread, target: (Space, u64), 
 }
 
 /// Executes an atomic operation on bytes and returns the old value.
-fn exchange(
-    thread: &Thread,
-    (a, c): (Register, Register),
-    (operation, kind): (AtomicOp, AtomicType),
-    bytes: &mut [u8],
-) -> u64 {
+fn exchange(thread: &Thread, a: Register, c: Register, operation: AtomicOp, kind: AtomicType, bytes: &mut [u8]) -> u64 {
     let len = bytes.len() as u64;
     let old = number(bytes);
     let value = |register| number(&bytes_of(thread, register, len));
