@@ -126,9 +126,11 @@ pub(crate) fn submit(host: &mut impl Host, page: VramAddr, channels: &[ChannelId
 pub(crate) fn set_contexts(
     host: &mut impl Host,
     layout: &Layout,
-    (channel, span): (ChannelId, Span),
+    channel: ChannelId,
+    span: Span,
     golden: &Golden,
-    (old, new): (&[Option<GpuVa>; 3], &[Option<GpuVa>; 3]),
+    old: &[Option<GpuVa>; 3],
+    new: &[Option<GpuVa>; 3],
 ) {
     let changes = CONTEXTS.into_iter().zip(image_vas(span)).zip(old.iter().zip(new));
     let [graph, ce0, ce1] = new;

@@ -53,7 +53,7 @@ impl Channels {
             if ended < ring.with_card()
                 && bound.told == RunState::Running
                 && listed
-                && at_rest(host, (physical, bound.span), ring)
+                && at_rest(host, physical, bound.span, ring)
             {
                 ended = ring.with_card();
             }
@@ -194,7 +194,7 @@ fn look(host: &mut impl Host, layout: &Layout, physical: ChannelId, record: &Rec
 /// Returns true if the card has no work left for a channel that it may schedule. The guest can turn the last record's
 /// methods into data of one of its own methods; they are never executed then.
 // GUESS: that GET at the end of the last range means that all before it was executed or handed to an engine.
-fn at_rest(host: &mut impl Host, (physical, span): (ChannelId, Span), ring: &Ring) -> bool {
+fn at_rest(host: &mut impl Host, physical: ChannelId, span: Span, ring: &Ring) -> bool {
     let last = ring.with_card().checked_sub(1).and_then(|last| ring.records.get(last));
     let Some(last) = last.filter(|_| ring.drained()) else { return false };
     let busy = CHANNEL_STATE::PENDING.mask() | CHANNEL_STATE::ACQUIRE_PENDING.mask();

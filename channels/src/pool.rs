@@ -496,7 +496,7 @@ impl Channels {
             self.set_graphics(host, physical, Graphics::Attached);
         }
         let Some(bound) = self.bound(physical) else { return true };
-        card::set_contexts(host, &self.layout, (physical, bound.span), &self.golden, (&bound.contexts, &contexts));
+        card::set_contexts(host, &self.layout, physical, bound.span, &self.golden, &bound.contexts, &contexts);
         if let Some(bound) = self.bound_mut(physical) {
             (bound.contexts, bound.next_contexts) = (contexts, None);
         }

@@ -61,7 +61,7 @@ impl Channels {
         if !entries.is_empty() {
             let at = ring.host_index();
             let record = ring.submit(submission, &entries, now);
-            give(card, &layout, (physical, *span), at, &entries, record);
+            give(card, &layout, physical, *span, at, &entries, record);
             for entry in entries.iter().filter(|entry| entry.end.is_some()) {
                 let entry = GpEntry::from(entry.raw);
                 card.taken(GpuVa(entry.address()), entry.dwords());
@@ -183,7 +183,8 @@ fn chunk(va: GpuVa, wanted: usize, to_end: usize) -> usize {
 fn give(
     host: &mut impl Host,
     layout: &Layout,
-    (physical, span): (ChannelId, Span),
+    physical: ChannelId,
+    span: Span,
     at: u32,
     entries: &[Entry],
     record: Record,

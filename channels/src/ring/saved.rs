@@ -125,7 +125,7 @@ impl Ring {
             SavedFault::Unmapped { va } => RingFault::Unmapped { va: GpuVa(va) },
             SavedFault::Entry { index, raw } => RingFault::Entry { index, raw },
         });
-        let records = unwind(&records, (put, next, submitted, sequence), entries)?;
+        let records = unwind(&records, put, next, submitted, sequence, entries)?;
         let first = records.front().map_or(put, |record| record.first);
         let last_started = usize::from(started).checked_sub(1).and_then(|last| records.get(last));
         let started = last_started.map_or(first, Record::end);
@@ -158,7 +158,10 @@ impl Ring {
 /// guest's ring, number and sequence.
 fn unwind(
     saved: &[SavedRecord],
-    (put, next, submitted, sequence): (u64, u32, u64, u32),
+    put: u64,
+    next: u32,
+    submitted: u64,
+    sequence: u32,
     entries: u32,
 ) -> Result<VecDeque<Record>, Invalid> {
     let mut records = VecDeque::with_capacity(saved.len());
