@@ -72,10 +72,10 @@ pub fn create(device: i32, tier: Tier, bytes: u64, kinds: i32) -> Result<u64, i3
     }
     let card = card::of_device(device).ok_or(INVALID_DEVICE)?;
     let file = card.allocate(tier, bytes).ok_or(OUT_OF_MEMORY)?;
-    Ok(insert(file, card.number(), (tier, bytes), false, kinds))
+    Ok(insert(file, card.number(), tier, bytes, false, kinds))
 }
 
-fn insert(file: Allocation, card: usize, (tier, bytes): (Tier, u64), imported: bool, kinds: i32) -> u64 {
+fn insert(file: Allocation, card: usize, tier: Tier, bytes: u64, imported: bool, kinds: i32) -> u64 {
     let mut memory = lock();
     let memory = memory.get();
     memory.next += 1;
@@ -157,7 +157,7 @@ pub fn import(descriptor: i32) -> Result<u64, i32> {
     let mut file = file;
     for card in card::visible().iter().filter_map(|at| card::all().get(*at)) {
         match card.import(file) {
-            Ok((memory, tier, bytes)) => return Ok(insert(memory, card.number(), (tier, bytes), true, 1)),
+            Ok((memory, tier, bytes)) => return Ok(insert(memory, card.number(), tier, bytes, true, 1)),
             Err(back) => file = back,
         }
     }
@@ -394,7 +394,7 @@ fn back_counted(at: u64, bytes: u64, counted: bool) -> Result<(), i32> {
     let card = card::of_device(device).ok_or(INVALID_DEVICE)?;
     let memory = card.allocate(Tier::Device, bytes).ok_or(OUT_OF_MEMORY)?;
     let memory = if counted { memory } else { memory.uncounted() };
-    let handle = insert(memory, card.number(), (Tier::Device, bytes), false, 0);
+    let handle = insert(memory, card.number(), Tier::Device, bytes, false, 0);
     map(at, bytes, 0, handle)?;
     allow(device, at, bytes, 3)?;
     release(handle)

@@ -343,7 +343,7 @@ impl Turns {
         };
         let ticket = self.ticket();
         let mut after = self.scheduler.clone();
-        if !picks_again(&mut after, tenant, (slice.ticket, ticket), now) {
+        if !picks_again(&mut after, tenant, slice.ticket, ticket, now) {
             return false;
         }
         self.scheduler = after;
@@ -369,7 +369,7 @@ impl Turns {
             .collect();
         for (tenant, slice) in worse {
             let ticket = self.ticket();
-            if !picks_again(&mut self.scheduler.clone(), tenant, (slice.ticket, ticket), now) {
+            if !picks_again(&mut self.scheduler.clone(), tenant, slice.ticket, ticket, now) {
                 self.recall(tenant);
             }
         }
@@ -412,7 +412,7 @@ impl Turns {
 }
 
 /// Ends the first of two slices of a tenant in `scheduler`, and returns whether the second begins then.
-fn picks_again(scheduler: &mut Scheduler, tenant: TenantId, (ends, begins): (Ticket, Ticket), now: Nanos) -> bool {
+fn picks_again(scheduler: &mut Scheduler, tenant: TenantId, ends: Ticket, begins: Ticket, now: Nanos) -> bool {
     let mut decisions = Vec::new();
     let arrival = Event::Arrival { vgpu: vgpu(tenant), channel: CHANNEL, engine: ENGINE, ticket: begins };
     scheduler.event(now, arrival, &mut decisions);

@@ -6,6 +6,20 @@
 use std::ffi::{CString, c_int, c_void};
 use std::fmt;
 
+/// A location of memory, as the driver names it.
+#[derive(Clone, Copy, Debug)]
+pub struct Location {
+    /// `CUmemLocationType`.
+    pub kind: i32,
+    /// Its number among those of the kind.
+    pub id: i32,
+}
+
+impl Location {
+    /// The memory of the first card.
+    pub const FIRST_CARD: Self = Self { kind: 1, id: 0 };
+}
+
 /// A call that failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Failed {
@@ -335,7 +349,7 @@ impl Cuda {
         let mut at = 0;
         self.raw_reserve(&raw mut at, bytes as usize, 0, 0, 0)?;
         self.map_at(at, bytes, 0, handle)?;
-        self.allow(at, bytes, (1, 0), 3)?;
+        self.allow(at, bytes, Location::FIRST_CARD, 3)?;
         Ok(at)
     }
 
@@ -377,9 +391,9 @@ impl Cuda {
         self.raw_unmap(at, bytes as usize)
     }
 
-    /// Sets what a location, by kind and number, may do with mappings.
-    pub fn allow(&self, at: u64, bytes: u64, (kind, id): (i32, i32), flags: i32) -> Result<(), Failed> {
-        let access = [kind, id, flags];
+    /// Sets what a location may do with mappings.
+    pub fn allow(&self, at: u64, bytes: u64, location: Location, flags: i32) -> Result<(), Failed> {
+        let access = [location.kind, location.id, flags];
         self.raw_access(at, bytes as usize, &raw const access, 1)
     }
 

@@ -17,4 +17,4 @@ pub mod owner;
 pub mod raw;
 pub mod stall;
 
-pub use driver::{Cuda, Failed, Ipc};
+pub use driver::{Cuda, Failed, Ipc, Location};

@@ -4,11 +4,11 @@ use std::fmt::Write as _;
 
 use anyhow::{Result, ensure};
 
-use crate::{Cuda, Failed};
+use crate::{Cuda, Failed, Location};
 
 const MIB: u64 = 1 << 20;
 /// The first card, which may read and write.
-const CARD: (i32, i32) = (1, 0);
+const CARD: Location = Location::FIRST_CARD;
 const ALL: i32 = 3;
 
 /// Memory of a handle that is released at once: its mapping keeps it.
@@ -296,8 +296,8 @@ pub fn wrong(cuda: Cuda) -> Result<String> {
         ("allow-part", code(cuda.allow(base, 2 * G, CARD, ALL))),
         ("allow-gap", code(cuda.allow(base, 8 * G, CARD, ALL))),
         ("allow-part-and-whole", code(cuda.allow(base + 2 * G, 4 * G, CARD, ALL))),
-        ("allow-no-such-card", code(cuda.allow(base, 6 * G, (1, 9), ALL))),
-        ("allow-host", code(cuda.allow(base, 6 * G, (2, 0), ALL))),
+        ("allow-no-such-card", code(cuda.allow(base, 6 * G, Location { kind: 1, id: 9 }, ALL))),
+        ("allow-host", code(cuda.allow(base, 6 * G, Location { kind: 2, id: 0 }, ALL))),
         ("allow-what", code(cuda.allow(base, 6 * G, CARD, 2))),
         ("allow-reading", code(cuda.allow(base, 6 * G, CARD, 1))),
     ]);

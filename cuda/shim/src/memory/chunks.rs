@@ -392,7 +392,7 @@ pub fn redirect(moves: Vec<(Chunk, Kept)>) -> u32 {
         let mut run = 1;
         if let Some(place) = memory.handles.place(chunk.id) {
             let Some(handle) = Driver.import(descriptor.as_fd()) else { break };
-            if !memory.handles.replace(&mut Driver, place, (handle, *chunk), descriptor.lasting()) {
+            if !memory.handles.replace(&mut Driver, place, handle, *chunk, descriptor.lasting()) {
                 Driver.release(handle);
                 break;
             }
@@ -510,7 +510,7 @@ impl Memory {
             SUCCESS => {}
             error => return Err(error),
         }
-        self.regions.push(Region::new((device, card), base, bytes, chunk_bytes));
+        self.regions.push(Region::new(device, card, base, bytes, chunk_bytes));
         Ok(self.regions.len() - 1)
     }
 

@@ -167,7 +167,7 @@ impl Handles {
     }
 
     /// Maps all of a handle. Nothing may access it yet.
-    pub fn map(&mut self, pages: &mut impl Pages, at: Address, (bytes, offset): (u64, u64), handle: Handle) -> c_int {
+    pub fn map(&mut self, pages: &mut impl Pages, at: Address, bytes: u64, offset: u64, handle: Handle) -> c_int {
         let Some(made) = self.made.get_mut(&handle).filter(|made| made.references > 0) else { return INVALID_VALUE };
         if bytes == 0 {
             return INVALID_VALUE;
@@ -372,10 +372,12 @@ impl Handles {
     pub fn replace(
         &mut self,
         pages: &mut impl Pages,
-        (handle, number): (Handle, usize),
-        (new, chunk): (Handle, Chunk),
+        place: (Handle, usize),
+        new: Handle,
+        chunk: Chunk,
         kept: Option<Kept>,
     ) -> bool {
+        let (handle, number) = place;
         let Some(made) = self.made.get_mut(&handle) else { return false };
         let before: u64 = made.pieces.iter().take(number).map(|piece| piece.bytes).sum();
         let Some(piece) = made.pieces.get_mut(number) else { return false };

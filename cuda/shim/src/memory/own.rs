@@ -176,7 +176,7 @@ unsafe extern "C" fn map(address: Address, bytes: usize, offset: usize, handle: 
         if memory.reserved(address, bytes as u64) {
             return INVALID_VALUE;
         }
-        memory.handles.map(&mut Driver, address, (bytes as u64, offset as u64), handle)
+        memory.handles.map(&mut Driver, address, bytes as u64, offset as u64, handle)
     })
 }
 
@@ -320,7 +320,7 @@ fn exportable(handle: Handle, kind: c_int) -> Result<Handle, c_int> {
     // SAFETY: the pointers are valid.
     let mut result = unsafe { driver::mem_create(&raw mut whole, bytes as usize, (&raw const property).cast(), 0) };
     if result == SUCCESS {
-        result = tenant::drained(|| chunks::with(|memory| unite(memory, handle, (whole, property[3], bytes))));
+        result = tenant::drained(|| chunks::with(|memory| unite(memory, handle, whole, property[3], bytes)));
         if result != SUCCESS {
             Driver.release(whole);
         }
@@ -334,7 +334,7 @@ fn exportable(handle: Handle, kind: c_int) -> Result<Handle, c_int> {
 }
 
 /// Copies a handle's contents to `whole` and puts that in its place. Nothing is in flight.
-fn unite(memory: &mut Memory, handle: Handle, (whole, device, bytes): (Handle, c_int, u64)) -> c_int {
+fn unite(memory: &mut Memory, handle: Handle, whole: Handle, device: c_int, bytes: u64) -> c_int {
     let mut base = 0;
     // SAFETY: the pointer is valid.
     let result = unsafe { driver::mem_address_reserve(&raw mut base, 2 * bytes as usize, 0, 0, 0) };

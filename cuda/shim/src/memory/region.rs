@@ -61,7 +61,7 @@ fn runs(numbers: impl IntoIterator<Item = u32>) -> Vec<(u32, u32)> {
 
 impl Region {
     /// Returns a region at reserved addresses, with nothing mapped.
-    pub fn new((device, card): (c_int, u8), base: Address, bytes: u64, chunk_bytes: u64) -> Self {
+    pub fn new(device: c_int, card: u8, base: Address, bytes: u64, chunk_bytes: u64) -> Self {
         let arena = Arena::new(bytes, chunk_bytes);
         let (slots, spare, away) = Default::default();
         Self { device, card, base, bytes, chunk_bytes, arena, spare, slots, away }

@@ -28,13 +28,13 @@ fn move_of(id: u64) -> Chunk {
 fn a_handle_lives_as_long_as_a_reference_or_a_mapping() {
     let (mut handles, mut pages) = (Handles::default(), Model::default());
     let handle = three(&mut handles, 0);
-    assert_eq!(handles.map(&mut pages, AT, (ALL, 0), handle), SUCCESS);
+    assert_eq!(handles.map(&mut pages, AT, ALL, 0, handle), SUCCESS);
     assert_eq!(handles.release(&mut pages, handle), Ok(None), "it is mapped");
     assert_eq!(handles.release(&mut pages, handle), Err(INVALID_VALUE), "the program has no reference");
-    assert_eq!(handles.map(&mut pages, AT + 8 * CHUNK, (ALL, 0), handle), INVALID_VALUE);
+    assert_eq!(handles.map(&mut pages, AT + 8 * CHUNK, ALL, 0, handle), INVALID_VALUE);
     assert_eq!(handles.property(handle), None);
     assert_eq!(handles.retain(AT + ALL - 1), Some(handle));
-    assert_eq!(handles.map(&mut pages, AT + 8 * CHUNK, (ALL, 0), handle), SUCCESS, "it has one again");
+    assert_eq!(handles.map(&mut pages, AT + 8 * CHUNK, ALL, 0, handle), SUCCESS, "it has one again");
     assert_eq!(handles.unmap(&mut pages, AT, 32 * CHUNK), Ok(Vec::new()), "both mappings and the gap between them");
     assert!(pages.released.is_empty() && pages.mapped.is_empty());
     let freed = Freed { card: 0, chunks: vec![ChunkId(0), ChunkId(1)], fixed: CHUNK / 2, exported: 0 };
@@ -47,11 +47,11 @@ fn a_handle_lives_as_long_as_a_reference_or_a_mapping() {
 fn only_whole_handles_and_whole_mappings_will_do() {
     let (mut handles, mut pages) = (Handles::default(), Model::default());
     let handle = three(&mut handles, 0);
-    assert_eq!(handles.map(&mut pages, AT, (0, 0), handle), INVALID_VALUE);
-    assert_eq!(handles.map(&mut pages, AT, (CHUNK, 0), handle), NOT_SUPPORTED);
-    assert_eq!(handles.map(&mut pages, AT, (CHUNK, CHUNK), handle), NOT_SUPPORTED);
-    assert_eq!(handles.map(&mut pages, AT, (ALL, 0), handle + 1), INVALID_VALUE);
-    assert_eq!(handles.map(&mut pages, AT, (ALL, 0), handle), SUCCESS);
+    assert_eq!(handles.map(&mut pages, AT, 0, 0, handle), INVALID_VALUE);
+    assert_eq!(handles.map(&mut pages, AT, CHUNK, 0, handle), NOT_SUPPORTED);
+    assert_eq!(handles.map(&mut pages, AT, CHUNK, CHUNK, handle), NOT_SUPPORTED);
+    assert_eq!(handles.map(&mut pages, AT, ALL, 0, handle + 1), INVALID_VALUE);
+    assert_eq!(handles.map(&mut pages, AT, ALL, 0, handle), SUCCESS);
     assert_eq!(handles.cover(AT - CHUNK, CHUNK), Cover::None);
     assert_eq!(handles.cover(AT - CHUNK, ALL + CHUNK), Cover::Whole);
     for (at, bytes) in [(AT, CHUNK), (AT + CHUNK, ALL), (AT - CHUNK, 2 * CHUNK), (AT + CHUNK, CHUNK)] {
@@ -69,7 +69,7 @@ fn only_whole_handles_and_whole_mappings_will_do() {
 fn a_handle_that_cannot_be_mapped_whole_is_not_mapped() {
     let (mut handles, mut pages) = (Handles::default(), Model { left: Some(2), ..Model::default() });
     let handle = three(&mut handles, 0);
-    assert_eq!(handles.map(&mut pages, AT, (ALL, 0), handle), 2);
+    assert_eq!(handles.map(&mut pages, AT, ALL, 0, handle), 2);
     assert!(pages.mapped.is_empty() && handles.find(AT).is_none());
 }
 
@@ -80,14 +80,14 @@ fn a_piece_moves_at_all_its_addresses_and_each_keeps_its_access() {
     let (rw, ro) = ([Access::all(0)], [Access::none(1, 0)]);
     let other = AT + 8 * CHUNK;
     for (at, access) in [(AT, Some(&rw)), (other, Some(&ro)), (AT + 16 * CHUNK, None)] {
-        assert_eq!(handles.map(&mut pages, at, (ALL, 0), handle), SUCCESS);
+        assert_eq!(handles.map(&mut pages, at, ALL, 0, handle), SUCCESS);
         if let Some(access) = access {
             assert_eq!(handles.allow(&mut pages, at, ALL, access), SUCCESS);
         }
     }
     let places: Vec<_> = [0, 1].map(|id| handles.place(ChunkId(id)).expect("a place")).to_vec();
     for (place, id) in places.iter().zip([0, 1]) {
-        assert!(handles.replace(&mut pages, *place, (200 + id, move_of(id)), None));
+        assert!(handles.replace(&mut pages, *place, 200 + id, move_of(id), None));
     }
     assert!(handles.restore(&mut pages, places));
     for (at, access) in [(AT, &rw[..]), (other, &ro[..]), (AT + 16 * CHUNK, &[])] {
@@ -106,16 +106,16 @@ fn a_copy_that_cannot_be_mapped_everywhere_is_mapped_nowhere() {
     let (mut handles, mut pages) = (Handles::default(), Model::default());
     let handle = three(&mut handles, 0);
     for at in [AT, AT + 8 * CHUNK, AT + 16 * CHUNK] {
-        assert_eq!(handles.map(&mut pages, at, (ALL, 0), handle), SUCCESS);
+        assert_eq!(handles.map(&mut pages, at, ALL, 0, handle), SUCCESS);
         assert_eq!(handles.allow(&mut pages, at, ALL, &[Access::all(0)]), SUCCESS);
     }
     let before = pages.mapped.clone();
     pages.left = Some(1);
     let place = handles.place(ChunkId(1)).expect("a place");
-    assert!(!handles.replace(&mut pages, place, (201, move_of(1)), None));
+    assert!(!handles.replace(&mut pages, place, 201, move_of(1), None));
     assert_eq!(pages.mapped, before);
     assert!(pages.released.is_empty());
-    assert!(handles.replace(&mut pages, place, (202, move_of(1)), None), "later it can");
+    assert!(handles.replace(&mut pages, place, 202, move_of(1), None), "later it can");
     assert!(handles.restore(&mut pages, vec![place]));
 }
 
@@ -124,9 +124,9 @@ fn unmapped_handle_moves_and_maps_at_new_backing() {
     let (mut handles, mut pages) = (Handles::default(), Model::default());
     let handle = three(&mut handles, 0);
     let place = handles.place(ChunkId(0)).expect("a place");
-    assert!(handles.replace(&mut pages, place, (200, move_of(0)), None));
+    assert!(handles.replace(&mut pages, place, 200, move_of(0), None));
     assert_eq!(pages.released, [100]);
-    assert_eq!(handles.map(&mut pages, AT, (ALL, 0), handle), SUCCESS);
+    assert_eq!(handles.map(&mut pages, AT, ALL, 0, handle), SUCCESS);
     assert_eq!(pages.mapped[&AT].1, 200);
 }
 
@@ -136,7 +136,7 @@ fn exported_handle_becomes_one_backing_in_all_mappings() {
     let handle = three(&mut handles, 0);
     let places = [(AT, &[Access::all(0)][..]), (AT + 8 * CHUNK, &[Access::none(1, 0)]), (AT + 16 * CHUNK, &[])];
     for (at, access) in places {
-        assert_eq!(handles.map(&mut pages, at, (ALL, 0), handle), SUCCESS);
+        assert_eq!(handles.map(&mut pages, at, ALL, 0, handle), SUCCESS);
         if !access.is_empty() {
             assert_eq!(handles.allow(&mut pages, at, ALL, access), SUCCESS);
         }
