@@ -246,7 +246,7 @@ impl ManagedCard {
         let (timers, alarm) = Timers::new()?;
         let mut iova = IovaSpace::without(&card.unmappable());
         let slots = u32::try_from(host_bytes / chunk_bytes).unwrap_or(u32::MAX);
-        let pinned = PinnedPool::new(Arc::clone(&card), &mut iova, (slots, chunk_bytes), shared)?;
+        let pinned = PinnedPool::new(Arc::clone(&card), &mut iova, slots, chunk_bytes, shared)?;
         chunks.set_host_budget(slots);
         let barrier = iova.allocate(SMALL_PAGE, 0).ok_or(ManagerError::OutOfIova { len: SMALL_PAGE })?;
         card.map_dma(barrier.0, found(SMALL_PAGE as usize)?)?;
@@ -268,7 +268,7 @@ impl ManagedCard {
         host.owned.store(true, Ordering::Release);
         {
             let mut state = host.lock();
-            state.bind_own((clear, engines_zero), host.info.chip)?;
+            state.bind_own(clear, engines_zero, host.info.chip)?;
             state.memory_mut().set_division(&division)?;
         }
         host.start(name, waits)?;
@@ -559,7 +559,7 @@ impl ManagedCard {
 impl CardState {
     /// Binds the mediator's own channels: those that move memory, if there is a target for moves or they zero memory,
     /// and the one that clears PGRAPH, if configured.
-    fn bind_own(&mut self, (clear, zeroes): (bool, bool), chip: &Chip) -> Result<(), ManagerError> {
+    fn bind_own(&mut self, clear: bool, zeroes: bool, chip: &Chip) -> Result<(), ManagerError> {
         let Self { memory, work, scrubber, .. } = self;
         memory.start_copier(work.channels_mut(), zeroes)?;
         let (vram, own) = memory.vram_and_own();

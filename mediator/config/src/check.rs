@@ -178,7 +178,8 @@ pub fn own_folder<'a>(name: &str, socket: &'a Path, socket_dir: &Path) -> Option
 
 /// Returns the refusal of a socket in another's exclusive folder: containers see the whole folder.
 fn intrudes<'a>(
-    (name, socket): (&str, &Path),
+    name: &str,
+    socket: &Path,
     mut others: impl Iterator<Item = (&'a str, PathBuf)>,
     daemon: &DaemonSpec,
 ) -> Option<String> {
@@ -229,7 +230,7 @@ pub fn tenant(
         say(RefusalKind::Conflict, "socket", what);
     } else {
         let paths = others.iter().map(|other| (other.name.as_str(), other.socket_path(&daemon.socket_dir)));
-        if let Some(what) = intrudes((&tenant.name, &socket), paths, daemon) {
+        if let Some(what) = intrudes(&tenant.name, &socket, paths, daemon) {
             say(RefusalKind::Conflict, "socket", what);
         }
     }
@@ -369,7 +370,7 @@ pub fn vm(vm: &VmSpec, daemon: &DaemonSpec, cards: &[CardSpec], others: &[&VmSpe
         say(RefusalKind::Conflict, "socket", what);
     } else {
         let paths = others.iter().map(|other| (other.name.as_str(), other.socket_path(&daemon.socket_dir)));
-        if let Some(what) = intrudes((&vm.name, &socket), paths, daemon) {
+        if let Some(what) = intrudes(&vm.name, &socket, paths, daemon) {
             say(RefusalKind::Conflict, "socket", what);
         }
     }

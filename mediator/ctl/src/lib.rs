@@ -473,7 +473,7 @@ fn answer(form: Form, arguments: Arguments) -> Result<(String, Code), ClientErro
             form.render(&serde_json::json!({ "removed": name }), |_| format!("VM {name} is removed\n"))
         }
         Command::Vm(VmCommand::LaunchArgs { name, vmm: Some(Vmm::Libvirt), memory, profile: Some(profile) }) => {
-            let args = libvirt::domain(&client, &socket, (&name, &profile), &memory)?;
+            let args = libvirt::domain(&client, &socket, &name, &profile, &memory)?;
             form.render(&args, output::launch_args)
         }
         Command::Vm(VmCommand::LaunchArgs { profile: Some(_), .. }) => {

@@ -120,7 +120,8 @@ fn wrong(error: String, what_to_do: &str) -> ClientError {
 pub(super) fn domain(
     client: &Client,
     admin: &Path,
-    (name, profile): (&str, &str),
+    name: &str,
+    profile: &str,
     memory: &MemorySize,
 ) -> Result<api::LaunchArgs, ClientError> {
     name_is_good(name).map_err(|what| wrong(what, "choose another name"))?;

@@ -69,7 +69,7 @@ use overrides::{Live, OverrideStore, Tuning};
 use revision::Revision;
 use show::{Found, show};
 use upgrade::{Generations, UpgradeChain};
-use vm::{End, Running, Seen};
+use vm::{EarlierClient, End, Running, Seen};
 
 /// Maximum number of memory regions that may be lent to a card that is passed through: a VM with an IOMMU of its own
 /// lends pages. Each is a mapping of this process, of which the kernel allows 65,530 (`vm.max_map_count`).
@@ -388,7 +388,7 @@ impl Daemon {
         match built() {
             Ok((link, stop, built)) => {
                 let parked = self.revived(name, &server, &link);
-                Running::start(name, server, path, link, stop, built, (parked, Seen::default()))
+                Running::start(name, server, path, link, stop, built, EarlierClient { parked, seen: Seen::default() })
             }
             Err(error) => {
                 if let Some(path) = path {

@@ -153,7 +153,7 @@ impl Daemon {
             Ok(moved) => {
                 let Awaiting { device, vm, .. } = awaiting;
                 let goes_on = Instant::now();
-                self.goes_on(name, (running, rest), spec, Built { device, backend: vm })?;
+                self.goes_on(name, running, rest, spec, Built { device, backend: vm })?;
                 let (pause, go_on_us) = (began.elapsed(), us(goes_on.elapsed()));
                 let vgpu::Parts { still, memory, anew } = moved.parts;
                 let bytes = ahead.saturating_add(moved.bytes);
@@ -174,7 +174,8 @@ impl Daemon {
     pub(super) fn goes_on(
         &self,
         name: &str,
-        (running, rest): (&Running, Rest),
+        running: &Running,
+        rest: Rest,
         spec: &VmSpec,
         built: Built,
     ) -> Result<(), DaemonError> {

@@ -153,7 +153,7 @@ impl Daemon {
                 tracing::error!(vm = name, %error, "the card keeps something of a VM that does not come");
             }
         })?;
-        self.goes_on(name, (running, rest), &plan.spec, Built { device, backend: vm })?;
+        self.goes_on(name, running, rest, &plan.spec, Built { device, backend: vm })?;
         let waited = paused.elapsed();
         // No VM waits for the scrub of the previous memory.
         drop(left);

@@ -65,9 +65,16 @@ impl Rest {
     }
 }
 
+/// Client that an earlier daemon has left, if any, and the status that its device had reported.
+pub struct EarlierClient {
+    /// The suspended client.
+    pub parked: Option<SuspendedClient>,
+    /// The reported status.
+    pub seen: Seen,
+}
+
 impl Running {
-    /// Starts the thread of a virtual machine, which `stop` ends. It resumes the suspended clients in `parked`, with
-    /// the status that its device had reported.
+    /// Starts the thread of a virtual machine, which `stop` ends. It resumes the client of `earlier`.
     pub fn start(
         name: &str,
         server: EndpointServer,
@@ -75,8 +82,9 @@ impl Running {
         link: Link,
         stop: StopHandle,
         built: Built,
-        (parked, seen): (Option<SuspendedClient>, Seen),
+        earlier: EarlierClient,
     ) -> Result<Self, DaemonError> {
+        let EarlierClient { parked, seen } = earlier;
         let Built { device, backend } = built;
         let seen = Arc::new(seen);
         let socket = socket_path.as_ref().map(|socket| socket.path().to_owned());

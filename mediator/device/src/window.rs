@@ -70,12 +70,7 @@ impl WindowMemory {
     ///
     /// # Errors
     /// When the file is not that memory, or the card refuses it.
-    pub fn of_file(
-        host: &ManagedCard,
-        file: OwnedFd,
-        (start, end): (u64, u64),
-        iova: Iova,
-    ) -> Result<Self, ManagerError> {
+    pub fn of_file(host: &ManagedCard, file: OwnedFd, start: u64, end: u64, iova: Iova) -> Result<Self, ManagerError> {
         let window = Self { iova, ..Self::checked(Arc::new(file), start, end)? };
         window.lend(host)?;
         Ok(window)

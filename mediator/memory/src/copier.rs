@@ -158,7 +158,7 @@ impl Copier {
         };
         for (number, object) in (0u8..).zip(OBJECTS) {
             let push = vram.alloc(pool, PUSH_BYTES)?;
-            copier.add_lane(vram, channels, (VirtualChannelId(number), push), object)?;
+            copier.add_lane(vram, channels, VirtualChannelId(number), push, object)?;
         }
         copier.start(vram, channels);
         Ok(copier)
@@ -194,7 +194,7 @@ impl Copier {
                 self.space.unmap_work(vram, index)?;
             }
             (lane.busy, lane.put) = (None, 0);
-            lane.physical = bind(&mut self.space, vram, channels, (COPIER, lane.channel), lane.engine())?;
+            lane.physical = bind(&mut self.space, vram, channels, COPIER, lane.channel, lane.engine())?;
         }
         self.start(vram, channels);
         self.broken = false;
@@ -205,11 +205,12 @@ impl Copier {
         &mut self,
         vram: &mut CardVram,
         channels: &mut Channels,
-        (channel, push): (VirtualChannelId, VramAddr),
+        channel: VirtualChannelId,
+        push: VramAddr,
         object: u32,
     ) -> Result<(), ManagerError> {
         let engine = if channel.0 == 0 { engine::CE0 } else { engine::CE1 };
-        let physical = bind(&mut self.space, vram, channels, (COPIER, channel), engine)?;
+        let physical = bind(&mut self.space, vram, channels, COPIER, channel, engine)?;
         let ring = [0; 1 << RING_LOG2];
         self.lanes.push(Lane { object, channel, physical, push, ring, put: 0, busy: None });
         Ok(())
@@ -320,7 +321,7 @@ impl Copier {
         for lane in lanes.iter_mut().filter(|lane| lane.busy.is_none()) {
             let pieces: Vec<Piece> = waiting.drain(..share.min(waiting.len())).collect();
             if !pieces.is_empty() {
-                lane.submit(vram, channels, now, (pieces, zeros))?;
+                lane.submit(vram, channels, now, pieces, zeros)?;
             }
         }
         Ok(())
@@ -342,7 +343,8 @@ pub fn bind(
     space: &mut OwnSpace,
     vram: &mut CardVram,
     channels: &mut Channels,
-    (vm, channel): (TenantId, VirtualChannelId),
+    vm: TenantId,
+    channel: VirtualChannelId,
     engine: u32,
 ) -> Result<ChannelId, ManagerError> {
     // The address of a context is not used.
@@ -360,8 +362,8 @@ pub fn bind(
     };
     let bind = Bind { instance: nowhere, guest: &guest, directory: space.directory() };
     let physical = channels.bind(&mut vram.memory, vm, channel, bind)?;
-    for page in own_pages(channels, physical) {
-        space.map_work(vram, page)?;
+    for (index, page, rights) in own_pages(channels, physical) {
+        space.map_work(vram, index, page, rights)?;
     }
     space.flush(vram)?;
     Ok(physical)
@@ -377,7 +379,8 @@ impl Lane {
         vram: &mut CardVram,
         channels: &mut Channels,
         now: u64,
-        (pieces, zeros): (Vec<Piece>, GpuVa),
+        pieces: Vec<Piece>,
+        zeros: GpuVa,
     ) -> Result<(), ManagerError> {
         let rectangles = pieces.iter().flat_map(|piece| rectangle(piece, zeros));
         let words: Vec<u32> = to(host_method::SET_OBJECT, &[self.object]).into_iter().chain(rectangles).collect();

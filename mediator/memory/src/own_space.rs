@@ -79,7 +79,9 @@ impl OwnSpace {
     pub(crate) fn map_work(
         &mut self,
         vram: &mut CardVram,
-        (index, page, rights): (u32, VramAddr, Rights),
+        index: u32,
+        page: VramAddr,
+        rights: Rights,
     ) -> Result<(), ManagerError> {
         let pte = Pte::granting(rights).with_frame(frame(page.0));
         self.stale = true;

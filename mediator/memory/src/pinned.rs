@@ -54,7 +54,8 @@ impl PinnedPool {
     pub fn new(
         card: Arc<dyn Card>,
         iova: &mut IovaSpace,
-        (slots, slot_bytes): (u32, u64),
+        slots: u32,
+        slot_bytes: u64,
         shared: bool,
     ) -> Result<Self, ManagerError> {
         let len = u64::from(slots) * slot_bytes;

@@ -558,7 +558,8 @@ pub fn methods(subchannel: u32, method: u32, data: &[u32]) -> Vec<u32> {
 
 /// Returns the words that bind an object to its subchannel.
 #[must_use]
-pub fn object((subchannel, object): (u32, u32)) -> Vec<u32> {
+pub fn object(binding: (u32, u32)) -> Vec<u32> {
+    let (subchannel, object) = binding;
     methods(subchannel, 0, &[object])
 }
 

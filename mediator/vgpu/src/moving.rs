@@ -202,7 +202,7 @@ impl MediatedVm {
             let tables = tables.map(|tables| Tables::restored(tables, base, table_bytes)).transpose()?;
             let made = VGpu::restored(registers, config)?;
             let pv = settings.paravirtual.as_ref().map(|pv| (pv, settings.share.channels));
-            *rung = backend.arrive(side, (spaces, tables), departing, pv)?;
+            *rung = backend.arrive(side, spaces, tables, departing, pv)?;
             check_channels(&made, self.host().lock().channels(), self.vm)?;
             *gpu = made;
             backend.prepare_all()?;

@@ -191,7 +191,7 @@ impl MediatedVm {
             other => other,
         })?;
         let restored = Restored { spaces, tables, pool, remap: remap.unwrap_or_default() };
-        let made = VmBackend::restored(Arc::clone(&host), description, pv, (own.into_inner(), segments, restored));
+        let made = VmBackend::restored(Arc::clone(&host), description, pv, own.into_inner(), segments, restored);
         let (mut backend, rung) = made.map_err(|error| match error {
             ManagerError::Saved(why) => of_vm(why),
             other => other,

@@ -262,7 +262,7 @@ impl CardState {
     }
 
     /// Returns true if a VM's channel has no PGRAPH context, or runs without it.
-    fn lacks_graphics(&self, (vm, channel): (TenantId, VirtualChannelId)) -> bool {
+    fn lacks_graphics(&self, vm: TenantId, channel: VirtualChannelId) -> bool {
         let channels = self.work.channels();
         let [graphics, ..] = channels.physical(vm, channel).map_or([true; 3], |physical| channels.contexts(physical));
         !graphics
@@ -354,7 +354,8 @@ impl CardState {
         // Before the engine continues: its next fault must find room for the report, or that would be lost.
         card.write32(pfifo::MMU_FAULT_ID::OFFSET, 1 << unit);
         let owner = self.owner_of(instance);
-        let trespasser = owner.filter(|_| unit == fault::unit::GR).filter(|of| self.lacks_graphics(*of));
+        let trespasser =
+            owner.filter(|_| unit == fault::unit::GR).filter(|&(vm, channel)| self.lacks_graphics(vm, channel));
         self.recover(card, owner, unit);
         if let Some((vm, channel)) = trespasser {
             // PGRAPH was reset for it, perhaps in another VM's time.

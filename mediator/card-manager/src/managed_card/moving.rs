@@ -155,9 +155,9 @@ impl ManagedCard {
             let state = self.lock();
             (state.chunks_of(vm), state.chunk_bytes())
         };
-        let rest = self.lend((vm, &chunks), (to, its))?;
+        let rest = self.lend(vm, &chunks, to, its)?;
         let lent = (chunks.len() - rest.len()) as u64 * bytes;
-        Ok(lent + self.carry((vm, rest), (to, its), &Known::Zeros)?)
+        Ok(lent + self.carry(vm, rest, to, its, &Known::Zeros)?)
     }
 
     /// Allows the memory of a VM that does not leave to return to the card.
@@ -263,10 +263,10 @@ impl Suspended<'_> {
     /// When the other card has no room, or one of them does not answer.
     pub fn copy_memory(&self, to: &ManagedCard, its: TenantId) -> Result<u64, ManagerError> {
         let chunks = self.chunks();
-        let same = self.host.part((self.vm, &chunks), (to, its))?;
+        let same = self.host.part(self.vm, &chunks, to, its)?;
         let others = chunks.iter().copied().filter(|at| !same.contains(&at.0)).collect();
-        let copied = self.host.carry((self.vm, others), (to, its), &Known::Something)?;
-        self.host.take_back((self.vm, chunks), (to, its))?;
+        let copied = self.host.carry(self.vm, others, to, its, &Known::Something)?;
+        self.host.take_back(chunks, to, its)?;
         Ok(copied)
     }
 }
@@ -341,8 +341,10 @@ impl ManagedCard {
     /// were copied.
     fn carry(
         &self,
-        (vm, chunks): (TenantId, Vec<GuestVramAddr>),
-        (to, its): (&ManagedCard, TenantId),
+        vm: TenantId,
+        chunks: Vec<GuestVramAddr>,
+        to: &ManagedCard,
+        its: TenantId,
         known: &Known,
     ) -> Result<u64, ManagerError> {
         let here = self.lock().chunk_bytes();
@@ -357,7 +359,7 @@ impl ManagedCard {
             let Some(from) = self.place_now(vm, *at) else { return Ok(()) };
             let place = to.receive(its, *at)?;
             let into = End::from_place(&to.lock(), place);
-            copied.fetch_add(copy((self, &from), (to, &into), bytes, known)?, Ordering::Relaxed);
+            copied.fetch_add(copy(self, &from, to, &into, bytes, known)?, Ordering::Relaxed);
             Ok(())
         };
         let threads = std::thread::available_parallelism().map_or(1, NonZero::get).min(THREADS);
@@ -379,11 +381,7 @@ impl ManagedCard {
 
     /// Zeroes chunks of VM `its` of card `to` that the VM here does not have: they were copied, and have been freed
     /// since.
-    fn take_back(
-        &self,
-        (_, chunks): (TenantId, Vec<GuestVramAddr>),
-        (to, its): (&ManagedCard, TenantId),
-    ) -> Result<(), ManagerError> {
+    fn take_back(&self, chunks: Vec<GuestVramAddr>, to: &ManagedCard, its: TenantId) -> Result<(), ManagerError> {
         let here = self.lock().chunk_bytes();
         let has: BTreeSet<u64> = chunks.into_iter().map(|at| at.0).collect();
         let (places, there) = {
@@ -453,8 +451,10 @@ impl ManagedCard {
 
 /// Copies `bytes` bytes where they differ. Returns how many were copied.
 fn copy(
-    (host, from): (&ManagedCard, &End),
-    (to, into): (&ManagedCard, &End),
+    host: &ManagedCard,
+    from: &End,
+    to: &ManagedCard,
+    into: &End,
     bytes: u64,
     known: &Known,
 ) -> Result<u64, ManagerError> {

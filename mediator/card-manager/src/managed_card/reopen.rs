@@ -111,7 +111,7 @@ impl ManagedCard {
             format!("it has chunks of {had:#x} bytes, which stay so, and {chunk_bytes:#x} is set")
         })?;
         let info = start::look_at(&*card, context_bytes)?;
-        let layout = layout_of((first, bytes), &info, chunk_bytes)?;
+        let layout = layout_of(first, bytes, &info, chunk_bytes)?;
         let identity = card.identity();
         let chunk = |bytes: u64| u32::try_from(bytes / chunk_bytes).unwrap_or(u32::MAX);
         let mut around = Around {
@@ -184,7 +184,7 @@ impl ManagedCard {
 }
 
 /// Lays out the fixed structures in the `bytes` bytes from `first` on.
-fn layout_of((first, bytes): (u64, u64), info: &CardInfo, chunk_bytes: u64) -> Result<Layout, ManagerError> {
+fn layout_of(first: u64, bytes: u64, info: &CardInfo, chunk_bytes: u64) -> Result<Layout, ManagerError> {
     let whole = |bytes: u64| bytes.checked_rem(chunk_bytes) == Some(0);
     let within = first.checked_add(bytes).is_some_and(|end| end <= info.vram_bytes);
     Invalid::unless(whole(first) && whole(bytes) && within && first < 1 << 40, || {
@@ -277,7 +277,7 @@ impl Reopened {
             let state = &mut *host.lock();
             state.set_clock();
             state.memory.give_back_own();
-            state.bind_own((clear, host.engines_zero), host.info.chip)?;
+            state.bind_own(clear, host.engines_zero, host.info.chip)?;
             if !clear {
                 let CardState { memory, work, .. } = state;
                 work.channels_mut().admit_all(memory.card_mut());

@@ -85,7 +85,7 @@ impl Scrubber {
         let words = kernel.launch(chip, va(Place::Card(vram::VramAddr(code.0))));
         let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
         vram.memory.write(push, &bytes)?;
-        let physical = bind(&mut space, vram, channels, (SCRUBBER, CHANNEL), engine::GR)?;
+        let physical = bind(&mut space, vram, channels, SCRUBBER, CHANNEL, engine::GR)?;
         let push = (push, words.len() as u32);
         let ring = [0; 1 << RING_LOG2];
         let scrubber = Self {
@@ -277,7 +277,7 @@ impl CardState {
                 scrubber.space.unmap_work(vram, index)?;
             }
             (scrubber.put, scrubber.broken) = (0, false);
-            scrubber.physical = bind(&mut scrubber.space, vram, channels, (SCRUBBER, CHANNEL), engine::GR)?;
+            scrubber.physical = bind(&mut scrubber.space, vram, channels, SCRUBBER, CHANNEL, engine::GR)?;
             scrubber.enable(vram, channels);
         }
         let (vram, channels) = self.parts();

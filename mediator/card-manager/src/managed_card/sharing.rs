@@ -35,8 +35,10 @@ impl ManagedCard {
     /// When the other card has no room, or does not answer.
     pub(super) fn lend(
         &self,
-        (vm, chunks): (TenantId, &[GuestVramAddr]),
-        (to, its): (&ManagedCard, TenantId),
+        vm: TenantId,
+        chunks: &[GuestVramAddr],
+        to: &ManagedCard,
+        its: TenantId,
     ) -> Result<Vec<GuestVramAddr>, ManagerError> {
         let mut rest = Vec::new();
         let here = self.lock().chunk_bytes();
@@ -64,8 +66,10 @@ impl ManagedCard {
     /// When the other card rejects its own memory.
     pub(super) fn part(
         &self,
-        (vm, chunks): (TenantId, &[GuestVramAddr]),
-        (to, its): (&ManagedCard, TenantId),
+        vm: TenantId,
+        chunks: &[GuestVramAddr],
+        to: &ManagedCard,
+        its: TenantId,
     ) -> Result<BTreeSet<u64>, ManagerError> {
         let lies: BTreeMap<u64, usize> = {
             let state = self.lock();

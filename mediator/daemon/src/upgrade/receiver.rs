@@ -23,7 +23,7 @@ use crate::backend::Built;
 use crate::cards::{Cards, GivenCard, ReopenedCard};
 use crate::draining::Arrival;
 use crate::endpoint::EndpointServer;
-use crate::vm::{Running, Seen};
+use crate::vm::{EarlierClient, Running, Seen};
 use crate::{Card, Daemon, DaemonError, Endpoint, Entry, Life, memory};
 use config::{Config, VmSpec};
 use listening::Activated;
@@ -226,7 +226,8 @@ impl Daemon {
         let name = spec.name.clone();
         let seen =
             Seen { memory_not_shared: saved.memory_not_shared.into(), resets: saved.resets.into(), ..Seen::default() };
-        let running = Running::start(&name, server, path, link, stop, built, (Some(parked), seen))?;
+        let earlier = EarlierClient { parked: Some(parked), seen };
+        let running = Running::start(&name, server, path, link, stop, built, earlier)?;
         let entry = Entry { spec, life: Life::Running(Arc::new(running)) };
         self.state.lock().vms.insert(name, entry);
         Ok(())

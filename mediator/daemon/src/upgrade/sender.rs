@@ -106,7 +106,7 @@ impl Daemon {
         let began_ns = monotonic_ns();
         let mut resting = Vec::new();
         let reads = written_for(introduction.reads);
-        let given = self.give((sender, pid), &reads, &going, began_ns, &mut resting);
+        let given = self.give(sender, pid, &reads, &going, began_ns, &mut resting);
         if let Err(why) = given {
             tracing::error!(why, "the next daemon does not take over; this one goes on");
             go_on(&going, resting);
@@ -177,7 +177,8 @@ impl Daemon {
     /// Hands everything over, up to the change of ownership. Adds the suspended virtual machines to `resting`.
     fn give(
         &self,
-        (sender, pid): (Sender, u32),
+        sender: Sender,
+        pid: u32,
         reads: &[Known],
         going: &[Going],
         began_ns: u64,

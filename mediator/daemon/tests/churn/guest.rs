@@ -202,7 +202,7 @@ impl<'a> Guest<'a> {
         driver.map(lane.channel.space, from_va, from, pages);
         driver.map(lane.channel.space, to_va, to, pages);
         let words = self.words(from_va, to_va, pages);
-        self.verified(driver, lane, (from, to), pages, &words);
+        self.verified(driver, lane, from, to, pages, &words);
     }
 
     /// Maps one virtual address to page after page, and copies to each.
@@ -216,7 +216,7 @@ impl<'a> Guest<'a> {
             };
             driver.map(lane.channel.space, TO, to, 1);
             let words = self.words(FROM, TO, 1);
-            self.verified(driver, lane, (from, to), 1, &words);
+            self.verified(driver, lane, from, to, 1, &words);
             driver.pte(lane.channel.space, TO, 0, 0);
             driver.flush();
         }
@@ -291,7 +291,7 @@ impl<'a> Guest<'a> {
     }
 
     /// Submits a copy and checks its result. If the device was removed meanwhile, the result is unknown.
-    fn verified(&mut self, driver: &mut Driver, lane: &mut Lane, (from, to): (At, At), pages: u64, words: &[u32]) {
+    fn verified(&mut self, driver: &mut Driver, lane: &mut Lane, from: At, to: At, pages: u64, words: &[u32]) {
         let seed = self.random.number() as u32;
         fill(driver, from, pages, seed);
         fill(driver, to, pages, !seed);

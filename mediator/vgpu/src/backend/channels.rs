@@ -83,8 +83,8 @@ impl VmBackend {
             return None;
         }
         self.wait_ends(state, channel);
-        let objects = self.work.objects(channel)?;
-        let (pulled, needs) = self.memory.pull(state, space, doorbell, objects);
+        let (objects, bindings) = self.work.objects(channel)?;
+        let (pulled, needs) = self.memory.pull(state, space, doorbell, objects, bindings);
         let (pulled, fault) = match pulled {
             Ok(pulled) => (pulled, None),
             Err(PullError { pulled, fault }) => (pulled, Some(fault)),

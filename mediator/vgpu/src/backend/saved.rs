@@ -32,7 +32,8 @@ pub(crate) struct SavedBackend {
 fn bound_of(
     channels: &channels::Channels,
     memory: &Memory,
-    (vm, channel): (vram::TenantId, VirtualChannelId),
+    vm: vram::TenantId,
+    channel: VirtualChannelId,
 ) -> Option<Bound> {
     let space = memory.space_of(channels.directory_of(vm, channel)?)?;
     let physical = channels.physical(vm, channel)?;
@@ -105,7 +106,8 @@ impl VmBackend {
     pub(crate) fn arrive(
         &mut self,
         saved: SavedBackend,
-        (spaces, tables): (SavedSpaces, Option<Tables>),
+        spaces: SavedSpaces,
+        tables: Option<Tables>,
         departing: Departing,
         settings: Option<(&PvSettings, u32)>,
     ) -> Result<DeferredDoorbells, ManagerError> {
@@ -116,7 +118,7 @@ impl VmBackend {
         host.lock().arrive(vm, departing, place)?;
         self.work = {
             let state = host.lock();
-            work.restored(|channel| bound_of(state.channels(), &self.memory, (vm, channel)))?
+            work.restored(|channel| bound_of(state.channels(), &self.memory, vm, channel))?
         };
         let all: Vec<Bound> = self.work.all_bound().map(|(_, bound)| bound).collect();
         let there = host.lock().channels().bound_of(vm).count();
@@ -131,7 +133,7 @@ impl VmBackend {
         self.pv = match (pv, settings) {
             (None, None) => None,
             (Some(pv), Some((settings, cap))) => {
-                Some(Box::new(pv.restored(settings, (vm, cap), &self.link.memory().snapshot())?))
+                Some(Box::new(pv.restored(settings, vm, cap, &self.link.memory().snapshot())?))
             }
             (Some(_), None) | (None, Some(_)) => {
                 return Err(Invalid::new("its paravirtual interface was offered otherwise").into());
@@ -151,15 +153,17 @@ impl VmBackend {
         host: Arc<ManagedCard>,
         description: Description,
         settings: Option<(&PvSettings, u32)>,
-        (saved, segments, restored): (SavedBackend, Option<SavedAttachments>, Restored),
+        saved: SavedBackend,
+        segments: Option<SavedAttachments>,
+        restored: Restored,
     ) -> Result<(Self, DeferredDoorbells), ManagerError> {
         let SavedBackend { memory, work, pending, counts, pv } = saved;
         let Description { vm, link, shadow: _, vram_bytes, queue_limit } = description;
-        let memory = Memory::restored(Arc::clone(&host), vm, link.clone(), vram_bytes, (memory, restored))?;
+        let memory = Memory::restored(Arc::clone(&host), vm, link.clone(), vram_bytes, memory, restored)?;
         let (work, all) = {
             let state = host.lock();
             let channels = state.channels();
-            let bound = |channel| bound_of(channels, &memory, (vm, channel));
+            let bound = |channel| bound_of(channels, &memory, vm, channel);
             (work.restored(bound)?, channels.bound_of(vm).count())
         };
         Invalid::unless(work.all_bound().count() == all, || {
@@ -177,7 +181,7 @@ impl VmBackend {
         let pv = match (pv, settings) {
             (None, None) if attachments.is_empty() => None,
             (Some(pv), Some((settings, cap))) => {
-                let mut pv = pv.restored(settings, (vm, cap), &link.memory().snapshot())?;
+                let mut pv = pv.restored(settings, vm, cap, &link.memory().snapshot())?;
                 *pv.attachments_mut() = attachments;
                 Some(Box::new(pv))
             }

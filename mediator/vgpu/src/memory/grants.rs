@@ -39,7 +39,9 @@ impl Grants {
         vm: TenantId,
         link: Link,
         vram_bytes: u64,
-        (ram, bus_master, tables): (RamMap, bool, Option<pv::Tables>),
+        ram: RamMap,
+        bus_master: bool,
+        tables: Option<pv::Tables>,
         remap: Remap,
     ) -> Self {
         Self { ram, bus_master, tables, remap, ..Self::new(vm, link, vram_bytes) }

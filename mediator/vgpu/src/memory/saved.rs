@@ -81,14 +81,15 @@ impl Memory {
         vm: TenantId,
         link: Link,
         vram_bytes: u64,
-        (saved, restored): (SavedMemory, Restored),
+        saved: SavedMemory,
+        restored: Restored,
     ) -> Result<Self, ManagerError> {
         let SavedMemory { bus_master, apertures, ram } = saved;
         let Restored { mut spaces, tables, pool, remap } = restored;
         let ram = ram.restored(&host, &link)?;
         // Tables among them are read at each flush.
         remap.homes().for_each(|page| spaces.unseen(GuestVramAddr(u64::from(page) * SMALL_PAGE), true));
-        let grants = Grants::restored(vm, link, vram_bytes, (ram, bus_master, tables), remap);
+        let grants = Grants::restored(vm, link, vram_bytes, ram, bus_master, tables, remap);
         let [bar1, bar3] = apertures.map(|instance| {
             let instance = instance.map(Place::from);
             let directory = instance.and_then(|instance| grants.directory_of(instance));

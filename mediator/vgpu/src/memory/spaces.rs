@@ -120,14 +120,15 @@ impl Memory {
         Ok(())
     }
 
-    /// Takes a channel's ring entries up to a doorbell to the card. The last argument is the known state of its
-    /// subchannels. Returns the engines that the work needs as well.
+    /// Takes a channel's ring entries up to a doorbell to the card. The last two arguments are the known
+    /// state of its subchannels. Returns the engines that the work needs as well.
     pub(crate) fn pull(
         &self,
         state: &mut CardState,
         space: SpaceId,
         doorbell: Doorbell,
-        (objects, bindings): (&mut Objects, &mut Bindings),
+        objects: &mut Objects,
+        bindings: &mut Bindings,
     ) -> (Result<Pulled, PullError>, Needs) {
         let now = state.now_ns();
         let asks = state.asks_needs(doorbell.channel);

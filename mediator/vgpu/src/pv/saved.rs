@@ -79,7 +79,8 @@ impl SavedInterface {
     pub(crate) fn restored(
         self,
         settings: &PvSettings,
-        (vm, channel_cap): (vram::TenantId, u32),
+        vm: vram::TenantId,
+        channel_cap: u32,
         memory: &MemoryTable,
     ) -> Result<Interface, Invalid> {
         let Self { accepted, status, setup, queue, ended, interrupt, interrupt_enabled, channels, counts } = self;

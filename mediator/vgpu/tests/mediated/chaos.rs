@@ -17,7 +17,7 @@ use vram::{Limits, TenantId, To};
 const WAIT_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// A card that moves something after every `every` submissions.
-fn rig_with(chunk_bytes: u64, (card_mib, host_mib): (u32, u64), chaos: Chaos) -> Rig {
+fn rig_with(chunk_bytes: u64, card_mib: u32, host_mib: u64, chaos: Chaos) -> Rig {
     let division = Division { chaos, ..Division::default() };
     let reserve_bytes = (16 * MIB).max(2 * chunk_bytes);
     let sharing = Sharing { chunk_bytes, reserve_bytes, host_bytes: host_mib * MIB, division, ..sharing() };
@@ -46,8 +46,8 @@ fn while_it_moves(rig: &Rig, vm: u32, act: impl FnOnce()) -> u64 {
 }
 
 /// Runs two VMs with a relocation after each submission.
-fn stirred(chunk_bytes: u64, sizes: (u32, u64), vm_mib: u64, seed: u64) {
-    let rig = rig_with(chunk_bytes, sizes, Chaos { every: 1, seed });
+fn stirred(chunk_bytes: u64, card_mib: u32, host_mib: u64, vm_mib: u64, seed: u64) {
+    let rig = rig_with(chunk_bytes, card_mib, host_mib, Chaos { every: 1, seed });
     let drivers = [0, 1].map(|vm| driver_of(&rig, vm, vm_mib));
     let moved = std::thread::scope(|scope| {
         let rig = &rig;
@@ -78,22 +78,22 @@ fn stirred(chunk_bytes: u64, sizes: (u32, u64), vm_mib: u64, seed: u64) {
 
 #[test]
 fn bytes_survive_moves_of_smallest_chunks_after_each_submission() {
-    stirred(128 << 10, (64, 64), 16, 11);
+    stirred(128 << 10, 64, 64, 16, 11);
 }
 
 #[test]
 fn bytes_survive_moves_of_common_chunks_after_each_submission() {
-    stirred(2 * MIB, (64, 64), 16, 12);
+    stirred(2 * MIB, 64, 64, 16, 12);
 }
 
 #[test]
 fn bytes_survive_moves_of_largest_chunks_after_each_submission() {
-    stirred(64 * MIB, (512, 256), 64, 13);
+    stirred(64 * MIB, 512, 256, 64, 13);
 }
 
 #[test]
 fn without_chaos_nothing_moves() {
-    let rig = rig_with(2 * MIB, (64, 64), Chaos::default());
+    let rig = rig_with(2 * MIB, 64, 64, Chaos::default());
     let mut driver = driver_of(&rig, 0, 16);
     work(&mut driver, 20, &mut Dice(3));
     assert!(rig.host.lock().memory().moved(TenantId(0)).is_none());
@@ -104,7 +104,7 @@ fn unmapped_ram_is_out_of_reach_while_memory_moves() {
     const GPA: u64 = 64 * MIB;
     const PAGES: u64 = 32;
     let bytes = PAGES * PAGE;
-    let rig = rig_with(2 * MIB, (64, 64), Chaos::default());
+    let rig = rig_with(2 * MIB, 64, 64, Chaos::default());
     let mut driver = driver_of(&rig, 0, 32);
     let mut channel = driver.channel(1);
     let at = driver.buffer(&channel, A, PAGES, 1);
@@ -140,7 +140,7 @@ fn unmapped_ram_is_out_of_reach_while_memory_moves() {
 fn mapped_aperture_pages_stay_same_while_their_chunks_move() {
     const BAR1_MAPPED_AT: u64 = 32 << 20;
     const PAGES: u64 = 24;
-    let rig = rig_with(2 * MIB, (64, 64), Chaos::default());
+    let rig = rig_with(2 * MIB, 64, 64, Chaos::default());
     let mut guest = rig.guest_with(0, &Settings { apertures: Apertures::Remapped, ..free_settings(32) });
     assert!(guest.map_ram(0, MIB, true));
     let mut driver = Driver::new(guest);
@@ -173,7 +173,7 @@ fn mapped_aperture_pages_stay_same_while_their_chunks_move() {
 
 #[test]
 fn lowered_host_budget_loses_no_data_and_limits_evictions() {
-    let rig = rig_with(2 * MIB, (64, 48), Chaos { every: 2, seed: 5 });
+    let rig = rig_with(2 * MIB, 64, 48, Chaos { every: 2, seed: 5 });
     let mut driver = driver_of(&rig, 0, 32);
     let mut channel = driver.channel(1);
     let buffers: Vec<u64> = (0..12).map(|at| driver.buffer(&channel, A + at * MIB, 250, 40 + at as u32)).collect();
@@ -205,7 +205,7 @@ fn lowered_host_budget_loses_no_data_and_limits_evictions() {
 #[test]
 fn quotas_that_change_while_memory_is_allocated_lose_nothing() {
     const CHUNKS: u64 = 40;
-    let rig = rig_with(2 * MIB, (128, 96), Chaos::default());
+    let rig = rig_with(2 * MIB, 128, 96, Chaos::default());
     let mut driver = driver_of(&rig, 0, 2 * CHUNKS);
     let channel = driver.channel(1);
     let limit = |quota| {

@@ -159,7 +159,7 @@ impl SavedRemap {
             Invalid::unless(whole, || format!("{bytes:#x} bytes from {from:#x} on are not what is mapped of {name}"))?;
             let file =
                 files.next().ok_or_else(|| Invalid::new(format_args!("the memory of {name} did not come along")))?;
-            *window = Some(Window::new(WindowMemory::of_file(host, file, (start, end), Iova(iova))?));
+            *window = Some(Window::new(WindowMemory::of_file(host, file, start, end, Iova(iova))?));
         }
         Invalid::unless(files.next().is_none(), || "memory of an aperture has come that nobody maps".into())?;
         Invalid::unless(ascend(pages.iter().map(|page| page.number)), || "pages of apertures are not in order".into())?;
