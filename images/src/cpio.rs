@@ -32,32 +32,32 @@ impl Archive {
 
     /// Adds a folder with permission bits `mode`.
     pub fn folder_with(&mut self, name: &str, mode: u32) {
-        self.entry(name, FOLDER | mode, (0, 0), &[]);
+        self.entry(name, FOLDER | mode, 0, 0, &[]);
     }
 
     /// Adds a symbolic link to `target`.
     pub fn link(&mut self, name: &str, target: &str) {
-        self.entry(name, LINK | 0o777, (0, 0), target.as_bytes());
+        self.entry(name, LINK | 0o777, 0, 0, target.as_bytes());
     }
 
     /// Adds a file with permission bits `mode`.
     pub fn file(&mut self, name: &str, mode: u32, contents: &[u8]) {
-        self.entry(name, FILE | mode, (0, 0), contents);
+        self.entry(name, FILE | mode, 0, 0, contents);
     }
 
     /// Adds a character device node.
     pub fn device(&mut self, name: &str, mode: u32, major: u32, minor: u32) {
-        self.entry(name, CHARACTER_DEVICE | mode, (major, minor), &[]);
+        self.entry(name, CHARACTER_DEVICE | mode, major, minor, &[]);
     }
 
     /// Ends the archive.
     pub fn finish(mut self) -> Vec<u8> {
         self.inode = 0;
-        self.entry(TRAILER, 0, (0, 0), &[]);
+        self.entry(TRAILER, 0, 0, 0, &[]);
         self.bytes
     }
 
-    fn entry(&mut self, name: &str, mode: u32, (major, minor): (u32, u32), contents: &[u8]) {
+    fn entry(&mut self, name: &str, mode: u32, major: u32, minor: u32, contents: &[u8]) {
         let size = u32::try_from(contents.len()).expect("a file of an initramfs is smaller than 4 GiB");
         let name_size = u32::try_from(name.len() + 1).expect("names are short");
         self.inode += 1;

@@ -209,7 +209,7 @@ pub fn ensure_system(progress: &Progress) -> Result<System> {
     let programs = initramfs::build_programs(&manifest.initramfs, progress)?;
     let agent = programs.into_iter().find(|program| program.guest_path == initramfs::INIT);
     let agent = agent.context("no program is the guests' init")?.path;
-    let files = system::ensure(("system", &manifest.system.files), (&cache, &mut record.system), progress);
+    let files = system::ensure("system", &manifest.system.files, &cache, &mut record.system, progress);
     let files = files.context("the Debian system")?;
     cache.store_record(&record)?;
     Ok(System::new(kernel, files, agent))
@@ -221,7 +221,7 @@ pub fn ensure_fleet(progress: &Progress) -> Result<PathBuf> {
     let manifest = Manifest::load().context("images/manifest.toml")?;
     let cache = Cache::open(progress)?;
     let mut record = cache.load_record();
-    let files = system::ensure((FLEET, &manifest.fleet), (&cache, &mut record.fleet), progress);
+    let files = system::ensure(FLEET, &manifest.fleet, &cache, &mut record.fleet, progress);
     let files = files.context("the Debian system with engines")?;
     cache.store_record(&record)?;
     Ok(files)
@@ -267,7 +267,7 @@ pub fn ensure_xen(progress: &Progress) -> Result<XenHost> {
     let wanted = Wanted { entry: xen::ENTRY, modules: &modules };
     let kernel = kernel::ensure(kernel, wanted, &cache, &mut record, progress).context("the kernel of domain 0")?;
     let programs = initramfs::build_programs(&manifest.initramfs, progress)?;
-    let host = xen::ensure(recipe, (kernel, programs), (&cache, &mut record), progress).context("the host of Xen")?;
+    let host = xen::ensure(recipe, kernel, programs, &cache, &mut record, progress).context("the host of Xen")?;
     cache.store_record(&record)?;
     Ok(host)
 }

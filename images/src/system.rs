@@ -67,8 +67,10 @@ impl System {
 
 /// Finds or makes the files of the system called `name`; returns the path of their archive.
 pub fn ensure(
-    (name, recipe): (&str, &TreeRecipe),
-    (cache, record): (&Cache, &mut Option<Made>),
+    name: &str,
+    recipe: &TreeRecipe,
+    cache: &Cache,
+    record: &mut Option<Made>,
     progress: &Progress,
 ) -> Result<PathBuf> {
     let libc = host_libc()?;
@@ -78,7 +80,7 @@ pub fn ensure(
     {
         return Ok(folder.join(ARCHIVE));
     }
-    let make = |suite: &Suite| make((name, recipe), (&version, libc), suite, cache, progress);
+    let make = |suite: &Suite| make(name, recipe, &version, libc, suite, cache, progress);
     let (folder, made) = apt::first_of(&recipe.from, make)?;
     *record = Some(made);
     Ok(folder.join(ARCHIVE))
@@ -110,8 +112,10 @@ fn version(recipe: &TreeRecipe, libc: Libc) -> String {
 }
 
 fn make(
-    (name, recipe): (&str, &TreeRecipe),
-    (version, libc): (&str, Libc),
+    name: &str,
+    recipe: &TreeRecipe,
+    version: &str,
+    libc: Libc,
     suite: &Suite,
     cache: &Cache,
     progress: &Progress,

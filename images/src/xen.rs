@@ -95,8 +95,10 @@ impl XenHost {
 /// Finds or makes the host; its domain 0 runs `kernel` with `programs`.
 pub fn ensure(
     recipe: &XenRecipe,
-    (kernel, programs): (Unpacked, Vec<Program>),
-    (cache, record): (&Cache, &mut Record),
+    kernel: Unpacked,
+    programs: Vec<Program>,
+    cache: &Cache,
+    record: &mut Record,
     progress: &Progress,
 ) -> Result<XenHost> {
     let version = version(recipe);

@@ -81,30 +81,33 @@ pub struct Daemon {
 impl Daemon {
     /// Starts the daemon with the TOML text that `configure` returns, and waits until its admin socket answers.
     pub fn start(name: &str, configure: impl FnOnce(&Paths) -> String) -> Result<Self> {
-        Self::start_by(None, prepare(name, configure)?)
+        let (scratch, paths) = prepare(name, configure)?;
+        Self::start_by(None, scratch, paths)
     }
 
     /// The same as a service, with sockets that a service manager keeps.
     pub fn start_as_service(name: &str, configure: impl FnOnce(&Paths) -> String) -> Result<Self> {
         let (scratch, paths) = prepare(name, configure)?;
         let manager = ServiceManager::new(&scratch.path().join("notify")).context("a service manager")?;
-        Self::start_by(Some(manager), (scratch, paths))
+        Self::start_by(Some(manager), scratch, paths)
     }
 
-    fn start_by(manager: Option<ServiceManager>, (scratch, paths): (Scratch, Paths)) -> Result<Self> {
-        Self::start_program(binary("mediatord")?, manager, (scratch, paths))
+    fn start_by(manager: Option<ServiceManager>, scratch: Scratch, paths: Paths) -> Result<Self> {
+        Self::start_program(binary("mediatord")?, manager, scratch, paths)
     }
 
     /// Starts the daemon from `program`, a copy that the test replaces.
     pub fn start_copy(name: &str, copy: &Path, configure: impl FnOnce(&Paths) -> String) -> Result<Self> {
         fs::copy(binary("mediatord")?, copy).with_context(|| format!("cannot write {}", copy.display()))?;
-        Self::start_program(copy.to_owned(), None, prepare(name, configure)?)
+        let (scratch, paths) = prepare(name, configure)?;
+        Self::start_program(copy.to_owned(), None, scratch, paths)
     }
 
     fn start_program(
         program: PathBuf,
         manager: Option<ServiceManager>,
-        (scratch, paths): (Scratch, Paths),
+        scratch: Scratch,
+        paths: Paths,
     ) -> Result<Self> {
         let child = spawn(&scratch, &mut command(&program, &scratch, manager.as_ref())?)?;
         let mut daemon = Self { process: Process::Started(child), program, paths, manager, scratch };

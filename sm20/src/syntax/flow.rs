@@ -199,8 +199,8 @@ pub(super) fn control<V: Visitor>(op: &mut Op, v: &mut V) -> Result<(), V::Error
             v.number(&mut wide, None)?;
             *mask = u16::try_from(wide).map_err(|_| v.reject("the mask has 16 bits"))?;
         }
-        Op::Bra { target, test, uniform, limit } => jump(v, (target, false), test, Some(uniform), limit)?,
-        Op::Jmp { target, test, uniform, limit } => jump(v, (target, true), test, Some(uniform), limit)?,
+        Op::Bra { target, test, uniform, limit } => jump(v, target, false, test, Some(uniform), limit)?,
+        Op::Jmp { target, test, uniform, limit } => jump(v, target, true, test, Some(uniform), limit)?,
         Op::Brx { target, index, test, limit } => {
             v.flag("LMT", limit)?;
             v.test(test)?;
@@ -237,7 +237,8 @@ pub(super) fn control<V: Visitor>(op: &mut Op, v: &mut V) -> Result<(), V::Error
 
 fn jump<V: Visitor>(
     v: &mut V,
-    (target, absolute): (&mut Target, bool),
+    target: &mut Target,
+    absolute: bool,
     test: &mut CcTest,
     uniform: Option<&mut bool>,
     limit: &mut bool,

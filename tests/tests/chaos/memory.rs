@@ -12,7 +12,7 @@ const NOTICE_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Returns the configuration of a card of `vram_mib` MiB of which the mediator keeps `reserve_mib`, in chunks of
 /// `chunk_kib`; a random move follows every `every` submissions.
-fn stirred_toml(paths: &tests::Paths, (vram_mib, reserve_mib): (u32, u32), chunk_kib: u32, every: u32) -> String {
+fn stirred_toml(paths: &tests::Paths, vram_mib: u32, reserve_mib: u32, chunk_kib: u32, every: u32) -> String {
     let card = card_toml(paths, vram_mib) + &format!("reserve_mib = {reserve_mib}\nchunk_kib = {chunk_kib}\n");
     card + "overcommit = true\n" + &format!("memory = {{ host_mib = 256, chaos_every = {every}, chaos_seed = 6 }}\n")
 }
@@ -55,7 +55,7 @@ fn verified(vm: &Vm, output: &Output) -> Result<()> {
 fn oversubscribed_guests_verify_and_one_dies_mid_relocation() -> Result<()> {
     // 48 MiB for two VMs of 96 MiB each; one of them is paravirtual, which must make no difference.
     let vms = vm_toml("stays", 96) + "paravirtual = { offered = true }\n" + &vm_toml("dies", 96);
-    let mut daemon = Daemon::start("stirred", |paths| stirred_toml(paths, (64, 16), 128, 2) + &vms)?;
+    let mut daemon = Daemon::start("stirred", |paths| stirred_toml(paths, 64, 16, 128, 2) + &vms)?;
     let stays = launch(&config(&daemon, "stays", "6.12")?.paravirtual()?)?;
     let dies = boot(&daemon, "dies", "6.1")?;
     let command = "run /bin/gpu-workloads workload --name memory --working-set 24m --rounds 1";
@@ -83,7 +83,7 @@ fn oversubscribed_guests_verify_and_one_dies_mid_relocation() -> Result<()> {
 #[test]
 fn daemon_killed_in_mid_relocation_serves_again_after_a_restart() -> Result<()> {
     let vms = vm_toml("before", 96) + &vm_toml("after", 96);
-    let toml = |paths: &tests::Paths| stirred_toml(paths, (64, 16), 2048, 1) + &vms;
+    let toml = |paths: &tests::Paths| stirred_toml(paths, 64, 16, 2048, 1) + &vms;
     let mut daemon = Daemon::start_as_service("restirred", toml)?;
     let before = boot(&daemon, "before", "6.12")?;
     let work = before.start("run /bin/gpu-workloads stress --seconds 600")?;
@@ -107,7 +107,7 @@ fn daemon_killed_in_mid_relocation_serves_again_after_a_restart() -> Result<()> 
 #[test]
 fn guest_on_the_largest_chunks_is_verified_while_they_move() -> Result<()> {
     // One chunk of 64 MiB for a VM of two; the mediator has one, keeps one for the VM's page tables and two in reserve.
-    let daemon = Daemon::start("large", |paths| stirred_toml(paths, (384, 256), 65536, 4) + &vm_toml("large", 128))?;
+    let daemon = Daemon::start("large", |paths| stirred_toml(paths, 384, 256, 65536, 4) + &vm_toml("large", 128))?;
     let vm = boot(&daemon, "large", "6.12")?;
     guest::smoke(&vm, "workload --name memory --working-set 48m --rounds 1")?;
     assert!(moved(&daemon, "large")? > 0, "nothing moved");

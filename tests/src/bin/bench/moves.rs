@@ -20,9 +20,9 @@ const VMS: usize = 4;
 const VM_MIB: u32 = 256;
 /// Upgrades of each daemon.
 const UPGRADES: usize = 100;
-/// Written MiB and channels of a small and of a large VM.
-const SMALL_VM: (u64, u8) = (8, 1);
-const LARGE_VM: (u64, u8) = (224, 8);
+/// Loads of a small and of a large VM.
+const SMALL_VM: Load = Load { mib: 8, channels: 1 };
+const LARGE_VM: Load = Load { mib: 224, channels: 8 };
 /// Target for 99 of 100 pauses, in ms.
 const MOST_MS: f64 = 300.0;
 /// Pages of a copy.
@@ -35,6 +35,14 @@ const MIB: u64 = 1 << 20;
 /// Bytes of a chunk, unless the configuration says otherwise.
 const CHUNK: u64 = 2 * MIB;
 
+/// Memory and channels that a VM uses.
+#[derive(Clone, Copy)]
+struct Load {
+    /// Written memory, in MiB.
+    mib: u64,
+    channels: u8,
+}
+
 /// A working VM.
 pub(super) struct Worker {
     driver: Driver<RemoteGuest>,
@@ -42,7 +50,8 @@ pub(super) struct Worker {
 }
 
 impl Worker {
-    pub(super) fn new(daemon: &Daemon, name: &str, (mib, channels): (u64, u8)) -> Result<Self> {
+    fn new(daemon: &Daemon, name: &str, load: Load) -> Result<Self> {
+        let Load { mib, channels } = load;
         let mut driver = Driver::new(RemoteGuest::connect(&daemon.vm_socket(name), u64::from(VM_MIB) * MIB)?);
         let mut channels: Vec<Channel> = (1..=channels).map(|id| driver.channel(id)).collect();
         for channel in &channels {
@@ -87,7 +96,7 @@ struct Host {
 }
 
 impl Host {
-    fn new(name: &str, load: (u64, u8)) -> Result<Self> {
+    fn new(name: &str, load: Load) -> Result<Self> {
         let names: Vec<String> = (0..VMS).map(|vm| format!("vm{vm}")).collect();
         let vms: String = names.iter().map(|name| vm_toml(name, VM_MIB)).collect();
         let daemon = Daemon::start(name, |paths| card_toml(paths, VMS as u32 * VM_MIB + 256) + &vms)?;

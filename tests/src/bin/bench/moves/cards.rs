@@ -11,12 +11,12 @@ use tests::Daemon;
 use tests::bench::{Metric, Target, median, quantile};
 use tests::guest::{card_toml, vm_toml};
 
-use super::{MIB, VM_MIB, Worker};
+use super::{Load, MIB, VM_MIB, Worker};
 
-/// Written MiB of the VM, and its channels.
-const LOADS: [(u64, u8); 3] = [(8, 1), (64, 4), (224, 8)];
+/// Loads of the VM.
+const LOADS: [Load; 3] = [Load { mib: 8, channels: 1 }, Load { mib: 64, channels: 4 }, Load { mib: 224, channels: 8 }];
 /// Load of a VM on cards without host memory for chunks.
-const ON_CARD: (u64, u8) = (64, 4);
+const ON_CARD: Load = Load { mib: 64, channels: 4 };
 /// MiB of host memory of each card.
 const HOST_MIB: u32 = 512;
 /// Moves with each load.
@@ -73,7 +73,7 @@ impl Move {
 
 /// Moves a VM between cards with `host_mib` of host memory; returns the moves, and the times of the VM's rounds
 /// meanwhile in ms.
-fn moves(load: (u64, u8), host_mib: u32) -> Result<(Vec<Move>, Vec<f64>)> {
+fn moves(load: Load, host_mib: u32) -> Result<(Vec<Move>, Vec<f64>)> {
     let memory = &format!("memory = {{ host_mib = {host_mib} }}\n");
     let other = format!("\n[[card]]\nname = \"card1\"\nkind = \"simgpu\"\nvram_mib = 512\n{memory}");
     let daemon = Daemon::start("cards", |paths| card_toml(paths, 512) + memory + &other + &vm_toml("vm0", VM_MIB))?;
@@ -111,8 +111,8 @@ pub fn run() -> Result<Vec<Metric>> {
 }
 
 /// Measures one load; memory is copied at `rate`, in MiB/s.
-fn measure_load(load: (u64, u8), host_mib: u32, rate: f64) -> Result<Vec<Metric>> {
-    let (mib, channels) = load;
+fn measure_load(load: Load, host_mib: u32, rate: f64) -> Result<Vec<Metric>> {
+    let Load { mib, channels } = load;
     eprintln!("bench: move, {MOVES} moves of {mib} MiB and {channels} channels, {host_mib} MiB of host memory");
     let (moves, rounds) = moves(load, host_mib)?;
     let pauses: Vec<f64> = moves.iter().map(Move::pause).collect();

@@ -21,10 +21,10 @@ const WEIGHTS: [(u32, u32); 3] = [(1, 1), (3, 1), (1, 3)];
 pub fn run() -> Result<Vec<Metric>> {
     let mut metrics = Vec::new();
     for (kind, depth) in [("queued", 4), ("sync", 1)] {
-        for lengths in KERNEL_LENGTHS_NS {
+        for (short, long) in KERNEL_LENGTHS_NS {
             for vms in [2, 4, 8] {
                 for weights in WEIGHTS {
-                    let guests = guests(lengths, weights, depth, vms);
+                    let guests = guests(short, long, weights, depth, vms);
                     for Contender { name, config } in contenders() {
                         if !["credit", "band_published", "band"].contains(&name) {
                             continue;
@@ -36,7 +36,6 @@ pub fn run() -> Result<Vec<Metric>> {
                             let idle = 1.0 - outcome.utilisation(Engine::Compute);
                             Ok(vec![error(500).mean, error(500).worst, error(100).mean, error(100).worst, idle])
                         })?;
-                        let (short, long) = lengths;
                         let row = format!(
                             "sched.idle.{kind}.{}us_{}us.{vms}of{VMS}.weights{}_{}.{name}",
                             short / US,
@@ -53,7 +52,7 @@ pub fn run() -> Result<Vec<Metric>> {
     Ok(metrics)
 }
 
-fn guests((short, long): (u64, u64), weights: (u32, u32), depth: u32, vms: usize) -> Vec<Guest> {
+fn guests(short: u64, long: u64, weights: (u32, u32), depth: u32, vms: usize) -> Vec<Guest> {
     let guest = |depth, length| Guest::new(Stream { depth, ..Stream::looping(Length::Fixed(length), THINK) });
     let competing = (0..vms).map(|vm| match vm % 2 {
         0 => guest(depth, short).weight(100 * weights.0),

@@ -23,7 +23,7 @@ pub fn run(stage: &mut Stage, record: &mut Record) -> Result<Vec<Metric>> {
                 let last = format!("{row}.wait_p99_at_most");
                 let compared = policy != FIFO || (short, long) == (MADD, LONG_MADD);
                 if compared && record.metrics().iter().all(|metric| metric.name != last) {
-                    record.put(one(stage, &row, policy, vms, (short, long))?)?;
+                    record.put(one(stage, &row, policy, vms, short, long)?)?;
                 }
             }
         }
@@ -40,13 +40,13 @@ pub fn cleared(stage: &Stage) -> Result<Vec<Metric>> {
         for vms in [2, 4] {
             let micros = |rounds| length_ns(rounds) / 1000;
             let row = format!("sched.guests.cleared.{vms}of{BOOTED}.{}us_{}us.band", micros(short), micros(long));
-            metrics.extend(one(&stage, &row, BAND, vms, (short, long))?);
+            metrics.extend(one(&stage, &row, BAND, vms, short, long)?);
         }
     }
     Ok(metrics)
 }
 
-fn one(stage: &Stage, row: &str, policy: Policy, vms: usize, (short, long): (u32, u32)) -> Result<Vec<Metric>> {
+fn one(stage: &Stage, row: &str, policy: Policy, vms: usize, short: u32, long: u32) -> Result<Vec<Metric>> {
     let rounds: Vec<u32> = (0..vms).map(|vm| if vm % 2 == 0 { short } else { long }).collect();
     let loads = rounds.iter().enumerate().map(|(vm, rounds)| steady(vm, *rounds));
     let outcome = stage.play(row, policy, loads.collect())?;

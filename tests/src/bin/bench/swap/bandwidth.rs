@@ -68,7 +68,7 @@ impl Scene {
     }
 
     /// Returns the bytes per second of plain copies by both engines.
-    pub(super) fn plain(&mut self, (from, to): (u64, u64)) -> Result<f64> {
+    pub(super) fn plain(&mut self, from: u64, to: u64) -> Result<f64> {
         let began = Instant::now();
         for (lane, (channel, engine)) in (0..).zip(self.lanes.iter_mut().zip([CE0, CE1])) {
             let half = lane * BYTES / 2;
@@ -138,8 +138,8 @@ fn rates(scene: &mut Scene, chunk_bytes: u64) -> Result<Rates> {
         let back = scene.relocate(chunks.clone(), To::Card)?.0;
         scene.verify(1)?;
         scene.rig.host.scrub();
-        let plain_out = scene.plain((VRAM_VA, RAM_VA))?;
-        let plain_back = scene.plain((RAM_VA, VRAM_VA))?;
+        let plain_out = scene.plain(VRAM_VA, RAM_VA)?;
+        let plain_back = scene.plain(RAM_VA, VRAM_VA)?;
         scene.verify(1)?;
         if round == 0 {
             fresh = ((out, suspended), plain_out);
@@ -192,7 +192,7 @@ pub fn chunk_sizes() -> Result<Vec<Metric>> {
         let mut scene = Scene::new(chunk_bytes, time())?;
         let whole = chunk_bytes.max(BYTES);
         let name = format!("swap.chunk.{kib}k");
-        let plain = scene.plain((VRAM_VA, RAM_VA))?;
+        let plain = scene.plain(VRAM_VA, RAM_VA)?;
         let first = BUFFER_AT / chunk_bytes;
         let (rate, suspended) = scene.relocate(first..first + whole / chunk_bytes, To::Host)?;
         scene.verify(1)?;

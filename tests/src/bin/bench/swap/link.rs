@@ -55,8 +55,8 @@ fn rounds(chunk_bytes: u64) -> Result<[Vec<Took>; WAYS.len()]> {
         scene.rig.host.scrub();
         let back = timed(&mut scene, |scene| scene.relocate(chunks.clone(), To::Card).map(drop))?;
         scene.rig.host.scrub();
-        let plain_out = timed(&mut scene, |scene| scene.plain((VRAM_VA, RAM_VA)).map(drop))?;
-        let plain_back = timed(&mut scene, |scene| scene.plain((RAM_VA, VRAM_VA)).map(drop))?;
+        let plain_out = timed(&mut scene, |scene| scene.plain(VRAM_VA, RAM_VA).map(drop))?;
+        let plain_back = timed(&mut scene, |scene| scene.plain(RAM_VA, VRAM_VA).map(drop))?;
         scene.verify(1)?;
         if round > 0 {
             for (times, took) in all.iter_mut().zip([out, back, plain_out, plain_back]) {

@@ -57,7 +57,7 @@ struct Outcome {
 }
 
 /// Runs `count` jobs of `runs` runs at once.
-fn jobs((name, scale): (&str, u32), runs: u64, count: u32, card_mib: u64, turns: Turns) -> Result<Outcome> {
+fn jobs(name: &str, scale: u32, runs: u64, count: u32, card_mib: u64, turns: Turns) -> Result<Outcome> {
     let mut division = division();
     division.quanta.mode = turns.mode;
     if let Some(ms) = turns.quantum_ms {
@@ -96,8 +96,8 @@ fn jobs((name, scale): (&str, u32), runs: u64, count: u32, card_mib: u64, turns:
 }
 
 /// Compares one program in each mode with one job after the other.
-fn program(program: (&str, u32), rounds: usize) -> Result<Vec<Metric>> {
-    let Outcome { makespan, footprint, .. } = jobs(program, 3, 1, VM_MIB, Turns::by(Mode::Off))?;
+fn program(name: &str, scale: u32, rounds: usize) -> Result<Vec<Metric>> {
+    let Outcome { makespan, footprint, .. } = jobs(name, scale, 3, 1, VM_MIB, Turns::by(Mode::Off))?;
     let runs = (3.0 * MIN_JOB_SECONDS / makespan).ceil() as u64;
     let tight = footprint.div_ceil(MIB) + BESIDE_MIB;
     let ways: Vec<(String, u64, Turns)> = [
@@ -112,16 +112,16 @@ fn program(program: (&str, u32), rounds: usize) -> Result<Vec<Metric>> {
     .collect();
     let (mut serial, mut together) = (Vec::new(), vec![(Vec::new(), Vec::new()); ways.len()]);
     for _ in 0..rounds {
-        let alone = || jobs(program, runs, 1, tight, Turns::by(Mode::Off)).map(|outcome| outcome.makespan);
+        let alone = || jobs(name, scale, runs, 1, tight, Turns::by(Mode::Off)).map(|outcome| outcome.makespan);
         let alone = alone()? + alone()?;
         serial.push(alone);
         for ((_, card_mib, turns), (times, moved)) in ways.iter().zip(&mut together) {
-            let outcome = jobs(program, runs, 2, *card_mib, *turns)?;
+            let outcome = jobs(name, scale, runs, 2, *card_mib, *turns)?;
             times.push(outcome.makespan);
             moved.push(outcome.moved as f64 / MIB as f64);
         }
     }
-    let row = format!("swap.phases.{}", program.0);
+    let row = format!("swap.phases.{name}");
     let mut metrics = vec![
         Metric::plain(format!("{row}.buffers_of_one"), footprint as f64 / MIB as f64, "MiB"),
         Metric::plain(format!("{row}.runs_of_a_job"), runs as f64, "runs"),
@@ -143,5 +143,6 @@ fn program(program: (&str, u32), rounds: usize) -> Result<Vec<Metric>> {
 /// Measures one of [`PROGRAMS`].
 pub fn run(name: &str, rounds: Option<usize>) -> Result<Vec<Metric>> {
     let known = PROGRAMS.into_iter().find(|(known, _)| *known == name);
-    program(known.with_context(|| format!("no program {name}"))?, rounds.unwrap_or(ROUNDS))
+    let (name, scale) = known.with_context(|| format!("no program {name}"))?;
+    program(name, scale, rounds.unwrap_or(ROUNDS))
 }
