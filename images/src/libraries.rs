@@ -60,7 +60,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_this_test_is_linked_to_is_there() {
+    fn linked_libraries_of_test_program_exist() {
         let libraries = list(&mut Command::new(std::env::current_exe().unwrap())).unwrap();
         assert!(libraries.iter().any(|library| library.name == "libc.so.6"), "{libraries:?}");
         assert!(libraries.iter().all(|library| library.path.is_file()), "{libraries:?}");

@@ -91,7 +91,7 @@ impl Cdi {
         let device = self.device(&tenant.name, &tenant.socket)?;
         if self.write {
             file.write(vec![device]).map_err(refused)?;
-            let name = fleet_cdi::qualified(&tenant.name);
+            let name = cdi_spec::qualified(&tenant.name);
             return Ok(form.render(&serde_json::json!({ "written": path, "device": name }), |_| {
                 format!("{path} is written\npodman run --device {name} ...\n")
             }));

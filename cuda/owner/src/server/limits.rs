@@ -124,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn silent_connections_give_way_to_those_of_their_own_tenant_first() {
+    fn silent_connections_of_same_tenant_are_replaced_first() {
         let limits = Limits::for_descriptors(1024);
         let mut connections = BTreeMap::new();
         let mut number = 0;
