@@ -2,5 +2,4 @@
 
 mod assembler;
 mod known;
-pub(crate) mod random;
 pub(crate) mod text;

@@ -3,7 +3,8 @@
 /// Increment of the state.
 const STEP: u64 = 0x9e37_79b9_7f4a_7c15;
 
-/// A generator of inputs (SplitMix64): the same seed gives the same numbers everywhere.
+/// A generator of inputs (SplitMix64): the same seed gives the same numbers in guests and on the host, and pieces of a
+/// sequence can be generated without what precedes them.
 #[derive(Clone, Copy, Debug)]
 pub struct Random(u64);
 

@@ -187,7 +187,7 @@ struct Session {
     running: bool,
     next_relocation: Instant,
     next_turn: Instant,
-    random: u64,
+    random: fastrand::Rng,
 }
 
 static NEXT_CHUNK: AtomicU64 = AtomicU64::new(1);
@@ -209,7 +209,7 @@ impl Session {
             running: false,
             next_relocation,
             next_turn: now,
-            random: 0x9e37_79b9_7f4a_7c15,
+            random: fastrand::Rng::with_seed(1),
         }
     }
 
@@ -428,13 +428,6 @@ impl Session {
         Ok(())
     }
 
-    fn next_random(&mut self) -> u64 {
-        self.random ^= self.random << 13;
-        self.random ^= self.random >> 7;
-        self.random ^= self.random << 17;
-        self.random
-    }
-
     /// Copies random chunks to the other memory and redirects them.
     fn relocate(&mut self, number: u32) -> Result<()> {
         let Some(mut order) = self.order.take() else { bail!("quiet without an order") };
@@ -444,7 +437,7 @@ impl Session {
             c.quiet_longest_us = c.quiet_longest_us.max(quiet);
         });
         let ids: Vec<_> = self.chunks.keys().copied().collect();
-        let start = self.next_random() as usize % ids.len().max(1);
+        let start = self.random.usize(..ids.len().max(1));
         let mut messages = Vec::new();
         for id in ids.iter().cycle().skip(start).take(ids.len().min(self.script.batch)) {
             let old = self.chunks[id];

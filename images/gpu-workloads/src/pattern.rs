@@ -44,7 +44,7 @@ pub fn mix(mut value: u64) -> u64 {
     value ^ value >> 31
 }
 
-/// Random numbers for choosing cases.
+/// Random numbers for choosing cases, and seeds of streams: the guest's program needs [`mix`] in any case.
 #[derive(Debug, Clone)]
 pub struct Random(pub u64);
 

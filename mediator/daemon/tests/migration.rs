@@ -89,15 +89,14 @@ fn client_with_invalid_state_gets_failed_device_until_reset() {
     };
     until_alone(&place, "other");
     let mut client = connect(&place, "other");
-    let mut edit = 1u64;
+    let mut random = fastrand::Rng::with_seed(1);
     for round in 0..40 {
         beside.begin();
         let mut bytes = state.clone();
-        edit = edit.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        let at = (edit >> 33) as usize % bytes.len();
+        let at = random.usize(..bytes.len());
         match round % 3 {
             0 => bytes.truncate(at),
-            1 => bytes[at] ^= 1 << (edit % 8),
+            1 => bytes[at] ^= 1 << random.u32(..8),
             _ => bytes.insert(at, 0x5a),
         }
         client.set_device_state(STATE_RESUMING).unwrap();

@@ -116,27 +116,17 @@ fn unwritable_state_folder_is_reported_as_applied_but_unsaved() {
     running.end(Signal::TERM);
 }
 
-/// A generator of pseudo-random numbers.
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, bound: u64) -> u64 {
-        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        (self.0 >> 33) % bound
-    }
-}
-
 #[test]
 fn kill_at_any_moment_loses_no_change_that_was_answered() {
     const ROUNDS: u32 = 12;
     let place = Place::with_state(&format!("{CARD}{WEB}"));
-    let mut random = Random(7);
+    let mut random = fastrand::Rng::with_seed(7);
     // Weights by VM: those that were answered, and those in flight when the kill came.
     let mut sure = BTreeMap::from([("web".to_owned(), 100)]);
     let mut cut_short = 0;
     for _ in 0..ROUNDS {
         let mut running = place.start(&mut place.daemon());
-        let end = Instant::now() + Duration::from_millis(random.below(250));
+        let end = Instant::now() + Duration::from_millis(random.u64(..250));
         let killer = {
             let pid = Pid::from_child(&running.child);
             std::thread::spawn(move || {
@@ -145,11 +135,11 @@ fn kill_at_any_moment_loses_no_change_that_was_answered() {
             })
         };
         let perhaps = loop {
-            let name = format!("vm{}", random.below(3));
-            let weight = 1 + random.below(1000);
+            let name = format!("vm{}", random.u64(..3));
+            let weight = 1 + random.u64(..1000);
             let mut perhaps = sure.clone();
             let text = weight.to_string();
-            let arguments: Vec<&str> = match (sure.contains_key(&name), random.below(3)) {
+            let arguments: Vec<&str> = match (sure.contains_key(&name), random.u64(..3)) {
                 (true, 0) => {
                     perhaps.remove(&name);
                     vec!["vm", "remove", &name]

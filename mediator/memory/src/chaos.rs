@@ -5,10 +5,11 @@
 
 use super::Memory;
 use super::moved::Plan;
+use fastrand::Rng;
 use vram::{Step, TenantId, Tier, To};
 
 /// Maximum number of chunks that move at a time.
-const CHUNKS: u64 = 4;
+const CHUNKS: usize = 4;
 
 /// Rate of random moves.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -20,10 +21,10 @@ pub struct Chaos {
 }
 
 /// Counts submissions, and draws random numbers.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Dice {
     chaos: Chaos,
-    state: u64,
+    random: Rng,
     submissions: u32,
     due: bool,
 }
@@ -32,7 +33,7 @@ impl Dice {
     /// Creates dice with this rate.
     #[must_use]
     pub fn new(chaos: Chaos) -> Self {
-        Self { chaos, state: chaos.seed, ..Self::default() }
+        Self { chaos, random: Rng::with_seed(chaos.seed), submissions: 0, due: false }
     }
 
     /// Counts a submission. Returns whether a move is due now.
@@ -45,12 +46,6 @@ impl Dice {
             (self.submissions, self.due) = (0, true);
         }
         self.due
-    }
-
-    /// Returns the next number below `bound`, which is not 0: the upper half of a linear congruential generator.
-    fn below(&mut self, bound: u64) -> u64 {
-        self.state = self.state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        (self.state >> 32) % bound
     }
 }
 
@@ -65,11 +60,11 @@ impl Memory {
         if vms.is_empty() {
             return Plan::new();
         }
-        let vm = vms[dice.below(vms.len() as u64) as usize];
+        let vm = vms[dice.random.usize(..vms.len())];
         let mut draw = |tier, to| {
             let mut resting: Vec<u32> = table.resting(vm, tier).collect();
-            let count = dice.below(CHUNKS + 1).min(resting.len() as u64);
-            let mut taken = || resting.swap_remove(dice.below(resting.len() as u64) as usize);
+            let count = dice.random.usize(..=CHUNKS).min(resting.len());
+            let mut taken = || resting.swap_remove(dice.random.usize(..resting.len()));
             (0..count).map(|_| Step { vm, index: taken(), to }).collect::<Vec<_>>()
         };
         [draw(Tier::Card, To::Host), draw(Tier::Host, To::Card)].map(|steps| (vm, steps)).into()

@@ -47,7 +47,7 @@ use ::vram::{PagePool, Place, TenantId};
 use balance::Divider;
 use bringup::memory::CardMemory;
 use channels::Channels;
-use chaos::Dice;
+use chaos::{Chaos, Dice};
 use iova::IovaSpace;
 use nvspec::addr::Iova;
 use segments::Segments;
@@ -94,7 +94,7 @@ impl Memory {
             own: PagePool::new(OWN_BYTES),
             copier: None,
             divider,
-            dice: Dice::default(),
+            dice: Dice::new(Chaos::default()),
             promising: 0,
             segments: Segments::default(),
             travelling: BTreeSet::new(),

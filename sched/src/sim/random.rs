@@ -1,6 +1,7 @@
 //! Numbers that look random and are the same for the same seed.
 
-/// A generator: splitmix64 (Steele, Lea and Flood, OOPSLA 2014).
+/// A generator: splitmix64 (Steele, Lea and Flood, OOPSLA 2014). The recorded figures of the simulator depend on its
+/// numbers.
 #[derive(Clone, Debug)]
 pub struct Random(u64);
 

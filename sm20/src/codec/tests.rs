@@ -1,8 +1,8 @@
 //! The tables: they are consistent, and the same in both directions over the whole space of words.
 
 use super::*;
-use crate::tests::random::Random;
 use crate::tests::text::word_of;
+use fastrand::Rng;
 
 fn tables() -> impl Iterator<Item = (Form, &'static Row)> {
     let long = LONG_TABLES.iter().flat_map(|table| table.iter()).map(|row| (Form::Long, row));
@@ -19,11 +19,11 @@ fn canonical(word: u64) -> u64 {
 }
 
 /// Words of every row that decode: `each` of a row, with random operands.
-pub(crate) fn samples(random: &mut Random, each: usize) -> Vec<u64> {
+pub(crate) fn samples(random: &mut Rng, each: usize) -> Vec<u64> {
     let mut words = Vec::new();
     for (_, row) in tables() {
         let free = covered(row) & !row.mask;
-        let tries = (0..each * 100).map(|_| canonical(row.value | random.next() & free));
+        let tries = (0..each * 100).map(|_| canonical(row.value | random.u64(..) & free));
         words.extend(tries.filter(|word| decode(*word).is_ok()).take(each));
     }
     words
@@ -67,23 +67,23 @@ fn no_word_matches_two_rows() {
 
 #[test]
 fn every_row_is_the_same_in_both_directions() {
-    let mut random = Random(1);
+    let mut random = Rng::with_seed(1);
     for (_, row) in tables() {
         let (fields, _) = (row.fields)();
         let free = covered(row) & !row.mask;
         assert_eq!(free & fields, fields);
         // A field of five bits with eight meanings, next to one of four types, makes one word in sixteen valid.
-        let valid = (0..4000).filter(|_| round_trip(row.value | random.next() & free)).count();
+        let valid = (0..4000).filter(|_| round_trip(row.value | random.u64(..) & free)).count();
         assert!(valid >= 50, "{}: only {valid} of 4000 words decode", row.name);
     }
 }
 
 #[test]
 fn single_bits_that_no_field_covers_are_refused() {
-    let mut random = Random(2);
+    let mut random = Rng::with_seed(2);
     for (_, row) in tables() {
         let free = covered(row) & !row.mask;
-        let word = (0..4000).map(|_| row.value | random.next() & free).find(|word| decode(*word).is_ok()).unwrap();
+        let word = (0..4000).map(|_| row.value | random.u64(..) & free).find(|word| decode(*word).is_ok()).unwrap();
         for bit in (0..64).map(|n| 1 << n).filter(|bit| covered(row) & bit == 0) {
             assert!(decode(word | bit).is_err(), "{}: {:#x} with {bit:#x}", row.name, word);
         }
@@ -126,21 +126,21 @@ fn unmodelled_instruction_has_a_name() {
 
 /// Words of all kinds: random ones, short ones, ones with few bits set, and neighbours of valid ones. The whole space
 /// is too sparse for random words alone: one word in some hundred is an instruction.
-fn any_word(random: &mut Random, last: u64) -> u64 {
-    let bits = random.next();
-    let word = random.next();
+fn any_word(random: &mut Rng, last: u64) -> u64 {
+    let bits = random.u64(..);
+    let word = random.u64(..);
     match bits % 8 {
         0 => word & !SHORT_FORM_BIT,
         1 => word & bits::ones(32) | SHORT_FORM_BIT,
-        2 => word & random.next() & !SHORT_FORM_BIT | word & 0xfc00_0000_0000_0007,
-        3 => word & random.next() & bits::ones(32) | SHORT_FORM_BIT,
+        2 => word & random.u64(..) & !SHORT_FORM_BIT | word & 0xfc00_0000_0000_0007,
+        3 => word & random.u64(..) & bits::ones(32) | SHORT_FORM_BIT,
         _ => last ^ (0..=bits >> 8 & 3).fold(0, |flips, n| flips | 1 << (bits >> (16 + 6 * n) & 63)),
     }
 }
 
 #[test]
 fn a_million_words_through_instructions_and_text() {
-    let mut random = Random(5);
+    let mut random = Rng::with_seed(5);
     let beginnings = samples(&mut random, 2);
     let (mut good, mut last) = (0, 0);
     let mut seen = std::collections::HashSet::new();

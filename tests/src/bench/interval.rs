@@ -6,6 +6,7 @@
 //! rounds. Values compared within a round (ours and its baseline) are drawn together, so that a change of the host's
 //! speed between rounds does not widen the interval.
 
+use fastrand::Rng;
 use serde_json::Value;
 
 /// Number of figures drawn.
@@ -32,10 +33,10 @@ impl Interval {
             return None;
         }
         // A fixed seed, so that equal samples have equal intervals.
-        let mut random = Random(rounds as u64);
+        let mut random = Rng::with_seed(rounds as u64);
         let mut drawn = vec![0; rounds];
         let draw = |_| {
-            drawn.fill_with(|| random.below(rounds));
+            drawn.fill_with(|| random.usize(..rounds));
             figure(&drawn).filter(|figure| figure.is_finite())
         };
         let mut figures = (0..DRAWS).map(draw).collect::<Option<Vec<f64>>>()?;
@@ -71,32 +72,20 @@ pub fn mean(values: &[f64]) -> Option<f64> {
     (!values.is_empty()).then(|| values.iter().sum::<f64>() / values.len() as f64)
 }
 
-/// Pseudo-random numbers (splitmix64).
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, bound: usize) -> usize {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mixed = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        ((mixed ^ (mixed >> 31)) % bound as u64) as usize
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::super::median;
     use super::*;
 
     /// Returns samples of a uniform distribution from 0 to 1.
-    fn uniform(random: &mut Random, count: usize) -> Vec<f64> {
-        (0..count).map(|_| random.below(1 << 20) as f64 / f64::from(1 << 20)).collect()
+    fn uniform(random: &mut Rng, count: usize) -> Vec<f64> {
+        (0..count).map(|_| random.f64()).collect()
     }
 
     #[test]
     fn interval_has_the_true_value_in_about_95_of_100_measurements() {
-        let mut random = Random(7);
-        let inside = |figure: fn(&[f64]) -> Option<f64>, random: &mut Random| {
+        let mut random = Rng::with_seed(7);
+        let inside = |figure: fn(&[f64]) -> Option<f64>, random: &mut Rng| {
             let has = |_: &i32| {
                 let interval = Interval::from_samples(&uniform(random, 25), figure).unwrap();
                 (interval.low..=interval.high).contains(&0.5)

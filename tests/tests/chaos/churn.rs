@@ -6,7 +6,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 use serde_json::Value;
 use tests::guest::{self, card_toml};
-use tests::holdings::{Holdings, Random, Slack, setting};
+use tests::holdings::{Holdings, Slack, setting};
 use tests::{Daemon, Vm, VmConfig, wait};
 use vmm_glue::client::Client;
 
@@ -31,14 +31,14 @@ struct Seat {
 /// All VMs on one daemon.
 struct Host {
     daemon: Daemon,
-    random: Random,
+    random: fastrand::Rng,
     seats: Vec<Seat>,
 }
 
 impl Host {
     /// Boots a VM in seat `name`, which is configured in the daemon, with or without its driver.
     fn seated(&mut self, name: String, drives: bool) -> Result<Seat> {
-        let mut config = VmConfig::new(&name, tests::images()?, self.random.one(&["6.1", "6.12"]))?;
+        let mut config = VmConfig::new(&name, tests::images()?, ["6.1", "6.12"][self.random.usize(..2)])?;
         config = config.with_gpu(self.daemon.vm_socket(&name));
         config.memory_mib = 256;
         let vm = Vm::launch(&config)?;
@@ -62,7 +62,7 @@ impl Host {
 
     /// Ends one VM, in the middle of its work if any. Then another takes its seat.
     fn event(&mut self) -> Result<String> {
-        let at = usize::try_from(self.random.below(self.seats.len() as u64))?;
+        let at = self.random.usize(..self.seats.len());
         let Seat { name, vm, drives } = self.seats.remove(at);
         if drives {
             let before = guest::counter(&self.daemon, &name, "doorbells")?;
@@ -72,7 +72,7 @@ impl Host {
             })?;
             drop(work);
         }
-        let what = self.random.one(&["killed", "switched off", "removed"]);
+        let what = ["killed", "switched off", "removed"][self.random.usize(..3)];
         match what {
             "killed" => vm.kill()?,
             "switched off" => {
@@ -93,7 +93,7 @@ impl Host {
         if what != "removed" {
             self.wait_gone(&name)?;
             // The same vGPU for the next VM, or a new one.
-            if self.random.below(2) == 0 {
+            if self.random.bool() {
                 self.daemon.ctl(&["vm", "remove", &name])?.success()?;
                 self.add(&name)?;
             }
@@ -101,7 +101,7 @@ impl Host {
             drop(vm);
             self.add(&name)?;
         }
-        let drives = self.random.below(2) == 0 || self.seats.iter().all(|seat| !seat.drives);
+        let drives = self.random.bool() || self.seats.iter().all(|seat| !seat.drives);
         let seat = self.seated(name.clone(), drives)?;
         Self::settle(&seat)?;
         self.seats.push(seat);
@@ -134,7 +134,7 @@ impl Host {
 fn come_and_go(name: &str, count: usize) -> Result<()> {
     let daemon = Daemon::start(name, |paths| card_toml(paths, CARD_MIB as u32))?;
     let seed = setting("GPU_MEDIATOR_CHURN_SEED", 1) << 8 | count as u64;
-    let mut host = Host { daemon, random: Random(seed), seats: Vec::new() };
+    let mut host = Host { daemon, random: fastrand::Rng::with_seed(seed), seats: Vec::new() };
     // Allocated with the first VM and kept.
     host.add("first")?;
     drop(Client::connect(&host.daemon.vm_socket("first"))?);

@@ -2,7 +2,7 @@
 
 use super::{Choose, Hints};
 
-/// Chooses at random, from a seed.
+/// Chooses at random, from a seed. Its state is saved, so its numbers do not depend on the version of a crate.
 #[derive(Debug)]
 pub(super) struct Random(u64);
 

@@ -376,23 +376,20 @@ fn fill(cuda: Cuda, step_mib: u64) -> Result<()> {
 fn churn(cuda: Cuda, steps: u64) -> Result<()> {
     let fill = cuda.kernel("fill")?;
     let stream = cuda.stream()?;
-    let mut random = 88_172_645_463_325_252u64;
+    let mut random = fastrand::Rng::with_seed(1);
     let mut live: Vec<(u64, u64, u64)> = Vec::new();
     for step in 0..steps {
-        random ^= random << 13;
-        random ^= random >> 7;
-        random ^= random << 17;
-        if live.len() > 12 || (random & 3 == 0 && !live.is_empty()) {
-            let (at, words, value) = live.swap_remove(random as usize % live.len());
+        if live.len() > 12 || (random.u8(..4) == 0 && !live.is_empty()) {
+            let (at, words, value) = live.swap_remove(random.usize(..live.len()));
             let mut ends = cuda.read(at, 1)?;
             ends.extend(cuda.read(at + 8 * (words - 1), 1)?);
             ensure!(ends == [value, value + words - 1], "step {step}: {ends:?} instead of {value} and on");
             let (base, bytes) = cuda.range(at + 8)?;
             ensure!(base == at && bytes >= words * 8, "step {step}: {base:#x} with {bytes} bytes instead of {at:#x}");
-            if random & 4 == 0 { cuda.free(at)? } else { cuda.free_async(at, stream)? }
+            if random.bool() { cuda.free(at)? } else { cuda.free_async(at, stream)? }
         } else {
-            let bytes = if random & 8 == 0 { 64 + random % 5000 * 8 } else { 8 + (random % 700_000) * 8 };
-            let at = if random & 16 == 0 { cuda.alloc(bytes)? } else { cuda.alloc_async(bytes, stream)? };
+            let bytes = if random.bool() { 64 + random.u64(..5000) * 8 } else { 8 + random.u64(..700_000) * 8 };
+            let at = if random.bool() { cuda.alloc(bytes)? } else { cuda.alloc_async(bytes, stream)? };
             cuda.launch(fill, &[at, bytes / 8, step], stream)?;
             cuda.finish(stream)?;
             live.push((at, bytes / 8, step));

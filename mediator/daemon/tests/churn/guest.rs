@@ -12,7 +12,6 @@ use nvspec::regs::pfifo;
 use rig::driver::{At, CE0, CE1, Channel, Driver as AnyDriver, M2MF, PAGE, ce_copy, m2mf_copy, object, pattern};
 use rig::{Machine, RemoteGuest, read_file};
 
-use crate::holdings::Random;
 use crate::{Crowd, MAX_CHANNELS_PER_VM, VM_MIB, until_told};
 
 type Driver = AnyDriver<RemoteGuest>;
@@ -96,14 +95,14 @@ pub struct Guest<'a> {
     crowd: &'a Crowd<'a>,
     admin: Client,
     name: String,
-    random: Random,
+    random: fastrand::Rng,
     pub tally: Tally,
 }
 
 impl<'a> Guest<'a> {
     pub fn new(crowd: &'a Crowd<'a>, number: usize, seed: u64) -> Self {
         let admin = Client::new(crowd.place.path("admin.sock")).unwrap();
-        let random = Random(seed << 32 | number as u64);
+        let random = fastrand::Rng::with_seed(seed << 32 | number as u64);
         Self { crowd, admin, name: format!("guest{number}"), random, tally: Tally::default() }
     }
 
@@ -137,10 +136,10 @@ impl<'a> Guest<'a> {
             self.crowd.meet();
         }
         self.tally.lives += 1;
-        for _ in 0..self.random.below(12) {
+        for _ in 0..self.random.u64(..12) {
             self.work(&mut driver, &mut lanes);
         }
-        let exit = self.random.one(&Exit::ALL);
+        let exit = Exit::ALL[self.random.usize(..Exit::ALL.len())];
         self.tally.exits[exit as usize] += 1;
         self.leave(driver, lanes, exit);
         assert!(!self.socket().exists(), "the socket of a VM that was removed");
@@ -153,7 +152,7 @@ impl<'a> Guest<'a> {
         assert!(guest.map_ram(0, RAM, true) && guest.map_ram(MORE_RAM.0, MORE_RAM.1, true));
         let mut page = [0; PAGE as usize];
         for _ in 0..4 {
-            let at = self.random.below(VM_MIB * MIB / PAGE) * PAGE;
+            let at = self.random.u64(..VM_MIB * MIB / PAGE) * PAGE;
             guest.vram_read(at, &mut page);
             assert_eq!(page, [0; PAGE as usize], "VRAM at {at:#x} of a new VM");
         }
@@ -168,8 +167,8 @@ impl<'a> Guest<'a> {
 
     /// Does one random action of a driver.
     fn work(&mut self, driver: &mut Driver, lanes: &mut Vec<Lane>) {
-        let lane = self.random.below(lanes.len() as u64) as usize;
-        match self.random.below(10) {
+        let lane = self.random.usize(..lanes.len());
+        match self.random.u64(..10) {
             0..6 => self.copy(driver, &mut lanes[lane]),
             6 => self.remap(driver, &mut lanes[lane]),
             7 => {
@@ -196,9 +195,9 @@ impl<'a> Guest<'a> {
     /// before.
     fn copy(&mut self, driver: &mut Driver, lane: &mut Lane) {
         let (from, to) = (self.place(lane, 0), self.place(lane, 1));
-        let pages = 1 + self.random.below(PAGES);
-        let from_va = FROM + SLOT * self.random.below(SLOTS);
-        let to_va = TO + SLOT * self.random.below(SLOTS);
+        let pages = 1 + self.random.u64(..PAGES);
+        let from_va = FROM + SLOT * self.random.u64(..SLOTS);
+        let to_va = TO + SLOT * self.random.u64(..SLOTS);
         driver.map(lane.channel.space, from_va, from, pages);
         driver.map(lane.channel.space, to_va, to, pages);
         let words = self.words(from_va, to_va, pages);
@@ -209,10 +208,10 @@ impl<'a> Guest<'a> {
     fn remap(&mut self, driver: &mut Driver, lane: &mut Lane) {
         let from = self.place(lane, 0);
         driver.map(lane.channel.space, FROM, from, 1);
-        for _ in 0..1 + self.random.below(6) {
+        for _ in 0..1 + self.random.u64(..6) {
             let to = match self.place(lane, 1) {
-                At::Vram(at) => At::Vram(at + PAGE * self.random.below(PAGES)),
-                At::Ram(at) => At::Ram(at + PAGE * self.random.below(PAGES)),
+                At::Vram(at) => At::Vram(at + PAGE * self.random.u64(..PAGES)),
+                At::Ram(at) => At::Ram(at + PAGE * self.random.u64(..PAGES)),
             };
             driver.map(lane.channel.space, TO, to, 1);
             let words = self.words(FROM, TO, 1);
@@ -230,7 +229,7 @@ impl<'a> Guest<'a> {
         driver.map(lane.channel.space, TO, to, 1);
         driver.pte(lane.channel.space, TO, 0, 0);
         driver.flush();
-        let seed = self.random.number() as u32;
+        let seed = self.random.u32(..);
         fill(driver, At::Vram(lane.vram[0]), 1, seed);
         fill(driver, to, 1, !seed);
         let words = self.words(FROM, TO, 1);
@@ -268,14 +267,14 @@ impl<'a> Guest<'a> {
         assert_eq!(driver.wait_fault().instance, beyond.instance);
         driver.guest.wr(pfifo::CHANNEL::at(beyond.id.into()), 0);
         self.tally.refused += 1;
-        let lane = self.random.below(lanes.len() as u64) as usize;
+        let lane = self.random.usize(..lanes.len());
         self.copy(driver, &mut lanes[lane]);
     }
 
     /// Returns buffer 0 or 1 of a channel, in VRAM or in RAM.
     fn place(&mut self, lane: &Lane, which: usize) -> At {
         let own = u64::from(lane.channel.id) * 2 + which as u64;
-        match self.random.below(3) {
+        match self.random.u64(..3) {
             0 => At::Vram(lane.vram[which]),
             1 => At::Ram(own * PAGES * PAGE),
             _ => At::Ram(MORE_RAM.0 + own * PAGES * PAGE),
@@ -283,7 +282,7 @@ impl<'a> Guest<'a> {
     }
 
     fn words(&mut self, from: u64, to: u64, pages: u64) -> Vec<u32> {
-        match self.random.below(3) {
+        match self.random.u64(..3) {
             0 => [object(M2MF), m2mf_copy(from, to, (pages * PAGE) as u32)].concat(),
             1 => [object(CE0), ce_copy(from, to, pages as u32)].concat(),
             _ => [object(CE1), ce_copy(from, to, pages as u32)].concat(),
@@ -291,8 +290,8 @@ impl<'a> Guest<'a> {
     }
 
     /// Submits a copy and checks its result. If the device was removed meanwhile, the result is unknown.
-    fn verified(&mut self, driver: &mut Driver, lane: &mut Lane, from: At, to: At, pages: u64, words: &[u32]) {
-        let seed = self.random.number() as u32;
+    fn verified(&mut self, driver: &mut Driver, lane: &mut Lane, (from, to): (At, At), pages: u64, words: &[u32]) {
+        let seed = self.random.u32(..);
         fill(driver, from, pages, seed);
         fill(driver, to, pages, !seed);
         driver.submit(&mut lane.channel, words);
@@ -314,7 +313,7 @@ impl<'a> Guest<'a> {
         driver.map(lane.channel.space, TO + SLOT, At::Ram(MORE_RAM.0), PAGES);
         let mut words = self.words(FROM, TO, PAGES);
         for _ in 0..20 {
-            let to = TO + SLOT * self.random.below(2);
+            let to = TO + SLOT * self.random.u64(..2);
             words.extend(self.words(FROM, to, PAGES));
         }
         for _ in 0..5 {
@@ -329,7 +328,7 @@ impl<'a> Guest<'a> {
             Exit::Dropped => {
                 lanes.iter_mut().for_each(|lane| self.load(&mut driver, lane));
                 let files = driver.guest.vanish();
-                if self.random.below(2) == 0 {
+                if self.random.bool() {
                     self.wait_gone();
                 }
                 self.remove();
@@ -358,7 +357,7 @@ impl<'a> Guest<'a> {
                 thread::scope(|scope| {
                     scope.spawn(move || Client::new(place.path("admin.sock")).unwrap().delete(&url).unwrap());
                     while driver.guest.is_there() {
-                        let lane = self.random.below(lanes.len() as u64) as usize;
+                        let lane = self.random.usize(..lanes.len());
                         self.copy(&mut driver, &mut lanes[lane]);
                     }
                 });
@@ -385,7 +384,7 @@ impl<'a> Guest<'a> {
         driver.submit_runlist();
         driver.guest.leave();
         self.wait_gone();
-        if self.random.below(3) == 0 {
+        if self.random.u64(..3) == 0 {
             let mut driver = self.born();
             let mut lane = self.lane(&mut driver, 1);
             self.copy(&mut driver, &mut lane);

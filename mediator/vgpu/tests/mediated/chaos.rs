@@ -1,8 +1,9 @@
 //! Relocations of guest memory at unfavourable moments.
 
-use super::relocate::{Dice, driver_of, free_settings, in_host, in_host_at_rest, move_all, work, work_until};
+use super::relocate::{driver_of, free_settings, in_host, in_host_at_rest, move_all, work, work_until};
 use super::{A, B, MIB};
 use card_manager::{Chaos, Division, Sharing};
+use fastrand::Rng;
 use rig::driver::{At, CE0, Driver, M2MF, PAGE, ce_copy, m2mf_copy, object, pattern};
 use rig::{Rig, read_file, sharing};
 use simgpu::Config;
@@ -57,7 +58,7 @@ fn stirred(chunk_bytes: u64, card_mib: u32, host_mib: u64, vm_mib: u64, seed: u6
                 let moved = || rig.host.lock().memory().moved(TenantId(vm as u32)).map_or(0, |moved| moved.sum.moved);
                 // Large chunks take time to move, and the VM works meanwhile.
                 let enough = |round| round >= 40 && (moved() > 0 || began.elapsed() > WAIT_TIMEOUT);
-                work_until(&mut driver, enough, &mut Dice(seed ^ vm << 32));
+                work_until(&mut driver, enough, &mut Rng::with_seed(seed ^ vm << 32));
                 let moved = moved();
                 driver.guest.remove().expect("a VM that goes");
                 moved
@@ -95,7 +96,7 @@ fn bytes_survive_moves_of_largest_chunks_after_each_submission() {
 fn without_chaos_nothing_moves() {
     let rig = rig_with(2 * MIB, 64, 64, Chaos::default());
     let mut driver = driver_of(&rig, 0, 16);
-    work(&mut driver, 20, &mut Dice(3));
+    work(&mut driver, 20, &mut Rng::with_seed(3));
     assert!(rig.host.lock().memory().moved(TenantId(0)).is_none());
 }
 
@@ -217,9 +218,9 @@ fn quotas_that_change_while_memory_is_allocated_lose_nothing() {
     let done = AtomicBool::new(false);
     let changes = std::thread::scope(|scope| {
         let operator = scope.spawn(|| {
-            let (mut dice, mut changes) = (Dice(17), 0);
+            let (mut dice, mut changes) = (Rng::with_seed(17), 0);
             while !done.load(Ordering::SeqCst) || changes < 20 {
-                limit(2 + dice.below(CHUNKS) as u32);
+                limit(2 + dice.u64(..CHUNKS) as u32);
                 changes += 1;
                 std::thread::sleep(Duration::from_micros(300));
             }

@@ -3,9 +3,10 @@
 pub(super) mod edited;
 
 use super::oversubscribe::eventually;
-use super::relocate::{Dice, free_settings, in_host, move_all, still, work};
+use super::relocate::{free_settings, in_host, move_all, still, work};
 use super::{A, B, MIB, usage};
 use card_manager::Sharing;
+use fastrand::Rng;
 use nvspec::class::compute90c0 as class;
 use rig::driver::{CE0, CE1, Channel, Driver, M2MF, PAGE, ce_copy, m2mf_copy, methods, object};
 use rig::{Guest, Handover, Rig, sharing};
@@ -127,7 +128,7 @@ fn accounts_survive_hand_over_and_vms_can_arrive_and_leave() {
     let before = usage(&rig);
     let mut drivers = vec![driver(&rig, 0, &free_settings(16)), driver(&rig, 1, &free_settings(16))];
     for (vm, driver) in drivers.iter_mut().enumerate() {
-        work(driver, 20, &mut Dice(vm as u64));
+        work(driver, 20, &mut Rng::with_seed(vm as u64));
     }
     let accounts = |rig: &Rig| {
         let used = rig.host.lock().scheduler_usage(1);
@@ -146,9 +147,9 @@ fn accounts_survive_hand_over_and_vms_can_arrive_and_leave() {
     assert_eq!((drivers[0].guest.counter("submissions"), accounts(&rig)), (submitted, had));
     // Another VM arrives.
     let mut late = driver(&rig, 2, &free_settings(16));
-    work(&mut late, 20, &mut Dice(9));
+    work(&mut late, 20, &mut Rng::with_seed(9));
     for (vm, driver) in drivers.iter_mut().enumerate() {
-        work(driver, 20, &mut Dice(vm as u64));
+        work(driver, 20, &mut Rng::with_seed(vm as u64));
     }
     assert!(accounts(&rig).iter().zip(had).all(|(now, before)| now > &before));
     drivers.push(late);
@@ -190,11 +191,11 @@ fn card_after_failed_hand_over_continues_unchanged() {
         }
     }
     for (vm, driver) in drivers.iter_mut().enumerate() {
-        work(driver, 10, &mut Dice(vm as u64));
+        work(driver, 10, &mut Rng::with_seed(vm as u64));
     }
     hand_over(&handover, &mut rig, &mut drivers);
     for (vm, driver) in drivers.iter_mut().enumerate() {
-        work(driver, 10, &mut Dice(vm as u64));
+        work(driver, 10, &mut Rng::with_seed(vm as u64));
     }
 }
 

@@ -3,8 +3,9 @@
 use super::handover::{copy, handover, slow};
 use super::moving::{Traveller, card, use_up};
 use super::oversubscribe::eventually;
-use super::relocate::{Dice, free_settings};
+use super::relocate::free_settings;
 use super::{A, B, MIB};
+use fastrand::Rng;
 use nvspec::fifo::VirtualChannelId;
 use rig::driver::{At, Channel, Driver};
 use rig::{Guest, Rig};
@@ -160,15 +161,15 @@ fn corrupt_state_fails_device_until_reset() {
     one.driver.guest.migration().start();
     one.check();
     let mut victim = next(&card, 2, &one.driver.guest);
-    let mut dice = Dice(7);
+    let mut dice = Rng::with_seed(7);
     for round in 0..60u32 {
         let mut bytes = state.clone();
         match round % 4 {
-            0 => bytes.truncate(dice.below(state.len() as u64) as usize),
-            1 => bytes[dice.below(state.len() as u64) as usize] ^= 1 << dice.below(8),
+            0 => bytes.truncate(dice.usize(..state.len())),
+            1 => bytes[dice.usize(..state.len())] ^= 1 << dice.u64(..8),
             2 => bytes.extend([0; 9]),
             _ => {
-                let half = dice.below(state.len() as u64) as usize;
+                let half = dice.usize(..state.len());
                 bytes[half..].reverse();
             }
         }

@@ -2,9 +2,10 @@
 
 use super::handover::{copy, handover};
 use super::oversubscribe::eventually;
-use super::relocate::{Dice, free_settings, move_all, work};
+use super::relocate::{free_settings, move_all, work};
 use super::schedule::acquire;
 use super::{A, B, MIB, fill, is_filled, usage};
+use fastrand::Rng;
 use nvspec::regs::ptimer;
 use rig::driver::{At, Channel, Driver, release};
 use rig::{CHUNK, Guest, Rig, settings, sharing};
@@ -260,10 +261,10 @@ fn nothing_is_left_on_the_card_that_a_vm_leaves() {
     let before = cards.each_ref().map(usage);
     let mut driver = driver(&cards[0], 1, &free_settings(16));
     use_up(&driver);
-    work(&mut driver, 20, &mut Dice(1));
+    work(&mut driver, 20, &mut Rng::with_seed(1));
     driver.guest.move_to(&cards[1], 5, true).unwrap();
     eventually("it has left", || usage(&cards[0]) == before[0]);
-    work(&mut driver, 20, &mut Dice(2));
+    work(&mut driver, 20, &mut Rng::with_seed(2));
     driver.guest.remove().unwrap();
     eventually("it has gone", || usage(&cards[1]) == before[1]);
     let host = cards.each_ref().map(|card| card.usage().0.host.used);

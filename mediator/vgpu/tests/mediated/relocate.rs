@@ -3,6 +3,7 @@
 use super::oversubscribe::eventually;
 use super::{A, B, MIB, usage};
 use card_manager::{Division, Relocated, Sharing};
+use fastrand::Rng;
 use rig::driver::{At, CE0, CE1, Channel, Driver, M2MF, PAGE, ce_copy, m2mf_copy, object, pattern};
 use rig::{Rig, settings, sharing};
 use simgpu::Config;
@@ -117,23 +118,13 @@ fn a_place_that_another_scrubs_meanwhile_is_taken() {
     });
 }
 
-/// A small generator, so that each run of a test is the same.
-pub(super) struct Dice(pub(super) u64);
-
-impl Dice {
-    pub(super) fn below(&mut self, bound: u64) -> u64 {
-        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        (self.0 >> 33) % bound
-    }
-}
-
 /// Works in a VM while its memory moves: copies pages between buffers and compares each with its expected data.
-pub(super) fn work(driver: &mut Driver, rounds: u32, dice: &mut Dice) {
+pub(super) fn work(driver: &mut Driver, rounds: u32, dice: &mut Rng) {
     work_until(driver, |round| round >= rounds, dice);
 }
 
 /// Same as [`work`], until there are enough rounds.
-pub(super) fn work_until(driver: &mut Driver, enough: impl Fn(u32) -> bool, dice: &mut Dice) {
+pub(super) fn work_until(driver: &mut Driver, enough: impl Fn(u32) -> bool, dice: &mut Rng) {
     const BUFFERS: u64 = 6;
     const PAGES: u64 = 40;
     let mut channels = [driver.channel(1), driver.channel(2)];
@@ -148,8 +139,8 @@ pub(super) fn work_until(driver: &mut Driver, enough: impl Fn(u32) -> bool, dice
         })
         .collect();
     for round in (0..).take_while(|round| !enough(*round)) {
-        let (from, to) = (dice.below(BUFFERS) as usize, dice.below(BUFFERS) as usize);
-        match dice.below(4) {
+        let (from, to) = (dice.usize(..BUFFERS as usize), dice.usize(..BUFFERS as usize));
+        match dice.u64(..4) {
             0 => {
                 // With the CPU.
                 seeds[to] = round + 1000;
@@ -162,7 +153,7 @@ pub(super) fn work_until(driver: &mut Driver, enough: impl Fn(u32) -> bool, dice
                 if from == to {
                     continue;
                 }
-                let channel = &mut channels[dice.below(2) as usize];
+                let channel = &mut channels[dice.usize(..2)];
                 let (from_va, to_va) = (va(from as u64), va(to as u64));
                 let words = if engine == 2 {
                     [object(M2MF), m2mf_copy(from_va, to_va, (PAGES * PAGE) as u32)].concat()
@@ -193,19 +184,19 @@ fn chaos(chunk_bytes: u64, host_mib: u64, seed: u64) {
             let working = &working;
             scope.spawn(move || {
                 let done = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
-                    work(&mut driver, 60, &mut Dice(seed ^ vm << 32));
+                    work(&mut driver, 60, &mut Rng::with_seed(seed ^ vm << 32));
                     driver.guest.remove().expect("a VM that goes");
                 }));
                 working.fetch_sub(1, std::sync::atomic::Ordering::SeqCst);
                 done.unwrap_or_else(|error| std::panic::resume_unwind(error));
             });
         }
-        let mut dice = Dice(seed);
+        let mut dice = Rng::with_seed(seed);
         while working.load(std::sync::atomic::Ordering::SeqCst) != 0 {
-            let vm = TenantId(dice.below(vms.into()) as u32);
+            let vm = TenantId(dice.u32(..vms));
             let count = 16 * MIB / chunk_bytes;
-            let to = if dice.below(2) == 0 { To::Host } else { To::Card };
-            let first = dice.below(count) as u32;
+            let to = if dice.bool() { To::Host } else { To::Card };
+            let first = dice.u64(..count) as u32;
             let steps: Vec<_> = (first..(first + 4).min(count as u32)).map(|index| Step { vm, index, to }).collect();
             moved += rig.host.relocate(vm, &steps).moved;
         }

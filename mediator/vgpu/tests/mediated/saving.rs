@@ -2,8 +2,9 @@
 
 use super::moving::{Traveller, card, use_up};
 use super::oversubscribe::eventually;
-use super::relocate::{Dice, free_settings, move_all, work};
+use super::relocate::{free_settings, move_all, work};
 use super::{MIB, usage};
+use fastrand::Rng;
 use nvspec::regs::ptimer;
 use rig::driver::Driver;
 use rig::{Guest, Rig};
@@ -162,11 +163,11 @@ fn vm_that_left_card_leaves_no_memory_on_it() {
     let cards = [card(64), card(64)];
     let before = cards.each_ref().map(usage);
     let mut driver = Traveller::new(&cards[0], 1).driver;
-    work(&mut driver, 20, &mut Dice(1));
+    work(&mut driver, 20, &mut Rng::with_seed(1));
     let saved = driver.guest.save().unwrap();
     driver.guest.restore(&cards[1], 5, &saved).unwrap();
     eventually("it has left", || usage(&cards[0]) == before[0]);
-    work(&mut driver, 20, &mut Dice(2));
+    work(&mut driver, 20, &mut Rng::with_seed(2));
     driver.guest.remove().unwrap();
     eventually("it has gone", || usage(&cards[1]) == before[1]);
 }
@@ -180,13 +181,10 @@ fn attacked(driver: &mut Driver, mut act: impl FnMut(&mut Driver)) {
             let (over, file) = (&over, file.try_clone().unwrap());
             scope.spawn(move || {
                 let file = std::fs::File::from(file);
-                let mut state = 0x9e37_79b9_7f4a_7c15u64.wrapping_mul(thread + 1);
+                let mut random = Rng::with_seed(thread);
                 while !over.load(Ordering::Relaxed) {
-                    state ^= state << 13;
-                    state ^= state >> 7;
-                    state ^= state << 17;
-                    let at = state % (MIB / 8) * 8;
-                    let _ = std::os::unix::fs::FileExt::write_all_at(&file, &state.to_le_bytes(), at);
+                    let at = random.u64(..MIB / 8) * 8;
+                    let _ = std::os::unix::fs::FileExt::write_all_at(&file, &random.u64(..).to_le_bytes(), at);
                 }
             });
         }
@@ -197,14 +195,11 @@ fn attacked(driver: &mut Driver, mut act: impl FnMut(&mut Driver)) {
 
 /// Through the vGPU's own lock: VRAM (rings, page tables, USERD) and doorbells change while it is saved and moved.
 fn rogue(vm: &vgpu::MediatedVm, over: &AtomicBool, seed: u64) {
-    let mut state = seed;
+    let mut random = Rng::with_seed(seed);
     while !over.load(Ordering::Relaxed) {
         for _ in 0..50 {
-            state ^= state << 13;
-            state ^= state >> 7;
-            state ^= state << 17;
-            let at = state % (16 * MIB / 4) * 4;
-            let word = if state & 0x100 == 0 { (state >> 32) as u32 } else { (state >> 60) as u32 };
+            let at = random.u64(..16 * MIB / 4) * 4;
+            let word = if random.bool() { random.u32(..) } else { random.u32(..16) };
             let _ = vm.cpu_write(nvspec::addr::GuestVramAddr(at), &word.to_le_bytes());
         }
         std::thread::yield_now();
@@ -225,7 +220,7 @@ fn hostile_guest_during_save_and_move_harms_only_itself() {
         std::thread::scope(|scope| {
             for thread in 0..2 {
                 let (shared, over) = (&shared, &over);
-                scope.spawn(move || rogue(shared, over, 0x2545_f491_4f6c_dd1d + u64::from(round * 2 + thread)));
+                scope.spawn(move || rogue(shared, over, u64::from(round * 2 + thread)));
             }
             attacked(&mut hostile.driver, |driver| {
                 for _ in 0..3 {

@@ -1,7 +1,7 @@
 //! A quiescent card while its guests continue.
 
 use super::oversubscribe::eventually;
-use super::relocate::{Dice, driver_of, free_settings, rig_of, work_until};
+use super::relocate::{driver_of, free_settings, rig_of, work_until};
 use super::stuck::{hang, works};
 use super::{MIB, driver, rig};
 use card::Card;
@@ -9,6 +9,7 @@ use card_manager::Feeder;
 use card_manager::overdue::Awaited;
 use card_state::{RestoredCard, RestoredVm, SavedCard, SavedVm, Surroundings, VmSurroundings};
 use devmodel::VGpuConfig;
+use fastrand::Rng;
 use nvspec::addr::VramAddr;
 use nvspec::fifo::{VirtualChannelId, engine};
 use nvspec::regs::pfifo;
@@ -40,7 +41,8 @@ fn guests_lose_no_work_while_card_is_quiesced_repeatedly() {
             let (done, working) = (&done, &working);
             scope.spawn(move || {
                 let enough = |round| round >= 60 && done.load(Ordering::SeqCst);
-                let worked = catch_unwind(AssertUnwindSafe(|| work_until(&mut driver, enough, &mut Dice(vm))));
+                let worked =
+                    catch_unwind(AssertUnwindSafe(|| work_until(&mut driver, enough, &mut Rng::with_seed(vm))));
                 working.fetch_sub(1, Ordering::SeqCst);
                 worked.unwrap_or_else(|error| resume_unwind(error));
             });

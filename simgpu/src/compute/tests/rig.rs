@@ -247,7 +247,7 @@ pub(super) fn compute(code: &str, inputs: &[Input]) -> Vec<Output> {
     outputs
 }
 
-/// A pseudo-random sequence of numbers (xorshift).
+/// A pseudo-random sequence of numbers (xorshift). The coverage that tests require of their instructions depends on it.
 #[derive(Clone, Debug)]
 pub(super) struct Random(pub(super) u64);
 

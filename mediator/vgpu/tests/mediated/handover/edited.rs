@@ -1,9 +1,10 @@
 //! Files of saved cards with edited sections and correct checksums: each is refused or opened, and changes nothing.
 
 use super::super::oversubscribe::eventually;
-use super::super::relocate::{Dice, free_settings, move_all, work};
+use super::super::relocate::{free_settings, move_all, work};
 use super::super::{A, B};
 use super::{PAGES, copy, driver, guests, handover};
+use fastrand::Rng;
 use rig::driver::Driver;
 use sha2::{Digest, Sha256};
 use std::ops::Range;
@@ -43,21 +44,21 @@ fn places(file: &[u8]) -> Vec<Place> {
 }
 
 /// Edits a few bytes of one section, and recomputes its checksum. Returns its name.
-fn edit(file: &mut [u8], dice: &mut Dice) -> String {
+fn edit(file: &mut [u8], dice: &mut Rng) -> String {
     edit_one(file, dice, |_| true)
 }
 
 /// Same as [`edit`], for one of the sections whose names `of` accepts.
-pub(crate) fn edit_one(file: &mut [u8], dice: &mut Dice, of: impl Fn(&str) -> bool) -> String {
+pub(crate) fn edit_one(file: &mut [u8], dice: &mut Rng, of: impl Fn(&str) -> bool) -> String {
     let places: Vec<Place> = places(file).into_iter().filter(|place| of(&place.name)).collect();
-    let place = &places[dice.below(places.len() as u64) as usize];
-    for _ in 0..=dice.below(3) {
+    let place = &places[dice.usize(..places.len())];
+    for _ in 0..=dice.u64(..3) {
         // Counts are at the start.
-        let near = if dice.below(2) == 0 { place.contents.len() } else { place.contents.len().min(64) };
-        let at = place.contents.start + dice.below(near.max(1) as u64) as usize;
+        let near = if dice.bool() { place.contents.len() } else { place.contents.len().min(64) };
+        let at = place.contents.start + dice.usize(..near.max(1));
         let byte = &mut file[at];
-        *byte = match dice.below(4) {
-            0 => *byte ^ 1 << dice.below(8),
+        *byte = match dice.u64(..4) {
+            0 => *byte ^ 1 << dice.u64(..8),
             1 => byte.wrapping_add(1),
             2 => 0xff,
             _ => 0,
@@ -103,7 +104,7 @@ fn edited_sections_are_refused_or_opened_and_change_nothing() {
     let handover = handover(64);
     let rig = handover.rig();
     let mut drivers: Vec<Driver> = (0..2).map(|vm| driver(&rig, vm, &free_settings(16))).collect();
-    let mut dice = Dice(18);
+    let mut dice = Rng::with_seed(18);
     let (mut refused, mut names) = (0, std::collections::BTreeMap::<String, u64>::new());
     for round in 0..ROUNDS {
         let mut channels = Vec::new();
@@ -129,7 +130,7 @@ fn edited_sections_are_refused_or_opened_and_change_nothing() {
             assert_eq!((driver.faults.len(), driver.guest.counter("faults")), (0, 0));
             driver.unbind(channel);
             driver.submit_runlist();
-            work(driver, 5, &mut Dice(round));
+            work(driver, 5, &mut Rng::with_seed(round));
         }
     }
     assert!(names.len() > 8 && refused > ROUNDS * FILES / 4, "{refused} refused, of {names:?}");

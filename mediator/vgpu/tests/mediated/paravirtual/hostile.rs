@@ -195,18 +195,6 @@ fn wild_rings_and_descriptors_harm_no_neighbour() {
     neighbour.check();
 }
 
-/// Pseudo-random numbers.
-struct Random(u64);
-
-impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        self.0
-    }
-}
-
 #[test]
 fn ring_written_concurrently_by_other_cpu_harms_no_neighbour() {
     let rig = rig();
@@ -218,11 +206,11 @@ fn ring_written_concurrently_by_other_cpu_harms_no_neighbour() {
     let (file, over) = (evil.guest.ram_file(BASE), AtomicBool::new(false));
     std::thread::scope(|scope| {
         scope.spawn(|| {
-            let mut random = Random(0x9876_5432_1234_5677);
+            let mut random = fastrand::Rng::with_seed(0x9876_5432_1234_5677);
             // Rings and descriptors, the batch, the answer.
             while !over.load(Ordering::Relaxed) {
-                let at = [0, 0x800, 0x1000, 0x2000][random.next() as usize % 4] + random.next() % 0x100;
-                rustix::io::pwrite(&file, &random.next().to_le_bytes(), BASE + at).expect("RAM is written");
+                let at = [0, 0x800, 0x1000, 0x2000][random.usize(..4)] + random.u64(..0x100);
+                rustix::io::pwrite(&file, &random.u64(..).to_le_bytes(), BASE + at).expect("RAM is written");
             }
         });
         for _ in 0..2000 {
@@ -281,14 +269,13 @@ fn mutated_batches_are_handled_and_harm_no_neighbour() {
         .flush(1)
         .destroy(9)
         .bytes();
-    let mut state = Random(0x1234_5678_9abc_def1);
-    let mut random = || state.next();
+    let mut random = fastrand::Rng::with_seed(0x1234_5678_9abc_def1);
     let mut statuses = std::collections::BTreeSet::new();
     for _ in 0..2000 {
         let mut batch = valid.clone();
-        for _ in 0..1 + random() % 3 {
-            let at = random() as usize % batch.len();
-            batch[at] = if random() % 2 == 0 { random() as u8 } else { batch[at] ^ (1 << (random() % 8)) };
+        for _ in 0..random.u32(1..4) {
+            let at = random.usize(..batch.len());
+            batch[at] = if random.bool() { random.u8(..) } else { batch[at] ^ (1 << random.u32(..8)) };
         }
         statuses.insert(interface.send(&mut evil.guest, &batch).status);
     }

@@ -3,7 +3,7 @@
 use super::*;
 use crate::handover::edited::{edit_one, length, zero_one};
 use crate::oversubscribe::{WAIT_TIMEOUT, driver_with, fast, rig_with};
-use crate::relocate::Dice;
+use fastrand::Rng;
 use pv::abi::share::{ABROAD, CREATE, EXCLUSIVE, READ_ONLY, control, mode};
 
 /// Copies pages between `from` and `to`, on a channel's own address space.
@@ -236,7 +236,7 @@ fn attached_segments_survive_hand_over() {
         refused(&attach(&mut two, &mut of_two, shared, 0, 0), 0, Status::Exists);
     }
     // Edited parts are refused, or are valid variants; nothing has changed here.
-    let mut dice = Dice(5);
+    let mut dice = Rng::with_seed(5);
     let mut denied = 0;
     for _ in 0..80 {
         let edit = |file: &mut Vec<u8>| drop(edit_one(file, &mut dice, |name| name.ends_with(".segments")));

@@ -2,9 +2,9 @@
 //! CPUs use it meanwhile.
 
 use super::super::handover::handover;
-use super::super::relocate::Dice;
 use super::*;
 use ::rig::Handover;
+use fastrand::Rng;
 use std::time::Duration;
 
 /// A card that can be handed over, and a VM whose client maps its apertures.
@@ -58,12 +58,12 @@ fn doorbells_through_mapping_during_hand_over_are_seen() {
     // BAR3 shows USERD from offset 0 on.
     let (cpu, base) = (Cpu::for_region(&driver.guest, Bar3), 2 * PAGE);
     let mut channel = driver.channel(2);
-    let mut dice = Dice(5);
+    let mut dice = Rng::with_seed(5);
     for round in 1..20u32 {
         driver.buffer(&channel, A, 1, round);
         let to = driver.buffer(&channel, B, 1, 50);
         let put = driver.queue_fenced(&mut channel, &[object(CE0), ce_copy(A, B, 1)].concat());
-        let late = Duration::from_micros(dice.below(3000));
+        let late = Duration::from_micros(dice.u64(..3000));
         std::thread::scope(|scope| {
             scope.spawn(|| {
                 std::thread::sleep(late);

@@ -45,14 +45,10 @@ fn exhaustive(pieces: &[Piece<'_>], capacity: usize) -> u64 {
 
 #[test]
 fn optimum_is_within_bounds_and_no_policy_beats_it() {
-    let (mut number, mut exact) = (1u64, 0);
-    let mut below = |bound: u64| {
-        number = number.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        (number >> 33) % bound
-    };
+    let (mut random, mut exact) = (fastrand::Rng::with_seed(1), 0);
     for _ in 0..60 {
         let pieces: Vec<Vec<(u32, bool)>> =
-            (0..14).map(|_| (0..1 + below(2)).map(|_| (below(6) as u32, below(3) == 0)).collect()).collect();
+            (0..14).map(|_| (0..random.u32(1..3)).map(|_| (random.u32(..6), random.u8(..3) == 0)).collect()).collect();
         let trace = trace(&pieces.iter().map(Vec::as_slice).collect::<Vec<_>>());
         let known = Known::from_profile(&trace);
         let instances = [Instance { trace: &trace, known: &known }];
