@@ -44,9 +44,9 @@ pub fn run(lints_only: bool) -> Result<bool> {
     report("the software card", &rooms::knowing(&files));
     report("counts", &counts::never_counted(&files));
     report("language", &language::problems(&metadata, &files)?);
-    let mut licences = layers::licences(&metadata);
+    let mut licences = layers::licences(&metadata)?;
     if root().join(FUZZ).exists() {
-        licences.extend(layers::licences(&layers::metadata(FUZZ)?));
+        licences.extend(layers::licences(&layers::metadata(FUZZ)?)?);
     }
     report("licences", &licences);
     println!("{tally}");
