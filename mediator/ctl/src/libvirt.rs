@@ -84,9 +84,8 @@ struct Note {
     /// The domain's UUID, if its description has one.
     #[serde(default)]
     uuid: Option<String>,
-    /// Number of the preparation, which the VM has as a label; absent in notes of earlier versions.
-    #[serde(default)]
-    prepared: Option<String>,
+    /// Number of the preparation, which the VM has as a label.
+    prepared: String,
 }
 
 /// Result of a removal.
@@ -209,7 +208,7 @@ impl Hook {
             move |source| ClientError::File { path, source }
         };
         let prepared = fs::read_to_string(RANDOM).map_err(file(Path::new(RANDOM)))?.trim().to_owned();
-        let new = Note { vm: vm.clone(), boot: self.boot(), uuid, prepared: Some(prepared.clone()) };
+        let new = Note { vm: vm.clone(), boot: self.boot(), uuid, prepared: prepared.clone() };
         let text = serde_json::to_vec(&new).map_err(|error| ClientError::protocol(error.to_string()))?;
         cdi_spec::replace(&note, &text, 0o600).map_err(file(&note))?;
         let mut keys = keys.clone();
@@ -285,7 +284,7 @@ impl Note {
     /// Returns true if a virtual machine is the one that this preparation created, and not another one with its name.
     fn is_of(&self, vm: &api::Vm) -> bool {
         let labelled = vm.labels.iter().find(|(key, _)| *key == PREPARED).map(|(_, number)| number);
-        self.vm == vm.name && labelled == self.prepared.as_deref()
+        self.vm == vm.name && labelled == Some(self.prepared.as_str())
     }
 }
 
@@ -310,16 +309,11 @@ fn remove(client: &Client, note: &Note, patience: Duration) -> Result<Removed, C
     }
 }
 
-/// Reads a note: JSON, or from an earlier version a virtual machine and a boot.
+/// Reads a note.
 fn read_note(path: &Path) -> Option<Note> {
     let mut text = String::new();
     fs::File::open(path).ok()?.take(MAX_NOTE).read_to_string(&mut text).ok()?;
-    if let Ok(note) = serde_json::from_str(&text) {
-        return Some(note);
-    }
-    let (vm, boot) = text.trim().split_once(' ')?;
-    name_is_good(vm).ok()?;
-    Some(Note { vm: vm.to_owned(), boot: boot.to_owned(), uuid: None, prepared: None })
+    serde_json::from_str(&text).ok()
 }
 
 /// Returns the UUID in a domain's description: its element comes before all text of users.

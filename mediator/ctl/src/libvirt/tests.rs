@@ -197,16 +197,6 @@ fn a_release_without_a_preparation_removes_nothing() {
 }
 
 #[test]
-fn notes_of_earlier_versions_are_read() {
-    let site = Site::new();
-    site.add("web");
-    fs::create_dir(site.folder.path().join("notes")).unwrap();
-    fs::write(site.folder.path().join("notes/web"), "web first\n").unwrap();
-    site.hook("web", "release", "end", "<domain/>").unwrap();
-    assert_eq!(site.vms(), Vec::<String>::new());
-}
-
-#[test]
 fn a_socket_outside_of_the_configured_folder_is_not_given_away() {
     let site = Site::new();
     fs::write(site.folder.path().join("config"), "[daemon]\nsocket_dir = \"/run/elsewhere\"\n").unwrap();

@@ -98,7 +98,7 @@ pub(super) const MUTATIONS: &[Mutation] = &[
         what: "the hook removes the VM of its own start, and no other of the name",
         package: "mediatorctl",
         file: "mediator/ctl/src/libvirt.rs",
-        from: "self.vm == vm.name && labelled == self.prepared.as_deref()",
+        from: "self.vm == vm.name && labelled == Some(self.prepared.as_str())",
         to: "self.vm == vm.name && labelled.is_none_or(|_| true)",
         tests: "libvirt::tests::a_release_without",
     },
