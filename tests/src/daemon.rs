@@ -128,12 +128,6 @@ impl Daemon {
         Ok(info)
     }
 
-    /// Makes this test's daemons use the previous version's format of saved state from now on, or the current one
-    /// again.
-    pub fn speak_before(&self, before: bool) -> Result<()> {
-        fs::write(speaks_of(&self.scratch), if before { "before" } else { "now" }).context("the version that is spoken")
-    }
-
     /// Returns the program's path; the test may replace the file.
     pub fn program(&self) -> &Path {
         &self.program
@@ -285,14 +279,8 @@ fn command(program: &Path, scratch: &Scratch, manager: Option<&ServiceManager>) 
         Some(manager) => manager.command(program).context("a service")?,
         None => Command::new(program),
     };
-    // Only a program with debug assertions reads this variable.
-    command.arg("--config").arg(config_of(scratch)).env("MEDIATORD_SPEAKS", speaks_of(scratch));
+    command.arg("--config").arg(config_of(scratch));
     Ok(command)
-}
-
-/// Returns the file that says whether daemons use the previous version's format.
-fn speaks_of(scratch: &Scratch) -> PathBuf {
-    scratch.path().join("speaks")
 }
 
 /// Starts the daemon; its output is appended to its log.

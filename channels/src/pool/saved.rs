@@ -1,7 +1,5 @@
 //! The channels in their saved form. The card's data of them (instance blocks, rings, records, images) stays in place.
 
-mod before;
-
 use super::{Bound, Channels, Slot, Vm};
 use crate::gate::{Gate, Graphics};
 use crate::image::{GRAPH_IMAGE_MAX, Golden};
@@ -16,7 +14,7 @@ use crate::{Layout, Pause, Place, RunState, Submission, TenantId};
 use nvspec::addr::{Gpa, GpuVa, GuestVramAddr, SMALL_PAGE, VA_BITS, VramAddr};
 use nvspec::fifo::{CHANNELS, ChannelId, VirtualChannelId, engine};
 use nvspec::instance::ramfc;
-use saved_state::{Invalid, ascend};
+use saved_state::{Invalid, ascend, first_version};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -44,6 +42,8 @@ pub struct SavedChannels {
     pub(crate) preemptions: SavedPreemptions,
     gate: SavedGate,
 }
+
+first_version!(SavedChannels, "channels");
 
 /// VMs that may use PGRAPH.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -126,8 +126,8 @@ impl Generations {
 fn known() -> Vec<Known> {
     let mut known = SavedHost::known();
     known.extend(SavedSide::known());
-    known.extend([GoingCard::known(), Known::for_part::<SavedClients>(), Known::for_part::<Roster>()]);
-    points::spoken(known)
+    known.extend([GoingCard::known(), Known::of::<SavedClients>(), Known::of::<Roster>()]);
+    known
 }
 
 /// Returns the parts that are written for a reader of `reads`, in the newest versions that both sides know.

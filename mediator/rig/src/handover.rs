@@ -35,8 +35,6 @@ pub struct Handover {
     pub config: Config,
     /// Settings of its owner, whose host memory is [shared](Sharing::shared).
     pub sharing: Sharing,
-    /// The next owner reads the previous version of each part, if one exists.
-    pub older: bool,
 }
 
 /// A card and its VMs at the next owner before it takes them over.
@@ -54,9 +52,6 @@ impl Handover {
         let mut known = SavedHost::known();
         known.extend(SavedSide::known());
         known.push(Known::for_part::<SavedCard>());
-        if self.older {
-            known.iter_mut().for_each(|part| part.version = part.version.saturating_sub(1).max(1));
-        }
         known
     }
 

@@ -3,9 +3,9 @@
 use super::{Quarantine, Scheduler, Vgpu, lane_count};
 use crate::account::{Account, History, SavedAccount, SavedHistory};
 use crate::flight::Flight;
-use crate::params::{CopyShare, VgpuParams};
+use crate::params::CopyShare;
 use crate::types::{Engine, Nanos, TenantId, Ticket};
-use saved_state::{Invalid, Part, ascend};
+use saved_state::{Invalid, ascend, first_version};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
 
@@ -25,35 +25,7 @@ pub struct SavedScheduler {
     copies: Vec<(TenantId, CopyShare)>,
 }
 
-/// The scheduler in version 1: a vGPU has one share of all engines.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Version1 {
-    scheduler: Scheduler,
-    accounts: Vec<(TenantId, [SavedAccount; Engine::COUNT], SavedHistory)>,
-}
-
-impl Part for SavedScheduler {
-    const NAME: &'static str = "sched";
-    const VERSION: u32 = 2;
-    type Before = Version1;
-
-    fn from_before(Version1 { scheduler, accounts }: Version1) -> Result<Self, Invalid> {
-        Ok(Self { scheduler, accounts, copies: Vec::new() })
-    }
-
-    /// Converts to version 1. Fails if a vGPU has its own share of copies: an operator's setting that version 1 cannot
-    /// express.
-    fn to_before(&self) -> Result<Version1, Invalid> {
-        let Self { mut scheduler, accounts, copies } = self.clone();
-        for (vgpu, _) in copies {
-            if let Some(known) = scheduler.vgpus.get(&vgpu) {
-                let params = VgpuParams { copies: CopyShare::AS_COMPUTE, ..known.params };
-                scheduler.change(vgpu, params);
-            }
-        }
-        Ok(Version1 { scheduler, accounts })
-    }
-}
+first_version!(SavedScheduler, "sched");
 
 impl Scheduler {
     /// Serializes the scheduler.

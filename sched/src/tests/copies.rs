@@ -2,7 +2,6 @@
 
 use crate::sim::{Guest, Length, Outcome, Scenario, Step, Stream, run};
 use crate::{Config, CopyShare, Engine, Nanos, PolicyKind, Queues, SavedScheduler, Scheduler, TenantId, VgpuParams};
-use saved_state::Part;
 
 const MS: u64 = 1_000_000;
 const SECOND: u64 = 1_000 * MS;
@@ -81,19 +80,12 @@ fn scheduler() -> Scheduler {
 }
 
 #[test]
-fn copy_shares_survive_save_but_not_in_older_format() {
+fn copy_shares_survive_save() {
     let (before, now) = (scheduler(), Nanos(1));
     let of = |scheduler: &Scheduler, vgpu| *scheduler.params(TenantId(vgpu)).unwrap();
     let through = |saved: &SavedScheduler| postcard::from_bytes(&postcard::to_allocvec(saved).unwrap()).unwrap();
     let after = Scheduler::restored(through(&before.save()), now).unwrap();
     assert_eq!((of(&after, 0), of(&after, 1)), (of(&before, 0), of(&before, 1)));
-
-    // An older daemon gets one share for all engines, and its state can be read.
-    let older = postcard::to_allocvec(&before.save().to_before().unwrap()).unwrap();
-    let older = SavedScheduler::from_before(postcard::from_bytes(&older).unwrap()).unwrap();
-    let back = Scheduler::restored(older, now).unwrap();
-    assert_eq!(of(&back, 0), share(100, CopyShare::AS_COMPUTE));
-    assert_eq!(of(&back, 1), of(&before, 1));
 }
 
 #[test]

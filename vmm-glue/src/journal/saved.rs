@@ -3,7 +3,7 @@
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::Arc;
 
-use saved_state::{Invalid, Known, Part, SavedState, ascend};
+use saved_state::{Invalid, Known, SavedState, ascend, first_version};
 use serde::{Deserialize, Serialize};
 
 use super::{CLIENT, Journal, Kept, SLOTS, Slots, file};
@@ -42,34 +42,7 @@ pub struct SavedJournal {
     pub(crate) files: Vec<(u8, u32)>,
 }
 
-/// State of a client as of version 1, which could map nothing.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Version1 {
-    sequence: u64,
-    position: u64,
-    deaths: u32,
-    words: Words,
-    regions: Vec<u64>,
-    connection: SavedConnection,
-    link: SavedLink,
-}
-
-impl Part for SavedJournal {
-    const NAME: &'static str = "vmm-glue.journal";
-    const VERSION: u32 = 2;
-    type Before = Version1;
-
-    fn from_before(before: Version1) -> Result<Self, Invalid> {
-        let Version1 { sequence, position, deaths, words, regions, connection, link } = before;
-        Ok(Self { sequence, position, deaths, words, regions, connection, link, files: Vec::new() })
-    }
-
-    fn to_before(&self) -> Result<Version1, Invalid> {
-        let Self { sequence, position, deaths, words, regions, connection, link, files } = self.clone();
-        Invalid::unless(files.is_empty(), || "its client may have mapped a region".into())?;
-        Ok(Version1 { sequence, position, deaths, words, regions, connection, link })
-    }
-}
+first_version!(SavedJournal, "vmm-glue.journal");
 
 /// Changes that make a new device the device of a client that had another one before.
 #[derive(Clone, Debug, Default)]

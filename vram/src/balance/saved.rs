@@ -4,7 +4,7 @@ use super::{Balancer, Config, Known};
 use crate::quanta::SavedTurn;
 use crate::victim::{Hints, SavedHints, VictimPolicy};
 use crate::{ChunkTable, TenantId, To};
-use saved_state::{Invalid, Part, ascend};
+use saved_state::{Invalid, ascend, first_version};
 use serde::{Deserialize, Serialize};
 
 /// The balancer of a card.
@@ -23,30 +23,7 @@ pub struct SavedBalancer {
     pub(crate) turn: Option<SavedTurn>,
 }
 
-/// The balancer as of version 1: without the policy `loops`, otherwise the same.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct BalancerBefore(SavedBalancer);
-
-impl Part for SavedBalancer {
-    const NAME: &'static str = "vram.balance";
-    const VERSION: u32 = 2;
-    type Before = BalancerBefore;
-
-    fn from_before(BalancerBefore(before): BalancerBefore) -> Result<Self, Invalid> {
-        let known = before.config.policy != SavedPolicy::Loops;
-        Invalid::unless(known, || "victims are chosen by a policy that there was not yet".into())?;
-        Ok(before)
-    }
-
-    fn to_before(&self) -> Result<BalancerBefore, Invalid> {
-        let mut before = self.clone();
-        if before.config.policy == SavedPolicy::Loops {
-            // It was the default then, and the choice of victims changes nothing for a guest except its speed.
-            before.config.policy = SavedPolicy::Random;
-        }
-        Ok(BalancerBefore(before))
-    }
-}
+first_version!(SavedBalancer, "vram.balance");
 
 /// Knowledge about a VM.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -154,28 +154,6 @@ fn folder() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fuzz/corpus/state")
 }
 
-/// A card written by a program that knew version 1 of `channels`, of `vram.balance` and of `sched`, and today's version
-/// of all other parts.
-const CARD_OF_VERSION_1: &[u8] = include_bytes!("card-of-version-1");
-
-#[test]
-fn card_of_previous_version_is_read_and_written_unchanged() {
-    let card = read(CARD_OF_VERSION_1);
-    let mut known = SavedCard::known();
-    for name in ["channels", "vram.balance", "sched"] {
-        let part = known.iter_mut().find(|part| part.name == name).unwrap();
-        assert_eq!(part.version, 2, "{name}");
-        part.version = 1;
-    }
-    let mut older = Writer::for_reader(IDENTITY, known.clone());
-    card.write(&mut older).unwrap();
-    assert!(older.finish() == CARD_OF_VERSION_1, "the older program reads what it has written itself");
-    assert!(file_of(&read(CARD_OF_VERSION_1)) == file_of(&self::card()), "nothing is missing");
-    assert_eq!(card.restore(&mut Host).unwrap().vms.len(), 2);
-    // It includes state that the old version cannot express.
-    assert!(SavedState::parse(&file_of(&self::card()), &known).is_err());
-}
-
 /// The files have today's version of each part: if a program cannot read them, the version must change.
 #[test]
 fn seeds_in_the_repository_are_up_to_date() {

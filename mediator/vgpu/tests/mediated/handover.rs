@@ -21,7 +21,7 @@ const PAGES: u64 = 20;
 /// A card that can be handed over, with `host_mib` MiB of host memory for chunks.
 pub(super) fn handover(host_mib: u64) -> Handover {
     let sharing = Sharing { host_bytes: host_mib * MIB, division: still(), shared: true, ..sharing() };
-    Handover { config: Config { vram_mib: 96, shared: true, ..Config::default() }, sharing, older: false }
+    Handover { config: Config { vram_mib: 96, shared: true, ..Config::default() }, sharing }
 }
 
 /// Timing of a card whose work is so slow that some is left at any time.
@@ -97,13 +97,6 @@ fn work_goes_on(handover: &Handover, rounds: u32) {
 #[test]
 fn guests_in_mid_work_continue_after_hand_over() {
     work_goes_on(&handover(0), 6);
-}
-
-#[test]
-fn work_survives_hand_over_with_previous_version() {
-    let mut handover = handover(64);
-    handover.older = true;
-    work_goes_on(&handover, 6);
 }
 
 #[test]

@@ -5,7 +5,7 @@
 use super::{MappedWindow, PageTarget, Remap, Slot, Window};
 use card_manager::{ManagedCard, ManagerError};
 use nvspec::addr::{Iova, SMALL_PAGE};
-use saved_state::{Invalid, Part, ascend};
+use saved_state::{Invalid, ascend, first_version};
 use serde::{Deserialize, Serialize};
 use std::os::fd::OwnedFd;
 use vm_device::WindowMemory;
@@ -23,30 +23,7 @@ pub(crate) struct SavedRemap {
     stale: bool,
 }
 
-/// The apertures as version 1 has them: PRAMIN is trapped.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-pub(crate) struct Version1 {
-    windows: [Option<SavedWindow>; 2],
-    pages: Vec<SavedPage>,
-    ram: Vec<SavedSlot>,
-    stale: bool,
-}
-
-impl Part for SavedRemap {
-    const NAME: &'static str = "vgpu.apertures";
-    const VERSION: u32 = 2;
-    type Before = Version1;
-
-    fn from_before(Version1 { windows: [bar1, bar3], pages, ram, stale }: Version1) -> Result<Self, Invalid> {
-        Ok(Self { windows: [bar1, bar3, None], pages, ram, stale })
-    }
-
-    fn to_before(&self) -> Result<Version1, Invalid> {
-        let Self { windows: [bar1, bar3, pramin], pages, ram, stale } = self.clone();
-        Invalid::unless(pramin.is_none(), || "its VMM has PRAMIN mapped, which an older program does not know".into())?;
-        Ok(Version1 { windows: [bar1, bar3], pages, ram, stale })
-    }
-}
+first_version!(SavedRemap, "vgpu.apertures");
 
 /// A mapped part of an aperture.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -229,20 +206,16 @@ mod tests {
     }
 
     #[test]
-    fn version_1_traps_pramin_and_cannot_express_mapped_pramin() {
+    fn trapped_pramin_is_trapped_on_another_owners_card() {
         let rig = Rig::new(64);
-        let (saved, mut files) = apertures(&rig).save().unwrap().unwrap();
-        assert!(saved.to_before().unwrap_err().to_string().contains("PRAMIN mapped"));
-        let mut without = saved;
-        without.windows[2] = None;
-        without.pages.retain_mut(|page| {
+        let (mut saved, mut files) = apertures(&rig).save().unwrap().unwrap();
+        saved.windows[2] = None;
+        saved.pages.retain_mut(|page| {
             page.places.retain(|place| place.0 != 2);
             !page.places.is_empty()
         });
         files.pop();
-        let back = SavedRemap::from_before(without.to_before().unwrap()).unwrap();
-        assert_eq!(back, without);
-        let after = back.restored(&Rig::new(64).host, BARS, files, VRAM).unwrap();
+        let after = saved.restored(&Rig::new(64).host, BARS, files, VRAM).unwrap();
         assert!(after.area(MappedWindow::Pramin).is_none() && after.area(MappedWindow::Bar3).is_some());
         assert_eq!(after.pages(), 3);
     }
