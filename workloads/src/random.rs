@@ -4,7 +4,7 @@
 const STEP: u64 = 0x9e37_79b9_7f4a_7c15;
 
 /// A generator of inputs (SplitMix64): the same seed gives the same numbers in guests and on the host, and pieces of a
-/// sequence can be generated without what precedes them.
+/// sequence can be generated without its beginning.
 #[derive(Clone, Copy, Debug)]
 pub struct Random(u64);
 

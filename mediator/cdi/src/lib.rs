@@ -24,7 +24,7 @@ pub const CLASS: &str = "share";
 pub const FOLDER: &str = "/var/run/cdi";
 
 /// Folder of a container with its library of CUDA.
-pub const CUDA_LIBRARY: &str = "/usr/lib/gpu-mediator/cuda";
+const CUDA_LIBRARY: &str = "/usr/lib/gpu-mediator/cuda";
 /// Folder of a container with the folders of sockets.
 pub const SOCKETS: &str = "/run/gpu-mediator";
 /// Name of the variable with the path of a vGPU's socket.

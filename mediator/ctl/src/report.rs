@@ -108,7 +108,7 @@ impl Uses {
     ///
     /// # Errors
     /// When the window is not a whole number of the history's intervals, or too many windows result.
-    pub fn from_history(history: &SchedulerHistory, engine: Engine, window_ms: u128) -> Result<Self, String> {
+    pub(crate) fn from_history(history: &SchedulerHistory, engine: Engine, window_ms: u128) -> Result<Self, String> {
         let interval_ms = history.interval_ms.max(1);
         let window_ms = u64::try_from(window_ms).unwrap_or(u64::MAX);
         if window_ms == 0 || !window_ms.is_multiple_of(interval_ms) || window_ms > history.since_ms {

@@ -126,7 +126,7 @@ impl Generations {
 fn known() -> Vec<Known> {
     let mut known = SavedHost::known();
     known.extend(SavedSide::known());
-    known.extend([GoingCard::known(), Known::of::<SavedClients>(), Known::of::<Roster>()]);
+    known.extend([GoingCard::known(), Known::for_part::<SavedClients>(), Known::for_part::<Roster>()]);
     known
 }
 

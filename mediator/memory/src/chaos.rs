@@ -22,7 +22,7 @@ pub struct Chaos {
 
 /// Counts submissions, and draws random numbers.
 #[derive(Debug)]
-pub struct Dice {
+pub(crate) struct Dice {
     chaos: Chaos,
     random: Rng,
     submissions: u32,

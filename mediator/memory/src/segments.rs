@@ -102,7 +102,7 @@ impl Segments {
 
     /// Returns the bytes of a VM's segments, and their number.
     #[must_use]
-    pub fn bytes_and_count(&self, vm: TenantId) -> (u64, usize) {
+    pub(crate) fn bytes_and_count(&self, vm: TenantId) -> (u64, usize) {
         let own = || self.segments.values().filter(|segment| segment.owner == vm);
         (own().map(|segment| segment.bytes).sum(), own().count())
     }

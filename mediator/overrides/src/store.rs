@@ -79,7 +79,7 @@ impl Store {
     }
 
     /// Returns the folder of another daemon, with that daemon's lock.
-    pub fn with_lock(folder: &Path, lock: File) -> Self {
+    pub(crate) fn with_lock(folder: &Path, lock: File) -> Self {
         Self { folder: folder.to_owned(), lock }
     }
 

@@ -290,7 +290,7 @@ impl<'a> Guest<'a> {
     }
 
     /// Submits a copy and checks its result. If the device was removed meanwhile, the result is unknown.
-    fn verified(&mut self, driver: &mut Driver, lane: &mut Lane, (from, to): (At, At), pages: u64, words: &[u32]) {
+    fn verified(&mut self, driver: &mut Driver, lane: &mut Lane, from: At, to: At, pages: u64, words: &[u32]) {
         let seed = self.random.u32(..);
         fill(driver, from, pages, seed);
         fill(driver, to, pages, !seed);
