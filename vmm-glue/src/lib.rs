@@ -9,7 +9,7 @@
 //! - [`migration`]: the trait of a device that can be migrated.
 //! - [`mappable`]: parts of a region that a client maps instead of accessing them through messages.
 //! - [`link`]: the parts that a device may use from any thread: [`interrupts`], [`memory`], [`dma`], [`counters`].
-//! - `parked`: a server's suspended client, with which the server continues in this process or in another.
+//! - `suspended_client`: a server's suspended client, with which the server continues in this process or in another.
 //! - [`journal`]: state of a client for the next process, in case this one is killed.
 //! - `event`: a client's event descriptor, which cannot block any thread.
 //! - [`echo`]: a device that is plain memory, the baseline of transport benchmarks.

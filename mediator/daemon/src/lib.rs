@@ -4,7 +4,7 @@
 //! virtual machine's thread), `endpoint` (a socket or a Xen domain), `show` (its status for operators), `scheduling` (how
 //! the time of cards is shared, live), `draining` (cards that are emptied), `moving` (from one card to another),
 //! `rebalancing` (automatic moves), `upgrade` (another daemon takes over everything), `desired` (all that can be
-//! changed, at once; `kept` stores the overrides; `listening` the sockets), `account` (users and groups), `error`,
+//! changed, at once; `overrides` stores the overrides; `listening` the sockets), `account` (users and groups), `error`,
 //! `devices` (crates `vgpu` and `passthrough` as backends), `admin` (the admin API), `serving` (from ready to the end),
 //! `program` (from its arguments to its end), `fixture` (feature `test-rig`: a daemon for tests).
 //!
