@@ -156,8 +156,9 @@ impl Channels {
     }
 }
 
-/// Returns the channels with work in flight that are due for a poll: of each VM at most [`MAX_POLLED_PER_VM`], beginning with the
-/// first that was left out the last time. Also returns the VMs with left-out channels, each with the first of these.
+/// Returns the channels with work in flight that are due for a poll: of each VM at most [`MAX_POLLED_PER_VM`],
+/// beginning with the first that was left out the last time. Also returns the VMs with left-out channels, each with the
+/// first of these.
 fn due(vms: &BTreeMap<TenantId, Vm>, slots: &[Slot]) -> (Vec<ChannelId>, Vec<(TenantId, u8)>) {
     let is_busy = |physical: &ChannelId| {
         let slot = slots.get(usize::from(physical.0));

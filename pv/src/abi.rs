@@ -1,8 +1,8 @@
 //! The binary interface between a guest's driver and the mediator, version 1: both sides must agree on it.
 //!
 //! The C header of the guest's kernel module is made from this file: the macros below keep the needed parts
-//! ([`crate::header()`]). All numbers are little-endian. [docs/design/paravirtual.md](../../docs/design/paravirtual.md) describes
-//! their use.
+//! ([`crate::header()`]). All numbers are little-endian. [docs/design/paravirtual.md](../../docs/design/paravirtual.md)
+//! describes their use.
 //!
 //! A vGPU that offers it has a vendor-specific PCI capability ([`Capability`]), which says where its registers
 //! ([`register`]) are. The guest sets up one split virtqueue (VIRTIO 1.2, 2.7, without indirect descriptors and event

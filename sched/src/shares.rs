@@ -27,9 +27,9 @@ impl Claim {
     }
 }
 
-/// Shares of the vGPUs that compete, in parts of [`WHOLE_SHARE_PPM`], in their order: by weight, but none less than its guarantee
-/// or more than its cap. The others get the rest that a cap leaves, by weight; the shares sum to at most the whole, and
-/// to less only because of caps or rounding. Guarantees that exceed the whole in total shrink in proportion.
+/// Shares of the vGPUs that compete, in parts of [`WHOLE_SHARE_PPM`], in their order: by weight, but none less than its
+/// guarantee or more than its cap. The others get the rest that a cap leaves, by weight; the shares sum to at most the
+/// whole, and to less only because of caps or rounding. Guarantees that exceed the whole in total shrink in proportion.
 pub fn shares(of: &[VgpuParams]) -> Vec<u64> {
     let claims: Vec<_> = of.iter().map(|params| Claim::from_params(params, WHOLE_SHARE_PPM)).collect();
     divide(WHOLE_SHARE_PPM, &claims)

@@ -134,8 +134,9 @@ pub trait Device: Send {
     /// Writes `data` at `offset` of `region`, in pieces as for [`Device::region_read`].
     fn region_write(&mut self, region: RegionIndex, offset: u64, data: &[u8]) -> Result<(), AccessError>;
 
-    /// Does [`Device::region_write`] for a client that waits for the answer, and may defer work to [`Device::submit_deferred_doorbell`].
-    /// No later access may see the difference, as with a posted write on a PCI bus. Returns true if work is deferred.
+    /// Does [`Device::region_write`] for a client that waits for the answer, and may defer work to
+    /// [`Device::submit_deferred_doorbell`]. No later access may see the difference, as with a posted write on a PCI
+    /// bus. Returns true if work is deferred.
     ///
     /// # Errors
     /// As [`Device::region_write`]; then no work is deferred.
@@ -143,8 +144,8 @@ pub trait Device: Send {
         self.region_write(region, offset, data).map(|()| false)
     }
 
-    /// Does the work that [`Device::region_write_deferrable`] deferred. Called after its answer, before the client's next
-    /// message.
+    /// Does the work that [`Device::region_write_deferrable`] deferred. Called after its answer, before the client's
+    /// next message.
     fn submit_deferred_doorbell(&mut self) {}
 
     /// Notes that the client lends memory, already in [`crate::GuestMemory`]; an error removes it again.

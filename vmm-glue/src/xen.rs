@@ -17,8 +17,8 @@
 //!
 //! A device sees no difference from the vfio-user server: it is a [`crate::Device`] with its [`crate::Link`].
 //!
-//! It does not support: migration (an ioreq server cannot refuse it in Xen's interface, see docs/guides/xen.md), PV and PVH
-//! domains, stub domains, more than one segment or bus, grant references.
+//! It does not support: migration (an ioreq server cannot refuse it in Xen's interface, see docs/guides/xen.md), PV and
+//! PVH domains, stub domains, more than one segment or bus, grant references.
 //!
 //! Sources: Xen's public headers `hvm/dm_op.h`, `hvm/ioreq.h`, `memory.h`, `io/xs_wire.h`; Linux's `uapi/xen/privcmd.h`
 //! and `uapi/xen/evtchn.h`; `docs/misc/xenstore.txt` and `docs/designs/` of Xen.

@@ -175,7 +175,8 @@ pub fn sample(files: &[File], count: usize, seed: u64) -> Vec<String> {
     all.into_iter().take(count).map(|(_, sentence)| sentence).collect()
 }
 
-/// Returns the sentences of at least four words in the comments of a file, each with the line on which its paragraph begins.
+/// Returns the sentences of at least four words in the comments of a file, each with the line on which its paragraph
+/// begins.
 fn sentences(text: &str) -> Vec<(usize, String)> {
     let mut paragraphs: Vec<(usize, String)> = Vec::new();
     let mut continues = false;

@@ -18,7 +18,8 @@ use crate::result::*;
 use crate::space::GRANULE;
 use crate::work::{self, Op};
 
-/// The first device's primary context; those of the others follow, and each further context of a device [`CONTEXT_STRIDE`] behind.
+/// The first device's primary context; those of the others follow, and each further context of a device
+/// [`CONTEXT_STRIDE`] behind.
 const CONTEXT: u64 = 0x7700_0000;
 const CONTEXT_STRIDE: u64 = 0x100;
 

@@ -169,8 +169,8 @@ impl Work {
         0x10_0000 + 16 * self.next
     }
 
-    /// The stream of a handle: 0 and 1 are the current device's default stream of all threads, 2 is the calling thread's own. While a
-    /// blocking stream captures, the default one must not be used.
+    /// The stream of a handle: 0 and 1 are the current device's default stream of all threads, 2 is the calling
+    /// thread's own. While a blocking stream captures, the default one must not be used.
     fn stream(&mut self, handle: u64) -> Result<&mut Stream, i32> {
         if handle > 2 {
             return self.streams.get_mut(&handle).ok_or(INVALID_HANDLE);

@@ -3,8 +3,8 @@
 //! [`Cuda`] is the driver API as a program has it, found by the loader or by path. [`own`] has programs
 //! that manage their virtual memory themselves. [`owner`] speaks the owner's side of
 //! the protocol by a script: it grants, moves chunks at random, and ends turns, without any policy. [`calls`] measures
-//! single calls, [`stall`] has a program answer nothing. [`neighbour`] is an honest program that reports its gains, and [`raw`]
-//! a client without the library, for tests with hostile programs.
+//! single calls, [`stall`] has a program answer nothing. [`neighbour`] is an honest program that reports its gains, and
+//! [`raw`] a client without the library, for tests with hostile programs.
 //!
 //! What it does not do: decide anything as the owner of a card does.
 

@@ -68,8 +68,8 @@ fn text(function: *mut c_void, device: Device) -> Option<String> {
 /// Cards by their identities, each with the number that NVML has for it.
 pub type Shown = Vec<(String, u32)>;
 
-/// Identities of the cards that NVML shows, each followed by its number; and the result of looking for another one by each of
-/// `addresses`, which are identities or PCI addresses.
+/// Identities of the cards that NVML shows, each followed by its number; and the result of looking for another one by
+/// each of `addresses`, which are identities or PCI addresses.
 pub fn cards(addresses: &[String]) -> Result<(Shown, Vec<c_int>), Failed> {
     let nvml = Nvml::load()?;
     let (count, by_index) =
@@ -114,7 +114,8 @@ pub fn processes() -> Result<Vec<u32>, Failed> {
     // The process, and three words more.
     let mut list = [[0u32; 6]; 64];
     let mut count = list.len() as u32;
-    // SAFETY: the header declares the symbol with these arguments; entries have 24 bytes, of which there are as many as is said.
+    // SAFETY: the header declares the symbol with these arguments; entries have 24 bytes, of which there are as many as
+    // is said.
     let code = unsafe {
         let function: unsafe extern "C" fn(Device, *mut u32, *mut [u32; 6]) -> c_int = std::mem::transmute(function);
         function(nvml.device, &raw mut count, list.as_mut_ptr())
@@ -133,7 +134,8 @@ pub fn memory() -> Result<[(u64, u64); 2], Failed> {
     let mut first = [0u64; 3];
     // The version with the length, all, reserved, free, used.
     let mut second = [0x0200_0028u64, 0, 0, 0, 0];
-    // SAFETY: the header declares the symbols with these arguments; all pointers are to locals of the structures' lengths.
+    // SAFETY: the header declares the symbols with these arguments; all pointers are to locals of the structures'
+    // lengths.
     unsafe {
         let info: unsafe extern "C" fn(Device, *mut u64) -> c_int = std::mem::transmute(info);
         check("nvmlDeviceGetMemoryInfo", info(nvml.device, first.as_mut_ptr()))?;

@@ -216,8 +216,8 @@ fn export(cuda: Cuda, buffer: &mut Buffer) -> Result<()> {
     Ok(())
 }
 
-/// Makes a handle of a chunk in each of many threads at once, twice; returns how many of the first and of the second time
-/// there were.
+/// Makes a handle of a chunk in each of many threads at once, twice; returns how many of the first and of the second
+/// time there were.
 pub fn burst(cuda: Cuda, threads: usize) -> Result<String> {
     let start = std::sync::Barrier::new(threads);
     let mut made = Vec::new();

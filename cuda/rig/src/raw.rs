@@ -1,7 +1,8 @@
 //! A client that speaks the owner's protocol without the library, driven by commands, for hostile programs.
 //!
 //! The process reads one [`Command`] as JSON from each line of its standard input, and prints one [`Answer`]. It
-//! opens the driver for [`Command::Launch`] only. The tests of `hostile` start it, with a user of its own where they run as root.
+//! opens the driver for [`Command::Launch`] only. The tests of `hostile` start it, with a user of its own where they
+//! run as root.
 //!
 //! UNSAFETY: forks, waits for the child, and changes the user of the process.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
@@ -224,7 +225,8 @@ fn obey(socket: &Path, connections: &mut Vec<Connection>, command: Command) -> R
             Ok(Answer::Done)
         }
         Command::Desert => {
-            // SAFETY: the child has this thread alone. Locks that another one held may be held for ever: it uses none of theirs.
+            // SAFETY: the child has this thread alone. Locks that another one held may be held for ever: it uses none
+            // of theirs.
             let child = unsafe { libc::fork() };
             ensure!(child >= 0, "cannot fork: {}", std::io::Error::last_os_error());
             if child > 0 {

@@ -1,5 +1,5 @@
-//! A program in namespaces of its own, as a container runtime makes them: the library is mounted over the driver's file, the
-//! folder with the tenant's socket is bound in, and nothing else of the host is said to it.
+//! A program in namespaces of its own, as a container runtime makes them: the library is mounted over the driver's
+//! file, the folder with the tenant's socket is bound in, and nothing else of the host is said to it.
 
 mod support;
 
@@ -10,8 +10,9 @@ use std::process::Command;
 use support::daemon::{Daemon, good, pair, programs, until};
 use support::{Program, Rig, built, chunks, owner, settled};
 
-/// Commands of the runtime in the namespaces before the program begins: arguments are the image's folder, the library, the
-/// folder of the socket, and then the program's. A socket that is bound in by itself would be the file of one owner only.
+/// Commands of the runtime in the namespaces before the program begins: arguments are the image's folder, the library,
+/// the folder of the socket, and then the program's. A socket that is bound in by itself would be the file of one owner
+/// only.
 const RUNTIME: &str = r#"
 set -e
 image=$1 library=$2 sockets=$3
@@ -27,7 +28,8 @@ exec "$@"
 const NAMESPACES: [&str; 7] =
     ["--user", "--map-root-user", "--mount", "--pid", "--fork", "--mount-proc", "--kill-child"];
 
-/// An image with the driver as the host's toolkit puts it there: by the name of its version, and by the name that programs load.
+/// An image with the driver as the host's toolkit puts it there: by the name of its version, and by the name that
+/// programs load.
 fn image(rig: &Rig) -> std::path::PathBuf {
     let image = rig.folder.path().join("image");
     for folder in ["lib", "run"] {
@@ -114,8 +116,8 @@ fn library_mount_is_visible_only_inside_container() {
     assert_eq!(chunks(&settled(&rig, serving), 0), 0);
 }
 
-/// Commands of a runtime that applies a CDI file to a container: arguments are the image's folder, and then the program's. The
-/// mounts are lines of the variable `MOUNTS`: a path of the host, and one in the container.
+/// Commands of a runtime that applies a CDI file to a container: arguments are the image's folder, and then the
+/// program's. The mounts are lines of the variable `MOUNTS`: a path of the host, and one in the container.
 const BY_CDI: &str = r#"
 set -e
 image=$1

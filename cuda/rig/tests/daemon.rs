@@ -1,4 +1,5 @@
-//! Programs as tenants of a daemon, on the fake driver: `mediatord`, `mediatorctl`, the owner and programs as processes.
+//! Programs as tenants of a daemon, on the fake driver: `mediatord`, `mediatorctl`, the owner and programs as
+//! processes.
 
 mod support;
 

@@ -1,4 +1,5 @@
-//! Shares of a card's time as programs count them, and programs that do not keep to the rules, through a daemon on the fake driver.
+//! Shares of a card's time as programs count them, and programs that do not keep to the rules, through a daemon on the
+//! fake driver.
 
 mod support;
 
@@ -16,7 +17,8 @@ fn counts(programs: &mut [Program]) -> Vec<u64> {
     programs.iter_mut().map(|program| program.line().parse().expect("a number")).collect()
 }
 
-/// Parts of the work that all programs have done from now on, in thousandths; measured by work, however long that takes.
+/// Parts of the work that all programs have done from now on, in thousandths; measured by work, however long that
+/// takes.
 fn parts(programs: &mut [Program]) -> Vec<u64> {
     // Each has the card by now.
     let before = counts(programs);
@@ -31,7 +33,8 @@ fn parts(programs: &mut [Program]) -> Vec<u64> {
     }
 }
 
-/// Says whether parts are as weights say, within a tenth of the whole: a host that is busy delays programs, not the card's clock.
+/// Says whether parts are as weights say, within a tenth of the whole: a host that is busy delays programs, not the
+/// card's clock.
 fn as_weights(parts: &[u64], weights: &[u64]) -> bool {
     let sum: u64 = weights.iter().sum();
     parts.iter().zip(weights).all(|(part, weight)| part.abs_diff(weight * 1000 / sum) <= 100)

@@ -6,8 +6,9 @@
 //! answers of `cuGetProcAddress` (`lookup`):
 //! - memory (`memory`): allocations are in chunks of the owner, at addresses that never change; memory that cannot move
 //!   is counted;
-//! - submissions (`gate`, `pace`, `solo_backlog`): held outside the tenant's slice and while its chunks move, and bounded in
-//!   run-ahead, by their stream (`streams`); while a stream captures (`captures`), `fences` find the ends of work;
+//! - submissions (`gate`, `pace`, `solo_backlog`): held outside the tenant's slice and while its chunks move, and
+//!   bounded in run-ahead, by their stream (`streams`); while a stream captures (`captures`), `fences` find the ends of
+//!   work;
 //! - the connection (`tenant`): one thread obeys the owner.
 //!
 //! The same file is `libnvidia-ml.so.1` as well (`nvml`): NVML's functions pass, except those that report a card's

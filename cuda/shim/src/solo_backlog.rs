@@ -1,10 +1,10 @@
 //! Work in flight of a program that is alone: it is not measured, but it is bounded.
 //!
 //! The next tenant waits for this backlog, and a backlog over the run limit gets the program killed. So an event, a
-//! *mark*, follows every few submissions in their stream, and a stream with [`MAX_MARKS_PER_STREAM`] marks in flight accepts nothing
-//! more until one of them has passed. The number of submissions between two marks depends on how long they take: about
-//! a tenth of a second of work is in flight, or four submissions. A real card's own queue is bounded too, but only at a
-//! thousand submissions, however long each of them takes.
+//! *mark*, follows every few submissions in their stream, and a stream with [`MAX_MARKS_PER_STREAM`] marks in flight
+//! accepts nothing more until one of them has passed. The number of submissions between two marks depends on how long
+//! they take: about a tenth of a second of work is in flight, or four submissions. A real card's own queue is bounded
+//! too, but only at a thousand submissions, however long each of them takes.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};

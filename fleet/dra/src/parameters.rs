@@ -45,7 +45,8 @@ pub struct Memory {
     /// Host memory that it may have at most for what the card has no room for.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub swap_cap: Option<String>,
-    /// Its part while memory is short, against the others' weights. From a claim at most what was allocated of the time.
+    /// Its part while memory is short, against the others' weights. From a claim at most what was allocated of the
+    /// time.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub weight: Option<u32>,
     /// Behaviour while the card has no room.

@@ -33,8 +33,8 @@ pub struct CardSettings {
     pub scheduler: sched::Config,
 }
 
-/// The body of requests that compare or change: the tables of a configuration file, as far as they are to be looked at. What
-/// it does not name stays as it is.
+/// The body of requests that compare or change: the tables of a configuration file, as far as they are to be looked at.
+/// What it does not name stays as it is.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct Desired {

@@ -241,8 +241,8 @@ pub struct Card {
     pub name: String,
     /// Kind of its carrier.
     pub kind: String,
-    /// Reason why it is out of service with its virtual machines until the daemon is restarted; of a CUDA card, until it
-    /// has an owner that answers.
+    /// Reason why it is out of service with its virtual machines until the daemon is restarted; of a CUDA card, until
+    /// it has an owner that answers.
     pub error: Option<String>,
     /// PCI vendor and device, as `10de:06d8`.
     pub pci_id: String,
@@ -279,7 +279,8 @@ pub struct Card {
     /// Processes that use it and are no program of a tenant, of a CUDA card, as NVML tells.
     #[serde(default)]
     pub strangers: Vec<Stranger>,
-    /// Memory of a CUDA card in use, as the driver tells, for which neither a process nor a tenant can be charged, in bytes.
+    /// Memory of a CUDA card in use, as the driver tells, for which neither a process nor a tenant can be charged, in
+    /// bytes.
     #[serde(default)]
     pub unexplained_bytes: u64,
     /// One virtual machine has it by passthrough.

@@ -101,8 +101,8 @@ pub struct Quarantine {
 pub struct VmEngine {
     /// Time used, in ns.
     pub used_ns: u64,
-    /// Time used in the window, in thousandths of it. A submission is charged when it ends, so one that is longer than the
-    /// window shows as more than the whole.
+    /// Time used in the window, in thousandths of it. A submission is charged when it ends, so one that is longer than
+    /// the window shows as more than the whole.
     pub received_permille: u32,
     /// Submissions that arrived.
     pub arrived: u64,

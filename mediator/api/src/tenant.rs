@@ -81,7 +81,8 @@ pub struct Tenant {
     /// Its processes that have memory of the card past its account, as NVML tells. It is charged for that.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub unaccounted: Vec<Unaccounted>,
-    /// Memory of the card that it gave back and that something keeps, in bytes. It is charged for that as long as it is so.
+    /// Memory of the card that it gave back and that something keeps, in bytes. It is charged for that as long as it is
+    /// so.
     #[serde(default)]
     pub kept_bytes: u64,
     /// Memory of both that is more than it may have, in bytes.

@@ -86,8 +86,8 @@ pub struct TenantSpec {
     /// Policy for its programs when it is removed.
     #[serde(default)]
     pub on_remove: OnRemove,
-    /// Path of its socket; `tenants/NAME/cuda.sock` in the daemon's folder if not given. The daemon makes a folder that has the
-    /// tenant's name.
+    /// Path of its socket; `tenants/NAME/cuda.sock` in the daemon's folder if not given. The daemon makes a folder that
+    /// has the tenant's name.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub socket: Option<PathBuf>,
     /// Access rights of the socket: who may connect is the tenant.

@@ -328,7 +328,8 @@ pub struct VmSpec {
     /// Words of whoever places work, shown wherever it is.
     #[serde(default, skip_serializing_if = "Labels::is_empty")]
     pub labels: Labels,
-    /// Labels, `KEY` or `KEY=VALUE`: without `card`, it goes where a virtual machine with one of them is, if there is one.
+    /// Labels, `KEY` or `KEY=VALUE`: without `card`, it goes where a virtual machine with one of them is, if there is
+    /// one.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub near: Vec<LabelMatch>,
     /// Labels, `KEY` or `KEY=VALUE`: it is never on one card with a virtual machine that has one of them.
@@ -429,7 +430,8 @@ pub struct TimeShare {
     pub cap_permille: u32,
     /// Class by which those go first that are due.
     pub class: sched::LatencyClass,
-    /// Milliseconds that one submission may run; 0 for ever. As long as a channel may hold an engine, if nothing is said.
+    /// Milliseconds that one submission may run; 0 for ever. As long as a channel may hold an engine, if nothing is
+    /// said.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_run_ms: Option<u64>,
     /// Its part of the copy engines, where that is another one than of compute.

@@ -161,8 +161,8 @@ pub struct VmMemory {
     /// MiB of the card that it may have at most; as much as its guest sees when nothing is said.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub quota_mib: Option<u64>,
-    /// MiB of the card that it is sure to get. When nothing is said, as much as its guest sees (and the quota allows), or
-    /// nothing on a card with `overcommit`.
+    /// MiB of the card that it is sure to get. When nothing is said, as much as its guest sees (and the quota allows),
+    /// or nothing on a card with `overcommit`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub guarantee_mib: Option<u64>,
     /// MiB of host memory that it may have at most; when nothing is said, as much as there is.
@@ -192,12 +192,12 @@ pub struct RamSpec {
     /// MiB at most; 167936 when nothing is said.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub quota_mib: Option<u64>,
-    /// MiB for which the card has bus addresses whatever other virtual machines lend; 4096 when nothing is said, and no more
-    /// than the quota.
+    /// MiB for which the card has bus addresses whatever other virtual machines lend; 4096 when nothing is said, and no
+    /// more than the quota.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub guarantee_mib: Option<u64>,
-    /// MiB at most that the daemon or the card is the first to touch: they are charged to the daemon's control group. As much
-    /// as is lent when nothing is said.
+    /// MiB at most that the daemon or the card is the first to touch: they are charged to the daemon's control group.
+    /// As much as is lent when nothing is said.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub touch_mib: Option<u64>,
 }

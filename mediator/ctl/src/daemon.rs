@@ -20,7 +20,8 @@ pub(super) enum DaemonCommand {
     Show,
     /// Has the program that lies at the daemon's path now go on with all virtual machines, and the running daemon end
     ///
-    /// Virtual machines see that time passes. When the next daemon cannot go on with everything, the running one does, and says why.
+    /// Virtual machines see that time passes. When the next daemon cannot go on with everything, the running one does,
+    /// and says why.
     Upgrade,
 }
 

@@ -26,7 +26,8 @@ pub(super) enum FirmwareCommand {
         /// Files of images, such as another host's state folder has
         #[arg(required_unless_present = "stand_in")]
         files: Vec<PathBuf>,
-        /// Adds what a software card behind VFIO is content with, which executes no firmware; a real card does not start with it
+        /// Adds what a software card behind VFIO is content with, which executes no firmware; a real card does not
+        /// start with it
         #[arg(long)]
         stand_in: bool,
         #[command(flatten)]

@@ -156,7 +156,8 @@ enum Command {
     Export(desired::Export),
     /// Compares virtual machines and settings with a file: ends with 0 if all is so, with 1 if not
     Assert(desired::Assert),
-    /// Looks at this host and says what it lacks, and how to mend it: ends with 0 if nothing is missing, with 1 if something is
+    /// Looks at this host and says what it lacks, and how to mend it: ends with 0 if nothing is missing, with 1 if
+    /// something is
     Doctor(doctor::Doctor),
     /// Prints the admin API as an OpenAPI document
     Schema,
@@ -241,7 +242,8 @@ enum VmCommand {
     LaunchArgs {
         /// Name of the virtual machine
         name: String,
-        /// With --vmm libvirt: a domain whose vGPU the hook makes from this profile; the virtual machine need not be there
+        /// With --vmm libvirt: a domain whose vGPU the hook makes from this profile; the virtual machine need not be
+        /// there
         #[arg(long, value_name = "NAME")]
         profile: Option<String>,
         /// The VMM; qemu if not given, and xen for a domain
@@ -378,8 +380,8 @@ enum CardCommand {
         #[command(flatten)]
         watch: Watch,
     },
-    /// Has a card take no further virtual machine or tenant, and moves its virtual machines to other cards: ends with 0 if none is
-    /// left, with 4 if one is
+    /// Has a card take no further virtual machine or tenant, and moves its virtual machines to other cards: ends with 0
+    /// if none is left, with 4 if one is
     Drain {
         /// Its name
         name: String,

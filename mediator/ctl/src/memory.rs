@@ -76,7 +76,8 @@ pub(super) enum MemoryCommand {
     /// Makes or takes over a file of how often ranges of a guest's VRAM are accessed, for victims = profiled
     #[command(subcommand)]
     Profile(ProfileCommand),
-    /// Moves memory of a virtual machine to host memory now; it comes back when there is room, unless its quota is lower
+    /// Moves memory of a virtual machine to host memory now; it comes back when there is room, unless its quota is
+    /// lower
     Evict(Move),
     /// Moves memory of a virtual machine back to the card now
     Return(Move),

@@ -74,7 +74,8 @@ struct Settings {
     /// credit, band: debit the scheduler's own time and waits as GPU time
     #[arg(long, value_name = "BOOL")]
     own_time: Option<bool>,
-    /// band: part of the time that a VM has used since it has the engine, for which the engine waits for it at no charge
+    /// band: part of the time that a VM has used since it has the engine, for which the engine waits for it at no
+    /// charge
     #[arg(long, value_name = "PERCENT")]
     free_wait: Option<Percent>,
     /// disengaged: milliseconds for which VMs run one at a time, to be measured

@@ -1,8 +1,9 @@
 //! Cards behind NVIDIA's driver. Each has an owner, a separate process, that the daemon starts, restarts and tells its
 //! tenants.
 //!
-//! Parts: this file (the card as the daemon sees it), `process` (the owner's process), `status_cell` (its last status, for
-//! readers), `show` (the same in the form of the admin API). Decision 040 says why the owner is not part of the daemon.
+//! Parts: this file (the card as the daemon sees it), `process` (the owner's process), `status_cell` (its last status,
+//! for readers), `show` (the same in the form of the admin API). Decision 040 says why the owner is not part of the
+//! daemon.
 //!
 //! Readers never wait for an owner. Changes of one card wait for each other and for its owner, with no other lock held.
 

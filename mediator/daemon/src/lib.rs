@@ -1,8 +1,8 @@
 //! The daemon's core: the cards and virtual machines, and how they are added and removed.
 //!
 //! Parts: `backend` (the interface to a virtual machine's device), `cards` (the cards of a configuration), `vm` (a
-//! virtual machine's thread), `endpoint` (a socket or a Xen domain), `show` (its status for operators), `scheduling` (how
-//! the time of cards is shared, live), `draining` (cards that are emptied), `moving` (from one card to another),
+//! virtual machine's thread), `endpoint` (a socket or a Xen domain), `show` (its status for operators), `scheduling`
+//! (how the time of cards is shared, live), `draining` (cards that are emptied), `moving` (from one card to another),
 //! `rebalancing` (automatic moves), `upgrade` (another daemon takes over everything), `desired` (all that can be
 //! changed, at once; `overrides` stores the overrides; `listening` the sockets), `account` (users and groups), `error`,
 //! `devices` (crates `vgpu` and `passthrough` as backends), `admin` (the admin API), `serving` (from ready to the end),
@@ -169,7 +169,8 @@ pub struct Daemon {
 }
 
 impl Daemon {
-    /// Opens the cards and starts the virtual machines of a configuration. `override_store` stores the changes from then on.
+    /// Opens the cards and starts the virtual machines of a configuration. `override_store` stores the changes from
+    /// then on.
     ///
     /// # Errors
     /// When a card or a virtual machine is not available; everything started so far is taken down.

@@ -1,10 +1,11 @@
 //! Logs: `tracing` to standard error, and a bound on the lines that tenants and clients can make the daemon write.
 //!
 //! Every event is limited, whatever its level. Events of one VM (in a span named `VM_SPAN`, which every thread that
-//! works for a VM enters, or with a field named `vm`) have a bucket for each call site and VM: a burst of `BURST_EVENTS`
-//! passes, then one per `REFILL_INTERVAL`. All other events have a bucket for each call site, of `BURST_OF_ALL`: a client of a
-//! socket, or a card, causes some of them. Records of crates that use `log` share one call site for each level.
-//! Suppressed events are counted in [`suppressed`], and [`tell_suppressed`] logs their number by origin.
+//! works for a VM enters, or with a field named `vm`) have a bucket for each call site and VM: a burst of
+//! `BURST_EVENTS` passes, then one per `REFILL_INTERVAL`. All other events have a bucket for each call site, of
+//! `BURST_OF_ALL`: a client of a socket, or a card, causes some of them. Records of crates that use `log` share one
+//! call site for each level. Suppressed events are counted in [`suppressed`], and [`tell_suppressed`] logs their number
+//! by origin.
 //!
 //! The crate does not choose the logged events, or store them.
 

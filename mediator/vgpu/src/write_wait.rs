@@ -33,7 +33,8 @@ impl WriteWait {
         Self { limit: limit.min(MAX_WAIT), ..Self::default() }
     }
 
-    /// Handles a write that finds no memory. Returns whether to retry it after [`RETRY_INTERVAL`]; otherwise it is lost.
+    /// Handles a write that finds no memory. Returns whether to retry it after [`RETRY_INTERVAL`]; otherwise it is
+    /// lost.
     pub(crate) fn waits(&mut self, state: &CardState, vm: TenantId) -> bool {
         let looks = state.vram().looks(vm);
         let rests =

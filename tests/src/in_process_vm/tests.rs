@@ -99,14 +99,16 @@ fn buffers_of_a_job_that_runs_again_take_no_more_than_once() {
     }
 }
 
-/// A probe compares lengths of submissions by the clock. A busy host can hide the difference, so the default run leaves this out.
+/// A probe compares lengths of submissions by the clock. A busy host can hide the difference, so the default run leaves
+/// this out.
 mod full {
     use super::*;
 
     #[test]
     fn pointer_kernels_get_quanta_only_when_guests_do_not_fit() {
         // A trial is one of each; there are more of them only if it has helped.
-        // One that was in vain, since what guests did changed meanwhile, is followed by a rest that is longer than this.
+        // One that was in vain, since what guests did changed meanwhile, is followed by a rest that is longer than
+        // this.
         let found = (0..3).any(|_| turns_of_two(14, 30, |turns| turns > 3) > 3);
         assert!(found, "a card that counts nothing does not tell");
         assert_eq!(turns_of_two(64, 12, |turns| turns > 0), 0, "both fit");

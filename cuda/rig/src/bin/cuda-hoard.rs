@@ -1,5 +1,5 @@
-//! A program that takes as much of a card as it can past its account, by ordinary calls or past the library, and one that looks
-//! for cards. For the tests of `hostile`.
+//! A program that takes as much of a card as it can past its account, by ordinary calls or past the library, and one
+//! that looks for cards. For the tests of `hostile`.
 //!
 //! UNSAFETY: none; the calls are those of [`cuda_rig::Cuda`].
 

@@ -1,4 +1,5 @@
-//! A CUDA program that looks after its own process: forks, takes signals, starts children, closes descriptors and libraries.
+//! A CUDA program that looks after its own process: forks, takes signals, starts children, closes descriptors and
+//! libraries.
 //!
 //! Each subcommand prints the same without the library, or fails.
 //!
@@ -41,7 +42,8 @@ enum What {
     },
     /// Forks when the driver was found but not initialised, and works in a child of the child.
     ForkBefore,
-    /// Takes SIGTERM by a descriptor, which was blocked when the driver was initialised; prints the threads that block nothing.
+    /// Takes SIGTERM by a descriptor, which was blocked when the driver was initialised; prints the threads that block
+    /// nothing.
     Signals,
     /// Prints the limit of open files of this process and of its children, and the descriptors that a child inherits.
     Children {
@@ -49,13 +51,14 @@ enum What {
         #[arg(long)]
         mib: u64,
     },
-    /// Closes the standard descriptors, then initialises the driver and works; prints into a file which of them are open then.
+    /// Closes the standard descriptors, then initialises the driver and works; prints into a file which of them are
+    /// open then.
     Closed {
         /// The file.
         file: String,
     },
-    /// Works without a pause, and has freed all memory but that of one word: in a stream and by itself. Prints how many MiB are free for
-    /// it, and works until standard input ends.
+    /// Works without a pause, and has freed all memory but that of one word: in a stream and by itself. Prints how many
+    /// MiB are free for it, and works until standard input ends.
     Freed {
         /// MiB that it has freed.
         #[arg(long)]

@@ -37,7 +37,8 @@ enum What {
         #[arg(long)]
         ms: u64,
     },
-    /// Keeps the card busy until standard input ends; a line there has it print the card's time it got, in microseconds.
+    /// Keeps the card busy until standard input ends; a line there has it print the card's time it got, in
+    /// microseconds.
     Count {
         /// Microseconds of one kernel.
         #[arg(long)]
@@ -64,7 +65,8 @@ enum What {
         #[arg(long, default_value_t = 100)]
         threads: usize,
     },
-    /// Allocates and frees five lengths by turns behind a long kernel in a stream; prints how often one had its address again.
+    /// Allocates and frees five lengths by turns behind a long kernel in a stream; prints how often one had its address
+    /// again.
     Cycle {
         /// Rounds.
         #[arg(long, default_value_t = 5)]
@@ -88,7 +90,8 @@ enum What {
         #[arg(long, default_value_t = 2000)]
         count: u32,
     },
-    /// Works on all of its memory and prints how far it is, until standard input ends; a line there lets it have 4 MiB more.
+    /// Works on all of its memory and prints how far it is, until standard input ends; a line there lets it have 4 MiB
+    /// more.
     Live {
         /// MiB to begin with.
         #[arg(long)]
@@ -118,7 +121,8 @@ enum What {
         #[arg(long)]
         kib: u64,
     },
-    /// Opens memory that another process shares, and does the same with it; prints an error's number if it cannot be opened.
+    /// Opens memory that another process shares, and does the same with it; prints an error's number if it cannot be
+    /// opened.
     Attach {
         /// The handle.
         handle: String,
@@ -140,7 +144,8 @@ enum What {
     Fork,
     /// Prints what `cuGetProcAddress` and memory information answer.
     Look,
-    /// Keeps the card busy and asks for memory until standard input ends; a line there has it print its gains since the last.
+    /// Keeps the card busy and asks for memory until standard input ends; a line there has it print its gains since the
+    /// last.
     Neighbour {
         /// Microseconds of one kernel.
         #[arg(long, default_value_t = 500)]
@@ -152,8 +157,8 @@ enum What {
         #[arg(long, default_value_t = 20)]
         ask_ms: u64,
     },
-    /// Submits work that takes so long, opens a capture, and prints that. A line of standard input makes it end the capture, launch the work that
-    /// was captured, and print the card's time that its work took, in microseconds.
+    /// Submits work that takes so long, opens a capture, and prints that. A line of standard input makes it end the
+    /// capture, launch the work that was captured, and print the card's time that its work took, in microseconds.
     OpenCapture {
         /// Microseconds of one kernel.
         #[arg(long)]

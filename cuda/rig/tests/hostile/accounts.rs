@@ -70,8 +70,8 @@ fn chunks_with_kept_descriptors_count_until_card_frees_them() {
         }
         raw.say(link, FromTenant::Free { chunks: ids }, 1);
     }
-    // The owner measures the card's free memory around each return. A first excess passes before that, and a second one if a
-    // neighbour gives memory back at the same moment.
+    // The owner measures the card's free memory around each return. A first excess passes before that, and a second one
+    // if a neighbour gives memory back at the same moment.
     assert!(got <= 3 * 16, "a tenant of 16 MiB got {got} MiB of the card");
     assert_eq!(refused, Some(Refusal::Quota));
     let view = until_accounts(&mut serving, "it is charged", |view| {

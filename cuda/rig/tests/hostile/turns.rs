@@ -158,7 +158,8 @@ fn a_program_that_can_be_killed_is_and_is_counted() {
     describe(serving);
 }
 
-/// A client that fills the card and answers orders so, next to a neighbour that wants as much: chunks that the neighbour gets.
+/// A client that fills the card and answers orders so, next to a neighbour that wants as much: chunks that the
+/// neighbour gets.
 fn decline(manner: Manner) {
     let rig = Rig::new(256);
     let limits = ["--quanta", "off", "--max-run-ms", "1500", "--patience-ms", "3000"];
@@ -345,7 +346,8 @@ fn unsuspendable_program_does_not_block_other_suspensions() {
         assert_eq!(program.line(), "stalled");
         program
     };
-    // Both have the card while no tenant waits, and answer nothing. The driver waits for ever for the first one, which is stopped.
+    // Both have the card while no tenant waits, and answer nothing. The driver waits for ever for the first one, which
+    // is stopped.
     let (mut first, second) = (stuck("a"), stuck("a"));
     crate::support::daemon::signal("-STOP", &first.child.id().to_string());
     let mut neighbour = Neighbour::begin(&rig, "b", &[]);

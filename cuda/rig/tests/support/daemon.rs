@@ -41,7 +41,8 @@ impl Daemon {
     }
 }
 
-/// Sends a signal. After SIGSTOP it waits until every thread has stopped, because a running thread takes the signal later.
+/// Sends a signal. After SIGSTOP it waits until every thread has stopped, because a running thread takes the signal
+/// later.
 pub fn signal(which: &str, pid: &str) {
     assert!(Command::new("kill").args([which, pid]).status().expect("starts").success());
     // TIMEOUT: only a failing test waits so long.

@@ -1,8 +1,8 @@
 //! Hostile programs next to an honest neighbour, under the real owner: each is a process of its own.
 //!
-//! A test starts the owner ([`super::owner`]) and a [`Neighbour`] of tenant `b`, then a hostile program of tenant `a`: a [`Raw`]
-//! client that says anything to the owner, or a CUDA program. It compares the neighbour's reports and the owner's
-//! accounts with those of a control in the same run.
+//! A test starts the owner ([`super::owner`]) and a [`Neighbour`] of tenant `b`, then a hostile program of tenant `a`:
+//! a [`Raw`] client that says anything to the owner, or a CUDA program. It compares the neighbour's reports and the
+//! owner's accounts with those of a control in the same run.
 
 use std::path::PathBuf;
 use std::process::Stdio;
@@ -289,7 +289,8 @@ impl Raw {
         self.program.child.wait().expect("ends");
     }
 
-    /// Waits for so many messages, a while; the messages since the last time, and whether the owner has closed the connection.
+    /// Waits for so many messages, a while; the messages since the last time, and whether the owner has closed the
+    /// connection.
     pub fn hear(&mut self, link: usize, count: usize, within: Duration) -> (Vec<FromOwner>, bool) {
         let within_ms = u64::try_from(within.as_millis()).expect("short");
         match self.ask(&Command::Hear { link, count, within_ms }) {
@@ -320,7 +321,8 @@ impl Raw {
         }
     }
 
-    /// Connects and says hello; the number of the connection, and the answer if something reads it and the owner gives one.
+    /// Connects and says hello; the number of the connection, and the answer if something reads it and the owner gives
+    /// one.
     pub fn hello(&mut self, tenant: &str, through: Through, manner: Option<Manner>) -> (usize, Option<FromOwner>) {
         let link = self.connect(through, manner);
         self.say(link, FromTenant::Hello(hello(tenant, false)), 1);
@@ -357,7 +359,8 @@ pub fn hello(tenant: &str, adopts: bool) -> Hello {
     Hello { version: VERSION, pid: std::process::id(), instance: 1, tenant, program, adopts }
 }
 
-/// Ends the connection of a program's library to the owner, as a failure of the owner would, from outside: the program stays.
+/// Ends the connection of a program's library to the owner, as a failure of the owner would, from outside: the program
+/// stays.
 pub fn break_connection(pid: u32) {
     use std::os::fd::{AsFd as _, AsRawFd as _};
     let pid = rustix::process::Pid::from_raw(pid.cast_signed()).expect("a process");

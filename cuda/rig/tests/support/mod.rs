@@ -231,8 +231,8 @@ pub fn describe(owner: Program) -> serde_json::Value {
     serde_json::from_str(&owner.end()).expect("JSON")
 }
 
-/// The same, once it has seen the end of every program that has ended: one of tenant `b`, which no test has suspended, is
-/// served behind them.
+/// The same, once it has seen the end of every program that has ended: one of tenant `b`, which no test has suspended,
+/// is served behind them.
 pub fn settled(rig: &Rig, owner: Program) -> serde_json::Value {
     rig.program("b", &["look"]).end();
     describe(owner)

@@ -31,8 +31,8 @@ enum What {
         #[arg(long, value_name = "VERSION")]
         slurm: Option<String>,
     },
-    /// Takes back what jobs had that are over, notes what the others have used, and drains the node while its daemon does not
-    /// answer: a HealthCheckProgram. Arguments of the plugin as in plugstack.conf
+    /// Takes back what jobs had that are over, notes what the others have used, and drains the node while its daemon
+    /// does not answer: a HealthCheckProgram. Arguments of the plugin as in plugstack.conf
     Health {
         /// KEY=VALUE, as in plugstack.conf
         arguments: Vec<String>,

@@ -6,7 +6,8 @@
 //! ([`Halted::depart`]), and so is memory that was not borrowed and differs there ([`Suspended::copy_memory`]). The
 //! other card has created the VM already, which is [held](CardState::hold_still), receives the channels
 //! ([`CardState::arrive`]), and resumes it. Until then nothing has changed here: after a failure, the guard is dropped,
-//! and the VM continues here. Afterwards the other card copies the borrowed memory ([`ManagedCard::copy_borrowed_memory`]).
+//! and the VM continues here. Afterwards the other card copies the borrowed memory
+//! ([`ManagedCard::copy_borrowed_memory`]).
 
 use super::{CardState, ManagedCard};
 use crate::work::descheduled::Why;

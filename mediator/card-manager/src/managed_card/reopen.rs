@@ -1,9 +1,9 @@
 //! A card that another owner has saved: opened with its VMs, and taken over.
 //!
-//! The other owner continues with the card unless this one takes it over. So there are two steps. [`ManagedCard::reopen`]
-//! restores everything from the saved state, and checks it; VMs are restored and [readmitted](Reopened::readmit). Until
-//! then only registers of the card are read; writes to its memory are queued. [`Reopened::take_over`] performs them and
-//! resumes everything.
+//! The other owner continues with the card unless this one takes it over. So there are two steps.
+//! [`ManagedCard::reopen`] restores everything from the saved state, and checks it; VMs are restored and
+//! [readmitted](Reopened::readmit). Until then only registers of the card are read; writes to its memory are queued.
+//! [`Reopened::take_over`] performs them and resumes everything.
 //!
 //! The mediator's own channels are bound again: they have no work in flight when a card is quiescent.
 

@@ -1,7 +1,8 @@
 //! Clears PGRAPH between tenants: a kernel of the mediator's own, on a channel of its own.
 //!
-//! Whose PGRAPH is, says [`residue::Tenancy`]; here its steps are carried out. A VM's channels with a PGRAPH context are kept off
-//! the card until it is admitted ([`channels::Channels::admit`]): the scheduler's turn begins with that, and is charged for it.
+//! Whose PGRAPH is, says [`residue::Tenancy`]; here its steps are carried out. A VM's channels with a PGRAPH context
+//! are kept off the card until it is admitted ([`channels::Channels::admit`]): the scheduler's turn begins with that,
+//! and is charged for it.
 
 use super::CardState;
 use crate::work::schedule::Stage;

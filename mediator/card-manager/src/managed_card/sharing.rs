@@ -1,12 +1,13 @@
 //! Memory of a VM that moves to another card, while both cards have it: its host memory is mapped for the other card as
 //! well, so that none of it has to be copied during the VM's downtime. Only one of the two lets the VM run.
 //!
-//! 1. The target card *borrows* the VM's memory that is in the other's host memory ([`ManagedCard::lend`]), in addition to
-//!    memory of its own, which has pages already.
+//! 1. The target card *borrows* the VM's memory that is in the other's host memory ([`ManagedCard::lend`]), in addition
+//!    to memory of its own, which has pages already.
 //! 2. When the VM is stopped, borrowed chunks that have moved since are given up again ([`ManagedCard::part`]), and are
 //!    copied like chunks that were never borrowed.
 //! 3. When the VM has resumed, the borrowed memory is copied, in parts, each with its work off the engines for as long
-//!    as that takes, as in a relocation ([`ManagedCard::copy_borrowed_memory`]). Only then the old card gets its memory back.
+//!    as that takes, as in a relocation ([`ManagedCard::copy_borrowed_memory`]). Only then the old card gets its memory
+//!    back.
 
 use super::{CardState, ManagedCard};
 use crate::ManagerError;

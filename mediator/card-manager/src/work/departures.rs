@@ -15,7 +15,8 @@ pub(crate) const LOOK_NS: u64 = 500_000;
 const ASKED_LOOKS: u32 = 40;
 /// Looks after the reset before the channel counts as one that the card keeps.
 const RESET_LOOKS: u32 = 200;
-/// Time between two looks at a channel that the card keeps, in ns. It may be the host that keeps the card from going on.
+/// Time between two looks at a channel that the card keeps, in ns. It may be the host that keeps the card from going
+/// on.
 const KEPT_LOOK_NS: u64 = 100_000_000;
 
 /// Progress of a channel's end.
@@ -95,8 +96,8 @@ impl Departures {
         self.0.values().any(|departure| departure.stage == Stage::Kept)
     }
 
-    /// Counts a poll at `now_ns` of a channel that is still there, unless the last poll was just now. Returns the next step
-    /// if it is due.
+    /// Counts a poll at `now_ns` of a channel that is still there, unless the last poll was just now. Returns the next
+    /// step if it is due.
     pub(crate) fn stays(&mut self, channel: ChannelId, now_ns: u64) -> Option<Remedy> {
         let departure = self.0.get_mut(&channel)?;
         if departure.stage == Stage::Kept {
@@ -118,8 +119,8 @@ impl Departures {
         Some(remedy)
     }
 
-    /// A channel has left. `lingers`: its VM is still to take its work area out of the address space. Returns whether the
-    /// scheduler is to be told that its work has ended.
+    /// A channel has left. `lingers`: its VM is still to take its work area out of the address space. Returns whether
+    /// the scheduler is to be told that its work has ended.
     pub(crate) fn leave(&mut self, channel: ChannelId, lingers: bool) -> bool {
         let charged = self.discharge(channel);
         match self.0.get_mut(&channel) {

@@ -2,9 +2,10 @@
 //!
 //! There are two kinds. A channel that was stopped (by its guest's registers, or because memory moves) and has left the
 //! card resumes when it may run again. A channel that waits for a semaphore *rests* (is descheduled) while others have
-//! work. One reason: an acquire may keep the unit that takes methods for its whole time slice, repeatedly. The other: its
-//! VM has used up its [hops](WakeAllowance), by work between its waits. From time to time one of the resting channels may poll its
-//! semaphore again, as a submission in its turn. When the card has no other work, no channel rests.
+//! work. One reason: an acquire may keep the unit that takes methods for its whole time slice, repeatedly. The other:
+//! its VM has used up its [hops](WakeAllowance), by work between its waits. From time to time one of the resting
+//! channels may poll its semaphore again, as a submission in its turn. When the card has no other work, no channel
+//! rests.
 
 use nvspec::fifo::ChannelId;
 use sched::Nanos;
@@ -92,8 +93,8 @@ impl DescheduledChannels {
     }
 }
 
-/// Counts how often a VM's channels worked between two polls at which they waited. This work is not measured and belongs
-/// to no turn, so each VM may do it a few times, and then once for each poll of a resting channel.
+/// Counts how often a VM's channels worked between two polls at which they waited. This work is not measured and
+/// belongs to no turn, so each VM may do it a few times, and then once for each poll of a resting channel.
 #[derive(Debug, Default)]
 pub(crate) struct WakeAllowance(pub(super) BTreeMap<TenantId, Nanos>);
 

@@ -1,8 +1,8 @@
 //! Feeds the scheduler of a card with events, and carries out its decisions.
 //!
-//! A doorbell puts a submission into a channel's ring on the card ([`channels::Channels::pull`]) and is an arrival here;
-//! when its turn comes, on whichever thread brings that about, the card may fetch it. The end of it is its completion
-//! record, with the card's time.
+//! A doorbell puts a submission into a channel's ring on the card ([`channels::Channels::pull`]) and is an arrival
+//! here; when its turn comes, on whichever thread brings that about, the card may fetch it. The end of it is its
+//! completion record, with the card's time.
 //!
 //! A submission that cannot run does not block others. It is an arrival only once the guest has enabled and listed its
 //! channel. A submission that started and then waits, for a semaphore or because its channel was stopped, leaves the
@@ -26,7 +26,8 @@ use vram::TenantId;
 /// Time before a submission is seen to wait no more for which it is charged at most, in ns: several looks.
 const UNSEEN_NS: u64 = 5_000_000;
 
-/// Most words of a submission that is taken for a fence behind work: nouveau's is a semaphore's release and an interrupt.
+/// Most words of a submission that is taken for a fence behind work: nouveau's is a semaphore's release and an
+/// interrupt.
 const BRIEF_WORDS: u32 = 16;
 
 /// Reports events to a card's scheduler and carries out its decisions: the state of a card, under its lock.
@@ -57,12 +58,14 @@ pub trait Feeder {
         false
     }
 
-    /// Returns whether a channel is [shut out](Self::is_shut_out), and its VM is not to have the engine for other work soon.
+    /// Returns whether a channel is [shut out](Self::is_shut_out), and its VM is not to have the engine for other work
+    /// soon.
     fn is_left_out(&self, _channel: ChannelId) -> bool {
         false
     }
 
-    /// Returns whether a channel's VM has PGRAPH to itself while the channel has work on the card, whichever engine that is for.
+    /// Returns whether a channel's VM has PGRAPH to itself while the channel has work on the card, whichever engine
+    /// that is for.
     fn closes_graphics(&self, _channel: ChannelId) -> bool {
         false
     }
@@ -78,8 +81,8 @@ pub trait Feeder {
         true
     }
 
-    /// Returns for how long a VM has kept PGRAPH from others with work elsewhere, since this was asked last: whose it is, and
-    /// since when.
+    /// Returns for how long a VM has kept PGRAPH from others with work elsewhere, since this was asked last: whose it
+    /// is, and since when.
     fn take_kept(&mut self) -> Option<(TenantId, Nanos)> {
         None
     }
@@ -102,7 +105,8 @@ pub trait Feeder {
     /// Returns the VM of a channel of the card, and the guest's number of the channel.
     fn owner(&self, channel: ChannelId) -> Option<(TenantId, VirtualChannelId)>;
 
-    /// Lets the card fetch a submission, with those of the channel that came before. `false` when there is none any more.
+    /// Lets the card fetch a submission, with those of the channel that came before. `false` when there is none any
+    /// more.
     fn start(&mut self, channel: ChannelId, submission: Submission) -> bool;
 
     /// Has the end of a submission raise no interrupt. `false` when it does all the same.
@@ -118,8 +122,8 @@ pub trait Feeder {
     /// Submissions that have ended since the last call, with the card's time of that if it is known.
     fn take_ended(&mut self) -> Vec<(Submission, Option<Nanos>)>;
 
-    /// Returns in how many ns the timer is to expire if nothing else happens: the last call of [`Self::take_ended`] is to be
-    /// repeated, or a channel is still to leave the card.
+    /// Returns in how many ns the timer is to expire if nothing else happens: the last call of [`Self::take_ended`] is
+    /// to be repeated, or a channel is still to leave the card.
     fn deferred_ns(&self) -> Option<u64>;
 
     /// A channel with work that the card has may go on.
@@ -241,8 +245,8 @@ pub trait Feeder {
         parked.into_iter().any(|channel| self.wants(channel))
     }
 
-    /// Returns true if no VM waits for the end of a submission of this VM, and the end is expected soon: its interrupt would
-    /// be one more for the guest as well. The end is found with the guest's own interrupt, or by a poll.
+    /// Returns true if no VM waits for the end of a submission of this VM, and the end is expected soon: its interrupt
+    /// would be one more for the guest as well. The end is found with the guest's own interrupt, or by a poll.
     fn is_unobserved(
         &mut self,
         vm: TenantId,
@@ -256,9 +260,10 @@ pub trait Feeder {
         schedule.waiting == 0 && schedule.scheduler.is_brief_and_alone(vm, engine, now, LOOK_NS)
     }
 
-    /// Returns the engine whose turn a channel's next work waits for. While it is on the card other VMs may not use PGRAPH, whatever
-    /// it works on, if [PGRAPH is closed](Self::closes_graphics) for it: then it waits for PGRAPH's turn, and where the card shows it
-    /// elsewhere it is charged there. Work that needs copy engines only waits for the first that it uses.
+    /// Returns the engine whose turn a channel's next work waits for. While it is on the card other VMs may not use
+    /// PGRAPH, whatever it works on, if [PGRAPH is closed](Self::closes_graphics) for it: then it waits for PGRAPH's
+    /// turn, and where the card shows it elsewhere it is charged there. Work that needs copy engines only waits for the
+    /// first that it uses.
     fn books_on(&mut self, channel: ChannelId, engines: [bool; Engine::COUNT], needs: Needs) -> Engine {
         if self.closes_graphics(channel) {
             return Engine::Compute;
@@ -373,8 +378,8 @@ pub trait Feeder {
         if off {
             self.set_aside(channel, false);
         }
-        // Whether one waits shows when it has looked: neither one that was let back and is not on the card yet is known to wait,
-        // nor one that waited to go on.
+        // Whether one waits shows when it has looked: neither one that was let back and is not on the card yet is known
+        // to wait, nor one that waited to go on.
         let shut_out = self.is_shut_out(channel);
         let waits = presence == Some(Presence::Acquires) && !shut_out;
         let progress = if waits { self.progress(channel) } else { 0 };
@@ -490,8 +495,8 @@ pub trait Feeder {
         self.look_at_channel(channel, events);
     }
 
-    /// Readmits channels whose work on the card has ended. If only the awaited submission has ended, the next one gets its
-    /// turn.
+    /// Readmits channels whose work on the card has ended. If only the awaited submission has ended, the next one gets
+    /// its turn.
     fn release_idle(&mut self, events: &mut Vec<Event>) {
         let all: Vec<ChannelId> = self.schedule().descheduled.channels().map(|(channel, _)| channel).collect();
         for channel in all {
@@ -505,7 +510,8 @@ pub trait Feeder {
         }
     }
 
-    /// Returns whether a channel that waits for a semaphore will not look at it unless it has a turn of its own for that.
+    /// Returns whether a channel that waits for a semaphore will not look at it unless it has a turn of its own for
+    /// that.
     fn any_left_out(&mut self) -> bool {
         let waiting: Vec<ChannelId> = self.schedule().waiting_channels().collect();
         waiting.into_iter().any(|channel| self.is_left_out(channel))
@@ -518,8 +524,8 @@ pub trait Feeder {
         deferred.or_else(|| self.schedule().hushed_look_ns(now))
     }
 
-    /// Has channels rest that wait and hold others up, are left out, or have worked between their waits too often, and lets one
-    /// of those that rest look again.
+    /// Has channels rest that wait and hold others up, are left out, or have worked between their waits too often, and
+    /// lets one of those that rest look again.
     fn rest_and_rouse(&mut self) {
         let now = self.card_time();
         let wanted = self.schedule().scheduler.in_flight() > 0;
@@ -611,13 +617,13 @@ pub trait Feeder {
         }
     }
 
-    /// Records which channel each busy engine works for. A submission that exceeds its limit is killed only for the time
-    /// that it was seen on the engine: by the accounts alone it may have waited until just now, for a semaphore or for
-    /// another channel to leave the engine.
+    /// Records which channel each busy engine works for. A submission that exceeds its limit is killed only for the
+    /// time that it was seen on the engine: by the accounts alone it may have waited until just now, for a semaphore or
+    /// for another channel to leave the engine.
     ///
-    /// Returns the events for the scheduler. A channel with contexts for several engines is booked on the engine that it
-    /// was last seen on, while its methods decide where it works. Once it is found elsewhere, it is charged there instead
-    /// of its neighbour on that engine.
+    /// Returns the events for the scheduler. A channel with contexts for several engines is booked on the engine that
+    /// it was last seen on, while its methods decide where it works. Once it is found elsewhere, it is charged there
+    /// instead of its neighbour on that engine.
     fn look_at_engines(&mut self) -> Vec<Event> {
         let now = self.card_time();
         let everywhere = self.schedule().any_of_several();

@@ -1,9 +1,9 @@
 //! Interrupts that VMs bring about beyond those that tell of the end of their work, and a bound on them.
 //!
 //! The card's one interrupt thread serves each of them under the card's lock: methods that no engine knows, errors of
-//! engines, and interrupts in the middle of a submission. A VM may cause [`MAX_INTERRUPTS_PER_CHECK`] of them between two checks of that
-//! thread. A VM that causes more has its channels paused until the next check: it pays with its own time, and others are
-//! served.
+//! engines, and interrupts in the middle of a submission. A VM may cause [`MAX_INTERRUPTS_PER_CHECK`] of them between
+//! two checks of that thread. A VM that causes more has its channels paused until the next check: it pays with its own
+//! time, and others are served.
 
 use std::collections::BTreeMap;
 use vram::TenantId;

@@ -1,5 +1,5 @@
-//! Submissions that were made long ago and have not ended, with the reason of each wait, for `mediatorctl sched show` and
-//! for the log.
+//! Submissions that were made long ago and have not ended, with the reason of each wait, for `mediatorctl sched show`
+//! and for the log.
 
 use super::Work;
 use super::descheduled::Why;

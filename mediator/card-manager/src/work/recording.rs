@@ -55,8 +55,8 @@ impl Recording {
 }
 
 impl Work {
-    /// Begins a record of the scheduler of at most `limit` bytes; `names` are those of the VMs. `false` when one is being
-    /// made already, or when not even the scheduler as it is now fits.
+    /// Begins a record of the scheduler of at most `limit` bytes; `names` are those of the VMs. `false` when one is
+    /// being made already, or when not even the scheduler as it is now fits.
     pub(crate) fn start_record(&mut self, at: Nanos, names: &BTreeMap<TenantId, String>, limit: usize) -> bool {
         if self.schedule.recording.is_some() {
             return false;

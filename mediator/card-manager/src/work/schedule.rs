@@ -43,7 +43,8 @@ pub(crate) struct TrackedSubmission {
     pub(crate) seen: Option<(Nanos, u64)>,
     /// It has worked between its waits more often than its VM may.
     pub(crate) hopped: bool,
-    /// Time at which it was first seen to have an engine since it was started, later by as long as it was seen to have none.
+    /// Time at which it was first seen to have an engine since it was started, later by as long as it was seen to have
+    /// none.
     pub(crate) on_engine: Option<Nanos>,
     /// Its end raises no interrupt.
     pub(crate) irq_suppressed: bool,
@@ -123,8 +124,8 @@ impl<A: Alarm> Schedule<A> {
         counts
     }
 
-    /// Returns the time in ns until the next poll for work that raises no interrupt, if the card has such: soon at first, and
-    /// later the longer the work has been there, because it may wait for its guest.
+    /// Returns the time in ns until the next poll for work that raises no interrupt, if the card has such: soon at
+    /// first, and later the longer the work has been there, because it may wait for its guest.
     pub(crate) fn hushed_look_ns(&self, now: Nanos) -> Option<u64> {
         let irq_suppressed = self
             .held
@@ -146,8 +147,8 @@ impl<A: Alarm> Schedule<A> {
         std::mem::take(&mut self.outbox)
     }
 
-    /// Sets the alarm for the scheduler's next wake-up or the next poll of work in flight. `deferred`: the time in ns until
-    /// another poll is due.
+    /// Sets the alarm for the scheduler's next wake-up or the next poll of work in flight. `deferred`: the time in ns
+    /// until another poll is due.
     pub(crate) fn arm(&mut self, now: Nanos, deferred: Option<u64>) {
         let contended = self.is_contended().then_some(LOOK_NS);
         let look = deferred.into_iter().chain(contended).min().map(|ns| now.after(ns));
@@ -186,8 +187,8 @@ impl<A: Alarm> Schedule<A> {
         }
     }
 
-    /// Returns the engine on which a channel's work is booked: the one that it was seen on last where it has several, else its
-    /// first.
+    /// Returns the engine on which a channel's work is booked: the one that it was seen on last where it has several,
+    /// else its first.
     pub(crate) fn engine_for(&self, channel: ChannelId, engines: [bool; Engine::COUNT]) -> Engine {
         let seen = self.several.get(&channel).copied().flatten();
         let first = || Engine::ALL.into_iter().find(|engine| engines[engine.index()]);
@@ -255,8 +256,8 @@ impl<A: Alarm> Schedule<A> {
 
     /// Records that a channel's work is kept off the card; appends the events for the scheduler.
     ///
-    /// Each submission that the scheduler has on an engine is set aside there too: one that stayed would keep the engine
-    /// from all VMs, and never end.
+    /// Each submission that the scheduler has on an engine is set aside there too: one that stayed would keep the
+    /// engine from all VMs, and never end.
     pub(crate) fn withhold_started(&mut self, channel: ChannelId, events: &mut Vec<Event>) {
         for (ticket, held) in self.held.iter_mut().filter(|(_, held)| held.channel == channel) {
             match held.stage {
@@ -286,7 +287,8 @@ impl<A: Alarm> Schedule<A> {
         self.held.get_mut(&ticket).map(|held| *held.on_engine.get_or_insert(now))
     }
 
-    /// Records that an engine works for a channel all of whose work was set aside; returns the events for the scheduler.
+    /// Records that an engine works for a channel all of whose work was set aside; returns the events for the
+    /// scheduler.
     pub(crate) fn bring_back(&mut self, channel: ChannelId) -> Option<Event> {
         if self.first_of(channel, &[Stage::Started]).is_some() {
             return None;

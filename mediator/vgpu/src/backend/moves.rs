@@ -134,8 +134,8 @@ impl VmBackend {
         self.stop.is_some()
     }
 
-    /// Moves pages once work has left the card. Returns whether some still wait; if so, call it again after [`MOVE_POLL_INTERVAL`],
-    /// with the VM's lock free meanwhile.
+    /// Moves pages once work has left the card. Returns whether some still wait; if so, call it again after
+    /// [`MOVE_POLL_INTERVAL`], with the VM's lock free meanwhile.
     pub(crate) fn look_at_moves(&mut self) -> bool {
         let Some(Stop { busy, since_ns, until_ns, .. }) = &self.stop else { return false };
         let (busy, since_ns) = (busy.clone(), *since_ns);

@@ -312,9 +312,9 @@ impl Pair {
         })
     }
 
-    /// Returns the neighbour's copies next to `works` on the first channel and on the second, in turns: of the first round in
-    /// which those next to the second are at least 96 % of the others, or of the last. A busy host runs the neighbour
-    /// only sometimes.
+    /// Returns the neighbour's copies next to `works` on the first channel and on the second, in turns: of the first
+    /// round in which those next to the second are at least 96 % of the others, or of the last. A busy host runs the
+    /// neighbour only sometimes.
     fn compare(&mut self, works: [&[u32]; 2], times: usize) -> [u64; 2] {
         let mut counts = [0; 2];
         for _ in 0..12 {
