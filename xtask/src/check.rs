@@ -34,6 +34,7 @@ pub fn run(lints_only: bool) -> Result<bool> {
     report("comment tags", &lints::tags(&files, &lints::todo_codes(&root())));
     report("doc comments", &lints::openers(&files));
     report("test names", &lints::test_names(&files));
+    report("wide comments", &lints::wide_comments(&files));
     report("module files", &lints::module_files(&files));
     report("crate headers", &lints::headers(&metadata));
     report("orphaned files", &orphans::find(&metadata, &root(), &files)?);

@@ -213,6 +213,24 @@ pub fn test_names(files: &[File]) -> Vec<String> {
     problems
 }
 
+/// Most columns of a line. rustfmt breaks code there, and no comments.
+const MAX_COLUMNS: usize = 120;
+
+/// Lists comments that are too wide. A word that is wider cannot be broken.
+pub fn wide_comments(files: &[File]) -> Vec<String> {
+    let mut problems = Vec::new();
+    for file in files {
+        for (number, line) in (1..).zip(file.text.lines()) {
+            let columns = line.chars().count();
+            if columns > MAX_COLUMNS && line.trim_start().starts_with("//") && line.split_whitespace().count() > 2 {
+                let path = file.path.display();
+                problems.push(format!("{path}:{number}: a comment has {columns} columns, at most {MAX_COLUMNS}"));
+            }
+        }
+    }
+    problems
+}
+
 /// Lists modules of a crate's sources in files `x/mod.rs`: the convention is `x.rs` next to `x/`.
 pub fn module_files(files: &[File]) -> Vec<String> {
     let in_sources = |file: &&File| file.path.components().any(|part| part.as_os_str() == "src");
@@ -292,6 +310,20 @@ mod tests {
         let problems = tags(&[file("a/src/lib.rs", &text)], &["PV".to_owned()]);
         let places: Vec<_> = problems.iter().map(|p| p.split(": ").next().unwrap()).collect();
         assert_eq!(places, ["a/src/lib.rs:1", "a/src/lib.rs:3", "a/src/lib.rs:4"]);
+    }
+
+    #[test]
+    fn wide_comments_are_found() {
+        let wide = format!("// {} b", "a".repeat(117));
+        let text = format!("{wide}\n    {wide}\n// {}\nlet a = \"{}\"; // b\n", "a".repeat(150), "c".repeat(150));
+        let found = wide_comments(&[file("a/src/a.rs", &text)]);
+        assert_eq!(
+            found,
+            [
+                "a/src/a.rs:1: a comment has 122 columns, at most 120",
+                "a/src/a.rs:2: a comment has 126 columns, at most 120"
+            ]
+        );
     }
 
     #[test]
