@@ -60,20 +60,22 @@ impl Core {
     }
 
     /// Gives up the processes that have occupied the card without a turn for as long as their tenants' limit of a turn,
-    /// if another tenant has a turn.
+    /// if another tenant has a turn. A process that the driver is suspending has the driver's limit.
     fn give_up_occupants(&mut self) {
-        let other_has_turn = |tenant: TenantId| self.turns.holders().any(|holder| holder != tenant);
+        let exceeds = |pid: u32, limit: u64| {
+            let row = self.occupations.seen.get(&pid).filter(|row| row.last.len() == MIN_LOOKS);
+            row.is_some_and(|row| self.clock.saturating_sub(row.since) > limit)
+        };
+        let is_culprit = |pid: u32, tenant: TenantId| {
+            let limit = self.tenants.get(&tenant).and_then(|known| known.spec.time.max_run_ns);
+            limit.is_some_and(|limit| exceeds(pid, limit)) && self.turns.holders().any(|holder| holder != tenant)
+        };
         let culprits: Vec<(SessionId, u32)> = self
             .sessions
             .iter()
-            .filter_map(|(&id, session)| Some((id, session.pid, session.tenant?)))
-            .filter(|(_, pid, tenant)| {
-                let limit = self.tenants.get(tenant).and_then(|known| known.spec.time.max_run_ns);
-                let row = self.occupations.seen.get(pid).filter(|row| row.last.len() == MIN_LOOKS);
-                let exceeds = |limit| row.is_some_and(|row| self.clock.saturating_sub(row.since) > limit);
-                limit.is_some_and(exceeds) && other_has_turn(*tenant)
-            })
-            .map(|(id, pid, _)| (id, pid))
+            .filter(|(_, session)| !session.stuck)
+            .filter(|(_, session)| session.tenant.is_some_and(|tenant| is_culprit(session.pid, tenant)))
+            .map(|(&id, session)| (id, session.pid))
             .collect();
         for (session, pid) in culprits {
             tracing::warn!(pid, "a program occupies the card without a turn for longer than its limit: it is given up");

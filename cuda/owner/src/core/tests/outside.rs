@@ -288,3 +288,31 @@ fn program_that_occupies_the_card_without_a_turn_has_its_limit() {
 fn program_with_turns_between_looks_is_never_given_up() {
     assert_eq!(given_up_after(true), None);
 }
+
+#[test]
+fn program_being_suspended_has_the_drivers_limit() {
+    let mut world = World::new(16, 16);
+    // The driver does not answer in this time.
+    world.suspends = None;
+    let mut suspended = TenantSpec { on_stuck: OnStuck::Suspend, ..spec("one", 64, Limits::default()) };
+    suspended.time.max_run_ns = Some(1_000 * MS);
+    world.core.add_tenant(suspended).expect("it may be");
+    world.core.add_tenant(spec("two", 64, Limits::default())).expect("it may be");
+    let (mute, works) = (world.connect("one"), world.connect("two"));
+    world.say(mute, FromTenant::Waiting { card: 0 });
+    world.settle();
+    world.programs.get_mut(&mute).expect("there").mute = true;
+    world.say(works, FromTenant::Waiting { card: 0 });
+    for _ in 0..6 {
+        world.pass(1_000 * MS);
+        let user = |session: &SessionId| {
+            let (pid, program) = (100 + session.0 as u32, "p".to_owned());
+            User { pid, program, bytes: None, occupies: *session == mute }
+        };
+        let users = world.programs.keys().map(user).collect();
+        world.event(Event::Users { users, own: None });
+        world.settle();
+    }
+    assert!(world.programs[&works].run.is_some(), "the other one has its turn");
+    assert!(world.programs.contains_key(&mute), "it is killed before the driver's limit");
+}
