@@ -11,7 +11,7 @@ pub trait Part: Serialize + DeserializeOwned {
     /// Counts up with each change of the encoding, from 1. Lists end a number of elements that each take bytes: a list
     /// of things that take none would be as long as its length says.
     const VERSION: u32;
-    /// The part as it was in the version before; [`Unversioned`] in version 1.
+    /// The part as it was in the version before; [`Unversioned`] if that one is not read.
     type Before: Serialize + DeserializeOwned;
 
     /// From the version before.
@@ -27,7 +27,7 @@ pub trait Part: Serialize + DeserializeOwned {
     fn to_before(&self) -> Result<Self::Before, Invalid>;
 }
 
-/// The version before the first, which does not exist.
+/// The version before the first that is read, which does not exist.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub enum Unversioned {}
 
@@ -35,9 +35,18 @@ pub enum Unversioned {}
 #[macro_export]
 macro_rules! first_version {
     ($part:ty, $name:literal) => {
+        $crate::only_version!($part, $name, 1);
+    };
+}
+
+/// Makes a type the only version of a part that is read and written. Its number stays above those of all encodings
+/// that programs ever had: a program that has an earlier one must not take this for its own.
+#[macro_export]
+macro_rules! only_version {
+    ($part:ty, $name:literal, $version:literal) => {
         impl $crate::Part for $part {
             const NAME: &'static str = $name;
-            const VERSION: u32 = 1;
+            const VERSION: u32 = $version;
             type Before = $crate::Unversioned;
 
             fn from_before(before: $crate::Unversioned) -> Result<Self, $crate::Invalid> {
@@ -45,7 +54,7 @@ macro_rules! first_version {
             }
 
             fn to_before(&self) -> Result<$crate::Unversioned, $crate::Invalid> {
-                Err($crate::Invalid::new("there is no version before the first"))
+                Err($crate::Invalid::new("no earlier version is written"))
             }
         }
     };

@@ -14,7 +14,7 @@ use crate::{Layout, Pause, Place, RunState, Submission, TenantId};
 use nvspec::addr::{Gpa, GpuVa, GuestVramAddr, SMALL_PAGE, VA_BITS, VramAddr};
 use nvspec::fifo::{CHANNELS, ChannelId, VirtualChannelId, engine};
 use nvspec::instance::ramfc;
-use saved_state::{Invalid, ascend, first_version};
+use saved_state::{Invalid, ascend, only_version};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -43,7 +43,7 @@ pub struct SavedChannels {
     gate: SavedGate,
 }
 
-first_version!(SavedChannels, "channels");
+only_version!(SavedChannels, "channels", 2);
 
 /// VMs that may use PGRAPH.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]

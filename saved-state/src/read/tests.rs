@@ -1,5 +1,5 @@
 use super::*;
-use crate::{Unversioned, WriteError, Writer, ascend, first_version};
+use crate::{Unversioned, WriteError, Writer, ascend, first_version, only_version};
 use proptest::prelude::*;
 use serde::{Deserialize, Serialize};
 
@@ -102,6 +102,27 @@ fn the_version_before_is_read_and_written() {
     let mut writer = Writer::for_reader(IDENTITY, newer.clone());
     writer.put(1, &second("x")).unwrap();
     SavedState::parse(&writer.finish(), &newer).unwrap();
+}
+
+/// A part whose first version is not read.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+struct Third {
+    number: u64,
+}
+
+only_version!(Third, "third", 2);
+
+#[test]
+fn only_version_is_not_exchanged_with_its_predecessor() {
+    let version = |version| vec![Known { name: "third".into(), version }];
+    let mut writer = Writer::for_reader(IDENTITY, version(1));
+    let error = writer.put(1, &Third { number: 1 }).unwrap_err();
+    assert!(error.to_string().contains("no earlier version is written"), "{error}");
+    let mut writer = Writer::for_reader(IDENTITY, version(2));
+    writer.put(1, &Third { number: 1 }).unwrap();
+    let file = writer.finish();
+    assert!(SavedState::parse(&file, &version(1)).is_err(), "a program with version 1 refuses it");
+    assert_eq!(SavedState::parse(&file, &[Known::for_part::<Third>()]).unwrap().take(1), Ok(Third { number: 1 }));
 }
 
 #[test]

@@ -5,7 +5,7 @@ use crate::account::{Account, History, SavedAccount, SavedHistory};
 use crate::flight::Flight;
 use crate::params::CopyShare;
 use crate::types::{Engine, Nanos, TenantId, Ticket};
-use saved_state::{Invalid, ascend, first_version};
+use saved_state::{Invalid, ascend, only_version};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
 
@@ -25,7 +25,7 @@ pub struct SavedScheduler {
     copies: Vec<(TenantId, CopyShare)>,
 }
 
-first_version!(SavedScheduler, "sched");
+only_version!(SavedScheduler, "sched", 2);
 
 impl Scheduler {
     /// Serializes the scheduler.

@@ -3,7 +3,7 @@
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::Arc;
 
-use saved_state::{Invalid, Known, SavedState, ascend, first_version};
+use saved_state::{Invalid, Known, SavedState, ascend, only_version};
 use serde::{Deserialize, Serialize};
 
 use super::{CLIENT, Journal, Kept, SLOTS, Slots, file};
@@ -42,7 +42,7 @@ pub struct SavedJournal {
     pub(crate) files: Vec<(u8, u32)>,
 }
 
-first_version!(SavedJournal, "vmm-glue.journal");
+only_version!(SavedJournal, "vmm-glue.journal", 2);
 
 /// Changes that make a new device the device of a client that had another one before.
 #[derive(Clone, Debug, Default)]

@@ -4,7 +4,7 @@ use super::{Balancer, Config, Known};
 use crate::quanta::SavedTurn;
 use crate::victim::{Hints, SavedHints, VictimPolicy};
 use crate::{ChunkTable, TenantId, To};
-use saved_state::{Invalid, ascend, first_version};
+use saved_state::{Invalid, ascend, only_version};
 use serde::{Deserialize, Serialize};
 
 /// The balancer of a card.
@@ -23,7 +23,7 @@ pub struct SavedBalancer {
     pub(crate) turn: Option<SavedTurn>,
 }
 
-first_version!(SavedBalancer, "vram.balance");
+only_version!(SavedBalancer, "vram.balance", 2);
 
 /// Knowledge about a VM.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -5,7 +5,7 @@
 use super::{MappedWindow, PageTarget, Remap, Slot, Window};
 use card_manager::{ManagedCard, ManagerError};
 use nvspec::addr::{Iova, SMALL_PAGE};
-use saved_state::{Invalid, ascend, first_version};
+use saved_state::{Invalid, ascend, only_version};
 use serde::{Deserialize, Serialize};
 use std::os::fd::OwnedFd;
 use vm_device::WindowMemory;
@@ -23,7 +23,7 @@ pub(crate) struct SavedRemap {
     stale: bool,
 }
 
-first_version!(SavedRemap, "vgpu.apertures");
+only_version!(SavedRemap, "vgpu.apertures", 2);
 
 /// A mapped part of an aperture.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
