@@ -84,22 +84,22 @@ fn go_on(config: Config, program: std::io::Result<PathBuf>, path: PathBuf) -> an
         return Err(error.into());
     }
     descriptors::raise_limit();
-    let mut heir = Successor::meet().map_err(anyhow::Error::msg)?;
+    let mut successor = Successor::meet().map_err(anyhow::Error::msg)?;
     let mut prepared = || {
-        let sockets = heir.sockets().map_err(anyhow::Error::msg)?;
+        let sockets = successor.sockets().map_err(anyhow::Error::msg)?;
         let admin = Admin::open(&config.daemon, &sockets)?;
-        let (config, override_store) = heir.override_store(config.clone()).map_err(anyhow::Error::msg)?;
+        let (config, override_store) = successor.override_store(config.clone()).map_err(anyhow::Error::msg)?;
         anyhow::Ok((sockets, admin, config, override_store))
     };
     let (sockets, admin, config, override_store) = match prepared() {
         Ok(prepared) => prepared,
         Err(error) => {
-            heir.refuse(&format!("{error:#}"));
+            successor.refuse(&format!("{error:#}"));
             return Err(error);
         }
     };
     let cards = Cards::new(config.daemon.state_dir.as_deref());
-    let daemon = Daemon::take_over(config, &cards, sockets, override_store, heir)?;
+    let daemon = Daemon::take_over(config, &cards, sockets, override_store, successor)?;
     serve(&daemon, admin, program, path)
 }
 

@@ -19,7 +19,7 @@ fn main() -> ExitCode {
     match fail() {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("faulty_taker: {error}");
+            eprintln!("faulty_receiver: {error}");
             ExitCode::FAILURE
         }
     }

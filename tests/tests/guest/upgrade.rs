@@ -98,7 +98,7 @@ fn next_daemon_that_does_not_come_up_changes_nothing() -> Result<()> {
         put(&program, text)?;
         refused(&mut daemon, &mut copies, what, "mediatord")?;
     }
-    put(&program, &fs::read(faulty_taker()?)?)?;
+    put(&program, &fs::read(faulty_receiver()?)?)?;
     for (step, said) in [
         ("reads less", "card"),
         ("ends when it has said who it is", "the other process has ended"),
@@ -155,7 +155,7 @@ fn next_daemon_that_dies_at_takeover_loses_vm_devices() -> Result<()> {
     let mut daemon = Daemon::start_copy("lost", &program, |paths| card_toml(paths, 128) + &vm_toml("a", 32))?;
     Copies::begin(&daemon, "a")?.copy()?;
     let good = fs::read(&program)?;
-    put(&program, &fs::read(faulty_taker()?)?)?;
+    put(&program, &fs::read(faulty_receiver()?)?)?;
     fs::write(program.with_extension("step"), "ends when it is ready")?;
     // The admin socket no longer answers: the previous daemon has released everything.
     let ended = daemon.ctl(&["daemon", "upgrade"])?;
@@ -168,10 +168,10 @@ fn next_daemon_that_dies_at_takeover_loses_vm_devices() -> Result<()> {
 }
 
 /// Returns the program of the crate `rig` that fails at a step.
-fn faulty_taker() -> Result<PathBuf> {
+fn faulty_receiver() -> Result<PathBuf> {
     let own = std::env::current_exe()?;
     let folder = own.ancestors().nth(2).context("no folder of programs")?;
-    Ok(folder.join("examples").join("faulty_taker"))
+    Ok(folder.join("examples").join("faulty_receiver"))
 }
 
 /// Computes and verifies until `stop`; returns the number of verified bytes.

@@ -143,31 +143,31 @@ impl Daemon {
         opener: &Cards,
         sockets: Sockets,
         override_store: OverrideStore,
-        mut heir: Successor,
+        mut successor: Successor,
     ) -> Result<Arc<Self>, DaemonError> {
-        let refused = |heir: Successor, why: String| {
-            heir.refuse(&why);
+        let refused = |successor: Successor, why: String| {
+            successor.refuse(&why);
             DaemonError::Failed(why)
         };
         let vms = config.vms.clone();
         let tenants = config.tenants.clone();
         let mut cards = Vec::new();
         let mut coming = Vec::new();
-        for saved in std::mem::take(&mut heir.roster.cards) {
-            match reopened(&config, opener, &sockets, &mut heir, saved) {
+        for saved in std::mem::take(&mut successor.roster.cards) {
+            match reopened(&config, opener, &sockets, &mut successor, saved) {
                 Ok((card, its)) => {
                     cards.push(card);
                     coming.extend(its);
                 }
-                Err(why) => return Err(refused(heir, why)),
+                Err(why) => return Err(refused(successor, why)),
             }
         }
         let others = config.cards.iter().filter(|spec| cards.iter().all(|(name, _)| *name != spec.name));
         let opened = match Self::opened(others, opener, &config.daemon) {
             Ok(opened) => opened,
-            Err(error) => return Err(refused(heir, error.to_string())),
+            Err(error) => return Err(refused(successor, error.to_string())),
         };
-        let Successor { receiver, roster, descriptors: _ } = heir;
+        let Successor { receiver, roster, descriptors: _ } = successor;
         let failed = |error: handover::Error| DaemonError::Failed(format!("the other daemon goes on: {error}"));
         points::here("receiver: made");
         receiver.ready().map_err(failed)?;
@@ -239,7 +239,7 @@ fn reopened(
     config: &Config,
     opener: &Cards,
     sockets: &Sockets,
-    heir: &mut Successor,
+    successor: &mut Successor,
     saved: RosterCard,
 ) -> Result<((String, ReopenedCard), Vec<Coming>), String> {
     let RosterCard { name, next_vm, file, vms } = saved;
@@ -249,8 +249,8 @@ fn reopened(
         spec.ok_or_else(|| of_card(&"the configuration has it no more; put it back, or remove its VMs first"))?;
     let mut file = SavedState::parse(&file, &known()).map_err(|error| of_card(&error))?;
     let one = |package: &mut Package, prefix: &str| package.take(&format!("{prefix}{name}")).pop().map(File::from);
-    let vram = one(&mut heir.descriptors, VRAM).ok_or_else(|| of_card(&"its memory did not come along"))?;
-    let host_memory = one(&mut heir.descriptors, HOST_MEMORY);
+    let vram = one(&mut successor.descriptors, VRAM).ok_or_else(|| of_card(&"its memory did not come along"))?;
+    let host_memory = one(&mut successor.descriptors, HOST_MEMORY);
     let mut specs = Vec::new();
     for saved in vms {
         let vm = config.vms.iter().find(|vm| vm.name == saved.name && vm.card == name);
@@ -277,9 +277,9 @@ fn reopened(
         let stop = StopHandle::new().map_err(|error| of_vm(&error))?;
         link.memory().first_touches().set_limit(memory::touch_limit(&ram));
         let clients = file.take(saved.id).map_err(|error| of_vm(&error))?;
-        let descriptors = heir.descriptors.take(&format!("{CLIENTS}{}", vm.name));
+        let descriptors = successor.descriptors.take(&format!("{CLIENTS}{}", vm.name));
         let parked = server.parked(clients, descriptors, &link).map_err(|error| of_vm(&error))?;
-        let apertures = heir.descriptors.take(&format!("{APERTURES}{}", vm.name));
+        let apertures = successor.descriptors.take(&format!("{APERTURES}{}", vm.name));
         let side = SavedSide::read(TenantId(saved.id), &mut file, apertures).map_err(|error| of_vm(&error))?;
         let built = card.vm(TenantId(saved.id), side, &link).map_err(|error| of_vm(&error))?;
         coming.push(Coming { spec: vm, saved, server, path, link, stop, built, parked });
