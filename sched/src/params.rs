@@ -87,6 +87,23 @@ impl VgpuParams {
         within("copies.cap_permille", cap_permille.into(), guarantee_permille.max(1).into(), PERMILLE.into())
     }
 
+    /// Returns the settings of a vGPU that has the time of several vGPUs, of which it is one, while the others wait for
+    /// their memory: towards the rest it competes with the weights and guarantees of all. Its cap grows by the same
+    /// factor as its weight, since it runs for its part of the time only.
+    #[must_use]
+    pub fn on_behalf_of(&self, members: impl IntoIterator<Item = Self>) -> Self {
+        let (mut weights, mut guarantees) = (0u64, 0u64);
+        for member in members {
+            weights += u64::from(member.weight);
+            guarantees += u64::from(member.guarantee_permille);
+        }
+        let weight = weights.clamp(self.weight.into(), WEIGHT_MAX.into());
+        let own = u64::from(self.weight.max(1));
+        let cap = (u64::from(self.cap_permille) * weight).div_ceil(own).min(PERMILLE.into());
+        let guarantee = guarantees.max(self.guarantee_permille.into()).min(cap);
+        Self { weight: weight as u32, guarantee_permille: guarantee as u32, cap_permille: cap as u32, ..*self }
+    }
+
     /// Returns the settings for one engine: for a copy engine, those of `copies` replace the others.
     #[must_use]
     pub fn for_engine(&self, engine: Engine) -> Self {

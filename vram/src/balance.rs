@@ -19,11 +19,13 @@
 //! if one of them is off by a chunk or more: so no VM ends further off than one chunk, and no exchange is ever undone
 //! by the next. [`Config::settle_ns`] keeps single chunks from moving to and fro when demands change.
 
+mod active;
 mod config;
 mod plan;
 mod saved;
 mod share;
 
+pub use active::ActiveVms;
 pub use config::Config;
 pub use saved::SavedBalancer;
 
@@ -313,8 +315,12 @@ impl Balancer {
 
     fn is_idle(&self, vm: TenantId, now_ns: u64) -> bool {
         let waits = self.turn.as_ref().is_some_and(|turn| turn.holder != vm && turn.members.contains(&vm));
-        let last = self.active.get(&vm);
-        waits || last.is_none_or(|&last| now_ns.saturating_sub(last) >= self.config.idle_after_ns)
+        waits || self.has_rested(vm, now_ns)
+    }
+
+    /// Returns true if the VM has submitted no work for a while.
+    fn has_rested(&self, vm: TenantId, now_ns: u64) -> bool {
+        self.active.get(&vm).is_none_or(|&last| now_ns.saturating_sub(last) >= self.config.idle_after_ns)
     }
 }
 

@@ -37,7 +37,7 @@ pub use chunks::{
     ScrubWork, Step, Summary, Tier, To, UnclaimedChunks, VmSummary,
 };
 pub use pool::{Allocations, Block, PAGE_BYTES, PagePool, PoolError, SavedPool};
-pub use quanta::{Change, Done, Mode, Quanta, QuantaConfig, SavedQuanta, Turn};
+pub use quanta::{Change, Done, Mode, Quanta, QuantaConfig, SavedQuanta, Turn, WorkingSet};
 
 /// Byte address in the pool of pinned host memory that holds evicted chunks: a slot's number times the bytes of a
 /// chunk.

@@ -8,13 +8,16 @@
 
 mod probes;
 mod saved;
+mod sets;
 
 pub use probes::Done;
 pub use saved::SavedQuanta;
 pub(crate) use saved::SavedTurn;
+pub use sets::WorkingSet;
 
 use crate::TenantId;
 use probes::{Probes, Verdict};
+use sets::WorkingSets;
 use std::collections::{BTreeMap, VecDeque};
 use std::fmt::{Display, Formatter};
 use std::str::FromStr;
@@ -128,10 +131,11 @@ pub struct Quanta {
     traffic: VecDeque<(u64, u64)>,
     /// Bytes per second of copies between card and host; 0 before the first.
     bandwidth: u64,
-    /// Bytes of the card available to working sets.
-    capacity: u64,
-    /// Working set of each active VM, in bytes.
-    sets: BTreeMap<TenantId, u64>,
+    /// The bandwidth for which quanta are as long as they are, until all members have had theirs: what one member's
+    /// copies measure changes no other's share.
+    round_bandwidth: u64,
+    /// Working sets of the active VMs.
+    sets: WorkingSets,
     /// Time for which each of them has had no work, in ns. VMs with work have no entry.
     idle: BTreeMap<TenantId, u64>,
     /// The quantum, and its start; `None` while memory is copied for it.
@@ -149,8 +153,8 @@ impl Quanta {
             config,
             traffic: VecDeque::new(),
             bandwidth: 0,
-            capacity: 0,
-            sets: BTreeMap::new(),
+            round_bandwidth: 0,
+            sets: WorkingSets::default(),
             idle: BTreeMap::new(),
             turn: None,
             fits_since: None,
@@ -206,8 +210,8 @@ impl Quanta {
     }
 
     /// Sets the working sets of the active VMs, and the bytes of the card available to them.
-    pub fn set_working_sets(&mut self, capacity: u64, sets: BTreeMap<TenantId, u64>) {
-        (self.capacity, self.sets) = (capacity, sets);
+    pub fn set_working_sets(&mut self, capacity: u64, sets: BTreeMap<TenantId, WorkingSet>) {
+        self.sets = WorkingSets { capacity, by_vm: sets };
     }
 
     /// Sets for how long active VMs have had no work, in ns; without VMs that have work, even if only in a queue.
@@ -236,7 +240,7 @@ impl Quanta {
     /// fit together.
     #[must_use]
     pub fn detects(&self) -> bool {
-        self.watches() && self.sets.len() > 1 && !self.fits(0)
+        self.watches() && !self.sets.fit(0) && self.members().len() > 1
     }
 
     /// Returns true if the next decision needs the bandwidth of copies, and none was measured yet.
@@ -249,7 +253,10 @@ impl Quanta {
     pub fn copies_done(&mut self, now_ns: u64) {
         let Some((turn, since)) = self.turn.take() else { return };
         // The bandwidth may be known only now.
-        let quantum_ns = if since.is_none() { self.quantum_ns(&turn.members) } else { turn.quantum_ns };
+        if self.round_bandwidth == 0 {
+            self.round_bandwidth = self.bandwidth;
+        }
+        let quantum_ns = if since.is_none() { self.quantum_ns(&turn.members, turn.holder) } else { turn.quantum_ns };
         if since.is_none() {
             self.probes.begins(turn.holder);
         }
@@ -265,12 +272,13 @@ impl Quanta {
     fn begin(&mut self, now_ns: u64) -> Option<Change> {
         let members = self.members();
         let due = match self.config.mode {
-            Mode::Auto => !self.fits(0) && (self.thrashes() || self.are_worth_a_trial(now_ns, &members)),
+            Mode::Auto => !self.sets.fit(0) && (self.thrashes() || self.are_worth_a_trial(now_ns, &members)),
             Mode::Off => false,
             Mode::Forced => true,
         };
         let works = |vm: &&TenantId| !self.idle.contains_key(vm);
         let &holder = members.iter().find(works).or(members.first()).filter(|_| due && members.len() > 1)?;
+        self.round_bandwidth = self.bandwidth;
         Some(Change::On(self.grant(members, holder)))
     }
 
@@ -291,13 +299,13 @@ impl Quanta {
 
     fn go_on(&mut self, now_ns: u64) -> Option<Change> {
         let auto = self.config.mode == Mode::Auto;
-        let fits = auto && self.fits(self.config.margin_permille);
+        let fits = auto && self.sets.fit(self.config.margin_permille);
         self.fits_since = fits.then(|| self.fits_since.unwrap_or(now_ns));
         let long = self.fits_since.is_some_and(|since| now_ns.saturating_sub(since) >= self.config.window_ns);
         let (turn, since) = self.turn.clone()?;
         // Until it is sure that they fit, members stay the same, except that removed VMs leave.
-        let fit_now = auto && self.fits(0);
-        let present = || turn.members.iter().copied().filter(|vm| self.sets.contains_key(vm)).collect();
+        let fit_now = auto && self.sets.fit(0);
+        let present = || turn.members.iter().copied().filter(|vm| self.sets.by_vm.contains_key(vm)).collect();
         let members: Vec<TenantId> = if fit_now { present() } else { self.members() };
         if self.config.mode == Mode::Off || members.len() < 2 || long {
             return Some(self.end());
@@ -307,9 +315,10 @@ impl Quanta {
             let idle = self.idle.get(&turn.holder).copied().unwrap_or(0);
             // As in renting or buying: waiting for an idle holder as long as a change takes costs at most twice as much
             // as knowing the holder's future. Memory allocated during the quantum must also be copied when it ends.
-            let quantum_ns = turn.quantum_ns.max(self.quantum_ns(&members));
+            let quantum_ns = turn.quantum_ns.max(self.quantum_ns(&members, turn.holder));
             let had_ns = now_ns.saturating_sub(since);
-            let enough = self.probes.has_seen_enough(turn.holder) || had_ns >= self.whole_quantum_ns(&members);
+            let enough =
+                self.probes.has_seen_enough(turn.holder) || had_ns >= self.whole_quantum_ns(&members, turn.holder);
             (had_ns >= quantum_ns && enough) || (idle > 0 && idle >= self.change_ns(&members))
         });
         // A VM without work does not benefit from a quantum.
@@ -318,6 +327,9 @@ impl Quanta {
             let same = members == turn.members;
             if auto && self.probes.ends(now_ns, turn.holder, &members, self.config.on_permille) == Verdict::End {
                 return Some(self.end());
+            }
+            if !same || holder < turn.holder {
+                self.round_bandwidth = self.bandwidth;
             }
             let turn = self.grant(members, holder);
             return Some(if same { Change::Next(turn) } else { Change::On(turn) });
@@ -331,60 +343,40 @@ impl Quanta {
     }
 
     fn grant(&mut self, members: Vec<TenantId>, holder: TenantId) -> Turn {
-        let quantum_ns = self.quantum_ns(&members);
+        let quantum_ns = self.quantum_ns(&members, holder);
         let turn = Turn { members, holder, quantum_ns };
         self.turn = Some((turn.clone(), None));
         turn
     }
 
-    /// Returns the VMs whose working sets do not fit together, by number. The smallest that leave room for the largest
-    /// of the others need not wait. In forced mode all.
+    /// Returns the VMs whose working sets do not fit together, by number. In forced mode all that memory can be evicted
+    /// from.
     fn members(&self) -> Vec<TenantId> {
-        let mut sets: Vec<(u64, TenantId)> = self.sets.iter().map(|(&vm, &bytes)| (bytes, vm)).collect();
-        sets.sort_unstable();
-        let mut aside = 0;
-        if let Some(&(largest, _)) = sets.last().filter(|_| self.config.mode != Mode::Forced && !self.fits(0)) {
-            let mut left = self.capacity.saturating_sub(largest);
-            aside = sets
-                .iter()
-                .take_while(|&&(bytes, _)| left.checked_sub(bytes).inspect(|&rest| left = rest).is_some())
-                .count();
-        }
-        let mut members: Vec<TenantId> = sets.split_off(aside).into_iter().map(|(_, vm)| vm).collect();
-        members.sort_unstable();
-        members
+        self.sets.members(self.config.mode == Mode::Forced)
     }
 
-    /// Returns the length of a quantum: a probed one is as long as its copies.
-    fn quantum_ns(&self, members: &[TenantId]) -> u64 {
-        if self.probes.tries() { self.quantum_of(1, members) } else { self.whole_quantum_ns(members) }
+    /// Returns the length of a member's quantum: a probed one is as long as its copies.
+    fn quantum_ns(&self, members: &[TenantId], vm: TenantId) -> u64 {
+        if self.probes.tries() { self.bounded(self.change_ns(members)) } else { self.whole_quantum_ns(members, vm) }
     }
 
-    fn whole_quantum_ns(&self, members: &[TenantId]) -> u64 {
-        self.quantum_of(self.config.factor, members)
+    fn whole_quantum_ns(&self, members: &[TenantId], vm: TenantId) -> u64 {
+        let mean_ns = self.bounded(self.change_ns(members).saturating_mul(u64::from(self.config.factor)));
+        self.sets.quantum_ns(members, vm, mean_ns, (self.config.min_ns, self.max_ns()))
     }
 
-    fn quantum_of(&self, factor: u32, members: &[TenantId]) -> u64 {
-        let quantum = self.change_ns(members).saturating_mul(u64::from(factor));
-        quantum.clamp(self.config.min_ns, self.config.max_ns.max(self.config.min_ns))
+    fn bounded(&self, quantum_ns: u64) -> u64 {
+        quantum_ns.clamp(self.config.min_ns, self.max_ns())
     }
 
-    /// Returns how long copies take when the turn changes: at most the part of a working set that does not fit is
-    /// returned, and as much is evicted.
+    fn max_ns(&self) -> u64 {
+        self.config.max_ns.max(self.config.min_ns)
+    }
+
+    /// Returns how long copies take when the turn changes.
     fn change_ns(&self, members: &[TenantId]) -> u64 {
-        let largest = members.iter().filter_map(|vm| self.sets.get(vm)).max().copied().unwrap_or(0);
-        let missing = self.sum().saturating_sub(self.capacity.into());
-        let bytes = 2 * u128::from(largest.min(self.capacity)).min(missing);
-        u64::try_from(bytes * 1_000_000_000 / u128::from(self.bandwidth.max(1))).unwrap_or(u64::MAX)
-    }
-
-    fn sum(&self) -> u128 {
-        self.sets.values().map(|&bytes| u128::from(bytes)).sum()
-    }
-
-    /// Returns true if all working sets fit together and leave `margin_permille` of the memory free.
-    fn fits(&self, margin_permille: u32) -> bool {
-        self.sum() * 1000 <= u128::from(self.capacity) * u128::from(1000u32.saturating_sub(margin_permille))
+        let bytes = self.sets.change_bytes(members);
+        u64::try_from(bytes * 1_000_000_000 / u128::from(self.round_bandwidth.max(1))).unwrap_or(u64::MAX)
     }
 
     /// Returns true if bus traffic has taken too much of the window. False until a copy was measured.

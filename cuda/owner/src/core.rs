@@ -568,7 +568,7 @@ impl Core {
         tenant.spec.limits = spec.limits;
         tenant.spec.time = spec.time;
         tenant.spec.on_stuck = spec.on_stuck;
-        self.turns.change(id, spec.time, Nanos(self.clock));
+        self.set_time_params();
         self.renew_terms();
         self.needs_plan = true;
         self.follow_up();

@@ -118,6 +118,12 @@ impl Turns {
         self.switches
     }
 
+    /// Returns the settings with which a tenant competes.
+    #[must_use]
+    pub fn params(&self, tenant: TenantId) -> Option<&VgpuParams> {
+        self.scheduler.params(vgpu(tenant))
+    }
+
     /// The accounts of a tenant.
     #[must_use]
     pub fn account(&self, tenant: TenantId) -> Option<&Account> {

@@ -6,7 +6,7 @@ use super::{Memory, accesses};
 use card::AccessCounts;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
-use vram::balance::{By, Config, PinError, Request};
+use vram::balance::{ActiveVms, By, Config, PinError, Request};
 use vram::victim::VictimPolicy;
 use vram::{Balancer, Change, Done, GuestVramAddr, Lookup, Mode, Place, Quanta, QuantaConfig, Step, TenantId, Turn};
 
@@ -116,17 +116,18 @@ impl Divider {
 
 impl Memory {
     /// Returns the moves that are due now, first those for the mediator itself. `done`: work of a VM completed since it
-    /// was added.
+    /// was added. `weight`: the weight of its time.
     pub fn plan(
         &mut self,
         now: u64,
         working: impl Iterator<Item = TenantId>,
         done: impl Fn(TenantId) -> Done,
+        weight: impl Fn(TenantId) -> u32,
     ) -> Planned {
         // VMs with unfinished work are active, even if it is queued; so are VMs that wait for memory.
         let working: BTreeSet<TenantId> = working.chain(self.vram.waiting()).collect();
         working.into_iter().for_each(|vm| self.divider.balancer.active(vm, now));
-        self.tell_working_sets(now, done);
+        self.tell_working_sets(now, done, weight);
         let counts = self.take_counts(now);
         let holds = self.take_turns(now);
         self.tell_balancer(counts.as_ref());
@@ -376,23 +377,12 @@ impl Memory {
 
     /// Reports active VMs to the thrash detector, with their working sets, completed work, and whether they are idle
     /// now.
-    fn tell_working_sets(&mut self, now: u64, done: impl Fn(TenantId) -> Done) {
+    fn tell_working_sets(&mut self, now: u64, done: impl Fn(TenantId) -> Done, weight: impl Fn(TenantId) -> u32) {
         let Self { vram, divider, .. } = self;
-        let (chunks, idle_after) = (&vram.chunks, divider.balancer.config().idle_after_ns);
-        let bytes = chunks.chunk_bytes();
-        let (mut sets, mut idle) = (BTreeMap::new(), BTreeMap::new());
-        for (vm, account) in chunks.vms() {
-            let Some(at) = divider.balancer.last_active(vm) else { continue };
-            let since = now.saturating_sub(at);
-            if since < idle_after {
-                sets.insert(vm, u64::from(account.placed + account.host + account.parked) * bytes);
-                if since > 0 {
-                    idle.insert(vm, since);
-                }
-            }
-        }
+        let chunks = &vram.chunks;
+        let ActiveVms { sets, idle } = divider.balancer.active_vms(chunks, now, weight);
         divider.quanta.set_done(sets.keys().map(|vm| (*vm, done(*vm))).collect());
-        divider.quanta.set_working_sets(u64::from(chunks.for_vms()) * bytes, sets);
+        divider.quanta.set_working_sets(u64::from(chunks.for_vms()) * chunks.chunk_bytes(), sets);
         divider.quanta.set_idle(idle);
     }
 

@@ -148,10 +148,21 @@ impl Balancer {
         request: Option<(TenantId, u32)>,
         now_ns: u64,
     ) -> Shares {
+        self.shares_of(round, chunks, request, |vm| self.is_idle(vm, now_ns))
+    }
+
+    /// Returns each VM's share of `chunks`, if `request` is made; VMs that are idle share the rest.
+    pub(super) fn shares_of(
+        &self,
+        round: &Round<'_>,
+        chunks: u32,
+        request: Option<(TenantId, u32)>,
+        is_idle: impl Fn(TenantId) -> bool,
+    ) -> Shares {
         let claim = |vm: &Vm| {
             let wanted = request.filter(|(by, _)| *by == vm.id).map_or(0, |(_, wanted)| wanted);
             let most = vm.all.saturating_add(wanted).min(vm.limits.quota);
-            let first = !self.is_idle(vm.id, now_ns);
+            let first = !is_idle(vm.id);
             Claim { weight: vm.limits.weight, least: vm.guarantee, most: most.max(vm.guarantee), first }
         };
         Shares::divide(chunks, &round.vms.iter().map(claim).collect::<Vec<_>>())

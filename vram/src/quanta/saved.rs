@@ -1,9 +1,10 @@
 //! Quanta in their saved form. Times are of the clock that the caller passes.
 
 use super::probes::Probes;
+use super::sets::{WorkingSet, WorkingSets};
 use super::{Mode, Quanta, QuantaConfig, Turn};
 use crate::TenantId;
-use saved_state::{Invalid, ascend, first_version};
+use saved_state::{Invalid, ascend, only_version};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
@@ -13,14 +14,23 @@ pub struct SavedQuanta {
     config: SavedQuantaConfig,
     pub(crate) traffic: Vec<(u64, u64)>,
     bandwidth: u64,
+    round_bandwidth: u64,
     capacity: u64,
-    pub(crate) sets: Vec<(u32, u64)>,
+    pub(crate) sets: Vec<(u32, SavedSet)>,
     idle: Vec<(u32, u64)>,
     pub(crate) turn: Option<(SavedTurn, Option<u64>)>,
     fits_since: Option<u64>,
 }
 
-first_version!(SavedQuanta, "vram.quanta");
+only_version!(SavedQuanta, "vram.quanta", 2);
+
+/// A working set: its bytes, those that stay on the card, and the weight.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct SavedSet {
+    bytes: u64,
+    resident: u64,
+    weight: u32,
+}
 
 /// The members and the holder of a quantum.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -53,15 +63,17 @@ impl Quanta {
     #[must_use]
     pub fn save(&self) -> SavedQuanta {
         // Running quanta are assumed to help; observations restart.
-        let Self { config, traffic, bandwidth, capacity, sets, idle, turn, fits_since, probes: _ } = self;
-        let by_number = |map: &BTreeMap<TenantId, u64>| map.iter().map(|(vm, value)| (vm.0, *value)).collect();
+        let Self { config, traffic, bandwidth, round_bandwidth, sets, idle, turn, fits_since, probes: _ } = self;
+        let WorkingSets { capacity, by_vm } = sets;
+        let saved = |&WorkingSet { bytes, resident, weight }: &WorkingSet| SavedSet { bytes, resident, weight };
         SavedQuanta {
             config: (*config).into(),
             traffic: traffic.iter().copied().collect(),
             bandwidth: *bandwidth,
+            round_bandwidth: *round_bandwidth,
             capacity: *capacity,
-            sets: by_number(sets),
-            idle: by_number(idle),
+            sets: by_vm.iter().map(|(vm, set)| (vm.0, saved(set))).collect(),
+            idle: idle.iter().map(|(vm, ns)| (vm.0, *ns)).collect(),
             turn: turn.as_ref().map(|(turn, since)| (turn.into(), *since)),
             fits_since: *fits_since,
         }
@@ -72,16 +84,18 @@ impl TryFrom<SavedQuanta> for Quanta {
     type Error = Invalid;
 
     fn try_from(saved: SavedQuanta) -> Result<Self, Invalid> {
-        let SavedQuanta { config, traffic, bandwidth, capacity, sets, idle, turn, fits_since } = saved;
-        let ordered = [&sets, &idle].into_iter().all(|map| ascend(map.iter().map(|(vm, _)| vm)));
+        let SavedQuanta { config, traffic, bandwidth, round_bandwidth, capacity, sets, idle, turn, fits_since } = saved;
+        let ordered = ascend(sets.iter().map(|(vm, _)| vm)) && ascend(idle.iter().map(|(vm, _)| vm));
         Invalid::unless(ordered, || "working sets are not in their order".into())?;
         Invalid::unless(ascend(traffic.iter().map(|(slot, _)| slot)), || "traffic is not in its order".into())?;
-        let by_vm = |map: Vec<(u32, u64)>| map.into_iter().map(|(vm, value)| (TenantId(vm), value)).collect();
+        let set = |SavedSet { bytes, resident, weight }| WorkingSet { bytes, resident, weight };
         let turn = turn.map(|(turn, since)| Ok::<_, Invalid>((turn.try_into()?, since))).transpose()?;
-        let (sets, idle) = (by_vm(sets), by_vm(idle));
+        let by_vm: BTreeMap<_, _> = sets.into_iter().map(|(vm, saved)| (TenantId(vm), set(saved))).collect();
+        let sets = WorkingSets { capacity, by_vm };
+        let idle = idle.into_iter().map(|(vm, ns)| (TenantId(vm), ns)).collect();
         let probes = if turn.is_some() { Probes::found() } else { Probes::default() };
         let (config, traffic) = (config.into(), traffic.into());
-        Ok(Self { config, traffic, bandwidth, capacity, sets, idle, turn, fits_since, probes })
+        Ok(Self { config, traffic, bandwidth, round_bandwidth, sets, idle, turn, fits_since, probes })
     }
 }
 

@@ -10,8 +10,8 @@ fn config() -> QuantaConfig {
     QuantaConfig { min_ns: SECOND, max_ns: 30 * SECOND, ..QuantaConfig::default() }
 }
 
-fn sets(of: &[u64]) -> BTreeMap<TenantId, u64> {
-    (1..).zip(of).map(|(vm, &bytes)| (TenantId(vm), bytes)).collect()
+fn sets(of: &[u64]) -> BTreeMap<TenantId, WorkingSet> {
+    (1..).zip(of).map(|(vm, &bytes)| (TenantId(vm), WorkingSet::movable(bytes))).collect()
 }
 
 fn quanta(of: &[u64]) -> Quanta {
@@ -102,6 +102,63 @@ fn small_working_set_that_fits_with_any_other_never_waits() {
     );
 }
 
+/// Working sets with these bytes, of which so many stay on the card, and these weights.
+fn claims(of: &[(u64, u64, u32)]) -> BTreeMap<TenantId, WorkingSet> {
+    let set = |&(bytes, resident, weight): &(u64, u64, u32)| WorkingSet { bytes, resident, weight };
+    (1..).zip(of).map(|(vm, claim)| (TenantId(vm), set(claim))).collect()
+}
+
+#[test]
+fn quanta_are_as_long_as_weights_say() {
+    let mut quanta = Quanta::new(config());
+    quanta.set_working_sets(1000, claims(&[(700, 0, 100), (800, 0, 300)]));
+    let mut turn = on(&mut quanta);
+    let mut now = quanta.turn.as_ref().and_then(|turn| turn.1).unwrap();
+    let mut lengths = Vec::new();
+    for _ in 0..4 {
+        lengths.push((turn.holder.0, turn.quantum_ns / MS));
+        assert_eq!(quanta.tick(now + turn.quantum_ns - 1), None);
+        now += turn.quantum_ns;
+        let Some(Change::Next(next)) = quanta.tick(now) else { panic!("no change") };
+        quanta.copies_done(now);
+        turn = next;
+    }
+    // The mean is ten times the copies, as with equal weights.
+    assert_eq!(lengths, [(1, 5_000), (2, 15_000), (1, 5_000), (2, 15_000)]);
+}
+
+#[test]
+fn bounds_of_quanta_keep_their_proportion() {
+    let mut quanta = Quanta::new(config());
+    quanta.set_working_sets(1000, claims(&[(700, 0, 10), (800, 0, 90)]));
+    let lengths = |quanta: &Quanta| [1, 2].map(|vm| quanta.quantum_ns(&[TenantId(1), TenantId(2)], TenantId(vm)) / MS);
+    on(&mut quanta);
+    assert_eq!(lengths(&quanta), [2_000, 18_000]);
+    quanta.set_config(QuantaConfig { max_ns: 9 * SECOND, ..config() });
+    assert_eq!(lengths(&quanta), [1_000, 9_000], "the longest is bounded");
+    quanta.set_config(QuantaConfig { factor: 1, ..config() });
+    assert_eq!(lengths(&quanta), [1_000, 9_000], "so is the shortest");
+    quanta.set_config(QuantaConfig { max_ns: 3 * SECOND, ..config() });
+    assert_eq!(lengths(&quanta), [333, 3_000], "the longest counts");
+}
+
+#[test]
+fn tenant_whose_memory_stays_takes_no_quantum() {
+    let mut quanta = Quanta::new(config());
+    quanta.set_working_sets(1000, claims(&[(300, 300, 100), (500, 100, 100), (500, 0, 100)]));
+    let turn = on(&mut quanta);
+    assert_eq!(turn.members, [TenantId(2), TenantId(3)]);
+    assert_eq!(turn.quantum_ns, 6 * SECOND, "300 bytes do not fit, and are copied each way");
+    let mut alone = Quanta::new(config());
+    alone.set_working_sets(1000, claims(&[(800, 800, 100), (500, 0, 100)]));
+    assert_eq!(copy(&mut alone, 0, 900), None, "no one to take turns with");
+    assert!(!alone.detects());
+    // 200 bytes are left beside what stays: the small one does not fit next to the largest any more.
+    let mut tight = Quanta::new(config());
+    tight.set_working_sets(1000, claims(&[(50, 0, 100), (900, 800, 100), (180, 0, 100)]));
+    assert_eq!(on(&mut tight).members, [1, 2, 3].map(TenantId));
+}
+
 #[test]
 fn quantum_grows_with_memory_allocated_in_it() {
     let mut quanta = quanta(&[600, 600]);
@@ -129,10 +186,10 @@ fn quanta_rotate_and_skip_idle_tenants() {
         assert_eq!(quanta.tick(now + quantum - 1), None);
     }
     // The holder has no more work: the next one need not wait for the end.
-    quanta.set_working_sets(1000, BTreeMap::from([(TenantId(1), 700), (TenantId(3), 700)]));
+    quanta.set_working_sets(1000, [1, 3].map(|vm| (TenantId(vm), WorkingSet::movable(700))).into());
     let Some(Change::On(turn)) = quanta.tick(now + 1) else { panic!("no change") };
     assert_eq!((turn.holder, turn.members), (TenantId(3), vec![TenantId(1), TenantId(3)]));
-    quanta.set_working_sets(1000, BTreeMap::from([(TenantId(3), 700)]));
+    quanta.set_working_sets(1000, [(TenantId(3), WorkingSet::movable(700))].into());
     assert_eq!(quanta.tick(now + 2), Some(Change::Off), "one is left");
 }
 
@@ -219,7 +276,8 @@ proptest! {
         quanta.relocated(0, 1, MS);
         for (step, of, bytes) in events {
             now += step * MS;
-            let of: BTreeMap<TenantId, u64> = of.into_iter().map(|(vm, bytes)| (TenantId(vm), bytes)).collect();
+            let of: BTreeMap<_, _> =
+                of.into_iter().map(|(vm, bytes)| (TenantId(vm), WorkingSet::movable(bytes))).collect();
             quanta.set_working_sets(1000, of.clone());
             if bytes > 0 {
                 quanta.relocated(now, bytes, bytes * MS);
@@ -243,7 +301,7 @@ proptest! {
             quanta.copies_done(now);
         }
         // While nothing changes, each member gets its quantum within as many quanta as there are members.
-        if let Some(turn) = turn_of(&quanta).filter(|_| !quanta.fits(0) || mode == Mode::Forced) {
+        if let Some(turn) = turn_of(&quanta).filter(|_| !quanta.sets.fit(0) || mode == Mode::Forced) {
             let mut holders = vec![turn.holder];
             for _ in 1..turn.members.len() {
                 now += 30 * SECOND;

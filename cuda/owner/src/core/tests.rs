@@ -7,6 +7,7 @@ mod given_up;
 mod outside;
 mod quanta;
 mod random;
+mod shares;
 mod timed;
 mod world;
 

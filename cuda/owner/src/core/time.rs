@@ -5,6 +5,7 @@ use super::{Core, Nanos};
 use crate::turns::Order;
 use cuda_protocol::{FromOwner, Run, Usage, VERSION_HANDOVER};
 use std::collections::BTreeMap;
+use vram::balance::ActiveVms;
 use vram::{Change, TenantId};
 
 /// Longest attention to a turn's end, in microseconds: a program that announces its end too often costs no more than
@@ -232,8 +233,6 @@ impl Core {
     pub(super) fn take_quanta(&mut self) {
         let now = self.clock;
         let bytes = self.table.chunk_bytes();
-        let idle_after = self.balancer.config().idle_after_ns;
-        let (mut sets, mut idle) = (BTreeMap::new(), BTreeMap::new());
         let mut over_link = 0;
         let holder = self.quanta.turn().map(|turn| turn.holder);
         for (tenant, account) in self.table.vms() {
@@ -242,20 +241,15 @@ impl Core {
             if self.turns.is_busy(tenant) || waits {
                 self.balancer.active(tenant, now);
             }
-            let Some(at) = self.balancer.last_active(tenant) else { continue };
-            let since = now.saturating_sub(at);
-            if since >= idle_after {
-                continue;
-            }
-            sets.insert(tenant, u64::from(account.placed + account.host) * bytes);
-            if since > 0 {
-                idle.insert(tenant, since);
-            }
             if self.turns.has_turn(tenant) {
-                // Kernels' reads over the link are not counted: assume for each poll all memory that is there.
-                over_link += u64::from(account.host) * bytes;
+                // Kernels' reads over the link are not counted: assume for each poll all memory that is there. Memory
+                // beyond its quota cannot return, with quanta or without.
+                let may_return = account.limits.quota.saturating_sub(account.placed);
+                over_link += u64::from(account.host.min(may_return)) * bytes;
             }
         }
+        let weight = |tenant| self.tenants.get(&tenant).map_or(1, |known| known.spec.time.weight);
+        let ActiveVms { sets, idle } = self.balancer.active_vms(&self.table, now, weight);
         self.quanta.accessed(now, over_link);
         self.quanta.set_working_sets(u64::from(self.table.for_vms()) * bytes, sets);
         self.quanta.set_idle(idle);
@@ -316,6 +310,25 @@ impl Core {
                 tenant.waits = waits;
             }
             self.pause_as_due(id);
+        }
+        self.set_time_params();
+    }
+
+    /// Gives the scheduler the settings of all tenants. The holder of a memory quantum competes for all members, which
+    /// each have their part of the time in their own quanta; so tenants outside keep their shares.
+    pub(super) fn set_time_params(&mut self) {
+        let now = self.now();
+        let turn = self.quanta.turn();
+        for (&id, tenant) in &self.tenants {
+            let own = tenant.spec.time;
+            let of_members = |turn: &vram::Turn| {
+                let members = turn.members.iter().filter_map(|member| self.tenants.get(member));
+                own.on_behalf_of(members.map(|member| member.spec.time))
+            };
+            let params = turn.filter(|turn| turn.holder == id).map_or(own, of_members);
+            if self.turns.params(id) != Some(&params) {
+                self.turns.change(id, params, now);
+            }
         }
     }
 

@@ -68,7 +68,8 @@ impl CardState {
                 ended: sum.ended.saturating_add(account.completed),
             })
         };
-        let mut planned = self.memory.plan(now, working, done);
+        let weight = |vm| schedule.scheduler().params(vm).map_or(1, |params| params.weight);
+        let mut planned = self.memory.plan(now, working, done, weight);
         self.hold(std::mem::take(&mut planned.holds));
         planned
     }

@@ -1,6 +1,6 @@
 //! VMs whose bus accesses are not counted: a card of 1000 bytes that is copied at 1000 bytes per second.
 
-use super::super::{Change, Done, Quanta, QuantaConfig};
+use super::super::{Change, Done, Quanta, QuantaConfig, WorkingSet};
 use crate::TenantId;
 use std::collections::BTreeMap;
 
@@ -25,7 +25,7 @@ impl Stage {
         let mut quanta = Quanta::new(QuantaConfig { min_ns: SECOND / 2, ..QuantaConfig::default() });
         quanta.relocated(0, 1, MS);
         let done: BTreeMap<_, _> = [1, 2].map(|vm| (TenantId(vm), Done::default())).into();
-        quanta.set_working_sets(1000, done.keys().map(|vm| (*vm, 750)).collect());
+        quanta.set_working_sets(1000, done.keys().map(|vm| (*vm, WorkingSet::movable(750))).collect());
         Self { quanta, now: 0, done, lengths, busy }
     }
 
@@ -95,11 +95,11 @@ fn no_probe_starts_with_idle_card_or_few_completions() {
     assert_eq!(Stage::new((5 * MS, MS), 40).until_change(60 * SECOND), None);
     assert_eq!(Stage::new((300 * MS, MS), 100).until_change(60 * SECOND), None, "nothing ends at all");
     let mut fits = Stage::new((5 * MS, MS), 100);
-    fits.quanta.set_working_sets(1000, fits.done.keys().map(|vm| (*vm, 500)).collect());
+    fits.quanta.set_working_sets(1000, fits.done.keys().map(|vm| (*vm, WorkingSet::movable(500))).collect());
     assert_eq!(fits.until_change(60 * SECOND), None);
     let mut unknown = Stage::new((5 * MS, MS), 100);
     unknown.quanta = Quanta::new(*unknown.quanta.config());
-    unknown.quanta.set_working_sets(1000, unknown.done.keys().map(|vm| (*vm, 750)).collect());
+    unknown.quanta.set_working_sets(1000, unknown.done.keys().map(|vm| (*vm, WorkingSet::movable(750))).collect());
     assert_eq!(unknown.until_change(60 * SECOND), None, "nobody knows how long a turn is to be");
     assert!(unknown.quanta.wants_bandwidth());
 }

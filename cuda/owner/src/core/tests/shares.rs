@@ -1,0 +1,120 @@
+//! Shares of time of tenants whose memory does not fit together, with any settings.
+
+use super::*;
+use proptest::prelude::*;
+
+/// Chunks of the card.
+const CARD: u64 = 64;
+
+/// A tenant that always has work.
+#[derive(Clone, Copy, Debug)]
+struct Busy {
+    weight: u32,
+    /// Chunks that its program has.
+    chunks: u32,
+    quota: u32,
+    guarantee: u32,
+}
+
+impl Busy {
+    const fn new(weight: u32, chunks: u32) -> Self {
+        Self { weight, chunks, quota: u32::MAX, guarantee: 0 }
+    }
+}
+
+/// Lets the tenants work for `seconds`, and returns the part of the time of all slices that each has had, in permille.
+fn shares(tenants: &[Busy], seconds: u64) -> (World, Vec<u64>) {
+    let mut world = World::new(CARD, 512);
+    let config = world.core.config().clone();
+    // Short quanta: the last cycle is cut off anywhere.
+    let quanta = vram::QuantaConfig { max_ns: 2_000 * MS, ..config.quanta };
+    world.core.tune(config.time, config.balance, quanta, config.host_bytes).expect("it may be");
+    let mut sessions = Vec::new();
+    for (at, tenant) in tenants.iter().enumerate() {
+        let limits = Limits { quota: tenant.quota, guarantee: tenant.guarantee, ..Limits::default() };
+        let name = format!("t{at}");
+        let time = sched::VgpuParams::weight(tenant.weight);
+        world.core.add_tenant(TenantSpec { time, ..spec(&name, 256, limits) }).expect("it may be");
+        sessions.push(world.connect(&name));
+    }
+    for (session, tenant) in sessions.iter().zip(tenants) {
+        world.ask(*session, 1, tenant.chunks);
+        world.say(*session, FromTenant::Waiting { card: 0 });
+    }
+    // Quanta begin, and the first ones are over.
+    world.pass(20_000 * MS);
+    let mut ran = vec![0u64; tenants.len()];
+    for _ in 0..seconds * 200 {
+        world.pass(5 * MS);
+        for (at, session) in sessions.iter().enumerate() {
+            ran[at] += u64::from(world.programs[session].run.is_some());
+        }
+    }
+    world.check();
+    let sum: u64 = ran.iter().sum();
+    (world, ran.into_iter().map(|of| of * 1000 / sum.max(1)).collect())
+}
+
+fn assert_near(shares: &[u64], expected: &[u64]) {
+    let near = shares.iter().zip(expected).all(|(share, expected)| share.abs_diff(*expected) <= 40);
+    assert!(near, "{shares:?} instead of {expected:?} permille");
+}
+
+#[test]
+fn quota_that_makes_sets_fit_ends_memory_quanta() {
+    let held = Busy { quota: 16, ..Busy::new(100, 48) };
+    let (world, shares) = shares(&[held, Busy::new(300, 48)], 60);
+    assert_eq!(world.core.memory_turn(), None, "16 and 48 chunks fit");
+    assert_near(&shares, &[250, 750]);
+}
+
+#[test]
+fn memory_quanta_are_as_long_as_weights_say() {
+    let (world, shares) = shares(&[Busy::new(100, 48), Busy::new(300, 48)], 120);
+    assert!(world.core.memory_turn().is_some());
+    assert_near(&shares, &[250, 750]);
+}
+
+#[test]
+fn guaranteed_memory_stays_and_its_tenant_never_waits() {
+    let sure = Busy { guarantee: 48, ..Busy::new(300, 48) };
+    let (mut world, shares) = shares(&[Busy::new(100, 48), sure], 60);
+    assert_eq!(world.core.memory_turn(), None, "the other one has nobody to take turns with");
+    assert_near(&shares, &[250, 750]);
+    world.pass(1_000 * MS);
+    let two = *world.programs.keys().nth(1).expect("connected");
+    assert_eq!(world.places(two), (48, 0));
+}
+
+#[test]
+fn tenant_outside_of_quanta_keeps_its_share() {
+    let sure = Busy { guarantee: 24, ..Busy::new(200, 24) };
+    let (world, shares) = shares(&[Busy::new(100, 60), Busy::new(300, 60), sure], 240);
+    assert_eq!(world.core.memory_turn().map(|turn| turn.members.len()), Some(2));
+    assert_near(&shares, &[166, 500, 333]);
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 12, ..ProptestConfig::default() })]
+
+    /// No memory setting of a tenant, its own or another's, changes a share of time.
+    #[test]
+    fn shares_of_time_ignore_memory_settings(
+        tenants in prop::collection::vec((1u32..=4, 8u32..=56, 8u32..=64, 0u32..=16), 2..=3),
+    ) {
+        let tenants: Vec<Busy> = tenants
+            .into_iter()
+            .map(|(weight, chunks, quota, guarantee)| Busy {
+                weight: weight * 100,
+                chunks,
+                quota,
+                guarantee: guarantee.min(quota).min(chunks),
+            })
+            .collect();
+        let sum: u64 = tenants.iter().map(|tenant| u64::from(tenant.weight)).sum();
+        let expected: Vec<u64> = tenants.iter().map(|tenant| u64::from(tenant.weight) * 1000 / sum).collect();
+        let (_, shares) = shares(&tenants, 240);
+        let near = shares.iter().zip(&expected).all(|(share, expected)| share.abs_diff(*expected) <= 50);
+        prop_assert!(near, "{:?} instead of {:?} permille: {:?}", shares, expected, tenants);
+    }
+}
