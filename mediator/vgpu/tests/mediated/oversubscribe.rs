@@ -527,7 +527,17 @@ fn take_turns_over_the_bus(profile: bool) {
             holders.extend(rig.host.lock().memory().divider().turn().map(|turn| turn.holder));
             std::thread::sleep(Duration::from_millis(1));
         }
+        // With its quota, the first VM leaves enough for the other: it gains nothing from quanta, and must not wait.
+        rig.host.lock().memory_mut().set_limits(TenantId(0), Limits { quota: 1, ..Limits::default() }).unwrap();
+        let takes_turns = || rig.host.lock().memory().divider().turn().is_some();
+        let (began, mut without_since) = (Instant::now(), None);
+        let lasts = |since: &Option<Instant>| since.is_some_and(|since| since.elapsed() > Duration::from_millis(500));
+        while !lasts(&without_since) && began.elapsed() < WAIT_TIMEOUT {
+            without_since = if takes_turns() { None } else { without_since.or(Some(Instant::now())) };
+            std::thread::sleep(Duration::from_millis(1));
+        }
         stop.store(true, Ordering::SeqCst);
         assert_eq!(holders.len(), 2, "each has had its turn");
+        assert!(lasts(&without_since), "a VM that its quota holds takes turns");
     });
 }
