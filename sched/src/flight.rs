@@ -86,7 +86,7 @@ impl EngineState {
     }
 
     /// Books the time up to `now`, from `since` or the end of the previous submission. Returns it in ns.
-    fn charge_until(&mut self, since: Nanos, now: Nanos) -> u64 {
+    pub(crate) fn charge_until(&mut self, since: Nanos, now: Nanos) -> u64 {
         let used = now.since(since.max(self.last_end));
         self.last_end = self.last_end.max(now);
         self.busy = self.busy.saturating_add(used);

@@ -85,6 +85,7 @@ impl Scheduler {
             Event::Resumed { ticket } => self.resume(ticket),
             Event::Requeued { ticket } => self.requeue(ticket),
             Event::Moved { ticket, since } => self.moved(ticket, since),
+            Event::Shared { engine, since } => self.shared(engine, since),
             Event::Kept { engine, vgpu, since } => self.kept(engine, vgpu, since),
             Event::Occupied { engine, vgpu, channel } => self.occupied(engine, vgpu, channel),
             Event::Unoccupied { engine, since } => {
@@ -333,6 +334,23 @@ impl Scheduler {
         self.charge(engine, &flight, used);
         let lane = self.lane_of(engine);
         self.lanes[lane].charged(&self.config, flight.vgpu, used, now);
+        true
+    }
+
+    fn shared(&mut self, engine: Engine, since: Nanos) -> bool {
+        let (now, lane) = (self.now, self.lane_of(engine));
+        let state = &mut self.engines[engine.index()];
+        let sharing: Vec<Flight> = state.asides().chain(state.running().map(|(flight, _)| flight)).copied().collect();
+        if sharing.is_empty() {
+            return true;
+        }
+        let used = state.charge_until(since, now);
+        for (at, flight) in (0..).zip(&sharing) {
+            let count = sharing.len() as u64;
+            let part = used / count + u64::from(at < used % count);
+            self.charge(engine, flight, part);
+            self.lanes[lane].charged(&self.config, flight.vgpu, part, now);
+        }
         true
     }
 

@@ -142,6 +142,14 @@ pub enum Event {
         /// Time at which it was last known to have done nothing since it waited.
         since: Nanos,
     },
+    /// The submissions that wait have shared an engine with the one that runs: the card switches between all of them.
+    /// Each is charged for an equal part of the time since then.
+    Shared {
+        /// The engine.
+        engine: Engine,
+        /// Begin of that time.
+        since: Nanos,
+    },
     /// A vGPU has kept an engine from the others since then without a submission of its own there: its work elsewhere
     /// had to end before they could use the engine. It is charged for that; the submissions that wait there are not.
     Kept {

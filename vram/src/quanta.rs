@@ -132,7 +132,7 @@ pub struct Quanta {
     /// Bytes per second of copies between card and host; 0 before the first.
     bandwidth: u64,
     /// The bandwidth for which quanta are as long as they are, until all members have had theirs: what one member's
-    /// copies measure changes no other's share.
+    /// copies measure changes no other's share. 0: not known when the first of them began.
     round_bandwidth: u64,
     /// Working sets of the active VMs.
     sets: WorkingSets,
@@ -253,9 +253,6 @@ impl Quanta {
     pub fn copies_done(&mut self, now_ns: u64) {
         let Some((turn, since)) = self.turn.take() else { return };
         // The bandwidth may be known only now.
-        if self.round_bandwidth == 0 {
-            self.round_bandwidth = self.bandwidth;
-        }
         let quantum_ns = if since.is_none() { self.quantum_ns(&turn.members, turn.holder) } else { turn.quantum_ns };
         if since.is_none() {
             self.probes.begins(turn.holder);
@@ -376,7 +373,8 @@ impl Quanta {
     /// Returns how long copies take when the turn changes.
     fn change_ns(&self, members: &[TenantId]) -> u64 {
         let bytes = self.sets.change_bytes(members);
-        u64::try_from(bytes * 1_000_000_000 / u128::from(self.round_bandwidth.max(1))).unwrap_or(u64::MAX)
+        let bandwidth = if self.round_bandwidth == 0 { self.bandwidth } else { self.round_bandwidth };
+        u64::try_from(bytes * 1_000_000_000 / u128::from(bandwidth.max(1))).unwrap_or(u64::MAX)
     }
 
     /// Returns true if bus traffic has taken too much of the window. False until a copy was measured.

@@ -3,7 +3,7 @@
 //! [`Core::handle`] takes one [`Event`] with the time and appends [`Action`]s. It does no I/O and calls no driver;
 //! whoever carries the actions out answers those that say so with an event. Parts: connections (`sessions`), chunks
 //! (`memory`), relocation (`relocate`), turns and quanta (`time`), work without a turn (`occupation`), processes that
-//! outlived an owner (`adopt`), memory shared between processes (`exports`, with its tokens in `shares`), fixed memory
+//! outlived an owner (`adopt`), processes that are stopped during a turn (`stopped`), memory shared between processes (`exports`, with its tokens in `shares`), fixed memory
 //! and releases (`fixed`), accounts compared with NVML and the driver (`accounts`).
 //!
 //! An event does at most `WORK_AT_ONCE` units of work that can be put off: places given, chunks released. The rest is
@@ -24,6 +24,7 @@ mod reclaim;
 mod relocate;
 mod sessions;
 mod shares;
+mod stopped;
 mod time;
 mod types;
 mod unmanaged;
@@ -247,6 +248,8 @@ pub struct Core {
     strangers: unmanaged::UnmanagedProcesses,
     accounts: accounts::Accounts,
     occupations: occupation::Occupations,
+    /// Connections whose turns overrun, of processes that had no work on the card at the last look.
+    idle_overruns: BTreeSet<SessionId>,
     /// Chunks that are to be spare for a guarantee, and until when that is tried.
     promise: Option<(u32, u64)>,
     /// Time since which nothing has moved although more memory may come for that.
@@ -311,6 +314,7 @@ impl Core {
             strangers: unmanaged::UnmanagedProcesses::default(),
             accounts: accounts::Accounts::default(),
             occupations: occupation::Occupations::default(),
+            idle_overruns: BTreeSet::new(),
             promise: None,
             still_since: None,
             actions: Vec::new(),
@@ -364,10 +368,12 @@ impl Core {
             Event::Copied { batch, done, ns } => self.copied(batch, done, ns),
             Event::Suspended { session, done } => self.suspended(session, done),
             Event::Signalled { tenant, done } => self.signalled(tenant, done),
+            Event::Looked { session, stopped, is_overdue } => self.looked_at(session, stopped, is_overdue),
             Event::Ended { pid } => drop(self.given_up.remove(&pid)),
             Event::Users { users, own } => {
                 self.compare(&users, own);
                 self.occupied(&users);
+                self.look_at_idle_overruns(&users);
                 self.users(users);
             }
             Event::Blind => self.blind(),

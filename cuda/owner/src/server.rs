@@ -11,6 +11,7 @@ mod lines;
 mod outbox;
 mod peers;
 mod rights;
+mod stopped;
 mod users;
 mod vault;
 mod workers;
@@ -390,7 +391,7 @@ impl Serving {
     }
 
     fn carry_out(&mut self) {
-        let (mut lost, mut news) = (Vec::new(), Vec::new());
+        let (mut lost, mut news, mut looked) = (Vec::new(), Vec::new(), Vec::new());
         for action in self.core.take_actions() {
             match action {
                 Action::Send { session, message, pieces } => {
@@ -404,6 +405,7 @@ impl Serving {
                 Action::Adopted { session } => self.peers.adopted(session),
                 Action::KillStranger { pid } => peers::kill(pid),
                 Action::Attend { ns } => self.attends_until = self.now() + ns,
+                Action::LookAt { session, is_overdue } => looked.push((session, is_overdue)),
                 Action::Suspend { session } => match self.peers.pid(session) {
                     Some(pid) => self.workers.suspend(session, pid),
                     None => lost.push(session),
@@ -422,6 +424,10 @@ impl Serving {
         }
         for news in news {
             self.tell(news);
+        }
+        for (session, is_overdue) in looked {
+            let stopped = self.peers.pid(session).is_some_and(stopped::is_stopped);
+            self.handle(Event::Looked { session, stopped, is_overdue });
         }
     }
 

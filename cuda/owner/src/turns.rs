@@ -7,6 +7,10 @@
 //! the last work that ran over it. So a turn costs a drain only when it changes hands, a tenant that is alone gets no
 //! message after its grant, and the policy's own accounts pay back any overrun.
 //!
+//! A turn that has been recalled for [`TurnsConfig::overrun_ns`] and has not ended *overruns*: a kernel is long, or its
+//! program is stopped. The others do not wait for it. They have their turns while it lasts, and the card switches
+//! between its work and theirs. All are charged for equal parts of that time.
+//!
 //! Pure: no I/O, no threads, time as an argument.
 
 use sched::{
@@ -27,12 +31,14 @@ pub struct TurnsConfig {
     pub slice_ns: u64,
     /// Shortest time of a turn, in ns, before it is cut short for a tenant of a better latency class.
     pub least_ns: u64,
+    /// Time for which the others wait for the end of a recalled turn, in ns.
+    pub overrun_ns: u64,
 }
 
 impl Default for TurnsConfig {
-    /// Slices of 15 ms, cut short after 1 ms at the earliest.
+    /// Slices of 15 ms, cut short after 1 ms at the earliest; a recalled turn is waited for as long as two of them.
     fn default() -> Self {
-        Self { slice_ns: 15_000_000, least_ns: 1_000_000 }
+        Self { slice_ns: 15_000_000, least_ns: 1_000_000, overrun_ns: 30_000_000 }
     }
 }
 
@@ -67,9 +73,26 @@ struct Slice {
     since: Nanos,
     /// Start of the tenant's turn that the slice is part of.
     turn_since: Nanos,
-    recalled: bool,
+    /// Time at which it was recalled.
+    recalled: Option<Nanos>,
     /// It has lasted long enough to be cut short, and was looked at for that.
     weighed: bool,
+    /// It overruns: the others have their turns meanwhile.
+    overrun: Option<Overrun>,
+}
+
+impl Slice {
+    fn is_recalled(&self) -> bool {
+        self.recalled.is_some()
+    }
+}
+
+/// A turn that others no longer wait for.
+#[derive(Clone, Copy, Debug)]
+struct Overrun {
+    since: Nanos,
+    /// It has reached the tenant's limit, which was reported.
+    overdue: bool,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -92,6 +115,8 @@ pub struct Turns {
     next_ticket: u64,
     /// Turns that changed hands.
     switches: u64,
+    /// Time up to which turns that overrun are charged.
+    charged_until: Nanos,
     orders: Vec<Order>,
 }
 
@@ -103,7 +128,7 @@ impl Turns {
     pub fn new(scheduler: Config, config: TurnsConfig, now: Nanos) -> Result<Self, ConfigError> {
         let scheduler = Scheduler::new(gating(scheduler), now)?;
         let members = BTreeMap::new();
-        Ok(Self { scheduler, config, members, next_ticket: 0, switches: 0, orders: Vec::new() })
+        Ok(Self { scheduler, config, members, next_ticket: 0, switches: 0, charged_until: now, orders: Vec::new() })
     }
 
     /// The scheduler, for its accounts and settings.
@@ -130,7 +155,7 @@ impl Turns {
         self.scheduler.account(vgpu(tenant), ENGINE)
     }
 
-    /// Tenants that have a turn now: one at most, with policies that gate.
+    /// Tenants that have a turn now: those whose turns overrun, and with policies that gate one more at most.
     pub fn holders(&self) -> impl Iterator<Item = TenantId> + '_ {
         self.members.iter().filter(|(_, member)| member.slice.is_some()).map(|(&tenant, _)| tenant)
     }
@@ -144,7 +169,13 @@ impl Turns {
     /// Returns true if a tenant has a turn that it must give back.
     #[must_use]
     pub fn is_recalled(&self, tenant: TenantId) -> bool {
-        self.members.get(&tenant).and_then(|member| member.slice).is_some_and(|slice| slice.recalled)
+        self.members.get(&tenant).and_then(|member| member.slice).is_some_and(|slice| slice.is_recalled())
+    }
+
+    /// Returns true if a tenant's turn overruns.
+    #[must_use]
+    pub fn overruns(&self, tenant: TenantId) -> bool {
+        self.members.get(&tenant).and_then(|member| member.slice).is_some_and(|slice| slice.overrun.is_some())
     }
 
     /// Returns true if a tenant has work, waiting or running.
@@ -207,11 +238,13 @@ impl Turns {
         self.roll_all(now);
         self.queue(tenant, now);
         self.cut_short(tenant, now);
+        self.let_overrun(now);
     }
 
     /// A tenant has given its turn back: its work has ended, the last of it at `ended` according to the tenant, clamped
     /// to now. With `more` it has more work that waits. Without a turn only that is noted.
     pub fn ended(&mut self, tenant: TenantId, ended: Nanos, more: bool, now: Nanos) {
+        self.charge_overruns(now);
         let Some(member) = self.members.get_mut(&tenant) else { return };
         member.wants = more;
         let slice = member.slice.take();
@@ -247,13 +280,13 @@ impl Turns {
         if let Some(ticket) = member.queued.take() {
             self.event(now, Event::Withdrawn { ticket });
         }
-        self.recall(tenant);
+        self.recall(tenant, now);
     }
 
     /// Returns the tenant that gets the card if a recalled tenant gives its turn back now.
     #[must_use]
     pub fn next_after(&self, tenant: TenantId, now: Nanos) -> Option<TenantId> {
-        let slice = self.members.get(&tenant)?.slice.filter(|slice| slice.recalled)?;
+        let slice = self.members.get(&tenant)?.slice.filter(|slice| slice.is_recalled() && slice.overrun.is_none())?;
         let mut decisions = Vec::new();
         let completed = Event::Completed { ticket: slice.ticket, ended: Some(now) };
         self.scheduler.clone().event(now, completed, &mut decisions);
@@ -264,7 +297,8 @@ impl Turns {
 
     /// Time has passed. To be called at [`Self::next_wakeup`].
     pub fn tick(&mut self, now: Nanos) {
-        let over = |slice: &Slice| !slice.recalled && now.since(slice.since) >= self.config.slice_ns;
+        self.charge_overruns(now);
+        let over = |slice: &Slice| !slice.is_recalled() && now.since(slice.since) >= self.config.slice_ns;
         let due: Vec<_> = self
             .members
             .iter()
@@ -273,11 +307,74 @@ impl Turns {
             .collect();
         for tenant in due {
             if !self.roll(tenant, now) {
-                self.recall(tenant);
+                self.recall(tenant, now);
             }
         }
         self.weigh(now);
+        self.let_overrun(now);
         self.event(now, Event::Tick);
+        self.report_overdue(now);
+    }
+
+    /// Lets the others have their turns, if one waits for a turn that has been recalled for too long.
+    fn let_overrun(&mut self, now: Nanos) {
+        if self.scheduler.queued() == 0 {
+            return;
+        }
+        self.charge_overruns(now);
+        let mut late = Vec::new();
+        for slice in self.members.values_mut().filter_map(|member| member.slice.as_mut()) {
+            let recalled = slice.recalled.filter(|_| slice.overrun.is_none());
+            if recalled.is_some_and(|since| now.since(since) >= self.config.overrun_ns) {
+                slice.overrun = Some(Overrun { since: now, overdue: false });
+                late.push(slice.ticket);
+            }
+        }
+        for ticket in late {
+            self.event(now, Event::Waiting { ticket });
+        }
+    }
+
+    /// Charges the turns that overrun, and the turn that shares the card with them.
+    fn charge_overruns(&mut self, now: Nanos) {
+        let since = std::mem::replace(&mut self.charged_until, now);
+        let mut overruns = self.members.values().filter_map(|member| member.slice?.overrun);
+        if overruns.any(|overrun| overrun.since <= since) {
+            self.event(now, Event::Shared { engine: ENGINE, since });
+        }
+    }
+
+    /// Reports the turns that overrun beyond their tenants' limits.
+    fn report_overdue(&mut self, now: Nanos) {
+        let late: Vec<TenantId> =
+            self.deadlines().filter(|(_, deadline)| *deadline <= now).map(|(tenant, _)| tenant).collect();
+        for tenant in late {
+            let Some(slice) = self.members.get_mut(&tenant).and_then(|member| member.slice.as_mut()) else { continue };
+            if let Some(overrun) = slice.overrun.as_mut() {
+                overrun.overdue = true;
+            }
+            self.orders.push(Order::Overdue { tenant, ran_ns: now.since(slice.since) });
+        }
+    }
+
+    /// Returns the times at which turns that overrun reach their tenants' limits.
+    fn deadlines(&self) -> impl Iterator<Item = (TenantId, Nanos)> + '_ {
+        self.members.iter().filter_map(|(&tenant, member)| {
+            let slice = member.slice.filter(|slice| slice.overrun.is_some_and(|overrun| !overrun.overdue))?;
+            let limit = self.scheduler.params(vgpu(tenant))?.max_run_ns?;
+            Some((tenant, slice.since.after(limit)))
+        })
+    }
+
+    /// Returns the time at which turns that overrun are next charged, or a recalled one is no longer waited for.
+    fn next_overrun(&self) -> Option<Nanos> {
+        let waits = self.scheduler.queued() > 0;
+        let slices = self.members.values().filter_map(|member| member.slice);
+        let times = slices.filter_map(|slice| match slice.overrun {
+            Some(_) => Some(self.charged_until.after(self.config.slice_ns)),
+            None => slice.recalled.filter(|_| waits).map(|since| since.after(self.config.overrun_ns)),
+        });
+        times.chain(self.deadlines().map(|(_, deadline)| deadline)).min()
     }
 
     /// Cuts turns short that had not lasted long enough when a tenant of a better latency class queued its work.
@@ -301,22 +398,22 @@ impl Turns {
     fn next_weighing(&self) -> Option<Nanos> {
         let best = self.members.iter().filter(|(_, m)| m.queued.is_some()).map(|(&t, _)| self.class(t)).min()?;
         let worse = self.members.iter().filter(|&(&tenant, _)| self.class(tenant) > best);
-        let slices = worse.filter_map(|(_, m)| m.slice).filter(|slice| !slice.recalled && !slice.weighed);
+        let slices = worse.filter_map(|(_, m)| m.slice).filter(|slice| !slice.is_recalled() && !slice.weighed);
         slices.map(|slice| slice.turn_since.after(self.config.least_ns)).min()
     }
 
     /// Returns when [`Self::tick`] is wanted next, if nothing happens before.
     #[must_use]
     pub fn next_wakeup(&self) -> Option<Nanos> {
-        let slices = self.members.values().filter_map(|member| member.slice).filter(|slice| !slice.recalled);
+        let slices = self.members.values().filter_map(|member| member.slice).filter(|slice| !slice.is_recalled());
         let ends = slices.map(|slice| slice.since.after(self.config.slice_ns));
-        ends.chain(self.next_weighing()).chain(self.scheduler.next_wakeup()).min()
+        ends.chain(self.next_weighing()).chain(self.next_overrun()).chain(self.scheduler.next_wakeup()).min()
     }
 
-    fn recall(&mut self, tenant: TenantId) {
+    fn recall(&mut self, tenant: TenantId, now: Nanos) {
         let slice = self.members.get_mut(&tenant).and_then(|member| member.slice.as_mut());
-        if let Some(slice) = slice.filter(|slice| !slice.recalled) {
-            slice.recalled = true;
+        if let Some(slice) = slice.filter(|slice| !slice.is_recalled()) {
+            slice.recalled = Some(now);
             self.orders.push(Order::Recall(tenant));
         }
     }
@@ -343,7 +440,8 @@ impl Turns {
 
     /// Begins the next slice of a tenant at once, if the scheduler would choose it again. Returns whether it did.
     fn roll(&mut self, tenant: TenantId, now: Nanos) -> bool {
-        let Some(slice) = self.members.get(&tenant).and_then(|member| member.slice).filter(|slice| !slice.recalled)
+        let Some(slice) =
+            self.members.get(&tenant).and_then(|member| member.slice).filter(|slice| !slice.is_recalled())
         else {
             return false;
         };
@@ -366,7 +464,7 @@ impl Turns {
             return;
         }
         let class = self.class(newcomer);
-        let lasted = |slice: Slice| !slice.recalled && now.since(slice.turn_since) >= self.config.least_ns;
+        let lasted = |slice: Slice| !slice.is_recalled() && now.since(slice.turn_since) >= self.config.least_ns;
         let worse: Vec<(TenantId, Slice)> = self
             .members
             .iter()
@@ -376,7 +474,7 @@ impl Turns {
         for (tenant, slice) in worse {
             let ticket = self.ticket();
             if !picks_again(&mut self.scheduler.clone(), tenant, slice.ticket, ticket, now) {
-                self.recall(tenant);
+                self.recall(tenant, now);
             }
         }
     }
@@ -410,7 +508,8 @@ impl Turns {
         if let Some((&tenant, member)) = found {
             member.queued = None;
             member.wants = false;
-            member.slice = Some(Slice { ticket, since: now, turn_since: now, recalled: false, weighed: false });
+            member.slice =
+                Some(Slice { ticket, since: now, turn_since: now, recalled: None, weighed: false, overrun: None });
             self.switches += 1;
             self.orders.push(Order::Grant(tenant));
         }

@@ -69,6 +69,8 @@ pub(super) struct Session {
     pub(super) told: (u32, u32),
     /// It has met a closed gate.
     pub(super) waiting: bool,
+    /// Its process is stopped, and its turn of this number has ended without its answer. It gets no turn before that.
+    pub(super) stopped_in: Option<u32>,
     pub(super) turn: u32,
     pub(super) order: u32,
     /// It has declined to be quiet; it is not asked again before.
@@ -172,6 +174,7 @@ impl Core {
             reclaims: Reclaims::default(),
             suspends: None,
             stuck: false,
+            stopped_in: None,
         };
         self.sessions.insert(id, session);
     }

@@ -8,6 +8,7 @@ mod outside;
 mod quanta;
 mod random;
 mod shares;
+mod stopped;
 mod timed;
 mod world;
 

@@ -61,7 +61,10 @@ impl Core {
         let Some(tenant) = self.sessions.get(&id).and_then(|session| session.tenant) else { return };
         let terms = self.terms(tenant);
         let clock = self.clock;
-        let Some(session) = self.sessions.get_mut(&id).filter(|session| !session.stuck) else { return };
+        let Some(session) = self.sessions.get_mut(&id).filter(|session| !session.stuck && session.stopped_in.is_none())
+        else {
+            return;
+        };
         session.told = (terms.run_ahead_us, terms.idle_us);
         session.turn += 1;
         session.run = Some(session.turn);
@@ -126,8 +129,8 @@ impl Core {
         let running = |id: &SessionId| self.sessions.get(id).is_some_and(|session| session.run.is_some());
         let sessions: Vec<_> = self.sessions_of(tenant).filter(running).collect();
         for session in sessions {
-            tracing::warn!(tenant = tenant.0, ?session, "work does not end within the tenant's limit");
-            self.stuck(session);
+            // A stopped process cannot answer, and is not given up for that.
+            self.actions.push(Action::LookAt { session, is_overdue: true });
         }
     }
 
@@ -135,6 +138,9 @@ impl Core {
         self.balancer.active(tenant, self.clock);
         let Some(session) = self.sessions.get_mut(&id) else { return };
         session.waiting = true;
+        if session.stopped_in.is_some() {
+            return;
+        }
         if self.turns.has_turn(tenant) && !self.turns.is_recalled(tenant) {
             return self.run(id);
         }
@@ -146,6 +152,13 @@ impl Core {
     pub(super) fn stopped(&mut self, id: SessionId, tenant: TenantId, turn: u32, usage: Usage, waiting: bool) {
         self.used(id, tenant, usage);
         let Some(session) = self.sessions.get_mut(&id) else { return };
+        if session.stopped_in == Some(turn) {
+            session.stopped_in = None;
+            if waiting || session.waiting {
+                self.waiting(id, tenant);
+            }
+            return;
+        }
         if session.run != Some(turn) {
             // It stopped by itself while new terms were on the way: those hold.
             return;
@@ -199,7 +212,7 @@ impl Core {
         if of_it().any(|session| session.run.is_some()) {
             return;
         }
-        let more = of_it().any(|session| session.waiting);
+        let more = of_it().any(|session| session.waiting && session.stopped_in.is_none());
         if self.turns.is_busy(tenant) {
             let now = self.now();
             self.turns.ended(tenant, now, more, now);

@@ -102,6 +102,15 @@ pub enum Event {
         /// It was.
         done: bool,
     },
+    /// A process was looked at, as [`Action::LookAt`] says.
+    Looked {
+        /// The process's connection.
+        session: SessionId,
+        /// It is stopped, by a signal, a debugger or a freezer: none of its threads runs.
+        stopped: bool,
+        /// As in [`Action::LookAt`].
+        is_overdue: bool,
+    },
     /// A process that was given up has ended.
     Ended {
         /// Its number.
@@ -209,6 +218,13 @@ pub enum Action {
         pieces: Vec<(PieceId, PieceId)>,
         /// The destinations are of this memory.
         to: Memory,
+    },
+    /// Find out whether a process is stopped. Answered by [`Event::Looked`].
+    LookAt {
+        /// The process's connection.
+        session: SessionId,
+        /// Its turn has exceeded its tenant's limit: it is given up unless it is stopped.
+        is_overdue: bool,
     },
     /// Suspend a process. Answered by [`Event::Suspended`].
     Suspend {

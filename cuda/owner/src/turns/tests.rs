@@ -242,12 +242,78 @@ fn work_that_does_not_end_is_overdue_by_its_own_limit() {
     turns.wants(id(1), Nanos(0));
     turns.tick(Nanos(10 * MS));
     assert_eq!(turns.take_orders(), [Order::Grant(id(0)), Order::Recall(id(0))]);
+    turns.tick(Nanos(39 * MS));
+    assert_eq!(turns.take_orders(), []);
+    assert_eq!(turns.next_wakeup(), Some(Nanos(40 * MS)));
+    turns.tick(Nanos(40 * MS));
+    assert_eq!(turns.take_orders(), [Order::Grant(id(1))], "it is no longer waited for");
     turns.tick(Nanos(199 * MS));
     assert_eq!(turns.take_orders(), []);
+    assert_eq!(turns.next_wakeup(), Some(Nanos(200 * MS)));
     turns.tick(Nanos(201 * MS));
     assert_eq!(turns.take_orders(), [Order::Overdue { tenant: id(0), ran_ns: 201 * MS }]);
+    turns.tick(Nanos(205 * MS));
+    assert_eq!(turns.take_orders(), [], "that is said once");
     turns.remove(id(0), Nanos(210 * MS));
-    assert_eq!(turns.take_orders(), [Order::Grant(id(1))]);
+    assert_eq!(turns.holders().collect::<Vec<_>>(), [id(1)]);
+}
+
+#[test]
+fn turn_that_overruns_is_charged_and_paid_back() {
+    let mut turns = with(&[100, 100, 100]);
+    for tenant in 0..3 {
+        turns.wants(id(tenant), Nanos(0));
+    }
+    let mut now = 0;
+    // The first one never ends its turn; the others do when they are told to.
+    let mut granted = BTreeMap::<u32, u32>::new();
+    for _ in 0..1000 {
+        now += MS;
+        turns.tick(Nanos(now));
+        for order in turns.take_orders() {
+            match order {
+                Order::Grant(tenant) => *granted.entry(tenant.0).or_default() += 1,
+                Order::Recall(tenant) if tenant != id(0) => turns.ended(tenant, Nanos(now), true, Nanos(now)),
+                Order::Recall(_) => {}
+                Order::Overdue { .. } | Order::Quarantined(_) => panic!("{order:?}"),
+            }
+        }
+    }
+    let used = [0, 1, 2].map(|tenant| turns.account(id(tenant)).expect("there").used / MS);
+    assert_eq!(granted[&0], 1);
+    assert!(granted[&1] >= 20 && granted[&1].abs_diff(granted[&2]) <= 1, "both of the others run: {granted:?}");
+    // 40 ms alone, then half of the card's time.
+    assert!(used[0].abs_diff(520) <= 10 && used[1].abs_diff(240) <= 10 && used[2].abs_diff(240) <= 10, "{used:?}");
+    // Its kernel ends, and it has more work: the others come first.
+    turns.ended(id(0), Nanos(now), true, Nanos(now));
+    let before = turns.account(id(0)).expect("there").used;
+    for _ in 0..300 {
+        now += MS;
+        turns.tick(Nanos(now));
+        for order in turns.take_orders() {
+            if let Order::Recall(tenant) = order {
+                turns.ended(tenant, Nanos(now), true, Nanos(now));
+            }
+        }
+    }
+    let after = turns.account(id(0)).expect("there").used;
+    assert!(after - before <= 40 * MS, "{} ms of 300 for the one that owes", (after - before) / MS);
+}
+
+#[test]
+fn turn_overruns_only_while_another_tenant_waits() {
+    let mut turns = with(&[100, 100]);
+    turns.wants(id(0), Nanos(0));
+    turns.pause(id(0), true, Nanos(MS));
+    turns.tick(Nanos(500 * MS));
+    assert_eq!(turns.take_orders(), [Order::Grant(id(0)), Order::Recall(id(0))]);
+    assert!(!turns.overruns(id(0)), "nobody waits");
+    turns.wants(id(1), Nanos(501 * MS));
+    assert_eq!(turns.take_orders(), [Order::Grant(id(1))], "it comes at once, since the turn is late already");
+    assert!(turns.overruns(id(0)));
+    turns.ended(id(0), Nanos(510 * MS), false, Nanos(510 * MS));
+    assert!(!turns.overruns(id(0)));
+    assert_eq!(turns.holders().collect::<Vec<_>>(), [id(1)]);
 }
 
 #[test]
@@ -317,7 +383,7 @@ proptest! {
                 }
                 Call::Wait(ns) => { now += ns; turns.tick(Nanos(now)); }
             }
-            prop_assert!(turns.holders().count() <= 1);
+            prop_assert!(turns.holders().filter(|holder| !turns.overruns(*holder)).count() <= 1);
             for holder in turns.holders() {
                 prop_assert!(there.contains(&holder.0));
             }

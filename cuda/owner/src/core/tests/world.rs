@@ -33,6 +33,8 @@ pub(super) struct Program {
     returned: BTreeSet<PieceId>,
     /// It does not answer.
     pub(super) mute: bool,
+    /// It does not answer because it is stopped.
+    pub(super) stopped: bool,
     /// It declines orders: to be quiet, or to redirect anything.
     pub(super) declines: Option<bool>,
     /// Its driver accepts no more calls.
@@ -183,7 +185,10 @@ impl World {
                 assert_eq!(found.1, *value, "{session:?} {chunk:?} {piece:?}");
             }
         }
-        let open = self.programs.values().filter(|program| program.run.is_some());
+        // A program that has been told to stop and has not answered is not waited for.
+        let told =
+            |program: &Program| program.answers.iter().any(|answer| matches!(answer, FromTenant::Stopped { .. }));
+        let open = self.programs.values().filter(|program| program.run.is_some() && !told(program));
         let tenants: BTreeSet<_> = open.map(|program| program.tenant).collect();
         assert!(tenants.len() <= 1, "gates of several tenants are open: {tenants:?}");
     }
@@ -198,6 +203,10 @@ impl World {
                         program.killed = true;
                     }
                     self.work.push_back(Action::Kill { session, tenant });
+                }
+                Action::LookAt { session, is_overdue } => {
+                    let stopped = self.programs.get(&session).is_some_and(|program| program.stopped);
+                    self.event(Event::Looked { session, stopped, is_overdue });
                 }
                 Action::Suspend { session } => {
                     // Whatever becomes of that, its memory is others' from now on.
@@ -287,8 +296,12 @@ impl World {
 
     /// Does one more thing: a worker has completed an order, or a program answers. Returns false when nothing is left.
     pub(super) fn step(&mut self, choice: u64) -> bool {
-        let speakers: Vec<_> =
-            self.programs.iter().filter(|(_, p)| !p.mute && !p.answers.is_empty()).map(|(&id, _)| id).collect();
+        let speakers: Vec<_> = self
+            .programs
+            .iter()
+            .filter(|(_, p)| !p.mute && !p.stopped && !p.answers.is_empty())
+            .map(|(&id, _)| id)
+            .collect();
         let all = speakers.len() as u64 + u64::from(!self.work.is_empty());
         if all == 0 {
             return false;
@@ -352,7 +365,7 @@ impl World {
                     self.event(Event::Ended { pid: 100 + session.0 as u32 });
                 }
             }
-            Action::Send { .. } | Action::Close { .. } | Action::Attend { .. } => {}
+            Action::Send { .. } | Action::Close { .. } | Action::Attend { .. } | Action::LookAt { .. } => {}
             Action::KillStranger { .. } | Action::Adopted { .. } => {}
         }
     }
