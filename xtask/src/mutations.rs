@@ -1,8 +1,9 @@
 //! Deliberate mistakes in the code, each of which the tests must notice: `cargo xtask mutations`.
 //!
-//! Each one removes something that isolation depends on: a bound, one 4 KiB piece of a check, a flush. The sources are
-//! copied, and a crate's tests must fail there with the mistake (with a failed test, not a failed build). Only crates
-//! whose tests need no guest are mutated, and only the tests that should notice run.
+//! Each one removes something that isolation depends on: a bound, one 4 KiB piece of a check, a flush. The file
+//! `mutations.toml` of each crate lists the mistakes in that crate ([`list`]). The sources are copied, and a crate's
+//! tests must fail there with the mistake (with a failed test, not a failed build). Only crates whose tests need no
+//! guest are mutated, and only the tests that should notice run.
 //!
 //! Compiling takes most of the time, so all mistakes are compiled at once: in [`copy`] the function around a mistake
 //! has both bodies, and an environment variable selects one ([`switch`], [`place`]). A mistake that is not within one
@@ -15,7 +16,9 @@ use std::io::Write as _;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail, ensure};
+use serde::Deserialize;
 
+use crate::layers::metadata;
 use crate::programs::Program;
 use crate::run::{root, target};
 
@@ -30,40 +33,48 @@ use switch::{Switched, switched};
 use trial::{Build, Built, Verdict};
 
 /// A mistake.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
 struct Mutation {
-    name: &'static str,
+    name: String,
     /// The check that it removes.
-    what: &'static str,
-    /// Package whose tests should notice; the file may be in a crate below.
-    package: &'static str,
-    file: &'static str,
+    what: String,
+    /// Package whose tests should notice. By default the crate of the list; it may be one that uses that crate.
+    #[serde(default)]
+    package: String,
+    /// From the root of the workspace; in the list, from the crate's folder.
+    file: String,
     /// Found exactly once in the file.
-    from: &'static str,
-    to: &'static str,
+    from: String,
+    to: String,
     /// Only tests whose name contains this; all with an empty one.
-    tests: &'static str,
+    #[serde(default)]
+    tests: String,
 }
 
 /// Makes each mistake in turn; returns true if all were noticed. With `resume`, skips those that earlier runs have
 /// noticed.
 pub fn run(filters: &[String], resume: bool) -> Result<bool> {
+    let all = mutations(&metadata("Cargo.toml")?)?;
     let is_like = |mutation: &Mutation, filter: &str| mutation.name.contains(filter) || mutation.package == filter;
     for filter in filters {
         ensure!(
-            mutations().any(|mutation| is_like(mutation, filter)),
+            all.iter().any(|mutation| is_like(mutation, filter)),
             "no mutation has a name or package like `{filter}`"
         );
     }
     let record = Record::open(resume)?;
-    let wanted: Vec<_> = mutations()
+    let wanted: Vec<_> = all
+        .iter()
         .filter(|mutation| filters.is_empty() || filters.iter().any(|filter| is_like(mutation, filter)))
-        .filter(|mutation| !record.noticed.contains(mutation.name))
+        .filter(|mutation| !record.noticed.contains(mutation.name.as_str()))
         .collect();
-    let packages = wanted.iter().map(|mutation| mutation.package).collect();
+    let packages = wanted.iter().map(|mutation| mutation.package.as_str()).collect();
     let (build, sources, programs) = build(&wanted, (!filters.is_empty()).then_some(&packages))?;
     // Without a mistake the same tests pass; otherwise a failure would mean nothing.
     for package in &packages {
-        let tests = wanted.iter().filter(|mutation| mutation.package == *package).map(|mutation| mutation.tests);
+        let tests =
+            wanted.iter().filter(|mutation| mutation.package == *package).map(|mutation| mutation.tests.as_str());
         let tests: BTreeSet<_> = tests.collect();
         let mut concerned = Vec::new();
         for filter in &tests {
@@ -78,9 +89,9 @@ pub fn run(filters: &[String], resume: bool) -> Result<bool> {
     // Mistakes that are made alone come last, because they rebuild the same programs.
     let mut alone = Vec::new();
     for mutation in wanted.iter().copied() {
-        let concerned = build.concerned(&programs, mutation.package, mutation.tests)?;
+        let concerned = build.concerned(&programs, &mutation.package, &mutation.tests)?;
         if !sources.has_switch(mutation)
-            || !told(mutation, &trial::run(&concerned, &[mutation.tests], Some(mutation))?, &record)?
+            || !told(mutation, &trial::run(&concerned, &[&mutation.tests], Some(mutation))?, &record)?
         {
             alone.push((mutation, Build::options(&concerned)));
         }
@@ -88,7 +99,7 @@ pub fn run(filters: &[String], resume: bool) -> Result<bool> {
     for (mutation, options) in &alone {
         let verdict = make_alone(&build, &sources, options, mutation);
         if !told(mutation, &verdict.with_context(|| format!("mutation {}", mutation.name))?, &record)? {
-            missed.push(mutation.name);
+            missed.push(&mutation.name);
         }
     }
     missed.iter().for_each(|name| println!("MISSED: {name}"));
@@ -106,46 +117,46 @@ fn told(mutation: &Mutation, verdict: &Verdict, record: &Record) -> Result<bool>
         if noticed { "noticed" } else { "not noticed" }
     );
     if noticed {
-        record.add(mutation.name)?;
+        record.add(&mutation.name)?;
     }
     Ok(noticed)
 }
 
 /// Makes a mistake in the copy, runs its tests, and undoes it.
 fn make_alone(build: &Build, sources: &Sources, options: &[String], mutation: &Mutation) -> Result<Verdict> {
-    let path = sources.copy.join(mutation.file);
-    let with_switches = fs::read(&path).with_context(|| mutation.file.to_owned())?;
-    let mut text = original(mutation.file)?;
-    text.replace_range(switch::place(&text, mutation)?, mutation.to);
+    let path = sources.copy.join(&mutation.file);
+    let with_switches = fs::read(&path).with_context(|| mutation.file.clone())?;
+    let mut text = original(&mutation.file)?;
+    text.replace_range(switch::place(&text, mutation)?, &mutation.to);
     fs::write(&path, text)?;
     let built = build.some(options);
     fs::write(&path, with_switches)?;
     match built? {
         Built::Programs(programs) => {
-            let concerned = build.concerned(&programs, mutation.package, mutation.tests)?;
-            trial::run(&concerned, &[mutation.tests], None)
+            let concerned = build.concerned(&programs, &mutation.package, &mutation.tests)?;
+            trial::run(&concerned, &[&mutation.tests], None)
         }
         Built::Refused(_, said) => bail!("it does not build:\n{said}"),
     }
 }
 
 /// The copy, and its switches.
-struct Sources {
+struct Sources<'m> {
     copy: PathBuf,
-    switched: BTreeMap<&'static str, Switched>,
+    switched: BTreeMap<&'m str, Switched<'m>>,
 }
 
-impl Sources {
+impl<'m> Sources<'m> {
     fn has_switch(&self, mutation: &Mutation) -> bool {
         let switches = self.switched.values().flat_map(|source| &source.switches);
         switches.flat_map(|(_, names)| names).any(|name| *name == mutation.name)
     }
 
     /// Makes a copy with a switch for each mistake, except those that must be made alone.
-    fn make(wanted: &[&'static Mutation], alone: &BTreeSet<&str>) -> Result<Self> {
-        let mut by_file: BTreeMap<_, Vec<&'static Mutation>> = BTreeMap::new();
-        for mutation in wanted.iter().filter(|mutation| !alone.contains(mutation.name)) {
-            by_file.entry(mutation.file).or_default().push(mutation);
+    fn make(wanted: &[&'m Mutation], alone: &BTreeSet<&str>) -> Result<Self> {
+        let mut by_file: BTreeMap<&str, Vec<&'m Mutation>> = BTreeMap::new();
+        for mutation in wanted.iter().filter(|mutation| !alone.contains(mutation.name.as_str())) {
+            by_file.entry(&mutation.file).or_default().push(mutation);
         }
         let mut of = BTreeMap::new();
         for (file, mutations) in by_file {
@@ -161,7 +172,7 @@ fn original(file: &str) -> Result<String> {
 }
 
 /// Builds the copy. A function that does not compile with two bodies has one in the next try.
-fn build(wanted: &[&'static Mutation], packages: Option<&BTreeSet<&str>>) -> Result<(Build, Sources, Vec<Program>)> {
+fn build<'m>(wanted: &[&'m Mutation], packages: Option<&BTreeSet<&str>>) -> Result<(Build, Sources<'m>, Vec<Program>)> {
     let mut alone = BTreeSet::new();
     loop {
         let sources = Sources::make(wanted, &alone)?;
@@ -230,26 +241,27 @@ mod tests {
 
     #[test]
     fn each_mutation_has_its_place() {
-        let metadata = crate::layers::metadata("Cargo.toml").unwrap();
+        let metadata = metadata("Cargo.toml").unwrap();
+        let all = mutations(&metadata).unwrap();
         let packages: BTreeSet<_> = metadata.workspace_packages().iter().map(|package| package.name.as_str()).collect();
-        for mutation in mutations() {
+        for mutation in &all {
             let Mutation { name, file, from, to, package, .. } = mutation;
             switch::place(&original(file).unwrap(), mutation).unwrap();
             let manifest = root().join(file.split("/src/").next().unwrap()).join("Cargo.toml");
             assert!(from != to && manifest.is_file(), "{name}");
-            assert!(packages.contains(package), "{name}: there is no package {package}");
+            assert!(packages.contains(package.as_str()), "{name}: there is no package {package}");
         }
-        let names: BTreeSet<_> = mutations().map(|mutation| mutation.name).collect();
-        assert_eq!(names.len(), mutations().count());
+        let names: BTreeSet<_> = all.iter().map(|mutation| &mutation.name).collect();
+        assert_eq!(names.len(), all.len());
     }
 
     #[test]
     fn most_mistakes_have_a_switch() {
-        let wanted: Vec<_> = mutations().collect();
-        let files: BTreeSet<_> = wanted.iter().map(|mutation| mutation.file).collect();
+        let wanted = mutations(&metadata("Cargo.toml").unwrap()).unwrap();
+        let files: BTreeSet<_> = wanted.iter().map(|mutation| &mutation.file).collect();
         let mut switches = 0;
         for file in files {
-            let of_file: Vec<_> = wanted.iter().copied().filter(|mutation| mutation.file == file).collect();
+            let of_file: Vec<_> = wanted.iter().filter(|mutation| mutation.file == *file).collect();
             let found = switched(&original(file).unwrap(), &of_file).unwrap();
             switches += found.switches.iter().map(|(_, names)| names.len()).sum::<usize>();
         }

@@ -12,25 +12,25 @@ use super::place::body_around;
 pub const VARIABLE: &str = "GPU_MEDIATOR_MUTATION";
 
 /// A source with switches.
-pub struct Switched {
+pub struct Switched<'m> {
     pub text: String,
     /// Its lines, counted from 1, with the mistakes that have a switch there.
-    pub switches: Vec<(Range<usize>, Vec<&'static str>)>,
+    pub switches: Vec<(Range<usize>, Vec<&'m str>)>,
 }
 
 /// Returns the only place of a mistake in a source.
 pub fn place(text: &str, mutation: &Mutation) -> Result<Range<usize>> {
     let Mutation { file, from, .. } = mutation;
-    let count = text.matches(from).count();
+    let count = text.matches(from.as_str()).count();
     ensure!(count == 1, "{file} has {count} places like `{from}`, one is expected");
-    let start = text.find(from).unwrap_or_default();
+    let start = text.find(from.as_str()).unwrap_or_default();
     Ok(start..start + from.len())
 }
 
 /// Puts mistakes into a source, each with a switch. Mistakes for which this is impossible are not among its switches.
-pub fn switched(text: &str, mutations: &[&'static Mutation]) -> Result<Switched> {
+pub fn switched<'m>(text: &str, mutations: &[&'m Mutation]) -> Result<Switched<'m>> {
     // By the starts of bodies.
-    let mut bodies: BTreeMap<usize, (Range<usize>, Vec<&Mutation>)> = BTreeMap::new();
+    let mut bodies: BTreeMap<usize, (Range<usize>, Vec<&'m Mutation>)> = BTreeMap::new();
     for mutation in mutations {
         let Some(body) = body_around(text, &place(text, mutation)?).filter(|_| mutation.file.ends_with(".rs")) else {
             continue;
@@ -47,11 +47,11 @@ pub fn switched(text: &str, mutations: &[&'static Mutation]) -> Result<Switched>
         switched.text.push_str(&text[done..body.start]);
         let first = line(&switched.text);
         for Mutation { name, from, to, .. } in &mutations {
-            let wrong = right.replacen(from, to, 1);
+            let wrong = right.replacen(from.as_str(), to, 1);
             switched.text.push_str(&format!(" if {} {{{wrong}}} else", condition(name)));
         }
         switched.text.push_str(&format!(" {{{right}}}"));
-        let names = mutations.iter().map(|mutation| mutation.name).collect();
+        let names = mutations.iter().map(|mutation| mutation.name.as_str()).collect();
         switched.switches.push((first..line(&switched.text) + 1, names));
         done = body.end;
     }
@@ -77,13 +77,15 @@ fn condition(name: &str) -> String {
 mod tests {
     use super::*;
 
-    const fn mutation(name: &'static str, from: &'static str, to: &'static str) -> Mutation {
-        Mutation { name, what: "", package: "p", file: "p/src/lib.rs", from, to, tests: "" }
+    fn mutation(name: &str, from: &str, to: &str) -> Mutation {
+        let [name, from, to] = [name, from, to].map(str::to_owned);
+        let (what, tests) = (String::new(), String::new());
+        Mutation { name, what, package: "p".into(), file: "p/src/lib.rs".into(), from, to, tests }
     }
 
     #[test]
     fn mistakes_of_one_function_share_its_right_body() {
-        static MUTATIONS: [Mutation; 4] = [
+        let mutations = [
             mutation("first", "x < 8", "x < 9"),
             mutation("second", "x + 1", "x"),
             mutation("outside", "u32 = 8", "u32 = 9"),
@@ -91,7 +93,7 @@ mod tests {
         ];
         let text =
             "const C: u32 = 8;\nfn a(x: u32) -> u32 {\n    assert!(x < 8);\n    x + 1\n}\nfn b() -> u32 { { 3 } }\n";
-        let Switched { text, switches } = switched(text, &MUTATIONS.each_ref()).unwrap();
+        let Switched { text, switches } = switched(text, &mutations.each_ref()).unwrap();
         let asked = |name: &str| text.matches(&format!("name == \"{name}\"")).count();
         assert_eq!(["first", "second", "outside", "other"].map(asked), [1, 1, 0, 1]);
         assert!(text.contains("{\n    assert!(x < 9);\n    x + 1\n} else if"), "{text}");
@@ -106,7 +108,7 @@ mod tests {
 
     #[test]
     fn a_mistake_with_two_places_is_an_error() {
-        static MUTATIONS: [Mutation; 1] = [mutation("two", "x", "y")];
-        assert!(switched("fn a() { x }\nfn b() { x }", &MUTATIONS.each_ref()).is_err());
+        let mutations = [mutation("two", "x", "y")];
+        assert!(switched("fn a() { x }\nfn b() { x }", &mutations.each_ref()).is_err());
     }
 }

@@ -169,7 +169,7 @@ pub fn run(programs: &[&Program], filters: &[&str], mistake: Option<&Mutation>) 
     for program in programs {
         let mut command = program.command();
         command.env(BIN_VARIABLE, folder().join("debug")).env_remove(VARIABLE);
-        command.envs(mistake.map(|mutation| (VARIABLE, mutation.name)));
+        command.envs(mistake.map(|mutation| (VARIABLE, &mutation.name)));
         command.arg("--test-threads=2").args(filters);
         one(&mut command, &mut verdict)?;
     }
