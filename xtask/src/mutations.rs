@@ -47,9 +47,16 @@ struct Mutation {
     /// Found exactly once in the file.
     from: String,
     to: String,
-    /// Only tests whose name contains this; all with an empty one.
+    /// Only tests whose name contains one of these words; all if it is empty.
     #[serde(default)]
     tests: String,
+}
+
+impl Mutation {
+    /// Returns the words of `tests`; one that each name contains if it is empty.
+    fn filters(&self) -> Vec<&str> {
+        if self.tests.is_empty() { vec![""] } else { self.tests.split_whitespace().collect() }
+    }
 }
 
 /// Makes each mistake in turn; returns true if all were noticed. With `resume`, skips those that earlier runs have
@@ -73,15 +80,10 @@ pub fn run(filters: &[String], resume: bool) -> Result<bool> {
     let (build, sources, programs) = build(&wanted, (!filters.is_empty()).then_some(&packages))?;
     // Without a mistake the same tests pass; otherwise a failure would mean nothing.
     for package in &packages {
-        let tests =
-            wanted.iter().filter(|mutation| mutation.package == *package).map(|mutation| mutation.tests.as_str());
-        let tests: BTreeSet<_> = tests.collect();
-        let mut concerned = Vec::new();
-        for filter in &tests {
-            let more = build.concerned(&programs, package, filter)?;
-            concerned.extend(more.into_iter().filter(|program| !concerned.contains(program)).collect::<Vec<_>>());
-        }
-        let verdict = trial::run(&concerned, &tests.into_iter().collect::<Vec<_>>(), None)?;
+        let of_package = wanted.iter().filter(|mutation| mutation.package == *package);
+        let filters: BTreeSet<_> = of_package.flat_map(|mutation| mutation.filters()).collect();
+        let filters: Vec<_> = filters.into_iter().collect();
+        let verdict = trial::run(&build.concerned(&programs, package, &filters)?, &filters, None)?;
         ensure!(verdict.good() && verdict.tally.passed > 0, "{package}: not good without any mutation: {verdict}");
         println!("{package}, without a mutation: {verdict}");
     }
@@ -89,9 +91,9 @@ pub fn run(filters: &[String], resume: bool) -> Result<bool> {
     // Mistakes that are made alone come last, because they rebuild the same programs.
     let mut alone = Vec::new();
     for mutation in wanted.iter().copied() {
-        let concerned = build.concerned(&programs, &mutation.package, &mutation.tests)?;
+        let concerned = build.concerned(&programs, &mutation.package, &mutation.filters())?;
         if !sources.has_switch(mutation)
-            || !told(mutation, &trial::run(&concerned, &[&mutation.tests], Some(mutation))?, &record)?
+            || !told(mutation, &trial::run(&concerned, &mutation.filters(), Some(mutation))?, &record)?
         {
             alone.push((mutation, Build::options(&concerned)));
         }
@@ -133,8 +135,8 @@ fn make_alone(build: &Build, sources: &Sources, options: &[String], mutation: &M
     fs::write(&path, with_switches)?;
     match built? {
         Built::Programs(programs) => {
-            let concerned = build.concerned(&programs, &mutation.package, &mutation.tests)?;
-            trial::run(&concerned, &[&mutation.tests], None)
+            let concerned = build.concerned(&programs, &mutation.package, &mutation.filters())?;
+            trial::run(&concerned, &mutation.filters(), None)
         }
         Built::Refused(_, said) => bail!("it does not build:\n{said}"),
     }
@@ -227,6 +229,7 @@ impl Record {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::lints;
 
     #[test]
     fn a_run_is_gone_on_with_only_if_that_is_wished() {
@@ -237,6 +240,17 @@ mod tests {
         assert_eq!(Record::at(&path, true).unwrap().noticed, BTreeSet::from(["a".into(), "b".into()]));
         assert!(Record::at(&path, false).unwrap().noticed.is_empty());
         assert!(Record::at(&path, true).unwrap().noticed.is_empty());
+    }
+
+    #[test]
+    fn mutation_with_several_words_has_a_filter_for_each() {
+        let filters = |tests: &str| {
+            let mutation = switch::tests::mutation("a", "b", "c");
+            Mutation { tests: tests.to_owned(), ..mutation }.filters().iter().map(|word| (*word).to_owned()).collect()
+        };
+        let (none, two): (Vec<String>, Vec<String>) = (filters(""), filters("a::b  c"));
+        assert_eq!(none, [""]);
+        assert_eq!(two, ["a::b", "c"]);
     }
 
     #[test]
@@ -253,6 +267,37 @@ mod tests {
         }
         let names: BTreeSet<_> = all.iter().map(|mutation| &mutation.name).collect();
         assert_eq!(names.len(), all.len());
+    }
+
+    /// Names of functions, modules and files in a folder.
+    fn names(files: &[lints::File], folder: &Path) -> Vec<String> {
+        let mut names = Vec::new();
+        for file in files.iter().filter(|file| file.path.starts_with(folder)) {
+            names.push(file.path.display().to_string());
+            let named = |word: &str| word.split(|c: char| !c.is_alphanumeric() && c != '_').next().map(str::to_owned);
+            for item in ["fn ", "mod "] {
+                names.extend(file.text.split(item).skip(1).filter_map(named));
+            }
+        }
+        names
+    }
+
+    #[test]
+    fn tests_of_each_mutation_exist() {
+        let metadata = metadata("Cargo.toml").unwrap();
+        let files = lints::files(&root()).unwrap();
+        let folders = metadata.workspace_packages().into_iter().map(|package| {
+            let folder = package.manifest_path.parent().unwrap().strip_prefix(&metadata.workspace_root).unwrap();
+            (package.name.to_string(), names(&files, folder.as_std_path()))
+        });
+        let names: BTreeMap<_, _> = folders.collect();
+        for mutation in &mutations(&metadata).unwrap() {
+            let known = &names[&mutation.package];
+            for part in mutation.filters().into_iter().flat_map(|filter| filter.split("::")) {
+                let Mutation { name, package, .. } = mutation;
+                assert!(known.iter().any(|known| known.contains(part)), "{name}: {package} has no test like {part}");
+            }
+        }
     }
 
     #[test]

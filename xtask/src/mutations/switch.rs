@@ -74,10 +74,10 @@ fn condition(name: &str) -> String {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
 
-    fn mutation(name: &str, from: &str, to: &str) -> Mutation {
+    pub fn mutation(name: &str, from: &str, to: &str) -> Mutation {
         let [name, from, to] = [name, from, to].map(str::to_owned);
         let (what, tests) = (String::new(), String::new());
         Mutation { name, what, package: "p".into(), file: "p/src/lib.rs".into(), from, to, tests }

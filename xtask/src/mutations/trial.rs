@@ -147,16 +147,24 @@ impl Build {
         Ok(if good { Built::Programs(programs) } else { Built::Refused(errors, said) })
     }
 
-    /// The programs of `programs` with tests of a package whose name contains `filter`.
-    pub fn concerned<'a>(&self, programs: &'a [Program], package: &str, filter: &str) -> Result<Vec<&'a Program>> {
+    /// The programs of `programs` with tests of a package whose names contain one of `filters`.
+    ///
+    /// # Errors
+    ///
+    /// A filter matches no test.
+    pub fn concerned<'a>(&self, programs: &'a [Program], package: &str, filters: &[&str]) -> Result<Vec<&'a Program>> {
         let folder = self.folders.get(package).with_context(|| format!("there is no package {package}"))?;
         let mut concerned = Vec::new();
+        let mut unmatched: BTreeSet<_> = filters.iter().copied().collect();
         for program in programs.iter().filter(|program| program.is_in(folder)) {
-            if program.tests()?.iter().any(|name| name.contains(filter)) {
+            let tests = program.tests()?;
+            let matches = |filter: &str| tests.iter().any(|name| name.contains(filter));
+            unmatched.retain(|filter| !matches(filter));
+            if filters.iter().copied().any(matches) {
                 concerned.push(program);
             }
         }
-        if concerned.is_empty() {
+        if let Some(filter) = unmatched.first() {
             bail!("{package} has no test like `{filter}`");
         }
         Ok(concerned)
