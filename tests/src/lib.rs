@@ -4,7 +4,6 @@
 //! - [`vm`]: one QEMU with a stock kernel; [`agent`] speaks to the init inside, [`qmp`] to QEMU itself;
 //! - [`daemon`]: `mediatord` and `mediatorctl` as an operator runs them;
 //! - [`accel`]: detects by trial whether KVM works here;
-//! - [`mod@bench`]: metrics with baseline and target;
 //! - [`children`]: programs that end with this one;
 //! - [`guest`]: steps that most stories share: configuration, driver, workload;
 //! - [`many_vms`]: VMs that share a card; [`contention`]: each VM's part of its time;
@@ -14,7 +13,6 @@
 //! - [`xen`]: a Xen host, with domains that have vGPUs;
 //! - [`holdings`]: resources of a process, to find leaks;
 //! - [`http`]: requests to a daemon's API, or to its monitoring;
-//! - [`in_process_vm`]: guests without a VMM that compute, in this process;
 //! - [`scale`]: small workloads, or the full ones;
 //! - [`klog`]: the guest kernel's log, by level;
 //! - [`wait`]: bounded waits, which show the end of the logs on failure.
@@ -41,7 +39,6 @@
 
 pub mod accel;
 pub mod agent;
-pub mod bench;
 pub mod children;
 pub mod contention;
 pub mod daemon;
@@ -51,7 +48,6 @@ pub mod guest;
 pub mod holdings;
 pub mod host;
 pub mod http;
-pub mod in_process_vm;
 pub mod klog;
 pub mod many_vms;
 pub mod nest;

@@ -39,7 +39,7 @@ fn release() -> Result<PathBuf> {
 
 /// Runs the demo; returns true if all was verified.
 pub fn demo(args: &[String]) -> Result<bool> {
-    let mut command = program("demo")?;
+    let mut command = program("tests", "demo")?;
     shown(command.args(args))
 }
 
@@ -69,8 +69,11 @@ pub fn bench(name: Option<&str>, options: &BenchOptions) -> Result<bool> {
     if name == Some("neighbours") {
         return crate::cuda::bench_neighbours(options);
     }
-    let mut command =
-        if name.is_some_and(|name| WITHOUT_GUESTS.contains(&name)) { built("bench")? } else { program("bench")? };
+    let mut command = if name.is_some_and(|name| WITHOUT_GUESTS.contains(&name)) {
+        built("bench", "bench")?
+    } else {
+        program("bench", "bench")?
+    };
     command.args(name);
     if let Some(programs) = programs {
         let programs = std::path::absolute(programs).with_context(|| format!("path {}", programs.display()))?;
@@ -106,17 +109,17 @@ pub fn bench(name: Option<&str>, options: &BenchOptions) -> Result<bool> {
     shown(&mut command)
 }
 
-/// A program of the crate `tests`, built for release, with the variables that it needs.
-fn program(name: &str) -> Result<Command> {
+/// A program of a package, built for release, with the variables that it needs.
+fn program(package: &str, name: &str) -> Result<Command> {
     let binaries = release()?;
-    let mut command = built(name)?;
+    let mut command = built(package, name)?;
     command.env(BIN_VARIABLE, binaries);
     Ok(command)
 }
 
-/// A program of the crate `tests`, built for release.
-fn built(name: &str) -> Result<Command> {
-    if !shown(&mut cargo(&["build", "--release", "--package", "tests", "--bin", name]))? {
+/// A program of a package, built for release.
+fn built(package: &str, name: &str) -> Result<Command> {
+    if !shown(&mut cargo(&["build", "--release", "--package", package, "--bin", name]))? {
         bail!("the program {name} does not build");
     }
     Ok(Command::new(target().join("release").join(name)))

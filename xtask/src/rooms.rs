@@ -13,8 +13,8 @@ use crate::lints::File;
 const MAX_CRATE_LINES: usize = 8000;
 
 /// Crates that are larger, with the lines that they may have. Numbers may only fall.
-const LARGE_CRATES: [(&str, usize); 5] =
-    [("cuda/owner", 9_000), ("cuda/shim", 8_310), ("simgpu", 14_090), ("tests", 12_060), ("vmm-glue", 13_380)];
+const LARGE_CRATES: [(&str, usize); 4] =
+    [("cuda/owner", 9_000), ("cuda/shim", 8_310), ("simgpu", 14_090), ("vmm-glue", 13_380)];
 
 /// Modules of crates outside `mediator/` that import each other in circles, by crate. Numbers may only fall.
 const MODULES_IN_CIRCLES: [(&str, usize); 12] = [

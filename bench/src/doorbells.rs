@@ -1,0 +1,72 @@
+//! Doorbells of a VM that is alone on its card, with the guest in this process: the rate, with one or several in
+//! flight, and the time of the store to USERD, for which a virtual CPU waits.
+
+use anyhow::{Context, Result};
+use nvspec::instance::userd;
+use rig::Rig;
+use rig::driver::{CE0, Channel, Driver, PAGE, object};
+use std::time::{Duration, Instant};
+use vmm_glue::RegionIndex;
+use vram::Limits;
+
+use crate::in_process_vm::{CardConfig, guest, wait};
+use crate::report::{Metric, median};
+
+/// Rounds; the median counts.
+const ROUNDS: usize = 7;
+/// Doorbells of a round.
+const DOORBELLS: usize = 20_000;
+/// Doorbells in flight in the queued measurement.
+const QUEUED: usize = 8;
+/// MiB of the card, and of the VM.
+const MIB: u64 = 32;
+
+/// One round.
+struct Round {
+    rate: f64,
+    /// Times of the stores in us, ascending.
+    stores: Vec<f64>,
+}
+
+/// Rings this many doorbells, with `queued` in flight.
+fn ring(driver: &mut Driver, channel: &mut Channel, queued: usize) -> Result<Round> {
+    let mut stores = Vec::with_capacity(DOORBELLS);
+    let mut spent = Duration::ZERO;
+    for batch in 0..DOORBELLS / queued {
+        let began = Instant::now();
+        let mut between = Duration::ZERO;
+        for _ in 0..queued {
+            // Writing rings and push buffers is the guest's own time.
+            let own = Instant::now();
+            let put = driver.queue_fenced(channel, &object(CE0));
+            between += own.elapsed();
+            let stored = Instant::now();
+            let at = u64::from(channel.id) * PAGE + userd::GP_PUT;
+            driver.guest.write(RegionIndex::Bar1, at, &put.to_le_bytes());
+            stores.push(stored.elapsed().as_secs_f64() * 1e6);
+        }
+        wait(driver, channel).with_context(|| format!("batch {batch}"))?;
+        spent += began.elapsed().saturating_sub(between);
+    }
+    stores.sort_by(f64::total_cmp);
+    Ok(Round { rate: stores.len() as f64 / spent.as_secs_f64(), stores })
+}
+
+/// Runs the benchmark.
+pub fn run() -> Result<Vec<Metric>> {
+    let mut metrics = Vec::new();
+    let rig: Rig = CardConfig::new(2 * MIB, MIB).open()?;
+    let mut driver = guest(&rig, 0, MIB, Limits::default())?;
+    let mut channel = driver.channel(1);
+    for (name, queued) in [("waited", 1), ("queued", QUEUED)] {
+        let rounds: Vec<Round> = (0..ROUNDS).map(|_| ring(&mut driver, &mut channel, queued)).collect::<Result<_>>()?;
+        let middle = |of: &dyn Fn(&Round) -> f64| {
+            median(&rounds.iter().map(of).collect::<Vec<_>>()).context("no round was measured")
+        };
+        let at = |round: &Round, permille: usize| round.stores[round.stores.len() * permille / 1000];
+        metrics.push(Metric::plain(format!("doorbells.{name}.rate"), middle(&|round| round.rate)?, "1/s"));
+        metrics.push(Metric::plain(format!("doorbells.{name}.store.p50"), middle(&|round| at(round, 500))?, "us"));
+        metrics.push(Metric::plain(format!("doorbells.{name}.store.p99"), middle(&|round| at(round, 990))?, "us"));
+    }
+    Ok(metrics)
+}

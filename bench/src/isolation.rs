@@ -1,0 +1,183 @@
+//! A stock guest that computes next to an attacking guest: its part of the time, relative to its part next to a
+//! well-behaved guest that always has work. Both are measured in the same run, by the mediator's accounts and the
+//! card's clock.
+
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+use tests::contention::{Contest, Load, Outcome};
+use tests::daemon::Daemon;
+use tests::many_vms::{Crowd, name_of};
+use tests::rogues::{Rogue, stretched};
+use tests::{guest, http};
+
+use super::Request;
+use crate::report::{Metric, Record, Target};
+
+/// Measured time of each attack, unless the caller sets it.
+const MEASURED_TIME: Duration = Duration::from_secs(10);
+/// Warm-up time, which is left out.
+const WARM_UP: Duration = Duration::from_millis(700);
+/// Rounds of the neighbour's kernels (10 ms of the card's time), and how many are in flight: the guest may lag by that.
+const ROUNDS_PER_KERNEL: u32 = 20;
+const IN_FLIGHT: u32 = 32;
+/// The computing VM, and the attacker or reference.
+const NEIGHBOUR: usize = 0;
+const OTHER: usize = 1;
+/// MiB of RAM of each.
+const MEMORY_MIB: u32 = 512;
+/// Maximum measured time of the neighbour alone and next to a well-behaved guest.
+const REFERENCE: Duration = Duration::from_secs(20);
+/// Requests to the admin API during an attack, and the pause after each.
+const PATHS: [&str; 3] = ["/v1/vms", "/metrics", "/v1/cards"];
+const PAUSE: Duration = Duration::from_millis(100);
+/// Time after which a request counts as unanswered.
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
+/// Target in ms for 99 of 100 requests.
+const ANSWERED_MS: f64 = 50.0;
+/// Part of its share that the neighbour must keep.
+const MIN_SHARE_KEPT: f64 = 0.96;
+
+/// The name of the benchmark under all policies.
+pub const ALL: &str = "isolation";
+/// Policies.
+pub const POLICIES: [&str; 5] = ["direct", "fifo", "credit", "band", "disengaged"];
+
+/// Measures under some policies, with one boot of the guests; records each result as soon as it is known. Keeps
+/// recorded rows that are complete.
+pub fn run(policies: &[&str], request: &Request, record: &mut Record) -> Result<Vec<Metric>> {
+    let wanted: Vec<Rogue> = Rogue::ATTACKS.into_iter().filter(|rogue| request.wants(rogue.name)).collect();
+    let missing = |metrics: &[Metric], policy: &str| -> Vec<Rogue> {
+        let has =
+            |rogue: &Rogue| metrics.iter().any(|it| it.name == format!("isolation.{policy}.{}.attempts", rogue.name));
+        wanted.iter().copied().filter(|rogue| !has(rogue)).collect()
+    };
+    if policies.iter().all(|policy| missing(record.metrics(), policy).is_empty()) {
+        return Ok(Vec::new());
+    }
+    let mut crowd = Crowd::boot("isolation", 2, MEMORY_MIB, Rogue::KEYS)?;
+    for policy in policies {
+        let rogues = missing(record.metrics(), policy);
+        if !rogues.is_empty() {
+            under(&mut crowd, policy, &rogues, request, record)?;
+        }
+    }
+    if !crowd.daemon().alive() {
+        anyhow::bail!("mediatord has ended\n{}", crowd.daemon().log_tail());
+    }
+    Ok(Vec::new())
+}
+
+/// Measures some attacks under one policy.
+fn under(crowd: &mut Crowd, policy: &str, rogues: &[Rogue], request: &Request, record: &mut Record) -> Result<()> {
+    let measured = request.seconds.map_or(MEASURED_TIME, Duration::from_secs);
+    crowd.set(&["--policy", policy])?;
+    let steady = |vm| Load::kernels(vm, ROUNDS_PER_KERNEL, IN_FLIGHT);
+    let reference = measured.min(REFERENCE);
+    let play =
+        |crowd: &Crowd, loads: Vec<Load>| Contest { loads, warm: WARM_UP, measured: reference }.run(crowd, |_| Ok(()));
+    let alone = rate(&play(crowd, vec![steady(NEIGHBOUR)])?);
+    let share = rate(&play(crowd, vec![steady(NEIGHBOUR), steady(OTHER)])?);
+    let row = |what: &str| format!("isolation.{policy}.{what}");
+    eprintln!("bench: {}: {alone:.1} submissions/s alone, {share:.1} beside a well-behaved guest", row("neighbour"));
+    let plain = |what: &str, value| Metric::plain(row(what), value, "1/s");
+    record.put(vec![plain("idle_neighbour", alone), plain("share", share)])?;
+    for rogue in rogues {
+        let row = row(rogue.name);
+        Rogue::unpunished(crowd)?;
+        let asking = Asking::start(crowd.daemon());
+        let outcome = rogue.beside(crowd, &[ROUNDS_PER_KERNEL], measured);
+        let answers = asking.end();
+        let found = match outcome {
+            Ok(outcome) => attacked(crowd, &row, &outcome, share, &answers)?,
+            Err(error) => {
+                eprintln!("bench: {row}: {error:#}");
+                vec![Metric::plain(format!("{row}.failed"), 1.0, "runs").target(Target::AtMost(0.0))]
+            }
+        };
+        record.forget(&format!("{row}.failed"));
+        record.put(found)?;
+    }
+    Ok(())
+}
+
+/// A thread that sends requests to the admin API, in sequence with pauses.
+struct Asking {
+    ends: Arc<AtomicBool>,
+    thread: JoinHandle<Vec<f64>>,
+}
+
+impl Asking {
+    fn start(daemon: &Daemon) -> Self {
+        let ends = Arc::<AtomicBool>::default();
+        let (socket, over) = (daemon.paths().admin_socket.clone(), Arc::clone(&ends));
+        let thread = std::thread::spawn(move || {
+            let mut times = Vec::new();
+            for path in PATHS.iter().cycle() {
+                if over.load(Ordering::Relaxed) {
+                    break;
+                }
+                let began = Instant::now();
+                let answer = UnixStream::connect(&socket).map_err(Into::into).and_then(|stream| {
+                    stream.set_read_timeout(Some(REQUEST_TIMEOUT))?;
+                    http::get(stream, path)
+                });
+                // A refused or broken request counts as the longest.
+                times.push(answer.map_or(f64::INFINITY, |_| began.elapsed().as_secs_f64() * 1e3));
+                std::thread::sleep(PAUSE);
+            }
+            times
+        });
+        Self { ends, thread }
+    }
+
+    /// Returns the times that requests took, in ms, ascending.
+    fn end(self) -> Vec<f64> {
+        self.ends.store(true, Ordering::Relaxed);
+        let mut times = self.thread.join().unwrap_or_default();
+        times.sort_by(f64::total_cmp);
+        times
+    }
+}
+
+/// Returns the neighbour's submissions that ended per second of the card's time.
+fn rate(outcome: &Outcome) -> f64 {
+    outcome.completed(NEIGHBOUR) as f64 * 1e9 / outcome.length.max(1) as f64
+}
+
+/// Compares the neighbour under an attack with its share.
+fn attacked(crowd: &mut Crowd, row: &str, outcome: &Outcome, share: f64, answers: &[f64]) -> Result<Vec<Metric>> {
+    let (before, after) = (&outcome.before[NEIGHBOUR], &outcome.after[NEIGHBOUR]);
+    let shown = guest::show(crowd.daemon(), &name_of(NEIGHBOUR))?;
+    let counter = |name: &str| shown["counters"][name].as_u64().with_context(|| format!("no {name} in {shown}"));
+    let lost = after.killed - before.killed + counter("faults")? + counter("hangs")?;
+    let strikes = after.strikes - before.strikes;
+    let stretched = stretched(outcome, NEIGHBOUR, ROUNDS_PER_KERNEL)?;
+    let writes = outcome.reported(OTHER, "writes")?;
+    let rate = rate(outcome);
+    let within = answers.get((answers.len() * 99).div_ceil(100).saturating_sub(1)).copied().unwrap_or(f64::INFINITY);
+    let (within, asked) = (within.min(1e6), answers.len() as f64);
+    eprintln!(
+        "bench: {row}: {rate:.1} submissions/s, {:.3} of its share; {writes} attempts; charged {:.3} of the time, the other {:.3} \
+         with {} strikes",
+        rate / share,
+        outcome.received(NEIGHBOUR),
+        outcome.received(OTHER),
+        outcome.after[OTHER].strikes - outcome.before[OTHER].strikes,
+    );
+    Ok(vec![
+        Metric::plain(format!("{row}.charged"), outcome.received(NEIGHBOUR) * 100.0, "%"),
+        Metric::plain(format!("{row}.other_charged"), outcome.received(OTHER) * 100.0, "%"),
+        Metric::ratio(format!("{row}.neighbour"), rate, "1/s", share, Target::AtLeast(MIN_SHARE_KEPT)),
+        Metric::plain(format!("{row}.strikes"), strikes as f64, "strikes").target(Target::AtMost(0.0)),
+        Metric::plain(format!("{row}.lost"), lost as f64, "channels").target(Target::AtMost(0.0)),
+        Metric::plain(format!("{row}.stretched"), stretched, "x"),
+        Metric::plain(format!("{row}.admin_p99"), within, "ms").target(Target::AtMost(ANSWERED_MS)),
+        Metric::plain(format!("{row}.admin_requests"), asked, "requests"),
+        Metric::plain(format!("{row}.attempts"), writes, "times").target(Target::AtLeast(1.0)),
+    ])
+}

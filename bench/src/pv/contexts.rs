@@ -1,0 +1,159 @@
+//! GPUvm's figure 6: 1 to 8 contexts that compute, in one VM and in as many VMs, under full virtualization and with the
+//! modified driver, compared with a VM with the card in passthrough.
+//!
+//! Each context launches `madd` repeatedly, as in the paper, on a card whose kernels take a set time. The cost of
+//! contexts in addition to their kernels is computed by the model from the counts, for the host itself as well
+//! ([`crate::model`]): times of emulated guests that share two processors mean little.
+
+use std::time::Instant;
+
+use anyhow::{Context, Result};
+use tests::guest::{self, SMOKE_LIMIT};
+use tests::{Daemon, Vm, VmConfig, many_vms};
+
+use super::{BASELINE, KERNEL, OFFERED, counting};
+use crate::Request;
+use crate::model::{Bill, Counts, Platform};
+use crate::report::{Metric, Target};
+
+/// Numbers of contexts.
+const COUNTS: [usize; 4] = [1, 2, 4, 8];
+/// The largest of them.
+const MAX_VMS: usize = 8;
+/// MiB of a VM's RAM, of its VRAM, and of the card.
+const MEMORY_MIB: u32 = 320;
+const VRAM_MIB: u32 = 48;
+const CARD_MIB: u32 = 64 + MAX_VMS as u32 * VRAM_MIB;
+/// Launches of each context. The paper has 10,000.
+const LAUNCHES: u32 = 100;
+/// Maximum cost of a context among others, relative to a single one.
+const GROWTH: f64 = 1.10;
+const PEER: &str = "GPUvm: FV grows with contexts, PV as passthrough";
+
+/// VMs of one kind on one card.
+struct Host {
+    daemon: Daemon,
+    vms: Vec<Vm>,
+}
+
+/// Result of some contexts: the time until the last has ended, in ms, and the counts of all.
+struct Run {
+    contexts: usize,
+    ms: f64,
+    counts: Counts,
+}
+
+impl Host {
+    fn boot(kind: &str, count: usize, toml: &str, knowing: bool) -> Result<Self> {
+        let images = tests::images()?;
+        let daemon = Daemon::start("contexts", |paths| {
+            // Half a millisecond for each kernel, as in other benchmarks with stock guests.
+            let time = many_vms::card_time_toml();
+            let vms = (0..count).map(|index| {
+                let vram = if kind == BASELINE { String::new() } else { format!("vram_mib = {VRAM_MIB}\n") };
+                format!("\n[[vm]]\nname = \"vm{index}\"\ncard = \"card0\"\n{vram}{toml}")
+            });
+            guest::card_toml(paths, CARD_MIB) + &time + &vms.collect::<String>()
+        })?;
+        let launch = |index: usize| -> Result<Vm> {
+            let name = format!("vm{index}");
+            let config = VmConfig::new(&name, images, KERNEL)?.with_gpu(daemon.vm_socket(&name));
+            let config = if knowing { config.paravirtual()? } else { config };
+            Vm::launch(&VmConfig { memory_mib: MEMORY_MIB, ..config })
+        };
+        let vms = (0..count).map(launch).collect::<Result<Vec<_>>>()?;
+        for vm in &vms {
+            vm.wait_ready()?;
+            guest::load_driver(vm)?;
+        }
+        let host = Self { daemon, vms };
+        // A VM's first context sets up state that later contexts reuse. This is two thirds of its work, and would hide
+        // any growth.
+        host.run(count, |context| context)?;
+        Ok(host)
+    }
+
+    /// Runs `contexts` contexts at once, each in the VM given by `vm_of`.
+    fn run(&self, contexts: usize, vm_of: fn(usize) -> usize) -> Result<Run> {
+        let counts = || -> Result<Counts> {
+            let all = self.vms.iter().map(|vm| counting::total(&self.daemon, vm.name()));
+            all.sum_up()
+        };
+        let before = counts()?;
+        let began = Instant::now();
+        let command =
+            format!("run /bin/gpu-workloads launches --name madd --side {} --count {LAUNCHES}", many_vms::SIDE);
+        let running = (0..contexts).map(|context| {
+            let vm = self.vms.get(vm_of(context)).context("no such VM")?;
+            vm.start(&command)
+        });
+        let running = running.collect::<Result<Vec<_>>>()?;
+        for context in running {
+            guest::parse_smoke(&context.wait_within(SMOKE_LIMIT)?.success()?)?;
+        }
+        let ms = began.elapsed().as_secs_f64() * 1e3;
+        Ok(Run { contexts, ms, counts: counts()?.minus(&before) })
+    }
+
+    fn sweep(&self, what: &str, vm_of: fn(usize) -> usize) -> Result<Vec<Run>> {
+        let runs = COUNTS.into_iter().map(|contexts| {
+            eprintln!("bench: pv-contexts, {what}, {contexts} contexts");
+            self.run(contexts, vm_of)
+        });
+        runs.collect()
+    }
+}
+
+/// Sums of counts.
+trait SumUp {
+    fn sum_up(self) -> Result<Counts>;
+}
+
+impl<I: Iterator<Item = Result<Counts>>> SumUp for I {
+    fn sum_up(mut self) -> Result<Counts> {
+        self.try_fold(Counts::default(), |sum, counts| Ok(sum.plus(&counts?)))
+    }
+}
+
+/// Runs the benchmark. A part is a way to give a card to VMs: `passthrough`, `fv`, `pv`.
+pub fn run(request: &Request) -> Result<Vec<Metric>> {
+    let mut metrics = Vec::new();
+    let mediated = Platform::Mediated { posted: true };
+    if request.wants(BASELINE) {
+        let host = Host::boot(BASELINE, 1, "passthrough = true\n", false)?;
+        let runs = host.sweep(BASELINE, |_| 0)?;
+        metrics.extend(figures("native", Platform::Native, &runs)?);
+        metrics.extend(figures(BASELINE, Platform::Passthrough, &runs)?);
+    }
+    for (kind, toml, knowing) in [("fv", "", false), ("pv", OFFERED, true)] {
+        if request.wants(kind) {
+            let host = Host::boot(kind, MAX_VMS, toml, knowing)?;
+            for (name, vm_of) in [("one-vm", (|_| 0) as fn(usize) -> usize), ("vms", |context| context)] {
+                let name = format!("{kind}-{name}");
+                metrics.extend(figures(&name, mediated, &host.sweep(&name, vm_of)?)?);
+            }
+        }
+    }
+    Ok(metrics)
+}
+
+/// Returns the figures of one way: of a context, compared with a single one.
+fn figures(name: &str, platform: Platform, runs: &[Run]) -> Result<Vec<Metric>> {
+    let bill = |run: &Run| Bill::for_counts(platform, &run.counts.times(1.0 / run.contexts as f64));
+    let alone = bill(runs.first().context("no measurement")?);
+    let mut metrics = Vec::new();
+    for run in runs {
+        let name = format!("pv-contexts.{name}.{}", run.contexts);
+        let (own, target) = (bill(run), if run.contexts == 1 { Target::None } else { Target::AtMost(GROWTH) });
+        let model = Metric::ratio(format!("{name}.model"), own.us() / 1e3, "ms", alone.us() / 1e3, target);
+        metrics.push(model.within(Some(own.ratio(&alone, 0.0))).beside(PEER));
+        if platform != Platform::Native {
+            metrics.push(Metric::plain(format!("{name}.time"), run.ms, "ms"));
+        }
+        let some = run.counts.named().into_iter().filter(|(_, count)| *count > 0.0);
+        metrics.extend(
+            some.map(|(what, count)| Metric::plain(format!("{name}.{what}"), count / run.contexts as f64, "count")),
+        );
+    }
+    Ok(metrics)
+}

@@ -1,0 +1,211 @@
+//! The scheduler with stock guests (Linux 6.1, nouveau), in the same scenarios as the [simulated](super::sched) ones:
+//! [`competing`] has the errors of shares by policies, numbers of VMs and lengths of kernels, [`figures`] the other
+//! figures of GPUvm and Gdev, [`sharing`] weights, bursts and a VM alone, [`rogues`].
+//!
+//! The measure is work completed for the guests, by their own count: each reports the end of each of its kernels, by
+//! the card's time stamp after it, and a kernel takes the time of the card's model. So fairness does not depend on the
+//! mediator's accounts, and windows need not begin or end with a whole kernel. Times are real: windows of 500 and 100
+//! ms, the scheduler's default settings. The card does not clear residue between VMs, like the papers' systems, since
+//! the software card needs longer for the clearing kernel than for most of these; [`competing::cleared`] measures the
+//! default for comparison.
+
+mod competing;
+mod figures;
+mod rogues;
+mod sharing;
+
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use sched::Engine;
+use sched::sim::Uses;
+use tests::contention::{Contest, Load, Outcome};
+use tests::many_vms::{Crowd, round_ns};
+
+use super::Request;
+use crate::report::interval::mean;
+use crate::report::{Interval, Metric, Record, Target};
+
+const MS: u64 = 1_000_000;
+/// Side of the matrices of the kernels: a round of them takes 0.38 ms.
+const SIDE: u32 = 28;
+/// Rounds of the short and of the long kernel.
+const MADD: u32 = 1;
+const LONG_MADD: u32 = 5;
+/// Windows for shares, in ns, and the steps that they consist of.
+const HALF: u64 = 500 * MS;
+const TENTH: u64 = 100 * MS;
+const WINDOW_STEP_NS: u64 = 10 * MS;
+/// Kernels that a guest keeps in flight: the same number of short and long ones, so that policies differ.
+const IN_FLIGHT: u32 = 16;
+/// VMs that are booted where some compete, and MiB of RAM of each.
+const VMS: usize = 16;
+const MEMORY_MIB: u32 = 320;
+/// Warm-up time at the start of a run, which is left out.
+const WARM_UP: Duration = Duration::from_millis(700);
+/// Measured time, unless the caller sets it: twelve of the longer windows.
+const MEASURED_TIME: Duration = Duration::from_secs(6);
+
+/// A measured policy: its name in the report, and settings.
+type Policy = (&'static str, &'static [&'static str]);
+
+const FIFO: Policy = ("fifo", &["--policy", "fifo"]);
+const CREDIT: Policy = ("credit", &["--policy", "credit"]);
+const BAND: Policy = ("band", &["--policy", "band"]);
+const DIRECT: Policy = ("direct", &["--policy", "direct"]);
+
+/// Booted guests, and the measured time of each run.
+struct Stage {
+    crowd: Crowd,
+    measured: Duration,
+}
+
+/// A part of the benchmark.
+struct Part {
+    name: &'static str,
+    /// VMs that it needs. Others may be booted for another part, and are idle meanwhile.
+    vms: usize,
+    run: fn(&mut Stage, &mut Record) -> Result<Vec<Metric>>,
+}
+
+const PARTS: [Part; 10] = [
+    Part { name: "competing", vms: VMS, run: competing::run },
+    Part { name: "cleared", vms: 0, run: |stage, _| competing::cleared(stage) },
+    Part { name: "gdev14", vms: 2, run: |stage, _| figures::gdev_14(stage) },
+    Part { name: "gdev15", vms: 2, run: |stage, _| figures::gdev_15(stage) },
+    Part { name: "gdev15_copies", vms: 2, run: |stage, _| figures::unequal_copies(stage) },
+    Part { name: "gdev16", vms: 4, run: |stage, _| figures::gdev_16(stage) },
+    Part { name: "weights", vms: 3, run: |stage, _| sharing::weights(stage) },
+    Part { name: "interactive", vms: 4, run: |stage, _| sharing::interactive(stage) },
+    Part { name: "throughput", vms: VMS, run: |stage, _| sharing::throughput(stage) },
+    Part { name: "rogues", vms: 4, run: |stage, _| rogues::run(stage) },
+];
+
+/// Runs the benchmark; records each part at its end, and skips recorded parts.
+pub fn run(request: &Request, record: &mut Record) -> Result<Vec<Metric>> {
+    let called = |part: &Part| format!("sched-guests.{}", part.name);
+    let missing = PARTS.iter().filter(|part| request.wants(part.name) && !record.has_ended(&called(part)));
+    let missing: Vec<&Part> = missing.collect();
+    if missing.is_empty() {
+        return Ok(Vec::new());
+    }
+    let measured = request.seconds.map_or(MEASURED_TIME, Duration::from_secs);
+    let vms = missing.iter().map(|part| part.vms).max().unwrap_or(0);
+    let mut stage = Stage { crowd: Crowd::boot_keeping("sched", vms, MEMORY_MIB)?, measured };
+    for part in missing {
+        let found = (part.run)(&mut stage, record)?;
+        record.put(found)?;
+        record.end(&called(part))?;
+    }
+    if !stage.crowd.daemon().alive() {
+        bail!("mediatord has ended\n{}", stage.crowd.daemon().log_tail());
+    }
+    Ok(Vec::new())
+}
+
+impl Stage {
+    /// Lets guests compete under a policy.
+    fn play(&self, row: &str, policy: Policy, loads: Vec<Load>) -> Result<Outcome> {
+        self.play_for(row, policy, self.measured, loads)
+    }
+
+    /// The same, with a different measured time.
+    fn play_for(&self, row: &str, (_, settings): Policy, measured: Duration, loads: Vec<Load>) -> Result<Outcome> {
+        self.crowd.set(settings)?;
+        let outcome =
+            Contest { loads, warm: WARM_UP, measured }.run(&self.crowd, |_| Ok(())).context(row.to_owned())?;
+        let received = (0..outcome.vms.len()).map(|place| format!("{:.1}", outcome.received(place) * 100.0));
+        eprintln!("bench: {row}: {} % of the time", received.collect::<Vec<_>>().join(" "));
+        Ok(outcome)
+    }
+}
+
+/// Returns a guest that always has kernels of this length queued, and reports their ends.
+fn steady(vm: usize, rounds: u32) -> Load {
+    Load::kernels_of(vm, SIDE, rounds, IN_FLIGHT).telling_ends()
+}
+
+/// Returns the time of a kernel, in ns.
+fn length_ns(rounds: u32) -> u64 {
+    u64::from(rounds) * round_ns(SIDE)
+}
+
+fn equal(vms: usize) -> Vec<f64> {
+    vec![1.0 / vms as f64; vms]
+}
+
+fn percent(name: String, value: f64) -> Metric {
+    Metric::plain(name, value * 100.0, "%")
+}
+
+/// Work completed for guests with kernels of `rounds` rounds, by their own count.
+struct Work {
+    uses: Uses,
+    length: u64,
+}
+
+impl Work {
+    fn from_outcome(outcome: &Outcome, rounds: &[u32]) -> Self {
+        let lengths: Vec<u64> = rounds.iter().map(|rounds| length_ns(*rounds)).collect();
+        Self { uses: outcome.counted(&lengths, WINDOW_STEP_NS), length: outcome.length }
+    }
+
+    /// Returns the part of the time in which the card did this work.
+    fn utilisation(&self, vms: usize) -> f64 {
+        (0..vms).map(|vm| self.part(vm)).sum()
+    }
+
+    /// Returns the part of one VM.
+    fn part(&self, vm: usize) -> f64 {
+        self.uses.used(vm, Engine::Compute, 0, self.length) as f64 / self.length.max(1) as f64
+    }
+
+    /// Returns the distances of shares in windows from `wanted`: for each window, one for each VM.
+    fn distances(&self, window: u64, wanted: &[f64]) -> Vec<Vec<f64>> {
+        let windows = self.uses.windows(Engine::Compute, window, 0, self.length);
+        windows
+            .map(|shares| shares.iter().zip(wanted).map(|(share, wanted)| (share - wanted).abs()).collect())
+            .collect()
+    }
+
+    /// Returns the error of shares in windows of a length: the mean over all windows of the largest VM error, with its
+    /// interval; and the largest error of any VM in any window.
+    fn errors(&self, row: &str, window: u64, wanted: &[f64], target: Target) -> [Metric; 2] {
+        let distances = self.distances(window, wanted);
+        let of = |windows: &[usize]| {
+            let of_vm = |vm: usize| mean(&windows.iter().map(|at| distances[*at][vm] * 100.0).collect::<Vec<_>>());
+            (0..wanted.len()).map(of_vm).try_fold(0.0, |most: f64, error| Some(most.max(error?)))
+        };
+        let all: Vec<usize> = (0..distances.len()).collect();
+        let worst = distances.iter().flatten().copied().fold(0.0, f64::max);
+        let name = format!("{row}.error_{}ms", window / MS);
+        let error = Metric::plain(name.clone(), of(&all).unwrap_or(f64::NAN), "%").target(target);
+        [error.within(Interval::of_rounds(all.len(), of)), percent(format!("{name}_worst"), worst)]
+    }
+}
+
+/// Returns utilisation by completed work and by the mediator's charges, Jain's index, and waits, rounded up to the
+/// mediator's buckets.
+fn common(row: &str, outcome: &Outcome, work: &Work, wanted: &[f64]) -> Vec<Metric> {
+    let all = 0..outcome.vms.len();
+    let wait = |permille| outcome.wait_ns(all.clone(), permille) as f64 / 1e3;
+    let shares = work.uses.shares(Engine::Compute, 0, work.length);
+    vec![
+        Metric::plain(format!("{row}.jain"), sched::sim::jain(&shares, wanted), "index"),
+        percent(format!("{row}.utilisation"), work.utilisation(wanted.len())),
+        percent(format!("{row}.charged"), outcome.utilisation(Engine::Compute)),
+        Metric::plain(format!("{row}.wait_p50_at_most"), wait(500), "us"),
+        Metric::plain(format!("{row}.wait_p99_at_most"), wait(990), "us"),
+    ]
+}
+
+/// Returns the errors of shares in both windows, with the targets of a policy.
+fn errors(row: &str, work: &Work, policy: Policy, wanted: &[f64]) -> Vec<Metric> {
+    let (half, tenth) = match policy.0 {
+        "band" => (Target::AtMost(1.0), Target::AtMost(3.0)),
+        "credit" => (Target::AtMost(2.0), Target::None),
+        _ => (Target::None, Target::None),
+    };
+    let errors = [(HALF, half), (TENTH, tenth)].map(|(window, target)| work.errors(row, window, wanted, target));
+    errors.into_iter().flatten().collect()
+}

@@ -1,0 +1,108 @@
+//! Overhead of moving chunks, relative to a link's time for their bytes, and the remaining rate of links of 6 to 50
+//! GB/s.
+//!
+//! The software card moves bytes with this machine's processors, and measures the time for that. The rest of a
+//! relocation's time is software overhead: the mover, the card's model of its engines and rings, and waits for either.
+//! A real card's engines move the bytes concurrently. Here a link's time is added to the software's, as if they never
+//! overlapped, so times are upper bounds and rates lower bounds. The baseline, a guest driver's copies with the same
+//! engines, is computed alike.
+
+use std::time::Instant;
+
+use anyhow::Result;
+use vram::To;
+
+use super::CHUNK;
+use super::bandwidth::{BUFFER_AT, BYTES, RAM_VA, Scene, VRAM_VA};
+use crate::in_process_vm::MIB;
+use crate::report::{Metric, Target, quantile};
+
+/// Bytes per second of PCI Express: version 2.0 with 16 lanes as in a GF100, 3.0, and 5.0, as reached by copies.
+const LINKS: [(&str, f64); 3] = [("6_gb_per_s", 6e9), ("12_gb_per_s", 12e9), ("50_gb_per_s", 50e9)];
+/// KiB of a chunk.
+const CHUNK_SIZES_KIB: [u64; 4] = [128, 512, 2048, 8192];
+/// Measurements of each kind, alternating between all; one more before them touches unused memory.
+const ROUNDS: usize = 10;
+
+/// Time of an operation, in seconds.
+#[derive(Clone, Copy)]
+struct Took {
+    all: f64,
+    /// Without the time of moving bytes.
+    own: f64,
+}
+
+/// Times an operation on a scene.
+fn timed(scene: &mut Scene, work: impl FnOnce(&mut Scene) -> Result<()>) -> Result<Took> {
+    let before = scene.rig.card.counters().copied.host_ns;
+    let began = Instant::now();
+    work(scene)?;
+    let all = began.elapsed().as_secs_f64();
+    let moving = (scene.rig.card.counters().copied.host_ns - before) as f64 / 1e9;
+    Ok(Took { all, own: (all - moving).max(0.0) })
+}
+
+/// Directions of moving bytes: relocated, and copied by a guest.
+const WAYS: [&str; 4] = ["out", "back", "plain_out", "plain_back"];
+
+/// Measures each direction, by round.
+fn rounds(chunk_bytes: u64) -> Result<[Vec<Took>; WAYS.len()]> {
+    let mut scene = Scene::new(chunk_bytes, None)?;
+    let chunks = BUFFER_AT / chunk_bytes..(BUFFER_AT + BYTES).div_ceil(chunk_bytes);
+    let mut all: [Vec<Took>; WAYS.len()] = Default::default();
+    for round in 0..=ROUNDS {
+        let out = timed(&mut scene, |scene| scene.relocate(chunks.clone(), To::Host).map(drop))?;
+        scene.rig.host.scrub();
+        let back = timed(&mut scene, |scene| scene.relocate(chunks.clone(), To::Card).map(drop))?;
+        scene.rig.host.scrub();
+        let plain_out = timed(&mut scene, |scene| scene.plain(VRAM_VA, RAM_VA).map(drop))?;
+        let plain_back = timed(&mut scene, |scene| scene.plain(RAM_VA, VRAM_VA).map(drop))?;
+        scene.verify(1)?;
+        if round > 0 {
+            for (times, took) in all.iter_mut().zip([out, back, plain_out, plain_back]) {
+                times.push(took);
+            }
+        }
+    }
+    Ok(all)
+}
+
+/// Runs the benchmark.
+pub fn run() -> Result<Vec<Metric>> {
+    let mut metrics = Vec::new();
+    for kib in CHUNK_SIZES_KIB {
+        let chunk = kib << 10;
+        let times = rounds(chunk)?;
+        let row = format!("swap.link.{kib}k");
+        for (way, times) in WAYS.iter().zip(&times) {
+            let per_mib = |took: &Took| took.own * 1e6 * MIB as f64 / BYTES as f64;
+            let own: Vec<f64> = times.iter().map(per_mib).collect();
+            metrics.push(Metric::of_samples(format!("{row}.{way}.own_per_mib"), &own, "us"));
+            if let Some(slow) = quantile(&own, 0.9) {
+                metrics.push(Metric::plain(format!("{row}.{way}.own_per_mib_p90"), slow, "us"));
+            }
+            let rates: Vec<f64> = times.iter().map(|took| BYTES as f64 / took.all / 1e9).collect();
+            metrics.push(Metric::of_samples(format!("{row}.{way}.unbound"), &rates, "GB/s"));
+        }
+        let [out, back, plain_out, plain_back] = &times;
+        for (link, rate) in LINKS {
+            let modelled = |times: &[Took]| times.iter().map(|took| (took.own + BYTES as f64 / rate) * 1e3).collect();
+            for (way, relocated, plain) in [("out", out, plain_out), ("back", back, plain_back)] {
+                let (relocated, plain): (Vec<f64>, Vec<f64>) = (modelled(relocated), modelled(plain));
+                // Equivalent to 0.9 of the rate. The other sizes are for comparison.
+                let target = if chunk == CHUNK { Target::AtMost(1.0 / 0.9) } else { Target::None };
+                let name = format!("{row}.{link}.{way}");
+                metrics.push(Metric::ratio_of_samples(format!("{name}.to_plain"), &relocated, "ms", &plain, target));
+                let bare = vec![BYTES as f64 / rate * 1e3; relocated.len()];
+                metrics.push(Metric::ratio_of_samples(
+                    format!("{name}.to_link"),
+                    &relocated,
+                    "ms",
+                    &bare,
+                    Target::None,
+                ));
+            }
+        }
+    }
+    Ok(metrics)
+}

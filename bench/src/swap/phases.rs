@@ -1,0 +1,148 @@
+//! Jobs whose kernels access memory through pointers and indices that no submission names, with CPU phases between them
+//! (unified-memory thesis, table 12.2): two that do not fit the card together, without quanta, with quanta, and with
+//! quanta of set lengths.
+//!
+//! A job runs one of the workloads repeatedly: it fills its buffers, computes, reads the result back and compares every
+//! byte, which takes CPU time. Both sides of a ratio make the same number of runs. The number is chosen so that a job
+//! is long relative to quanta, and to the 2 s after which an idle VM's memory goes to others.
+
+use std::sync::Barrier;
+use std::time::Instant;
+
+use anyhow::{Context, Result, ensure};
+use vram::{Limits, Mode, TenantId};
+use workloads::{Options, by_name};
+
+use super::{division, time};
+use crate::in_process_vm::{CardConfig, LightGpu, MIB, guest};
+use crate::report::{Metric, Target, median};
+
+/// Programs and scales: one whose kernels follow edges of a graph, one with one large kernel, one with many small ones.
+const PROGRAMS: [(&str, u32); 3] = [("bfs", 15), ("backprop", 40), ("srad", 40)];
+/// Minimum seconds of a job alone.
+const MIN_JOB_SECONDS: f64 = 8.0;
+/// Measurements; the median counts.
+const ROUNDS: usize = 3;
+/// MiB that a VM sees, and of host memory.
+const VM_MIB: u64 = 64;
+const HOST_MIB: u64 = 2 * VM_MIB;
+/// KiB of a chunk: small, so that a change of quanta is short relative to a quantum.
+const CHUNK_KIB: u64 = 512;
+/// MiB of the card in addition to one job's buffers, for a driver's other memory.
+const BESIDE_MIB: u64 = 4;
+/// Lengths of a quantum, in ms.
+const QUANTA_MS: [u64; 3] = [250, 1000, 4000];
+
+/// Mode of quanta for a job.
+#[derive(Clone, Copy)]
+struct Turns {
+    mode: Mode,
+    /// Length of a quantum in ms; chosen by the mediator if `None`.
+    quantum_ms: Option<u64>,
+}
+
+impl Turns {
+    const fn by(mode: Mode) -> Self {
+        Self { mode, quantum_ms: None }
+    }
+}
+
+/// Results of jobs.
+struct Outcome {
+    makespan: f64,
+    /// Bytes moved.
+    moved: u64,
+    /// Bytes of one job's buffers.
+    footprint: u64,
+}
+
+/// Runs `count` jobs of `runs` runs at once.
+fn jobs(name: &str, scale: u32, runs: u64, count: u32, card_mib: u64, turns: Turns) -> Result<Outcome> {
+    let mut division = division();
+    division.quanta.mode = turns.mode;
+    if let Some(ms) = turns.quantum_ms {
+        (division.quanta.min_ns, division.quanta.max_ns) = (ms * 1_000_000, ms * 1_000_000);
+    }
+    let config =
+        CardConfig { division, time: time(), chunk_bytes: CHUNK_KIB << 10, ..CardConfig::new(card_mib, HOST_MIB) };
+    let rig = config.open()?;
+    let guests = (0..count).map(|vm| guest(&rig, vm, VM_MIB, Limits::default()).and_then(LightGpu::new));
+    let guests = guests.collect::<Result<Vec<_>>>()?;
+    let ready = Barrier::new(guests.len());
+    let began = Instant::now();
+    let job = |mut gpu: LightGpu, seed: u64| -> Result<u64> {
+        ready.wait();
+        let mut most = 0;
+        for run in 0..runs {
+            let options = Options { scale, seed: seed * runs + run, ..Options::default() };
+            let workload = by_name(name, options).context("a workload")?;
+            let report = workloads::run(&*workload, &mut gpu)?;
+            ensure!(report.verified > 0, "nothing of {name} was verified");
+            most = most.max(gpu.footprint());
+        }
+        Ok(most)
+    };
+    let footprints = std::thread::scope(|scope| -> Result<Vec<u64>> {
+        let job = &job;
+        let threads = guests.into_iter().zip(1..).map(|(gpu, seed)| scope.spawn(move || job(gpu, seed)));
+        let threads: Vec<_> = threads.collect();
+        threads.into_iter().map(|job| job.join().ok().context("a job panicked")?).collect()
+    })
+    .with_context(|| format!("{count} of {name} on {card_mib} MiB"))?;
+    let makespan = began.elapsed().as_secs_f64();
+    let state = rig.host.lock();
+    let moved = (0..count).map(|vm| state.memory().moved(TenantId(vm)).map_or(0, |moved| moved.sum.bytes)).sum();
+    Ok(Outcome { makespan, moved, footprint: footprints.into_iter().max().unwrap_or(0) })
+}
+
+/// Compares one program in each mode with one job after the other.
+fn program(name: &str, scale: u32, rounds: usize) -> Result<Vec<Metric>> {
+    let Outcome { makespan, footprint, .. } = jobs(name, scale, 3, 1, VM_MIB, Turns::by(Mode::Off))?;
+    let runs = (3.0 * MIN_JOB_SECONDS / makespan).ceil() as u64;
+    let tight = footprint.div_ceil(MIB) + BESIDE_MIB;
+    let ways: Vec<(String, u64, Turns)> = [
+        ("off".to_owned(), tight, Turns::by(Mode::Off)),
+        ("auto".to_owned(), tight, Turns::by(Mode::Auto)),
+        ("forced".to_owned(), tight, Turns::by(Mode::Forced)),
+        ("both_fit.off".to_owned(), 2 * VM_MIB, Turns::by(Mode::Off)),
+        ("both_fit.auto".to_owned(), 2 * VM_MIB, Turns::by(Mode::Auto)),
+    ]
+    .into_iter()
+    .chain(QUANTA_MS.map(|ms| (format!("quantum_{ms}_ms"), tight, Turns { mode: Mode::Forced, quantum_ms: Some(ms) })))
+    .collect();
+    let (mut serial, mut together) = (Vec::new(), vec![(Vec::new(), Vec::new()); ways.len()]);
+    for _ in 0..rounds {
+        let alone = || jobs(name, scale, runs, 1, tight, Turns::by(Mode::Off)).map(|outcome| outcome.makespan);
+        let alone = alone()? + alone()?;
+        serial.push(alone);
+        for ((_, card_mib, turns), (times, moved)) in ways.iter().zip(&mut together) {
+            let outcome = jobs(name, scale, runs, 2, *card_mib, *turns)?;
+            times.push(outcome.makespan);
+            moved.push(outcome.moved as f64 / MIB as f64);
+        }
+    }
+    let row = format!("swap.phases.{name}");
+    let mut metrics = vec![
+        Metric::plain(format!("{row}.buffers_of_one"), footprint as f64 / MIB as f64, "MiB"),
+        Metric::plain(format!("{row}.runs_of_a_job"), runs as f64, "runs"),
+    ];
+    for ((way, ..), (times, moved)) in ways.iter().zip(&together) {
+        let peer = match way.as_str() {
+            "off" => "thesis, big_50: thrashes",
+            "auto" | "forced" => "thesis, big_50: 0.78 of serial with its lock",
+            "both_fit.off" | "both_fit.auto" => "thesis, small_50: 1.14 of the hardware's own sharing with its lock",
+            _ => "thesis, quanta of 5 to 30 s: 1.94 to 1.06",
+        };
+        let name = format!("{row}.{way}.makespan_to_serial");
+        metrics.push(Metric::ratio_of_samples(name, times, "s", &serial, Target::None).beside(peer));
+        metrics.push(Metric::plain(format!("{row}.{way}.moved"), median(moved).unwrap_or(f64::NAN), "MiB"));
+    }
+    Ok(metrics)
+}
+
+/// Measures one of [`PROGRAMS`].
+pub fn run(name: &str, rounds: Option<usize>) -> Result<Vec<Metric>> {
+    let known = PROGRAMS.into_iter().find(|(known, _)| *known == name);
+    let (name, scale) = known.with_context(|| format!("no program {name}"))?;
+    program(name, scale, rounds.unwrap_or(ROUNDS))
+}

@@ -1,0 +1,178 @@
+//! Two jobs that fit the card separately, but not together (unified-memory thesis, chapters 11 to 13): without quanta,
+//! with quanta, and with quanta only when they thrash.
+//!
+//! A job's engine copies every piece of its working set to the next piece, pass after pass. The time of a pass on the
+//! card and from host memory is modelled, so the result does not depend on the execution speed of kernels.
+
+use std::sync::Barrier;
+use std::time::Instant;
+
+use anyhow::{Context, Result, ensure};
+use rig::Rig;
+use rig::driver::{At, Channel, Driver, M2MF, PAGE, m2mf_copy, object, pattern};
+use vram::{Limits, Mode, TenantId};
+
+use super::{BUS_RATE, LANES, division, time};
+use crate::in_process_vm::{CardConfig, MIB, account, guest, wait};
+use crate::report::{Metric, Target};
+
+/// Bytes of a chunk: small, so that a change of quanta is short and several happen within seconds.
+const CHUNK: u64 = 512 << 10;
+/// Chunks of the card.
+const CARD: u64 = 22;
+/// Bytes of a piece.
+const PIECE_BYTES: u64 = CHUNK / 2;
+/// Pieces of a job's working set, without the spare one.
+const PIECES_PER_JOB: u64 = 32;
+/// First byte of guests' VRAM that the driver itself does not use.
+const FIRST_FREE_AT: u64 = 4 * MIB;
+/// GPU virtual address of the set.
+const VA: u64 = 0x100_0000;
+/// Number of passes of a job over its set.
+const PASSES: u64 = 500;
+/// Number of passes for far slower modes.
+const FEW_PASSES: u64 = PASSES / 20;
+/// Passes in flight, which reduces the effect of late wake-ups of the job on this machine.
+const QUEUED: u64 = 5;
+
+/// A job and its guest.
+struct Job {
+    driver: Driver,
+    channel: Channel,
+    seed: u32,
+}
+
+impl Job {
+    fn new(rig: &Rig, vm: u32) -> Result<Self> {
+        let bytes = (PIECES_PER_JOB + 1) * PIECE_BYTES;
+        let mut driver = guest(rig, vm, (FIRST_FREE_AT + bytes).div_ceil(MIB).max(16), Limits::default())?;
+        let channel = driver.channel(1);
+        driver.map(channel.space, VA, At::Vram(FIRST_FREE_AT), bytes / PAGE);
+        let seed = vm + 50;
+        for page in 0..PIECES_PER_JOB * PIECE_BYTES / PAGE {
+            driver.guest.vram_write(FIRST_FREE_AT + page * PAGE, &pattern(seed, page));
+        }
+        Ok(Self { driver, channel, seed })
+    }
+
+    /// Makes passes over the set.
+    fn run(&mut self, passes: u64) -> Result<()> {
+        let hand_on =
+            |from: u64, to: u64| m2mf_copy(VA + from * PIECE_BYTES, VA + to * PIECE_BYTES, PIECE_BYTES as u32);
+        // The last piece is copied to the spare one, each other piece to the next, and the spare one to the first.
+        let order = (0..=PIECES_PER_JOB).rev().map(|to| if to == 0 { (PIECES_PER_JOB, 0) } else { (to - 1, to) });
+        let words = [object(M2MF)].into_iter().chain(order.map(|(from, to)| hand_on(from, to)));
+        let words = words.collect::<Vec<_>>().concat();
+        for pass in 1..=passes {
+            self.driver.submit(&mut self.channel, &words);
+            if pass % QUEUED == 0 || pass == passes {
+                wait(&mut self.driver, &self.channel)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Verifies all bytes.
+    fn verify(&self, passes: u64) -> Result<()> {
+        for piece in 0..PIECES_PER_JOB {
+            let began_as = (piece + PIECES_PER_JOB - passes % PIECES_PER_JOB) % PIECES_PER_JOB;
+            for page in 0..PIECE_BYTES / PAGE {
+                let mut found = vec![0; PAGE as usize];
+                self.driver.guest.vram_read(FIRST_FREE_AT + piece * PIECE_BYTES + page * PAGE, &mut found);
+                let expected = pattern(self.seed, began_as * PIECE_BYTES / PAGE + page);
+                ensure!(found == expected, "seed {}: page {page} of piece {piece} holds something else", self.seed);
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Result of the two jobs in a mode.
+struct Outcome {
+    makespan: f64,
+    /// Bytes in host memory at the start.
+    outside: u64,
+    moved: u64,
+    /// Number of changes of quanta.
+    turns: u64,
+}
+
+fn together(mode: Mode, chunks: u64, passes: u64) -> Result<Outcome> {
+    let mut division = division();
+    division.quanta.mode = mode;
+    let config = CardConfig { division, time: time(), chunk_bytes: CHUNK, ..CardConfig::new(chunks * CHUNK / MIB, 64) };
+    let rig = config.open()?;
+    let moved = || -> u64 {
+        let state = rig.host.lock();
+        [0, 1].map(|vm| state.memory().moved(TenantId(vm)).map_or(0, |moved| moved.sum.bytes)).iter().sum()
+    };
+    let mut jobs = [Job::new(&rig, 0)?, Job::new(&rig, 1)?];
+    let turns = || rig.host.lock().memory().divider().turns();
+    let before = (moved(), turns());
+    let outside = u64::from(account(&rig, 0)?.host + account(&rig, 1)?.host) * CHUNK;
+    let ready = Barrier::new(jobs.len());
+    let began = Instant::now();
+    std::thread::scope(|scope| -> Result<()> {
+        let run = |job| {
+            ready.wait();
+            Job::run(job, passes)
+        };
+        let threads: Vec<_> = jobs.iter_mut().map(|job| scope.spawn(move || run(job))).collect();
+        threads.into_iter().try_for_each(|job| job.join().ok().context("a job panicked")?)
+    })?;
+    let makespan = began.elapsed().as_secs_f64();
+    jobs.iter().try_for_each(|job| job.verify(passes))?;
+    Ok(Outcome { makespan, outside, moved: moved() - before.0, turns: turns() - before.1 })
+}
+
+/// Runs the benchmark.
+pub fn run() -> Result<Vec<Metric>> {
+    let config = CardConfig {
+        division: division(),
+        time: time(),
+        chunk_bytes: CHUNK,
+        ..CardConfig::new(CARD * CHUNK / MIB, 64)
+    };
+    // One job after the other, each with as many passes as next to the other.
+    let serial = |passes: u64| -> Result<f64> {
+        let mut alone = f64::INFINITY;
+        for vm in 0..2 {
+            let rig = config.open()?;
+            let mut job = Job::new(&rig, vm)?;
+            let began = Instant::now();
+            job.run(passes)?;
+            // The jobs are equal: differences come from other work on this machine.
+            alone = alone.min(began.elapsed().as_secs_f64());
+            job.verify(passes)?;
+        }
+        Ok(2.0 * alone)
+    };
+    let (serial, serial_of_few) = (serial(PASSES)?, serial(FEW_PASSES)?);
+    let mut metrics = vec![Metric::plain("swap.thrash.serial", serial, "s")];
+    for (name, mode, chunks, passes) in [
+        ("off", Mode::Off, CARD, FEW_PASSES),
+        ("auto", Mode::Auto, CARD, PASSES),
+        ("forced", Mode::Forced, CARD, PASSES),
+        // Where both fit, quanta cost time, and the detector does not use them.
+        ("both_fit.auto", Mode::Auto, 3 * CARD, PASSES),
+        ("both_fit.forced", Mode::Forced, 3 * CARD, PASSES),
+    ] {
+        let Outcome { makespan, outside, moved, turns } = together(mode, chunks, passes)?;
+        let name = format!("swap.thrash.{name}");
+        let serial = if passes == FEW_PASSES { serial_of_few } else { serial };
+        let against =
+            |what: &str, baseline: f64| Metric::ratio(format!("{name}.{what}"), makespan, "s", baseline, Target::None);
+        let peer = match mode {
+            Mode::Off => "thesis: 8.5x serial when thrashing",
+            Mode::Auto => "thesis (its lock): 1.06x serial",
+            Mode::Forced => "thesis: its lock costs 14 % when jobs would fit",
+        };
+        metrics.push(against("makespan_to_serial", serial).beside(peer));
+        // Memory outside the card must be copied in once, and the same amount out.
+        let bound = serial + 2.0 * outside as f64 / (LANES * BUS_RATE as f64);
+        metrics.push(against("makespan_to_copy_bound", bound));
+        metrics.push(Metric::plain(format!("{name}.moved"), moved as f64 / MIB as f64, "MiB"));
+        metrics.push(Metric::plain(format!("{name}.turns"), turns as f64, "turns"));
+    }
+    Ok(metrics)
+}
