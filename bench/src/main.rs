@@ -6,8 +6,9 @@
 //! `--all --json FOLDER` makes a file for each benchmark, as in `bench/results`, continues with the next
 //! after a failure, and with `--resume` skips completed benchmarks. `pictures --json FOLDER` draws the files there.
 //!
-//! [`report`] has the metrics with baseline and target, their file and its conditions; [`model`] the costs of operations
-//! on a real host; [`in_process_vm`] guests without a VMM. Real VMs and daemons come from the harness in `tests`.
+//! [`report`] has the metrics with baseline and target, their file and its conditions; [`model`] has the costs of
+//! operations on a real host; [`in_process_vm`] has guests without a VMM. Real VMs and daemons come from the harness in
+//! `tests`.
 
 mod bars;
 mod compute;
