@@ -106,7 +106,8 @@ impl Counters {
         self.messages.iter().map(|count| count.load(Relaxed)).fold(0, u64::wrapping_add)
     }
 
-    pub(crate) fn count_message(&self, command: Command) {
+    /// Counts a request.
+    pub fn count_message(&self, command: Command) {
         add(self.slot(command), 1);
     }
 
@@ -117,7 +118,7 @@ impl Counters {
 }
 
 /// Adds to a count; returns its old value.
-pub(crate) fn add(count: &AtomicU64, n: u64) -> u64 {
+pub fn add(count: &AtomicU64, n: u64) -> u64 {
     count.fetch_add(n, Relaxed)
 }
 

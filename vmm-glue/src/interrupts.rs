@@ -71,7 +71,7 @@ pub enum IrqError {
 
 /// Delivers an interrupt to a client without a descriptor. Any thread calls it, with this device's interrupts locked;
 /// it must not wait, nor call back.
-pub(crate) type Deliver = Arc<dyn Fn() -> bool + Send + Sync>;
+pub type Deliver = Arc<dyn Fn() -> bool + Send + Sync>;
 
 /// A way to signal a client.
 enum Signal {
@@ -308,12 +308,12 @@ impl Interrupts {
     }
 
     /// Delivers the first MSI vector with `deliver` from now on, including a pending one at once; or turns MSI off.
-    pub(crate) fn deliver_msi(&self, deliver: Option<Deliver>) {
+    pub fn deliver_msi(&self, deliver: Option<Deliver>) {
         self.deliver(MSI, deliver);
     }
 
     /// Delivers the INTx pin's rising with `deliver` from now on, once until [`Self::unmask_intx`]; or turns INTx off.
-    pub(crate) fn deliver_intx(&self, deliver: Option<Deliver>) {
+    pub fn deliver_intx(&self, deliver: Option<Deliver>) {
         self.deliver(INTX, deliver);
     }
 
@@ -332,7 +332,7 @@ impl Interrupts {
     }
 
     /// Unmasks INTx; it signals at once if the level is still high.
-    pub(crate) fn unmask_intx(&self) {
+    pub fn unmask_intx(&self) {
         let mut state = self.state.lock();
         state.intx_masked = false;
         state.raise_intx();
@@ -360,7 +360,7 @@ impl Interrupts {
     }
 
     /// Closes the descriptors of a disconnected client and drops pending interrupts.
-    pub(crate) fn detach_all(&self) {
+    pub fn detach_all(&self) {
         let mut state = self.state.lock();
         state.intx_level = false;
         (0..NUM_IRQ_TYPES).for_each(|index| state.detach(index));

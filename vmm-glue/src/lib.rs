@@ -12,6 +12,7 @@
 //! - `suspended_client`: a server's suspended client, with which the server continues in this process or in another.
 //! - [`journal`]: state of a client for the next process, in case this one is killed.
 //! - `event`: a client's event descriptor, which cannot block any thread.
+//! - [`pieces`], [`spin`]: cutting of accesses, polling before sleeping; servers of other kinds use them too.
 //! - [`echo`]: a device that is plain memory, the baseline of transport benchmarks.
 //! - `client`, `fuzz` (feature `test-client`): a client for tests and benches, and the body of the fuzz target.
 //!
@@ -55,13 +56,12 @@ pub mod link;
 pub mod mappable;
 pub mod memory;
 pub mod migration;
-mod pieces;
+pub mod pieces;
 pub mod protocol;
 pub mod server;
 pub mod socket;
-mod spin;
+pub mod spin;
 mod suspended_client;
-pub mod xen;
 
 pub use counters::{Counters, worth_logging};
 pub use device::{AccessError, Device, MapError, RegionIndex, RegionInfo};

@@ -33,11 +33,13 @@ impl Wake {
         let _ = rustix::io::write(&self.0, &1u64.to_ne_bytes());
     }
 
-    pub(crate) fn clear(&self) {
+    /// Clears the event.
+    pub fn clear(&self) {
         let _ = rustix::io::read(&self.0, &mut [0u8; 8]);
     }
 
-    pub(crate) fn fd(&self) -> BorrowedFd<'_> {
+    /// Returns the event, to be polled for reading.
+    pub fn fd(&self) -> BorrowedFd<'_> {
         std::os::fd::AsFd::as_fd(&self.0)
     }
 
@@ -94,7 +96,8 @@ impl StopHandle {
         self.0.stopped.load(Ordering::Acquire)
     }
 
-    pub(crate) fn fd(&self) -> BorrowedFd<'_> {
+    /// Returns the event that is set when the servers with this handle must stop or suspend.
+    pub fn fd(&self) -> BorrowedFd<'_> {
         self.0.wake.fd()
     }
 }
@@ -185,19 +188,23 @@ impl Link {
         self.0.wake.wake();
     }
 
-    pub(crate) fn wake(&self) -> &Arc<Wake> {
+    /// Returns the event that wakes the server.
+    pub fn wake(&self) -> &Arc<Wake> {
         &self.0.wake
     }
 
-    pub(crate) fn take_check_shared(&self) -> bool {
+    /// Returns true if [`Self::check_shared`] was called since the last call of this.
+    pub fn take_check_shared(&self) -> bool {
         self.0.check_shared.swap(false, Ordering::AcqRel)
     }
 
-    pub(crate) fn take_disconnect(&self) -> bool {
+    /// Returns true if [`Self::disconnect`] was called since the last call of this.
+    pub fn take_disconnect(&self) -> bool {
         self.0.disconnect.swap(false, Ordering::AcqRel)
     }
 
-    pub(crate) fn set_client(&self, client: Option<ClientInfo>) {
+    /// Sets the client that is connected; the server calls it.
+    pub fn set_client(&self, client: Option<ClientInfo>) {
         *self.0.client.lock() = client;
     }
 }

@@ -298,12 +298,7 @@ impl GuestMemory {
     }
 
     /// Adds a region at `gpa` that is all of `mapping`, which the guest may read and write.
-    pub(crate) fn add_mapping(
-        &self,
-        gpa: u64,
-        mapping: Arc<Mapping>,
-        limits: &MemoryLimits,
-    ) -> Result<DmaRegion, AddError> {
+    pub fn add_mapping(&self, gpa: u64, mapping: Arc<Mapping>, limits: &MemoryLimits) -> Result<DmaRegion, AddError> {
         let size = len64(mapping.len());
         let bounds = RegionBounds { gpa, size, offset: 0, readable: true, writable: true };
         self.place(bounds, limits, |table| {
@@ -340,7 +335,7 @@ impl GuestMemory {
     }
 
     /// Removes the region that starts at `gpa`.
-    pub(crate) fn remove(&self, gpa: u64) -> Option<DmaRegion> {
+    pub fn remove(&self, gpa: u64) -> Option<DmaRegion> {
         let mut table = self.table.write();
         let place = table.regions.binary_search_by_key(&gpa, |region| region.gpa).ok()?;
         Some(Arc::make_mut(&mut table).remove(place))

@@ -5,14 +5,14 @@ const MAX_PIECE: usize = 8;
 
 /// Returns the length of the first piece of `len` bytes at `offset`: a power of two up to 8 to which the offset is
 /// aligned.
-pub(crate) fn piece(offset: u64, len: usize) -> usize {
+pub fn piece(offset: u64, len: usize) -> usize {
     let aligned = 1usize << offset.trailing_zeros().min(3);
     let fits = 1usize << len.max(1).ilog2();
     aligned.min(fits).min(MAX_PIECE)
 }
 
 /// Returns the offset after `len` bytes at `offset`.
-pub(crate) fn next(offset: u64, len: usize) -> u64 {
+pub fn next(offset: u64, len: usize) -> u64 {
     offset.saturating_add(u64::try_from(len).unwrap_or(0))
 }
 

@@ -14,7 +14,7 @@ const MAX_STREAK: u32 = 1024;
 /// some. Without credit the thread sleeps at once, until a streak of sleeps was as short as a spin; each time that
 /// spinning stops, the streak that restarts it gets longer.
 #[derive(Debug)]
-pub(crate) struct Spin {
+pub struct Spin {
     length: Duration,
     credit: u32,
     /// Consecutive short sleeps, and the number needed to spin again.
@@ -25,13 +25,14 @@ pub(crate) struct Spin {
 }
 
 impl Spin {
-    pub(crate) fn new(length: Duration) -> Self {
+    /// Creates it, for spins of `length` and at most a millisecond.
+    pub fn new(length: Duration) -> Self {
         let length = length.min(Duration::from_millis(1));
         Self { length, credit: MAX_CREDIT / 2, streak: 0, needed: MIN_STREAK, slept: None }
     }
 
     /// Returns the deadline for spinning from `now`, if it should spin.
-    pub(crate) fn deadline(&mut self, now: Instant) -> Option<Instant> {
+    pub fn deadline(&mut self, now: Instant) -> Option<Instant> {
         if self.length.is_zero() {
             return None;
         }
@@ -43,7 +44,7 @@ impl Spin {
     }
 
     /// Notes that a message came at `now` while spinning until `deadline`.
-    pub(crate) fn hit(&mut self, now: Instant, deadline: Instant) {
+    pub fn hit(&mut self, now: Instant, deadline: Instant) {
         if now > deadline.checked_add(self.length).unwrap_or(deadline) {
             return self.lose();
         }
@@ -54,7 +55,7 @@ impl Spin {
     }
 
     /// Notes that no message came until `now`.
-    pub(crate) fn miss(&mut self, now: Instant) {
+    pub fn miss(&mut self, now: Instant) {
         self.lose();
         self.slept = Some(now);
     }
@@ -68,7 +69,7 @@ impl Spin {
     }
 
     /// Notes that a sleep ended at `now`; `message` is true if a message of the client ended it.
-    pub(crate) fn woke(&mut self, message: bool, now: Instant) {
+    pub fn woke(&mut self, message: bool, now: Instant) {
         if !message {
             return;
         }

@@ -14,7 +14,7 @@ const MAX_CRATE_LINES: usize = 8000;
 
 /// Crates that are larger, with the lines that they may have. Numbers may only fall.
 const LARGE_CRATES: [(&str, usize); 4] =
-    [("cuda/owner", 9_000), ("cuda/shim", 8_310), ("simgpu", 14_090), ("vmm-glue", 13_380)];
+    [("cuda/owner", 9_000), ("cuda/shim", 8_310), ("simgpu", 14_090), ("vmm-glue", 9_310)];
 
 /// Modules of crates outside `mediator/` that import each other in circles, by crate. Numbers may only fall.
 const MODULES_IN_CIRCLES: [(&str, usize); 12] = [

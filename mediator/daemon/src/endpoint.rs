@@ -6,8 +6,8 @@ use std::path::Path;
 use vmm_glue::journal::Remains;
 use vmm_glue::memory::MemoryLimits;
 use vmm_glue::server::{Server, ServerError, ServerOptions};
-use vmm_glue::xen::{DomainName, XenOptions, XenServer};
 use vmm_glue::{Device, Link, ParkError, SavedClients, StopHandle, SuspendedClient};
+use xen_device::{DomainName, XenOptions, XenServer};
 
 use config::VmSpec;
 

@@ -9,10 +9,10 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use vgpu::{Apertures, MediatedVm, Settings};
 use vmm_glue::memory::PAGE_SIZE;
-use vmm_glue::xen::fake::{FakeDomain, FakeSpec, FakeXen};
-use vmm_glue::xen::{XenOptions, XenServer};
 use vmm_glue::{IrqCounts, Link, RegionIndex, StopHandle};
 use vram::TenantId;
+use xen_device::fake::{FakeDomain, FakeSpec, FakeXen};
+use xen_device::{XenOptions, XenServer};
 
 /// Nothing takes that long, however loaded the host is: a wait that reaches this limit has failed.
 const WAIT_TIMEOUT: Duration = Duration::from_secs(120);

@@ -1,4 +1,4 @@
-//! Any life of Xen domains, on a simulated hypervisor: `vmm_glue::xen::fuzz` documents the checks.
+//! Any life of Xen domains, on a simulated hypervisor: `xen_device::fuzz` documents the checks.
 #![no_main]
 
-libfuzzer_sys::fuzz_target!(|input: &[u8]| vmm_glue::xen::fuzz::run(input));
+libfuzzer_sys::fuzz_target!(|input: &[u8]| xen_device::fuzz::run(input));

@@ -207,10 +207,20 @@ impl Mapping {
     }
 
     /// Takes all lent pages, for reading and writing.
-    pub(crate) fn of_lent(pages: Box<dyn LentPages>, wake: &Arc<Wake>) -> Self {
+    pub fn of_lent(pages: Box<dyn LentPages>, wake: &Arc<Wake>) -> Self {
         let (base, len) = (pages.base(), pages.len());
         let guard = sigbus::Guard::new(base.addr(), len, true, Arc::clone(wake));
         Self { base, mapped: len, skip: 0, len, offset: 0, writable: true, guard, source: Source::Lent(pages) }
+    }
+
+    /// Maps a part of a file, for tests that have no client.
+    ///
+    /// # Errors
+    /// If the file cannot be mapped there.
+    #[cfg(feature = "test-client")]
+    pub fn of_file(fd: OwnedFd, offset: u64, size: u64, wake: &Arc<Wake>) -> Result<Self, MapFileError> {
+        let file = ClientFile { fd, offset, size, writable: true, touches: Arc::default() };
+        Self::new(file, false, std::iter::empty(), wake)
     }
 
     /// Returns the file, if the mapping has one.

@@ -8,8 +8,7 @@
 use std::sync::atomic::{AtomicU8, AtomicU32, Ordering};
 
 use vm_memory::VolatileMemory;
-
-use crate::memory::Mapping;
+use vmm_glue::memory::Mapping;
 
 /// Slots of the page of synchronous requests, one for each virtual CPU.
 pub const SLOTS: usize = 128;
@@ -90,7 +89,7 @@ pub struct Request {
 
 impl Request {
     /// Returns the bytes of a slot with this request, without its port.
-    #[cfg(feature = "test-client")]
+    #[cfg(feature = "fake")]
     pub(super) fn bytes(&self, state: u8) -> [u8; SLOT] {
         let mut bytes = [0; SLOT];
         let flags = [(self.data_is_address, DATA_IS_ADDRESS), (self.read, READ), (self.backwards, BACKWARDS)];
@@ -216,8 +215,8 @@ fn field<const N: usize>(bytes: &[u8], at: usize) -> Option<[u8; N]> {
 }
 
 /// Xen's side of the pages, for the fake hypervisor.
-#[cfg(feature = "test-client")]
-pub(super) mod writer {
+#[cfg(feature = "fake")]
+pub(crate) mod writer {
     use super::*;
 
     /// Puts a port into a slot.

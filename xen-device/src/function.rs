@@ -5,12 +5,12 @@
 use std::sync::Arc;
 
 use parking_lot::Mutex;
+use vmm_glue::counters::{add, worth_logging};
+use vmm_glue::device::{AccessError, Device, NUM_REGIONS, RegionIndex, RegionInfo};
+use vmm_glue::link::Link;
 
-use super::bar_backing::BarBacking;
-use super::hypervisor::{Range, Target};
-use crate::counters::{add, worth_logging};
-use crate::device::{AccessError, Device, NUM_REGIONS, RegionIndex, RegionInfo};
-use crate::link::Link;
+use crate::bar_backing::{BarBacking, Window};
+use crate::hypervisor::{Range, Target};
 
 /// Offsets of PCI configuration space. Source: PCI Local Bus 3.0, chapter 6.
 mod config {
@@ -35,18 +35,11 @@ const BARS: usize = 6;
 /// Largest number of capabilities that are read: more do not fit.
 const MAX_CAPABILITIES: usize = 48;
 
-/// A BAR that answers.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Window {
-    pub region: RegionIndex,
-    pub range: Range,
-}
-
 /// Address and data of the device's message.
 type Message = Arc<Mutex<(u64, u32)>>;
 
 /// One function in a domain.
-pub(super) struct Function {
+pub(crate) struct Function {
     link: Link,
     target: Arc<dyn Target>,
     regions: [RegionInfo; NUM_REGIONS],

@@ -7,14 +7,16 @@
 
 use std::time::Duration;
 
-use super::fake::{FakeDomain, FakeSpec, FakeXen};
-use super::model::{BAR0, BAR1, MSI, Model};
-use super::requests::{Request, kind};
-use super::server::{XenOptions, XenServer};
-use super::store::DomainName;
-use crate::interrupts::IrqCounts;
-use crate::link::{Link, StopHandle};
-use crate::memory::PAGE_SIZE;
+use vmm_glue::interrupts::IrqCounts;
+use vmm_glue::link::{Link, StopHandle};
+use vmm_glue::memory::PAGE_SIZE;
+
+use crate::fake::{FakeDomain, FakeSpec, FakeXen};
+use crate::model::{BAR0, BAR1, MSI, Model};
+use crate::options::XenOptions;
+use crate::requests::{Request, kind};
+use crate::server::XenServer;
+use crate::store::DomainName;
 
 /// Largest number of steps of one input.
 const MAX_STEPS: usize = 96;
@@ -60,7 +62,7 @@ impl Bytes<'_> {
         let address = self.address();
         let data = if flags & 1 == 0 { u64::from_le_bytes(self.next()) } else { self.address() };
         Request {
-            address: if kinds % 4 == 1 { u64::from(super::XenOptions::SLOT) << 35 | address & 0xff } else { address },
+            address: if kinds % 4 == 1 { u64::from(XenOptions::SLOT) << 35 | address & 0xff } else { address },
             data,
             count: match count {
                 0..200 => u32::from(count % 20),

@@ -15,14 +15,14 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 /// The device of xenstore for a domain's own processes.
-pub(super) const DEVICE: &str = "/dev/xen/xenbus";
+pub(crate) const DEVICE: &str = "/dev/xen/xenbus";
 /// Longest payload of a message, in bytes.
 const MAX_PAYLOAD: usize = 4096;
 /// TIMEOUT: xenstored answers from its memory.
 const ANSWER: Duration = Duration::from_secs(10);
 
 /// Kinds of messages.
-pub(super) mod kind {
+pub(crate) mod kind {
     pub const DIRECTORY: u32 = 1;
     pub const READ: u32 = 2;
     pub const WATCH: u32 = 4;
@@ -44,7 +44,7 @@ struct Header {
 
 /// A connection to xenstore.
 #[derive(Debug)]
-pub(super) struct Connection {
+pub(crate) struct Connection {
     device: File,
     received: VecDeque<u8>,
     next: u32,

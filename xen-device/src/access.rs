@@ -3,13 +3,14 @@
 //! An item in two BARs, or half in one, is cut where the BAR ends; bytes outside all BARs read as ones. A malformed
 //! request is answered as if no device were there, so that the virtual CPU continues.
 
-use super::function::Function;
-use super::requests::{Request, kind};
-use crate::counters::{add, worth_logging};
-use crate::device::{Device, RegionIndex};
-use crate::link::Link;
-use crate::pieces::{next, piece};
-use crate::protocol::Command;
+use vmm_glue::counters::{add, worth_logging};
+use vmm_glue::device::{Device, RegionIndex};
+use vmm_glue::link::Link;
+use vmm_glue::pieces::{next, piece};
+use vmm_glue::protocol::Command;
+
+use crate::function::Function;
+use crate::requests::{Request, kind};
 
 /// Largest number of items of one request; Xen sends at most a page of them.
 const MAX_ITEMS: u32 = 4096;
@@ -30,7 +31,7 @@ enum Space {
 }
 
 /// Serves the accesses of one domain.
-pub(super) struct Accesses<'a> {
+pub(crate) struct Accesses<'a> {
     pub link: &'a Link,
     pub function: &'a mut Function,
     pub device: &'a mut dyn Device,
@@ -154,13 +155,13 @@ impl Accesses<'_> {
             let (head, tail) = data.split(len);
             let info = self.function.region(region);
             let done = match head {
-                Data::Read(bytes) if info.is_some_and(crate::RegionInfo::readable) => {
+                Data::Read(bytes) if info.is_some_and(vmm_glue::RegionInfo::readable) => {
                     self.device.region_read(region, offset, bytes)
                 }
-                Data::Write(bytes) if info.is_some_and(crate::RegionInfo::writable) => {
+                Data::Write(bytes) if info.is_some_and(vmm_glue::RegionInfo::writable) => {
                     self.device.region_write(region, offset, bytes)
                 }
-                _ => Err(crate::AccessError::Denied),
+                _ => Err(vmm_glue::AccessError::Denied),
             };
             if let Err(error) = done {
                 self.function.denied(error);

@@ -16,7 +16,7 @@ use parking_lot::Mutex;
 use rustix::mm::{MapFlags, ProtFlags};
 
 use super::{PAGE, ioctl_number};
-use crate::xen::hypervisor::DomainId;
+use crate::hypervisor::DomainId;
 
 /// The kernel's device for memory that the hypervisor may read during a call.
 pub(super) const BUFFERS: &str = "/dev/xen/hypercall";

@@ -19,11 +19,11 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 use rustix::mm::{MapFlags, ProtFlags};
+use vmm_glue::link::Wake;
+use vmm_glue::memory::{LentPages, Mapping, PAGE_SIZE};
 
 use self::frames::{Buffer, Frames};
-use super::hypervisor::{AttachError, DomainId, Hypervisor, Range, Target};
-use crate::link::Wake;
-use crate::memory::{LentPages, Mapping, PAGE_SIZE};
+use crate::hypervisor::{AttachError, DomainId, Hypervisor, Range, Target};
 
 const PRIVCMD: &str = "/dev/xen/privcmd";
 const EVTCHN: &str = "/dev/xen/evtchn";

@@ -6,18 +6,18 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
+use vmm_glue::counters::{add, worth_logging};
+use vmm_glue::device::Device;
+use vmm_glue::link::{ClientInfo, Link, StopHandle};
+use vmm_glue::spin::Spin;
 
-use super::access::Accesses;
-use super::function::Function;
-use super::hypervisor::{DomainId, Target};
-use super::ram::Ram;
-use super::requests::{self, Request, SLOTS, kind};
-use super::server::XenOptions;
-use super::store::{Found, Store};
-use crate::counters::{add, worth_logging};
-use crate::device::Device;
-use crate::link::{ClientInfo, Link, StopHandle};
-use crate::spin::Spin;
+use crate::access::Accesses;
+use crate::function::Function;
+use crate::hypervisor::{DomainId, Target};
+use crate::options::XenOptions;
+use crate::ram::Ram;
+use crate::requests::{self, Request, SLOTS, kind};
+use crate::store::{Found, Store};
 
 /// TIMEOUT: the time between two checks of memory with holes; a guest that takes memory back does not need it at once.
 const HOLES: Duration = Duration::from_millis(500);
@@ -30,7 +30,7 @@ const MAX_BUFFERED: u32 = requests::RING;
 
 /// Why a domain is no longer served.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Ended {
+pub(crate) enum Ended {
     /// It has gone.
     Gone,
     /// The operator has disconnected it.
@@ -50,7 +50,7 @@ struct Cpu {
 }
 
 /// A domain while it is served.
-pub(super) struct Session<'a> {
+pub(crate) struct Session<'a> {
     id: DomainId,
     target: Arc<dyn Target>,
     link: &'a Link,

@@ -7,12 +7,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
-use vmm_glue::xen::fake::{FakeDomain, FakeSpec, FakeXen};
-use vmm_glue::xen::hypervisor::Range;
-use vmm_glue::xen::model::{AREA, BAR0, BAR1, MSI, Model, Seen, register};
-use vmm_glue::xen::requests::{Request, kind};
-use vmm_glue::xen::{XenOptions, XenServer, fuzz};
 use vmm_glue::{IrqCounts, Link, RegionIndex, StopHandle};
+use xen_device::fake::{FakeDomain, FakeSpec, FakeXen};
+use xen_device::hypervisor::Range;
+use xen_device::model::{AREA, BAR0, BAR1, MSI, Model, Seen, register};
+use xen_device::requests::{Request, kind};
+use xen_device::{XenOptions, XenServer, fuzz};
 
 /// Addresses of BARs in the tests, adjacent.
 const PLACE0: u64 = 0xf100_2000;

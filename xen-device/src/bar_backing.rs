@@ -11,11 +11,18 @@ use std::io;
 use std::ops::Range;
 use std::sync::Arc;
 
-use super::function::Window;
-use super::hypervisor::Target;
-use crate::device::{Device, NUM_REGIONS, RegionIndex, RegionInfo};
-use crate::mappable::MmapArea;
-use crate::memory::PAGE_SIZE;
+use vmm_glue::device::{Device, NUM_REGIONS, RegionIndex, RegionInfo};
+use vmm_glue::mappable::MmapArea;
+use vmm_glue::memory::PAGE_SIZE;
+
+use crate::hypervisor::{self, Target};
+
+/// A BAR that answers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Window {
+    pub region: RegionIndex,
+    pub range: hypervisor::Range,
+}
 
 /// Pages of one area.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -60,7 +67,7 @@ impl Area {
 
 /// Areas under the BARs of one function.
 #[derive(Debug)]
-pub(super) struct BarBacking(Vec<Area>);
+pub(crate) struct BarBacking(Vec<Area>);
 
 impl BarBacking {
     /// Creates the areas of `regions`, without pages.

@@ -1,4 +1,5 @@
-//! The second kind of endpoint: an HVM domain of Xen whose accesses to one PCI function come to this process.
+//! The second kind of endpoint, next to the vfio-user server: an HVM domain of Xen whose accesses to one PCI function
+//! come to this process.
 //!
 //! A process that emulates a device of a domain is an *ioreq server*: it claims a PCI function and ranges of addresses;
 //! Xen passes a virtual CPU's access there through a shared page, and wakes the server through an event channel. Guest
@@ -6,8 +7,8 @@
 //!
 //! Parts, from the hypervisor inwards:
 //! - [`hypervisor`]: the interface to Xen; [`kernel`]: its implementation with Linux's devices; `fake` (feature
-//!   `test-client`): the same without Xen, and stricter;
-//! - `model`, `fuzz` (feature `test-client`): a device for tests, and the body of the fuzz target;
+//!   `fake`): the same without Xen, and stricter;
+//! - `model`, `fuzz` (feature `fake`): a device for tests, and the body of the fuzz target;
 //! - [`store`]: the list of domains, from xenstore; `wire`: its protocol;
 //! - [`requests`]: the pages that carry accesses;
 //! - `function`: the PCI function: where its BARs are, how it interrupts;
@@ -15,25 +16,36 @@
 //! - `ram`: guest memory as DMA regions, in parts, which are removed when the guest gives pages back;
 //! - `access`: from a request to calls of the device; `session`: one domain; `server`: one domain after the other.
 //!
-//! A device sees no difference from the vfio-user server: it is a [`crate::Device`] with its [`crate::Link`].
+//! A device sees no difference from the vfio-user server: it is a [`vmm_glue::Device`] with its [`vmm_glue::Link`].
 //!
 //! It does not support: migration (an ioreq server cannot refuse it in Xen's interface, see docs/guides/xen.md), PV and
 //! PVH domains, stub domains, more than one segment or bus, grant references.
 //!
 //! Sources: Xen's public headers `hvm/dm_op.h`, `hvm/ioreq.h`, `memory.h`, `io/xs_wire.h`; Linux's `uapi/xen/privcmd.h`
 //! and `uapi/xen/evtchn.h`; `docs/misc/xenstore.txt` and `docs/designs/` of Xen.
+#![deny(clippy::indexing_slicing, clippy::arithmetic_side_effects, clippy::cast_possible_truncation)]
+#![cfg_attr(
+    test,
+    allow(
+        clippy::indexing_slicing,
+        clippy::arithmetic_side_effects,
+        clippy::cast_possible_truncation,
+        reason = "a test that goes wrong may panic"
+    )
+)]
 
 mod access;
 mod bar_backing;
-#[cfg(feature = "test-client")]
+#[cfg(feature = "fake")]
 pub mod fake;
 mod function;
-#[cfg(feature = "test-client")]
+#[cfg(feature = "fake")]
 pub mod fuzz;
 pub mod hypervisor;
 pub mod kernel;
-#[cfg(feature = "test-client")]
+#[cfg(feature = "fake")]
 pub mod model;
+mod options;
 mod ram;
 pub mod requests;
 mod server;
@@ -42,5 +54,6 @@ pub mod store;
 mod wire;
 
 pub use hypervisor::{AttachError, Hypervisor, Target};
-pub use server::{XenOptions, XenServer};
+pub use options::XenOptions;
+pub use server::XenServer;
 pub use store::{DomainName, Store};

@@ -14,13 +14,13 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use rustix::event::{EventfdFlags, eventfd};
+use vmm_glue::link::Wake;
+use vmm_glue::memory::{Mapping, PAGE_SIZE};
 
-use super::hypervisor::{AttachError, DomainId, Hypervisor, Range, Target};
-use super::ram::VGA;
-use super::requests::{Request, kind, state, writer};
-use super::store::{DomainName, Found, Store};
-use crate::link::Wake;
-use crate::memory::{ClientFile, FirstTouches, Mapping, PAGE_SIZE};
+use crate::hypervisor::{AttachError, DomainId, Hypervisor, Range, Target};
+use crate::ram::VGA;
+use crate::requests::{Request, kind, state, writer};
+use crate::store::{DomainName, Found, Store};
 
 /// TIMEOUT: an access is answered in far less on any host; after this time the server hangs.
 const ANSWER: Duration = Duration::from_secs(60);
@@ -151,7 +151,8 @@ impl FakeXen {
     pub fn create(&self, spec: FakeSpec) -> FakeDomain {
         let FakeSpec { id, name, cpus, kib, target_kib, hvm, spare } = spec;
         let pages = kib.div_ceil(4)..kib.div_ceil(4).saturating_add(spare);
-        let memory = crate::mappable::region_memory(&name, pages.end.saturating_mul(PAGE_SIZE)).expect("a memory file");
+        let memory =
+            vmm_glue::mappable::region_memory(&name, pages.end.saturating_mul(PAGE_SIZE)).expect("a memory file");
         let frames = (0..kib.div_ceil(4)).filter(|frame| !VGA.contains(frame)).collect();
         let state = State { frames, spare: pages.collect(), ..State::default() };
         let domain = Arc::new(Domain {
@@ -210,10 +211,8 @@ impl Hypervisor for FakeXen {
             return Err(refused(io::Error::from_raw_os_error(libc::EINVAL), "; is it an HVM domain?"));
         }
         let page = || {
-            let fd = crate::mappable::region_memory("page", PAGE_SIZE).expect("a memory file");
-            let touches = Arc::<FirstTouches>::default();
-            let file = ClientFile { fd, offset: 0, size: PAGE_SIZE, writable: true, touches };
-            Mapping::new(file, false, std::iter::empty(), wake).expect("a mapping")
+            let fd = vmm_glue::mappable::region_memory("page", PAGE_SIZE).expect("a memory file");
+            Mapping::of_file(fd, 0, PAGE_SIZE, wake).expect("a mapping")
         };
         let server = Arc::new(Server {
             requests: page(),
@@ -420,9 +419,8 @@ impl Target for FakeTarget {
         let Some(start) = start.filter(is_run) else { return Err(io::Error::from_raw_os_error(libc::EINVAL)) };
         let fd: OwnedFd = self.domain.memory.try_clone()?.into();
         let size = u64::try_from(count).unwrap_or(0).saturating_mul(PAGE_SIZE);
-        let touches = Arc::<FirstTouches>::default();
-        let file = ClientFile { fd, offset: start.saturating_mul(PAGE_SIZE), size, writable: true, touches };
-        Mapping::new(file, false, std::iter::empty(), &self.wake).map_err(|error| io::Error::other(error.to_string()))
+        let mapping = Mapping::of_file(fd, start.saturating_mul(PAGE_SIZE), size, &self.wake);
+        mapping.map_err(|error| io::Error::other(error.to_string()))
     }
 
     fn add_frames(&self, first: u64, count: u64) -> io::Result<()> {

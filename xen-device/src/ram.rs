@@ -9,10 +9,11 @@ use std::io;
 use std::ops::Range;
 use std::sync::Arc;
 
-use super::hypervisor::Target;
-use crate::device::Device;
-use crate::link::Link;
-use crate::memory::{MemoryLimits, PAGE_SIZE};
+use vmm_glue::device::Device;
+use vmm_glue::link::Link;
+use vmm_glue::memory::{MemoryLimits, PAGE_SIZE};
+
+use crate::hypervisor::Target;
 
 /// Frames of the smallest piece: 2 MiB.
 const MIN_PIECE: u64 = 512;
@@ -20,7 +21,7 @@ const MIN_PIECE: u64 = 512;
 const TARGET_PIECES: u64 = 1024;
 /// Frames of a PC's VGA, which are never memory. A piece that contained them would always have a hole, and be checked
 /// forever.
-pub(super) const VGA: Range<u64> = 0xa0..0xc0;
+pub(crate) const VGA: Range<u64> = 0xa0..0xc0;
 /// The first frame that is never memory of the domain: the guest's firmware and Xen use the addresses from here to 4
 /// GiB.
 const LOW_END: u64 = 0xf_0000;
@@ -60,7 +61,7 @@ impl Piece {
 
 /// The part of the domain's memory that is lent to the device.
 #[derive(Debug)]
-pub(super) struct Ram {
+pub(crate) struct Ram {
     pieces: Vec<Piece>,
     limits: MemoryLimits,
     /// Runs that the device, or a limit, refused.
@@ -162,7 +163,7 @@ impl Ram {
                 Ok(()) => piece.runs.push(run),
                 Err(error) => {
                     self.refused = self.refused.saturating_add(1);
-                    if crate::worth_logging(self.refused) {
+                    if vmm_glue::worth_logging(self.refused) {
                         let (gpa, size) = (run.gpa(), run.size());
                         tracing::warn!(gpa, size, error, "memory of the domain that the device cannot reach");
                     }

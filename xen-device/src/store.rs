@@ -7,8 +7,8 @@ use std::str::FromStr;
 
 use thiserror::Error;
 
-use super::hypervisor::DomainId;
-use super::wire::{Connection, DEVICE, kind};
+use crate::hypervisor::DomainId;
+use crate::wire::{Connection, DEVICE, kind};
 
 /// Longest name of a domain.
 const MAX_NAME: usize = 255;

@@ -9,11 +9,10 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 use vm_memory::{Bytes, VolatileMemory, VolatileSlice};
-
-use crate::device::{AccessError, Device, MapError, NUM_REGIONS, RegionIndex, RegionInfo};
-use crate::link::Link;
-use crate::mappable::{MmapArea, region_memory};
-use crate::memory::{DmaRegion, Mapping};
+use vmm_glue::device::{AccessError, Device, MapError, NUM_REGIONS, RegionIndex, RegionInfo};
+use vmm_glue::link::Link;
+use vmm_glue::mappable::{MmapArea, region_memory};
+use vmm_glue::memory::{DmaRegion, Mapping};
 
 /// Bytes of BAR0, which is 32 bits wide; the mask in its configuration space must match.
 pub const BAR0: u64 = 0x2000;

@@ -2,42 +2,17 @@
 
 use std::io;
 use std::sync::Arc;
-use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
+use vmm_glue::device::Device;
+use vmm_glue::link::{Link, StopHandle};
+use vmm_glue::server::ServerError;
 
-use super::hypervisor::{AttachError, DomainId, Hypervisor};
-use super::session::{Ended, Session};
-use super::store::{DomainName, Found, Store};
-use crate::device::Device;
-use crate::link::{Link, StopHandle};
-use crate::memory::MemoryLimits;
-use crate::server::ServerError;
-
-/// Options of a server for its domain.
-#[derive(Clone, Debug)]
-pub struct XenOptions {
-    /// The domain.
-    pub domain: DomainName,
-    /// The function's slot on bus 0 of the domain.
-    pub slot: u8,
-    /// Limits on the mapped memory of the domain.
-    pub memory: MemoryLimits,
-    /// Time to poll for the next request before sleeping; zero for never.
-    pub spin: Duration,
-}
-
-impl XenOptions {
-    /// The slot that ordinary domains leave free.
-    pub const SLOT: u8 = 0x10;
-
-    /// Returns the usual options for a domain.
-    #[must_use]
-    pub fn new(domain: DomainName) -> Self {
-        Self { domain, slot: Self::SLOT, memory: MemoryLimits::default(), spin: Duration::from_micros(100) }
-    }
-}
+use crate::hypervisor::{AttachError, DomainId, Hypervisor};
+use crate::options::XenOptions;
+use crate::session::{Ended, Session};
+use crate::store::{Found, Store};
 
 /// A server that waits for its domain.
 #[derive(Debug)]
@@ -55,9 +30,9 @@ impl XenServer {
     /// # Errors
     /// If this is not domain 0 of a Xen host.
     pub fn open(options: XenOptions) -> Result<Self, AttachError> {
-        let hypervisor = super::kernel::KernelHypervisor::open()?;
-        let store = super::store::XenStore::open().map_err(|error| AttachError::Device {
-            path: super::wire::DEVICE,
+        let hypervisor = crate::kernel::KernelHypervisor::open()?;
+        let store = crate::store::XenStore::open().map_err(|error| AttachError::Device {
+            path: crate::wire::DEVICE,
             error,
             advice: "xenstored, of the package xen-utils, tells of domains",
         })?;

@@ -5,9 +5,8 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
 use thiserror::Error;
-
-use crate::link::Wake;
-use crate::memory::Mapping;
+use vmm_glue::link::Wake;
+use vmm_glue::memory::Mapping;
 
 /// The number of a domain.
 pub type DomainId = u16;
