@@ -116,7 +116,7 @@ mod tests {
 
     #[test]
     fn every_patch_of_ours_has_a_head() {
-        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("gpu-mediator-pv/nouveau");
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../guest/pv-module/nouveau");
         let patches: Vec<_> = fs::read_dir(folder).unwrap().flatten().map(|e| e.path()).collect();
         let patches: Vec<_> = patches.iter().filter(|p| p.extension().is_some_and(|e| e == "cocci")).collect();
         assert!(patches.len() > 5);

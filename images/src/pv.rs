@@ -30,7 +30,7 @@ const DRIVER_FOLDER: &str = "drivers/gpu/drm/nouveau";
 
 /// Our sources: the module's, and below `nouveau` the hooks.
 fn sources() -> PathBuf {
-    crate::cache::workspace().join("images/gpu-mediator-pv")
+    crate::cache::workspace().join("guest/pv-module")
 }
 
 /// The kernel with the paravirtual modules, if these are in the cache.

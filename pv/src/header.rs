@@ -62,7 +62,7 @@ pub fn header() -> String {
         "// SPDX-License-Identifier: GPL-2.0-only OR MIT\n",
         "/*\n",
         " * What a guest's driver and gpu-mediator agree on. Made from pv/src/abi.rs by\n",
-        " *   cargo run -p pv --example header > images/gpu-mediator-pv/gpu_mediator_abi.h\n",
+        " *   cargo run -p pv --example header\n",
         " * docs/design/paravirtual.md tells how it is used.\n",
         " */\n",
         "#ifndef GPU_MEDIATOR_ABI_H\n",

@@ -22,7 +22,7 @@ const MODULES_IN_CIRCLES: [(&str, usize); 12] = [
     ("cuda/fake", 4),
     ("cuda/shim", 18),
     ("fleet/dra", 2),
-    ("images/guest-init", 2),
+    ("guest/init", 2),
     ("pv", 4),
     ("sched", 6),
     ("shadow-pt", 2),

@@ -4,9 +4,9 @@ use super::*;
 
 #[test]
 fn the_header_in_the_repository_is_that_of_the_interface() {
-    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../images/gpu-mediator-pv/gpu_mediator_abi.h");
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../guest/pv-module/gpu_mediator_abi.h");
     let kept = std::fs::read_to_string(path).unwrap_or_default();
-    let command = "cargo run -p pv --example header > images/gpu-mediator-pv/gpu_mediator_abi.h";
+    let command = "cargo run -p pv --example header > guest/pv-module/gpu_mediator_abi.h";
     assert!(kept == header(), "the header is not of this interface; this writes it: {command}");
 }
 

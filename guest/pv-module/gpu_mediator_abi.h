@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only OR MIT
 /*
  * What a guest's driver and gpu-mediator agree on. Made from pv/src/abi.rs by
- *   cargo run -p pv --example header > images/gpu-mediator-pv/gpu_mediator_abi.h
+ *   cargo run -p pv --example header
  * docs/design/paravirtual.md tells how it is used.
  */
 #ifndef GPU_MEDIATOR_ABI_H
