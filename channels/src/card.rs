@@ -1,8 +1,9 @@
 //! Commands to the card: one function for each step of a channel's life. Nothing here waits.
 
 use crate::Host;
+use crate::block::{BLOCK, CONTEXTS};
 use crate::image::{self, Golden, image_vas};
-use crate::instance::{BLOCK, CONTEXTS, context_words};
+use crate::instance::context_words;
 use crate::work::Span;
 use crate::{Layout, Stuck};
 use nvspec::addr::{GpuVa, Target, VramAddr};

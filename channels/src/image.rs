@@ -5,7 +5,7 @@
 //! image in memory of the mediator, mapped after the channel's work area for privileged accesses alone, which a
 //! channel's work does not make.
 
-use crate::instance::{BLOCK, CONTEXTS};
+use crate::block::{BLOCK, CONTEXTS};
 use crate::work::{PAGE_STRIDE, Span, WORK_BYTES};
 use crate::{Host, Layout, work_va};
 use nvspec::addr::{GpuVa, SMALL_PAGE, VramAddr};

@@ -1,14 +1,12 @@
 //! Instance blocks: the fields taken from a guest's, and the block for the card.
 
 use crate::Place;
+use crate::block::{BLOCK, CONTEXTS};
 use crate::image::image_vas;
 use crate::work::{RING_LOG2, Span, work_va};
 use nvspec::addr::{GpuVa, GuestVramAddr, Target, VA_BITS, VramAddr};
-use nvspec::instance::{INSTANCE_BYTES, context, ramfc, userd, vm};
+use nvspec::instance::{context, ramfc, userd, vm};
 
-/// Bytes of the instance block, as an array's length.
-pub(crate) const BLOCK: usize = 4096;
-const _: () = assert!(INSTANCE_BYTES == BLOCK as u64);
 /// Bits that an address of a GPU address space can have.
 const VA_MASK: u64 = (1 << VA_BITS) - 1;
 /// Bits of a page-aligned address.
@@ -16,8 +14,6 @@ const PAGE_MASK: u64 = VA_MASK & !(userd::BYTES - 1);
 /// Low bits of an instance block's directory and USERD words that name the target.
 const TARGET_BITS: u32 = 3;
 
-/// Engine context pointers that are used: PGRAPH, CE0, CE1.
-pub(crate) const CONTEXTS: [u64; 3] = [context::GR, context::CE0, context::CE1];
 /// First byte of the range that contains them all.
 pub(crate) const CONTEXTS_FIRST: u64 = context::GR;
 /// Bytes of that range.

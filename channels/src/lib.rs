@@ -50,9 +50,11 @@
     deny(clippy::indexing_slicing, clippy::arithmetic_side_effects, clippy::cast_possible_truncation)
 )]
 
+mod block;
 mod card;
 mod complete;
 mod entry;
+mod episode;
 mod gate;
 mod image;
 mod instance;
@@ -84,6 +86,7 @@ mod tests {
     pub(crate) mod model;
 }
 
+pub use episode::{HANG_LIMIT_NS, Watchdog};
 #[cfg(any(test, feature = "fuzz"))]
 pub use fuzz::fuzz;
 pub use image::GRAPH_IMAGE_MAX;
@@ -96,7 +99,6 @@ pub use types::{
     Bind, BindError, Completion, Doorbell, DoorbellError, Hang, HardwareState, Hindrance, Layout, Pause, PullError,
     Pulled, RingFault, Stall, Stuck, Submission, Submitted,
 };
-pub use watchdog::{HANG_LIMIT_NS, Watchdog};
 pub use work::{Span, WORK_BYTES, work_va};
 
 use nvspec::addr::{GpuVa, VramAddr};

@@ -4,19 +4,16 @@ mod moving;
 mod saved;
 
 pub use moving::{Arrived, MoveError, Moving, SavedMoving};
-pub(crate) use saved::COUNT_MAX;
 pub use saved::{SavedChannels, SavedPlace};
 
 use crate::card;
-use crate::gate::{Gate, Graphics};
+use crate::episode::{Episode, Watchdog};
 use crate::image::{self, Golden};
 use crate::instance::{CONTEXTS_BYTES, CONTEXTS_FIRST, contexts_in};
 use crate::preempt::Preemptions;
 use crate::refuse::Refused;
 use crate::ring::Ring;
-use crate::state::{Permit, RequestedState};
-use crate::submit::SavedWords;
-use crate::watchdog::{Episode, Watchdog};
+use crate::state::{Gate, Graphics, Permit, RequestedState, SavedWords};
 use crate::work::Span;
 use crate::{
     Bind, BindError, GuestMemory, HANG_LIMIT_NS, Host, Layout, Pause, Place, RunState, Stuck, Submitted, TenantId,

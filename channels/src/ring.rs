@@ -5,7 +5,7 @@
 
 mod saved;
 
-pub(crate) use saved::SavedRing;
+pub(crate) use saved::{COUNT_MAX, SavedRing};
 
 use crate::entry::Entry;
 use crate::work::{RECORDS, RING_ENTRIES};

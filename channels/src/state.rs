@@ -1,5 +1,7 @@
 //! A physical channel's states.
 
+use crate::TenantId;
+
 /// A guest's requested for its channel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum RequestedState {
@@ -16,6 +18,37 @@ pub(crate) enum Permit {
     /// Never, until it is bound again.
     Ended,
 }
+
+/// Use that a channel may make of the PGRAPH context that its guest has given it.
+///
+/// A channel whose block has no pointer to a PGRAPH context cannot use PGRAPH: a method for it faults, and ends the
+/// channel.
+// GUESS: real hardware faults as well, for FECS has nothing that it could load. The software card does.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Graphics {
+    /// The card's block has the pointer: the channel runs while its VM is admitted.
+    #[default]
+    Attached,
+    /// The block lacks the pointer, since the channel's work is for copy engines only: it runs whichever VM is
+    /// admitted.
+    Unused,
+    /// The block lacks the pointer while another VM is admitted, since a copy engine still works for the channel. The
+    /// channel is stopped, and gets the pointer back when its VM is admitted.
+    Withdrawn,
+}
+
+/// VMs whose channels with a PGRAPH context the card may schedule. The host's own are always included.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Gate {
+    /// All VMs.
+    #[default]
+    Open,
+    /// One VM, or none.
+    Only(Option<TenantId>),
+}
+
+/// Words of a guest's instance block for the progress of its ring: byte offset and value.
+pub type SavedWords = [(u64, u32); 3];
 
 /// Presence of a channel on the card, as the card reports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

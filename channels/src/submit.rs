@@ -2,8 +2,7 @@
 
 use crate::card;
 use crate::complete::is_worked_for;
-use crate::gate::Graphics;
-use crate::state::{Permit, Presence, RequestedState};
+use crate::state::{Graphics, Permit, Presence, RequestedState, SavedWords};
 use crate::work::record_at;
 use crate::{Channels, Doorbell, DoorbellError, GuestMemory, HardwareState, Hindrance, Host, Pause, TenantId};
 use nvspec::addr::GuestVramAddr;
@@ -11,9 +10,6 @@ use nvspec::fifo::{ChannelId, VirtualChannelId};
 use nvspec::instance::{ramfc, userd};
 use nvspec::mmu::HOST_VA_BASE;
 use nvspec::regs::pfifo;
-
-/// Words of a guest's instance block for the progress of its ring: byte offset and value.
-pub type SavedWords = [(u64, u32); 3];
 
 impl Channels {
     /// Checks a guest's write of GP_PUT, and takes over engine context pointers that it has set. [`Self::pull`] then

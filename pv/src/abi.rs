@@ -1,7 +1,7 @@
 //! The binary interface between a guest's driver and the mediator, version 1: both sides must agree on it.
 //!
 //! The C header of the guest's kernel module is made from this file: the macros below keep the needed parts
-//! ([`crate::header()`]). All numbers are little-endian. [docs/design/paravirtual.md](../../docs/design/paravirtual.md)
+//! (`pv::header`). All numbers are little-endian. [docs/design/paravirtual.md](../../docs/design/paravirtual.md)
 //! describes their use.
 //!
 //! A vGPU that offers it has a vendor-specific PCI capability ([`Capability`]), which says where its registers
@@ -10,7 +10,7 @@
 //! a [`BatchHeader`] and its operations, device-writable then an [`AnswerHeader`] and one [`Answer`] for each
 //! operation.
 
-use crate::header::{Constant, Field, Section, Structure};
+use crate::section::{Constant, Field, Section, Structure};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 // The structures are read and written in their memory layout.

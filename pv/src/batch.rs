@@ -7,12 +7,11 @@
 //!   answer of that operation when its turn comes ([`Batch::ops`]); the operations before it are done, none after it is
 //!   begun.
 
-use crate::abi::{
-    Answer, AnswerHeader, BatchHeader, MAX_BATCH_BYTES, MAX_BATCH_OPS, OpHeader, Status, UNIT, feature, op, share,
-};
-use crate::op::{Fault, Op};
+use crate::abi::{Answer, AnswerHeader, BatchHeader, MAX_BATCH_BYTES, MAX_BATCH_OPS, Status, feature, op, share};
+use crate::operation::{Fault, Op};
+use crate::raw::{Problem, RawOp};
 use std::fmt;
-use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+use zerocopy::{FromBytes, IntoBytes};
 
 /// A batch with a valid structure.
 #[derive(Clone, Copy, Debug)]
@@ -156,48 +155,6 @@ fn needs(raw: RawOp<'_>) -> u32 {
     feature_of(raw.code).unwrap_or(0) | if abroad { feature::SHARE_ABROAD } else { 0 }
 }
 
-/// An operation in the batch's layout.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct RawOp<'a> {
-    pub(crate) code: u16,
-    pub(crate) handle: u32,
-    /// Bytes after the header.
-    pub(crate) body: &'a [u8],
-}
-
-impl<'a> RawOp<'a> {
-    /// Takes the first operation off `bytes`.
-    fn split(bytes: &mut &'a [u8]) -> Result<Self, Problem> {
-        let (header, _) = OpHeader::read_from_prefix(bytes).map_err(|_| Problem::Missing)?;
-        let size = usize::from(header.units).saturating_mul(UNIT as usize);
-        let body = bytes.get(size_of::<OpHeader>()..size).ok_or(Problem::Outside(header.units))?;
-        *bytes = bytes.get(size..).unwrap_or_default();
-        Ok(Self { code: header.code, handle: header.handle, body })
-    }
-
-    /// The body, which is a `T` and nothing else.
-    pub(crate) fn exact<T: FromBytes>(&self) -> Result<T, Problem> {
-        T::read_from_bytes(self.body).map_err(|_| self.size())
-    }
-
-    /// The body, which is a `T` followed by the number of elements that `count` returns for it, rounded up to whole
-    /// units.
-    pub(crate) fn list<T: FromBytes, E: FromBytes + Immutable + KnownLayout>(
-        &self,
-        count: impl FnOnce(&T) -> u32,
-    ) -> Result<(T, &'a [E], &'a [u8]), Problem> {
-        let (fixed, rest) = T::read_from_prefix(self.body).map_err(|_| self.size())?;
-        // A count that no memory holds is too large for the body as well.
-        let count = count(&fixed) as usize;
-        let (entries, rest) = <[E]>::ref_from_prefix_with_elems(rest, count).map_err(|_| self.size())?;
-        if rest.len() < UNIT as usize { Ok((fixed, entries, rest)) } else { Err(self.size()) }
-    }
-
-    fn size(&self) -> Problem {
-        Problem::Size { code: self.code, bytes: self.body.len() }
-    }
-}
-
 /// Why a batch cannot be read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub struct Malformed {
@@ -214,40 +171,6 @@ impl fmt::Display for Malformed {
             None => write!(f, "the batch: {}", self.problem),
         }
     }
-}
-
-/// Problems of a batch.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Problem {
-    /// Shorter than a [`BatchHeader`].
-    #[error("has no header")]
-    Short,
-    /// A count that is 0 or above [`MAX_BATCH_OPS`].
-    #[error("says {0} operations; 1 to {MAX_BATCH_OPS} can be")]
-    Ops(u32),
-    /// More bytes than were given, or than [`MAX_BATCH_BYTES`] leave.
-    #[error("says {0} bytes of operations, more than were given or can be")]
-    Bytes(u32),
-    /// Bytes are left after the last operation.
-    #[error("has {0} bytes behind its last operation")]
-    Rest(usize),
-    /// The batch ends before its header.
-    #[error("has no header")]
-    Missing,
-    /// It is shorter than its header, or goes beyond the batch.
-    #[error("says {0} units, less than its header or more than are left")]
-    Outside(u16),
-    /// A code that version 1 does not have.
-    #[error("has the code {0:#x}, which version 1 does not have")]
-    Code(u16),
-    /// It has not the size that its code, or its count, asks for.
-    #[error("has {bytes} bytes behind its header, which is not what the code {code:#x}, or its count, asks for")]
-    Size {
-        /// Its code.
-        code: u16,
-        /// Its size without its header.
-        bytes: usize,
-    },
 }
 
 const ANSWER_BYTES: usize = size_of::<Answer>();

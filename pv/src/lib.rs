@@ -20,7 +20,9 @@ mod batch;
 pub mod guest;
 mod header;
 mod objects;
-mod op;
+mod operation;
+mod raw;
+mod section;
 
 #[cfg(any(test, feature = "fuzz"))]
 mod fuzz;
@@ -33,9 +35,10 @@ mod fuzz;
 )]
 mod model;
 
-pub use batch::{Answers, Batch, Begun, Malformed, Problem, feature_of};
+pub use batch::{Answers, Batch, Begun, Malformed, feature_of};
 #[cfg(any(test, feature = "fuzz"))]
 pub use fuzz::fuzz;
 pub use header::header;
 pub use objects::{Counts, MAX_BINDINGS, NoTable, SLOT_BYTES, SavedTables, Tables};
-pub use op::{Control, Kind, Op, Question, TableId};
+pub use operation::{Control, Kind, Op, Question, TableId};
+pub use raw::Problem;

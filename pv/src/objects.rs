@@ -18,7 +18,7 @@ mod slots;
 pub use saved::SavedTables;
 
 use crate::abi::Status;
-use crate::op::{Kind, TableId};
+use crate::operation::{Kind, TableId};
 use nvspec::addr::{GuestVramAddr, SMALL_PAGE};
 use nvspec::mmu::{Pde, SPT_BYTES, TableTarget};
 use slots::{Object, SlotId, Slots};

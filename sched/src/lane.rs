@@ -1,105 +1,17 @@
 //! A lane: the queues of all vGPUs for one engine, or for all of them, with one policy.
 
-use crate::config::{Config, MS, PERMILLE};
+use crate::config::{Config, PERMILLE};
 use crate::flight::Flight;
+use crate::member::{Bucket, Member, Queued};
 use crate::params::VgpuParams;
 use crate::policy::{self, AnyPolicy, Room, View};
-use crate::types::{Channel, Engine, Nanos, TenantId, Ticket};
+use crate::types::{Engine, Nanos, TenantId, Ticket};
 use saved_state::Invalid;
 use serde::{Deserialize, Serialize};
-use std::collections::{BTreeMap, VecDeque};
-
-/// Time that a cap's bucket takes to fill, in ns: caps are kept within this time.
-const CAP_NS: u64 = 30 * MS;
-
-/// Expected length of a vGPU's first submission, in ns: a cautious value.
-const UNKNOWN_NS: u64 = MS;
+use std::collections::BTreeMap;
 
 /// Bound of a bucket's level and debt, in thousandths of a nanosecond: sums with any time fit 128 bits.
 const LEVEL_MAX: u128 = 1 << 100;
-
-/// A submission that waits.
-#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
-pub(crate) struct Queued {
-    pub(crate) ticket: Ticket,
-    pub(crate) channel: Channel,
-    pub(crate) engine: Engine,
-    pub(crate) arrived: Nanos,
-    /// Its sequence number among all arrivals.
-    pub(crate) order: u64,
-    /// It was started before.
-    #[serde(default)]
-    pub(crate) again: bool,
-}
-
-/// A vGPU in a lane.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-pub(crate) struct Member {
-    pub(crate) params: VgpuParams,
-    pub(crate) queue: VecDeque<Queued>,
-    /// Number of its submissions on the card.
-    pub(crate) in_flight: u32,
-    /// Time at which the end of its last submission was seen.
-    pub(crate) last_seen: Option<Nanos>,
-    /// Expected length of one of its submissions, in ns: the longest lately.
-    pub(crate) expected: u64,
-    /// It is in quarantine: start nothing of it.
-    pub(crate) held: bool,
-    bucket: Bucket,
-}
-
-impl Member {
-    fn new(params: VgpuParams, held: bool, now: Nanos) -> Self {
-        let bucket = Bucket { level: 0, at: now };
-        Self { params, queue: VecDeque::new(), in_flight: 0, last_seen: None, expected: UNKNOWN_NS, held, bucket }
-    }
-
-    /// Returns true if one of its submissions may start.
-    pub(crate) fn ready(&self) -> bool {
-        !self.queue.is_empty()
-            && !self.held
-            && (self.params.cap_permille == PERMILLE || self.bucket.level >= self.ahead())
-    }
-
-    /// Returns the use that its submissions in flight are expected to take from the bucket.
-    fn ahead(&self) -> i128 {
-        i128::from(self.expected) * i128::from(self.in_flight) * i128::from(PERMILLE)
-    }
-
-    /// Returns true if it has work, or had some within `ns`.
-    pub(crate) fn active(&self, now: Nanos, ns: u64) -> bool {
-        !self.held
-            && (!self.queue.is_empty()
-                || self.in_flight > 0
-                || self.last_seen.is_some_and(|seen| now.since(seen) <= ns))
-    }
-}
-
-/// Allowance of a cap: time flows in at the cap's rate and out as it is used.
-#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
-struct Bucket {
-    /// Thousandths of a nanosecond.
-    level: i128,
-    at: Nanos,
-}
-
-impl Bucket {
-    fn fill(&mut self, cap_permille: u32, now: Nanos) {
-        let full = i128::from(CAP_NS) * i128::from(cap_permille);
-        let flow = i128::from(now.since(self.at)) * i128::from(cap_permille);
-        *self = Self { level: (self.level + flow).min(full), at: now };
-    }
-
-    fn take(&mut self, used: u64) {
-        self.level -= i128::from(used) * i128::from(PERMILLE);
-    }
-
-    /// Returns the time at which the level is no longer below zero.
-    fn opens(&self, cap_permille: u32) -> Nanos {
-        let missing = (-self.level).max(0).div_euclid(i128::from(cap_permille.max(1))) + 1;
-        self.at.after(u64::try_from(missing).unwrap_or(u64::MAX))
-    }
-}
 
 /// The queues of one engine or of all.
 #[derive(Clone, Debug, Serialize, Deserialize)]

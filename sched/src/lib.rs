@@ -30,9 +30,12 @@
 #![forbid(unsafe_code)]
 
 mod account;
+mod checks;
 mod config;
+mod engine;
 mod flight;
 mod lane;
+mod member;
 mod params;
 mod policy;
 mod scheduler;

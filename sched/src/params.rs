@@ -1,7 +1,7 @@
 //! Settings of operators of a vGPU.
 
 use crate::config::{ConfigError, LatencyClass, MS, PERMILLE, within};
-use crate::types::Engine;
+use crate::engine::Engine;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 /// Share of a vGPU of each engine.

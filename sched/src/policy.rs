@@ -11,7 +11,7 @@ mod fifo;
 mod lag;
 
 use crate::config::{Config, PolicyKind};
-use crate::lane::Member;
+use crate::member::Member;
 use crate::types::{Nanos, TenantId};
 use saved_state::Invalid;
 use serde::{Deserialize, Serialize};

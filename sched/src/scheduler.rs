@@ -3,12 +3,12 @@
 mod saved;
 
 pub use saved::SavedScheduler;
-pub(crate) use saved::{COUNT_MAX, is_order_of, of_members};
 
 use crate::account::{Account, History};
 use crate::config::{Config, ConfigError, Queues};
 use crate::flight::{EngineState, Flight};
-use crate::lane::{Lane, Queued};
+use crate::lane::Lane;
+use crate::member::Queued;
 use crate::params::VgpuParams;
 use crate::policy::Standing;
 use crate::types::{Channel, Decision, Engine, Event, Nanos, Place, TenantId, Ticket};

@@ -5,7 +5,6 @@
 //! several address spaces share; its table is created when the first such page is mapped.
 
 use crate::ShadowMemory;
-use crate::space::frame;
 use nvspec::addr::{GpuVa, SMALL_PAGE, VramAddr};
 use nvspec::mmu::{ENTRY_BYTES, PD_ENTRIES, PDE_SPAN, Pde, Pte, PteAperture, Rights, SPT_ENTRIES, TableTarget, kind};
 
@@ -130,3 +129,8 @@ const _: () = assert!(
         && HOST_BASE.0 == Area::Own.entry() as u64 * PDE_SPAN
         && SHARED_BASE.0 == Area::Shared.entry() as u64 * PDE_SPAN
 );
+
+/// Returns the 28-bit frame number of a card address; `None` for one that no entry can hold.
+pub(crate) fn frame(address: VramAddr) -> Option<u32> {
+    u32::try_from(address.0 >> SMALL_PAGE.trailing_zeros()).ok().filter(|frame| frame >> 28 == 0)
+}

@@ -1,7 +1,7 @@
 //! One guest address space: a directory, the tables that it names, and their shadows.
 
 use crate::bits::{bit, members};
-use crate::host::{FIRST_ENTRY, HostTable};
+use crate::host::{FIRST_ENTRY, HostTable, frame};
 use crate::mirror::{Mirror, PAGE_BYTES, PAGE_ENTRIES, RawEntry, Runs};
 use crate::mode::Scope;
 use crate::pages::{FrameRun, User};
@@ -11,7 +11,7 @@ use crate::split::{Pair, SplitWrites, Splits};
 use crate::table::{Books, Changes, Table, TableKey, Tables};
 use crate::translate::Shadow;
 use crate::{Denial, Frames, GuestMemory, Place, ShadowMemory, SyncReport, World};
-use nvspec::addr::{SMALL_PAGE, VramAddr};
+use nvspec::addr::VramAddr;
 use nvspec::mmu::{PD_BYTES, PD_ENTRIES, Pde, TableTarget};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -605,9 +605,4 @@ fn loses_pde(old: u64, new: u64) -> bool {
     let small = (old.small_target(), old.small_frame()) != (new.small_target(), new.small_frame());
     let size = old.large_size() != new.large_size() && u64::from(old) != 0;
     (old.large_target() != TableTarget::None && large) || (old.small_target() != TableTarget::None && small) || size
-}
-
-/// Returns the 28-bit frame number of a card address; `None` for one that no entry can hold.
-pub(crate) fn frame(address: VramAddr) -> Option<u32> {
-    u32::try_from(address.0 >> SMALL_PAGE.trailing_zeros()).ok().filter(|frame| frame >> 28 == 0)
 }

@@ -19,6 +19,8 @@ use vmm_sys_util::eventfd::EventFd;
 
 mod bar;
 mod dma;
+mod error;
+mod files;
 mod kernel;
 mod lost;
 mod node;
@@ -31,7 +33,8 @@ mod window;
 #[cfg(test)]
 mod tests;
 
-pub use open::{OpenError, Place};
+pub use error::OpenError;
+pub use open::Place;
 pub use reset::Reset;
 
 use bar::Bar;

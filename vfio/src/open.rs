@@ -14,14 +14,15 @@ use vfio_bindings::bindings::vfio::{
     VFIO_GROUP_FLAGS_VIABLE, VFIO_PCI_BAR0_REGION_INDEX, VFIO_PCI_BAR1_REGION_INDEX, VFIO_PCI_BAR3_REGION_INDEX,
     VFIO_PCI_CONFIG_REGION_INDEX, VFIO_TYPE1v2_IOMMU,
 };
-use vfio_host::{Address, Function, ManagerError, Obstacle, Sysfs};
+use vfio_host::{Address, Function, Sysfs};
 
 use crate::VfioCard;
 use crate::bar::Bar;
 use crate::dma::{Mappings, PAGE};
+use crate::error::OpenError;
+use crate::files::DeviceFiles;
 use crate::kernel::{FileOpenError, Kernel, OpenKernel};
 use crate::pci;
-use crate::real::DeviceFiles;
 use crate::reset::{self, Reset};
 
 /// Least and most bytes of an aperture.
@@ -39,127 +40,6 @@ pub struct Place {
 impl Default for Place {
     fn default() -> Self {
         Self { sysfs: Sysfs::default(), files: DeviceFiles::default().0 }
-    }
-}
-
-/// Reason why a card cannot be opened.
-#[derive(Debug, thiserror::Error)]
-pub enum OpenError {
-    /// The function does not exist, or the host's data cannot be read.
-    #[error(transparent)]
-    Host(#[from] ManagerError),
-    /// The host's state prevents VFIO from using it.
-    #[error("{}", .0.iter().map(ToString::to_string).collect::<Vec<_>>().join("; "))]
-    Obstacles(Vec<Obstacle>),
-    /// VFIO's files do not exist.
-    #[error("the kernel has no {}", .0.display())]
-    NoVfio(PathBuf),
-    /// This user may not open them.
-    #[error("{} may not be opened by this user", .0.display())]
-    Forbidden(PathBuf),
-    /// Another process uses the group.
-    #[error("another process has IOMMU group {group}, in which {address} is")]
-    InUse {
-        /// The function.
-        address: Address,
-        /// Its group.
-        group: u32,
-    },
-    /// The kernel does not consider the group usable.
-    #[error("the kernel does not lend IOMMU group {group}: a device in it has another driver than vfio-pci")]
-    NotViable {
-        /// The group.
-        group: u32,
-    },
-    /// The version or type of the interface is unknown.
-    #[error("the kernel's VFIO {0}")]
-    Interface(String),
-    /// The IOMMU does not prevent a device from forging interrupts.
-    #[error("the host's IOMMU does not remap interrupts, so that a card could forge those of other devices")]
-    NoInterruptRemapping,
-    /// A call failed.
-    #[error("{call} failed for {address}: {source}")]
-    Call {
-        /// The function.
-        address: Address,
-        /// The call.
-        call: &'static str,
-        /// The kernel's refusal.
-        #[source]
-        source: io::Error,
-    },
-    /// It does not have a card's BARs.
-    #[error("BAR{bar} of {address} has {size:#x} bytes, which no card that is known has")]
-    Bar {
-        /// The function.
-        address: Address,
-        /// The BAR's number.
-        bar: u32,
-        /// Its bytes.
-        size: u64,
-    },
-    /// A reset of the bus was requested, and is impossible.
-    #[error("the card's bus cannot be reset: {0}")]
-    NoBusReset(String),
-    /// All registers read as ones.
-    #[error("{0} does not answer: its registers read as ones")]
-    Silent(Address),
-    /// An unknown chip.
-    #[error("the identity register of {address} reads {boot0:#010x}, which is no chip that this version knows")]
-    UnknownChip {
-        /// The function.
-        address: Address,
-        /// PMC_BOOT_0.
-        boot0: u32,
-    },
-    /// Its VBIOS has not run.
-    #[error(
-        "{address} has not been initialised by its VBIOS: register {register:#08x} reads {value:#x}, without bit 1"
-    )]
-    NotPosted {
-        /// The function.
-        address: Address,
-        /// The register.
-        register: u32,
-        /// Its value.
-        value: u32,
-    },
-}
-
-impl OpenError {
-    /// Returns the remedy for the operator.
-    #[must_use]
-    pub fn what_to_do(&self) -> String {
-        match self {
-            Self::Host(error) => error.what_to_do().to_owned(),
-            Self::Obstacles(found) => found.iter().map(Obstacle::what_to_do).collect::<Vec<_>>().join("; "),
-            Self::NoVfio(_) => "load the modules: `modprobe vfio-pci`, `modprobe vfio_iommu_type1`".to_owned(),
-            Self::Forbidden(path) => format!(
-                "give {} to the daemon's user, by a udev rule for SUBSYSTEM==\"vfio\"; in its unit, PrivateDevices=no and \
-                 DeviceAllow=char-vfio rw",
-                path.display()
-            ),
-            Self::InUse { group, .. } => format!("end it: `fuser /dev/vfio/{group}` shows who it is"),
-            Self::NotViable { group } => {
-                format!("see who is in /sys/kernel/iommu_groups/{group}/devices, and `mediatorctl card list --host`")
-            }
-            Self::Interface(_) => "load the module vfio_iommu_type1, of a kernel from 4.0 on".to_owned(),
-            Self::NoInterruptRemapping => {
-                "turn interrupt remapping on in the firmware's setup (for QEMU's machine: intremap=on), or set the parameter \
-                 allow_unsafe_interrupts of the module vfio_iommu_type1 (or iommufd), if nobody who uses the card must be kept apart"
-                    .to_owned()
-            }
-            Self::Call { .. } => "see `dmesg`".to_owned(),
-            Self::Bar { .. } | Self::UnknownChip { .. } => {
-                "use a card that docs/guides/real-cards.md names; for others the numbers in `nvspec` are not known to hold".to_owned()
-            }
-            Self::NoBusReset(_) => "choose `reset = \"auto\"` or \"units\"".to_owned(),
-            Self::Silent(_) => "check that it has power; if it was reset or slept before, restart the host".to_owned(),
-            Self::NotPosted { address, .. } => format!(
-                "let the firmware run its VBIOS (restart the host, with legacy option ROMs allowed), and keep the kernel from \
-                 resetting it: `echo > /sys/bus/pci/devices/{address}/reset_method` before it goes to vfio-pci"
-            ),
-        }
     }
 }
 

@@ -9,7 +9,7 @@ use std::io;
 use std::mem::{offset_of, size_of};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::fs::FileExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::OnceLock;
 
 use card::DmaMemory;
@@ -24,8 +24,7 @@ use vfio_bindings::bindings::vfio::{
 };
 use vfio_host::Address;
 
-use crate::kernel::{Dependent, DeviceInfo, FileOpenError, IommuInfo, Irq, Kernel, OpenKernel, Region, Window};
-use crate::node::NodeFiles;
+use crate::kernel::{Dependent, DeviceInfo, FileOpenError, IommuInfo, Irq, Kernel, Region, Window};
 use crate::window::Mapped;
 
 /// Numbers of the calls, counted from `VFIO_BASE`. Source: the kernel's `include/uapi/linux/vfio.h`.
@@ -140,41 +139,24 @@ fn checked(result: libc::c_int) -> io::Result<u32> {
     u32::try_from(result).map_err(|_| io::Error::last_os_error())
 }
 
-/// VFIO below a folder of device files.
-#[derive(Clone, Debug)]
-pub struct DeviceFiles(pub PathBuf);
-
-impl Default for DeviceFiles {
-    fn default() -> Self {
-        Self("/dev/vfio".into())
-    }
-}
-
 pub(crate) fn open(path: &Path) -> Result<File, FileOpenError> {
     let opened = OpenOptions::new().read(true).write(true).open(path);
     opened.map_err(|source| FileOpenError { path: path.to_owned(), source })
 }
 
-impl OpenKernel for DeviceFiles {
-    fn open(&self, group: u32, node: Option<&str>) -> Result<Box<dyn Kernel>, FileOpenError> {
-        // A kernel with both interfaces accepts either. A user that was only given the group can use only that.
-        if let Some(files) = node.and_then(|node| NodeFiles::open(&self.0, node, group)) {
-            return Ok(Box::new(files));
-        }
-        let container = open(&self.0.join("vfio"))?;
-        let group = open(&self.0.join(group.to_string()))?;
-        Ok(Box::new(Files { device: OnceLock::new(), group, container }))
-    }
-}
-
 /// The files of one function. Dropped in this order; closing the last one withdraws the mappings.
-struct Files {
+pub(crate) struct Files {
     device: OnceLock<File>,
     group: File,
     container: File,
 }
 
 impl Files {
+    /// Takes the files; the function is not opened yet.
+    pub(crate) fn new(container: File, group: File) -> Self {
+        Self { device: OnceLock::new(), group, container }
+    }
+
     fn device(&self) -> io::Result<&File> {
         self.device.get().ok_or_else(|| io::ErrorKind::NotConnected.into())
     }
@@ -383,20 +365,5 @@ mod tests {
         assert_eq!((packet.capability(16, 7), packet.capability(16, 9)), (Some(32), None));
         assert_eq!(packet.capability(u32::MAX, 9), None);
         assert_eq!(Packet::new(64).with32(16 + next, u32::MAX).capability(16, 9), None);
-    }
-
-    #[test]
-    fn files_that_are_not_there_are_named() {
-        let folder = tempfile::tempdir().unwrap();
-        let error = DeviceFiles(folder.path().to_owned()).open(7, Some("vfio0")).err().unwrap();
-        assert_eq!((error.path, error.source.kind()), (folder.path().join("vfio"), io::ErrorKind::NotFound));
-        std::fs::write(folder.path().join("vfio"), "").unwrap();
-        let error = DeviceFiles(folder.path().to_owned()).open(7, Some("vfio0")).err().unwrap();
-        assert_eq!(error.path, folder.path().join("7"));
-        // A file that is not a container supports no call.
-        std::fs::write(folder.path().join("7"), "").unwrap();
-        let files = DeviceFiles(folder.path().to_owned()).open(7, Some("vfio0")).ok().unwrap();
-        assert!(files.api_version().is_err() && files.group_flags().is_err() && files.iommu_info().is_err());
-        assert!(files.device_info().is_err() && files.reset().is_err() && files.read(0, &mut [0]).is_err());
     }
 }

@@ -6,8 +6,8 @@
 
 use nvspec::regs::pmc;
 
+use crate::error::OpenError;
 use crate::kernel::Kernel;
-use crate::open::OpenError;
 
 /// The operator's choice.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

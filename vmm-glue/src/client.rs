@@ -16,7 +16,6 @@ use rustix::fs::MemfdFlags;
 use thiserror::Error;
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
-use crate::link::Wake;
 use crate::memory::{AddRegion, GuestMemory, MemoryError, MemoryLimits, MemoryTable};
 use crate::protocol::{
     CAP_SPARSE_MMAP, Command, DMA_MAP_READ, DMA_MAP_WRITE, DMA_UNMAP_ALL, DeviceInfo, DmaAccess, DmaMap, DmaUnmap,
@@ -25,6 +24,7 @@ use crate::protocol::{
     RegionAccess, RegionInfoBody, SparseArea, SparseMmapCap, Version,
 };
 use crate::socket;
+use crate::wake::Wake;
 
 mod migration;
 

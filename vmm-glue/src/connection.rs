@@ -26,9 +26,10 @@ pub(crate) use saved::SavedConnection;
 use crate::counters::add;
 use crate::device::{Device, RegionInfo};
 use crate::journal::{Journal, Revival, SavedJournal, read_words};
+use crate::keeper::Keeper;
 use crate::link::{ClientInfo, Link};
+use crate::options::ServerOptions;
 use crate::protocol::{Command, HEADER_SIZE, Header, RegionAccess};
-use crate::server::{Keeper, ServerOptions};
 use receive::Receive;
 use session::Session;
 

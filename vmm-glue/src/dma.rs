@@ -14,8 +14,8 @@ use thiserror::Error;
 use zerocopy::{FromBytes, IntoBytes};
 
 use crate::counters::{Counters, add};
-use crate::link::Wake;
 use crate::protocol::{Command, DmaAccess, FLAG_ERROR, HEADER_SIZE, Header};
+use crate::wake::Wake;
 
 /// Largest request, in bytes.
 pub const MAX_REQUEST: usize = 16 << 20;

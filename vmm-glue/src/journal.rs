@@ -15,36 +15,24 @@ mod file;
 mod saved;
 
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 
-use rustix::fs::{FileType, OFlags};
 use saved_state::Writer;
 
 pub(crate) use file::{Marks, Room};
 pub use saved::SavedJournal;
 pub(crate) use saved::{Revival, Words, read_words};
 
-use crate::server::Keeper;
-use crate::suspended_client::{Giving, ParkError};
+use crate::descriptors::{Giving, ParkError};
+use crate::keeper::{Keeper, Slots};
+pub use crate::keeper::{Kept, SLOTS};
 
-/// Largest number of descriptors that one client's journal names: a file for each of its memory backends, three for
-/// interrupts.
-pub const SLOTS: u8 = 12;
 /// Largest number of descriptors of one client in the store: those, the journal, and the connection.
 pub const DESCRIPTORS: usize = SLOTS as usize + 2;
 /// Owner of the part, in its file.
 const CLIENT: u32 = 0;
-
-/// A descriptor that a [`Keeper`] holds in addition to the connection.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Kept {
-    /// The journal itself.
-    Journal,
-    /// A descriptor that the journal names by this number, below [`SLOTS`].
-    Slot(u8),
-}
 
 /// A client's descriptors that another process has left with a [`Keeper`].
 #[derive(Debug)]
@@ -53,131 +41,6 @@ pub struct Remains {
     pub connection: UnixStream,
     /// The other descriptors.
     pub kept: Vec<(Kept, OwnedFd)>,
-}
-
-/// Descriptors of this process, by the keeper's slots.
-#[derive(Debug, Default)]
-pub(crate) struct Slots([Option<Slot>; SLOTS as usize]);
-
-#[derive(Debug)]
-struct Slot {
-    /// Numbers in this process. Empty if only the keeper has it; several, of which one is open, after a restart.
-    fds: Vec<RawFd>,
-    /// The file, if it has an identity.
-    file: Option<FileId>,
-    /// Set if the current commit names it.
-    named: bool,
-}
-
-impl Slot {
-    /// Returns true if only the keeper has it, and no commit names it.
-    fn is_spare(&self) -> bool {
-        !self.named && self.fds.is_empty()
-    }
-}
-
-/// Identity of a file, and its access mode. As long as the keeper has it, no other file has this identity.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct FileId {
-    device: u64,
-    inode: u64,
-    access: OFlags,
-}
-
-impl FileId {
-    /// Returns the identity of a memory file. Event descriptors have none here, because all of a host have the same
-    /// inode.
-    fn from_fd(fd: BorrowedFd<'_>) -> Option<Self> {
-        let stat = rustix::fs::fstat(fd).ok()?;
-        let access = rustix::fs::fcntl_getfl(fd).ok()? & OFlags::ACCMODE;
-        let is_file = FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile;
-        is_file.then_some(Self { device: stat.st_dev, inode: stat.st_ino, access })
-    }
-}
-
-impl Slots {
-    /// Returns the slot of a descriptor, for a journal that is about to name it.
-    pub fn give(&mut self, fd: BorrowedFd<'_>, keeper: &dyn Keeper) -> io::Result<u32> {
-        let number = fd.as_raw_fd();
-        let file = FileId::from_fd(fd);
-        let find = |is: &dyn Fn(&Slot) -> bool| self.0.iter().position(|slot| slot.as_ref().is_some_and(is));
-        let known = find(&|slot| slot.fds.contains(&number))
-            // A file that the client has taken back, and the keeper still has.
-            .or_else(|| find(&|slot| slot.fds.is_empty() && file.is_some() && slot.file == file));
-        let place = match known {
-            Some(place) => place,
-            None => {
-                let free = self.0.iter().position(Option::is_none);
-                let spare = || find(&|slot| slot.is_spare());
-                let free = free.or_else(|| {
-                    spare().inspect(|place| {
-                        keeper.give_up(Kept::Slot(u8::try_from(*place).unwrap_or(SLOTS)));
-                    })
-                });
-                let free =
-                    free.ok_or_else(|| io::Error::other(format!("it has given more than {SLOTS} descriptors")))?;
-                let slot = Kept::Slot(u8::try_from(free).unwrap_or(SLOTS));
-                if !keeper.keep_more(slot, fd) {
-                    return Err(io::Error::other("the service manager keeps no more descriptors"));
-                }
-                free
-            }
-        };
-        if let Some(slot) = self.0.get_mut(place) {
-            *slot = Some(Slot { fds: vec![number], file, named: true });
-        }
-        u32::try_from(place).map_err(io::Error::other)
-    }
-
-    fn from_taken(taken: &[(u32, RawFd)], there: &[u8]) -> Self {
-        let mut slots = Self::default();
-        for at in there {
-            if let Some(slot) = slots.0.get_mut(usize::from(*at)) {
-                *slot = Some(Slot { fds: Vec::new(), file: None, named: false });
-            }
-        }
-        // If a number was closed and reused, the last descriptor counts.
-        for (at, fd) in taken {
-            for slot in slots.0.iter_mut().flatten() {
-                slot.fds.retain(|known| known != fd);
-            }
-            if let Some(Some(slot)) = usize::try_from(*at).ok().and_then(|at| slots.0.get_mut(at)) {
-                slot.fds.push(*fd);
-            }
-        }
-        slots
-    }
-
-    /// Drops all descriptors from the keeper.
-    fn clear(&mut self, keeper: &dyn Keeper) {
-        for (at, place) in (0u8..).zip(&mut self.0) {
-            if place.take().is_some() {
-                keeper.give_up(Kept::Slot(at));
-            }
-        }
-    }
-
-    fn begin(&mut self) {
-        self.0.iter_mut().flatten().for_each(|slot| slot.named = false);
-    }
-
-    /// Drops unnamed descriptors from the keeper. After many changes files stay for a while, so that a client that
-    /// repeatedly maps and unmaps the same memory causes no more changes.
-    fn sweep(&mut self, keeper: &dyn Keeper) {
-        let stays = |slot: &Slot| slot.file.is_some() && keeper.is_busy();
-        for (at, place) in (0u8..).zip(&mut self.0) {
-            if let Some(slot) = place.as_mut().filter(|slot| !slot.named)
-                && stays(slot)
-            {
-                // The number may become another file's.
-                slot.fds.clear();
-                continue;
-            }
-            if place.take_if(|slot| !slot.named).is_some() {
-                keeper.give_up(Kept::Slot(at));
-            }
-        }
-    }
 }
 
 /// The journal of one client.

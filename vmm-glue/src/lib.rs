@@ -9,7 +9,9 @@
 //! - [`migration`]: the trait of a device that can be migrated.
 //! - [`mappable`]: parts of a region that a client maps instead of accessing them through messages.
 //! - [`link`]: the parts that a device may use from any thread: [`interrupts`], [`memory`], [`dma`], [`counters`].
+//! - `options`: options of a server; `wake`: an event that ends the wait of its thread.
 //! - `suspended_client`: a server's suspended client, with which the server continues in this process or in another.
+//! - `descriptors`, `keeper`: descriptors for another process, and their keeper outside of this one.
 //! - [`journal`]: state of a client for the next process, in case this one is killed.
 //! - `event`: a client's event descriptor, which cannot block any thread.
 //! - [`pieces`], [`spin`]: cutting of accesses, polling before sleeping; servers of other kinds use them too.
@@ -44,6 +46,7 @@
 pub mod client;
 pub mod connection;
 pub mod counters;
+mod descriptors;
 pub mod device;
 pub mod dma;
 pub mod echo;
@@ -52,18 +55,22 @@ mod event;
 pub mod fuzz;
 pub mod interrupts;
 pub mod journal;
+mod keeper;
 pub mod link;
 pub mod mappable;
 pub mod memory;
 pub mod migration;
+mod options;
 pub mod pieces;
 pub mod protocol;
 pub mod server;
 pub mod socket;
 pub mod spin;
 mod suspended_client;
+mod wake;
 
 pub use counters::{Counters, worth_logging};
+pub use descriptors::ParkError;
 pub use device::{AccessError, Device, MapError, RegionIndex, RegionInfo};
 pub use interrupts::{Interrupts, IrqCounts};
 pub use link::{ClientInfo, Link, StopHandle};
@@ -72,4 +79,4 @@ pub use memory::{DmaRegion, GuestMemory, Mapping, MemoryTable};
 pub use migration::{Migration, MigrationError};
 pub use server::{Server, ServerError, ServerOptions};
 pub use socket::{BindError, BoundPath, SocketOptions};
-pub use suspended_client::{ParkError, SavedClients, SuspendedClient};
+pub use suspended_client::{SavedClients, SuspendedClient};

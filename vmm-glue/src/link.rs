@@ -2,9 +2,10 @@
 
 mod saved;
 
+pub use crate::wake::Wake;
 pub(crate) use saved::SavedLink;
 
-use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -16,37 +17,6 @@ use crate::counters::Counters;
 use crate::dma::DmaClient;
 use crate::interrupts::{Interrupts, IrqCounts};
 use crate::memory::GuestMemory;
-
-/// An event that ends a wait of a server's thread.
-#[derive(Debug)]
-pub struct Wake(OwnedFd);
-
-impl Wake {
-    /// Creates an event, not set. Fails if the process has no file descriptor left.
-    pub fn new() -> std::io::Result<Self> {
-        Ok(Self(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?))
-    }
-
-    /// Sets the event; it stays set until the waiting thread clears it.
-    pub fn wake(&self) {
-        // Fails only if the counter is full; then the event is set.
-        let _ = rustix::io::write(&self.0, &1u64.to_ne_bytes());
-    }
-
-    /// Clears the event.
-    pub fn clear(&self) {
-        let _ = rustix::io::read(&self.0, &mut [0u8; 8]);
-    }
-
-    /// Returns the event, to be polled for reading.
-    pub fn fd(&self) -> BorrowedFd<'_> {
-        std::os::fd::AsFd::as_fd(&self.0)
-    }
-
-    pub(crate) fn raw(&self) -> RawFd {
-        self.0.as_raw_fd()
-    }
-}
 
 /// Ends or suspends a running server, also from another thread; clones control the same one.
 #[derive(Clone, Debug)]
@@ -66,13 +36,13 @@ impl StopHandle {
         Ok(Self(Arc::new(Stop { wake: Wake::new()?, stopped, parking })))
     }
 
-    /// Ends every [`crate::server::Server::run`] that was given this handle, now and later.
+    /// Ends every [`crate::Server::run`] that was given this handle, now and later.
     pub fn stop(&self) {
         self.0.stopped.store(true, Ordering::Release);
         self.0.wake.wake();
     }
 
-    /// Makes every [`crate::server::Server::serve`] with this handle return its suspended clients, as soon as no
+    /// Makes every [`crate::Server::serve`] with this handle return its suspended clients, as soon as no
     /// request of theirs is half done.
     pub fn park(&self) {
         self.0.parking.store(true, Ordering::Release);
@@ -222,7 +192,7 @@ impl Link {
         gpa: u64,
         size: u64,
         writable: bool,
-        fd: Option<OwnedFd>,
+        fd: Option<std::os::fd::OwnedFd>,
     ) -> Result<crate::memory::DmaRegion, crate::memory::AddError> {
         let region = crate::memory::AddRegion { gpa, size, offset: 0, readable: true, writable, fd };
         self.memory().add(region, &crate::memory::MemoryLimits::default(), self.wake())
@@ -242,7 +212,7 @@ impl Link {
     ///
     /// # Errors
     /// If the process has no file descriptor left, or the device has no MSI.
-    pub fn attach_msi(&self) -> std::io::Result<OwnedFd> {
+    pub fn attach_msi(&self) -> std::io::Result<std::os::fd::OwnedFd> {
         use crate::protocol::{IRQ_ACTION_TRIGGER, IRQ_DATA_EVENTFD, IrqSet};
         let event = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         let request = IrqSet { argsz: 20, flags: IRQ_DATA_EVENTFD | IRQ_ACTION_TRIGGER, index: 1, start: 0, count: 1 };

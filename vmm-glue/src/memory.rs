@@ -27,7 +27,7 @@ pub(crate) use sigbus::withdrawals;
 pub use touched::FirstTouches;
 pub use written::{LOG_BLOCK, WriteLog};
 
-use crate::link::Wake;
+use crate::wake::Wake;
 
 /// Granularity of addresses, sizes and file offsets of regions, in bytes.
 pub const PAGE_SIZE: u64 = 4096;

@@ -19,14 +19,16 @@ use zerocopy::{FromBytes, IntoBytes};
 
 use crate::connection::{Connection, Fatal, Progress};
 use crate::counters::{Counters, add, add_len, worth_logging};
+use crate::descriptors::ParkError;
 use crate::device::Device;
-use crate::journal::{Journal, Kept, Remains};
+use crate::journal::{Journal, Remains};
+pub use crate::keeper::Keeper;
 use crate::link::{Link, StopHandle};
-use crate::memory::MemoryLimits;
+pub use crate::options::ServerOptions;
 use crate::protocol::{FLAG_ERROR, FLAG_TYPE_REPLY, HEADER_SIZE, Header};
 use crate::socket::{self, BindError, BoundPath, SocketOptions};
 use crate::spin::Spin;
-use crate::suspended_client::{ParkError, SavedClients, SuspendedClient};
+use crate::suspended_client::{SavedClients, SuspendedClient};
 
 /// Largest number of connections that have sent nothing; the oldest is closed for the next.
 const MAX_WAITING: usize = 4;
@@ -38,31 +40,6 @@ const MAX_ROUNDS: u32 = 64;
 /// start.
 const FDS_PAUSE: Duration = Duration::from_millis(10);
 
-/// Options of a server.
-#[derive(Clone, Copy, Debug)]
-pub struct ServerOptions {
-    /// Memory that a client may lend.
-    pub memory: MemoryLimits,
-    /// Largest data of one message in bytes, 4 KiB to 1 MiB.
-    pub max_transfer: usize,
-    /// Time to poll for the next message before sleeping; zero for never. Halves the latency of reads; costs nothing
-    /// while the client is idle, and stops while it does not help.
-    pub spin: Duration,
-    /// Bytes of replies that may wait for a client that does not read; beyond them it is disconnected.
-    pub max_queued: usize,
-}
-
-impl Default for ServerOptions {
-    fn default() -> Self {
-        Self {
-            memory: MemoryLimits::default(),
-            max_transfer: 64 << 10,
-            spin: Duration::from_micros(50),
-            max_queued: 1 << 20,
-        }
-    }
-}
-
 /// Why a server cannot continue.
 #[derive(Debug, Error)]
 #[expect(missing_docs, reason = "the messages say it")]
@@ -71,40 +48,6 @@ pub enum ServerError {
     Prepare(#[source] io::Error),
     #[error("waiting for clients failed")]
     Poll(#[source] io::Error),
-}
-
-/// Holds a second copy of the client's connection, so that the end of this process does not end it; and copies of more
-/// descriptors, so that another process can continue it ([`crate::journal`]).
-pub trait Keeper: std::fmt::Debug + Send + Sync {
-    /// Notes that a connection has become the client's.
-    fn keep(&self, connection: BorrowedFd<'_>);
-
-    /// Drops all copies, because the client was notified of the connection's end.
-    fn release(&self);
-
-    /// Returns true if it holds more than the connection.
-    fn keeps_more(&self) -> bool {
-        false
-    }
-
-    /// Holds a copy of a descriptor, in place of the one that it has under that name. Returns `false` if it cannot.
-    fn keep_more(&self, what: Kept, fd: BorrowedFd<'_>) -> bool {
-        let _none = (what, fd);
-        false
-    }
-
-    /// Drops a copy.
-    fn give_up(&self, what: Kept) {
-        let _none = what;
-    }
-
-    /// Returns true after many changes: then an unused copy should stay, as it may be used again.
-    fn is_busy(&self) -> bool {
-        false
-    }
-
-    /// Drops all copies except that of the connection, including those of earlier processes.
-    fn give_up_more(&self) {}
 }
 
 /// A listening socket.

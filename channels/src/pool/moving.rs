@@ -9,8 +9,9 @@ pub use saved::SavedMoving;
 
 use super::saved::{SavedBound, SavedSlot, SavedVm, page};
 use super::{Bound, Channels, Slot, Vm};
+use crate::block::BLOCK;
 use crate::image::image_vas;
-use crate::instance::{BLOCK, context_words, put_wide};
+use crate::instance::{context_words, put_wide};
 use crate::state::Permit;
 use crate::work::{Span, WORK_BYTES};
 use crate::{BindError, Host, RunState, Submission, TenantId, card};

@@ -1,14 +1,12 @@
 //! The channels in their saved form. The card's data of them (instance blocks, rings, records, images) stays in place.
 
 use super::{Bound, Channels, Slot, Vm};
-use crate::gate::{Gate, Graphics};
+use crate::episode::{Episode, SavedEpisode, Watchdog};
 use crate::image::{GRAPH_IMAGE_MAX, Golden};
 use crate::preempt::Preemptions;
 use crate::refuse::Refused;
-use crate::ring::{Ring, SavedRing};
-use crate::state::{Permit, RequestedState};
-use crate::submit::SavedWords;
-use crate::watchdog::{Episode, SavedEpisode, Watchdog};
+use crate::ring::{COUNT_MAX, Ring, SavedRing};
+use crate::state::{Gate, Graphics, Permit, RequestedState, SavedWords};
 use crate::work::Span;
 use crate::{Layout, Pause, Place, RunState, Submission, TenantId};
 use nvspec::addr::{Gpa, GpuVa, GuestVramAddr, SMALL_PAGE, VA_BITS, VramAddr};
@@ -17,9 +15,6 @@ use nvspec::instance::ramfc;
 use saved_state::{Invalid, ascend, only_version};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
-
-/// Largest value of an event counter.
-pub(crate) const COUNT_MAX: u64 = 1 << 62;
 
 /// The physical channels of one card.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -2,7 +2,6 @@
 //! derived from the last.
 
 use super::{MAX_QUEUED_ENTRIES, Record, Ring, SLOT};
-use crate::pool::COUNT_MAX;
 use crate::work::RECORDS;
 use crate::{RingFault, Submission};
 use nvspec::addr::{GpuVa, VA_BITS};
@@ -11,6 +10,9 @@ use nvspec::mmu::HOST_VA_BASE;
 use saved_state::Invalid;
 use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
+
+/// Largest value of an event counter.
+pub(crate) const COUNT_MAX: u64 = 1 << 62;
 
 /// Positions of a channel in its guest's ring and in the host's.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

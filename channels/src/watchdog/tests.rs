@@ -1,5 +1,6 @@
 use super::*;
 use crate::tests::fake::{A, B, World};
+use crate::{HANG_LIMIT_NS, Watchdog};
 use nvspec::fifo::VirtualChannelId;
 use nvspec::instance::context;
 use nvspec::regs::pfifo;

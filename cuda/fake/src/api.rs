@@ -5,12 +5,12 @@
 #![allow(non_snake_case, reason = "names of the driver API")]
 #![allow(clippy::undocumented_unsafe_blocks, reason = "see UNSAFETY; the promise is the caller's everywhere")]
 
-use std::cell::Cell;
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use crate::card::{self, Tier};
 use crate::checkpoint::{self, Order};
+use crate::current::{CONTEXT, CONTEXT_STRIDE, CURRENT, current_device, device_of};
 use crate::further;
 use crate::kernels::KERNELS;
 use crate::memory;
@@ -18,32 +18,12 @@ use crate::result::*;
 use crate::space::GRANULE;
 use crate::work::{self, Op};
 
-/// The first device's primary context; those of the others follow, and each further context of a device
-/// [`CONTEXT_STRIDE`] behind.
-const CONTEXT: u64 = 0x7700_0000;
-const CONTEXT_STRIDE: u64 = 0x100;
-
 /// `CUipcMemHandle`.
 #[repr(C)]
 struct Ipc([u64; 8]);
 
 /// The process that has initialised the driver; not its children.
 static READY: AtomicU32 = AtomicU32::new(0);
-
-thread_local! {
-    static CURRENT: Cell<u64> = const { Cell::new(0) };
-}
-
-/// The device of the current context; the first one without a context.
-pub fn current_device() -> c_int {
-    device_of(CURRENT.get()).unwrap_or(0)
-}
-
-fn device_of(context: u64) -> Option<c_int> {
-    let number = context.checked_sub(CONTEXT)?;
-    let device = (number % CONTEXT_STRIDE) as c_int;
-    (further::is_there(number / CONTEXT_STRIDE) && card::of_device(device).is_some()).then_some(device)
-}
 
 /// The card of a device that the program names.
 fn named(device: c_int) -> Result<&'static card::Card, i32> {

@@ -19,6 +19,7 @@
 mod api;
 mod card;
 mod checkpoint;
+mod current;
 mod further;
 mod kernels;
 mod memory;

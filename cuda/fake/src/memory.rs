@@ -9,8 +9,8 @@ use std::os::fd::{AsRawFd as _, IntoRawFd as _};
 use std::os::unix::fs::FileExt as _;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use crate::api;
 use crate::card::{self, Allocation, Tier};
+use crate::current;
 use crate::result::{INVALID_DEVICE, INVALID_VALUE, NOT_SUPPORTED, OUT_OF_MEMORY};
 use crate::space::{Broken, GRANULE, Space};
 
@@ -390,7 +390,7 @@ pub fn back(at: u64, bytes: u64) -> Result<(), i32> {
 }
 
 fn back_counted(at: u64, bytes: u64, counted: bool) -> Result<(), i32> {
-    let device = api::current_device();
+    let device = current::current_device();
     let card = card::of_device(device).ok_or(INVALID_DEVICE)?;
     let memory = card.allocate(Tier::Device, bytes).ok_or(OUT_OF_MEMORY)?;
     let memory = if counted { memory } else { memory.uncounted() };

@@ -15,7 +15,7 @@ use crate::result::{
     NOT_READY, SUCCESS,
 };
 use crate::space::GRANULE;
-use crate::{api, card, memory};
+use crate::{card, current, memory};
 
 /// A piece of work.
 #[derive(Clone)]
@@ -157,7 +157,7 @@ fn run(op: Op, device: i32) {
 
 /// A stream of the current device.
 fn stream() -> Stream {
-    let device = api::current_device();
+    let device = current::current_device();
     let (queue, ops) = sync_channel::<Op>(QUEUE);
     crate::spawn("fake-stream", move || ops.into_iter().for_each(|op| run(op, device)));
     Stream { queue, last: Arc::default(), capture: None, blocking: false }
@@ -178,7 +178,7 @@ impl Work {
         if handle < 2 && self.streams.values().any(|stream| stream.blocking && stream.capture.is_some()) {
             return Err(CAPTURE_IMPLICIT);
         }
-        let device = api::current_device() as u64;
+        let device = current::current_device() as u64;
         let handle = if handle == 2 { THREAD_STREAM.with(|own| *own) + device } else { device };
         Ok(self.streams.entry(handle).or_insert_with(stream))
     }

@@ -17,6 +17,7 @@ use kube::{Api, Client};
 use tokio::sync::{Mutex, watch};
 
 use crate::DRIVER;
+use crate::claim::Named;
 use crate::device::{Offer, Trouble};
 use crate::events::{Event, Events};
 use crate::metrics::Metrics;
@@ -24,8 +25,6 @@ use crate::parameters::applied;
 use crate::share::{self, Body, Claim};
 use crate::store::{KeptClaim, KeptShare, Store};
 
-/// Longest UID of a claim that fits into the name of a tenant.
-const MAX_UID: usize = 48;
 /// Most shares of a claim.
 const MAX_SHARES: usize = 32;
 /// Time limit for the API server.
@@ -64,17 +63,6 @@ pub struct Prepared {
     pub cdi: Vec<String>,
 }
 
-/// The claim in a request of the kubelet.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Named {
-    /// Its namespace.
-    pub namespace: String,
-    /// Its name.
-    pub name: String,
-    /// Its UID.
-    pub uid: String,
-}
-
 /// The driver.
 pub struct Driver {
     settings: Settings,
@@ -92,26 +80,6 @@ enum There {
     Nothing,
     Ours,
     Others,
-}
-
-impl std::fmt::Display for Named {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "claim {}/{} ({})", self.namespace, self.name, self.uid)
-    }
-}
-
-impl Named {
-    /// Checks the parts of paths and names.
-    fn check(&self) -> Result<(), String> {
-        let good = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-';
-        let ends = self.uid.bytes().next().zip(self.uid.bytes().last());
-        let ends = ends.is_some_and(|(first, last)| first.is_ascii_alphanumeric() && last.is_ascii_alphanumeric());
-        if ends && self.uid.len() <= MAX_UID && self.uid.bytes().all(good) {
-            return Ok(());
-        }
-        let shown: String = self.uid.chars().take(MAX_UID).collect();
-        Err(format!("{shown:?} is no UID, expected up to {MAX_UID} letters, digits and `-`"))
-    }
 }
 
 /// Returns the daemon's message.

@@ -12,7 +12,7 @@ use kube::api::PostParams;
 use kube::{Api, Client};
 
 use crate::DRIVER;
-use crate::driver::Named;
+use crate::claim::Named;
 
 /// Longest note that the API server accepts, in bytes.
 const MAX_NOTE: usize = 1024;

@@ -8,6 +8,7 @@
 //!
 //! It does not decide on allocations, which the scheduler does, and does not enforce them, which `mediatord` does.
 
+pub mod claim;
 pub mod device;
 pub mod driver;
 pub mod events;

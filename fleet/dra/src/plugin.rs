@@ -20,8 +20,9 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status, async_trait};
 
 use crate::DRIVER;
+use crate::claim::Named;
 use crate::device::Offer;
-use crate::driver::{Driver, Named};
+use crate::driver::Driver;
 use crate::metrics::Metrics;
 use crate::slices;
 

@@ -5,13 +5,14 @@
 //! words: these start at once and answer when they end.
 
 use std::fs::File;
-use std::io::{Read, Write};
+use std::io::Read;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::mpsc::channel;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use crate::commands;
+use crate::request::{Answers, Request};
 
 /// A longer line from the host is cut.
 const LONGEST_LINE: usize = 4096;
@@ -21,64 +22,6 @@ const BAD_COMMAND: i32 = 127;
 
 /// Exit code of a command whose code in this program panicked.
 const PANICKED: i32 = 254;
-
-/// A command as the host sent it.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Request {
-    /// The host's name for it.
-    pub id: String,
-    /// Set if it runs concurrently with others.
-    pub background: bool,
-    /// The words after the id.
-    pub words: String,
-}
-
-impl Request {
-    fn parse(line: &str) -> Option<Self> {
-        let (id, rest) = line.trim().split_once(char::is_whitespace)?;
-        let rest = rest.trim_start();
-        let (background, words) = match rest.strip_prefix('&') {
-            Some(words) => (true, words.trim_start()),
-            None => (false, rest),
-        };
-        (!words.is_empty()).then(|| Self { id: id.to_owned(), background, words: words.to_owned() })
-    }
-}
-
-/// Receiver of answers; lines of several commands mix, but never within a line.
-#[derive(Clone)]
-pub struct Answers {
-    line: Arc<Mutex<File>>,
-    id: String,
-}
-
-impl Answers {
-    /// Sends one line of output.
-    pub fn output(&self, text: &str) {
-        for text in text.split('\n') {
-            self.send(&format!("{} | {}\n", self.id, text.trim_end_matches('\r')));
-        }
-    }
-
-    /// Sends the end of the command.
-    pub fn end(&self, code: i32) {
-        self.send(&format!("{} = {code}\n", self.id));
-    }
-
-    /// Waits until all output has left the line.
-    pub fn drain(&self) {
-        let line = self.line.lock().unwrap_or_else(PoisonError::into_inner);
-        // Nothing can be done about a line that does not drain.
-        let _ = rustix::termios::tcdrain(&*line);
-    }
-
-    fn send(&self, text: &str) {
-        let mut line = self.line.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Err(error) = line.write_all(text.as_bytes()) {
-            println!("guest-init: agent: {error}: {text}");
-        }
-    }
-}
 
 /// Serves the line; returns only when the line is unusable.
 pub fn serve(line: &File) {

@@ -10,7 +10,7 @@ use std::time::Duration;
 use rustix::process::{Pid, Signal, kill_process};
 use rustix::system::{RebootCommand, reboot};
 
-use crate::agent::{Answers, Request};
+use crate::request::{Answers, Request};
 use crate::{kmsg, modules, pci, reaper};
 
 /// Longer output lines of a program are split.

@@ -18,6 +18,7 @@ mod kmsg;
 mod modules;
 mod pci;
 mod reaper;
+mod request;
 mod setup;
 
 use std::time::Duration;

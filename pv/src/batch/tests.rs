@@ -1,6 +1,6 @@
 use super::*;
 use crate::model::wire::{self, Raw};
-use crate::op::{Control, Kind, Question, TableId};
+use crate::operation::{Control, Kind, Question, TableId};
 use nvspec::addr::GuestVramAddr;
 
 const ALL: u32 = u32::MAX;

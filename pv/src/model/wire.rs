@@ -1,7 +1,7 @@
 //! The binary form, byte by byte: written without the types under test, with the numbers as the documentation has them.
 
 use crate::abi::Status;
-use crate::op::{Control, Kind, Op};
+use crate::operation::{Control, Kind, Op};
 
 /// An operation.
 #[derive(Clone, Debug, PartialEq, Eq)]

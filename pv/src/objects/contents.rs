@@ -4,7 +4,7 @@ mod saved;
 
 pub(crate) use saved::SavedPage;
 
-use crate::op::Kind;
+use crate::operation::Kind;
 use nvspec::addr::SMALL_PAGE;
 use nvspec::mmu::ENTRY_BYTES;
 use zerocopy::IntoBytes;

@@ -2,7 +2,8 @@
 
 use super::*;
 use crate::abi::{BatchHeader, Entries, MAX_BATCH_OPS, OpHeader, op};
-use crate::batch::{Batch, Problem};
+use crate::batch::Batch;
+use crate::raw::Problem;
 use zerocopy::IntoBytes;
 
 const MIB: u64 = 1 << 20;

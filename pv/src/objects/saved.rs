@@ -3,7 +3,7 @@
 use super::contents::{Contents, SavedPage};
 use super::slots::{Object, SavedSlot, SlotId, Slots};
 use super::{MAX_BINDINGS, Tables};
-use crate::op::{Kind, TableId};
+use crate::operation::{Kind, TableId};
 use nvspec::addr::{GuestVramAddr, SMALL_PAGE};
 use nvspec::mmu::{Pde, TableTarget};
 use saved_state::{Invalid, ascend, first_version};

@@ -6,7 +6,7 @@ pub(crate) use saved::SavedSlot;
 
 use super::contents::Contents;
 use super::{NoTable, SLOT_BYTES};
-use crate::op::Kind;
+use crate::operation::Kind;
 use nvspec::addr::{BUS_BITS, GuestVramAddr, SMALL_PAGE};
 
 /// A place for a table.

@@ -1,7 +1,7 @@
 //! Accounts as they are saved.
 
 use super::{Account, BUCKETS, Histogram, History, Sample};
-use crate::scheduler::COUNT_MAX;
+use crate::checks::COUNT_MAX;
 use crate::types::{Engine, Nanos};
 use saved_state::{Invalid, ascend};
 use serde::{Deserialize, Serialize};

@@ -6,9 +6,9 @@
 //! would leave the others overdrawn for good, and all that are overdrawn take turns, whatever they use.
 
 use super::{Policy, Room, Standing, View};
-use crate::lane::Member;
+use crate::checks::{is_order_of, of_members};
+use crate::member::Member;
 use crate::params::VgpuParams;
-use crate::scheduler::{is_order_of, of_members};
 use crate::shares::{Claim, divide, scale};
 use crate::types::{Nanos, TenantId};
 use saved_state::Invalid;

@@ -11,8 +11,8 @@
 
 use super::lag::Lags;
 use super::{Policy, Room, Standing, View};
-use crate::lane::Member;
-use crate::scheduler::{COUNT_MAX, of_members};
+use crate::checks::{COUNT_MAX, of_members};
+use crate::member::Member;
 use crate::types::{Nanos, TenantId};
 use saved_state::Invalid;
 use serde::{Deserialize, Serialize};

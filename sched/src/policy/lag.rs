@@ -5,8 +5,8 @@
 //! could not be preempted is paid for later, in full, and time that no other vGPU wanted is free.
 
 use super::{Member, View};
+use crate::checks::of_members;
 use crate::config::MS;
-use crate::scheduler::of_members;
 use crate::shares::{WHOLE_SHARE_PPM, shares};
 use crate::types::{Nanos, TenantId};
 use saved_state::Invalid;

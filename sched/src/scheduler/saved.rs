@@ -2,6 +2,7 @@
 
 use super::{Quarantine, Scheduler, Vgpu, lane_count};
 use crate::account::{Account, History, SavedAccount, SavedHistory};
+use crate::checks::COUNT_MAX;
 use crate::flight::Flight;
 use crate::params::CopyShare;
 use crate::types::{Engine, Nanos, TenantId, Ticket};
@@ -9,8 +10,6 @@ use saved_state::{Invalid, ascend, only_version};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
 
-/// Bound of event counts: sums over many vGPUs fit 64 bits.
-pub(crate) const COUNT_MAX: u64 = 1 << 48;
 /// Most strikes.
 const STRIKES_MAX: u32 = 1 << 30;
 
@@ -107,24 +106,6 @@ impl Scheduler {
         let twice = on_card.chain(queued).find(|ticket| !seen.insert(*ticket));
         Invalid::unless(twice.is_none(), || "a submission is at two places".into())
     }
-}
-
-/// Returns whether maps have the vGPUs of `members`.
-pub(crate) fn of_members<'a>(
-    keys: impl IntoIterator<Item = &'a TenantId>,
-    members: impl IntoIterator<Item = &'a TenantId>,
-) -> Result<(), Invalid> {
-    Invalid::unless(keys.into_iter().eq(members), || "a policy knows other vGPUs than its lane".into())
-}
-
-/// Returns true if an order names each of `members` once.
-pub(crate) fn is_order_of<'a>(
-    order: impl IntoIterator<Item = &'a TenantId>,
-    members: impl IntoIterator<Item = &'a TenantId>,
-) -> bool {
-    let mut order: Vec<&TenantId> = order.into_iter().collect();
-    order.sort();
-    ascend(&order) && order.into_iter().eq(members)
 }
 
 #[cfg(test)]

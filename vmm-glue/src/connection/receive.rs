@@ -9,9 +9,9 @@ use serde::{Deserialize, Serialize};
 use zerocopy::FromBytes;
 
 use super::{Fatal, MAX_SKIP, Message};
+use crate::descriptors::{Given, Giving, ParkError};
 use crate::journal::{Marks, Room};
 use crate::protocol::{Command, HEADER_SIZE, Header, IRQ_DATA_EVENTFD, IrqSet};
-use crate::suspended_client::{Given, Giving, ParkError};
 
 /// Room beyond one message, so that many small ones can arrive in one call.
 pub(crate) const EXTRA_RECEIVE_BYTES: usize = 64 << 10;

@@ -8,10 +8,11 @@ use serde::{Deserialize, Serialize};
 
 use super::{CLIENT, Journal, Kept, SLOTS, Slots, file};
 use crate::connection::{Connection, EXTRA_RECEIVE_BYTES, SavedConnection, max_message};
+use crate::descriptors::{Given, ParkError};
 use crate::device::{Device, NUM_REGIONS, RegionIndex, RegionInfo};
+use crate::keeper::Keeper;
 use crate::link::{ClientInfo, Link, SavedLink};
-use crate::server::{Keeper, ServerOptions};
-use crate::suspended_client::{Given, ParkError};
+use crate::options::ServerOptions;
 
 /// Words of configuration space that a client sets: those of the header and of capabilities.
 const WORDS: usize = 64;

@@ -1,5 +1,6 @@
 //! Journals that are cut, edited, older, or without descriptors, and one with too many.
 
+use std::os::fd::{AsRawFd, BorrowedFd};
 use std::path::PathBuf;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};

@@ -4,9 +4,9 @@ use saved_state::Invalid;
 use serde::{Deserialize, Serialize};
 
 use super::{ClientInfo, Link};
+use crate::descriptors::{Given, Giving, ParkError};
 use crate::interrupts::SavedInterrupts;
 use crate::memory::{MemoryLimits, SavedRegion};
-use crate::suspended_client::{Given, Giving, ParkError};
 
 /// Largest number of messages that a client may still answer: those of a few consecutive processes.
 const UNANSWERED_MAX: usize = 1024;

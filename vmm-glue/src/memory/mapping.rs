@@ -14,7 +14,7 @@ use vm_memory::{VolatileMemory, VolatileSlice, volatile_memory};
 
 use super::sigbus;
 use super::touched::{FirstTouches, Looked};
-use crate::link::Wake;
+use crate::wake::Wake;
 
 /// `f_type` of tmpfs, which also holds memfds and `/dev/shm`.
 const TMPFS_MAGIC: u64 = 0x0102_1994;

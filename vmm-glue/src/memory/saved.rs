@@ -7,8 +7,8 @@ use serde::{Deserialize, Serialize};
 
 use super::mapping::Source;
 use super::{AddError, AddRegion, DmaRegion, GuestMemory, Mapping, MemoryLimits, Sharing};
-use crate::link::Wake;
-use crate::suspended_client::{Given, Giving, ParkError};
+use crate::descriptors::{Given, Giving, ParkError};
+use crate::wake::Wake;
 
 /// A region.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -14,7 +14,7 @@ use std::sync::{Arc, Once};
 
 use parking_lot::Mutex;
 
-use crate::link::Wake;
+use crate::wake::Wake;
 
 /// Slots per block; blocks are added when all slots are taken and never freed.
 const SLOTS: usize = 256;

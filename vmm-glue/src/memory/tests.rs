@@ -113,11 +113,11 @@ fn unmappable_memory_is_withdrawn_on_restore_and_rest_is_kept() {
         memory.add(lent(gpa * PAGE_SIZE, fd, 0), &limits, &wake).unwrap();
     }
     memory.write(0, &[7; 4]).unwrap();
-    let mut giving = crate::suspended_client::Giving::Over(Vec::new());
+    let mut giving = crate::descriptors::Giving::Over(Vec::new());
     let saved = memory.save(&mut giving).unwrap();
     rustix::fs::ftruncate(&cut, 0).unwrap();
     rustix::fs::fcntl_add_seals(&sealed, rustix::fs::SealFlags::FUTURE_WRITE).unwrap();
-    let given = crate::suspended_client::Given::all(giving.over());
+    let given = crate::descriptors::Given::all(giving.over());
     let next = GuestMemory::default();
     let before = withdrawals();
     // Lent memory stays lent under lower limits.

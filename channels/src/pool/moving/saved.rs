@@ -3,9 +3,10 @@
 //! words of completion.
 
 use super::{Channel, Moving};
+use crate::block::{BLOCK, CONTEXTS};
 use crate::entry::Entry;
 use crate::image::image_vas;
-use crate::instance::{BLOCK, CONTEXTS, constants, context_words, put, put_wide, word};
+use crate::instance::{constants, context_words, put, put_wide, word};
 use crate::pool::saved::{SavedBound, SavedVm};
 use crate::ring::Ring;
 use crate::work::{

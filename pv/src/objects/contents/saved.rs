@@ -1,7 +1,7 @@
 //! Contents of a table, as they are saved.
 
 use super::{Contents, PAGE_ENTRIES, Page};
-use crate::op::Kind;
+use crate::operation::Kind;
 use saved_state::{Invalid, ascend};
 use zerocopy::little_endian::U64;
 

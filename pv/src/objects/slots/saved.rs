@@ -4,7 +4,7 @@ use super::{Object, Slot, SlotId, Slots};
 use crate::objects::SLOT_BYTES;
 use crate::objects::contents::Contents;
 use crate::objects::saved::SavedTable;
-use crate::op::Kind;
+use crate::operation::Kind;
 use nvspec::addr::{BUS_BITS, GuestVramAddr};
 use saved_state::Invalid;
 use serde::{Deserialize, Serialize};

@@ -7,7 +7,7 @@ use crate::abi::{
     BufferPriority, DirectorySet, Entries, EntriesRun, Instance, MAX_MEMORY_BYTES, MemoryCopy, MemoryFill, Runlist,
     ShareAttach, ShareControl, ShareGet, Status, TableCreate, kind, op, query, share,
 };
-use crate::batch::{Problem, RawOp};
+use crate::raw::{Problem, RawOp};
 use nvspec::addr::{GuestVramAddr, SMALL_PAGE};
 use nvspec::mmu::{LPT_BYTES, LPT_ENTRIES, PD_BYTES, PD_ENTRIES, SPT_BYTES, SPT_ENTRIES};
 use std::num::NonZeroU32;

@@ -1,0 +1,93 @@
+//! Time without progress: of the work of each engine, and of channels.
+
+mod saved;
+
+pub(crate) use saved::SavedEpisode;
+
+use nvspec::fifo::{ChannelId, engine};
+
+/// Time for which a channel may keep an engine busy without progress, unless its VM has another limit.
+// TIMEOUT: nouveau gives its own work up after 15 seconds; the guest should see the fault before that.
+pub const HANG_LIMIT_NS: u64 = 10_000_000_000;
+
+/// Signature of a channel, which changes while the channel makes progress.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Signature {
+    pub(crate) channel: ChannelId,
+    /// Serial number of the binding.
+    pub(crate) serial: u64,
+    /// The card's own value.
+    pub(crate) gp_get: u32,
+    /// Low word of the card's own value.
+    pub(crate) get: u32,
+    /// Last submission that has ended.
+    pub(crate) completed: u32,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Episode {
+    signature: Signature,
+    since_ns: u64,
+    reported: bool,
+}
+
+/// For each engine, the time since which its current work has made no progress.
+#[derive(Debug)]
+pub struct Watchdog {
+    limit_ns: u64,
+    episodes: [Option<Episode>; engine::COUNT as usize],
+}
+
+impl Watchdog {
+    /// Creates a watchdog without observations. `limit_ns` applies to VMs without a limit of their own.
+    #[must_use]
+    pub const fn new(limit_ns: u64) -> Self {
+        Self { limit_ns, episodes: [None; engine::COUNT as usize] }
+    }
+
+    /// Returns the limit of VMs without one of their own.
+    #[must_use]
+    pub const fn limit_ns(&self) -> u64 {
+        self.limit_ns
+    }
+
+    /// Notes that engine `unit` works for `signature` at `now_ns`, or for none. Returns the time without progress when
+    /// that exceeds `limit_ns`, once per standstill.
+    pub(crate) fn sample(
+        &mut self,
+        unit: u32,
+        signature: Option<Signature>,
+        limit_ns: Option<u64>,
+        now_ns: u64,
+    ) -> Option<u64> {
+        let episode = self.episodes.get_mut(usize::try_from(unit).ok()?)?;
+        Episode::sample(episode, signature, limit_ns, now_ns)
+    }
+}
+
+impl Episode {
+    /// Does the same as [`Watchdog::sample`] for one episode.
+    pub(crate) fn sample(
+        episode: &mut Option<Self>,
+        signature: Option<Signature>,
+        limit_ns: Option<u64>,
+        now_ns: u64,
+    ) -> Option<u64> {
+        let Some(signature) = signature else {
+            *episode = None;
+            return None;
+        };
+        match episode {
+            Some(known) if known.signature == signature => {
+                let for_ns = now_ns.saturating_sub(known.since_ns);
+                let hangs = !known.reported && limit_ns.is_some_and(|limit| for_ns > limit);
+                known.reported |= hangs;
+                hangs.then_some(for_ns)
+            }
+            _ => {
+                *episode = Some(Self { signature, since_ns: now_ns, reported: false });
+                None
+            }
+        }
+    }
+}

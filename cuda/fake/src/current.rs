@@ -1,0 +1,28 @@
+//! The current context of each thread.
+
+use std::cell::Cell;
+use std::ffi::c_int;
+
+use crate::{card, further};
+
+/// The first device's primary context; those of the others follow, and each further context of a device
+/// [`CONTEXT_STRIDE`] behind.
+pub const CONTEXT: u64 = 0x7700_0000;
+pub const CONTEXT_STRIDE: u64 = 0x100;
+
+thread_local! {
+    /// The current context of the thread; 0 for none.
+    pub static CURRENT: Cell<u64> = const { Cell::new(0) };
+}
+
+/// The device of the current context; the first one without a context.
+pub fn current_device() -> c_int {
+    device_of(CURRENT.get()).unwrap_or(0)
+}
+
+/// The device of a context that exists.
+pub fn device_of(context: u64) -> Option<c_int> {
+    let number = context.checked_sub(CONTEXT)?;
+    let device = (number % CONTEXT_STRIDE) as c_int;
+    (further::is_there(number / CONTEXT_STRIDE) && card::of_device(device).is_some()).then_some(device)
+}

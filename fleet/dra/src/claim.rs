@@ -1,0 +1,35 @@
+//! The name of a claim.
+
+/// Longest UID of a claim that fits into the name of a tenant.
+const MAX_UID: usize = 48;
+
+/// The claim in a request of the kubelet.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Named {
+    /// Its namespace.
+    pub namespace: String,
+    /// Its name.
+    pub name: String,
+    /// Its UID.
+    pub uid: String,
+}
+
+impl std::fmt::Display for Named {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "claim {}/{} ({})", self.namespace, self.name, self.uid)
+    }
+}
+
+impl Named {
+    /// Checks the parts of paths and names.
+    pub(crate) fn check(&self) -> Result<(), String> {
+        let good = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-';
+        let ends = self.uid.bytes().next().zip(self.uid.bytes().last());
+        let ends = ends.is_some_and(|(first, last)| first.is_ascii_alphanumeric() && last.is_ascii_alphanumeric());
+        if ends && self.uid.len() <= MAX_UID && self.uid.bytes().all(good) {
+            return Ok(());
+        }
+        let shown: String = self.uid.chars().take(MAX_UID).collect();
+        Err(format!("{shown:?} is no UID, expected up to {MAX_UID} letters, digits and `-`"))
+    }
+}

@@ -1,0 +1,67 @@
+//! A command of the host, and its answers.
+
+use std::fs::File;
+use std::io::Write;
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// A command as the host sent it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Request {
+    /// The host's name for it.
+    pub id: String,
+    /// Set if it runs concurrently with others.
+    pub background: bool,
+    /// The words after the id.
+    pub words: String,
+}
+
+impl Request {
+    /// Reads a line of the host; `None` if it has no words.
+    pub fn parse(line: &str) -> Option<Self> {
+        let (id, rest) = line.trim().split_once(char::is_whitespace)?;
+        let rest = rest.trim_start();
+        let (background, words) = match rest.strip_prefix('&') {
+            Some(words) => (true, words.trim_start()),
+            None => (false, rest),
+        };
+        (!words.is_empty()).then(|| Self { id: id.to_owned(), background, words: words.to_owned() })
+    }
+}
+
+/// Receiver of answers; lines of several commands mix, but never within a line.
+#[derive(Clone)]
+pub struct Answers {
+    /// The line to the host.
+    pub line: Arc<Mutex<File>>,
+    /// The host's name for the command.
+    pub id: String,
+}
+
+impl Answers {
+    /// Sends one line of output.
+    pub fn output(&self, text: &str) {
+        for text in text.split('\n') {
+            self.send(&format!("{} | {}\n", self.id, text.trim_end_matches('\r')));
+        }
+    }
+
+    /// Sends the end of the command.
+    pub fn end(&self, code: i32) {
+        self.send(&format!("{} = {code}\n", self.id));
+    }
+
+    /// Waits until all output has left the line.
+    pub fn drain(&self) {
+        let line = self.line.lock().unwrap_or_else(PoisonError::into_inner);
+        // Nothing can be done about a line that does not drain.
+        let _ = rustix::termios::tcdrain(&*line);
+    }
+
+    /// Sends text as it is.
+    pub fn send(&self, text: &str) {
+        let mut line = self.line.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Err(error) = line.write_all(text.as_bytes()) {
+            println!("guest-init: agent: {error}: {text}");
+        }
+    }
+}

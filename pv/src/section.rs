@@ -1,0 +1,32 @@
+//! Descriptions of the interface's constants and structures, for its C header.
+
+/// A constant.
+pub(crate) struct Constant {
+    pub(crate) name: &'static str,
+    pub(crate) value: u64,
+    /// Of its type.
+    pub(crate) bytes: usize,
+    pub(crate) doc: &'static [&'static str],
+}
+
+/// The constants of a module, or the variants of an enumeration.
+pub(crate) struct Section {
+    pub(crate) path: &'static str,
+    pub(crate) doc: &'static [&'static str],
+    pub(crate) constants: &'static [Constant],
+}
+
+/// A structure.
+pub(crate) struct Structure {
+    pub(crate) name: &'static str,
+    pub(crate) bytes: usize,
+    pub(crate) doc: &'static [&'static str],
+    pub(crate) fields: &'static [Field],
+}
+
+/// A field of a structure.
+pub(crate) struct Field {
+    pub(crate) name: &'static str,
+    pub(crate) ty: &'static str,
+    pub(crate) doc: &'static [&'static str],
+}

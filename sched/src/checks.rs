@@ -1,0 +1,25 @@
+//! Checks that parts of a saved scheduler share.
+
+use crate::types::TenantId;
+use saved_state::{Invalid, ascend};
+
+/// Bound of event counts: sums over many vGPUs fit 64 bits.
+pub(crate) const COUNT_MAX: u64 = 1 << 48;
+
+/// Returns whether maps have the vGPUs of `members`.
+pub(crate) fn of_members<'a>(
+    keys: impl IntoIterator<Item = &'a TenantId>,
+    members: impl IntoIterator<Item = &'a TenantId>,
+) -> Result<(), Invalid> {
+    Invalid::unless(keys.into_iter().eq(members), || "a policy knows other vGPUs than its lane".into())
+}
+
+/// Returns true if an order names each of `members` once.
+pub(crate) fn is_order_of<'a>(
+    order: impl IntoIterator<Item = &'a TenantId>,
+    members: impl IntoIterator<Item = &'a TenantId>,
+) -> bool {
+    let mut order: Vec<&TenantId> = order.into_iter().collect();
+    order.sort();
+    ascend(&order) && order.into_iter().eq(members)
+}

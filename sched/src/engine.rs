@@ -1,0 +1,42 @@
+//! The engines of a card.
+
+use serde::{Deserialize, Serialize};
+
+/// An engine of the card. Each runs its work in order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, schemars::JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum Engine {
+    /// Compute and graphics.
+    Compute,
+    /// First copy engine.
+    Copy0,
+    /// Second copy engine.
+    Copy1,
+}
+
+impl Engine {
+    /// All, by index.
+    pub const ALL: [Self; Self::COUNT] = [Self::Compute, Self::Copy0, Self::Copy1];
+    /// Number of engines.
+    pub const COUNT: usize = 3;
+
+    /// As operators write it.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Compute => "compute",
+            Self::Copy0 => "copy0",
+            Self::Copy1 => "copy1",
+        }
+    }
+
+    /// Place in [`Self::ALL`].
+    #[must_use]
+    pub const fn index(self) -> usize {
+        match self {
+            Self::Compute => 0,
+            Self::Copy0 => 1,
+            Self::Copy1 => 2,
+        }
+    }
+}

@@ -1,0 +1,96 @@
+//! A vGPU in a lane: its queue, its work in flight, and the allowance of its cap.
+
+use crate::config::{MS, PERMILLE};
+use crate::params::VgpuParams;
+use crate::types::{Channel, Engine, Nanos, Ticket};
+use serde::{Deserialize, Serialize};
+use std::collections::VecDeque;
+
+/// Time that a cap's bucket takes to fill, in ns: caps are kept within this time.
+const CAP_NS: u64 = 30 * MS;
+
+/// Expected length of a vGPU's first submission, in ns: a cautious value.
+const UNKNOWN_NS: u64 = MS;
+
+/// A submission that waits.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub(crate) struct Queued {
+    pub(crate) ticket: Ticket,
+    pub(crate) channel: Channel,
+    pub(crate) engine: Engine,
+    pub(crate) arrived: Nanos,
+    /// Its sequence number among all arrivals.
+    pub(crate) order: u64,
+    /// It was started before.
+    #[serde(default)]
+    pub(crate) again: bool,
+}
+
+/// A vGPU in a lane.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct Member {
+    pub(crate) params: VgpuParams,
+    pub(crate) queue: VecDeque<Queued>,
+    /// Number of its submissions on the card.
+    pub(crate) in_flight: u32,
+    /// Time at which the end of its last submission was seen.
+    pub(crate) last_seen: Option<Nanos>,
+    /// Expected length of one of its submissions, in ns: the longest lately.
+    pub(crate) expected: u64,
+    /// It is in quarantine: start nothing of it.
+    pub(crate) held: bool,
+    pub(crate) bucket: Bucket,
+}
+
+impl Member {
+    pub(crate) fn new(params: VgpuParams, held: bool, now: Nanos) -> Self {
+        let bucket = Bucket { level: 0, at: now };
+        Self { params, queue: VecDeque::new(), in_flight: 0, last_seen: None, expected: UNKNOWN_NS, held, bucket }
+    }
+
+    /// Returns true if one of its submissions may start.
+    pub(crate) fn ready(&self) -> bool {
+        !self.queue.is_empty()
+            && !self.held
+            && (self.params.cap_permille == PERMILLE || self.bucket.level >= self.ahead())
+    }
+
+    /// Returns the use that its submissions in flight are expected to take from the bucket.
+    pub(crate) fn ahead(&self) -> i128 {
+        i128::from(self.expected) * i128::from(self.in_flight) * i128::from(PERMILLE)
+    }
+
+    /// Returns true if it has work, or had some within `ns`.
+    pub(crate) fn active(&self, now: Nanos, ns: u64) -> bool {
+        !self.held
+            && (!self.queue.is_empty()
+                || self.in_flight > 0
+                || self.last_seen.is_some_and(|seen| now.since(seen) <= ns))
+    }
+}
+
+/// Allowance of a cap: time flows in at the cap's rate and out as it is used.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub(crate) struct Bucket {
+    /// Thousandths of a nanosecond.
+    pub(crate) level: i128,
+    pub(crate) at: Nanos,
+}
+
+impl Bucket {
+    pub(crate) fn fill(&mut self, cap_permille: u32, now: Nanos) {
+        let full = i128::from(CAP_NS) * i128::from(cap_permille);
+        let flow = i128::from(now.since(self.at)) * i128::from(cap_permille);
+        *self = Self { level: (self.level + flow).min(full), at: now };
+    }
+
+    pub(crate) fn take(&mut self, used: u64) {
+        self.level -= i128::from(used) * i128::from(PERMILLE);
+    }
+
+    /// Returns the time at which the level is no longer below zero.
+    pub(crate) fn opens(&self, cap_permille: u32) -> Nanos {
+        let missing = (-self.level).max(0).div_euclid(i128::from(cap_permille.max(1))) + 1;
+        self.at.after(u64::try_from(missing).unwrap_or(u64::MAX))
+    }
+}

@@ -1,0 +1,51 @@
+//! The folder of VFIO's files, and the interface that a function is opened through.
+
+use std::path::PathBuf;
+
+use crate::kernel::{FileOpenError, Kernel, OpenKernel};
+use crate::node::NodeFiles;
+use crate::real::{Files, open};
+
+/// VFIO below a folder of device files.
+#[derive(Clone, Debug)]
+pub struct DeviceFiles(pub PathBuf);
+
+impl Default for DeviceFiles {
+    fn default() -> Self {
+        Self("/dev/vfio".into())
+    }
+}
+
+impl OpenKernel for DeviceFiles {
+    fn open(&self, group: u32, node: Option<&str>) -> Result<Box<dyn Kernel>, FileOpenError> {
+        // A kernel with both interfaces accepts either. A user that was only given the group can use only that.
+        if let Some(files) = node.and_then(|node| NodeFiles::open(&self.0, node, group)) {
+            return Ok(Box::new(files));
+        }
+        let container = open(&self.0.join("vfio"))?;
+        let group = open(&self.0.join(group.to_string()))?;
+        Ok(Box::new(Files::new(container, group)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io;
+
+    use super::*;
+
+    #[test]
+    fn files_that_are_not_there_are_named() {
+        let folder = tempfile::tempdir().unwrap();
+        let error = DeviceFiles(folder.path().to_owned()).open(7, Some("vfio0")).err().unwrap();
+        assert_eq!((error.path, error.source.kind()), (folder.path().join("vfio"), io::ErrorKind::NotFound));
+        std::fs::write(folder.path().join("vfio"), "").unwrap();
+        let error = DeviceFiles(folder.path().to_owned()).open(7, Some("vfio0")).err().unwrap();
+        assert_eq!(error.path, folder.path().join("7"));
+        // A file that is not a container supports no call.
+        std::fs::write(folder.path().join("7"), "").unwrap();
+        let files = DeviceFiles(folder.path().to_owned()).open(7, Some("vfio0")).ok().unwrap();
+        assert!(files.api_version().is_err() && files.group_flags().is_err() && files.iommu_info().is_err());
+        assert!(files.device_info().is_err() && files.reset().is_err() && files.read(0, &mut [0]).is_err());
+    }
+}

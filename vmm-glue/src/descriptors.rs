@@ -1,0 +1,105 @@
+//! Descriptors that are handed to another process.
+
+use std::cell::RefCell;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
+use std::os::unix::net::UnixStream;
+
+use saved_state::Invalid;
+use thiserror::Error;
+
+use crate::keeper::{Keeper, SLOTS, Slots};
+
+/// Why a client cannot be handed over, or taken over.
+#[derive(Debug, Error)]
+pub enum ParkError {
+    /// The saved state is invalid.
+    #[error("a saved client is refused: {0}")]
+    Invalid(#[from] Invalid),
+    /// The client's memory, or one of its interrupts, cannot be handed to another process.
+    #[error("the client's {0} cannot be handed to another process")]
+    Stays(&'static str),
+    /// The operating system refuses a descriptor.
+    #[error("a client's descriptor: {0}")]
+    Io(#[from] io::Error),
+}
+
+/// Destination of named descriptors.
+#[derive(Debug)]
+pub(crate) enum Giving<'a> {
+    /// A duplicate of each is handed over, named by its index.
+    Over(Vec<OwnedFd>),
+    /// A keeper gets one duplicate of each, named by its slot.
+    Slots(&'a mut Slots, &'a dyn Keeper),
+}
+
+impl<'a> Giving<'a> {
+    /// Hands descriptors to a keeper.
+    pub(crate) fn slots(slots: &'a mut Slots, keeper: &'a dyn Keeper) -> Self {
+        Self::Slots(slots, keeper)
+    }
+
+    /// Hands over a duplicate of a descriptor; returns its name.
+    pub(crate) fn give(&mut self, fd: impl AsFd) -> io::Result<u32> {
+        match self {
+            Self::Over(fds) => {
+                let name = u32::try_from(fds.len()).unwrap_or(u32::MAX);
+                fds.push(fd.as_fd().try_clone_to_owned()?);
+                Ok(name)
+            }
+            Self::Slots(slots, keeper) => slots.give(fd.as_fd(), *keeper),
+        }
+    }
+
+    /// Returns the descriptors to hand over.
+    pub(crate) fn over(self) -> Vec<OwnedFd> {
+        match self {
+            Self::Over(fds) => fds,
+            Self::Slots(..) => Vec::new(),
+        }
+    }
+}
+
+/// Descriptors that were handed over.
+#[derive(Debug)]
+pub(crate) struct Given {
+    fds: Vec<Option<OwnedFd>>,
+    /// Those that were taken: name, and number in this process.
+    taken: RefCell<Vec<(u32, RawFd)>>,
+}
+
+impl Given {
+    /// Creates the set from another process's descriptors.
+    pub(crate) fn all(fds: Vec<OwnedFd>) -> Self {
+        Self { fds: fds.into_iter().map(Some).collect(), taken: RefCell::default() }
+    }
+
+    /// Creates the set from a keeper's slots.
+    pub(crate) fn slots(slots: [Option<OwnedFd>; SLOTS as usize]) -> Self {
+        Self { fds: slots.into(), taken: RefCell::default() }
+    }
+
+    /// Returns those that were taken, in order.
+    pub(crate) fn taken(self) -> Vec<(u32, RawFd)> {
+        self.taken.into_inner()
+    }
+
+    /// Returns a duplicate of the descriptor with that name.
+    pub(crate) fn take(&self, name: u32) -> Result<OwnedFd, ParkError> {
+        let fd = usize::try_from(name).ok().and_then(|place| self.fds.get(place)?.as_ref());
+        let fd = fd.ok_or_else(|| Invalid::new(format_args!("descriptor {name} did not come along")))?;
+        let fd = fd.try_clone()?;
+        self.taken.borrow_mut().push((name, fd.as_raw_fd()));
+        Ok(fd)
+    }
+
+    /// Returns a connection.
+    pub(crate) fn stream(&self, name: u32) -> Result<UnixStream, ParkError> {
+        let fd = self.take(name)?;
+        let kind = rustix::net::sockopt::socket_type(&fd).map_err(io::Error::from)?;
+        Invalid::unless(kind == rustix::net::SocketType::STREAM, || format!("descriptor {name} is no connection"))?;
+        let stream = UnixStream::from(fd);
+        stream.set_nonblocking(true)?;
+        Ok(stream)
+    }
+}

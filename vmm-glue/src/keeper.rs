@@ -1,0 +1,179 @@
+//! Keeper of a client's descriptors outside of this process, and the slots that it has them in.
+
+use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
+
+use rustix::fs::{FileType, OFlags};
+
+/// Largest number of descriptors that one client's journal names: a file for each of its memory backends, three for
+/// interrupts.
+pub const SLOTS: u8 = 12;
+
+/// A descriptor that a [`Keeper`] holds in addition to the connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Kept {
+    /// The journal itself.
+    Journal,
+    /// A descriptor that the journal names by this number, below [`SLOTS`].
+    Slot(u8),
+}
+
+/// Holds a second copy of the client's connection, so that the end of this process does not end it; and copies of more
+/// descriptors, so that another process can continue it, from its journal.
+pub trait Keeper: std::fmt::Debug + Send + Sync {
+    /// Notes that a connection has become the client's.
+    fn keep(&self, connection: BorrowedFd<'_>);
+
+    /// Drops all copies, because the client was notified of the connection's end.
+    fn release(&self);
+
+    /// Returns true if it holds more than the connection.
+    fn keeps_more(&self) -> bool {
+        false
+    }
+
+    /// Holds a copy of a descriptor, in place of the one that it has under that name. Returns `false` if it cannot.
+    fn keep_more(&self, what: Kept, fd: BorrowedFd<'_>) -> bool {
+        let _none = (what, fd);
+        false
+    }
+
+    /// Drops a copy.
+    fn give_up(&self, what: Kept) {
+        let _none = what;
+    }
+
+    /// Returns true after many changes: then an unused copy should stay, as it may be used again.
+    fn is_busy(&self) -> bool {
+        false
+    }
+
+    /// Drops all copies except that of the connection, including those of earlier processes.
+    fn give_up_more(&self) {}
+}
+
+/// Descriptors of this process, by the keeper's slots.
+#[derive(Debug, Default)]
+pub(crate) struct Slots([Option<Slot>; SLOTS as usize]);
+
+#[derive(Debug)]
+struct Slot {
+    /// Numbers in this process. Empty if only the keeper has it; several, of which one is open, after a restart.
+    fds: Vec<RawFd>,
+    /// The file, if it has an identity.
+    file: Option<FileId>,
+    /// Set if the current commit names it.
+    named: bool,
+}
+
+impl Slot {
+    /// Returns true if only the keeper has it, and no commit names it.
+    fn is_spare(&self) -> bool {
+        !self.named && self.fds.is_empty()
+    }
+}
+
+/// Identity of a file, and its access mode. As long as the keeper has it, no other file has this identity.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct FileId {
+    device: u64,
+    inode: u64,
+    access: OFlags,
+}
+
+impl FileId {
+    /// Returns the identity of a memory file. Event descriptors have none here, because all of a host have the same
+    /// inode.
+    fn from_fd(fd: BorrowedFd<'_>) -> Option<Self> {
+        let stat = rustix::fs::fstat(fd).ok()?;
+        let access = rustix::fs::fcntl_getfl(fd).ok()? & OFlags::ACCMODE;
+        let is_file = FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile;
+        is_file.then_some(Self { device: stat.st_dev, inode: stat.st_ino, access })
+    }
+}
+
+impl Slots {
+    /// Returns the slot of a descriptor, for a journal that is about to name it.
+    pub fn give(&mut self, fd: BorrowedFd<'_>, keeper: &dyn Keeper) -> io::Result<u32> {
+        let number = fd.as_raw_fd();
+        let file = FileId::from_fd(fd);
+        let find = |is: &dyn Fn(&Slot) -> bool| self.0.iter().position(|slot| slot.as_ref().is_some_and(is));
+        let known = find(&|slot| slot.fds.contains(&number))
+            // A file that the client has taken back, and the keeper still has.
+            .or_else(|| find(&|slot| slot.fds.is_empty() && file.is_some() && slot.file == file));
+        let place = match known {
+            Some(place) => place,
+            None => {
+                let free = self.0.iter().position(Option::is_none);
+                let spare = || find(&|slot| slot.is_spare());
+                let free = free.or_else(|| {
+                    spare().inspect(|place| {
+                        keeper.give_up(Kept::Slot(u8::try_from(*place).unwrap_or(SLOTS)));
+                    })
+                });
+                let free =
+                    free.ok_or_else(|| io::Error::other(format!("it has given more than {SLOTS} descriptors")))?;
+                let slot = Kept::Slot(u8::try_from(free).unwrap_or(SLOTS));
+                if !keeper.keep_more(slot, fd) {
+                    return Err(io::Error::other("the service manager keeps no more descriptors"));
+                }
+                free
+            }
+        };
+        if let Some(slot) = self.0.get_mut(place) {
+            *slot = Some(Slot { fds: vec![number], file, named: true });
+        }
+        u32::try_from(place).map_err(io::Error::other)
+    }
+
+    pub(crate) fn from_taken(taken: &[(u32, RawFd)], there: &[u8]) -> Self {
+        let mut slots = Self::default();
+        for at in there {
+            if let Some(slot) = slots.0.get_mut(usize::from(*at)) {
+                *slot = Some(Slot { fds: Vec::new(), file: None, named: false });
+            }
+        }
+        // If a number was closed and reused, the last descriptor counts.
+        for (at, fd) in taken {
+            for slot in slots.0.iter_mut().flatten() {
+                slot.fds.retain(|known| known != fd);
+            }
+            if let Some(Some(slot)) = usize::try_from(*at).ok().and_then(|at| slots.0.get_mut(at)) {
+                slot.fds.push(*fd);
+            }
+        }
+        slots
+    }
+
+    /// Drops all descriptors from the keeper.
+    pub(crate) fn clear(&mut self, keeper: &dyn Keeper) {
+        for (at, place) in (0u8..).zip(&mut self.0) {
+            if place.take().is_some() {
+                keeper.give_up(Kept::Slot(at));
+            }
+        }
+    }
+
+    /// Begins a commit, which names nothing yet.
+    pub(crate) fn begin(&mut self) {
+        self.0.iter_mut().flatten().for_each(|slot| slot.named = false);
+    }
+
+    /// Drops unnamed descriptors from the keeper. After many changes files stay for a while, so that a client that
+    /// repeatedly maps and unmaps the same memory causes no more changes.
+    pub(crate) fn sweep(&mut self, keeper: &dyn Keeper) {
+        let stays = |slot: &Slot| slot.file.is_some() && keeper.is_busy();
+        for (at, place) in (0u8..).zip(&mut self.0) {
+            if let Some(slot) = place.as_mut().filter(|slot| !slot.named)
+                && stays(slot)
+            {
+                // The number may become another file's.
+                slot.fds.clear();
+                continue;
+            }
+            if place.take_if(|slot| !slot.named).is_some() {
+                keeper.give_up(Kept::Slot(at));
+            }
+        }
+    }
+}

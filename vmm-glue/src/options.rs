@@ -1,0 +1,30 @@
+//! Options of a server.
+
+use std::time::Duration;
+
+use crate::memory::MemoryLimits;
+
+/// Options of a server.
+#[derive(Clone, Copy, Debug)]
+pub struct ServerOptions {
+    /// Memory that a client may lend.
+    pub memory: MemoryLimits,
+    /// Largest data of one message in bytes, 4 KiB to 1 MiB.
+    pub max_transfer: usize,
+    /// Time to poll for the next message before sleeping; zero for never. Halves the latency of reads; costs nothing
+    /// while the client is idle, and stops while it does not help.
+    pub spin: Duration,
+    /// Bytes of replies that may wait for a client that does not read; beyond them it is disconnected.
+    pub max_queued: usize,
+}
+
+impl Default for ServerOptions {
+    fn default() -> Self {
+        Self {
+            memory: MemoryLimits::default(),
+            max_transfer: 64 << 10,
+            spin: Duration::from_micros(50),
+            max_queued: 1 << 20,
+        }
+    }
+}
