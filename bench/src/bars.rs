@@ -30,7 +30,7 @@ const FILLED: f64 = 0.84;
 pub struct Kind {
     /// Name in the legend.
     pub name: String,
-    /// In the order of the groups.
+    /// Values in the order of the groups.
     pub values: Vec<f64>,
 }
 

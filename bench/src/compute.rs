@@ -1,4 +1,4 @@
-//! Kernels on the software card's compute engine: instructions of threads per second, with integers, floats, memory and
+//! Kernels on the software card's compute engine: thread instructions per second, with integers, floats, memory and
 //! divergence, on one core and on two.
 //!
 //! Rounds with one worker and with two alternate, and the median counts. A round's time is the wall-clock time minus
@@ -170,7 +170,7 @@ impl Engine {
         }
     }
 
-    /// Measures the speed of one round, in instructions of threads.
+    /// Measures the speed of one round, in thread instructions.
     fn round(&mut self, instructions: u64) -> Result<Rate> {
         let mut done = 0;
         let time = timed(self.workers, || {
@@ -186,7 +186,7 @@ impl Engine {
     }
 }
 
-/// Reads the time in ns that the threads of this process have waited for a CPU. The caller is left out: it waits for
+/// Reads the time in ns that the threads of this process have waited for a CPU. Excludes the caller, which waits for
 /// the others. Zero where the kernel does not count it.
 fn waited() -> u64 {
     let own = rustix::thread::gettid().as_raw_pid().to_string();
@@ -203,7 +203,7 @@ fn waited() -> u64 {
 /// Duration of a measurement.
 #[derive(Clone, Copy, Debug)]
 struct Time {
-    /// Without the time that its threads waited for a CPU.
+    /// Excludes the time that its threads waited for a CPU.
     seconds: f64,
     /// Part of its threads' time spent waiting.
     waited: f64,
@@ -220,12 +220,12 @@ impl Time {
 struct Rate {
     /// Millions per second.
     millions: f64,
-    /// As in [`Time`].
+    /// Same as in [`Time`].
     waited: f64,
 }
 
-/// Times `act` with `threads` worker threads. The others take over a waiting thread's work, so the wait is divided by
-/// all.
+/// Times `act` with `threads` worker threads. The other threads take over a waiting thread's work, so the wait is
+/// divided among all.
 fn timed(threads: usize, act: impl FnOnce() -> Result<()>) -> Result<Time> {
     let (before, began) = (waited(), Instant::now());
     act()?;

@@ -22,7 +22,7 @@ use crate::report::{Metric, Target, median};
 
 /// Measurements of each cost.
 const ROUNDS: usize = 2_001;
-/// MiB of the card, and of the VM.
+/// Size of the card in MiB, and of the VM.
 const VM_MIB: u64 = 32;
 /// Operations of a large batch.
 const OPERATIONS: u32 = 513;

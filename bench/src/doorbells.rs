@@ -18,7 +18,7 @@ const ROUNDS: usize = 7;
 const DOORBELLS: usize = 20_000;
 /// Doorbells in flight in the queued measurement.
 const QUEUED: usize = 8;
-/// MiB of the card, and of the VM.
+/// Size of the card in MiB, and of the VM.
 const MIB: u64 = 32;
 
 /// One round.

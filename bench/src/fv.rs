@@ -18,7 +18,7 @@ use crate::report::{Interval, Metric, Target, median, order};
 /// Rounds of each workload: for ways without a target, and for the default and its baseline. The median counts.
 const MIN_ROUNDS: usize = 9;
 const MAX_ROUNDS: usize = 25;
-/// MiB of each card, and of the passthrough VM's VRAM.
+/// Size of each card and of the passthrough VM's VRAM in MiB.
 const CARD_MIB: u32 = 512;
 /// MiB of a mediated VM's VRAM.
 const VRAM_MIB: u32 = 384;
@@ -41,7 +41,7 @@ struct Kind {
     name: &'static str,
     /// Lines of its `[[vm]]` table.
     toml: &'static str,
-    /// The targets apply to this one.
+    /// True if the targets apply to this configuration.
     is_default: bool,
 }
 

@@ -34,7 +34,7 @@ const QUEUE_LIMIT: Duration = Duration::from_secs(60);
 /// A card and the division of its memory.
 #[derive(Clone, Copy, Debug)]
 pub struct CardConfig {
-    /// MiB that the VMs share.
+    /// Memory shared by the VMs, in MiB.
     pub card_mib: u64,
     /// MiB of host memory for chunks.
     pub host_mib: u64,
@@ -61,7 +61,7 @@ impl CardConfig {
     /// # Errors
     /// If the sizes are not valid for a card.
     pub fn open(&self) -> Result<Rig> {
-        // The mediator's structures take three chunks, and it keeps two more in reserve.
+        // The mediator's structures use three chunks, and it keeps two more in reserve.
         let reserve_bytes = (16 * MIB).max(5 * self.chunk_bytes);
         let vram_mib = u32::try_from(self.card_mib + reserve_bytes / MIB)?;
         let sharing = Sharing {

@@ -20,15 +20,15 @@ use crate::report::{Metric, Record, Target};
 
 /// Measured time of each attack, unless the caller sets it.
 const MEASURED_TIME: Duration = Duration::from_secs(10);
-/// Warm-up time, which is left out.
+/// Warm-up time, which is omitted.
 const WARM_UP: Duration = Duration::from_millis(700);
-/// Rounds of the neighbour's kernels (10 ms of the card's time), and how many are in flight: the guest may lag by that.
+/// Rounds of the neighbour's kernels (10 ms of card time), and the number in flight, by which the guest may lag.
 const ROUNDS_PER_KERNEL: u32 = 20;
 const IN_FLIGHT: u32 = 32;
 /// The computing VM, and the attacker or reference.
 const NEIGHBOUR: usize = 0;
 const OTHER: usize = 1;
-/// MiB of RAM of each.
+/// RAM of each guest in MiB.
 const MEMORY_MIB: u32 = 512;
 /// Maximum measured time of the neighbour alone and next to a well-behaved guest.
 const REFERENCE: Duration = Duration::from_secs(20);
@@ -42,7 +42,7 @@ const ANSWERED_MS: f64 = 50.0;
 /// Part of its share that the neighbour must keep.
 const MIN_SHARE_KEPT: f64 = 0.96;
 
-/// The name of the benchmark under all policies.
+/// The benchmark's name, which is the same for all policies.
 pub const ALL: &str = "isolation";
 /// Policies.
 pub const POLICIES: [&str; 5] = ["direct", "fifo", "credit", "band", "disengaged"];
@@ -126,7 +126,7 @@ impl Asking {
                     stream.set_read_timeout(Some(REQUEST_TIMEOUT))?;
                     http::get(stream, path)
                 });
-                // A refused or broken request counts as the longest.
+                // A refused or broken request counts as the longest latency.
                 times.push(answer.map_or(f64::INFINITY, |_| began.elapsed().as_secs_f64() * 1e3));
                 std::thread::sleep(PAUSE);
             }

@@ -24,7 +24,7 @@ use crate::report::{Metric, Target};
 const MIB: u64 = 1 << 20;
 /// MiB of the card and of host memory.
 const CARD_MIB: u64 = 128;
-/// MiB of a VM.
+/// Size of a VM in MiB.
 const VM_MIB: u64 = 32;
 /// Virtual addresses of buffers.
 const FROM: u64 = 0x100_0000;

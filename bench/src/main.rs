@@ -1,7 +1,7 @@
 //! `cargo xtask bench [NAME] [--json FILE] [--seconds N] [--rounds N] [--only PART] [--resume]`: measures, together
-//! with a baseline in the same run. Without a name, runs all benchmarks; a name is that of one, or the common part
-//! before the `-` of several. Results are written to the file at once, and `--resume` continues an interrupted run
-//! after the last completed benchmark.
+//! with a baseline in the same run. Without a name, runs all benchmarks; a name selects one benchmark, or all with this
+//! prefix before the `-`. Results are written to the file at once, and `--resume` continues an interrupted run after
+//! the last completed benchmark.
 //!
 //! `--all --json FOLDER` makes a file for each benchmark, as in `bench/results`, continues with the next
 //! after a failure, and with `--resume` skips completed benchmarks. `pictures --json FOLDER` draws the files there.
@@ -134,7 +134,7 @@ impl Arguments {
 
 /// Makes a benchmark's figures, unless the record is complete.
 fn make((known, benchmark): &Benchmark, request: &Request, record: &mut Record) -> Result<()> {
-    // After a run of some parts, another call may want others.
+    // After a run of some parts, another call may request other parts.
     let whole = request.only.is_none();
     if whole && record.has_ended(known) {
         return Ok(());

@@ -1,6 +1,6 @@
 //! Pauses of VMs when another daemon takes over, by the size of their memory and the number of channels: two daemons
 //! run concurrently, one with small VMs and one with large VMs, and are upgraded alternately while all VMs work. Also
-//! measures pauses of VMs that move to another card ([`cards`]).
+//! measures the pauses of VMs that move to another card ([`cards`]).
 
 mod cards;
 
@@ -33,7 +33,7 @@ const BASE: u64 = 0x100_0000;
 /// Virtual address of a chunk to fill; its destination is mapped after it.
 const FILLED: u64 = 0x400_0000;
 const MIB: u64 = 1 << 20;
-/// Bytes of a chunk, unless the configuration says otherwise.
+/// Chunk size in bytes, unless configured otherwise.
 const CHUNK: u64 = 2 * MIB;
 
 /// Memory and channels that a VM uses.
@@ -59,7 +59,7 @@ impl Worker {
             driver.buffer(channel, BASE, PAGES, 1);
             driver.buffer(channel, BASE + PAGES * PAGE, PAGES, 2);
         }
-        // All of it is on the card and not zero: the first chunk is written, and copied to the others.
+        // All memory is on the card and nonzero: the first chunk is written and copied to the others.
         let first = &mut channels[0];
         driver.buffer(first, FILLED, CHUNK / PAGE, 3);
         for _ in 1..mib * MIB / CHUNK {
@@ -72,7 +72,7 @@ impl Worker {
         Ok(Self { driver, channels })
     }
 
-    /// Copies on all channels until `stop`; returns the time of each round, in ms.
+    /// Copies on all channels until `stop`. Returns the time of each round, in ms.
     pub(super) fn work(&mut self, stop: &AtomicBool) -> Result<Vec<f64>> {
         let Self { driver, channels } = self;
         let mut rounds = Vec::new();

@@ -19,7 +19,7 @@ use crate::report::{Metric, Target, median};
 
 mod handover;
 
-/// MiB of the card, and of the mediated VM.
+/// Size of the card in MiB, and of the mediated VM.
 const CARD_MIB: u32 = 256;
 const VM_MIB: u32 = 192;
 /// Rounds of the load and of each workload.
@@ -37,10 +37,10 @@ const WORKLOADS: [(&str, &str); 4] = [
 const COUNTS: [(&str, &str); 3] =
     [("region_reads", "exits_that_read"), ("region_writes", "exits_that_write"), ("posted", "posted")];
 
-/// MiB of the machine's card for its daemon, and of the VM used to measure exits.
+/// Size in MiB of the card for the machine's daemon, and of the VM used to measure exits.
 const INNER_MIB: u32 = 64;
 const INNER_VM_MIB: u32 = 16;
-/// MiB of RAM lent in huge pages and in small ones, and MiB of huge pages of the machine.
+/// MiB of RAM lent in huge and in small pages, and MiB of the machine's huge pages.
 const LENT_HUGE_MIB: u32 = 512;
 const LENT_SMALL_MIB: u32 = 64;
 /// Rounds in the machine, and exits in a round.
@@ -63,7 +63,7 @@ impl Values {
         [("least", least), ("most", most)].map(|(what, value)| Metric::plain(format!("{name}.{what}"), value, unit))
     }
 
-    /// Returns the median with that of `other` as baseline, and the spread of both.
+    /// Returns the median, with the median of `other` as baseline, and the spread of both.
     fn beside(&self, other: &Self, name: &str, unit: &'static str) -> Result<Vec<Metric>> {
         let mut metrics = vec![Metric::ratio(name, self.middle()?, unit, other.middle()?, Target::None)];
         metrics.extend(self.spread(name, unit));

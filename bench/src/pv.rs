@@ -31,7 +31,7 @@ use counting::Phases;
 
 /// Rounds of each workload, unless the caller sets them.
 const ROUNDS: usize = 5;
-/// MiB of each card.
+/// Size of each card in MiB.
 const CARD_MIB: u32 = 384;
 /// MiB of a mediated VM's VRAM.
 const VRAM_MIB: u32 = 256;

@@ -2,8 +2,8 @@
 //! Gdev's figures and with misbehaving guests. Runs are deterministic, except for the cost of a decision.
 //!
 //! Lengths: GPUvm's `madd` is taken as 0.5 ms and its `long-madd` as five times that. Without preemption an engine
-//! hands out time in whole kernels: a window of 100 ms can be one kernel off at each end, and 3 % of it are 3 ms. So no
-//! policy can meet the target with a longest kernel much over 2.5 ms; `sched.lengths` covers other lengths.
+//! hands out time in whole kernels: a window of 100 ms can be off by one kernel at each end, and 3 % of the window is 3
+//! ms. So no policy can meet the target with a longest kernel much over 2.5 ms; `sched.lengths` covers other lengths.
 //!
 //! `sched_guests` does the same with stock guests, [`idle`] measures the effect of idle VMs.
 
@@ -192,7 +192,8 @@ fn gpuvm_figures_7_and_8() -> Result<Vec<Metric>> {
     Ok(metrics)
 }
 
-/// Measures BAND with other lengths of `madd`, to find windows that are too short, and kernels too short to wait for.
+/// Measures BAND with other lengths of `madd`, to find windows that are too short and kernels that are too short to
+/// wait for.
 fn lengths() -> Result<Vec<Metric>> {
     let mut metrics = Vec::new();
     for madd in [100 * US, 200 * US, MS, 2 * MS, 5 * MS] {

@@ -2,12 +2,12 @@
 //! [`competing`] has the errors of shares by policies, numbers of VMs and lengths of kernels, [`figures`] the other
 //! figures of GPUvm and Gdev, [`sharing`] weights, bursts and a VM alone, [`rogues`].
 //!
-//! The measure is work completed for the guests, by their own count: each reports the end of each of its kernels, by
-//! the card's time stamp after it, and a kernel takes the time of the card's model. So fairness does not depend on the
-//! mediator's accounts, and windows need not begin or end with a whole kernel. Times are real: windows of 500 and 100
-//! ms, the scheduler's default settings. The card does not clear residue between VMs, like the papers' systems, since
-//! the software card needs longer for the clearing kernel than for most of these; [`competing::cleared`] measures the
-//! default for comparison.
+//! The measure is work completed for the guests, by their own count: each guest reports the end of each of its kernels,
+//! using the card's time stamp after it, and a kernel's duration comes from the card's model. So fairness does not
+//! depend on the mediator's accounts, and windows need not begin or end with a whole kernel. Times are real: windows of
+//! 500 and 100 ms, the scheduler's default settings. The card does not clear residue between VMs, like the papers'
+//! systems, since the software card needs longer for the clearing kernel than for most of these; [`competing::cleared`]
+//! measures the default for comparison.
 
 mod competing;
 mod figures;
@@ -27,7 +27,7 @@ use crate::report::interval::mean;
 use crate::report::{Interval, Metric, Record, Target};
 
 const MS: u64 = 1_000_000;
-/// Side of the matrices of the kernels: a round of them takes 0.38 ms.
+/// Side of the kernels' matrices: a round takes 0.38 ms.
 const SIDE: u32 = 28;
 /// Rounds of the short and of the long kernel.
 const MADD: u32 = 1;
@@ -41,7 +41,7 @@ const IN_FLIGHT: u32 = 16;
 /// VMs that are booted where some compete, and MiB of RAM of each.
 const VMS: usize = 16;
 const MEMORY_MIB: u32 = 320;
-/// Warm-up time at the start of a run, which is left out.
+/// Warm-up time at the start of a run, which is omitted.
 const WARM_UP: Duration = Duration::from_millis(700);
 /// Measured time, unless the caller sets it: twelve of the longer windows.
 const MEASURED_TIME: Duration = Duration::from_secs(6);
@@ -109,7 +109,7 @@ impl Stage {
         self.play_for(row, policy, self.measured, loads)
     }
 
-    /// The same, with a different measured time.
+    /// Same, with a different measured time.
     fn play_for(&self, row: &str, (_, settings): Policy, measured: Duration, loads: Vec<Load>) -> Result<Outcome> {
         self.crowd.set(settings)?;
         let outcome =
@@ -155,7 +155,7 @@ impl Work {
         (0..vms).map(|vm| self.part(vm)).sum()
     }
 
-    /// Returns the part of one VM.
+    /// Returns the share of one VM.
     fn part(&self, vm: usize) -> f64 {
         self.uses.used(vm, Engine::Compute, 0, self.length) as f64 / self.length.max(1) as f64
     }

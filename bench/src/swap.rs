@@ -37,7 +37,7 @@ const BUS_RATE: u64 = 32 * MIB;
 const LANES: f64 = 2.0;
 /// Default bytes of a chunk.
 const CHUNK: u64 = 2 * MIB;
-/// Upper bound of all waits here.
+/// Upper bound of all waits.
 const WAIT_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// Returns the model of the time that work takes.
@@ -52,7 +52,7 @@ fn division() -> Division {
     division
 }
 
-/// Waits until something holds.
+/// Waits until a condition holds.
 fn eventually(what: &str, mut holds: impl FnMut() -> Result<bool>) -> Result<()> {
     let began = Instant::now();
     while !holds()? {

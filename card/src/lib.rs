@@ -7,8 +7,8 @@
 //! Parts: [`Card`], its [`Identity`], the two memory [`Aperture`]s, [`DmaMemory`] for host memory that the card may
 //! reach, [`InterruptMode`] and [`AccessCounts`].
 //!
-//! Not here: PCI configuration space (the host's PCI core owns the real one; a vGPU's is in `devmodel`), power states,
-//! and anything that needs a driver.
+//! Not in this crate: PCI configuration space (the host's PCI core owns the real one; a vGPU's is in `devmodel`), power
+//! states, and anything that needs a driver.
 
 use std::collections::BTreeMap;
 use std::fmt::Debug;
@@ -58,13 +58,13 @@ pub enum InterruptMode {
     Intx,
 }
 
-/// A mapping of host memory of any origin. It stays mapped as long as the value lives.
+/// A mapping of host memory of any origin. It stays mapped while the value lives.
 pub trait HostMemory: Send + Sync + Debug {
     /// The whole mapping.
     fn as_volatile_slice(&self) -> VolatileSlice<'_, ()>;
 
     /// Returns true if the card may access `len` bytes at `offset`; called before each access. The first access to
-    /// memory that its owner has not used yet would be charged to this process.
+    /// unused memory would be charged to this process instead of the memory's owner.
     fn may_touch(&self, _offset: usize, _len: usize) -> bool {
         true
     }
@@ -180,7 +180,7 @@ pub enum DmaError {
         /// Bytes of the request.
         len: u64,
     },
-    /// All of it would be allocated, and exceeds the limit.
+    /// The rounded allocation exceeds the limit.
     #[error(
         "I/O address range {iova:#x}+{len:#x} has memory that the VM never touched, more than `memory.ram.touch_mib` allows; \
          raise it, or have the VMM touch its memory first (QEMU: `prealloc=on`)"
@@ -234,20 +234,20 @@ pub enum DmaError {
 }
 
 /// Counts of accesses by the card's engines and kernels to its memory and the host's, in bursts of at most
-/// [`AccessCounts::BURST_BYTES`], per block. Not counted: accesses of CPUs through the BARs, and the card's own
-/// accesses to page tables, context images, push buffers, semaphores, code and cached constants.
+/// [`AccessCounts::BURST_BYTES`], per block. Excludes accesses of CPUs through the BARs, and the card's own accesses to
+/// page tables, context images, push buffers, semaphores, code and cached constants.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct AccessCounts {
-    /// For each block of VRAM, in the order of addresses.
+    /// One count per block of VRAM, in address order.
     pub vram: Vec<u64>,
-    /// For each accessed block of host memory, by the I/O virtual address of its first byte.
+    /// One count per accessed block of host memory, by the I/O virtual address of its first byte.
     pub system: BTreeMap<u64, u64>,
 }
 
 impl AccessCounts {
-    /// Bytes of a block: those of the card's large pages. Blocks begin at multiples of it.
+    /// Block size in bytes: that of the card's large pages. Blocks are aligned to it.
     pub const BLOCK_BYTES: u64 = 128 << 10;
-    /// Most bytes of a burst: the memory moves that many at once.
+    /// Maximum bytes in a burst: the memory's transfer size.
     pub const BURST_BYTES: u64 = 128;
 }
 
@@ -257,7 +257,7 @@ pub trait Card: Send + Sync {
     fn identity(&self) -> Identity;
 
     /// Reads the 32-bit register at byte `offset` of BAR0. `offset` is a multiple of 4 within BAR0; any other offset
-    /// reads all ones, like an unclaimed access.
+    /// reads as all ones, like an unclaimed access.
     fn read32(&self, offset: u32) -> u32;
 
     /// Writes the 32-bit register at byte `offset` of BAR0; same rule for `offset`, an unclaimed write is lost.
@@ -297,8 +297,8 @@ pub trait Card: Send + Sync {
         None
     }
 
-    /// I/O virtual addresses that [`Card::map_dma`] refuses: those that the host's IOMMU reserves, for interrupts for
-    /// example, and those beyond the card's address bits. Constant.
+    /// I/O virtual addresses that [`Card::map_dma`] refuses: addresses that the host's IOMMU reserves, for example for
+    /// interrupts, and addresses beyond the card's width. Constant.
     fn unmappable(&self) -> Vec<Range<u64>> {
         Vec::new()
     }

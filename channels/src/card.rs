@@ -1,4 +1,4 @@
-//! Commands to the card: one function for each step of a channel's life. Nothing here waits.
+//! Commands to the card: one function for each step of a channel's life. No function here waits.
 
 use crate::Host;
 use crate::block::{BLOCK, CONTEXTS};
@@ -12,8 +12,8 @@ use nvspec::instance::{INSTANCE_BYTES, userd};
 use nvspec::regs::pfifo;
 
 /// Polls after a channel was asked to leave its engines. A register read takes about a microsecond on hardware, and a
-/// channel without work in progress leaves within a few; a channel with work is not waited for, since others would be
-/// blocked.
+/// channel without work in progress leaves within a few; the code does not wait for a channel with work, because that
+/// would block other channels.
 const MAX_LEAVE_POLLS: u32 = 16;
 /// Flags of a runlist entry, as drivers write them.
 const RUNLIST_FLAGS: u32 = 4;
@@ -34,7 +34,8 @@ impl Layout {
     }
 }
 
-/// Writes a channel's instance block, clears its USERD and work area and makes it known to the card, stopped.
+/// Writes a channel's instance block, clears its USERD and work area and makes it known to the card in the stopped
+/// state.
 pub(crate) fn bind(host: &mut impl Host, layout: &Layout, channel: ChannelId, block: &[u8; BLOCK]) {
     host.vram_write(layout.userd(channel), &[0; BLOCK]);
     for (_, page, _) in layout.work_pages(channel, channel.into()) {
@@ -45,7 +46,7 @@ pub(crate) fn bind(host: &mut impl Host, layout: &Layout, channel: ChannelId, bl
     make_known(host, layout, channel);
 }
 
-/// Makes a channel known to the card, stopped. Its structures must be in VRAM.
+/// Makes a channel known to the card, stopped. The channel's structures must be in VRAM.
 pub(crate) fn make_known(host: &mut impl Host, layout: &Layout, channel: ChannelId) {
     let instance = layout.instance(channel);
     host.write32(
@@ -94,14 +95,14 @@ pub(crate) fn kicked(host: &mut impl Host) -> (ChannelId, bool) {
     (ChannelId(channel), pfifo::PREEMPT::PENDING.is_set(state))
 }
 
-/// Asks the card to take a channel off its engines, and polls a few times for that.
+/// Asks the card to take a channel off its engines, and polls a few times until it has left.
 pub(crate) fn kick(host: &mut impl Host, channel: ChannelId) -> Result<(), Stuck> {
     ask_kick(host, channel);
     if (0..MAX_LEAVE_POLLS).any(|_| !kicked(host).1) { Ok(()) } else { Err(Stuck { channel }) }
 }
 
-/// Writes a runlist into `page` and submits it. The card reports it as pending while a channel that was removed from it
-/// still works; nothing here waits for that.
+/// Writes a runlist into `page` and submits it. The card reports it as pending while a removed channel still works; no
+/// code here waits for the change to finish.
 // GUESS: the card fetches a list when it is submitted, even while the previous one is pending; the software card does.
 pub(crate) fn submit(host: &mut impl Host, page: VramAddr, channels: &[ChannelId]) {
     let bytes: Vec<u8> = channels
@@ -122,8 +123,8 @@ pub(crate) fn submit(host: &mut impl Host, page: VramAddr, channels: &[ChannelId
     host.write32(pfifo::RUNLIST::OFFSET, pfifo::RUNLIST::ENGINES.mask() | pfifo::RUNLIST::LENGTH.encode(length));
 }
 
-/// Writes the guest's changes of its context pointers into the channel's block: which contexts exist. A context at
-/// another place than before is a new one.
+/// Writes the guest's changes of its context pointers into the channel's block: which contexts exist. A context at a
+/// new address counts as a new context.
 pub(crate) fn set_contexts(
     host: &mut impl Host,
     layout: &Layout,

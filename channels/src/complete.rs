@@ -3,9 +3,9 @@
 //! A submission has ended when the card has fetched its record (according to the card's own GP_GET, which no guest can
 //! write) and the record's semaphore holds the submission's sequence. Both are needed, because the card's GP_GET is
 //! ahead of its work, and because a guest's work can write the semaphore, which is in the guest's address space. For
-//! the same reason the last submission of a channel does not count as ended while an engine works for the channel, if
-//! the caller doubts it. A guest can still make one of its submissions seem to end within another. The protection of
-//! others' memory must not rely on a completion.
+//! the same reason, a channel's last submission does not count as ended while an engine works for the channel, if the
+//! caller does not trust the VM. A guest can still make one of its submissions seem to end within another. The
+//! protection of others' memory must not rely on a completion.
 
 use crate::card;
 use crate::pool::{Slot, Vm};
@@ -18,16 +18,16 @@ use nvspec::instance::userd;
 use nvspec::regs::pfifo::CHANNEL_STATE;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Channels of one VM that are polled for one interrupt. If more have work in flight, they are polled in turns, so that
-/// other VMs do not wait for all of them.
+/// Number of one VM's channels that are polled per interrupt. If more channels have work in flight, they are polled in
+/// turns, so that other VMs do not wait for all of them.
 pub(crate) const MAX_POLLED_PER_VM: usize = 32;
 /// All engines, one bit each.
 const ENGINES: u32 = (1 << engine::COUNT) - 1;
 
 impl Channels {
-    /// Returns the submissions that have ended since the last call, in the order of each channel. Channels with nothing
-    /// in flight cost nothing; of a VM with many channels, some are polled now, and the others by later calls
-    /// ([`Self::is_deferred`]). `doubt`: engines are polled, too.
+    /// Returns the submissions that have ended since the last call, in the order of each channel. Channels without work
+    /// in flight cost nothing. If a VM has many channels, each call polls some of them ([`Self::is_deferred`]).
+    /// `doubt`: engines are polled, too.
     pub fn completed(&mut self, host: &mut impl Host, now: u64, doubt: bool) -> Vec<Completion> {
         let Self { layout, slots, vms, deferred, .. } = self;
         *deferred = false;
@@ -114,7 +114,7 @@ impl Channels {
         working
     }
 
-    /// Returns VMs whose work has ended without a notification: an interrupt of the engine may be for them as well.
+    /// Returns VMs whose work has ended without a notification: an interrupt of the engine may belong to them as well.
     /// Call it after [`Self::completed`].
     pub fn news(&mut self, engine: u32) -> BTreeSet<TenantId> {
         let bit = 1u32.checked_shl(engine).unwrap_or(0) & ENGINES;
@@ -127,7 +127,7 @@ impl Channels {
         told
     }
 
-    /// Returns the number of submissions of a channel that were pulled and have not ended, started or not.
+    /// Returns the number of a channel's pulled submissions in flight, including ones that have not started.
     #[must_use]
     pub fn in_flight(&self, vm: TenantId, channel: VirtualChannelId) -> u32 {
         let bound = self.physical(vm, channel).and_then(|physical| self.bound(physical));
@@ -135,7 +135,7 @@ impl Channels {
     }
 
     /// Returns true if a channel of the shadow `directory` has work that is in flight or waits to be pulled. The card
-    /// is read only if something is in flight. As with completions, a guest can make this false too early for itself.
+    /// is read only if any work is in flight. As with completions, a guest can make this false too early for itself.
     pub fn busy_directory(&self, host: &mut impl Host, directory: VramAddr) -> bool {
         let bounds = self.slots.iter().zip(0..).filter_map(|(slot, number)| match slot {
             Slot::Bound(bound) if bound.directory == directory => Some((bound, ChannelId(number))),
@@ -156,9 +156,9 @@ impl Channels {
     }
 }
 
-/// Returns the channels with work in flight that are due for a poll: of each VM at most [`MAX_POLLED_PER_VM`],
-/// beginning with the first that was left out the last time. Also returns the VMs with left-out channels, each with the
-/// first of these.
+/// Returns the channels with work in flight that are due for a poll: at most [`MAX_POLLED_PER_VM`] per VM, starting
+/// with the first that the last call left out. Also returns the VMs with left-out channels, each with the first of
+/// these.
 fn due(vms: &BTreeMap<TenantId, Vm>, slots: &[Slot]) -> (Vec<ChannelId>, Vec<(TenantId, u8)>) {
     let is_busy = |physical: &ChannelId| {
         let slot = slots.get(usize::from(physical.0));
@@ -175,9 +175,8 @@ fn due(vms: &BTreeMap<TenantId, Vm>, slots: &[Slot]) -> (Vec<ChannelId>, Vec<(Te
     (due, left_out)
 }
 
-/// Returns how many of the oldest records have certainly ended: those up to the newest whose semaphore was released.
-/// The card executes a channel's methods in order, so the earlier ones have ended, even if their own release was
-/// swallowed.
+/// Returns how many of the oldest records have certainly ended: all up to the newest released semaphore. The card
+/// executes a channel's methods in order, so the earlier ones have ended, even if their own release was swallowed.
 fn released(host: &mut impl Host, layout: &Layout, physical: ChannelId, ring: &Ring) -> usize {
     let fetched = ring.fetched();
     let mut newest = ring.records.iter().take(fetched).enumerate().rev();
@@ -192,8 +191,8 @@ fn look(host: &mut impl Host, layout: &Layout, physical: ChannelId, record: &Rec
     semaphore(&bytes)
 }
 
-/// Returns true if the card has no work left for a channel that it may schedule. The guest can turn the last record's
-/// methods into data of one of its own methods; they are never executed then.
+/// Returns true if the card has no work left for a channel that it may schedule. A guest can make the last record's
+/// methods the data of its own method; the card then never executes them.
 // GUESS: that GET at the end of the last range means that all before it was executed or handed to an engine.
 fn at_rest(host: &mut impl Host, physical: ChannelId, span: Span, ring: &Ring) -> bool {
     let last = ring.with_card().checked_sub(1).and_then(|last| ring.records.get(last));

@@ -9,11 +9,11 @@
 
 use crate::tests::model::{Op, Rig};
 
-/// Largest number of operations of an input.
+/// Maximum number of operations of an input.
 const OPS: usize = 256;
 
 /// Decodes `data` as a sequence of actions of two guests (instance blocks, ring contents, runlists, doorbells), the
-/// card and the host. Checks the invariants after each action, and at the end that everything comes to rest.
+/// card and the host. Checks the invariants after each action, and at the end that all work completes.
 ///
 /// # Panics
 /// If a check fails.

@@ -21,8 +21,8 @@ impl Gate {
 }
 
 impl Channels {
-    /// Makes the card schedule only the channels with a PGRAPH context of `vm`, or of none. Running work stays until it
-    /// has ended or is [asked to leave](Self::ask_to_leave).
+    /// Makes the card schedule only channels with a PGRAPH context of `vm`, or of no VM. Running work stays until it
+    /// ends or is [asked to leave](Self::ask_to_leave).
     pub fn admit(&mut self, host: &mut impl Host, vm: Option<TenantId>) {
         self.gate = Gate::Only(vm);
         let own = vm.and_then(|vm| self.vms.get(&vm)).into_iter().flat_map(|vm| vm.channels.values().copied());
@@ -60,15 +60,15 @@ impl Channels {
         channels.filter(|physical| self.bound(*physical).is_some_and(uses_graphics)).collect()
     }
 
-    /// Returns true if a channel runs without the PGRAPH context that its guest has given it.
+    /// Returns true if a channel runs without its guest's PGRAPH context.
     #[must_use]
     pub fn only_copies(&self, physical: ChannelId) -> bool {
         self.bound(physical).is_some_and(|bound| bound.graphics == Graphics::Unused)
     }
 
-    /// Makes a channel run without its PGRAPH context from now on, or with it while its VM is admitted. By its records
-    /// nothing of it is in flight; the card is asked all the same. Returns false while the channel is on an engine: the
-    /// caller tries again. Returns true for a channel without such a context, and for one that is not bound.
+    /// Makes a channel run without its PGRAPH context from now on, or with it while its VM is admitted. The records
+    /// show no work in flight, but the card is checked as well. Returns false while the channel is on an engine: the
+    /// caller tries again. Returns true if the channel has no such context or is not bound.
     pub fn set_only_copies(&mut self, host: &mut impl Host, physical: ChannelId, only: bool) -> bool {
         let Some(bound) = self.bound(physical).filter(|bound| bound.contexts.first().is_some_and(Option::is_some))
         else {
@@ -77,7 +77,7 @@ impl Channels {
         if (bound.graphics == Graphics::Unused) == only {
             return true;
         }
-        // The card may know the pointer of a channel that it works for, whatever the block says.
+        // The card may hold a different pointer than the block for a channel that it works for.
         card::stop(host, physical);
         let left = card::kick(host, physical).is_ok();
         if left {
@@ -88,7 +88,7 @@ impl Channels {
     }
 
     /// Takes the PGRAPH context from a channel that a copy engine works for, until its VM is admitted again: another VM
-    /// is about to be. The channel is not asked to leave any longer. PGRAPH holds another context already.
+    /// is about to be. Cancels the request that the channel leave. PGRAPH holds another context already.
     pub fn withdraw_graphics(&mut self, host: &mut impl Host, physical: ChannelId) {
         if self.bound(physical).is_some_and(|bound| bound.graphics == Graphics::Attached && uses_graphics(bound)) {
             card::stop(host, physical);
@@ -97,8 +97,8 @@ impl Channels {
         }
     }
 
-    /// Gives all channels back the PGRAPH contexts that they run without. The card stands still, and the next owner
-    /// does not know that channels can run so.
+    /// Gives all channels back the PGRAPH contexts that they run without. The card is quiescent, and the next owner
+    /// does not know this mode.
     pub fn restore_graphics(&mut self, host: &mut impl Host) {
         let all: Vec<ChannelId> = self.vms.values().flat_map(|vm| vm.channels.values().copied()).collect();
         for physical in all {
@@ -109,7 +109,7 @@ impl Channels {
         }
     }
 
-    /// Writes the pointer of a channel's PGRAPH context into the card's block, or takes it out.
+    /// Writes the pointer of a channel's PGRAPH context into the card's block, or removes it.
     pub(crate) fn set_graphics(&mut self, host: &mut impl Host, physical: ChannelId, graphics: Graphics) {
         let at = self.layout.instance(physical).offset(context::GR);
         let Some(bound) = self.bound_mut(physical) else { return };

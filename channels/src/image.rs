@@ -1,9 +1,9 @@
 //! Context images: a channel's state that an engine's firmware saves while another channel has the engine.
 //!
-//! PGRAPH's firmware writes registers that an image names, anywhere in BAR0, whenever it loads the context. So images
-//! are the host's: a guest's pointer only states that there is a context, and the card gets a pointer to the channel's
-//! image in memory of the mediator, mapped after the channel's work area for privileged accesses alone, which a
-//! channel's work does not make.
+//! PGRAPH's firmware writes registers that an image names, anywhere in BAR0, whenever it loads the context. So the host
+//! owns the images: a guest's pointer only states that a context exists. The card's pointer names the channel's image
+//! in the mediator's memory, mapped after the channel's work area. The mapping is privileged, and a channel's work
+//! makes no privileged accesses.
 
 use crate::block::{BLOCK, CONTEXTS};
 use crate::work::{PAGE_STRIDE, Span, WORK_BYTES};
@@ -49,7 +49,7 @@ impl Golden {
 }
 
 impl Layout {
-    /// Returns the bytes from one channel's images to the next one's.
+    /// Returns the distance in bytes between the images of two consecutive channels.
     #[must_use]
     pub fn images_stride(&self) -> u64 {
         self.graph_image_bytes().saturating_add(COPY_IMAGE.saturating_mul(2))
@@ -59,15 +59,14 @@ impl Layout {
         self.graph_image.min(GRAPH_IMAGE_MAX).next_multiple_of(SMALL_PAGE)
     }
 
-    /// Returns the places of the images of PGRAPH, CE0 and CE1 for a physical channel, and their sizes.
+    /// Returns the locations of the images of PGRAPH, CE0 and CE1 for a physical channel, and their sizes.
     pub(crate) fn images_of(&self, channel: ChannelId) -> [(VramAddr, u64); CONTEXTS.len()] {
         let ce0 = self.images.offset(u64::from(channel.0).wrapping_mul(self.images_stride()));
         let ce1 = ce0.offset(COPY_IMAGE);
         [(ce1.offset(COPY_IMAGE), self.graph_image_bytes()), (ce0, COPY_IMAGE), (ce1, COPY_IMAGE)]
     }
 
-    /// Returns further pages that the address space of a physical channel must map, for as long as
-    /// [`Self::work_pages`].
+    /// Returns further pages that the address space of a physical channel must map, together with [`Self::work_pages`].
     pub fn image_pages(&self, channel: ChannelId, span: Span) -> impl Iterator<Item = (u32, VramAddr, Rights)> {
         let first = span.first_page();
         PAGES.into_iter().zip(self.images_of(channel)).flat_map(move |(page, (image, bytes))| {

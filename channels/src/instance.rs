@@ -1,4 +1,4 @@
-//! Instance blocks: the fields taken from a guest's, and the block for the card.
+//! Instance blocks: the fields read from a guest's block, and the block for the card.
 
 use crate::Place;
 use crate::block::{BLOCK, CONTEXTS};
@@ -16,14 +16,14 @@ const TARGET_BITS: u32 = 3;
 
 /// First byte of the range that contains them all.
 pub(crate) const CONTEXTS_FIRST: u64 = context::GR;
-/// Bytes of that range.
+/// Size of this range in bytes.
 pub(crate) const CONTEXTS_BYTES: usize = 0x38;
 const _: () = assert!(context::CE1 + 8 - context::GR == CONTEXTS_BYTES as u64);
 
 /// Why a guest's instance block is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum InstanceError {
-    /// Fewer bytes than an instance block has.
+    /// The data is shorter than an instance block.
     #[error("an instance block has 4096 bytes")]
     Short,
     /// USERD is in host memory or in no memory.
@@ -37,14 +37,14 @@ pub enum InstanceError {
     Directory,
 }
 
-/// The fields of a guest's instance block that the host uses, decoded and checked. The host sets all others.
+/// The fields of a guest's instance block that the host uses, decoded and checked. The host sets all other fields.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GuestInstance {
     /// USERD, at its guest address; a multiple of 4 KiB.
     pub userd: GuestVramAddr,
     /// The GPFIFO ring, a multiple of 8, below 2^40.
     pub gp_base: GpuVa,
-    /// Log2 of the ring's entries.
+    /// Log2 of the number of entries in the ring.
     pub gp_entries_log2: u32,
     /// Saved state: index after the consumed entries. Not checked.
     pub gp_get: u32,
@@ -52,7 +52,7 @@ pub struct GuestInstance {
     pub gp_put: u32,
     /// The guest's page directory.
     pub directory: Place,
-    /// Engine context pointers: PGRAPH, CE0, CE1; below 2^40. The card gets others, to the host's images.
+    /// Engine context pointers: PGRAPH, CE0, CE1; below 2^40. The card gets pointers to the host's images instead.
     pub contexts: [Option<GpuVa>; 3],
 }
 
@@ -99,8 +99,8 @@ impl GuestInstance {
     }
 
     /// Returns the instance block for the card: constants, the host's own USERD, ring and directory, and the host's
-    /// image for each engine that the guest has a context for. All virtual addresses are valid, for the host's are at
-    /// their end. Saved PBDMA state is zero.
+    /// image for each engine for which the guest has a context. All virtual addresses are valid, because the host's are
+    /// at the end. Saved PBDMA state is zero.
     pub(crate) fn block(&self, span: Span, userd: VramAddr, directory: VramAddr) -> [u8; BLOCK] {
         let mut block = constants(span);
         put_wide(&mut block, ramfc::USERD_LO, userd.0);

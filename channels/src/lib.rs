@@ -14,23 +14,23 @@
 //! [`work_va`], with the pages of [`Layout::work_pages`]. Only the semaphores are writable there. A work area must be
 //! mapped only where its channel is bound, or another VM could write its semaphores.
 //!
-//! Context images are the host's as well, and no guest's work reads or writes them: they name registers that the card's
-//! firmware writes. From a guest's context pointers the card learns only that there is a context
+//! Context images belong to the host as well, and no guest work reads or writes them: they name registers that the
+//! card's firmware writes. From a guest's context pointers the card learns only that there is a context
 //! ([`Layout::image_pages`]).
 //!
 //! Parts:
 //! - [`Channels`]: the physical channels, their owners, their life from bind to unbind;
-//! - [`GuestInstance`]: the fields taken from a guest's instance block, checked; and the block for the card;
+//! - [`GuestInstance`]: the checked fields of a guest's instance block, and the block for the card;
 //! - [`RunState`]: a channel's states and the steps between them;
 //! - [`Watchdog`]: engines without progress;
 //! - `gate`: access to PGRAPH ([`Channels::admit`]);
 //! - the traits that a user implements, on one object: [`Host`] for the card, [`GuestMemory`] for re-reading engine
 //!   context pointers, [`GuestRing`] for the guest's rings.
 //!
-//! Defined points at which a guest's instance block is read: all of it at bind (the caller copies it once), and its
-//! engine context pointers again at enable, disable, runlist submission, preempt and doorbell. Linux 6.1 writes those
-//! pointers into the block of a channel that runs already and then rings its doorbell; 6.12 stops and preempts the
-//! channel, writes, and enables it again. Other writes of a guest into its block after bind have no effect.
+//! A guest's instance block is read only at defined points: the whole block at bind (the caller copies it once), and
+//! its engine context pointers again at enable, disable, runlist submission, preempt and doorbell. Linux 6.1 writes
+//! those pointers into the block of a channel that runs already and then rings its doorbell; 6.12 stops and preempts
+//! the channel, writes, and enables it again. Other writes of a guest into its block after bind have no effect.
 //!
 //! Limits:
 //! - of the PBDMA's state only the ring's indices are kept from unbind to bind, not the position within a fetched
@@ -41,7 +41,7 @@
 //!
 //! Policy is elsewhere: when to pull, when to poll for completions, and the reaction to a hang.
 //!
-//! Nothing here waits: a channel that does not leave its engines at once is [`Stuck`], and its owner asks again
+//! The crate never waits: a channel that does not leave its engines immediately is [`Stuck`], and its owner asks again
 //! ([`Channels::kick`]). No locks, no threads; time is an argument.
 
 #![forbid(unsafe_code)]
@@ -106,7 +106,7 @@ use nvspec::fifo::ChannelId;
 
 pub use tenant::TenantId;
 
-/// The card, as channels need it. The implementer must record a failure of the card.
+/// The card's interface for channels. The implementer must record a failure of the card.
 pub trait Host {
     /// Reads a register of BAR0.
     fn read32(&mut self, offset: u32) -> u32;
@@ -120,7 +120,7 @@ pub trait Host {
     /// Writes VRAM.
     fn vram_write(&mut self, address: VramAddr, data: &[u8]);
 
-    /// Makes everything written to VRAM visible to the card's units: called before the card is told to read it.
+    /// Makes all VRAM writes visible to the card's units. Called before a command that makes the card read them.
     fn vram_flush(&mut self);
 
     /// Reads the word at byte `offset` of the USERD page of a physical channel.
@@ -130,7 +130,7 @@ pub trait Host {
     fn userd_write(&mut self, channel: ChannelId, offset: u64, value: u32);
 }
 
-/// The guest's memory cannot be read there.
+/// The guest's memory cannot be read at this address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("there is no such guest memory")]
 pub struct Unreadable;
@@ -140,7 +140,7 @@ pub trait GuestMemory {
     /// Fills `data` from `place` on.
     ///
     /// # Errors
-    /// If any byte is outside of the guest's memory.
+    /// If any byte is outside the guest's memory.
     fn read(&mut self, place: Place, data: &mut [u8]) -> Result<(), Unreadable>;
 }
 
@@ -157,8 +157,8 @@ pub trait GuestRing {
     /// If nothing is mapped there, or the memory cannot be read.
     fn read(&mut self, va: GpuVa, data: &mut [u8]) -> Result<(), Unmapped>;
 
-    /// Notes that a push buffer was pulled: `dwords` words from `va` on. For implementers that track the memory that
-    /// work names.
+    /// Records that a push buffer was pulled: `dwords` words from `va` on. Lets implementers track the memory that work
+    /// refers to.
     fn taken(&mut self, va: GpuVa, dwords: u32) {
         let _ = (va, dwords);
     }

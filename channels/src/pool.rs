@@ -28,13 +28,13 @@ use std::collections::BTreeMap;
 pub(crate) enum Slot {
     Free,
     Bound(Box<Bound>),
-    /// The card may still use the directory, which is a VM's.
+    /// The card may still use the directory, which belongs to a VM.
     Stuck {
         vm: TenantId,
         directory: VramAddr,
         /// Its addresses in the directory.
         span: Span,
-        /// Its work area may still be reachable from that directory, even if no engine works for it.
+        /// Its work area may still be reachable from this directory, even if no engine works for it.
         stranded: bool,
     },
 }
@@ -51,19 +51,19 @@ pub(crate) struct Bound {
     /// Addresses of the host's structures, in the address space of the directory.
     pub(crate) span: Span,
     pub(crate) userd: GuestVramAddr,
-    /// The guest's pointers of the contexts in the card's block.
+    /// The guest's pointers to the contexts in the card's block.
     pub(crate) contexts: [Option<GpuVa>; 3],
-    /// Use that it may make of the first of them.
+    /// Its permitted use of the first of these contexts.
     pub(crate) graphics: Graphics,
-    /// Contexts that it is to have once nothing is in flight.
+    /// Contexts that it will get when no work is in flight.
     pub(crate) next_contexts: Option<[Option<GpuVa>; 3]>,
     pub(crate) requested: RequestedState,
     pub(crate) permit: Permit,
     /// State on the card: [`RunState::Running`] or [`RunState::Stopped`].
     pub(crate) told: RunState,
-    /// Its number is not reused when it ends.
+    /// Its number is not reused after its end.
     pub(crate) stranded: bool,
-    /// Since when it has stood still although nothing keeps it from moving.
+    /// Time since which it has made no progress without a known reason.
     pub(crate) still: Option<Episode>,
     pub(crate) ring: Ring,
 }
@@ -73,13 +73,13 @@ pub(crate) struct Vm {
     pub(crate) cap: u32,
     /// Why its channels are paused, one bit for each [`Pause`].
     pub(crate) paused: u8,
-    /// Its reports of its own completions are not doubted.
+    /// The VM's own completion reports are trusted.
     pub(crate) trusted: bool,
     /// Physical channels by the guest's number.
     pub(crate) channels: BTreeMap<u8, ChannelId>,
     /// The VM's part of the runlist, in the guest's order; bound channels only.
     pub(crate) list: Vec<u8>,
-    /// Channels that the guest has removed from its list and that have not left their engines.
+    /// Channels that the guest has removed from its list but that are still on their engines.
     pub(crate) unlisted: Vec<ChannelId>,
     /// Channels whose bind was refused, by the guest's number.
     pub(crate) refused: BTreeMap<u8, Refused>,
@@ -156,8 +156,8 @@ impl Channels {
         self.vms.insert(vm, record);
     }
 
-    /// Ends all of a VM's channels and forgets the VM. Returns the channels that have not left their engines yet: while
-    /// there are any, neither the VM's memory nor its shadow tables may be reused.
+    /// Ends all of a VM's channels and forgets the VM. Returns the channels that are still on their engines. While one
+    /// exists, neither the VM's memory nor its shadow tables may be reused.
     pub fn destroy_vm(&mut self, host: &mut impl Host, vm: TenantId) -> Vec<Stuck> {
         let Some(record) = self.vms.remove(&vm) else { return Vec::new() };
         for channel in record.channels.values() {
@@ -174,7 +174,7 @@ impl Channels {
         kicked.into_iter().filter_map(|(_, kicked)| kicked.err()).collect()
     }
 
-    /// Binds a guest's channel to a free physical one, with an instance block of the host's. A channel that is bound
+    /// Binds a guest's channel to a free physical one, with an instance block of the host. A channel that is bound
     /// already is unbound first. The new one is stopped and in no runlist.
     ///
     /// # Errors
@@ -227,12 +227,12 @@ impl Channels {
         Ok(physical)
     }
 
-    /// Stops the channel, takes it off its engines and the runlist, and frees it. Does nothing if it is not bound. Work
-    /// in flight ends without a [`Completion`](crate::Completion); its position is in [`Self::saved_words`].
+    /// Stops the channel, takes it off its engines and the runlist, and frees it. Has no effect if it is not bound.
+    /// Work in flight ends without a [`Completion`](crate::Completion); its position is in [`Self::saved_words`].
     ///
     /// # Errors
-    /// [`Stuck`] if it has not left its engines yet: the channel is no longer the VM's, but stays unusable for others
-    /// until [`Self::let_go`].
+    /// [`Stuck`] if it has not left its engines yet: the VM has lost the channel, but no other VM can use it before
+    /// [`Self::let_go`].
     pub fn unbind(&mut self, host: &mut impl Host, vm: TenantId, channel: VirtualChannelId) -> Result<(), Stuck> {
         let Some(record) = self.vms.get_mut(&vm) else { return Ok(()) };
         record.refused.remove(&channel.0);
@@ -241,7 +241,7 @@ impl Channels {
         let listed = record.list.contains(&channel.0);
         record.list.retain(|entry| *entry != channel.0);
         self.halt(host, physical);
-        // Off its engines first: the card takes a runlist when the channels that were removed from it are off.
+        // Takes it off its engines first, because the card accepts a runlist only when the removed channels are off.
         let kicked = card::kick(host, physical);
         if listed {
             self.submit(host);
@@ -305,7 +305,7 @@ impl Channels {
         Submitted { listed: u32::try_from(listed.len()).unwrap_or(u32::MAX), ignored, taken }
     }
 
-    /// Returns the places of the host's structures.
+    /// Returns the locations of the host's structures.
     #[must_use]
     pub fn layout(&self) -> Layout {
         self.layout
@@ -319,7 +319,7 @@ impl Channels {
     }
 
     /// Keeps all of a VM's channels from being scheduled, even if the guest enables them, or lets them again if no
-    /// other reason remains. Those on an engine stay there until [`Self::preempt`] or the end of their work.
+    /// other reason remains. Channels on an engine stay there until [`Self::preempt`] or the end of their work.
     pub fn pause(&mut self, host: &mut impl Host, vm: TenantId, why: Pause, paused: bool) {
         let Some(record) = self.vms.get_mut(&vm) else { return };
         record.paused = if paused { record.paused | why.bit() } else { record.paused & !why.bit() };
@@ -329,8 +329,8 @@ impl Channels {
         }
     }
 
-    /// Deschedules a physical channel, even if its guest enables it, or lets it run again. Its started work stays as it
-    /// is, and it leaves its engine as if its guest had asked for that.
+    /// Deschedules a physical channel, even if its guest enables it, or lets it run again. Its started work is kept,
+    /// and it leaves its engine as if its guest had requested a preemption.
     pub fn withhold(&mut self, host: &mut impl Host, physical: ChannelId, withheld: bool) {
         let permit = if withheld { Permit::Withheld } else { Permit::Granted };
         let Some(bound) = self.bound_mut(physical) else { return };
@@ -343,7 +343,7 @@ impl Channels {
         }
     }
 
-    /// Returns the physical channel of a guest's.
+    /// Returns the physical channel of a guest channel.
     #[must_use]
     pub fn physical(&self, vm: TenantId, channel: VirtualChannelId) -> Option<ChannelId> {
         self.vms.get(&vm)?.channels.get(&channel.0).copied()
@@ -355,8 +355,7 @@ impl Channels {
         self.bound(channel).map(|bound| (bound.vm, bound.channel))
     }
 
-    /// Returns the channel whose instance block is at a card address, and the block's place for the guest: for MMU
-    /// faults.
+    /// Returns the channel whose instance block is at a card address, and the block's guest address, for MMU faults.
     #[must_use]
     pub fn by_instance(&self, address: VramAddr) -> Option<(TenantId, VirtualChannelId, Place)> {
         let index = address.0.checked_sub(self.layout.instances.0)?.checked_div(INSTANCE_BYTES)?;
@@ -395,8 +394,8 @@ impl Channels {
         self.vms.get(&vm).and_then(|vm| u32::try_from(vm.channels.len()).ok()).unwrap_or(0)
     }
 
-    /// Frees a stuck channel after the card has let go of it ([`Self::kick`] reports that). Returns `false` if it was
-    /// not stuck, or is for another reason as well ([`Self::strand`]).
+    /// Frees a stuck channel after it has left the card, as [`Self::kick`] reports. Returns `false` if it was not
+    /// stuck, or is also stuck for another reason ([`Self::strand`]).
     pub fn let_go(&mut self, host: &mut impl Host, channel: ChannelId) -> bool {
         if !matches!(self.slots.get(usize::from(channel.0)), Some(Slot::Stuck { stranded: false, .. })) {
             return false;
@@ -407,7 +406,7 @@ impl Channels {
     }
 
     /// Keeps the number of a bound channel from reuse when it ends, until [`Self::card_reset`]: the card's TLBs may
-    /// still translate the addresses of its work area. From its end on, [`Self::has_stuck`] reports it.
+    /// still translate the addresses of its work area. After the VM's end, [`Self::has_stuck`] reports it.
     pub fn strand(&mut self, vm: TenantId, channel: VirtualChannelId) {
         let physical = self.physical(vm, channel);
         if let Some(bound) = physical.and_then(|physical| self.bound_mut(physical)) {
@@ -415,7 +414,7 @@ impl Channels {
         }
     }
 
-    /// Notes that the work area of a [stranded](Self::strand) stuck channel is no longer reachable.
+    /// Records that the work area of a [stranded](Self::strand) stuck channel is no longer reachable.
     pub fn unstrand(&mut self, channel: ChannelId) {
         if let Some(Slot::Stuck { stranded, .. }) = self.slots.get_mut(usize::from(channel.0)) {
             *stranded = false;
@@ -462,9 +461,9 @@ impl Channels {
         self.vms.get(&vm).into_iter().flat_map(|vm| vm.channels.values()).filter_map(|physical| self.bound(*physical))
     }
 
-    /// Reads the guest's engine context pointers again, and writes to the card's block which contexts exist now. The
-    /// guest may do this to a channel that runs, as it may on hardware: the card sees it when it loads the context
-    /// next. The guest's images are never read: images are the host's.
+    /// Reads the guest's engine context pointers again, and writes to the card's block which contexts exist now. As on
+    /// hardware, the guest may do this to a running channel; the card sees the change when it next loads the context.
+    /// The guest's images are never read, because images belong to the host.
     ///
     /// Deferred while the channel has work in flight, which is charged to the engine of its contexts at submission:
     /// then it is done after the work has ended, and before the next pull.
@@ -507,7 +506,7 @@ impl Channels {
         let paused = self.vms.get(&bound.vm).is_some_and(|vm| vm.paused != 0);
         let run = bound.requested == RequestedState::Enabled && !paused && bound.permit == Permit::Granted;
         if run {
-            // Also if it runs already: a guest that starts a channel again wants the effect of a start.
+            // Also if it is running: a guest that restarts a channel expects the effect of a start.
             self.set_running(physical, true);
             self.bring_to_gate(host, physical);
         } else if bound.told == RunState::Running {
@@ -537,19 +536,19 @@ impl Channels {
         }
     }
 
-    /// Returns the VMs whose last runlist has come into force after [`Self::submit_runlist`] had reported otherwise: no
-    /// removed channel is on an engine. Call it now and then, and when the card reports that it took a runlist.
+    /// Returns the VMs whose last runlist took effect after [`Self::submit_runlist`] had reported otherwise: no removed
+    /// channel is on an engine. Call it periodically, and when the card reports an accepted runlist.
     pub fn runlists_taken(&mut self, host: &mut impl Host) -> Vec<TenantId> {
         let waiting: Vec<TenantId> =
             self.vms.iter().filter(|(_, record)| !record.unlisted.is_empty()).map(|(vm, _)| *vm).collect();
         waiting.into_iter().filter(|vm| !self.is_unlisting(host, *vm)).collect()
     }
 
-    /// Returns true if a channel that the VM has removed from its runlist has not left its engines.
+    /// Returns true if a channel that the VM has removed from its runlist is still on its engines.
     fn is_unlisting(&mut self, host: &mut impl Host, vm: TenantId) -> bool {
         let Some(record) = self.vms.get_mut(&vm).filter(|record| !record.unlisted.is_empty()) else { return false };
         let at_work: Vec<ChannelId> = (0..engine::COUNT).filter_map(|unit| card::working_for(host, unit)).collect();
-        // One that was unbound since is off the card, and its number may be another's.
+        // A channel that was unbound since has left the card, and another channel may have its number.
         record.unlisted.retain(|physical| {
             record.channels.values().any(|bound| bound == physical)
                 && (at_work.contains(physical) || card::is_loaded(host, *physical))

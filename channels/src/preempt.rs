@@ -1,9 +1,9 @@
-//! Preemption requested by a guest: begun at once, and complete when the card reports it.
+//! Preemption requested by a guest: it starts immediately and is complete when the card reports it.
 //!
-//! Running work may not be interruptible, so that a channel leaves only when its work ends. Nothing here waits for
-//! that. The card has one register for it, so requests of several VMs take turns: [`Channels::preempting`] polls the
-//! card and starts the next request. Meanwhile the host may use the register for a channel that it ends; the earlier
-//! request is then repeated.
+//! Running work may not be interruptible, so that a channel leaves only when its work ends. No code here waits for the
+//! report. The card has one preemption register, so requests of several VMs are serialized: [`Channels::preempting`]
+//! polls the card and starts the next request. Meanwhile the host may use the register for a channel that it ends; the
+//! earlier request is then repeated.
 
 use crate::card;
 use crate::{Channels, GuestMemory, Host, Stuck, TenantId};
@@ -11,22 +11,22 @@ use nvspec::fifo::{CHANNELS, ChannelId, VirtualChannelId};
 use std::collections::VecDeque;
 
 /// Polls for one channel while others wait.
-// TIMEOUT: a polling guest polls every 20 us; a channel without work in progress leaves in less than the millisecond
-// that this makes, and one that hangs blocks the others for no longer at a time.
+// TIMEOUT: a polling guest polls every 20 us; a channel without work in progress leaves within this millisecond, and a
+// hung channel blocks the others for at most this long at a time.
 const MAX_POLLS_PER_CHANNEL: u32 = 64;
 
 /// Channels that must leave their engines, without duplicates.
 #[derive(Debug, Default)]
 pub(crate) struct Preemptions {
     pub(crate) waiting: VecDeque<ChannelId>,
-    /// The card was asked for the first.
+    /// The request for the first channel was sent to the card.
     pub(crate) asked: bool,
     /// Number of polls for the first.
     pub(crate) looks: u32,
 }
 
 impl Preemptions {
-    /// Notes that the channel was ended.
+    /// Records that the channel was ended.
     pub(crate) fn forget(&mut self, channel: ChannelId) {
         self.asked &= self.waiting.front() != Some(&channel);
         self.waiting.retain(|waiting| *waiting != channel);
@@ -44,7 +44,7 @@ impl Preemptions {
 
     /// Polls the card, and requests the next that waits.
     fn advance(&mut self, host: &mut impl Host) {
-        // No answer of the card makes this loop longer.
+        // The card's answers cannot prolong this loop.
         for _ in 0..=2 * CHANNELS {
             let Some(first) = self.waiting.front().copied() else { return };
             if !self.asked {
@@ -68,7 +68,7 @@ impl Preemptions {
 }
 
 impl Channels {
-    /// Begins to take the channel off its engines; it may be scheduled again at once if it is enabled and listed.
+    /// Starts to take the channel off its engines. An enabled and listed channel may be scheduled again immediately.
     /// [`Self::preempting`] returns whether it is pending. Does nothing if the channel is not bound.
     pub fn preempt(&mut self, card: &mut (impl Host + GuestMemory), vm: TenantId, channel: VirtualChannelId) {
         let Some(physical) = self.physical(vm, channel) else { return };
@@ -83,7 +83,7 @@ impl Channels {
     }
 
     /// Asks the card to take a physical channel off its engines, bound or [stuck](crate::RunState::Stuck), and polls a
-    /// few times for that. It may be scheduled again at once if it is bound, enabled and listed.
+    /// few times until it has left. It may be scheduled again at once if it is bound, enabled and listed.
     ///
     /// # Errors
     /// [`Stuck`] if it is not off yet.
@@ -92,19 +92,19 @@ impl Channels {
     }
 
     /// Begins to take all of a VM's channels off the engines. The VM is paused, so none is scheduled again.
-    /// [`Self::vacating`] returns those that are left.
+    /// [`Self::vacating`] returns the remaining channels.
     pub fn vacate(&mut self, host: &mut impl Host, vm: TenantId) {
         let Some(record) = self.vms.get(&vm) else { return };
         // A channel without a PBDMA may still have its context on an engine, which saves it when another channel needs
-        // the engine: to the old place of the channel's memory. The card does not report that, and an unneeded request
-        // costs little.
+        // the engine, to the old address of the channel's memory. The card does not report that, and an unneeded
+        // request costs little.
         for physical in record.channels.values().copied().collect::<Vec<_>>() {
             self.preemptions.push(physical);
         }
         self.preemptions.advance(host);
     }
 
-    /// Returns the channels of a VM that have not left their engines; call it again until there are none, as
+    /// Returns the channels of a VM that are still on their engines. Call it until the list is empty, as with
     /// [`Self::preempting`].
     pub fn vacating(&mut self, host: &mut impl Host, vm: TenantId) -> Vec<VirtualChannelId> {
         self.preemptions.advance(host);
@@ -116,7 +116,7 @@ impl Channels {
             .collect()
     }
 
-    /// Returns true if the channel has not left its engines. The caller must repeat the call until it has: nothing else
+    /// Returns true if the channel is still on its engines. The caller must repeat the call until it has: nothing else
     /// advances the preemptions that wait for the card.
     pub fn preempting(&mut self, host: &mut impl Host, vm: TenantId, channel: VirtualChannelId) -> bool {
         self.preemptions.advance(host);

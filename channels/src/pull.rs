@@ -1,4 +1,4 @@
-//! From the guest's ring to the host's.
+//! Copies entries from the guest's ring to the host's.
 
 use crate::entry::Entry;
 use crate::pool::Bound;
@@ -16,7 +16,7 @@ use nvspec::fifo::{ChannelId, GpEntry, VirtualChannelId};
 use nvspec::instance::userd;
 use nvspec::mmu::HOST_VA_BASE;
 
-/// Entries of the guest's that are read at once.
+/// Number of guest entries per read.
 const CHUNK: usize = 64;
 /// Room that makes a pull worthwhile if not all entries fit.
 const WORTHWHILE: u32 = RING_ENTRIES / 4;
@@ -77,9 +77,9 @@ impl Channels {
         fault.map_or(Ok(pulled), |fault| Err(PullError { fault, pulled }))
     }
 
-    /// Keeps the record of a submission from raising an interrupt: its end is found with a poll, or with that of the
-    /// next one. If the submission was started, the card may have fetched the record, which then still raises its
-    /// interrupt. Returns `false` if there is no such submission.
+    /// Keeps the record of a submission from raising an interrupt: its end is found by a poll, or with the end of the
+    /// next submission. If the submission was started, the card may have fetched the record, which then still raises
+    /// its interrupt. Returns `false` if there is no such submission.
     pub fn suppress_completion_irq(
         &mut self,
         host: &mut impl Host,
@@ -95,14 +95,15 @@ impl Channels {
         true
     }
 
-    /// Returns true if a channel's ring is far from full, and nothing waits for room in it: completions are not urgent.
+    /// Returns true if a channel's ring is far from full and no submission waits for room, so completions are not
+    /// urgent.
     #[must_use]
     pub fn is_shallow(&self, physical: ChannelId) -> bool {
         self.bound(physical).is_some_and(|bound| bound.ring.is_shallow())
     }
 
     /// Lets the card fetch a submission of a physical channel, with the earlier ones of the channel. Returns `false` if
-    /// it may already, or there is no such submission.
+    /// the card may already fetch it or there is no such submission.
     pub fn start(&mut self, host: &mut impl Host, physical: ChannelId, submission: Submission) -> bool {
         let Some(bound) = self.bound_mut(physical).filter(|bound| bound.permit != Permit::Ended) else { return false };
         let Some(put) = bound.ring.start(submission) else { return false };
@@ -111,8 +112,8 @@ impl Channels {
         true
     }
 
-    /// Repeats to the card how far it may fetch in each ring: an earlier owner that was still running may have allowed
-    /// more after this one's state was saved.
+    /// Sets the card's fetch limit of each ring again, because an earlier owner that was still running may have raised
+    /// it after this state was saved.
     pub fn allow_again(&self, host: &mut impl Host) {
         for physical in self.vms.values().flat_map(|vm| vm.channels.values().copied()) {
             if let Some(bound) = self.bound(physical) {
@@ -121,9 +122,9 @@ impl Channels {
         }
     }
 
-    /// Returns the channels with entries that may be pulled and for which there is room: after completions, and after a
-    /// channel was enabled that had work when its guest unbound it. Excluded are channels that the card does not
-    /// schedule, and those with room for only a few of many entries, for each pull has a record and an interrupt.
+    /// Returns the channels with entries that may be pulled and fit. Call it after completions, and after enabling a
+    /// channel that had work when its guest unbound it. Excludes channels that the card does not schedule, and channels
+    /// with room for only a few of many entries, because each pull costs a record and an interrupt.
     #[must_use]
     pub fn pending_pull(&self) -> Vec<Doorbell> {
         let bounds = self.vms.values().flat_map(|vm| vm.channels.values());
@@ -140,7 +141,7 @@ impl Channels {
             .collect()
     }
 
-    /// Returns the number of entries that were due for a pull and found no room.
+    /// Returns the number of entries that were due for a pull but did not fit.
     #[must_use]
     pub fn backlog(&self, vm: TenantId, channel: VirtualChannelId) -> u32 {
         let bound = self.physical(vm, channel).and_then(|physical| self.bound(physical));
@@ -148,7 +149,7 @@ impl Channels {
     }
 }
 
-/// Reads and checks up to `count` entries of the guest's, from the next one on.
+/// Reads and checks up to `count` guest entries, starting at the next one.
 fn take(ring: &Ring, guest: &mut impl GuestRing, count: u32) -> (Vec<Entry>, Option<RingFault>) {
     let mut entries = Vec::with_capacity(count as usize);
     let mut bytes = [0; CHUNK * ENTRY_BYTES];
@@ -172,8 +173,8 @@ fn take(ring: &Ring, guest: &mut impl GuestRing, count: u32) -> (Vec<Entry>, Opt
     (entries, None)
 }
 
-/// Returns how many of `wanted` entries from `va` on are read at once: not across a page, nor beyond `to_end`, the
-/// ring's end. At least 1, for a page holds a whole number of entries and the ring begins at one.
+/// Returns how many of the `wanted` entries at `va` one read may cover: it stops at the page's end and at `to_end`, the
+/// ring's end. At least 1, because a page holds a whole number of entries and the ring is aligned to an entry.
 fn chunk(va: GpuVa, wanted: usize, to_end: usize) -> usize {
     let in_page = SMALL_PAGE.saturating_sub(va.0 % SMALL_PAGE).checked_div(ENTRY_BYTES as u64).unwrap_or(1);
     wanted.min(to_end).min(CHUNK).min(usize::try_from(in_page).unwrap_or(1)).max(1)

@@ -26,7 +26,7 @@ impl Channels {
         }
     }
 
-    /// Returns the place of the instance block of a channel whose bind was refused, for the fault that its guest gets.
+    /// Returns the location of a refused channel's instance block, to report the fault to its guest.
     #[must_use]
     pub fn refused(&self, vm: TenantId, channel: VirtualChannelId) -> Option<Place> {
         self.vms.get(&vm)?.refused.get(&channel.0).map(|refused| refused.instance)

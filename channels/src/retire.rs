@@ -1,4 +1,4 @@
-//! The first half of an end: a channel that does no more work, but whose number is not reused yet.
+//! First half of ending a channel: it does no more work, but its number is not reused yet.
 //!
 //! Between the two halves its work area is removed from its address space; if its number were reused earlier, the new
 //! channel would have semaphores that other channels of the old address space could write.
@@ -9,11 +9,11 @@ use crate::{Channels, Host, Stuck, TenantId};
 use nvspec::fifo::VirtualChannelId;
 
 impl Channels {
-    /// Takes the channel off its engines and the runlist for good. It stays bound, accepts no doorbell, and neither
-    /// enabling nor listing it restores it; [`Self::unbind`] frees it. Does nothing if it is not bound.
+    /// Takes the channel off its engines and the runlist permanently. It stays bound but ignores doorbells. Enabling or
+    /// listing does not restore it; [`Self::unbind`] frees it. Does nothing if it is not bound.
     ///
     /// # Errors
-    /// [`Stuck`] if it has not left its engines yet; it starts no work there.
+    /// [`Stuck`] if it is still on its engines; it starts no new work there.
     pub fn retire(&mut self, host: &mut impl Host, vm: TenantId, channel: VirtualChannelId) -> Result<(), Stuck> {
         let Some(physical) = self.physical(vm, channel) else { return Ok(()) };
         let listed = self.vms.get_mut(&vm).is_some_and(|record| {

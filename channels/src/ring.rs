@@ -1,4 +1,4 @@
-//! Positions of a channel in the guest's ring and in the host's, and its submissions in flight. Pure bookkeeping.
+//! A channel's positions in the guest's and the host's ring, and its submissions in flight. Pure bookkeeping.
 //!
 //! Positions count entries of the host's ring since bind and never wrap; an index is a position modulo the ring's size.
 //! The guest's ring is counted by indices, as the guest does.
@@ -13,7 +13,7 @@ use crate::{GuestInstance, RingFault, Submission};
 use nvspec::addr::GpuVa;
 use std::collections::VecDeque;
 
-/// Entries that a host ring can hold: a full one would look empty.
+/// Capacity of a host ring in entries, one less than its size: a full ring would look empty.
 const MAX_QUEUED_ENTRIES: u64 = RING_ENTRIES as u64 - 1;
 /// Number of submissions in flight that counts as few.
 const MAX_SHALLOW_SUBMISSIONS: usize = 8;
@@ -22,7 +22,7 @@ const INDEX: u64 = RING_ENTRIES as u64 - 1;
 /// Bits of a submission's number that are the record slot.
 const SLOT: u64 = RECORDS as u64 - 1;
 
-/// A submission: entries of the guest's, followed by a completion record.
+/// A submission: guest entries followed by a completion record.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Record {
     /// Its number among all submissions of the card.
@@ -35,7 +35,7 @@ pub(crate) struct Record {
     first: u64,
     /// Index of its first entry in the guest's ring.
     guest_first: u32,
-    /// Entries of the guest's.
+    /// Number of guest entries.
     pub(crate) entries: u32,
     /// Time at which it was pulled from the guest's ring.
     pub(crate) submitted_at: u64,
@@ -69,14 +69,14 @@ pub(crate) struct Ring {
     started: u64,
     /// Host position that the card had reached at the last poll.
     get: u64,
-    /// Submissions that were pulled and have not ended, oldest first. The first of them may be with the card.
+    /// Pulled submissions in flight, oldest first. The first of them may be with the card.
     pub(crate) records: VecDeque<Record>,
     /// Submissions so far.
     submitted: u64,
     sequence: u32,
-    /// Sequence of the last submission that has ended; 0 for none.
+    /// Sequence number of the last completed submission; 0 if there is none.
     pub(crate) completed: u32,
-    /// For each record slot the end of the last range before it; 0 for none.
+    /// For each record slot, the end of the last range before it; 0 if there is none.
     ends: Box<[u64]>,
     last_end: u64,
     /// The guest's ring cannot be read further.
@@ -146,12 +146,12 @@ impl Ring {
         u32::try_from(free.saturating_sub(1)).unwrap_or(0)
     }
 
-    /// Notes that the card's GP_GET is `index`.
+    /// Records that the card's GP_GET is `index`.
     pub(crate) fn observe(&mut self, index: u32) {
         self.get = self.position(index);
     }
 
-    /// Returns the host position of the card's GP_GET. An impossible value counts as the previous one.
+    /// Returns the host position of the card's GP_GET. An impossible value counts as the previous value.
     pub(crate) fn position(&self, index: u32) -> u64 {
         let ahead = u64::from(index).wrapping_sub(self.get) & INDEX;
         let position = self.get.wrapping_add(ahead);
@@ -178,8 +178,8 @@ impl Ring {
         self.records.partition_point(|record| record.end() <= self.started)
     }
 
-    /// Allows the card to fetch a submission and the earlier ones. Returns the new index; `None` if it may already, or
-    /// there is no submission of that number.
+    /// Allows the card to fetch a submission and the earlier ones. Returns the new index; `None` if it may run already,
+    /// or no submission has that number.
     pub(crate) fn start(&mut self, submission: Submission) -> Option<u32> {
         let record = self.records.iter().find(|record| record.submission == submission)?;
         let end = record.end();
@@ -203,7 +203,7 @@ impl Ring {
         self.records.partition_point(|record| record.end() <= self.get)
     }
 
-    /// Returns the guest's GP_GET for host `position` of the card's: the next entry of the guest's that is not fetched.
+    /// Returns the guest's GP_GET for the card's host `position`: the next guest entry that is not fetched.
     pub(crate) fn virtual_get(&self, position: u64) -> u32 {
         let past = self.records.partition_point(|record| record.end() <= position);
         let Some(record) = self.records.get(past) else { return self.next };
@@ -250,7 +250,7 @@ impl Ring {
         Some(record)
     }
 
-    /// Returns the end of the last range of the guest's before a record; 0 for none.
+    /// Returns the end of the last guest range before a record; 0 if there is none.
     pub(crate) fn end_before(&self, slot: usize) -> u64 {
         self.ends.get(slot).copied().unwrap_or(0)
     }

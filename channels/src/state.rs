@@ -53,7 +53,7 @@ pub type SavedWords = [(u64, u32); 3];
 /// Presence of a channel on the card, as the card reports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Presence {
-    /// An engine works for it, or the unit that fetches has it and takes its methods.
+    /// An engine works for it, or the fetch unit has it and its methods are consumed.
     Works,
     /// It waits for a semaphore, and no engine works for it.
     Acquires,
@@ -61,7 +61,7 @@ pub enum Presence {
     Off,
 }
 
-/// State of a physical channel, as far as the host knows and allows.
+/// The host's view of a physical channel's state and permissions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum RunState {
     /// Without an owner.
@@ -70,7 +70,7 @@ pub enum RunState {
     Stopped,
     /// Bound, and the card may schedule it when it is in the runlist.
     Running,
-    /// Without an owner, but the card has not let go of it: it stays out of use until it has, or the card is reset.
+    /// Has no owner but is still on the card. It stays out of use until it leaves the card or the card is reset.
     Stuck,
 }
 

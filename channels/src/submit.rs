@@ -40,8 +40,8 @@ impl Channels {
     }
 
     /// Returns the channel whose USERD is at a guest VRAM address, and the byte offset in it: for every trapped access
-    /// to guest VRAM, through any path. Of channels with the same page the lowest that is bound answers, then the
-    /// lowest that was refused.
+    /// to guest VRAM, through any path. If several channels share the page, the lowest bound one answers, else the
+    /// lowest refused one.
     #[must_use]
     pub fn userd_at(&self, vm: TenantId, address: GuestVramAddr) -> Option<(VirtualChannelId, u64)> {
         let page = address.page();
@@ -52,8 +52,8 @@ impl Channels {
     }
 
     /// Handles a guest's read of its USERD: the word at byte `offset`, 0 for a channel that is not bound. GP_PUT reads
-    /// as the guest has written it, GP_GET as an index of the guest's ring. If the card is in a completion record of
-    /// the host's, GET is the end of the guest's range before that.
+    /// as written by the guest, GP_GET as an index of the guest's ring. If the card is in a completion record of the
+    /// host, GET is the end of the guest range before the record.
     pub fn userd_read(&self, host: &mut impl Host, vm: TenantId, channel: VirtualChannelId, offset: u64) -> u32 {
         let physical = self.physical(vm, channel);
         let Some((physical, bound)) = physical.and_then(|physical| Some((physical, self.bound(physical)?))) else {
@@ -81,11 +81,11 @@ impl Channels {
         }
     }
 
-    /// Returns the words that the host would have saved of a channel in the guest's instance block: with these there, a
-    /// later bind continues at the channel's position. For a bound channel they are valid once it was preempted and not
-    /// enabled; for an unbound one they stay until it is bound or unbound again. `None` for others.
+    /// Returns the words that the card would have saved in a guest's instance block: with these words, a later bind
+    /// continues at the channel's position. For a bound channel they are valid once it was preempted and not enabled;
+    /// for an unbound one they stay until it is bound or unbound again. `None` for channels that are not bound.
     ///
-    /// Everything that the card has fetched counts as done: the rest of a range in progress is lost.
+    /// All fetched work counts as done: the rest of a range in progress is lost.
     pub fn saved_words(&self, host: &mut impl Host, vm: TenantId, channel: VirtualChannelId) -> Option<SavedWords> {
         match self.physical(vm, channel) {
             Some(physical) => self.words_of(host, physical),
@@ -137,8 +137,8 @@ impl Channels {
         }
     }
 
-    /// Returns true if a physical channel waits for a semaphore and is on the card meanwhile: it may block others from
-    /// the unit that takes its methods.
+    /// Returns true if a physical channel waits for a semaphore and is on the card meanwhile: it may block the method
+    /// unit for other channels.
     #[must_use]
     pub fn holds(&self, host: &mut impl Host, physical: ChannelId) -> bool {
         let both = pfifo::CHANNEL_STATE::ACQUIRE_PENDING.mask() | pfifo::CHANNEL_STATE::LOADED.mask();
@@ -166,7 +166,7 @@ impl Channels {
         [graphics && bound.graphics != Graphics::Unused, ce0, ce1]
     }
 
-    /// Returns whether a channel's guest has given it a PGRAPH context, whether or not it may use it now.
+    /// Returns true if a channel's guest has set a PGRAPH context, even if the channel may not use it now.
     #[must_use]
     pub fn has_graphics(&self, physical: ChannelId) -> bool {
         self.bound(physical).is_some_and(|bound| bound.contexts.first().is_some_and(Option::is_some))

@@ -39,7 +39,7 @@ pub enum Pause {
     Guest,
     /// The host moves memory that the channels may use.
     Memory,
-    /// Another VM has its quantum of the card's memory.
+    /// Another VM has the card's memory for a quantum.
     Turn,
     /// The VM has exceeded its interrupt rate limit.
     InterruptRateLimit,
@@ -50,7 +50,7 @@ pub enum Pause {
 /// Reason that keeps a channel from running.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Hindrance {
-    /// Its guest has not enabled or listed it.
+    /// The guest has not enabled or listed the channel.
     Guest,
     /// Its VM's channels are paused.
     Paused(Pause),
@@ -86,13 +86,13 @@ impl Pause {
 /// Why a channel is not bound.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum BindError {
-    /// There is no VM of that number.
+    /// No VM has that number.
     #[error("the VM is not known")]
     NoSuchVm,
-    /// There is no channel of that number.
+    /// No channel has that number.
     #[error("a card has 128 channels")]
     NoSuchChannel,
-    /// The VM has as many channels as it may.
+    /// The VM has reached its limit of channels.
     #[error("the VM has all of its {cap} channels in use")]
     Cap {
         /// Its cap.
@@ -138,7 +138,7 @@ pub struct Doorbell {
     pub gp_put: u32,
     /// The binding that it was checked for.
     pub(crate) serial: u64,
-    /// Its number among the doorbells of that binding.
+    /// Its number among the doorbells of the binding.
     pub(crate) order: u64,
 }
 
@@ -149,17 +149,17 @@ pub struct Submission(pub u64);
 /// Entries that were pulled from a guest's ring.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Pulled {
-    /// Their submission; none if nothing was pulled.
+    /// Their submission; `None` if no entry was pulled.
     pub submission: Option<Submission>,
     /// Number of its entries.
     pub taken: u32,
     /// Words of their push buffers.
     pub words: u32,
-    /// Entries up to the doorbell that found no room. They stay in the guest's ring.
+    /// Entries up to the doorbell that found no room. Entries that stay in the guest's ring.
     pub left: u32,
 }
 
-/// A guest's ring cannot be read further. The channel pulls no more.
+/// A guest's ring cannot be read further. The channel pulls no more entries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PullError {
     /// The reason.
@@ -171,7 +171,7 @@ pub struct PullError {
 /// Why a guest's ring cannot be read further.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RingFault {
-    /// The ring is not mapped there.
+    /// The ring is not mapped at this address.
     #[error("the GPFIFO ring is not mapped at {va}")]
     Unmapped {
         /// First entry that cannot be read.
@@ -182,12 +182,12 @@ pub enum RingFault {
     Entry {
         /// Its index in the guest's ring.
         index: u32,
-        /// As the guest wrote it.
+        /// The entry as the guest wrote it.
         raw: u64,
     },
 }
 
-/// A submission that has ended.
+/// A completed submission.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Completion {
     /// The VM that it belongs to.
@@ -200,7 +200,7 @@ pub struct Completion {
     pub submission: Submission,
     /// Its number for the channel since bind; from 1, without 0 when it wraps.
     pub sequence: u32,
-    /// Entries of the guest's in it.
+    /// Number of guest entries in it.
     pub entries: u32,
     /// Time at which it was pulled from the guest's ring.
     pub submitted_at: u64,
@@ -226,7 +226,7 @@ pub struct Hang {
     pub for_ns: u64,
 }
 
-/// A channel that stands still although nothing keeps it from moving.
+/// A channel that makes no progress without a known reason.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stall {
     /// The VM that it belongs to.
@@ -259,12 +259,12 @@ pub enum DoorbellError {
 /// The card's state of a channel.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct HardwareState {
-    /// The guest wants it scheduled.
+    /// The guest has enabled scheduling.
     pub enabled: bool,
     /// Waits for a semaphore.
     pub acquire_pending: bool,
     /// A PBDMA or engine holds its context.
     pub loaded: bool,
-    /// Has work that is not fetched yet.
+    /// True if it has work that is not fetched yet.
     pub pending: bool,
 }

@@ -1,4 +1,4 @@
-//! Channels without progress: those that keep an engine busy, or that stand still while no engine is busy.
+//! Finds channels without progress: channels that keep an engine busy, and channels that stall while no engine is busy.
 
 use crate::card;
 use crate::episode::{Episode, Signature};
@@ -17,9 +17,9 @@ impl Channels {
         }
     }
 
-    /// Polls each engine, and returns the channels that have kept one busy for longer than allowed without progress;
-    /// each once. It does not matter if the channel waits for a semaphore: the host interface runs ahead of the engine,
-    /// which may still be working. Call it several times within a limit.
+    /// Polls each engine, and returns each channel that kept an engine busy for too long without progress, once. It
+    /// does not matter if the channel waits for a semaphore: the host interface runs ahead of the engine, which may
+    /// still be working. Call it several times within a limit.
     pub fn look(&mut self, host: &mut impl Host, now_ns: u64) -> Vec<Hang> {
         (0..engine::COUNT).filter_map(|unit| self.look_at(host, unit, now_ns)).collect()
     }
@@ -35,9 +35,10 @@ impl Channels {
         Some(Hang { engine: unit, vm, channel, physical, for_ns })
     }
 
-    /// Returns channels that have work in flight, may run, wait for no semaphore and have stood still for longer than
-    /// the hang limit, though no engine worked for another; each once. The card has room for one fault of the unit that
-    /// fetches; this finds a channel whose fault came while another's was there. Call it as [`Self::look`].
+    /// Returns each channel once that has work in flight, may run, does not wait for a semaphore, and has made no
+    /// progress for longer than the hang limit although no engine worked for another channel. The card can report one
+    /// fetch fault at a time. This finds a channel whose fault was lost because another was pending. Call it as often
+    /// as [`Self::look`].
     pub fn stalled(&mut self, host: &mut impl Host, now_ns: u64) -> Vec<Stall> {
         let working: Vec<ChannelId> = (0..engine::COUNT).filter_map(|unit| card::working_for(host, unit)).collect();
         let Self { slots, vms, gate, .. } = self;

@@ -9,9 +9,9 @@ use nvspec::mmu::{HOST_VA_BASE, Rights};
 
 /// Bytes of a channel's work area in VRAM.
 pub const WORK_BYTES: u64 = 4 * SMALL_PAGE;
-/// Bytes of virtual addresses from one channel's work area to the next one's.
+/// Distance in bytes between the virtual addresses of two channels' work areas.
 pub(crate) const VA_STRIDE: u64 = 128 << 10;
-/// The same in small pages.
+/// The same distance in small pages.
 pub(crate) const PAGE_STRIDE: u32 = 32;
 
 /// Log2 of the entries of a host ring.
@@ -32,7 +32,7 @@ const SEMAPHORES: u64 = 3 * SMALL_PAGE;
 pub(crate) const SEMAPHORE_BYTES: usize = 16;
 /// Offset of the time in a semaphore.
 const SEMAPHORE_TIME: usize = 8;
-/// Words of a record's push buffer. Fewer than fit, so that the end of one is not the start of the next.
+/// Words of a record's push buffer. One less than fits, so that the end of one range is not the start of the next.
 const PUSH_WORDS: u32 = 6;
 /// Bytes of a record's push buffer.
 const PUSH_BYTES: usize = 24;
@@ -49,8 +49,8 @@ const _: () = assert!(
         && WORK_BYTES <= VA_STRIDE
 );
 
-/// Number of a bound channel's virtual addresses for its work area and its images, after the guest's; unique among the
-/// channels of its VM. It is the physical channel's number where that is free, and moves with the channel to another
+/// Index of a bound channel's range of virtual addresses, after the guest's, for its work area and images. Unique among
+/// its VM's channels. It is the physical channel's number where that is free, and moves with the channel to another
 /// card.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Span(pub(crate) u8);
@@ -82,7 +82,7 @@ impl Layout {
     }
 
     /// Returns the pages that the address space of a physical channel must map in its `span`, before the channel is
-    /// enabled and for as long as it is bound, in addition to [`Self::image_pages`]: index of the small page from
+    /// enabled and while it is bound, in addition to [`Self::image_pages`]: index of the small page from
     /// [`HOST_VA_BASE`] on, the page in VRAM, and the rights to it.
     #[must_use]
     pub fn work_pages(&self, channel: ChannelId, span: Span) -> [(u32, VramAddr, Rights); 4] {
@@ -111,8 +111,8 @@ pub(crate) fn semaphore_offset(slot: usize) -> u64 {
     SEMAPHORES.wrapping_add((slot as u64).wrapping_mul(SEMAPHORE_BYTES as u64))
 }
 
-/// Returns the ring entry that makes the card fetch a record's push buffer. It is not a main one, so the guest's view
-/// of its own top level does not change.
+/// Returns the ring entry that makes the card fetch a record's push buffer. It is not a main method, so the guest's
+/// view of its own top level does not change.
 pub(crate) fn record_entry(span: Span, slot: usize) -> u64 {
     let va = work_va(span).offset(push_offset(slot));
     GpEntry::new().with_address_dwords(va.0 >> 2).with_not_main(true).with_dwords(PUSH_WORDS).into()
@@ -138,7 +138,7 @@ pub(crate) fn record_push(span: Span, slot: usize, sequence: u32) -> [u8; PUSH_B
     bytes
 }
 
-/// Offset in a record's push buffer of the word that raises the interrupt, and a no-op word to replace it.
+/// Offset, in a record's push buffer, of the word that raises the interrupt, and a no-op word to replace it.
 pub(crate) const RAISES: u64 = PUSH_BYTES as u64 - 4;
 pub(crate) fn raises_nothing() -> [u8; 4] {
     u32::from(MethodHeader::to(HeaderOp::Immediate, SUBCHANNEL, NOP, 0)).to_le_bytes()

@@ -28,7 +28,7 @@ impl std::fmt::Display for Aperture {
 
 pub use nvspec::addr::Place;
 
-/// The access is outside of the guest's memory; the implementer has not changed `data`.
+/// The access is outside the guest's memory; the implementer has not changed `data`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the access is outside of what the guest may reach")]
 pub struct Denied;
@@ -36,15 +36,15 @@ pub struct Denied;
 /// Reason why a write to VRAM or through an aperture failed. The part written before may be written again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum WriteFailure {
-    /// It is outside of the guest's memory, and lost.
+    /// It is outside the guest's memory, and lost.
     #[error(transparent)]
     Denied(#[from] Denied),
-    /// There is no memory for it at present.
+    /// No memory is available for it at present.
     #[error(transparent)]
     NoMemory(#[from] NoMemory),
 }
 
-/// There is no memory for the guest's write. The same write may succeed later.
+/// No memory is available for the guest's write. The same write may succeed later.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("there is no memory for what the guest writes")]
 pub struct NoMemory;
@@ -65,7 +65,7 @@ pub struct ChannelState {
 /// State of an engine, as shown in its register.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct EngineStatus {
-    /// Channel on the engine, if it is this guest's.
+    /// Channel on the engine, if it belongs to this guest.
     pub channel: Option<VirtualChannelId>,
     /// It is working for this guest.
     pub busy: bool,
@@ -76,7 +76,7 @@ pub struct EngineStatus {
 pub enum InterruptLine {
     /// One MSI message. Only called while the guest has MSI enabled and re-armed.
     Msi,
-    /// The INTx level: asserted or not. Only called when it changes.
+    /// The INTx level: true if asserted. Only called when it changes.
     Intx(bool),
 }
 
@@ -86,19 +86,19 @@ pub trait Backend {
     /// Reads guest VRAM.
     ///
     /// # Errors
-    /// [`Denied`] when a byte is outside of the guest's VRAM.
+    /// [`Denied`] when a byte is outside the guest's VRAM.
     fn vram_read(&mut self, address: GuestVramAddr, data: &mut [u8]) -> Result<(), Denied>;
 
     /// Writes guest VRAM.
     ///
     /// # Errors
-    /// [`WriteFailure::Denied`] when a byte is outside of the guest's VRAM; [`WriteFailure::NoMemory`].
+    /// [`WriteFailure::Denied`] when a byte is outside the guest's VRAM; [`WriteFailure::NoMemory`].
     fn vram_write(&mut self, address: GuestVramAddr, data: &[u8]) -> Result<(), WriteFailure>;
 
     /// Reads through an aperture, translated by the guest's page tables. `offset` is within the BAR.
     ///
     /// # Errors
-    /// [`Denied`] when no valid mapping is there.
+    /// [`Denied`] if there is no valid mapping.
     fn aperture_read(&mut self, aperture: Aperture, offset: u64, data: &mut [u8]) -> Result<(), Denied>;
 
     /// Writes through an aperture, translated by the guest's page tables. `offset` is within the BAR.
@@ -110,8 +110,8 @@ pub trait Backend {
     /// Handles the guest's binding of an aperture's instance block; `None` unbinds it.
     fn bind_aperture(&mut self, aperture: Aperture, instance: Option<Place>);
 
-    /// Handles the guest's placing of PRAMIN, BAR0's window on VRAM, at `base`; `None` if that is outside of VRAM.
-    /// Needed only to map memory there; trapped accesses are [read](Self::vram_read) and [written](Self::vram_write) by
+    /// Handles the guest's placing of PRAMIN, BAR0's window on VRAM, at `base`; `None` if that is outside VRAM. Needed
+    /// only to map memory there; trapped accesses are [read](Self::vram_read) and [written](Self::vram_write) by
     /// address.
     fn place_window(&mut self, _base: Option<GuestVramAddr>) {}
 

@@ -21,7 +21,7 @@ pub struct VGpuConfig {
     pub pci: PciIdentity,
     /// Bytes of VRAM that the guest sees; a multiple of 1 MiB.
     pub vram_bytes: u64,
-    /// Channels that the guest may have bound at one time; the guest always sees 128.
+    /// Maximum number of channels that the guest may bind at a time; it always sees 128.
     pub channels: u32,
     /// The VBIOS image that PROM shows.
     pub vbios: Arc<[u8]>,

@@ -13,13 +13,13 @@ const DISTINCT: usize = 512;
 /// Reason why an access was refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum Reason {
-    /// No register is known at the offset.
+    /// No known register has this offset.
     Unknown,
     /// The register is known and its policy is `Deny`.
     Policy,
-    /// The address is outside of the guest's VRAM.
+    /// The address is outside the guest's VRAM.
     OutsideVram,
-    /// The target code does not name memory that a vGPU has.
+    /// The target code names memory that a vGPU does not have.
     Target,
     /// The channel does not exist.
     Channel,
@@ -52,13 +52,13 @@ impl fmt::Display for Reason {
 /// Location of a refused access.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum Site {
-    /// Byte offset in BAR0, a multiple of 4; for windows, of the register that places them.
+    /// Byte offset in BAR0, a multiple of 4; for windows, the offset of the register that places them.
     Register(u32),
     /// BAR1.
     Bar1,
     /// BAR3.
     Bar3,
-    /// All sites after the first few hundred different ones.
+    /// All sites after the first few hundred.
     Elsewhere,
 }
 
@@ -86,7 +86,7 @@ pub struct Count {
     pub writes: u64,
 }
 
-/// All refused accesses of one vGPU. Device resets keep them.
+/// All refused accesses of one vGPU. Device resets keep the counts.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Denials {
     counts: BTreeMap<(Site, Reason), Count>,

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 pub struct MmuFault {
     /// Fault unit, `nvspec::mmu::fault::unit`; below 32.
     pub unit: u32,
-    /// Instance block of the channel or aperture, as the guest named it.
+    /// Instance block of the channel or aperture, as named by the guest.
     pub instance: Option<Place>,
     /// The faulting address.
     pub va: GpuVa,
@@ -67,7 +67,7 @@ pub struct CopyError {
     pub engine: u32,
     /// Bits as in `ce0::INTR`.
     pub intr: u32,
-    /// Instance block of the channel, as the guest named it.
+    /// Instance block of the channel, as named by the guest.
     pub instance: Option<Place>,
     /// The firmware's report about the method, as `nvspec::class::ce90b5::error`: code, subchannel, method.
     pub report: u32,
@@ -82,7 +82,7 @@ pub struct GraphError {
     pub intr: u32,
     /// Code of a data error.
     pub code: u32,
-    /// Instance block of the channel, as the guest named it.
+    /// Instance block of the channel, as named by the guest.
     pub instance: Option<Place>,
     /// Subchannel of the method.
     pub subchannel: u32,

@@ -59,7 +59,7 @@ impl Interrupts {
 
     /// Handles a change of MSI's enable: earlier messages do not count.
     pub fn mode_changed(&mut self) {
-        // GUESS: it is not public whether enabling MSI re-arms; a driver whose line is pending must get a message.
+        // GUESS: no public source says whether enabling MSI re-arms; a driver with a pending line must get a message.
         self.armed = true;
     }
 

@@ -5,7 +5,7 @@
 //! The VMM emulates much of configuration space itself (QEMU: BAR addresses, MSI delivery) and forwards the writes, so
 //! this file has only the state that the device needs: command register, MSI enable, and the sizes of the BARs.
 //!
-//! Not included: the contents of the expansion ROM, I/O BARs, extended capabilities.
+//! Not in this module: the contents of the expansion ROM, I/O BARs, extended capabilities.
 //!
 //! Sources: PCI Local Bus 3.0 chapter 6, PCI Express Base 2.1 chapter 7; the locations of a GF100's capabilities.
 
@@ -351,7 +351,7 @@ impl PciConfig {
     }
 }
 
-/// Configuration space under construction: there is no guest input here.
+/// Configuration space under construction, without guest input.
 struct Image {
     bytes: Box<[u8; CONFIG_BYTES]>,
     writable: Box<[u8; CONFIG_BYTES]>,

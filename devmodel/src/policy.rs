@@ -80,7 +80,7 @@ pub enum Target {
     Register(Register, u32, Policy),
     /// A part of a range.
     Range(RangeKind),
-    /// Nothing that a guest may access.
+    /// No register that a guest may access.
     Nothing,
 }
 

@@ -204,8 +204,8 @@ impl VGpu {
             // Read-only.
             Target::Range(RangeKind::Prom) => {}
             Target::Range(RangeKind::Pramin) => {
-                // Without memory the word is lost: callers of this function instead of `bar0_write` start with a
-                // register.
+                // Without memory, the word is lost: callers use this function instead of `bar0_write` only for
+                // registers.
                 let _lost = self.pramin_write(u64::from(offset), &value.to_le_bytes(), backend);
             }
             Target::Nothing => self.denials.write(Site::Register(offset), Reason::Unknown, u64::from(value)),
@@ -328,8 +328,7 @@ impl VGpu {
     }
 
     /// Resumes a vGPU that was saved at card time `then`, with a different client and clock: the guest's time does not
-    /// go back, and pending interrupts are signalled again, because it is not known which ones the previous client has
-    /// passed on.
+    /// go back, and pending interrupts are signalled again, because the previous client may not have delivered them.
     pub fn resumed(&mut self, then: u64, backend: &mut dyn Backend) {
         self.ptimer.advance(then.saturating_sub(backend.now_ns()));
         self.interrupts.forgotten();
@@ -344,7 +343,7 @@ impl VGpu {
         }
     }
 
-    /// Resets everything to the power-on state. The counters of refused accesses and signals stay.
+    /// Resets everything to the power-on state. The counters of refused accesses and signals keep their values.
     pub fn reset(&mut self, backend: &mut dyn Backend) {
         let Self {
             config: _,

@@ -13,7 +13,7 @@ use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 
 thread_local! {
-    /// For this thread only: the test harness has other threads.
+    /// Only for this thread, because the test harness has other threads.
     static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
 }
 
@@ -36,7 +36,7 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
-/// A mediator that accepts everything and keeps nothing.
+/// A mediator that accepts all requests without storing any state.
 #[derive(Default)]
 struct Null {
     now: u64,

@@ -8,7 +8,7 @@ macro_rules! address {
         pub struct $name(pub u64);
 
         impl $name {
-            /// The address `bytes` further; `None` if it exceeds 64 bits.
+            /// Returns the address plus `bytes`; `None` if it exceeds 64 bits.
             #[must_use]
             pub const fn checked_add(self, bytes: u64) -> Option<Self> {
                 match self.0.checked_add(bytes) { Some(v) => Some(Self(v)), None => None }
@@ -126,7 +126,7 @@ impl Place {
         }
     }
 
-    /// The address `bytes` further; `None` if it exceeds 64 bits.
+    /// Returns the address plus `bytes`; `None` if it exceeds 64 bits.
     #[must_use]
     pub const fn checked_add(self, bytes: u64) -> Option<Self> {
         match self {

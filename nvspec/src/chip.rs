@@ -1,4 +1,4 @@
-//! The known chips: one table.
+//! Table of the known chips.
 
 /// Description of one chip.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

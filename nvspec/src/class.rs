@@ -29,11 +29,11 @@ pub mod id {
 /// Reasons why PGRAPH refused a method's data: the numbers of its data error register. Source: nouveau's table of data
 /// errors.
 pub mod data_error {
-    /// The operation is not possible now.
+    /// The operation is not possible in this state.
     pub const INVALID_OPERATION: u32 = 0x03;
     /// A value is out of range.
     pub const INVALID_VALUE: u32 = 0x04;
-    /// A value is not one of the defined ones.
+    /// A value is not defined.
     pub const INVALID_ENUM: u32 = 0x05;
     /// An address is not aligned.
     pub const INVALID_ADDRESS_ALIGNMENT: u32 = 0x0b;

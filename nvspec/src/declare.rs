@@ -77,9 +77,9 @@ pub struct RegInfo {
     pub name: &'static str,
     /// Byte offset of the first in BAR0.
     pub offset: u32,
-    /// Number of them.
+    /// Number of elements.
     pub count: u32,
-    /// Bytes from one to the next.
+    /// Distance in bytes between elements.
     pub stride: u32,
     /// Rights of the CPU to it.
     pub access: Access,
@@ -182,7 +182,7 @@ macro_rules! regs {
                     /// Byte offset in BAR0 (of the first, for an array).
                     pub const OFFSET: u32 = $offset;
                     $(
-                        /// Number of them.
+                        /// Number of elements.
                         pub const COUNT: u32 = $count;
                         /// Byte offset in BAR0 of the register at `index`; the caller keeps it below `COUNT`.
                         #[must_use]

@@ -14,7 +14,7 @@ pub enum Falcon {
 }
 
 impl Falcon {
-    /// All of them.
+    /// All falcons.
     pub const ALL: [Self; 4] = [Self::Fecs, Self::Gpccs, Self::Copy0, Self::Copy1];
 
     /// Its name in files and commands.
@@ -51,7 +51,8 @@ impl core::fmt::Display for Falcon {
 pub const CODE_PAGE_WORDS: usize = 64;
 /// Bytes of such a page.
 pub const CODE_PAGE_BYTES: u32 = 256;
-/// Most words of code of an image. Source: the field of the register with the sizes; real falcons of Fermi have less.
+/// Maximum number of code words in an image. Source: the field of the register with the sizes; real falcons of Fermi
+/// have less.
 pub const CODE_WORDS_MAX: usize = 0x4000;
-/// Most words of data of an image.
+/// Maximum number of data words in an image.
 pub const DATA_WORDS_MAX: usize = 0x4000;

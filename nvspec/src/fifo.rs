@@ -102,9 +102,9 @@ pub enum HeaderOp {
     NonIncreasing,
     /// One 13-bit datum in the header itself.
     Immediate,
-    /// The first dword goes to the method, all others to the next one.
+    /// The first dword goes to the method, all others to the next method.
     IncreaseOnce,
-    /// Not a defined opcode.
+    /// Undefined opcode.
     Reserved,
     /// End of the push buffer segment.
     EndSegment,

@@ -1,4 +1,4 @@
-//! The facts of NVIDIA's Fermi GPUs: the location of each register, bit, field and number. No behaviour.
+//! Describes NVIDIA's Fermi GPUs: registers, bits, fields and numbers. No behaviour.
 //!
 //! Only this crate defines hardware offsets and bits; the software card, the virtual device model and the mediation
 //! crates all use its definitions.
@@ -10,7 +10,7 @@
 //! - [`instance`]: the instance block with RAMFC, and USERD;
 //! - [`fifo`]: GPFIFO entries, method headers, runlist entries, host methods;
 //! - [`class`]: object classes and their methods;
-//! - [`chip`]: the known chips.
+//! - [`chip`]: table of known chips.
 //!
 //! Not here: Kepler (its registers are declared with its card), display beyond the registers that drivers access on a
 //! card without outputs, video decoding engines, textures.

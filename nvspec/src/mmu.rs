@@ -30,7 +30,7 @@ pub const SPT_BYTES: u64 = SPT_ENTRIES as u64 * ENTRY_BYTES;
 pub const LPT_BYTES: u64 = LPT_ENTRIES as u64 * ENTRY_BYTES;
 
 /// First virtual address that a mediating host reserves for itself in every address space: the whole range of the last
-/// directory entry. Our choice, not the hardware's.
+/// directory entry. This is our choice, not a hardware constant.
 pub const HOST_VA_BASE: GpuVa = GpuVa((PD_ENTRIES as u64 - 1) << PDE_SHIFT);
 const _: () = assert!(HOST_VA_BASE.0 + PDE_SPAN == 1 << VA_BITS);
 
@@ -182,11 +182,11 @@ pub struct Pte {
 /// Rights to a page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Rights {
-    /// A channel's work reads it.
+    /// A channel's work may read it.
     ReadOnly,
-    /// A channel's work reads and writes it.
+    /// A channel's work may read and write it.
     ReadWrite,
-    /// Context switching and firmware read and write it. A channel's work faults.
+    /// Only context switching and firmware may read and write it. A channel's work faults.
     Privileged,
 }
 

@@ -1,11 +1,11 @@
 //! A batch of operations: from bytes that were copied out of shared memory to typed operations, and their answers back.
 //!
 //! Two kinds of mistakes, and where each ends:
-//! - *Structure*: sizes and counts that do not fit each other, codes that version 1 does not have. [`Batch::parse`]
-//!   checks all of it before anything is done: the batch is [`Malformed`], and nothing of it is begun.
+//! - *Structure*: inconsistent sizes and counts, codes that version 1 does not define. [`Batch::parse`] checks the
+//!   whole batch before any operation: on an error the batch is [`Malformed`], and no operation starts.
 //! - *Values*: a reserved field that is not 0, a number without a meaning, a feature that was not accepted. It is the
-//!   answer of that operation when its turn comes ([`Batch::ops`]); the operations before it are done, none after it is
-//!   begun.
+//!   answer of that operation when its turn comes ([`Batch::ops`]); the operations before it are done, those after it
+//!   do not start.
 
 use crate::abi::{Answer, AnswerHeader, BatchHeader, MAX_BATCH_BYTES, MAX_BATCH_OPS, Status, feature, op, share};
 use crate::operation::{Fault, Op};
@@ -25,7 +25,7 @@ impl<'a> Batch<'a> {
     /// the batch are ignored.
     ///
     /// # Errors
-    /// The error in the structure, and its place.
+    /// The structural error and its position.
     pub fn parse(data: &'a [u8]) -> Result<Self, Malformed> {
         let whole = |problem| Malformed { op: None, problem };
         let Ok((header, rest)) = BatchHeader::read_from_prefix(data) else {
@@ -55,8 +55,8 @@ impl<'a> Batch<'a> {
         self.count
     }
 
-    /// Returns the operations; those of the features in `features` ([`feature`]) are supported. Each item is the
-    /// operation, or the status that is its answer.
+    /// Returns the operations; the features in `features` ([`feature`]) are supported. Each item is the operation, or
+    /// the status that is its answer.
     pub fn ops(&self, features: u32) -> impl Iterator<Item = Result<Op<'a>, Status>> + use<'a> {
         let mut left = self.bytes;
         (0..self.count).map(move |_| next(&mut left, features))
@@ -65,7 +65,7 @@ impl<'a> Batch<'a> {
 
 /// Takes the first operation off bytes with a valid structure.
 fn next<'a>(left: &mut &'a [u8], features: u32) -> Result<Op<'a>, Status> {
-    // It was all read before: it cannot be malformed now.
+    // The batch was read before, so it cannot be malformed now.
     let raw = RawOp::split(left).map_err(|_| Status::Malformed)?;
     if needs(raw) & !features != 0 {
         return Err(Status::Unsupported);
@@ -76,8 +76,7 @@ fn next<'a>(left: &mut &'a [u8], features: u32) -> Result<Op<'a>, Status> {
     })
 }
 
-/// A batch that has begun: its bytes, and how far it has come. It can be put down between two operations, and taken up
-/// again.
+/// A batch in progress: its bytes and its position. It can be suspended between two operations and resumed.
 #[derive(Clone, Debug)]
 pub struct Begun {
     bytes: Vec<u8>,
@@ -96,7 +95,7 @@ impl Begun {
         Ok(Self { bytes, at: size_of::<BatchHeader>(), answers })
     }
 
-    /// Returns the current operation, or the status that is its answer; `None` when the batch has ended.
+    /// Returns the current operation, or the status that is its answer; `None` after the last operation.
     #[must_use]
     pub fn current(&self, features: u32) -> Option<Result<Op<'_>, Status>> {
         if self.answers.status != Status::Done || self.answers.done >= self.answers.count {
@@ -122,7 +121,7 @@ impl Begun {
     }
 }
 
-/// Returns the feature that operations of a code belong to; `None` for a code that version 1 does not have.
+/// Returns the feature of the operations with this code; `None` for a code that version 1 does not have.
 #[must_use]
 pub const fn feature_of(code: u16) -> Option<u32> {
     match code {
@@ -158,7 +157,7 @@ fn needs(raw: RawOp<'_>) -> u32 {
 /// Why a batch cannot be read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub struct Malformed {
-    /// The wrong operation; none if the batch is wrong.
+    /// The malformed operation; `None` if the batch itself is malformed.
     pub op: Option<u32>,
     /// The problem.
     pub problem: Problem,
@@ -182,12 +181,12 @@ pub struct Answers {
     /// Operations that are done.
     done: u32,
     count: u32,
-    /// Answers to the operations that were begun.
+    /// Answers to the started operations.
     answers: Vec<Answer>,
 }
 
 impl Answers {
-    /// To a batch of `count` operations.
+    /// Returns empty answers for a batch of `count` operations.
     #[must_use]
     pub fn new(count: u32) -> Self {
         Self { status: Status::Done, done: 0, count: count.min(MAX_BATCH_OPS), answers: Vec::new() }
@@ -199,8 +198,8 @@ impl Answers {
         Self { status: Status::Malformed, done: 0, count: 0, answers: Vec::new() }
     }
 
-    /// Records that the next operation is done, with a value (0 if it has none), or has failed. Returns whether the one
-    /// after it may begin.
+    /// Records that the next operation is done, with a value (0 if it has none), or has failed. Returns true if the
+    /// next operation may start.
     pub fn push(&mut self, result: Result<u64, Status>) -> bool {
         if self.status != Status::Done || self.done >= self.count {
             return false;

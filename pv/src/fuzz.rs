@@ -1,4 +1,4 @@
-//! Bytes as batches of a guest, checked against the model.
+//! Interprets bytes as a guest's batches, and checks them against the model.
 
 use crate::model::machine::Machine;
 

@@ -1,4 +1,4 @@
-//! The side of a guest's driver: the capability, batches that are made operation by operation, and their answers.
+//! The guest driver's side: the capability, batches built operation by operation, and their answers.
 
 use crate::abi::{
     Answer, AnswerHeader, BatchHeader, BufferPriority, CAPABILITY_ID, Capability, DirectorySet, Entries, EntriesRun,
@@ -9,7 +9,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 /// Offset in configuration space of the pointer to the first capability. Source: PCI Local Bus 3.0, 6.7.
 const CAPABILITIES: usize = 0x34;
-/// Offset of the first capability, and how many fit in there.
+/// Offset of the first capability, and the maximum number of capabilities.
 const FIRST_CAPABILITY: usize = 0x40;
 const MOST_CAPABILITIES: usize = 48;
 
@@ -62,7 +62,7 @@ impl Ops {
         self.raw(code, handle, body.as_bytes())
     }
 
-    /// Makes a table of one of [`crate::abi::kind`].
+    /// Creates a table of a kind in [`crate::abi::kind`].
     #[must_use]
     pub fn create(self, table: u32, kind: u32) -> Self {
         self.with(op::TABLE_CREATE, table, &TableCreate { kind, reserved: 0 })
@@ -189,7 +189,7 @@ impl Ops {
     }
 }
 
-/// Length of a list. One that is too long for a batch gets another number, and is malformed.
+/// Length of a list. An operation that is too long for a batch gets a wrong size and is malformed.
 fn count<T>(list: &[T]) -> u32 {
     u32::try_from(list.len()).unwrap_or(u32::MAX)
 }
@@ -253,7 +253,7 @@ mod tests {
         config[0xf8..0xfc].copy_from_slice(&0x1000u32.to_le_bytes());
         let found = capability(&config).expect("a capability");
         assert_eq!((found.bar, found.offset), (3, 0x1000));
-        // Cut off, as an unprivileged reader of a configuration space sees it.
+        // Truncated, as in an unprivileged read of configuration space.
         assert_eq!((capability(&config[..0xf8]), capability(&config[..64]), capability(&[])), (None, None, None));
     }
 

@@ -79,7 +79,7 @@ impl Section {
     fn prefix(&self) -> String {
         match self.module() {
             "" => "GMPV_".to_owned(),
-            // Not as the register of that name.
+            // Avoids a clash with the register of this name.
             "Status" => "GMPV_RESULT_".to_owned(),
             module => format!("GMPV_{}_", module.replace("::", "_").to_uppercase()),
         }

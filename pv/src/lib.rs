@@ -1,4 +1,4 @@
-//! The paravirtual interface: how a driver that knows it is in a virtual machine speaks to the mediator.
+//! The paravirtual interface, through which a driver in a virtual machine communicates with the mediator.
 //!
 //! Parts:
 //! - [`abi`]: the binary form, as guest and mediator share it;
@@ -7,7 +7,7 @@
 //! - [`guest`]: batches and answers as a guest's driver has them;
 //! - [`header()`]: [`abi`] for guests' drivers in C.
 //!
-//! No I/O, no threads, no time.
+//! The crate uses no I/O, no threads and no clock.
 
 #![forbid(unsafe_code)]
 #![cfg_attr(

@@ -1,15 +1,15 @@
 //! The page tables that the mediator keeps for one virtual machine.
 //!
-//! Invariants, whatever the guest asks for:
-//! - An entry of a directory names a small-page table as such and a large-page table as such, or nothing; only
-//!   [`Tables::set`] writes one. A directory is never a table, so no chain of names is longer than two.
-//! - A table lives while its handle, an entry of a directory, or the address space of an instance block names it, and
-//!   not longer. It is empty when it is made. A removed table cannot be read, and counts as written.
-//! - The sizes of all that live do not exceed the limit, whether they have contents or not.
+//! Invariants for any guest request:
+//! - A directory entry names a small-page table and a large-page table in the matching field, or is empty. Only
+//!   [`Tables::set`] writes entries. A directory is never a table, so no chain of names is longer than two.
+//! - A table lives while its handle, an entry of a directory, or the address space of an instance block names it, but
+//!   no longer. It is empty when it is made. A removed table cannot be read, and counts as written.
+//! - The total size of all existing tables does not exceed the limit, with or without contents.
 //!
 //! Each table has a place in *table space*: guest VRAM addresses after the end of guest VRAM. So a page table walker
-//! (`shadow-pt`) reads and follows them like those that the guest keeps itself, and checks every entry of them; only
-//! the types are checked here, and nothing is translated.
+//! (`shadow-pt`) reads and follows them like those that the guest keeps itself, and checks every entry of them; this
+//! crate only checks types and translates nothing.
 
 mod contents;
 mod saved;
@@ -66,7 +66,7 @@ pub struct Tables {
 
 impl Tables {
     /// Creates empty tables. `base` is the end of guest VRAM, table space begins at the next multiple of
-    /// [`SLOT_BYTES`]; `limit` is the bound of all tables' bytes.
+    /// [`SLOT_BYTES`]; `limit` is the maximum total size of all tables in bytes.
     #[must_use]
     pub fn new(base: GuestVramAddr, limit: u64) -> Self {
         let base = GuestVramAddr(base.0.checked_next_multiple_of(SLOT_BYTES).unwrap_or(u64::MAX));
@@ -91,7 +91,7 @@ impl Tables {
         Ok(())
     }
 
-    /// Frees the handle; the table goes when nothing else names it.
+    /// Frees the handle; the table is freed when no other reference remains.
     ///
     /// # Errors
     /// [`Status::NoObject`].
@@ -104,7 +104,7 @@ impl Tables {
     /// Sets an entry of a directory.
     ///
     /// # Errors
-    /// [`Status::NoObject`], [`Status::WrongType`], [`Status::Range`]; the entry is as before.
+    /// [`Status::NoObject`], [`Status::WrongType`], [`Status::Range`]; the entry is unchanged.
     pub fn set(
         &mut self,
         directory: TableId,
@@ -124,7 +124,7 @@ impl Tables {
         }
         let object = self.slots.get(directory).ok_or(Status::NoObject)?;
         let before = object.contents.entry(index).ok_or(Status::Range)?;
-        // New names before old ones go: a table that is in both lives on.
+        // Adds new references before it removes old ones, so that a table in both stays alive.
         for slot in [small, large].into_iter().flatten() {
             self.slots.retain(slot);
         }
@@ -178,7 +178,8 @@ impl Tables {
         Ok(())
     }
 
-    /// Sets the address space of an instance block to the block's own. Returns whether it had another one.
+    /// Sets the address space of an instance block to the block's own. Returns true if it was bound to another
+    /// directory.
     pub fn unbind(&mut self, instance: GuestVramAddr) -> bool {
         let before = self.bindings.remove(&instance);
         if let Some(slot) = before {
@@ -187,7 +188,7 @@ impl Tables {
         before.is_some()
     }
 
-    /// The directory of an instance block, if it has one of these: its address in table space.
+    /// Returns the address in table space of an instance block's directory, if it is one of these tables.
     #[must_use]
     pub fn directory_of(&self, instance: GuestVramAddr) -> Option<GuestVramAddr> {
         self.bindings.get(&instance).map(|slot| self.slots.address(*slot))
@@ -204,13 +205,13 @@ impl Tables {
     /// Reads from table space.
     ///
     /// # Errors
-    /// Not all of it is of one table; `data` is as before.
+    /// The range is not within one table; `data` is unchanged.
     pub fn read(&self, address: GuestVramAddr, data: &mut [u8]) -> Result<(), NoTable> {
         self.slots.read(address, data)
     }
 
-    /// Calls `each` with the ranges of table space that may have other contents than at the last call: whole pages of 4
-    /// KiB, in order, the longest that are in one piece; address and bytes.
+    /// Calls `each` with address and size of the ranges of table space that may have changed since the last call:
+    /// maximal contiguous runs of 4 KiB pages, in order.
     pub fn take_written(&mut self, each: impl FnMut(GuestVramAddr, u64)) {
         self.slots.take_written(each);
     }
@@ -221,7 +222,7 @@ impl Tables {
         self.limit.saturating_sub(self.used)
     }
 
-    /// All tables and bindings go.
+    /// Removes all tables and bindings.
     pub fn clear(&mut self) {
         self.handles.clear();
         self.bindings.clear();
@@ -245,14 +246,14 @@ impl Tables {
         counts
     }
 
-    /// The table of a handle, if it is of a type that is `wanted`.
+    /// Returns the table of a handle, if `wanted` accepts its type.
     fn of_kind(&self, table: TableId, wanted: impl FnOnce(Kind) -> bool) -> Result<SlotId, Status> {
         let slot = *self.handles.get(&table).ok_or(Status::NoObject)?;
         let object = self.slots.get(slot).ok_or(Status::NoObject)?;
         if wanted(object.kind) { Ok(slot) } else { Err(Status::WrongType) }
     }
 
-    /// Returns the place of a table in the form of a directory's entry.
+    /// Returns a table's address in the form of a directory entry.
     fn frame(&self, slot: SlotId) -> Result<u32, Status> {
         u32::try_from(self.slots.address(slot).0 / SMALL_PAGE).map_err(|_| Status::Limit)
     }
@@ -279,7 +280,7 @@ impl Tables {
         }
     }
 
-    /// Removes the names that an entry of a directory gave to tables. They name nothing themselves.
+    /// Removes the names that an entry of a directory gave to tables. These tables have no references themselves.
     fn forget_entry(&mut self, pde: Pde) {
         let small = (pde.small_target() == TableTarget::Vram).then(|| pde.small_address());
         let large = (pde.large_target() == TableTarget::Vram).then(|| pde.large_address());

@@ -73,7 +73,7 @@ impl Kind {
     }
 }
 
-/// Question of [`Op::Query`], as [`query`] has it.
+/// Kind of an [`Op::Query`], from [`query`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[repr(u32)]
 #[expect(missing_docs, reason = "as the constants of the same names")]
@@ -105,7 +105,7 @@ impl Question {
     ];
 }
 
-/// Question about a segment, or change to it: [`share::control`].
+/// Query or change of a segment: [`share::control`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Control {
     /// Its size in bytes.
@@ -120,8 +120,8 @@ pub enum Control {
     Remove,
 }
 
-/// An operation: see the code's description in [`op`]. Channels are the guest's numbers; whether a channel of that
-/// number exists, and whether an address is in guest VRAM, is not checked.
+/// An operation: see the code's description in [`op`]. Channel numbers are the guest's. Does not check that the channel
+/// exists or that an address is in guest VRAM.
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[expect(missing_docs, reason = "as the structures of the same names, which follow the operations' headers")]
 pub enum Op<'a> {
@@ -149,7 +149,7 @@ pub enum Op<'a> {
     Query { question: Question },
 }
 
-/// The reason why there is no [`Op`].
+/// Why the operation could not be decoded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Fault {
     /// The whole batch cannot be read.

@@ -3,7 +3,7 @@
 use crate::format::{FORMAT, SECTIONS_MAX};
 use crate::part::Invalid;
 
-/// Why a part is not written down.
+/// Why a part cannot be written.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum WriteError {
     /// Two parts of one name and owner.
@@ -17,7 +17,7 @@ pub enum WriteError {
     /// More parts than a file has.
     #[error("a file of saved state has at most {SECTIONS_MAX} sections")]
     Sections,
-    /// The reader does not know the part, or only in versions that cannot be written.
+    /// The reader does not support the part, or supports only versions that cannot be written.
     #[error(
         "the reader takes `{name}` in version {reads:?}, and it can be written in {version} and the one before: replace the \
          daemon by one that is at most one version away"
@@ -27,10 +27,10 @@ pub enum WriteError {
         name: &'static str,
         /// The version in which it is written here.
         version: u32,
-        /// Versions that the reader takes: that one and the one before.
+        /// Versions that the reader accepts: this one and the previous one.
         reads: Option<u32>,
     },
-    /// The version before has no words for it.
+    /// The previous version cannot express it.
     #[error("the state of `{name}` of {of} cannot be written in version {version}: {why}")]
     Before {
         /// The part.
@@ -55,7 +55,7 @@ pub enum WriteError {
 /// Why a file is refused.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ReadError {
-    /// The first bytes are others.
+    /// The magic bytes do not match.
     #[error("this is no saved state of a vGPU: it begins with other bytes")]
     Magic,
     /// The file's own format is another.
@@ -116,7 +116,7 @@ pub enum ReadError {
         /// Its owner.
         of: u32,
     },
-    /// A section that is not there.
+    /// A missing section.
     #[error("section `{name}` of {of} is missing, or was read already")]
     Missing {
         /// The part.
@@ -124,7 +124,7 @@ pub enum ReadError {
         /// Its owner.
         of: u32,
     },
-    /// A section that was not read.
+    /// An unread section.
     #[error("section `{name}` of {of} belongs to nothing else in the saved state")]
     Left {
         /// The part.
@@ -132,7 +132,7 @@ pub enum ReadError {
         /// Its owner.
         of: u32,
     },
-    /// The contents are no part of that version.
+    /// The contents are not a part of this version.
     #[error("section `{name}` of {of} cannot be decoded")]
     Encoding {
         /// The part.

@@ -24,21 +24,21 @@
 //! | 32 | SHA-256 of the file's identity, all of the above, and the contents |
 //! | n | the contents, in the encoding of `postcard` |
 //!
-//! Nothing follows the last one. A section's sum covers the file's identity, so that a section of another file does not
-//! pass for one of this.
+//! No data follows the last section. A section's sum covers the file's identity, so that a section of another file is
+//! not accepted.
 //!
 //! # Versions
-//! A program reads each part in its own version and in the one before, and writes either: [`Part::Before`] is the part
-//! in the earlier version. So the newer of two consecutive programs does all of the conversion, in both directions; the
+//! A program reads each part in its own and the previous version, and writes either: [`Part::Before`] is the part in
+//! the earlier version. So the newer of two consecutive programs does all of the conversion, in both directions; the
 //! older one need not know later versions. The older program announces the versions that it reads ([`Known`]).
 //!
 //! # Trust
-//! A file is untrusted input: the sums find damage, not malice. Nothing here allocates more than the file's length, and
-//! each crate must check its part, value by value ([`Invalid`]), before it acts on it.
+//! A file is untrusted input: the sums find damage, not malice. This crate never allocates more than the file's length,
+//! and each crate must check its part, value by value ([`Invalid`]), before it acts on it.
 //!
 //! The memory of one VM can follow its state in a [`stream`].
 //!
-//! Not here: the contents of parts; the memory of cards, which goes by reference, and of guests' RAM; encryption.
+//! Not in this crate: the contents of parts; card memory, which is passed by reference; guest RAM; encryption.
 
 #![forbid(unsafe_code)]
 #![cfg_attr(

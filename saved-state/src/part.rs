@@ -6,15 +6,15 @@ use std::fmt;
 
 /// Plain data that a crate saves, made from its state by a pattern that names each field, so that none is forgotten.
 pub trait Part: Serialize + DeserializeOwned {
-    /// The crate's name; if the crate has several parts, followed by a dot and the name of this one.
+    /// The crate's name; if the crate has several parts, followed by a dot and this part's name.
     const NAME: &'static str;
-    /// Counts up with each change of the encoding, from 1. Lists end a number of elements that each take bytes: a list
-    /// of things that take none would be as long as its length says.
+    /// Counts up with each change of the encoding, from 1. Each list element must take at least one byte; otherwise a
+    /// short file could claim a list of any length.
     const VERSION: u32;
-    /// The part as it was in the version before; [`Unversioned`] if that one is not read.
+    /// The part's previous version; [`Unversioned`] if the reader does not accept one.
     type Before: Serialize + DeserializeOwned;
 
-    /// From the version before.
+    /// Converts from the previous version.
     ///
     /// # Errors
     /// If the state no longer exists.
@@ -39,8 +39,8 @@ macro_rules! first_version {
     };
 }
 
-/// Makes a type the only version of a part that is read and written. Its number stays above those of all encodings
-/// that programs ever had: a program that has an earlier one must not take this for its own.
+/// Makes a type the only version of a part that is read and written. Its number stays above the numbers of all earlier
+/// encodings: a program with an earlier encoding must not accept this one as its own.
 #[macro_export]
 macro_rules! only_version {
     ($part:ty, $name:literal, $version:literal) => {
@@ -60,7 +60,7 @@ macro_rules! only_version {
     };
 }
 
-/// A part that a program reads, in this version and the one before.
+/// A part that a program reads, in this and the previous version.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Known {
     /// The part's name.
@@ -97,7 +97,7 @@ impl Invalid {
     }
 }
 
-/// Returns true if keys ascend, each above the one before: as those of a map are saved.
+/// Returns true if keys are strictly ascending, as in a saved map.
 pub fn ascend<K: Ord>(keys: impl IntoIterator<Item = K>) -> bool {
     let mut last: Option<K> = None;
     keys.into_iter().all(|key| {

@@ -54,7 +54,7 @@ impl<'a> SavedState<'a> {
         let name = P::NAME;
         let (version, contents) = self.sections.remove(&(name, of)).ok_or(ReadError::Missing { name, of })?;
         let encoding = ReadError::Encoding { name, of };
-        // Only known versions are here.
+        // Only known versions reach this code.
         if version == P::VERSION {
             return decode(contents).ok_or(encoding);
         }
@@ -71,7 +71,7 @@ impl<'a> SavedState<'a> {
         T::try_from(part).map_err(|why| ReadError::Invalid { name: P::NAME, of, why })
     }
 
-    /// Returns whose parts of that name are left, in order.
+    /// Returns the owners of the unread parts with this name, in order.
     #[must_use]
     pub fn owners<P: Part>(&self) -> Vec<u32> {
         self.sections.range((P::NAME, 0)..=(P::NAME, u32::MAX)).map(|((_, of), _)| *of).collect()
@@ -110,7 +110,7 @@ impl Section<'_> {
         let Some(known) = known.iter().find(|known| known.name == name) else {
             return Err(ReadError::Unknown { name: name.to_owned(), of });
         };
-        // Version 0 is that of nothing.
+        // Version 0 is not valid.
         if version == 0 || (version != known.version && version.checked_add(1) != Some(known.version)) {
             return Err(ReadError::Version { name: name.to_owned(), of, version, known: known.version });
         }

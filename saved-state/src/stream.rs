@@ -1,4 +1,4 @@
-//! A saved state followed by memory, as a stream: neither its writer nor its reader holds more than a piece of it.
+//! A saved state followed by memory, as a stream: neither its writer nor its reader buffers more than one piece.
 //!
 //! All numbers are little-endian. The head is a file of parts ([`Writer`](crate::Writer)).
 //!
@@ -10,8 +10,7 @@
 //! | n | the head |
 //! | 32 | SHA-256 of all of the above |
 //!
-//! Then the pieces of memory that are not zero, by address, and an end, which is a piece without bytes at the last
-//! possible address:
+//! Then the nonzero pieces of memory by address, and an end marker: a piece without bytes at the highest address:
 //!
 //! | bytes | contents |
 //! |---|---|
@@ -20,8 +19,8 @@
 //! | n | the bytes |
 //! | 32 | SHA-256 of the sum before, and all of the above |
 //!
-//! Each sum covers the one before, so that a piece that is left out, exchanged, or of another stream is found where it
-//! is. As for [files](crate), that finds damage, and not malice.
+//! Each checksum covers the previous one, so that a missing, swapped or foreign piece is detected at its position. As
+//! for [files](crate), this detects damage, not tampering.
 
 use sha2::{Digest, Sha256};
 
@@ -29,17 +28,17 @@ use sha2::{Digest, Sha256};
 pub const MAGIC: [u8; 8] = *b"GPUMVMST";
 /// Version of the stream's format.
 pub const FORMAT: u32 = 1;
-/// Most bytes of a head: contexts of all channels that a card has, and page tables that are kept for a guest, are a
-/// part of it.
+/// Maximum size of a head in bytes: it includes the contexts of all channels of a card, and page tables kept for a
+/// guest.
 pub const HEAD_MAX: usize = 64 << 20;
-/// Most bytes of a piece.
+/// Maximum size of a piece in bytes.
 pub const PIECE_MAX: usize = 256 << 10;
 
 /// Bytes of a sum.
 const SUM: usize = 32;
 /// Bytes before a head.
 const START: usize = 20;
-/// Bytes before a piece's.
+/// Bytes in front of a piece's data.
 const PIECE_HEAD: usize = 12;
 /// The address of the end.
 const END: u64 = u64::MAX;
@@ -49,7 +48,7 @@ type Sum = [u8; SUM];
 /// Reasons for which a stream is refused.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum StreamError {
-    /// The first bytes are others.
+    /// The magic bytes do not match.
     #[error("this is no saved VM: it begins with other bytes")]
     Magic,
     /// The format is another.
@@ -64,7 +63,7 @@ pub enum StreamError {
     /// A piece is too long, or has no bytes.
     #[error("the saved VM claims a piece of {0} bytes of memory; from 1 to {PIECE_MAX} are possible")]
     Piece(u32),
-    /// A piece comes at or before the one before it.
+    /// A piece's address is not above the previous piece's.
     #[error("the saved VM has memory at {0:#x} behind what is above that")]
     Order(u64),
     /// Bytes follow the end.
@@ -75,14 +74,14 @@ pub enum StreamError {
     Cut(u64),
 }
 
-/// Writer of a stream. Send the bytes that it returns, in that order.
+/// Writer of a stream. Send the returned bytes in order.
 #[derive(Debug)]
 pub struct StreamWriter {
     sum: Sum,
 }
 
 impl StreamWriter {
-    /// A stream with that head, and its first bytes.
+    /// Returns a stream with this head, and its first bytes.
     #[must_use]
     pub fn new(head: &[u8]) -> (Self, Vec<u8>) {
         let mut bytes = MAGIC.to_vec();
@@ -94,7 +93,7 @@ impl StreamWriter {
         (Self { sum }, bytes)
     }
 
-    /// The bytes of a piece, which has from one to [`PIECE_MAX`], and is above those before.
+    /// Returns the encoding of a piece, which has 1 to [`PIECE_MAX`] bytes and an address above all earlier pieces.
     pub fn piece(&mut self, at: u64, data: &[u8]) -> Vec<u8> {
         debug_assert!((1..=PIECE_MAX).contains(&data.len()), "a piece of {} bytes", data.len());
         let mut bytes = at.to_le_bytes().to_vec();
@@ -123,7 +122,7 @@ fn next(before: &Sum, bytes: &[u8]) -> Sum {
 /// Something whole of a stream.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Item<'a> {
-    /// The head; once, and first.
+    /// The head, which comes once and first.
     Head(&'a [u8]),
     /// A piece of memory: address and bytes.
     Piece(u64, &'a [u8]),
@@ -153,7 +152,7 @@ impl StreamReader {
     /// Takes the next bytes, and passes complete units to `sink`, after checking their sums.
     ///
     /// # Errors
-    /// If it is not a stream, or `sink` fails. Feed nothing more then.
+    /// If it is not a stream, or `sink` fails. Do not feed more data then.
     pub fn feed<E: From<StreamError>>(
         &mut self,
         mut bytes: &[u8],
@@ -172,7 +171,7 @@ impl StreamReader {
     /// Ends the stream: everything was fed.
     ///
     /// # Errors
-    /// When the end has not come.
+    /// If the end marker is missing.
     pub fn finish(self) -> Result<(), StreamError> {
         match self.at {
             Expects::Nothing => Ok(()),
@@ -232,7 +231,7 @@ impl StreamReader {
         within.map(|length| Some((at, length))).ok_or(StreamError::Piece(length))
     }
 
-    /// Makes the next step if all for it is there.
+    /// Makes the next step if all its bytes have arrived.
     fn deal<E: From<StreamError>>(&mut self, sink: &mut impl FnMut(Item<'_>) -> Result<(), E>) -> Result<(), E> {
         let wanted = self.wanted()?;
         if self.rest.len() < wanted {

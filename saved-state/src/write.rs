@@ -9,21 +9,21 @@ use std::collections::BTreeSet;
 #[derive(Debug)]
 pub struct Writer {
     identity: [u8; IDENTITY],
-    /// Sections that the reader takes; everything in the newest version without.
+    /// Sections that the reader accepts; if `None`, all are written in the newest version.
     reader: Option<Vec<Known>>,
     written: BTreeSet<(&'static str, u32)>,
     sections: Vec<u8>,
 }
 
 impl Writer {
-    /// A file for a program of this version. No other file may have the `identity`: sections of files with the same one
-    /// can be taken for each other's.
+    /// A file for a program of this version. The `identity` must be unique: sections of files with the same identity
+    /// could be exchanged without notice.
     #[must_use]
     pub fn new(identity: [u8; IDENTITY]) -> Self {
         Self { identity, reader: None, written: BTreeSet::new(), sections: Vec::new() }
     }
 
-    /// A file for a program with these known versions.
+    /// Creates a file for a program that supports these versions.
     #[must_use]
     pub fn for_reader(identity: [u8; IDENTITY], reader: Vec<Known>) -> Self {
         Self { reader: Some(reader), ..Self::new(identity) }
@@ -50,7 +50,7 @@ impl Writer {
             postcard::to_allocvec(&before)
         };
         let contents = encoded.map_err(|_| WriteError::Encoding { name, of })?;
-        // A name of 64 bytes at most has its length in one.
+        // The length of a name of at most 64 bytes fits in one byte.
         self.sections.push(u8::try_from(name.len()).unwrap_or(u8::MAX));
         self.sections.extend(name.as_bytes());
         self.sections.extend(of.to_le_bytes());
@@ -80,7 +80,7 @@ impl Writer {
         let reads = reader.iter().find(|known| known.name == P::NAME).map(|known| known.version);
         let before = P::VERSION.saturating_sub(1);
         match reads {
-            // It reads its own version and the one before that.
+            // It reads its own version and the previous one.
             Some(newest) if newest == P::VERSION || newest.checked_sub(1) == Some(P::VERSION) => Ok(P::VERSION),
             Some(newest) if newest == before && before > 0 => Ok(before),
             _ => Err(WriteError::Version { name: P::NAME, version: P::VERSION, reads }),

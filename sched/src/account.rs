@@ -72,7 +72,7 @@ impl Histogram {
         self.counts.iter().enumerate().take_while(|(index, _)| upper(*index) <= ns).map(|(_, count)| count).sum()
     }
 
-    /// Mean in ns; 0 of none.
+    /// Mean in ns; 0 if there are no samples.
     #[must_use]
     pub fn mean(&self) -> u64 {
         self.sum.checked_div(self.count).unwrap_or(0)
@@ -84,7 +84,7 @@ impl Histogram {
         self.max
     }
 
-    /// The duration in ns that `permille` of all do not exceed, at most an eighth too long; 0 of none.
+    /// The duration in ns that `permille` of all do not exceed, at most an eighth too long; 0 if there are no samples.
     #[must_use]
     pub fn quantile(&self, permille: u32) -> u64 {
         let wanted = (u128::from(self.count) * u128::from(permille)).div_ceil(1000);
@@ -109,7 +109,7 @@ impl Histogram {
     }
 }
 
-/// Submissions of a vGPU to one engine, and its use of it.
+/// Submissions of a vGPU to one engine, and its engine time.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Account {
     /// Submissions that arrived.
@@ -126,7 +126,7 @@ pub struct Account {
     pub used: u64,
     /// Engine time used by the longest submission, in ns.
     pub longest: u64,
-    /// From arrival to start.
+    /// Time from arrival to start.
     pub waits: Histogram,
 }
 

@@ -11,9 +11,9 @@ pub(crate) struct Flight {
     pub(crate) vgpu: TenantId,
     pub(crate) channel: Channel,
     pub(crate) started: Nanos,
-    /// Start of the submission's time limit, according to the accounts: set when it comes to the front. Ends of later
-    /// submissions do not move it, or a vGPU that keeps sending short work next to a long one would never meet its
-    /// limit.
+    /// Start of the submission's time limit, according to the accounts: set when it becomes the first in flight. Ends
+    /// of later submissions do not move it, or a vGPU that keeps sending short work next to a long one would never meet
+    /// its limit.
     #[serde(default)]
     pub(crate) began: Option<Nanos>,
     /// A kill of its channel was requested.
@@ -57,8 +57,8 @@ impl EngineState {
         self.promote();
     }
 
-    /// Brings a channel's submission to the front, since the engine works on it now, whatever the accounts say. Returns
-    /// `false` if the channel has none here.
+    /// Brings a channel's submission to the front, because the engine works on it now, regardless of the accounts.
+    /// Returns `false` if the channel has no submission here.
     pub(crate) fn bring_forward(&mut self, of: impl Fn(&Flight) -> bool) -> bool {
         let Some(at) = self.flights.iter().position(of) else { return false };
         if let Some(first) = self.flights.front_mut().filter(|_| at > 0) {
@@ -134,8 +134,8 @@ impl EngineState {
         Some((flight, used))
     }
 
-    /// Sets a submission aside from `now` on, because it waits for something else. Returns it and the time in ns that
-    /// it used before.
+    /// Sets a submission aside from `now` on, because it does not wait for the engine. Returns it and the time in ns
+    /// that it used before.
     pub(crate) fn set_aside(&mut self, ticket: Ticket, now: Nanos) -> Option<(Flight, u64)> {
         let first = self.flights.front()?.ticket == ticket;
         let (flight, used) = if first { self.end(ticket, now)? } else { (self.withdraw(ticket)?, 0) };
@@ -154,7 +154,7 @@ impl EngineState {
         Some(self.aside.remove(at))
     }
 
-    /// Removes those set aside for which `gone` is true.
+    /// Removes deferred submissions for which `gone` is true.
     pub(crate) fn drop_aside(&mut self, gone: impl Fn(&Flight) -> bool) -> Vec<Flight> {
         self.aside.extract_if(.., |flight| gone(flight)).collect()
     }
@@ -168,7 +168,7 @@ impl EngineState {
     }
 
     /// Removes the first submission for which `gone` is true, at `now`, and returns it with the time in ns that it
-    /// used. Only the one that the engine works on has used any.
+    /// used. Only the submission that the engine works on has used time.
     pub(crate) fn drop_first(&mut self, now: Nanos, gone: impl Fn(&Flight) -> bool) -> Option<(Flight, u64)> {
         let at = self.flights.iter().position(gone)?;
         if at == 0 {

@@ -22,11 +22,11 @@ pub(crate) struct Lane {
     queued: usize,
     /// Submissions on the card.
     in_flight: u32,
-    /// An event came since nothing more could start.
+    /// An event arrived since no more work could start.
     changed: bool,
     /// The vGPU whose submission started last.
     last: Option<TenantId>,
-    /// Time since which something could start while nothing of the lane runs.
+    /// Time since which work could start while no work of the lane runs.
     waiting: Option<Nanos>,
     /// End of the wait for a cap.
     opens: Option<Nanos>,
@@ -52,7 +52,7 @@ impl Lane {
         self.policy.joined(vgpu);
     }
 
-    /// Removes a vGPU; returns its queued submissions. Its work in flight counts until it has ended.
+    /// Removes a vGPU. Returns its queued submissions. Its work in flight counts until it has ended.
     pub(crate) fn leave(&mut self, vgpu: TenantId) -> Vec<Queued> {
         self.policy.left(vgpu);
         self.changed = true;
@@ -87,7 +87,7 @@ impl Lane {
         self.policy.arrived(vgpu, &view);
     }
 
-    /// Queues a submission that was set aside again, before the others of its vGPU: those after it may depend on it.
+    /// Queues a deferred submission again, before its vGPU's other submissions, which may depend on it.
     pub(crate) fn requeue(&mut self, config: &Config, vgpu: TenantId, queued: Queued, now: Nanos) {
         let Some(member) = self.members.get_mut(&vgpu) else { return };
         member.queue.push_front(queued);
@@ -132,8 +132,8 @@ impl Lane {
         dropped
     }
 
-    /// Checks a lane that was read: that it has the vGPUs of `known` with their settings and quarantines, and counts
-    /// the submissions queued for `engines` and the `flights` there.
+    /// Checks that a deserialized lane has the vGPUs of `known` with their settings and quarantines, and counts the
+    /// submissions queued for `engines` and its `flights`.
     pub(crate) fn check(
         &self,
         config: &Config,
@@ -191,7 +191,8 @@ impl Lane {
         let Some(member) = self.members.get_mut(&vgpu) else { return };
         member.in_flight = member.in_flight.saturating_sub(1);
         member.last_seen = Some(now);
-        // The longest lately: a vGPU that sends one long submission after many short ones is expected to do so again.
+        // The longest recent length: a vGPU that sends one long submission after many short ones is expected to do so
+        // again.
         member.expected = used.max(member.expected - member.expected / 8);
         member.bucket.fill(member.params.cap_permille, now);
         member.bucket.take(used);
@@ -249,7 +250,7 @@ impl Lane {
     }
 
     fn next_open(&self) -> Option<Nanos> {
-        // With work of it in flight, the end of that work is soon enough.
+        // While it has work in flight, the end of that work is early enough.
         let capped = self.members.values().filter(|m| !m.queue.is_empty() && !m.held && m.in_flight == 0 && !m.ready());
         capped.map(|member| member.bucket.opens(member.params.cap_permille)).min()
     }
@@ -276,7 +277,7 @@ impl Lane {
         let contended = self.members.iter().any(|(vgpu, other)| *vgpu != last && other.active(now, idle));
         let ahead = member.expected.saturating_mul(self.in_flight.into());
         let full = if contended {
-            // The next vGPU waits for all of it.
+            // The next vGPU waits for all this work.
             self.in_flight >= pipeline.contended || ahead > pipeline.ahead_ns
         } else {
             let much = ahead.saturating_add(member.expected) > pipeline.ahead_ns;

@@ -1,7 +1,7 @@
 //! The GPU scheduler as a pure state machine: events and the time in, decisions out.
 //!
-//! [`Scheduler`] knows no hardware, no threads and no clock; its feeder sends it events and carries its decisions out.
-//! So a test runs hours of many vGPUs in seconds, and [`sim`] shows how a policy behaves before a guest meets it.
+//! [`Scheduler`] uses no hardware, threads or clock; its feeder sends it events and carries out its decisions. So a
+//! test simulates hours of many vGPUs in seconds, and [`sim`] shows how a policy behaves before real guests use it.
 //!
 //! Parts:
 //! - [`Event`], [`Decision`]: the interface, and [`trace`]: a record of them that can be replayed;
@@ -22,10 +22,10 @@
 //! end, whichever is later, to its own end. The sum of all charges is the time that the engine was busy. The feeder
 //! reports that a submission has ended: it must not rely only on memory that a guest can write.
 //!
-//! Not here: preemption of running work. Memory is bounded by the number of vGPUs and of queued submissions.
+//! Not in this crate: preemption of running work. Memory is bounded by the number of vGPUs and of queued submissions.
 //!
 //! Sources: Gdev (Kato et al., USENIX ATC 2012), sections 5.1, 5.2 and figure 2; GPUvm (Suzuki et al., USENIX ATC
-//! 2014), section 3.5; each policy's file has its own.
+//! 2014), section 3.5; each policy's file lists its own sources.
 
 #![forbid(unsafe_code)]
 

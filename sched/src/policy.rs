@@ -1,4 +1,4 @@
-//! The interface of a policy: it learns the events of its lane, and picks the next vGPU.
+//! The interface of a policy: it receives its lane's events and picks the next vGPU.
 //!
 //! A policy keeps only the state that it needs to choose; queues, work in flight, caps, quarantines, limits and the
 //! accounts belong to the lane and the scheduler, and are the same for all.
@@ -19,12 +19,12 @@ use std::collections::BTreeMap;
 use std::fmt::Debug;
 use std::ops::{Deref, DerefMut};
 
-/// Room for a start in addition to the work in flight.
+/// Permission to start work in addition to the work in flight.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Room {
-    /// Anything: nothing is in flight.
+    /// Any vGPU, because no work is in flight.
     Free,
-    /// More of the same vGPU, which has work of about `ahead` ns in flight.
+    /// Further work of the same vGPU, which has about `ahead` ns of work in flight.
     Behind {
         /// The vGPU.
         vgpu: TenantId,
@@ -35,7 +35,7 @@ pub(crate) enum Room {
     Full,
 }
 
-/// A lane as a policy sees it.
+/// A policy's view of a lane.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct View<'a> {
     pub(crate) now: Nanos,
@@ -60,7 +60,7 @@ impl<'a> View<'a> {
         self.ready().any(|(vgpu, _)| vgpu != than)
     }
 
-    /// Returns the vGPU whose first submission has waited longest, of those for which `among` is true.
+    /// Returns the vGPU whose first submission has waited longest, among those that `among` accepts.
     pub(crate) fn oldest(&self, among: impl Fn(TenantId) -> bool) -> Option<TenantId> {
         let ready = self.ready().filter(|(vgpu, _)| among(*vgpu));
         ready.min_by_key(|(_, member)| member.queue.front().map(|first| first.order)).map(|(vgpu, _)| vgpu)
@@ -70,7 +70,7 @@ impl<'a> View<'a> {
 /// Standing of a vGPU with a policy, in ns.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Standing {
-    /// Budget that is left; below zero when it is overdrawn. 0 with policies that have no budgets.
+    /// Remaining budget; negative when overdrawn. 0 with policies that have no budgets.
     pub credit: i64,
     /// Use beyond its share; below zero when it has had less. 0 with policies that do not measure it.
     pub beyond: i64,
@@ -87,25 +87,25 @@ pub(crate) trait Policy: Debug + Send {
     /// Records that a submission of a vGPU has been queued.
     fn arrived(&mut self, _vgpu: TenantId, _view: &View<'_>) {}
 
-    /// Records that a submission of a vGPU starts now, after the engine could have run something for `gap` ns.
+    /// Records that a submission of a vGPU starts now, after the engine was idle with work available for `gap` ns.
     fn started(&mut self, _vgpu: TenantId, _gap: u64, _view: &View<'_>) {}
 
     /// Charges `used` ns to a vGPU in addition to its submissions that [end](Self::ended).
     fn charged(&mut self, _vgpu: TenantId, _used: u64, _view: &View<'_>) {}
 
-    /// Records that the engine has idled for `ns`, until the card received the work that a vGPU was given the engine
-    /// for.
+    /// Records that the engine idled for `ns` until the card received the work for which a vGPU was chosen.
     fn idled(&mut self, _vgpu: TenantId, _ns: u64, _view: &View<'_>) {}
 
     /// Records that a submission of a vGPU has ended `late` ns ago, and had used `used` ns of the engine. `late` is
-    /// shorter if the engine worked in the meantime: it is the time in which it could have run something else.
+    /// shorter if the engine worked in the meantime: it counts only the time in which the engine could have run other
+    /// work.
     fn ended(&mut self, _vgpu: TenantId, _used: u64, _late: u64, _view: &View<'_>) {}
 
     /// Returns the vGPU whose first submission starts now. It must be [ready](View::ready). Called after each event,
     /// and again after each start.
     fn pick(&mut self, view: &View<'_>) -> Option<TenantId>;
 
-    /// Returns the time of the next call of [`Self::pick`], unless an event comes before.
+    /// Returns the time of the next call of [`Self::pick`], unless an event arrives first.
     fn wakeup(&self) -> Option<Nanos> {
         None
     }

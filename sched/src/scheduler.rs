@@ -22,14 +22,14 @@ pub enum Quarantine {
     Free,
     /// Until this time, unless the operator ends it before.
     Until(Nanos),
-    /// Until the operator ends it.
+    /// Lasts until the operator ends it.
     Held,
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
 struct Vgpu {
     params: VgpuParams,
-    /// No decision depends on accounts: a record leaves them out.
+    /// No decision depends on accounts, so a record omits them.
     #[serde(skip)]
     accounts: [Account; Engine::COUNT],
     #[serde(skip)]
@@ -72,7 +72,8 @@ impl Scheduler {
             && self.lanes.iter().all(|lane| lane.is_of(&self.config))
     }
 
-    /// Handles one event and appends its decisions, in order. A `now` before the last one is taken as the last one.
+    /// Handles one event and appends its decisions, in order. A `now` before the previous one counts as the previous
+    /// one.
     pub fn event(&mut self, now: Nanos, event: Event, decisions: &mut Vec<Decision>) {
         self.now = self.now.max(now);
         let known = match event {
@@ -112,7 +113,7 @@ impl Scheduler {
         self.start_what_may(decisions);
     }
 
-    /// Returns the time of the next [`Event::Tick`], unless another event comes before. `None` while nothing is queued
+    /// Returns the time of the next [`Event::Tick`], unless another event arrives first. `None` while nothing is queued
     /// or in flight, unless a quarantine will end.
     #[must_use]
     pub fn next_wakeup(&self) -> Option<Nanos> {
@@ -367,8 +368,8 @@ impl Scheduler {
         true
     }
 
-    /// Corrects the accounts as the card says: the submission that has the engine runs, wherever it was booked. The one
-    /// that the accounts took for it has not had the engine.
+    /// Corrects the accounts according to the card: the submission that has the engine runs, wherever it was booked.
+    /// The submission that the accounts assumed instead did not use the engine.
     fn occupied(&mut self, engine: Engine, vgpu: TenantId, channel: Channel) -> bool {
         let of = |flight: &Flight| (flight.vgpu, flight.channel) == (vgpu, channel);
         if self.engines[engine.index()].bring_forward(of) {

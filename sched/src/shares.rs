@@ -1,4 +1,4 @@
-//! Division of an engine's time.
+//! Divides an engine's time into shares.
 
 use crate::config::PERMILLE;
 use crate::params::VgpuParams;
@@ -10,9 +10,9 @@ pub const WHOLE_SHARE_PPM: u64 = 1_000_000;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Claim {
     pub(crate) weight: u32,
-    /// At least this, even if the weight says less.
+    /// Minimum share, even if the weight gives less.
     pub(crate) least: u64,
-    /// At most this.
+    /// Maximum share.
     pub(crate) most: u64,
 }
 
@@ -28,8 +28,8 @@ impl Claim {
 }
 
 /// Shares of the vGPUs that compete, in parts of [`WHOLE_SHARE_PPM`], in their order: by weight, but none less than its
-/// guarantee or more than its cap. The others get the rest that a cap leaves, by weight; the shares sum to at most the
-/// whole, and to less only because of caps or rounding. Guarantees that exceed the whole in total shrink in proportion.
+/// guarantee or more than its cap. The others share the rest by weight. The sum is at most the whole, and less only
+/// because of caps or rounding. Guarantees that exceed the whole in total shrink in proportion.
 pub fn shares(of: &[VgpuParams]) -> Vec<u64> {
     let claims: Vec<_> = of.iter().map(|params| Claim::from_params(params, WHOLE_SHARE_PPM)).collect();
     divide(WHOLE_SHARE_PPM, &claims)
@@ -53,8 +53,8 @@ pub(crate) fn divide(whole: u64, of: &[Claim]) -> Vec<u64> {
         let loose = || of.iter().zip(&fixed).filter(|(_, fixed)| fixed.is_none());
         let weights: u64 = loose().map(|(claim, _)| u64::from(claim.weight)).sum();
         let share = |claim: &Claim| scale(rest, claim.weight.into(), weights);
-        // Find the claims to hold, and by how much that changes the rest for the others: the larger side first, as
-        // holding it can bring those of the other side within their bounds.
+        // Find the claims to fix at their bounds, and the resulting change for the others. The side with the larger
+        // change comes first, because fixing it can bring the other side's claims within their bounds.
         let below: u64 = loose().map(|(claim, _)| least(claim).saturating_sub(share(claim))).sum();
         let above: u64 = loose().map(|(claim, _)| share(claim).saturating_sub(claim.most)).sum();
         if below == 0 && above == 0 {

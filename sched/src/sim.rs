@@ -1,13 +1,13 @@
-//! A card, guests and their workloads, in simulated time: they show how a scheduler behaves, before a guest meets it.
+//! A card, guests and their workloads, in simulated time: to test a scheduler before real guests use it.
 //!
 //! The scheduler is the real one; the engines (in order, without preemption), the time that an interrupt and a doorbell
-//! take, and guests that submit, wait for the end, think, and submit again are simulated. The same seed gives the same
-//! run, event by event.
+//! take, and guests that submit, wait for the end, think, and submit again are simulated. The same seed gives exactly
+//! the same events.
 //!
 //! Parts: [`Scenario`] and its parts: workloads as data; [`run`]; [`Outcome`]: the result; [`Uses`]: use by VM and
 //! time.
 //!
-//! Not here: memory, page tables, and the reasons for a kernel's length.
+//! Not simulated: memory, page tables, and the causes of a kernel's length.
 
 mod outcome;
 mod random;

@@ -102,7 +102,7 @@ pub enum TraceError {
         /// Error of the parser.
         source: serde_json::Error,
     },
-    /// It is of another version.
+    /// The record has another version.
     #[error("the record has format {0}, not {FORMAT}")]
     Format(u32),
     /// It is empty.
@@ -131,7 +131,7 @@ pub struct Trace {
 pub struct Replay {
     /// The scheduler after the last event.
     pub scheduler: Scheduler,
-    /// Events, by index, that caused other decisions than recorded, with those.
+    /// Events, by index, that caused different decisions than recorded, with these decisions.
     pub other: Vec<(usize, Vec<Decision>)>,
 }
 
@@ -162,7 +162,7 @@ impl Trace {
         self.entries.last().map_or(0, |entry| entry.at.since(self.at))
     }
 
-    /// Feeds the events to the scheduler as it was.
+    /// Feeds the events to a scheduler with the original settings.
     #[must_use]
     pub fn replay(&self) -> Replay {
         let mut scheduler = self.scheduler.clone();

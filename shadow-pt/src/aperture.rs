@@ -31,7 +31,7 @@ pub enum WalkFault {
     Pde,
     /// The offset is beyond a shortened table.
     PdeSize,
-    /// The entry is not valid, or names memory that no guest has.
+    /// The entry is invalid or names memory that belongs to no guest.
     Pte,
 }
 
@@ -67,7 +67,7 @@ struct Space {
 #[derive(Debug)]
 pub struct ApertureTlb {
     instance: Option<Place>,
-    /// The directory, in place of the one in the instance block.
+    /// The directory, instead of the one in the instance block.
     named: Option<Place>,
     space: Option<Space>,
     slots: Box<[Option<Slot>]>,
@@ -170,7 +170,7 @@ impl ApertureTlb {
 
 /// Pages of 4 KiB whose small entries fill a page.
 const BLOCK_PAGES: u64 = BLOCK_SMALLS as u64;
-/// The same, as `usize`.
+/// Same as `usize`.
 const BLOCK_SMALLS: usize = 1 << (SMALL_PAGE.trailing_zeros() - ENTRY_BYTES.trailing_zeros());
 /// Number of large entries for the same range.
 const BLOCK_LARGES: usize = BLOCK_SMALLS >> LARGE_SHIFT;

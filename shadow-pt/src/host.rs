@@ -1,8 +1,8 @@
 //! The mediator's own pages in a guest's address space.
 //!
-//! They are in the spans of the last two directory entries, which are never the guest's. The last has the mediator's
-//! pages for channels, in a short table that every address space with a channel has. The other is for memory that
-//! several address spaces share; its table is created when the first such page is mapped.
+//! They are in the spans of the last two directory entries, which never belong to the guest. The last has the
+//! mediator's pages for channels, in a short table that every address space with a channel has. The other is for memory
+//! that several address spaces share; its table is created when the first such page is mapped.
 
 use crate::ShadowMemory;
 use nvspec::addr::{GpuVa, SMALL_PAGE, VramAddr};
@@ -10,24 +10,24 @@ use nvspec::mmu::{ENTRY_BYTES, PD_ENTRIES, PDE_SPAN, Pde, Pte, PteAperture, Righ
 
 /// Start of the mediator's own pages for channels in each address space: the span of the last directory entry.
 pub const HOST_BASE: GpuVa = GpuVa((PD_ENTRIES as u64 - 1) * PDE_SPAN);
-/// Largest number of those pages: as many as the shortest table has.
+/// Maximum number of these pages: the entries of the shortest table.
 pub const HOST_PAGES: u32 = SPT_ENTRIES >> SIZE_CODE;
 /// The size code of the shortest table.
 const SIZE_CODE: u8 = 3;
 /// Start of the pages of shared memory in each address space: the span of the directory entry before.
 pub const SHARED_BASE: GpuVa = GpuVa((PD_ENTRIES as u64 - 2) * PDE_SPAN);
-/// Largest number of those pages.
+/// Maximum number of these pages.
 pub const SHARED_PAGES: u32 = SPT_ENTRIES;
 
-/// The first directory entry that is the mediator's; all later ones are, too.
+/// The first directory entry of the mediator; all later ones belong to it as well.
 pub(crate) const FIRST_ENTRY: u32 = PD_ENTRIES - 2;
 
-/// A page of the mediator's own in an address space.
+/// A mediator page in an address space.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum HostPage {
-    /// At [`HOST_BASE`] plus as many pages; below [`HOST_PAGES`].
+    /// Page at this index from [`HOST_BASE`]; below [`HOST_PAGES`].
     Own(u32),
-    /// At [`SHARED_BASE`] plus as many pages; below [`SHARED_PAGES`].
+    /// Page at this index from [`SHARED_BASE`]; below [`SHARED_PAGES`].
     Shared(u32),
 }
 
@@ -105,7 +105,7 @@ impl HostTable {
         self.area.table_bytes()
     }
 
-    /// Returns the directory entry for it.
+    /// Returns the directory entry for the table.
     pub(crate) fn pde(self) -> Option<u64> {
         let pde = Pde::new().with_large_size(self.area.size_code()).with_small_target(TableTarget::Vram);
         Some(pde.with_small_frame(frame(self.card)?).into())

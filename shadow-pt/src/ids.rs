@@ -2,7 +2,7 @@
 
 use nvspec::addr::{Gpa, GuestVramAddr};
 
-/// Largest number of address spaces of a VM at a time: one for each channel of the chip, and two apertures.
+/// Maximum number of address spaces of a VM at a time: one for each channel of the chip, and two apertures.
 pub const MAX_SPACES: usize = 130;
 /// Bits of a [`SpaceId`] for the index; the others distinguish a space from earlier ones with its index.
 const INDEX_BITS: u32 = 8;

@@ -7,7 +7,7 @@
 //! Parts:
 //! - [`AddressSpaces`]: all guest address spaces of a VM and their shadows on the card (`spaces`, `space`, `table`,
 //!   `mirror`, `split`, and `shared`, the common state of a VM's spaces);
-//! - `pages`: which pages of guest VRAM hold tables, and which of those the GPU itself can write;
+//! - `pages`: which pages of guest VRAM hold tables, and which of these pages the GPU can write;
 //! - `reverse`: which table pages name which guest memory;
 //! - [`ApertureTlb`]: the walk of the guest's own tables for trapped accesses to BAR1 and BAR3, with a cache;
 //! - `translate`: one guest entry in, its shadow or a [`Denial`] out;
@@ -19,19 +19,19 @@
 //! ([`AddressSpaces::unseen`]), or it is in guest RAM, where writes are not trapped. A page counts as writable for the
 //! GPU until the card's TLBs have been flushed after the last such entry was removed.
 //!
-//! A space is *settled* when everything that its guest has announced was read; then its pages are not checked before
-//! work runs. A flush announces changes, and so does a write that is trapped or reported by the user
-//! ([`AddressSpaces::announced`]); changes that are unseen and unannounced are not searched for.
+//! A space is *settled* when all changes that its guest announced were read; its pages are then not checked before work
+//! runs. A flush announces changes, and so does a write that is trapped or reported by the user
+//! ([`AddressSpaces::announced`]); the crate does not search for unseen and unannounced changes.
 //!
 //! A flush must take effect at once only where permissions can be lost: on pending pages with live shadow entries. In
-//! [`Mode::LazyAdd`] the others wait for [`AddressSpaces::prepare`], unless work runs already. A new entry in a
+//! [`Mode::LazyAdd`], the other changes wait for [`AddressSpaces::prepare`] unless work is running. A new entry in a
 //! large-page table hides the entries of the small-page table there; that is not a loss, for the guest still maps the
 //! hidden pages.
 //!
 //! A large page whose 4 KiB pages are not contiguous for the card (some of them in host memory, or RAM in several
-//! parts) cannot be one entry. It is *split*: the large entry is left out, and 32 small ones stand in for it, in a
-//! small-page table of ours (`split`). The directory entry names this table instead of the shadow of the guest's
-//! small-page table, if any: the hardware looks there when there is no large entry.
+//! parts) cannot be one entry. It is *split*: 32 small entries replace the large one, in our own small-page table
+//! (`split`). The directory entry names this table instead of the shadow of the guest's small-page table, if any: the
+//! hardware looks there when there is no large entry.
 //!
 //! Not supported: comptags (every compressed kind is replaced by its uncompressed counterpart), 64 KiB large pages.
 //!
@@ -40,7 +40,7 @@
 //! that is its own table, or tables in guest RAM, are tables like any other: only the meaning of their bytes as entries
 //! counts.
 //!
-//! No locks, no threads, no time.
+//! The crate uses no locks, no threads and no clock.
 
 #![forbid(unsafe_code)]
 #![cfg_attr(
@@ -91,7 +91,7 @@ pub use world::{Parts, World};
 
 use nvspec::addr::{Gpa, GuestVramAddr, Iova, VramAddr};
 
-/// The guest's memory cannot be read there, because the guest has none.
+/// The guest has no memory at this address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("there is no such guest memory")]
 pub struct Unreadable;
@@ -101,14 +101,14 @@ pub trait GuestMemory {
     /// Fills `data` from `place` on.
     ///
     /// # Errors
-    /// If any byte is outside of the guest's memory; `data` may then hold anything.
+    /// If any byte is outside the guest's memory; the content of `data` is then undefined.
     fn read(&mut self, place: Place, data: &mut [u8]) -> Result<(), Unreadable>;
 }
 
 /// Place of a page of guest VRAM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Frame {
-    /// In the card's memory.
+    /// In card memory.
     Vram(VramAddr),
     /// In host memory that is mapped for the card, readable and writable, at this I/O address.
     Host(Iova),
@@ -116,9 +116,9 @@ pub enum Frame {
 
 /// Grants frames: the VM's memory, and its current place for the card.
 pub trait Frames {
-    /// Returns the frame of the `len` bytes of guest VRAM at `address`: all of them the VM's, contiguous, on one side.
-    /// `len` is 4 KiB or 128 KiB. A large page that is not contiguous, or not aligned for the card, is requested in
-    /// parts of 4 KiB.
+    /// Returns the frame of the `len` bytes of guest VRAM at `address`: all of them belong to the VM and are contiguous
+    /// in one memory. `len` is 4 KiB or 128 KiB. A large page that is not contiguous, or not aligned for the card, is
+    /// requested in parts of 4 KiB.
     fn vram(&mut self, address: GuestVramAddr, len: u64) -> Option<Frame>;
 
     /// Returns the I/O address of the `len` bytes of guest RAM at `address`: all of them registered (for writing, if

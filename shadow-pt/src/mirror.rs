@@ -1,4 +1,4 @@
-//! Arrays of entries on the card, with a copy here of the guest's and the card's entries.
+//! Arrays of entries on the card, with copies of the guest's and the card's entries in the process.
 
 use crate::bits::{Set512, WORDS, below, bit};
 use crate::translate::{Pieces, Shadow};
@@ -8,7 +8,7 @@ use nvspec::mmu::{ENTRY_BYTES, Pte};
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-/// Changed entries up to this far apart are written together with those between them.
+/// Changed entries up to this distance are written together with the entries between them.
 const GAP: usize = 8;
 /// Bytes of a page of entries, the unit of reading.
 pub(crate) const PAGE_BYTES: usize = 1 << SMALL_PAGE.trailing_zeros();
@@ -52,7 +52,7 @@ impl Runs {
         self.0.iter().map(|run| run.range.clone())
     }
 
-    /// Writes the runs that lose permissions, or those that do not, from `entries` to the array of the card at `card`.
+    /// Writes the runs that lose permissions, or the other runs, from `entries` to the card's array at `card`.
     pub(crate) fn write(
         &self,
         losing: bool,
@@ -71,7 +71,7 @@ impl Runs {
 /// An array of entries: a directory or a table.
 #[derive(Debug)]
 pub(crate) struct Mirror {
-    /// Place of the guest's array, at a multiple of 4 KiB.
+    /// Location of the guest's array, aligned to 4 KiB.
     pub(crate) place: Place,
     /// Place of the shadow on the card.
     pub(crate) card: VramAddr,
@@ -85,7 +85,7 @@ pub(crate) struct Mirror {
     pub(crate) watched: u64,
     /// Pages that could not be read; their entries count as 0.
     unreadable: u64,
-    /// Split large entries, and the small ones that stand in for them. The card's entry is 0.
+    /// Split large entries, and the small entries that replace them. The card's entry is 0.
     pub(crate) splits: BTreeMap<usize, Box<Pieces>>,
     /// For each page, the number of entries that map memory.
     pub(crate) live: Box<[u16]>,
@@ -119,7 +119,7 @@ impl Mirror {
         self.dirty | self.watched
     }
 
-    /// Returns those of `pages` with shadow entries, which can lose permissions.
+    /// Returns the `pages` with shadow entries, which can lose permissions.
     pub(crate) fn losing(&self, pages: u64) -> u64 {
         crate::bits::members(pages)
             .filter(|page| self.live.get(*page as usize).is_some_and(|live| *live != 0))
@@ -155,7 +155,7 @@ impl Mirror {
         start.min(self.guest.len())..start.saturating_add(PAGE_ENTRIES as usize).min(self.guest.len())
     }
 
-    /// Reads a page of the guest's array into `buffer`, as 0 where there is no memory. Returns the entries of the page
+    /// Reads a page of the guest's array into `buffer`, with 0 where memory is missing. Returns the entries of the page
     /// that differ from the mirror, `None` if none does. The mirror does not change.
     pub(crate) fn read(
         &mut self,
@@ -189,7 +189,8 @@ impl Mirror {
         self.shadow.get(index).copied().unwrap_or(0)
     }
 
-    /// Returns an entry with which the card reaches the memory of the guest's entry, or its first page; 0 for none.
+    /// Returns an entry through which the card reaches the memory of the guest's entry, or its first page; 0 if there
+    /// is none.
     pub(crate) fn effective(&self, index: usize) -> u64 {
         match self.entry(index) {
             0 => self.splits.get(&index).and_then(|pieces| pieces.first()).copied().unwrap_or(0),
@@ -213,7 +214,7 @@ impl Mirror {
         }
     }
 
-    /// Sets both entries; counts live ones.
+    /// Sets both entries and counts live ones.
     pub(crate) fn set(&mut self, index: usize, raw: u64, shadow: Shadow) {
         if let Some(known) = self.guest.get_mut(index) {
             *known = raw.to_le_bytes();
@@ -233,7 +234,7 @@ impl Mirror {
         }
     }
 
-    /// Writes the runs that lose permissions, or those that do not, from the mirror to the card.
+    /// Writes the runs that lose permissions, or the other runs, from the mirror to the card.
     pub(crate) fn write(&self, runs: &Runs, losing: bool, memory: &mut impl ShadowMemory, report: &mut SyncReport) {
         runs.write(losing, self.card, &self.shadow, memory, report);
     }
@@ -266,7 +267,7 @@ pub(crate) fn write_range(
     report.entries_written = report.entries_written.saturating_add(entries.len() as u64);
 }
 
-/// Returns the entries that differ between two pages of the same length; `None` for none.
+/// Returns the entries that differ between two pages of the same length; `None` if they are equal.
 fn difference(old: &[u8], new: &[u8]) -> Option<Set512> {
     if old == new {
         return None;

@@ -7,12 +7,12 @@ use std::str::FromStr;
 pub enum Mode {
     /// Each flush reads every table, translates and writes every entry again.
     Naive,
-    /// A flush only marks the space, unless work of it runs; before the next work runs, everything is done as in
+    /// A flush only marks the space unless its work is running; before the next work, all updates are done as in
     /// [`Self::Naive`]. Permissions that the guest removed remain until then: only for comparison.
     Lazy,
     /// Each flush reads only table pages that may have changed, and writes only entries that changed.
     Incremental,
-    /// As [`Self::Incremental`], but table pages that can only gain permissions wait until work needs them.
+    /// Like [`Self::Incremental`], but table pages that can only gain permissions wait until work needs them.
     #[default]
     LazyAdd,
 }

@@ -1,4 +1,4 @@
-//! Entries whose VRAM has moved while nothing else of them changed: the cost of a chunk's move for each page.
+//! Updates entries when only the location of their VRAM has changed: the cost of a chunk's move for each page.
 
 use crate::translate::FRAME_BITS;
 use crate::{Frame, Frames, GuestRange};
@@ -13,7 +13,7 @@ struct Block {
     place: Option<Frame>,
 }
 
-/// Small entries that name VRAM in a range, and the current place of that VRAM.
+/// Small entries that name VRAM in a range, and the current location of this VRAM.
 #[derive(Debug)]
 pub(crate) struct Moved {
     start: u64,
@@ -28,7 +28,7 @@ impl Moved {
         (!system).then(|| Self { start, end: start.saturating_add(len), last: None })
     }
 
-    /// Returns true if the guest entry `raw` is a small one that names no byte of the range.
+    /// Returns true if the guest entry `raw` is a small entry outside the range.
     pub(crate) fn is_elsewhere(&self, raw: Pte) -> bool {
         let address = raw.address();
         raw.aperture() == PteAperture::Vram && (address >= self.end || address.saturating_add(SMALL_PAGE) <= self.start)

@@ -15,7 +15,7 @@ const FRAME_BITS: u32 = 28;
 /// A user that reads a page of guest VRAM as entries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum User {
-    /// A page of a space's directory: the space's index, the page's number in the directory.
+    /// A page of a space's directory: the space's index and the page's number in the directory.
     Directory(u32, u32),
     /// A page of a table: the table's number in the VM, the page's number in the table.
     Table(u32, u32),
@@ -47,7 +47,7 @@ impl FrameRun {
 struct Block {
     /// Pages that hold tables.
     tables: Set512,
-    /// Those that are marked as changed for all their users.
+    /// Pages that are marked as changed for all their users.
     marked: Set512,
     /// For each large page, how many large entries make it writable.
     large: [u32; LARGES],
@@ -100,7 +100,7 @@ fn split(frame: u32) -> (usize, u32) {
 /// All of a VM's table pages in guest VRAM.
 #[derive(Debug, Default)]
 pub(crate) struct PageIndex {
-    /// By number of the block; at most 4 MiB, if a guest names a table at the end of the range of entries.
+    /// Indexed by block number; at most 4 MiB, if a guest places a table at the end of the entries' range.
     blocks: Vec<Option<Box<Block>>>,
     users: HashMap<u32, Vec<User>>,
 }
@@ -158,14 +158,14 @@ impl PageIndex {
         self.block(frame).is_some_and(|(block, page)| bits::has(&block.tables, page) && !bits::has(&block.marked, page))
     }
 
-    /// Notes that all users know that the page has changed.
+    /// Records that all users know about the page's change.
     pub(crate) fn set_marked(&mut self, frame: u32) {
         if let Some((block, page)) = self.block_mut(frame) {
             bits::insert(&mut block.marked, page);
         }
     }
 
-    /// Notes that a user has read the page.
+    /// Records that a user has read the page.
     pub(crate) fn clear_marked(&mut self, frame: u32) {
         if let Some((block, page)) = self.block_mut(frame) {
             bits::remove(&mut block.marked, page);
@@ -188,7 +188,8 @@ impl PageIndex {
             .collect()
     }
 
-    /// Notes that the page holds a table of `user`, which has not read it yet. Returns `true` if the GPU can write it.
+    /// Records that the page holds a table of `user`, which has not read it yet. Returns `true` if the GPU can write
+    /// it.
     pub(crate) fn register(&mut self, frame: u32, user: User) -> bool {
         let Some((block, page)) = self.make_block(frame) else { return false };
         if !bits::has(&block.tables, page) {
@@ -200,7 +201,7 @@ impl PageIndex {
         exposed
     }
 
-    /// Notes that `user` no longer uses the page.
+    /// Records that `user` no longer uses the page.
     pub(crate) fn unregister(&mut self, frame: u32, user: User) {
         let Some(users) = self.users.get_mut(&frame) else { return };
         if let Some(position) = users.iter().position(|known| *known == user) {
@@ -250,7 +251,7 @@ impl PageIndex {
         self.block(frame).map_or((0, 0), |(block, page)| (block.large(page), block.small(page)))
     }
 
-    /// Returns true if no page is known. For tests.
+    /// Returns true if the index is empty. For tests.
     #[cfg(any(test, feature = "fuzz"))]
     pub(crate) fn is_empty(&self) -> bool {
         self.users.is_empty() && self.blocks.iter().all(Option::is_none)

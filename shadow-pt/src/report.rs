@@ -3,9 +3,9 @@
 /// Why an entry of the guest has no counterpart in the shadow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Denial {
-    /// A page of VRAM that is not wholly the VM's.
+    /// A page of VRAM that does not belong completely to the VM.
     Vram,
-    /// A page of RAM that is not wholly registered.
+    /// A page of RAM that is not completely registered.
     Ram,
     /// Another card's memory.
     Peer,
@@ -13,9 +13,9 @@ pub enum Denial {
     Kind,
     /// A large page whose address is not a multiple of 128 KiB, for the guest or for the card.
     Unaligned,
-    /// A directory or table outside of the guest's memory.
+    /// A directory or table outside the guest's memory.
     Table,
-    /// A directory entry that is the host's.
+    /// A directory entry that belongs to the host.
     Reserved,
     /// A table beyond the limit.
     Limit,
@@ -94,10 +94,10 @@ pub struct SyncReport {
     pub writes: u64,
     /// Pages of guest tables that may have changed and that wait for [`crate::AddressSpaces::prepare`].
     pub deferred: u64,
-    /// Tables for which there is no card memory now. Each call that may create tables retries them; until then their
-    /// pages are not mapped, and work that needs these must not begin.
+    /// Tables for which card memory is missing now. Each call that may create tables retries them; until then their
+    /// pages are not mapped, and work that needs them must not start.
     pub waiting: u64,
-    /// Entries that are denied and were not when they were last read, by reason.
+    /// Newly denied entries, by reason.
     pub denied: Denials,
     /// Some entry lost a permission or names another frame than before: the card's TLBs must be flushed before the
     /// guest continues, or the withdrawn memory stays reachable.

@@ -61,7 +61,7 @@ pub(crate) struct ReverseMap {
 }
 
 impl ReverseMap {
-    /// Notes that an entry of `piece` names `named` instead of `before`.
+    /// Records that an entry of `piece` names `named` instead of `before`.
     pub(crate) fn change(&mut self, piece: Piece, before: Option<Named>, named: Option<Named>) {
         let (before, named) = (before.map(block), named.map(block));
         if before == named {
@@ -90,7 +90,7 @@ impl ReverseMap {
         }
     }
 
-    /// Starts the log of the blocks of RAM that entries name, including those that they name now; or ends it.
+    /// Starts or ends the log of the RAM blocks that entries name, including blocks that they name now.
     pub(crate) fn log(&mut self, on: bool) {
         self.flush();
         let named: Vec<u32> = self.named(0..u64::MAX).collect();
@@ -100,8 +100,8 @@ impl ReverseMap {
         }
     }
 
-    /// Returns the blocks of RAM that were named since the last call and overlap `range`. Forgets those inside the
-    /// range, except those that are still named if their memory stays in use (`goes_on`).
+    /// Returns the blocks of RAM that were named since the last call and overlap `range`. Forgets the blocks inside the
+    /// range. If their memory stays in use (`goes_on`), keeps the blocks that are still named.
     pub(crate) fn take_named(&mut self, range: Range<u64>, goes_on: bool) -> Vec<Range<u64>> {
         self.flush();
         let still: BTreeSet<u32> = if goes_on { self.named(range.clone()).collect() } else { BTreeSet::new() };

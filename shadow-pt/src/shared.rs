@@ -8,8 +8,8 @@ use crate::table::Tables;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
     /// Bytes of shadow tables in card memory, over all spaces of the VM, without directories. The mirrors take twice as
-    /// much host memory, the state of the pages that they name at most about three times as much. Tables for split
-    /// large pages take as much again.
+    /// much host memory, and the state of the named pages at most about three times as much. Tables for split large
+    /// pages take as much again.
     pub table_bytes: u64,
 }
 

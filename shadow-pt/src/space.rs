@@ -24,7 +24,7 @@ struct Reference {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Made {
-    /// Not tried yet.
+    /// Not attempted yet.
     Wanted,
     /// Tried, and not created: it is beyond the limit and counted as denied, or waits for card memory.
     Refused,
@@ -46,7 +46,7 @@ pub(crate) struct Space {
     rooms: u64,
     /// Tables with work to do, each once after a pass.
     pub(crate) queue: Vec<u32>,
-    /// Tables of ours for split large pages.
+    /// Our own tables for split large pages.
     pub(crate) splits: Splits,
     /// Shadow tables that are no longer linked, but may still be in the card's TLBs.
     unlinked: Vec<(VramAddr, u64)>,
@@ -101,7 +101,7 @@ impl Space {
         PD_BYTES.saturating_add(self.table_bytes).saturating_add(unlinked).saturating_add(host)
     }
 
-    /// Returns the card memory of tables of ours that are not in [`Shared::tables`]: start and bytes.
+    /// Returns the card memory of our tables that are not in [`Shared::tables`]: start and size in bytes.
     pub(crate) fn old_tables(&self) -> impl Iterator<Item = (VramAddr, u64)> + '_ {
         self.splits.cards().chain(self.unlinked.iter().copied())
     }
@@ -137,7 +137,8 @@ impl Space {
     }
 
     /// Brings the shadow up to date with the guest's current tables, within `scope` and the grants of `world`.
-    /// `unflushed`: the call is not for a flush of the guest's, so the guest may be in the middle of writing entries.
+    /// `unflushed` means that the call does not follow a guest flush, so the guest may be in the middle of writing
+    /// entries.
     pub(crate) fn sync(
         &mut self,
         shared: &mut Shared,
@@ -172,9 +173,9 @@ impl Space {
 
     /// Writes the changes in the mirrors of `work` to the card, and links the directory's pages `relink` again.
     ///
-    /// In this order: small entries that stand in for large ones, and the links to them; changes that lose a
-    /// permission, new tables, changes that gain one; other small entries of the tables that stand in. So a large page
-    /// that becomes split, or contiguous again, can be reached all the time.
+    /// Order: small entries that replace large ones, and the links to them; changes that remove a permission, new
+    /// tables, changes that add one; other small entries of the replacement tables. So a large page that becomes split,
+    /// or contiguous again, can be reached all the time.
     pub(crate) fn commit(
         &mut self,
         shared: &mut Shared,
@@ -216,8 +217,8 @@ impl Space {
         }
     }
 
-    /// Makes the directory link only the tables that map no RAM while RAM is barred, and all when it is not. Returns
-    /// true if [`Self::relink`] has work to do.
+    /// Makes the directory link only the tables without RAM while RAM is barred, and otherwise all tables. Returns true
+    /// if [`Self::relink`] has work to do.
     pub(crate) fn bar_tables(&self, shared: &mut Shared) -> bool {
         let mut changed = false;
         for number in self.numbers() {
@@ -242,7 +243,7 @@ impl Space {
         }
     }
 
-    /// Updates the tables that stand in for large pages from the mirrors, in our memory, and creates missing ones.
+    /// Updates the replacement tables for large pages in our memory from the mirrors, and creates missing tables.
     /// Returns the entries to write, and whether the directory must name other tables.
     fn split(
         &mut self,
@@ -350,7 +351,8 @@ impl Space {
         relink
     }
 
-    /// Notes that a directory entry of the guest's is `raw` now. Adds the tables that it named before to `orphans`.
+    /// Records `raw` as the current value of a guest directory entry. Adds the tables that it named before to
+    /// `orphans`.
     fn take_entry(&mut self, index: u32, raw: u64, orphans: &mut Vec<TableKey>, report: &mut SyncReport) {
         let at = index as usize;
         let pdes = [Pde::from(self.directory.raw(at)), Pde::from(raw)];
@@ -399,7 +401,7 @@ impl Space {
             return false;
         }
         let Self { index, references, missing, rooms, queue, table_bytes, .. } = self;
-        // Without more room, only the first of the refused ones is retried: the card's memory may have been the limit.
+        // Without more room, retries only the first refused table: the card's memory may have been the limit.
         let mut again = *rooms != shared.rooms;
         *rooms = shared.rooms;
         let mut tried = false;
@@ -533,7 +535,7 @@ impl Space {
         runs
     }
 
-    /// Returns the shadow of a directory entry: the same size code, with our tables in place of the guest's.
+    /// Returns the shadow of a directory entry: the same size code, with our tables instead of the guest's.
     fn shadow_pde(&self, guest: Pde, tables: &Tables) -> u64 {
         let [large_table, small_table] = TableKey::both(guest).map(|key| tables.get(self.table(&key?)?));
         if [large_table, small_table].into_iter().flatten().any(|table| table.barred) {
@@ -555,7 +557,7 @@ impl Space {
         pde.into()
     }
 
-    /// Notes that memory was granted.
+    /// Records that memory was granted.
     pub(crate) fn granted(&mut self) {
         self.directory.retry();
     }

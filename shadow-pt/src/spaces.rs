@@ -24,7 +24,7 @@ use std::ops::Range;
 /// Number of parts in which a directory is linked again.
 pub const RELINK_PIECES: u32 = 8;
 
-/// The card has no memory for a shadow directory, or the VM has too many.
+/// The card has no memory for a shadow directory, or the VM has too many spaces.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("there is no memory left for another shadow page directory or table of the mediator's, or the VM has too many")]
 pub struct NoMemory;
@@ -36,7 +36,7 @@ enum News {
     Dirty,
     /// The GPU can write it from now on.
     Watch,
-    /// The GPU could write it until now.
+    /// The GPU can no longer write it.
     Unwatch,
 }
 
@@ -131,7 +131,7 @@ impl AddressSpaces {
         self.space(id).map(|space| space.directory.card)
     }
 
-    /// Returns the place of the guest's directory.
+    /// Returns the location of the guest's directory.
     #[must_use]
     pub fn guest_directory(&self, id: SpaceId) -> Option<Place> {
         self.space(id).map(|space| space.directory.place)
@@ -161,8 +161,8 @@ impl AddressSpaces {
         self.space(id).map_or(0, |space| space.waiting(&self.shared.tables))
     }
 
-    /// Notes that the guest's CPU writes `len` bytes of guest VRAM. Call it for each such write, and for each that the
-    /// mediator does on behalf of the guest, with no flush between the store and this.
+    /// Records that the guest's CPU writes `len` bytes of guest VRAM. Call it for each such write, and for each that
+    /// the mediator does on behalf of the guest, with no flush between the store and this.
     pub fn written(&mut self, address: GuestVramAddr, len: u64) {
         const PAGE_SHIFT: u32 = SMALL_PAGE.trailing_zeros();
         let Some(more) = len.checked_sub(1) else { return };
@@ -181,7 +181,7 @@ impl AddressSpaces {
         }
     }
 
-    /// Notes that the guest's CPU can write the page of guest VRAM at `address` from now on (or no longer) unseen: it
+    /// Records that the guest's CPU can write the page of guest VRAM at `address` from now on (or no longer) unseen: it
     /// then needs no call of [`Self::written`]. Calls are counted: as many with `false` as with `true`.
     pub fn unseen(&mut self, address: GuestVramAddr, unseen: bool) {
         let Some(frame) = PageIndex::frame(address.0) else { return };
@@ -195,9 +195,9 @@ impl AddressSpaces {
         }
     }
 
-    /// Handles a guest's flush of the TLB of this space. `busy`: work of a channel of this space is with the card, so
-    /// nothing may wait. Afterwards everything that the guest removed before is off the card's tables (not in
-    /// [`Mode::Lazy`]); flush the card's TLBs for [`Self::directory`] if the report says so, and then call
+    /// Handles a guest's flush of the TLB of this space. `busy` means that work of a channel of this space is on the
+    /// card, so no update may wait. Afterwards everything that the guest removed before is off the card's tables (not
+    /// in [`Mode::Lazy`]); flush the card's TLBs for [`Self::directory`] if the report says so, and then call
     /// [`Self::flushed`].
     pub fn flush(&mut self, id: SpaceId, busy: bool, world: &mut impl World) -> SyncReport {
         if let Some((space, shared)) = self.space_mut(id) {
@@ -220,7 +220,7 @@ impl AddressSpaces {
         self.sync(id, scope, false, world)
     }
 
-    /// Notes that the guest has announced its earlier writes to its GPU, as it must after writes through an aperture:
+    /// Records that the guest has announced its earlier writes to its GPU, as it must after writes through an aperture:
     /// pages that change unseen must be read again.
     pub fn announced(&mut self) {
         for space in self.spaces.iter_mut().flatten() {
@@ -240,8 +240,8 @@ impl AddressSpaces {
     /// the guest's tables, as far as they are granted. As for [`Self::flush`], the card's TLBs must be flushed.
     ///
     /// Another CPU of the guest may be in the middle of writing an entry. An entry that cannot be granted is not
-    /// mapped, and counts as denied when it is found again, or at once if nothing was written since the last flush of
-    /// the space.
+    /// mapped. It counts as denied when it is found again, or immediately if the space was not written since its last
+    /// flush.
     pub fn prepare(&mut self, id: SpaceId, world: &mut impl World) -> SyncReport {
         let marked = self.space(id).is_some_and(|space| space.marked);
         self.sync(id, if marked { Scope::Everything } else { Scope::Pending }, true, world)
@@ -250,15 +250,15 @@ impl AddressSpaces {
     fn sync(&mut self, id: SpaceId, scope: Scope, unflushed: bool, world: &mut impl World) -> SyncReport {
         let Some((space, shared)) = self.space_mut(id) else { return SyncReport::default() };
         space.marked = false;
-        // Pages that have nothing to lose are still unread.
+        // Pages without permissions to lose are still unread.
         space.announced &= scope == Scope::Losing;
         let report = space.sync(shared, scope, unflushed, world);
         self.count_gained();
         report
     }
 
-    /// Notes that the card's TLBs hold nothing of this space that is older than the last call: frees unlinked tables,
-    /// and stops counting pages as writable that only old entries made writable.
+    /// Records that the card's TLBs hold no entries of this space from before the last call. Frees unlinked tables, and
+    /// no longer counts pages as writable that only old entries made writable.
     pub fn flushed(&mut self, id: SpaceId, memory: &mut impl ShadowMemory) {
         let Some((space, _)) = self.space_mut(id) else { return };
         let released = space.flushed(memory);
@@ -290,10 +290,10 @@ impl AddressSpaces {
         (!step.is_empty()).then(|| self.visit(&step, memory, invalidate))
     }
 
-    /// Bars the card from all of the guest's RAM, or lets it again. Tables that map any are not linked meanwhile, so
-    /// that the cost is that of the directories, for any content of the tables; other pages of those tables cannot be
-    /// reached either. While it is barred [`Frames`] must grant no RAM. Returns the spaces to call [`Self::relink`]
-    /// for, piece by piece; then flush the card's TLBs for them.
+    /// Bars the card from all of the guest's RAM, or lets it again. Tables that map RAM are unlinked meanwhile, so the
+    /// cost depends only on the directories; other pages of these tables are unreachable too. While it is barred
+    /// [`Frames`] must grant no RAM. Returns the spaces to call [`Self::relink`] for, piece by piece; then flush the
+    /// card's TLBs for them.
     #[must_use]
     pub fn bar_ram(&mut self, barred: bool) -> Vec<SpaceId> {
         let Self { spaces, shared, .. } = self;
@@ -315,8 +315,8 @@ impl AddressSpaces {
         report
     }
 
-    /// Handles a range that has moved for the card, or has just become the guest's: translates entries that map into it
-    /// again, and marks tables in it to be read. Then do as for [`Self::invalidate`].
+    /// Handles a range that has moved for the card, or now belongs to the guest: translates the entries that map into
+    /// it again, and marks tables in it for reading. Then do as for [`Self::invalidate`].
     pub fn retranslate(
         &mut self,
         range: GuestRange,
@@ -347,7 +347,7 @@ impl AddressSpaces {
         self.shared.reverse.take_named(range, goes_on)
     }
 
-    /// Notes that memory was granted: marks denied entries and unreadable tables to be read again.
+    /// Records that memory was granted: marks denied entries and unreadable tables to be read again.
     pub fn granted(&mut self) {
         let Self { spaces, shared, .. } = self;
         spaces.iter_mut().flatten().for_each(|space| space.granted());
@@ -382,8 +382,7 @@ impl AddressSpaces {
                     let page = usize::try_from(offset.wrapping_shr(PageSize::Small.shift())).ok()?;
                     space.splits.piece(pair, page, large).unwrap_or(0)
                 }
-                // The guest's small-page table is not linked while there is no room for the table that stands in for
-                // it.
+                // The guest's small-page table is not linked while its replacement table does not fit.
                 (PageSize::Small, Some((pair, large))) if space.splits.stand_in(pair, large) == Some(None) => 0,
                 _ => table.mirror.entry(at),
             };
@@ -403,8 +402,7 @@ impl AddressSpaces {
         })
     }
 
-    /// Maps a page of the mediator's own, replacing any page there. The card's TLBs must be flushed before the page is
-    /// used.
+    /// Maps a mediator page, replacing any page there. The card's TLBs must be flushed before the page is used.
     ///
     /// # Errors
     /// [`NoMemory`], also for a page beyond the span, an address that no entry can hold and a space that is closed.
@@ -501,7 +499,7 @@ impl AddressSpaces {
         (touched, report)
     }
 
-    /// Notes that the table pages in a range of guest VRAM may have changed.
+    /// Records that the table pages in a range of guest VRAM may have changed.
     fn mark_range(&mut self, range: GuestRange) {
         let (system, start, len) = range.parts();
         if system || len == 0 {
@@ -519,7 +517,7 @@ impl AddressSpaces {
         }
     }
 
-    /// Notes that the page may have changed.
+    /// Records that the page may have changed.
     fn mark(&mut self, frame: u32) {
         self.shared.pages.set_marked(frame);
         self.tell(frame, News::Dirty);
@@ -545,7 +543,7 @@ impl AddressSpaces {
         }
     }
 
-    /// Counts the pages that have become writable for the GPU, and watches those of them that hold tables.
+    /// Counts the pages that have become writable for the GPU, and watches the pages that hold tables.
     fn count_gained(&mut self) {
         let mut turned = Vec::new();
         for run in self.shared.gained.drain(..) {

@@ -1,8 +1,7 @@
-//! Small-page tables of ours, for split large pages: those whose 4 KiB pages are not contiguous for the card.
+//! Our own small-page tables for split large pages, whose 4 KiB pages are not contiguous on the card.
 //!
-//! Each is for a pair: a large-page table, and the small-page table (or none) that some directory entry names next to
-//! it. It has the small entries that stand in for large ones, and elsewhere the entries of the shadow of the guest's
-//! small-page table.
+//! Each serves a pair: a large-page table, and the small-page table (or none) that a directory entry names next to it.
+//! It has the small entries that replace large ones, and otherwise the shadow entries of the guest's small-page table.
 
 use crate::mirror::{Mirror, Runs, write_range};
 use crate::table::TableKey;
@@ -64,12 +63,12 @@ impl SplitTable {
     }
 }
 
-/// Returns the bits of a small entry's index that select a page of a large one.
+/// Returns the bits of a small entry's index that select a page within a large page.
 const fn within() -> usize {
     (LARGE_PAGES as usize).wrapping_sub(1)
 }
 
-/// Returns the small entries that stand in for a large one.
+/// Returns the small entries that replace a large one.
 fn covered(index: usize) -> Range<usize> {
     let start = index.wrapping_shl(LARGE_PAGES.trailing_zeros());
     start..start.saturating_add(LARGE_PAGES as usize)
@@ -82,18 +81,18 @@ struct Writes {
     runs: Vec<Runs>,
 }
 
-/// Entries to write to the tables of a space: those that stand in for large ones before the large ones are removed, all
-/// others after the large ones that hide them are written.
+/// Entries to write to a space's tables. Replacements of large entries are written before these are removed; all others
+/// after the large entries that hide them.
 #[derive(Debug, Default)]
 pub(crate) struct SplitWrites {
     before: Vec<Writes>,
     after: Vec<Writes>,
 }
 
-/// The pairs of a space, and the tables for those that need one.
+/// The pairs of a space, with tables for the pairs that need one.
 #[derive(Debug, Default)]
 pub(crate) struct Splits {
-    /// Pair to how many directory entries name it.
+    /// Number of directory entries that name each pair.
     pairs: BTreeMap<Pair, u32>,
     made: BTreeMap<Pair, SplitTable>,
     /// Pairs that may need a table and have none, with true if creating one has failed.
@@ -105,13 +104,13 @@ pub(crate) struct Splits {
 /// Result of creating tables.
 #[derive(Debug, Default)]
 pub(crate) struct Made {
-    /// Pairs that have one now.
+    /// Pairs that now have a replacement table.
     pub(crate) fresh: Vec<Pair>,
-    /// The stand-in of some pair has changed, or a refused one is no longer needed.
+    /// The replacement table of a pair has changed, or a refused one is no longer needed.
     pub(crate) changes: bool,
-    /// One is beyond the limit that was not before.
+    /// A table newly exceeds the limit.
     pub(crate) denied: bool,
-    /// Number of tables for which there is no card memory now.
+    /// Number of tables for which card memory is missing now.
     pub(crate) waiting: u64,
 }
 
@@ -119,7 +118,7 @@ pub(crate) struct Made {
 pub(crate) type Unlinked = Vec<(VramAddr, u64)>;
 
 impl Splits {
-    /// Notes that a directory entry has changed.
+    /// Records that a directory entry has changed.
     pub(crate) fn relink(&mut self, before: Pde, after: Pde) {
         if let Some(pair) = Pair::from_pde(before)
             && let Some(count) = self.pairs.get_mut(&pair)
@@ -175,7 +174,7 @@ impl Splits {
         self.wanted.is_empty()
     }
 
-    /// Notes that the large-page table of `key` has become split, or contiguous: its pairs must be checked.
+    /// Records that the large-page table of `key` has become split, or contiguous: its pairs must be checked.
     pub(crate) fn touch(&mut self, key: &TableKey) {
         let first = Pair { large: *key, small: None, entries: 0 };
         for (pair, _) in self.pairs.range(first..).take_while(|(pair, _)| pair.large == *key) {
@@ -296,7 +295,7 @@ impl Splits {
         self.made.is_empty()
     }
 
-    /// Writes all entries that stand in for large ones (`before`), or all others.
+    /// Writes all entries that replace large ones (`before`), or all others.
     pub(crate) fn write(
         &self,
         writes: &SplitWrites,
@@ -322,8 +321,8 @@ impl Splits {
         }
     }
 
-    /// Returns the small-page table that a directory entry of `pair` must name instead of the guest's, if not that one.
-    /// `large` is the pair's large-page table. `Some(None)` for no table: there is no room for the stand-in.
+    /// Returns the small-page table that a directory entry of `pair` must name instead of the guest's, if it differs.
+    /// `large` is the pair's large-page table. `Some(None)` means no table, because the replacement does not fit.
     pub(crate) fn stand_in(&self, pair: &Pair, large: &Mirror) -> Option<Option<VramAddr>> {
         if large.splits.is_empty() {
             return None;

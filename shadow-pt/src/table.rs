@@ -61,7 +61,7 @@ pub(crate) struct Books<'a> {
 pub(crate) struct Changes {
     /// The card's entries.
     pub(crate) runs: Runs,
-    /// Large entries whose stand-ins have changed or were removed.
+    /// Large entries whose replacements have changed or were removed.
     pub(crate) splits: Vec<usize>,
 }
 
@@ -71,8 +71,8 @@ impl Changes {
     }
 }
 
-/// Largest number of entries of a table that are read twice before they count as denied. Each of the guest's CPUs can
-/// be in the middle of writing one.
+/// Maximum number of entries of a table that are read twice before they count as denied. Each guest CPU can be in the
+/// middle of writing an entry.
 const MAX_DOUBTED: usize = 16;
 
 /// The shadow of one guest table.
@@ -193,15 +193,15 @@ impl Table {
         }
     }
 
-    /// Returns the shadow of the guest entry `raw`, as far as there is room for it.
+    /// Returns the shadow of the guest entry `raw`, if there is room for it.
     fn shadow(&self, index: usize, raw: u64, frames: &mut impl Frames, books: &Books<'_>) -> Result<Shadow, Denial> {
         let shadow = translate(raw, self.key.size, frames)?;
         let room = *books.splits_left > 0 || self.mirror.splits.contains_key(&index);
         if matches!(shadow, Shadow::Split(_)) && !room { Err(Denial::Limit) } else { Ok(shadow) }
     }
 
-    /// Processes the entries `changed` of a page, with their values in `fresh`, or their old ones. With `recheck` also
-    /// the absent ones.
+    /// Processes the entries `changed` of a page, with their values in `fresh`, or their old ones. With `recheck`, also
+    /// includes absent entries.
     #[expect(clippy::too_many_arguments, reason = "the state of a pass, in parts that are borrowed apart")]
     pub(crate) fn take(
         &mut self,
@@ -293,7 +293,7 @@ impl Table {
         report: &mut SyncReport,
     ) {
         let settled = self.mirror.pending() & bit(piece.page()) == 0;
-        // Most moved memory is mapped with small entries, of which only the place changes: their counts stay.
+        // Most moved memory is mapped with small entries. Only their address changes, so their counts stay.
         let mut moved = if self.key.size == PageSize::Small { Moved::for_range(range) } else { None };
         for index in self.mirror.range(piece.page()) {
             let raw = self.mirror.raw(index);

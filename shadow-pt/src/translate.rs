@@ -32,7 +32,7 @@ impl PageSize {
     }
 }
 
-/// The small entries that stand in for a large one.
+/// The small entries that replace a large one.
 pub(crate) type Pieces = [u64; LARGE_PAGES as usize];
 /// Size of them in bytes.
 pub(crate) const PIECES_BYTES: u64 = size_of::<Pieces>() as u64;
@@ -83,9 +83,9 @@ fn pieces(raw: u64, frames: &mut impl Frames) -> Result<Box<Pieces>, Denial> {
 
 /// Returns the shadow of the guest entry `raw` as one entry; 0 for an entry that is not valid.
 ///
-/// Kept are: validity, privilege, read-only, volatile, the kind's layout. Dropped are: encryption and compression tags,
-/// whose keys and memory are the card's, and bits without a meaning. RAM that is registered for reading only becomes
-/// read-only. VRAM in host memory is snooped there.
+/// Kept are: validity, privilege, read-only, volatile, the kind's layout. Drops encryption and compression tags, whose
+/// keys and memory belong to the card, and meaningless bits. RAM that is registered for reading only becomes read-only.
+/// VRAM in host memory is snooped there.
 // GUESS: that the card uses the same layout for a kind without compression in host memory and in its own.
 fn whole(raw: u64, size: PageSize, frames: &mut impl Frames) -> Result<u64, Denial> {
     let guest = Pte::from(raw);
@@ -139,7 +139,7 @@ fn whole(raw: u64, size: PageSize, frames: &mut impl Frames) -> Result<u64, Deni
     Ok(shadow.into())
 }
 
-/// Memory that an entry names, if it names anything that could ever be granted.
+/// Memory that an entry names, if it could ever be granted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Named {
     /// Guest RAM, not VRAM.
@@ -148,8 +148,8 @@ pub(crate) struct Named {
     pub(crate) frame: u32,
 }
 
-/// Returns the memory that the guest entry `raw` names. `None` for one that [`translate`] makes 0, or denies for any
-/// grants.
+/// Returns the memory that the guest entry `raw` names. `None` if [`translate`] turns the entry into 0 or denies it for
+/// any grants.
 pub(crate) fn named(raw: u64, size: PageSize) -> Option<Named> {
     let guest = Pte::from(raw);
     let possible = guest.valid()

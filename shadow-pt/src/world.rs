@@ -13,7 +13,7 @@ impl<T: GuestMemory + Frames + ShadowMemory> World for T {}
 pub struct Parts<'a, G, F, M> {
     /// The guest's memory.
     pub guest: &'a mut G,
-    /// Grants of it.
+    /// The guest's grants.
     pub frames: &'a mut F,
     /// The card's memory for shadows.
     pub memory: &'a mut M,

@@ -40,7 +40,7 @@ pub(crate) struct Apertures {
     bars: RwLock<[Mode; 2]>,
     /// First byte of PRAMIN; `None` when it is not mapped to memory.
     pramin: RwLock<Option<BusAddr>>,
-    /// The card has fallen off the bus: it reads as ones, and does nothing.
+    /// The card has fallen off the bus: it reads as ones and ignores writes.
     gone: AtomicBool,
 }
 
@@ -147,7 +147,7 @@ impl Apertures {
                     let to = session.translate(va, true).map_err(fault)?;
                     let part = &data[done..];
                     let part = &part[..to.bytes.min(part.len() as u64) as usize];
-                    // Doorbells are dwords: one access, so that a concurrent reader never sees half of one.
+                    // Doorbells are dwords, written in one access, so that a concurrent reader never sees half of one.
                     match part {
                         [a, b, c, d] => session.write32(va, u32::from_le_bytes([*a, *b, *c, *d])),
                         _ => session.write(va, part),

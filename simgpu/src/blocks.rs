@@ -12,7 +12,7 @@ pub(crate) mod pmc;
 pub(crate) mod pmu;
 pub(crate) mod ptimer;
 
-/// Effect of a register write outside of its block.
+/// Effect of a register write outside its block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Effect {
     /// Nothing.

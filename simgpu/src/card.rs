@@ -29,8 +29,8 @@ pub struct Config {
     pub bar3_size: u64,
     /// Model of the time that work takes; `None` for as fast as possible.
     pub time: Option<TimeModel>,
-    /// Threads that execute kernels, at most 64; by default, as many as the machine has cores. With 0 the card's own
-    /// thread executes them, a little at a time.
+    /// Threads that execute kernels, at most 64; by default, one per core. With 0, the card's own thread executes them
+    /// in small steps.
     pub compute_workers: Option<usize>,
     /// Faults to inject.
     pub faults: Vec<Fault>,
@@ -246,7 +246,7 @@ impl SimGpu {
     }
 
     /// Keeps the engines' writes to host memory in flight until they are pushed ([`memory`](crate::memory)). Otherwise
-    /// they arrive at once.
+    /// they arrive immediately.
     pub fn hold_posted_writes(&self, hold: bool) {
         self.memory.hold_posted(hold);
     }

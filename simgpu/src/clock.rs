@@ -1,7 +1,7 @@
 //! The card's clock and the time that work takes.
 //!
-//! There are two times: the *card time* runs from the card's creation and orders all work; the *timer time* is the time
-//! that PTIMER shows and that semaphores are stamped with: the card time plus an offset set by the driver.
+//! There are two times: the *card time* runs from the card's creation and orders all work; the *timer time*, shown by
+//! PTIMER and in semaphores' time stamps, is the card time plus an offset set by the driver.
 
 use crate::compute::TRANSACTION_BYTES;
 use crate::engines::Work;
@@ -70,7 +70,7 @@ impl ComputeTiming {
     }
 }
 
-/// Model of the time of the card's work. Results become visible when the card's clock reaches the end of the work.
+/// Model of how long the card's work takes. Results become visible when the card's clock reaches the end of the work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TimeModel {
     /// PGRAPH, including M2MF.
@@ -87,8 +87,7 @@ pub struct TimeModel {
 }
 
 impl TimeModel {
-    /// Returns the nanoseconds of an engine's piece of work. Bus transfers overlap with the rest: the slower one
-    /// counts.
+    /// Returns the duration of an engine's work in ns. Bus transfers overlap with the rest: the slower one counts.
     #[must_use]
     pub fn cost_ns(&self, engine: EngineId, work: &Work) -> u64 {
         let timing = match engine {

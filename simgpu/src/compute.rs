@@ -22,14 +22,14 @@
 //! two pages counts for the last page's memory. No count, nor the time between two semaphores around the grid, depends
 //! on the number of threads that execute it.
 //!
-//! Not counted: bank conflicts of shared memory, misses of caches for instructions and constants, latencies that too
-//! few warps cannot hide, idle multiprocessors, slower units (double precision, MUFU).
+//! The model ignores bank conflicts of shared memory, misses of caches for instructions and constants, latencies that
+//! too few warps cannot hide, idle multiprocessors, slower units (double precision, MUFU).
 //!
 //! # Not modelled
 //! - Instructions listed at the top of `exec`; macros, notifiers (0x104-0x10c), the global condition (0x130-0x138),
 //!   conditions on memory, reductions by semaphores: illegal methods or bad data.
 //! - Textures, surfaces, performance counters: their methods are stored.
-//! - Concurrent blocks in a worker: it executes a block to its end before it takes the next. A grid whose blocks wait
+//! - Concurrent blocks in a worker: it executes a block to its end before it starts the next. A grid whose blocks wait
 //!   for blocks with a higher number may not end; programs must not rely on that anyway.
 //! - Preemption in a grid; a grid is abandoned if its channel is taken off the engine.
 //! - The cluster and unit of an access: faults are reported as those of the first cluster's texture unit and L1 (GUESS
@@ -169,7 +169,7 @@ impl Compute {
         self.launched.is_some() || self.pool.is_busy()
     }
 
-    /// Starts the grid, checks for its end, or executes a little of it.
+    /// Starts the grid, checks for its end, or executes part of it.
     ///
     /// # Errors
     /// [`EngineError::ShaderFault`] and [`EngineError::Warp`]; the grid then has ended.

@@ -49,7 +49,7 @@ pub struct Work {
     pub launches: u32,
     /// Instructions executed by warps.
     pub instructions: u64,
-    /// The same, counted once for each participating thread.
+    /// Same, counted once for each participating thread.
     pub thread_instructions: u64,
     /// Memory transactions of shaders.
     pub transactions: u64,
@@ -84,7 +84,7 @@ pub enum EngineError {
     /// [`nvspec::class::ce90b5::error`].
     #[error("bad method data, code {0:#x}")]
     Data(u32),
-    /// Error of a warp: a number of [`nvspec::class::compute90c0::warp_error`].
+    /// Error of a warp: a value from [`nvspec::class::compute90c0::warp_error`].
     #[error("warp error {0:#x}")]
     Warp(u32),
 }
@@ -100,7 +100,7 @@ pub enum Progress {
     Done,
 }
 
-/// The method state of one channel, as [`Engine::save`] returned it. The default is the state of a new channel.
+/// The method state of one channel, returned by [`Engine::save`]. The default is the state of a new channel.
 #[derive(Clone, Debug, Default)]
 pub struct ContextState(pub(crate) State);
 
@@ -147,7 +147,7 @@ impl ContextState {
 /// State of an engine, by its kind.
 #[derive(Clone, Debug, Default)]
 pub(crate) enum State {
-    /// A new channel's, of any engine.
+    /// State of a new channel, for any engine.
     #[default]
     New,
     /// State of M2MF.
@@ -180,7 +180,7 @@ pub trait Engine: Send {
     /// Returns true if work is pending.
     fn pending(&self) -> bool;
 
-    /// Does pending work, about `budget_bytes` of it (at least a little, at most 1 MiB).
+    /// Does about `budget_bytes` of pending work (more than none, at most 1 MiB).
     ///
     /// # Errors
     /// [`EngineError::Fault`]; the work is abandoned and none is pending then.
@@ -189,7 +189,7 @@ pub trait Engine: Send {
     /// Removes and returns the channel's state, including pending work, which resets the engine like [`Engine::reset`].
     fn save(&mut self) -> ContextState;
 
-    /// Loads a channel's state. The state of a different kind of engine counts as a new channel's.
+    /// Loads a channel's state. The state of another kind of engine counts as new.
     fn load(&mut self, state: ContextState);
 
     /// Drops state and pending work.

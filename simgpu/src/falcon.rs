@@ -70,7 +70,7 @@ impl DataMemory {
 }
 
 /// Saved state of a code memory with its port: for each written page its number, its tag, the number of written words,
-/// and whether any of them is not zero.
+/// and true if any word is not zero.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct SavedCode {
     pages: Vec<(u16, u32, u32, bool)>,
@@ -88,11 +88,11 @@ struct CodePage {
     tag: u32,
     /// Number of words written since it got its tag.
     words: u32,
-    /// At least one of them is not zero.
+    /// At least one word is not zero.
     any: bool,
 }
 
-/// The port to the code memory. Uploaded code is not stored, except the information whether a falcon can start with it.
+/// The port to the code memory. Uploaded code is not stored; only whether a falcon can start with it is recorded.
 #[derive(Clone, Debug)]
 pub(crate) struct CodeMemory {
     pages: Box<[CodePage; CODE_PAGES]>,

@@ -37,7 +37,7 @@ pub enum FaultKind {
     Corrupt,
     /// The engine's next non-stall interrupt is not raised.
     DropInterrupt,
-    /// The card falls off the bus for good: it reads as ones, and does nothing.
+    /// The card falls off the bus permanently: it reads as ones and ignores writes.
     Vanish,
 }
 
@@ -48,7 +48,8 @@ pub struct Fault {
     pub engine: EngineId,
     /// Kind of fault.
     pub kind: FaultKind,
-    /// Number of operations of that engine (launches; for [`FaultKind::DropInterrupt`] interrupts) that succeed before.
+    /// Number of the engine's operations that succeed before the fault: launches, or interrupts for
+    /// [`FaultKind::DropInterrupt`].
     pub after: u32,
     /// Number of operations that then fail; `u32::MAX` for all.
     pub count: u32,
@@ -86,7 +87,7 @@ impl Faults {
         self.armed.clear();
     }
 
-    /// Counts one event of `engine` for which `applies` holds; returns the faults that it triggers.
+    /// Counts one event of `engine` for which `applies` holds. Returns the faults that it triggers.
     fn strike(&mut self, engine: EngineId, applies: impl Fn(FaultKind) -> bool) -> Vec<FaultKind> {
         let mut struck = Vec::new();
         if self.armed.is_empty() {

@@ -4,11 +4,11 @@
 //! methods that the host executes itself), [`ahead`] (work in parallel to its engine) and [`context`] (RAMFC);
 //! [`slot`], an engine and its context; [`userd`], detection of submissions; [`fault`], error reports.
 //!
-//! All progress happens in [`Fifo::step`], which does a little work and returns when to call it again.
+//! All progress happens in [`Fifo::step`], which does a small amount of work and returns the time of the next call.
 //!
 //! Assignment of channels to PBDMAs: each engine is served by the first enabled PBDMA that `ENGINE_PBDMA_MASK` does not
-//! exclude; a channel runs in the PBDMA of the engine that it used last, at first in any, and moves when it uses
-//! another's. Within a PBDMA the channels of the runlist run in turn, for a time slice each.
+//! exclude; a channel runs in the PBDMA of the engine that it used last, initially in any, and moves when it uses
+//! another PBDMA's engine. Within a PBDMA the channels of the runlist run in turn, for a time slice each.
 
 mod ahead;
 pub(crate) mod channel;
@@ -44,7 +44,7 @@ pub(crate) enum Progress {
     Ran,
     /// No work before that card time, without further events.
     WaitUntil(CardNs),
-    /// No work until an event.
+    /// Idle until an event.
     Idle,
 }
 
@@ -131,7 +131,7 @@ impl Fifo {
         &mut self.slots[id.index()]
     }
 
-    /// Returns the value of the status register of the engine with that number.
+    /// Returns the value of the status register of the engine with this number.
     pub(crate) fn engine_status(&self, number: u32, cx: &Cx) -> u32 {
         let now = cx.clock.now();
         self.slots.iter().find(|slot| slot.number() == number).map_or(0, |slot| slot.status(now))
@@ -165,7 +165,7 @@ impl Fifo {
             && pfifo::SCHED_EN::ENABLE.is_set(cx.storage.peek(pfifo::SCHED_EN::OFFSET))
     }
 
-    /// Returns the PBDMA that serves the engine with that number.
+    /// Returns the PBDMA that serves the engine with this number.
     pub(crate) fn pbdma_of(number: u32, pbdmas: usize, cx: &Cx) -> Option<usize> {
         let barred = if number < pfifo::ENGINE_PBDMA_MASK::COUNT {
             cx.storage.peek(pfifo::ENGINE_PBDMA_MASK::at(number))
@@ -188,7 +188,7 @@ impl Fifo {
             .fold(0, |mask, number| mask | 1 << number)
     }
 
-    /// Does a little work.
+    /// Does a small amount of work.
     pub(crate) fn step(&mut self, cx: &mut Cx) -> Progress {
         self.take_doorbells(cx);
         let mut progress = self.complete_departures(cx);

@@ -33,7 +33,7 @@ pub(crate) struct Gpu {
     pub(crate) graph_falcons: fecs::GraphFalcons,
     pub(crate) copy_falcons: falcon::CopyFalcons,
     pub(crate) rom: [u8; vbios::IMAGE_BYTES],
-    /// It does not work by itself.
+    /// True if it does not run by itself.
     pub(crate) halted: bool,
 }
 
@@ -293,7 +293,7 @@ impl Gpu {
         }
     }
 
-    /// Runs the card's own work: alarms, and a little of the channels' work.
+    /// Runs the card's own work: alarms, and a small part of the channels' work.
     pub(crate) fn step(&mut self) -> Progress {
         if self.halted || self.cx.apertures.is_gone() {
             return Progress::Idle;

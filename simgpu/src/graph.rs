@@ -1,5 +1,4 @@
-//! PGRAPH as a whole: M2MF, compute, the classes that drivers bind without using; traps, and FECS's handling of
-//! contexts.
+//! PGRAPH as a whole: M2MF, compute, classes that drivers bind but do not use, traps, and FECS's handling of contexts.
 //!
 //! FECS's firmware is not executed: its commands have the same effect as with nouveau's firmware.
 

@@ -33,7 +33,7 @@ impl Line {
         self.mode = event.is_some().then_some(mode);
         self.event = event;
         self.masked = false;
-        // Sends a message that became due while disconnected: the level has not changed, the connection has.
+        // Sends a message that became due while disconnected; only the connection has changed, not the level.
         self.update();
     }
 

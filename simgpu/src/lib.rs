@@ -4,7 +4,7 @@
 //! - `card`: [`SimGpu`], its [`Config`] and [`Counters`]; the `thread` for the card's own work;
 //! - `gpu`: the map of BAR0; `blocks`, the register blocks with behaviour; `storage`, all registers without;
 //! - `aperture`: BAR1, BAR3 and PRAMIN; `interrupt`: MSI and INTx;
-//! - `fifo`: channels, runlist, PBDMAs, host methods, and the engines as the host sees them;
+//! - `fifo`: channels, runlist, PBDMAs, host methods, and the host's view of the engines;
 //! - [`engines`]: execution of methods; `compute`: grids of shader code; `graph`: PGRAPH's other parts, including FECS;
 //! - [`memory`] and [`mmu`]: VRAM, host memory, page tables, TLBs;
 //! - `clock`: PTIMER and the [`TimeModel`]; `faults`: injected [`Fault`]s; [`vbios`]: the ROM.

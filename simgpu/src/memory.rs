@@ -84,7 +84,7 @@ impl BusAddr {
         }
     }
 
-    /// Returns the address `bytes` further, wrapping.
+    /// Returns the address plus `bytes`, with wrap-around.
     #[must_use]
     pub const fn offset(self, bytes: u64) -> Self {
         match self {
@@ -149,7 +149,7 @@ impl Memory {
         Self { vram, sysmem: Sysmem::new(), lost: AtomicU64::new(0), posted: Posted::default(), profile: None }
     }
 
-    /// The same, with access counts of engines by memory block.
+    /// Same, with access counts of engines by memory block.
     #[must_use]
     pub fn profiled(vram: Vram) -> Self {
         let profile = Some((Profile::new(vram.size()), Log::default()));
@@ -181,7 +181,7 @@ impl Memory {
         }
     }
 
-    /// Ends a piece of an engine's work.
+    /// Ends a part of an engine's work.
     pub(crate) fn end_touches(&self) {
         if let Some((_, log)) = &self.profile {
             log.end();
@@ -189,7 +189,7 @@ impl Memory {
     }
 
     /// Keeps writes to host memory in flight until they are pushed: by a read of host memory, a flush, or a full
-    /// buffer. Otherwise they arrive at once.
+    /// buffer. Otherwise they arrive immediately.
     pub(crate) fn hold_posted(&self, hold: bool) {
         self.posted.hold(hold);
         if !hold {
@@ -221,7 +221,7 @@ impl Memory {
         View { memory: self, sysmem: OnceCell::new(), way: 0 }
     }
 
-    /// The same for accesses of shaders, which have a separate path to host memory.
+    /// Same for accesses of shaders, which have a separate path to host memory.
     pub(crate) fn view_of_shaders(&self) -> View<'_> {
         View { way: 1, ..self.view() }
     }
@@ -510,7 +510,7 @@ fn copy_ascending(source: &VolatileSlice<'_, ()>, target: &VolatileSlice<'_, ()>
         return len;
     }
     // The target starts within the source: the first `distance` bytes repeat. The copied part is a multiple of the
-    // period, so the next piece may be as long as everything below it.
+    // period, so the next copy may be as long as all data before it.
     let mut done = 0;
     while done < len {
         let step = (done + distance).min(len - done);

@@ -5,7 +5,7 @@
 //! all of these, shared by engines, host and apertures.
 //!
 //! Guarantees. A flush returns only after all accesses in flight with the old translations, and earlier translations
-//! are not used after it. Entries that fault are not kept.
+//! are not used after it. Faulting entries are not cached.
 //!
 //! Lock order: the flush gate, then a TLB set or the table of host memory; no other lock is taken while either of the
 //! latter is held.
@@ -44,12 +44,12 @@ pub struct MmuFault {
     pub write: bool,
 }
 
-/// TLB that an access goes through.
+/// The TLB that an access uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Client {
-    /// The hub's: host, copy engines, M2MF, apertures, context switching.
+    /// The hub's unit: host, copy engines, M2MF, apertures, context switching.
     Hub,
-    /// A graphics processing cluster's: shaders, textures.
+    /// A graphics processing cluster's unit: shaders, textures.
     Gpc,
 }
 
@@ -58,14 +58,14 @@ pub enum Client {
 pub struct Access {
     /// It may access privileged pages.
     pub privileged: bool,
-    /// The TLBs that it goes through.
+    /// The TLBs that the access uses.
     pub client: Client,
 }
 
 impl Access {
     /// An access of an engine or the host, for a channel.
     pub const USER: Self = Self { privileged: false, client: Client::Hub };
-    /// An access of the apertures or of context switching.
+    /// An access from the apertures or from context switching.
     pub const PRIVILEGED: Self = Self { privileged: true, client: Client::Hub };
 }
 

@@ -1,9 +1,8 @@
 //! Saved state of a quiescent card; its memory is handed over separately.
 //!
 //! [`SimGpu::halt`] takes every channel off the engines, like a preemption, so that their state is in their contexts in
-//! memory; from then on the card does nothing by itself. The saved state consists of registers, the channel table and
-//! other state outside of memory. TLBs are empty afterwards; the card's next user maps host memory and connects the
-//! interrupt again.
+//! memory; from then on the card is inactive. The saved state consists of registers, the channel table and other state
+//! outside memory. TLBs are empty afterwards; the card's next user maps host memory and connects the interrupt again.
 
 use crate::Config;
 use crate::aperture::Apertures;

@@ -1,4 +1,4 @@
-//! The card from outside, through its registers and apertures, with a small driver written for it.
+//! Tests the card from outside, through its registers and apertures, with a small driver.
 
 mod ahead;
 mod channels;

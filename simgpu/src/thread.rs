@@ -1,7 +1,7 @@
 //! The card's own thread: a loop around [`Gpu::step`].
 //!
-//! Lock order: the card's state, then the alarm; never in the reverse order. A thread that changes something that the
-//! scheduler may wait for calls [`Shared::wake`] after it has unlocked the state.
+//! Lock order: the card's state, then the alarm; never in the reverse order. A thread that changes state for which the
+//! scheduler may wait calls [`Shared::wake`] after it has unlocked the state.
 
 use crate::aperture::Apertures;
 use crate::fifo::Progress;
@@ -75,7 +75,7 @@ impl Shared {
     }
 }
 
-/// The thread; dropping this ends it.
+/// The thread; dropping this value ends it.
 pub(crate) struct Worker {
     shared: Arc<Shared>,
     thread: Option<JoinHandle<()>>,

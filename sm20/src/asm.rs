@@ -21,7 +21,7 @@ use symbols::Symbols;
 /// Result of assembling a source text.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Program {
-    /// In the order of the source.
+    /// Kernels in source order.
     pub kernels: Vec<Kernel>,
     /// The code, in words of 32 bits; a 64-bit instruction's low word comes first.
     pub words: Vec<u32>,
@@ -33,7 +33,7 @@ impl Program {
         self.words.iter().flat_map(|word| word.to_le_bytes()).collect()
     }
 
-    /// The kernel of that name.
+    /// Returns the kernel with this name.
     pub fn kernel(&self, name: &str) -> Option<&Kernel> {
         self.kernels.iter().find(|kernel| kernel.name == name)
     }
@@ -44,9 +44,9 @@ impl Program {
 pub struct Kernel {
     /// From `.kernel`.
     pub name: String,
-    /// From the start of the code.
+    /// Offset from the start of the code.
     pub entry_offset: u32,
-    /// Of the code, up to the next kernel.
+    /// Size of the code, up to the next kernel.
     pub size: u32,
     /// Registers of a thread: from `.registers`, else one more than the highest that the kernel's code names.
     pub registers: u32,
@@ -56,7 +56,7 @@ pub struct Kernel {
     pub local_bytes: u32,
     /// Barriers of a block: from `.barriers`, else one more than the highest that the code names.
     pub barriers: u32,
-    /// Of the parameters, from `.params`.
+    /// Size of the parameters, from `.params`.
     pub params: u32,
 }
 
@@ -66,7 +66,7 @@ pub struct Kernel {
 pub struct AsmError {
     /// From 1.
     pub line: u32,
-    /// In characters, from 1.
+    /// Column in characters, starting at 1.
     pub column: u32,
     /// Text of the error.
     pub message: String,

@@ -17,7 +17,7 @@ pub use operand::{
 
 pub(crate) use code::Code;
 
-/// One instruction, as an interpreter executes it.
+/// One instruction, in the form that an interpreter executes.
 ///
 /// Each lane takes part if the guard holds, and for control instructions if the condition-code test (in the operation)
 /// also holds.
@@ -27,7 +27,7 @@ pub struct Instruction {
     /// hardware never guards (SSY, PBK, CAL and the like).
     pub guard: PredicateOperand,
     /// `.S`: after the operation the warp joins at the innermost SSY entry of its divergence stack, as if a branch went
-    /// there. Also guarded, but only by the guard.
+    /// there. It depends only on the guard.
     pub join: bool,
     /// Form of its encoding.
     pub form: Form,
@@ -50,7 +50,7 @@ impl Instruction {
     }
 }
 
-/// The two sizes of encodings. They mix freely; bit 3 of an instruction's first word distinguishes them.
+/// The two sizes of encodings. Both sizes mix freely; bit 3 of an instruction's first word distinguishes them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Form {
     /// 64 bits.

@@ -6,10 +6,11 @@
 //! - [`assemble`] and `Display` of [`Instruction`]: text to a [`Program`] and back, with one description of each
 //!   operation's suffixes and operands, in `syntax`. The language is described in `docs/reference/sm20-assembly.md`.
 //!
-//! No input panics, and all need at most time and memory linear in their length. Not here: the semantics of operations.
+//! No input panics, and all need at most time and memory linear in their length. Not in this crate: the semantics of
+//! operations.
 //!
 //! Facts come from the public GF100 tables of envytools and from Mesa's compiler for the same hardware; mnemonics are
-//! NVIDIA's.
+//! NVIDIA's own.
 
 #![forbid(unsafe_code)]
 #![cfg_attr(

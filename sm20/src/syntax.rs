@@ -57,7 +57,7 @@ pub(crate) trait Visitor {
     /// Two suffixes for the operands of a multiplication, if not both are signed.
     fn signs(&mut self, a: &mut bool, b: &mut bool) -> Result<(), Self::Error>;
 
-    /// A destination of `count` registers, with `.CC` if there is one.
+    /// A destination of `count` registers, with `.CC` if present.
     fn dst(&mut self, dst: &mut Register, count: u8, cc: Option<&mut bool>) -> Result<(), Self::Error>;
 
     /// A register that starts `count` registers.
@@ -72,7 +72,7 @@ pub(crate) trait Visitor {
     /// Register, constant or immediate.
     fn source(&mut self, source: &mut Source, kind: Kind) -> Result<(), Self::Error>;
 
-    /// The same with a prefix.
+    /// Same with a prefix.
     fn signed(&mut self, source: &mut Source, set: &mut bool, sign: Sign, kind: Kind) -> Result<(), Self::Error>;
 
     /// A floating-point operand.

@@ -83,7 +83,7 @@ pub struct Agent {
     health: Health,
 }
 
-/// A command that runs while others may run too.
+/// A running command; other commands may run concurrently.
 pub struct Pending<'a> {
     agent: &'a Agent,
     id: u64,
@@ -110,7 +110,7 @@ impl Agent {
         self.wait(limit, "the guest to be ready", |state| (state.boots >= boots).then(|| Ok(state.release.clone())))
     }
 
-    /// Runs one command to its end. The code is not checked; see [`Output::success`].
+    /// Runs one command to its end. Does not check the exit code; see [`Output::success`].
     pub fn run(&self, command: &str) -> Result<Output> {
         self.run_within(command, COMMAND_LIMIT)
     }

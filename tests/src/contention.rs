@@ -15,7 +15,7 @@ use crate::many_vms::{Account, Crowd, History, SIDE};
 const ENDS: &str = "ENDS ";
 /// Line that a load prints when it has begun.
 const BEGUN: &str = "LOOPING";
-/// Time that a load may take to begin.
+/// Time limit for a load to start.
 const BEGIN_LIMIT: Duration = Duration::from_secs(60);
 /// Seconds after which a load ends by itself. The test ends it earlier.
 const LASTS_S: u64 = 600;
@@ -83,7 +83,7 @@ impl Load {
 pub struct Contest {
     /// Loads by guest.
     pub loads: Vec<Load>,
-    /// Warm-up time, which is left out.
+    /// Warm-up time, which is omitted.
     pub warm: Duration,
     /// Measured time.
     pub measured: Duration,
@@ -96,7 +96,7 @@ pub struct Outcome {
     pub vms: Vec<usize>,
     /// Charges of each VM, from the start of the measurement.
     pub uses: Uses,
-    /// Start of each load, in ns from there.
+    /// Start of each load, in ns from that time.
     pub marks: Vec<u64>,
     /// Start of the measurement, by the card's clock in ns.
     pub from: u64,
@@ -104,7 +104,7 @@ pub struct Outcome {
     pub length: u64,
     /// Accounts of PGRAPH at the start.
     pub before: Vec<Account>,
-    /// The same at the end.
+    /// Accounts at the end.
     pub after: Vec<Account>,
     /// Final reports of the loads.
     pub reports: Vec<Smoke>,
@@ -123,7 +123,7 @@ impl Contest {
         self.run_until(crowd, meanwhile, |_| Ok(()))
     }
 
-    /// Like `run`; calls `finally` after the measured time, before the loads have ended.
+    /// Like `run`, but calls `finally` after the measured time, before the loads end.
     pub fn run_until(
         &self,
         crowd: &Crowd,
@@ -309,7 +309,7 @@ mod tests {
         };
         let counted = outcome.counted(&[20, 40], 20);
         let used = |vm| [0, 20, 40, 60].map(|at| counted.used(vm, Engine::Compute, at, at + 20));
-        // Kernels that ended earlier are left out; kernels across a bound count with their part inside.
+        // Kernels that ended earlier are omitted; kernels across a bound count with their part inside.
         assert_eq!([used(0), used(1)], [[10, 10, 20, 0], [15, 20, 15, 20]]);
     }
 }

@@ -1,4 +1,4 @@
-//! `mediatord` and `mediatorctl`, run as an operator runs them.
+//! Runs `mediatord` and `mediatorctl` like an operator.
 
 use std::fs::{self, File};
 use std::os::unix::net::UnixStream;
@@ -66,7 +66,7 @@ impl Ended {
     }
 }
 
-/// A running `mediatord`; dropping it ends it.
+/// A running `mediatord`; dropping the value ends it.
 pub struct Daemon {
     process: Process,
     /// The program; an upgrade may start a different one.
@@ -85,7 +85,7 @@ impl Daemon {
         Self::start_by(None, scratch, paths)
     }
 
-    /// The same as a service, with sockets that a service manager keeps.
+    /// Same as a service, with sockets that a service manager keeps.
     pub fn start_as_service(name: &str, configure: impl FnOnce(&Paths) -> String) -> Result<Self> {
         let (scratch, paths) = prepare(name, configure)?;
         let manager = ServiceManager::new(&scratch.path().join("notify")).context("a service manager")?;
@@ -242,7 +242,7 @@ impl Daemon {
         ended.with_context(|| self.log_tail())
     }
 
-    /// Keeps the folder with the log for good and returns its path.
+    /// Keeps the folder with the log permanently and returns its path.
     pub fn keep_logs(&mut self) -> &Path {
         self.scratch.keep()
     }
@@ -251,7 +251,7 @@ impl Daemon {
 impl Drop for Daemon {
     fn drop(&mut self) {
         if self.stop().is_err() {
-            // It may hang or be gone; `end` handles both.
+            // The daemon may hang or be gone; `end` handles both.
             let _ = self.process.end();
         }
         if thread::panicking() {

@@ -35,7 +35,7 @@ const NAMESPACES: [&str; 8] = ["--mount", "--pid", "--net", "--ipc", "--uts", "-
 /// Additional arguments for users other than root.
 const USERS: [&str; 3] = ["--user", "--map-root-user", "--map-auto"];
 
-/// The first process: it mounts a container's file systems, and stays. The argument is the new root folder.
+/// The first process, which mounts a container's file systems and keeps running. The argument is the new root folder.
 const INIT: &str = r#"
 set -e
 mount --make-rprivate /
@@ -135,7 +135,7 @@ impl Debian {
         enter
     }
 
-    /// Runs a command to its end; returns its output and exit code.
+    /// Runs a command to its end. Returns its output and exit code.
     fn run(&self, command: &str) -> Result<Output> {
         let ended = run_to_end(&mut self.command(command), COMMAND_LIMIT)?;
         let text = format!("{}{}", ended.stdout, ended.stderr);
@@ -158,7 +158,7 @@ impl Debian {
         Ok(text)
     }
 
-    /// Waits until a shell command succeeds; returns its output.
+    /// Waits until a shell command succeeds. Returns its output.
     pub fn until(&self, what: &str, command: &str, limit: Duration) -> Result<String> {
         self.say(&format!("until {command}"));
         let ended = wait::until(what, limit, || {
@@ -220,7 +220,7 @@ impl Drop for Debian {
         let _ = self.namespaces.wait();
         let _ = wait::until("the host's processes to end", COMMAND_LIMIT, || Ok(has_ended(self.init).then_some(())));
         if self.users && self.root.is_removed() {
-            // Files of other users: a process that may become those users may remove them.
+            // Files of other users can be removed by a process that may become these users.
             let mut remove = Command::new("unshare");
             remove.args(USERS).args(["rm", "--recursive", "--force"]).arg(self.root.path().join("root"));
             let _ = run_to_end(&mut remove, COMMAND_LIMIT);

@@ -35,7 +35,7 @@ pub fn passthrough_toml(name: &str) -> String {
     format!("\n[[vm]]\nname = {name:?}\ncard = \"card0\"\npassthrough = true\n")
 }
 
-/// Loads the stock nouveau and waits for its render node; returns a description of its state.
+/// Loads the stock nouveau and waits for its render node. Returns a description of its state.
 pub fn load_driver(vm: &Vm) -> Result<String> {
     vm.run_within("load", LOAD_LIMIT)?.success().with_context(|| format!("VM {}: loading nouveau", vm.name()))?;
     let nodes = vm.run_ok("nodes")?;
@@ -108,7 +108,7 @@ pub fn messages(daemon: &Daemon, name: &str) -> Result<u64> {
     Ok(messages_in(&show(daemon, name)?["transport"]))
 }
 
-/// The same, from the `transport` counters that [`show`] returned.
+/// Same, from the `transport` counters returned by [`show`].
 pub fn messages_in(transport: &Value) -> u64 {
     let counts = transport.as_object().into_iter().flatten();
     counts.filter(|(key, _)| key.starts_with("messages_")).filter_map(|(_, count)| count.as_u64()).sum()

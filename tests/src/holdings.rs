@@ -28,7 +28,7 @@ pub struct Holdings {
 /// Tolerated growth of a process without leaks: its heap grows and shrinks in steps.
 #[derive(Clone, Copy, Debug)]
 pub struct Slack {
-    /// More mappings, in addition to those of new pool threads.
+    /// Additional mappings, beyond those of new pool threads.
     pub mappings: usize,
     /// More KiB.
     pub resident_kib: u64,

@@ -1,4 +1,4 @@
-//! The guest kernel's log: lines with their level, as the agent's `dmesg` prints them.
+//! Parses the guest kernel's log: lines with their level, in the format of the agent's `dmesg`.
 
 /// Levels up to this one count as complaints: emergency to warning.
 const WARNING: u8 = 4;
@@ -22,7 +22,7 @@ impl Line {
     }
 }
 
-/// Parses lines of `<level>[time] text`; a line without a level continues the one before.
+/// Parses lines of `<level>[time] text`; a line without a level continues the previous line.
 pub fn parse(lines: &[String]) -> Vec<Line> {
     let mut parsed: Vec<Line> = Vec::new();
     for line in lines {

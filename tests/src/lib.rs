@@ -9,7 +9,7 @@
 //! - [`many_vms`]: VMs that share a card; [`contention`]: each VM's part of its time;
 //! - [`host`]: a Debian host with systemd, for the package; [`debian`]: one in namespaces, with workload managers;
 //! - [`files`]: files that a machine receives before it boots;
-//! - [`nest`]: a machine with a card behind an IOMMU, and VMs of its own;
+//! - [`nest`]: a machine with a card behind an IOMMU and its own VMs;
 //! - [`xen`]: a Xen host, with domains that have vGPUs;
 //! - [`holdings`]: resources of a process, to find leaks;
 //! - [`http`]: requests to a daemon's API, or to its monitoring;
@@ -28,7 +28,7 @@
 //! # }
 //! ```
 //!
-//! Not included: making images (see the crate `images`) and building binaries (xtask does that, and sets
+//! Not in this crate: building images (crate `images`) and binaries (xtask builds them and sets
 //! `GPU_MEDIATOR_BIN_DIR`).
 //!
 //! Environment: `GPU_MEDIATOR_BIN_DIR` (where `mediatord` is), `GPU_MEDIATOR_ACCEL` (`kvm` or `tcg`),

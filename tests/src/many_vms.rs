@@ -1,7 +1,7 @@
 //! VMs with stock guests on one software card, which compete for its time.
 //!
 //! The card's time is modelled: `madd` of 32x32 takes half a millisecond, given by the memory traffic of its rounds.
-//! The software card computes it in a fifth of that, so the charges match the model.
+//! The software card computes it in a fifth of this time, so the charges match the model.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -25,14 +25,14 @@ pub const fn round_ns(side: u32) -> u64 {
 
 /// The card's name.
 pub const CARD: &str = "card0";
-/// Side of the matrices of the guests' kernels, and MiB per second that the card's shaders move.
+/// Side of the matrices in the guests' kernels, and memory rate of the card's shaders in MiB per second.
 pub const SIDE: u32 = 32;
 const SHADER_MIB_PER_S: u32 = 24;
 /// Time of a round of a kernel of size [`SIDE`], in ns.
 pub const ROUND_NS: u64 = round_ns(SIDE);
-/// MiB per second that the card copies.
+/// Copy rate of the card in MiB per second.
 pub const COPY_MIB_PER_S: u64 = 256;
-/// MiB of VRAM of a VM.
+/// VRAM of a VM in MiB.
 const VRAM_MIB: u32 = 32;
 /// Guests that boot at the same time.
 const BOOTS: usize = 2;
@@ -63,7 +63,7 @@ pub struct Account {
     pub started: u64,
     /// Submissions of the VM that ran too long, on any engine.
     pub strikes: u64,
-    /// The VM is quarantined: nothing of it is started.
+    /// The VM is quarantined, so its work does not start.
     pub quarantined: bool,
 }
 
@@ -142,7 +142,7 @@ impl Crowd {
         self.daemon.ctl(&[&["sched", "set", CARD], settings].concat())?.success().map(drop)
     }
 
-    /// Changes a VM's part of it: `mediatorctl sched set-vm VM share...`.
+    /// Changes a VM's share: `mediatorctl sched set-vm VM share...`.
     pub fn set_vm(&self, index: usize, share: &[&str]) -> Result<()> {
         self.daemon.ctl(&[&["sched", "set-vm", &name_of(index)], share].concat())?.success().map(drop)
     }
@@ -245,7 +245,7 @@ mod tests {
         };
         let mut all = History::default();
         all.append(history(20, 65, &[10, 20, 40, 60]));
-        // The interval at 60 was incomplete then; the one at 50, read in part, is taken from the earlier history.
+        // The interval at 60 was incomplete then; the interval at 50, partly read, comes from the earlier history.
         all.append(history(60, 95, &[50, 60, 70, 90]));
         let at: Vec<(u64, u64)> = all.samples[0].iter().map(|(at, used)| (*at, used.as_u64().unwrap_or(0))).collect();
         assert_eq!(at, [(20, 65), (40, 65), (60, 95), (70, 95), (90, 95)]);

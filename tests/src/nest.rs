@@ -37,13 +37,13 @@ const STATE: &str = "/run/state";
 /// Time limit of a command in the machine.
 const COMMAND_LIMIT: Duration = Duration::from_secs(600);
 
-/// Serial lines for VMs: those of one PCI card.
+/// Number of serial lines for VMs: one PCI card has this many.
 pub const LINES: usize = 4;
 
 /// Sizes of a machine.
 #[derive(Clone, Copy, Debug)]
 pub struct Shape<'a> {
-    /// MiB of the card; the mediator in the machine cannot use all of it.
+    /// Size of the card in MiB; the mediator in the machine cannot use all of it.
     pub card_mib: u32,
     /// More keys for the card's table.
     pub card_keys: &'a str,
@@ -51,7 +51,7 @@ pub struct Shape<'a> {
     pub memory_mib: u32,
     /// VMs that it runs, at most [`LINES`].
     pub vms: &'a [InnerSpec],
-    /// MiB of huge pages, in addition to those of its VMs.
+    /// Huge pages in MiB, in addition to those of its VMs.
     pub huge_mib: u32,
 }
 
@@ -64,7 +64,7 @@ impl Shape<'_> {
 
 /// A running machine with loaded modules and a card that is not bound to a driver.
 pub struct Nest {
-    // In drop order.
+    // Fields in drop order.
     vm: Vm,
     outer: Daemon,
     agents: Vec<Agent>,
@@ -136,7 +136,7 @@ impl Nest {
         Ok(output)
     }
 
-    /// The same; a code other than 0 is an error. Returns the output.
+    /// Same; a code other than 0 is an error. Returns the output.
     pub fn ok(&self, command: &str) -> Result<String> {
         let output = self.run(command)?;
         ensure!(output.code == 0, "{command}: ended with code {}:\n{}", output.code, output.text());
@@ -174,7 +174,7 @@ impl Nest {
         Ok(daemon)
     }
 
-    /// Stops a daemon in the machine, which must exit cleanly; returns its log.
+    /// Stops a daemon in the machine, which must exit cleanly. Returns its log.
     pub fn stop_daemon(&self, daemon: Pending<'_>) -> Result<String> {
         daemon.terminate()?;
         let output = daemon.wait_within(COMMAND_LIMIT)?.success().context("mediatord in the machine")?;

@@ -6,12 +6,12 @@ use std::process::{Child, ExitStatus};
 
 use rustix::process::{Pid, Signal, WaitOptions, getpid, kill_process, set_child_subreaper, waitpid};
 
-/// A process that this one waits for.
+/// A process for which this process waits.
 #[derive(Debug)]
 pub(crate) enum Process {
     /// Started by this process.
     Started(Child),
-    /// Started by a process that has ended, and thus adopted by this one; with its status once it has ended.
+    /// Orphaned process that this process adopted, with its exit status once it has ended.
     Adopted(Pid, Option<ExitStatus>),
 }
 

@@ -53,7 +53,7 @@ impl Qmp {
         }
     }
 
-    /// Waits for an event called `name` that `fits`, including earlier events; keeps all others.
+    /// Waits for an event called `name` that `fits`, including earlier events; keeps all other events.
     pub fn wait_event(&mut self, name: &str, limit: Duration, fits: impl Fn(&Value) -> bool) -> Result<Value> {
         let deadline = Instant::now() + wait::scaled(limit);
         let wanted = |e: &Value| e["event"] == name && fits(&e["data"]);

@@ -11,7 +11,7 @@ use crate::contention::{Contest, Load, Outcome};
 use crate::many_vms::{Crowd, ROUND_NS};
 use crate::wait::until;
 
-/// Warm-up time, which is left out.
+/// Warm-up time, which is omitted.
 const WARM_UP: Duration = Duration::from_millis(500);
 /// Kernels that a guest with a steady load keeps in flight.
 const IN_FLIGHT: u32 = 32;
@@ -20,7 +20,7 @@ const LIMIT_MS: &str = "200";
 const DEFAULT_LIMIT_MS: &str = "10000";
 /// Strikes until a VM is quarantined: the default.
 const STRIKES: &str = "3";
-/// TIMEOUT: only a failing test waits so long; the charges of this time are still in the history.
+/// TIMEOUT: only a failing test waits this long; the charges of this time are still in the history.
 const QUARANTINE_LIMIT: Duration = Duration::from_secs(30);
 
 /// Attack of a rogue's VM.

@@ -149,7 +149,7 @@ impl VmConfig {
 pub struct Xen {
     /// Its image.
     pub image: PathBuf,
-    /// MiB of domain 0; the rest of the machine's memory is for other domains.
+    /// Memory of domain 0 in MiB; the other domains get the rest of the machine's memory.
     pub dom0_mib: u32,
 }
 
@@ -184,7 +184,7 @@ pub fn gpu_device(socket: &Path, hotplug: bool) -> Value {
     device
 }
 
-/// A running virtual machine; dropping it kills it.
+/// A running virtual machine; dropping the value kills it.
 pub struct Vm {
     config: VmConfig,
     process: Arc<Mutex<Child>>,
@@ -241,7 +241,7 @@ impl Vm {
         &self.agent
     }
 
-    /// Waits until the guest is up after the last launch, reset or reboot; returns its kernel's release.
+    /// Waits until the guest is up after the last launch, reset or reboot. Returns its kernel's release.
     pub fn wait_ready(&self) -> Result<String> {
         let boots = *lock(&self.boots);
         self.agent.wait_boots(boots, BOOT_LIMIT).map_err(|e| self.explain(e))
@@ -303,7 +303,7 @@ impl Vm {
     /// Reboots the guest cleanly; [`Vm::wait_ready`] then waits for its next start.
     pub fn reboot(&self) -> Result<()> {
         self.expect_boot();
-        // No reply comes: the guest shuts down, or has already started again.
+        // No reply follows: the guest shuts down, or has already restarted.
         self.agent.send("reboot").map(drop).map_err(|e| self.explain(e))
     }
 
@@ -347,7 +347,7 @@ impl Vm {
         String::from_utf8_lossy(&fs::read(self.folder().join("qemu.log")).unwrap_or_default()).into_owned()
     }
 
-    /// Returns a health check of QEMU and the guest's kernel, for other lines.
+    /// Returns a health check of QEMU and the guest's kernel, for use on other serial lines.
     pub(crate) fn health(&self) -> Health {
         let (process, folder) = (Arc::clone(&self.process), self.folder().to_owned());
         Arc::new(move || health(&process, &folder))

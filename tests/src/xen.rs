@@ -23,7 +23,7 @@ use crate::vm::{self, Xen};
 use crate::wait::{self, Scratch};
 use crate::{Vm, VmConfig};
 
-/// Serial lines for domains: those of one PCI card.
+/// Number of serial lines for domains: one PCI card has this many.
 pub const LINES: usize = 4;
 /// Device number of their first line in domain 0, after the machine's own.
 const FIRST_LINE: usize = 4;
@@ -67,7 +67,7 @@ impl DomainSpec {
         format!("guests/{}{}", self.kernel, if self.paravirtual { "-pv" } else { "" })
     }
 
-    /// Returns the file that `xl` creates it from; `line` is its serial line.
+    /// Returns the configuration file of the domain for `xl`; `line` is its serial line.
     ///
     /// Its console shows only urgent messages: each character is two exits. The domain reads the processor's clock
     /// natively: QEMU reports RDTSCP as RDTSC, and Xen, which checks the instruction, injects a fault.
@@ -91,7 +91,7 @@ impl DomainSpec {
 
 /// A machine that is up, with Xen's toolstack ready.
 pub struct XenMachine {
-    // In drop order.
+    // Fields in drop order.
     vm: Vm,
     agents: Vec<Agent>,
     specs: Vec<DomainSpec>,
@@ -187,7 +187,7 @@ impl XenMachine {
         Ok(output)
     }
 
-    /// The same; a code other than 0 is an error. Returns the output.
+    /// Same; a code other than 0 is an error. Returns the output.
     pub fn ok(&self, command: &str) -> Result<String> {
         let output = self.run(command)?;
         ensure!(output.code == 0, "{command}: ended with code {}:\n{}", output.code, output.text());
@@ -207,7 +207,7 @@ impl XenMachine {
         Ok(daemon)
     }
 
-    /// Stops the daemon, which must exit cleanly; returns its log.
+    /// Stops the daemon, which must exit cleanly. Returns its log.
     pub fn stop_daemon(&self, daemon: Pending<'_>) -> Result<String> {
         daemon.terminate()?;
         let output = daemon.wait_within(COMMAND_LIMIT)?.success().context("mediatord in domain 0")?;
@@ -215,7 +215,7 @@ impl XenMachine {
         Ok(output.text())
     }
 
-    /// Runs `mediatorctl`; returns its output.
+    /// Runs `mediatorctl`. Returns its output.
     pub fn ctl(&self, command: &str) -> Result<String> {
         self.ok(&format!("mediatorctl --socket {ADMIN_SOCKET} {command}"))
     }
@@ -273,7 +273,7 @@ pub struct Domain<'a> {
 }
 
 impl<'a> Domain<'a> {
-    /// Waits for the guest's init; returns its kernel's release.
+    /// Waits for the guest's init. Returns its kernel's release.
     pub fn wait_ready(&self) -> Result<String> {
         let release = self.agent.wait_boots(self.boots, BOOT_LIMIT).map_err(|error| self.explain(error))?;
         self.machine.say(&format!("domain {}: Linux {release} is up", self.name));

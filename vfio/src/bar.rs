@@ -19,7 +19,7 @@ pub struct Bar {
 }
 
 impl Bar {
-    /// The region `region`, mapped if all of it can be.
+    /// The region `region`, mapped if it can be mapped completely.
     pub fn new(kernel: Arc<dyn Kernel>, region: Region) -> Self {
         let whole = region.flags & VFIO_REGION_INFO_FLAG_MMAP != 0 && !region.sparse;
         let window = whole.then(|| kernel.map_region(&region)).and_then(|mapped| {
@@ -27,7 +27,7 @@ impl Bar {
                 .inspect_err(|error| tracing::warn!(%error, "a BAR cannot be mapped; each access is a system call"))
                 .ok()
         });
-        // Accesses are checked against the region, so the mapping must hold all of it.
+        // Accesses are checked against the region, so the mapping must contain the whole region.
         let window = window.filter(|window| window.len() as u64 == region.size);
         Self { window, kernel, region, failed: AtomicBool::new(false) }
     }
@@ -155,7 +155,7 @@ impl Bar {
     }
 }
 
-/// Bytes of the next access of `len` bytes at `at`: the largest aligned one.
+/// Returns the size of the next access for `len` bytes at `at`: the largest aligned one.
 fn width(at: usize, len: usize) -> usize {
     [8, 4].into_iter().find(|&size| at.is_multiple_of(size) && len >= size).unwrap_or(1)
 }

@@ -25,7 +25,7 @@ pub struct Mappings {
 /// A range of I/O addresses in use.
 struct Mapping {
     len: u64,
-    /// The memory there; `None` while the kernel maps or withdraws it.
+    /// The mapped memory; `None` while the kernel maps or withdraws it.
     memory: Option<DmaMemory>,
 }
 
@@ -59,7 +59,7 @@ impl Mappings {
     /// Lets the card reach `memory` at `iova`.
     ///
     /// # Errors
-    /// See [`DmaError`]; then nothing is mapped.
+    /// See [`DmaError`]; no memory is mapped then.
     pub fn map(&self, kernel: &dyn Kernel, iova: u64, memory: DmaMemory) -> Result<(), DmaError> {
         let len = memory.len() as u64;
         let page = |value: u64| value.is_multiple_of(PAGE);

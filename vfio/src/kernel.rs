@@ -1,6 +1,6 @@
 //! The interface to the kernel: one method for each call of VFIO, with plain types.
 //!
-//! The calls must come in one order: the group joins the container, the container gets its IOMMU, the group opens the
+//! The calls must follow one order: the group joins the container, the container gets its IOMMU, the group opens the
 //! device; or, for a function that was opened through its own node, it is bound to an iommufd and attached to an
 //! address space. Tests replace it with a kernel that is stricter than the real one.
 
@@ -64,7 +64,7 @@ pub enum Irq<'a> {
     Unmask,
 }
 
-/// A mapped region. Offsets are those of the region; the caller checks that they are within it, and multiples of the
+/// A mapped region. Offsets are relative to the region; the caller checks that they are inside it and multiples of the
 /// size.
 pub trait Window: Send + Sync {
     /// Bytes.
@@ -90,14 +90,14 @@ pub trait Kernel: Send + Sync {
     fn is_node(&self) -> bool {
         false
     }
-    /// Binds the function to its iommufd. Only for one that was opened through its own node.
+    /// Binds the function to its iommufd. Only for a function that was opened through its own node.
     ///
     /// # Errors
     /// The kernel's refusal; the same for all other methods.
     fn bind_iommufd(&self) -> io::Result<()> {
         Err(io::ErrorKind::Unsupported.into())
     }
-    /// Gives it its own address space. Only for one that was opened through its own node.
+    /// Gives it its own address space. Only for a function that was opened through its own node.
     fn attach_space(&self) -> io::Result<()> {
         Err(io::ErrorKind::Unsupported.into())
     }

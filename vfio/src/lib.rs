@@ -5,8 +5,8 @@
 //! `lost` (the host needs the card back), `kernel` (the interface to VFIO's calls) with its parts `real` (through
 //! container and group), `node` (through the function's own node) and `window`.
 //!
-//! Not here: the functions of a host and their binding to `vfio-pci` (`vfio-host`), bring-up, firmware, the card's
-//! VBIOS scripts, and groups of several cards.
+//! Not in this crate: the functions of a host and their binding to `vfio-pci` (`vfio-host`), bring-up, firmware, the
+//! card's VBIOS scripts, and groups of several cards.
 
 use card::{Aperture, Card, DmaError, DmaMemory, Identity, InterruptMode};
 use nvspec::regs::{pmc, ptop};
@@ -81,7 +81,7 @@ impl VfioCard {
         self.method.name()
     }
 
-    /// I/O addresses that can be mapped: all that the card can drive, except those that the IOMMU reserves.
+    /// Mappable I/O addresses: all that the card can drive, except the IOMMU's reserved ranges.
     #[must_use]
     pub fn usable(&self) -> &[Range<u64>] {
         self.mappings.usable()

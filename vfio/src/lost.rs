@@ -35,7 +35,7 @@ impl Lost {
         Self { events, why: OnceLock::new() }
     }
 
-    /// Returns the first signal, if one has come.
+    /// Returns the first signal, if one has arrived.
     pub(crate) fn reason(&self) -> Option<&'static str> {
         let signalled = || self.events.iter().find(|(event, _)| event.read().is_ok()).map(|(_, why)| *why);
         let why = self.why.get().copied().or_else(signalled)?;

@@ -1,4 +1,4 @@
-//! From an address to a card: all preconditions, checked in the order in which an operator would fix them.
+//! Opens the card at an address. Checks all preconditions in the order in which an operator would fix them.
 
 use std::io;
 use std::path::PathBuf;
@@ -47,7 +47,7 @@ impl VfioCard {
     /// Opens the function at `address` for this process.
     ///
     /// # Errors
-    /// See [`OpenError`]; then nothing of the function is held.
+    /// See [`OpenError`]; no part of the function is held then.
     pub fn open(place: &Place, address: Address, reset: Reset) -> Result<Self, OpenError> {
         Self::open_by(place, &DeviceFiles(place.files.clone()), address, reset)
     }

@@ -26,11 +26,11 @@ const MASTER: u16 = 1 << 2;
 const INTX_OFF: u16 = 1 << 10;
 /// Status: a list of capabilities exists.
 const LISTED: u16 = 1 << 4;
-/// Capability of power management; its control register, and the state in it.
+/// Power management capability, its control register, and the state field.
 const POWER: u8 = 0x01;
 const POWER_CONTROL: u64 = 4;
 const POWER_STATE: u16 = 3;
-/// Most capabilities that 256 bytes hold.
+/// Maximum number of capabilities in 256 bytes.
 const MAX_CAPABILITIES: usize = 48;
 
 /// Identity of a function: vendor, device, subsystem vendor, subsystem, revision, class.

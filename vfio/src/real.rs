@@ -1,8 +1,8 @@
 //! The kernel's VFIO: its files below `/dev/vfio`, and its calls.
 #![expect(unsafe_code, reason = "makes VFIO's ioctls")]
-// UNSAFETY: the `ioctl` system call. A call that fills a structure gets its length, and the kernel writes no more than
-// that, or to an address in it, which is within it; the others take a number, or only read. The caller that maps memory
-// for the card keeps it alive ([`Kernel::map`]).
+// UNSAFETY: the `ioctl` system call. A call that fills a structure gets its length, and the kernel writes at most this
+// many bytes, or writes to an address inside the structure. All other calls take a number or only read. The caller that
+// maps memory for the card keeps it alive ([`Kernel::map`]).
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -51,7 +51,7 @@ pub(crate) enum Call {
     DeviceAttachIommufdPt = 19,
 }
 
-/// Bytes for answers that end in a list: more than any list has; the rest would be ignored.
+/// Buffer size for answers that end in a list: more than any list needs; the rest would be ignored.
 const MAX_ANSWER_BYTES: usize = 4096;
 
 /// A structure of a call: bytes at the offsets of the kernel's header.
@@ -118,7 +118,7 @@ impl Packet {
 /// Makes a call whose argument is a number.
 pub(crate) fn call(file: &File, call: Call, argument: u64) -> io::Result<u32> {
     let request = u64::from(u32::from(VFIO_TYPE) << 8 | (VFIO_BASE + call as u32));
-    // SAFETY: the calls that get here take a number or nothing, and access no memory of this process.
+    // SAFETY: the calls that use this take at most a number and access no memory of this process.
     checked(unsafe { libc::ioctl(file.as_raw_fd(), request as libc::Ioctl, argument) })
 }
 

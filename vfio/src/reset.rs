@@ -2,7 +2,7 @@
 //!
 //! A card is usable only after its VBIOS scripts have run at power-on (POST), and no code here can run them. A Fermi
 //! has no function-level reset, and GUESS: a reset of its bus loses the scripts' settings. So a bus is reset only if
-//! the operator requests it; without a reset of its own a card's units are reset, as its driver does.
+//! the operator requests it. If a card has no function reset, its units are reset, as its driver does.
 
 use nvspec::regs::pmc;
 
@@ -77,7 +77,7 @@ pub fn choose(
     }
 }
 
-/// Units that do work, as bits of [`pmc::ENABLE`]. The others are needed for memory and registers.
+/// Units that do work, as bits of [`pmc::ENABLE`]. The other capabilities are needed for memory and registers.
 pub fn working_units() -> u32 {
     use pmc::ENABLE;
     [ENABLE::PGRAPH, ENABLE::PFIFO, ENABLE::CE0, ENABLE::CE1, ENABLE::MSPDEC, ENABLE::MSVLD, ENABLE::MSPPP]

@@ -42,7 +42,7 @@ const MAX_MESSAGE: usize = 2 << 20;
 /// Why a call failed.
 #[derive(Debug, Error)]
 pub enum ClientError {
-    /// The socket failed, or no reply came within the time of [`Client::set_timeout`].
+    /// The socket failed, or no reply arrived within the time of [`Client::set_timeout`].
     #[error("the socket failed")]
     Io(#[from] io::Error),
     /// The server closed the connection.
@@ -75,7 +75,7 @@ pub struct Message {
     pub header: Header,
     /// Bytes after the header.
     pub body: Vec<u8>,
-    /// Descriptors that came with it.
+    /// Attached descriptors.
     pub fds: Vec<OwnedFd>,
 }
 
@@ -92,7 +92,7 @@ pub trait DmaTarget {
 pub struct Client {
     stream: UnixStream,
     next_id: u16,
-    /// Requests of the server that came before an awaited reply.
+    /// Server requests that arrived before an awaited reply.
     requests: VecDeque<Message>,
     /// Text of the server's capabilities.
     capabilities: String,
@@ -121,7 +121,7 @@ impl Client {
         Ok(client)
     }
 
-    /// Proposes a version; returns the version that the server chose.
+    /// Proposes a version. Returns the version that the server chose.
     pub fn negotiate(&mut self, major: u16, minor: u16, capabilities: &str) -> Result<(u16, u16)> {
         let body = [Version { major, minor }.as_bytes(), capabilities.as_bytes(), &[0]].concat();
         let reply = self.request(Command::VERSION, &body, &[])?;
@@ -141,7 +141,7 @@ impl Client {
         &self.stream
     }
 
-    /// Sets how long to wait for a reply; `None`, the default, for ever.
+    /// Sets how long to wait for a reply; `None`, the default, forever.
     pub fn set_timeout(&self, timeout: Option<Duration>) -> Result<()> {
         Ok(self.stream.set_read_timeout(timeout)?)
     }
@@ -166,7 +166,7 @@ impl Client {
         Ok(())
     }
 
-    /// Sends a request without waiting for the reply; returns its number.
+    /// Sends a request without waiting for the reply. Returns its number.
     pub fn send(&mut self, command: Command, flags: u32, body: &[u8], fds: &[BorrowedFd<'_>]) -> Result<u16> {
         let id = self.next_id;
         self.next_id = id.wrapping_add(1);
@@ -426,12 +426,12 @@ impl Client {
     }
 }
 
-/// A region, as a server describes it.
+/// A server's description of a region.
 #[derive(Debug)]
 pub struct Region {
     /// Its description.
     pub info: RegionInfoBody,
-    /// Areas of it that can be mapped.
+    /// Mappable areas of the region.
     pub areas: Vec<SparseArea>,
     /// The file that backs the areas.
     pub file: Option<OwnedFd>,
@@ -445,12 +445,12 @@ pub struct MappedRegion {
 }
 
 impl MappedRegion {
-    /// Reads at an offset of the region, without a message; fails outside of the areas.
+    /// Reads at an offset of the region, without a message; fails outside the areas.
     pub fn read(&self, offset: u64, data: &mut [u8]) -> std::result::Result<(), MemoryError> {
         self.memory.read(offset, data)
     }
 
-    /// Writes at an offset of the region, without a message; fails outside of the areas.
+    /// Writes at an offset of the region, without a message; fails outside the areas.
     pub fn write(&self, offset: u64, data: &[u8]) -> std::result::Result<(), MemoryError> {
         self.memory.write(offset, data)
     }

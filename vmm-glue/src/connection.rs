@@ -35,7 +35,7 @@ use session::Session;
 
 /// Largest message that is skipped instead of treated as a broken stream, in bytes.
 pub const MAX_SKIP: u32 = 16 << 20;
-/// Largest number of file descriptors in one message.
+/// Maximum number of file descriptors in one message.
 pub const MAX_FDS: usize = 16;
 /// Output beyond which no requests to the client are added, in bytes.
 const FLUSH_AT: usize = 64 << 10;
@@ -87,7 +87,7 @@ pub struct Connection {
 }
 
 impl Connection {
-    /// Creates a connection that has received nothing yet.
+    /// Creates a connection without received data.
     pub fn new(link: Link, options: &ServerOptions, client: ClientInfo) -> Self {
         let max_transfer = options.max_transfer.clamp(4 << 10, 1 << 20);
         Self {
@@ -99,7 +99,7 @@ impl Connection {
         }
     }
 
-    /// Keeps a journal from now on, if there is none.
+    /// Starts a journal, if there is none.
     pub(crate) fn keep_journal(&mut self, keeper: &Arc<dyn Keeper>, device: &mut dyn Device) {
         if self.journal.is_some() || !keeper.keeps_more() {
             return;
@@ -175,7 +175,7 @@ impl Connection {
         }
     }
 
-    /// Notes that the socket has not taken all of [`Self::output`]: commits the rest.
+    /// Records that the socket has not accepted all of [`Self::output`], and commits the rest.
     pub(crate) fn left_unsent(&mut self) {
         if let Some(journal) = &mut self.journal {
             journal.change();
@@ -188,8 +188,8 @@ impl Connection {
         self.receive.space()
     }
 
-    /// Notes that `len` bytes are at the start of [`Self::space`], and that descriptors came with them. `truncated`:
-    /// some did not fit.
+    /// Records that the first `len` bytes of [`Self::space`] were received, with descriptors. `truncated`: some did not
+    /// fit.
     pub fn received(&mut self, len: usize, fds: Vec<OwnedFd>, truncated: bool) {
         let descriptors = !fds.is_empty() || truncated;
         let stray = self.receive.commit(len, fds, truncated);
@@ -220,8 +220,8 @@ impl Connection {
         self.session.submit_deferred_doorbell(device);
     }
 
-    /// Takes bytes as they might come from a socket, and executes complete messages. Stops early when output should be
-    /// sent; returns the bytes that were not taken.
+    /// Feeds bytes as if received from a socket, and executes complete messages. Stops early when output should be
+    /// sent. Returns the bytes that were not taken.
     pub fn handle_bytes<'a>(
         &mut self,
         device: &mut dyn Device,

@@ -6,7 +6,7 @@ use serde::Serialize;
 
 use crate::protocol::Command;
 
-/// Number of commands with a count of their own; a higher number counts as number 0.
+/// Number of commands with their own count; a higher number counts as number 0.
 const COMMANDS: usize = 19;
 
 macro_rules! counters {
@@ -22,7 +22,7 @@ macro_rules! counters {
         /// The counts at one moment.
         #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
         pub struct Snapshot {
-            /// Requests by the name of their command, without those that never came.
+            /// Requests by command name, without commands that never occurred.
             pub messages: std::collections::BTreeMap<&'static str, u64>,
             $($(#[$doc])* pub $field: u64,)*
         }
@@ -52,7 +52,7 @@ counters! {
     clients_dropped,
     /// Messages that needed no reply (posted writes, also batched ones).
     posted,
-    /// Region writes that came inside of batches.
+    /// Region writes inside batches.
     batched_writes,
     /// Region reads, counted separately for parts of batches and of odd sizes if the client sent them as such.
     region_reads,
@@ -66,7 +66,7 @@ counters! {
     receives,
     /// `sendmsg` calls that sent bytes.
     sends,
-    /// Messages that came while the server was spinning, before it had to sleep.
+    /// Messages that arrived while the server was spinning, before it had to sleep.
     spin_hits,
     /// Accesses that the device refused.
     denied,
@@ -74,7 +74,7 @@ counters! {
     errors,
     /// Posted requests that failed without a reply.
     posted_errors,
-    /// File descriptors that came with the wrong message, and were closed.
+    /// File descriptors that arrived with the wrong message and were closed.
     stray_fds,
     /// Gauge: memory regions that are mapped now.
     dma_regions,
@@ -88,7 +88,7 @@ counters! {
     not_shared,
     /// Memory regions that were withdrawn under a mapping.
     withdrawn,
-    /// Checks for private memory that were made.
+    /// Number of checks for private memory.
     share_checks,
     /// Daemons that were killed under the current or last client: its device was reset each time, and its connection
     /// continued.
@@ -127,7 +127,8 @@ pub(crate) fn add_len(count: &AtomicU64, n: usize) {
     count.fetch_add(u64::try_from(n).unwrap_or(u64::MAX), Relaxed);
 }
 
-/// Returns true if fault number `count` of a client belongs in the log: the first ones do, and then fewer and fewer.
+/// Returns true if fault number `count` of a client belongs in the log: the first ones do, and later ones decreasingly
+/// often.
 pub fn worth_logging(count: u64) -> bool {
     count <= 16 || count.is_power_of_two()
 }

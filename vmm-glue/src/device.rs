@@ -113,22 +113,21 @@ pub struct MapError(pub String);
 
 /// A virtual PCI function.
 ///
-/// Every call comes from the thread that runs the server, one at a time, and should return soon: while it runs, a
-/// virtual CPU may wait. A handler must not wait for [`crate::dma::DmaClient`]; the client cannot answer before it has
-/// its reply.
+/// All calls are made by the server's thread, one at a time, and should return soon: while it runs, a virtual CPU may
+/// wait. A handler must not wait for [`crate::dma::DmaClient`]; the client cannot answer before it has its reply.
 pub trait Device: Send {
     /// Returns the regions, in the order of [`RegionIndex`]; called once per client before its first access.
     ///
-    /// A client may keep its mappings for ever: a mappable region needs another file for the next client.
+    /// A client may keep its mappings forever: a mappable region needs another file for the next client.
     fn regions(&self) -> [RegionInfo; NUM_REGIONS];
 
-    /// Notes that a client has negotiated; accesses may follow.
+    /// Records that a client has negotiated; accesses may follow.
     fn connected(&mut self) {}
 
     /// Reads `data.len()` bytes at `offset` of `region`.
     ///
     /// The length is 1, 2, 4 or 8, `offset` is a multiple of it, and the bytes are inside a readable region: the server
-    /// cuts other accesses into such pieces, lowest address first. They may be in an area that clients can map.
+    /// splits other accesses into such parts, lowest address first. They may be in an area that clients can map.
     fn region_read(&mut self, region: RegionIndex, offset: u64, data: &mut [u8]) -> Result<(), AccessError>;
 
     /// Writes `data` at `offset` of `region`, in pieces as for [`Device::region_read`].
@@ -139,7 +138,7 @@ pub trait Device: Send {
     /// bus. Returns true if work is deferred.
     ///
     /// # Errors
-    /// As [`Device::region_write`]; then no work is deferred.
+    /// As for [`Device::region_write`]; no work is deferred then.
     fn region_write_deferrable(&mut self, region: RegionIndex, offset: u64, data: &[u8]) -> Result<bool, AccessError> {
         self.region_write(region, offset, data).map(|()| false)
     }
@@ -148,29 +147,29 @@ pub trait Device: Send {
     /// next message.
     fn submit_deferred_doorbell(&mut self) {}
 
-    /// Notes that the client lends memory, already in [`crate::GuestMemory`]; an error removes it again.
+    /// Records that the client lends memory, already in [`crate::GuestMemory`]; an error removes it again.
     fn dma_map(&mut self, region: &DmaRegion) -> Result<(), MapError>;
 
-    /// Notes that the client takes back the region of `size` bytes at guest physical address `gpa`, exactly as it was
+    /// Records that the client takes back the region of `size` bytes at guest physical address `gpa`, exactly as it was
     /// mapped. It is no longer in [`crate::GuestMemory`].
     ///
-    /// When this returns, the device no longer reads or writes there.
+    /// When this returns, the device no longer accesses the memory.
     fn dma_unmap(&mut self, gpa: u64, size: u64);
 
     /// Resets the device, as a function level reset does. Pending interrupts are already dropped.
     fn reset(&mut self);
 
-    /// Notes that the client has disconnected: its memory was unmapped (with [`Device::dma_unmap`] calls), its
+    /// Records that the client has disconnected: its memory was unmapped (with [`Device::dma_unmap`] calls), its
     /// interrupts are detached. The next client must find a clean device.
     fn disconnected(&mut self);
 
-    /// Maps memory of a client that cannot map files: it has `pages` of its own under an area that clients can map, and
-    /// the device must keep there the data that it would have in the file. Called at most once for each area of a
-    /// client, before or during accesses through messages, which show the same memory. The device keeps it until
+    /// Maps memory of a client that cannot map files. The client has its own `pages` under a mappable area, and the
+    /// device must keep the area's data there instead of in the file. Called at most once for each area of a client,
+    /// before or during accesses through messages, which show the same memory. The device keeps it until
     /// [`Device::disconnected`].
     ///
     /// # Errors
-    /// If the device refuses it; then the file's data stays valid, and the client accesses it through messages.
+    /// If the device refuses it; the file's data then stays valid, and the client accesses it through messages.
     fn lend_area(&mut self, region: RegionIndex, area: MmapArea, pages: &Arc<Mapping>) -> Result<(), MapError> {
         let _ = pages;
         Err(MapError(format!("nothing of region {region:?} at {:#x} is lent", area.offset)))
@@ -197,8 +196,8 @@ pub trait Device: Send {
         None
     }
 
-    /// Notes that the memory at guest physical address `gpa` is private to the client (`share=off`): the device would
-    /// read zeros. Called once per file of memory; the server has logged it.
+    /// Records that the memory at guest physical address `gpa` is private to the client (`share=off`): the device would
+    /// read zeros. Called once per memory file; the server has logged it.
     fn memory_not_shared(&mut self, gpa: u64) {
         let _ = gpa;
     }

@@ -19,13 +19,13 @@ use crate::wake::Wake;
 
 /// Largest request, in bytes.
 pub const MAX_REQUEST: usize = 16 << 20;
-/// Largest number of requests that wait or run.
+/// Maximum number of requests that wait or run.
 pub const MAX_REQUESTS: usize = 256;
 /// Largest sum of all requests that wait or run, in bytes.
 pub const MAX_BYTES: usize = 64 << 20;
 /// Clients that take less data per message than this get no requests.
 pub const MIN_TRANSFER: usize = 512;
-/// Largest number of unanswered messages.
+/// Maximum number of unanswered messages.
 const MAX_IN_FLIGHT: usize = 16;
 
 /// Why memory could not be read or written.
@@ -102,7 +102,7 @@ impl Waiting {
 
 #[derive(Debug, Default)]
 struct Shared {
-    /// Largest data of one message; 0 while no client takes requests.
+    /// Maximum data in one message; 0 while no client accepts requests.
     max_transfer: usize,
     connected: bool,
     server_thread: Option<ThreadId>,
@@ -213,7 +213,7 @@ impl DmaClient {
         Ok(Pending { job, shared: Arc::clone(&self.shared) })
     }
 
-    /// Notes that a client is connected; `max_transfer` is 0 if it does not take requests.
+    /// Records that a client is connected; `max_transfer` is 0 if it does not take requests.
     pub(crate) fn connect(&self, max_transfer: usize) {
         let mut shared = self.shared.lock();
         shared.connected = true;
@@ -257,7 +257,7 @@ impl DmaClient {
         }
     }
 
-    /// Appends messages that are due to `out`, as long as it is shorter than `limit` bytes.
+    /// Appends due messages to `out` while it is shorter than `limit` bytes.
     pub(crate) fn send(&self, out: &mut Vec<u8>, limit: usize) {
         let mut shared = self.shared.lock();
         while shared.in_flight.len() < MAX_IN_FLIGHT && out.len() < limit {
@@ -323,7 +323,7 @@ impl Job {
         self.done.notify_all();
     }
 
-    /// Ends one piece; returns true if it was the last.
+    /// Ends one piece. Returns true if it was the last.
     fn finish(&self, outcome: Result<Option<(usize, &[u8])>, DmaError>) -> bool {
         let mut state = self.state.lock();
         state.open = state.open.saturating_sub(1);

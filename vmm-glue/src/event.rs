@@ -16,11 +16,11 @@ use std::sync::OnceLock;
 
 use rustix::io::{Errno, ReadWriteFlags};
 
-/// Requests that may run at a time; the kernel gives more room than that. Each ends before its `io_submit` returns.
+/// Maximum number of concurrent requests; the kernel reserves more. Each ends before its `io_submit` returns.
 const REQUESTS: libc::c_long = 64;
 /// Completions taken from the ring per call.
 const REAPED: usize = 16;
-/// Tries while the ring is full of other threads' completions: each takes some of them.
+/// Number of attempts while the ring is full of other threads' completions; each attempt consumes some.
 const MAX_ATTEMPTS: u32 = 64;
 /// `IOCB_CMD_PREAD` of `linux/aio_abi.h`.
 const PREAD: u16 = 0;

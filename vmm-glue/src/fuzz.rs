@@ -1,9 +1,9 @@
 //! Drives a [`Connection`] with a list of steps that any bytes decode to: the body of the fuzz target, and of a test
 //! over its seeds.
 //!
-//! Checks: every framed request gets one reply unless it asks for none; the device sees only aligned pieces inside its
-//! regions; memory is mapped and unmapped in pairs; a descriptor comes only with the reply that describes a region with
-//! its areas; the output stays bounded; nothing is left at the end.
+//! Checks: every framed request gets one reply unless it requests none; the device sees only aligned pieces inside its
+//! regions; memory is mapped and unmapped in pairs; a descriptor is sent only with the reply that describes a region
+//! with its areas; the output stays bounded; no resource leaks.
 
 use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
@@ -29,16 +29,16 @@ use crate::protocol::{
 };
 use crate::server::ServerOptions;
 
-/// Largest number of steps of one input.
+/// Maximum number of steps in one input.
 const MAX_STEPS: usize = 512;
-/// Largest number of regions that the client of a run may lend.
+/// Maximum number of regions that the client of a run may lend.
 const MAX_REGIONS: usize = 8;
 /// Bytes of a memory file of a run.
 const FILE_SIZE: u64 = 0x1_0000;
 /// Output that a run may collect before it is taken, in bytes.
 const MAX_OUTPUT: usize = 256 << 10;
 
-/// One action of the client, or of the device's own side.
+/// One action of the client or of the device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Step {
     /// Raw bytes; the stream may lose its framing.
@@ -91,7 +91,7 @@ fn byte(rest: &mut &[u8]) -> Option<u8> {
     Some(*first)
 }
 
-/// Reads a length of two bytes, and that many bytes, or all that are left.
+/// Reads a length of two bytes, and that many bytes, or all remaining bytes.
 fn bytes(rest: &mut &[u8]) -> Option<Vec<u8>> {
     let len = usize::from(u16::from_le_bytes([byte(rest)?, byte(rest)?]));
     let (head, tail) = rest.split_at(len.min(rest.len()));
@@ -139,7 +139,7 @@ struct Checked {
     connected: bool,
     /// The region that clients may map.
     bar1: RegionInfo,
-    /// Migration state, as the calls set it.
+    /// Migration state, set by the calls.
     state: State,
     /// Bytes of its state that are left to be read, or have been written.
     bytes: usize,
@@ -401,7 +401,7 @@ impl Run {
                 Ok(())
             }
             Step::Dma(page, len) => {
-                // The tests of `dma` check the result; here it may come at any time or never.
+                // The tests of `dma` check the result; here it may arrive at any time or never.
                 let _ = self.link.dma().read(u64::from(page) << 12, usize::from(len));
                 self.feed(&[], Vec::new()).map(drop)
             }
@@ -455,7 +455,7 @@ impl Run {
         Ok(())
     }
 
-    /// Feeds bytes to the connection; returns the headers of its replies.
+    /// Feeds bytes to the connection. Returns the headers of its replies.
     fn feed(&mut self, bytes: &[u8], fds: Vec<OwnedFd>) -> Result<Vec<Header>, Fatal> {
         let Some(connection) = &mut self.connection else { return Ok(Vec::new()) };
         let mut fds = Some(fds);

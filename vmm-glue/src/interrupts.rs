@@ -25,7 +25,7 @@ use crate::protocol::{
 /// Number of interrupt types of a PCI function: INTx, MSI, MSI-X, error, device request.
 pub const NUM_IRQ_TYPES: usize = 5;
 
-/// Largest number of MSI or MSI-X vectors that a device can request.
+/// Maximum number of MSI or MSI-X vectors that a device can request.
 pub const MAX_VECTORS: u32 = 2048;
 
 const INTX: usize = 0;

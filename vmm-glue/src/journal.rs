@@ -75,7 +75,7 @@ impl Journal {
         Self { keeper, file, slots, sequence: 0, deaths: 0, words, changed: true, kept: false, void: false }
     }
 
-    /// Notes that the last commit is out of date.
+    /// Records that the last commit is out of date.
     pub fn change(&mut self) {
         self.changed = true;
     }

@@ -1,7 +1,7 @@
 //! The interface to the VMM: a vfio-user server for one virtual PCI function per UNIX socket.
 //!
 //! Parts, from the wire inwards:
-//! - [`protocol`]: numbers and structures of the wire format, nothing else.
+//! - [`protocol`]: only numbers and structures of the wire format.
 //! - [`socket`]: binding a path, access rights, passing file descriptors.
 //! - [`connection`]: one client's state machine, from bytes to replies; needs no socket, so tests and fuzzers drive it.
 //! - [`server`]: the event loop of one socket: clients one after the other, a busy poll, a bounded output queue.
@@ -18,9 +18,9 @@
 //! - [`echo`]: a device that is plain memory, the baseline of transport benchmarks.
 //! - `client`, `fuzz` (feature `test-client`): a client for tests and benches, and the body of the fuzz target.
 //!
-//! The crate knows nothing of GPUs. It does not support: copying a device's state while the device works (`PRE_COPY`),
-//! the messages for dirty pages of older editions, I/O file descriptors of regions, the twin-socket mode, transports
-//! other than UNIX sockets.
+//! The crate does not depend on GPUs. It does not support: copying a device's state while the device works
+//! (`PRE_COPY`), the messages for dirty pages of older editions, I/O file descriptors of regions, the twin-socket mode,
+//! transports other than UNIX sockets.
 //!
 //! All input from a client is untrusted: sizes, counts, offsets, flags and file descriptors are checked, buffers are
 //! bounded, and a client that does not read is disconnected. A wrong but framed message gets an error reply; a stream

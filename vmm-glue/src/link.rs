@@ -49,7 +49,7 @@ impl StopHandle {
         self.0.wake.wake();
     }
 
-    /// Lets servers serve again that are run from now on.
+    /// Lets servers that start later serve again.
     pub fn unpark(&self) {
         self.0.parking.store(false, Ordering::Release);
         if !self.is_stopped() {
@@ -203,7 +203,7 @@ impl Link {
         self.memory().remove(gpa)
     }
 
-    /// Returns true if the server was asked to end the connection, and has not done so.
+    /// Returns true if the server was asked to close the connection but has not done so yet.
     pub fn is_disconnecting(&self) -> bool {
         self.0.disconnect.load(Ordering::Acquire)
     }

@@ -2,13 +2,13 @@
 //!
 //! A [`Mappable`] is a file (a memfd) and the areas of a region that it backs; offsets in the file are offsets in the
 //! region. The reply to `DEVICE_GET_REGION_INFO` always names the areas in a sparse-mmap capability, even if one area
-//! is the whole region: QEMU up to 11.1 at least maps nothing without it. The file's descriptor goes with the reply if
-//! the capability does, that is, if the client has room for it (`argsz`) and takes descriptors at all. The kernel makes
-//! the client's copy of the descriptor when the reply is sent; nothing is duplicated here.
+//! is the whole region: QEMU up to 11.1 at least maps nothing without it. The file's descriptor is sent with the reply
+//! only together with the capability: if the client has room for it (`argsz`) and accepts descriptors. The kernel
+//! creates the client's copy of the descriptor when the reply is sent; this code duplicates no descriptor.
 //!
 //! Requirements for a device:
-//! - The areas only tell an honest client what to map. The descriptor opens the whole file, so the file must hold
-//!   nothing that this client may not read and, unless it is sealed against writing, write.
+//! - The areas only describe the mappable parts to an honest client. The descriptor opens the whole file, so the file
+//!   must hold nothing that this client may not read and, unless it is sealed against writing, write.
 //! - A mapping cannot be revoked, not even from a client that has disconnected. The next client needs another file;
 //!   [`crate::Device::regions`] is called once for each.
 //! - Data there changes at any time: copy out, check the copy, use the copy.
@@ -28,7 +28,7 @@ use thiserror::Error;
 
 use crate::memory::PAGE_SIZE;
 
-/// Largest number of areas of a region.
+/// Maximum number of areas of a region.
 pub const MAX_AREAS: usize = 64;
 
 /// Seals that every file needs.

@@ -35,15 +35,15 @@ pub const PAGE_SIZE: u64 = 4096;
 /// Limits on the memory that a client may lend.
 #[derive(Clone, Copy, Debug)]
 pub struct MemoryLimits {
-    /// Largest number of regions at one time.
+    /// Maximum number of regions at one time.
     pub regions: usize,
-    /// Largest number of different files of regions at one time: each keeps a descriptor of this process open, and all
+    /// Maximum number of different files of regions at a time: each keeps a descriptor of this process open, and all
     /// its devices and its operator share one limit.
     pub files: usize,
-    /// Largest number of bytes mapped at one time; all devices share the address space of the process.
+    /// Maximum number of bytes mapped at one time; all devices share the address space of the process.
     pub mapped_bytes: u64,
     /// Accepts files of any file system. Otherwise only memory files (memfd, `/dev/shm`, hugetlbfs): a file on a
-    /// network or FUSE file system can block every thread that touches it for as long as its owner likes.
+    /// network or FUSE file system can block every thread that touches it as long as its owner likes.
     pub any_file_system: bool,
 }
 
@@ -64,7 +64,7 @@ pub struct DmaRegion {
     pub readable: bool,
     /// The device may write.
     pub writable: bool,
-    /// The memory, unless the client passed no file; then only [`crate::dma::DmaClient`] reaches it.
+    /// The memory, if the client passed a file; otherwise only [`crate::dma::DmaClient`] can access it.
     pub mapping: Option<Arc<Mapping>>,
 }
 
@@ -143,7 +143,7 @@ pub enum AddError {
 #[derive(Clone, Debug, Default)]
 pub struct MemoryTable {
     regions: Vec<DmaRegion>,
-    /// Bytes of those that are mapped; stored because each change needs the sum.
+    /// Total bytes of mapped regions; stored because each change needs the sum.
     mapped_bytes: u64,
     /// Shared by all tables of a client.
     writes: Arc<WriteLog>,
@@ -386,7 +386,7 @@ struct RegionBounds {
     writable: bool,
 }
 
-/// A region that a client asks to lend, unchecked.
+/// A region that a client offers to lend, unchecked.
 #[derive(Debug)]
 pub(crate) struct AddRegion {
     pub gpa: u64,

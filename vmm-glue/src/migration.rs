@@ -1,8 +1,8 @@
 //! The interface to a device that a client migrates.
 //!
-//! The client goes from state to state ([`State`]), reads the device's state, and loads it into another. The format is
-//! the device's own, and untrusted when loaded. In addition the client asks which of its memory the device has written
-//! ([`crate::memory::WriteLog`] has the part of this process).
+//! The client moves the device from state to state ([`State`]), reads the device's state, and loads it into another.
+//! The format is the device's own, and untrusted when loaded. In addition the client asks which of its memory the
+//! device has written ([`crate::memory::WriteLog`] has the part of this process).
 
 use std::ops::Range;
 
@@ -16,7 +16,7 @@ use crate::protocol::{STATE_ERROR, STATE_RESUMING, STATE_RUNNING, STATE_STOP, ST
 pub enum State {
     /// It has failed; only a reset ends this state.
     Error,
-    /// It changes nothing, neither of its own nor of the client's memory.
+    /// It changes neither its own state nor the client's memory.
     Stop,
     /// It works.
     #[default]
@@ -103,7 +103,7 @@ pub trait Migration {
     /// Drops the state of the stopped device, to load another.
     ///
     /// # Errors
-    /// If that is not possible: the device has failed.
+    /// If loading is impossible; the device has then failed.
     fn begin_loading(&mut self) -> Result<(), MigrationError>;
 
     /// Takes the next bytes of the new state. Untrusted.
@@ -115,7 +115,7 @@ pub trait Migration {
     /// Applies the complete state; the device is stopped.
     ///
     /// # Errors
-    /// If the state is not valid: the device has failed.
+    /// If the state is invalid; the device has then failed.
     fn end_loading(&mut self) -> Result<(), MigrationError>;
 
     /// Starts or stops the log of the device's own writes to client memory.

@@ -1,6 +1,6 @@
 //! Cutting of accesses into naturally aligned pieces of at most 8 bytes.
 
-/// Largest piece in bytes that a device sees.
+/// Maximum size in bytes of an access that a device sees.
 const MAX_PIECE: usize = 8;
 
 /// Returns the length of the first piece of `len` bytes at `offset`: a power of two up to 8 to which the offset is

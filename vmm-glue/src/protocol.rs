@@ -39,7 +39,7 @@ commands! {
     VERSION = 1;
     /// The client makes memory reachable for the device.
     DMA_MAP = 2;
-    /// The client takes memory away from the device.
+    /// The client removes memory from the device.
     DMA_UNMAP = 3;
     /// Number of regions and interrupt types.
     DEVICE_GET_INFO = 4;
@@ -65,7 +65,7 @@ commands! {
     DIRTY_PAGES = 14;
     /// Several small region writes in one message.
     REGION_WRITE_MULTI = 15;
-    /// Device features, all of them of migration.
+    /// Device features, all for migration.
     DEVICE_FEATURE = 16;
     /// Migration data from the device.
     MIG_DATA_READ = 17;
@@ -161,7 +161,7 @@ pub struct DmaMap {
     pub argsz: u32,
     /// `DMA_MAP_*` bits.
     pub flags: u32,
-    /// Offset in the file of the descriptor that comes with it.
+    /// Offset in the file of the attached descriptor.
     pub offset: u64,
     /// First guest physical address.
     pub address: u64,
@@ -179,7 +179,7 @@ pub const DMA_MAP_WRITE: u32 = 2;
 #[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct DmaUnmap {
-    /// Largest reply body that the client takes.
+    /// Maximum reply body that the client accepts.
     pub argsz: u32,
     /// `DMA_UNMAP_*` bits.
     pub flags: u32,
@@ -218,7 +218,7 @@ pub const DEVICE_PCI: u32 = 2;
 #[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct RegionInfoBody {
-    /// Request: largest reply body that the client takes. Reply: size of the full body.
+    /// Request: maximum reply body that the client accepts. Reply: size of the full body.
     pub argsz: u32,
     /// `REGION_*` bits.
     pub flags: u32,
@@ -237,7 +237,7 @@ const _: () = assert!(size_of::<RegionInfoBody>() == 32);
 pub const REGION_READ: u32 = 1;
 /// `flags` of [`RegionInfoBody`]: writable.
 pub const REGION_WRITE: u32 = 2;
-/// `flags` of [`RegionInfoBody`]: the client may map parts of it.
+/// `flags` of [`RegionInfoBody`]: the client may map parts of the region.
 pub const REGION_MMAP: u32 = 4;
 /// `flags` of [`RegionInfoBody`]: capabilities follow.
 pub const REGION_CAPS: u32 = 8;
@@ -315,7 +315,7 @@ const _: () = assert!(size_of::<IrqSet>() == 20);
 pub const IRQ_DATA_NONE: u32 = 1;
 /// `flags` of [`IrqSet`]: one byte per interrupt selects it.
 pub const IRQ_DATA_BOOL: u32 = 2;
-/// `flags` of [`IrqSet`]: event file descriptors come with it.
+/// `flags` of [`IrqSet`]: event file descriptors are attached.
 pub const IRQ_DATA_EVENTFD: u32 = 4;
 /// `flags` of [`IrqSet`]: mask.
 pub const IRQ_ACTION_MASK: u32 = 8;
@@ -367,16 +367,16 @@ const _: () = assert!(size_of::<DmaAccess>() == 16);
 #[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct DeviceFeature {
-    /// Request: largest reply body that the client takes. Reply: size of the full body.
+    /// Request: maximum reply body that the client accepts. Reply: size of the full body.
     pub argsz: u32,
     /// Number of the feature, `FEATURE_*`, and `FEATURE_GET`, `FEATURE_SET` and `FEATURE_PROBE`.
     pub flags: u32,
 }
 const _: () = assert!(size_of::<DeviceFeature>() == 8);
 
-/// `flags` of [`DeviceFeature`]: mask of the feature's number.
+/// `flags` of [`DeviceFeature`]: mask for the feature number.
 pub const FEATURE_MASK: u32 = 0xffff;
-/// `flags` of [`DeviceFeature`]: the client asks for the feature's data.
+/// `flags` of [`DeviceFeature`]: the client requests the feature's data.
 pub const FEATURE_GET: u32 = 1 << 16;
 /// `flags` of [`DeviceFeature`]: the client sets the feature's data.
 pub const FEATURE_SET: u32 = 1 << 17;
@@ -422,7 +422,7 @@ pub const STATE_RESUMING: u32 = 4;
 #[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct LoggingStart {
-    /// Request: page size that the client asks for, in bytes. Reply: the actual page size.
+    /// Request: requested page size in bytes. Reply: the actual page size.
     pub page_size: u64,
     /// Number of ranges; 0 for all memory.
     pub num_ranges: u32,
@@ -458,7 +458,7 @@ const _: () = assert!(size_of::<LoggingReport>() == 24);
 #[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct MigData {
-    /// Request: largest reply body that the client takes. Reply: size of the body.
+    /// Request: maximum reply body that the client accepts. Reply: size of the body.
     pub argsz: u32,
     /// Bytes of data.
     pub size: u32,

@@ -1,8 +1,8 @@
 //! The event loop of one socket.
 //!
 //! One client is served at a time. Connections wait, without any rights, until they send something: the first one that
-//! does so while no client is served becomes the client, the others are refused at once. Nothing here blocks except the
-//! wait for events; a client that sends or reads nothing costs only its own connection.
+//! does so while no client is served becomes the client, the others are refused immediately. The server blocks only
+//! while it waits for events; a client that stops sending or reading delays only its own connection.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -30,7 +30,7 @@ use crate::socket::{self, BindError, BoundPath, SocketOptions};
 use crate::spin::Spin;
 use crate::suspended_client::{SavedClients, SuspendedClient};
 
-/// Largest number of connections that have sent nothing; the oldest is closed for the next.
+/// Maximum number of connections that have sent nothing; the oldest is closed for the next.
 const MAX_WAITING: usize = 4;
 /// Output that is collected before it is sent, in bytes.
 const FLUSH_AT: usize = 64 << 10;
@@ -110,7 +110,7 @@ impl Server {
     /// Returns a duplicate of the listening socket, for another process.
     ///
     /// # Errors
-    /// If this process may have no more descriptors.
+    /// If this process is at its limit of descriptors.
     pub fn listener(&self) -> io::Result<OwnedFd> {
         self.listener.as_fd().try_clone_to_owned()
     }
@@ -125,7 +125,7 @@ impl Server {
     /// Does [`Self::run`], continuing with `parked` clients, if there are any. `device` must be in the state of their
     /// device.
     ///
-    /// After [`StopHandle::park`], returns the clients and stops serving them; none of their requests is half done
+    /// After [`StopHandle::park`], returns the clients and stops serving them; none of their requests is partly done
     /// then.
     pub fn serve(
         &self,
@@ -240,7 +240,7 @@ impl Clients<'_> {
         self.waiting.extend(waiting.into_iter().map(|stream| Accepted { stream, keeper: None, left: false }));
     }
 
-    /// Takes the suspended clients out. Closes the connection of one for which there is no descriptor left.
+    /// Takes the suspended clients out. Closes the connection of a client for which no descriptor is left.
     fn park(&mut self) -> SuspendedClient {
         let mut parked = SuspendedClient::default();
         if let Some(Active { accepted, connection, unhandled: _ }) = self.active.take() {
@@ -256,7 +256,7 @@ impl Clients<'_> {
         parked
     }
 
-    /// Handles the client's messages, until no more come for a while.
+    /// Handles the client's messages until none arrive for a while.
     fn serve(&mut self, spin: &mut Spin) {
         for _ in 0..MAX_ROUNDS {
             if self.link.take_disconnect() && self.active.is_some() {
@@ -475,7 +475,7 @@ impl Active<'_> {
         }
     }
 
-    /// Sends as much as the client takes.
+    /// Sends as much as the client accepts.
     fn flush(&mut self, counters: &Counters) {
         let out = self.connection.output();
         while !out.is_empty() {

@@ -21,7 +21,7 @@ use crate::link::ClientInfo;
 
 /// Connections that may wait to be accepted.
 const BACKLOG: i32 = 16;
-/// Largest number of receives that empty a closed socket; it holds far less.
+/// Maximum number of receives that empty a closed socket; it holds far less.
 const MAX_UNREAD: u32 = 1 << 16;
 
 /// Access rights of a socket's path.
@@ -89,7 +89,7 @@ impl BoundPath {
         set_rights(&self.path, options)
     }
 
-    /// Leaves the path in place for good: another holder of the socket serves it.
+    /// Leaves the path in place permanently, because another holder of the socket serves it.
     pub fn leave(mut self) {
         // No file has this number.
         self.inode = 0;
@@ -222,7 +222,7 @@ pub struct Received {
     pub len: usize,
     /// File descriptors, at most [`MAX_FDS`] and a few.
     pub fds: Vec<OwnedFd>,
-    /// More descriptors came than fit, or than the process may have.
+    /// More descriptors arrived than fit or than the process may have.
     pub truncated: bool,
 }
 
@@ -241,7 +241,7 @@ pub fn receive(socket: impl AsFd, buffer: &mut [u8]) -> io::Result<Received> {
     Ok(Received { len: result.bytes, fds, truncated: result.flags.contains(ReturnFlags::CTRUNC) })
 }
 
-/// Sends as much as fits, with descriptors; `WouldBlock` if nothing fits. Returns the number of bytes.
+/// Sends as much as fits, with descriptors; `WouldBlock` if no byte fits. Returns the number of bytes.
 pub fn send(socket: impl AsFd, bytes: &[u8], fds: &[std::os::fd::BorrowedFd<'_>]) -> io::Result<usize> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
     let mut control = SendAncillaryBuffer::new(&mut space);

@@ -1,4 +1,4 @@
-//! Polling for the next message a little longer before sleeping.
+//! Spins for the next message for a short time before sleeping.
 
 use std::time::{Duration, Instant};
 
@@ -8,11 +8,11 @@ const MAX_CREDIT: u32 = 8;
 const MIN_STREAK: u32 = 16;
 const MAX_STREAK: u32 = 1024;
 
-/// Decides whether to poll for messages a little longer before sleeping.
+/// Decides whether to spin for messages before sleeping.
 ///
-/// Spinning that finds a message earns credit; spinning without one, or on a processor that others take away, costs
-/// some. Without credit the thread sleeps at once, until a streak of sleeps was as short as a spin; each time that
-/// spinning stops, the streak that restarts it gets longer.
+/// Spinning that finds a message earns credit; spinning without one, or on a processor that other threads need, costs
+/// credit. Without credit, the thread sleeps immediately, until a streak of sleeps was as short as a spin; each time
+/// that spinning stops, the streak that restarts it gets longer.
 #[derive(Debug)]
 pub struct Spin {
     length: Duration,
@@ -92,7 +92,7 @@ mod tests {
 
     const SPIN_TIME: Duration = Duration::from_millis(1);
 
-    /// Spins without success until spinning stops; returns how often.
+    /// Spins without success until spinning stops. Returns how often.
     fn give_up(spin: &mut Spin) -> u32 {
         let now = Instant::now();
         let mut rounds = 0;
@@ -111,7 +111,7 @@ mod tests {
         spin.woke(true, slept.checked_add(length).unwrap());
     }
 
-    /// Sleeps for short times until it spins again; returns how often.
+    /// Sleeps for short times until it spins again. Returns how often.
     fn come_back(spin: &mut Spin) -> u32 {
         (1..10_000)
             .find(|_| {

@@ -1,8 +1,8 @@
 //! A server's suspended client, with which the server continues in this process or in another.
 //!
-//! The client only sees that time passes: its connection and its state stay, and its messages wait in the socket.
-//! Descriptors are handed to another process directly; the rest is plain data, which is checked when it is read, like
-//! all data from another process.
+//! The client only notices a delay: its connection and its state stay, and its messages wait in the socket. Descriptors
+//! are handed to another process directly; the rest is plain data, which is checked when it is read, like all data from
+//! another process.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -16,12 +16,13 @@ use crate::descriptors::{Given, Giving, ParkError};
 use crate::link::{Link, SavedLink};
 use crate::options::ServerOptions;
 
-/// Largest number of connections that have sent nothing.
+/// Maximum number of connections that have sent nothing.
 const WAITING_MAX: usize = 16;
-/// Largest number of descriptors that a client has given or waits for: each region of memory, each interrupt.
+/// Maximum number of descriptors that a client has sent or waits for: each region of memory, each interrupt.
 pub(crate) const DESCRIPTORS_MAX: usize = 1 << 14;
 
-/// The suspended clients of a server. Dropping it sends them nothing: the new holder of their connections continues.
+/// The suspended clients of a server. Dropping it sends no message to the clients: the new holder of their connections
+/// continues.
 #[derive(Debug, Default)]
 pub struct SuspendedClient {
     /// The client that is served.

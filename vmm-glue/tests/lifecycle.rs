@@ -1,4 +1,4 @@
-//! Clients that come, disconnect, hang, or come twice; sockets that are taken, stale or forbidden.
+//! Clients that connect, disconnect, hang or connect twice; sockets that are in use, stale or forbidden.
 
 mod support;
 
@@ -89,7 +89,7 @@ fn unreading_client_is_disconnected_and_others_are_unaffected() {
     let mut other_client = other.client();
     let mut client = host.client();
     let body = RegionAccess { offset: 0, region: 0, count: 0x1000 };
-    // It asks for far more than the server keeps and the socket holds, and never reads.
+    // It requests far more than the server buffers and the socket holds, and never reads.
     let sent = (0..10_000).take_while(|_| client.send(Command::REGION_READ, 0, body.as_bytes(), &[]).is_ok()).count();
     assert!(sent < 10_000, "the server has closed the connection");
     host.wait_for(&Event::Disconnected);

@@ -86,7 +86,7 @@ fn small_argsz_returns_needed_size_without_descriptor() {
     let mut client = host.client();
     for argsz in [32, 33, 48, FULL - 1] {
         let (words, fds) = ask(&mut client, argsz, BAR1);
-        // The flags and the offset of the capabilities are those of the full reply, as clients check them at once.
+        // The flags and the offset of the capabilities match the full reply, because clients check them immediately.
         assert_eq!(words, [FULL, 0b1111, BAR1, 32, REGION_BYTES as u32, 0, 0, 0], "room for {argsz}");
         assert!(fds.is_empty(), "room for {argsz}");
     }

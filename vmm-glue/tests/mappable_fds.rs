@@ -1,4 +1,5 @@
-//! Descriptors of mappable regions do not accumulate. Alone in its file: it counts those of the whole process.
+//! Descriptors of mappable regions do not accumulate. This test has its own file because it counts the descriptors of
+//! the whole process.
 
 mod support;
 
@@ -12,7 +13,7 @@ use zerocopy::IntoBytes;
 
 const BAR1: u32 = 1;
 
-/// Returns the number of open descriptors of this process, including the one that lists them.
+/// Returns the number of open descriptors of this process, including the one used for listing.
 fn open() -> usize {
     std::fs::read_dir("/proc/self/fd").unwrap().count()
 }

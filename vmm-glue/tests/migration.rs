@@ -181,7 +181,7 @@ fn every_state_is_reached_from_every_other_by_the_shortest_way() {
     let calls = Arc::<Mutex<Vec<_>>>::default();
     let (_host, mut client) = movable(&calls);
     let all = [STATE_STOP, STATE_RUNNING, STATE_STOP_COPY, STATE_RESUMING];
-    // Its new state follows as soon as it waits for it.
+    // Its new state follows as soon as it waits for the change.
     let go = |client: &mut Client, from, to| {
         client.set_device_state(to).unwrap();
         if from != to && to == STATE_RESUMING {

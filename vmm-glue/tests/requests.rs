@@ -76,7 +76,7 @@ fn deferred_write_work_runs_after_reply_and_before_other_work() {
     host.expect(write(1));
     host.expect(write(2));
     host.expect(Event::Read(RegionIndex::Bar0, 0x40, 4));
-    // Consecutive ones, and one of a client that disconnects.
+    // Consecutive requests, and a request of a client that disconnects.
     for value in 3..6 {
         let_go.send(()).unwrap();
         client.write32(BAR0, DEFERRED_WRITE_AT, value).unwrap();

@@ -117,7 +117,7 @@ fn goes_on(next: impl Fn(Served) -> Served) {
     let irqs = client.attach_irqs(1, 4).unwrap();
     client.write32(0, 0x10, 0x1234_5678).unwrap();
     for round in 0..4u32 {
-        // A request of which only a part has come, after a whole posted one.
+        // A partly received request after a complete posted request.
         client.post(0, 0x40, &round.to_le_bytes()).unwrap();
         let request = write(100, 0x20, &round.to_le_bytes());
         let cut = [3, 15, 20, request.len() - 1][round as usize];
@@ -128,7 +128,7 @@ fn goes_on(next: impl Fn(Served) -> Served) {
         assert_eq!(client.read32(0, 0x20).unwrap(), round);
         assert_eq!(client.read32(0, 0x40).unwrap(), round, "what was posted before arrived before");
         assert_eq!(client.read32(0, 0x10).unwrap(), 0x1234_5678);
-        // Its memory is the same, and its interrupts reach it.
+        // Its memory is unchanged, and its interrupts reach it.
         rustix::io::pwrite(&file, &round.to_le_bytes(), 0x1800).unwrap();
         let mut word = [0; 4];
         served.link.memory().read(0x1800, &mut word).unwrap();
@@ -199,7 +199,7 @@ fn server_not_taken_over_continues_and_reports_no_end() {
     for _ in 0..5 {
         let (server, link, device, parked) = served.rest();
         let (saved, descriptors) = written(&parked, &link);
-        // The other has restored all of it, and is dropped.
+        // The other server has restored all state and is dropped.
         let other = Link::new(IRQS).unwrap();
         drop(SuspendedClient::restored(read(&saved), descriptors, &other, &ServerOptions::default()).unwrap());
         served = Served::with(server, link, device.bar0, Some(parked));

@@ -15,9 +15,9 @@
 //!
 //! # Returns
 //! Each [`Config::return_interval_ns`] spare chunks are returned, first to the VM that lacks the largest part of its
-//! entitlement. When none is spare, a chunk of a VM above its entitlement is exchanged for one of a VM below, but only
-//! if one of them is off by a chunk or more: so no VM ends further off than one chunk, and no exchange is ever undone
-//! by the next. [`Config::settle_ns`] keeps single chunks from moving to and fro when demands change.
+//! entitlement. When none is spare, a VM above its entitlement gives a chunk to a VM below, but only if one of them is
+//! off by at least a chunk. So no VM ends more than one chunk off, and no exchange is undone by the next.
+//! [`Config::settle_ns`] keeps single chunks from moving to and fro when demands change.
 
 mod active;
 mod config;
@@ -68,7 +68,7 @@ pub struct Entitlement {
 /// Why a chunk cannot be pinned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PinError {
-    /// The range is not the VM's.
+    /// The range does not belong to the VM.
     #[error(transparent)]
     Range(#[from] Error),
     /// Pinned chunks are part of the guarantee.
@@ -100,7 +100,7 @@ pub struct Balancer {
     config: Config,
     policy: Box<dyn Choose>,
     known: BTreeMap<TenantId, Known>,
-    /// Time at which each VM last submitted work or asked for memory, in ns.
+    /// Time at which each VM last submitted work or requested memory, in ns.
     active: BTreeMap<TenantId, u64>,
     /// Time at which a step was last planned for a chunk, in ns, and its destination. Dropped when it has settled.
     moved: BTreeMap<(TenantId, u32), (u64, To)>,
@@ -110,7 +110,7 @@ pub struct Balancer {
 }
 
 impl Balancer {
-    /// Creates a balancer that knows no VM.
+    /// Creates a balancer without VMs.
     #[must_use]
     pub fn new(config: Config) -> Self {
         Self {
@@ -144,7 +144,7 @@ impl Balancer {
         self.set_config(Config { policy, ..self.config });
     }
 
-    /// Notes that the VM has submitted work.
+    /// Records that the VM has submitted work.
     pub fn active(&mut self, vm: TenantId, now_ns: u64) {
         self.active.insert(vm, now_ns);
     }
@@ -156,7 +156,7 @@ impl Balancer {
     }
 
     /// Sets the quantum that [`Quanta`](crate::Quanta) decides: the members of `turn` except its holder give way as if
-    /// they were idle, as soon as possible. `None` ends that.
+    /// they were idle, as soon as possible. `None` ends the turn.
     pub fn set_turn(&mut self, turn: Option<Turn>) {
         if turn != self.turn {
             self.moved.clear();
@@ -204,7 +204,7 @@ impl Balancer {
         Ok(())
     }
 
-    /// Notes that a submission or a copy has used a range of guest VRAM.
+    /// Records that a submission or a copy has used a range of guest VRAM.
     ///
     /// # Errors
     /// [`Error::OutOfRange`]; [`Error::NoSuchVm`].
@@ -214,7 +214,7 @@ impl Balancer {
         Ok(())
     }
 
-    /// Notes that the chunk of an address has got its first place, on the card.
+    /// Records that the chunk of an address has got its first place, on the card.
     ///
     /// # Errors
     /// [`Error::OutOfRange`]; [`Error::NoSuchVm`].
@@ -224,7 +224,7 @@ impl Balancer {
         Ok(())
     }
 
-    /// Notes that the chunk of an address was needed on the card, and found no place there.
+    /// Records that an address's chunk was needed on the card but did not fit there.
     ///
     /// # Errors
     /// [`Error::OutOfRange`]; [`Error::NoSuchVm`].
@@ -239,7 +239,7 @@ impl Balancer {
     /// dropped.
     ///
     /// # Errors
-    /// See [`PinError`]. Nothing has changed then.
+    /// See [`PinError`]. Nothing is changed then.
     pub fn pin(
         &mut self,
         table: &ChunkTable,
@@ -286,7 +286,7 @@ impl Balancer {
         self.moved.retain(|&(of, _), _| of != vm);
     }
 
-    /// Forgets VMs that are gone, and moves that have settled.
+    /// Drops removed VMs and settled moves.
     fn forget(&mut self, table: &ChunkTable, now_ns: u64) {
         self.known.retain(|&vm, known| {
             table.limits(vm).is_some_and(|limits| {
@@ -306,7 +306,7 @@ impl Balancer {
         let advertised = table.vm_bytes(vm).unwrap_or(0).div_ceil(table.chunk_bytes()) as u32;
         let new = || Known { advertised, hints: Hints::new(advertised), pins: BTreeSet::new() };
         let known = self.known.entry(vm).or_insert_with(new);
-        // Another VM has the number now.
+        // Another VM now has the number.
         if known.advertised != advertised {
             *known = new();
         }

@@ -36,7 +36,7 @@ pub const CHUNK_BYTES_DEFAULT: u64 = 2 << 20;
 /// Largest VRAM size that a VM may advertise to its guest; the size of its map grows with it.
 pub const ADVERTISED_BYTES_MAX: u64 = 1 << 40;
 
-/// The place of a guest chunk.
+/// The place of a placed guest chunk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Placed {
     /// Place of the requested guest address.
@@ -53,15 +53,15 @@ pub struct Placed {
 /// host memory if its VM may swap. Chunks of the card without an owner, zeroed or not, are counted together, since
 /// scrubbing needs no permission; they back, in this order:
 /// - the unused part of VMs' guarantees: [`Self::place`] never fails with [`Error::Full`] for them;
-/// - the unused part of the mediator's own share ([`Self::set_aside`]). A VM's chunks are of no use without page
-///   tables, instance blocks and rings, which are in chunks of the mediator: a guarantee holds only if this share
-///   covers the mediator's needs for all admitted VMs;
+/// - the unused part of the mediator's own share ([`Self::set_aside`]). A VM's chunks are useless without page tables,
+///   instance blocks and rings, which are in chunks of the mediator: a guarantee holds only if this share covers the
+///   mediator's needs for all admitted VMs;
 /// - the unused part of the reserve for evictions ([`Self::set_reserve`]). The mediator may borrow it, since no work
 ///   runs without page tables; borrowed chunks are returned before any chunk counts as spare ([`Self::repay`]);
 /// - chunks that the mediator claims ([`Self::claim`]): no VM gets them beyond its guarantee, but a new guarantee may;
 /// - the remaining, spare chunks: for new guarantees, for the mediator beyond its share, and for VMs beyond their
-///   guarantees. These compete, first come, first served; when no chunk is spare, [`Balancer`](crate::Balancer) chooses
-///   the VM that gives one up.
+///   guarantees. These compete on a first-come, first-served basis; when no chunk is spare,
+///   [`Balancer`](crate::Balancer) chooses the VM that gives one up.
 ///
 /// The table promises a number of chunks, not contiguous runs: [`Self::reserve_mediator`] can fail for a run of several
 /// chunks although their number is set aside. The mediator's tables fit into a single chunk unless chunks are small.
@@ -88,7 +88,7 @@ pub struct ChunkTable {
     reserve: u32,
     /// VMs' chunks in the reserve.
     parked: u32,
-    /// Of these, those that move to host memory now.
+    /// Of these, the chunks that are moving to host memory.
     draining: u32,
     /// Chunks of the reserve that the mediator has borrowed.
     borrowed: u32,
@@ -178,8 +178,8 @@ impl ChunkTable {
         self.host.set_limit(slots);
     }
 
-    /// Admits a VM whose guest sees `bytes` of VRAM. None of it has a place until [`Self::place`] gives it one. The
-    /// size may exceed the card's; the guarantee in `limits` may not.
+    /// Admits a VM whose guest sees `bytes` of VRAM. It is unplaced until [`Self::place`]. The size may exceed the
+    /// card's; the guarantee in `limits` may not.
     ///
     /// # Errors
     /// [`Error::Promise`] if the guarantee cannot be kept; chunks that are not zeroed yet count as available here.
@@ -206,11 +206,11 @@ impl ChunkTable {
         self.vms.get(&vm).map(VmMap::limits)
     }
 
-    /// Changes the limits of a VM. Nothing is taken away from it: a VM above a quota or a cap just gets no more.
+    /// Changes the limits of a VM. It loses no chunks: a VM above a quota or a cap just gets no more.
     ///
     /// # Errors
     /// [`Error::Promise`] if a raised guarantee cannot be kept now; [`Error::Guarantee`], [`Error::Weight`];
-    /// [`Error::NoSuchVm`]. Nothing has changed then.
+    /// [`Error::NoSuchVm`]. Nothing is changed then.
     pub fn set_limits(&mut self, vm: TenantId, limits: Limits) -> Result<(), Error> {
         let map = self.vms.get(&vm).ok_or(Error::NoSuchVm(vm))?;
         self.check_limits(vm, limits, map.advertised(), map.used(Tier::Card), map.owed())?;
@@ -218,8 +218,8 @@ impl ChunkTable {
         Ok(())
     }
 
-    /// Gives the guest chunk that contains `address` a place, zeroed, if it has none yet: a chunk of the card, or a
-    /// slot of host memory if the card has none for it and its policy is to swap.
+    /// Places the guest chunk that contains `address` in zeroed memory, if it is unplaced: in a chunk of the card, or
+    /// in a slot of host memory if the card has none for it and the policy is to swap.
     ///
     /// # Errors
     /// [`Error::NeedsScrub`]: scrub a chunk there and try again. [`Error::Full`], but not for a VM that has less than
@@ -245,9 +245,9 @@ impl ChunkTable {
         Ok(Placed { place: self.within(spot, address), new: true })
     }
 
-    /// Takes its place away from the guest chunk that contains `address`; the old place then waits to be scrubbed.
-    /// Returns false if the chunk had none. The caller must have dropped all references to the chunk: the guest loses
-    /// its content. A move of it ends with [`Ended::Gone`].
+    /// Unplaces the guest chunk that contains `address`; its old place then waits to be scrubbed. Returns false if the
+    /// chunk had none. The caller must have dropped all references to the chunk: the guest loses its content. A pending
+    /// move of the chunk ends with [`Ended::Gone`].
     ///
     /// # Errors
     /// [`Error::OutOfRange`]; [`Error::NoSuchVm`].
@@ -261,7 +261,7 @@ impl ChunkTable {
         Ok(true)
     }
 
-    /// Does [`Self::unplace`] for all chunks of a VM; returns how many had a place. The guarantee stays.
+    /// Does [`Self::unplace`] for all chunks of a VM. Returns their number. The guarantee stays.
     pub fn unplace_all(&mut self, vm: TenantId) -> u32 {
         self.lose_moves(vm, 0..=u32::MAX);
         self.parked -= self.vms.get(&vm).map_or(0, |map| map.parked().count() as u32);
@@ -273,7 +273,7 @@ impl ChunkTable {
     }
 
     /// Takes a VM's VRAM and its guarantee away. Its chunks wait to be scrubbed; so do the destinations of its moves in
-    /// flight, after these have ended. Returns how many had a place.
+    /// flight, after these have ended. Returns the number of chunks that were placed.
     ///
     /// # Errors
     /// [`Error::NoSuchVm`].
@@ -298,23 +298,23 @@ impl ChunkTable {
         Some(ScrubWork { place: self.place_of(Spot::new(tier, number)), bytes: self.chunk_bytes() })
     }
 
-    /// Notes that the chunk or slot at `place` now holds zeros, and so do the card's caches of it.
+    /// Records that the chunk or slot at `place`, including the card's caches of it, now holds zeros.
     ///
     /// # Panics
-    /// If it was not taken from [`Self::take_scrub_work`].
+    /// If it did not come from [`Self::take_scrub_work`].
     pub fn scrubbed(&mut self, place: Place) {
         let spot = self.spot_at(place);
         self.stock_mut(spot.tier()).scrubbed(spot.number());
     }
 
-    /// Takes the chunk or slot at `place` out of use, because the card may still reach it: at once if it has no owner,
-    /// else when it loses its owner. It counts as used for the lifetime of the table.
+    /// Takes the chunk or slot at `place` out of use, because the card may still reach it: immediately if it has no
+    /// owner, else when it loses its owner. It counts as used for the lifetime of the table.
     pub fn quarantine(&mut self, place: Place) {
         let spot = self.spot_at(place);
         self.stock_mut(spot.tier()).quarantine(spot.number());
     }
 
-    /// Returns the chunks of the card without an owner: those that are zeroed, and those that wait to be.
+    /// Returns the chunks of the card without an owner: zeroed chunks, and chunks that wait for zeroing.
     #[must_use]
     pub fn zeroed(&self) -> (u32, u32) {
         (self.card.free(), self.card.unscrubbed())
@@ -434,7 +434,7 @@ impl ChunkTable {
         }
     }
 
-    /// Returns where a chunk or slot begins.
+    /// Returns the address where a chunk or slot begins.
     fn place_of(&self, spot: Spot) -> Place {
         match spot {
             Spot::Card(chunk) => Place::Card(VramAddr(u64::from(chunk) << self.shift)),

@@ -20,7 +20,7 @@
 //! documents the chunks that a VM is sure to get, the share of the mediator and the competition for the rest. Code
 //! outside this crate must not assume that neighbours in guest VRAM are neighbours on the card.
 //!
-//! Page-table formats are elsewhere and know nothing of chunks: `shadow-pt` asks for a translation.
+//! Page-table formats are elsewhere and do not depend on chunks: `shadow-pt` requests translations.
 
 #![forbid(unsafe_code)]
 
@@ -39,8 +39,7 @@ pub use chunks::{
 pub use pool::{Allocations, Block, PAGE_BYTES, PagePool, PoolError, SavedPool};
 pub use quanta::{Change, Done, Mode, Quanta, QuantaConfig, SavedQuanta, Turn, WorkingSet};
 
-/// Byte address in the pool of pinned host memory that holds evicted chunks: a slot's number times the bytes of a
-/// chunk.
+/// Byte address in the pool of pinned host memory that holds evicted chunks: a slot's number times the chunk size.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct HostAddr(pub u64);
 

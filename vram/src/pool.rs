@@ -82,8 +82,8 @@ impl PagePool {
         }
     }
 
-    /// Allocates at least `bytes`, aligned to the power of two that they are rounded up to; takes chunks from `table`
-    /// if none of its own has room.
+    /// Allocates at least `bytes`, aligned to the next power of two; takes chunks from `table` if its own chunks have
+    /// no room.
     ///
     /// # Errors
     /// See [`PoolError`].
@@ -188,11 +188,11 @@ impl PagePool {
         Ok(())
     }
 
-    /// Notes that the block at `start` is allocated; returns true if it is zeroed.
+    /// Records that the block at `start` is allocated. Returns true if it is zeroed.
     fn soil(&mut self, start: u64, bytes: u64) -> bool {
         let end = start + bytes;
         let mut zeroed = 0;
-        // Ranges that overlap it begin before its end; of those before it only the last can reach into it.
+        // Ranges that overlap it begin before its end; of the earlier ranges, only the last can reach into it.
         let before = self.zeroed.range(..start).next_back().map(|(first, _)| *first);
         let within: Vec<u64> =
             before.into_iter().chain(self.zeroed.range(start..end).map(|(first, _)| *first)).collect();

@@ -1,5 +1,5 @@
-//! Thrash detection: when VMs whose working sets do not fit together move their chunks to and fro, each gets the card's
-//! memory to itself for a quantum, in turn.
+//! Thrash detection: when VMs whose working sets do not fit together move their chunks back and forth, each VM in turn
+//! gets the card's memory to itself for a quantum.
 //!
 //! This is the anti-thrashing scheduler of the unified-memory thesis (section 11.5), with two points that its section
 //! 13.2 leaves to the future: the traffic between card and host within a sliding window switches it on, and the quantum
@@ -187,11 +187,11 @@ impl Quanta {
         self.bandwidth
     }
 
-    /// Notes that `bytes` were relocated within `took_ns`, until now.
+    /// Records that `bytes` were relocated within `took_ns`, until now.
     pub fn relocated(&mut self, now_ns: u64, bytes: u64, took_ns: u64) {
         let measured = u128::from(bytes) * 1_000_000_000 / u128::from(took_ns.max(1));
         let measured = u64::try_from(measured).unwrap_or(u64::MAX);
-        // A mean over about eight copies: a single one may have waited for others.
+        // A mean over about eight copies, because a single copy may have waited for others.
         self.bandwidth = match self.bandwidth {
             0 => measured,
             old => old - old / 8 + measured / 8,
@@ -199,7 +199,7 @@ impl Quanta {
         self.accessed(now_ns, bytes);
     }
 
-    /// Notes that VMs' work moved `bytes` over the bus until now, because it reached host memory.
+    /// Records that VMs' work moved `bytes` over the bus until now, because it reached host memory.
     pub fn accessed(&mut self, now_ns: u64, bytes: u64) {
         let slot = now_ns / self.slot_ns();
         match self.traffic.back_mut() {
@@ -249,7 +249,7 @@ impl Quanta {
         self.bandwidth == 0 && self.detects()
     }
 
-    /// Notes that the copies for the new quantum are done: its time counts from now on.
+    /// Records that the copies for the new quantum are done: its time counts from now on.
     pub fn copies_done(&mut self, now_ns: u64) {
         let Some((turn, since)) = self.turn.take() else { return };
         // The bandwidth may be known only now.
@@ -397,7 +397,7 @@ impl Quanta {
     }
 }
 
-/// Returns the VM after `holder`, among those that `may`; `holder` itself may be gone.
+/// Returns the VM after `holder` among the VMs that `may`; `holder` itself may be gone.
 fn next(members: &[TenantId], holder: TenantId, may: impl Fn(TenantId) -> bool) -> Option<TenantId> {
     let others = || members.iter().copied().filter(|&vm| vm != holder && may(vm));
     others().find(|&vm| vm > holder).or_else(|| others().next())

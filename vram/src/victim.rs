@@ -1,4 +1,4 @@
-//! Choice of the chunk of a VM that is evicted, and of the one that is returned first.
+//! Chooses the chunk of a VM to evict, and the chunk to return first.
 //!
 //! A policy is one file here and a line in [`VictimPolicy`]. It chooses among candidates; the
 //! [`Balancer`](crate::Balancer) decides which VM gives up how many chunks. Knowledge about chunks ([`Hints`]) is kept
@@ -38,9 +38,9 @@ pub enum VictimPolicy {
     /// At random, as GPUswap does: a GPU keeps no reference bits.
     #[default]
     Random,
-    /// By the owner's priorities for its buffers, the lowest first.
+    /// By the owner's buffer priorities, lowest first.
     Priority,
-    /// By the accesses in a profile, the fewest first.
+    /// By the accesses in a profile, fewest first.
     Profiled,
     /// By the uses that the mediator sees: chunks not used since the hand last passed.
     Clock,
@@ -94,7 +94,7 @@ impl FromStr for VictimPolicy {
     }
 }
 
-/// Leaves the `count` candidates with the least keys, the least first; of equals those with the lowest index.
+/// Keeps the `count` candidates with the lowest keys, in ascending order; of equal keys, the lowest index wins.
 fn keep_least<K: Ord>(candidates: &mut Vec<u32>, count: usize, key: impl Fn(u32) -> K) {
     if count == 0 {
         candidates.clear();

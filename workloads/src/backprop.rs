@@ -157,7 +157,7 @@ impl Workload for Backprop {
         let wrong = 0.25 * (17.0 / 2.0 * hidden + 17.0 * 7.0 * unit) + 12.0 * unit;
         let output_bound = Bound { relative: 0.0, absolute: wrong };
         verified += results.same_floats("output", &narrow(&[output]), output_bound)?;
-        // s * (1 - s) * (t - s) changes by less than s does: each of these weights gets 0.3 of that and of its unit's
+        // s * (1 - s) * (t - s) changes less than s: each of these weights gets 0.3 of this change and of its unit's
         // error. The hidden units' errors are s * (1 - s) * w of it, below an eighth, and the errors of their values
         // change them as much.
         let bound = Bound { relative: 8.0 * unit, absolute: LEARNING_RATE * (wrong + hidden) };

@@ -4,7 +4,7 @@ use crate::{Gpu, Grid, Params, Random, Results, Setup, Slot, Workload};
 use anyhow::{Result, bail};
 use std::collections::VecDeque;
 
-/// The most edges that start at a node; the mean is about half of that.
+/// Maximum number of edges per node; the mean is about half.
 const DEGREE: u32 = 8;
 /// Level of an unreachable node.
 const UNREACHED: u32 = u32::MAX;
@@ -13,7 +13,7 @@ const THREADS: u32 = 256;
 /// A graph in compressed rows.
 #[derive(Debug)]
 pub(crate) struct Bfs {
-    /// Index of each node's first edge, and the end of the last one's.
+    /// Index of each node's first edge, and the end of the last node's edges.
     starts: Vec<u32>,
     /// The target node of each edge.
     edges: Vec<u32>,

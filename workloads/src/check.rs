@@ -5,18 +5,18 @@ use anyhow::{Result, ensure};
 /// Permitted error of a float.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Bound {
-    /// In units of the expected value.
+    /// Bound relative to the expected value.
     pub relative: f32,
-    /// Added to that.
+    /// Absolute bound, added to the relative one.
     pub absolute: f32,
 }
 
 impl Bound {
-    /// The same bits, except the sign of zero.
+    /// Requires equal bits, except for the sign of zero.
     pub const EXACT: Self = Self { relative: 0.0, absolute: 0.0 };
 }
 
-/// Compares words bit for bit; returns the number of bytes.
+/// Compares words bit for bit. Returns the number of bytes.
 ///
 /// # Errors
 /// The first difference, and the number of differences.
@@ -24,7 +24,7 @@ pub fn compare_words(what: &str, got: &[u32], expected: &[u32]) -> Result<u64> {
     compare(what, got, expected, |got, expected| got == expected)
 }
 
-/// Compares floats within a bound; returns the number of bytes.
+/// Compares floats within a bound. Returns the number of bytes.
 ///
 /// # Errors
 /// The first difference, and the number of differences. A NaN differs from everything.

@@ -54,7 +54,7 @@ impl Workload for Cpy {
     }
 }
 
-/// The same with pinned memory of the host, which the copy engine and a kernel reach directly.
+/// Same with pinned host memory, which the copy engine and a kernel access directly.
 #[derive(Debug)]
 pub(crate) struct PinCpy {
     input: Vec<u32>,

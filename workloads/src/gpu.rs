@@ -14,7 +14,7 @@ pub enum Place {
 /// A buffer on a device; a copy of this value refers to the same one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Buffer {
-    /// The device's index of it.
+    /// The device's index of the buffer.
     pub index: usize,
     /// The virtual address for the GPU, which may be 2^32 or more.
     pub address: u64,
@@ -25,7 +25,7 @@ pub struct Buffer {
 /// A program on the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Module {
-    /// The device's index of it.
+    /// The device's index of the module.
     pub index: usize,
 }
 
@@ -102,7 +102,7 @@ pub trait Gpu {
     /// Makes a buffer with undefined contents.
     ///
     /// # Errors
-    /// If no memory is left, or the driver's error.
+    /// If no memory is left, or on a driver error.
     fn allocate(&mut self, place: Place, bytes: u64) -> Result<Buffer>;
 
     /// Frees a buffer once the launched work no longer needs it.
@@ -132,7 +132,7 @@ pub trait Gpu {
     /// Makes a program ready to launch.
     ///
     /// # Errors
-    /// If no memory is left, or the driver's error.
+    /// If no memory is left, or on a driver error.
     fn load(&mut self, program: &sm20::Program) -> Result<Module>;
 
     /// Launches the kernel `name` of a module; does not wait. `uses` are the buffers that it reads or writes: other

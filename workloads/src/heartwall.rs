@@ -19,7 +19,7 @@ const MARGIN_BEFORE_PX: u32 = PLACES / 2;
 const MARGIN_AFTER_PX: u32 = 12;
 /// Pixels by which the scene moves from a frame to the next.
 const MOTION: [usize; 2] = [2, 1];
-/// Values of a pixel, and of the noise on it.
+/// Range of pixel values, and of the noise.
 const SHADES: u32 = 240;
 const NOISE: u32 = 16;
 

@@ -55,13 +55,13 @@ pub trait Workload {
     /// Its buffers. Names of outputs differ from each other.
     fn buffers(&self) -> Vec<Slot>;
 
-    /// Launches all kernels. The caller waits for them.
+    /// Launches all kernels. The caller waits for the launches.
     ///
     /// # Errors
     /// The device's error.
     fn launch(&self, gpu: &mut dyn Gpu, setup: &Setup) -> anyhow::Result<()>;
 
-    /// Computes the result on the CPU and compares; returns the number of bytes compared.
+    /// Computes the result on the CPU and compares. Returns the number of bytes compared.
     ///
     /// # Errors
     /// The differences of the results.
@@ -72,17 +72,17 @@ pub trait Workload {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Options {
     /// Approximate factor to its smallest size: work grows in proportion, 1 takes a fraction of a second on a software
-    /// card. From 1 to 1000.
+    /// card. Scale from 1 to 1000.
     pub scale: u32,
     /// Decides the input.
     pub seed: u64,
-    /// Number of times that a kernel of variable length repeats its work: those of `loop`, `long-madd`, `memory`.
-    /// `None`: each workload's default.
+    /// Number of repetitions in kernels of variable length: `loop`, `long-madd`, `memory`. `None` selects each
+    /// workload's default.
     pub rounds: Option<u32>,
-    /// Size of `memory`'s working set in bytes. `None`: its default.
+    /// Size of `memory`'s working set in bytes. `None` selects its default.
     pub working_set: Option<u64>,
-    /// Side of the matrices of `madd` and `long-madd`, at most [`MOST_SIDE`], independent of the scale. `None`: their
-    /// default.
+    /// Side of the matrices of `madd` and `long-madd`, at most [`MOST_SIDE`], independent of the scale. `None` selects
+    /// their default.
     pub side: Option<u32>,
 }
 
@@ -103,7 +103,7 @@ pub const NAMES: &[&str] = &[
     "nw", "nn", "long-madd", "memory",
 ];
 
-/// The workload of that name.
+/// Returns the workload with this name.
 #[must_use]
 pub fn by_name(name: &str, options: Options) -> Option<Box<dyn Workload>> {
     let Options { scale, seed, rounds, working_set, side } = options;

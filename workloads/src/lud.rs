@@ -6,8 +6,8 @@ use anyhow::Result;
 /// Side of a tile.
 const TILE: u32 = 16;
 
-/// Approximate size of the cells on the diagonal: more than the sum of the others of a row or column. Then no rows need
-/// to be exchanged.
+/// Approximate size of the cells on the diagonal: more than the sum of the other cells of a row or column. Then no rows
+/// need to be exchanged.
 const PIVOT: f32 = 16.0;
 
 /// A matrix whose cells get smaller away from the diagonal: at a distance of n, below 1 / (n + 1).
@@ -86,8 +86,8 @@ impl Workload for Lud {
         // An estimate of the worst case. Sums of L's magnitudes over a column and of U's over a row, in terms of the
         // pivot, are below 1, and U's cells next to the diagonal below 2: the amount that is subtracted from such a
         // cell is below 3 at each rounding, to 2^-24. That happens at most `side` times. The factors' errors double it.
-        // On the diagonal the error is as much in proportion. L's cells have U's errors divided by a pivot of 8 or
-        // more, and those of the reciprocal (2^-23) and the product.
+        // On the diagonal, the relative error is the same. L's cells have U's errors divided by a pivot of 8 or more,
+        // and those of the reciprocal (2^-23) and the product.
         let unit = 1.0 / (1 << 23) as f32;
         let upper = Bound { relative: side as f32 * unit, absolute: 3.0 * side as f32 * unit };
         let lower = Bound { relative: (side as f32 + 4.0) * unit, absolute: 3.0 / 8.0 * side as f32 * unit };

@@ -4,7 +4,7 @@ use crate::element::Element;
 use crate::{Bound, Gpu, Grid, Params, Random, Results, Setup, Slot, Workload};
 use anyhow::Result;
 
-/// Default rounds of `long-madd`: those of GPUvm's figures.
+/// Default rounds of `long-madd`, from GPUvm's figures.
 pub(crate) const LONG_ROUNDS: u32 = 5;
 
 /// c = a + b, then c = c + b for the other rounds.

@@ -20,9 +20,9 @@ const MOST_BUFFERS: u64 = 64;
 const BLOCK: u32 = 512;
 /// Words at the same offsets of all buffers that the CPU computes at once.
 const COLUMNS: usize = 4096;
-/// Also in the kernel.
+/// The kernel has the same constant.
 const FACTOR: u32 = 0x9e37_79b1;
-/// Addend of a pass, times its number.
+/// Value that each pass adds, multiplied by the pass number.
 const KEY: u32 = 0x85eb_ca6b;
 
 /// The working set.

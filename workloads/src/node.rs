@@ -18,13 +18,13 @@ pub enum NodeKernel {
 }
 
 impl NodeKernel {
-    /// The function with that name.
+    /// Returns the function with this name.
     #[must_use]
     pub fn named(name: &str) -> Option<Self> {
         [Self::Madd, Self::Mmul].into_iter().find(|kernel| kernel.name() == name)
     }
 
-    /// Its name, also that of its entry in the program.
+    /// Its name, and the name of its entry in the program.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -59,7 +59,7 @@ impl NodeKernel {
         }
     }
 
-    /// The same on the CPU.
+    /// Computes the same on the CPU.
     #[must_use]
     pub fn on_the_cpu(self, side: u32, a: &[u32], b: &[u32]) -> Vec<u32> {
         let side = side as usize;

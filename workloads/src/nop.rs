@@ -1,9 +1,9 @@
-//! No work: measures the cost of opening and closing the device.
+//! A workload without work: measures the cost of opening and closing the device.
 
 use crate::{Gpu, Results, Setup, Slot, Workload};
 use anyhow::Result;
 
-/// No kernel, no buffer.
+/// A workload without kernels or buffers.
 #[derive(Debug)]
 pub(crate) struct Nop;
 

@@ -64,13 +64,13 @@ pub struct Run<'a> {
 }
 
 impl<'a> Run<'a> {
-    /// A run that has not begun.
+    /// Returns a run that has not started.
     #[must_use]
     pub fn new(workload: &'a dyn Workload) -> Self {
         Self { workload, setup: None, times: [Duration::ZERO; 4] }
     }
 
-    /// Executes a phase, to the end of its work. Each phase of [`Phase::ALL`] must come once, in that order.
+    /// Executes a phase, to the end of its work. Each phase of [`Phase::ALL`] must occur once, in this order.
     ///
     /// # Errors
     /// The device's.

@@ -3,13 +3,13 @@
 /// Increment of the state.
 const STEP: u64 = 0x9e37_79b9_7f4a_7c15;
 
-/// A generator of inputs (SplitMix64): the same seed gives the same numbers in guests and on the host, and pieces of a
+/// A generator of inputs (SplitMix64): the same seed gives the same numbers in guests and on the host, and parts of a
 /// sequence can be generated without its beginning.
 #[derive(Clone, Copy, Debug)]
 pub struct Random(u64);
 
 impl Random {
-    /// From a seed.
+    /// Creates a generator from a seed.
     #[must_use]
     pub fn new(seed: u64) -> Self {
         Self(seed)

@@ -24,7 +24,7 @@ enum Input {
 }
 
 impl Slot {
-    /// In VRAM, only for the device: neither filled nor read back.
+    /// A buffer in VRAM for the device only: neither filled nor read back.
     #[must_use]
     pub fn scratch(name: impl Into<Cow<'static, str>>, bytes: u64) -> Self {
         Self { name: name.into(), place: Place::Vram, bytes, input: Input::Nothing, output: false }
@@ -55,13 +55,13 @@ impl Slot {
         Self::bytes(name, crate::floats_to_bytes(input))
     }
 
-    /// Also read back after the launch.
+    /// Also reads the buffer back after the launch.
     #[must_use]
     pub fn output(self) -> Self {
         Self { output: true, ..self }
     }
 
-    /// In the machine's RAM instead of VRAM.
+    /// Places the buffer in the machine's RAM instead of VRAM.
     #[must_use]
     pub fn in_ram(self) -> Self {
         Self { place: Place::Ram, ..self }
@@ -76,7 +76,7 @@ impl Results {
     /// The bytes of an output.
     ///
     /// # Errors
-    /// If no output has that name.
+    /// If no output has this name.
     pub fn bytes(&self, name: &str) -> Result<&[u8]> {
         let found = self.0.iter().find(|(of, _)| *of == name);
         found.map(|(_, bytes)| &bytes[..]).with_context(|| format!("{name} was not read back"))
@@ -85,7 +85,7 @@ impl Results {
     /// The words of an output.
     ///
     /// # Errors
-    /// As of [`Self::bytes`].
+    /// As for [`Self::bytes`].
     pub fn words(&self, name: &str) -> Result<Vec<u32>> {
         Ok(crate::bytes_to_words(self.bytes(name)?))
     }
@@ -93,12 +93,12 @@ impl Results {
     /// The floats of an output.
     ///
     /// # Errors
-    /// As of [`Self::bytes`].
+    /// As for [`Self::bytes`].
     pub fn floats(&self, name: &str) -> Result<Vec<f32>> {
         Ok(crate::bytes_to_floats(self.bytes(name)?))
     }
 
-    /// Compares an output's words bit for bit; returns the number of bytes.
+    /// Compares an output's words bit for bit. Returns the number of bytes.
     ///
     /// # Errors
     /// The differences, or that no such output exists.
@@ -106,7 +106,7 @@ impl Results {
         compare_words(name, &self.words(name)?, expected)
     }
 
-    /// Compares an output's floats within a bound; returns the number of bytes.
+    /// Compares an output's floats within a bound. Returns the number of bytes.
     ///
     /// # Errors
     /// The differences, or that no such output exists.
@@ -118,7 +118,7 @@ impl Results {
 /// A workload's program and buffers on a device.
 #[derive(Debug)]
 pub struct Setup {
-    /// None if it has no kernels.
+    /// `None` if it has no kernels.
     module: Option<Module>,
     slots: Vec<Slot>,
     buffers: Vec<Buffer>,
@@ -141,13 +141,13 @@ impl Setup {
     /// All buffers, in the order of [`Workload::buffers`].
     ///
     /// # Errors
-    /// If their number is not `N`.
+    /// If the number of buffers is not `N`.
     pub fn buffers<const N: usize>(&self) -> Result<[Buffer; N]> {
         let found = self.all_buffers();
         found.try_into().with_context(|| format!("{} buffers instead of {N}", found.len()))
     }
 
-    /// The same for any number.
+    /// Returns all buffers.
     #[must_use]
     pub fn all_buffers(&self) -> &[Buffer] {
         &self.buffers

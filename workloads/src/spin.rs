@@ -9,7 +9,7 @@ const THREADS: u32 = 256;
 const BLOCK: u32 = 64;
 /// Default rounds at scale 1.
 const DEFAULT_ROUNDS: u32 = 2000;
-/// Also in the kernel.
+/// The kernel has the same constant.
 const FACTOR: u32 = 0x0019_660d;
 const SUMMAND: u32 = 0x3c6e_f35f;
 

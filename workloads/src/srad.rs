@@ -34,7 +34,7 @@ pub(crate) fn variation(sum: f64, squares: f64, count: usize) -> f64 {
     (squares / count as f64 - mean * mean) / (mean * mean)
 }
 
-/// An image after an iteration, for any precision. `variation` is that of its speckle.
+/// An image after an iteration, for any precision. `variation` is the variation of its speckle.
 pub(crate) fn diffused(image: &[f64], side: usize, variation: f64) -> Vec<f64> {
     let near = |at: usize| {
         let (row, column) = (at / side, at % side);
@@ -143,8 +143,8 @@ impl Workload for Srad {
         }
         let expected: Vec<f32> = image.iter().map(|pixel| (255.0 * pixel.ln()) as f32).collect();
         // e^x is off by up to 6 units, a sum by up to 22 more in a tree over four million. The variance, of which the
-        // squares' mean is 15 times as large, is off by less than 2048 in proportion. The logarithm is off by as much
-        // as its argument in proportion, and by two units in its own last place.
+        // squares' mean is 15 times as large, is off by less than 2048 in proportion. The logarithm's absolute error is
+        // its argument's relative error, plus two units in its own last place.
         let unit = 1.0 / (1 << 24) as f32;
         let bound = Bound { relative: 8.0 * unit, absolute: 255.0 * error(6.0, 2048.0, ITERATIONS) * unit };
         results.same_floats("image", &expected, bound)

@@ -8,7 +8,7 @@ use anyhow::Result;
 const ITERATIONS: u32 = 2;
 /// Side of a tile.
 const TILE: u32 = 16;
-/// Rows of the image whose variation is that of the speckle: they show only surroundings.
+/// Rows of the image with only the speckle's variation: they show only surroundings.
 const SAMPLE_ROWS: u32 = 16;
 
 /// An image, from 1 to e.
@@ -78,7 +78,7 @@ impl Workload for Srad2 {
             image = diffused(&image, self.side as usize, q);
         }
         let expected: Vec<f32> = image.iter().map(|pixel| *pixel as f32).collect();
-        // The CPU computes the statistics in double precision: their error is that of the pixels.
+        // The CPU computes the statistics in double precision: their error comes from the pixels.
         let relative = error(0.0, 256.0, ITERATIONS) / (1 << 24) as f32;
         results.same_floats("image", &expected, Bound { relative, absolute: 0.0 })
     }

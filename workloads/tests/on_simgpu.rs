@@ -26,7 +26,7 @@ const LOCAL_BYTES: u64 = 4 * MIB;
 const FIRST_BUFFER_AT: u64 = TABLE_MIB * MIB - 0x6000;
 const END: u64 = TABLES * TABLE_MIB * MIB;
 const PAGE: u64 = 0x1000;
-/// Byte that fills allocated memory. After each buffer some bytes keep it, which no work may overwrite.
+/// Byte that fills allocated memory. Guard bytes follow each buffer, which no work may overwrite.
 const UNUSED: u8 = 0xa5;
 
 /// The engine with its own address space.
@@ -204,9 +204,9 @@ fn work_is_small_at_scale_1_and_grows_in_proportion() {
 /// Fault between a workload and its device.
 #[derive(Clone, Copy)]
 enum Mishap {
-    /// The launch with that number does not happen.
+    /// The launch with this number is lost.
     LostLaunch(usize),
-    /// In the download with that number, a word comes back with its second-highest bit flipped, which exceeds any
+    /// In the download with this number, a word is returned with its second-highest bit flipped, which exceeds any
     /// float's bound. The second field is the word's position: a fraction in units of 2^-32 from the first word to the
     /// last.
     WrongWord(usize, u32),
@@ -294,7 +294,7 @@ fn a_launch_that_was_lost_is_noticed() {
         let workload = smallest(name);
         let (setup, launches) = run_with(None, &*workload).expect("no mishap");
         workload.check(setup.results()).expect("right");
-        // The last launches of `bfs` find nothing new.
+        // The last launches of `bfs` find no new nodes.
         for lost in [0, launches / 2].into_iter().take(launches) {
             let (setup, _) = run_with(Some(Mishap::LostLaunch(lost)), &*workload).expect("runs");
             assert!(workload.check(setup.results()).is_err(), "{name} without launch {lost} of {launches}");

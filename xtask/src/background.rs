@@ -1,4 +1,4 @@
-//! Work in the background, with a wait for its end when the result is needed.
+//! Runs work in the background, and waits for it when the result is needed.
 
 use std::thread::{self, JoinHandle};
 
@@ -7,7 +7,7 @@ use anyhow::{Result, anyhow};
 /// Priority of background work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Priority {
-    /// The same as all other work. Long work on which all later work depends must not yield at first: in the end
+    /// Same priority as all other work. Long work on which all later work depends must not yield at first: in the end
     /// processors would be idle.
     Equal,
     /// Only idle processors.

@@ -112,7 +112,7 @@ fn commit() -> Option<String> {
     output.status.success().then(|| String::from_utf8_lossy(&output.stdout).trim().to_owned())
 }
 
-/// Builds the library, the owner and the programs of the rig for release; returns their folder.
+/// Builds the library, the owner and the programs of the rig for release. Returns their folder.
 fn build() -> Result<PathBuf> {
     let packages = ["-p", "cuda-shim", "-p", "cuda-owner", "-p", "cuda-rig"];
     if !shown(cargo(&["build", "--release"]).args(packages))? {

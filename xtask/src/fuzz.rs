@@ -60,7 +60,7 @@ pub fn run(args: &TestArgs) -> Result<Tally> {
         bail!("tests/fuzz/Cargo.toml lists no such target");
     }
     let folder = folder();
-    // As many at a time as there are processors; all take the same time.
+    // One per processor at a time; all take the same time.
     let workers = thread::available_parallelism().map_or(1, NonZero::get);
     let work = |first: usize| -> Result<Tally> {
         let mut tally = Tally::default();
@@ -101,7 +101,7 @@ fn run_target(one: &FuzzTarget, folder: &Path, seconds: u32) -> Result<bool> {
     println!("fuzz {} for {seconds} s", one.name);
     let ended = command.stdin(Stdio::null()).output().with_context(|| format!("cannot start {}", one.name))?;
     let passed = ended.status.success();
-    // In one piece, because others run concurrently. libFuzzer prints everything to standard error.
+    // Printed in one write, because other targets run concurrently. libFuzzer prints everything to standard error.
     let text = String::from_utf8_lossy(&ended.stderr);
     let advice = if passed { String::new() } else { format!("the input that failed is in {}\n", crashes.display()) };
     println!("{text}{advice}fuzz {} ... {}", one.name, if passed { "ok" } else { "FAILED" });

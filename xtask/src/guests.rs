@@ -12,7 +12,7 @@ use crate::run::{cargo, shown, target};
 /// Passes the folder of `mediatord` and `mediatorctl` to the harness.
 pub const BIN_VARIABLE: &str = "GPU_MEDIATOR_BIN_DIR";
 
-/// Benchmarks without guests: no image and no daemon is made for them.
+/// Benchmarks without guests, which need no image or daemon.
 const WITHOUT_GUESTS: [&str; 9] =
     ["shadow", "compute", "sched-sim", "swap", "evict", "doorbells", "lockhold", "costs", "pictures"];
 
@@ -24,7 +24,7 @@ pub fn images() -> Background {
     })
 }
 
-/// Makes the images and builds the daemon for release; returns the folder with its programs.
+/// Makes the images and builds the daemon for release. Returns the folder with its programs.
 fn release() -> Result<PathBuf> {
     images::ensure(&images::Progress::stderr()).context("what the guests need could not be made")?;
     if !shown(&mut cargo(&["build", "--release", "--package", "mediatord", "--package", "mediatorctl", "--bins"]))? {
@@ -37,7 +37,7 @@ fn release() -> Result<PathBuf> {
     Ok(target().join("release"))
 }
 
-/// Runs the demo; returns true if all was verified.
+/// Runs the demo. Returns true if all was verified.
 pub fn demo(args: &[String]) -> Result<bool> {
     let mut command = program("tests", "demo")?;
     shown(command.args(args))
@@ -60,7 +60,7 @@ pub struct BenchOptions {
     pub programs: Option<PathBuf>,
 }
 
-/// Runs the benchmarks; returns true if they could be run.
+/// Runs the benchmarks. Returns true if they could be run.
 pub fn bench(name: Option<&str>, options: &BenchOptions) -> Result<bool> {
     let BenchOptions { json, seconds, rounds, only, all, resume, beside_load, programs } = options;
     if name == Some("cuda") {

@@ -121,7 +121,7 @@ fn over(counts: &BTreeMap<String, Counts>, budgets: &BTreeMap<String, Counts>) -
     problems
 }
 
-/// Prints the counts of each package. With `lower`, writes those that have fallen.
+/// Prints the counts of each package. With `lower`, writes the counts that have fallen.
 pub fn report(metadata: &Metadata, files: &[File], lower: bool) -> Result<()> {
     let counts = counts(metadata, files);
     println!("{:24} {:>8} {:>10} {:>8} {:>10} {:>8}", "package", "comments", "pronouns", "/1,000", "archaic", "/1,000");
@@ -158,7 +158,7 @@ fn line(name: &str, counts: Counts) {
     println!("{name:24} {lines:8} {pronouns:10} {:8.1} {archaic:10} {:8.1}", rates.0, rates.1);
 }
 
-/// Returns sentences of comments with their places. The order of a hash of seed and sentence chooses them.
+/// Returns sentences of comments with their places. Chooses them by the order of a hash of seed and sentence.
 pub fn sample(files: &[File], count: usize, seed: u64) -> Vec<String> {
     let order = |text: &str| {
         let mut hasher = DefaultHasher::new();

@@ -272,7 +272,7 @@ fn licence_problem(text: &str, allowed: &[String]) -> Option<String> {
     }
 }
 
-/// Returns true if a licence is allowed as it is required: with its exception, if it has one.
+/// Returns true if a licence is allowed in its required form: with its exception, if it has one.
 fn is_allowed(requirement: &LicenseReq, allowed: &[String]) -> bool {
     allowed.contains(&requirement.to_string())
 }

@@ -213,7 +213,7 @@ pub fn test_names(files: &[File]) -> Vec<String> {
     problems
 }
 
-/// Most columns of a line. rustfmt breaks code there, and no comments.
+/// Maximum number of columns in a line. rustfmt breaks code there, and no comments.
 const MAX_COLUMNS: usize = 120;
 
 /// Lists comments that are too wide. A word that is wider cannot be broken.

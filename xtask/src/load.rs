@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
 
-/// Most loops: more would only compete with each other.
+/// Maximum number of loops: more would only compete with each other.
 pub const MAX_LOOPS: u32 = 64;
 
 /// Busy loops. They end on drop, or with the process.

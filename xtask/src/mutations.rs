@@ -5,10 +5,10 @@
 //! tests must fail there with the mistake (with a failed test, not a failed build). Only crates whose tests need no
 //! guest are mutated, and only the tests that should notice run.
 //!
-//! Compiling takes most of the time, so all mistakes are compiled at once: in [`copy`] the function around a mistake
+//! Compiling takes most of the time, so all mistakes are compiled together: in [`copy`] the function around a mistake
 //! has both bodies, and an environment variable selects one ([`switch`], [`place`]). A mistake that is not within one
-//! function, or does not compile next to the right body, is made alone. So is a mistake that no test has noticed: a
-//! test that clears the environment of its processes has not made it. [`trial`] builds, and runs tests.
+//! function, or does not compile next to the right body, is made alone. The same applies to an unnoticed mistake: a
+//! test that clears its processes' environment did not run it. [`trial`] builds, and runs tests.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -59,7 +59,7 @@ impl Mutation {
     }
 }
 
-/// Makes each mistake in turn; returns true if all were noticed. With `resume`, skips those that earlier runs have
+/// Makes each mistake in turn. Returns true if all were noticed. With `resume`, skips mistakes that earlier runs have
 /// noticed.
 pub fn run(filters: &[String], resume: bool) -> Result<bool> {
     let all = mutations(&metadata("Cargo.toml")?)?;
@@ -78,7 +78,7 @@ pub fn run(filters: &[String], resume: bool) -> Result<bool> {
         .collect();
     let packages = wanted.iter().map(|mutation| mutation.package.as_str()).collect();
     let (build, sources, programs) = build(&wanted, (!filters.is_empty()).then_some(&packages))?;
-    // Without a mistake the same tests pass; otherwise a failure would mean nothing.
+    // The same tests must pass without a mistake; otherwise a failure would mean nothing.
     for package in &packages {
         let of_package = wanted.iter().filter(|mutation| mutation.package == *package);
         let filters: BTreeSet<_> = of_package.flat_map(|mutation| mutation.filters()).collect();
@@ -109,7 +109,7 @@ pub fn run(filters: &[String], resume: bool) -> Result<bool> {
     Ok(missed.is_empty())
 }
 
-/// Prints and records whether the tests have noticed a mistake; returns that.
+/// Prints and records whether the tests have noticed a mistake. Returns that.
 fn told(mutation: &Mutation, verdict: &Verdict, record: &Record) -> Result<bool> {
     let noticed = !verdict.good();
     println!(

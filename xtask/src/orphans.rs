@@ -10,7 +10,7 @@ use serde::Deserialize;
 
 use crate::lints::File;
 
-/// The files among `files` that no target of the workspace or of the fuzz crate reaches through `mod`.
+/// Returns the files among `files` that no target of the workspace or of the fuzz crate reaches through `mod`.
 pub fn find(metadata: &Metadata, root: &Path, files: &[File]) -> Result<Vec<String>> {
     let targets = metadata.workspace_packages().into_iter().flat_map(|p| p.targets.clone());
     let mut roots: Vec<_> = targets.map(|t| t.src_path.into_std_path_buf()).collect();
@@ -100,7 +100,7 @@ struct Module {
     path: Option<String>,
 }
 
-/// The modules that `text` declares without a body. One `mod` per line, as rustfmt formats them.
+/// The modules that `text` declares without a body. Expects one `mod` per line, as rustfmt formats them.
 fn modules(text: &str) -> Vec<Module> {
     let mut found = Vec::new();
     let mut path = None;

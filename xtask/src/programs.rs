@@ -11,7 +11,7 @@ use cargo_metadata::{Artifact, Message, TargetKind};
 use crate::guests::BIN_VARIABLE;
 use crate::run::{cargo, root, target};
 
-/// Enabled, so that the suites with guests and those of CUDA are built with everything else.
+/// Enabled, so that the guest and CUDA suites are built with all other programs.
 ///
 /// Cargo unifies the features of a dependency over the packages of one command. A command for only some packages would
 /// compile a third of all dependencies again.

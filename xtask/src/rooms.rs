@@ -1,7 +1,7 @@
-//! All crates: circles of imports within each, and their sizes. Those under `mediator/` also: the direction of imports,
-//! and items that no other crate names.
+//! All crates: circles of imports within each, and their sizes. For crates under `mediator/`, also checks the direction
+//! of imports, and items that no other crate names.
 //!
-//! Also lists the files that know the software card. All checks work on the text, not on the compiler's data: a name
+//! Also lists the files that may use the software card. All checks work on the text, not on the compiler's data: a name
 //! counts as used where it occurs.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -9,7 +9,7 @@ use std::path::{Component, Path};
 
 use crate::lints::File;
 
-/// Most lines of product code of a crate, without tests.
+/// Maximum lines of product code in a crate, without tests.
 const MAX_CRATE_LINES: usize = 8000;
 
 /// Crates that are larger, with the lines that they may have. Numbers may only fall.
@@ -189,7 +189,7 @@ pub fn sizes(files: &[File]) -> Vec<String> {
 
 /// Text that names the software card's types; texts for operators and the configuration's keys do not count.
 const SOFTWARE_CARD: [&str; 2] = ["use simgpu", "simgpu::"];
-/// The crate that describes cards, and those of the configuration and of tests.
+/// The crate that describes cards, and the crates of the configuration and of tests.
 const KNOWS_KINDS: [&str; 3] = ["physical", "config", "rig"];
 
 /// Files above `card::Card` that know the software card.

@@ -26,12 +26,12 @@ pub fn cargo(args: &[&str]) -> Command {
     command
 }
 
-/// Runs `command` with its output shown; returns true if it succeeded.
+/// Runs `command` with its output shown. Returns true if it succeeded.
 pub fn shown(command: &mut Command) -> Result<bool> {
     Ok(status(command)?.success())
 }
 
-/// As [`shown`], but returns the status.
+/// Like [`shown`], but returns the status.
 pub fn status(command: &mut Command) -> Result<ExitStatus> {
     let name = command.get_program().to_string_lossy().into_owned();
     command.status().with_context(|| format!("cannot start {name}"))

@@ -1,7 +1,7 @@
 //! Runs tests, each in its own process, several at the same time, and measures each.
 //!
 //! With a process for each test the cost of one test can be measured: its time, and the CPU time of all its processes,
-//! which is comparable on a busy host. It also lets the tests of one program run next to those of another.
+//! which is comparable on a busy host. It also lets tests of different programs run concurrently.
 
 use std::collections::VecDeque;
 use std::ffi::OsStr;
@@ -24,12 +24,13 @@ use crate::watch;
 /// The unit of CPU times in `/proc`, which is the same for every Linux.
 const TICKS_PER_SECOND: u64 = 100;
 
-/// Most lines after a panic or an error that are repeated at the end, for each test, and for each line.
+/// Limits of the output that is repeated at the end: lines after a panic or an error, lines per test, characters per
+/// line.
 const REASON_LINES: usize = 6;
 const REASONS_LINES: usize = 20;
 const REASON_CHARS: usize = 400;
 
-/// Prefix of a line of a test's output that is shown for any result of the test.
+/// Prefix of output lines that are shown for any result of the test.
 const REPORT: &str = "REPORT ";
 
 /// One test, and the program that has it.
@@ -44,7 +45,7 @@ pub struct Test<'a> {
 pub enum Load {
     /// This number, or all if there are fewer.
     Processors(usize),
-    /// Almost none: the test waits most of the time. One such test at a time runs in addition to the others.
+    /// Almost no load: the test waits most of the time. One such test at a time runs in addition to the others.
     Waits,
 }
 
@@ -56,9 +57,9 @@ pub struct Taken {
     /// The program's target: for an integration test the name of its suite.
     pub target: String,
     pub passed: bool,
-    /// From start to end.
+    /// Time from start to end.
     pub elapsed: Duration,
-    /// CPU time of its process and of those that it started and waited for.
+    /// CPU time of its process and of the child processes that it waited for.
     pub cpu: Duration,
 }
 
@@ -105,8 +106,8 @@ impl Outcome {
     }
 }
 
-/// Queue of tests, and their free processors. Tests start in the order of the queue; one that waits most of the time
-/// overtakes those that wait for processors.
+/// Queue of tests, and their free processors. Tests start in the order of the queue; a test that mostly waits overtakes
+/// tests that wait for processors.
 struct Queue {
     waiting: VecDeque<usize>,
     working: VecDeque<(usize, usize)>,
@@ -235,9 +236,10 @@ fn run_one(test: &Test<'_>, manner: &Manner<'_>) -> Result<(bool, Taken, String)
     } else {
         command.env_remove(FULL_VARIABLE);
     }
-    // Written as it arrives: the output of a test that is ended matters most, and one that passes may report something.
+    // Written as it arrives, because the output of a terminated test matters most, and a passing test may report
+    // something.
     command.args([name, "--exact", "--test-threads=1", "--nocapture"]);
-    // A file: a pipe would stay open as long as any process that a test has left.
+    // A file, because a pipe would stay open as long as any leftover process of a test.
     command.stdout(output.try_clone()?).stderr(output.try_clone()?);
     let began = Instant::now();
     let mut child = command.spawn().with_context(|| format!("cannot start the test {name}"))?;
@@ -276,12 +278,12 @@ fn began_one(output: &str) -> bool {
     output.trim_start().starts_with("running 1 test\n")
 }
 
-/// Returns true if a line begins a reason. The first one comes after the test's name.
+/// Returns true if a line begins a reason. The first reason follows the test's name.
 fn is_reason(line: &str) -> bool {
     line.contains(" panicked at ") || line.rsplit(" ... ").next().is_some_and(|line| line.starts_with("Error: "))
 }
 
-/// The reasons in a failed test's output: of each panic and each error, from there to the following trace.
+/// Returns the reasons in a failed test's output: the lines from each panic or error to the following trace.
 fn reasons(output: &str) -> Vec<String> {
     let mut lines = output.lines();
     let mut found = Vec::new();
@@ -293,7 +295,7 @@ fn reasons(output: &str) -> Vec<String> {
     found.into_iter().take(REASONS_LINES).map(|line| line.chars().take(REASON_CHARS).collect()).collect()
 }
 
-/// Waits until `child` has ended, without collecting it; returns its CPU time and that of its ended children.
+/// Waits until `child` has ended, without collecting it. Returns its CPU time, including its ended children.
 fn cpu_at_end(child: &Child) -> Result<Duration> {
     let pid = Pid::from_child(child);
     waitid(WaitId::Pid(pid), WaitIdOptions::EXITED | WaitIdOptions::NOWAIT).context("waiting for a test")?;

@@ -263,8 +263,8 @@ impl<'a> Session<'a> {
         for test in &mut tests {
             test.load = suite_of(test.program).map_or(test.load, |suite| suite.load(&test.name));
         }
-        // A test that occupies several processors goes first, or it would wait while one of them idles; then the
-        // longest.
+        // Tests that occupy several processors come first, because they would otherwise wait while a processor idles;
+        // then the longest.
         tests.sort_by_key(|test| match (test.load, suite_of(test.program)) {
             (Load::Processors(2..), _) => 0,
             (_, Some(Suite::Xen | Suite::Nested)) => 1,

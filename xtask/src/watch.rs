@@ -10,7 +10,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
 
-/// Most processes and threads that are read: a test may fork without end.
+/// Maximum number of processes and threads that are read, because a test may fork endlessly.
 const MAX_PROCESSES: usize = 4096;
 
 /// Returns a limit multiplied by the factor in the environment, for slow hosts: the variable that the crate `tests`
@@ -21,7 +21,7 @@ pub fn scaled(limit: Duration) -> Duration {
     Duration::try_from_secs_f64(limit.as_secs_f64() * scale).unwrap_or(limit)
 }
 
-/// Waits for the end of `child`, at most for `limit`; returns true if it has ended.
+/// Waits for the end of `child`, at most for `limit`. Returns true if it has ended.
 pub fn ends_within(child: &Child, limit: Duration) -> Result<bool> {
     let fd = pidfd_open(Pid::from_child(child), PidfdFlags::empty()).context("watching a test")?;
     let began = Instant::now();
@@ -38,7 +38,7 @@ pub fn ends_within(child: &Child, limit: Duration) -> Result<bool> {
     }
 }
 
-/// Ends a process and all its descendants; returns a line for each thread with the function that it waited in.
+/// Ends a process and all its descendants. Returns a line for each thread with the function that it waited in.
 pub fn end(process: u32) -> String {
     let processes = family(process);
     let mut text = String::new();

@@ -1,10 +1,10 @@
 //! Replays traces on a card that is too small for them: each piece of work needs all its chunks on the card, and the
 //! product's victim policies choose the chunks to evict.
 //!
-//! A chunk used for the first time is created on the card at no cost. A chunk that returns is copied in; an evicted one
-//! is copied out if it was written since it came, else dropped, since host memory still has it. The VM to evict from is
-//! chosen by GPUswap's rule, which is the balancer's for equal weights: the VM with the most chunks, including the
-//! request.
+//! A chunk used for the first time is created on the card at no cost. A returning chunk is copied in. An evicted chunk
+//! is copied out if it was written since its arrival; otherwise it is dropped, because host memory still has it. The VM
+//! to evict from is chosen by GPUswap's rule, which is the balancer's for equal weights: the VM with the most chunks,
+//! including the request.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
@@ -82,7 +82,7 @@ pub(super) struct Instance<'a> {
     pub(super) known: &'a Known,
 }
 
-/// A piece of work of one of several VMs.
+/// A unit of work of one of several VMs.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Piece<'a> {
     pub(super) vm: usize,
@@ -116,7 +116,7 @@ pub(super) fn interleave<'a>(instances: &[Instance<'a>]) -> Vec<Piece<'a>> {
 /// Numbers of copied chunks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Copied {
-    /// To the card.
+    /// Copies to the card.
     pub(super) ins: u64,
     /// To host memory, because they were written.
     pub(super) outs: u64,
@@ -173,7 +173,7 @@ impl Memory {
         self.copied.outs += u64::from(self.dirty.remove(&(vm, chunk)));
     }
 
-    /// Executes the piece, after room was made for it.
+    /// Executes the unit of work after making room for it.
     pub(super) fn run(&mut self, piece: &Piece<'_>) {
         self.pieces += 1;
         for (&chunk, used) in piece.step {

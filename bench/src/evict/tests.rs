@@ -74,7 +74,7 @@ fn loop_larger_than_card_is_worst_case_for_clock() {
         let contender = OTHERS.into_iter().find(|of| of.name == name).expect("a policy");
         replay(&pieces, &instances, 3, contender, 1)
     };
-    // Belady: one in three, except in the first round.
+    // Belady: one miss in three, except in the first round.
     assert_eq!(optimum(&pieces, 1, 3), Optimum { least: 12, reached: 12 });
     assert_eq!(copied("latest"), Copied { ins: 18, outs: 0 }, "two of four stay");
     assert_eq!(copied("clock_bits"), Copied { ins: 36, outs: 0 }, "each is gone when it is used again");

@@ -3,8 +3,8 @@
 //!
 //! The card records the blocks that its engines access, piece by piece of their work
 //! ([`simgpu::SimGpu::take_touches`]). The mediator's chunk table gives the owners of these chunks, and its access
-//! tracking the chunks that it saw in use: those named by submissions, and those accessed by the guest's CPU. A piece
-//! is about one block of a grid: the memory that must be on a card at the same time if accesses to host memory are not
+//! tracking gives the chunks in use: chunks named by submissions, and chunks accessed by the guest's CPU. A piece is
+//! about one block of a grid: the memory that must be on a card at the same time if accesses to host memory are not
 //! allowed.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -22,10 +22,10 @@ use crate::in_process_vm::{CardConfig, LightGpu, MIB, guest};
 pub(super) const BLOCK: u64 = vram::CHUNK_BYTES_MIN;
 /// The only VM.
 const VM: TenantId = TenantId(0);
-/// MiB that it sees; the card has twice that, so that memory is never short.
+/// VRAM of the VM in MiB; the card has twice as much, so that memory is never short.
 const VM_MIB: u64 = 64;
 
-/// Use of a chunk, in bytes. Both are 0 if only the mediator saw it: code, constants, the driver's rings.
+/// Use of a chunk, in bytes. Both are 0 if only the mediator saw the chunk: code, constants, the driver's rings.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Use {
     pub(super) read: u64,

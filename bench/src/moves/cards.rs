@@ -25,7 +25,7 @@ const MOVES: usize = 60;
 const MOST_PAUSE: f64 = 2.0;
 /// Target for the copied amount, as a multiple of the VM's memory.
 const MOST_BYTES: f64 = 1.3;
-/// MiB of one copy of the baseline, and number of copies.
+/// Size of one baseline copy in MiB, and number of copies.
 const BASELINE_MIB: u64 = 64;
 const BASELINES: usize = 9;
 
@@ -71,7 +71,7 @@ impl Move {
     }
 }
 
-/// Moves a VM between cards with `host_mib` of host memory; returns the moves, and the times of the VM's rounds
+/// Moves a VM between cards with `host_mib` of host memory. Returns the moves, and the times of the VM's rounds
 /// meanwhile in ms.
 fn moves(load: Load, host_mib: u32) -> Result<(Vec<Move>, Vec<f64>)> {
     let memory = &format!("memory = {{ host_mib = {host_mib} }}\n");

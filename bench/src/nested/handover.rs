@@ -11,9 +11,9 @@ use simgpu::Config;
 use super::Values;
 use crate::report::Metric;
 
-/// MiB of a card.
+/// Size of a card in MiB.
 const CARD_MIB: u32 = 64;
-/// MiB and channels of a VM.
+/// VRAM in MiB and number of channels of a VM.
 const VM_MIB: u64 = 16;
 const CHANNELS: u32 = 8;
 /// Virtual addresses of the buffers.
@@ -63,7 +63,7 @@ impl Scene {
         self.rig.host.lock().tenancy_counts().map_or(0, |counts| counts.cleared)
     }
 
-    /// Copies for either VM in turn; records the microseconds of one copy.
+    /// Copies for the two VMs in turn, and records the duration of one copy in microseconds.
     fn round(&mut self) {
         let began = Instant::now();
         for _ in 0..HANDOVERS_PER_MEASUREMENT / 2 {

@@ -18,15 +18,15 @@ use crate::report::{Metric, Target};
 
 /// Numbers of contexts.
 const COUNTS: [usize; 4] = [1, 2, 4, 8];
-/// The largest of them.
+/// The largest number of VMs.
 const MAX_VMS: usize = 8;
-/// MiB of a VM's RAM, of its VRAM, and of the card.
+/// Size of a VM's RAM, of its VRAM, and of the card, in MiB.
 const MEMORY_MIB: u32 = 320;
 const VRAM_MIB: u32 = 48;
 const CARD_MIB: u32 = 64 + MAX_VMS as u32 * VRAM_MIB;
 /// Launches of each context. The paper has 10,000.
 const LAUNCHES: u32 = 100;
-/// Maximum cost of a context among others, relative to a single one.
+/// Maximum cost of one of several contexts, relative to a single context.
 const GROWTH: f64 = 1.10;
 const PEER: &str = "GPUvm: FV grows with contexts, PV as passthrough";
 
@@ -36,7 +36,7 @@ struct Host {
     vms: Vec<Vm>,
 }
 
-/// Result of some contexts: the time until the last has ended, in ms, and the counts of all.
+/// Result for several contexts: the time until the last has ended, in ms, and the total counts.
 struct Run {
     contexts: usize,
     ms: f64,
@@ -137,7 +137,7 @@ pub fn run(request: &Request) -> Result<Vec<Metric>> {
     Ok(metrics)
 }
 
-/// Returns the figures of one way: of a context, compared with a single one.
+/// Returns the figures of one variant per context, compared with a single context.
 fn figures(name: &str, platform: Platform, runs: &[Run]) -> Result<Vec<Metric>> {
     let bill = |run: &Run| Bill::for_counts(platform, &run.counts.times(1.0 / run.contexts as f64));
     let alone = bill(runs.first().context("no measurement")?);

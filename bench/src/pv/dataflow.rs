@@ -16,7 +16,7 @@ use crate::report::{Metric, Target};
 /// Name of the VM.
 const VM: &str = "pv";
 /// Shape, kernel and matrix size of data-flow programs. The papers' matrices have 256 and 1024 rows; here a product of
-/// 64 takes as long as one of theirs.
+/// 64 rows takes as long as one of theirs.
 const FLOWS: [(&str, &str, u32); 6] = [
     ("tree", "madd", 64),
     ("tree", "madd", 256),

@@ -1,4 +1,4 @@
-//! Pictures of a file of figures; they show only data in the file.
+//! Draws pictures from a file of figures; they show only the file's data.
 
 use std::path::Path;
 
@@ -24,7 +24,7 @@ const TITLES: [(&str, &str); 9] = [
 const MAX_SHOWN: f64 = 3.0;
 /// Cut-off of bars of the model's times, which have a logarithmic scale.
 const MODEL_TOP: f64 = 1000.0;
-/// Contexts, and ways to have them.
+/// Numbers of contexts, and ways to create them.
 const CONTEXTS: [&str; 4] = ["1", "2", "4", "8"];
 const WAYS: [(&str, &str); 6] = [
     ("native", "native"),

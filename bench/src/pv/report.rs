@@ -21,7 +21,7 @@ struct Column {
     target: Target,
 }
 
-/// Returns the column of the host itself, with the driver's counts in passthrough, and those of all kinds.
+/// Returns the column of the host itself, with the driver's counts in passthrough, and the columns of all kinds.
 fn columns() -> impl Iterator<Item = Column> {
     let native = Column { name: NATIVE, counts: BASELINE, platform: Platform::Native, target: Target::None };
     let kinds = KINDS.iter().map(|kind| Column {

@@ -13,7 +13,7 @@ use crate::report::Metric;
 /// Bytes of a copy, which the guest rounds up: 2 ms, about as long as a long kernel.
 const COPY: u64 = (COPY_MIB_PER_S << 20) * 2 / 1000;
 
-/// Time before and after an arrival in which windows are left out: its setup, and a window of history.
+/// Time before and after an arrival in which windows are omitted: its setup, and a window of history.
 const ARRIVAL: u64 = HALF;
 
 /// Returns the time between the start of a load and the next later start, or the end.

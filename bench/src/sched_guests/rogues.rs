@@ -49,7 +49,7 @@ pub fn run(stage: &mut Stage) -> Result<Vec<Metric>> {
     Ok(metrics)
 }
 
-/// Returns the parts of the time of neighbours' completed kernels, by their own count.
+/// Returns the share of time of each neighbour's completed kernels, by its own count.
 fn work(outcome: &Outcome) -> Vec<f64> {
     let lengths = NEIGHBOURS.map(|rounds| u64::from(rounds) * ROUND_NS);
     let uses = outcome.counted(&lengths, WINDOW_STEP_NS);

@@ -23,7 +23,7 @@ const INTERACTIVE: Duration = Duration::from_secs(20);
 const PAUSE_MS: u32 = 14;
 /// Minimum number of launches for a 99th percentile that differs from the slowest.
 const MIN_SAMPLES: f64 = 100.0;
-/// Rounds of the kernels of one VM, and of sixteen: 0.4, 1.9 and 5 ms.
+/// Kernel rounds for one VM and for sixteen VMs: 0.4, 1.9 and 5 ms.
 const KERNEL_ROUNDS: [u32; 3] = [MADD, LONG_MADD, 13];
 
 /// Measures unequal weights. HAMi publishes a similar figure: completed launches of two programs with limits of 10 and

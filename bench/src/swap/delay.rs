@@ -1,4 +1,4 @@
-//! GPUswap's figures 6 and 9: the time that a VM waits for memory held by others, and the time that those are suspended
+//! GPUswap's figures 6 and 9: the time that a VM waits for other VMs' memory, and the time that these VMs are suspended
 //! for it, relative to a copy of the evicted bytes, by requested bytes and by chunk size.
 
 use std::time::Instant;
@@ -13,9 +13,9 @@ use crate::in_process_vm::{CardConfig, MIB, account, guest, wait};
 use crate::report::interval::{Interval, mean};
 use crate::report::{Metric, Target};
 
-/// MiB of the card; the victim takes all of it.
+/// Size of the card in MiB; the victim uses all of it.
 const CARD_MIB: u64 = 48;
-/// MiB that each VM sees.
+/// VRAM of each VM in MiB.
 const VM_MIB: u64 = 64;
 /// Numbers of chunks requested at a time.
 const REQUESTS: [u64; 4] = [1, 2, 4, 8];
@@ -23,7 +23,7 @@ const REQUESTS: [u64; 4] = [1, 2, 4, 8];
 const REQUESTS_PER_SIZE: u32 = 6;
 /// Address in guests' VRAM after all memory of the driver itself: a chunk boundary for every chunk size.
 const FIRST_FREE_AT: u64 = 8 * MIB;
-/// KiB of a chunk: GPUswap's range is 128 to 65,536.
+/// Chunk sizes in KiB: GPUswap's range is 128 to 65,536.
 const CHUNK_SIZES_KIB: [u64; 4] = [128, 512, 2048, 8192];
 /// Bytes requested at a time there, and number of requests.
 const REQUEST_BYTES: u64 = 8 * MIB;
@@ -57,7 +57,7 @@ impl Vm {
         Ok((one, chunks))
     }
 
-    /// Returns true if these chunks are as [`Self::of_all`] has written them.
+    /// Returns true if these chunks have the contents written by [`Self::of_all`].
     fn kept(&self, chunks: u64) -> bool {
         (0..chunks).all(|number| {
             let (mut found, expected) = (vec![0; PAGE as usize], pattern(9, number));
@@ -73,7 +73,7 @@ impl Vm {
         for chunk in 0..chunks {
             driver.map(channel.space, VA + chunk * PAGE, At::Vram(FIRST_FREE_AT + chunk * *bytes), 1);
         }
-        // By M2MF in PGRAPH.
+        // Copied by M2MF in PGRAPH.
         let touches = (0..chunks).map(|chunk| m2mf_copy(VA + chunk * PAGE, VA + chunk * PAGE, 64));
         driver.submit(channel, &[object(M2MF)].into_iter().chain(touches).collect::<Vec<_>>().concat());
         wait(driver, channel)?;
@@ -162,7 +162,7 @@ pub fn by_chunk_size() -> Result<Vec<Metric>> {
 /// Measures requests of several sizes.
 pub fn run() -> Result<Vec<Metric>> {
     let config = config(CHUNK);
-    // The same without another VM.
+    // Same without another VM.
     let empty = config.open()?;
     let mut alone = Vec::new();
     for round in 0..REQUESTS_PER_SIZE {

@@ -16,13 +16,13 @@ use crate::report::{Metric, Target};
 
 /// MiB of the card; an odd number of chunks, so that two VMs cannot share evenly, as in the paper.
 const CARD_MIB: u64 = 94;
-/// MiB that each of them allocates.
+/// Memory that each VM allocates, in MiB.
 const EACH_MIB: u64 = 120;
 /// Time between two allocations of a chunk.
 const ALLOCATION_INTERVAL: Duration = Duration::from_millis(25);
 /// Start time of the second VM.
 const SECOND_VM_START: Duration = Duration::from_millis(2500);
-/// Time for which each keeps its memory.
+/// Time for which each VM keeps its memory.
 const HOLD_TIME: Duration = Duration::from_millis(3500);
 /// First chunk of guests' VRAM that the driver itself does not use.
 const FIRST_FREE_CHUNK: u64 = 4;

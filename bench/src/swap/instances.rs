@@ -12,7 +12,7 @@ use crate::report::{Metric, Target, order};
 
 /// Numbers of instances.
 const COUNTS: [usize; 3] = [1, 2, 5];
-/// MiB of the card: more than one instance of most programs needs, and a fifth to a third of the need of five.
+/// Size of the card in MiB: more than one instance of most programs needs, and a fifth to a third of the need of five.
 const CARD_MIB: u64 = 20;
 /// Runs of each, alternating between all.
 const RUNS: usize = 5;

@@ -1,11 +1,11 @@
 //! Overhead of moving chunks, relative to a link's time for their bytes, and the remaining rate of links of 6 to 50
 //! GB/s.
 //!
-//! The software card moves bytes with this machine's processors, and measures the time for that. The rest of a
-//! relocation's time is software overhead: the mover, the card's model of its engines and rings, and waits for either.
-//! A real card's engines move the bytes concurrently. Here a link's time is added to the software's, as if they never
-//! overlapped, so times are upper bounds and rates lower bounds. The baseline, a guest driver's copies with the same
-//! engines, is computed alike.
+//! The software card moves bytes with this machine's processors and measures the time. The rest of a relocation's time
+//! is software overhead: the mover, the card's model of its engines and rings, and waits for either. A real card's
+//! engines move the bytes concurrently. Here a link's time is added to the software's, as if they never overlapped, so
+//! times are upper bounds and rates lower bounds. The baseline, a guest driver's copies with the same engines, is
+//! computed alike.
 
 use std::time::Instant;
 
@@ -19,7 +19,7 @@ use crate::report::{Metric, Target, quantile};
 
 /// Bytes per second of PCI Express: version 2.0 with 16 lanes as in a GF100, 3.0, and 5.0, as reached by copies.
 const LINKS: [(&str, f64); 3] = [("6_gb_per_s", 6e9), ("12_gb_per_s", 12e9), ("50_gb_per_s", 50e9)];
-/// KiB of a chunk.
+/// Chunk sizes in KiB.
 const CHUNK_SIZES_KIB: [u64; 4] = [128, 512, 2048, 8192];
 /// Measurements of each kind, alternating between all; one more before them touches unused memory.
 const ROUNDS: usize = 10;
@@ -28,7 +28,7 @@ const ROUNDS: usize = 10;
 #[derive(Clone, Copy)]
 struct Took {
     all: f64,
-    /// Without the time of moving bytes.
+    /// Time without moving bytes.
     own: f64,
 }
 

@@ -23,12 +23,12 @@ const PROGRAMS: [(&str, u32); 3] = [("bfs", 15), ("backprop", 40), ("srad", 40)]
 const MIN_JOB_SECONDS: f64 = 8.0;
 /// Measurements; the median counts.
 const ROUNDS: usize = 3;
-/// MiB that a VM sees, and of host memory.
+/// VRAM of a VM, and host memory, in MiB.
 const VM_MIB: u64 = 64;
 const HOST_MIB: u64 = 2 * VM_MIB;
-/// KiB of a chunk: small, so that a change of quanta is short relative to a quantum.
+/// Chunk size in KiB: small, so that a change of quanta is short relative to a quantum.
 const CHUNK_KIB: u64 = 512;
-/// MiB of the card in addition to one job's buffers, for a driver's other memory.
+/// Size of the card in MiB beyond one job's buffers, for a driver's other memory.
 const BESIDE_MIB: u64 = 4;
 /// Lengths of a quantum, in ms.
 const QUANTA_MS: [u64; 3] = [250, 1000, 4000];

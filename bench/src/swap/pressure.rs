@@ -17,15 +17,15 @@ use crate::report::{Metric, Target, order};
 /// GPUswap's table 1.
 pub(super) const PROGRAMS: [(&str, u32); 7] =
     [("backprop", 40), ("bfs", 15), ("heartwall", 60), ("hotspot", 60), ("lud", 8), ("srad", 40), ("srad2", 40)];
-/// MiB that each VM sees.
+/// VRAM of each VM in MiB.
 pub(super) const VM_MIB: u64 = 64;
-/// MiB of host memory: enough for both VMs.
+/// Host memory in MiB: enough for both VMs.
 pub(super) const HOST_MIB: u64 = 2 * VM_MIB;
-/// MiB of the card, from room for all to room for nearly nothing; in the paper, from 500 MB to 20 MB.
+/// Size of the card in MiB, from room for all to room for nearly nothing; in the paper, from 500 MB to 20 MB.
 const CARD_SIZES_MIB: [u64; 5] = [128, 20, 12, 8, 4];
-/// Size with room for all.
+/// Card size with room for both instances.
 const UNPRESSURED_CARD_MIB: u64 = CARD_SIZES_MIB[0];
-/// Runs of each, alternating between all sizes, as many as GPUswap.
+/// Number of runs per size, alternating between all sizes, as in GPUswap.
 const RUNS: usize = 10;
 /// Runs on a card with spare memory, with and without relocation.
 const SPARE_MEMORY_RUNS: usize = 9;

@@ -12,16 +12,16 @@ use super::{CHUNK, division, time};
 use crate::in_process_vm::{CardConfig, LightGpu, MIB, guest};
 use crate::report::{Metric, Target};
 
-/// MiB of the card: a sixteenth of Gdev's.
+/// Size of the card in MiB: a sixteenth of Gdev's.
 const CARD_MIB: u64 = 100;
-/// MiB of the large job, and of each small one.
+/// Size of the large job and of each small job in MiB.
 const LARGE_MIB: u64 = 64;
 const SMALL_MIB: u64 = 8;
-/// MiB that a VM sees in addition to its job's memory.
+/// VRAM of a VM beyond its job's memory, in MiB.
 const BESIDE_MIB: u64 = 16;
 /// Small jobs at a time.
 const JOBS: [u32; 4] = [1, 2, 4, 6];
-/// MiB of the reserve: a tenth of the card, as in Gdev.
+/// Size of the reserve in MiB: a tenth of the card, as in Gdev.
 const RESERVE_MIB: u64 = 10;
 /// Number of passes of a job over its set.
 const PASSES: u32 = 2;

@@ -9,9 +9,9 @@ use crate::in_process_vm::{CardConfig, MIB};
 use crate::report::interval::{Interval, mean};
 use crate::report::{Metric, Target, order};
 
-/// KiB of a chunk: GPUswap's range is 128 to 65,536 on 100 MB.
+/// Chunk sizes in KiB: GPUswap's range is 128 to 65,536 on 100 MB.
 const CHUNK_SIZES_KIB: [u64; 5] = [128, 512, 2048, 4096, 8192];
-/// MiB of the card: no more than one instance of most programs needs.
+/// Size of the card in MiB: no more than one instance of most programs needs.
 const CARD_MIB: u64 = 16;
 /// Runs of each, alternating between all sizes.
 const RUNS: usize = 5;

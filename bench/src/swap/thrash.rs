@@ -22,7 +22,7 @@ const CHUNK: u64 = 512 << 10;
 const CARD: u64 = 22;
 /// Bytes of a piece.
 const PIECE_BYTES: u64 = CHUNK / 2;
-/// Pieces of a job's working set, without the spare one.
+/// Buffers in a job's working set, without the spare one.
 const PIECES_PER_JOB: u64 = 32;
 /// First byte of guests' VRAM that the driver itself does not use.
 const FIRST_FREE_AT: u64 = 4 * MIB;

@@ -1,4 +1,4 @@
-//! The watchdog in its saved form. Times are of the clock that the caller passes.
+//! The watchdog in its saved form. Times use the caller's clock.
 
 use super::{Episode, Signature, Watchdog};
 use nvspec::fifo::{CHANNELS, ChannelId, engine};

@@ -61,7 +61,7 @@ fn copy_only_channel_runs_while_its_vm_is_not_admitted() {
     assert_eq!((world.channels.on_graphics(A), world.channels.is_shut_out(a)), (vec![], false));
     assert!(world.channels.set_only_copies(&mut world.card, a, false));
     assert!(!scheduled(&world, a) && pointer(&world, a) && !world.channels.only_copies(a));
-    // It has nothing to lose.
+    // It has no state to lose.
     assert!(world.channels.set_only_copies(&mut world.card, copies, true));
     assert!(scheduled(&world, copies) && !world.channels.only_copies(copies));
 }

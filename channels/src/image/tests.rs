@@ -4,7 +4,7 @@ use nvspec::fifo::VirtualChannelId;
 use nvspec::instance::context;
 use std::collections::BTreeSet;
 
-/// Returns the pages of a channel's image: PGRAPH's.
+/// Returns the pages of a channel's PGRAPH image.
 fn graph_pages(physical: ChannelId) -> Vec<u64> {
     let first = physical.0 as u32 * PAGE_STRIDE + GRAPH_PAGE;
     LAYOUT.image_pages(physical, physical.into()).filter(|(index, ..)| *index >= first).map(|(_, at, _)| at.0).collect()
@@ -55,7 +55,7 @@ fn new_contexts_are_golden_and_name_no_registers() {
     let physical = world.run(A, 0);
     world.ring(A, 0, 1).unwrap();
     assert!(is_golden(&world, physical));
-    // Data that an owner has left there does not reach the next one.
+    // Data that an owner left there does not reach the next owner.
     for page in graph_pages(physical) {
         crate::Host::vram_write(&mut world.card, VramAddr(page), &[0xee; 4096]);
     }

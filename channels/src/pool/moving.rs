@@ -1,7 +1,7 @@
 //! A VM's channels in migration to another card, with the card's data of them: instance blocks, rings, records, images.
 //!
-//! A channel keeps its [`Span`] there, since its own structures contain addresses in that; all other properties of the
-//! card are new: its physical number, its place, the numbers of its submissions.
+//! A channel keeps its [`Span`] there, since its own structures contain addresses in it. Everything else is new on the
+//! target card: the physical channel number, the location, the submission numbers.
 
 mod saved;
 
@@ -28,7 +28,7 @@ pub struct Moving {
     channels: Vec<Channel>,
 }
 
-/// A channel with the card's data of it.
+/// A channel with its data from the card.
 #[derive(Debug)]
 struct Channel {
     bound: SavedBound,
@@ -45,14 +45,14 @@ pub struct Arrived {
     pub channel: VirtualChannelId,
     /// Its number for the card.
     pub physical: ChannelId,
-    /// Its submissions in flight, oldest first; true for those that the card may have fetched, which have begun.
+    /// Its submissions in flight, oldest first; true if the card may have fetched the submission.
     pub flights: Vec<(Submission, bool)>,
 }
 
 /// Why channels cannot arrive.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum MoveError {
-    /// There are too few channels.
+    /// Too few channels are free.
     #[error(transparent)]
     Bind(#[from] BindError),
     /// They are not valid on this card.
@@ -61,8 +61,9 @@ pub enum MoveError {
 }
 
 impl Channels {
-    /// Copies a VM's channels with the card's data of them, for another card. Nothing changes here. The VM must be
-    /// paused, and off the engines; `None` while a channel has not left them, or the guest's runlist is not in force.
+    /// Copies a VM's channels with the card's data of them, for another card. Leaves this card's state unchanged. The
+    /// VM must be paused and off the engines. Returns `None` while a channel is still on an engine or the guest's
+    /// runlist is not in force.
     pub fn moving(&self, host: &mut impl Host, vm: TenantId) -> Option<Moving> {
         let record = self.vms.get(&vm)?;
         let leaves = |physical: &ChannelId| self.preemptions.waiting.contains(physical);
@@ -87,12 +88,12 @@ impl Channels {
         Some(Channel { bound: bound.save(), block, userd, work, images })
     }
 
-    /// Binds channels from another card, for a VM that has none here and is [paused](crate::Pause). `directory` returns
-    /// the directory here for one there. Their address spaces must map their own pages before the VM resumes. Channels
-    /// whose work had begun are [withheld](Self::withhold).
+    /// Binds channels from another card, for a VM that has none here and is [paused](crate::Pause). `directory` maps a
+    /// directory of the source card to one of this card. Their address spaces must map their own pages before the VM
+    /// resumes. Channels whose work had begun are [withheld](Self::withhold).
     ///
     /// # Errors
-    /// [`MoveError`]; nothing has changed then.
+    /// [`MoveError`]; the state is then unchanged.
     pub fn arrive(
         &mut self,
         host: &mut impl Host,
@@ -183,8 +184,8 @@ impl Channels {
         Invalid::unless(same, || "contexts of PGRAPH are of another length on this card".into())
     }
 
-    /// Returns a span for a VM's next channel: that of its physical number, unless another channel of the VM has it
-    /// because of a migration.
+    /// Returns a span for a VM's next channel: the span with its physical number, unless a migrated channel of the VM
+    /// has that span.
     pub(super) fn take_span(&self, vm: TenantId, physical: ChannelId) -> Result<Span, BindError> {
         let taken = self.slots.iter().filter_map(|slot| match slot {
             Slot::Bound(bound) => (bound.vm == vm).then_some(bound.span),

@@ -1,4 +1,5 @@
-//! The channels in their saved form. The card's data of them (instance blocks, rings, records, images) stays in place.
+//! The channels in their saved form. Their data on the card (instance blocks, rings, records, images) stays where it
+//! is.
 
 use super::{Bound, Channels, Slot, Vm};
 use crate::episode::{Episode, SavedEpisode, Watchdog};
@@ -22,7 +23,7 @@ pub struct SavedChannels {
     pub(crate) layout: SavedLayout,
     /// The contents of a new PGRAPH context's image.
     pub(crate) golden: Vec<u8>,
-    /// By the card's numbers.
+    /// By physical channel number.
     pub(crate) slots: Vec<SavedSlot>,
     /// By number.
     pub(crate) vms: Vec<SavedVm>,
@@ -112,9 +113,9 @@ pub(crate) struct SavedVm {
     pub(crate) trusted: bool,
     pub(crate) list: Vec<u8>,
     pub(crate) unlisted: Vec<u8>,
-    /// By the guest's number.
+    /// By guest channel number.
     pub(crate) refused: Vec<(u8, SavedRefused)>,
-    /// By the guest's number: GP_GET, GP_FETCH and GP_PUT.
+    /// Guest channel number, with GP_GET, GP_FETCH and GP_PUT.
     pub(crate) saved: Vec<(u8, [u32; 3])>,
     news: u32,
     told: bool,
@@ -483,7 +484,7 @@ impl Vm {
             cap,
             paused,
             trusted,
-            // The slots have them.
+            // Derived from the slots.
             channels: _,
             list,
             unlisted,

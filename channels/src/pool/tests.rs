@@ -202,7 +202,7 @@ fn context_pointers_of_stopped_channel_apply_at_start() {
     let started = world.card.when(pfifo::CHANNEL_STATE::at(physical.0.into()), 0x001f_0001);
     let written = Did::Vram(LAYOUT.instance(physical).0 + context::CE0, 8);
     assert!(world.card.did.iter().position(|did| *did == written).unwrap() < started);
-    // And removed again: kick, zero, then the list without it.
+    // Removing it again: kick, zero, then the list without it.
     world.preempt(A, 0);
     world.guest.put(World::instance_of(0) + context::CE0, 0);
     world.list(A, &[0]);
@@ -349,7 +349,7 @@ fn op() -> impl Strategy<Value = Op> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(200))]
     /// After any sequence: each physical channel has one owner, the card's registers agree with the model, the runlist
-    /// holds bound channels once each, and a step of one VM changes nothing of the other's.
+    /// holds bound channels once each, and a step of one VM leaves the other's state unchanged.
     #[test]
     fn any_sequence_keeps_vms_apart(ops in prop::collection::vec((any::<bool>(), op()), 1..60)) {
         let mut world = World::new();
@@ -421,7 +421,7 @@ fn runlist_change_waits_for_removed_channel_without_blocking() {
     }
     assert!(world.card.reads - reads < 100 * 24, "the card was waited for");
     assert!(world.channels.runlists_taken(&mut world.card).is_empty());
-    // Others' lists are in force at once.
+    // Other VMs' lists take effect immediately.
     world.run(B, 0);
     assert!(world.list(B, &[]).taken);
     world.card.loaded.clear();

@@ -5,7 +5,7 @@ use nvspec::addr::VramAddr;
 
 const CH: VirtualChannelId = VirtualChannelId(0);
 
-/// Runs the card and pulls until nothing is left, and returns how many entries were pulled.
+/// Runs the card and pulls until the ring is empty. Returns the number of pulled entries.
 fn drain(world: &mut World, physical: ChannelId) -> u32 {
     let mut taken = 0;
     for _ in 0..100 {

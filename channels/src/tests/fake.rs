@@ -22,7 +22,7 @@ pub(crate) const LAYOUT: Layout = Layout {
 pub(crate) const GOLDEN: [u8; 0x1800] = [0x60; 0x1800];
 pub(crate) const A: TenantId = TenantId(1);
 pub(crate) const B: TenantId = TenantId(2);
-/// First of the host's addresses.
+/// First host address.
 const HOST: u64 = 0xff_f800_0000;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -33,7 +33,7 @@ pub(crate) enum Did {
     Doorbell(u8, u32),
 }
 
-/// A channel, as a PBDMA knows it.
+/// A channel's state in a PBDMA.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Unit {
     gp_get: u32,
@@ -41,13 +41,13 @@ pub(crate) struct Unit {
     queue: VecDeque<u64>,
     /// In progress.
     current: Option<u64>,
-    /// Entries of the guest's that were fetched, in order.
+    /// Fetched guest entries, in order.
     pub(crate) given: Vec<u64>,
     /// Records that were fetched.
     pub(crate) records: u32,
     /// Sequences that were released, in order.
     pub(crate) released: Vec<u32>,
-    /// The words of the next record are data of a method of the guest's.
+    /// The words of the next record become data of a guest method.
     pub(crate) swallow: bool,
 }
 
@@ -57,7 +57,7 @@ pub(crate) struct Card {
     /// By page.
     pub(crate) vram: BTreeMap<u64, Box<[u8; 4096]>>,
     pub(crate) units: BTreeMap<u8, Unit>,
-    /// In a PBDMA, with or without work.
+    /// Channels in a PBDMA, with or without work.
     pub(crate) loaded: BTreeSet<u8>,
     /// It does not report pending work of a channel once all is fetched.
     pub(crate) coy: bool,
@@ -65,7 +65,7 @@ pub(crate) struct Card {
     /// Channels that never leave.
     pub(crate) hung: BTreeSet<u8>,
     pub(crate) reads: u32,
-    /// Card time; each release takes one.
+    /// Card time; each release advances it by one.
     pub(crate) time: u64,
     /// Non-stall interrupts that were raised.
     pub(crate) raised: u32,
@@ -150,7 +150,7 @@ impl Card {
         (get..get + (put + 512 - get) % 512).map(|index| index % 512).collect()
     }
 
-    /// Fetches one entry. Returns `false` if there is none.
+    /// Fetches one entry. Returns `false` if there is no such entry.
     pub(crate) fn fetch(&mut self, channel: ChannelId) -> bool {
         let put = self.userd(channel, userd::GP_PUT);
         assert!(put < 512, "GP_PUT {put} is beyond the ring");
@@ -173,7 +173,7 @@ impl Card {
         true
     }
 
-    /// Begins a fetched range, or ends the current one. Returns `false` if there is none.
+    /// Begins a fetched range, or ends the current one. Returns `false` if there is no such entry.
     pub(crate) fn execute(&mut self, channel: ChannelId) -> bool {
         if !self.runnable(channel) {
             return false;
@@ -203,8 +203,8 @@ impl Card {
         self.set_userd(channel, userd::GET_HI, (va >> 32) as u32);
     }
 
-    /// Executes a record with the numbers of the class: SEMAPHORE_A to D as a release of 16 bytes that waits, then the
-    /// interrupt, or NOP instead of it.
+    /// Executes a record as the class defines it: SEMAPHORE_A to D as a 16-byte release with wait-for-idle, then the
+    /// interrupt or a NOP.
     fn record(&mut self, channel: ChannelId, address: u64, dwords: u64) {
         let words: Vec<u32> = (0..dwords).map(|word| self.host_word(channel, address + 4 * word)).collect();
         let [0x2004_0004, high, low, payload, 0x0000_0002, last @ (0x8000_0008 | 0x8000_0002)] = words[..] else {
@@ -302,7 +302,7 @@ impl Host for Card {
     }
 }
 
-/// A guest's VRAM, sparse, by word; reads beyond 16 MiB fail. And its rings, by virtual address.
+/// A guest's VRAM, sparse, by word; reads beyond 16 MiB fail. A guest with its rings, by virtual address.
 #[derive(Default)]
 pub(crate) struct Guest {
     words: BTreeMap<u64, [u8; 4]>,
@@ -341,7 +341,7 @@ impl Guest {
         GuestInstance::parse(&self.bytes(at)).unwrap()
     }
 
-    /// Returns the ring entry at `va`: if no other was put there, four dwords at an address of its own.
+    /// Returns the ring entry at `va`; by default, four dwords at a unique address.
     pub(crate) fn entry(&self, va: u64) -> u64 {
         self.entries.get(&va).copied().unwrap_or(4 << 42 | (va & 0x7f_ffff_fff8) >> 1)
     }
@@ -481,7 +481,7 @@ impl World {
         result.map(|pulled| Pulled { submission: None, words: 0, ..pulled }).map_err(|error| error.fault)
     }
 
-    /// Rings a doorbell and pulls it at once.
+    /// Rings a doorbell and pulls immediately.
     pub(crate) fn ring(&mut self, vm: TenantId, channel: u8, gp_put: u32) -> Result<Pulled, DoorbellError> {
         let doorbell = self.check(vm, channel, gp_put)?;
         Ok(self.pull(doorbell).expect("the ring is good"))

@@ -1,5 +1,5 @@
 //! Rules that hold after any sequence of operations, checked against a separate model: the guest's rings, the entries
-//! pulled from them and when, and the observations of the test's card. For the property tests and the fuzz target.
+//! pulled from them and when, and the observations of the test's card. Used by the property tests and the fuzz target.
 
 mod audit;
 
@@ -16,9 +16,9 @@ use std::collections::{BTreeMap, BTreeSet};
 /// An action of a guest, the card or the host. `bool` selects the VM, the first `u8` the channel.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Op {
-    /// With these words in the guest's block: ring size, GP_GET, GP_PUT.
+    /// Binds a channel with these words in the guest's block: ring size, GP_GET, GP_PUT.
     Bind(bool, u8, u8, u16, u16),
-    /// With a block of these bytes.
+    /// Binds a channel with these bytes as its block.
     BindBytes(bool, u8, Vec<u8>),
     Unbind(bool, u8),
     Enable(bool, u8, bool),
@@ -26,13 +26,13 @@ pub(crate) enum Op {
     Preempt(bool, u8),
     Pause(bool, bool),
     Refuse(bool, u8),
-    /// GP_PUT, which is pulled at once or later.
+    /// GP_PUT, which is pulled immediately or later.
     Ring(bool, u8, u32, bool),
-    /// A kept doorbell, in any order.
+    /// Delivers a stored doorbell, in any order.
     Pull(u8),
     /// Submissions wait from now on until they are started, or do not.
     Gate(bool),
-    /// Starts one that waits, in any order, and with it the earlier ones of its channel.
+    /// Starts a waiting submission, in any order, with the earlier ones of its channel.
     Start(u8),
     /// Runs the pending pulls.
     Pending,
@@ -55,7 +55,7 @@ pub(crate) enum Op {
     Restore,
 }
 
-/// A bound channel, as the model knows it.
+/// The model's state of a bound channel.
 #[derive(Debug)]
 struct Track {
     physical: ChannelId,
@@ -69,9 +69,9 @@ struct Track {
     allowed: (u32, u64),
     /// Entries that the card should get, in order.
     taken: Vec<u64>,
-    /// Entries of each submission, and the position in `taken` after it.
+    /// Number of entries of each submission, and the position in `taken` after it.
     submissions: Vec<(u32, usize)>,
-    /// Number of those that the card may fetch.
+    /// Number of submissions that the card may fetch.
     started: usize,
     completed: u32,
     faulted: bool,
@@ -169,7 +169,7 @@ impl Rig {
             Op::Preempt(second, channel) => {
                 let id = VirtualChannelId(channel);
                 channels.preempt(&mut Parts { card, guest }, vm_of(second), id);
-                // While one hangs, the others must wait.
+                // While one channel hangs, the others must wait.
                 let under_way = channels.preempting(card, vm_of(second), id);
                 assert!(!under_way || !self.world.card.hung.is_empty());
                 assert!(under_way || self.hung(vm_of(second), channel).is_none());
@@ -322,7 +322,7 @@ impl Rig {
         self.world.card.hung.contains(&physical.0).then_some(Stuck { channel: physical })
     }
 
-    /// Notes that the channel is no longer bound.
+    /// Records that the channel is no longer bound.
     fn forget(&mut self, vm: TenantId, channel: u8, as_expected: bool) {
         self.refused.remove(&(vm, channel));
         if let Some(stuck) = self.hung(vm, channel) {
@@ -411,7 +411,7 @@ impl Rig {
             assert_eq!(result, Ok(Pulled::default()));
             return result.ok();
         };
-        // A doorbell of an earlier binding of the same channel changes nothing: its serial is not this one's.
+        // A doorbell from an earlier binding of the same channel has no effect, because its serial differs.
         let stale = number > track.rung || doorbell.serial != self.serials[&key];
         if stale {
             assert_eq!(result, Ok(Pulled::default()));

@@ -27,7 +27,7 @@ fn a_channel_that_gets_nowhere_is_reported_once() {
     let hang = Hang { engine: 4, vm: A, channel: VirtualChannelId(3), physical, for_ns: LIMIT_NS + 1 };
     assert_eq!(look(&mut world, 1001 + LIMIT_NS), [hang]);
     assert_eq!(look(&mut world, 2000 + 9 * LIMIT_NS), []);
-    // It moves, and stands still again.
+    // It makes progress and stalls again.
     world.card.set_userd(physical, userd::GET, 4);
     assert_eq!(look(&mut world, 9 * LIMIT_NS + 3000), []);
     assert_eq!(look(&mut world, 10 * LIMIT_NS + 3001).len(), 1);
@@ -165,7 +165,7 @@ fn a_channel_that_waits_for_something_does_not_stand_still() {
     assert_eq!((wait(&mut world), wait(&mut world)), (0, 0));
     world.card.registers.insert(pfifo::CHANNEL_STATE::at(a.0.into()), 1);
     assert_eq!(wait(&mut world), 0);
-    // It waits for its guest to list it, and to enable it.
+    // The channel waits for its guest to list and enable it.
     world.list(A, &[]);
     assert_eq!((wait(&mut world), wait(&mut world)), (0, 0));
     world.list(A, &[0]);

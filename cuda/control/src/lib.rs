@@ -1,10 +1,11 @@
 //! Requests of the daemon to the owner of a CUDA card, which is a process of its own, and the owner's answers.
 //!
-//! Over the owner's standard input and output, one JSON object a line: first [`Settings`], answered by
+//! Over the owner's standard input and output, one JSON object per line: first [`Settings`], answered by
 //! [`Answer::Ready`] or [`Answer::Failed`]; then each [`Request`], answered in order. The owner ends when its input
 //! does.
 //!
-//! Sizes are bytes, times nanoseconds unless a name says otherwise. No memory, no policy: only the messages.
+//! Sizes are bytes, times nanoseconds unless a name says otherwise. Only the messages are here: the crate does not
+//! manage memory or set policy.
 
 #![forbid(unsafe_code)]
 
@@ -55,15 +56,15 @@ pub struct Rules {
     pub scheduler: sched::Config,
     /// Host memory for chunks that are not on the card, at most that of [`Settings`].
     pub host_bytes: u64,
-    /// Memory of the card that stays free when chunks come back.
+    /// Card memory that stays free when chunks return.
     pub low_water_bytes: u64,
     /// Policy for the order of evictions, by its name.
     pub victims: String,
     /// Time between two checks whether chunks can return to the card.
     pub return_ns: u64,
-    /// Time in which a chunk that has moved does not move back.
+    /// Time during which a moved chunk does not move back.
     pub settle_ns: u64,
-    /// Time without work after which a tenant yields to those that work.
+    /// Time without work after which a tenant yields to working tenants.
     pub idle_ns: u64,
     /// Rules for quanta.
     pub quanta: Quanta,
@@ -88,14 +89,14 @@ pub struct Quanta {
     pub max_ns: u64,
 }
 
-/// Part of a tenant in the card's memory; sizes in bytes of whole chunks.
+/// A tenant's part of the card's memory; sizes are multiples of a chunk, in bytes.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MemoryShare {
-    /// Most that it may have on the card; none for its whole memory size.
+    /// Upper limit on the card; `None` means its whole memory size.
     pub quota: Option<u64>,
-    /// Memory that it always gets on the card.
+    /// Memory that is guaranteed to it on the card.
     pub guarantee: u64,
-    /// Most that it may have in host memory.
+    /// Upper limit in host memory.
     pub swap_cap: Option<u64>,
     /// Weight while memory is short.
     pub weight: u32,
@@ -103,18 +104,18 @@ pub struct MemoryShare {
     pub on_full: String,
 }
 
-/// Part of a tenant in the card's time.
+/// A tenant's part of the card's time.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TimeShare {
     /// Weight.
     pub weight: u32,
-    /// Least part, in thousandths.
+    /// Minimum part, in thousandths.
     pub guarantee_permille: u32,
-    /// Greatest part, in thousandths.
+    /// Maximum part, in thousandths.
     pub cap_permille: u32,
     /// Latency class: `interactive`, `normal` or `background`.
     pub class: String,
-    /// Limit of a turn that does not end; `None` for no limit.
+    /// Limit of an endless turn; `None` means no limit.
     pub max_run_ns: Option<u64>,
 }
 
@@ -123,7 +124,7 @@ pub struct TimeShare {
 pub struct Tenant {
     /// Its name.
     pub name: String,
-    /// Memory that it believes to have.
+    /// Memory that it has allocated.
     pub memory_bytes: u64,
     /// Part of the card's memory.
     pub memory: MemoryShare,
@@ -147,10 +148,10 @@ pub struct Tenant {
 pub enum Request {
     /// Makes a tenant and listens at its socket. Answered by [`Answer::Moving`] while its guaranteed memory is in use.
     Add(Tenant),
-    /// Changes what a tenant of this name may have, from now on; its memory's size and its socket stay. Answered by
+    /// Changes the limits of the tenant with this name; its memory size and its socket stay. Answered by
     /// [`Answer::Moving`] as [`Request::Add`] is.
     Change(Tenant),
-    /// Takes a tenant away by its name. Answered by [`Answer::Leaving`] as long as programs of it are there.
+    /// Removes a tenant by its name. Answered with [`Answer::Leaving`] while the tenant has programs.
     Remove {
         /// Its name.
         name: String,
@@ -176,23 +177,22 @@ pub enum Answer {
     Ready {
         /// Name of its model.
         name: String,
-        /// Its memory, all of it.
+        /// Total memory of the card.
         total_bytes: u64,
     },
     /// Done.
     Done,
-    /// Not done; nothing has changed.
+    /// The request failed, and the state is unchanged.
     Failed(String),
-    /// Not done yet, for this reason: memory of other tenants moves out of the way. The same request is to be made
-    /// again.
+    /// Not done yet, because other tenants' memory is being evicted first. Repeat the request later.
     Moving(String),
     /// It will be done when these processes have ended.
     Leaving(Vec<u32>),
-    /// The card as it is.
+    /// The card's current state.
     View(Box<Card>),
 }
 
-/// A card, as it is.
+/// The current state of a card.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Card {
     /// Time by the clock of its owner, which starts again with each owner.
@@ -211,13 +211,13 @@ pub struct Card {
     pub turns: u64,
     /// Chunks that were moved.
     pub relocations: u64,
-    /// Orders that programs declined.
+    /// Orders declined by programs.
     pub declined: u64,
     /// Quantum: the holder, all members, and its length.
     pub memory_turn: Option<(String, Vec<String>, u64)>,
     /// Tenants by name.
     pub tenants: Vec<TenantView>,
-    /// Processes that use the card past the owner: number, program, and bytes of the card where that is known.
+    /// Processes that use the card without the owner: number, program, and bytes of the card where that is known.
     #[serde(default)]
     pub strangers: Vec<(u32, String, Option<u64>)>,
     /// Memory of the card in use for which neither a process nor a tenant can be charged.
@@ -225,26 +225,26 @@ pub struct Card {
     pub unexplained_bytes: u64,
 }
 
-/// A tenant, as it is.
+/// The current state of a tenant.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TenantView {
     /// Its name.
     pub name: String,
     /// Its programs: process and name.
     pub programs: Vec<(u32, String)>,
-    /// On the card.
+    /// Bytes on the card.
     pub on_card_bytes: u64,
     /// Bytes in host memory.
     pub in_host_bytes: u64,
-    /// Bytes that it believes to have and has not used.
+    /// Bytes that it has allocated but not used.
     pub unbacked_bytes: u64,
     /// Moving now.
     pub moving_bytes: u64,
-    /// Most that it ever had on the card.
+    /// Peak usage of the card's memory.
     pub on_card_peak_bytes: u64,
-    /// Most that it ever had in host memory.
+    /// Peak usage of host memory.
     pub in_host_peak_bytes: u64,
-    /// With a first place in host memory.
+    /// Bytes that were first placed in host memory.
     pub born_in_host_bytes: u64,
     /// Moved from the card to host memory.
     pub moved_out_bytes: u64,
@@ -252,7 +252,7 @@ pub struct TenantView {
     pub moved_in_bytes: u64,
     /// Time of the card that it was charged.
     pub used_ns: u64,
-    /// The same by interval: its begin, and the time charged in it.
+    /// The same per interval: its start, and the time charged in it.
     pub recent: Vec<(u64, u64)>,
     /// Part that it is entitled to while all want the card, in thousandths.
     pub entitled_permille: u32,
@@ -260,29 +260,29 @@ pub struct TenantView {
     pub busy_ns: u64,
     /// Part of that in which only copies were in flight.
     pub copy_ns: u64,
-    /// Submissions that were counted; while it is alone they are not counted.
+    /// Number of submissions, not counted while it is alone.
     pub launches: u64,
     /// Turns.
     pub turns: u64,
-    /// Turns that it waited for, half of them no longer than this.
+    /// Median wait for a turn.
     pub wait_p50_ns: u64,
-    /// The same for 99 of 100.
+    /// 99th percentile of the wait.
     pub wait_p99_ns: u64,
-    /// The longest such wait.
+    /// Maximum wait.
     pub wait_max_ns: u64,
-    /// It has the turn.
+    /// True if it has the turn.
     pub runs: bool,
-    /// Programs of it that were killed since they did not answer.
+    /// Its programs that were killed because they did not answer.
     pub killed: u64,
-    /// Programs of it that were given up and could not be killed.
+    /// Its programs that were given up but could not be killed.
     #[serde(default)]
     pub kill_failures: u64,
-    /// Programs of it that were suspended since they did not answer.
+    /// Its programs that were suspended because they did not answer.
     pub suspended: u64,
     /// Its processes with memory of the card past its account: number, program and bytes.
     #[serde(default)]
     pub unaccounted: Vec<(u32, String, u64)>,
-    /// Memory of the card that it gave back and that something keeps.
+    /// Card memory that it returned but that is still referenced.
     #[serde(default)]
     pub kept_bytes: u64,
     /// Memory of both beyond its limits.

@@ -51,7 +51,7 @@ fn context() -> i32 {
     }
 }
 
-/// As [`context`], for calls that a capture forbids.
+/// Like [`context`], for calls that a capture forbids.
 fn disturbing() -> i32 {
     match context() {
         SUCCESS => work::unsafe_call(),
@@ -303,7 +303,7 @@ api! {
         }
         put(handle, memory::import(i32::try_from(from).unwrap_or(-1)))
     }
-    // Plain memory of the fake is shared with nobody, and no handle is one of its own.
+    // The fake's plain memory is never shared, and no handle refers to it.
     context cuIpcGetMemHandle(_handle: *mut c_void, _at: u64) { NOT_SUPPORTED }
     context cuIpcOpenMemHandle_v2(_at: *mut u64, _handle: Ipc, _flags: u32) { INVALID_VALUE }
     context cuIpcCloseMemHandle(_at: u64) { INVALID_VALUE }
@@ -314,7 +314,7 @@ api! {
         for n in 0..count as usize {
             match memory::find(at) {
                 Some(found) if attribute(*to.add(n), *kinds.add(n), at, &found) == SUCCESS => {}
-                // What an address does not have is null there.
+                // Attributes that an address lacks are null.
                 _ => *(*to.add(n)).cast::<u32>() = 0,
             }
         }
@@ -438,10 +438,10 @@ api! {
     }
 }
 
-/// Allocations of pools are not captured here.
+/// The fake cannot capture pool allocations.
 const NOT_SUPPORTED_IN_CAPTURE: Result<u64, i32> = Err(NOT_SUPPORTED);
 
-/// Puts text where the program wants it, if that is long enough.
+/// Writes text to the program's buffer, if it is long enough.
 unsafe fn text(to: *mut c_char, bytes: c_int, text: &str) -> c_int {
     if to.is_null() || (bytes as usize) <= text.len() {
         return INVALID_VALUE;
@@ -453,7 +453,7 @@ unsafe fn text(to: *mut c_char, bytes: c_int, text: &str) -> c_int {
     SUCCESS
 }
 
-/// An attribute of an address, as NVIDIA's driver 580 answers it.
+/// Returns an attribute of an address like NVIDIA's driver 580.
 unsafe fn attribute(to: *mut c_void, kind: c_int, at: u64, found: &memory::Found) -> c_int {
     let host = found.tier == Tier::Host;
     unsafe {
@@ -477,7 +477,7 @@ unsafe fn attribute(to: *mut c_void, kind: c_int, at: u64, found: &memory::Found
     SUCCESS
 }
 
-/// Finds an exported function by its name without endings: the newest form, as versions do not differ here.
+/// Finds an exported function by its name without suffixes: the newest variant, because versions do not differ here.
 unsafe fn look_up(name: *const c_char, to: *mut *mut c_void, _flags: u64) -> c_int {
     let plain = unsafe { CStr::from_ptr(name) }.to_string_lossy();
     let mut info: libc::Dl_info = unsafe { std::mem::zeroed() };

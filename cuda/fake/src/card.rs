@@ -1,12 +1,11 @@
 //! The cards: processes share a folder for each.
 //!
-//! NVML's bytes of a process follow observations of driver 580 on an H100: an allocation counts once, for the process
-//! that made it while that process has a handle or a mapping of it, otherwise for a process that has imported it.
-//! Memory that only a descriptor holds counts for no process, but uses the card's memory. The same applies to managed
-//! memory.
+//! NVML's bytes of a process follow observations of driver 580 on an H100: an allocation counts once: for its creator
+//! while the creator has a handle or a mapping of it, otherwise for a process that has imported it. Memory that only a
+//! descriptor holds counts for no process, but uses the card's memory. The same applies to managed memory.
 //!
 //! A card is reset after an uncorrectable memory error (Xid 48) or by an operator: the file `lost` in its folder has
-//! the number of the last allocation before the reset. All allocations up to that number are lost, and every later call
+//! the number of the last allocation before the reset. All allocations up to this number are lost, and every later call
 //! of a process that had a context fails with `CUDA_ERROR_ECC_UNCORRECTABLE`; processes that start later are not
 //! affected. While the file `broken` exists, the card gives no process a context, like a card that still needs a reset.
 //!
@@ -54,7 +53,7 @@ pub struct Card {
     lost_before: OnceLock<u64>,
 }
 
-/// An allocation. It lives while this process has a handle or a mapping of it.
+/// An allocation. It lives while this process has a handle or a mapping.
 #[derive(Debug)]
 pub struct Allocation {
     file: File,
@@ -90,7 +89,7 @@ struct Marker(PathBuf);
 static MARKERS: Mutex<Option<HashMap<PathBuf, u32>>> = Mutex::new(None);
 
 impl Marker {
-    /// `made`: this process made the allocation.
+    /// `made` means that this process made the allocation.
     fn put(folder: &Path, name: &str, made: bool) -> Self {
         let path = folder.join(format!("holds.{}.{}.{name}", identity(), if made { "made" } else { "imported" }));
         let mut markers = MARKERS.lock().unwrap_or_else(PoisonError::into_inner);
@@ -187,8 +186,8 @@ fn lock_as_process(file: &File) -> bool {
     unsafe { libc::fcntl(file.as_raw_fd(), libc::F_SETLK, &raw const range) == 0 }
 }
 
-/// Returns the process that holds such a lock, as this one's namespace numbers it: 0 if it has no number there, none if
-/// the lock is free.
+/// Returns the process that holds such a lock, as numbered in this process's namespace: 0 if it has no number there,
+/// `None` if the lock is free.
 fn holder(file: &File) -> Option<u32> {
     let mut range = whole_file();
     // SAFETY: as above.
@@ -288,7 +287,7 @@ impl Card {
         self.allocate(Tier::Device, self.context).map(Some).ok_or(())
     }
 
-    /// Records that this process has a context, until it ends. Returns false if there is no memory for one.
+    /// Records that this process has a context, until it ends. Returns false if the card lacks memory for a context.
     pub fn enter(&self) -> bool {
         let mut may = true;
         self.lost_before.get_or_init(|| self.lost());
@@ -306,13 +305,13 @@ impl Card {
         may
     }
 
-    /// Processes that have a context, as this one's namespace numbers them, each with its bytes on the card. Processes
-    /// without a number there are left out.
+    /// Returns the processes with a context, as numbered in this process's namespace, each with its bytes on the card.
+    /// Omits processes without a number there.
     pub fn processes(&self) -> BTreeMap<u32, u64> {
         let _turn = self.turn("entering");
         let names = self.names();
         let pids = self.identities();
-        // Each allocation counts once: for the process that made it, if that process still has it.
+        // Each allocation counts once: for its creator, if the creator still has it.
         let mut holders: BTreeMap<&str, (bool, &str)> = BTreeMap::new();
         for name in &names {
             let mut parts = name.strip_prefix("holds.").into_iter().flat_map(|rest| rest.splitn(3, '.'));
@@ -401,7 +400,7 @@ impl Card {
         self.total.saturating_sub(self.used())
     }
 
-    /// Allocates memory. Its description stays open in the handle, in descriptors and in mappings of it.
+    /// Allocates memory. Its open file description stays alive in the handle, in descriptors and in mappings.
     pub fn allocate(&self, tier: Tier, bytes: u64) -> Option<Allocation> {
         let _turn = self.turn("allocating")?;
         if tier == Tier::Device && self.used().checked_add(bytes)? > self.total {

@@ -1,8 +1,8 @@
 //! Checkpoints: one process takes another one off the card, by the rules observed with driver 580 on an H100.
 //!
 //! A thread of each process with a context listens for orders in the card's folder. A stopped process does not answer,
-//! as with NVIDIA's driver. A process that has imported another process's memory can be taken off the card, but cannot
-//! come back.
+//! as with NVIDIA's driver. A process that has imported another process's memory can be suspended, but cannot be
+//! resumed.
 
 use std::io::{Read as _, Write as _};
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -117,7 +117,7 @@ fn obey(order: Order) -> (i32, State) {
     (result, *state)
 }
 
-/// Sends an order to a process and waits for the answer; returns its result and the process's state.
+/// Sends an order to a process and waits for the answer. Returns its result and the process's state.
 pub fn order(pid: i32, order: Order) -> (i32, i32) {
     let none = (INVALID_VALUE, 0);
     let Ok(mut stream) = UnixStream::connect(path(pid as u32)) else { return none };

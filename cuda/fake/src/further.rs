@@ -1,7 +1,7 @@
 //! Uses of the card's memory besides the program's allocations: contexts, limits of a context, variables of modules.
 //!
 //! Sizes were measured with driver 580 on an H100: a context has a stack for each thread that the card can run. There,
-//! the heap and the buffer of `printf` take no memory until a kernel needs them; here they do at once.
+//! the heap and the buffer of `printf` take no memory until a kernel needs them; here they are allocated immediately.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
@@ -44,7 +44,7 @@ fn take(card: &Card, bytes: u64) -> Result<Option<Allocation>, i32> {
     card.allocate(Tier::Device, bytes).map(Some).ok_or(OUT_OF_MEMORY)
 }
 
-/// Makes a context besides the primary one; returns its number.
+/// Makes a context besides the primary one. Returns its number.
 pub fn create(card: &Card) -> Result<u64, i32> {
     let memory = card.context().map_err(|()| OUT_OF_MEMORY)?;
     with(|has, next| {
@@ -64,7 +64,7 @@ pub fn is_there(number: u64) -> bool {
     number == 0 || with(|has, _| has.contains_key(&Of::Context(number)))
 }
 
-/// Sets a limit, and allocates the card's memory for it.
+/// Sets a limit and allocates card memory for it.
 pub fn limit(card: &Card, limit: i32, value: u64) -> i32 {
     // `CU_LIMIT_STACK_SIZE`, `CU_LIMIT_PRINTF_FIFO_SIZE` and `CU_LIMIT_MALLOC_HEAP_SIZE`.
     let known = match limit {

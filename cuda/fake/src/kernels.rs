@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 /// A kernel: its name, the number of its arguments, and its function.
 #[derive(Clone, Copy)]
 pub struct Kernel {
-    /// Name that `cuModuleGetFunction` finds it by.
+    /// Name for `cuModuleGetFunction`.
     pub name: &'static str,
     /// Number of arguments.
     pub arguments: usize,

@@ -1,11 +1,11 @@
-//! A `libcuda.so.1` without a GPU, for tests: stricter than NVIDIA's.
+//! A `libcuda.so.1` without a GPU, for tests: stricter than NVIDIA's library.
 //!
 //! - Each card is a folder that several processes share ([`card`]). Each allocation is a file; its lock is held while a
 //!   handle, an exported descriptor or a mapping of it exists in any process. `FAKE_CUDA_CARDS` is the number of cards,
-//!   and `CUDA_VISIBLE_DEVICES` selects those that a process sees.
+//!   and `CUDA_VISIBLE_DEVICES` selects the cards that a process sees.
 //! - Addresses ([`space`]): every rule of virtual memory management is checked. An access to an address that is not
 //!   mapped, or to which access was not granted, kills the program.
-//! - Work ([`work`]): each stream has a thread; kernels of all processes take turns on the card's one engine. Captures
+//! - Work ([`work`]): each stream has a thread; kernels of all processes take turns on the card's only engine. Captures
 //!   are as easily invalidated as real ones. Memory for a graph's allocations is reserved when the graph is uploaded or
 //!   launched.
 //! - Kernels ([`kernels`]) are identified by name.
@@ -14,7 +14,7 @@
 //! - Uses of memory besides allocations ([`further`]): contexts, limits, variables of modules.
 //! - NVML ([`nvml`]): the processes that have a context, with their bytes, and the card's memory.
 //!
-//! The clock is the host's. Modules contain no code, and textures are not supported.
+//! The clock is the host's clock. Modules contain no code, and textures are not supported.
 
 mod api;
 mod card;
@@ -27,8 +27,8 @@ mod nvml;
 mod space;
 mod work;
 
-/// Starts a thread that blocks all signals. NVIDIA's threads accept them, but a test could not tell those from the
-/// library's.
+/// Starts a thread that blocks all signals. NVIDIA's threads accept signals, but a test could not distinguish those
+/// threads from the library's.
 ///
 /// UNSAFETY: sets the signal mask of the calling thread, and restores it before returning.
 #[allow(unsafe_code, reason = "see UNSAFETY")]

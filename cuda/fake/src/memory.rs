@@ -65,7 +65,7 @@ fn broken(rule: Broken) -> i32 {
     rule.1
 }
 
-/// Allocates physical memory that handles of `kinds` may export; returns its handle.
+/// Allocates physical memory that handles of `kinds` may export. Returns its handle.
 pub fn create(device: i32, tier: Tier, bytes: u64, kinds: i32) -> Result<u64, i32> {
     if bytes == 0 || !bytes.is_multiple_of(GRANULE) {
         return Err(INVALID_VALUE);
@@ -91,7 +91,7 @@ fn device(card: usize) -> i32 {
 }
 
 impl Memory {
-    /// Returns a handle that the program has a reference to.
+    /// Returns a handle to which the program has a reference.
     fn handle(&mut self, handle: u64) -> Result<&mut Physical, i32> {
         self.handles.get_mut(&handle).filter(|physical| physical.references > 0).ok_or(INVALID_VALUE)
     }
@@ -368,7 +368,7 @@ pub fn allocate(bytes: u64) -> Result<u64, i32> {
     allocate_counted(bytes, true)
 }
 
-/// Allocates as `cuMemAllocManaged` does: NVML does not count it for the process. All of it is resident at once.
+/// Allocates as `cuMemAllocManaged` does: NVML does not count it for the process. All of it is resident immediately.
 pub fn allocate_managed(bytes: u64) -> Result<u64, i32> {
     allocate_counted(bytes, false)
 }

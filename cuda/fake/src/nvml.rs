@@ -21,7 +21,7 @@ const NOT_FOUND: c_int = 6;
 const INSUFFICIENT_SIZE: c_int = 7;
 const UNKNOWN: c_int = 999;
 
-/// The first device; the others have the numbers after it.
+/// The first device's handle; the other devices have the following numbers.
 const DEVICE: usize = 0xd0;
 /// `NVML_VALUE_NOT_AVAILABLE`.
 const NOT_AVAILABLE: u64 = u64::MAX;
@@ -190,7 +190,7 @@ struct Utilization {
     decoder: u32,
 }
 
-/// Returns samples of the present moment only: a process whose kernel occupies the card uses all of it.
+/// Returns a sample of the current moment only: a process whose kernel occupies the card counts as using all of it.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn nvmlDeviceGetProcessUtilization(
     device: *mut c_void,
@@ -206,7 +206,7 @@ unsafe extern "C" fn nvmlDeviceGetProcessUtilization(
         std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).map_or(0, |d| d.as_micros() as u64);
     unsafe {
         let room = if to.is_null() { 0 } else { *count as usize };
-        // As in NVIDIA's library, the first call asks for the number of samples.
+        // As in NVIDIA's library, the first call requests the number of samples.
         *count = 1 + occupants.len() as u32;
         if to.is_null() {
             return INSUFFICIENT_SIZE;

@@ -18,7 +18,7 @@ pub struct Mapping {
     pub access: i32,
 }
 
-/// A broken rule, and the result that NVIDIA's driver 580 returns for it.
+/// A violated rule, and the result code of NVIDIA's driver 580 for it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Broken(pub &'static str, pub i32);
 

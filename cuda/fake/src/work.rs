@@ -30,15 +30,15 @@ pub enum Op {
     Record(Arc<Event>, u64),
     /// Waits for an event.
     Wait(Arc<Event>, u64),
-    /// Of a graph: memory at an address from here on. The graph has it while it is reserved.
+    /// Graph operation: allocates memory at an address. The graph has it while it is reserved.
     Alloc(u64, u64),
     /// Of a graph: memory is free.
     Free,
-    /// A graph, as one.
+    /// A graph as one operation.
     Graph(Vec<Op>),
 }
 
-/// Pieces of work that a stream takes before it holds up whoever submits more, as a card's queues do.
+/// Number of operations that a stream queues before further submissions block, as in a card's queues.
 const QUEUE: usize = 1024;
 
 impl Op {
@@ -95,7 +95,7 @@ struct Stream {
     queue: SyncSender<Op>,
     last: Arc<Event>,
     capture: Option<Capture>,
-    /// It waits for the default stream and the default stream for it: neither may disturb a capture of the other.
+    /// The stream and the default stream wait for each other, so neither may disturb the other's capture.
     blocking: bool,
 }
 
@@ -112,7 +112,7 @@ struct Work {
     graphs: HashMap<u64, Vec<Op>>,
     /// Memory that is reserved for graphs: address and bytes.
     reserved: BTreeMap<u64, u64>,
-    /// The most that was.
+    /// Maximum so far.
     highest: u64,
     next: u64,
 }
@@ -122,7 +122,7 @@ static WORK: Mutex<Option<Work>> = Mutex::new(None);
 thread_local! {
     /// Mode in which a capture elsewhere treats this thread's calls: 0 global, 1 thread-local, 2 relaxed.
     static MODE: AtomicI32 = const { AtomicI32::new(0) };
-    /// Number of this thread's own default stream: none that a program could name.
+    /// Number of this thread's own default stream, which no program can name.
     static THREAD_STREAM: u64 = {
         static NEXT: AtomicU64 = AtomicU64::new(1 << 48);
         // One for each device.
@@ -183,7 +183,7 @@ impl Work {
         Ok(self.streams.entry(handle).or_insert_with(stream))
     }
 
-    /// As [`Self::stream`], for work: that a capture forbids it ends the capture.
+    /// Like [`Self::stream`], for work: work that a capture forbids invalidates the capture.
     fn stream_to_use(&mut self, handle: u64) -> Result<&mut Stream, i32> {
         if self.stream(handle).err() == Some(CAPTURE_IMPLICIT) {
             let blocking = self.streams.values_mut().filter(|stream| stream.blocking);
@@ -193,7 +193,7 @@ impl Work {
     }
 }
 
-/// Work on its way to a stream's queue, which may be full: to be sent when nothing is locked.
+/// Work for a stream's queue, which may be full; send it without holding locks.
 struct Sent(SyncSender<Op>, Op);
 
 impl Sent {
@@ -249,7 +249,7 @@ pub fn create(blocking: bool) -> u64 {
     })
 }
 
-/// Destroys a stream; its work goes on.
+/// Destroys a stream; its work continues.
 pub fn destroy(handle: u64) -> i32 {
     with(|work| if work.streams.remove(&handle).is_some() { SUCCESS } else { INVALID_HANDLE })
 }
@@ -293,7 +293,7 @@ pub fn finish(handle: u64) -> i32 {
     }
 }
 
-/// Waits for all streams. A capture is lost by it, whatever the thread's mode.
+/// Waits for all streams. It invalidates a capture in any thread mode.
 pub fn finish_all() -> i32 {
     let ends = with(|work| {
         let mut broken = false;
@@ -468,7 +468,7 @@ pub fn record(event: u64, stream: u64) -> i32 {
     }
 }
 
-/// Has a stream wait for an event.
+/// Makes a stream wait for an event.
 pub fn wait(stream: u64, event: u64) -> i32 {
     match find(event) {
         Ok(found) => {
@@ -483,7 +483,7 @@ pub fn wait(stream: u64, event: u64) -> i32 {
 pub fn query(event: u64) -> i32 {
     match find(event) {
         Ok(found) if found.captured.load(Ordering::SeqCst) => {
-            // There is nothing to ask of an event that only the capture knows; asking ends the capture.
+            // An event inside a capture has no state; a query invalidates the capture.
             with(|work| work.streams.values_mut().filter_map(|s| s.capture.as_mut()).for_each(|c| c.broken = true));
             CAPTURED_EVENT
         }
@@ -524,7 +524,7 @@ mod tests {
     #[test]
     fn submitter_blocks_when_queue_is_full() {
         let (stream, gate) = (create(false), event());
-        // Not recorded yet: the stream stands at its first work until that is.
+        // Not recorded yet: the stream waits at its first operation until it is.
         let held = find(gate).expect("there");
         let record = held.recorded.fetch_add(1, Ordering::SeqCst) + 1;
         assert_eq!(wait(stream, gate), SUCCESS);
@@ -542,7 +542,7 @@ mod tests {
         while count.load(Ordering::SeqCst) < QUEUE as u64 {
             std::thread::yield_now();
         }
-        // TIMEOUT: without a bound all of it is submitted in far less time; with one, nothing comes of waiting longer.
+        // TIMEOUT: without a bound all work is submitted in far less time; with one, waiting longer changes nothing.
         std::thread::sleep(std::time::Duration::from_millis(200));
         // One is at the head, and waits.
         assert!(count.load(Ordering::SeqCst) <= QUEUE as u64 + 1, "{count:?} are in a queue of {QUEUE}");

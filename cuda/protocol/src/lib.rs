@@ -1,6 +1,6 @@
 //! Messages between a CUDA program's library (the *tenant's* side) and the owner of a CUDA card.
 //!
-//! One `SOCK_SEQPACKET` UNIX connection a process. A packet is one [`FromTenant`] or one [`FromOwner`], encoded by
+//! One `SOCK_SEQPACKET` UNIX connection per process. A packet is one [`FromTenant`] or one [`FromOwner`], encoded by
 //! `postcard`, of at most [`MAX_PACKET`] bytes, with at most [`MAX_DESCRIPTORS`] descriptors (`SCM_RIGHTS`) in the
 //! order in which the message names them.
 //!
@@ -13,13 +13,13 @@
 //! ```
 //!
 //! The tenant's side opens nothing on a card before [`FromOwner::Welcome`]. The owner takes the tenant from the socket
-//! and from the peer's credentials; the name in [`Hello`] only chooses among those that the credentials allow. Memory
-//! and work belong to the connection: when it ends, everything that the process held is free.
+//! and from the peer's credentials; the name in [`Hello`] only chooses among the tenants that the credentials allow.
+//! Memory and work belong to the connection: when it ends, everything that the process held is free.
 //!
 //! # Memory
 //!
-//! A chunk is one allocation of the owner's (`cuMemCreate`, [`Welcome::chunk_bytes`] long), on the card or in pinned
-//! host memory, that is exported as a POSIX descriptor. It has one [`ChunkId`] for its whole life, whatever its place,
+//! A chunk is one allocation of the owner (`cuMemCreate`, [`Welcome::chunk_bytes`] long), on the card or in pinned host
+//! memory, that is exported as a POSIX descriptor. It has one [`ChunkId`] for its whole life, wherever it is placed,
 //! and belongs to one process. The tenant's side imports it, maps it where it likes and closes the descriptor, or keeps
 //! it for [`FromTenant::Adopt`].
 //!
@@ -29,12 +29,12 @@
 //! tenant -> owner   Free { chunks }: unmapped and released; the ids mean nothing from here on
 //! ```
 //!
-//! Parts come as they are ready. The answer may come late if the tenant's exhaustion policy is to queue. A refusal
-//! after a part was granted takes that part back: the tenant's side frees it. [`FromTenant::Fix`] asks for memory that
-//! the library cannot place in chunks (arrays, exported memory, memory that the driver allocates by itself, registered
-//! host memory). It is answered by [`FromOwner::Fixed`] or `Refused`, and returned by [`FromTenant::Unfix`].
+//! Parts are sent as they become ready. The answer may be delayed if the tenant's exhaustion policy is to queue. A
+//! refusal after a part was granted takes that part back: the tenant's side frees it. [`FromTenant::Fix`] requests
+//! memory that the library cannot place in chunks (arrays, exported memory, memory that the driver allocates by itself,
+//! registered host memory). It is answered by [`FromOwner::Fixed`] or `Refused`, and returned by [`FromTenant::Unfix`].
 //!
-//! The library keeps empty chunks for its next allocations. If another process needs them, the owner asks for them:
+//! The library keeps empty chunks for its next allocations. If another process needs them, the owner requests them:
 //!
 //! ```text
 //! owner  -> tenant  Reclaim { order }
@@ -46,7 +46,7 @@
 //!
 //! # Relocation
 //!
-//! Contents are the owner's to copy, through mappings of its own; addresses are the tenant's.
+//! The owner copies contents through its own mappings; the tenant chooses addresses.
 //!
 //! ```text
 //! owner  -> tenant  Quiesce { order }
@@ -83,15 +83,15 @@
 //! [`FromTenant::Goodbye`] and [`FromOwner::Goodbye`] give the reason; then the connection closes. When it closes
 //! without one, the owner is gone for the tenant's side (it opens its gate, keeps its memory, refuses allocations in
 //! chunks, and connects again every [`RECONNECT_MS`] with `Hello::instance` unchanged and `Hello::adopts` set), and the
-//! process is dead for the owner's side. Neither side waits for the other without a bound of its own: the owner never
-//! blocks in a send ([`Link::try_send`]). A message waits while its connection has no room for it, or while the
-//! connection, its tenant or all together have the maximum of unread descriptors. A connection ends only for answers
-//! that its process does not read.
+//! process is dead for the owner's side. Neither side waits for the other without a limit: the owner never blocks in a
+//! send ([`Link::try_send`]). A message waits while its connection has no room for it, or while the connection, its
+//! tenant or all together have the maximum of unread descriptors. A connection ends only for answers that its process
+//! does not read.
 //!
 //! # Bounds
 //!
 //! The owner has one serving thread. Each message costs it a bounded number of steps, a step being one or two searches
-//! in an ordered map. An event does 1,024 steps of work that can be deferred (places given, chunks released), and the
+//! in an ordered map. An event does 1,024 steps of work that can be deferred (placing and releasing chunks), and the
 //! next events continue. A tenant has 64 messages and 4,096 steps before the others are served.
 //!
 //! | message | steps of its own | put off |
@@ -118,10 +118,10 @@
 //!
 //! # Versions
 //!
-//! [`VERSION`] rises with each change. Variants and fields are only added, at the end. The lower of the two versions
-//! holds; a side that cannot speak it says `Goodbye`.
+//! [`VERSION`] rises with each change. Variants and fields are only added, at the end. Both sides use the lower of the
+//! two versions; a side that does not support it sends `Goodbye`.
 //!
-//! No memory, no policy and no threads: only the messages, and their socket.
+//! Only the messages and their socket are here: the crate does not manage memory, set policy or start threads.
 
 #![forbid(unsafe_code)]
 
@@ -136,7 +136,7 @@ pub use message::{
 
 /// Version of the messages.
 pub const VERSION: u16 = 5;
-/// Oldest version that an owner speaks: programs outlive owners, and have the library that they began with.
+/// Oldest version that an owner supports: programs outlive owners and keep the library that they started with.
 pub const VERSION_OLDEST: u16 = 1;
 /// First version with [`FromTenant::Ending`] and [`FromOwner::Soon`].
 pub const VERSION_HANDOVER: u16 = 2;
@@ -148,30 +148,30 @@ pub const VERSION_CROWDED: u16 = 4;
 pub const VERSION_RECLAIM: u16 = 5;
 /// Requests of a process ([`FromTenant::Allocate`] and [`FromTenant::Fix`]) that wait for their answers at a time.
 pub const MAX_PENDING: usize = 64;
-/// Bytes of the longest packet.
+/// Maximum size of a packet in bytes.
 pub const MAX_PACKET: usize = 16 << 10;
-/// Descriptors in one packet.
+/// Maximum number of descriptors in one packet.
 pub const MAX_DESCRIPTORS: usize = 64;
-/// Chunks that one message names.
+/// Maximum number of chunks in one message.
 pub const MAX_CHUNKS: usize = 64;
-/// Chunks that one [`FromTenant::Export`] names.
+/// Maximum number of chunks in one [`FromTenant::Export`].
 pub const MAX_EXPORTED: usize = MAX_PACKET / 10;
-/// Bytes of the longest name.
+/// Maximum length of a name in bytes.
 pub const MAX_NAME: usize = 64;
-/// Processes that one message names.
+/// Maximum number of processes in one message.
 pub const MAX_PROCESSES: usize = 2048;
 /// Cards of one owner.
 pub const MAX_CARDS: usize = 16;
 /// Microseconds before the end of its last work at which a turn may be given back: the next tenant's first work takes
 /// as long to reach the card, and earlier work would make the hardware switch back and forth.
 pub const EARLY_US: u32 = 100;
-/// Longest wait of the tenant's side, in milliseconds, for work that uses freed memory, when it is asked for empty
-/// chunks.
+/// Maximum time in milliseconds that the tenant's side waits for work on freed memory before it answers a request for
+/// empty chunks.
 pub const RECLAIM_MS: u64 = 20;
 /// Milliseconds between a tenant's tries to reach its owner again.
 pub const RECONNECT_MS: u64 = 200;
 
-/// Environment variable with the path of the owner's socket. Without it the library only passes calls on.
+/// Environment variable with the path of the owner's socket. Without it the library only forwards calls.
 pub const SOCKET_VARIABLE: &str = "GPU_MEDIATOR_CUDA_SOCKET";
 /// Environment variable with the name of the tenant.
 pub const TENANT_VARIABLE: &str = "GPU_MEDIATOR_CUDA_TENANT";

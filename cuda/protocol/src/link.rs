@@ -1,4 +1,4 @@
-//! The connection that messages go over.
+//! The connection for messages.
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -35,7 +35,7 @@ pub enum LinkError {
     /// The other side has closed the connection.
     #[error("the other side closed the connection")]
     Closed,
-    /// The queue to the other side is full, or nothing has come.
+    /// The queue to the other side is full, or no message has arrived.
     #[error("the connection would block")]
     WouldBlock,
     /// The system's limit of this user's descriptors in flight is reached (`ETOOMANYREFS`): try again.
@@ -59,7 +59,7 @@ impl Link {
         Ok(Self(socket))
     }
 
-    /// Listens at `path`, which must not exist; connections come by `rustix::net::accept`.
+    /// Listens at `path`, which must not exist; accept connections with `rustix::net::accept`.
     pub fn listen(path: &Path) -> Result<OwnedFd, LinkError> {
         let socket = socket()?;
         rustix::net::bind(&socket, &address(path)?).map_err(io::Error::from)?;
@@ -94,12 +94,12 @@ impl Link {
         self.accept(RecvFlags::CMSG_CLOEXEC)
     }
 
-    /// Takes an owner's message, or fails with [`LinkError::WouldBlock`] if none has come.
+    /// Takes an owner's message, or fails with [`LinkError::WouldBlock`] if none has arrived.
     pub fn try_receive_from_owner(&self) -> Result<Received<FromOwner>, LinkError> {
         self.accept(RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT)
     }
 
-    /// Takes a tenant's message, or fails with [`LinkError::WouldBlock`] if none has come.
+    /// Takes a tenant's message, or fails with [`LinkError::WouldBlock`] if none has arrived.
     pub fn try_receive(&self) -> Result<Received<FromTenant>, LinkError> {
         self.accept(RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT)
     }

@@ -20,13 +20,13 @@ pub enum Place {
 /// First message of a tenant's process.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Hello {
-    /// [`crate::VERSION`] of the tenant's side.
+    /// The tenant side's [`crate::VERSION`].
     pub version: u16,
-    /// Process, as the process itself sees it; in a container not as the owner sees it.
+    /// Process number in the process's own namespace; in a container it differs from the owner's number.
     pub pid: u32,
     /// Random number of this process's library, the same after a reconnection.
     pub instance: u128,
-    /// Tenant asked for, from [`crate::TENANT_VARIABLE`]; empty lets the owner choose by credentials.
+    /// Requested tenant, from [`crate::TENANT_VARIABLE`]; empty lets the owner choose by credentials.
     pub tenant: String,
     /// Name of the program, for people.
     pub program: String,
@@ -46,13 +46,13 @@ pub struct CardInfo {
 /// Answer to [`Hello`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Welcome {
-    /// Version that holds on this connection.
+    /// Version used on this connection.
     pub version: u16,
     /// Number of the tenant, for people and logs.
     pub tenant: u32,
     /// Bytes of a chunk: a power of two of at least 2 MiB.
     pub chunk_bytes: u64,
-    /// Cards of the tenant; messages name a card by its place here.
+    /// Cards of the tenant; messages name a card by its index in this list.
     pub cards: Vec<CardInfo>,
 }
 
@@ -65,7 +65,7 @@ pub struct Chunk {
     pub place: Place,
 }
 
-/// A chunk that the process kept over the owner's restart.
+/// A chunk that the process kept across the owner's restart.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Adopted {
     /// Card of the chunk.
@@ -74,7 +74,7 @@ pub struct Adopted {
     pub id: ChunkId,
     /// Memory of the chunk.
     pub place: Place,
-    /// The packet has its descriptor. Without one the chunk is fixed where it is until it is freed.
+    /// The packet has its descriptor. Without a descriptor, the chunk does not move until it is freed.
     pub descriptor: bool,
 }
 
@@ -87,7 +87,7 @@ pub enum FixedKind {
     Managed,
     /// Memory shared with other processes or other cards.
     Shared,
-    /// Memory of the driver's own: pools, graphs, modules, contexts.
+    /// The driver's own memory: pools, graphs, modules, contexts.
     Driver,
     /// Pinned host memory, allocated or registered by the program.
     Host,
@@ -100,13 +100,13 @@ pub enum Refusal {
     Quota,
     /// The card is full and the tenant's policy is to refuse, or its share of host memory is used up.
     Exhausted,
-    /// The request was malformed or names something that is not the tenant's.
+    /// The request was malformed or names an object of another tenant.
     Invalid,
-    /// This owner does not do that.
+    /// This owner does not support the request.
     Unsupported,
     /// The owner failed; its log says how.
     Failed,
-    /// A relocation of the chunks is under way: ask again. Only in answer to [`FromTenant::Export`].
+    /// A relocation of the chunks is in progress: ask again. Only in answer to [`FromTenant::Export`].
     Moving,
     /// [`crate::MAX_PENDING`] requests of the process wait already: ask again when one was answered. Since version 4.
     Crowded,
@@ -121,7 +121,7 @@ pub struct Run {
     pub turn: u32,
     /// Length in microseconds; 0: until `Stop`.
     pub length_us: u32,
-    /// Bound of the work in flight, in microseconds of the card's time; 0: no bound, and no measuring.
+    /// Bound of the work in flight, in microseconds of card time; 0 disables the bound and the measurement.
     pub run_ahead_us: u32,
     /// Idleness in microseconds after which the turn ends by itself; 0: never. [`FromTenant::Ending`] announces the end
     /// of an ending turn's last work this long before, if it is predictable.
@@ -146,19 +146,19 @@ pub struct Usage {
 pub enum End {
     /// The process exits, or the owner shuts down and will be back.
     Leaving,
-    /// The other side's version cannot be spoken.
+    /// The other side's version is not supported.
     Version,
-    /// The credentials or the name are no tenant's here.
+    /// The credentials or the name match no tenant.
     Denied,
     /// The other side broke the protocol.
     Violation,
     /// The operator or a policy ended the tenant.
     Evicted,
-    /// The tenant, or the user, has as many connections as it may have. Since version 4.
+    /// The tenant or the user has reached its limit of connections. Since version 4.
     Crowded,
 }
 
-/// Token of memory shared between processes of one tenant; the first 32 bytes of a `CUipcMemHandle`.
+/// Token for memory shared between processes of one tenant: the first 32 bytes of a `CUipcMemHandle`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Share(pub [u8; 32]);
 
@@ -167,7 +167,7 @@ pub struct Share(pub [u8; 32]);
 pub enum FromTenant {
     /// First message.
     Hello(Hello),
-    /// Chunks that the process kept over the owner's restart; with a descriptor for each that says so.
+    /// Chunks that the process kept across the owner's restart, with a descriptor for each chunk that is marked so.
     Adopt {
         /// The chunks.
         chunks: Vec<Adopted>,
@@ -180,7 +180,7 @@ pub enum FromTenant {
         request: u32,
         /// Card.
         card: u8,
-        /// Chunks wanted, any number.
+        /// Number of requested chunks, without a limit.
         chunks: u32,
     },
     /// Returns chunks that are unmapped and released.
@@ -220,7 +220,7 @@ pub enum FromTenant {
         /// Number of the order.
         order: u32,
     },
-    /// The work in flight did not end within the order's patience; the gate is as before.
+    /// The work in flight did not end within the order's time limit; the gate is unchanged.
     Busy {
         /// Number of the order.
         order: u32,
@@ -229,7 +229,7 @@ pub enum FromTenant {
     Redirected {
         /// Number of the order.
         order: u32,
-        /// Chunks redirected, from the first.
+        /// Number of redirected chunks, counted from the first.
         moved: u32,
     },
     /// A submission has met the closed gate.
@@ -257,8 +257,8 @@ pub enum FromTenant {
         /// Use since the last report.
         usage: Usage,
     },
-    /// Asks for a token by which another process of the tenant may map these chunks; they stay where they are from here
-    /// on. Answered by `Shared` or `Refused`.
+    /// Requests a token with which another process of the tenant may map these chunks; they no longer move. Answered by
+    /// `Shared` or `Refused`.
     Export {
         /// Number of the request, for its answer.
         request: u32,
@@ -274,7 +274,7 @@ pub enum FromTenant {
     },
     /// Last message.
     Goodbye(End),
-    /// The turn will end, with the expected end of its last work: `Stopped` follows then. Since version 2.
+    /// Announces the end of the turn, with the expected end of its last work. `Stopped` follows. Since version 2.
     Ending {
         /// Card.
         card: u8,
@@ -336,7 +336,7 @@ pub enum FromOwner {
     Quiesce {
         /// Number of the order, rising.
         order: u32,
-        /// Microseconds after which the tenant's side gives up and says `Busy`.
+        /// Microseconds after which the tenant's side gives up and sends `Busy`.
         patience_us: u32,
     },
     /// New places of chunks, each with its descriptor.
@@ -376,7 +376,7 @@ pub enum FromOwner {
         /// Microseconds until then.
         in_us: u32,
     },
-    /// Answer to `AskProcesses`: numbers as the owner sees them. Since version 3.
+    /// Answer to `AskProcesses`: process numbers in the owner's namespace. Since version 3.
     Processes {
         /// Number of the request.
         request: u32,
@@ -385,15 +385,15 @@ pub enum FromOwner {
     },
     /// Asks for the empty chunks. Since version 5.
     Reclaim {
-        /// Number of the order, rising; not one of those of relocations.
+        /// Number of the order, ascending and separate from the numbers of relocations.
         order: u32,
     },
 }
 
-/// A packet that is no message, or a message beyond its bounds.
+/// A packet that is not a message, or a message beyond its bounds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Malformed {
-    /// Bytes that are no message of this version.
+    /// Bytes that are not a message of this version.
     #[error("a packet of {bytes} bytes is no message")]
     Encoding {
         /// Length of the packet.
@@ -412,16 +412,16 @@ pub enum Malformed {
     /// Descriptors that the message does not account for.
     #[error("a packet has {found} descriptors instead of {wanted}")]
     Descriptors {
-        /// Descriptors that came.
+        /// Number of received descriptors.
         found: usize,
-        /// Descriptors that the message names.
+        /// Number of descriptors that the message names.
         wanted: usize,
     },
 }
 
-/// A message of one of the two directions.
+/// A message in one direction.
 pub(crate) trait Message: Serialize + for<'a> Deserialize<'a> {
-    /// Descriptors that must come with the message.
+    /// Number of descriptors that must accompany the message.
     fn descriptors(&self) -> usize;
     /// Checks the bounds of lists and names.
     fn check(&self) -> Result<(), Malformed>;
@@ -482,7 +482,7 @@ pub(crate) fn encode<'a, M: Message>(message: &M, buffer: &'a mut [u8; MAX_PACKE
     }
 }
 
-/// Decodes one packet that came with `found` descriptors.
+/// Decodes one packet that arrived with `found` descriptors.
 pub(crate) fn decode<M: Message>(packet: &[u8], found: usize) -> Result<M, Malformed> {
     let encoding = Malformed::Encoding { bytes: packet.len() };
     let (message, rest) = postcard::take_from_bytes::<M>(packet).map_err(|_| encoding)?;

@@ -1,4 +1,4 @@
-//! Cost of single calls, for the benchmark: beside the library and without it.
+//! Measures the cost of single calls for the benchmark, with and without the library.
 
 use std::time::Instant;
 
@@ -9,7 +9,7 @@ use crate::Cuda;
 
 /// Nanoseconds of a call, in the mean of `count`.
 fn each(count: u32, mut call: impl FnMut(u32) -> Result<()>) -> Result<f64> {
-    // What it needs once is there then.
+    // One-time allocations are done then.
     for number in 0..count / 10 {
         call(number)?;
     }

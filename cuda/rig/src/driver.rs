@@ -1,17 +1,17 @@
-//! The driver API, as a program has it.
+//! The driver API from a program's view.
 //!
-//! UNSAFETY: calls functions of a library by the signatures that NVIDIA's headers give them.
+//! UNSAFETY: calls library functions with the signatures from NVIDIA's headers.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
 
 use std::ffi::{CString, c_int, c_void};
 use std::fmt;
 
-/// A location of memory, as the driver names it.
+/// The driver's name for a memory location.
 #[derive(Clone, Copy, Debug)]
 pub struct Location {
     /// `CUmemLocationType`.
     pub kind: i32,
-    /// Its number among those of the kind.
+    /// Its number within the kind.
     pub id: i32,
 }
 
@@ -37,7 +37,7 @@ impl fmt::Display for Failed {
 
 impl std::error::Error for Failed {}
 
-/// `CUipcMemHandle`: what another process opens memory by.
+/// `CUipcMemHandle`: lets another process open the memory.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ipc(pub [u64; 8]);
@@ -157,7 +157,7 @@ functions! {
 }
 
 impl Cuda {
-    /// Loads the driver's library `path`, or the one that the loader finds by that name.
+    /// Loads the driver's library `path`, or the library that the loader finds by that name.
     pub fn load(path: &str) -> Result<Self, Failed> {
         let missing = Failed { call: "dlopen", code: 100 };
         let name = CString::new(path).map_err(|_| missing)?;
@@ -302,12 +302,12 @@ impl Cuda {
     /// Physical memory that can be exported: of the card, or of the host.
     pub fn create(&self, host: bool, bytes: u64) -> Result<u64, Failed> {
         let mut handle = 0;
-        // Pinned; a POSIX descriptor; the kind of place and its number; the rest is zero.
+        // Pinned memory, a POSIX descriptor, kind and number of the location; the rest is zero.
         let property = [1, 1, if host { 3 } else { 1 }, 0, 0, 0, 0, 0];
         self.raw_create(&raw mut handle, bytes as usize, &raw const property, 0).map(|()| handle)
     }
 
-    /// Gives a handle up.
+    /// Releases a handle.
     pub fn release(&self, handle: u64) -> Result<(), Failed> {
         self.raw_release(handle)
     }
@@ -353,7 +353,7 @@ impl Cuda {
         Ok(at)
     }
 
-    /// Takes back what [`Self::map`] did.
+    /// Undoes [`Self::map`].
     pub fn unmap(&self, at: u64, bytes: u64) -> Result<(), Failed> {
         self.raw_unmap(at, bytes as usize)?;
         self.raw_unreserve(at, bytes as usize)
@@ -376,7 +376,7 @@ impl Cuda {
         self.raw_reserve(&raw mut at, bytes as usize, 0, 0, 0).map(|()| at)
     }
 
-    /// Gives reserved addresses back.
+    /// Releases reserved addresses.
     pub fn unreserve(&self, at: u64, bytes: u64) -> Result<(), Failed> {
         self.raw_unreserve(at, bytes as usize)
     }
@@ -386,7 +386,7 @@ impl Cuda {
         self.raw_map(at, bytes as usize, offset as usize, handle, 0)
     }
 
-    /// Takes mappings away.
+    /// Removes mappings.
     pub fn unmap_at(&self, at: u64, bytes: u64) -> Result<(), Failed> {
         self.raw_unmap(at, bytes as usize)
     }
@@ -409,7 +409,7 @@ impl Cuda {
         self.raw_reference(&raw mut handle, at).map(|()| handle)
     }
 
-    /// Description that physical memory was made by.
+    /// Returns the description with which physical memory was created.
     pub fn property(&self, handle: u64) -> Result<[i32; 8], Failed> {
         let mut property = [0; 8];
         self.raw_property(&raw mut property, handle).map(|()| property)
@@ -436,7 +436,7 @@ impl Cuda {
         self.raw_attributes(kinds.len() as u32, kinds.as_ptr(), places.as_ptr(), at).map(|()| values)
     }
 
-    /// Base and bytes of the allocation that an address lies in.
+    /// Base and size of the allocation that contains an address.
     pub fn range(&self, at: u64) -> Result<(u64, u64), Failed> {
         let (mut base, mut bytes) = (0, 0);
         self.raw_range(&raw mut base, &raw mut bytes, at).map(|()| (base, bytes as u64))
@@ -479,7 +479,7 @@ impl Cuda {
         self.raw_instantiate(&raw mut made, graph, 0).map(|()| made)
     }
 
-    /// A new stream that waits for the default one, and the other way round.
+    /// Creates a stream that synchronizes with the default stream.
     pub fn blocking_stream(&self) -> Result<u64, Failed> {
         let mut stream = 0;
         self.raw_stream(&raw mut stream, 0).map(|()| stream)

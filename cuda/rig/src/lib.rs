@@ -6,7 +6,7 @@
 //! single calls, [`stall`] has a program answer nothing. [`neighbour`] is an honest program that reports its gains, and
 //! [`raw`] a client without the library, for tests with hostile programs.
 //!
-//! What it does not do: decide anything as the owner of a card does.
+//! It does not make the decisions of a card's owner.
 
 pub mod calls;
 mod driver;

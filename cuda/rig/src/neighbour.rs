@@ -1,4 +1,4 @@
-//! An honest program that keeps the card busy, asks for memory, and reports its gains: the neighbour of a hostile one.
+//! An honest program that keeps the card busy, requests memory, and reports its gains: the neighbour of a hostile one.
 
 use std::sync::mpsc::{Receiver, TryRecvError};
 use std::time::{Duration, Instant};
@@ -36,7 +36,7 @@ pub struct Report {
 }
 
 impl Report {
-    /// Adds the gains of another time.
+    /// Adds the gains of another measurement.
     pub fn add(&mut self, other: &Self) {
         self.ms += other.ms;
         self.kernels += other.kernels;
@@ -89,7 +89,7 @@ pub fn work(cuda: Cuda, kernel_us: u64, mib: u64, ask: Duration, lines: &Receive
     Ok(())
 }
 
-/// Asks the owner how much memory is free, and for memory that no chunk is kept for.
+/// Queries the free memory, and requests memory for which no chunk is cached.
 fn request(cuda: Cuda, report: &mut Report) -> Result<()> {
     let begin = Instant::now();
     cuda.info()?;

@@ -1,6 +1,6 @@
-//! NVML, as a tool has it.
+//! NVML from a tool's view.
 //!
-//! UNSAFETY: calls functions of a library by the signatures that NVML's header gives them.
+//! UNSAFETY: calls library functions with the signatures from NVML's header.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
 
 use std::ffi::{CStr, c_int, c_void};
@@ -21,7 +21,7 @@ struct Nvml {
 
 impl Nvml {
     fn load() -> Result<Self, Failed> {
-        // SAFETY: the library is NVML or stands for it; it is never closed.
+        // SAFETY: the library is NVML or our replacement, and is never closed.
         let library = unsafe { libc::dlopen(c"libnvidia-ml.so.1".as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
         if library.is_null() {
             return Err(Failed { call: "dlopen", code: 12 });
@@ -56,7 +56,7 @@ impl Nvml {
 
 fn text(function: *mut c_void, device: Device) -> Option<String> {
     let mut text = [0u8; 96];
-    // SAFETY: the header declares the symbol with these arguments; the buffer is as long as is said.
+    // SAFETY: the header declares the symbol with these arguments; the buffer has the given length.
     let code = unsafe {
         let function: unsafe extern "C" fn(Device, *mut u8, u32) -> c_int = std::mem::transmute(function);
         function(device, text.as_mut_ptr(), text.len() as u32)
@@ -65,7 +65,7 @@ fn text(function: *mut c_void, device: Device) -> Option<String> {
     (code == 0).then_some(text)
 }
 
-/// Cards by their identities, each with the number that NVML has for it.
+/// Cards by identity, each with its NVML index.
 pub type Shown = Vec<(String, u32)>;
 
 /// Identities of the cards that NVML shows, each followed by its number; and the result of looking for another one by
@@ -114,8 +114,8 @@ pub fn processes() -> Result<Vec<u32>, Failed> {
     // The process, and three words more.
     let mut list = [[0u32; 6]; 64];
     let mut count = list.len() as u32;
-    // SAFETY: the header declares the symbol with these arguments; entries have 24 bytes, of which there are as many as
-    // is said.
+    // SAFETY: the header declares the symbol with these arguments; the buffer holds the given number of entries of 24
+    // bytes.
     let code = unsafe {
         let function: unsafe extern "C" fn(Device, *mut u32, *mut [u32; 6]) -> c_int = std::mem::transmute(function);
         function(nvml.device, &raw mut count, list.as_mut_ptr())

@@ -11,7 +11,7 @@ const MIB: u64 = 1 << 20;
 const CARD: Location = Location::FIRST_CARD;
 const ALL: i32 = 3;
 
-/// Memory of a handle that is released at once: its mapping keeps it.
+/// Memory whose handle is released immediately: the mapping keeps it alive.
 pub fn allocate(cuda: Cuda, bytes: u64) -> Result<u64, Failed> {
     let handle = cuda.create_own(bytes)?;
     let at = cuda.map(handle, bytes)?;
@@ -32,7 +32,7 @@ struct Buffer {
     mapped: bool,
     /// Value of the first word.
     value: u64,
-    /// Number of the memory block, as the driver says it.
+    /// Number of the memory block, from the driver.
     block: u64,
 }
 
@@ -41,7 +41,7 @@ impl Buffer {
         self.bytes / 8 / 64
     }
 
-    /// The address that work of this round goes to.
+    /// The address that this round's work uses.
     fn place(&self, round: u64) -> u64 {
         if self.mapped && (round.is_multiple_of(2) || !self.writes) { self.at } else { self.other }
     }
@@ -79,8 +79,8 @@ impl Buffer {
     }
 }
 
-/// Works on handles of several sizes, each mapped at two addresses, while mappings and handles come and go; a checksum.
-/// Handles are made by `property`.
+/// Works on handles of several sizes, each mapped at two addresses, while mappings and handles are created and
+/// released. Returns a checksum. Handles are made by `property`.
 pub fn work(cuda: Cuda, property: [i32; 8], mib: u64, rounds: u64, spin_us: u64) -> Result<String> {
     const SIZES: [u64; 4] = [2, 4, 6, 10];
     let (fill, add, sum, spin) =
@@ -107,7 +107,7 @@ pub fn work(cuda: Cuda, property: [i32; 8], mib: u64, rounds: u64, spin_us: u64)
         buffers.push(buffer);
     }
     cuda.finish(stream)?;
-    // A graph keeps addresses: those of the handles that stay mapped.
+    // A graph keeps addresses: it uses the handles that stay mapped.
     let stays = |n: usize| n.is_multiple_of(4);
     let graph = cuda.capture(stream, || {
         let mut all = buffers.iter().enumerate().filter(|(n, _)| stays(*n));
@@ -146,7 +146,7 @@ pub fn work(cuda: Cuda, property: [i32; 8], mib: u64, rounds: u64, spin_us: u64)
         ensure!(cuda.property(buffer.handle)?[..4] == property[..4], "another description");
         cuda.release(buffer.handle)?;
     }
-    // All mappings of each half at once.
+    // Unmaps all mappings of each half in one call.
     cuda.unmap_at(base, used)?;
     cuda.unmap_at(base + mib * MIB, used)?;
     for buffer in &buffers {
@@ -156,7 +156,7 @@ pub fn work(cuda: Cuda, property: [i32; 8], mib: u64, rounds: u64, spin_us: u64)
     Ok(format!("{total:016x}"))
 }
 
-/// Maps a handle again, takes its mapping away, or puts another handle in its place.
+/// Maps a handle again, unmaps it, or replaces it by another handle.
 fn change(
     cuda: Cuda,
     buffers: &mut [Buffer],
@@ -198,7 +198,7 @@ fn change(
     buffer.check(cuda, number)
 }
 
-/// Exports a handle and imports it as another process would: both are the same memory.
+/// Exports a handle and imports it as another process would; both refer to the same memory.
 fn export(cuda: Cuda, buffer: &mut Buffer) -> Result<()> {
     let imported = cuda.import(&cuda.export(buffer.handle)?)?;
     let at = cuda.map(imported, buffer.bytes)?;
@@ -211,13 +211,13 @@ fn export(cuda: Cuda, buffer: &mut Buffer) -> Result<()> {
     cuda.write(at + 8, &[buffer.value + 1])?;
     cuda.unmap(at, buffer.bytes)?;
     cuda.release(imported)?;
-    // Again: nothing changes any more.
+    // A second export changes nothing.
     drop(cuda.export(buffer.handle)?);
     Ok(())
 }
 
-/// Makes a handle of a chunk in each of many threads at once, twice; returns how many of the first and of the second
-/// time there were.
+/// Makes a handle of a chunk in each of many threads at once, twice. Returns how many the first and the second time
+/// succeeded.
 pub fn burst(cuda: Cuda, threads: usize) -> Result<String> {
     let start = std::sync::Barrier::new(threads);
     let mut made = Vec::new();
@@ -320,13 +320,13 @@ pub fn wrong(cuda: Cuda) -> Result<String> {
         ("release-again", code(cuda.release(four))),
         ("map-released", code(cuda.map_at(base + 20 * G, 4 * G, 0, four))),
     ]);
-    // It lives on where it is mapped.
+    // It stays alive where it is mapped.
     cuda.write(base + 3 * G, &[77])?;
     ensure!(cuda.read(base + 3 * G, 1)? == [77], "what was written");
     let range = [11, 12].map(|kind| cuda.attribute(kind, base + 5 * G));
     ensure!(range == [Ok(base), Ok(64 * G)], "the reservation is said to be {range:x?}");
     ensure!(cuda.reference(base + 3 * G)? == four, "another handle");
-    // Memory that can be exported is the driver's, and lies beside ours.
+    // Exportable memory belongs to the driver and is adjacent to ours.
     let shared = cuda.create(false, 2 * G)?;
     all.extend([
         ("map-shared", code(cuda.map_at(base + 6 * G, 2 * G, 0, shared))),

@@ -1,4 +1,4 @@
-//! A scripted owner: it grants what is asked for, moves chunks at random, and ends turns.
+//! A scripted owner: it grants all requests, moves chunks at random, and ends turns.
 
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
@@ -25,26 +25,26 @@ pub struct Script {
     pub driver: PathBuf,
     /// Bytes of a chunk.
     pub chunk_bytes: u64,
-    /// Bytes of the card that a process may have; more goes to host memory.
+    /// Maximum card memory of a process in bytes; the rest is placed in host memory.
     pub device_bytes: u64,
-    /// Bytes that a process may have in all; more is refused.
+    /// Maximum total bytes of a process; more is refused.
     pub quota_bytes: u64,
-    /// Interval of relocations; none without it.
+    /// Interval of relocations; `None` disables them.
     pub relocate: Option<Duration>,
-    /// Chunks of one relocation at most.
+    /// Maximum number of chunks in one relocation.
     pub batch: usize,
     /// Bound of what is in flight, in microseconds; 0 neither bounds nor measures.
     pub run_ahead_us: u32,
-    /// Length of turns and of the pauses between them, in microseconds; 0: one turn without an end.
+    /// Length of turns and of the pauses between them, in microseconds; 0 means one endless turn.
     pub turn_us: u32,
-    /// Longest time that a tenant may take to be quiet.
+    /// Time limit for a tenant to quiesce.
     pub patience: Duration,
 }
 
 /// Counts of what an owner did.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct Counts {
-    /// Processes that said hello.
+    /// Processes that sent `Hello`.
     pub processes: u64,
     /// Chunks granted.
     pub granted: u64,
@@ -54,7 +54,7 @@ pub struct Counts {
     pub refused: u64,
     /// Bytes counted as fixed, now.
     pub fixed_bytes: u64,
-    /// Relocations that moved something.
+    /// Relocations that moved at least one chunk.
     pub relocations: u64,
     /// Chunks moved.
     pub moved: u64,
@@ -66,7 +66,7 @@ pub struct Counts {
     pub busy_ns: u64,
     /// Submissions as the tenants report them.
     pub launches: u64,
-    /// Time until tenants were quiet, in microseconds: sum, and the longest.
+    /// Time until tenants quiesced, in microseconds: sum and maximum.
     pub quiet_us: u64,
     /// See `quiet_us`.
     pub quiet_longest_us: u64,
@@ -76,7 +76,7 @@ pub struct Counts {
     pub pause_longest_us: u64,
     /// Chunks that processes brought along after a restart of the owner.
     pub adopted: u64,
-    /// Of those, the ones with a descriptor.
+    /// Adopted chunks with a descriptor.
     pub adopted_with_descriptor: u64,
 }
 
@@ -109,7 +109,7 @@ impl Owner {
 }
 
 impl Owner {
-    /// Ends the owner when it has heard all that was said; its counts.
+    /// Ends the owner after it has received all messages. Returns its counts.
     pub fn finish(mut self) -> Counts {
         self.join();
         self.counts()
@@ -156,7 +156,7 @@ fn accept(listener: &OwnedFd, cuda: Cuda, script: &Script, counts: &Arc<Mutex<Co
     }
 }
 
-/// A chunk, with the owner's own mapping of it.
+/// A chunk with the owner's mapping.
 #[derive(Clone, Copy, Debug)]
 struct MappedChunk {
     handle: u64,
@@ -164,7 +164,7 @@ struct MappedChunk {
     place: Place,
 }
 
-/// A relocation under way.
+/// A relocation in progress.
 #[derive(Debug)]
 struct Order {
     began: Instant,
@@ -227,16 +227,16 @@ impl Session {
     fn serve(&mut self, end: &AtomicBool) -> Result<()> {
         self.cuda.enter()?;
         loop {
-            // What was said before the end is heard.
+            // Messages sent before the end are received.
             let last = end.load(Ordering::SeqCst);
-            // TIMEOUT: the script's own times are finer than this only by accident.
+            // TIMEOUT: the script's own intervals are rarely shorter than this.
             if readable(&self.link, Duration::from_micros(500)) {
                 let mut closed = false;
                 loop {
                     match self.link.try_receive() {
                         Ok(received) => self.obey(received)?,
                         Err(LinkError::WouldBlock) => break,
-                        // A reset is told before what the program has said last.
+                        // The socket reports a reset before the program's last message.
                         Err(LinkError::Closed) if !closed => closed = true,
                         Err(error) => return Err(error.into()),
                     }
@@ -379,7 +379,7 @@ impl Session {
         Ok(())
     }
 
-    /// Bytes of the process, in chunks or not.
+    /// Returns all bytes of the process, in chunks or outside.
     fn held(&self) -> u64 {
         self.chunks.len() as u64 * self.script.chunk_bytes + self.fixed
     }
@@ -467,7 +467,7 @@ impl Session {
         let Some(mut order) = self.order.take() else { bail!("redirected without an order") };
         let part = order.moves.len().saturating_sub(order.answered).min(MAX_CHUNKS);
         for (at, (id, new)) in order.moves.iter().skip(order.answered).take(part).enumerate() {
-            // Chunks that the tenant freed meanwhile have no other memory left.
+            // Chunks that the tenant freed meanwhile no longer have their other memory.
             let keep = at < moved as usize && self.chunks.contains_key(id);
             let gone = if keep { self.chunks.insert(*id, *new) } else { Some(*new) };
             if let Some(gone) = gone {

@@ -27,9 +27,9 @@ pub enum Through {
     /// The client itself.
     #[default]
     Itself,
-    /// A child that exits at once, and of which nothing is left.
+    /// A child that exits immediately and is reaped.
     Child,
-    /// A child that exits at once, and stays a zombie.
+    /// A child that exits immediately and stays a zombie.
     Zombie,
 }
 
@@ -39,7 +39,7 @@ pub enum Reply {
     /// None.
     #[default]
     Silence,
-    /// The answer that the library gives: `Quiet`, all chunks redirected, or `Stopped`.
+    /// The library's answer: `Quiet`, all chunks redirected, or `Stopped`.
     Honest,
     /// The answer that declines: `Busy`, or no chunk redirected. `Stopped` with work that waits.
     Declined,
@@ -71,7 +71,7 @@ pub enum Command {
     Connect {
         /// Process that connects.
         through: Through,
-        /// Automatic answers. Without any, nothing reads the connection.
+        /// Automatic answers. `None` if no thread reads the connection.
         manner: Option<Manner>,
     },
     /// Sends a message, several times. Answered by [`Answer::Sent`].
@@ -87,24 +87,24 @@ pub enum Command {
     Hear {
         /// Number of the connection.
         link: usize,
-        /// Number of messages that are waited for.
+        /// Number of messages to wait for.
         count: usize,
         /// Milliseconds after which the wait ends.
         within_ms: u64,
     },
-    /// Closes a connection. Descriptors that came over it stay open.
+    /// Closes a connection. Descriptors received over it stay open.
     Close {
         /// Number of the connection.
         link: usize,
     },
     /// Launches a kernel through the driver, without asking the owner. Answered by [`Answer::Done`] while it runs.
     Launch {
-        /// Milliseconds that it takes.
+        /// Duration in milliseconds.
         ms: u64,
     },
     /// Exits. A child continues with the connections and the commands; it reads no messages.
     Desert,
-    /// Closes the descriptors that came over a connection.
+    /// Closes the descriptors received over a connection.
     DropDescriptors {
         /// Number of the connection.
         link: usize,
@@ -116,7 +116,7 @@ pub enum Command {
 pub enum Answer {
     /// Number of the new connection.
     Link(usize),
-    /// Messages that were sent. Fewer than asked for: the connection failed, or its queue was full for a second.
+    /// Messages that were sent. Fewer than requested, because the connection failed or its queue was full for a second.
     Sent(u32),
     /// Messages since the last question.
     Heard {
@@ -127,9 +127,9 @@ pub enum Answer {
         /// The owner has closed the connection.
         closed: bool,
     },
-    /// It is done.
+    /// The command is done.
     Done,
-    /// It could not be done: the reason.
+    /// The request failed, with the reason.
     Failed(String),
 }
 
@@ -164,7 +164,7 @@ pub fn serve(socket: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Makes this process another user's.
+/// Changes this process's user.
 pub fn become_user(uid: u32) -> Result<()> {
     // SAFETY: no pointers but the null one of an empty list.
     let done = unsafe {
@@ -225,8 +225,8 @@ fn obey(socket: &Path, connections: &mut Vec<Connection>, command: Command) -> R
             Ok(Answer::Done)
         }
         Command::Desert => {
-            // SAFETY: the child has this thread alone. Locks that another one held may be held for ever: it uses none
-            // of theirs.
+            // SAFETY: the child has this thread alone. Locks held by another thread may stay locked forever, so the
+            // child uses none of them.
             let child = unsafe { libc::fork() };
             ensure!(child >= 0, "cannot fork: {}", std::io::Error::last_os_error());
             if child > 0 {
@@ -264,7 +264,7 @@ fn connect(socket: &Path, through: Through) -> Result<Link> {
     }
     ensure!(child > 0, "cannot fork: {}", std::io::Error::last_os_error());
     let options = libc::WEXITED | if through == Through::Zombie { libc::WNOWAIT } else { 0 };
-    // SAFETY: the place is this function's own, and all zeros are a value of it.
+    // SAFETY: the value is local, and all-zero bytes are valid for it.
     let mut info: libc::siginfo_t = unsafe { std::mem::zeroed() };
     // SAFETY: the child is this process's, and the pointer is to a local.
     let waited = unsafe { libc::waitid(libc::P_PID, child.cast_unsigned(), &raw mut info, options) };
@@ -272,7 +272,7 @@ fn connect(socket: &Path, through: Through) -> Result<Link> {
     Ok(Link::new(ours))
 }
 
-/// Reads a connection until it ends, and answers as it is to be answered.
+/// Reads a connection until it ends, and answers in the configured manner.
 fn read(link: &Link, manner: Manner, inbox: &(Mutex<Inbox>, Condvar)) {
     loop {
         let received = link.receive();

@@ -1,6 +1,6 @@
-//! A program that answers its owner no more: its library listens to a connection that nothing comes over.
+//! Stops a program's answers to its owner: its library then listens to a connection without a sender.
 //!
-//! UNSAFETY: puts one descriptor in another one's place.
+//! UNSAFETY: replaces one descriptor by another.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
 
 use std::os::fd::{AsRawFd as _, BorrowedFd};
@@ -9,7 +9,7 @@ use anyhow::{Result, ensure};
 use cuda_protocol::Link;
 use rustix::net::{SocketType, sockopt};
 
-/// Has the library's thread hear nothing from now on. Its signals are blocked, so it cannot be stopped by itself.
+/// Makes the library's thread receive no further messages. Its signals are blocked, so it cannot be stopped by itself.
 pub fn stop_answers() -> Result<()> {
     let entries = std::fs::read_dir("/proc/self/fd")?.flatten();
     let numbers: Vec<i32> = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect();
@@ -23,7 +23,7 @@ pub fn stop_answers() -> Result<()> {
         let (silent, end) = Link::pair()?;
         // The owner's connection lives on, and so does the other end of the silent one.
         std::mem::forget((connection.try_clone_to_owned()?, end));
-        // SAFETY: the library's descriptor stays valid, and stands for another connection.
+        // SAFETY: the library's descriptor stays valid and refers to another connection.
         let put = unsafe { libc::dup2(std::os::fd::AsFd::as_fd(&silent).as_raw_fd(), number) };
         ensure!(put == number, "the connection stays: {}", std::io::Error::last_os_error());
         found += 1;

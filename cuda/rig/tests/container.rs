@@ -1,5 +1,5 @@
-//! A program in namespaces of its own, as a container runtime makes them: the library is mounted over the driver's
-//! file, the folder with the tenant's socket is bound in, and nothing else of the host is said to it.
+//! A program in its own namespaces, as a container runtime creates them: the library is mounted over the driver's file,
+//! and the folder of the tenant's socket is bind-mounted. The program gets no other information about the host.
 
 mod support;
 
@@ -10,8 +10,8 @@ use std::process::Command;
 use support::daemon::{Daemon, good, pair, programs, until};
 use support::{Program, Rig, built, chunks, owner, settled};
 
-/// Commands of the runtime in the namespaces before the program begins: arguments are the image's folder, the library,
-/// the folder of the socket, and then the program's. A socket that is bound in by itself would be the file of one owner
+/// The runtime's commands in the namespaces before the program starts: arguments are the image's folder, the library,
+/// the folder of the socket, and then the program's. A socket that is bind-mounted alone would be the file of one owner
 /// only.
 const RUNTIME: &str = r#"
 set -e
@@ -28,7 +28,7 @@ exec "$@"
 const NAMESPACES: [&str; 7] =
     ["--user", "--map-root-user", "--mount", "--pid", "--fork", "--mount-proc", "--kill-child"];
 
-/// An image with the driver as the host's toolkit puts it there: by the name of its version, and by the name that
+/// An image with the driver as installed by the host's toolkit: under its versioned name, and under the name that
 /// programs load.
 fn image(rig: &Rig) -> std::path::PathBuf {
     let image = rig.folder.path().join("image");
@@ -165,7 +165,7 @@ fn a_container_with_a_cdi_device_finds_the_next_daemon() {
     inside.steps(2);
     daemon.kill();
     let _daemon = Daemon::start(&rig);
-    // It gets memory of the next owner, and has turns of it: it is not invisible.
+    // It gets memory and turns from the next owner, so the owner sees it.
     inside.grow();
     until(&rig, "a", "the program is served", |a| programs(a) == 1);
     // A program that starts now in a container of before.

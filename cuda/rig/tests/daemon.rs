@@ -20,7 +20,7 @@ fn two_programs_share_a_card_of_a_daemon_and_outlive_it() {
     }
     until(&rig, "b", "its program is seen, with its weight", |b| programs(b) == 1 && b["time"]["weight"] == 200);
 
-    // The same commands as for virtual machines change what tenants may have, while they work.
+    // The commands for virtual machines also change tenants' limits at run time.
     let set = ctl(&rig, &["memory", "set-quota", "a", "16"]);
     assert!(set.status.success(), "{}", String::from_utf8_lossy(&set.stderr));
     until(&rig, "a", "what is over the quota has gone to host memory", |a| {
@@ -38,7 +38,7 @@ fn two_programs_share_a_card_of_a_daemon_and_outlive_it() {
     let metrics = get(&rig, "/metrics");
     assert!(metrics.contains("gpu_mediator_tenant_programs{tenant=\"a\",card=\"fake\"} 1"), "{metrics}");
 
-    // The daemon is killed, its owner ends with it, and the next ones take the programs over.
+    // The daemon is killed, its owner ends with it, and their successors take over the programs.
     daemon.kill();
     for program in [&mut one, &mut two] {
         program.steps(10);
@@ -77,7 +77,7 @@ fn an_owner_that_is_killed_is_started_again() {
 fn tenant_socket_rejects_name_of_other_tenant() {
     let rig = pair();
     let _daemon = Daemon::start(&rig);
-    // The name that a program gives does not matter beside the socket that it comes by.
+    // The name that a program sends does not matter: its socket decides.
     let mut command = rig.command(support::PROGRAM, "shim");
     command.env(cuda_protocol::TENANT_VARIABLE, "b");
     let output =
@@ -123,7 +123,7 @@ fn stuck_owner_does_not_block_requests_to_other_cards() {
         }
         assert!(first(&mut waiting), "all that was asked of others is done before the stuck owner is given up");
     }
-    // Who looks is told of the card by its name, before the owner is given up.
+    // The status names the card before the owner is given up.
     while !get(&rig, "/v1/cards/fake").contains("the owner of card `fake` has not answered for") {
         assert!(first(&mut waiting), "nobody was told: {}", get(&rig, "/v1/cards/fake"));
     }
@@ -199,7 +199,7 @@ fn reset_card_loses_its_programs_and_serves_again() {
     let served = |tenant: &str| json(&rig, &["tenant", "show", tenant])["served"] == true;
     until(&rig, "b", "both programs are seen", |b| programs(b) == 1);
 
-    // The card needs a reset first, and says so until then.
+    // The card needs a reset first, and reports that until then.
     rig.set_broken(0, true);
     rig.reset(0);
     fails(lost);
@@ -227,7 +227,7 @@ fn reset_card_loses_its_programs_and_serves_again() {
     daemon.kill();
 }
 
-/// The CUDA section of README.md: its blocks of a kind.
+/// Returns the code blocks of one kind in README.md's CUDA section.
 fn readme(kind: &str) -> Vec<&'static str> {
     let section = include_str!("../../../README.md").split("## CUDA programs on your GPU").nth(1).expect("a section");
     let section = section.split("\n## ").next().expect("its text");
@@ -255,7 +255,7 @@ fn quick_start_of_the_readme_prints_its_output() {
         let script =
             if folder_of_libraries == "none" { script[..until_it_answers].to_owned() + "wait\n" } else { script };
         let mut command = rig.command("timeout", folder_of_libraries);
-        // TIMEOUT: only a failing test takes so long.
+        // TIMEOUT: only a failing test takes this long.
         let output = command.args(["60", "bash", "-c", &script]).stdin(Stdio::null()).output().expect("starts");
         let log = std::fs::read_to_string(rig.folder.path().join("start/log")).expect("a log");
         let text = String::from_utf8_lossy(&output.stdout).replace(&folder, "FOLDER");

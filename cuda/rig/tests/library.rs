@@ -61,7 +61,7 @@ impl Scripted for Rig {
 }
 
 impl Owner {
-    /// Ends the owner; its counts.
+    /// Ends the owner. Returns its counts.
     fn counts(mut self) -> serde_json::Value {
         drop(self.child.stdin.take());
         let mut line = String::new();
@@ -149,9 +149,9 @@ fn tenant_gets_its_quota_and_memory_info_reports_it() {
     let rig = Rig::new(256);
     let owner = rig.owner(&["--device-mib", "20", "--quota-mib", "60"]);
     assert!(rig.tenant(&["look"]).starts_with("free=60 total=60 device=60"), "memory information is the tenant's");
-    // Ten times six: more than the part of it that lies on the card.
+    // Ten times six: more than its part on the card.
     assert_eq!(rig.tenant(&["fill"]), "60");
-    // The owner hears of the program's end by the socket, and frees what it had.
+    // The owner notices the program's end through the socket and frees its memory.
     let free = (0..1000).any(|_| rig.plain(&["look"]).starts_with("free=256"));
     assert!(free, "all is free again when the program has ended");
     assert_eq!(owner.counts()["refused"], 1);
@@ -161,10 +161,10 @@ fn tenant_gets_its_quota_and_memory_info_reports_it() {
 fn stream_reuses_freed_memory_of_every_size_immediately() {
     let rig = Rig::new(256);
     let owner = rig.owner(&["--device-mib", "64", "--quota-mib", "64"]);
-    // From the second round on, with work in flight that has used all of it.
+    // From the second round on, work in flight has used all the memory.
     assert_eq!(rig.tenant(&["cycle", "--rounds", "5"]), "20");
     assert_eq!(owner.counts()["refused"], 0);
-    // Where it may not have all lengths side by side, what it has freed in one is good for the others.
+    // If its limit does not allow all lengths together, memory freed from one length serves the other lengths.
     let owner = rig.owner(&["--device-mib", "20", "--quota-mib", "20"]);
     rig.tenant(&["cycle", "--rounds", "5"]);
     owner.counts();
@@ -181,7 +181,7 @@ fn killed_program_leaves_no_memory() {
         child.kill().expect("killed");
         child.wait().expect("ends");
     }
-    // The owner still serves, and after it nothing is left.
+    // The owner still works, and no memory remains allocated afterwards.
     assert_eq!(rig.tenant(&["fill"]), "126");
     owner.counts();
     assert!(rig.plain(&["look"]).starts_with("free=256 total=256"), "{}", rig.plain(&["look"]));
@@ -205,7 +205,7 @@ fn program_survives_owner_restart_and_is_adopted() {
     owner.kill();
     std::fs::remove_file(rig.socket()).expect("a killed owner leaves its socket");
     let owner = rig.owner(&["--device-mib", "64", "--quota-mib", "64"]);
-    // TIMEOUT: several of the library's tries to connect.
+    // TIMEOUT: several connection attempts of the library.
     std::thread::sleep(Duration::from_millis(cuda_protocol::RECONNECT_MS * 10));
     child.stdin.take().expect("piped").write_all(b"on").expect("written");
     line.clear();
@@ -229,7 +229,7 @@ const WRONG: &str = "nothing=1 odd=1 flags=1 no-such-card=101 map-part=801 map-o
 fn invalid_virtual_memory_calls_return_driver_errors() {
     let rig = Rig::new(256);
     assert_eq!(rig.plain(&["wrong"]), WRONG);
-    // On the card, in host memory, and in chunks that no handle is a whole number of.
+    // On the card, in host memory, and with handles that are not a whole number of chunks.
     for arguments in
         [&["--quota-mib", "128"][..], &["--device-mib", "0"], &["--chunk-mib", "4"], &["--chunk-mib", "64"]]
     {

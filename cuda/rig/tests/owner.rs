@@ -4,7 +4,7 @@ mod support;
 
 use support::{Program, Rig, chunks, describe, owner, settled};
 
-/// Tenants with so many MiB each: the second one's program maps its memory itself.
+/// Tenants with this many MiB each: the second tenant's program maps its memory itself.
 fn mapped_by([first, second]: [&str; 2]) -> [(&str, Vec<&str>); 2] {
     [("a", vec!["live", "--mib", first]), ("b", vec!["live", "--mib", second, "--own"])]
 }
@@ -44,7 +44,7 @@ fn an_allocation_waits_for_an_owner_that_restarts() {
     program.steps(3);
     first.kill();
     program.say("more");
-    // TIMEOUT: within one step it asks for chunks that nobody can give it, and says nothing from then on.
+    // TIMEOUT: within one step it requests chunks that are not available, and sends nothing after that.
     std::thread::sleep(std::time::Duration::from_millis(2 * cuda_protocol::RECONNECT_MS));
     let second = owner(&rig, 64, &[]);
     while program.steps(1) < 6 {}
@@ -59,7 +59,7 @@ fn a_program_that_is_not_alone_runs_ahead_by_its_bound_only() {
     let mut other = rig.program("a", &["hold", "--mib", "2"]);
     assert_eq!(other.line(), "holds");
     for _ in 0..3 {
-        // It launches for 200 ms, and says how much of the card's time that took in all.
+        // It launches for 200 ms and reports the total card time that this took.
         let busy = rig.program("b", &["busy", "--kernel-us", "1000", "--ms", "200"]).end();
         let us: u64 = busy.parse().expect("a number");
         assert!(us <= 200_000 + 30_000, "{us} us of work were submitted in 200 ms");
@@ -72,13 +72,13 @@ fn a_program_that_is_not_alone_runs_ahead_by_its_bound_only() {
 fn a_program_that_was_alone_gives_way_to_another_one() {
     let rig = Rig::new(256);
     let serving = owner(&rig, 64, &[]);
-    // A card's own queue takes fifty seconds of it: more than a tenant may have the card for when it is to stop.
+    // A card's queue holds fifty seconds of work: more than a tenant may use after an order to stop.
     let mut first = rig.program("a", &["count", "--kernel-us", "50000"]);
     let us = |program: &mut Program| {
         program.say("how much");
         program.line().parse::<u64>().expect("a number")
     };
-    // That it has an answer says that all before has ended; it goes on.
+    // Its answer shows that all earlier work has ended; the program continues.
     let alone = us(&mut first);
     assert_eq!(rig.program("b", &["train", "--mib", "8", "--rounds", "6"]).end().len(), 16, "another one's checksum");
     assert!(us(&mut first) > alone, "it works on");
@@ -93,7 +93,7 @@ fn owners_that_are_killed_while_memory_moves_lose_nothing() {
     let mut serving = owner(&rig, 32, &["--quanta", "off"]);
     let mut programs = mapped_by(["24", "24"]).map(|(tenant, arguments)| rig.program(tenant, &arguments));
     for program in &mut programs {
-        // What it begins with is there: without an owner it would wait for that.
+        // Its initial memory is available: without an owner it would wait for it.
         program.steps(2);
     }
     for round in 0..6 {
@@ -144,10 +144,10 @@ fn add(program: &mut Program) -> u64 {
 
 #[test]
 fn processes_of_a_tenant_share_memory_and_others_cannot_open_it() {
-    // In the middle of a chunk, and over several of them.
+    // In the middle of a chunk, and across several chunks.
     for kib in ["300", "5120"] {
         let rig = Rig::new(256);
-        // Together they have more than the card: what is not shared is always on its way.
+        // Together they have more than the card, so unshared memory keeps moving.
         let serving = owner(&rig, 24, &["--quanta", "off"]);
         let mut others = mapped_by(["16", "16"]).map(|(tenant, arguments)| rig.program(tenant, &arguments));
         for other in &mut others {
@@ -191,7 +191,7 @@ fn shared_memory_stays_shared_under_the_next_owner() {
     assert_eq!(second.line(), "100");
     serving.kill();
     let serving = owner(&rig, 24, &["--quanta", "off"]);
-    // Another tenant's memory needs the card: what both have must not be moved for one of them.
+    // Another tenant's memory needs the card: memory that both share must not be moved for only one of them.
     let mut other = rig.program("b", &["live", "--mib", "30"]);
     other.steps(5);
     for round in 0..5 {
@@ -230,7 +230,7 @@ fn unresponsive_program_is_suspended_and_frees_memory() {
     let of = |key: &str| view["tenants"][0][key].as_u64().expect("a number");
     assert_eq!((of("suspended"), of("killed")), (1, 0), "{view}");
     assert_eq!(chunks(&view, 0), 0, "nothing of it is left: {view}");
-    // The descriptors that its library keeps for the next owner hold its chunks as long as it lives.
+    // The descriptors that its library keeps for the next owner hold its chunks while it lives.
     mute.kill();
     rig.until_free();
 }

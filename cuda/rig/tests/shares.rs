@@ -6,10 +6,10 @@ mod support;
 use support::Program;
 use support::daemon::*;
 
-/// Microseconds of work after which shares are compared: some hundred turns.
+/// Microseconds of work before shares are compared: a few hundred turns.
 const WORK_US: u64 = 3_000_000;
 
-/// Asks programs how much of the card's time they got so far, in microseconds.
+/// Returns the card time that each program has used so far, in microseconds.
 fn counts(programs: &mut [Program]) -> Vec<u64> {
     for program in programs.iter_mut() {
         program.say("how much");
@@ -17,8 +17,8 @@ fn counts(programs: &mut [Program]) -> Vec<u64> {
     programs.iter_mut().map(|program| program.line().parse().expect("a number")).collect()
 }
 
-/// Parts of the work that all programs have done from now on, in thousandths; measured by work, however long that
-/// takes.
+/// Returns each program's part of the work done from now on, in thousandths. Measures an amount of work, regardless of
+/// its duration.
 fn parts(programs: &mut [Program]) -> Vec<u64> {
     // Each has the card by now.
     let before = counts(programs);
@@ -33,8 +33,8 @@ fn parts(programs: &mut [Program]) -> Vec<u64> {
     }
 }
 
-/// Says whether parts are as weights say, within a tenth of the whole: a host that is busy delays programs, not the
-/// card's clock.
+/// Returns true if the parts match the weights within a tenth of the whole: a busy host delays programs, not the card's
+/// clock.
 fn as_weights(parts: &[u64], weights: &[u64]) -> bool {
     let sum: u64 = weights.iter().sum();
     parts.iter().zip(weights).all(|(part, weight)| part.abs_diff(weight * 1000 / sum) <= 100)
@@ -67,11 +67,11 @@ fn programs_that_begin_within_moments_share_the_card() {
     let _daemon = Daemon::start(&rig);
     let count = |name: &str| run(&rig, name, &[], &["count", "--kernel-us", "12000"]);
     let mut first = count("a");
-    // It has the card for itself until the other one is there, and submits as much as is taken of it.
+    // It has the card for itself until the other program starts, and submits as much as the library accepts.
     first.say("how much");
     first.line();
     let mut programs = [first, count("b")];
-    // Of launches this long one is in flight at a time, so that how much each gets goes by how late the host is, too.
+    // Only one launch of this length is in flight at a time, so the shares also depend on the host's delays.
     let found = parts(&mut programs);
     assert!(found.iter().all(|part| *part > 100), "{found:?} of a thousand");
     for name in ["a", "b"] {
@@ -95,7 +95,7 @@ fn stopped_program_is_handled_as_configured() {
         let mut goes_on = run(&rig, "b", &[], &["live", "--mib", "16"]);
         stops.steps(3);
         goes_on.steps(3);
-        // With a turn or without: work of the neighbour, and what it needs of memory, is waited for.
+        // Waits, with or without a turn, for the neighbour's work and its memory.
         signal("-STOP", &stops.child.id().to_string());
         good(&rig, &["tenant", "set", "a", "--quota-mib", "4"]);
         goes_on.steps(20);
@@ -125,7 +125,7 @@ fn user_without_access_to_tenant_socket_is_rejected() {
     };
     let own = look(None).expect("starts");
     assert!(own.status.success(), "{own:?}");
-    // Another user, who may do everything else: the folder, the card and the programs are open to all.
+    // Another user with all other rights: the folder, the card and the programs are open to all users.
     for folder in [rig.folder.path().to_owned(), rig.folder.path().join("card")] {
         use std::os::unix::fs::PermissionsExt;
         std::fs::set_permissions(folder, std::fs::Permissions::from_mode(0o777)).expect("set");
@@ -136,7 +136,7 @@ fn user_without_access_to_tenant_socket_is_rejected() {
             let text = String::from_utf8_lossy(&output.stderr).into_owned();
             assert!(!output.status.success() && text.contains("802"), "{output:?}");
         }
-        // Only root can become somebody else, and only where others may run what is built.
+        // Only root can change its user, and only if other users may run the built programs.
         Err(error) => println!("skipped: no program can be run as another user here: {error}"),
     }
 }
@@ -148,10 +148,10 @@ fn past_the_owner(rig: &support::Rig) -> Program {
     program
 }
 
-/// Looks at the card until so many processes use it past its owner; their numbers.
+/// Polls the card until this many processes use it without its owner. Returns their numbers.
 fn strangers(rig: &support::Rig, count: usize) -> Vec<u64> {
     let mut shown = serde_json::Value::Null;
-    // TIMEOUT: only a failing test waits so long.
+    // TIMEOUT: only a failing test waits this long.
     for _ in 0..600 {
         shown = json(rig, &["card", "show", "fake"]);
         let list = shown["strangers"].as_array().expect("a list");
@@ -229,7 +229,7 @@ fn nvml_that_fails_is_asked_again() {
     std::fs::write(card.join("nvml-fails"), "").expect("written");
     let _daemon = Daemon::start(&rig);
     let stranger = past_the_owner(&rig);
-    // TIMEOUT: only a failing test waits so long.
+    // TIMEOUT: only a failing test waits this long.
     for _ in 0..600 {
         if card.join("nvml-failed").exists() {
             break;

@@ -1,4 +1,4 @@
-//! Tenants that come, go and change while the daemon runs, as processes on the fake driver.
+//! Tenants that are added, removed and changed while the daemon runs, as processes on the fake driver.
 
 mod support;
 
@@ -34,13 +34,13 @@ fn ended_by_a_signal(mut program: Program) {
 fn tenants_come_and_go_while_others_work_and_outlive_the_daemon() {
     let rig = two_cards();
     let daemon = Daemon::start(&rig);
-    // Where most room is: half of the one, all of the other; then as much again.
+    // On the card with the most room: half of one card, all of the other; then the same again.
     assert_eq!(add(&rig, "a", &["--vram-mib", "32"])["card"], "fake");
     assert_eq!(add(&rig, "b", &["--vram-mib", "32", "--weight", "300"])["card"], "fake");
     let c = add(&rig, "c", &["--vram-mib", "32", "--on-remove", "disconnect", "--guarantee-mib", "16"]);
     assert_eq!((&c["card"], &c["served"]), (&"small".into(), &true.into()));
 
-    // What cannot be is refused, and nothing is left of it.
+    // Impossible requests are refused without a trace.
     assert!(bad(&rig, 4, &["tenant", "add", "a", "--vram-mib", "16"]).contains("there is a tenant `a` already"));
     let promised = ["tenant", "add", "e", "--card", "small", "--vram-mib", "32", "--guarantee-mib", "18"];
     assert!(bad(&rig, 4, &promised).contains("expected at most the 16 MiB of card `small`"));
@@ -65,7 +65,7 @@ fn tenants_come_and_go_while_others_work_and_outlive_the_daemon() {
     }
     assert_eq!(names(&rig), ["a", "b", "c"]);
 
-    // One that is removed ends its programs; a neighbour notices nothing.
+    // Removing a tenant ends its programs without affecting a neighbour.
     let mut one = run(&rig, "a", &[], &["live", "--mib", "16"]);
     let mut two = run(&rig, "b", &[], &["live", "--mib", "16"]);
     one.steps(2);
@@ -81,14 +81,14 @@ fn tenants_come_and_go_while_others_work_and_outlive_the_daemon() {
     bad(&rig, 3, &["tenant", "remove", "a"]);
     two.steps(5);
 
-    // One that is disconnected may end by itself.
+    // A disconnected program may end by itself.
     let mut three = run(&rig, "c", &[], &["hold", "--mib", "2"]);
     assert_eq!(three.line(), "holds");
     good(&rig, &["tenant", "remove", "c"]);
     assert!(three.child.try_wait().expect("a child").is_none(), "it goes on for a while");
     three.kill();
 
-    // What there is comes back with the next daemon, and its programs with it.
+    // The tenants and their programs return with the next daemon.
     good(&rig, &["tenant", "set", "b", "--quota-mib", "8", "--class", "interactive"]);
     add(&rig, "d", &["--vram-mib", "16", "--card", "small"]);
     let before = json(&rig, &["export"]);
@@ -122,12 +122,12 @@ fn documents_make_change_and_remove_tenants() {
     assert_eq!(names(&rig), [""; 0]);
     let told = apply(&format!("{card}{both}"), &[]);
     assert!(told.contains("tenant a is added") && told.contains("card fake is changed"), "{told}");
-    // The same again changes nothing, and neither does what is exported.
+    // Applying the same document or an exported one changes nothing.
     assert!(!apply(both, &[]).contains("changed"));
     std::fs::write(&file, good(&rig, &["export"])).expect("written");
     good(&rig, &["assert", "--exact", "-f", &path]);
     assert!(!good(&rig, &["apply", "--prune", "-f", &path]).contains("changed"));
-    // Part of it is changed, and what cannot be is told before anything is done.
+    // A document may change a part; impossible changes are reported before any change is made.
     apply("[[tenant]]\nname = \"a\"\nmemory.quota_mib = 16\non_stuck = \"suspend\"\n", &[]);
     let a = json(&rig, &["tenant", "show", "a"]);
     assert_eq!((&a["memory"]["quota_mib"], &a["on_stuck"]), (&16.into(), &"suspend".into()));
@@ -135,7 +135,7 @@ fn documents_make_change_and_remove_tenants() {
     let refused = bad(&rig, 4, &["apply", "-f", &path]);
     assert!(refused.contains("tenant `a`: vram_mib is 32 and cannot become 48"), "{refused}");
     assert_eq!(json(&rig, &["tenant", "show", "a"])["time"]["weight"], 100);
-    // What a document does not name goes only when that is asked for.
+    // Tenants that a document does not name are removed only on request.
     let told = apply("[[tenant]]\nname = \"b\"\n", &["--prune"]);
     assert!(told.contains("tenant a is removed"), "{told}");
     assert_eq!(names(&rig), ["b"]);
@@ -166,12 +166,12 @@ fn card_settings_change_live_and_persist_for_next_owner() {
         assert!(said.contains(told), "{said}");
     }
     check();
-    // Less host memory, and a quota that would need more of it: what is there stays, what is wanted is refused.
+    // Less host memory, and a quota that needs more: existing memory stays, and the change is refused.
     signal("-KILL", &daemon.owners()[0]);
     program.grow();
     until(&rig, "a", "the next owner serves it", |a| a["served"] == true && programs(a) == 1);
     check();
-    // The report and the views that virtual machines have show tenants, by the same commands.
+    // The same commands, reports and views as for virtual machines show tenants.
     let picture = rig.folder.path().join("report.svg").display().to_string();
     let report = json(&rig, &["sched", "report", "fake", "--since", "10s", "--out", &picture]);
     assert_eq!(report["vms"].as_array().expect("a list").len(), 2, "{report}");

@@ -1,6 +1,6 @@
 //! Captures that the program has open.
 //!
-//! UNSAFETY: passes calls on.
+//! UNSAFETY: forwards calls.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
 
 use std::ffi::{c_int, c_void};
@@ -16,7 +16,7 @@ use crate::{fences, gate, memory, pace};
 
 /// Captures that are open, or about to begin.
 static OPEN: AtomicU32 = AtomicU32::new(0);
-/// Streams that the open ones began in, each with its context.
+/// Streams in which the open captures began, each with its context.
 static ORIGINS: Mutex<Option<HashSet<(u64, Stream)>>> = Mutex::new(None);
 
 fn origins() -> MutexGuard<'static, Option<HashSet<(u64, Stream)>>> {
@@ -53,14 +53,14 @@ fn over(which: impl Fn(&(u64, Stream)) -> bool) {
     OPEN.fetch_sub(u32::try_from(before - open.len()).unwrap_or(0), Ordering::SeqCst);
 }
 
-/// Contexts have ended, and the captures in them: in one, or in any.
+/// Called when a context, or any context, has ended together with its captures.
 pub fn context_ends(context: Option<u64>) {
     over(|(of, _)| context.is_none_or(|context| context == *of));
 }
 
 fn end(stream: Stream, call: impl FnOnce() -> c_int) -> c_int {
     let result = call();
-    // A capture that failed is over as well, whatever the call returned.
+    // A failed capture is over as well, regardless of the call's result.
     if any() && !stream.is_capturing() {
         over(|(_, origin)| *origin == stream);
     }
@@ -113,7 +113,7 @@ unsafe extern "C" fn end_to_cig_per_thread(stream: Object) -> c_int {
     end(Stream::named(stream as u64, true), || unsafe { driver::stream_end_capture_to_cig_per_thread(stream) })
 }
 
-/// Destroys a stream: its work continues, a capture of it does not.
+/// Destroys a stream: its work continues, but a capture of it ends.
 fn destroy(stream: Object, call: impl FnOnce() -> c_int) -> c_int {
     let named = Stream::named(stream as u64, false);
     pace::forget(named.handle);

@@ -1,6 +1,6 @@
 //! Contexts of the program, noted as they are made: a drain must reach the work in each.
 //!
-//! UNSAFETY: passes calls on.
+//! UNSAFETY: forwards calls.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
 
 use std::ffi::{c_int, c_void};

@@ -1,6 +1,6 @@
 //! The real driver's functions that this library calls itself.
 //!
-//! UNSAFETY: calls functions by the signatures that NVIDIA's headers give them.
+//! UNSAFETY: calls functions with the signatures from NVIDIA's headers.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
 
 use std::ffi::{c_char, c_int, c_void};
@@ -56,7 +56,7 @@ pub struct Access {
 }
 
 impl Access {
-    /// Reading and writing by card `device`.
+    /// Read and write access for card `device`.
     pub fn all(device: c_int) -> Self {
         Self { kind: 1, id: device, flags: 3 }
     }
@@ -245,7 +245,7 @@ calls! {
     event_elapsed = cuEventElapsedTime(milliseconds: *mut f32, from: Object, to: Object);
 }
 
-/// The context that is current to this thread; null if none is.
+/// Returns this thread's current context, or null.
 pub fn current_context() -> Object {
     let mut context = std::ptr::null_mut();
     // SAFETY: the pointer is valid.

@@ -1,11 +1,11 @@
-//! Ends of work that was not measured, for drains while a stream captures.
+//! Finds the ends of unmeasured work, for drains while a stream captures.
 //!
 //! A context in which a stream captures must not be synchronised: that would end the capture, which a program may keep
-//! open for ever. A drain then waits for a *fence* of each stream, an event after the last of its work. A stream that
-//! captures takes no event from outside, and others may join it. So before a capture begins, each stream with
-//! unmeasured work gets its fence, and while one is open each submission is followed by its own. Work that cannot be
-//! fenced, such as that in another thread's own stream, is waited for until its thread submits again or the capture
-//! ends: the slice is kept, and the tenant's limit holds.
+//! open forever. A drain then waits for a *fence* of each stream, an event after the last of its work. A capturing
+//! stream accepts no event from outside, and other streams may join the capture. So each stream with unmeasured work
+//! gets a fence before a capture begins, and during a capture each submission gets its own fence. Work that cannot be
+//! fenced, such as work in another thread's per-thread stream, delays the drain until its thread submits again or the
+//! capture ends: the slice continues, and the tenant's limit applies.
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -33,10 +33,10 @@ static STATE: Mutex<Option<Fences>> = Mutex::new(None);
 struct Fences {
     /// Streams with work after their last fence.
     noted: HashSet<(u64, Stream)>,
-    /// Fences that have not passed: context, stream, event.
+    /// Pending fences: context, stream, event.
     fences: Vec<(u64, Stream, Event)>,
     spare: Vec<(u64, Event)>,
-    /// Work went to streams that are not known.
+    /// Work was submitted to unknown streams.
     unknown: bool,
 }
 
@@ -44,7 +44,7 @@ fn lock() -> MutexGuard<'static, Option<Fences>> {
     STATE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// After a submission that is not measured.
+/// Called after an unmeasured submission.
 pub fn submitted(stream: Stream) {
     thread_local! {
         static NOTED_STREAMS: Cell<(u64, [Option<Stream>; MAX_REMEMBERED_STREAMS], usize)> =
@@ -53,7 +53,7 @@ pub fn submitted(stream: Stream) {
     let generation = GENERATION.load(Ordering::SeqCst);
     let known = NOTED_STREAMS.try_with(|last| {
         let (of, mut streams, next) = last.get();
-        // The default streams are different ones in each context.
+        // Each context has its own default streams.
         if of == generation && stream.handle > 2 && streams.contains(&Some(stream)) {
             return true;
         }
@@ -69,14 +69,14 @@ pub fn submitted(stream: Stream) {
         let context = driver::current_context() as u64;
         lock().get_or_insert_default().noted.insert((context, stream));
     }
-    // After that, a capture that begins sees the note, or is seen here.
+    // After that, a new capture sees the note, or this code sees the capture.
     if captures::any() {
         let context = driver::current_context() as u64;
         pace::quietly(|| lock().get_or_insert_default().fence(context, stream));
     }
 }
 
-/// After a submission to streams that are not known.
+/// Called after a submission to unknown streams.
 pub fn submitted_anywhere() {
     lock().get_or_insert_default().unknown = true;
 }
@@ -121,20 +121,20 @@ pub fn context_ends(context: u64) {
     fences.spare.retain(|(of, _)| *of != context);
 }
 
-/// Forgets all events: a context may end, and they with it. Nothing is known of work in flight from here on.
+/// Drops all events, because a context may end together with its events. The work in flight is unknown from here on.
 pub fn contexts_may_end() {
     *lock() = Some(Fences { unknown: true, ..Fences::default() });
     GENERATION.fetch_add(1, Ordering::SeqCst);
 }
 
-/// A context has ended, and its work in flight with it.
+/// Called when a context has ended, together with its work in flight.
 pub fn contexts_ended() {
     if let Some(fences) = lock().as_mut() {
         fences.unknown = false;
     }
 }
 
-/// Returns true if all work that was not measured has ended, with the gate closed and a capture open.
+/// Returns true if all unmeasured work has ended. Called with the gate closed and a capture open.
 pub fn have_passed() -> bool {
     let mut state = lock();
     let Some(fences) = state.as_mut() else { return true };
@@ -173,7 +173,7 @@ impl Fences {
         match recorded {
             Some(event) => {
                 self.noted.remove(&(context, stream));
-                // The last one of a stream covers the others.
+                // The last fence of a stream covers the earlier ones.
                 if let Some(at) = self.fences.iter().position(|(of, other, _)| (*of, *other) == (context, stream)) {
                     let (_, _, earlier) = self.fences.swap_remove(at);
                     self.keep(context, earlier);

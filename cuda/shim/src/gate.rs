@@ -3,7 +3,7 @@
 //! A submission that finds the gate open costs two additions to a counter that few threads share. Closing it waits
 //! until no thread is within the real driver's submit functions.
 //!
-//! UNSAFETY: reads arguments of calls by their places.
+//! UNSAFETY: reads arguments of calls by their positions.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
 
 use std::cell::Cell;
@@ -32,7 +32,7 @@ struct Stripe(AtomicU32);
 
 static STRIPE: [Stripe; STRIPES] = [const { Stripe(AtomicU32::new(0)) }; STRIPES];
 static CLOSED: AtomicU32 = AtomicU32::new(0);
-/// Threads that the gate holds.
+/// Threads that the gate blocks.
 static HELD: AtomicU32 = AtomicU32::new(0);
 /// The owner has been notified that a submission waits.
 static TOLD: AtomicBool = AtomicBool::new(false);
@@ -69,7 +69,7 @@ fn shaped(function: u64, grid: [u32; 3]) -> u64 {
 
 /// Returns a key that repeated submissions of the same work share, for estimates of its length.
 fn key(index: usize, arguments: Arguments) -> u64 {
-    // SAFETY: the places are those of the headers' declarations.
+    // SAFETY: the positions are those in the headers' declarations.
     let get = |n| unsafe { arguments.get(n) };
     match index {
         at::cuLaunchKernel
@@ -90,7 +90,7 @@ fn key(index: usize, arguments: Arguments) -> u64 {
 /// Before a submission. Waits while the gate is closed, and while too much of this program's work is in flight.
 pub fn enter(index: usize, arguments: Arguments) -> u64 {
     if captures::any() && stream(index, arguments).is_capturing() {
-        // The driver looks at addresses when it records a copy.
+        // The driver checks addresses when it records a copy.
         memory::present();
         return UNGATED_TOKEN;
     }
@@ -102,7 +102,7 @@ pub fn enter(index: usize, arguments: Arguments) -> u64 {
     }
     let held = !measured || closed();
     let stripe = pass();
-    // The slice that begins while this thread is held may be of the other sort.
+    // The slice that begins while this thread is blocked may have the other mode.
     if pace::active() {
         pace::begin(stream(index, arguments), held);
     }
@@ -195,14 +195,14 @@ fn is_soon() -> bool {
     clock() < SOON.load(Ordering::SeqCst)
 }
 
-/// Notes that a slice is expected to begin within `time`: one waiting thread then spins instead of sleeping.
+/// Records that a slice is expected to begin within `time`: one waiting thread then spins instead of sleeping.
 pub fn soon(time: Duration) {
     SOON.store(clock() + time.as_nanos() as u64, Ordering::SeqCst);
     let _guard = LOCK.lock().unwrap_or_else(PoisonError::into_inner);
     OPENED.notify_all();
 }
 
-/// Returns true if a submission is held, for whatever reason.
+/// Returns true if a submission is blocked, for any reason.
 pub fn held() -> bool {
     HELD.load(Ordering::SeqCst) > 0
 }
@@ -212,7 +212,7 @@ pub fn told() -> bool {
     TOLD.load(Ordering::SeqCst)
 }
 
-/// Closes the gate for `reason` and waits until no thread is within, at most until `deadline`; returns whether none is.
+/// Closes the gate for `reason` and waits until no thread is inside, at most until `deadline`. Returns true if none is.
 pub fn close(reason: u32, deadline: Option<Instant>) -> bool {
     CLOSED.fetch_or(reason, Ordering::SeqCst);
     if held() {

@@ -1,11 +1,11 @@
-//! Descriptors of the library in the program's process: chunks', and the connection's.
+//! The library's descriptors in the program's process, for chunks and the connection.
 //!
-//! A chunk's descriptor is kept for the next owner, since the driver exports no handle that was imported. So a program
-//! may have thousands, with numbers above those that it needs itself, and above its limit of open files. That limit is
-//! not raised, because every child would inherit it; descriptors with numbers above it are made by [`raised`] (decision
-//! 121) and work like any other. Each is closed on `exec`, and in a child after `fork`.
+//! A chunk's descriptor is kept for the next owner, because the driver does not export imported handles. So a program
+//! may have thousands, with numbers above its own descriptors and above its limit of open files. The limit is not
+//! raised, because every child would inherit it; [`raised`] creates descriptors above it (decision 121), which work
+//! like any other. Each is closed on `exec`, and in a child after `fork`.
 //!
-//! UNSAFETY: copies and closes descriptors by number, and has a process that shares this one's memory do so.
+//! UNSAFETY: copies and closes descriptors by number, also in a process that shares this one's memory.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
 
 use std::ffi::{c_int, c_void};
@@ -29,16 +29,16 @@ const WORDS: usize = 1 << 14;
 const STACK_BYTES: usize = 64 << 10;
 
 /// Time for which a message with descriptors is tried.
-// TIMEOUT: an owner that takes its messages does so within milliseconds; the connection is made again otherwise.
+// TIMEOUT: a working owner takes its messages within milliseconds; otherwise the connection is made again.
 const SENDING: Duration = Duration::from_secs(5);
 
-/// Numbers that are the library's, for the child after `fork`.
+/// The library's descriptor numbers, for the child after `fork`.
 static OURS: [AtomicU64; WORDS] = [const { AtomicU64::new(0) }; WORDS];
 /// Words of them that were used, from the first.
 static USED: AtomicUsize = AtomicUsize::new(0);
 
-/// The mark of a number that is the library's. It goes before the descriptor: a child must not close one of the
-/// program's.
+/// The mark that a descriptor number belongs to the library. It is removed before the descriptor, because a child must
+/// not close a descriptor of the program.
 #[derive(Debug)]
 struct Mark(i32);
 
@@ -76,7 +76,7 @@ struct Inner {
 pub struct Kept(Arc<Inner>);
 
 impl Kept {
-    /// Returns it for as long as the chunk is there; none if it has a number that the program may need.
+    /// Returns it while the chunk exists; `None` if the program may need its number.
     pub fn lasting(&self) -> Option<Self> {
         (self.0.mark.0 >= LOWEST).then(|| self.clone())
     }
@@ -112,7 +112,7 @@ impl Connection {
             |result: &Result<(), LinkError>| matches!(result, Err(LinkError::Crowded | LinkError::WouldBlock));
         let mut sent = self.link.send(message, descriptors);
         while is_crowded(&sent) && Instant::now() < until {
-            // Without a wait: the process that sends would outlive this one for it.
+            // Does not wait, because the sending process would outlive this one.
             raised(&mut || sent = self.link.send_now(message, descriptors));
             if is_crowded(&sent) {
                 std::thread::sleep(Duration::from_millis(5));
@@ -121,7 +121,8 @@ impl Connection {
         sent
     }
 
-    /// Waits for a message, whose descriptors get numbers that the program does not need. `expects`: some may come.
+    /// Waits for a message, whose descriptors get numbers that the program does not need. `expects` is true if
+    /// descriptors may arrive.
     pub fn receive_kept(&self, expects: bool) -> Result<(FromOwner, Vec<Kept>), LinkError> {
         let mut received = None;
         // The program may use all lower numbers: descriptors without a number are lost.
@@ -181,10 +182,10 @@ fn limit() -> Option<libc::rlimit> {
 
 /// Runs `work` without the soft limit of open files, on this process's descriptors and in its memory; runs nothing if
 /// that is impossible. A separate process runs it, and has exited when this returns: limits belong to a process, and
-/// this one's limit is the program's to set, to see and to pass on. The calling thread waits, as in `posix_spawn`.
+/// the program may set, read and inherit this process's limit. The calling thread waits, as in `posix_spawn`.
 fn raised(work: &mut dyn FnMut()) {
     extern "C" fn run(work: *mut c_void) -> c_int {
-        // SAFETY: `raised` waits with this pointer to its own argument; the limit is that of the process that runs
+        // SAFETY: `raised` waits with this pointer to its own argument; the limit belongs to the process that runs
         // this.
         unsafe {
             let mut limit: libc::rlimit = std::mem::zeroed();
@@ -201,8 +202,8 @@ fn raised(work: &mut dyn FnMut()) {
     // Handlers of the program must not run in the other process.
     let _blocked = Blocked::new();
     let flags = libc::CLONE_VM | libc::CLONE_VFORK | libc::CLONE_FILES | libc::CLONE_FS;
-    // SAFETY: the stack lives until the other process has ended, for which `CLONE_VFORK` waits; it has no signal for
-    // its end and is waited for by its number, so the program's own waiting does not find it.
+    // SAFETY: the stack lives until the other process has ended, for which `CLONE_VFORK` waits; its end sends no
+    // signal, and the wait names its number, so the program's own waits do not find it.
     unsafe {
         let top = stack.as_mut_ptr().add(STACK_BYTES).map_addr(|address| address & !63);
         let process = libc::clone(run, top.cast(), flags, (&raw mut work).cast());
@@ -215,8 +216,8 @@ fn raised(work: &mut dyn FnMut()) {
     }
 }
 
-/// Closes all of them in a child after `fork`: memory that the program gives up would live on with them, and the owner
-/// would not see the program's end.
+/// Closes all of them in a child after `fork`: otherwise they would keep memory that the program gives up, and the
+/// owner would not notice the program's end.
 pub fn forked() {
     for (at, word) in OURS.iter().enumerate().take(USED.load(Ordering::SeqCst)) {
         let mut bits = word.swap(0, Ordering::SeqCst);
@@ -233,7 +234,7 @@ pub fn forked() {
 pub mod tests {
     use super::*;
 
-    /// A descriptor as if it had come with a message.
+    /// A descriptor as if received with a message.
     pub fn kept(descriptor: OwnedFd) -> Kept {
         let mut all = moved(vec![(Mark::new(descriptor.as_raw_fd()), descriptor)]);
         let (mark, descriptor) = all.remove(0);
@@ -249,9 +250,9 @@ pub mod tests {
         OwnedFd::from(std::os::unix::net::UnixStream::pair().expect("a pair").0)
     }
 
-    /// Runs `work` in a child, whose limit of open files is its own; true if it holds there.
+    /// Runs `work` in a child, which has its own limit of open files. Returns true if `work` succeeds there.
     fn in_child(soft: u64, work: impl FnOnce() -> bool) -> bool {
-        // SAFETY: the child works, and ends without running anything of the parent's. It shares no limit with other
+        // SAFETY: the child runs `work` and ends without running the parent's code. It shares no limit with other
         // tests.
         unsafe {
             let child = libc::fork();
@@ -274,7 +275,7 @@ pub mod tests {
             let all: Vec<Kept> = all.into_iter().map(kept).collect();
             let is_high = |kept: &Kept| number(kept) >= LOWEST && kept.lasting().is_some() && is_marked(number(kept));
             let are_high = all.iter().all(is_high);
-            // They are as good as any, and the limit is the program's.
+            // Any of them will do, and the limit belongs to the program.
             let are_good = all.iter().all(|kept| kept.as_fd().try_clone_to_owned().is_ok());
             let is_kept = limit().is_some_and(|limit| limit.rlim_cur == 512);
             let numbers: Vec<i32> = all.iter().map(number).collect();
@@ -297,8 +298,7 @@ pub mod tests {
         };
         let message = FromTenant::Adopt { chunks: (0..64).map(chunk).collect(), more: true };
         assert!(in_child(64, || {
-            // Root may have any number under way.
-            // SAFETY: the user is this child's alone.
+            // Root may have any number in flight. SAFETY: the user is this child's alone.
             unsafe { libc::setuid(54_321) };
             let direct = (0..3).all(|_| tenant.link.send_now(&message, &borrowed).is_ok());
             !direct && (0..3).all(|_| tenant.send_many(&message, &borrowed).is_ok())
@@ -313,7 +313,7 @@ pub mod tests {
         let sent = FromOwner::Granted { request: 1, chunks: vec![chunk; 3], more: false };
         let descriptors = [one(), one(), one()];
         owner.try_send(&sent, &descriptors.each_ref().map(|one| one.as_fd())).expect("sent");
-        // A number below the limit that is free would be found.
+        // A free number below the limit would be found.
         assert!(in_child(3, || {
             let Ok((message, kept)) = tenant.receive_kept(true) else { return false };
             message == sent && kept.len() == 3 && kept.iter().all(|kept| kept.lasting().is_some())

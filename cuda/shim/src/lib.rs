@@ -2,21 +2,21 @@
 //!
 //! Each symbol of the driver API jumps through a slot (`slots`). On the first call the real driver's library is found
 //! and loaded (`loader`), and every slot gets the real function. With [`cuda_protocol::SOCKET_VARIABLE`] in the
-//! environment the slots of functions that a mediator must intercept get functions of ours instead, and so do the
-//! answers of `cuGetProcAddress` (`lookup`):
+//! environment our own functions replace the ones that a mediator must intercept, both in the slots and in the answers
+//! of `cuGetProcAddress` (`lookup`):
 //! - memory (`memory`): allocations are in chunks of the owner, at addresses that never change; memory that cannot move
 //!   is counted;
-//! - submissions (`gate`, `pace`, `solo_backlog`): held outside the tenant's slice and while its chunks move, and
-//!   bounded in run-ahead, by their stream (`streams`); while a stream captures (`captures`), `fences` find the ends of
+//! - submissions (`gate`, `pace`, `solo_backlog`): blocked outside the tenant's slice and while its chunks move, and
+//!   with bounded run-ahead per stream (`streams`); while a stream captures (`captures`), `fences` find the ends of
 //!   work;
 //! - the connection (`tenant`): one thread obeys the owner.
 //!
 //! The same file is `libnvidia-ml.so.1` as well (`nvml`): NVML's functions pass, except those that report a card's
 //! memory.
 //!
-//! No allocation and no lock in how functions are found once the driver is loaded, no panic over the boundary, and no
-//! output unless [`cuda_protocol::LOG_VARIABLE`] asks for it. The process is the program's: its children (`process`),
-//! its signals, its descriptors and its limits (`kept`).
+//! After the driver is loaded, function lookup neither allocates nor locks. No panic crosses the boundary, and there is
+//! no output unless [`cuda_protocol::LOG_VARIABLE`] enables it. The process belongs to the program, with its children
+//! (`process`), signals, descriptors and limits (`kept`).
 
 #[cfg(not(all(target_arch = "x86_64", target_os = "linux")))]
 compile_error!("the stubs are written for x86-64 Linux");

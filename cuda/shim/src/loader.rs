@@ -16,7 +16,7 @@ use crate::{driver, lookup, settings, start};
 
 /// File name that programs load.
 const NAME: &str = "libcuda.so.1";
-/// Folders of the driver's library that no configuration names.
+/// Default folders of the driver's library.
 const FOLDERS: [&str; 6] = [
     "/usr/lib/x86_64-linux-gnu",
     "/usr/lib64",
@@ -31,7 +31,7 @@ pub fn resolve(index: usize) -> *mut () {
     static ONCE: Once = Once::new();
     let loaded = ONCE.run(load);
     let function = slots::get(index);
-    // In a child the driver answers its own functions: some need no initialisation.
+    // In a child, the driver's own functions answer, because some need no initialisation.
     let is_drivers = || slots::real(index).is_null() || function == slots::real(index);
     if loaded && (process::is_own() || is_drivers() || lookup::ours(index).is_some()) {
         return function;
@@ -52,7 +52,7 @@ fn load() {
     }
 }
 
-/// Loads the library of this name, or the file `named`, and notes its functions for these symbols; returns whether it
+/// Loads the library of this name, or the file `named`, and notes its functions for these symbols. Returns true if it
 /// exists.
 pub fn library(name: &str, named: Option<PathBuf>, symbols: Range<usize>) -> bool {
     let library = candidates(name, named).find_map(|path| open(&path));
@@ -102,7 +102,7 @@ fn cached(name: &str) -> Vec<PathBuf> {
     strings.filter(|text| text.starts_with(b"/")).map(|text| PathBuf::from(OsStr::from_bytes(text))).collect()
 }
 
-/// Device and inode of the file that this library was loaded from.
+/// Device and inode of the file from which this library was loaded.
 fn own_file() -> Option<(u64, u64)> {
     // SAFETY: an all-zero `Dl_info` is valid, and the address lies in this library.
     let info = unsafe {

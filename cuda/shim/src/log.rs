@@ -1,15 +1,15 @@
-//! Messages on standard error, if they are asked for.
+//! Messages on standard error, if enabled.
 //!
 //! UNSAFETY: writes to a descriptor by its number.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
 
 use std::sync::atomic::{AtomicU8, Ordering};
 
-/// Returns true if messages are asked for.
+/// Returns true if messages are enabled.
 pub fn wanted() -> bool {
     const UNKNOWN: u8 = 2;
     static WANTED: AtomicU8 = AtomicU8::new(UNKNOWN);
-    // No lock: a child that the program forks in the meantime would wait for it.
+    // Takes no lock, because a child forked in the meantime would wait for it.
     match WANTED.load(Ordering::Relaxed) {
         UNKNOWN => {
             let wanted = std::env::var_os(cuda_protocol::LOG_VARIABLE).is_some_and(|value| value == "1");
@@ -20,13 +20,13 @@ pub fn wanted() -> bool {
     }
 }
 
-/// Writes a line at once and without the lock that `eprintln` takes: its holder may be a thread of the parent's.
+/// Writes a line immediately and without the lock of `eprintln`, whose holder may be a thread of the parent.
 pub fn write(line: &str) {
     // SAFETY: the bytes are valid. A line that cannot be written is lost.
     unsafe { libc::write(libc::STDERR_FILENO, line.as_ptr().cast(), line.len()) };
 }
 
-/// Writes one line if messages are asked for.
+/// Writes one line if messages are enabled.
 macro_rules! report {
     ($($part:tt)*) => {
         if $crate::log::wanted() {

@@ -1,4 +1,4 @@
-//! `cuGetProcAddress`: the driver finds the function first, and ours, if any, replaces it.
+//! `cuGetProcAddress`: the driver looks up the function, and our function, if any, replaces it.
 //!
 //! UNSAFETY: reads and writes through the program's pointers, as the driver would.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
@@ -23,7 +23,7 @@ pub fn prepare() {
     let _ = BY_ADDRESS.set(addresses);
 }
 
-/// Symbol that a call with this name, version and flags means, if the table has it.
+/// Returns the symbol for a call with this name, version and flags, if the table has it.
 fn symbol(name: &[u8], version: u32, per_thread: bool) -> Option<usize> {
     let at = FAMILIES.binary_search_by(|family| compare(family.0, name)).ok()?;
     let forms = FAMILIES.get(at)?.1;
@@ -35,7 +35,7 @@ fn compare(a: &[u8], b: &[u8]) -> Ordering {
     a.cmp(b)
 }
 
-/// Puts our function in the place of the driver's, if we have one for it.
+/// Replaces the driver's function by ours, if we have one for it.
 ///
 /// # Safety
 /// As for `cuGetProcAddress`, which has succeeded with these arguments.

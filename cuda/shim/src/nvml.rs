@@ -1,9 +1,9 @@
 //! NVML, the management library: its calls pass, but the memory of a card that it reports is the tenant's quota.
 //!
 //! Programs and tools that ask NVML need no context and never call the driver, and a child after `fork` may ask as
-//! well. So each question has a connection of its own to the owner, as a program without work. Cards that the tenant
-//! does not have are not found, and none is found until an owner has answered once. If one does not answer later,
-//! NVML's own answer about the tenant's card is returned. Of the processes on a card a tenant sees its own.
+//! well. So each query uses its own connection to the owner, like a program without work. Only the tenant's cards are
+//! found, and none before an owner has answered once. If one does not answer later, NVML's own answer about the
+//! tenant's card is returned. A tenant sees only its own processes on a card.
 //!
 //! UNSAFETY: calls functions by the signatures of NVML's header, and writes through the program's pointers.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
@@ -142,8 +142,8 @@ unsafe extern "C" fn memory_info_v2(device: Device, to: *mut MemoryV2) -> c_int 
     result
 }
 
-/// A connection to the owner as a tenant that has the card of a device, with the card's number and the version that
-/// holds.
+/// Connects to the owner as a tenant of a device's card. Returns the connection, the card's number and the protocol
+/// version.
 fn connect(device: Device) -> Option<(Connection, u8, u16)> {
     let uuid = uuid(device)?;
     let (link, welcome) = hello()?;
@@ -159,8 +159,7 @@ fn hello() -> Option<(Connection, Welcome)> {
     Some((link, welcome))
 }
 
-/// Returns the bytes of a device that are free for the tenant, and its quota; none if the tenant does not have the
-/// card.
+/// Returns a device's free bytes for the tenant, and its quota; `None` if the tenant does not have the card.
 fn memory(device: Device) -> Option<(u64, u64)> {
     let (link, card, _) = connect(device)?;
     link.send(&FromTenant::AskMemory { request: 1, card }, &[]).ok()?;
@@ -176,14 +175,14 @@ fn answer(link: &Link) -> Option<FromOwner> {
     (ready > 0).then(|| link.receive().ok()).flatten().map(|received| received.message)
 }
 
-/// The identity of a device, as the driver has it.
+/// The driver's identity of a device.
 fn uuid(device: Device) -> Option<[u8; 16]> {
     let function = real(at::nvmlDeviceGetUUID);
     if function.is_null() {
         return None;
     }
     let mut text = [0; 96];
-    // SAFETY: the header declares the symbol with these arguments, and the buffer is as long as is said.
+    // SAFETY: the header declares the symbol with these arguments, and the buffer has the given length.
     let result = unsafe {
         let function: unsafe extern "C" fn(Device, *mut c_char, u32) -> c_int = std::mem::transmute(function);
         function(device, text.as_mut_ptr().cast(), text.len() as u32)

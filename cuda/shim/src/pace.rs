@@ -23,8 +23,8 @@ use crate::streams::Stream;
 const UNKNOWN_NS: f64 = 200_000.0;
 /// Submissions of a group at most.
 const LONGEST_GROUP: u32 = 256;
-/// Part of the bound that a group has at most. An event costs the card 2 to 4 us, in which it does nothing else: groups
-/// that end seldom cost least, and two of them suffice to know how much is in flight.
+/// Part of the bound that a group has at most. An event costs the card 2 to 4 us without other work: rare group ends
+/// cost least, and two groups suffice to know how much is in flight.
 const GROUPS_OF_BOUND: f64 = 2.0;
 /// Nanoseconds before the expected end of all work in which that end is looked for.
 const NEAR_NS: f64 = 300_000.0;
@@ -39,7 +39,7 @@ const MIN_CONFIRMING_GROUPS: u8 = 2;
 const STEADY_MOST: u8 = 4 * MIN_CONFIRMING_GROUPS;
 /// Ratios of the time taken to the time expected with which a group meets that.
 const CONFIRMING_RATIOS: std::ops::RangeInclusive<f64> = 0.75..=1.33;
-/// The same for one that may be an exception: its program was held up, say, and the card with it.
+/// Same for a group that may be an exception, for example because its program was delayed, and the card with it.
 const DISTURBED: std::ops::RangeInclusive<f64> = 0.4..=3.0;
 /// Milliseconds between the base of times and an event; beyond them single precision loses microseconds.
 const REBASE_MS: f64 = 1000.0;
@@ -73,7 +73,7 @@ impl Event {
 
     /// Returns true if the work before it has ended.
     pub fn done(self) -> bool {
-        // SAFETY: an event of ours that is never destroyed. Anything but "not ready" means that nothing more will come.
+        // SAFETY: our own event that is never destroyed. Anything but "not ready" means that no more work will end.
         unsafe { driver::event_query(self.raw()) != driver::NOT_READY }
     }
 
@@ -96,7 +96,7 @@ struct Group {
     estimate: f64,
     /// Length assumed of each kind in it that was never seen, in nanoseconds.
     unknown_ns: f64,
-    /// All of it is of kinds whose length is known to be steady.
+    /// All of it is of kinds with a steady length.
     sure: bool,
     opened: Instant,
 }
@@ -139,7 +139,7 @@ struct Length {
 /// Work in flight, by when it ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Left {
-    /// Nothing that was measured.
+    /// No measured work.
     Nothing,
     /// Work that still takes this long, as the same work did before.
     About(Duration),
@@ -182,12 +182,12 @@ pub fn bound(run_ahead_us: u32) {
     }
 }
 
-/// Notes that something may be in flight that was not measured.
+/// Records that unmeasured work may be in flight.
 pub fn unmeasured() {
     UNMEASURED.store(true, Ordering::SeqCst);
 }
 
-/// Notes that nothing is in flight that was not measured.
+/// Records that no unmeasured work is in flight.
 pub fn all_measured() {
     UNMEASURED.store(!active(), Ordering::SeqCst);
 }
@@ -215,7 +215,7 @@ pub fn wait(stream: Stream, closed: impl Fn() -> bool) {
             if pace.groups.iter().all(|g| g.end.is_none()) {
                 quietly(|| pace.close_groups(|_| true));
                 if pace.groups.iter().all(|g| g.end.is_none()) {
-                    // Nothing whose end could be waited for.
+                    // No work with an end to wait for.
                     return;
                 }
             }
@@ -232,8 +232,8 @@ pub fn wait(stream: Stream, closed: impl Fn() -> bool) {
     }
 }
 
-/// Begins a group before a submission to a stream that has nothing in flight, so that the card's idleness is not
-/// counted. Checks the work in flight again if the submission was `held`.
+/// Begins a group before a submission to a stream without work in flight, so that the card's idle time is not counted.
+/// Checks the work in flight again if the submission was `held`.
 pub fn begin(stream: Stream, held: bool) {
     let context = driver::current_context() as u64;
     let mut state = lock();
@@ -275,7 +275,8 @@ pub fn submitted(stream: Stream, key: u64, copy: bool) {
     group.estimate += estimate;
     group.unknown_ns = unknown;
     group.sure &= known.is_some_and(|length| length.steady >= MIN_CONFIRMING_GROUPS);
-    // A stream may join a capture, and another thread's own one is out of reach: their work gets its end at once.
+    // A stream may join a capture, and another thread's per-thread stream is unreachable: the end of their work is
+    // recorded immediately.
     let full = known.is_none()
         || captures::any()
         || stream.is_threads_own()
@@ -303,8 +304,8 @@ pub fn finish_groups() {
     }
 }
 
-/// Ends groups if all work is about to end and the program submits no more, so that this is seen; returns whether
-/// nothing is in flight.
+/// Ends groups if all work is about to end and the program submits no more, so that the end is noticed. Returns true if
+/// no work is in flight.
 pub fn quiet() -> bool {
     let mut state = lock();
     let Some(pace) = state.as_mut() else { return true };
@@ -312,7 +313,7 @@ pub fn quiet() -> bool {
     pace.groups.iter().all(|g| g.keys.is_empty())
 }
 
-/// Ends all groups and checks them; returns the remaining time of the work in flight.
+/// Ends all groups and checks them. Returns the remaining time of the work in flight.
 pub fn left() -> Left {
     let mut state = lock();
     let Some(pace) = state.as_mut() else { return Left::Nothing };
@@ -354,8 +355,8 @@ impl Pace {
         self.unknown_ns.unwrap_or(bound / 2.0).max(UNKNOWN_NS)
     }
 
-    /// Returns the same for work of one kind. Other kinds may have been short, a copy next to kernels: while some of
-    /// this kind is in flight and none of it has ever ended, assume no less than for unseen work.
+    /// Same for work of one kind. Other kinds may have been short, a copy next to kernels: while work of this kind is
+    /// in flight and none has ever ended, assume at least the value for unseen work.
     fn unknown_ns_of(&self, key: u64, bound: f64) -> f64 {
         let flies = self.groups.iter().any(|group| group.keys.contains(&key));
         self.unknown_ns(bound).max(if flies { bound / 2.0 } else { 0.0 })
@@ -364,7 +365,7 @@ impl Pace {
     /// Returns the nanoseconds that the work in flight still takes, by earlier runs of the same work.
     fn left_ns(&self, now: Instant) -> f64 {
         let Some(first) = self.groups.front() else { return 0.0 };
-        // It has run since it was submitted, or since the end of the group before it.
+        // It has run since it was submitted, or since the end of the previous group.
         let since = self.seen.map_or(first.opened, |seen| seen.max(first.opened));
         let ran = now.saturating_duration_since(since).as_nanos() as f64;
         self.groups.iter().map(|g| g.estimate).sum::<f64>() - ran.min(first.estimate)
@@ -426,7 +427,7 @@ impl Pace {
 
     /// Takes the groups that are done.
     fn reap(&mut self) {
-        // The driver answers nothing to a thread without a context, such as the one that obeys the owner.
+        // The driver rejects calls from a thread without a context, such as the library's message thread.
         let done = |g: &Group| g.end.is_some_and(|end| within(g.context, || end.done()));
         while let Some(at) = self.groups.iter().position(done) {
             let Some(group) = self.groups.remove(at) else { return };
@@ -447,7 +448,7 @@ impl Pace {
         };
         let Some(since) = end.since(clock.base) else { return };
         let ended = clock.offset + since;
-        // Without an event of its own the work began when the stream's last work ended.
+        // Work without its own start event began when the stream's previous work ended.
         let first = group.start.and_then(|start| Some(clock.offset + start.since(clock.base)?));
         let known = first.or(self.ends.get(&at).copied());
         let began = known.unwrap_or(ended).min(ended);
@@ -469,7 +470,7 @@ impl Pace {
             clock.spare.push(end);
         }
         clock.spare.extend(group.start);
-        // Work that was submitted while nothing was measured yet, and counted when it was, may have begun at any time.
+        // Work that was submitted before measuring started, and was counted then, may have begun at any time.
         if known.is_some() {
             self.learn(group, (ended - began) * 1e6);
         }
@@ -477,13 +478,13 @@ impl Pace {
 
     /// Corrects the estimates of the group's work by its measured length.
     fn learn(&mut self, group: &Group, took_ns: f64) {
-        // Use the present estimate: since the group was submitted, others may have corrected the same lengths.
+        // Use the current estimate: other groups may have corrected the same lengths since this one was submitted.
         let length = |key: &u64| self.lengths.get(key).map_or(group.unknown_ns, |length| length.ns);
         let off = took_ns / group.keys.iter().map(length).sum::<f64>().max(1.0);
         if self.lengths.len() > MOST_KEYS {
             self.lengths.clear();
         }
-        // Each kind once, however often it is in the group: the group's length is applied to it once.
+        // Each kind once, regardless of how often it is in the group: the group's length is applied to it once.
         let kinds: HashSet<u64> = group.keys.iter().copied().collect();
         let trust = match (group.keys.len(), kinds.len()) {
             (1, _) => 1.0,
@@ -515,7 +516,7 @@ pub fn quietly<T>(work: impl FnOnce() -> T) -> T {
     if captures::any() { driver::relaxed(work) } else { work() }
 }
 
-/// Records an event at the end of a stream's work; returns whether that succeeded.
+/// Records an event at the end of a stream's work. Returns true on success.
 pub fn record(event: Event, stream: Stream) -> bool {
     // SAFETY: the event is ours; the program has submitted to the stream and has not destroyed it.
     stream.is_in_reach() && unsafe { driver::event_record(event.raw(), stream.object()) == SUCCESS }

@@ -2,9 +2,9 @@
 //!
 //! Children: after `fork` NVIDIA's driver answers 3 (`CUDA_ERROR_NOT_INITIALIZED`) to everything that needs an
 //! initialised driver, and so does this library, whichever way a function was found. Each exported function and each
-//! one that `cuGetProcAddress` answers looks at [`PAGE`] first, which the kernel empties in every child, however that
-//! was made (decision 121). Where the kernel does not do that, `fork` empties it. A child whose parent had not
-//! initialised the driver is a process like any other. No lock of the parent's is waited for in a child.
+//! one that `cuGetProcAddress` answers first checks [`PAGE`], which the kernel clears in every child, however it was
+//! created (decision 121). Where the kernel does not do that, `fork` empties it. A child whose parent had not
+//! initialised the driver is a process like any other. A child never waits for a lock of its parent.
 //!
 //! Signals: threads of the library block all of them.
 //!
@@ -28,10 +28,10 @@ pub struct Page {
     _rest: [u8; PAGE_BYTES - size_of::<AtomicU32>()],
 }
 
-/// Looked at by each exported function.
+/// Checked by each exported function.
 pub static PAGE: Page = Page { filled: AtomicU32::new(0), _rest: [0; _] };
 
-/// The driver has been initialised, here or in the process that this one is a child of.
+/// The driver has been initialised, here or in the parent process.
 static INITIALISED: AtomicBool = AtomicBool::new(false);
 
 /// Returns true unless this process is a child of one that had initialised the driver.
@@ -49,10 +49,10 @@ pub fn is_own() -> bool {
     true
 }
 
-/// Arranges that children find the page empty.
+/// Makes the kernel clear the page in children.
 fn watch_forks() {
     static REGISTERED: AtomicBool = AtomicBool::new(false);
-    // SAFETY: the page is a static of its own length; the kernel changes nothing of it in this process.
+    // SAFETY: the page is a whole static; the kernel does not change it in this process.
     let emptied = unsafe { libc::madvise((&raw const PAGE).cast_mut().cast(), PAGE_BYTES, libc::MADV_WIPEONFORK) };
     if emptied != 0 {
         report!("children that are made past fork are not noticed: {}", io::Error::last_os_error());
@@ -78,11 +78,11 @@ pub fn is_not_initialised() {
     INITIALISED.store(false, Ordering::SeqCst);
 }
 
-/// Something that is done once, and that a child never waits for a thread of its parent's to do.
+/// A one-time action for which a child never waits on a thread of its parent.
 #[derive(Debug)]
 pub struct Once {
     once: std::sync::Once,
-    /// Process whose threads do it, or wait for that.
+    /// Process whose threads run the action or wait for it.
     process: AtomicU32,
     done: AtomicBool,
 }
@@ -92,7 +92,8 @@ impl Once {
         Self { once: std::sync::Once::new(), process: AtomicU32::new(0), done: AtomicBool::new(false) }
     }
 
-    /// Does it, or waits for the thread that does; false in a child of a process that was in the middle of it.
+    /// Runs the action, or waits for the thread that runs it. Returns false in a child of a process that was in the
+    /// middle of it.
     pub fn run(&self, work: impl FnOnce()) -> bool {
         if self.done.load(Ordering::SeqCst) {
             return true;
@@ -110,11 +111,11 @@ impl Once {
     }
 }
 
-/// A lock that a child never waits for where a thread of its parent's held it.
+/// A lock for which a child does not wait if a thread of its parent held it.
 #[derive(Debug)]
 pub struct Lock<T> {
     value: Mutex<T>,
-    /// Process whose threads take it.
+    /// Process whose threads take the lock.
     process: AtomicU32,
 }
 
@@ -123,7 +124,7 @@ impl<T> Lock<T> {
         Self { value: Mutex::new(value), process: AtomicU32::new(0) }
     }
 
-    /// Takes the lock; returns none in a child of a process that held it when the child was made.
+    /// Takes the lock. Returns none in a child of a process that held it when the child was made.
     pub fn take(&self) -> Option<MutexGuard<'_, T>> {
         let own = std::process::id();
         let before = self.process.compare_exchange(0, own, Ordering::SeqCst, Ordering::SeqCst);
@@ -136,7 +137,7 @@ impl<T> Lock<T> {
                 Some(guard)
             }
             Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
-            // Another thread of the child's may have taken it just now.
+            // Another thread of the child may have just taken it.
             Err(TryLockError::WouldBlock) if self.process.load(Ordering::SeqCst) == own => {
                 Some(self.value.lock().unwrap_or_else(PoisonError::into_inner))
             }
@@ -167,9 +168,9 @@ impl Drop for Blocked {
     }
 }
 
-/// Starts a thread that takes no signal of the program's.
+/// Starts a thread that receives none of the program's signals.
 pub fn spawn(name: &str, work: impl FnOnce() + Send + 'static) -> io::Result<()> {
-    // A thread begins with the mask of the one that starts it.
+    // A thread inherits the signal mask of the thread that starts it.
     let _blocked = Blocked::new();
     std::thread::Builder::new().name(name.to_owned()).spawn(work).map(drop)
 }
@@ -182,7 +183,7 @@ mod tests {
     fn a_child_does_not_wait_for_a_lock_that_its_parent_held() {
         let lock = Lock::new(1);
         let held = lock.take().expect("free");
-        // The state in a child: another process has taken it, and will not give it back.
+        // The state in a child: another process took the lock and will not release it here.
         lock.process.store(std::process::id() + 1, Ordering::SeqCst);
         assert!(lock.take().is_none());
         drop(held);

@@ -10,13 +10,13 @@ use cuda_protocol::{Chunk, FixedKind, FromTenant, MAX_PENDING, Refusal, Share};
 use crate::kept::Kept;
 use crate::tenant;
 
-/// Time for which an allocation waits for an owner that is away.
-// TIMEOUT: a service is restarted within seconds; a program whose owner stays away must learn of it.
+/// Time for which an allocation waits for an absent owner.
+// TIMEOUT: a service is restarted within seconds; a program whose owner stays away must get an error.
 const OWNER_TIMEOUT: Duration = Duration::from_secs(20);
 
 static NEXT: AtomicU32 = AtomicU32::new(1);
 static ANSWERS: Mutex<Option<HashMap<u32, Answer>>> = Mutex::new(None);
-/// An answer has come, or the connection has.
+/// An answer has arrived, or a connection was made.
 static ANSWERED: Condvar = Condvar::new();
 /// Bytes of fixed memory that the program has, by card and kind. Locked while a change is reported to an owner.
 static FIXED: Mutex<Option<HashMap<(u8, FixedKind), u64>>> = Mutex::new(None);
@@ -34,9 +34,9 @@ pub enum Answer {
     Memory(u64, u64),
     /// A token.
     Shared(Share),
-    /// Refused, with the chunks that had come before.
+    /// Refused, with the chunks that arrived before.
     Refused(Refusal, Vec<(Chunk, Kept)>),
-    /// The owner is away, or has gone before it answered.
+    /// The owner is absent, or ended before it answered.
     Away,
 }
 
@@ -45,12 +45,12 @@ fn answers() -> MutexGuard<'static, Option<HashMap<u32, Answer>>> {
 }
 
 /// Requests of the program's threads that are in flight at a time. Further threads wait: an owner refuses requests
-/// beyond [`MAX_PENDING`], and a program that reports its fixed memory again has some of its own.
+/// beyond [`MAX_PENDING`], and a program that reports its fixed memory again adds its own requests.
 const PLACES: usize = MAX_PENDING / 2;
 static REQUESTS_IN_FLIGHT: Mutex<usize> = Mutex::new(0);
 static LEFT: Condvar = Condvar::new();
 
-/// A place among the requests that are under way.
+/// A reservation among the requests in progress.
 struct Place;
 
 impl Place {
@@ -77,7 +77,7 @@ pub fn request(make: impl FnOnce(u32) -> FromTenant) -> Answer {
     begin(make).map_or(Answer::Away, wait)
 }
 
-/// Sends a request; its number, unless the owner is away.
+/// Sends a request. Returns its number, unless the owner is absent.
 fn begin(make: impl FnOnce(u32) -> FromTenant) -> Option<u32> {
     let number = NEXT.fetch_add(1, Ordering::SeqCst);
     answers().get_or_insert_default().insert(number, Answer::Waiting(Vec::new()));
@@ -102,7 +102,7 @@ fn wait(number: u32) -> Answer {
     }
 }
 
-/// Waits for an absent owner, at most [`OWNER_TIMEOUT`]; returns whether it is there.
+/// Waits for an absent owner, at most [`OWNER_TIMEOUT`]. Returns true if it is there.
 pub fn wait_for_owner() -> bool {
     let limit = Instant::now() + OWNER_TIMEOUT;
     let mut guard = answers();
@@ -121,7 +121,7 @@ pub fn any() -> bool {
     answers().as_ref().is_some_and(|answers| !answers.is_empty())
 }
 
-/// Takes in a part of an answer. An answer without a request is dropped.
+/// Processes a part of an answer. An answer without a request is dropped.
 pub fn answer(request: u32, change: impl FnOnce(Vec<(Chunk, Kept)>) -> Answer) {
     let mut guard = answers();
     if let Some(Answer::Waiting(parts)) = guard.as_mut().and_then(|a| a.remove(&request)) {
@@ -130,7 +130,7 @@ pub fn answer(request: u32, change: impl FnOnce(Vec<(Chunk, Kept)>) -> Answer) {
     ANSWERED.notify_all();
 }
 
-/// Records that the connection has ended: no more answers come.
+/// Records that the connection has ended, so no more answers arrive.
 pub fn abandon() {
     for answer in answers().iter_mut().flat_map(|answers| answers.values_mut()) {
         if let Answer::Waiting(_) = answer {
@@ -148,13 +148,13 @@ fn change<T>(card: u8, kind: FixedKind, by: impl FnOnce(u64) -> u64, tell: impl 
     tell()
 }
 
-/// Asks to count fixed memory; returns whether the owner allows it.
+/// Requests that fixed memory be counted. Returns true if the owner allows it.
 pub fn fix(card: u8, kind: FixedKind, bytes: u64) -> bool {
-    // First: a thread that waits for a place must not keep others from returning memory.
+    // Comes first, because a thread that waits for memory must not block other threads that return memory.
     let _place = Place::take();
     let add = |sum: u64| sum.saturating_add(bytes);
     let number = change(card, kind, add, || begin(|request| FromTenant::Fix { request, card, kind, bytes }));
-    // An absent owner refuses nothing: the next one gets the report.
+    // An absent owner does not refuse; the next owner gets the report.
     let may = matches!(number.map_or(Answer::Away, wait), Answer::Fixed | Answer::Away);
     if !may {
         change(card, kind, |sum| sum.saturating_sub(bytes), || ());
@@ -173,7 +173,7 @@ pub fn recount(connect: impl FnOnce()) {
     let fixed = FIXED.lock().unwrap_or_else(PoisonError::into_inner);
     connect();
     for (&(card, kind), &bytes) in fixed.iter().flatten().filter(|(_, bytes)| **bytes > 0) {
-        // The program has it, whatever the answer: no thread waits for that.
+        // The program has the memory regardless of the answer, so no thread waits for it.
         tenant::send(&FromTenant::Fix { request: 0, card, kind, bytes });
     }
     drop(fixed);
@@ -205,7 +205,7 @@ mod tests {
                 scope.spawn(|| {
                     let _place = Place::take();
                     MOST.fetch_max(NOW.fetch_add(1, Ordering::SeqCst) + 1, Ordering::SeqCst);
-                    // Long enough for all others to come.
+                    // Long enough for all other threads to arrive.
                     std::thread::sleep(Duration::from_millis(5));
                     NOW.fetch_sub(1, Ordering::SeqCst);
                 });

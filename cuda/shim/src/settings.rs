@@ -9,9 +9,9 @@ use cuda_protocol::MAX_NAME;
 /// Settings of this process.
 #[derive(Debug)]
 pub struct Settings {
-    /// Absolute path of the owner's socket, if the program is a tenant's.
+    /// Absolute path of the owner's socket, if the program belongs to a tenant.
     pub socket: Option<PathBuf>,
-    /// Name of the tenant; empty if there is none.
+    /// Name of the tenant; may be empty.
     pub tenant: String,
     /// The driver's library, if it is named.
     pub driver: Option<PathBuf>,

@@ -1,6 +1,6 @@
 //! A slot for each symbol, and the code that jumps through them.
 //!
-//! UNSAFETY: functions of unknown signatures are passed on with their registers and stack as they came.
+//! UNSAFETY: functions of unknown signatures are called with unchanged registers and stack.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
 #![allow(non_snake_case, non_upper_case_globals, missing_docs, dead_code, reason = "names of the driver API")]
 #![allow(clippy::missing_safety_doc, clippy::undocumented_unsafe_blocks, reason = "generated")]
@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 
 include!(concat!(env!("OUT_DIR"), "/stubs.rs"));
 
-/// Functions of the real libraries; null where they have none. Those of the driver come first, then NVML's.
+/// Functions of the real libraries; null where they have none. The driver's functions come first, then NVML's.
 pub static REAL: [AtomicPtr<()>; ALL] = [const { AtomicPtr::new(std::ptr::null_mut()) }; ALL];
 
 /// The real function of a symbol; null if the driver has none.
@@ -30,11 +30,11 @@ pub fn get(index: usize) -> *mut () {
     SLOTS.get(index).map_or(std::ptr::null_mut(), |slot| slot.load(Ordering::Acquire))
 }
 
-/// Call of a symbol in a process that has not called any, or is a child of one that has: its library is loaded if it is
-/// not, then the call continues through the slot, or fails.
+/// First call of a symbol in a process or in a forked child: loads the library if necessary, then continues through the
+/// slot, or fails.
 #[unsafe(naked)]
 unsafe extern "C" fn lazy_common() {
-    // In: [rsp] number of the symbol, [rsp + 8] return address. The registers of arguments come back as they were.
+    // Input: [rsp] number of the symbol, [rsp + 8] return address. The argument registers are restored.
     core::arch::naked_asm!(
         "push rdi", "push rsi", "push rdx", "push rcx", "push r8", "push r9",
         "sub rsp, 32",
@@ -57,10 +57,10 @@ extern "C" fn resolve(index: usize) -> *mut () {
     if index < COUNT { crate::loader::resolve(index) } else { crate::nvml::resolve(index) }
 }
 
-/// A call that may name addresses and waits for no slice: maps chunks that are away, then calls the real function.
+/// A call that may name addresses and waits for no slice: maps evicted chunks, then calls the real function.
 #[unsafe(naked)]
 unsafe extern "C" fn present_common() {
-    // In: as `lazy_common`.
+    // Input: as for `lazy_common`.
     core::arch::naked_asm!(
         "push rdi", "push rsi", "push rdx", "push rcx", "push r8", "push r9",
         "sub rsp, 32",
@@ -84,11 +84,12 @@ extern "C" fn present(index: usize) -> *mut () {
     real(index)
 }
 
-/// A submission: asks the gate, calls the real function with a copy of the caller's stack arguments, notifies the gate.
+/// Stub of a submission: checks the gate, calls the real function with a copy of the caller's stack arguments, and
+/// notifies the gate.
 #[unsafe(naked)]
 unsafe extern "C" fn gate_common() {
-    // In: [rsp] number of the symbol, [rsp + 8] return address, [rsp + 16] arguments from the seventh on. At most ten
-    // of those are copied: the longest signature that is gated has eleven arguments.
+    // Input: [rsp] number of the symbol, [rsp + 8] return address, [rsp + 16] arguments starting at the seventh. Copies
+    // at most ten of them: the longest gated signature has eleven arguments.
     core::arch::naked_asm!(
         "push rbp",
         "mov rbp, rsp",
@@ -135,19 +136,19 @@ unsafe extern "C" fn gate_common() {
     )
 }
 
-/// Arguments of a call whose signature is not known here.
+/// Arguments of a call with an unknown signature.
 #[derive(Clone, Copy)]
 pub struct Arguments {
     registers: *const u64,
     stack: *const u64,
 }
 
-// SAFETY: the test's arguments are those of a call without any.
+// SAFETY: the test passes no arguments.
 #[cfg(test)]
 unsafe impl Send for Arguments {}
 
 impl Arguments {
-    /// Those of a call that has none.
+    /// Arguments of a call without arguments.
     #[cfg(test)]
     pub const NONE: Self = Self { registers: std::ptr::null(), stack: std::ptr::null() };
 
@@ -156,7 +157,7 @@ impl Arguments {
     /// # Safety
     /// The function has more than `n` arguments, none of them a floating-point number.
     pub unsafe fn get(&self, n: usize) -> u64 {
-        // SAFETY: `gate_common` has saved six registers downwards, and the rest lies on the caller's stack.
+        // SAFETY: `gate_common` has saved six registers downwards, and the rest is on the caller's stack.
         unsafe { if n < 6 { *self.registers.add(5 - n) } else { *self.stack.add(n - 6) } }
     }
 }

@@ -1,4 +1,4 @@
-//! Work in flight of a program that is alone: it is not measured, but it is bounded.
+//! Bounds the work in flight of a program that is alone; its work is not measured.
 //!
 //! The next tenant waits for this backlog, and a backlog over the run limit gets the program killed. So an event, a
 //! *mark*, follows every few submissions in their stream, and a stream with [`MAX_MARKS_PER_STREAM`] marks in flight
@@ -28,7 +28,7 @@ const WIDEN_BELOW: Duration = Duration::from_millis(20);
 const NARROW_ABOVE: Duration = Duration::from_millis(100);
 /// Time without a passing mark after which a stream may have twice as many.
 // TIMEOUT: a stream may wait for the thread that waits here, so that thread must resume in the end. A program whose
-// launches take longer already has enough in flight to be killed when another one comes, in any case.
+// launches take longer already has enough work in flight to be killed when another program starts.
 const MARK_TIMEOUT: Duration = Duration::from_secs(5);
 /// Events that are kept for further marks.
 const MAX_SPARE_EVENTS: usize = 64;
@@ -37,7 +37,7 @@ const UNTIMED: u32 = 2;
 
 /// Submissions until the next mark.
 static LEFT: AtomicU32 = AtomicU32::new(INITIAL_SUBMISSIONS_PER_MARK);
-/// A stream has as many marks as it may have.
+/// A stream has reached its limit of marks.
 static FULL: AtomicBool = AtomicBool::new(false);
 static STATE: Mutex<SoloBacklog> = Mutex::new(SoloBacklog::new());
 
@@ -51,9 +51,9 @@ struct Mark {
 struct SoloBacklog {
     marks: VecDeque<Mark>,
     spare: Vec<(u64, Event)>,
-    /// Submissions from one mark to the next.
+    /// Number of submissions between two marks.
     every: u32,
-    /// Marks that a stream may have.
+    /// Maximum number of marks of a stream.
     most: usize,
 }
 
@@ -101,7 +101,7 @@ pub fn submitted(stream: impl FnOnce() -> Stream) {
     }
 }
 
-/// Makes a mark; returns how many submissions follow before the next one.
+/// Makes a mark. Returns the number of submissions before the next mark.
 #[cold]
 fn mark(stream: Stream) -> u32 {
     let mut solo_backlog = lock();
@@ -118,7 +118,7 @@ fn mark(stream: Stream) -> u32 {
     solo_backlog.every
 }
 
-/// Forgets all marks: a context ends, and its events with it.
+/// Drops all marks, because a context ends together with its events.
 pub fn forget() {
     let mut solo_backlog = lock();
     solo_backlog.marks.clear();
@@ -140,7 +140,7 @@ impl SoloBacklog {
         }
     }
 
-    /// Checks the marks for a stream that waits, `since` something has passed; returns whether the stream may have
+    /// Checks the marks for a stream that waits, `since` something has passed. Returns true if the stream may have
     /// more.
     fn look(
         &mut self,
@@ -161,7 +161,7 @@ impl SoloBacklog {
         !self.is_full(stream)
     }
 
-    /// Removes the marks that have passed, in each stream those before one that has not; returns whether there was one.
+    /// Removes the completed marks of each stream, up to the first pending one. Returns true if it removed any.
     fn reap(&mut self, now: Instant, waited: bool, passed: impl Fn(&Mark) -> bool) -> bool {
         let before = self.marks.len();
         for mark in std::mem::take(&mut self.marks) {

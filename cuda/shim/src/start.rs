@@ -1,6 +1,6 @@
 //! `cuInit`, and the table of our functions for symbols.
 //!
-//! UNSAFETY: passes the call on.
+//! UNSAFETY: forwards the call.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
 
 use std::ffi::c_int;
@@ -9,7 +9,7 @@ use crate::driver::{self, SUCCESS};
 use crate::slots::{GATED, GATES, NAMES_MEMORY, PRESENTS, at};
 use crate::{captures, contexts, lookup, memory, process, tenant, visible};
 
-/// `cuInit`: a program that should be a tenant's and cannot connect does not run outside its limits.
+/// `cuInit`: a tenant's program that cannot connect does not run outside its limits.
 unsafe extern "C" fn init(flags: u32) -> c_int {
     // SAFETY: the caller's promise.
     let driver = || unsafe { driver::init(flags) };

@@ -1,6 +1,6 @@
-//! The stream that a submission goes to.
+//! Finds the stream of a submission.
 //!
-//! UNSAFETY: reads arguments of calls by their places.
+//! UNSAFETY: reads arguments of calls by their positions.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
 
 use std::cell::Cell;
@@ -15,7 +15,7 @@ const PER_THREAD_HANDLE: u64 = 2;
 /// `CU_STREAM_LEGACY`.
 const LEGACY: u64 = 1;
 
-/// A stream, whatever a call names it by.
+/// A stream, independent of how a call names it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Stream {
     /// Handle; 0 for the default stream that all threads share.
@@ -47,8 +47,8 @@ impl Stream {
         Self { handle, thread: 0 }
     }
 
-    /// The stream that this thread names by `handle`, in a form of a call in which null means the thread's own one or
-    /// not.
+    /// The stream that this thread names by `handle`, where null means the thread's own stream or the context's default
+    /// stream, depending on the call's variant.
     pub fn named(handle: u64, per_thread: bool) -> Self {
         match handle {
             PER_THREAD_HANDLE => Self { handle: PER_THREAD_HANDLE, thread: thread() },
@@ -63,8 +63,8 @@ impl Stream {
         self.thread != 0
     }
 
-    /// Returns true if this thread can name the stream. Of another thread's own one nothing can be asked or recorded
-    /// here.
+    /// Returns true if this thread can name the stream. Another thread's per-thread stream cannot be queried or
+    /// recorded here.
     pub fn is_in_reach(self) -> bool {
         self.thread == 0 || self.thread == thread()
     }
@@ -88,10 +88,10 @@ impl Stream {
 const DEFAULT: u8 = u8::MAX;
 /// `CUlaunchConfig` has it.
 const CONFIG: u8 = u8::MAX - 1;
-/// Several streams, or one that is not known here.
+/// Several streams, or an unknown stream.
 const UNKNOWN: u8 = u8::MAX - 2;
 
-/// Place of the stream among the arguments of each function that submits, from 0.
+/// Index of the stream argument in each submitting function, starting at 0.
 static PLACES: [u8; COUNT] = places();
 
 const fn places() -> [u8; COUNT] {
@@ -253,8 +253,8 @@ const ALL: [(u8, &[usize]); 11] = [
     (DEFAULT, &[at::cuLaunch, at::cuLaunchGrid]),
 ];
 
-/// The stream that a call submits to. Synchronous calls use the default stream, and of a call with several streams
-/// nothing is known: see [`is_known`].
+/// The stream that a call submits to. Synchronous calls use the default stream, and a call with several streams has an
+/// unknown one: see [`is_known`].
 pub fn stream(index: usize, arguments: Arguments) -> Stream {
     let per_thread = PER_THREAD.get(index).copied().unwrap_or(false);
     let handle = match PLACES.get(index).copied().unwrap_or(DEFAULT) {
@@ -267,7 +267,7 @@ pub fn stream(index: usize, arguments: Arguments) -> Stream {
                 if config.is_null() { 0 } else { *config.add(4) }
             }
         }
-        // SAFETY: the places are those of the headers' declarations.
+        // SAFETY: the positions are those in the headers' declarations.
         place => unsafe { arguments.get(usize::from(place)) },
     };
     Stream::named(handle, per_thread)

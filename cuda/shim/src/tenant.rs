@@ -26,18 +26,19 @@ use crate::{captures, fences, gate, memory, pace, process, settings};
 static TENANT: OnceLock<Tenant> = OnceLock::new();
 /// The connection, for requests.
 static LINK: RwLock<Option<Arc<Connection>>> = RwLock::new(None);
-/// Contexts of the program that work or memory was seen in.
+/// Contexts of the program in which work or memory was seen.
 static CONTEXTS: Mutex<Option<HashSet<u64>>> = Mutex::new(None);
 static STARTED: AtomicBool = AtomicBool::new(false);
-/// Time for which empty chunks are kept, unless the owner asks for them.
+/// Time for which empty chunks are cached, unless the owner requests them.
 // TIMEOUT: without it an asynchronous pool that returns all it has and allocates it again is 40 times slower.
 const EMPTY_CHUNK_RETENTION: Duration = Duration::from_secs(1);
-/// Time between two polls for such chunks when the owner has asked for them.
+/// Poll interval for such chunks after the owner has requested them.
 // TIMEOUT: work of a slice ends within a few milliseconds.
 const RECLAIM_LOOK: Duration = Duration::from_millis(1);
-/// Time beyond the expected one for which one thread polls for the end of work, or the start of a slice, without
+/// Time beyond the expected end for which one thread polls for the end of work, or the start of a slice, without
 /// sleeping.
-// TIMEOUT: lengths of work are known to a third, and the last work is at most as long as a slice may idle: 300 us.
+// TIMEOUT: lengths of work are known to within a third, and the last work is at most as long as a slice may idle: 300
+// us.
 const POLL_OVERTIME: Duration = Duration::from_micros(300);
 
 /// The owner's terms.
@@ -47,7 +48,7 @@ pub struct Tenant {
     pub chunk_bytes: u64,
     /// Cards, in the owner's order.
     pub cards: Vec<CardInfo>,
-    /// Card of the owner's list for each of the driver's devices.
+    /// Index in the owner's list of cards, for each device of the driver.
     pub devices: Vec<Option<u8>>,
 }
 
@@ -61,7 +62,7 @@ pub fn card(device: i32) -> Option<u8> {
     get()?.devices.get(usize::try_from(device).ok()?).copied().flatten()
 }
 
-/// Connects to the owner, once, and initialises the driver with `init`, which gets the tenant's cards; returns its
+/// Connects to the owner, once, and initialises the driver with `init`, which gets the tenant's cards. Returns its
 /// result.
 pub fn start(init: impl FnOnce(&[CardInfo]) -> std::ffi::c_int) -> std::ffi::c_int {
     /// A process that was refused is not a tenant later.
@@ -110,7 +111,7 @@ fn instance() -> u128 {
     // A lock without waits: two threads that are first at once agree on one number.
     INSTANCE.get().copied().unwrap_or_else(|| {
         let mut bytes = [0; 16];
-        // SAFETY: the buffer is as long as is said.
+        // SAFETY: the buffer has the given length.
         unsafe { libc::getrandom(bytes.as_mut_ptr().cast(), bytes.len(), 0) };
         let _ = INSTANCE.set(u128::from_ne_bytes(bytes));
         INSTANCE.get().copied().unwrap_or_default()
@@ -144,7 +145,7 @@ fn connect(hello: &Hello) -> Result<(Connection, cuda_protocol::Welcome), LinkEr
     }
 }
 
-/// Card of the owner's list for each device that the driver shows.
+/// Index in the owner's list of cards, for each device that the driver shows.
 fn devices(cards: &[CardInfo]) -> Vec<Option<u8>> {
     let mut count = 0;
     // SAFETY: the pointer is valid, and the driver has been initialised.
@@ -165,8 +166,8 @@ fn devices(cards: &[CardInfo]) -> Vec<Option<u8>> {
 /// Remembers the context that is current to this thread, for drains.
 pub fn note_context() {
     thread_local! {
-        /// The context that this thread has noted last. A thread that makes a context notes that as well, so none is
-        /// missed when the handle of a destroyed one is used again.
+        /// The context that this thread has noted last. A thread that creates a context also records it, so that no
+        /// context is missed when a destroyed one's handle is reused.
         static LAST_NOTED_CONTEXT: Cell<u64> = const { Cell::new(0) };
     }
     let context = driver::current_context() as u64;
@@ -187,7 +188,7 @@ pub fn forget(context: u64) {
     CONTEXTS.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert_default().remove(&context);
 }
 
-/// Sends a message; nothing happens while the owner is away.
+/// Sends a message; has no effect while the owner is absent.
 pub fn send(message: &FromTenant) -> bool {
     let link = LINK.read().unwrap_or_else(PoisonError::into_inner).clone();
     link.is_some_and(|link| link.send(message, &[]).is_ok())
@@ -205,7 +206,7 @@ pub fn waiting() {
     }
 }
 
-/// A slice as the owner gave it.
+/// A slice granted by the owner.
 struct Turn {
     run: Run,
     began: Instant,
@@ -213,7 +214,7 @@ struct Turn {
 }
 
 impl Turn {
-    /// Returns the time until it may end by itself.
+    /// Returns the time until the turn may end by itself.
     fn next_look(&self) -> Duration {
         // TIMEOUT: finer than any slice's length, and a thousandth of a processor.
         const MAX_POLL_INTERVAL: Duration = Duration::from_millis(1);
@@ -239,7 +240,7 @@ struct Reclaim {
 
 struct Agent {
     link: Arc<Connection>,
-    /// Time at which empty chunks last went back.
+    /// Time at which empty chunks were last returned.
     tidied: Instant,
     reclaim: Option<Reclaim>,
     /// Version of the messages.
@@ -294,7 +295,7 @@ impl Agent {
         }
     }
 
-    /// Returns empty chunks, if the owner has asked for them. Those that earlier work still uses follow the answer.
+    /// Returns empty chunks, if the owner has requested them. Chunks still in use by earlier work follow later.
     fn reclaim(&mut self) -> Result<(), LinkError> {
         let Some(reclaim) = self.reclaim.as_mut().filter(|reclaim| reclaim.looked.elapsed() >= RECLAIM_LOOK) else {
             return Ok(());
@@ -387,7 +388,7 @@ impl Agent {
                 self.reclaim = Some(Reclaim { since, order: Some(order), looked: since - RECLAIM_LOOK });
             }
             FromOwner::Shared { request, share } => answer(request, |_| Answer::Shared(share)),
-            // Asked for over connections of their own.
+            // Requested over separate connections.
             FromOwner::Welcome(_) | FromOwner::Processes { .. } => {}
             FromOwner::Goodbye(end) => {
                 report!("the owner says goodbye: {end:?}");
@@ -424,7 +425,7 @@ impl Agent {
 
     fn stop(&mut self) -> Result<(), LinkError> {
         let Some(turn) = self.turn.take() else { return Ok(()) };
-        // Waking all threads that wait for the end takes about as long as the idleness that is tolerated.
+        // Waking all threads that wait for the end takes about as long as the tolerated idle time.
         let lead = Duration::from_micros(turn.run.idle_us.into());
         gate::close(gate::NO_SLICE, None);
         // The driver knows of no work after the measured work.
@@ -434,10 +435,11 @@ impl Agent {
         let usage = pace::take_usage();
         let (card, waiting) = (turn.run.card, gate::held());
         self.link.send(&FromTenant::Stopped { card, turn: turn.run.turn, usage, waiting }, &[])?;
-        // Work that ends a little later is checked before the next slice: its length is not that of the others' slices.
+        // Work that ends slightly later is checked before the next slice: its length does not include the other
+        // tenants' slices.
         let _ = sees_end(POLL_OVERTIME, Duration::ZERO);
         if !waiting && gate::told() {
-            // A thread's own word may have gone out before `Stopped`, and counts for nothing there.
+            // A thread's own message may have been sent before `Stopped`; the owner ignores it then.
             self.link.send(&FromTenant::Waiting { card }, &[])?;
         }
         Ok(())
@@ -457,15 +459,15 @@ impl Agent {
         self.link.send(&FromTenant::Busy { order }, &[])
     }
 
-    /// Announces the end of a slice's last work; returns whether the owner was notified.
+    /// Announces the end of a slice's last work. Returns true if the owner was notified.
     fn announce(&self, run: &Run, left: Duration) -> bool {
         let in_us = u32::try_from(left.as_micros()).unwrap_or(u32::MAX);
         let ending = FromTenant::Ending { card: run.card, turn: run.turn, in_us };
         self.version >= VERSION_HANDOVER && self.link.send(&ending, &[]).is_ok()
     }
 
-    /// Waits for the last work of a slice, if its end is predictable, and announces it `lead` before; returns whether
-    /// it has ended, or does so within [`EARLY_US`]. The gate is closed.
+    /// Waits for the last work of a slice, if its end is predictable, and announces it `lead` before. Returns true if
+    /// it has ended or ends within [`EARLY_US`]. The gate is closed.
     fn approach_end(&self, run: &Run, lead: Duration) -> bool {
         if lead.is_zero() {
             return false;
@@ -484,11 +486,10 @@ impl Agent {
         }
     }
 
-    /// Lets the program run without its owner.
+    /// Lets the program run without an owner.
     fn alone(&mut self) {
         *LINK.write().unwrap_or_else(PoisonError::into_inner) = None;
-        // Messages that threads send now fail, and are not waited for.
-        // SAFETY: a descriptor of ours that is open.
+        // Messages that threads send now fail without a wait. SAFETY: our own open descriptor.
         unsafe { libc::shutdown(self.link.as_fd().as_raw_fd(), libc::SHUT_RDWR) };
         (self.turn, self.order, self.soon, self.reclaim) = (None, None, None, None);
         pace::bound(0);
@@ -515,7 +516,7 @@ impl Agent {
                 || requests::recount(|| use_link(&link)),
             );
             if told {
-                // Only now: a submission that meets the closed gate notifies the owner once, over this connection.
+                // Not earlier: a submission that meets the closed gate notifies the owner once, over this connection.
                 gate::close(gate::NO_SLICE, None);
                 (self.link, self.version) = (link, welcome.version);
                 return;
@@ -524,10 +525,10 @@ impl Agent {
     }
 }
 
-/// Opens the gate. Maps chunks that are away first if the program's work may run then.
+/// Opens the gate. Maps evicted chunks first if the program's work may run then.
 fn open(reason: u32) {
-    // TIMEOUT: the driver may have no memory for a page table while others' memory moves; then the program runs anyway,
-    // and the card ends it if it needs chunks that are away.
+    // TIMEOUT: the driver may have no memory for a page table while other tenants' memory moves; the program then runs
+    // anyway, and faults if it needs evicted chunks.
     const MAX_RETURN_ATTEMPTS: u32 = 1000;
     if gate::opens_without(reason) {
         let mut tries = 0;
@@ -543,7 +544,7 @@ fn open(reason: u32) {
     gate::open(reason);
 }
 
-/// Waits until nothing is in flight; false at the deadline. The gate is closed.
+/// Waits until no work is in flight. Returns false at the deadline. The gate is closed.
 fn drain(deadline: Option<Instant>) -> bool {
     while pace::left() != Left::Nothing {
         if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
@@ -562,11 +563,11 @@ fn drain(deadline: Option<Instant>) -> bool {
     true
 }
 
-/// Waits for all work of the program's contexts; false if one has a capture that the library does not know.
+/// Waits for all work of the program's contexts. Returns false if a context has a capture unknown to the library.
 fn synchronize() -> bool {
     let contexts = CONTEXTS.lock().unwrap_or_else(PoisonError::into_inner).clone().unwrap_or_default();
     for context in contexts {
-        // SAFETY: the program's context; one that it has destroyed is refused by the driver.
+        // SAFETY: the program's context; the driver refuses a destroyed one.
         let result = unsafe {
             if driver::ctx_set_current(context as Object) == SUCCESS { driver::ctx_synchronize() } else { SUCCESS }
         };
@@ -587,7 +588,7 @@ fn bind() {
     }
 }
 
-/// Runs `work` on a thread of the program's while nothing of it is in flight, with one of its contexts current.
+/// Runs `work` on a thread of the program while none of its work is in flight, with one of its contexts current.
 pub fn drained(work: impl FnOnce() -> std::ffi::c_int) -> std::ffi::c_int {
     let before = driver::current_context();
     gate::close(gate::EXPORT, None);
@@ -610,7 +611,7 @@ pub fn drained(work: impl FnOnce() -> std::ffi::c_int) -> std::ffi::c_int {
     result
 }
 
-/// Polls without sleeping, for `time` at most, until no more than `rest` is in flight; returns whether that is so.
+/// Polls without sleeping, for `time` at most, until at most `rest` is in flight. Returns true if so.
 fn sees_end(time: Duration, rest: Duration) -> bool {
     let since = Instant::now();
     loop {

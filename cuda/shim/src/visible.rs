@@ -1,4 +1,4 @@
-//! The cards that the program sees: the tenant's, and no others.
+//! Restricts the cards that the program sees to the tenant's.
 //!
 //! The driver itself hides the rest. It reads the variable [`VARIABLE`] in `cuInit`, so that variable names the
 //! tenant's cards, by their identities: count, order, numbers and PCI addresses follow. The value that the program or
@@ -22,8 +22,9 @@ pub fn initialise(cards: &[CardInfo], init: impl FnOnce() -> c_int) -> c_int {
         Some(list) => chosen(&list.to_string_lossy(), &own),
         None => own.iter().map(String::as_str).collect(),
     };
-    // SAFETY: as where a program sets this variable before it uses CUDA: no thread may walk through the environment by
-    // itself in the meantime. Those that call the C library's functions, or Rust's, see the old value or the new one.
+    // SAFETY: the same condition applies to a program that sets this variable before it uses CUDA: no thread may read
+    // the environment directly in the meantime. Threads that call the C library's functions, or Rust's, see the old or
+    // the new value.
     unsafe { std::env::set_var(VARIABLE, seen.join(",")) };
     let result = init();
     match before {
@@ -35,14 +36,14 @@ pub fn initialise(cards: &[CardInfo], init: impl FnOnce() -> c_int) -> c_int {
     result
 }
 
-/// An identity as NVIDIA's tools and libraries write it.
+/// An identity in the format of NVIDIA's tools and libraries.
 fn name(uuid: &[u8; 16]) -> String {
     let hex: String = uuid.iter().map(|byte| format!("{byte:02x}")).collect();
     format!("GPU-{}-{}-{}-{}-{}", &hex[..8], &hex[8..12], &hex[12..16], &hex[16..20], &hex[20..])
 }
 
-/// The tenant's cards that a list chooses, by number or by the begin of a name. As in the driver, entries after a wrong
-/// one are not seen.
+/// Returns the tenant's cards that a list selects, by number or by a name's prefix. As in the driver, entries after an
+/// invalid one are ignored.
 fn chosen<'a>(list: &str, own: &'a [String]) -> Vec<&'a str> {
     let mut seen: Vec<&str> = Vec::new();
     for entry in list.split(',').map(str::trim) {

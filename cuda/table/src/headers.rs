@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-/// Names of the functions that the text of a header declares, and of the symbols that its macros put in their place.
+/// Names of the functions that the text of a header declares, and of the symbols that its macros substitute.
 pub fn declared(header: &str) -> BTreeSet<String> {
     let mut names = BTreeSet::new();
     for (at, _) in header.match_indices("CUDAAPI cu") {

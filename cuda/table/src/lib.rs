@@ -1,10 +1,10 @@
-//! Every function of the CUDA driver API, with its class, and the names of NVML's.
+//! Every function of the CUDA driver API, with its class, and the names of NVML's functions.
 //!
 //! Names and versions are facts of the headers of CUDA 12.9 and 13.5 (`cuda.h`, `cudaGL.h`, `cudaEGL.h`, `cudaVDPAU.h`
 //! and their `Typedefs`). A function has *forms*: symbols for versions of its signature (`_v2`) and for the per-thread
 //! default stream (`_ptds`, `_ptsz`), which `cuGetProcAddress` chooses by the version and flags that the caller gives.
 //!
-//! No signatures, no types, no code: `cuda-shim` has those of the functions that it replaces.
+//! This crate does not contain signatures, types or code: `cuda-shim` has them for the functions that it replaces.
 
 #![forbid(unsafe_code)]
 
@@ -22,9 +22,9 @@ pub enum Class {
     Allocate,
     /// Makes or destroys arrays, whose layout only the driver knows.
     Array,
-    /// Records a stream's work instead of running it, and everything about that.
+    /// Records a stream's work instead of running it, and related functions.
     Capture,
-    /// Contexts, and parts of a card that they are bound to.
+    /// Contexts, and the parts of a card to which they are bound.
     Context,
     /// Submits a copy or a fill.
     Copy,
@@ -67,11 +67,12 @@ pub enum Class {
 /// A symbol of a function.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Form {
-    /// Version of the driver that brought the form, 1000 times the major and 10 times the minor number; 0: not known.
+    /// Version of the driver that introduced the variant, 1000 times the major and 10 times the minor number; 0: not
+    /// known.
     pub version: u32,
     /// Ending of the symbol.
     pub suffix: &'static str,
-    /// Major version of the oldest of the headers read here that declares it: 12 or 13.
+    /// Major version of the oldest header that declares it: 12 or 13.
     pub header: u8,
 }
 
@@ -100,8 +101,8 @@ impl Family {
         self.forms.iter().map(|&(version, suffix, header)| Form { version, suffix, header })
     }
 
-    /// Returns the form that `cuGetProcAddress` finds for `version`: the newest that is not newer. With `per_thread`
-    /// the per-thread forms come first, if there are any.
+    /// Returns the variant that `cuGetProcAddress` finds for `version`: the newest one up to that version. With
+    /// `per_thread`, the per-thread variants come first, if any.
     pub fn form(&self, version: u32, per_thread: bool) -> Option<Form> {
         let newest = |kind: bool| self.forms().filter(|f| f.per_thread() == kind && f.version <= version).last();
         per_thread.then(|| newest(true)).flatten().or_else(|| newest(false))

@@ -1,7 +1,7 @@
 //! Names of the functions of NVML, the management library next to the driver.
 //!
-//! Facts of the headers `nvml.h` of CUDA 12.9 and 13.5, and one that `nvidia-smi` looks up and no header declares. All
-//! except those that report a card's memory are passed on, so there are no classes.
+//! From the headers `nvml.h` of CUDA 12.9 and 13.5, plus one function that `nvidia-smi` looks up and no header
+//! declares. All functions except those that report a card's memory are forwarded, so there are no classes.
 
 /// Every symbol, in the order of the names.
 pub const NVML: &[&str] = &[

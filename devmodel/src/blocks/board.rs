@@ -132,7 +132,7 @@ impl Pmu {
     }
 
     pub(crate) fn pending(&self) -> bool {
-        // GUESS: the routing register decides which of them reach the host; nothing here ever asserts by itself.
+        // GUESS: the routing register decides which of them reach the host; these units never assert on their own.
         self.intr.pending()
     }
 }

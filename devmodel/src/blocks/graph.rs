@@ -217,7 +217,7 @@ impl Graph {
     }
 }
 
-/// Stores a multiprocessor's error in the registers of its cluster; returns the cluster's bit.
+/// Stores a multiprocessor's error in the registers of its cluster. Returns the cluster's bit.
 fn show_sm(error: &SmError, cx: &mut Cx) -> u32 {
     let chip = &cx.config.chip;
     let gpc = if error.gpc < chip.gpcs { error.gpc } else { 0 };

@@ -1,7 +1,7 @@
 //! Context switches that do not end: the scheduler's reports to the driver about a channel that keeps an engine.
 //!
 //! The error has one reason register and one interrupt bit for all engines, and a driver acknowledges it after it has
-//! checked the engines; an error that occurs in between is lost. So only one is shown at a time here, and the next
+//! checked the engines; an error that occurs in between is lost. So only one error is visible at a time, and the next
 //! waits until the driver has acknowledged it and has removed the channel, by resetting the engine or unbinding the
 //! channel.
 
@@ -18,7 +18,7 @@ pub(crate) struct Hang {
     pub channel: VirtualChannelId,
 }
 
-/// The shown hang, and the waiting ones.
+/// The visible hang, and the queued ones.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Hangs {
     shown: Option<Hang>,
@@ -34,7 +34,8 @@ impl Hangs {
         }
     }
 
-    /// Shows the next hang that `wanted` accepts, dropping others; returns false if one is still shown or none waits.
+    /// Shows the next hang that `wanted` accepts and drops others. Returns false if a hang is still visible or none is
+    /// queued.
     pub fn next(&mut self, wanted: impl Fn(&Hang) -> bool) -> bool {
         if self.shown.is_some() {
             return false;
@@ -73,7 +74,7 @@ impl Hangs {
         Invalid::unless(shown.as_ref().is_none_or(sound), || "a channel hangs that there is not".into())
     }
 
-    /// Returns the shown hang, and the numbers of waiting and of dropped ones.
+    /// Returns the visible hang, and the numbers of queued and dropped hangs.
     pub fn counts(&self) -> (Option<Hang>, usize, u64) {
         (self.shown, self.waiting.len(), self.waiting.dropped)
     }

@@ -18,7 +18,7 @@ struct Unit {
     channel: u32,
 }
 
-/// The error shown by each unit, and the waiting ones.
+/// The error that each unit shows, and the queued errors.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Pbdma {
     units: [Unit; UNITS],

@@ -1,5 +1,5 @@
-//! PFIFO: the channel table, the runlist, preemption, and the scheduler's interrupts. All accesses are translated; no
-//! register here is the card's.
+//! PFIFO: the channel table, the runlist, preemption, and the scheduler's interrupts. All accesses are translated; none
+//! of these registers is a register of the card.
 
 use super::hang::{Hang, Hangs};
 use super::pmc::pbdma_mask;
@@ -445,7 +445,7 @@ impl Pfifo {
             | ENGINE_STATUS::CHANNEL.encode(status.channel.map_or(0, |id| id.0.into()))
     }
 
-    /// Returns the instance block of the channel on an engine, as the guest named it.
+    /// Returns the instance block of the channel on an engine, as named by the guest.
     fn instance_on(&self, engine: u32, cx: &mut Cx) -> Option<Place> {
         let (status, _) = self.on_engine(engine, cx);
         let id = status.channel.filter(|&id| self.is_bound(id))?;

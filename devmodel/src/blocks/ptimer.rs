@@ -56,7 +56,7 @@ impl Ptimer {
         (*offset, *intr, *intr_en, *alarm, *ring_at) = (0, 0, 0, 0, None);
     }
 
-    /// Adds `ns` to the offset after the card's clock was set back by that: the guest's clock must not go back.
+    /// Adds `ns` to the offset after the card's clock was set back by `ns`, because the guest's clock must not go back.
     pub(crate) fn advance(&mut self, ns: u64) {
         self.offset = self.offset.wrapping_add(ns);
     }

@@ -180,7 +180,7 @@ policies! {
     GpcUnits = gpc_units {
         Model: TPC_COUNT;
     }
-    // No outputs: the display's registers are storage, so that a driver's probing finds no active display.
+    // No outputs exist: the display's registers are storage, so that a driver's probing finds no active display.
     Pvga = pvga {
         Store: CRTC SEQUENCER STATUS;
     }

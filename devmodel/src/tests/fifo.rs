@@ -52,7 +52,7 @@ fn an_instance_block_beyond_vram_is_never_bound() {
     rig.wr(channel(2), 0xc000_0000 | (last + 1));
     rig.wr(channel(3), 0xcfff_ffff);
     assert_eq!(rig.mock.take(), [Call::Bind(1, Some(vram(VRAM - 0x1000)))]);
-    // A bound channel with a new location outside of VRAM is unbound.
+    // A bound channel with a new location outside VRAM is unbound.
     rig.wr(channel(1), 0xcfff_ffff);
     assert_eq!(rig.mock.take(), [Call::Bind(1, None)]);
 }

@@ -48,7 +48,7 @@ fn the_drivers_interrupt_handler_loses_no_event() {
     rig.wr(0x002628, 1);
     rig.gpu.runlist_done(&mut rig.mock);
     assert_eq!(rig.mock.messages(), 1);
-    // The handler: line off, re-arm, read, acknowledge; meanwhile another event; line on.
+    // Runs the handler: line off, re-arm, read, acknowledge, line on; another event occurs meanwhile.
     rig.wr(LINE_EN, 0);
     rig.rd(LINE_EN);
     rig.wr8(REARM, 0xff);

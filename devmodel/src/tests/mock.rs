@@ -38,7 +38,7 @@ pub struct Mock {
     pub channel: ChannelState,
     pub engine: EngineStatus,
     pub preempting: bool,
-    /// There is no memory for writes.
+    /// Writes find no free memory.
     pub lacks_memory: bool,
 }
 
@@ -200,7 +200,7 @@ impl Rig {
         self.gpu.bar0_write32(offset, value, &mut self.mock);
     }
 
-    /// Reads, modifies and writes, like a driver; returns the old value.
+    /// Reads, modifies and writes, like a driver. Returns the old value.
     pub fn mask(&mut self, offset: u32, mask: u32, value: u32) -> u32 {
         let old = self.rd(offset);
         self.wr(offset, (old & !mask) | value);

@@ -1,5 +1,5 @@
-//! Any sequence of guest writes: no panic, no request to the mediator outside of the guest's bounds, and the invariants
-//! hold.
+//! Checks for any sequence of guest writes that no panic occurs, that no request to the mediator exceeds the guest's
+//! bounds, and that the invariants hold.
 
 use super::mock::{Call, Rig, VRAM};
 use crate::VGpu;

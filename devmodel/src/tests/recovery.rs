@@ -1,5 +1,5 @@
 //! Work that hangs and channels that are refused: the values that the guest's driver reads, and its reaction. The
-//! sequences are those of Linux 6.1 and 6.12; offsets and bits are the drivers' own.
+//! sequences, offsets and bits are from the drivers of Linux 6.1 and 6.12.
 
 use super::mock::{Call, Rig};
 use crate::backend::{EngineStatus, Place};
@@ -85,7 +85,7 @@ fn work_6_1(rig: &mut Rig, engines: &[u32]) {
     rig.mask(0x002630, mask, 0);
 }
 
-/// Returns the channel on an engine as 6.12 sees it, and whether it is switching.
+/// Returns the channel on an engine as 6.12 reads it, and true if it is switching.
 fn engine_6_12(rig: &mut Rig, engine: u32) -> Option<(u32, bool)> {
     let status = rig.rd(0x002640 + engine * 4);
     (status & 0x1000_0000 != 0).then_some((status & 0x7f, status & 0x5000 != 0))
@@ -118,7 +118,7 @@ fn handler_6_12(rig: &mut Rig) -> Vec<u32> {
     triggered
 }
 
-/// Handles the MMU faults in the interrupt handler of 6.12; returns the channels that its work item must kill.
+/// Handles the MMU faults in the interrupt handler of 6.12. Returns the channels that its work item must kill.
 fn faults_6_12(rig: &mut Rig) -> Vec<u32> {
     assert_eq!(causes(rig), 0x1000_0000);
     let mut kill = Vec::new();

@@ -240,8 +240,8 @@ impl VGpu {
         u32::from_le_bytes(word)
     }
 
-    /// Returns the other bytes of a partial write's register. Only storage keeps them: where writing has an effect,
-    /// unwritten bytes have none.
+    /// Returns the other bytes of a partial write's register. Only storage keeps unwritten bytes; registers with
+    /// effects ignore them.
     pub(super) fn bytes_beside(&mut self, offset: u32, backend: &mut dyn Backend) -> u32 {
         match policy::find(offset) {
             Target::Register(register, _, policy) => match (policy, register.info()) {

@@ -25,7 +25,7 @@ pub struct SavedVGpu {
     identity: SavedIdentity,
     /// Configuration space.
     pub(crate) pci: Vec<u8>,
-    /// Plain registers: byte offset in BAR0 and value of those that are not 0, ascending.
+    /// Plain registers that are not 0: byte offset in BAR0 and value, ascending.
     pub(crate) storage: Vec<(u32, u32)>,
     denials: Denials,
     interrupts: Interrupts,

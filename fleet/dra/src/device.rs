@@ -16,11 +16,11 @@ const CUDA: &str = "cuda";
 const MAX_NAME: usize = 63;
 /// Longest value of an attribute or a taint.
 const MAX_VALUE: usize = 64;
-/// The default of a request that names no capacity: this fraction of it.
+/// Default for a request without a capacity, as a fraction of the card.
 const PARTS: u64 = 8;
 /// Minimum memory of a virtual machine, in MiB.
 const LEAST_MIB: u64 = 16;
-/// Most devices in a slice.
+/// Maximum number of devices in a slice.
 pub const MAX_DEVICES: usize = 128;
 
 /// A reason against new work on a card.
@@ -46,7 +46,7 @@ impl Trouble {
         }
     }
 
-    /// Text for it, if the daemon has none.
+    /// Default text if the daemon gives no reason.
     fn words(self) -> &'static str {
         match self {
             Self::Failed => "it is out of service",
@@ -64,15 +64,15 @@ pub struct Offer {
     pub device: String,
     /// Name of the card.
     pub card: String,
-    /// It serves tenants; otherwise virtual machines.
+    /// True if it serves tenants; otherwise it serves virtual machines.
     pub tenants: bool,
-    /// MiB that its users share.
+    /// Memory shared by its users, in MiB.
     pub memory_mib: u64,
     /// Allocation unit of memory, in MiB.
     pub chunk_mib: u64,
     /// Trouble that it is in.
     pub trouble: Option<Trouble>,
-    /// Text for it: the daemon's, if it has some.
+    /// Reason, from the daemon if it gives one.
     pub why: Option<String>,
     attributes: BTreeMap<String, DeviceAttribute>,
 }
@@ -167,7 +167,7 @@ impl Offer {
         }
     }
 
-    /// The same while the daemon does not answer.
+    /// Same while the daemon does not answer.
     #[must_use]
     pub fn unreachable(mut self) -> Self {
         self.trouble = Some(Trouble::Unreachable);
@@ -291,7 +291,7 @@ pub(crate) mod tests {
         let taints = offer.device().taints.unwrap();
         let told: Vec<_> =
             taints.iter().map(|taint| (taint.key.as_str(), taint.value.as_deref(), taint.effect.as_str())).collect();
-        // Pods that use it keep running: the effect is not one that evicts pods.
+        // Pods that use it keep running: the taint's effect does not evict pods.
         assert_eq!(told, [("gpu-mediator.internal/unusable", Some("drained"), "NoSchedule")]);
         let back = Card { drained: false, ..drained };
         assert_eq!(Offer::all(&[back], &[], &[])[0].device().taints, None);

@@ -1,7 +1,7 @@
 //! Preparing and unpreparing claims.
 //!
-//! A kubelet that did not get the answer or was restarted can repeat both at any time: existing parts stay, missing
-//! ones are made.
+//! Both are idempotent, because a kubelet may repeat them after a lost answer or a restart: existing parts stay,
+//! missing parts are created.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -28,7 +28,7 @@ use crate::store::{KeptClaim, KeptShare, Store};
 /// Most shares of a claim.
 const MAX_SHARES: usize = 32;
 /// Time limit for the API server.
-// TIMEOUT: the kubelet waits 45 s for all of it.
+// TIMEOUT: the kubelet waits 45 s for the whole request.
 const KUBE: Duration = Duration::from_secs(15);
 
 /// Paths and names.
@@ -53,7 +53,7 @@ pub struct Settings {
 /// A prepared device, as reported to the kubelet.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Prepared {
-    /// The request that it is for.
+    /// The request for which it was prepared.
     pub request: String,
     /// Its pool.
     pub pool: String,
@@ -116,7 +116,7 @@ impl Driver {
     /// Prepares a claim.
     ///
     /// # Errors
-    /// The reason, for the events of its pod. In that case no new part is left.
+    /// The reason, for the events of its pod. In that case, no new part remains.
     pub async fn prepare(&self, claim: &Named) -> Result<Vec<Prepared>, String> {
         let mut store = self.store.lock().await;
         let done = self.prepare_with(&mut store, claim).await;
@@ -138,7 +138,7 @@ impl Driver {
         done.map(|(kept, _)| self.prepared(&claim.uid, &kept))
     }
 
-    /// Prepares a claim; returns it, and true if it was not prepared before.
+    /// Prepares a claim. Returns the claim, and true if it was not prepared before.
     async fn prepare_with(&self, store: &mut Store, claim: &Named) -> Result<(KeptClaim, bool), String> {
         claim.check()?;
         let there = store.get(&claim.uid).cloned();
@@ -293,7 +293,7 @@ impl Driver {
         let one = |(number, share): (usize, &KeptShare)| {
             let mut cdi = vec![cdi_spec::qualified(&device(uid, number))];
             if matches!(share.body, Body::Tenant(_)) {
-                // Before ours, so that ours take precedence.
+                // Inserted before ours, so that ours take precedence.
                 cdi.splice(..0, self.settings.beside.iter().cloned());
             }
             Prepared { request: share.request.clone(), pool: share.pool.clone(), device: share.device.clone(), cdi }
@@ -335,7 +335,7 @@ impl Driver {
         // First the file that would give a container a share that is being removed.
         CdiFile::new(&self.settings.cdi, uid).and_then(|file| file.remove()).map_err(said)?;
         for share in &kept.shares {
-            // An object of another owner with that name stays.
+            // An object with that name but another owner stays.
             if self.there(uid, &share.body).await? == There::Ours {
                 let path = format!("{}/{}", share.body.collection(), segment(share.body.name()));
                 self.admin
@@ -343,7 +343,7 @@ impl Driver {
                     .await
                     .or_else(|error| if is_gone(&error) { Ok(()) } else { Err(told(&error)) })?;
             }
-            // A daemon that has lost the share has left its folder.
+            // If the daemon lost the share, the share's folder remains.
             let name = share.body.name();
             sockets::remove_folder(&self.settings.sockets, name)
                 .map_err(|error| format!("the folder of `{name}` is not removed: {error}"))?;
@@ -408,7 +408,7 @@ fn by_claim(claim: &str, place: &str) -> Option<PathBuf> {
     named.then(|| Path::new(cdi_spec::SOCKETS).join("claims").join(claim).join(place))
 }
 
-/// Name of the folder in a container for a share of a request: the request's, with a number from the second share on.
+/// Name of the container's folder for a share: the request's name, with a number from the second share on.
 fn place(places: &mut BTreeMap<String, usize>, request: &str) -> String {
     let main = request.split('/').next().unwrap_or(request);
     let name: String = main.chars().filter(|c| c.is_ascii_alphanumeric() || *c == '-').take(63).collect();

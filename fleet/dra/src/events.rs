@@ -16,7 +16,7 @@ use crate::claim::Named;
 
 /// Longest note that the API server accepts, in bytes.
 const MAX_NOTE: usize = 1024;
-/// Most claims whose last failure is stored.
+/// Maximum number of claims whose last failure is stored.
 const MAX_FAILURES: usize = 1024;
 /// Time limit for the API server to accept an event.
 const API_TIMEOUT: Duration = Duration::from_secs(10);

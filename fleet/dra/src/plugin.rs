@@ -26,7 +26,7 @@ use crate::driver::Driver;
 use crate::metrics::Metrics;
 use crate::slices;
 
-/// Services of the driver, as named in the registration. An older kubelet chooses the one that it knows.
+/// Services of the driver, as named in the registration. An older kubelet chooses the version that it knows.
 const SERVICES: [&str; 5] = [
     "v1.DRAPlugin",
     "v1beta1.DRAPlugin",
@@ -34,7 +34,7 @@ const SERVICES: [&str; 5] = [
     "v1beta1.DRAResourceHealth",
     "v1alpha1.DRAResourceHealth",
 ];
-/// Most claims of one request.
+/// Maximum number of claims in one request.
 const MAX_CLAIMS: usize = 256;
 /// Interval of reports if the health has not changed: after 30 s of silence the kubelet considers it unknown.
 const REPORT: Duration = Duration::from_secs(10);
@@ -112,7 +112,8 @@ impl Plugin {
         Self { driver, offers, node: node.to_owned() }
     }
 
-    /// Runs a change to its end even if the kubelet stops waiting: otherwise half of it would have to be found later.
+    /// Runs a change to its end even if the kubelet stops waiting: otherwise a half-done change would need cleanup
+    /// later.
     async fn whole<T: Send + 'static>(change: impl Future<Output = T> + Send + 'static) -> Result<T, Status> {
         tokio::spawn(change).await.map_err(|error| Status::internal(format!("internal error: {error}")))
     }

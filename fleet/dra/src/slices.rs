@@ -142,7 +142,7 @@ impl Publisher {
         }
     }
 
-    /// Publishes the wanted slice; returns the version of the list that was read.
+    /// Publishes the wanted slice. Returns the version of the list that was read.
     async fn publish(&mut self, offers: &[Offer]) -> Result<String, String> {
         match timeout(API_TIMEOUT, self.publish_once(offers)).await {
             Ok(done) => done.map_err(|error| error.to_string()),
@@ -186,7 +186,7 @@ impl Publisher {
         shown.map(Offer::device).collect()
     }
 
-    /// Writes the slice; returns it as the API server keeps it.
+    /// Writes the slice. Returns it as the API server keeps it.
     async fn write(
         &mut self,
         there: Option<ResourceSlice>,

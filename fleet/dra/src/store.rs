@@ -1,8 +1,8 @@
 //! Prepared claims, kept in a file: after a restart of the driver or the node, it holds the claims that must be served
 //! or removed.
 //!
-//! A claim is recorded before anything is made for it, and deleted after everything was removed, so that all existing
-//! parts are known whenever the program ends.
+//! A claim is recorded before its parts are created and deleted after they are removed, so all existing parts are known
+//! even after a crash.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -23,7 +23,7 @@ const MAX_FILE: u64 = 16 << 20;
 pub struct KeptShare {
     /// The tenant or virtual machine.
     pub body: Body,
-    /// The request that it is for.
+    /// The request for which it was prepared.
     pub request: String,
     /// The pool from which it was allocated.
     pub pool: String,
@@ -121,7 +121,7 @@ impl Store {
     /// Records a claim.
     ///
     /// # Errors
-    /// If the file cannot be written; then nothing has changed.
+    /// If the file cannot be written; nothing is changed then.
     pub fn put(&mut self, uid: &str, claim: KeptClaim) -> Result<(), StoreError> {
         let mut claims = self.claims.clone();
         claims.insert(uid.to_owned(), claim);
@@ -131,7 +131,7 @@ impl Store {
     /// Deletes a claim.
     ///
     /// # Errors
-    /// If the file cannot be written; then nothing has changed.
+    /// If the file cannot be written; nothing is changed then.
     pub fn forget(&mut self, uid: &str) -> Result<(), StoreError> {
         let mut claims = self.claims.clone();
         if claims.remove(uid).is_none() {

@@ -20,7 +20,7 @@ fn card(driver: &Path) -> String {
     )
 }
 
-/// The environment of a container, with paths of the host instead of the container's.
+/// The environment of a container, with host paths instead of container paths.
 fn environment(edits: &Edits) -> Vec<(String, String)> {
     let outside = |value: &str| {
         let mount = edits.mounts.iter().find(|mount| Path::new(value).starts_with(&mount.container_path));
@@ -94,7 +94,7 @@ async fn cuda_claim_creates_tenant_and_programs_see_its_limit() {
     kubelet.back(&named("job")).await;
     node.assert_clean().await;
 
-    // An owner that ends, and cannot be started again: the card fails, and no claim gets it.
+    // An owner ends and cannot be restarted: the card fails, and no claim gets it.
     std::fs::remove_file(node.path("plain/libcuda.so.1")).unwrap();
     let pid = node.daemon.as_ref().unwrap().0.id();
     let owners = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap();

@@ -70,7 +70,7 @@ async fn two_pods_share_card_three_to_one_with_both_api_versions() {
         let mode = |path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
         assert_eq!((mode(node.path("claims")), mode(mount.host_path.clone())), (0o700, 0o755));
 
-        // A repetition changes nothing.
+        // Repeating the request changes nothing.
         let before: Value = node.admin().get("/v1/desired").await.unwrap();
         assert_eq!(kubelet.good(&big).await, devices);
         assert_eq!(node.admin().get::<Value>("/v1/desired").await.unwrap(), before);
@@ -104,7 +104,7 @@ async fn a_claim_of_several_shares_is_one_file_and_all_or_nothing() {
     kubelet.back(&named("many")).await;
     node.assert_clean().await;
 
-    // The last share does not fit next to one that the scheduler does not know: the first two are removed as well.
+    // The last share does not fit because of a share unknown to the scheduler, so the first two are removed as well.
     let beside = json!({ "name": "beside", "card": "card1", "vram_mib": 160 });
     node.admin().post::<Value>("/v1/vms", &beside).await.unwrap();
     let parts = [parts[0], parts[1], ("other", "card1", "128Mi", "500")];
@@ -236,7 +236,7 @@ async fn claims_survive_driver_kill_and_daemon_state_loss() {
     until("the share", async || (node.shares().await == ["k8s-uid-kept-0"]).then_some(())).await;
     assert_eq!(kubelet.good(&named("kept")).await, devices);
     assert_eq!(spec(&node, "uid-kept").devices.len(), 1);
-    // Shares are kept while the daemon is away.
+    // Shares are kept while the daemon is absent.
     node.daemon = None;
     let answer = kubelet.unprepare(&[named("kept")]).await.unwrap();
     assert!(answer.claims["uid-kept"].error.contains("no daemon answers"), "{answer:?}");
@@ -268,7 +268,7 @@ async fn driver_killed_during_prepare_leaves_no_unknown_share() {
         node.start_driver(&[]);
         let kubelet = node.kubelet(NEW).await;
         node.slice(1).await;
-        // Half of them are wanted again, the other half is not.
+        // Half of them are requested again, the other half is not.
         until("the cards", async || {
             let answer = kubelet.prepare(&claims[..3]).await.unwrap();
             answer.claims.values().all(|one| one.error.is_empty()).then_some(())
@@ -303,13 +303,13 @@ async fn the_slice_is_kept_as_the_cards_are() {
     assert_eq!(attributes["vramMiB"].int, Some(256));
     until("the old slice goes", async || (node.api.slices().len() == 1).then_some(())).await;
 
-    // A kubelet that starts removes it.
+    // A starting kubelet removes it.
     node.api.wipe();
     let again = node.slice(1).await;
     assert_eq!(again.spec.devices, slice.spec.devices);
     assert!(again.spec.pool.generation > slice.spec.pool.generation);
 
-    // Without a change nothing is written.
+    // Without a change, no object is written.
     let writes = node.api.writes();
     tokio::time::sleep(Duration::from_millis(500)).await;
     assert_eq!(node.api.writes(), writes);

@@ -1,14 +1,14 @@
 //! Rewrites requests whose `:authority` the crate `h2` refuses.
 //!
 //! The kubelet dials a plugin's socket by its path when the plugin registers, and kubelets before 1.34 also dial a DRA
-//! driver so. Go's gRPC then sends the path as `:authority`: unchanged (`/var/lib/kubelet/x.sock`), or in newer
+//! driver this way. Go's gRPC then sends the path as `:authority`: unchanged (`/var/lib/kubelet/x.sock`), or in newer
 //! versions escaped (`%2Fvar%2Flib%2Fkubelet%2Fx.sock`). The crate `h2` accepts neither as an authority: it resets the
-//! stream, and has no option for it (hyperium/h2#487). Over a UNIX socket the authority has no meaning, so this module
-//! replaces it with `localhost`.
+//! stream, without an option to change that (hyperium/h2#487). Over a UNIX socket the authority has no meaning, so this
+//! module replaces it with `localhost`.
 //!
 //! Header blocks are compressed with a table that grows from block to block, so they cannot be changed in place. The
-//! [`Rewriter`] is an end of that compression: it keeps the client's table, decodes each block, and encodes it again
-//! with literals that refer to no table. Frames of all other kinds pass unchanged.
+//! [`Rewriter`] terminates the compression: it keeps the client's table, decodes each block, and encodes it again as
+//! literals without table references. Frames of all other kinds pass unchanged.
 //!
 //! Out of scope: the checks that `h2` makes later, such as the set and the order of headers.
 
@@ -20,11 +20,11 @@ use loona_hpack::Decoder;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tonic::transport::server::Connected;
 
-/// Length of the preface of a client's connection.
+/// Length of a client's connection preface.
 const PREFACE_LEN: usize = 24;
 /// Bytes of a frame's head.
 const HEAD: usize = 9;
-/// Longest payload of a frame: the server keeps the initial limit.
+/// Maximum payload of a frame: the server keeps the initial limit.
 const MAX_FRAME: usize = 16 << 10;
 /// Longest header block, and longest list of headers that it may decode to.
 const MAX_BLOCK: usize = 64 << 10;
@@ -260,7 +260,7 @@ fn length(length: usize, out: &mut Vec<u8>) {
 pub struct Localhost<S> {
     inner: S,
     rewriter: Rewriter,
-    /// Bytes for the reader; those before `given` were already read.
+    /// Bytes for the reader; bytes before `given` were already read.
     out: Vec<u8>,
     given: usize,
 }

@@ -12,7 +12,7 @@ use tokio_stream::{Stream, StreamExt};
 
 use crate::authority::Localhost;
 
-/// Most requests of one connection at a time: the kubelet sends few.
+/// Maximum number of concurrent requests per connection: the kubelet sends few.
 pub const MAX_STREAMS: u32 = 64;
 
 /// An error of creating the socket.

@@ -2,7 +2,7 @@
 //!
 //! `captures/*.hex` were recorded from google.golang.org/grpc 1.33.3, which dialled a UNIX socket
 //! `/tmp/cap/plugin.sock`: by its path, as the kubelet's watcher of plugins does (`path`), with `:authority` escaped as
-//! in newer versions (`escaped`, the same bytes with that literal in its place), and as `unix:` and the path, as a
+//! in newer versions (`escaped`, the same bytes with this literal substituted), and as `unix:` and the path, as a
 //! kubelet since 1.34 does for a DRA driver (`unix`). Each connection calls `GetInfo` twice, then
 //! `NotifyRegistrationStatus`: the later calls refer to the header table of the first.
 
@@ -53,7 +53,7 @@ fn capture(name: &str) -> Vec<u8> {
     (0..text.len()).step_by(2).map(|at| u8::from_str_radix(&text[at..at + 2], 16).unwrap()).collect()
 }
 
-/// Sends bytes to a server at `socket`, and reads until it has answered `streams` streams or ended; returns the answers
+/// Sends bytes to a server at `socket`, and reads until it has answered `streams` streams or ended. Returns the answers
 /// by kind.
 fn answers(socket: &Path, bytes: &[u8], streams: usize) -> (Vec<u8>, Vec<u8>) {
     let mut stream = UnixStream::connect(socket).unwrap();

@@ -1,7 +1,7 @@
 //! Adds vGPUs to a libvirt domain.
 //!
-//! libvirt has no vfio-user device, so QEMU's own argument is put in the namespace that libvirt passes on. The card
-//! reads guest memory through the file that QEMU passes, so the memory must be a shared file.
+//! libvirt has no vfio-user device, so the QEMU argument is placed in the namespace that libvirt passes through. The
+//! card reads guest memory through the file that QEMU passes, so the memory must be a shared file.
 
 use std::borrow::Cow;
 
@@ -76,7 +76,7 @@ struct Edit {
     path: Vec<String>,
     /// Depth of an element that is being omitted.
     dropped: Option<usize>,
-    /// Devices that have not been found.
+    /// Devices that were not found.
     missing: Vec<String>,
     memory: bool,
     arguments: bool,

@@ -20,7 +20,7 @@ pub mod domain;
 
 /// The annotation of a virtual machine with the names of the requests, separated by commas.
 pub const ANNOTATION: &str = "gpu-mediator.internal/requests";
-/// Most vGPUs of a virtual machine.
+/// Maximum number of vGPUs in a virtual machine.
 const MAX_VGPUS: usize = 16;
 /// Name of a vGPU's socket in its folder.
 const SOCKET: &str = "vgpu.sock";

@@ -15,23 +15,23 @@ const WEIGHT_MAX: u32 = 10_000;
 pub struct Card {
     /// Its name.
     pub name: String,
-    /// It serves tenants; others serve virtual machines.
+    /// True if it serves tenants; otherwise it serves virtual machines.
     pub cuda: bool,
-    /// MiB that all its users have together.
+    /// Total memory of all its users in MiB.
     pub shared_mib: u64,
 }
 
 /// Returns the card of a job's shards.
 ///
 /// # Errors
-/// If no card is of the kind, or the shards are from several.
+/// If no card is of this kind, or the shards are from several cards.
 pub fn card<'a>(arguments: &Arguments, given: &Given, gpus: &[usize], cards: &'a [Card]) -> Result<&'a Card, String> {
     let of_kind: Vec<&Card> = cards.iter().filter(|card| card.cuda != given.vgpu).collect();
     let kind = if given.vgpu { "vGPUs" } else { "CUDA programs" };
     let of_kind: Vec<&Card> = match arguments.cards.is_empty() {
         true => of_kind,
         false => {
-            // In the order in which Slurm counts; a card of another kind keeps its number.
+            // In Slurm's order; a card of another kind keeps its number.
             let named = arguments.cards.iter().map(|name| cards.iter().find(|card| card.name == *name));
             let named: Option<Vec<_>> = named.collect();
             named.ok_or("plugstack.conf: `cards` names one that the daemon has not; see `mediatorctl card show`")?
@@ -103,7 +103,7 @@ pub fn table(
         "time": time,
         // Only the daemon may connect until it belongs to the job's user.
         "mode": "0600",
-        // In its own folder, which the daemon makes: a container of the job mounts that.
+        // In its own folder, which the daemon creates and a container of the job mounts.
         "socket": arguments.sockets.join(name).join(socket),
     });
     match table {

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use crate::nodes;
 
-/// Largest answer of the controller, in bytes: that of an array of thousands of jobs.
+/// Maximum size of the controller's answer in bytes: room for an array of thousands of jobs.
 const MAX_ANSWER: u64 = 16 << 20;
 /// Interval at which the answer is polled.
 const POLL_INTERVAL: Duration = Duration::from_millis(10);
@@ -25,7 +25,7 @@ const POLL_INTERVAL: Duration = Duration::from_millis(10);
 pub struct Granted {
     /// Their number.
     pub shards: u32,
-    /// Numbers of their GPUs, in the order of `gres.conf`; none if Slurm does not report them.
+    /// Their GPU numbers, in the order of `gres.conf`; empty if Slurm does not report them.
     pub gpus: Vec<usize>,
 }
 
@@ -59,7 +59,7 @@ pub fn ask(scontrol: &Path, job: &Number, node: &str, patience: Duration) -> Res
 /// The controller's text on a job.
 fn answer(scontrol: &Path, job: &Number, patience: Duration) -> Result<String, String> {
     let mut command = Command::new(scontrol);
-    // In an array, this job alone.
+    // In an array, only this job.
     let name = job.of_array.map_or_else(|| job.id.to_string(), |(array, task)| format!("{array}_{task}"));
     command.args(["--details", "show", "job", &name]);
     let mut child = command
@@ -186,7 +186,7 @@ mod tests {
         assert_eq!(read(&array, 9, "n1").unwrap().shards, 25);
     }
 
-    /// The parser does not take the user's text for Slurm's.
+    /// The parser does not mistake the user's text for Slurm's.
     #[test]
     fn words_of_the_user_raise_nothing() {
         let line = "     Nodes=n1 CPU_IDs=0 Mem=0 GRES=shard:100(100/100)";

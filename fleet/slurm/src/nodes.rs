@@ -1,6 +1,6 @@
 //! Lists of nodes as Slurm writes them: `n1`, `n[1-3,07]`, `rack[0-1]n[1-9]x,login`.
 
-/// Most names that a list is expanded to.
+/// Maximum number of names in an expanded list.
 const MAX_LIST: usize = 1 << 20;
 
 /// Returns true if a list contains a node.

@@ -18,28 +18,28 @@ use admin_client::terminal;
 use crate::options::{Arguments, Given, OPTIONS};
 use crate::work::{self, Job};
 
-/// Name of the plugin: part of the variables in which Slurm passes options on.
+/// Name of the plugin, which is part of the variables through which Slurm passes options.
 const NAME: &[u8] = b"gpu_mediator\0";
 /// Type of the plugin.
 const TYPE: &[u8] = b"spank\0";
 /// Mark after the version, which the installation searches for.
 pub const MARK: [u32; 3] = [0x6d70_6773, 0x5f61_6964, 0x7265_7376];
 
-/// Name, as Slurm reads it.
+/// Name that Slurm reads.
 #[unsafe(no_mangle)]
 pub static plugin_name: [u8; NAME.len()] = *b"gpu_mediator\0";
-/// Type, as Slurm reads it.
+/// Type that Slurm reads.
 #[unsafe(no_mangle)]
 pub static plugin_type: [u8; TYPE.len()] = *b"spank\0";
 /// Version of the Slurm that the plugin is for: Slurm compares the first number with its own. The installation writes
-/// it into a copy of the library; here it means none.
+/// it into a copy of the library; empty here.
 #[unsafe(no_mangle)]
 pub static plugin_version: [u32; 4] = [0, MARK[0], MARK[1], MARK[2]];
 /// Version of the plugin itself.
 #[unsafe(no_mangle)]
 pub static spank_plugin_version: u32 = 1;
 
-/// Handle of a call; Slurm's.
+/// Slurm's handle of a call.
 type Handle = *mut c_void;
 
 /// `ESPANK_SUCCESS` and `SLURM_SUCCESS`.
@@ -79,7 +79,7 @@ static GIVEN: Mutex<Given> = Mutex::new(Given::new());
 
 /// A function of Slurm, found in this process.
 fn function<T>(name: &str) -> Option<Symbol<T>> {
-    // SAFETY: the type is that of `spank(7)` for the name; this process stays loaded, and with it the symbol.
+    // SAFETY: the type matches `spank(7)` for the name; this process, and so the symbol, stays loaded.
     unsafe { Library::this().get::<T>(name.as_bytes()) }.ok()
 }
 
@@ -100,7 +100,7 @@ fn variable(handle: Handle, name: &CStr) -> Result<Option<Vec<u8>>, String> {
     let Some(get) = function::<Get>("spank_getenv") else { return Ok(None) };
     whole(&name.to_string_lossy(), |value| {
         let length = c_int::try_from(value.len()).unwrap_or(c_int::MAX);
-        // SAFETY: the handle is that of the call; the buffer has `length` bytes.
+        // SAFETY: the handle belongs to the call; the buffer has `length` bytes.
         unsafe { get(handle, name.as_ptr(), value.as_mut_ptr().cast(), length) }
     })
 }
@@ -129,21 +129,21 @@ fn in_front(name: &str, first: &str, rest: Option<Vec<u8>>) -> Result<Vec<u8>, S
         value.push(b':');
         value.extend(rest);
     }
-    // With its name, `=` and its end.
+    // Including its name, `=` and the terminator.
     if name.len() + value.len() + 2 > MAX_VARIABLE { Err(too_long(name)) } else { Ok(value) }
 }
 
 fn set_variable(handle: Handle, name: &str, value: Vec<u8>) -> bool {
     type Set = unsafe extern "C" fn(Handle, *const c_char, *const c_char, c_int) -> c_int;
     let (Ok(name), Ok(value)) = (CString::new(name), CString::new(value)) else { return false };
-    // SAFETY: the handle is that of the call; both strings have an end, and Slurm copies them.
+    // SAFETY: the handle belongs to the call; both strings are terminated, and Slurm copies them.
     function::<Set>("spank_setenv").is_some_and(|set| unsafe { set(handle, name.as_ptr(), value.as_ptr(), 1) } == GOOD)
 }
 
 /// Removes a variable from the job; a missing one is fine.
 fn unset_variable(handle: Handle, name: &CStr) {
     if let Some(unset) = function::<unsafe extern "C" fn(Handle, *const c_char) -> c_int>("spank_unsetenv") {
-        // SAFETY: the handle is that of the call; the string has an end.
+        // SAFETY: the handle belongs to the call; the string is terminated.
         unsafe { unset(handle, name.as_ptr()) };
     }
 }
@@ -228,7 +228,7 @@ pub extern "C" fn slurm_spank_init(handle: Handle, count: c_int, words: *const *
                 val: c_int::try_from(index).unwrap_or(c_int::MAX),
                 callback: Some(on_option),
             };
-            // SAFETY: the handle is that of the call; Slurm copies the option, whose texts are constants.
+            // SAFETY: the handle belongs to the call; Slurm copies the option, whose texts are constants.
             if unsafe { register(handle, &raw const shown) } != GOOD {
                 return Err(format!("Slurm refuses the option --{}", option.name.to_string_lossy()));
             }
@@ -245,8 +245,8 @@ pub extern "C" fn slurm_spank_task_init_privileged(handle: Handle, count: c_int,
             return Ok(());
         }
         let given = GIVEN.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        // Most jobs have no shards, and need no request to the controller. For a job that claims some, the controller's
-        // number counts.
+        // Most jobs have no shards, and need no request to the controller. For a job that requests shards, the
+        // controller's number counts.
         if variable(handle, SHARDS)?.is_none() && given.is_silent() {
             return Ok(());
         }

@@ -28,7 +28,7 @@ pub const VGPU_VARIABLE: &str = "GPU_MEDIATOR_VFIO_USER_SOCKET";
 /// Time between two attempts to reach a daemon.
 const RETRY_INTERVAL: Duration = Duration::from_millis(500);
 /// Time limit of a note to the controller.
-// TIMEOUT: the controller answers at once, or is away; a job must not wait for it.
+// TIMEOUT: the controller answers immediately or not at all; a job must not wait for it.
 const NOTE: Duration = Duration::from_secs(10);
 
 /// A job, when one of its processes is started.
@@ -59,7 +59,7 @@ pub struct Usage {
     pub memory_mib: u64,
     /// Time of the card that it was charged, in ns.
     pub used_ns: u64,
-    /// The part of that time in which its work was in flight, in ns; for a tenant.
+    /// For a tenant: the part of this time in which its work was in flight, in ns.
     pub busy_ns: u64,
     /// Submissions.
     pub launches: u64,
@@ -124,8 +124,8 @@ fn cards(arguments: &Arguments) -> Result<Vec<Card>, String> {
     Ok(list.cards.into_iter().map(card).collect())
 }
 
-/// Makes a job's part, unless it exists. Returns the variables of its processes; none if it has no shards and requested
-/// nothing.
+/// Makes a job's part, unless it exists. Returns the variables of its processes; empty if it has no shards and no
+/// requests.
 ///
 /// # Errors
 /// The reason why it cannot have it, in words for its user.
@@ -177,7 +177,7 @@ pub fn begin(arguments: &Arguments, given: &Given, job: &Job) -> Result<Vec<(Str
     Ok(variables.into_iter().chain(driver).collect())
 }
 
-/// Returns a job's use so far, and whether it has a vGPU; `None` if it has nothing.
+/// Returns a job's use so far, and true if it has a vGPU; `None` if it has no part of a card.
 fn usage(arguments: &Arguments, job: u32) -> Result<Option<Usage>, String> {
     let name = name(job);
     let node = arguments.node.clone();
@@ -234,7 +234,7 @@ pub fn note(arguments: &Arguments, job: u32) -> Result<(), String> {
         format!("gpu-mediator node={node} card={card} gpu_seconds={seconds} launches={launches} killed={killed}");
     let mut command = Command::new(&arguments.scontrol);
     command.args(["update", &format!("jobid={job}"), &format!("admincomment={comment}")]);
-    // The controller accepts no notes of a finished job: the ledger has it.
+    // The controller accepts no notes for a finished job: the ledger has the figures.
     let _ = run(command.stdout(Stdio::null()).stderr(Stdio::null()));
     Ok(())
 }
@@ -273,7 +273,7 @@ pub fn end(arguments: &Arguments, job: u32) -> Result<(), String> {
 /// Adds a line to a file that several processes write.
 fn write_down(ledger: &Path, usage: &Usage) -> std::io::Result<()> {
     if let Some(folder) = ledger.parent() {
-        // Independent of the mask of Slurm's process.
+        // Independent of the umask of Slurm's process.
         fs::DirBuilder::new().recursive(true).mode(0o755).create(folder)?;
     }
     let line = serde_json::to_string(usage)? + "\n";
@@ -284,14 +284,14 @@ fn write_down(ledger: &Path, usage: &Usage) -> std::io::Result<()> {
     if !there.is_file() || there.nlink() != 1 || there.uid() != rustix::process::geteuid().as_raw() {
         return Err(std::io::Error::other("it is not a file of this user alone; move it away"));
     }
-    // One write: other processes' lines come before or after it.
+    // A single write, so that other processes' lines are not mixed into it.
     file.write_all(line.as_bytes())
 }
 
 /// Removes the parts of finished jobs that a failure of a node, a daemon or an epilog left. Returns their numbers.
 ///
 /// # Errors
-/// If the daemon does not answer, or something cannot be removed.
+/// If the daemon does not answer or a part cannot be removed.
 pub fn reconcile(
     arguments: &Arguments,
     running: impl FnOnce() -> Result<Vec<u32>, String>,

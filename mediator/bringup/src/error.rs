@@ -9,7 +9,7 @@ pub enum CardError {
     /// The card does not behave as the hardware must.
     #[error("the card does not respond: {0}; reset it or the host")]
     Unresponsive(&'static str),
-    /// Not a chip that this version knows.
+    /// This version does not support the chip.
     #[error("the card's identity register reads {boot0:#010x}, which is no chip that this version knows")]
     UnknownChip {
         /// PMC_BOOT_0.

@@ -20,7 +20,7 @@ const FIRST_PAGE: u64 = 16;
 /// The size code of the table: an eighth, which is the minimum.
 const SIZE_CODE: u8 = 3;
 
-/// Makes PGRAPH create and save a context; returns its image.
+/// Makes PGRAPH create and save a context. Returns its image.
 ///
 /// # Errors
 /// When the firmware does not answer, or saves an empty image.

@@ -20,7 +20,7 @@ pub const WINDOW_BYTES: u64 = 2 << 20;
 const ENTRIES_PER_WINDOW: u64 = WINDOW_BYTES / LARGE_PAGE;
 const NO_WINDOW: u16 = u16::MAX;
 /// Maximum number of polls for the end of a flush, before it and its caller fail. A flush takes microseconds, and each
-/// poll is a bus read of about one. A card that does not answer delays other callers by 2 ms.
+/// poll is a bus read of about a microsecond. A card that does not answer delays other callers by 2 ms.
 const FLUSH_LOOKS: u32 = 2_000;
 
 /// The mediator's access to VRAM.
@@ -71,7 +71,7 @@ impl CardMemory {
         Ok(memory)
     }
 
-    /// Takes over BAR1 and BAR3 of a `card` that another process has [taken over](Self::take_over) with that layout.
+    /// Takes over BAR1 and BAR3 of a `card` that an earlier process has [taken over](Self::take_over) with that layout.
     /// Nothing is written until VRAM is accessed.
     #[must_use]
     pub fn resume(card: Arc<dyn Card>, layout: Layout, vram_bytes: u64) -> Self {
@@ -191,7 +191,7 @@ impl CardMemory {
         Ok(())
     }
 
-    /// Gives barriers their page of system memory. Without one they do not cover engines' writes there.
+    /// Gives barriers their page of system memory. Without a barrier page, they do not cover engines' writes there.
     pub fn set_barrier_page(&self, page: Iova) {
         self.card.write32(pfb::NISO_ADDRESS::OFFSET, (page.0 >> BARRIER_SHIFT) as u32);
     }

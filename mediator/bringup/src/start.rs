@@ -1,7 +1,7 @@
 //! Initialises a card, like its driver on the host: identity, memory size, units, scheduler, context switching.
 //!
-//! The order is that of nouveau's probe, reduced to the steps that the mediator needs. A card whose falcons do not
-//! report ready with the approved firmware is refused here.
+//! The order follows nouveau's probe, reduced to the steps that the mediator needs. A card whose falcons do not report
+//! ready with the approved firmware is refused here.
 
 use crate::CardError;
 use crate::load::load;
@@ -31,7 +31,7 @@ pub struct CardInfo {
     pub context_bytes: u32,
     /// PBDMA units.
     pub pbdmas: u32,
-    /// The card's VBIOS image, which guests see as their own.
+    /// The card's VBIOS image, which guests see as the image of their vGPU.
     pub vbios: Arc<[u8]>,
 }
 

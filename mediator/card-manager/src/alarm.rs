@@ -54,7 +54,7 @@ impl TimerAlarm {
     /// Returns another descriptor of the timer, to wait for.
     ///
     /// # Errors
-    /// When there is none left.
+    /// When no descriptor is left.
     pub(crate) fn timer_fd(&self) -> io::Result<OwnedFd> {
         self.timer.try_clone()
     }

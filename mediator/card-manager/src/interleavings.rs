@@ -327,7 +327,7 @@ fn work_waiting_for_semaphore_blocks_no_other_vm() {
             acquire(true);
             // Later work on its channel gets slices while it waits.
             (0..3).for_each(|_| rig.submit(vm, channel, Some(SUBMISSION_LENGTHS_NS[0])));
-            // The release comes after all work of the others.
+            // The release follows all work of the other VMs.
             others.into_iter().for_each(|other| other.join().expect("it ends"));
             acquire(false);
             rig.wait(vm);
@@ -397,8 +397,8 @@ fn vm_that_keeps_engine_is_killed_and_waiting_vms_never_are() {
     });
 }
 
-/// A VM whose channel has contexts for computing and copying, and which copies, next to one that copies as well: each
-/// is charged for its own use of the copy engine, from the first poll in which the card reports it.
+/// A VM whose channel has compute and copy contexts copies next to another copying VM. Each is charged for its own use
+/// of the copy engine, from the first poll in which the card reports it.
 #[test]
 fn work_on_other_engine_than_booked_is_charged_there() {
     const LENGTH_NS: u64 = SUBMISSION_LENGTHS_NS[2];

@@ -1,4 +1,4 @@
-//! The card with all of the mediator's state about it, and the VMs that share it.
+//! The card with all of the mediator's state for it, and the VMs that share it.
 //!
 //! Parts: `state` (queries and changes from other modules), `scheduling` (the card as the scheduler sees it),
 //! `interrupts` (the card's interrupt tree, and the affected VMs), `interrupt_thread` (one wake-up of that thread),
@@ -62,7 +62,7 @@ use std::time::Duration;
 use vmm_sys_util::eventfd::{EFD_CLOEXEC, EventFd};
 use vram::{ChunkTable, Contents, GuestVramAddr, Limits, ScrubWork, TenantId};
 
-/// A VM that takes events.
+/// A VM that receives events.
 pub trait GuestEvents: Send + Sync {
     /// Called from the card's interrupt thread, without the card's lock.
     fn deliver(&self, event: GuestEvent);
@@ -93,7 +93,7 @@ pub struct CardState {
     work: Work,
     clock: Clock,
     vms: BTreeMap<TenantId, Weak<dyn GuestEvents>>,
-    /// VMs that were removed while the card kept a channel of theirs: their memory is freed when that has left.
+    /// VMs that were removed while one of their channels was still on the card; their memory is freed when it has left.
     removed: BTreeSet<TenantId>,
     /// Alarms of guests' PTIMERs.
     guest_alarms: GuestAlarms,
@@ -103,7 +103,7 @@ pub struct CardState {
     firmware: Set,
     /// The card is being quiesced, or is quiescent.
     still: bool,
-    /// Virtual machines that are held individually.
+    /// Virtual machines that are paused individually.
     held: BTreeSet<TenantId>,
 }
 
@@ -112,7 +112,7 @@ pub struct CardState {
 pub struct Sharing {
     /// Bytes of a chunk, the unit in which VRAM is allocated.
     pub chunk_bytes: u64,
-    /// Bytes of it that are reserved for the mediator's own tables.
+    /// Part of it reserved for the mediator's own tables, in bytes.
     pub reserve_bytes: u64,
     /// Bytes of host memory for chunks that do not fit on the card.
     pub host_bytes: u64,
@@ -120,7 +120,7 @@ pub struct Sharing {
     pub division: Division,
     /// Settings of its time.
     pub scheduler: sched::Config,
-    /// Clear residue of one VM's kernels in PGRAPH before another's run.
+    /// Clear residue of one VM's kernels in PGRAPH before another VM's kernels run.
     pub clear: bool,
     /// Zero memory that changes owners with the copy engines: for cards whose memory the CPU reaches slowly.
     pub engines_zero: bool,
@@ -162,7 +162,7 @@ pub struct ManagedCard {
     /// A thread is taking the work off the failed card.
     shut_out: AtomicBool,
     wakeup: Arc<Wakeup>,
-    /// Held by the thread that moves memory: one VM at a time is suspended for that.
+    /// Held by the thread that moves memory, so only one VM at a time is suspended for moves.
     moving: Mutex<rank::Moving, ()>,
     threads: Mutex<rank::Threads, Vec<JoinHandle<()>>>,
     /// Receives the firmware that guests load into their falcons.
@@ -449,7 +449,7 @@ impl ManagedCard {
         self.wakeup.ring();
     }
 
-    /// Gives a VM its share. Its VRAM gets places on the card, zeroed, on first use.
+    /// Gives a VM its share. Its VRAM is placed on the card in zeroed chunks on first use.
     ///
     /// # Errors
     /// When the card has too little free memory for the reserved part.
@@ -483,8 +483,9 @@ impl ManagedCard {
     /// Takes back a VM's channels and memory, and scrubs the memory.
     ///
     /// # Errors
-    /// When the card does not answer. If it keeps a channel, the VM's memory stays out of use until the channel has
-    /// left, because the channel may still access it. This waits for that, without a lock, for a limited time.
+    /// When the card does not answer. If a channel stays on the card, the VM's memory is not reused until the channel
+    /// has left, because it may still access the memory. Waits for the channel to leave, without a lock, for a limited
+    /// time.
     pub fn remove_vm(&self, vm: TenantId) -> Result<(), ManagerError> {
         {
             let mut state = self.lock();
@@ -509,8 +510,8 @@ impl ManagedCard {
         Ok(())
     }
 
-    /// Wipes the VM's memory, as for a new client. `quiet`: nothing on the card uses it; otherwise the memory stays in
-    /// place and is zeroed there.
+    /// Wipes the VM's memory, as for a new client. `quiet` means that the card does not use the memory; otherwise it
+    /// stays in place and is zeroed there.
     ///
     /// # Errors
     /// When the card does not answer.
@@ -557,8 +558,8 @@ impl ManagedCard {
 }
 
 impl CardState {
-    /// Binds the mediator's own channels: those that move memory, if there is a target for moves or they zero memory,
-    /// and the one that clears PGRAPH, if configured.
+    /// Binds the mediator's own channels: the channels that move memory, if moves have a target or the channels zero
+    /// memory, and the channel that clears PGRAPH, if configured.
     fn bind_own(&mut self, clear: bool, zeroes: bool, chip: &Chip) -> Result<(), ManagerError> {
         let Self { memory, work, scrubber, .. } = self;
         memory.start_copier(work.channels_mut(), zeroes)?;

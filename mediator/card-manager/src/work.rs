@@ -36,7 +36,7 @@ pub(crate) struct Work {
     schedule: Schedule,
     /// Interrupts that VMs have caused.
     noise: InterruptRateLimit,
-    /// Submissions that have ended, the mediator's own among them.
+    /// Completed submissions, including the mediator's own.
     ended: u64,
 }
 
@@ -50,7 +50,7 @@ impl Work {
         &self.channels
     }
 
-    /// As [`Self::channels`], to change them.
+    /// Same as [`Self::channels`], mutable.
     pub(crate) fn channels_mut(&mut self) -> &mut Channels {
         &mut self.channels
     }
@@ -60,7 +60,7 @@ impl Work {
         &self.schedule
     }
 
-    /// As [`Self::schedule`], to change it.
+    /// Same as [`Self::schedule`], mutable.
     pub(crate) fn schedule_mut(&mut self) -> &mut Schedule {
         &mut self.schedule
     }
@@ -70,7 +70,7 @@ impl Work {
         &self.departures
     }
 
-    /// As [`Self::departures`], to change them.
+    /// Same as [`Self::departures`], mutable.
     pub(crate) fn departures_mut(&mut self) -> &mut Departures {
         &mut self.departures
     }
@@ -80,12 +80,12 @@ impl Work {
         &self.noise
     }
 
-    /// As [`Self::noise`], to count one.
+    /// Same as [`Self::noise`], mutable.
     pub(crate) fn noise_mut(&mut self) -> &mut InterruptRateLimit {
         &mut self.noise
     }
 
-    /// Submissions that have ended.
+    /// Completed submissions.
     pub(crate) fn ended(&self) -> u64 {
         self.ended
     }

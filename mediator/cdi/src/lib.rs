@@ -2,10 +2,10 @@
 //! vGPU.
 //!
 //! A runtime (containerd, CRI-O, podman) reads the files in `/etc/cdi` and `/var/run/cdi`. Each names devices of one
-//! kind, and the environment and mounts that a container gets with a device. The fields are those of the specification
+//! kind, and the environment and mounts that a container gets with a device. The fields follow the specification
 //! (cncf-tags/container-device-interface, SPEC.md, version 0.5.0).
 //!
-//! It does not make tenants or vGPUs, and does not know the engines that place work.
+//! It does not make tenants or vGPUs, and does not depend on the engines that place work.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -23,7 +23,7 @@ pub const CLASS: &str = "share";
 /// Folder in which runtimes look for files that do not survive a reboot.
 pub const FOLDER: &str = "/var/run/cdi";
 
-/// Folder of a container with its library of CUDA.
+/// Folder of a container with its CUDA library.
 const CUDA_LIBRARY: &str = "/usr/lib/gpu-mediator/cuda";
 /// Folder of a container with the folders of sockets.
 pub const SOCKETS: &str = "/run/gpu-mediator";
@@ -31,7 +31,7 @@ pub const SOCKETS: &str = "/run/gpu-mediator";
 pub const VGPU_VARIABLE: &str = "GPU_MEDIATOR_VFIO_USER_SOCKET";
 /// Largest file that is read, in bytes.
 const MAX_FILE: u64 = 1 << 20;
-/// Longest identifier of a device, and of a file.
+/// Maximum length of identifiers of devices and of files.
 const MAX_NAME: usize = 128;
 
 /// A file with devices.
@@ -42,20 +42,20 @@ pub struct Spec {
     pub cdi_version: String,
     /// Vendor and class.
     pub kind: String,
-    /// Notes that runtimes pass on.
+    /// Annotations that runtimes pass on.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub annotations: BTreeMap<String, String>,
     /// The devices.
     pub devices: Vec<Device>,
 }
 
-/// A device by its name in its kind.
+/// A device, named within its kind.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Device {
     /// Its name.
     pub name: String,
-    /// Edits of a container that gets it.
+    /// Edits of a container that gets the device.
     pub container_edits: Edits,
 }
 
@@ -92,10 +92,10 @@ impl Mount {
     }
 }
 
-/// A tenant of a CUDA card, as a container sees it.
+/// A container's view of a tenant of a CUDA card.
 #[derive(Clone, Debug)]
 pub struct Cuda<'a> {
-    /// Its name, as the card's owner knows it.
+    /// Its name in the card's owner.
     pub tenant: &'a str,
     /// Its socket on the host, in its own folder: the daemon makes a new socket when it restarts.
     pub socket: &'a Path,
@@ -103,12 +103,12 @@ pub struct Cuda<'a> {
     pub library: &'a Path,
     /// NVIDIA's library on the host; if absent, the container gets it in another way, such as NVIDIA's own CDI files.
     pub driver: Option<&'a Path>,
-    /// Part of the socket's path in the container, which tells several sockets apart.
+    /// Part of the socket's path in the container, to distinguish several sockets.
     pub place: &'a str,
 }
 
 impl Cuda<'_> {
-    /// Makes the edits of a container.
+    /// Returns the edits of a container.
     ///
     /// # Errors
     /// If the socket's path has no folder.
@@ -132,7 +132,7 @@ impl Cuda<'_> {
     }
 }
 
-/// A vGPU, as a container with a VMM sees it.
+/// A vGPU in the view of a container with a VMM.
 #[derive(Clone, Debug)]
 pub struct Vgpu<'a> {
     /// Its socket on the host, in its own folder.
@@ -148,7 +148,7 @@ impl Vgpu<'_> {
         Path::new(SOCKETS).join("vgpu").join(place)
     }
 
-    /// Makes the edits of a container.
+    /// Returns the edits of a container.
     ///
     /// # Errors
     /// If the socket's path has no folder.
@@ -196,7 +196,7 @@ pub fn qualified(device: &str) -> String {
     format!("{VENDOR}/{CLASS}={device}")
 }
 
-/// A file of one owner, such as a claim, in a folder that runtimes read.
+/// A file for one user, such as a claim, in a folder that runtimes read.
 #[derive(Clone, Debug)]
 pub struct CdiFile {
     path: PathBuf,
@@ -218,7 +218,7 @@ impl CdiFile {
         &self.path
     }
 
-    /// Writes it with some devices; a reader sees the old file or the new one, whole.
+    /// Writes the file with these devices; a reader sees the complete old or new file.
     ///
     /// # Errors
     /// If a device's name is not valid, or the write fails.
@@ -232,7 +232,7 @@ impl CdiFile {
         replace(&self.path, &text, 0o644).map_err(failed)
     }
 
-    /// Reads the devices in it; none if no such file exists, or if it has other contents.
+    /// Reads the devices in the file; empty if it does not exist or has other contents.
     #[must_use]
     pub fn read(&self) -> Option<Spec> {
         let mut text = Vec::new();
@@ -275,8 +275,8 @@ fn beside(path: &Path) -> PathBuf {
     path.with_file_name(name)
 }
 
-/// Replaces a file atomically: after a crash either the old or the new one exists. Links at its path, or at that of the
-/// temporary file, are not followed.
+/// Replaces a file atomically: after a crash either the old or the new one exists. Does not follow links at its path or
+/// at the temporary file's path.
 ///
 /// # Errors
 /// If the host refuses.
@@ -289,8 +289,8 @@ pub fn replace(path: &Path, text: &[u8], mode: u32) -> io::Result<()> {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
         _ => {}
     }
-    // Always a new file: one that another process has created there meanwhile is not written to. Others can read it
-    // only when it is complete.
+    // Always creates a new file: never writes to a file that another process created meanwhile. Others can read it only
+    // when it is complete.
     let mut file = File::options().write(true).create_new(true).mode(0o600).open(&beside)?;
     file.write_all(text)?;
     file.set_permissions(fs::Permissions::from_mode(mode))?;

@@ -126,7 +126,7 @@ impl Admin {
     /// succeeds.
     ///
     /// # Errors
-    /// Those of [`AskError`], and errors of `sink`.
+    /// As [`AskError`] describes, and errors of `sink`.
     pub async fn stream_out<E: From<AskError>>(
         &self,
         path: &str,
@@ -175,7 +175,7 @@ impl Admin {
         if status.is_success() { Ok(body) } else { Err(refused(status, &body)) }
     }
 
-    /// Sends a request. Returns its answer, and the connection, which must live as long.
+    /// Sends a request. Returns its answer, and the connection, which must outlive the answer.
     async fn send<B>(
         &self,
         method: Method,
@@ -224,7 +224,7 @@ async fn whole(body: Incoming) -> Result<Bytes, AskError> {
     Ok(body.map_err(|error| AskError::Protocol(error.to_string()))?.to_bytes())
 }
 
-/// Bytes of a file as a body, in pieces. Reading blocks, because the program has nothing else to do.
+/// Bytes of a file as a body, in pieces. Reading blocks, because the program has no other work.
 struct Source<R>(R);
 
 impl<R: Read + Unpin> Body for Source<R> {

@@ -57,7 +57,7 @@ fn opened(within: &Path, path: &Path) -> io::Result<((OwnedFd, Stat), (OwnedFd, 
 ///
 /// # Errors
 /// The path is not in the folder `within`, is not a socket, contains a link, or does not belong to the owner of its
-/// folder, the daemon's user; nothing has changed then. Or this program lacks the right.
+/// folder, the daemon's user; nothing is changed. Also if this program lacks the permission.
 pub fn give(within: &Path, socket: &Path, uid: u32) -> io::Result<()> {
     let ((_, folder), (file, stat)) = opened(within, socket)?;
     if !is(&stat, FileType::Socket) {
@@ -79,7 +79,7 @@ pub fn give(within: &Path, socket: &Path, uid: u32) -> io::Result<()> {
 /// create folders in it.
 ///
 /// # Errors
-/// Something else has the path, or the folder belongs to a third user; nothing has changed then.
+/// Something else has the path, or the folder belongs to a third user; nothing is changed.
 pub fn folder(path: &Path, like: &Path, mode: u32) -> io::Result<()> {
     let owner = rustix::fs::stat(like)?;
     let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else {
@@ -111,7 +111,7 @@ pub fn folder(path: &Path, like: &Path, mode: u32) -> io::Result<()> {
 /// error.
 ///
 /// # Errors
-/// Something else has the path, or is in the folder; that stays.
+/// Another object has the path or is in the folder; it stays.
 pub fn remove_folder(all: &Path, name: &str) -> io::Result<()> {
     let missing = |error: &rustix::io::Errno| *error == rustix::io::Errno::NOENT;
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;

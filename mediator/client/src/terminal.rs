@@ -1,4 +1,4 @@
-//! Untrusted text for a terminal: names of processes, words of requests, messages that contain both.
+//! Makes untrusted text safe for a terminal: process names, words of requests, and messages that contain them.
 //!
 //! A terminal executes control characters as commands, and characters of direction can make a line look different.
 

@@ -22,7 +22,7 @@ pub mod routes;
 #[cfg(test)]
 mod tests;
 
-/// Time that clients have to finish when the daemon ends: a client that stops in mid-request must not delay it.
+/// Time for clients to finish when the daemon ends: a client that stops in mid-request must not delay it.
 const SHUTDOWN_GRACE: Duration = Duration::from_secs(2);
 
 /// The sockets of the API.

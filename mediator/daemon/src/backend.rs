@@ -18,7 +18,7 @@ use vgpu::{MediatedVm, Settings};
 /// Status of a virtual machine's device, for the operator.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct BackendStatus {
-    /// MiB of VRAM that the guest sees.
+    /// Guest-visible VRAM in MiB.
     pub vram_mib: u64,
     /// Channels that the guest has on the card.
     pub channels_used: u32,
@@ -54,7 +54,7 @@ pub trait VmBackend: Send + Sync {
     /// Returns all resources that the virtual machine has on the card. Called once, when its device has been dropped.
     ///
     /// # Errors
-    /// When resources stay on the card; the operator is told.
+    /// When resources stay on the card; the operator is informed.
     fn release(&self) -> Result<(), BackendError> {
         Ok(())
     }
@@ -64,7 +64,7 @@ pub trait VmBackend: Send + Sync {
 pub struct Built {
     /// The part that the vfio-user server calls.
     pub device: Box<dyn Device>,
-    /// The part that the daemon asks.
+    /// The part that the daemon queries.
     pub backend: Arc<dyn VmBackend>,
 }
 
@@ -102,15 +102,15 @@ pub(crate) struct CardStatus {
     pub pci_id: String,
     /// Chip or model, if known.
     pub model: String,
-    /// MiB of BAR1 and BAR3, if they differ from the configuration.
+    /// Sizes of BAR1 and BAR3 in MiB, if they differ from the configuration.
     pub apertures_mib: Option<[u64; 2]>,
     /// Channels of the card that virtual machines can have.
     pub channels: u32,
-    /// MiB of VRAM that no VM has, if the mediator has the card. The configuration may promise less.
+    /// VRAM that belongs to no VM, in MiB, if the mediator has the card. The configuration may promise less.
     pub vram_free_mib: Option<u64>,
-    /// MiB of VRAM that back memory of virtual machines; memory that a guest never used has no backing.
+    /// VRAM in MiB that backs memory of virtual machines; memory that a guest never used has no backing.
     pub vram_placed_mib: u64,
-    /// MiB of VRAM that the mediator uses itself.
+    /// VRAM that the mediator uses itself, in MiB.
     pub vram_mediator_mib: u64,
     /// Processes that use the card without its owner.
     pub strangers: Vec<api::Stranger>,
@@ -120,7 +120,7 @@ pub(crate) struct CardStatus {
 
 /// A card that another daemon can take over.
 pub(crate) struct Movable {
-    /// The mediator's side of it.
+    /// The mediator's state of the card.
     pub host: Arc<ManagedCard>,
     /// The card itself.
     pub card: GoingCard,
@@ -200,13 +200,13 @@ pub(crate) trait CardBackend: Send + Sync {
     /// Changes how its memory is divided, from now on; the settings are within their bounds.
     ///
     /// # Errors
-    /// When the card cannot do so now; nothing has changed then.
+    /// When the card cannot do so now; nothing is changed.
     fn set_memory(&self, _memory: CardMemory) -> Result<(), BackendError> {
         Ok(())
     }
 
     /// Creates the device of a virtual machine. The daemon calls it for one machine at a time and has checked that
-    /// names are unique, that the configured memory suffices, and that passthrough excludes others.
+    /// names are unique, that the configured memory suffices, and that a passthrough card has no other VM.
     ///
     /// # Errors
     /// When the card cannot serve it.

@@ -61,7 +61,7 @@ impl Cards {
 impl OpenCard for Cards {
     fn open(&self, spec: &CardSpec) -> Result<Box<dyn CardBackend>, BackendError> {
         let card = Physical::open(spec).map_err(BackendError::failed)?;
-        // It is needed when the mediator takes the card, and may be installed until then.
+        // It is needed only when the mediator takes the card, so it may be installed later.
         if let Err(error) = self.firmware(spec.kind) {
             tracing::warn!(card = spec.name, %error, "virtual machines cannot share the card yet");
         }
@@ -104,7 +104,8 @@ struct OwnedCard {
     spec: CardSpec,
     cards: Cards,
     card: Physical,
-    /// The mediator's side of the card, from the first mediated virtual machine until one needs passthrough.
+    /// The mediator's state of the card. It exists from the first mediated virtual machine until a passthrough virtual
+    /// machine needs the card.
     host: Mutex<rank::Ownership, Option<Arc<ManagedCard>>>,
     /// Settings of its time, whether or not the mediator has it now.
     scheduler: Mutex<rank::SchedulerSettings, sched::Config>,
@@ -177,7 +178,7 @@ impl OwnedCard {
         Ok(())
     }
 
-    /// Returns the mediator's side of the card, if there is one that has not failed.
+    /// Returns the mediator's state of the card, if it exists and has not failed.
     fn working(&self) -> Option<Arc<ManagedCard>> {
         self.host.lock().clone().filter(|host| host.failure().is_none())
     }
@@ -271,7 +272,7 @@ impl CardBackend for OwnedCard {
     }
 
     fn movable(&self) -> Result<Option<Movable>, BackendError> {
-        // Also hand over an unused card: this process has it open.
+        // Also hand over an unused card, because this process has it open.
         let card = self.card.going().map_err(BackendError::failed)?;
         let Some(host) = self.working() else { return Ok(None) };
         let next_vm = self.next_vm.load(Ordering::Relaxed);
@@ -316,7 +317,7 @@ impl CardBackend for OwnedCard {
         let memory = vm.memory.limits(vram, &self.spec);
         let mut vram_bytes = vram_bytes;
         if memory.on_full == OnFull::Refuse {
-            // The guest sees as much as can be guaranteed to it, and that is guaranteed.
+            // The guest sees as much memory as can be guaranteed, and all of it is guaranteed.
             let state = host.lock();
             let chunk = state.vram().chunks.chunk_bytes();
             let most = memory.guarantee.max(state.vram().chunks.spare()).min(memory.quota);

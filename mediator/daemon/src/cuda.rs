@@ -1,8 +1,8 @@
-//! Cards behind NVIDIA's driver. Each has an owner, a separate process, that the daemon starts, restarts and tells its
-//! tenants.
+//! Cards behind NVIDIA's driver. Each has an owner, a separate process, that the daemon starts, restarts and
+//! configures.
 //!
 //! Parts: this file (the card as the daemon sees it), `process` (the owner's process), `status_cell` (its last status,
-//! for readers), `show` (the same in the form of the admin API). Decision 040 says why the owner is not part of the
+//! for readers), `show` (the same in the form of the admin API). Decision 040 explains why the owner is not part of the
 //! daemon.
 //!
 //! Readers never wait for an owner. Changes of one card wait for each other and for its owner, with no other lock held.
@@ -39,12 +39,12 @@ const MS: u64 = 1_000_000;
 /// Time within which an owner must answer.
 // TIMEOUT: it answers at once; an owner that does not is stuck in the driver.
 const ANSWER: Duration = Duration::from_secs(10);
-/// Time that memory of others has to move out of the way of a guarantee.
-// TIMEOUT: programs are quiet within 2 s each, and 60 GiB have moved by then.
+/// Time limit for evicting other tenants' memory for a guarantee.
+// TIMEOUT: programs quiesce within 2 s each, and 60 GiB can move in this time.
 const GUARANTEE_TIMEOUT: Duration = Duration::from_secs(6);
-/// Time between two requests for a guarantee that memory moves for.
+/// Time between two requests for a guarantee that needs evictions.
 pub(super) const GUARANTEE_RETRY_INTERVAL: Duration = Duration::from_millis(50);
-/// Changes of one card that may wait for each other: more would take the places of those of other cards.
+/// Maximum number of changes to one card that may wait, so that they leave capacity for other cards.
 const CHANGES: usize = 16;
 /// Length of a quantum as a multiple of the copies at its start, if the configuration has none (decision 120).
 const QUANTUM_FACTOR: u32 = 80;
@@ -71,7 +71,7 @@ pub(super) struct Change<'a> {
     _place: Place<'a>,
 }
 
-/// A place in the count of a card's changes.
+/// A reservation in the count of a card's changes.
 struct Place<'a>(&'a AtomicUsize);
 
 impl Drop for Place<'_> {
@@ -127,9 +127,8 @@ impl CudaCard {
         Ok(Change { card: self, _turn: turn, _place: place })
     }
 
-    /// Asks the owner with `turn` for something that promises memory of the card, until it has answered. While memory
-    /// of others moves out of the way, the turn is free for other changes. Returns the turn that the last answer came
-    /// in.
+    /// Asks the owner with `turn` for something that promises memory of the card, until it has answered. While other
+    /// tenants' memory is being evicted, other changes may run. Returns the change with the last answer.
     ///
     /// # Errors
     /// See [`Change::ask`] and [`Self::change`].
@@ -148,7 +147,7 @@ impl Change<'_> {
     /// Sends the owner a request, and waits for the answer; `of` is the object of the request.
     ///
     /// # Errors
-    /// Its refusal, or that it does not answer; nothing has changed then.
+    /// When it refuses or does not answer; nothing is changed.
     pub fn ask(&self, of: &str, request: Request) -> Result<Answer, DaemonError> {
         let name = &self.card.spec.name;
         let gone = |why: String| DaemonError::Owner(format!("card `{name}` has no owner: {why}"));
@@ -167,10 +166,10 @@ impl Change<'_> {
 
 impl Change<'_> {
     /// Asks the owner for something that promises memory of the card, which was asked for first at `since`. Returns
-    /// false if memory of others moves out of the way, and the same is to be asked again.
+    /// false if other tenants' memory is being evicted first, and the request must be repeated.
     ///
     /// # Errors
-    /// See [`Self::ask`], and when memory has moved for too long.
+    /// See [`Self::ask`]; also when eviction takes too long.
     pub fn moved(&self, of: &str, request: &Request, since: Instant) -> Result<bool, DaemonError> {
         match self.ask(of, request.clone())? {
             Answer::Moving(_) if since.elapsed() < GUARANTEE_TIMEOUT => Ok(false),
@@ -198,7 +197,7 @@ impl CardBackend for Backend {
         let seen = self.0.status_cell.seen();
         let placed = seen.iter().flat_map(|seen| &seen.card.tenants).map(|tenant| tenant.on_card_bytes).sum::<u64>();
         CardStatus {
-            // The owner is restarted; the card is not lost with it.
+            // The owner is restarted; the card does not fail.
             failed: None,
             trouble: seen.as_ref().err().cloned(),
             model: self.0.model.clone(),

@@ -1,8 +1,8 @@
 //! A desired state: compared with the current one, and applied.
 //!
-//! A document names virtual machines and cards with the keys that it sets; other keys stay unchanged. All of it is
-//! checked before anything is changed. A setting that cannot be changed while its object exists is an obstacle,
-//! reported with a remedy.
+//! A document names virtual machines and cards with the keys that it sets; other keys stay unchanged. The whole
+//! document is checked before any change is made. A setting that cannot be changed while its object exists is an
+//! obstacle, reported with a remedy.
 
 use std::fmt;
 
@@ -96,8 +96,8 @@ impl Daemon {
     /// only reports the steps.
     ///
     /// # Errors
-    /// When a part of it is refused; nothing is changed then, unless the card or the host failed on the way. In that
-    /// case the error also names the completed steps.
+    /// When a part of it is refused. Nothing is changed unless the card or the host failed meanwhile. In that case the
+    /// error also names the completed steps.
     pub fn apply(
         &self,
         desired: &Desired,
@@ -209,7 +209,7 @@ impl Daemon {
         plan
     }
 
-    /// The same for tenants.
+    /// Same for tenants.
     fn plan_tenants(&self, plan: &mut Plan, state: &State, desired: &Desired) {
         for (index, patch) in desired.tenant.iter().enumerate() {
             let Some(name) = plan.name(Kind::Tenant, index, patch) else { continue };
@@ -283,7 +283,7 @@ impl Daemon {
             let fixed = step.changes.iter().filter(|change| !changeable(step.kind, &change.key));
             obstacles.extend(fixed.map(|change| fixed_key(step, change)));
         }
-        // The resulting virtual machines, those that stay first: they have priority.
+        // The resulting virtual machines; existing ones come first because they have priority.
         let changed =
             |name: &String| plan.items.iter().find(|item| item.step.kind == Kind::Vm && item.step.name == *name);
         let staying = state.vms.iter().filter_map(|(name, entry)| match changed(name) {
@@ -387,14 +387,14 @@ impl Daemon {
         Ok(())
     }
 
-    /// The same for a tenant.
+    /// Same for a tenant.
     fn change_tenant(&self, step: &Step) -> Result<(), DaemonError> {
         let changes = step.changes.iter().map(|change| (change.key.clone(), change.to.clone()));
         let patch = with(&Map::new(), &changes.collect()).unwrap_or_default();
         self.tune_tenant(&step.name, &patch, None)
     }
 
-    /// The same for a virtual machine.
+    /// Same for a virtual machine.
     fn change_vm(&self, step: &Step) -> Result<(), DaemonError> {
         let [time, memory] = ["time", "memory"].map(|table| within(step, table));
         if !time.is_empty() {
@@ -546,7 +546,7 @@ fn fixed_key(step: &Step, change: &KeyChange) -> Obstacle {
     Obstacle { code: ErrorCode::Conflict, of: described(step.kind, &step.name), what }
 }
 
-/// Returns the changes of a step within one of its tables, as a patch of that table.
+/// Returns a step's changes in one of its tables, as a patch of the table.
 fn within(step: &Step, table: &str) -> Map<String, Value> {
     let inner =
         |change: &KeyChange| Some((change.key.strip_prefix(table)?.strip_prefix('.')?.to_owned(), change.to.clone()));

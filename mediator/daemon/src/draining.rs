@@ -1,6 +1,6 @@
-//! Cards that are drained: the mark that keeps new virtual machines and tenants away, and moves of the present ones.
+//! Draining of cards: a mark that keeps new virtual machines and tenants away, and moves of the existing ones.
 //!
-//! The mark comes first, so that a virtual machine that arrives during the drain goes elsewhere or is refused. Each
+//! The mark is set first, so that a virtual machine that arrives during the drain is placed elsewhere or refused. Each
 //! virtual machine is moved separately: in between, other changes are possible.
 
 use super::{Daemon, DaemonError, Entry, Life, State};
@@ -8,12 +8,12 @@ use api::{DrainReport, Left, Moved};
 use config::check::{self, Refusal};
 use config::{CardSpec, TenantSpec, VmSpec, place};
 
-/// Time at which a virtual machine or tenant comes to a card.
+/// Time at which a virtual machine or tenant was placed on a card.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Arrival {
-    /// The configuration has it: a drained card may still have it.
+    /// The configuration file places it: a drained card may still accept it.
     Configured,
-    /// It arrives now.
+    /// It is being added now.
     New,
 }
 
@@ -107,7 +107,7 @@ impl Daemon {
         self.move_for(name, card, expected, "an operator wants it")
     }
 
-    /// The same for another reason, which is logged.
+    /// Same for another reason, which is logged.
     pub(super) fn move_for(
         &self,
         name: &str,
@@ -160,7 +160,7 @@ impl Daemon {
     /// other. Virtual machines that cannot move continue there and are reported; another call tries again.
     ///
     /// # Errors
-    /// When there is no such card, the revision is another, or the change cannot be written.
+    /// When there is no such card, the revision differs, or the change cannot be written.
     pub(crate) fn drain_if(&self, card: &str, expected: Option<&str>) -> Result<DrainReport, DaemonError> {
         {
             // Not while the state is handed over to another daemon.
@@ -210,7 +210,7 @@ impl Daemon {
     /// Lets a card accept virtual machines and tenants again if the revision is still `expected`.
     ///
     /// # Errors
-    /// When there is no such card, the revision is another, or the change cannot be written.
+    /// When there is no such card, the revision differs, or the change cannot be written.
     pub(crate) fn undrain_if(&self, card: &str, expected: Option<&str>) -> Result<api::Card, DaemonError> {
         {
             let _settings = self.tuning.lock();
@@ -227,8 +227,8 @@ fn tenant_left(tenant: &TenantSpec) -> Left {
     Left { vm: tenant.name.clone(), why }
 }
 
-/// Moves virtual machines with `move_off`, one after the other. Those without a target are tried again while others
-/// still leave: a virtual machine with an affinity goes to the card of the other.
+/// Moves virtual machines with `move_off`, one after the other. Machines without a target are retried while others
+/// still leave, because an affinity may put a virtual machine on another's new card.
 fn emptied(
     mut vms: Vec<String>,
     mut move_off: impl FnMut(&str) -> Result<Option<Moved>, DaemonError>,

@@ -17,14 +17,15 @@ use listening::{Listening, SocketPath, Sockets, folders};
 
 /// An endpoint that is open, and serves no client yet.
 pub(super) enum Endpoint {
-    /// A listening socket: early VMMs wait in its backlog. With its path, unless the service manager created it.
+    /// A listening socket: early VMMs wait in its backlog. A socket, with its path unless the service manager created
+    /// it.
     Socket(Listening),
-    /// The domain of that name.
+    /// The domain with this name.
     Domain(DomainName),
 }
 
 impl Endpoint {
-    /// Opens the endpoint that a virtual machine asks for.
+    /// Opens the endpoint that a virtual machine requests.
     ///
     /// # Errors
     /// When the socket cannot be created, or its owner is unknown.

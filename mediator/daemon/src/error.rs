@@ -157,12 +157,12 @@ pub enum DaemonError {
         /// Reason.
         why: String,
     },
-    /// Another operator has changed something since.
+    /// Another operator has changed the settings since.
     #[error("revision conflict: expected {expected}, current {now}")]
     Changed {
-        /// The revision that was asked for.
+        /// The requested revision.
         expected: String,
-        /// The current one.
+        /// The current revision.
         now: String,
     },
     /// Parts of a desired state that are refused.

@@ -26,7 +26,7 @@ use super::{Daemon, DaemonError, cards};
 use listening::Sockets;
 use overrides::OverrideStore;
 
-/// MiB of each VM.
+/// Size of each VM in MiB.
 const VM_MIB: u64 = 16;
 /// Virtual addresses of buffers.
 const FROM: u64 = 0x100_0000;
@@ -160,7 +160,7 @@ impl Fixture {
         Self::with_listeners(|_| HashMap::new())
     }
 
-    /// The same, with sockets of units.
+    /// Same, with sockets of units.
     ///
     /// # Panics
     /// If the daemon does not start.
@@ -214,7 +214,7 @@ pub(crate) type Listeners = HashMap<String, UnixListener>;
 /// Starts a daemon that stores no overrides.
 ///
 /// # Errors
-/// Those of [`Daemon::start`].
+/// As for [`Daemon::start`].
 pub(crate) fn start(config: Config, opener: &dyn OpenCard, listeners: Listeners) -> Result<Arc<Daemon>, DaemonError> {
     let sockets = Sockets::new(listening::Activated { listeners, ..Default::default() });
     Daemon::start(config, opener, sockets, OverrideStore::default())

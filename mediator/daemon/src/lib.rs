@@ -9,7 +9,7 @@
 //! `program` (from its arguments to its end), `fixture` (feature `test-rig`: a daemon for tests).
 //!
 //! Each virtual machine has one thread, which runs its vfio-user server; the admin API runs on another. Virtual
-//! machines are added and removed one at a time, which may take long (memory is scrubbed); readers never wait for that.
+//! machines are added and removed one at a time, which may take long (memory is scrubbed); readers never wait for it.
 //!
 //! Lock order: `locks::rank`.
 //!
@@ -128,7 +128,7 @@ impl State {
     /// Checks that an operator may change the current state.
     ///
     /// # Errors
-    /// When the daemon is ending, or the revision is not the one that the operator has seen.
+    /// When the daemon is ending, or the operator has seen a different revision.
     fn expect(&self, expected: Option<&str>) -> Result<(), DaemonError> {
         if self.closing {
             return Err(DaemonError::ShuttingDown);
@@ -169,8 +169,7 @@ pub struct Daemon {
 }
 
 impl Daemon {
-    /// Opens the cards and starts the virtual machines of a configuration. `override_store` stores the changes from
-    /// then on.
+    /// Opens the cards and starts the virtual machines of a configuration. `override_store` stores all later changes.
     ///
     /// # Errors
     /// When a card or a virtual machine is not available; everything started so far is taken down.
@@ -278,7 +277,7 @@ impl Daemon {
     fn keep(&self) -> Result<(), DaemonError> {
         let mut override_store = self.override_store.lock();
         if self.state.lock().closing {
-            // No operator has removed the virtual machines that are missing now.
+            // The missing virtual machines were not removed by an operator.
             return Err(DaemonError::ShuttingDown);
         }
         let live = self.live_now();
@@ -304,7 +303,7 @@ impl Daemon {
     /// Adds a virtual machine. Its socket exists when this returns.
     ///
     /// # Errors
-    /// When it cannot be added; nothing of it remains then.
+    /// When it cannot be added; no part of it remains.
     pub fn add(&self, spec: VmSpec) -> Result<api::Vm, DaemonError> {
         self.add_if(spec, None)
     }
@@ -312,7 +311,7 @@ impl Daemon {
     /// Adds a virtual machine if the revision is still `expected`.
     ///
     /// # Errors
-    /// Those of [`Self::add`], and when the revision is another.
+    /// As for [`Self::add`]; also when the revision differs.
     pub(crate) fn add_if(&self, spec: VmSpec, expected: Option<&str>) -> Result<api::Vm, DaemonError> {
         let _one_at_a_time = self.changing.lock();
         let spec = self.reserve(spec, expected, Arrival::New)?;
@@ -427,7 +426,7 @@ impl Daemon {
     /// Removes a virtual machine if the revision is still `expected`.
     ///
     /// # Errors
-    /// Those of [`Self::remove`], and when the revision is another.
+    /// As for [`Self::remove`]; also when the revision differs.
     pub(crate) fn remove_if(&self, name: &str, expected: Option<&str>) -> Result<(), DaemonError> {
         // Report an unknown name before waiting for other changes.
         if !self.state.lock().vms.contains_key(name) {
@@ -536,7 +535,7 @@ impl Daemon {
         let promised = tenants.iter().filter_map(|tenant| tenant.memory.guarantee_mib);
         let shared = shared.chain(promised).fold(0, u64::saturating_add);
         let assigned = if passthrough { spec.vram_mib } else { shared };
-        // Both bounds hold: the rest by the configuration, and the free VRAM of the card.
+        // The lower of two bounds: the unassigned rest of the configuration, and the card's free VRAM.
         let left = spec.vram_mib.saturating_sub(reserved).saturating_sub(assigned);
         let [bar1_mib, bar3_mib] = status.apertures_mib.unwrap_or([spec.bar1_mib, spec.bar3_mib]);
         api::Card {
@@ -564,7 +563,7 @@ impl Daemon {
         }
     }
 
-    /// Takes all virtual machines down; none can be added afterwards.
+    /// Shuts down all virtual machines; none can be added afterwards.
     pub(crate) fn shut_down(&self) {
         self.state.lock().closing = true;
         let _one_at_a_time = self.changing.lock();

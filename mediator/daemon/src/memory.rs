@@ -56,17 +56,17 @@ impl Daemon {
         Ok(show(card, settings, &known.spec, holdings.as_ref(), &vms))
     }
 
-    /// Returns the same for all cards that are not passed through.
+    /// Same for all cards that are not passed through.
     #[must_use]
     pub fn memories(&self) -> Vec<api::CardMemory> {
         self.cards.keys().filter_map(|card| self.memory(card).ok()).collect()
     }
 
-    /// Changes how a card's memory is divided; keys that `patch` omits stay.
+    /// Changes how a card's memory is divided; keys that `patch` omits keep their values.
     ///
     /// # Errors
-    /// When no card has the name, it is passed through, the revision is another, or a setting is invalid; changes
-    /// nothing.
+    /// When no card has the name, it is passed through, the revision differs, or a setting is invalid. Nothing is
+    /// changed then.
     pub(crate) fn set_memory_if(
         &self,
         card: &str,
@@ -125,7 +125,7 @@ impl Daemon {
         let specs: Vec<CardSpec> =
             self.specs.iter().map(|one| if one.name == card.name { card.clone() } else { one.clone() }).collect();
         let mut there: Vec<&VmSpec> = Vec::new();
-        // The changed one comes last: if it does not fit with the others, the refusal must name it.
+        // The changed VM is checked last, so that a refusal names it if it does not fit.
         let others = state.vms.values().map(|entry| &entry.spec).filter(|vm| vm.card == card.name);
         let others = others.filter(|vm| changed.is_none_or(|changed| changed.name != vm.name));
         for vm in others.chain(changed) {
@@ -152,11 +152,11 @@ impl Daemon {
         self.with_scheduled(&mut self.state.lock(), name, |spec, _, _| Ok(spec.memory.clone()))
     }
 
-    /// Changes a virtual machine's settings for its card's memory; keys that `patch` omits stay.
+    /// Changes a virtual machine's settings for its card's memory; keys that `patch` omits keep their values.
     ///
     /// # Errors
-    /// Those of [`Self::vm_memory`], when the revision is not `expected`, and when a setting is invalid or cannot be
-    /// guaranteed; nothing is changed then.
+    /// As for [`Self::vm_memory`]; also when the revision is not `expected`, or a setting is invalid or cannot be
+    /// guaranteed. Nothing is changed then.
     pub(crate) fn set_vm_memory_if(
         &self,
         name: &str,
@@ -271,7 +271,7 @@ impl Daemon {
     /// Moves memory of a virtual machine to host memory, or back to the card. Returns when it has moved.
     ///
     /// # Errors
-    /// Those of [`Self::vm_memory`], and when the range is outside the guest's VRAM.
+    /// As for [`Self::vm_memory`]; also when the range is outside the guest's VRAM.
     pub(crate) fn move_vm_memory(
         &self,
         name: &str,
@@ -303,7 +303,7 @@ impl Daemon {
     /// Starts to count how often a guest's VRAM is accessed, until the record is [ended](AccessRecord::end) or dropped.
     ///
     /// # Errors
-    /// Those of [`Self::vm_memory`], or when a record is already running.
+    /// As for [`Self::vm_memory`]; also when a record is already running.
     pub(crate) fn record_vm_accesses(&self, name: &str) -> Result<AccessRecord, DaemonError> {
         let (host, vm) = self.with_scheduled(&mut self.state.lock(), name, |_, card, vm| Ok((mediated(card)?, vm)))?;
         if !host.lock().start_accesses(vm) {
@@ -315,7 +315,7 @@ impl Daemon {
     /// Applies hints about ranges of a guest's VRAM.
     ///
     /// # Errors
-    /// Those of [`Self::vm_memory`], when a range is outside the guest's VRAM, or the pins exceed the guarantee.
+    /// As for [`Self::vm_memory`]; also when a range is outside the guest's VRAM, or the pins exceed the guarantee.
     pub(crate) fn hint_vm_memory(&self, name: &str, hints: &api::Hints) -> Result<(), DaemonError> {
         // Not while the state is handed over to another daemon.
         let _settings = self.tuning.lock();
@@ -371,7 +371,7 @@ impl AccessRecord {
 
 impl Drop for AccessRecord {
     fn drop(&mut self) {
-        // The client has gone; discard the record.
+        // The client is gone; discard the record.
         if !self.over {
             self.host.lock().end_accesses(self.vm);
         }

@@ -15,7 +15,7 @@ use super::vm::{Rest, Running};
 use super::{Card, Daemon, DaemonError, Life, memory};
 
 /// Time that a virtual machine's VMM connection may take to quiesce.
-// TIMEOUT: an incomplete request, or a write that waits for memory, which has a second.
+// TIMEOUT: covers an incomplete request, or a write that waits up to a second for memory.
 pub(super) const REST_LIMIT: Duration = Duration::from_secs(5);
 /// Time that its work may take to leave the engines, before remaining work is treated as a hang.
 // TIMEOUT: twice the limit of an upgrade, since only this VM waits. Compute work of a guest ends within milliseconds,
@@ -26,7 +26,7 @@ pub(super) const MIB: u64 = 1 << 20;
 
 /// A planned move.
 pub(super) struct Plan<'a> {
-    /// The virtual machine as it is.
+    /// The running virtual machine.
     pub(super) running: Arc<Running>,
     from: &'a Card,
     pub(super) to: &'a Card,
@@ -47,7 +47,7 @@ impl Daemon {
     /// created again on the other card: its VMM has lost its device already. Needs `changing`.
     ///
     /// # Errors
-    /// Those of [`Self::move_vm`].
+    /// As for [`Self::move_vm`].
     pub(crate) fn move_vm_now(&self, name: &str, card: &str) -> Result<api::Moved, DaemonError> {
         let began = Instant::now();
         let plan = self.plan_move(name, card)?;

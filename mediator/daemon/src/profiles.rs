@@ -78,7 +78,7 @@ impl Daemon {
             if let Some(lacks) = drained.or_else(|| profile.lacks(&self.spec, card, &vms, &tenants)) {
                 break lacks;
             }
-            // Names that no operator can use: a space is not allowed.
+            // Names that operators cannot use, because a space is not allowed.
             let name = format!("further {left}");
             match card.kind {
                 CardKind::Cuda => tenants.extend(profile.tenant(&name, &card.name)),

@@ -1,4 +1,4 @@
-//! The program from its arguments to its end: a daemon that starts empty, or one that takes over from another.
+//! Runs the program: a daemon that starts empty, or one that takes over from another daemon.
 
 use std::os::unix::net::UnixListener;
 use std::path::PathBuf;
@@ -78,7 +78,7 @@ fn begin(
 
 /// Starts a daemon that takes over from another.
 fn go_on(config: Config, program: std::io::Result<PathBuf>, path: PathBuf) -> anyhow::Result<()> {
-    // Everything that can fail, before any VM waits for it.
+    // All steps that can fail, before any VM waits.
     if let Err(error) = logging::init(&config.daemon.log, config.daemon.log_format) {
         Successor::decline(&error.to_string());
         return Err(error.into());
@@ -152,7 +152,7 @@ fn serve(daemon: &Arc<Daemon>, admin: Admin, program: std::io::Result<PathBuf>, 
         .build()
         .context("the admin API cannot be started")?;
     runtime.block_on(serving::serve(daemon, listeners))?;
-    // Running requests are not waited for; the daemon refuses changes from now on.
+    // Does not wait for running requests; the daemon refuses changes from now on.
     runtime.shutdown_background();
     daemon.shut_down();
     logging::tell_suppressed();

@@ -1,9 +1,9 @@
 //! Saves a virtual machine's vGPU as a stream of bytes, and restores it from one.
 //!
-//! Bytes go to and come from a client of the admin API, in pieces, through a file without a name, so that neither the
-//! VM nor other changes wait for the client. The VMM waits while its VM is written to that file. A restored vGPU is
+//! Bytes are exchanged with a client of the admin API, in chunks, through a file without a name, so that neither the VM
+//! nor other changes wait for the client. The VMM waits while its VM is written to that file. A restored vGPU is
 //! created next to the current one, on the same card, and replaces it once all of the stream has been read and checked;
-//! if anything fails, the virtual machine continues as it was.
+//! on any failure, the virtual machine continues unchanged.
 
 use std::time::Instant;
 
@@ -14,9 +14,9 @@ use super::backend::{Awaiting, Built};
 use super::moving::{MIB, Plan, REST_LIMIT, STILL_LIMIT};
 use super::{Daemon, DaemonError};
 
-/// Upper bound of the overhead of a stream's pieces, as a divisor of the VM's memory.
+/// Upper bound of a stream's overhead for its pieces, as a divisor of the VM's memory.
 const SPOOL_PART: u64 = 64;
-/// Bytes that a stream may have in addition to the memory: kept page tables and all channels take less.
+/// Maximum bytes of a stream in addition to the memory: kept page tables and all channels take less.
 const SPOOL_HEAD: u64 = 256 * MIB;
 
 impl Daemon {
@@ -82,7 +82,7 @@ impl Daemon {
     ///
     /// # Errors
     /// When the bytes are not a virtual machine that can resume here, or `next` fails. The virtual machine then
-    /// continues as it was.
+    /// continues unchanged.
     pub(crate) fn restore_vm(
         &self,
         name: &str,
@@ -172,7 +172,7 @@ impl Daemon {
         })
     }
 
-    /// Plans to create a working virtual machine again on its card. Otherwise returns the reason why not.
+    /// Plans to create a working virtual machine again on its card. Otherwise returns the reason.
     fn plan_at_home(
         &self,
         name: &str,

@@ -18,9 +18,9 @@ use config::patch::patched;
 const MS: u64 = 1_000_000;
 /// Length of a history's interval, in ms.
 const INTERVAL_MS: u64 = History::INTERVAL_NS / MS;
-/// The longest time that a history reaches back, in ms.
+/// Maximum length of a history, in ms.
 pub(crate) const HISTORY_MS: u64 = INTERVAL_MS * History::MAX_INTERVALS as u64;
-/// The longest record of a scheduler, in bytes: some 200,000 events.
+/// Maximum size of a scheduler's record in bytes: about 200,000 events.
 pub(crate) const RECORD_BYTES: usize = 32 << 20;
 /// Default window over which received shares are measured, in ms.
 pub(crate) const WINDOW_MS: u64 = 1000;
@@ -65,7 +65,7 @@ impl Daemon {
         })
     }
 
-    /// Returns the same for all cards that have a scheduler now.
+    /// Same for all cards with a scheduler.
     ///
     /// # Errors
     /// When the window is out of bounds.
@@ -78,18 +78,19 @@ impl Daemon {
             .collect()
     }
 
-    /// Changes settings of a card's scheduler; keys that `patch` omits stay. Waiting and running work continues.
+    /// Changes settings of a card's scheduler; keys that `patch` omits keep their values. Waiting and running work
+    /// continues.
     ///
     /// # Errors
-    /// When no card has the name, it is passed through, or a setting is invalid; nothing is changed then.
+    /// When no card has the name, it is passed through, or a setting is invalid; nothing is changed.
     pub fn set_scheduler(&self, card: &str, patch: &Map<String, Value>) -> Result<api::CardScheduler, DaemonError> {
         self.set_scheduler_if(card, patch, None)
     }
 
-    /// The same if the revision is still `expected`.
+    /// Same if the revision is still `expected`.
     ///
     /// # Errors
-    /// Those of [`Self::set_scheduler`], and when the revision is another.
+    /// As for [`Self::set_scheduler`]; also when the revision differs.
     pub(crate) fn set_scheduler_if(
         &self,
         card: &str,
@@ -188,19 +189,19 @@ impl Daemon {
         self.with_scheduled(&mut self.state.lock(), name, |spec, _, _| Ok(spec.time_share().into()))
     }
 
-    /// Changes a virtual machine's settings for its card's time; keys that `patch` omits stay.
+    /// Changes a virtual machine's scheduling settings. Keys that `patch` omits keep their values.
     ///
     /// # Errors
-    /// Those of [`Self::vm_time`], and when a setting is invalid; nothing is changed then.
+    /// As for [`Self::vm_time`]; also when a setting is invalid. Nothing is changed then.
     #[cfg(test)]
     pub(crate) fn set_vm_time(&self, name: &str, patch: &Map<String, Value>) -> Result<api::VmTime, DaemonError> {
         self.set_vm_time_if(name, patch, None)
     }
 
-    /// The same if the revision is still `expected`.
+    /// Same if the revision is still `expected`.
     ///
     /// # Errors
-    /// Those of [`Self::set_vm_time`], and when the revision is another.
+    /// As for [`Self::set_vm_time`]; also when the revision differs.
     pub(crate) fn set_vm_time_if(
         &self,
         name: &str,
@@ -246,7 +247,7 @@ impl Daemon {
     /// Releases a virtual machine from quarantine, and forgets its strikes.
     ///
     /// # Errors
-    /// Those of [`Self::vm_time`].
+    /// As for [`Self::vm_time`].
     pub fn release_vm(&self, name: &str) -> Result<(), DaemonError> {
         if self.is_tenant(name) {
             return self.release_tenant(name);
@@ -320,7 +321,7 @@ impl SchedulerRecord {
 
 impl Drop for SchedulerRecord {
     fn drop(&mut self) {
-        // The client has gone; discard the record.
+        // The client is gone; discard the record.
         if !self.over
             && let Ok(card) = self.daemon.known(&self.card)
         {
@@ -351,7 +352,7 @@ struct Entitled {
     copies: Option<u32>,
 }
 
-/// Returns the part of each VM while all want the card. A quarantined VM has none, and its part goes to the others.
+/// Returns the part of each VM while all want the card. A quarantined VM has no share; its part goes to the other VMs.
 fn entitled(usage: &SchedulerUsage) -> BTreeMap<TenantId, Entitled> {
     let (vms, params): (Vec<TenantId>, Vec<VgpuParams>) =
         usage.vms.iter().filter(|(_, vm)| vm.quarantine == Quarantine::Free).map(|(id, vm)| (*id, vm.params)).unzip();

@@ -1,4 +1,4 @@
-//! A virtual machine as the operator sees it.
+//! The operator's view of a virtual machine.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -86,7 +86,7 @@ pub(super) fn show(Found { spec, life, ram }: Found) -> api::Vm {
     }
 }
 
-/// Returns the counts of a connection, flat: those of messages get the prefix `messages_`.
+/// Returns the counts of a connection as a flat map, with the prefix `messages_` for counts of messages.
 fn transport(link: &Link) -> BTreeMap<String, u64> {
     let Ok(serde_json::Value::Object(counts)) = serde_json::to_value(link.counters().snapshot()) else {
         return BTreeMap::new();

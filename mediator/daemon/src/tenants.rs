@@ -100,7 +100,7 @@ impl Daemon {
         self.state.lock().tenants.get(name).cloned().ok_or_else(|| DaemonError::NoTenant(name.to_owned()))
     }
 
-    /// Waits until no other thread changes the card of a tenant. Returns the tenant as it is then.
+    /// Waits until no other thread changes the card of a tenant. Also returns the tenant's state at that time.
     fn tenant_turn(&self, name: &str) -> Result<(TenantSpec, Change<'_>), DaemonError> {
         loop {
             let card = self.tenant_spec(name)?.card;
@@ -122,7 +122,7 @@ impl Daemon {
     /// Adds a tenant if the revision is still `expected`. Its socket exists when this returns.
     ///
     /// # Errors
-    /// When it cannot be added; nothing of it remains then.
+    /// When it cannot be added; no part of it remains.
     pub(crate) fn add_tenant_if(&self, spec: TenantSpec, expected: Option<&str>) -> Result<api::Tenant, DaemonError> {
         let name = spec.name.clone();
         self.put_tenant(spec, expected, Arrival::New)?;
@@ -137,7 +137,7 @@ impl Daemon {
         expected: Option<&str>,
         arrival: Arrival,
     ) -> Result<(), DaemonError> {
-        // Choose a card before waiting for the right to change it, and check again with that right.
+        // Choose a card before waiting for its change lock, and check again with the lock.
         let spec = {
             let state = self.state.lock();
             state.placed(spec, &state.marked(&self.specs))
@@ -212,7 +212,7 @@ impl Daemon {
                 _ => break Vec::new(),
             }
         };
-        // While the name is still taken: the next tenant of that name creates the folder again.
+        // Done while the name is still taken, because the next tenant with this name creates the folder again.
         folders::remove(name, &spec.socket_path(&self.spec.socket_dir), &self.spec.socket_dir);
         {
             let mut state = self.state.lock();
@@ -227,7 +227,7 @@ impl Daemon {
     ///
     /// # Errors
     /// When no tenant has the name, the revision is not `expected`, its card's owner does not answer, or a setting is
-    /// invalid; nothing is changed then.
+    /// invalid; nothing is changed.
     pub(crate) fn set_tenant_if(
         &self,
         name: &str,

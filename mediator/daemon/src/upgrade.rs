@@ -1,10 +1,10 @@
 //! One daemon takes over the cards, virtual machines and sockets of another, in the middle of their work.
 //!
 //! The running daemon starts the next program with one end of a socket as its standard input, and hands its state over
-//! with the crate `handover` ([decision 128](../../../../docs/decisions/128-upgrades.md)): `sender`
-//! is its side, `receiver` the next one's. Until the next daemon reports that it has rebuilt everything, the first one
-//! resumes when anything fails. `roster` is the state that cards and virtual machines do not serialize themselves; at
-//! `points`, tests kill one of the two.
+//! with the crate `handover` ([decision 128](../../../../docs/decisions/128-upgrades.md)): `sender` is its side,
+//! `receiver` the next one's. Until the next daemon reports that it has rebuilt its state, the first daemon resumes on
+//! any failure. `roster` is the state that cards and virtual machines do not serialize themselves; at `points`, tests
+//! kill one of the two.
 
 use std::os::unix::net::UnixListener;
 use std::path::PathBuf;
@@ -27,7 +27,7 @@ mod sender;
 
 use roster::Roster;
 
-/// Time that the next program may take to introduce itself and read its configuration; no VM waits for it.
+/// Time limit for the next program to introduce itself and read its configuration; no VM waits meanwhile.
 // TIMEOUT: a busy host starts a program within seconds.
 const MEET_LIMIT: Duration = Duration::from_secs(20);
 /// Time that virtual machines may wait until the next daemon has rebuilt everything, or the upgrade is refused.
@@ -36,13 +36,14 @@ const PAUSE_LIMIT: Duration = Duration::from_secs(4);
 /// Time that a channel may take to leave its engine; a channel that stays counts as hung.
 const STILL_LIMIT: Duration = Duration::from_secs(1);
 /// Time that the next daemon waits for the state, and for the message that it owns the state. The other daemon has
-/// shorter limits, and its end is noticed at once: if it is only delayed and this one gives up, the state has no owner.
+/// shorter limits, and its end is noticed immediately: if it is only delayed and this one gives up, the state has no
+/// owner.
 // TIMEOUT: longer than any other wait.
 const HANDOVER_TIMEOUT: Duration = Duration::from_secs(3600);
 
 /// Prefix of the names of descriptors: listening sockets by their names in the service manager's store.
 const SOCKET: &str = "socket:";
-/// The same for sockets of the service manager's units.
+/// Same for sockets of the service manager's units.
 const UNIT: &str = "unit:";
 /// A card's memory.
 const VRAM: &str = "vram:";
@@ -58,7 +59,7 @@ const STATE_LOCK: &str = "state-lock";
 /// Parameters with which this daemon starts the next one.
 #[derive(Debug)]
 pub(crate) struct UpgradeChain {
-    /// The program of this daemon; after an upgrade of the package, the next version's.
+    /// This daemon's executable; after an upgrade of the package, that of the next version.
     pub program: PathBuf,
     /// The configuration file.
     pub config: PathBuf,
@@ -91,7 +92,8 @@ impl Generations {
         self.gone.load(Ordering::Acquire)
     }
 
-    /// Notes that another daemon owns everything from now on: status reports of cards in this process are meaningless.
+    /// Records that another daemon owns everything from now on: status reports of cards in this process are
+    /// meaningless.
     fn lets_go(&self) {
         self.gone.store(true, Ordering::Release);
     }
@@ -106,7 +108,7 @@ impl Generations {
         self.left.notified().await;
     }
 
-    /// Notes that an upgrade failed and this daemon continues.
+    /// Records that an upgrade failed and this daemon continues.
     fn has_failed(&self) {
         self.failures.fetch_add(1, Ordering::Relaxed);
     }

@@ -1,4 +1,4 @@
-//! One virtual machine while it runs: its thread, its socket, and the daemon's state of both.
+//! A running virtual machine: its thread, its socket, and the daemon's state of both.
 
 use std::os::fd::OwnedFd;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -39,7 +39,7 @@ pub(super) struct Seen {
 pub(super) struct Running {
     /// Path of the socket, unless the service manager created it, or the virtual machine has none.
     pub socket: Option<PathBuf>,
-    /// The same, while it is served.
+    /// Same, while it is served.
     socket_path: Arc<Mutex<rank::SocketPath, Option<SocketPath>>>,
     pub link: Link,
     pub backend: Arc<dyn VmBackend>,
@@ -112,7 +112,7 @@ impl Running {
     /// Waits until the thread is suspended, at most until a time.
     ///
     /// # Errors
-    /// When it is not suspended by then, or has failed.
+    /// When it is not suspended in time or has failed.
     pub fn rested(&self, until: Option<Instant>) -> Result<Rest, &'static str> {
         while self.thread.lock().as_ref().is_some_and(|thread| !thread.is_finished()) {
             if until.is_some_and(|until| Instant::now() >= until) {
@@ -141,7 +141,7 @@ impl Running {
         Ok(())
     }
 
-    /// Like [`Self::go_on`], later, for a thread that is not yet suspended.
+    /// Like [`Self::go_on`], but deferred for a thread that is not suspended yet.
     pub(super) fn go_on_later(self: &Arc<Self>, name: &str) {
         let (name, this) = (name.to_owned(), Arc::clone(self));
         std::thread::spawn(move || match this.rested(None).map(|rest| this.go_on(&name, rest)) {

@@ -82,7 +82,8 @@ fn vmms_with_thousands_of_files_leave_descriptors_for_others() {
                 }
             }
             assert!(refused > 0 && refused < FILES, "{refused} of {FILES} files were refused");
-            // Lent memory stays lent; parts of a file count once, and a file that is taken back makes room.
+            // Lent memory stays lent; parts of a file count once, and a file that is taken back frees its part of the
+            // limit.
             let memory = memory_file(2 * 4096, true).unwrap();
             let part = |client: &mut Client, gpa, at| client.dma_map(gpa, 4096, true, Some((memory.as_fd(), at)));
             assert!(part(&mut client, 1 << 30, 0).is_err());

@@ -22,8 +22,8 @@ const CONFIG: u32 = 7;
 const MSI: u32 = 1;
 /// Kills while a VMM is busy.
 const KILLS: u32 = 24;
-/// Kills that may leave a request without an answer: those between the mark of an answer and its sending, some hundred
-/// nanoseconds of each request (decision 129).
+/// Number of kills that may leave a request without an answer: a kill between an answer's mark and its sending, a few
+/// hundred nanoseconds per request (decision 129).
 const UNANSWERED: u32 = 2;
 /// Time after which an answer is considered lost.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(20);
@@ -83,7 +83,7 @@ fn served(place: &Place) -> (Manager<'_>, Service, Vmm) {
     (manager, daemon, vmm)
 }
 
-/// One VMM cannot keep the service manager busy, and loses nothing by the bound.
+/// One VMM cannot overload the service manager, and the bound loses no data.
 #[test]
 fn vmm_with_repeated_maps_does_not_flood_service_manager() {
     /// Messages at once, and time for another one (`fdstore::pace`).
@@ -104,7 +104,7 @@ fn vmm_with_repeated_maps_does_not_flood_service_manager() {
     let one_page = stored() - before;
     println!("one page, 1,000 times: {one_page} messages in {:?}", begin.elapsed());
     assert!(one_page <= bound(), "{one_page} of at most {}", bound());
-    // Files that the service manager has never seen: the VMM waits.
+    // With files unknown to the service manager, the VMM waits.
     (0..100).for_each(|_| turn(&mut vmm, &memory_file(0x1000, true).unwrap()));
     let sent = stored() - before;
     println!("100 files more: {sent} messages in {:?}", begin.elapsed());
@@ -139,7 +139,7 @@ fn vmm_survives_daemon_kills_with_reset_device() {
     }
     // Its interrupt works: a card without configured interrupts has none pending, so none has arrived by itself.
     assert!(wait_event(vmm.msi[0].as_fd(), Duration::ZERO).is_err());
-    // The VMM takes its lent memory back, and the store follows.
+    // The VMM takes back its lent memory, and the store is updated.
     assert_eq!(vmm.client.dma_unmap(0x1000, 0x2000).unwrap(), 0x2000);
     assert_eq!(vmm.client.dma_unmap(0x8000, 0x1000).unwrap(), 0x1000);
     vmm.client.disable_irqs(MSI).unwrap();
@@ -241,7 +241,7 @@ fn kill_at_any_time_duplicates_no_answer_and_loses_few() {
             let busy = scope.spawn(|| -> Result<(), ClientError> {
                 while !stop.load(Ordering::Acquire) {
                     asked += 1;
-                    // By number: a duplicate answer does not match the expected one.
+                    // Checked by number: a duplicate answer does not match the expected number.
                     assert_eq!(one.client.read32(CONFIG, 0)?, 0x06d8_10de);
                     one.client.write32(CONFIG, 0x10, 0xfc00_0000)?;
                     if maps {
@@ -261,7 +261,8 @@ fn kill_at_any_time_duplicates_no_answer_and_loses_few() {
         });
         match ended {
             Ok(()) => {}
-            // Descriptors were lost with the daemon, before the service manager had them: that VMM has read the end.
+            // Some descriptors were lost with the daemon before the service manager had them: their VMM has read the
+            // end of the connection.
             Err(ClientError::Closed) if maps => {
                 lost += 1;
                 vmm = None;

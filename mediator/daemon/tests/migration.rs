@@ -59,7 +59,7 @@ fn vm_goes_from_daemon_to_daemon_in_the_midst_of_its_work() {
     guest.begin();
     guest.driver.guest.set_device_state(STATE_STOP_COPY).unwrap();
     let at = &places[0];
-    // No other operation can take it meanwhile.
+    // No other operation can use it meanwhile.
     for command in [&["daemon", "upgrade"][..], &["vm", "save", "web", at.path("web.vgpu").to_str().unwrap()]] {
         let refused = at.ctl(command);
         let said = String::from_utf8_lossy(&refused.stderr).into_owned();
@@ -109,7 +109,7 @@ fn client_with_invalid_state_gets_failed_device_until_reset() {
         assert_eq!(client.device_state().unwrap(), STATE_RUNNING);
         beside.check();
     }
-    // A state that is longer than any such VM's ends as well, and blocks no other VM.
+    // A state that is longer than any VM's also ends, without blocking other VMs.
     client.set_device_state(STATE_RESUMING).unwrap();
     let endless = std::iter::repeat_with(|| client.migration_write(&vec![0x5a; 60_000])).take(200);
     assert!(endless.filter(Result::is_err).count() >= 199);
@@ -166,7 +166,7 @@ fn slow_save_or_restore_client_blocks_no_vm_or_operator() {
     let mut body = Vec::new();
     slow.read_to_end(&mut body).unwrap();
     assert!(body.len() > 14 * MIB as usize, "{} bytes", body.len());
-    // The same for a client that sends.
+    // Same for a sending client.
     let file = place.path("web.vgpu");
     place.ctl_json(&["vm", "save", "web", file.to_str().unwrap()]);
     let saved = std::fs::read(&file).unwrap();

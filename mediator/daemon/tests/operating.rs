@@ -19,12 +19,12 @@ const CARD: &str = "[[card]]\nname = \"card0\"\nkind = \"simgpu\"\nvram_mib = 25
 /// Programs that the commands need in addition to a shell and mediatorctl.
 const TOOLS: [&str; 3] = ["curl", "jq", "python3"];
 
-/// Returns the blocks with this mark: as shell, or as that of a maintenance window.
+/// Returns the blocks with this mark: shell, or the shell of a maintenance window.
 fn blocks(marked: &str) -> Vec<&'static str> {
     TEXT.split(marked).skip(1).map(|rest| rest.split("```").next().unwrap()).collect()
 }
 
-/// MiB of VRAM of the VM `web`, and the addresses of its buffers.
+/// VRAM of the VM `web` in MiB, and the addresses of its buffers.
 const WEB_MIB: u64 = 64;
 const FROM: u64 = 0x100_0000;
 const TO: u64 = 0x200_0000;
@@ -216,7 +216,7 @@ fn quick_start_of_the_readme_prints_its_output() {
         .replace("$PWD/target/release", &programs.join(":"))
         .replace("$(mktemp -d)", &folder.path().display().to_string())
         .replace("&\n", "2> \"$folder/log\" & trap 'kill %1; wait' EXIT\n");
-    // TIMEOUT: only a failing test takes so long.
+    // TIMEOUT: only a failing test takes this long.
     let output =
         Command::new("timeout").args(["60", "bash", "-e", "-c", &script]).stdin(Stdio::null()).output().unwrap();
     let text = String::from_utf8_lossy(&output.stdout).replace(&folder.path().display().to_string(), "FOLDER");

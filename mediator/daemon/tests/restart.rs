@@ -1,5 +1,5 @@
-//! The daemon ends, by request or by a kill at any moment, and starts again: the state that it restores, and the
-//! clients that wait for it.
+//! Ends the daemon, by request or by a kill at any moment, and starts it again. Checks the restored state and the
+//! waiting clients.
 
 mod support;
 
@@ -121,7 +121,7 @@ fn kill_at_any_moment_loses_no_change_that_was_answered() {
     const ROUNDS: u32 = 12;
     let place = Place::with_state(&format!("{CARD}{WEB}"));
     let mut random = fastrand::Rng::with_seed(7);
-    // Weights by VM: those that were answered, and those in flight when the kill came.
+    // Weights by VM: acknowledged ones, and ones in flight at the kill.
     let mut sure = BTreeMap::from([("web".to_owned(), 100)]);
     let mut cut_short = 0;
     for _ in 0..ROUNDS {
@@ -219,7 +219,7 @@ fn clients_connecting_during_restart_are_served_by_next_daemon() {
     }
 }
 
-/// Kills the daemon while writes of a VMM are in its connection; returns the error that the VMM reads next.
+/// Kills the daemon while writes of a VMM are in its connection. Returns the error that the VMM reads next.
 fn read_after_kill(manager: &Manager<'_>, daemon: Service, kept: bool) -> ClientError {
     let mut vmm = Client::connect(&manager.place.path("web.sock")).unwrap();
     vmm.set_timeout(Some(WAIT_TIMEOUT)).unwrap();

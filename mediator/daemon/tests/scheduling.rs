@@ -18,9 +18,9 @@ use rustix::process::Signal;
 use sched::{Engine, PolicyKind};
 use support::Place;
 
-/// Work takes time, so that much of it waits.
+/// Work takes card time, so that much of it is queued.
 const CARD: &str = "[[card]]\nname = \"card0\"\nkind = \"simgpu\"\nvram_mib = 192\ntime = { copy_mib_per_s = 20 }\n";
-/// MiB of VRAM of each VM.
+/// VRAM of each VM in MiB.
 const VM_MIB: u64 = 16;
 const WEIGHTS: [u32; 3] = [100, 200, 400];
 /// Submissions of a guest that are in flight together.
@@ -110,8 +110,8 @@ fn while_at_work(workers: &mut [Worker], act: impl FnOnce(&AtomicBool)) {
     });
 }
 
-/// Returns the status of the card's scheduler once it has seen the end of all work. A guest sees its fence earlier: the
-/// interrupt for the daemon comes after the fence is written.
+/// Returns the status of the card's scheduler after all work has ended. A guest sees its fence earlier: the interrupt
+/// for the daemon comes after the fence is written.
 fn when_idle(admin: &Client) -> api::CardScheduler {
     let began = Instant::now();
     loop {

@@ -1,5 +1,5 @@
-//! Either daemon of an upgrade is killed at each step of it, while a VM has work in flight: the VM continues, or ends
-//! up as the operator's guide says.
+//! Kills either daemon of an upgrade at each step, while a VM has work in flight: the VM continues, or ends up as the
+//! operator's guide describes.
 
 mod support;
 
@@ -33,7 +33,7 @@ fn log(place: &Place) -> String {
     fs::read_to_string(place.path("log")).unwrap()
 }
 
-/// Waits until no daemon of this folder is left, also of those whose parent has ended.
+/// Waits until no daemon of this folder remains, including daemons whose parent has ended.
 fn all_ended(place: &Place) {
     let named = place.path("dies").display().to_string();
     let is_ours = |process: &fs::DirEntry| {
@@ -49,7 +49,7 @@ fn all_ended(place: &Place) {
 
 /// The steps at which the next daemon dies, and the first continues without an effect.
 const BEFORE_IT_IS_READY: [&str; 4] = ["receiver: started", "receiver: known", "receiver: given", "receiver: made"];
-/// The steps at which the first daemon dies before the next one has anything.
+/// The steps at which the first daemon dies before the next one has any state.
 const BEFORE_IT_LETS_GO: [&str; 7] = [
     "sender: asked",
     "sender: met",

@@ -1,12 +1,12 @@
 //! A rate limit for the pages that one VM moves in its mapped apertures.
 //!
 //! One register write or one flush of a guest can move all pages of an aperture. Each page takes the card's lock, and
-//! the card's bus, from other VMs. So a VM has a budget of pages: the start of a driver fits into it, and beyond it the
-//! guest's next move waits, in the VM's own thread and without a lock.
+//! the card's bus, from other VMs. So a VM has a budget of pages: the start of a driver fits into it. Beyond the
+//! budget, the guest's next move waits in the VM's own thread, without a lock.
 
-/// Pages that a VM may move at once: all of its apertures and about 60 times the window, several starts of a driver.
+/// Burst of pages that a VM may move: all of its apertures and about 60 times the window, several starts of a driver.
 const BURST_PAGES: u64 = 1 << 16;
-/// Pages per second that the budget grows by: enough to move the window 64 times a second, with 256 pages out and 256
+/// Growth of the budget in pages per second: enough to move the window 64 times a second, with 256 pages out and 256
 /// in.
 const PAGES_PER_SECOND: u64 = 1 << 15;
 /// Longest wait for one move, in ns. A move of all apertures costs less.
@@ -29,7 +29,7 @@ impl Pace {
         (ready_at > now).then(|| ready_at.min(now.saturating_add(MAX_WAIT_NS)))
     }
 
-    /// Charges pages that have moved.
+    /// Charges moved pages.
     pub fn charge(&mut self, now: u64, pages: u64) {
         let most = now.saturating_add(cost_ns(BURST_PAGES)).saturating_add(MAX_WAIT_NS);
         self.full_at = self.full_at.max(now).saturating_add(cost_ns(pages)).min(most);

@@ -10,7 +10,7 @@ use std::io;
 /// Interrupt mode that the guest's driver has selected.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum InterruptKind {
-    /// Not at all.
+    /// Not connected.
     #[default]
     Off,
     /// Through the pin.
@@ -37,7 +37,7 @@ pub struct DeniedAccess {
 /// The state of a VM's device.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct DeviceStatus {
-    /// MiB of VRAM that the guest sees.
+    /// Guest-visible VRAM in MiB.
     pub vram_mib: u64,
     /// Channels that the guest has on the card.
     pub channels_used: u32,
@@ -56,7 +56,7 @@ pub struct DeviceStatus {
 /// Why a device cannot be created.
 #[derive(Debug, thiserror::Error)]
 pub enum DeviceError {
-    /// A memory limit prevents it.
+    /// A memory limit prevents the creation.
     #[error(transparent)]
     Shortage(Shortage),
     /// The card's owner refuses.
@@ -65,10 +65,10 @@ pub enum DeviceError {
     /// The device's description is out of range.
     #[error(transparent)]
     Config(#[from] ConfigError),
-    /// The card's apertures cannot be those of a PCI function.
+    /// The card's apertures are impossible for a PCI function.
     #[error(transparent)]
     Bar(#[from] BadBar),
-    /// The card's ROM cannot be that of a PCI function.
+    /// The card's ROM is impossible for a PCI function.
     #[error(transparent)]
     Rom(#[from] BadRom),
     /// The operating system refuses an event descriptor or a thread.

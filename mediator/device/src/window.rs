@@ -1,5 +1,5 @@
-//! Host memory that backs a part of an aperture: a file that the VMM maps, mapped here as well, and for the card; or
-//! pages of a Xen domain, which has them mapped itself.
+//! Host memory that backs a part of an aperture: a file mapped by the VMM, by this process and for the card; or pages
+//! that a Xen domain has mapped.
 
 use super::memory::shared_memory;
 use card::{DmaMemory, HostMemory};
@@ -66,10 +66,10 @@ impl WindowMemory {
     }
 
     /// Maps the memory in `file` for the bytes from `start` to `end` of an aperture at its former address `iova` on the
-    /// card. The owner of these addresses reserves them for it.
+    /// card. The caller reserves these addresses for it.
     ///
     /// # Errors
-    /// When the file is not that memory, or the card refuses it.
+    /// When the file is not this memory, or the card refuses it.
     pub fn of_file(host: &ManagedCard, file: OwnedFd, start: u64, end: u64, iova: Iova) -> Result<Self, ManagerError> {
         let window = Self { iova, ..Self::checked(Arc::new(file), start, end)? };
         window.lend(host)?;
@@ -79,7 +79,7 @@ impl WindowMemory {
     /// Maps the memory in `file` for the same part of the aperture, zeroed, at unused I/O addresses.
     ///
     /// # Errors
-    /// When the file is not that memory, or the card refuses it.
+    /// When the file is not this memory, or the card refuses it.
     pub fn taken(&self, host: &ManagedCard, file: Arc<OwnedFd>) -> Result<Self, ManagerError> {
         let MmapArea { offset, size } = self.area;
         let window = Self::checked(file, offset, offset + size)?.placed(host)?;
@@ -127,7 +127,7 @@ impl WindowMemory {
         (Arc::clone(&self.file), self.area)
     }
 
-    /// Returns the card's address of a page, given by its number in the aperture.
+    /// Returns the card address of a page by its number in the aperture.
     pub fn iova(&self, page: u32) -> Iova {
         self.iova.offset(self.at(page, 0) as u64)
     }
@@ -156,7 +156,7 @@ impl WindowMemory {
     /// card must not access it. The pages are zeroed.
     ///
     /// # Errors
-    /// When their number differs, or the card refuses them. Nothing has changed then.
+    /// When their number differs, or the card refuses them. Nothing is changed then.
     pub fn replace(&mut self, host: &ManagedCard, pages: &Arc<Mapping>) -> Result<(), ManagerError> {
         if u64::try_from(pages.len()) != Ok(self.area.size) {
             let error = io::Error::other(format!("{:#x} bytes for {:#x}", pages.len(), self.area.size));
@@ -189,7 +189,7 @@ impl WindowMemory {
             self.zero(0, self.area.size);
             return Ok(());
         }
-        // Parts that were never written have no pages, and get none.
+        // Parts that were never written have no pages, and this allocates none.
         let end = self.area.offset + self.area.size;
         let mut at = self.area.offset;
         loop {

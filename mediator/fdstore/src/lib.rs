@@ -1,8 +1,8 @@
 //! The service manager's store of descriptors: it keeps descriptors of VMMs, so that a killed daemon does not end their
 //! devices.
 //!
-//! For each VMM it keeps the connection, which the kernel would reset if a daemon is killed with unread data in it, and
-//! QEMU does not survive that ([`vmm_glue::socket::end`]). If the store has room, it also keeps the VMM's journal with
+//! For each VMM it keeps the connection, which the kernel would reset if a daemon is killed with unread data in it,
+//! which QEMU does not survive ([`vmm_glue::socket::end`]). If the store has room, it also keeps the VMM's journal with
 //! the descriptors that the journal names (`vmm_glue::journal`), with which the next daemon resumes the connection. A
 //! connection that the next daemon cannot resume is closed, so that the VMM notices.
 //!
@@ -31,7 +31,7 @@ use vmm_glue::socket;
 use names::{OF_VMM, name_of};
 use pace::Pace;
 
-/// Set by the service manager to the number of descriptors that it keeps (systemd 254 and newer).
+/// Variable that the service manager sets to the number of descriptors that it keeps (systemd 254 and newer).
 const CAPACITY: &str = "FDSTORE";
 /// Descriptors that journals must not use: two sockets of the daemon, and the socket and the connection of each virtual
 /// machine.
@@ -50,7 +50,7 @@ pub struct Store {
 }
 
 impl Store {
-    /// Returns the store that the environment names; with `followed`, this process takes over from another one.
+    /// Returns the store that the environment names. With `followed`, this process takes over from another process.
     #[must_use]
     pub fn found(followed: bool) -> Self {
         let capacity = std::env::var(CAPACITY).ok().and_then(|count| count.parse::<usize>().ok()).unwrap_or(0);
@@ -76,7 +76,7 @@ impl Store {
         }
     }
 
-    /// Returns the keeper of a virtual machine's VMM; `before` are the descriptors that an earlier run has stored for
+    /// Returns the keeper of a virtual machine's VMM; `before` is the set of descriptors that an earlier run stored for
     /// it ([`Left::held`]).
     #[must_use]
     pub fn keeper(&self, vm: &str, before: Option<u32>) -> Option<Arc<dyn Keeper>> {
@@ -84,7 +84,7 @@ impl Store {
             return None;
         }
         let held = if self.followed { ALL } else { before.unwrap_or(0) };
-        // Known descriptors of an earlier run count while they are stored; possible ones do not.
+        // An earlier run's descriptors count while they are known to be stored.
         let counted = if self.followed { 0 } else { held };
         let keeper = InStore {
             vm: vm.to_owned(),
@@ -106,7 +106,7 @@ struct InStore {
     vm: String,
     /// Descriptors that are stored, or may be.
     held: AtomicU32,
-    /// Those of them that reduce the room.
+    /// Descriptors that count against the limit.
     counted: AtomicU32,
     room: Arc<AtomicUsize>,
     pace: Pace,
@@ -234,7 +234,7 @@ impl Left {
         })
     }
 
-    /// Notes that another owner continues with them.
+    /// Records that another owner continues with them.
     pub fn taken(mut self) {
         self.connection = None;
         self.kept.clear();
@@ -253,7 +253,7 @@ impl Drop for Left {
     }
 }
 
-/// Stores a copy in the service manager, and replaces one of that name.
+/// Stores a copy in the service manager, replacing any copy with the same name.
 pub fn store(name: &str, fd: BorrowedFd<'_>) {
     give_up(name);
     push(name, fd);

@@ -6,7 +6,7 @@ use vmm_glue::journal::Kept;
 pub const OF_VM: &str = "vm/";
 /// Prefix of the names of their VMMs' connections.
 pub(crate) const OF_VMM: &str = "vmm/";
-/// Ends the name of a VMM's journal.
+/// Suffix of the name of a VMM's journal.
 const JOURNAL: &str = "journal";
 /// The admin socket.
 pub const STORED_ADMIN: &str = "daemon/admin";

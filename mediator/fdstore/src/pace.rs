@@ -11,7 +11,7 @@ const BURST_MESSAGES: u32 = 128;
 /// Time after which another one may be sent.
 const MESSAGE_INTERVAL: Duration = Duration::from_millis(60);
 
-/// The messages of one VMM.
+/// Rate limit of one VMM's messages.
 #[derive(Debug)]
 pub(crate) struct Pace(Mutex<Bucket>);
 
@@ -54,7 +54,7 @@ impl Pace {
         Self(Mutex::new(Bucket::new(Instant::now())))
     }
 
-    /// Held for a few instructions only: no call and no wait happens under it.
+    /// Held only for a few instructions, without calls or waits.
     fn bucket(&self) -> MutexGuard<'_, Bucket> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -65,7 +65,7 @@ impl Pace {
             let taken = self.bucket().take(Instant::now());
             match taken {
                 Ok(()) => return,
-                // TIMEOUT: an interval at most; then a message is available.
+                // TIMEOUT: at most one interval, after which a message is available.
                 Err(wait) => std::thread::sleep(wait),
             }
         }

@@ -20,7 +20,7 @@ pub enum ImageError {
     /// It names an unknown falcon.
     #[error("the image is for falcon {0}, and there are falcons 0 to 3")]
     Falcon(u32),
-    /// A part is too long, or there is no code.
+    /// A part is too long, or the code is missing.
     #[error(
         "the image has {code} words of code and {data} of data; at least 1 and at most {CODE_WORDS_MAX}, and at most {DATA_WORDS_MAX}"
     )]
@@ -65,8 +65,7 @@ pub struct Image {
 }
 
 impl Image {
-    /// Creates an image of `code` and `data`. Zeros at the end of code are dropped: drivers pad its last page with
-    /// them.
+    /// Creates an image of `code` and `data`. Drops zeros at the end of the code, with which drivers pad the last page.
     ///
     /// # Errors
     /// [`ImageError::Size`].

@@ -7,8 +7,8 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 
-/// Maximum number of images that wait for the disk; more are dropped, and come again with the next start of their
-/// falcon.
+/// Maximum number of images that wait for the disk; more are dropped; they are offered again at their falcon's next
+/// start.
 const WAITING_MAX: usize = 8;
 /// Maximum number of new candidates from one guest while the daemon runs.
 const NEW_MAX: u32 = 8;
@@ -29,8 +29,8 @@ impl Inbox {
         Ok(Self(Arc::new(sender)))
     }
 
-    /// Adds the image that guest number `guest` has started on a falcon. Invalid images, and those beyond the limit,
-    /// are dropped.
+    /// Adds the image that guest number `guest` has started on a falcon. Drops invalid images and images beyond the
+    /// limit.
     pub fn offer(&self, guest: u32, falcon: Falcon, code: &[u32], data: &[u32]) {
         if let Ok(image) = Image::new(falcon, code, data) {
             let _dropped = self.0.try_send((guest, image));

@@ -2,9 +2,9 @@
 //!
 //! A real card's PGRAPH and copy engines do nothing until programs run on their falcons, and these programs control the
 //! card. So the mediator loads only the images that the operator approved, and a guest's images stay in its virtual
-//! falcons. The firmware is not shipped: images of a stock guest's driver are stored as candidates.
+//! falcons. The firmware is not shipped: images from a stock guest driver are stored as candidates.
 //!
-//! Parts: [`Image`] (one falcon's code and data, a file with its own format), [`Set`] (those of a card), [`Store`] (a
+//! Parts: [`Image`] (one falcon's code and data, a file with its own format), [`Set`] (a card's images), [`Store`] (a
 //! folder with images and the list of approved ones), [`Inbox`] (a queue of guests' images for the store).
 //!
 //! The crate does not interpret or change a program, or load it; `bringup` loads it.

@@ -1,4 +1,4 @@
-//! A folder with images: candidates, and those that the operator approved.
+//! A folder with candidate images and images that the operator approved.
 //!
 //! Each image is a file named after its digest; `approved` has a line for each falcon with the digest of its image.
 //! Both are written to a temporary file and renamed. The daemon reads, and adds candidates; `mediatorctl` does the
@@ -61,7 +61,7 @@ pub enum StoreError {
     Full,
 }
 
-/// A card with that store lacks the firmware of these falcons.
+/// A card with this store lacks the firmware of these falcons.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "no firmware is approved for {}; approve some of `mediatorctl card firmware list` with `mediatorctl card firmware approve`, \
@@ -295,7 +295,7 @@ mod tests {
         }
         let set = store.approved().unwrap().unwrap();
         assert_eq!(set.image(Falcon::Gpccs), &Image::stand_in(Falcon::Gpccs));
-        // A new approval replaces the previous one; a removal leaves none.
+        // A new approval replaces the previous one; after a removal there is none.
         store.add(&numbered(7)).unwrap();
         store.approve(&numbered(7).digest().to_string()).unwrap();
         assert_eq!(store.approved().unwrap().unwrap().image(Falcon::Fecs), &numbered(7));

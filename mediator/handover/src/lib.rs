@@ -2,11 +2,11 @@
 //!
 //! They talk over their own socket, and at each moment one of them owns the package:
 //! 1. The receiver introduces itself, with the parts that it reads ([`Receiver::connect`], [`Sender::meet`]).
-//! 2. The sender writes its state for that reader, and sends it ([`Sender::give`], [`Receiver::take`]). The sender
-//!    still owns it.
+//! 2. The sender writes its state for this reader and sends it ([`Sender::give`], [`Receiver::take`]). The sender still
+//!    owns it.
 //! 3. The receiver rebuilds everything without touching the objects behind it, and reports that it is ready, or the
 //!    reason of a refusal ([`Receiver::ready`], [`Receiver::refuse`], [`Sender::await_ready`]).
-//! 4. The sender lets go and says so ([`Sender::let_go`]); from then on the receiver owns everything
+//! 4. The sender gives up ownership and notifies the receiver ([`Sender::let_go`]), which then owns everything
 //!    ([`Receiver::wait`]).
 //!
 //! Until step 4 the sender can continue as before: if the receiver refuses, is silent for too long, ends, or cannot

@@ -35,7 +35,7 @@ impl Receiver {
     /// Waits for the package, for `limit` at most. The sender still owns it.
     ///
     /// # Errors
-    /// When nothing arrives, or not the announced package.
+    /// When no package, or not the announced one, arrives.
     pub fn take(&self, limit: Duration) -> Result<Package, Error> {
         let awaits = "before it has given anything";
         let (message, fds) = self.0.receive(limit, awaits)?;
@@ -79,7 +79,7 @@ impl Receiver {
         self.0.send(&Message::Refused(why.chars().take(REASON_MAX).collect()), &[])
     }
 
-    /// Waits until this process owns everything, for `limit` at most. On failure it owns nothing.
+    /// Waits until this process owns everything, for `limit` at most. On failure, it owns no part of the state.
     ///
     /// # Errors
     /// When the sender does not let go.

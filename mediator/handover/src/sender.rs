@@ -52,7 +52,7 @@ impl Sender {
         }
     }
 
-    /// Tells the receiver, which is ready, that it owns everything now.
+    /// Notifies the ready receiver that it now owns everything.
     ///
     /// # Errors
     /// When it has ended.

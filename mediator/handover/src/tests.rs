@@ -42,7 +42,7 @@ fn package(descriptors: usize) -> Package {
     Package { file: vec![7; 100_000], descriptors }
 }
 
-/// Runs a sender and a receiver; returns the results of both.
+/// Runs a sender and a receiver. Returns the results of both.
 fn both<G: Send, T>(sender: impl FnOnce(OwnedFd) -> G + Send, receiver: impl FnOnce(OwnedFd) -> T) -> (G, T) {
     let (one, other) = pair();
     std::thread::scope(|scope| {

@@ -1,4 +1,4 @@
-//! Messages between the two processes, and the descriptors that go with them.
+//! Messages between the two processes, and their attached descriptors.
 
 use crate::{Error, Introduction};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -35,9 +35,9 @@ pub(crate) enum Message {
     Offer { bytes: u64, descriptors: u32 },
     /// From the sender: the names of the attached descriptors.
     Descriptors(Vec<String>),
-    /// From the receiver: everything has been rebuilt.
+    /// From the receiver: all state is rebuilt.
     Ready,
-    /// From the receiver, in place of any other message: why it does not take over.
+    /// From the receiver, instead of any other message: the reason for not taking over.
     Refused(String),
     /// From the sender, last: the receiver owns everything.
     Yours,

@@ -1,5 +1,5 @@
-//! Sockets that the service manager passes (`LISTEN_FDS`): those of its units, one named `admin` and the others named
-//! after their virtual machines, and those in its store from an earlier run of the daemon, including connections.
+//! Sockets that the service manager passes (`LISTEN_FDS`): sockets of its units, one named `admin` and the others named
+//! after their virtual machines, and stored sockets from an earlier run of the daemon, including connections.
 #![expect(unsafe_code, reason = "takes file descriptors by number")]
 // UNSAFETY: the service manager passes descriptors as numbers; each is converted to an owned descriptor once. Nothing
 // else here is unsafe.
@@ -34,7 +34,7 @@ pub enum ActivationError {
     /// The environment does not follow the protocol.
     #[error("the environment variables LISTEN_PID, LISTEN_FDS, LISTEN_FDNAMES are not as systemd sets them")]
     Environment(#[source] std::io::Error),
-    /// The descriptor of that name is not a listening socket.
+    /// The descriptor with this name is not a listening socket.
     #[error("socket `{name}` that the service manager handed over is no listening UNIX stream socket")]
     NotListening {
         /// Its name.
@@ -113,7 +113,7 @@ impl Activated {
     /// Checks that all sockets listen.
     ///
     /// # Errors
-    /// The name of one that does not.
+    /// The name of a socket without a virtual machine.
     pub fn check(&self) -> Result<(), ActivationError> {
         let mut all = self.listeners.iter().chain(&self.stored);
         let other =

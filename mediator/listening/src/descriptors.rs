@@ -35,7 +35,7 @@ pub fn raise_limit() {
     }
 }
 
-/// Returns how many different files the memory of one virtual machine may have.
+/// Returns the maximum number of different files for one virtual machine's memory.
 pub fn files_of_vm() -> usize {
     usize::try_from(files(open_files())).unwrap_or(usize::MAX)
 }
@@ -63,7 +63,7 @@ mod tests {
 
     #[test]
     fn all_vms_together_leave_the_reserve_whatever_they_lend() {
-        // The unit's limit, and higher ones.
+        // The unit's limit, and higher limits.
         for open_files in [65_536, 131_072, 1 << 20, u64::MAX] {
             let all = (files(open_files) + OF_VM) * COPIES * vms();
             assert!(all <= open_files - RESERVED_DESCRIPTORS, "{open_files}: {all}");

@@ -1,8 +1,8 @@
 //! Folders of sockets. A container mounts the folder of its socket, so that it finds the socket of the next daemon in
 //! it; such a folder must belong to one tenant or VM only.
 //!
-//! The daemon creates and removes each folder that has the name of its tenant or VM (`config::own_folder`). No program
-//! with more rights than the daemon touches it.
+//! The daemon creates and removes each folder that has the name of its tenant or VM (`config::own_folder`). Only
+//! programs with at most the daemon's rights touch it.
 
 use std::io;
 use std::os::unix::fs::{FileTypeExt, symlink};
@@ -87,7 +87,7 @@ fn earlier(name: &str, socket_dir: &Path) -> (PathBuf, PathBuf) {
     (socket_dir.join(format!("{name}.cuda")), Path::new(TENANTS).join(name).join("cuda.sock"))
 }
 
-/// Creates a link at the path of a tenant's socket in earlier versions: programs started at that time look there.
+/// Creates a link at the path of a tenant's socket in earlier versions: programs started by those versions use it.
 fn link_earlier(name: &str, socket_dir: &Path) {
     let (earlier, target) = earlier(name, socket_dir);
     if is_socket(&earlier) {

@@ -1,4 +1,4 @@
-//! The listening sockets: of units of the service manager, of an earlier run, or new ones.
+//! The listening sockets: from units of the service manager, from an earlier run, or new ones.
 //!
 //! If the service manager stores file descriptors (`FileDescriptorStoreMax=`), it has a copy of each socket that the
 //! daemon creates. The copy outlives the daemon, so that a client that connects during a restart waits, and is served
@@ -118,12 +118,12 @@ impl Sockets {
         self.left.lock().remove(vm)
     }
 
-    /// Notes that the sockets and their paths belong to this process from now on.
+    /// Records that the sockets and their paths belong to this process from now on.
     pub fn own(&self) {
         self.ours.store(true, Ordering::Release);
     }
 
-    /// Notes that the sockets and their paths belong to another process from now on.
+    /// Records that the sockets and their paths belong to another process from now on.
     pub fn leave(&self) {
         self.ours.store(false, Ordering::Release);
     }

@@ -1,9 +1,9 @@
 //! The mediator's locks. Each has a rank, its position in the one order in which a thread takes locks ([`rank`]).
-//! Taking one out of order panics in debug builds, and so does waiting while a VM's or a card's lock is held. How long
-//! those two are held is always measured ([`holds`]).
+//! Taking one out of order panics in debug builds, and so does waiting while a VM's or a card's lock is held. The hold
+//! times of these two are always measured ([`holds`]).
 //!
 //! The underlying locks are `parking_lot`'s or, in tests, those of a checker that controls the scheduling of threads
-//! (`checked`, with the feature of that name).
+//! (`checked`, with the feature `checked`).
 //!
 //! The crate does not wait for anything but locks, or know the data of a lock.
 
@@ -75,7 +75,7 @@ impl Locks for Real {
     }
 
     fn with_held(act: impl FnOnce(&HeldRanks)) {
-        // A thread that ends may drop guards after its own storage; nothing is checked then.
+        // An ending thread may drop guards after its thread-local storage is gone; the order is not checked then.
         let _ = HELD.try_with(act);
     }
 }
@@ -141,7 +141,7 @@ impl<K: Rank, T, L: Locks> Mutex<K, T, L> {
     /// Takes the lock if it is free.
     ///
     /// # Panics
-    /// Those of [`Self::lock`].
+    /// As for [`Self::lock`].
     #[track_caller]
     pub fn try_lock(&self) -> Option<Guard<'_, K, T, L>> {
         let raw = L::try_lock(&self.raw)?;
@@ -151,7 +151,7 @@ impl<K: Rank, T, L: Locks> Mutex<K, T, L> {
         Some(self.guard(raw, Location::caller()))
     }
 
-    /// Returns how long this lock was held; nothing if that is not measured.
+    /// Returns how long this lock was held; `None` if holds are not measured.
     #[must_use]
     pub fn holds(&self) -> Holds {
         self.share.as_ref().map(Share::holds).unwrap_or_default()
@@ -185,7 +185,7 @@ impl<'a, K: Rank, T: 'a, L: Locks> Guard<'a, K, T, L> {
 }
 
 impl<'a, K: Rank, T: 'a> Guard<'a, K, T, Real> {
-    /// Lets a waiting thread take the lock first, then takes it again. Costs next to nothing if none waits.
+    /// Lets a waiting thread take the lock first, then takes it again. Costs almost nothing if no thread waits.
     pub fn give_way(&mut self) {
         self.record();
         parking_lot::MutexGuard::bump(&mut self.raw);
@@ -240,7 +240,7 @@ impl Condvar {
     /// Like [`Self::wait`], for at most `limit`.
     ///
     /// # Panics
-    /// Those of [`Self::wait`].
+    /// As for [`Self::wait`].
     pub fn wait_for<K: Rank, T>(&self, guard: &mut Guard<'_, K, T, Real>, limit: Duration) {
         Self::waits(guard, |raw| _ = self.0.wait_for(raw, limit));
     }

@@ -1,5 +1,5 @@
-//! Times for which locks are held: counts in buckets of an eighth of an octave, maximum, sum, and the source locations
-//! of long ones.
+//! Measures how long locks are held: counts in buckets of an eighth of an octave, maximum, sum, and the source
+//! locations of long holds.
 //!
 //! For benchmarks, the holder's processor time is measured, too ([`measure_work`]): time for which a busy host suspends
 //! the holder is in the hold time and not in the processor time.
@@ -60,7 +60,7 @@ fn upper(bucket: usize) -> u64 {
     ((bucket - shift * BUCKETS_PER_OCTAVE + 1) << shift) - 1
 }
 
-/// The holds of one lock.
+/// Hold times of one lock.
 #[derive(Debug)]
 pub(crate) struct Meter {
     counts: [AtomicU64; BUCKETS],

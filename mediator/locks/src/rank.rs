@@ -1,6 +1,6 @@
-//! The table of the order of the mediator's locks.
+//! The lock order of the mediator, as a table.
 
-/// The rank of a lock. A thread takes only locks of rising rank, and never two of the same rank at once.
+/// The rank of a lock. A thread takes locks only in rising rank, never two of the same rank together.
 pub trait Rank: 'static {
     /// Position in the table below.
     const POSITION: u8;
@@ -65,8 +65,8 @@ ranks! {
     Changing, true, None;
     /// Daemon: settings of a card or a VM are read, changed and put back.
     Tuning, true, None;
-    /// Daemon: the owner of one CUDA card is sent a change, and may be slow to answer. A thread that waits for it holds
-    /// no other lock.
+    /// Daemon: sending a change to the owner of one CUDA card, which may answer slowly. A thread that waits for it
+    /// holds no other lock.
     CudaChanging, true, None;
     /// Daemon: changes are written to the file that outlives it.
     OverrideStore, true, None;
@@ -100,7 +100,7 @@ ranks! {
     SocketPath, false, None;
     /// Daemon: the last status of the owner of a CUDA card, which is only held briefly.
     CudaStatusCell, false, None;
-    /// Daemon: how many VMs have moved between cards.
+    /// Daemon: count of VMs moved between cards.
     Moves, false, None;
     /// Daemon: why a VM failed.
     Failure, false, None;

@@ -1,4 +1,4 @@
-//! The order and the measurements, with the daemon's locks and with the checker's.
+//! Tests of the order and the measurements, with the daemon's locks and the checker's.
 
 use super::*;
 use crate::checked::{Checked, try_schedules};

@@ -15,7 +15,7 @@ const SOURCE: &str = "/sys/devices/system/clocksource/clocksource0/current_clock
 /// thousand.
 #[cfg(target_arch = "x86_64")]
 const COMPARED: Duration = Duration::from_millis(2);
-/// Readings at each end of that, of which the fastest is used: the host may suspend the thread during one.
+/// Readings at each end, of which the fastest is used, because the host may suspend the thread during a reading.
 #[cfg(target_arch = "x86_64")]
 const READINGS_PER_END: usize = 8;
 

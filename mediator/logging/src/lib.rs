@@ -3,9 +3,9 @@
 //! Every event is limited, whatever its level. Events of one VM (in a span named `VM_SPAN`, which every thread that
 //! works for a VM enters, or with a field named `vm`) have a bucket for each call site and VM: a burst of
 //! `BURST_EVENTS` passes, then one per `REFILL_INTERVAL`. All other events have a bucket for each call site, of
-//! `BURST_OF_ALL`: a client of a socket, or a card, causes some of them. Records of crates that use `log` share one
-//! call site for each level. Suppressed events are counted in [`suppressed`], and [`tell_suppressed`] logs their number
-//! by origin.
+//! `BURST_OF_ALL`: a socket client or a card can cause some of them. Records of crates that use `log` share one call
+//! site for each level. Suppressed events are counted in [`suppressed`], and [`tell_suppressed`] logs their number by
+//! origin.
 //!
 //! The crate does not choose the logged events, or store them.
 
@@ -43,7 +43,7 @@ pub(crate) const BURST_OF_ALL: u32 = 200;
 const MAX_BUCKETS: usize = 4096;
 /// Maximum number of lines of one report of suppressed events; the rest is summed.
 const MAX_TOLD: usize = 16;
-/// Target of those reports, which are not limited.
+/// Target of these reports, which are not limited.
 const REPORT: &str = "mediator::held_back";
 
 static SUPPRESSED: AtomicU64 = AtomicU64::new(0);
@@ -80,7 +80,7 @@ pub fn tell_suppressed() {
     }
 }
 
-/// A token bucket: full at first, one more token per interval.
+/// A token bucket: initially full, refilled by one token per interval.
 #[derive(Clone, Debug)]
 struct Bucket {
     burst: u32,

@@ -86,7 +86,7 @@ pub(super) fn samples(text: &mut String, cards: &[CardScheduler]) {
     each_engine(cards, |labels, engine| histogram(text, &name, labels, &engine.wait));
 }
 
-/// Describes a metric; returns its name.
+/// Describes a metric. Returns its name.
 pub(super) fn head(text: &mut String, name: &str, kind: &str, help: &str) -> String {
     let name = format!("{PREFIX}_{name}");
     let _ = writeln!(text, "# HELP {name} {help}\n# TYPE {name} {kind}");

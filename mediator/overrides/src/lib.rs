@@ -38,13 +38,13 @@ pub(crate) struct State {
     /// Virtual machines that are not in the file.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     vms_added: Vec<VmSpec>,
-    /// Virtual machines of the file that were removed, as the file had them.
+    /// Removed virtual machines of the file, with their settings from the file.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     vms_removed: Vec<VmSpec>,
     /// Keys of virtual machines of the file that have other values, by name and path.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     vms_changed: BTreeMap<String, Changes>,
-    /// The same three for tenants.
+    /// The same three fields for tenants.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     tenants_added: Vec<TenantSpec>,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -63,9 +63,9 @@ type Changes = BTreeMap<String, Change>;
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 struct Change {
-    /// The file's value; null without one.
+    /// The file's value; null if it has none.
     file: Value,
-    /// The value now.
+    /// The current value.
     now: Value,
 }
 
@@ -150,7 +150,7 @@ impl State {
         Ok(state)
     }
 
-    /// Returns the configuration file with the differences that still apply, and in words those that do not.
+    /// Returns the configuration file with the differences that still apply, and messages about the rest.
     ///
     /// # Errors
     /// When a stored key is unknown.
@@ -173,7 +173,7 @@ impl State {
 
 /// An object that can be added and removed while the daemon runs.
 trait Named: Clone + PartialEq + Serialize + DeserializeOwned {
-    /// Its kind, in messages.
+    /// Its kind, for messages.
     const KIND: &'static str;
 
     fn name(&self) -> &str;
@@ -218,7 +218,8 @@ impl<T: Named> Parts<&mut Vec<T>, &mut BTreeMap<String, Changes>> {
 }
 
 impl<T: Named> Parts<&Vec<T>, &BTreeMap<String, Changes>> {
-    /// Returns the file's objects with the differences that still apply, and adds the others in words to `forgotten`.
+    /// Returns the file's objects with the differences that still apply, and adds messages about the others to
+    /// `forgotten`.
     fn put_on(&self, file: &[T], forgotten: &mut Vec<String>) -> Result<Vec<T>, String> {
         let kind = T::KIND;
         let mut all = Vec::new();

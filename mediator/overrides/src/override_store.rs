@@ -32,10 +32,10 @@ const ADVICE: &str = "put a good copy there, or start once with --ignore-state, 
 /// The store of changes, if the configuration has a folder for it.
 #[derive(Debug, Default)]
 pub struct OverrideStore {
-    /// The configuration file as it was when the daemon started.
+    /// The configuration file at the daemon's start.
     file: Config,
     store: Option<Store>,
-    /// Content of the file, to write only differences; `None` if it is not known.
+    /// Content of the file, to write only differences; `None` if unknown.
     written: Option<State>,
 }
 
@@ -62,7 +62,7 @@ impl OverrideStore {
         };
         let config = applied(&written, &file, &store.path())?;
         let mut override_store = Self { file, store: Some(store), written: Some(written) };
-        // Changes that no longer apply must not come back when the file is edited again.
+        // Changes that no longer apply must not reappear when the file is edited again.
         override_store.keep(&Live::from_config(&config))?;
         Ok((config, override_store))
     }

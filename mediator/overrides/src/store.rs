@@ -1,7 +1,7 @@
 //! The file that stores the state.
 //!
-//! It is written next to the old file, synced, and replaces it with one rename; then the folder is synced. A kill on
-//! the way leaves the old file or the new one, complete, and perhaps an unused new one next to it.
+//! It is written next to the old file, synced, and replaces it with one rename; then the folder is synced. A kill in
+//! between leaves the complete old or new file, and perhaps an unused new file next to it.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
@@ -45,7 +45,7 @@ pub(super) enum Step {
     Create,
     /// Before it has content.
     Write,
-    /// Half of it has been written.
+    /// Half of the file has been written.
     WriteRest,
     /// Before it is synced.
     Sync,
@@ -90,7 +90,7 @@ impl Store {
         found.unwrap_or(false)
     }
 
-    /// Returns the lock, for another process: it holds while one of the two has it open.
+    /// Returns the lock, for another process: the lock holds while one of the two processes has it open.
     pub fn lock(&self) -> &File {
         &self.lock
     }
@@ -114,7 +114,7 @@ impl Store {
         fs::read(&path).map(Some).map_err(system("read", &path))
     }
 
-    /// Renames the file, if it exists; returns its new path.
+    /// Renames the file, if it exists. Returns its new path.
     pub fn set_aside(&self) -> Result<Option<PathBuf>, StoreError> {
         let (path, aside) = (self.path(), self.folder.join(ASIDE));
         match fs::rename(&path, &aside) {
@@ -129,7 +129,7 @@ impl Store {
         self.write_by_steps(text, &mut |_| Ok(()))
     }
 
-    /// The same; stops immediately when `before` fails at a step.
+    /// Same, but stops immediately when `before` fails at a step.
     pub(super) fn write_by_steps(
         &self,
         text: &[u8],

@@ -56,7 +56,7 @@ fn differences_applied_to_file_restore_live_state() {
         })
     };
     let strikes = || vec(0..4u32, 2);
-    // Tenants are the same objects as the virtual machines, with other names.
+    // Tenants are the same objects as the virtual machines, with different names.
     let tenants = |vms: &[VmSpec]| -> Vec<TenantSpec> {
         let one = |vm: &VmSpec| TenantSpec {
             time: vm.time,
@@ -87,7 +87,7 @@ fn differences_applied_to_file_restore_live_state() {
         let (config, forgotten) = read.applied(&file).unwrap();
         prop_assert_eq!(Live::from_config(&config), live.clone());
         prop_assert_eq!(forgotten, Vec::<String>::new());
-        // The same again: nothing drifts from start to start.
+        // A second start gives the same result, so the state does not drift.
         prop_assert_eq!(State::between(&file, &Live::from_config(&config)).unwrap(), state);
         Ok(())
     };
@@ -110,17 +110,17 @@ fn edited_file_value_wins_over_kept_override() {
     let (config, forgotten) = state.applied(&old).unwrap();
     assert_eq!((weight_of(&config, "web"), weight_of(&config, "new"), forgotten.len()), (Some(300), Some(5), 0));
 
-    // One key was edited: its value holds, the other keeps its change.
+    // One key was edited: its value wins, and the other key keeps its change.
     let (config, forgotten) = state.applied(&file(&format!("{WEB}time = {{ weight = 50 }}\n"))).unwrap();
     assert_eq!((weight_of(&config, "web"), config.vms[0].time.cap_permille), (Some(50), 700));
     assert_eq!(
         forgotten,
         ["time.weight of VM `web` was changed from 100 to 300, but the configuration file says 50 now"]
     );
-    // Edited to the changed value: nothing to report.
+    // The file was edited to the changed value, so there is nothing to report.
     let (config, forgotten) = state.applied(&file(&format!("{WEB}time = {{ weight = 300 }}\n"))).unwrap();
     assert_eq!((weight_of(&config, "web"), forgotten.len()), (Some(300), 0));
-    // The file now has the new VM, and no longer the old one.
+    // The file now has the new VM and no longer the old VM.
     let (config, forgotten) = state.applied(&file(&WEB.replace("web", "new"))).unwrap();
     assert_eq!((weight_of(&config, "web"), weight_of(&config, "new")), (None, Some(100)));
     assert_eq!(forgotten.len(), 2, "{forgotten:?}");
@@ -256,7 +256,7 @@ fn overridden_change_is_dropped_permanently() {
     let mut edited = config.clone();
     edited.vms[0].time.weight = 50;
     assert_eq!(weight_of(&OverrideStore::open(edited, false).unwrap().0, "web"), Some(50));
-    // The file has its old value again, but the dropped difference does not come back.
+    // The file has its old value again, but the dropped difference does not reappear.
     assert_eq!(weight_of(&OverrideStore::open(config, false).unwrap().0, "web"), Some(100));
 }
 

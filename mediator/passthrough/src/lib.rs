@@ -56,7 +56,8 @@ pub struct PassthroughVm {
 struct Pin {
     /// The level. The client's level changes with it under this lock, so that both always agree.
     level: locks::Mutex<locks::rank::Level, bool>,
-    /// A copy of `level` that spares register accesses the lock; it is set before the client can know of the interrupt.
+    /// A copy of `level` that lets register accesses avoid the lock; it is set before the client can know of the
+    /// interrupt.
     hint: AtomicBool,
 }
 
@@ -150,7 +151,7 @@ struct Lending {
 
 impl PassthroughDevice {
     /// Wires `card`, which has `vram_mib` MiB of VRAM, to the virtual machine `name` behind `link`. The card is reset.
-    /// With `flr` its function has its own reset.
+    /// With `flr`, its function has its own reset.
     ///
     /// # Errors
     /// When the host has no more descriptors or threads, or the card's BARs are not valid for PCI.
@@ -421,7 +422,7 @@ impl Device for PassthroughDevice {
     }
 
     fn dma_map(&mut self, region: &DmaRegion) -> Result<(), MapError> {
-        // Without a file the card cannot access the memory; an access there faults, as beyond the end of memory.
+        // Without a file, the card cannot access the memory; an access there faults, as beyond the end of memory.
         let Some(mapping) = region.mapping.as_ref().filter(|_| region.readable) else { return Ok(()) };
         let memory = memory_of(mapping, region.writable).map_err(|error| MapError(error.to_string()))?;
         let mut lending = Lending { size: region.size, memory, mapped: false };

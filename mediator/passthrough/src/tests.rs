@@ -29,7 +29,7 @@ const ROM: u32 = 6;
 /// Interrupt types of the protocol.
 const INTX: u32 = 0;
 const MSI: u32 = 1;
-/// A read of it lowers the interrupt pin of the recording card.
+/// Reading it lowers the recording card's interrupt pin.
 const ACKNOWLEDGE: u32 = 0x100;
 /// Address bits of the recording card.
 const ADDRESS_LIMIT: u64 = 1 << 40;
@@ -325,7 +325,7 @@ fn pin_interrupt_repeats_after_unmask_only_while_asserted() {
     wired.card.set_pin(true);
     wait_event(&fds[0], WAIT_TIMEOUT).unwrap();
 
-    // The handler accesses the card without lowering the pin, and ends: the interrupt comes again.
+    // The handler accesses the card without lowering the pin, and ends: the interrupt is delivered again.
     client.read32(BAR0, 0x200).unwrap();
     client.unmask_intx().unwrap();
     wait_event(&fds[0], WAIT_TIMEOUT).unwrap();

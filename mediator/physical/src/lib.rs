@@ -1,8 +1,8 @@
 //! Cards of the configuration: software in this process, or functions behind VFIO. No other crate of the mediator
 //! depends on the kind.
 //!
-//! [`Physical`] is a card; [`GoingCard`] is one that is handed to another daemon, first halted ([`HaltedCard`]) and
-//! then serialized ([`WrittenCard`]).
+//! [`Physical`] is a card; [`GoingCard`] is a card on its way to another daemon: first halted ([`HaltedCard`]), then
+//! serialized ([`WrittenCard`]).
 //!
 //! The crate does not share a card (`owner` does), and does not handle CUDA cards.
 
@@ -59,7 +59,7 @@ impl Physical {
         }
     }
 
-    /// Returns the card that has come from another daemon.
+    /// Returns the card that arrived from another daemon.
     #[must_use]
     pub fn come(card: &GoingCard) -> Self {
         Self::Software(Arc::clone(&card.0))
@@ -74,8 +74,8 @@ impl Physical {
         }
     }
 
-    /// Returns true if the card's memory belongs to this process: the CPU accesses it as fast as engines would, and
-    /// another daemon can map it.
+    /// Returns true if the card's memory belongs to this process: the CPU then accesses it as fast as engines would,
+    /// and another daemon can map it.
     #[must_use]
     pub const fn is_of_this_process(&self) -> bool {
         matches!(self, Self::Software(_))
@@ -192,8 +192,7 @@ fn card_behind_vfio(spec: &CardSpec) -> Result<Arc<dyn Card>, Unusable> {
     Ok(Arc::new(card))
 }
 
-/// Returns the software card that a configuration describes. Its memory is a memfd, so that another daemon can take it
-/// over.
+/// Returns the software card that a configuration describes. Its memory is a memfd, which another daemon can take over.
 fn software_config(spec: &CardSpec) -> Result<simgpu::Config, Unusable> {
     let timing = |bytes_per_second, launch_ns| EngineTiming { bytes_per_second, launch_ns };
     Ok(simgpu::Config {

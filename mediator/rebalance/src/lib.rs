@@ -14,8 +14,8 @@ use sched::Engine;
 const WHOLE_CARD_PERMILLE: u64 = 1000;
 /// Minimum reduction of the difference by a move, in thousandths of a card: loads fluctuate.
 const MIN_GAIN_PERMILLE: u64 = 50;
-/// Cost of a move, as a divisor of the memory that it copies: the move must reduce the difference by that much in
-/// addition to the margin.
+/// Cost of a move, as a divisor of the memory that it copies: the move must reduce the difference by this amount plus
+/// the margin.
 const COST: u64 = 10;
 
 /// Parts of each engine's time, in thousandths.
@@ -26,9 +26,9 @@ pub type Busy = [u32; Engine::COUNT];
 pub struct CardLoad {
     /// Its name.
     pub name: String,
-    /// MiB that virtual machines can use of it.
+    /// Memory of the card for virtual machines, in MiB.
     pub shared_mib: u64,
-    /// MiB of them that are in use.
+    /// Part of this memory in use, in MiB.
     pub placed_mib: u64,
     /// Part of the last window in which each engine was busy.
     pub busy: Busy,
@@ -62,7 +62,7 @@ pub struct VmLoad {
     pub name: String,
     /// Its current card.
     pub card: String,
-    /// MiB of the card that it uses.
+    /// Card memory that it uses, in MiB.
     pub placed_mib: u64,
     /// Part of the last window in which each engine was busy for it.
     pub busy: Busy,
@@ -102,7 +102,7 @@ impl Rebalancer {
     pub fn round(&mut self, now: Duration, cards: &[CardLoad], vms: &[VmLoad]) -> Option<Advice> {
         let rest = Duration::from_secs(self.spec.rest_s);
         self.moved.retain(|_, then| now.saturating_sub(*then) < rest);
-        // The first by name of several equal ones: equal rounds give equal results.
+        // Of equal candidates, the first by name, so that equal rounds give equal results.
         let fullest = cards.iter().rev().max_by_key(|card| card.load())?;
         let emptiest = cards.iter().min_by_key(|card| card.load())?;
         let before = fullest.load() - emptiest.load();

@@ -1,4 +1,4 @@
-//! Decisions by table, and cards that are balanced until no move is due.
+//! Table-driven decisions, and cards that are rebalanced until no move is due.
 
 use super::*;
 use proptest::prelude::*;
@@ -64,7 +64,8 @@ fn nothing_moves_without_need_for_too_little_or_back_and_forth() {
     assert!(!quiet(&[vm("x", "a", 126, 0), vm("y", "a", 126, 0)]));
     assert!(quiet(&[vm("whole", "a", 900, 0)]), "it would only turn the cards round");
     assert!(quiet(&[vm("x", "a", 600, 0), vm("y", "a", 25, 0)]), "a difference that is lower by less than the margin");
-    // The margin is 50, the cost a tenth of 60: it lowers by 120; one of 30 lowers by 60, and 53 are required.
+    // The margin is 50, and the cost is a tenth of 60. The move reduces the difference by 120; a move of 30 reduces it
+    // by 60, and 53 are required.
     assert!(!quiet(&[vm("x", "a", 600, 0), vm("y", "a", 30, 0)]));
     assert!(quiet(&[vm("x", "a", 600, 0), vm("y", "a", 26, 0)]), "52, and 52.6 are asked for");
 }
@@ -83,7 +84,7 @@ fn vm_that_has_moved_or_could_not_rests() {
     let vms = [vm("x", "a", 300, 0), vm("y", "a", 300, 0)];
     let mut rebalancer = Rebalancer::new(SPEC);
     assert_eq!(rounds(&mut rebalancer, &vms, 0..3)[2], some("x", "b"));
-    // It could not move: the other is tried, and then none until the first may be tried again.
+    // It could not move: the other VM is tried, and then no VM until the first may be retried.
     rebalancer.rests("x".to_owned(), Duration::from_secs(120));
     assert_eq!(rounds(&mut rebalancer, &vms, 3..6)[2], some("y", "b"));
     rebalancer.rests("y".to_owned(), Duration::from_secs(300));

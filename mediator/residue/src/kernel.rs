@@ -29,7 +29,7 @@ impl Kernel {
     /// Assembles the kernel.
     ///
     /// # Errors
-    /// The assembler's error; the text is a part of this program, so that none occurs.
+    /// The assembler's error; the text is part of this program, so errors do not occur.
     pub fn assemble() -> Result<Self, String> {
         let program = sm20::assemble(SOURCE).map_err(|errors| format!("{errors:?}"))?;
         let kernel = program.kernels.first().ok_or("the text has no kernel")?;

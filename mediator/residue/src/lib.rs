@@ -1,4 +1,4 @@
-//! Clears the residue of one tenant's kernels in PGRAPH's multiprocessors, before another's run there.
+//! Clears the residue of one tenant's kernels in PGRAPH's multiprocessors, before another tenant's kernels run there.
 //!
 //! Registers and shared memory keep their contents until they are overwritten: a kernel that reads a register before it
 //! writes it sees values of the previous kernel, even another tenant's. So PGRAPH has one tenant at a time, and the
@@ -8,7 +8,7 @@
 //! Parts: [`Tenancy`], a state machine of PGRAPH's tenant (events and the time in, steps out); [`kernel`], the kernel
 //! and its launch.
 //!
-//! The crate does not access a card; the owner of one carries the steps out.
+//! The crate does not access a card; the card's owner carries out the steps.
 
 #![forbid(unsafe_code)]
 

@@ -11,8 +11,8 @@ const TERM_NS: u64 = 4_000_000;
 // TIMEOUT: the mediator's own channel has hung or faulted, which takes seconds.
 const AGAIN_NS: u64 = 100_000_000;
 
-/// Time for which a tenant that left PGRAPH for a copy engine, and comes back in the middle of its work, waits while
-/// others work there, in ns.
+/// Time in ns that a tenant waits for PGRAPH if it left for a copy engine and returns in the middle of its work while
+/// other tenants use PGRAPH.
 // TIMEOUT: twenty-five terms. PGRAPH is cleared twice each time, for work that may be over at once.
 const RETURN_NS: u64 = 100_000_000;
 
@@ -42,7 +42,7 @@ pub struct Counts {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Phase {
-    /// The tenant has it, or it has none.
+    /// The tenant has PGRAPH, or PGRAPH has no tenant.
     Settled,
     /// The tenant must leave it.
     Leaving,
@@ -52,21 +52,21 @@ enum Phase {
     Failed { at: u64 },
 }
 
-/// Tenant of PGRAPH, the tenants that wait for it, and whether it has another's residue.
+/// PGRAPH's tenant, the tenants that wait for it, and whether it holds another tenant's residue.
 #[derive(Debug)]
 pub struct Tenancy {
     tenant: Option<TenantId>,
     /// It may have residue of other tenants.
     dirty: bool,
     wanted: VecDeque<TenantId>,
-    /// Tenants that want it again for work that they have begun, and since when.
+    /// Tenants that need PGRAPH again for work in progress, with the start of the wait.
     returning: VecDeque<(TenantId, u64)>,
     phase: Phase,
     /// Time at which the tenant was admitted.
     since: u64,
     /// Time at which a tenant was last seen to work there while another waited.
     worked: u64,
-    /// Start of the change that is under way.
+    /// Start of the change that is in progress.
     began: u64,
     counts: Counts,
 }
@@ -90,7 +90,7 @@ impl Default for Tenancy {
 }
 
 impl Tenancy {
-    /// Notes that a tenant has work for PGRAPH.
+    /// Records that a tenant has work for PGRAPH.
     pub fn want(&mut self, tenant: TenantId) {
         let has_it = self.tenant == Some(tenant) && self.phase == Phase::Settled;
         if !has_it && !self.wanted.contains(&tenant) {
@@ -99,20 +99,20 @@ impl Tenancy {
         self.returning.retain(|(other, _)| *other != tenant);
     }
 
-    /// A tenant has work in the middle of which it left PGRAPH, and which may need PGRAPH again: since `now`, in ns.
+    /// Records that since `now` (in ns) a tenant has unfinished work that left PGRAPH and may need it again.
     pub fn want_again(&mut self, tenant: TenantId, now: u64) {
         if !self.is_wanted_by(tenant) {
             self.returning.push_back((tenant, now));
         }
     }
 
-    /// Returns true if a tenant waits for it.
+    /// Returns true if a tenant waits for PGRAPH.
     #[must_use]
     pub fn is_wanted_by(&self, tenant: TenantId) -> bool {
         self.wanted.contains(&tenant) || self.returning.iter().any(|(other, _)| *other == tenant)
     }
 
-    /// Notes that a tenant has left the card; its number may be reused.
+    /// Records that a tenant has left the card; its number may be reused.
     pub fn forget(&mut self, tenant: TenantId) {
         self.wanted.retain(|other| *other != tenant);
         self.returning.retain(|(other, _)| *other != tenant);
@@ -149,7 +149,7 @@ impl Tenancy {
     }
 
     /// Returns the next step, at `now` in ns. `works` is true if the tenant has started work there; `left` is true if
-    /// nothing of it is there. Call it again until it returns [`Step::Wait`].
+    /// none of its work is there. Call it again until it returns [`Step::Wait`].
     pub fn next(&mut self, now: u64, works: bool, left: bool) -> Step {
         match self.phase {
             Phase::Settled => self.begin(now, works),
@@ -226,7 +226,7 @@ mod tests {
     const A: TenantId = TenantId(1);
     const B: TenantId = TenantId(2);
 
-    /// Makes one step for a tenant that works or not, and has left or not.
+    /// Makes one step for a tenant, with flags whether it works and whether it has left.
     fn step(tenancy: &mut Tenancy, now: u64, works: bool, left: bool) -> Step {
         tenancy.next(now, works, left)
     }
@@ -281,7 +281,7 @@ mod tests {
         assert_eq!(step(&mut tenancy, 10 + TERM_NS, true, true), Step::Wait);
         assert_eq!(step(&mut tenancy, 9 + 2 * TERM_NS, false, true), Step::Wait);
         assert_eq!(step(&mut tenancy, 10 + 2 * TERM_NS, false, true), Step::Close(A));
-        // After the others that wait, and only once.
+        // After the other waiting tenants, and only once.
         let mut tenancy = with(A, 0);
         let c = TenantId(3);
         tenancy.want_again(B, 10);
@@ -316,7 +316,7 @@ mod tests {
         assert!(!tenancy.is_changing());
         tenancy.want(A);
         assert_eq!(step(&mut tenancy, 1, false, true), Step::Clear);
-        // It leaves the card during the change, and so does the next one.
+        // It leaves the card during the change, and so does the next tenant.
         tenancy.want(B);
         tenancy.forget(A);
         tenancy.forget(B);

@@ -8,7 +8,7 @@
 //!
 //! Sources: AMD64 manual volume 3 (encodings), the kernel's `Documentation/virt/kvm/api.rst`.
 #![expect(unsafe_code, reason = "gives a guest its memory")]
-// UNSAFETY: one call that tells KVM of a mapping, which lives as long as the guest.
+// UNSAFETY: one call that registers a mapping with KVM; the mapping lives as long as the guest.
 
 use std::error::Error;
 use std::os::fd::{AsFd, OwnedFd};
@@ -24,11 +24,11 @@ use vmm_glue::client::Client;
 
 type Result<T> = std::result::Result<T, Box<dyn Error>>;
 
-/// Bytes of the guest's memory, and the offset of its code in it.
+/// Size of the guest's memory in bytes, and the offset of its code.
 const MEMORY: usize = 0x4000;
 const CODE: usize = 0x1000;
 const TSS: usize = 0xfffb_d000;
-/// Guest-physical address of the device's registers: a PC has no memory there.
+/// Guest-physical address of the device's registers: PCs have no memory there.
 const DEVICE: u64 = 0xd_0000;
 /// A register that a vGPU emulates without an access to the card.
 const REGISTER: u64 = 0x1100;
@@ -111,7 +111,7 @@ impl Guest {
         Ok(Self { cpu, _vm: vm, memory })
     }
 
-    /// Runs `count` accesses; returns nanoseconds per access.
+    /// Runs `count` accesses. Returns nanoseconds per access.
     fn run(&mut self, access: Access, count: u32, answer: &mut Answer<'_>) -> Result<f64> {
         self.memory.as_volatile_slice().subslice(CODE, 8)?.copy_from(&program(access));
         let mut regs = self.cpu.get_regs()?;
@@ -149,7 +149,7 @@ fn exits(socket: &Path, rounds: u32, count: u32) -> Result<()> {
     Ok(())
 }
 
-/// Returns RAM of a guest that has touched all of it.
+/// Returns guest RAM that was touched completely.
 fn ram(bytes: u64, huge: bool) -> Result<OwnedFd> {
     let kind = if huge { MemfdFlags::HUGETLB | MemfdFlags::HUGE_2MB } else { MemfdFlags::empty() };
     let file = memfd_create("ram", MemfdFlags::CLOEXEC | kind)?;

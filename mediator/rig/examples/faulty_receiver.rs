@@ -1,5 +1,5 @@
-//! A next daemon that fails at a step, which the file next to it names (`PROGRAM.step`). For tests of the daemon that
-//! hands over.
+//! A next daemon that fails at a step, which the file next to it names (`PROGRAM.step`). Used by tests of the sending
+//! daemon.
 
 use std::fs;
 use std::os::fd::AsFd;

@@ -22,7 +22,7 @@ const PUSH_BYTES: u64 = 0x4000;
 pub const RING_ENTRIES: u32 = 1 << RING_LOG2;
 /// Entries that a ring holds: one stays free, so that full differs from empty.
 const RING_ROOM: u32 = RING_ENTRIES - 1;
-/// Time for which a ring may stay full: after it, its channel is dead, and its entries do not matter.
+/// Time for which a ring may stay full: after that, its channel is dead, and its entries do not matter.
 const FULL_RING_TIMEOUT: Duration = Duration::from_secs(10);
 /// Interval at which a full ring is checked.
 const POLL_INTERVAL: Duration = Duration::from_micros(100);
@@ -92,7 +92,7 @@ impl Channel {
     }
 }
 
-/// An MMU fault as the guest's registers report it.
+/// An MMU fault reported by the guest's registers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Fault {
     /// Fault unit.
@@ -128,7 +128,7 @@ impl<M: Machine> Driver<M> {
         driver
     }
 
-    /// Creates a driver that has done nothing yet.
+    /// Creates an unused driver.
     #[must_use]
     pub fn unborn(guest: M) -> Self {
         let apertures = [Space { directory: 0, table: 0 }; 2];
@@ -242,7 +242,7 @@ impl<M: Machine> Driver<M> {
         self.flush();
     }
 
-    /// Maps pages of a space that is not used yet, so that no flush is needed.
+    /// Maps pages of an unused address space, so that no flush is needed.
     fn entries(&mut self, space: Space, va: u64, at: At, pages: u64) {
         for page in 0..pages {
             let (address, high) = match at {
@@ -348,7 +348,7 @@ impl<M: Machine> Driver<M> {
         self.submit_runlist();
     }
 
-    /// Waits until a channel's ring has room for an entry, and takes it. Interrupts are handled meanwhile: an error
+    /// Waits until a channel's ring has room for an entry, and reserves it. Interrupts are handled meanwhile: an error
     /// that stops the channel may be among them.
     fn take_room(&mut self, channel: &mut Channel) {
         let began = Instant::now();
@@ -387,7 +387,7 @@ impl<M: Machine> Driver<M> {
         channel.halves[index] = channel.fences;
     }
 
-    /// Queues a raw GPFIFO entry; returns the GP_PUT that submits it.
+    /// Queues a raw GPFIFO entry. Returns the GP_PUT that submits it.
     pub fn queue_entry(&mut self, channel: &mut Channel, entry: u64) -> u32 {
         self.take_room(channel);
         let slot = channel.ring + 8 * u64::from(channel.put);
@@ -403,7 +403,7 @@ impl<M: Machine> Driver<M> {
         self.guest.write(RegionIndex::Bar1, at, &put.to_le_bytes());
     }
 
-    /// Queues a segment; returns the GP_PUT that submits it.
+    /// Queues a segment. Returns the GP_PUT that submits it.
     pub fn queue(&mut self, channel: &mut Channel, words: &[u32]) -> u32 {
         let bytes = words.len() as u64 * 4;
         assert!(bytes <= PUSH_BYTES);
@@ -427,7 +427,7 @@ impl<M: Machine> Driver<M> {
         channel.put
     }
 
-    /// Queues a segment that ends with a fence, and rings the doorbell in BAR1. [`Self::wait`] waits for it.
+    /// Queues a segment that ends with a fence, and rings the doorbell in BAR1. [`Self::wait`] waits for the work.
     pub fn submit(&mut self, channel: &mut Channel, words: &[u32]) {
         let put = self.queue_fenced(channel, words);
         let at = u64::from(channel.id) * PAGE + nvspec::instance::userd::GP_PUT;
@@ -446,12 +446,12 @@ impl<M: Machine> Driver<M> {
         self.guest.peek(channel.fence) == channel.fences
     }
 
-    /// Waits, using interrupts, until all submissions have completed, or the device has gone.
+    /// Waits, using interrupts, until all submissions have completed, or the device is gone.
     pub fn wait(&mut self, channel: &Channel) {
         assert_eq!(self.wait_or_fault(channel), None, "the channel's work will never end");
     }
 
-    /// Waits like [`Self::wait`], or until the channel faults; returns the fault.
+    /// Waits like [`Self::wait`], or until the channel faults. Returns the fault.
     pub fn wait_or_fault(&mut self, channel: &Channel) -> Option<Fault> {
         let before = self.faults.len();
         while !self.is_done(channel) && self.guest.wait_msi() {

@@ -1,8 +1,9 @@
 //! Arbitrary sequences of accesses by a hostile guest and its VMM, next to a VM that must not notice: the body of the
 //! fuzz target, and of a test of its seeds.
 //!
-//! Nothing may panic. At the end of each input, when the hostile client has gone, checks that the other VM's VRAM and
-//! RAM are unchanged, that it saw no interrupt and no fault, and that the card's accounts have their former values.
+//! Nothing may panic. At the end of each input, after the hostile client has disconnected, checks that the other VM's
+//! VRAM and RAM are unchanged, that it saw no interrupt and no fault, and that the card's accounts have their former
+//! values.
 
 use super::driver::{At, CE0, CE1, Channel, Driver, M2MF, PAGE, ce_copy, m2mf_copy, object};
 use super::paravirtual::{Interface, Ops, RAM_BYTES};
@@ -76,9 +77,9 @@ pub enum Step {
     Service,
     /// The driver sets up its paravirtual interface, in lent RAM.
     Paravirtual { slot: u8 },
-    /// It makes a batch of one operation available, and rings the doorbell.
+    /// Makes a batch of one operation available and rings the doorbell.
     Operation { code: u8, handle: u8, a: u32, b: u32, c: u64 },
-    /// It makes a chain of one descriptor available, anywhere, and rings the doorbell.
+    /// Makes a chain of one descriptor available at any address and rings the doorbell.
     Chain { head: u16, at: u64, bytes: u32, flags: u8 },
     /// The VMM resets the device.
     Reset,
@@ -234,7 +235,7 @@ pub fn encode(steps: &[Step]) -> Vec<u8> {
     out
 }
 
-/// Resources of the card in use: chunks without an owner, the mediator's, each VM's; channels; I/O address ranges.
+/// The card's resources: free chunks, the mediator's chunks, each VM's chunks; channels; I/O address ranges.
 type Taken = (u32, u32, Vec<(TenantId, u32)>, u32, usize);
 
 fn taken(rig: &Rig) -> Taken {

@@ -28,7 +28,7 @@ const VRAM: &str = "vram";
 const HOST_MEMORY: &str = "host-memory";
 const APERTURES: &str = "apertures-";
 
-/// Settings of a card that is handed over: those that it was created with.
+/// Settings with which the card was created, for its handover.
 #[derive(Clone, Debug)]
 pub struct Handover {
     /// Settings of the card, which is [shared](Config::shared).
@@ -37,7 +37,7 @@ pub struct Handover {
     pub sharing: Sharing,
 }
 
-/// A card and its VMs at the next owner before it takes them over.
+/// A card and its VMs in the next owner, before it takes over.
 struct Next {
     card: Arc<SimGpu>,
     reopened: Reopened,
@@ -64,7 +64,7 @@ impl Handover {
     /// Hands the rig's card, with all of its `guests`, to another owner. Guests see that time has passed.
     ///
     /// # Panics
-    /// If something cannot be handed over, or the previous owner accesses the card once it belongs to the next one.
+    /// If a part cannot be handed over, or the previous owner accesses the card after the next one owns it.
     pub fn hand_over(&self, rig: &mut Rig, guests: &mut [&mut Guest]) {
         guests.sort_by_key(|guest| guest.backend.id());
         let (Next { card, reopened, vms }, receiver) = {
@@ -90,8 +90,8 @@ impl Handover {
         assert!(pbus::BAR1_BLOCK::VALID.is_set(apertures));
     }
 
-    /// Offers the card to another owner, which is dropped before it has taken it over: the rig continues. `edit`
-    /// changes the file on its way.
+    /// Offers the card to another owner and drops the owner before it takes over; the rig continues. `edit` changes the
+    /// file on its way.
     ///
     /// # Errors
     /// When the other owner refuses it.

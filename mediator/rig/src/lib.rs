@@ -1,8 +1,8 @@
-//! Mediated VMs without a VMM: a software card, its owner, and devices that are called like the server calls them.
+//! Mediated VMs without a VMM: a software card, its owner, and devices that are called as the server would.
 //!
 //! Parts: [`Rig`] (the card), [`altered`] (a card with changed behaviour), [`Guest`] (one VM: registers, apertures,
 //! RAM, interrupts), [`driver`] (a driver in the guest that uses them), [`paravirtual`] (a driver that knows the
-//! mediator), [`fuzz`] (arbitrary sequences of accesses against it), [`Handover`] (hands all of that to another owner);
+//! mediator), [`fuzz`] (arbitrary sequences of accesses against it), [`Handover`] (hands all of this to another owner);
 //! [`RemoteGuest`] (the same behind the socket of a daemon), [`xen`] (a Xen domain without Xen) and [`Machine`] (the
 //! interface that a driver needs from any of them); [`service_manager`] (starts a daemon, and keeps its sockets).
 //! Mistakes of the caller panic.
@@ -38,7 +38,7 @@ use machine::Ram;
 pub use machine::{Machine, read_file};
 pub use remote::RemoteGuest;
 
-/// Nothing takes that long: a wait that reaches this limit has failed.
+/// No operation takes this long: a wait that reaches the limit has failed.
 const WAIT_TIMEOUT: Duration = Duration::from_secs(60);
 /// Bytes of a chunk.
 pub const CHUNK: u64 = 2 << 20;
@@ -62,7 +62,7 @@ impl Rig {
         Self::wrapped(vram_mib, |card| card)
     }
 
-    /// The same; its owner accesses the card through the result of `wrap`.
+    /// Same, but its owner accesses the card through the result of `wrap`.
     #[must_use]
     pub fn wrapped(vram_mib: u32, wrap: impl FnOnce(Arc<SimGpu>) -> Arc<dyn Card>) -> Self {
         Self::made(&Config { vram_mib, ..Config::default() }, &sharing(), wrap)
@@ -178,7 +178,7 @@ impl Guest {
         }
     }
 
-    /// Like [`Self::write`], until the client has its answer. Returns true if a part of the write is deferred.
+    /// Like [`Self::write`], but only until the client has its answer. Returns true if a part of the write is deferred.
     pub fn write_until_answered(&mut self, region: RegionIndex, offset: u64, data: &[u8]) -> bool {
         self.device.region_write_deferrable(region, offset, data).unwrap_or(false)
     }
@@ -217,7 +217,7 @@ impl Guest {
         self.backend.cpu_write(nvspec::addr::GuestVramAddr(at), data).expect("VRAM of the VM");
     }
 
-    /// Like [`Self::vram_write`]; returns true if the memory was present.
+    /// Like [`Self::vram_write`]. Returns true if the memory was present.
     pub fn vram_try_write(&self, at: u64, data: &[u8]) -> bool {
         self.backend.cpu_write(nvspec::addr::GuestVramAddr(at), data).is_ok()
     }
@@ -248,7 +248,7 @@ impl Guest {
         true
     }
 
-    /// Takes RAM back; returns its file, through which it can still be read.
+    /// Takes RAM back. Returns its file, through which it can still be read.
     pub fn unmap_ram(&mut self, gpa: u64) -> Option<OwnedFd> {
         let region = self.link.take_back(gpa)?;
         self.device.dma_unmap(gpa, region.size);
@@ -265,7 +265,7 @@ impl Guest {
         self.ram.write(gpa, data);
     }
 
-    /// Returns the file of the region of RAM that holds `gpa`, to write there like another CPU of the guest.
+    /// Returns the file of the RAM region that contains `gpa`, for writing to it like another CPU of the guest.
     pub fn ram_file(&self, gpa: u64) -> OwnedFd {
         self.ram.file_of(gpa)
     }
@@ -278,7 +278,7 @@ impl Guest {
         u32::from_le_bytes(word)
     }
 
-    /// Returns the start and size of the region of RAM that holds `gpa`, if any.
+    /// Returns the start and size of the RAM region that contains `gpa`, if any.
     #[must_use]
     pub fn ram_at(&self, gpa: u64) -> Option<(u64, u64)> {
         self.ram.at(gpa)
@@ -350,8 +350,8 @@ impl Guest {
         self.msi = self.link.attach_msi().expect("an event");
     }
 
-    /// The operator moves the VM to another card, as `vm` there. With `emptied`, its memory is evicted from its current
-    /// card first. Returns the bytes that were copied while it was stopped.
+    /// Moves the VM to another card like an operator, with the number `vm` there. With `emptied`, its memory is evicted
+    /// from its current card first. Returns the bytes that were copied while it was stopped.
     ///
     /// # Errors
     /// The obstacle. The VM then continues where it was.
@@ -359,11 +359,11 @@ impl Guest {
         self.move_beside(to, vm, emptied, |_| (), |_, left| drop(left))
     }
 
-    /// Like [`Self::move_to`]. Calls `meanwhile` after the other card has all that it can get while the guest works,
-    /// and before the stop; calls `behind` when the VM has resumed, before its remains on this card are released.
+    /// Like [`Self::move_to`]. Calls `meanwhile` before the stop, after the other card has received all that it can get
+    /// while the guest works. Calls `behind` when the VM has resumed, before its remains on this card are released.
     ///
     /// # Errors
-    /// Those of [`Self::move_to`].
+    /// As for [`Self::move_to`].
     pub fn move_beside(
         &mut self,
         to: &Rig,
@@ -420,7 +420,7 @@ impl Guest {
     /// The operator restores the VM from `saved`, as `vm` on a card.
     ///
     /// # Errors
-    /// The obstacle. The VM then continues as it was.
+    /// The obstacle. The VM then continues unchanged.
     pub fn restore(&mut self, to: &Rig, vm: u32, saved: &[u8]) -> Result<u64, DeviceError> {
         let (device, there) = MediatedVm::build(&to.host, TenantId(vm), &self.settings, &self.link)?;
         let restore = || {

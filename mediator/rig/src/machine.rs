@@ -9,7 +9,7 @@ use vmm_glue::RegionIndex;
 use vmm_glue::client::memory_file;
 
 /// A guest's CPU and RAM, as far as a driver uses them. As on hardware, a driver sees no errors: refused reads return
-/// ones, and so do all reads when the device has gone.
+/// ones, and so do all reads after the device is gone.
 pub trait Machine {
     /// Reads a region.
     fn read(&mut self, region: RegionIndex, offset: u64, data: &mut [u8]);
@@ -32,7 +32,7 @@ pub trait Machine {
     /// Writes the guest's RAM.
     fn ram_write(&self, gpa: u64, data: &[u8]);
 
-    /// Waits for an MSI message. Returns false if the device has gone, so that none will come.
+    /// Waits for an MSI message. Returns false if the device is gone, so that no interrupt will arrive.
     fn wait_msi(&self) -> bool;
 
     /// Reads a register.
@@ -95,7 +95,7 @@ impl Machine for Guest {
     }
 }
 
-/// A region of RAM: a memory file, as a VMM makes it.
+/// A region of RAM: a memory file like a VMM's.
 struct Region {
     size: u64,
     file: OwnedFd,
@@ -117,7 +117,7 @@ impl Ram {
         self.0.insert(gpa, Region { size, file });
     }
 
-    /// Removes the region that starts at `gpa`; returns its size and file.
+    /// Removes the region that starts at `gpa`. Returns its size and file.
     pub(super) fn remove(&mut self, gpa: u64) -> Option<(u64, OwnedFd)> {
         self.0.remove(&gpa).map(|Region { size, file }| (size, file))
     }

@@ -30,14 +30,14 @@ impl Interface {
         Self::open_with(machine, base, u32::MAX)
     }
 
-    /// Like [`Self::open`], with some of the features.
+    /// Like [`Self::open`], with a subset of the features.
     pub fn open_with(machine: &mut impl Machine, base: u64, features: u32) -> Self {
         machine.ram_write(base, &vec![0; RAM_BYTES as usize]);
         Self::set_up(machine, base, features);
         Self { base, next: 0 }
     }
 
-    /// Makes the device use a queue at `base`, whatever is there. Returns true if it does.
+    /// Makes the device use a queue at `base`, regardless of the contents. Returns true if it does.
     pub fn set_up(machine: &mut impl Machine, base: u64, features: u32) -> bool {
         machine.wr(OFFSET + register::STATUS, status::RESET);
         Self::describe(machine, base, features);
@@ -65,7 +65,7 @@ impl Interface {
         machine.rd(OFFSET + register::STATUS)
     }
 
-    /// Makes a batch available, and rings the doorbell; returns the reply.
+    /// Makes a batch available, and rings the doorbell. Returns the reply.
     pub fn call(&mut self, machine: &mut impl Machine, ops: &Ops) -> Reply {
         self.send(machine, &ops.bytes())
     }

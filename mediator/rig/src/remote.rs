@@ -13,7 +13,7 @@ use vmm_glue::RegionIndex;
 use vmm_glue::client::{Client, ClientError};
 use vmm_glue::protocol::{STATE_RESUMING, STATE_RUNNING, STATE_STOP_COPY};
 
-/// Nothing takes that long, however loaded the host is: a wait that reaches this limit has failed.
+/// No operation takes this long, even on a loaded host: a wait that reaches the limit has failed.
 const WAIT_TIMEOUT: Duration = Duration::from_secs(120);
 /// Wire number of MSI.
 const MSI: u32 = 1;
@@ -28,7 +28,7 @@ const MESSAGE_BYTES: u64 = 4096;
 /// The device may disappear at any time, when the operator removes the VM: then [`Self::is_there`] is false. A server
 /// that does not answer, or violates the protocol, causes a panic.
 pub struct RemoteGuest {
-    /// `None` once the device has gone.
+    /// `None` once the device is gone.
     client: RefCell<Option<Client>>,
     msi: OwnedFd,
     ram: Ram,
@@ -47,13 +47,13 @@ impl RemoteGuest {
         Ok(Self { client: RefCell::new(Some(client)), msi, ram: Ram::default(), vram_bytes })
     }
 
-    /// Returns true unless the server is known to have closed the connection; does not ask it.
+    /// Returns true unless the server is known to have closed the connection. Sends no request.
     #[must_use]
     pub fn is_there(&self) -> bool {
         self.client.borrow().is_some()
     }
 
-    /// Waits until the server has carried out all posted writes. Returns false if the device has gone.
+    /// Waits until the server has carried out all posted writes. Returns false if the device is gone.
     pub fn settle(&mut self) -> bool {
         self.ask(|client| client.device_info().map(drop));
         self.is_there()
@@ -86,7 +86,7 @@ impl RemoteGuest {
         mapped
     }
 
-    /// Takes RAM back; returns its file, through which it can still be read.
+    /// Takes RAM back. Returns its file, through which it can still be read.
     pub fn unmap_ram(&mut self, gpa: u64) -> Option<OwnedFd> {
         let (size, file) = self.ram.remove(gpa)?;
         self.ask(|client| client.dma_unmap(gpa, size).map(drop));
@@ -98,7 +98,7 @@ impl RemoteGuest {
         self.ask(Client::reset);
     }
 
-    /// The client takes back all that it lent, and closes the connection.
+    /// Takes back all lent memory and closes the connection.
     pub fn leave(self) {
         self.ask(|client| client.disable_irqs(MSI));
         self.ask(Client::dma_unmap_all);
@@ -215,7 +215,7 @@ impl Machine for RemoteGuest {
         false
     }
 
-    /// Writes in one message, as a VMM that gathers posted writes sends them.
+    /// Writes in one message, like a VMM that gathers posted writes.
     fn poke(&mut self, at: u64, value: u32) {
         let (window, offset) = window(at);
         let (window, value) = (window.to_le_bytes(), value.to_le_bytes());

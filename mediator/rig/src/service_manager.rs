@@ -25,7 +25,7 @@ const STOP_MESSAGE: &[u8] = b"X_LAST=1";
 /// Messages that were received.
 #[derive(Debug, Default)]
 pub struct Heard {
-    /// Lines of daemons that were not taken yet, except those of stored descriptors.
+    /// Unread notification lines of daemons, except those about stored descriptors.
     pub said: Vec<String>,
     /// Descriptors that are kept, with their names, in order. Two may have the same name.
     pub kept: Vec<(String, OwnedFd)>,
@@ -87,7 +87,7 @@ impl ServiceManager {
     /// # Errors
     /// When a descriptor cannot be copied.
     pub fn command(&self, program: &Path) -> io::Result<Command> {
-        // A service compares its process number to check that the descriptors are for it.
+        // A service compares its process number to check that it is the recipient of the descriptors.
         let mut command = Command::new("sh");
         command.args(["-c", "LISTEN_PID=$$ exec \"$0\" \"$@\""]).arg(program);
         command.env("NOTIFY_SOCKET", &self.path).env("FDSTORE", MAX_DESCRIPTORS.to_string());

@@ -14,7 +14,7 @@ use vram::TenantId;
 use xen_device::fake::{FakeDomain, FakeSpec, FakeXen};
 use xen_device::{XenOptions, XenServer};
 
-/// Nothing takes that long, however loaded the host is: a wait that reaches this limit has failed.
+/// No operation takes this long, even on a loaded host: a wait that reaches the limit has failed.
 const WAIT_TIMEOUT: Duration = Duration::from_secs(120);
 /// Addresses of the guest's BARs: BAR0, BAR1 and BAR3. Like firmware, it places the larger ones above 4 GiB.
 const PLACES: [(u64, u64); 3] = [(0x10, 0xe000_0000), (0x14, 0x10_0000_0000), (0x1c, 0x20_0000_0000)];

@@ -7,7 +7,7 @@ use http_body_util::BodyExt;
 use tokio::sync::mpsc::{self, Receiver, Sender, error::TrySendError};
 use tokio_stream::wrappers::ReceiverStream;
 
-/// Maximum number of pieces in flight, each of 256 KiB or the amount that a client sends at once.
+/// Maximum number of pieces in flight, each of 256 KiB or the size of one client write.
 const MAX_PIECES_IN_FLIGHT: usize = 4;
 /// Longest time without a byte from, or for, the client.
 // TIMEOUT: a disk that spins up.
@@ -20,7 +20,7 @@ const POLL_INTERVAL: Duration = Duration::from_millis(1);
 
 type Piece = Result<Bytes, String>;
 
-/// The end that sends a client the pieces of an answer.
+/// The end that sends the chunks of an answer to a client.
 #[derive(Debug)]
 pub struct Given {
     to: Sender<Piece>,
@@ -61,8 +61,8 @@ impl Given {
     }
 }
 
-/// Starts `work`, which blocks on another thread and sends the pieces of an answer. Returns the answer's body, once it
-/// has a piece; or the result of `work`, if it ends without one.
+/// Starts `work`, which blocks on another thread and sends the pieces of an answer. Returns the answer's body once its
+/// first chunk exists, or the result of `work` if it ends without any.
 pub async fn given<T, W: Future<Output = T> + Send + 'static>(work: impl FnOnce(Given) -> W) -> Result<Body, Option<T>>
 where
     T: Send + 'static,
@@ -78,7 +78,7 @@ where
     }
 }
 
-/// The end that receives the pieces of a request.
+/// The end that receives the chunks of a request.
 #[derive(Debug)]
 pub struct Taken(Receiver<Piece>);
 
@@ -86,7 +86,7 @@ impl Taken {
     /// Returns the next piece; an empty one after the last. Blocks.
     ///
     /// # Errors
-    /// Why no further piece comes.
+    /// Why the body has no further chunk.
     pub fn take(&mut self) -> Result<Vec<u8>, String> {
         self.0.blocking_recv().unwrap_or_else(|| Ok(Bytes::new())).map(Vec::from)
     }

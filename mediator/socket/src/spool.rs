@@ -54,7 +54,7 @@ impl Spool {
 pub struct Spooled(Spool);
 
 impl Spooled {
-    /// Returns the next bytes; none after the last.
+    /// Returns the next bytes; empty at the end.
     ///
     /// # Errors
     /// When the file cannot be read.

@@ -26,13 +26,13 @@ pub(crate) fn agree_on_vms(
     Invalid::unless(same, || "memory, channels and the scheduler have other VMs than there are".into())
 }
 
-/// Checks that a guest sees as much VRAM as the VM has chunks for.
+/// Checks that the guest-visible VRAM matches the VM's chunks.
 pub(crate) fn check_vram(vm: TenantId, gpu: &VGpu, chunks: &ChunkTable) -> Result<(), Invalid> {
     let (shown, has) = (gpu.config().vram_bytes, chunks.vm_bytes(vm));
     Invalid::unless(has == Some(shown), || format!("its guest sees {shown:#x} bytes of VRAM, and it has {has:x?}"))
 }
 
-/// Checks that each channel belongs to a VM that has its directory, and whose guest sees it bound.
+/// Checks that each channel belongs to a VM that has the channel's directory and whose guest sees it bound.
 pub(crate) fn check_channels(channels: &Channels, vms: &BTreeMap<TenantId, RestoredVm>) -> Result<(), Invalid> {
     for (vm, directory) in channels.directories().filter(|(vm, _)| !vm.is_mediator()) {
         let shadows = vms.get(&vm).map(|vm| &vm.spaces);

@@ -15,7 +15,7 @@ const CARD: u32 = 0;
 const MEDIATOR_OWNER: u32 = TenantId::MEDIATOR.0;
 
 impl SavedCard {
-    /// Returns the parts and their versions that are read here.
+    /// Returns the parts that this program reads, with their versions.
     #[must_use]
     pub fn known() -> Vec<Known> {
         vec![

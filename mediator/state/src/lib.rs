@@ -1,6 +1,6 @@
 //! The saved state of a card and its VMs.
 //!
-//! Each crate saves its own part, and checks it alone. This crate combines the parts: those of a card and of a VM
+//! Each crate saves its own part, and checks it alone. This crate combines the parts: the parts of a card and of a VM
 //! ([`SavedCard`]), in one file ([`SavedCard::write`], [`SavedCard::read`]); and the checks between them, without which
 //! a file whose parts are each valid could give one VM resources of another ([`SavedCard::restore`]):
 //! - the same VMs are in all parts, each with as many chunks as its guest's VRAM needs;
@@ -8,7 +8,7 @@
 //! - a channel uses the shadow of a directory of its own VM;
 //! - the channels that a guest sees bound are bound, or were refused.
 //!
-//! The memory of the card, of the host and of guests is not included: parts name it, and the caller of the restore
+//! The memory of the card, of the host and of guests is not included: parts refer to it, and the caller of the restore
 //! provides it. All channels must be off the engines when a card is saved, and its TLBs must be flushed when it is
 //! restored; then each address space is prepared before its channels run.
 //!
@@ -71,7 +71,7 @@ pub struct SavedVm {
     pub gpu: SavedVGpu,
     /// Its address spaces.
     pub spaces: SavedSpaces,
-    /// Page tables that are kept for it, if it uses the paravirtual interface.
+    /// Page tables that the mediator keeps for it, if it uses the paravirtual interface.
     pub tables: Option<SavedTables>,
     /// Pages of the card with its shadow tables.
     pub pool: SavedPool,

@@ -24,7 +24,7 @@ pub trait Surroundings {
     /// Returns the scheduler's clock, in ns.
     fn now_ns(&self) -> u64;
 
-    /// Returns the settings of a VM; `None` for one that must not exist.
+    /// Returns the settings of a VM; `None` if the VM must not exist.
     fn vm(&self, vm: TenantId) -> Option<VmSurroundings>;
 
     /// Writes to the card's memory.
@@ -40,7 +40,7 @@ pub struct VmSurroundings {
     pub mode: Mode,
     /// Limits of shadow tables, in bytes.
     pub limits: Limits,
-    /// Bytes of page tables that are kept for it.
+    /// Bytes of page tables that the mediator keeps for it.
     pub table_bytes: u64,
 }
 
@@ -72,7 +72,7 @@ pub struct RestoredVm {
     pub gpu: VGpu,
     /// Its address spaces.
     pub spaces: AddressSpaces,
-    /// Page tables that are kept for it.
+    /// Page tables that the mediator keeps for it.
     pub tables: Option<Tables>,
     /// Pages of the card with its shadow tables.
     pub pool: PagePool,

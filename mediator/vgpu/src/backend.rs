@@ -1,4 +1,4 @@
-//! One VM's side of the card: combines its memory, its work and its waits.
+//! One VM's use of the card: combines its memory, its work and its waits.
 //!
 //! Parts: `registers` (effect of the vGPU's registers on the card), `channels` (from instance block and doorbell to the
 //! card), `aperture` (CPU accesses to guest VRAM through BAR1, BAR3 and PRAMIN), `moves` (pages that move to and from
@@ -57,36 +57,36 @@ counts! {
         runlists: "runlists",
         /// Faults of the guest's work.
         faults: "faults",
-        /// Submissions that the card was given.
+        /// Submissions that were sent to the card.
         submissions: "submissions",
-        /// GPFIFO entries in them.
+        /// GPFIFO entries in these submissions.
         entries: "ring_entries",
         /// Channels that were killed because they made no progress.
         hangs: "hangs",
         /// Binds and submissions that have begun to wait for memory.
         memory_waits: "memory_waits",
-        /// Of these, those that waited unsuccessfully.
+        /// Of these, the unsuccessful ones.
         memory_denied: "memory_denied",
-        /// Time for which work has waited for memory, without waits that continue, in ns.
+        /// Time that work has waited for memory, excluding waits in progress, in ns.
         memory_waited_ns: "memory_waited_ns",
         /// Writes of the guest's CPU that waited for memory.
         writes_waited: "memory_writes_waited",
-        /// Of these, those that were lost.
+        /// Of these, the lost writes.
         writes_lost: "memory_writes_lost",
         /// Reads of BAR0 by the guest's CPU.
         register_reads: "register_reads",
         /// Writes of BAR0.
         register_writes: "register_writes",
-        /// Reads of BAR1 and BAR3 that came as messages.
+        /// Reads of BAR1 and BAR3 that arrived as messages.
         aperture_reads: "aperture_reads",
-        /// Writes of that kind.
+        /// Aperture writes.
         aperture_writes: "aperture_writes",
         /// Bytes of VRAM that the guest's CPU has read or written through messages.
         aperture_bytes: "aperture_bytes",
     }
 }
 
-/// Parts of a VM's side of the card.
+/// Parameters of a VM's use of the card.
 pub(super) struct Description {
     pub(super) vm: TenantId,
     pub(super) link: Link,
@@ -213,19 +213,19 @@ impl VmBackend {
         self.memory.grants().ram_now()
     }
 
-    /// Counts a read of an aperture that came as a message.
+    /// Counts a read of an aperture that arrived as a message.
     pub(super) fn count_aperture_read(&mut self, aperture: Aperture, offset: u64, bytes: usize) {
         self.counts.aperture_reads += 1;
         self.count_message(aperture, offset, bytes);
     }
 
-    /// Counts a write of an aperture that came as a message.
+    /// Counts a write of an aperture that arrived as a message.
     pub(super) fn count_aperture_write(&mut self, aperture: Aperture, offset: u64, bytes: usize) {
         self.counts.aperture_writes += 1;
         self.count_message(aperture, offset, bytes);
     }
 
-    /// Counts an access to PRAMIN that came as a message, in addition to the count of register accesses.
+    /// Counts an access to PRAMIN that arrived as a message, in addition to the count of register accesses.
     pub(super) fn count_window(&mut self, offset: u64, bytes: usize) {
         self.remap_mut().count_message(MappedWindow::Pramin, offset);
         self.count_bytes(bytes);
@@ -246,7 +246,7 @@ impl VmBackend {
         self.counts.register_writes += 1;
     }
 
-    /// Counts bytes of VRAM in accesses that came as messages.
+    /// Counts bytes of VRAM in accesses that arrived as messages.
     fn count_bytes(&mut self, bytes: usize) {
         self.counts.aperture_bytes += bytes as u64;
     }
@@ -256,7 +256,7 @@ impl VmBackend {
         self.counts.hangs += 1;
     }
 
-    /// Counts a fault of the guest's.
+    /// Counts a guest fault.
     pub(super) fn count_fault(&mut self) {
         self.counts.faults += 1;
     }
@@ -266,7 +266,7 @@ impl VmBackend {
         std::mem::take(&mut self.faults)
     }
 
-    /// Returns whether a runlist has come into force in state `seen`.
+    /// Returns true if a runlist has taken effect in state `seen`.
     pub(super) fn runlist_ends(&mut self, seen: Runlist) -> bool {
         self.work.runlist_ends(seen)
     }
@@ -281,7 +281,7 @@ impl VmBackend {
         self.pending.is_bind(channel)
     }
 
-    /// Calls `each` with the card's channels, and the card as the VM sees it.
+    /// Calls `each` with the card's channels, and the VM's view of the card.
     fn with_channels<T>(&self, each: impl FnOnce(&mut Channels, &mut View<'_>, TenantId) -> T) -> T {
         self.with_state(&mut self.host.lock(), each)
     }
@@ -296,7 +296,7 @@ impl VmBackend {
         each(channels, &mut View::new(vram, self.memory.grants()), self.vm)
     }
 
-    /// Reads guest memory where it is; USERD pages are not special here.
+    /// Reads guest memory at its current location, without special handling of USERD pages.
     pub(super) fn fill(&self, place: Place, data: &mut [u8]) -> Option<()> {
         self.with_channels(|_, view, _| view.fill(place, data))
     }
@@ -308,7 +308,7 @@ impl VmBackend {
         state.look_at_waits(Some(self.vm));
     }
 
-    /// Takes everything of the guest's driver off the card: channels, address spaces, apertures. Its memory stays.
+    /// Removes all state of the guest's driver from the card: channels, address spaces, apertures. Its memory stays.
     pub(super) fn quiesce(&mut self) {
         devmodel::backend::Backend::reset_fifo(self);
         self.faults.clear();
@@ -325,7 +325,7 @@ impl VmBackend {
         self.quiet = self.memory.clear();
     }
 
-    /// Maps all of the client's memory for the card, and nothing else.
+    /// Maps exactly the client's memory for the card.
     pub(super) fn lend_all(&mut self) -> Result<(), ManagerError> {
         let lent = self.link.memory().snapshot();
         self.memory.lend_all(&lent)
@@ -341,12 +341,12 @@ impl VmBackend {
         self.memory.withdraw(gpa, size);
     }
 
-    /// Withdraws a region that is not the guest's memory.
+    /// Withdraws a region that is not guest RAM.
     pub(super) fn withdraw_unshared(&mut self, gpa: u64) {
         self.memory.withdraw_unshared(gpa);
     }
 
-    /// Withdraws all memory of a client that has gone.
+    /// Withdraws all memory of a disconnected client.
     pub(super) fn forget_ram(&mut self) {
         self.memory.forget_ram();
     }
@@ -375,7 +375,7 @@ impl VmBackend {
         self.memory.flush(directory)
     }
 
-    /// Lets these channels run if they are enabled, and no others. Returns whether that is in force; if not,
+    /// Lets only these channels run, if they are enabled. Returns whether that is in force; if not,
     /// [`GuestEvent::Runlist`](card_manager::GuestEvent::Runlist) reports when it is.
     pub(super) fn set_runlist(&mut self, channels: &[VirtualChannelId]) -> bool {
         self.counts.runlists += 1;
@@ -393,8 +393,8 @@ impl VmBackend {
         }
     }
 
-    /// Undoes the arrival of a VM that could not resume: removes channels that its guest does not know, and resets
-    /// whether page tables are kept for it.
+    /// Undoes the arrival of a VM that could not resume: removes channels that its guest does not know, and restores
+    /// the setting for page tables kept by the mediator.
     pub(super) fn forget_arrival(&mut self, pv: Option<&PvSettings>) {
         let strays: Vec<VirtualChannelId> = {
             let state = self.host.lock();
@@ -413,7 +413,7 @@ impl VmBackend {
     }
 
     /// Returns ranges of guest RAM that the card's work may have written since the last call and that touch `range`;
-    /// `goes_on`: work continues.
+    /// `goes_on` means that work continues.
     pub(super) fn take_written(&mut self, range: Range<u64>, goes_on: bool) -> Vec<Range<u64>> {
         self.memory.take_written(range, goes_on)
     }

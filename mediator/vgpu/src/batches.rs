@@ -1,7 +1,7 @@
 //! Batches of a paravirtual guest: their effects on the vGPU.
 //!
-//! Batches have no separate access to the card: a channel's operations are the register accesses that they stand for,
-//! and page tables are read and checked by `shadow-pt` like those that a guest keeps itself ([decision
+//! Batches have no separate access to the card: a channel's operations perform the equivalent register accesses, and
+//! page tables are read and checked by `shadow-pt` like those that a guest keeps itself ([decision
 //! 108](../../../../docs/decisions/108-paravirtual-tables.md)).
 
 mod execute;

@@ -1,5 +1,5 @@
-//! Counts of events. One declaration gives the field, its meaning, and the name by which operators see it. `cargo xtask
-//! check` rejects a count that is never incremented.
+//! Counts of events. One declaration gives the field, its meaning, and its name for operators. `cargo xtask check`
+//! rejects a count that is never incremented.
 
 /// Declares a struct of counts since the VM was created. Each field has a doc line and the name of its metric.
 macro_rules! counts {
@@ -16,7 +16,7 @@ macro_rules! counts {
                 [$(($metric, self.$field)),+].into_iter()
             }
 
-            /// Restores the counts that `value_of` knows by name; the others start at 0.
+            /// Restores the counts whose names `value_of` knows; all others start at 0.
             #[allow(dead_code, reason = "not all counts continue in another process")]
             pub(crate) fn restore(value_of: impl Fn(&str) -> Option<u64>) -> Self {
                 Self { $($field: value_of($metric).unwrap_or(0)),+ }

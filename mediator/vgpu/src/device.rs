@@ -1,4 +1,4 @@
-//! A mediated VM as the vfio-user server, the card's interrupt thread and the daemon see it.
+//! A mediated VM, with its interface for the vfio-user server, the card's interrupt thread and the daemon.
 
 use super::Apertures;
 use super::backend::{self, DeferredDoorbells, Description, VmBackend as Backend};
@@ -46,8 +46,8 @@ pub(super) struct Client {
     pub(super) logs: bool,
 }
 
-/// The VM's status for the operator, who never waits for the VM's lock: the holder of the lock publishes a new one on
-/// release, if one is wanted.
+/// The VM's status for the operator, read without the VM's lock: the lock's holder publishes a new status on release,
+/// if requested.
 #[derive(Debug, Default)]
 pub(super) struct StatusCell {
     pub(super) wanted: AtomicBool,
@@ -179,7 +179,7 @@ impl MediatedVm {
     /// Writes guest VRAM as the guest's CPU does.
     ///
     /// # Errors
-    /// When the memory is not the VM's, or is short.
+    /// When the memory does not belong to the VM or is too short.
     #[cfg(feature = "test-rig")]
     pub fn cpu_write(
         &self,
@@ -189,7 +189,7 @@ impl MediatedVm {
         self.core().backend.guest_write(address, data)
     }
 
-    /// Reads guest VRAM where it is; USERD pages are not special here.
+    /// Reads guest VRAM at its current location, without special handling of USERD pages.
     #[cfg(feature = "test-rig")]
     #[must_use]
     pub fn vram_peek(&self, address: nvspec::addr::GuestVramAddr, data: &mut [u8]) -> Option<()> {
@@ -230,7 +230,7 @@ impl Core {
         done
     }
 
-    /// Takes everything of the guest's driver off the card. Pages under mapped apertures are lost.
+    /// Removes all state of the guest's driver from the card. Pages under mapped apertures are lost.
     pub(super) fn clean(&mut self) {
         let Self { gpu, backend, .. } = self;
         backend.remap_mut().closing = true;
@@ -247,7 +247,7 @@ impl Core {
         }
     }
 
-    /// Finishes the effects of an access that are outside of the registers.
+    /// Finishes the effects of an access that are outside the registers.
     pub(super) fn finish_access(&mut self) {
         for fault in self.backend.take_faults() {
             self.gpu.mmu_fault(fault, &mut self.backend);
@@ -578,7 +578,7 @@ impl MediatedVm {
     /// Releases everything that the VM has on the card. Called once, when its device has been dropped.
     ///
     /// # Errors
-    /// When the card keeps some of it.
+    /// When the card still holds part of it.
     pub fn release(&self) -> Result<(), ManagerError> {
         if let Some(why) = self.host.failure() {
             return Err(ManagerError::Failed { why: why.to_owned() });

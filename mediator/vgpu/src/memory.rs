@@ -1,8 +1,8 @@
-//! The memory of one VM, as its guest, the card and its page tables see it.
+//! The memory of one VM, from the view of its guest, the card and its page tables.
 //!
-//! Parts: `grants` (what page tables may name), `view` (the card as one VM reads it), `spaces` (shadow page tables),
-//! `ram` (guest RAM as the card sees it), `remap` (apertures that the VMM maps), `operands` (which memory work names),
-//! `saved` (what of it is written down).
+//! Parts: `grants` (what page tables may name), `view` (one VM's read access to the card), `spaces` (shadow page
+//! tables), `ram` (guest RAM at card addresses), `remap` (apertures that the VMM maps), `operands` (which memory work
+//! names), `saved` (saved state).
 
 mod grants;
 mod operands;
@@ -86,7 +86,8 @@ impl Memory {
         &mut self.grants
     }
 
-    /// Returns the sums of all synchronisations since the VM was created, and how many read tables.
+    /// Returns the sums of all synchronisations since the VM was created, and the number of synchronisations that read
+    /// tables.
     pub(crate) fn report(&self) -> (&SyncReport, u64) {
         (&self.report, self.syncs)
     }
@@ -99,7 +100,7 @@ impl Memory {
         }
     }
 
-    /// Binds an aperture to an instance block; `directory`: the one that it names, if that is known.
+    /// Binds an aperture to an instance block; `directory` is the block's directory, if known.
     pub(crate) fn bind_aperture(&mut self, aperture: Aperture, instance: Option<Place>, directory: Option<Place>) {
         match aperture {
             Aperture::Bar1 => self.bar1.bind(instance, directory),

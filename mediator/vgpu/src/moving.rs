@@ -36,8 +36,8 @@ pub(super) struct Migrating {
     pub(super) since_ns: Option<u64>,
 }
 
-/// A VM that has moved to another card, and continues there already. When this is dropped, the other card copies the
-/// memory that it has borrowed, and the old card releases the rest, which takes long: memory is scrubbed.
+/// A VM that has moved to another card and already runs there. When this is dropped, the other card copies the memory
+/// that it has borrowed, and the old card releases the rest, which takes long: memory is scrubbed.
 #[must_use = "the card that was left scrubs the VM's memory when this is dropped"]
 pub struct Left<'a> {
     vm: &'a MediatedVm,
@@ -63,7 +63,7 @@ pub struct Parts {
 }
 
 impl<'a> Left<'a> {
-    /// For a VM that another has replaced, and whose work is stopped.
+    /// Used for a replaced VM whose work is stopped.
     pub(super) fn for_vm(vm: &'a MediatedVm, halted: Halted, bytes: u64) -> Self {
         vm.core().gone = true;
         Self { vm, there: None, halted: Some(halted), bytes, parts: Parts::default() }
@@ -121,7 +121,7 @@ impl MediatedVm {
     /// Saves the VM, which is halted and not served. Operations in flight may end within `limit`.
     ///
     /// # Errors
-    /// [`ManagerError::Unsettled`] when they have not; see also [`Self::check_movable`].
+    /// [`ManagerError::Unsettled`] if not; see also [`Self::check_movable`].
     pub(super) fn migrate_out(&self, halted: &Halted, limit: Duration) -> Result<Migrating, ManagerError> {
         let began = Instant::now();
         loop {
@@ -160,8 +160,8 @@ impl MediatedVm {
         self.core().backend.lend_all()
     }
 
-    /// Takes the apertures' memory that the client of `old` has mapped: with all its pages, or with none. Its bytes
-    /// stay, because `old` may have to continue with them.
+    /// Takes over the apertures' memory that the client of `old` has mapped, either with all its pages or empty. Its
+    /// bytes stay, because `old` may have to resume with them.
     ///
     /// # Errors
     /// When the card rejects it.
@@ -190,7 +190,7 @@ impl MediatedVm {
     /// Becomes the VM that has arrived, whose memory is here already. It is held as before.
     ///
     /// # Errors
-    /// When its state is invalid on this card, or the card lacks something for it.
+    /// When its state is invalid on this card, or the card lacks resources for it.
     pub(super) fn become_one(&self, travelling: Migrating, settings: &Settings) -> Result<(), ManagerError> {
         let Migrating { gpu: registers, spaces, tables, side, departing, since_ns } = travelling;
         {

@@ -1,7 +1,7 @@
 //! Work of a VM that waits for memory, with its time limit.
 //!
-//! No thread waits here with a lock held: work that cannot be done is remembered, the mover is asked for memory, and
-//! all of it is retried when the VM is notified of possibly available memory.
+//! No thread waits here with a lock held: blocked work is recorded, the mover gets a request for memory, and all work
+//! is retried when the VM is notified that memory may be available.
 
 mod saved;
 
@@ -18,7 +18,7 @@ use vram::TenantId;
 /// A wait for memory. Its end depends on the mover's scans, not on the clock.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Wait {
-    /// For the accounts.
+    /// Used for the accounts.
     since: Instant,
     looks: Looks,
 }
@@ -28,7 +28,7 @@ impl Wait {
         Self { since: Instant::now(), looks: state.vram().looks(vm) }
     }
 
-    /// Returns whether the mover has scanned without success for as long as `limit` allows.
+    /// Returns whether the mover has scanned without success while `limit` allows.
     pub(crate) fn is_over(&self, state: &CardState, vm: TenantId, limit: Duration) -> bool {
         state.vram().is_vain(vm, self.looks, limit)
     }
@@ -39,7 +39,7 @@ impl Wait {
     }
 }
 
-/// A channel that its guest has bound, and for which the card has no memory yet.
+/// A bound channel for which the card has no memory yet.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct PendingBind {
     pub(crate) instance: Place,
@@ -68,7 +68,7 @@ impl Pending {
         Self { vm, limit, binds: BTreeMap::new(), work: BTreeMap::new(), listed: Vec::new() }
     }
 
-    /// Returns how long work may wait where no memory is found.
+    /// Returns how long work may wait if no memory is found.
     pub(crate) fn limit(&self) -> Duration {
         self.limit
     }
@@ -78,7 +78,7 @@ impl Pending {
         self.binds.contains_key(&channel)
     }
 
-    /// Remembers the doorbell of a channel whose bind waits. `false` for others.
+    /// Remembers the doorbell of a channel whose bind waits. `false` for other channels.
     pub(crate) fn ring(&mut self, channel: VirtualChannelId, gp_put: u32) -> bool {
         let bind = self.binds.get_mut(&channel);
         bind.map(|bind| bind.gp_put = Some(gp_put)).is_some()
@@ -96,7 +96,7 @@ impl Pending {
         self.binds.get(&channel).map(|bind| (bind.enabled, bind.gp_put.is_some()))
     }
 
-    /// Returns GP_PUT of a channel whose bind waits, as its guest has written it.
+    /// Returns the guest-written GP_PUT of a channel whose bind waits.
     pub(crate) fn gp_put(&self, channel: VirtualChannelId) -> Option<u32> {
         self.binds.get(&channel)?.gp_put
     }
@@ -147,7 +147,7 @@ impl Pending {
         waited.unwrap_or(0)
     }
 
-    /// Makes the mover notify the VM of available memory for as long as any of its work waits.
+    /// Makes the mover notify the VM of available memory while any of its work waits.
     pub(crate) fn tell(&self, state: &mut CardState) {
         state.vram_mut().set_waits(self.vm, !self.is_empty());
     }

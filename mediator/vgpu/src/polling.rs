@@ -1,17 +1,17 @@
-//! Doorbells that are not messages: they are under an aperture that the client maps, and must be polled.
+//! Polls doorbells under a client-mapped aperture, which cause no messages.
 
 use super::device::{Core, MediatedVm};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Poll interval for doorbells that are not messages, while some are found.
+/// Poll interval for doorbells without messages, while polls find any.
 const POLL_INTERVAL: Duration = Duration::from_micros(200);
-/// Poll interval when none have been found for long. nouveau has the page of a channel's doorbell in the mapped part of
-/// an aperture and rings it elsewhere.
+/// Poll interval after a long time without doorbells. nouveau has the page of a channel's doorbell in the mapped part
+/// of an aperture and rings it elsewhere.
 const POLL_SELDOM: Duration = Duration::from_millis(20);
 
 impl MediatedVm {
-    /// Polls doorbells under mapped apertures. Returns whether one was found; `None` when no channel has its doorbell
+    /// Polls doorbells under mapped apertures. Returns true if one was found; `None` if no channel has its doorbell
     /// there.
     fn poll(&self) -> Option<bool> {
         let core = &mut *self.core();

@@ -49,7 +49,7 @@ impl PvSettings {
         always | feature::INTERRUPT | share | abroad
     }
 
-    /// Returns the capability through which a guest finds it.
+    /// Returns the capability through which a guest finds the interface.
     #[must_use]
     pub fn capability(&self) -> Vec<u8> {
         let capability = Capability {
@@ -73,11 +73,11 @@ counts! {
     Counts {
         /// Times that the doorbell was rung.
         doorbells: "pv_doorbells",
-        /// Batches that have ended.
+        /// Completed batches.
         batches: "pv_batches",
-        /// Times that the VM's lock was held for a batch, or for a part of one.
+        /// Number of holds of the VM's lock for a batch or a part of one.
         holds: "pv_holds",
-        /// Operations that were done.
+        /// Completed operations.
         operations: "pv_operations",
         /// Page table entries that they wrote.
         entries: "pv_entries",
@@ -97,7 +97,7 @@ pub(super) struct Interface {
     status: u32,
     setup: queue::Setup,
     queue: Option<Queue>,
-    /// The batch that has begun and not ended.
+    /// The batch in progress.
     ongoing: Option<Box<queue::Ongoing>>,
     /// Batches since the queue was set up.
     ended: u32,
@@ -181,7 +181,7 @@ impl Interface {
         self.channels.contains(&channel.0)
     }
 
-    /// Creates a channel. `known`: those that the guest has bound, in either way.
+    /// Creates a channel. `known` lists the blocks that the guest has bound, in either way.
     pub(super) fn create_channel(
         &mut self,
         channel: VirtualChannelId,
@@ -211,7 +211,7 @@ impl Interface {
         self.channels.clear();
     }
 
-    /// Returns the operator's counters of it and of the `tables` that it keeps.
+    /// Returns the operator's counters of the interface and of its `tables`.
     pub(super) fn counters(&self, tables: &Tables) -> impl Iterator<Item = (&'static str, u64)> + use<> {
         let tables = tables.counts();
         self.counts.named().chain([
@@ -221,7 +221,7 @@ impl Interface {
         ])
     }
 
-    /// Returns whether a byte offset of BAR0 is one of the interface's.
+    /// Returns true if a byte offset of BAR0 belongs to the interface.
     pub(super) fn covers(offset: u64) -> bool {
         (u64::from(OFFSET)..u64::from(OFFSET + register::BYTES)).contains(&offset)
     }

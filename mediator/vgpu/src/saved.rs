@@ -1,4 +1,4 @@
-//! Saved state of a VM's own side of the card, without its registers and address spaces; and a VM that was saved.
+//! Saved state of a VM's use of the card, without its registers and address spaces; and a saved VM.
 //!
 //! The connection of its VMM is not here: the restoring process brings a link to the same client.
 
@@ -39,11 +39,11 @@ impl SavedOwn {
 #[derive(Debug)]
 pub struct SavedSide {
     own: SavedOwn,
-    /// Segments that it has mapped, if any: a program that does not know them can take over a VM without.
+    /// Segments that it has mapped, if any: a program without support for segments can take over a VM that has none.
     segments: Option<SavedAttachments>,
     /// Apertures that its VMM maps, if any.
     apertures: Option<SavedRemap>,
-    /// Files of the memory under those.
+    /// Memory files under these apertures.
     files: Vec<OwnedFd>,
 }
 
@@ -70,7 +70,7 @@ impl SavedSide {
         apertures.as_ref().map_or(Ok(()), |apertures| file.put(vm.0, apertures))
     }
 
-    /// Reads the parts of VM `vm` from a file; `files`: those of memory under its apertures.
+    /// Reads the parts of VM `vm` from a file; `files` are the memory files under its apertures.
     ///
     /// # Errors
     /// See [`ReadError`].
@@ -122,7 +122,7 @@ impl MediatedVm {
     /// [quiescent](card_manager::ManagedCard::stand_still), and the VM is not served.
     ///
     /// # Errors
-    /// [`ManagerError::Unsettled`] when something of it is in flight; see also [`Self::check_movable`].
+    /// [`ManagerError::Unsettled`] when any of its work is in flight; see also [`Self::check_movable`].
     pub fn save(&self) -> Result<(SavedVm, SavedSide), ManagerError> {
         self.check_movable()?;
         // Pending events are handled when the lock is released.
@@ -139,7 +139,7 @@ impl Core {
     /// Saves the VM, except the apertures that its VMM maps.
     ///
     /// # Errors
-    /// [`ManagerError::Unsettled`] when something of it is in flight.
+    /// [`ManagerError::Unsettled`] when any of its work is in flight.
     pub(super) fn write_down(&self) -> Result<(SavedVm, SavedBackend), ManagerError> {
         let Self {
             gpu,
@@ -175,7 +175,7 @@ impl MediatedVm {
         settings: &Settings,
         link: &Link,
     ) -> Result<(MediatedDevice, Arc<Self>), DeviceError> {
-        // The client keeps its existing mappings; the next one's apertures follow the settings.
+        // The client keeps its existing mappings; the next client's apertures follow the settings.
         let Settings { share, shadow, apertures: _, queue_limit, paravirtual } = settings;
         let host = Arc::clone(card.host());
         let RestoredVm { gpu, spaces, tables, pool } = card.take_vm(vm)?;
@@ -211,15 +211,15 @@ impl MediatedVm {
         Ok((MediatedDevice::for_vm(&this, pci, settings), this))
     }
 
-    /// Resumes once the card was taken over: waiting work asks for memory again, and doorbells under mapped apertures
-    /// are polled.
+    /// Resumes after the card was taken over: requests memory for waiting work again, and polls doorbells under mapped
+    /// apertures.
     pub fn go_on(self: &Arc<Self>) {
         self.core().backend.poll_again();
         self.ring_again();
         Self::start_polling(self, &mut self.core());
     }
 
-    /// Makes waiting work ask for memory again.
+    /// Requests memory for waiting work again.
     pub(super) fn ring_again(&self) {
         let core = &mut *self.core();
         for (channel, gp_put) in std::mem::take(&mut core.rung) {

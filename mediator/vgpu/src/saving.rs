@@ -1,8 +1,9 @@
-//! A VM that is saved with its memory, as a stream of bytes; and one that was.
+//! Saves a VM with its memory as a stream of bytes, and restores it.
 //!
 //! The stream has the same contents as a VM that moves to another card ([`moving`](super::moving)): a move has no bytes
-//! between. Guest RAM is the client's, and not in it. The bytes are trusted no more than a guest: each part is checked,
-//! and a card's state of a channel is rebuilt, except the values that the channel's own work has written.
+//! between. Guest RAM belongs to the client and is not included. The bytes are trusted no more than a guest is: each
+//! part is checked, and a card's state of a channel is rebuilt, except the values that the channel's own work has
+//! written.
 
 use super::device::{MediatedVm, Settings};
 use super::memory::Overlay;
@@ -25,7 +26,7 @@ const IDENTITY: [u8; 16] = *b"VM of a mediator";
 /// Owner of all parts: there is one VM.
 const OWNER: u32 = 0;
 
-/// Origin of a saved VM: requirements on the card and the settings, and values of the VM outside of its parts.
+/// Origin of a saved VM: requirements on the card and the settings, and values of the VM outside its parts.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Origin {
     /// PMC_BOOT_0.
@@ -77,7 +78,7 @@ impl Origin {
     }
 }
 
-/// A VM that is being saved: it is halted for as long as this exists.
+/// A VM that is being saved: it is halted while this exists.
 #[must_use = "the VM goes on when this is dropped"]
 pub struct Saving {
     halted: Halted,
@@ -93,11 +94,11 @@ pub struct Saving {
 }
 
 impl MediatedVm {
-    /// Halts the VM, which is not served, and starts to save it. A channel that does not leave its engines within
+    /// Halts the VM, which must not be served, and starts to save it. A channel that does not leave its engines within
     /// `limit` is killed as hung.
     ///
     /// # Errors
-    /// See [`Self::check_movable`]; when something of it does not quiesce.
+    /// See [`Self::check_movable`]; also when the VM does not quiesce.
     pub fn save_all(&self, limit: Duration) -> Result<Saving, ManagerError> {
         self.check_movable()?;
         let halted = self.host().halt(self.id(), limit)?;
@@ -109,7 +110,7 @@ impl MediatedVm {
     /// Writes the head of the stream, before the memory of the VM, which is halted and not served.
     ///
     /// # Errors
-    /// When something of it does not quiesce within `limit`, or cannot be saved.
+    /// When part of it does not quiesce within `limit` or cannot be saved.
     pub(super) fn head(&self, halted: &Halted, limit: Duration) -> Result<Vec<u8>, ManagerError> {
         let Migrating { gpu, spaces, tables, side, departing, since_ns: _ } = self.migrate_out(halted, limit)?;
         let (channels, strikes) = departing.save()?;
@@ -171,7 +172,7 @@ impl Saving {
                 self.data.fill(0);
             }
             let over = self.overlay.lay_over(at, &mut self.data);
-            // Chunks without a place, and pages that are not in the stream, are zero.
+            // Unplaced chunks, and pages that are not in the stream, are zero.
             if !(there || over) || self.data.iter().all(|byte| *byte == 0) {
                 continue;
             }
@@ -206,7 +207,7 @@ pub(super) enum Phase {
     Stopped(Halted),
     Saving(Box<Reading>),
     Loading(Halted, Box<Coming>),
-    /// The state that came was invalid; its remains are unusable.
+    /// The received state was invalid; its remains are unusable.
     Failed(#[expect(dead_code, reason = "keeps the VM halted")] Option<Halted>),
 }
 
@@ -249,8 +250,8 @@ impl Reading {
     }
 }
 
-/// A saved VM that is being loaded. Its memory is written at once to the VM that awaits it; everything else is checked,
-/// and kept.
+/// A saved VM that is being loaded. Its memory is written directly to the waiting VM; all other state is checked and
+/// kept for later.
 #[must_use]
 pub struct Coming {
     there: Arc<MediatedVm>,
@@ -283,8 +284,8 @@ impl Coming {
     /// Handles the next bytes.
     ///
     /// # Errors
-    /// When they are not of a VM that can run here; when there is no room for its memory. The VM that awaits it must be
-    /// [released](MediatedVm::release) then.
+    /// When they do not describe a VM that can run here, or there is no room for its memory. The VM that awaits it must
+    /// be [released](MediatedVm::release) then.
     pub fn feed(&mut self, bytes: &[u8]) -> Result<(), ManagerError> {
         let Self { there, reader, come, memory_bytes, .. } = self;
         let vram_bytes = there.origin().vram_bytes;
@@ -304,7 +305,7 @@ impl Coming {
         })
     }
 
-    /// Returns the bytes of memory that have come.
+    /// Returns the bytes of memory that have arrived.
     #[must_use]
     pub fn memory_bytes(&self) -> u64 {
         self.memory_bytes
@@ -326,7 +327,7 @@ impl Coming {
     /// before the result is dropped.
     ///
     /// # Errors
-    /// When the bytes are not a valid VM here. `old` continues as it was, and the other must be
+    /// When the bytes are not a valid VM for this card. `old` continues unchanged, and the other must be
     /// [released](MediatedVm::release).
     pub fn take_place(self, old: &MediatedVm, limit: Duration) -> Result<Left<'_>, ManagerError> {
         let Self { there, settings, reader, come, memory_bytes } = self;
@@ -336,7 +337,7 @@ impl Coming {
         let halted = old.host().halt(old.id(), limit)?;
         there.await_arrival()?;
         there.take_windows(old, false)?;
-        // A VM keeps its strikes, whatever state is loaded.
+        // A VM keeps its strikes, regardless of the loaded state.
         let departing = come.departing.struck(halted.strikes());
         there.arrive(Migrating { departing, ..come }, &settings)?;
         Ok(Left::for_vm(old, halted, memory_bytes))

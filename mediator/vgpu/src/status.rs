@@ -7,7 +7,7 @@ use std::time::Duration;
 use vm_device::DeviceStatus;
 
 /// Number of polls for a new status of a VM whose lock is taken, and the time between two of them.
-// TIMEOUT: an access of a guest takes far less than that; an operator does not notice it.
+// TIMEOUT: a guest's access takes far less; an operator does not notice the delay.
 const MAX_POLLS: u32 = 10;
 const POLL_INTERVAL: Duration = Duration::from_millis(1);
 

@@ -1,4 +1,4 @@
-//! The mediator's record of the guest's channels: without lock or card.
+//! The mediator's record of the guest's channels, without a lock or access to the card.
 
 mod saved;
 
@@ -29,7 +29,7 @@ pub(crate) struct Bound {
 struct Channel {
     instance: Place,
     bound: Option<Bound>,
-    /// Bytes of GP_PUT that have come in so far.
+    /// Bytes of GP_PUT received so far.
     gp_put: [u8; 4],
     /// The slot of its USERD, if that is under a mapped aperture.
     polled: Option<Slot>,
@@ -44,12 +44,12 @@ struct Channel {
 /// State of the guest's runlist.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Runlist {
-    /// In force, and the vGPU knows.
+    /// In effect, and the vGPU is notified.
     #[default]
     InForce,
-    /// In force; the vGPU is notified after the access that submitted it.
+    /// In effect; the vGPU is notified after the access that submitted it.
     Taken,
-    /// Not in force yet: a channel has not left the card.
+    /// Not in effect yet, because a channel has not left the card.
     Awaited,
 }
 
@@ -59,7 +59,7 @@ pub(crate) struct Work {
     channels: BTreeMap<VirtualChannelId, Channel>,
     /// Guest VRAM pages that hold a channel's USERD.
     userd: HashMap<u64, VirtualChannelId>,
-    /// Channels that are off the guest's list and have not left the card, by their number there.
+    /// Channels that are off the guest's list but still on the card, by physical channel number.
     departing: BTreeMap<ChannelId, Bound>,
     /// Engines that the guest holds back, one bit each.
     blocked: u32,
@@ -151,7 +151,7 @@ impl Work {
     }
 
     /// Finds the channels whose USERD is under a mapped aperture, using `home` of a page: their doorbells are not
-    /// messages. Returns those that have moved there.
+    /// messages. Returns the channels whose doorbells have moved there.
     pub(crate) fn choose_polled(&mut self, home: impl Fn(u64) -> Option<Slot>) -> Vec<(VirtualChannelId, Slot)> {
         let slots: BTreeMap<VirtualChannelId, Slot> =
             self.userd.iter().filter_map(|(page, channel)| Some((*channel, home(*page)?))).collect();
@@ -169,7 +169,7 @@ impl Work {
         self.channels.iter().filter_map(|(channel, known)| Some((*channel, known.polled?)))
     }
 
-    /// Returns the slot of a channel's USERD, if that is under a mapped aperture, where doorbells are not messages.
+    /// Returns the slot of a channel's USERD if it is under a mapped aperture, where doorbells cause no messages.
     pub(crate) fn polled_at(&self, channel: VirtualChannelId) -> Option<Slot> {
         self.channels.get(&channel)?.polled
     }

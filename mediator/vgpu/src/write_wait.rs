@@ -1,23 +1,23 @@
-//! Writes of a guest's CPU to VRAM that wait for memory, as work does: the VM's CPUs stop until the mover has found
-//! some, or has scanned for long enough without success.
+//! Guest CPU writes to VRAM that wait for memory, like work: the VM's CPUs stop until the mover has found memory or has
+//! given up after enough scans.
 //!
-//! VMMs give up on a device that does not answer for too long (QEMU after 5 s). That limit does not lose a write for
-//! which memory is being found: the mover needs a small part of that time, unless the host does not run it.
+//! VMMs give up on a device that does not answer for too long (QEMU after 5 s). This limit does not lose a write while
+//! memory is being freed: the mover needs a small part of that time, unless the host does not run it.
 
 use super::pending::Wait;
 use card_manager::{CardState, Looks};
 use std::time::Duration;
 use vram::TenantId;
 
-/// Longest time of unsuccessful scans of the mover that one write waits for.
+/// Maximum time of unsuccessful mover scans that one write waits for.
 const MAX_WAIT: Duration = Duration::from_secs(1);
-/// After a write that has waited unsuccessfully, others do not wait for this many times as long, or until some memory
-/// was found: a guest that fills memory writes eight bytes at a time.
+/// After an unsuccessful wait, further writes do not wait for this many times as long, or until memory was found: a
+/// guest that fills memory writes eight bytes at a time.
 const BACKOFF_FACTOR: u32 = 10;
 /// Time between two tries.
 pub(crate) const RETRY_INTERVAL: Duration = Duration::from_millis(1);
 
-/// State of a VM's writes that cannot be done yet.
+/// State of a VM's blocked writes.
 #[derive(Debug, Default)]
 pub(crate) struct WriteWait {
     /// Time for which the operator lets work wait.
@@ -33,8 +33,8 @@ impl WriteWait {
         Self { limit: limit.min(MAX_WAIT), ..Self::default() }
     }
 
-    /// Handles a write that finds no memory. Returns whether to retry it after [`RETRY_INTERVAL`]; otherwise it is
-    /// lost.
+    /// Handles a write that finds no memory. Returns true if the write must be retried after [`RETRY_INTERVAL`];
+    /// otherwise it is lost.
     pub(crate) fn waits(&mut self, state: &CardState, vm: TenantId) -> bool {
         let looks = state.vram().looks(vm);
         let rests =

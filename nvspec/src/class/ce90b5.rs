@@ -1,6 +1,6 @@
 //! Classes 0x90b5 and 0x90b8, the copy engine, with the methods of nouveau's own microcode. A copy engine of Fermi is a
-//! microcontroller: the uploaded program defines its methods. NVIDIA's program has another set (launch at 0x300 too,
-//! addresses at 0x400), which is not declared here.
+//! microcontroller: the uploaded program defines its methods. NVIDIA's driver uses another method set (also launch at
+//! 0x300, but addresses at 0x400), which is not declared here.
 //!
 //! A surface is pitch linear or block linear. Sizes and positions of block-linear surfaces are in elements; an element
 //! is a byte unless [`exec::FORMAT`] is set.
@@ -75,7 +75,7 @@ pub const QUERY_ADDRESS_HIGH: u32 = 0x338;
 pub const QUERY_ADDRESS_LOW: u32 = 0x33c;
 /// Value that the query writes.
 pub const QUERY_COUNTER: u32 = 0x340;
-/// Most lines of one copy.
+/// Maximum number of lines in one copy.
 pub const Y_COUNT_MAX: u32 = 0x1fff;
 
 /// Fields of [`EXEC`]. Other bits are ignored.
@@ -135,7 +135,7 @@ pub mod format {
 pub mod error {
     use crate::Field;
 
-    /// The falcon's interrupt for it.
+    /// The copy engine's interrupt from its falcon.
     pub const INTR: u32 = 0x40;
     /// Subchannel of the method.
     pub const SUBCHANNEL: Field = Field::new(29, 27);

@@ -83,10 +83,10 @@ pub const LOCAL_ADDRESS_HIGH: u32 = 0x790;
 /// Memory for local memory, bits 31:0 of its address.
 #[doc(alias = "TEMP_ADDRESS_LOW")]
 pub const LOCAL_ADDRESS_LOW: u32 = 0x794;
-/// Bytes of it, bits 39:32.
+/// Size of local memory in bytes, bits 39:32.
 #[doc(alias = "TEMP_SIZE_HIGH")]
 pub const LOCAL_SIZE_HIGH: u32 = 0x798;
-/// Bytes of it, bits 31:0.
+/// Size of local memory in bytes, bits 31:0.
 #[doc(alias = "TEMP_SIZE_LOW")]
 pub const LOCAL_SIZE_LOW: u32 = 0x79c;
 /// Ends a grid.
@@ -136,7 +136,7 @@ pub const CONSTANT_OFFSET: u32 = 0x238c;
 /// First of the sixteen methods that store a word in the selected constant buffer and advance to the next.
 #[doc(alias = "CB_DATA")]
 pub const CONSTANT_DATA: u32 = 0x2390;
-/// Last of them.
+/// The last of these methods.
 pub const CONSTANT_DATA_LAST: u32 = 0x23cc;
 
 /// Fields of [`CONSTANT_BIND`].
@@ -168,7 +168,7 @@ pub mod semaphore {
     pub const OPERATION: Field = Field::new(1, 0);
     /// Releases.
     pub const RELEASE: u32 = 0;
-    /// Memory is not flushed before; without effect here.
+    /// Skips the memory flush before the launch; without effect here.
     pub const FLUSH_DISABLE: Field = Field::new(2, 2);
     /// Reduces memory with the payload instead of replacing it.
     pub const REDUCTION: Field = Field::new(3, 3);
@@ -228,7 +228,7 @@ pub mod warp_error {
     pub const MISALIGNED_CONSTANT: u32 = 0x07;
     /// A pair or quad of registers is not aligned.
     pub const MISALIGNED_REGISTER: u32 = 0x08;
-    /// No such instruction.
+    /// Invalid instruction.
     pub const ILLEGAL_ENCODING: u32 = 0x09;
     /// An operand that the instruction cannot have.
     pub const ILLEGAL_PARAMETER: u32 = 0x0b;
@@ -253,7 +253,7 @@ pub mod warp_error {
 pub struct StateMethods {
     /// The first.
     pub first: u32,
-    /// Number of them.
+    /// Number of elements.
     pub count: u32,
     /// Bits that the data may have.
     pub mask: u32,
@@ -267,7 +267,7 @@ const fn row(first: u32, count: u32) -> StateMethods {
     StateMethods { first, count, mask: u32::MAX }
 }
 
-/// All methods whose data is state, in ascending order. Those without a name here have no effect on how grids run:
+/// All methods whose data is state, in ascending order. Methods without a name here do not affect how grids run:
 /// textures, surfaces, cache configuration, work distribution, spare and firmware methods, performance counters.
 pub const STATE: &[StateMethods] = &[
     row(INSTRUMENTATION_HEADER, 2),

@@ -2,7 +2,7 @@
 //!
 //! Sizes and positions of block-linear surfaces are in bytes by rows by slices.
 //!
-//! Source: NVIDIA's class header, rnndb `graph/gf100_m2mf.xml`, nouveau's and Mesa's code.
+//! Source: NVIDIA's class header, rnndb `graph/gf100_m2mf.xml`, code of nouveau and Mesa.
 
 use crate::Field;
 
@@ -86,13 +86,13 @@ pub const TILING_POSITION_IN_Y: u32 = 0x348;
 pub const TILING_POSITION_OUT_X: u32 = 0x34c;
 /// Destination y in rows.
 pub const TILING_POSITION_OUT_Y: u32 = 0x350;
-/// Most lines of one copy.
+/// Maximum number of lines in one copy.
 pub const LINE_COUNT_MAX: u32 = 2047;
 
 /// Fields of [`EXEC`].
 pub mod exec {
     use super::Field;
-    /// Source comes inline through [`super::DATA`].
+    /// Source data is inline, through [`super::DATA`].
     pub const INLINE: Field = Field::new(0, 0);
     /// Source is pitch linear.
     pub const LINEAR_IN: Field = Field::new(4, 4);

@@ -53,8 +53,7 @@ regs! {
     mod pfuse @ 0x021000 .. 0x022000 {
         /// Fuse words.
         FUSE[179; 4] @ 0x021000 Rw {}
-        /// Speed of the die, with which drivers look up voltages; 0 would be a card without one, and drivers would
-        /// complain.
+        /// Speed of the die, which drivers use to look up voltages; drivers complain about 0.
         SPEEDO @ 0x0212cc Rw = 0x00000420 {}
         /// More fuse words.
         FUSE_HI[844; 4] @ 0x0212d0 Rw {}
@@ -88,7 +87,7 @@ regs! {
         PART_OFF @ 0x0225c8 Ro {}
     }
 
-    /// PCI configuration space, as the card itself sees it.
+    /// PCI configuration space, mirrored in the card's registers.
     mod ppci @ 0x088000 .. 0x089000 {
         /// Configuration words 0x00 to 0x4c.
         CONFIG[20; 4] @ 0x088000 Rw {}
@@ -236,7 +235,7 @@ regs! {
     }
 }
 
-/// Answer of the PMU's firmware once it runs: size and address of its two queues in its data memory.
+/// Answer of the PMU's running firmware: size and address of its two queues in its data memory.
 pub mod pmu_queue {
     /// Value of `pmu::QUEUE_INFO`: commands from the host.
     pub const COMMANDS: u32 = 0x0080_0400;

@@ -289,7 +289,7 @@ pub mod sm_trap {
         UNITS + gpc * GPC_BYTES + GPC_TRAP
     }
 
-    /// Field of it: TPCs that trapped, from TPC 0 on.
+    /// Field: TPCs that trapped, starting at TPC 0.
     pub const TPC_MASK: Field = Field::new(23, 16);
 
     /// Byte offset of a TPC's trap register.
@@ -298,10 +298,10 @@ pub mod sm_trap {
         in_tpc(gpc, tpc, TPC_TRAP)
     }
 
-    /// Field of it: the multiprocessor trapped.
+    /// Field: the multiprocessor trapped.
     pub const SM: Field = Field::new(1, 1);
 
-    /// Byte offset of a multiprocessor's warp error register, a number of
+    /// Byte offset of a multiprocessor's warp error register, a value from
     /// [`warp_error`](crate::class::compute90c0::warp_error).
     #[must_use]
     pub const fn warp_error(gpc: u32, tpc: u32) -> u32 {
@@ -314,8 +314,8 @@ pub mod sm_trap {
         in_tpc(gpc, tpc, GLOBAL_ERROR)
     }
 
-    /// Returns the contents of a state register of PGRAPH after a write: the value, except that ones clear the bits of
-    /// those that report traps.
+    /// Returns the contents of a state register of PGRAPH after a write: the value, except that writing ones clears the
+    /// bits of trap registers.
     #[must_use]
     pub const fn written(offset: u32, old: u32, value: u32) -> u32 {
         let inside = offset >= UNITS && offset < UNITS + GPCS * GPC_BYTES;

@@ -19,7 +19,7 @@ regs! {
         INTR_EN_1 @ 0x000144 Rw { 0:0 ENABLE; }
         /// Interrupt line state from the first tree.
         INTR_LINE_0 @ 0x000160 Ro {}
-        /// Cache units with an interrupt: the sources of the tree's LTC bit.
+        /// Cache units with an interrupt, which are the sources of the tree's LTC bit.
         INTR_LTC @ 0x00017c Ro {}
         /// Unit enable; a zero resets a unit.
         ENABLE @ 0x000200 Rw { 30:30 PDISP; 28:28 MSPDEC_B; 20:20 LTC; 17:17 MSPDEC; 15:15 MSVLD; 13:13 PMU; 12:12 PGRAPH;

@@ -5,7 +5,7 @@ use nvspec::addr::GuestVramAddr;
 
 const ALL: u32 = u32::MAX;
 
-/// One of each operation, and of each shape of it.
+/// One instance of each operation and each of its shapes.
 fn each() -> Vec<Raw> {
     let mut each = vec![
         Raw::new(op::TABLE_CREATE, 7, &[3, 0]),
@@ -199,7 +199,7 @@ fn operations_after_failed_one_are_not_started() {
     let mut work = Begun::new(bytes).unwrap();
     while let Some(op) = work.current(ALL) {
         begun.push(wire::encode(&op.unwrap()).handle);
-        // Put down and taken up again.
+        // Suspended and resumed.
         work = work.clone();
         work.answer(if begun.len() < 3 { Ok(begun.len() as u64 * 10) } else { Err(Status::NoObject) });
     }

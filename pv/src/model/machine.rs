@@ -54,13 +54,13 @@ pub(crate) struct Machine {
     pending: Vec<Raw>,
     /// Changes of its bytes: index and mask.
     pokes: Vec<(usize, u8)>,
-    /// Length that is left of it, in 256ths.
+    /// Remaining part of its length, in 256ths.
     cut: Option<u8>,
     /// Known places of tables.
     places: BTreeMap<Nth, u64>,
-    /// Largest number of tables so far.
+    /// Maximum number of tables so far.
     most: usize,
-    /// Pages of table space as they were when they were last said to have been written.
+    /// Pages of table space at the time of their last reported write.
     seen: BTreeMap<u64, Vec<u8>>,
 }
 
@@ -132,7 +132,7 @@ impl Machine {
             9 | 10 => {
                 let length = pick(&LIST_LENGTHS, c);
                 let entries = (0..length).flat_map(|nth| low_high(value(d, e.wrapping_add(nth as u8))));
-                // Now and then the count is not that of the list.
+                // Occasionally, the count does not match the list.
                 let said = if f == 0xff { length.wrapping_add(WORDS[usize::from(g) % 12]) } else { length };
                 Raw::new(0x05, table, &[pick(&FIRSTS, b), said].into_iter().chain(entries).collect::<Vec<_>>())
             }
@@ -182,7 +182,7 @@ impl Machine {
         let expected: Option<Vec<u8>> = (address..address + data.len() as u64)
             .map(|at| Some(self.seen.get(&(at & !0xfff))?[at as usize % PAGE]))
             .collect();
-        // A read is of one table, even if another follows it.
+        // A read stays within one table, even if another table follows.
         let one = address / SLOT_BYTES == (address + data.len() as u64 - 1) / SLOT_BYTES;
         let read = self.tables.read(GuestVramAddr(address), &mut data);
         let unchanged = vec![0xaa; data.len()];
@@ -220,8 +220,7 @@ impl Machine {
         let mut work = Begun::new(bytes.to_vec()).unwrap();
         while let Some(op) = work.current(self.features) {
             let done = op.and_then(|op| {
-                // It was read as it was written, and operations that were refused before are not followed by one that
-                // is begun.
+                // The batch was read as written, and no operation starts after a refused one.
                 assert_eq!(&wire::encode(&op), begun.next().unwrap());
                 nth += 1;
                 execute(tables, op).map(|()| nth)
@@ -387,7 +386,7 @@ fn contents(table: &Table) -> Vec<u8> {
     table.entries.iter().flat_map(|entry| entry.to_le_bytes()).collect()
 }
 
-/// Does an operation on tables; others are handled elsewhere.
+/// Executes an operation on tables; other operations are handled elsewhere.
 fn execute(tables: &mut Tables, op: Op<'_>) -> Result<(), Status> {
     match op {
         Op::TableCreate { table, kind } => tables.create(table, kind),

@@ -69,7 +69,7 @@ impl Model {
         }
     }
 
-    /// All that speaks against an operation now.
+    /// Returns all reasons to refuse an operation.
     pub(crate) fn refusals(&self, raw: &Raw) -> Vec<Status> {
         let handle = raw.handle;
         let mut all = Vec::new();

@@ -1,4 +1,4 @@
-//! The binary form, byte by byte: written without the types under test, with the numbers as the documentation has them.
+//! The binary form, byte by byte: written without the types under test, with the numbers from the documentation.
 
 use crate::abi::Status;
 use crate::operation::{Control, Kind, Op};

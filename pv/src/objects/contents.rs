@@ -41,7 +41,7 @@ impl Contents {
         self.pages.iter().flatten().flat_map(|page| page.iter()).map(|entry| entry.get()).filter(|entry| *entry != 0)
     }
 
-    /// Writes `count` entries from `first` on, `value` of 0 and so on; nothing after the end. Returns a bit for each
+    /// Writes `count` entries starting at `first`: `value(0)` and so on, but none after the end. Returns a bit for each
     /// page that changed.
     pub(super) fn write(&mut self, first: u32, count: u32, value: impl Fn(u32) -> u64) -> u64 {
         let mut changed = 0;
@@ -59,7 +59,7 @@ impl Contents {
         changed
     }
 
-    /// Fills `data` from byte `offset` on. Returns true if all of it is there.
+    /// Fills `data` from byte `offset` on. Returns true if the whole range exists.
     pub(super) fn read(&self, offset: usize, data: &mut [u8]) -> bool {
         let size = self.pages.len().saturating_mul(PAGE_BYTES);
         if offset.checked_add(data.len()).is_none_or(|end| end > size) {
@@ -88,7 +88,7 @@ impl Contents {
             .map_or(u64::MAX, |bit| bit.wrapping_sub(1))
     }
 
-    /// A bit for each page that takes memory.
+    /// One bit per page that is allocated.
     pub(super) fn resident_pages(&self) -> u64 {
         self.pages.iter().rev().fold(0, |bits, page| bits << 1 | u64::from(page.is_some()))
     }

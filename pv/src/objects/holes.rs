@@ -1,4 +1,4 @@
-//! Holes of GPUvm's paravirtual interface, one test each. The numbers are those of our reading of its code.
+//! Holes of GPUvm's paravirtual interface, one test each. The numbers come from our reading of its code.
 
 use super::*;
 use crate::abi::{BatchHeader, Entries, MAX_BATCH_OPS, OpHeader, op};
@@ -43,7 +43,7 @@ fn written(tables: &mut Tables) -> Vec<(u64, u64)> {
     ranges
 }
 
-/// 13: a directory was bound to whatever a number named.
+/// 13: a directory was bound to any address that the guest named.
 #[test]
 fn hole_13_a_directory_is_bound_to_blocks_in_guest_vram_only() {
     let mut tables = tables(0);
@@ -56,7 +56,7 @@ fn hole_13_a_directory_is_bound_to_blocks_in_guest_vram_only() {
     assert_eq!(tables.directory_of(last), tables.address(id(DIRECTORY)).ok());
 }
 
-/// 13: and there was no end to it.
+/// 13: and their number was unlimited.
 #[test]
 fn hole_13_bindings_are_limited() {
     let mut tables = tables(0);
@@ -220,7 +220,7 @@ fn hole_16_table_space_ends_where_entries_of_directories_end() {
     }
 }
 
-/// 17: tables had contents of earlier ones.
+/// 17: tables had contents of earlier tables.
 #[test]
 fn hole_17_a_new_table_is_empty() {
     let mut tables = tables(0);

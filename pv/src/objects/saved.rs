@@ -1,4 +1,4 @@
-//! Saved page tables that are kept for a guest. The number of names of a table follows from the objects that name it.
+//! Saved page tables that are kept for a guest. A table's reference count follows from the objects that refer to it.
 
 use super::contents::{Contents, SavedPage};
 use super::slots::{Object, SavedSlot, SlotId, Slots};
@@ -19,7 +19,7 @@ pub struct SavedTables {
     pub(crate) slots: Vec<SavedSlot>,
     /// Places without a table, the next to be used last.
     pub(crate) free: Vec<u32>,
-    /// Handles and places, by handle.
+    /// Slots, by handle.
     pub(crate) handles: Vec<(u32, u32)>,
     /// Instance blocks and places, by address.
     pub(crate) bindings: Vec<(u64, u32)>,
@@ -103,7 +103,7 @@ impl Names {
         Self(BTreeMap::new())
     }
 
-    /// One more names the table at a place, which is of a kind that is `wanted`.
+    /// Adds a reference to the table in a slot, whose kind `wanted` must accept.
     fn name(&mut self, slot: u32, slots: &Slots, wanted: impl FnOnce(Kind) -> bool) -> Result<SlotId, Invalid> {
         let id = SlotId::numbered(slot);
         let object = slots.get(id).filter(|object| wanted(object.kind));

@@ -9,7 +9,7 @@ use super::{NoTable, SLOT_BYTES};
 use crate::operation::Kind;
 use nvspec::addr::{BUS_BITS, GuestVramAddr, SMALL_PAGE};
 
-/// A place for a table.
+/// A slot for a table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct SlotId(u32);
 
@@ -17,7 +17,7 @@ pub(super) struct SlotId(u32);
 #[derive(Debug)]
 pub(super) struct Object {
     pub(super) kind: Kind,
-    /// Number of entries that name it. More than all directories have entries cannot be.
+    /// Number of entries that refer to it. More than all directories have entries cannot be.
     names: u64,
     pub(super) contents: Contents,
 }
@@ -25,20 +25,20 @@ pub(super) struct Object {
 #[derive(Debug, Default)]
 struct Slot {
     object: Option<Object>,
-    /// A bit for each page that may have changed since the last report, whether a table is there or not.
+    /// One bit per page that may have changed since the last report, even if no table is there.
     written: u64,
 }
 
 const _: () = assert!(SLOT_BYTES / SMALL_PAGE <= u64::BITS as u64);
 
-/// All places. As many as there were tables at a time, so the limit on tables bounds them.
+/// All places. Their number is the peak number of tables, so the limit on tables bounds it.
 #[derive(Debug)]
 pub(super) struct Slots {
     base: GuestVramAddr,
     slots: Vec<Slot>,
-    /// Those without a table.
+    /// Free slots.
     free: Vec<SlotId>,
-    /// Those with pages that were written, each once.
+    /// Slots with written pages, each once.
     written: Vec<SlotId>,
 }
 
@@ -92,7 +92,7 @@ impl Slots {
         Some(slot)
     }
 
-    /// One more names it.
+    /// Adds a reference.
     pub(super) fn retain(&mut self, slot: SlotId) {
         if let Some(object) = self.get_mut(slot) {
             object.names = object.names.saturating_add(1);
@@ -125,7 +125,7 @@ impl Slots {
         if object.contents.read(offset, data) { Ok(()) } else { Err(NoTable) }
     }
 
-    /// All tables go.
+    /// Removes all tables.
     pub(super) fn clear(&mut self) {
         self.free.clear();
         // The first are the next to be used.

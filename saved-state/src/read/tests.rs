@@ -172,7 +172,7 @@ fn a_section_of_another_file_is_refused() {
 fn sections_that_have_changed_places_are_refused() {
     let mut file = file(IDENTITY);
     let at = file.windows(6).rposition(|bytes| bytes == b"second").unwrap() + 6;
-    // The state of 4 as that of 5.
+    // Relabels the state of VM 4 as VM 5.
     file[at] = 5;
     assert_eq!(refused(&file), ReadError::Sum { name: "second".into(), of: 5 });
 }
@@ -229,7 +229,7 @@ fn keys_ascend_or_do_not() {
 }
 
 proptest! {
-    /// However a file is cut or changed, reading it is refused; it never panics.
+    /// A truncated or changed file is refused without a panic.
     #[test]
     fn damage_is_found(at in any::<prop::sample::Index>(), flip in 1u8.., cut in any::<prop::sample::Index>()) {
         let whole = file(IDENTITY);
@@ -239,7 +239,7 @@ proptest! {
         prop_assert!(SavedState::parse(&whole[..cut.index(whole.len())], &known()).is_err());
     }
 
-    /// Any bytes at all.
+    /// Arbitrary bytes.
     #[test]
     fn bytes_are_read_or_refused(mut bytes in prop::collection::vec(any::<u8>(), 0..200), magic: bool) {
         if magic {

@@ -19,7 +19,7 @@ pub(crate) struct SavedAccount {
     killed: u64,
     used: u64,
     longest: u64,
-    /// Buckets that hold something, in their order.
+    /// Non-empty buckets in order.
     waits: Vec<(u16, u64)>,
     waits_sum: u64,
     waits_max: u64,

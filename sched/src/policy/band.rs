@@ -1,14 +1,14 @@
 //! BAND: Gdev's bandwidth-aware non-preemptive device scheduler (Gdev, figure 2), with GPUvm's accounts (GPUvm, section
 //! 3.5).
 //!
-//! When a submission has ended, its vGPU goes after the others if its budget is overdrawn *and* it has had more than
-//! its bandwidth. The first vGPU that has work is next; but if that is another one than before and has had more than
-//! its bandwidth, a short wait gives those that have had less the time to submit again, and the first to do so runs.
+//! When a submission has ended, its vGPU moves behind the others if its budget is overdrawn *and* it has had more than
+//! its bandwidth. The first vGPU with work is next. But if it differs from the previous one and is above its bandwidth,
+//! the policy waits briefly for vGPUs below their bandwidth, and the first to submit runs.
 //!
 //! As published, bandwidth is measured within a period and forgotten at its end. With `correct` it is measured by
-//! [`Lags`] instead: overuse that could not be preempted is made up for, an idle vGPU's share belongs to those that
-//! want it, the engine waits only for a vGPU that is due, that vGPU pays for long waits, and the vGPU that has the
-//! engine keeps it for a short slice.
+//! [`Lags`] instead: overuse that could not be preempted is repaid, an idle vGPU's share goes to vGPUs with work, the
+//! engine waits only for a vGPU that is due, that vGPU pays for long waits, and the vGPU that has the engine keeps it
+//! for a short slice.
 
 use super::credit::Budgets;
 use super::lag::Lags;
@@ -68,7 +68,7 @@ impl Period {
         self.shares = competing.into_iter().zip(shares(&params)).collect();
     }
 
-    /// Adds a vGPU to those that compete, if it is not among them.
+    /// Adds a vGPU to the competitors, if it is not among them.
     fn enter(&mut self, vgpu: TenantId, view: &View<'_>) {
         if !self.shares.contains_key(&vgpu) {
             let competing: Vec<_> = self.shares.keys().copied().chain([vgpu]).collect();
@@ -138,7 +138,7 @@ impl Band {
         }
     }
 
-    /// Debits a vGPU for time in which the engine could have run something.
+    /// Debits a vGPU for time in which the engine could have run other work.
     fn pay(&mut self, vgpu: TenantId, ns: u64, view: &View<'_>) {
         let band = &view.config.band;
         if !band.own_time || ns == 0 {
@@ -150,7 +150,7 @@ impl Band {
         }
     }
 
-    /// Returns the next vGPU, without any wait; with `ahead`, as if that vGPU had used some more ns.
+    /// Returns the next vGPU, without any wait; with `ahead`, as if that vGPU had used more time.
     fn first(&self, view: &View<'_>, ahead: Option<(TenantId, u64)>) -> Option<TenantId> {
         if !view.config.band.correct {
             let first = self.budgets.ready(view).next()?;
@@ -158,8 +158,8 @@ impl Band {
                 ahead.is_some_and(|(_, ns)| self.budgets.left_ns(first) < i64::try_from(ns).unwrap_or(i64::MAX));
             return (!spent || !view.others_ready(first)).then_some(first);
         }
-        // A vGPU that is due goes first, whatever its place; among those that are due the class counts. The vGPU that
-        // has the engine gets a credit of one slice less one submission: long submissions change hands each time.
+        // A vGPU that is due runs first, regardless of its position; among due vGPUs, the class decides. The vGPU that
+        // has the engine gets a credit of one slice minus one submission, so long submissions alternate each time.
         let has_it = ahead.map(|(vgpu, _)| vgpu).or(self.last.map(|last| last.vgpu));
         let turn = view.config.band.period_ns / SLICES_PER_PERIOD;
         let rank = |vgpu: &TenantId| {
@@ -255,13 +255,13 @@ impl Policy for Band {
     fn pick(&mut self, view: &View<'_>) -> Option<TenantId> {
         self.fill(view);
         if !matches!(view.room, Room::Free) {
-            // The work that was set aside resumes: do not wait for an engine that is busy.
+            // The deferred work resumes: do not wait for a busy engine.
             self.wait = None;
         }
         match view.room {
             Room::Full => return None,
             Room::Behind { vgpu, ahead } => {
-                // Only if it would still be next with that charged.
+                // Only if it would still be next after this charge.
                 let goes = view.is_ready(vgpu) && self.first(view, Some((vgpu, ahead))) == Some(vgpu);
                 return goes.then_some(vgpu);
             }
@@ -277,7 +277,7 @@ impl Policy for Band {
             self.wait = None;
             return if view.is_ready(wait.next) { Some(wait.next) } else { self.first(view, None) };
         }
-        // Chosen once for each end: a vGPU that comes later to an idle engine runs at once.
+        // Chosen once per end: a vGPU that arrives later at an idle engine runs immediately.
         let ended = self.last.as_mut().and_then(|last| std::mem::take(&mut last.undecided).then_some(last.vgpu));
         let next = self.first(view, None)?;
         if ended.is_some_and(|last| self.waits(last, next, view)) {

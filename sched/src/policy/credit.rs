@@ -1,9 +1,9 @@
-//! GPUvm's CREDIT: each vGPU has a budget that is filled each period and debited by its use. A vGPU that has overdrawn
-//! it goes after the others; the first that has work runs. So does GPUvm's code; its paper (section 5.3) says that the
-//! one with most credit runs.
+//! GPUvm's CREDIT: each vGPU has a budget that is filled each period and debited by its use. An overdrawn vGPU comes
+//! after the others; the first vGPU with work runs. GPUvm's code does the same; according to its paper (section 5.3),
+//! the vGPU with the most credit runs.
 //!
-//! GPUvm's virtual machines all compete. Here budgets are divided among those that do: otherwise the part of idle vGPUs
-//! would leave the others overdrawn for good, and all that are overdrawn take turns, whatever they use.
+//! GPUvm's virtual machines all compete. Here budgets are divided among the competing vGPUs: otherwise the idle vGPUs'
+//! part would leave the others overdrawn permanently, and overdrawn vGPUs take turns regardless of their use.
 
 use super::{Policy, Room, Standing, View};
 use crate::checks::{is_order_of, of_members};
@@ -39,7 +39,7 @@ impl Budget {
 struct Competitor {
     vgpu: TenantId,
     params: VgpuParams,
-    /// Its budget, the bound of that, and its debits since the last time.
+    /// Its budget, the budget's bound, and its debits since the last call.
     left: i64,
     most: i64,
     used: i64,
@@ -66,7 +66,7 @@ impl Budgets {
         }
     }
 
-    /// Checks that budgets that were read are of `members`, with a place for each.
+    /// Checks that deserialized budgets match `members`, with a position for each.
     pub(super) fn check(&self, members: &[&TenantId]) -> Result<(), Invalid> {
         of_members(self.budgets.keys(), members.iter().copied())?;
         Invalid::unless(is_order_of(&self.order, members.iter().copied()), || {
@@ -79,7 +79,7 @@ impl Budgets {
         self.order.retain(|known| *known != vgpu);
     }
 
-    /// Fills the budgets when a period has passed; returns the vGPUs that compete then, or `None` if no period has
+    /// Fills the budgets when a period has passed. Returns the vGPUs that compete then, or `None` if no period has
     /// passed.
     ///
     /// Normalizes competitors' budgets to one period in total, by their shares; so one vGPU's overdraft is the others'
@@ -102,11 +102,11 @@ impl Budgets {
     }
 
     /// Returns the vGPUs that have work (or had some within BAND's wait, which counts the same), and those that were
-    /// debited since budgets were filled last. The others rest.
+    /// debited since budgets were filled last. All other vGPUs rest.
     ///
     /// Two kinds have a bound. A vGPU without work keeps no more than its share, or its recent use. A vGPU that had
     /// more than its share left while overdrawn ones ran without competition, or while no other vGPU wanted the engine,
-    /// loses that, and gets no more. A debt is forgiven beyond a period for each competitor: it is that deep only if
+    /// loses the surplus, and gets no more. Debt beyond one period per competitor is forgiven: it is that large only if
     /// others have saved as much.
     fn competitors(&mut self, view: &View<'_>, passed: u64) -> Vec<Competitor> {
         let period = view.config.band.period_ns;
@@ -115,7 +115,7 @@ impl Budgets {
             let used = self.budgets.get(vgpu).is_some_and(|budget| budget.used > 0);
             used || member.active(view.now, view.config.band.wait_ns)
         };
-        // A vGPU in debt that has work is no reason for another to lose its savings.
+        // A vGPU in debt with work does not cause another vGPU to lose its credit.
         let alone = view.members.iter().filter(|(vgpu, member)| wants(vgpu, member)).count() == 1;
         let spare = if alone { i64::MAX } else { signed(self.spare) };
         self.spare = 0;
@@ -130,7 +130,7 @@ impl Budgets {
                 budget.rest(scale(passed, member.params.weight.into(), weights));
                 continue;
             }
-            // Raised to its share below.
+            // Raised to its share in the code below.
             let most = if wants { i64::MAX } else { used };
             competing.push(Competitor { vgpu: *vgpu, params: member.params, left, most, used });
         }
@@ -192,7 +192,7 @@ fn signed(ns: u64) -> i64 {
 }
 
 /// Returns the budgets of the competitors when they are filled, `passed` ns after the last time. A vGPU at its bound
-/// counts with its use, not with its savings: the others share the rest of the period.
+/// counts with its use, not its credit: the others share the rest of the period.
 fn filled(period: i64, passed: u64, mut loose: Vec<Competitor>) -> Vec<(TenantId, i64)> {
     let mut filled = Vec::with_capacity(loose.len());
     let mut rest = period;

@@ -1,4 +1,4 @@
-//! No mediation: every arrival starts at once, except submissions that a cap or quarantine holds back.
+//! No mediation: every arrival starts immediately, except submissions that a cap or quarantine holds back.
 
 use super::{Policy, View};
 use crate::types::TenantId;

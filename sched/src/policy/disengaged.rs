@@ -1,11 +1,10 @@
-//! Disengaged scheduling: the policy measures closely for a short interval, and lets go for a longer one.
+//! Disengaged scheduling: the policy measures closely for a short interval, and does not intervene for a longer one.
 //!
 //! The idea is Menychtas, Shen and Scott's ("Disengaged Scheduling for Fair, Protected Access to Fast Computational
 //! Accelerators", ASPLOS 2014; GPUvm's reference 29). In the engaged interval one vGPU runs at a time, so that the
-//! length of its submissions is known exactly. In the free interval everything starts when it arrives, from several
-//! vGPUs at once; the use of each is estimated from the number of submissions that it started. At the end of each free
-//! interval the policy finds the vGPUs that had too much, and they do not run in the next one, unless no other vGPU has
-//! work.
+//! length of its submissions is known exactly. In the free interval all work starts when it arrives, from several vGPUs
+//! concurrently; each vGPU's use is estimated from the number of submissions that it started. At the end of each free
+//! interval the policy finds vGPUs that used too much, which do not run in the next one, unless no other vGPU has work.
 //!
 //! A vGPU that has the card to itself is not measured.
 
@@ -22,10 +21,10 @@ use std::collections::BTreeMap;
 enum Phase {
     /// Everything runs.
     Free {
-        /// End of the phase, if any vGPU wants the card then.
+        /// End of the phase, if any vGPU has work then.
         until: Nanos,
     },
-    /// Nothing starts before the card has drained: first the work of the free interval, later the work measured last,
+    /// No work starts before the card has drained: first the work of the free interval, later the work measured last,
     /// so that a long submission takes nothing from the interval after it.
     Drain {
         /// Kind of the next phase.
@@ -47,7 +46,7 @@ struct Use {
     count: u64,
     /// Submissions started in the free interval.
     started: u64,
-    /// Time in ns that the card reports for those that ended there.
+    /// Card time in ns of the submissions that ended in it.
     charged: u64,
     throttled: bool,
     /// Its slice number in the engaged interval: the vGPU with the lowest is next.
@@ -101,7 +100,7 @@ impl Disengaged {
         self.phase = Phase::Free { until: view.now.after(view.config.disengaged.free_ns) };
     }
 
-    /// Charges the use since the last time, and finds the vGPUs that had too much.
+    /// Charges the use since the last call, and finds the vGPUs that used too much.
     fn charge_round(&mut self, view: &View<'_>) {
         let params = &view.config.disengaged;
         let cycle = params.engaged_ns.saturating_add(params.free_ns);
@@ -167,8 +166,8 @@ impl Policy for Disengaged {
                 if free.is_some() || view.room != Room::Free {
                     return free;
                 }
-                // Do not hold vGPUs back for others without work. But a vGPU that has just ended something may submit
-                // more: wait for it as long as that took.
+                // Do not hold back vGPUs for vGPUs without work. But a vGPU whose submission has just ended may submit
+                // again: wait for it as long as that submission took.
                 let near = |member: &Member| member.expected.min(view.config.band.wait_ns);
                 let others = view.members.iter().filter(|(vgpu, member)| !throttled(**vgpu) && !member.held);
                 let until = others.filter_map(|(_, member)| Some(member.last_seen?.after(near(member)))).max();

@@ -1,8 +1,8 @@
 //! Lag: use of each vGPU beyond its share, over any time.
 //!
-//! Each use of the engine by one vGPU entitles all that compete for it at that time, by their shares. A vGPU's lag is
-//! its use less its entitlement; the vGPUs that compete do not change the sum of all lags. So a long submission that
-//! could not be preempted is paid for later, in full, and time that no other vGPU wanted is free.
+//! Each use of the engine by one vGPU entitles all current competitors by their shares. A vGPU's lag is its use minus
+//! its entitlement; the vGPUs that compete do not change the sum of all lags. So a long submission that could not be
+//! preempted is paid for later, in full, and time that no other vGPU wanted is free.
 
 use super::{Member, View};
 use crate::checks::of_members;
@@ -39,7 +39,7 @@ impl Lags {
         self.lags.remove(&vgpu);
     }
 
-    /// Checks that lags that were read are of `members`, and within their bounds.
+    /// Checks that deserialized lags match `members` and are within their bounds.
     pub(crate) fn check(&self, members: &[&TenantId]) -> Result<(), Invalid> {
         of_members(self.lags.keys(), members.iter().copied())?;
         let within = self.lags.values().all(|lag| (-MAX_LAG_NS..=MAX_LAG_NS).contains(&lag.beyond));
@@ -51,13 +51,13 @@ impl Lags {
         self.lags.get(&vgpu).map_or(0, |lag| lag.beyond)
     }
 
-    /// Charges a vGPU `used` ns. The competitors are the vGPUs that have work, or had some within `near` ns; the others
-    /// [rest](Lag::rest), with up to their share of `keep` ns to their credit.
+    /// Charges a vGPU `used` ns. The competitors are the vGPUs that have work or had work within `near` ns. The others
+    /// [rest](Lag::rest) and keep at most their share of `keep` ns as credit.
     pub(crate) fn charge(&mut self, vgpu: TenantId, used: u64, near: u64, keep: u64, view: &View<'_>) {
         let now = view.now;
         let competes = |id: &TenantId, member: &Member| *id == vgpu || member.active(now, near);
         let weight = |member: &Member| u64::from(member.params.weight);
-        // The share of a vGPU next to these: VMs that have booted and do nothing change nothing.
+        // The share of a vGPU next to these: idle VMs do not change it.
         let theirs: u64 = view.members.iter().filter(|(id, member)| competes(id, member)).map(|(_, m)| weight(m)).sum();
         let mut competing = Vec::with_capacity(self.lags.len());
         let mut params = Vec::with_capacity(self.lags.len());
@@ -77,7 +77,7 @@ impl Lags {
         }
         let used_signed = i64::try_from(used).unwrap_or(i64::MAX);
         if let [alone] = competing[..] {
-            // No other vGPU wanted it: that pays off its debt, or consumes its credit.
+            // No other vGPU wanted the engine; this pays off its debt or consumes its credit.
             self.change(alone, |beyond| beyond - beyond.signum() * used_signed.min(beyond.saturating_abs()));
             return;
         }
@@ -88,7 +88,8 @@ impl Lags {
             rest -= entitled;
             self.change(*id, |beyond| beyond.saturating_sub(entitled));
         }
-        // The remainder of the shares (from rounding, or because of caps) goes to no vGPU, so that the sum stays.
+        // The remainder of the shares (from rounding, or because of caps) goes to no vGPU, so that the sum is
+        // unchanged.
         self.change(vgpu, |beyond| beyond.saturating_add(used_signed).saturating_sub(rest));
     }
 
@@ -100,8 +101,8 @@ impl Lags {
 }
 
 impl Lag {
-    /// Updates a vGPU that does not compete: it counts as served by its share, until it has its share of `keep` ns to
-    /// its credit. It keeps a little of any credit beyond that.
+    /// Updates a vGPU that does not compete: it counts as served by its share, until its credit is its share of `keep`
+    /// ns. It keeps a small part of any credit beyond that.
     fn rest(&mut self, now: Nanos, keep: u64, share: u64) {
         let of = |ns: u64| {
             i64::try_from(u128::from(ns) * u128::from(share) / u128::from(WHOLE_SHARE_PPM)).unwrap_or(i64::MAX)

@@ -20,7 +20,7 @@ pub struct SavedScheduler {
     scheduler: Scheduler,
     /// Accounts by engine and last uses of each vGPU, by number.
     accounts: Vec<(TenantId, [SavedAccount; Engine::COUNT], SavedHistory)>,
-    /// Shares of the copy engines of those that have one, by number.
+    /// Copy engine shares of the vGPUs that have one, by number.
     copies: Vec<(TenantId, CopyShare)>,
 }
 

@@ -8,9 +8,9 @@ use crate::{Engine, Histogram, Scheduler};
 pub struct Outcome {
     /// The scheduler at the end, with its accounts.
     pub scheduler: Scheduler,
-    /// Of each VM: time from doorbell to the engine's start of the work.
+    /// Per VM: time from the doorbell to the start of the work.
     pub waits: Vec<Histogram>,
-    /// Of each VM: completed rounds of its streams.
+    /// Per VM: completed rounds of its streams.
     pub rounds: Vec<u64>,
     /// Submissions that ended.
     pub completed: u64,

@@ -1,4 +1,4 @@
-//! Numbers that look random and are the same for the same seed.
+//! Deterministic pseudorandom numbers.
 
 /// A generator: splitmix64 (Steele, Lea and Flood, OOPSLA 2014). The recorded figures of the simulator depend on its
 /// numbers.

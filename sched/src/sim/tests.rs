@@ -17,7 +17,7 @@ fn looping(length: u64) -> Guest {
     Guest::new(Stream::looping(Length::Fixed(length), THINK))
 }
 
-/// Half of the VMs loop a short kernel, the others one five times as long.
+/// Half of the VMs loop a short kernel, the others a kernel five times as long.
 fn unequal(vms: usize) -> Vec<Guest> {
     (0..vms).map(|vm| looping(if vm % 2 == 0 { MADD } else { LONG_MADD })).collect()
 }
@@ -225,7 +225,7 @@ fn record_under_other_policy_keeps_work_and_changes_order() {
             assert!(other.used.abs_diff(one.used) < one.used / 50, "{policy:?}: {} {}", other.used, one.used);
         }
     }
-    // A guest with short kernels waits less when it need not wait for long ones.
+    // A guest with short kernels waits less if it need not wait for long kernels.
     let band = trace.under(Config::default()).unwrap();
     assert!(used(&band, 0).waits.mean() < used(&recorded, 0).waits.mean());
 }
@@ -257,7 +257,7 @@ fn work_that_is_split_to_look_small_takes_no_ones_share() {
 
 #[test]
 fn vm_idling_around_engine_wait_takes_no_neighbour_share() {
-    // It ends something tiny, and returns just within the wait, or just after it.
+    // Its tiny submission ends, and it submits again just within the wait or just after it.
     for think in [450_000, 520_000] {
         let tease = Stream::looping(Length::Fixed(1_000), Length::Fixed(think));
         assert_neighbours_keep_their_share(&neighbours_of(Guest::new(tease), Config::default()));
@@ -301,8 +301,7 @@ fn an_hour_of_sixteen_idle_vms_costs_nothing() {
     assert_eq!((outcome.events, outcome.ticks), (16, 0));
 }
 
-/// Guests that always have something queued, and whose drivers send a short submission after each kernel, as nouveau's
-/// do.
+/// Guests that always have work queued, and whose drivers send a short submission after each kernel, like nouveau.
 fn fenced(length: u64) -> Guest {
     let step = |length| Step { engine: Engine::Compute, length: Length::Fixed(length) };
     Guest::new(Stream {
@@ -331,7 +330,8 @@ fn short_kernels_do_not_pay_for_a_host_that_sees_ends_late() {
 
 #[test]
 fn idle_vms_do_not_keep_an_interactive_one_waiting() {
-    // 2 ms of work each 16 ms next to three that always have some: its excess while it competed decays in the meantime.
+    // 2 ms of work every 16 ms, next to three VMs that always have work: its excess while it competed decays in the
+    // meantime.
     let waits = |idle: usize| {
         let bursts = Guest::new(Stream::looping(Length::Fixed(2 * MS), Length::Fixed(14 * MS)));
         let batch = Guest::new(Stream { depth: 4, ..Stream::looping(Length::Fixed(LONG_MADD), THINK) });
@@ -348,7 +348,8 @@ fn idle_vms_do_not_keep_an_interactive_one_waiting() {
 
 #[test]
 fn short_submissions_after_kernel_do_not_wait_out_its_debt() {
-    // A sixth of the card, where a fourth is its share: a kernel each 18 ms, followed by three short submissions.
+    // Uses a sixth of the card, although its share is a fourth: a kernel every 18 ms, followed by three short
+    // submissions.
     let step = |length| Step { engine: Engine::Compute, length: Length::Fixed(length) };
     let pulse = |steps: Vec<Step>, from| Stream {
         steps,

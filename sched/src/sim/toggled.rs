@@ -1,10 +1,10 @@
-//! A vGPU whose guest stops its channel and lets it run again while its work is on the card, next to one that always
-//! has work: the events that a card manager makes of that, with an engine that does not preempt.
+//! A vGPU whose guest stops and resumes its channel while work is on the card, next to a vGPU that always has work.
+//! Gives the events that a card manager reports, with a non-preemptive engine.
 
 use crate::{Channel, Config, Decision, Engine, Event, Nanos, PolicyKind, Scheduler, TenantId, Ticket, VgpuParams};
 use std::collections::{BTreeMap, VecDeque};
 
-/// Length of a neighbour's kernel, and of one of the other, in ns.
+/// Length of a kernel of the neighbour, and of the toggled vGPU, in ns.
 const NEIGHBOUR_KERNEL_NS: u64 = 9_900_000;
 const OTHER_KERNEL_NS: u64 = 50_000_000;
 /// Times between two toggles, and time between an end and when it is seen.
@@ -35,7 +35,7 @@ struct World {
     held: BTreeMap<Ticket, (TenantId, Stage)>,
     /// Submissions that the engine may fetch, in order.
     fetched: VecDeque<Ticket>,
-    /// Submission that it works on, and the end of that.
+    /// Submission that it works on, and its end.
     works: Option<(Ticket, Nanos)>,
     enabled: bool,
 }

@@ -1,13 +1,13 @@
-//! Use of an engine in intervals of one length: of a simulated run, or of a real one by its accounts.
+//! Engine use in intervals of equal length, from a simulated run or a real run's accounts.
 
 use crate::Engine;
 
-/// Distance of shares in windows from the wanted ones, in parts of 1.
+/// Deviation of windowed shares from the intended shares, as fractions of 1.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct ShareError {
     /// Mean over all windows, of the vGPU for which that is largest.
     pub mean: f64,
-    /// The largest of any vGPU in any window.
+    /// Maximum over all vGPUs and windows.
     pub worst: f64,
 }
 
@@ -37,7 +37,7 @@ impl Uses {
         }
     }
 
-    /// Adds `used` ns to the interval that `at` ns is in, if there is one.
+    /// Adds `used` ns to the interval that contains `at` ns, if there is one.
     pub fn add_at(&mut self, vm: usize, engine: Engine, at: u64, used: u64) {
         let of = self.of.get_mut(vm).map(|of| &mut of[engine.index()]);
         let index = usize::try_from(at / self.interval).unwrap_or(usize::MAX);
@@ -87,7 +87,7 @@ impl Uses {
     }
 }
 
-/// Jain's index of each share over its wanted share: 1 when all are alike, 1/n when one has all.
+/// Jain's index of each share over its wanted share: 1 if all are equal, 1/n if one vGPU has everything.
 #[must_use]
 pub fn jain(shares: &[f64], wanted: &[f64]) -> f64 {
     let parts: Vec<f64> = shares.iter().zip(wanted).map(|(share, wanted)| share / wanted).collect();

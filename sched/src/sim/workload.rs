@@ -4,7 +4,7 @@ use super::Random;
 use crate::{Config, Engine, Nanos, TenantId, VgpuParams};
 use serde::{Deserialize, Serialize};
 
-/// Duration of something, in ns.
+/// A duration in ns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Length {
@@ -35,7 +35,7 @@ impl Length {
 pub struct Step {
     /// Engine that it runs on.
     pub engine: Engine,
-    /// For how long.
+    /// Length on the engine.
     pub length: Length,
 }
 
@@ -54,27 +54,27 @@ pub struct Pulse {
 pub struct Stream {
     /// The steps of a round.
     pub steps: Vec<Step>,
-    /// From seeing an end to the next doorbell.
+    /// Time from noticing an end to the next doorbell.
     pub think: Length,
-    /// Rounds that are under way at the same time.
+    /// Number of concurrent rounds.
     pub depth: u32,
     /// Time at which it begins.
     pub from: Nanos,
-    /// Time after which it submits no more.
+    /// Time after which it stops submitting.
     pub until: Option<Nanos>,
     /// Works only intermittently.
     pub pulse: Option<Pulse>,
 }
 
 impl Stream {
-    /// One kernel over and over, each after the end of the one before.
+    /// One kernel repeatedly, each after the end of the previous one.
     #[must_use]
     pub fn looping(length: Length, think: Length) -> Self {
         let steps = vec![Step { engine: Engine::Compute, length }];
         Self { steps, think, depth: 1, from: Nanos(0), until: None, pulse: None }
     }
 
-    /// Returns the time at which work wanted at `at` may begin; `None` if the stream has ended.
+    /// Returns the time at which work requested at `at` may begin; `None` if the stream has ended.
     pub(super) fn next_start(&self, at: Nanos) -> Option<Nanos> {
         let at = at.max(self.from);
         let at = match self.pulse {
@@ -108,7 +108,7 @@ impl Guest {
         Self { params: VgpuParams::default(), streams: vec![stream], lie: 0, gone: None }
     }
 
-    /// With another weight.
+    /// Sets the weight.
     #[must_use]
     pub fn weight(mut self, weight: u32) -> Self {
         self.params.weight = weight;
@@ -121,7 +121,7 @@ impl Guest {
 pub struct Card {
     /// From a decision to the card's having the work.
     pub submit: Length,
-    /// From an end on the card to the scheduler's and the guest's seeing it.
+    /// Delay between the end on the card and its notice by the scheduler and the guest.
     pub interrupt: Length,
     /// Time by which a copy takes longer if it begins while the compute engine works, in permille.
     pub copy_slowdown_permille: u32,
@@ -137,13 +137,13 @@ impl Default for Card {
     }
 }
 
-/// The operator does something.
+/// An operator's action.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Change {
-    /// To the card.
+    /// For the card.
     Config(Config),
-    /// To a vGPU.
+    /// For a vGPU.
     Vgpu(TenantId, VgpuParams),
 }
 

@@ -14,7 +14,7 @@ const USE_INTERVAL_NS: u64 = 10_000_000;
 /// Event at a time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Happening {
-    /// The operator does the change of that index.
+    /// The operator makes the change with this index.
     Operator(usize),
     /// A VMM dies.
     Death(usize),
@@ -214,7 +214,7 @@ impl World<'_> {
         if wanted != self.wakeup.1 {
             self.wakeup = (self.wakeup.0 + 1, wanted);
             if let Some(at) = wanted {
-                // Replace a time that has passed by now; the clock must advance all the same.
+                // Replace a time in the past by the current time; the clock must still advance.
                 self.at(at.max(self.now.after(1)), Happening::Wakeup(self.wakeup.0));
             }
         }

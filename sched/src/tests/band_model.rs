@@ -1,5 +1,5 @@
-//! BAND as published, again: Gdev's figure 2 line by line, with GPUvm's budgets, divided among those that compete, in
-//! plain fractions. The policy must decide the same, event by event.
+//! A second implementation of published BAND: Gdev's figure 2 line by line, with GPUvm's budgets divided among the
+//! competitors, in plain fractions. The policy must decide the same, event by event.
 
 use super::harness::Harness;
 use crate::{BandParams, Config, Decision, Engine, Event, Nanos, Pipeline, TenantId, VgpuParams};
@@ -21,23 +21,23 @@ struct VirtualGpu {
     /// Time at which its last completion was seen.
     seen: Option<u64>,
     competes: bool,
-    /// It was dispatched with its budget overdrawn, since no virtual GPU with a budget had anything suspended.
+    /// It was dispatched with its budget overdrawn, because no virtual GPU with a budget had suspended work.
     fills_in: bool,
     suspended: VecDeque<u64>,
 }
 
-/// The published scheduler. `bw` of a virtual GPU is its weight over the sum of those that compete, `utl` its part of
-/// the use of all in this period.
+/// The published scheduler. A virtual GPU's `bw` is its weight over the sum of the competitors' weights, and `utl` its
+/// part of the total use in this period.
 struct Published {
     queue: Vec<VirtualGpu>,
     current: Option<u32>,
     total: i128,
-    /// Use in this period by those that filled in.
+    /// Use in this period by vGPUs that filled a gap.
     filled_in: i128,
     period: i128,
     /// End of a short wait, and the earlier choice.
     waiting: Option<(u64, u32)>,
-    /// Time since which the device could have run something.
+    /// Time since which the device could have run work.
     idle_since: Option<u64>,
     own_time: bool,
 }
@@ -62,7 +62,7 @@ impl Published {
         }
         let weights: i128 = self.queue.iter().map(|vgpu| vgpu.weight).sum();
         let passed = (period - self.period) * PERIOD_NS;
-        // Of those that compete and are not at their bound: their budget and their use.
+        // Budget and use of the competitors that are not at their bound.
         let mut loose = BTreeMap::new();
         let current = self.current;
         let wants = |vgpu: &VirtualGpu| {
@@ -95,7 +95,7 @@ impl Published {
             }
             vgpu.bgt = vgpu.bgt.min(deepest).min(*most).max(-deepest);
         }
-        // Budgets of the loose ones, and the future use of the others, are one period.
+        // The budgets of unbounded vGPUs and the future use of the others sum to one period.
         let mut to_be = PERIOD_NS;
         loop {
             let filled = || self.queue.iter().filter(|vgpu| loose.contains_key(&vgpu.id));
@@ -270,7 +270,7 @@ fn agree(weights: &[u32], own_time: bool, latency: u64, arrivals: &[(u64, usize,
     waits
 }
 
-/// From one arrival to the next: now and then everyone idles for some periods.
+/// Time between two arrivals; occasionally all vGPUs idle for a few periods.
 fn pause() -> impl Strategy<Value = u64> {
     prop_oneof![20 => 0u64..1_500_000, 1 => 0u64..200_000_000]
 }

@@ -1,5 +1,4 @@
-//! Policies with budgets next to VMs that do nothing, or little: sixteen VMs of which a few compete. All in simulated
-//! time.
+//! Policies with budgets next to idle or nearly idle VMs: sixteen VMs, of which a few compete. All in simulated time.
 
 use super::harness::Harness;
 use crate::sim::{Guest, Length, Outcome, Pulse, Scenario, Stream, run};
@@ -12,10 +11,10 @@ const MS: u64 = 1_000_000;
 const SECOND: u64 = 1_000 * MS;
 /// Time that a guest takes from an end to the next doorbell.
 const THINK: Length = Length::Uniform(20 * US, 60 * US);
-/// VMs in all.
+/// Total number of VMs.
 const VMS: usize = 16;
 
-/// CREDIT and BAND as published, one submission at a time as there and as the daemon has it.
+/// CREDIT and BAND as published, with one submission at a time, and in the daemon's configuration.
 fn contenders() -> [(&'static str, Config); 4] {
     let config = |policy, pipeline| Config { policy, band: BandParams::published(), pipeline, ..Config::default() };
     [
@@ -31,17 +30,17 @@ fn backlog(length: u64, weight: u32) -> Guest {
     Guest::new(Stream { depth: 4, ..Stream::looping(Length::Fixed(length), THINK) }).weight(weight)
 }
 
-/// A guest that never does anything.
+/// A guest without work.
 fn idle(weight: u32) -> Guest {
     Guest::new(Stream { depth: 0, ..Stream::looping(Length::Fixed(MS), THINK) }).weight(weight)
 }
 
-/// A guest that does next to nothing, now and then.
+/// A guest that occasionally does a little work.
 fn drowsy() -> Guest {
     Guest::new(Stream::looping(Length::Fixed(100 * US), Length::Uniform(0, 200 * MS)))
 }
 
-/// The VMs that compete, and the others as made by `rest`.
+/// The competing VMs, and the other VMs as made by `rest`.
 fn among(competing: &[(u64, u32)], rest: impl Fn() -> Guest) -> Vec<Guest> {
     let competing = competing.iter().map(|(length, weight)| backlog(*length, *weight));
     competing.chain(std::iter::repeat_with(rest)).take(VMS).collect()
@@ -57,7 +56,7 @@ fn due(competing: &[(u64, u32)]) -> Vec<f64> {
     competing.iter().map(|(_, weight)| f64::from(*weight) / f64::from(sum)).collect()
 }
 
-/// Lengths and weights of those that compete: half short, half long.
+/// Lengths and weights of the competitors: half short, half long.
 fn contests() -> Vec<Vec<(u64, u32)>> {
     let mut contests = Vec::new();
     for vms in [2, 4, 8] {
@@ -155,7 +154,7 @@ fn a_debt_is_forgiven_beyond_a_period_for_each_that_competes() {
     assert!(credit.unsigned_abs() <= 60 * MS, "{credit}");
 }
 
-/// A VM that comes and goes: with the periods, against them, or more or less often.
+/// A VM that becomes idle and active again: in phase with the periods, out of phase, or at another rate.
 fn toggler() -> impl Strategy<Value = Guest> {
     let time = || prop_oneof![prop::sample::select(vec![MS, 15 * MS, 30 * MS, 60 * MS]), US..120 * MS];
     let length = prop_oneof![US..100 * US, 400 * US..5 * MS];
@@ -169,12 +168,12 @@ fn toggler() -> impl Strategy<Value = Guest> {
 }
 
 proptest! {
-    // The same cases each time: no proof bounds how far off the worst of all is.
+    // The same cases each time: no proof bounds the worst case of all.
     #![proptest_config(ProptestConfig { rng_seed: RngSeed::Fixed(1), ..ProptestConfig::with_cases(60) })]
 
-    /// No VM has more for its weight than one that always wants more: not by coming and going, nor by its savings or
-    /// its debt, nor two of them together. BAND as published forgets overuse that could not be preempted, so it may be
-    /// further off.
+    /// No VM gets more for its weight than a VM that always has work: not by pausing, not through its credit or debt,
+    /// and not through two of these together. BAND as published forgets overuse that could not be preempted, so it may
+    /// be further off.
     #[test]
     fn no_one_gains_by_coming_and_going(
         contender in 0..contenders().len(),
@@ -195,7 +194,7 @@ proptest! {
             let more = shares[vm] - least * weights[vm];
             prop_assert!(more <= allowed, "{name}: VM {vm} has {more} too much: {shares:?}");
         }
-        // All of it is used, and an idle VM has none.
+        // All the time is used, and an idle VM has no share.
         let sum: f64 = shares[..togglers.len() + steady.len()].iter().sum();
         prop_assert!((sum - 1.0).abs() < 1e-9, "{shares:?}");
     }

@@ -1,4 +1,4 @@
-//! Shares of the copy engines that are others than of compute.
+//! Copy engine shares that differ from the compute shares.
 
 use crate::sim::{Guest, Length, Outcome, Scenario, Step, Stream, run};
 use crate::{Config, CopyShare, Engine, Nanos, PolicyKind, Queues, SavedScheduler, Scheduler, TenantId, VgpuParams};
@@ -33,7 +33,7 @@ fn near(parts: &[f64], wanted: [f64; 2]) -> bool {
 #[test]
 fn copies_are_divided_by_their_own_weights() {
     for policy in [PolicyKind::Band, PolicyKind::Credit] {
-        // Equal for compute, three to one for copies; whose copies are the longer ones does not matter.
+        // Equal for compute, three to one for copies, regardless of the copies' lengths.
         let guests = vec![both(share(100, weight(300)), MS), both(share(100, CopyShare::AS_COMPUTE), 3 * MS)];
         let outcome = run(&Scenario::new(Config { policy, ..Config::default() }, 10 * SECOND, guests), 7).unwrap();
         let (compute, copies) = (parts(&outcome, Engine::Compute), parts(&outcome, Engine::Copy0));
@@ -65,7 +65,7 @@ fn settings_of_copies_have_their_bounds() {
     assert!(wrong(weight(0)).contains("copies.weight = 0"));
     let cap = CopyShare { cap_permille: Some(1001), ..CopyShare::AS_COMPUTE };
     assert!(wrong(cap).contains("copies.cap_permille = 1001"));
-    // Settings that copies lack are those of compute, so that the two must fit.
+    // Copies inherit missing settings from compute, so the two must be consistent.
     let guaranteed = VgpuParams { guarantee_permille: 500, ..share(100, CopyShare { cap_permille: Some(400), ..cap }) };
     assert!(guaranteed.check().unwrap_err().to_string().contains("copies.cap_permille = 400 is not between 500"));
 }

@@ -42,10 +42,10 @@ pub(super) struct Harness {
     pub(super) fates: BTreeMap<Ticket, (Fate, Work)>,
     pub(super) busy: [u64; Engine::COUNT],
     units: [Unit; Engine::COUNT],
-    /// Work that waits for something else than its engine.
+    /// Work that does not wait for its engine.
     pub(super) aside: Vec<Work>,
     tickets: u64,
-    /// From an end to its being seen, in ns.
+    /// Delay until an end is noticed, in ns.
     pub(super) latency: u64,
 }
 
@@ -100,7 +100,7 @@ impl Harness {
         Engine::ALL.into_iter().filter_map(end).min_by_key(|(at, _)| *at)
     }
 
-    /// Runs the next event that is due until `limit`, an end or a wakeup; returns the scheduler's decisions.
+    /// Runs the next event that is due until `limit`, an end or a wakeup. Returns the scheduler's decisions.
     pub(super) fn step(&mut self, limit: u64) -> Option<(Event, Vec<Decision>)> {
         let end = self.next_end();
         let wakeup = self.scheduler.next_wakeup().map(|at| at.0.max(self.now));
@@ -145,7 +145,7 @@ impl Harness {
         self.now = until;
     }
 
-    /// Reports all ends on the card that were not seen yet, as a feeder does before it ends a channel.
+    /// Reports all unnoticed ends on the card, as a feeder does before it ends a channel.
     fn look(&mut self) {
         while let Some((_, engine)) = self.next_end().filter(|(at, _)| *at <= self.now + self.latency) {
             let event = self.end(engine);
@@ -230,7 +230,7 @@ impl Harness {
         self.feed(Event::Removed { vgpu: TenantId(vgpu) })
     }
 
-    /// Runs everything that waits to its end. Fails when something waits that nothing would ever start.
+    /// Runs everything that waits to its end. Fails if work waits that would never start.
     pub(super) fn drain(&mut self) {
         while !self.aside.is_empty() {
             self.go_on(false);
@@ -244,7 +244,7 @@ impl Harness {
         assert_eq!(waits.count(), 0, "something was lost: {:#?}", self.scheduler);
     }
 
-    /// The scheduler's books against the card's. True when nothing is in flight.
+    /// Checks the scheduler's accounts against the card's. True when nothing is in flight.
     pub(super) fn audit(&self) {
         for engine in Engine::ALL {
             let accounts = self.scheduler.vgpus().filter_map(|vgpu| self.scheduler.account(vgpu, engine));

@@ -20,7 +20,7 @@ fn harness(strikes: u32, quarantine_ns: u64) -> Harness {
     harness
 }
 
-/// Lets a submission run into its limit; returns the time and the decisions when its channel was killed.
+/// Lets a submission run into its limit. Returns the time and the decisions when its channel was killed.
 fn overrun(harness: &mut Harness, channel: u32) -> (u64, Vec<Decision>) {
     harness.arrive(0, channel, Engine::Compute, 1000 * MS);
     let (event, decisions) = harness.step(u64::MAX).unwrap();
@@ -70,12 +70,12 @@ fn the_last_strike_quarantines_until_the_operator_releases() {
     assert_eq!(harness.scheduler.strikes(TenantId(0)), Some((1, Quarantine::Free)));
     let (_, decisions) = overrun(&mut harness, 1);
     assert_eq!(decisions.last(), Some(&Decision::Quarantined { vgpu: TenantId(0), until: None }));
-    // Held back, and not dropped; the other continues.
+    // It is held back but not dropped; the other continues.
     assert_eq!(harness.arrive(0, 2, Engine::Compute, MS), []);
     assert_eq!(harness.arrive(0, 2, Engine::Copy0, MS), []);
     assert_eq!(harness.arrive(1, 0, Engine::Compute, MS).len(), 1);
     harness.pass(1000 * MS);
-    // Also by another policy.
+    // Also under another policy.
     harness.feed(Event::Configured(Config { policy: PolicyKind::Fifo, ..*harness.scheduler.config() }));
     harness.pass(1000 * MS);
     assert_eq!(harness.scheduler.next_wakeup(), None);
@@ -131,7 +131,7 @@ fn a_cap_that_is_raised_lets_go_at_once() {
 
 #[test]
 fn short_work_does_not_postpone_limit_of_long_submission() {
-    // On an engine that runs them side by side the short ones end, and the long one is still not the newest.
+    // On an engine that runs them concurrently, the short ones end, and the long one is still not the newest.
     let mut harness = Harness::new(Config { policy: PolicyKind::Direct, strikes: 0, ..Config::default() });
     harness.add(0, LIMITED);
     harness.arrive(0, 0, Engine::Compute, 1000 * MS);
@@ -159,7 +159,7 @@ fn engine_occupant_is_killed_rather_than_first_in_accounts() {
     harness.arrive(0, 0, Engine::Compute, MS);
     harness.now += MS / 4;
     harness.arrive(1, 7, Engine::Compute, 1000 * MS);
-    // The engine took the second first, and does not end it.
+    // The engine started the second submission first and does not end it.
     harness.now = 50 * MS;
     let engine = Engine::Compute;
     let kill = |decisions: Vec<Decision>| match decisions[..] {
@@ -174,7 +174,7 @@ fn engine_occupant_is_killed_rather_than_first_in_accounts() {
     harness.feed(Event::ChannelEnded { vgpu: TenantId(1), channel: Channel(7) });
     let decisions = harness.feed(Event::Struck { vgpu: TenantId(1), engine });
     assert_eq!(decisions, [Decision::Quarantined { vgpu: TenantId(1), until: None }]);
-    // The one that waited for it is charged for its own time, and has its limit before it.
+    // The waiting submission is charged for its own time only, and its full limit remains.
     harness.now += MS;
     harness.feed(Event::Completed { ticket: Ticket(1), ended: Some(Nanos(harness.now)) });
     let used = |vgpu| harness.scheduler.account(TenantId(vgpu), engine).unwrap().used;
@@ -213,7 +213,7 @@ fn vgpu_blocking_an_engine_is_charged_instead_of_waiting_vgpu() {
     harness.feed(Event::Completed { ticket: Ticket(2), ended: Some(Nanos(harness.now)) });
     assert_eq!([used(&harness, 0), used(&harness, 1)], [40 * MS, MS]);
     assert_eq!(harness.scheduler.busy(Engine::Compute), 41 * MS);
-    // According to its budget the other goes first from now on.
+    // By budget, the other vGPU runs first from now on.
     assert_eq!(harness.scheduler.strikes(TenantId(1)).unwrap().0, 0, "its limit begins when it has the engine");
 }
 
@@ -242,7 +242,7 @@ fn requeued_submission_restarts_before_later_work_of_channel() {
         harness.arrive(1, 0, Engine::Compute, MS);
         harness.arrive(0, 0, Engine::Compute, MS);
         harness.now += 10 * MS;
-        // The engine has other work: it waits, and goes before the later work of its channel.
+        // The engine has other work, so it waits, and runs before later work of its channel.
         let mut order = harness.stall(Ticket(1));
         harness.requeue();
         order.extend(std::iter::from_fn(|| harness.step(u64::MAX)).flat_map(|(_, decisions)| decisions));

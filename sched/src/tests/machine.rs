@@ -37,7 +37,7 @@ fn an_idle_engine_starts_an_arrival_at_once_whatever_the_policy() {
         let mut harness = two(config(policy));
         assert_eq!(harness.arrive(1, 0, Engine::Compute, MS), starts(&[1]), "{policy:?}");
         harness.drain();
-        // Also when the other has just had its slice.
+        // Also if the other vGPU has just had its slice.
         assert_eq!(harness.arrive(0, 0, Engine::Compute, MS), starts(&[2]), "{policy:?}");
     }
 }
@@ -108,7 +108,8 @@ fn vgpu_keeps_engine_for_a_slice() {
     let changes = |owners: &[u32]| owners.windows(2).filter(|two| two[0] != two[1]).count();
     for pipeline in [Pipeline::ONE, Pipeline::default()] {
         let config = Config { pipeline, ..config(PolicyKind::Band) };
-        // 36 ms of each, in slices of 2 to 3 ms: by up to 1.5 ms more than the other, from as much less.
+        // 36 ms of each, in slices of 2 to 3 ms: each slice ends up to 1.5 ms ahead of the other, starting equally far
+        // behind.
         let short = owners(config, 90, 400_000);
         assert!((20..=36).contains(&changes(&short)), "{short:?}");
         // Submissions longer than a slice change hands each time except where both have had the same.
@@ -165,7 +166,7 @@ fn completion_seen_late_costs_only_engine_idle_time() {
         for (given, lost) in [(Some(200_000), 0), (Some(600_000), 100_000), (None, 300_000)] {
             let mut events = vec![arrives(0, 0, 1)];
             events.extend(given.map(|at| arrives(at, 0, 2)));
-            // Another could have had it.
+            // Another vGPU could have used the engine.
             events.extend([arrives(700_000, 1, 3), is_seen(800_000, 1, 500_000)]);
             let free = if policy == PolicyKind::Band { 500_000 / 8 } else { 0 };
             assert_eq!(paid(policy, &events), 500_000 + (lost - free).max(0), "{policy:?}, {given:?}");

@@ -119,8 +119,8 @@ fn apply(harness: &mut Harness, op: Op) {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(200))]
 
-    /// Nothing is lost or started twice (the harness asserts it at each step), whatever changes on the way; and the
-    /// charges are the busy time.
+    /// No submission is lost or started twice, regardless of changes in between (the harness asserts it at each step),
+    /// and the charges equal the busy time.
     #[test]
     fn tickets_and_time_are_conserved(
         first in config(),
@@ -160,7 +160,7 @@ proptest! {
         let now = Nanos(harness.now);
         let Ok((saved, _)) = postcard::take_from_bytes(&bytes) else { return Ok(()) };
         let Ok(mut scheduler) = Scheduler::restored(saved, now) else { return Ok(()) };
-        // Its decisions may be wrong; the harness would report that.
+        // The harness would report wrong decisions.
         let (mut decisions, mut now) = (Vec::new(), now);
         for op in then {
             now = now.after(MS);
@@ -188,8 +188,8 @@ proptest! {
         }
     }
 
-    /// Budgets stay within some periods for each that competes; the excesses of all vGPUs over their shares sum to
-    /// zero, as long as none leaves.
+    /// Budgets stay within a few periods per competitor; the excesses of all vGPUs over their shares sum to zero while
+    /// none leaves.
     #[test]
     fn credits_are_bounded(
         policy in prop::sample::select(vec![PolicyKind::Credit, PolicyKind::Band]),
@@ -238,7 +238,7 @@ proptest! {
         config.band.correct = correct;
         let scenario = sim::Scenario::new(config, 2_000 * MS, guests.collect());
         let outcome = sim::run(&scenario, seed).unwrap();
-        // By weight, a round of all that wait takes this long; plus some periods for use in advance.
+        // A round of all waiting vGPUs takes this long by weight, plus a few periods for use in advance.
         let bound = most * longest * u64::from(weights) / u64::from(least) + 12 * 30 * MS;
         for (vm, waits) in outcome.waits.iter().enumerate() {
             prop_assert!(waits.max() <= bound, "VM {vm} waited {} of {bound}", waits.max());
@@ -246,7 +246,7 @@ proptest! {
         }
     }
 
-    /// Whatever went before, two periods after the weights are set the shares are those of the weights.
+    /// Two periods after the weights are set, the shares match the weights, regardless of the history.
     #[test]
     fn shares_converge_to_weights_from_any_start(
         before in prop::collection::vec((config(), prop::collection::vec(params(), 3)), 0..4),

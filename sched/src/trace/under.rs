@@ -13,7 +13,7 @@ use std::collections::{BTreeMap, VecDeque};
 struct Work {
     engine: Engine,
     started: Option<Nanos>,
-    /// Time that the engine worked on it, in ns; `None` if it did not end; such work is left out.
+    /// Time that the engine worked on it, in ns; `None` if it did not end; such work is omitted.
     length: Option<u64>,
 }
 
@@ -112,8 +112,8 @@ impl Trace {
         works
     }
 
-    /// Returns the events that do not depend on the scheduler's settings, in order: vGPUs that come and go, and
-    /// arrivals.
+    /// Returns the events that do not depend on the scheduler's settings, in order: vGPUs that are added and removed,
+    /// and arrivals.
     fn told(&self, works: &BTreeMap<Ticket, Work>) -> VecDeque<(Nanos, Event)> {
         let whole = |ticket: &Ticket| works.get(ticket).is_some_and(|work| work.length.is_some());
         let before = self.scheduler.pending().filter(|(.., ticket)| whole(ticket));

@@ -55,8 +55,8 @@ proptest! {
     }
 }
 
-/// The seed corpus of the fuzz target. Files called `found_*` are inputs that have failed once, or nearly; the others
-/// are the output of [`seeds::seeds`], and `UPDATE_SEEDS=1 cargo test -p shadow-pt seeds` writes those again.
+/// The seed corpus of the fuzz target. Files named `found_*` are inputs that failed once, or nearly did. The other
+/// files are the output of [`seeds::seeds`], and `UPDATE_SEEDS=1 cargo test -p shadow-pt seeds` rewrites them.
 fn corpus() -> BTreeMap<String, Vec<u8>> {
     let files = std::fs::read_dir(folder()).unwrap().map(|entry| {
         let entry = entry.unwrap();

@@ -7,24 +7,24 @@ use nvspec::addr::GpuVa;
 use nvspec::mmu::Rights;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// The directory entries that are the host's: shared pages, and its own.
+/// The host's directory entries: shared pages, and its own pages.
 const HOST_ENTRIES: [u64; 2] = [8190, 8191];
 
 /// Required agreement of a shadow with the guest's present tables.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Fit {
-    /// It maps nothing that is not granted.
+    /// It maps only granted memory.
     Isolated,
     /// In addition, each entry is the translation of the guest's current one, or absent.
     Sound,
-    /// Each entry is the translation of the guest's.
+    /// Each entry is the translation of the guest's entry.
     Exact,
 }
 
 /// The mediator's own pages in a space: index to card address and rights.
 pub(crate) type HostPages = BTreeMap<HostPage, (u64, Rights)>;
 
-/// One space as the card sees it, and the expected state.
+/// The card's view of one space, and the expected state.
 pub(crate) struct View<'a> {
     pub(crate) guest: &'a Guest,
     pub(crate) grants: &'a Grants,
@@ -124,7 +124,7 @@ impl View<'_> {
         }
     }
 
-    /// Invariant 1: each 4 KiB is the guest's.
+    /// Invariant 1: each 4 KiB belongs to the guest.
     fn check_frames(&self, raw: u64, large: bool) {
         if raw & 1 == 0 {
             assert_eq!(raw, 0, "an invalid shadow entry that is not zero");
@@ -167,7 +167,7 @@ impl View<'_> {
         })
     }
 
-    /// Walks some addresses of a directory entry in the card's tables, in the guest's, and in the mirrors.
+    /// Walks a few addresses of a directory entry in the card's tables, the guest's tables, and the mirrors.
     fn check_walks(&self, index: u64, pde: u64) {
         for offset in (0..24).map(|page| page * PAGE).chain((0..12).map(|page| page * LARGE + 3 * PAGE)) {
             let va = (index << 27) + offset;

@@ -11,7 +11,7 @@ use std::collections::BTreeSet;
 
 /// Bytes of an operation.
 pub(crate) const OP_BYTES: usize = 8;
-/// Largest number of operations that are decoded.
+/// Maximum number of operations that are decoded.
 pub(crate) const MAX_OPS: usize = 96;
 /// Address of the mediator's own pages on the card.
 const HOST_PAGE: u64 = 0x5_0000_0000;
@@ -24,7 +24,7 @@ const SPT: u64 = 0x3_0000;
 const RAM: u64 = 0x1000 * PAGE;
 const OTHER_RAM: u64 = 0x2000 * PAGE;
 
-/// Directories: two separate ones, one that is a table too, one in RAM, one that is partly missing.
+/// Directories: two separate ones, one that is also a table, one in RAM, and one that is partly missing.
 const DIRECTORIES: [Place; 5] = [
     Place::Vram(GuestVramAddr(DIRECTORY)),
     Place::Vram(GuestVramAddr(0x9_0000)),
@@ -161,7 +161,7 @@ impl Machine {
             self.prepare(index);
             // Entries that are not granted are read twice.
             self.prepare(index);
-            // Nothing has changed since, so there is nothing to do.
+            // No change since, so no work to do.
             let again = self.prepare(index);
             assert_eq!((again.translated, again.entries_written, again.denied.total()), (0, 0, 0));
         }
@@ -190,7 +190,7 @@ impl Machine {
         self.run(&[]);
     }
 
-    /// Saves the spaces, and continues with restored ones, as a mediator does that has taken all work off the card.
+    /// Saves the spaces, and continues with restored ones, like a mediator that has taken all work off the card.
     #[cfg(test)]
     fn restore(&mut self) {
         let ids: Vec<_> = self.spaces.ids().collect();
@@ -338,7 +338,7 @@ impl Machine {
                 }
             }
             _ => {
-                // Memory that is still the guest's is withdrawn all the same, and granted again.
+                // Memory that still belongs to the guest is withdrawn anyway, and granted again.
                 let range = GuestRange::Vram(GuestVramAddr(of.byte() * PAGE), (1 + of.below(64)) * PAGE);
                 self.invalidate(range);
                 self.given(range, of.byte() & 1 != 0);
@@ -374,7 +374,7 @@ impl Machine {
     }
 
     /// RAM is withdrawn, then the guest unmaps it or not, flushes or not, then the RAM is granted again. `at` is the
-    /// entry, in a page that has few others, so that the page may have nothing to lose.
+    /// entry, in a page with few others, so that the page may have no permissions to lose.
     fn withdraw_and_give(&mut self, index: usize, at: u64, shape: u64) {
         let directory = self.spaces.guest_directory(self.open[index].id).unwrap();
         self.cpu(directory, 0, 3 << 2 | 1 << 32 | (SPT >> 12) << 36);
@@ -477,7 +477,7 @@ impl Machine {
     fn prepare(&mut self, index: usize) -> crate::SyncReport {
         let id = self.open[index].id;
         if self.spaces.is_settled(id) && !self.untold.remove(&id) {
-            // No caller would prepare it.
+            // No caller would prepare this space.
             self.check(index, Fit::Exact);
         }
         self.untold.remove(&id);
@@ -502,7 +502,7 @@ impl Machine {
         }
     }
 
-    /// Notes that the range is the guest's from now on.
+    /// Records that the range is the guest's from now on.
     fn given(&mut self, range: GuestRange, exactly: bool) {
         if exactly {
             self.retranslate(range);

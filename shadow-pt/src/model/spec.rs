@@ -5,8 +5,8 @@ use super::world::{Grants, LARGE, PAGE};
 /// Pages of a large page.
 const PAGES: u64 = LARGE / PAGE;
 
-/// Returns the shadow of each 4 KiB of the guest entry `raw`, as separate entries; `None` if any of it is not granted
-/// or the entry is not legal.
+/// Returns the shadow of each 4 KiB of the guest entry `raw`, as separate entries; `None` if any page is not granted or
+/// the entry is invalid.
 fn pages(raw: u64, large: bool, grants: &Grants) -> Option<Vec<u64>> {
     let bytes = if large { LARGE } else { PAGE };
     let (aperture, address) = ((raw >> 33) & 3, ((raw >> 4) & 0xfff_ffff) * PAGE);
@@ -43,7 +43,7 @@ pub(crate) fn entry(raw: u64, large: bool, grants: &Grants) -> u64 {
     if pages.iter().zip(0..).all(follows) { first | read_only } else { 0 }
 }
 
-/// Returns the small entries that must stand in for a large one that is granted and not contiguous.
+/// Returns the small entries that must replace a large entry that is granted but not contiguous.
 pub(crate) fn pieces(raw: u64, grants: &Grants) -> Option<Vec<u64>> {
     pages(raw, true, grants).filter(|_| entry(raw, true, grants) == 0)
 }

@@ -1,5 +1,5 @@
-//! A small world: a guest's memory, its grants, the card's memory; and a page walker that shares nothing with the code
-//! under test except the hardware's documentation.
+//! A small world: a guest's memory, its grants, the card's memory, and a page walker that is independent of the code
+//! under test.
 
 use crate::{Frame, Frames, GuestMemory, Place, ShadowMemory, Unreadable};
 use nvspec::addr::{Gpa, GuestVramAddr, Iova, VramAddr};
@@ -122,7 +122,7 @@ impl Grants {
         Some((*chunk)? * LARGE + address % LARGE)
     }
 
-    /// Returns the guest address of a byte of the card, if it is the guest's and in use.
+    /// Returns the guest address of a byte of the card, if it belongs to the guest and is in use.
     pub(crate) fn guest_vram(&self, card: u64) -> Option<u64> {
         let index = self.chunks.iter().position(|chunk| *chunk == Some(card / LARGE))?;
         let at = index as u64 * LARGE + card % LARGE;
@@ -139,7 +139,7 @@ impl Grants {
         self.guest_vram(card).is_some()
     }
 
-    /// Returns the guest address of a byte of host memory, if it is the guest's.
+    /// Returns the guest address of a byte of host memory, if it belongs to the guest.
     pub(crate) fn guest_ram(&self, iova: u64) -> Option<u64> {
         let (gpa, _) = self.ram.iter().find(|(_, (page, _))| *page == iova / PAGE)?;
         Some(gpa * PAGE + iova % PAGE)

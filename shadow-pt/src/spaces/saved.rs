@@ -1,8 +1,8 @@
 //! Address spaces in their saved form: the directories, the guest's and ours, without the content of the guest's
 //! tables.
 //!
-//! The guest's tables are in the guest's memory, and are read again. A restored shadow maps nothing of the guest's: its
-//! directories are empty on the card, except for the mediator's own pages, and everything is pending. The first
+//! The guest's tables are in the guest's memory, and are read again. A restored shadow maps no guest memory: its
+//! directories on the card are empty except for the mediator's own pages, and all updates are pending. The first
 //! [`AddressSpaces::prepare`] of a space restores it; no work of the space may be with the card before.
 
 use super::AddressSpaces;
@@ -51,7 +51,7 @@ pub(crate) enum SavedPlace {
 }
 
 impl AddressSpaces {
-    /// Saves the spaces. No work of theirs may be with the card from now on.
+    /// Saves the spaces. None of their work may be on the card from now on.
     #[must_use]
     pub fn save(&self) -> SavedSpaces {
         let Self {
@@ -85,12 +85,12 @@ impl AddressSpaces {
         }
     }
 
-    /// Restores the spaces, with nothing of the guest's mapped. `owns` returns true if a range of card memory is this
-    /// VM's for tables, and has no other use. Report again the pages that the guest's CPU can write unseen
+    /// Restores the spaces without mapping any guest memory. `owns` returns true if a range of card memory is this VM's
+    /// for tables, and has no other use. Report again the pages that the guest's CPU can write unseen
     /// ([`Self::unseen`]). The card's TLBs must be flushed for all spaces.
     ///
     /// # Errors
-    /// If they are invalid; nothing was written then.
+    /// If they are invalid; no entry was written then.
     pub fn restored(
         saved: SavedSpaces,
         mode: Mode,
@@ -123,7 +123,7 @@ impl SavedSpaces {
     /// [`NoMemory`]; the caller must then free all allocations.
     pub fn moved(self, memory: &mut impl ShadowMemory) -> Result<(Self, Vec<(VramAddr, VramAddr)>), NoMemory> {
         let Self { mut spaces, generations, old: _, ram_barred } = self;
-        // More are refused on restoring, and need no memory for that.
+        // Restoring refuses more, without memory for them.
         spaces.truncate(MAX_SPACES.saturating_add(1));
         let mut places = Vec::new();
         let mut moved = Vec::new();
@@ -138,7 +138,7 @@ impl SavedSpaces {
         Ok((Self { spaces: moved, generations, old: Vec::new(), ram_barred }, places))
     }
 
-    /// Checks that each range of card memory is the VM's, and used once.
+    /// Checks that each range of card memory belongs to the VM and is used once.
     fn check(&self, owns: &mut impl FnMut(VramAddr, u64) -> bool) -> Result<(), Invalid> {
         let Self { spaces, generations: _, old, ram_barred: _ } = self;
         Invalid::unless(spaces.len() <= MAX_SPACES, || format!("{} address spaces are too many", spaces.len()))?;
@@ -180,7 +180,7 @@ impl Space {
 }
 
 impl SavedSpace {
-    /// Restores the space, with a directory without entries of the guest's.
+    /// Restores the space, with a directory without guest entries.
     fn restored(self, index: u32, shared: &mut Shared, memory: &mut impl ShadowMemory) -> Result<Space, Invalid> {
         let Self { generation, directory, card, own, common } = self;
         let mut space = Space::new(index, generation, directory.into(), VramAddr(card), shared);

@@ -264,14 +264,14 @@ fn denied_entries_are_counted_once_and_never_reach_the_card() {
 fn an_entry_that_is_half_written_is_not_denied() {
     let whole = pte(2, 0x1000 * PAGE);
     let half = whole & u64::from(u32::MAX);
-    // The half that is there names VRAM that the guest does not have.
+    // The written half names VRAM that the guest does not have.
     const { assert!(0x1000 * PAGE >= GUEST_VRAM) };
     let mut world = World::mapped();
     world.write(vram(SPT), half);
     assert_eq!((world.prepare().denied.total(), world.at(0)), (0, None));
     world.write(vram(SPT), whole);
     assert_eq!((world.sync().denied.total(), world.at(0)), (0, Some((2, 0x8000 * PAGE))));
-    // If it stays so, the guest means it.
+    // If it stays unchanged, the guest intends it.
     world.write(vram(SPT), half);
     assert_eq!((world.prepare().denied.total(), world.at(0)), (0, None));
     assert_eq!((world.prepare().denied.count_of(Denial::Vram), world.at(0)), (1, None));
@@ -319,7 +319,7 @@ fn withdrawn_ram_is_unmapped_at_once_and_remapped_when_granted() {
     world.write(vram(SPT + 8), pte(0, GUEST_VRAM - PAGE));
     world.write(vram(LPT + 8), pte(3, 0x1000 * PAGE));
     world.sync();
-    // One byte of it is enough.
+    // One byte of the range is enough.
     let report = world.invalidate(GuestRange::Ram(Gpa(0x101f * PAGE + 0xfff), 1));
     assert_eq!((report.entries_written, report.lost_permission), (1, true));
     assert_eq!((world.at(LARGE), world.at(0).is_some()), (None, true));
@@ -497,7 +497,7 @@ fn tables_wait_for_card_memory_and_are_made_when_there_is_some() {
         let report = world.sync();
         assert_eq!((report.waiting, report.denied.total()), (1, 0), "it is not denied, and not forgotten");
     }
-    // Keys are processed in the order of their places: the large table has got the memory.
+    // Keys are processed in address order, so the large table got the memory.
     assert_eq!((world.at(0), world.at(LARGE).is_some()), (None, true));
     world.card.room = None;
     assert_eq!(world.sync().waiting, 0);

@@ -48,7 +48,7 @@ fn ungranted_entries_are_denied_with_reason() {
         (raw(0, GUEST_VRAM), PageSize::Small, Denial::Vram),
         (raw(0, 0xff_ffff_f000), PageSize::Small, Denial::Vram),
         (raw(0, 8 * LARGE), PageSize::Large, Denial::Vram),
-        // Its first page is the guest's, its last is not.
+        // Its first page belongs to the guest, its last does not.
         (raw(0, 7 * LARGE), PageSize::Large, Denial::Vram),
         (raw(1, 0), PageSize::Small, Denial::Peer),
         (raw(2, 0x5000 * PAGE), PageSize::Small, Denial::Ram),
@@ -168,7 +168,7 @@ fn exhaustive_small_world() {
     grants.map(0x3030, 0xd010, 16, false);
     grants.map(0x4000, (1 << 28) - 32, 64, true);
     grants.chunks[4] = None;
-    // A page of VRAM in host memory, and a whole large page of it there.
+    // A page of VRAM in host memory, and a whole large page in host memory.
     grants.hosted.insert(40, 0xe000);
     grants.hosted.extend((0..32).map(|page| (96 + page, 0xe020 + page)));
     let edges = |page: u64| page.saturating_sub(1)..page + 2;
@@ -209,7 +209,7 @@ fn exhaustive_small_world() {
     );
 }
 
-/// All memory is the guest's and at its guest address, except for one page.
+/// All memory belongs to the guest at its guest address, except for one page.
 struct AllBut(u64);
 
 impl AllBut {

@@ -46,7 +46,7 @@ impl CopyFalcons {
         Ok(())
     }
 
-    /// Reads a register. For `unit` 1, `offset` is that of the second block's register.
+    /// Reads a register. For `unit` 1, `offset` refers to the second block's register.
     pub(crate) fn read(&mut self, unit: usize, reg: Reg, offset: u32, fifo: &Fifo, cx: &Cx) -> u32 {
         match reg {
             Reg::DMEM_CONTROL => self.data[unit].control(),

@@ -1,4 +1,4 @@
-//! FECS and GPCCS, PGRAPH's context-switching falcons. Their firmware is not executed, but they do nothing without it;
+//! FECS and GPCCS, PGRAPH's context-switching falcons. Their firmware is not executed, but they do not work without it;
 //! [`crate::graph`] implements its commands.
 
 use crate::cx::Cx;

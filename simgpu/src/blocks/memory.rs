@@ -108,8 +108,8 @@ pub(crate) fn read_ltc(reg: ltc::Reg, offset: u32, cx: &Cx) -> u32 {
     }
 }
 
-/// Resets the memory controllers: one partition holds all memory. Without POST they are off, and the register that
-/// VBIOS scripts write last shows that.
+/// Resets the memory controllers: one partition holds all memory. Without POST they are off, which drivers detect in
+/// the register that VBIOS scripts write last.
 pub(crate) fn reset(cx: &mut Cx) {
     let mib = (cx.memory.vram.size() >> 20) as u32;
     if mib == 0 {

@@ -84,7 +84,7 @@ impl Block {
         }
     }
 
-    /// Makes this the block `number` of a grid, at its start. `slot` is its place among the running blocks; `residue`
+    /// Makes this the block `number` of a grid, at its start. `slot` is its index among the running blocks; `residue`
     /// is the initial contents of registers and shared memory.
     pub(crate) fn start(&mut self, launch: &Launch, number: u64, slot: u32, residue: &Residue) {
         let threads = launch.threads() as usize;
@@ -170,7 +170,7 @@ impl Block {
             let (done, arrival) = run_warp(warp, &mut machine, &mut caches.code, steps)?;
             self.clock += u64::from(done);
             self.left -= done;
-            // Scattered accesses take as long as many instructions, and flushes must wait for them.
+            // A scattered access takes as long as many instructions, and flushes must wait for it.
             let accesses = (counts.transactions - transactions).min(u64::from(u32::MAX)) as u32;
             budget = budget.saturating_sub(done).saturating_sub(accesses / 2);
             let condition = warp.condition;

@@ -99,7 +99,7 @@ impl Code {
             let high = match line.words.get(word + 1) {
                 Some(high) => *high,
                 None if sm20::size(low) == 4 => 0,
-                // Not cached: the line does not notice changes of the next one.
+                // Not cached, because a line does not notice changes in the next line.
                 None => session.read32(GpuVa(va).offset(4))?,
             };
             let slot = decode(u64::from(high) << 32 | u64::from(low));

@@ -38,7 +38,7 @@ impl Constants {
         }
     }
 
-    /// Returns the word at `offset` of a bank. `outside` is the error for an offset outside of it.
+    /// Returns the word at `offset` of a bank. `outside` is the error for an offset outside it.
     pub(crate) fn word(
         &mut self,
         bank: u8,

@@ -1,7 +1,7 @@
 //! A running grid: workers take its blocks in ascending order.
 //!
-//! When blocks fail, the lowest of them is reported, independent of the number of workers: blocks below it are still
-//! executed, those above are not.
+//! When blocks fail, the lowest of them is reported, independent of the number of workers: lower blocks are still
+//! executed, higher ones are not.
 
 use super::block::{Block, Caches, Slice};
 use super::code::Code;
@@ -109,7 +109,7 @@ impl Grid {
         self.state.lock().closed = true;
     }
 
-    /// Works until no work is left for the `index`th worker.
+    /// Executes blocks until none is left for the `index`th worker.
     pub(crate) fn work(&self, worker: &mut Worker, index: u32) {
         let Some(_working) = self.join(index) else { return };
         worker.begin(&self.launch);
@@ -122,7 +122,7 @@ impl Grid {
         }
     }
 
-    /// Registers a worker, if there is work for it.
+    /// Registers a worker if it has work.
     pub(crate) fn join(&self, index: u32) -> Option<Working<'_>> {
         let mut state = self.state.lock();
         let useful = index < self.slots && state.next < self.launch.blocks();
@@ -133,7 +133,7 @@ impl Grid {
         Some(Working(self))
     }
 
-    /// Does a little work. [`Slice::Ended`] means that none is left for the worker.
+    /// Does a small amount of work. [`Slice::Ended`] means that none is left for the worker.
     pub(crate) fn slice(&self, worker: &mut Worker, index: u32) -> Slice {
         let number = match worker.number {
             Some(number) => number,
@@ -222,7 +222,7 @@ impl Drop for Working<'_> {
     }
 }
 
-/// Executor of blocks: one for each thread, kept from grid to grid.
+/// Executor of blocks: one per thread, reused for all grids.
 #[derive(Debug)]
 pub(crate) struct Worker {
     block: Block,

@@ -47,7 +47,7 @@ pub(crate) struct Pool {
     queue: Arc<Queue>,
     wanted: usize,
     threads: Vec<JoinHandle<()>>,
-    /// The worker of the caller's thread, if there are no others.
+    /// The worker of the caller's thread, if no other worker exists.
     own: Option<Box<Worker>>,
     grid: Option<Arc<Grid>>,
 }
@@ -64,8 +64,8 @@ pub(crate) enum Advance {
 }
 
 impl Pool {
-    /// Makes a pool of `workers` threads, which start with the first grid; with none, callers of [`Self::advance`] do
-    /// the work.
+    /// Makes a pool of `workers` threads, which start with the first grid; without threads, callers of
+    /// [`Self::advance`] do the work.
     pub(crate) fn new(memory: Arc<Memory>, mmu: Arc<Mmu>, wake: Wake, workers: usize, sms: u32) -> Self {
         Self {
             memory,
@@ -115,7 +115,7 @@ impl Pool {
         }
     }
 
-    /// Checks the grid's progress, and executes a little of it if there are no threads.
+    /// Checks the grid's progress, and executes part of it if there are no threads.
     pub(crate) fn advance(&mut self) -> Option<Advance> {
         let grid = self.grid.as_ref()?;
         if self.threads.is_empty()
@@ -133,7 +133,7 @@ impl Pool {
         Some(Advance::Ended(outcome))
     }
 
-    /// Abandons the grid, if there is one. When this returns, no part of it is executing.
+    /// Abandons the running grid, if any. When this returns, no part of it is executing.
     pub(crate) fn stop(&mut self) {
         if let Some(grid) = &self.grid {
             grid.stop();

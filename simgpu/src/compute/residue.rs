@@ -9,7 +9,7 @@
 use super::warp::Lanes;
 use parking_lot::{Mutex, MutexGuard};
 
-/// Rows of a multiprocessor's register file: 32,768 registers, one of each lane in a row.
+/// Rows in a multiprocessor's register file of 32,768 registers; a row has one register per lane.
 pub(super) const ROWS: usize = 1024;
 /// Allocation unit of a warp's registers, in rows.
 const ROWS_AT_ONCE: u32 = 2;

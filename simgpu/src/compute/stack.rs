@@ -1,4 +1,4 @@
-//! The divergence stack: the active lanes, and where the others continue.
+//! The divergence stack: the active lanes, and the targets of the inactive ones.
 //!
 //! A lane that leaves (joins, breaks, returns, ends) is removed from the active lanes. When none is left, entries are
 //! popped until one has lanes: lanes that branched the other way continue there, and an entry of SSY, PBK, PCNT, CAL
@@ -7,7 +7,7 @@
 /// Reason for pushing an entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
-    /// A branch that only some lanes took.
+    /// A branch that only part of the lanes took.
     Divergence,
     /// SSY.
     Join,
@@ -60,8 +60,8 @@ impl Stack {
         room
     }
 
-    /// Lets lanes leave to the innermost entry of a kind, and removes them from the entries above. Returns true if
-    /// there is one.
+    /// Lets lanes leave to the innermost entry of a kind, and removes them from the entries above. Returns true if such
+    /// an entry exists.
     pub(crate) fn unwind(&mut self, kind: Kind, lanes: u32) -> bool {
         let Some(at) = self.entries.iter().rposition(|entry| entry.kind == kind && entry.lanes & lanes != 0) else {
             return false;

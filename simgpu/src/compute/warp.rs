@@ -10,7 +10,7 @@ pub(crate) const ALL: u32 = u32::MAX;
 
 /// One word of each lane.
 pub(crate) type Lanes = [u32; LANES];
-/// Two words of each lane.
+/// Two words per lane.
 pub(crate) type Pairs = [u64; LANES];
 
 /// The condition code of all lanes: a mask for each flag.
@@ -60,7 +60,7 @@ impl Flags {
 pub(crate) enum Condition {
     /// It can run.
     Ready,
-    /// It waits for others at this barrier.
+    /// It waits for other warps at this barrier.
     Barrier(u8),
     /// All lanes have ended.
     Ended,
@@ -79,7 +79,7 @@ pub(crate) struct Warp {
     pub(crate) pc: u32,
     /// Lanes that execute it.
     pub(crate) active: u32,
-    /// Lanes that have not ended.
+    /// Lanes that are still running.
     pub(crate) alive: u32,
     pub(crate) condition: Condition,
     /// Index in the block.
@@ -187,7 +187,7 @@ impl Warp {
         merge(&mut self.flags.overflow, flags.overflow);
     }
 
-    /// Removes lanes from the current path; when none is left there, others continue or the warp has ended.
+    /// Removes lanes from the current path. If it becomes empty, other lanes continue, or the warp ends.
     pub(crate) fn leave(&mut self, lanes: u32) {
         self.active &= !lanes;
         if self.active == 0 {

@@ -1,7 +1,7 @@
 //! Copies: M2MF in PGRAPH, and the copy engines.
 //!
-//! Parts: [`layout`], the layout of a surface's bytes; [`job`], a copy in flight; [`m2mf`] and [`ce`], the two sets of
-//! methods that describe one.
+//! Parts: [`layout`], the layout of a surface's bytes; [`job`], a copy in flight; [`m2mf`] and [`ce`], the two method
+//! sets that describe a copy.
 
 pub mod ce;
 pub mod job;

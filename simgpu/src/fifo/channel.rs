@@ -15,10 +15,10 @@ use serde::{Deserialize, Serialize};
 /// Error state of a channel, apart from the driver's settings.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Health {
-    /// No error occurred.
+    /// No error.
     #[default]
     Good,
-    /// It stopped on a fault; binding or enabling it again clears that.
+    /// It stopped on a fault; binding or enabling it again clears the fault.
     Faulted,
 }
 
@@ -119,7 +119,7 @@ impl Fifo {
     /// Handles a write to the channel's instance register.
     pub(crate) fn bind(&mut self, number: u32, value: u32, cx: &mut Cx) {
         let Ok(id) = u8::try_from(number) else { return };
-        // The previous binding ends, saved or not.
+        // Ends the previous binding, even if it was not saved.
         for pbdma in &mut self.pbdmas {
             if pbdma.context.as_ref().is_some_and(|context| context.channel == id) {
                 pbdma.context = None;

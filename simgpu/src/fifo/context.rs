@@ -10,7 +10,7 @@ use nvspec::instance::{ramfc, userd};
 /// A GPU virtual address has this many bits above its low word.
 const HIGH_MASK: u32 = 0xff;
 
-/// Words of the push buffer read ahead. Never kept from one run to the next.
+/// Words of the push buffer read ahead. Never kept between runs.
 #[derive(Clone, Debug)]
 pub(crate) struct Fetched {
     pub(crate) words: [u32; Self::MAX],

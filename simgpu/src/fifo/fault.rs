@@ -31,7 +31,7 @@ pub(crate) struct Report {
     pub(crate) fault: MmuFault,
 }
 
-/// Stores a fault in the fault registers. A unit whose last fault was not read keeps that one.
+/// Stores a fault in the fault registers. A unit with an unread fault keeps that fault.
 pub(crate) fn report(report: Report, cx: &mut Cx) {
     let Report { unit, client, instance, fault } = report;
     let pending = cx.storage.peek(pfifo::MMU_FAULT_ID::OFFSET);
@@ -53,7 +53,7 @@ pub(crate) fn report(report: Report, cx: &mut Cx) {
 }
 
 impl Fifo {
-    /// Stops a channel that faulted outside of an engine; others continue.
+    /// Stops a channel that faulted outside an engine; others continue.
     pub(crate) fn channel_fault(&mut self, channel: u8, what: Report, cx: &mut Cx) {
         self.counters.faults += 1;
         if let Some(channel) = self.channels.get_mut(usize::from(channel)) {
@@ -101,14 +101,14 @@ impl Fifo {
         }
     }
 
-    /// Makes the scheduler use engines again that stopped on an error. An engine that was not reset stays as it is.
+    /// Makes the scheduler use engines again that stopped on an error. An engine that was not reset is unchanged.
     pub(crate) fn acknowledge_errors(engines: u32, cx: &mut Cx) {
         let at = pfifo::SCHED_ENABLE_ACK::OFFSET;
         cx.storage.poke(at, cx.storage.peek(at) & !engines);
     }
 
-    /// Saves an engine's context; a missing image is a fault of the context's own channel, not of the next one. Returns
-    /// `false` then, and the engine has stopped.
+    /// Saves an engine's context. A missing image is a fault of the context's own channel, not of the next channel.
+    /// Returns `false` then, and the engine has stopped.
     pub(crate) fn evict(&mut self, slot: usize, cx: &mut Cx) -> bool {
         let Some(resident) = self.slots[slot].resident else { return true };
         let client = self.slots[slot].context_client();
@@ -157,7 +157,7 @@ impl Fifo {
 }
 
 impl Fifo {
-    /// Faults the engine with that number, on the driver's request, to take its channel off it.
+    /// Faults the engine with this number on the driver's request, to remove its channel.
     pub(crate) fn trigger_fault(&mut self, number: u32, cx: &mut Cx) {
         let Some(id) = super::slot::by_number(number) else { return };
         let client = self.slots[id.index()].fault_client();

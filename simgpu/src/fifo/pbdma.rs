@@ -67,9 +67,9 @@ pub(super) struct Trap {
 pub(crate) enum Outcome {
     /// Executed.
     Done(Done),
-    /// Not now: the engine is not ready.
+    /// Retry later: the engine is not ready.
     Later,
-    /// Not now: the semaphore is not released yet. The flag allows other channels to use the PBDMA meanwhile.
+    /// Retry later: the semaphore is not released yet. The flag allows other channels to use the PBDMA meanwhile.
     NotAcquired(bool),
     /// Another PBDMA serves that engine.
     Elsewhere(usize),
@@ -130,14 +130,14 @@ fn method_word(method: Method) -> u32 {
 }
 
 impl Fifo {
-    /// Runs a PBDMA for a little while.
+    /// Runs a PBDMA for a short time.
     pub(super) fn run_pbdma(&mut self, index: usize, cx: &mut Cx) -> Progress {
         let now = cx.clock.now();
         if self.pbdmas[index].time > now {
             let ahead = self.run_ahead(index, cx);
             return Progress::WaitUntil(self.pbdmas[index].time).or(ahead);
         }
-        // An engine's work always ends before anything else, because it cannot be interrupted.
+        // An engine's work always ends before any other step, because it cannot be interrupted.
         if let Some(progress) = self.work_on(index, cx) {
             return progress.or(self.run_ahead(index, cx));
         }
@@ -405,7 +405,7 @@ impl Fifo {
                     return Progress::Ran;
                 }
                 Outcome::Trap(bits) => {
-                    // Not consumed: the driver may replace it.
+                    // Not consumed, because the driver may replace it.
                     let Event::Method(method) = event else { return Progress::Ran };
                     cx.storage.poke(DATA_0::at(index as u32), method.data);
                     self.raise(index, context.channel, bits, Some(method_word(method)), cx);
@@ -449,7 +449,7 @@ impl Fifo {
         channel.retry_ns = (channel.retry_ns * 2).min(RETRY_NS.1);
     }
 
-    /// Returns the next word of the push buffer. `Ok(None)` if there is none, `Err` if the channel was stopped.
+    /// Returns the next word of the push buffer. Returns `Ok(None)` if there is none, `Err` if the channel was stopped.
     pub(super) fn next_word(&mut self, index: usize, context: &mut Context, cx: &mut Cx) -> Result<Option<u32>, ()> {
         while !context.in_segment() {
             if !self.next_segment(index, context, cx)? {

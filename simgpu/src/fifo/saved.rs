@@ -58,7 +58,7 @@ impl Fifo {
         let Self {
             channels,
             order,
-            // No channel has to leave.
+            // No channel needs to leave.
             runlist_pending: _,
             preempting: _,
             pbdmas,

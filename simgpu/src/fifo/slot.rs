@@ -57,7 +57,7 @@ pub(crate) struct Slot {
     corrupt: bool,
     /// Its channel must leave while work is in flight.
     pub(crate) switch: Option<Switch>,
-    /// Card time at which the completed work ends by the time model. Its end is not visible before that.
+    /// Card time at which the completed work ends by the time model. Its end is not visible before this time.
     pub(super) until: CardNs,
 }
 
@@ -194,7 +194,7 @@ impl Slot {
         let space = AddressSpace::from_instance(&cx.memory, instance)?;
         let image = self.context_pointer(instance, cx)?;
         let access = Access::PRIVILEGED;
-        // The whole image must be accessible: a card saves all of it.
+        // The whole image must be accessible, because a card saves all of it.
         let last = image.offset(self.image_bytes(cx) - 4);
         cx.mmu.translate(&cx.memory, &space, last, true, access)?;
         cx.mmu.translate(&cx.memory, &space, image, true, access)?;
@@ -259,7 +259,7 @@ impl Slot {
         let (low, high) = (word(at)?, word(at + 4)?);
         let va = GpuVa(u64::from(high & 0xff) << 32 | u64::from(low & !0xfff));
         // GUESS: FECS faults on a channel that has no context, as on an image that is not mapped. nouveau clears the
-        // pointer when it closes a channel, and no method comes after that.
+        // pointer when it closes a channel, and sends no method after that.
         if low & context::VALID == 0 {
             return Err(MmuFault { reason: nvspec::mmu::fault::PTE, va, write: false });
         }
@@ -340,7 +340,7 @@ impl Slot {
         Done { ns, non_stall, released: work.releases > 0 }
     }
 
-    /// Inverts a byte of the last piece of work's output.
+    /// Inverts a byte of the last operation's output.
     fn spoil(&self, space: &AddressSpace, work: Work, cx: &Cx) {
         let Some(va) = work.written else { return };
         let mut byte = [0];
@@ -413,7 +413,7 @@ const STATE_OFFSET: u64 = 0x10;
 const STATE_MAGIC: u32 = 0x5347_0000;
 /// Maximum number of words of method state.
 const STATE_WORDS_MAX: usize = 1024;
-/// The same in a copy engine's smaller image.
+/// Same in a copy engine's smaller image.
 const COPY_STATE_WORDS_MAX: usize = ((COPY_CONTEXT_BYTES - STATE_OFFSET) / 4 - 1) as usize;
 
 fn read_state(space: &AddressSpace, image: GpuVa, max: usize, cx: &Cx) -> Result<ContextState, MmuFault> {

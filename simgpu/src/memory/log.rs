@@ -21,8 +21,8 @@ impl Touched {
     }
 }
 
-/// The blocks of VRAM of [`AccessCounts::BLOCK_BYTES`] accessed by a little of an engine's work, about one block of a
-/// grid; by number.
+/// The blocks of VRAM of [`AccessCounts::BLOCK_BYTES`] accessed by a short part of an engine's work, about one block of
+/// a grid; by number.
 pub type Touches = BTreeMap<u64, Touched>;
 
 /// Empty until the first request.

@@ -15,7 +15,7 @@ use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Maximum bytes in flight.
-// GUESS: a card's buffers are smaller. Tests need this size to see that nothing waits for so many writes.
+// GUESS: a card's buffers are smaller. Tests need this size to check that no code waits for this many writes.
 const MAX_BYTES_IN_FLIGHT: usize = 1 << 20;
 /// Maximum bytes of a write, as made by a copy.
 pub(super) const MAX_WRITE_BYTES: usize = 4096;
@@ -38,7 +38,7 @@ struct Queue {
 
 impl Posted {
     pub(super) fn hold(&self, hold: bool) {
-        // Threads that see the old value write at once, which is at worst too early.
+        // Threads that see the old value write immediately, which is at worst too early.
         self.held.store(hold, Ordering::Release);
     }
 
@@ -47,7 +47,7 @@ impl Posted {
         self.held.load(Ordering::Acquire)
     }
 
-    /// Adds a write, if there is room. A larger one arrives in pieces.
+    /// Adds a write, if there is room. A larger write arrives in parts.
     pub(super) fn add(&self, way: usize, iova: Iova, data: &[u8]) -> bool {
         let mut queue = self.ways[way].lock();
         if queue.bytes != 0 && queue.bytes + data.len() > MAX_BYTES_IN_FLIGHT {

@@ -1,7 +1,7 @@
 //! The host memory that the card can access: a table from I/O virtual address to mappings.
 //!
-//! Lock order: the table's lock is the last one taken; nothing else is locked under it. An unmapping takes it for
-//! writing, so it returns only after the accesses in flight.
+//! Lock order: the table's lock is taken last, and no other lock is taken under it. An unmapping takes it for writing,
+//! so it returns only after the accesses in flight.
 
 use super::BusError;
 use card::{DmaError, DmaMemory};
@@ -80,7 +80,7 @@ impl Sysmem {
         self.len() == 0
     }
 
-    /// Returns true if a reader would get the table at once: no thread changes it or waits to.
+    /// Returns true if a reader would get the table immediately, because no thread changes it or waits to.
     #[cfg(test)]
     pub(super) fn is_free(&self) -> bool {
         self.table.try_read().is_some()

@@ -51,7 +51,7 @@ fn vram_that_is_not_touched_costs_nothing() {
         vram.write(VramAddr(at), &zeros).expect("zeros");
     }
     assert!(resident().saturating_sub(before) < VRAM_MAX / 16, "{} bytes came to be resident", resident() - before);
-    // Over other data they are stored.
+    // Zeros over other data are stored.
     vram.write(VramAddr(VRAM_MAX / 2), &zeros).expect("zeros");
     assert_eq!(vram.read32(VramAddr(VRAM_MAX / 2)), Ok(0));
 }

@@ -11,7 +11,7 @@ use vm_memory::{Bytes, FileOffset, MmapRegion, VolatileMemory, VolatileSlice};
 
 /// Smallest VRAM, in bytes: the size that a driver's own tables need.
 pub const VRAM_MIN: u64 = 16 << 20;
-/// Largest VRAM, in bytes: that of the largest board of the family.
+/// Maximum VRAM in bytes: that of the family's largest board.
 pub const VRAM_MAX: u64 = 6 << 30;
 /// VRAM sizes are multiples of this many bytes.
 const VRAM_UNIT: u64 = 1 << 20;
@@ -42,7 +42,7 @@ pub enum VramError {
         #[source]
         source: std::io::Error,
     },
-    /// The received file is not the expected one.
+    /// The received file is not the expected file.
     #[error("VRAM of {size:#x} bytes was handed over in a file of {length:#x} bytes, or in one that can be cut")]
     Other {
         /// Requested bytes.
@@ -84,7 +84,7 @@ impl Vram {
         Ok(Self { region, size, file: None })
     }
 
-    /// The same, in an anonymous file that can be handed to another process ([`Self::file`]).
+    /// Same, in an anonymous file that can be handed to another process ([`Self::file`]).
     ///
     /// # Errors
     /// [`VramError`].

@@ -134,7 +134,7 @@ impl<'a> Session<'a> {
     /// Sorts a translation's counts by its memory.
     fn sort(&mut self, write: bool) {
         let recent = if write { &mut self.writes } else { &mut self.reads };
-        // Usually not needed: it is VRAM, and there is no profile.
+        // Usually not needed: the target is VRAM, and no profile is active.
         if !recent.sorted || recent.moved == 0 {
             return;
         }

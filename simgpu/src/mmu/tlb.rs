@@ -1,7 +1,7 @@
 //! A TLB: keeps translations until they are flushed or displaced.
 //!
 //! Two direct-mapped tables, one for each page size, divided into sets with a lock each. It holds far more entries than
-//! the card's, which reveals a missing flush more reliably.
+//! a real card's TLB, which reveals a missing flush more reliably.
 
 use crate::memory::BusAddr;
 use nvspec::addr::{GpuVa, LARGE_PAGE, SMALL_PAGE};

@@ -53,7 +53,7 @@ pub fn check(pte: Pte, write: bool, privileged: bool) -> Result<(), u32> {
     let system = pte.aperture().is_system();
     match kind::uncompressed(pte.kind()) {
         None => Err(fault::KIND),
-        // GUESS: encrypted pages are not supported, and the card has no other reason for that.
+        // GUESS: encrypted pages are not supported, and no other fault reason fits.
         Some(_) if pte.encrypted() => Err(fault::KIND),
         Some(plain) if system && plain != pte.kind() => Err(fault::COMPRESSED_SYSRAM),
         Some(_) => Ok(()),

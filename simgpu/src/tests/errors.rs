@@ -191,7 +191,7 @@ fn copy_engine_reports_unknown_method() {
     assert_eq!(driver.rd(pmc::INTR_0::OFFSET) & 0x20, 0x20);
     assert_eq!(driver.rd(ce0::INTR::OFFSET), 0x40);
     let word = driver.rd(ce0::SCRATCH::at(0));
-    // As the driver's handler decodes it.
+    // Decoded as in the driver's handler.
     assert_eq!(((word >> 16) & 0x7ff) << 2, 0x700);
     assert_eq!((word >> 27) & 7, 4);
     assert_eq!(driver.rd(ce0::SCRATCH::at(1)), 9);
@@ -331,7 +331,7 @@ fn card_lost_from_bus_reads_ones_and_stays_dead_after_reset() {
     let mut read = [0; 4];
     driver.card.aperture_read(Aperture::Bar1, 0, &mut read);
     assert_eq!((driver.rd(pmc::ENABLE::OFFSET), driver.rd(pramin::BASE), read), (u32::MAX, u32::MAX, [0xff; 4]));
-    // Nor does a reset restore it.
+    // A reset does not restore it either.
     driver.card.reset();
     assert_eq!(driver.rd(pmc::BOOT_0::OFFSET), u32::MAX);
 }

@@ -121,7 +121,7 @@ fn channel_state_survives_interruption_between_any_two_methods() {
     let data = [&first, &second].map(|channel| prepare(&mut driver, channel, ADD));
     let before = data.map(|at| driver.peek(at));
     let other = words(&[set_up(&[DATA as u32, 20, 1]), launch(1, 32)]);
-    // The first channel's methods come one word at a time; between each two the other channel runs a kernel.
+    // The first channel's methods arrive one word at a time; between two words, the other channel runs a kernel.
     let whole = words(&[set_up(&[DATA as u32, 10, 3]), launch(1, 32), launch(1, 32)]);
     for (round, word) in (0u32..).zip(&whole) {
         driver.push(&mut first, &[*word]);

@@ -17,7 +17,7 @@ enum Error {
     Warp(u32),
     /// Reason, address, and whether it is a write.
     Shader(u32, u64, bool),
-    /// The same for a method's own access.
+    /// Same for a method's own access.
     Method(u32, u64, bool),
     /// Error code of that method's data.
     Data(u32, u32),

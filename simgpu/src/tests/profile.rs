@@ -120,7 +120,7 @@ fn touches_are_reported_in_order_after_first_call() {
     };
     page(&mut driver, &mut channel, 0);
     assert_eq!(driver.card.take_touches(), [], "nobody has asked");
-    // One in the first blocks, two in the next blocks, and one in the first again.
+    // One access in the first blocks, two in the next blocks, and one in the first blocks again.
     for index in [0, 16, 17, 1] {
         page(&mut driver, &mut channel, index);
     }

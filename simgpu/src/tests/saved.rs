@@ -164,7 +164,7 @@ fn zeros_take_no_memory() {
     assert!(blocks() > 0);
     vram.write(at(0x1000), &vec![0; 0x10_1000]).expect("inside");
     assert_eq!(blocks(), 0);
-    // The same for partially zeroed pages.
+    // Same for partially zeroed pages.
     vram.write(at(0x2000), &[7; 0x3000]).expect("inside");
     vram.write(at(0x2800), &[0; 0x2000]).expect("inside");
     let mut held = [1; 0x3000];

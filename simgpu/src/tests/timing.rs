@@ -105,7 +105,7 @@ fn late_host_does_not_delay_start_of_card_work() {
         driver.advance(takes(2));
         let (begins, switches) = if off { (4_000, 2) } else { (1_000, 1) };
         assert_eq!(stamp(&driver), (begins + takes(switches)) & !31, "{off}");
-        // The same after completed work.
+        // Same after completed work.
         let rung = 8_000 + takes(2);
         driver.push(&mut channel, &copy);
         driver.card.gpu().advance(2_000);
@@ -189,7 +189,7 @@ fn engine_reset_ends_remaining_time_of_its_work() {
     driver.wr(pmc::ENABLE::OFFSET, units & !pmc::ENABLE::PGRAPH.mask());
     driver.wr(pmc::ENABLE::OFFSET, units);
     assert!(!pfifo::ENGINE_STATUS::BUSY.is_set(driver.rd(pfifo::ENGINE_STATUS::at(0))));
-    // The rest of the push buffer is host methods, and the unit that fetches it is free at once.
+    // The rest of the push buffer is host methods, and the unit that fetches it is free immediately.
     driver.advance(100);
     assert_eq!(driver.peek(sem), 1);
 }
@@ -213,7 +213,7 @@ fn injected_delay_comes_on_top_even_without_a_model() {
 /// Selects the pages of a buffer in host memory, by number.
 type Host = fn(u64) -> bool;
 
-/// Maps `pages` pages at `va` of the channel; those that `host` selects are in host memory at that I/O virtual address.
+/// Maps `pages` pages at `va` of the channel; pages selected by `host` are in host memory at its I/O virtual address.
 fn buffer(driver: &mut Driver, channel: &Channel, va: u64, pages: u64, host: Host) {
     let vram = driver.vram(pages);
     driver.host(va, pages);

@@ -122,7 +122,7 @@ pub(super) fn name(cursor: &mut Cursor<'_>, symbols: &mut Symbols) -> Result<(),
     Ok(())
 }
 
-/// At the next operand.
+/// Moves to the next operand.
 fn operand(mut cursor: Cursor<'_>) -> Cursor<'_> {
     cursor.skip_spaces();
     cursor

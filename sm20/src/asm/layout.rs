@@ -28,7 +28,7 @@ pub(super) enum Place {
 /// A statement for the second pass.
 pub(super) struct Item<'a> {
     pub(super) place: Place,
-    /// At the instruction, or at a directive's operands.
+    /// Position of the instruction, or of a directive's operands.
     pub(super) cursor: Cursor<'a>,
     pub(super) kernel: Option<usize>,
 }

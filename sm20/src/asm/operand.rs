@@ -63,7 +63,7 @@ fn template(mnemonic: &str) -> Option<(Op, bool)> {
 /// The suffixes of a mnemonic, each taken by its modifier.
 struct Suffixes<'a> {
     mnemonic: &'a str,
-    /// With column; `None` once taken.
+    /// Operands with their columns; `None` once taken.
     left: Vec<Option<(&'a str, u32)>>,
 }
 
@@ -127,7 +127,7 @@ struct Operands<'a, 'b> {
 type Read<T> = Result<T, Failure>;
 
 impl<'b> Operands<'_, 'b> {
-    /// To the next operand.
+    /// Moves to the next operand.
     fn next(&mut self) -> Read<()> {
         if self.cursor.at_end() {
             return self.cursor.fail("an operand is missing");
@@ -406,7 +406,7 @@ impl Visitor for Operands<'_, '_> {
 
     fn address(&mut self, address: &mut Address) -> Read<()> {
         self.next()?;
-        // As unsigned too: an address without a register.
+        // Also tried as unsigned: an address without a register.
         let (base, offset) = self.base_and_offset((i32::MIN.into(), u32::MAX.into()))?;
         address.base = base;
         let unsigned = u32::try_from(offset).map(u32::cast_signed);

@@ -12,7 +12,7 @@ pub(super) enum Named {
     Predicate(Predicate),
 }
 
-/// Names by their kernel; those of `None` are valid everywhere.
+/// Names by kernel; names under `None` are valid everywhere.
 #[derive(Default)]
 pub(super) struct Symbols {
     /// The kernel that is being read.

@@ -158,7 +158,7 @@ rows! { GUARDLESS, Absent, false, 0;
     Bpt 0x8000_001f / 0xf800_001f { kind: coded(5), number: Num32 { at: 7, width: 20 } }
 }
 
-/// As for the 64-bit encodings.
+/// Same as for the 64-bit encodings.
 pub(super) static UNSUPPORTED: &[(&str, u64, u64)] = &[
     ("VABSDIFF2", 0x0000_0108, 0x0000_07ff),
     ("VADD2", 0x0000_0308, 0x0000_0fff),

@@ -54,7 +54,7 @@ impl Field for Small {
     }
 }
 
-/// As [`Small`], but never a register.
+/// Like [`Small`], but never a register.
 pub(super) struct SmallConstant(pub Small);
 
 impl Field for SmallConstant {

@@ -11,7 +11,7 @@ pub(super) enum Guarding {
     /// Ignored by the hardware. Compilers write 0 or 7 (PT) there. To detect a guard by mistake, only these two are
     /// accepted, and 0 is written.
     Ignored,
-    /// Used for something else.
+    /// Used for another purpose.
     Absent,
 }
 
@@ -24,13 +24,13 @@ pub(super) struct Row {
     pub name: &'static str,
     /// Value of the bits of `mask`.
     pub value: u64,
-    /// The bits that distinguish the encoding from others.
+    /// The bits that distinguish the encoding from other encodings.
     pub mask: u64,
     /// Use of the guard's bits.
     pub guarding: Guarding,
     /// Set if bit 4 is the join flag.
     pub joins: bool,
-    /// The bits of the fields, and those that several fields share (none; tests check it).
+    /// The bits of the fields, and the bits that several fields share (none; tests check it).
     pub fields: fn() -> (u64, u64),
     /// Operation of a word that matches.
     pub decode: fn(u64) -> Result<Op, FieldError>,
@@ -51,7 +51,7 @@ pub(super) fn named<T>(field: &'static str, result: Result<T, Reason>) -> Result
 /// Makes a static table: its name, the use of the guard's bits, whether bit 4 joins, and bits that every mask has in
 /// addition (bit 3 for the 64-bit encodings, whose opcodes the sources give without it).
 ///
-/// Then rows: `Variant value / mask { field: codec, ... }`, with several fields before a colon for a codec that holds
+/// Rows follow: `Variant value / mask { field: codec, ... }`, with several fields before a colon for a codec that holds
 /// them together. Bits in neither mask nor fields are reserved.
 macro_rules! rows {
     ($table:ident, $guarding:ident, $joins:literal, $size:literal;
@@ -88,7 +88,7 @@ macro_rules! rows {
     };
 }
 
-/// The pattern of one name, or of several as a tuple.
+/// The pattern of one name, or of several names as a tuple.
 macro_rules! group {
     ($field:ident) => {
         $field

@@ -110,7 +110,7 @@ fn every_operation_has_an_encoding() {
 
 #[test]
 fn guards_that_mean_nothing() {
-    // SSY with the two guards that compilers write, and with one that would be a mistake.
+    // SSY with the two guards that compilers emit, and with an invalid guard.
     assert_eq!(decode(0x6000_0000_0000_0007), decode(0x6000_0000_0000_1c07));
     assert!(matches!(decode(0x6000_0000_0000_0407), Err(DecodeError::Field { field: "guard", .. })));
 }
@@ -125,7 +125,7 @@ fn unmodelled_instruction_has_a_name() {
 }
 
 /// Words of all kinds: random ones, short ones, ones with few bits set, and neighbours of valid ones. The whole space
-/// is too sparse for random words alone: one word in some hundred is an instruction.
+/// is too sparse for random words alone: about one word in a hundred is an instruction.
 fn any_word(random: &mut Rng, last: u64) -> u64 {
     let bits = random.u64(..);
     let word = random.u64(..);

@@ -68,7 +68,7 @@ codes! {
     PredicateLogic: 2 {
         /// Both.
         #[default] And = 0 "AND",
-        /// At least one.
+        /// True in at least one.
         Or = 1 "OR",
         /// Exactly one.
         Xor = 2 "XOR",
@@ -174,13 +174,13 @@ codes! {
 
     /// Caching of a load.
     LoadCache: 2 {
-        /// At all levels.
+        /// Cached at all levels.
         #[default] All = 0 "CA",
         /// Only in the L2.
         Global = 1 "CG",
         /// Streaming: likely used once (LDL: last use).
         Streaming = 2 "CS",
-        /// Not at all; fetched again.
+        /// Not cached; fetched again.
         Volatile = 3 "CV",
     }
 
@@ -288,9 +288,9 @@ codes! {
     BarrierOp: 3 {
         /// Wait, and count the threads whose predicate holds.
         #[default] Popc = 0 "POPC",
-        /// Wait, and test if it holds in all.
+        /// Wait, and test if it holds in all threads.
         And = 1 "AND",
-        /// Wait, and test if it holds in any.
+        /// Wait, and test if it holds in any thread.
         Or = 2 "OR",
         /// Arrive, without waiting.
         Arrive = 4 "ARV",
@@ -345,7 +345,7 @@ codes! {
         Ltu = 9 "LTU",
         /// Equal or unordered.
         Equ = 10 "EQU",
-        /// Less, equal or unordered.
+        /// Less than, equal or unordered.
         Leu = 11 "LEU",
         /// Greater or unordered.
         Gtu = 12 "GTU",

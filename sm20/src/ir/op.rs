@@ -18,8 +18,8 @@ macro_rules! ops {
         ///   word;
         /// - `signed`, `a_signed`, `b_signed`: signedness of the operands;
         /// - `saturate`: `.SAT`, integers stop at the ends of the signed range, floats at 0 and 1 (a NaN becomes 0);
-        /// - `ftz`: denormal operands and results are zero of the same sign; `fmz`: as `ftz`, and zero times anything
-        ///   is zero;
+        /// - `ftz`: denormal operands and results become zero of the same sign; `fmz`: like `ftz`, and zero times
+        ///   anything is zero;
         /// - `negate_*`: floating-point or arithmetic negation; `invert_*`: bitwise;
         /// - `test`: lanes for which the condition code fails the test skip a control instruction;
         /// - `width`, `address`, `cache`: of a memory access.
@@ -101,7 +101,7 @@ ops! {
     }
     /// a << b. Counts above 31 give zero, or (`wrap`) only the low five bits count.
     Shl "SHL" { dst: Register, write_cc: bool, a: Register, b: Source, wrap: bool, carry_in: bool }
-    /// a >> b; `reverse`: of a with its bits reversed. Counts as with SHL, saturating to all sign.
+    /// a >> b; `reverse`: reverses the bits of a first. Counts are treated as in SHL, and saturate to all sign bits.
     Shr "SHR" {
         dst: Register, write_cc: bool, a: Register, b: Source, signed: bool, wrap: bool, reverse: bool, carry_in: bool,
     }
@@ -131,7 +131,7 @@ ops! {
         dst: Register, write_cc: bool, a: Register, b: Source, c: Source, negate_product: bool, negate_c: bool,
         rounding: Rounding, ftz: bool, fmz: bool, saturate: bool,
     }
-    /// The lesser if `select` holds, else the greater. Of a NaN and a number, the number.
+    /// The lesser if `select` holds, else the greater. Given a NaN and a number, the result is the number.
     FMnMx "FMNMX" {
         dst: Register, write_cc: bool, a: FloatOperand, b: FloatOperand, select: PredicateOperand, ftz: bool,
     }
@@ -165,7 +165,7 @@ ops! {
     }
     /// As FMNMX.
     DMnMx "DMNMX" { dst: Register, write_cc: bool, a: FloatOperand, b: FloatOperand, select: PredicateOperand }
-    /// As FSET; the result is one register.
+    /// Like FSET; the result is one register.
     DSet "DSET" {
         dst: Register, write_cc: bool, a: FloatOperand, b: FloatOperand, compare: Compare, float_result: bool,
         logic: PredicateLogic, accumulate: PredicateOperand,
@@ -200,7 +200,7 @@ ops! {
 
     // Moves, selection, predicates.
 
-    /// b. `lanes`: of each four lanes, those whose bit is set take part.
+    /// b. `lanes`: in each group of four lanes, the lanes whose bit is set take part.
     Mov "MOV" { dst: Register, b: Source, lanes: u8 }
     /// a if `select` holds, else b.
     Sel "SEL" { dst: Register, a: Register, b: Source, select: PredicateOperand }
@@ -286,7 +286,7 @@ ops! {
     Nop "NOP" { test: CcTest }
     /// Performance event: a mask.
     Pmtrig "PMTRIG" { test: CcTest, mask: u16 }
-    /// Branch. `uniform`: only if all active lanes take it. `limit`: checks the stack's limit.
+    /// Branch. `uniform`: branches only if all active lanes take it. `limit`: checks the stack's limit.
     Bra "BRA" { target: Target, test: CcTest, uniform: bool, limit: bool }
     /// Branch to target plus register; with a constant, the register is added to its offset.
     Brx "BRX" { target: Target, index: Register, test: CcTest, limit: bool }
@@ -318,7 +318,7 @@ ops! {
     Brk "BRK" { test: CcTest }
     /// Next round of a loop.
     Cont "CONT" { test: CcTest }
-    /// To the innermost PLONGJMP.
+    /// Jumps to the innermost PLONGJMP.
     Longjmp "LONGJMP" { test: CcTest }
     /// Return from the trap handler.
     Rtt "RTT" { terminate: bool }

@@ -80,7 +80,7 @@ impl PredicateOperand {
 /// A 32-bit (or, in double-precision operations, 64-bit) operand.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Source {
-    /// A register, or the pair that starts there.
+    /// A register, or the first register of a pair.
     Register(Register),
     /// A word, or the two words from there, of a constant bank.
     Constant(ConstAddress),
@@ -149,7 +149,7 @@ impl Default for Target {
 /// A barrier's number or thread count: a register's value or a constant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum BarrierOperand {
-    /// Of a register. A count of RZ means all threads of the block.
+    /// An address in a register. A count of RZ means all threads of the block.
     Register(Register),
     /// Fixed: a barrier of 0 to 15, or a count of up to 4095 threads.
     Immediate(u16),
@@ -206,7 +206,7 @@ impl SpecialRegister {
     pub const NCTAID_Z: Self = Self(0x2f);
     /// Address at which generic addresses show shared memory.
     pub const SWIN_LO: Self = Self(0x30);
-    /// Size of that window.
+    /// Size of the shared memory window.
     pub const SWIN_SZ: Self = Self(0x31);
     /// Size of shared memory.
     pub const SMEM_SZ: Self = Self(0x32);
@@ -214,7 +214,7 @@ impl SpecialRegister {
     pub const SMEM_BANKS: Self = Self(0x33);
     /// Address at which generic addresses show local memory.
     pub const LWIN_LO: Self = Self(0x34);
-    /// Size of that window.
+    /// Size of the local memory window.
     pub const LWIN_SZ: Self = Self(0x35);
     /// Size of the part of local memory at positive addresses.
     pub const LMEM_LO_SZ: Self = Self(0x36);
@@ -235,7 +235,7 @@ impl SpecialRegister {
     /// High word of the clock.
     pub const CLOCK_HI: Self = Self(0x51);
 
-    /// The names that the assembler knows; others are written `SR_0x..`.
+    /// Names that the assembler knows; other registers are written `SR_0x..`.
     pub const NAMES: [(Self, &'static str); 36] = [
         (Self::LANE_ID, "SR_LANEID"),
         (Self::VIRT_CFG, "SR_VIRTCFG"),

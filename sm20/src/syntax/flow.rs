@@ -251,7 +251,7 @@ fn jump<V: Visitor>(
     v.target(target, absolute)
 }
 
-/// A barrier that reduces nothing is BAR.SYNC or BAR.ARV; others are BAR.RED.
+/// A barrier without a reduction is BAR.SYNC or BAR.ARV; all others are BAR.RED.
 fn bar<V: Visitor>(
     v: &mut V,
     operation: &mut BarrierOp,

@@ -42,7 +42,7 @@ const LISTINGS: &[(u64, &str)] = &[
 ];
 
 /// From Mesa's library of GPU routines and its counter-reading programs, which contain the assembly text and the words
-/// that envytools' assembler made of it; the text is ours.
+/// from envytools' assembler; the text here is ours.
 const MESA_PROGRAMS: &[(u64, &str)] = &[
     (0x7800_0000_0400_9c03, "FLO.U32 R2, R1"),
     (0x7c20_9cdd, "LOP.XOR.E32 R2, R2, 0x1f"),
@@ -252,13 +252,13 @@ fn mesa_emitter() {
 #[test]
 fn asfermi() {
     check(ASFERMI);
-    // With a guard without meaning.
+    // With a meaningless guard.
     assert_eq!(decode(0x5800_0000_0000_1c07).unwrap().to_string(), "PLONGJMP pc+0x0");
 }
 
 #[test]
 fn every_operation_is_known() {
-    // Operations whose encoding no source shows, except the tables from which this crate was written, or only in
+    // Operations whose encoding appears only in the tables from which this crate was written, or elsewhere only in
     // encoded form.
     const UNSEEN: [&str; 6] = ["CSET", "CSETP", "PMTRIG", "BRX", "JMX", "PLONGJMP"];
     let tables = [MANUAL, LISTINGS, MESA_PROGRAMS, GDEV, ASFERMI, MESA_EMITTER];

@@ -1,7 +1,7 @@
 //! `light-vmm SOCKET MIB`: a VM whose VMM is only a client of the mediator, for hosts on which QEMU is too much.
 //!
 //! It starts the vGPU, writes a page to each chunk of a VRAM of MIB, makes the GPU copy each of them, and verifies
-//! every byte of the copies. Then it stays until the device disappears, and reports that.
+//! every byte of the copies. Then it waits until the device disappears, and reports that.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -13,7 +13,7 @@ use rig::driver::{At, Driver, M2MF, PAGE, m2mf_copy, object, pattern};
 use rig::{Machine, RemoteGuest};
 
 const MIB: u64 = 1 << 20;
-/// Bytes of a chunk, unless the configuration says otherwise.
+/// Chunk size in bytes, unless configured otherwise.
 const CHUNK: u64 = 2 * MIB;
 /// GPU virtual address of the pages of chunks, and of their copies.
 const FROM: u64 = 0x100_0000;

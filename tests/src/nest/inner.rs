@@ -1,7 +1,7 @@
 //! VMs inside a machine, under its own KVM, with vGPUs of its daemon.
 //!
-//! Each has a serial line to this process: the machine has those of a PCI card, and a VM's QEMU takes one of them. A
-//! VM's RAM consists of the machine's huge pages, because each page lent to a card is a message to the outer daemon.
+//! Each has a serial line to this process: a VM's QEMU uses one line of the machine's serial PCI card. A VM's RAM
+//! consists of the machine's huge pages, because each page lent to a card is a message to the outer daemon.
 
 use std::os::unix::net::UnixListener;
 use std::path::Path;
@@ -31,7 +31,7 @@ const BOOT_LIMIT: Duration = Duration::from_secs(600);
 /// Description of a VM.
 #[derive(Clone, Debug)]
 pub struct InnerSpec {
-    /// Its name, and that of its vGPU.
+    /// Name of the VM and of its vGPU.
     pub name: &'static str,
     /// The guest's kernel.
     pub kernel: &'static str,
@@ -59,7 +59,7 @@ impl InnerSpec {
         }
     }
 
-    /// Returns the arguments that start it in the machine, after those that start QEMU.
+    /// Returns the QEMU arguments that follow the program's name and start the VM in the machine.
     fn words(&self, line: usize) -> Vec<String> {
         let Self { name, memory_mib, .. } = self;
         let (image, line) = (self.image(), FIRST_LINE + line);
@@ -98,7 +98,7 @@ pub(super) fn add_images(specs: &[InnerSpec], files: &mut Files) -> Result<()> {
     Ok(())
 }
 
-/// Configures the machine to run guests; returns the ends of the VMs' lines.
+/// Configures the machine to run guests. Returns the ends of the VMs' lines.
 ///
 /// The machine has two CPUs if the required QEMU could be built, else one.
 pub(super) fn prepare(shape: Shape<'_>, config: &mut VmConfig, folder: &Path) -> Result<Vec<UnixListener>> {
@@ -106,7 +106,7 @@ pub(super) fn prepare(shape: Shape<'_>, config: &mut VmConfig, folder: &Path) ->
     let whole = shape.vms.iter().all(|spec| spec.memory_mib.is_multiple_of(HUGE_MIB));
     ensure!(whole && huge_mib.is_multiple_of(HUGE_MIB), "RAM that is not made of huge pages");
     config.memory_mib += huge_mib;
-    // With a thread for each processor, two of five machines failed; with one, the stock driver takes too long.
+    // With a thread for each processor, two of five machines failed; with one thread, the stock driver takes too long.
     let wants_threads = shape.vms.iter().any(|spec| !spec.paravirtual);
     let threads = if wants_threads { images::ensure_svm(&images::Progress::stderr())? } else { None };
     match threads {
@@ -169,7 +169,7 @@ pub struct InnerVm<'a> {
 }
 
 impl<'a> InnerVm<'a> {
-    /// Waits for the guest's init; returns its kernel's release.
+    /// Waits for the guest's init. Returns its kernel's release.
     pub fn wait_ready(&self) -> Result<String> {
         let deadline = Instant::now() + wait::scaled(BOOT_LIMIT);
         loop {

@@ -2,7 +2,7 @@
 //!
 //! The firmware of an HVM domain reads the kernel and its initial RAM disk from the device model byte by byte, with two
 //! exits and an emulated instruction for each byte: minutes on an emulated processor. So the device model writes both
-//! into memory itself, and the firmware gets a file of a kilobyte that starts them (`boot.s`).
+//! into memory itself, and the firmware gets a 1 KiB file that starts them (`boot.s`).
 
 use std::process::Command;
 

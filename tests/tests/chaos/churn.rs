@@ -1,5 +1,4 @@
-//! VMs with stock guests that come and go at random on one card: killed, switched off, or removed by the operator, and
-//! recreated.
+//! VMs with stock guests on one card that are killed, switched off or removed at random, and recreated.
 
 use std::time::Duration;
 
@@ -17,7 +16,7 @@ const VM_MIB: &str = "64";
 /// Allowed growth, except the card's VRAM: used stacks and parts of heaps that the daemon keeps for later. It depends
 /// on the number of concurrent VMs, not on their total.
 const SLACK: Slack = Slack { mappings: 64, resident_kib: 16 << 10, pools: &["admin-work", "simgpu-sm"] };
-/// Time that the daemon may take to notice that a VM has gone.
+/// Time limit for the daemon to notice that a VM is gone.
 const NOTICE_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// A place for one VM at a time.
@@ -60,7 +59,7 @@ impl Host {
         Ok(())
     }
 
-    /// Ends one VM, in the middle of its work if any. Then another takes its seat.
+    /// Ends one VM, in the middle of its work if any. Then another VM takes its seat.
     fn event(&mut self) -> Result<String> {
         let at = self.random.usize(..self.seats.len());
         let Seat { name, vm, drives } = self.seats.remove(at);
@@ -92,7 +91,7 @@ impl Host {
         }
         if what != "removed" {
             self.wait_gone(&name)?;
-            // The same vGPU for the next VM, or a new one.
+            // Keep the vGPU for the next VM, or create a new one.
             if self.random.bool() {
                 self.daemon.ctl(&["vm", "remove", &name])?.success()?;
                 self.add(&name)?;

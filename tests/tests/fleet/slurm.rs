@@ -95,7 +95,7 @@ fn stop(host: &Debian) -> Result<()> {
     ["slurmd-n1", "slurmd-n2", "controller", "authority", "n1", "n2"].iter().try_for_each(|unit| host.stop(unit))
 }
 
-/// Submits a user's job; returns its number.
+/// Submits a user's job. Returns its number.
 fn submit(host: &Debian, user: &str, options: &str, program: &str) -> Result<u32> {
     let script = format!("{CARD}; {program}").replace('$', "\\$");
     let text = host.ok(&format!(
@@ -145,7 +145,7 @@ fn ledger(host: &Debian) -> Result<BTreeMap<u32, Value>> {
     Ok(jobs)
 }
 
-/// Checks that no node has anything left of a job.
+/// Checks that no node has any remains of a job.
 fn nothing_is_left(host: &Debian) -> Result<()> {
     for node in NODES {
         let socket = format!("/run/{node}/admin.sock");
@@ -163,7 +163,7 @@ fn filled(host: &Debian, job: u32) -> Result<u64> {
     text.lines().last().and_then(|line| line.trim().parse().ok()).with_context(|| format!("job {job}: {text}"))
 }
 
-/// A short run: each kind of job, and each kind of end, once.
+/// A short run covers each kind of job and each kind of end once.
 #[test]
 fn slurm_jobs_get_the_resources_they_request() -> Result<()> {
     let Some(host) = start_up("slurm", Form::Deb)? else { return Ok(()) };
@@ -236,7 +236,7 @@ fn is_lost(host: &Debian) -> Result<()> {
     host.ok(&format!(
         "kill -9 $(pgrep -f 'slurmstepd: .{lost}\\.') $(pgrep --uid alice); rm -rf /run/n2/*.sock /run/n2/slurm-*; true"
     ))?;
-    // The daemon keeps tenants over a power loss; the health check knows that the job has ended.
+    // The daemon keeps tenants across a power loss; the health check knows that the job has ended.
     run_node(host, "n2")?;
     let kept = names(host, "/run/n2/admin.sock", "tenant")?;
     ensure!(kept == [format!("slurm-{lost}")], "{kept:?}");
@@ -361,7 +361,7 @@ fn forty_jobs_leave_nothing_and_their_accounts_add_up() -> Result<()> {
         ensure!(state(host, *job)? != "COMPLETED", "job {job} was ended");
     }
     let written = ledger(host)?;
-    // A job cancelled while the controller is asked for its shards has used nothing.
+    // A job that is cancelled while its shards are requested from the controller has used no time.
     all.retain(|job| written.contains_key(job) || !cancelled.contains(job));
     asked.retain(|job, _| all.contains(job));
     ensure!(written.keys().eq(&all), "jobs {:?} are written down, expected {all:?}", written.keys());

@@ -16,7 +16,7 @@ fn troubles(log: &[klog::Line]) -> Vec<&str> {
         .collect()
 }
 
-/// Returns such lines of the guest's kernel after the first `before` ones.
+/// Returns these lines of the guest's kernel, without the first `before` ones.
 fn news(vm: &Vm, before: usize) -> Result<Vec<String>> {
     Ok(troubles(&vm.kernel_log()?).into_iter().skip(before).map(str::to_owned).collect())
 }
@@ -36,7 +36,7 @@ impl Scene {
         Self::with(name, kernel, card, false)
     }
 
-    /// The same; with `knows`, the faulty guest has the paravirtual driver.
+    /// Same; with `knows`, the faulty guest has the paravirtual driver.
     fn with(name: &str, kernel: &str, card: &str, knows: bool) -> Result<Self> {
         let faulty = if knows { offered("faulty", 192, "") } else { vm_toml("faulty", 192) };
         let vms = faulty + "hang_limit_ms = 1500\n" + &vm_toml("neighbour", 192);
@@ -81,7 +81,7 @@ impl Scene {
     }
 }
 
-/// A guest causes three kinds of faults in sequence, next to a guest that copies all the while.
+/// A guest causes three kinds of faults in sequence, next to a guest that copies the whole time.
 fn only_the_culprit_is_told(kernel: &str) -> Result<()> {
     // The software card hangs long after the two other kinds were tested, which launch only a few copies. The
     // mediator's own kernel, which clears PGRAPH between VMs, also launches there, and would sometimes hit the hang.
@@ -96,7 +96,7 @@ fn only_the_culprit_is_told(kernel: &str) -> Result<()> {
     scene.finish(good)
 }
 
-/// A guest's kernels fail in four ways, next to a guest that computes all the while on the same engine.
+/// A guest's kernels fail in four ways, next to a guest that computes the whole time on the same engine.
 fn only_the_culprit_is_told_of_its_kernels(kernel: &str, knows: bool) -> Result<()> {
     let scene = Scene::with("kernels", kernel, "", knows)?;
     let good = scene.neighbour.start("run /bin/gpu-workloads workload --name mmul --duration 15")?;
@@ -128,7 +128,7 @@ mod full {
         only_the_culprit_is_told("6.1")
     }
 
-    /// With the paravirtual driver, which must not change anything else.
+    /// Same with the paravirtual driver, which must not change other results.
     #[test]
     fn linux_6_12_pv_is_notified_of_gpu_kernel_errors_and_recovers() -> Result<()> {
         only_the_culprit_is_told_of_its_kernels("6.12", true)

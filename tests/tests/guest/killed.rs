@@ -11,7 +11,7 @@ use tests::{Daemon, Vm, VmConfig, scale};
 use super::paravirt;
 
 /// Number of kills, by default and at full scale, alternately with a working and an idle guest; `GPU_MEDIATOR_KILLS`
-/// sets another number. Each takes a minute.
+/// sets another number. Each kill takes a minute.
 const KILLS: u64 = 1;
 const FULL_KILLS: u64 = 2;
 const KILLS_ARE: &str = "GPU_MEDIATOR_KILLS";

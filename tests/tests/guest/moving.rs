@@ -130,7 +130,7 @@ fn card_drains_while_vm_arrives_and_upgrade_keeps_moved_vms() -> Result<()> {
     ensure!(refused.code != Some(0) && refused.stderr.contains("undrain"), "{}", refused.stderr);
     daemon.ctl(&["card", "undrain", "card0"])?.success()?;
     daemon.ctl(&["vm", "add", "e", "--vram-mib", "32", "--card", "card0"])?.success()?;
-    // And back again.
+    // Moves back again.
     for name in ["a", "b"] {
         daemon.ctl(&["vm", "move", name, "--card", "card0"])?.success()?;
     }

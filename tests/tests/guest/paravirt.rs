@@ -91,7 +91,7 @@ fn channels_share_segments_and_graphs_flow_through_them() -> Result<()> {
             assert!(makespan(&copied.line)? > 0 && makespan(&shared.line)? > 0);
         }
     }
-    // Between VMs: one shares memory, the other opens it and replies.
+    // Communication between VMs: one shares memory, the other opens it and replies.
     let put = one.start("run /bin/gpu-workloads share --what put --key 77 --seed 5 --duration 120")?;
     let got = (0..40).find_map(|_| guest::smoke(&two, "share --what get --key 77 --seed 5").ok());
     assert!(got.is_some_and(|got| got.ok), "the other machine found nothing");

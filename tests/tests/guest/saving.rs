@@ -42,7 +42,7 @@ fn round(daemon: &Daemon, vm: &Vm) -> Result<(Value, Value)> {
 #[test]
 fn saving_a_guest_that_computes_and_restoring_it_loses_no_byte() -> Result<()> {
     let vms = vm_toml("saved", 64) + &vm_toml("stays", 64);
-    // Temporary room for two copies of it.
+    // Temporary space for two copies of it.
     let daemon = Daemon::start("saving", |paths| card_toml(paths, 256) + "memory = { host_mib = 320 }\n" + &vms)?;
     let (saved, stays) = (stock(&daemon, "saved", "6.12")?, stock(&daemon, "stays", "6.1")?);
     let stop = AtomicBool::new(false);

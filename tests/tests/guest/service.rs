@@ -303,7 +303,7 @@ fn is_upgraded(host: &Host) -> Result<()> {
     assert_ne!(property(host, "MainPID")?, process);
     assert_eq!(property(host, "ActiveState")?, "active");
     assert_eq!(state(host)?, before);
-    // The same sockets, not replacements.
+    // These are the same sockets, not replacements.
     assert_eq!(host.ok(sockets)?, old);
     host.ok("cmp /root/site.toml /etc/gpu-mediator.toml")?;
     Ok(())

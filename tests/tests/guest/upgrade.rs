@@ -21,7 +21,7 @@ fn rounds() -> u64 {
 }
 
 /// Names a daemon's program of an earlier state of the project, which alternates with the current one: see
-/// CONTRIBUTING.md. Without it, the current one follows itself.
+/// CONTRIBUTING.md. Without it, the current version is its own successor.
 const BEFORE: &str = "GPU_MEDIATOR_BEFORE";
 /// Virtual addresses of buffers.
 const FROM: u64 = 0x100_0000;
@@ -54,7 +54,7 @@ impl Copies {
         Ok(())
     }
 
-    /// Starts a copy on a copy engine, and does not wait for it.
+    /// Starts a copy on a copy engine without waiting for it.
     pub(super) fn ring_copy_engine(&mut self) -> Result<()> {
         let Self { driver, channel, .. } = self;
         driver.buffer(channel, FROM, 1, 1);
@@ -174,7 +174,7 @@ fn faulty_receiver() -> Result<PathBuf> {
     Ok(folder.join("examples").join("faulty_receiver"))
 }
 
-/// Computes and verifies until `stop`; returns the number of verified bytes.
+/// Computes and verifies until `stop`. Returns the number of verified bytes.
 pub(super) fn compute_until(vm: &Vm, stop: &AtomicBool) -> Result<u64> {
     let mut bytes = 0;
     while !stop.load(Ordering::Acquire) {

@@ -21,7 +21,7 @@ fn boot(daemon: &Daemon, name: &str, kernel: &str) -> Result<Vm> {
 fn all_verified(vm: &Vm, output: &Output) -> Result<()> {
     println!("VM {}:\n{}", vm.name(), output.text());
     let lines = |ok: &str| output.lines.iter().filter(|line| line.starts_with("RESULT ") && line.contains(ok)).count();
-    // One for each, and one for all.
+    // One line per workload, and one for all.
     assert_eq!((lines(" ok=true "), lines(" ok=false ")), (workloads::NAMES.len() + 1, 0));
     for name in workloads::NAMES {
         let line = output.lines.iter().find(|line| line.starts_with(&format!("RESULT name={name} ")));
@@ -44,7 +44,7 @@ fn a_working_set_larger_than_vram_is_verified() -> Result<()> {
     Ok(())
 }
 
-/// The interrupt is not caused by an access of the guest: nothing else runs.
+/// The interrupt is not caused by a guest access, because no other program runs.
 #[test]
 fn alarm_of_the_timer_interrupts_the_guest() -> Result<()> {
     let daemon = Daemon::start("alarm", |paths| card_toml(paths, 128) + &vm_toml("alarm", 64))?;

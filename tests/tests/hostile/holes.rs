@@ -31,7 +31,7 @@ fn counted(shown: &Value) -> u64 {
     counters.into_iter().chain([&shown["denied_total"]]).filter_map(Value::as_u64).sum()
 }
 
-/// Copies and verifies until `stop`; returns the number of verified bytes.
+/// Copies and verifies until `stop`. Returns the number of verified bytes.
 fn copy_until(victim: &Vm, stop: &AtomicBool) -> Result<u64> {
     let mut bytes = 0;
     while !stop.load(Ordering::Acquire) {
@@ -48,7 +48,7 @@ fn submits_more(daemon: &Daemon) -> Result<()> {
     })
 }
 
-/// Tries one hole; returns the program's report, and whether the defence held.
+/// Tries one hole. Returns the program's report, and whether the defence held.
 fn attempt(attacker: &Vm, hole: u32, more: &str) -> Result<(String, bool)> {
     let command = format!("run /bin/gpu-workloads bar hole {hole} --pattern {PATTERN} {more}");
     let output = attacker.run_within(&command, HOLE_LIMIT)?;
@@ -103,13 +103,13 @@ fn beside_a_neighbour(name: &str, holes: &[RangeInclusive<u32>]) -> Result<()> {
     let complaints: Vec<_> = log[log_before..].iter().filter(|line| klog::Line::complains(line)).collect();
     assert!(complaints.is_empty(), "the neighbour's kernel: {complaints:?}");
     assert!(daemon.alive());
-    // The program detects a real hole: here the end of its own share serves as the neighbour's memory.
+    // The program detects a real hole: the end of its own share serves as the neighbour's memory.
     for hole in [1, 10, 11] {
         let (line, held) = attempt(&attacker, hole, "--share 88m")?;
         assert!(!held, "{line}");
     }
-    // The attacker's own driver can still start afterwards, and receives interrupts: before it waits, it checks itself
-    // whether a copy has ended, so a correct copy alone does not prove that.
+    // The attacker's own driver can still start afterwards, and receives interrupts: before it waits, the driver checks
+    // itself for a completed copy, so a correct copy alone does not prove interrupts.
     guest::load_driver(&attacker)?;
     guest::smoke(&attacker, "copy --engine m2mf --from gart --to vram --size 65536")
         .inspect_err(|_| println!("{:?}", daemon.ctl(&["sched", "show"])))?;

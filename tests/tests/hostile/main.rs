@@ -1,4 +1,4 @@
-//! Guests and clients that attack others.
+//! Guests and clients that attack other guests and clients.
 
 mod holes;
 mod rogues;
@@ -70,7 +70,7 @@ fn pointers_outside_of_the_share_are_denied_and_counted() -> Result<()> {
     guest::load_driver(&victim)?;
     guest::smoke(&victim, &format!("fill --pattern {PATTERN}"))?;
     let stress = victim.start("run /bin/gpu-workloads stress --seconds 20")?;
-    // Without a driver: the program has exclusive access to the BARs.
+    // Runs without a driver, so that the program has exclusive access to the BARs.
     let attack = guest::smoke(&attacker, &format!("bar hostile --mapped --pattern {PATTERN}"))?;
     assert!(attack.line.contains("hits=0"), "{}", attack.line);
     let stress = guest::parse_smoke(&stress.wait_within(guest::SMOKE_LIMIT)?)?;
@@ -84,7 +84,7 @@ fn pointers_outside_of_the_share_are_denied_and_counted() -> Result<()> {
     Ok(())
 }
 
-/// Runs an attack on `attacker`'s socket, and checks that `victim`'s guest copies all the while.
+/// Runs an attack on `attacker`'s socket, and checks that `victim`'s guest copies the whole time.
 fn beside_a_client(name: &str, attack: impl FnOnce(&Daemon) -> Result<()>) -> Result<()> {
     let daemon = pair(name)?;
     let victim = boot(&daemon, "victim", "6.1")?;
@@ -116,7 +116,7 @@ fn malformed_messages_end_their_connection_only() -> Result<()> {
                 Ok((std::io::Read::read(&mut client.stream(), &mut [0; 256]).unwrap_or(0) == 0).then_some(()))
             })?;
         }
-        // In the middle of a message.
+        // Disconnects in the middle of a message.
         let client = Client::connect(&path)?;
         client.send_raw(&[1, 0, 9], &[])?;
         drop(client);

@@ -1,4 +1,4 @@
-//! Guests that try to take more than their share of the card's time, each next to two that compute all the while.
+//! Guests that try to take more than their share of the card's time, each next to two guests that keep computing.
 
 use std::time::Duration;
 
@@ -7,8 +7,8 @@ use tests::contention::Outcome;
 use tests::many_vms::{Crowd, ROUND_NS, name_of};
 use tests::rogues::{Rogue, stretched};
 
-/// Rounds of the neighbours' kernels, 2 and 10 ms. With the number in flight, each has work for as long as a busy host
-/// delays its guest.
+/// Rounds of the neighbours' kernels, 2 and 10 ms. With the number in flight, each has work while a busy host delays
+/// its guest.
 const NEIGHBOURS: [u32; 2] = [4, 20];
 const MEASURED_TIME: Duration = Duration::from_secs(3);
 
@@ -21,7 +21,7 @@ fn complaints(crowd: &mut Crowd, rogue: Rogue) -> Result<Vec<String>> {
         let (received, stretched) = (outcome.received(place), stretched(&outcome, place, rounds)?);
         println!("{}: neighbour {place} {received:.3} of {charged:.3}, stretched {stretched:.3}", rogue.name);
         // Relative to all charges, not to the time: a busy host keeps guests from submitting. A rogue that traps
-        // constantly also takes the host's processors from them.
+        // constantly also takes CPU time from its neighbours.
         if received < 0.9 / 3.0 * charged && !Rogue::BY_REGISTERS.contains(&rogue) {
             complaints.push(format!("{}: neighbour {place} had {received:.3} of {charged:.3}", rogue.name));
         }

@@ -5,11 +5,11 @@ use tests::files::Files;
 use tests::guest::{self, TRAPPED, vm_toml};
 use tests::nest::{self, ADDRESS, Nest, OUTER_VM, Shape};
 
-/// MiB of the card, and the MiB configured for the inner daemon.
+/// Size of the card in MiB, and the MiB configured for the inner daemon.
 const CARD_MIB: u32 = 256;
 const VRAM_MIB: u32 = 128;
 const SHAPE: Shape<'static> = Shape { card_mib: CARD_MIB, card_keys: "", memory_mib: 1024, vms: &[], huge_mib: 0 };
-/// MiB of a VM, and rounds of copies by this process's client.
+/// Size of a VM in MiB, and rounds of copies by this process's client.
 const VM_MIB: u32 = 32;
 const ROUNDS: u64 = 1;
 /// Bytes verified in a round: 64 pages in VRAM, and the same in RAM.

@@ -11,13 +11,13 @@ use tests::nest::inner::{InnerSpec, InnerVm};
 use tests::nest::{self, ADDRESS, Nest, OUTER_VM, Shape};
 use tests::scale;
 
-/// MiB of the card, and the MiB configured for the inner daemon.
+/// Size of the card in MiB, and the MiB configured for the inner daemon.
 const CARD_MIB: u32 = 256;
 const VRAM_MIB: u32 = 96;
-/// MiB that a VM sees, and its quota on the card. Each word that the daemon zeroes is a message here.
+/// VRAM of a VM and its quota on the card, in MiB. Each word that the daemon zeroes is a message here.
 const VM_MIB: u32 = 32;
 const QUOTA_MIB: u32 = 8;
-/// MiB of host memory for evicted chunks: all that VMs see, because none of it is guaranteed.
+/// Host memory for evicted chunks in MiB: all VRAM that VMs see, because none is guaranteed.
 const HOST_MIB: u32 = 2 * VM_MIB;
 /// The VM that reboots and turns hostile, and the paravirtual one, which is killed.
 const FIRST: &str = "a";
@@ -70,7 +70,7 @@ fn vms_that_know_the_mediator_share_the_machines_card() -> Result<()> {
     share(InnerSpec { paravirtual: true, ..InnerSpec::new(FIRST) })
 }
 
-/// The same with a stock driver, whose load alone is half a million exits of a VM in an emulated machine.
+/// Same with a stock driver, whose load alone is half a million exits of a VM in an emulated machine.
 #[test]
 #[ignore = "loading the stock driver there takes seven minutes on a quiet host; docs/guides/real-cards.md has the times"]
 fn vms_of_the_machine_share_its_card() -> Result<()> {

@@ -9,9 +9,9 @@ use tests::guest::{self, Smoke};
 use tests::xen::{Domain, DomainSpec, XenMachine};
 use tests::{scale, wait};
 
-/// MiB of the card: less than its VMs see, so that chunks must move.
+/// Size of the card in MiB: less than its VMs' VRAM, so that chunks must move.
 const CARD_MIB: u32 = 96;
-/// MiB that a VM sees.
+/// VRAM of a VM in MiB.
 const VM_MIB: u32 = 48;
 /// MiB of domain 0, with its files and the software card.
 const DOM0_MIB: u32 = 1400;
@@ -129,7 +129,7 @@ mod full {
         }
         assert!(machine.run("mediatorctl --socket /run/admin.sock vm launch-args a --vmm qemu")?.code != 0);
 
-        // Three domains at once: two with stock drivers, and a paravirtual one. Booting takes most of the time.
+        // Three domains together: two with stock drivers, and a paravirtual one. Booting takes most of the time.
         let (mut a, b, pv) = (machine.create("a")?, machine.create("b")?, machine.create("pv")?);
         let (release_a, release_b) = (a.wait_ready()?, b.wait_ready()?);
         pv.wait_ready()?;
@@ -189,7 +189,7 @@ mod full {
         let release = a.wait_ready()?;
         pv.wait_ready()?;
         pv.load_driver()?;
-        // With data that the other VM must not find.
+        // Filled with data that the other VM must not find.
         let filled = pv.smoke(&format!("fill --pattern {PATTERN:016x}"))?;
 
         // Without a driver it attacks the VM that is copying.

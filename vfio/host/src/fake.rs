@@ -57,7 +57,7 @@ impl Fake {
         fake
     }
 
-    /// The same through the product's type.
+    /// Same through the product's type.
     #[must_use]
     pub fn sysfs(&self) -> Sysfs {
         Sysfs::at(&self.root)
@@ -158,7 +158,7 @@ impl Attributes for Fake {
             "drivers_probe" => {
                 let wanted = if only.is_empty() { "nouveau" } else { &only };
                 let target = self.driver_folder(wanted);
-                // For the kernel's search, no driver is not an error.
+                // The kernel's search does not treat a missing driver as an error.
                 if target.exists() { symlink(target, driver) } else { Ok(()) }
             }
             _ => error(19),

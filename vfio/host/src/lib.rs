@@ -3,7 +3,8 @@
 //!
 //! Parts: [`Address`], [`Sysfs`] with [`Sysfs::list`] and [`Sysfs::function`] (this file), [`bind`].
 //!
-//! Not here: VFIO itself, and all of a card beyond the kernel's data. Nothing is cached, and all reads are bounded.
+//! Not in this crate: VFIO itself, and all of a card beyond the kernel's data. Nothing is cached, and all reads are
+//! bounded.
 
 use std::fmt;
 use std::fs::{self, File};

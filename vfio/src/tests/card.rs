@@ -1,4 +1,4 @@
-//! An open card: registers, apertures, memory, interrupts, resets; and the mediator on it.
+//! Tests an open card: registers, apertures, memory, interrupts, resets, and the mediator on top.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -261,7 +261,7 @@ fn runs_a_guest(nature: Nature) {
     let mut driver = Driver::new(rig.guest(1, 16, 8));
     assert!(driver.guest.map_ram(0, 1 << 20, true));
     let mut channel = driver.channel(0);
-    // From VRAM to VRAM, and then to the guest's RAM, through the IOMMU.
+    // Copies from VRAM to VRAM, and then to the guest's RAM through the IOMMU.
     let (from, to, ram) = (0x100_0000, 0x200_0000, 0x300_0000);
     driver.buffer(&channel, from, 4, 7);
     let target = driver.buffer(&channel, to, 4, 9);
@@ -274,7 +274,7 @@ fn runs_a_guest(nature: Nature) {
     assert!(driver.vram_holds(target, 4, 7) && driver.ram_holds(0x8000, 4, 7));
     drop(driver);
     drop(rig);
-    // A thread of the card's owner may hold it a little longer.
+    // A thread of the card's owner may hold it slightly longer.
     assert!(eventually(|| machine.mappings().is_empty()), "{:?}", machine.mappings());
 }
 

@@ -22,7 +22,7 @@ use crate::{OpenError, Place, Reset, VfioCard};
 #[derive(Clone)]
 pub struct Nature {
     pub open: Option<i32>,
-    /// The kernel has nodes of functions, and iommufd; and its result of binding the function to one.
+    /// True if the kernel has function nodes and iommufd; and its result of binding the function.
     pub node: bool,
     pub bind: Option<i32>,
     pub version: u32,
@@ -119,7 +119,7 @@ impl Machine {
         Self::around(Arc::new(SimGpu::new(&config).unwrap()), nature)
     }
 
-    /// The same with this card.
+    /// Same with this card.
     pub fn around(sim: Arc<SimGpu>, nature: Nature) -> Arc<Self> {
         let folder = tempfile::tempdir().unwrap();
         let sysfs = FakeSysfs::new(folder.path());
@@ -235,7 +235,7 @@ impl Machine {
         put(6, &0x10_u16.to_le_bytes());
         put(8, &[0xa3, 0x00, 0x00, 0x03]);
         put(0x2c, &[0xde, 0x10, 0x6f, 0x07]);
-        // A vendor's capability before that of power; the list ends in a circle.
+        // A vendor capability precedes the power capability; the list ends in a cycle.
         put(0x34, &[0x50]);
         put(0x50, &[9, 0x60]);
         put(0x60, &[1, 0x50]);

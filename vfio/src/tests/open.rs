@@ -1,4 +1,4 @@
-//! From an address to a card, and every obstacle with its remedy.
+//! Opens a card by its address, and checks every obstacle with its remedy.
 
 use vfio_bindings::bindings::vfio::{
     VFIO_DEVICE_FLAGS_PCI, VFIO_DEVICE_FLAGS_RESET, VFIO_GROUP_FLAGS_CONTAINER_SET, VFIO_GROUP_FLAGS_VIABLE,

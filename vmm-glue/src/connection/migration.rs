@@ -1,7 +1,7 @@
 //! Messages of a client that saves or restores the device's state, or asks which of its memory was written.
 //!
-//! The session keeps the state, so the device is only ever called in the order of [`Migration`]'s states. A wrong
-//! request is refused and changes nothing; if the device fails, the state is the one that the device reports.
+//! The session keeps the state, so the device is only ever called in the order of [`Migration`]'s states. An invalid
+//! request is refused without changes; if the device fails, the device reports the state.
 
 use rustix::io::Errno;
 use zerocopy::{FromBytes, IntoBytes};
@@ -39,9 +39,9 @@ impl From<MigrationError> for Refusal {
     }
 }
 
-/// Returns the device as one that can be migrated.
+/// Returns the device as a migratable device.
 fn as_migration(device: &mut dyn Device) -> Result<&mut dyn Migration, Refusal> {
-    // The kernel's answer for a feature that a device lacks; a client that asks then blocks migration.
+    // The kernel's error for a feature that a device lacks; a client that gets it blocks migration.
     device.migration().ok_or_else(|| Refusal {
         errno: Errno::NOTTY,
         reason: "the state of this device cannot be taken elsewhere".to_owned(),

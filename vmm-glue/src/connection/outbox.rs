@@ -11,13 +11,13 @@ use zerocopy::{Immutable, IntoBytes};
 use crate::descriptors::{Given, Giving, ParkError};
 use crate::protocol::{FLAG_ERROR, FLAG_TYPE_REPLY, HEADER_SIZE, Header};
 
-/// Bytes in order, and descriptors that go with some of them.
+/// Queued bytes, and the descriptors that are sent with some of them.
 #[derive(Debug, Default)]
 pub struct Outbox {
     bytes: Vec<u8>,
     /// Bytes at the front that are already sent.
     sent: usize,
-    /// A descriptor goes with the byte at this index of `bytes`.
+    /// A descriptor is sent with the byte at this index of `bytes`.
     fds: VecDeque<(usize, Arc<OwnedFd>)>,
 }
 
@@ -26,7 +26,7 @@ pub struct Outbox {
 pub(super) struct SavedOutbox {
     /// Waiting bytes.
     bytes: Vec<u8>,
-    /// Indices into them, and the descriptors that go with them.
+    /// Byte positions, and the descriptors that are sent there.
     fds: Vec<(u32, u32)>,
 }
 
@@ -67,7 +67,7 @@ impl Outbox {
         self.len() == 0
     }
 
-    /// Returns the bytes to send in the next call, and the descriptor that goes with the first of them.
+    /// Returns the bytes to send in the next call, and the descriptor that is sent with the first byte.
     pub fn next(&self) -> (&[u8], Option<Arc<OwnedFd>>) {
         let mut places = self.fds.iter().map(|(place, _)| *place);
         let (fd, end) = match places.next() {
@@ -78,7 +78,7 @@ impl Outbox {
         (bytes, fd.map(|(_, fd)| Arc::clone(fd)))
     }
 
-    /// Notes that `len` bytes of [`Self::next`] were sent, with its descriptor.
+    /// Records that `len` bytes of [`Self::next`] were sent, with its descriptor.
     pub fn advance(&mut self, len: usize) {
         if len == 0 {
             return;

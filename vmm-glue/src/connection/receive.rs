@@ -15,19 +15,19 @@ use crate::protocol::{Command, HEADER_SIZE, Header, IRQ_DATA_EVENTFD, IrqSet};
 
 /// Room beyond one message, so that many small ones can arrive in one call.
 pub(crate) const EXTRA_RECEIVE_BYTES: usize = 64 << 10;
-/// Largest number of descriptor sets that wait for their message.
+/// Maximum number of descriptor sets that wait for their message.
 pub(super) const MAX_SETS: usize = 8;
 
-/// Descriptors that came in one call.
+/// Descriptors received in one call.
 #[derive(Debug)]
 struct FdSet {
-    /// Position in the stream after the bytes of that call.
+    /// Position in the stream after the call's bytes.
     end: u64,
     fds: Vec<OwnedFd>,
     truncated: bool,
 }
 
-/// A buffer for received bytes: in memory of this process, or in that of a journal.
+/// A buffer for received bytes, in memory of this process or of a journal.
 #[derive(Debug)]
 enum Buffer {
     Own(Box<[u8]>),
@@ -148,7 +148,7 @@ impl Receive {
         }
     }
 
-    /// Adds received bytes; returns the number of descriptors that were closed because no message can own them.
+    /// Adds received bytes. Returns the number of descriptors that were closed because no message can own them.
     pub fn commit(&mut self, len: usize, fds: Vec<OwnedFd>, truncated: bool) -> usize {
         self.end = self.end.saturating_add(len).min(self.buffer.len());
         if fds.is_empty() && !truncated {
@@ -333,7 +333,7 @@ fn received_until(room: &[u8], start: usize, end: usize, skip: u64) -> Result<us
     Ok(at)
 }
 
-/// Returns true if one of these messages may come with descriptors.
+/// Returns true if one of these messages may carry descriptors.
 fn wants_descriptors(mut messages: &[u8]) -> bool {
     while let Ok((header, body)) = Header::read_from_prefix(messages) {
         let events = || IrqSet::read_from_prefix(body).is_ok_and(|(set, _)| set.flags & IRQ_DATA_EVENTFD != 0);

@@ -68,7 +68,7 @@ impl Session {
             let reason = format!("a batch of {count} writes has {} bytes", body.len());
             return refuse(Errno::INVAL, reason);
         }
-        // Each was a separate write at the client: one that fails does not stop the others.
+        // Each was a separate write at the client, so a failed write does not stop the others.
         let mut failed = None;
         let mut done = 0u64;
         for bytes in writes {
@@ -123,7 +123,7 @@ impl Session {
         Ok(())
     }
 
-    /// Checks an access; returns its region and its length.
+    /// Checks an access. Returns its region and its length.
     fn check(&self, access: &RegionAccess, write: bool) -> Result<(RegionIndex, usize), Refusal> {
         let RegionAccess { offset, region, count } = *access;
         let index = RegionIndex::from_wire(region);

@@ -13,7 +13,7 @@ use crate::journal::Room;
 use crate::link::{ClientInfo, Link};
 use crate::options::ServerOptions;
 
-/// Smallest and largest data of one message.
+/// Minimum and maximum data in one message.
 const TRANSFER: std::ops::RangeInclusive<usize> = (4 << 10)..=(1 << 20);
 
 /// A connection.
@@ -21,7 +21,7 @@ const TRANSFER: std::ops::RangeInclusive<usize> = (4 << 10)..=(1 << 20);
 pub(crate) struct SavedConnection {
     receive: SavedReceive,
     out: SavedOutbox,
-    /// Largest data of one message, as negotiated with the client.
+    /// Maximum data in one message, negotiated with the client.
     max_transfer: u32,
     /// Facts about the client, once it has negotiated.
     peer: Option<SavedPeer>,
@@ -54,7 +54,7 @@ impl SavedConnection {
             // The socket identifies the client.
             client: _,
             peer,
-            // The device provides them.
+            // Provided by the device.
             regions: _,
             // The check restarts.
             share: _,
@@ -84,7 +84,7 @@ impl SavedConnection {
         })
     }
 
-    /// Largest data of one message.
+    /// Maximum data in one message.
     pub(crate) fn max_transfer(&self) -> Result<usize, Invalid> {
         let max_transfer = usize::try_from(self.max_transfer).unwrap_or(usize::MAX);
         Invalid::unless(TRANSFER.contains(&max_transfer), || format!("messages of {max_transfer} bytes of data"))?;

@@ -48,7 +48,7 @@ pub(super) struct Session {
     pub(super) refused: u64,
     /// Set when the client's negotiation, memory or interrupts have changed; cleared by the reader.
     pub(super) changed: bool,
-    /// The same for PCI configuration space.
+    /// Same for PCI configuration space.
     pub(super) configured: bool,
     /// Migration state of the device.
     pub(super) migration: Migrating,
@@ -308,7 +308,7 @@ impl Session {
             return refuse(Errno::INVAL, reason);
         }
         let table = self.link.memory().snapshot();
-        // One that starts before the range and reaches into it, and the last that starts in it.
+        // The region that starts before the range and reaches into it, and the last region that starts in it.
         let first = table.find(gpa).filter(|region| region.gpa < gpa);
         let mut ends = first.into_iter().chain(table.starting_in(gpa, last).last());
         if let Some(part) = ends.find(|region| region.gpa < gpa || region.end().saturating_sub(1) > last) {
@@ -366,13 +366,13 @@ impl Session {
             info.flags |= REGION_WRITE;
         }
         let mut caps = Vec::new();
-        // A client that takes no descriptors cannot map anything.
+        // A client that accepts no descriptors cannot map memory.
         let takes_fds = self.peer.is_some_and(|peer| peer.takes_fds);
         let mappable = region.mappable().filter(|_| takes_fds);
         if let Some(mappable) = mappable {
             // The offset in the file stays 0: it equals the offset in the region.
             info.flags |= REGION_MMAP | REGION_CAPS;
-            // Set even if the capabilities do not fit: QEMU checks it before it asks again.
+            // Set even if the capabilities do not fit: QEMU checks it before it repeats the request.
             info.cap_offset = fixed;
             let nr_areas = wire_len(mappable.areas().len());
             caps.extend_from_slice(
@@ -386,7 +386,7 @@ impl Session {
         if header.no_reply() {
             return Ok(());
         }
-        // The descriptor goes with the capabilities: a client that must ask again would get it twice.
+        // The descriptor is sent with the capabilities; otherwise a client that repeats the request would get it twice.
         if request.argsz < info.argsz {
             caps.clear();
         } else if let Some(mappable) = mappable {
@@ -409,7 +409,7 @@ impl Session {
         if self.peer.is_none_or(|peer| peer.complete) {
             return out.error(header, errno, &[]);
         }
-        // Such a client takes an error reply for the full reply and would wait for the rest of it for ever.
+        // Such a client expects the full reply after an error reply and would wait for the rest forever.
         match header.command() {
             Command::REGION_READ => {
                 let count = crate::protocol::RegionAccess::read_from_prefix(body).map_or(0, |(access, _)| access.count);
@@ -424,7 +424,7 @@ impl Session {
         }
     }
 
-    /// Logs a fault of the client: the first ones, and then fewer and fewer.
+    /// Logs a client fault: the first ones, and then decreasingly often.
     pub fn log(&mut self, header: &Header, reason: &str) {
         self.refused = self.refused.saturating_add(1);
         if worth_logging(self.refused) {

@@ -3,7 +3,7 @@
 //! A VMM that was started without shared memory still passes the file of its memory, but works on a private copy: the
 //! file stays empty, and a device that maps it reads zeros. To find out, the check reads some pages twice, through a
 //! message to the client and from the file. The memory is private if twice in a row the client's page has data and the
-//! file's is empty. It is shared if both have the same data. A client that takes no requests is judged by its file
+//! file's is empty. It is shared if both have the same data. A client that accepts no requests is judged by its file
 //! alone: it is private if no block of the file is in use. The file is read with `pread`, because touching a mapping
 //! would fill the file's holes.
 
@@ -17,7 +17,7 @@ use crate::memory::{Mapping, MemoryTable, PAGE_SIZE, Sharing};
 /// Bytes that are compared per sample.
 const SAMPLE: usize = 4096;
 const _: () = assert!(SAMPLE as u64 == PAGE_SIZE);
-/// Largest number of samples of one check.
+/// Maximum number of samples in one check.
 const MAX_SAMPLES: usize = 64;
 /// `errno` in QEMU's reply while the guest has bus mastering off.
 const ENODEV: u32 = 19;
@@ -74,7 +74,7 @@ impl ShareCheck {
         }
     }
 
-    /// Continues with the answers received so far; returns the memory found to be private (address, bytes the file
+    /// Continues with the answers received so far. Returns the memory found to be private (address, bytes the file
     /// occupies).
     pub fn step(&mut self, link: &Link) -> Vec<(u64, u64)> {
         let mut private = std::mem::take(&mut self.found);
@@ -87,7 +87,7 @@ impl ShareCheck {
                 match outcome {
                     Ok(theirs) => private.extend(self.compare(&theirs, sample)),
                     Err(DmaError::Refused { errno: ENODEV, .. } | DmaError::NotConnected | DmaError::Unsupported) => {
-                        // The guest has turned bus mastering off again; it will turn it on.
+                        // The guest has turned bus mastering off again, and will turn it back on.
                         self.samples.clear();
                     }
                     Err(_) => (),
@@ -112,7 +112,7 @@ impl ShareCheck {
         report
     }
 
-    /// Judges one sample; returns it if its memory is private.
+    /// Judges one sample. Returns it if its memory is private.
     fn compare(&mut self, theirs: &[u8], mut sample: Sample) -> Option<(u64, Arc<Mapping>)> {
         let empty = |page: &[u8]| page.iter().all(|&byte| byte == 0);
         if empty(theirs) {

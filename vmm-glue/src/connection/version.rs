@@ -16,18 +16,18 @@ const DEFAULT_TRANSFER: u64 = 1 << 20;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Peer {
     pub minor: u16,
-    /// Largest data of one message that the client takes.
+    /// Maximum data in one message that the client accepts.
     pub max_transfer: usize,
-    /// The client takes a file descriptor with a message.
+    /// The client accepts a file descriptor with a message.
     pub takes_fds: bool,
-    /// The client follows the specification: it takes requests from the server, and error replies without a body.
+    /// The client follows the specification: it accepts requests from the server, and error replies without a body.
     ///
     /// The client of the `vfio-user` crate (cloud-hypervisor) does neither: it reads the next bytes, of any kind, as
     /// the full reply that it waits for. It is recognized by the capabilities that it does not list.
     pub complete: bool,
 }
 
-/// Checks a proposal; returns facts about the client and the text of the reply, with a final NUL.
+/// Checks a proposal. Returns facts about the client and the text of the reply, with a final NUL.
 pub(super) fn negotiate(body: &[u8], max_transfer: usize, max_maps: usize) -> Result<(Peer, Vec<u8>), String> {
     let (version, text) = Version::read_from_prefix(body).map_err(|_| "the message is cut short".to_owned())?;
     if version.major != VERSION_MAJOR {
@@ -54,7 +54,7 @@ pub(super) fn negotiate(body: &[u8], max_transfer: usize, max_maps: usize) -> Re
     let mut ours = Map::new();
     ours.insert("max_msg_fds".into(), MAX_FDS.into());
     ours.insert("max_data_xfer_size".into(), max_transfer.into());
-    // The rest only if the client proposed it.
+    // Other capabilities only if the client proposed them.
     if known("max_dma_maps") {
         let theirs = number("max_dma_maps", u64::MAX)?;
         ours.insert("max_dma_maps".into(), theirs.min(u64::try_from(max_maps).unwrap_or(u64::MAX)).into());

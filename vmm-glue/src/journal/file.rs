@@ -93,7 +93,7 @@ impl Mapped {
     fn new(file: &OwnedFd, at: usize, len: usize) -> io::Result<Self> {
         let at = u64::try_from(at).map_err(io::Error::other)?;
         let prot = ProtFlags::READ | ProtFlags::WRITE;
-        // SAFETY: a new mapping at an address of the kernel's choice; nothing else uses that memory.
+        // SAFETY: a new mapping at an address that the kernel chooses; no other code uses this memory.
         let base = unsafe { rustix::mm::mmap(std::ptr::null_mut(), len, prot, MapFlags::SHARED, file, at) }?;
         Ok(Self { base: base.cast(), len })
     }
@@ -120,8 +120,8 @@ impl Deref for Room {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
-        // SAFETY: the file is sealed against being cut, and no other process that has it writes to it: the service
-        // manager only holds its descriptor, and the previous process has ended.
+        // SAFETY: the file is sealed against shrinking, and no other process writes to it: the service manager only
+        // holds its descriptor, and the previous process has ended.
         unsafe { std::slice::from_raw_parts(self.room.base, self.room.len) }
     }
 }
@@ -154,7 +154,7 @@ impl Room {
         self.marks
     }
 
-    /// Writes the marks: a reader after a kill finds either the old ones or these.
+    /// Writes the marks: a reader after a kill finds either the old or the new marks.
     pub fn mark(&mut self, marks: Marks) {
         if marks == self.marks {
             return;
@@ -165,7 +165,7 @@ impl Room {
             self.set(at, value, Ordering::Relaxed);
         }
         self.set(word::CURRENT, next, Ordering::Release);
-        // Later writes to the room must come after this.
+        // Later writes to the buffer must follow this.
         compiler_fence(Ordering::SeqCst);
         self.marks = marks;
     }
@@ -202,7 +202,7 @@ fn map(file: &OwnedFd, room: usize) -> io::Result<Room> {
     Ok(Room { head, room, marks: Marks::default() })
 }
 
-/// Takes over a file that another process has left. Its room must fit such messages.
+/// Takes over a file that another process has left. Its buffer must fit such messages.
 pub(super) fn adopt(file: &OwnedFd, message: usize, extra: usize) -> io::Result<Room> {
     let other = |what: &str| io::Error::other(what.to_owned());
     if !rustix::fs::fcntl_get_seals(file)?.contains(SEALS) {

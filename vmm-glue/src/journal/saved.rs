@@ -14,14 +14,14 @@ use crate::keeper::Keeper;
 use crate::link::{ClientInfo, Link, SavedLink};
 use crate::options::ServerOptions;
 
-/// Words of configuration space that a client sets: those of the header and of capabilities.
+/// Words of configuration space that a client sets: in the header and in capabilities.
 const WORDS: usize = 64;
 /// Bytes of a word.
 const WORD: u64 = 4;
 /// Word with the command register, and status in its upper half.
 const COMMAND: usize = 1;
 
-/// Configuration space as it is read.
+/// Configuration space as read.
 pub(crate) type Words = Vec<u32>;
 
 /// Committed state of a client.

@@ -131,7 +131,7 @@ impl Process {
         process
     }
 
-    /// Receives and handles messages; returns the answers.
+    /// Receives and handles messages. Returns the answers.
     fn feed(&mut self, bytes: &[u8], fds: Vec<OwnedFd>) -> Vec<u8> {
         self.connection.handle_bytes(&mut self.device, bytes, fds).unwrap();
         self.connection.work(&mut self.device).unwrap();
@@ -209,7 +209,7 @@ fn bytes_that_were_received_are_handled_by_the_next_process() {
     next.connection.process(&mut next.device, 4096).unwrap();
     assert_eq!(next.connection.output().take()[0], 6);
 
-    // The same with descriptors, which are lost.
+    // Same with descriptors, which are lost.
     let mut process = Process::new();
     let bytes = map(7, 0);
     process.connection.space()[..bytes.len()].copy_from_slice(&bytes);
@@ -245,14 +245,14 @@ fn commit_that_was_cut_or_edited_leaves_the_one_before_it() {
     let whole = std::fs::read(path(journal(&kept))).unwrap();
     let lengths = [4096, 4096 + file::HALF_BYTES];
     let length = |at: usize| usize::try_from(u64::from_le_bytes(whole[at..at + 8].try_into().unwrap())).unwrap();
-    // By size: the later one names more.
+    // Selected by size: the newer file is larger.
     let newer = lengths.into_iter().max_by_key(|at| length(*at)).unwrap();
     let fd = journal(&kept);
     for at in (0..length(newer)).step_by(37) {
         let byte = whole[newer + 8 + at];
         rustix::io::pwrite(fd, &[byte ^ 1], (newer + 8 + at) as u64).unwrap();
         let regions = process.next(process.store.remains()).map(|next| next.regions());
-        // The client of the older commit is there, or the file was taken back: never anything else.
+        // The result is either the older commit's client or a withdrawn file, and nothing else.
         assert!(matches!(regions, Ok(1 | 2) | Err(_)), "{at}: {regions:?}");
         rustix::io::pwrite(fd, &[byte], (newer + 8 + at) as u64).unwrap();
     }
@@ -338,7 +338,7 @@ fn frequent_remapping_stops_changing_the_store() {
     let before = process.store.changes.load(Ordering::Relaxed);
     (0..100).for_each(|_| turn(&mut process, &file));
     assert_eq!(process.store.changes.load(Ordering::Relaxed), before);
-    // Nothing is lost: if a process is killed while it is mapped, the next one has it.
+    // No data is lost: if a process is killed while it is mapped, the next process has it.
     process.feed(&map(1, 0), vec![file.try_clone().unwrap()]);
     let next = process.next(process.store.remains()).unwrap();
     assert_eq!(next.regions(), 1);

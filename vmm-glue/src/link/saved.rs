@@ -8,7 +8,7 @@ use crate::descriptors::{Given, Giving, ParkError};
 use crate::interrupts::SavedInterrupts;
 use crate::memory::{MemoryLimits, SavedRegion};
 
-/// Largest number of messages that a client may still answer: those of a few consecutive processes.
+/// Maximum number of messages that a client may still answer, from a few consecutive processes.
 const UNANSWERED_MAX: usize = 1024;
 
 /// Number of messages before the next one that a client may still answer after a kill: more than are in flight at a

@@ -39,7 +39,7 @@ pub enum MapFileError {
     Mmap(Errno),
 }
 
-/// The file behind mappings; regions of one file share one descriptor.
+/// The file of one or more mappings; regions of one file share one descriptor.
 #[derive(Debug)]
 pub(super) struct Backing {
     pub(super) fd: OwnedFd,
@@ -83,7 +83,7 @@ pub(super) enum Source {
 /// Says if the client shares a file's memory, or has a private copy of it (`share=off`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sharing {
-    /// Not known yet.
+    /// Not determined yet.
     Unknown,
     /// Both sides see the same bytes.
     Shared,
@@ -170,7 +170,7 @@ impl Mapping {
             Arc::new(Backing { fd, device: stat.st_dev, inode: stat.st_ino, sealed, sharing: AtomicU8::new(0) })
         });
         let prot = if writable { ProtFlags::READ | ProtFlags::WRITE } else { ProtFlags::READ };
-        // SAFETY: a new mapping at an address of the kernel's choice; nothing else uses that memory.
+        // SAFETY: a new mapping at an address that the kernel chooses; no other code uses this memory.
         let base = unsafe {
             rustix::mm::mmap(
                 std::ptr::null_mut(),
@@ -195,7 +195,7 @@ impl Mapping {
         let mapped = usize::try_from(size).map_err(|_| MapFileError::TooLarge { offset, size })?;
         let prot = if writable { ProtFlags::READ | ProtFlags::WRITE } else { ProtFlags::READ };
         let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
-        // SAFETY: a new mapping at an address of the kernel's choice; nothing else uses that memory.
+        // SAFETY: a new mapping at an address that the kernel chooses; no other code uses this memory.
         let base = unsafe { rustix::mm::mmap_anonymous(std::ptr::null_mut(), mapped, prot, flags) };
         let base = base.map_err(MapFileError::Mmap)?.cast::<u8>();
         let guard = sigbus::Guard::new(base.addr(), mapped, writable, Arc::clone(wake));
@@ -281,12 +281,13 @@ impl Mapping {
     pub fn may_touch(&self, offset: usize, len: usize) -> bool {
         match &self.source {
             Source::File { backing, looked } => looked.may_touch(offset, len, |page| self.data_from(backing, page)),
-            // The pages are the guest's, and are charged to it already.
+            // The pages belong to the guest and are already charged to it.
             Source::Lent(_) => true,
         }
     }
 
-    /// Returns the first page from `page` on that holds data in the file; the last possible one if there is none.
+    /// Returns the first page at or after `page` that holds data in the file, or the highest possible page if there is
+    /// none.
     fn data_from(&self, backing: &Backing, page: usize) -> usize {
         let page_size = super::PAGE_SIZE;
         let start = u64::try_from(page).unwrap_or(u64::MAX).saturating_mul(page_size).saturating_add(self.offset);
@@ -333,8 +334,8 @@ impl VolatileMemory for Mapping {
 
     fn get_slice(&self, offset: usize, count: usize) -> volatile_memory::Result<VolatileSlice<'_, ()>> {
         self.compute_end_offset(offset, count)?;
-        // SAFETY: `compute_end_offset` checked the range against `len`; the memory is mapped for as long as `self`
-        // lives. It is only ever accessed with volatile operations.
+        // SAFETY: `compute_end_offset` checked the range against `len`; the memory is mapped while `self` lives. It is
+        // only ever accessed with volatile operations.
         Ok(unsafe { VolatileSlice::new(self.as_ptr().wrapping_add(offset), count) })
     }
 }

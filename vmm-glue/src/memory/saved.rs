@@ -30,7 +30,7 @@ struct SavedFile {
 }
 
 impl GuestMemory {
-    /// Saves the regions. Those of one file have one descriptor.
+    /// Saves the regions. Mappings of one file share one descriptor.
     pub(crate) fn save(&self, giving: &mut Giving<'_>) -> Result<Vec<SavedRegion>, ParkError> {
         let table = self.snapshot();
         let mut files: Vec<(*const (), u32)> = Vec::new();

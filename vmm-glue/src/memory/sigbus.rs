@@ -176,8 +176,8 @@ fn repair(address: usize) -> bool {
                 continue;
             }
             std::sync::atomic::fence(Ordering::Acquire);
-            // An odd or changed version: the slot is not that of the accessed mapping, because its user keeps that one
-            // alive.
+            // An odd or changed version: the slot does not belong to the accessed mapping, because a mapping in use
+            // stays alive.
             if version % 2 != 0 || slot.version.load(Ordering::Relaxed) != version {
                 continue;
             }
@@ -190,7 +190,7 @@ fn repair(address: usize) -> bool {
 
 fn replace(slot: &Slot, start: usize, len: usize) -> bool {
     let write = if slot.writable.load(Ordering::Relaxed) { libc::PROT_WRITE } else { 0 };
-    // SAFETY: the range is one whole mapping of ours, held by the thread that faulted in it; its old contents are gone.
+    // SAFETY: the range is one whole mapping of ours, kept alive by the faulting thread; its old contents are lost.
     let result = unsafe {
         libc::mmap(
             ptr::without_provenance_mut(start),

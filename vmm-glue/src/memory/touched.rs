@@ -1,8 +1,8 @@
 //! Pages of a client's memory that this process is the first to touch.
 //!
-//! The kernel charges a page to the control group of the process that touches it first. A client that lends untouched
-//! memory (a sparse file) would have all of it charged to this process, so such pages are counted, and no more of them
-//! are touched than the operator allows. Each page of a mapping is checked once, before the first access.
+//! The kernel charges a page to the control group of the process that touches it first. If a client lends untouched
+//! memory (a sparse file), touching it would charge all of it to this process. So such pages are counted, and at most
+//! the operator's limit is touched. Each page of a mapping is checked once, before the first access.
 //!
 //! It does not see a page that the client punches out of its file after the check.
 
@@ -73,7 +73,7 @@ impl FirstTouches {
     }
 }
 
-/// Pages of one mapping that were checked.
+/// Checked pages of one mapping.
 #[derive(Debug)]
 pub(super) struct Looked {
     /// A bit for each page.
@@ -130,7 +130,7 @@ impl Looked {
         self.words.get(page / 64).is_none_or(|word| word.load(Ordering::Relaxed) & bit(page) != 0)
     }
 
-    /// Marks a page as known; returns true if it already was.
+    /// Marks a page as known. Returns true if it already was.
     fn set(&self, page: usize) -> bool {
         let bit = bit(page);
         self.words.get(page / 64).is_none_or(|word| word.fetch_or(bit, Ordering::Relaxed) & bit != 0)
@@ -146,7 +146,7 @@ fn bit(page: usize) -> u64 {
 mod tests {
     use super::*;
 
-    /// Data in every other page from 4 on.
+    /// Data in every other page, starting at page 4.
     fn data(page: usize) -> usize {
         page.max(4).next_multiple_of(2)
     }

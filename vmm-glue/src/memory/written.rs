@@ -24,7 +24,7 @@ impl WriteLog {
         self.on.store(on, Ordering::SeqCst);
     }
 
-    /// Notes that `len` bytes were written. Call it after the write, so that a reader of the log finds the data.
+    /// Records a write of `len` bytes. Call it after the write, so that a reader of the log finds the data.
     pub(super) fn note(&self, gpa: u64, len: usize) {
         if !self.on.load(Ordering::SeqCst) {
             return;
@@ -34,7 +34,7 @@ impl WriteLog {
         blocks.extend(gpa / LOG_BLOCK..=last / LOG_BLOCK);
     }
 
-    /// Calls `each` with the written blocks that overlap `range`; forgets those that are inside it.
+    /// Calls `each` with the written blocks that overlap `range`; forgets the ones that are inside it.
     pub(crate) fn take(&self, range: &Range<u64>, mut each: impl FnMut(Range<u64>)) {
         let first = range.start / LOG_BLOCK;
         let last = range.end.saturating_sub(1) / LOG_BLOCK;

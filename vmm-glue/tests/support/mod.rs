@@ -238,7 +238,7 @@ impl Host {
         assert_eq!(self.next(), event);
     }
 
-    /// Waits for one event and skips those before it.
+    /// Waits for an event and skips earlier events.
     #[track_caller]
     pub fn wait_for(&self, event: &Event) {
         while self.next() != *event {}

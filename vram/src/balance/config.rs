@@ -20,7 +20,7 @@ pub struct Config {
     pub idle_after_ns: u64,
     /// Chunks of the card left free by returns, so that the next request need not wait.
     pub low_water: u32,
-    /// Largest number of steps of one plan.
+    /// Maximum number of steps in one plan.
     pub steps_max: usize,
 }
 

@@ -1,4 +1,4 @@
-//! A plan: the chunks that move now.
+//! Computes a plan: the chunks that move now.
 
 use super::share::{Claim, Shares};
 use super::{Balancer, By, Request};
@@ -12,26 +12,26 @@ struct Vm {
     guarantee: u32,
     /// Chunks that have a place.
     all: u32,
-    /// Of these, those that count on the card.
+    /// Of these, the chunks that count on the card.
     card: u32,
-    /// Chunks that it is sure to get on the card and does not have yet.
+    /// Chunks guaranteed to it on the card that it does not have yet.
     owed: u32,
     /// Chunks that may still be evicted to host memory.
     swap_room: u32,
     /// Chunks in host memory, or in the reserve, that do not move.
     back_room: u32,
-    /// No further chunk of it may be evicted.
+    /// None of its other chunks may be evicted.
     exhausted: bool,
 }
 
-/// The chunks that stay, of those that were returned a short time ago.
+/// The chunks that stay, among recently returned ones.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Stays {
     /// None.
     None,
-    /// Those that a VM at work has had for less than [`Config::residency_ns`](super::Config::residency_ns).
+    /// Chunks that a working VM has had for less than [`Config::residency_ns`](super::Config::residency_ns).
     Resident,
-    /// Those that have not [settled](super::Config::settle_ns).
+    /// Chunks that have not [settled](super::Config::settle_ns).
     Unsettled,
 }
 
@@ -44,7 +44,7 @@ pub(super) struct Round<'a> {
     spare: u32,
     /// Chunks that may be evicted to host memory, all together.
     host_room: u32,
-    /// Of these, those that the reserve takes.
+    /// Of these, the chunks that go into the reserve.
     reserve: u32,
     steps: Vec<Step>,
     steps_max: usize,
@@ -79,7 +79,7 @@ impl<'a> Round<'a> {
                 (None, true) => vm.back_room = vm.back_room.saturating_sub(1),
                 (None, false) => {
                     (vm.card, vm.swap_room) = (vm.card - 1, vm.swap_room.saturating_sub(1));
-                    // Chunks that a VM gives up below its guarantee are kept for it.
+                    // Chunks that a VM loses below its guarantee stay reserved for it.
                     spare += u32::from(vm.card >= vm.guarantee);
                 }
             }
@@ -114,8 +114,7 @@ impl Balancer {
     /// were lowered and, each interval, for fairness. At most [`Config::steps_max`](super::Config::steps_max) steps, in
     /// an order in which they can be executed; a later one may need the chunk that an earlier one frees.
     ///
-    /// A request is served when its steps are done: if it still gets no chunk of the card then, it is not entitled to
-    /// one.
+    /// A request is served when its steps are done: if the VM gets no card chunk even then, it is not entitled to one.
     pub fn plan(&mut self, table: &ChunkTable, now_ns: u64, request: Option<Request>) -> Vec<Step> {
         self.forget(table, now_ns);
         let mut round = Round::new(table, self.config.steps_max);
@@ -171,20 +170,20 @@ impl Balancer {
     /// Makes room for a request.
     fn serve(&mut self, round: &mut Round<'_>, request: Request, now_ns: u64) {
         let table = round.table;
-        // The chunks that must be spare for the request, and those that the VM gets, if a VM makes it.
+        // The chunks that must be spare for the request, and the chunks that go to the VM if a VM made the request.
         let (need, requester) = match request.by {
             By::Vm(vm) => {
                 let Ok(at) = round.vms.binary_search_by_key(&vm, |vm| vm.id) else { return };
                 self.active.insert(vm, now_ns);
                 let vm = &round.vms[at];
-                // Beyond its quota it gets nothing, and the chunks owed to it are there already.
+                // It gets no chunk beyond its quota, and the chunks owed to it are already included.
                 let gets = request.chunks.min(vm.limits.quota.saturating_sub(vm.card));
                 (gets.saturating_sub(vm.owed), Some((at, gets)))
             }
             By::Mediator => (request.chunks.saturating_sub(table.for_mediator() - table.spare()), None),
             By::Guarantee => (request.chunks, None),
         };
-        // Chunks that go to no VM are not available to VMs.
+        // Chunks that are not for VMs are not available to them.
         let taken = if requester.is_none() { need } else { 0 };
         let wanted = requester.map(|(at, gets)| (round.vms[at].id, gets));
         let shares = self.shares(round, table.for_vms().saturating_sub(taken), wanted, now_ns);
@@ -205,7 +204,7 @@ impl Balancer {
         }
     }
 
-    /// Plans to evict `count` chunks of a VM. Returns how many it finds.
+    /// Plans to evict `count` chunks of a VM. Returns the number of chunks found.
     fn evict(&mut self, round: &mut Round<'_>, at: usize, count: u32, stays: Stays, now_ns: u64) -> u32 {
         let count = count.min(round.vms[at].swap_room).min(round.host_room).min(round.steps_left());
         let chosen = self.victims(round, at, count, stays, now_ns);
@@ -241,7 +240,7 @@ impl Balancer {
         chosen
     }
 
-    /// Returns the chunks of a VM to return, at most `count`: pinned ones first, then those that need no copy.
+    /// Returns the chunks of a VM to return, at most `count`: pinned ones first, then ones that need no copy.
     fn returns(&mut self, round: &Round<'_>, at: usize, count: u32, now_ns: u64) -> Vec<u32> {
         if count == 0 {
             return Vec::new();
@@ -263,7 +262,7 @@ impl Balancer {
         chosen
     }
 
-    /// Returns the chunks of a VM that have come to a memory less than `time` ns ago, in order.
+    /// Returns a VM's chunks that arrived in a memory less than `time` ns ago, in order.
     fn came(&self, vm: TenantId, tier: Tier, time: u64, now_ns: u64) -> impl Iterator<Item = u32> + '_ {
         let of_vm = self.moved.range((vm, 0)..=(vm, u32::MAX));
         let is_recent = move |when: u64| now_ns.saturating_sub(when) < time;
@@ -307,7 +306,7 @@ impl Balancer {
         let kept = spare.min(self.config.low_water);
         let shares = self.shares(round, round.table.for_vms() - kept, None, now_ns);
         let (free, exchanges) = settle_up(round, &shares, spare - kept);
-        // Choose the chunks of both sides first: a VM gets no chunk that the other cannot give.
+        // Choose the chunks of both sides first: a VM gets only chunks that the other VM can give.
         let mut getting: Vec<u32> = free.clone();
         let mut giving: Vec<u32> = vec![0; round.vms.len()];
         for &(from, to) in &exchanges {
@@ -346,8 +345,8 @@ impl Balancer {
     }
 }
 
-/// Returns how many chunks each VM must give up to free `need` more, within the steps of the round. Repeatedly takes
-/// one of the VM that is furthest above its share, including the chunks that `requester` wants. If that is the
+/// Returns how many chunks each VM must give up to free `need` more, within the steps of the round. Repeatedly takes a
+/// chunk from the VM that is furthest above its share, counting the chunks that `requester` requests. If that is the
 /// requester itself, it gets one chunk less.
 fn tally(round: &Round<'_>, shares: &Shares, requester: Option<(usize, u32)>, need: u32) -> Vec<u32> {
     let mut counts = vec![0; round.vms.len()];
@@ -372,7 +371,7 @@ fn tally(round: &Round<'_>, shares: &Shares, requester: Option<(usize, u32)>, ne
     counts
 }
 
-/// Returns how many of `free` chunks, and of those owed to it, each VM gets back, and the exchanges after that.
+/// Returns how many of the `free` chunks and of its owed chunks each VM gets back, and the exchanges after that.
 fn settle_up(round: &Round<'_>, shares: &Shares, free: u32) -> (Vec<u32>, Vec<Exchange>) {
     let count = round.vms.len();
     let (mut steps, mut free, mut room) = (round.steps_left(), free, round.host_room);
@@ -398,7 +397,7 @@ fn settle_up(round: &Round<'_>, shares: &Shares, free: u32) -> (Vec<u32>, Vec<Ex
             (free, steps) = (free - 1, steps - 1);
             continue;
         }
-        // A VM that gets chunks gives none up: its own may not have settled.
+        // A VM that gets chunks gives up none, because its own may not have settled.
         let is_giver = |at: usize| got[at] == 0 && shares.excess(at, card(at)) > 0 && round.can_give(at, given[at]);
         let givers = (0..count).filter(|&at| is_giver(at));
         let Some(giver) = givers.rev().max_by_key(|&at| shares.excess(at, card(at))) else { break };

@@ -1,4 +1,4 @@
-//! The balancer in its saved form: its knowledge about VMs and chunks. Times are of the clock that its caller passes.
+//! The balancer in its saved form: its knowledge about VMs and chunks. Times use the caller's clock.
 
 use super::{Balancer, Config, Known};
 use crate::quanta::SavedTurn;
@@ -17,7 +17,7 @@ pub struct SavedBalancer {
     pub(crate) known: Vec<SavedKnown>,
     /// By number.
     pub(crate) active: Vec<(u32, u64)>,
-    /// By VM and chunk.
+    /// Moves by VM and chunk.
     pub(crate) moved: Vec<((u32, u32), (u64, SavedTo))>,
     pub(crate) due_ns: u64,
     pub(crate) turn: Option<SavedTurn>,
@@ -96,7 +96,7 @@ impl Balancer {
     /// Restores a balancer for the chunks of `table`.
     ///
     /// # Errors
-    /// If it knows of VMs or chunks that do not exist.
+    /// If it refers to VMs or chunks that do not exist.
     pub fn restored(saved: SavedBalancer, table: &ChunkTable) -> Result<Self, Invalid> {
         let SavedBalancer { config, phase, known, active, moved, due_ns, turn } = saved;
         let ordered = ascend(known.iter().map(|known| known.vm))

@@ -29,8 +29,8 @@ impl Shares {
     pub(super) fn divide(chunks: u32, claims: &[Claim]) -> Self {
         let sum = |of: fn(&Claim) -> u32| claims.iter().map(|claim| i128::from(of(claim))).sum::<i128>();
         let (chunks, urgent) = (i128::from(chunks), sum(|claim| if claim.first { claim.most } else { claim.least }));
-        // Either those that are first get all they claim, and the level is that of the others; or the others get their
-        // least.
+        // Either the first group gets its full claims and the level applies to the others, or the others get their
+        // minimum.
         let rest = urgent <= chunks;
         let bounds: Vec<(i128, i128)> = claims
             .iter()

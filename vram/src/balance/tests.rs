@@ -46,7 +46,7 @@ fn a_request_for_many_chunks_is_planned_as_a_whole() {
     world.use_chunks(1, 0..60);
     world.use_chunks(2, 0..40);
     world.balancer.set_config(Config { steps_max: 8, ..Config::default() });
-    // Of 24 more it is entitled to 10: 14 will get their place in host memory, and all steps are too many for one plan.
+    // It is entitled to 10 of 24 more chunks: 14 are placed in host memory, and one plan cannot hold all steps.
     let request = Some(Request { by: By::Vm(TenantId(2)), chunks: 24 });
     assert_eq!(world.plan(request).len(), 8);
     assert_eq!(world.plan(request).len(), 2);
@@ -127,8 +127,7 @@ fn vm_keeps_returned_memory_for_a_while_despite_requests() {
     assert_eq!(world.card(1), 20);
     let came = world.table.summary().vms[&TenantId(1)].moved_in;
     assert!(came > 0);
-    // The second wants its whole share at once: it gets the chunks that the first has had all along, and the rest
-    // later.
+    // The second VM requests its whole share together: it gets the first VM's long-held chunks now, and the rest later.
     world.now += 5 * MS;
     let request = Some(Request { by: By::Vm(TenantId(2)), chunks: 20 });
     assert_eq!(world.plan(request).len(), 5, "of 15");
@@ -142,7 +141,8 @@ fn a_chunk_that_has_just_come_does_not_go_again() {
     world.use_chunks(1, 0..20);
     world.use_chunks(2, 0..20);
     world.rest(&[1, 2]);
-    // One frees memory and allocates it again at once: all that the other got goes back, but not before it has settled.
+    // One frees memory and allocates it again immediately: all that the other VM gained returns, but only after it has
+    // settled.
     for index in 0..15 {
         world.table.unplace(TenantId(2), GuestVramAddr(index * CHUNK)).unwrap();
     }
@@ -247,7 +247,7 @@ fn mediator_claim_on_free_chunks_counts_in_no_share() {
     world.table.claim(2);
     world.use_chunks(1, 0..20);
     assert_eq!((world.card(1), world.table.spare()), (8, 0));
-    // If the two were for VMs, the first would have less than its share, and the second would wait for ever.
+    // If the two were for VMs, the first would have less than its share, and the second would wait forever.
     for index in 0..4 {
         assert!(world.ask(2, index).is_ok(), "chunk {index}");
     }
@@ -269,7 +269,7 @@ fn the_mediator_and_a_guarantee_get_room() {
     let more = wanted - now + world.table.spare();
     assert_eq!(world.plan(Some(Request { by: By::Guarantee, chunks: more })).len(), 7);
     world.table.set_limits(TenantId(2), limits).unwrap();
-    // Chunks that others are guaranteed are not evicted for it.
+    // Chunks that are guaranteed to other VMs are not evicted for it.
     world.table.set_limits(TenantId(1), Limits { guarantee: 8, ..ANY }).unwrap();
     assert_eq!(world.plan(Some(Request { by: By::Guarantee, chunks: 1 })), []);
 }
@@ -360,7 +360,8 @@ fn vm_that_gains_chunks_in_a_round_gives_none() {
     world.now += 50 * MS;
     world.use_chunks(1, 0..13);
     world.use_chunks(3, 0..8);
-    // The second, idle first, gives up three chunks, and is due as many when the third is idle too: they must settle.
+    // The second VM becomes idle first and gives up three chunks. It is entitled to three again when the third is idle
+    // too, but they must settle.
     world.rest(&[1]);
     assert_eq!([1, 2, 3, 4].map(|vm| world.card(vm)), [13, 3, 5, 0], "of 13, 3.4, 4.6 and what is kept");
 }

@@ -14,21 +14,21 @@ pub struct Summary {
     pub total: u32,
     /// Zeroed, without an owner.
     pub free: u32,
-    /// Without an owner, not zeroed yet (being scrubbed included).
+    /// Free chunks that are not zeroed yet, including chunks being scrubbed.
     pub to_scrub: u32,
     /// Out of use: the card may still reach them for their last owner.
     pub quarantined: u32,
-    /// Of `free` and `to_scrub`, those that back the unused part of VMs' guarantees.
+    /// Of `free` and `to_scrub`, the chunks that back the unused part of VMs' guarantees.
     pub promised: u32,
-    /// Of the first two, those left for the mediator, within its share.
+    /// Of the first two, the chunks left for the mediator, within its share.
     pub set_aside: u32,
-    /// Of the first two, those left for the reserve.
+    /// Of the first two, the chunks left for the reserve.
     pub reserve: u32,
     /// In the reserve: VMs' chunks that count as in host memory.
     pub parked: u32,
     /// Owned by the mediator.
     pub mediator: u32,
-    /// Destinations of moves in flight, including those of chunks that have lost their owner.
+    /// Destinations of moves in flight, including moves of chunks without an owner now.
     pub arriving: u32,
     /// Accounts of host memory.
     pub host: HostSummary,
@@ -59,11 +59,11 @@ pub struct HostSummary {
     pub used: u32,
     /// Zeroed or never used, and within the budget.
     pub free: u32,
-    /// Without an owner, not zeroed yet.
+    /// Free slots that are not zeroed yet.
     pub to_scrub: u32,
     /// Out of use, counted as used: the card may still reach them for their last owner.
     pub quarantined: u32,
-    /// No slot from this number on holds data: the memory from there on can be freed.
+    /// Slots at or above this number hold no data, so their memory can be freed.
     pub end: u32,
     /// Slots scrubbed since the table was made.
     pub scrubbed: u64,
@@ -80,19 +80,19 @@ pub struct VmSummary {
     pub parked: u32,
     /// Chunks that are in host memory.
     pub host: u32,
-    /// Chunks that have no place yet.
+    /// Unplaced chunks.
     pub unbacked: u32,
     /// Chunks that move now; the source counts above.
     pub moving: u32,
     /// Its limits.
     pub limits: Limits,
-    /// Chunks that it is sure to get on the card: its guarantee, or all of its guest's VRAM if that is less.
+    /// Chunks guaranteed to it on the card: its guarantee, or its guest's whole VRAM if that is less.
     pub guarantee: u32,
-    /// Most chunks that it ever had on the card at a time, including those on the way there.
+    /// Peak number of chunks on the card, including chunks on the way there.
     pub peak: u32,
-    /// Most chunks that it ever had in host memory at a time, including those on the way there.
+    /// Peak number of chunks in host memory, including chunks on the way there.
     pub host_peak: u32,
-    /// Chunks whose first place was in host memory.
+    /// Chunks that were first placed in host memory.
     pub born_in_host: u64,
     /// Moves from the card to host memory.
     pub moved_out: u64,

@@ -13,7 +13,7 @@ pub enum Limit {
         free: u32,
         /// Chunks without an owner that are not zeroed yet.
         to_scrub: u32,
-        /// Of both, those promised to others.
+        /// Of both, the chunks promised to others.
         promised: u32,
     },
     /// The VM's quota of this many chunks is used up.
@@ -39,8 +39,8 @@ impl Limit {
         }
     }
 
-    /// Returns which of two limits an operator has to change: the one that keeps a VM from host memory, or the one of
-    /// the card if the VM's policy allows no host memory.
+    /// Returns which of two limits an operator has to change: the limit that excludes a VM from host memory, or the
+    /// card's limit if the VM's policy forbids host memory.
     #[must_use]
     pub const fn decisive(self, host: Option<Self>) -> Self {
         match host {
@@ -75,7 +75,7 @@ pub enum Error {
     /// The card has no whole chunk, or more chunks than can be counted.
     #[error("{0:#x} bytes of VRAM are no number of chunks that can be managed")]
     CardSize(u64),
-    /// A VM gets no chunk.
+    /// No chunk is available for a VM.
     #[error("VM {vm} gets no chunk: {limit}{}", and(.host))]
     Full {
         /// The VM.
@@ -107,9 +107,9 @@ pub enum Error {
     Promise {
         /// The VM.
         vm: TenantId,
-        /// The guarantee wanted.
+        /// The requested guarantee.
         wanted: u32,
-        /// Chunks that can be promised now, including those that the VM has.
+        /// Chunks that can be promised now, including the VM's own.
         now: u32,
         /// Chunks of the card left after the guarantees of the other VMs and the mediator's share.
         left: u32,
@@ -127,8 +127,8 @@ pub enum Error {
     /// A weight is at least 1.
     #[error("VM {0}: weight must be at least 1")]
     Weight(TenantId),
-    /// There are enough chunks once some are zeroed: take scrub work and try again. If there is no scrub work to take,
-    /// another thread is doing it.
+    /// Enough chunks are free after zeroing some: take scrub work and retry. If there is no scrub work to take, another
+    /// thread is doing it.
     #[error("{short} chunks of {} must be scrubbed first", match .tier { Tier::Card => "VRAM", Tier::Host => "host memory" })]
     NeedsScrub {
         /// The memory.
@@ -145,10 +145,10 @@ pub enum Error {
     /// The VM has its VRAM already.
     #[error("VM {0} has VRAM already")]
     Exists(TenantId),
-    /// No VM of that number has VRAM.
+    /// No VM with this number has VRAM.
     #[error("VM {0} has no VRAM")]
     NoSuchVm(TenantId),
-    /// The address is outside of the guest's VRAM.
+    /// The address is outside the guest's VRAM.
     #[error("{address} is outside of the VRAM of VM {vm}")]
     OutOfRange {
         /// The VM.
@@ -156,7 +156,7 @@ pub enum Error {
         /// The requested address.
         address: GuestVramAddr,
     },
-    /// The guest chunk has no place, so it cannot move; or the VM's guest has no such chunk.
+    /// The guest chunk is unplaced, so it cannot move; or the VM's guest has no such chunk.
     #[error("guest chunk {index} of VM {vm} has no place")]
     NotPlaced {
         /// The VM.

@@ -1,12 +1,12 @@
 //! Limits of a VM on the card and in host memory.
 
-/// Behaviour when a VM needs a chunk and the card has none for it.
+/// Behaviour when a VM needs a chunk and the card has none left for it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum OnFull {
-    /// It goes to host memory.
+    /// The chunk is placed in host memory.
     #[default]
     Swap,
-    /// It waits, for as long as the caller allows.
+    /// It waits, while the caller allows.
     Queue,
     /// It is refused.
     Refuse,
@@ -46,7 +46,7 @@ impl std::str::FromStr for OnFull {
 pub struct Limits {
     /// Largest number on the card.
     pub quota: u32,
-    /// Chunks that it is sure to get on the card; no more are kept than its guest has. At most the quota.
+    /// Chunks guaranteed to it on the card; at most the guest's chunks are reserved. At most the quota.
     pub guarantee: u32,
     /// Largest number in host memory, for any reason of eviction.
     pub swap_cap: u32,
@@ -59,7 +59,7 @@ pub struct Limits {
 impl Limits {
     /// Keeps all of the guest's VRAM on the card.
     pub const RESERVED: Self = Self { guarantee: u32::MAX, swap_cap: 0, on_full: OnFull::Refuse, ..Self::DEFAULT };
-    /// First come, first served on the card, and nothing in host memory.
+    /// First come, first served on the card, without host memory.
     pub const UNRESERVED: Self = Self { swap_cap: 0, on_full: OnFull::Refuse, ..Self::DEFAULT };
 
     const DEFAULT: Self =

@@ -15,14 +15,14 @@ pub struct Run {
 /// Memory behind a range of guest VRAM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Lookup {
-    /// All of it has a place, contiguous from there.
+    /// The whole range is placed, contiguous from this place.
     Placed(Place),
-    /// None of it has a place: it reads as zeros.
+    /// The range is unplaced and reads as zeros.
     Unplaced,
-    /// It spans chunks that are not neighbours, are in different memories, or of which only some have a place: each
-    /// part from [`ChunkTable::pieces`] has one of the other answers.
+    /// It spans chunks that are not adjacent, are in different memories, or are only partly placed: each part from
+    /// [`ChunkTable::pieces`] gets one of the other answers.
     Split,
-    /// Some of it is not the guest's, or there is no such VM.
+    /// Part of it does not belong to the guest, or the VM does not exist.
     Outside,
 }
 
@@ -39,22 +39,21 @@ impl ChunkTable {
         self.vms.get(&vm)?.index(address)
     }
 
-    /// Returns where guest chunk `index` begins for the guest.
+    /// Returns the guest address where guest chunk `index` begins.
     #[must_use]
     pub fn guest_address(&self, index: u32) -> GuestVramAddr {
         GuestVramAddr(u64::from(index) << self.shift)
     }
 
-    /// Returns true if the guest chunk that contains `address` has a place; `None` if the VM's guest has no such
-    /// address.
+    /// Returns true if the guest chunk that contains `address` is placed; `None` if the VM's guest has no such address.
     #[must_use]
     pub fn is_placed(&self, vm: TenantId, address: GuestVramAddr) -> Option<bool> {
         let map = self.vms.get(&vm)?;
         Some(map.get(map.index(address)?).is_some())
     }
 
-    /// Returns the place of guest VRAM `address` of `vm`, and how many bytes are contiguous from there. `None` if the
-    /// guest has no such address, or it has no place.
+    /// Returns the place of guest VRAM `address` of `vm`, and the number of contiguous bytes there. `None` if the guest
+    /// has no such address, or it is unplaced.
     #[must_use]
     pub fn translate(&self, vm: TenantId, address: GuestVramAddr) -> Option<Run> {
         let map = self.vms.get(&vm)?;
@@ -65,8 +64,7 @@ impl ChunkTable {
         Some(Run { place: self.within(spot, address), bytes: bytes.min(map.bytes() - address.0) })
     }
 
-    /// Returns the place of the `len` bytes from guest VRAM `address` of `vm` on, if all have a place and are
-    /// contiguous.
+    /// Returns the place of the `len` bytes from guest VRAM `address` of `vm` on, if all are placed and contiguous.
     #[must_use]
     pub fn translate_range(&self, vm: TenantId, address: GuestVramAddr, len: u64) -> Option<Place> {
         match self.lookup(vm, address, len) {
@@ -85,7 +83,7 @@ impl ChunkTable {
         if end > map.bytes() {
             return Lookup::Outside;
         }
-        // Nearly always one; at most as many as the guest has.
+        // Almost always one; at most the guest's number of chunks.
         let count = ((end - 1) >> self.shift) - u64::from(index) + 1;
         match map.get(index) {
             Some(spot) if map.neighbours(index, spot, count) == count => Lookup::Placed(self.within(spot, address)),
@@ -106,8 +104,8 @@ impl ChunkTable {
         chunks.filter(move |&index| self.moving.is_empty() || !self.is_moving(vm, index))
     }
 
-    /// Cuts the `len` bytes from `address` on at the ends of chunks. Returns each part with its length. Bytes beyond
-    /// the end of the address space are left out.
+    /// Cuts the `len` bytes from `address` on at the ends of chunks. Returns each part with its length. Omits bytes
+    /// beyond the end of the address space.
     pub fn pieces(&self, address: GuestVramAddr, len: u64) -> impl Iterator<Item = (GuestVramAddr, u64)> + use<> {
         let chunk = self.chunk_bytes();
         let (mut at, mut left) = (address.0, len.min(u64::MAX - address.0));

@@ -30,7 +30,7 @@ pub(super) struct VmMap {
 }
 
 impl VmMap {
-    /// Creates a map of `count` chunks of `1 << shift` bytes, without a place for any. The last one may be partial.
+    /// Creates a map of `count` chunks of `1 << shift` bytes, all of them unplaced. The last one may be partial.
     pub(super) fn new(bytes: u64, count: u32, shift: u32, limits: Limits) -> Self {
         let sums = VmSummary { advertised: count, limits, ..VmSummary::default() };
         let (chunks, parked) = (vec![None; count as usize], BTreeSet::new());
@@ -59,7 +59,7 @@ impl VmMap {
         self.sums.advertised
     }
 
-    /// Returns the chunks that the VM is sure to get.
+    /// Returns the number of chunks guaranteed to the VM.
     pub(super) fn guarantee(&self) -> u32 {
         self.sums.limits.guarantee.min(self.sums.advertised)
     }
@@ -69,7 +69,7 @@ impl VmMap {
         self.guarantee().saturating_sub(self.used(Tier::Card))
     }
 
-    /// Returns the chunks that count for the limits of a memory: those there and those on the way.
+    /// Returns the number of chunks that count for a memory's limits: chunks there and chunks on the way.
     pub(super) fn used(&self, tier: Tier) -> u32 {
         match tier {
             Tier::Card => self.sums.placed + self.arriving,
@@ -87,7 +87,7 @@ impl VmMap {
         self.chunks.get(index as usize).copied().flatten()
     }
 
-    /// Gives guest chunk `index` a place. The guest has the chunk, and it has no place yet.
+    /// Gives guest chunk `index` a place. The guest has the chunk, and the chunk is unplaced.
     pub(super) fn set(&mut self, index: u32, spot: Spot) {
         let old = self.chunks[index as usize].replace(spot);
         assert_eq!(old, None, "guest chunk {index} has a place already");
@@ -103,14 +103,14 @@ impl VmMap {
         Some((spot, parked))
     }
 
-    /// Takes all places away. Returns them in the order of guest chunks.
+    /// Unplaces all chunks. Returns them in the order of guest chunks.
     pub(super) fn take_all(&mut self) -> Vec<Spot> {
         (self.sums.placed, self.sums.host) = (0, 0);
         self.parked.clear();
         self.chunks.iter_mut().filter_map(Option::take).collect()
     }
 
-    /// Returns all guest chunks that have a place, in order.
+    /// Returns all placed guest chunks in order.
     pub(super) fn iter(&self) -> impl Iterator<Item = (u32, Spot)> + '_ {
         (0u32..).zip(&self.chunks).filter_map(|(index, spot)| Some((index, (*spot)?)))
     }
@@ -146,7 +146,7 @@ impl VmMap {
         self.note_peaks();
     }
 
-    /// Notes that a move has lost its chunk, which has no place now; its destination counts until the move ends.
+    /// Records that a move has lost its chunk, which is now unplaced; its destination counts until the move ends.
     pub(super) fn lose(&mut self) {
         self.sums.moving -= 1;
     }
@@ -179,7 +179,7 @@ impl VmMap {
         (0u64..limit).zip(rest).take_while(follows).count() as u64
     }
 
-    /// Returns how many of the `count` guest chunks from `index` on have a place.
+    /// Returns how many of the `count` guest chunks from `index` on are placed.
     pub(super) fn placed_among(&self, index: u32, count: u64) -> u64 {
         let rest = self.chunks.get(index as usize..).unwrap_or(&[]);
         (0u64..count).zip(rest).filter(|(_, at)| at.is_some()).count() as u64

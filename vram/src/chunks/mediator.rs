@@ -7,7 +7,7 @@ impl ChunkTable {
     /// before releases the difference, but takes no chunk away.
     ///
     /// # Errors
-    /// [`Error::CardFull`] if more is missing than is spare; nothing has changed then.
+    /// [`Error::CardFull`] if more is missing than is spare; nothing is changed.
     pub fn set_aside(&mut self, chunks: u32) -> Result<(), Error> {
         let missing = chunks.saturating_sub(self.mediator);
         if missing > self.for_mediator() {
@@ -17,8 +17,8 @@ impl ChunkTable {
         Ok(())
     }
 
-    /// Claims `chunks` for the mediator beyond those that it has. Those beyond its share become its own as soon as they
-    /// are spare, before any VM gets them. A claim of 0 cancels this.
+    /// Claims `chunks` for the mediator beyond those that it has. Claimed chunks beyond its share become its own as
+    /// soon as they are spare, before any VM gets them. A claim of 0 cancels this.
     pub fn claim(&mut self, chunks: u32) {
         self.claimed = chunks.saturating_sub(self.left_aside());
     }
@@ -38,8 +38,8 @@ impl ChunkTable {
     /// are borrowed from the reserve.
     ///
     /// # Errors
-    /// [`Error::CardFull`] if there is no such run without an owner, or VMs are sure to get the chunks that it would
-    /// need; [`Error::NeedsScrub`] if scrubbing could make one.
+    /// [`Error::CardFull`] if no such run is free, or its chunks are guaranteed to VMs; [`Error::NeedsScrub`] if
+    /// scrubbing could free one.
     pub fn reserve_mediator(&mut self, count: u32, align: u32) -> Result<ChunkId, Error> {
         if count == 0 {
             return Err(Error::Empty);
@@ -62,7 +62,7 @@ impl ChunkTable {
     /// held addresses of other VMs' memory.
     ///
     /// # Panics
-    /// If one of them is not the mediator's, which is a bug in the caller.
+    /// If one of them does not belong to the mediator, which is a bug in the caller.
     pub fn release_mediator(&mut self, first: ChunkId, count: u32) {
         for chunk in first.0..first.0 + count {
             assert_eq!(self.card.state(chunk), ChunkState::Mediator, "chunk {chunk} is not the mediator's");
@@ -79,8 +79,8 @@ impl ChunkTable {
         self.card.room().saturating_sub(self.promised + self.left_reserve())
     }
 
-    /// Returns the chunks of the card that are for VMs: all except the mediator's, including those of its claim that
-    /// are spare, and the reserve's. A chunk that the mediator has borrowed from the reserve counts once.
+    /// Returns the card's chunks for VMs: all except the reserve and the mediator's chunks, which include the spare
+    /// part of its claim. A chunk that the mediator has borrowed from the reserve counts once.
     #[must_use]
     pub fn for_vms(&self) -> u32 {
         let kept = self.mediator + self.kept_for_mediator() + self.parked + self.left_reserve();
@@ -92,14 +92,14 @@ impl ChunkTable {
         self.set_aside.saturating_sub(self.mediator)
     }
 
-    /// Returns the chunks without an owner that no VM gets because they are the mediator's: the rest of its share, and
-    /// its claim on the other chunks.
+    /// Returns the free chunks that are withheld from VMs for the mediator: the rest of its share, and its claim on
+    /// other chunks.
     #[must_use]
     pub fn kept_for_mediator(&self) -> u32 {
         self.left_aside() + self.uncommitted().min(self.wanted())
     }
 
-    /// Returns the chunks that the mediator claims, and those that it owes the reserve.
+    /// Returns the chunks that the mediator claims, and the chunks that it owes the reserve.
     pub(super) fn wanted(&self) -> u32 {
         self.claimed.saturating_add(self.borrowed)
     }

@@ -48,7 +48,7 @@ pub struct Move {
 pub enum Ended {
     /// The chunk is at the destination; its old place waits to be scrubbed.
     Committed,
-    /// The chunk had lost its place, or its VM is gone; the destination waits to be scrubbed.
+    /// The chunk was unplaced meanwhile, or its VM is gone; the destination waits to be scrubbed.
     Gone,
 }
 
@@ -59,7 +59,7 @@ pub(super) struct Flight {
     pub(super) index: u32,
     pub(super) from: Spot,
     pub(super) to: Spot,
-    /// The chunk comes from the reserve.
+    /// True if the chunk is in the reserve.
     pub(super) drains: bool,
     pub(super) fate: Fate,
 }
@@ -69,7 +69,7 @@ pub(super) struct Flight {
 pub(super) enum Fate {
     /// It still has its place.
     Alive,
-    /// It has no place now; the destination still counts for the VM.
+    /// It is unplaced now; the destination still counts for the VM.
     Unplaced,
     /// Its VM is gone.
     Ownerless,
@@ -117,7 +117,7 @@ impl ChunkTable {
     /// chunk has not moved. Otherwise as [`Self::begin_move`].
     ///
     /// # Errors
-    /// As [`Self::begin_move`]; [`Error::ReserveFull`].
+    /// As for [`Self::begin_move`], or [`Error::ReserveFull`].
     pub fn start(&mut self, step: Step) -> Result<Option<Move>, Error> {
         let Step { vm, index, to } = step;
         let from = self.movable(vm, index)?;
@@ -169,7 +169,7 @@ impl ChunkTable {
         self.frozen.contains(&vm)
     }
 
-    /// Returns the place of a guest chunk that may begin to move.
+    /// Returns the place of a guest chunk that may move.
     fn movable(&self, vm: TenantId, index: u32) -> Result<Spot, Error> {
         let map = self.vms.get(&vm).ok_or(Error::NoSuchVm(vm))?;
         let from = map.get(index).ok_or(Error::NotPlaced { vm, index })?;
@@ -218,7 +218,7 @@ impl ChunkTable {
         self.give_up(&flight);
     }
 
-    /// Returns all moves in flight, the oldest first, including those whose chunk is gone.
+    /// Returns all moves in flight, oldest first, including moves whose chunk is gone.
     pub fn moves(&self) -> impl Iterator<Item = Move> + '_ {
         self.flights.iter().map(|(&id, flight)| self.describe(id, flight))
     }
@@ -235,7 +235,7 @@ impl ChunkTable {
         self.moving.contains_key(&(vm, index))
     }
 
-    /// Notes that the chunks have no place now, so that their moves have no effect.
+    /// Records that the chunks are unplaced, so that their moves have no effect.
     pub(super) fn lose_moves(&mut self, vm: TenantId, indices: RangeInclusive<u32>) {
         let of_them = (vm, *indices.start())..=(vm, *indices.end());
         while let Some((&key, &id)) = self.moving.range(of_them.clone()).next() {
@@ -248,7 +248,7 @@ impl ChunkTable {
         }
     }
 
-    /// Notes that the VM is gone: the destinations of its moves count for no VM.
+    /// Records that the VM is gone: the destinations of its moves count for no VM.
     pub(super) fn disown_moves(&mut self, vm: TenantId) {
         for flight in self.flights.values_mut().filter(|flight| flight.vm == vm) {
             flight.fate = Fate::Ownerless;

@@ -1,4 +1,4 @@
-//! The reserve: chunks of the card that take evictions at once, and drain to host memory later.
+//! The reserve: chunks of the card that absorb evictions immediately and drain to host memory later.
 
 use super::{ChunkTable, Error, Tier, VmMap};
 use crate::TenantId;
@@ -8,7 +8,7 @@ impl ChunkTable {
     /// them. A smaller number than before releases the difference, but takes no chunk away.
     ///
     /// # Errors
-    /// [`Error::CardFull`] if more is missing than is spare; nothing has changed then.
+    /// [`Error::CardFull`] if more is missing than is spare; nothing is changed.
     pub fn set_reserve(&mut self, chunks: u32) -> Result<(), Error> {
         let missing = chunks.saturating_sub(self.parked);
         if missing > self.uncommitted() + self.left_reserve() {
@@ -71,7 +71,7 @@ impl ChunkTable {
         self.reserve.saturating_sub(self.parked + self.borrowed)
     }
 
-    /// Returns the host slots that may be allocated: chunks in the reserve are sure to get one.
+    /// Returns the host slots that may be allocated: chunks in the reserve have a guaranteed slot.
     #[must_use]
     pub fn host_room(&self) -> u32 {
         self.host.room().saturating_sub(self.parked - self.draining)

@@ -15,9 +15,9 @@ use std::collections::{BTreeMap, BTreeSet};
 
 pub use super::map::SavedVm;
 
-/// Largest number of chunks of a card in a saved table: sums of a few such numbers are counted in 32 bits.
+/// Maximum number of chunks of a card in a saved table: sums of a few such numbers are counted in 32 bits.
 const CHUNKS_MAX: u32 = 1 << 29;
-/// Largest number of guest chunks of all VMs in a saved table: each has an entry in a map, with or without a place.
+/// Maximum number of guest chunks of all VMs in a saved table: each has an entry in a map, with or without a place.
 const GUEST_CHUNKS_MAX: u64 = 1 << 25;
 /// Largest value of an event counter.
 pub(crate) const COUNT_MAX: u64 = 1 << 62;
@@ -71,7 +71,7 @@ pub(crate) enum SavedSpot {
     Host(u32),
 }
 
-/// Behaviour when a VM needs a chunk and the card has none for it.
+/// Behaviour when a VM needs a chunk and the card has none left for it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum SavedOnFull {
     Swap,
@@ -266,7 +266,7 @@ fn places(card: &Stock, host: &Stock) -> Result<Places, Invalid> {
     Ok(places)
 }
 
-/// Returns the moves of chunks that still have their place, by chunk.
+/// Returns the moves of chunks that are still placed, by chunk.
 fn moving(
     maps: &BTreeMap<TenantId, VmMap>,
     flights: &BTreeMap<MoveId, Flight>,
@@ -331,7 +331,7 @@ impl From<SavedLimits> for Limits {
     }
 }
 
-/// Chunks of the mediator in a restored table that have no user yet. Each has exactly one.
+/// The mediator's chunks in a restored table that no user has claimed yet. Each chunk has exactly one user.
 #[derive(Debug)]
 pub struct UnclaimedChunks(BTreeSet<u32>);
 
@@ -348,7 +348,7 @@ impl UnclaimedChunks {
     /// Claims `count` chunks from `first` on for a user.
     ///
     /// # Errors
-    /// If one of them is not the mediator's, or has a user already; some may be claimed then.
+    /// If one of them does not belong to the mediator or already has a user; some may be claimed then.
     pub fn claim(&mut self, first: u32, count: u32) -> Result<(), Invalid> {
         let end = first.checked_add(count).ok_or_else(|| Invalid::new("a run of chunks has no end"))?;
         for chunk in first..end {
@@ -360,7 +360,7 @@ impl UnclaimedChunks {
     /// Makes sure that each chunk has a user.
     ///
     /// # Errors
-    /// If a chunk has none.
+    /// If a chunk has no user.
     pub fn finish(self) -> Result<(), Invalid> {
         let left = self.0.first();
         Invalid::unless(left.is_none(), || format!("nothing uses chunk {left:?} of the mediator"))

@@ -35,7 +35,7 @@ pub enum Place {
 }
 
 impl Place {
-    /// Returns the address on the card, if the place is there.
+    /// Returns the card address, if the place is on the card.
     #[must_use]
     pub const fn card(self) -> Option<VramAddr> {
         match self {
@@ -106,7 +106,7 @@ pub struct MoveId(pub(super) u64);
 pub enum ChunkState {
     /// Zeroed, without an owner.
     Free,
-    /// Without an owner, with the data of the last owner.
+    /// Free, but still contains the last owner's data.
     NeedsScrub,
     /// Without an owner, being zeroed by the caller of [`take_scrub_work`](super::ChunkTable::take_scrub_work).
     Scrubbing,

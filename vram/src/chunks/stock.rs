@@ -95,7 +95,7 @@ impl Stock {
         self.scrubbed
     }
 
-    /// Gives the first free unit an owner. `None` if none is zeroed, or there is no room.
+    /// Gives the first free unit an owner. `None` if none is zeroed or there is no room.
     pub(super) fn take(&mut self, to: ChunkState) -> Option<u32> {
         if self.room() == 0 {
             return None;
@@ -134,7 +134,7 @@ impl Stock {
         self.quarantined
     }
 
-    /// Takes a unit out of use: at once if it has no owner, else when it loses its owner.
+    /// Takes a unit out of use: immediately if it has no owner, else when it loses its owner.
     pub(super) fn quarantine(&mut self, number: u32) {
         match self.state(number) {
             ChunkState::Quarantined => {}
@@ -169,7 +169,7 @@ impl Stock {
         Some(number)
     }
 
-    /// Notes that the unit is zeroed.
+    /// Records that the unit is zeroed.
     pub(super) fn scrubbed(&mut self, number: u32) {
         self.scrubbing -= 1;
         if self.condemned.contains(&number) {

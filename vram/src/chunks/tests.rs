@@ -45,8 +45,8 @@ fn only_the_listed_steps_are_legal() {
     }
 }
 
-/// The answer to a VM without a guarantee that may not swap, when `free` chunks are zeroed and `promised` are kept for
-/// others.
+/// The answer to a VM without a guarantee and without swap, when `free` chunks are zeroed and `promised` are reserved
+/// for others.
 fn refused(vm: u32, free: u32, promised: u32) -> Result<Placed, Error> {
     let limit = Limit::Card { free, to_scrub: 0, promised };
     Err(Error::Full { vm: TenantId(vm), limit, host: Some(Limit::Policy(OnFull::Refuse)) })
@@ -232,7 +232,7 @@ fn chunks_set_aside_go_to_mediator_only() {
     table.create_vm(TenantId(2), 8 * CHUNK, Limits::UNRESERVED).unwrap();
     place_first(&mut table, 2, 1);
     assert_eq!(table.place(TenantId(2), GuestVramAddr(CHUNK)), refused(2, 7, 7));
-    // It gets its own share, and no more: the rest is promised.
+    // It gets exactly its own share, because the rest is promised.
     table.reserve_mediator(1, 1).unwrap();
     let run = table.reserve_mediator(2, 1).unwrap();
     assert_eq!((table.summary().set_aside, table.summary().mediator), (0, 3));

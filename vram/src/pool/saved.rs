@@ -30,10 +30,10 @@ impl PagePool {
         }
     }
 
-    /// Restores a pool in its chunks of `table`. `unclaimed` are those that no other pool has.
+    /// Restores a pool in its chunks of `table`. `unclaimed` are the chunks that no other pool has.
     ///
     /// # Errors
-    /// If the chunks are not the mediator's or are another pool's, or allocations are not within them.
+    /// If the chunks do not belong to the mediator or belong to another pool, or allocations are outside them.
     pub fn restored(saved: SavedPool, table: &ChunkTable, unclaimed: &mut UnclaimedChunks) -> Result<Self, Invalid> {
         let SavedPool { limit, runs, used } = saved;
         let orders = used.iter().all(|(_, order)| *order <= ORDER_MAX);
@@ -61,7 +61,7 @@ impl PagePool {
         Ok(pool)
     }
 
-    /// Finds the free blocks within the block of 2^`order` pages at `start`. Returns how many valid allocations are
+    /// Finds the free blocks within the block of 2^`order` pages at `start`. Returns the number of valid allocations
     /// there.
     fn fill(&mut self, start: u64, order: u32) -> usize {
         let end = start + (PAGE_BYTES << order);

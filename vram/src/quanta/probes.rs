@@ -3,7 +3,7 @@
 //! No submission names the host memory that work reaches through pointers, and no real card counts these accesses. But
 //! they lengthen the work: the probe compares the engine time of a VM's submissions with their time while all of the
 //! VM's memory is on the card, during its quantum. It assumes nothing of the card, the bus or the work, except that the
-//! work continues as it was.
+//! work stays the same.
 
 use crate::TenantId;
 use std::collections::{BTreeMap, BTreeSet};
@@ -18,7 +18,7 @@ const PAUSE_FACTOR: u32 = 32;
 const LONGEST_REST_NS: u64 = 3_600_000_000_000;
 /// Quanta for which the result of a probe is valid.
 const RESULT_VALID_QUANTA: u32 = 64;
-/// Cap on one VM's speed-up factor: the VM controls what it submits.
+/// Cap on one VM's speed-up factor: the VM controls its submissions.
 const MAX_SPEEDUP: f64 = 8.0;
 
 /// Work done for a VM since it was created.
@@ -51,11 +51,11 @@ enum State {
     Begins,
     /// No probe before this time.
     Resting { until_ns: u64 },
-    /// Their work is observed: since when, and their work until then.
+    /// Observing their work: the start time, and their work until then.
     Watching { since_ns: u64, then: BTreeMap<TenantId, Done> },
     /// A probe runs.
     Trying(Trial),
-    /// Quanta help; how many are left until the next probe.
+    /// Quanta help; number of quanta until the next probe.
     Found { left: u32 },
 }
 
@@ -89,7 +89,7 @@ impl Trial {
 pub(super) enum Verdict {
     /// Quanta continue.
     GoOn,
-    /// Quanta are of no use, or must be probed again.
+    /// Quanta do not help, or must be probed again.
     End,
 }
 
@@ -113,7 +113,7 @@ impl Probes {
         self.done = done;
     }
 
-    /// Notes that quanta have ended, or have another reason now.
+    /// Records that quanta have ended, or have another reason now.
     pub(super) fn end(&mut self) {
         if !matches!(self.state, State::Resting { .. }) {
             self.state = State::Begins;
@@ -126,7 +126,7 @@ impl Probes {
     }
 
     /// Observes the work of VMs whose memory does not fit together. Returns true if a probe is due: the card was busy
-    /// for them for half of two windows, and the length of submissions is known for two or more of them.
+    /// with these VMs for half of two windows, and the length of submissions is known for at least two of them.
     pub(super) fn should_probe(&mut self, now_ns: u64, members: &[TenantId], window_ns: u64) -> bool {
         let of_members = || members.iter().map(|vm| (*vm, self.done.get(vm).copied().unwrap_or_default())).collect();
         let (since_ns, then): (_, &BTreeMap<TenantId, Done>) = match &self.state {
@@ -154,7 +154,7 @@ impl Probes {
         true
     }
 
-    /// Notes that a VM's quantum begins: its memory is on the card.
+    /// Records that a VM's quantum begins: its memory is on the card.
     pub(super) fn begins(&mut self, holder: TenantId) {
         if let State::Trying(trial) = &mut self.state {
             trial.turn = self.done.get(&holder).map(|done| (holder, *done));
@@ -167,7 +167,7 @@ impl Probes {
         *of != holder || self.done.get(&holder).is_none_or(|done| done.since(*then).ended >= MIN_SUBMISSIONS)
     }
 
-    /// Notes that a VM's quantum has ended, among `members`. `on_permille`: part of the time that work must lose
+    /// Records that a VM's quantum has ended, among `members`. `on_permille`: part of the time that work must lose
     /// without quanta.
     pub(super) fn ends(&mut self, now_ns: u64, holder: TenantId, members: &[TenantId], on_permille: u32) -> Verdict {
         match &mut self.state {

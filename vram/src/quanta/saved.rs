@@ -1,4 +1,4 @@
-//! Quanta in their saved form. Times are of the clock that the caller passes.
+//! Quanta in their saved form. Times use the caller's clock.
 
 use super::probes::Probes;
 use super::sets::{WorkingSet, WorkingSets};

@@ -72,7 +72,7 @@ fn little_traffic_or_sets_that_fit_change_nothing() {
 #[test]
 fn old_traffic_is_forgotten() {
     let mut quanta = quanta(&[700, 700]);
-    // 150 bytes in a second, twice with a second between: never 200 within one.
+    // 150 bytes in a second, twice with a second between, so never 200 within one second.
     for now in [0, 2 * SECOND] {
         quanta.relocated(now, 150, 150 * MS);
         assert_eq!(quanta.tick(now), None);
@@ -264,8 +264,8 @@ fn idle_tenant_yields_quantum_only_to_a_tenant_with_work() {
 }
 
 proptest! {
-    /// At any time: members are two or more active VMs, the holder is one of them, no VM waits needlessly, each gets
-    /// its quantum, and no change is reported twice.
+    /// At any time: members are two or more active VMs, the holder is one of them, no VM waits needlessly, each member
+    /// gets its quantum, and no change is reported twice.
     #[test]
     fn turns_are_fair_and_end(
         events in prop::collection::vec((0u64..3000, prop::collection::btree_map(1u32..6, 0u64..1500, 0..5), 0u64..400), 1..60),
@@ -351,7 +351,7 @@ fn tell(quanta: &mut Quanta, now: u64, told: &Told) -> Option<Change> {
 }
 
 proptest! {
-    /// A detector that was saved and restored decides the same as one that was not.
+    /// A saved and restored detector decides the same as one that was not saved.
     #[test]
     fn restored_quanta_decide_the_same(steps in prop::collection::vec((told(), 1..700u64, any::<bool>()), 1..60)) {
         let (mut kept, mut moved, mut now) = (Quanta::new(config()), Quanta::new(config()), 0);

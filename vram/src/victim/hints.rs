@@ -11,8 +11,8 @@ use std::ops::RangeInclusive;
 /// The priority of a chunk without a hint.
 pub const PRIORITY_DEFAULT: u8 = 128;
 
-/// Hints about the chunks of a VM, by guest chunk. Of each kind there is at most one entry for each chunk that the
-/// guest has, and none before the first is set.
+/// Hints about the chunks of a VM, by guest chunk. Each kind has at most one entry per guest chunk, and none before the
+/// first is set.
 #[derive(Debug)]
 pub struct Hints {
     /// Number of chunks that the guest has.
@@ -66,7 +66,7 @@ impl Hints {
         self.accesses.get(index as usize).copied().unwrap_or(0)
     }
 
-    /// Notes that the chunks were used just now.
+    /// Records that the chunks were used just now.
     pub fn touch(&mut self, chunks: RangeInclusive<u32>) {
         let range = self.within(&chunks);
         if range.is_empty() {
@@ -81,13 +81,13 @@ impl Hints {
         }
     }
 
-    /// Notes that the chunks have come to the card, together, and are used there now.
+    /// Records that the chunks arrived on the card together and are in use.
     pub fn arrived(&mut self, chunks: RangeInclusive<u32>) {
         let range = self.within(&chunks);
         self.residency_history.arrived(range, self.chunks);
     }
 
-    /// Notes that a chunk is needed on the card, where it has no place.
+    /// Records that a chunk is needed on the card but is not there.
     pub fn wants(&mut self, index: u32) {
         self.residency_history.wants(index);
     }
@@ -98,7 +98,7 @@ impl Hints {
         self.referenced.get(index as usize / 64).is_some_and(|word| word >> (index % 64) & 1 == 1)
     }
 
-    /// Notes that the clock's hand passes a chunk.
+    /// Records that the clock's hand passes a chunk.
     pub(super) fn pass(&mut self, index: u32) {
         if let Some(word) = self.referenced.get_mut(index as usize / 64) {
             *word &= !(1 << (index % 64));

@@ -1,15 +1,15 @@
 //! For programs that repeatedly loop over more memory than the card has: in a loop, the most recently used chunk is
 //! needed last, so that LRU is the worst policy.
 //!
-//! It knows only when a chunk came to the card and when it was evicted; a card without reference bits shows nothing
+//! It only knows when a chunk arrived on the card and when it was evicted; a card without reference bits shows nothing
 //! else. The first victim is the chunk before one that is needed now, since loops usually use buffers in the order of
-//! addresses; then the chunk that came last. A chunk that is needed again at once is not part of a loop but always in
-//! use: it is spared for a number of victims, which doubles each time that this happens again.
+//! addresses; then the latest arrival. A chunk that is needed again immediately is not part of a loop but always in
+//! use. It is spared for a number of victims, which doubles each time.
 
 use super::{Choose, Hints, keep_least};
 use std::cmp::Reverse;
 
-/// Chooses the chunk used most recently, except those that are always in use.
+/// Chooses the chunk used most recently, except chunks that are always in use.
 #[derive(Debug)]
 pub(super) struct Loops;
 
@@ -28,7 +28,7 @@ impl Choose for Loops {
     }
 
     fn returns(&mut self, hints: &mut Hints, candidates: &mut Vec<u32>, count: usize) {
-        // Chunks needed again at once are returned first, then those away longest: a loop needs these next.
+        // Chunks needed again immediately are returned first, then the chunks away longest, which a loop needs next.
         keep_least(candidates, count, |index| {
             (Reverse(hints.residency_history.allowance(index)), hints.residency_history.went(index))
         });

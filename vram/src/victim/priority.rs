@@ -1,4 +1,4 @@
-//! By the owner's priorities for its buffers: the policy of GPUswap's dissertation.
+//! Chooses victims by the owner's buffer priorities: the policy of GPUswap's dissertation.
 
 use super::{Choose, Hints, keep_least};
 use std::cmp::Reverse;

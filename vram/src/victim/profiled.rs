@@ -1,4 +1,4 @@
-//! By accesses to chunks, from a profile that was taken before or that the card takes.
+//! Chooses victims by accesses to chunks, from an earlier profile or the card's counters.
 
 use super::{Choose, Hints, keep_least};
 use std::cmp::Reverse;

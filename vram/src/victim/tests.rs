@@ -129,7 +129,7 @@ fn hints_beyond_guest_chunks_are_ignored() {
 }
 
 proptest! {
-    /// Each policy chooses the requested number of different candidates, and the same ones from one seed, for any
+    /// Each policy chooses the requested number of different candidates, and the same ones for one seed, with any
     /// hints.
     #[test]
     fn each_policy_chooses_among_the_candidates(

@@ -7,7 +7,7 @@ use super::*;
 const AREA_STARTS: [u64; 2] = [PLACE0 + AREA.offset, PLACE1 + AREA.offset];
 const HIGH_OFFSET: u64 = 0x10_0000_0000;
 
-/// Creates a domain that the host has two pages for.
+/// Creates a domain for which the host has two pages.
 fn roomy(rig: &Rig) -> FakeDomain {
     rig.domain(FakeSpec { spare: 2, ..FakeSpec::new(1, "guest") })
 }
@@ -112,7 +112,7 @@ fn domain_that_is_no_longer_served_keeps_none() {
     domain.wait_left();
     assert!(domain.all_given().is_empty());
     domain.destroy();
-    // The next domain of that name starts again.
+    // The next domain with this name starts again.
     let next = rig.domain(FakeSpec { spare: 2, ..FakeSpec::new(2, "guest") });
     assert_eq!(next.all_given(), frames(&AREA_STARTS));
     next.destroy();

@@ -1,4 +1,4 @@
-//! Domains of a fake hypervisor: any requests of Xen, in any order and of any size, and domains that come and go.
+//! Domains of a fake hypervisor: arbitrary Xen requests in any order and size, and domains that start and end.
 
 mod bar_backing;
 
@@ -131,7 +131,7 @@ fn bars_that_lie_on_each_other_are_claimed_once() {
     assert_eq!(domain.ranges().len(), 1);
     domain.config_write(0x14, PLACE1 as u32);
     assert_eq!(domain.ranges().len(), 2);
-    // At the very end of the address space nothing wraps.
+    // Accesses at the end of the address space do not wrap.
     domain.config_write(0x14, 0xffff_f000);
     domain.config_write(0x18, u32::MAX);
     assert!(domain.ranges().len() <= 2);
@@ -217,8 +217,8 @@ fn malformed_requests_are_answered_and_go_nowhere() {
         assert_eq!(domain.request(0, &request), Some(u64::MAX), "{request:?}");
     }
     assert_eq!(rig.counter("errors"), bad.len() as u64);
-    // Requests for others: ports, another function, kinds that no version of Xen sends, and configuration space beyond
-    // the device's.
+    // Requests for other devices: ports, another function, kinds that no version of Xen sends, and configuration space
+    // beyond the device's.
     let slot = u64::from(XenOptions::SLOT) << 35;
     for (kind, address) in [
         (kind::PORT, 0xcfc),
@@ -366,7 +366,7 @@ fn device_releases_memory_before_give_back_even_under_load() {
     let domain = rig.domain(FakeSpec { cpus: 2, ..FakeSpec::new(1, "guest") });
     let frames = (16 << 20) / PAGE;
     let asked = domain.asked();
-    // The server asks about the BARs' places only to check that there is no memory.
+    // The server queries the BARs' addresses only to check that no memory is there.
     let bars = [PLACE0, PLACE1].map(|place| (place + AREA.offset) / PAGE);
     assert!(
         asked.iter().all(|first| *first >= (4 << 30) / PAGE || bars.contains(first)),
@@ -402,7 +402,7 @@ fn device_releases_memory_before_give_back_even_under_load() {
     assert_eq!(fetch(&domain, 0, 605 * PAGE), 606, "what is beside it stays");
     let left = rig.counter("dma_bytes");
     assert_eq!(left, whole - 30 * PAGE);
-    // The guest takes some of it again, without a notification.
+    // The guest takes back part of it, without a notification.
     domain.populate(600..605);
     until("the memory to come back", || rig.counter("dma_bytes") == left + 5 * PAGE);
     assert_eq!(fetch(&domain, 0, 602 * PAGE), 603);
@@ -431,7 +431,7 @@ fn processor_that_dies_in_flight_leaves_a_clean_device() {
     domain.put(0, &Request { address: PLACE1, size: 4, count: 1, kind: kind::MEMORY, ..Request::default() }).unwrap();
     domain.destroy();
     domain.wait_left();
-    // It is rebooted: another number, the same name.
+    // It is rebooted, with another number and the same name.
     let domain = rig.domain(FakeSpec::new(2, "guest"));
     assert_eq!(domain.read(0, PLACE1, 4), 0, "nothing of the one before");
     assert_eq!(rig.link.client().unwrap().domain, Some(2));
@@ -442,7 +442,7 @@ fn processor_that_dies_in_flight_leaves_a_clean_device() {
 fn old_domain_that_lingers_while_the_new_one_is_there_is_left() {
     let rig = Rig::new();
     let old = rig.guest();
-    // Both exist for a moment, as when a toolstack reboots one.
+    // Both domains exist for a moment, as when a toolstack reboots a domain.
     let new = rig.xen.create(FakeSpec::new(9, "guest"));
     assert_eq!(old.read(0, PLACE1, 4), 0);
     old.destroy();
@@ -458,7 +458,7 @@ fn domains_that_cannot_be_served_are_left_alone() {
     let pv = rig.xen.create(FakeSpec { hvm: false, ..FakeSpec::new(2, "guest") });
     pv.wait_seen();
     pv.destroy();
-    // Mapping pages that were never used would reduce those that the domain may still have.
+    // Mapping never-used pages would count against the domain's page limit.
     let sparse = rig.xen.create(FakeSpec { target_kib: Some(8 << 10), ..FakeSpec::new(3, "guest") });
     sparse.wait_seen();
     sparse.destroy();

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 /// A function with a body.
 struct Function {
-    /// From the start of its line to the body.
+    /// Range from the start of its line to the body.
     head: Range<usize>,
     /// Between the body's braces.
     body: Range<usize>,
@@ -68,7 +68,7 @@ fn word_at(bytes: &[u8], at: usize) -> &[u8] {
 }
 
 /// The end of the comment or literal that begins at an offset. A prefix of a literal, as in `b"x"`, is not part of it,
-/// except for a raw one.
+/// except for a raw literal.
 fn literal_or_comment(text: &str, at: usize) -> Option<usize> {
     let bytes = text.as_bytes();
     let rest = bytes.get(at..)?;

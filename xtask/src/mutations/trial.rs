@@ -48,7 +48,7 @@ pub enum Built {
 #[derive(Debug, Default)]
 pub struct Verdict {
     pub tally: Tally,
-    /// Names of those that failed.
+    /// Names of the failed tests.
     failed: Vec<String>,
     /// A test did not end.
     stood: bool,
@@ -186,7 +186,7 @@ pub fn run(programs: &[&Program], filters: &[&str], mistake: Option<&Mutation>) 
 
 fn one(command: &mut Command, verdict: &mut Verdict) -> Result<()> {
     let output = tempfile::tempfile().context("a file for tests' output")?;
-    // A file: a pipe would stay open as long as any process that a test has left.
+    // A file, because a pipe would stay open as long as any leftover process of a test.
     command.stdout(output.try_clone()?).stderr(Stdio::null());
     let mut child = command.spawn().context("cannot start tests")?;
     if !watch::ends_within(&child, watch::scaled(PROGRAM_TIMEOUT))? {

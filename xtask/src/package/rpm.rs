@@ -1,4 +1,4 @@
-//! The same files as an RPM, made with the crate `rpm`: no tool of another distribution is needed.
+//! Packages the same files as an RPM with the crate `rpm`, so that no tool of another distribution is needed.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -16,7 +16,7 @@ const ARCHITECTURE: &str = "x86_64";
 const ELSEWHERE: [(&str, &str); 1] =
     [("usr/share/zsh/vendor-completions/_mediatorctl", "usr/share/zsh/site-functions/_mediatorctl")];
 
-/// Makes the package from a tree's files in `out`; returns its path. `libc` is the newest version of glibc that a
+/// Makes the package from a tree's files in `out`. Returns its path. `libc` is the newest version of glibc that a
 /// program requires.
 pub(super) fn make(recipe: &Recipe, tree: &Tree, libc: Option<(u32, u32)>, out: &Path) -> Result<PathBuf> {
     let epoch = u32::try_from(recipe.epoch).context("the time is not one of RPM")?;

@@ -220,7 +220,7 @@ fn seeds() -> BTreeMap<&'static str, Vec<Op>> {
             for (index, raw) in (0..).zip(raws) {
                 ops.extend([Op::Write(false, 1, index, raw), Op::Ring(false, 1, u32::from(index) + 1, true)]);
                 ops.extend([Op::Fetch(false, 1, 4), Op::Execute(false, 1, 9)]);
-                // A ring at fault takes no more until it is bound again, after that entry.
+                // After this entry, a faulted ring accepts no more entries until it is bound again.
                 ops.extend([Op::Bind(false, 1, 4, index + 1, index + 1), Op::Enable(false, 1, true)]);
                 ops.push(Op::List(false, vec![1]));
             }
@@ -296,7 +296,7 @@ fn seeds() -> BTreeMap<&'static str, Vec<Op>> {
             ]
             .concat(),
         ),
-        // Submissions that wait for a slice, some of a channel that is gone by then.
+        // Submissions that wait for a slice, some from a channel that was unbound meanwhile.
         (
             "gated",
             [

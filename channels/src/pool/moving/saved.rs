@@ -1,6 +1,6 @@
-//! Channels in migration in their saved form: of the card's data only the parts that a channel's own work has written.
-//! All else is created again, so that a file cannot change it: constants, addresses, records and their push buffers,
-//! words of completion.
+//! Saved form of migrating channels. It contains only the card data that a channel's own work has written. All else is
+//! created again, so that a file cannot change it: constants, addresses, records and their push buffers, words of
+//! completion.
 
 use super::{Channel, Moving};
 use crate::block::{BLOCK, CONTEXTS};
@@ -62,7 +62,7 @@ struct SavedChannel {
     state: Vec<u32>,
     /// Words of [`PROGRESS`].
     progress: Vec<u32>,
-    /// Entries of the guest's in flight, oldest first.
+    /// Guest entries in flight, oldest first.
     entries: Vec<u64>,
     /// Content of the semaphore of each submission in flight.
     released: Vec<[u32; SEMAPHORE_BYTES / 4]>,
@@ -161,7 +161,7 @@ impl SavedChannel {
     }
 }
 
-/// Returns the work area of a channel with these entries of its guest's in flight.
+/// Returns the work area of a channel with these guest entries in flight.
 fn work_area(
     ring: &Ring,
     span: Span,

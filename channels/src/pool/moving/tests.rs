@@ -10,7 +10,7 @@ const CH: VirtualChannelId = VirtualChannelId(0);
 /// Its shadow directory on the other card.
 const THERE: VramAddr = VramAddr(0x77_0000);
 
-/// Two channels of A, one with work that the card has and work that it does not have; a third whose bind was refused.
+/// Two channels of A, one with fetched and unfetched work, and a third whose bind was refused.
 fn here() -> World {
     let mut world = World::new();
     for channel in [0, 1] {
@@ -25,7 +25,7 @@ fn here() -> World {
     world
 }
 
-/// A card on which the first numbers are another VM's, and A is paused.
+/// A card on which another VM has the first numbers, and A is paused.
 fn there() -> World {
     let mut world = World::new();
     for channel in [0, 1, 2] {
@@ -69,7 +69,7 @@ fn migrated_channels_keep_addresses_and_get_new_numbers() {
     there.channels.withhold(&mut there.card, first.physical, false);
     assert_eq!(there.channels.run_state(first.physical), RunState::Running);
     assert_eq!(there.channels.presence(&mut there.card, second.physical), Presence::Off);
-    // Here nothing has changed.
+    // The source is unchanged.
     assert_eq!((here.channels.physical(A, CH), here.channels.in_flight(A, CH)), (Some(before), 2));
 }
 
@@ -125,12 +125,12 @@ fn channels_that_cannot_come_change_nothing() {
     assert!(refused.contains("does not stand still"), "{refused}");
     there.channels.pause(&mut there.card, A, Pause::Standstill, true);
     assert_eq!(there.channels.save(), saved);
-    // A channel that is not off the engines does not migrate.
+    // A channel on an engine does not migrate.
     here.channels.pause(&mut here.card, A, Pause::Standstill, false);
     assert!(here.channels.moving(&mut here.card, A).is_none());
 }
 
-/// Returns the words of a channel on a card, except the GP_PUT that the card keeps, because USERD has another one.
+/// Returns the words of a channel on a card, except the card's GP_PUT, because USERD has a different value.
 fn held(world: &World, channel: ChannelId) -> Vec<u32> {
     let layout = world.channels.layout();
     let areas =
@@ -164,7 +164,7 @@ fn channels_that_were_saved_come_as_those_that_were_not() {
 fn flipped_bits_in_saved_channels_are_rejected_or_harmless() {
     let bytes = postcard::to_allocvec(&saved(&mut here())).unwrap();
     let mut refused = 0;
-    // Not all of the images.
+    // Not the whole images.
     let counts =
         |at: &usize| bytes.get(at.saturating_sub(8)..at + 8).is_none_or(|near| near.iter().any(|one| *one != near[0]));
     for at in (0..bytes.len()).filter(counts) {

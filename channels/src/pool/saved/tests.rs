@@ -6,7 +6,7 @@ use crate::tests::fake::{A, B, LAYOUT, World};
 use nvspec::instance::userd;
 use proptest::prelude::*;
 
-/// Channels of two VMs: work in flight, some of it not started; a refused bind, an unbound channel, one that hangs.
+/// Channels of two VMs: work in flight, some of it not started; a refused bind, an unbound channel, a hung channel.
 fn world() -> World {
     let mut world = World::new();
     for (vm, channel) in [(A, 0), (A, 1), (B, 0)] {
@@ -141,7 +141,7 @@ fn other_cards_and_numbers_are_refused() {
 }
 
 proptest! {
-    /// Changed bytes of saved channels give no channels, or harmless ones.
+    /// Corrupted saved channels are rejected or give harmless channels.
     #[test]
     fn edited_bytes_never_panic(
         edits in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..4),

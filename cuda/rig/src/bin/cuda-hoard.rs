@@ -1,5 +1,5 @@
-//! A program that takes as much of a card as it can past its account, by ordinary calls or past the library, and one
-//! that looks for cards. For the tests of `hostile`.
+//! Takes as much card memory as possible beyond its account, through ordinary calls or around the library. Another mode
+//! searches for cards. Used by the `hostile` tests.
 //!
 //! UNSAFETY: none; the calls are those of [`cuda_rig::Cuda`].
 
@@ -112,7 +112,7 @@ fn main() -> Result<()> {
             taken = mib;
         }
         What::Limits { mib } => {
-            // A thread of 1024 has this much more than 1 KiB of stack; the others are bytes in all.
+            // For a stack limit, bytes beyond 1 KiB for each of 1024 threads; otherwise total bytes.
             cuda.limit(0, 1024 + (mib << 10))?;
             cuda.limit(1, (mib << 20) + (1 << 20))?;
             cuda.limit(2, (mib << 20) + (8 << 20))?;

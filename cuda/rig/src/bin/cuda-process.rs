@@ -1,9 +1,10 @@
-//! A CUDA program that looks after its own process: forks, takes signals, starts children, closes descriptors and
-//! libraries.
+//! A CUDA program with process management of its own: it forks, handles signals, starts children, and closes
+//! descriptors and libraries.
 //!
 //! Each subcommand prints the same without the library, or fails.
 //!
-//! UNSAFETY: calls functions of the driver by number of arguments alone, and the C library's for processes and signals.
+//! UNSAFETY: calls driver functions knowing only their number of arguments, and the C library's process and signal
+//! functions.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
 
 use std::ffi::{CString, c_int, c_void};
@@ -42,8 +43,8 @@ enum What {
     },
     /// Forks when the driver was found but not initialised, and works in a child of the child.
     ForkBefore,
-    /// Takes SIGTERM by a descriptor, which was blocked when the driver was initialised; prints the threads that block
-    /// nothing.
+    /// Receives SIGTERM, which was blocked during the driver's initialisation, through a descriptor. Prints the threads
+    /// that block no signals.
     Signals,
     /// Prints the limit of open files of this process and of its children, and the descriptors that a child inherits.
     Children {
@@ -70,8 +71,8 @@ enum What {
     Unload,
 }
 
-/// Longest time of a child.
-// TIMEOUT: only a failing test waits so long.
+/// Time limit for a child.
+// TIMEOUT: only a failing test waits this long.
 const CHILD_S: u32 = 20;
 
 /// A function of the driver, with more arguments than any takes.
@@ -135,7 +136,7 @@ fn symbol(library: *mut c_void, name: &str) -> Result<*mut c_void> {
 }
 
 fn call(function: *mut c_void) -> c_int {
-    // SAFETY: zeros are refused by every function, and further arguments are not looked at.
+    // SAFETY: every function refuses zeros and ignores further arguments.
     unsafe {
         let function: Function = std::mem::transmute(function);
         function(0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0)
@@ -144,7 +145,7 @@ fn call(function: *mut c_void) -> c_int {
 
 /// Runs `work` in a child and returns its result. Fails if the child did not end by itself.
 fn in_child(way: Way, work: impl FnOnce() -> i32) -> Result<i32> {
-    // SAFETY: the child calls the driver and the system, and ends without running anything of the parent's.
+    // SAFETY: the child calls the driver and the system, and ends without running the parent's code.
     let child = unsafe {
         match way {
             Way::Fork => libc::fork(),
@@ -182,7 +183,7 @@ fn fork(way: Way) -> Result<()> {
     let status = in_child(way, || {
         let said = found.iter().map(|&(name, how, function)| (name, how, call(function)));
         let mut text = String::new();
-        // The numbers of the library's descriptors are the child's own sockets now.
+        // The library's descriptor numbers now refer to the child's own sockets.
         let sockets: Vec<_> = (0..64).filter_map(|_| UnixStream::pair().ok()).collect();
         for (name, how, code) in said.filter(|said| said.2 != 3) {
             let _ = writeln!(text, "{name} by {how}: {code}");
@@ -316,7 +317,7 @@ fn children(mib: u64) -> Result<()> {
     ensure!(limit()? == (soft, limits.rlim_max), "the limit is {:?} now", limit()?);
     let said = child()?;
     ensure!(said == expected, "a child of the program says {said:?} instead of {expected:?}");
-    // `fork` alone, without `exec`, copies nothing that keeps memory of the card, or the connection.
+    // `fork` alone, without `exec`, copies no descriptor that keeps card memory or the connection alive.
     let (mut reader, writer) = std::io::pipe()?;
     let status = in_child(Way::Fork, || {
         let sockets = open_descriptors().unwrap_or_default();
@@ -403,7 +404,7 @@ fn forgets() -> Result<()> {
 
 fn unload() -> Result<()> {
     let library = library()?;
-    // SAFETY: nothing else has initialised the driver; it is closed as often as it was loaded.
+    // SAFETY: no other code has initialised the driver, and each load has its close.
     unsafe {
         let init: unsafe extern "C" fn(u32) -> c_int = std::mem::transmute(symbol(library, "cuInit")?);
         ensure!(init(0) == 0, "cuInit");

@@ -1,4 +1,4 @@
-//! A CUDA program for tests: finds `libcuda.so.1` by the loader, works, and prints a checksum of all it has.
+//! A CUDA program for tests: finds `libcuda.so.1` through the loader, works, and prints a checksum of all its memory.
 //!
 //! The results depend on the arguments alone, so that two runs under different conditions can be compared.
 
@@ -262,7 +262,7 @@ fn train(cuda: Cuda, mib: u64, rounds: u64, spin_us: u64) -> Result<()> {
         if spin_us > 0 {
             cuda.launch(spin, &[spin_us, result], stream)?;
         }
-        // A small allocation that comes and goes in the stream's order.
+        // A small stream-ordered allocation that is freed again.
         let small = cuda.alloc_async(1000, stream)?;
         cuda.launch(fill, &[small, 10, round], stream)?;
         cuda.free_async(small, stream)?;
@@ -464,7 +464,7 @@ fn live(cuda: Cuda, mib: u64, own: bool) -> Result<()> {
     let input = lines();
     let (fill, add) = (cuda.kernel("fill")?, cuda.kernel("add")?);
     let stream = cuda.stream()?;
-    // Each with what its first word holds.
+    // Each with the contents of its first word.
     let mut buffers: Vec<(u64, u64)> = Vec::new();
     let mut wanted = (mib << 20) / EACH;
     let mut step = 0u64;
@@ -500,7 +500,7 @@ fn live(cuda: Cuda, mib: u64, own: bool) -> Result<()> {
 
 fn share(cuda: Cuda, kib: u64) -> Result<()> {
     let words = kib * 128;
-    // What lies before it in a chunk is not shared by that.
+    // The part of the chunk before it is not shared.
     let before = cuda.alloc(4096)?;
     let at = cuda.alloc(kib << 10)?;
     cuda.launch(cuda.kernel("fill")?, &[at, words, 100], 0)?;
@@ -591,7 +591,7 @@ fn graphs(cuda: Cuda) -> Result<()> {
     ensure!(refused == 0 || free()? == before - 30, "something of a refused graph is left");
     cuda.free(held)?;
     let later = code(run(large));
-    // More than there is for this tenant at all.
+    // More than this tenant's limit.
     let never = code(graph(80));
     println!("{used} {refused} {later} {never}");
     Ok(())
@@ -600,7 +600,7 @@ fn graphs(cuda: Cuda) -> Result<()> {
 #[allow(unsafe_code, reason = "forks")]
 fn fork(cuda: Cuda) -> Result<()> {
     let at = cuda.alloc(1 << 20)?;
-    // SAFETY: the child only asks the driver one thing and exits without running anything of the parent's.
+    // SAFETY: the child makes one driver call and exits without running the parent's code.
     let child = unsafe { libc::fork() };
     if child == 0 {
         let _ = cuda.info();
@@ -629,7 +629,7 @@ fn look(cuda: Cuda) -> Result<()> {
 fn nvml_says() -> Result<()> {
     let said = nvml::memory()?;
     ensure!(said[0] == said[1], "the versions differ: {said:?}");
-    // SAFETY: the child asks the same question on its only thread, and exits without running anything of the parent's.
+    // SAFETY: the child makes the same call on its only thread and exits without running the parent's code.
     let child = unsafe { libc::fork() };
     if child == 0 {
         let same = nvml::memory().is_ok_and(|again| again == said);

@@ -1,4 +1,4 @@
-//! A client of the owner's protocol that a test drives by commands, as a process of its own: see [`cuda_rig::raw`].
+//! A client of the owner's protocol as a separate process that a test controls with commands: see [`cuda_rig::raw`].
 
 use std::path::PathBuf;
 

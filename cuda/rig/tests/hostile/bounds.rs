@@ -8,10 +8,10 @@ use cuda_protocol::{FixedKind, FromOwner, FromTenant, Share};
 use crate::support::hostile::*;
 use crate::support::{Rig, describe, owner, owner_by};
 
-/// An owner's arguments: see [`NEVER_IDLE`].
+/// Arguments for an owner: see [`NEVER_IDLE`].
 const QUIET: [&str; 4] = ["--quanta", "off", NEVER_IDLE[0], NEVER_IDLE[1]];
 
-/// Connects a deaf client that says hello, and opens a token so often.
+/// Connects a deaf client that sends `Hello`, and opens a token this many times.
 fn open_deaf(raw: &mut Raw, share: Share, times: u32) -> usize {
     let deaf = raw.connect(Through::Itself, None);
     raw.say(deaf, FromTenant::Hello(hello("a", false)), 1);
@@ -19,7 +19,7 @@ fn open_deaf(raw: &mut Raw, share: Share, times: u32) -> usize {
     deaf
 }
 
-/// A token of `chunks` of a client's chunks.
+/// A token for `chunks` chunks of a client.
 fn share(raw: &mut Raw, link: usize, chunks: u32) -> Share {
     let chunks = raw.allocate(link, 1, chunks);
     raw.say(link, FromTenant::Export { request: 2, chunks }, 1);
@@ -32,8 +32,8 @@ fn share(raw: &mut Raw, link: usize, chunks: u32) -> Share {
 #[test]
 fn unread_chunks_do_not_disconnect_neighbour() {
     let rig = Rig::new(256);
-    // Root is not subject to the limit of unread descriptors. The owner is to have rights of its own only, and
-    // as few descriptors as let the attack reach the limit.
+    // Root is not subject to the limit of unread descriptors. The owner must have only its own rights, and few enough
+    // descriptors that the attack reaches the limit.
     let open = |mode| std::fs::Permissions::from_mode(mode);
     for folder in [rig.folder.path(), rig.socket().parent().expect("a folder")] {
         std::fs::set_permissions(folder, open(0o777)).expect("its own folder");
@@ -50,11 +50,11 @@ fn unread_chunks_do_not_disconnect_neighbour() {
     let (reader, _) = raw.hello("a", Through::Itself, Some(Manner::honest()));
     let share = share(&mut raw, reader, 16);
     for _ in 0..8 {
-        // Nothing reads these, and they stay.
+        // No thread reads these connections, and they stay open.
         open_deaf(&mut raw, share, 60);
     }
     assert_has_share(&mut serving, &mut neighbour, 1000);
-    // Each time another process: one that goes on without its connections is killed.
+    // Uses a new process each time: a process that continues without its connections is killed.
     let attack = |times| {
         let mut other = Raw::start(&rig, None);
         for _ in 0..4 {
@@ -76,7 +76,7 @@ fn silent_connections_leave_a_neighbour_its_own() {
     let mut raw = Raw::start(&rig, None);
     let links: Vec<usize> = (0..187).map(|_| raw.connect(Through::Itself, Some(Manner::default()))).collect();
     assert_has_share(&mut serving, &mut neighbour, 1000);
-    // A program that comes now is let in, in the place of a silent one.
+    // A program that connects now replaces a silent one.
     let mut second = Neighbour::start(&rig, "b", &["--kernel-us", "100"]);
     assert_has_share(&mut serving, &mut second, 1000);
     // All of them are ended after a while, without a word.
@@ -105,14 +105,14 @@ fn many_opens_and_their_end_do_not_hold_a_neighbour_up() {
     let mut raw = Raw::start(&rig, None);
     let (reader, _) = raw.hello("a", Through::Itself, Some(Manner::honest()));
     let share = share(&mut raw, reader, 16);
-    // Each time another process: one that goes on without its connections is killed.
+    // Uses a new process each time: a process that continues without its connections is killed.
     let attack = |times| {
         let mut other = Raw::start(&rig, None);
         for _ in 0..4 {
             let (link, _) = other.hello("a", Through::Itself, Some(Manner::honest()));
             other.say(link, FromTenant::Open { request: 3, share }, times);
         }
-        // 65,536 numbers of 16 chunks end at once.
+        // 65,536 ranges of 16 chunks end at the same time.
     };
     assert_keeps(&mut serving, &mut neighbour, || attack(1), || attack(2_500));
     drop(raw);
@@ -139,7 +139,7 @@ fn requests_without_end_do_not_hold_a_neighbour_up() {
     };
     ask(1, bytes, 1000, 20);
     let ask = std::cell::RefCell::new(ask);
-    // A client that behaves asks for what there is, once each time. What it gets is given back at its end.
+    // A client that behaves requests what there is, once each time. What it gets is given back at its end.
     assert_keeps(
         &mut serving,
         &mut neighbour,
@@ -156,12 +156,11 @@ fn many_threads_allocating_at_once_get_all_available_memory() {
     let rig = Rig::new(256);
     let mut serving = owner(&rig, 64, &QUIET);
     let mut neighbour = Neighbour::start(&rig, "b", &[]);
-    // 64 MiB in chunks of 2 MiB. The others learn that there is no more.
+    // 64 MiB in chunks of 2 MiB. The other threads learn that no memory is left.
     let burst = |threads: &str| rig.program("a", &["burst", "--threads", threads]).end();
     assert_eq!(burst("100").trim(), "32 32");
     assert_has_share(&mut serving, &mut neighbour, 1000);
-    // The neighbour asks for 2 MiB all the time, so a program that takes all leaves it none of the card: host memory
-    // is.
+    // The neighbour keeps requesting 2 MiB, so a program that takes the whole card leaves it only host memory.
     assert_keeps(&mut serving, &mut neighbour, || drop(burst("2")), || drop(burst("100")));
     neighbour.end();
     describe(serving);

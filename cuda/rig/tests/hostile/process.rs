@@ -11,7 +11,7 @@ use super::support::{Program, Rig, describe, owner};
 
 const PROCESS: &str = env!("CARGO_BIN_EXE_cuda-process");
 
-/// Runs the program as tenant `a` of an owner, and sees it succeed; its output.
+/// Runs the program as tenant `a` of an owner, and checks that it succeeds. Returns its output.
 fn run(rig: &Rig, arguments: &[&str]) -> String {
     let owner = owner(rig, 64, &[]);
     let text = text(&as_tenant(rig, arguments).output().expect("starts"));
@@ -72,7 +72,7 @@ fn the_library_takes_the_place_of_no_standard_descriptor() {
         assert!(command.arg("closed").arg(&file).status().expect("starts").success());
         std::fs::read_to_string(&file).expect("written")
     };
-    // The driver itself does that.
+    // The driver itself behaves this way.
     let plain = said(rig.command(PROCESS, "plain"));
     let owner = owner(&rig, 64, &[]);
     assert_eq!(said(as_tenant(&rig, &[])), plain);
@@ -107,7 +107,7 @@ fn memory_freed_by_busy_program_is_reused_without_copy() {
 fn memory_freed_by_busy_program_returns_without_demand() {
     let rig = Rig::new(256);
     let mut serving = owner(&rig, 64, &[&["--quanta", "off"], &NEVER_IDLE[..]].concat());
-    // Turns go to and fro, so the first one's library is told something all the time.
+    // Turns alternate, so the first program's library keeps receiving messages.
     let mut busy = Program::start(&mut as_tenant(&rig, &["freed", "--mib", "48"]));
     let mut neighbour = Neighbour::begin(&rig, "b", &[]);
     assert!(busy.line().starts_with("free"));

@@ -1,4 +1,4 @@
-//! Turns and memory that would depend on a signal, or on a program that lies, stops or exits.
+//! Turns and memory that depend on a signal, or on a program that lies, stops or exits.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use cuda_protocol::{End, FromOwner, FromTenant, Usage};
 use crate::support::hostile::*;
 use crate::support::{Program, Rig, describe, owner, owner_by};
 
-/// A neighbour at work, and a raw client of tenant `a` that gets the turn then and does not give it back.
+/// Starts a neighbour, and then a raw client of tenant `a` that gets the turn and does not give it back.
 fn holder(rig: &Rig, serving: &mut Program, raw: &mut Raw, through: Through) -> (usize, Neighbour) {
     let mut neighbour = Neighbour::start(rig, "b", &[]);
     let (link, answer) = raw.hello("a", through, Some(Manner::default()));
@@ -20,7 +20,7 @@ fn holder(rig: &Rig, serving: &mut Program, raw: &mut Raw, through: Through) -> 
     (link, neighbour)
 }
 
-/// The neighbour works with its whole share, and nothing of the attacker's is left in the accounts.
+/// The neighbour works with its whole share, and the accounts no longer contain the attacker.
 fn serves_the_neighbour_only(serving: &mut Program, neighbour: &mut Neighbour) {
     neighbour.works();
     until_accounts(serving, "the attacker has nothing", |view| {
@@ -29,15 +29,14 @@ fn serves_the_neighbour_only(serving: &mut Program, neighbour: &mut Neighbour) {
     assert_has_share(serving, neighbour, 1000);
 }
 
-/// Owner's limit of a turn in these tests, in ms.
+/// The owner's turn limit in these tests, in ms.
 const LIMIT_MS: u32 = 1500;
 
-/// The neighbour has waited once for the limit of the attacker's turn, as the design has it: a program holds the card
-/// until then.
+/// By design, the neighbour waited once until the limit of the attacker's turn.
 fn waited_once_for_the_limit(neighbour: &mut Neighbour) {
     let report = neighbour.report();
     let limit = f64::from(LIMIT_MS);
-    // The time beyond the limit is that of the end of the connection and of a busy host.
+    // The time beyond the limit covers closing the connection and a busy host.
     assert!(report.longest_wait_ms <= limit + 1000.0, "{report:?}");
     assert!(report.refused == 0, "requests for memory do not wait for the turn: {report:?}");
 }
@@ -79,7 +78,7 @@ fn a_connection_of_a_process_that_has_exited_is_refused() {
         let welcome = messages.iter().any(|message| matches!(message, FromOwner::Welcome(_)));
         assert!(closed && !welcome, "{through:?}: {messages:?}");
     }
-    // An owner that comes too late to see it alive says so.
+    // An owner that was too late to see it alive logs that.
     for through in [Through::Child, Through::Zombie] {
         let pid = serving.child.id().to_string();
         crate::support::daemon::signal("-STOP", &pid);
@@ -97,14 +96,14 @@ fn a_connection_of_a_process_that_has_exited_is_refused() {
 #[test]
 fn process_that_abandons_connection_loses_slice_and_memory() {
     let rig = Rig::new(256);
-    // No limit of its work takes the turn from it.
+    // Its turn does not end by a limit of its work.
     let limits = ["--quanta", "off", "--max-run-ms", "600000"];
     let mut serving = owner(&rig, 64, &[&limits, &NEVER_IDLE[..]].concat());
     let mut raw = Raw::start(&rig, None);
     let (link, mut neighbour) = holder(&rig, &mut serving, &mut raw, Through::Itself);
     raw.say(link, FromTenant::Allocate { request: 1, card: 0, chunks: 4 }, 1);
     until_accounts(&mut serving, "it has its chunks", |view| account(view, 0, "chunks_on_card") == 4);
-    // From here on its child answers, and holds the connection open.
+    // From now on its child answers and keeps the connection open.
     raw.desert();
     until_accounts(&mut serving, "its connection ends", |view| account(view, 0, "programs") == 0);
     serves_the_neighbour_only(&mut serving, &mut neighbour);
@@ -119,7 +118,7 @@ fn unkillable_program_of_other_user_is_given_up() {
         return;
     }
     let rig = Rig::new(256);
-    // The rights of the packaged unit: none to signal other users' processes.
+    // The packaged unit's rights, without permission to signal other users' processes.
     let without = ["setpriv", "--bounding-set=-kill", "--inh-caps=-kill"];
     let limits = ["--quanta", "off", "--max-run-ms", &LIMIT_MS.to_string()];
     let mut serving = owner_by(&rig, &without, 64, &[&limits, &NEVER_IDLE[..]].concat());
@@ -158,8 +157,8 @@ fn a_program_that_can_be_killed_is_and_is_counted() {
     describe(serving);
 }
 
-/// A client that fills the card and answers orders so, next to a neighbour that wants as much: chunks that the
-/// neighbour gets.
+/// Runs a client that fills the card and answers orders in this manner, next to a neighbour that wants as much. Returns
+/// the chunks that the neighbour gets.
 fn decline(manner: Manner) {
     let rig = Rig::new(256);
     let limits = ["--quanta", "off", "--max-run-ms", "1500", "--patience-ms", "3000"];
@@ -168,7 +167,7 @@ fn decline(manner: Manner) {
     let (link, _) = raw.hello("a", Through::Itself, Some(manner));
     assert_eq!(raw.allocate(link, 1, 32).len(), 32, "all of the card");
     let mut neighbour = Neighbour::start(&rig, "b", &["--mib", "40"]);
-    // All its turns while the client declines, and its part of the memory in time.
+    // It gets all its turns while the client declines, and eventually its part of the memory.
     assert_has_share(&mut serving, &mut neighbour, 1000);
     let half = |view: &serde_json::Value| account(view, 1, "chunks_on_card") >= 16;
     until_accounts(&mut serving, "the neighbour gets its part of the card", half);
@@ -193,7 +192,7 @@ fn program_adopted_after_lost_connection_is_not_killed() {
     let mut serving = owner(&rig, 64, &["--quanta", "off"]);
     let mut program = rig.program("a", &["live", "--mib", "8"]);
     program.steps(3);
-    // As a full queue does: the connection ends, and both sides go on.
+    // Same as a full queue: the connection ends, and both sides continue.
     break_connection(program.child.id());
     program.steps(3);
     until_accounts(&mut serving, "it is adopted", |view| account(view, 0, "chunks_on_card") >= 4);
@@ -213,7 +212,7 @@ fn nothing_waits_for_a_program_that_is_stopped_in_its_turn() {
     let mut stopped = Neighbour::start(&rig, "a", &["--mib", "16"]);
     stopped.report();
     crate::support::daemon::signal("-STOP", &stopped.program.child.id().to_string());
-    // Memory and the owner's accounts do not wait, though the turn may be the stopped one's until its limit.
+    // Memory and the owner's accounts do not wait, although the stopped program may keep the turn until its limit.
     let mut raw = Raw::start(&rig, None);
     let (link, _) = raw.hello("b", Through::Itself, Some(Manner::honest()));
     let asked = std::time::Instant::now();
@@ -229,7 +228,7 @@ fn nothing_waits_for_a_program_that_is_stopped_in_its_turn() {
     describe(serving);
 }
 
-/// A program alone on the card with 3 s of work in flight, which opens a capture; then the neighbour comes.
+/// A program alone on the card with 3 s of work in flight opens a capture; then the neighbour starts.
 fn capture(stream: &str, max_run_ms: &str) -> (Rig, Program, Program, Neighbour) {
     let rig = Rig::new(256);
     let limits = ["--quanta", "off", "--max-run-ms", max_run_ms];
@@ -253,7 +252,7 @@ fn work_before_a_capture_that_stays_open_is_its_own_tenants() {
         let charged = [0, 1].map(|tenant| account(&view, tenant, "charged_ns") / 1_000_000);
         assert!(charged[0] >= 2_500, "{stream}: ms charged {charged:?}");
         assert!(charged[1] <= 500, "{stream}: ms charged {charged:?}");
-        // The capture is open still, and whole; it takes no turns from the neighbour.
+        // The capture is still open and valid, and takes no turns from the neighbour.
         if stream == STREAMS[0] {
             assert_has_share(&mut serving, &mut neighbour, 1000);
         }
@@ -268,7 +267,7 @@ fn work_before_a_capture_that_stays_open_is_its_own_tenants() {
 
 #[test]
 fn a_capture_that_stays_open_gets_its_own_program_killed() {
-    // Of another thread's own stream nothing can be told: its tenant keeps the turn, up to the limit.
+    // Another thread's per-thread stream cannot be observed, so its tenant keeps the turn up to the limit.
     for stream in ["other", "other-thread"] {
         let (_rig, mut serving, mut program, mut neighbour) = capture(stream, "1000");
         neighbour.works();
@@ -308,7 +307,8 @@ fn work_in_a_threads_own_stream_is_waited_for_and_charged() {
     let rig = Rig::new(256);
     let mut serving = owner(&rig, 64, &["--quanta", "off"]);
     let mut neighbour = Neighbour::start(&rig, "b", &[]);
-    // Longer than a slice: an event that another thread records for it ends before it does, and the turn with it.
+    // Longer than a slice: an event that another thread records completes before this work, and so the turn ends too
+    // early.
     let mut program = rig.program("a", &["count", "--kernel-us", "40000", "--own"]);
     let us = |program: &mut Program| {
         program.say("how much");
@@ -321,8 +321,7 @@ fn work_in_a_threads_own_stream_is_waited_for_and_charged() {
     let charged = (account(&after, 0, "charged_ns") - account(&before, 0, "charged_ns")) / 1000;
     let used = used - used_before;
     assert!(charged * 10 >= used * 9, "{used} us were used, {charged} charged");
-    // Both want the card all the time. The neighbour has 96 % of its half, but for a slice with a kernel that runs over
-    // it.
+    // Both want the card all the time. The neighbour has 96 % of its half, except for a slice that a kernel overruns.
     let [mine, all] = [&[1][..], &[0, 1]].map(|tenants| {
         let charged = |tenant: &usize| account(&after, *tenant, "charged_ns") - account(&before, *tenant, "charged_ns");
         tenants.iter().map(charged).sum::<u64>() / 1_000_000
@@ -346,8 +345,8 @@ fn unsuspendable_program_does_not_block_other_suspensions() {
         assert_eq!(program.line(), "stalled");
         program
     };
-    // Both have the card while no tenant waits, and answer nothing. The driver waits for ever for the first one, which
-    // is stopped.
+    // Both have the card while no tenant waits, and do not answer. The driver waits forever for the first one, which is
+    // stopped.
     let (mut first, second) = (stuck("a"), stuck("a"));
     crate::support::daemon::signal("-STOP", &first.child.id().to_string());
     let mut neighbour = Neighbour::begin(&rig, "b", &[]);

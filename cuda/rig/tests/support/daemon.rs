@@ -1,4 +1,4 @@
-//! A daemon with CUDA cards of the fake driver, as a process, and what is asked of it.
+//! Runs a daemon with CUDA cards of the fake driver as a process, and sends it requests.
 
 use std::io::{Read as _, Write as _};
 use std::os::unix::net::{UnixDatagram, UnixStream};
@@ -15,7 +15,7 @@ impl Daemon {
         let notify = rig.folder.path().join("notify");
         let _ = std::fs::remove_file(&notify);
         let ready = UnixDatagram::bind(&notify).expect("bound");
-        // TIMEOUT: only a failing test waits so long.
+        // TIMEOUT: only a failing test waits this long.
         ready.set_read_timeout(Some(Duration::from_secs(60))).expect("set");
         let mut command = rig.command(built("mediatord"), "plain");
         command.arg("--config").arg(rig.folder.path().join("m.toml")).env("NOTIFY_SOCKET", &notify);
@@ -45,7 +45,7 @@ impl Daemon {
 /// later.
 pub fn signal(which: &str, pid: &str) {
     assert!(Command::new("kill").args([which, pid]).status().expect("starts").success());
-    // TIMEOUT: only a failing test waits so long.
+    // TIMEOUT: only a failing test waits this long.
     for _ in 0..6000 {
         if which != "-STOP" || is_stopped(pid) {
             return;
@@ -109,7 +109,7 @@ pub fn good(rig: &Rig, arguments: &[&str]) -> String {
     String::from_utf8_lossy(&output.stdout).into_owned()
 }
 
-/// Runs a command that is to fail with a code; what it says.
+/// Runs a command that must fail with a code. Returns its output.
 pub fn bad(rig: &Rig, code: i32, arguments: &[&str]) -> String {
     let output = ctl(rig, arguments);
     let text = String::from_utf8_lossy(&output.stderr).into_owned();
@@ -142,9 +142,9 @@ pub fn run(rig: &Rig, tenant: &str, more: &[&str], arguments: &[&str]) -> Progra
     Program::start(&mut command)
 }
 
-/// Looks at a tenant until it is as expected.
+/// Polls a tenant until its state is as expected.
 pub fn until(rig: &Rig, tenant: &str, what: &str, done: impl Fn(&serde_json::Value) -> bool) {
-    // TIMEOUT: only a failing test waits so long.
+    // TIMEOUT: only a failing test waits this long.
     for _ in 0..600 {
         if done(&json(rig, &["tenant", "show", tenant])) {
             return;

@@ -1,8 +1,8 @@
 //! Hostile programs next to an honest neighbour, under the real owner: each is a process of its own.
 //!
 //! A test starts the owner ([`super::owner`]) and a [`Neighbour`] of tenant `b`, then a hostile program of tenant `a`:
-//! a [`Raw`] client that says anything to the owner, or a CUDA program. It compares the neighbour's reports and the
-//! owner's accounts with those of a control in the same run.
+//! a [`Raw`] client that can send any message to the owner, or a CUDA program. It compares the neighbour's reports and
+//! the owner's accounts with those of a control in the same run.
 
 use std::path::PathBuf;
 use std::process::Stdio;
@@ -16,7 +16,7 @@ use serde_json::Value;
 
 use super::{PROGRAM, Program, Rig};
 
-/// An honest program of a tenant: keeps the card busy, holds memory, and asks for more every 20 ms.
+/// An honest program of a tenant: keeps the card busy, holds memory, and requests more every 20 ms.
 pub struct Neighbour {
     pub program: Program,
     log: PathBuf,
@@ -24,7 +24,7 @@ pub struct Neighbour {
 }
 
 impl Neighbour {
-    /// Starts it and waits until it works. It holds 8 MiB; `arguments` may say otherwise.
+    /// Starts it and waits until it works. It holds 8 MiB unless `arguments` change that.
     pub fn start(rig: &Rig, tenant: &str, arguments: &[&str]) -> Self {
         let mut neighbour = Self::begin(rig, tenant, arguments);
         neighbour.works();
@@ -85,7 +85,8 @@ impl Neighbour {
 const MIN_SHARE_KEPT: f64 = 0.96;
 /// Shortest time of a round, of each kind.
 const MIN_ROUND_TIME: Duration = Duration::from_millis(250);
-/// Rounds of each kind at least, and at most: on a busy host single ones differ by more than the rule allows.
+/// Minimum and maximum number of rounds of each kind: on a busy host, single rounds differ by more than the rule
+/// allows.
 const ROUND_LIMITS: std::ops::RangeInclusive<u32> = 2..=16;
 
 /// The neighbour's gains in several rounds, with the time that the owner charged it and the owner's clock, in ns.
@@ -110,15 +111,14 @@ impl Gains {
         self.report.late as f64 / (2.0 * self.report.requests.max(1) as f64)
     }
 
-    /// Returns the reason that the neighbour has not kept its share next to an attack, if it has not.
+    /// Returns the reason if the neighbour did not keep its share next to an attack.
     fn fault(&self, control: &Self) -> Option<String> {
         let turns = (self.turns(), control.turns());
         let card = (self.card(), control.card());
         if turns.0 < MIN_SHARE_KEPT * turns.1 {
             return Some(format!("it has the turn for {:.3} of the time instead of {:.3}", turns.0, turns.1));
         }
-        // An attack takes the host's time as well, of which no owner gives shares: on a busy host the neighbour submits
-        // less.
+        // An attack also uses CPU time, which the owner does not share out: on a busy host the neighbour submits less.
         if card.0 < card.1 / 2.0 {
             return Some(format!("it has {:.3} of the card instead of {:.3}", card.0, card.1));
         }
@@ -137,8 +137,8 @@ fn charged(serving: &mut Program) -> (u64, u64) {
     (account(&view, 1, "charged_ns"), view["clock_ns"].as_u64().expect("a number"))
 }
 
-/// Fails unless the neighbour keeps 96 % of the turns that it has next to a tenant that behaves, works in them, gets
-/// all that it requests, and is answered within 100 ms. Each call of `behaves` and `attacks` is one round; they
+/// Fails unless the neighbour keeps 96 % of the turns that it has next to a well-behaved tenant, works in them, gets
+/// all requested memory, and gets its answers within 100 ms. Each call of `behaves` and `attacks` is one round; they
 /// alternate, so the host's other work meets both. The owner is to be one of [`NEVER_IDLE`].
 pub fn assert_keeps(
     serving: &mut Program,
@@ -169,12 +169,12 @@ pub fn assert_keeps(
     }
 }
 
-/// Fails unless tenant `b` has 96 % of the turns that it is entitled to, in thousandths of the time: an attack is over,
-/// or goes on in a way that has no rounds. The neighbour works, its requests are granted and answered within 100 ms,
+/// Fails unless tenant `b` has 96 % of the turns that it is entitled to, in thousandths of the time: used after an
+/// attack, or for an attack without rounds. The neighbour works, its requests are granted and answered within 100 ms,
 /// and its connection stays.
 ///
-/// The owner's clock and its charges are compared, so a host on which the neighbour does not come to submit changes
-/// nothing.
+/// The owner's clock and its charges are compared, so a host that delays the neighbour's submissions does not affect
+/// the result.
 pub fn assert_has_share(serving: &mut Program, neighbour: &mut Neighbour, entitled_permille: u64) {
     neighbour.works();
     let mut gains = Report::default();
@@ -185,7 +185,7 @@ pub fn assert_has_share(serving: &mut Program, neighbour: &mut Neighbour, entitl
         gains.add(&neighbour.report());
         let now = charged(serving);
         let (charged, time) = (now.0 - before.0, now.1 - before.1);
-        // The slice under way is not charged yet.
+        // The slice in progress is not charged yet.
         let has = charged + SLICE_NS >= time / 1000 * entitled_permille / 100 * 96;
         let answered = gains.late == 0 || (gains.late as f64) < 0.04 * gains.requests as f64;
         let works = gains.kernels > 0 && gains.card_us > 0 && gains.requests > 0;
@@ -198,11 +198,11 @@ pub fn assert_has_share(serving: &mut Program, neighbour: &mut Neighbour, entitl
     assert!(!neighbour.lost_connection(), "{}", neighbour.log());
 }
 
-/// Length of a slice of the owner's, in ns.
+/// Length of an owner's slice, in ns.
 const SLICE_NS: u64 = 15_000_000;
 
-/// Owner's option with which a program that has the turn keeps it in pauses: of a busy host, in which a neighbour
-/// cannot submit.
+/// Owner's option with which a program that has the turn keeps it in pauses: for pauses of a busy host in which a
+/// neighbour cannot submit.
 pub const NEVER_IDLE: [&str; 2] = ["--idle-us", "1000000000"];
 
 /// The accounts of an owner that continues.
@@ -217,10 +217,10 @@ pub fn account(view: &Value, tenant: usize, key: &str) -> u64 {
     view["tenants"][tenant][key].as_u64().unwrap_or_else(|| panic!("{key}: {view}"))
 }
 
-/// Asks the owner for its accounts until they are as expected.
+/// Polls the owner's accounts until they are as expected.
 pub fn until_accounts(owner: &mut Program, what: &str, done: impl Fn(&Value) -> bool) -> Value {
     let mut view = Value::Null;
-    // TIMEOUT: only a failing test waits so long.
+    // TIMEOUT: only a failing test waits this long.
     for _ in 0..300 {
         view = accounts(owner);
         if done(&view) {
@@ -237,7 +237,7 @@ pub struct Raw {
 }
 
 impl Raw {
-    /// Starts one, as another user if `uid` says so, which only root can.
+    /// Starts one, as another user if `uid` is set, which requires root.
     pub fn start(rig: &Rig, uid: Option<u32>) -> Self {
         let mut command = rig.command(env!("CARGO_BIN_EXE_cuda-raw"), "plain");
         command.arg("--socket").arg(rig.socket());
@@ -254,7 +254,7 @@ impl Raw {
         serde_json::from_str(&line).unwrap_or_else(|error| panic!("{error}: {line:?} to {command:?}"))
     }
 
-    /// Connects; the number of the connection. Without a manner, nothing ever reads it.
+    /// Connects; the number of the connection. Without a manner, no thread reads it.
     pub fn connect(&mut self, through: Through, manner: Option<Manner>) -> usize {
         match self.ask(&Command::Connect { through, manner }) {
             Answer::Link(link) => link,
@@ -282,15 +282,15 @@ impl Raw {
         assert!(matches!(answer, Answer::Done), "{answer:?}");
     }
 
-    /// Makes its process exit; a child of it continues with the connections and the commands.
+    /// Makes its process exit; a child continues with the connections and the commands.
     pub fn desert(&mut self) {
         let answer = self.ask(&Command::Desert);
         assert!(matches!(answer, Answer::Done), "{answer:?}");
         self.program.child.wait().expect("ends");
     }
 
-    /// Waits for so many messages, a while; the messages since the last time, and whether the owner has closed the
-    /// connection.
+    /// Waits for this many messages, with a time limit. Returns the messages since the last call, and whether the owner
+    /// has closed the connection.
     pub fn hear(&mut self, link: usize, count: usize, within: Duration) -> (Vec<FromOwner>, bool) {
         let within_ms = u64::try_from(within.as_millis()).expect("short");
         match self.ask(&Command::Hear { link, count, within_ms }) {
@@ -299,9 +299,9 @@ impl Raw {
         }
     }
 
-    /// Waits until a message comes that `is_it` is about, among others that are lost.
+    /// Waits for a message that `is_it` accepts, and drops all messages before it.
     pub fn wait_for<T>(&mut self, link: usize, is_it: impl Fn(FromOwner) -> Option<T>) -> T {
-        // TIMEOUT: only a failing test waits so long.
+        // TIMEOUT: only a failing test waits this long.
         for _ in 0..30 {
             let (messages, closed) = self.hear(link, 1, Duration::from_secs(1));
             let text = format!("{messages:?}");
@@ -321,17 +321,16 @@ impl Raw {
         }
     }
 
-    /// Connects and says hello; the number of the connection, and the answer if something reads it and the owner gives
-    /// one.
+    /// Connects and sends `Hello`. Returns the number of the connection, and the answer if one was read.
     pub fn hello(&mut self, tenant: &str, through: Through, manner: Option<Manner>) -> (usize, Option<FromOwner>) {
         let link = self.connect(through, manner);
         self.say(link, FromTenant::Hello(hello(tenant, false)), 1);
-        // TIMEOUT: only a failing test waits so long.
+        // TIMEOUT: only a failing test waits this long.
         let answer = manner.and_then(|_| self.hear(link, 1, Duration::from_secs(30)).0.into_iter().next());
         (link, answer)
     }
 
-    /// Allocates chunks and waits until they have come; their numbers.
+    /// Allocates chunks and waits until they arrive. Returns their numbers.
     pub fn allocate(&mut self, link: usize, request: u32, chunks: u32) -> Vec<ChunkId> {
         self.say(link, FromTenant::Allocate { request, card: 0, chunks }, 1);
         let mut ids = Vec::new();
@@ -359,8 +358,7 @@ pub fn hello(tenant: &str, adopts: bool) -> Hello {
     Hello { version: VERSION, pid: std::process::id(), instance: 1, tenant, program, adopts }
 }
 
-/// Ends the connection of a program's library to the owner, as a failure of the owner would, from outside: the program
-/// stays.
+/// Closes a program's connection to the owner from outside, as an owner's failure would. The program keeps running.
 pub fn break_connection(pid: u32) {
     use std::os::fd::{AsFd as _, AsRawFd as _};
     let pid = rustix::process::Pid::from_raw(pid.cast_signed()).expect("a process");
@@ -383,7 +381,8 @@ pub fn break_connection(pid: u32) {
     assert_eq!(broken, 1, "one connection to the owner");
 }
 
-/// Says if this process is root, and may start others as another user; a test that needs it is skipped otherwise.
+/// Returns true if this process is root and may start others as another user; otherwise a test that needs this is
+/// skipped.
 pub fn is_root() -> bool {
     let root = rustix::process::geteuid().is_root();
     if !root {

@@ -16,7 +16,7 @@ pub struct Rig {
     pub folder: tempfile::TempDir,
     /// The driver, beside its NVML.
     pub fake: PathBuf,
-    /// MiB of a context.
+    /// Size of a context in MiB.
     pub context_mib: u64,
     /// Cards.
     pub cards: u64,
@@ -25,7 +25,7 @@ pub struct Rig {
 
 /// A file of cargo's folder.
 pub fn built(name: &str) -> PathBuf {
-    // The libraries and other crates' programs lie beside the folder of the test's own file.
+    // The libraries and other crates' programs are in the parent of the test binary's folder.
     let own = std::env::current_exe().expect("this file");
     let folder = own.parent().and_then(Path::parent).expect("a folder of cargo's");
     let path = folder.join(name);
@@ -34,7 +34,7 @@ pub fn built(name: &str) -> PathBuf {
 }
 
 impl Rig {
-    /// A card of so many MiB.
+    /// Creates a card with this size in MiB.
     pub fn new(mib: u64) -> Self {
         let memory = Path::new("/dev/shm");
         let folder = if memory.exists() { tempfile::tempdir_in(memory) } else { tempfile::tempdir() };
@@ -51,7 +51,7 @@ impl Rig {
         Self { folder, fake, context_mib: 0, cards: 1, mib }
     }
 
-    /// A command with the card, and one of the folders of libraries.
+    /// Returns a command with the card and one library folder in its environment.
     pub fn command(&self, file: impl AsRef<std::ffi::OsStr>, library: &str) -> Command {
         let mut command = Command::new(file);
         command
@@ -82,14 +82,14 @@ impl Rig {
         self.folder.path().join("run/socket")
     }
 
-    /// The program as a tenant's.
+    /// Starts the program as a tenant's.
     pub fn program(&self, tenant: &str, arguments: &[&str]) -> Program {
         let mut command = self.command(PROGRAM, "shim");
         command.env(cuda_protocol::SOCKET_VARIABLE, self.socket()).env(cuda_protocol::TENANT_VARIABLE, tenant);
         Program::start(command.args(arguments))
     }
 
-    /// MiB of the card that are free, by a program that is no tenant.
+    /// Returns the card's free memory in MiB, read by a program without a tenant.
     pub fn free(&self) -> String {
         let output = self.command(PROGRAM, "plain").arg("look").output().expect("starts");
         String::from_utf8_lossy(&output.stdout).trim().to_owned()
@@ -117,7 +117,7 @@ impl Rig {
     /// Waits until nothing of the card is in use.
     pub fn until_free(&self) {
         let all = format!("free={}", self.mib);
-        // TIMEOUT: only a failing test waits so long.
+        // TIMEOUT: only a failing test waits this long.
         for _ in 0..600 {
             if self.free().starts_with(&all) {
                 return;
@@ -142,14 +142,14 @@ impl Program {
         Self { child, input, output }
     }
 
-    /// The next line; empty at the end.
+    /// Returns the next line; empty at the end.
     pub fn line(&mut self) -> String {
         let mut line = String::new();
         self.output.read_line(&mut line).expect("readable");
         line.trim().to_owned()
     }
 
-    /// Reads so many lines of progress; the number of buffers in the last.
+    /// Reads this many lines of progress. Returns the number of buffers in the last line.
     pub fn steps(&mut self, count: usize) -> u64 {
         let mut buffers = 0;
         for _ in 0..count {
@@ -161,7 +161,7 @@ impl Program {
         buffers
     }
 
-    /// Has it allocate more, and waits until it has.
+    /// Makes it allocate more memory, and waits until it has.
     pub fn grow(&mut self) {
         let before = self.steps(1);
         self.say("more");
@@ -177,7 +177,7 @@ impl Program {
         self.input = None;
     }
 
-    /// Ends its input, reads on until a line that is no progress, and sees it end well.
+    /// Closes its input, reads until a line that is not progress, and checks that it exits successfully.
     pub fn end(mut self) -> String {
         self.input = None;
         let last = loop {
@@ -190,7 +190,7 @@ impl Program {
         last
     }
 
-    /// The rest of its output.
+    /// Returns the rest of its output.
     pub fn output(&mut self) -> &mut impl std::io::Read {
         &mut self.output
     }
@@ -206,7 +206,7 @@ pub fn owner(rig: &Rig, card_mib: u64, arguments: &[&str]) -> Program {
     owner_by(rig, &[], card_mib, arguments)
 }
 
-/// The same, started by the program and the arguments of `prefix`.
+/// Same, started through the program and arguments in `prefix`.
 pub fn owner_by(rig: &Rig, prefix: &[&str], card_mib: u64, arguments: &[&str]) -> Program {
     let mut command = match prefix {
         [] => rig.command(built("cuda-owner"), "plain"),
@@ -231,8 +231,8 @@ pub fn describe(owner: Program) -> serde_json::Value {
     serde_json::from_str(&owner.end()).expect("JSON")
 }
 
-/// The same, once it has seen the end of every program that has ended: one of tenant `b`, which no test has suspended,
-/// is served behind them.
+/// Same, after the owner has noticed the end of every ended program: a request of tenant `b`, which no test suspends,
+/// is served after them.
 pub fn settled(rig: &Rig, owner: Program) -> serde_json::Value {
     rig.program("b", &["look"]).end();
     describe(owner)

@@ -1,6 +1,6 @@
 //! Fences of streams next to an open capture.
 //!
-//! UNSAFETY: stands in for functions of the driver.
+//! UNSAFETY: replaces driver functions.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
 
 use super::*;

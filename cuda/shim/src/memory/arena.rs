@@ -4,12 +4,12 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Alignment of every allocation, as the driver's own have it.
+/// Alignment of every allocation, the same as the driver's.
 const ALIGN: u64 = 512;
 /// Alignment of allocations that are at least this long.
 const LARGE_ALIGN: u64 = 2 << 20;
 
-/// Returns the bytes that an allocation takes; none if it exceeds every range.
+/// Returns the bytes that an allocation takes; `None` if it exceeds every range.
 pub fn rounded(bytes: u64) -> Option<u64> {
     bytes.max(1).checked_next_multiple_of(align(bytes))
 }
@@ -24,7 +24,7 @@ pub struct Arena {
     chunk_bytes: u64,
     /// Holes: offset and length.
     holes: BTreeMap<u64, u64>,
-    /// The same by length.
+    /// The same holes, by length.
     lengths: BTreeSet<(u64, u64)>,
     /// Allocations: offset and length.
     used: BTreeMap<u64, u64>,
@@ -55,7 +55,7 @@ impl Arena {
         arena
     }
 
-    /// Places `bytes`, or none if no hole is large enough.
+    /// Places `bytes`; returns `None` if no hole is large enough.
     pub fn place(&mut self, bytes: u64) -> Option<Placed> {
         let (align, bytes) = (align(bytes), rounded(bytes)?);
         let fits = |&(length, at): &(u64, u64)| {

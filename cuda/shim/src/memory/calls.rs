@@ -45,7 +45,7 @@ pub(super) fn card() -> Option<(c_int, u8)> {
     tenant::card(device).map(|card| (device, card))
 }
 
-/// Allocates for the work in a stream, which may reuse memory that it has freed: that asks nothing more of the driver.
+/// Allocates for the work in a stream, which may reuse memory that it freed without another driver call.
 unsafe fn allocate_after(address: *mut Address, bytes: u64, stream: Object, per_thread: bool) -> c_int {
     let again = if address.is_null() || bytes == 0 { None } else { chunks::take_back(bytes, stream, per_thread) };
     let Some(found) = again else {
@@ -125,8 +125,7 @@ macro_rules! ordered {
      $real_alloc:ident, $real_pool:ident, $real_free:ident, $per_thread:literal) => {
         unsafe extern "C" fn $alloc(address: *mut Address, bytes: usize, stream: Object) -> c_int {
             if captures(stream, $per_thread) {
-                // The capture makes a node of it, whose memory is the graph's.
-                // SAFETY: the caller's promise.
+                // The capture turns it into a node, whose memory belongs to the graph. SAFETY: the caller's promise.
                 return unsafe { driver::$real_alloc(address, bytes, stream) };
             }
             // SAFETY: as above.
@@ -160,7 +159,7 @@ macro_rules! ordered {
             // SAFETY: as above.
             let result = unsafe { driver::$real_free(address, stream) };
             if result == SUCCESS {
-                // The pool may keep it: then the owner finds it, as it finds all that the driver has for the program.
+                // The pool may keep it; the owner then finds it like all other driver memory of the program.
                 fixed::freed(address);
             }
             result
@@ -209,7 +208,7 @@ unsafe extern "C" fn device_total_mem(bytes: *mut usize, device: c_int) -> c_int
     result
 }
 
-/// An allocation or a mapping that contains an address, as the program knows it.
+/// The program's view of an allocation or mapping that contains an address.
 struct Known {
     start: Address,
     bytes: u64,
@@ -246,7 +245,7 @@ unsafe extern "C" fn mem_get_address_range(base: *mut Address, bytes: *mut usize
     })
 }
 
-/// Corrects an attribute that the driver has answered for a chunk, wherever that is now; returns whether there is an
+/// Corrects an attribute that the driver has answered for a chunk, wherever that is now. Returns whether there is an
 /// answer.
 unsafe fn correct(known: &Known, attribute: c_int, data: *mut c_void) -> bool {
     let plain = known.own.is_none();
@@ -261,7 +260,7 @@ unsafe fn correct(known: &Known, attribute: c_int, data: *mut c_void) -> bool {
             attribute::DEVICE_ORDINAL => *data.cast::<c_int>() = known.device,
             attribute::HANDLE_TYPES => *data.cast::<u32>() = 0,
             attribute::LEGACY_IPC => *data.cast::<bool>() = plain,
-            // A range that the program has reserved is its own.
+            // A range that the program has reserved belongs to it.
             attribute::RANGE_START if plain => *data.cast::<u64>() = known.start,
             attribute::RANGE_SIZE if plain => *data.cast::<usize>() = known.bytes as usize,
             attribute::MAPPING_BASE => *data.cast::<u64>() = known.start,

@@ -55,7 +55,7 @@ pub struct Backed {
 }
 
 static MEMORY: Mutex<Option<Memory>> = Mutex::new(None);
-/// Held by the one thread that asks for chunks.
+/// Held by the thread that requests chunks.
 static GROWS: Mutex<()> = Mutex::new(());
 /// Answers with chunks that are delivered and not yet mapped.
 static ARRIVING: AtomicU32 = AtomicU32::new(0);
@@ -68,12 +68,12 @@ fn lock() -> MutexGuard<'static, Option<Memory>> {
     MEMORY.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Notifies [`redirect`] that chunks arrive, before the thread that asked for them learns of it.
+/// Notifies [`redirect`] of arriving chunks, before the requesting thread is notified.
 pub fn arriving() {
     ARRIVING.fetch_add(1, Ordering::SeqCst);
 }
 
-/// Allocates `bytes` on card `card` of the owner's list, device `device` of the driver's.
+/// Allocates `bytes` on card `card` of the owner's list, which is device `device` of the driver.
 pub fn allocate(device: c_int, card: u8, bytes: u64) -> Result<Address, c_int> {
     TOUCHED.store(true, Ordering::Relaxed);
     tenant::note_context();
@@ -125,12 +125,13 @@ fn save_chunks(at: usize, bytes: u64) {
     }
 }
 
-/// Asks for chunks of a card and makes `take` use them, or learn that it gets none; the chunks that it returns go back.
+/// Requests chunks of a card and passes them to `take`, or reports to it that there are none. Chunks that `take`
+/// returns go back to the owner.
 pub fn obtain(card: u8, wanted: u32, take: impl FnOnce(&mut Memory, Option<Vec<(Chunk, Kept)>>) -> Vec<ChunkId>) {
     obtain_by(|request| FromTenant::Allocate { request, card, chunks: wanted }, wanted, take);
 }
 
-/// Like [`obtain`], with a request that `ask` makes.
+/// Like [`obtain`], with the request from `ask`.
 pub fn obtain_by(
     ask: impl Fn(u32) -> FromTenant,
     wanted: u32,
@@ -164,7 +165,7 @@ pub fn obtain_by(
     give_back(back);
 }
 
-/// Runs `work` with the memory, while nothing of it moves.
+/// Runs `work` with the memory, while no part of it moves.
 pub fn with<T>(work: impl FnOnce(&mut Memory) -> T) -> T {
     work(lock().get_or_insert_default())
 }
@@ -200,12 +201,12 @@ pub fn free(address: Address) -> bool {
     true
 }
 
-/// Returns true if memory of ours was freed before.
+/// Returns true if our memory was freed before.
 pub fn is_freed(address: Address) -> bool {
     lock().as_ref().is_some_and(|memory| memory.ordered.is_freed(address))
 }
 
-/// Returns the lane of a stream; none if each thread has its own stream.
+/// Returns the lane of a stream; `None` if each thread has its own stream.
 fn lane(stream: Object, per_thread: bool) -> Option<Lane> {
     /// `CU_STREAM_PER_THREAD`.
     const PER_THREAD: u64 = 2;
@@ -259,7 +260,7 @@ pub fn contexts_end() {
     }
 }
 
-/// Frees pending memory, or with `wait` all; returns whether anything was freed. A context must be current.
+/// Frees pending memory, or with `wait` all. Returns whether anything was freed. A context must be current.
 fn free_released(wait: bool) -> bool {
     gather();
     collect(wait)
@@ -284,12 +285,12 @@ fn collect(wait: bool) -> bool {
         // SAFETY: no pointers; no stream captures.
         unsafe { driver::ctx_synchronize() };
     }
-    // SAFETY: an event of ours.
+    // SAFETY: our own event.
     let passed = |event| match unsafe { driver::event_query(event as Object) } {
         driver::NOT_READY => false,
         // A capture has begun just when it was recorded.
         driver::CAPTURED_EVENT => wait,
-        // Nothing more will come.
+        // No further chunks will arrive.
         _ => true,
     };
     let done = lock().as_mut().map(|memory| memory.ordered.passed(passed, wait)).unwrap_or_default();
@@ -306,24 +307,24 @@ fn release(address: Address) {
     }
 }
 
-/// Chunks of the program that are away, and which the card must not be asked for.
+/// Evicted chunks of the program that must not be requested from the card.
 fn any_away() -> bool {
     AWAY.load(Ordering::SeqCst) > 0
 }
 
-/// Maps chunks that are away; returns whether none is left.
+/// Maps evicted chunks. Returns true if all are mapped.
 pub fn bring() -> bool {
     !any_away() || with(|memory| driver::relaxed(|| memory.bring()))
 }
 
-/// Maps chunks that are away, for a call that names addresses and does not wait for the program's slice.
+/// Maps evicted chunks, for a call that names addresses and does not wait for the program's slice.
 pub fn present() {
     if any_away() && !bring() {
         report!("memory that is away cannot be mapped");
     }
 }
 
-/// Returns the chunks that are kept for the next allocation, if there was none since the last call.
+/// Returns the cached chunks, if there was no allocation since the last call.
 pub fn tidy() {
     if !TOUCHED.swap(false, Ordering::Relaxed) {
         begin_to_empty();
@@ -331,7 +332,7 @@ pub fn tidy() {
     }
 }
 
-/// Begins to give up memory that streams have freed, after their work. The thread that obeys the owner waits for no
+/// Starts to release memory that streams have freed, after their work. The thread that obeys the owner waits for no
 /// work.
 pub fn begin_to_empty() {
     if with(|memory| !memory.ordered.waits_for_all()) {
@@ -339,7 +340,7 @@ pub fn begin_to_empty() {
     }
 }
 
-/// Returns the empty chunks to the owner. True if work that ends leaves no more of them.
+/// Returns the empty chunks to the owner. True if completed work leaves no more of them.
 pub fn give_up_empty() -> bool {
     if with(|memory| !memory.ordered.waits_for_all()) {
         collect(false);
@@ -348,7 +349,7 @@ pub fn give_up_empty() -> bool {
     with(|memory| !memory.ordered.waits_for_events())
 }
 
-/// Returns the empty chunks to the owner; returns whether there were any.
+/// Returns the empty chunks to the owner. Returns whether there were any.
 fn trim() -> bool {
     let mut guard = lock();
     let Some(memory) = guard.as_mut() else { return false };
@@ -362,8 +363,8 @@ fn trim() -> bool {
     any
 }
 
-/// Bytes of a card's chunks that the next allocation may have without the owner: empty chunks, and memory that streams
-/// have freed.
+/// Bytes of a card's chunks that the next allocation can use without the owner: empty chunks, and memory freed by
+/// streams.
 pub fn spare(card: u8) -> u64 {
     let guard = lock();
     let Some(memory) = guard.as_ref() else { return 0 };
@@ -382,7 +383,8 @@ pub fn give_back(chunks: Vec<ChunkId>) {
     }
 }
 
-/// Maps chunks at the same addresses to their new places; how many, from the first. Nothing is in flight.
+/// Maps chunks at the same addresses to their new memory. Returns how many, counted from the first. Nothing is in
+/// flight.
 pub fn redirect(moves: Vec<(Chunk, Kept)>) -> u32 {
     let mut guard = mapped_memory();
     let Some(memory) = guard.as_mut() else { return u32::try_from(moves.len()).unwrap_or(u32::MAX) };
@@ -416,11 +418,11 @@ pub fn redirect(moves: Vec<(Chunk, Kept)>) -> u32 {
     u32::try_from(moves.len() - rest.len()).unwrap_or(u32::MAX)
 }
 
-/// Reports all chunks with `tell`, in parts, with whether more follow, and then calls `connected`; returns false as
-/// soon as a report fails. Nothing is allocated or freed in between, so after `connected` the program names only chunks
-/// that the owner knows.
+/// Reports all chunks through `tell` in parts, each with a flag whether more follow, and then calls `connected`.
+/// Returns false as soon as a report fails. Nothing is allocated or freed in between, so after `connected` the program
+/// names only chunks that the owner knows.
 pub fn adopted(mut tell: impl FnMut(Vec<Adopted>, Vec<Kept>, bool) -> bool, connected: impl FnOnce()) -> bool {
-    // Map the chunks that the previous owner granted first: the next owner must know of them.
+    // First map the chunks that the previous owner granted, because the next owner must know them.
     let guard = mapped_memory();
     let mut all: Vec<(u8, &Backing)> = Vec::new();
     for memory in guard.iter() {
@@ -433,7 +435,7 @@ pub fn adopted(mut tell: impl FnMut(Vec<Adopted>, Vec<Kept>, bool) -> bool, conn
     let told = (0..parts).all(|part| {
         let (mut chunks, mut descriptors) = (Vec::new(), Vec::new());
         for &(card, chunk) in all.iter().skip(part * MAX_CHUNKS).take(MAX_CHUNKS) {
-            // Another process has a shared one as well: it must not be copied away from under that one.
+            // Another process also uses a shared chunk, so it must not be moved while in use there.
             let descriptor = chunk.kept.as_ref().filter(|_| !chunk.shared);
             chunks.push(chunk.adopted(card, descriptor.is_some()));
             descriptors.extend(descriptor.cloned());
@@ -477,7 +479,7 @@ impl Memory {
         Some(Backed { card: region.card, chunks, offset: offset % region.chunk_bytes, bytes })
     }
 
-    /// Notes that other processes may have these chunks as well.
+    /// Records that other processes may have these chunks as well.
     pub fn mark_shared(&mut self, chunks: &[ChunkId]) {
         for id in chunks {
             if let Some(slot) = self.places.get(id).and_then(|(at, number)| self.regions[*at].slot_mut(*number)) {
@@ -532,7 +534,7 @@ impl Memory {
         Ok(())
     }
 
-    /// Frees an allocation; the chunks that are unmapped for it.
+    /// Frees an allocation. Returns the chunks that were unmapped.
     fn release(&mut self, at: usize, address: Address) -> Vec<ChunkId> {
         let region = &mut self.regions[at];
         let chunks = region.arena.release(address - region.base).unwrap_or_default();
@@ -550,7 +552,7 @@ impl Memory {
         self.unmap(at, &over)
     }
 
-    /// Unmaps empty chunks; returns their ids.
+    /// Unmaps empty chunks. Returns their ids.
     fn unmap(&mut self, at: usize, numbers: &[u32]) -> Vec<ChunkId> {
         let ids = self.regions[at].unmap(&mut Driver, numbers);
         for id in &ids {
@@ -560,16 +562,16 @@ impl Memory {
         ids
     }
 
-    /// Maps chunks that are away if they contain an address: the driver will be asked about it.
+    /// Maps evicted chunks that contain an address, because a driver query for it follows.
     pub fn bring_for(&mut self, address: Address) {
         if self.regions.iter().any(|region| region.is_away(address)) {
             driver::relaxed(|| self.bring());
         }
     }
 
-    /// Maps chunks that are away; returns whether none is left.
+    /// Maps evicted chunks. Returns true if all are mapped.
     fn bring(&mut self) -> bool {
-        // Each is brought, also after one that could not be.
+        // Maps each chunk, even after a failure.
         let mut all = true;
         for region in &mut self.regions {
             all &= region.bring(&mut Driver);
@@ -582,13 +584,13 @@ impl Memory {
         AWAY.store(self.regions.iter().map(Region::away).sum(), Ordering::SeqCst);
     }
 
-    /// Bytes of the allocation that begins at an address, if it is one of ours that was not freed before.
+    /// Size of the allocation that starts at an address, if it is ours and not freed yet.
     fn freeable(&self, address: Address) -> Option<u64> {
         let (base, bytes, _) = self.find(address)?;
         (base == address && !self.ordered.is_freed(address)).then_some(bytes)
     }
 
-    /// Records an event in a lane. None: the driver does not take one.
+    /// Records an event in a lane. `None` if the driver refuses the event.
     fn record(&mut self, lane: Lane) -> Option<u64> {
         let event = self.ordered.spare(lane.context).or_else(|| {
             let mut event = std::ptr::null_mut();
@@ -597,7 +599,7 @@ impl Memory {
         });
         event.filter(|event| {
             let record = if lane.per_thread { driver::event_record_per_thread } else { driver::event_record };
-            // SAFETY: an event of ours, and a stream of the program's that lives.
+            // SAFETY: our own event, and a live stream of the program.
             unsafe { record(*event as Object, lane.stream as Object) == SUCCESS }
         })
     }
@@ -612,7 +614,7 @@ impl Memory {
         let query = if lane.per_thread { driver::stream_query_per_thread } else { driver::stream_query };
         let behind = if captures::any() {
             Behind::All
-        // SAFETY: a stream of the program's that lives.
+        // SAFETY: a live stream of the program.
         } else if unsafe { query(lane.stream as Object) } == SUCCESS {
             Behind::Nothing
         } else {

@@ -1,4 +1,4 @@
-//! Memory that the driver allocates itself: it is counted, and stays where it is.
+//! Memory that the driver allocates itself: it is counted but never moves.
 //!
 //! UNSAFETY: reads descriptions that the program's pointers name, as the driver would.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
@@ -34,7 +34,8 @@ struct Counted {
 }
 
 static COUNTED: Mutex<Option<HashMap<Thing, Counted>>> = Mutex::new(None);
-/// Handles of the driver. Locked during the driver's calls about them: it reuses the numbers of those that have ended.
+/// Handles of the driver. Locked during driver calls for these objects, because the driver reuses the numbers of ended
+/// ones.
 static HANDLES: Mutex<Option<Foreign<Counted>>> = Mutex::new(None);
 /// Pools whose memory may be shared with other processes.
 static POOLS: Mutex<Vec<u64>> = Mutex::new(Vec::new());
@@ -55,7 +56,7 @@ pub fn fix(card: u8, kind: FixedKind, bytes: u64) -> bool {
 }
 
 /// Asks for `bytes` of the current card, calls the driver, and remembers the result, or gives the bytes back. Without a
-/// context on a card of the tenant's nothing can be counted, and nothing is made.
+/// context on one of the tenant's cards, the memory cannot be counted and is not created.
 fn count(kind: FixedKind, bytes: u64, make: impl FnOnce() -> (c_int, Thing)) -> c_int {
     let Some((_, card)) = card() else { return INVALID_CONTEXT };
     if !fix(card, kind, bytes) {
@@ -80,7 +81,7 @@ pub fn freed(address: Address) {
     uncount(Thing::Address(address));
 }
 
-/// Returns true if allocations of a pool may be shared, and so must be the driver's.
+/// Returns true if allocations of a pool may be shared, so that the driver must make them.
 pub fn exported_pool(pool: Object) -> bool {
     POOLS.lock().unwrap_or_else(PoisonError::into_inner).contains(&(pool as u64))
 }
@@ -203,8 +204,7 @@ unsafe extern "C" fn array_destroy(array: Object) -> c_int {
 }
 
 unsafe extern "C" fn mipmap(made: *mut Object, descriptor: *const c_void, levels: u32) -> c_int {
-    // SAFETY: the caller's promise. All smaller levels together have less than a third of the first, and at most all of
-    // it.
+    // SAFETY: the caller's promise. All smaller levels together have less than a third of the first level's size.
     let bytes = unsafe { described(descriptor, 3) }.saturating_mul(2);
     count(FixedKind::Array, bytes, || {
         // SAFETY: as above.
@@ -226,7 +226,7 @@ unsafe extern "C" fn mipmap_destroy(array: Object) -> c_int {
 }
 
 /// `cuMemCreate` of memory that the driver must have itself. It counts until its last reference and its last mapping
-/// have gone.
+/// are gone.
 ///
 /// # Safety
 /// As for the driver's function.
@@ -237,7 +237,7 @@ pub unsafe fn create(handle: *mut Handle, bytes: usize, property: *const c_void,
     let (kind, card) = match (location, tenant::card(device)) {
         (1, Some(card)) => (FixedKind::Driver, card),
         (1, None) => return INVALID_DEVICE,
-        // The host's memory is of no card: it counts at the first one.
+        // Host memory belongs to no card, so it counts for the first card.
         _ => (FixedKind::Host, card().map_or(0, |(_, card)| card)),
     };
     let bytes_counted = bytes as u64;
@@ -257,7 +257,7 @@ pub unsafe fn create(handle: *mut Handle, bytes: usize, property: *const c_void,
     result
 }
 
-/// `cuMemRelease` of a handle of the driver's.
+/// `cuMemRelease` of a driver handle.
 ///
 /// # Safety
 /// As for the driver's function.
@@ -271,7 +271,7 @@ pub unsafe fn release(handle: Handle) -> c_int {
     result
 }
 
-/// `cuMemMap` of a handle of the driver's.
+/// `cuMemMap` of a driver handle.
 ///
 /// # Safety
 /// As for the driver's function.
@@ -291,17 +291,17 @@ pub fn unmapped(address: Address, bytes: u64) {
     give_back(handles(|handles| handles.unmap(address, bytes)));
 }
 
-/// The program has got one more reference to a handle of the driver's.
+/// The program has one more reference to a driver handle.
 pub fn retained(handle: Handle) {
     handles(|handles| handles.retain(handle));
 }
 
-/// Memory of a handle of the driver's is bound to something, and lives as long as that.
+/// A driver handle's memory is bound to an object and lives as long as the object.
 pub fn bound(target: Target, handle: Handle) {
     handles(|handles| handles.bind(target, handle));
 }
 
-/// Removes everything that was bound to a target.
+/// Removes all memory bindings of a target.
 pub fn unbound(is_it: impl Fn(Target) -> bool) {
     give_back(handles(|handles| handles.unbind(is_it)));
 }

@@ -1,7 +1,6 @@
-//! Handles of memory that only the driver can have: compressed, for sparse arrays, of the host, for other processes.
+//! Handles of memory that only the driver can provide: compressed, sparse, on the host, or for other processes.
 //!
-//! Such memory lives until the last reference, the last mapping and the last binding of it has gone, and counts as
-//! long.
+//! Such memory lives, and is counted, until its last reference, mapping and binding is gone.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -23,7 +22,7 @@ struct Known<T> {
     mappings: u32,
 }
 
-/// The driver's handles of a program, each with the count that was made for it.
+/// A program's driver handles, each with its account entry.
 #[derive(Debug)]
 pub struct Foreign<T> {
     known: HashMap<Handle, Known<T>>,
@@ -38,21 +37,21 @@ impl<T> Default for Foreign<T> {
 }
 
 impl<T> Foreign<T> {
-    /// Notes a handle that the driver has made. Returns the count of one that had the same number, which has ended.
+    /// Notes a handle that the driver has made. Returns the account entry of an ended handle with the same number.
     #[must_use]
     pub fn add(&mut self, handle: Handle, counted: T) -> Option<T> {
         let known = Known { counted, references: 1, mappings: 0 };
         self.known.insert(handle, known).map(|old| old.counted)
     }
 
-    /// The program has one reference more.
+    /// The program has one more reference.
     pub fn retain(&mut self, handle: Handle) {
         if let Some(known) = self.known.get_mut(&handle) {
             known.references += 1;
         }
     }
 
-    /// The program has given a reference up. Returns the count, if the memory has ended.
+    /// The program has released a reference. Returns the count, if the memory has ended.
     #[must_use]
     pub fn release(&mut self, handle: Handle) -> Option<T> {
         let known = self.known.get_mut(&handle)?;
@@ -68,7 +67,7 @@ impl<T> Foreign<T> {
         }
     }
 
-    /// Records that nothing is mapped in a range. Returns the counts of memory that has ended with it.
+    /// Records that nothing is mapped in a range. Returns the account entries of memory that ended with it.
     #[must_use]
     pub fn unmap(&mut self, at: Address, bytes: u64) -> Vec<T> {
         let starts: Vec<Address> = self.mapped.range(at..at.saturating_add(bytes)).map(|(start, _)| *start).collect();
@@ -77,7 +76,7 @@ impl<T> Foreign<T> {
         handles.into_iter().filter_map(|handle| self.unmapped(handle)).collect()
     }
 
-    /// The memory is bound to something until that ends.
+    /// The memory is bound to an object until that object ends.
     pub fn bind(&mut self, target: Target, handle: Handle) {
         if let Some(known) = self.known.get_mut(&handle) {
             known.mappings += 1;
@@ -85,7 +84,7 @@ impl<T> Foreign<T> {
         }
     }
 
-    /// Records that nothing is bound to a target. Returns the counts of memory that has ended with it.
+    /// Records that nothing is bound to a target. Returns the account entries of memory that ended with it.
     #[must_use]
     pub fn unbind(&mut self, is_it: impl Fn(Target) -> bool) -> Vec<T> {
         let handles: Vec<Handle> = self.bound.extract_if(|target, _| is_it(*target)).flat_map(|(_, all)| all).collect();

@@ -1,10 +1,9 @@
-//! Memory that the driver reserves for graphs with nodes that allocate: it is counted, and stays where it is.
+//! Memory that the driver reserves for graphs with nodes that allocate: it is counted but never moves.
 //!
 //! The driver takes it when such a graph is uploaded or launched, and keeps it for the next. So each launch uploads
-//! first, and the owner is asked for the memory that this added: a tenant that may not have it learns so before the
-//! graph runs.
+//! first and requests the added memory from the owner: a tenant over its limit gets the error before the graph runs.
 //!
-//! UNSAFETY: passes calls on, and reads their results.
+//! UNSAFETY: forwards calls, and reads their results.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
 
 use std::collections::{HashMap, HashSet};
@@ -28,14 +27,14 @@ const ALLOCATION: c_int = 10;
 const CONDITION: c_int = 13;
 /// `CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT`.
 const RESERVED: c_int = 2;
-/// 64-bit words of `CUDA_MEM_ALLOC_NODE_PARAMS`, and the place of its size.
+/// 64-bit words of `CUDA_MEM_ALLOC_NODE_PARAMS`, and the index of its size.
 const PARAMETERS: (usize, usize) = (15, 13);
-/// Graphs within graphs that are looked into.
+/// Maximum depth of nested graphs that are examined.
 const MAX_GRAPH_DEPTH: u32 = 16;
 
 /// Graphs that can be launched and that allocate.
 static GRAPHS: Mutex<Option<HashSet<u64>>> = Mutex::new(None);
-/// There was one.
+/// True once a graph with memory nodes existed.
 static ANY: AtomicBool = AtomicBool::new(false);
 /// Bytes that are counted, by the driver's device.
 static COUNTED: Mutex<Option<HashMap<c_int, u64>>> = Mutex::new(None);
@@ -48,7 +47,7 @@ fn largest(graph: Object, depth: u32) -> Option<u64> {
         return None;
     }
     let mut nodes = vec![std::ptr::null_mut(); count];
-    // SAFETY: the list is as long as is said.
+    // SAFETY: the list has the given length.
     if count == 0 || unsafe { driver::graph_get_nodes(graph, nodes.as_mut_ptr(), &raw mut count) } != SUCCESS {
         return None;
     }
@@ -58,7 +57,7 @@ fn largest(graph: Object, depth: u32) -> Option<u64> {
 
 fn allocates(node: Object, depth: u32) -> Option<u64> {
     let mut kind = 0;
-    // SAFETY: a node of the program's, and a valid pointer.
+    // SAFETY: a node of the program, and a valid pointer.
     if unsafe { driver::graph_node_get_type(node, &raw mut kind) } != SUCCESS {
         return None;
     }
@@ -80,8 +79,8 @@ fn allocates(node: Object, depth: u32) -> Option<u64> {
     }
 }
 
-/// Asks for memory that the driver has reserved on the current card since the last time, or gives back memory that it
-/// has released; returns whether the tenant may have it.
+/// Requests memory that the driver reserved on the current card since the last call, or returns memory that it
+/// released. Returns true if the tenant may have it.
 fn count() -> bool {
     let Some((device, card)) = card() else { return true };
     let mut counted = COUNTED.lock().unwrap_or_else(PoisonError::into_inner);
@@ -196,7 +195,7 @@ fn instantiate(made: *mut Object, graph: Object, make: impl FnOnce() -> c_int) -
             graphs.get_or_insert_default().insert(made);
             ANY.store(true, Ordering::Relaxed);
         } else if let Some(graphs) = graphs.as_mut() {
-            // The handle of one that was destroyed otherwise may be used again.
+            // The handle of a graph that was destroyed another way may be reused.
             graphs.remove(&made);
         }
     }

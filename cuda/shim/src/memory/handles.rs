@@ -1,6 +1,6 @@
 //! Handles and mappings of a program that manages its virtual memory itself.
 //!
-//! A handle is a number of ours. It stands for whole chunks of the owner and, if its length is not a multiple of a
+//! A handle is one of our numbers. It represents whole chunks of the owner and, if its length is not a multiple of a
 //! chunk, an allocation of the driver for the rest. Each of these pieces is mapped separately within a mapping of the
 //! program; the program's own mappings decide its access, as in the driver.
 
@@ -16,7 +16,7 @@ use crate::kept::Kept;
 /// `CUmemAllocationProp`.
 pub type Property = [c_int; 8];
 
-/// First of our numbers: no address that the driver could have as a handle.
+/// First of our handle numbers, outside the addresses that the driver uses as handles.
 const FIRST: Handle = 0x6d65_6469_0000_0000;
 
 /// The driver's functions that handles need.
@@ -33,7 +33,7 @@ pub trait Pages {
     fn release(&mut self, handle: Handle);
 }
 
-/// A chunk, as the owner knows it.
+/// The owner's identification of a chunk.
 #[derive(Debug)]
 pub struct Backing {
     /// Identity.
@@ -46,14 +46,14 @@ pub struct Backing {
     pub shared: bool,
 }
 
-/// Memory of the driver's that is mapped whole.
+/// Driver memory that is mapped completely.
 #[derive(Debug)]
 pub struct Piece {
     /// The driver's handle.
     pub handle: Handle,
     /// Bytes.
     pub bytes: u64,
-    /// The chunk; none for memory that the driver has allocated.
+    /// The chunk; `None` for memory allocated by the driver.
     pub chunk: Option<Backing>,
 }
 
@@ -66,7 +66,7 @@ pub struct Freed {
     pub chunks: Vec<ChunkId>,
     /// Bytes that the driver had allocated.
     pub fixed: u64,
-    /// Of these, the ones that may have been exported.
+    /// Of these, bytes that may have been exported.
     pub exported: u64,
 }
 
@@ -75,11 +75,11 @@ pub struct Freed {
 pub struct Described {
     /// Card.
     pub card: u8,
-    /// The description that it was made by.
+    /// The description with which it was created.
     pub property: Property,
     /// Length in bytes.
     pub bytes: u64,
-    /// The driver's handle of all of it, if it can be exported already.
+    /// The driver's handle for the whole range, if it can be exported already.
     pub whole: Option<Handle>,
 }
 
@@ -93,13 +93,13 @@ struct Made {
     /// Mappings by their addresses.
     mapped: Vec<Address>,
     pieces: Vec<Piece>,
-    /// It is one piece of the driver's, which may be exported.
+    /// It is a single driver allocation, which may be exported.
     exported: bool,
 }
 
 #[derive(Debug)]
 struct Mapping {
-    /// Number of its own.
+    /// Its own number.
     id: u64,
     handle: Handle,
     bytes: u64,
@@ -110,11 +110,11 @@ struct Mapping {
 /// Relation of a range of addresses to our mappings.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Cover {
-    /// The range contains none.
+    /// The range contains no mapping.
     None,
-    /// The range contains each of them whole or not at all.
+    /// The range contains each mapping completely or not at all.
     Whole,
-    /// The range contains a part of one.
+    /// The range contains part of a mapping.
     Part,
 }
 
@@ -129,7 +129,7 @@ pub struct Found {
     pub handle: Handle,
     /// Our number of the mapping.
     pub id: u64,
-    /// The driver's device that the memory is of.
+    /// The driver's device that has the memory.
     pub device: c_int,
 }
 
@@ -156,7 +156,7 @@ impl Handles {
         handle
     }
 
-    /// Returns true if a number may be one of ours: the driver must not see it.
+    /// Returns true if a number may be one of our handles, which the driver must not see.
     pub fn is_ours(handle: Handle) -> bool {
         handle & !0xffff_ffff == FIRST
     }
@@ -210,7 +210,7 @@ impl Handles {
         cover
     }
 
-    /// Unmaps everything in a range, other mappings of the program included; returns the parts that are no longer
+    /// Unmaps all mappings in a range, including the program's other mappings. Returns the parts that are no longer
     /// needed.
     pub fn unmap(&mut self, pages: &mut impl Pages, at: Address, bytes: u64) -> Result<Vec<Freed>, c_int> {
         if self.cover(at, bytes) == Cover::Part {
@@ -236,7 +236,7 @@ impl Handles {
     pub fn allow(&mut self, pages: &mut impl Pages, at: Address, bytes: u64, access: &[Access]) -> c_int {
         match self.cover(at, bytes) {
             Cover::Part => return INVALID_VALUE,
-            // A piece in host memory would let the host access it, and take that back when it moves.
+            // A part in host memory would let the host access it, and lose that access when it moves.
             Cover::Whole if access.iter().any(|access| !access.is_device()) => return NOT_SUPPORTED,
             Cover::Whole | Cover::None => {}
         }
@@ -255,13 +255,13 @@ impl Handles {
         SUCCESS
     }
 
-    /// Returns the access to the mapping at an address of one of ours that a location has.
+    /// Returns a location's access rights to our mapping at an address.
     pub fn access(&self, at: Address, location: Access) -> Option<c_int> {
         let mapping = self.mappings.get(&self.find(at)?.start)?;
         Some(mapping.access.iter().find(|known| known.same_location(&location)).map_or(0, Access::flags))
     }
 
-    /// Drops a reference; returns the parts that are no longer needed.
+    /// Drops a reference. Returns the parts that are no longer needed.
     pub fn release(&mut self, pages: &mut impl Pages, handle: Handle) -> Result<Option<Freed>, c_int> {
         let made = self.made.get_mut(&handle).filter(|made| made.references > 0).ok_or(INVALID_VALUE)?;
         made.references -= 1;
@@ -322,7 +322,7 @@ impl Handles {
     }
 
     /// Replaces a handle's pieces wherever they are mapped by one piece of the driver, which can be exported and has
-    /// the same contents; returns the replaced pieces. None: nothing has changed, and `whole` is not used.
+    /// the same contents. Returns the replaced pieces. `None` if nothing has changed; `whole` is then unused.
     pub fn unite(&mut self, pages: &mut impl Pages, handle: Handle, whole: Handle) -> Option<Freed> {
         let made = self.made.get_mut(&handle)?;
         let (bytes, mapped) = (made.bytes, made.mapped.clone());
@@ -367,8 +367,8 @@ impl Handles {
         self.places.get(&chunk).copied()
     }
 
-    /// Puts the driver's handle `new` in the place of a chunk's piece wherever it is mapped; it cannot be accessed
-    /// before [`Handles::restore`]. False: all is as before, and `new` is not used.
+    /// Replaces a chunk's part by the driver's handle `new` wherever it is mapped. The memory cannot be accessed before
+    /// [`Handles::restore`]. Returns false if nothing has changed; `new` is then unused.
     pub fn replace(
         &mut self,
         pages: &mut impl Pages,
@@ -407,7 +407,7 @@ impl Handles {
         true
     }
 
-    /// Restores the access to the mappings of replaced pieces; returns whether that succeeded for all.
+    /// Restores the access to the mappings of replaced pieces. Returns true if all succeeded.
     pub fn restore(&self, pages: &mut impl Pages, mut replaced: Vec<(Handle, usize)>) -> bool {
         replaced.sort_unstable();
         replaced.dedup();

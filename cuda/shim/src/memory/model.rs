@@ -12,7 +12,7 @@ use crate::driver::{Access, Address, Handle, INVALID_VALUE, SUCCESS};
 pub struct Model {
     /// Mappings by their addresses: bytes, handle and access.
     pub mapped: BTreeMap<Address, (u64, Handle, Vec<Access>)>,
-    /// Handles that were given up.
+    /// Released handles.
     pub released: Vec<Handle>,
     /// Handles that were imported.
     pub imported: Vec<Handle>,

@@ -1,6 +1,6 @@
 //! Memory in chunks that processes of one tenant share by `cuIpcGetMemHandle` and `cuIpcOpenMemHandle`.
 //!
-//! The owner keeps such chunks where they are and hands them to the other process. Contents of a handle of ours: the
+//! The owner keeps such chunks where they are and hands them to the other process. Contents of one of our handles: the
 //! owner's token (32 bytes), [`MARK`], the offset and the length of the allocation in bytes, the number of chunks and
 //! the card. The driver's own handles pass.
 //!
@@ -26,11 +26,11 @@ use crate::requests::{self, Answer};
 use crate::slots::at;
 use crate::tenant;
 
-/// Mark of a handle of ours.
+/// Mark of our handles.
 const MARK: u64 = u64::from_le_bytes(*b"mediated");
 /// `CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS`, the only flag, which must be set.
 const LAZY: u32 = 1;
-/// Time for which a chunk that is under way is waited for.
+/// Time limit of the wait for a chunk in transit.
 // TIMEOUT: a relocation of one process takes milliseconds; an owner that takes longer is stuck.
 const UNDER_WAY: Duration = Duration::from_secs(20);
 
@@ -50,7 +50,7 @@ struct Foreign {
     pieces: Vec<(Handle, Backing)>,
 }
 
-/// Memory of other processes, by the address that the program has of it.
+/// Memory of other processes, by its address in this program.
 #[derive(Debug, Default)]
 pub struct Opened {
     foreign: BTreeMap<Address, Foreign>,
@@ -58,7 +58,7 @@ pub struct Opened {
     own: HashSet<Share>,
 }
 
-/// A handle of ours, taken apart.
+/// A decoded handle of ours.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Token {
     share: Share,
@@ -107,7 +107,7 @@ impl Opened {
         self.foreign.values().flat_map(|f| f.pieces.iter().map(|(_, chunk)| (f.card, chunk)))
     }
 
-    /// Returns true if a range contains addresses of ours.
+    /// Returns true if a range contains our addresses.
     pub fn reserved(&self, at: Address, bytes: u64) -> bool {
         let end = at.saturating_add(bytes);
         self.foreign.values().any(|f| at < f.base + f.pieces.len() as u64 * f.chunk_bytes && end > f.base)
@@ -120,7 +120,7 @@ impl Opened {
         Some(*start)
     }
 
-    /// Maps chunks that were granted for a token; their ids, if that cannot be done.
+    /// Maps chunks that were granted for a token. Returns their ids on failure.
     fn map(&mut self, token: Token, device: c_int, granted: Vec<(Chunk, Kept)>) -> Result<Address, Vec<ChunkId>> {
         let ids: Vec<_> = granted.iter().map(|part| part.0.id).collect();
         let chunk_bytes = tenant::get().map_or(2 << 20, |tenant| tenant.chunk_bytes);
@@ -150,8 +150,8 @@ impl Opened {
         Ok(base + token.offset)
     }
 
-    /// Closes the memory that was opened at an address once; returns the chunks that go back, or `None` if none of our
-    /// memory begins there.
+    /// Closes one opening of the memory at an address. Returns the chunks that go back, or `None` if none of our memory
+    /// starts there.
     fn close(&mut self, address: Address) -> Option<Vec<ChunkId>> {
         let foreign = self.foreign.get_mut(&address)?;
         foreign.count -= 1;
@@ -170,7 +170,7 @@ impl Foreign {
         if !self.pieces.is_empty() {
             Driver.unmap(self.base, self.pieces.len() as u64 * self.chunk_bytes);
         }
-        // SAFETY: a reservation of ours without mappings.
+        // SAFETY: our own reservation without mappings.
         unsafe { driver::mem_address_free(self.base, length as usize) };
         self.pieces.iter().for_each(|(handle, _)| Driver.release(*handle));
         self.pieces.into_iter().map(|(_, chunk)| chunk.id).collect()
@@ -181,7 +181,7 @@ unsafe extern "C" fn get_handle(handle: *mut Ipc, address: Address) -> c_int {
     let since = Instant::now();
     loop {
         if chunks::with(|memory| memory.opened.find(address).is_some()) {
-            // As in the driver: a process that opened memory does not hand it on.
+            // As in the driver, a process cannot pass on memory that it opened.
             return INVALID_VALUE;
         }
         let backed = chunks::with(|memory| {
@@ -207,7 +207,7 @@ unsafe extern "C" fn get_handle(handle: *mut Ipc, address: Address) -> c_int {
                 unsafe { *handle = Token { share, offset, bytes, chunks: count, card }.write() };
                 return SUCCESS;
             }
-            // A relocation is under way.
+            // A relocation is in progress.
             Answer::Refused(Refusal::Moving, _) if since.elapsed() < UNDER_WAY => {
                 std::thread::sleep(Duration::from_millis(1));
             }
@@ -218,7 +218,7 @@ unsafe extern "C" fn get_handle(handle: *mut Ipc, address: Address) -> c_int {
     }
 }
 
-/// Opens a handle by `real`, or by the owner if it is one of ours.
+/// Opens a handle with `real`, or through the owner if it is one of ours.
 unsafe fn open(to: *mut Address, handle: Ipc, flags: u32, real: unsafe fn(*mut Address, Ipc, u32) -> c_int) -> c_int {
     let Some(token) = Token::read(&handle) else {
         // SAFETY: the caller's promise.
@@ -290,7 +290,7 @@ unsafe extern "C" fn close_handle(address: Address) -> c_int {
         return unsafe { driver::ipc_close_mem_handle(address) };
     }
     if !captures::any() {
-        // SAFETY: no pointers. Work that uses the memory ends before it goes.
+        // SAFETY: no pointers. Work that uses the memory ends before the memory is released.
         unsafe { driver::ctx_synchronize() };
     }
     let closed = chunks::with(|memory| {

@@ -1,19 +1,19 @@
 //! Memory that programs free in the order of a stream's work (`cuMemFreeAsync`).
 //!
-//! A stream may reuse memory that it has freed at once: its work is in order. That asks nothing of the driver. Other
-//! streams get the memory when an event after the work has passed, which is recorded only when an allocation looks for
-//! memory.
+//! A stream may immediately reuse memory that it has freed, because its work is in order. This needs no driver call.
+//! Other streams get the memory when an event after the work has passed, which is recorded only when an allocation
+//! looks for memory.
 
 use foldhash::{HashMap, HashSet};
 
 use crate::driver::Address;
 
-/// A stream as a free names it.
+/// A stream, as identified in a free.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Lane {
     /// Context.
     pub context: u64,
-    /// Handle; null stands for the default stream of the context.
+    /// Handle; null means the context's default stream.
     pub stream: u64,
     /// Form of the call.
     pub per_thread: bool,
@@ -38,14 +38,14 @@ struct Waits {
     addresses: Vec<Address>,
 }
 
-/// Memory that was freed and is not given up yet.
+/// Memory that was freed but not given up yet.
 #[derive(Debug, Default)]
 pub struct Ordered {
     /// Freed memory, by its stream and length.
     loose: HashMap<Lane, HashMap<u64, Vec<Address>>>,
     loose_bytes: u64,
     waits: Vec<Waits>,
-    /// All of it.
+    /// All freed memory.
     freed: HashSet<Address>,
     /// Events that are not in use, with their contexts.
     spare: Vec<(u64, u64)>,
@@ -67,7 +67,7 @@ impl Ordered {
         self.waits.iter().any(|waits| matches!(waits.behind, Behind::Event(_)))
     }
 
-    /// Returns true if there is nothing.
+    /// Returns true if no memory waits.
     pub fn is_empty(&self) -> bool {
         self.freed.is_empty()
     }
@@ -77,7 +77,7 @@ impl Ordered {
         self.loose_bytes
     }
 
-    /// Takes memory back of a lane.
+    /// Takes back memory that a lane freed.
     pub fn put(&mut self, lane: Lane, bytes: u64, address: Address) {
         self.freed.insert(address);
         self.loose_bytes += bytes;
@@ -98,7 +98,7 @@ impl Ordered {
         Some(address)
     }
 
-    /// An event of a context that is not in use, if there is one.
+    /// Returns an unused event of a context, if there is one.
     pub fn spare(&mut self, context: u64) -> Option<u64> {
         let at = self.spare.iter().position(|(of, _)| *of == context)?;
         Some(self.spare.swap_remove(at).1)
@@ -155,7 +155,7 @@ impl Ordered {
         all.into_iter().for_each(|context| self.forget(context));
     }
 
-    /// A context ends, and its events with it.
+    /// Called when a context ends, together with its events.
     pub fn forget(&mut self, context: u64) {
         self.spare.retain(|(of, _)| *of != context);
         for waits in self.waits.iter_mut().filter(|waits| waits.context == context) {

@@ -1,7 +1,7 @@
 //! The driver's functions of virtual memory that a program manages itself.
 //!
-//! A handle of the card's memory that the program does not want to share is one of ours: it moves as all else does.
-//! Others are the driver's, and counted as fixed. Wrong calls get the codes that NVIDIA's driver 580 gives.
+//! A handle for card memory that the program does not share is one of ours, and its memory moves like all other memory.
+//! Other handles belong to the driver, and count as fixed. Wrong calls get the codes that NVIDIA's driver 580 gives.
 //!
 //! UNSAFETY: reads and writes through the program's pointers, as the driver would.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
@@ -38,7 +38,7 @@ const GENERIC: u32 = 0;
 /// `CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR`.
 const DESCRIPTOR: c_int = 1;
 /// `CUmemAllocationProp::allocFlags::gpuDirectRDMACapable`. PyTorch sets it wherever the card can do it; chunks cannot,
-/// as is said of each address.
+/// as reported for each address.
 const RDMA: c_int = 1 << 8;
 
 /// Returns the card and the device of a handle that can be one of ours: pinned memory of a card, neither compressed nor
@@ -69,7 +69,7 @@ unsafe extern "C" fn create(handle: *mut Handle, bytes: usize, property: *const 
         // SAFETY: as above.
         return unsafe { fixed::create(handle, bytes, property, flags) };
     };
-    // SAFETY: no pointers of the caller's.
+    // SAFETY: no pointers from the caller.
     let granularity = unsafe { granularity(&property_of) };
     if handle.is_null() || flags != 0 || bytes == 0 || !(bytes as u64).is_multiple_of(granularity) {
         return INVALID_VALUE;
@@ -138,7 +138,7 @@ fn rest(card: u8, property: &Property, bytes: u64) -> Result<Option<Piece>, c_in
     }
 }
 
-/// Returns memory that is no longer needed. The memory is locked, so that a new owner is told the same.
+/// Returns memory that is no longer needed. The memory is locked, so that a new owner gets the same report.
 fn freed(freed: Freed) {
     chunks::give_back(freed.chunks);
     if freed.fixed > 0 {
@@ -300,8 +300,8 @@ unsafe extern "C" fn export(target: *mut c_void, handle: Handle, kind: c_int, fl
     }
 }
 
-/// Returns the driver's handle by which one of ours can be exported. Chunks cannot be: the driver exports nothing that
-/// was imported. So the contents are copied into memory of the driver's, which counts as shared and stays where it is.
+/// Returns the driver's handle for exporting one of ours. Chunks cannot be exported, because the driver does not export
+/// imported memory. So the contents are copied into driver memory, which counts as shared and does not move.
 fn exportable(handle: Handle, kind: c_int) -> Result<Handle, c_int> {
     static ONE: Mutex<()> = Mutex::new(());
     let _one = ONE.lock().unwrap_or_else(PoisonError::into_inner);
@@ -333,7 +333,7 @@ fn exportable(handle: Handle, kind: c_int) -> Result<Handle, c_int> {
     }
 }
 
-/// Copies a handle's contents to `whole` and puts that in its place. Nothing is in flight.
+/// Copies a handle's contents to `whole` and replaces the handle by it. Nothing is in flight.
 fn unite(memory: &mut Memory, handle: Handle, whole: Handle, device: c_int, bytes: u64) -> c_int {
     let mut base = 0;
     // SAFETY: the pointer is valid.
@@ -368,7 +368,7 @@ fn unite(memory: &mut Memory, handle: Handle, whole: Handle, device: c_int, byte
     if mapped > 0 {
         Driver.unmap(base, mapped);
     }
-    // SAFETY: a reservation of ours without mappings.
+    // SAFETY: our own reservation without mappings.
     unsafe { driver::mem_address_free(base, 2 * bytes as usize) };
     if result != SUCCESS {
         return result;
@@ -389,8 +389,8 @@ unsafe fn names_ours(list: *const c_void, count: u32) -> bool {
     !list.is_null() && (0..count as usize).any(|n| Handles::is_ours(handle(n)))
 }
 
-/// Notes which memory was mapped in arrays. It counts until the array ends: only the driver knows which part of an
-/// array is unmapped again, in the order of a stream's work.
+/// Notes which memory was mapped in arrays. It counts until the array ends, because only the driver knows which part of
+/// an array a stream unmaps again.
 unsafe fn note_arrays(list: *const c_void, count: u32) {
     let (stride, place) = ARRAY_MAP;
     for n in 0..if list.is_null() { 0 } else { count as usize } {
@@ -408,7 +408,7 @@ unsafe fn note_arrays(list: *const c_void, count: u32) {
 
 macro_rules! map_array {
     ($name:ident, $real:ident) => {
-        /// Only handles for sparse arrays can be mapped there, and those are the driver's.
+        /// Only handles for sparse arrays can be mapped there, and they belong to the driver.
         unsafe extern "C" fn $name(list: *const c_void, count: u32, stream: Object) -> c_int {
             // SAFETY: the caller's promise.
             unsafe {

@@ -35,17 +35,18 @@ impl Pages for Driver {
     }
 
     fn unmap(&mut self, at: Address, bytes: u64) -> c_int {
-        // SAFETY: as above. The program does not use memory that it unmaps, and for a relocation nothing is in flight.
+        // SAFETY: as above. The program does not use memory that it unmaps, and no work is in flight during a
+        // relocation.
         unsafe { driver::mem_unmap(at, bytes as usize) }
     }
 
     fn allow(&mut self, at: Address, bytes: u64, access: &[Access]) -> c_int {
-        // SAFETY: the list is as long as is said.
+        // SAFETY: the list has the given length.
         unsafe { driver::mem_set_access(at, bytes as usize, access.as_ptr(), access.len()) }
     }
 
     fn release(&mut self, handle: Handle) {
-        // SAFETY: a handle of ours that was imported or created, and is no longer used.
+        // SAFETY: our own imported or created handle, which is no longer used.
         unsafe { driver::mem_release(handle) };
     }
 }

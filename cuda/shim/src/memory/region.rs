@@ -1,8 +1,8 @@
-//! The addresses of one card, and the chunks that back them.
+//! Manages the addresses of one card and the chunks that back them.
 //!
-//! A chunk that goes to host memory is taken away from its addresses, and mapped there again when the program's work
-//! may run: to map 16 MiB of host memory takes the driver 0.3 ms, and to take them away 0.08 ms, for which a change of
-//! hands would wait twice, although the chunk is back on the card before anything uses it, as a rule.
+//! A chunk that moves to host memory is unmapped, and mapped again when the program's work may run. Mapping 16 MiB of
+//! host memory takes the driver 0.3 ms and unmapping 0.08 ms; each turn would wait for both, although the chunk is
+//! usually back on the card before its next use.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::c_int;
@@ -19,7 +19,7 @@ use crate::log::report;
 /// A chunk of a region.
 #[derive(Debug)]
 pub struct Slot {
-    /// The driver's handle; none while the chunk is away.
+    /// The driver's handle; `None` while the chunk is evicted.
     handle: Option<Handle>,
     /// The chunk.
     pub chunk: Backing,
@@ -43,7 +43,7 @@ pub struct Region {
     /// Empty chunks.
     pub spare: BTreeSet<u32>,
     slots: BTreeMap<u32, Slot>,
-    /// Chunks that are mapped nowhere: their memory is the host's.
+    /// Unmapped chunks, whose memory is on the host.
     away: BTreeSet<u32>,
 }
 
@@ -67,18 +67,18 @@ impl Region {
         Self { device, card, base, bytes, chunk_bytes, arena, spare, slots, away }
     }
 
-    /// Returns true if an address is one of the region's.
+    /// Returns true if an address is in the region.
     pub fn contains(&self, address: Address) -> bool {
         address >= self.base && address - self.base < self.bytes
     }
 
-    /// Returns true if an address is in a chunk that is away.
+    /// Returns true if an address is in an evicted chunk.
     pub fn is_away(&self, address: Address) -> bool {
         let number = || u32::try_from((address - self.base) / self.chunk_bytes).unwrap_or(u32::MAX);
         !self.away.is_empty() && self.contains(address) && self.away.contains(&number())
     }
 
-    /// Chunks that are away.
+    /// Returns the number of evicted chunks.
     pub fn away(&self) -> usize {
         self.away.len()
     }
@@ -102,7 +102,7 @@ impl Region {
         self.base + u64::from(chunk) * self.chunk_bytes
     }
 
-    /// Maps new chunks at unmapped numbers in rising order, or none of them; returns whether it did.
+    /// Maps new chunks at unmapped numbers in rising order, or none of them. Returns true on success.
     pub fn map(&mut self, pages: &mut impl Pages, numbers: &[u32], chunks: &[(Chunk, Kept)]) -> bool {
         let mut mapped = Vec::new();
         for (&number, (chunk, descriptor)) in numbers.iter().zip(chunks) {
@@ -130,7 +130,7 @@ impl Region {
         ids
     }
 
-    /// Unmaps the mapped ones of chunks in rising order, whole runs at once, and gives the handles up.
+    /// Unmaps the mapped chunks in ascending order, in whole runs, and releases their handles.
     fn take_away(&mut self, pages: &mut impl Pages, numbers: impl Iterator<Item = u32>) {
         let mapped = numbers.filter(|number| self.slots.get(number).is_some_and(|slot| slot.handle.is_some()));
         for (first, count) in runs(mapped) {
@@ -153,8 +153,8 @@ impl Region {
         None
     }
 
-    /// Replaces the memory of consecutive chunks from `first` on; returns how many were replaced, from the first. Those
-    /// that are away now cannot be accessed before [`Self::bring`]. Nothing is in flight.
+    /// Replaces the memory of consecutive chunks from `first` on. Returns how many were replaced, from the first.
+    /// Evicted chunks cannot be accessed before [`Self::bring`]. Nothing is in flight.
     pub fn redirect(&mut self, pages: &mut impl Pages, first: u32, moves: &[(Chunk, Kept)]) -> usize {
         let mut new: Vec<(Option<Handle>, Backing)> = Vec::new();
         for (chunk, descriptor) in moves {
@@ -200,7 +200,7 @@ impl Region {
         done
     }
 
-    /// Maps chunks that are away; returns whether none is left.
+    /// Maps evicted chunks. Returns true if none is left.
     pub fn bring(&mut self, pages: &mut impl Pages) -> bool {
         let numbers: Vec<u32> = self.away.iter().copied().collect();
         let mut here = Vec::new();
@@ -227,14 +227,14 @@ impl Region {
         self.away.is_empty()
     }
 
-    /// Gives the card access to the mapped ones of chunks in rising order; returns whether that succeeded.
+    /// Gives the card access to the mapped chunks in ascending order. Returns true on success.
     fn allow(&self, pages: &mut impl Pages, numbers: impl Iterator<Item = u32>) -> bool {
         let mapped = numbers.filter(|number| self.slots.get(number).is_some_and(|slot| slot.handle.is_some()));
         let access = [Access::all(self.device)];
         let bytes = |count| u64::from(count) * self.chunk_bytes;
         let mut allow =
             |&(first, count): &(u32, u32)| pages.allow(self.address(first), bytes(count), &access) == SUCCESS;
-        // Each is allowed, also after one that could not be.
+        // Handles each chunk, even after a failure.
         let mut all = true;
         for run in &runs(mapped) {
             all &= allow(run);

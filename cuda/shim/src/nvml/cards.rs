@@ -1,4 +1,4 @@
-//! NVML's ways to a card: the program finds the tenant's cards, in the tenant's order, and no others.
+//! NVML's card lookups: the program finds only the tenant's cards, in the tenant's order.
 //!
 //! UNSAFETY: calls functions by the signatures of NVML's header, and writes through the program's pointers.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
@@ -10,22 +10,22 @@ use std::sync::OnceLock;
 use super::{Device, INSUFFICIENT_SIZE, INVALID_ARGUMENT, NO_FUNCTION, NOT_FOUND, SUCCESS, hello, uuid};
 use crate::slots::{at, real};
 
-/// Cards that are looked at, and devices in a list; a machine has fewer.
+/// Maximum number of examined cards, and of devices in a list; a machine has fewer.
 const MAX_CARDS: u32 = 256;
 
-/// Identities of the tenant's cards, from the first owner that answered. Empty before that.
+/// Identities of the tenant's cards, from the first owner that answered. Empty before the first answer.
 fn cards() -> &'static [[u8; 16]] {
     static CARDS: OnceLock<Vec<[u8; 16]>> = OnceLock::new();
     if let Some(cards) = CARDS.get() {
         return cards;
     }
     let Some((_, welcome)) = hello() else { return &[] };
-    // A child never waits for a thread of its parent's that is in the middle of this.
+    // A child never waits for a thread of its parent in the middle of this.
     let _ = CARDS.set(welcome.cards.iter().map(|card| card.uuid).collect());
     CARDS.get().map_or(&[], Vec::as_slice)
 }
 
-/// Returns true if a device is one of the tenant's.
+/// Returns true if a device belongs to the tenant.
 fn is_own(device: Device) -> bool {
     uuid(device).is_some_and(|uuid| cards().contains(&uuid))
 }
@@ -89,7 +89,7 @@ unsafe fn by_index(index: usize, number: u32, to: *mut Device) -> c_int {
     }
 }
 
-/// Finds a device by something that the first argument points to.
+/// Finds a device by the value that the first argument points to.
 unsafe fn by_name(index: usize, name: *const c_void, to: *mut Device) -> c_int {
     let function = real(index);
     if function.is_null() {
@@ -137,7 +137,7 @@ unsafe fn filtered(count: *mut u32, to: *mut Device, ask: impl Fn(*mut u32, *mut
         return result;
     }
     let own: Vec<Device> = list.iter().take(number as usize).copied().filter(|device| is_own(*device)).collect();
-    // SAFETY: the caller's promise: a valid count, and a list that is as long as that says, or none.
+    // SAFETY: the caller's promise: a valid count, and a list of that length or null.
     unsafe {
         let room = std::mem::replace(&mut *count, u32::try_from(own.len()).unwrap_or(0)) as usize;
         if to.is_null() || own.is_empty() {

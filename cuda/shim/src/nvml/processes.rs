@@ -1,4 +1,4 @@
-//! NVML's lists of the processes that use a card: a tenant sees those of its own programs.
+//! NVML's lists of the processes that use a card: a tenant sees only its own programs.
 //!
 //! UNSAFETY: calls functions by the signatures of NVML's header, and writes through the program's pointers.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
@@ -23,7 +23,7 @@ struct First {
     used: u64,
 }
 
-/// `nvmlProcessInfo_v2_t`, which is that of version 3 as well.
+/// `nvmlProcessInfo_v2_t`, which version 3 uses as well.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 struct Second {
@@ -47,7 +47,7 @@ impl Entry for Second {
 
 type Function<T> = unsafe extern "C" fn(Device, *mut u32, *mut T) -> c_int;
 
-/// Processes of the tenant, as the owner sees them; none if the tenant does not have the card.
+/// The tenant's processes in the owner's namespace; `None` if the tenant does not have the card.
 fn own(device: Device) -> Option<Vec<u32>> {
     let (link, card, version) = connect(device)?;
     let mut pids = vec![std::process::id()];
@@ -67,7 +67,7 @@ unsafe fn all<T: Entry + Default>(function: Function<T>, device: Device) -> Resu
     let mut room = 64;
     loop {
         let (mut list, mut count) = (vec![T::default(); room as usize], room);
-        // SAFETY: the list is as long as is said.
+        // SAFETY: the list has the given length.
         match unsafe { function(device, &raw mut count, list.as_mut_ptr()) } {
             SUCCESS => {
                 list.truncate(count.min(room) as usize);
@@ -79,7 +79,7 @@ unsafe fn all<T: Entry + Default>(function: Function<T>, device: Device) -> Resu
     }
 }
 
-/// Puts the entries of these processes where the program wants them.
+/// Writes the entries of these processes to the program's buffer.
 unsafe fn put<T: Entry>(list: &[T], pids: &[u32], count: *mut u32, to: *mut T) -> c_int {
     let own: Vec<T> = list.iter().copied().filter(|entry| pids.contains(&entry.pid())).collect();
     // SAFETY: the caller's pointer, not null.
@@ -95,7 +95,7 @@ unsafe fn put<T: Entry>(list: &[T], pids: &[u32], count: *mut u32, to: *mut T) -
     if to.is_null() {
         return INVALID_ARGUMENT;
     }
-    // SAFETY: the caller's promise: there is room for so many.
+    // SAFETY: the caller's promise: the buffer has room for this many.
     unsafe { std::ptr::copy_nonoverlapping(own.as_ptr(), to, own.len()) };
     SUCCESS
 }

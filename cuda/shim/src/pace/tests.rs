@@ -21,7 +21,7 @@ extern "C" fn set_current(context: u64) -> i32 {
     SUCCESS
 }
 
-/// As in the driver: without a context an event has no answer, and this one's work has not ended.
+/// As in the driver, an event query without a context fails, and this event's work has not ended.
 extern "C" fn not_ended(_: u64) -> i32 {
     if CURRENT.get() == 0 { driver::INVALID_CONTEXT } else { driver::NOT_READY }
 }
@@ -30,14 +30,14 @@ extern "C" fn recorded(_: u64, _: u64) -> i32 {
     SUCCESS
 }
 
-/// All ends lie 5 ms after the base.
+/// All ends are 5 ms after the base.
 unsafe extern "C" fn elapsed(to: *mut f32, _: u64, _: u64) -> i32 {
     // SAFETY: the caller's pointer is valid.
     unsafe { *to = 5.0 };
     SUCCESS
 }
 
-/// Puts these functions in the place of the driver's.
+/// Replaces the driver's functions by these.
 fn stand_in_for_the_driver() {
     use crate::slots::{REAL, at};
     let functions = [
@@ -74,8 +74,7 @@ fn flying(lengths: &[(f64, bool)], at: Instant) -> Pace {
     pace
 }
 
-/// Measures a group of one kernel that takes `ms` milliseconds, where its known length was expected; returns the new
-/// length.
+/// Measures a group of one kernel that takes `ms` milliseconds instead of its known length. Returns the new length.
 fn taken(pace: &mut Pace, ms: f64) -> Length {
     let expected = pace.lengths.get(&1).map_or(UNKNOWN_NS, |length| length.ns);
     let group = flying(&[(expected / 1e6, false)], Instant::now()).groups.remove(0).expect("one");
@@ -206,7 +205,7 @@ fn a_kind_that_is_often_in_a_group_is_corrected_once() {
     let mut pace = Pace::default();
     let mut one = flying(&[(2.4, false)], Instant::now()).groups.remove(0).expect("one");
     one.keys = vec![1; 8];
-    // Eight of 0.25 ms, of which 0.3 ms were expected, and then other numbers of them.
+    // Eight kernels of 0.25 ms with an expected 0.3 ms, and then other numbers of kernels.
     pace.lengths.insert(1, Length { ns: 300_000.0, steady: 0 });
     pace.learn(&one, 2e6);
     for count in [8, 7, 8, 3, 8] {

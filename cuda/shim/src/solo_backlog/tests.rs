@@ -5,7 +5,7 @@ use super::*;
 const ONE: Stream = Stream::of_test(5);
 const OTHER: Stream = Stream::of_test(6);
 
-/// So many marks of a stream, made at `at`.
+/// Returns this many marks of a stream, made at `at`.
 fn flying(solo_backlog: &mut SoloBacklog, stream: Stream, count: usize, at: Instant) {
     solo_backlog.marks.extend((0..count).map(|_| Mark { context: 1, stream, event: Event::NONE, made: at }));
 }

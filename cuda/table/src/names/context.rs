@@ -1,4 +1,4 @@
-//! Contexts, and parts of a card that they are bound to.
+//! Contexts, and the parts of a card to which they are bound.
 
 use crate::{Family, family};
 

@@ -34,7 +34,7 @@ struct Objects {
     watches: Vec<mpsc::Sender<String>>,
     /// Writes of slices so far.
     writes: usize,
-    /// Fields of devices that this cluster drops: those of disabled features.
+    /// Device fields that this cluster drops because their features are disabled.
     forgets: Vec<&'static str>,
     /// Every answer is an error.
     broken: bool,

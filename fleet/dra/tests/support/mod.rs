@@ -163,7 +163,7 @@ impl Node {
         names
     }
 
-    /// Checks that nothing of any claim is left.
+    /// Checks that no part of any claim is left.
     pub async fn assert_clean(&self) {
         assert_eq!(self.shares().await, Vec::<String>::new());
         for folder in ["cdi", "claims"] {
@@ -263,7 +263,7 @@ impl Kubelet {
         one.devices
     }
 
-    /// Prepares one claim, which must fail; returns the error.
+    /// Prepares one claim, which must fail. Returns the error.
     pub async fn bad(&self, claim: &v1::Claim) -> String {
         let mut answer = self.prepare(std::slice::from_ref(claim)).await.unwrap();
         let one = answer.claims.remove(&claim.uid).unwrap();

@@ -123,12 +123,12 @@ fn malformed_frames_end_connection() {
     assert_eq!(after(frame(CONTINUATION, 0, 1, &[])), Malformed::Order(CONTINUATION, "is none"));
     let open = frame(HEADERS, 0, 1, &block);
     assert_eq!(after([open.clone(), frame(0, 0, 1, &[])].concat()), Malformed::Order(0, "goes on"));
-    // A block that continues in another stream would be taken as that stream's.
+    // A block that continues in another stream would count as part of that stream.
     assert_eq!(after([open, frame(CONTINUATION, END_HEADERS, 3, &[])].concat()), Malformed::Order(9, "goes on"));
     assert_eq!(after(frame(HEADERS, PADDED | END_HEADERS, 1, &[2, 0])), Malformed::Padding);
     assert_eq!(after(frame(HEADERS, PRIORITY | END_HEADERS, 1, &[0; 4])), Malformed::Padding);
     assert_eq!(after(frame(HEADERS, END_HEADERS, 1, &[0xff, 0xff, 0xff, 0xff, 0xff, 0xff])), Malformed::Compression);
-    // A table of 8 KiB; the server allows half of that.
+    // A table of 8 KiB; the server allows half that size.
     assert_eq!(after(frame(HEADERS, END_HEADERS, 1, &[0x3f, 0xe1, 0x3f, 0x82])), Malformed::Compression);
 }
 

@@ -1,5 +1,5 @@
-//! The program that an administrator and Slurm run in addition to the plugin: its installation, and the check of a
-//! node's health.
+//! The program that an administrator and Slurm run in addition to the plugin: installs the plugin and checks a node's
+//! health.
 
 use std::path::PathBuf;
 use std::process::{Command, ExitCode};

@@ -1,5 +1,5 @@
-//! A model of the card as the scheduler's feeder sees it, and of the mediator's state around it. All threads wait for
-//! its changes; its clock advances when work ends or the timer expires.
+//! A model of the feeder's view of the card, and of the mediator's state around it. All threads wait for its changes;
+//! its clock advances when work ends or the timer expires.
 
 use crate::GuestEvent;
 use crate::alarm::Alarm;
@@ -34,7 +34,7 @@ pub(super) struct Ring {
     descheduled: bool,
     /// It waits for a semaphore.
     pub(super) acquires: bool,
-    /// It keeps the unit that takes methods meanwhile.
+    /// It blocks the method unit meanwhile.
     holds: bool,
     /// Submissions that were taken from the guest and have not started, each with its length in ns; `None` never ends.
     waiting: VecDeque<(Submission, Option<u64>)>,
@@ -71,7 +71,7 @@ pub(super) struct Hardware {
     /// The submission whose end was doubted.
     doubted: Option<Submission>,
     deferred: bool,
-    /// Number of submissions of each VM that have not ended, as its guest sees them.
+    /// Number of each VM's submissions in flight, from the guest's view.
     unfinished: BTreeMap<TenantId, usize>,
     /// VMs with ends that no interrupt has reported.
     news: BTreeSet<TenantId>,
@@ -111,7 +111,7 @@ impl Card {
         }
     }
 
-    /// Body of the engines: each runs its first work that can run.
+    /// Body of the engine threads: each engine executes the first runnable work.
     pub(super) fn work(&self) {
         while self.wait(Hardware::run_one).is_some() {
             self.0.1.notify_all();
@@ -129,7 +129,7 @@ impl Card {
         };
         while self.wait(&mut expire).is_some() {
             self.0.1.notify_all();
-            // This thread must let others run that do not wait for it.
+            // This thread must yield to threads that do not wait for it.
             shuttle::thread::yield_now();
         }
     }
@@ -230,12 +230,12 @@ impl Hardware {
         assert!(self.rings.insert(channel, ring).is_none());
     }
 
-    /// Returns whether all of a VM's submissions have ended, as its guest sees them.
+    /// Returns true if all of a VM's submissions have ended from the guest's view.
     pub(super) fn is_done(&self, vm: TenantId) -> bool {
         self.unfinished.get(&vm).is_none_or(|count| *count == 0)
     }
 
-    /// Returns whether an engine has begun work of a channel.
+    /// Returns true if an engine has begun work of a channel.
     pub(super) fn has_begun(&self, channel: ChannelId) -> bool {
         self.begun.iter().flatten().any(|(of, _)| *of == channel)
     }
@@ -250,7 +250,7 @@ impl Hardware {
         self.records.is_empty()
     }
 
-    /// Returns the time in ns that an engine has worked for submissions that have ended.
+    /// Returns the time in ns that an engine has worked for completed submissions.
     pub(super) fn busy(&self, engine: Engine) -> u64 {
         self.busy[engine.index()]
     }

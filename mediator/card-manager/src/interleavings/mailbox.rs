@@ -1,4 +1,4 @@
-//! The mailbox under schedules chosen by a checker: all of them with few threads, thousands with more.
+//! Tests the mailbox under schedules chosen by a checker: all schedules for few threads, thousands for more threads.
 
 use crate::GuestEvent;
 use crate::tenants::mailbox::{Mailbox, Recipient};

@@ -1,9 +1,9 @@
 //! A card that has failed: a thread panicked with the card's state half changed, or one of the card's own threads has
 //! ended.
 //!
-//! The state that tenants share can then not be trusted, so it is not used: the card is reset, which takes all work off
-//! it and cuts it off from host memory, its VMs' clients are disconnected, and any thread that takes the card's lock
-//! from then on panics. That ends a VM's thread, and the VM shows as failed. Other cards continue ([decision
+//! The state that tenants share can then not be trusted, so it is not used: the card is reset, which stops all work and
+//! its access to host memory, its VMs' clients are disconnected, and any thread that takes the card's lock from then on
+//! panics. That ends a VM's thread, and the VM shows as failed. Other cards continue ([decision
 //! 115](../../../docs/decisions/115-panics.md)).
 
 use super::{CardState, ManagedCard};
@@ -33,14 +33,14 @@ impl<'a> StateGuard<'a> {
                 // Not a fault: the thread ends without a message.
                 std::panic::resume_unwind(Box::new("the card was given away"));
             }
-            // PANIC: the state under the lock is torn. All threads that get here have a catch around them.
+            // PANIC: the state under the lock is torn. All threads that reach this code catch panics.
             panic!("the card has failed: {why}");
         }
         Self { host, state, unwinding }
     }
 
-    /// Lets a waiting thread have the lock first, and takes it again. For work that takes many short holds, which would
-    /// otherwise be one long hold for other threads: a running thread takes the lock before one that has to be woken.
+    /// Lets a waiting thread have the lock first, and takes it again. For work with many short holds, which would
+    /// otherwise act as one long hold: a running thread takes the lock before a sleeping waiter wakes.
     ///
     /// # Panics
     /// When the card has failed meanwhile.

@@ -17,7 +17,7 @@ pub(crate) struct Woken {
     pub(crate) expired: bool,
 }
 
-/// The object that the thread serves. Each call takes the card's lock by itself, if it needs it.
+/// The object that the thread serves. Each call takes the card's lock itself, if necessary.
 pub(crate) trait Served {
     /// Clears the signal, and lets the card raise the next.
     ///

@@ -49,8 +49,8 @@ impl PollToken for Token {
     }
 }
 
-/// Niceness of the interrupt thread. A host's own threads for interrupts run before all others; this one runs before
-/// VMs' processors, so that a card does not idle while its host is busy with them.
+/// Niceness of the interrupt thread. The host's own interrupt threads have priority over all others; this thread has
+/// priority over VMs' processors, so that a card does not idle while its host is busy with them.
 const NICE: i32 = -10;
 
 /// Raises the priority of this thread, where `RLIMIT_NICE` or `CAP_SYS_NICE` allows it.
@@ -165,7 +165,7 @@ impl Served for Line<'_> {
 impl ManagedCard {
     /// Delivers an event to a VM, if it still exists. Never waits for the VM.
     pub(crate) fn deliver(&self, vm: TenantId, event: GuestEvent) {
-        // Looked up for each event: a VM may have gone, and its lock must not be taken under the card's.
+        // Looked up for each event, because the VM may be gone and its lock must not be taken under the card's.
         let target = self.lock().vms.get(&vm).and_then(Weak::upgrade);
         if let Some(target) = target {
             target.deliver(event);
@@ -243,7 +243,7 @@ impl CardState {
         events
     }
 
-    /// Reports runlists that have come into force.
+    /// Reports runlists that have taken effect.
     fn runlists_taken(&mut self, events: &mut Vec<(TenantId, GuestEvent)>) {
         let taken = self.work.channels_mut().runlists_taken(self.memory.card_mut());
         events.extend(taken.into_iter().map(|vm| (vm, GuestEvent::Runlist)));
@@ -323,8 +323,8 @@ impl CardState {
         self.resume(events);
     }
 
-    /// Guesses the VM whose work has raised an engine's interrupt without an end of work: a guess may be wrong now and
-    /// then, but not for a continuous series. `vms`: the candidates.
+    /// Guesses the VM whose work has raised an engine's interrupt without an end of work: a guess may be wrong
+    /// occasionally, but not for a continuous series. `vms`: the candidates.
     fn raised_by(&mut self, engine: u32, vms: &BTreeSet<TenantId>) -> Option<TenantId> {
         if vms.len() == 1 {
             return vms.first().copied();
@@ -358,7 +358,7 @@ impl CardState {
             owner.filter(|_| unit == fault::unit::GR).filter(|&(vm, channel)| self.lacks_graphics(vm, channel));
         self.recover(card, owner, unit);
         if let Some((vm, channel)) = trespasser {
-            // PGRAPH was reset for it, perhaps in another VM's time.
+            // PGRAPH was reset for it, perhaps during another VM's turn.
             tracing::warn!(%vm, ?channel, "a channel without a PGRAPH context has used PGRAPH");
             self.feed([sched::Event::Struck { vgpu: vm, engine: Engine::Compute }]);
         }

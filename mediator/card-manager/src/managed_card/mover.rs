@@ -27,8 +27,8 @@ pub(crate) fn serve(host: &Weak<ManagedCard>, wakeup: &Wakeup) {
     }
 }
 
-/// Last notification of VMs that wait for memory. Each retries then, and wakes the mover when it finds none: without
-/// this record the two would wake each other for as long as the VM waits.
+/// Last notification of VMs that wait for memory. Each waiter then retries, and wakes the mover if it gets no memory.
+/// Without this record, waiter and mover would wake each other while the VM waits.
 #[derive(Debug, Default)]
 struct WaiterNotifications {
     at: Option<Instant>,
@@ -137,8 +137,8 @@ impl ManagedCard {
         attempt(&mut self.lock())
     }
 
-    /// Carries out a plan; returns whether any of it had an effect. The mediator's own needs come between the steps of
-    /// the plan, because all VMs' work may wait for them.
+    /// Executes a plan. Returns true if any step had an effect. The mediator's own needs come between the steps of the
+    /// plan, because all VMs' work may wait for them.
     fn carry_out(&self, plan: Plan) -> bool {
         let mut any = false;
         for (vm, steps) in plan {
@@ -152,7 +152,7 @@ impl ManagedCard {
         any
     }
 
-    /// Moves chunks that are in the way of the mediator's own structures; returns whether any moved.
+    /// Moves chunks that are in the way of the mediator's own structures. Returns whether any moved.
     fn make_own_room(&self) -> bool {
         let plan = self.lock().plan_own();
         let mut any = false;

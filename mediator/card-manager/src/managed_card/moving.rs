@@ -3,10 +3,10 @@
 //! Before it stops, its memory leaves the card for host memory, its guest works on from there ([`ManagedCard::empty`]),
 //! and the other card borrows it; the rest is copied there ([`ManagedCard::copy_ahead`]). Then it is suspended
 //! ([`ManagedCard::suspend`]): its channels leave the engines, and this card's state of them is copied
-//! ([`Halted::depart`]), and so is memory that was not borrowed and differs there ([`Suspended::copy_memory`]). The
-//! other card has created the VM already, which is [held](CardState::hold_still), receives the channels
-//! ([`CardState::arrive`]), and resumes it. Until then nothing has changed here: after a failure, the guard is dropped,
-//! and the VM continues here. Afterwards the other card copies the borrowed memory
+//! ([`Halted::depart`]), and so is memory that was not borrowed and differs on the target ([`Suspended::copy_memory`]).
+//! The other card has created the VM already, which is [held](CardState::hold_still), receives the channels
+//! ([`CardState::arrive`]), and resumes it. Until then this card's state is unchanged: after a failure the guard is
+//! dropped, and the VM continues here. Afterwards the other card copies the borrowed memory
 //! ([`ManagedCard::copy_borrowed_memory`]).
 
 use super::{CardState, ManagedCard};
@@ -60,7 +60,7 @@ impl Departing {
         Ok((channels.save()?, *strikes))
     }
 
-    /// Raises the strikes to those of the VM that it replaces, if those are more.
+    /// Raises the strikes to those of the replaced VM, if they are higher.
     #[must_use]
     pub fn struck(self, strikes: u32) -> Self {
         Self { strikes: self.strikes.max(strikes), ..self }
@@ -100,8 +100,8 @@ pub struct Suspended<'a> {
 }
 
 impl Suspended<'_> {
-    /// Lets memory of the card move again, except that of the VM, which has moved to another card: that card may have
-    /// borrowed it. The VM's work stays stopped.
+    /// Lets the card's memory move again, except the memory of the VM that has moved to another card, because that card
+    /// may have borrowed it. The VM's work stays stopped.
     pub fn gone(self) -> Halted {
         let Self { halted, _no_moves } = self;
         halted.host.lock().vram_mut().chunks.freeze(halted.vm);
@@ -118,8 +118,8 @@ impl std::ops::Deref for Suspended<'_> {
 }
 
 impl ManagedCard {
-    /// Moves a VM's memory from the card to host memory, as far as there is room, while it works on. None of it comes
-    /// back before [`Self::stays`]. Returns the bytes that have left.
+    /// Moves a VM's memory from the card to host memory, as far as there is room, while it works on. Its memory does
+    /// not return to the card before [`Self::stays`]. Returns the number of bytes that have left.
     pub fn empty(&self, vm: TenantId) -> u64 {
         self.lock().memory.set_migrating(vm, true);
         let mut left = 0;
@@ -171,7 +171,7 @@ impl ManagedCard {
     /// killed, and its guest is notified. Call it without any lock.
     ///
     /// # Errors
-    /// When the card keeps a channel nevertheless; the VM then continues.
+    /// When a channel stays on the card nevertheless; the VM then continues.
     pub fn suspend(self: &Arc<Self>, vm: TenantId, limit: Duration) -> Result<Suspended<'_>, ManagerError> {
         let no_moves = self.moving.lock();
         Ok(Suspended { halted: self.halt(vm, limit)?, _no_moves: no_moves })
@@ -202,10 +202,10 @@ impl Halted {
         self.host.tell_ended();
     }
 
-    /// Copies this card's state of the VM's channels. Nothing changes here.
+    /// Copies this card's state of the VM's channels. Leaves this card's state unchanged.
     ///
     /// # Errors
-    /// [`ManagerError::Unsettled`] when something is in flight; when the card does not answer.
+    /// [`ManagerError::Unsettled`] when any work is in flight; when the card does not answer.
     pub fn depart(&self) -> Result<Departing, ManagerError> {
         let (host, vm) = (&self.host, self.vm);
         let state = &mut *host.lock();
@@ -233,13 +233,13 @@ impl Halted {
         self.host.lock().chunk_bytes()
     }
 
-    /// Returns the start addresses of the VM's chunks that have a place.
+    /// Returns the start addresses of the VM's placed chunks.
     #[must_use]
     pub fn chunks(&self) -> Vec<GuestVramAddr> {
         self.host.lock().chunks_of(self.vm)
     }
 
-    /// Reads `data` of the VM's memory, within a chunk; returns `false` if that chunk has no place.
+    /// Reads `data` of the VM's memory, within a chunk; returns `false` if the chunk is unplaced.
     ///
     /// # Errors
     /// When the card does not answer.
@@ -286,7 +286,7 @@ enum Known {
     Something,
 }
 
-/// One end of a copy: memory that the host sees, or memory of the card.
+/// One end of a copy: host-visible memory or card memory.
 enum End {
     Memory(DmaMemory, usize),
     Card(Place),
@@ -403,7 +403,7 @@ impl ManagedCard {
     /// Writes memory of a VM that comes from elsewhere, into memory that is zero.
     ///
     /// # Errors
-    /// When it is not the VM's memory, when there is no room for it, or the card does not answer.
+    /// When the memory does not belong to the VM, no room is left for it, or the card does not answer.
     pub fn write_received(&self, vm: TenantId, at: GuestVramAddr, data: &[u8]) -> Result<(), ManagerError> {
         let chunk = self.lock().chunk_bytes();
         let mut rest = (at, data);
@@ -418,8 +418,8 @@ impl ManagedCard {
         Ok(())
     }
 
-    /// Gives guest memory that comes from another card a place, zeroed: in host memory, or if none is left, on the
-    /// card. The card's lock is released between the parts of a scrub.
+    /// Places guest memory that arrives from another card in zeroed memory: in host memory, or on the card if no host
+    /// memory is left. The card's lock is released between the parts of a scrub.
     pub(super) fn receive(&self, vm: TenantId, at: GuestVramAddr) -> Result<Place, ManagerError> {
         if let Some(place) = self.lock().place_of(vm, at) {
             return Ok(place);
@@ -476,7 +476,7 @@ fn copy(
 }
 
 impl CardState {
-    /// Stops a VM's channels, makes them leave the engines, and keeps its memory in place; or undoes that.
+    /// Stops a VM's channels, takes them off the engines, and keeps its memory in place; or undoes this.
     pub fn hold_still(&mut self, vm: TenantId, held: bool) {
         if held {
             self.held.insert(vm);
@@ -504,7 +504,7 @@ impl CardState {
         any.then(|| left.into_iter().map(|channel| (vm, channel)).collect())
     }
 
-    /// Returns the start addresses of a VM's chunks that have a place.
+    /// Returns the start addresses of a VM's placed chunks.
     pub(super) fn chunks_of(&self, of: TenantId) -> Vec<GuestVramAddr> {
         let chunks = &self.vram().chunks;
         let advertised = chunks.vms().find(|(vm, _)| *vm == of).map_or(0, |(_, account)| account.advertised);
@@ -516,7 +516,7 @@ impl CardState {
         self.vram().chunks.chunk_bytes()
     }
 
-    /// Returns the place of a byte of guest VRAM, if it has one.
+    /// Returns the place of a byte of guest VRAM, if it is placed.
     pub(super) fn place_of(&self, vm: TenantId, at: GuestVramAddr) -> Option<Place> {
         match self.vram().chunks.lookup(vm, at, 1) {
             Lookup::Placed(place) => Some(place),
@@ -524,11 +524,11 @@ impl CardState {
         }
     }
 
-    /// Adopts the channels of a VM that comes from another card, and is [held](Self::hold_still) here. `directory` maps
-    /// an old directory to the new one. Its address spaces must map the pages of the channels before it resumes.
+    /// Adopts the channels of a VM that arrives from another card and is [held](Self::hold_still) here. `directory`
+    /// maps an old directory to the new one. Its address spaces must map the pages of the channels before it resumes.
     ///
     /// # Errors
-    /// When there are too few channels, or they are invalid for this card; nothing has changed then.
+    /// When there are too few channels, or they are invalid for this card; the state is then unchanged.
     pub fn arrive(
         &mut self,
         vm: TenantId,
@@ -550,7 +550,7 @@ impl CardState {
         Ok(())
     }
 
-    /// Records a channel's submissions: those that have begun wait for a slice, like those of a stopped channel.
+    /// Records a channel's submissions: started submissions wait for a slice, as for a stopped channel.
     fn adopt(&mut self, vm: TenantId, arrived: &Arrived) -> Vec<Event> {
         let now = self.card_time();
         let physical = arrived.physical;

@@ -44,7 +44,7 @@ impl CardState {
         }
     }
 
-    /// Takes a channel off the card for good, and reserves its number until [`Self::end_channel`].
+    /// Takes a channel off the card permanently, and reserves its number until [`Self::end_channel`].
     ///
     /// # Errors
     /// [`Stuck`] when it has not left its engines yet: it departs.
@@ -71,7 +71,7 @@ impl CardState {
     }
 
     /// Same as [`Self::retire_channel`], for a channel that the card should no longer run; resets its engine if it
-    /// stays: its work is no longer charged.
+    /// stays, because its work is no longer charged.
     pub(crate) fn retire_now(&mut self, vm: TenantId, channel: VirtualChannelId) {
         let physical = self.work.channels().physical(vm, channel);
         let retired = self.retire_channel(vm, channel);
@@ -82,7 +82,7 @@ impl CardState {
         }
     }
 
-    /// Retires a channel that holds `engine` and makes no progress: the engine is reset at once, because a wait for it
+    /// Retires a channel that holds `engine` and makes no progress: the engine is reset immediately, because waiting
     /// would only delay other VMs. An engine that has switched to another channel meanwhile is not reset.
     pub fn kill_channel(&mut self, vm: TenantId, channel: VirtualChannelId, engine: u32) {
         let card = Arc::clone(self.vram().memory.card());
@@ -99,7 +99,7 @@ impl CardState {
         card.write32(pfifo::SCHED_DISABLE::OFFSET, disabled);
     }
 
-    /// Takes all channels of a VM off the card and gives it no more. Those that have not left yet depart.
+    /// Takes all channels of a VM off the card and gives it no more. Channels that are still on the card depart later.
     pub(crate) fn quiesce(&mut self, vm: TenantId) {
         self.complete();
         let stuck = self.work.channels_mut().destroy_vm(self.memory.card_mut(), vm);
@@ -178,13 +178,13 @@ impl CardState {
         self.work.departures().any_leaving(Some(vm))
     }
 
-    /// Takes the channels of a VM that have left and whose work areas are still in their address spaces: the VM removes
-    /// those, then calls [`Self::free_left`].
+    /// Returns a VM's channels that have left but whose work areas are still mapped: the VM unmaps the areas, then
+    /// calls [`Self::free_left`].
     pub fn take_left(&mut self, vm: TenantId) -> Vec<ChannelId> {
         self.work.departures_mut().take_left(vm)
     }
 
-    /// Frees the number of a channel that has left, once nothing can reach its work area.
+    /// Frees the number of a departed channel once its work area is unreachable.
     pub fn free_left(&mut self, physical: ChannelId) {
         self.work.channels_mut().unstrand(physical);
         self.work.channels_mut().let_go(self.memory.card_mut(), physical);
@@ -243,8 +243,8 @@ impl CardState {
 }
 
 impl ManagedCard {
-    /// Waits until the departing channels of a VM have left, or are known to stay, within a limited number of polls. No
-    /// lock is held meanwhile, nor may the caller hold a VM's.
+    /// Waits, for a limited number of polls, until a VM's departing channels have left or are known to stay. Holds no
+    /// lock meanwhile; the caller must not hold a VM's lock.
     pub fn wait_departed(&self, vm: TenantId) {
         loop {
             {

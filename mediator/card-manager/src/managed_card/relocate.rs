@@ -1,6 +1,6 @@
 //! Moves chunks of a VM between the card and host memory, while the VM continues.
 //!
-//! 1. The destinations are reserved, and the host allocates pages for those in its memory.
+//! 1. The destinations are reserved, and the host allocates pages for destinations in host memory.
 //! 2. The VM's channels are stopped and leave the engines; its CPUs do not notice: work of their doorbells waits in the
 //!    rings, their writes go to the old location of the chunks, and are recorded.
 //! 3. The mediator's own channels copy all chunks.
@@ -26,12 +26,12 @@ const LEAVE_LIMIT: Duration = Duration::from_nanos(2 * channels::HANG_LIMIT_NS);
 /// Additional time after its engines were reset.
 // TIMEOUT: an engine that was reset has no work. Only the mover waits here.
 const RESET_LIMIT: Duration = Duration::from_secs(1);
-/// Poll interval for that. The card has no interrupt for it.
+/// Poll interval for channels to leave their engines. The card has no interrupt for it.
 const POLL_INTERVAL: Duration = Duration::from_micros(50);
 /// Time without progress of the engines before the CPU copies the rest.
 // TIMEOUT: a piece of 512 KiB after a queue of guests' copies. The watchdog handles hung channels of the mediator.
 const STILL_LIMIT: Duration = Duration::from_secs(20);
-/// Poll interval for that.
+/// Interval between checks of that progress.
 const STILL_LOOK: Duration = Duration::from_secs(1);
 /// Bytes that the CPU copies under one hold of the card's lock, if the engines fail.
 const BY_HAND: u64 = 64 << 10;
@@ -102,7 +102,7 @@ impl ManagedCard {
         holder
     }
 
-    /// Reserves the destinations. Chunks that cannot move are left out. Also returns the number of steps that needed no
+    /// Reserves the destinations. Chunks that cannot move are omitted. Also returns the number of steps that needed no
     /// copy. The card's lock is released between two chunks, and between the parts of a scrub.
     fn reserve_moves(&self, vm: TenantId, steps: &[Step]) -> (Vec<Move>, u32) {
         let (mut moves, mut rebooked) = (Vec::new(), 0);
@@ -126,7 +126,7 @@ impl ManagedCard {
         (moves, rebooked)
     }
 
-    /// Stops the VM's channels, and makes them leave the engines. Chunks whose destination has no memory are left out.
+    /// Stops the VM's channels, and makes them leave the engines. Chunks whose destination has no memory are omitted.
     fn begin_moves(&self, vm: TenantId, mut moves: Vec<Move>) -> Vec<Move> {
         moves.retain(|chunk| {
             let mut state = self.lock();
@@ -236,7 +236,7 @@ impl ManagedCard {
             let mut state = self.lock();
             let lanes = state.memory.copier().map(Copier::channels).unwrap_or_default();
             for channel in lanes {
-                // Those that have not left yet are waited for below.
+                // The code below waits for the channels that have not left yet.
                 let _ = state.retire_channel(COPIER, channel);
             }
         }
@@ -321,7 +321,7 @@ impl CardState {
         self.look_at_waits(Some(vm));
     }
 
-    /// Commits the new places of moved chunks; returns their ranges.
+    /// Commits the new places of moved chunks. Returns their ranges.
     fn commit_moves(&mut self, vm: TenantId, moves: &[Move]) -> Ranges {
         let mut ranges = Vec::new();
         self.memory.forget_left();

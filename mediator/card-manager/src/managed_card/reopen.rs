@@ -36,7 +36,7 @@ use vram::TenantId;
 /// Time for the mediator's own channels to leave the engines: they have no work.
 // TIMEOUT: microseconds on hardware. The software card needs its thread for it, which a busy host may not run.
 const LEAVE_LIMIT: Duration = Duration::from_secs(5);
-/// Poll interval for that.
+/// Poll interval for their departure.
 const POLL_INTERVAL: Duration = Duration::from_micros(50);
 
 /// Input of a restored card.
@@ -47,7 +47,7 @@ pub struct Handed {
     pub host_memory: Option<File>,
 }
 
-/// A card that can be taken over, and belongs to another owner until then.
+/// A card that can be taken over but still belongs to another owner.
 pub struct Reopened {
     host: Arc<ManagedCard>,
     waits: Waits,
@@ -92,11 +92,11 @@ impl Surroundings for Around<'_> {
 }
 
 impl ManagedCard {
-    /// Opens a `card` that another owner has saved, without changing it. Its settings are those of `sharing`, except
-    /// the size of chunks and their host memory; `vm` returns the settings of each VM.
+    /// Opens a `card` that another owner has saved, without changing it. Takes the settings from `sharing`, except the
+    /// chunk size and the host memory; `vm` returns the settings of each VM.
     ///
     /// # Errors
-    /// When the saved state is invalid, of another card, or has other settings; when the host has no memory for it.
+    /// When the saved state is invalid, belongs to another card or has other settings, or when the host lacks memory.
     pub fn reopen(
         card: Arc<dyn Card>,
         sharing: &Sharing,
@@ -219,7 +219,7 @@ impl Reopened {
     /// bytes.
     ///
     /// # Errors
-    /// When the ranges belong to another owner, or to none.
+    /// When the ranges belong to another owner or have no owner.
     pub fn readmit(
         &mut self,
         vm: TenantId,
@@ -251,7 +251,7 @@ impl Reopened {
         Ok(())
     }
 
-    /// Takes the card over: its VMs resume. The previous owner has given it away.
+    /// Takes the card over: its VMs resume. The previous owner has given up the card.
     ///
     /// # Errors
     /// When a VM was not restored, or the card does not answer. It may be half taken over then, and must be reset.
@@ -346,8 +346,8 @@ impl CardState {
         Ok(())
     }
 
-    /// VMs with started work that may be for PGRAPH wait for it again: no VM holds it now, or their channels have run
-    /// without it.
+    /// VMs with started work that may need PGRAPH wait for it again: no VM holds it now, or their channels ran without
+    /// it.
     pub(super) fn want_graphics_again(&mut self) {
         let begun: Vec<TenantId> =
             self.vms.keys().copied().filter(|vm| self.has_on_graphics(*vm, &[Stage::Started])).collect();

@@ -1,6 +1,6 @@
 //! Saved state of a card, for its next owner; and the handover of the card.
 //!
-//! VMs save their own state. The card itself, its memory and the host's are handed over as they are.
+//! VMs save their own state. The card itself, its memory and the host memory are handed over unchanged.
 
 use super::ManagedCard;
 use super::standstill::Standstill;
@@ -21,7 +21,7 @@ const CARD: u32 = 0;
 /// The card manager's state of a card, without the parts that lower layers save themselves.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct SavedOwner {
-    /// Bytes of a chunk, to check against the settings before anything is read with it.
+    /// Chunk size in bytes, checked against the settings before it is used for reading.
     pub(super) chunk_bytes: u64,
     /// Address on the card and bytes of the chunks with the fixed structures.
     pub(super) own: (u64, u64),
@@ -42,7 +42,7 @@ pub struct SavedHost {
     pub card: SavedCard,
     /// The card manager's part.
     pub(super) owner: SavedOwner,
-    /// Segments that VMs share, if any: a program that does not know them can take over a card without.
+    /// Segments that VMs share, if any: a program without support for segments can take over a card that has none.
     pub(super) segments: Option<SavedSegments>,
 }
 
@@ -152,7 +152,7 @@ impl Standstill<'_> {
         host.fail("it was given away");
         // Wait for the current holder of the card's lock; later holders see the failure.
         drop(host.state.lock());
-        // Threads that wait to move memory see it now.
+        // Threads that wait to move memory now see the failure.
         drop(self);
         host.end_threads();
     }

@@ -1,4 +1,4 @@
-//! The card as the scheduler sees it: the scheduler's inputs, and the effects of its decisions.
+//! The scheduler's view of the card: the scheduler's inputs, and the effects of its decisions.
 
 use super::CardState;
 use super::scrubber::{SCRUBBER, Scrubber};

@@ -1,8 +1,8 @@
-//! Clears PGRAPH between tenants: a kernel of the mediator's own, on a channel of its own.
+//! Clears PGRAPH between tenants: runs the mediator's own kernel on its own channel.
 //!
-//! Whose PGRAPH is, says [`residue::Tenancy`]; here its steps are carried out. A VM's channels with a PGRAPH context
-//! are kept off the card until it is admitted ([`channels::Channels::admit`]): the scheduler's turn begins with that,
-//! and is charged for it.
+//! [`residue::Tenancy`] decides which VM has PGRAPH; this module carries out its steps. A VM's channels with a PGRAPH
+//! context are kept off the card until it is admitted ([`channels::Channels::admit`]): the scheduler's turn begins with
+//! the clearing and is charged for it.
 
 use super::CardState;
 use crate::work::schedule::Stage;
@@ -22,7 +22,7 @@ pub(super) const SCRUBBER: TenantId = TenantId::CLEARER;
 
 /// Its only channel.
 const CHANNEL: VirtualChannelId = VirtualChannelId(0);
-/// Bytes of the kernel's code, and of the push buffer.
+/// Sizes of the kernel's code and of the push buffer in bytes.
 const PART_BYTES: u64 = SMALL_PAGE;
 
 /// The channel and its kernel.
@@ -34,7 +34,7 @@ pub(super) struct Scrubber {
     ring: [u64; 1 << RING_LOG2],
     put: u32,
     busy: Option<Submission>,
-    /// The channel has gone.
+    /// The channel is gone.
     broken: bool,
     pub(super) tenancy: Tenancy,
     pub(super) keeping: Keeping,
@@ -42,18 +42,18 @@ pub(super) struct Scrubber {
     elsewhere: Vec<ChannelId>,
 }
 
-/// Time for which a tenant that is to leave PGRAPH keeps it from others, and does nothing there.
+/// Time for which a departing tenant blocks PGRAPH without using it.
 #[derive(Debug, Default)]
 pub(super) struct Keeping {
-    /// The tenant, and the last look at which it did.
+    /// The tenant, and the time of the last poll in this state.
     since: Option<(TenantId, Nanos)>,
-    /// The part of it that the scheduler does not know yet: whose it is, and since when.
+    /// The part of this time that the scheduler does not know yet: the tenant, and the start.
     kept: Option<(TenantId, Nanos)>,
 }
 
 impl Keeping {
-    /// PGRAPH's tenant is to leave it. `keeps`: it has not, and PGRAPH does nothing meanwhile. The scheduler is told
-    /// the time from the last look at which that was so.
+    /// PGRAPH's tenant is to leave it. `keeps` means that it has not left and PGRAPH is idle. The scheduler gets the
+    /// time since the last poll that saw this state.
     fn look(&mut self, vm: TenantId, keeps: bool, now: Nanos) {
         if let Some((_, since)) = self.since.take().filter(|(of, _)| *of == vm) {
             let before = self.kept.filter(|(of, _)| *of == vm).map_or(since, |(_, before)| before);
@@ -140,12 +140,12 @@ impl Scrubber {
         self.elsewhere.dedup();
     }
 
-    /// Returns whether a copy engine may still work for a channel that was not waited for.
+    /// Returns true if a copy engine may still work for a channel that left without a wait.
     pub(super) fn is_awaited_elsewhere(&self) -> bool {
         !self.elsewhere.is_empty()
     }
 
-    /// Returns whether the kernel is under way.
+    /// Returns true if the kernel is running.
     pub(super) fn is_busy(&self) -> bool {
         self.busy.is_some()
     }
@@ -164,8 +164,8 @@ impl CardState {
         self.scrubber.as_ref().map(|scrubber| scrubber.tenancy.counts())
     }
 
-    /// Returns whether it matters which engines a channel's work is for: it may use PGRAPH, which is cleared between
-    /// VMs, and another VM is there.
+    /// Returns true if the engines of a channel's work matter: the channel may use PGRAPH, PGRAPH is cleared between
+    /// VMs, and another VM exists.
     #[must_use]
     pub fn asks_needs(&self, channel: ChannelId) -> bool {
         self.scrubber.is_some() && self.vms.len() > 1 && self.work.channels().has_graphics(channel)
@@ -291,8 +291,8 @@ impl CardState {
         self.work.schedule().any_at(stages, &self.work.channels().on_graphics(vm))
     }
 
-    /// Returns whether a VM has work that was begun on PGRAPH, or that may get there soon. Work that a copy engine is
-    /// at while PGRAPH is idle does not count.
+    /// Returns true if a VM has work on PGRAPH, or work that may get there soon. Work that a copy engine is at while
+    /// PGRAPH is idle does not count.
     fn works_on_graphics(&mut self, vm: TenantId) -> bool {
         let on = self.started_on_graphics(vm);
         let busy = |state: &mut Self| state.work.channels_mut().occupant(state.memory.card_mut(), engine::GR).is_some();
@@ -313,9 +313,9 @@ impl CardState {
         works(engine::CE0) || works(engine::CE1)
     }
 
-    /// Returns whether PGRAPH is idle, and whether in addition no work of a VM comes there any more. A channel that a
-    /// copy engine works for does not: it is stopped, so that it gets nowhere else before its VM is admitted again.
-    // GUESS: the card schedules a channel that is stopped on no other engine than the one that works for it.
+    /// Returns whether PGRAPH is idle, and whether also no further work of a VM can arrive there. A channel on a copy
+    /// engine cannot: it is stopped, so that it reaches no other engine before its VM is admitted again.
+    // GUESS: the card schedules a stopped channel only on the engine that already works for it.
     fn has_left_graphics(&mut self, scrubber: &mut Scrubber, vm: TenantId) -> (bool, bool) {
         let leaving = self.work.channels_mut().vacating(self.memory.card_mut(), vm);
         let on = self.work.channels().on_graphics(vm);
@@ -333,7 +333,7 @@ impl CardState {
         (true, !stays)
     }
 
-    /// Has VMs wait for PGRAPH again whose channels were not waited for, once no copy engine works for these any more.
+    /// Makes VMs wait for PGRAPH again whose channels were not awaited, once no copy engine works for these channels.
     fn look_elsewhere(&mut self, scrubber: &mut Scrubber, now: u64) {
         for channel in std::mem::take(&mut scrubber.elsewhere) {
             let Some((vm, _)) = self.work.channels().by_physical(channel) else { continue };

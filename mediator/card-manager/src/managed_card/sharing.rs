@@ -3,11 +3,10 @@
 //!
 //! 1. The target card *borrows* the VM's memory that is in the other's host memory ([`ManagedCard::lend`]), in addition
 //!    to memory of its own, which has pages already.
-//! 2. When the VM is stopped, borrowed chunks that have moved since are given up again ([`ManagedCard::part`]), and are
-//!    copied like chunks that were never borrowed.
-//! 3. When the VM has resumed, the borrowed memory is copied, in parts, each with its work off the engines for as long
-//!    as that takes, as in a relocation ([`ManagedCard::copy_borrowed_memory`]). Only then the old card gets its memory
-//!    back.
+//! 2. When the VM is stopped, borrowed chunks that have moved since are returned ([`ManagedCard::part`]) and copied
+//!    like chunks that were never borrowed.
+//! 3. When the VM has resumed, the borrowed memory is copied, in parts, each with its work off the engines meanwhile,
+//!    as in a relocation ([`ManagedCard::copy_borrowed_memory`]). Only then the old card gets its memory back.
 
 use super::{CardState, ManagedCard};
 use crate::ManagerError;
@@ -29,8 +28,8 @@ struct Lent {
 }
 
 impl ManagedCard {
-    /// Makes VM `its` of card `to` borrow these chunks of a VM, which works on. Returns those that could not be
-    /// borrowed: they are on a card, or chunks there have another size.
+    /// Makes VM `its` of card `to` borrow these chunks of a VM, which works on. Returns the chunks that could not be
+    /// borrowed, because they are on a card or the chunk sizes differ.
     ///
     /// # Errors
     /// When the other card has no room, or does not answer.
@@ -60,8 +59,9 @@ impl ManagedCard {
         Ok(rest)
     }
 
-    /// Makes VM `its` of card `to` give up borrowed chunks of a VM that have moved since: its own memory there is zero.
-    /// No memory of this card moves. Returns the chunks that are the same on both.
+    /// Makes VM `its` of card `to` give up borrowed chunks of a VM that have moved since: its own memory at these
+    /// addresses is zero. Call it while no memory of this card moves. Returns the chunks that are identical on both
+    /// cards.
     ///
     /// # Errors
     /// When the other card rejects its own memory.
@@ -90,10 +90,10 @@ impl ManagedCard {
     }
 
     /// Copies the borrowed memory of an arrived VM to this card's own. Its work leaves the engines repeatedly
-    /// meanwhile, each time for as long as a few MiB are copied.
+    /// meanwhile, each time while a few MiB are copied.
     ///
     /// # Errors
-    /// When this card still has memory of the other's, which then must not be reused.
+    /// When this card still has memory of the other card, which then must not be reused.
     pub fn copy_borrowed_memory(&self, vm: TenantId) -> Result<(), ManagerError> {
         loop {
             let _one_at_a_time = self.moving.lock();

@@ -1,7 +1,7 @@
 //! Quiesces the card: no channel of a VM is on an engine, ended work is reported, and no memory moves. This allows its
 //! state to be saved, or handed over.
 //!
-//! Guests continue: work of their doorbells waits in their rings, and their writes stay in place. They only see that
+//! Guests continue: work of their doorbells waits in their rings, and their writes stay in place. VMs only see that
 //! their work takes longer.
 
 use super::scrubber::Scrubber;
@@ -20,7 +20,7 @@ use vram::TenantId;
 /// Additional time after the hung channels are killed.
 // TIMEOUT: an engine that was reset has no work, and departures give up after a quarter of a second.
 const KILLED_LIMIT: Duration = Duration::from_secs(1);
-/// Poll interval for all to leave. The card has no interrupt for that.
+/// Poll interval for all to leave. The card has no interrupt for a channel's departure.
 const POLL_INTERVAL: Duration = Duration::from_micros(50);
 
 /// A card that is quiescent while this exists.
@@ -32,10 +32,10 @@ pub struct Standstill<'a> {
 
 impl ManagedCard {
     /// Makes the work of all VMs leave the engines. A channel that has not left within `limit` counts as hung: it is
-    /// killed, its guest is notified, and the others are waited for. Call it without any lock.
+    /// killed, its guest is notified, and the wait for the other channels continues. Call it without any lock.
     ///
     /// # Errors
-    /// When the card keeps a channel nevertheless; the card then continues.
+    /// When a channel stays on the card nevertheless; the card then continues.
     pub fn stand_still(&self, limit: Duration) -> Result<Standstill<'_>, ManagerError> {
         let still = Standstill { host: self, _no_moves: self.moving.lock() };
         let vms: Vec<TenantId> = {
@@ -62,7 +62,7 @@ impl ManagedCard {
     /// counts as hung, and is killed.
     ///
     /// # Errors
-    /// When the card keeps one nevertheless.
+    /// When a channel stays on the card nevertheless.
     pub(super) fn await_rest(
         &self,
         limit: Duration,
@@ -116,8 +116,8 @@ impl CardState {
         self.work.channels_mut().pause(self.memory.card_mut(), vm, Pause::Standstill, still);
     }
 
-    /// Returns the channels that have not left their engines, or `None` when all have left: departing channels are not
-    /// named.
+    /// Returns the channels that are still on their engines, or `None` if all have left. The list omits departing
+    /// channels.
     fn stays(&mut self) -> Option<Vec<(TenantId, VirtualChannelId)>> {
         self.look_at_departures();
         let vms: BTreeSet<TenantId> = self.vms.keys().copied().collect();

@@ -45,7 +45,7 @@ impl CardState {
     /// Sets how much of its RAM a VM may lend, from now on; RAM that is lent stays lent.
     ///
     /// # Errors
-    /// When the guaranteed part is not available; nothing has changed then.
+    /// When the guaranteed part is not available; the state is then unchanged.
     pub fn set_ram(&mut self, vm: TenantId, share: RamShare) -> Result<(), Shortage> {
         self.memory.iova_mut().set_share(vm, share).map_err(|most| Shortage::of_ram(share.guarantee, most))
     }
@@ -56,7 +56,7 @@ impl CardState {
         self.memory.holdings(self.now_ns())
     }
 
-    /// Returns the moves that are due now, first those for the mediator itself.
+    /// Returns the moves that are due now, the mediator's own first.
     pub(super) fn plan(&mut self) -> Planned {
         let now = self.now_ns();
         let schedule = self.work.schedule();
@@ -96,14 +96,14 @@ impl CardState {
         self.memory.next_plan()
     }
 
-    /// Records a scan of the mover: `waiting` waited for it all the while, and memory was moved for `served`. Returns
+    /// Records a scan of the mover: `waiting` waited for memory throughout, and memory was moved for `served`. Returns
     /// the VMs that wait now.
     pub(super) fn looked(&mut self, waiting: &BTreeSet<TenantId>, served: &BTreeSet<TenantId>) -> BTreeSet<TenantId> {
         let now = self.now_ns();
         self.memory.looked(now, waiting, served)
     }
 
-    /// Starts the quantum for which memory was moved: nothing moves for now.
+    /// Starts the quantum for which memory was moved: no memory moves for now.
     pub(super) fn begin_turn(&mut self) {
         let now = self.now_ns();
         let holds = self.memory.begin_turn(now);
@@ -176,7 +176,7 @@ impl CardState {
         self.work.noise().interrupts_and_pauses(vm)
     }
 
-    /// Returns the VM's share of the card's time when all others want theirs, in millionths.
+    /// Returns the VM's share of the card's time when all VMs have work, in millionths.
     #[must_use]
     pub fn time_share(&self, vm: TenantId) -> u64 {
         self.work.time_share(vm)
@@ -188,8 +188,8 @@ impl CardState {
         self.work.usage(self.card_time(), recent_ns)
     }
 
-    /// Begins a record of the scheduler of at most `limit` bytes; `names` are those of the VMs. Returns `false` if one
-    /// is active already, or if even the scheduler's current state does not fit.
+    /// Begins a record of the scheduler of at most `limit` bytes; `names` are the VMs' names. Returns `false` if one is
+    /// active already, or if even the scheduler's current state does not fit.
     pub fn start_record(&mut self, names: &BTreeMap<TenantId, String>, limit: usize) -> bool {
         let at = self.card_time();
         self.work.start_record(at, names, limit)

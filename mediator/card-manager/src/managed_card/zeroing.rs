@@ -12,8 +12,8 @@ impl ManagedCard {
         while self.lock().vram_mut().scrub_piece().unwrap_or(false) {}
     }
 
-    /// Scrubs memory that a VM has freed. With engines the mover does it after a wake-up, because a VM's lock may be
-    /// held here.
+    /// Scrubs memory that a VM has freed. With engines, the mover zeroes memory after a wake-up, because a VM's lock
+    /// may be held here.
     ///
     /// # Errors
     /// When the card does not answer.
@@ -23,8 +23,8 @@ impl ManagedCard {
         Ok(())
     }
 
-    /// Zeroes free chunks of the card with the engines: all, or those that are kept zeroed ahead. Returns false if
-    /// there are none, or the CPU must do it.
+    /// Zeroes free chunks of the card with the engines: all chunks, or only the reserve of pre-zeroed chunks. Returns
+    /// false if no chunk needs zeroing or the CPU must do it.
     pub(super) fn zero_by_engines(&self, all: bool) -> bool {
         if !self.engines_zero {
             return false;

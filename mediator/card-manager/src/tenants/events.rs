@@ -5,12 +5,12 @@ use devmodel::events::SmError;
 use nvspec::addr::GpuVa;
 use nvspec::fifo::VirtualChannelId;
 
-/// An event of the card that concerns one VM, in physical terms where the VM's own are not known here.
+/// A card event for one VM, with physical addresses and numbers where the VM's are unknown here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GuestEvent {
     /// Work of an engine has raised its interrupt; the VM had work there.
     NonStall {
-        /// The engine, as `nvspec::fifo::engine` numbers it.
+        /// The engine's number in `nvspec::fifo::engine`.
         engine: u32,
     },
     /// The runlist that the VM submitted last is in force.
@@ -19,13 +19,13 @@ pub enum GuestEvent {
     Left,
     /// The card has room again for the remaining entries of a channel's ring.
     Resume(Doorbell),
-    /// The time of the VM's PTIMER alarm has come, or is near.
+    /// The VM's PTIMER alarm is due or nearly due.
     Alarm,
     /// Memory that the VM waits for may be available, or its wait has reached the limit.
     Memory,
     /// A channel held an engine for too long without progress. It is off the card.
     Hang {
-        /// The engine, as `nvspec::fifo::engine` numbers it.
+        /// The engine's number in `nvspec::fifo::engine`.
         engine: u32,
         /// The VM's channel.
         channel: VirtualChannelId,

@@ -50,7 +50,7 @@ impl<R: Recipient, L: Locks> Mailbox<R, L> {
     #[track_caller]
     pub fn lock(&self) -> MailboxGuard<'_, R, L> {
         let held = self.lock_torn();
-        // PANIC: half-changed state must not be served. The VM's thread has a catch around it.
+        // PANIC: half-changed state must not be served. The VM's thread catches panics.
         assert!(!self.is_torn() || held.unwinding, "an earlier panic has left the VM half changed");
         held
     }
@@ -141,7 +141,8 @@ impl<R: Recipient, L: Locks> Drop for MailboxGuard<'_, R, L> {
     }
 }
 
-/// Marks a recipient as torn unless it is whole at the drop; declared after the lock's guard, it is dropped before it.
+/// Marks a recipient as torn unless it is whole when this value is dropped. It is declared after the lock's guard, and
+/// so dropped before the guard.
 struct Tearing<'a> {
     torn: &'a AtomicBool,
     whole: bool,

@@ -1,21 +1,21 @@
 //! Channels that are to be off the card and have not left their engines yet.
 //!
-//! No thread waits for them with the card's lock held. The scheduler's tick polls each of them, resets an engine that
-//! keeps one for too long, and ends the wait for one that stays all the same. Until a channel has left, its number, its
-//! shadow directory and its work area stay as they are, and its work is charged to its VM.
+//! No thread waits for these channels with the card's lock held. The scheduler's tick polls each of them, resets an
+//! engine that keeps a channel for too long, and gives up on a channel that still stays. Until a channel has left, its
+//! number, its shadow directory and its work area stay as they are, and its work is charged to its VM.
 
 use nvspec::fifo::ChannelId;
 use std::collections::BTreeMap;
 use vram::TenantId;
 
-/// Time between two looks that count, in ns.
+/// Time between two polls that count, in ns.
 pub(crate) const LOOK_NS: u64 = 500_000;
 /// Looks before the engine that works for a channel is reset: 20 ms at least.
 // TIMEOUT: an engine without current work leaves a channel much sooner. A busy host delays the polls.
 const ASKED_LOOKS: u32 = 40;
 /// Looks after the reset before the channel counts as one that the card keeps.
 const RESET_LOOKS: u32 = 200;
-/// Time between two looks at a channel that the card keeps, in ns. It may be the host that keeps the card from going
+/// Time between two polls of a channel that stays on the card, in ns. It may be the host that keeps the card from going
 /// on.
 const KEPT_LOOK_NS: u64 = 100_000_000;
 
@@ -28,7 +28,7 @@ enum Stage {
     Reset,
     /// It has left; its VM is to take its work area out of the address space.
     Left,
-    /// The card keeps it, and no thread waits for it. It leaves late, or at a reset of the card.
+    /// The channel stays on the card, and no thread waits for it. It leaves late, or at a reset of the card.
     Kept,
 }
 
@@ -48,13 +48,13 @@ struct Departure {
 /// Remedy for a channel that stays.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Remedy {
-    /// Resetting the engines that work for it.
+    /// Reset the engines that work for it.
     Reset,
-    /// Waiting no more: the card keeps it.
+    /// Stop waiting: the channel stays on the card.
     GiveUp,
 }
 
-/// The channels that depart, by their numbers on the card.
+/// Departing channels, by physical channel number.
 #[derive(Debug, Default)]
 pub(crate) struct Departures(BTreeMap<ChannelId, Departure>);
 
@@ -65,12 +65,13 @@ impl Departures {
         self.0.entry(channel).or_insert(new).charged |= charged;
     }
 
-    /// Says whether a channel is known here: it departs, has left, or is kept by the card.
+    /// Returns true if a channel is tracked here: it departs, has left, or stays on the card.
     pub(crate) fn contains(&self, channel: ChannelId) -> bool {
         self.0.contains_key(&channel)
     }
 
-    /// Channels to look at: those that are still to leave, and now and then those that the card keeps. With their VMs.
+    /// Returns the channels to poll: departing ones, and occasionally the ones that stayed on the card. Also returns
+    /// their VMs.
     pub(crate) fn due(&self, now_ns: u64) -> Vec<(ChannelId, TenantId)> {
         let due = self.0.iter().filter(|(_, departure)| departure.is_due(now_ns));
         due.map(|(channel, departure)| (*channel, departure.vm)).collect()
@@ -119,8 +120,8 @@ impl Departures {
         Some(remedy)
     }
 
-    /// A channel has left. `lingers`: its VM is still to take its work area out of the address space. Returns whether
-    /// the scheduler is to be told that its work has ended.
+    /// A channel has left. `lingers`: its VM is still to take its work area out of the address space. Returns true if
+    /// the scheduler must be notified that its work has ended.
     pub(crate) fn leave(&mut self, channel: ChannelId, lingers: bool) -> bool {
         let charged = self.discharge(channel);
         match self.0.get_mut(&channel) {
@@ -135,7 +136,7 @@ impl Departures {
         self.0.get_mut(&channel).is_some_and(|departure| std::mem::take(&mut departure.charged))
     }
 
-    /// Takes the channels of `vm` that have left, for it to take their work areas out of their address spaces.
+    /// Returns the departed channels of `vm`, so that it can unmap their work areas.
     pub(crate) fn take_left(&mut self, vm: TenantId) -> Vec<ChannelId> {
         let left = |departure: &Departure| departure.vm == vm && departure.stage == Stage::Left;
         self.0.extract_if(.., |_, departure| left(departure)).map(|(channel, _)| channel).collect()
@@ -159,7 +160,7 @@ mod tests {
     const VM: TenantId = TenantId(1);
     const CHANNEL: ChannelId = ChannelId(7);
 
-    /// Looks so many times, each when it counts; returns the last remedy.
+    /// Looks so many times, each when it counts. Returns the last remedy.
     fn look(departures: &mut Departures, times: u32, now_ns: &mut u64) -> Option<Remedy> {
         let mut remedy = None;
         for _ in 0..times {

@@ -3,16 +3,15 @@
 //! There are two kinds. A channel that was stopped (by its guest's registers, or because memory moves) and has left the
 //! card resumes when it may run again. A channel that waits for a semaphore *rests* (is descheduled) while others have
 //! work. One reason: an acquire may keep the unit that takes methods for its whole time slice, repeatedly. The other:
-//! its VM has used up its [hops](WakeAllowance), by work between its waits. From time to time one of the resting
-//! channels may poll its semaphore again, as a submission in its turn. When the card has no other work, no channel
-//! rests.
+//! its VM has used up its [hops](WakeAllowance), by work between its waits. Periodically, one resting channel may poll
+//! its semaphore again, like a submission whose turn has come. When the card has no other work, no channel rests.
 
 use nvspec::fifo::ChannelId;
 use sched::Nanos;
 use std::collections::{BTreeMap, VecDeque};
 use vram::TenantId;
 
-/// Time from one channel's look at its semaphore to that of the next, in ns. A look takes up to a millisecond: 3 %.
+/// Time between the polls of two channels' semaphores, in ns. A poll takes up to a millisecond, so 3 % of the time.
 const REST_NS: u64 = 32_000_000;
 /// WakeAllowance that a VM has in advance.
 const BURST_HOPS: u64 = 4;
@@ -22,7 +21,7 @@ const BURST_HOPS: u64 = 4;
 pub(crate) enum Why {
     /// It may not run.
     Stopped,
-    /// It waits for a semaphore, and others have work.
+    /// It waits for a semaphore, and other VMs have work.
     Rests,
     /// Its turn is awaited.
     Queued,
@@ -34,7 +33,7 @@ pub(crate) struct DescheduledChannels {
     pub(super) channels: BTreeMap<ChannelId, (TenantId, Why)>,
     /// Descheduled channels; the first is the next to poll its semaphore.
     pub(super) resting: VecDeque<ChannelId>,
-    /// Time of the next look.
+    /// Time of the next poll.
     pub(super) next: Nanos,
     pub(crate) hops: WakeAllowance,
 }
@@ -48,7 +47,7 @@ impl DescheduledChannels {
         self.channels.contains_key(&channel)
     }
 
-    /// Returns whether one waits for its look.
+    /// Returns true if a descheduled channel waits for its poll.
     pub(crate) fn any_rests(&self) -> bool {
         !self.resting.is_empty()
     }
@@ -72,14 +71,15 @@ impl DescheduledChannels {
         self.channels.remove(&channel).is_some()
     }
 
-    /// Forgets channels that are off the card for good.
+    /// Forgets channels that are off the card permanently.
     pub(crate) fn forget(&mut self, gone: impl Fn(TenantId, ChannelId) -> bool) {
         self.channels.retain(|channel, (vm, _)| !gone(*vm, *channel));
         let channels = &self.channels;
         self.resting.retain(|channel| channels.contains_key(channel));
     }
 
-    /// The next that may look again, if it is time: it rests no more. `wanted`: others have work.
+    /// Returns the next channel that may poll, if it is time; the channel no longer rests. `wanted` is true if other
+    /// VMs have work.
     pub(crate) fn wake_next(&mut self, now: Nanos, wanted: bool) -> Option<ChannelId> {
         if wanted && now < self.next {
             return None;
@@ -99,7 +99,7 @@ impl DescheduledChannels {
 pub(crate) struct WakeAllowance(pub(super) BTreeMap<TenantId, Nanos>);
 
 impl WakeAllowance {
-    /// Counts one. False when the VM has had as many as it may.
+    /// Counts one. Returns false if the VM has used up its allowance.
     pub(crate) fn allow(&mut self, vm: TenantId, now: Nanos) -> bool {
         let paid = self.0.entry(vm).or_default();
         let next = (*paid).max(now).after(REST_NS);
@@ -125,9 +125,9 @@ mod tests {
         let at = |ms: u64| Nanos(1_000_000_000 + ms * 1_000_000);
         assert_eq!((0..100).filter(|_| hops.allow(vm, at(0))).count() as u64, BURST_HOPS);
         assert!(hops.allow(TenantId(2), at(0)), "another's are its own");
-        // A hop that was not allowed costs nothing.
+        // A refused hop is not charged.
         assert!(!hops.allow(vm, at(31)) && hops.allow(vm, at(32)) && !hops.allow(vm, at(63)));
-        // They are not saved up.
+        // Unused hops do not accumulate.
         assert_eq!((0..100).filter(|_| hops.allow(vm, at(100_000))).count() as u64, BURST_HOPS);
         hops.forget(vm);
         assert!(hops.allow(vm, at(100_000)));

@@ -1,13 +1,13 @@
 //! Feeds the scheduler of a card with events, and carries out its decisions.
 //!
 //! A doorbell puts a submission into a channel's ring on the card ([`channels::Channels::pull`]) and is an arrival
-//! here; when its turn comes, on whichever thread brings that about, the card may fetch it. The end of it is its
-//! completion record, with the card's time.
+//! here; when its turn comes, on any thread, the card may fetch it. Its completion record marks its end, with the
+//! card's time.
 //!
 //! A submission that cannot run does not block others. It is an arrival only once the guest has enabled and listed its
 //! channel. A submission that started and then waits, for a semaphore or because its channel was stopped, leaves the
 //! engine to others once the card reports that no engine works for its channel. Until then it is charged and its limit
-//! applies, whatever the guest wrote to its registers; a stopped channel is asked to leave the engine. When it may run
+//! applies, regardless of the guest's register writes; a stopped channel is asked to leave the engine. When it may run
 //! again, it resumes in its [turn](super::descheduled).
 //!
 //! A channel is killed only after the engine confirms that it is running it.
@@ -26,8 +26,7 @@ use vram::TenantId;
 /// Time before a submission is seen to wait no more for which it is charged at most, in ns: several looks.
 const UNSEEN_NS: u64 = 5_000_000;
 
-/// Most words of a submission that is taken for a fence behind work: nouveau's is a semaphore's release and an
-/// interrupt.
+/// Maximum words in a submission that counts as a fence after work: nouveau's is a semaphore release and an interrupt.
 const BRIEF_WORDS: u32 = 16;
 
 /// Reports events to a card's scheduler and carries out its decisions: the state of a card, under its lock.
@@ -40,25 +39,25 @@ pub trait Feeder {
     /// The scheduler and its known submissions.
     fn schedule(&mut self) -> &mut Schedule<Self::Alarm>;
 
-    /// The card's time. It never goes back.
+    /// The card's time. The time never goes back.
     fn card_time(&self) -> Nanos;
 
     /// Returns true if a channel may run, now or in its turn: neither guest nor mediator has stopped it.
     fn wants(&self, channel: ChannelId) -> bool;
 
-    /// Returns where a channel is, as the card says.
+    /// Returns where a channel is, according to the card.
     fn presence(&mut self, channel: ChannelId) -> Presence;
 
-    /// Returns whether a channel that waits for a semaphore keeps others from the unit that takes methods.
+    /// Returns true if a channel's semaphore wait blocks the method unit for other channels.
     fn holds(&mut self, channel: ChannelId) -> bool;
 
     /// Returns true if a channel is kept off an engine that another VM holds, so that it cannot poll its semaphore; the
-    /// card's report of it dates from its last run.
+    /// card's report about the channel dates from its last run.
     fn is_shut_out(&self, _channel: ChannelId) -> bool {
         false
     }
 
-    /// Returns whether a channel is [shut out](Self::is_shut_out), and its VM is not to have the engine for other work
+    /// Returns true if a channel is [shut out](Self::is_shut_out) and its VM will not get the engine for other work
     /// soon.
     fn is_left_out(&self, _channel: ChannelId) -> bool {
         false
@@ -70,7 +69,7 @@ pub trait Feeder {
         false
     }
 
-    /// Returns whether a channel has, or has not, the PGRAPH context that work with these needs wants.
+    /// Returns true if a channel's PGRAPH context setting matches the needs of this work.
     fn is_ready_for(&self, _channel: ChannelId, _needs: Needs) -> bool {
         true
     }
@@ -81,13 +80,13 @@ pub trait Feeder {
         true
     }
 
-    /// Returns for how long a VM has kept PGRAPH from others with work elsewhere, since this was asked last: whose it
-    /// is, and since when.
+    /// Returns how long a VM with work on other engines has blocked PGRAPH since the last call, with the VM and the
+    /// start.
     fn take_kept(&mut self) -> Option<(TenantId, Nanos)> {
         None
     }
 
-    /// The channel that an engine works for, as the card says.
+    /// Returns the channel that an engine works for, according to the card.
     fn occupant(&mut self, engine: Engine) -> Option<ChannelId>;
 
     /// Returns a value that changes while the channel makes progress.
@@ -105,37 +104,36 @@ pub trait Feeder {
     /// Returns the VM of a channel of the card, and the guest's number of the channel.
     fn owner(&self, channel: ChannelId) -> Option<(TenantId, VirtualChannelId)>;
 
-    /// Lets the card fetch a submission, with those of the channel that came before. `false` when there is none any
-    /// more.
+    /// Lets the card fetch a submission and the channel's earlier ones. Returns `false` if it no longer exists.
     fn start(&mut self, channel: ChannelId, submission: Submission) -> bool;
 
-    /// Has the end of a submission raise no interrupt. `false` when it does all the same.
+    /// Suppresses the interrupt at the end of a submission. `false` when it does all the same.
     fn suppress_completion_irq(&mut self, _channel: ChannelId, _submission: Submission) -> bool {
         false
     }
 
-    /// Returns whether a channel has so much to do that its ends are to be seen at once.
+    /// Returns true if a channel has so much work that its completions must be noticed immediately.
     fn needs_ends(&self, _channel: ChannelId) -> bool {
         false
     }
 
-    /// Submissions that have ended since the last call, with the card's time of that if it is known.
+    /// Returns the submissions that ended since the last call, with the card's time of the end if known.
     fn take_ended(&mut self) -> Vec<(Submission, Option<Nanos>)>;
 
     /// Returns in how many ns the timer is to expire if nothing else happens: the last call of [`Self::take_ended`] is
     /// to be repeated, or a channel is still to leave the card.
     fn deferred_ns(&self) -> Option<u64>;
 
-    /// A channel with work that the card has may go on.
+    /// A channel with work on the card may continue.
     fn returns(&mut self, _channel: ChannelId) {}
 
     /// Lets an engine that one VM has at a time change hands, if it is to.
     fn hand_over(&mut self) {}
 
-    /// Takes a channel that holds an engine for too long off the card, and says so ([`Self::channel_ended`]).
+    /// Takes a channel that holds an engine for too long off the card, and reports it through [`Self::channel_ended`].
     fn kill(&mut self, vm: TenantId, channel: VirtualChannelId, engine: Engine);
 
-    /// A VM takes part, with a share of the card's time.
+    /// Adds a VM with a share of the card's time.
     fn schedule_vm(&mut self, vm: TenantId, params: VgpuParams) {
         self.feed([Event::Added { vgpu: vm, params }]);
     }
@@ -164,7 +162,7 @@ pub trait Feeder {
         self.feed([Event::Released { vgpu: vm }]);
     }
 
-    /// A submission of so many words is in the ring of a VM's physical channel, to be started when its turn comes.
+    /// A submission of this many words was added to a physical channel's ring, and starts when its turn comes.
     fn arrived(&mut self, vm: TenantId, channel: ChannelId, submission: Submission, words: u32, needs: Needs) {
         let ticket = Ticket(submission.0);
         let needs = self.joined(ticket, channel, needs);
@@ -198,8 +196,8 @@ pub trait Feeder {
         }
     }
 
-    /// Returns the needs of a submission after the others on its channel: all copies in flight are booked on one
-    /// engine, so that they have their turns in their order.
+    /// Returns the needs of a submission behind the others on its channel. All copies in flight are booked on one
+    /// engine, so that they run in order.
     fn joined(&mut self, ticket: Ticket, channel: ChannelId, needs: Needs) -> Needs {
         let before = self.schedule().before(ticket, channel).next_back().map(|held| held.needs);
         match (before, needs) {
@@ -246,7 +244,7 @@ pub trait Feeder {
     }
 
     /// Returns true if no VM waits for the end of a submission of this VM, and the end is expected soon: its interrupt
-    /// would be one more for the guest as well. The end is found with the guest's own interrupt, or by a poll.
+    /// would be an additional one for the guest. The end is found with the guest's own interrupt, or by a poll.
     fn is_unobserved(
         &mut self,
         vm: TenantId,
@@ -260,9 +258,9 @@ pub trait Feeder {
         schedule.waiting == 0 && schedule.scheduler.is_brief_and_alone(vm, engine, now, LOOK_NS)
     }
 
-    /// Returns the engine whose turn a channel's next work waits for. While it is on the card other VMs may not use
-    /// PGRAPH, whatever it works on, if [PGRAPH is closed](Self::closes_graphics) for it: then it waits for PGRAPH's
-    /// turn, and where the card shows it elsewhere it is charged there. Work that needs copy engines only waits for the
+    /// Returns the engine whose turn a channel's next work waits for. If [PGRAPH is closed](Self::closes_graphics) for
+    /// it, other VMs may not use PGRAPH while it is on the card, whatever engine it uses. It then waits for PGRAPH's
+    /// turn, and is charged for the engine on which the card shows it. Work that needs copy engines only waits for the
     /// first that it uses.
     fn books_on(&mut self, channel: ChannelId, engines: [bool; Engine::COUNT], needs: Needs) -> Engine {
         if self.closes_graphics(channel) {
@@ -292,7 +290,7 @@ pub trait Feeder {
     /// Looks which submissions have ended.
     fn complete(&mut self) {
         let mut ended = self.take_ended();
-        // Those of one engine in their order; without a time it has ended by now.
+        // Ends on one engine are in order; an end without a time happened before now.
         ended.sort_by_key(|(_, at)| at.unwrap_or(Nanos(u64::MAX)));
         let mut events = Vec::new();
         for (submission, ended) in ended {
@@ -319,7 +317,7 @@ pub trait Feeder {
 
     /// Returns the progress of a submission that waited at the last poll and does not wait now.
     fn moved_since(&self, ticket: Ticket, since: Option<Nanos>) -> Option<Event> {
-        // There are no polls while no VM wants the engine.
+        // Does not poll while no VM waits for the engine.
         let earliest = self.card_time().0.saturating_sub(UNSEEN_NS);
         Some(Event::Moved { ticket, since: since?.max(Nanos(earliest)) })
     }
@@ -341,7 +339,7 @@ pub trait Feeder {
     /// Sees which submissions (of a VM, or of all) can run that could not, and the other way round.
     fn look_at_waits(&mut self, vm: Option<TenantId>) {
         if vm.is_none() {
-            // Not for each register that a guest writes: it costs reads of the card, which others wait for.
+            // Not called for each guest register write, because it reads the card, which delays other VMs.
             let moved = self.look_at_engines();
             self.feed(moved);
         }
@@ -378,8 +376,8 @@ pub trait Feeder {
         if off {
             self.set_aside(channel, false);
         }
-        // Whether one waits shows when it has looked: neither one that was let back and is not on the card yet is known
-        // to wait, nor one that waited to go on.
+        // A channel's wait is known only after it has polled. The state is unknown for a channel that was let back but
+        // is not on the card yet.
         let shut_out = self.is_shut_out(channel);
         let waits = presence == Some(Presence::Acquires) && !shut_out;
         let progress = if waits { self.progress(channel) } else { 0 };
@@ -446,7 +444,7 @@ pub trait Feeder {
         }
     }
 
-    /// Takes a descheduled channel's work off the books of the engines once none of them works for it.
+    /// Removes a descheduled channel's work from the engines' accounts once no engine works for it.
     fn look_at_leaver(&mut self, channel: ChannelId, events: &mut Vec<Event>) {
         let descheduled = self.schedule().descheduled.contains(channel);
         if !descheduled || self.schedule().first_of(channel, &[Stage::Started]).is_none() {
@@ -459,7 +457,7 @@ pub trait Feeder {
         }
     }
 
-    /// Keeps a channel off the card until its turn comes again. `rests`: it waits for a semaphore.
+    /// Keeps a channel off the card until its turn comes again. `rests` means that it waits for a semaphore.
     fn set_aside(&mut self, channel: ChannelId, rests: bool) {
         let why = if rests { Why::Rests } else { Why::Stopped };
         let now = self.card_time();
@@ -469,7 +467,7 @@ pub trait Feeder {
         self.withhold(channel, true);
     }
 
-    /// A channel that was descheduled is to go on when its turn comes.
+    /// A descheduled channel continues when its turn comes.
     fn queue_again(&mut self, channel: ChannelId, events: &mut Vec<Event>) {
         let now = self.card_time();
         let schedule = self.schedule();
@@ -510,22 +508,21 @@ pub trait Feeder {
         }
     }
 
-    /// Returns whether a channel that waits for a semaphore will not look at it unless it has a turn of its own for
-    /// that.
+    /// Returns true if a channel that waits for a semaphore needs its own turn to poll it.
     fn any_left_out(&mut self) -> bool {
         let waiting: Vec<ChannelId> = self.schedule().waiting_channels().collect();
         waiting.into_iter().any(|channel| self.is_left_out(channel))
     }
 
-    /// Returns in how many ns something is to be looked at that the scheduler does not know of, if anything is.
+    /// Returns the time in ns until the next poll that the scheduler does not know of, if any.
     fn next_look_ns(&mut self) -> Option<u64> {
         let deferred = self.deferred_ns().or_else(|| (self.any_left_out() || self.any_unready()).then_some(LOOK_NS));
         let now = self.card_time();
         deferred.or_else(|| self.schedule().hushed_look_ns(now))
     }
 
-    /// Has channels rest that wait and hold others up, are left out, or have worked between their waits too often, and
-    /// lets one of those that rest look again.
+    /// Deschedules waiting channels that block others, are left out, or have worked too often between their waits, and
+    /// lets one descheduled channel poll again.
     fn rest_and_rouse(&mut self) {
         let now = self.card_time();
         let wanted = self.schedule().scheduler.in_flight() > 0;
@@ -588,7 +585,7 @@ pub trait Feeder {
         events.extend(told);
     }
 
-    /// A submission's turn has come.
+    /// Starts a submission whose turn has come.
     fn start_submission(&mut self, ticket: Ticket, told: &mut Vec<Event>) {
         let descheduled = Event::Withdrawn { ticket };
         let Some(held) = self.schedule().held.get_mut(&ticket) else { return told.push(descheduled) };
@@ -600,7 +597,7 @@ pub trait Feeder {
         if !self.start(channel, Submission(ticket.0)) {
             return told.push(descheduled);
         }
-        // The end of the work before this fence is seen with the fence's own, and one interrupt serves both.
+        // The end of the work before this fence is noticed with the fence's, so one interrupt serves both.
         if brief
             && let Some(before) = self.schedule().started_before(ticket, channel)
             && self.suppress_completion_irq(channel, Submission(before.0))
@@ -618,8 +615,8 @@ pub trait Feeder {
     }
 
     /// Records which channel each busy engine works for. A submission that exceeds its limit is killed only for the
-    /// time that it was seen on the engine: by the accounts alone it may have waited until just now, for a semaphore or
-    /// for another channel to leave the engine.
+    /// time that it was seen on the engine: the accounts include time that it may have waited for a semaphore or for
+    /// another channel to leave the engine.
     ///
     /// Returns the events for the scheduler. A channel with contexts for several engines is booked on the engine that
     /// it was last seen on, while its methods decide where it works. Once it is found elsewhere, it is charged there
@@ -674,7 +671,7 @@ pub trait Feeder {
                 let ran_ms = ran_ns / 1_000_000;
                 tracing::warn!(%vm, channel = ?guest_channel, ?engine, ran_ms, "a submission runs for longer than it may");
                 self.kill(vm, guest_channel, engine);
-                // Its guest is told by the interrupt thread.
+                // The interrupt thread notifies its guest.
                 self.schedule().post(vm, GuestEvent::Hang { engine: number_of(engine), channel: guest_channel });
                 told.push(Event::Struck { vgpu: vm, engine });
             }

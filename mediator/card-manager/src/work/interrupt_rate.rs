@@ -1,22 +1,22 @@
-//! Interrupts that VMs bring about beyond those that tell of the end of their work, and a bound on them.
+//! Counts and limits the interrupts that VMs cause beyond their completion interrupts.
 //!
 //! The card's one interrupt thread serves each of them under the card's lock: methods that no engine knows, errors of
 //! engines, and interrupts in the middle of a submission. A VM may cause [`MAX_INTERRUPTS_PER_CHECK`] of them between
-//! two checks of that thread. A VM that causes more has its channels paused until the next check: it pays with its own
-//! time, and others are served.
+//! two checks of that thread. A VM that causes more has its channels paused until the next check: it loses its own
+//! time, and other VMs are served.
 
 use std::collections::BTreeMap;
 use vram::TenantId;
 
-/// Interrupts of one VM that are served between two looks, a tenth of a second apart.
+/// Maximum interrupts of one VM between two checks, which are a tenth of a second apart.
 pub(crate) const MAX_INTERRUPTS_PER_CHECK: u32 = 256;
-/// Interrupts that a submission may cause without any being counted: those of its guest's fences.
+/// Interrupts per submission that are not counted: those of the guest's fences.
 const FREE_INTERRUPTS_PER_SUBMISSION: u32 = 2;
 
 /// Account of one VM.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Caused {
-    /// Interrupts since the last check, less those that its submissions may cause.
+    /// Interrupts since the last check, minus the allowance for its submissions.
     pub(super) lately: u32,
     pub(super) total: u64,
     pub(super) paused: bool,
@@ -58,7 +58,7 @@ impl InterruptRateLimit {
         resumed
     }
 
-    /// Interrupts that a VM has caused, and how often it was paused for that.
+    /// Number of interrupts that a VM caused, and of pauses because of them.
     pub(crate) fn interrupts_and_pauses(&self, vm: TenantId) -> (u64, u64) {
         self.0.get(&vm).map(|caused| (caused.total, caused.pauses)).unwrap_or_default()
     }

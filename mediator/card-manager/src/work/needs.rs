@@ -1,4 +1,4 @@
-//! The engines that a submission needs, as far as its push buffer says.
+//! The engines that a submission needs, as far as its push buffer shows.
 //!
 //! Only a hint: the guest can change the words once they were looked at. Work that was taken for copies runs on a
 //! channel without a PGRAPH context, where a method for PGRAPH faults and ends that channel.
@@ -9,7 +9,7 @@ use sched::Engine;
 /// Engines that a submission needs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Needs {
-    /// PGRAPH, or it is not known.
+    /// PGRAPH, or unknown.
     #[default]
     Graphics,
     /// Only copy engines, this one first.

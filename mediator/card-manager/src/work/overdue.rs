@@ -27,9 +27,9 @@ pub enum Awaited {
     Memory,
     /// Another VM has its turn to have its memory on the card.
     MemoryTurn,
-    /// Its VM has caused more interrupts than it may, and stands still until the next look.
+    /// Its VM has caused more interrupts than it may, and is paused until the next check.
     Interrupts,
-    /// The card stands still, for all VMs.
+    /// The card is paused for all VMs.
     Standstill,
     /// The scheduler has not started it.
     Turn,
@@ -39,7 +39,7 @@ pub enum Awaited {
     Semaphore,
     /// The end of its work on the engine.
     Engine,
-    /// Its channel has ended; nothing of it runs any more.
+    /// Its channel has ended, and none of its work runs.
     Ended,
 }
 
@@ -65,9 +65,9 @@ impl fmt::Display for Awaited {
 pub struct Overdue {
     /// The VM's channel.
     pub channel: VirtualChannelId,
-    /// The engine that it is for.
+    /// The engine of the submission.
     pub engine: Engine,
-    /// The thing or event that it waits for.
+    /// The event that it waits for.
     pub awaited: Awaited,
     /// Its age in ns, by the card's clock.
     pub age_ns: u64,

@@ -1,6 +1,7 @@
 //! The engines that a submission's methods are for: read from its push buffers when it is taken over.
 //!
-//! The guest can change the words afterwards. So nothing that protects others rests on the answer: see [`Needs`].
+//! The guest can change the words afterwards. So the protection of other VMs does not depend on the answer: see
+//! [`Needs`].
 #![cfg_attr(
     not(test),
     deny(clippy::indexing_slicing, clippy::arithmetic_side_effects, clippy::cast_possible_truncation)
@@ -14,16 +15,16 @@ const WORDS: usize = 4096;
 /// Words that are read at once: most work for PGRAPH shows in its first few words.
 const DWORDS_PER_READ: usize = 64;
 
-/// Engines that a channel's subchannels are bound to: as far as that was seen.
+/// Engines that a channel's subchannels are bound to, as far as known.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Bindings([Option<u32>; SUBCHANNELS as usize]);
 
 /// State of a push buffer between two words.
 #[derive(Clone, Copy, Debug)]
 enum State {
-    /// A header comes.
+    /// A header follows.
     Header,
-    /// Data come: subchannel, method of the next one, step after that, and after the others; how many.
+    /// Data words follow: subchannel, method of the next word, step after it and after the rest, number of words.
     Data { subchannel: u8, method: u32, step: u32, then: u32, count: u32 },
 }
 
@@ -101,7 +102,7 @@ impl<'a> Reader<'a> {
             HeaderOp::OldIncreasing | HeaderOp::OldNonIncreasing if old.sub_op() == sub_op::METHODS => {
                 (old.subchannel(), old.method(), u32::from(old.count()))
             }
-            // A mask of subdevices, of which there is one.
+            // A mask of subdevices, of which only one exists.
             HeaderOp::OldIncreasing | HeaderOp::OldNonIncreasing => return true,
             HeaderOp::Immediate => {
                 return self.method(header.subchannel(), header.method(), header.count().into());

@@ -1,4 +1,4 @@
-//! A record of the events and decisions of a card's scheduler, in memory, for as long as an operator wants one.
+//! Records the events and decisions of a card's scheduler in memory, on an operator's request.
 
 use super::Work;
 use sched::trace::Recorder;
@@ -47,7 +47,7 @@ impl Recording {
 
     fn end(self) -> Vec<u8> {
         let mut bytes = self.recorder.finish().map(|to| to.bytes).unwrap_or_default();
-        // Without the line that did not fit.
+        // Drops the line that did not fit.
         let end = bytes.iter().rposition(|byte| *byte == b'\n').map_or(0, |at| at + 1);
         bytes.truncate(end);
         bytes
@@ -55,8 +55,8 @@ impl Recording {
 }
 
 impl Work {
-    /// Begins a record of the scheduler of at most `limit` bytes; `names` are those of the VMs. `false` when one is
-    /// being made already, or when not even the scheduler as it is now fits.
+    /// Begins a record of the scheduler of at most `limit` bytes; `names` are the VMs' names. Returns `false` if a
+    /// recording is running already, or the scheduler's current state does not fit.
     pub(crate) fn start_record(&mut self, at: Nanos, names: &BTreeMap<TenantId, String>, limit: usize) -> bool {
         if self.schedule.recording.is_some() {
             return false;

@@ -19,16 +19,16 @@ use vram::TenantId;
 /// The work.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct SavedWork {
-    /// Submissions that have not ended, by number.
+    /// Submissions in flight, by number.
     held: Vec<SavedHeld>,
-    /// By the card's number: whose it is, and why.
+    /// By physical channel number: its VM, and the reason.
     descheduled: Vec<(u8, u32, SavedWhy)>,
     /// Descheduled channels; the first is the next to poll its semaphore.
     resting: Vec<u8>,
     next_look: u64,
     /// By VM.
     hops: Vec<(u32, u64)>,
-    /// Channels that can work on several engines, and the one that each was seen on last.
+    /// Channels that can work on several engines, each with the engine where it was last seen.
     several: Vec<(u8, Option<u8>)>,
     looked: u64,
     /// By VM.
@@ -36,7 +36,7 @@ pub(crate) struct SavedWork {
     ended: u64,
 }
 
-/// A submission that has not ended.
+/// A submission in flight.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct SavedHeld {
     ticket: u64,
@@ -81,7 +81,7 @@ impl Work {
     /// Writes the work down.
     ///
     /// # Errors
-    /// When something is on its way still.
+    /// When work is still in transit.
     pub(crate) fn save(&self) -> Result<SavedWork, ManagerError> {
         let Self {
             // They save themselves.
@@ -102,7 +102,7 @@ impl Work {
             // It is counted again.
             waiting: _,
             descheduled: DescheduledChannels { channels, resting, next, hops: WakeAllowance(hops) },
-            // The scheduler's state says it.
+            // Derived from the scheduler's state.
             barred: _,
             several,
             looked,
@@ -137,10 +137,10 @@ impl Work {
 }
 
 impl SavedWork {
-    /// The work as it was, with the card's channels and their scheduler.
+    /// Returns the saved work, with the card's channels and their scheduler.
     ///
     /// # Errors
-    /// When it is none that there can be, or none of these.
+    /// When it is impossible or not one of these channels.
     pub(crate) fn restored(
         self,
         channels: Channels,
@@ -238,7 +238,7 @@ impl SavedHeld {
             seen: seen.map(|(at, progress)| (Nanos(at), progress)),
             hopped,
             on_engine: on_engine.map(Nanos),
-            // It may be: looks for its end cost little.
+            // It may be, because polls for its end cost little.
             irq_suppressed: true,
             brief: false,
             // Its channel has its PGRAPH context again.

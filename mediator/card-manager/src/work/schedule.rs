@@ -1,5 +1,4 @@
-//! A card's scheduler, and the mediator's record of submissions that have not ended. [`Feeder`](crate::Feeder) acts on
-//! it.
+//! A card's scheduler, and the mediator's record of submissions in flight. [`Feeder`](crate::Feeder) acts on it.
 
 use super::descheduled::DescheduledChannels;
 use super::needs::Needs;
@@ -11,13 +10,13 @@ use sched::{Config, ConfigError, Engine, Event, Nanos, Scheduler, Ticket};
 use std::collections::{BTreeMap, BTreeSet};
 use vram::TenantId;
 
-/// Interval of polls of work in flight while other work waits for its turn. As long as BAND waits for a VM.
+/// Interval of polls of work in flight while other work waits for its turn. Equals the time that BAND waits for a VM.
 pub(crate) const LOOK_NS: u64 = 500_000;
 
 /// Stage of a submission.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Stage {
-    /// Its channel may not run, and the scheduler does not know of it.
+    /// Its channel may not run, and the scheduler does not know the submission.
     Parked,
     /// It waits for its turn.
     Queued,
@@ -31,7 +30,7 @@ pub(crate) enum Stage {
     Again,
 }
 
-/// A submission that has not ended.
+/// A submission in flight.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct TrackedSubmission {
     pub(crate) vm: TenantId,
@@ -43,46 +42,45 @@ pub(crate) struct TrackedSubmission {
     pub(crate) seen: Option<(Nanos, u64)>,
     /// It has worked between its waits more often than its VM may.
     pub(crate) hopped: bool,
-    /// Time at which it was first seen to have an engine since it was started, later by as long as it was seen to have
-    /// none.
+    /// Time when it was first seen on an engine after its start, shifted by the time when it was seen on none.
     pub(crate) on_engine: Option<Nanos>,
     /// Its end raises no interrupt.
     pub(crate) irq_suppressed: bool,
     /// It is a few words, as the fence behind work is.
     pub(crate) brief: bool,
-    /// Engines that it needs, as far as its push buffer said.
+    /// Engines that it needs, as far as its push buffer shows.
     pub(crate) needs: Needs,
 }
 
 /// A card's scheduler and the tickets of its submissions.
 pub struct Schedule<A = TimerAlarm> {
     pub(crate) scheduler: Scheduler,
-    /// By number, which is the order in which they came.
+    /// By number, which is their order of arrival.
     pub(crate) held: BTreeMap<Ticket, TrackedSubmission>,
     /// Expires when the scheduler is to be called.
     pub(crate) alarm: A,
     /// Time at which it does, if it was set and has not expired.
     pub(super) armed: Option<Nanos>,
     pub(crate) outbox: Vec<(TenantId, GuestEvent)>,
-    /// Submissions that wait for something else than an engine, as of the last look.
+    /// Submissions that did not wait for an engine at the last poll.
     pub(crate) waiting: usize,
     /// Channels whose work is kept off the card.
     pub(crate) descheduled: DescheduledChannels,
     /// Submissions that the card has, of channels that are off the card until their VM has PGRAPH again: the scheduler
     /// has them on no engine.
     pub(crate) barred: BTreeSet<Ticket>,
-    /// Channels that can work on several engines, each with the one that it was seen on last.
+    /// Channels that can work on several engines, each with the engine where it was last seen.
     pub(crate) several: BTreeMap<ChannelId, Option<Engine>>,
     /// Time of the last query of the engines' channels.
     pub(super) looked: Nanos,
-    /// VMs of whose overdue work the log has told, and when.
+    /// VMs whose overdue work was logged, with the time.
     pub(crate) told: BTreeMap<TenantId, Nanos>,
     /// The operator's recording.
     pub(crate) recording: Option<Recording>,
 }
 
 impl<A: Alarm> Schedule<A> {
-    /// Of a card without VMs.
+    /// Creates the schedule of a card without VMs.
     ///
     /// # Errors
     /// When a setting is out of its bounds.
@@ -104,13 +102,13 @@ impl<A: Alarm> Schedule<A> {
         })
     }
 
-    /// The scheduler, to look at.
+    /// The scheduler, read-only.
     #[must_use]
     pub fn scheduler(&self) -> &Scheduler {
         &self.scheduler
     }
 
-    /// Returns how many submissions of each VM wait for their turn, and how many the card has.
+    /// Returns how many submissions of each VM are queued, and how many are on the card.
     pub(crate) fn counts(&self) -> BTreeMap<TenantId, (usize, usize)> {
         let mut counts: BTreeMap<TenantId, (usize, usize)> = BTreeMap::new();
         for held in self.held.values() {
@@ -134,7 +132,7 @@ impl<A: Alarm> Schedule<A> {
         irq_suppressed.map(|held| (now.since(held.arrived) / 8).max(LOOK_NS)).min()
     }
 
-    /// Has the interrupt thread deliver an event.
+    /// Makes the interrupt thread deliver an event.
     pub(crate) fn post(&mut self, vm: TenantId, event: GuestEvent) {
         self.outbox.push((vm, event));
         if let Err(error) = self.alarm.wake() {
@@ -142,7 +140,7 @@ impl<A: Alarm> Schedule<A> {
         }
     }
 
-    /// Events for guests that came about since the last call.
+    /// Returns events for guests since the last call.
     pub(crate) fn take_outbox(&mut self) -> Vec<(TenantId, GuestEvent)> {
         std::mem::take(&mut self.outbox)
     }
@@ -153,7 +151,7 @@ impl<A: Alarm> Schedule<A> {
         let contended = self.is_contended().then_some(LOOK_NS);
         let look = deferred.into_iter().chain(contended).min().map(|ns| now.after(ns));
         let Some(next) = self.scheduler.next_wakeup().into_iter().chain(look).min() else { return };
-        // To be called too early costs less than to set the timer for each submission.
+        // A call too early costs less than setting the timer for each submission.
         if self.armed.is_some_and(|armed| armed <= next) {
             return;
         }
@@ -171,14 +169,14 @@ impl<A: Alarm> Schedule<A> {
         }
     }
 
-    /// Returns true if work in flight must be polled: other work waits for it, or work that was set aside may block it.
+    /// Returns true if work in flight must be polled: because other work waits for it, or deferred work may block it.
     pub(crate) fn is_contended(&self) -> bool {
         self.scheduler.in_flight() > 0 && (self.waiting > 0 || self.scheduler.queued() > 0)
             || self.descheduled.any_rests()
             || self.scheduler.in_flight() > 1 && self.any_of_several()
     }
 
-    /// Notes which engines a channel can work on, with whose work it comes.
+    /// Notes which engines a channel can work on, when its work arrives.
     pub(crate) fn note_engines(&mut self, channel: ChannelId, engines: [bool; Engine::COUNT]) {
         if engines.iter().filter(|can| **can).count() > 1 {
             self.several.entry(channel).or_default();
@@ -187,7 +185,7 @@ impl<A: Alarm> Schedule<A> {
         }
     }
 
-    /// Returns the engine on which a channel's work is booked: the one that it was seen on last where it has several,
+    /// Returns the engine on which a channel's work is booked: the engine where it was last seen if it has several,
     /// else its first.
     pub(crate) fn engine_for(&self, channel: ChannelId, engines: [bool; Engine::COUNT]) -> Engine {
         let seen = self.several.get(&channel).copied().flatten();
@@ -201,7 +199,7 @@ impl<A: Alarm> Schedule<A> {
         !self.several.is_empty() && self.held.values().any(works)
     }
 
-    /// Notes that an engine works for a channel. Returns whether it can work on several and is booked on another.
+    /// Records that an engine works for a channel. Returns whether it can work on several and is booked on another.
     pub(crate) fn is_elsewhere(&mut self, channel: ChannelId, engine: Engine) -> bool {
         let Some(seen) = self.several.get_mut(&channel) else { return false };
         *seen = Some(engine);
@@ -209,7 +207,7 @@ impl<A: Alarm> Schedule<A> {
         self.scheduler.engine_of(ticket).is_some_and(|booked| booked != engine)
     }
 
-    /// Forgets submissions that come to nothing.
+    /// Drops submissions that will not complete.
     pub(crate) fn forget(&mut self, gone: impl Fn(&TrackedSubmission) -> bool) {
         self.held.retain(|_, held| !gone(held));
         // Channels of removed VMs: the next user of a number reports its engines again.
@@ -222,24 +220,24 @@ impl<A: Alarm> Schedule<A> {
         self.held.values().filter(|held| held.stage == Stage::Waiting).map(|held| held.channel)
     }
 
-    /// Channels with a submission at one of those stages, each once, with their VMs.
+    /// Returns each channel with a submission at one of these stages once, with its VM.
     pub(crate) fn channels_at(&self, stages: &[Stage]) -> BTreeMap<ChannelId, TenantId> {
         let held = self.held.values().filter(|held| stages.contains(&held.stage));
         held.map(|held| (held.channel, held.vm)).collect()
     }
 
-    /// Returns whether a submission of one of these channels is at one of those stages.
+    /// Returns true if a submission of one of these channels is at one of these stages.
     pub(crate) fn any_at(&self, stages: &[Stage], channels: &[ChannelId]) -> bool {
         self.held.values().any(|held| stages.contains(&held.stage) && channels.contains(&held.channel))
     }
 
-    /// The first of a channel's submissions that are at one of those stages.
+    /// The channel's first submission at one of these stages.
     pub(crate) fn first_of(&self, channel: ChannelId, stages: &[Stage]) -> Option<Ticket> {
         let mut held = self.held.iter();
         held.find(|(_, held)| held.channel == channel && stages.contains(&held.stage)).map(|(ticket, _)| *ticket)
     }
 
-    /// The submissions of a channel that came before one, and have not ended.
+    /// Returns a channel's submissions in flight that precede this one.
     pub(crate) fn before(
         &self,
         ticket: Ticket,
@@ -256,8 +254,8 @@ impl<A: Alarm> Schedule<A> {
 
     /// Records that a channel's work is kept off the card; appends the events for the scheduler.
     ///
-    /// Each submission that the scheduler has on an engine is set aside there too: one that stayed would keep the
-    /// engine from all VMs, and never end.
+    /// The scheduler also defers each submission on an engine: a remaining submission would never end and block the
+    /// engine for all VMs.
     pub(crate) fn withhold_started(&mut self, channel: ChannelId, events: &mut Vec<Event>) {
         for (ticket, held) in self.held.iter_mut().filter(|(_, held)| held.channel == channel) {
             match held.stage {
@@ -270,7 +268,7 @@ impl<A: Alarm> Schedule<A> {
         }
     }
 
-    /// Notes for which channels engines work. The time since the last look is not counted for the others.
+    /// Notes for which channels engines work. The time since the last poll does not count for the others.
     pub(crate) fn note_occupants(&mut self, occupants: &[ChannelId], now: Nanos) {
         let elapsed = now.since(std::mem::replace(&mut self.looked, now));
         for held in self.held.values_mut().filter(|held| !occupants.contains(&held.channel)) {
@@ -287,7 +285,7 @@ impl<A: Alarm> Schedule<A> {
         self.held.get_mut(&ticket).map(|held| *held.on_engine.get_or_insert(now))
     }
 
-    /// Records that an engine works for a channel all of whose work was set aside; returns the events for the
+    /// Records that an engine works for a channel all of whose work was set aside. Returns the events for the
     /// scheduler.
     pub(crate) fn bring_back(&mut self, channel: ChannelId) -> Option<Event> {
         if self.first_of(channel, &[Stage::Started]).is_some() {

@@ -5,7 +5,7 @@ use nvspec::regs::ptimer;
 use sched::Nanos;
 use std::time::Instant;
 
-/// Nanoseconds of the card's own clock, which its semaphores are stamped with.
+/// Nanoseconds of the card's own clock, which stamps its semaphores.
 #[must_use]
 pub fn now_ns(card: &dyn Card) -> u64 {
     let high = card.read32(ptimer::TIME_1::OFFSET);
@@ -16,7 +16,7 @@ pub fn now_ns(card: &dyn Card) -> u64 {
     u64::from(again) << 32 | u64::from(low)
 }
 
-/// Sets the card's clock to the host's, so that it does not go back for a VM that comes from another card of the host.
+/// Sets the card's clock to the host's, so that it does not go back for a VM from another card of the host.
 pub(crate) fn set(card: &dyn Card) {
     let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
     let ns = now.tv_sec.unsigned_abs().saturating_mul(1_000_000_000).saturating_add(now.tv_nsec.unsigned_abs());
@@ -25,14 +25,14 @@ pub(crate) fn set(card: &dyn Card) {
     card.write32(ptimer::TIME_0::OFFSET, low);
 }
 
-/// The card's clock, as it runs by the host's.
+/// The card's clock, relative to the host's.
 #[derive(Debug)]
 pub(crate) struct Clock {
     /// Time at which the clock showed `before_ns`.
     began: Instant,
     /// Time since the card was taken over, by all that have had it since, in ns.
     before_ns: u64,
-    /// By how many ns the card's clock is ahead of the host's.
+    /// Time in ns by which the card's clock is ahead of the host's.
     ahead_ns: i64,
 }
 
@@ -41,7 +41,7 @@ impl Clock {
         Self::since(0)
     }
 
-    /// A clock that shows so many ns now.
+    /// A clock with this current time in ns.
     pub(crate) fn since(before_ns: u64) -> Self {
         Self { began: Instant::now(), before_ns, ahead_ns: 0 }
     }

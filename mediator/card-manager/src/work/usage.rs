@@ -19,11 +19,11 @@ pub struct SchedulerUsage {
     pub in_flight: usize,
     /// Time that each engine has been busy, in ns.
     pub busy: [u64; Engine::COUNT],
-    /// The VMs that take part.
+    /// The participating VMs.
     pub vms: BTreeMap<TenantId, VmUsage>,
 }
 
-/// A VM's part in it.
+/// A VM's part of the card's use.
 #[derive(Clone, Debug)]
 pub struct VmUsage {
     /// Its share.
@@ -36,7 +36,7 @@ pub struct VmUsage {
     pub queued: usize,
     /// Its submissions on the card.
     pub in_flight: usize,
-    /// Those of its submissions that were made long ago, oldest first; not all.
+    /// Some of its old submissions, oldest first.
     pub overdue: Vec<Overdue>,
     /// Submissions and use, by engine.
     pub accounts: [Account; Engine::COUNT],
@@ -55,7 +55,7 @@ impl SchedulerUsage {
 }
 
 impl Work {
-    /// The part of the card's time that a VM is entitled to when all others want theirs, in millionths.
+    /// The part of the card's time that a VM is entitled to when all VMs have work, in millionths.
     pub(crate) fn time_share(&self, vm: TenantId) -> u64 {
         let scheduler = self.schedule.scheduler();
         let (ids, params): (Vec<_>, Vec<_>) =

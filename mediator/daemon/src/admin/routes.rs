@@ -27,7 +27,7 @@ const MAX_BODY: usize = 64 << 10;
 /// The longest record of a scheduler, in ms.
 const RECORD_MS: u64 = 60_000;
 
-/// Returns the router of the requests that change nothing: those with the method GET or HEAD.
+/// Returns the router of the requests that change nothing: requests with the method GET or HEAD.
 pub fn read_only(daemon: Arc<Daemon>) -> Router {
     router(daemon).layer(axum::middleware::from_fn(async |request: Request, next: Next| {
         if matches!(*request.method(), Method::GET | Method::HEAD) {
@@ -214,8 +214,8 @@ async fn look<T: Send + 'static>(
     off_thread(&LOOKS, work).await
 }
 
-/// Runs blocking work on a thread for it, as soon as `places` has a permit. Every handler that asks the daemon does so
-/// through this function: the runtime also feeds the service manager's watchdog.
+/// Runs blocking work on its own thread, once `places` has a permit. Every handler that asks the daemon does so through
+/// this function: the runtime also feeds the service manager's watchdog.
 async fn off_thread<T: Send + 'static>(
     places: &'static Semaphore,
     work: impl FnOnce() -> Result<T, DaemonError> + Send + 'static,
@@ -443,7 +443,7 @@ async fn set_vm_memory(
     Ok(Json(beside(move || daemon.set_vm_memory_if(&name, &patch, expected.as_deref())).await?))
 }
 
-/// A body that says which memory to move.
+/// A body with the memory to move.
 type MoveBody = Result<Json<api::MoveRequest>, JsonRejection>;
 
 async fn evict(State(daemon): State<Arc<Daemon>>, Path(name): Path<String>, body: MoveBody) -> Answer<api::MoveReport> {

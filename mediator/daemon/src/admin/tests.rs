@@ -160,7 +160,7 @@ fn stalled_admin_client_blocks_no_other_client() {
     let _ = hung.read_to_end(&mut rest);
 }
 
-/// Nothing here takes that long: a wait that reaches this limit has failed.
+/// No step of these tests takes this long: a wait that reaches the limit has failed.
 const WAIT_TIMEOUT: Duration = Duration::from_secs(60);
 
 #[test]

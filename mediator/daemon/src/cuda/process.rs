@@ -31,11 +31,11 @@ const MIN_STABLE_UPTIME: Duration = Duration::from_secs(60);
 // TIMEOUT: the driver's initialisation takes up to several seconds on a host with many cards.
 const OPEN: Duration = Duration::from_secs(60);
 /// Time that a killed process has to end, when the daemon ends as well.
-// TIMEOUT: a process that is stuck in the driver ends when the driver returns; the daemon does not wait for that.
+// TIMEOUT: a process that is stuck in the driver ends when the driver returns; the daemon does not wait until then.
 const KILLED: Duration = Duration::from_secs(2);
 
 /// Time that a process whose output has ended is given to end.
-// TIMEOUT: one that was killed or has exited is gone within a few milliseconds.
+// TIMEOUT: a killed or exited process is gone within a few milliseconds.
 const ENDS: Duration = Duration::from_millis(100);
 /// Reason for which a card has no owner after a reset.
 const CARD_LOST: &str =
@@ -142,7 +142,7 @@ impl Supervisor {
                     let answer = self.ask(&request);
                     // A change must be visible by the time that it is answered.
                     self.describe();
-                    // The caller may have gone.
+                    // The caller may be gone.
                     let _ = reply.send(answer);
                 }
                 Err(RecvTimeoutError::Timeout) => {}
@@ -255,7 +255,7 @@ impl Supervisor {
         }
     }
 
-    /// Gives up the process. Its programs continue with the memory that they have, and look for the next owner.
+    /// Gives up the process. Its programs continue with their memory and look for the next owner.
     fn end(&mut self, why: &str) {
         let Some(mut process) = self.process.take() else { return };
         let why = if process.has_lost_card() { CARD_LOST } else { why };

@@ -1,4 +1,4 @@
-//! A CUDA card in the form of the admin API: its tenants take the place of the virtual machines of other cards.
+//! Shows a CUDA card through the admin API, with tenants in place of virtual machines.
 
 use std::collections::BTreeMap;
 

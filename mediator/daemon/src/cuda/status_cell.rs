@@ -123,12 +123,12 @@ impl StatusCell {
         }
     }
 
-    /// Notes that a request was sent to the owner.
+    /// Records that a request was sent to the owner.
     pub(super) fn asks(&self) {
         self.state.lock().asked = Some(Instant::now());
     }
 
-    /// Notes that the owner has answered, or does not run.
+    /// Records that the owner has answered, or does not run.
     pub(super) fn answered(&self) {
         self.state.lock().asked = None;
     }
@@ -146,7 +146,7 @@ impl StatusCell {
         (state.seen, state.ended) = (Some(Arc::new(seen)), None);
     }
 
-    /// Notes that the owner has ended.
+    /// Records that the owner has ended.
     pub(super) fn ended(&self, why: &str) {
         *self.state.lock() = State { seen: None, asked: None, ended: Some(why.to_owned()) };
     }

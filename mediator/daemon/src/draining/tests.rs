@@ -124,7 +124,7 @@ fn placement_policy_is_the_daemons() {
     let mut config = config(folder.path(), &["card0", "card1", "card2"]);
     config.daemon.placement = ::config::Placement::Pack;
     config.cards[0].drained = true;
-    // A VM that the file places on a drained card stays there; one that names no card goes elsewhere.
+    // A VM that the file places on a drained card stays there; a VM without a card in the file goes elsewhere.
     config.vms = vec![VmSpec::new("old", "card0", 64)];
     let daemon = start(config, &FakeOpener(Released::default()), HashMap::new()).unwrap();
     let cards: Vec<_> = ["a", "b"].map(|name| daemon.add(VmSpec::new(name, "", 64)).unwrap().card).into();

@@ -1,7 +1,7 @@
-//! The daemon that takes over from another one.
+//! The receiving daemon of an upgrade.
 //!
-//! Until the other daemon has let go, cards and clients of virtual machines are not touched, and no path is removed:
-//! all of it belongs to the other daemon. Only a change of a socket's rights in the configuration takes effect earlier.
+//! Until the other daemon gives up ownership, this daemon does not touch cards or clients of virtual machines, and
+//! removes no path. Only a change of a socket's rights in the configuration takes effect earlier.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -110,7 +110,7 @@ impl Successor {
     /// Returns the configuration with all changes made at run time, and the override_store that stores them.
     ///
     /// # Errors
-    /// Those of [`OverrideStore::handed`].
+    /// As for [`OverrideStore::handed`].
     pub fn override_store(&mut self, file: Config) -> Result<(Config, OverrideStore), String> {
         let lock = self.descriptors.take(STATE_LOCK).pop().map(File::from);
         OverrideStore::handed(file, &self.roster.state, lock)
@@ -136,7 +136,7 @@ impl Daemon {
     /// Takes over from another daemon, with `config` as the configuration.
     ///
     /// # Errors
-    /// When the state does not match the configuration, or something is not available; the other daemon has been told,
+    /// When the state does not match the configuration, or a resource is not available; the other daemon was notified
     /// and continues.
     pub(crate) fn take_over(
         config: Config,

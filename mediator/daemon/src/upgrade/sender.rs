@@ -1,4 +1,4 @@
-//! The daemon that hands its state over to the next one.
+//! The sending daemon of an upgrade, which hands over its state.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
@@ -30,7 +30,7 @@ use crate::{Daemon, DaemonError, Life};
 
 /// Retry interval for parts that are not quiescent.
 const RETRY_INTERVAL: Duration = Duration::from_millis(1);
-/// The file's identity: one file goes from one process to one other, and is not stored.
+/// The file's identity can be constant: a file goes from one process to one other process and is not stored.
 const IDENTITY: [u8; 16] = *b"mediatord upgrad";
 /// Owner of the roster in its file.
 const ROSTER: u32 = 0;
@@ -80,11 +80,11 @@ impl Drop for Next {
 }
 
 impl Daemon {
-    /// Starts the next daemon, the program at this one's path, hands everything over to it, and returns its process.
-    /// This daemon ends after its answer to the request.
+    /// Starts the program at this daemon's path as the next daemon, hands over all state, and returns its process. This
+    /// daemon ends after its answer to the request.
     ///
     /// # Errors
-    /// When something cannot be handed over, or the next daemon does not take over. All VMs then continue here.
+    /// When a part cannot be handed over, or the next daemon does not take over. All VMs then continue here.
     pub fn hand_over(&self) -> Result<u32, DaemonError> {
         self.hand_over_now().inspect_err(|_| self.line.has_failed())
     }
@@ -128,7 +128,7 @@ impl Daemon {
             state.closing = true;
             std::mem::take(&mut state.vms)
         };
-        // Their clients get no message, and the cards get nothing back.
+        // Their clients get no message, and the cards get no resources back.
         drop(resting);
         drop(vms);
     }
@@ -235,7 +235,7 @@ impl Daemon {
             }
             done
         })?;
-        // Before the next daemon sends the service manager anything, such as sockets to store.
+        // Done before the next daemon sends messages to the service manager, such as sockets to store.
         if let Err(error) = sd_notify::notify(&[sd_notify::NotifyState::MainPid(pid)]) {
             tracing::warn!(%error, "the service manager is not told which process goes on");
         }
@@ -315,7 +315,7 @@ fn go_on(going: &[Going], resting: Vec<(String, Arc<Running>, Rest)>) {
     };
     let late = going.iter().flat_map(|going| &going.vms).filter(|(name, _)| resting.iter().all(|(of, ..)| of != name));
     for (name, running) in late {
-        // A thread that is not yet suspended suspends later, and resumes then.
+        // A thread that is not suspended yet will suspend later and then resume.
         running.go_on_later(name);
     }
     for (name, running, rest) in resting {

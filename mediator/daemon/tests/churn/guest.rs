@@ -17,7 +17,7 @@ use crate::{Crowd, MAX_CHANNELS_PER_VM, VM_MIB, until_told};
 type Driver = AnyDriver<RemoteGuest>;
 
 const MIB: u64 = 1 << 20;
-/// Guest RAM of a VM, in two regions: a VMM takes the second back while the card uses it.
+/// Guest RAM of a VM, in two regions: a VMM takes back the second one while the card uses it.
 const RAM: u64 = MIB;
 const MORE_RAM: (u64, u64) = (16 * MIB, MIB);
 /// Pages of a buffer.
@@ -33,7 +33,7 @@ const CHANNEL_ROOM: u64 = MIB;
 /// Way in which a guest leaves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Exit {
-    /// It takes its lent memory back, and disconnects.
+    /// It takes back its lent memory and disconnects.
     Orderly,
     /// Its socket closes while the card works for it.
     Dropped,
@@ -221,7 +221,7 @@ impl<'a> Guest<'a> {
         }
     }
 
-    /// Copies to an address that is no longer mapped: this faults, and nothing is written.
+    /// Copies to an address that is no longer mapped: this faults without writing anything.
     fn stray(&mut self, driver: &mut Driver, lane: &mut Lane) {
         let to = self.place(lane, 1);
         self.copy(driver, lane);

@@ -1,4 +1,4 @@
-//! Resources of a daemon: by its own account, by the kernel's, and by experiment.
+//! Resources of a daemon: from its own accounts, from the kernel, and by experiment.
 
 use std::fmt;
 use std::fs;
@@ -12,8 +12,8 @@ use crate::CARD_MIB;
 use crate::holdings::{Holdings, Slack};
 use crate::support::Place;
 
-/// Bounds of the daemon's growth, independent of the number of VMs so far: its heap retains memory, and the log an
-/// account of known VMs (4096 entries).
+/// Bounds of the daemon's growth, independent of the number of VMs so far: its heap retains memory, and the log keeps
+/// an entry for each known VM (up to 4096).
 const SLACK: Slack = Slack { mappings: 8, resident_kib: 8192, pools: &["admin-work", "simgpu-sm"] };
 
 /// Resources of a daemon without VMs.

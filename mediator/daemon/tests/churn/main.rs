@@ -1,5 +1,4 @@
-//! Virtual machines that come and go at random, 2 to 16 at the same time, on one card of a real daemon; checks that
-//! they leave nothing behind.
+//! Adds and removes virtual machines at random, 2 to 16 at a time, on one card of a real daemon, and checks for leaks.
 //!
 //! Each guest is a thread: a client of the daemon's sockets with a small driver, without a VMM. Lives are drawn from
 //! `GPU_MEDIATOR_CHURN_SEED`; each number of guests runs for `GPU_MEDIATOR_CHURN_SECONDS` (5 by default; minutes by
@@ -24,16 +23,16 @@ use mediatorctl::client::Client;
 use rustix::process::Signal;
 use support::{Place, Running, WAIT_TIMEOUT};
 
-/// MiB of VRAM of each guest: the minimum of a VM.
+/// VRAM of each guest in MiB: the minimum of a VM.
 const VM_MIB: u64 = 16;
 /// Channels that each guest may have; all guests together have fewer than the card.
 const MAX_CHANNELS_PER_VM: u32 = 5;
 /// Numbers of concurrent guests.
 const CROWDS: [usize; 4] = [2, 4, 8, 16];
-/// MiB of the card: room for all guests, and for their shadow tables.
+/// Size of the card in MiB: room for all guests, and for their shadow tables.
 const CARD_MIB: u64 = 352;
 const RESERVE_MIB: u64 = 64;
-/// For glibc: return memory and stacks of ended threads at once. Cached memory would look like a leak.
+/// Settings for glibc: return memory and stacks of ended threads immediately. Cached memory would look like a leak.
 const TUNABLES: &str = "glibc.pthread.stack_cache_size=0:glibc.malloc.arena_max=1:\
                         glibc.malloc.mmap_threshold=65536:glibc.malloc.trim_threshold=65536";
 
@@ -88,7 +87,7 @@ fn until_told<T>(tell: impl Fn() -> String, mut condition: impl FnMut() -> Optio
     }
 }
 
-/// Lets `size` guests live until the time is over; returns the counts of their actions.
+/// Lets `size` guests live until the time is over. Returns the counts of their actions.
 fn run(place: &Place, size: usize, time: Duration, seed: u64) -> Tally {
     let (met, failed) = (AtomicBool::new(false), AtomicBool::new(false));
     let crowd = Crowd { place, size, end: Instant::now() + time, met, failed };
@@ -110,7 +109,8 @@ fn run(place: &Place, size: usize, time: Duration, seed: u64) -> Tally {
     total.into_inner().unwrap()
 }
 
-/// Reads the daemon's status as an operator does while guests come and go, and waits to see all of them at once.
+/// Reads the daemon's status like an operator while guests are added and removed, and waits to see all of them at the
+/// same time.
 fn watch(crowd: &Crowd<'_>, over: impl Fn() -> bool) {
     let _alarm = Alarm(&crowd.failed);
     let size = crowd.size;
@@ -131,7 +131,7 @@ fn watch(crowd: &Crowd<'_>, over: impl Fn() -> bool) {
     }
 }
 
-/// Checks that the daemon's log has no error: no action of a guest is an error of the daemon.
+/// Checks that the daemon's log has no error: a guest's actions must not cause daemon errors.
 fn check_log(place: &Place) {
     let log = std::fs::read_to_string(place.path("log")).unwrap();
     let bad: Vec<_> = log.lines().filter(|line| line.contains(" ERROR ") || line.contains("panicked")).collect();

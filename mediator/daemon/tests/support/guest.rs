@@ -7,7 +7,7 @@ use super::Place;
 
 /// Bytes of a MiB.
 pub const MIB: u64 = 1 << 20;
-/// MiB of VRAM of each VM.
+/// VRAM of each VM in MiB.
 pub const VM_MIB: u64 = 32;
 /// Virtual addresses of buffers.
 const FROM: u64 = 0x100_0000;

@@ -14,7 +14,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 
 pub const DAEMON: &str = env!("CARGO_BIN_EXE_mediatord");
-/// No successful wait takes that long.
+/// No successful wait takes this long.
 pub const WAIT_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// The operator's tool: an example of this package, which its tests are built with, unless one of them is chosen by
@@ -37,7 +37,7 @@ impl Place {
         place
     }
 
-    /// The same with a folder for the state, `kept`.
+    /// Same, with a folder `kept` for the state.
     pub fn with_state(more: &str) -> Self {
         let place = Self::new("");
         let folder = place.0.path().display().to_string();
@@ -71,7 +71,7 @@ impl Place {
         Command::new(ctl()).arg("--socket").arg(self.path("admin.sock")).args(arguments).output().unwrap()
     }
 
-    /// Starts the daemon and waits until it says that it is ready, as a service manager does.
+    /// Starts the daemon and waits until it reports readiness, like a service manager.
     pub fn start(&self, command: &mut Command) -> Running {
         let _ = fs::remove_file(self.path("notify"));
         let notify = UnixDatagram::bind(self.path("notify")).unwrap();

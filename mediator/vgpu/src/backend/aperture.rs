@@ -1,8 +1,8 @@
 //! CPU accesses of a guest to its VRAM through BAR1, BAR3 or PRAMIN.
 //!
-//! A guest VRAM page that holds the USERD of a bound channel is special. The card polls a USERD page of the
-//! mediator; the guest's page is an alias of it for reads, and of its doorbell word for writes. All accesses go through
-//! [`VmBackend::guest_read`] and [`VmBackend::guest_write`], so no alias mapping misses it.
+//! A guest VRAM page that holds the USERD of a bound channel is special. The card polls a USERD page of the mediator;
+//! the guest's page is an alias of it for reads, and of its doorbell word for writes. All accesses go through
+//! [`VmBackend::guest_read`] and [`VmBackend::guest_write`], so they also cover alias mappings.
 
 use super::VmBackend;
 use devmodel::backend::{Aperture, Denied, NoMemory, WriteFailure};
@@ -57,8 +57,8 @@ impl VmBackend {
         if is_its && self.host.lock().vram().is_short(self.vm) { NoMemory.into() } else { Denied.into() }
     }
 
-    /// Handles a write of the guest's CPU for which there is no memory. Returns whether to retry it; otherwise it is
-    /// lost.
+    /// Handles a guest CPU's write for which no memory is free. Returns true if the write must be retried; otherwise it
+    /// is lost.
     pub(crate) fn write_waits(&mut self) -> bool {
         let first = self.writes.is_first();
         if self.writes.waits(&self.host.lock(), self.vm) {
@@ -148,14 +148,14 @@ impl VmBackend {
 
     fn ring_shown(&mut self, channel: VirtualChannelId, gp_put: u32) {
         self.ring(channel, gp_put);
-        // A mapped page must show the same value, or polling would find an older doorbell there.
+        // A mapped page must show the same value, or a poll would find an older doorbell there.
         if let Some(slot) = self.work.polled_at(channel) {
             self.show(channel, slot, userd::GP_PUT);
         }
     }
 
     /// Sets whether [`Self::ring_late`] may submit the doorbell of the current write. The next holder of the VM's lock
-    /// calls it, so the only difference is that the guest gets its answer sooner.
+    /// calls it, so the guest only gets its answer sooner.
     pub(crate) fn answer_doorbells_first(&mut self, first: bool) {
         self.answers_first = first;
     }
@@ -165,7 +165,7 @@ impl VmBackend {
         self.late.is_some()
     }
 
-    /// Submits the deferred doorbell. Returns whether there was one.
+    /// Submits the deferred doorbell. Returns true if a doorbell was deferred.
     pub(crate) fn ring_late(&mut self) -> bool {
         let Some((channel, gp_put)) = self.late.take() else { return false };
         self.ring_shown(channel, gp_put);

@@ -24,7 +24,7 @@ pub(super) enum BindFailure {
     /// Its instance block is invalid.
     #[error(transparent)]
     Instance(#[from] InstanceError),
-    /// The card refuses it.
+    /// The card refuses the bind.
     #[error(transparent)]
     Refused(ManagerError),
 }
@@ -35,7 +35,7 @@ impl VmBackend {
         if self.pending.ring(channel, gp_put) {
             return;
         }
-        // Locked once for all of it, because other threads want the card's lock as well.
+        // Locked once for all channels, because other threads need the card's lock as well.
         let host = Arc::clone(&self.host);
         let mut state = host.lock();
         let checked = self.with_state(&mut state, |channels, card, vm| channels.doorbell(card, vm, channel, gp_put));
@@ -179,7 +179,7 @@ impl VmBackend {
         self.refuse(channel, instance);
     }
 
-    /// Remembers a channel that is not on the card, so that its first doorbell causes a fault.
+    /// Records a channel that is not on the card, so that its first doorbell causes a fault.
     pub(super) fn refuse(&mut self, channel: VirtualChannelId, instance: Place) {
         let mut block = [0; INSTANCE_BYTES as usize];
         let read = self.fill(instance, &mut block);
@@ -201,16 +201,16 @@ impl VmBackend {
         self.memory.collect();
     }
 
-    /// Ends a channel that the card's interrupt thread has retired; returns its instance block. Does nothing and
-    /// returns `None` if the guest has unbound it since: its number belongs to another channel now.
+    /// Ends a channel that the card's interrupt thread has retired. Returns its instance block. Does nothing and
+    /// returns `None` if the guest has unbound it since: its number now belongs to another channel.
     pub(crate) fn end_retired(&mut self, channel: VirtualChannelId) -> Option<Place> {
         let retired = self.host.lock().channels().is_retired(self.vm, channel);
         retired.then(|| self.take_off(channel))?;
         self.work.instance(channel)
     }
 
-    /// Takes a channel off the card and its work area out of its address space; only then is its number free for
-    /// others. A channel that does not leave its engines at once keeps its work area until it has
+    /// Takes a channel off the card and its work area out of its address space; only then can its number be reused. A
+    /// channel that does not leave its engines immediately keeps its work area until it has left
     /// ([`Self::channels_left`]).
     pub(super) fn take_off(&mut self, channel: VirtualChannelId) {
         self.detach_channel(channel);
@@ -252,7 +252,7 @@ impl VmBackend {
         self.memory.collect();
     }
 
-    /// Takes the work area of a channel that is off the card out of its address space. Returns whether the card can no
+    /// Takes the work area of a channel that is off the card out of its address space. Returns true if the card can no
     /// longer reach it.
     fn unmap_own(&mut self, bound: Bound) -> bool {
         let pages = own_pages(self.host.layout(), bound);

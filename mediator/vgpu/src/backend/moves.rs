@@ -43,13 +43,13 @@ pub(super) struct Stop {
     since_ns: u64,
     /// Parts of BARs whose mapping must change.
     due: Vec<MappedWindow>,
-    /// The VM has spent its budget of moves: no work leaves until then, in ns of the card's clock.
+    /// Time until which the VM, whose budget of moves is used up, submits no work, in ns of the card's clock.
     until_ns: Option<u64>,
 }
 
 impl VmBackend {
-    /// Handles a guest's TLB flush of `directory` (of all, for `None`): mapped apertures that use it then show the
-    /// pages of their current tables.
+    /// Handles a guest's TLB flush of `directory` (of all directories, for `None`): mapped apertures that use it then
+    /// show the pages of their current tables.
     pub(super) fn refresh_flushed(&mut self, directory: Option<Place>) {
         for aperture in [Aperture::Bar1, Aperture::Bar3] {
             if self.remap().extent(aperture.into()).is_some()
@@ -66,19 +66,20 @@ impl VmBackend {
         self.refresh(MappedWindow::Pramin);
     }
 
-    /// Makes PRAMIN show the pages at `base` now. None of the VM's work is on the card.
+    /// Makes PRAMIN show the pages at `base` now. Call it while none of the VM's work is on the card.
     pub(crate) fn show_window(&mut self, base: Option<GuestVramAddr>) {
         self.memory.place_window(base);
         self.refresh_at_once(MappedWindow::Pramin);
     }
 
-    /// Makes PRAMIN show nothing until it is [placed](Self::show_window) again. None of the VM's work is on the card.
+    /// Makes PRAMIN show nothing until it is [placed](Self::show_window) again. Call it while none of the VM's work is
+    /// on the card.
     pub(crate) fn hide_window(&mut self) {
         self.show_window(None);
     }
 
-    /// Makes mapped apertures show the pages that the tables of a VM that has arrived name, and blank pages where no
-    /// memory of the VM is yet. None of its work is on the card.
+    /// Makes mapped apertures show the pages that an arrived VM's tables name, and blank pages where the VM has no
+    /// memory yet. None of its work is on the card.
     pub(crate) fn show_apertures(&mut self) {
         if self.remap().pages() == 0 {
             self.remap().blank(&self.host);
@@ -103,7 +104,7 @@ impl VmBackend {
         self.refresh_changes(showing, &changes);
     }
 
-    /// Same as [`Self::refresh`], for changes that the guest did not ask for: ignores the budget.
+    /// Same as [`Self::refresh`], for changes that the guest did not request: ignores the budget.
     fn refresh_at_once(&mut self, showing: MappedWindow) {
         if let Some(Stop { until_ns, .. }) = &mut self.stop {
             *until_ns = until_ns.map(|_| 0);
@@ -134,7 +135,7 @@ impl VmBackend {
         self.stop.is_some()
     }
 
-    /// Moves pages once work has left the card. Returns whether some still wait; if so, call it again after
+    /// Moves pages once work has left the card. Returns true if some pages still wait; if so, call it again after
     /// [`MOVE_POLL_INTERVAL`], with the VM's lock free meanwhile.
     pub(crate) fn look_at_moves(&mut self) -> bool {
         let Some(Stop { busy, since_ns, until_ns, .. }) = &self.stop else { return false };
@@ -149,7 +150,7 @@ impl VmBackend {
                 return true;
             }
             if waited_ns < WORK_LIMIT_NS + RESET_LIMIT_NS {
-                // Reset the engine that keeps it.
+                // Reset the engine that holds the channel.
                 self.host.lock().clear_engines(self.vm, channel);
                 return true;
             }
@@ -206,9 +207,8 @@ impl VmBackend {
         let Self { host, vm, memory, .. } = self;
         let address = |page: u32| GuestVramAddr(u64::from(page) * SMALL_PAGE);
         let mut data = [0; SMALL_PAGE as usize];
-        // A page without a place is zero, and stays zero until it is written when its chunk gets a place here. Each
-        // word read from a card is a round trip. After each page the card's lock is offered to the threads that wait
-        // for it.
+        // An unplaced page is zero, and stays zero until its chunk is placed here and written. Each word read from a
+        // card is a round trip. Yields the card's lock to waiting threads after each page.
         let mut state = host.lock();
         let mut zeros = BTreeSet::new();
         for (page, _) in moves.outs.iter().chain(&moves.ins) {
@@ -249,7 +249,7 @@ impl VmBackend {
         }
     }
 
-    /// Updates shadows, and the card's TLBs, for pages that have moved.
+    /// Updates shadows and the card's TLBs for moved pages.
     fn relocated(&mut self, pages: BTreeSet<u32>) {
         let host = Arc::clone(&self.host);
         let moved = self.memory.relocated(&mut host.lock(), &ranges(pages));
@@ -281,7 +281,7 @@ impl VmBackend {
         self.stop = Some(Stop { busy, since_ns: self.now_ns(), due: Vec::new(), until_ns: None });
     }
 
-    /// Forgets the pages under the apertures after the guest's driver has gone; their contents are lost. The VM's
+    /// Forgets the pages under the apertures after the guest's driver is gone; their contents are lost. The VM's
     /// channels are off the card, except those that the card does not release.
     pub(super) fn forget_homes(&mut self) {
         self.stop = None;
@@ -303,7 +303,8 @@ impl VmBackend {
         }
     }
 
-    /// Same as [`Self::choose_polled`], for a VM that was taken over: a GP_PUT that the guest has written there is new.
+    /// Same as [`Self::choose_polled`], for a VM that was taken over: a GP_PUT that the guest wrote there counts as
+    /// new.
     pub(crate) fn poll_again(&mut self) {
         let remap = self.memory.grants().remap();
         for (channel, _) in self.work.choose_polled(|page| remap.home(page)) {
@@ -313,8 +314,8 @@ impl VmBackend {
         }
     }
 
-    /// Polls for doorbells that were not messages, and updates the progress that the guest sees. Returns whether it
-    /// found one.
+    /// Polls for doorbells without messages, and updates the guest-visible progress. Returns true if it found a
+    /// doorbell.
     pub(crate) fn poll(&mut self) -> bool {
         let mut found = false;
         for (channel, slot) in self.work.polled().collect::<Vec<_>>() {
@@ -331,7 +332,7 @@ impl VmBackend {
         found
     }
 
-    /// Copies a word of the channel's USERD to where the guest sees it.
+    /// Copies a word of the channel's USERD to its guest-visible location.
     pub(super) fn show(&mut self, channel: VirtualChannelId, slot: Slot, offset: u64) {
         let mut word = [0; 4];
         self.userd_read(channel, offset, &mut word);

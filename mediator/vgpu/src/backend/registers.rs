@@ -119,22 +119,22 @@ impl Backend for VmBackend {
     }
 
     fn block_engines(&mut self, engines: u32, blocked: bool) {
-        // All of the VM's channels wait while any engine is held back: the engine that a channel will use next is not
-        // known.
+        // All of the VM's channels wait while any engine is held back: it is unknown which engine a channel will use
+        // next.
         let paused = self.work.block(engines, blocked) || self.moves_wait();
         self.pause(paused);
     }
 
     fn reset_engine(&mut self, _engine: u32) {
-        // The engine is shared. The guest means that its own work there ends and starts again: its channels
-        // leave the engines, and their saved state is in their own memory.
+        // The engine is shared. The guest wants its own work there to end and start again: its channels leave the
+        // engines, and their saved state is in their own memory.
         let mut state = self.host.lock();
         self.work.channels().into_iter().for_each(|channel| state.clear_engines(self.vm, channel));
     }
 
     fn reset_fifo(&mut self) {
         self.unbind_all();
-        // The scheduler's registers are as after power-on: no engine is held back.
+        // The scheduler's registers have their power-on values, so no engine is held back.
         self.block_engines(u32::MAX, false);
     }
 

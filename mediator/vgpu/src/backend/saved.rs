@@ -1,4 +1,4 @@
-//! Saved state of one VM's side of the card.
+//! Saved state of a VM's use of the card.
 
 use super::channels::own_pages;
 use super::{Counts, Description, Pace, VmBackend};
@@ -28,7 +28,7 @@ pub(crate) struct SavedBackend {
     pv: Option<SavedInterface>,
 }
 
-/// Returns a guest's channel on the card, as the card's channels have it.
+/// Returns the saved form of a guest's channel on the card.
 fn bound_of(
     channels: &channels::Channels,
     memory: &Memory,
@@ -47,7 +47,7 @@ impl VmBackend {
     /// Saves the side.
     ///
     /// # Errors
-    /// [`ManagerError::Unsettled`] when something is in flight.
+    /// [`ManagerError::Unsettled`] when any work is in flight.
     pub(crate) fn save_side(&self) -> Result<SavedBackend, ManagerError> {
         let Self {
             host: _,
@@ -92,17 +92,17 @@ impl VmBackend {
         self.pv.as_ref().is_some_and(|pv| !pv.attachments().is_empty())
     }
 
-    /// Builds all address spaces on the card from the guest's tables: restored ones map none of its memory yet.
+    /// Builds all address spaces on the card from the guest's tables; restored spaces map no memory yet.
     pub(crate) fn prepare_all(&mut self) -> Result<(), ManagerError> {
         self.memory.prepare_all()
     }
 
-    /// Restores the side of a VM that comes from another card, with its address spaces and that card's state of its
-    /// channels. Its memory is there. It is held on this card, and is not served yet. The caller discards the VM after
-    /// an error.
+    /// Restores the state of a VM that arrives from another card, with its address spaces and that card's state of its
+    /// channels. Its memory is there. It is paused on this card and not served yet. The caller discards the VM after an
+    /// error.
     ///
     /// # Errors
-    /// When the state is invalid; when the card has no memory or channels for it.
+    /// When the state is invalid, or the card lacks memory or channels for it.
     pub(crate) fn arrive(
         &mut self,
         saved: SavedBackend,
@@ -145,7 +145,7 @@ impl VmBackend {
         Ok(rung)
     }
 
-    /// Restores the side as it was, for a card that is not taken over yet.
+    /// Restores the saved state, for a card that is not taken over yet.
     ///
     /// # Errors
     /// When the state is invalid, or the client has not lent the same memory.

@@ -17,7 +17,7 @@ fn pages(first: u32, count: u32, at: VramAddr, rights: Rights) -> Vec<(HostPage,
 }
 
 impl VmBackend {
-    /// Maps a segment for a channel; returns its address. Attaching it again gives the same address.
+    /// Maps a segment for a channel. Returns its address. Attaching it again gives the same address.
     pub(crate) fn attach(&mut self, segment: u32, channel: VirtualChannelId, read_only: bool) -> Result<u64, Status> {
         let Bound { space, .. } = self.work.bound(channel).ok_or(Status::NoObject)?;
         let pv = self.pv.as_mut().ok_or(Status::Unsupported)?;
@@ -93,8 +93,8 @@ impl VmBackend {
         }
     }
 
-    /// Takes a segment out of an address space. If the card keeps its translations, it counts as attached for good, and
-    /// its memory is not reused.
+    /// Unmaps a segment from an address space. If the card keeps its translations, it counts as attached permanently,
+    /// and its memory is not reused.
     fn unmap_segment(&mut self, space: SpaceId, segment: u32, pages: &[(HostPage, VramAddr, Rights)]) {
         match self.memory.unmap_host(space, pages) {
             Ok(()) => self.host.lock().memory_mut().share_detach(self.vm, segment),

@@ -20,8 +20,7 @@ impl VmBackend {
         true
     }
 
-    /// Queues work whose memory has no place, as long as the mover may find some or the operator's limit allows.
-    /// Returns
+    /// Queues work whose memory is not placed, while the mover may find memory or the operator's limit allows. Returns
     /// `false` if it has waited that long.
     pub(super) fn may_wait(&mut self, state: &mut CardState, doorbell: Doorbell) -> bool {
         let channel = doorbell.virtual_channel;

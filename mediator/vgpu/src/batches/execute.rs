@@ -25,7 +25,7 @@ const OPERATION: u64 = 1 << 10;
 
 /// State of a batch's operations under one hold of the VM's lock.
 struct Context {
-    /// Holders of the card's memory, from the first query on.
+    /// Holders of the card's memory, cached from the first query on.
     holdings: Option<Holdings>,
     /// Bytes of [`BUDGET`] that are left.
     left: u64,
@@ -39,14 +39,14 @@ impl Context {
     }
 }
 
-/// Returns the bytes that an operation counts for, without those that it fills or copies.
+/// Returns the bytes that an operation counts for, excluding bytes that it fills or copies.
 fn cost(op: &Op<'_>) -> u64 {
     let entries = |count: u64| count.saturating_mul(nvspec::mmu::ENTRY_BYTES).max(OPERATION);
     match op {
         Op::TableCreate { kind, .. } => kind.bytes(),
         Op::EntriesRun { count, .. } | Op::EntriesZero { count, .. } => entries((*count).into()),
         Op::EntriesList { entries: list, .. } => entries(list.len() as u64),
-        // The amount of work of these depends on earlier operations.
+        // The amount of work of these operations depends on earlier ones.
         Op::TableDestroy { .. }
         | Op::DirectoryBind { .. }
         | Op::Flush { .. }
@@ -63,7 +63,7 @@ fn cost(op: &Op<'_>) -> u64 {
 pub(super) enum Executed {
     /// The batch has ended.
     Whole,
-    /// It continues at once.
+    /// It continues immediately.
     Part,
     /// It continues when the card has memory for the channel that its current operation names.
     AwaitsBind,
@@ -214,7 +214,7 @@ fn copy_vram(
 }
 
 /// Calls `each` with offset and length of each part, as far as the budget allows. A failure means that memory is short,
-/// because the range is the guest's.
+/// because the range belongs to the guest.
 fn in_pieces(bytes: u64, context: &mut Context, mut each: impl FnMut(u64, usize) -> bool) -> Done {
     let mut done = context.begun.take().unwrap_or(0);
     while done < bytes {

@@ -24,7 +24,7 @@ pub(crate) struct Grants {
     bus_master: bool,
     /// The part of its VRAM that is under apertures which the VMM maps.
     remap: Remap,
-    /// Page tables that the mediator keeps for it, after the end of its VRAM.
+    /// Page tables that the mediator keeps for it, addressed after the end of its VRAM.
     tables: Option<pv::Tables>,
 }
 
@@ -106,7 +106,7 @@ impl Grants {
         self.tables = Some(pv::Tables::new(GuestVramAddr(self.vram_bytes), bytes));
     }
 
-    /// Returns the directory, among those kept here, that the guest has bound to an instance block.
+    /// Returns the mediator-kept directory that the guest has bound to an instance block.
     pub(crate) fn directory_of(&self, instance: Place) -> Option<Place> {
         match instance {
             Place::Vram(at) => self.tables.as_ref()?.directory_of(at).map(Place::Vram),
@@ -160,8 +160,8 @@ impl Grants {
         Some(())
     }
 
-    /// Returns the address of a page of guest VRAM on the card. A page without a place gets one: the GPU may write
-    /// there without asking.
+    /// Returns the address of a page of guest VRAM on the card. Places an unplaced page, because the GPU may write it
+    /// without a request.
     pub(super) fn vram_frame(&self, vram: &mut CardVram, address: GuestVramAddr, len: u64) -> Option<Frame> {
         match self.remap.whereabouts(address, len) {
             Home::Chunk => match vram.place(self.vm, address, len)? {

@@ -1,7 +1,7 @@
 //! Memory that submitted work names, for the choice of victims by use ([`vram::victim`]'s `clock`), and for the
 //! estimate of bus traffic (`card_manager::balance`).
 //!
-//! A push buffer names the sources and destinations of copies, and memory that an engine gets by address: code,
+//! A push buffer names the sources and destinations of copies, and memory that an engine uses by address: code,
 //! constants, local memory, semaphores. Memory that a kernel reaches through pointers in its constants is not visible
 //! here.
 #![cfg_attr(
@@ -14,17 +14,17 @@ use nvspec::class::{ce90b5, compute90c0, id, m2mf9039};
 use nvspec::fifo::{HeaderOp, MethodHeader, OldMethodHeader, host_method, sub_op};
 use std::collections::BTreeMap;
 
-/// Words of a submission's push buffers that are read. Names after that are not seen.
+/// Words of a submission's push buffers that are read. Later names are ignored.
 const WORDS: usize = 4096;
-/// Addresses of a submission that are looked up, so that a guest cannot delay others with repeated names.
+/// Maximum number of addresses looked up per submission, so that a guest cannot delay others with repeated addresses.
 const MAX_LOOKUPS: usize = 2048;
-/// Bytes of a surface that count, so that an impossibly large size costs nothing.
+/// Maximum bytes of a surface that count, so that an impossibly large size costs no time.
 const SURFACE_MAX: u64 = 1 << 30;
 /// Bits of a GPU virtual address.
 const VA_MASK: u64 = (1 << VA_BITS) - 1;
 
-/// The classes of a channel's subchannels. Initially those that nouveau and Mesa bind there, because the binding may
-/// have happened before the first read.
+/// The classes of a channel's subchannels. Initially the classes that nouveau and Mesa bind there, because the binding
+/// may have happened before the first read.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Objects([u32; 8]);
 
@@ -50,7 +50,7 @@ impl<'a> Names<'a> {
         Self { objects, words: WORDS, lookups: MAX_LOOKUPS }
     }
 
-    /// Returns how many of a push buffer's `dwords` words to read.
+    /// Returns the number of words to read of a push buffer with `dwords` words.
     pub(crate) fn words(&mut self, dwords: u32) -> usize {
         let count = self.words.min(dwords as usize);
         self.words = self.words.saturating_sub(count);
@@ -64,7 +64,8 @@ impl<'a> Names<'a> {
         let words: Vec<u32> = bytes.chunks_exact(4).map(word).collect();
         let lookups = &mut self.lookups;
         walk(&words, self.objects, |va, len| {
-            // A chunk need not start at a multiple of its size in the address space: the last byte may be in one more.
+            // A chunk need not start at a multiple of its size in the address space: the last byte may be in one more
+            // chunk.
             let end = va.0.saturating_add(len);
             let step_by = usize::try_from(step).unwrap_or(usize::MAX).max(1);
             for at in (va.0..end).step_by(step_by).chain([end.saturating_sub(1)]).take(*lookups) {
@@ -94,7 +95,7 @@ struct Copy {
 struct Class {
     numbers: &'static [u32],
     copy: Option<Copy>,
-    /// Addresses without an extent, used when their low part is written.
+    /// Addresses without a length, which take effect when their low part is written.
     points: &'static [Address],
 }
 
@@ -232,7 +233,7 @@ mod tests {
             [&[u32::from(header)][..], data].concat()
         };
         let code = old(0, compute90c0::CODE_ADDRESS_HIGH, &[0x2, 0x3000]);
-        // The same method repeatedly: the last value counts.
+        // If a method repeats, the last value counts.
         let semaphore = [
             old(2, compute90c0::SEMAPHORE_ADDRESS_HIGH, &[0x7, 0x1]),
             old(0, compute90c0::SEMAPHORE_ADDRESS_LOW, &[0x4000]),

@@ -1,4 +1,4 @@
-//! A VM's RAM as the card sees it: maps guest-physical ranges to I/O virtual addresses.
+//! A VM's RAM at card addresses: maps guest-physical ranges to I/O virtual addresses.
 
 use super::saved::{SavedRam, SavedRegion};
 use card_manager::iova::NoIova;
@@ -85,7 +85,7 @@ impl RamMap {
         Ok(())
     }
 
-    /// Returns the regions that are no longer lent, and the new ones.
+    /// Returns the regions that are no longer lent, and the newly lent ones.
     pub(super) fn difference(&self, lent: &MemoryTable) -> (Vec<(u64, u64)>, Vec<DmaRegion>) {
         let is_lent = |gpa: u64, here: &Region| {
             let there = lent.find(gpa).filter(|there| there.mapping.is_some() && there.readable);
@@ -134,8 +134,8 @@ impl RamMap {
         self.regions.first_key_value().map(|(&gpa, region)| (gpa, region.size))
     }
 
-    /// Returns the card's address of `gpa`, and how many bytes from there on are contiguous; `None` if that access is
-    /// not allowed.
+    /// Returns the card's address of `gpa`, and the number of contiguous bytes there; `None` if the access is not
+    /// allowed.
     #[must_use]
     pub(crate) fn translate(&self, gpa: Gpa, write: bool) -> Option<(Iova, u64)> {
         let (&start, region) = self.regions.range(..=gpa.0).next_back()?;

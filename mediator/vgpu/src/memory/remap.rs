@@ -2,8 +2,8 @@
 //!
 //! The VMM maps a file under most of an aperture, once, so a CPU access there is not a message. While the guest's
 //! tables map a page of its VRAM there, that page's *home* is the page of the file: its bytes are moved there when the
-//! guest flushes its TLB, and back when the mapping is removed. All other accesses, including the card's, go to the
-//! home. For PRAMIN a register decides, not tables.
+//! guest flushes its TLB, and back when the mapping is removed. All other accesses, including the card's, use the home
+//! location. For PRAMIN, a register decides instead of tables.
 //!
 //! This module keeps the records. `vm-device` has the memory, `moves` moves the pages.
 //!
@@ -89,7 +89,7 @@ impl From<Aperture> for MappedWindow {
 /// Content of a page of a mapped aperture, according to the guest's tables.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum PageTarget {
-    /// No memory of the guest.
+    /// Shows no guest memory.
     #[default]
     Nothing,
     /// Page number of guest VRAM.
@@ -125,7 +125,7 @@ struct Window {
 pub(crate) struct Moves {
     /// Pages of guest VRAM that go back to the card, and their old slots.
     pub(crate) outs: Vec<(u32, Slot)>,
-    /// Pages of the file that show zeros from now on.
+    /// Pages of the file that now show zeros.
     pub(crate) blanks: Vec<Slot>,
     /// Pages of PRAMIN that showed zeros, because their VRAM was elsewhere. Writes there are lost.
     pub(crate) strays: Vec<Slot>,
@@ -140,7 +140,7 @@ pub(crate) enum Home {
     Chunk,
     /// All under a mapped aperture, contiguous for the card.
     Host(Iova),
-    /// In several places.
+    /// In several mappings.
     Apart,
 }
 
@@ -149,7 +149,7 @@ counts! {
     RemapCounts {
         /// Pages that were moved to or from host memory.
         moves: "aperture_moves",
-        /// Pages of mapped apertures that could not show the memory that the guest has mapped there.
+        /// Pages of mapped apertures that could not show the memory that the guest mapped.
         aliases: "aperture_aliases",
         /// Times that work was stopped for a move.
         stops: "aperture_stops",
@@ -160,15 +160,15 @@ counts! {
     }
 }
 
-/// The mapped apertures of one VM: none, if the VM's are trapped.
+/// The mapped apertures of one VM; empty if its apertures are trapped.
 #[derive(Debug, Default)]
 pub(crate) struct Remap {
     windows: [Option<Window>; MappedWindow::ALL.len()],
     /// Page number of guest VRAM to its home.
     homes: HashMap<u32, Slot>,
-    /// Pages of guest VRAM that have a home, to the other slots that want them, in order of arrival.
+    /// Pages of guest VRAM that have a home, with the other slots that map them, in order of arrival.
     waiting: BTreeMap<u32, Vec<Slot>>,
-    /// The guest's driver is being taken off: nothing moves.
+    /// The guest's driver state is being removed, so no page moves.
     pub(crate) closing: bool,
     warned: bool,
     /// The card's TLBs may hold translations to memory that no table names.
@@ -199,8 +199,8 @@ impl Remap {
         Ok(this)
     }
 
-    /// Returns the same memory for another card, or for another VM whose client has it mapped: with all its pages, or
-    /// with none.
+    /// Returns the same memory for another card, or for another VM whose client has it mapped, either with all its
+    /// pages or empty.
     ///
     /// # Errors
     /// When the card rejects it, or has no I/O addresses for it.
@@ -246,14 +246,14 @@ impl Remap {
         }
     }
 
-    /// Unmaps the memory for the card. It has no pages in it.
+    /// Unmaps the memory for the card. The part must contain no pages.
     pub(crate) fn close(&mut self, host: &ManagedCard) {
         for window in std::mem::take(&mut self.windows).into_iter().flatten() {
             window.memory.close(host, self.stale);
         }
     }
 
-    /// Zeros all memory, for the same client. It has no pages in it.
+    /// Zeros all memory, for the same client. The part must contain no pages.
     pub(crate) fn blank(&self, host: &ManagedCard) {
         for window in self.windows.iter().flatten() {
             if let Err(error) = window.memory.blank(host) {
@@ -283,8 +283,7 @@ impl Remap {
         window.ok_or_else(in_use)?.memory.replace(host, pages)
     }
 
-    /// Replaces the memory of the part with that of `file`, which is zero: the client of a killed process has it
-    /// mapped.
+    /// Replaces the part's memory with the zeroed memory of `file`, which a killed process's client still has mapped.
     ///
     /// # Errors
     /// When all of it is trapped, the part has pages in it, or the file cannot be the one that was mapped.
@@ -301,7 +300,7 @@ impl Remap {
         Ok(())
     }
 
-    /// Counts an access of the client that came as a message, to a region that has the part.
+    /// Counts an access of the client that arrived as a message, to a region that has the part.
     pub(crate) fn count_message(&mut self, showing: MappedWindow, offset: u64) {
         let mapped = self.window(showing).is_some_and(|window| window.want((offset / SMALL_PAGE) as u32).is_some());
         self.counts.messages += u64::from(mapped);
@@ -368,14 +367,15 @@ impl Remap {
         self.windows[showing.index()].as_mut().filter(|_| is_empty)
     }
 
-    /// Returns the first byte of the part in its region, and its pages; `None` if it is all trapped, or while nothing
-    /// moves.
+    /// Returns the first byte of the part in its region, and its pages; `None` if all of it is trapped, or while no
+    /// page may move.
     pub(crate) fn extent(&self, showing: MappedWindow) -> Option<(u64, u64)> {
         let window = self.window(showing).filter(|_| !self.closing)?;
         Some((u64::from(window.first) * SMALL_PAGE, window.wants.len() as u64))
     }
 
-    /// Returns the page with its new content if the guest's tables have changed it. `vram_bytes`: the guest's.
+    /// Returns the page with its new content if the guest's tables have changed it. `vram_bytes` is the size of the
+    /// guest's VRAM.
     pub(crate) fn difference(
         &self,
         showing: MappedWindow,
@@ -411,9 +411,9 @@ impl Remap {
     pub(crate) fn book(&mut self, showing: MappedWindow, changes: &[(u32, PageTarget)]) -> Moves {
         let at = showing.index();
         let mut moves = Moves::default();
-        // Pages of guest VRAM, their wanted slots, and whether the slot has waited.
+        // Pages of guest VRAM, the slots that map them, and whether the slot has waited.
         let mut wanted: Vec<(u32, Slot, bool)> = Vec::new();
-        // Removals come first: an insertion may want the same page elsewhere.
+        // Removals come first: an insertion may need the same page elsewhere.
         for (page, want) in changes {
             let slot = Slot { window: at, page: *page };
             let Some(old) = self.windows[at].as_mut().and_then(|window| window.want_mut(*page)) else { continue };
@@ -436,7 +436,7 @@ impl Remap {
             }
             moves.blanks.push(slot);
         }
-        // Drop waiting slots that want another page after the changes.
+        // Drop waiting slots that map another page after the changes.
         wanted.retain(|(frame, slot, _)| self.want(*slot) == Some(PageTarget::Vram(*frame)));
         let new = changes.iter().filter_map(|(page, want)| match want {
             PageTarget::Vram(frame) => Some((*frame, Slot { window: at, page: *page }, false)),
@@ -473,7 +473,7 @@ impl Remap {
         self.windows.get(slot.window)?.as_ref()?.want(slot.page)
     }
 
-    /// Counts a page that could not show the memory that the guest has mapped there.
+    /// Counts a page that could not show the memory that the guest mapped.
     pub(crate) fn count_alias(&mut self) {
         self.counts.aliases += 1;
         if !std::mem::replace(&mut self.warned, true) {

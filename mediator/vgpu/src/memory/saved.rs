@@ -141,7 +141,7 @@ impl Memory {
 }
 
 impl SavedRam {
-    /// Checks that the regions are the same as before, wherever the card sees them.
+    /// Checks that the regions are the same as before, at any card address.
     fn check_like(&self, before: &Self) -> Result<(), Invalid> {
         let of = |ram: &Self| ram.0.iter().map(|one| (one.gpa, one.size, one.writable)).collect::<BTreeSet<_>>();
         let (now, then) = (of(self), of(before));

@@ -120,8 +120,8 @@ impl Memory {
         Ok(())
     }
 
-    /// Takes a channel's ring entries up to a doorbell to the card. The last two arguments are the known
-    /// state of its subchannels. Returns the engines that the work needs as well.
+    /// Pulls a channel's ring entries up to a doorbell onto the card. The last two arguments are the known state of its
+    /// subchannels. Returns the engines that the work needs as well.
     pub(crate) fn pull(
         &self,
         state: &mut CardState,
@@ -133,7 +133,7 @@ impl Memory {
         let now = state.now_ns();
         let asks = state.asks_needs(doorbell.channel);
         if !asks {
-            // The bindings of this work are not seen.
+            // The bindings of this work are unknown.
             *bindings = Bindings::default();
         }
         let reader = asks.then(|| Reader::new(bindings));
@@ -162,7 +162,7 @@ impl Memory {
     /// Unmaps them. The channel that used them is off the card.
     ///
     /// # Errors
-    /// When the card does not answer: its TLBs may still map them in that space.
+    /// When the card does not answer: its TLBs may still map them in this space.
     pub(crate) fn unmap_host(
         &mut self,
         space: SpaceId,
@@ -225,7 +225,7 @@ impl Memory {
     pub(crate) fn lend(&mut self, region: &DmaRegion) -> Result<(), ManagerError> {
         let Self { host, vm, grants, .. } = self;
         grants.ram_mut().map(host, *vm, region)?;
-        // Entries that named this memory before it was there (or while it was moved) are valid now.
+        // Entries that named this memory before it existed (or while it was moved) are valid now.
         self.granted();
         Ok(())
     }
@@ -239,7 +239,7 @@ impl Memory {
 
     /// Handles guest memory that the VMM takes back. When this returns, the card cannot reach it.
     pub(crate) fn withdraw(&mut self, gpa: u64, size: u64) {
-        // The grant goes first, so that no new translation names it.
+        // The grant is removed first, so that no new translation uses it.
         let lent: Option<ram::Lent> = self.grants.ram_mut().take(gpa);
         let flushed = self.withdraw_ram(gpa, size);
         // Wait until earlier writes have arrived: a late one would be lost, or corrupt the next owner of its addresses.
@@ -259,7 +259,7 @@ impl Memory {
         }
     }
 
-    /// Withdraws all memory of a client that has gone.
+    /// Withdraws all memory of a disconnected client.
     pub(crate) fn forget_ram(&mut self) {
         while let Some((gpa, size)) = self.grants.ram_mut().first() {
             self.withdraw(gpa, size);
@@ -278,9 +278,9 @@ impl Memory {
         self.bar_ram(!enabled)
     }
 
-    /// Bars the card from the guest's RAM, or allows it again. After a bar the card cannot reach any of it when this
-    /// returns. Costs one directory per space, independent of its tables; the card's lock is released between parts of
-    /// one.
+    /// Bars the card from the guest's RAM, or allows it again. After barring RAM, the card cannot reach any of it when
+    /// this returns. Costs one directory per space, independent of its tables; the card's lock is released between
+    /// parts of a directory.
     fn bar_ram(&mut self, barred: bool) -> Result<(), ManagerError> {
         let Self { host, vm, grants, shadows, pool, report, .. } = self;
         for space in shadows.bar_ram(barred) {
@@ -332,8 +332,8 @@ impl Memory {
         guard.vram_mut().pool_changed(*vm, pool);
     }
 
-    /// Frees all shadows, and the VM's pool. No channel of the VM is bound. Shadows of channels that the card has not
-    /// released stay; returns whether none stays.
+    /// Frees all shadows, and the VM's pool. No channel of the VM is bound. Keeps the shadows of channels that are
+    /// still on the card. Returns true if it removed all.
     pub(crate) fn clear(&mut self) -> bool {
         self.collect();
         let none = self.shadows.count() == 0;

@@ -23,7 +23,7 @@ pub(crate) struct Ring<'a> {
     pub(super) space: SpaceId,
     /// Collects addresses that work names, if they are needed.
     pub(super) names: Option<Names<'a>>,
-    /// Engines that work needs, when somebody wants to know.
+    /// Reader of the engines that work needs, if requested.
     pub(super) reader: Option<Reader<'a>>,
 }
 

@@ -1,4 +1,4 @@
-//! Saved state of work that waits for memory. The time that it has waited is not saved: its limit starts again.
+//! Saved state of work that waits for memory. The time already waited is not saved, so its limit starts again.
 
 use super::Pending;
 use nvspec::fifo::{CHANNELS, VirtualChannelId};
@@ -27,7 +27,7 @@ impl Pending {
 }
 
 impl SavedPending {
-    /// Restores the queue, without entries; returns the channels whose doorbells are submitted again once the card
+    /// Restores the queue, without entries. Returns the channels whose doorbells are submitted again once the card
     /// resumes.
     ///
     /// # Errors

@@ -29,7 +29,7 @@ impl Attachments {
         self.0.len() as u64
     }
 
-    /// Returns whether none is mapped.
+    /// Returns true if no segment is mapped.
     pub(crate) fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
@@ -49,7 +49,7 @@ impl Attachments {
         self.0.values_mut()
     }
 
-    /// Removes those that no channel has attached; returns them with their space and segment.
+    /// Removes mappings without an attached channel. Returns them with their space and segment.
     pub(crate) fn take_unused(&mut self) -> Vec<((SpaceId, u32), Attachment)> {
         self.0.extract_if(.., |_, it| it.channels.is_empty()).collect()
     }
@@ -98,10 +98,10 @@ pub(crate) struct Around<'a> {
 }
 
 impl Attachments {
-    /// Saves them; `None` if there are none. `directory` returns a space's directory.
+    /// Saves the attachments; `None` if there are none. `directory` returns a space's directory.
     pub(crate) fn save(&self, directory: impl Fn(SpaceId) -> Option<VramAddr>) -> Option<SavedAttachments> {
         let one = |((space, segment), attachment): (&(SpaceId, u32), &Attachment)| {
-            // Pages and address are the segment's.
+            // Pages and address come from the segment.
             let Attachment { first, pages: _, at: _, read_only, channels } = attachment;
             Some(SavedAttachment {
                 directory: directory(*space)?.0,

@@ -1,6 +1,6 @@
 //! Batches from the guest's memory, and answers into it.
 //!
-//! Everything read there is copied once, because the guest may change all of it meanwhile: rings, descriptors, batches.
+//! Rings, descriptors and batches are copied once when read, because the guest may change them at any time.
 
 use super::Interface;
 use pv::abi::{AnswerHeader, MAX_BATCH_BYTES, MAX_QUEUE, status};
@@ -16,7 +16,7 @@ const NO_INTERRUPT: u16 = 1;
 /// Reason why a queue cannot be used. The guest must reset it.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum QueueError {
-    /// Features were accepted that were not offered.
+    /// The driver accepted features that were not offered.
     #[error("features were accepted that were not offered")]
     Features,
     /// Its set-up is invalid.
@@ -45,7 +45,7 @@ enum Unreadable {
     /// No room for the answer.
     #[error("it has no room for the answer")]
     NoRoom,
-    /// Descriptors outside of the guest's memory.
+    /// Descriptors outside the guest's memory.
     #[error(transparent)]
     Memory(#[from] GuestMemoryError),
     /// Bytes that are not a batch.
@@ -98,7 +98,7 @@ impl Interface {
         (self.status, self.queue, self.ongoing) = (status::FAILED, None, None);
     }
 
-    /// Returns whether to log a guest's mistake: the first ones, then fewer and fewer.
+    /// Returns whether to log a guest's mistake: the first ones, then decreasingly often.
     fn may_complain(&mut self) -> bool {
         self.complaints += 1;
         vmm_glue::worth_logging(self.complaints)
@@ -114,7 +114,7 @@ impl Interface {
         self.queue = Some(queue);
     }
 
-    /// Returns the current batch; if there is none, reads the next available one. `None` when there is none.
+    /// Returns the current batch; if there is none, reads the next available one. `None` if there is none.
     pub(crate) fn next_batch(
         &mut self,
         queue: &mut Queue,
@@ -180,7 +180,7 @@ pub(crate) enum Progress {
     Waits,
 }
 
-/// A batch of the queue that has begun.
+/// A started batch of the queue.
 #[derive(Debug)]
 pub(crate) struct Ongoing {
     /// First descriptor of its chain.

@@ -16,7 +16,7 @@ pub(crate) enum RegisterEffect {
 }
 
 impl Interface {
-    /// Reads registers. Accesses are of at most eight aligned bytes, so all bytes are the interface's.
+    /// Reads registers. Accesses are of at most eight aligned bytes, so all bytes belong to the interface.
     pub(crate) fn read(&self, offset: u64, data: &mut [u8]) {
         for (at, byte) in (offset..).zip(data) {
             let word = self.read32(at as u32 & !3).to_le_bytes();

@@ -1,4 +1,4 @@
-//! Saved state of one VM's paravirtual interface. The page tables that are kept for it are a separate part.
+//! Saved state of one VM's paravirtual interface. The page tables kept for it are a separate part.
 
 use super::queue::Setup;
 use super::{Counts, Interface, PvSettings};

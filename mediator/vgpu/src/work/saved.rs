@@ -67,7 +67,7 @@ impl Work {
 }
 
 impl SavedWork {
-    /// Restores the channels; `bound` returns the card's channel of those that are on the card.
+    /// Restores the channels; `bound` returns the card's channel for a channel on the card.
     ///
     /// # Errors
     /// When the saved state is invalid.

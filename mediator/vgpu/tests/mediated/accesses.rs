@@ -40,7 +40,7 @@ fn accesses_are_counted_per_chunk_while_recorded() {
         assert!(from > often && often > once && once > 0, "{record:?}");
         assert_eq!(record.counts.len() as u64, super::VM_MIB * MIB / CHUNK);
         assert_eq!(rig.host.lock().end_accesses(TenantId(0)), None, "it is over");
-        // The record goes with its VM.
+        // The record ends with its VM.
         assert!(rig.host.lock().start_accesses(TenantId(0)));
         driver.guest.remove().unwrap();
         assert_eq!(rig.host.lock().end_accesses(TenantId(0)), None);

@@ -14,10 +14,10 @@ use vgpu::Settings;
 use vmm_glue::RegionIndex;
 use vram::{Limits, TenantId, To};
 
-/// Longer than anything here takes.
+/// Longer than any step of this test.
 const WAIT_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// A card that moves something after every `every` submissions.
+/// Creates a card that moves memory after every `every` submissions.
 fn rig_with(chunk_bytes: u64, card_mib: u32, host_mib: u64, chaos: Chaos) -> Rig {
     let division = Division { chaos, ..Division::default() };
     let reserve_bytes = (16 * MIB).max(2 * chunk_bytes);
@@ -25,7 +25,7 @@ fn rig_with(chunk_bytes: u64, card_mib: u32, host_mib: u64, chaos: Chaos) -> Rig
     Rig::made(&Config { vram_mib: card_mib, ..Config::default() }, &sharing, |card| card)
 }
 
-/// Moves all of the VM's memory to and fro until `act` has ended. Returns how many chunks have moved.
+/// Moves all of the VM's memory to and fro until `act` has ended. Returns the number of moved chunks.
 fn while_it_moves(rig: &Rig, vm: u32, act: impl FnOnce()) -> u64 {
     let stop = AtomicBool::new(false);
     std::thread::scope(|scope| {
@@ -157,7 +157,7 @@ fn mapped_aperture_pages_stay_same_while_their_chunks_move() {
                 let data = pattern(seed, page);
                 assert_eq!(rustix::io::pwrite(&file, &data, BAR1_MAPPED_AT + page * PAGE), Ok(data.len()));
             }
-            // Mapped, then unmapped: the GPU finds the bytes both times.
+            // Mapped, then unmapped: the GPU reads the bytes both times.
             driver.submit(&mut channel, &[object(CE0), ce_copy(A, B, PAGES as u32)].concat());
             driver.wait(&channel);
             assert!(driver.vram_holds(to, PAGES, seed), "shown in round {round}");

@@ -33,7 +33,7 @@ fn copies_between_vram_and_ram_carry_their_bytes() {
 fn two_vms_side_by_side_get_their_own_bytes() {
     let rig = rig();
     let mut drivers = [driver(&rig, 0), driver(&rig, 1)];
-    // The same numbers and addresses in both.
+    // Both drivers use the same numbers and addresses.
     let mut channels = drivers.each_mut().map(|driver| driver.channel(3));
     let mut targets = [0; 2];
     for (index, driver) in drivers.iter_mut().enumerate() {

@@ -45,7 +45,7 @@ fn chunks_are_zeroed_before_anybody_needs_them() {
     let mut guest = rig.guest(0, VM_MIB, 4);
     let zeroed = || rig.host.lock().vram().chunks.zeroed();
     eventually("chunks that are zeroed", || zeroed().0 >= 8);
-    // Not all are zeroed: the rest can wait, and would cost the host the software card's memory.
+    // Only some are zeroed: the rest can wait, and zeroing would allocate the software card's memory on the host.
     let (before, left) = zeroed();
     assert!(before < 16 && left > 0, "{before} are zeroed, {left} are not");
     // Used chunks are replaced by newly zeroed ones.

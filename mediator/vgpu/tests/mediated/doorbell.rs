@@ -24,7 +24,7 @@ fn a_doorbell_takes_the_cards_lock_once() {
         driver.wait(&channel);
         times
     });
-    // The ringing thread handles events that come meanwhile.
+    // The ringing thread handles events that arrive meanwhile.
     assert_eq!(times.min(), Some(1));
     assert!(driver.vram_holds(to, 1, 1));
 }

@@ -21,13 +21,13 @@ use vram::{TenantId, To};
 struct Failing {
     /// Directory of the last TLB invalidation, as in the register.
     flushed: Arc<AtomicU32>,
-    /// Invalidations of this directory never end; 0 for none.
+    /// Directory whose invalidations never end; 0 if there is none.
     deaf_to: Arc<AtomicU32>,
-    /// No channel leaves its engine.
+    /// True if channels do not leave their engines.
     holds: Arc<AtomicBool>,
     /// Number of polls for which no channel leaves.
     hesitates: Arc<AtomicU32>,
-    /// TLB invalidations of that directory, as in the register.
+    /// Directory whose TLB invalidations are watched, in the register's encoding.
     watched: Arc<AtomicU32>,
     /// Number of them so far.
     flushes: Arc<AtomicU32>,
@@ -80,7 +80,7 @@ fn at_work(rig: &Rig, card: &Failing) -> (rig::driver::Driver, rig::driver::Chan
     driver.buffer(&channel, B, 1, 2);
     driver.submit(&mut channel, &[object(CE0), ce_copy(A, B, 1)].concat());
     driver.wait(&channel);
-    // To zero a chunk the mediator moves its own window, which is flushed, too. Zero all now, so that none is zeroed
+    // To zero a chunk, the mediator moves its own window, which is flushed too. Zero all now, so that none is zeroed
     // after the next.
     rig.host.scrub();
     // A new page is mapped and flushed.

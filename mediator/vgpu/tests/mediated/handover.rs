@@ -24,7 +24,7 @@ pub(super) fn handover(host_mib: u64) -> Handover {
     Handover { config: Config { vram_mib: 96, shared: true, ..Config::default() }, sharing }
 }
 
-/// Timing of a card whose work is so slow that some is left at any time.
+/// Timing of a card whose work is so slow that some is always in flight.
 pub(super) fn slow() -> TimeModel {
     let engine = EngineTiming { bytes_per_second: 20_000_000, launch_ns: 1_000_000 };
     let compute = ComputeTiming::default();

@@ -1,9 +1,9 @@
 //! The nineteen holes that were found in the reference code of an earlier GPU mediator, tried one by one, and the same
-//! ideas on registers that it does not know. `docs/design/threat-model.md` has the list.
+//! attacks on registers that it does not handle. `docs/design/threat-model.md` has the list.
 //!
-//! Each attempt runs next to two VMs: one that works, whose copies must stay correct, and one that is idle, which must
-//! not even be interrupted. After each attempt [`Scene::check`] checks both, and the page tables that the card uses for
-//! the attacker: every entry must name the attacker's own memory. [`Scene::denied`] also requires that the attempt was
+//! Each attempt runs next to two VMs: a working VM, whose copies must stay correct, and an idle VM, which must not even
+//! be interrupted. After each attempt [`Scene::check`] checks both, and the page tables that the card uses for the
+//! attacker: every entry must name the attacker's own memory. [`Scene::denied`] also requires that the attempt was
 //! counted, [`Scene::virtual_only`] that no register of the card changed.
 
 mod channels;
@@ -29,7 +29,7 @@ use rig::{CHUNK, Guest, Rig};
 use std::collections::{BTreeMap, BTreeSet};
 use vram::TenantId;
 
-/// MiB of the card: three VMs, the mediator, and room for shadow tables.
+/// Size of the card in MiB: three VMs, the mediator, and room for shadow tables.
 const CARD_MIB: u32 = 96;
 /// Bytes of each VM's VRAM and RAM.
 const SHARE_BYTES: u64 = VM_MIB * MIB;
@@ -42,10 +42,10 @@ const SECRET: u8 = 0xc5;
 const SECRET_AT: u64 = SHARE_BYTES / 2;
 /// Virtual address of a third buffer.
 const C: u64 = 0x300_0000;
-/// Number of the attacker's channel; the other VMs' is the same.
+/// Channel number of the attacker, and of the other VMs.
 const ID: u8 = 1;
 
-/// The VM that works, and its channel.
+/// The working VM, and its channel.
 struct Worker {
     driver: Driver,
     channel: Channel,
@@ -124,8 +124,8 @@ impl Scene {
         let mut scene = Self { rig, evil, good, idle, bus: [0; 2] };
         scene.good.work("the start");
         scene.bus = [scene.bus_address(GOOD), scene.bus_address(IDLE)];
-        // Reset the idle VM. Outstanding interrupts of its work have been delivered once an interrupt of later work has
-        // been.
+        // Reset the idle VM. Once an interrupt of later work is delivered, all outstanding interrupts of its earlier
+        // work are too.
         scene.idle.driver.guest.reset();
         let seen = scene.good.driver.guest.counter("interrupts");
         while scene.good.driver.guest.counter("interrupts") < seen + 2 {
@@ -161,7 +161,7 @@ impl Scene {
         self.settle();
         let before = card_registers(&self.rig);
         attempt(self);
-        // For example a submitted runlist, or a channel that was taken off: the card reports its completion.
+        // For example, the card reports the completion of a submitted runlist or of a channel's removal.
         self.settle();
         let after = card_registers(&self.rig);
         let changed: Vec<_> = before.iter().filter(|(offset, value)| after.get(offset) != Some(value)).collect();
@@ -169,7 +169,7 @@ impl Scene {
         self.check(what);
     }
 
-    /// Waits until the card has reported the end of all work: its records come after the fences that drivers see.
+    /// Waits until the card has reported the end of all work: its records follow the fences that drivers see.
     fn settle(&self) {
         let vms = [EVIL, GOOD, IDLE].map(|vm| vm);
         let busy = || {
@@ -316,7 +316,7 @@ impl Scene {
         evil.rewind();
     }
 
-    /// Binds a channel and submits to it: it must be refused, or fault, and do nothing.
+    /// Binds a channel and submits to it: it must be refused or fault, without any effect.
     fn does_not_run(&mut self, what: &str, channel: &mut Channel) {
         let evil = &mut self.evil;
         let before = stops(&evil.guest);
@@ -330,7 +330,7 @@ impl Scene {
     }
 
     /// Checks the card's tables of the attacker's channels: every entry names its own memory, without compression tags
-    /// or keys; every table is in memory that no VM has.
+    /// or keys; every table is in memory that belongs to no VM.
     fn check_shadows(&self, after: &str) {
         let own = self.blocks_of(&[EVIL]);
         let guests = self.blocks_of(&[EVIL, GOOD, IDLE]);
@@ -376,7 +376,7 @@ impl Scene {
         bytes.as_chunks().0.iter().map(|entry| u64::from_le_bytes(*entry)).collect()
     }
 
-    /// Returns the numbers of the card's chunks that some VMs have.
+    /// Returns the numbers of the card's chunks that these VMs own.
     fn blocks_of(&self, vms: &[TenantId]) -> BTreeSet<u64> {
         let all =
             vms.iter().flat_map(|vm| (0..SHARE_BYTES / CHUNK).map(|chunk| self.on_card(*vm, chunk * CHUNK) / CHUNK));
@@ -437,9 +437,9 @@ fn wait_stopped(driver: &mut Driver, before: u64, what: &str) {
     panic!("{what}: neither refused nor faulted");
 }
 
-/// Returns the card's own registers, except those that tell the time, that the mediator itself uses on each access,
-/// that report running channels or pending interrupts (the neighbour's last may still be served), or that change when
-/// they are read.
+/// Returns the card's own registers. Excludes clocks, registers that the mediator uses on each access, registers that
+/// report running channels or pending interrupts (the neighbour's last may still be served), and registers that change
+/// when they are read.
 fn card_registers(rig: &Rig) -> BTreeMap<u32, u32> {
     let passing = [
         pbus::PRAMIN_WINDOW::OFFSET,

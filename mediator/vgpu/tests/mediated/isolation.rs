@@ -174,7 +174,7 @@ fn host_structures_are_unchanged_by_guest_with_wild_mappings() {
     card_vram(&rig, 0, &mut before);
     assert!(before.iter().any(|&byte| byte != 0));
     let own = evil.guest.vram_bytes;
-    // 128 MiB of address space to VRAM, page by page, whether it exists or not.
+    // Maps 128 MiB of address space to VRAM page by page, including VRAM that does not exist.
     let spare = evil.space();
     for first in (0..0x8000u64).step_by(512) {
         let entries: Vec<u8> = (first..first + 512).flat_map(|page| (((page * PAGE) >> 8) | 1).to_le_bytes()).collect();

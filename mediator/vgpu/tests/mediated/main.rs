@@ -35,7 +35,7 @@ use nvspec::addr::VramAddr;
 use rig::driver::Driver;
 use rig::{Guest, Rig};
 
-/// MiB of the card and of each VM: the minimum for a driver.
+/// Size of the card and of each VM in MiB: the minimum for a driver.
 const CARD_MIB: u32 = 64;
 const VM_MIB: u64 = 16;
 const MIB: u64 = 1 << 20;
@@ -59,7 +59,7 @@ fn fill(guest: &Guest, byte: u8) {
     (0..guest.vram_bytes / MIB).for_each(|mib| guest.vram_write(mib * MIB, &data));
 }
 
-/// Returns whether all of a VM's VRAM holds that byte.
+/// Returns true if all of a VM's VRAM holds this byte.
 fn is_filled(guest: &Guest, byte: u8) -> bool {
     let mut data = vec![0; MIB as usize];
     (0..guest.vram_bytes / MIB).all(|mib| {

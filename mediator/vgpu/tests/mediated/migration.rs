@@ -66,7 +66,7 @@ fn vm_in_mid_work_continues_on_another_device() {
         let state = state_of(&mut one.driver.guest);
         let mut there = next(&cards[to], vm, &one.driver.guest);
         take_in(&mut there, &state).unwrap();
-        // It waits, and cannot be moved by others.
+        // It waits, and other requests cannot move it.
         assert!(there.check_movable().unwrap_err().to_string().contains("its VMM has stopped it"));
         there.migration().start();
         there.check_movable().unwrap();
@@ -117,7 +117,7 @@ fn stopped_device_does_nothing_and_resumes_unchanged() {
     let mut stay = Traveller::new(&card, 2);
     one.begin(3);
     one.driver.guest.migration().stop().unwrap();
-    // Work of rung doorbells waits; others work on.
+    // Work of rung doorbells waits; other channels continue.
     let submissions = one.driver.guest.counter("submissions");
     stay.begin(4);
     stay.check();
@@ -190,7 +190,7 @@ fn corrupt_state_fails_device_until_reset() {
     let mut driver = Driver::new(victim);
     let mut channel: Channel = driver.channel(1);
     works(&mut driver, &mut channel, 9);
-    // Also for a VM that was stopped halfway, and is removed.
+    // Also for a VM that is stopped halfway and removed.
     let mut victim = driver.guest;
     victim.migration().stop().unwrap();
     victim.migration().begin_loading().unwrap();

@@ -1,4 +1,4 @@
-//! VMs that move from one card to another with work in flight, next to others that stay.
+//! Moves VMs from one card to another with work in flight, next to VMs that stay.
 
 use super::handover::{copy, handover};
 use super::oversubscribe::eventually;
@@ -58,7 +58,7 @@ impl Traveller {
         }
     }
 
-    /// Waits for all of it, and checks each byte.
+    /// Waits for all copies and checks each byte.
     pub(crate) fn check(&mut self) {
         let Self { driver, channels, places, seed } = self;
         for (channel, to) in channels.iter().zip(places) {
@@ -69,7 +69,7 @@ impl Traveller {
     }
 }
 
-/// Writes to all of a VM's memory that its driver does not use.
+/// Writes all of a VM's memory that its driver does not use.
 pub(crate) fn use_up(driver: &Driver) {
     (6..16).for_each(|mib| driver.guest.vram_write(mib * MIB, &[0x5a; 64]));
 }
@@ -102,7 +102,7 @@ fn go_round(cards: &[Rig], rounds: u32, emptied: bool) {
         }
         stay.iter_mut().chain(travel.iter_mut().map(|(_, one)| one)).for_each(Traveller::check);
     }
-    // A VM that has left leaves nothing.
+    // A VM that has left leaves no trace.
     drop(travel);
 }
 
@@ -139,7 +139,7 @@ fn writes_and_drops_after_copy_are_kept_on_other_card() {
     let guest = &mut one.driver.guest;
     assert_eq!([9 * MIB, 13 * MIB + 70_000].map(|at| read(guest, at)), [*b"later"; 2]);
     assert_eq!((read(guest, 10 * MIB), read(guest, 11 * MIB)), ([0; 5], [0x5a; 5]));
-    // The client leaves, and with it all memory: none of it is on the other card.
+    // The client disconnects and takes all its memory: the other card has none of it.
     guest.move_beside(&cards[0], 10, true, Guest::reconnect, |_, left| drop(left)).unwrap();
     assert!((6..16).all(|mib| read(guest, mib * MIB) == [0; 5]));
 }
@@ -154,7 +154,7 @@ fn borrowed_slot_taken_by_another_vm_keeps_that_vms_data() {
     let other = cards[0].guest_with(2, &free_settings(16));
     fill(&other, 0x77);
     let taken = |_: &mut Guest| {
-        // It goes back to the card, and another VM takes its old slot.
+        // It returns to the card, and another VM takes its old slot.
         assert!(move_all(&cards[0], 1, To::Card).moved > 0);
         cards[0].host.scrub();
         assert!(move_all(&cards[0], 2, To::Host).moved > 0);
@@ -243,7 +243,7 @@ fn a_channel_that_waits_for_a_semaphore_waits_on_the_other_card() {
     driver.flush();
     driver.submit(&mut waits, &acquire(SEMAPHORE, 0x77));
     copy(&mut driver, &mut waits, 0);
-    // Wait until it has begun to wait, and is not only queued.
+    // Wait until it is waiting, not only queued.
     std::thread::sleep(std::time::Duration::from_millis(20));
     for (to, vm) in [(1, 2), (0, 3), (1, 4)] {
         driver.guest.move_to(&cards[to], vm, vm % 2 == 0).unwrap();

@@ -16,7 +16,7 @@ use vgpu::Settings;
 use vram::victim::VictimPolicy;
 use vram::{GuestVramAddr, Limits, Lookup, Mode, OnFull, Step, TenantId, To, VmSummary};
 
-/// Longer than anything here takes.
+/// Longer than any step of these tests.
 pub(super) const WAIT_TIMEOUT: Duration = Duration::from_secs(60);
 /// Bytes of a chunk.
 const CHUNK: u64 = 2 * MIB;
@@ -187,7 +187,7 @@ fn work_waits_for_memory_and_resumes_when_other_vm_frees_it() {
     let mut two = second.channel(1);
     let from = second.buffer(&two, A, 4, 5);
     let to = 40 * MIB;
-    // Takes all that is left, so that the GPU finds none for its next access.
+    // Takes all remaining memory, so that the GPU finds none for its next access.
     let ones = vec![0xff; MIB as usize];
     for mib in 4..44 {
         first.guest.vram_try_write(mib * MIB, &ones);
@@ -261,14 +261,15 @@ fn waiting_work_gets_memory_of_others_beyond_their_share() {
     let mut second = driver_with(&rig, 1, 44, Limits { on_full: OnFull::Queue, ..Limits::default() });
     let mut two = second.channel(1);
     second.buffer(&two, A, 4, 5);
-    // All that is left, and no VM frees any.
+    // Takes all remaining memory; no VM frees any.
     let mut first = driver_with(&rig, 0, 64, Limits::default());
     let mut one = first.channel(1);
     let buffers = spread(&mut first, &one, 26, 20);
     for chunk in 0..6 {
         let to = (8 + 2 * chunk) * MIB;
         second.map(two.space, B + chunk * 4 * PAGE, At::Vram(to), 4);
-        // The mover may report memory at any time: here between the flush that finds none and the work that needs it.
+        // The mover may report memory at any time; here it does so between the flush that finds none and the work that
+        // needs it.
         second.guest.vm().deliver(GuestEvent::Memory);
         second.submit(&mut two, &[object(M2MF), m2mf_copy(A, B + chunk * 4 * PAGE, 4 * PAGE as u32)].concat());
         second.wait(&two);
@@ -307,7 +308,7 @@ fn unpinnable_host_memory_keeps_chunks_resident_and_work_waits() {
     std::thread::sleep(Duration::from_millis(20));
     assert_eq!(account(&rig, 0).host, 0);
     rotate(&mut driver, &mut channel, &buffers, 60);
-    // New memory finds no place, and the work that needs it waits.
+    // New memory does not fit, and the work that needs it waits.
     let from = driver.buffer(&channel, B, 4, 61);
     let to = 40 * MIB;
     driver.map(channel.space, B + 0x10_0000, At::Vram(to), 4);
@@ -481,7 +482,7 @@ fn guests_copying_over_bus_get_quanta_without_access_counts() {
 fn take_turns_over_the_bus(profile: bool) {
     let mut division = fast();
     (division.quanta.window_ns, division.quanta.min_ns) = (100_000_000, 5_000_000);
-    // Copies take almost none of the time here.
+    // Here, copies take almost no time.
     division.quanta.on_permille = 1;
     let config = Config { vram_mib: 48 + OWN_MIB, profile, ..Config::default() };
     let rig = Rig::made(&config, &Sharing { host_bytes: 128 * MIB, division, ..sharing() }, |card| card);
@@ -495,7 +496,7 @@ fn take_turns_over_the_bus(profile: bool) {
                 let seed = 1000 * vm;
                 let buffers = spread(&mut driver, &channel, 18, seed);
                 while !stop.load(Ordering::SeqCst) {
-                    // Onto itself: the data stays the same, but all of it is accessed.
+                    // Copies the data onto itself: it stays the same, but all of it is accessed.
                     for buffer in 0..18 {
                         let at = A + buffer * 64 * PAGE;
                         driver.submit(&mut channel, &[object(M2MF), m2mf_copy(at, at, 64 * PAGE as u32)].concat());
@@ -509,7 +510,7 @@ fn take_turns_over_the_bus(profile: bool) {
                 }
             });
         }
-        // Wait until each VM has its part, because moves for that do not count.
+        // Wait until each VM has its part, because these moves do not count.
         let moved = || [0, 1].map(|vm| rig.host.lock().memory().moved(TenantId(vm)).map(|moved| moved.sum.bytes));
         let (mut before, mut since) = (moved(), Instant::now());
         eventually("each has its part", || {

@@ -249,7 +249,7 @@ fn long_batch_releases_vm_lock_between_parts_and_answers_once() {
     let mut data = vec![0; BYTES as usize];
     driver.guest.vram_read(b, &mut data);
     assert!(data.chunks_exact(4).all(|word| word == 0x5a5a_1234u32.to_le_bytes()));
-    // Stored progress of the last batch does not delay the next one, and each flush is a hold of its own.
+    // Stored progress of the last batch does not delay the next one, and each flush is a separate hold.
     let held = driver.guest.counter("pv_holds");
     assert_eq!(interface.call(&mut driver.guest, &Ops::new().flush(0).flush(0).flush(0)).status, 0);
     assert_eq!(driver.guest.counter("pv_holds") - held, 3);
@@ -385,7 +385,7 @@ fn buffers_of_low_priority_leave_the_card_first() {
     assert!(guest.map_ram(0, MIB, true));
     let mut driver = Driver::new(guest);
     let mut interface = Interface::open(&mut driver.guest, BASE);
-    // A page in each of 24 chunks; those from 12 to 15 have the lowest priority.
+    // A page in each of 24 chunks; chunks 12 to 15 have the lowest priority.
     let page = |chunk: u64| chunk * CHUNK;
     for chunk in 4..28 {
         driver.guest.vram_write(page(chunk), &pattern(chunk as u32, 0));

@@ -16,7 +16,7 @@ const TARGET: u64 = 0x500_0000;
 const UNRELEASED_SEMAPHORE: u64 = 0x600_0000;
 const VALUE: u32 = 0x5a5a_0001;
 
-/// Runs a kernel of one thread that stores [`VALUE`] at [`TARGET`], and returns when it has, before the end of the
+/// Runs a kernel of one thread that stores [`VALUE`] at [`TARGET`], and returns after the store, before the end of the
 /// channel's work. The store is in flight.
 fn store(rig: &Rig, driver: &mut Driver, channel: &mut Channel) {
     let source = format!(".kernel k\nMOV32I R0, {TARGET:#x}\nMOV32I R1, {VALUE:#x}\nST [R0], R1\nEXIT");
@@ -49,7 +49,7 @@ fn store(rig: &Rig, driver: &mut Driver, channel: &mut Channel) {
     }
 }
 
-/// Maps a page of VRAM at [`TARGET`], at the start of a chunk of its own; returns its address and the chunk's number.
+/// Maps a page of VRAM at [`TARGET`], at the start of a chunk of its own. Returns its address and the chunk's number.
 fn target_in_own_chunk(driver: &mut Driver, channel: &Channel) -> (u64, u32) {
     let (room, pages) = (driver.room(), CHUNK / PAGE);
     let next = driver.guest.vram_bytes - room;
@@ -59,7 +59,7 @@ fn target_in_own_chunk(driver: &mut Driver, channel: &Channel) -> (u64, u32) {
     (at, (at / CHUNK) as u32)
 }
 
-/// Moves a chunk of VM 0 to host memory. The first to go may stay in the card's reserve, so all of them go.
+/// Moves a chunk of VM 0 to host memory. The first evicted chunk may stay in the card's reserve, so all are evicted.
 fn send_out(rig: &Rig, at: u64, index: u32) {
     move_all(rig, 0, To::Host);
     let others = (0..index).map(|index| Step { vm: TenantId(0), index, to: To::Card }).collect::<Vec<_>>();
@@ -120,7 +120,7 @@ fn posted_writes_of_removed_vm_reach_no_other_vm() {
     store(&rig, &mut gone, &mut channel);
     gone.guest.remove().expect("it leaves");
     rig.host.scrub();
-    // A write still in flight would arrive in a slot that is free for others by now.
+    // A write still in flight would arrive in a slot that other VMs may already use.
     rig.card.hold_posted_writes(false);
     let mut slot = [0; 4];
     rig.host.lock().vram().pinned.read(slot_at, &mut slot);

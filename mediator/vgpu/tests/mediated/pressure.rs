@@ -1,4 +1,4 @@
-//! Memory that the mediator itself needs on a card full of guest memory: found, or waited for.
+//! The mediator's own memory needs on a card full of guest memory: it finds memory or waits.
 
 use super::oversubscribe::{driver_with, fast, rig_with};
 use super::{A, B, MIB};
@@ -86,7 +86,7 @@ fn memory_of_a_vm_that_is_gone_is_not_copied() {
     drop(driver);
     let done = rig.host.relocate(TenantId(0), &steps);
     assert_eq!((done.moved, done.stayed, done.copied_ns), (0, 1, 0));
-    // No further request comes: others get memory elsewhere, or in host memory.
+    // No further request follows: other VMs get other card memory or host memory.
     assert!(rig.host.lock().vram().chunks.is_frozen(TenantId(0)));
     let mut other = driver_with(&rig, 1, 64, Limits::default());
     let mut channel = other.channel(1);

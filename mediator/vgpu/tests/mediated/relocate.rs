@@ -11,9 +11,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use vgpu::Settings;
 use vram::{Limits, Step, TenantId, To};
 
-/// MiB of the card.
+/// Size of the card in MiB.
 const CARD_MIB: u32 = 64;
-/// MiB of a VM, all of which may be anywhere.
+/// Size of a VM in MiB, all of which may be anywhere.
 const VM_MIB: u64 = 32;
 
 /// Settings without automatic returns or exchanges between VMs: slow tests must not trigger moves of their own.
@@ -129,7 +129,7 @@ pub(super) fn work_until(driver: &mut Driver, enough: impl Fn(u32) -> bool, dice
     const PAGES: u64 = 40;
     let mut channels = [driver.channel(1), driver.channel(2)];
     let va = |buffer: u64| A + buffer * 0x10_0000;
-    // The data of each buffer, and its address.
+    // Data and address of each buffer.
     let mut seeds: Vec<u32> = (0..BUFFERS).map(|buffer| 100 + buffer as u32).collect();
     let places: Vec<u64> = (0..BUFFERS)
         .map(|buffer| {
@@ -142,7 +142,7 @@ pub(super) fn work_until(driver: &mut Driver, enough: impl Fn(u32) -> bool, dice
         let (from, to) = (dice.usize(..BUFFERS as usize), dice.usize(..BUFFERS as usize));
         match dice.u64(..4) {
             0 => {
-                // With the CPU.
+                // Copied by the CPU.
                 seeds[to] = round + 1000;
                 for page in 0..PAGES {
                     driver.guest.vram_write(places[to] + page * PAGE, &pattern(seeds[to], page));
@@ -172,7 +172,7 @@ pub(super) fn work_until(driver: &mut Driver, enough: impl Fn(u32) -> bool, dice
     assert_eq!((driver.faults.len(), driver.guest.counter("faults")), (0, 0));
 }
 
-/// Runs VMs while chunks of theirs are moved at random, until all have ended.
+/// Runs VMs while their chunks are moved at random, until all VMs have ended.
 fn chaos(chunk_bytes: u64, host_mib: u64, seed: u64) {
     let rig = rig_of(chunk_bytes, 96, host_mib);
     let vms = 3u32;

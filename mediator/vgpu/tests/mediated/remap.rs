@@ -167,7 +167,7 @@ fn pages_that_change_places_keep_their_data() {
     driver.flush();
     let swapped = [&pages(4, 2)[PAGE as usize..], &pattern(4, 0)[..]].concat();
     assert_eq!(cpu.read(BAR1_MAPPED_AT, 2 * PAGE), swapped);
-    // From one aperture to the other in one flush.
+    // Moves from one aperture to the other in one flush.
     let three = driver.apertures[1];
     (0..2).for_each(|page| driver.pte(space, BAR1_MAPPED_AT + page * PAGE, 0, 0));
     (0..2).for_each(|page| driver.pte(three, HIGH3 + page * PAGE, ((at + page * PAGE) >> 8) as u32 | 1, 0));
@@ -175,7 +175,7 @@ fn pages_that_change_places_keep_their_data() {
     assert!(cpu.is_zero(BAR1_MAPPED_AT, 2 * PAGE));
     assert_eq!(cpu3.read(HIGH3, 2 * PAGE), pages(4, 2));
     assert_eq!(driver.guest.counter("aperture_aliases"), 0);
-    // And all of an aperture at once, with another instance block.
+    // Also remaps a whole aperture with another instance block.
     let instance = driver.vram(1);
     let empty = driver.space();
     driver.join(instance, empty);
@@ -192,7 +192,7 @@ fn mappings_change_while_the_gpu_works_on_the_pages() {
     let mut channel = driver.channel(1);
     let from = driver.buffer(&channel, A, 64, 1);
     let to = driver.buffer(&channel, B, 64, 2);
-    // A quarter of a second for each copy, and one register write from its doorbell to the first flush.
+    // Each copy takes a quarter of a second, with one register write between its doorbell and the first flush.
     let timing = EngineTiming { bytes_per_second: 1 << 20, launch_ns: 0 };
     rig.card.set_time_model(Some(TimeModel {
         graph: timing,
@@ -276,7 +276,7 @@ fn nothing_that_the_gpu_writes_while_pages_move_is_lost() {
     let from = driver.buffer(&channel, A, PAGES, 1);
     let to = driver.buffer(&channel, B, PAGES, 2);
     let space = driver.apertures[0];
-    // One launch after another, each about as long as the move of some of the pages.
+    // Launches run one after another, each about as long as moving a few pages.
     let timing = EngineTiming { bytes_per_second: 100 << 20, launch_ns: 0 };
     rig.card.set_time_model(Some(TimeModel {
         graph: timing,
@@ -381,7 +381,7 @@ fn partly_mapped_large_page_is_one_page_for_gpu() {
     hide(&mut driver, 0, BAR1_MAPPED_AT, 1);
     round(&mut driver, &mut channel, 4);
     hide(&mut driver, 0, BAR1_MAPPED_AT + 0x10_0000, 20);
-    // All of it, contiguous and aligned; then not aligned.
+    // The whole range, contiguous and aligned; then unaligned.
     show(&mut driver, 0, BAR1_MAPPED_AT, large, 32);
     round(&mut driver, &mut channel, 5);
     hide(&mut driver, 0, BAR1_MAPPED_AT, 32);

@@ -1,4 +1,4 @@
-//! Residue of one VM's kernels in registers and shared memory, and whether another VM's kernels find it.
+//! Checks whether a VM's kernels find another VM's residue in registers and shared memory.
 
 use super::schedule::acquire;
 use super::{A, B};
@@ -62,7 +62,7 @@ fn leaves() -> String {
     text + "STS.128 [R0], R8\nSTS.128 [R0+0x4000], R8\nSTS.128 [R0+0x8000], R8\nEXIT\n"
 }
 
-/// Searches for it, in registers before they are written.
+/// Searches for the residue in registers before they are written.
 fn looks() -> String {
     let mut text = String::from(".kernel k\n.shared 0xc000\nISETP.EQ.AND P0, PT, RZ, 1, PT\n");
     CANARY_REGISTERS.for_each(|register| writeln!(text, "ISETP.EQ.OR P0, PT, R{register}, {CANARY:#x}, P0").unwrap());
@@ -239,7 +239,7 @@ fn waiting_channel_next_to_busy_vm_resumes_on_semaphore_release() {
     });
 }
 
-/// A driver whose work is taken for hung only after so long that no test waits for it.
+/// A driver whose work counts as hung only after longer than any test waits.
 fn patient(rig: &Rig, vm: u32) -> Driver {
     let mut settings = settings(16, 8);
     settings.share.hang_limit = Some(Duration::from_secs(60));
@@ -254,7 +254,7 @@ fn channel_for_copies(driver: &mut Driver, id: u8) -> Channel {
     channel
 }
 
-/// A VM that is measured next to another one: with a channel that could use PGRAPH, and one that could not.
+/// A VM that is measured next to another VM, with one channel that can use PGRAPH and one that cannot.
 struct Pair {
     one: Driver,
     /// The other's channels.
@@ -277,8 +277,8 @@ impl Pair {
         Self { one, channels, neighbour, channel }
     }
 
-    /// Has the one VM do `work` in `times` submissions on one of its channels without a pause, and the neighbour copy
-    /// by PGRAPH all the while. Returns the copies that the neighbour has done.
+    /// Makes one VM do `work` in `times` submissions on one of its channels without a pause, while the neighbour copies
+    /// with PGRAPH the whole time. Returns the copies that the neighbour has done.
     fn run(&mut self, channel: usize, work: &[u32], times: usize) -> u64 {
         let Self { one, channels, neighbour, channel: own } = self;
         let other = &mut channels[channel];
@@ -294,7 +294,7 @@ impl Pair {
                 }
                 count
             });
-            // However it ends, the other does not go on for ever.
+            // However it ends, the other does not go on forever.
             let worked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
                 for _ in 0..times {
                     one.submit(other, work);
@@ -312,8 +312,8 @@ impl Pair {
         })
     }
 
-    /// Returns the neighbour's copies next to `works` on the first channel and on the second, in turns: of the first
-    /// round in which those next to the second are at least 96 % of the others, or of the last. A busy host runs the
+    /// Returns the neighbour's copies next to `works` on the first and on the second channel, alternating. Returns the
+    /// first round in which the second count is at least 96 % of the first, else the last round. A busy host runs the
     /// neighbour only sometimes.
     fn compare(&mut self, works: [&[u32]; 2], times: usize) -> [u64; 2] {
         let mut counts = [0; 2];
@@ -336,7 +336,7 @@ fn copies() -> Vec<u32> {
     copies_of(COPIES)
 }
 
-/// Work of PGRAPH that takes next to no time.
+/// PGRAPH work that takes almost no time.
 fn touch() -> Vec<u32> {
     [object(M2MF), methods(2, 0x100, &[0])].concat()
 }
@@ -357,7 +357,7 @@ fn copies_on_pgraph_channel_do_not_block_pgraph() {
     assert_eq!(used(&rig, 0, Engine::Compute), 0, "nor pays for it");
     assert!(count * 100 >= control * 96, "{count} copies of {control}");
     let took = COPIES as u64 * COPY_NS;
-    // It takes a busy host a while to begin a submission that comes when the engine is idle.
+    // A busy host takes a while to start a submission that arrives while the engine is idle.
     let charged = (0..8).map(|_| {
         let before = used(&rig, 0, Engine::Copy0);
         pair.run(1, &copies(), TIMES);
@@ -373,8 +373,8 @@ fn arrived_at_pgraph(rig: &Rig) -> u64 {
     state.scheduler().account(TenantId(0), Engine::Compute).expect("it takes part").arrived
 }
 
-/// A VM whose submissions are for PGRAPH and a copy engine has PGRAPH for what it does there. Each time that it comes
-/// back in mid work the neighbour has had PGRAPH for a good while.
+/// A VM with submissions for PGRAPH and a copy engine has PGRAPH only for its work there. Each time that it returns in
+/// the middle of its work, the neighbour has had PGRAPH for a while.
 #[test]
 fn mixed_submission_leaves_pgraph_to_others_while_it_copies() {
     let rig = timed(true);
@@ -383,7 +383,7 @@ fn mixed_submission_leaves_pgraph_to_others_while_it_copies() {
     let alternating = [touch(), copies_of(1)].concat().repeat(COPIES);
     for work in [mixed, alternating] {
         let took = 3 * COPIES as u64 * COPY_NS;
-        // A busy host runs the neighbour now and then only.
+        // A busy host runs the neighbour only occasionally.
         let good = (0..8).any(|_| {
             let before = (cleared(&rig), used(&rig, 0, Engine::Copy0), arrived_at_pgraph(&rig));
             let count = pair.run(1, &work, 3);
@@ -407,7 +407,7 @@ fn reaches_pgraph(rig: &Rig, channel: u8) -> bool {
     u32::from_le_bytes(word) & context::VALID != 0
 }
 
-/// Hangs in a copy engine with one submission or two, and has a neighbour use PGRAPH meanwhile.
+/// Hangs a copy engine with one or two submissions, while a neighbour uses PGRAPH.
 fn hangs(works: &[Vec<u32>]) {
     let rig = rig(true);
     let mut pair = Pair::new(&rig);
@@ -420,7 +420,7 @@ fn hangs(works: &[Vec<u32>]) {
         neighbour.wait(channel);
         std::thread::sleep(Duration::from_millis(1));
     }
-    // By then nothing was done about it.
+    // Until then, no action was taken.
     let killed = Engine::ALL.map(|engine| {
         let state = rig.host.lock();
         state.scheduler().account(TenantId(0), engine).map_or(0, |account| account.killed)
@@ -453,7 +453,7 @@ fn copies_changed_after_inspection_do_not_reach_pgraph() {
     let before = cleared(&rig);
     let target = one.buffer(channel, 0x600_0000, 1, 3);
     one.submit(channel, &copies());
-    // The first takes a while.
+    // The first submission takes a while.
     let [_, push, _] = channel.memory();
     let mut words = copies_of(1);
     let bad = [object(M2MF), m2mf_copy(A, 0x600_0000, PAGE as u32)].concat();
@@ -489,7 +489,7 @@ fn alternating_copy_and_pgraph_work_completes_in_order() {
     for round in 0..20 {
         let seed = 20 + round;
         let from = one.buffer(channel, A, 1, seed);
-        // By a copy engine to B, by PGRAPH on from there, and back by a copy engine.
+        // Copies to B with a copy engine, onwards with PGRAPH, and back with a copy engine.
         one.submit(channel, &[object(CE0), ce_copy(A, B, 1)].concat());
         one.submit(channel, &[object(M2MF), m2mf_copy(B, TARGET_AT, PAGE as u32)].concat());
         one.submit(channel, &[]);

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 /// Time of a copy of a page.
 const COPY_NS: u64 = 400_000;
-/// Longer than anything here takes.
+/// Longer than any step of these tests.
 const WAIT_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Creates a card whose copies with M2MF take [`COPY_NS`] each.
@@ -61,7 +61,7 @@ fn used(rig: &Rig, vm: u32) -> u64 {
     Engine::ALL.iter().filter_map(|engine| scheduler.account(TenantId(vm), *engine)).map(|account| account.used).sum()
 }
 
-/// Waits until the scheduler has seen the ends that guests have seen.
+/// Waits until the scheduler has noticed all ends that guests have noticed.
 fn nothing_in_flight(rig: &Rig) {
     in_flight_at_most(rig, 0);
 }
@@ -94,7 +94,7 @@ fn compete(rig: &Rig, drivers: &mut [(Driver, Channel, usize)], ns: u64) {
 
 #[test]
 fn vms_share_card_by_weight_regardless_of_submission_size() {
-    // The backlog keeps the card at work for as long as a busy host may delay a guest's next submission.
+    // The backlog keeps the card at work while a busy host may delay a guest's next submission.
     let rig = rig_of(Config::default(), 10 * COPY_NS);
     let mut drivers: Vec<_> = [(300, 1), (100, 3)]
         .into_iter()
@@ -110,7 +110,7 @@ fn vms_share_card_by_weight_regardless_of_submission_size() {
     compete(&rig, &mut drivers, 1_500_000_000);
     let got = [used(&rig, 0) - before[0], used(&rig, 1) - before[1]];
     let part = got[0] as f64 / (got[0] + got[1]) as f64;
-    // Without weights it would be half; by size of submissions, a quarter; a busy host gets not exactly 0.75.
+    // Without weights it would be half, and by size of submissions a quarter; on a busy host it is not exactly 0.75.
     assert!((0.65..=0.85).contains(&part), "{part} instead of 0.75: {got:?}");
 }
 
@@ -261,7 +261,7 @@ fn overlong_submission_is_killed_and_third_strike_quarantines() {
         good.wait(&other);
     }
     assert_eq!(rig.host.lock().scheduler().strikes(TenantId(0)).map(|(strikes, _)| strikes), Some(3));
-    // None of its work starts until the operator allows it.
+    // Its work does not start before the operator allows it.
     let mut channel = worker(&mut bad, 5);
     copies(&mut bad, &mut channel, 1);
     copies(&mut good, &mut other, 1);
@@ -303,7 +303,7 @@ fn a_guest_that_forges_its_ends_pays_for_its_work_all_the_same() {
             (driver, channel, 4)
         })
         .collect();
-    // The first channel's records report at once that everything has ended.
+    // The first channel's records immediately report that all work has ended.
     let physical = {
         let state = rig.host.lock();
         state.channels().physical(channels::TenantId(0), nvspec::fifo::VirtualChannelId(1)).unwrap()
@@ -322,7 +322,7 @@ fn a_guest_that_forges_its_ends_pays_for_its_work_all_the_same() {
                 }
             }
         });
-        // Few enough that the numbers of submissions are those of their slots.
+        // Few enough that submission numbers equal slot numbers.
         compete(&rig, &mut drivers, 150_000_000);
         stop.store(true, std::sync::atomic::Ordering::Relaxed);
     });
@@ -337,7 +337,7 @@ fn a_guest_that_forges_its_ends_pays_for_its_work_all_the_same() {
 #[test]
 fn overdue_submissions_report_awaited_cause() {
     let rig = rig(Config::default());
-    // Without a limit: on a busy host a channel could be killed before this test sees it.
+    // No limit, because on a busy host a channel could be killed before this test sees it.
     let endless = VgpuParams { max_run_ns: None, ..VgpuParams::default() };
     let (mut one, mut two) = (driver(&rig, 0, endless), driver(&rig, 1, endless));
     let [mut stopped, mut waiting] = [1, 2].map(|id| worker(&mut one, id));
@@ -437,7 +437,7 @@ fn vm_stopping_running_channel_pays_and_neighbour_does_not() {
             stop(&mut bad, &channel);
             // Its previous copy may not be accounted yet.
             in_flight_at_most(&rig, 1);
-            // It is charged up to its limit, unless that has passed already.
+            // It is charged up to its limit, unless the limit has already passed.
             let in_flight = rig.host.lock().scheduler().in_flight();
             let struck = strikes(&rig, 0);
             let kept = in_flight == 1 || struck == 1;
@@ -458,7 +458,7 @@ fn vm_stopping_running_channel_pays_and_neighbour_does_not() {
     }
 }
 
-/// Waits until everything that a VM's guest has seen to end is accounted, and returns the VM's charge.
+/// Waits until all work that the guest has seen end is accounted, and returns the VM's charge.
 fn booked(rig: &Rig, vm: u32, more_than: u64) -> u64 {
     let began = Instant::now();
     loop {
@@ -523,7 +523,7 @@ fn vm_toggling_channel_and_neighbour_each_pay_for_own_work() {
             bad.wait(&channel);
         }
         assert!(best < MOST_NS, "{what}: {best} ns are charged for a copy of {COPY_NS} ns");
-        // Most of it: the first of a channel's work may begin while it is stopped.
+        // Not all of it: a channel's first work may start while it is being stopped.
         booked(&rig, 0, 3 * COPIES as u64 * COPY_NS * 8 / 10);
         assert_eq!([strikes(&rig, 0), strikes(&rig, 1)], [0, 0], "{what}");
     }

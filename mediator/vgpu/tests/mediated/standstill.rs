@@ -72,7 +72,8 @@ fn work_submitted_before_or_during_quiesce_completes_after_it() {
     }
 }
 
-/// Runs with a card that clears PGRAPH between VMs, which admits none while it is quiescent, or with one that does not.
+/// Runs with a card that clears PGRAPH between VMs and admits none while quiescent, or with a card that does not clear
+/// it.
 fn does_nothing_until_it_goes_on(clear: bool) {
     let config = simgpu::Config { vram_mib: super::CARD_MIB, ..Default::default() };
     let rig = Rig::made(&config, &card_manager::Sharing { clear, ..rig::sharing() }, |card| card);
@@ -223,8 +224,8 @@ fn card_that_was_at_work_is_written_down_and_read_as_it_was() {
     assert_eq!(text(&(again.balancer, again.quanta, again.pool)), text(&(saved.balancer, saved.quanta, saved.pool)));
     for (again, saved) in again.vms.iter().zip(&saved.vms) {
         assert_eq!(text(&(again.vm, &again.gpu, &again.tables)), text(&(saved.vm, &saved.gpu, &saved.tables)));
-        // Shadow tables are rebuilt on demand; their pages are free until then, as are those of old tables that TLBs
-        // may have known.
+        // Shadow tables are rebuilt on demand; their pages are free until then, like the pages of old tables that TLBs
+        // may have cached.
         let directories = |vm: &SavedVm| text(&vm.spaces).split("old").next().map(str::to_owned);
         assert_eq!(directories(again), directories(saved));
     }

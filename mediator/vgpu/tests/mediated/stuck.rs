@@ -56,7 +56,7 @@ fn vm_with_a_hung_engine_goes_and_others_use_the_engine_again() {
         bad.guest.remove().unwrap();
         assert_eq!(usage(&rig), before, "{engine:?}");
         works(&mut other, &mut channel, 5);
-        // Its memory goes to the next VM, zeroed.
+        // Its memory is zeroed and given to the next VM.
         let next = rig.guest(2, 16, 4);
         assert!(is_filled(&next, 0));
     }
@@ -147,7 +147,7 @@ impl Alter for Quick {
         card.write32(offset, value);
         if offset == pfifo::SCHED_DISABLE::OFFSET && value == 0 {
             let stopped = || card.read32(pfifo::SCHED_ENABLE_ACK::OFFSET) != 0;
-            // There may be no next fault: then no channel has work.
+            // A next fault may not occur, in which case no channel has work.
             let state = |channel| card.read32(pfifo::CHANNEL_STATE::at(channel));
             let at_rest = || (0..16).all(|channel| !pfifo::CHANNEL_STATE::PENDING.is_set(state(channel)));
             let _ = (0..20_000).any(|_| stopped() || at_rest() || (std::thread::yield_now(), false).1);
@@ -237,7 +237,7 @@ fn wait_interrupted(driver: &mut Driver, before: u64) {
     let began = std::time::Instant::now();
     while driver.guest.counter("interrupts") <= before {
         assert!(began.elapsed() < std::time::Duration::from_secs(60), "an interrupt");
-        // Serve interrupts that came since the last service, or no more come.
+        // Serve interrupts that arrived since the last service, or no more will arrive.
         driver.service();
         std::thread::yield_now();
     }
@@ -278,7 +278,7 @@ fn guest_that_preempts_a_hung_channel_holds_up_no_neighbour() {
     let pending = pfifo::PREEMPT::PENDING;
     bad.guest.wr(pfifo::PREEMPT::OFFSET, id);
     assert!(pending.is_set(bad.guest.rd(pfifo::PREEMPT::OFFSET)));
-    // The neighbour's channels come and go meanwhile, and leave the card on request.
+    // Meanwhile the neighbour's channels are bound and unbound, and leave the card on request.
     for _ in 0..3 {
         good.guest.wr(pfifo::PREEMPT::OFFSET, u32::from(channel.id));
         let began = std::time::Instant::now();
@@ -300,7 +300,7 @@ fn guest_that_preempts_a_hung_channel_holds_up_no_neighbour() {
 
 #[test]
 fn fault_during_fault_of_other_vm_is_still_reported() {
-    // Two VMs at work at the same time, so that nothing is cleared between them.
+    // Two VMs work at the same time, so that no state is cleared between them.
     let sharing = card_manager::Sharing { clear: false, ..rig::sharing() };
     let rig = Rig::made(&simgpu::Config { vram_mib: CARD_MIB, ..Default::default() }, &sharing, |card| card);
     let mut limits = rig::settings(super::VM_MIB, 4);

@@ -78,7 +78,7 @@ fn frames_returned_by_domain_are_unreachable_under_load() {
         (0..3).for_each(|round| copies(&mut driver, &mut channel, 40 + round));
         others.join().expect("no panic");
     });
-    // Now one that the card uses: earlier writes are there, and later ones are not.
+    // Now a page that the card uses: earlier writes are visible, later ones are not.
     domain.give_back(gone..gone + 1);
     let canary = [0x5a; PAGE as usize];
     driver.guest.ram_write(gone * PAGE, &canary);
@@ -103,7 +103,7 @@ fn domain_destroyed_in_mid_copy_leaves_clean_card() {
         let domain = driver.guest.domain.clone();
         domain.destroy();
         domain.wait_left();
-        // The next domain of that name finds none of its data.
+        // The next domain with this name finds none of its data.
         let (mut driver, mut channel) = ready(&vm, 2);
         copies(&mut driver, &mut channel, 6);
         driver.guest.domain.destroy();
@@ -120,7 +120,7 @@ fn remapped(rig: &Rig) -> XenVm {
     XenVm::new(rig, 0, &Settings { apertures: Apertures::Remapped, ..settings(VM_MIB, 16) }, "guest0")
 }
 
-/// Copies the guest CPU's writes to an aperture, with a driver that is up, and back to another page there.
+/// Copies the guest CPU's writes to an aperture, with a running driver, and back to another page there.
 fn copies_through_an_aperture(driver: &mut Driver<XenGuest>, seed: u32) {
     let mut channel = driver.channel(1);
     let (from, to) = (driver.buffer(&channel, A, 1, 0), driver.buffer(&channel, B, 1, 0));
@@ -150,7 +150,7 @@ fn domain_has_pages_of_its_own_under_its_apertures() {
     copies_through_an_aperture(&mut driver, 7);
     assert_eq!(vm.counter("aperture_messages"), 0, "nothing there was a request");
     assert_eq!(vm.counter("aperture_aliases"), 0);
-    // The next domain of that name has other pages, of zeros; without host memory its apertures are trapped.
+    // The next domain with this name gets new, zeroed pages; without host memory its apertures are trapped.
     driver.guest.domain.destroy();
     driver.guest.domain.wait_left();
     assert!(driver.guest.domain.all_given().is_empty());

@@ -47,7 +47,7 @@ pub(super) fn seeds() -> BTreeMap<&'static str, Vec<u8>> {
                 SEND,
             ]),
         ),
-        // Tables go while they are named, and their places are used again.
+        // Tables are freed while they are referenced, and their slots are reused.
         (
             "names",
             seed(&[
@@ -67,7 +67,7 @@ pub(super) fn seeds() -> BTreeMap<&'static str, Vec<u8>> {
                 SEND,
             ]),
         ),
-        // Address spaces keep directories, and change them.
+        // Address spaces keep directories alive, and change directories.
         (
             "bindings",
             seed(&[
@@ -88,7 +88,7 @@ pub(super) fn seeds() -> BTreeMap<&'static str, Vec<u8>> {
                 SEND,
             ]),
         ),
-        // Operations on channels, memory and segments, and questions: right ones, and one that is not.
+        // Operations and queries on channels, memory and segments: valid ones, and an invalid one.
         (
             "others",
             seed(&[

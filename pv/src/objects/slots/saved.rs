@@ -1,4 +1,4 @@
-//! Table space as it is saved.
+//! Saved form of table space.
 
 use super::{Object, Slot, SlotId, Slots};
 use crate::objects::SLOT_BYTES;
@@ -10,7 +10,7 @@ use saved_state::Invalid;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// A place for a table.
+/// A slot for a table.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct SavedSlot {
     pub(crate) table: Option<SavedTable>,
@@ -18,13 +18,13 @@ pub(crate) struct SavedSlot {
 }
 
 impl Slots {
-    /// Begin of table space, the places, and those without a table in their order.
+    /// Start of table space, the slots, and the free slots in order.
     pub(in crate::objects) fn save(&self) -> (GuestVramAddr, Vec<SavedSlot>, Vec<u32>) {
         let Self {
             base,
             slots,
             free,
-            // It names those with pages that were written, in no order that matters.
+            // It names the tables with written pages, in any order.
             written: _,
         } = self;
         let saved = |slot: &Slot| {
@@ -65,7 +65,7 @@ impl Slots {
         Ok(slots)
     }
 
-    /// Sets the number of names of each table, by place. A table without names is removed.
+    /// Sets the number of references of each table, by slot. A table without names is removed.
     pub(in crate::objects) fn set_names(&mut self, names: &BTreeMap<u32, u64>) -> Result<(), Invalid> {
         for (number, slot) in (0u32..).zip(&mut self.slots) {
             let Some(object) = &mut slot.object else { continue };

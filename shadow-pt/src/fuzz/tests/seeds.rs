@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 /// Operations, the rest of each zero.
 type Ops<'a> = &'a [&'a [u8]];
 
-/// The mode byte of all: the default mode with enough room. The test runs them in each mode.
+/// Mode byte of all seeds: the default mode with enough room. The test runs them in each mode.
 const MODE: u8 = 3;
 
 /// The first directory's first entry names an eighth of a large and of a small table.
@@ -39,7 +39,7 @@ pub(super) fn seeds() -> BTreeMap<&'static str, Vec<u8>> {
             "unmap",
             seed(&[&[7, 1, 0], FLUSH_IDLE, &[8, 0, 1], FLUSH_BUSY, &[7, 1, 1, 0x36, 0x41], &[18, 0, 32], &[21, 0]]),
         ),
-        // The directory's entry names other tables, another size, and nothing.
+        // The directory entry names other tables, another size, and no table.
         (
             "directory",
             seed(&[
@@ -111,7 +111,7 @@ pub(super) fn seeds() -> BTreeMap<&'static str, Vec<u8>> {
                 &[&[25, 0], &[16, 1], &[25, 0], &[7, 6, 0, 9, 2], &[20, 1], &[23, 0x10, 0], &[29, 1]],
             ]),
         ),
-        // Chunks of VRAM move, are withdrawn, and are granted again; so are ranges that stay the guest's.
+        // Chunks of VRAM move, are withdrawn, and are granted again; the same happens to ranges that the guest keeps.
         (
             "chunks",
             seed(&[
@@ -147,7 +147,7 @@ pub(super) fn seeds() -> BTreeMap<&'static str, Vec<u8>> {
                 &[29, 0],
             ]),
         ),
-        // The mediator's own pages, in the entry that the guest writes too.
+        // The mediator's own pages, in a directory entry that the guest also writes.
         (
             "host_pages",
             seed(&[

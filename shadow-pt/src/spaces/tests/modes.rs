@@ -87,7 +87,7 @@ fn permission_gains_are_deferred_and_losses_are_not() {
     assert_eq!((report.pages, report.lost_permission, report.deferred), (1, true, 1));
     assert_eq!((world.at(0), world.at(512 * PAGE)), (None, None));
     assert_eq!(world.spaces.waiting(world.id), 1);
-    // With work on the card nothing waits.
+    // With work on the card, no update waits.
     assert_eq!((world.flush(true).pages, world.at(512 * PAGE).is_some()), (1, true));
     assert_eq!(world.spaces.waiting(world.id), 0);
 }
@@ -251,7 +251,7 @@ fn mediator_pages_are_mapped_only_in_requesting_spaces() {
     assert_eq!(world.page(at(last)).map(|page| (page.address, page.read_only)), Some((page.0, true)));
     assert_eq!(world.spaces.resolve(world.id, GpuVa(at(0))), None);
     assert_eq!(world.spaces.card_bytes(), before + 0x8000);
-    // The guest's entry there is not the host's.
+    // The guest's entry does not affect the host's.
     world.write(vram(DIRECTORY + 8191 * 8), pde(None, Some(SPT), 0));
     assert_eq!(world.sync().denied.count_of(Denial::Reserved), 1);
     assert_eq!((world.at(at(0)), world.at(at(1))), (Some((0, page.0)), None));

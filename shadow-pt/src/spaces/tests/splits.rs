@@ -43,7 +43,7 @@ fn page_moved_to_host_leaves_rest_of_its_large_page_in_place() {
         assert_eq!(world.at(5 * PAGE), small.map(|_| (0, 90 * LARGE)));
         let found = world.spaces.resolve(world.id, GpuVa(LARGE + 5 * PAGE + 8)).unwrap();
         assert_eq!((found.place, found.writable), (vram(2 * LARGE + 5 * PAGE + 8), true));
-        // The stand-in is as long as the guest's table, and counted.
+        // The replacement table is as long as the guest's, and is counted.
         assert_eq!((world.spaces.tables(), world.spaces.card_bytes()), (tables, bytes + 0x8000));
         // A small entry next to it changes, and a hidden one.
         world.write(vram(SPT + 5 * 8), pte(0, 4 * LARGE));
@@ -51,7 +51,7 @@ fn page_moved_to_host_leaves_rest_of_its_large_page_in_place() {
         world.prepare();
         assert_eq!(world.at(5 * PAGE), small.map(|_| (0, 12 * LARGE)));
         assert_eq!(world.at(LARGE + 5 * PAGE), Some((2, HOST * PAGE)));
-        // It comes back.
+        // It returns.
         let report = world.host(64 + 5, 1, None);
         assert!(report.lost_permission);
         assert_eq!(world.page(LARGE + 5 * PAGE).map(|page| page.large), Some(true));
@@ -71,7 +71,7 @@ fn a_large_page_that_is_all_in_the_host_is_one_entry_there() {
     }
     world.host(64 + 31, 1, Some(HOST + 31));
     assert_eq!(world.page(LARGE).map(|page| (page.large, page.aperture, page.address)), Some((true, 2, HOST * PAGE)));
-    // In host memory, but unaligned there: small entries again.
+    // In host memory but unaligned, so small entries again.
     world.host(64, 32, Some(HOST + 33));
     assert_eq!(world.page(LARGE).map(|page| (page.large, page.aperture)), Some((false, 2)));
     assert_eq!(world.at(LARGE + 31 * PAGE), Some((2, (HOST + 64) * PAGE)));
@@ -186,7 +186,7 @@ fn page_with_untrapped_writes_is_read_before_announced_work() {
         world.spaces.unseen(GuestVramAddr(SPT), true);
         world.prepare();
         assert!(world.spaces.is_settled(world.id));
-        // With nothing there that could be lost.
+        // Without permissions there that could be lost.
         world.guest.write64(vram(SPT), pte(0, LARGE));
         assert!(world.spaces.is_settled(world.id), "nobody has said anything");
         world.spaces.announced();

@@ -73,7 +73,7 @@ pub(super) fn execute(warp: &mut Warp, op: &Op, mask: u32, machine: &mut Machine
     Ok(())
 }
 
-/// Ends the path of lanes that reached the join point of an SSY entry. Without such an entry they continue.
+/// Ends the path of lanes that reached the join point of an SSY entry. Without such an entry, the lanes continue.
 pub(super) fn join(warp: &mut Warp, lanes: u32) {
     if warp.stack.unwind(Kind::Join, lanes) {
         warp.leave(lanes);

@@ -565,7 +565,7 @@ fn result(operation: AtomicOp, kind: AtomicType, memory: u32, a: u32, c: u32) ->
     }
 }
 
-/// The same for 64 bits. Operations that the hardware lacks at that width do not change memory.
+/// Same for 64 bits. Operations that the hardware lacks at that width do not change memory.
 fn wide_result(operation: AtomicOp, memory: u64, a: u64, c: u64) -> u64 {
     match operation {
         AtomicOp::Add => memory.wrapping_add(a),

@@ -78,7 +78,7 @@ const OPERATIONS: [&str; 54] = [
     "CSETP.LT.AND P0, P1, CC",
 ];
 
-/// The same for operations whose result does not depend on registers alone.
+/// Same for operations whose result does not depend on registers alone.
 const OTHERS: [&str; 6] = ["B2R R0, 0x0", "LEPC R0", "VOTE.ALL R0, P0, P1", "NOP", "PMTRIG 0x1", "MEMBAR.CTA"];
 
 /// Random instructions of each form.
@@ -282,8 +282,8 @@ const CONTROL: [&str; 16] = [
     "BAR.SYNC 0x0",
 ];
 
-/// Returns words of random instructions, some of each operation: without memory and with close control targets, and
-/// all.
+/// Returns random instruction words for each operation, in two sets: without memory accesses and with near control
+/// targets, and all.
 pub(super) fn random_words(each: usize) -> [Vec<u64>; 2] {
     let mut bench = Bench::new(0x5eed_0005);
     let mut of = |lists: &[&[&'static str]], each: usize| -> Vec<u64> {
@@ -336,7 +336,7 @@ fn unmodelled_instructions_are_illegal_encodings() {
             }
         }
     }
-    // Every kind of instruction that the tables know only by name.
+    // Every kind of instruction that the tables only name.
     for _ in 0..200_000 {
         let word = bench.random.next() & !8;
         for word in [word, word & 0xffff_ffff | 8] {

@@ -35,7 +35,7 @@ fn bits(value: f32) -> u32 {
     if value.is_nan() { NAN } else { value.to_bits() }
 }
 
-/// Returns numbers of every size; half of them are of similar size.
+/// Returns numbers of all magnitudes; half of them have similar magnitudes.
 fn number(random: &mut Random) -> u64 {
     let bits = random.next();
     if bits & 1 << 40 != 0 { bits & 0x80ff_ffff | 0x3f00_0000 } else { bits & 0xffff_ffff }
@@ -402,7 +402,7 @@ fn multi_function_unit() {
         |o| o.wide(),
         |[a, ..]| {
             let (x, y) = (f64::from_bits(a), f64::from_bits(a & !0xffff_ffff).recip());
-            // The same steps, from the same start.
+            // Same steps from the same start.
             let start = f64::from_bits(y.to_bits() & !0xffff_ffff);
             let once = start.mul_add((-x).mul_add(start, 1.0), start);
             once.mul_add((-x).mul_add(once, 1.0), once).to_bits()

@@ -34,7 +34,7 @@ pub(super) struct Rig {
 }
 
 impl Rig {
-    /// Makes an engine with `workers` threads; with none it works when it is stepped.
+    /// Makes an engine with `workers` threads; with none, it works when stepped.
     pub(super) fn new(workers: usize) -> Self {
         let memory = Arc::new(Memory::new(Vram::new(16 << 20).expect("vram")));
         let directory = BusAddr::Vram(VramAddr(0x1_0000));
@@ -176,7 +176,7 @@ impl Rig {
     }
 }
 
-/// Input of one thread: a in R4, b in R6, c in R8, each with an upper word after it.
+/// Input of one thread: a in R4, b in R6, c in R8, each followed by its upper word.
 pub(super) type Input = [u64; 3];
 
 /// Results of one thread: R12, R13, predicates and condition code in the format of `FLAGS`.

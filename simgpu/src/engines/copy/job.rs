@@ -11,7 +11,7 @@ use crate::mmu::{CopyFault, MmuFault, Session};
 use nvspec::addr::{GpuVa, VA_BITS};
 use std::time::Instant;
 
-/// Maximum bytes that one step copies, for any budget of the caller: flushes wait for it.
+/// Maximum bytes per step, for any budget of the caller, because flushes wait for the step.
 pub const STEP_MAX: u64 = 1 << 20;
 /// Maximum bytes of an element.
 const ELEMENT_MAX: usize = 16;

@@ -122,7 +122,7 @@ impl Reference {
         for bz in 0..blocks[2] {
             for by in 0..blocks[1] {
                 for bx in 0..blocks[0] {
-                    // In a block: slice after slice; in a slice GOB below GOB; in a GOB row after row.
+                    // Order of offsets: slices within a block, GOBs downwards within a slice, rows within a GOB.
                     for z in 0..block[2] {
                         for gob in 0..block[1] / 8 {
                             for row in 0..8 {

@@ -34,7 +34,7 @@ impl Page {
 /// Mapping of 128 MiB.
 #[derive(Clone, Debug, Default)]
 struct Region {
-    /// Shortening: none, a half, a quarter, an eighth.
+    /// Table size: full, a half, a quarter, an eighth.
     short: u64,
     large: Option<BTreeMap<u64, Page>>,
     small: Option<BTreeMap<u64, Page>>,

@@ -63,7 +63,7 @@ fn config() -> impl Strategy<Value = Config> {
     )
 }
 
-/// Handles a refused guarantee as the mediator does: has room made, and tries again.
+/// Handles a refused guarantee like the mediator: makes room and retries.
 fn set_limits(world: &mut World, vm: u32, limits: Limits) {
     world.unsettle();
     if let Err(crate::Error::Promise { wanted, now, .. }) = world.table.set_limits(TenantId(vm), limits) {
@@ -163,8 +163,8 @@ fn shares(world: &World, busy: &[u32]) -> Vec<(TenantId, f64)> {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 512, failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// With enough host memory, it comes to rest with each VM within one chunk of its share, at its guarantee if it
-    /// uses that much, and within its quota.
+    /// With enough host memory, it converges with each VM within one chunk of its share, at its guarantee if it uses
+    /// that much, and within its quota.
     #[test]
     fn at_rest_no_one_is_off_by_more_than_a_chunk(
         config in config(),
@@ -181,7 +181,7 @@ proptest! {
         for &(vm, share) in &shares {
             let account = accounts[&vm];
             let used = account.placed + account.parked + account.host;
-            // Chunks that are kept for it and not used count as its own.
+            // Unused chunks that are reserved for it count as its own.
             let card = f64::from(account.placed.max(account.guarantee));
             prop_assert!((card - share).abs() <= 1.0 + 1e-6, "VM {vm} has {card} of {share}: {accounts:?} {shares:?}");
             prop_assert!(account.placed >= account.guarantee.min(used), "VM {vm} is below its guarantee: {account:?}");
@@ -246,7 +246,7 @@ proptest! {
         let _ = balancer.set_priority(&world.table, TenantId(1), GuestVramAddr(0), 3 * CHUNK, 1);
     }
 
-    /// With little host memory and small caps it still comes to rest, every step can be executed, and limits hold.
+    /// With little host memory and small caps it still converges, every step can be executed, and limits hold.
     #[test]
     fn it_rests_whatever_is_exhausted(
         config in config(),

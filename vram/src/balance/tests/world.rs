@@ -88,7 +88,7 @@ impl World {
         self.table.scrubbed(work.place);
     }
 
-    /// Uses a guest chunk: makes room for it, and gives it its place.
+    /// Uses a guest chunk: makes room for it and places it.
     pub(super) fn ask(&mut self, vm: u32, index: u64) -> Result<Placed, Error> {
         let (vm, address) = (TenantId(vm), GuestVramAddr(index * CHUNK));
         if self.table.is_placed(vm, address) == Some(false) {
@@ -102,13 +102,12 @@ impl World {
         }
     }
 
-    /// Uses guest chunks that the VM has not used. Returns how many get their first place in host memory.
+    /// Uses guest chunks that the VM has not used. Returns how many are first placed in host memory.
     pub(super) fn use_chunks(&mut self, vm: u32, chunks: std::ops::Range<u64>) -> usize {
         chunks.filter(|&index| matches!(self.ask(vm, index).unwrap().place, Place::Host(_))).count()
     }
 
-    /// Lets time pass, an interval at a time, until no chunk moves for so long that none will. `busy` VMs keep
-    /// submitting.
+    /// Lets time pass in intervals until no chunk has moved for so long that none will. `busy` VMs keep submitting.
     pub(super) fn rest(&mut self, busy: &[u32]) -> usize {
         let config = *self.balancer.config();
         let long = (config.settle_ns.max(config.idle_after_ns) / config.return_interval_ns) as usize + 2;
@@ -138,7 +137,7 @@ impl World {
         self.table.vms().find(|(id, _)| id.0 == vm).map_or(0, |(_, vm)| vm.placed)
     }
 
-    /// Notes that limits, or the quantum's holder, have changed: chunks that move for it need not settle.
+    /// Records that limits, or the quantum's holder, have changed: chunks that move for it need not settle.
     pub(super) fn unsettle(&mut self) {
         self.sent.clear();
     }

@@ -9,8 +9,8 @@ use proptest::prelude::*;
 const CHUNK: u64 = CHUNK_BYTES_MIN;
 const VM: TenantId = TenantId(1);
 
-/// A table of 12 chunks with a VM in both memories and in the reserve, a chunk of the mediator's, a move in flight and
-/// one of the reserve, a chunk to scrub and one that is quarantined.
+/// A table of 12 chunks: a VM in both memories and in the reserve, a chunk of the mediator, a move in flight and one of
+/// the reserve, a chunk to scrub and a quarantined chunk.
 fn table() -> ChunkTable {
     let mut table = ChunkTable::new(12 * CHUNK, CHUNK, Contents::Zeroed).unwrap();
     table.set_host_budget(8);
@@ -67,7 +67,8 @@ fn owners_that_disagree_are_refused() {
         saved.card.states.iter().position(|piece| wanted(*piece)).unwrap()
     };
     let of_vm = |vm: u32| move |piece: SavedPiece| matches!(piece, SavedPiece::Vm { vm: of, .. } if of == vm);
-    // The same chunk twice, a chunk beyond the guest's VRAM, a chunk of no VM, one that is the source of a move.
+    // The same chunk twice, a chunk beyond the guest's VRAM, a chunk without a VM, and a chunk that is the source of a
+    // move.
     assert!(
         refused(|saved| {
             let at = piece(saved, &of_vm(2));
@@ -192,7 +193,7 @@ fn exercise(table: &mut ChunkTable, steps: &[(u8, u32, u32)]) {
 }
 
 proptest! {
-    /// Changed bytes of a saved table give no table, or one that works.
+    /// A corrupted saved table is rejected or gives a working table.
     #[test]
     fn edited_bytes_never_panic(
         edits in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..4),

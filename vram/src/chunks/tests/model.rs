@@ -1,5 +1,5 @@
 //! Random sequences against a model that keeps, for each chunk of the card and each slot of the host, a token of the VM
-//! that last wrote into it, and for each VM, where its chunks are. It knows nothing of the table's own states and sums.
+//! that last wrote into it, and for each VM, where its chunks are. It does not use the table's own states and sums.
 
 mod audit;
 mod op;
@@ -51,12 +51,12 @@ impl Vm {
         self.bytes.div_ceil(CHUNK) as u32
     }
 
-    /// Returns the chunks that have their place there, in the reserve or not.
+    /// Returns the number of chunks in this memory, in the reserve or not.
     fn placed(&self, tier: Tier) -> u32 {
         self.chunks.values().filter(|(piece, _)| piece.0 == tier).count() as u32
     }
 
-    /// Returns the chunks that count there.
+    /// Returns the number of chunks that count in this memory.
     fn counted(&self, tier: Tier) -> u32 {
         let parked = self.parked.len() as u32;
         if tier == Tier::Card { self.placed(tier) - parked } else { self.placed(tier) + parked }
@@ -67,7 +67,7 @@ impl Vm {
     }
 }
 
-/// A move in flight. `vm` is `None` if it is gone, `alive` is false if the chunk has lost its place.
+/// A move in flight. `vm` is `None` if it is gone, `alive` is false if the chunk was unplaced.
 struct Flight {
     id: MoveId,
     vm: Option<u32>,
@@ -81,7 +81,7 @@ struct Flight {
 struct Model {
     table: ChunkTable,
     contents: BTreeMap<Piece, u64>,
-    /// Chunks and slots that had an owner and have none.
+    /// Chunks and slots that have lost their owner.
     dirty: BTreeSet<Piece>,
     vms: BTreeMap<u32, Vm>,
     flights: Vec<Flight>,
@@ -93,7 +93,7 @@ struct Model {
     budget: u32,
     scrubbing: Vec<ScrubWork>,
     scrubbed: [u64; 2],
-    /// Moves of all VMs, including those that are gone.
+    /// Moves of all VMs, including the ones that are gone.
     moved: [u64; 2],
     token: u64,
 }
@@ -138,7 +138,7 @@ impl Model {
         limit.saturating_sub(self.owned(tier).len() as u32)
     }
 
-    /// Chunks and slots that can be allocated at once.
+    /// Chunks and slots that can be allocated immediately.
     fn clean(&self, tier: Tier) -> u32 {
         let (limit, owned) = (if tier == Tier::Card { CHUNKS } else { self.budget }, self.owned(tier));
         let scrubbing = |at| self.scrubbing.iter().any(|work| piece(work.place) == at);
@@ -522,7 +522,7 @@ impl Model {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 1024, failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// Invariant 3: each chunk has one owner and one place, its data stays bit for bit through moves, and no owner sees
+    /// Invariant 3: each chunk has one owner and one place, its data survives moves bit for bit, and no owner sees
     /// another's data. No VM gets chunks promised to others, and no move exceeds a limit.
     #[test]
     fn every_chunk_has_one_owner_and_keeps_its_contents(ops in prop::collection::vec(op(), 1..200)) {

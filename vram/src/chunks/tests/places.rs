@@ -90,7 +90,7 @@ fn chunk_removed_while_moving_leaves_destination_to_scrub() {
     assert!(!table.is_moving(VM, 0));
     assert_eq!(table.summary().vms[&VM].moving, 1);
     table.destroy_vm(VM).unwrap();
-    // A new VM of the same number is independent of the old one's moves.
+    // A new VM with the same number is independent of the old VM's moves.
     table.create_vm(VM, CHUNK, Limits { swap_cap: 0, ..Limits::default() }).unwrap();
     assert_eq!((table.commit_move(unplaced.id), table.commit_move(destroyed.id)), (Ended::Gone, Ended::Gone));
     assert_eq!(scrub_all(&mut table), 6);
@@ -183,7 +183,7 @@ fn the_reserve_takes_an_eviction_without_a_copy_and_drains() {
     assert_eq!(at(&table, 1), Lookup::Placed(on_card(CHUNK)), "it stays where it is");
     let vm = table.summary().vms[&VM];
     assert_eq!((vm.placed, vm.parked, vm.host, table.is_parked(VM, 1)), (2, 1, 0, true));
-    // The only slot is reserved for it: no other chunk gets it, not through the reserve either.
+    // The only slot is reserved for it: no other chunk gets it, not even through the reserve.
     let budget = Err(Error::Full { vm: VM, limit: Limit::HostBudget(1), host: None });
     assert_eq!(table.start(step(0, To::Host)), budget.map(Some));
     assert_eq!(table.start(step(0, To::Reserve)), budget.map(Some));
@@ -208,7 +208,7 @@ fn a_chunk_comes_back_from_the_reserve_without_a_copy() {
     assert_eq!(table.begin_move(VM, 1, To::Card), Err(Error::Settled { vm: VM, index: 1 }), "nothing is to be copied");
     assert_eq!(table.start(step(To::Card)), Ok(None));
     assert_eq!((table.is_parked(VM, 1), table.summary().parked, table.summary().reserve), (false, 0, 2));
-    // An aborted drain leaves the chunk in the reserve; a drain whose chunk is gone leaves nothing.
+    // An aborted drain leaves the chunk in the reserve; a drain whose chunk is gone leaves no trace.
     table.start(step(To::Reserve)).unwrap();
     let drain = table.start(step(To::Host)).unwrap().unwrap();
     table.abort_move(drain.id);
@@ -230,7 +230,7 @@ fn policies_for_a_full_card_are_known_by_name() {
 #[test]
 fn quarantined_chunk_is_not_reused_after_owner_loses_it() {
     let mut table = swapping(2, Limits::default());
-    // One that has an owner, one that waits to be scrubbed.
+    // A chunk with an owner, and a chunk that waits for scrubbing.
     table.quarantine(on_card(0));
     table.unplace(VM, GuestVramAddr(CHUNK)).unwrap();
     table.quarantine(on_card(CHUNK));

@@ -5,7 +5,7 @@ const AT_ONCE: u64 = 3;
 /// Number of evictions that such a chunk is spared at first, and at most.
 const SPARED: u32 = 16;
 const SPARED_MAX: u32 = 4096;
-/// Largest number of needed chunks that are recorded.
+/// Maximum number of needed chunks that are recorded.
 const WANTED_MAX: usize = 64;
 
 /// Arrivals and evictions of a VM's chunks. Nothing is kept before the first.
@@ -14,14 +14,14 @@ pub(in crate::victim) struct ResidencyHistory {
     /// Number of arrivals so far.
     count: u64,
     chunks: Vec<Coming>,
-    /// Chunks that have no place on the card and are needed there now.
+    /// Chunks that are needed on the card but are not there.
     wanted: Vec<u32>,
 }
 
 /// Record of a chunk.
 #[derive(Clone, Copy, Debug, Default)]
 struct Coming {
-    /// The number of its last arrival, from 1; 0 if it never came.
+    /// The number of its last arrival, starting at 1; 0 if it never arrived.
     came: u64,
     /// Number of arrivals at its last eviction, plus one; 0 if it was not evicted, or is back.
     went: u64,
@@ -36,7 +36,7 @@ impl ResidencyHistory {
         self.chunks.get(index as usize).copied().unwrap_or_default()
     }
 
-    /// Notes that chunks of a VM of `all` have come to the card together.
+    /// Records that chunks of a VM of `all` have come to the card together.
     pub(super) fn arrived(&mut self, chunks: std::ops::Range<usize>, all: u32) {
         if chunks.is_empty() {
             return;
@@ -58,18 +58,19 @@ impl ResidencyHistory {
         self.wanted.retain(|index| !chunks.contains(&(*index as usize)));
     }
 
-    /// Notes that a chunk is needed on the card. It is dropped with the next eviction if it never comes.
+    /// Records that a chunk is needed on the card. The record is dropped with the next eviction if the chunk never
+    /// arrives.
     pub(super) fn wants(&mut self, index: u32) {
         if self.wanted.len() < WANTED_MAX && !self.wanted.contains(&index) {
             self.wanted.push(index);
         }
     }
 
-    /// Notes that those of all `candidates` in `chosen` are evicted.
+    /// Records that those of all `candidates` in `chosen` are evicted.
     pub(in crate::victim) fn gave_up(&mut self, candidates: &[u32], chosen: &[u32]) {
         for &index in candidates {
             if let Some(chunk) = self.chunks.get_mut(index as usize) {
-                // Each eviction uses up one of the times that a chunk is spared.
+                // Each eviction uses up one sparing of the chunk.
                 chunk.spared = chunk.spared.saturating_sub(1);
             }
         }
@@ -82,7 +83,7 @@ impl ResidencyHistory {
         self.wanted.clear();
     }
 
-    /// Returns true if a chunk is spared, as long as there are others.
+    /// Returns true if a chunk is spared while other candidates exist.
     pub(in crate::victim) fn is_spared(&self, index: u32) -> bool {
         self.chunk_record(index).spared > 0
     }

@@ -1,4 +1,4 @@
-//! Memory, as an operator sees and changes it while guests work.
+//! An operator reads and changes memory settings while guests work.
 
 use super::*;
 use crate::fixture::eventually;
@@ -297,11 +297,11 @@ fn rejection_names_object_limit_value_and_remedy() {
     );
 }
 
-/// Nothing here takes that long: a wait that reaches this limit has failed.
+/// No step of these tests takes this long: a wait that reaches the limit has failed.
 const WAIT_TIMEOUT: std::time::Duration = std::time::Duration::from_secs(60);
 
-/// Starts VM `a` with most of the card, and requests a guarantee for VM `b` that needs some of it, while memory cannot
-/// move. Calls `meanwhile` when the request waits; returns the result of the request.
+/// Starts VM `a` with most of the card, and requests a guarantee for VM `b` that needs part of it, while memory cannot
+/// move. Calls `meanwhile` when the request waits. Returns the result of the request.
 fn raised_guarantee(
     served: &Served,
     if_match: Option<&str>,

@@ -1,4 +1,4 @@
-//! RAM that VMs lend: seen, limited, and charged.
+//! RAM that VMs lend: its report, limits and charges.
 
 use super::*;
 use crate::fixture::{guest, one_card};
@@ -106,7 +106,7 @@ fn memory_that_the_card_touches_first_is_counted_and_bounded() {
     assert!(text.contains("gpu_mediator_vm_ram_bytes{vm=\"a\",card=\"card0\",of=\"lent\"} 4194304"), "{text}");
 }
 
-/// The configuration does not know the card's owner, so both say how much a card has and a VM gets.
+/// The configuration does not know the card's owner, so both define the size of a card and of a VM.
 #[test]
 fn the_configuration_and_the_owner_agree_on_bus_addresses() {
     let spoken = config::RamSpec::default().on(&config::CardMemory::default());

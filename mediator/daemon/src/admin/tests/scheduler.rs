@@ -9,7 +9,7 @@ use sched::{Engine, LatencyClass, PERMILLE, PolicyKind, VgpuParams, WEIGHT_MAX};
 use serde_json::json;
 
 const SCHEDULER: &str = "/v1/cards/card0/scheduler";
-/// MiB of each VM.
+/// Size of each VM in MiB.
 const VM_MIB: u64 = 16;
 /// Virtual addresses of buffers.
 const FROM: u64 = 0x100_0000;
@@ -109,7 +109,7 @@ fn share_of_a_vm_is_changed_key_by_key() {
 
     let shown: CardScheduler = client.get(SCHEDULER).unwrap();
     assert_eq!(shown.vms[0].time, time, "the scheduler has it");
-    // By weight `a` would have three quarters; its cap leaves the rest to `b`.
+    // By weight, `a` would get three quarters; its cap leaves the rest to `b`.
     assert_eq!(shown.vms.iter().map(|vm| vm.entitled_permille).collect::<Vec<_>>(), [600, 400]);
 
     // Copies have their own weights: nine to one.
@@ -235,7 +235,7 @@ fn work_is_seen_in_accounts_history_and_metrics() {
         let sum: u64 = history.samples.iter().map(|sample| sample.used_ns[&Engine::Compute]).sum();
         assert_eq!(sum, vm.engines[&Engine::Compute].used_ns);
     }
-    // The last interval ends a little later; then the window shows the received parts, each rounded down.
+    // The last interval ends slightly later; the window then shows the received parts, each rounded down.
     let permille = |vm: &api::VmShare| vm.engines[&Engine::Compute].used_ns / (60 * 1_000_000);
     let expected: u64 = shown.vms.iter().map(permille).sum();
     assert!(expected > 0, "{shown:?}");

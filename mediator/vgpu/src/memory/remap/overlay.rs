@@ -1,4 +1,4 @@
-//! Guest memory as it is read to save it: a page that is under a mapped aperture is not in its chunk.
+//! Reads guest memory for saving: a page under a mapped aperture is not in its chunk.
 
 use card::HostMemory;
 use nvspec::addr::SMALL_PAGE;
@@ -20,7 +20,8 @@ impl Overlay {
         self.0.keys().map(|page| page * SMALL_PAGE)
     }
 
-    /// Copies those pages over `data`, whole pages of guest VRAM from `at` on. Returns whether there are any.
+    /// Copies these pages over `data`, which is whole pages of guest VRAM starting at `at`. Returns whether there are
+    /// any.
     pub(crate) fn lay_over(&self, at: u64, data: &mut [u8]) -> bool {
         let first = at / SMALL_PAGE;
         let pages = first..first.saturating_add(data.len() as u64 / SMALL_PAGE);

@@ -13,7 +13,7 @@ use vm_device::WindowMemory;
 /// Saved state of the apertures.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct SavedRemap {
-    /// Those of BAR1, BAR3 and PRAMIN; `None` if all of it is trapped.
+    /// Windows of BAR1, BAR3 and PRAMIN; `None` if all are trapped.
     windows: [Option<SavedWindow>; MappedWindow::ALL.len()],
     /// Pages of guest VRAM that slots want, by number.
     pages: Vec<SavedPage>,
@@ -33,14 +33,14 @@ struct SavedWindow {
     iova: u64,
 }
 
-/// A page of guest VRAM, and the slots that want it: the first is its home.
+/// A page of guest VRAM, and the slots that map it: the first is its home.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct SavedPage {
     number: u32,
     places: Vec<SavedSlot>,
 }
 
-/// A slot: window, and page.
+/// A slot: window and page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 struct SavedSlot(u8, u32);
 
@@ -118,7 +118,7 @@ impl SavedRemap {
     /// bytes. It is mapped for the card at its old address.
     ///
     /// # Errors
-    /// When the saved state is invalid, or the files are others; when the host does not map them.
+    /// When the saved state is invalid, the files do not match, or the host cannot map them.
     pub(crate) fn restored(
         self,
         host: &ManagedCard,
@@ -159,7 +159,7 @@ impl SavedRemap {
 }
 
 impl Remap {
-    /// Records the content that a slot wants, which no other saved entry may have given it.
+    /// Records the content of a slot, which no other saved entry may have set.
     fn wants(&mut self, slot: Slot, want: PageTarget) -> Result<(), Invalid> {
         let window = self.windows.get_mut(slot.window).and_then(Option::as_mut);
         let place = window.and_then(|window| window.want_mut(slot.page)).filter(|place| **place == PageTarget::Nothing);
@@ -179,7 +179,7 @@ mod tests {
     const BARS: (u64, u64) = (17 << 20, 1 << 20);
     const VRAM: u64 = 1 << 20;
 
-    /// A VM's apertures with pages of VRAM in both, one of them at two places, and RAM.
+    /// A VM's apertures with pages of VRAM in both, one of them mapped twice, and RAM.
     fn apertures(rig: &Rig) -> Remap {
         let mut remap = Remap::open(&rig.host, BARS).unwrap();
         let first = (TRAPPED_BAR1 / SMALL_PAGE) as u32;

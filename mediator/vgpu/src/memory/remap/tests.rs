@@ -6,7 +6,7 @@ use std::collections::HashMap;
 const BAR1: u64 = 17 << 20;
 const BAR3: u64 = 1 << 20;
 
-/// Memory as the records move it: the guest page that each slot shows.
+/// Model of memory as the records move it: the guest page that each slot shows.
 #[derive(Default)]
 struct World {
     card: HashMap<u32, u32>,
@@ -32,8 +32,8 @@ impl World {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
-    /// For any mappings of the guest: a page has one home, among the slots that want it, and in PRAMIN only if no other
-    /// does; its data is there and nowhere else; a slot that is not a home shows zeros.
+    /// For any guest mappings: a page has one home among the slots that map it, in PRAMIN only if no other slot maps
+    /// it; its data is only at its home; a slot that is not a home shows zeros.
     #[test]
     fn every_page_has_one_home_and_its_data(
         steps in prop::collection::vec((0usize..3, prop::collection::vec((0u32..12, 0u32..10), 1..8)), 1..40),
@@ -120,7 +120,7 @@ fn pramin_yields_page_to_bars_and_reports_strays() {
     assert_eq!((taken.outs, taken.ins), (vec![(4, place(1))], vec![(4, in_bar3)]));
     assert_eq!(taken.strays, []);
     assert_eq!((remap.home(4), remap.counts.aliases), (Some(in_bar3), 0), "a driver goes on to BAR3");
-    // It goes back there, or the window moves.
+    // The page returns there, or the window moves.
     let back = remap.book(MappedWindow::Bar3, &[(7, PageTarget::Nothing)]);
     assert_eq!((back.ins, back.strays), (vec![(4, place(1))], vec![place(1)]));
     remap.book(MappedWindow::Bar3, &[(7, PageTarget::Vram(4))]);

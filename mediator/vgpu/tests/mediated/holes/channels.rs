@@ -62,7 +62,7 @@ fn hole_03_instance_blocks_are_not_looked_at_after_activation() {
         let after = scene.card_instance(EVIL, ID).map(|at| scene.card_word64(at + vm::PDB_LO));
         assert_eq!(before, after, "{what}: the card's own block");
 
-        // After a new bind the block is read again, and its addresses are not the guest's.
+        // After a new bind, the block is read again, and it names addresses outside the guest's memory.
         scene.evil.unbind(&channel);
         scene.evil.guest.poke(channel.instance + ramfc::USERD_LO, channel.userd as u32);
         scene.evil.guest.poke(channel.instance + ramfc::USERD_HI, 0);
@@ -121,10 +121,10 @@ fn hole_04_contexts_are_not_switched_by_hand() {
 fn hole_05_target_bits_lead_nowhere() {
     let mut scene = Scene::new();
     let ram = scene.bus[1];
-    // Addresses that are outside of the attacker's memory.
+    // Addresses that are outside the attacker's memory.
     let page = scene.on_card(IDLE, SHARE_BYTES - PAGE);
     assert!(page >= SHARE_BYTES);
-    // The word of the channel table: VRAM of others, and host memory that was not lent.
+    // The word of the channel table names VRAM of other VMs and host memory that was not lent.
     for (at, target) in [(page, 0), (page, 1), (ram, 2), (ram, 3), (RAM, 2), (0xfff_ffff << 12, 3)] {
         scene.denied(&format!("instance block {at:#x}, target {target}"), |s| {
             s.evil.guest.wr(pfifo::CHANNEL::at(ID.into()), pointer(at, target));
@@ -179,7 +179,7 @@ fn hole_05_target_bits_lead_nowhere() {
             s.evil.list(&[ID]);
             let put = s.evil.queue_fenced(&mut channel, &[]);
             s.evil.guest.poke(userd + nvspec::instance::userd::GP_PUT, put);
-            // The card's USERD is a page that no guest has, for any block.
+            // For any block, the card's USERD is a page that belongs to no guest.
             if let Some(instance) = s.card_instance(EVIL, ID) {
                 let at = s.card_word64(instance + ramfc::USERD_LO);
                 let guests = s.blocks_of(&[EVIL, GOOD, IDLE]);
@@ -290,7 +290,7 @@ fn hole_13_channel_numbers_end_at_127() {
 #[test]
 fn hole_19_channels_without_a_directory_reach_nothing() {
     let mut scene = Scene::new();
-    // A directory of zeros, none at all, one in RAM of zeros and one in RAM that does not exist.
+    // A zeroed directory, no directory, a directory in zeroed RAM, and a directory in RAM that does not exist.
     let zeros = SHARE_BYTES - 32 * PAGE;
     for (what, low) in [
         ("directory at address 0", 0),
@@ -306,7 +306,7 @@ fn hole_19_channels_without_a_directory_reach_nothing() {
         scene.denied(what, |s| s.does_not_run(what, &mut channel));
         scene.fresh();
     }
-    // A block of zeros, and one of ones.
+    // A block of zeros, and a block of ones.
     for fill in [0u8, 0xff] {
         let mut channel = scene.evil.prepare(ID);
         scene.evil.guest.vram_write(channel.instance, &[fill; PAGE as usize]);

@@ -6,7 +6,8 @@ use nvspec::fifo::VirtualChannelId;
 use nvspec::regs::pgraph;
 use rig::driver::{IMAGE_VA, methods, release};
 
-/// Pages of the mediator's own from the start of a channel's span: the copy engines' images, and the first of PGRAPH's.
+/// The mediator's own pages at the start of a channel's span: the copy engines' images, and the first page of PGRAPH's
+/// image.
 const IMAGES: std::ops::Range<u64> = 4..8;
 
 /// A state register of PGRAPH that the mediator never writes.

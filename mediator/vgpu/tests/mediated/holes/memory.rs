@@ -1,4 +1,4 @@
-//! Holes 9 and 17: memory that is no longer the guest's, and memory that is not yet the guest's.
+//! Holes 9 and 17: memory after the guest lost it, and memory before the guest got it.
 
 use super::{
     A, At, B, C, CE0, CE1, EVIL, ID, M2MF, MIB, PAGE, RAM, SECRET, SHARE_BYTES, Scene, ce_copy, m2mf_copy, object,
@@ -17,7 +17,7 @@ fn hole_09_unmapped_pages_are_unreachable_after_flush() {
         let mut channel = scene.evil.channel(ID);
         scene.evil.buffer(&channel, A, 1, 1);
         scene.evil.map(channel.space, B, at, 1);
-        // Used first, so that every cache on the way holds it.
+        // Used first, so that every cache on the path holds it.
         for engine in [CE0, CE1] {
             scene.evil.submit(&mut channel, &[object(engine), ce_copy(A, B, 1)].concat());
             scene.evil.wait(&channel);
@@ -62,7 +62,7 @@ fn hole_09_unmapping_under_load_completes_at_flush() {
             s.evil.submit(&mut channel, &copy);
             (0..32).for_each(|page| s.evil.pte(channel.space, B + page * PAGE, 0, 0));
             s.evil.flush();
-            // The kernel gives the pages to others now.
+            // Now the kernel reuses the pages for other processes.
             s.evil.fill_ram(gpa, 32, 0x900 + round);
             // Earlier work in flight has ended, or faults.
             let mut later = channel;
@@ -128,7 +128,7 @@ fn hole_17_a_client_finds_nothing_of_the_one_before() {
     for (offset, before) in stored(&mut scene) {
         assert_ne!(before, 0x7e0a_4705, "register {offset:#x} kept what the client before wrote");
     }
-    // Apertures without an instance block of their own show nothing.
+    // Apertures without their own instance block show no memory.
     for region in [RegionIndex::Bar1, RegionIndex::Bar3] {
         let mut word = [0; 8];
         scene.evil.guest.read(region, 0, &mut word);
@@ -136,7 +136,7 @@ fn hole_17_a_client_finds_nothing_of_the_one_before() {
     }
     assert_eq!(scene.evil.guest.rd(pbus::PRAMIN_WINDOW::OFFSET), 0);
 
-    // The next client uses the same channel: USERD, and the state of its engines, are as new.
+    // The next client uses the same channel: USERD and the state of its engines are as new.
     assert!(scene.evil.guest.map_ram(0, RAM, true));
     scene.evil.bring_up();
     let mut channel = scene.evil.channel(ID);
@@ -171,7 +171,7 @@ fn hole_17_engines_that_a_client_held_back_run_for_the_next() {
 #[test]
 fn hole_17_a_vm_finds_nothing_of_the_one_before() {
     let mut scene = Scene::new();
-    // The idle VM is removed with its memory full of the secret; a new one gets that memory.
+    // The idle VM is removed with its memory full of the secret; a new VM gets this memory.
     let Scene { rig, evil, good, idle, .. } = scene;
     let before: Vec<u64> = {
         let mut state = rig.host.lock();

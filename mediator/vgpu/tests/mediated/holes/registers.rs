@@ -24,7 +24,7 @@ fn hole_06_no_register_is_passed_on() {
         });
     }
     scene.fresh();
-    // And every offset between them.
+    // Also every offset between them.
     let before = tally(&scene.evil.guest);
     scene.virtual_only("a sweep over the rest", |s| {
         for offset in (0..windows::BAR0_BYTES as u32).step_by(STRIDE as usize) {

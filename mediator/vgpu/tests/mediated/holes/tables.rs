@@ -74,7 +74,7 @@ fn hole_08_large_pages_are_checked_in_all_their_parts() {
                 let entry = entry(16 * MIB, aperture);
                 scene.denied(what, |s| s.faults_at(what, entry, Size::Large, offset, offset % 2 == 0));
             }
-            // All missing parts behave alike; they are all tried in one variant.
+            // All missing parts behave alike; one variant tries them all.
             if regions.is_empty() {
                 break;
             }
@@ -142,7 +142,7 @@ fn hole_15_tables_are_read_as_the_gpu_walk_reads_them() {
         scene.denied("a directory as its own table", |s| s.does_not_run("its own table", &mut channel));
         scene.fresh();
     }
-    // A page of entries as directory: each entry for a page gives the address of a table of large pages.
+    // A page of entries as directory: each page entry then acts as the address of a table of large pages.
     for at in [foreign, SHARE_BYTES, 0x1_0000] {
         let mut channel = scene.evil.prepare(ID);
         let entries: Vec<u8> = (0..PAGE / 8).flat_map(|_| entry(at, 0).to_le_bytes()).collect();
@@ -216,7 +216,8 @@ fn hole_15_tables_are_read_as_the_gpu_walk_reads_them() {
 fn hole_16_tables_that_are_used_otherwise_map_nothing_new() {
     let mut scene = Scene::new();
     let foreign = scene.on_card(super::IDLE, super::SECRET_AT);
-    // Directory and table zeroed, filled with entries for others, or filled with noise, while the channel runs.
+    // Directory and table zeroed, filled with entries for other VMs' memory, or filled with random bytes, while the
+    // channel runs.
     let noise = pattern(0x5eed, 3);
     let fills: [(&str, Vec<u8>); 3] = [
         ("zeros", vec![0; PAGE as usize]),
@@ -262,7 +263,7 @@ fn hole_16_tables_that_are_used_otherwise_map_nothing_new() {
         s.evil.submit(&mut channel, &[]);
         wait_stopped(&mut s.evil, before, "after a flush");
     });
-    // Memory of the channel is also a table of another: both in use at once.
+    // Memory of the channel is also another channel's table, and both are in use.
     scene.fresh();
     let first = scene.evil.channel(ID);
     let mut second = scene.evil.prepare(ID + 1);
@@ -306,7 +307,7 @@ fn hole_18_numbers_at_the_end_do_not_wrap() {
         });
         scene.fresh();
     }
-    // Control entries and all ones: no effect, or an error of the attacker only.
+    // Control entries and all-ones entries have no effect, or cause an error only for the attacker.
     for raw in [1, 3, u64::MAX, 0] {
         let mut channel = scene.evil.channel(ID);
         scene.contained(&format!("ring entry {raw:#x}"), |s| {
@@ -331,7 +332,7 @@ fn hole_18_numbers_at_the_end_do_not_wrap() {
             scene.fresh();
         }
     }
-    // Doorbells outside of the ring.
+    // Doorbells outside the ring.
     let channel = scene.evil.channel(ID);
     for put in [RING_ENTRIES, RING_ENTRIES + 1, 1 << 20, u32::MAX] {
         scene.denied(&format!("GP_PUT {put:#x}"), |s| s.evil.ring(&channel, put));

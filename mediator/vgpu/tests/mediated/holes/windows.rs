@@ -157,7 +157,7 @@ fn hole_14_apertures_end_with_limit_table_and_region() {
             s.evil.guest.write(region, size - 4, &[0x77; 8]);
         });
 
-        // A limit within the table, and one that wraps around.
+        // A limit within the table, and a limit that wraps around.
         for (limit, first, second) in [
             (OFFSET + PAGE - 1, true, false),
             (0, false, false),

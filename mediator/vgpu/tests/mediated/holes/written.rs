@@ -1,5 +1,5 @@
-//! Records the mediator's writes to the card's registers while a guest writes one word everywhere it can: that word is
-//! in none of them, the registers are the few that the mediator uses, and addresses in them are of its own memory.
+//! Records the mediator's register writes while a guest writes one word to all places that it can reach. The word never
+//! appears in them, only the mediator's few registers are written, and written addresses are in its own memory.
 
 use super::{
     A, B, CARD_MIB, CE0, CE1, CHUNK, EVIL, GOOD, ID, IDLE, M2MF, PAGE, Scene, blocks, ce_copy, m2mf_copy, object, pfb,
@@ -19,7 +19,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use vmm_glue::RegionIndex;
 
-/// The word that the guest writes. No number of the mediator contains a run of its bits.
+/// The word that the guest writes. No number that the mediator writes contains a run of its bits.
 const MARK: u32 = 0xb5c9_b5c9;
 /// Bytes between two writes of the sweep over undeclared offsets.
 const STRIDE: u32 = 0x100;
@@ -52,7 +52,7 @@ const WRITTEN: [(&str, &str); 23] = [
     ("pgraph", "INTR_EN"),
     ("pgraph", "CONTROL"),
 ];
-/// Units with a falcon, which is restarted when its engine is reset, and the registers written for that.
+/// Units with a falcon, which is restarted after its engine's reset, and the registers written to restart it.
 const FALCONS: [&str; 4] = ["ce0", "ce1", "fecs", "gpccs"];
 const STARTED: [&str; 9] = [
     "ITFEN",

@@ -1,4 +1,4 @@
-//! Guests that misuse the interface. The holes are those of the study of GPUvm's code, 13 to 19.
+//! Guests that misuse the interface. The holes are numbers 13 to 19 in the study of GPUvm's code.
 
 use super::*;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -60,7 +60,7 @@ fn holes_of_gpuvms_interface_are_closed() {
     refused(&call(&Ops::new().run(1, 0, 1, 1, 0)), 0, Status::WrongType);
     refused(&call(&Ops::new().bind(2, 0)), 0, Status::WrongType);
     refused(&call(&Ops::new().flush(3)), 0, Status::WrongType);
-    // 16: no quota. 8 MiB are 30 more small-page tables.
+    // 16: no quota. 8 MiB hold 30 more small-page tables.
     let many = (10..50).fold(Ops::new(), |ops, handle| ops.create(handle, kind::SMALL));
     refused(&call(&many), 30, Status::Limit);
     let back = (10..40).fold(Ops::new(), |ops, handle| ops.destroy(handle));
@@ -87,7 +87,7 @@ fn tables_destroyed_in_use_stay_alive_and_new_ones_are_empty() {
     driver.submit(&mut work, &object(M2MF));
     driver.wait(&work);
     assert_eq!(driver.guest.counter("pv_tables"), 2);
-    // 17: a new table has no data of an old one.
+    // 17: a new table contains no data of an old table.
     let gone = Ops::new().channel(op::CHANNEL_DESTROY, 0).bind(0, work.instance).flush(0);
     assert_eq!(interface.call(&mut driver.guest, &gone).status, 0);
     assert_eq!(driver.guest.counter("pv_tables"), 0);
@@ -165,7 +165,7 @@ fn wild_rings_and_descriptors_harm_no_neighbour() {
     evil.guest.ram_write(BASE + 0x800 + 2, &0x7fffu16.to_le_bytes());
     evil.guest.wr(OFFSET + register::DOORBELL, 0);
     assert_eq!(Interface::status(&mut evil.guest), status::FAILED);
-    // A queue outside of memory, of size 0, or without bus mastering, is rejected.
+    // A queue outside memory, of size 0, or without bus mastering, is rejected.
     for (register, value) in [
         (register::QUEUE_DESCRIPTORS + 4, 0xffff),
         (register::QUEUE_USED, 0xffff_ffff),

@@ -7,7 +7,7 @@ use super::super::saving::ram_of;
 use super::*;
 use vgpu::Settings;
 
-/// The page with the doorbell of the channel for the guest's CPU: BAR3 shows USERD from offset 0 on.
+/// The page with the channel's doorbell for the guest's CPU: BAR3 shows USERD starting at offset 0.
 const DOORBELL: u64 = 2 * PAGE + userd::GP_PUT;
 
 fn remapped() -> Settings {

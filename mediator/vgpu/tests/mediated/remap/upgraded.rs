@@ -23,7 +23,7 @@ fn aperture_contents_stay_in_place_after_hand_over() {
     let from = driver.buffer(&channel, A, 4, 1);
     let to = driver.buffer(&channel, B, 4, 2);
     show(&mut driver, 0, BAR1_MAPPED_AT, from, 4);
-    // One page in two places: the first is its home.
+    // One page mapped twice: the first mapping is its home.
     show(&mut driver, 0, BAR1_MAPPED_AT + 0x10_0000, from, 1);
     // The page of the channel's table that has the entry for B.
     let entry = channel.space.table + (B >> 12) * 8;
@@ -136,7 +136,7 @@ fn other_settings_are_the_next_clients() {
     copy_is_right(&mut driver, channel);
     driver.guest.reconnect();
     assert!([Bar0, Bar1, Bar3].map(|region| driver.guest.mapped(region)).iter().all(Option::is_none));
-    // And the reverse.
+    // Also in the reverse direction.
     driver.guest.configured(|settings| settings.apertures = Apertures::Remapped);
     driver.bring_up();
     handover.hand_over(&mut rig, &mut [&mut driver.guest]);

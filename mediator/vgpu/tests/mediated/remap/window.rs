@@ -33,7 +33,7 @@ fn cpu_writes_through_mapped_pramin_reach_gpu_without_message() {
     hide_window(&mut driver);
     assert!(cpu.is_zero(u64::from(pramin::BASE), pramin::BYTES.into()));
     assert!(driver.vram_holds(from, 4, 3));
-    // Guest RAM, and addresses after the end of its VRAM, are not mapped: zeros show, and no data is lost.
+    // Guest RAM and addresses beyond its VRAM are not mapped: they read as zeros, and no data is lost.
     for value in [2 << 24, ((VM_MIB * MIB) >> 16) as u32 - 1] {
         driver.guest.wr(pbus::PRAMIN_WINDOW::OFFSET, value);
         assert!(cpu.is_zero(u64::from(pramin::BASE) + 0x1_0000, 0xf_0000), "{value:#x}");
@@ -127,7 +127,7 @@ fn pramin_stays_in_place_after_move_and_hand_over() {
     goes_on(&driver, 5);
     driver.guest.move_to(&second, 9, true).unwrap();
     goes_on(&driver, 6);
-    // It continues from there.
+    // The guest continues from there.
     hide_window(&mut driver);
     assert!(cpu.is_zero(place, 2 * PAGE) && driver.vram_holds(at, 1, 6));
 }
@@ -210,7 +210,7 @@ fn guest_moving_window_repeatedly_delays_only_itself() {
     assert_eq!(neighbour.guest.counter("aperture_waits"), 0, "it pays nothing");
 }
 
-/// Memory that a window is placed in, all of it written: 512 pages come or go with each other place.
+/// Memory under a moving window, all of it written: each move of the window maps or unmaps 512 pages.
 fn two_windows(driver: &mut Driver) -> u64 {
     let at = driver.vram(768).next_multiple_of(MIB);
     driver.guest.vram_write(at, &pages(4, 512));
@@ -223,7 +223,8 @@ fn card_lock_is_free_between_pages_of_moved_window() {
     let rig = rig();
     let mut driver = driver(&rig, 0);
     let at = two_windows(&mut driver);
-    // Pages that move with one register write, and holds of the card's lock, in each of which one page moves at most.
+    // Number of pages that move with one register write, and of holds of the card's lock; at most one page moves per
+    // hold.
     let mut place = |at: u64| {
         let before = (driver.guest.counter("aperture_moves"), rig.host.lock_holds().count());
         in_window(&mut driver, at);
@@ -234,7 +235,7 @@ fn card_lock_is_free_between_pages_of_moved_window() {
         println!("{pages} pages in {holds} holds of the card's lock");
         assert!(pages >= 512 && holds >= 2 * pages, "{pages} pages in {holds} holds of the card's lock");
     }
-    // The control: a write that moves nothing costs the neighbours next to nothing.
+    // Control: a write that moves no page costs the neighbours almost nothing.
     let (pages, holds) = place(at + MIB);
     assert!(pages == 0 && holds < 64, "{holds} holds for a window that stays");
 }
@@ -248,7 +249,7 @@ fn a_neighbours_registers_answer_while_a_window_is_placed() {
     let channel = neighbour.channel(1);
     let (moving, done) = (AtomicBool::new(false), AtomicBool::new(false));
     let (answers, waits) = std::thread::scope(|scope| {
-        // Reads that are answered while a window is placed, and those that had to wait for all of it.
+        // Counts reads that were answered while a window was placed, and reads that had to wait until the end.
         let beside = scope.spawn(|| {
             let mut answers = 0;
             while !done.load(Ordering::SeqCst) {
@@ -271,7 +272,7 @@ fn a_neighbours_registers_answer_while_a_window_is_placed() {
     });
     println!("{answers} reads of a neighbour are answered while {MOVES} writes move 512 pages each");
     assert_eq!(waits, 0, "the guest is within its budget");
-    // Behind one hold for all pages it was one of each.
+    // With one hold for all pages, each count was one.
     assert!(answers > 4 * MOVES, "{answers} reads of a neighbour in {MOVES} moves");
 }
 
@@ -286,7 +287,7 @@ fn guest_remapping_aperture_repeatedly_delays_only_itself() {
     let directory = driver.apertures[1].directory;
     let mut entry = vec![0; 8];
     driver.guest.vram_read(directory, &mut entry);
-    // One entry of the directory maps or unmaps all of it.
+    // One directory entry maps or unmaps the whole range.
     moves_no_faster_than_it_may(&mut driver, |driver, round| {
         let shown = round % 2 == 1;
         driver.guest.vram_write(directory, if shown { &entry } else { &[0; 8] });

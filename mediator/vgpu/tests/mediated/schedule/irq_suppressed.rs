@@ -35,7 +35,7 @@ fn untold_copies(driver: &mut Driver, channel: &mut Channel) {
     driver.ring(channel, put);
 }
 
-/// Returns the number of submissions of a VM that the scheduler has seen to end.
+/// Returns the number of a VM's submissions whose end the scheduler has noticed.
 fn ended(rig: &Rig, vm: u32) -> u64 {
     let state = rig.host.lock();
     let accounts = Engine::ALL.iter().filter_map(|engine| state.scheduler().account(TenantId(vm), *engine));
@@ -51,8 +51,8 @@ fn wait_ended(rig: &Rig, vm: u32, count: u64) {
     }
 }
 
-/// Submits a copy without a request for an interrupt, and waits until its end was seen. Returns whether an interrupt
-/// came.
+/// Submits a copy without a request for an interrupt, and waits until its end was seen. Returns true if an interrupt
+/// arrived.
 fn is_told(rig: &Rig, driver: &mut Driver, channel: &mut Channel) -> bool {
     drain(driver);
     channel.fences += 1;
@@ -69,7 +69,7 @@ fn completion_without_waiter_raises_no_interrupt() {
     let rig = rig_of(Config::default(), COPY_NS / 20);
     let mut alone = driver(&rig, 0, VgpuParams::default());
     let mut channel = worker(&mut alone, 1);
-    // The length of the first ones is forgotten after some short ones, if the host is not busy.
+    // The length of the first submissions is forgotten after a few short ones, if the host is not busy.
     let untold = (0..2000).any(|_| !is_told(&rig, &mut alone, &mut channel));
     assert!(untold, "each of 2,000 submissions was told of");
     let charged = used(&rig, 0);
@@ -152,7 +152,7 @@ fn vm_starting_at_end_of_other_work_gets_no_interrupt_for_it() {
             untold_copies(vm, channel);
         }
         wait_ended(&rig, 0, first + 1);
-        // Reported with the first one's end.
+        // Reported with the end of the first submission.
         vms[0].guest.wait_msi();
         let told = vms[1].guest.take_msi();
         // Otherwise it may have been its own end.

@@ -1,4 +1,4 @@
-//! A warp, and the same as single threads executed one at a time.
+//! Runs a warp, and the same threads one at a time.
 
 use super::{integer, memory};
 use crate::compute::code::registers;
@@ -35,7 +35,7 @@ pub(super) struct Env<'a> {
     pub(super) lane: usize,
     /// Program counter of the next instruction.
     pub(super) pc: u32,
-    /// Lanes that vote, and those that vote yes.
+    /// Voting lanes, and the lanes that vote yes.
     pub(super) vote: (u32, u32),
 }
 

@@ -123,7 +123,7 @@ fn parts(bits: u64, format: Format) -> (u64, i32) {
     if biased == 0 { (fraction, least) } else { (fraction | 1 << format.fraction, least + biased - 1) }
 }
 
-/// Returns the float for a number, found by bisection: the greatest that is not above it, or the next one.
+/// Returns the float for a number, found by bisection: the greatest float that is not above it, or the next one.
 fn rounded(negative: bool, number: &Magnitude, format: Format, rounding: Rounding) -> u64 {
     let sign = if negative { format.sign() } else { 0 };
     let (mut below, mut above) = (0, format.infinity() + 1);
@@ -162,7 +162,7 @@ fn rounded(negative: bool, number: &Magnitude, format: Format, rounding: Roundin
 pub(super) fn fma(a: u64, b: u64, scale: i32, c: u64, format: Format, rounding: Rounding) -> u64 {
     let special = |bits: u64| bits & format.infinity() == format.infinity();
     if [a, b, c].into_iter().any(special) {
-        // Without rounding: the host's own arithmetic, with factors that cannot overflow.
+        // Computed exactly with the host's arithmetic, using factors that cannot overflow.
         let factor = |bits: u64| {
             let value = format.value(bits);
             if value.is_finite() && value != 0.0 { value.signum() } else { value }

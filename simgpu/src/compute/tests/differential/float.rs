@@ -194,7 +194,7 @@ pub(super) fn execute(op: &Op, thread: &mut Thread, env: &Env<'_>) -> Result<(),
             let (from, to) = (format(from), format(to));
             let bits = match from.value(bits) {
                 value if integer && value.is_finite() => {
-                    // For the same type: integral numbers next to a number of a type are also of that type.
+                    // For conversions within a type: the neighbouring integers of a float are exact in the same type.
                     exact::convert(integral(value, rounding).to_bits(), DOUBLE, to, Rounding::Nearest)
                 }
                 _ => exact::convert(bits, from, to, rounding),
@@ -205,7 +205,7 @@ pub(super) fn execute(op: &Op, thread: &mut Thread, env: &Env<'_>) -> Result<(),
             let bits = converted(&old, b, from, ftz, upper_half, env)?;
             let (least, most) = range(to);
             let value = integral(format(from).value(bits), rounding);
-            // A NaN becomes 0, and a number outside of the type's range its limit.
+            // A NaN becomes 0, and a number outside the type's range its limit.
             let value = (value as i128).clamp(least, most);
             set_integer(thread, dst, value, to, write_cc);
         }

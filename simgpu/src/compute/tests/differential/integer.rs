@@ -349,7 +349,7 @@ pub(super) fn range(kind: IntType) -> (i128, i128) {
     if kind.signed() { (-(1 << (bits - 1)), (1 << (bits - 1)) - 1) } else { (0, (1 << bits) - 1) }
 }
 
-/// Returns the number of that type with the same low bits.
+/// Returns the number of this type with the same low bits.
 pub(super) fn narrowed(value: i128, kind: IntType) -> i128 {
     let (_, most) = range(kind);
     let low = value.rem_euclid(1 << kind.bits());

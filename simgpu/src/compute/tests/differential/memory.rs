@@ -178,7 +178,7 @@ fn put(thread: &mut Thread, dst: Register, values: &[u32]) {
     }
 }
 
-/// Returns the bytes of a register and those after it.
+/// Returns the bytes of a register and the following ones.
 fn bytes_of(thread: &Thread, register: Register, len: u64) -> Vec<u8> {
     let index = usize::from(register.index());
     let get = |word: usize| if register.is_zero() { 0 } else { thread.r[index + word] };

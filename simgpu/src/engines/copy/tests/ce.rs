@@ -228,7 +228,7 @@ fn component_that_the_source_does_not_have_is_zero() {
     let mut methods = Vec::new();
     methods.extend(address(0x30c, ARENA));
     methods.extend(address(0x314, ARENA + HALF));
-    // One byte of a source of one component: its second component.
+    // One byte from the second component, of a source with one component.
     methods.extend([(0x32c, 1), (0x324, 16), (0x328, 1), (EXEC, LINEAR | 1)]);
     bench.send(CLASS, &methods).expect("copied");
     assert_eq!(bench.arena()[HALF as usize..][..16], [0; 16]);

@@ -84,14 +84,15 @@ impl Model {
         Ok(())
     }
 
-    /// Checks that nothing leaks, and that all promises can be kept at once, even after others have taken their chunks.
+    /// Checks that nothing leaks, and that all promises can be kept together, even after others have taken their
+    /// chunks.
     pub(super) fn collect(mut self) -> Result<(), TestCaseError> {
         while !self.flights.is_empty() {
             self.end(0, self.flights.len().is_multiple_of(2))?;
             self.note_peaks();
         }
         self.scrub()?;
-        // A chunk in the reserve drains, or goes back to its VM if there is no host memory for it.
+        // A chunk in the reserve drains, or returns to its VM if host memory has no room for it.
         for (vm, index) in self.table.parked().collect::<Vec<_>>() {
             self.begin(vm.0, index, To::Host)?;
             self.end(0, true)?;
