@@ -473,11 +473,7 @@ fn vram(vm: &VmSpec, card: &CardSpec, beside: &[&&VmSpec], say: &mut impl FnMut(
     }
     let chunk = card.chunk_kib;
     if chunk != 0 && vram.checked_mul(1024).is_none_or(|kib| kib % chunk != 0) {
-        return say(
-            RefusalKind::Invalid,
-            "vram_mib",
-            format!("{vram} MiB, expected a multiple of the chunk of {chunk} KiB"),
-        );
+        say(RefusalKind::Invalid, "vram_mib", format!("{vram} MiB, expected a multiple of the chunk of {chunk} KiB"));
     }
     memory(vm, vram, card, beside, say);
 }

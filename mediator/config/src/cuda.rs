@@ -288,7 +288,10 @@ pub fn tenant(tenant: &TenantSpec, cards: &[CardSpec], vms: &[&str], others: &[&
         let known: Vec<_> = known.map(|card| format!("`{}`", card.name)).collect();
         let known =
             if known.is_empty() { "a [[card]] table of that kind first".to_owned() } else { known.join(" or ") };
-        let what = format!("`{}` is no card of kind = \"cuda\", expected {known}", tenant.card);
+        let what = match tenant.card.as_str() {
+            "" => format!("this host has no card of kind = \"cuda\", expected {known}"),
+            card => format!("`{card}` is no card of kind = \"cuda\", expected {known}"),
+        };
         say(RefusalKind::UnknownCard, "card", what);
         return refusals;
     };
@@ -299,6 +302,14 @@ pub fn tenant(tenant: &TenantSpec, cards: &[CardSpec], vms: &[&str], others: &[&
             mib => format!("{mib} MiB, expected a multiple of the chunk of {chunk} MiB"),
         };
         say(RefusalKind::Invalid, "vram_mib", what);
+    }
+    let whole = card.vram_mib.saturating_add(card.memory.host_mib);
+    if tenant.vram_mib > whole {
+        let what = format!(
+            "{} MiB, expected at most {whole}: card `{}` has {} MiB, and `memory.host_mib` of it is {}",
+            tenant.vram_mib, card.name, card.vram_mib, card.memory.host_mib
+        );
+        say(RefusalKind::Quota, "vram_mib", what);
     }
     let as_cut = CardSpec { chunk_kib: chunk << 10, ..card.clone() };
     for (field, what) in tenant.memory.check(&as_cut) {
@@ -367,6 +378,10 @@ mod tests {
                 "[[tenant]]\nname = \"a\"\ncard = \"h100\"\nvram_mib = 16\ntime.copies.weight = 3\n",
                 "tenant[0].time.copies: expected no such table",
             ),
+            (
+                "[[tenant]]\nname = \"a\"\ncard = \"h100\"\nvram_mib = 81936\n",
+                "tenant[0].vram_mib: 81936 MiB, expected at most 81920: card `h100` has 40960 MiB",
+            ),
             ("[[vm]]\nname = \"a\"\ncard = \"h100\"\nvram_mib = 16\n", "vm[0].card: `h100` is of kind = \"cuda\""),
             (
                 "[[tenant]]\nname = \"a\"\ncard = \"h100\"\nvram_mib = 16\n\
@@ -377,6 +392,16 @@ mod tests {
             let found = mistakes(more);
             assert!(found.contains(expected), "{more}: {found}");
         }
+    }
+
+    #[test]
+    fn tenant_without_any_cuda_card_is_refused_without_empty_name() {
+        let tenant = "[[card]]\nname = \"c\"\nkind = \"simgpu\"\n[[tenant]]\nname = \"a\"\nvram_mib = 16\n";
+        let error = Config::parse(tenant, "m.toml").unwrap_err().to_string();
+        assert!(
+            error.contains("tenant[0].card: this host has no card of kind = \"cuda\", expected a [[card]]"),
+            "{error}"
+        );
     }
 
     #[test]

@@ -2,9 +2,9 @@
 //!
 //! Parts: the types of the TOML file (this file), [`check`] for rules beyond the types, [`place`] for the card of a
 //! virtual machine that names none, `rebalance` for automatic moves of running ones, [`position`] for the line and the
-//! key of a mistake, [`profile`] for named keys that several tables share, [`patch`] for tables that are changed while
-//! the daemon runs, [`live`] for the list of keys that can be changed. A virtual machine that is added while the daemon
-//! runs passes the same checks.
+//! key of a mistake, `parse` for all mistakes of a file, [`profile`] for named keys that several tables share,
+//! [`patch`] for tables that are changed while the daemon runs, [`live`] for the list of keys that can be changed. A
+//! virtual machine that is added while the daemon runs passes the same checks.
 //!
 //! The crate does not open a card or a socket, or write the file.
 
@@ -23,6 +23,7 @@ mod labels;
 pub mod live;
 pub mod memory;
 pub mod paravirtual;
+mod parse;
 pub mod patch;
 pub mod position;
 pub mod profile;
@@ -572,29 +573,5 @@ impl Config {
         let text =
             std::fs::read_to_string(path).map_err(|source| ConfigError::Read { path: path.to_owned(), source })?;
         Self::parse(&text, &path.display().to_string())
-    }
-
-    /// Reads and checks the text of a file that is named `file` in messages.
-    ///
-    /// # Errors
-    /// When it has mistakes.
-    pub fn parse(text: &str, file: &str) -> Result<Self, ConfigError> {
-        let config: Self = toml::from_str(text)
-            .map_err(|error| ConfigError::Mistakes(vec![position::describe(text, file, &error)]))?;
-        let positions = position::Positions::new(text);
-        let config = config.with_profiles(text).map_err(|(table, index, what)| {
-            // The mistake already names its key, except in a profile.
-            let (field, what) = match what.strip_prefix("profile: ") {
-                Some(what) => ("profile", what.to_owned()),
-                None => ("", what),
-            };
-            let mistake = Mistake { key: Key { table, index: Some(index), field }, what };
-            ConfigError::Mistakes(vec![positions.describe(file, &mistake)])
-        })?;
-        let mistakes = [check::config(&config), profile::mistakes(&config)].concat();
-        if mistakes.is_empty() {
-            return Ok(config);
-        }
-        Err(ConfigError::Mistakes(mistakes.iter().map(|mistake| positions.describe(file, mistake)).collect()))
     }
 }

@@ -47,8 +47,13 @@ impl<'a> Positions<'a> {
         Some(place.span())
     }
 
+    /// Returns the first byte of a mistake's value; the end of the text if the file does not have its table.
+    pub(super) fn start(&self, mistake: &Mistake) -> usize {
+        self.find(&mistake.key).map_or(self.text.len(), |span| span.start)
+    }
+
     /// Returns the path of the innermost key that contains `span`.
-    fn key_at(&self, span: &Range<usize>) -> Option<String> {
+    pub(super) fn key_at(&self, span: &Range<usize>) -> Option<String> {
         let mut path = String::new();
         in_table(self.tree.as_ref()?.get_ref(), span, &mut path);
         (!path.is_empty()).then_some(path)

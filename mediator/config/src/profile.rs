@@ -184,9 +184,9 @@ fn merge(under: &mut Map<String, Value>, over: &Map<String, Value>) {
 impl Config {
     /// Merges profiles into the tables of a file that name one, and assigns a card to virtual machines that name none.
     ///
-    /// # Errors
-    /// The table that cannot be read: its name, its number, and why.
-    pub(super) fn with_profiles(mut self, text: &str) -> Result<Self, (&'static str, usize, String)> {
+    /// Returns a mistake for each table that cannot be read; it stays as it is then.
+    pub(super) fn with_profiles(mut self, text: &str) -> (Self, Vec<Mistake>) {
+        let mut mistakes = Vec::new();
         let tables: Map<String, Value> = toml::from_str(text).unwrap_or_default();
         let named = |kind: &str, index: usize| {
             let table = tables.get(kind)?.get(index)?.as_object()?;
@@ -195,13 +195,19 @@ impl Config {
         for (index, vm) in self.vms.iter_mut().enumerate() {
             if let Some(table) = named("vm", index) {
                 let made = expanded(table, &self.profiles, Of::Vm).and_then(|table| VmSpec::from_table(&table));
-                *vm = made.map_err(|what| ("vm", index, what))?;
+                match made {
+                    Ok(made) => *vm = made,
+                    Err(what) => mistakes.push(unread("vm", index, what)),
+                }
             }
         }
         for (index, tenant) in self.tenants.iter_mut().enumerate() {
             if let Some(table) = named("tenant", index) {
                 let made = expanded(table, &self.profiles, Of::Tenant).and_then(|table| TenantSpec::from_table(&table));
-                *tenant = made.map_err(|what| ("tenant", index, what))?;
+                match made {
+                    Ok(made) => *tenant = made,
+                    Err(what) => mistakes.push(unread("tenant", index, what)),
+                }
             }
         }
         for index in 0..self.vms.len() {
@@ -211,8 +217,17 @@ impl Config {
                 *vm = vm.clone().placed(&self.daemon, &self.cards, &others);
             }
         }
-        Ok(self)
+        (self, mistakes)
     }
+}
+
+/// Returns the mistake of a table that cannot be read with its profile. The text names the key, except the profile.
+fn unread(table: &'static str, index: usize, what: String) -> Mistake {
+    let (field, what) = match what.strip_prefix("profile: ") {
+        Some(what) => (KEY, what.to_owned()),
+        None => ("", what),
+    };
+    Mistake { key: Key { table, index: Some(index), field }, what }
 }
 
 /// Returns all mistakes of a configuration's profiles.

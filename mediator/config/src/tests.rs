@@ -382,3 +382,53 @@ fn ram_is_lent_as_the_vm_says_or_else_the_card() {
     let text = mistakes(&(card.to_owned() + &many)).join("\n");
     assert!(text.contains("vm[1].memory.ram.guarantee_mib: 600000 MiB, expected at most 317504"), "{text}");
 }
+
+#[test]
+fn mistakes_are_in_line_order_and_types_hide_none() {
+    let text = "[[vm]]\nname = \"a b\"\ncard = \"card0\"\nvram_mib = 63\n\
+                [[card]]\nname = \"card0\"\nkind = \"simgpu\"\nbar1_mib = 17\n\
+                [daemon]\nlog = \"=\"\n";
+    let lines: Vec<_> = mistakes(text).iter().map(|line| line[..line.find(": ").unwrap()].to_owned()).collect();
+    assert_eq!(lines, ["f:2:8", "f:4:12", "f:8:12", "f:10:7"]);
+    let text = "[daemon]\nlog = 7\n[[card]]\nname = \"card0\"\nkind = \"simgpu\"\nbar1_mib = \"big\"\nbar3_mib = 17\n\
+                [[card]]\nname = \"card1\"\nkind = \"simgpu\"\nbar3_mib = 1\n\
+                [[vm]]\nname = \"a\"\ncard = \"card0\"\nwram = 1\n\
+                memory.quota_mib = \"x\"\nvram_mib = 64\n";
+    let found = mistakes(text);
+    let lines: Vec<_> = found.iter().map(|line| line.split(": ").take(2).collect::<Vec<_>>().join(" ")).collect();
+    let expected = ["f:2:7 daemon.log", "f:6:12 card[0].bar1_mib", "f:11:12 card[1].bar3_mib", "f:15:1 vm[0].wram"];
+    assert_eq!(lines[..4], expected, "{found:?}");
+    assert_eq!(lines[4..], ["f:16:20 vm[0].memory.quota_mib"], "{found:?}");
+}
+
+#[test]
+fn table_without_required_key_hides_no_other_table() {
+    let text = format!(
+        "{CARD}[[vm]]\ncard = \"card0\"\n[vm.memory]\nweight = 3\n\n\
+         [[vm]]\nname = 5\ncard = \"card0\"\nvram_mib = 64\n[[vm]]\nname = \"c\"\nvram_mib = true\n"
+    );
+    let found = mistakes(&text);
+    let lines: Vec<_> = found.iter().map(|line| line.split(": ").take(2).collect::<Vec<_>>().join(" ")).collect();
+    assert_eq!(lines, ["f:6:1 vm[0]", "f:12:8 vm[1].name", "f:17:12 vm[2].vram_mib"], "{found:?}");
+    assert!(found[0].contains("missing key `name`"), "{found:?}");
+}
+
+#[test]
+fn unknown_profile_hides_no_other_mistake() {
+    let text = format!(
+        "{CARD}[[vm]]\nname = \"a\"\ncard = \"card0\"\nprofile = \"none\"\n\
+         [[vm]]\nname = \"b\"\ncard = \"card0\"\nvram_mib = 8\n"
+    );
+    let found = mistakes(&text);
+    assert_eq!(found.len(), 2, "{found:?}");
+    assert!(found[0].contains("vm[0].profile") && found[1].contains("vm[1].vram_mib"), "{found:?}");
+}
+
+#[test]
+fn memory_of_vm_is_refused_with_all_reasons() {
+    let text = with_vm("name = \"a\"\ncard = \"card0\"\nvram_mib = 9999\nmemory.guarantee_mib = 600\n");
+    let text = text.replace("reserve_mib = 32", "reserve_mib = 32\nchunk_kib = 2048");
+    let found = mistakes(&text).join("\n");
+    assert!(found.contains("9999 MiB, expected a multiple of the chunk"), "{found}");
+    assert!(found.contains("600 MiB, expected at most 480"), "{found}");
+}

@@ -36,7 +36,10 @@ pub fn run(arguments: Arguments) -> ExitCode {
         }
     };
     if arguments.check {
-        println!("{}: good: cards {}, VMs {}", arguments.config.display(), config.cards.len(), config.vms.len());
+        let Config { cards, vms, tenants, profiles, .. } = &config;
+        let (cards, vms, tenants, profiles) = (cards.len(), vms.len(), tenants.len(), profiles.len());
+        let path = arguments.config.display();
+        println!("{path}: good: cards {cards}, VMs {vms}, tenants {tenants}, profiles {profiles}");
         return ExitCode::SUCCESS;
     }
     let done = match sockets {

@@ -80,7 +80,14 @@ fn config_check_reports_line_and_key_of_error() {
     let good = Place::new(CARD);
     let output = good.daemon().arg("--check").output().unwrap();
     assert!(output.status.success());
-    assert!(text(&output.stdout).ends_with("good: cards 1, VMs 0\n"));
+    assert!(text(&output.stdout).ends_with("good: cards 1, VMs 0, tenants 0, profiles 0\n"));
+    let cuda = "[[card]]\nname = \"h100\"\nkind = \"cuda\"\nvram_mib = 64\n[[tenant]]\nname = \"t\"\n";
+    let output = Place::new(&format!("{cuda}vram_mib = 64\n")).daemon().arg("--check").output().unwrap();
+    assert!(text(&output.stdout).ends_with("good: cards 1, VMs 0, tenants 1, profiles 0\n"), "{output:?}");
+    let output = Place::new(&format!("{cuda}vram_mib = 80\n")).daemon().arg("--check").output().unwrap();
+    assert_eq!(output.status.code(), Some(2));
+    let error = text(&output.stderr);
+    assert!(error.contains("tenant[0].vram_mib: 80 MiB, expected at most 64: card `h100` has 64 MiB"), "{error}");
 
     let bad = Place::new(&format!("{CARD}[[vm]]\nname = \"a\"\ncard = \"card0\"\nvram_mb = 64\n"));
     for arguments in [&["--check"][..], &[]] {

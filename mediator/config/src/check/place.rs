@@ -73,14 +73,21 @@ fn against(
 ) -> Option<Refusal> {
     let here = VmSpec { card: card.name.clone(), ..vm.clone() };
     // Mistakes in its name or its socket are reported separately, and are the same on every card.
-    let mut refusals = super::vm(&here, daemon, cards, others).into_iter();
-    let refusal = refusals.find(|refusal| !["name", "socket"].contains(&refusal.field));
-    if let Some(refusal) = refusal.or_else(|| drained(card)) {
+    let refusals = super::vm(&here, daemon, cards, others).into_iter();
+    let refusals = refusals.filter(|refusal| !["name", "socket"].contains(&refusal.field));
+    if let Some(refusal) = refusals.reduce(both).or_else(|| drained(card)) {
         return Some(refusal);
     }
     let near = cards.iter().find(|card| !card.drained && is_near(vm, card, others))?;
     let what = format!("card `{}` has a VM that it is to be near to, expected that card", near.name);
     (!is_near(vm, card, others)).then_some(Refusal { kind: RefusalKind::Conflict, field: "near", what })
+}
+
+/// Joins two reasons against a card.
+fn both(first: Refusal, second: Refusal) -> Refusal {
+    let kind = if second.kind == RefusalKind::Invalid { second.kind } else { first.kind };
+    let Refusal { field, what, .. } = first;
+    Refusal { kind, field, what: format!("{what}; {}: {}", second.field, second.what) }
 }
 
 /// Chooses one of `cards` for a virtual machine, given `others`, with the daemon's policy; ignores the card that it

@@ -198,3 +198,14 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn card_that_refuses_for_two_reasons_names_both() {
+    let mut vm = VmSpec::new("new", "", 9999);
+    vm.memory.guarantee_mib = Some(9998);
+    vm.channels = Some(999);
+    let refusal = nowhere(&vm, &daemon(Placement::Room), &cards(), &[]).unwrap();
+    assert_eq!(refusal.kind, RefusalKind::Invalid);
+    let small = "`small` (channels: 999, expected 1 to 128; memory.guarantee_mib: 9998 MiB, expected at most 480";
+    assert!(refusal.what.contains(small), "{}", refusal.what);
+}
