@@ -349,6 +349,35 @@ mod tests {
         recipe.make(out).unwrap()
     }
 
+    /// Returns the lines of the unit.
+    fn unit() -> String {
+        fs::read_to_string(root().join("packaging/gpu-mediator.service")).unwrap()
+    }
+
+    #[test]
+    fn exposure_of_unit_is_as_page_says() {
+        let page = fs::read_to_string(root().join("docs/guides/operating.md")).unwrap();
+        let (_, rest) = page.split_once("rates the unit's exposure at ").unwrap();
+        let (said, _) = rest.split_once(" of 10").unwrap();
+        let command = ["security", "--no-pager", "--offline=true", "packaging/gpu-mediator.service"];
+        let Ok(rated) = Command::new("systemd-analyze").args(command).current_dir(root()).output() else {
+            // A host without systemd: the test of the package in a guest compares it there.
+            assert!(unit().contains("PrivateMounts=yes"));
+            return;
+        };
+        let text = String::from_utf8(rated.stdout).unwrap();
+        assert!(text.contains(&format!("gpu-mediator.service: {said} ")), "{said}\n{text}");
+    }
+
+    /// Containers have mounted it: another folder of that path would be empty for them.
+    #[test]
+    fn runtime_folder_outlives_stop_of_service() {
+        let unit = unit();
+        let set = |key: &str| unit.lines().filter_map(|line| line.strip_prefix(key)?.strip_prefix('=')).last();
+        assert_eq!(set("RuntimeDirectory"), Some("gpu-mediator"));
+        assert_eq!(set("RuntimeDirectoryPreserve"), Some("yes"));
+    }
+
     #[test]
     fn package_has_expected_contents_and_is_reproducible() {
         let folder = tempfile::tempdir().unwrap();
