@@ -9,13 +9,9 @@ use anyhow::{Context, Result};
 use serde_json::Value;
 use tests::xen::{Domain, DomainSpec, XenMachine};
 
-<<<<<<< HEAD:bench/src/xen.rs
 use crate::report::{Metric, Target};
 
 /// MiB of the card, and of the VM.
-=======
-/// Size of the card in MiB, and of the VM.
->>>>>>> language:tests/src/bin/bench/xen.rs
 const CARD_MIB: u32 = 128;
 const VM_MIB: u32 = 64;
 /// MiB of domain 0.

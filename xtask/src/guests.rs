@@ -6,15 +6,12 @@ use std::process::Command;
 use anyhow::{Context, Result, bail};
 
 use crate::background::{Background, Priority};
+use crate::benches;
 use crate::load::BusyLoops;
 use crate::run::{cargo, shown, target};
 
 /// Passes the folder of `mediatord` and `mediatorctl` to the harness.
 pub const BIN_VARIABLE: &str = "GPU_MEDIATOR_BIN_DIR";
-
-/// Benchmarks without guests, which need no image or daemon.
-const WITHOUT_GUESTS: [&str; 9] =
-    ["shadow", "compute", "sched-sim", "swap", "evict", "doorbells", "lockhold", "costs", "pictures"];
 
 /// Starts to make all images for guests. Most of the time goes into compiling the paravirtual drivers.
 pub fn images() -> Background {
@@ -63,13 +60,16 @@ pub struct BenchOptions {
 /// Runs the benchmarks. Returns true if they could be run.
 pub fn bench(name: Option<&str>, options: &BenchOptions) -> Result<bool> {
     let BenchOptions { json, seconds, rounds, only, all, resume, beside_load, programs } = options;
+    if let Some(name) = name {
+        benches::check(name)?;
+    }
     if name == Some("cuda") {
         return crate::cuda::bench(json.as_deref());
     }
     if name == Some("neighbours") {
         return crate::cuda::bench_neighbours(options);
     }
-    let mut command = if name.is_some_and(|name| WITHOUT_GUESTS.contains(&name)) {
+    let mut command = if name.is_some_and(benches::needs_no_guests) {
         built("bench", "bench")?
     } else {
         program("bench", "bench")?

@@ -15,6 +15,7 @@
 //! It does not install anything; the crate `images` makes the images of guests in a cache folder.
 
 mod background;
+mod benches;
 mod check;
 mod counts;
 mod cuda;
@@ -75,6 +76,9 @@ enum Command {
     Bench {
         /// The group of metrics; all if omitted.
         name: Option<String>,
+        /// Only print the names, with what each needs and the figure that it repeats.
+        #[arg(long, exclusive = true)]
+        list: bool,
         /// Run every benchmark, each with its own file in the folder that `--json` names.
         #[arg(long, requires = "json", conflicts_with_all = ["name", "only"])]
         all: bool,
@@ -153,7 +157,11 @@ fn main() -> ExitCode {
         Command::Language { sample: Some(count), seed, .. } => sample_language(count, seed).map(|()| true),
         Command::Language { lower, .. } => report_language(lower).map(|()| true),
         Command::Test(args) => suites::run(&args),
-        Command::Bench { name, all, json, seconds, rounds, only, resume, beside_load, programs } => {
+        Command::Bench { list: true, .. } => {
+            print!("{}", benches::list());
+            Ok(true)
+        }
+        Command::Bench { name, list: false, all, json, seconds, rounds, only, resume, beside_load, programs } => {
             let options = guests::BenchOptions { json, seconds, rounds, only, all, resume, beside_load, programs };
             guests::bench(name.as_deref(), &options)
         }
