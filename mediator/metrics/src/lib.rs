@@ -1,7 +1,7 @@
 //! Metrics: the data of the admin API in Prometheus' text format, and some more counts.
 //!
-//! Parts: cards, virtual machines and the daemon itself (this file), `scheduler` and `memory` (how cards are shared),
-//! [`tenants`], `locks`, [`moves`] (virtual machines that move between cards, counted here).
+//! Parts: cards, virtual machines and the daemon itself (this file), `counts` (of devices and connections), `scheduler`
+//! and `memory` (how cards are shared), [`tenants`], `locks`, [`moves`] (virtual machines that move between cards, counted here).
 //!
 //! The crate does not serve requests, or access a card.
 
@@ -9,6 +9,7 @@ use std::fmt::{Display, Write};
 
 use api::{Card, CardMemory, CardScheduler, Labels, Vm, VmMode, VmState};
 
+mod counts;
 mod locks;
 mod memory;
 pub mod moves;
@@ -52,7 +53,7 @@ const CARD: [Metric<Card>; 8] = [
     ),
 ];
 
-const VM: [Metric<Vm>; 13] = [
+const VM: [Metric<Vm>; 11] = [
     ("gpu_mediator_vm_state", "gauge", "1 for the state that a VM is in", |vm| {
         let states = [VmState::Starting, VmState::Waiting, VmState::Connected, VmState::Stopping, VmState::Failed];
         states.map(|state| (format!("state=\"{}\"", state.name()), u64::from(state == vm.state))).into()
@@ -86,18 +87,10 @@ const VM: [Metric<Vm>; 13] = [
         }
         reasons.into_iter().map(|(reason, sum)| (format!("reason=\"{}\"", escaped(reason)), sum)).collect()
     }),
-    ("gpu_mediator_vm_device_total", "counter", "Counts of a VM's device", |vm| labelled(&vm.counters)),
-    ("gpu_mediator_vm_transport_total", "counter", "Counts of the connection to a VM's VMM", |vm| {
-        labelled(&vm.transport)
-    }),
     ("gpu_mediator_vm_labels", "gauge", "1 for a VM with labels, which are this sample's labels", |vm| {
         described(&vm.labels).into_iter().map(|labels| (labels, 1)).collect()
     }),
 ];
-
-fn labelled(counts: &std::collections::BTreeMap<String, u64>) -> Vec<(String, u64)> {
-    counts.iter().map(|(name, &count)| (format!("count=\"{}\"", escaped(name)), count)).collect()
-}
 
 /// Returns the labels of a virtual machine or a tenant as labels of a sample, with a separate prefix; `None` without
 /// labels.
@@ -111,7 +104,9 @@ fn described(labels: &Labels) -> Option<String> {
 pub fn text(cards: &[Card], vms: &[Vm], schedulers: &[CardScheduler], memories: &[CardMemory]) -> String {
     let mut text = String::new();
     samples(&mut text, &CARD, cards, |card| format!("card=\"{}\"", escaped(&card.name)));
-    samples(&mut text, &VM, vms, |vm| format!("vm=\"{}\",card=\"{}\"", escaped(&vm.name), escaped(&vm.card)));
+    let of_vm = |vm: &Vm| format!("vm=\"{}\",card=\"{}\"", escaped(&vm.name), escaped(&vm.card));
+    samples(&mut text, &VM, vms, of_vm);
+    samples(&mut text, &counts::VM, vms, of_vm);
     scheduler::samples(&mut text, schedulers);
     memory::samples(&mut text, memories);
     locks::samples(&mut text);

@@ -114,10 +114,14 @@ fn metrics_are_in_prometheus_form() {
         "gpu_mediator_vm_channels{vm=\"a\",card=\"card0\"} 3",
         "gpu_mediator_vm_denied_total{vm=\"a\",card=\"card0\",reason=\"unknown register\"} 6",
         "gpu_mediator_vm_device_total{vm=\"a\",card=\"card0\",count=\"doorbells\"} 7",
+        "# TYPE gpu_mediator_vm_device_seconds_total counter",
+        "# TYPE gpu_mediator_vm_transport_bytes gauge",
         "# TYPE gpu_mediator_log_events_suppressed_total counter",
     ] {
         assert!(text.lines().any(|found| found == line), "{line}\n{text}");
     }
+    let mixed = |line: &&str| line.contains("_total{") && line.contains("count=") && line.contains("_ns\"");
+    assert_eq!(text.lines().find(|line| mixed(line) && !line.contains("_seconds_total{")), None);
     // Each metric is described once, before its samples.
     let described: Vec<_> = text.lines().filter_map(|line| line.strip_prefix("# TYPE ")).collect();
     let names: std::collections::BTreeSet<_> = described.iter().filter_map(|line| line.split(' ').next()).collect();
