@@ -69,11 +69,8 @@ pub fn bench(name: Option<&str>, options: &BenchOptions) -> Result<bool> {
     if name == Some("neighbours") {
         return crate::cuda::bench_neighbours(options);
     }
-    let mut command = if name.is_some_and(benches::needs_no_guests) {
-        built("bench", "bench")?
-    } else {
-        program("bench", "bench")?
-    };
+    let mut command =
+        if name.is_some_and(benches::needs_no_guests) { built("bench", "bench")? } else { program("bench", "bench")? };
     command.args(name);
     if let Some(programs) = programs {
         let programs = std::path::absolute(programs).with_context(|| format!("path {}", programs.display()))?;

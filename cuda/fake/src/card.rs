@@ -20,6 +20,8 @@ use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, OnceLock, PoisonError};
 
+use crate::engine::{self, Engine};
+
 /// Environment variable with the first card's folder, which need not exist. It contains the other cards' folders.
 const FOLDER: &str = "FAKE_CUDA_FOLDER";
 /// Environment variable with each card's memory in MiB.
@@ -51,6 +53,7 @@ pub struct Card {
     entered: OnceLock<Option<File>>,
     /// Allocations that were lost before this process created a context.
     lost_before: OnceLock<u64>,
+    engine: OnceLock<Option<Engine>>,
 }
 
 /// An allocation. It lives while this process has a handle or a mapping.
@@ -195,15 +198,6 @@ fn holder(file: &File) -> Option<u32> {
     (asked && range.l_type != libc::F_UNLCK as i16).then(|| u32::try_from(range.l_pid).unwrap_or(0))
 }
 
-/// See [`Card::occupy`].
-pub struct Occupied(PathBuf);
-
-impl Drop for Occupied {
-    fn drop(&mut self) {
-        let _ = fs::remove_file(&self.0);
-    }
-}
-
 /// A lock shared by all processes, held until it is dropped.
 pub struct Turn(File);
 
@@ -212,7 +206,15 @@ impl Card {
     pub fn open(folder: &Path, mib: u64) -> Self {
         let _ = fs::create_dir_all(folder);
         let folder = folder.canonicalize().unwrap_or_else(|_| folder.to_owned());
-        Self { folder, total: mib << 20, number: 0, context: 0, entered: OnceLock::new(), lost_before: OnceLock::new() }
+        Self {
+            folder,
+            total: mib << 20,
+            number: 0,
+            context: 0,
+            entered: OnceLock::new(),
+            lost_before: OnceLock::new(),
+            engine: OnceLock::new(),
+        }
     }
 
     /// Its index among all cards.
@@ -264,16 +266,14 @@ impl Card {
         self.folder.join("broken").exists()
     }
 
-    /// Records for NVML that a kernel of this process occupies the card, until the record is dropped.
-    pub fn occupy(&self) -> Occupied {
-        let path = self.folder.join(format!("occupies.{}", identity()));
-        let _ = fs::write(&path, "");
-        Occupied(path)
+    /// Returns the engine; `None` if its file cannot be mapped.
+    pub fn engine(&self) -> Option<&Engine> {
+        self.engine.get_or_init(|| Engine::open(&self.folder, identity())).as_ref()
     }
 
     /// The processes whose kernels occupy the card now.
     pub fn occupants(&self) -> Vec<u32> {
-        let of_it = |name: &str| self.folder.join(format!("occupies.{name}")).exists();
+        let of_it = |name: &str| engine::is_used_by(&self.folder, name);
         let _turn = self.turn("entering");
         let identities = self.identities();
         identities.into_iter().filter(|(identity, pid)| *pid != 0 && of_it(identity)).map(|(_, pid)| pid).collect()

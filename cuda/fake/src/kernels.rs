@@ -3,7 +3,7 @@
 //! UNSAFETY: reads and writes addresses that the program names, as a card does; a wrong address kills the program.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// A kernel: its name, the number of its arguments, and its function.
 #[derive(Clone, Copy)]
@@ -12,6 +12,8 @@ pub struct Kernel {
     pub name: &'static str,
     /// Number of arguments.
     pub arguments: usize,
+    /// Returns the card's time that it takes beside the work.
+    pub time: fn(&[u64]) -> Duration,
     /// The work.
     pub run: fn(&[u64]),
 }
@@ -19,15 +21,35 @@ pub struct Kernel {
 /// All kernels.
 pub const KERNELS: [Kernel; 5] = [
     // Writes `value + i` to word `i` of `count` words.
-    Kernel { name: "fill", arguments: 3, run: |a| words(a[0], a[1], |i, _| a[2].wrapping_add(i)) },
+    Kernel {
+        name: "fill",
+        arguments: 3,
+        time: |_| Duration::ZERO,
+        run: |a| words(a[0], a[1], |i, _| a[2].wrapping_add(i)),
+    },
     // Adds `value` to each of `count` words.
-    Kernel { name: "add", arguments: 3, run: |a| words(a[0], a[1], |_, word| word.wrapping_add(a[2])) },
+    Kernel {
+        name: "add",
+        arguments: 3,
+        time: |_| Duration::ZERO,
+        run: |a| words(a[0], a[1], |_, word| word.wrapping_add(a[2])),
+    },
     // Writes a checksum of `count` words to an address.
-    Kernel { name: "checksum", arguments: 3, run: |a| store(a[2], checksum(a[0], a[1])) },
+    Kernel { name: "checksum", arguments: 3, time: |_| Duration::ZERO, run: |a| store(a[2], checksum(a[0], a[1])) },
     // Takes this many microseconds of the card's time, and adds them to a word.
-    Kernel { name: "spin", arguments: 2, run: spin },
+    Kernel {
+        name: "spin",
+        arguments: 2,
+        time: |a| Duration::from_micros(a[0]),
+        run: |a| store(a[1], load(a[1]) + a[0]),
+    },
     // Follows a chain of `steps` addresses from the first one, and writes the last to an address.
-    Kernel { name: "chase", arguments: 3, run: |a| store(a[2], (0..a[1]).fold(a[0], |at, _| load(at))) },
+    Kernel {
+        name: "chase",
+        arguments: 3,
+        time: |_| Duration::ZERO,
+        run: |a| store(a[2], (0..a[1]).fold(a[0], |at, _| load(at))),
+    },
 ];
 
 fn load(at: u64) -> u64 {
@@ -48,12 +70,4 @@ fn words(at: u64, count: u64, value: impl Fn(u64, u64) -> u64) {
 
 fn checksum(at: u64, count: u64) -> u64 {
     (0..count).fold(0xcbf2_9ce4_8422_2325, |sum: u64, i| (sum ^ load(at + 8 * i)).wrapping_mul(0x100_0000_01b3))
-}
-
-fn spin(arguments: &[u64]) {
-    let end = Instant::now() + Duration::from_micros(arguments[0]);
-    while let Some(left) = end.checked_duration_since(Instant::now()).filter(|left| !left.is_zero()) {
-        std::thread::sleep(left);
-    }
-    store(arguments[1], load(arguments[1]) + arguments[0]);
 }

@@ -5,7 +5,7 @@
 //!   and `CUDA_VISIBLE_DEVICES` selects the cards that a process sees.
 //! - Addresses ([`space`]): every rule of virtual memory management is checked. An access to an address that is not
 //!   mapped, or to which access was not granted, kills the program.
-//! - Work ([`work`]): each stream has a thread; kernels of all processes take turns on the card's only engine. Captures
+//! - Work ([`work`]): each stream has a thread; kernels of all processes share the card's only [`engine`]. Captures
 //!   are as easily invalidated as real ones. Memory for a graph's allocations is reserved when the graph is uploaded or
 //!   launched.
 //! - Kernels ([`kernels`]) are identified by name.
@@ -20,6 +20,7 @@ mod api;
 mod card;
 mod checkpoint;
 mod current;
+mod engine;
 mod further;
 mod kernels;
 mod memory;

@@ -137,10 +137,11 @@ fn with<T>(work: impl FnOnce(&mut Work) -> T) -> T {
 fn run(op: Op, device: i32) {
     match op {
         Op::Kernel(kernel, arguments) => {
-            let card = card::of_device(device);
-            let _turn = card.and_then(|card| card.turn("engine"));
-            let _occupied = card.map(card::Card::occupy);
-            (kernel.run)(&arguments);
+            let time = (kernel.time)(&arguments);
+            match card::of_device(device).and_then(card::Card::engine) {
+                Some(engine) => engine.run(time, || (kernel.run)(&arguments)),
+                None => (kernel.run)(&arguments),
+            }
         }
         // SAFETY: see UNSAFETY.
         Op::Copy(to, from, bytes) => unsafe {

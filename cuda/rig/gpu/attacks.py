@@ -278,6 +278,9 @@ NEIGHBOURS = (
     Neighbour("a connection made by a child that exited", 2, raw(keep_turn("Child")), seconds=5),
     Neighbour("a program stopped in its turn", 4, lambda rig: StoppedProgram(rig, LARGE, "busy"), entitlement=0.5,
               seconds=5),
+    # 60 s a kernel; its limit is 2 s.
+    Neighbour("a kernel that does not end", 0, program(LARGE, "busy", "--kernel-us", 60_000_000), entitlement=0.5,
+              seconds=5),
     Neighbour("memory freed, descriptors kept", 7, raw(keep_descriptors), seconds=4),
     Neighbour("compressible memory, mapped and released", 8, program(SMALL, "compressible", "--mib", 8192)),
     Neighbour("NVIDIA's driver called past the library", 9,

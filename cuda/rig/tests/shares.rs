@@ -20,13 +20,18 @@ fn counts(programs: &mut [Program]) -> Vec<u64> {
 /// Returns each program's part of the work done from now on, in thousandths. Measures an amount of work, regardless of
 /// its duration.
 fn parts(programs: &mut [Program]) -> Vec<u64> {
+    parts_of(programs, WORK_US)
+}
+
+/// The same for this amount of work, in microseconds of the card's time.
+fn parts_of(programs: &mut [Program], work_us: u64) -> Vec<u64> {
     // Each has the card by now.
     let before = counts(programs);
     loop {
         let now = counts(programs);
         let done: Vec<u64> = now.iter().zip(&before).map(|(now, before)| now - before).collect();
         let sum: u64 = done.iter().sum();
-        if sum >= WORK_US {
+        if sum >= work_us {
             return done.into_iter().map(|done| done * 1000 / sum).collect();
         }
         std::thread::sleep(std::time::Duration::from_millis(200));
@@ -82,6 +87,100 @@ fn programs_that_begin_within_moments_share_the_card() {
     for program in programs {
         program.end();
     }
+}
+
+/// A card of 64 MiB and two programs of 48 MiB each: the second tenant has three times the first one's weight. Both
+/// always have work.
+fn more_than_fits() -> (support::Rig, Daemon, [Program; 2]) {
+    let quanta = "memory.quanta.min_ms = 50\nmemory.quanta.max_ms = 200\nmemory.quanta.window_ms = 200\n";
+    let auto = |text: String| text.replace("memory.quanta.mode = \"off\"", "memory.quanta.mode = \"auto\"");
+    let rig = rig(|rig| {
+        let heavy = tenant("b", "fake", "time.weight = 300\n");
+        auto(card(rig, "fake", quanta)) + &tenant("a", "fake", "") + &heavy
+    });
+    let daemon = Daemon::start(&rig);
+    let count = |name: &str| run(&rig, name, &[], &["count", "--kernel-us", "1000", "--mib", "48"]);
+    let programs = [count("a"), count("b")];
+    (rig, daemon, programs)
+}
+
+/// Returns the turn with a card's memory: null if tenants take none.
+fn memory_turn(rig: &support::Rig) -> serde_json::Value {
+    json(rig, &["memory", "show", "fake"])["turn"].clone()
+}
+
+#[test]
+fn memory_quanta_divide_time_by_weights() {
+    let (rig, _daemon, mut programs) = more_than_fits();
+    counts(&mut programs);
+    let begins = (0..300).any(|_| {
+        std::thread::sleep(std::time::Duration::from_millis(100));
+        !memory_turn(&rig).is_null()
+    });
+    assert!(begins, "96 MiB do not fit into 64");
+    let found = parts_of(&mut programs, 8_000_000);
+    assert!(as_weights(&found, &[1, 3]), "1:3 gave {found:?}");
+    programs.map(Program::end);
+}
+
+#[test]
+fn quota_that_makes_memory_fit_ends_quanta() {
+    let (rig, _daemon, mut programs) = more_than_fits();
+    good(&rig, &["tenant", "set", "a", "--quota-mib", "16"]);
+    until(&rig, "a", "its memory is within the quota", |a| mib(a, "on_card_bytes") <= 16);
+    until(&rig, "b", "all its memory is on the card", |b| mib(b, "on_card_bytes") >= 48);
+    let ends = (0..300).any(|_| {
+        std::thread::sleep(std::time::Duration::from_millis(100));
+        memory_turn(&rig).is_null()
+    });
+    assert!(ends, "16 and 48 MiB fit");
+    let found = parts(&mut programs);
+    assert!(as_weights(&found, &[1, 3]), "1:3 gave {found:?}");
+    assert!(memory_turn(&rig).is_null(), "quanta begin again");
+    programs.map(Program::end);
+}
+
+#[test]
+fn stopped_program_lives_and_its_neighbour_works() {
+    let limited = "time.max_run_ms = 1000\n";
+    let rig = rig(|rig| card(rig, "fake", "") + &tenant("a", "fake", limited) + &tenant("b", "fake", ""));
+    let _daemon = Daemon::start(&rig);
+    let count = |name: &str| run(&rig, name, &[], &["count", "--kernel-us", "1000"]);
+    let mut programs = [count("a"), count("b")];
+    let before = counts(&mut programs);
+    let [stops, works] = &mut programs;
+    let pid = stops.child.id().to_string();
+    signal("-STOP", &pid);
+    // For longer than its limit, by the neighbour's work.
+    let mut worked = before[1];
+    while worked < before[1] + 3_000_000 {
+        worked = counts(std::slice::from_mut(works))[0];
+    }
+    until(&rig, "a", "nothing has happened to it", |a| a["killed"] == 0 && support::daemon::programs(a) == 1);
+    signal("-CONT", &pid);
+    let mut continued = 0;
+    while continued < before[0] + 100_000 {
+        continued = counts(std::slice::from_mut(stops))[0];
+    }
+    programs.map(Program::end);
+}
+
+#[test]
+fn endless_kernel_shares_the_card_until_its_limit() {
+    let limited = "time.max_run_ms = 6000\n";
+    let rig = rig(|rig| card(rig, "fake", "") + &tenant("a", "fake", limited) + &tenant("b", "fake", ""));
+    let _daemon = Daemon::start(&rig);
+    let mut works = [run(&rig, "b", &[], &["count", "--kernel-us", "1000"])];
+    counts(&mut works);
+    let endless = run(&rig, "a", &[], &["count", "--kernel-us", "3600000000"]);
+    until(&rig, "a", "its kernel runs", |a| a["used_ns"].as_u64() > Some(100_000_000));
+    // That is a tenth of the limit.
+    let before = counts(&mut works)[0];
+    while counts(&mut works)[0] < before + 600_000 {}
+    until(&rig, "a", "its kernel still runs", |a| a["killed"] == 0 && support::daemon::programs(a) == 1);
+    until(&rig, "a", "it is given up at its limit", |a| a["killed"] == 1 && support::daemon::programs(a) == 0);
+    endless.kill();
+    works.map(Program::end);
 }
 
 #[test]

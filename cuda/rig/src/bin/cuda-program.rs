@@ -46,6 +46,9 @@ enum What {
         /// Submits to the thread's own default stream, one kernel at a time, and waits for each.
         #[arg(long)]
         own: bool,
+        /// MiB of memory that it has besides.
+        #[arg(long, default_value_t = 0)]
+        mib: u64,
     },
     /// Allocates until it is refused; prints the MiB.
     Fill {
@@ -208,7 +211,7 @@ fn main() -> Result<()> {
     match args.what {
         What::Train { mib, rounds, spin_us } => train(cuda, mib, rounds, spin_us),
         What::Busy { kernel_us, ms } => busy(cuda, kernel_us, ms),
-        What::Count { kernel_us, own } => count(cuda, kernel_us, own),
+        What::Count { kernel_us, own, mib } => count(cuda, kernel_us, own, mib),
         What::Fill { step_mib } => fill(cuda, step_mib),
         What::Churn { steps } => churn(cuda, steps),
         What::Burst { threads } => print(own::burst(cuda, threads)?),
@@ -293,8 +296,11 @@ fn busy(cuda: Cuda, kernel_us: u64, ms: u64) -> Result<()> {
     Ok(())
 }
 
-fn count(cuda: Cuda, kernel_us: u64, own: bool) -> Result<()> {
+fn count(cuda: Cuda, kernel_us: u64, own: bool, mib: u64) -> Result<()> {
     let lines = lines();
+    for _ in 0..mib / 2 {
+        cuda.alloc(2 << 20)?;
+    }
     let spin = cuda.kernel("spin")?;
     let stream = if own { 2 } else { cuda.stream()? };
     let word = cuda.alloc(4096)?;
