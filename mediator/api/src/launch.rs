@@ -75,10 +75,17 @@ impl FromStr for MemorySize {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let number = text.strip_suffix(['M', 'G']).unwrap_or_default();
+        let number = text.strip_suffix(['M', 'G']).unwrap_or(text);
         match number.parse::<u32>() {
-            Ok(1..) if number.bytes().all(|byte| byte.is_ascii_digit()) => Ok(Self(text.to_owned())),
-            _ => Err(format!("`{text}` is no size of memory, expected a number with M or G, such as 2G")),
+            // VMMs do not agree about a bare number.
+            Ok(1..) if number.starts_with('+') => {
+                Err(format!("`{text}` is no size of memory, expected one such as 2G"))
+            }
+            Ok(1..) if text == number => Ok(Self(format!("{number}M"))),
+            Ok(1..) => Ok(Self(text.to_owned())),
+            _ => {
+                Err(format!("`{text}` is no size of memory, expected a number of MiB, or one with M or G, such as 2G"))
+            }
         }
     }
 }

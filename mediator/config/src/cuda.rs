@@ -19,8 +19,10 @@ pub struct CudaSpec {
     /// NVIDIA's library: a path, or a name for the loader.
     pub driver: PathBuf,
     /// MiB of a chunk, the unit of allocation and relocation.
+    #[serde(deserialize_with = "crate::size::key")]
     pub chunk_mib: u64,
     /// MiB of host memory that are pinned in advance.
+    #[serde(deserialize_with = "crate::size::key")]
     pub host_ready_mib: u64,
     /// Milliseconds of a slice of the card's time.
     pub slice_ms: u64,
@@ -29,6 +31,7 @@ pub struct CudaSpec {
     /// Policy for processes that use the card without its owner, and for programs with memory outside their accounts.
     pub strangers: OnStranger,
     /// Tolerance in MiB between the accounts and the real use, of one process and of the whole card.
+    #[serde(deserialize_with = "crate::size::key")]
     pub margin_mib: u64,
 }
 
@@ -73,6 +76,7 @@ pub struct TenantSpec {
     pub profile: Option<String>,
     /// MiB of memory that its programs see; to be said here or by the profile.
     #[serde(default)]
+    #[serde(deserialize_with = "crate::size::key")]
     pub vram_mib: u64,
     /// Part of the card's memory.
     #[serde(default)]

@@ -3,8 +3,8 @@
 //! Parts: the types of the TOML file (this file), [`check`] for rules beyond the types, [`place`] for the card of a
 //! virtual machine that names none, `rebalance` for automatic moves of running ones, [`position`] for the line and the
 //! key of a mistake, `parse` for all mistakes of a file, [`profile`] for named keys that several tables share,
-//! [`patch`] for tables that are changed while the daemon runs, [`live`] for the list of keys that can be changed. A
-//! virtual machine that is added while the daemon runs passes the same checks.
+//! [`patch`] for tables that are changed while the daemon runs, [`live`] for the list of keys that can be changed,
+//! [`size`] for the syntax of sizes. A virtual machine that is added while the daemon runs passes the same checks.
 //!
 //! The crate does not open a card or a socket, or write the file.
 
@@ -29,6 +29,7 @@ pub mod position;
 pub mod profile;
 mod rebalance;
 mod refusal;
+pub mod size;
 mod software;
 pub mod vfio;
 mod xen;
@@ -170,15 +171,19 @@ pub struct CardSpec {
     pub reset: ResetWay,
     /// MiB of VRAM.
     #[serde(default = "default_card_vram")]
+    #[serde(deserialize_with = "crate::size::key")]
     pub vram_mib: u64,
     /// MiB of BAR1.
     #[serde(default = "default_bar1")]
+    #[serde(deserialize_with = "crate::size::key")]
     pub bar1_mib: u64,
     /// MiB of BAR3.
     #[serde(default = "default_bar3")]
+    #[serde(deserialize_with = "crate::size::key")]
     pub bar3_mib: u64,
     /// MiB of VRAM that the mediator keeps for its own structures; virtual machines share the rest.
     #[serde(default)]
+    #[serde(deserialize_with = "crate::size::optional")]
     pub reserve_mib: Option<u64>,
     /// KiB of a chunk, the unit of VRAM allocation.
     #[serde(default = "default_chunk")]
@@ -285,6 +290,7 @@ pub struct VmSpec {
     pub profile: Option<String>,
     /// MiB of VRAM that the guest sees. Not for passthrough, where it is the card's.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(deserialize_with = "crate::size::optional")]
     pub vram_mib: Option<u64>,
     /// Channels that the guest may have on the card at a time.
     #[serde(default, skip_serializing_if = "Option::is_none")]

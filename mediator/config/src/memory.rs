@@ -14,8 +14,10 @@ use super::CardSpec;
 #[serde(deny_unknown_fields, default)]
 pub struct CardMemory {
     /// MiB of host memory that may be pinned for what the card has no room for; 0 for none.
+    #[serde(deserialize_with = "crate::size::key")]
     pub host_mib: u64,
     /// MiB of the card that take what has to go at once, and drain to host memory when nothing else is to be moved.
+    #[serde(deserialize_with = "crate::size::key")]
     pub reserve_mib: u64,
     /// Policy by which a chunk of a virtual machine goes first: `random`, `priority`, `profiled` or `clock`.
     #[serde(with = "by_name")]
@@ -28,6 +30,7 @@ pub struct CardMemory {
     /// Milliseconds without work after which a virtual machine gives way to those that work.
     pub idle_ms: u64,
     /// MiB of the card that stay free when chunks come back, for what is wanted next.
+    #[serde(deserialize_with = "crate::size::key")]
     pub low_water_mib: u64,
     /// Conditions under which virtual machines take turns with the card's memory.
     pub quanta: QuantaSpec,
@@ -160,13 +163,16 @@ impl CardMemory {
 pub struct VmMemory {
     /// MiB of the card that it may have at most; as much as its guest sees when nothing is said.
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(deserialize_with = "crate::size::optional")]
     pub quota_mib: Option<u64>,
     /// MiB of the card that it is sure to get. When nothing is said, as much as its guest sees (and the quota allows),
     /// or nothing on a card with `overcommit`.
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(deserialize_with = "crate::size::optional")]
     pub guarantee_mib: Option<u64>,
     /// MiB of host memory that it may have at most; when nothing is said, as much as there is.
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(deserialize_with = "crate::size::optional")]
     pub swap_cap_mib: Option<u64>,
     /// Its part of the card's memory while that is short, against the others' weights; 100 when nothing is said.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -191,14 +197,17 @@ pub struct VmMemory {
 pub struct RamSpec {
     /// MiB at most; 167936 when nothing is said.
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(deserialize_with = "crate::size::optional")]
     pub quota_mib: Option<u64>,
     /// MiB for which the card has bus addresses whatever other virtual machines lend; 4096 when nothing is said, and no
     /// more than the quota.
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(deserialize_with = "crate::size::optional")]
     pub guarantee_mib: Option<u64>,
     /// MiB at most that the daemon or the card is the first to touch: they are charged to the daemon's control group.
     /// As much as is lent when nothing is said.
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(deserialize_with = "crate::size::optional")]
     pub touch_mib: Option<u64>,
 }
 

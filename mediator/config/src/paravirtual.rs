@@ -11,8 +11,10 @@ pub struct Paravirtual {
     /// The vGPU offers the paravirtual interface. A stock driver has no use for it.
     pub offered: bool,
     /// MiB of host memory that the page tables may take which the guest has the mediator keep.
+    #[serde(deserialize_with = "crate::size::key")]
     pub tables_mib: u64,
     /// MiB of the card's memory that segments may take which the guest makes to be shared.
+    #[serde(deserialize_with = "crate::size::key")]
     pub segments_mib: u64,
     /// Virtual machines of the same card and group may attach each other's segments, as far as their owners let them.
     #[serde(skip_serializing_if = "Option::is_none")]

@@ -24,6 +24,7 @@ pub struct ProfileSpec {
     /// Its name.
     pub name: String,
     /// MiB of memory that a guest or the programs of a tenant see.
+    #[serde(deserialize_with = "crate::size::key")]
     pub vram_mib: u64,
     /// Weight for the card's time and, unless `memory.weight` says another, for its memory.
     #[serde(default, skip_serializing_if = "Option::is_none")]

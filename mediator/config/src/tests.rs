@@ -122,7 +122,12 @@ fn unknown_table_is_named() {
 #[test]
 fn wrong_type_names_line_key_and_the_expected_type() {
     let text = mistake(&with_vm("name = \"a\"\ncard = \"card0\"\nvram_mib = \"lots\"\n"));
-    assert_eq!(text, "f:9:12: vm[0].vram_mib: invalid type: string \"lots\", expected u64");
+    assert_eq!(
+        text,
+        "f:9:12: vm[0].vram_mib: `lots` is no size, expected a number of MiB, or one with M or G, such as 20G"
+    );
+    let text = mistake(&with_vm("name = \"a\"\ncard = \"card0\"\nvram_mib = 64\nchannels = \"lots\"\n"));
+    assert_eq!(text, "f:10:12: vm[0].channels: invalid type: string \"lots\", expected u32");
 }
 
 #[test]

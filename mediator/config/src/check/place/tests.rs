@@ -206,6 +206,7 @@ fn card_that_refuses_for_two_reasons_names_both() {
     vm.channels = Some(999);
     let refusal = nowhere(&vm, &daemon(Placement::Room), &cards(), &[]).unwrap();
     assert_eq!(refusal.kind, RefusalKind::Invalid);
-    let small = "`small` (channels: 999, expected 1 to 128; memory.guarantee_mib: 9998 MiB, expected at most 480";
+    let small = "`small` (channels: 999, expected 1 to 128; vram_mib: 9999 MiB, expected a multiple of the chunk of 2048 KiB; \
+                 memory.guarantee_mib: 9998 MiB, expected at most 480";
     assert!(refusal.what.contains(small), "{}", refusal.what);
 }
