@@ -4,7 +4,11 @@ use std::io::IsTerminal;
 use std::time::{Duration, Instant};
 
 use clap::Args;
-use ratatui::crossterm::event::{self, Event, KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
+use ratatui::crossterm::event::{
+    self, DisableMouseCapture, EnableMouseCapture, Event, KeyCode, KeyEventKind, KeyModifiers, MouseEvent,
+    MouseEventKind,
+};
+use ratatui::crossterm::execute;
 use serde::Serialize;
 
 use super::Form;
@@ -12,6 +16,8 @@ use super::client::{self, Client, ClientError};
 use super::values::span;
 use api::{CardMemory, CardScheduler, MemoryList, SchedulerList};
 
+mod columns;
+mod history;
 mod memory;
 mod time;
 mod view;
@@ -66,20 +72,22 @@ impl Top {
         if self.once || form == Form::Json || !std::io::stdout().is_terminal() {
             return Ok(form.render(&first, |look| {
                 let mut view = View::default();
-                view.show(look.clone());
+                view.show(look.clone(), self.interval);
                 view.text()
             }));
         }
         let mut view = View::default();
-        view.show(first);
+        view.show(first, self.interval);
         let mut terminal = ratatui::try_init().map_err(ClientError::Terminal)?;
+        // Without a mouse the keys scroll.
+        let _ = execute!(std::io::stdout(), EnableMouseCapture);
         let ended = loop {
             if let Err(error) = terminal.draw(|frame| view.draw(frame)) {
                 break Err(error);
             }
             match self.wait(&mut view) {
                 Ok(Turn::Look) => match self.look(client) {
-                    Ok(look) => view.show(look),
+                    Ok(look) => view.show(look, self.interval),
                     // The daemon may come back.
                     Err(error) => view.fail(error.to_string()),
                 },
@@ -88,6 +96,7 @@ impl Top {
                 Err(error) => break Err(error),
             }
         };
+        let _ = execute!(std::io::stdout(), DisableMouseCapture);
         ratatui::restore();
         ended.map(|()| String::new()).map_err(ClientError::Terminal)
     }
@@ -100,29 +109,60 @@ impl Top {
             if !event::poll(left)? {
                 return Ok(Turn::Look);
             }
-            let lines = match event::read()? {
-                Event::Resize(..) => return Ok(Turn::Draw),
-                Event::Key(key) if key.kind != KeyEventKind::Release => match key {
-                    KeyEvent { code: KeyCode::Char('q') | KeyCode::Esc, .. } => return Ok(Turn::End),
-                    KeyEvent { code: KeyCode::Char('c'), modifiers: KeyModifiers::CONTROL, .. } => {
-                        return Ok(Turn::End);
-                    }
-                    KeyEvent { code: KeyCode::Char('m'), .. } => {
-                        view.turn_over();
-                        return Ok(Turn::Draw);
-                    }
-                    KeyEvent { code: KeyCode::Up, .. } => -1,
-                    KeyEvent { code: KeyCode::Down, .. } => 1,
-                    KeyEvent { code: KeyCode::PageUp, .. } => -10,
-                    KeyEvent { code: KeyCode::PageDown, .. } => 10,
-                    _ => continue,
-                },
-                _ => continue,
-            };
-            view.scroll_by(lines);
-            return Ok(Turn::Draw);
+            match view.react(&event::read()?) {
+                Reaction::Nothing => {}
+                Reaction::Draw => return Ok(Turn::Draw),
+                Reaction::End => return Ok(Turn::End),
+            }
         }
     }
+}
+
+impl View {
+    /// Reacts to a key or the mouse.
+    fn react(&mut self, event: &Event) -> Reaction {
+        let key = match event {
+            Event::Resize(..) => return Reaction::Draw,
+            Event::Mouse(MouseEvent { kind: MouseEventKind::ScrollUp, .. }) => return self.scrolled(-3),
+            Event::Mouse(MouseEvent { kind: MouseEventKind::ScrollDown, .. }) => return self.scrolled(3),
+            Event::Key(key) if key.kind != KeyEventKind::Release => key,
+            _ => return Reaction::Nothing,
+        };
+        if key.code == KeyCode::Char('c') && key.modifiers == KeyModifiers::CONTROL {
+            return Reaction::End;
+        }
+        match key.code {
+            _ if self.has_help() => self.set_help(false),
+            KeyCode::Enter if self.is_typing() => self.end_filter(true),
+            KeyCode::Esc if self.is_typing() => self.end_filter(false),
+            KeyCode::Backspace if self.is_typing() => self.type_filter(None),
+            KeyCode::Char(character) if self.is_typing() => self.type_filter(Some(character)),
+            KeyCode::Char('q') | KeyCode::Esc => return Reaction::End,
+            KeyCode::Char('m') => self.turn_over(),
+            KeyCode::Char('s') => self.reorder(),
+            KeyCode::Char('/') => self.begin_filter(),
+            KeyCode::Char('?' | 'h') => self.set_help(true),
+            KeyCode::Up => return self.scrolled(-1),
+            KeyCode::Down => return self.scrolled(1),
+            KeyCode::PageUp => return self.scrolled(-10),
+            KeyCode::PageDown => return self.scrolled(10),
+            _ => return Reaction::Nothing,
+        }
+        Reaction::Draw
+    }
+
+    fn scrolled(&mut self, lines: isize) -> Reaction {
+        self.scroll_by(lines);
+        Reaction::Draw
+    }
+}
+
+/// Consequence of a key or the mouse.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Reaction {
+    Nothing,
+    Draw,
+    End,
 }
 
 /// Next thing to do.

@@ -175,7 +175,20 @@ fn work_is_shown_by_top_and_drawn_by_report() {
     }
     let top = good(&served, &["top", "--once", "--interval", "5s"]);
     assert!(top.starts_with("card0: band; busy: compute "), "{top}");
-    let heads = ["CARD", "VM", "ENGINE", "ENTITLED", "RECEIVED", "WAIT", "WAIT 99 %", "QUEUED", "STRIKES", "STATE"];
+    let heads = [
+        "CARD",
+        "VM",
+        "ENGINE",
+        "ENTITLED",
+        "RECEIVED",
+        "WAIT",
+        "WAIT 99 %",
+        "ON CARD",
+        "IN HOST",
+        "QUEUED",
+        "STRIKES",
+        "STATE",
+    ];
     assert_eq!(cells(&top, "CARD"), heads, "{top}");
     let web = top.lines().find(|line| line.contains("web")).unwrap();
     assert!(web.contains("compute") && web.contains("75.0 %") && !web.contains("QUARANTINED"), "{top}");

@@ -2,18 +2,26 @@
 
 use std::collections::BTreeMap;
 
-use super::view::{Line, Table, Tone};
+use super::columns::{Column, Kind};
+use super::view::{Line, Tone};
 use crate::output::NOTHING;
 use crate::output::memory::mib;
 use crate::output::scheduler::duration;
 use api::{CardMemory, VmMemory};
 
 /// The columns.
-pub(super) const TABLE: Table = Table {
-    heads: &["CARD", "VM", "SEES", "ON CARD", "ENTITLED", "QUOTA", "IN HOST", "MOVED", "SUSPENDED 99 %", "STATE"],
-    widths: &[12, 20, 9, 9, 9, 9, 9, 10, 14, 20],
-    numbers: &[2, 3, 4, 5, 6, 7, 8],
-};
+pub(super) const TABLE: [Column; 10] = [
+    Column { head: "CARD", kind: Kind::Text, rank: 7 },
+    Column { head: "VM", kind: Kind::Text, rank: 0 },
+    Column { head: "SEES", kind: Kind::Number, rank: 5 },
+    Column { head: "ON CARD", kind: Kind::Number, rank: 1 },
+    Column { head: "ENTITLED", kind: Kind::Number, rank: 3 },
+    Column { head: "QUOTA", kind: Kind::Number, rank: 6 },
+    Column { head: "IN HOST", kind: Kind::Number, rank: 2 },
+    Column { head: "MOVED", kind: Kind::Number, rank: 8 },
+    Column { head: "SUSPENDED 99 %", kind: Kind::Number, rank: 9 },
+    Column { head: "STATE", kind: Kind::Text, rank: 4 },
+];
 
 /// Bytes moved of a VM's memory, and its submissions that waited for memory unsuccessfully.
 pub(super) type Counts = BTreeMap<(String, String), (u64, u64)>;
@@ -54,6 +62,7 @@ pub(super) fn lines(cards: &[CardMemory], before: &Counts) -> Vec<Line> {
                 () if in_host > 0 => Tone::Odd,
                 () => Tone::Good,
             },
+            amounts: [moved, vm.suspensions.p99_ns, vm.on_card_bytes],
         }
     };
     each(cards).map(line).collect()

@@ -4,17 +4,31 @@ use std::collections::BTreeMap;
 
 use sched::Engine;
 
-use super::view::{Line, Table, Tone};
+use super::columns::{Column, Kind};
+use super::history::{History, bar};
+use super::view::{Line, Tone};
 use crate::output::NOTHING;
+use crate::output::memory::mib;
 use crate::output::scheduler::{duration, percent, state};
-use api::{CardScheduler, VmEngine, VmShare};
+use api::{CardMemory, CardScheduler, VmEngine, VmShare};
 
 /// The columns.
-pub(super) const TABLE: Table = Table {
-    heads: &["CARD", "VM", "ENGINE", "ENTITLED", "RECEIVED", "WAIT", "WAIT 99 %", "QUEUED", "STRIKES", "STATE"],
-    widths: &[12, 20, 8, 9, 9, 9, 9, 7, 8, 24],
-    numbers: &[3, 4, 5, 6, 7, 8],
-};
+pub(super) const TABLE: [Column; 14] = [
+    Column { head: "CARD", kind: Kind::Text, rank: 8 },
+    Column { head: "VM", kind: Kind::Text, rank: 0 },
+    Column { head: "ENGINE", kind: Kind::Text, rank: 3 },
+    Column { head: "ENTITLED", kind: Kind::Number, rank: 2 },
+    Column { head: "RECEIVED", kind: Kind::Number, rank: 1 },
+    Column { head: "SHARE", kind: Kind::Picture, rank: 12 },
+    Column { head: "LAST MINUTE", kind: Kind::Picture, rank: 13 },
+    Column { head: "WAIT", kind: Kind::Number, rank: 9 },
+    Column { head: "WAIT 99 %", kind: Kind::Number, rank: 6 },
+    Column { head: "ON CARD", kind: Kind::Number, rank: 4 },
+    Column { head: "IN HOST", kind: Kind::Number, rank: 7 },
+    Column { head: "QUEUED", kind: Kind::Number, rank: 10 },
+    Column { head: "STRIKES", kind: Kind::Number, rank: 11 },
+    Column { head: "STATE", kind: Kind::Text, rank: 5 },
+];
 
 /// Started submissions of a VM to an engine, and their total wait, in ns.
 pub(super) type Waits = BTreeMap<(String, String, Engine), (u64, u64)>;
@@ -37,25 +51,43 @@ fn wait(before: &Waits, card: &CardScheduler, vm: &VmShare, engine: Engine, used
 }
 
 /// Returns one line for each engine that a VM uses.
-pub(super) fn lines(cards: &[CardScheduler], before: &Waits) -> Vec<Line> {
-    let line = |(card, vm, engine, used): (&CardScheduler, &VmShare, Engine, &VmEngine)| Line {
-        cells: vec![
-            card.card.clone(),
-            vm.vm.clone(),
-            engine.name().to_owned(),
-            percent(vm.entitled_permille),
-            percent(used.received_permille),
-            wait(before, card, vm, engine, used),
-            duration(used.wait.p99_ns),
-            vm.queued.to_string(),
-            vm.strikes.to_string(),
-            state(vm),
-        ],
-        tone: match () {
-            () if vm.quarantine.is_some() => Tone::Bad,
-            () if vm.strikes > 0 => Tone::Odd,
-            () => Tone::Good,
-        },
+pub(super) fn lines(cards: &[CardScheduler], memories: &[CardMemory], before: &Waits, history: &History) -> Vec<Line> {
+    let memory = |card: &str, vm: &str| {
+        let there = memories.iter().find(|memory| memory.card == card)?;
+        there.vms.iter().find(|one| one.vm == vm)
+    };
+    let line = |(card, vm, engine, used): (&CardScheduler, &VmShare, Engine, &VmEngine)| {
+        let memory = memory(&card.card, &vm.vm);
+        let size = |bytes: Option<u64>| bytes.map_or_else(|| NOTHING.to_owned(), mib);
+        let in_host = memory.map(|memory| memory.in_reserve_bytes.saturating_add(memory.in_host_bytes));
+        Line {
+            cells: vec![
+                card.card.clone(),
+                vm.vm.clone(),
+                engine.name().to_owned(),
+                percent(vm.entitled_permille),
+                percent(used.received_permille),
+                bar(used.received_permille, vm.entitled_permille),
+                history.picture(&(card.card.clone(), vm.vm.clone(), engine)),
+                wait(before, card, vm, engine, used),
+                duration(used.wait.p99_ns),
+                size(memory.map(|memory| memory.on_card_bytes)),
+                size(in_host),
+                vm.queued.to_string(),
+                vm.strikes.to_string(),
+                state(vm),
+            ],
+            tone: match () {
+                () if vm.quarantine.is_some() => Tone::Bad,
+                () if vm.strikes > 0 => Tone::Odd,
+                () => Tone::Good,
+            },
+            amounts: [
+                u64::from(used.received_permille),
+                used.wait.p99_ns,
+                memory.map_or(0, |memory| memory.on_card_bytes),
+            ],
+        }
     };
     each(cards).filter(|(_, _, engine, used)| used.arrived > 0 || *engine == Engine::Compute).map(line).collect()
 }

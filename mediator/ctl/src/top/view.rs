@@ -1,23 +1,18 @@
 //! The screen: a table of the cards' time, or of their memory.
 
+use std::time::Duration;
+
 use admin_client::terminal;
 use ratatui::Frame;
 use ratatui::layout::{Constraint, Layout};
 use ratatui::style::{Color, Modifier, Style};
 use ratatui::text::Line as Text;
-use ratatui::widgets::{Paragraph, Row, TableState};
+use ratatui::widgets::{Block, Clear, Paragraph, Row, TableState};
 
+use super::columns::{self, Column, Kind, SPACING};
+use super::history::History;
 use super::{Look, memory, time};
 use crate::output::{self, scheduler};
-
-/// The columns of a table.
-pub(super) struct Table {
-    pub(super) heads: &'static [&'static str],
-    /// Widths on the screen.
-    pub(super) widths: &'static [u16],
-    /// Columns that contain numbers.
-    pub(super) numbers: &'static [usize],
-}
 
 /// Style of a line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -35,6 +30,8 @@ pub(super) enum Tone {
 pub(super) struct Line {
     pub(super) cells: Vec<String>,
     pub(super) tone: Tone,
+    /// Amounts to sort by: received share or moved memory, the longest waits or suspensions, memory on the card.
+    pub(super) amounts: [u64; 3],
 }
 
 /// The table on the screen.
@@ -45,6 +42,24 @@ enum Page {
     Memory,
 }
 
+/// Names of the orders: the API's, and by each of a line's amounts, largest first.
+const ORDERS: [[&str; 4]; 2] = [
+    ["name", "received share", "wait", "memory on the card"],
+    ["name", "moved memory", "suspension", "memory on the card"],
+];
+
+/// Lines of the help.
+const HELP: [&str; 8] = [
+    "q, Esc     end",
+    "m          other page: time or memory",
+    "s          next order",
+    "/          filter by card and VM; Enter keeps it, Esc drops it",
+    "arrows     scroll, as do PageUp, PageDown and the wheel",
+    "?          this help, also h; any key closes it",
+    "SHARE      received part, with | at the entitled part",
+    "yellow     strikes, or memory in the host; red: act",
+];
+
 /// Contents of the screen.
 #[derive(Debug, Default)]
 pub(super) struct View {
@@ -52,19 +67,27 @@ pub(super) struct View {
     /// Waits at the last refresh.
     waits: time::Waits,
     counts: memory::Counts,
+    history: History,
     page: Page,
+    /// Index of the order.
+    order: usize,
+    filter: String,
+    /// The operator writes the filter.
+    typing: bool,
+    help: bool,
     /// Why the last refresh failed.
     error: Option<String>,
     scroll: TableState,
 }
 
 impl View {
-    /// Shows the results of a refresh.
-    pub(super) fn show(&mut self, look: Look) {
+    /// Shows the results of a refresh, one of each `interval`.
+    pub(super) fn show(&mut self, look: Look, interval: Duration) {
         let before = std::mem::replace(&mut self.look, look);
         self.error = None;
         self.waits = time::waits(&before.schedulers);
         self.counts = memory::counts(&before.memories);
+        self.history.add(&self.look.schedulers, interval);
     }
 
     /// Notes that a refresh has failed.
@@ -81,16 +104,73 @@ impl View {
         self.scroll = TableState::default();
     }
 
-    fn table(&self, page: Page) -> (Vec<String>, &'static Table, Vec<Line>) {
+    /// Sorts by the next order.
+    pub(super) fn reorder(&mut self) {
+        self.order = (self.order + 1) % ORDERS[0].len();
+        self.scroll = TableState::default();
+    }
+
+    /// Shows or hides the help.
+    pub(super) fn set_help(&mut self, shown: bool) {
+        self.help = shown;
+    }
+
+    /// Returns true if the help is shown.
+    pub(super) fn has_help(&self) -> bool {
+        self.help
+    }
+
+    /// Begins to read a filter.
+    pub(super) fn begin_filter(&mut self) {
+        self.typing = true;
+    }
+
+    /// Returns true if keys are part of the filter.
+    pub(super) fn is_typing(&self) -> bool {
+        self.typing
+    }
+
+    /// Appends to the filter; `None` removes the last character.
+    pub(super) fn type_filter(&mut self, typed: Option<char>) {
+        match typed {
+            Some(character) => self.filter.push(character),
+            None => {
+                self.filter.pop();
+            }
+        }
+        self.scroll = TableState::default();
+    }
+
+    /// Ends the reading of a filter, and keeps or drops it.
+    pub(super) fn end_filter(&mut self, keep: bool) {
+        self.typing = false;
+        if !keep {
+            self.filter.clear();
+        }
+    }
+
+    fn table(&self, page: Page) -> (Vec<String>, &'static [Column], Vec<Line>) {
         let Look { schedulers, memories } = &self.look;
         match page {
-            Page::Time => {
-                (schedulers.iter().map(time::head).collect(), &time::TABLE, time::lines(schedulers, &self.waits))
-            }
+            Page::Time => (
+                schedulers.iter().map(time::head).collect(),
+                &time::TABLE,
+                time::lines(schedulers, memories, &self.waits, &self.history),
+            ),
             Page::Memory => {
                 (memories.iter().map(memory::head).collect(), &memory::TABLE, memory::lines(memories, &self.counts))
             }
         }
+    }
+
+    /// Returns the lines of the page that pass the filter, in the operator's order.
+    fn lines(&self, lines: Vec<Line>) -> Vec<Line> {
+        let passes = |line: &Line| line.cells.iter().take(2).any(|cell| cell.contains(&self.filter));
+        let mut lines: Vec<Line> = lines.into_iter().filter(passes).collect();
+        if let Some(amount) = self.order.checked_sub(1) {
+            lines.sort_by_key(|line| std::cmp::Reverse(line.amounts.get(amount).copied()));
+        }
+        lines
     }
 
     /// Returns both tables as text, for output that is not a terminal.
@@ -100,232 +180,95 @@ impl View {
         }
         let text = [Page::Time, Page::Memory].map(|page| {
             let (heads, table, lines) = self.table(page);
-            let mut rows = vec![output::heads(table.heads)];
-            rows.extend(lines.into_iter().map(|line| line.cells));
-            format!("{}\n\n{}", heads.join("\n"), output::table(rows, table.numbers))
+            let shown: Vec<usize> = (0..table.len()).filter(|&index| table[index].kind != Kind::Picture).collect();
+            let head = shown.iter().map(|&index| table[index].head.to_owned()).collect();
+            let cells = |line: Line| shown.iter().filter_map(|&index| line.cells.get(index).cloned()).collect();
+            let rows = std::iter::once(head).chain(lines.into_iter().map(cells)).collect();
+            let numbers: Vec<usize> = (0..shown.len()).filter(|&at| table[shown[at]].kind == Kind::Number).collect();
+            format!("{}\n\n{}", heads.join("\n"), output::table(rows, &numbers))
         });
         text.join("\n")
     }
 
     /// Draws the selected table.
     pub(super) fn draw(&mut self, frame: &mut Frame<'_>) {
+        let area = frame.area();
+        let width = usize::from(area.width);
         let (heads, table, lines) = self.table(self.page);
-        let count = u16::try_from(heads.len()).unwrap_or(u16::MAX);
+        let heads: Vec<Text<'_>> =
+            heads.iter().flat_map(|head| columns::wrapped(&terminal::word(head), width)).map(Text::from).collect();
+        // The table has at least its head and one line.
+        let count = u16::try_from(heads.len()).unwrap_or(u16::MAX).min(area.height.saturating_sub(3));
         let [top, middle, bottom] =
-            Layout::vertical([Constraint::Length(count), Constraint::Min(2), Constraint::Length(1)])
-                .areas(frame.area());
-        frame.render_widget(
-            Paragraph::new(heads.iter().map(|head| Text::from(terminal::word(head).into_owned())).collect::<Vec<_>>()),
-            top,
-        );
-        let aligned = |(column, text): (usize, String)| {
-            let text = Text::from(terminal::word(&text).into_owned());
-            if table.numbers.contains(&column) { text.right_aligned() } else { text }
+            Layout::vertical([Constraint::Length(count), Constraint::Min(2), Constraint::Length(1)]).areas(area);
+        frame.render_widget(Paragraph::new(heads), top);
+        let (tones, rows): (Vec<Tone>, Vec<Vec<String>>) = self
+            .lines(lines)
+            .into_iter()
+            .map(|line| {
+                (line.tone, line.cells.iter().map(|cell| terminal::word(cell).into_owned()).collect::<Vec<_>>())
+            })
+            .unzip();
+        let fitting = columns::fit(table, &rows, width);
+        let aligned = |(index, width): (usize, usize), text: &str| {
+            let text = Text::from(columns::shortened(text, width));
+            if table[index].kind == Kind::Number { text.right_aligned() } else { text }
         };
-        let rows = lines.into_iter().map(|Line { cells, tone }| {
+        let rows = tones.iter().zip(&rows).map(|(tone, cells)| {
             let style = match tone {
                 Tone::Bad => Style::new().fg(Color::Red),
                 Tone::Odd => Style::new().fg(Color::Yellow),
                 Tone::Good => Style::new(),
             };
-            Row::new(cells.into_iter().enumerate().map(aligned)).style(style)
+            let cells = fitting.iter().map(|&column| aligned(column, cells.get(column.0).map_or("", String::as_str)));
+            Row::new(cells).style(style)
         });
-        let head = table.heads.iter().map(|name| (*name).to_owned()).enumerate().map(aligned);
-        let head = Row::new(head).style(Style::new().add_modifier(Modifier::BOLD));
-        let widths = table.widths.iter().copied().map(Constraint::Length);
-        let table = ratatui::widgets::Table::new(rows, widths).header(head).column_spacing(2);
+        let head = Row::new(fitting.iter().map(|&column| aligned(column, table[column.0].head)));
+        let head = head.style(Style::new().add_modifier(Modifier::BOLD));
+        let widths = fitting.iter().map(|&(_, width)| Constraint::Length(u16::try_from(width).unwrap_or(u16::MAX)));
+        let spacing = u16::try_from(SPACING).unwrap_or(1);
+        let table = ratatui::widgets::Table::new(rows, widths).header(head).column_spacing(spacing);
         frame.render_stateful_widget(table, middle, &mut self.scroll);
-        let last = match (&self.error, self.page) {
-            (Some(error), _) => Text::styled(terminal::word(error).into_owned(), Style::new().fg(Color::Red)),
-            (None, Page::Time) => Text::from("q ends, m shows memory, arrows scroll"),
-            (None, Page::Memory) => Text::from("q ends, m shows time, arrows scroll"),
+        frame.render_widget(self.last_line(), bottom);
+        if self.help {
+            let height = u16::try_from(HELP.len()).unwrap_or(0).saturating_add(2);
+            let box_area = ratatui::layout::Rect { height: height.min(area.height), ..area };
+            frame.render_widget(Clear, box_area);
+            let lines: Vec<_> = HELP.into_iter().map(Text::from).collect();
+            frame.render_widget(Paragraph::new(lines).block(Block::bordered().title("Keys")), box_area);
+        }
+    }
+
+    /// Returns the line at the bottom: an error, the filter, or the keys.
+    fn last_line(&self) -> Text<'_> {
+        if let Some(error) = &self.error {
+            return Text::styled(terminal::word(error).into_owned(), Style::new().fg(Color::Red));
+        }
+        let filter = terminal::word(&self.filter);
+        if self.typing {
+            return Text::from(format!("filter: {filter}_"));
+        }
+        let (other, orders) = match self.page {
+            Page::Time => ("memory", ORDERS[0]),
+            Page::Memory => ("time", ORDERS[1]),
         };
-        frame.render_widget(last, bottom);
+        let mut text = format!("q ends, ? helps, m shows {other}");
+        if let Some(order) = orders.get(self.order).filter(|_| self.order > 0) {
+            text.push_str(&format!(", by {order}"));
+        }
+        if !filter.is_empty() {
+            text.push_str(&format!(", only `{filter}`"));
+        }
+        Text::from(text)
     }
 
     /// Scrolls down, or up when `lines` is less than 0.
     pub(super) fn scroll_by(&mut self, lines: isize) {
-        let most = self.table(self.page).2.len().saturating_sub(1);
+        let most = self.lines(self.table(self.page).2).len().saturating_sub(1);
         let at = self.scroll.offset().saturating_add_signed(lines).min(most);
         *self.scroll.offset_mut() = at;
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use api::{CardMemory, CardScheduler, Durations, EngineUse, Quarantine, Turn, VmEngine, VmMemory, VmShare, VmTime};
-    use ratatui::Terminal;
-    use ratatui::backend::TestBackend;
-    use sched::Engine;
-
-    /// A card whose VM has waited for `sum_ns` in `count` submissions.
-    fn card(count: u64, sum_ns: u64, quarantine: Option<Quarantine>) -> CardScheduler {
-        let wait = Durations { count, sum_ns, p99_ns: 5_000_000, ..Durations::default() };
-        let used = VmEngine { arrived: count, received_permille: 305, wait, ..VmEngine::default() };
-        let vm = |name: &str| VmShare {
-            vm: name.to_owned(),
-            time: VmTime::default(),
-            entitled_permille: 500,
-            copies_entitled_permille: None,
-            queued: 4,
-            in_flight: 1,
-            strikes: 2,
-            overdue: Vec::new(),
-            quarantine,
-            engines: [(Engine::Compute, used.clone()), (Engine::Copy0, VmEngine::default())].into(),
-        };
-        let busy = EngineUse { busy_permille: 610, ..EngineUse::default() };
-        CardScheduler {
-            card: "card0".to_owned(),
-            settings: sched::Config::default(),
-            window_ms: 1000,
-            queued: 8,
-            in_flight: 2,
-            engines: [(Engine::Compute, busy)].into(),
-            vms: vec![vm("web"), vm("build")],
-        }
-    }
-
-    fn time(card: CardScheduler) -> Look {
-        Look { schedulers: vec![card], memories: Vec::new() }
-    }
-
-    /// A card with a VM that has moved `moved` MiB and been denied memory `denied` times, and another.
-    fn memory(moved: u64, denied: u64, turn: Option<Turn>) -> Look {
-        let mib = |mib: u64| mib << 20;
-        let suspensions = Durations { count: 3, p99_ns: 7_000_000, ..Durations::default() };
-        let web = VmMemory {
-            vm: "web".to_owned(),
-            advertised_bytes: mib(64),
-            on_card_bytes: mib(20),
-            entitled_bytes: mib(24),
-            quota_bytes: mib(32),
-            in_host_bytes: mib(8),
-            in_reserve_bytes: mib(2),
-            moved_out_bytes: mib(moved),
-            memory_denied: denied,
-            suspensions,
-            ..VmMemory::default()
-        };
-        let build = VmMemory { vm: "build".to_owned(), ..VmMemory::default() };
-        let card = CardMemory {
-            card: "card0".to_owned(),
-            settings: config::CardMemory::default(),
-            chunk_bytes: mib(2),
-            card_bytes: mib(128),
-            mediator_bytes: 0,
-            spare_bytes: mib(60),
-            to_scrub_bytes: 0,
-            quarantined_bytes: 0,
-            scrubbed_bytes: 0,
-            reserve_used_bytes: 0,
-            host_budget_bytes: mib(64),
-            host_used_bytes: mib(10),
-            moved_out_bytes: 0,
-            moved_in_bytes: 0,
-            turns: 0,
-            copy_bytes_per_second: 0,
-            turn,
-            vms: vec![build, web],
-        };
-        Look { schedulers: Vec::new(), memories: vec![card] }
-    }
-
-    fn screen(view: &mut View, lines: u16) -> Vec<String> {
-        let mut terminal = Terminal::new(TestBackend::new(140, lines)).unwrap();
-        terminal.draw(|frame| view.draw(frame)).unwrap();
-        let buffer = terminal.backend().buffer().clone();
-        let line = |row: u16| (0..140).map(|column| buffer[(column, row)].symbol()).collect::<String>();
-        (0..lines).map(|row| line(row).trim_end().to_owned()).collect()
-    }
-
-    #[test]
-    fn names_are_no_commands_to_the_terminal() {
-        let mut odd = card(1, 1, None);
-        odd.card = "card\u{9b}2J".to_owned();
-        odd.vms[0].vm = "web\x1b[31m\u{202e}".to_owned();
-        let mut view = View::default();
-        view.show(time(odd));
-        let shown = screen(&mut view, 6).join("\n") + &view.text();
-        assert!(shown.contains("\\u{9b}2J") && shown.contains("web\\u{1b}"), "{shown}");
-        let bad = |c: char| c != '\n' && (c.is_control() || c == '\u{202e}');
-        view.fail("no\x1b]0;x\x07".to_owned());
-        assert!(!screen(&mut view, 6).join("\n").chars().any(bad));
-        // Files and pipes get it through `Form::shown`, headings as well.
-        assert!(!crate::Form::Table.shown(&view.text()).chars().any(bad));
-    }
-
-    fn cells(line: &str) -> Vec<&str> {
-        line.split("  ").map(str::trim).filter(|cell| !cell.is_empty()).collect()
-    }
-
-    #[test]
-    fn waits_are_those_since_the_look_before() {
-        let mut view = View::default();
-        let shown = |view: &View| view.table(Page::Time).2[0].cells[5].clone();
-        view.show(time(card(10, 10_000_000, None)));
-        assert_eq!(shown(&view), "1 ms");
-        view.show(time(card(14, 30_000_000, None)));
-        assert_eq!(shown(&view), "5 ms");
-        view.show(time(card(14, 30_000_000, None)));
-        assert_eq!(shown(&view), "-", "nothing was started");
-        // Another VM of that name.
-        view.show(time(card(2, 6_000_000, None)));
-        assert_eq!(shown(&view), "3 ms");
-    }
-
-    #[test]
-    fn top_screen_shows_card_vms_and_errors() {
-        let mut view = View::default();
-        view.show(time(card(10, 10_000_000, Some(Quarantine { ends_in_ms: Some(1500) }))));
-        let lines = screen(&mut view, 6);
-        assert_eq!(lines[0], "card0: band; busy: compute 61.0 %; queued 8, on the card 2");
-        assert_eq!(
-            cells(&lines[2]),
-            ["card0", "web", "compute", "50.0 %", "30.5 %", "1 ms", "5 ms", "4", "2", "QUARANTINED for 1.5 s"]
-        );
-        assert_eq!(cells(&lines[3])[1], "build", "an engine that is not used has no line");
-        assert_eq!((&*lines[4], &*lines[5]), ("", "q ends, m shows memory, arrows scroll"));
-        view.scroll_by(1);
-        assert_eq!(cells(&screen(&mut view, 6)[2])[1], "build");
-        view.scroll_by(9);
-        view.scroll_by(-20);
-        view.fail("no daemon answers".to_owned());
-        let lines = screen(&mut view, 6);
-        assert_eq!((cells(&lines[2])[1], &*lines[5]), ("web", "no daemon answers"));
-    }
-
-    #[test]
-    fn top_memory_page_shows_amounts_moved_since_last_refresh() {
-        let mut view = View::default();
-        view.show(memory(6, 0, None));
-        view.turn_over();
-        let lines = screen(&mut view, 6);
-        assert_eq!(lines[0], "card0: 128 MiB, spare 60 MiB; host memory 10 MiB of 64 MiB");
-        let web = ["card0", "web", "64 MiB", "20 MiB", "24 MiB", "32 MiB", "10 MiB", "6 MiB", "7 ms", "-"];
-        assert_eq!(cells(&lines[3]), web);
-        assert_eq!((cells(&lines[2])[8], &*lines[5]), ("-", "q ends, m shows time, arrows scroll"));
-        let turn =
-            Turn { holder: "web".to_owned(), members: vec!["build".to_owned(), "web".to_owned()], quantum_ms: 1 };
-        view.show(memory(10, 0, Some(turn)));
-        let states =
-            |view: &View| view.table(Page::Memory).2.into_iter().map(|line| line.cells[9].clone()).collect::<Vec<_>>();
-        assert_eq!(states(&view), ["waits for its turn", "has its turn"]);
-        let line = |view: &View| view.table(Page::Memory).2[1].clone();
-        assert_eq!((line(&view).cells[7].as_str(), line(&view).tone), ("4 MiB", Tone::Odd));
-        view.show(memory(10, 2, None));
-        assert_eq!((line(&view).cells[9].as_str(), line(&view).tone), ("2 WITHOUT MEMORY", Tone::Bad));
-        view.show(memory(10, 2, None));
-        assert_eq!((line(&view).cells[9].as_str(), line(&view).tone), ("-", Tone::Odd));
-    }
-
-    #[test]
-    fn text_has_both_tables() {
-        let mut view = View::default();
-        view.show(Look { memories: memory(6, 0, None).memories, ..time(card(1, 1, None)) });
-        let text = view.text();
-        assert!(text.contains("RECEIVED") && text.contains("IN HOST"), "{text}");
-        assert!(text.find("busy: compute") < text.find("host memory 10 MiB"), "{text}");
-    }
-}
+mod tests;

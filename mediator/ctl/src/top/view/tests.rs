@@ -1,0 +1,309 @@
+//! Screens of several widths, on a terminal in memory.
+
+use super::*;
+use api::{CardMemory, CardScheduler, Durations, EngineUse, Quarantine, Turn, VmEngine, VmMemory, VmShare, VmTime};
+use ratatui::Terminal;
+use ratatui::backend::TestBackend;
+use sched::Engine;
+
+const SECOND: Duration = Duration::from_secs(1);
+
+/// A card whose VM has waited for `sum_ns` in `count` submissions.
+fn card(count: u64, sum_ns: u64, quarantine: Option<Quarantine>) -> CardScheduler {
+    let wait = Durations { count, sum_ns, p99_ns: 5_000_000, ..Durations::default() };
+    let used = VmEngine { arrived: count, received_permille: 305, wait, ..VmEngine::default() };
+    let vm = |name: &str| VmShare {
+        vm: name.to_owned(),
+        time: VmTime::default(),
+        entitled_permille: 500,
+        copies_entitled_permille: None,
+        queued: 4,
+        in_flight: 1,
+        strikes: 2,
+        overdue: Vec::new(),
+        quarantine,
+        engines: [(Engine::Compute, used.clone()), (Engine::Copy0, VmEngine::default())].into(),
+    };
+    let busy = EngineUse { busy_permille: 610, ..EngineUse::default() };
+    CardScheduler {
+        card: "card0".to_owned(),
+        settings: sched::Config::default(),
+        window_ms: 1000,
+        queued: 8,
+        in_flight: 2,
+        engines: [(Engine::Compute, busy)].into(),
+        vms: vec![vm("web"), vm("build")],
+    }
+}
+
+fn time(card: CardScheduler) -> Look {
+    Look { schedulers: vec![card], memories: Vec::new() }
+}
+
+/// A card with a VM that has moved `moved` MiB and been denied memory `denied` times, and another.
+fn memory(moved: u64, denied: u64, turn: Option<Turn>) -> Look {
+    let mib = |mib: u64| mib << 20;
+    let suspensions = Durations { count: 3, p99_ns: 7_000_000, ..Durations::default() };
+    let web = VmMemory {
+        vm: "web".to_owned(),
+        advertised_bytes: mib(64),
+        on_card_bytes: mib(20),
+        entitled_bytes: mib(24),
+        quota_bytes: mib(32),
+        in_host_bytes: mib(8),
+        in_reserve_bytes: mib(2),
+        moved_out_bytes: mib(moved),
+        memory_denied: denied,
+        suspensions,
+        ..VmMemory::default()
+    };
+    let build = VmMemory { vm: "build".to_owned(), ..VmMemory::default() };
+    let card = CardMemory {
+        card: "card0".to_owned(),
+        settings: config::CardMemory::default(),
+        chunk_bytes: mib(2),
+        card_bytes: mib(128),
+        mediator_bytes: 0,
+        spare_bytes: mib(60),
+        to_scrub_bytes: 0,
+        quarantined_bytes: 0,
+        scrubbed_bytes: 0,
+        reserve_used_bytes: 0,
+        host_budget_bytes: mib(64),
+        host_used_bytes: mib(10),
+        moved_out_bytes: 0,
+        moved_in_bytes: 0,
+        turns: 0,
+        copy_bytes_per_second: 0,
+        turn,
+        vms: vec![build, web],
+    };
+    Look { schedulers: Vec::new(), memories: vec![card] }
+}
+
+fn screen(view: &mut View, lines: u16) -> Vec<String> {
+    screen_of(view, 140, lines)
+}
+
+fn screen_of(view: &mut View, width: u16, lines: u16) -> Vec<String> {
+    let mut terminal = Terminal::new(TestBackend::new(width, lines)).unwrap();
+    terminal.draw(|frame| view.draw(frame)).unwrap();
+    let buffer = terminal.backend().buffer().clone();
+    let line = |row: u16| (0..width).map(|column| buffer[(column, row)].symbol()).collect::<String>();
+    (0..lines).map(|row| line(row).trim_end().to_owned()).collect()
+}
+
+#[test]
+fn names_are_no_commands_to_the_terminal() {
+    let mut odd = card(1, 1, None);
+    odd.card = "card\u{9b}2J".to_owned();
+    odd.vms[0].vm = "web\x1b[31m\u{202e}".to_owned();
+    let mut view = View::default();
+    view.show(time(odd), SECOND);
+    let shown = screen(&mut view, 6).join("\n") + &view.text();
+    assert!(shown.contains("\\u{9b}2J") && shown.contains("web\\u{1b}"), "{shown}");
+    let bad = |c: char| c != '\n' && (c.is_control() || c == '\u{202e}');
+    view.fail("no\x1b]0;x\x07".to_owned());
+    assert!(!screen(&mut view, 6).join("\n").chars().any(bad));
+    // Files and pipes get it through `Form::shown`, headings as well.
+    assert!(!crate::Form::Table.shown(&view.text()).chars().any(bad));
+}
+
+fn cells(line: &str) -> Vec<&str> {
+    line.split("  ").map(str::trim).filter(|cell| !cell.is_empty()).collect()
+}
+
+#[test]
+fn waits_are_those_since_the_look_before() {
+    let mut view = View::default();
+    let shown = |view: &View| view.table(Page::Time).2[0].cells[7].clone();
+    view.show(time(card(10, 10_000_000, None)), SECOND);
+    assert_eq!(shown(&view), "1 ms");
+    view.show(time(card(14, 30_000_000, None)), SECOND);
+    assert_eq!(shown(&view), "5 ms");
+    view.show(time(card(14, 30_000_000, None)), SECOND);
+    assert_eq!(shown(&view), "-", "nothing was started");
+    // Another VM of that name.
+    view.show(time(card(2, 6_000_000, None)), SECOND);
+    assert_eq!(shown(&view), "3 ms");
+}
+
+#[test]
+fn top_screen_shows_card_vms_and_errors() {
+    let mut view = View::default();
+    view.show(time(card(10, 10_000_000, Some(Quarantine { ends_in_ms: Some(1500) }))), SECOND);
+    let lines = screen(&mut view, 6);
+    assert_eq!(lines[0], "card0: band; busy: compute 61.0 %; queued 8, on the card 2");
+    assert_eq!(
+        cells(&lines[2]),
+        [
+            "card0",
+            "web",
+            "compute",
+            "50.0 %",
+            "30.5 %",
+            "████|·····",
+            "▃",
+            "1 ms",
+            "5 ms",
+            "-",
+            "-",
+            "4",
+            "2",
+            "QUARANTINED for…"
+        ]
+    );
+    assert_eq!(cells(&lines[3])[1], "build", "an engine that is not used has no line");
+    assert_eq!((&*lines[4], &*lines[5]), ("", "q ends, ? helps, m shows memory"));
+    view.scroll_by(1);
+    assert_eq!(cells(&screen(&mut view, 6)[2])[1], "build");
+    view.scroll_by(9);
+    view.scroll_by(-20);
+    view.fail("no daemon answers".to_owned());
+    let lines = screen(&mut view, 6);
+    assert_eq!((cells(&lines[2])[1], &*lines[5]), ("web", "no daemon answers"));
+}
+
+#[test]
+fn top_memory_page_shows_amounts_moved_since_last_refresh() {
+    let mut view = View::default();
+    view.show(memory(6, 0, None), SECOND);
+    view.turn_over();
+    let lines = screen(&mut view, 6);
+    assert_eq!(lines[0], "card0: 128 MiB, spare 60 MiB; host memory 10 MiB of 64 MiB");
+    let web = ["card0", "web", "64 MiB", "20 MiB", "24 MiB", "32 MiB", "10 MiB", "6 MiB", "7 ms", "-"];
+    assert_eq!(cells(&lines[3]), web);
+    assert_eq!((cells(&lines[2])[8], &*lines[5]), ("-", "q ends, ? helps, m shows time"));
+    let turn = Turn { holder: "web".to_owned(), members: vec!["build".to_owned(), "web".to_owned()], quantum_ms: 1 };
+    view.show(memory(10, 0, Some(turn)), SECOND);
+    let states =
+        |view: &View| view.table(Page::Memory).2.into_iter().map(|line| line.cells[9].clone()).collect::<Vec<_>>();
+    assert_eq!(states(&view), ["waits for its turn", "has its turn"]);
+    let line = |view: &View| view.table(Page::Memory).2[1].clone();
+    assert_eq!((line(&view).cells[7].as_str(), line(&view).tone), ("4 MiB", Tone::Odd));
+    view.show(memory(10, 2, None), SECOND);
+    assert_eq!((line(&view).cells[9].as_str(), line(&view).tone), ("2 WITHOUT MEMORY", Tone::Bad));
+    view.show(memory(10, 2, None), SECOND);
+    assert_eq!((line(&view).cells[9].as_str(), line(&view).tone), ("-", Tone::Odd));
+}
+
+#[test]
+fn text_has_both_tables() {
+    let mut view = View::default();
+    view.show(Look { memories: memory(6, 0, None).memories, ..time(card(1, 1, None)) }, SECOND);
+    let text = view.text();
+    assert!(text.contains("RECEIVED") && text.contains("IN HOST"), "{text}");
+    assert!(text.find("busy: compute") < text.find("host memory 10 MiB"), "{text}");
+}
+
+/// Two cards with VMs of long names, at their largest sizes and shares.
+fn busy() -> Look {
+    let mut schedulers = vec![card(10, 10_000_000, None), card(12_000, 9_000_000_000, None)];
+    let mut memories = vec![memory(6, 0, None).memories.remove(0), memory(600, 0, None).memories.remove(0)];
+    for (index, (scheduler, memory)) in schedulers.iter_mut().zip(&mut memories).enumerate() {
+        let card = format!("h100-{index}");
+        (scheduler.card, memory.card) = (card.clone(), card);
+        scheduler.vms[0].vm = format!("training-of-team-{index}-with-a-long-name");
+        memory.vms[1].vm = scheduler.vms[0].vm.clone();
+        scheduler.vms[0].entitled_permille = 1000;
+        memory.vms[1].on_card_bytes = 81_559 << 20;
+        memory.vms[0].on_card_bytes = 256 << 20;
+    }
+    Look { schedulers, memories }
+}
+
+/// Screens of both pages.
+fn screens(width: u16) -> String {
+    let mut view = View::default();
+    for _ in 0..40 {
+        view.show(busy(), SECOND);
+    }
+    let time = screen_of(&mut view, width, 11).join("\n");
+    view.turn_over();
+    format!("{time}\n---\n{}\n", screen_of(&mut view, width, 9).join("\n"))
+}
+
+#[test]
+fn screens_of_four_widths_are_as_recorded() {
+    for (width, expected) in [
+        (60, include_str!("screens/60.txt")),
+        (80, include_str!("screens/80.txt")),
+        (130, include_str!("screens/130.txt")),
+        (200, include_str!("screens/200.txt")),
+    ] {
+        assert_eq!(screens(width), expected, "{width} columns:\n{}", screens(width));
+    }
+}
+
+#[test]
+fn numbers_are_whole_at_every_width() {
+    for width in 40..=220 {
+        let screens = screens(width);
+        for line in screens.lines().filter(|line| line.contains("MiB") || line.contains('%')) {
+            assert!(line.chars().count() <= usize::from(width), "{width}: {line}");
+        }
+        // Each of these sizes and shares is on the page at every width, and each is whole.
+        for whole in ["81559 MiB", "256 MiB", "30.5 %"] {
+            assert!(screens.contains(whole), "{width}: {whole} in\n{screens}");
+        }
+        let words: Vec<&str> = screens.split_whitespace().collect();
+        for pair in words.windows(2).filter(|pair| pair[1].starts_with("MiB")) {
+            let known = ["81559", "256", "64", "24", "32", "10", "0", "128", "60", "6", "600"];
+            assert!(known.contains(&pair[0]), "{width}: {} MiB in\n{screens}", pair[0]);
+        }
+    }
+}
+
+#[test]
+fn keys_sort_filter_and_show_help() {
+    use crate::top::Reaction;
+    use ratatui::crossterm::event::{Event, KeyCode, KeyEvent, KeyModifiers, MouseEvent, MouseEventKind};
+    let mut view = View::default();
+    let mut look = busy();
+    for (index, scheduler) in look.schedulers.iter_mut().enumerate() {
+        for vm in &mut scheduler.vms {
+            vm.engines.values_mut().for_each(|used| used.received_permille = 100 + 400 * index as u32);
+        }
+    }
+    view.show(look, SECOND);
+    let press = |view: &mut View, code: KeyCode| view.react(&Event::Key(KeyEvent::new(code, KeyModifiers::NONE)));
+    let first =
+        |view: &mut View| cells(&screen(view, 12)[3]).first().map(|cell| (*cell).to_owned()).unwrap_or_default();
+    assert_eq!(first(&mut view), "h100-0");
+    assert_eq!(press(&mut view, KeyCode::Char('s')), Reaction::Draw);
+    assert_eq!(first(&mut view), "h100-1", "by received share");
+    assert!(screen(&mut view, 12)[11].ends_with("by received share"));
+    for key in "/h100-0".chars() {
+        press(&mut view, KeyCode::Char(key));
+    }
+    assert_eq!(screen(&mut view, 12)[11], "filter: h100-0_");
+    press(&mut view, KeyCode::Enter);
+    let lines = screen(&mut view, 12);
+    assert!(
+        lines[11].ends_with("only `h100-0`") && lines[3..11].iter().all(|line| !line.contains("h100-1")),
+        "{lines:?}"
+    );
+    assert_eq!(press(&mut view, KeyCode::Char('?')), Reaction::Draw);
+    assert!(screen(&mut view, 12).join("\n").contains("q, Esc     end"));
+    assert_eq!(press(&mut view, KeyCode::Esc), Reaction::Draw, "it closes the help only");
+    let wheel = MouseEvent { kind: MouseEventKind::ScrollDown, column: 0, row: 0, modifiers: KeyModifiers::NONE };
+    assert_eq!(view.react(&Event::Mouse(wheel)), Reaction::Draw);
+    assert_eq!(view.scroll.offset(), 1, "of two lines");
+    press(&mut view, KeyCode::Char('/'));
+    press(&mut view, KeyCode::Backspace);
+    press(&mut view, KeyCode::Esc);
+    assert_eq!(view.filter, "");
+    assert_eq!(press(&mut view, KeyCode::Char('q')), Reaction::End);
+}
+
+#[test]
+fn history_keeps_one_minute() {
+    let mut view = View::default();
+    for _ in 0..100 {
+        view.show(busy(), SECOND);
+    }
+    let key = ("h100-0".to_owned(), "build".to_owned(), Engine::Compute);
+    assert_eq!(view.history.picture(&key), "▃".repeat(15));
+    view.show(Look::default(), SECOND);
+    assert_eq!(view.history.picture(&key), "", "a VM that has gone has none");
+}
