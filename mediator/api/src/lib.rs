@@ -249,6 +249,9 @@ pub struct Card {
     /// Its chip, or of a CUDA card the name of its model, where that is known.
     #[serde(default)]
     pub model: String,
+    /// Its device for the driver, of a CUDA card: a number, `GPU-` with the UUID, or a PCI address, as configured.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub device: Option<String>,
     /// MiB of VRAM.
     pub vram_mib: u64,
     /// MiB that the mediator keeps for itself.

@@ -152,7 +152,7 @@ pub struct MoveRequest {
 }
 
 /// The answer: what has moved.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct MoveReport {
     /// Bytes that lie elsewhere now.
     pub moved_bytes: u64,
@@ -160,6 +160,9 @@ pub struct MoveReport {
     pub stayed_bytes: u64,
     /// Time for which the virtual machine's work was suspended, in ns.
     pub suspended_ns: u64,
+    /// Why memory stays, with the remedy.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reason: Option<String>,
 }
 
 /// The answer of `POST /v1/vms/NAME/memory/accesses`: how often a guest's VRAM was accessed in that time.

@@ -255,7 +255,61 @@ const OPERATIONS: [Operation; 42] = [
     get("/v1/schema", "This document", NONE, |_| json!({ "type": "object" })),
 ];
 
+/// Tags of the operations, by the first part of their paths: name, meaning.
+const TAGS: [(&str, &str, &[&str]); 5] = [
+    ("vms", "Virtual machines", &["vms"]),
+    ("tenants", "Tenants of CUDA cards", &["tenants"]),
+    ("profiles", "Named limits that virtual machines and tenants are made from", &["profiles"]),
+    ("cards", "Cards, with their time and memory", &["cards", "schedulers", "memory"]),
+    ("daemon", "The daemon, its desired state and its metrics", &["daemon", "desired", "schema", "metrics"]),
+];
+
 impl Operation {
+    /// Returns the parts of the path after the version, without the name.
+    fn parts(&self) -> Vec<&'static str> {
+        self.path.split('/').filter(|part| !["", "v1", "{name}"].contains(part)).collect()
+    }
+
+    /// Returns its name in generated clients: a verb and an object, such as `get_vm_memory` and `drain_card`.
+    fn id(&self) -> String {
+        let mut parts: Vec<String> = self.parts().iter().map(|part| part.replace('-', "_")).collect();
+        let adds = self.method == "post" && parts.len() == 1;
+        if let Some(first) = parts.first_mut().filter(|_| adds || self.path.contains("{name}"))
+            && let Some(one) = first.strip_suffix('s')
+        {
+            *first = one.to_owned();
+        }
+        let verb = match self.method {
+            "post" if adds => "add".to_owned(),
+            "post" => parts.pop().unwrap_or_default(),
+            "patch" => "change".to_owned(),
+            "delete" => "remove".to_owned(),
+            method => method.to_owned(),
+        };
+        format!("{verb}_{}", parts.join("_"))
+    }
+
+    fn tag(&self) -> &'static str {
+        let first = self.parts().first().copied().unwrap_or_default();
+        TAGS.iter().find(|(_, _, parts)| parts.contains(&first)).map_or("daemon", |(tag, _, _)| tag)
+    }
+
+    /// Returns the statuses with which it may be refused, with their meanings.
+    fn refusals(&self) -> Vec<(u16, &'static str)> {
+        let changes = self.method != "get";
+        let named = self.path.contains("{name}");
+        let values = self.body.is_some() || !self.query.is_empty();
+        let all = [
+            (400, "a value is wrong", values || changes),
+            (403, "the socket is read-only", changes),
+            (404, "no object has the name", named || self.body.is_some()),
+            (409, "something prevents it, or the revision is another", changes),
+            (422, "the body lacks a key, or one has a wrong type", self.body.is_some()),
+            (507, "the card has not enough left", changes),
+        ];
+        all.into_iter().filter(|(_, _, may)| *may).map(|(status, description, _)| (status, description)).collect()
+    }
+
     fn parameters(&self, generator: &mut SchemaGenerator) -> Vec<Value> {
         let mut parameters = Vec::new();
         if self.path.contains("{name}") {
@@ -285,8 +339,17 @@ impl Operation {
         if let Some(answer) = answer {
             good["content"] = content(answer(generator));
         }
-        let bad = json!({ "description": "not done", "content": content(schema_of::<crate::Error>(generator)) });
-        let mut described = json!({ "summary": self.summary, "responses": { "default": bad } });
+        let error = schema_of::<crate::Error>(generator);
+        let bad = |description: &str| json!({ "description": description, "content": content(error.clone()) });
+        let mut described = json!({
+            "operationId": self.id(),
+            "tags": [self.tag()],
+            "summary": self.summary,
+            "responses": { "default": bad("not done") },
+        });
+        for (status, description) in self.refusals() {
+            described["responses"][status.to_string()] = bad(description);
+        }
         described["responses"][status.to_string()] = good;
         let parameters = self.parameters(generator);
         if !parameters.is_empty() {
@@ -316,26 +379,74 @@ pub fn document() -> Value {
     paths.insert(
         "/metrics".to_owned(),
         json!({ "get": {
+            "operationId": "get_metrics",
+            "tags": ["daemon"],
             "summary": "Metrics",
-            "responses": { "200": { "description": "Prometheus' text format", "content": { "text/plain": {} } } },
+            "responses": { "200": {
+                "description": "Prometheus' text format",
+                "content": { "text/plain": { "schema": { "type": "string" } } },
+            } },
         } }),
     );
-    // Saved virtual machines are not JSON.
-    let stream = json!({ "application/octet-stream": {} });
+    // Saved virtual machines and records are not JSON.
+    let stream = json!({ "application/octet-stream": { "schema": { "type": "string", "format": "binary" } } });
+    if let Some(record) = paths.get_mut("/v1/cards/{name}/scheduler/record") {
+        record["post"]["responses"]["200"]["content"] =
+            json!({ "application/jsonl": { "schema": { "type": "string" } } });
+    }
     if let Some(save) = paths.get_mut("/v1/vms/{name}/save") {
         save["post"]["responses"]["200"]["content"] = stream.clone();
     }
     if let Some(restore) = paths.get_mut("/v1/vms/{name}/restore") {
         restore["post"]["requestBody"] = json!({ "required": true, "content": stream });
     }
-    json!({
+    let tags: Vec<Value> =
+        TAGS.iter().map(|(name, description, _)| json!({ "name": name, "description": description })).collect();
+    let mut document = json!({
         "openapi": "3.1.0",
         "info": {
             "title": "gpu-mediator",
             "version": "1",
             "description": "The admin API of mediatord, over its UNIX socket. Keys are added within /v1, not renamed or removed.",
         },
+        "servers": [{ "url": "http://localhost", "description": "Over the UNIX socket; the host is ignored" }],
+        "tags": tags,
         "paths": paths,
         "components": { "schemas": generator.take_definitions(true) },
-    })
+    });
+    name_values(&mut document);
+    document
+}
+
+/// Turns a choice among constants into an enumeration, for which generated clients have a type.
+fn name_values(value: &mut Value) {
+    match value {
+        Value::Array(items) => items.iter_mut().for_each(name_values),
+        Value::Object(keys) => {
+            if let Some((values, described)) = keys.get("oneOf").and_then(constants) {
+                keys.remove("oneOf");
+                keys.insert("type".to_owned(), "string".into());
+                keys.insert("enum".to_owned(), values.into());
+                let before = keys.get("description").and_then(Value::as_str).map(|text| format!("{text}\n\n"));
+                let text = format!("{}{}", before.unwrap_or_default(), described.join("\n"));
+                keys.insert("description".to_owned(), text.trim_end().into());
+            }
+            keys.values_mut().for_each(name_values);
+        }
+        _ => {}
+    }
+}
+
+/// Returns the values of a choice that has only texts, and a line about each.
+fn constants(choice: &Value) -> Option<(Vec<Value>, Vec<String>)> {
+    let (mut values, mut described) = (Vec::new(), Vec::new());
+    for one in choice.as_array()? {
+        let about = one.get("description").and_then(Value::as_str).unwrap_or_default();
+        let several = one.get("enum").and_then(Value::as_array).cloned();
+        for value in several.or_else(|| Some(vec![one.get("const")?.clone()]))? {
+            described.push(format!("{}: {about}", value.as_str()?));
+            values.push(value);
+        }
+    }
+    Some((values, described))
 }

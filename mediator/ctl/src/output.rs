@@ -228,30 +228,41 @@ pub fn cards(cards: &[Card]) -> String {
 pub fn card(card: &Card) -> String {
     let mib = |mib: u64| format!("{mib} MiB");
     let mode = if card.passthrough { "passthrough" } else { "shared" };
-    table(
-        vec![
-            row(&[&"name", &card.name]),
-            row(&[&"kind", &card.kind]),
-            row(&[&"PCI id", &card.pci_id]),
-            row(&[&"model", &card.model]),
-            row(&[&"mode", &mode]),
-            row(&[&"drained", &yes(card.drained)]),
-            row(&[&"trouble", &card.error.as_deref().unwrap_or(NOTHING)]),
-            row(&[&"VRAM", &mib(card.vram_mib)]),
-            row(&[&"  assigned", &mib(card.vram_assigned_mib)]),
-            row(&[&"    in use", &mib(card.vram_placed_mib)]),
-            row(&[&"  kept by the mediator", &mib(card.vram_reserved_mib)]),
-            row(&[&"    in use", &mib(card.vram_mediator_mib)]),
-            row(&[&"  free", &mib(card.vram_free_mib)]),
+    let cuda = card.kind == "cuda";
+    let mut rows = vec![
+        row(&[&"name", &card.name]),
+        row(&[&"kind", &card.kind]),
+        row(&[&"PCI id", &if card.pci_id.is_empty() { NOTHING } else { &card.pci_id }]),
+        row(&[&"model", &card.model]),
+    ];
+    rows.extend(card.device.iter().map(|device| row(&[&"device", device])));
+    rows.extend([
+        row(&[&"mode", &mode]),
+        row(&[&"drained", &yes(card.drained)]),
+        row(&[&"trouble", &card.error.as_deref().unwrap_or(NOTHING)]),
+        row(&[&"VRAM", &mib(card.vram_mib)]),
+        row(&[&"  assigned", &mib(card.vram_assigned_mib)]),
+        row(&[&"    in use", &mib(card.vram_placed_mib)]),
+        row(&[&"  kept by the mediator", &mib(card.vram_reserved_mib)]),
+        row(&[&"    in use", &mib(card.vram_mediator_mib)]),
+        row(&[&"  free", &mib(card.vram_free_mib)]),
+    ]);
+    if cuda {
+        // Its apertures and channels are the driver's.
+        rows.extend([
+            row(&[&"tenants", &users(card)]),
+            row(&[&"strangers", &strangers(card)]),
+            row(&[&"unexplained", &mib(card.unexplained_bytes >> 20)]),
+        ]);
+    } else {
+        rows.extend([
             row(&[&"BAR1", &mib(card.bar1_mib)]),
             row(&[&"BAR3", &mib(card.bar3_mib)]),
             row(&[&"channels", &format!("{}/{}", card.channels_used, card.channels)]),
-            row(&[if card.kind == "cuda" { &"tenants" } else { &"VMs" }, &users(card)]),
-            row(&[&"strangers", &strangers(card)]),
-            row(&[&"unexplained", &mib(card.unexplained_bytes >> 20)]),
-        ],
-        &[],
-    )
+            row(&[&"VMs", &users(card)]),
+        ]);
+    }
+    table(rows, &[])
 }
 
 /// Renders processes that use a CUDA card without its owner.

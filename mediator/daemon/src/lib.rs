@@ -544,6 +544,7 @@ impl Daemon {
             error: status.failed.or(status.trouble),
             pci_id: status.pci_id,
             model: status.model,
+            device: cuda.then(|| spec.cuda().device),
             vram_mib: spec.vram_mib,
             vram_reserved_mib: reserved,
             vram_assigned_mib: assigned,

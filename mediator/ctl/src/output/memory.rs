@@ -122,11 +122,12 @@ pub fn limits(memory: &VmMemorySettings) -> String {
 /// Renders the moves that an operator requested.
 #[must_use]
 pub fn moved(report: &MoveReport) -> String {
-    let MoveReport { moved_bytes, stayed_bytes, suspended_ns } = *report;
-    let rows = vec![
+    let MoveReport { moved_bytes, stayed_bytes, suspended_ns, ref reason } = *report;
+    let mut rows = vec![
         row(&[&"moved", &mib(moved_bytes)]),
         row(&[&"stayed", &mib(stayed_bytes)]),
         row(&[&"suspended for", &duration(suspended_ns)]),
     ];
+    rows.extend(reason.iter().map(|reason| row(&[&"stayed because", reason])));
     table(rows, &[])
 }

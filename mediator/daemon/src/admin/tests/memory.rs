@@ -370,3 +370,17 @@ fn guarantee_is_withdrawn_if_vms_change_while_memory_moves() {
     let memory: CardMemory = served.client().get(CARD).unwrap();
     assert_eq!(memory.vms.iter().find(|vm| vm.vm == "b").unwrap().guarantee_bytes, 0);
 }
+
+#[test]
+fn evict_without_host_memory_says_which_limit_holds() {
+    let served = one_card("overcommit = true\n");
+    let body = json!({ "name": "a", "card": "card0", "vram_mib": 32 });
+    let _: api::Vm = served.client().post("/v1/vms", &body).unwrap();
+    let (mut driver, mut channel) = guest(&served, "a");
+    copy(&mut driver, &mut channel);
+    driver.wait(&channel);
+    let report: MoveReport = served.client().post(&format!("{VM}/evict"), &MoveRequest::default()).unwrap();
+    assert!(report.moved_bytes == 0 && report.stayed_bytes > 0, "{report:?}");
+    let reason = report.reason.unwrap();
+    assert!(reason.contains("`memory.host_mib` is 0; set it in the configuration file"), "{reason}");
+}

@@ -36,6 +36,58 @@ fn published_document_is_that_of_the_types() {
     assert_eq!(published, document(), "write it anew: mediatorctl schema > docs/reference/api.json");
 }
 
+/// Visits every object of a document.
+fn visit(value: &Value, see: &mut impl FnMut(&serde_json::Map<String, Value>)) {
+    match value {
+        Value::Array(items) => items.iter().for_each(|item| visit(item, see)),
+        Value::Object(keys) => {
+            see(keys);
+            keys.values().for_each(|value| visit(value, see));
+        }
+        _ => {}
+    }
+}
+
+#[test]
+fn document_has_all_that_generated_clients_need() {
+    let document = document();
+    let tags: Vec<_> = document["tags"].as_array().unwrap().iter().map(|tag| tag["name"].clone()).collect();
+    assert!(document["servers"][0]["url"].is_string());
+    let mut ids = std::collections::BTreeSet::new();
+    for (path, operations) in document["paths"].as_object().unwrap() {
+        for (method, operation) in operations.as_object().unwrap() {
+            let id = operation["operationId"].as_str().unwrap();
+            assert!(ids.insert(id.to_owned()), "{method} {path}: {id} is taken");
+            assert!(id.bytes().all(|byte| byte.is_ascii_lowercase() || byte == b'_'), "{id}");
+            assert!(tags.contains(&operation["tags"][0]), "{method} {path}");
+            let responses = operation["responses"].as_object().unwrap();
+            let has = |status: &str| responses.contains_key(status);
+            assert_eq!(
+                has("404"),
+                path.contains("{name}") || operation["requestBody"]["content"]["application/json"].is_object()
+            );
+            assert_eq!(has("409") && has("403"), method != "get", "{method} {path}");
+            for body in responses.values().chain(operation.get("requestBody")) {
+                for (media, content) in body["content"].as_object().into_iter().flatten() {
+                    assert!(content["schema"].is_object(), "{method} {path}: {media}");
+                }
+            }
+        }
+    }
+    for id in
+        ["get_vms", "add_vm", "get_vm", "remove_vm", "change_vm_memory", "move_vm", "evict_vm_memory", "add_tenant"]
+    {
+        assert!(ids.contains(id), "{id} in {ids:?}");
+    }
+    visit(&document, &mut |keys| {
+        let choice = keys.get("oneOf").and_then(Value::as_array).into_iter().flatten();
+        let constants = choice.filter(|one| one.get("const").is_some()).count();
+        assert_eq!(constants, 0, "a choice among constants: {keys:?}");
+    });
+    let states = &document["components"]["schemas"]["VmState"];
+    assert_eq!(states["enum"], json!(["starting", "waiting", "connected", "stopping", "failed"]), "{states}");
+}
+
 #[test]
 fn server_accepts_exactly_documented_methods() {
     let served = one_card("");
