@@ -126,7 +126,11 @@ impl Doctor {
     /// Runs the checks. Returns the output, and the exit code: 0 if nothing is missing, else 1.
     pub(super) fn run(self, client: &Client, socket: &Path, form: Form) -> (String, Code) {
         let host = Host::at(&self.root);
-        let config = Config::load(&host.path(&self.config));
+        // A relative path is one of this process's folder, not of the root.
+        let config = match self.config.is_absolute() {
+            true => Config::load(&host.path(&self.config)),
+            false => Config::load(&self.config),
+        };
         let patient = Patient { host, config, path: &self.config, client, socket };
         let findings = [
             service::configuration(&patient),

@@ -29,6 +29,7 @@ pub mod client;
 mod daemon;
 mod desired;
 mod doctor;
+mod examples;
 mod firmware;
 mod host;
 mod libvirt;
@@ -43,6 +44,7 @@ mod saving;
 mod sched;
 mod tenant;
 mod top;
+mod usage;
 pub mod values;
 mod watch;
 
@@ -70,6 +72,9 @@ pub enum Code {
     Unreachable = 5,
 }
 
+/// Heading of options that each command takes.
+const GLOBAL: &str = "Global options";
+
 /// Shows and changes the virtual machines and cards of mediatord
 #[derive(Clone, Debug, Parser)]
 #[command(
@@ -80,16 +85,16 @@ pub enum Code {
 )]
 struct Arguments {
     /// The daemon's admin socket
-    #[arg(long, global = true, value_name = "PATH", env = "MEDIATORCTL_SOCKET", default_value = DEFAULT_ADMIN_SOCKET)]
+    #[arg(long, global = true, help_heading = GLOBAL, value_name = "PATH", env = "MEDIATORCTL_SOCKET", default_value = DEFAULT_ADMIN_SOCKET)]
     socket: PathBuf,
     /// Form of what is printed
-    #[arg(long, global = true, value_name = "FORM", default_value = "table")]
+    #[arg(long, global = true, help_heading = GLOBAL, value_name = "FORM", default_value = "table")]
     output: Form,
     /// The same as --output json
-    #[arg(long, global = true, conflicts_with = "output")]
+    #[arg(long, global = true, help_heading = GLOBAL, conflicts_with = "output")]
     json: bool,
     /// Changes something only if the daemon is still in this revision, see `mediatorctl export`
-    #[arg(long, global = true, value_name = "REVISION", value_parser = values::revision)]
+    #[arg(long, global = true, help_heading = GLOBAL, value_name = "REVISION", value_parser = values::revision)]
     if_revision: Option<String>,
     #[command(subcommand)]
     command: Command,
@@ -265,8 +270,8 @@ struct Add {
     /// Profile whose keys it has where nothing else is given
     #[arg(long, value_name = "NAME", conflicts_with = "passthrough")]
     profile: Option<String>,
-    /// VRAM that the guest sees, in MiB
-    #[arg(long, value_name = "MIB", required_unless_present_any = ["passthrough", "profile"], conflicts_with = "passthrough")]
+    /// VRAM that the guest sees, such as 2G
+    #[arg(long, value_name = "SIZE", value_parser = values::mib, required_unless_present_any = ["passthrough", "profile"], conflicts_with = "passthrough")]
     vram_mib: Option<u64>,
     /// Channels that the guest may have
     #[arg(long, value_name = "COUNT")]
@@ -285,28 +290,28 @@ struct Add {
     #[arg(long, value_name = "GROUP", requires = "paravirtual")]
     share_group: Option<String>,
     /// HVM domain of Xen that it is, by its name or number; it has no socket then
-    #[arg(long, value_name = "DOMAIN", conflicts_with_all = ["socket_path", "owner", "group"])]
+    #[arg(long, help_heading = "Socket", value_name = "DOMAIN", conflicts_with_all = ["socket_path", "owner", "group"])]
     xen_domain: Option<String>,
     /// Path of its socket; NAME.sock in the daemon's folder if not given
-    #[arg(long, value_name = "PATH")]
+    #[arg(long, help_heading = "Socket", value_name = "PATH")]
     socket_path: Option<PathBuf>,
     /// Access rights of its socket, in octal
-    #[arg(long, value_name = "MODE", default_value_t)]
+    #[arg(long, help_heading = "Socket", value_name = "MODE", default_value_t)]
     mode: SocketMode,
     /// User that owns the socket
-    #[arg(long, value_name = "USER")]
+    #[arg(long, help_heading = "Socket", value_name = "USER")]
     owner: Option<String>,
     /// Group of the socket
-    #[arg(long, value_name = "GROUP")]
+    #[arg(long, help_heading = "Socket", value_name = "GROUP")]
     group: Option<String>,
     /// A label that is shown wherever the VM is; may be given several times
-    #[arg(long, value_name = "KEY=VALUE", value_parser = values::label)]
+    #[arg(long, help_heading = "Placement", value_name = "KEY=VALUE", value_parser = values::label)]
     label: Vec<(String, String)>,
     /// Without --card: goes where a VM with this label is, if there is one; may be given several times
-    #[arg(long, value_name = "KEY[=VALUE]")]
+    #[arg(long, help_heading = "Placement", value_name = "KEY[=VALUE]")]
     near: Vec<LabelMatch>,
     /// Is never on one card with a VM that has this label; may be given several times
-    #[arg(long, value_name = "KEY[=VALUE]")]
+    #[arg(long, help_heading = "Placement", value_name = "KEY[=VALUE]")]
     apart_from: Vec<LabelMatch>,
     /// Wires it straight to the card, without mediation; the card must have no other
     #[arg(long)]
@@ -404,18 +409,10 @@ where
     I: IntoIterator<Item = T>,
     T: Into<std::ffi::OsString> + Clone,
 {
-    let arguments = match Arguments::try_parse_from(arguments) {
+    let words: Vec<std::ffi::OsString> = arguments.into_iter().map(Into::into).collect();
+    let arguments = match usage::parse(&words) {
         Ok(arguments) => arguments,
-        Err(error) => {
-            // Help and version were requested, and go to standard output.
-            let text = error.render();
-            if error.use_stderr() {
-                let _ = write!(err, "{text}");
-                return Code::Usage;
-            }
-            let _ = write!(out, "{text}");
-            return Code::Good;
-        }
+        Err(error) => return usage::show(&error, &words, out, err),
     };
     let form = if arguments.json { Form::Json } else { arguments.output };
     let done = match arguments.command.watch() {
@@ -526,9 +523,10 @@ impl ClientError {
                 ErrorCode::Forbidden => Code::Unreachable,
                 ErrorCode::Failed => Code::Failed,
             },
-            Self::Exists { .. } => Code::Conflict,
+            Self::Exists { .. } | Self::LimitsTaken(_) => Code::Conflict,
             Self::Report(_) | Self::Record { .. } | Self::Desired { .. } => Code::Usage,
             Self::Runtime(_)
+            | Self::NotServed { .. }
             | Self::Ask(AskError::Protocol(_) | AskError::TimedOut(_))
             | Self::Differs { .. }
             | Self::File { .. }
@@ -556,6 +554,12 @@ impl ClientError {
             Self::Unreadable { .. } => "name a file that `mediatorctl vm save` has written, and that may be read",
             Self::Exists { .. } => "nothing was saved",
             Self::Desired { .. } => "name a file as `mediatorctl export` prints it",
+            Self::NotServed { .. } => {
+                "check with `nvidia-smi` that the driver works, and see `mediatorctl card show` and the daemon's log"
+            }
+            Self::LimitsTaken(_) => {
+                "wait until that has ended, or leave --memory and --weight out; `mediatorctl tenant set` sets limits that stay"
+            }
             Self::Report(_) => "choose another --since or --window",
             Self::Terminal(_) => "use --once, which prints the table",
         };

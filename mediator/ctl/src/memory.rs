@@ -11,7 +11,7 @@ use vram::{Mode, OnFull};
 pub(super) use self::profile::ProfileCommand;
 use super::client::{self, Client, ClientError};
 use super::watch::Watch;
-use super::{Form, output};
+use super::{Form, output, values};
 use config::{RamSpec, VmMemory};
 
 #[derive(Clone, Debug, Subcommand)]
@@ -95,11 +95,11 @@ pub(super) struct SetCard {
 #[derive(Clone, Debug, Args)]
 #[group(required = true, multiple = true)]
 struct Settings {
-    /// MiB of host memory that may be pinned; not more than the daemon was started with
-    #[arg(long, value_name = "MIB")]
+    /// Host memory that may be pinned; not more than the daemon was started with
+    #[arg(long, value_name = "SIZE", value_parser = values::mib)]
     host_mib: Option<u64>,
-    /// MiB of the card that take evictions at once
-    #[arg(long, value_name = "MIB")]
+    /// Memory of the card that takes evictions at once
+    #[arg(long, value_name = "SIZE", value_parser = values::mib)]
     reserve_mib: Option<u64>,
     /// Policy for the chunk of a VM that goes first: random, priority, profiled or clock
     #[arg(long, value_name = "POLICY")]
@@ -113,20 +113,20 @@ struct Settings {
     /// Milliseconds without work after which a VM gives way
     #[arg(long, value_name = "MS")]
     idle_ms: Option<u64>,
-    /// MiB of the card that stay free when chunks come back
-    #[arg(long, value_name = "MIB")]
+    /// Memory of the card that stays free when chunks come back
+    #[arg(long, value_name = "SIZE", value_parser = values::mib)]
     low_water_mib: Option<u64>,
     /// Long turns of VMs whose memory does not fit together: auto, off or forced
     #[arg(long, value_name = "MODE")]
     quanta: Option<Mode>,
-    /// MiB of its RAM that a VM may lend at most that says nothing else, or `default`
-    #[arg(long, value_name = "MIB")]
+    /// Part of its RAM that a VM may lend at most that says nothing else, or `default`
+    #[arg(long, value_name = "SIZE")]
     ram_quota_mib: Option<Mib>,
-    /// MiB of its RAM for which such a VM has bus addresses whatever others lend, or `default`
-    #[arg(long, value_name = "MIB")]
+    /// Part of its RAM for which such a VM has bus addresses whatever others lend, or `default`
+    #[arg(long, value_name = "SIZE")]
     ram_guarantee_mib: Option<Mib>,
-    /// MiB of such a VM's RAM that the daemon or the card may be the first to touch, or `default`
-    #[arg(long, value_name = "MIB")]
+    /// Part of such a VM's RAM that the daemon or the card may be the first to touch, or `default`
+    #[arg(long, value_name = "SIZE")]
     ram_touch_mib: Option<Mib>,
 }
 
@@ -134,14 +134,14 @@ struct Settings {
 #[derive(Clone, Copy, Debug, Args)]
 #[group(required = true, multiple = true)]
 struct RamSettings {
-    /// MiB of its RAM that it may lend at most, or `default`
-    #[arg(long, value_name = "MIB")]
+    /// Part of its RAM that it may lend at most, or `default`
+    #[arg(long, value_name = "SIZE")]
     ram_quota_mib: Option<Mib>,
-    /// MiB of its RAM for which there are bus addresses whatever others lend, or `default`
-    #[arg(long, value_name = "MIB")]
+    /// Part of its RAM for which there are bus addresses whatever others lend, or `default`
+    #[arg(long, value_name = "SIZE")]
     ram_guarantee_mib: Option<Mib>,
-    /// MiB of its RAM that the daemon or the card may be the first to touch, or `default`
-    #[arg(long, value_name = "MIB")]
+    /// Part of its RAM that the daemon or the card may be the first to touch, or `default`
+    #[arg(long, value_name = "SIZE")]
     ram_touch_mib: Option<Mib>,
 }
 
@@ -191,7 +191,7 @@ impl std::str::FromStr for Mib {
         if text == "default" {
             return Ok(Self(None));
         }
-        text.parse().map(|mib| Self(Some(mib))).map_err(|_| format!("`{text}` is no number of MiB, nor `default`"))
+        values::mib(text).map(|mib| Self(Some(mib))).map_err(|error| format!("{error}, or `default`"))
     }
 }
 
@@ -199,7 +199,7 @@ impl std::str::FromStr for Mib {
 pub(super) struct SetSize {
     /// Name of the virtual machine
     vm: String,
-    /// MiB, or `default` for what holds when nothing is said
+    /// Such as 20G; or `default` for what holds when nothing is said
     size: Mib,
 }
 
@@ -233,8 +233,8 @@ fn size(text: &str) -> Option<u64> {
 pub(super) struct Move {
     /// Name of the virtual machine
     vm: String,
-    /// At most so many MiB
-    #[arg(long, value_name = "MIB")]
+    /// At most so much
+    #[arg(long, value_name = "SIZE", value_parser = values::mib)]
     mib: Option<u64>,
     /// Only what lies in this range, such as 16M+4M
     #[arg(long, value_name = "RANGE")]
@@ -317,32 +317,32 @@ fn moved(client: &Client, form: Form, Move { vm, mib, range }: &Move, what: &str
 /// Flags of `vm add`.
 #[derive(Clone, Debug, Args)]
 pub(super) struct MemoryFlags {
-    /// MiB of the card that it may have at most
-    #[arg(long, value_name = "MIB")]
+    /// Memory of the card that it may have at most
+    #[arg(long, help_heading = "Memory", value_name = "SIZE", value_parser = values::mib)]
     quota_mib: Option<u64>,
-    /// MiB of the card that it is sure to get
-    #[arg(long, value_name = "MIB")]
+    /// Memory of the card that it is sure to get
+    #[arg(long, help_heading = "Memory", value_name = "SIZE", value_parser = values::mib)]
     guarantee_mib: Option<u64>,
-    /// MiB of host memory that it may have at most
-    #[arg(long, value_name = "MIB")]
+    /// Host memory that it may have at most
+    #[arg(long, help_heading = "Memory", value_name = "SIZE", value_parser = values::mib)]
     swap_cap_mib: Option<u64>,
     /// Its part of the card's memory while that is short, against the others' weights
-    #[arg(long, value_name = "WEIGHT")]
+    #[arg(long, help_heading = "Memory", value_name = "WEIGHT")]
     memory_weight: Option<u32>,
     /// Behaviour when the card has no memory for it: swap, queue or refuse
-    #[arg(long, value_name = "POLICY")]
+    #[arg(long, help_heading = "Memory", value_name = "POLICY")]
     on_full: Option<OnFull>,
     /// Milliseconds that work waits under queue before its channel faults
-    #[arg(long, value_name = "MS")]
+    #[arg(long, help_heading = "Memory", value_name = "MS")]
     queue_ms: Option<u64>,
-    /// MiB of its RAM that it may lend at most
-    #[arg(long, value_name = "MIB")]
+    /// Part of its RAM that it may lend at most
+    #[arg(long, help_heading = "Memory", value_name = "SIZE", value_parser = values::mib)]
     ram_quota_mib: Option<u64>,
-    /// MiB of its RAM for which there are bus addresses whatever others lend
-    #[arg(long, value_name = "MIB")]
+    /// Part of its RAM for which there are bus addresses whatever others lend
+    #[arg(long, help_heading = "Memory", value_name = "SIZE", value_parser = values::mib)]
     ram_guarantee_mib: Option<u64>,
-    /// MiB of its RAM that the daemon or the card may be the first to touch
-    #[arg(long, value_name = "MIB")]
+    /// Part of its RAM that the daemon or the card may be the first to touch
+    #[arg(long, help_heading = "Memory", value_name = "SIZE", value_parser = values::mib)]
     ram_touch_mib: Option<u64>,
 }
 

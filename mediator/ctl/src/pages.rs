@@ -8,7 +8,7 @@ use clap::{CommandFactory, ValueEnum};
 use clap_mangen::Man;
 use clap_mangen::roff::{Inline, Roff, bold, roman};
 
-use super::Arguments;
+use super::examples;
 
 /// The page that describes the configuration file.
 const CONFIGURATION: &str = include_str!("../../../docs/reference/configuration.md");
@@ -33,7 +33,7 @@ impl Shell {
             Self::Fish => clap_complete::Shell::Fish,
         };
         let mut text = Vec::new();
-        clap_complete::generate(shell, &mut Arguments::command(), "mediatorctl", &mut text);
+        clap_complete::generate(shell, &mut examples::command(), "mediatorctl", &mut text);
         String::from_utf8_lossy(&text).into_owned()
     }
 }
@@ -42,7 +42,7 @@ impl Shell {
 /// gpu-mediator.toml(5).
 pub(super) fn write(folder: &Path) -> io::Result<()> {
     // The global options are described once, with mediatorctl itself.
-    let command = Arguments::command().mut_args(|arg| match arg.is_global_set() {
+    let command = examples::command().mut_args(|arg| match arg.is_global_set() {
         true => arg.display_order(900),
         false => arg,
     });

@@ -150,28 +150,28 @@ impl Patch {
 #[derive(Clone, Debug, Default, Args)]
 pub(super) struct TimeFlags {
     /// Its part of the card's time is this over the sum of those that compete, 1 to 10000
-    #[arg(long, value_name = "WEIGHT")]
+    #[arg(long, help_heading = "Time", value_name = "WEIGHT")]
     weight: Option<u32>,
     /// Its part is at least this, in percent, while it wants it
-    #[arg(long, value_name = "PERCENT")]
+    #[arg(long, help_heading = "Time", value_name = "PERCENT")]
     guarantee: Option<Percent>,
     /// Its part is at most this, in percent, even when no one else wants the rest
-    #[arg(long, value_name = "PERCENT")]
+    #[arg(long, help_heading = "Time", value_name = "PERCENT")]
     cap: Option<Percent>,
     /// Order among those that are due: interactive, normal or background
-    #[arg(long, value_name = "CLASS", value_parser = named::<LatencyClass>)]
+    #[arg(long, help_heading = "Time", value_name = "CLASS", value_parser = named::<LatencyClass>)]
     class: Option<LatencyClass>,
     /// Milliseconds that one submission may run; 0 for ever
-    #[arg(long, value_name = "MS")]
+    #[arg(long, help_heading = "Time", value_name = "MS")]
     max_run_ms: Option<u64>,
     /// Weight for the copy engines, or `compute` for the same as of compute
-    #[arg(long, value_name = "WEIGHT|compute")]
+    #[arg(long, help_heading = "Time", value_name = "WEIGHT|compute")]
     copy_weight: Option<OfCopies<u32>>,
     /// Least part of the copy engines, in percent, or `compute`
-    #[arg(long, value_name = "PERCENT|compute")]
+    #[arg(long, help_heading = "Time", value_name = "PERCENT|compute")]
     copy_guarantee: Option<OfCopies<Percent>>,
     /// Largest part of the copy engines, in percent, or `compute`
-    #[arg(long, value_name = "PERCENT|compute")]
+    #[arg(long, help_heading = "Time", value_name = "PERCENT|compute")]
     copy_cap: Option<OfCopies<Percent>>,
 }
 

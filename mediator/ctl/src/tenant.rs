@@ -1,8 +1,6 @@
 //! Tenants of CUDA cards: added, removed, listed, changed; and programs started as theirs.
 
-use std::ffi::OsString;
-use std::os::unix::process::CommandExt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
 use serde_json::{Map, Value};
@@ -10,9 +8,8 @@ use serde_json::{Map, Value};
 use api::{Tenant, TenantPatch, Unaccounted};
 use config::patch::table;
 use config::{OnRemove, OnStuck, SocketMode, TenantSpec, VmMemory};
-use cuda_protocol::{SOCKET_VARIABLE, TENANT_VARIABLE};
 
-use super::cdi::{self, LIBRARY};
+use super::cdi;
 use super::client::{self, Client, ClientError};
 use super::memory::MemoryFlags;
 use super::output::{self, NOTHING, heads};
@@ -20,6 +17,10 @@ use super::sched::TimeFlags;
 use super::values::named;
 use super::watch::Watch;
 use super::{Form, values};
+
+mod run;
+
+pub(super) use run::Run;
 
 #[derive(Clone, Debug, Subcommand)]
 pub(super) enum TenantCommand {
@@ -58,8 +59,8 @@ pub(super) struct Add {
     /// Profile whose keys it has where nothing else is given
     #[arg(long, value_name = "NAME")]
     profile: Option<String>,
-    /// Memory that its programs see, in MiB
-    #[arg(long, value_name = "MIB", required_unless_present = "profile")]
+    /// Memory that its programs see, such as 20G
+    #[arg(long, value_name = "SIZE", value_parser = values::mib, required_unless_present = "profile")]
     vram_mib: Option<u64>,
     #[command(flatten)]
     memory: MemoryFlags,
@@ -68,16 +69,16 @@ pub(super) struct Add {
     #[command(flatten)]
     policies: Policies,
     /// Path of its socket; tenants/NAME/cuda.sock in the daemon's folder if not given
-    #[arg(long, value_name = "PATH")]
+    #[arg(long, help_heading = "Socket", value_name = "PATH")]
     socket_path: Option<PathBuf>,
     /// Access rights of its socket, in octal: who may connect is the tenant
-    #[arg(long, value_name = "MODE", default_value_t)]
+    #[arg(long, help_heading = "Socket", value_name = "MODE", default_value_t)]
     mode: SocketMode,
     /// User that owns the socket
-    #[arg(long, value_name = "USER")]
+    #[arg(long, help_heading = "Socket", value_name = "USER")]
     owner: Option<String>,
     /// Group of the socket
-    #[arg(long, value_name = "GROUP")]
+    #[arg(long, help_heading = "Socket", value_name = "GROUP")]
     group: Option<String>,
     /// A label that is shown wherever the tenant is; may be given several times
     #[arg(long, value_name = "KEY=VALUE", value_parser = values::label)]
@@ -141,28 +142,6 @@ pub(super) struct Set {
     policies: Policies,
 }
 
-#[derive(Clone, Debug, Args)]
-pub(super) struct Run {
-    /// Name of the tenant
-    #[arg(long, value_name = "NAME")]
-    tenant: String,
-    /// Sets its quota first: memory of the card that it may have at most, such as 20G
-    #[arg(long, value_name = "SIZE", value_parser = values::size)]
-    memory: Option<u64>,
-    /// Sets its weight first, for the card's time and memory
-    #[arg(long, value_name = "WEIGHT")]
-    weight: Option<u32>,
-    /// Folder with the library `libcuda.so.1` of gpu-mediator
-    #[arg(long, value_name = "DIR", env = "GPU_MEDIATOR_CUDA_LIBRARY", default_value = LIBRARY)]
-    library: PathBuf,
-    /// Loads the library before all others as well, for programs that name NVIDIA's by its path
-    #[arg(long)]
-    preload: bool,
-    /// The program with its arguments
-    #[arg(last = true, required = true, value_name = "PROGRAM")]
-    program: Vec<OsString>,
-}
-
 fn path(name: &str) -> String {
     format!("/v1/tenants/{}", client::segment(name))
 }
@@ -194,55 +173,6 @@ pub(super) fn answer(client: &Client, form: Form, command: TenantCommand) -> Res
             Ok(form.render(&tenant, show))
         }
     }
-}
-
-impl Run {
-    /// Replaces this process by the program; returns only on failure.
-    pub(super) fn run(self, client: &Client) -> Result<String, ClientError> {
-        let mut patch = TenantPatch::default();
-        if let Some(bytes) = self.memory {
-            patch.memory.insert("quota_mib".to_owned(), (bytes >> 20).into());
-        }
-        if let Some(weight) = self.weight {
-            patch.memory.insert("weight".to_owned(), weight.into());
-            patch.time.insert("weight".to_owned(), weight.into());
-        }
-        let tenant: Tenant = match patch == TenantPatch::default() {
-            true => client.get(&path(&self.tenant))?,
-            false => client.patch(&path(&self.tenant), &patch)?,
-        };
-        // A program that opens a name that is missing here gets NVIDIA's library, and runs outside its limits.
-        for name in cdi::NAMES {
-            let path = self.library.join(name);
-            if !path.exists() {
-                return Err(ClientError::File { path, source: std::io::ErrorKind::NotFound.into() });
-            }
-        }
-        let library = self.library.join("libcuda.so.1");
-        let mut command = self.command(&tenant.socket, &library);
-        let source = command.exec();
-        Err(ClientError::File { path: command.get_program().into(), source })
-    }
-
-    fn command(&self, socket: &Path, library: &Path) -> std::process::Command {
-        let mut command = std::process::Command::new(self.program.first().cloned().unwrap_or_default());
-        command.args(self.program.iter().skip(1));
-        command.env(SOCKET_VARIABLE, socket).env(TENANT_VARIABLE, &self.tenant);
-        command.env("LD_LIBRARY_PATH", in_front(self.library.as_os_str().to_owned(), "LD_LIBRARY_PATH"));
-        if self.preload {
-            command.env("LD_PRELOAD", in_front(library.as_os_str().to_owned(), "LD_PRELOAD"));
-        }
-        command
-    }
-}
-
-/// Prepends a value to an environment variable, in the format of the loader's variables.
-fn in_front(mut first: OsString, variable: &str) -> OsString {
-    if let Some(rest) = std::env::var_os(variable).filter(|rest| !rest.is_empty()) {
-        first.push(":");
-        first.push(rest);
-    }
-    first
 }
 
 fn mib(bytes: u64) -> String {
@@ -338,28 +268,5 @@ mod tests {
         let shown = output::table(vec![vec!["programs".to_owned(), names]], &[]);
         assert!(shown.contains("x\\u{1b}[2J\\u{a}fake\\u{9b} (7)"), "{shown}");
         assert!(!shown.chars().any(|c| c.is_control() && c != '\n') && shown.lines().count() == 1, "{shown:?}");
-    }
-
-    #[test]
-    fn a_program_is_given_the_library_and_the_socket() {
-        let run = Run {
-            tenant: "a".to_owned(),
-            memory: None,
-            weight: None,
-            library: "/lib/front".into(),
-            preload: true,
-            program: ["python3", "train.py"].map(OsString::from).into(),
-        };
-        let command = run.command(Path::new("/run/a.cuda"), Path::new("/lib/front/libcuda.so.1"));
-        let variables: Vec<_> = command.get_envs().map(|(name, value)| (name, value.unwrap_or_default())).collect();
-        let of = |name: &str| {
-            let found = variables.iter().find(|(one, _)| *one == name);
-            found.map(|(_, value)| value.to_string_lossy().into_owned()).unwrap_or_default()
-        };
-        assert_eq!(of(SOCKET_VARIABLE), "/run/a.cuda");
-        assert_eq!(of(TENANT_VARIABLE), "a");
-        assert!(of("LD_LIBRARY_PATH").starts_with("/lib/front"));
-        assert!(of("LD_PRELOAD").starts_with("/lib/front/libcuda.so.1"));
-        assert_eq!((command.get_program(), command.get_args().count()), ("python3".as_ref(), 1));
     }
 }

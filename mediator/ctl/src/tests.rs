@@ -154,6 +154,25 @@ fn errors_go_to_standard_error_with_advice_or_as_json() {
 }
 
 #[test]
+fn usage_error_is_json_if_asked_for() {
+    let cases: [&[&str]; 4] = [
+        &["--json", "vm", "add", "b"],
+        &["vm", "list", "--output", "json", "--frobnicate"],
+        &["--output=json", "frobnicate"],
+        &["memory", "set-quota", "a", "much", "--json"],
+    ];
+    for arguments in cases {
+        let ran = ctl_at("/nonexistent", arguments);
+        let error: api::Error = serde_json::from_str(&ran.err).unwrap();
+        assert_eq!((ran.code, error.code, &*ran.out), (Code::Usage, ErrorCode::Invalid, ""));
+        assert!(!error.error.is_empty() && !error.what_to_do.is_empty(), "{error:?}");
+    }
+    // The program's own option is not ours.
+    let ran = ctl_at("/nonexistent", &["run", "--", "program", "--json"]);
+    assert!(ran.err.starts_with("error: the following required arguments"), "{}", ran.err);
+}
+
+#[test]
 fn missing_daemon_error_names_socket() {
     let ran = ctl_at("/nonexistent/admin.sock", &["vm", "list"]);
     assert_eq!(ran.code, Code::Unreachable);

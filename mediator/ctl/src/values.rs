@@ -6,6 +6,8 @@ use std::time::Duration;
 use serde::de::DeserializeOwned;
 use serde::de::value::{Error, StrDeserializer};
 
+pub use config::size::mib;
+
 /// A part of the whole, written in percent with at most one decimal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Percent {
@@ -28,21 +30,6 @@ impl FromStr for Percent {
             _ => Err(format!("`{text}` is no part of the whole, expected percent from 0 to 100, such as 12.5")),
         }
     }
-}
-
-/// Reads a size in bytes: digits, with M or G for MiB or GiB.
-///
-/// # Errors
-/// The mistake, and the expected format.
-pub fn size(text: &str) -> Result<u64, String> {
-    let (digits, shift) = match text.as_bytes().last() {
-        Some(b'M') => (&text[..text.len() - 1], 20),
-        Some(b'G') => (&text[..text.len() - 1], 30),
-        _ => ("", 0),
-    };
-    let plain = !digits.is_empty() && digits.bytes().all(|byte| byte.is_ascii_digit());
-    let bytes = digits.parse::<u64>().ok().filter(|_| plain).and_then(|number| number.checked_mul(1 << shift));
-    bytes.ok_or_else(|| format!("`{text}` is no size, expected a number with M or G, such as 20G"))
 }
 
 /// Parses a length of time: digits and `ms`, `s` or `m`.

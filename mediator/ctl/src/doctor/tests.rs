@@ -265,3 +265,17 @@ fn libvirt_needs_its_hook_and_rights() {
         [const { String::new() }; 3]
     );
 }
+
+#[test]
+fn doctor_reads_relative_config_path_from_current_folder() {
+    let root = host();
+    let here = tempfile::Builder::new().prefix(".doctor-").tempdir_in(".").unwrap();
+    let relative = std::path::Path::new(here.path().file_name().unwrap()).join("site.toml");
+    fs::write(&relative, "[[card]]\nname = \"mine\"\nkind = \"simgpu\"\n[[vm]]\n").unwrap();
+    let (root, relative) = (root.path().display().to_string(), relative.display().to_string());
+    let mut out = Vec::new();
+    run(["mediatorctl", "doctor", "--root", &root, "--config", &relative, "--json"], &mut out, &mut Vec::new());
+    let json: Value = serde_json::from_slice(&out).unwrap();
+    let found = told(json["findings"].as_array().unwrap(), "config");
+    assert!(found.contains("site.toml has 1 mistakes") && found.contains("site.toml:4:1: vm[0]"), "{found}");
+}

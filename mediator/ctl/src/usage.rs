@@ -1,0 +1,44 @@
+//! The command line: parsed, or refused in the form that it asks for.
+
+use std::ffi::OsString;
+use std::io::Write;
+
+use clap::FromArgMatches;
+
+use super::{Arguments, Code, Form, examples, json};
+use api::ErrorCode;
+
+/// Parses a command line.
+pub(super) fn parse(words: &[OsString]) -> Result<Arguments, clap::Error> {
+    let mut command = examples::command();
+    let matches = command.try_get_matches_from_mut(words)?;
+    Arguments::from_arg_matches(&matches).map_err(|error| error.format(&mut command))
+}
+
+/// Returns true if a command line that cannot be read asks for JSON.
+fn asks_for_json(words: &[OsString]) -> bool {
+    let own = || words.iter().take_while(|word| *word != "--");
+    let pairs = own().zip(own().skip(1));
+    own().any(|word| word == "--json" || word == "--output=json")
+        || pairs.into_iter().any(|(option, form)| option == "--output" && form == "json")
+}
+
+/// Prints why a command line cannot be read, or the help that it asks for.
+pub(super) fn show(error: &clap::Error, words: &[OsString], out: &mut dyn Write, err: &mut dyn Write) -> Code {
+    let text = error.render().to_string();
+    if !error.use_stderr() {
+        let _ = write!(out, "{text}");
+        return Code::Good;
+    }
+    let _ = match asks_for_json(words) {
+        false => write!(err, "{text}"),
+        true => {
+            let (what, rest) = text.split_once("\n\n").unwrap_or((&text, ""));
+            let line = |text: &str| text.split_whitespace().collect::<Vec<_>>().join(" ");
+            let error = line(what.strip_prefix("error: ").unwrap_or(what));
+            let error = api::Error { code: ErrorCode::Invalid, error, what_to_do: line(rest) };
+            writeln!(err, "{}", Form::Json.shown(json(&error).trim_end()))
+        }
+    };
+    Code::Usage
+}
