@@ -191,7 +191,8 @@ const LAYERS: &[(&str, &[&str])] = &[
             "workloads",
         ],
     ),
-    ("xtask", &["images"]),
+    ("doc-pages", &[]),
+    ("xtask", &["doc-pages", "images"]),
 ];
 
 /// Settings of cargo-deny, relative to the root.

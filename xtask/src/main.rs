@@ -9,6 +9,7 @@
 //! - [`guests`]: commands that need guests: the images; demo and bench, with the daemon's release build;
 //! - [`mutations`]: deliberate mistakes that the tests must notice;
 //! - [`load`]: busy loops during tests or measurements;
+//! - `docs`: parts of the documentation that are made from code, by the crate `doc-pages`;
 //! - [`package`]: the Debian package;
 //! - [`run`]: child processes.
 //!
@@ -42,6 +43,9 @@ use std::process::ExitCode;
 
 use anyhow::Result;
 use clap::{Args, Parser, Subcommand};
+
+/// Packages with a test that makes a part of the documentation.
+const PACKAGES_WITH_PAGES: [&str; 3] = ["doc-pages", "mediatorctl", "metrics"];
 
 #[derive(Parser)]
 #[command(name = "cargo xtask", about = "Set-up, demo, test, bench and lint of gpu-mediator")]
@@ -113,6 +117,8 @@ enum Command {
         #[arg(long)]
         resume: bool,
     },
+    /// Write the parts of the documentation that are made from code: tables and pictures.
+    Docs,
     /// Make the Debian package.
     Package(package::PackageArgs),
     /// Boot two guests on one card, run the copy workloads in both and verify every byte.
@@ -166,6 +172,7 @@ fn main() -> ExitCode {
             guests::bench(name.as_deref(), &options)
         }
         Command::Mutations { filters, resume } => mutations::run(&filters, resume),
+        Command::Docs => write_pages(),
         Command::Package(args) => package::run(&args),
         Command::Demo { args } => guests::demo(&args),
         Command::Setup { refresh } => setup(refresh).map(|()| true),
@@ -188,6 +195,13 @@ fn sample_language(count: usize, seed: u64) -> Result<()> {
 
 fn report_language(lower: bool) -> Result<()> {
     language::report(&layers::metadata("Cargo.toml")?, &lints::files(&run::root())?, lower)
+}
+
+/// Runs the tests that compare generated parts of the documentation with the code, which makes them write these parts.
+fn write_pages() -> Result<bool> {
+    let mut command = run::cargo(&["test", "--quiet", "--lib"]);
+    command.args(PACKAGES_WITH_PAGES.iter().flat_map(|package| ["--package", package])).arg("generated_");
+    run::shown(command.env(doc_pages::WRITE, "1"))
 }
 
 fn setup(refresh: bool) -> Result<()> {

@@ -13,6 +13,8 @@ mod counts;
 mod locks;
 mod memory;
 pub mod moves;
+#[cfg(test)]
+mod page;
 mod scheduler;
 pub mod tenants;
 
@@ -30,35 +32,40 @@ const CARD: [Metric<Card>; 8] = [
     ("gpu_mediator_card_failed", "gauge", "1 for a card that is out of service with its VMs", |card| {
         one(card.error.is_some())
     }),
-    ("gpu_mediator_card_drained", "gauge", "1 for a card that takes no further VMs", |card| one(card.drained)),
-    ("gpu_mediator_card_vram_bytes", "gauge", "VRAM of a card, by use", |card| {
+    ("gpu_mediator_card_drained", "gauge", "1 for a card that takes no further VM or tenant", |card| one(card.drained)),
+    ("gpu_mediator_card_vram_bytes", "gauge", "VRAM of a card, by `use`: `assigned`, `free`, `reserved`", |card| {
         let uses =
             [("assigned", card.vram_assigned_mib), ("free", card.vram_free_mib), ("reserved", card.vram_reserved_mib)];
         uses.map(|(name, mib)| (format!("use=\"{name}\""), mib.saturating_mul(1 << 20))).into()
     }),
-    ("gpu_mediator_card_vram_used_bytes", "gauge", "VRAM of a card that is in use, by user", |card| {
-        let users = [("vms", card.vram_placed_mib), ("mediator", card.vram_mediator_mib)];
-        users.map(|(name, mib)| (format!("user=\"{name}\""), mib.saturating_mul(1 << 20))).into()
-    }),
+    (
+        "gpu_mediator_card_vram_used_bytes",
+        "gauge",
+        "VRAM of a card that is in use, by `user`: `vms`, `mediator`",
+        |card| {
+            let users = [("vms", card.vram_placed_mib), ("mediator", card.vram_mediator_mib)];
+            users.map(|(name, mib)| (format!("user=\"{name}\""), mib.saturating_mul(1 << 20))).into()
+        },
+    ),
     ("gpu_mediator_card_channels", "gauge", "Channels that VMs have on a card", |card| one(card.channels_used)),
     ("gpu_mediator_card_vms", "gauge", "VMs of a card", |card| one(card.vms.len() as u64)),
-    ("gpu_mediator_card_strangers", "gauge", "Processes that use a CUDA card past its owner", |card| {
+    ("gpu_mediator_card_strangers", "gauge", "Unmanaged processes on a CUDA card", |card| {
         one(card.strangers.len() as u64)
     }),
     (
         "gpu_mediator_card_unexplained_bytes",
         "gauge",
-        "Memory of a CUDA card in use for which neither a process nor a tenant can be charged",
+        "Memory of a CUDA card in use that can be charged to neither a process nor a tenant",
         |card| one(card.unexplained_bytes),
     ),
 ];
 
 const VM: [Metric<Vm>; 11] = [
-    ("gpu_mediator_vm_state", "gauge", "1 for the state that a VM is in", |vm| {
+    ("gpu_mediator_vm_state", "gauge", "1 for the state that a VM is in, by `state`", |vm| {
         let states = [VmState::Starting, VmState::Waiting, VmState::Connected, VmState::Stopping, VmState::Failed];
         states.map(|state| (format!("state=\"{}\"", state.name()), u64::from(state == vm.state))).into()
     }),
-    ("gpu_mediator_vm_passthrough", "gauge", "1 for a VM wired straight to its card", |vm| {
+    ("gpu_mediator_vm_passthrough", "gauge", "1 for a VM that has its card by passthrough", |vm| {
         one(vm.mode == VmMode::Passthrough)
     }),
     ("gpu_mediator_vm_vram_bytes", "gauge", "VRAM that a VM's guest sees", |vm| {
@@ -66,20 +73,32 @@ const VM: [Metric<Vm>; 11] = [
     }),
     ("gpu_mediator_vm_channels", "gauge", "Channels that a VM has on its card", |vm| one(vm.channels_used)),
     ("gpu_mediator_vm_channels_limit", "gauge", "Channels that a VM may have", |vm| one(vm.channels_limit)),
-    ("gpu_mediator_vm_memory_not_shared", "gauge", "1 when a VM's memory is private to its VMM", |vm| {
+    ("gpu_mediator_vm_memory_not_shared", "gauge", "1 when a VMM keeps the memory of its guest private", |vm| {
         one(vm.memory_not_shared)
     }),
-    ("gpu_mediator_vm_memory_withdrawn", "gauge", "1 when a VMM withdrew memory under the card", |vm| {
-        one(vm.memory_withdrawn)
-    }),
-    ("gpu_mediator_vm_ram_bytes", "gauge", "RAM that a VM lends, may lend, and is sure to lend", |vm| {
-        let sizes = [("lent", vm.ram.lent_bytes), ("quota", vm.ram.quota_bytes), ("guarantee", vm.ram.guarantee_bytes)];
-        sizes.map(|(name, bytes)| (format!("of=\"{name}\""), bytes)).into()
-    }),
-    ("gpu_mediator_vm_ram_touched_bytes", "gauge", "RAM of a VM that the daemon was the first to touch", |vm| {
-        one(vm.ram.touched_bytes)
-    }),
-    ("gpu_mediator_vm_denied_total", "counter", "Accesses of a guest that were denied, by reason", |vm| {
+    (
+        "gpu_mediator_vm_memory_withdrawn",
+        "gauge",
+        "1 when a VMM has withdrawn guest memory while the card could reach it",
+        |vm| one(vm.memory_withdrawn),
+    ),
+    (
+        "gpu_mediator_vm_ram_bytes",
+        "gauge",
+        "RAM that a VM lends, may lend and is sure to lend, by `of`: `lent`, `quota`, `guarantee`",
+        |vm| {
+            let sizes =
+                [("lent", vm.ram.lent_bytes), ("quota", vm.ram.quota_bytes), ("guarantee", vm.ram.guarantee_bytes)];
+            sizes.map(|(name, bytes)| (format!("of=\"{name}\""), bytes)).into()
+        },
+    ),
+    (
+        "gpu_mediator_vm_ram_touched_bytes",
+        "gauge",
+        "RAM of a VM that the daemon or the card touched first, charged to the daemon's control group",
+        |vm| one(vm.ram.touched_bytes),
+    ),
+    ("gpu_mediator_vm_denied_total", "counter", "Accesses of a guest that were denied, by `reason`", |vm| {
         let mut reasons = std::collections::BTreeMap::<&str, u64>::new();
         for denied in &vm.denied {
             let sum = reasons.entry(&denied.reason).or_default();
@@ -87,9 +106,12 @@ const VM: [Metric<Vm>; 11] = [
         }
         reasons.into_iter().map(|(reason, sum)| (format!("reason=\"{}\"", escaped(reason)), sum)).collect()
     }),
-    ("gpu_mediator_vm_labels", "gauge", "1 for a VM with labels, which are this sample's labels", |vm| {
-        described(&vm.labels).into_iter().map(|labels| (labels, 1)).collect()
-    }),
+    (
+        "gpu_mediator_vm_labels",
+        "gauge",
+        "1 for a VM with labels, each of which is a label `label_KEY` of the sample",
+        |vm| described(&vm.labels).into_iter().map(|labels| (labels, 1)).collect(),
+    ),
 ];
 
 /// Returns the labels of a virtual machine or a tenant as labels of a sample, with a separate prefix; `None` without
@@ -118,18 +140,18 @@ pub fn text(cards: &[Card], vms: &[Vm], schedulers: &[CardScheduler], memories: 
 pub fn daemon(info: &api::DaemonInfo, suppressed: u64) -> String {
     let mut text = String::new();
     let name = "gpu_mediator_log_events_suppressed_total";
-    let _ = writeln!(text, "# HELP {name} Log events that came too often and were held back");
+    let _ = writeln!(text, "# HELP {name} Log events that exceeded their rate limit and were held back");
     let _ = writeln!(text, "# TYPE {name} counter\n{name} {}", suppressed);
     let name = "gpu_mediator_upgrades_total";
-    let _ = writeln!(text, "# HELP {name} Daemons that have gone on with the same VMs before this one");
+    let _ = writeln!(text, "# HELP {name} Upgrades before this daemon that kept the same VMs");
     let _ = writeln!(text, "# TYPE {name} counter\n{name} {}", info.upgrades);
     let name = "gpu_mediator_upgrade_failures_total";
-    let _ = writeln!(text, "# HELP {name} Upgrades in which this daemon has gone on itself");
+    let _ = writeln!(text, "# HELP {name} Upgrades of this daemon that failed, after which it continued");
     let _ = writeln!(text, "# TYPE {name} counter\n{name} {}", info.upgrade_failures);
     let name = "gpu_mediator_upgrade_pause_seconds";
     let _ = writeln!(
         text,
-        "# HELP {name} Time for which VMs waited when this daemon went on with them\n# TYPE {name} gauge"
+        "# HELP {name} Time for which VMs waited when this daemon took over; no sample in the first daemon\n# TYPE {name} gauge"
     );
     if let Some(ms) = info.upgrade_pause_ms {
         let _ = writeln!(text, "{name} {}.{:03}", ms / 1000, ms % 1000);

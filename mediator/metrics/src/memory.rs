@@ -16,12 +16,15 @@ const CARD: [OfCard; 13] = [
     ("card_memory_spare_bytes", "gauge", "Memory of a card that is neither used nor promised", |card| {
         one(card.spare_bytes)
     }),
-    ("card_memory_unscrubbed_bytes", "gauge", "Memory of a card without an owner that is still to be zeroed", |card| {
+    ("card_memory_unscrubbed_bytes", "gauge", "Memory of a card without an owner that is not yet zeroed", |card| {
         one(card.to_scrub_bytes)
     }),
-    ("card_memory_quarantined_bytes", "gauge", "Memory out of use since the card may still reach it", |card| {
-        one(card.quarantined_bytes)
-    }),
+    (
+        "card_memory_quarantined_bytes",
+        "gauge",
+        "Memory of a card and the host that is out of use until the card is reset, because the card may still reach it",
+        |card| one(card.quarantined_bytes),
+    ),
     ("card_memory_scrubbed_bytes_total", "counter", "Memory of a card that was zeroed between two owners", |card| {
         one(card.scrubbed_bytes)
     }),
@@ -31,17 +34,23 @@ const CARD: [OfCard; 13] = [
     ("card_memory_reserve_used_bytes", "gauge", "Memory of a card's reserve that holds evicted chunks", |card| {
         one(card.reserve_used_bytes)
     }),
-    ("card_memory_moved_bytes_total", "counter", "Memory of all VMs of a card that was moved, by where to", |card| {
-        to(card.moved_out_bytes, card.moved_in_bytes)
-    }),
-    ("card_memory_copy_bytes_per_second", "gauge", "Rate of copies between a card and the host, as measured", |card| {
-        one(card.copy_bytes_per_second)
-    }),
-    ("card_memory_chunk_bytes", "gauge", "Unit in which a card's memory is given away and moved", |card| {
+    (
+        "card_memory_moved_bytes_total",
+        "counter",
+        "Memory of all VMs of a card that was moved, removed VMs included, by `to`: `host`, `card`",
+        |card| to(card.moved_out_bytes, card.moved_in_bytes),
+    ),
+    (
+        "card_memory_copy_bytes_per_second",
+        "gauge",
+        "Rate of copies between a card and the host, as measured; 0 before the first",
+        |card| one(card.copy_bytes_per_second),
+    ),
+    ("card_memory_chunk_bytes", "gauge", "Unit of ownership and placement of a card's memory", |card| {
         one(card.chunk_bytes)
     }),
-    ("card_turns_total", "counter", "Turns that VMs had with a card's memory", |card| one(card.turns)),
-    ("card_turn_members", "gauge", "VMs that take turns with a card's memory now", |card| {
+    ("card_turns_total", "counter", "Quanta that VMs had of a card's memory", |card| one(card.turns)),
+    ("card_turn_members", "gauge", "VMs that currently alternate by quanta", |card| {
         one(card.turn.as_ref().map_or(0, |turn| turn.members.len() as u64))
     }),
     ("host_memory_budget_bytes", "gauge", "Host memory that may be pinned for a card", |card| {
@@ -54,37 +63,50 @@ const CARD: [OfCard; 13] = [
 type OfVm = (&'static str, &'static str, &'static str, fn(&VmMemory) -> Samples);
 
 const VM: [OfVm; 11] = [
-    ("vm_memory_bytes", "gauge", "VRAM that a VM's guest sees, by where it lies", |vm| {
-        vec![
-            (",place=\"card\"", vm.on_card_bytes),
-            (",place=\"reserve\"", vm.in_reserve_bytes),
-            (",place=\"host\"", vm.in_host_bytes),
-            (",place=\"unbacked\"", vm.unbacked_bytes),
-        ]
-    }),
-    ("vm_memory_visible_bytes", "gauge", "VRAM that a VM's CPU reaches without the mediator seeing it", |vm| {
+    (
+        "vm_memory_bytes",
+        "gauge",
+        "Memory that a VM's guest sees, by `place`: `card`, `reserve`, `host`, `unbacked` (never used)",
+        |vm| {
+            vec![
+                (",place=\"card\"", vm.on_card_bytes),
+                (",place=\"reserve\"", vm.in_reserve_bytes),
+                (",place=\"host\"", vm.in_host_bytes),
+                (",place=\"unbacked\"", vm.unbacked_bytes),
+            ]
+        },
+    ),
+    ("vm_memory_visible_bytes", "gauge", "Memory that a VM's CPU reaches unseen by the mediator", |vm| {
         one(vm.cpu_visible_bytes)
     }),
-    ("vm_memory_guarantee_bytes", "gauge", "Memory of the card that a VM is sure to get", |vm| one(vm.guarantee_bytes)),
-    ("vm_memory_quota_bytes", "gauge", "Memory of the card that a VM may have at most", |vm| one(vm.quota_bytes)),
-    ("vm_memory_entitled_bytes", "gauge", "Memory of the card that a VM is entitled to now", |vm| {
+    ("vm_memory_guarantee_bytes", "gauge", "Memory on the card that a VM is guaranteed", |vm| one(vm.guarantee_bytes)),
+    ("vm_memory_quota_bytes", "gauge", "Memory on the card that a VM may have at most", |vm| one(vm.quota_bytes)),
+    ("vm_memory_entitled_bytes", "gauge", "Memory on the card that a VM is entitled to now", |vm| {
         one(vm.entitled_bytes)
     }),
     ("vm_memory_pinned_bytes", "gauge", "Memory of a VM that stays on the card", |vm| one(vm.pinned_bytes)),
-    ("vm_memory_born_in_host_bytes_total", "counter", "Memory of a VM that had its first place in the host", |vm| {
+    ("vm_memory_born_in_host_bytes_total", "counter", "Memory of a VM whose first place was in the host", |vm| {
         one(vm.born_in_host_bytes)
     }),
-    ("vm_memory_moved_bytes_total", "counter", "Memory of a VM that was moved, by where to", |vm| {
-        to(vm.moved_out_bytes, vm.moved_in_bytes)
+    (
+        "vm_memory_moved_bytes_total",
+        "counter",
+        "Memory of a VM that was moved, by `to`: `host` (evicted), `card` (returned)",
+        |vm| to(vm.moved_out_bytes, vm.moved_in_bytes),
+    ),
+    ("vm_memory_waits_total", "counter", "Submissions of a VM that waited for memory under `queue`", |vm| {
+        one(vm.memory_waits)
     }),
-    ("vm_memory_waits_total", "counter", "Submissions of a VM that waited for memory", |vm| one(vm.memory_waits)),
-    ("vm_memory_denied_total", "counter", "Submissions of a VM that waited for memory in vain", |vm| {
-        one(vm.memory_denied)
-    }),
+    (
+        "vm_memory_denied_total",
+        "counter",
+        "Submissions of a VM that waited for memory for the longest permitted time, and faulted",
+        |vm| one(vm.memory_denied),
+    ),
     (
         "vm_memory_refused_bytes_total",
         "counter",
-        "Memory that found no place when a VM wanted it, by the limit",
+        "Memory of a VM that found no place when it was first needed, by `limit`: `card`, `quota`, `host_budget`, `swap_cap`",
         |vm| {
             let of = |limit: &str| vm.refused_bytes.get(limit).copied().unwrap_or(0);
             vec![
@@ -126,13 +148,12 @@ pub(super) fn samples(text: &mut String, cards: &[CardMemory]) {
             }
         }
     }
-    let help = "Time that submissions of a VM have waited for memory, of those that wait no more";
+    let help = "Time that submissions of a VM have waited for memory, of those whose wait is over";
     let name = head(text, "vm_memory_waited_seconds_total", "counter", help);
     for (card, vm) in vms() {
         let _ = writeln!(text, "{name}{{{}}} {}", labels(card, vm), Seconds(vm.memory_waited_ns));
     }
-    let help =
-        "For how long a VM's work was suspended to move its memory; up to an eighth shorter ones may count as longer";
+    let help = "How long a VM's work was suspended, for each relocation, in buckets from 10 us to 30 s; up to an eighth shorter ones may count as longer";
     let name = head(text, "vm_suspended_seconds", "histogram", help);
     for (card, vm) in vms() {
         histogram(text, &name, &labels(card, vm), &vm.suspensions);

@@ -42,15 +42,21 @@ impl Moves {
         let counts = self.0.lock().clone();
         let mut text = String::new();
         let name = "gpu_mediator_moves_total";
-        let _ = writeln!(text, "# HELP {name} VMs that have moved from one card to another\n# TYPE {name} counter");
+        let _ = writeln!(
+            text,
+            "# HELP {name} VMs that have moved since the daemon began, by `from` and `to`, which are cards; no sample before the first\n# TYPE {name} counter"
+        );
         for ((from, to), count) in &counts.made {
             let _ = writeln!(text, "{name}{{from=\"{}\",to=\"{}\"}} {count}", escaped(from), escaped(to));
         }
         let name = "gpu_mediator_move_failures_total";
-        let _ = writeln!(text, "# HELP {name} Moves of VMs that were begun and did not come about");
+        let _ = writeln!(text, "# HELP {name} Moves of VMs that began and failed");
         let _ = writeln!(text, "# TYPE {name} counter\n{name} {}", counts.failed);
         let name = "gpu_mediator_move_pause_seconds";
-        let _ = writeln!(text, "# HELP {name} Time for which the VM that moved last waited\n# TYPE {name} gauge");
+        let _ = writeln!(
+            text,
+            "# HELP {name} Time for which the VM that moved last waited; no sample before the first\n# TYPE {name} gauge"
+        );
         if let Some(ms) = counts.last_pause_ms {
             let _ = writeln!(text, "{name} {}.{:03}", ms / 1000, ms % 1000);
         }

@@ -23,18 +23,26 @@ impl Display for Seconds {
 type EngineCounter = (&'static str, &'static str, fn(&VmEngine) -> String);
 
 const ENGINE: [EngineCounter; 6] = [
-    ("vm_engine_seconds_total", "Engine time that a VM has used", |engine| Seconds(engine.used_ns).to_string()),
-    ("vm_submissions_total", "Submissions of a VM that arrived", |engine| engine.arrived.to_string()),
-    ("vm_submissions_started_total", "Submissions of a VM that the card was given", |engine| {
+    ("vm_engine_seconds_total", "Engine time that a VM has used, by `engine`", |engine| {
+        Seconds(engine.used_ns).to_string()
+    }),
+    ("vm_submissions_total", "Submissions of a VM that arrived, by `engine`", |engine| engine.arrived.to_string()),
+    ("vm_submissions_started_total", "Submissions of a VM that were started, by `engine`", |engine| {
         engine.started.to_string()
     }),
-    ("vm_submissions_completed_total", "Submissions of a VM that ended", |engine| engine.completed.to_string()),
-    ("vm_submissions_dropped_total", "Submissions of a VM that came to nothing, as their channel ended", |engine| {
-        engine.dropped.to_string()
+    ("vm_submissions_completed_total", "Submissions of a VM that ended, by `engine`", |engine| {
+        engine.completed.to_string()
     }),
-    ("vm_kills_total", "Submissions of a VM that ran for too long, and whose channel was killed", |engine| {
-        engine.killed.to_string()
-    }),
+    (
+        "vm_submissions_dropped_total",
+        "Submissions of a VM that were withdrawn, or went with their channel, by `engine`",
+        |engine| engine.dropped.to_string(),
+    ),
+    (
+        "vm_kills_total",
+        "Submissions of a VM that ran for too long, and whose channel was killed, by `engine`",
+        |engine| engine.killed.to_string(),
+    ),
 ];
 
 /// A gauge of a virtual machine: name, meaning, and its value.
@@ -47,12 +55,12 @@ const SHARE: [ShareGauge; 6] = [
     ("vm_copies_entitled_ratio", "Part of each copy engine that is a VM's while all VMs of the card want it", |vm| {
         format!("{}", f64::from(vm.copies_entitled_permille.unwrap_or(vm.entitled_permille)) / 1000.0)
     }),
-    ("vm_queued_submissions", "Submissions of a VM that wait for their turn", |vm| vm.queued.to_string()),
-    ("vm_in_flight_submissions", "Submissions of a VM that the card has", |vm| vm.in_flight.to_string()),
+    ("vm_queued_submissions", "Submissions of a VM that wait for a slice", |vm| vm.queued.to_string()),
+    ("vm_in_flight_submissions", "Submissions of a VM that are on the card", |vm| vm.in_flight.to_string()),
     ("vm_strikes", "Submissions that ran for too long since a VM was added or released last", |vm| {
         vm.strikes.to_string()
     }),
-    ("vm_quarantined", "1 for a VM of which nothing is started, for its strikes", |vm| {
+    ("vm_quarantined", "1 for a VM that is quarantined: none of its work is started", |vm| {
         u8::from(vm.quarantine.is_some()).to_string()
     }),
 ];
@@ -62,7 +70,12 @@ const PREFIX: &str = "gpu_mediator";
 
 /// Appends all metrics of cards' schedulers.
 pub(super) fn samples(text: &mut String, cards: &[CardScheduler]) {
-    let busy = head(text, "card_engine_busy_seconds_total", "counter", "Time that an engine has been busy for VMs");
+    let busy = head(
+        text,
+        "card_engine_busy_seconds_total",
+        "counter",
+        "Time for which an engine of a card was busy for VMs, by `engine`; removed VMs included",
+    );
     for card in cards {
         for (engine, used) in &card.engines {
             let labels = format!("card=\"{}\",engine=\"{}\"", escaped(&card.card), engine.name());
@@ -81,7 +94,7 @@ pub(super) fn samples(text: &mut String, cards: &[CardScheduler]) {
             let _ = writeln!(text, "{name}{{{}}} {}", labels(card, vm), value(vm));
         }
     }
-    let help = "How long submissions of a VM waited for their turn; up to an eighth shorter ones may count as longer";
+    let help = "How long submissions of a VM waited for their start, by `engine`, in buckets from 10 us to 30 s; up to an eighth shorter ones may count as longer";
     let name = head(text, "vm_wait_seconds", "histogram", help);
     each_engine(cards, |labels, engine| histogram(text, &name, labels, &engine.wait));
 }

@@ -5,21 +5,21 @@ use super::{Metric, described, escaped, samples};
 use api::Tenant;
 
 const TENANT: [Metric<Tenant, String>; 13] = [
-    ("gpu_mediator_tenant_served", "gauge", "1 while the owner of a tenant's card answers", |tenant| {
+    ("gpu_mediator_tenant_served", "gauge", "1 while the CUDA owner of a tenant's card answers", |tenant| {
         one(u8::from(tenant.served))
     }),
     ("gpu_mediator_tenant_programs", "gauge", "Programs of a tenant", |tenant| one(tenant.programs.len())),
-    ("gpu_mediator_tenant_memory_bytes", "gauge", "Memory of a tenant, by place", |tenant| {
+    ("gpu_mediator_tenant_memory_bytes", "gauge", "Memory of a tenant, by `place`: `card`, `host`", |tenant| {
         let places = [("card", tenant.on_card_bytes), ("host", tenant.in_host_bytes)];
         places.map(|(place, bytes)| (format!("place=\"{place}\""), bytes.to_string())).into()
     }),
-    ("gpu_mediator_tenant_used_seconds_total", "counter", "Time of its card that a tenant was charged", |tenant| {
+    ("gpu_mediator_tenant_used_seconds_total", "counter", "Card time charged to a tenant", |tenant| {
         one(Seconds(tenant.used_ns))
     }),
     (
         "gpu_mediator_tenant_busy_seconds_total",
         "counter",
-        "Time in which work of a tenant was in flight, by the card's events",
+        "Time in which work of a tenant was in flight, by `kind`: its `kernels`, or only its `copies`",
         |tenant| {
             let copies = tenant.copy_ns.min(tenant.busy_ns);
             let kinds = [("copies", copies), ("kernels", tenant.busy_ns - copies)];
@@ -29,7 +29,7 @@ const TENANT: [Metric<Tenant, String>; 13] = [
     (
         "gpu_mediator_tenant_share_ratio",
         "gauge",
-        "Part of its card's time, entitled and received in the last second",
+        "Part of its card's time, by `part`: `entitled`, and `received` in the last second",
         |tenant| {
             let parts = [("entitled", tenant.entitled_permille), ("received", tenant.received_permille)];
             let ratio = |permille: u32| format!("{}", f64::from(permille) / 1000.0);
@@ -39,31 +39,31 @@ const TENANT: [Metric<Tenant, String>; 13] = [
     (
         "gpu_mediator_tenant_wait_p99_seconds",
         "gauge",
-        "Time that 99 of 100 turns of a tenant were waited for at most",
+        "99 of 100 waits of a tenant for a slice were no longer",
         |tenant| one(Seconds(tenant.wait_p99_ns)),
     ),
     (
         "gpu_mediator_tenant_killed_total",
         "counter",
-        "Programs of a tenant that were killed since they did not answer",
+        "Programs of a tenant that were killed because they did not answer",
         |tenant| one(tenant.killed),
     ),
     (
         "gpu_mediator_tenant_kill_failures_total",
         "counter",
-        "Programs of a tenant that were given up and could not be killed",
+        "Programs of a tenant that were given up and could not be killed: they run without connection, slices and memory",
         |tenant| one(tenant.kill_failures),
     ),
     (
         "gpu_mediator_tenant_suspended_total",
         "counter",
-        "Programs of a tenant that were suspended since they did not answer",
+        "Programs of a tenant that were suspended because they did not answer",
         |tenant| one(tenant.suspended),
     ),
     (
         "gpu_mediator_tenant_unaccounted_bytes",
         "gauge",
-        "Memory of the card that a tenant has past its account, by where it is",
+        "Memory of the card that a tenant has past its account, by `part`: `processes` (past their accounts), `kept` (given back, and still in use), `over_quota` (of both, more than the tenant may have)",
         |tenant| {
             let processes = tenant.unaccounted.iter().fold(0u64, |sum, one| sum.saturating_add(one.bytes));
             let parts =
@@ -71,12 +71,15 @@ const TENANT: [Metric<Tenant, String>; 13] = [
             parts.map(|(part, bytes)| (format!("part=\"{part}\""), bytes.to_string())).into()
         },
     ),
-    ("gpu_mediator_tenant_quarantined", "gauge", "1 while a tenant gets no turn until it is released", |tenant| {
+    ("gpu_mediator_tenant_quarantined", "gauge", "1 while a tenant gets no slice until it is released", |tenant| {
         one(u8::from(tenant.quarantined))
     }),
-    ("gpu_mediator_tenant_labels", "gauge", "1 for a tenant with labels, which are this sample's labels", |tenant| {
-        described(&tenant.labels).into_iter().map(|labels| (labels, "1".to_owned())).collect()
-    }),
+    (
+        "gpu_mediator_tenant_labels",
+        "gauge",
+        "1 for a tenant with labels, each of which is a label `label_KEY` of the sample",
+        |tenant| described(&tenant.labels).into_iter().map(|labels| (labels, "1".to_owned())).collect(),
+    ),
 ];
 
 fn one(value: impl ToString) -> Vec<(String, String)> {

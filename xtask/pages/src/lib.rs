@@ -1,0 +1,81 @@
+//! Parts of the documentation that are made from code: whole files, and parts of pages between two marks.
+//!
+//! A crate has a test, with a name that begins with `generated_`, which makes the text and passes it to [`file`] or
+//! [`part`]. The test fails if the committed text differs. With the variable [`WRITE`], which `cargo xtask docs` sets,
+//! the test writes the text instead. [`architecture`] draws the picture of README.md.
+//!
+//! The crate does not know what the other crates describe.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+pub mod architecture;
+
+/// Variable that makes the tests write their texts.
+pub const WRITE: &str = "GPU_MEDIATOR_WRITE_PAGES";
+
+/// Returns a path in the project's root folder.
+fn root(path: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(path)
+}
+
+/// Compares the file at `path` (from the project's root folder) with `text`, or writes it.
+///
+/// # Panics
+/// If the file differs, or cannot be written.
+#[expect(clippy::panic, reason = "called by tests only")]
+pub fn file(path: &str, text: &str) {
+    if std::env::var_os(WRITE).is_some() {
+        fs::write(root(path), text).unwrap_or_else(|error| panic!("{path}: {error}"));
+    }
+    let there = fs::read_to_string(root(path)).unwrap_or_else(|error| panic!("{path}: {error}"));
+    assert_same(path, &there, text);
+}
+
+/// Fails if the text of a file is not the one that the code makes.
+fn assert_same(path: &str, there: &str, text: &str) {
+    assert!(there == text, "{path} is not what the code makes: run `cargo xtask docs`");
+}
+
+/// Compares the part of a page between `<!-- generated: NAME -->` and `<!-- end -->` with `text`, or writes it.
+///
+/// # Panics
+/// If the page differs, has no such part, or cannot be written.
+#[expect(clippy::panic, reason = "called by tests only")]
+pub fn part(path: &str, name: &str, text: &str) {
+    let page = fs::read_to_string(root(path)).unwrap_or_else(|error| panic!("{path}: {error}"));
+    let page = replaced(&page, name, text).unwrap_or_else(|| panic!("{path} has no part {name}"));
+    file(path, &page);
+}
+
+/// Returns a page with another text in one of its parts; `None` if it has no such part.
+fn replaced(page: &str, name: &str, text: &str) -> Option<String> {
+    let mark = format!("<!-- generated: {name} -->\n");
+    let (before, rest) = page.split_once(&mark)?;
+    let (_, after) = rest.split_once("<!-- end -->\n")?;
+    Some(format!("{before}{mark}\n{}\n\n<!-- end -->\n{after}", text.trim()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn part_of_page_is_replaced_and_rest_is_kept() {
+        let page = "a\n<!-- generated: x -->\nold\n<!-- end -->\nb\n<!-- generated: y -->\n<!-- end -->\n";
+        let new = replaced(page, "x", "new\n").unwrap();
+        assert!(
+            new.starts_with("a\n<!-- generated: x -->\n\nnew\n\n<!-- end -->\nb\n<!-- generated: y -->\n"),
+            "{new}"
+        );
+        assert_eq!(replaced(&new, "x", "new").as_ref(), Some(&new));
+        assert_eq!(replaced(page, "z", "new"), None);
+        assert_eq!(replaced("<!-- generated: x -->\nwithout end", "x", "new"), None);
+    }
+
+    #[test]
+    fn file_with_other_text_is_reported() {
+        assert_same("page", "old\n", "old\n");
+        assert!(std::panic::catch_unwind(|| assert_same("page", "old\n", "new\n")).is_err());
+    }
+}
