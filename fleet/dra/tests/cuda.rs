@@ -1,6 +1,5 @@
 //! A claim of a CUDA card, with the fake driver: a tenant, and a program that uses it like a program in a container.
 
-use std::os::unix::fs::symlink;
 use std::path::Path;
 use std::process::Command;
 
@@ -10,15 +9,6 @@ use serde_json::{Value, json};
 mod support;
 
 use support::{Node, allocated, built, named, parameters};
-
-/// A card of the fake driver.
-fn card(driver: &Path) -> String {
-    format!(
-        "[[card]]\nname = \"h100\"\nkind = \"cuda\"\nvram_mib = 64\nmemory.host_mib = 128\nmemory.quanta.mode = \"off\"\n\
-         cuda.driver = \"{}\"\ncuda.chunk_mib = 2\ncuda.host_ready_mib = 4\n",
-        driver.display()
-    )
-}
 
 /// The environment of a container, with host paths instead of container paths.
 fn environment(edits: &Edits) -> Vec<(String, String)> {
@@ -36,22 +26,8 @@ fn environment(edits: &Edits) -> Vec<(String, String)> {
 
 #[tokio::test]
 async fn cuda_claim_creates_tenant_and_programs_see_its_limit() {
-    let mut node = Node::new("").await;
-    for (folder, library) in [("plain", "libcuda_fake.so"), ("shim", "libcuda.so")] {
-        std::fs::create_dir(node.path(folder)).unwrap();
-        for name in ["libcuda.so.1", "libcuda.so", "libnvidia-ml.so.1", "libnvidia-ml.so"] {
-            symlink(built(library), node.path(folder).join(name)).unwrap();
-        }
-    }
+    let mut node = Node::with_cuda_card().await;
     let driver = node.path("plain/libcuda.so.1");
-    node.variables = [
-        ("FAKE_CUDA_FOLDER", node.path("card").display().to_string()),
-        ("FAKE_CUDA_MIB", "512".to_owned()),
-        ("LD_LIBRARY_PATH", node.path("plain").display().to_string()),
-    ]
-    .map(|(name, value)| (name.to_owned(), value))
-    .into();
-    node.configure(&card(&driver));
     node.start_daemon();
     let (library, driver) = (node.path("shim").display().to_string(), driver.display().to_string());
     node.start_driver(&[

@@ -3,12 +3,11 @@
 
 use std::collections::BTreeSet;
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
 
 use k8s_openapi::api::admissionregistration::v1::{ValidatingAdmissionPolicy, ValidatingAdmissionPolicyBinding};
 use k8s_openapi::api::apps::v1::DaemonSet;
-use k8s_openapi::api::core::v1::{Namespace, Pod, ServiceAccount};
 use k8s_openapi::api::rbac::v1::{ClusterRole, ClusterRoleBinding};
 use k8s_openapi::api::resource::v1::{DeviceClass, ResourceClaimTemplate};
 use serde_json::Value;
@@ -16,28 +15,8 @@ use serde_json::Value;
 mod support;
 
 use support::api_server::typed;
+use support::manifests::{documents, folder, published};
 use support::{CARD, Node, allocated, named, until};
-
-fn folder() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../kubernetes")
-}
-
-/// The documents of the files that a kustomization lists.
-fn documents(folder: &Path) -> Vec<Value> {
-    let text = fs::read_to_string(folder.join("kustomization.yaml")).unwrap();
-    let kustomization: Value = serde_saphyr::from_str(&text).unwrap();
-    let listed: BTreeSet<_> =
-        kustomization["resources"].as_array().unwrap().iter().map(|name| name.as_str().unwrap().to_owned()).collect();
-    let there = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
-    let there: BTreeSet<_> = there.filter(|name| name.ends_with(".yaml") && name != "kustomization.yaml").collect();
-    assert_eq!(listed, there);
-    let mut documents = Vec::new();
-    for name in listed {
-        let text = fs::read_to_string(folder.join(name)).unwrap();
-        documents.extend(text.split("\n---\n").map(|text| serde_saphyr::from_str::<Value>(text).unwrap()));
-    }
-    documents
-}
 
 fn one(kind: &str) -> Value {
     documents(&folder()).into_iter().find(|document| document["kind"] == kind).unwrap()
@@ -61,21 +40,7 @@ fn unknown_kubernetes_fields_are_detected() {
 fn every_document_is_of_a_published_type() {
     let mut kinds = BTreeSet::new();
     for document in [documents(&folder()), documents(&folder().join("example"))].concat() {
-        let kind = document["kind"].as_str().unwrap().to_owned();
-        match kind.as_str() {
-            "Namespace" => drop(typed::<Namespace>(&document)),
-            "ServiceAccount" => drop(typed::<ServiceAccount>(&document)),
-            "DeviceClass" => drop(typed::<DeviceClass>(&document)),
-            "ClusterRole" => drop(typed::<ClusterRole>(&document)),
-            "ClusterRoleBinding" => drop(typed::<ClusterRoleBinding>(&document)),
-            "ValidatingAdmissionPolicy" => drop(typed::<ValidatingAdmissionPolicy>(&document)),
-            "ValidatingAdmissionPolicyBinding" => drop(typed::<ValidatingAdmissionPolicyBinding>(&document)),
-            "DaemonSet" => drop(typed::<DaemonSet>(&document)),
-            "ResourceClaimTemplate" => drop(typed::<ResourceClaimTemplate>(&document)),
-            "Pod" => drop(typed::<Pod>(&document)),
-            other => panic!("{other}"),
-        }
-        kinds.insert(kind);
+        kinds.insert(published(&document).to_owned());
     }
     assert_eq!(kinds.len(), 10);
 }

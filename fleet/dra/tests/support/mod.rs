@@ -2,8 +2,10 @@
 #![allow(dead_code, reason = "each test file uses a part of it")]
 
 pub mod api_server;
+pub mod manifests;
 
 use std::fs;
+use std::os::unix::fs::symlink;
 use std::os::unix::net::UnixDatagram;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -82,6 +84,30 @@ impl Node {
         fs::create_dir_all(folder.path().join("kubelet/plugins_registry")).unwrap();
         let node = Self { folder, api, daemon: None, driver: None, variables: Vec::new() };
         node.configure(tables);
+        node
+    }
+
+    /// A node with a card `h100` of the fake CUDA driver, and libraries in the folders `plain` (the driver's) and `shim`.
+    pub async fn with_cuda_card() -> Self {
+        let mut node = Self::new("").await;
+        for (folder, library) in [("plain", "libcuda_fake.so"), ("shim", "libcuda.so")] {
+            fs::create_dir(node.path(folder)).unwrap();
+            for name in ["libcuda.so.1", "libcuda.so", "libnvidia-ml.so.1", "libnvidia-ml.so"] {
+                symlink(built(library), node.path(folder).join(name)).unwrap();
+            }
+        }
+        node.variables = [
+            ("FAKE_CUDA_FOLDER", node.path("card").display().to_string()),
+            ("FAKE_CUDA_MIB", "512".to_owned()),
+            ("LD_LIBRARY_PATH", node.path("plain").display().to_string()),
+        ]
+        .map(|(name, value)| (name.to_owned(), value))
+        .into();
+        node.configure(&format!(
+            "[[card]]\nname = \"h100\"\nkind = \"cuda\"\nvram_mib = 64\nmemory.host_mib = 128\nmemory.quanta.mode = \"off\"\n\
+             cuda.driver = \"{}\"\ncuda.chunk_mib = 2\ncuda.host_ready_mib = 4\n",
+            node.path("plain/libcuda.so.1").display()
+        ));
         node
     }
 
