@@ -4,7 +4,7 @@
 //! [`part`]. The test fails if the committed text differs. With the variable [`WRITE`], which `cargo xtask docs` sets,
 //! the test writes the text instead. [`architecture`] draws the picture of README.md.
 //!
-//! The crate does not know what the other crates describe.
+//! The crate does not know the contents of the parts.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -32,7 +32,7 @@ pub fn file(path: &str, text: &str) {
     assert_same(path, &there, text);
 }
 
-/// Fails if the text of a file is not the one that the code makes.
+/// Fails if a file has another text than the one that the code makes.
 fn assert_same(path: &str, there: &str, text: &str) {
     assert!(there == text, "{path} is not what the code makes: run `cargo xtask docs`");
 }

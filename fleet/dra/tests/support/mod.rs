@@ -87,7 +87,7 @@ impl Node {
         node
     }
 
-    /// A node with a card `h100` of the fake CUDA driver, and libraries in the folders `plain` (the driver's) and `shim`.
+    /// A node with a card `h100` of the fake CUDA driver. The folder `plain` has the driver's libraries, `shim` ours.
     pub async fn with_cuda_card() -> Self {
         let mut node = Self::new("").await;
         for (folder, library) in [("plain", "libcuda_fake.so"), ("shim", "libcuda.so")] {
