@@ -200,7 +200,7 @@ fn report_language(lower: bool) -> Result<()> {
 /// Runs the tests that compare generated parts of the documentation with the code, which makes them write these parts.
 fn write_pages() -> Result<bool> {
     let mut command = run::cargo(&["test", "--quiet", "--lib"]);
-    command.args(PACKAGES_WITH_PAGES.iter().flat_map(|package| ["--package", package])).arg("generated_");
+    command.args(PACKAGES_WITH_PAGES.iter().flat_map(|package| ["--package", *package])).arg("generated_");
     run::shown(command.env(doc_pages::WRITE, "1"))
 }
 
