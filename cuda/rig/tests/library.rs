@@ -101,6 +101,21 @@ fn program_without_owner_fails_at_init() {
 }
 
 #[test]
+fn program_without_driver_reports_reason_and_remedy() {
+    let rig = Rig::new(64);
+    let mut command = rig.mediated(&["look"]);
+    command.env(cuda_protocol::DRIVER_VARIABLE, "/none").env_remove(cuda_protocol::LOG_VARIABLE);
+    let output = command.output().expect("starts");
+    let error = String::from_utf8_lossy(&output.stderr);
+    // A host with a driver of its own finds that one.
+    if error.contains("failed with 100") {
+        let reason = "gpu-mediator: libcuda: no libcuda.so.1 of NVIDIA's driver was found; install the driver, or name";
+        assert!(error.contains(reason), "{error}");
+    }
+    assert!(!output.status.success());
+}
+
+#[test]
 fn results_are_those_of_a_run_without_the_library() {
     let rig = Rig::new(256);
     let owner = rig.owner(&["--device-mib", "128", "--quota-mib", "128"]);

@@ -9,7 +9,7 @@ use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
-use crate::log::report;
+use crate::log::{self, report};
 use crate::process::{self, Once};
 use crate::slots::{self, COUNT, NAMES, REAL, SLOTS};
 use crate::{driver, lookup, settings, start};
@@ -43,6 +43,10 @@ fn load() {
     let library = library(NAME, settings::get().driver.clone(), 0..COUNT);
     lookup::prepare();
     let mediated = settings::get().socket.is_some();
+    if mediated && !library && !log::wanted() {
+        // Otherwise all that the program reports is CUDA's error 100.
+        log::write(&format!("gpu-mediator: libcuda: {}\n", no_driver(NAME)));
+    }
     for index in 0..COUNT {
         let real = REAL[index].load(std::sync::atomic::Ordering::Relaxed);
         let missing = if library { driver::not_supported } else { driver::no_driver };
@@ -57,13 +61,19 @@ fn load() {
 pub fn library(name: &str, named: Option<PathBuf>, symbols: Range<usize>) -> bool {
     let library = candidates(name, named).find_map(|path| open(&path));
     if library.is_none() {
-        report!("no {name} of the driver was found; name the driver's library in {}", cuda_protocol::DRIVER_VARIABLE);
+        report!("{}", no_driver(name));
     }
     for index in symbols {
         let symbol = library.map_or(std::ptr::null_mut(), |library| find(library, NAMES[index]));
         REAL[index].store(symbol, std::sync::atomic::Ordering::Release);
     }
     library.is_some()
+}
+
+/// Returns why programs find no card.
+fn no_driver(name: &str) -> String {
+    let variable = cuda_protocol::DRIVER_VARIABLE;
+    format!("no {name} of NVIDIA's driver was found; install the driver, or name its library in {variable}")
 }
 
 fn find(library: *mut c_void, name: &CStr) -> *mut () {
