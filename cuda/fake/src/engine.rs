@@ -22,6 +22,7 @@ const PAUSE: Duration = Duration::from_micros(50);
 const RECENT: Duration = Duration::from_millis(500);
 
 /// The engine of a card, as one process has mapped it.
+#[derive(Debug)]
 pub struct Engine {
     /// End of the present slice, in ns of [`now`].
     slice_end: &'static AtomicU64,
