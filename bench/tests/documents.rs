@@ -27,6 +27,9 @@ const WITHOUT_CONDITIONS: [&str; 11] = [
 /// Pictures from before raw files were kept. Add none.
 const PICTURES_WITHOUT_RAW_FILE: [&str; 1] = ["swap-shares.svg"];
 
+/// Pictures in README.md that `cargo xtask docs` makes from code: tests of `doc-pages` and `mediatorctl` compare them.
+const PICTURES_FROM_CODE: [&str; 2] = ["architecture.svg", "top.svg"];
+
 /// Returns a path in the project's root folder.
 fn root(path: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(path)
@@ -102,7 +105,14 @@ fn raw_files_state_their_origin_and_are_linked_from_a_page() {
 #[test]
 fn every_picture_is_of_a_raw_file_and_on_a_page() {
     let (pages, raw) = (pages(), files(RESULTS, ".json"));
-    for picture in files("docs/images", ".svg") {
+    let readme = fs::read_to_string(root("README.md")).unwrap();
+    let (from_code, measured): (Vec<_>, Vec<_>) =
+        files("docs/images", ".svg").into_iter().partition(|picture| PICTURES_FROM_CODE.contains(&picture.as_str()));
+    assert_eq!(from_code, PICTURES_FROM_CODE);
+    for picture in from_code {
+        assert!(readme.contains(&format!("](docs/images/{picture})")), "README.md does not show {picture}");
+    }
+    for picture in measured {
         assert!(pages.contains(&format!("](../images/{picture})")), "no page shows {picture}");
         let of = raw.iter().any(|file| picture.starts_with(file.trim_end_matches(".json")));
         assert!(of || PICTURES_WITHOUT_RAW_FILE.contains(&picture.as_str()), "{picture}: of no raw file");

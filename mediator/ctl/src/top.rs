@@ -19,6 +19,8 @@ use api::{CardMemory, CardScheduler, MemoryList, SchedulerList};
 mod columns;
 mod history;
 mod memory;
+#[cfg(test)]
+mod picture;
 mod time;
 mod view;
 
