@@ -2,10 +2,10 @@
 
 use anyhow::{Result, bail};
 
-/// A benchmark: its name, what it needs, and what it repeats.
+/// A benchmark: its name, its needs, and the figure that it repeats.
 type Bench = (&'static str, Needs, &'static str);
 
-/// What a benchmark needs, beyond the sources.
+/// Needs of a benchmark, beyond the sources.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Needs {
     Nothing,

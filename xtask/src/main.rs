@@ -80,7 +80,7 @@ enum Command {
     Bench {
         /// The group of metrics; all if omitted.
         name: Option<String>,
-        /// Only print the names, with what each needs and the figure that it repeats.
+        /// Only print the names, with the needs of each and the figure that it repeats.
         #[arg(long, exclusive = true)]
         list: bool,
         /// Run every benchmark, each with its own file in the folder that `--json` names.

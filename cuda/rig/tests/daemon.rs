@@ -298,7 +298,7 @@ fn run_with_memory_and_weight_restores_both_afterwards() {
     assert_eq!(running.wait().expect("ends").code(), Some(7));
     assert_eq!(limits(&rig), before);
 
-    // What an operator has set meanwhile stays; a signal reaches the program.
+    // A value that an operator has set meanwhile stays; a signal reaches the program.
     let mut running = script(&rig, &["--memory", "32M"], "trap 'exit 9' TERM; echo up; while :; do sleep 0.1; done");
     let mut running = running.spawn().expect("starts");
     let mut line = String::new();

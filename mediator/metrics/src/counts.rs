@@ -1,5 +1,5 @@
-//! Counts of a virtual machine's device and of the connection to its VMM: one family for each unit, since a family whose
-//! samples have several units can be neither summed nor drawn.
+//! Counts of a virtual machine's device and of the connection to its VMM: one family for each unit. Samples of several
+//! units can be neither summed nor drawn.
 
 use std::collections::BTreeMap;
 

@@ -1,7 +1,8 @@
 //! Metrics: the data of the admin API in Prometheus' text format, and some more counts.
 //!
 //! Parts: cards, virtual machines and the daemon itself (this file), `counts` (of devices and connections), `scheduler`
-//! and `memory` (how cards are shared), [`tenants`], `locks`, [`moves`] (virtual machines that move between cards, counted here).
+//! and `memory` (how cards are shared), [`tenants`], `locks`, [`moves`] (virtual machines that move between cards,
+//! counted here).
 //!
 //! The crate does not serve requests, or access a card.
 
