@@ -1,8 +1,8 @@
 //! Reads a file, and collects all mistakes in it: wrong types as well as broken rules, in the order of their lines.
 //!
 //! The parser stops at the first value of a wrong type. Such a value is therefore recorded, its lines are blanked,
-//! which keeps all positions, and the rest is parsed again. Rules are checked afterwards for tables that do not depend on a
-//! blanked one.
+//! which keeps all positions, and the rest is parsed again. Rules are checked afterwards for tables that do not
+//! depend on a blanked one.
 
 use std::collections::BTreeSet;
 use std::ops::Range;
