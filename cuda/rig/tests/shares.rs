@@ -120,7 +120,7 @@ fn memory_quanta_divide_time_by_weights() {
     assert!(begins, "96 MiB do not fit into 64");
     let found = parts_of(&mut programs, 8_000_000);
     assert!(as_weights(&found, &[1, 3]), "1:3 gave {found:?}");
-    programs.map(Program::end);
+    drop(programs.map(Program::end));
 }
 
 #[test]
@@ -137,7 +137,7 @@ fn quota_that_makes_memory_fit_ends_quanta() {
     let found = parts(&mut programs);
     assert!(as_weights(&found, &[1, 3]), "1:3 gave {found:?}");
     assert!(memory_turn(&rig).is_null(), "quanta begin again");
-    programs.map(Program::end);
+    drop(programs.map(Program::end));
 }
 
 #[test]
@@ -162,7 +162,7 @@ fn stopped_program_lives_and_its_neighbour_works() {
     while continued < before[0] + 100_000 {
         continued = counts(std::slice::from_mut(stops))[0];
     }
-    programs.map(Program::end);
+    drop(programs.map(Program::end));
 }
 
 #[test]
@@ -180,7 +180,7 @@ fn endless_kernel_shares_the_card_until_its_limit() {
     until(&rig, "a", "its kernel still runs", |a| a["killed"] == 0 && support::daemon::programs(a) == 1);
     until(&rig, "a", "it is given up at its limit", |a| a["killed"] == 1 && support::daemon::programs(a) == 0);
     endless.kill();
-    works.map(Program::end);
+    drop(works.map(Program::end));
 }
 
 #[test]

@@ -87,7 +87,7 @@ fn generated_top_picture_is_committed() {
         memories: serde_json::from_value(part("memories")).unwrap(),
     };
     let mut view = View::default();
-    view.show(look);
+    view.show(look, std::time::Duration::from_secs(1));
     let mut screens = Vec::new();
     for _ in 0..2 {
         let mut terminal = Terminal::new(TestBackend::new(SCREEN.0, SCREEN.1)).unwrap();
