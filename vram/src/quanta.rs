@@ -181,6 +181,13 @@ impl Quanta {
         self.turn.as_ref().map(|(turn, _)| turn)
     }
 
+    /// Returns the time left of the current quantum, in ns; `None` while memory is copied for it.
+    #[must_use]
+    pub fn left_ns(&self, now_ns: u64) -> Option<u64> {
+        let (turn, since) = self.turn.as_ref()?;
+        since.map(|since| turn.quantum_ns.saturating_sub(now_ns.saturating_sub(since)))
+    }
+
     /// Returns the measured bandwidth of copies in bytes per second; 0 before the first.
     #[must_use]
     pub fn bandwidth(&self) -> u64 {

@@ -272,6 +272,15 @@ pub struct TenantView {
     pub wait_max_ns: u64,
     /// True if it has the turn.
     pub runs: bool,
+    /// Reason for which its work waits, in words.
+    #[serde(default)]
+    pub waits_for: Option<String>,
+    /// It waits because its processes are stopped.
+    #[serde(default)]
+    pub stopped: bool,
+    /// Time that it has waited for its quanta of the card's memory, in ns.
+    #[serde(default)]
+    pub quantum_wait_ns: u64,
     /// Its programs that were killed because they did not answer.
     pub killed: u64,
     /// Its programs that were given up but could not be killed.

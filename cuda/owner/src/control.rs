@@ -2,7 +2,9 @@
 //!
 //! A process of its own, since a crash in NVIDIA's driver must not take the cards of virtual machines down.
 
-use crate::core::{CardConfig, CardView, Core, OnStranger, OnStuck, TenantError, TenantSpec, TenantView, Unaccounted};
+use crate::core::{
+    CardConfig, CardView, Core, OnStranger, OnStuck, TenantError, TenantSpec, TenantView, Unaccounted, Wait,
+};
 use crate::driver::{Driver, Real};
 use crate::server::{Rights, Server};
 use cuda_control::{Answer, Card, Quanta, Request, Rules, Settings, Tenant};
@@ -221,6 +223,24 @@ fn spec(server: &Server, tenant: &Tenant) -> Result<(TenantSpec, Rights), String
     Ok((spec, Rights { mode: Some(tenant.mode), uid: tenant.uid, gid: tenant.gid }))
 }
 
+/// Returns the reason of a wait in words.
+fn in_words(wait: Wait, name: &impl Fn(vram::TenantId) -> String, chunk_bytes: u64) -> String {
+    match wait {
+        Wait::Quarantine => "its release from quarantine".to_owned(),
+        Wait::Stopped => "its programs, which are stopped".to_owned(),
+        Wait::MemoryQuantum { holder, left_ns: None } => {
+            format!("memory quantum of `{}`, whose memory moves", name(holder))
+        }
+        Wait::MemoryQuantum { holder, left_ns: Some(left) } => {
+            format!("memory quantum of `{}`, {:.1} s left", name(holder), left as f64 / 1e9)
+        }
+        Wait::Move => "its memory, which moves".to_owned(),
+        Wait::Memory { chunks } => format!("memory, {} MiB missing", (chunks * chunk_bytes) >> 20),
+        Wait::Slice { holder: None } => "a slice".to_owned(),
+        Wait::Slice { holder: Some(holder) } => format!("slice of `{}`", name(holder)),
+    }
+}
+
 fn show(core: &Core, since_ns: u64) -> Card {
     let CardView { memory, turns_ns, turns, relocations, declined, tenants, unexplained_bytes, .. } = core.view();
     let bytes = |chunks: u32| u64::from(chunks) * memory.chunk_bytes;
@@ -254,6 +274,9 @@ fn show(core: &Core, since_ns: u64) -> Card {
             wait_p99_ns: account.waits.quantile(990),
             wait_max_ns: account.waits.max(),
             runs: tenant.runs,
+            waits_for: tenant.waits_for.map(|wait| in_words(wait, &name, memory.chunk_bytes)),
+            stopped: tenant.waits_for == Some(Wait::Stopped),
+            quantum_wait_ns: tenant.quantum_wait_ns,
             killed: tenant.killed,
             kill_failures: tenant.kill_failures,
             suspended: tenant.suspended,

@@ -29,12 +29,14 @@ mod time;
 mod types;
 mod unmanaged;
 mod view;
+mod waits;
 
 pub use types::{
     Action, BatchId, Event, OnStranger, OnStuck, PieceId, SessionId, TenantError, TenantSpec, Unaccounted,
     UnmanagedProcess, User,
 };
 pub use view::{CardView, TenantView};
+pub use waits::Wait;
 
 use crate::turns::{Turns, TurnsConfig};
 use cuda_protocol::{ChunkId, End, FixedKind, FromOwner};
@@ -190,6 +192,9 @@ struct Tenant {
     moving: BTreeSet<SessionId>,
     /// It waits for its quantum.
     waits: bool,
+    /// Time since which it does, and the time for which it did before, in ns.
+    quantum_wait_since: Option<u64>,
+    quantum_wait_ns: u64,
     busy_ns: u64,
     copy_ns: u64,
     launches: u64,
@@ -463,6 +468,8 @@ impl Core {
             making: 0,
             moving,
             waits: false,
+            quantum_wait_since: None,
+            quantum_wait_ns: 0,
             busy_ns: 0,
             copy_ns: 0,
             launches: 0,

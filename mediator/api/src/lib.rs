@@ -19,6 +19,7 @@ mod profile;
 mod scheduler;
 pub mod schema;
 mod tenant;
+mod work;
 
 pub use daemon::{DaemonInfo, Upgraded};
 pub use desired::{Action, Applied, CardSettings, Comparison, Desired, Exported, KeyChange, Kind, Step};
@@ -40,6 +41,7 @@ pub use config::TenantSpec as AddTenant;
 /// The body of a request to add a virtual machine: a `[[vm]]` table of the configuration file, as JSON.
 pub use config::VmSpec as AddVm;
 pub use tenant::{Program, Tenant, TenantList, TenantPatch, Unaccounted};
+pub use work::WorkState;
 
 /// The answer to `GET /v1/vms`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]

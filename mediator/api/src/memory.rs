@@ -58,6 +58,36 @@ pub struct CardMemory {
     pub vms: Vec<VmMemory>,
 }
 
+impl CardMemory {
+    /// Returns the limit for which memory of a virtual machine stays where it is, instead of moving to the card or to
+    /// host memory, with the remedy; `None` if the card has no such virtual machine.
+    #[must_use]
+    pub fn why_stayed(&self, name: &str, to_card: bool) -> Option<String> {
+        let Self { card, settings, host_used_bytes, host_budget_bytes, chunk_bytes, .. } = self;
+        let vm = self.vms.iter().find(|vm| vm.vm == name)?;
+        if to_card {
+            let at_quota = vm.on_card_bytes.saturating_add(*chunk_bytes) > vm.quota_bytes;
+            return Some(match at_quota {
+                true => format!("VM `{name}` has its quota of {} MiB on the card; raise it", vm.quota_bytes >> 20),
+                false => format!("card `{card}` has {} MiB free; other VMs have the rest", self.spare_bytes >> 20),
+            });
+        }
+        if settings.host_mib == 0 {
+            return Some(format!(
+                "card `{card}` has no host memory for it: `memory.host_mib` is 0; set it in the configuration file, and \
+                 restart the daemon"
+            ));
+        }
+        if host_used_bytes.saturating_add(*chunk_bytes) > *host_budget_bytes {
+            let (used, budget) = (host_used_bytes >> 20, host_budget_bytes >> 20);
+            return Some(format!(
+                "host memory of card `{card}` is full: {used} of {budget} MiB; raise `memory.host_mib` of the card"
+            ));
+        }
+        Some(format!("VM `{name}` has reached its swap cap, or its memory is on its way already"))
+    }
+}
+
 /// A turn with a card's memory.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Turn {

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use sched::Engine;
 use serde::{Deserialize, Serialize};
 
-use super::Durations;
+use super::{Durations, WorkState};
 
 /// A virtual machine's share of its card's time: a `[vm.time]` table, with all its keys.
 pub use config::TimeShare as VmTime;
@@ -71,6 +71,12 @@ pub struct VmShare {
     /// Why nothing of it is started.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub quarantine: Option<Quarantine>,
+    /// State of its work.
+    #[serde(default)]
+    pub state: WorkState,
+    /// Reason for which its work waits, in words.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub waits_for: Option<String>,
     /// Its use of each engine.
     pub engines: BTreeMap<Engine, VmEngine>,
 }

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::{VmMemorySettings, VmTime};
+use super::{VmMemorySettings, VmTime, WorkState};
 use config::{Labels, OnRemove, OnStuck};
 
 /// The answer to `GET /v1/tenants`.
@@ -70,6 +70,15 @@ pub struct Tenant {
     pub launches: u64,
     /// 99 of 100 turns were waited for no longer than this, in ns.
     pub wait_p99_ns: u64,
+    /// State of its work.
+    #[serde(default)]
+    pub state: WorkState,
+    /// Reason for which its work waits, in words.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub waits_for: Option<String>,
+    /// Time that it has waited for its quanta of the card's memory, in ns.
+    #[serde(default)]
+    pub quantum_wait_ns: u64,
     /// Programs that were killed since they did not answer.
     pub killed: u64,
     /// Programs that were given up and could not be killed: they go on without connection, turns and memory.

@@ -296,7 +296,7 @@ impl Daemon {
         let done = host.relocate_counted(vm, &steps);
         host.look_again();
         let stayed_bytes = u64::from(done.stayed) * chunk_bytes;
-        let reason = (stayed_bytes > 0).then(|| why_stayed(name, &self.memory(&card).ok()?, to)).flatten();
+        let reason = (stayed_bytes > 0).then(|| self.memory(&card).ok()?.why_stayed(name, to == To::Card)).flatten();
         Ok(api::MoveReport { moved_bytes: done.bytes, stayed_bytes, suspended_ns: done.suspended_ns, reason })
     }
 
@@ -462,32 +462,6 @@ fn outside(vm: &str, range: api::Range, vram_bytes: u64) -> Result<(), DaemonErr
     }
     let what = format!("range: {bytes:#x} bytes from {start:#x} on, expected some of the guest's {vram_bytes:#x}");
     Err(DaemonError::Setting { of: format!("VM `{vm}`"), what })
-}
-
-/// Returns the limit for which memory of a virtual machine stays where it is, with the remedy.
-fn why_stayed(name: &str, memory: &api::CardMemory, to: To) -> Option<String> {
-    let api::CardMemory { card, settings, host_used_bytes, host_budget_bytes, chunk_bytes, .. } = memory;
-    let vm = memory.vms.iter().find(|vm| vm.vm == name)?;
-    if to == To::Card {
-        let at_quota = vm.on_card_bytes.saturating_add(*chunk_bytes) > vm.quota_bytes;
-        return Some(match at_quota {
-            true => format!("VM `{name}` has its quota of {} MiB on the card; raise it", vm.quota_bytes >> 20),
-            false => format!("card `{card}` has {} MiB free; other VMs have the rest", memory.spare_bytes >> 20),
-        });
-    }
-    if settings.host_mib == 0 {
-        return Some(format!(
-            "card `{card}` has no host memory for it: `memory.host_mib` is 0; set it in the configuration file, and \
-             restart the daemon"
-        ));
-    }
-    if host_used_bytes.saturating_add(*chunk_bytes) > *host_budget_bytes {
-        let (used, budget) = (host_used_bytes >> 20, host_budget_bytes >> 20);
-        return Some(format!(
-            "host memory of card `{card}` is full: {used} of {budget} MiB; raise `memory.host_mib` of the card"
-        ));
-    }
-    Some(format!("VM `{name}` has reached its swap cap, or its memory is on its way already"))
 }
 
 fn mediated(card: &Card) -> Result<Arc<ManagedCard>, DaemonError> {

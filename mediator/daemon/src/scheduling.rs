@@ -3,14 +3,14 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use sched::{Account, Engine, History, Nanos, PERMILLE, Quarantine, Queues, Sample, VgpuParams, WHOLE_SHARE_PPM};
+use sched::{Account, Engine, History, Nanos, Quarantine, Sample, VgpuParams};
 use serde_json::{Map, Value};
 use vram::TenantId;
 
 use super::vm::Running;
 use super::{Card, Daemon, DaemonError, Life, State};
 use card_manager::overdue::Overdue;
-use card_manager::usage::{SchedulerUsage, VmUsage};
+use card_manager::usage::{Entitled, SchedulerUsage, VmUsage, Window};
 use config::VmSpec;
 use config::patch::patched;
 
@@ -40,10 +40,11 @@ impl Daemon {
         let (usage, vms) = self.look(card, window_ms * MS + interval)?;
         let end = Nanos(usage.now.0 - usage.now.0 % interval);
         let window = Window { from: Nanos(end.0.saturating_sub(window_ms * MS)), end, ns: window_ms * MS };
-        let entitled = entitled(&usage);
+        let entitled = usage.entitled();
         let shown = |(vm, name): (&TenantId, &String)| {
             let one = usage.vms.get(vm)?;
-            Some(show(name, one, entitled.get(vm).copied().unwrap_or_default(), &window, usage.now))
+            let waits_for = one.waits_for(|id| vms.get(&id).cloned());
+            Some(show(name, one, entitled.get(vm).copied().unwrap_or_default(), &window, (usage.now, waits_for)))
         };
         let vms: Vec<_> = vms.iter().filter_map(shown).collect();
         let engine = |engine: Engine| {
@@ -141,7 +142,7 @@ impl Daemon {
             return self.cuda_history(cuda, since_ms);
         }
         let (usage, vms) = self.look(card, since_ms * MS)?;
-        let entitled = entitled(&usage);
+        let entitled = usage.entitled();
         let sample = |sample: &Sample| {
             let used_ns = Engine::ALL.into_iter().map(|engine| (engine, sample.used[engine.index()])).collect();
             api::UseSample { from_ns: sample.from.0, used_ns }
@@ -344,62 +345,35 @@ fn by_name<T>(mut of: Vec<T>, name: impl Fn(&T) -> &String) -> Vec<T> {
     of
 }
 
-/// A VM's entitled parts of engines, in thousandths.
-#[derive(Clone, Copy, Default)]
-struct Entitled {
-    compute: u32,
-    /// The part of copies, if it differs.
-    copies: Option<u32>,
-}
-
-/// Returns the part of each VM while all want the card. A quarantined VM has no share; its part goes to the other VMs.
-fn entitled(usage: &SchedulerUsage) -> BTreeMap<TenantId, Entitled> {
-    let (vms, params): (Vec<TenantId>, Vec<VgpuParams>) =
-        usage.vms.iter().filter(|(_, vm)| vm.quarantine == Quarantine::Free).map(|(id, vm)| (*id, vm.params)).unzip();
-    // Rounded to the nearest.
-    let part = WHOLE_SHARE_PPM / u64::from(PERMILLE);
-    let permille = |share: u64| u32::try_from((share + part / 2) / part).unwrap_or(PERMILLE);
-    let of = |engine| {
-        let params: Vec<_> = params.iter().map(|params| params.for_engine(engine)).collect();
-        sched::shares(&params).into_iter().map(permille)
-    };
-    // One queue for all engines is divided as compute is.
-    let copies = if usage.config.queues == Queues::Separate { Engine::Copy0 } else { Engine::Compute };
-    let parts = of(Engine::Compute).zip(of(copies));
-    let parts = parts.map(|(compute, copies)| Entitled { compute, copies: (copies != compute).then_some(copies) });
-    vms.into_iter().zip(parts).collect()
-}
-
-/// A part of a history.
-struct Window {
-    from: Nanos,
-    end: Nanos,
-    ns: u64,
-}
-
-impl Window {
-    /// Returns the part of the window that a VM used an engine, in thousandths.
-    fn received(&self, vm: &VmUsage, engine: Engine) -> u32 {
-        let within = vm.recent.iter().filter(|sample| (self.from..self.end).contains(&sample.from));
-        let used: u64 = within.map(|sample| sample.used[engine.index()]).fold(0, u64::saturating_add);
-        let permille = u128::from(used) * u128::from(PERMILLE) / u128::from(self.ns.max(1));
-        u32::try_from(permille).unwrap_or(u32::MAX)
-    }
-}
-
 fn show_overdue(overdue: &Overdue) -> api::Overdue {
     let Overdue { channel, engine, awaited, age_ns } = *overdue;
     api::Overdue { channel: channel.0.into(), engine, waits_for: awaited.to_string(), age_ms: age_ns / MS }
 }
 
-fn show(name: &str, vm: &VmUsage, entitled: Entitled, window: &Window, now: Nanos) -> api::VmShare {
+/// Returns the state of a VM's work.
+fn state(vm: &VmUsage, waits: bool) -> api::WorkState {
+    match vm.quarantine {
+        Quarantine::Held | Quarantine::Until(_) => api::WorkState::Quarantined,
+        Quarantine::Free if waits && (vm.queued > 0 || vm.in_flight > 0) => api::WorkState::Waiting,
+        Quarantine::Free if vm.in_flight > 0 => api::WorkState::Working,
+        Quarantine::Free => api::WorkState::Idle,
+    }
+}
+
+fn show(
+    name: &str,
+    vm: &VmUsage,
+    entitled: Entitled,
+    window: &Window,
+    (now, waits_for): (Nanos, Option<String>),
+) -> api::VmShare {
     let engine = |engine: Engine| {
         let Account { arrived, started, completed, dropped, killed, used, longest, ref waits } =
             vm.accounts[engine.index()];
         let standing = vm.standings[engine.index()];
         api::VmEngine {
             used_ns: used,
-            received_permille: window.received(vm, engine),
+            received_permille: vm.received_permille(engine, window),
             arrived,
             started,
             completed,
@@ -425,6 +399,8 @@ fn show(name: &str, vm: &VmUsage, entitled: Entitled, window: &Window, now: Nano
         in_flight: vm.in_flight as u64,
         strikes: vm.strikes,
         overdue: vm.overdue.iter().map(show_overdue).collect(),
+        state: state(vm, waits_for.is_some()),
+        waits_for,
         quarantine,
         engines: Engine::ALL.into_iter().map(|one| (one, engine(one))).collect(),
     }

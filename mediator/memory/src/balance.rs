@@ -101,6 +101,14 @@ impl Divider {
         self.quanta.turn()
     }
 
+    /// Returns the holder of the quantum for which a VM waits, and the time left of the quantum in ns: `None` while
+    /// memory moves for it.
+    #[must_use]
+    pub fn quantum_wait(&self, vm: TenantId, now_ns: u64) -> Option<(TenantId, Option<u64>)> {
+        let turn = self.quanta.turn().filter(|_| self.waiting.contains(&vm))?;
+        Some((turn.holder, self.quanta.left_ns(now_ns)))
+    }
+
     /// Returns the number of quanta that have begun since the card was taken over.
     #[must_use]
     pub fn turns(&self) -> u64 {

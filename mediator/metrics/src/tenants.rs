@@ -2,9 +2,9 @@
 
 use super::scheduler::Seconds;
 use super::{Metric, described, escaped, samples};
-use api::Tenant;
+use api::{Tenant, WorkState};
 
-const TENANT: [Metric<Tenant, String>; 13] = [
+const TENANT: [Metric<Tenant, String>; 15] = [
     ("gpu_mediator_tenant_served", "gauge", "1 while the CUDA owner of a tenant's card answers", |tenant| {
         one(u8::from(tenant.served))
     }),
@@ -41,6 +41,23 @@ const TENANT: [Metric<Tenant, String>; 13] = [
         "gauge",
         "99 of 100 waits of a tenant for a slice were no longer",
         |tenant| one(Seconds(tenant.wait_p99_ns)),
+    ),
+    (
+        "gpu_mediator_tenant_quantum_wait_seconds_total",
+        "counter",
+        "Time that a tenant's work has waited for quanta of the card's memory, copies included",
+        |tenant| one(Seconds(tenant.quantum_wait_ns)),
+    ),
+    (
+        "gpu_mediator_tenant_state",
+        "gauge",
+        "1 for the state of a tenant's work, by `state`: `idle`, `working`, `waiting`, `stopped`, `quarantined`, `unserved`",
+        |tenant| {
+            let states = WorkState::ALL.into_iter();
+            states
+                .map(|state| (format!("state=\"{}\"", state.name()), u8::from(state == tenant.state).to_string()))
+                .collect()
+        },
     ),
     (
         "gpu_mediator_tenant_killed_total",

@@ -1,7 +1,8 @@
 //! Changes that were made while the daemon ran, and remain in force after its restart.
 //!
 //! Parts: the differences between the configuration file and the current settings (this file), `store` (the file for
-//! them, written so that a kill at any moment leaves the old or the new one), `override_store` (both, for the daemon).
+//! them, written so that a kill at any moment leaves the old or the new one), `override_store` (both, for the daemon),
+//! `revision` (numbers of states).
 //!
 //! Only differences are stored, each with the file's value at that time. When the daemon starts, a difference applies
 //! if the file still has that value; if the operator has edited the file since, the file takes precedence and the
@@ -19,12 +20,14 @@ use config::patch::{self, Difference};
 use config::{CardMemory, CardSpec, Config, TenantSpec, VmSpec};
 
 mod override_store;
+mod revision;
 mod store;
 
 #[cfg(test)]
 mod tests;
 
 pub use override_store::{OverrideStore, StateError};
+pub use revision::Revision;
 pub use store::{FILE, StoreError};
 
 /// Version of the file's format. Others are refused.

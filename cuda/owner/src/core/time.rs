@@ -280,7 +280,7 @@ impl Core {
     }
 
     /// Returns true if a program of the tenant has asked for memory that it has not got.
-    fn waits_for_memory(&self, tenant: TenantId) -> bool {
+    pub(super) fn waits_for_memory(&self, tenant: TenantId) -> bool {
         let mut of_it = self.sessions.values().filter(|session| session.tenant == Some(tenant));
         of_it.any(|session| !session.pending.is_empty())
     }
@@ -321,6 +321,11 @@ impl Core {
             let waits = turn.as_ref().is_some_and(|turn| turn.members.contains(&id) && (settling || turn.holder != id));
             if let Some(tenant) = self.tenants.get_mut(&id) {
                 tenant.waits = waits;
+                if !waits && let Some(since) = tenant.quantum_wait_since.take() {
+                    tenant.quantum_wait_ns += self.clock.saturating_sub(since);
+                } else if waits {
+                    tenant.quantum_wait_since.get_or_insert(self.clock);
+                }
             }
             self.pause_as_due(id);
         }

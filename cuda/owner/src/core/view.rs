@@ -1,6 +1,6 @@
 //! Views of a card and its tenants.
 
-use super::{Core, TenantSpec, Unaccounted};
+use super::{Core, TenantSpec, Unaccounted, Wait};
 use crate::driver::Memory;
 use sched::{Account, Engine, Nanos, Quarantine};
 use vram::{Summary, TenantId, VmSummary};
@@ -31,6 +31,10 @@ pub struct TenantView {
     pub runs: bool,
     /// 99 of 100 turns were waited for no longer than this, in ns.
     pub wait_p99_ns: u64,
+    /// Reason for which it waits now.
+    pub waits_for: Option<Wait>,
+    /// Time that it has waited for its memory quanta, in ns.
+    pub quantum_wait_ns: u64,
     /// Programs of it that were killed since they did not answer.
     pub killed: u64,
     /// Programs of it that could not be killed: they still run without connection, turns and memory in the accounts.
@@ -128,6 +132,8 @@ impl Core {
             launches: tenant.launches,
             runs: self.turns.has_turn(id),
             wait_p99_ns: account.map_or(0, |account| account.waits.quantile(990)),
+            waits_for: self.wait(id),
+            quantum_wait_ns: self.quantum_wait_ns(id),
             killed: tenant.killed,
             kill_failures: tenant.kill_failures,
             suspended: tenant.suspended,

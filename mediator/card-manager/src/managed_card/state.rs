@@ -2,7 +2,7 @@
 
 use super::CardState;
 use crate::Feeder;
-use crate::work::usage::SchedulerUsage;
+use crate::work::usage::{MemoryWait, SchedulerUsage};
 use card_memory::holdings::Holdings;
 use card_memory::iova::RamShare;
 use card_memory::shortage::Shortage;
@@ -185,7 +185,16 @@ impl CardState {
     /// Returns the scheduler's usage data, with uses of the last `recent_ns` nanoseconds.
     #[must_use]
     pub fn scheduler_usage(&self, recent_ns: u64) -> SchedulerUsage {
-        self.work.usage(self.card_time(), recent_ns)
+        let mut usage = self.work.usage(self.card_time(), recent_ns);
+        let short = self.memory.vram().waiting();
+        for (vm, one) in &mut usage.vms {
+            one.memory_wait = match self.memory.divider().quantum_wait(*vm, self.now_ns()) {
+                Some((holder, _)) if holder == *vm => Some(MemoryWait::Move),
+                Some((holder, left_ns)) => Some(MemoryWait::Quantum { holder, left_ns }),
+                None => short.contains(vm).then_some(MemoryWait::Chunks),
+            };
+        }
+        usage
     }
 
     /// Begins a record of the scheduler of at most `limit` bytes; `names` are the VMs' names. Returns `false` if one is

@@ -2,7 +2,9 @@
 
 use super::Work;
 use super::overdue::Overdue;
-use sched::{Account, Config, Engine, Nanos, Quarantine, Sample, Standing, VgpuParams};
+use sched::{
+    Account, Config, Engine, Nanos, PERMILLE, Quarantine, Queues, Sample, Standing, VgpuParams, WHOLE_SHARE_PPM,
+};
 use std::collections::BTreeMap;
 use vram::TenantId;
 
@@ -44,6 +46,24 @@ pub struct VmUsage {
     pub standings: [Standing; Engine::COUNT],
     /// Its use of late.
     pub recent: Vec<Sample>,
+    /// Reason for which its work waits for memory.
+    pub memory_wait: Option<MemoryWait>,
+}
+
+/// Reason for which a VM's work waits for the card's memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MemoryWait {
+    /// Another VM has the quantum.
+    Quantum {
+        /// That VM.
+        holder: TenantId,
+        /// Time left of the quantum, in ns; `None` while memory moves for it.
+        left_ns: Option<u64>,
+    },
+    /// Its own memory moves for its quantum.
+    Move,
+    /// Chunks that it needs have no place on the card.
+    Chunks,
 }
 
 impl SchedulerUsage {
@@ -51,6 +71,83 @@ impl SchedulerUsage {
     #[must_use]
     pub fn idle(config: Config) -> Self {
         Self { config, now: Nanos(0), queued: 0, in_flight: 0, busy: [0; Engine::COUNT], vms: BTreeMap::new() }
+    }
+}
+
+impl SchedulerUsage {
+    /// Returns the part of each VM while all want the card. A quarantined VM has no share; its part goes to the other
+    /// VMs.
+    #[must_use]
+    pub fn entitled(&self) -> BTreeMap<TenantId, Entitled> {
+        let free = self.vms.iter().filter(|(_, vm)| vm.quarantine == Quarantine::Free);
+        let (vms, params): (Vec<TenantId>, Vec<VgpuParams>) = free.map(|(id, vm)| (*id, vm.params)).unzip();
+        // Rounded to the nearest.
+        let part = WHOLE_SHARE_PPM / u64::from(PERMILLE);
+        let permille = |share: u64| u32::try_from((share + part / 2) / part).unwrap_or(PERMILLE);
+        let of = |engine| {
+            let params: Vec<_> = params.iter().map(|params| params.for_engine(engine)).collect();
+            sched::shares(&params).into_iter().map(permille)
+        };
+        // One queue for all engines is divided as compute is.
+        let copies = if self.config.queues == Queues::Separate { Engine::Copy0 } else { Engine::Compute };
+        let parts = of(Engine::Compute).zip(of(copies));
+        let parts = parts.map(|(compute, copies)| Entitled { compute, copies: (copies != compute).then_some(copies) });
+        vms.into_iter().zip(parts).collect()
+    }
+}
+
+/// A VM's entitled parts of engines, in thousandths.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Entitled {
+    /// The part of compute.
+    pub compute: u32,
+    /// The part of copies, if it differs.
+    pub copies: Option<u32>,
+}
+
+/// A part of a history.
+#[derive(Clone, Copy, Debug)]
+pub struct Window {
+    /// Its begin, on the card's clock.
+    pub from: Nanos,
+    /// Its end.
+    pub end: Nanos,
+    /// Its length, in ns.
+    pub ns: u64,
+}
+
+impl VmUsage {
+    /// Returns the part of a window that the VM used an engine, in thousandths.
+    #[must_use]
+    pub fn received_permille(&self, engine: Engine, window: &Window) -> u32 {
+        let within = self.recent.iter().filter(|sample| (window.from..window.end).contains(&sample.from));
+        let used: u64 = within.map(|sample| sample.used[engine.index()]).fold(0, u64::saturating_add);
+        let permille = u128::from(used) * u128::from(PERMILLE) / u128::from(window.ns.max(1));
+        u32::try_from(permille).unwrap_or(u32::MAX)
+    }
+
+    /// Returns the reason for which the VM's work waits, in words; `None` if it does not wait. `name` returns a VM's
+    /// name.
+    #[must_use]
+    pub fn waits_for(&self, name: impl Fn(TenantId) -> Option<String>) -> Option<String> {
+        let name = |id: TenantId| name(id).unwrap_or_else(|| "another VM".to_owned());
+        if self.quarantine != Quarantine::Free {
+            return Some("its release from quarantine".to_owned());
+        }
+        if self.queued == 0 && self.in_flight == 0 {
+            return None;
+        }
+        match self.memory_wait {
+            Some(MemoryWait::Quantum { holder, left_ns: None }) => {
+                Some(format!("memory quantum of `{}`, whose memory moves", name(holder)))
+            }
+            Some(MemoryWait::Quantum { holder, left_ns: Some(left) }) => {
+                Some(format!("memory quantum of `{}`, {:.1} s left", name(holder), left as f64 / 1e9))
+            }
+            Some(MemoryWait::Move) => Some("its memory, which moves".to_owned()),
+            Some(MemoryWait::Chunks) => Some("memory on the card".to_owned()),
+            None => (self.in_flight == 0).then(|| "a slice".to_owned()),
+        }
     }
 }
 
@@ -82,6 +179,7 @@ impl Work {
                 accounts: Engine::ALL.map(|engine| scheduler.account(vm, engine).cloned().unwrap_or_default()),
                 standings: Engine::ALL.map(|engine| scheduler.standing(vm, engine)),
                 recent: scheduler.history(vm)?.since(since).copied().collect(),
+                memory_wait: None,
             })
         };
         SchedulerUsage {

@@ -32,7 +32,7 @@ pub fn duration(ns: u64) -> String {
 #[must_use]
 pub fn state(vm: &VmShare) -> String {
     match vm.quarantine {
-        None => NOTHING.to_owned(),
+        None => vm.waits_for.as_ref().map_or_else(|| NOTHING.to_owned(), |reason| format!("waits for {reason}")),
         Some(quarantine) => match quarantine.ends_in_ms {
             None => "QUARANTINED".to_owned(),
             Some(ms) => format!("QUARANTINED for {}", duration(ms.saturating_mul(1_000_000))),

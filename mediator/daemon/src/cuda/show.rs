@@ -91,7 +91,20 @@ fn share(spec: &TenantSpec, view: &TenantView, received_permille: u32) -> api::V
         strikes: view.strikes,
         overdue: Vec::new(),
         quarantine: view.quarantined.then_some(api::Quarantine { ends_in_ms: None }),
+        state: state(view),
+        waits_for: view.waits_for.clone(),
         engines: BTreeMap::from([(ENGINE, engine)]),
+    }
+}
+
+/// Returns the state of a tenant's work.
+fn state(view: &TenantView) -> api::WorkState {
+    match (&view.waits_for, view.runs) {
+        _ if view.quarantined => api::WorkState::Quarantined,
+        _ if view.stopped => api::WorkState::Stopped,
+        (Some(_), _) => api::WorkState::Waiting,
+        (None, true) => api::WorkState::Working,
+        (None, false) => api::WorkState::Idle,
     }
 }
 
@@ -178,6 +191,9 @@ pub fn tenant(spec: &TenantSpec, socket: std::path::PathBuf, seen: Option<&Seen>
         entitled_permille: shown.entitled_permille,
         launches: shown.launches,
         wait_p99_ns: shown.wait_p99_ns,
+        state: view.map_or(api::WorkState::Unserved, state),
+        waits_for: view.map_or_else(|| Some("the owner of its card".to_owned()), |view| view.waits_for.clone()),
+        quantum_wait_ns: shown.quantum_wait_ns,
         killed: shown.killed,
         kill_failures: shown.kill_failures,
         suspended: shown.suspended,

@@ -3,6 +3,7 @@
 use super::relocate::in_host_at_rest;
 use super::{A, B, MIB};
 use card::{Card, DmaError, DmaMemory};
+use card_manager::usage::{MemoryWait, VmUsage};
 use card_manager::{Division, GuestEvent, GuestEvents, Sharing};
 use rig::altered::{Alter, Altered};
 use rig::driver::{At, CE0, Channel, Driver, M2MF, PAGE, ce_copy, m2mf_copy, object, pattern};
@@ -522,10 +523,14 @@ fn take_turns_over_the_bus(profile: bool) {
         });
         division.quanta.mode = Mode::Auto;
         rig.host.lock().memory_mut().set_division(&division).unwrap();
-        let mut holders = std::collections::BTreeSet::new();
+        let (mut holders, mut told) = (std::collections::BTreeSet::new(), false);
         let began = Instant::now();
         while holders.len() < 2 && began.elapsed() < WAIT_TIMEOUT {
-            holders.extend(rig.host.lock().memory().divider().turn().map(|turn| turn.holder));
+            let state = rig.host.lock();
+            holders.extend(state.memory().divider().turn().map(|turn| turn.holder));
+            let is_told = |vm: &VmUsage| matches!(vm.memory_wait, Some(MemoryWait::Quantum { .. }));
+            told |= state.scheduler_usage(0).vms.values().any(is_told);
+            drop(state);
             std::thread::sleep(Duration::from_millis(1));
         }
         // With its quota, the first VM leaves enough for the other: it gains nothing from quanta, and must not wait.
@@ -539,6 +544,7 @@ fn take_turns_over_the_bus(profile: bool) {
         }
         stop.store(true, Ordering::SeqCst);
         assert_eq!(holders.len(), 2, "each has had its turn");
+        assert!(told, "a VM waits for the other's quantum");
         assert!(lasts(&without_since), "a VM that its quota holds takes turns");
     });
 }

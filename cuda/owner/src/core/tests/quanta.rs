@@ -83,6 +83,38 @@ fn wait_for_memory_of_others_is_bounded() {
 }
 
 #[test]
+fn view_says_why_a_tenant_waits_and_for_how_long() {
+    let (mut world, _) = two_that_take_turns();
+    let holder = world.core.memory_turn().expect("they take turns").holder;
+    let waits = |world: &World| world.core.view().tenants.into_iter().find(|tenant| tenant.id != holder).expect("two");
+    let before = waits(&world);
+    let Some(Wait::MemoryQuantum { holder: of, left_ns: Some(left) }) = before.waits_for else {
+        panic!("{:?}", before.waits_for)
+    };
+    assert!(of == holder && left <= 20_000 * MS);
+    world.pass(2_000 * MS);
+    let after = waits(&world);
+    assert_eq!(after.waits_for, Some(Wait::MemoryQuantum { holder, left_ns: Some(left - 2_000 * MS) }));
+    assert_eq!(after.quantum_wait_ns - before.quantum_wait_ns, 2_000 * MS);
+    let other = world.core.view().tenants.into_iter().find(|tenant| tenant.id == holder).expect("two");
+    assert_eq!((other.waits_for, other.runs), (None, true));
+}
+
+#[test]
+fn view_names_the_tenant_that_has_the_slice() {
+    let mut world = two(8, 8);
+    let sessions = ["one", "two"].map(|name| world.connect(name));
+    for session in sessions {
+        world.say(session, FromTenant::Waiting { card: 0 });
+    }
+    world.pass(5 * MS);
+    let tenants = world.core.view().tenants;
+    let (running, waiting): (Vec<_>, Vec<_>) = tenants.into_iter().partition(|tenant| tenant.runs);
+    assert_eq!(waiting[0].waits_for, Some(Wait::Slice { holder: Some(running[0].id) }));
+    assert_eq!(running[0].waits_for, None);
+}
+
+#[test]
 fn quantum_holder_waiting_for_memory_is_not_idle() {
     let (mut world, sessions) = two_that_take_turns();
     let holder = |world: &World| world.core.memory_turn().map(|turn| turn.holder.0);

@@ -13,6 +13,8 @@ fn card(count: u64, sum_ns: u64, quarantine: Option<Quarantine>) -> CardSchedule
     let wait = Durations { count, sum_ns, p99_ns: 5_000_000, ..Durations::default() };
     let used = VmEngine { arrived: count, received_permille: 305, wait, ..VmEngine::default() };
     let vm = |name: &str| VmShare {
+        state: api::WorkState::Idle,
+        waits_for: None,
         vm: name.to_owned(),
         time: VmTime::default(),
         entitled_permille: 500,

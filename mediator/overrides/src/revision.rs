@@ -5,7 +5,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 /// A number that is unique among all states of all runs of the daemon.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Revision {
+pub struct Revision {
     /// Start of the daemon, in ns since 1970.
     run: u128,
     /// Changes since then.
@@ -13,11 +13,14 @@ pub(super) struct Revision {
 }
 
 impl Revision {
+    /// Returns the first revision of this run.
+    #[must_use]
     pub fn first() -> Self {
         let run = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_nanos());
         Self { run, changes: 0 }
     }
 
+    /// Becomes the next revision.
     pub fn next(&mut self) {
         self.changes = self.changes.wrapping_add(1);
     }
