@@ -282,7 +282,7 @@ fn a_capture_that_stays_open_gets_its_own_program_killed() {
 }
 
 #[test]
-fn work_submitted_during_open_capture_is_waited_for() {
+fn work_submitted_during_open_capture_is_charged() {
     let rig = Rig::new(256);
     let limits = ["--quanta", "off", "--max-run-ms", "20000"];
     let mut serving = owner(&rig, 64, &[&limits, &NEVER_IDLE[..]].concat());
@@ -292,9 +292,8 @@ fn work_submitted_during_open_capture_is_waited_for() {
     program.say("more");
     assert_eq!(program.line(), "launched");
     let mut neighbour = Neighbour::start(&rig, "b", &[]);
-    let view = accounts(&mut serving);
-    let charged = [0, 1].map(|tenant| account(&view, tenant, "charged_ns") / 1_000_000);
-    assert!(charged[0] >= 2_500 && charged[1] <= 500, "ms charged {charged:?}");
+    // The neighbour does not wait for its end: the card switches between the two, and each is charged for half.
+    until_accounts(&mut serving, "its work is charged", |view| account(view, 0, "charged_ns") >= 2_400_000_000);
     assert_has_share(&mut serving, &mut neighbour, 1000);
     program.say("end it");
     assert_eq!(program.end(), "3001000");
