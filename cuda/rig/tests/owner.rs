@@ -221,9 +221,16 @@ fn stalled(rig: &Rig, arguments: &[&str]) -> (Program, Program) {
 #[test]
 fn unresponsive_program_is_suspended_and_frees_memory() {
     let rig = Rig::new(256);
-    let (serving, mut mute) = stalled(&rig, &[]);
+    let (mut serving, mut mute) = stalled(&rig, &[]);
     let mut other = rig.program("b", &["live", "--mib", "28"]);
-    other.steps(3);
+    // The other works meanwhile, with memory of the host.
+    let mut suspended = 0;
+    while suspended == 0 {
+        other.steps(3);
+        serving.say("accounts");
+        let view: serde_json::Value = serde_json::from_str(&serving.line()).expect("JSON");
+        suspended = view["tenants"][0]["suspended"].as_u64().expect("a number");
+    }
     assert!(mute.child.try_wait().expect("a child").is_none(), "it is there, for a debugger");
     assert_eq!(other.end(), "held 14");
     let view = settled(&rig, serving);
