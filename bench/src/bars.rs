@@ -60,10 +60,10 @@ impl Axis {
     }
 }
 
-/// Draws groups of bars, one of each kind; the line at 1 is the baseline.
+/// Draws groups of bars, one bar of each kind per group; the line at 1 is the baseline.
 ///
 /// # Errors
-/// When the file cannot be written.
+/// If the file cannot be written.
 pub fn draw(file: &Path, title: &str, groups: &[&str], kinds: &[Kind], axis: Axis) -> Result<()> {
     let drawn = || -> Result<(), Box<dyn std::error::Error>> {
         let width = GROUP * groups.len() as u32 + 120;

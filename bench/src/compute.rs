@@ -2,10 +2,10 @@
 //! divergence, on one core and on two.
 //!
 //! Rounds with one worker and with two alternate, and the median counts. A round's time is the wall-clock time minus
-//! the time that the workers waited for a CPU used by others, as counted by the kernel. The rest includes everything
-//! that the workers cost each other (locks, caches, hand-out of blocks, wake-ups), and a busy host distorts it little.
-//! The subtracted part is a separate metric; beyond half of the time, the figures are rough. The limit of two cores of
-//! this host is measured with independent threads: a separate loop on one and on two.
+//! the time that the workers waited for a CPU used by others, as counted by the kernel. The rest includes all delays
+//! that the workers cause each other (locks, caches, distribution of blocks, wake-ups), and a busy host distorts it
+//! little. The subtracted part is a separate metric; beyond half of the time, the figures are rough. The limit of two
+//! cores of this host is measured with independent threads: a separate loop on one and on two.
 
 use std::hint::black_box;
 use std::sync::Arc;
@@ -27,7 +27,7 @@ const ROUNDS: usize = 21;
 const MIN_MEASUREMENT: Duration = Duration::from_millis(60);
 /// Rounds of each kernel's loop.
 const LOOPS: u32 = 256;
-/// Number of blocks, and of threads in each block.
+/// Number of blocks, and threads per block.
 const SHAPE: (u32, u32) = (64, 256);
 /// Target speed of the float kernel on one core, in millions of instructions of threads per second.
 const ONE_CORE: f64 = 200.0;

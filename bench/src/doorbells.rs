@@ -1,5 +1,5 @@
 //! Doorbells of a VM that is alone on its card, with the guest in this process: the rate, with one or several in
-//! flight, and the time of the store to USERD, for which a virtual CPU waits.
+//! flight, and the duration of the store to USERD, during which a virtual CPU waits.
 
 use anyhow::{Context, Result};
 use nvspec::instance::userd;
@@ -14,7 +14,7 @@ use crate::report::{Metric, median};
 
 /// Rounds; the median counts.
 const ROUNDS: usize = 7;
-/// Doorbells of a round.
+/// Doorbells per round.
 const DOORBELLS: usize = 20_000;
 /// Doorbells in flight in the queued measurement.
 const QUEUED: usize = 8;
@@ -36,7 +36,7 @@ fn ring(driver: &mut Driver, channel: &mut Channel, queued: usize) -> Result<Rou
         let began = Instant::now();
         let mut between = Duration::ZERO;
         for _ in 0..queued {
-            // Writing rings and push buffers is the guest's own time.
+            // Writing rings and push buffers counts as the guest's own time.
             let own = Instant::now();
             let put = driver.queue_fenced(channel, &object(CE0));
             between += own.elapsed();

@@ -39,9 +39,9 @@ const OTHERS: [Contender; 6] = [
     Contender { name: "profiled", policy: Some(VictimPolicy::Profiled), sees: Sees::Named },
     Contender { name: JUDGED, policy: Some(VictimPolicy::Clock), sees: Sees::Named },
     Contender { name: "loops", policy: Some(VictimPolicy::Loops), sees: Sees::Named },
-    // Hypothetical: the card has reference bits.
+    // Hypothetical, because it requires reference bits on the card.
     Contender { name: "clock_bits", policy: Some(VictimPolicy::Clock), sees: Sees::All },
-    // Not in the product.
+    // Not part of the product.
     Contender { name: "latest", policy: None, sees: Sees::Named },
 ];
 

@@ -33,7 +33,7 @@ const WORKLOADS: [&str; 8] = [
     "many-channels",
     "small-submissions",
 ];
-/// The driver is unbound from the device and bound again: this repeats its work when it is loaded.
+/// The driver is unbound from the device and bound again: this repeats the work of loading it.
 const DRIVER: &str = "driver-load";
 
 /// A way to give a VM a GPU.

@@ -16,7 +16,7 @@ use vgpu::Settings;
 use vram::{Limits, TenantId, VmSummary};
 use workloads::{Buffer, Gpu, Grid, Module, Params, Place};
 
-/// Bytes of a MiB.
+/// Size of a MiB in bytes.
 pub const MIB: u64 = 1 << 20;
 /// Subchannel and SET_OBJECT data of compute.
 const COMPUTE: (u32, u32) = (1, 0x90c0);
@@ -36,9 +36,9 @@ const QUEUE_LIMIT: Duration = Duration::from_secs(60);
 pub struct CardConfig {
     /// Memory shared by the VMs, in MiB.
     pub card_mib: u64,
-    /// MiB of host memory for chunks.
+    /// Size of host memory for chunks, in MiB.
     pub host_mib: u64,
-    /// Bytes of a chunk.
+    /// Size of a chunk in bytes.
     pub chunk_bytes: u64,
     /// Division of memory.
     pub division: Division,
@@ -86,10 +86,10 @@ pub fn timing(vram: u64, bus: u64) -> TimeModel {
     TimeModel { graph: engine, compute, copy: engine, switch_ns: 10_000, bus_bytes_per_second: bus }
 }
 
-/// Adds a VM that sees `vram_mib` MiB, with a running driver and a MiB of RAM.
+/// Adds a VM with `vram_mib` MiB of VRAM, a running driver and a MiB of RAM.
 ///
 /// # Errors
-/// When the RAM cannot be allocated.
+/// If the RAM cannot be allocated.
 pub fn guest(rig: &Rig, vm: u32, vram_mib: u64, memory: Limits) -> Result<Driver> {
     let mut settings = Settings { queue_limit: QUEUE_LIMIT, ..settings(vram_mib, 8) };
     settings.share.memory = memory;
@@ -101,7 +101,7 @@ pub fn guest(rig: &Rig, vm: u32, vram_mib: u64, memory: Limits) -> Result<Driver
 /// Returns a VM's account.
 ///
 /// # Errors
-/// When the VM does not exist.
+/// If the VM does not exist.
 pub fn account(rig: &Rig, vm: u32) -> Result<VmSummary> {
     rig.usage().0.vms.get(&TenantId(vm)).copied().with_context(|| format!("no VM {vm}"))
 }
@@ -109,7 +109,7 @@ pub fn account(rig: &Rig, vm: u32) -> Result<VmSummary> {
 /// Waits until all work submitted on a channel is complete.
 ///
 /// # Errors
-/// When the GPU faults.
+/// If the GPU faults.
 pub fn wait(driver: &mut Driver, channel: &Channel) -> Result<()> {
     while !driver.is_done(channel) {
         ensure!(driver.faults.is_empty(), "the GPU faults: {:x?}", driver.faults);
@@ -130,7 +130,7 @@ pub fn copy_line(engine: u32, from: u64, to: u64, bytes: u32) -> Vec<u32> {
     words
 }
 
-/// A guest that computes. Inputs and results go through the CPU, as through an aperture.
+/// A guest that computes. The CPU transfers inputs and results, as through an aperture.
 pub struct LightGpu {
     /// Its driver.
     pub driver: Driver,
@@ -154,7 +154,7 @@ struct Heap {
 }
 
 impl Heap {
-    /// Allocates by first fit, else after all other ranges.
+    /// Allocates the first range that fits, else a range after all others.
     fn take(&mut self, bytes: u64) -> Result<u64> {
         let bytes = bytes.next_multiple_of(PAGE);
         if let Some(hole) = self.free.iter_mut().find(|(_, len)| *len >= bytes) {
@@ -181,10 +181,10 @@ impl Heap {
 }
 
 impl LightGpu {
-    /// Makes a guest that uses all of its VRAM, as far as the driver's page table reaches, for buffers.
+    /// Creates a guest that uses all of its VRAM, as far as the driver's page table reaches, for buffers.
     ///
     /// # Errors
-    /// When it does not start.
+    /// If it does not start.
     pub fn new(mut driver: Driver) -> Result<Self> {
         let channel = driver.channel(1);
         let bytes = (driver.room() / PAGE * PAGE).min(HEAP_MAX);

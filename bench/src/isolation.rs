@@ -1,5 +1,5 @@
-//! A stock guest that computes next to an attacking guest: its part of the time, relative to its part next to a
-//! well-behaved guest that always has work. Both are measured in the same run, by the mediator's accounts and the
+//! A stock guest that computes next to an attacking guest: its share of the time, relative to its share next to a
+//! well-behaved guest that always has work. Both are measured in the same run, with the mediator's accounts and the
 //! card's clock.
 
 use std::os::unix::net::UnixStream;
@@ -22,7 +22,7 @@ use crate::report::{Metric, Record, Target};
 const MEASURED_TIME: Duration = Duration::from_secs(10);
 /// Warm-up time, which is omitted.
 const WARM_UP: Duration = Duration::from_millis(700);
-/// Rounds of the neighbour's kernels (10 ms of card time), and the number in flight, by which the guest may lag.
+/// Rounds of the neighbour's kernels (10 ms of card time), and the number in flight, which bounds the guest's lag.
 const ROUNDS_PER_KERNEL: u32 = 20;
 const IN_FLIGHT: u32 = 32;
 /// The computing VM, and the attacker or reference.
@@ -39,7 +39,7 @@ const PAUSE: Duration = Duration::from_millis(100);
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
 /// Target in ms for 99 of 100 requests.
 const ANSWERED_MS: f64 = 50.0;
-/// Part of its share that the neighbour must keep.
+/// Fraction of its share that the neighbour must keep.
 const MIN_SHARE_KEPT: f64 = 0.96;
 
 /// The benchmark's name, which is the same for all policies.

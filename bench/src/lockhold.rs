@@ -22,7 +22,7 @@ use crate::in_process_vm::{CardConfig, guest, wait};
 use crate::report::{Metric, Target};
 
 const MIB: u64 = 1 << 20;
-/// MiB of the card and of host memory.
+/// Size of the card and of host memory, in MiB.
 const CARD_MIB: u64 = 128;
 /// Size of a VM in MiB.
 const VM_MIB: u64 = 32;
@@ -35,7 +35,7 @@ const PAGES: u64 = 64;
 const MOST_US: f64 = 50.0;
 /// Number of places shown for a lock.
 const PLACES: usize = 6;
-/// Target for the longest hold, in us more than a single access.
+/// Target for the longest hold, in us in addition to a single access.
 const LONGEST_US: f64 = 1000.0;
 /// Time between two measured accesses: a shorter one would add load.
 const ACCESS_INTERVAL: Duration = Duration::from_millis(1);

@@ -101,7 +101,7 @@ fn is_of(known: &str, name: Option<&str>) -> bool {
     }
 }
 
-/// Benchmark that draws the pictures that need no measurement.
+/// Benchmark that draws the pictures without measurements.
 const PICTURES: &str = "pictures";
 
 /// Arguments of the program.

@@ -1,4 +1,4 @@
-//! Model of the time that a guest's operations take on a real host: counts, times the cost of each there.
+//! Model of the time that a guest's operations take on a real host: counts, multiplied by the cost of each operation.
 //!
 //! Guests are emulated here and the card is software, so measured times say little about a host with KVM and a card.
 //! The guest's operations are the same on both: accesses, calls, flushes and interrupts depend on its driver. This file
@@ -6,7 +6,7 @@
 //! platform pays.
 //!
 //! Costs that all platforms pay alike and that cannot be counted are left out: the guest's own processor time, and
-//! kernels. This puts a ratio of two platforms further from 1 than the ratio of whole times. The range of a ratio is
+//! kernels. A ratio of two platforms is therefore further from 1 than the ratio of total times. The range of a ratio is
 //! its minimum and maximum over all choices of costs within their ranges, with the same choice on both sides.
 
 use crate::report::Interval;
@@ -26,7 +26,7 @@ pub enum Item {
     RoundTrip,
     /// Interrupt of the card that is passed on to a guest.
     Relay,
-    /// The same by the mediator, which first finds the VM that it is for.
+    /// The same through the mediator, which first determines the VM.
     Wake,
     /// The mediator's own work for a register access.
     Register,
@@ -57,7 +57,7 @@ pub enum Item {
     expect(dead_code, reason = "tests compare some fields with the order of items and with the page")
 )]
 pub struct Cost {
-    /// Operation that costs it.
+    /// Operation with this cost.
     pub item: Item,
     /// Name in reports.
     pub name: &'static str,
@@ -146,9 +146,9 @@ macro_rules! quantities {
 }
 
 quantities! {
-    /// Register reads, including those of PRAMIN.
+    /// Register reads, including reads of PRAMIN.
     register_reads: "register_reads",
-    /// Register writes, including those of PRAMIN.
+    /// Register writes, including writes of PRAMIN.
     register_writes: "register_writes",
     /// Reads through BAR1 and BAR3 outside the guest's plain memory.
     aperture_reads: "aperture_reads",
@@ -157,7 +157,7 @@ quantities! {
     /// Bytes of VRAM that the guest's CPU accessed this way or through PRAMIN.
     aperture_bytes: "aperture_bytes",
     /// Words of up to 8 bytes of card memory that the mediator's processor read for the guest: for its accesses, its
-    /// page tables, and pages that came under its apertures.
+    /// page tables, and pages that were mapped under its apertures.
     vram_words_read: "vram_words_read",
     /// Words that it wrote for the same purposes.
     vram_words_written: "vram_words_written",
@@ -209,7 +209,7 @@ pub enum Platform {
     },
 }
 
-/// Number of each operation that is paid for.
+/// Number of operations of each kind that are charged.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Bill([f64; ITEMS]);
 
@@ -275,7 +275,7 @@ impl Bill {
 
     /// Returns the range of the ratio of this to `base`, over all choices of costs, when both also pay `common` us.
     ///
-    /// The ratio of two sums is monotonic in each cost, so its bounds are where every cost is at a bound of its range.
+    /// The ratio of two sums is monotonic in each cost, so its extremes have every cost at a bound of its range.
     #[must_use]
     pub fn ratio(&self, base: &Self, common: f64) -> Interval {
         let differing: Vec<usize> = (0..ITEMS).filter(|&at| self.0[at] != 0.0 || base.0[at] != 0.0).collect();

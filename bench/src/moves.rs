@@ -39,7 +39,7 @@ const CHUNK: u64 = 2 * MIB;
 /// Memory and channels that a VM uses.
 #[derive(Clone, Copy)]
 struct Load {
-    /// Written memory, in MiB.
+    /// A working VM.
     mib: u64,
     channels: u8,
 }
@@ -59,7 +59,7 @@ impl Worker {
             driver.buffer(channel, BASE, PAGES, 1);
             driver.buffer(channel, BASE + PAGES * PAGE, PAGES, 2);
         }
-        // All memory is on the card and nonzero: the first chunk is written and copied to the others.
+        // All memory is on the card and nonzero: the first chunk is written, and copied to the others.
         let first = &mut channels[0];
         driver.buffer(first, FILLED, CHUNK / PAGE, 3);
         for _ in 1..mib * MIB / CHUNK {

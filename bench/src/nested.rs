@@ -40,7 +40,7 @@ const COUNTS: [(&str, &str); 3] =
 /// Size in MiB of the card for the machine's daemon, and of the VM used to measure exits.
 const INNER_MIB: u32 = 64;
 const INNER_VM_MIB: u32 = 16;
-/// MiB of RAM lent in huge and in small pages, and MiB of the machine's huge pages.
+/// Size of RAM lent in huge and in small pages, and of the machine's huge pages, in MiB.
 const LENT_HUGE_MIB: u32 = 512;
 const LENT_SMALL_MIB: u32 = 64;
 /// Rounds in the machine, and exits in a round.

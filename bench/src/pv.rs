@@ -33,13 +33,13 @@ use counting::Phases;
 const ROUNDS: usize = 5;
 /// Size of each card in MiB.
 const CARD_MIB: u32 = 384;
-/// MiB of a mediated VM's VRAM.
+/// Size of a mediated VM's VRAM, in MiB.
 const VRAM_MIB: u32 = 256;
 /// The guests' kernel.
 const KERNEL: &str = "6.1";
-/// The driver is unbound from the device and bound again: this repeats its work when it is loaded.
+/// The driver is unbound from the device and bound again: this repeats the work of loading it.
 const DRIVER: &str = "driver-load";
-/// Phases of a workload, as its result line names them; together they are its time.
+/// Phases of a workload, with the names in its result line; their sum is its time.
 const PHASES: [&str; 5] = ["init", "htod", "launch", "dtoh", "close"];
 
 /// A way to give a VM a GPU.

@@ -90,7 +90,7 @@ impl Metric {
             baseline: number("baseline"),
             target,
             interval: Interval::of_json(row),
-            // The benchmark sets it again.
+            // The benchmark sets this value itself.
             peer: None,
         })
     }
@@ -177,8 +177,8 @@ fn shown(value: f64) -> String {
     if value.abs() < 10.0 { format!("{value:.3}") } else { format!("{value:.1}") }
 }
 
-/// Returns the order of `count` participants in a round: it rotates and alternates direction, so that none always
-/// follows the same one.
+/// Returns the order of `count` participants in a round: it rotates and alternates direction, so that a participant
+/// does not always follow the same other one.
 pub fn order(count: usize, round: usize) -> Vec<usize> {
     let mut order: Vec<usize> = (0..count).collect();
     order.rotate_left(round % count.max(1));
@@ -188,7 +188,7 @@ pub fn order(count: usize, round: usize) -> Vec<usize> {
     order
 }
 
-/// Returns the smallest value that a part of the measurements, such as 0.99, does not exceed.
+/// Returns the smallest value that a fraction of the measurements, such as 0.99, does not exceed.
 pub fn quantile(values: &[f64], part: f64) -> Option<f64> {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);

@@ -1,9 +1,10 @@
-//! The scheduler in simulated time: each VM's part of the GPU under each policy, with the workloads of GPUvm's and
+//! The scheduler in simulated time: each VM's share of the GPU under each policy, with the workloads of GPUvm's and
 //! Gdev's figures and with misbehaving guests. Runs are deterministic, except for the cost of a decision.
 //!
 //! Lengths: GPUvm's `madd` is taken as 0.5 ms and its `long-madd` as five times that. Without preemption an engine
-//! hands out time in whole kernels: a window of 100 ms can be off by one kernel at each end, and 3 % of the window is 3
-//! ms. So no policy can meet the target with a longest kernel much over 2.5 ms; `sched.lengths` covers other lengths.
+//! allocates time in whole kernels: a window of 100 ms can be off by one kernel at each end, and 3 % of the window is 3
+//! ms. So policies cannot meet the target if the longest kernel is much over 2.5 ms; `sched.lengths` covers other
+//! lengths.
 //!
 //! `sched_guests` does the same with stock guests, [`idle`] measures the effect of idle VMs.
 
@@ -21,11 +22,11 @@ use crate::report::{Metric, Target};
 const US: u64 = 1_000;
 const MS: u64 = 1_000_000;
 const SECOND: u64 = 1_000 * MS;
-/// Time that a guest takes from the interrupt to its next doorbell.
+/// Delay of a guest between the interrupt and its next doorbell.
 const THINK: Length = Length::Uniform(20 * US, 60 * US);
 const MADD: u64 = 500 * US;
 const LONG_MADD: u64 = 5 * MADD;
-/// Warm-up time, which every figure leaves out.
+/// Warm-up time, which is omitted from all figures.
 const WARM_UP_NS: u64 = SECOND;
 /// Seeds; the worst result counts.
 const SEEDS: [u64; 3] = [1, 2, 3];
@@ -42,7 +43,7 @@ fn contender(name: &'static str, policy: PolicyKind, published: bool) -> Contend
     Contender { name, config: if published { papers } else { config } }
 }
 
-/// Returns all of them; the papers' policies with one submission at a time, as published.
+/// Returns all policies; the papers' policies with one submission at a time, as published.
 fn contenders() -> Vec<Contender> {
     vec![
         contender("fifo", PolicyKind::Fifo, true),
@@ -397,8 +398,8 @@ fn sixteen() -> Result<Vec<Metric>> {
     Ok(metrics)
 }
 
-/// Three well-behaved VMs (two with `madd`, one with `long-madd`) next to a misbehaving one: the time of the worst off
-/// of the three, relative to its entitlement.
+/// Three well-behaved VMs (two with `madd`, one with `long-madd`) next to a misbehaving one: the lowest time of the
+/// three, relative to the VM's entitlement.
 fn rogues() -> Result<Vec<Metric>> {
     let stream = |length, think, depth| Stream { depth, ..Stream::looping(length, think) };
     let now = Length::Fixed(0);
@@ -428,7 +429,7 @@ fn rogues() -> Result<Vec<Metric>> {
     Ok(metrics)
 }
 
-/// Returns the CPU time of this thread in seconds, because other programs may use the machine too.
+/// Returns the CPU time of this thread in seconds, because other programs may also use the machine.
 fn cpu_seconds() -> f64 {
     let time = clock_gettime(ClockId::ThreadCPUTime);
     time.tv_sec as f64 + time.tv_nsec as f64 / 1e9

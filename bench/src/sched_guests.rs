@@ -38,7 +38,7 @@ const TENTH: u64 = 100 * MS;
 const WINDOW_STEP_NS: u64 = 10 * MS;
 /// Kernels that a guest keeps in flight: the same number of short and long ones, so that policies differ.
 const IN_FLIGHT: u32 = 16;
-/// VMs that are booted where some compete, and MiB of RAM of each.
+/// VMs that are booted where only some of them compete, and RAM of each in MiB.
 const VMS: usize = 16;
 const MEMORY_MIB: u32 = 320;
 /// Warm-up time at the start of a run, which is omitted.
@@ -63,7 +63,7 @@ struct Stage {
 /// A part of the benchmark.
 struct Part {
     name: &'static str,
-    /// VMs that it needs. Others may be booted for another part, and are idle meanwhile.
+    /// Number of VMs that it needs. Other VMs may be booted for another part, and are idle meanwhile.
     vms: usize,
     run: fn(&mut Stage, &mut Record) -> Result<Vec<Metric>>,
 }
@@ -150,7 +150,7 @@ impl Work {
         Self { uses: outcome.counted(&lengths, WINDOW_STEP_NS), length: outcome.length }
     }
 
-    /// Returns the part of the time in which the card did this work.
+    /// Returns the fraction of the time in which the card executed this work.
     fn utilisation(&self, vms: usize) -> f64 {
         (0..vms).map(|vm| self.part(vm)).sum()
     }

@@ -24,7 +24,7 @@ const DIRECTORY: u64 = 0;
 const DIRECTORY_BYTES: u64 = 64 << 10;
 const TABLES: u64 = DIRECTORY + DIRECTORY_BYTES;
 const TABLE_BYTES: u64 = 256 << 10;
-/// Bytes of all tables.
+/// Size of all tables in bytes.
 const ALL: u64 = MAPPED / PAGE * ENTRY_BYTES;
 /// First mapped byte of VRAM: no table is in the mapped range.
 const DATA: u64 = 16 << 20;

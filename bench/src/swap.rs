@@ -1,10 +1,10 @@
 //! Overcommitted card memory: GPUswap's figures 4 to 9 and Gdev's 12 and 13 on this system, and quanta against
 //! thrashing. Guests run in this process ([`crate::in_process_vm`]): no VM is booted.
 //!
-//! The card's engines move card and host memory at set rates with a ratio of 25 to 1, as on GPUswap's card, so that
-//! figures are ratios of modelled times, independent of this machine's speed. The rates are low enough for the software
-//! card to keep up. The times include this machine's work for a guest's driver and kernels, so ratios to modelled times
-//! are upper bounds.
+//! The card's engines move card and host memory at set rates with a ratio of 25 to 1, as on GPUswap's card, so figures
+//! are ratios of modelled times, independent of this machine's speed. The rates are low enough for the software card to
+//! keep up. The times include this machine's work for a guest's driver and kernels, so ratios to modelled times are
+//! upper bounds.
 
 mod bandwidth;
 mod delay;
@@ -40,12 +40,12 @@ const CHUNK: u64 = 2 * MIB;
 /// Upper bound of all waits.
 const WAIT_TIMEOUT: Duration = Duration::from_secs(120);
 
-/// Returns the model of the time that work takes.
+/// Returns the time model for work.
 fn time() -> Option<TimeModel> {
     Some(timing(VRAM_RATE, BUS_RATE))
 }
 
-/// Returns an operator's default division of memory, but without quanta.
+/// Returns an operator's default division of memory, without quanta.
 fn division() -> Division {
     let mut division = Division::default();
     division.quanta.mode = Mode::Off;

@@ -11,10 +11,10 @@ use tests::xen::{Domain, DomainSpec, XenMachine};
 
 use crate::report::{Metric, Target};
 
-/// MiB of the card, and of the VM.
+/// Size of the card, and of the VM, in MiB.
 const CARD_MIB: u32 = 128;
 const VM_MIB: u32 = 64;
-/// MiB of domain 0.
+/// Size of domain 0 in MiB.
 const DOM0_MIB: u32 = 1400;
 /// Workloads, by name; each runs equally often in both modes.
 const WORKLOADS: [(&str, &str); 4] = [

@@ -9,7 +9,7 @@ use serde_json::Value;
 /// Folder of the benchmarks' raw files.
 const RESULTS: &str = "bench/results";
 
-/// Files older than the rule that a file of figures names its commit and host. Add none: measure again instead.
+/// Files older than the rule that a file of figures names its commit and host. Do not add files: measure again instead.
 const WITHOUT_CONDITIONS: [&str; 11] = [
     "cuda-handover-more.json",
     "cuda-handover-wait.json",
@@ -24,7 +24,7 @@ const WITHOUT_CONDITIONS: [&str; 11] = [
     "isolation-fifo.json",
 ];
 
-/// Pictures from before raw files were kept. Add none.
+/// Pictures older than the rule to keep raw files. Do not add pictures.
 const PICTURES_WITHOUT_RAW_FILE: [&str; 1] = ["swap-shares.svg"];
 
 /// Pictures in README.md that `cargo xtask docs` makes from code: tests of `doc-pages` and `mediatorctl` compare them.
@@ -95,7 +95,7 @@ fn raw_files_state_their_origin_and_are_linked_from_a_page() {
     for file in files(RESULTS, ".json") {
         assert!(named.contains(&file.as_str()), "no page names {file}");
         let found: Value = serde_json::from_str(&fs::read_to_string(root(RESULTS).join(&file)).unwrap()).unwrap();
-        // For a lent card, the driver's report on it stands for the host.
+        // For a rented card, the driver's report on it replaces the host's conditions.
         let conditions = [("/run/commit", "/commit"), ("/run/started", "/started"), ("/run/processor", "/smi")];
         let told = conditions.iter().all(|(ours, cards)| found.pointer(ours).or(found.pointer(cards)).is_some());
         assert!(told || WITHOUT_CONDITIONS.contains(&file.as_str()), "{file}: commit, time and host");

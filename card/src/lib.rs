@@ -32,11 +32,11 @@ pub struct Identity {
     pub revision: u8,
     /// PCI class code, 24 bits: base class, subclass, programming interface.
     pub class: u32,
-    /// Bytes of BAR0, the register BAR.
+    /// Size of BAR0, the register BAR, in bytes.
     pub bar0_size: u64,
-    /// Bytes of BAR1, the VRAM aperture.
+    /// Size of BAR1, the VRAM aperture, in bytes.
     pub bar1_size: u64,
-    /// Bytes of BAR3, the instance-memory aperture.
+    /// Size of BAR3, the instance-memory aperture, in bytes.
     pub bar3_size: u64,
 }
 
@@ -54,7 +54,7 @@ pub enum Aperture {
 pub enum InterruptMode {
     /// One MSI message per edge; the card's own re-arm register allows the next.
     Msi,
-    /// A level line, signalled once and then masked until [`Card::unmask_intx`], as VFIO does it.
+    /// A level line, signalled once and then masked until [`Card::unmask_intx`], as in VFIO.
     Intx,
 }
 
@@ -141,7 +141,7 @@ impl DmaMemory {
     }
 }
 
-/// Why host memory could not be mapped for, or unmapped from, the card.
+/// Reason that host memory could not be mapped for, or unmapped from, the card.
 #[derive(Debug, thiserror::Error)]
 pub enum DmaError {
     /// The range or a part of it is mapped already.
@@ -149,7 +149,7 @@ pub enum DmaError {
     Overlap {
         /// First I/O virtual address of the request.
         iova: u64,
-        /// Bytes of the request.
+        /// Size of the request in bytes.
         len: u64,
         /// First I/O virtual address of the mapping in the way.
         existing: u64,
@@ -159,7 +159,7 @@ pub enum DmaError {
     OutOfReach {
         /// First I/O virtual address of the request.
         iova: u64,
-        /// Bytes of the request.
+        /// Size of the request in bytes.
         len: u64,
         /// Address bits of the card's DMA.
         bits: u32,
@@ -169,7 +169,7 @@ pub enum DmaError {
     Unaligned {
         /// First I/O virtual address of the request.
         iova: u64,
-        /// Bytes of the request.
+        /// Size of the request in bytes.
         len: u64,
     },
     /// Nothing is mapped exactly there.
@@ -177,7 +177,7 @@ pub enum DmaError {
     NotMapped {
         /// First I/O virtual address of the request.
         iova: u64,
-        /// Bytes of the request.
+        /// Size of the request in bytes.
         len: u64,
     },
     /// The rounded allocation exceeds the limit.
@@ -188,7 +188,7 @@ pub enum DmaError {
     Untouched {
         /// First I/O virtual address of the request.
         iova: u64,
-        /// Bytes of the request.
+        /// Size of the request in bytes.
         len: u64,
     },
     /// The host's IOMMU does not map such an address.
@@ -199,7 +199,7 @@ pub enum DmaError {
     Reserved {
         /// First I/O virtual address of the request.
         iova: u64,
-        /// Bytes of the request.
+        /// Size of the request in bytes.
         len: u64,
     },
     /// The process must not pin more memory.
@@ -210,7 +210,7 @@ pub enum DmaError {
     MemoryLock {
         /// First I/O virtual address of the request.
         iova: u64,
-        /// Bytes of the request.
+        /// Size of the request in bytes.
         len: u64,
         /// Bytes that may be pinned.
         limit: u64,
@@ -223,7 +223,7 @@ pub enum DmaError {
     Exhausted {
         /// First I/O virtual address of the request.
         iova: u64,
-        /// Bytes of the request.
+        /// Size of the request in bytes.
         len: u64,
         /// Number of existing mappings.
         mappings: usize,
@@ -291,7 +291,7 @@ pub trait Card: Send + Sync {
     /// stays mapped. VRAM contents are undefined after it.
     fn reset(&self);
 
-    /// Returns the reason why the card must not be used any longer, if the host has reported one: the host needs it
+    /// Returns the reason that the card must not be used any longer, if the host has reported one: the host needs it
     /// back, or it no longer works as a function of its bus. Called at intervals.
     fn lost(&self) -> Option<&'static str> {
         None
@@ -303,8 +303,8 @@ pub trait Card: Send + Sync {
         Vec::new()
     }
 
-    /// Returns true if a context image of any author can do nothing that methods of a channel cannot do, once it names
-    /// no registers. This is unknown for real cards.
+    /// Returns true if a context image of any author cannot do more than methods of a channel, once it names no
+    /// registers. This is unknown for real cards.
     fn takes_any_image(&self) -> bool {
         false
     }

@@ -2,7 +2,7 @@
 
 use nvspec::instance::{INSTANCE_BYTES, context};
 
-/// Bytes of the instance block, as an array's length.
+/// Size of the instance block in bytes, as an array's length.
 pub(crate) const BLOCK: usize = 4096;
 const _: () = assert!(INSTANCE_BYTES == BLOCK as u64);
 

@@ -175,8 +175,8 @@ fn due(vms: &BTreeMap<TenantId, Vm>, slots: &[Slot]) -> (Vec<ChannelId>, Vec<(Te
     (due, left_out)
 }
 
-/// Returns how many of the oldest records have certainly ended: all up to the newest released semaphore. The card
-/// executes a channel's methods in order, so the earlier ones have ended, even if their own release was swallowed.
+/// Returns the number of the oldest records that have certainly ended: all up to the newest released semaphore. The
+/// card executes a channel's methods in order, so the earlier ones have ended, even if their own release was swallowed.
 fn released(host: &mut impl Host, layout: &Layout, physical: ChannelId, ring: &Ring) -> usize {
     let fetched = ring.fetched();
     let mut newest = ring.records.iter().take(fetched).enumerate().rev();

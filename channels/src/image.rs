@@ -13,13 +13,13 @@ use nvspec::fifo::ChannelId;
 use nvspec::instance::graph_image;
 use nvspec::mmu::Rights;
 
-/// Largest size of PGRAPH's image: the room in the span of a channel.
+/// Maximum size of PGRAPH's image: the room in the span of a channel.
 pub const GRAPH_IMAGE_MAX: u64 = (PAGE_STRIDE as u64 - GRAPH_PAGE as u64) * SMALL_PAGE;
 /// The first small page of PGRAPH's image in a channel's span. It is last, since the card determines its length.
 const GRAPH_PAGE: u32 = 6;
 /// The first small page of each engine's image, in the order of [`CONTEXTS`].
 const PAGES: [u32; CONTEXTS.len()] = [GRAPH_PAGE, 4, 5];
-/// Bytes of a copy engine's image: its firmware saves 256.
+/// Size of a copy engine's image in bytes: its firmware saves 256.
 const COPY_IMAGE: u64 = SMALL_PAGE;
 const _: () = assert!(WORK_BYTES == 4 * SMALL_PAGE && COPY_IMAGE == BLOCK as u64);
 

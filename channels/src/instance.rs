@@ -20,7 +20,7 @@ pub(crate) const CONTEXTS_FIRST: u64 = context::GR;
 pub(crate) const CONTEXTS_BYTES: usize = 0x38;
 const _: () = assert!(context::CE1 + 8 - context::GR == CONTEXTS_BYTES as u64);
 
-/// Why a guest's instance block is refused.
+/// Reason that a guest's instance block is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum InstanceError {
     /// The data is shorter than an instance block.

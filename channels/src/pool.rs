@@ -71,7 +71,7 @@ pub(crate) struct Bound {
 #[derive(Debug)]
 pub(crate) struct Vm {
     pub(crate) cap: u32,
-    /// Why its channels are paused, one bit for each [`Pause`].
+    /// Reason that its channels are paused, one bit for each [`Pause`].
     pub(crate) paused: u8,
     /// The VM's own completion reports are trusted.
     pub(crate) trusted: bool,
@@ -428,7 +428,7 @@ impl Channels {
         u32::try_from(stuck).unwrap_or(u32::MAX)
     }
 
-    /// Handles a reset of the card: every channel is free, including stuck ones. Guests must bind theirs again.
+    /// Handles a reset of the card: every channel is free, including stuck ones. Guests must bind their channels again.
     pub fn card_reset(&mut self) {
         self.preemptions.clear();
         for slot in &mut self.slots {

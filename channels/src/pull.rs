@@ -79,7 +79,7 @@ impl Channels {
 
     /// Keeps the record of a submission from raising an interrupt: its end is found by a poll, or with the end of the
     /// next submission. If the submission was started, the card may have fetched the record, which then still raises
-    /// its interrupt. Returns `false` if there is no such submission.
+    /// its interrupt. Returns `false` if the submission does not exist.
     pub fn suppress_completion_irq(
         &mut self,
         host: &mut impl Host,
@@ -103,7 +103,7 @@ impl Channels {
     }
 
     /// Lets the card fetch a submission of a physical channel, with the earlier ones of the channel. Returns `false` if
-    /// the card may already fetch it or there is no such submission.
+    /// the card may already fetch it or the submission does not exist.
     pub fn start(&mut self, host: &mut impl Host, physical: ChannelId, submission: Submission) -> bool {
         let Some(bound) = self.bound_mut(physical).filter(|bound| bound.permit != Permit::Ended) else { return false };
         let Some(put) = bound.ring.start(submission) else { return false };
@@ -173,8 +173,9 @@ fn take(ring: &Ring, guest: &mut impl GuestRing, count: u32) -> (Vec<Entry>, Opt
     (entries, None)
 }
 
-/// Returns how many of the `wanted` entries at `va` one read may cover: it stops at the page's end and at `to_end`, the
-/// ring's end. At least 1, because a page holds a whole number of entries and the ring is aligned to an entry.
+/// Returns the number of the `wanted` entries at `va` that one read may cover: it stops at the page's end and at
+/// `to_end`, the ring's end. At least 1, because a page holds a whole number of entries and the ring is aligned to an
+/// entry.
 fn chunk(va: GpuVa, wanted: usize, to_end: usize) -> usize {
     let in_page = SMALL_PAGE.saturating_sub(va.0 % SMALL_PAGE).checked_div(ENTRY_BYTES as u64).unwrap_or(1);
     wanted.min(to_end).min(CHUNK).min(usize::try_from(in_page).unwrap_or(1)).max(1)

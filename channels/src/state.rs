@@ -23,7 +23,7 @@ pub(crate) enum Permit {
 ///
 /// A channel whose block has no pointer to a PGRAPH context cannot use PGRAPH: a method for it faults, and ends the
 /// channel.
-// GUESS: real hardware faults as well, for FECS has nothing that it could load. The software card does.
+// GUESS: real hardware faults as well, because FECS has no image to load. The software card does.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Graphics {
     /// The card's block has the pointer: the channel runs while its VM is admitted.

@@ -83,7 +83,7 @@ impl Pause {
     }
 }
 
-/// Why a channel is not bound.
+/// Reason that a channel is not bound.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum BindError {
     /// No VM has that number.
@@ -155,7 +155,7 @@ pub struct Pulled {
     pub taken: u32,
     /// Words of their push buffers.
     pub words: u32,
-    /// Entries up to the doorbell that found no room. Entries that stay in the guest's ring.
+    /// Entries up to the doorbell that did not fit. Entries that stay in the guest's ring.
     pub left: u32,
 }
 
@@ -168,7 +168,7 @@ pub struct PullError {
     pub pulled: Pulled,
 }
 
-/// Why a guest's ring cannot be read further.
+/// Reason that a guest's ring cannot be read further.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RingFault {
     /// The ring is not mapped at this address.
@@ -237,7 +237,7 @@ pub struct Stall {
     pub at: GpuVa,
 }
 
-/// Why a doorbell is rejected.
+/// Reason that a doorbell is rejected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum DoorbellError {
     /// No channel is bound there.

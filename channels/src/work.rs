@@ -7,7 +7,7 @@ use nvspec::fifo::host_method::{NON_STALL_INTERRUPT, NOP, SEMAPHORE_A, semaphore
 use nvspec::fifo::{ChannelId, GpEntry, HeaderOp, MethodHeader};
 use nvspec::mmu::{HOST_VA_BASE, Rights};
 
-/// Bytes of a channel's work area in VRAM.
+/// Size of a channel's work area in VRAM in bytes.
 pub const WORK_BYTES: u64 = 4 * SMALL_PAGE;
 /// Distance in bytes between the virtual addresses of two channels' work areas.
 pub(crate) const VA_STRIDE: u64 = 128 << 10;
@@ -18,7 +18,7 @@ pub(crate) const PAGE_STRIDE: u32 = 32;
 pub(crate) const RING_LOG2: u32 = 9;
 /// Entries of a host ring.
 pub(crate) const RING_ENTRIES: u32 = 1 << RING_LOG2;
-/// Bytes of a GPFIFO entry.
+/// Size of a GPFIFO entry in bytes.
 pub(crate) const ENTRY_BYTES: usize = 8;
 /// Completion records of a channel.
 pub(crate) const RECORDS: usize = 256;
@@ -28,13 +28,13 @@ const PUSH: u64 = SMALL_PAGE;
 const PUSH_STRIDE: u64 = 32;
 /// Start of the records' semaphores.
 const SEMAPHORES: u64 = 3 * SMALL_PAGE;
-/// Bytes of a semaphore: payload, zero, time in ns as 64 bits.
+/// Size of a semaphore in bytes: payload, zero, time in ns as 64 bits.
 pub(crate) const SEMAPHORE_BYTES: usize = 16;
 /// Offset of the time in a semaphore.
 const SEMAPHORE_TIME: usize = 8;
 /// Words of a record's push buffer. One less than fits, so that the end of one range is not the start of the next.
 const PUSH_WORDS: u32 = 6;
-/// Bytes of a record's push buffer.
+/// Size of a record's push buffer in bytes.
 const PUSH_BYTES: usize = 24;
 /// Subchannel of the records' methods; the host interface executes them on any.
 const SUBCHANNEL: u8 = 0;

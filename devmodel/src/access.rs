@@ -7,7 +7,7 @@ pub struct Lane {
     pub dword: u64,
     /// First byte of the access within the dword.
     pub first: usize,
-    /// Bytes of the access within the dword.
+    /// Size of the access within the dword in bytes.
     pub count: usize,
 }
 

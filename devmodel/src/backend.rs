@@ -33,7 +33,7 @@ pub use nvspec::addr::Place;
 #[error("the access is outside of what the guest may reach")]
 pub struct Denied;
 
-/// Reason why a write to VRAM or through an aperture failed. The part written before may be written again.
+/// Reason that a write to VRAM or through an aperture failed. The part written before may be written again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum WriteFailure {
     /// It is outside the guest's memory, and lost.

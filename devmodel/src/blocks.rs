@@ -104,7 +104,7 @@ impl<T> Default for Backlog<T> {
 }
 
 impl<T> Backlog<T> {
-    /// One for each channel.
+    /// One entry for each channel.
     const MAX_WAITING: usize = nvspec::fifo::CHANNELS as usize;
 
     pub fn push(&mut self, event: T) {

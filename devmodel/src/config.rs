@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 /// Smallest VRAM that a driver can work with.
 pub const MIN_VRAM_BYTES: u64 = 16 << 20;
-/// Bytes of a card's address space.
+/// Size of a card's address space in bytes.
 const MAX_VRAM_BYTES: u64 = 1 << nvspec::addr::BUS_BITS;
 const MIB: u64 = 1 << 20;
 
@@ -70,7 +70,7 @@ impl VGpuConfig {
     }
 }
 
-/// Reason why a description is invalid.
+/// Reason that a description is invalid.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ConfigError {
     /// The size of a BAR cannot be encoded.

@@ -10,7 +10,7 @@ use std::fmt;
 /// and the log lines that one guest can cause.
 const DISTINCT: usize = 512;
 
-/// Reason why an access was refused.
+/// Reason that an access was refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum Reason {
     /// No known register has this offset.

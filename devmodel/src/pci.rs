@@ -101,11 +101,11 @@ pub struct PciIdentity {
     pub revision: u8,
     /// Class code, 24 bits: base class, subclass, programming interface.
     pub class: u32,
-    /// Bytes of BAR0; a power of two, at least 4 KiB, below 4 GiB.
+    /// Size of BAR0 in bytes; a power of two, at least 4 KiB, below 4 GiB.
     pub bar0_bytes: u64,
-    /// Bytes of BAR1; a power of two, at least 4 KiB.
+    /// Size of BAR1 in bytes; a power of two, at least 4 KiB.
     pub bar1_bytes: u64,
-    /// Bytes of BAR3; a power of two, at least 4 KiB.
+    /// Size of BAR3 in bytes; a power of two, at least 4 KiB.
     pub bar3_bytes: u64,
 }
 
@@ -176,7 +176,7 @@ impl PciConfig {
     /// Makes a function in its reset state.
     ///
     /// # Errors
-    /// When a BAR's size cannot be encoded.
+    /// If a BAR's size cannot be encoded.
     pub fn new(identity: &PciIdentity) -> Result<Self, BadBar> {
         let check = |bar, bytes: u64, wide: bool| {
             if !bytes.is_power_of_two() || bytes < 4096 || (!wide && bytes > 1 << 31) {
@@ -199,7 +199,7 @@ impl PciConfig {
     /// length, are filled in here.
     ///
     /// # Errors
-    /// When it does not fit into the first 256 bytes, or has no room for the three bytes.
+    /// If it does not fit into the first 256 bytes, or has no room for the three bytes.
     pub fn add_vendor_capability(&mut self, body: &[u8]) -> Result<(), BadCapability> {
         let room = LEGACY_BYTES.saturating_sub(capability::VENDOR);
         let [id, next, length] = [VENDOR_SPECIFIC, 0, u8::try_from(body.len()).unwrap_or(0)];

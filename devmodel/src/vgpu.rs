@@ -53,7 +53,7 @@ impl VGpu {
     /// Makes a vGPU in its power-on state.
     ///
     /// # Errors
-    /// When the description is out of range.
+    /// If the description is out of range.
     pub fn new(config: VGpuConfig) -> Result<Self, ConfigError> {
         config.check()?;
         let mut pci = PciConfig::new(&config.pci)?;

@@ -130,7 +130,7 @@ int gmpv_runlist(struct gmpv *pv, const u32 *channels, u32 count)
 }
 EXPORT_SYMBOL_GPL(gmpv_runlist);
 
-/* The device has lost all channels; they are made again when they are bound. */
+/* The device has lost all channels; they are created again when they are bound. */
 void gmpv_channels_forget(struct gmpv *pv)
 {
 	struct gmpv_channel *channel;

@@ -163,7 +163,7 @@ void gmpv_detach(struct gmpv *pv)
 	gmpv_channels_free(pv);
 	gmpv_tables_free(pv);
 	writel(GMPV_STATUS_RESET, pv->regs + GMPV_REGISTER_STATUS);
-	/* The write returns when the device has done it, and has thereby released the queue's memory. */
+	/* The write returns when the reset is complete, so the queue's memory is free. */
 	readl(pv->regs + GMPV_REGISTER_STATUS);
 	gmpv_queue_free(pv);
 	gmpv_put(pv);

@@ -36,7 +36,8 @@ bool gmpv_has(const struct gmpv *pv, u32 features);
 
 /* Starts a batch of the caller; an ERR_PTR if the device no longer answers. */
 struct gmpv_batch *gmpv_begin(struct gmpv *pv);
-/* Appends an operation with a body of @bytes, a multiple of GMPV_UNIT. -ENOSPC: it does not fit; run the batch first. */
+/* Appends an operation with a body of @bytes, a multiple of GMPV_UNIT. -ENOSPC: it does not fit; run the batch
+ * first. */
 int gmpv_append(struct gmpv_batch *batch, u16 code, u32 handle, const void *body, size_t bytes);
 /* Submits the batch, waits for its end, and frees it. @value: the last operation's, if not NULL. */
 int gmpv_run(struct gmpv_batch *batch, u64 *value);

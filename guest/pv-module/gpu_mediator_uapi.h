@@ -14,7 +14,7 @@
 #include <linux/ioctl.h>
 #include <linux/types.h>
 
-/* Finds or makes a segment. */
+/* Finds or creates a segment. */
 struct gpu_mediator_share_get {
 	__u64 key;		/* 0: nobody finds it by a key */
 	__u64 bytes;		/* rounded up to 4096 */
@@ -24,7 +24,7 @@ struct gpu_mediator_share_get {
 	__u32 id;		/* out */
 };
 
-/* Maps a segment for a channel that this process has made. */
+/* Maps a segment for a channel that this process created. */
 struct gpu_mediator_share_attach {
 	__u32 id;
 	__u32 channel;		/* what nouveau's CHANNEL_ALLOC has returned */

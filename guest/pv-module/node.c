@@ -20,7 +20,7 @@
 #define MODE_MASK	0606
 #define MODE_READ	4
 #define MODE_WRITE	2
-/* Most segments that one user owns, and most attachments of one file. */
+/* Maximum segments per user, and maximum attachments per file. */
 #define MAX_OWNED	256
 #define MAX_ATTACHED	256
 
@@ -28,7 +28,7 @@ struct segment {
 	u32 id;
 	u32 mode;
 	kuid_t owner;
-	/* No key finds it; freed when no channel has it attached. */
+	/* No key finds it; it is freed when no channel has it attached. */
 	bool removed;
 	unsigned int attached;
 };

@@ -94,7 +94,7 @@ struct gmpv_channel {
 	/* The process that made it. */
 	struct pid *owner;
 	u64 instance;
-	/* The device knows it. */
+	/* Set while the device knows the channel. */
 	bool created;
 };
 

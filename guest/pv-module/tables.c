@@ -7,7 +7,7 @@
 
 #include "priv.h"
 
-/* The layout of entries; gf100's. */
+/* Layout of gf100's entries. */
 #define ADDRESS_SHIFT		12
 #define HANDLE_MASK		0x0fffffffU
 #define PDE_LARGE(entry)	((u32)((entry) >> 4) & HANDLE_MASK)
@@ -23,7 +23,7 @@
 #define LARGE_SHIFT	17
 #define SMALL_SHIFT	12
 
-/* From this length on a run is shorter than a list of its entries, and worth its own operation. */
+/* From this length on, a run is shorter than a list of its entries, and worth a separate operation. */
 #define RUN_MIN		3
 
 static u32 entries_of(u32 kind)

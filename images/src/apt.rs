@@ -1,7 +1,7 @@
 //! A private apt: its own lists, cache, status and configuration, all under the cache folder.
 //!
-//! Only the network settings (`Acquire::http` and so on) come from the system's apt. Nothing counts as installed, so
-//! that a resolved package comes with everything that it needs down to the C library.
+//! Only the network settings (`Acquire::http` and so on) come from the system's apt. It treats no package as installed,
+//! so a resolved package includes all of its dependencies down to the C library.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -18,10 +18,10 @@ use crate::recipe::{Package, Suite};
 /// The package that has apt-get and apt-cache.
 const APT: &str = "apt";
 
-/// The programs that are needed, each with its package.
+/// The required programs, each with its package.
 const PROGRAMS: [(&str, &str); 3] = [("apt-get", APT), ("apt-cache", APT), ("dpkg-deb", "dpkg")];
 
-/// A fault of this host, so that another suite would fare no better.
+/// This error is a fault of the host, so another suite would not help.
 #[derive(Debug)]
 pub struct HostProblem(String);
 
@@ -39,7 +39,7 @@ impl HostProblem {
     }
 }
 
-/// Host settings that are adopted: how to reach the network, and how strictly to check dates.
+/// Host settings that are adopted: network access, and the strictness of date checks.
 const KEPT: [&str; 7] = [
     "Acquire::http",
     "Acquire::https",
@@ -90,7 +90,7 @@ impl Apt {
                 mirror.main
             )));
         }
-        // Sid has no security suite, and a small mirror may not carry it: better an older package than none.
+        // Sid has no security suite, and a small mirror may not carry it: an older package is better than none.
         apt.write("apt.sources", &sources(suite, &mirror, &keyring, false))?;
         apt.update(&mut step).with_context(|| format!("{} does not have {}", mirror.main, suite.target()))?;
         progress.line(&format!("images: no security suite for {} there; going on without", suite.base));
@@ -120,7 +120,7 @@ impl Apt {
         listed.iter().map(|l| fetched(&archives.join(&l.file))).collect()
     }
 
-    /// Fetches `package` alone, in the version that the target suite has.
+    /// Fetches `package` only, in the target suite's version.
     pub fn fetch_one(&self, package: &str, progress: &Progress) -> Result<Fetched> {
         let folder = self.root.join("cache/single");
         crate::cache::remove(&folder)?;
@@ -148,7 +148,8 @@ impl Apt {
         Ok(line.split(',').filter_map(|d| d.split_whitespace().next()).map(str::to_owned).collect())
     }
 
-    /// An add-on suite must be asked for. A plain release must not: it would then win over its own security suite.
+    /// An add-on suite must be requested explicitly. A plain release must not: it would then take precedence over its
+    /// own security suite.
     fn preference(&self) -> Vec<&str> {
         self.suite.suite.as_deref().map(|s| vec!["-t", s]).unwrap_or_default()
     }
@@ -183,7 +184,7 @@ impl Apt {
         set("Dir::State::status", &inside("state/status"));
         set("Dir::Cache", &inside("cache"));
         set("Dir::Etc::sourcelist", &inside("apt.sources"));
-        // The host's hooks must not run, its pins and keys must not matter.
+        // The host's hooks must not run, and its pins and keys must not have an effect.
         for name in ["main", "parts", "sourceparts", "preferences", "preferencesparts", "trusted", "trustedparts"] {
             set(&format!("Dir::Etc::{name}"), "/dev/null");
         }
@@ -280,7 +281,7 @@ fn parse_uris(text: &str) -> Vec<Listed> {
     listed
 }
 
-/// Describes a fetched file by its name: `NAME_VERSION_ARCH.deb`, with `:` escaped.
+/// Describes a fetched file from its name: `NAME_VERSION_ARCH.deb`, with `:` escaped.
 fn fetched(path: &Path) -> Result<Fetched> {
     let file = path.file_name().unwrap_or_default().to_string_lossy().replace("%3a", ":");
     let mut parts = file.split('_');

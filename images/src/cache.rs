@@ -18,11 +18,11 @@ const OLD: Duration = Duration::from_secs(24 * 3600);
 /// The cache folder, locked during the lifetime of this value.
 pub struct Cache {
     root: PathBuf,
-    // Held, not read: closing it releases the lock.
+    // Never read: closing it releases the lock.
     _lock: File,
 }
 
-/// The root of the workspace that this crate belongs to.
+/// Returns the root of the workspace that this crate belongs to.
 pub fn workspace() -> PathBuf {
     let manifest = env::var_os("CARGO_WORKSPACE_DIR").map(PathBuf::from);
     manifest.unwrap_or_else(|| {
@@ -31,7 +31,7 @@ pub fn workspace() -> PathBuf {
     })
 }
 
-/// The cache folder: `GPU_MEDIATOR_CACHE`, or `.cache` in the workspace.
+/// Returns the cache folder: `GPU_MEDIATOR_CACHE`, or `.cache` in the workspace.
 pub fn folder() -> PathBuf {
     env::var_os("GPU_MEDIATOR_CACHE").map_or_else(|| workspace().join(".cache"), PathBuf::from)
 }
@@ -53,12 +53,12 @@ impl Cache {
         Ok(Self { root, _lock: lock })
     }
 
-    /// The path of `name` in the cache.
+    /// Returns the path of `name` in the cache.
     pub fn path(&self, name: impl AsRef<Path>) -> PathBuf {
         self.root.join(name)
     }
 
-    /// The item called `kind`/`key`, if it is complete.
+    /// Returns the item called `kind`/`key`, if it is complete.
     pub fn find(&self, kind: &str, key: &str) -> Option<PathBuf> {
         let path = self.path(kind).join(key);
         path.is_dir().then_some(path)
@@ -70,7 +70,7 @@ impl Cache {
         let target = parent.join(key);
         let scratch = parent.join(format!(".{key}.{}", process::id()));
         fs::create_dir_all(&parent).with_context(|| format!("cannot create {}", parent.display()))?;
-        // We hold the lock, so that a process that ended early left any half-made item.
+        // This process holds the lock, so an incomplete item is left over from a process that ended early.
         for entry in fs::read_dir(&parent)?.flatten() {
             if entry.file_name().to_string_lossy().starts_with('.') {
                 remove(&entry.path())?;
@@ -92,7 +92,7 @@ impl Cache {
         fs::read_to_string(self.path("manifest.toml")).ok().and_then(|t| toml::from_str(&t).ok()).unwrap_or_default()
     }
 
-    /// Writes the resolutions, for people and for the next run.
+    /// Writes the resolutions, for readers and for the next run.
     pub fn store_record(&self, record: &Record) -> Result<()> {
         let path = self.path("manifest.toml");
         let text = format!(
@@ -104,8 +104,8 @@ impl Cache {
 }
 
 impl Cache {
-    /// Removes the items of `kind` that are not among `keys` and have not been made within the last day. Another
-    /// checkout or a running test may use a younger one.
+    /// Removes the items of `kind` that are not among `keys` and are older than a day. Another checkout or a running
+    /// test may use a newer one.
     pub fn prune(&self, kind: &str, keys: &[&str]) -> Result<()> {
         let Ok(entries) = fs::read_dir(self.path(kind)) else { return Ok(()) };
         for entry in entries.flatten() {
@@ -130,7 +130,7 @@ pub fn remove(path: &Path) -> Result<()> {
     }
 }
 
-/// The SHA-256 of a file, in hexadecimal.
+/// Returns the SHA-256 of a file, in hexadecimal.
 pub fn hash_file(path: &Path) -> Result<String> {
     let mut file = File::open(path).with_context(|| format!("cannot open {}", path.display()))?;
     let mut hasher = Sha256::new();
@@ -144,11 +144,11 @@ pub fn hash_file(path: &Path) -> Result<String> {
     }
 }
 
-/// A short key for an item made from `inputs`.
+/// Returns a short key for an item made from `inputs`.
 pub fn key(inputs: &[&str]) -> String {
     let mut hasher = Sha256::new();
     for input in inputs {
-        // The length keeps ("ab", "c") apart from ("a", "bc").
+        // The length distinguishes ("ab", "c") from ("a", "bc").
         hasher.update((input.len() as u64).to_le_bytes());
         hasher.update(input.as_bytes());
     }
@@ -161,7 +161,7 @@ fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|b| format!("{b:02x}")).collect()
 }
 
-/// Bytes under `folder`, as far as they can be counted; for progress lines.
+/// Returns the bytes under `folder`, as far as they can be counted; for progress lines.
 pub fn size_of(folder: &Path) -> u64 {
     let Ok(entries) = fs::read_dir(folder) else { return 0 };
     entries

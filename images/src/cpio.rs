@@ -7,7 +7,7 @@ use std::path::{Component, Path};
 
 use anyhow::{Context, Result, bail, ensure};
 
-/// Bytes of an entry's header: the magic, and thirteen numbers of eight digits.
+/// Size of an entry's header in bytes: the magic, and thirteen numbers of eight digits.
 const HEADER: usize = 110;
 /// Name of the entry that ends an archive.
 const TRAILER: &str = "TRAILER!!!";
@@ -25,7 +25,7 @@ pub struct Archive {
 }
 
 impl Archive {
-    /// Adds a folder that everybody may read; `name` has no leading slash.
+    /// Adds a folder that all users may read; `name` has no leading slash.
     pub fn folder(&mut self, name: &str) {
         self.folder_with(name, 0o755);
     }
@@ -121,7 +121,7 @@ impl<'a> Entry<'a> {
         let name = Path::new(self.name);
         ensure!(name.components().all(|part| matches!(part, Component::Normal(_))), "it is not below the folder");
         let path = folder.join(name);
-        // A link of an earlier entry may lead out of the folder.
+        // A link of an earlier entry may point outside the folder.
         let parent = path.parent().context("it has no name")?.canonicalize()?;
         ensure!(parent.starts_with(folder), "it is not below the folder");
         match self.mode & 0o170_000 {
@@ -186,7 +186,7 @@ mod tests {
         first.device("null", 0o666, 1, 3);
         first.folder("run");
         first.link("run", "/nowhere");
-        // Through a link of the first, and over a file of it.
+        // Writes through a link of the first archive, and over a file of it.
         second.file("bin/ls", 0o644, b"");
         second.file("usr/bin/sh", 0o700, b"another");
         let folder = tempfile::tempdir().unwrap();
@@ -230,7 +230,7 @@ mod tests {
         archive.link("bin", "usr/bin");
         let bytes = archive.finish();
         assert_eq!(&bytes[14..22], b"000043ff");
-        // The first entry takes 110 bytes and its name, filled up to 116.
+        // The first entry takes 110 bytes and its name, padded to 116.
         let link = &bytes[116..];
         assert_eq!((&link[14..22], &link[54..62]), (&b"0000a1ff"[..], &b"00000007"[..]));
         assert_eq!(&link[110..124], b"bin\0\0\0usr/bin\0");

@@ -1,4 +1,4 @@
-//! Child processes: runs one, shows that it runs, and reports a remedy when it is missing or fails.
+//! Child processes: runs one, shows that it is running, and suggests a remedy if it is missing or fails.
 
 use std::io::{ErrorKind, Read};
 use std::process::{Command, Output, Stdio};
@@ -16,8 +16,8 @@ const TAIL_LINES: usize = 12;
 
 /// Runs `command` to its end and returns its output; a non-zero exit is an error with the end of that output.
 ///
-/// `package` is the Debian package that has the program, for the message when it is missing. `detail` returns how far
-/// the step is.
+/// `package` is the Debian package that has the program, for the message when it is missing. `detail` returns the
+/// progress of the step.
 pub fn run(command: &mut Command, package: &str, step: &mut Step<'_>, detail: impl Fn() -> String) -> Result<Output> {
     let name = command.get_program().to_string_lossy().into_owned();
     let mut child = command
@@ -61,13 +61,13 @@ fn missing(name: &str, package: &str, error: std::io::Error) -> anyhow::Error {
 fn drain(mut pipe: impl Read + Send + 'static) -> thread::JoinHandle<Vec<u8>> {
     thread::spawn(move || {
         let mut bytes = Vec::new();
-        // A read error means that the child is gone; its exit status explains why.
+        // A read error means that the child has ended; its exit status explains why.
         let _ = pipe.read_to_end(&mut bytes);
         bytes
     })
 }
 
-/// The last lines of `text`, indented.
+/// Returns the last lines of `text`, indented.
 pub fn tail(text: &str) -> String {
     let lines: Vec<_> = text.lines().collect();
     let start = lines.len().saturating_sub(TAIL_LINES);

@@ -1,7 +1,7 @@
 //! Hooks in the driver: semantic patches, applied by Coccinelle. Each is checked to have matched.
 //!
-//! The head of a patch names its file, the hook that the file must contain afterwards, and, unless the patch is for
-//! every kernel, the kernel:
+//! The header of a patch names its file, the hook that the file must contain afterwards, and the kernel, unless the
+//! patch applies to every kernel:
 //! ```text
 //! // kernel: 6.1
 //! // file: nvkm/subdev/mmu/base.c
@@ -31,12 +31,12 @@ struct Head {
 }
 
 impl Coccinelle {
-    /// Finds the hooks below `root`, where its packages are unpacked.
+    /// Finds the program below `root`, where its packages are unpacked.
     pub fn at(root: &Path) -> Self {
         Self { root: root.to_owned() }
     }
 
-    /// Applies every patch in `patches` that is for `kernel` (`6.1`) to the driver's sources in `tree`.
+    /// Applies every patch in `patches` for `kernel` (`6.1`) to the driver's sources in `tree`.
     ///
     /// Fails with the hook's name if its patch does not match.
     pub fn apply(&self, patches: &Path, kernel: &str, tree: &Path, step: &mut Step<'_>) -> Result<()> {
@@ -79,12 +79,12 @@ impl Coccinelle {
     }
 }
 
-/// The folders below `root` in which Debian puts libraries.
+/// Returns the folders below `root` in which Debian puts libraries.
 pub fn library_folders(root: &Path) -> Vec<PathBuf> {
     ["usr/lib/x86_64-linux-gnu", "lib/x86_64-linux-gnu"].iter().map(|f| root.join(f)).filter(|f| f.is_dir()).collect()
 }
 
-/// The dynamic loader in one of `folders`.
+/// Returns the dynamic loader in one of `folders`.
 pub fn loader(folders: &[PathBuf]) -> Result<PathBuf> {
     let found = folders.iter().map(|folder| folder.join("ld-linux-x86-64.so.2")).find(|path| path.is_file());
     found.context("the packages hold no dynamic loader")

@@ -13,7 +13,7 @@ use crate::kernel::Unpacked;
 use crate::progress::Progress;
 use crate::recipe::{InitramfsRecipe, RECIPE_VERSION};
 
-/// Target that the guests' programs are built for; static, so that the initramfs needs no libraries.
+/// Target of the guests' programs; static, so the initramfs needs no libraries.
 const TARGET: &str = "x86_64-unknown-linux-gnu";
 const RUSTFLAGS: &str = "-C target-feature=+crt-static -C strip=symbols";
 
@@ -49,7 +49,7 @@ pub fn build_programs(recipe: &InitramfsRecipe, progress: &Progress) -> Result<V
     Ok(programs)
 }
 
-/// The name of the initramfs of `kernel` in the cache, which changes with its contents.
+/// Returns the name of the initramfs of `kernel` in the cache, which changes with its contents.
 pub fn key_of(kernel: &Unpacked, programs: &[Program]) -> Result<String> {
     let hashes = programs.iter().map(|p| hash_file(&p.path)).collect::<Result<Vec<_>>>()?;
     let mut inputs = vec![RECIPE_VERSION, &kernel.key];

@@ -12,7 +12,7 @@ use crate::exec;
 use crate::hooks::{library_folders, loader};
 use crate::progress::Step;
 
-/// The programs of the host that are needed, each with its package.
+/// The required programs of the host, each with its package.
 const PROGRAMS: [(&str, &str); 5] =
     [("make", "make"), ("gcc", "gcc"), ("ld", "binutils"), ("strip", "binutils"), ("tar", "tar")];
 /// Folder of wrapped programs, next to their wrappers.
@@ -48,7 +48,7 @@ impl Kbuild {
         }
         let headers = root.join("usr/src").join(format!("linux-headers-{release}"));
         let makefile = headers.join("Makefile");
-        // It includes the common part by its installed path.
+        // The headers include the common part by its installed path.
         let text = fs::read_to_string(&makefile).with_context(|| format!("cannot read {}", makefile.display()))?;
         let text = text.replace(" /usr/src/", &format!(" {}/", root.join("usr/src").display()));
         fs::write(&makefile, text).with_context(|| format!("cannot write {}", makefile.display()))?;
@@ -68,8 +68,8 @@ impl Kbuild {
         let jobs = std::thread::available_parallelism().map_or(1, usize::from);
         let mut command = Command::new("make");
         command.arg("-C").arg(&self.headers).arg(format!("-j{jobs}")).arg(format!("M={}", sources.display()));
-        // Debian's makefiles name the compiler that made the kernel; another version works as well. 6.1's nouveau looks
-        // for its own headers below NOUVEAU_PATH.
+        // Debian's makefiles name the compiler that made the kernel; another version works as well. 6.1's nouveau
+        // searches its own headers below NOUVEAU_PATH.
         command.args(["CC=gcc", "NOUVEAU_PATH=", "CONFIG_DEBUG_INFO=", "CONFIG_DEBUG_INFO_BTF_MODULES="]);
         for (option, variable) in OPTIONS {
             if exec::probe(Command::new("gcc").args([option, "-E", "-x", "c", "/dev/null"])).is_none() {
@@ -86,8 +86,8 @@ pub fn strip(module: &Path, step: &mut Step<'_>) -> Result<()> {
     exec::run(Command::new("strip").arg("-g").arg(module), "binutils", step, String::new).map(drop)
 }
 
-/// Replaces every program below `folder` with a script that runs it with the loader of its own release, because the
-/// host's C library may be too old.
+/// Replaces every program below `folder` with a script that runs it with the loader of the program's release, because
+/// the host's C library may be too old.
 fn wrap(folder: &Path, prefix: &str) -> Result<()> {
     for entry in fs::read_dir(folder).with_context(|| format!("cannot read {}", folder.display()))?.flatten() {
         let (path, kind) = (entry.path(), entry.file_type().context("file type")?);
@@ -100,7 +100,7 @@ fn wrap(folder: &Path, prefix: &str) -> Result<()> {
         let moved = folder.join(WRAPPED).join(entry.file_name());
         fs::create_dir_all(folder.join(WRAPPED)).context("cannot create a folder for wrapped programs")?;
         fs::rename(&path, &moved).with_context(|| format!("cannot move {}", path.display()))?;
-        // Some run others in the same folder, which they find by their own name.
+        // Some programs run others in the same folder, which they find by their own name.
         let (name, real) = (path.display(), moved.display());
         fs::write(&path, format!("#!/bin/sh\n{prefix} --argv0 {name} {real} \"$@\"\n"))
             .and_then(|()| fs::set_permissions(&path, fs::Permissions::from_mode(0o755)))

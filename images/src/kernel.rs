@@ -22,7 +22,7 @@ pub struct Unpacked {
     pub vmlinuz: PathBuf,
     /// The modules, uncompressed, in load order; the last requested module is last.
     pub modules: Vec<PathBuf>,
-    /// The name of its folder in the cache, which changes with its contents.
+    /// Returns the name of its folder in the cache, which changes with its contents.
     pub key: String,
 }
 
@@ -37,7 +37,7 @@ impl Unpacked {
 /// Names the parts of a kernel's package that are kept.
 #[derive(Clone, Copy, Debug)]
 pub struct Wanted<'a> {
-    /// Its name in the record of made items.
+    /// Returns its name in the record of made items.
     pub entry: &'a str,
     /// The modules that are packed together with all their dependencies.
     pub modules: &'a [&'a str],
@@ -128,7 +128,7 @@ fn load(recipe: &KernelRecipe, key: &str, folder: &Path) -> Result<Unpacked> {
     Ok(Unpacked { name: recipe.name.clone(), release: read("release")?, vmlinuz, modules, key: key.to_owned() })
 }
 
-/// The only entry of `folder` whose name starts with `prefix`.
+/// Returns the only entry of `folder` whose name starts with `prefix`.
 fn only_entry(folder: &Path, prefix: &str) -> Result<PathBuf> {
     let entries = fs::read_dir(folder).with_context(|| format!("cannot read {}", folder.display()))?;
     let mut found: Vec<_> = entries.flatten().map(|e| e.path()).collect();

@@ -8,18 +8,17 @@
 //! - [`kernel`] and [`modinfo`]: `vmlinuz` and the modules that the GPU driver needs, in load order;
 //! - [`monitoring`]: Prometheus and a proxy, for the tests of a daemon's metrics;
 //! - [`pv`], [`hooks`] and [`kbuild`]: the paravirtual modules: ours, and the driver with hooks that call it;
-//! - [`system`]: a Debian system with systemd, on which the Debian package is installed, and one with engines that
-//!   place work;
+//! - [`system`]: a Debian system with systemd, on which the Debian package is installed, and one with cluster software;
 //! - [`xen`]: a Xen host, with its own domains;
-//! - [`svm`]: a QEMU for machines that have VMs;
-//! - [`nest`]: a machine with VFIO, KVM and QEMU, in which others run; [`libraries`]: libraries of the programs in it;
+//! - [`svm`]: a QEMU for machines that run VMs;
+//! - [`nest`]: a machine with VFIO, KVM and QEMU, which runs other machines; [`libraries`]: libraries of its programs;
 //! - [`initramfs`] and [`cpio`]: the archive with our init, our test programs and the modules;
 //! - [`cache`], [`exec`], [`progress`]: the cache folder and its lock, child processes, messages for the user.
 //!
 //! Everything is in one cache folder (`.cache` in the workspace, or `GPU_MEDIATOR_CACHE`), each item in a folder named
 //! by a hash of its inputs. An existing item is not made again; if all exist, no network is used.
 //!
-//! It installs nothing, needs no root, and supports no architecture except x86-64.
+//! It installs nothing, needs no root, and only supports x86-64.
 //!
 //! Environment: `GPU_MEDIATOR_CACHE` (cache folder), `GPU_MEDIATOR_DEBIAN_MIRROR` and
 //! `GPU_MEDIATOR_DEBIAN_SECURITY_MIRROR` (archive URIs), `GPU_MEDIATOR_QEMU` (a QEMU binary to use as it is).
@@ -77,7 +76,7 @@ pub struct Kernel {
     pub initrd: PathBuf,
 }
 
-/// Name of the system with engines that place work, in the record of made items.
+/// Name of the system with cluster software, in the record of made items.
 const FLEET: &str = "fleet";
 
 /// All that a guest needs to boot.
@@ -90,7 +89,7 @@ pub struct Images {
 }
 
 impl Images {
-    /// The kernel called `name` in the manifest. Fails with the names that exist.
+    /// Returns the kernel called `name` in the manifest. The error lists the existing names.
     pub fn kernel(&self, name: &str) -> Result<&Kernel> {
         match self.kernels.iter().find(|k| k.name == name) {
             Some(kernel) => Ok(kernel),
@@ -102,15 +101,15 @@ impl Images {
     }
 }
 
-/// Makes the images that are absent, and returns the paths of all.
+/// Makes the missing images, and returns the paths of all.
 ///
-/// Several processes may call this at once; one works, the others wait for it. An error names the package or setting
-/// that is missing.
+/// Several processes may call this at once; one works, and the others wait. An error names the missing package or
+/// setting.
 pub fn ensure(progress: &Progress) -> Result<Images> {
     ensure_with(progress, false)
 }
 
-/// As [`ensure`]; with `refresh` the package versions are resolved again even if older ones are in the cache.
+/// Same as [`ensure`]; with `refresh` the package versions are resolved again even if older ones are in the cache.
 pub fn ensure_with(progress: &Progress, refresh: bool) -> Result<Images> {
     if !cfg!(all(target_arch = "x86_64", target_os = "linux")) {
         bail!("the guests are x86-64 Linux machines; this host is not one, and no cross recipe exists");
@@ -130,7 +129,7 @@ pub fn ensure_with(progress: &Progress, refresh: bool) -> Result<Images> {
     let mut kernels = Vec::new();
     let mut initramfs = Vec::new();
     for kernel in unpacked {
-        // Keep the paravirtual kernel, if it was made: otherwise every run of the stock one would remove it.
+        // Keep the paravirtual kernel, if it exists: otherwise every run of the stock one would remove it.
         if let Some(hooked) = pv::find(&kernel, &cache)? {
             initramfs.push(initramfs::key_of(&hooked, &programs)?);
         }
@@ -153,8 +152,8 @@ pub fn ensure_with(progress: &Progress, refresh: bool) -> Result<Images> {
     Ok(Images { qemu, kernels })
 }
 
-/// As [`ensure_with`], with everything else that a test boots or starts, except the images of suites that run by name
-/// only: those suites make them themselves.
+/// Same as [`ensure_with`], with everything else that a test boots or starts, except the images of suites that run by
+/// name only: these suites make them.
 pub fn ensure_all(progress: &Progress, refresh: bool) -> Result<Images> {
     let images = ensure_with(progress, refresh)?;
     for kernel in &images.kernels {
@@ -167,8 +166,8 @@ pub fn ensure_all(progress: &Progress, refresh: bool) -> Result<Images> {
     Ok(images)
 }
 
-/// As [`ensure`] for the kernel called `name`, with the paravirtual driver instead of the stock one. The modules are
-/// built from the kernel's sources, which takes minutes the first time.
+/// Same as [`ensure`] for the kernel called `name`, with the paravirtual driver instead of the stock one. The modules
+/// are built from the kernel's sources, which takes minutes the first time.
 pub fn ensure_paravirtual(name: &str, progress: &Progress) -> Result<Kernel> {
     let manifest = Manifest::load().context("images/manifest.toml")?;
     let cache = Cache::open(progress)?;
@@ -183,7 +182,7 @@ pub fn ensure_paravirtual(name: &str, progress: &Progress) -> Result<Kernel> {
     bootable(hooked, &initramfs::build_programs(&manifest.initramfs, progress)?, &cache, progress)
 }
 
-/// Makes sure that the programs of a monitoring host exist; as [`ensure_with`] otherwise.
+/// Makes the programs of a monitoring host if they are missing; otherwise like [`ensure_with`].
 pub fn ensure_monitoring(progress: &Progress, refresh: bool) -> Result<Monitoring> {
     let manifest = Manifest::load().context("images/manifest.toml")?;
     let cache = Cache::open(progress)?;
@@ -198,7 +197,7 @@ pub fn ensure_monitoring(progress: &Progress, refresh: bool) -> Result<Monitorin
     Ok(made)
 }
 
-/// The Debian system with systemd; it is made the first time.
+/// Makes the Debian system with systemd, the first time.
 pub fn ensure_system(progress: &Progress) -> Result<System> {
     let manifest = Manifest::load().context("images/manifest.toml")?;
     let cache = Cache::open(progress)?;
@@ -215,7 +214,7 @@ pub fn ensure_system(progress: &Progress) -> Result<System> {
     Ok(System::new(kernel, files, agent))
 }
 
-/// Makes the files of a Debian system with engines that place work (libvirt, Slurm, podman), the first time. Returns an
+/// Makes the files of a Debian system with cluster software (libvirt, Slurm, podman), the first time. Returns an
 /// archive for [`cpio::unpack`].
 pub fn ensure_fleet(progress: &Progress) -> Result<PathBuf> {
     let manifest = Manifest::load().context("images/manifest.toml")?;
@@ -244,8 +243,8 @@ pub fn ensure_nest(progress: &Progress) -> Result<Nest> {
     Nest::new(recipe, kernel, initramfs::build_programs(&manifest.initramfs, progress)?, &qemu)
 }
 
-/// Makes the QEMU that runs machines which have VMs, each of their processors in a thread; `None` if it cannot be made
-/// from the QEMU in use.
+/// Makes the QEMU for machines that run VMs, with a thread per processor; `None` if it cannot be made from the QEMU in
+/// use.
 pub fn ensure_svm(progress: &Progress) -> Result<Option<Qemu>> {
     let manifest = Manifest::load().context("images/manifest.toml")?;
     let cache = Cache::open(progress)?;
@@ -272,7 +271,7 @@ pub fn ensure_xen(progress: &Progress) -> Result<XenHost> {
     Ok(host)
 }
 
-/// The kernel of `recipe` with the driver of the card.
+/// Returns the kernel of `recipe` with the driver of the card.
 fn kernel_of(
     recipe: &KernelRecipe,
     manifest: &Manifest,

@@ -1,4 +1,4 @@
-//! Asks the dynamic loader for the libraries of a program.
+//! Queries the dynamic loader for the libraries of a program.
 //!
 //! Sources: `ld.so(8)`, `LD_TRACE_LOADED_OBJECTS`.
 
@@ -12,11 +12,11 @@ use crate::exec;
 /// A file that is loaded with a program.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Library {
-    /// The name that the program asks for: a path for the dynamic loader, a file's name for all others.
+    /// The name that the program requests: a path for the dynamic loader, a file name for all others.
     pub name: String,
     /// The file.
     pub path: PathBuf,
-    /// It is the dynamic loader.
+    /// Set for the dynamic loader.
     pub is_loader: bool,
 }
 
@@ -41,7 +41,7 @@ fn parse(text: &str) -> Result<Vec<Library>> {
     for line in text.lines().map(str::trim) {
         let (name, rest) = line.split_once(" => ").unwrap_or((line, line));
         let path = rest.rsplit_once(" (0x").map_or(rest, |(path, _)| path);
-        // Without a path and without an arrow: a file that the kernel maps by itself.
+        // Without a path and without an arrow: a file that the kernel itself maps.
         if Path::new(path).is_absolute() {
             let name = name.rsplit_once(" (0x").map_or(name, |(name, _)| name).to_owned();
             libraries.push(Library { is_loader: name.starts_with('/'), name, path: path.into() });

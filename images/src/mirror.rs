@@ -68,7 +68,7 @@ pub fn find() -> Result<Mirror> {
     )
 }
 
-/// The archive's keyring. Fails with the package to install.
+/// Returns the archive's keyring. The error names the package to install.
 pub fn keyring() -> Result<PathBuf> {
     match KEYRINGS.iter().map(Path::new).find(|p| p.exists()) {
         Some(path) => Ok(path.to_path_buf()),
@@ -157,7 +157,7 @@ fn stanza(fields: &[(String, String)]) -> Vec<Source> {
     words("uris").into_iter().map(source).collect()
 }
 
-/// Picks the archive and the security archive among the host's sources.
+/// Chooses the archive and the security archive among the host's sources.
 fn choose(sources: &[Source]) -> Option<Mirror> {
     let is_security = |s: &Source| s.suites.iter().any(|n| n.ends_with("-security") || n.ends_with("/updates"));
     let releases =

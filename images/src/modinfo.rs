@@ -1,7 +1,7 @@
 //! Kernel modules: reads their `.modinfo`, and orders a module after all its dependencies.
 //!
-//! The packages carry no `modules.dep`, so that dependencies come from the modules themselves. A dependency without a
-//! file is built into the kernel.
+//! The packages have no `modules.dep`, so dependencies come from the modules themselves. A dependency without a file is
+//! built into the kernel.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -12,7 +12,7 @@ use anyhow::{Context, Result, anyhow, bail};
 use liblzma::read::XzDecoder;
 use object::{Object, ObjectSection};
 
-/// No module is larger than this when uncompressed.
+/// Maximum size of an uncompressed module.
 const MAX_MODULE_BYTES: u64 = 256 << 20;
 
 /// A module of a closure.
@@ -81,7 +81,7 @@ fn read(path: &Path) -> Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// Returns a module's name as its file is named here: the kernel treats `-` and `_` alike.
+/// Returns a module's name in the form of its file name: the kernel treats `-` and `_` alike.
 pub fn normal(name: &str) -> String {
     name.replace('-', "_")
 }

@@ -13,7 +13,7 @@ use crate::hooks::{library_folders, loader};
 use crate::progress::Progress;
 use crate::recipe::{Made, MonitoringRecipe, Record, Suite};
 
-/// Raised when this recipe makes something else.
+/// Increased when the recipe's result changes.
 const VERSION: &str = "1";
 
 /// The programs of a monitoring host.
@@ -26,7 +26,7 @@ impl Monitoring {
     /// The server, without arguments.
     ///
     /// # Errors
-    /// If the packages hold no dynamic loader.
+    /// If the packages contain no dynamic loader.
     pub fn prometheus(&self) -> Result<Command> {
         self.command("usr/bin/prometheus")
     }
@@ -34,7 +34,7 @@ impl Monitoring {
     /// Makes the command that checks its configuration and the metrics that it will read.
     ///
     /// # Errors
-    /// As [`Self::prometheus`].
+    /// Same as [`Self::prometheus`].
     pub fn promtool(&self) -> Result<Command> {
         self.command("usr/bin/promtool")
     }
@@ -42,7 +42,7 @@ impl Monitoring {
     /// The proxy.
     ///
     /// # Errors
-    /// As [`Self::prometheus`].
+    /// Same as [`Self::prometheus`].
     pub fn nginx(&self) -> Result<Command> {
         self.command("usr/sbin/nginx")
     }
@@ -96,7 +96,7 @@ fn make(recipe: &MonitoringRecipe, suite: &Suite, cache: &Cache, progress: &Prog
         });
         unpacked.collect()
     };
-    // The packages are known only after they were fetched: the key depends on the recipe, and the item is made again on
+    // The packages are only known after the download: the key depends on the recipe, and the item is made again on
     // request.
     let inputs = [VERSION, suite.target()].into_iter().chain(recipe.packages.iter().map(String::as_str));
     let key = key(&inputs.collect::<Vec<_>>());

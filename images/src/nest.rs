@@ -2,7 +2,7 @@
 //! QEMU with all the files that it reads.
 //!
 //! QEMU is the one that runs this machine, so that it knows the same devices. It is in its own folder with its dynamic
-//! loader and its libraries, which may come from another system than those of the host's programs.
+//! loader and its libraries, which may come from a different system than the host's programs.
 //!
 //! It contains no shell, no programs that run in it, and no images of its VMs: the tests add these.
 
@@ -47,7 +47,7 @@ impl Nest {
         &self.qemu
     }
 
-    /// Writes the machine's initramfs with `more` in it to `initrd`; with QEMU, if the machine will have VMs.
+    /// Writes the machine's initramfs with `more` added to `initrd`; with QEMU, if the machine will have VMs.
     pub fn bootable(&self, more: Archive, with_qemu: bool, initrd: &Path) -> Result<Kernel> {
         // The kernel accepts concatenated archives.
         let mut all = initramfs::pack(&self.kernel, &self.programs)?;

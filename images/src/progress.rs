@@ -16,12 +16,12 @@ impl Progress {
         Self::to(|line| eprintln!("{line}"))
     }
 
-    /// No lines at all.
+    /// No lines.
     pub fn quiet() -> Self {
         Self::to(|_| {})
     }
 
-    /// Lines go to `sink`, each without its line end.
+    /// Lines go to `sink`, without line ends.
     pub fn to(sink: impl Fn(&str) + Send + Sync + 'static) -> Self {
         Self { sink: Box::new(sink) }
     }
@@ -49,7 +49,7 @@ pub struct Step<'a> {
 }
 
 impl Step<'_> {
-    /// Must be called often; prints a line when one is due. `detail` returns how far the step is.
+    /// Must be called often; prints a line when one is due. `detail` returns the progress of the step.
     pub fn tick(&mut self, detail: impl FnOnce() -> String) {
         if self.told.elapsed() < REPORT_INTERVAL {
             return;
@@ -61,7 +61,7 @@ impl Step<'_> {
     }
 }
 
-/// `bytes` for people: whole MiB.
+/// Formats `bytes` in whole MiB.
 pub fn mib(bytes: u64) -> String {
     format!("{} MiB", bytes.div_ceil(1 << 20))
 }

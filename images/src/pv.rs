@@ -19,7 +19,7 @@ use crate::kernel::Unpacked;
 use crate::progress::{Progress, Step, mib};
 use crate::recipe::{KernelRecipe, Made, Package, ParavirtualRecipe, Record, Suite};
 
-/// Raised when this recipe makes something else.
+/// Increased when the recipe's result changes.
 const VERSION: &str = "1";
 /// Our module.
 const MODULE: &str = "gpu_mediator_pv.ko";
@@ -68,7 +68,7 @@ pub fn ensure(
     with_modules(kernel, &folder, &key)
 }
 
-/// The key of an item that is made of `kernel` and our sources.
+/// Returns the key of an item that is made of `kernel` and our sources.
 fn item_key(kernel: &Unpacked) -> Result<String> {
     let mut inputs = vec![VERSION.to_owned(), kernel.key.clone()];
     let root = sources();
@@ -79,7 +79,7 @@ fn item_key(kernel: &Unpacked) -> Result<String> {
     Ok(key(&inputs.iter().map(String::as_str).collect::<Vec<_>>()))
 }
 
-/// The kernel with the modules of `folder` instead of the stock driver.
+/// Returns the kernel with the modules of `folder` instead of the stock driver.
 fn with_modules(kernel: &Unpacked, folder: &Path, key: &str) -> Result<Unpacked> {
     let mut modules = kernel.modules.clone();
     match modules.pop() {
@@ -161,12 +161,12 @@ impl Build<'_> {
         Ok(())
     }
 
-    /// Unpacks the driver, and nothing else, from the kernel's sources.
+    /// Unpacks only the driver from the kernel's sources.
     fn driver_source(&self, apt: &Apt, to: &Path, packages: &mut Vec<Package>) -> Result<()> {
         let fetched = self.fetch_same(apt, &format!("linux-source-{}", self.kernel.name))?;
         let all = self.folder.join("source");
         packages.push(self.unpack(&fetched, &all)?);
-        // The package may be as large as everything else together.
+        // The package may be as large as all others together.
         remove(&fetched.path)?;
         let archives: Vec<_> = files_below(&all.join("usr/src"))?;
         let archive = archives.iter().find(|path| path.to_string_lossy().ends_with(".tar.xz"));
@@ -178,7 +178,7 @@ impl Build<'_> {
         remove(&all)
     }
 
-    /// Fetches a package in the version that the kernel has.
+    /// Fetches a package in the kernel's version.
     fn fetch_same(&self, apt: &Apt, name: &str) -> Result<Fetched> {
         let version = self.made.packages.first().map(|package| package.version.as_str());
         let version = version.context("nothing says which version the kernel has")?;
@@ -251,7 +251,7 @@ fn copy(from: &Path, to: &Path) -> Result<()> {
     fs::copy(from, to).map(drop).with_context(|| format!("cannot copy {} to {}", from.display(), to.display()))
 }
 
-/// All files below `folder`, in the order of their paths.
+/// Returns all files below `folder`, sorted by path.
 fn files_below(folder: &Path) -> Result<Vec<PathBuf>> {
     let mut files = Vec::new();
     for entry in fs::read_dir(folder).with_context(|| format!("cannot read {}", folder.display()))? {

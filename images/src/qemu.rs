@@ -104,7 +104,7 @@ fn make(recipe: &QemuRecipe, suite: &Suite, cache: &Cache, progress: &Progress) 
     Ok((qemu, Made { recipe: RECIPE_VERSION.into(), key, suite: suite.target().into(), packages }))
 }
 
-/// Command for the QEMU that was unpacked into `root`: run with its own loader, libraries and firmware.
+/// Returns the command for the QEMU that was unpacked into `root`: run with its own loader, libraries and firmware.
 fn unpacked(root: &Path) -> Result<Qemu> {
     let text = |path: &Path| -> Result<String> {
         path.to_str().map(str::to_owned).ok_or_else(|| anyhow!("the cache folder's path is not UTF-8"))
@@ -133,7 +133,7 @@ fn holds_libraries(folder: &Path) -> bool {
     entries.flatten().any(|e| e.file_name().to_string_lossy().contains(".so"))
 }
 
-/// Asks `qemu` for its version and devices.
+/// Queries the version and devices of `qemu`.
 fn check(mut qemu: Qemu, recipe: &QemuRecipe) -> Result<Qemu> {
     let name = qemu.program.display().to_string();
     let text = exec::probe(qemu.command().arg("--version")).ok_or_else(|| anyhow!("{name} cannot be run"))?;
@@ -160,7 +160,7 @@ fn at_least(version: &str, minimum: &str) -> bool {
     numbers(version) >= numbers(minimum)
 }
 
-/// Finds the file with QEMU's code, even if a loader starts it.
+/// Finds the file with QEMU's code, even if it starts through a loader.
 pub(crate) fn binary(qemu: &Qemu) -> Result<PathBuf> {
     let is_it = |path: &Path| path.file_name().is_some_and(|name| name == PROGRAM);
     if let Some(path) = qemu.args.iter().map(Path::new).find(|path| is_it(path)) {

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use anyhow::Result;
 use serde::{Deserialize, Serialize};
 
-/// Raised when a recipe makes something else, so that older items are made again.
+/// Increased when the result of a recipe changes, so that older items are made again.
 pub const RECIPE_VERSION: &str = "1";
 
 /// The manifest of wanted images.
@@ -25,11 +25,11 @@ pub struct Manifest {
     pub monitoring: MonitoringRecipe,
     /// Recipe of the Debian system with systemd.
     pub system: SystemRecipe,
-    /// Parts of the Debian system with engines that place work.
+    /// Parts of the Debian system with cluster software.
     pub fleet: TreeRecipe,
     /// The machine that has a card behind an IOMMU, and its own VMs.
     pub nest: NestRecipe,
-    /// The host of Xen.
+    /// The Xen host.
     pub xen: XenRecipe,
 }
 
@@ -39,7 +39,7 @@ pub struct Manifest {
 pub struct Suite {
     /// The Debian release.
     pub base: String,
-    /// An add-on suite of that release, such as its backports; none means the release itself.
+    /// An add-on suite of that release, such as its backports; empty for the release itself.
     pub suite: Option<String>,
 }
 
@@ -54,7 +54,7 @@ impl Suite {
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct QemuRecipe {
-    /// The lowest version that is accepted.
+    /// The lowest accepted version.
     pub minimum: String,
     /// A device that it must support.
     pub device: String,
@@ -177,7 +177,7 @@ impl Manifest {
 pub struct Package {
     /// Package name.
     pub name: String,
-    /// Version as the archive has it.
+    /// Version in the archive.
     pub version: String,
     /// SHA-256 of the file, in hexadecimal.
     pub sha256: String,
@@ -190,7 +190,7 @@ pub struct Made {
     pub recipe: String,
     /// The name of its folder.
     pub key: String,
-    /// The suite that it came from.
+    /// The suite that provided it.
     pub suite: String,
     /// Packages that it was made from.
     #[serde(default)]
@@ -215,10 +215,10 @@ pub struct Record {
     /// The Debian system.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub system: Option<Made>,
-    /// The same with engines that place work.
+    /// The Debian system with cluster software.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub fleet: Option<Made>,
-    /// The host of Xen.
+    /// The Xen host.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub xen: Option<Made>,
 }

@@ -2,14 +2,14 @@
 //! patched.
 //!
 //! VMRUN can inject an interrupt into a guest. QEMU (11.1.3, and its sources since the emulation was written) records
-//! the vector as a pending exception, delivers it, and leaves the record. When the processor's thread leaves its loop
+//! the vector as a pending exception, delivers it, and keeps the record. When the processor's thread leaves its loop
 //! before the guest's next exit or exception, and not because of an interrupt, QEMU takes the record for a new
-//! exception, and the guest gets the interrupt once more, wherever it is by then: between `swapgs` and `iretq` that is
-//! a triple fault. With one processor in one thread this hardly happens.
+//! exception, and the guest gets the interrupt once more, at an arbitrary point: between `swapgs` and `iretq` this is a
+//! triple fault. With one processor in one thread this hardly happens.
 //!
 //! The copy that is made here lacks the instruction that records the vector. It is found by its effect, not by its
 //! address: it is the only store of the value that becomes the second argument of the only call that delivers. A QEMU
-//! in which it cannot be found stays as it is.
+//! in which it cannot be found is not changed.
 
 use std::fs;
 use std::path::Path;
@@ -23,14 +23,14 @@ use crate::qemu::{self, Qemu};
 
 /// Kind of the item in the cache.
 const KIND: &str = "svm";
-/// Raised when the copy is changed in another way.
+/// Increased when the change to the copy is different.
 const VERSION: &str = "1";
 /// The function that emulates VMRUN, and the function that it calls to deliver an interrupt.
 const RUN: &str = "helper_vmrun";
 const DELIVER: &str = "do_interrupt_x86_hardirq";
 /// Bytes before the call that are searched for the store.
 const SEARCHED_BYTES: usize = 96;
-/// A store of ESI, which has a function's second argument, with a displacement of 32 bits: opcode, ModRM without its
+/// A store of ESI, which holds a function's second argument, with a displacement of 32 bits: opcode, ModRM without its
 /// base, length.
 const STORE: u8 = 0x89;
 const FROM_ESI: u8 = 0b10_110_000;
@@ -66,8 +66,8 @@ pub(crate) fn ensure(qemu: &Qemu, cache: &Cache, progress: &Progress) -> Result<
     Ok(Some(instead(qemu, &original, &folder.join(qemu::PROGRAM))))
 }
 
-/// The same QEMU with `copy` instead of `original`; it finds its firmware relative to its own path, unless an option
-/// names it.
+/// Returns the same QEMU with `copy` instead of `original`; it finds its firmware relative to its own path, unless an
+/// option names it.
 fn instead(qemu: &Qemu, original: &Path, copy: &Path) -> Qemu {
     let mut mended = qemu.clone();
     let copied = copy.display().to_string();
@@ -82,14 +82,14 @@ fn instead(qemu: &Qemu, original: &Path, copy: &Path) -> Qemu {
     mended
 }
 
-/// Takes the instruction out of a program, if it is found.
+/// Removes the instruction from a program, if it is found.
 fn mended(mut image: Vec<u8>) -> Option<Vec<u8>> {
     let at = place(&image)?;
     image.get_mut(at..at + STORE_BYTES)?.copy_from_slice(&NOP);
     Some(image)
 }
 
-/// Offset of the instruction in the file.
+/// Returns the offset of the instruction in the file.
 fn place(image: &[u8]) -> Option<usize> {
     let file = object::File::parse(image).ok()?;
     let symbol = |name: &str| file.dynamic_symbols().find(|symbol| symbol.name() == Ok(name));
@@ -101,7 +101,7 @@ fn place(image: &[u8]) -> Option<usize> {
     Some(usize::try_from(offset).ok()? + store(code, run.address(), deliver.address())?)
 }
 
-/// Offset in `code`, which is at `address`, of the only store of ESI before its only call of `deliver`.
+/// Returns the offset in `code`, which is at `address`, of the only store of ESI before its only call of `deliver`.
 fn store(code: &[u8], address: u64, deliver: u64) -> Option<usize> {
     let calls = code.windows(CALL_BYTES).enumerate().filter(|(at, window)| {
         let [CALL, far @ ..] = window else { return false };
@@ -131,7 +131,7 @@ mod tests {
     const STORES: [u8; STORE_BYTES] = [0x89, 0xb3, 0x50, 0xc2, 0xff, 0xff];
     const CALLS: [u8; CALL_BYTES] = [0xe8, 0x00, 0x01, 0x00, 0x00];
 
-    /// Code at 0x1000 of these parts, and the target of its last call.
+    /// Code of these parts at 0x1000, and the target of its last call.
     fn code(parts: &[&[u8]]) -> (Vec<u8>, u64) {
         let code = parts.concat();
         let called = 0x1000 + code.len() as u64 + 0x100;
@@ -150,7 +150,7 @@ mod tests {
         let none = code(&[&[0x90; 200], &CALLS]);
         let far = code(&[&STORES, &[0x90; SEARCHED_BYTES], &CALLS]);
         let two = code(&[&STORES, &[0x90; 10], &STORES, &CALLS]);
-        // From EDI, and to an address with an index.
+        // A store of EDI, and one to an address with an index.
         let other = code(&[&[0x89, 0xbb, 0x50, 0xc2, 0xff, 0xff], &[0x89, 0xb4, 0x03, 0, 0, 0, 0], &CALLS]);
         for (code, called) in [none, far, two, other] {
             assert_eq!(store(&code, 0x1000, called), None);

@@ -1,8 +1,8 @@
 //! A Debian system with systemd, on which the Debian package is installed, as on an operator's host.
 //!
-//! It is an initramfs that is never left. The packages are unpacked, not configured. This module does the work of their
-//! maintainer scripts that this system needs: users and groups, the merged `/usr`, and dpkg's database, in which all of
-//! them are installed, so that dpkg really checks the dependencies of packages that are installed later.
+//! It stays in its initramfs. The packages are unpacked, not configured. This module does the work of their maintainer
+//! scripts that this system needs: users and groups, the merged `/usr`, and dpkg's database, in which all of them are
+//! installed, so that dpkg really checks the dependencies of packages that are installed later.
 //!
 //! It has no udev, D-Bus, logins or network.
 //!
@@ -25,7 +25,7 @@ use crate::kernel::Unpacked;
 use crate::progress::{Progress, Step};
 use crate::recipe::{Made, Suite, TreeRecipe};
 
-/// Raised when this recipe makes something else.
+/// Increased when the recipe's result changes.
 const VERSION: &str = "2";
 /// The archive's name in its folder.
 const ARCHIVE: &str = "system.cpio";
@@ -35,7 +35,7 @@ const MERGED: [&str; 4] = ["bin", "lib", "lib64", "sbin"];
 const AGENT: &str = "usr/sbin/tests-agent";
 /// Unit that starts it when the system is up, so that its first message reports that.
 const AGENT_UNIT: &str = "[Unit]\nDescription=Commands of the host's tests\n\n[Service]\nExecStart=/usr/sbin/tests-agent\nStandardOutput=journal+console\n";
-/// The folder of units that the administrator has made.
+/// The folder of the administrator's units.
 const UNITS: &str = "etc/systemd/system";
 
 /// A system, and the kernel that boots it.
@@ -53,7 +53,7 @@ impl System {
         Self { kernel, archive, agent }
     }
 
-    /// Writes the initramfs of the system with `more` on it to `initrd`; for files in both, that of `more` wins.
+    /// Writes the initramfs of the system with `more` added to `initrd`; for files in both, the one of `more` applies.
     pub fn bootable(&self, more: Archive, initrd: &Path) -> Result<Kernel> {
         let mut agent = Archive::default();
         agent.file(AGENT, 0o755, &read(&self.agent)?);
@@ -86,10 +86,10 @@ pub fn ensure(
     Ok(folder.join(ARCHIVE))
 }
 
-/// A version of the C library: programs that were linked to one run with it and with later ones.
+/// Returns a version of the C library: programs that were linked to it run with it and with later ones.
 type Libc = (u32, u32);
 
-/// The C library of this host, to which the programs of the package are linked.
+/// Returns the version of this host's C library, to which the programs of the package are linked.
 fn host_libc() -> Result<Libc> {
     let output = Command::new("getconf").arg("GNU_LIBC_VERSION").output().context("getconf")?;
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
@@ -97,13 +97,14 @@ fn host_libc() -> Result<Libc> {
     version.with_context(|| format!("`getconf GNU_LIBC_VERSION` says {text:?}, which is no version of glibc"))
 }
 
-/// The start of a version: `2.36` of `2.36-9+deb12u13`.
+/// Returns the start of a version: `2.36` of `2.36-9+deb12u13`.
 fn libc_version(text: &str) -> Option<Libc> {
     let mut numbers = text.split(|c: char| !c.is_ascii_digit()).map(str::parse);
     Some((numbers.next()?.ok()?, numbers.next()?.ok()?))
 }
 
-/// Version of the files: it changes when the manifest, this recipe or this host asks for something else.
+/// Returns the version of the files: it changes when the manifest, this recipe or this host requires a different
+/// result.
 fn version(recipe: &TreeRecipe, libc: Libc) -> String {
     let inputs = [&recipe.packages[..], &recipe.without, &recipe.masked].concat();
     let libc = format!("{}.{}", libc.0, libc.1);
@@ -145,7 +146,7 @@ fn make(
     Ok((folder, Made { recipe: version.to_owned(), key, suite: suite.target().to_owned(), packages }))
 }
 
-/// The system as an archive; `scratch` is a folder for the packages' files, and is removed afterwards.
+/// Returns the system as an archive; `scratch` is a folder for the packages' files, and is removed afterwards.
 fn pack(recipe: &TreeRecipe, packages: &[Fetched], scratch: &Path, step: &mut Step<'_>) -> Result<Vec<u8>> {
     fs::create_dir(scratch).with_context(|| format!("cannot create {}", scratch.display()))?;
     packages.iter().try_for_each(|package| apt::unpack(package, scratch, step))?;
@@ -175,7 +176,7 @@ fn pack(recipe: &TreeRecipe, packages: &[Fetched], scratch: &Path, step: &mut St
     Ok(archive.finish())
 }
 
-/// All files below `root` by their names in a system with a merged `/usr`, folders before their contents.
+/// Returns all files below `root` by their names in a system with a merged `/usr`, folders before their contents.
 fn merged(root: &Path, without: &[String]) -> Result<BTreeMap<String, PathBuf>> {
     let mut names = BTreeMap::new();
     let mut folders = vec![root.to_owned()];
@@ -213,8 +214,8 @@ fn add(archive: &mut Archive, name: &str, path: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Users and groups of every Debian, none of which can log in, and a PAM configuration that asks nothing when root
-/// changes them.
+/// Adds the users and groups of every Debian, none of which can log in, and a PAM configuration that does not prompt
+/// when root changes them.
 fn accounts(archive: &mut Archive, root: &Path) -> Result<()> {
     let master = |name: &str| read(&root.join(format!("usr/share/base-passwd/{name}.master")));
     let (users, groups) = (master("passwd")?, master("group")?);
@@ -257,8 +258,8 @@ fn books(archive: &mut Archive, packages: &[Fetched], step: &mut Step<'_>) -> Re
     Ok(())
 }
 
-/// The line of dpkg's database for a line of `dpkg-deb --contents`, which looks like one of `ls -l` with a path that
-/// begins with `./`.
+/// Returns the line of dpkg's database for a line of `dpkg-deb --contents`, which resembles one of `ls -l` with a path
+/// that begins with `./`.
 fn listed(line: &str) -> Option<String> {
     let (_, path) = line.split_once(" ./")?;
     let path = path.split(" -> ").next()?.split(" link to ").next()?.trim_end_matches('/');

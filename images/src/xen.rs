@@ -29,16 +29,16 @@ use crate::libraries;
 use crate::progress::{Progress, Step};
 use crate::recipe::{Made, Record, Suite, XenRecipe};
 
-/// Raised when this recipe makes something else.
+/// Increased when the recipe's result changes.
 const VERSION: &str = "2";
 /// The entry of its kernel in the record of made items.
 pub const ENTRY: &str = "xen";
 /// Mask of a domain's accesses to control registers that Xen intercepts in addition to those that the domain's paging
 /// mode requires: all reads (the lower half) and all writes except those of CR2 and CR8.
 ///
-/// QEMU's emulation takes a read of any of them for one of CR0, since 9.1. Xen intercepts those and emulates the
-/// instruction with its own copy of CR2, which it does not have, because it lets domains read CR2. No domain's kernel
-/// survives its first page fault then. Reads of CR0 need not be intercepted: a domain sees TS as the processor has it.
+/// QEMU's emulation treats a read of any of them as a read of CR0, since 9.1. Xen intercepts these reads and emulates
+/// the instruction with its own copy of CR2, which is not valid, because it lets domains read CR2. Then every domain's
+/// kernel crashes at its first page fault. Reads of CR0 need not be intercepted: a domain sees the processor's TS bit.
 const INTERCEPTED: u32 = 0xfefb_fefb;
 /// The read of CR0 in the mask.
 const CR0_READ: u32 = 1;
@@ -47,7 +47,7 @@ const ARCHIVE: &str = "tools.cpio";
 const HYPERVISOR: &str = "xen";
 /// The folder of libraries in domain 0.
 const LIBRARIES: &str = "lib";
-/// The script that starts xenstored and names domain 0; domains can be made when it has ended.
+/// The script that starts xenstored and names domain 0; domains can be created when it has ended.
 pub const START: &str = "etc/xen-start";
 
 const SCRIPT: &str = "#!/bin/busybox sh
@@ -75,12 +75,12 @@ pub struct XenHost {
 }
 
 impl XenHost {
-    /// The hypervisor, as QEMU boots it.
+    /// The hypervisor in the form that QEMU boots.
     pub fn hypervisor(&self) -> PathBuf {
         self.folder.join(HYPERVISOR)
     }
 
-    /// Writes domain 0's initramfs with `more` in it to `initrd`.
+    /// Writes domain 0's initramfs with `more` added to `initrd`.
     pub fn bootable(&self, more: Archive, initrd: &Path) -> Result<Kernel> {
         let archive = self.folder.join(ARCHIVE);
         let tools = fs::read(&archive).with_context(|| format!("cannot read {}", archive.display()))?;
@@ -114,7 +114,7 @@ pub fn ensure(
     Ok(XenHost { kernel, programs, folder, version })
 }
 
-/// The version, which changes when the manifest or this recipe asks for something else.
+/// Returns the version, which changes when the manifest or this recipe requires a different result.
 fn version(recipe: &XenRecipe) -> String {
     let inputs = [&recipe.packages[..], &recipe.programs, &recipe.files].concat();
     let inputs: Vec<_> = inputs.iter().map(String::as_str).chain([SCRIPT]).collect();
@@ -215,7 +215,7 @@ fn is_dynamic(path: &Path) -> Result<bool> {
     Ok(file.section_by_name(".interp").is_some_and(|section| section.size() != 0))
 }
 
-/// The hypervisor of a package's `boot`, uncompressed, because QEMU accepts only that.
+/// Returns the hypervisor of a package's `boot`, uncompressed, because QEMU requires that.
 fn hypervisor(boot: &Path, step: &mut Step<'_>) -> Result<Vec<u8>> {
     let entries = fs::read_dir(boot).with_context(|| format!("cannot read {}", boot.display()))?;
     let named = |path: &PathBuf| {

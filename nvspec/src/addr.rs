@@ -46,9 +46,9 @@ address! {
 pub const VA_BITS: u32 = 40;
 /// Bits of a bus address that a Fermi page table entry can hold.
 pub const BUS_BITS: u32 = 40;
-/// Bytes of a small page.
+/// Size of a small page in bytes.
 pub const SMALL_PAGE: u64 = 4 << 10;
-/// Bytes of a large page (with the 128 KiB large-page size, the default).
+/// Size of a large page in bytes (with the 128 KiB large-page size, the default).
 pub const LARGE_PAGE: u64 = 128 << 10;
 
 /// Memory of an address in an instance block, directory register or runlist register. Source: rnndb

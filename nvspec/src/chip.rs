@@ -25,7 +25,8 @@ pub struct Chip {
     pub pbdmas: u32,
     /// Cache slices of each memory partition.
     pub ltc_slices: u32,
-    /// Bytes of a PGRAPH context, as FECS reports them. Small, because drivers read and copy all of it word by word.
+    /// Size of a PGRAPH context in bytes, as FECS reports them. Small, because drivers read and copy all of it word by
+    /// word.
     pub graph_context_bytes: u32,
     /// Fused-off engines in the format of `ptop::ENGINES_DISABLED`: no display, no video decoding.
     pub engines_disabled: u32,

@@ -4,12 +4,12 @@
 //! Sources: rnndb `fifo/gf100_pfifo.xml` and `memory/gf100_mem.xml`; nouveau's `gpfifogf100.c`; NVIDIA's published
 //! RAMFC layout of the next generation, whose named words agree with both.
 
-/// Bytes of an instance block.
+/// Size of an instance block in bytes.
 pub const INSTANCE_BYTES: u64 = 0x1000;
 
 /// RAMFC, the first 0x200 bytes of the instance block. Words without a name here are saved PBDMA state.
 pub mod ramfc {
-    /// Bytes of RAMFC.
+    /// Size of RAMFC in bytes.
     pub const BYTES: u64 = 0x200;
     /// Index after the last GPFIFO entry that is known to be written (saved state).
     pub const GP_PUT: u64 = 0x000;
@@ -149,13 +149,13 @@ pub mod graph_image {
     pub const LIST: u64 = 4;
     /// Bytes of both.
     pub const HEAD_BYTES: u64 = 8;
-    /// Bytes of an entry of the list: a register's offset in BAR0, and its value.
+    /// Size of an entry of the list in bytes: a register's offset in BAR0, and its value.
     pub const ENTRY_BYTES: u64 = 8;
 }
 
 /// USERD, one page for each channel.
 pub mod userd {
-    /// Bytes of a channel's USERD.
+    /// Size of a channel's USERD in bytes.
     pub const BYTES: u64 = 0x1000;
     /// DMA_PUT of the non-GPFIFO mode.
     pub const PUT: u64 = 0x40;

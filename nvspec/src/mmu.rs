@@ -10,11 +10,11 @@ use bitfield_struct::bitfield;
 
 /// Shift of the barrier page's address in its register.
 pub const BARRIER_SHIFT: u32 = 8;
-/// Bytes of a directory or table entry.
+/// Size of a directory or table entry in bytes.
 pub const ENTRY_BYTES: u64 = 8;
 /// Entries of a page directory.
 pub const PD_ENTRIES: u32 = 8192;
-/// Bytes of a page directory.
+/// Size of a page directory in bytes.
 pub const PD_BYTES: u64 = PD_ENTRIES as u64 * ENTRY_BYTES;
 /// Bits of virtual address that one directory entry covers.
 pub const PDE_SHIFT: u32 = 27;
@@ -24,9 +24,9 @@ pub const PDE_SPAN: u64 = 1 << PDE_SHIFT;
 pub const SPT_ENTRIES: u32 = (PDE_SPAN / SMALL_PAGE) as u32;
 /// Entries of a full large-page table.
 pub const LPT_ENTRIES: u32 = (PDE_SPAN / LARGE_PAGE) as u32;
-/// Bytes of a full small-page table.
+/// Size of a full small-page table in bytes.
 pub const SPT_BYTES: u64 = SPT_ENTRIES as u64 * ENTRY_BYTES;
-/// Bytes of a full large-page table.
+/// Size of a full large-page table in bytes.
 pub const LPT_BYTES: u64 = LPT_ENTRIES as u64 * ENTRY_BYTES;
 
 /// First virtual address that a mediating host reserves for itself in every address space: the whole range of the last

@@ -154,7 +154,7 @@ fn needs(raw: RawOp<'_>) -> u32 {
     feature_of(raw.code).unwrap_or(0) | if abroad { feature::SHARE_ABROAD } else { 0 }
 }
 
-/// Why a batch cannot be read.
+/// Reason that a batch cannot be read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub struct Malformed {
     /// The malformed operation; `None` if the batch itself is malformed.

@@ -223,7 +223,7 @@ impl Reply {
     /// The value of the last operation, all being done.
     ///
     /// # Panics
-    /// When not all are done.
+    /// If not all are done.
     #[must_use]
     pub fn value(&self) -> u64 {
         assert_eq!(self.status, 0, "{self:?}");

@@ -115,7 +115,7 @@ fn c_type(ty: &str) -> &'static str {
     match ty {
         "u8" => "__u8",
         "u16" => "__le16",
-        // A signed number is two's complement.
+        // Signed numbers use two's complement.
         "u32" | "i32" => "__le32",
         _ => "__le64",
     }

@@ -28,7 +28,8 @@ use zerocopy::little_endian::U64;
 
 /// Bytes of table space from one table to the next: the largest table.
 pub const SLOT_BYTES: u64 = SPT_BYTES;
-/// Most instance blocks with a directory of the tables': more than a card has channels, for blocks wait to be used.
+/// Most instance blocks with a directory of the tables': more than a card has channels, because blocks wait for their
+/// use.
 pub const MAX_BINDINGS: usize = 1024;
 
 /// The address has no table.
@@ -57,7 +58,7 @@ pub struct Counts {
 #[derive(Debug)]
 pub struct Tables {
     limit: u64,
-    /// Bytes of all tables.
+    /// Size of all tables in bytes.
     used: u64,
     slots: Slots,
     handles: HashMap<TableId, SlotId>,

@@ -43,7 +43,7 @@ impl Kind {
     /// All types.
     pub const ALL: [Self; 3] = [Self::Directory, Self::Small, Self::Large];
 
-    /// Entries that a table has.
+    /// Returns the number of entries of a table.
     #[must_use]
     pub const fn entries(self) -> u32 {
         match self {
@@ -149,7 +149,7 @@ pub enum Op<'a> {
     Query { question: Question },
 }
 
-/// Why the operation could not be decoded.
+/// Reason that the operation could not be decoded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Fault {
     /// The whole batch cannot be read.

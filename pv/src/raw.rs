@@ -69,7 +69,7 @@ pub enum Problem {
     /// A code that version 1 does not have.
     #[error("has the code {0:#x}, which version 1 does not have")]
     Code(u16),
-    /// It has not the size that its code, or its count, asks for.
+    /// Its size does not match its code or its count.
     #[error("has {bytes} bytes behind its header, which is not what the code {code:#x}, or its count, asks for")]
     Size {
         /// Its code.

@@ -1,9 +1,9 @@
-//! Why a file is not written, or not read.
+//! Reason that a file is not written, or not read.
 
 use crate::format::{FORMAT, SECTIONS_MAX};
 use crate::part::Invalid;
 
-/// Why a part cannot be written.
+/// Reason that a part cannot be written.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum WriteError {
     /// Two parts of one name and owner.
@@ -52,7 +52,7 @@ pub enum WriteError {
     },
 }
 
-/// Why a file is refused.
+/// Reason that a file is refused.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ReadError {
     /// The magic bytes do not match.

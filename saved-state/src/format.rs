@@ -10,9 +10,9 @@ pub const FORMAT: u32 = 1;
 pub const SECTIONS_MAX: u32 = 4096;
 /// Longest name of a part.
 pub(crate) const NAME_MAX: usize = 64;
-/// Bytes of a file's identity.
+/// Size of a file's identity in bytes.
 pub(crate) const IDENTITY: usize = 16;
-/// Bytes of a section's sum.
+/// Size of a section's sum in bytes.
 pub(crate) const SUM: usize = 32;
 
 /// Returns true if a part may be called so.

@@ -20,7 +20,7 @@ pub trait Part: Serialize + DeserializeOwned {
     /// If the state no longer exists.
     fn from_before(before: Self::Before) -> Result<Self, Invalid>;
 
-    /// To the version before, for a program that is older.
+    /// Converts to the previous version, for an older program.
     ///
     /// # Errors
     /// If the earlier version cannot express it.
@@ -77,7 +77,7 @@ impl Known {
     }
 }
 
-/// The reason why saved values are not a valid state.
+/// The reason that saved values are not a valid state.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct Invalid(String);

@@ -34,7 +34,7 @@ pub const HEAD_MAX: usize = 64 << 20;
 /// Maximum size of a piece in bytes.
 pub const PIECE_MAX: usize = 256 << 10;
 
-/// Bytes of a sum.
+/// Size of a sum in bytes.
 const SUM: usize = 32;
 /// Bytes before a head.
 const START: usize = 20;

@@ -34,7 +34,7 @@ fn bucket(ns: u64) -> usize {
     ((shift * BUCKETS_PER_OCTAVE) as usize) + (ns >> shift) as usize
 }
 
-/// Largest duration that falls into a bucket.
+/// Maximum duration of a bucket.
 fn upper(bucket: usize) -> u64 {
     let (step, index) = (BUCKETS_PER_OCTAVE as usize, bucket as u64);
     if bucket < 2 * step {
@@ -54,13 +54,13 @@ impl Histogram {
         self.max = self.max.max(ns);
     }
 
-    /// Returns how many durations were counted.
+    /// Returns the number of counted durations.
     #[must_use]
     pub const fn count(&self) -> u64 {
         self.count
     }
 
-    /// All durations together, in ns.
+    /// Returns the sum of all durations, in ns.
     #[must_use]
     pub const fn sum(&self) -> u64 {
         self.sum
@@ -72,19 +72,20 @@ impl Histogram {
         self.counts.iter().enumerate().take_while(|(index, _)| upper(*index) <= ns).map(|(_, count)| count).sum()
     }
 
-    /// Mean in ns; 0 if there are no samples.
+    /// Returns the mean in ns; 0 if there are no samples.
     #[must_use]
     pub fn mean(&self) -> u64 {
         self.sum.checked_div(self.count).unwrap_or(0)
     }
 
-    /// Longest in ns.
+    /// Returns the maximum in ns.
     #[must_use]
     pub const fn max(&self) -> u64 {
         self.max
     }
 
-    /// The duration in ns that `permille` of all do not exceed, at most an eighth too long; 0 if there are no samples.
+    /// Returns the duration in ns that `permille` of all do not exceed, at most an eighth too long; 0 if there are no
+    /// samples.
     #[must_use]
     pub fn quantile(&self, permille: u32) -> u64 {
         let wanted = (u128::from(self.count) * u128::from(permille)).div_ceil(1000);
@@ -118,9 +119,9 @@ pub struct Account {
     pub started: u64,
     /// Submissions that ended.
     pub completed: u64,
-    /// Submissions that ended otherwise: withdrawn, or removed with their channel.
+    /// Submissions that ended in another way: withdrawn, or removed with their channel.
     pub dropped: u64,
-    /// Submissions for which the scheduler asked to kill a channel.
+    /// Submissions for which the scheduler requested to kill a channel.
     pub killed: u64,
     /// Engine time used, in ns.
     pub used: u64,
@@ -135,7 +136,7 @@ pub struct Account {
 pub struct Sample {
     /// Start of the interval.
     pub from: Nanos,
-    /// Time used that was charged in it, in ns, by engine. A submission is charged when it ends.
+    /// Time charged in it, in ns, by engine. A submission is charged when it ends.
     pub used: [u64; Engine::COUNT],
 }
 
@@ -148,7 +149,7 @@ pub struct History {
 impl History {
     /// Length of an interval, in ns.
     pub const INTERVAL_NS: u64 = 100_000_000;
-    /// Intervals that are kept.
+    /// Number of intervals that are kept.
     pub const MAX_INTERVALS: usize = 600;
 
     pub(crate) fn add(&mut self, at: Nanos, engine: Engine, used: u64) {
@@ -164,7 +165,7 @@ impl History {
         }
     }
 
-    /// Intervals that begin at `since` or later, in order.
+    /// Returns the intervals that begin at `since` or later, in order.
     pub fn since(&self, since: Nanos) -> impl Iterator<Item = &Sample> {
         self.samples.iter().filter(move |sample| sample.from >= since)
     }

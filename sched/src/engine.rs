@@ -15,12 +15,12 @@ pub enum Engine {
 }
 
 impl Engine {
-    /// All, by index.
+    /// All engines, by index.
     pub const ALL: [Self; Self::COUNT] = [Self::Compute, Self::Copy0, Self::Copy1];
     /// Number of engines.
     pub const COUNT: usize = 3;
 
-    /// As operators write it.
+    /// Returns the name in operators' configurations.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -30,7 +30,7 @@ impl Engine {
         }
     }
 
-    /// Place in [`Self::ALL`].
+    /// Returns the index in [`Self::ALL`].
     #[must_use]
     pub const fn index(self) -> usize {
         match self {

@@ -11,9 +11,9 @@ pub(crate) struct Flight {
     pub(crate) vgpu: TenantId,
     pub(crate) channel: Channel,
     pub(crate) started: Nanos,
-    /// Start of the submission's time limit, according to the accounts: set when it becomes the first in flight. Ends
-    /// of later submissions do not move it, or a vGPU that keeps sending short work next to a long one would never meet
-    /// its limit.
+    /// Start of the submission's time limit, according to the accounts: set when it becomes the first in flight. Later
+    /// submissions that end do not move it; otherwise a vGPU that keeps sending short work next to a long submission
+    /// would never meet its limit.
     #[serde(default)]
     pub(crate) began: Option<Nanos>,
     /// A kill of its channel was requested.
@@ -27,9 +27,9 @@ pub(crate) struct EngineState {
     flights: VecDeque<Flight>,
     /// Submissions that wait for something other than the engine.
     aside: Vec<Flight>,
-    /// Latest time up to which it was busy, as far as is known.
+    /// Latest known time up to which it was busy.
     last_end: Nanos,
-    /// Time that it was busy, in ns.
+    /// Time for which it was busy, in ns.
     pub(crate) busy: u64,
     /// Part of `busy` that removed vGPUs used.
     pub(crate) departed: u64,
@@ -41,7 +41,7 @@ impl EngineState {
         self.promote();
     }
 
-    /// Sets the start of the first submission's work, if it is new at the front.
+    /// Sets the start of the first submission's work, if it has just become the first.
     fn promote(&mut self) {
         let last_end = self.last_end;
         if let Some(first) = self.flights.front_mut() {
@@ -71,21 +71,21 @@ impl EngineState {
         true
     }
 
-    /// Restarts the limit of the first submission: it has not had the engine before `since`.
+    /// Restarts the limit of the first submission: it did not have the engine before `since`.
     pub(crate) fn begin_anew(&mut self, since: Nanos) {
         if let Some(first) = self.flights.front_mut() {
             (first.began, first.killed) = (Some(since), false);
         }
     }
 
-    /// Charges a submission that was set aside for work that it did after `since`, but not before the last end on this
-    /// engine. Returns the submission and the time in ns.
+    /// Charges a deferred submission for work after `since`, but not before the last end on this engine. Returns the
+    /// submission and the time in ns.
     pub(crate) fn charge_aside(&mut self, ticket: Ticket, since: Nanos, now: Nanos) -> Option<(Flight, u64)> {
         let flight = *self.aside.iter().find(|flight| flight.ticket == ticket)?;
         Some((flight, self.charge_until(since, now)))
     }
 
-    /// Books the time up to `now`, from `since` or the end of the previous submission. Returns it in ns.
+    /// Accounts the time up to `now`, from `since` or the end of the previous submission. Returns it in ns.
     pub(crate) fn charge_until(&mut self, since: Nanos, now: Nanos) -> u64 {
         let used = now.since(since.max(self.last_end));
         self.last_end = self.last_end.max(now);
@@ -93,8 +93,8 @@ impl EngineState {
         used
     }
 
-    /// Skips the time up to `now`, in which the engine was kept from all of its submissions, from `since` or the last
-    /// end. Returns the time in ns.
+    /// Skips the time up to `now`, in which none of its submissions could use the engine, from `since` or the last end.
+    /// Returns the time in ns.
     pub(crate) fn pass(&mut self, since: Nanos, now: Nanos) -> u64 {
         let used = self.charge_until(since, now);
         self.begin_anew(now);
@@ -143,12 +143,12 @@ impl EngineState {
         Some((flight, used))
     }
 
-    /// Adds a submission that began elsewhere, set aside.
+    /// Adds a deferred submission that began elsewhere.
     pub(crate) fn adopt(&mut self, flight: Flight) {
         self.aside.push(flight);
     }
 
-    /// Takes out a submission that was set aside.
+    /// Removes a deferred submission.
     pub(crate) fn take_aside(&mut self, ticket: Ticket) -> Option<Flight> {
         let at = self.aside.iter().position(|flight| flight.ticket == ticket)?;
         Some(self.aside.remove(at))

@@ -22,11 +22,11 @@ pub(crate) struct Lane {
     queued: usize,
     /// Submissions on the card.
     in_flight: u32,
-    /// An event arrived since no more work could start.
+    /// An event arrived after the last attempt to start work.
     changed: bool,
     /// The vGPU whose submission started last.
     last: Option<TenantId>,
-    /// Time since which work could start while no work of the lane runs.
+    /// Time since which work could start although no work of the lane runs.
     waiting: Option<Nanos>,
     /// End of the wait for a cap.
     opens: Option<Nanos>,
@@ -96,7 +96,7 @@ impl Lane {
         self.policy.arrived(vgpu, &view);
     }
 
-    /// Charges `used` ns to a submission that was set aside.
+    /// Charges `used` ns to a deferred submission.
     pub(crate) fn charged(&mut self, config: &Config, vgpu: TenantId, used: u64, now: Nanos) {
         self.changed = true;
         let Some(member) = self.members.get_mut(&vgpu) else { return };
@@ -174,7 +174,7 @@ impl Lane {
         self.members.iter().flat_map(|(vgpu, member)| member.queue.iter().map(|queued| (*vgpu, queued)))
     }
 
-    /// Submissions that wait.
+    /// Returns the number of waiting submissions.
     pub(crate) fn queued(&self) -> usize {
         self.members.values().map(|member| member.queue.len()).sum()
     }
@@ -191,8 +191,8 @@ impl Lane {
         let Some(member) = self.members.get_mut(&vgpu) else { return };
         member.in_flight = member.in_flight.saturating_sub(1);
         member.last_seen = Some(now);
-        // The longest recent length: a vGPU that sends one long submission after many short ones is expected to do so
-        // again.
+        // Maximum of the recent lengths: a vGPU that sends one long submission after many short ones is expected to do
+        // so again.
         member.expected = used.max(member.expected - member.expected / 8);
         member.bucket.fill(member.params.cap_permille, now);
         member.bucket.take(used);
@@ -250,7 +250,7 @@ impl Lane {
     }
 
     fn next_open(&self) -> Option<Nanos> {
-        // While it has work in flight, the end of that work is early enough.
+        // While it has work in flight, the end of that work comes early enough.
         let capped = self.members.values().filter(|m| !m.queue.is_empty() && !m.held && m.in_flight == 0 && !m.ready());
         capped.map(|member| member.bucket.opens(member.params.cap_permille)).min()
     }

@@ -1,7 +1,7 @@
 //! The GPU scheduler as a pure state machine: events and the time in, decisions out.
 //!
-//! [`Scheduler`] uses no hardware, threads or clock; its feeder sends it events and carries out its decisions. So a
-//! test simulates hours of many vGPUs in seconds, and [`sim`] shows how a policy behaves before real guests use it.
+//! [`Scheduler`] uses no hardware, threads or clock; its feeder sends it events and executes its decisions. So a test
+//! simulates hours of many vGPUs in seconds, and [`sim`] shows how a policy behaves before real guests use it.
 //!
 //! Parts:
 //! - [`Event`], [`Decision`]: the interface, and [`trace`]: a record of them that can be replayed;
@@ -13,10 +13,10 @@
 //! - [`Account`], [`History`], [`Histogram`]: use;
 //! - [`sim`]: a card, guests and their workloads as data, deterministic from a seed.
 //!
-//! How a feeder uses it: each doorbell is an [`Event::Arrival`] with a ticket; on [`Decision::Start`] the feeder gives
-//! the channel's new work to the card; its completion record makes an [`Event::Completed`] with the card's time; at
-//! [`Scheduler::next_wakeup`] the feeder sends an [`Event::Tick`]. The feeder must bound the number of tickets that a
-//! vGPU has queued.
+//! How a feeder uses it: each doorbell is an [`Event::Arrival`] with a ticket; on [`Decision::Start`] the feeder
+//! submits the channel's new work to the card; its completion record makes an [`Event::Completed`] with the card's
+//! time; at [`Scheduler::next_wakeup`] the feeder sends an [`Event::Tick`]. The feeder must bound the number of tickets
+//! that a vGPU has queued.
 //!
 //! Charges: an engine runs its work in order, so a submission has used the time from its start or from the previous
 //! end, whichever is later, to its own end. The sum of all charges is the time that the engine was busy. The feeder

@@ -21,7 +21,7 @@ pub(crate) struct Queued {
     pub(crate) arrived: Nanos,
     /// Its sequence number among all arrivals.
     pub(crate) order: u64,
-    /// It was started before.
+    /// Set if it was started before.
     #[serde(default)]
     pub(crate) again: bool,
 }
@@ -35,9 +35,9 @@ pub(crate) struct Member {
     pub(crate) in_flight: u32,
     /// Time at which the end of its last submission was seen.
     pub(crate) last_seen: Option<Nanos>,
-    /// Expected length of one of its submissions, in ns: the longest lately.
+    /// Expected length of one of its submissions, in ns: the recent maximum.
     pub(crate) expected: u64,
-    /// It is in quarantine: start nothing of it.
+    /// It is in quarantine: do not start its work.
     pub(crate) held: bool,
     pub(crate) bucket: Bucket,
 }
@@ -69,10 +69,10 @@ impl Member {
     }
 }
 
-/// Allowance of a cap: time flows in at the cap's rate and out as it is used.
+/// Allowance of a cap: a token bucket that fills at the cap's rate and is drained by use.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub(crate) struct Bucket {
-    /// Thousandths of a nanosecond.
+    /// Level in thousandths of a nanosecond.
     pub(crate) level: i128,
     pub(crate) at: Nanos,
 }

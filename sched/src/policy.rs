@@ -28,10 +28,10 @@ pub(crate) enum Room {
     Behind {
         /// The vGPU.
         vgpu: TenantId,
-        /// In ns.
+        /// Time in ns.
         ahead: u64,
     },
-    /// Nothing.
+    /// No permission.
     Full,
 }
 
@@ -72,7 +72,7 @@ impl<'a> View<'a> {
 pub struct Standing {
     /// Remaining budget; negative when overdrawn. 0 with policies that have no budgets.
     pub credit: i64,
-    /// Use beyond its share; below zero when it has had less. 0 with policies that do not measure it.
+    /// Use beyond its share; negative if its use was below it. 0 with policies that do not measure it.
     pub beyond: i64,
 }
 
@@ -115,13 +115,13 @@ pub(crate) trait Policy: Debug + Send {
         Standing::default()
     }
 
-    /// Checks a policy that was read: that it has exactly the vGPUs in `members`, which ascend.
+    /// Checks a deserialized policy: it must have exactly the vGPUs in `members`, which ascend.
     fn check(&self, _members: &[&TenantId]) -> Result<(), Invalid> {
         Ok(())
     }
 }
 
-/// A policy of any kind, with its state: so that it can be copied and serialized.
+/// A policy of any kind, with its state, so that it can be copied and serialized.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) enum AnyPolicy {
     Direct(direct::Direct),
@@ -142,7 +142,7 @@ impl AnyPolicy {
         }
     }
 
-    /// Checks a policy that was read: that it has exactly the vGPUs in `members`, which ascend.
+    /// Checks a deserialized policy: it must have exactly the vGPUs in `members`, which ascend.
     pub(crate) fn check<'a>(&self, members: impl Iterator<Item = &'a TenantId>) -> Result<(), Invalid> {
         (**self).check(&members.collect::<Vec<_>>())
     }

@@ -20,7 +20,7 @@ use std::collections::BTreeMap;
 pub enum Quarantine {
     /// Not quarantined.
     Free,
-    /// Until this time, unless the operator ends it before.
+    /// Until this time, unless the operator ends it earlier.
     Until(Nanos),
     /// Lasts until the operator ends it.
     Held,
@@ -29,7 +29,7 @@ pub enum Quarantine {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 struct Vgpu {
     params: VgpuParams,
-    /// No decision depends on accounts, so a record omits them.
+    /// Decisions do not depend on accounts, so a record omits them.
     #[serde(skip)]
     accounts: [Account; Engine::COUNT],
     #[serde(skip)]
@@ -64,7 +64,7 @@ impl Scheduler {
         Ok(Self { config, vgpus: BTreeMap::new(), engines, lanes, order: 0, ignored: 0, now })
     }
 
-    /// Returns true if a scheduler that was read is valid.
+    /// Returns true if a deserialized scheduler is valid.
     pub(crate) fn is_whole(&self) -> bool {
         let lanes = lane_count(&self.config);
         self.config.check().is_ok()
@@ -126,13 +126,13 @@ impl Scheduler {
         lanes.chain(limits).chain(releases).min()
     }
 
-    /// The card's settings.
+    /// Returns the card's settings.
     #[must_use]
     pub const fn config(&self) -> &Config {
         &self.config
     }
 
-    /// vGPUs, in order.
+    /// Returns the vGPUs, in order.
     pub fn vgpus(&self) -> impl Iterator<Item = TenantId> {
         self.vgpus.keys().copied()
     }
@@ -149,13 +149,13 @@ impl Scheduler {
         self.vgpus.get(&vgpu).map(|vgpu| &vgpu.accounts[engine.index()])
     }
 
-    /// The last uses of a vGPU.
+    /// Returns the last uses of a vGPU.
     #[must_use]
     pub fn history(&self, vgpu: TenantId) -> Option<&History> {
         self.vgpus.get(&vgpu).map(|vgpu| &vgpu.history)
     }
 
-    /// Submissions beyond their limit since the vGPU was added or released last, and its quarantine.
+    /// Returns the submissions beyond their limit since the vGPU was last added or released, and its quarantine.
     #[must_use]
     pub fn strikes(&self, vgpu: TenantId) -> Option<(u32, Quarantine)> {
         self.vgpus.get(&vgpu).map(|vgpu| (vgpu.strikes, vgpu.quarantine))
@@ -167,7 +167,7 @@ impl Scheduler {
         self.lanes[self.lane_of(engine)].standing(vgpu)
     }
 
-    /// Time in ns that an engine has been busy, as charged to present and removed vGPUs.
+    /// Returns the time in ns for which an engine has been busy, as charged to present and removed vGPUs.
     #[must_use]
     pub fn busy(&self, engine: Engine) -> u64 {
         self.engines[engine.index()].busy
@@ -179,13 +179,13 @@ impl Scheduler {
         self.engines[engine.index()].departed
     }
 
-    /// Submissions on the card, of all engines.
+    /// Returns the number of submissions on the card, of all engines.
     #[must_use]
     pub fn in_flight(&self) -> usize {
         self.engines.iter().map(|engine| engine.flights().count()).sum()
     }
 
-    /// Submissions that wait for a slice.
+    /// Returns the number of submissions that wait for a slice.
     #[must_use]
     pub fn queued(&self) -> usize {
         self.lanes.iter().map(Lane::queued).sum()
@@ -227,7 +227,7 @@ impl Scheduler {
         self.lanes.iter().any(|lane| lane.holder(ticket).is_some()).then_some(Place::Queued)
     }
 
-    /// Events that named unknown vGPUs or submissions, or had settings out of bounds.
+    /// Returns the number of events that named unknown vGPUs or submissions, or had settings out of bounds.
     #[must_use]
     pub const fn ignored(&self) -> u64 {
         self.ignored
@@ -368,8 +368,8 @@ impl Scheduler {
         true
     }
 
-    /// Corrects the accounts according to the card: the submission that has the engine runs, wherever it was booked.
-    /// The submission that the accounts assumed instead did not use the engine.
+    /// Corrects the accounts according to the card: the submission that has the engine runs, regardless of its
+    /// accounted place. The submission that the accounts assumed instead did not use the engine.
     fn occupied(&mut self, engine: Engine, vgpu: TenantId, channel: Channel) -> bool {
         let of = |flight: &Flight| (flight.vgpu, flight.channel) == (vgpu, channel);
         if self.engines[engine.index()].bring_forward(of) {

@@ -45,7 +45,7 @@ pub(crate) fn divide(whole: u64, of: &[Claim]) -> Vec<u64> {
     let promise = |claim: &Claim| claim.least.min(claim.most);
     let promised = of.iter().map(promise).fold(0u64, u64::saturating_add);
     let least = |claim: &Claim| if promised <= whole { promise(claim) } else { scale(whole, promise(claim), promised) };
-    // The claims that are held at a bound, with their parts.
+    // The claims that are fixed at a bound, with their parts.
     let mut fixed: Vec<Option<u64>> = vec![None; of.len()];
     loop {
         let taken: u64 = fixed.iter().flatten().sum();
@@ -70,12 +70,12 @@ pub(crate) fn divide(whole: u64, of: &[Claim]) -> Vec<u64> {
                 None => None,
             })
             .collect();
-        // Each round holds at least one more, so there are at most as many rounds as vGPUs.
+        // Each round fixes at least one more claim, so there are at most as many rounds as vGPUs.
         fixed = held;
     }
 }
 
-/// `of` times `part` over `whole`, which is 0 only when nothing is left to divide by.
+/// Returns `of` times `part` over `whole`; `whole` is 0 only if all of it was divided.
 pub(crate) fn scale(of: u64, part: u64, whole: u64) -> u64 {
     let scaled = (u128::from(of) * u128::from(part)).checked_div(whole.into()).unwrap_or(0);
     u64::try_from(scaled).unwrap_or(u64::MAX)

@@ -59,7 +59,7 @@ impl<W: Write> Recorder<W> {
     /// Starts a record of `scheduler` from `at` on; `names` are the operators' names of its vGPUs.
     ///
     /// # Errors
-    /// Those of `to`.
+    /// Errors of `to`.
     pub fn new(mut to: W, scheduler: &Scheduler, at: Nanos, names: &BTreeMap<TenantId, String>) -> io::Result<Self> {
         line(&mut to, &Header { sched_trace: FORMAT, at, names, scheduler })?;
         Ok(Self { to })
@@ -68,15 +68,15 @@ impl<W: Write> Recorder<W> {
     /// Writes an event and its decisions.
     ///
     /// # Errors
-    /// Those of the writer.
+    /// Errors of the writer.
     pub fn record(&mut self, at: Nanos, event: Event, decisions: &[Decision]) -> io::Result<()> {
         line(&mut self.to, &Entry { at, event, decisions: decisions.to_vec() })
     }
 
-    /// The writer, with all that was recorded.
+    /// Returns the writer, with all that was recorded.
     ///
     /// # Errors
-    /// Those of the writer.
+    /// Errors of the writer.
     pub fn finish(mut self) -> io::Result<W> {
         self.to.flush()?;
         Ok(self.to)
@@ -88,7 +88,7 @@ fn line(to: &mut impl Write, value: &impl Serialize) -> io::Result<()> {
     to.write_all(b"\n")
 }
 
-/// Why a record cannot be replayed.
+/// Reason that a record cannot be replayed.
 #[derive(Debug, thiserror::Error)]
 pub enum TraceError {
     /// It cannot be read.
@@ -108,19 +108,19 @@ pub enum TraceError {
     /// It is empty.
     #[error("the record has no first line")]
     Empty,
-    /// The state that it begins with is not a valid scheduler.
+    /// The initial state is not a valid scheduler.
     #[error("the record begins with what cannot be a scheduler")]
     State,
 }
 
-/// A record, read.
+/// A parsed record.
 #[derive(Clone, Debug)]
 pub struct Trace {
     /// The scheduler at its start, with empty accounts.
     pub scheduler: Scheduler,
     /// Time at which it starts.
     pub at: Nanos,
-    /// Operators' names of the vGPUs that were there then.
+    /// Operators' names of the vGPUs that existed then.
     pub names: BTreeMap<TenantId, String>,
     /// All events, in order.
     pub entries: Vec<Entry>,

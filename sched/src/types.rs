@@ -7,11 +7,11 @@ use serde::{Deserialize, Serialize};
 pub use crate::engine::Engine;
 pub use tenant::TenantId;
 
-/// One submission: a number that the feeder chooses, never reuses, and the scheduler gives back.
+/// One submission: a number that the feeder chooses and never reuses, and that the scheduler returns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, schemars::JsonSchema)]
 pub struct Ticket(pub u64);
 
-/// A channel of a vGPU, as the feeder numbers them. The scheduler only compares them.
+/// A channel of a vGPU, in the feeder's numbering. The scheduler only compares them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, schemars::JsonSchema)]
 pub struct Channel(pub u32);
 
@@ -22,32 +22,32 @@ pub struct Channel(pub u32);
 pub struct Nanos(pub u64);
 
 impl Nanos {
-    /// That many nanoseconds later.
+    /// Returns the time this many nanoseconds later.
     #[must_use]
     pub const fn after(self, ns: u64) -> Self {
         Self(self.0.saturating_add(ns))
     }
 
-    /// Nanoseconds since `earlier`; 0 if that is later.
+    /// Returns the nanoseconds since `earlier`; 0 if `earlier` is later.
     #[must_use]
     pub const fn since(self, earlier: Self) -> u64 {
         self.0.saturating_sub(earlier.0)
     }
 }
 
-/// An event. An event that names something unknown is counted and has no other effect, since a vGPU or a channel may
-/// end while an event about it is on its way.
+/// An event. An event with an unknown name is counted and has no other effect, because a vGPU or a channel may end
+/// while an event about it is in transit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Event {
-    /// A vGPU came into being.
+    /// A vGPU was created.
     Added {
         /// The vGPU.
         vgpu: TenantId,
         /// Its parameters.
         params: VgpuParams,
     },
-    /// A vGPU is gone, with all its submissions: nothing of it runs on the card.
+    /// A vGPU was removed, with all its submissions: none of its work runs on the card.
     Removed {
         /// The vGPU.
         vgpu: TenantId,
@@ -56,32 +56,32 @@ pub enum Event {
     Arrival {
         /// The vGPU that it belongs to.
         vgpu: TenantId,
-        /// On which of its channels.
+        /// Its channel.
         channel: Channel,
         /// The engine that the channel works on.
         engine: Engine,
         /// The submission, by its ticket.
         ticket: Ticket,
     },
-    /// A submission that had begun on another card has come from there: it is off the card, and waits. It is
+    /// A submission that had begun on another card has arrived: it is off the card, and waits. It is
     /// [requeued](Self::Requeued) when it can resume.
     Adopted {
         /// The vGPU that it belongs to.
         vgpu: TenantId,
-        /// On which of its channels.
+        /// Its channel.
         channel: Channel,
         /// The engine that the channel works on.
         engine: Engine,
         /// The submission, by its ticket.
         ticket: Ticket,
     },
-    /// The card has received the work of [`Decision::Start`]. Gives a more exact start; may be left out.
+    /// The card has received the work of [`Decision::Start`]. Gives a more exact start; optional.
     Started {
         /// The submission, by its ticket.
         ticket: Ticket,
     },
-    /// A submission that was started waits for something other than the engine: a semaphore, or its guest to let its
-    /// channel run. The engine is free for others in the meantime.
+    /// A submission that was started waits for something other than the engine: a semaphore, or its guest to enable its
+    /// channel. Others may use the engine in the meantime.
     Waiting {
         /// The submission, by its ticket.
         ticket: Ticket,
@@ -101,15 +101,15 @@ pub enum Event {
     Moved {
         /// The submission, by its ticket.
         ticket: Ticket,
-        /// Time at which it was last known to have done nothing since it waited.
+        /// Time of its last known idleness since it began to wait.
         since: Nanos,
     },
-    /// The submissions that wait have shared an engine with the one that runs: the card switches between all of them.
-    /// Each is charged for an equal part of the time since then.
+    /// The waiting submissions have shared an engine with the running one: the card switches between all of them. Each
+    /// is charged for an equal part of the time since then.
     Shared {
         /// The engine.
         engine: Engine,
-        /// Begin of that time.
+        /// Start of that time.
         since: Nanos,
     },
     /// A vGPU has kept an engine from the others since then without a submission of its own there: its work elsewhere
@@ -119,10 +119,10 @@ pub enum Event {
         engine: Engine,
         /// The vGPU.
         vgpu: TenantId,
-        /// Begin of that, or of the part that was not reported before.
+        /// Start of that time, or of its unreported part.
         since: Nanos,
     },
-    /// An engine works for a channel, as the card answers when asked about an overrun.
+    /// An engine works for a channel, according to the card's answer about an overrun.
     Occupied {
         /// The engine.
         engine: Engine,
@@ -131,7 +131,7 @@ pub enum Event {
         /// The channel.
         channel: Channel,
     },
-    /// The submission that the accounts have on an engine has not had it for that long, as the card answers when asked
+    /// The submission that the accounts have on an engine has not had it for that long, according to the card's answer
     /// about an overrun.
     Unoccupied {
         /// The engine.
@@ -152,7 +152,7 @@ pub enum Event {
     Completed {
         /// The submission, by its ticket.
         ticket: Ticket,
-        /// Time at which the card says that it ended, on the feeder's clock; `None` when the card does not say.
+        /// Time of its end according to the card, on the feeder's clock; `None` if the card does not report it.
         ended: Option<Nanos>,
     },
     /// A submission is void: its doorbell had no work left. It may have been started or not.
@@ -160,7 +160,7 @@ pub enum Event {
         /// The submission, by its ticket.
         ticket: Ticket,
     },
-    /// A channel is off the card, with all that was queued and in flight on it. Report its submissions that ended
+    /// A channel is off the card, with all of its queued work and work in flight. Report its submissions that ended
     /// earlier first; the one that the engine was working on is charged up to now.
     ChannelEnded {
         /// The vGPU that it belongs to.
@@ -172,17 +172,17 @@ pub enum Event {
     Changed {
         /// The vGPU.
         vgpu: TenantId,
-        /// From now on.
+        /// The parameters from now on.
         params: VgpuParams,
     },
-    /// The card's policy or its parameters have changed. Nothing that is queued or in flight is lost.
+    /// The card's policy or its parameters have changed. Queued work and work in flight are kept.
     Configured(Config),
     /// The operator releases a vGPU from quarantine, and clears its strikes.
     Released {
         /// The vGPU.
         vgpu: TenantId,
     },
-    /// The time that [`Scheduler::next_wakeup`](crate::Scheduler::next_wakeup) named has come.
+    /// The time named by [`Scheduler::next_wakeup`](crate::Scheduler::next_wakeup) has arrived.
     Tick,
 }
 
@@ -190,24 +190,24 @@ pub enum Event {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Decision {
-    /// Give the submission to the card now.
+    /// Submit the submission to the card now.
     Start(Ticket),
-    /// According to the accounts the submission has run for longer than its vGPU's limit. Ask the card which channel
-    /// has the engine. If it is this one: take it off the card, notify the guest, and send [`Event::ChannelEnded`] and
-    /// [`Event::Struck`]. Else send [`Event::Occupied`] or [`Event::Unoccupied`].
+    /// According to the accounts the submission has run for longer than its vGPU's limit. Query which channel has the
+    /// engine on the card. If it is this one: take it off the card, notify the guest, and send [`Event::ChannelEnded`]
+    /// and [`Event::Struck`]. Else send [`Event::Occupied`] or [`Event::Unoccupied`].
     Kill {
         /// The vGPU that it belongs to.
         vgpu: TenantId,
         /// The channel.
         channel: Channel,
-        /// On which engine.
+        /// The engine.
         engine: Engine,
         /// The submission that ran too long.
         ticket: Ticket,
-        /// Time that it has run, in ns.
+        /// Its run time so far, in ns.
         ran_ns: u64,
     },
-    /// The vGPU has had its last strike: nothing of it is started until it is released. Show this to the operator.
+    /// The vGPU has had its last strike: do not start its work until it is released. Show this to the operator.
     Quarantined {
         /// The vGPU.
         vgpu: TenantId,

@@ -20,7 +20,7 @@ pub struct Mapping {
     pub writable: bool,
 }
 
-/// Why an aperture access faults; the numbers are the hardware's fault reasons (`nvspec::mmu::fault`).
+/// Reason that an aperture access faults; the numbers are the hardware's fault reasons (`nvspec::mmu::fault`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WalkFault {
     /// The aperture has no instance block, or one that cannot be read.

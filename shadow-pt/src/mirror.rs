@@ -10,7 +10,7 @@ use std::ops::Range;
 
 /// Changed entries up to this distance are written together with the entries between them.
 const GAP: usize = 8;
-/// Bytes of a page of entries, the unit of reading.
+/// Size of a page of entries in bytes, the unit of reading.
 pub(crate) const PAGE_BYTES: usize = 1 << SMALL_PAGE.trailing_zeros();
 /// Entries of a page.
 pub(crate) const PAGE_ENTRIES: u32 = 1 << (SMALL_PAGE.trailing_zeros() - ENTRY_BYTES.trailing_zeros());

@@ -49,10 +49,10 @@ struct Block {
     tables: Set512,
     /// Pages that are marked as changed for all their users.
     marked: Set512,
-    /// For each large page, how many large entries make it writable.
+    /// For each large page, the number of large entries that make it writable.
     large: [u32; LARGES],
-    /// For each page, how many small entries make it writable. The limit on tables bounds the number of entries, so 32
-    /// bits suffice.
+    /// For each page, the number of small entries that make it writable. The limit on tables bounds the number of
+    /// entries, so 32 bits suffice.
     small: Option<Box<[u32; PAGES as usize]>>,
     /// Counters that are not 0.
     counted: u32,
@@ -245,7 +245,7 @@ impl PageIndex {
         }
     }
 
-    /// Returns how many large and small entries make a page writable. For tests.
+    /// Returns the numbers of large and small entries that make a page writable. For tests.
     #[cfg(any(test, feature = "fuzz"))]
     pub(crate) fn counts(&self, frame: u32) -> (u32, u32) {
         self.block(frame).map_or((0, 0), |(block, page)| (block.large(page), block.small(page)))

@@ -1,6 +1,6 @@
 //! Reports of a synchronisation: its work and its denials.
 
-/// Why an entry of the guest has no counterpart in the shadow.
+/// Reason that an entry of the guest has no counterpart in the shadow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Denial {
     /// A page of VRAM that does not belong completely to the VM.
@@ -100,7 +100,7 @@ pub struct SyncReport {
     /// Newly denied entries, by reason.
     pub denied: Denials,
     /// Some entry lost a permission or names another frame than before: the card's TLBs must be flushed before the
-    /// guest continues, or the withdrawn memory stays reachable.
+    /// guest continues; otherwise the withdrawn memory stays accessible.
     pub lost_permission: bool,
 }
 

@@ -535,7 +535,8 @@ impl Space {
         runs
     }
 
-    /// Returns the shadow of a directory entry: the same size code, with our tables instead of the guest's.
+    /// Returns the shadow of a directory entry: the same size code, with the shadow's tables instead of the guest's
+    /// tables.
     fn shadow_pde(&self, guest: Pde, tables: &Tables) -> u64 {
         let [large_table, small_table] = TableKey::both(guest).map(|key| tables.get(self.table(&key?)?));
         if [large_table, small_table].into_iter().flatten().any(|table| table.barred) {

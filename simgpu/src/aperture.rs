@@ -22,7 +22,7 @@ pub(crate) enum Mode {
     Virtual {
         /// The instance block.
         instance: (Target, u64),
-        /// Its address space, or the reason why it has none.
+        /// Its address space, or the reason that it has none.
         space: Result<AddressSpace, MmuFault>,
     },
 }

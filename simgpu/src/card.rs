@@ -23,9 +23,9 @@ use vmm_sys_util::eventfd::EventFd;
 pub struct Config {
     /// MiB of VRAM, 16 to 6144. Untouched memory costs nothing.
     pub vram_mib: u32,
-    /// Bytes of BAR1, the VRAM aperture: a power of two.
+    /// Size of BAR1, the VRAM aperture, in bytes: a power of two.
     pub bar1_size: u64,
-    /// Bytes of BAR3, the instance-memory aperture: a power of two.
+    /// Size of BAR3, the instance-memory aperture, in bytes: a power of two.
     pub bar3_size: u64,
     /// Model of the time that work takes; `None` for as fast as possible.
     pub time: Option<TimeModel>,
@@ -78,7 +78,7 @@ impl Config {
     }
 }
 
-/// Reason why a card could not be created.
+/// Reason that a card could not be created.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// VRAM could not be allocated.

@@ -65,7 +65,7 @@ pub struct Work {
     pub written: Option<GpuVa>,
 }
 
-/// Reason why an engine stopped. The caller knows the channel's method, subchannel, class and data.
+/// Reason that an engine stopped. The caller knows the channel's method, subchannel, class and data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum EngineError {
     /// The MMU refused an access; the current work is abandoned.

@@ -45,7 +45,7 @@ pub struct SavedCard {
 
 first_version!(SavedCard, "simgpu");
 
-/// Reason why a card is not quiescent.
+/// Reason that a card is not quiescent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NotQuiescent {
     /// An engine is working, and cannot be interrupted. It may have ended at the next call.

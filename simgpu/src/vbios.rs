@@ -12,7 +12,7 @@
 use nvspec::chip::{Chip, VENDOR_NVIDIA};
 use nvspec::regs::pclock;
 
-/// Bytes of the image. Drivers read it register by register, so it is no larger than needed.
+/// Size of the image in bytes. Drivers read it register by register, so it is no larger than needed.
 pub const IMAGE_BYTES: usize = 1024;
 const ROM_UNIT: usize = 512;
 

@@ -30,7 +30,7 @@ use table::{FieldError, Guarding, Row};
 
 use crate::ir::{Form, Instruction, Op, Predicate, PredicateOperand};
 
-/// Reason why a word is not an instruction.
+/// Reason that a word is not an instruction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum DecodeError {
     /// No encoding has this type and opcode.
@@ -63,7 +63,7 @@ pub enum DecodeError {
     },
 }
 
-/// Reason why an instruction has no encoding.
+/// Reason that an instruction has no encoding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum EncodeError {
     /// The operation has no 32-bit encoding.

@@ -72,7 +72,7 @@ pub(crate) trait Visitor {
     /// Register, constant or immediate.
     fn source(&mut self, source: &mut Source, kind: Kind) -> Result<(), Self::Error>;
 
-    /// Same with a prefix.
+    /// Same as [`Self::source`], with a sign prefix.
     fn signed(&mut self, source: &mut Source, set: &mut bool, sign: Sign, kind: Kind) -> Result<(), Self::Error>;
 
     /// A floating-point operand.

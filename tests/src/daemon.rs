@@ -154,7 +154,7 @@ impl Daemon {
             if let Some(manager) = &self.manager {
                 return Ok(manager.wait(Duration::ZERO, |heard| heard.take("READY=1")).ok());
             }
-            // Its socket exists before its VMs do: a client that connects waits until it serves.
+            // The daemon's socket exists before its VMs: a client that connects waits until the daemon serves.
             Ok(self.get("/v1/vms").ok().map(drop))
         });
         ready.with_context(|| self.log_tail())

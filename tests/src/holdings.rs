@@ -41,7 +41,7 @@ impl Holdings {
     /// software card's VRAM, which stays resident once touched.
     ///
     /// # Errors
-    /// When the process does not exist, or the kernel does not show it.
+    /// If the process does not exist, or the kernel does not show it.
     pub fn for_process(pid: u32, large_kib: u64) -> io::Result<Self> {
         let process = PathBuf::from(format!("/proc/{pid}"));
         // Descriptors closed between the two reads are skipped.
@@ -133,7 +133,7 @@ fn kind(target: &str) -> String {
 /// Reads a number from the environment.
 ///
 /// # Panics
-/// When the variable is not a number.
+/// If the variable is not a number.
 #[must_use]
 pub fn setting(name: &str, default: u64) -> u64 {
     match std::env::var(name) {

@@ -7,7 +7,7 @@ use anyhow::{Context, Result, bail};
 /// Sends a request over `stream`, a fresh connection, and returns status and body.
 ///
 /// # Errors
-/// When the connection fails, or the response is malformed.
+/// If the connection fails, or the response is malformed.
 pub fn request(mut stream: impl Read + Write, method: &str, path: &str) -> Result<(u16, String)> {
     // An HTTP 1.0 response is not chunked and extends to the end of the connection.
     let head = format!("{method} {path} HTTP/1.0\r\nHost: localhost\r\nContent-Length: 0\r\n\r\n");
@@ -22,7 +22,7 @@ pub fn request(mut stream: impl Read + Write, method: &str, path: &str) -> Resul
 /// Returns the body of the response to `GET path`.
 ///
 /// # Errors
-/// As for [`request`], or if the status is not 200.
+/// Same as for [`request`], or if the status is not 200.
 pub fn get(stream: impl Read + Write, path: &str) -> Result<String> {
     match request(stream, "GET", path)? {
         (200, body) => Ok(body),

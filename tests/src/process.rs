@@ -19,7 +19,7 @@ impl Process {
     /// Makes this process the parent of orphaned descendants.
     ///
     /// # Errors
-    /// When the kernel refuses.
+    /// If the kernel refuses.
     pub fn adopt_orphans() -> io::Result<()> {
         Ok(set_child_subreaper(Some(getpid()))?)
     }
@@ -27,7 +27,7 @@ impl Process {
     /// Wraps an adopted process with this number.
     ///
     /// # Errors
-    /// When the number is invalid.
+    /// If the number is invalid.
     pub fn adopted(pid: u32) -> io::Result<Self> {
         let pid = i32::try_from(pid).ok().and_then(Pid::from_raw);
         pid.map(|pid| Self::Adopted(pid, None)).ok_or_else(|| io::ErrorKind::InvalidInput.into())
@@ -44,7 +44,7 @@ impl Process {
     /// Returns its status if it has ended.
     ///
     /// # Errors
-    /// When it is not a child of this process.
+    /// If it is not a child of this process.
     pub fn try_wait(&mut self) -> io::Result<Option<ExitStatus>> {
         match self {
             Self::Started(child) => child.try_wait(),
@@ -61,7 +61,7 @@ impl Process {
     /// Kills it, and waits for its end.
     ///
     /// # Errors
-    /// When it is not a child of this process.
+    /// If it is not a child of this process.
     pub fn end(&mut self) -> io::Result<()> {
         match self {
             Self::Started(child) => child.kill().and_then(|()| child.wait()).map(drop),

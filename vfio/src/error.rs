@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use vfio_host::{Address, ManagerError, Obstacle};
 
-/// Reason why a card cannot be opened.
+/// Reason that a card cannot be opened.
 #[derive(Debug, thiserror::Error)]
 pub enum OpenError {
     /// The function does not exist, or the host's data cannot be read.

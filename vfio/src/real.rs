@@ -341,7 +341,7 @@ pub(crate) fn reset_together(device: &File) -> io::Result<(u32, Vec<(u32, Addres
     Ok((info.get32(offset_of!(vfio_pci_hot_reset_info, flags)), listed.collect()))
 }
 
-/// Resets the bus. All its functions must be in the given groups, or, if there are none, bound to the caller's iommufd.
+/// Resets the bus. All of its functions must be in the given groups or, without groups, bound to the caller's iommufd.
 pub(crate) fn hot_reset(device: &File, groups: &[i32]) -> io::Result<()> {
     let head = offset_of!(vfio_pci_hot_reset, group_fds);
     let mut packet = Packet::new(head + size_of_val(groups));

@@ -36,10 +36,10 @@ pub const QEMU_CAPABILITIES: &str = "{\"capabilities\": {\"migration\": {\"pgsiz
 pub const CLOUD_HYPERVISOR_CAPABILITIES: &str =
     "{\"capabilities\":{\"max_msg_fds\":1,\"max_data_xfer_size\":1048576,\"migration\":{\"pgsize\":4096}}}";
 
-/// Largest accepted message, in bytes.
+/// Maximum size of an accepted message, in bytes.
 const MAX_MESSAGE: usize = 2 << 20;
 
-/// Why a call failed.
+/// Reason that a call failed.
 #[derive(Debug, Error)]
 pub enum ClientError {
     /// The socket failed, or no reply arrived within the time of [`Client::set_timeout`].
@@ -81,9 +81,9 @@ pub struct Message {
 
 /// Memory of the client that [`Client::serve_dma`] reads and writes.
 pub trait DmaTarget {
-    /// Reads; an error is the `errno` of the reply.
+    /// Reads data; an error is the `errno` of the reply.
     fn read(&mut self, gpa: u64, data: &mut [u8]) -> std::result::Result<(), u32>;
-    /// Writes; an error is the `errno` of the reply.
+    /// Writes data; an error is the `errno` of the reply.
     fn write(&mut self, gpa: u64, data: &[u8]) -> std::result::Result<(), u32>;
 }
 
@@ -141,7 +141,7 @@ impl Client {
         &self.stream
     }
 
-    /// Sets how long to wait for a reply; `None`, the default, forever.
+    /// Sets the time limit of a reply; `None`, the default, for no limit.
     pub fn set_timeout(&self, timeout: Option<Duration>) -> Result<()> {
         Ok(self.stream.set_read_timeout(timeout)?)
     }
@@ -322,7 +322,7 @@ impl Client {
         Ok(reply.size)
     }
 
-    /// Takes all memory back.
+    /// Takes back all memory.
     pub fn dma_unmap_all(&mut self) -> Result<()> {
         let body = DmaUnmap { argsz: length(size_of::<DmaUnmap>()), flags: DMA_UNMAP_ALL, ..Default::default() };
         self.request(Command::DMA_UNMAP, body.as_bytes(), &[]).map(drop)
@@ -365,14 +365,14 @@ impl Client {
         self.request(Command::DEVICE_RESET, &[], &[]).map(drop)
     }
 
-    /// Asks for the number of regions and interrupt types.
+    /// Queries the number of regions and interrupt types.
     pub fn device_info(&mut self) -> Result<DeviceInfo> {
         let body = DeviceInfo { argsz: 16, ..Default::default() };
         let reply = self.request(Command::DEVICE_GET_INFO, body.as_bytes(), &[])?;
         Ok(parse(&reply.body)?.0)
     }
 
-    /// Asks for a region, with room for `argsz` bytes of reply. Returns its description, capabilities, descriptors.
+    /// Queries a region, with space for `argsz` bytes of reply. Returns its description, capabilities, descriptors.
     pub fn region_info(&mut self, index: u32, argsz: u32) -> Result<(RegionInfoBody, Vec<u8>, Vec<OwnedFd>)> {
         let body = RegionInfoBody { argsz, index, ..Default::default() };
         let reply = self.request(Command::DEVICE_GET_REGION_INFO, body.as_bytes(), &[])?;
@@ -380,7 +380,7 @@ impl Client {
         Ok((info, caps.to_vec(), reply.fds))
     }
 
-    /// Asks for a region as QEMU does: again if the first reply needs more room.
+    /// Queries a region as QEMU does: again if the first reply needs more space.
     pub fn region(&mut self, index: u32) -> Result<Region> {
         let fixed = length(size_of::<RegionInfoBody>());
         let (mut info, mut caps, mut fds) = self.region_info(index, fixed)?;
@@ -394,7 +394,7 @@ impl Client {
         Ok(Region { info, areas, file: fds.pop() })
     }
 
-    /// Asks for a region and maps its mappable areas.
+    /// Queries a region and maps its mappable areas.
     pub fn map_region(&mut self, index: u32) -> Result<MappedRegion> {
         let Region { info, areas, file } = self.region(index)?;
         let (Some(file), true) = (file, info.flags & REGION_MMAP != 0) else {
@@ -418,7 +418,7 @@ impl Client {
         Ok(MappedRegion { memory: memory.snapshot() })
     }
 
-    /// Asks for an interrupt type.
+    /// Queries an interrupt type.
     pub fn irq_info(&mut self, index: u32) -> Result<IrqInfo> {
         let body = IrqInfo { argsz: 16, index, ..Default::default() };
         let reply = self.request(Command::DEVICE_GET_IRQ_INFO, body.as_bytes(), &[])?;

@@ -33,14 +33,14 @@ use crate::protocol::{Command, HEADER_SIZE, Header, RegionAccess};
 use receive::Receive;
 use session::Session;
 
-/// Largest message that is skipped instead of treated as a broken stream, in bytes.
+/// Maximum size of a message that is skipped instead of treated as a broken stream, in bytes.
 pub const MAX_SKIP: u32 = 16 << 20;
 /// Maximum number of file descriptors in one message.
 pub const MAX_FDS: usize = 16;
 /// Output beyond which no requests to the client are added, in bytes.
 const FLUSH_AT: usize = 64 << 10;
 
-/// Why the server ends a connection.
+/// Reason that the server ends a connection.
 #[derive(Debug, Error)]
 #[expect(missing_docs, reason = "the messages say it")]
 pub enum Fatal {
@@ -104,7 +104,7 @@ impl Connection {
         if self.journal.is_some() || !keeper.keeps_more() {
             return;
         }
-        // Drop those of the previous process, whose numbers are unknown here.
+        // Drop the numbers of the previous process, which are unknown here.
         keeper.give_up_more();
         if !device.is_renewable() {
             tracing::warn!("if this daemon is killed, the VMM has lost its device: another could not have it as it is");
@@ -215,7 +215,7 @@ impl Connection {
         Ok(progress)
     }
 
-    /// Lets the device finish the deferred work of an answered write. Call it after each sending of [`Self::output`].
+    /// Lets the device finish the deferred work of an answered write. Call it each time [`Self::output`] was sent.
     pub fn submit_deferred_doorbell(&mut self, device: &mut dyn Device) {
         self.session.submit_deferred_doorbell(device);
     }

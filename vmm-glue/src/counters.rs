@@ -127,7 +127,7 @@ pub(crate) fn add_len(count: &AtomicU64, n: usize) {
     count.fetch_add(u64::try_from(n).unwrap_or(u64::MAX), Relaxed);
 }
 
-/// Returns true if fault number `count` of a client belongs in the log: the first ones do, and later ones decreasingly
+/// Returns true if error number `count` of a client belongs in the log: the first ones do, and later ones decreasingly
 /// often.
 pub fn worth_logging(count: u64) -> bool {
     count <= 16 || count.is_power_of_two()

@@ -10,7 +10,7 @@ use thiserror::Error;
 
 use crate::keeper::{Keeper, SLOTS, Slots};
 
-/// Why a client cannot be handed over, or taken over.
+/// Reason that a client cannot be handed over, or taken over.
 #[derive(Debug, Error)]
 pub enum ParkError {
     /// The saved state is invalid.
@@ -64,7 +64,7 @@ impl<'a> Giving<'a> {
 #[derive(Debug)]
 pub(crate) struct Given {
     fds: Vec<Option<OwnedFd>>,
-    /// Those that were taken: name, and number in this process.
+    /// Descriptors that were taken: name, and number in this process.
     taken: RefCell<Vec<(u32, RawFd)>>,
 }
 
@@ -79,7 +79,7 @@ impl Given {
         Self { fds: slots.into(), taken: RefCell::default() }
     }
 
-    /// Returns those that were taken, in order.
+    /// Returns the taken descriptors, in order.
     pub(crate) fn taken(self) -> Vec<(u32, RawFd)> {
         self.taken.into_inner()
     }

@@ -36,7 +36,7 @@ impl RegionIndex {
     pub const ALL: [Self; NUM_REGIONS] =
         [Self::Bar0, Self::Bar1, Self::Bar2, Self::Bar3, Self::Bar4, Self::Bar5, Self::Rom, Self::Config, Self::Vga];
 
-    /// Returns the region with a wire number, `None` if there is none.
+    /// Returns the region with a wire number; `None` if it does not exist.
     pub fn from_wire(index: u32) -> Option<Self> {
         Self::ALL.get(usize::try_from(index).ok()?).copied()
     }
@@ -70,7 +70,7 @@ impl RegionInfo {
         Ok(Self { mappable, ..self })
     }
 
-    /// Returns the size in bytes; 0 means that there is no such region.
+    /// Returns the size in bytes; 0 means that the region does not exist.
     pub const fn size(&self) -> u64 {
         self.size
     }
@@ -91,8 +91,8 @@ impl RegionInfo {
     }
 }
 
-/// Why a device refuses an access. The client sees an `errno`. Hardware's answer to an odd access (all ones, a dropped
-/// write) is not an error: the device returns it as data.
+/// Reason that a device refuses an access. The client sees an `errno`. Hardware's answer to an odd access (all ones, a
+/// dropped write) is not an error: the device returns it as data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum AccessError {
     /// Not allowed (`EACCES`).
@@ -106,7 +106,7 @@ pub enum AccessError {
     Failed,
 }
 
-/// Why a device refuses a memory region; the client's `DMA_MAP` fails with `EINVAL`.
+/// Reason that a device refuses a memory region; the client's `DMA_MAP` fails with `EINVAL`.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[error("{0}")]
 pub struct MapError(pub String);
@@ -138,7 +138,7 @@ pub trait Device: Send {
     /// bus. Returns true if work is deferred.
     ///
     /// # Errors
-    /// As for [`Device::region_write`]; no work is deferred then.
+    /// Same as for [`Device::region_write`]; no work is deferred then.
     fn region_write_deferrable(&mut self, region: RegionIndex, offset: u64, data: &[u8]) -> Result<bool, AccessError> {
         self.region_write(region, offset, data).map(|()| false)
     }
@@ -156,7 +156,7 @@ pub trait Device: Send {
     /// When this returns, the device no longer accesses the memory.
     fn dma_unmap(&mut self, gpa: u64, size: u64);
 
-    /// Resets the device, as a function level reset does. Pending interrupts are already dropped.
+    /// Resets the device, like a function level reset. Pending interrupts were already dropped.
     fn reset(&mut self);
 
     /// Records that the client has disconnected: its memory was unmapped (with [`Device::dma_unmap`] calls), its

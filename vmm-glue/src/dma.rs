@@ -17,18 +17,18 @@ use crate::counters::{Counters, add};
 use crate::protocol::{Command, DmaAccess, FLAG_ERROR, HEADER_SIZE, Header};
 use crate::wake::Wake;
 
-/// Largest request, in bytes.
+/// Maximum size of a request, in bytes.
 pub const MAX_REQUEST: usize = 16 << 20;
 /// Maximum number of requests that wait or run.
 pub const MAX_REQUESTS: usize = 256;
-/// Largest sum of all requests that wait or run, in bytes.
+/// Maximum sum of all requests that wait or run, in bytes.
 pub const MAX_BYTES: usize = 64 << 20;
 /// Clients that take less data per message than this get no requests.
 pub const MIN_TRANSFER: usize = 512;
 /// Maximum number of unanswered messages.
 const MAX_IN_FLIGHT: usize = 16;
 
-/// Why memory could not be read or written.
+/// Reason that memory could not be read or written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[expect(missing_docs, reason = "the messages say it")]
 pub enum DmaError {
@@ -62,7 +62,7 @@ struct Job {
 struct JobState {
     /// The bytes that were read or will be written.
     data: Vec<u8>,
-    /// Messages without an answer, sent or not.
+    /// Number of unanswered messages, sent or not.
     open: usize,
     error: Option<DmaError>,
 }
@@ -213,7 +213,7 @@ impl DmaClient {
         Ok(Pending { job, shared: Arc::clone(&self.shared) })
     }
 
-    /// Records that a client is connected; `max_transfer` is 0 if it does not take requests.
+    /// Records that a client is connected; `max_transfer` is 0 if it does not accept requests.
     pub(crate) fn connect(&self, max_transfer: usize) {
         let mut shared = self.shared.lock();
         shared.connected = true;

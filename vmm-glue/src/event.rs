@@ -56,7 +56,7 @@ struct Completion {
 #[derive(Debug)]
 struct Context {
     id: libc::c_ulong,
-    /// Reads as empty.
+    /// A file that reads as empty.
     nothing: File,
 }
 
@@ -64,7 +64,7 @@ impl Context {
     fn open() -> io::Result<Self> {
         let nothing = File::open("/dev/null")?;
         let mut id: libc::c_ulong = 0;
-        // SAFETY: the kernel writes one word, which `id` has room for.
+        // SAFETY: the kernel writes one word, which fits into `id`.
         let done = unsafe { libc::syscall(libc::SYS_io_setup, REQUESTS, &raw mut id) };
         if done == 0 { Ok(Self { id, nothing }) } else { Err(io::Error::last_os_error()) }
     }

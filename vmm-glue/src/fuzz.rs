@@ -33,7 +33,7 @@ use crate::server::ServerOptions;
 const MAX_STEPS: usize = 512;
 /// Maximum number of regions that the client of a run may lend.
 const MAX_REGIONS: usize = 8;
-/// Bytes of a memory file of a run.
+/// Maximum size of a memory file of a run, in bytes.
 const FILE_SIZE: u64 = 0x1_0000;
 /// Output that a run may collect before it is taken, in bytes.
 const MAX_OUTPUT: usize = 256 << 10;
@@ -146,7 +146,7 @@ struct Checked {
     logs: bool,
 }
 
-/// Bytes of the state of the device.
+/// Size of the device's state in bytes.
 const STATE_BYTES: usize = 100;
 
 impl Checked {
@@ -297,7 +297,7 @@ impl Device for Checked {
     }
 }
 
-/// Bytes of a region's description without areas, with its header.
+/// Size of a region's description without areas in bytes, with its header.
 const PLAIN_REGION: usize = HEADER_SIZE.saturating_add(size_of::<RegionInfoBody>());
 
 /// Takes the output, which is whole messages; checks that descriptors and descriptions of areas come together.
@@ -636,7 +636,7 @@ pub fn seeds() -> HashMap<&'static str, Vec<u8>> {
     seeds.into_iter().map(|(name, steps)| (name, encode(&steps))).collect()
 }
 
-/// A client that saves the device's state, restores another, and asks which memory was written.
+/// A client that saves the device's state, restores another, and queries the written memory.
 fn migration() -> Vec<Step> {
     let feature = |flags: u32, argsz: u32, data: &[u8]| {
         request(Command::DEVICE_FEATURE, 0, 0, 0, &[argsz.as_bytes(), flags.as_bytes(), data].concat())

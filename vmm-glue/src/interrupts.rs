@@ -4,7 +4,7 @@
 //! high, it signals again. MSI and MSI-X are edges; an edge without a descriptor is kept until one is attached, so that
 //! none is lost while a client switches from INTx to MSI, and is dropped when the client turns the type off.
 //!
-//! Nothing here waits for a client: `event` has the signalling of its descriptors.
+//! This module never waits for a client: `event` signals its descriptors.
 
 mod saved;
 
@@ -49,7 +49,7 @@ pub struct IrqCounts {
     pub req: u32,
 }
 
-/// Why a `DEVICE_SET_IRQS` is refused; the client gets `EINVAL`.
+/// Reason that a `DEVICE_SET_IRQS` is refused; the client gets `EINVAL`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[expect(missing_docs, reason = "the messages say it")]
 pub enum IrqError {
@@ -70,7 +70,7 @@ pub enum IrqError {
 }
 
 /// Delivers an interrupt to a client without a descriptor. Any thread calls it, with this device's interrupts locked;
-/// it must not wait, nor call back.
+/// it must neither wait nor call back.
 pub type Deliver = Arc<dyn Fn() -> bool + Send + Sync>;
 
 /// A way to signal a client.
@@ -164,7 +164,7 @@ impl Interrupts {
         Self { counts, state: Mutex::new(State { lines, ..State::default() }) }
     }
 
-    /// Returns how many interrupts of each type there are.
+    /// Returns the number of interrupts of each type.
     pub fn counts(&self) -> IrqCounts {
         self.counts
     }
@@ -185,7 +185,7 @@ impl Interrupts {
         self.trigger(ERR, 0)
     }
 
-    /// Asks the client to release the device.
+    /// Requests that the client release the device.
     pub fn trigger_req(&self) -> bool {
         self.trigger(REQ, 0)
     }
@@ -197,7 +197,7 @@ impl Interrupts {
         state.raise_intx();
     }
 
-    /// Returns the number of MSI vectors with a descriptor: 0 while the client has MSI off.
+    /// Returns the number of MSI vectors with a descriptor: 0 while the client has MSI disabled.
     pub fn msi_attached(&self) -> usize {
         self.attached(MSI)
     }
@@ -207,7 +207,7 @@ impl Interrupts {
         self.attached(MSIX)
     }
 
-    /// Returns true if the client takes INTx.
+    /// Returns true if the client uses INTx.
     pub fn intx_attached(&self) -> bool {
         self.attached(INTX) != 0
     }
@@ -307,12 +307,13 @@ impl Interrupts {
         Ok(())
     }
 
-    /// Delivers the first MSI vector with `deliver` from now on, including a pending one at once; or turns MSI off.
+    /// Delivers the first MSI vector with `deliver` from now on, including a pending one at once; or disables MSI.
     pub fn deliver_msi(&self, deliver: Option<Deliver>) {
         self.deliver(MSI, deliver);
     }
 
-    /// Delivers the INTx pin's rising with `deliver` from now on, once until [`Self::unmask_intx`]; or turns INTx off.
+    /// Delivers the rising edge of the INTx pin with `deliver` from now on, once until [`Self::unmask_intx`]; or
+    /// disables INTx.
     pub fn deliver_intx(&self, deliver: Option<Deliver>) {
         self.deliver(INTX, deliver);
     }
@@ -352,7 +353,7 @@ impl Interrupts {
         }
     }
 
-    /// Drops pending interrupts; the descriptors stay.
+    /// Drops pending interrupts; the descriptors are kept.
     pub(crate) fn clear_pending(&self) {
         let mut state = self.state.lock();
         state.intx_level = false;

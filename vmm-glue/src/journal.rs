@@ -29,7 +29,7 @@ use crate::descriptors::{Giving, ParkError};
 use crate::keeper::{Keeper, Slots};
 pub use crate::keeper::{Kept, SLOTS};
 
-/// Largest number of descriptors of one client in the store: those, the journal, and the connection.
+/// Maximum number of descriptors of one client in the store: those, the journal, and the connection.
 pub const DESCRIPTORS: usize = SLOTS as usize + 2;
 /// Owner of the part, in its file.
 const CLIENT: u32 = 0;
@@ -57,14 +57,14 @@ pub(crate) struct Journal {
     pub words: Words,
     /// Set while the last commit is out of date.
     changed: bool,
-    /// The keeper has the file.
+    /// Set once the keeper has the file.
     kept: bool,
     /// The keeper cannot keep all descriptors of the client, so the journal has ended.
     void: bool,
 }
 
 impl Journal {
-    /// Creates a journal for messages of `message` bytes and `extra` more, with its room.
+    /// Creates a journal for messages of `message` bytes and `extra` more, with its buffer.
     pub fn new(keeper: Arc<dyn Keeper>, message: usize, extra: usize) -> io::Result<(Self, Room)> {
         let (file, room) = file::create(message, extra)?;
         Ok((Self::with(keeper, file, Slots::default()), room))
@@ -90,7 +90,7 @@ impl Journal {
         self.void
     }
 
-    /// Number of the last commit.
+    /// Returns the number of the last commit.
     pub fn sequence(&self) -> u64 {
         self.sequence
     }

@@ -1,11 +1,11 @@
-//! Keeper of a client's descriptors outside of this process, and the slots that it has them in.
+//! Keeper of a client's descriptors outside of this process, and its slots for them.
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
 
 use rustix::fs::{FileType, OFlags};
 
-/// Largest number of descriptors that one client's journal names: a file for each of its memory backends, three for
+/// Maximum number of descriptors that one client's journal names: a file for each of its memory backends, three for
 /// interrupts.
 pub const SLOTS: u8 = 12;
 
@@ -21,18 +21,18 @@ pub enum Kept {
 /// Holds a second copy of the client's connection, so that the end of this process does not end it; and copies of more
 /// descriptors, so that another process can continue it, from its journal.
 pub trait Keeper: std::fmt::Debug + Send + Sync {
-    /// Notes that a connection has become the client's.
+    /// Records that a connection has become the client's.
     fn keep(&self, connection: BorrowedFd<'_>);
 
     /// Drops all copies, because the client was notified of the connection's end.
     fn release(&self);
 
-    /// Returns true if it holds more than the connection.
+    /// Returns true if the keeper holds more than the connection.
     fn keeps_more(&self) -> bool {
         false
     }
 
-    /// Holds a copy of a descriptor, in place of the one that it has under that name. Returns `false` if it cannot.
+    /// Holds a copy of a descriptor, in place of the previous one with that name. Returns `false` if it cannot.
     fn keep_more(&self, what: Kept, fd: BorrowedFd<'_>) -> bool {
         let _none = (what, fd);
         false
@@ -43,7 +43,7 @@ pub trait Keeper: std::fmt::Debug + Send + Sync {
         let _none = what;
     }
 
-    /// Returns true after many changes: then an unused copy should stay, as it may be used again.
+    /// Returns true after many changes: then an unused copy should be kept, as it may be used again.
     fn is_busy(&self) -> bool {
         false
     }
@@ -58,7 +58,8 @@ pub(crate) struct Slots([Option<Slot>; SLOTS as usize]);
 
 #[derive(Debug)]
 struct Slot {
-    /// Numbers in this process. Empty if only the keeper has it; several, of which one is open, after a restart.
+    /// Numbers in this process. Empty if only the keeper has the descriptor; several, of which one is open, after a
+    /// restart.
     fds: Vec<RawFd>,
     /// The file, if it has an identity.
     file: Option<FileId>,
@@ -73,7 +74,7 @@ impl Slot {
     }
 }
 
-/// Identity of a file, and its access mode. As long as the keeper has it, no other file has this identity.
+/// Identity of a file, and its access mode. While the keeper has it, no other file has this identity.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct FileId {
     device: u64,
@@ -99,7 +100,7 @@ impl Slots {
         let file = FileId::from_fd(fd);
         let find = |is: &dyn Fn(&Slot) -> bool| self.0.iter().position(|slot| slot.as_ref().is_some_and(is));
         let known = find(&|slot| slot.fds.contains(&number))
-            // A file that the client has taken back, and the keeper still has.
+            // A file that the client has taken back and that the keeper still has.
             .or_else(|| find(&|slot| slot.fds.is_empty() && file.is_some() && slot.file == file));
         let place = match known {
             Some(place) => place,
@@ -154,7 +155,7 @@ impl Slots {
         }
     }
 
-    /// Begins a commit, which names nothing yet.
+    /// Begins a commit, which does not name any descriptor yet.
     pub(crate) fn begin(&mut self) {
         self.0.iter_mut().flatten().for_each(|slot| slot.named = false);
     }
@@ -167,7 +168,7 @@ impl Slots {
             if let Some(slot) = place.as_mut().filter(|slot| !slot.named)
                 && stays(slot)
             {
-                // The number may become another file's.
+                // The number may be reused for another file.
                 slot.fds.clear();
                 continue;
             }

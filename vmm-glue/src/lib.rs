@@ -14,7 +14,7 @@
 //! - `descriptors`, `keeper`: descriptors for another process, and their keeper outside of this one.
 //! - [`journal`]: state of a client for the next process, in case this one is killed.
 //! - `event`: a client's event descriptor, which cannot block any thread.
-//! - [`pieces`], [`spin`]: cutting of accesses, polling before sleeping; servers of other kinds use them too.
+//! - [`pieces`], [`spin`]: splitting of accesses, polling before sleeping; servers of other kinds use them too.
 //! - [`echo`]: a device that is plain memory, the baseline of transport benchmarks.
 //! - `client`, `fuzz` (feature `test-client`): a client for tests and benches, and the body of the fuzz target.
 //!

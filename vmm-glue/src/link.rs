@@ -42,8 +42,8 @@ impl StopHandle {
         self.0.wake.wake();
     }
 
-    /// Makes every [`crate::Server::serve`] with this handle return its suspended clients, as soon as no
-    /// request of theirs is half done.
+    /// Makes every [`crate::Server::serve`] with this handle return its suspended clients, as soon as none of their
+    /// requests is partly executed.
     pub fn park(&self) {
         self.0.parking.store(true, Ordering::Release);
         self.0.wake.wake();
@@ -72,7 +72,7 @@ impl StopHandle {
     }
 }
 
-/// The client that is connected.
+/// The connected client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct ClientInfo {
     /// Process that connected, in the server's PID namespace; 0 if it is not visible there.
@@ -145,8 +145,8 @@ impl Link {
         *self.0.client.lock()
     }
 
-    /// Asks the server to check whether the client's memory is really shared. A device calls it when the guest enables
-    /// bus mastering; if the memory is private, the server calls [`crate::Device::memory_not_shared`].
+    /// Requests that the server check whether the client's memory is really shared. A device calls it when the guest
+    /// enables bus mastering; if the memory is private, the server calls [`crate::Device::memory_not_shared`].
     pub fn check_shared(&self) {
         self.0.check_shared.store(true, Ordering::Release);
         self.0.wake.wake();
@@ -173,7 +173,7 @@ impl Link {
         self.0.disconnect.swap(false, Ordering::AcqRel)
     }
 
-    /// Sets the client that is connected; the server calls it.
+    /// Sets the connected client; the server calls it.
     pub fn set_client(&self, client: Option<ClientInfo>) {
         *self.0.client.lock() = client;
     }
@@ -203,7 +203,7 @@ impl Link {
         self.memory().remove(gpa)
     }
 
-    /// Returns true if the server was asked to close the connection but has not done so yet.
+    /// Returns true if the server was requested to close the connection but has not done so yet.
     pub fn is_disconnecting(&self) -> bool {
         self.0.disconnect.load(Ordering::Acquire)
     }

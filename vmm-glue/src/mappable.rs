@@ -43,7 +43,7 @@ pub struct MmapArea {
     pub size: u64,
 }
 
-/// Why a part of a region cannot be offered to clients.
+/// Reason that a part of a region cannot be offered to clients.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[expect(missing_docs, reason = "the messages say it")]
 pub enum MappableError {

@@ -94,7 +94,7 @@ impl DmaRegion {
     }
 }
 
-/// Why guest memory cannot be reached. Addresses are guest physical.
+/// Reason that guest memory cannot be reached. Addresses are guest physical.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[expect(missing_docs, reason = "the messages say it")]
 pub enum MemoryError {
@@ -116,7 +116,7 @@ pub enum MemoryError {
     Untouched { gpa: u64 },
 }
 
-/// Why a region cannot be added.
+/// Reason that a region cannot be added.
 #[derive(Debug, Error)]
 #[expect(missing_docs, reason = "the messages say it")]
 pub enum AddError {

@@ -1,8 +1,8 @@
 //! The interface to a device that a client migrates.
 //!
 //! The client moves the device from state to state ([`State`]), reads the device's state, and loads it into another.
-//! The format is the device's own, and untrusted when loaded. In addition the client asks which of its memory the
-//! device has written ([`crate::memory::WriteLog`] has the part of this process).
+//! The format is the device's own, and untrusted when loaded. In addition the client queries the memory that the device
+//! has written ([`crate::memory::WriteLog`] has this process's part).
 
 use std::ops::Range;
 
@@ -11,24 +11,24 @@ use thiserror::Error;
 
 use crate::protocol::{STATE_ERROR, STATE_RESUMING, STATE_RUNNING, STATE_STOP, STATE_STOP_COPY};
 
-/// State of a device, as its client sees it.
+/// State of a device in its client's view.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum State {
-    /// It has failed; only a reset ends this state.
+    /// The device has failed; only a reset ends this state.
     Error,
-    /// It changes neither its own state nor the client's memory.
+    /// The device changes neither its own state nor the client's memory.
     Stop,
-    /// It works.
+    /// The device works.
     #[default]
     Running,
-    /// It is stopped, and its state can be read.
+    /// The device is stopped, and its state can be read.
     StopCopy,
-    /// It is stopped, and loads another state.
+    /// The device is stopped, and loads another state.
     Resuming,
 }
 
 impl State {
-    /// Returns the state with a wire number that a client may ask for.
+    /// Returns the state with a wire number that a client may request.
     pub(crate) fn from_wire(number: u32) -> Option<Self> {
         let all = [Self::Stop, Self::Running, Self::StopCopy, Self::Resuming];
         all.into_iter().find(|state| state.to_wire() == number)
@@ -51,7 +51,7 @@ impl State {
     }
 }
 
-/// Why a device refuses a request; the client sees the number.
+/// Reason that a device refuses a request; the client sees the number.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[error("{why}")]
 pub struct MigrationError {
@@ -76,22 +76,22 @@ impl MigrationError {
 /// A device that can be migrated. The server calls these in the order of the states only; a reset of the device, and
 /// the end of its client, end any operation in progress.
 pub trait Migration {
-    /// Goes from running to stopped: after this returns the device changes nothing.
+    /// Changes from running to stopped: after this returns the device does not change any state.
     ///
     /// # Errors
     /// If the device cannot stop; it keeps running.
     fn stop(&mut self) -> Result<(), MigrationError>;
 
-    /// Goes from stopped to running.
+    /// Changes from stopped to running.
     fn start(&mut self);
 
     /// Begins to save the state of the stopped device.
     ///
     /// # Errors
-    /// If that is not possible; it is stopped as before.
+    /// If that is not possible; then it stays stopped.
     fn begin_saving(&mut self) -> Result<(), MigrationError>;
 
-    /// Writes the next bytes of the state; fewer than there is room for only at the end.
+    /// Writes the next bytes of the state; fewer than fit only at the end.
     ///
     /// # Errors
     /// If it cannot be read.

@@ -9,12 +9,13 @@ use crate::memory::MemoryLimits;
 pub struct ServerOptions {
     /// Memory that a client may lend.
     pub memory: MemoryLimits,
-    /// Largest data of one message in bytes, 4 KiB to 1 MiB.
+    /// Maximum data of one message in bytes, 4 KiB to 1 MiB.
     pub max_transfer: usize,
     /// Time to poll for the next message before sleeping; zero for never. Halves the latency of reads; costs nothing
     /// while the client is idle, and stops while it does not help.
     pub spin: Duration,
-    /// Bytes of replies that may wait for a client that does not read; beyond them it is disconnected.
+    /// Maximum size of replies that wait for a client that does not read, in bytes; beyond it the client is
+    /// disconnected.
     pub max_queued: usize,
 }
 

@@ -1,4 +1,4 @@
-//! Cutting of accesses into naturally aligned pieces of at most 8 bytes.
+//! Splits accesses into naturally aligned pieces of at most 8 bytes.
 
 /// Maximum size in bytes of an access that a device sees.
 const MAX_PIECE: usize = 8;

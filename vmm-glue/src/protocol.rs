@@ -1,7 +1,7 @@
 //! Numbers and structures of the vfio-user wire format, in the byte order of the host.
 //!
-//! Only definitions. Structures that `linux/vfio.h` shares with the wire are repeated here, because here they are
-//! parsed from untrusted bytes. `REGION_WRITE_MULTI` and the numbers from 16 on follow QEMU's edition of the
+//! This module has only definitions. Structures that `linux/vfio.h` shares with the wire are repeated, because here
+//! they are parsed from untrusted bytes. `REGION_WRITE_MULTI` and the numbers from 16 on follow QEMU's edition of the
 //! specification.
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
@@ -37,7 +37,7 @@ macro_rules! commands {
 commands! {
     /// Negotiation of version and capabilities, the first message of a client.
     VERSION = 1;
-    /// The client makes memory reachable for the device.
+    /// The client makes memory accessible to the device.
     DMA_MAP = 2;
     /// The client removes memory from the device.
     DMA_UNMAP = 3;
@@ -199,7 +199,7 @@ pub const DMA_UNMAP_ALL: u32 = 2;
 #[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct DeviceInfo {
-    /// Bytes of the body.
+    /// Size of the body in bytes.
     pub argsz: u32,
     /// `DEVICE_*` bits.
     pub flags: u32,
@@ -226,7 +226,7 @@ pub struct RegionInfoBody {
     pub index: u32,
     /// Offset in the body of the first capability.
     pub cap_offset: u32,
-    /// Bytes of the region.
+    /// Size of the region in bytes.
     pub size: u64,
     /// Offset in the file for a client's `mmap`.
     pub offset: u64,
@@ -275,7 +275,7 @@ pub struct SparseArea {
 #[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct IrqInfo {
-    /// Bytes of the body.
+    /// Size of the body in bytes.
     pub argsz: u32,
     /// `IRQ_INFO_*` bits.
     pub flags: u32,
@@ -298,7 +298,7 @@ pub const IRQ_INFO_NORESIZE: u32 = 8;
 #[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct IrqSet {
-    /// Bytes of the body with its data.
+    /// Size of the body with its data in bytes.
     pub argsz: u32,
     /// One `IRQ_DATA_*` and one `IRQ_ACTION_*` bit.
     pub flags: u32,
@@ -380,7 +380,7 @@ pub const FEATURE_MASK: u32 = 0xffff;
 pub const FEATURE_GET: u32 = 1 << 16;
 /// `flags` of [`DeviceFeature`]: the client sets the feature's data.
 pub const FEATURE_SET: u32 = 1 << 17;
-/// `flags` of [`DeviceFeature`]: the client asks whether the other two are supported.
+/// `flags` of [`DeviceFeature`]: the client queries whether the other two are supported.
 pub const FEATURE_PROBE: u32 = 1 << 18;
 
 /// Feature: the migration states that are supported in addition to the two that all devices have.
@@ -409,7 +409,7 @@ pub struct MigDeviceState {
 
 /// `device_state` of [`MigDeviceState`]: the device has failed, and must be reset.
 pub const STATE_ERROR: u32 = 0;
-/// `device_state` of [`MigDeviceState`]: the device changes nothing.
+/// `device_state` of [`MigDeviceState`]: the device does not change any state.
 pub const STATE_STOP: u32 = 1;
 /// `device_state` of [`MigDeviceState`]: the device runs.
 pub const STATE_RUNNING: u32 = 2;
@@ -449,7 +449,7 @@ pub struct LoggingReport {
     pub iova: u64,
     /// Bytes.
     pub length: u64,
-    /// Bytes of a page.
+    /// Size of a page in bytes.
     pub page_size: u64,
 }
 const _: () = assert!(size_of::<LoggingReport>() == 24);

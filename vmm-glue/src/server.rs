@@ -36,11 +36,11 @@ const MAX_WAITING: usize = 4;
 const FLUSH_AT: usize = 64 << 10;
 /// Receives after which other events are checked, even if the client keeps sending.
 const MAX_ROUNDS: u32 = 64;
-/// TIMEOUT: the pause before a descriptor that the system did not take is sent again; clients ask for one when they
+/// TIMEOUT: the pause before a descriptor that the system did not take is sent again; clients request one when they
 /// start.
 const FDS_PAUSE: Duration = Duration::from_millis(10);
 
-/// Why a server cannot continue.
+/// Reason that a server cannot continue.
 #[derive(Debug, Error)]
 #[expect(missing_docs, reason = "the messages say it")]
 pub enum ServerError {
@@ -67,7 +67,7 @@ impl Server {
         Ok(Self { listener, _bound: Some(bound), options, keeper: None })
     }
 
-    /// Takes a socket that listens already (socket activation).
+    /// Takes a socket that is already listening (socket activation).
     pub fn from_listener(listener: UnixListener, options: ServerOptions) -> Result<Self, ServerError> {
         listener.set_nonblocking(true).map_err(ServerError::Prepare)?;
         Ok(Self { listener, _bound: None, options, keeper: None })
@@ -97,7 +97,7 @@ impl Server {
     /// of its link into `link`. Its device must be a new one.
     ///
     /// # Errors
-    /// If there is none, if its journal is invalid, or its memory cannot be mapped.
+    /// If there is no such client, its journal is invalid, or its memory cannot be mapped.
     pub fn revived(&self, remains: Remains, link: &Link) -> Result<SuspendedClient, ParkError> {
         let Remains { connection, kept } = remains;
         let keeper = self.keeper.clone().ok_or(ParkError::Stays("connection"))?;
@@ -275,7 +275,7 @@ impl Clients<'_> {
 
     fn wait(&self, stop: &StopHandle) -> Result<Ready, ServerError> {
         let unmask = self.active.as_ref().and_then(|_| self.link.interrupts().unmask_source());
-        // Entries without a descriptor wait for no event, on a descriptor that is always there.
+        // Entries without a descriptor wait for no event, on a placeholder descriptor.
         let nothing = || PollFd::from_borrowed_fd(stop.fd(), PollFlags::empty());
         let mut fds: [PollFd<'_>; 5 + MAX_WAITING] = std::array::from_fn(|_| nothing());
         let [stopped, wake, listener, client, unmasked, waiting @ ..] = &mut fds;
@@ -345,7 +345,7 @@ impl Clients<'_> {
                         connection.keep_journal(keeper, self.device);
                     }
                     self.active = Some(Active { accepted, connection, unhandled: false });
-                    // Both were meant for the previous client.
+                    // Both concerned the previous client.
                     self.link.take_disconnect();
                     self.link.take_check_shared();
                 }
@@ -489,12 +489,12 @@ impl Active<'_> {
                 }
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => (),
                 // Descriptors in flight to clients are limited for all of this process's user together; clients that do
-                // not read can use that up. The socket has room, so this would retry at full speed.
+                // not read can use that up. The socket has space, so this would retry at full speed.
                 Err(error) if error.raw_os_error() == Some(Errno::TOOMANYREFS.raw_os_error()) => {
                     std::thread::sleep(FDS_PAUSE);
                     break;
                 }
-                // Full: the rest is sent when there is room. Broken: the next read reports it.
+                // Full: the rest is sent when the socket has space. Broken: the next read reports it.
                 Err(_) => break,
             }
         }

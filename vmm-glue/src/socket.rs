@@ -35,7 +35,7 @@ pub struct SocketOptions {
     pub gid: Option<u32>,
 }
 
-/// Why a path cannot be bound.
+/// Reason that a path cannot be bound.
 #[derive(Debug, Error)]
 #[expect(missing_docs, reason = "the messages say it")]
 pub enum BindError {
@@ -91,12 +91,12 @@ impl BoundPath {
 
     /// Leaves the path in place permanently, because another holder of the socket serves it.
     pub fn leave(mut self) {
-        // No file has this number.
+        // This number does not match any file.
         self.inode = 0;
     }
 }
 
-/// Takes over the path of a socket that listens already, from an earlier process; `None` if it has none.
+/// Takes over the path of a socket that is already listening, from an earlier process; `None` if it has none.
 #[must_use]
 pub fn adopt(listener: &UnixListener) -> Option<BoundPath> {
     let path = listener.local_addr().ok()?.as_pathname()?.to_owned();
@@ -113,7 +113,7 @@ fn set_rights(path: &Path, options: &SocketOptions) -> Result<(), BindError> {
     let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let file = rustix::fs::open(path, flags, Mode::empty()).map_err(|errno| system("open")(errno.into()))?;
     let there = rustix::fs::fstat(&file).map_err(|errno| system("look at")(errno.into()))?;
-    // A socket of an earlier process has its rights already.
+    // A socket of an earlier process already has its rights.
     let is_ours = there.st_uid == rustix::process::geteuid().as_raw() || Some(there.st_uid) == options.uid;
     if FileType::from_raw_mode(there.st_mode) != FileType::Socket || !is_ours {
         let source =

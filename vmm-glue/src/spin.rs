@@ -25,7 +25,7 @@ pub struct Spin {
 }
 
 impl Spin {
-    /// Creates it, for spins of `length` and at most a millisecond.
+    /// Creates it, for spins of `length`, but at most a millisecond.
     pub fn new(length: Duration) -> Self {
         let length = length.min(Duration::from_millis(1));
         Self { length, credit: MAX_CREDIT / 2, streak: 0, needed: MIN_STREAK, slept: None }
@@ -43,7 +43,7 @@ impl Spin {
         now.checked_add(self.length)
     }
 
-    /// Notes that a message came at `now` while spinning until `deadline`.
+    /// Records that a message arrived at `now` while spinning until `deadline`.
     pub fn hit(&mut self, now: Instant, deadline: Instant) {
         if now > deadline.checked_add(self.length).unwrap_or(deadline) {
             return self.lose();
@@ -54,7 +54,7 @@ impl Spin {
         }
     }
 
-    /// Notes that no message came until `now`.
+    /// Records that no message arrived until `now`.
     pub fn miss(&mut self, now: Instant) {
         self.lose();
         self.slept = Some(now);
@@ -68,7 +68,7 @@ impl Spin {
         }
     }
 
-    /// Notes that a sleep ended at `now`; `message` is true if a message of the client ended it.
+    /// Records that a sleep ended at `now`; `message` is true if a message of the client ended it.
     pub fn woke(&mut self, message: bool, now: Instant) {
         if !message {
             return;
@@ -92,7 +92,7 @@ mod tests {
 
     const SPIN_TIME: Duration = Duration::from_millis(1);
 
-    /// Spins without success until spinning stops. Returns how often.
+    /// Spins without success until spinning stops. Returns the number of spins.
     fn give_up(spin: &mut Spin) -> u32 {
         let now = Instant::now();
         let mut rounds = 0;
@@ -111,7 +111,7 @@ mod tests {
         spin.woke(true, slept.checked_add(length).unwrap());
     }
 
-    /// Sleeps for short times until it spins again. Returns how often.
+    /// Sleeps for short times until it spins again. Returns the number of sleeps.
     fn come_back(spin: &mut Spin) -> u32 {
         (1..10_000)
             .find(|_| {

@@ -59,7 +59,7 @@ impl SuspendedClient {
     /// Saves the clients, with the state of `link`, and duplicates all their descriptors.
     ///
     /// # Errors
-    /// If it cannot be handed to another process.
+    /// If a descriptor cannot be handed to another process.
     pub fn save(&self, link: &Link) -> Result<(SavedClients, Vec<OwnedFd>), ParkError> {
         let Self { active, waiting } = self;
         let mut giving = Giving::Over(Vec::new());
@@ -76,7 +76,7 @@ impl SuspendedClient {
     /// Restores the clients with their `descriptors`; restores the state of their link into `link`, which is new.
     ///
     /// # Errors
-    /// If they are invalid, or their memory cannot be mapped.
+    /// If the saved state is invalid, or the clients' memory cannot be mapped.
     pub fn restored(
         saved: SavedClients,
         descriptors: Vec<OwnedFd>,

@@ -26,7 +26,7 @@ fn host_with(areas: &[(u64, u64)]) -> (Host, Arc<OwnedFd>) {
     (Host::start_with(ServerOptions::default(), |device| device.bar1 = bar1), file)
 }
 
-/// Creates one that can be mapped at 0x1000 and 0x4000.
+/// Creates a server whose region can be mapped at 0x1000 and 0x4000.
 fn host() -> (Host, Arc<OwnedFd>) {
     host_with(&[(0x1000, 0x2000), (0x4000, 0x1000)])
 }
@@ -39,7 +39,7 @@ fn request(argsz: u32, index: u32) -> Vec<u8> {
     body
 }
 
-/// Returns the reply to that, its body parsed by hand as 32-bit numbers, and its descriptors.
+/// Returns the reply to that request, with its body parsed by hand as 32-bit numbers, and its descriptors.
 fn ask(client: &mut Client, argsz: u32, index: u32) -> (Vec<u32>, Vec<OwnedFd>) {
     let reply = client.request(Command::DEVICE_GET_REGION_INFO, &request(argsz, index), &[]).unwrap();
     assert_eq!(reply.header.size as usize, 16 + reply.body.len());

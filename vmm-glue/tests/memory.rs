@@ -453,7 +453,7 @@ fn memory_that_the_client_never_touched_is_counted_and_bounded() {
     );
     assert_eq!((touches.bytes(), touches.refused()), (0x4000, 2));
 
-    // The next client has other memory.
+    // The next client has different memory.
     drop(client);
     host.wait_for(&Event::Disconnected);
     assert_eq!(touches.bytes(), 0);

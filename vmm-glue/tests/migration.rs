@@ -107,7 +107,7 @@ impl Device for Movable {
 
     fn region_write(&mut self, _: RegionIndex, offset: u64, data: &[u8]) -> Result<(), AccessError> {
         self.bar0[offset as usize..][..data.len()].copy_from_slice(data);
-        // It writes client memory there, by itself or through this process.
+        // A write here makes the device write client memory, by itself or through this process.
         match offset {
             0x100 => self.written.push(4 * MIB..6 * MIB),
             0x108 => drop(self.link.as_ref().map(|link| link.memory().write(9 * MIB, data))),
@@ -270,7 +270,7 @@ fn features_are_probed_got_and_set_as_a_kernel_has_it() {
         assert_eq!(errno(feature(number | FEATURE_GET)), ENOTTY);
         assert_eq!(errno(feature(number | FEATURE_PROBE)), ENOTTY);
     }
-    // If the client's room is too small, the answer has the size that it needs.
+    // If the client's buffer is too small, the answer has the required size.
     assert_eq!(client.feature(FEATURE_MIGRATION | FEATURE_GET, 8, &[]).unwrap(), (16, Vec::new()));
     assert_eq!(client.feature(FEATURE_MIGRATION | FEATURE_GET, 16, &[]).unwrap().0, 16);
     assert_eq!(errno(client.request(Command::DEVICE_FEATURE, &[0; 7], &[])), EINVAL);
@@ -320,7 +320,7 @@ fn written_pages_are_reported_once() {
     assert_eq!(set(&mut client.written(0, 16 * MIB, MIB).unwrap()), [4, 5, 8, 9]);
     assert_eq!(set(&mut client.written(0, 16 * MIB, MIB).unwrap()), [0usize; 0]);
     client.write32(0, 0x108, 1).unwrap();
-    // A client without room for the bits has not received them.
+    // A client without space for the bits has not received them.
     let asked = LoggingReport { iova: 8 * MIB, length: 8 * MIB, page_size: 4096 };
     let report = FEATURE_DMA_LOGGING_REPORT | FEATURE_GET;
     assert_eq!(client.feature(report, 40, asked.as_bytes()).unwrap(), (8 + 24 + 256, Vec::new()));

@@ -9,7 +9,7 @@ use vram::{Balancer, CHUNK_BYTES_MIN, ChunkTable, Contents, GuestVramAddr, Limit
 const VMS: u32 = 64;
 const CHUNKS: u32 = 4096;
 
-/// VMs that use all they have: the first get the card, unless `fair`.
+/// VMs that use all of their memory: the first ones get the card, unless `fair`.
 fn table(fair: bool) -> ChunkTable {
     let card = VMS * CHUNKS / 4;
     let bytes = |chunks: u32| u64::from(chunks) * CHUNK_BYTES_MIN;

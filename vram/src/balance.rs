@@ -65,7 +65,7 @@ pub struct Entitlement {
     pub ceil: u32,
 }
 
-/// Why a chunk cannot be pinned.
+/// Reason that a chunk cannot be pinned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PinError {
     /// The range does not belong to the VM.
@@ -130,7 +130,7 @@ impl Balancer {
         &self.config
     }
 
-    /// Changes the settings. Knowledge about VMs and chunks stays.
+    /// Changes the settings. Keeps the knowledge about VMs and chunks.
     pub fn set_config(&mut self, config: Config) {
         if (config.policy, config.seed) != (self.config.policy, self.config.seed) {
             self.policy = config.policy.build(config.seed);
@@ -149,7 +149,7 @@ impl Balancer {
         self.active.insert(vm, now_ns);
     }
 
-    /// Returns when the VM last submitted work, in ns.
+    /// Returns the time of the VM's last submission, in ns.
     #[must_use]
     pub fn last_active(&self, vm: TenantId) -> Option<u64> {
         self.active.get(&vm).copied()
@@ -187,7 +187,7 @@ impl Balancer {
         Ok(())
     }
 
-    /// Sets how often each chunk of a range of guest VRAM is accessed, in any unit that the profile uses for the VM.
+    /// Sets the access frequency of each chunk of a range of guest VRAM, in any unit that the profile uses for the VM.
     ///
     /// # Errors
     /// [`Error::OutOfRange`]; [`Error::NoSuchVm`].
@@ -214,7 +214,7 @@ impl Balancer {
         Ok(())
     }
 
-    /// Records that the chunk of an address has got its first place, on the card.
+    /// Records that the chunk of an address has its first place, on the card.
     ///
     /// # Errors
     /// [`Error::OutOfRange`]; [`Error::NoSuchVm`].
@@ -239,7 +239,7 @@ impl Balancer {
     /// dropped.
     ///
     /// # Errors
-    /// See [`PinError`]. Nothing is changed then.
+    /// See [`PinError`]. Then nothing changes.
     pub fn pin(
         &mut self,
         table: &ChunkTable,
@@ -264,7 +264,7 @@ impl Balancer {
         Ok(())
     }
 
-    /// Returns how many chunks of a VM are pinned.
+    /// Returns the number of pinned chunks of a VM.
     #[must_use]
     pub fn pinned(&self, vm: TenantId) -> u32 {
         self.known.get(&vm).map_or(0, |known| known.pins.len() as u32)
@@ -306,7 +306,7 @@ impl Balancer {
         let advertised = table.vm_bytes(vm).unwrap_or(0).div_ceil(table.chunk_bytes()) as u32;
         let new = || Known { advertised, hints: Hints::new(advertised), pins: BTreeSet::new() };
         let known = self.known.entry(vm).or_insert_with(new);
-        // Another VM now has the number.
+        // The number now belongs to another VM.
         if known.advertised != advertised {
             *known = new();
         }
@@ -318,7 +318,7 @@ impl Balancer {
         waits || self.has_rested(vm, now_ns)
     }
 
-    /// Returns true if the VM has submitted no work for a while.
+    /// Returns true if the VM has not submitted work for a while.
     fn has_rested(&self, vm: TenantId, now_ns: u64) -> bool {
         self.active.get(&vm).is_none_or(|&last| now_ns.saturating_sub(last) >= self.config.idle_after_ns)
     }

@@ -27,13 +27,13 @@ use state::Spot;
 use std::collections::{BTreeMap, BTreeSet};
 use stock::Stock;
 
-/// Smallest chunk: a large GPU page never spans two chunks.
+/// Minimum chunk size: a large GPU page never spans two chunks.
 pub const CHUNK_BYTES_MIN: u64 = 128 << 10;
-/// Largest chunk.
+/// Maximum chunk size.
 pub const CHUNK_BYTES_MAX: u64 = 64 << 20;
 /// Default chunk size.
 pub const CHUNK_BYTES_DEFAULT: u64 = 2 << 20;
-/// Largest VRAM size that a VM may advertise to its guest; the size of its map grows with it.
+/// Maximum VRAM size that a VM may advertise to its guest; the size of its map grows with it.
 pub const ADVERTISED_BYTES_MAX: u64 = 1 << 40;
 
 /// The place of a placed guest chunk.
@@ -41,7 +41,7 @@ pub const ADVERTISED_BYTES_MAX: u64 = 1 << 40;
 pub struct Placed {
     /// Place of the requested guest address.
     pub place: Place,
-    /// The chunk got its place in this call: it holds zeros, and nothing refers to it yet.
+    /// The chunk got its place in this call: it holds zeros, and has no references yet.
     pub new: bool,
 }
 
@@ -80,7 +80,7 @@ pub struct ChunkTable {
     shift: u32,
     card: Stock,
     host: Stock,
-    /// Chunks that the mediator owns.
+    /// Number of chunks that the mediator owns.
     mediator: u32,
     /// Chunks set aside for the mediator, including those that it owns already.
     set_aside: u32,
@@ -97,7 +97,7 @@ pub struct ChunkTable {
     /// Sum of the unused parts of VMs' guarantees.
     promised: u32,
     vms: BTreeMap<TenantId, VmMap>,
-    /// VMs whose chunks stay where they are.
+    /// VMs whose chunks do not move.
     frozen: BTreeSet<TenantId>,
     /// All moves in flight.
     flights: BTreeMap<MoveId, Flight>,
@@ -147,13 +147,13 @@ impl ChunkTable {
         })
     }
 
-    /// Bytes of a chunk.
+    /// Returns the size of a chunk in bytes.
     #[must_use]
     pub fn chunk_bytes(&self) -> u64 {
         1 << self.shift
     }
 
-    /// Returns where a chunk begins on the card.
+    /// Returns the address of a chunk on the card.
     #[must_use]
     pub fn address(&self, chunk: ChunkId) -> VramAddr {
         VramAddr(u64::from(chunk.0) << self.shift)
@@ -172,7 +172,7 @@ impl ChunkTable {
         self.card.state(chunk.0)
     }
 
-    /// Sets how many slots of host memory may be used; a new table has none. Slots that were never used hold zeros. A
+    /// Sets the number of usable slots of host memory; a new table has none. Slots that were never used hold zeros. A
     /// budget below the current use takes no slot away, but no new one is allocated until enough are free.
     pub fn set_host_budget(&mut self, slots: u32) {
         self.host.set_limit(slots);
@@ -210,7 +210,7 @@ impl ChunkTable {
     ///
     /// # Errors
     /// [`Error::Promise`] if a raised guarantee cannot be kept now; [`Error::Guarantee`], [`Error::Weight`];
-    /// [`Error::NoSuchVm`]. Nothing is changed then.
+    /// [`Error::NoSuchVm`]. Then nothing changes.
     pub fn set_limits(&mut self, vm: TenantId, limits: Limits) -> Result<(), Error> {
         let map = self.vms.get(&vm).ok_or(Error::NoSuchVm(vm))?;
         self.check_limits(vm, limits, map.advertised(), map.used(Tier::Card), map.owed())?;
@@ -272,7 +272,7 @@ impl ChunkTable {
         spots.len() as u32
     }
 
-    /// Takes a VM's VRAM and its guarantee away. Its chunks wait to be scrubbed; so do the destinations of its moves in
+    /// Removes a VM's VRAM and its guarantee. Its chunks wait to be scrubbed; so do the destinations of its moves in
     /// flight, after these have ended. Returns the number of chunks that were placed.
     ///
     /// # Errors
@@ -357,7 +357,7 @@ impl ChunkTable {
         self.vms.iter().map(|(&vm, map)| (vm, map.account()))
     }
 
-    /// Returns how many chunks of the card have no owner and are not promised to any VM.
+    /// Returns the number of card chunks without an owner that are not promised to any VM.
     #[must_use]
     pub fn spare(&self) -> u32 {
         self.uncommitted().saturating_sub(self.wanted())
@@ -422,7 +422,7 @@ impl ChunkTable {
         Ok(Spot::new(tier, number))
     }
 
-    /// Takes the owner of a chunk or slot away.
+    /// Removes the owner of a chunk or slot.
     fn abandon(&mut self, spot: Spot) {
         self.stock_mut(spot.tier()).abandon(spot.number());
     }

@@ -14,7 +14,7 @@ const PAGE_SHIFT: u32 = PAGE_BYTES.trailing_zeros();
 /// Order of the largest allocation: as large as the largest chunk, 64 MiB.
 const ORDER_MAX: u32 = CHUNK_BYTES_MAX.trailing_zeros() - PAGE_SHIFT;
 
-/// Why an allocation failed.
+/// Reason that an allocation failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PoolError {
     /// An allocation must be of 1 byte to 64 MiB.

@@ -14,7 +14,7 @@ const BYTES: u64 = 256 << 10;
 const PASSES: u32 = 3;
 /// Minimum size of a buffer in bytes.
 const MIN_BUFFER_BYTES: u64 = 64 << 10;
-/// Most buffers.
+/// Maximum number of buffers.
 const MOST_BUFFERS: u64 = 64;
 /// Threads of a block.
 const BLOCK: u32 = 512;

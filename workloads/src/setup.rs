@@ -85,7 +85,7 @@ impl Results {
     /// The words of an output.
     ///
     /// # Errors
-    /// As for [`Self::bytes`].
+    /// Same as for [`Self::bytes`].
     pub fn words(&self, name: &str) -> Result<Vec<u32>> {
         Ok(crate::bytes_to_words(self.bytes(name)?))
     }
@@ -93,7 +93,7 @@ impl Results {
     /// The floats of an output.
     ///
     /// # Errors
-    /// As for [`Self::bytes`].
+    /// Same as for [`Self::bytes`].
     pub fn floats(&self, name: &str) -> Result<Vec<f32>> {
         Ok(crate::bytes_to_floats(self.bytes(name)?))
     }

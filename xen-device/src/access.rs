@@ -1,7 +1,7 @@
-//! Translates requests to calls of the device.
+//! Translates requests into calls of the device.
 //!
-//! An item in two BARs, or half in one, is cut where the BAR ends; bytes outside all BARs read as ones. A malformed
-//! request is answered as if no device were there, so that the virtual CPU continues.
+//! An item in two BARs, or only half in one, is split where the BAR ends; bytes outside all BARs read as ones. A
+//! malformed request is answered as if the device did not exist, so that the virtual CPU continues.
 
 use vmm_glue::counters::{add, worth_logging};
 use vmm_glue::device::{Device, RegionIndex};
@@ -12,7 +12,7 @@ use vmm_glue::protocol::Command;
 use crate::function::Function;
 use crate::requests::{Request, kind};
 
-/// Largest number of items of one request; Xen sends at most a page of them.
+/// Maximum number of items of one request; Xen sends at most a page of them.
 const MAX_ITEMS: u32 = 4096;
 /// Reachable bytes of configuration space.
 const CONFIG_BYTES: u64 = 256;
@@ -26,7 +26,7 @@ enum Space {
     Memory,
     /// Configuration space of our function.
     Config,
-    /// Nothing.
+    /// None.
     None,
 }
 
@@ -115,7 +115,7 @@ impl Accesses<'_> {
         }
     }
 
-    /// Cuts an item at the borders of BARs.
+    /// Splits an item at the borders of BARs.
     fn memory(&mut self, address: u64, mut data: Data<'_>) {
         let mut at = address;
         while !data.is_empty() {
@@ -147,7 +147,7 @@ impl Accesses<'_> {
         }
     }
 
-    /// Cuts an access within a region into pieces that a device takes.
+    /// Splits an access within a region into parts that a device accepts.
     fn device(&mut self, region: RegionIndex, offset: u64, mut data: Data<'_>) {
         let mut offset = offset;
         while !data.is_empty() {

@@ -1,11 +1,11 @@
-//! Pages of the domain under its BARs, where the device has memory that a client can map.
+//! Pages of the domain under its BARs, for memory of the device that a client can map.
 //!
-//! A client of vfio-user maps a file there. A domain cannot: it can access only its own memory without an exit. So it
-//! gets as many pages as the device's area has, at the addresses that the guest assigns to the BAR, and the device
-//! keeps its memory in them. An access that misses them for any reason arrives as a request and reaches the same
-//! memory: they only make accesses faster.
+//! A client of vfio-user maps a file there. A domain cannot do this: it can only access its own memory without an exit.
+//! So it gets as many pages as the device's area has, at the addresses that the guest assigns to the BAR, and the
+//! device keeps its memory in them. An access that misses them for any reason arrives as a request and reaches the same
+//! memory: the pages only make accesses faster.
 //!
-//! They are added when the BAR first answers, and follow it. While it does not answer they stay in place.
+//! They are added when the BAR is first enabled, and follow it. While it is disabled they stay in place.
 
 use std::io;
 use std::ops::Range;
@@ -17,7 +17,7 @@ use vmm_glue::memory::PAGE_SIZE;
 
 use crate::hypervisor::{self, Target};
 
-/// A BAR that answers.
+/// An enabled BAR.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Window {
     pub region: RegionIndex,
@@ -27,11 +27,11 @@ pub(crate) struct Window {
 /// Pages of one area.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Pages {
-    /// None yet.
+    /// No pages yet.
     Wanted,
-    /// From this frame on.
+    /// First frame of the pages.
     At(u64),
-    /// Accesses arrive as requests until the domain is gone.
+    /// Accesses arrive as requests until the domain is destroyed.
     Without,
 }
 
@@ -48,7 +48,7 @@ impl Area {
         self.area.size / PAGE_SIZE
     }
 
-    /// Returns its frames, wherever they are.
+    /// Returns its frames, at their present location.
     fn frames(&self) -> Option<Range<u64>> {
         match self.pages {
             Pages::At(first) => Some(first..first.saturating_add(self.count())),
@@ -56,7 +56,7 @@ impl Area {
         }
     }
 
-    /// Returns the frames that it should have, if its BAR answers.
+    /// Returns the frames that it should have, if its BAR is enabled.
     fn wanted(&self, windows: &[Window]) -> Option<Range<u64>> {
         let window = windows.iter().find(|window| window.region == self.region)?;
         let first = window.range.first.checked_add(self.area.offset)?;
@@ -79,11 +79,11 @@ impl BarBacking {
         Self(areas.collect())
     }
 
-    /// Moves pages to the BARs that answer.
+    /// Moves pages to the enabled BARs.
     pub fn follow(&mut self, windows: &[Window], target: &dyn Target, device: &mut dyn Device) {
         let wanted: Vec<_> = self.0.iter().map(|area| area.wanted(windows)).collect();
-        // If a guest exchanges BARs, the old pages of one are in the way of the other's new ones; only one can be
-        // there.
+        // If a guest exchanges BARs, the old pages of one occupy the new place of the other's pages; a place can only
+        // hold one.
         for (at, area) in self.0.iter_mut().enumerate() {
             let in_the_way = |frames: &Range<u64>| {
                 let others = wanted.iter().enumerate().filter(|(other, _)| *other != at);
@@ -131,7 +131,7 @@ fn overlap(one: &Range<u64>, other: &Range<u64>) -> bool {
     one.start < other.end && other.start < one.end
 }
 
-/// Checks that the guest has no memory there: if it puts a BAR over its own memory, Xen would remove that.
+/// Checks that the guest has no memory there: if it maps a BAR over its own memory, Xen would remove that memory.
 fn room(frames: &Range<u64>, target: &dyn Target) -> io::Result<()> {
     let count = usize::try_from(frames.end.saturating_sub(frames.start)).unwrap_or(usize::MAX);
     match target.present(frames.start, count)?.contains(&true) {
@@ -140,7 +140,7 @@ fn room(frames: &Range<u64>, target: &dyn Target) -> io::Result<()> {
     }
 }
 
-/// Adds pages to the domain and gives the same to the device.
+/// Adds pages to the domain and passes the same pages to the device.
 fn lend(area: &Area, frames: &Range<u64>, target: &dyn Target, device: &mut dyn Device) -> Result<(), String> {
     let count = area.count();
     let refused = |what: &str, error: &dyn std::fmt::Display| format!("{what}: {error}");
@@ -158,7 +158,7 @@ fn lend(area: &Area, frames: &Range<u64>, target: &dyn Target, device: &mut dyn 
     lent.inspect_err(|_| report(target.take_frames(frames.start, count)))
 }
 
-/// Stops using pages: they may be anywhere, or incomplete.
+/// Stops using pages whose location is unknown, or some of which are missing.
 fn give_up(area: &mut Area, target: &dyn Target, error: &dyn std::fmt::Display) {
     tracing::warn!(%error, region = ?area.region, "memory beneath a BAR cannot follow it: each access there is a request from now on");
     take(area, target);

@@ -1,5 +1,6 @@
-//! A fake hypervisor for tests on any host, stricter than Xen: it records as [`FakeXen::breaches`] errors that Xen
-//! would let pass, such as a port that is bound twice, a range that is partly released, or an answer without a request.
+//! A fake hypervisor for tests on any host, stricter than Xen: it records errors that Xen would accept as
+//! [`FakeXen::breaches`], such as a port that is bound twice, a range that is partly released, or an answer without a
+//! request.
 //!
 //! The guest's side is [`FakeDomain`]: its virtual CPUs make accesses as Xen does for them, its memory is added and
 //! removed.
@@ -47,13 +48,13 @@ struct Domain {
     id: DomainId,
     name: String,
     cpus: usize,
-    /// Its memory, followed by pages that it may get.
+    /// Its memory, followed by pages that can be added.
     memory: File,
     kib: u64,
     hvm: bool,
     target_kib: u64,
     state: Mutex<State>,
-    /// A server has found it, and has finished its first steps.
+    /// Set once a server has found it and completed its first steps.
     seen: AtomicBool,
     xen: FakeXen,
 }
@@ -61,9 +62,9 @@ struct Domain {
 #[derive(Debug, Default)]
 struct State {
     frames: BTreeSet<u64>,
-    /// Pages that it got in addition to its memory: their number in the file.
+    /// Pages that were added to its memory: their number in the file.
     given: BTreeMap<u64, u64>,
-    /// Pages of the file that it may get.
+    /// Pages of the file that can be added.
     spare: BTreeSet<u64>,
     stuck: bool,
     server: Option<Arc<Server>>,
@@ -89,7 +90,7 @@ struct ServerState {
     enabled: bool,
     bound: BTreeSet<u32>,
     ranges: Vec<Range>,
-    /// Ports that have fired and are not yet taken, and those that are silent.
+    /// Ports that have fired and are not yet taken, and masked ports.
     fired: BTreeSet<u32>,
     silent: BTreeSet<u32>,
     pending: BTreeSet<u32>,
@@ -126,11 +127,11 @@ pub struct FakeSpec {
     pub cpus: usize,
     /// Memory in KiB, from address 0 on, except where a PC has its VGA.
     pub kib: u64,
-    /// Target size of its memory in KiB, if that is less.
+    /// Target size of its memory in KiB, if that is smaller.
     pub target_kib: Option<u64>,
-    /// It is an HVM domain.
+    /// Set for an HVM domain.
     pub hvm: bool,
-    /// Pages that the host has for it in addition to its memory.
+    /// Number of pages that the host can add to its memory.
     pub spare: u64,
 }
 
@@ -186,7 +187,7 @@ impl FakeXen {
         Box::new(self.clone())
     }
 
-    /// Returns the breaches of a server so far, in words.
+    /// Returns descriptions of a server's breaches so far.
     #[must_use]
     pub fn breaches(&self) -> Vec<String> {
         self.0.lock().breaches.clone()
@@ -236,7 +237,7 @@ impl Hypervisor for FakeXen {
 struct FakeStore {
     xen: FakeXen,
     signal: Arc<Signal>,
-    /// The domain that the server found last, before it asks for changes again.
+    /// The domain that the server found last, before it queries changes again.
     found: Option<Arc<Domain>>,
 }
 
@@ -413,7 +414,7 @@ impl Target for FakeTarget {
         let end = first.saturating_add(u64::try_from(count).unwrap_or(u64::MAX));
         let state = self.domain.state.lock();
         let pages: Option<Vec<u64>> = (first..end).map(|frame| state.page(frame)).collect();
-        // Here they are mapped from one contiguous part of a file; pages allocated together are contiguous.
+        // They are mapped from one contiguous part of a file; pages allocated together are contiguous.
         let start = pages.as_deref().and_then(|pages| pages.first()).copied();
         let is_run = |start: &u64| pages.iter().flatten().zip(*start..).all(|(page, at)| *page == at);
         let Some(start) = start.filter(is_run) else { return Err(io::Error::from_raw_os_error(libc::EINVAL)) };
@@ -516,7 +517,7 @@ impl FakeDomain {
         });
     }
 
-    /// Waits until a server has found the domain and has decided about it.
+    /// Waits until a server has found the domain and decided about it.
     ///
     /// # Panics
     /// If that takes too long.
@@ -559,7 +560,7 @@ impl FakeDomain {
         (writer::state(&server.requests, cpu) == state::ANSWERED).then(|| writer::finish(&server.requests, cpu))
     }
 
-    /// Makes a request and waits for its answer. `None` if the server has gone.
+    /// Makes a request and waits for its answer. `None` if the server no longer exists.
     ///
     /// # Panics
     /// If no answer comes.
@@ -568,7 +569,7 @@ impl FakeDomain {
         self.wait_answer(cpu)
     }
 
-    /// Waits for the answer to a request. `None` if the server has gone.
+    /// Waits for the answer to a request. `None` if the server no longer exists.
     ///
     /// # Panics
     /// If no answer comes.
@@ -580,7 +581,7 @@ impl FakeDomain {
         })
     }
 
-    /// Makes an access as Xen does: an access to memory goes there, one outside of the server's claims reads as ones,
+    /// Makes an access as Xen does: an access to memory is executed, one outside of the server's claims reads as ones,
     /// others are passed on.
     ///
     /// # Panics
@@ -649,7 +650,7 @@ impl FakeDomain {
         self.config(offset, 4, Some(data.into()));
     }
 
-    /// Buffers a write, as Xen does for legacy VGA. Returns false if there is no room, or no server.
+    /// Buffers a write, as Xen does for legacy VGA. Returns false if the buffer is full, or the domain has no server.
     #[must_use]
     pub fn buffer(&self, request: &Request) -> bool {
         let Some(server) = self.server() else { return false };
@@ -658,7 +659,7 @@ impl FakeDomain {
         done
     }
 
-    /// Puts bytes anywhere into one of the server's pages, and wakes it.
+    /// Writes bytes anywhere in one of the server's pages, and wakes it.
     ///
     /// # Panics
     /// If they are outside.
@@ -670,8 +671,8 @@ impl FakeDomain {
         fire(&server, port);
     }
 
-    /// Takes frames from the domain and notifies the server through its last processor, as Xen does when a guest gives
-    /// them back; waits for the answer.
+    /// Removes frames from the domain and notifies the server through its last processor, as Xen does when a guest
+    /// gives them back; waits for the answer.
     pub fn give_back(&self, frames: std::ops::Range<u64>) {
         self.take(frames);
         self.request(
@@ -680,7 +681,7 @@ impl FakeDomain {
         );
     }
 
-    /// Takes frames from the domain without a notification.
+    /// Removes frames from the domain without a notification.
     pub fn take(&self, frames: std::ops::Range<u64>) {
         self.0.state.lock().frames.retain(|frame| !frames.contains(frame));
     }
@@ -690,7 +691,7 @@ impl FakeDomain {
         self.0.state.lock().frames.extend(frames);
     }
 
-    /// Returns the pages that the domain got in addition to its memory, by frame.
+    /// Returns the pages that were added to the domain's memory, by frame.
     #[must_use]
     pub fn all_given(&self) -> Vec<u64> {
         self.0.state.lock().given.keys().copied().collect()
@@ -705,7 +706,7 @@ impl FakeDomain {
         self.0.state.lock().stuck = true;
     }
 
-    /// Makes the guest give back a page that it got.
+    /// Makes the guest give back an added page.
     pub fn drop_given(&self, frame: u64) {
         let mut state = self.0.state.lock();
         state.stuck = true;
@@ -724,7 +725,7 @@ impl FakeDomain {
         self.0.state.lock().messages.clone()
     }
 
-    /// Returns the pin's level, and how often it has risen.
+    /// Returns the pin's level, and how often it was raised.
     #[must_use]
     pub fn pin(&self) -> (bool, u64) {
         let state = self.0.state.lock();
@@ -737,7 +738,7 @@ impl FakeDomain {
         self.0.state.lock().saves_refused
     }
 
-    /// Returns the first frames of the parts of memory that the server has asked about.
+    /// Returns the first frames of the parts of memory that the server has queried.
     #[must_use]
     pub fn asked(&self) -> Vec<u64> {
         self.0.state.lock().asked.clone()
@@ -773,7 +774,7 @@ impl FakeDomain {
     }
 }
 
-/// Fires a port at a server, as Xen does: a silent one becomes pending.
+/// Fires a port at a server, as Xen does: a masked one becomes pending.
 fn fire(server: &Server, port: u32) {
     let mut state = server.state.lock();
     if state.silent.contains(&port) {

@@ -1,4 +1,4 @@
-//! The PCI function as the domain sees it: the addresses of its BARs, and its interrupts.
+//! The PCI function in the domain's view: the addresses of its BARs, and its interrupts.
 //!
 //! The device keeps configuration space; this module reads it after each write of the guest.
 
@@ -32,7 +32,7 @@ const MSI_ENABLE: u32 = 1 << 16;
 const MSI_64: u32 = 1 << 23;
 /// BARs of a function.
 const BARS: usize = 6;
-/// Largest number of capabilities that are read: more do not fit.
+/// Maximum number of capabilities that are read: more do not fit.
 const MAX_CAPABILITIES: usize = 48;
 
 /// Address and data of the device's message.
@@ -50,7 +50,7 @@ pub(crate) struct Function {
     by_pin: bool,
     /// The pin's level in the domain.
     pin: Arc<Mutex<bool>>,
-    /// BARs that answer, and are claimed, by address.
+    /// Enabled and claimed BARs, by address.
     windows: Vec<Window>,
     bar_backing: BarBacking,
     pub bus_master: bool,
@@ -84,7 +84,7 @@ impl Function {
         self.regions.get(usize::from(region as u8))
     }
 
-    /// Returns the BARs that answer, by address.
+    /// Returns the enabled BARs, by address.
     pub fn windows(&self) -> &[Window] {
         &self.windows
     }
@@ -113,7 +113,7 @@ impl Function {
     pub fn acknowledge(&self) {
         let was_up = std::mem::take(&mut *self.pin.lock());
         if was_up {
-            // Fails if the domain has gone.
+            // Fails if the domain no longer exists.
             let _ = self.target.set_intx(false);
             self.link.interrupts().unmask_intx();
         }
@@ -145,7 +145,7 @@ impl Function {
         None
     }
 
-    /// Reads the capability: whether messages are on, their address, and the data of the first.
+    /// Reads the capability: whether messages are enabled, their address, and the data of the first.
     fn read_message(&self, device: &mut dyn Device, at: u64) -> (bool, u64, u32) {
         let of = |device: &mut dyn Device, offset: u64| word(device, at.saturating_add(offset));
         let control = of(device, 0);
@@ -170,14 +170,14 @@ impl Function {
             let region = RegionIndex::ALL.get(number).copied().filter(|_| low & BAR_IO == 0);
             let size = region.and_then(|region| self.region(region)).map_or(0, RegionInfo::size);
             let last = size.checked_sub(1).and_then(|rest| first.checked_add(rest));
-            // The value while a guest probes the size is not an address; neither is 0.
+            // The value while a guest probes the size is not an address; 0 is not one either.
             if let (Some(region), Some(last), true) = (region, last, first != 0) {
                 windows.push(Window { region, range: Range { first, last } });
             }
             number = number.saturating_add(if wide { 2 } else { 1 });
         }
         windows.sort_unstable_by_key(|window| window.range.first);
-        // Xen accepts each address once. If BARs overlap, the one at the lower address answers.
+        // Xen accepts each address once. If BARs overlap, the one at the lower address applies.
         let mut free = 0;
         windows.retain(|window| {
             let fits = window.range.first >= free;
@@ -237,7 +237,7 @@ impl Function {
         }
     }
 
-    /// Counts an access that the device refuses; the guest sees the answer of hardware.
+    /// Counts an access that the device refuses; the guest sees the hardware's answer.
     pub fn denied(&self, error: AccessError) {
         let before = add(&self.link.counters().denied, 1);
         if worth_logging(before.saturating_add(1)) {

@@ -3,7 +3,7 @@
 //!
 //! Checks: every request is answered, once; the device sees only aligned pieces inside its regions; its memory is
 //! mapped and unmapped in pairs, and all mappings of a returned frame are gone before the answer; the hypervisor
-//! reports no breach; at the end nothing is left.
+//! reports no breach; at the end no state is left.
 
 use std::time::Duration;
 
@@ -18,14 +18,14 @@ use crate::requests::{Request, kind};
 use crate::server::XenServer;
 use crate::store::DomainName;
 
-/// Largest number of steps of one input.
+/// Maximum number of steps of one input.
 const MAX_STEPS: usize = 96;
 /// Memory of a domain, in KiB.
 const KIB: u64 = 4096;
 /// First addresses of the BARs, adjacent.
 const PLACES: [u64; 2] = [0xf100_1000, 0xf100_2000];
 
-/// Bytes that are taken one after the other; zeros after the end.
+/// Bytes that are taken in sequence; zeros after the end.
 struct Bytes<'a>(&'a [u8]);
 
 impl Bytes<'_> {
@@ -42,7 +42,7 @@ impl Bytes<'_> {
         byte
     }
 
-    /// Returns an address that is often near something.
+    /// Returns an address that is often close to a boundary.
     fn address(&mut self) -> u64 {
         let [near, offset, high, low] = self.next();
         let base = match near % 8 {
@@ -84,7 +84,7 @@ impl Bytes<'_> {
     }
 }
 
-/// Stops a server when it is dropped, also during a panic: otherwise joining its thread would wait for ever.
+/// Stops a server when it is dropped, also during a panic: otherwise joining its thread would wait forever.
 struct Stops<'a>(&'a StopHandle);
 
 impl Drop for Stops<'_> {
@@ -111,7 +111,7 @@ pub fn run(bytes: &[u8]) {
         let mut number = 1;
         let mut domain = begin(&xen, number);
         for _ in 0..MAX_STEPS {
-            // If the server is gone, waiting for it would fail.
+            // If the server has ended, waiting for it would fail.
             if bytes.0.is_empty() || thread.is_finished() {
                 break;
             }

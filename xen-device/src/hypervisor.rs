@@ -20,7 +20,7 @@ pub struct Range {
     pub last: u64,
 }
 
-/// Why a domain cannot be served.
+/// Reason that a domain cannot be served.
 #[derive(Debug, Error)]
 pub enum AttachError {
     /// This process may not, or cannot, call the hypervisor.
@@ -38,7 +38,7 @@ pub enum AttachError {
     Refused {
         /// The domain.
         domain: DomainId,
-        /// The call in words.
+        /// Description of the call.
         what: &'static str,
         /// Xen's error.
         error: io::Error,
@@ -49,7 +49,7 @@ pub enum AttachError {
 
 /// A way to serve domains.
 pub trait Hypervisor: Send + std::fmt::Debug {
-    /// Becomes the server of the PCI function in `slot` of bus 0 of a domain. Accesses come only after
+    /// Becomes the server of the PCI function in `slot` of bus 0 of a domain. Accesses only arrive after
     /// [`Target::enable`].
     ///
     /// # Errors
@@ -71,7 +71,7 @@ pub trait Target: Send + Sync + std::fmt::Debug {
     /// Binds a port of the domain. Returns our port.
     ///
     /// # Errors
-    /// If there is no such port.
+    /// If the port does not exist.
     fn bind(&self, port: u32) -> io::Result<u32>;
 
     /// Enables accesses.
@@ -80,10 +80,10 @@ pub trait Target: Send + Sync + std::fmt::Debug {
     /// If Xen refuses.
     fn enable(&self) -> io::Result<()>;
 
-    /// Claims addresses: accesses inside the claims come to us.
+    /// Claims addresses: accesses inside the claims are passed to this process.
     ///
     /// # Errors
-    /// If a part is claimed already.
+    /// If a part is already claimed.
     fn claim(&self, range: Range) -> io::Result<()>;
 
     /// Releases a claim.
@@ -95,19 +95,19 @@ pub trait Target: Send + Sync + std::fmt::Debug {
     /// Notifies the domain, through one of our ports, that a request is answered.
     ///
     /// # Errors
-    /// If the port is gone, for example with its domain.
+    /// If the port no longer exists, for example because its domain was destroyed.
     fn notify(&self, port: u32) -> io::Result<()>;
 
     /// Returns a descriptor that is readable when a port has fired.
     fn events(&self) -> BorrowedFd<'_>;
 
-    /// Takes the ports that have fired, at most as many as fit; each is silent until [`Self::unmask`]. Does not wait.
+    /// Takes the ports that have fired, at most as many as fit; each is masked until [`Self::unmask`]. Does not wait.
     ///
     /// # Errors
     /// If events were lost or the device has failed.
     fn fired(&self, ports: &mut [u32]) -> io::Result<usize>;
 
-    /// Lets ports fire again; one that has fired since does so at once.
+    /// Unmasks ports; a port that has fired since then fires at once.
     ///
     /// # Errors
     /// If the device has failed.
@@ -116,7 +116,7 @@ pub trait Target: Send + Sync + std::fmt::Debug {
     /// Returns for each of `count` frames from `first` whether the domain has memory there.
     ///
     /// # Errors
-    /// If the domain has gone.
+    /// If the domain no longer exists.
     fn present(&self, first: u64, count: usize) -> io::Result<Vec<bool>>;
 
     /// Maps `count` frames of the domain from `first`, all of them.
@@ -125,22 +125,22 @@ pub trait Target: Send + Sync + std::fmt::Debug {
     /// If one of them is missing.
     fn map(&self, first: u64, count: usize) -> io::Result<Mapping>;
 
-    /// Adds `count` frames from `first` on to the domain, beyond its current memory and limit. All or none.
+    /// Adds `count` frames from `first` on to the domain, beyond its current memory and limit: all of them or none.
     ///
     /// # Errors
     /// If the host has no memory for it, or Xen refuses.
     fn add_frames(&self, first: u64, count: u64) -> io::Result<()>;
 
-    /// Takes `count` frames from `first` on from the domain. They stay for as long as they are mapped here.
+    /// Removes `count` frames from `first` on from the domain. They remain for as long as they are mapped here.
     ///
     /// # Errors
-    /// If one of them is missing; the others are taken.
+    /// If one of them is missing; the others are removed.
     fn take_frames(&self, first: u64, count: u64) -> io::Result<()>;
 
     /// Moves `count` frames that begin at `from` to `to`; the two ranges do not overlap.
     ///
     /// # Errors
-    /// If Xen refuses; some may have moved by then.
+    /// If Xen refuses; then some may have been moved.
     fn move_frames(&self, from: u64, to: u64, count: u64) -> io::Result<()>;
 
     /// Delivers a message-signalled interrupt.

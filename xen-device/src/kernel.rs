@@ -2,7 +2,8 @@
 //! events.
 //!
 //! It uses only interfaces that are the same in every Xen version since 4.11 (the calls of a device model, the mapping
-//! of its pages as a resource, `frames`), except one call, which is documented there. It needs no library of Xen's.
+//! of its pages as a resource, `frames`), except one call, which is documented there. It does not need a library of
+//! Xen.
 #![expect(unsafe_code, reason = "ioctls of Xen's devices, and memory that they map")]
 // UNSAFETY: each ioctl gets a structure of the layout for its number, which outlives the call and points only to memory
 // of this module; one value owns a mapping and unmaps it when it is dropped.
@@ -29,10 +30,10 @@ const PRIVCMD: &str = "/dev/xen/privcmd";
 const EVTCHN: &str = "/dev/xen/evtchn";
 const PAGE: usize = 4096;
 const _: () = assert!(PAGE as u64 == PAGE_SIZE);
-/// Largest number of frames of one call.
+/// Maximum number of frames per call.
 const MAX_FRAMES: usize = 1 << 16;
 
-/// Returns the number of an ioctl without direction; all of Xen's are so.
+/// Returns the number of an ioctl without direction; this applies to all of Xen's.
 const fn ioctl_number(kind: u8, number: u8, size: usize) -> libc::c_ulong {
     (size as libc::c_ulong) << 16 | (kind as libc::c_ulong) << 8 | number as libc::c_ulong
 }
@@ -140,7 +141,7 @@ impl Hypervisor for KernelHypervisor {
             .dm_op([op::CREATE_SERVER, BUFFERED_ATOMIC, 0, 0])
             .map_err(refused("make a server for a PCI function", "; is it an HVM domain?"))?;
         let id = answer[1] >> 32 & 0xffff;
-        // From here on, dropping it destroys it.
+        // From here on, dropping it destroys the server.
         let server = Server { calls, id };
         answer = server
             .calls
@@ -193,7 +194,7 @@ impl Calls {
     fn area(&self, count: usize) -> io::Result<Foreign> {
         let len = count.checked_mul(PAGE).filter(|_| (1..=MAX_FRAMES).contains(&count));
         let len = len.ok_or_else(|| io::Error::from(io::ErrorKind::InvalidInput))?;
-        // SAFETY: a new mapping at an address of the kernel's choice.
+        // SAFETY: a new mapping at an address that the kernel chooses.
         let base = unsafe {
             rustix::mm::mmap(
                 ptr::null_mut(),
@@ -222,7 +223,7 @@ impl Calls {
         if done < 0 { Err(io::Error::last_os_error()) } else { Ok(area) }
     }
 
-    /// Maps frames, and returns an error number for each. Those that failed must not be touched.
+    /// Maps frames, and returns an error number for each. Frames that failed must not be touched.
     fn map_frames(&self, first: u64, count: usize) -> io::Result<(Foreign, Vec<i32>)> {
         let area = self.area(count)?;
         let frames: Vec<u64> = (first..=u64::MAX).take(count).collect();
@@ -237,7 +238,7 @@ impl Calls {
             frames: frames.as_ptr(),
             errors: errors.as_mut_ptr(),
         };
-        // SAFETY: maps `count` pages over those that `area` owns; both lists have `count` entries.
+        // SAFETY: maps `count` pages over pages that `area` owns; both lists have `count` entries.
         let done = unsafe { libc::ioctl(self.privcmd.as_raw_fd(), MMAP_BATCH, &raw const call) };
         let error = io::Error::last_os_error();
         // ENOENT: a frame is paged out, which the list contains as well.
@@ -257,7 +258,7 @@ struct Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        // Fails if the domain has gone, and the server with it.
+        // Fails if the domain, and with it the server, no longer exists.
         let _ = self.calls.dm_op([op::DESTROY_SERVER, self.id, 0, 0]);
     }
 }
@@ -297,7 +298,7 @@ impl Drop for Foreign {
 /// A domain that is served.
 #[derive(Debug)]
 struct KernelTarget {
-    // Dropped in this order: the server first, so that no access comes while its pages are dropped.
+    // Dropped in this order: the server first, so that no access arrives while its pages are dropped.
     server: Server,
     requests: Mapping,
     buffered: Mapping,
@@ -335,7 +336,7 @@ impl Target for KernelTarget {
 
     fn bind(&self, port: u32) -> io::Result<u32> {
         let call = BindInterdomain { domain: self.server.calls.domain.into(), port };
-        // SAFETY: the structure is the one for this number.
+        // SAFETY: the structure matches this number.
         let bound = unsafe { libc::ioctl(self.events.as_raw_fd(), BIND_INTERDOMAIN, &raw const call) };
         u32::try_from(bound).map_err(|_| io::Error::last_os_error())
     }
@@ -353,7 +354,7 @@ impl Target for KernelTarget {
     }
 
     fn notify(&self, port: u32) -> io::Result<()> {
-        // SAFETY: the structure names a port, and nothing else.
+        // SAFETY: the structure only names a port.
         let done = unsafe { libc::ioctl(self.events.as_raw_fd(), NOTIFY, &raw const port) };
         if done < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
     }

@@ -1,5 +1,5 @@
 //! The second kind of endpoint, next to the vfio-user server: an HVM domain of Xen whose accesses to one PCI function
-//! come to this process.
+//! are served by this process.
 //!
 //! A process that emulates a device of a domain is an *ioreq server*: it claims a PCI function and ranges of addresses;
 //! Xen passes a virtual CPU's access there through a shared page, and wakes the server through an event channel. Guest
@@ -11,10 +11,11 @@
 //! - `model`, `fuzz` (feature `fake`): a device for tests, and the body of the fuzz target;
 //! - [`store`]: the list of domains, from xenstore; `wire`: its protocol;
 //! - [`requests`]: the pages that carry accesses;
-//! - `function`: the PCI function: where its BARs are, how it interrupts;
+//! - `function`: the PCI function: the locations of its BARs, and its interrupts;
 //! - `bar_backing`: pages of the domain under parts of its BARs that a client can map;
 //! - `ram`: guest memory as DMA regions, in parts, which are removed when the guest gives pages back;
-//! - `access`: from a request to calls of the device; `session`: one domain; `server`: one domain after the other.
+//! - `access`: translates requests into calls of the device; `session`: serves one domain; `server`: serves one domain
+//!   after the other.
 //!
 //! A device sees no difference from the vfio-user server: it is a [`vmm_glue::Device`] with its [`vmm_glue::Link`].
 //!

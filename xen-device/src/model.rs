@@ -14,9 +14,9 @@ use vmm_glue::link::Link;
 use vmm_glue::mappable::{MmapArea, region_memory};
 use vmm_glue::memory::{DmaRegion, Mapping};
 
-/// Bytes of BAR0, which is 32 bits wide; the mask in its configuration space must match.
+/// Size of BAR0, which is 32 bits wide, in bytes; the mask in its configuration space must match.
 pub const BAR0: u64 = 0x2000;
-/// Bytes of BAR1, which is 64 bits wide.
+/// Size of BAR1, which is 64 bits wide, in bytes.
 pub const BAR1: u64 = 0x2000;
 /// The mappable part of each BAR.
 pub const AREA: MmapArea = MmapArea { offset: 0x1000, size: 0x1000 };
@@ -46,7 +46,7 @@ pub struct Seen {
     pub came: u64,
     /// Domains that were disconnected.
     pub went: u64,
-    /// It takes no pages for its regions.
+    /// Set to refuse pages for its regions.
     pub refuses: bool,
 }
 
@@ -57,7 +57,7 @@ pub struct Model {
     bars: [Vec<u8>; 2],
     config: [u8; 256],
     writable: [u8; 256],
-    /// File that a client maps, and pages that it has lent instead.
+    /// File that a client maps, and pages that replace it.
     file: Arc<OwnedFd>,
     lent: [Option<Arc<Mapping>>; 2],
     seen: Arc<Mutex<Seen>>,

@@ -1,9 +1,9 @@
 //! The domain's memory, lent to the device in pieces of bounded size.
 //!
 //! A complete piece is one region. A piece with holes has a region for each run of frames, and is checked periodically,
-//! since a guest that takes memory back does not report it. When Xen reports that frames may have gone, each piece is
-//! compared with the present frames; the regions of missing frames are first unmapped from the device, and only then
-//! from this process, whose mapping still keeps the frames in the hypervisor.
+//! because a guest that takes memory back does not report it. When Xen reports that frames may have been removed, each
+//! piece is compared with the present frames; the regions of missing frames are first unmapped from the device, and
+//! only then from this process, whose mapping still keeps the frames in the hypervisor.
 
 use std::io;
 use std::ops::Range;
@@ -15,14 +15,14 @@ use vmm_glue::memory::{MemoryLimits, PAGE_SIZE};
 
 use crate::hypervisor::Target;
 
-/// Frames of the smallest piece: 2 MiB.
+/// Number of frames of the smallest piece: 2 MiB.
 const MIN_PIECE: u64 = 512;
 /// Number of pieces to aim for; the regions of a client are bounded.
 const TARGET_PIECES: u64 = 1024;
 /// Frames of a PC's VGA, which are never memory. A piece that contained them would always have a hole, and be checked
 /// forever.
 pub(crate) const VGA: Range<u64> = 0xa0..0xc0;
-/// The first frame that is never memory of the domain: the guest's firmware and Xen use the addresses from here to 4
+/// The first frame that is never the domain's memory: the guest's firmware and Xen use the addresses from here to 4
 /// GiB.
 const LOW_END: u64 = 0xf_0000;
 /// The frame at 4 GiB.
@@ -73,7 +73,7 @@ impl Ram {
     pub fn new(kib: u64, limits: MemoryLimits) -> Self {
         let frames = kib.div_ceil(4).min(limits.mapped_bytes / PAGE_SIZE);
         let piece = (frames / TARGET_PIECES).next_power_of_two().max(MIN_PIECE);
-        // Below 4 GiB there is as much as fits; the toolstack chooses where the rest begins above.
+        // The range below 4 GiB holds as much as fits; the toolstack chooses the start of the rest above.
         let low = [0..frames.min(VGA.start), VGA.end..frames.min(LOW_END)];
         let all = low.into_iter().chain(std::iter::once(FRAME_AT_4_GIB..FRAME_AT_4_GIB.saturating_add(frames)));
         Self { pieces: all.flat_map(|range| cut(range, piece)).collect(), limits, refused: 0 }
@@ -87,8 +87,8 @@ impl Ram {
             if piece.first == FRAME_AT_4_GIB {
                 met_end = false;
             }
-            // Memory is contiguous when a domain begins: after a piece without any there is none. Such pieces are
-            // dropped instead of checked periodically.
+            // Memory is contiguous when a domain begins: a piece without memory is followed only by such pieces. They
+            // are dropped instead of checked periodically.
             if !met_end {
                 self.fill(place, target, link, device);
                 met_end = self.pieces.get(place).is_some_and(|piece| piece.runs.is_empty());
@@ -117,7 +117,7 @@ impl Ram {
     pub fn invalidate(&mut self, target: &dyn Target, link: &Link, device: &mut dyn Device) {
         for piece in &mut self.pieces {
             let count = usize::try_from(piece.count).unwrap_or(0);
-            // Frames that cannot be queried have gone.
+            // Frames that cannot be queried count as removed.
             let present = target.present(piece.first, count).unwrap_or_default();
             let first = piece.first;
             piece.runs.retain(|run| {
@@ -138,7 +138,7 @@ impl Ram {
         gauge(link);
     }
 
-    /// Withdraws everything.
+    /// Withdraws all memory.
     pub fn withdraw_all(&mut self, link: &Link, device: &mut dyn Device) {
         for run in self.pieces.drain(..).flat_map(|piece| piece.runs) {
             withdraw(run, link, device);
@@ -150,7 +150,7 @@ impl Ram {
     fn fill(&mut self, place: usize, target: &dyn Target, link: &Link, device: &mut dyn Device) {
         let Some(piece) = self.pieces.get_mut(place) else { return };
         let whole = Run { first: piece.first, count: piece.count };
-        // Most pieces are complete: then one call is enough.
+        // Most pieces are complete: one call is enough for them.
         let runs = match piece.runs.is_empty().then(|| lend(whole, target, &self.limits, link, device)) {
             Some(Ok(())) => {
                 piece.runs.push(whole);
@@ -173,7 +173,7 @@ impl Ram {
     }
 }
 
-/// Cuts a range at the multiples of `most`.
+/// Splits a range at the multiples of `most`.
 fn cut(range: Range<u64>, most: u64) -> impl Iterator<Item = Piece> {
     let mut first = range.start;
     std::iter::from_fn(move || {

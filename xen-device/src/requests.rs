@@ -1,4 +1,4 @@
-//! The pages that carry accesses: layouts, and how a request is taken and answered.
+//! The pages that carry accesses: their layouts, and taking and answering requests.
 //!
 //! Xen writes them, not the guest, but this module does not rely on that: each field is copied once, and its user
 //! checks it.
@@ -12,7 +12,7 @@ use vmm_glue::memory::Mapping;
 
 /// Slots of the page of synchronous requests, one for each virtual CPU.
 pub const SLOTS: usize = 128;
-/// Bytes of a slot.
+/// Size of a slot in bytes.
 const SLOT: usize = 32;
 /// Entries of the ring of buffered requests.
 pub const RING: u32 = 511;
@@ -37,7 +37,7 @@ mod ring {
 
 /// States of a slot.
 pub mod state {
-    /// Nothing to do.
+    /// Idle.
     pub const NONE: u8 = 0;
     /// A request is ready.
     pub const READY: u8 = 1;
@@ -62,11 +62,11 @@ pub mod kind {
     pub const PCI_CONFIG: u8 = 2;
     /// The guest has set its clock.
     pub const TIME_OFFSET: u8 = 7;
-    /// Frames may have gone.
+    /// Frames may have been removed.
     pub const INVALIDATE: u8 = 8;
 }
 
-/// A request as copied, unchecked.
+/// A copied, unchecked request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Request {
     /// Address of the first item.
@@ -75,7 +75,7 @@ pub struct Request {
     pub data: u64,
     /// Number of items, for a repeated instruction.
     pub count: u32,
-    /// Bytes of an item.
+    /// Size of an item in bytes.
     pub size: u32,
     /// One of [`kind`].
     pub kind: u8,
@@ -114,7 +114,7 @@ fn state_of(page: &Mapping, number: usize) -> Option<&AtomicU8> {
     page.get_atomic_ref::<AtomicU8>(place(number, slot::STATE)?).ok()
 }
 
-/// Returns the port of a slot; 0 if there is no such virtual CPU.
+/// Returns the port of a slot; 0 if the virtual CPU does not exist.
 #[must_use]
 pub fn port(page: &Mapping, number: usize) -> u32 {
     let port = place(number, slot::PORT).and_then(|at| page.get_atomic_ref::<AtomicU32>(at).ok());
@@ -251,7 +251,7 @@ pub(crate) mod writer {
         u64::from_le_bytes(data)
     }
 
-    /// Puts a write into the ring. Returns false if there is no room.
+    /// Adds a write to the ring. Returns false if the ring is full.
     pub fn buffer(page: &Mapping, request: &Request) -> bool {
         let pointer = |at| page.get_atomic_ref::<AtomicU32>(at).expect("a page");
         let (read, write) = (pointer(ring::READ), pointer(ring::WRITE));

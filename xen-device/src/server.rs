@@ -20,7 +20,7 @@ pub struct XenServer {
     options: XenOptions,
     hypervisor: Box<dyn Hypervisor>,
     store: Box<dyn Store>,
-    /// The domain that must not be served again: it was served, or it cannot be.
+    /// The domain that must not be served again: it was served, or it cannot be served.
     done: Option<DomainId>,
 }
 
@@ -45,11 +45,10 @@ impl XenServer {
         Self { options, hypervisor, store, done: None }
     }
 
-    /// Serves the domain, each time that it exists, until `stop`. `device` must have been created with a clone of
-    /// `link`.
+    /// Serves the domain, each time it exists, until `stop`. `device` must have been created with a clone of `link`.
     ///
     /// # Errors
-    /// If the host fails; no guest can cause it.
+    /// If the host fails; guests cannot cause this.
     pub fn run(&mut self, link: &Link, device: &mut dyn Device, stop: &StopHandle) -> Result<(), ServerError> {
         while !stop.is_stopped() {
             match self.find().map_err(ServerError::Poll)? {
@@ -90,9 +89,9 @@ impl XenServer {
         let slot = self.options.slot;
         let session = match self.hypervisor.attach(domain, slot, link.wake()) {
             Ok(target) => {
-                // These were meant for the previous domain.
+                // These changes concerned the previous domain.
                 link.take_disconnect();
-                // The ports of virtual CPUs exist from now on, and so do accesses, which wait.
+                // From now on the ports of virtual CPUs exist, and accesses arrive and wait.
                 target.enable().and_then(|()| Session::begin(found, Arc::clone(&target), link, device, &self.options))
             }
             Err(error) => {
@@ -115,7 +114,7 @@ impl XenServer {
         let ended = session.run(&mut *self.store, stop);
         session.end();
         if !matches!(ended, Ok(Ended::Gone)) {
-            // Fails if the domain has just gone.
+            // Fails if the domain has just been destroyed.
             let _ = self.store.refuse_saves(domain, false);
         }
         match ended? {
@@ -126,7 +125,7 @@ impl XenServer {
     }
 
     fn wait(&mut self, link: &Link, stop: &StopHandle) -> Result<(), ServerError> {
-        // Events that came during another request end the wait at once.
+        // Events that arrived during another request end the wait at once.
         if self.store.changed().map_err(ServerError::Poll)? {
             return Ok(());
         }

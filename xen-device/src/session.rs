@@ -19,19 +19,20 @@ use crate::ram::Ram;
 use crate::requests::{self, Request, SLOTS, kind};
 use crate::store::{Found, Store};
 
-/// TIMEOUT: the time between two checks of memory with holes; a guest that takes memory back does not need it at once.
+/// TIMEOUT: the interval between two checks of memory with holes; a guest that takes memory back does not need it at
+/// once.
 const HOLES: Duration = Duration::from_millis(500);
-/// Requests after which other events are checked, even if more come.
+/// Requests after which other events are checked, even if more requests arrive.
 const MAX_ROUNDS: u32 = 256;
 /// Polls for a request between two readings of the clock.
 const POLLS_PER_CLOCK_READ: u32 = 64;
-/// Buffered requests that are taken one after the other.
+/// Buffered requests that are taken in sequence.
 const MAX_BUFFERED: u32 = requests::RING;
 
-/// Why a domain is no longer served.
+/// Reason that a domain is no longer served.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Ended {
-    /// It has gone.
+    /// It no longer exists.
     Gone,
     /// The operator has disconnected it.
     Disconnected,
@@ -45,7 +46,7 @@ struct Cpu {
     number: usize,
     /// Our port.
     port: u32,
-    /// The port has fired, and is silent until it is unmasked.
+    /// The port has fired, and is masked until it is unmasked.
     silent: bool,
 }
 
@@ -59,7 +60,7 @@ pub(crate) struct Session<'a> {
     function: Function,
     ram: Ram,
     cpus: Vec<Cpu>,
-    /// Our port for buffered requests, and whether it is silent.
+    /// Our port for buffered requests, and whether it is masked.
     buffered: Option<(u32, bool)>,
     spin: Spin,
     malformed: u64,
@@ -70,7 +71,7 @@ impl<'a> Session<'a> {
     /// Begins to serve a domain.
     ///
     /// # Errors
-    /// If its ports cannot be bound, or Xen refuses to pass accesses on. The device was not notified then.
+    /// If its ports cannot be bound, or Xen refuses to pass accesses on. Then the device was not notified.
     pub fn begin(
         found: Found,
         target: Arc<dyn Target>,
@@ -154,7 +155,7 @@ impl<'a> Session<'a> {
         self.device.disconnected();
     }
 
-    /// Serves requests until none comes for a while. Returns true if there is more to do at once.
+    /// Serves requests until none arrives for a while. Returns true if there is more to do at once.
     fn serve(&mut self) -> bool {
         let mut spinning = None;
         let mut served = 0;
@@ -174,7 +175,7 @@ impl<'a> Session<'a> {
                 self.spin.miss(now);
                 return false;
             }
-            // In domain 0 the clock is a call of the hypervisor, so it is read only now and then.
+            // In domain 0 reading the clock is a hypercall, so it is only read now and then.
             let _ = (0..POLLS_PER_CLOCK_READ).any(|_| {
                 std::hint::spin_loop();
                 self.is_ready()
@@ -195,11 +196,11 @@ impl<'a> Session<'a> {
             let Some(Cpu { number, port, .. }) = self.cpus.get(at).copied() else { break };
             let Some(request) = requests::take(self.target.requests(), number) else { continue };
             any = true;
-            // The request may have come, with writes before it, after the ring was checked.
+            // The request may have arrived, with writes before it, after the ring was checked.
             self.serve_buffered();
             let read = self.request(&request);
             requests::answer(self.target.requests(), number, read);
-            // Fails if the domain has gone, which xenstore reports.
+            // Fails if the domain no longer exists, which xenstore reports.
             let _ = self.target.notify(port);
         }
         any
@@ -261,9 +262,9 @@ impl<'a> Session<'a> {
         if ports.is_empty() { Ok(()) } else { self.target.unmask(&ports) }
     }
 
-    /// Sleeps until an event. Returns true if domains have come or gone.
+    /// Sleeps until an event. Returns true if domains were created or destroyed.
     fn wait(&mut self, store: &mut dyn Store, stop: &StopHandle) -> io::Result<bool> {
-        // Events that came during another request end the wait at once.
+        // Events that arrived during another request end the wait at once.
         if store.changed()? {
             return Ok(true);
         }

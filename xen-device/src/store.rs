@@ -15,11 +15,11 @@ const MAX_NAME: usize = 255;
 /// The first reserved number, above all domains.
 const RESERVED: DomainId = 0x7ff0;
 
-/// The port of an event channel that never exists. Before it asks a domain to suspend, libxl binds the port that the
-/// domain has set for this purpose, and stops if that fails.
+/// The port of an event channel that never exists. Before a request to suspend, libxl binds the port that the domain
+/// has set for this purpose, and stops if that fails.
 const NO_PORT: &str = "0";
 
-/// The domain to serve: its number, or its name, which it keeps when it is rebooted.
+/// The domain to serve: its number, or its name, which survives a reboot.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum DomainName {
     /// Its number.
@@ -61,7 +61,7 @@ impl fmt::Display for DomainName {
 pub struct Found {
     /// Its number.
     pub id: DomainId,
-    /// Largest memory that it can have, in KiB.
+    /// Maximum size of its memory, in KiB.
     pub most_kib: u64,
     /// Current target of its memory, in KiB.
     pub target_kib: u64,
@@ -69,7 +69,7 @@ pub struct Found {
 
 /// A list of domains that reports changes.
 pub trait Store: Send + fmt::Debug {
-    /// Finds a domain that exists.
+    /// Finds an existing domain.
     ///
     /// # Errors
     /// If the list cannot be read.
@@ -81,11 +81,11 @@ pub trait Store: Send + fmt::Debug {
     /// If the list cannot be read.
     fn exists(&mut self, id: DomainId) -> io::Result<bool>;
 
-    /// Makes the toolstack refuse to save or migrate a domain, before it asks the domain for anything; or allows it
+    /// Makes the toolstack refuse to save or migrate a domain before it sends the domain a request; or allows this
     /// again.
     ///
     /// # Errors
-    /// If xenstore refuses, or the domain has gone.
+    /// If xenstore refuses, or the domain no longer exists.
     fn refuse_saves(&mut self, id: DomainId, refused: bool) -> io::Result<()>;
 
     /// Takes the reported changes. Returns true if there were any.
@@ -106,7 +106,7 @@ impl XenStore {
     /// Opens the kernel's device and subscribes to the creation and end of domains.
     ///
     /// # Errors
-    /// If this is not a Xen host, or xenstored does not run.
+    /// If this is not a Xen host, or xenstored is not running.
     pub fn open() -> io::Result<Self> {
         let explain = |error: io::Error| {
             io::Error::new(error.kind(), format!("{DEVICE}: {error}; is this domain 0 of a Xen host, with xenstored?"))

@@ -1,6 +1,6 @@
 //! The protocol of xenstore, on the kernel's device.
 //!
-//! A request and its answer have the same number; events of watches come in between. The protocol bounds answers.
+//! A request and its answer have the same number; events of watches may arrive in between. The protocol bounds answers.
 //!
 //! Source: `io/xs_wire.h`, `docs/misc/xenstore.txt`.
 
@@ -58,17 +58,17 @@ impl Connection {
         Ok(Self { device, received: VecDeque::new(), next: 1, events: false })
     }
 
-    /// Returns a descriptor that is readable when an event has come.
+    /// Returns a descriptor that is readable when an event has arrived.
     pub fn fd(&self) -> BorrowedFd<'_> {
         self.device.as_fd()
     }
 
-    /// Asks, and waits for the answer. `Ok(None)`: the node does not exist.
+    /// Sends a request, and waits for the answer. `Ok(None)`: the node does not exist.
     pub fn ask(&mut self, kind: u32, words: &[&str]) -> io::Result<Option<Vec<u8>>> {
         self.ask_with(kind, words, "")
     }
 
-    /// Does the same with a last word that has no final zero.
+    /// The same with a last word that has no final zero.
     pub fn ask_with(&mut self, kind: u32, words: &[&str], last: &str) -> io::Result<Option<Vec<u8>>> {
         let words = words.iter().flat_map(|word| word.bytes().chain([0]));
         let payload: Vec<u8> = words.chain(last.bytes()).collect();
@@ -95,7 +95,7 @@ impl Connection {
         }
     }
 
-    /// Takes the events that have come. Returns true if there were any.
+    /// Takes the events that have arrived. Returns true if there were any.
     pub fn changed(&mut self) -> io::Result<bool> {
         self.receive()?;
         while let Some((header, _)) = self.message()? {
@@ -118,7 +118,7 @@ impl Connection {
     fn receive(&mut self) -> io::Result<()> {
         let mut bytes = [0; MAX_PAYLOAD];
         loop {
-            // All received messages are handled: at most a message and a read are kept.
+            // All received messages are handled: at most one message and one read are kept.
             if self.received.len() > MAX_PAYLOAD.saturating_mul(4) {
                 return Ok(());
             }

@@ -2,8 +2,8 @@
 //!
 //! Each one removes something that isolation depends on: a bound, one 4 KiB piece of a check, a flush. The file
 //! `mutations.toml` of each crate lists the mistakes in that crate ([`list`]). The sources are copied, and a crate's
-//! tests must fail there with the mistake (with a failed test, not a failed build). Only crates whose tests need no
-//! guest are mutated, and only the tests that should notice run.
+//! tests must fail in the copy with the mistake (with a failed test, not a failed build). Only crates whose tests need
+//! no guest are mutated, and only the tests that should notice run.
 //!
 //! Compiling takes most of the time, so all mistakes are compiled together: in [`copy`] the function around a mistake
 //! has both bodies, and an environment variable selects one ([`switch`], [`place`]). A mistake that is not within one
@@ -42,18 +42,18 @@ struct Mutation {
     /// Package whose tests should notice. By default the crate of the list; it may be one that uses that crate.
     #[serde(default)]
     package: String,
-    /// From the root of the workspace; in the list, from the crate's folder.
+    /// Relative to the root of the workspace; in the list, relative to the crate's folder.
     file: String,
-    /// Found exactly once in the file.
+    /// This text must occur exactly once in the file.
     from: String,
     to: String,
-    /// Only tests whose name contains one of these words; all if it is empty.
+    /// Only tests whose name contains one of these words run; all of them if it is empty.
     #[serde(default)]
     tests: String,
 }
 
 impl Mutation {
-    /// Returns the words of `tests`; one that each name contains if it is empty.
+    /// Returns the words of `tests`; if it is empty, one that every name contains.
     fn filters(&self) -> Vec<&str> {
         if self.tests.is_empty() { vec![""] } else { self.tests.split_whitespace().collect() }
     }
@@ -78,7 +78,7 @@ pub fn run(filters: &[String], resume: bool) -> Result<bool> {
         .collect();
     let packages = wanted.iter().map(|mutation| mutation.package.as_str()).collect();
     let (build, sources, programs) = build(&wanted, (!filters.is_empty()).then_some(&packages))?;
-    // The same tests must pass without a mistake; otherwise a failure would mean nothing.
+    // The same tests must pass without a mistake; otherwise a failure would prove nothing.
     for package in &packages {
         let of_package = wanted.iter().filter(|mutation| mutation.package == *package);
         let filters: BTreeSet<_> = of_package.flat_map(|mutation| mutation.filters()).collect();
@@ -109,7 +109,7 @@ pub fn run(filters: &[String], resume: bool) -> Result<bool> {
     Ok(missed.is_empty())
 }
 
-/// Prints and records whether the tests have noticed a mistake. Returns that.
+/// Prints and records whether the tests noticed a mistake, and returns it.
 fn told(mutation: &Mutation, verdict: &Verdict, record: &Record) -> Result<bool> {
     let noticed = !verdict.good();
     println!(

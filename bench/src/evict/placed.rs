@@ -1,6 +1,6 @@
 //! The same choice without returns: a card without page faults accesses the excess in host memory while the other
 //! chunks occupy the card. The one-time choice determines the traffic over the bus, as in GPUswap and its dissertation.
-//! The best choice is the chunks that the run moves least.
+//! The best choice is to put the chunks with the least traffic into host memory.
 
 use super::replay::{Instance, Sees};
 use super::{JUDGED, OTHERS, PERCENT, RANDOM, SEEDS, beside};

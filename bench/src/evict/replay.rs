@@ -118,7 +118,7 @@ pub(super) fn interleave<'a>(instances: &[Instance<'a>]) -> Vec<Piece<'a>> {
 pub(super) struct Copied {
     /// Copies to the card.
     pub(super) ins: u64,
-    /// To host memory, because they were written.
+    /// Copies to host memory, of chunks that were written.
     pub(super) outs: u64,
 }
 
@@ -243,7 +243,7 @@ fn make_room(
             memory.on_card[vm].len() + wanted - counts[vm]
         };
         let givers = (0..hints.len()).filter(|&vm| candidates[vm].len() > counts[vm]);
-        // The first among equals.
+        // Takes the first of equal chunks.
         let Some(sender) = givers.rev().max_by_key(|&vm| has(vm)) else { break };
         counts[sender] += 1;
     }

@@ -15,7 +15,7 @@ fn trace(pieces: &[&[(u32, bool)]]) -> Trace {
 
 /// Returns the minimum over all schedules, by exhaustive search.
 fn exhaustive(pieces: &[Piece<'_>], capacity: usize) -> u64 {
-    // Chunks on the card and whether they were written since they came, with the minimum cost of each state.
+    // Chunks on the card and whether they were written since their arrival, with the minimum cost of each state.
     let mut states: BTreeMap<BTreeMap<u32, bool>, u64> = [(BTreeMap::new(), 0)].into_iter().collect();
     let mut born = BTreeSet::new();
     for piece in pieces {

@@ -18,11 +18,11 @@ use workloads::{Buffer, Gpu, Grid, Module, Options, Params, Place, by_name};
 
 use crate::in_process_vm::{CardConfig, LightGpu, MIB, guest};
 
-/// Bytes of a recorded chunk: the minimum of a card, and the software card's unit of recording.
+/// Size of a recorded chunk in bytes: the minimum of a card, and the software card's unit of recording.
 pub(super) const BLOCK: u64 = vram::CHUNK_BYTES_MIN;
 /// The only VM.
 const VM: TenantId = TenantId(0);
-/// VRAM of the VM in MiB; the card has twice as much, so that memory is never short.
+/// Takes the first of equal chunks.
 const VM_MIB: u64 = 64;
 
 /// Use of a chunk, in bytes. Both are 0 if only the mediator saw the chunk: code, constants, the driver's rings.
@@ -47,7 +47,7 @@ pub(super) struct Submission {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Trace {
     pub(super) submissions: Vec<Submission>,
-    /// Chunks of each buffer, as its owner counts them.
+    /// Chunks of each buffer, in the owner's numbering.
     pub(super) buffers: Vec<(u32, u32)>,
 }
 
@@ -122,7 +122,7 @@ impl Recorder<'_> {
             steps.push(of_guest.collect());
         }
         steps.retain(|step| !step.is_empty());
-        // Memory that it names is used when it begins.
+        // Memory that it names is used at its start.
         if steps.is_empty() {
             steps.push(Step::new());
         }

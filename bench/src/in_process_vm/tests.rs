@@ -107,7 +107,8 @@ mod full {
     #[test]
     fn pointer_kernels_get_quanta_only_when_guests_do_not_fit() {
         // A probe is one turn of each guest; more turns follow only if it helped. A probe can fail because the guests'
-        // work changed during it. The pause until the next one is longer than this run, so another card tries again.
+        // work changed during it. The pause until the next one is longer than this run, so the test retries on another
+        // card.
         let found = (0..3).any(|_| turns_of_two(14, 30, |turns| turns > 3) > 3);
         assert!(found, "a card that counts nothing does not tell");
         assert_eq!(turns_of_two(64, 12, |turns| turns > 0), 0, "both fit");

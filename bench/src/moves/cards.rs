@@ -19,7 +19,7 @@ const LOADS: [Load; 3] = [Load { mib: 8, channels: 1 }, Load { mib: 64, channels
 const ON_CARD: Load = Load { mib: 64, channels: 4 };
 /// MiB of host memory of each card.
 const HOST_MIB: u32 = 512;
-/// Moves with each load.
+/// Moves per load.
 const MOVES: usize = 60;
 /// Target for a pause, as a multiple of the time to copy the same memory.
 const MOST_PAUSE: f64 = 2.0;
@@ -122,7 +122,7 @@ fn measure_load(load: Load, host_mib: u32, rate: f64) -> Result<Vec<Metric>> {
     let copied = median(&copied).context("no moves")?;
     let on_card = if host_mib == 0 { "_on_card" } else { "" };
     let name = |what: &str| format!("move.card.{what}_{mib}_mib_{channels}_channels{on_card}");
-    // The VM's memory, copied once.
+    // A single copy of the VM's memory.
     let once_ms = mib as f64 / rate * 1000.0;
     let mut metrics = vec![
         Metric::ratio(name("pause_p50"), at(0.5)?, "ms", once_ms, Target::AtMost(MOST_PAUSE)),

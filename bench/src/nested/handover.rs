@@ -19,7 +19,7 @@ const CHANNELS: u32 = 8;
 /// Virtual addresses of the buffers.
 const FROM: u64 = 0x100_0000;
 const TO: u64 = 0x200_0000;
-/// Measurements of each kind, and handovers in one.
+/// Measurements of each kind, and handovers per measurement.
 const ROUNDS: usize = 15;
 const HANDOVERS_PER_MEASUREMENT: u32 = 40;
 

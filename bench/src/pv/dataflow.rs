@@ -1,8 +1,8 @@
 //! Gdev's figure 11: graphs whose nodes pass on their outputs through segments, compared with copies through CPU
 //! memory.
 //!
-//! The copying side runs on an emulated processor, so its time favours segments too much. Copies are therefore counted,
-//! and a model computes the times of both sides on a real host ([`crate::model`]).
+//! The copying side runs on an emulated processor, which overstates the benefit of segments. Copies are therefore
+//! counted, and a model computes the times of both sides on a real host ([`crate::model`]).
 
 use anyhow::{Context, Result};
 use tests::guest;

@@ -39,7 +39,7 @@ const WAYS: [(&str, &str); 6] = [
 /// Skips a picture without data.
 ///
 /// # Errors
-/// When a picture cannot be written.
+/// If a picture cannot be written.
 pub fn draw(file: &Path, metrics: &[Metric]) -> Result<()> {
     let value = |name: &str| metrics.iter().find(|metric| metric.name == name).map(|metric| metric.value);
     let groups: Vec<&str> =

@@ -1,4 +1,4 @@
-//! Figures of the workloads: measured times, counts, and the model's times.
+//! Figures of the workloads: measured times, counts, and modelled times.
 
 use std::collections::BTreeMap;
 
@@ -144,7 +144,7 @@ fn counted(name: &str, counts: &Counts) -> Vec<Metric> {
     .collect()
 }
 
-/// Returns the seconds that all kinds pay alike: the fastest time of each phase, scaled to a real processor. It
+/// Returns the seconds that are common to all kinds: the fastest time of each phase, scaled to a real processor. It
 /// includes messages and the software card, so it exceeds the guest's own time.
 fn common(table: &Table, workload: &'static str, factor: f64) -> Result<f64> {
     let mut seconds = 0.0;

@@ -9,10 +9,10 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use serde_json::{Value, json};
 
-/// Names the commit where the sources are not available, as on the CUDA benchmark's machine.
+/// Names the commit if the sources are not available, as on the CUDA benchmark's machine.
 const COMMIT_VARIABLE: &str = "GPU_MEDIATOR_COMMIT";
 
-/// Records the conditions, once. Call it when the program starts, before it causes load.
+/// Records the conditions, once. Call it at the program's start, before it causes load.
 pub fn note() -> &'static Value {
     static NOTED: OnceLock<Value> = OnceLock::new();
     NOTED.get_or_init(|| {

@@ -1,5 +1,4 @@
-//! Confidence intervals of figures: the range that holds the figure of 95 of 100 repetitions, as far as the samples
-//! show.
+//! Confidence intervals of figures: the estimated range of the figure in 95 of 100 repetitions.
 //!
 //! Bootstrap method: draw as many rounds as were measured, with replacement, compute the figure from them, and repeat;
 //! the interval is the middle 95 % of the results. It assumes no distribution, and works for any figure computed from
@@ -11,7 +10,7 @@ use serde_json::Value;
 
 /// Number of figures drawn.
 const DRAWS: usize = 4000;
-/// Part of them cut off at each end.
+/// Fraction of them that is cut off at each end.
 const TAIL_FRACTION: f64 = 0.025;
 /// Minimum number of rounds: with fewer, nearly every draw repeats the measured rounds.
 const MIN_ROUNDS: usize = 5;

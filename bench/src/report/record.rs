@@ -1,4 +1,4 @@
-//! Figures of a run, written to a file as soon as they are known: a night of measurements may be cut short.
+//! Figures of a run, written to a file as soon as they are known, because a night of measurements may be interrupted.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -47,7 +47,7 @@ impl Record {
     /// Replaces figures with the same names, and appends the others.
     ///
     /// # Errors
-    /// When the file cannot be written.
+    /// If the file cannot be written.
     pub fn put(&mut self, found: Vec<Metric>) -> Result<()> {
         for metric in found {
             match self.metrics.iter_mut().find(|known| known.name == metric.name) {
@@ -66,7 +66,7 @@ impl Record {
     /// Records that a benchmark has completed.
     ///
     /// # Errors
-    /// When the file cannot be written.
+    /// If the file cannot be written.
     pub fn end(&mut self, benchmark: &str) -> Result<()> {
         self.ended.insert(benchmark.to_owned());
         self.save()

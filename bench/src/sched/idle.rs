@@ -1,5 +1,5 @@
 //! Sixteen VMs, of which a few compete and the others are idle, as on a host where most guests have booted and wait.
-//! Half of the competitors run short kernels, half long ones: with several kernels queued, or each after the end of the
+//! Half of the competitors run short kernels, half long ones: either queued, or each submitted after the end of the
 //! previous one.
 
 use anyhow::Result;

@@ -1,5 +1,5 @@
-//! Malicious guests next to three well-behaved ones: the time of the worst off of the three relative to its
-//! entitlement, and its completed work relative to its work next to a fourth well-behaved guest.
+//! Malicious guests next to three well-behaved ones: the lowest time of the three relative to its entitlement, and its
+//! completed work relative to its work next to a fourth well-behaved guest.
 
 use std::time::Duration;
 
@@ -14,7 +14,7 @@ use crate::report::{Metric, Target};
 
 /// Rounds of the neighbours' kernels, 2 and 10 ms: a guest that a busy host delays for a while still has some queued.
 const NEIGHBOURS: [u32; 3] = [4, 4, 20];
-/// Minimum measured time of each, if the rogue can continue that long.
+/// Minimum measured time of each rogue, if it can continue that long.
 const MIN_MEASURED_TIME: Duration = Duration::from_secs(6);
 
 /// Runs the benchmark.
@@ -41,7 +41,7 @@ pub fn run(stage: &mut Stage) -> Result<Vec<Metric>> {
             // The target is one percent of the whole time, for a share of 25 %.
             percent(format!("{row}.neighbours"), received / entitled).target(Target::AtLeast(96.0)),
             percent(format!("{row}.neighbours_did"), least(&work(&outcome), &behaved)).target(Target::AtLeast(96.0)),
-            // Excess of a kernel's time on the card, during which the rogue used the card.
+            // Excess of a kernel's duration over its card time, during which the rogue used the card.
             Metric::plain(format!("{row}.neighbours_stretched"), stretched, "x").target(Target::AtMost(1.1)),
             Metric::plain(format!("{row}.strikes"), account.strikes as f64, "strikes"),
         ]);

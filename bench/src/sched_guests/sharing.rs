@@ -13,9 +13,9 @@ use super::{
 use crate::report::interval::mean;
 use crate::report::{Interval, Metric, Target};
 
-/// Measurements of a VM alone under each of two policies, alternately: its guest's fluctuations exceed the loss.
+/// Measurements of a lone VM under each of two policies, alternately: its guest's fluctuations exceed the loss.
 const ALONE_RUNS: usize = 2;
-/// Kernels that it keeps in flight.
+/// Number of kernels that it keeps in flight.
 const KERNELS_IN_FLIGHT: u32 = 64;
 /// Measured time of the interactive VM: hundreds of its launches, so that the 99th percentile is not the slowest.
 const INTERACTIVE: Duration = Duration::from_secs(20);

@@ -39,7 +39,7 @@ pub(super) struct Scene {
 
 impl Scene {
     pub(super) fn new(chunk_bytes: u64, time: Option<TimeModel>) -> Result<Self> {
-        // The mover must not move chunks back: a busy host would give it enough time to return them in between.
+        // The mover must not move chunks back: on a busy host it would have enough time to do so in between.
         let mut division = division();
         division.balance.return_interval_ns = u64::try_from(WAIT_TIMEOUT.as_nanos())?;
         let config = CardConfig { chunk_bytes, time, division, ..CardConfig::new(192, 192) };

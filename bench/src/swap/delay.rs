@@ -1,5 +1,5 @@
 //! GPUswap's figures 6 and 9: the time that a VM waits for other VMs' memory, and the time that these VMs are suspended
-//! for it, relative to a copy of the evicted bytes, by requested bytes and by chunk size.
+//! meanwhile, relative to a copy of the evicted bytes, by requested bytes and by chunk size.
 
 use std::time::Instant;
 
@@ -21,7 +21,7 @@ const VM_MIB: u64 = 64;
 const REQUESTS: [u64; 4] = [1, 2, 4, 8];
 /// Requests of each size.
 const REQUESTS_PER_SIZE: u32 = 6;
-/// Address in guests' VRAM after all memory of the driver itself: a chunk boundary for every chunk size.
+/// Address in guests' VRAM after all memory of the driver: a chunk boundary for every chunk size.
 const FIRST_FREE_AT: u64 = 8 * MIB;
 /// Chunk sizes in KiB: GPUswap's range is 128 to 65,536.
 const CHUNK_SIZES_KIB: [u64; 4] = [128, 512, 2048, 8192];
@@ -35,7 +35,7 @@ const VA: u64 = 0x100_0000;
 struct Vm {
     driver: Driver,
     channel: Channel,
-    /// Bytes of a chunk.
+    /// Size of a chunk in bytes.
     chunk: u64,
 }
 
@@ -46,7 +46,7 @@ impl Vm {
         Ok(Self { driver, channel, chunk })
     }
 
-    /// Makes a VM that has taken all card memory, and returns its number of chunks.
+    /// Creates a VM that has taken all card memory, and returns its number of chunks.
     fn of_all(rig: &Rig, vm: u32, chunk: u64) -> Result<(Self, u64)> {
         let one = Self::new(rig, vm, chunk)?;
         let mut chunks = 0;
@@ -66,14 +66,14 @@ impl Vm {
         })
     }
 
-    /// Makes the GPU write to `chunks` unused chunks. Returns the seconds until it has.
+    /// Makes the GPU write to `chunks` unused chunks. Returns the duration in seconds.
     fn allocate(&mut self, chunks: u64) -> Result<f64> {
         let Self { driver, channel, chunk: bytes } = self;
         let began = Instant::now();
         for chunk in 0..chunks {
             driver.map(channel.space, VA + chunk * PAGE, At::Vram(FIRST_FREE_AT + chunk * *bytes), 1);
         }
-        // Copied by M2MF in PGRAPH.
+        // M2MF in PGRAPH copies the data.
         let touches = (0..chunks).map(|chunk| m2mf_copy(VA + chunk * PAGE, VA + chunk * PAGE, 64));
         driver.submit(channel, &[object(M2MF)].into_iter().chain(touches).collect::<Vec<_>>().concat());
         wait(driver, channel)?;
@@ -162,7 +162,7 @@ pub fn by_chunk_size() -> Result<Vec<Metric>> {
 /// Measures requests of several sizes.
 pub fn run() -> Result<Vec<Metric>> {
     let config = config(CHUNK);
-    // Same without another VM.
+    // The same without another VM.
     let empty = config.open()?;
     let mut alone = Vec::new();
     for round in 0..REQUESTS_PER_SIZE {

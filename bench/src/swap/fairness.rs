@@ -36,7 +36,7 @@ struct Sample {
     host: [u32; 2],
 }
 
-/// Allocates one chunk at a time, makes the GPU use it, keeps all and verifies them at the end.
+/// Allocates one chunk at a time, makes the GPU use it, keeps all of them and verifies them at the end.
 fn allocator(rig: &Rig, vm: u32) -> Result<()> {
     let mut driver = guest(rig, vm, EACH_MIB + FIRST_FREE_CHUNK * CHUNK / MIB, Limits::default())?;
     let mut channel = driver.channel(1);
@@ -103,7 +103,7 @@ pub fn run(file: Option<&Path>) -> Result<Vec<Metric>> {
         .skip_while(|sample| sample.card[1] + 1 < card / 2)
         .collect();
     ensure!(!both.is_empty(), "the two never wanted the card at the same time");
-    // The final state counts: while a VM grows, its next chunk always exceeds its share by one.
+    // Only the final state counts: while a VM grows, its next chunk always exceeds its share by one.
     let settled = both.len() / 2;
     let imbalance =
         |samples: &[&Sample]| samples.iter().map(|sample| sample.card[0].abs_diff(sample.card[1])).max().unwrap_or(0);

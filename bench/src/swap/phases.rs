@@ -52,7 +52,7 @@ struct Outcome {
     makespan: f64,
     /// Bytes moved.
     moved: u64,
-    /// Bytes of one job's buffers.
+    /// Size of one job's buffers in bytes.
     footprint: u64,
 }
 

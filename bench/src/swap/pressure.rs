@@ -21,7 +21,7 @@ pub(super) const PROGRAMS: [(&str, u32); 7] =
 pub(super) const VM_MIB: u64 = 64;
 /// Host memory in MiB: enough for both VMs.
 pub(super) const HOST_MIB: u64 = 2 * VM_MIB;
-/// Size of the card in MiB, from room for all to room for nearly nothing; in the paper, from 500 MB to 20 MB.
+/// Size of the card in MiB, from enough for all memory to enough for nearly none; in the paper, from 500 MB to 20 MB.
 const CARD_SIZES_MIB: [u64; 5] = [128, 20, 12, 8, 4];
 /// Card size with room for both instances.
 const UNPRESSURED_CARD_MIB: u64 = CARD_SIZES_MIB[0];
@@ -36,7 +36,7 @@ pub(super) struct Outcome {
     pub(super) slower: f64,
     pub(super) moved: u64,
     verified: u64,
-    /// Bytes of one instance's buffers.
+    /// Size of one instance's buffers in bytes.
     footprint: u64,
 }
 

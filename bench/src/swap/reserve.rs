@@ -1,5 +1,5 @@
-//! Gdev's figures 12 and 13: small jobs next to one that has most of the card, with and without a reserve for immediate
-//! evictions; and jobs in a VM with a decreasing part of the card.
+//! Gdev's figures 12 and 13: small jobs next to one that occupies most of the card, with and without a reserve for
+//! immediate evictions; and jobs in a VM with a decreasing part of the card.
 
 use std::time::Instant;
 

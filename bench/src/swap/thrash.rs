@@ -16,11 +16,11 @@ use super::{BUS_RATE, LANES, division, time};
 use crate::in_process_vm::{CardConfig, MIB, account, guest, wait};
 use crate::report::{Metric, Target};
 
-/// Bytes of a chunk: small, so that a change of quanta is short and several happen within seconds.
+/// Size of a chunk in bytes: small, so that a change of quanta is short and several happen within seconds.
 const CHUNK: u64 = 512 << 10;
 /// Chunks of the card.
 const CARD: u64 = 22;
-/// Bytes of a piece.
+/// Size of a piece in bytes.
 const PIECE_BYTES: u64 = CHUNK / 2;
 /// Buffers in a job's working set, without the spare one.
 const PIECES_PER_JOB: u64 = 32;

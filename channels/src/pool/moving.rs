@@ -49,7 +49,7 @@ pub struct Arrived {
     pub flights: Vec<(Submission, bool)>,
 }
 
-/// Why channels cannot arrive.
+/// Reason that channels cannot arrive.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum MoveError {
     /// Too few channels are free.

@@ -11,7 +11,7 @@ use saved_state::Invalid;
 use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
 
-/// Largest value of an event counter.
+/// Maximum value of an event counter.
 pub(crate) const COUNT_MAX: u64 = 1 << 62;
 
 /// Positions of a channel in its guest's ring and in the host's.
@@ -45,7 +45,7 @@ pub(crate) struct SavedRecord {
     submitted_at: u64,
 }
 
-/// Why a guest's ring cannot be read further.
+/// Reason that a guest's ring cannot be read further.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 enum SavedFault {
     Unmapped { va: u64 },

@@ -84,7 +84,7 @@ fn gp_get_is_the_guests_index_entry_by_entry() {
             break;
         }
     }
-    // A record after the second and after the fifth.
+    // The host's ring has a record after the second and after the fifth entry of the guest.
     assert_eq!(seen, [0, 1, 2, 2, 3, 4, 5, 5]);
 }
 

@@ -150,7 +150,7 @@ impl Card {
         (get..get + (put + 512 - get) % 512).map(|index| index % 512).collect()
     }
 
-    /// Fetches one entry. Returns `false` if there is no such entry.
+    /// Fetches one entry. Returns `false` if the entry does not exist.
     pub(crate) fn fetch(&mut self, channel: ChannelId) -> bool {
         let put = self.userd(channel, userd::GP_PUT);
         assert!(put < 512, "GP_PUT {put} is beyond the ring");
@@ -173,7 +173,7 @@ impl Card {
         true
     }
 
-    /// Begins a fetched range, or ends the current one. Returns `false` if there is no such entry.
+    /// Begins a fetched range, or ends the current one. Returns `false` if the entry does not exist.
     pub(crate) fn execute(&mut self, channel: ChannelId) -> bool {
         if !self.runnable(channel) {
             return false;

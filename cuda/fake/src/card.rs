@@ -48,7 +48,7 @@ pub struct Card {
     folder: PathBuf,
     total: u64,
     number: usize,
-    /// Bytes of one context.
+    /// Size of one context in bytes.
     context: u64,
     entered: OnceLock<Option<File>>,
     /// Allocations that were lost before this process created a context.

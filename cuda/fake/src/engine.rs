@@ -14,7 +14,7 @@ use std::time::Duration;
 
 /// Length of a slice.
 const SLICE: Duration = Duration::from_millis(2);
-/// Longest time for the work of a kernel that takes as long as its work.
+/// Maximum time for the work of a kernel that takes as long as its work.
 const LONGEST_WORK: Duration = Duration::from_secs(1);
 /// Pause between two slices of a kernel, so that a waiting process gets the next one.
 const PAUSE: Duration = Duration::from_micros(50);

@@ -12,7 +12,7 @@ pub struct Kernel {
     pub name: &'static str,
     /// Number of arguments.
     pub arguments: usize,
-    /// Returns the card's time that it takes beside the work.
+    /// Returns the card time that it takes in addition to the work.
     pub time: fn(&[u64]) -> Duration,
     /// The work.
     pub run: fn(&[u64]),

@@ -125,7 +125,7 @@ thread_local! {
     /// Number of this thread's own default stream, which no program can name.
     static THREAD_STREAM: u64 = {
         static NEXT: AtomicU64 = AtomicU64::new(1 << 48);
-        // One for each device.
+        // One number for each device.
         NEXT.fetch_add(16, Ordering::SeqCst)
     };
 }
@@ -545,7 +545,7 @@ mod tests {
         }
         // TIMEOUT: without a bound all work is submitted in far less time; with one, waiting longer changes nothing.
         std::thread::sleep(std::time::Duration::from_millis(200));
-        // One is at the head, and waits.
+        // One entry is at the head, and waits.
         assert!(count.load(Ordering::SeqCst) <= QUEUE as u64 + 1, "{count:?} are in a queue of {QUEUE}");
         assert_eq!(query(event()), SUCCESS, "other calls go on");
         held.finish(record);

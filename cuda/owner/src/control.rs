@@ -1,6 +1,6 @@
-//! The owner of a card as the daemon's child: requests come in a line each, answers go out.
+//! The owner of a card as the daemon's child: it reads one request per line, and writes answers.
 //!
-//! A process of its own, since a crash in NVIDIA's driver must not take the cards of virtual machines down.
+//! A separate process, because a crash in NVIDIA's driver must not affect the cards of virtual machines.
 
 use crate::core::{
     CardConfig, CardView, Core, OnStranger, OnStuck, TenantError, TenantSpec, TenantView, Unaccounted, Wait,
@@ -13,10 +13,10 @@ use std::io::{self, BufRead, Write};
 use std::sync::Arc;
 use vram::{Limits, QuantaConfig};
 
-/// Answers requests from `input` until it ends. Programs then continue with their memory, and look for the next owner.
+/// Answers requests from `input` until it ends. Programs then keep their memory, and look for the next owner.
 ///
 /// # Errors
-/// When `output` is closed.
+/// If `output` is closed.
 pub fn serve(input: impl BufRead, mut output: impl Write) -> io::Result<()> {
     let mut lines = input.lines();
     let Some(first) = lines.next().transpose()? else { return Ok(()) };
@@ -42,12 +42,12 @@ fn say(output: &mut impl Write, answer: &Answer) -> io::Result<()> {
     output.flush()
 }
 
-/// An owner that is asked by lines.
+/// An owner that receives requests as lines.
 pub(crate) struct Pipe(Server);
 
 impl Pipe {
-    /// Starts the owner that the first line describes, for the card that `open` finds. With `watches` it watches the
-    /// card's users.
+    /// Starts the owner that the first line describes, for the card that `open` finds. With `watches`, monitors the
+    /// processes that use the card.
     pub(crate) fn open(
         line: &str,
         open: impl FnOnce(&Settings) -> Result<Arc<dyn Driver>, String>,
@@ -146,7 +146,7 @@ fn answer(server: &mut Server, request: Request) -> Result<Answer, String> {
                     let retired = server.call(move |core| core.retire_tenant(id, kills)).ok_or(ENDED)?;
                     retired.map_err(|error| error.to_string())?
                 }
-                // It has gone, but not every process of it.
+                // The tenant is removed, but not all of its processes have ended.
                 Err(pids) => pids,
             };
             Ok(if pids.is_empty() { Answer::Done } else { Answer::Leaving(pids) })
@@ -172,8 +172,8 @@ fn answer(server: &mut Server, request: Request) -> Result<Answer, String> {
     }
 }
 
-/// Makes an attempt that promises memory of the card. If others have that memory beyond their guarantees, it begins to
-/// move and the inner error is the answer: nothing waits here, so the card's other requests are answered meanwhile.
+/// Makes an attempt that promises memory of the card. If others have that memory beyond their guarantees, its
+/// eviction begins and the inner error is the answer: this does not wait, so the card's other requests are answered.
 fn promise<T: Send + 'static>(
     server: &Server,
     attempt: impl FnOnce(&mut Core) -> Result<T, TenantError> + Send + 'static,
@@ -193,7 +193,7 @@ fn promise<T: Send + 'static>(
     }
 }
 
-/// The tenant that is described, with the rights of its socket.
+/// Returns the described tenant, with the rights of its socket.
 fn spec(server: &Server, tenant: &Tenant) -> Result<(TenantSpec, Rights), String> {
     let chunk = server.call(|core| core.config().chunk_bytes).ok_or("the owner has ended")?;
     let chunks = |bytes: u64| u32::try_from(bytes / chunk.max(1)).unwrap_or(u32::MAX);
@@ -348,7 +348,7 @@ mod tests {
             for message in [FromTenant::Hello(hello), ask] {
                 core.handle(2, Event::Said { session, message, pieces: Vec::new() });
             }
-            // Nobody is there to be told.
+            // No receiver is left.
             drop(core.take_actions());
         });
         let (two, more) = (spec("two", 4), spec("three", 9));

@@ -1,14 +1,15 @@
 //! The owner as a state machine: messages of processes and results go in, actions come out.
 //!
-//! [`Core::handle`] takes one [`Event`] with the time and appends [`Action`]s. It does no I/O and calls no driver;
-//! whoever carries the actions out answers those that say so with an event. Parts: connections (`sessions`), chunks
-//! (`memory`), relocation (`relocate`), turns and quanta (`time`), work without a turn (`occupation`), processes that
-//! outlived an owner (`adopt`), processes that are stopped during a turn (`stopped`), memory shared between processes (`exports`, with its tokens in `shares`), fixed memory
-//! and releases (`fixed`), accounts compared with NVML and the driver (`accounts`).
+//! [`Core::handle`] takes one [`Event`] with the time and appends [`Action`]s. It does no I/O and calls no driver; the
+//! caller carries the actions out, and reports the results of some of them as events. Parts: connections (`sessions`),
+//! chunks (`memory`), relocation (`relocate`), turns and quanta (`time`), work without a turn (`occupation`), processes
+//! that outlived an owner (`adopt`), processes that are stopped during a turn (`stopped`), memory shared between
+//! processes (`exports`, with its tokens in `shares`), fixed memory and releases (`fixed`), accounts compared with NVML
+//! and the driver (`accounts`).
 //!
-//! An event does at most `WORK_AT_ONCE` units of work that can be put off: places given, chunks released. The rest is
-//! done with the next events, and [`Core::next_wakeup`] asks for one at once. The rest is bounded by the message: see
-//! the table in `cuda-protocol`.
+//! An event does at most `WORK_AT_ONCE` units of deferrable work: assigning places, releasing chunks. Later events do
+//! the rest, and [`Core::next_wakeup`] requests one immediately. The message bounds all other work: see the table in
+//! `cuda-protocol`.
 
 mod accounts;
 mod adopt;
@@ -49,35 +50,34 @@ use std::collections::{BTreeMap, BTreeSet};
 use vram::balance::Config as BalanceConfig;
 use vram::{Balancer, ChunkTable, Contents, Place, Quanta, QuantaConfig, TenantId};
 
-/// Most that the clock moves on from one event to the next, in ns: an owner that the host did not let run for longer
-/// has not seen anybody be late.
+/// Longest clock step between events, in ns. Longer gaps mean that the host did not run the owner, so it cannot tell
+/// whether processes were late.
 const STEP_MOST: u64 = 100_000_000;
 
 /// Time for which memory is moved for a guarantee after the last request for it.
 // TIMEOUT: the daemon asks again every 50 ms.
 const PROMISE_NS: u64 = 2_000_000_000;
 
-/// Time after memory has moved in which none is pinned for the stock, in ns: memory that moves in parts leaves gaps of
-/// a few milliseconds, and pinning holds the driver's locks for as long.
+/// Time after a move in which no memory is pinned for the stock, in ns: a move in several parts has gaps of a few
+/// milliseconds, and pinning holds the driver's locks as long.
 const RESTOCK_NS: u64 = 200_000_000;
 
-/// Units of work of one event that can be put off. A unit is one or two searches in an ordered map, about a
-/// microsecond.
+/// Units of deferrable work per event. A unit is one or two searches in an ordered map, about a microsecond.
 const WORK_AT_ONCE: usize = 1024;
 
-/// Numbers that one owner gives, from its first one on.
+/// Size of the range of numbers that one owner assigns.
 const OWN_NUMBERS: u64 = 1 << 40;
 
 /// Settings of a card.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CardConfig {
-    /// Bytes of the card's memory that tenants share.
+    /// Size of the card's memory that tenants share, in bytes.
     pub card_bytes: u64,
-    /// Bytes of pinned host memory for chunks that the card has no room for.
+    /// Size of pinned host memory for chunks that do not fit on the card, in bytes.
     pub host_bytes: u64,
-    /// Bytes of a chunk: a power of two from 2 to 64 MiB.
+    /// Size of a chunk in bytes: a power of two from 2 to 64 MiB.
     pub chunk_bytes: u64,
-    /// Bytes of host memory that are ready before they are needed.
+    /// Size of the host memory that is pinned in advance, in bytes.
     pub host_ready_bytes: u64,
     /// `cuDeviceGetUuid` of the card.
     pub uuid: [u8; 16],
@@ -89,18 +89,18 @@ pub struct CardConfig {
     pub time: TimeConfig,
     /// Turns.
     pub turns: TurnsConfig,
-    /// Bound of a tenant's work in flight, in microseconds, while it is not alone.
+    /// Limit of a tenant's work in flight, in microseconds, while it is not alone.
     pub run_ahead_us: u32,
-    /// The same while a tenant of a better latency class is there: it may have to wait for that.
+    /// The same limit while a tenant of a better latency class exists, which may have to wait for that work.
     pub run_ahead_urgent_us: u32,
     /// Idleness after which a turn ends by itself, in microseconds, while the tenant is not alone; also how long before
     /// the last work of an ending turn the next tenant is prepared.
     pub idle_us: u32,
-    /// Time that a process may take to answer an order about its memory, in ns.
+    /// Time limit for a process to answer an order about its memory, in ns.
     pub patience_ns: u64,
     /// Treatment of processes that use the card past the owner.
     pub on_stranger: OnStranger,
-    /// Connections of one tenant at most.
+    /// Maximum number of connections of one tenant.
     pub connections_most: usize,
     /// Bytes by which NVML's and the driver's numbers may exceed the accounts of a process, and of the card: modules,
     /// and memory that the driver needs itself.
@@ -134,13 +134,13 @@ impl CardConfig {
     }
 }
 
-/// Why a card cannot be set up like that.
+/// Reason that a card cannot be set up with these settings.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SetupError {
-    /// Its memory.
+    /// The memory settings are invalid.
     #[error(transparent)]
     Memory(#[from] vram::Error),
-    /// Its time.
+    /// The time settings are invalid.
     #[error(transparent)]
     Time(#[from] sched::ConfigError),
 }
@@ -153,12 +153,12 @@ enum Body {
         piece: PieceId,
         /// The chunk's own number, which distinguishes it from later chunks at its index.
         number: u64,
-        /// Processes that have it, each by its own number of it.
+        /// Processes that have it, each with its own number for it.
         users: BTreeSet<(SessionId, ChunkId)>,
-        /// It stays where it is.
+        /// The chunk must not move.
         pinned: bool,
     },
-    /// A part of the memory that the driver gave the tenant's processes and that cannot move.
+    /// A chunk's worth of memory that the driver gave the tenant's processes and that cannot move.
     Fixed,
 }
 
@@ -180,17 +180,17 @@ impl Body {
 struct Tenant {
     spec: TenantSpec,
     bodies: BTreeMap<u32, Body>,
-    /// Indices that have no body.
+    /// Unused indices.
     indices: indices::Indices,
     /// Users of all bodies.
     users: u64,
-    /// Chunks that requests wait for, and that have no place yet.
+    /// Chunks that requests wait for, without a place.
     wanted: u64,
     /// Pieces that are being made for requests.
     making: u32,
     /// Its sessions that are being relocated.
     moving: BTreeSet<SessionId>,
-    /// It waits for its quantum.
+    /// The tenant waits for its quantum.
     waits: bool,
     /// Time since which it does, and the time for which it did before, in ns.
     quantum_wait_since: Option<u64>,
@@ -201,7 +201,7 @@ struct Tenant {
     killed: u64,
     kill_failures: u64,
     suspended: u64,
-    /// It is taken away as soon as its programs have gone.
+    /// The tenant is removed as soon as its programs have ended.
     retired: bool,
     past: accounts::Past,
 }
@@ -221,19 +221,19 @@ pub struct Core {
     /// Copies whose process has left in the meantime.
     orphans: BTreeMap<BatchId, relocate::Batch>,
     shares: shares::Shares,
-    /// Pieces that requests wait for, each with the process and the tenant.
+    /// Pieces that requests wait for, each with its process and tenant.
     making: BTreeMap<PieceId, (SessionId, TenantId)>,
-    /// Processes with requests that wait until fewer pieces of their tenant are being made.
+    /// Processes with requests that wait until fewer of their tenant's pieces are being made.
     hungry: BTreeSet<(TenantId, SessionId)>,
-    /// Processes with requests, and with fixed memory, that an event had no room for.
+    /// Processes whose requests, or fixed memory, were deferred to a later event.
     unserved: BTreeSet<SessionId>,
     uncounted: BTreeSet<SessionId>,
     /// Process whose requests were retried last.
     retried: SessionId,
     releases: fixed::Releases,
-    /// Pieces that processes of an owner before this one have brought, and that are being mapped.
+    /// Pieces that processes of a previous owner have brought, and that are being mapped.
     adopters: BTreeMap<PieceId, (SessionId, ChunkId)>,
-    /// Units of work done for this event, and for all.
+    /// Units of work done for this event, and in total.
     spent: usize,
     steps: u64,
     /// Chunks whose backing is in the wrong tier, and whether a move is in progress.
@@ -244,20 +244,20 @@ pub struct Core {
     no_eviction_wait_before: u64,
     /// Time until which answers about empty chunks are awaited.
     reclaims_until: Option<u64>,
-    /// Time at which memory moved last, or came from the host's.
+    /// Time of the last move, or of the last return from host memory.
     moved_at: Option<u64>,
-    /// Memory may have to move.
+    /// A plan is due.
     needs_plan: bool,
-    /// Memory moves for a quantum that will begin.
+    /// A move of memory for the next quantum is under way.
     settling: bool,
     strangers: unmanaged::UnmanagedProcesses,
     accounts: accounts::Accounts,
     occupations: occupation::Occupations,
-    /// Connections whose turns overrun, of processes that had no work on the card at the last look.
+    /// Connections whose turns overrun, and whose processes had no work on the card at the last poll.
     idle_overruns: BTreeSet<SessionId>,
-    /// Chunks that are to be spare for a guarantee, and until when that is tried.
+    /// Number of chunks to keep free for a guarantee, and the time limit of the attempt.
     promise: Option<(u32, u64)>,
-    /// Time since which nothing has moved although more memory may come for that.
+    /// Time of the last progress of that attempt.
     still_since: Option<u64>,
     actions: Vec<Action>,
     /// The machine's clock, and the time of the last event, in ns.
@@ -268,7 +268,7 @@ pub struct Core {
     /// Keys of tokens, which no program knows.
     token_keys: [RandomState; 2],
     next_tenant: u32,
-    /// Processes of an owner before this one that are still to come back, and until when they are waited for.
+    /// Processes of a previous owner that have not reconnected yet, and the time until which the owner waits for them.
     expected: BTreeSet<u32>,
     expected_until: u64,
     relocations_done: u64,
@@ -278,10 +278,10 @@ pub struct Core {
 }
 
 impl Core {
-    /// A card without tenants. `seed` makes numbers that are never those of an owner before this one.
+    /// Creates a card without tenants. `seed` makes numbers that differ from those of a previous owner.
     ///
     /// # Errors
-    /// When a setting is out of its bounds.
+    /// If a setting is out of its bounds.
     pub fn new(config: CardConfig, seed: u32) -> Result<Self, SetupError> {
         let mut table = ChunkTable::new(config.card_bytes, config.chunk_bytes, Contents::Zeroed)?;
         let slots = u32::try_from(config.host_bytes / config.chunk_bytes).unwrap_or(u32::MAX);
@@ -355,7 +355,7 @@ impl Core {
         self.config.on_stranger = treatment;
     }
 
-    /// A number for a piece that came with a message.
+    /// Returns a number for a piece that came with a message.
     pub fn piece_number(&mut self) -> PieceId {
         self.pieces.number()
     }
@@ -400,13 +400,13 @@ impl Core {
         self.spent < WORK_AT_ONCE
     }
 
-    /// Returns the units of work done so far, for bounds of one tenant's work before others'.
+    /// Returns the units of work done so far, to bound one tenant's share of it.
     #[must_use]
     pub fn steps(&self) -> u64 {
         self.steps
     }
 
-    /// Returns the number that was given last.
+    /// Returns the last assigned number.
     #[cfg(any(test, feature = "fuzz"))]
     pub(crate) fn last_number(&self) -> u64 {
         self.next
@@ -418,7 +418,7 @@ impl Core {
         self.has_work()
     }
 
-    /// Numbers that this owner has yet to give. A program that lost its connection brings its earlier numbers.
+    /// Returns the numbers that this owner has not assigned yet. A reconnecting program brings its earlier ones.
     fn unused_numbers(&self) -> std::ops::Range<u64> {
         self.next.saturating_add(1)..self.first_number.saturating_add(OWN_NUMBERS)
     }
@@ -441,14 +441,14 @@ impl Core {
         let reclaims = self.reclaims_in();
         let turns = turns.into_iter().chain(self.spares_for());
         let soonest = turns.chain(memory).chain(late).chain(stock).chain(reclaims).chain(work).min();
-        // The clock moves on by no more than that, however late the next event is.
+        // Limits the clock's step, however late the event is.
         soonest.map(|ns| ns.clamp(50_000, STEP_MOST))
     }
 
-    /// Makes a tenant.
+    /// Adds a tenant.
     ///
     /// # Errors
-    /// If the name is taken, or its limits cannot be met; nothing has changed then.
+    /// If the name is taken, or its limits cannot be met; then nothing changes.
     pub fn add_tenant(&mut self, spec: TenantSpec) -> Result<TenantId, TenantError> {
         if self.tenants.values().any(|tenant| tenant.spec.name == spec.name) {
             return Err(TenantError::Exists(spec.name));
@@ -483,8 +483,8 @@ impl Core {
         Ok(id)
     }
 
-    /// Takes a tenant away as soon as its connections have ended. Its programs are killed, which nothing waits for, or
-    /// only lose their connections. Returns the processes that are there.
+    /// Removes a tenant as soon as its connections have ended. Its programs are killed without a wait, or only lose
+    /// their connections. Returns its processes.
     ///
     /// # Errors
     /// If the tenant does not exist.
@@ -504,11 +504,10 @@ impl Core {
         Ok(pids)
     }
 
-    /// Changes the rules by which the card is shared, from now on. Host memory beyond the initial amount is not
-    /// obtained.
+    /// Changes the rules for sharing the card, from now on. Does not allocate more host memory than at the start.
     ///
     /// # Errors
-    /// When a setting of the scheduler is out of its bounds; nothing has changed then.
+    /// If a setting of the scheduler is out of its bounds; then nothing changes.
     pub fn tune(
         &mut self,
         time: TimeConfig,
@@ -534,7 +533,7 @@ impl Core {
         self.follow_up();
     }
 
-    /// Takes a tenant away that has no programs.
+    /// Removes a tenant without programs.
     ///
     /// # Errors
     /// If it has programs, or the tenant does not exist.
@@ -552,7 +551,7 @@ impl Core {
         Ok(())
     }
 
-    /// Begins to free memory for a guarantee that could not be given, for `PROMISE_NS` at most; returns false if that
+    /// Begins to free memory for a guarantee that could not be given, for `PROMISE_NS` at most. Returns false if that
     /// would not help.
     pub fn make_room(&mut self, refused: &TenantError) -> bool {
         let TenantError::Memory(vram::Error::Promise { wanted, now, left, .. }) = *refused else { return false };
@@ -565,15 +564,15 @@ impl Core {
         true
     }
 
-    /// Ends the search for room: the guarantee was given, or is no longer wanted.
+    /// Stops making room: the guarantee was given, or is no longer wanted.
     pub fn promised(&mut self) {
         self.promise = None;
     }
 
-    /// Changes the limits of a tenant, from now on. Its name, its user and the memory size that it sees stay.
+    /// Changes the limits of a tenant, from now on. Its name, its user and the memory size that it sees do not change.
     ///
     /// # Errors
-    /// If they cannot be met; nothing has changed then.
+    /// If they cannot be met; then nothing changes.
     pub fn change_tenant(&mut self, id: TenantId, spec: &TenantSpec) -> Result<(), TenantError> {
         spec.time.check()?;
         self.table.set_limits(id, spec.limits)?;
@@ -595,7 +594,7 @@ impl Core {
         self.given_up.iter().filter(|(_, tenant)| *tenant == name).map(|(&pid, _)| pid).collect()
     }
 
-    /// The tenant of a name.
+    /// Returns the tenant with a name.
     #[must_use]
     pub fn tenant(&self, name: &str) -> Option<TenantId> {
         self.tenants.iter().find(|(_, tenant)| tenant.spec.name == name).map(|(&id, _)| id)
@@ -622,11 +621,11 @@ impl Core {
         if !self.relocations.is_empty() {
             self.moved_at = Some(self.clock);
         } else {
-            // To pin memory of the host takes the driver's locks for milliseconds: not while memory moves.
+            // Pinning host memory holds the driver's locks for milliseconds, so it waits until no memory moves.
             if self.restocks_in() == 0 {
                 self.pieces.refill(&mut self.actions);
             }
-            // To give it up takes half a millisecond each.
+            // Unpinning takes half a millisecond per piece.
             for session in self.pieces.parked_for() {
                 if self.sessions.get(&session).is_none_or(|session| session.stuck) {
                     self.pieces.abandon(session, &mut self.actions);
@@ -635,7 +634,7 @@ impl Core {
         }
     }
 
-    /// Returns in how many ns memory may be pinned for the stock.
+    /// Returns the time in ns until memory may be pinned for the stock.
     fn restocks_in(&self) -> u64 {
         self.moved_at.map_or(0, |at| at.saturating_add(RESTOCK_NS).saturating_sub(self.clock))
     }

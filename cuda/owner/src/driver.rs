@@ -15,10 +15,10 @@ pub use real::Real;
 
 use std::os::fd::{BorrowedFd, OwnedFd};
 
-/// One of the two memories that a chunk may be in.
+/// One of the two memories that may hold a chunk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Memory {
-    /// The card's own.
+    /// The card's own memory.
     Device,
     /// Pinned memory of the host, on the NUMA node next to the card.
     Host,
@@ -28,12 +28,12 @@ pub enum Memory {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Handle(pub u64);
 
-/// Address in the owner's own part of the card's address space.
+/// Address in the owner's part of the card's address space.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Address(pub u64);
 
 impl Address {
-    /// So many bytes further.
+    /// Returns the address this many bytes further.
     #[must_use]
     pub const fn plus(self, bytes: u64) -> Self {
         Self(self.0 + bytes)
@@ -54,7 +54,7 @@ pub enum Queue {
 }
 
 impl Queue {
-    /// All, by index.
+    /// All queues, by index.
     pub const ALL: [Self; 4] = [Self::Out, Self::In, Self::Zero, Self::ZeroHost];
 }
 
@@ -69,7 +69,7 @@ pub struct Device {
     pub total_bytes: u64,
     /// Bytes that sizes and addresses of allocations are multiples of.
     pub granularity: u64,
-    /// The driver can suspend a process and give its memory back.
+    /// The driver can suspend a process and release its memory.
     pub suspends: bool,
 }
 
@@ -108,7 +108,7 @@ impl DriverError {
         matches!(self, Self::Call { code: 46 | 214 | 220 | 226 | 700 | 702 | 709 | 714..=719, .. })
     }
 
-    /// The memory asked for is not there now.
+    /// The requested memory is not available now.
     #[must_use]
     pub const fn is_out_of_memory(&self) -> bool {
         matches!(self, Self::Call { code: 2, .. })
@@ -118,24 +118,24 @@ impl DriverError {
 /// The driver.
 ///
 /// # Errors
-/// Every method fails with [`DriverError`] as the driver does.
+/// Every method fails with [`DriverError`] when the driver's call fails.
 pub trait Driver: Send + Sync {
-    /// The card.
+    /// Returns the card.
     fn device(&self) -> &Device;
 
-    /// Bytes of the card's memory that are free now.
+    /// Returns the free bytes of the card's memory.
     fn free_bytes(&self) -> Result<u64, DriverError>;
 
-    /// Allocates physical memory that can be exported. Contents are undefined.
+    /// Allocates physical memory that can be exported. Its contents are undefined.
     fn create(&self, memory: Memory, bytes: u64) -> Result<Handle, DriverError>;
 
-    /// A descriptor by which another process, or this one, imports the allocation.
+    /// Exports a descriptor through which another process, or this one, imports the allocation.
     fn export(&self, handle: Handle) -> Result<OwnedFd, DriverError>;
 
     /// Imports the allocation of a descriptor, which another process may hold as well.
     fn import(&self, descriptor: BorrowedFd<'_>) -> Result<Handle, DriverError>;
 
-    /// Gives a handle up. The memory is free when no handle, descriptor and mapping of it is left.
+    /// Releases a handle. The memory is free when it has no handle, descriptor or mapping left.
     fn release(&self, handle: Handle) -> Result<(), DriverError>;
 
     /// Reserves addresses.
@@ -144,10 +144,10 @@ pub trait Driver: Send + Sync {
     /// Maps a whole allocation at reserved addresses with nothing mapped, and lets the card read and write it.
     fn map(&self, at: Address, bytes: u64, handle: Handle) -> Result<(), DriverError>;
 
-    /// The memory that a mapped allocation is of.
+    /// Returns the memory of a mapped allocation.
     fn memory_at(&self, at: Address) -> Result<Memory, DriverError>;
 
-    /// Takes whole mappings away.
+    /// Unmaps whole mappings.
     fn unmap(&self, at: Address, bytes: u64) -> Result<(), DriverError>;
 
     /// Queues a copy.
@@ -156,7 +156,7 @@ pub trait Driver: Send + Sync {
     /// Queues zeroing.
     fn zero(&self, queue: Queue, at: Address, bytes: u64) -> Result<(), DriverError>;
 
-    /// Waits until all that was queued is done.
+    /// Waits until all queued work is done.
     fn finish(&self, queue: Queue) -> Result<(), DriverError>;
 
     /// Suspends a process: its work ends, its memory of the card is copied to host memory and freed.

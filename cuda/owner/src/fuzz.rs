@@ -13,9 +13,9 @@ use std::path::Path;
 use std::sync::Arc;
 
 const CHUNK: u64 = 2 << 20;
-/// Events of one input at most.
+/// Maximum number of events of one input.
 const EVENTS_MOST: usize = 2000;
-/// Connections at a time at most.
+/// Maximum number of connections at a time.
 const CONNECTIONS_MOST: usize = 6;
 
 /// Numbers from the input; zeros after its end.
@@ -32,7 +32,7 @@ impl Input<'_> {
         usize::from(self.byte()) % bound.max(1)
     }
 
-    /// A number that is small as a rule, and now and then beyond all bounds.
+    /// Returns a number that is usually small, and sometimes beyond all bounds.
     fn number(&mut self) -> u64 {
         match self.byte() {
             255 => u64::MAX,
@@ -43,7 +43,7 @@ impl Input<'_> {
     }
 }
 
-/// A process as the owner sees it.
+/// A process in the owner's view.
 #[derive(Default)]
 struct Program {
     tenant: Option<u32>,
@@ -63,7 +63,7 @@ struct World {
     shares: Vec<Share>,
     work: VecDeque<Action>,
     next: u64,
-    /// Kinds of messages that programs have heard.
+    /// Kinds of messages that programs have received.
     heard: BTreeSet<String>,
 }
 
@@ -144,7 +144,7 @@ impl World {
         }
     }
 
-    /// A worker does the next thing. `fails`: the driver has no memory, or cannot copy.
+    /// Makes a worker execute its next task. `fails`: the driver has no memory, or cannot copy.
     fn work_on(&mut self, fails: bool) {
         match self.work.pop_front() {
             Some(Action::Make { piece, memory, .. }) => {
@@ -244,7 +244,7 @@ impl World {
             18 => {
                 let chunks: Vec<_> = (0..input.below(MAX_CHUNKS.min(8)))
                     .map(|_| {
-                        // Now and then a number of this owner's, given or not.
+                        // Sometimes a number of this owner, assigned or not.
                         let given = self.core.last_number();
                         let id = match input.byte() {
                             near @ 200.. => ChunkId(given + 8 - u64::from(near % 16)),
@@ -276,7 +276,7 @@ impl World {
         self.event(Event::Said { session, message, pieces });
     }
 
-    /// Everything ends, and nothing may be left.
+    /// Ends everything; no state may be left.
     fn end(&mut self) {
         for session in self.programs.keys().copied().collect::<Vec<_>>() {
             self.programs.remove(&session);
@@ -298,16 +298,16 @@ impl World {
     }
 }
 
-/// Messages of several tenants' processes, valid and not, among workers that fail now and then. After each event the
-/// accounts are checked against each other; at the end nothing may be left.
+/// Runs messages of several tenants' processes, valid and not, among workers that sometimes fail. After each event the
+/// accounts are checked against each other; at the end no state may be left.
 ///
 /// # Panics
-/// When the accounts disagree.
+/// If the accounts disagree.
 pub fn protocol(data: &[u8]) {
     play(data);
 }
 
-/// Returns the kinds of messages that programs have heard.
+/// Returns the kinds of messages that programs have received.
 fn play(data: &[u8]) -> BTreeSet<String> {
     let (mut world, mut input) = (World::new(), Input(data));
     for _ in 0..EVENTS_MOST {
@@ -318,7 +318,7 @@ fn play(data: &[u8]) -> BTreeSet<String> {
             0 => world.connect(&mut input),
             1 => {
                 let sessions: Vec<_> = world.programs.keys().copied().collect();
-                // Two of three stay.
+                // Two of three remain.
                 if let Some(&session) = sessions.get(input.below(3 * sessions.len())) {
                     world.programs.remove(&session);
                     world.event(Event::Gone { session });
@@ -397,7 +397,7 @@ fn tenant(input: &mut Input<'_>, folder: &Path) -> Tenant {
             max_run_ns: (input.byte() & 1 == 0).then(|| input.number()),
         },
         suspends: input.byte() & 1 == 0,
-        // A name that cannot be bound, now and then.
+        // Sometimes a name that cannot be bound.
         socket: folder.join(if input.byte() == 255 { "none/socket".into() } else { format!("socket-{name}") }),
         mode: 0o600,
         uid: None,
@@ -405,11 +405,11 @@ fn tenant(input: &mut Input<'_>, folder: &Path) -> Tenant {
     }
 }
 
-/// Lines of the daemon, valid and not. Each has one answer; the card shows the tenants that were added, and a request
-/// that failed has changed nothing.
+/// Runs valid and invalid lines of the daemon. Each has one answer; the card shows the tenants that were added, and
+/// failed requests have no effect.
 ///
 /// # Panics
-/// When an answer or the card is another one.
+/// If an answer or the card differs from the expected one.
 pub fn control(data: &[u8]) {
     let folder = std::env::temp_dir().join(format!("gpu-mediator-fuzz-{}", std::process::id()));
     std::fs::create_dir_all(&folder).expect("a folder");
@@ -457,7 +457,7 @@ pub fn control(data: &[u8]) {
     let _ = std::fs::remove_dir_all(&folder);
 }
 
-/// The tenants as the card shows them: name, memory that is not used, and part of the time.
+/// Returns the tenants that the card shows: name, unused memory, and share of the time.
 fn seen(pipe: &mut Pipe) -> Vec<(String, u64, u32)> {
     let line = serde_json::to_string(&Request::View { since_ns: 0 }).expect("it is JSON");
     let Answer::View(card) = pipe.answer(&line) else { panic!("no view") };

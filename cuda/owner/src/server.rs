@@ -1,8 +1,8 @@
 //! The threads around [`Core`]: one that serves the socket and decides, and workers that call the driver.
 //!
-//! The serving thread owns the state machine, so decisions hold no lock; it calls neither the driver nor anything else
-//! that may wait. Each worker runs its orders in sequence: one makes and gives up pieces of the card, one those of host
-//! memory, and one copies for each direction.
+//! The serving thread owns the state machine, so decisions hold no lock; it calls neither the driver nor any other
+//! function that may block. Each worker runs its orders in sequence: one makes and releases pieces of the card, one
+//! makes and releases pieces of host memory, and one per direction copies.
 
 mod clients;
 mod journal;
@@ -40,42 +40,42 @@ use vault::{New, Vault};
 use vram::TenantId;
 use workers::Workers;
 
-/// Notes of other threads that are taken before processes are served.
+/// Maximum number of other threads' notifications that are taken before processes are served.
 const NOTES_AT_ONCE: usize = 256;
-/// Time that programs of an earlier daemon have to come back before their memory is given to others.
+/// Time that programs of an earlier daemon have to reconnect before other programs get their memory.
 // TIMEOUT: they try every `cuda_protocol::RECONNECT_MS`; ten tries.
 const COME_BACK: Duration = Duration::from_secs(2);
 
-/// Why an owner cannot start.
+/// Reason that an owner cannot start.
 #[derive(Debug, thiserror::Error)]
 pub enum ServerError {
-    /// The card's settings.
+    /// The card's settings are invalid.
     #[error(transparent)]
     Setup(#[from] SetupError),
-    /// The driver.
+    /// The driver failed.
     #[error(transparent)]
     Driver(#[from] crate::driver::DriverError),
-    /// The socket.
+    /// The socket cannot be created.
     #[error("cannot listen at {path}: {source}")]
     Listen {
         /// Its path.
         path: PathBuf,
-        /// Why.
+        /// The system's error.
         source: LinkError,
     },
-    /// Something of the system.
+    /// Another request to the system failed.
     #[error("cannot start: {0}")]
     System(#[from] io::Error),
 }
 
 type Call = Box<dyn FnOnce(&mut Core) + Send>;
 
-/// Reason for which the serving thread wakes.
+/// Reason that the serving thread wakes.
 enum Note {
     Event(Event),
     /// A piece could not be made, for this reason, which will be reported.
     Failed(PieceId, String),
-    /// The card was reset or has failed, as a call of the driver says.
+    /// The card was reset or has failed, according to a call of the driver.
     CardLost(String),
     Call(Call),
     Listen(Option<TenantId>, OwnedFd),
@@ -83,7 +83,7 @@ enum Note {
     Stop,
 }
 
-/// The way to the serving thread from others.
+/// The channel to the serving thread from other threads.
 #[derive(Clone)]
 struct Notes {
     sender: Sender<Note>,
@@ -93,13 +93,13 @@ struct Notes {
 impl Notes {
     fn put(&self, note: Note) {
         if self.sender.send(note).is_ok() {
-            // A full counter has rung already.
+            // A full counter has already been signalled.
             let _ = rustix::io::write(&*self.bell, &1u64.to_ne_bytes());
         }
     }
 }
 
-/// A running owner of a card. Dropping it ends it: programs continue with their memory, and look for a new one.
+/// A running owner of a card. Dropping it ends the owner: programs keep their memory, and look for a new owner.
 pub struct Server {
     notes: Notes,
     sockets: Vec<(Option<TenantId>, Bound)>,
@@ -109,8 +109,8 @@ pub struct Server {
 }
 
 impl Server {
-    /// Takes a card over and listens at `socket`, which is replaced if it exists. With a `journal`, programs of an
-    /// owner before this one are waited for before memory is given to others.
+    /// Takes a card over and listens at `socket`, which is replaced if it exists. With a `journal`, waits for programs
+    /// of a previous owner before other programs get memory.
     ///
     /// # Errors
     /// See [`ServerError`].
@@ -125,7 +125,7 @@ impl Server {
         Ok(server)
     }
 
-    /// Takes a card over and listens nowhere yet. See [`Self::start`].
+    /// Takes a card over without listening yet. See [`Self::start`].
     ///
     /// # Errors
     /// See [`ServerError`].
@@ -173,20 +173,21 @@ impl Server {
         Ok(Self { notes, sockets: Vec::new(), thread: Some(thread), users: None, driver })
     }
 
-    /// Watches through NVML and the driver which processes use the card, and how much of it; `driver` is the path of
+    /// Monitors the processes that use the card, and their use, through NVML and the driver; `driver` is the path of
     /// the driver's library, which is in the same folder as NVML's.
     ///
     /// # Errors
-    /// When no thread can be started.
+    /// If a thread cannot be started.
     pub fn watch_users(&mut self, driver: &Path, uuid: [u8; 16]) -> Result<(), ServerError> {
         self.users = Some(Users::start(driver, uuid, &self.driver, &self.notes)?);
         Ok(())
     }
 
-    /// Listens at `path`, which is replaced if it exists: for programs of one tenant, or of any that their user may be.
+    /// Listens at `path`, which is replaced if it exists: for programs of one tenant, or of any tenant that their user
+    /// may belong to.
     ///
     /// # Errors
-    /// When the socket cannot be made.
+    /// If the socket cannot be created.
     pub fn listen(&mut self, tenant: Option<TenantId>, path: &Path, rights: &Rights) -> Result<(), ServerError> {
         let (listener, bound) = rights.listen(path)?;
         self.notes.put(Note::Listen(tenant, listener));
@@ -194,17 +195,17 @@ impl Server {
         Ok(())
     }
 
-    /// Ends the sockets of a tenant. Connections stay.
+    /// Ends the sockets of a tenant. Its connections remain.
     pub fn unlisten(&mut self, tenant: TenantId) {
         self.notes.put(Note::Unlisten(tenant));
         let of_it = |(of, _): &mut (Option<TenantId>, Bound)| *of == Some(tenant);
         self.sockets.extract_if(.., of_it).for_each(|(_, bound)| bound.remove());
     }
 
-    /// Path of the first socket that programs connect to.
+    /// Returns the path of the first socket that programs connect to.
     ///
     /// # Panics
-    /// If there is none.
+    /// If there is no socket.
     #[cfg(test)]
     fn socket(&self) -> &Path {
         self.sockets[0].1.path()
@@ -213,7 +214,7 @@ impl Server {
     /// Runs a function on the state machine in the serving thread; returns `None` if the thread has ended.
     pub fn call<T: Send + 'static>(&self, what: impl FnOnce(&mut Core) -> T + Send + 'static) -> Option<T> {
         let (done, wait) = channel();
-        // The caller waits for it.
+        // The caller waits for the result.
         let call: Call = Box::new(move |core| drop(done.send(what(core))));
         self.notes.put(Note::Call(call));
         wait.recv().ok()
@@ -240,11 +241,11 @@ struct Serving {
     sessions: BTreeMap<SessionId, Connection>,
     outboxes: Outboxes,
     limits: Limits,
-    /// Connection of each tenant that was listened to last.
+    /// For each tenant, the connection that was read last.
     heard: BTreeMap<Cause, SessionId>,
-    /// Time from which on connections are let in, in ns since `start`.
+    /// Time from which connections are accepted, in ns since `start`.
     accepts_from: u64,
-    /// Not all notes were taken.
+    /// Set if notifications are left.
     notes_left: bool,
     peers: Peers,
     vault: Arc<Vault>,
@@ -264,7 +265,7 @@ impl Serving {
         while !self.stopping {
             let ready = self.wait();
             self.take_notes();
-            // Another process that holds such a connection is not the one that was let in.
+            // A different process that holds such a connection is not the accepted one.
             for session in self.peers.ended() {
                 self.lose(session);
             }
@@ -301,7 +302,7 @@ impl Serving {
         let limit =
             limit.map(|ns| Timespec { tv_sec: (ns / 1_000_000_000) as i64, tv_nsec: (ns % 1_000_000_000) as i64 });
         let ids: Vec<SessionId> = self.sessions.keys().copied().collect();
-        // Without a descriptor for one more, a connection would make the listener readable without end.
+        // Without a descriptor for one more connection, the listener would stay readable forever.
         let listening = if self.now() < self.accepts_from { 0 } else { self.listeners.len() };
         let of_listeners = self.listeners[..listening].iter().map(|(_, listener)| listener.as_fd());
         let of_sessions = self.sessions.values().map(|connection| connection.link.as_fd());
@@ -309,7 +310,7 @@ impl Serving {
         let mut polled: Vec<PollFd<'_>> = all.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)).collect();
         match poll(&mut polled, limit.as_ref()) {
             Ok(0) if attends.is_some() => {
-                // The process that it listens for may need this processor.
+                // The process that this thread waits for may need this processor.
                 std::thread::yield_now();
                 return Ready::default();
             }
@@ -367,7 +368,7 @@ impl Serving {
         }
     }
 
-    /// Writes a line of the log, unless its cause exceeds its rate limit.
+    /// Writes a log line, unless its cause exceeds the rate limit.
     fn warn(&mut self, cause: Option<Cause>, write: impl FnOnce(u64)) {
         let now = self.now();
         if let Some(left_out) = cause.map_or(Some(0), |cause| self.lines.may_write(cause, now)) {
@@ -438,18 +439,18 @@ impl Serving {
     }
 }
 
-/// Ends the process with [`cuda_control::CARD_LOST`]: a context that was lost does not come back in the same process.
+/// Ends the process with [`cuda_control::CARD_LOST`]: a lost context cannot be restored in the same process.
 fn end_for_lost_card(error: &str) {
     tracing::error!(
         error,
         "the card was reset or has failed, and all memory of programs on it is lost: the owner ends, and a new one \
          serves once it can open the card"
     );
-    // Nothing of the driver can be given up any more, and its own end may wait for the card.
+    // Objects of the driver can no longer be released, and the driver's own exit code may wait for the card.
     std::process::exit(cuda_control::CARD_LOST);
 }
 
-/// Findings of a wait.
+/// Results of a wait.
 #[derive(Debug, Default)]
 struct Ready {
     listeners: Vec<usize>,

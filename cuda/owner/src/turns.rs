@@ -1,17 +1,17 @@
 //! Turns: grants of the whole card to one tenant at a time, recalled when another one is due.
 //!
-//! A tenant that has a *turn* submits freely, with its run-ahead bounded by its shim; the others hold back. A turn is a
-//! sequence of *slices*, each one submission for [`sched`], which picks the next one and keeps the accounts. At the
-//! end of a slice a copy of the scheduler is asked for the next tenant. If it is the same tenant, the copy becomes the
-//! scheduler and the tenant gets no message; if not, the turn is recalled, and the slice is charged up to the end of
-//! the last work that ran over it. So a turn costs a drain only when it changes hands, a tenant that is alone gets no
-//! message after its grant, and the policy's own accounts pay back any overrun.
+//! A tenant that has a *turn* submits freely, and its shim bounds its run-ahead; the others wait. A turn is a sequence
+//! of *slices*, each one submission for [`sched`], which picks the next one and keeps the accounts. At the end of a
+//! slice a copy of the scheduler selects the next tenant. If it is the same tenant, the copy becomes the scheduler and
+//! the tenant gets no message; if not, the turn is recalled, and the slice is charged up to the end of the last work
+//! that ran over it. So a turn needs a drain only when it changes hands, a lone tenant gets no message after its grant,
+//! and the policy's own accounts compensate any overrun.
 //!
 //! A turn that has been recalled for [`TurnsConfig::overrun_ns`] and has not ended *overruns*: a kernel is long, or its
-//! program is stopped. The others do not wait for it. They have their turns while it lasts, and the card switches
-//! between its work and theirs. All are charged for equal parts of that time.
+//! program is stopped. The others do not wait for it. They have their turns meanwhile, and the card switches between
+//! its work and theirs. All are charged equal parts of that time.
 //!
-//! Pure: no I/O, no threads, time as an argument.
+//! Pure: no I/O, no threads, and time as an argument.
 
 use sched::{
     Account, Channel, Config, ConfigError, Decision, Engine, Event, LatencyClass, Nanos, Scheduler, TenantId, Ticket,
@@ -29,20 +29,20 @@ const CHANNEL: Channel = Channel(0);
 pub struct TurnsConfig {
     /// Length of a slice, in ns: the interval between decisions about the next turn.
     pub slice_ns: u64,
-    /// Shortest time of a turn, in ns, before it is cut short for a tenant of a better latency class.
+    /// Minimum time of a turn, in ns, before it is cut short for a tenant of a better latency class.
     pub least_ns: u64,
     /// Time for which the others wait for the end of a recalled turn, in ns.
     pub overrun_ns: u64,
 }
 
 impl Default for TurnsConfig {
-    /// Slices of 15 ms, cut short after 1 ms at the earliest; a recalled turn is waited for as long as two of them.
+    /// Returns slices of 15 ms, cut short after 1 ms at the earliest; the wait for a recalled turn is two slices.
     fn default() -> Self {
         Self { slice_ns: 15_000_000, least_ns: 1_000_000, overrun_ns: 30_000_000 }
     }
 }
 
-/// The settings of the scheduler that a card of this kind begins with: one slice at a time.
+/// Returns the scheduler's initial settings for a card of this kind: one slice at a time.
 #[must_use]
 pub fn scheduler_defaults() -> Config {
     Config { pipeline: sched::Pipeline::ONE, ..Config::default() }
@@ -51,31 +51,31 @@ pub fn scheduler_defaults() -> Config {
 /// Order that sends a message to a tenant, or acts on it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Order {
-    /// It may submit until it is recalled.
+    /// The tenant may submit until it is recalled.
     Grant(TenantId),
-    /// It must submit nothing more, and report the end of its submitted work.
+    /// The tenant must stop submitting, and report the end of its submitted work.
     Recall(TenantId),
-    /// It was recalled, or its slice began, longer ago than its limit allows: the card is stuck with its work.
+    /// The tenant was recalled, or its slice began, longer ago than its limit allows: the card is stuck with its work.
     Overdue {
         /// The tenant.
         tenant: TenantId,
-        /// Time that its slice has lasted, in ns.
+        /// Duration of its slice so far, in ns.
         ran_ns: u64,
     },
-    /// It has been overdue too often: it gets no turn until it is released.
+    /// The tenant has been overdue too often: it gets no turn until it is released.
     Quarantined(TenantId),
 }
 
-/// A tenant's slice under way.
+/// A tenant's slice in progress.
 #[derive(Clone, Copy, Debug)]
 struct Slice {
     ticket: Ticket,
     since: Nanos,
     /// Start of the tenant's turn that the slice is part of.
     turn_since: Nanos,
-    /// Time at which it was recalled.
+    /// Time of its recall.
     recalled: Option<Nanos>,
-    /// It has lasted long enough to be cut short, and was looked at for that.
+    /// It has lasted long enough to be cut short, and this was checked.
     weighed: bool,
     /// It overruns: the others have their turns meanwhile.
     overrun: Option<Overrun>,
@@ -97,9 +97,9 @@ struct Overrun {
 
 #[derive(Clone, Copy, Debug, Default)]
 struct Member {
-    /// It has work that waits for a turn, or for the next one.
+    /// The tenant has work that waits for a turn, or for the next one.
     wants: bool,
-    /// It has no turns for now: its memory moves, or it waits for its quantum.
+    /// The tenant has no turns for now: its memory moves, or it waits for its quantum.
     paused: bool,
     /// Queued ticket.
     queued: Option<Ticket>,
@@ -115,23 +115,23 @@ pub struct Turns {
     next_ticket: u64,
     /// Turns that changed hands.
     switches: u64,
-    /// Time up to which turns that overrun are charged.
+    /// Time up to which overrunning turns are charged.
     charged_until: Nanos,
     orders: Vec<Order>,
 }
 
 impl Turns {
-    /// No tenants yet.
+    /// Creates turns without tenants.
     ///
     /// # Errors
-    /// When a setting of the scheduler is out of its bounds.
+    /// If a setting of the scheduler is out of its bounds.
     pub fn new(scheduler: Config, config: TurnsConfig, now: Nanos) -> Result<Self, ConfigError> {
         let scheduler = Scheduler::new(gating(scheduler), now)?;
         let members = BTreeMap::new();
         Ok(Self { scheduler, config, members, next_ticket: 0, switches: 0, charged_until: now, orders: Vec::new() })
     }
 
-    /// The scheduler, for its accounts and settings.
+    /// Returns the scheduler, for its accounts and settings.
     #[must_use]
     pub fn scheduler(&self) -> &Scheduler {
         &self.scheduler
@@ -149,13 +149,13 @@ impl Turns {
         self.scheduler.params(vgpu(tenant))
     }
 
-    /// The accounts of a tenant.
+    /// Returns the accounts of a tenant.
     #[must_use]
     pub fn account(&self, tenant: TenantId) -> Option<&Account> {
         self.scheduler.account(vgpu(tenant), ENGINE)
     }
 
-    /// Tenants that have a turn now: those whose turns overrun, and with policies that gate one more at most.
+    /// Returns the tenants that have a turn now: those whose turns overrun, and at most one more if the policy gates.
     pub fn holders(&self) -> impl Iterator<Item = TenantId> + '_ {
         self.members.iter().filter(|(_, member)| member.slice.is_some()).map(|(&tenant, _)| tenant)
     }
@@ -184,12 +184,12 @@ impl Turns {
         self.members.get(&tenant).is_some_and(|member| member.slice.is_some() || member.wants)
     }
 
-    /// Takes the orders since the last time, in order.
+    /// Takes the orders since the last call, in order.
     pub fn take_orders(&mut self) -> Vec<Order> {
         std::mem::take(&mut self.orders)
     }
 
-    /// Adds a tenant. One that exists already keeps its state.
+    /// Adds a tenant. An existing one keeps its state.
     pub fn add(&mut self, tenant: TenantId, params: VgpuParams, now: Nanos) {
         if self.members.contains_key(&tenant) {
             return;
@@ -198,7 +198,7 @@ impl Turns {
         self.event(now, Event::Added { vgpu: vgpu(tenant), params });
     }
 
-    /// A tenant is gone, with its work.
+    /// Removes a tenant, with its work.
     pub fn remove(&mut self, tenant: TenantId, now: Nanos) {
         if self.members.remove(&tenant).is_some() {
             self.event(now, Event::Removed { vgpu: vgpu(tenant) });
@@ -210,10 +210,10 @@ impl Turns {
         self.event(now, Event::Changed { vgpu: vgpu(tenant), params });
     }
 
-    /// The card's settings have changed.
+    /// Applies changed settings of the card.
     ///
     /// # Errors
-    /// When one is out of its bounds; nothing has changed then.
+    /// If one is out of its bounds; then nothing changes.
     pub fn configure(&mut self, scheduler: Config, config: TurnsConfig, now: Nanos) -> Result<(), ConfigError> {
         let scheduler = gating(scheduler);
         scheduler.check()?;
@@ -222,19 +222,19 @@ impl Turns {
         Ok(())
     }
 
-    /// The operator lets a tenant out of quarantine.
+    /// Releases a tenant from quarantine.
     pub fn release(&mut self, tenant: TenantId, now: Nanos) {
         self.event(now, Event::Released { vgpu: vgpu(tenant) });
     }
 
-    /// A tenant has work.
+    /// Records that a tenant has work.
     pub fn wants(&mut self, tenant: TenantId, now: Nanos) {
         let Some(member) = self.members.get_mut(&tenant) else { return };
         member.wants = true;
         if member.paused || member.queued.is_some() || member.slice.is_some() {
             return;
         }
-        // Use of a tenant while no other wanted the card is free: it is charged before another one competes.
+        // Records use by a tenant while no other tenant wanted the card: it is charged before another one competes.
         self.roll_all(now);
         self.queue(tenant, now);
         self.cut_short(tenant, now);
@@ -242,7 +242,7 @@ impl Turns {
     }
 
     /// A tenant has given its turn back: its work has ended, the last of it at `ended` according to the tenant, clamped
-    /// to now. With `more` it has more work that waits. Without a turn only that is noted.
+    /// to now. With `more` it has more waiting work. Without a turn only `more` is recorded.
     pub fn ended(&mut self, tenant: TenantId, ended: Nanos, more: bool, now: Nanos) {
         self.charge_overruns(now);
         let Some(member) = self.members.get_mut(&tenant) else { return };
@@ -295,7 +295,7 @@ impl Turns {
         queued.find(|(_, ticket)| started(ticket)).map(|(tenant, _)| tenant)
     }
 
-    /// Time has passed. To be called at [`Self::next_wakeup`].
+    /// Advances time. Call this at [`Self::next_wakeup`].
     pub fn tick(&mut self, now: Nanos) {
         self.charge_overruns(now);
         let over = |slice: &Slice| !slice.is_recalled() && now.since(slice.since) >= self.config.slice_ns;
@@ -316,7 +316,7 @@ impl Turns {
         self.report_overdue(now);
     }
 
-    /// Lets the others have their turns, if one waits for a turn that has been recalled for too long.
+    /// Lets the others have their turns, if one waits for a turn that was recalled too long ago.
     fn let_overrun(&mut self, now: Nanos) {
         if self.scheduler.queued() == 0 {
             return;
@@ -335,7 +335,7 @@ impl Turns {
         }
     }
 
-    /// Charges the turns that overrun, and the turn that shares the card with them.
+    /// Charges the overrunning turns, and the turn that shares the card with them.
     fn charge_overruns(&mut self, now: Nanos) {
         let since = std::mem::replace(&mut self.charged_until, now);
         let mut overruns = self.members.values().filter_map(|member| member.slice?.overrun);
@@ -344,7 +344,7 @@ impl Turns {
         }
     }
 
-    /// Reports the turns that overrun beyond their tenants' limits.
+    /// Reports the overrunning turns that exceed their tenants' limits.
     fn report_overdue(&mut self, now: Nanos) {
         let late: Vec<TenantId> =
             self.deadlines().filter(|(_, deadline)| *deadline <= now).map(|(tenant, _)| tenant).collect();
@@ -357,7 +357,7 @@ impl Turns {
         }
     }
 
-    /// Returns the times at which turns that overrun reach their tenants' limits.
+    /// Returns the times at which overrunning turns reach their tenants' limits.
     fn deadlines(&self) -> impl Iterator<Item = (TenantId, Nanos)> + '_ {
         self.members.iter().filter_map(|(&tenant, member)| {
             let slice = member.slice.filter(|slice| slice.overrun.is_some_and(|overrun| !overrun.overdue))?;
@@ -366,7 +366,7 @@ impl Turns {
         })
     }
 
-    /// Returns the time at which turns that overrun are next charged, or a recalled one is no longer waited for.
+    /// Returns the time at which overrunning turns are next charged, or the wait for a recalled one ends.
     fn next_overrun(&self) -> Option<Nanos> {
         let waits = self.scheduler.queued() > 0;
         let slices = self.members.values().filter_map(|member| member.slice);
@@ -377,7 +377,7 @@ impl Turns {
         times.chain(self.deadlines().map(|(_, deadline)| deadline)).min()
     }
 
-    /// Cuts turns short that had not lasted long enough when a tenant of a better latency class queued its work.
+    /// Shortens turns that had not reached their minimum length when a tenant of a better latency class queued work.
     fn weigh(&mut self, now: Nanos) {
         let least = self.config.least_ns;
         let mut any = false;
@@ -394,7 +394,7 @@ impl Turns {
         }
     }
 
-    /// Returns the time at which a turn has lasted long enough to be cut short for a tenant that waits.
+    /// Returns the time at which a turn reaches its minimum length while a better class waits.
     fn next_weighing(&self) -> Option<Nanos> {
         let best = self.members.iter().filter(|(_, m)| m.queued.is_some()).map(|(&t, _)| self.class(t)).min()?;
         let worse = self.members.iter().filter(|&(&tenant, _)| self.class(tenant) > best);
@@ -402,7 +402,7 @@ impl Turns {
         slices.map(|slice| slice.turn_since.after(self.config.least_ns)).min()
     }
 
-    /// Returns when [`Self::tick`] is wanted next, if nothing happens before.
+    /// Returns the time of the next [`Self::tick`], unless another event comes first.
     #[must_use]
     pub fn next_wakeup(&self) -> Option<Nanos> {
         let slices = self.members.values().filter_map(|member| member.slice).filter(|slice| !slice.is_recalled());
@@ -457,7 +457,7 @@ impl Turns {
         true
     }
 
-    /// A tenant has just queued work: takes the turn from its holder at once if the newcomer's latency class is better
+    /// Handles new work of a tenant: takes the turn from its holder at once if the newcomer's latency class is better
     /// and the scheduler would choose it.
     fn cut_short(&mut self, newcomer: TenantId, now: Nanos) {
         if self.members.get(&newcomer).is_none_or(|member| member.queued.is_none()) {
@@ -525,7 +525,7 @@ fn picks_again(scheduler: &mut Scheduler, tenant: TenantId, ends: Ticket, begins
     decisions == [Decision::Start(begins)]
 }
 
-/// Settings under which a slice begins when the one before has ended.
+/// Settings for the start of a slice after the end of the previous one.
 fn gating(config: Config) -> Config {
     Config { pipeline: sched::Pipeline::ONE, ..config }
 }

@@ -50,7 +50,7 @@ pub struct Welcome {
     pub version: u16,
     /// Number of the tenant, for people and logs.
     pub tenant: u32,
-    /// Bytes of a chunk: a power of two of at least 2 MiB.
+    /// Size of a chunk in bytes: a power of two of at least 2 MiB.
     pub chunk_bytes: u64,
     /// Cards of the tenant; messages name a card by its index in this list.
     pub cards: Vec<CardInfo>,

@@ -192,38 +192,38 @@ impl Cuda {
         self.raw_current(self.context)
     }
 
-    /// Devices that the driver shows.
+    /// Returns the number of devices that the driver shows.
     pub fn count(&self) -> Result<i32, Failed> {
         let mut count = 0;
         self.raw_count(&raw mut count).map(|()| count)
     }
 
-    /// The device of a number.
+    /// Returns the device with a number.
     pub fn device(&self, ordinal: i32) -> Result<i32, Failed> {
         let mut device = 0;
         self.raw_device(&raw mut device, ordinal).map(|()| device)
     }
 
-    /// Identity of a device.
+    /// Returns the identity of a device.
     pub fn uuid_of(&self, device: i32) -> Result<[u8; 16], Failed> {
         let mut uuid = [0; 16];
         self.raw_uuid(&raw mut uuid, device).map(|()| uuid)
     }
 
-    /// PCI address of a device.
+    /// Returns the PCI address of a device.
     pub fn bus_id(&self, device: i32) -> Result<String, Failed> {
         let mut text = [0u8; 32];
         self.raw_bus_id(text.as_mut_ptr().cast(), 32, device)?;
         Ok(text.iter().take_while(|byte| **byte != 0).map(|byte| char::from(*byte)).collect())
     }
 
-    /// The device at a PCI address.
+    /// Returns the device at a PCI address.
     pub fn by_bus_id(&self, address: &str) -> Result<i32, Failed> {
         let (mut device, address) = (0, CString::new(address).unwrap_or_default());
         self.raw_by_bus_id(&raw mut device, address.as_ptr()).map(|()| device)
     }
 
-    /// Makes one more context of the first card, and makes it current.
+    /// Creates another context of the first card, and makes it current.
     pub fn another_context(&self) -> Result<u64, Failed> {
         let mut context = 0;
         self.raw_context(&raw mut context, 0, 0).map(|()| context)
@@ -234,14 +234,14 @@ impl Cuda {
         self.raw_limit(limit, value as usize)
     }
 
-    /// Makes a pool whose memory can be shared by descriptors.
+    /// Creates a pool whose memory can be shared through descriptors.
     pub fn shared_pool(&self) -> Result<u64, Failed> {
         let (mut pool, mut property) = (0, [0; 22]);
         property[..4].copy_from_slice(&[1, 1, 1, 0]);
         self.raw_pool(&raw mut pool, &raw const property).map(|()| pool)
     }
 
-    /// Allocates of a pool.
+    /// Allocates memory of a pool.
     pub fn alloc_of(&self, pool: u64, bytes: u64) -> Result<u64, Failed> {
         let mut at = 0;
         self.raw_alloc_pool(&raw mut at, bytes as usize, pool, 0).map(|()| at)
@@ -253,19 +253,19 @@ impl Cuda {
         self.raw_module(&raw mut module, text.as_ptr().cast()).map(|()| module)
     }
 
-    /// Identity of the first card.
+    /// Returns the identity of the first card.
     pub fn uuid(&self) -> Result<[u8; 16], Failed> {
         let mut uuid = [0; 16];
         self.raw_uuid(&raw mut uuid, 0).map(|()| uuid)
     }
 
-    /// Bytes of the first card.
+    /// Returns the memory size of the first card in bytes.
     pub fn total(&self) -> Result<u64, Failed> {
         let mut bytes = 0;
         self.raw_total(&raw mut bytes, 0).map(|()| bytes as u64)
     }
 
-    /// Free and all bytes.
+    /// Returns the free and the total bytes.
     pub fn info(&self) -> Result<(u64, u64), Failed> {
         let (mut free, mut total) = (0, 0);
         self.raw_info(&raw mut free, &raw mut total).map(|()| (free as u64, total as u64))
@@ -277,7 +277,7 @@ impl Cuda {
         self.raw_alloc(&raw mut at, bytes as usize).map(|()| at)
     }
 
-    /// Allocates managed memory, which the library asks the owner for each time.
+    /// Allocates managed memory, which the library requests from the owner each time.
     pub fn alloc_managed(&self, bytes: u64) -> Result<u64, Failed> {
         let mut at = 0;
         self.raw_managed(&raw mut at, bytes as usize, 1).map(|()| at)
@@ -299,7 +299,7 @@ impl Cuda {
         self.raw_free_async(at, stream)
     }
 
-    /// Physical memory that can be exported: of the card, or of the host.
+    /// Creates physical memory that can be exported: of the card, or of the host.
     pub fn create(&self, host: bool, bytes: u64) -> Result<u64, Failed> {
         let mut handle = 0;
         // Pinned memory, a POSIX descriptor, kind and number of the location; the rest is zero.
@@ -312,22 +312,22 @@ impl Cuda {
         self.raw_release(handle)
     }
 
-    /// A descriptor of physical memory.
+    /// Exports a descriptor of physical memory.
     pub fn export(&self, handle: u64) -> Result<std::os::fd::OwnedFd, Failed> {
         let mut descriptor = -1;
         self.raw_export(&raw mut descriptor, handle, 1, 0)?;
-        // SAFETY: the descriptor is new and nobody else's.
+        // SAFETY: the descriptor is new and has no other owner.
         Ok(unsafe { std::os::fd::FromRawFd::from_raw_fd(descriptor) })
     }
 
-    /// Physical memory of a descriptor.
+    /// Imports physical memory from a descriptor.
     pub fn import(&self, descriptor: &std::os::fd::OwnedFd) -> Result<u64, Failed> {
         let mut handle = 0;
         let number = std::os::fd::AsRawFd::as_raw_fd(descriptor);
         self.raw_import(&raw mut handle, usize::try_from(number).unwrap_or(usize::MAX), 1).map(|()| handle)
     }
 
-    /// Returns what another process opens an allocation by.
+    /// Returns the handle with which another process opens an allocation.
     pub fn share(&self, at: u64) -> Result<Ipc, Failed> {
         let mut handle = Ipc([0; 8]);
         self.raw_ipc_get(&raw mut handle, at).map(|()| handle)
@@ -359,12 +359,12 @@ impl Cuda {
         self.raw_unreserve(at, bytes as usize)
     }
 
-    /// Physical memory of the card that only this process uses.
+    /// Creates physical memory of the card that only this process uses.
     pub fn create_own(&self, bytes: u64) -> Result<u64, Failed> {
         self.create_of([1, 0, 1, 0, 0, 0, 0, 0], bytes, 0)
     }
 
-    /// Physical memory by its description.
+    /// Creates physical memory from its description.
     pub fn create_of(&self, property: [i32; 8], bytes: u64, flags: u64) -> Result<u64, Failed> {
         let mut handle = 0;
         self.raw_create(&raw mut handle, bytes as usize, &raw const property, flags).map(|()| handle)
@@ -391,19 +391,19 @@ impl Cuda {
         self.raw_unmap(at, bytes as usize)
     }
 
-    /// Sets what a location may do with mappings.
+    /// Sets a location's access to mappings.
     pub fn allow(&self, at: u64, bytes: u64, location: Location, flags: i32) -> Result<(), Failed> {
         let access = [location.kind, location.id, flags];
         self.raw_access(at, bytes as usize, &raw const access, 1)
     }
 
-    /// Flags of the first card's access at an address.
+    /// Returns the flags of the first card's access at an address.
     pub fn may(&self, at: u64) -> Result<u64, Failed> {
         let (mut flags, location) = (0, [1, 0]);
         self.raw_may(&raw mut flags, &raw const location, at).map(|()| flags)
     }
 
-    /// The physical memory that is mapped at an address, with one reference more.
+    /// Returns the physical memory that is mapped at an address, with one more reference.
     pub fn reference(&self, at: u64) -> Result<u64, Failed> {
         let mut handle = 0;
         self.raw_reference(&raw mut handle, at).map(|()| handle)
@@ -415,7 +415,7 @@ impl Cuda {
         self.raw_property(&raw mut property, handle).map(|()| property)
     }
 
-    /// The least and the recommended size of the card's memory that only this process uses.
+    /// Returns the minimum and the recommended size of card memory that only this process uses.
     pub fn granularity(&self) -> Result<(u64, u64), Failed> {
         let (mut least, mut recommended, property) = (0, 0, [1, 0, 1, 0, 0, 0, 0, 0]);
         self.raw_granularity(&raw mut least, &raw const property, 0)?;
@@ -423,26 +423,26 @@ impl Cuda {
         Ok((least as u64, recommended as u64))
     }
 
-    /// An attribute of an address, by its number.
+    /// Returns an attribute of an address, by its number.
     pub fn attribute(&self, kind: i32, at: u64) -> Result<u64, Failed> {
         let mut value = 0u64;
         self.raw_attribute((&raw mut value).cast(), kind, at).map(|()| value)
     }
 
-    /// Several attributes of an address.
+    /// Returns several attributes of an address.
     pub fn attributes(&self, kinds: &[i32], at: u64) -> Result<Vec<u64>, Failed> {
         let mut values = vec![0u64; kinds.len()];
         let places: Vec<*mut u64> = values.iter_mut().map(|value| &raw mut *value).collect();
         self.raw_attributes(kinds.len() as u32, kinds.as_ptr(), places.as_ptr(), at).map(|()| values)
     }
 
-    /// Base and size of the allocation that contains an address.
+    /// Returns base and size of the allocation that contains an address.
     pub fn range(&self, at: u64) -> Result<(u64, u64), Failed> {
         let (mut base, mut bytes) = (0, 0);
         self.raw_range(&raw mut base, &raw mut bytes, at).map(|()| (base, bytes as u64))
     }
 
-    /// A new stream that does not wait for the default one.
+    /// Creates a stream that does not wait for the default one.
     pub fn stream(&self) -> Result<u64, Failed> {
         let mut stream = 0;
         self.raw_stream(&raw mut stream, 1).map(|()| stream)
@@ -453,7 +453,7 @@ impl Cuda {
         self.raw_stream_finish(stream)
     }
 
-    /// Waits for everything.
+    /// Waits for all work.
     pub fn finish_all(&self) -> Result<(), Failed> {
         self.raw_finish()
     }
@@ -472,7 +472,7 @@ impl Cuda {
         self.raw_begin(stream, 0)
     }
 
-    /// Ends a capture; the graph, ready to be launched.
+    /// Ends a capture; returns the graph, ready to be launched.
     pub fn end_capture(&self, stream: u64) -> Result<u64, Failed> {
         let (mut graph, mut made) = (0, 0);
         self.raw_end(stream, &raw mut graph)?;
@@ -503,7 +503,7 @@ impl Cuda {
         self.raw_graph(graph, stream)
     }
 
-    /// Gives up what is reserved for graphs of the first card.
+    /// Releases the memory that is reserved for graphs of the first card.
     pub fn trim_graphs(&self) -> Result<(), Failed> {
         self.raw_trim(0)
     }
@@ -548,7 +548,7 @@ impl Cuda {
         self.raw_launch(kernel, 1, 1, 1, 1, 1, 1, 0, stream, pointers.as_ptr(), std::ptr::null())
     }
 
-    /// The address that `cuGetProcAddress` has for a name.
+    /// Returns the address that `cuGetProcAddress` returns for a name.
     pub fn lookup(&self, name: &str, version: i32, flags: u64) -> Result<u64, Failed> {
         let mut found = std::ptr::null_mut();
         let name = CString::new(name).map_err(|_| Failed { call: "lookup", code: 1 })?;

@@ -8,10 +8,10 @@ use serde::{Deserialize, Serialize};
 
 use crate::Cuda;
 
-/// Bytes of a request: a chunk of the tests' cards.
+/// Size of a request in bytes: a chunk of the tests' cards.
 const REQUEST_BYTES: u64 = 2 << 20;
 
-/// Time within which a request is to be answered, in milliseconds.
+/// Time limit for the answer to a request, in milliseconds.
 pub const ANSWER_MS: f64 = 100.0;
 
 /// Gains of a neighbour since its last report.
@@ -21,17 +21,17 @@ pub struct Report {
     pub ms: f64,
     /// Kernels that were submitted.
     pub kernels: u64,
-    /// Microseconds of the card's time in its kernels, as these count them themselves.
+    /// Card time of its kernels in microseconds, as counted by the kernels.
     pub card_us: u64,
-    /// Longest time between two submissions in a row, in milliseconds: its longest wait for a turn.
+    /// Maximum time between two consecutive submissions, in milliseconds: its longest wait for a turn.
     pub longest_wait_ms: f64,
     /// Requests for memory of the card, each of 2 MiB, that reach the owner.
     pub requests: u64,
     /// Requests that were refused.
     pub refused: u64,
-    /// Longest time until a request or a question about memory was answered, in milliseconds.
+    /// Maximum time until a request or a query about memory was answered, in milliseconds.
     pub longest_answer_ms: f64,
-    /// Requests and questions that took longer than [`ANSWER_MS`].
+    /// Number of requests and queries that took longer than [`ANSWER_MS`].
     pub late: u64,
 }
 

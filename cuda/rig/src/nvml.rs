@@ -21,7 +21,7 @@ struct Nvml {
 
 impl Nvml {
     fn load() -> Result<Self, Failed> {
-        // SAFETY: the library is NVML or our replacement, and is never closed.
+        // SAFETY: the library is NVML or its replacement here, and is never closed.
         let library = unsafe { libc::dlopen(c"libnvidia-ml.so.1".as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
         if library.is_null() {
             return Err(Failed { call: "dlopen", code: 12 });
@@ -68,7 +68,7 @@ fn text(function: *mut c_void, device: Device) -> Option<String> {
 /// Cards by identity, each with its NVML index.
 pub type Shown = Vec<(String, u32)>;
 
-/// Identities of the cards that NVML shows, each followed by its number; and the result of looking for another one by
+/// Identities of the cards that NVML shows, each followed by its number; and the result of a search for another card by
 /// each of `addresses`, which are identities or PCI addresses.
 pub fn cards(addresses: &[String]) -> Result<(Shown, Vec<c_int>), Failed> {
     let nvml = Nvml::load()?;
@@ -111,7 +111,7 @@ pub fn cards(addresses: &[String]) -> Result<(Shown, Vec<c_int>), Failed> {
 pub fn processes() -> Result<Vec<u32>, Failed> {
     let nvml = Nvml::open()?;
     let function = nvml.function(c"nvmlDeviceGetComputeRunningProcesses_v3")?;
-    // The process, and three words more.
+    // The process, and three more words.
     let mut list = [[0u32; 6]; 64];
     let mut count = list.len() as u32;
     // SAFETY: the header declares the symbol with these arguments; the buffer holds the given number of entries of 24
@@ -126,13 +126,13 @@ pub fn processes() -> Result<Vec<u32>, Failed> {
     Ok(pids)
 }
 
-/// Asks both versions of the question about the first card's memory: free and all bytes.
+/// Queries the first card's memory in both versions of the call: free and total bytes.
 pub fn memory() -> Result<[(u64, u64); 2], Failed> {
     let nvml = Nvml::open()?;
     let (info, info_v2) = (nvml.function(c"nvmlDeviceGetMemoryInfo")?, nvml.function(c"nvmlDeviceGetMemoryInfo_v2")?);
-    // All, free, used.
+    // Total, free, used.
     let mut first = [0u64; 3];
-    // The version with the length, all, reserved, free, used.
+    // The version with the length, total, reserved, free, used.
     let mut second = [0x0200_0028u64, 0, 0, 0, 0];
     // SAFETY: the header declares the symbols with these arguments; all pointers are to locals of the structures'
     // lengths.

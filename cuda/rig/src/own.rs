@@ -25,7 +25,7 @@ struct Buffer {
     handle: u64,
     bytes: u64,
     at: u64,
-    /// A second address; it may only read there, or write as well.
+    /// A second address, which may be read-only.
     other: u64,
     writes: bool,
     /// Mapped at the first address.
@@ -54,7 +54,7 @@ impl Buffer {
             ensure!(ends == good, "buffer {number} has {ends:?} at {at:#x} instead of {good:?}");
             let (start, bytes) = cuda.range(at + last)?;
             ensure!((start, bytes) == (at, self.bytes), "{at:#x} lies in {bytes} bytes from {start:#x}");
-            // Memory type, device, and the mapping's bytes and base: the same wherever the memory is.
+            // Memory type, device, and the mapping's bytes and base: they do not depend on the memory's location.
             let said = cuda.attributes(&[2, 9, 18, 19], at + 8)?;
             ensure!(said == [2, 0, self.bytes, at], "{at:#x} is said to be {said:x?}");
             ensure!(cuda.attribute(20, at)? == self.block, "another number of its memory");
@@ -64,7 +64,7 @@ impl Buffer {
         Ok(())
     }
 
-    /// Gives it its first address and its access.
+    /// Assigns its first address and its access.
     fn map(&mut self, cuda: Cuda) -> Result<()> {
         cuda.map_at(self.at, self.bytes, 0, self.handle)?;
         cuda.allow(self.at, self.bytes, CARD, ALL)?;
@@ -181,7 +181,7 @@ fn change(
         return Ok(());
     }
     cuda.unmap_at(buffer.other, buffer.bytes)?;
-    // It is mapped nowhere now, and lives by its handle, or ends.
+    // It has no mappings now, and either its handle keeps it alive or it ends.
     if round % 8 == 7 {
         let old = buffer.handle;
         buffer.handle = cuda.create_of(cuda.property(old)?, buffer.bytes, 0)?;
@@ -211,13 +211,13 @@ fn export(cuda: Cuda, buffer: &mut Buffer) -> Result<()> {
     cuda.write(at + 8, &[buffer.value + 1])?;
     cuda.unmap(at, buffer.bytes)?;
     cuda.release(imported)?;
-    // A second export changes nothing.
+    // A second export has no effect.
     drop(cuda.export(buffer.handle)?);
     Ok(())
 }
 
-/// Makes a handle of a chunk in each of many threads at once, twice. Returns how many the first and the second time
-/// succeeded.
+/// Makes a handle of a chunk in each of many threads at once, twice. Returns the numbers of successes of the first and
+/// of the second time.
 pub fn burst(cuda: Cuda, threads: usize) -> Result<String> {
     let start = std::sync::Barrier::new(threads);
     let mut made = Vec::new();
@@ -238,7 +238,7 @@ pub fn burst(cuda: Cuda, threads: usize) -> Result<String> {
     Ok(made.join(" "))
 }
 
-/// Maps handles until one is refused, releases all, and does so again; the MiB of both times.
+/// Maps handles until one is refused, releases all, and repeats this; returns the MiB of both times.
 pub fn fill(cuda: Cuda, step_mib: u64) -> Result<String> {
     let bytes = step_mib * MIB;
     let mut line = String::new();
@@ -265,7 +265,7 @@ pub fn fill(cuda: Cuda, step_mib: u64) -> Result<String> {
     Ok(line.trim().to_owned())
 }
 
-/// Results of wrong calls by name.
+/// Returns the results of wrong calls by name.
 pub fn wrong(cuda: Cuda) -> Result<String> {
     const G: u64 = 2 * MIB;
     fn code<T>(result: Result<T, Failed>) -> i32 {
@@ -326,7 +326,7 @@ pub fn wrong(cuda: Cuda) -> Result<String> {
     let range = [11, 12].map(|kind| cuda.attribute(kind, base + 5 * G));
     ensure!(range == [Ok(base), Ok(64 * G)], "the reservation is said to be {range:x?}");
     ensure!(cuda.reference(base + 3 * G)? == four, "another handle");
-    // Exportable memory belongs to the driver and is adjacent to ours.
+    // Exportable memory belongs to the driver and is adjacent to the library's.
     let shared = cuda.create(false, 2 * G)?;
     all.extend([
         ("map-shared", code(cuda.map_at(base + 6 * G, 2 * G, 0, shared))),

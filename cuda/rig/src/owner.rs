@@ -23,7 +23,7 @@ use crate::Cuda;
 pub struct Script {
     /// Path of the driver's library.
     pub driver: PathBuf,
-    /// Bytes of a chunk.
+    /// Size of a chunk in bytes.
     pub chunk_bytes: u64,
     /// Maximum card memory of a process in bytes; the rest is placed in host memory.
     pub device_bytes: u64,
@@ -33,7 +33,7 @@ pub struct Script {
     pub relocate: Option<Duration>,
     /// Maximum number of chunks in one relocation.
     pub batch: usize,
-    /// Bound of what is in flight, in microseconds; 0 neither bounds nor measures.
+    /// Limit of work in flight, in microseconds; 0 neither bounds nor measures.
     pub run_ahead_us: u32,
     /// Length of turns and of the pauses between them, in microseconds; 0 means one endless turn.
     pub turn_us: u32,
@@ -41,7 +41,7 @@ pub struct Script {
     pub patience: Duration,
 }
 
-/// Counts of what an owner did.
+/// Counts of an owner's actions.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct Counts {
     /// Processes that sent `Hello`.
@@ -52,7 +52,7 @@ pub struct Counts {
     pub freed: u64,
     /// Requests refused.
     pub refused: u64,
-    /// Bytes counted as fixed, now.
+    /// Bytes counted as fixed at present.
     pub fixed_bytes: u64,
     /// Relocations that moved at least one chunk.
     pub relocations: u64,
@@ -70,7 +70,7 @@ pub struct Counts {
     pub quiet_us: u64,
     /// See `quiet_us`.
     pub quiet_longest_us: u64,
-    /// Time from an order to its end, in microseconds: sum, and the longest.
+    /// Time from an order to its end, in microseconds: sum and maximum.
     pub pause_us: u64,
     /// See `pause_us`.
     pub pause_longest_us: u64,
@@ -90,7 +90,7 @@ pub struct Owner {
 }
 
 impl Owner {
-    /// Serves `socket` by the script.
+    /// Serves `socket` according to the script.
     pub fn start(socket: &Path, script: Script) -> Result<Self> {
         let driver = script.driver.to_str().context("the driver's path is no text")?.to_owned();
         let cuda = Cuda::open(&driver)?;
@@ -102,7 +102,7 @@ impl Owner {
         Ok(Self { counts, end, thread: Some(thread), socket: socket.to_owned() })
     }
 
-    /// Counts so far.
+    /// Returns the counts so far.
     pub fn counts(&self) -> Counts {
         self.counts.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
@@ -168,7 +168,7 @@ struct MappedChunk {
 #[derive(Debug)]
 struct Order {
     began: Instant,
-    /// New memory of chunks, in the order of the messages, and how many were answered.
+    /// New memory of chunks, in the order of the messages, and the number of answers.
     moves: Vec<(ChunkId, MappedChunk)>,
     answered: usize,
 }
@@ -253,7 +253,7 @@ impl Session {
         self.send(message, &[])
     }
 
-    /// Sends a message. A program that is gone is heard out all the same.
+    /// Sends a message. Messages of a program that has disconnected are still received.
     fn send(&self, message: &FromOwner, descriptors: &[BorrowedFd<'_>]) -> Result<()> {
         match self.link.try_send(message, descriptors) {
             Ok(()) | Err(LinkError::Closed) => Ok(()),
@@ -320,7 +320,7 @@ impl Session {
             FromTenant::Allocate { request, chunks, .. } => self.allocate(request, chunks)?,
             FromTenant::Free { chunks } => {
                 for id in chunks {
-                    // A chunk that is being moved is freed when the tenant has answered.
+                    // A chunk that is being moved is freed after the tenant's answer.
                     let moving = self.order.as_ref().is_some_and(|o| o.moves.iter().any(|m| m.0 == id));
                     if !moving && let Some(held) = self.chunks.remove(&id) {
                         self.discard(held);

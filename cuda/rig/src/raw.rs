@@ -1,8 +1,7 @@
 //! A client that speaks the owner's protocol without the library, driven by commands, for hostile programs.
 //!
-//! The process reads one [`Command`] as JSON from each line of its standard input, and prints one [`Answer`]. It
-//! opens the driver for [`Command::Launch`] only. The tests of `hostile` start it, with a user of its own where they
-//! run as root.
+//! The process reads one [`Command`] as JSON from each line of its standard input, and prints one [`Answer`]. It opens
+//! the driver for [`Command::Launch`] only. The tests of `hostile` start it, as a separate user if they run as root.
 //!
 //! UNSAFETY: forks, waits for the child, and changes the user of the process.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
@@ -41,18 +40,18 @@ pub enum Reply {
     Silence,
     /// The library's answer: `Quiet`, all chunks redirected, or `Stopped`.
     Honest,
-    /// The answer that declines: `Busy`, or no chunk redirected. `Stopped` with work that waits.
+    /// The declining answer: `Busy`, or no chunk redirected; `Stopped` with waiting work.
     Declined,
 }
 
 /// Automatic answers to the orders of the owner.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Manner {
-    /// To `Quiesce`.
+    /// Answer to `Quiesce`.
     pub quiesce: Reply,
-    /// To `Redirect`.
+    /// Answer to `Redirect`.
     pub redirect: Reply,
-    /// To `Stop`.
+    /// Answer to `Stop`.
     pub stop: Reply,
 }
 
@@ -118,7 +117,7 @@ pub enum Answer {
     Link(usize),
     /// Messages that were sent. Fewer than requested, because the connection failed or its queue was full for a second.
     Sent(u32),
-    /// Messages since the last question.
+    /// Messages since the last command.
     Heard {
         /// The messages, oldest first.
         messages: Vec<FromOwner>,
@@ -127,7 +126,7 @@ pub enum Answer {
         /// The owner has closed the connection.
         closed: bool,
     },
-    /// The command is done.
+    /// The command has been executed.
     Done,
     /// The request failed, with the reason.
     Failed(String),
@@ -152,7 +151,7 @@ fn guard<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Obeys the commands on standard input until it ends.
+/// Executes the commands on standard input until it ends.
 pub fn serve(socket: &Path) -> Result<()> {
     let mut connections = Vec::new();
     for line in std::io::stdin().lock().lines() {
@@ -166,7 +165,7 @@ pub fn serve(socket: &Path) -> Result<()> {
 
 /// Changes this process's user.
 pub fn become_user(uid: u32) -> Result<()> {
-    // SAFETY: no pointers but the null one of an empty list.
+    // SAFETY: the only pointer is the null one of an empty list.
     let done = unsafe {
         libc::setgroups(0, std::ptr::null()) == 0
             && libc::setresgid(uid, uid, uid) == 0
@@ -225,7 +224,7 @@ fn obey(socket: &Path, connections: &mut Vec<Connection>, command: Command) -> R
             Ok(Answer::Done)
         }
         Command::Desert => {
-            // SAFETY: the child has this thread alone. Locks held by another thread may stay locked forever, so the
+            // SAFETY: the child has only this thread. Locks held by another thread may stay locked forever, so the
             // child uses none of them.
             let child = unsafe { libc::fork() };
             ensure!(child >= 0, "cannot fork: {}", std::io::Error::last_os_error());
@@ -242,7 +241,7 @@ fn obey(socket: &Path, connections: &mut Vec<Connection>, command: Command) -> R
     }
 }
 
-/// Says if a connection takes a message within a second.
+/// Returns whether a connection accepts a message within a second.
 fn writable(link: &Link) -> bool {
     let second = Timespec { tv_sec: 1, tv_nsec: 0 };
     poll(&mut [PollFd::from_borrowed_fd(link.as_fd(), PollFlags::OUT)], Some(&second)).is_ok_and(|ready| ready > 0)
@@ -255,7 +254,7 @@ fn connect(socket: &Path, through: Through) -> Result<Link> {
         rustix::net::connect(&ours, &address)?;
         return Ok(Link::new(ours));
     }
-    // SAFETY: the child makes one call of the system, and exits.
+    // SAFETY: the child makes one system call, and exits.
     let child = unsafe { libc::fork() };
     if child == 0 {
         let done = rustix::net::connect(&ours, &address);
@@ -284,7 +283,7 @@ fn read(link: &Link, manner: Manner, inbox: &(Mutex<Inbox>, Condvar)) {
                 drop(guard);
                 let sent = reply(&received.message, manner).map_or(Ok(()), |answer| link.send(&answer, &[]));
                 if matches!(sent, Err(LinkError::Malformed(_))) {
-                    // It is one of ours, so it can be sent.
+                    // It is a message of this program, so it can be sent.
                     unreachable!("an answer is malformed: {sent:?}");
                 }
             }

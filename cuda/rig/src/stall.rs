@@ -15,13 +15,13 @@ pub fn stop_answers() -> Result<()> {
     let numbers: Vec<i32> = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect();
     let mut found = 0;
     for number in numbers {
-        // SAFETY: the descriptor was open a moment ago; if it is not, the question fails.
+        // SAFETY: the descriptor was just open; if it is not, the query fails.
         let connection = unsafe { BorrowedFd::borrow_raw(number) };
         if sockopt::socket_type(connection) != Ok(SocketType::SEQPACKET) {
             continue;
         }
         let (silent, end) = Link::pair()?;
-        // The owner's connection lives on, and so does the other end of the silent one.
+        // The owner's connection stays open, and so does the other end of the silent one.
         std::mem::forget((connection.try_clone_to_owned()?, end));
         // SAFETY: the library's descriptor stays valid and refers to another connection.
         let put = unsafe { libc::dup2(std::os::fd::AsFd::as_fd(&silent).as_raw_fd(), number) };

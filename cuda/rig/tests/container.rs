@@ -55,7 +55,7 @@ fn contained_program(rig: &Rig, image: &Path, program: &Path, arguments: &[&str]
     Program::start(command.arg(program).args(arguments))
 }
 
-/// Says if this host lets a test make namespaces.
+/// Returns whether this host lets a test create namespaces.
 fn has_namespaces() -> bool {
     let tried = Command::new("unshare").args(NAMESPACES).args(["sh", "-c", "mount --make-rprivate /"]).output();
     let can = tried.as_ref().is_ok_and(|output| output.status.success());
@@ -75,7 +75,7 @@ fn container_program_is_tenant_and_leaves_no_memory() {
     let serving = owner(&rig, 32, &["--quanta", "off"]);
     let mut inside = contained(&rig, &image, &["live", "--mib", "24"]);
     inside.steps(2);
-    // Both together have more than the card: chunks of the program in the container move.
+    // Both together have more memory than the card: chunks of the program in the container move.
     let mut outside = rig.program("b", &["live", "--mib", "24"]);
     outside.steps(5);
     inside.grow();
@@ -83,7 +83,7 @@ fn container_program_is_tenant_and_leaves_no_memory() {
     assert_eq!(inside.end(), "held 14");
     assert_eq!(outside.end(), "held 12");
 
-    // One that is killed, and one whose owner is replaced.
+    // A program that is killed, and one whose owner is replaced.
     let mut inside = contained(&rig, &image, &["live", "--mib", "8"]);
     inside.steps(2);
     inside.kill();
@@ -168,7 +168,7 @@ fn a_container_with_a_cdi_device_finds_the_next_daemon() {
     // It gets memory and turns from the next owner, so the owner sees it.
     inside.grow();
     until(&rig, "a", "the program is served", |a| programs(a) == 1);
-    // A program that starts now in a container of before.
+    // A program that starts now in a container that was created before.
     let mut later = with_device(&rig, &image, device, &["live", "--mib", "8"]);
     later.steps(2);
     until(&rig, "a", "both are served", |a| programs(a) == 2);

@@ -49,7 +49,7 @@ fn two_programs_share_a_card_of_a_daemon_and_outlive_it() {
     }
     until(&rig, "a", "its memory is counted again", |a| mib(a, "on_card_bytes") + mib(a, "in_host_bytes") >= 36);
 
-    // A program that is killed leaves nothing behind.
+    // A killed program leaves no memory in use.
     one.kill();
     until(&rig, "a", "what it had is free", |a| {
         programs(a) == 0 && mib(a, "on_card_bytes") + mib(a, "in_host_bytes") == 0
@@ -172,7 +172,7 @@ fn guarantee_waiting_for_memory_does_not_block_requests() {
     assert_eq!(holder.end(), "held");
 }
 
-/// Waits for a program that fails; its last line.
+/// Waits for a program that fails; returns its last line.
 fn fails(mut program: Program) -> String {
     let mut text = String::new();
     std::io::Read::read_to_string(program.output(), &mut text).expect("readable");
@@ -215,7 +215,7 @@ fn reset_card_loses_its_programs_and_serves_again() {
             tenant["served"] == true && mib(tenant, "on_card_bytes") == 0 && mib(tenant, "in_host_bytes") == 0
         });
     }
-    // A program that was idle meanwhile learns of it at its next call.
+    // A program that was idle meanwhile gets the error at its next call.
     idle.close();
     fails(idle);
     assert!(rig.free().starts_with("free=512"), "{}", rig.free());
@@ -289,7 +289,7 @@ fn run_with_memory_and_weight_restores_both_afterwards() {
     let mut running = script(&rig, &["--memory", "32M", "--weight", "70"], "read line; exit 7");
     let mut running = running.stdin(Stdio::piped()).spawn().expect("starts");
     until(&rig, "a", "its limits hold", |a| a["memory"]["quota_mib"] == 32 && a["time"]["weight"] == 70);
-    // A second one would restore the limits of the first.
+    // A second run would restore the limits of the first.
     let second = script(&rig, &["--memory", "16M"], "true").output().expect("starts");
     let error = String::from_utf8_lossy(&second.stderr).into_owned();
     assert_eq!(second.status.code(), Some(4), "{error}");

@@ -20,13 +20,13 @@ struct Owner {
 
 /// Programs of a rig without a tenant's name, and with the scripted owner.
 trait Scripted {
-    /// Prints of the program without the library.
+    /// Returns the output of the program without the library.
     fn plain(&self, arguments: &[&str]) -> String;
 
-    /// The program with the library, to be started.
+    /// Returns the program with the library, to be started.
     fn mediated(&self, arguments: &[&str]) -> Command;
 
-    /// Prints of the program with the library and the owner.
+    /// Returns the output of the program with the library and the owner.
     fn tenant(&self, arguments: &[&str]) -> String;
 
     /// Starts the scripted owner.
@@ -107,7 +107,7 @@ fn program_without_driver_reports_reason_and_remedy() {
     command.env(cuda_protocol::DRIVER_VARIABLE, "/none").env_remove(cuda_protocol::LOG_VARIABLE);
     let output = command.output().expect("starts");
     let error = String::from_utf8_lossy(&output.stderr);
-    // A host with a driver of its own finds that one.
+    // A host with its own driver finds that driver.
     if error.contains("failed with 100") {
         let reason = "gpu-mediator: libcuda: no libcuda.so.1 of NVIDIA's driver was found; install the driver, or name";
         assert!(error.contains(reason), "{error}");
@@ -164,7 +164,7 @@ fn tenant_gets_its_quota_and_memory_info_reports_it() {
     let rig = Rig::new(256);
     let owner = rig.owner(&["--device-mib", "20", "--quota-mib", "60"]);
     assert!(rig.tenant(&["look"]).starts_with("free=60 total=60 device=60"), "memory information is the tenant's");
-    // Ten times six: more than its part on the card.
+    // Ten times six: more than its share of the card.
     assert_eq!(rig.tenant(&["fill"]), "60");
     // The owner notices the program's end through the socket and frees its memory.
     let free = (0..1000).any(|_| rig.plain(&["look"]).starts_with("free=256"));
@@ -297,7 +297,7 @@ fn memory_of_graphs_counts_and_is_refused_before_they_run() {
     let owner = rig.owner(&["--quota-mib", "64"]);
     assert_eq!(rig.tenant(&["graphs"]), "20 2 0 2");
     let counts = owner.counts();
-    // The last graph's memory is the driver's until the program ends.
+    // The last graph's memory belongs to the driver until the program ends.
     assert_eq!(counts["fixed_bytes"], 40 << 20, "{counts}");
 }
 

@@ -97,7 +97,7 @@ fn owners_that_are_killed_while_memory_moves_lose_nothing() {
         program.steps(2);
     }
     for round in 0..6 {
-        // Together they have more than the card, so that memory is always on its way.
+        // Together they have more memory than the card, so memory is always in transit.
         programs[round % 2].grow();
         serving.kill();
         if round % 3 == 0 {
@@ -136,7 +136,7 @@ fn program_killed_during_relocation_leaves_no_memory() {
     rig.until_free();
 }
 
-/// Asks a program to add to what it shares; the first word after that.
+/// Makes a program add to its shared memory; returns the first word after that.
 fn add(program: &mut Program) -> u64 {
     program.say("add");
     program.line().parse().expect("a number")
@@ -147,7 +147,7 @@ fn processes_of_a_tenant_share_memory_and_others_cannot_open_it() {
     // In the middle of a chunk, and across several chunks.
     for kib in ["300", "5120"] {
         let rig = Rig::new(256);
-        // Together they have more than the card, so unshared memory keeps moving.
+        // Together they have more memory than the card, so unshared memory keeps moving.
         let serving = owner(&rig, 24, &["--quanta", "off"]);
         let mut others = mapped_by(["16", "16"]).map(|(tenant, arguments)| rig.program(tenant, &arguments));
         for other in &mut others {
@@ -208,7 +208,7 @@ fn shared_memory_stays_shared_under_the_next_owner() {
     rig.until_free();
 }
 
-/// A program that fills the card under an owner with these arguments, and does not answer it any more.
+/// A program that fills the card under an owner with these arguments, and no longer answers it.
 fn stalled(rig: &Rig, arguments: &[&str]) -> (Program, Program) {
     let serving = owner(rig, 32, &[&["--quanta", "off", "--suspend", "--patience-ms", "3000"], arguments].concat());
     let mut program = rig.program("a", &["stall", "--mib", "30"]);
@@ -237,7 +237,7 @@ fn unresponsive_program_is_suspended_and_frees_memory() {
     let of = |key: &str| view["tenants"][0][key].as_u64().expect("a number");
     assert_eq!((of("suspended"), of("killed")), (1, 0), "{view}");
     assert_eq!(chunks(&view, 0), 0, "nothing of it is left: {view}");
-    // The descriptors that its library keeps for the next owner hold its chunks while it lives.
+    // The descriptors that its library keeps for the next owner hold its chunks until the process ends.
     mute.kill();
     rig.until_free();
 }

@@ -1,5 +1,5 @@
-//! Shares of a card's time as programs count them, and programs that do not keep to the rules, through a daemon on the
-//! fake driver.
+//! Shares of a card's time by the programs' own counts, and programs that break the rules, through a daemon on the fake
+//! driver.
 
 mod support;
 
@@ -23,9 +23,9 @@ fn parts(programs: &mut [Program]) -> Vec<u64> {
     parts_of(programs, WORK_US)
 }
 
-/// The same for this amount of work, in microseconds of the card's time.
+/// The same for this amount of work, in microseconds of card time.
 fn parts_of(programs: &mut [Program], work_us: u64) -> Vec<u64> {
-    // Each has the card by now.
+    // Each has had the card by now.
     let before = counts(programs);
     loop {
         let now = counts(programs);
@@ -72,7 +72,7 @@ fn programs_that_begin_within_moments_share_the_card() {
     let _daemon = Daemon::start(&rig);
     let count = |name: &str| run(&rig, name, &[], &["count", "--kernel-us", "12000"]);
     let mut first = count("a");
-    // It has the card for itself until the other program starts, and submits as much as the library accepts.
+    // It has the card alone until the other program starts, and submits as much as the library accepts.
     first.say("how much");
     first.line();
     let mut programs = [first, count("b")];
@@ -151,7 +151,7 @@ fn stopped_program_lives_and_its_neighbour_works() {
     let [stops, works] = &mut programs;
     let pid = stops.child.id().to_string();
     signal("-STOP", &pid);
-    // For longer than its limit, by the neighbour's work.
+    // For longer than its limit, measured by the neighbour's work.
     let mut worked = before[1];
     while worked < before[1] + 3_000_000 {
         worked = counts(std::slice::from_mut(works))[0];
@@ -185,7 +185,7 @@ fn endless_kernel_shares_the_card_until_its_limit() {
 
 #[test]
 fn stopped_program_is_handled_as_configured() {
-    // The fake driver suspends nobody, so that policy ends in a kill as well.
+    // The fake driver does not suspend processes, so that policy also ends in a kill.
     for policy in ["kill", "suspend"] {
         let stuck = format!("on_stuck = \"{policy}\"\ntime.max_run_ms = 500\n");
         let rig = rig(|rig| card(rig, "fake", "") + &tenant("a", "fake", &stuck) + &tenant("b", "fake", ""));
@@ -240,7 +240,7 @@ fn user_without_access_to_tenant_socket_is_rejected() {
     }
 }
 
-/// The program without the library, beside the tenants.
+/// The program without the library, next to the tenants.
 fn past_the_owner(rig: &support::Rig) -> Program {
     let mut program = Program::start(rig.command(support::PROGRAM, "plain").args(["hold", "--mib", "4"]));
     assert_eq!(program.line(), "holds");

@@ -122,7 +122,7 @@ fn documents_make_change_and_remove_tenants() {
     assert_eq!(names(&rig), [""; 0]);
     let told = apply(&format!("{card}{both}"), &[]);
     assert!(told.contains("tenant a is added") && told.contains("card fake is changed"), "{told}");
-    // Applying the same document or an exported one changes nothing.
+    // Applying the same document or an exported one has no effect.
     assert!(!apply(both, &[]).contains("changed"));
     std::fs::write(&file, good(&rig, &["export"])).expect("written");
     good(&rig, &["assert", "--exact", "-f", &path]);

@@ -102,7 +102,7 @@ macro_rules! calls {
         /// The function of the driver API.
         ///
         /// # Safety
-        /// As for the driver's function.
+        /// Same as for the driver's function.
         pub unsafe fn $name($($arg: $ty),*) -> c_int {
             let function = real(at::$symbol);
             if function.is_null() {

@@ -25,7 +25,7 @@ use crate::process::Blocked;
 const LOWEST: i32 = 1024;
 /// Words of a bit for each descriptor.
 const WORDS: usize = 1 << 14;
-/// Bytes of the stack of [`raised`].
+/// Size of the stack of [`raised`] in bytes.
 const STACK_BYTES: usize = 64 << 10;
 
 /// Time for which a message with descriptors is tried.

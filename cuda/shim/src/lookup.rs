@@ -38,7 +38,7 @@ fn compare(a: &[u8], b: &[u8]) -> Ordering {
 /// Replaces the driver's function by ours, if we have one for it.
 ///
 /// # Safety
-/// As for `cuGetProcAddress`, which has succeeded with these arguments.
+/// Same as for `cuGetProcAddress`, which has succeeded with these arguments.
 unsafe fn substitute(name: *const c_char, function: *mut *mut c_void, version: c_int, per_thread: bool) {
     if name.is_null() || function.is_null() {
         return;
@@ -71,7 +71,7 @@ unsafe fn substitute(name: *const c_char, function: *mut *mut c_void, version: c
 /// `cuGetProcAddress`, first version.
 ///
 /// # Safety
-/// As for the driver's function.
+/// Same as for the driver's function.
 pub unsafe extern "C" fn get_proc_address(
     name: *const c_char,
     function: *mut *mut c_void,
@@ -90,7 +90,7 @@ pub unsafe extern "C" fn get_proc_address(
 /// `cuGetProcAddress_v2`.
 ///
 /// # Safety
-/// As for the driver's function.
+/// Same as for the driver's function.
 pub unsafe extern "C" fn get_proc_address_v2(
     name: *const c_char,
     function: *mut *mut c_void,
@@ -110,7 +110,7 @@ pub unsafe extern "C" fn get_proc_address_v2(
 /// `cuGetProcAddress_v2_ptsz`.
 ///
 /// # Safety
-/// As for the driver's function.
+/// Same as for the driver's function.
 pub unsafe extern "C" fn get_proc_address_v2_per_thread(
     name: *const c_char,
     function: *mut *mut c_void,

@@ -1,4 +1,4 @@
-//! Bounded run-ahead: how much of this program's work is in flight, and how long the card was busy with it.
+//! Bounded run-ahead: the amount of this program's work in flight, and the card's busy time for it.
 //!
 //! Submissions to one stream are gathered in *groups*, each ended by an event. The length of work in flight is
 //! estimated from earlier runs of the same work; when the estimate reaches the bound, submissions wait for events.
@@ -24,7 +24,7 @@ const UNKNOWN_NS: f64 = 200_000.0;
 /// Submissions of a group at most.
 const LONGEST_GROUP: u32 = 256;
 /// Part of the bound that a group has at most. An event costs the card 2 to 4 us without other work: rare group ends
-/// cost least, and two groups suffice to know how much is in flight.
+/// cost least, and two groups suffice to know the amount in flight.
 const GROUPS_OF_BOUND: f64 = 2.0;
 /// Nanoseconds before the expected end of all work in which that end is looked for.
 const NEAR_NS: f64 = 300_000.0;

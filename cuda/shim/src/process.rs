@@ -18,7 +18,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
 use crate::kept;
 use crate::log::report;
 
-/// Bytes of a page.
+/// Size of a page in bytes.
 const PAGE_BYTES: usize = 4096;
 
 /// A page whose first word is 1 in the process that filled it, and 0 in its children.

@@ -94,7 +94,7 @@ fn wait_long(stream: Stream, closed: impl Fn() -> bool) {
     }
 }
 
-/// After a submission to a stream.
+/// Records a submission to a stream.
 pub fn submitted(stream: impl FnOnce() -> Stream) {
     if LEFT.fetch_sub(1, Ordering::Relaxed) == 1 {
         LEFT.store(mark(stream()), Ordering::Relaxed);

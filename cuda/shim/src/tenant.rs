@@ -44,7 +44,7 @@ const POLL_OVERTIME: Duration = Duration::from_micros(300);
 /// The owner's terms.
 #[derive(Debug)]
 pub struct Tenant {
-    /// Bytes of a chunk.
+    /// Size of a chunk in bytes.
     pub chunk_bytes: u64,
     /// Cards, in the owner's order.
     pub cards: Vec<CardInfo>,

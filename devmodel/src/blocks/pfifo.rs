@@ -16,7 +16,7 @@ use nvspec::regs::pfifo::{
 use saved_state::Invalid;
 use serde::{Deserialize, Serialize};
 
-/// Bytes of a runlist entry.
+/// Size of a runlist entry in bytes.
 const ENTRY_BYTES: u64 = size_of::<nvspec::fifo::RunlistEntry>() as u64;
 const ENGINES: usize = engine::COUNT as usize;
 const UNITS: usize = FAULT_INST::COUNT as usize;

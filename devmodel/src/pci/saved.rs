@@ -19,7 +19,7 @@ impl PciConfig {
     /// Restores the state into a new function. Only guest-writable bits may differ from the state after reset.
     ///
     /// # Errors
-    /// When it belongs to a different function. The state is then unchanged.
+    /// If it belongs to a different function. The state is then unchanged.
     pub fn restore(&mut self, saved: &[u8]) -> Result<(), Invalid> {
         let Self { bytes, writable, initial } = self;
         Invalid::unless(saved.len() == bytes.len(), || format!("{} bytes are no configuration space", saved.len()))?;

@@ -108,7 +108,7 @@ impl VGpu {
     /// calls to the backend.
     ///
     /// # Errors
-    /// When the state is invalid, or that of a different vGPU.
+    /// If the state is invalid, or that of a different vGPU.
     pub fn restored(saved: SavedVGpu, config: VGpuConfig) -> Result<Self, Invalid> {
         let SavedVGpu {
             identity,

@@ -45,7 +45,7 @@ pub fn serve(line: &File) {
         let length = match reader.read(&mut bytes) {
             Ok(length) if length > 0 => length,
             _ => {
-                // A hung-up line comes back when the host opens it again.
+                // The line works again after a hang-up when the host reopens it.
                 std::thread::sleep(Duration::from_millis(100));
                 continue;
             }

@@ -34,7 +34,7 @@ kill ID [SIGNAL]        signal the program that command ID runs (9)
 uname                   release and version of the kernel
 poweroff | reboot";
 
-/// Running programs by the id of their command.
+/// Runs programs under the id of their command.
 static RUNNING: Mutex<Option<HashMap<String, u32>>> = Mutex::new(None);
 
 /// Executes a command and returns its exit code; the host gets an error as code 1, or 127 for a malformed command.
@@ -88,7 +88,7 @@ fn show(path: &str, answers: &Answers) -> io::Result<()> {
 fn names(directory: &str, answers: &Answers) -> io::Result<()> {
     let entries = match fs::read_dir(directory) {
         Ok(entries) => entries,
-        // `/dev/dri` appears with the first driver.
+        // The first driver creates `/dev/dri`.
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
         Err(error) => return Err(named(directory, &error)),
     };
@@ -179,7 +179,7 @@ fn kill(rest: &str) -> io::Result<()> {
     Ok(kill_process(pid, signal)?)
 }
 
-/// Answers first: afterwards no output is possible.
+/// Answer first: afterwards output is impossible.
 fn leave(how: RebootCommand, answers: &Answers) -> io::Result<()> {
     rustix::fs::sync();
     answers.end(0);

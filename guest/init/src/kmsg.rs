@@ -6,7 +6,7 @@ use std::os::unix::fs::OpenOptionsExt;
 
 use rustix::io::Errno;
 
-/// Most records of a kernel log; reading ends here if the log grows meanwhile.
+/// Maximum number of records of a kernel log; reading ends here if the log grows meanwhile.
 const MOST_RECORDS: usize = 200_000;
 
 /// All records as `<level>[seconds] text`, oldest first.

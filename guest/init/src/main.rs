@@ -1,4 +1,4 @@
-//! Init of the test guests: brings up a bare user space and runs commands for the host.
+//! Init of the test guests: brings up a minimal user space and runs commands for the host.
 //!
 //! The parts: [`setup`] mounts the file systems and opens the agent's serial line, [`agent`] speaks the line protocol
 //! on it, [`commands`] executes commands with [`modules`], [`pci`] and [`kmsg`], and [`reaper`] collects dead children,

@@ -11,7 +11,7 @@ use rustix::system::{delete_module, finit_module};
 /// Paths of uncompressed modules, one per line, in the order of loading.
 const LIST: &str = "/etc/modules.list";
 
-/// The driver of the card; parameters go to it and to no other.
+/// The driver of the card; only it gets parameters.
 pub const DRIVER: &str = "nouveau";
 
 /// Loads every module of the list, with its parameters from the kernel's command line (`module.name=value`), and the
@@ -35,7 +35,7 @@ fn load(path: &str, parameters: &str) -> io::Result<&'static str> {
     let file = File::open(path)?;
     match finit_module(&file, &CString::new(parameters)?, 0) {
         Ok(()) => Ok("loaded"),
-        // Built in, or loaded before.
+        // Built in, or already loaded.
         Err(Errno::EXIST) => Ok("present"),
         Err(error) => Err(error.into()),
     }

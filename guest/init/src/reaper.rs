@@ -35,11 +35,11 @@ pub fn spawn(command: &mut Command) -> io::Result<(Child, Receiver<i32>)> {
 
 fn collect() {
     loop {
-        // Look first, collect under the lock.
+        // Look for an exited child first; collect it under the lock.
         match waitid(WaitId::All, WaitIdOptions::EXITED | WaitIdOptions::NOWAIT) {
             Ok(_) | Err(rustix::io::Errno::INTR) => {}
             Err(_) => {
-                // No children at all: sleep until one is started.
+                // No children exist: sleep until one is started.
                 let guard = owners();
                 if guard.as_ref().is_none_or(HashMap::is_empty) {
                     drop(STARTED.wait(guard));
@@ -48,7 +48,7 @@ fn collect() {
             }
         }
         let mut guard = owners();
-        // Of any process group: a daemon starts its own.
+        // Waits for any process group, because a daemon starts its own.
         let Ok(Some((pid, status))) = wait(WaitOptions::NOHANG) else { continue };
         let code = status.exit_status().or(status.terminating_signal().map(|signal| 128 + signal)).unwrap_or(255);
         if let Some(owner) = guard.as_mut().and_then(|owners| owners.remove(&pid.as_raw_nonzero().get())) {

@@ -50,14 +50,14 @@ impl Answers {
         self.send(&format!("{} = {code}\n", self.id));
     }
 
-    /// Waits until all output has left the line.
+    /// Waits until all output has been transmitted.
     pub fn drain(&self) {
         let line = self.line.lock().unwrap_or_else(PoisonError::into_inner);
-        // Nothing can be done about a line that does not drain.
+        // An error of a line that does not drain cannot be handled.
         let _ = rustix::termios::tcdrain(&*line);
     }
 
-    /// Sends text as it is.
+    /// Sends text unchanged.
     pub fn send(&self, text: &str) {
         let mut line = self.line.lock().unwrap_or_else(PoisonError::into_inner);
         if let Err(error) = line.write_all(text.as_bytes()) {

@@ -31,7 +31,7 @@
 #include "gmpv/hooks.h"
 #include "gpu_mediator_pv.h"
 
-/* All channels of the gf100 fifo, which is also the limit of a runlist. */
+/* Number of channels of the gf100 fifo, which is also the limit of a runlist. */
 #define CHANNELS 128
 
 /* A directory's page sizes, which follow from the tables' sizes, are 4 KiB and 128 KiB. */
@@ -241,7 +241,7 @@ bool gmpv_nv_flush(struct nvkm_vmm *vmm, bool all)
 
 int gmpv_nv_join(struct nvkm_vmm *vmm, struct nvkm_memory *inst)
 {
-	/* The block names no directory, because the table has no address in memory. */
+	/* The block has no directory, because the table has no address in memory. */
 	nvkm_kmap(inst);
 	nvkm_wo64(inst, 0x0200, 0);
 	nvkm_wo64(inst, 0x0208, vmm->limit - 1);
@@ -361,7 +361,7 @@ int gmpv_nv_runl_update(struct nvkm_runl *runl)
 
 bool gmpv_nv_runl_ended(struct nvkm_runl *runl)
 {
-	/* It had ended before the update returned. */
+	/* The work had ended before the update returned. */
 	return channels(runl->fifo->engine.subdev.device);
 }
 #endif

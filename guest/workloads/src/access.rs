@@ -11,7 +11,7 @@ use std::io;
 use std::os::fd::AsRawFd;
 use std::ptr::NonNull;
 
-/// A shared mapping of a piece of a file.
+/// A shared mapping of a part of a file.
 #[derive(Debug)]
 pub struct Mapping {
     base: NonNull<u8>,
@@ -50,7 +50,7 @@ impl Mapping {
     /// Maps `length` bytes of `file` from `offset` on, for reading and writing.
     pub fn new(file: &File, offset: u64, length: usize) -> io::Result<Self> {
         let offset = i64::try_from(offset).map_err(io::Error::other)?;
-        // SAFETY: a new mapping at an address of the kernel's choice cannot overlap memory that Rust knows of.
+        // SAFETY: a new mapping at an address that the kernel chooses cannot overlap memory that Rust knows of.
         let base = unsafe {
             libc::mmap(
                 std::ptr::null_mut(),
@@ -81,7 +81,7 @@ impl Mapping {
     /// One load of the given width; `offset` may be unaligned.
     ///
     /// # Panics
-    /// If it is beyond the mapping: the offsets are this program's own.
+    /// If it is beyond the mapping: the offsets come from this program itself.
     pub fn load(&self, offset: usize, width: Width) -> u64 {
         let address = self.checked(offset, width.bytes());
         let value: u64;
@@ -101,7 +101,7 @@ impl Mapping {
     /// One store of the given width; `offset` may be unaligned.
     ///
     /// # Panics
-    /// If it is beyond the mapping: the offsets are this program's own.
+    /// If it is beyond the mapping: the offsets come from this program itself.
     pub fn store(&self, offset: usize, width: Width, value: u64) {
         let address = self.checked(offset, width.bytes());
         // SAFETY: `checked` has shown that all bytes are in the mapping, which lives as long as `self` and is not Rust
@@ -149,12 +149,12 @@ impl Mapping {
     fn checked(&self, offset: usize, bytes: usize) -> *mut u8 {
         let end = offset.checked_add(bytes);
         assert!(end.is_some_and(|end| end <= self.length), "{bytes} bytes at {offset:#x} of {:#x}", self.length);
-        // SAFETY: the offset is within the mapping, by the assertion.
+        // SAFETY: the assertion has shown that the offset is within the mapping.
         unsafe { self.base.as_ptr().add(offset) }
     }
 }
 
-/// The widest aligned access at `at` that has at most `left` bytes.
+/// Returns the widest aligned access at `at` of at most `left` bytes.
 fn widest(at: usize, left: usize) -> Width {
     let fits = |width: &Width| at.is_multiple_of(width.bytes()) && width.bytes() <= left;
     Width::ALL.into_iter().rev().find(fits).unwrap_or(Width::Byte)
@@ -162,7 +162,7 @@ fn widest(at: usize, left: usize) -> Width {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: base and length are those of a mapping that only `self` owned.
+        // SAFETY: base and length describe a mapping that only `self` owned.
         unsafe {
             libc::munmap(self.base.as_ptr().cast(), self.length);
         }

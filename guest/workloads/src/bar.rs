@@ -23,7 +23,7 @@ use crate::rig::Counts;
 use crate::tests::Facts;
 use card::Card;
 
-/// Help.
+/// Help text.
 pub const USAGE: &str = "  bar read32 BAR OFFSET | write32 BAR OFFSET VALUE | read32-loop BAR OFFSET [--count=]
   bar bench reads|writes [--count= --bar= --offset= --value=]
   bar alarm [--count=]

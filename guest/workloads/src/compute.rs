@@ -19,11 +19,11 @@ use crate::push::{Engine, Object, Push, linear};
 use crate::uapi::param;
 use methods::{Area, Code, STAMP_BYTES};
 
-/// Bytes of the staging buffer.
+/// Size of the staging buffer in bytes.
 const STAGING: u64 = 2 << 20;
 /// Number of launches with kept stamps.
 const STAMPED: u64 = 128;
-/// Most submissions in flight: all of them have stamps.
+/// Maximum number of submissions in flight: each of them has stamps.
 pub const MOST_IN_FLIGHT: u64 = STAMPED / 2;
 /// Offset of the stamp of [`Gpu::finish`] in the buffer of stamps; pairs of launches come before it.
 const LAST_STAMP: u64 = STAMPED * 2 * STAMP_BYTES;
@@ -52,7 +52,7 @@ struct Loaded {
 /// Memory that kernels can use.
 #[derive(Debug)]
 enum Held {
-    /// A buffer of the kernel, which every submission that uses it has to name.
+    /// A buffer of the kernel, which every submission that uses it must name.
     Own(Buffer),
     /// Memory at a virtual address that the kernel did not allocate.
     Foreign(u64),
@@ -83,13 +83,13 @@ pub struct Guest {
     stamps: Buffer,
     local: Option<Buffer>,
     multiprocessors: u32,
-    /// Most submissions in flight.
+    /// Maximum number of submissions in flight.
     in_flight: u64,
     /// Payload of the stamp of the next wait; it differs from all earlier ones.
     sequence: u32,
-    /// Number of launches, the first ones, of which the stamps were read.
+    /// Number of the first launches whose stamps were read.
     collected: u64,
-    /// Something was submitted since the last wait.
+    /// Set if work was submitted since the last wait.
     busy: bool,
     done: Done,
     /// End times of launches, in ns of the card's clock, if they are recorded.
@@ -97,12 +97,12 @@ pub struct Guest {
 }
 
 impl Guest {
-    /// Makes a channel.
+    /// Creates a channel.
     pub fn new(device: &Rc<Device>) -> Result<Self> {
         Self::running_ahead(device, RING as u64)
     }
 
-    /// Makes a channel that has up to `in_flight` submissions in flight before a launch waits for the oldest.
+    /// Creates a channel with up to `in_flight` submissions in flight before a launch waits for the oldest.
     pub fn running_ahead(device: &Rc<Device>, in_flight: u64) -> Result<Self> {
         ensure!((1..=MOST_IN_FLIGHT).contains(&in_flight), "{in_flight} in flight: from 1 to {MOST_IN_FLIGHT}");
         let channel = Channel::with_ring(device, usize::try_from(in_flight)?)?;
@@ -162,8 +162,8 @@ impl Guest {
         Ok(u32::from_le_bytes(word))
     }
 
-    /// Registers a buffer at `address` of the channel's address space that the kernel did not allocate. Must be freed
-    /// before that memory is.
+    /// Registers a buffer at `address` of the channel's address space that the kernel did not allocate. It must be
+    /// freed before that memory.
     pub fn adopt(&mut self, address: u64, bytes: u64) -> workloads::Buffer {
         self.buffers.push(Some(Held::Foreign(address)));
         workloads::Buffer { index: self.buffers.len() - 1, address, bytes }
@@ -173,7 +173,7 @@ impl Guest {
         self.buffers.get(buffer.index).and_then(Option::as_ref).context("a buffer that is not there")
     }
 
-    /// The kernel's buffer, if it is one.
+    /// Returns the kernel's buffer, if the memory is one.
     fn buffer(&self, buffer: workloads::Buffer) -> Result<Option<&Buffer>> {
         Ok(match self.held(buffer)? {
             Held::Own(buffer) => Some(buffer),
@@ -181,7 +181,7 @@ impl Guest {
         })
     }
 
-    /// The same as CPU memory; `None` if it is in VRAM.
+    /// Returns the same as CPU memory; `None` if it is in VRAM.
     fn in_ram(&self, buffer: workloads::Buffer) -> Result<Option<&Buffer>> {
         Ok(self.buffer(buffer)?.filter(|buffer| buffer.domain() == Domain::Gart))
     }
@@ -237,7 +237,7 @@ impl Guest {
         methods::wait_for_idle(&mut push);
         methods::set_local(&mut push, Area { address: local.address(), bytes: local.size() });
         self.submit(&push, &[Use::write(&local)])?;
-        // The kernel keeps the old one mapped until its users have ended.
+        // The kernel keeps the old one mapped until its users end.
         self.local = Some(local);
         Ok(())
     }
@@ -370,7 +370,7 @@ impl Gpu for Guest {
     ) -> Result<()> {
         let number = self.done.launches;
         if number - self.collected == STAMPED {
-            // The submission before this one waited for its pushbuffer, so that all but the last have ended.
+            // The previous submission waited for its pushbuffer, so all launches except the last have ended.
             self.collect_times(number - self.in_flight)?;
         }
         let loaded = self.modules.get(module.index).context("a program that is not there")?;

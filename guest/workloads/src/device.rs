@@ -63,7 +63,7 @@ pub fn call<T: Request>(file: &File, argument: &mut T) -> io::Result<()> {
             return Ok(());
         }
         let error = io::Error::last_os_error();
-        // The kernel may ask for another try after a signal or a reservation.
+        // The kernel may request another try after a signal or a reservation.
         if !matches!(error.raw_os_error(), Some(libc::EINTR | libc::EAGAIN)) {
             return Err(io::Error::new(error.kind(), format!("{}: {error}", T::NAME)));
         }
@@ -133,7 +133,7 @@ impl Buffer {
         self.size
     }
 
-    /// GPU virtual address; it stays through all moves.
+    /// GPU virtual address; moves do not change it.
     pub fn address(&self) -> u64 {
         self.address
     }
@@ -143,7 +143,7 @@ impl Buffer {
         self.domain
     }
 
-    /// Asks for the current memory: [`Domain::Vram`] or [`Domain::Gart`].
+    /// Queries the current memory: [`Domain::Vram`] or [`Domain::Gart`].
     pub fn place(&self) -> Result<Domain> {
         let mut info = uapi::GemInfo { handle: self.handle, ..Default::default() };
         self.device.call(&mut info)?;
@@ -179,7 +179,7 @@ impl Buffer {
 impl Drop for Buffer {
     fn drop(&mut self) {
         self.mapping.take();
-        // Nothing can be done about a handle that the kernel refuses to close.
+        // An error for a handle that the kernel refuses to close cannot be handled.
         let _ = self.device.call(&mut uapi::GemClose { handle: self.handle, pad: 0 });
     }
 }
@@ -193,7 +193,7 @@ pub struct Use<'a> {
     pub reads: bool,
     /// The GPU writes it.
     pub writes: bool,
-    /// Memory that it must be in meanwhile; the kernel moves it there.
+    /// Memory that it must be in during the submission; the kernel moves it there.
     pub place: Domain,
 }
 
@@ -250,7 +250,7 @@ impl Channel {
         self.number
     }
 
-    /// Makes an object and binds it to its subchannel.
+    /// Creates an object and binds it to its subchannel.
     pub fn add(&self, object: Object) -> Result<()> {
         let class = object.class;
         let mut argument =
@@ -290,7 +290,7 @@ impl Channel {
             push: pieces.as_mut_ptr().expose_provenance() as u64,
             ..Default::default()
         };
-        // Both lists live until the call has returned.
+        // Both lists live until the call returns.
         self.device.call(&mut argument).with_context(|| format!("a submission on channel {}", self.number))
     }
 }

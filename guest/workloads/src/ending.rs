@@ -19,7 +19,7 @@ pub fn take_note() {
     unsafe { libc::signal(libc::SIGTERM, asked as *const () as libc::sighandler_t) };
 }
 
-/// A time that may be cut short.
+/// A time limit that SIGTERM may shorten.
 #[derive(Debug, Clone, Copy)]
 pub struct Ending {
     began: Instant,
@@ -27,7 +27,7 @@ pub struct Ending {
 }
 
 impl Ending {
-    /// Ends `duration` from now; reports to the host that the time has started.
+    /// Creates a limit of `duration` from now; reports to the host that the time has started.
     pub fn after(duration: Duration) -> Self {
         println!("LOOPING");
         Self { began: Instant::now(), duration }
@@ -38,7 +38,7 @@ impl Ending {
         ASKED.load(Ordering::Relaxed) || self.began.elapsed() >= self.duration
     }
 
-    /// Since it began.
+    /// Time since its start.
     pub fn elapsed(&self) -> Duration {
         self.began.elapsed()
     }

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
 
-/// Time that the host may take.
+/// Time limit of the host.
 const HOST_TIMEOUT: Duration = Duration::from_secs(120);
 /// Interval at which the file is polled.
 const POLL_INTERVAL: Duration = Duration::from_millis(2);

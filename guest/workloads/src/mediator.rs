@@ -12,9 +12,9 @@ use crate::uapi::{READ, WRITE, requests};
 
 const NODE: &str = "/dev/gpu-mediator";
 
-/// Make the segment if none has that key.
+/// Create the segment if the key is unused.
 pub const CREATE: u32 = 1 << 0;
-/// Find or make a segment of the group of virtual machines.
+/// Find or create a segment of the group of virtual machines.
 pub const ABROAD: u32 = 1 << 2;
 /// Attach for reading only.
 pub const READ_ONLY: u32 = 1 << 3;
@@ -25,7 +25,7 @@ const REMOVE: u32 = 5;
 /// Address spaces that it is attached to.
 const ATTACHED: u32 = 2;
 
-/// Questions, by their numbers in `gpu_mediator_abi.h`.
+/// Queries, by their numbers in `gpu_mediator_abi.h`.
 pub mod question {
     /// VRAM that the machine sees.
     pub const VRAM: u32 = 1;
@@ -116,7 +116,7 @@ impl Mediator {
         Ok(Rc::new(Self { file }))
     }
 
-    /// Finds or makes a segment; its id.
+    /// Finds or creates a segment; returns its id.
     pub fn share_get(&self, wanted: Wanted) -> Result<u32> {
         let Wanted { key, bytes, flags, mode, abroad } = wanted;
         let mut argument = ShareGet { key, bytes, flags, mode, abroad, id: 0 };
@@ -124,7 +124,7 @@ impl Mediator {
         Ok(argument.id)
     }
 
-    /// Maps a segment for a channel; its GPU virtual address there.
+    /// Maps a segment for a channel; returns its GPU virtual address there.
     pub fn attach(&self, id: u32, channel: i32, flags: u32) -> Result<u64> {
         let mut argument = ShareAttach { id, channel: u32::try_from(channel)?, flags, ..Default::default() };
         call(&self.file, &mut argument).with_context(|| format!("attaching segment {id} to channel {channel}"))?;
@@ -153,7 +153,7 @@ impl Mediator {
         Ok(argument.value)
     }
 
-    /// The answer to a question, one of [`question`].
+    /// Returns the answer to a query, one of [`question`].
     pub fn query(&self, what: u32) -> Result<u64> {
         let mut argument = Query { what, ..Default::default() };
         call(&self.file, &mut argument).with_context(|| format!("question {what}"))?;

@@ -66,7 +66,7 @@ impl Random {
     }
 }
 
-/// A piece of a buffer that holds a piece of a stream.
+/// A part of a buffer that holds a part of a stream.
 #[derive(Debug, Clone, Copy)]
 pub struct Piece {
     /// First byte in the buffer.
@@ -92,7 +92,7 @@ impl Expected {
         Self { background, pieces: Vec::new() }
     }
 
-    /// Puts a piece over the earlier contents.
+    /// Puts a part over the earlier contents.
     pub fn put(&mut self, piece: Piece) {
         if piece.length > 0 {
             self.pieces.push(piece);

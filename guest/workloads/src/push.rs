@@ -57,7 +57,7 @@ impl Engine {
         Object { class: self.class(), engine, subchannel: self.subchannel() }
     }
 
-    /// Most lines of one launch.
+    /// Maximum number of lines of one launch.
     pub fn most_lines(self) -> u32 {
         match self {
             Self::M2mf => 2047,
@@ -103,13 +103,13 @@ pub struct Rect {
     pub source_pitch: u32,
     /// Bytes from one target line to the next.
     pub target_pitch: u32,
-    /// Bytes of a line.
+    /// Size of a line in bytes.
     pub line_bytes: u32,
     /// Number of lines.
     pub lines: u32,
 }
 
-/// The rects that copy `length` bytes in one piece on an engine that takes `most_lines`.
+/// Returns the rects that copy `length` bytes contiguously on an engine that takes `most_lines`.
 pub fn linear(source: u64, target: u64, length: u64, most_lines: u32) -> Vec<Rect> {
     let line = u64::from(MOST_LINE_BYTES);
     let mut rects = Vec::new();
@@ -137,7 +137,7 @@ pub struct Push {
     words: Vec<u32>,
 }
 
-/// Most dwords of one pushbuffer of this program.
+/// Maximum number of dwords of a pushbuffer of this program.
 pub const MOST_WORDS: usize = 4096;
 
 /// Dwords of the longest rect.
@@ -154,13 +154,13 @@ impl Push {
         self.words.len() + RECT_WORDS <= MOST_WORDS
     }
 
-    /// Data to methods from `method` (bytes) on, rising by 4.
+    /// Sends data to the methods from `method` (bytes) on, rising by 4.
     pub fn methods(&mut self, subchannel: u32, method: u32, data: &[u32]) {
         self.words.push(0x2000_0000 | (data.len() as u32) << 16 | subchannel << 13 | method >> 2);
         self.words.extend_from_slice(data);
     }
 
-    /// 13 bits of data to one method, in the header itself.
+    /// Sends 13 bits of data to one method, in the header itself.
     pub fn immediate(&mut self, subchannel: u32, method: u32, data: u32) {
         assert!(data < 1 << 13, "immediate data has 13 bits");
         self.words.push(0x8000_0000 | data << 16 | subchannel << 13 | method >> 2);
@@ -171,7 +171,7 @@ impl Push {
         self.methods(object.subchannel, 0x0000, &[object.data()]);
     }
 
-    /// Does nothing.
+    /// Has no effect.
     pub fn nop(&mut self, subchannel: u32) {
         self.methods(subchannel, 0x0008, &[0]);
     }

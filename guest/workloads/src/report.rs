@@ -4,7 +4,7 @@
 //! Values other than the error hold no blanks; the error is last and quoted.
 //!
 //! If requested, the end times of kernels come before it: `ENDS at_us=... after_us=...,...` in microseconds of the
-//! card's clock, the first of a line in full, each other as the difference to the previous one.
+//! card's clock, the first of a line in full, each further one as the difference to the previous one.
 
 use std::time::Instant;
 

@@ -18,11 +18,11 @@ use crate::uapi::param;
 
 /// Up to this size VRAM is filled and checked through BAR1 alone.
 const DIRECT: u64 = 2048;
-/// No buffer larger than this is mapped through BAR1.
+/// Buffers larger than this are not mapped through BAR1.
 pub const MOST_MAPPED: u64 = 16 << 20;
 /// Words of a large buffer that are read through BAR1.
 const SAMPLED_WORDS: u64 = 24;
-/// Bytes of the bounce buffer.
+/// Size of the bounce buffer in bytes.
 const BOUNCE: u64 = 2 << 20;
 /// Bytes that the CPU generates or compares at once.
 const CHUNK: u64 = 64 << 10;
@@ -98,7 +98,7 @@ impl Rig {
         self.channels.set(self.channels.get() + counts.channels);
     }
 
-    /// Bytes of VRAM that the kernel has for buffers.
+    /// Returns the VRAM in bytes that the kernel has for buffers.
     pub fn vram(&self) -> Result<u64> {
         self.device.parameter(param::FB_SIZE)
     }
@@ -144,12 +144,12 @@ impl Rig {
         channel.submit(&push, uses)
     }
 
-    /// Counts bytes that a test compared by itself.
+    /// Counts bytes that a test compared itself.
     pub fn verified(&self, bytes: u64) {
         self.add(Counts { bytes, ..Counts::default() });
     }
 
-    /// Prints a line that shows that a long test is alive.
+    /// Prints a line that shows the progress of a long test.
     pub fn progress(&self, name: &str) {
         let Counts { bytes, copies, channels } = self.counts();
         let seconds = self.seconds();
@@ -232,7 +232,7 @@ impl<'a> Helper<'a> {
     }
 }
 
-/// The GPU uses the buffer in its current memory.
+/// Lets the GPU use the buffer in its current memory.
 fn stay(buffer: &Buffer, writes: bool) -> Result<Use<'_>> {
     let used = if writes { Use::write(buffer) } else { Use::read(buffer) };
     Ok(used.at(buffer.place()?))

@@ -17,7 +17,7 @@ pub const WRITE: u32 = 1;
 pub const READ: u32 = 2;
 const DRM_COMMAND_BASE: u32 = 0x40;
 
-/// The number of a request: of the driver with that letter, with the argument `T`.
+/// Returns the number of a request of the driver with that letter, with the argument `T`.
 pub const fn number<T>(kind: u8, direction: u32, command: u32) -> u32 {
     direction << 30 | (size_of::<T>() as u32) << 16 | (kind as u32) << 8 | command
 }
@@ -136,7 +136,7 @@ pub struct ChannelFree {
 pub struct ObjectAlloc {
     /// The channel's number.
     pub channel: i32,
-    /// A handle of our choice, unique in the channel.
+    /// A handle that we choose, unique in the channel.
     pub handle: u32,
     /// Class of the object.
     pub class: i32,
@@ -158,7 +158,7 @@ pub const TILE_NONCONTIG: u32 = 8;
 pub struct GemInfo {
     /// The buffer.
     pub handle: u32,
-    /// Memory that it may be in (to `GemNew`), or is in (from both).
+    /// Memory that it may be in (in `GemNew`), or is in (in answers).
     pub domain: u32,
     /// Bytes.
     pub size: u64,

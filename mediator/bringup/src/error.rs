@@ -1,9 +1,9 @@
-//! Why a card cannot be taken over, or stopped answering.
+//! Reason that a card cannot be taken over, or stopped answering.
 
 use card::DmaError;
 use nvspec::falcon::Falcon;
 
-/// Why the mediator cannot use the card.
+/// Reason that the mediator cannot use the card.
 #[derive(Debug, thiserror::Error)]
 pub enum CardError {
     /// The card does not behave as the hardware must.

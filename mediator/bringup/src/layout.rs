@@ -45,7 +45,7 @@ impl Layout {
     /// address.
     ///
     /// # Errors
-    /// When such contexts are too large.
+    /// If such contexts are too large.
     pub fn needed(graph_image: u64) -> Result<u64, CardError> {
         Ok(Self::new(VramAddr(0), u64::MAX, graph_image)?.bytes())
     }
@@ -53,7 +53,7 @@ impl Layout {
     /// Lays the structures out from `base` on, within `bytes`. PGRAPH's contexts have `graph_image` bytes.
     ///
     /// # Errors
-    /// When they do not fit, or such contexts are too large.
+    /// If they do not fit, or such contexts are too large.
     pub fn new(base: VramAddr, bytes: u64, graph_image: u64) -> Result<Self, CardError> {
         if graph_image > GRAPH_IMAGE_MAX {
             return Err(CardError::Contexts { bytes: graph_image, most: GRAPH_IMAGE_MAX });

@@ -15,7 +15,7 @@ use nvspec::mmu::{BARRIER_SHIFT, ENTRY_BYTES, Pte};
 use nvspec::regs::{pbus, pfb, pflush, windows::pramin};
 use std::sync::Arc;
 
-/// Bytes of a window.
+/// Size of a window in bytes.
 pub const WINDOW_BYTES: u64 = 2 << 20;
 const ENTRIES_PER_WINDOW: u64 = WINDOW_BYTES / LARGE_PAGE;
 const NO_WINDOW: u16 = u16::MAX;
@@ -48,7 +48,7 @@ impl CardMemory {
     /// points the card at them.
     ///
     /// # Errors
-    /// When the card does not answer a TLB invalidation.
+    /// If the card does not answer a TLB invalidation.
     pub fn take_over(card: Arc<dyn Card>, layout: Layout, vram_bytes: u64) -> Result<Self, CardError> {
         let mut memory = Self::unmapped(card, layout, vram_bytes);
         memory.pramin_zero(VramAddr(layout.base.0), layout.bootstrap_bytes());
@@ -108,7 +108,7 @@ impl CardMemory {
     /// Reads VRAM. The range is within it: callers translate and check first.
     ///
     /// # Errors
-    /// When the card does not answer a TLB invalidation.
+    /// If the card does not answer a TLB invalidation.
     pub fn read(&mut self, addr: VramAddr, data: &mut [u8]) -> Result<(), CardError> {
         let mut done = 0;
         while done < data.len() {
@@ -122,7 +122,7 @@ impl CardMemory {
     /// Writes VRAM. The range is within it.
     ///
     /// # Errors
-    /// When the card does not answer a TLB invalidation.
+    /// If the card does not answer a TLB invalidation.
     pub fn write(&mut self, addr: VramAddr, data: &[u8]) -> Result<(), CardError> {
         let mut done = 0;
         while done < data.len() {
@@ -136,7 +136,7 @@ impl CardMemory {
     /// Fills VRAM with zeros.
     ///
     /// # Errors
-    /// When the card does not answer a TLB invalidation.
+    /// If the card does not answer a TLB invalidation.
     pub fn zero(&mut self, addr: VramAddr, bytes: u64) -> Result<(), CardError> {
         static ZEROS: [u8; 64 << 10] = [0; 64 << 10];
         let mut done = 0;
@@ -166,7 +166,7 @@ impl CardMemory {
     /// Invalidates the card's TLBs for the address space of `directory`, and waits for completion.
     ///
     /// # Errors
-    /// When the card does not answer.
+    /// If the card does not answer.
     pub fn invalidate(&mut self, directory: VramAddr, hub_only: bool) -> Result<(), CardError> {
         use pfb::{MMU_CTRL, MMU_INVALIDATE, MMU_INVALIDATE_PDB};
         let card = &self.card;
@@ -191,7 +191,8 @@ impl CardMemory {
         Ok(())
     }
 
-    /// Gives barriers their page of system memory. Without a barrier page, they do not cover engines' writes there.
+    /// Gives barriers their page of system memory. Without this page, barriers do not cover engines' writes to system
+    /// memory.
     pub fn set_barrier_page(&self, page: Iova) {
         self.card.write32(pfb::NISO_ADDRESS::OFFSET, (page.0 >> BARRIER_SHIFT) as u32);
     }
@@ -201,7 +202,7 @@ impl CardMemory {
     /// this may the memory be reused.
     ///
     /// # Errors
-    /// When the card does not answer.
+    /// If the card does not answer.
     pub fn barrier(&self) -> Result<(), CardError> {
         use pflush::BAR_FLUSH;
         self.card.write32(BAR_FLUSH::OFFSET, BAR_FLUSH::TRIGGER.mask());
@@ -209,7 +210,7 @@ impl CardMemory {
         if done { Ok(()) } else { Err(CardError::Unresponsive("what it writes does not arrive")) }
     }
 
-    /// Returns the BAR1 offset of `addr`, and how many of `len` bytes are in the same window.
+    /// Returns the BAR1 offset of `addr`, and the number of the `len` bytes that are in the same window.
     fn window(&mut self, addr: VramAddr, len: usize) -> Result<(u64, usize), CardError> {
         assert!(addr.0 < self.vram_bytes, "an address was not checked before use: {addr}");
         let block = addr.0 / WINDOW_BYTES;

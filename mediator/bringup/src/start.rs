@@ -25,9 +25,9 @@ const NON_STALL_NORMAL: u32 = 1;
 pub struct CardInfo {
     /// Its chip.
     pub chip: &'static Chip,
-    /// Bytes of VRAM.
+    /// Size of VRAM in bytes.
     pub vram_bytes: u64,
-    /// Bytes of a PGRAPH context.
+    /// Size of a PGRAPH context in bytes.
     pub context_bytes: u32,
     /// PBDMA units.
     pub pbdmas: u32,
@@ -38,7 +38,7 @@ pub struct CardInfo {
 /// Resets `card` and initializes it until channels can be bound. USERD is at offset 0 of BAR1.
 ///
 /// # Errors
-/// When the chip is unknown, or does not answer as expected.
+/// If the chip is unknown, or does not answer as expected.
 pub fn bring_up(card: &dyn Card, firmware: &Set) -> Result<CardInfo, CardError> {
     card.reset();
     let boot0 = card.read32(pmc::BOOT_0::OFFSET);
@@ -64,7 +64,7 @@ pub fn bring_up(card: &dyn Card, firmware: &Set) -> Result<CardInfo, CardError> 
 /// `context_bytes` is the size of its PGRAPH's contexts, which only bring-up can read.
 ///
 /// # Errors
-/// When the chip is unknown, or does not answer as expected.
+/// If the chip is unknown, or does not answer as expected.
 pub fn look_at(card: &dyn Card, context_bytes: u32) -> Result<CardInfo, CardError> {
     let boot0 = card.read32(pmc::BOOT_0::OFFSET);
     let chip = chip::by_boot0(boot0).ok_or(CardError::UnknownChip { boot0 })?;
@@ -141,7 +141,7 @@ fn start_fifo(card: &dyn Card) -> u32 {
 /// that the mediator does not start are left alone.
 ///
 /// # Errors
-/// When the engine does not start.
+/// If the engine does not start.
 pub fn restart_engine(card: &dyn Card, firmware: &Set, engine: u32) -> Result<(), CardError> {
     let unit = match engine {
         engine::GR => pmc::ENABLE::PGRAPH.mask(),

@@ -15,20 +15,20 @@ pub trait Alarm {
     /// Sets the timer to expire in `in_ns` ns, replacing its previous time.
     ///
     /// # Errors
-    /// When it cannot be set.
+    /// If it cannot be set.
     fn set(&mut self, in_ns: u64) -> io::Result<()>;
 
     /// Silences the expired timer until it is set again. Has no effect if the timer was set again since the thread
     /// woke.
     ///
     /// # Errors
-    /// When it cannot be read.
+    /// If it cannot be read.
     fn silence(&mut self) -> io::Result<()>;
 
     /// Wakes the thread, which then delivers the outbox.
     ///
     /// # Errors
-    /// When it cannot be woken.
+    /// If it cannot be woken.
     fn wake(&mut self) -> io::Result<()>;
 }
 
@@ -43,7 +43,7 @@ impl TimerAlarm {
     /// Creates a timer. The thread also waits for `event`.
     ///
     /// # Errors
-    /// When there are no timers left.
+    /// If there are no timers left.
     pub(crate) fn new(event: EventFd) -> Result<Self, ManagerError> {
         let flags = TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK;
         let timer = timerfd_create(TimerfdClockId::Monotonic, flags)
@@ -54,7 +54,7 @@ impl TimerAlarm {
     /// Returns another descriptor of the timer, to wait for.
     ///
     /// # Errors
-    /// When no descriptor is left.
+    /// If no descriptor is left.
     pub(crate) fn timer_fd(&self) -> io::Result<OwnedFd> {
         self.timer.try_clone()
     }

@@ -71,14 +71,14 @@ pub trait GuestEvents: Send + Sync {
     /// guest VRAM that have moved. When this returns, the card uses their new locations. Called without any lock.
     ///
     /// # Errors
-    /// When the card does not answer.
+    /// If the card does not answer.
     fn relocated(&self, commit: &mut dyn FnMut(&mut CardState) -> Ranges) -> Result<(), ManagerError>;
 
     /// Called after the card was taken over from another owner. When this returns, the VM's address spaces are on the
     /// card as its guest has them; its work does not run before. Called without the card's lock.
     ///
     /// # Errors
-    /// When the card does not answer.
+    /// If the card does not answer.
     fn taken_over(&self) -> Result<(), ManagerError> {
         Ok(())
     }
@@ -110,7 +110,7 @@ pub struct CardState {
 /// Settings of a card that is shared.
 #[derive(Clone, Copy, Debug)]
 pub struct Sharing {
-    /// Bytes of a chunk, the unit in which VRAM is allocated.
+    /// Size of a chunk in bytes, the unit in which VRAM is allocated.
     pub chunk_bytes: u64,
     /// Part of it reserved for the mediator's own tables, in bytes.
     pub reserve_bytes: u64,
@@ -220,7 +220,7 @@ impl ManagedCard {
     /// Resets `card`, initializes it with `firmware` and starts its interrupt thread.
     ///
     /// # Errors
-    /// When the card does not come up, or has too little memory.
+    /// If the card does not come up, or has too little memory.
     pub fn open(card: Arc<dyn Card>, name: &str, sharing: &Sharing, firmware: Set) -> Result<Arc<Self>, ManagerError> {
         let Sharing { chunk_bytes, reserve_bytes, host_bytes, division, scheduler, clear, engines_zero, shared } =
             *sharing;
@@ -368,7 +368,7 @@ impl ManagedCard {
     /// Locks the card's state. The lock must not be held across calls into a VM, nor across a wait.
     ///
     /// # Panics
-    /// When the card has [failed](Self::failure).
+    /// If the card has [failed](Self::failure).
     #[track_caller]
     pub fn lock(&self) -> StateGuard<'_> {
         StateGuard::new(self, self.state.lock())
@@ -452,7 +452,7 @@ impl ManagedCard {
     /// Gives a VM its share. Its VRAM is placed on the card in zeroed chunks on first use.
     ///
     /// # Errors
-    /// When the card has too little free memory for the reserved part.
+    /// If the card has too little free memory for the reserved part.
     pub fn add_vm(&self, vm: TenantId, share: &Share, events: Weak<dyn GuestEvents>) -> Result<(), ManagerError> {
         let made = self.make_room(|state| state.vram_mut().chunks.create_vm(vm, share.vram_bytes, share.memory));
         let mut state = self.lock();
@@ -483,8 +483,8 @@ impl ManagedCard {
     /// Takes back a VM's channels and memory, and scrubs the memory.
     ///
     /// # Errors
-    /// When the card does not answer. If a channel stays on the card, the VM's memory is not reused until the channel
-    /// has left, because it may still access the memory. Waits for the channel to leave, without a lock, for a limited
+    /// If the card does not answer. If a channel stays on the card, the VM's memory is not reused until the channel has
+    /// left, because it may still access the memory. Waits for the channel to leave, without a lock, for a limited
     /// time.
     pub fn remove_vm(&self, vm: TenantId) -> Result<(), ManagerError> {
         {
@@ -514,7 +514,7 @@ impl ManagedCard {
     /// stays in place and is zeroed there.
     ///
     /// # Errors
-    /// When the card does not answer.
+    /// If the card does not answer.
     pub fn wipe_vm(&self, vm: TenantId, quiet: bool) -> Result<(), ManagerError> {
         if !quiet {
             let bytes = self.lock().vram().chunks.vm_bytes(vm).unwrap_or(0);

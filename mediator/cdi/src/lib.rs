@@ -132,7 +132,7 @@ impl Cuda<'_> {
     }
 }
 
-/// A vGPU in the view of a container with a VMM.
+/// A vGPU for a container that runs a VMM.
 #[derive(Clone, Debug)]
 pub struct Vgpu<'a> {
     /// Its socket on the host, in its own folder.

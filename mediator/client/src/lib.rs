@@ -32,7 +32,7 @@ const BODY_PIECE_BYTES: usize = 256 << 10;
 /// Largest answer, in bytes.
 const MAX_ANSWER: usize = 64 << 20;
 
-/// A reason why a request failed.
+/// A reason that a request failed.
 #[derive(Debug, thiserror::Error)]
 #[expect(missing_docs, reason = "the messages say it")]
 pub enum AskError {
@@ -244,7 +244,7 @@ impl<R: Read + Unpin> Body for Source<R> {
     }
 }
 
-/// Returns the reason why no connection is possible.
+/// Returns the reason that no connection is possible.
 fn unreachable(socket: &Path, source: io::Error) -> AskError {
     let socket = socket.to_owned();
     match source.kind() {
@@ -263,7 +263,7 @@ fn refused(status: StatusCode, body: &[u8]) -> AskError {
 /// Parses the body of an answer.
 ///
 /// # Errors
-/// When it has another type than expected.
+/// If it has another type than expected.
 pub fn parse<T: DeserializeOwned>(body: &[u8]) -> Result<T, AskError> {
     serde_json::from_slice(body).map_err(|error| AskError::Protocol(error.to_string()))
 }
@@ -271,7 +271,7 @@ pub fn parse<T: DeserializeOwned>(body: &[u8]) -> Result<T, AskError> {
 /// Serializes the body of a request.
 ///
 /// # Errors
-/// When it cannot be written as JSON.
+/// If it cannot be written as JSON.
 pub fn json(body: &impl Serialize) -> Result<Bytes, AskError> {
     serde_json::to_vec(body).map(Bytes::from).map_err(|error| AskError::Protocol(error.to_string()))
 }

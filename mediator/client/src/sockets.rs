@@ -57,7 +57,7 @@ fn opened(within: &Path, path: &Path) -> io::Result<((OwnedFd, Stat), (OwnedFd, 
 ///
 /// # Errors
 /// The path is not in the folder `within`, is not a socket, contains a link, or does not belong to the owner of its
-/// folder, the daemon's user; nothing is changed. Also if this program lacks the permission.
+/// folder, the daemon's user; then nothing changes. Also if this program lacks the permission.
 pub fn give(within: &Path, socket: &Path, uid: u32) -> io::Result<()> {
     let ((_, folder), (file, stat)) = opened(within, socket)?;
     if !is(&stat, FileType::Socket) {
@@ -79,7 +79,7 @@ pub fn give(within: &Path, socket: &Path, uid: u32) -> io::Result<()> {
 /// create folders in it.
 ///
 /// # Errors
-/// Something else has the path, or the folder belongs to a third user; nothing is changed.
+/// Something else has the path, or the folder belongs to a third user; then nothing changes.
 pub fn folder(path: &Path, like: &Path, mode: u32) -> io::Result<()> {
     let owner = rustix::fs::stat(like)?;
     let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else {

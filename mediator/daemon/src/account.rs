@@ -9,7 +9,7 @@ use config::SocketMode;
 /// Returns the options of a socket, with the names of its users and groups looked up on this host.
 ///
 /// # Errors
-/// When a user or a group does not exist.
+/// If a user or a group does not exist.
 pub(crate) fn socket_options(
     mode: SocketMode,
     owner: Option<&str>,

@@ -37,7 +37,7 @@ pub(crate) struct Listeners {
 /// Serves the API on listening sockets until `stop` is done. Requests in flight have two more seconds.
 ///
 /// # Errors
-/// When a socket cannot be used.
+/// If a socket cannot be used.
 pub(crate) async fn serve(
     daemon: Arc<Daemon>,
     listeners: Listeners,
@@ -47,7 +47,7 @@ pub(crate) async fn serve(
     let until_stopped = || {
         let mut stopped = stopped.clone();
         async move {
-            // An error means that the sender is gone, so no stop signal can come.
+            // An error means that the sender no longer exists, so a stop signal cannot arrive.
             let _ = stopped.wait_for(|stopped| *stopped).await;
         }
     };

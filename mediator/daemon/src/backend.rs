@@ -26,7 +26,7 @@ pub(crate) struct BackendStatus {
     pub driver: Driver,
     /// Accesses that were denied, by place and reason.
     pub denied: Vec<Denied>,
-    /// Counts, by names that are good for metrics (`snake_case`).
+    /// Counts, with names that are valid for metrics (`snake_case`).
     pub counters: BTreeMap<String, u64>,
 }
 
@@ -54,7 +54,7 @@ pub trait VmBackend: Send + Sync {
     /// Returns all resources that the virtual machine has on the card. Called once, when its device has been dropped.
     ///
     /// # Errors
-    /// When resources stay on the card; the operator is informed.
+    /// If resources stay on the card; the operator is informed.
     fn release(&self) -> Result<(), BackendError> {
         Ok(())
     }
@@ -68,7 +68,7 @@ pub struct Built {
     pub backend: Arc<dyn VmBackend>,
 }
 
-/// Why a device or a card could not be created.
+/// Reason that a device or a card could not be created.
 #[derive(Debug, thiserror::Error)]
 #[error("{what}")]
 pub(crate) struct BackendError {
@@ -94,9 +94,9 @@ impl BackendError {
 /// Status of a card, for the operator.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct CardStatus {
-    /// Reason why it is out of service with all its users, if it is.
+    /// Reason that it is out of service with all its users, if it is.
     pub failed: Option<String>,
-    /// Reason why it does not serve for now, if it is expected to recover by itself.
+    /// Reason that it is temporarily out of service, if it is expected to recover by itself.
     pub trouble: Option<String>,
     /// PCI vendor and device, as `10de:06d8`.
     pub pci_id: String,
@@ -181,7 +181,7 @@ pub(crate) trait CardBackend: Send + Sync {
     /// Returns the card for another daemon to take over; `None` if the mediator does not have it.
     ///
     /// # Errors
-    /// When it cannot be handed over.
+    /// If it cannot be handed over.
     fn movable(&self) -> Result<Option<Movable>, BackendError> {
         Err(BackendError::failed(
             "a card of this kind cannot go over to another daemon yet; stop its VMs, and restart the daemon",
@@ -192,7 +192,7 @@ pub(crate) trait CardBackend: Send + Sync {
     /// Otherwise like [`Self::build`].
     ///
     /// # Errors
-    /// When the card cannot serve it.
+    /// If the card cannot serve it.
     fn await_vm(&self, _vm: &VmSpec, _vram_bytes: u64, _link: &Link) -> Result<Awaiting, BackendError> {
         Err(BackendError::failed("cards of this kind take no VMs from others"))
     }
@@ -200,7 +200,7 @@ pub(crate) trait CardBackend: Send + Sync {
     /// Changes how its memory is divided, from now on; the settings are within their bounds.
     ///
     /// # Errors
-    /// When the card cannot do so now; nothing is changed.
+    /// If the card cannot do so now; then nothing changes.
     fn set_memory(&self, _memory: CardMemory) -> Result<(), BackendError> {
         Ok(())
     }
@@ -209,7 +209,7 @@ pub(crate) trait CardBackend: Send + Sync {
     /// names are unique, that the configured memory suffices, and that a passthrough card has no other VM.
     ///
     /// # Errors
-    /// When the card cannot serve it.
+    /// If the card cannot serve it.
     fn build(&self, vm: &VmSpec, link: &Link) -> Result<Built, BackendError>;
 }
 
@@ -218,6 +218,6 @@ pub(crate) trait OpenCard: Send + Sync {
     /// Opens one card.
     ///
     /// # Errors
-    /// When it is not available.
+    /// If it is not available.
     fn open(&self, card: &CardSpec) -> Result<Box<dyn CardBackend>, BackendError>;
 }

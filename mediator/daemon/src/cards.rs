@@ -272,7 +272,7 @@ impl CardBackend for OwnedCard {
     }
 
     fn movable(&self) -> Result<Option<Movable>, BackendError> {
-        // Also hand over an unused card, because this process has it open.
+        // Also hands over an unused card, because this process has it open.
         let card = self.card.going().map_err(BackendError::failed)?;
         let Some(host) = self.working() else { return Ok(None) };
         let next_vm = self.next_vm.load(Ordering::Relaxed);
@@ -364,7 +364,7 @@ impl Cards {
     /// Builds a card from the state that another daemon has written to `file`, without touching the card.
     ///
     /// # Errors
-    /// When the state does not match the configuration, or is not valid.
+    /// If the state does not match the configuration, or is not valid.
     pub(crate) fn reopen(
         &self,
         spec: &CardSpec,
@@ -403,7 +403,7 @@ impl ReopenedCard {
     /// Creates the device of a virtual machine that was saved, whose client is behind `link`.
     ///
     /// # Errors
-    /// When its state is not valid.
+    /// If its state is not valid.
     pub(crate) fn vm(&mut self, vm: TenantId, side: SavedSide, link: &Link) -> Result<Built, BackendError> {
         let settings = self.settings.get(&vm).ok_or_else(|| BackendError::failed("it was not saved"))?;
         let (device, made) = MediatedVm::reopen(&mut self.reopened, vm, side, settings, link)?;
@@ -414,7 +414,7 @@ impl ReopenedCard {
     /// Takes over the card, which the other daemon has given up.
     ///
     /// # Errors
-    /// When the card does not answer.
+    /// If the card does not answer.
     pub(crate) fn take_over(self) -> Result<Box<dyn CardBackend>, BackendError> {
         let Self { owned, card, reopened, settings, vms } = self;
         card.go_on();

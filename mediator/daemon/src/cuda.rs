@@ -32,7 +32,7 @@ use process::{Command, Supervisor};
 pub use status_cell::Seen;
 use status_cell::StatusCell;
 
-/// Bytes of a MiB.
+/// Size of a MiB in bytes.
 const MIB: u64 = 1 << 20;
 /// Nanoseconds of a millisecond.
 const MS: u64 = 1_000_000;
@@ -84,7 +84,7 @@ impl CudaCard {
     /// Starts the owner of a card; the owner writes to `folder` which programs it serves.
     ///
     /// # Errors
-    /// When there is no such program or card.
+    /// If there is no such program or card.
     pub fn open(spec: &CardSpec, folder: &Path) -> Result<Self, BackendError> {
         let settings = settings(spec, folder);
         let (commands, requests) = channel();
@@ -127,7 +127,7 @@ impl CudaCard {
         Ok(Change { card: self, _turn: turn, _place: place })
     }
 
-    /// Asks the owner with `turn` for something that promises memory of the card, until it has answered. While other
+    /// Sends the owner a request that promises memory of the card, with `turn`, until it has answered. While other
     /// tenants' memory is being evicted, other changes may run. Returns the change with the last answer.
     ///
     /// # Errors
@@ -147,7 +147,7 @@ impl Change<'_> {
     /// Sends the owner a request, and waits for the answer; `of` is the object of the request.
     ///
     /// # Errors
-    /// When it refuses or does not answer; nothing is changed.
+    /// If it refuses or does not answer; then nothing changes.
     pub fn ask(&self, of: &str, request: Request) -> Result<Answer, DaemonError> {
         let name = &self.card.spec.name;
         let gone = |why: String| DaemonError::Owner(format!("card `{name}` has no owner: {why}"));
@@ -155,7 +155,7 @@ impl Change<'_> {
         let sent = self.card.commands.send(Command::Ask(Box::new(request), reply));
         sent.map_err(|_| gone("the daemon ends".to_owned()))?;
         locks::may_wait();
-        // The thread always answers: it waits for the owner for `ANSWER`, and no longer.
+        // The thread always answers: it waits for the owner for at most `ANSWER`.
         let answer = answer.recv().map_err(|_| gone("the daemon ends".to_owned()))?;
         match answer.map_err(gone)? {
             Answer::Failed(what) => Err(DaemonError::Setting { of: of.to_owned(), what }),
@@ -165,8 +165,8 @@ impl Change<'_> {
 }
 
 impl Change<'_> {
-    /// Asks the owner for something that promises memory of the card, which was asked for first at `since`. Returns
-    /// false if other tenants' memory is being evicted first, and the request must be repeated.
+    /// Sends the owner a request that promises memory of the card; the first attempt was at `since`. Returns false if
+    /// other tenants' memory is being evicted first, and the request must be repeated.
     ///
     /// # Errors
     /// See [`Self::ask`]; also when eviction takes too long.
@@ -262,7 +262,7 @@ pub fn rules(spec: &CardSpec, tuning: &Tuning) -> Rules {
 /// Returns a tenant in the form for its card's owner.
 ///
 /// # Errors
-/// When a user or a group of its socket does not exist.
+/// If a user or a group of its socket does not exist.
 pub fn tenant(spec: &TenantSpec, card: &CardSpec, socket_dir: &Path) -> Result<Tenant, DaemonError> {
     let rights = account::socket_options(spec.mode, spec.owner.as_deref(), spec.group.as_deref())?;
     let (memory, time) = (&spec.memory, spec.time.params(None));

@@ -22,7 +22,7 @@ use overrides::Tuning;
 /// The key of a card that takes no new tenants.
 const DRAINED: &str = "drained";
 
-/// Why a part of a desired state is refused.
+/// Reason that a part of a desired state is refused.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Obstacle {
     /// The kind of trouble.
@@ -81,7 +81,7 @@ impl Daemon {
     /// Returns the differences from `desired`; with `exact`, also objects that it does not name.
     ///
     /// # Errors
-    /// When `desired` has invalid keys or values.
+    /// If `desired` has invalid keys or values.
     pub fn compare(&self, desired: &Desired, exact: bool) -> Result<Comparison, DaemonError> {
         let state = self.state.lock();
         let Plan { items, obstacles } = self.plan(&state, desired, exact);
@@ -96,7 +96,7 @@ impl Daemon {
     /// only reports the steps.
     ///
     /// # Errors
-    /// When a part of it is refused. Nothing is changed unless the card or the host failed meanwhile. In that case the
+    /// If a part of it is refused. Nothing is changed unless the card or the host failed meanwhile. In that case the
     /// error also names the completed steps.
     pub fn apply(
         &self,
@@ -303,7 +303,7 @@ impl Daemon {
             let mut refusals = check::vm(&vm, &self.spec, &cards, &there);
             refusals.extend(arrival.refused(&vm.card, &cards));
             obstacles.extend(refusals.into_iter().filter_map(|refusal| {
-                // Invalid values were found already.
+                // Invalid values were already found.
                 let told = refusal.kind != RefusalKind::Invalid;
                 told.then(|| say(code_of(refusal.kind), format!("{}: {}", refusal.field, refusal.what)))
             }));
@@ -422,7 +422,7 @@ impl Plan {
         self.obstacles.push(Obstacle { code, of, what });
     }
 
-    /// Returns the name that a table has, if no other table of its kind has it.
+    /// Returns the name of a table, if no other table of its kind has it.
     fn name(&mut self, kind: Kind, index: usize, table: &Map<String, Value>) -> Option<String> {
         let Some(name) = table.get("name").and_then(Value::as_str) else {
             let table = match kind {

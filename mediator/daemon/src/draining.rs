@@ -18,7 +18,7 @@ pub(super) enum Arrival {
 }
 
 impl Arrival {
-    /// Returns the reason why a card refuses this arrival, if it does.
+    /// Returns the reason that a card refuses this arrival, if it does.
     pub fn refused(self, card: &str, cards: &[CardSpec]) -> Option<Refusal> {
         let card = cards.iter().find(|known| known.name == card).filter(|_| self == Self::New)?;
         place::drained(card)
@@ -99,15 +99,15 @@ impl Daemon {
         Err(DaemonError::Immovable { vm: name.to_owned(), why })
     }
 
-    /// Moves a virtual machine to `card`, or to one of the daemon's choice, if the revision is still `expected`.
+    /// Moves a virtual machine to `card`, or to one that the daemon chooses, if the revision is still `expected`.
     ///
     /// # Errors
-    /// When the virtual machine or the card is not suitable; the virtual machine then continues where it is.
+    /// If the virtual machine or the card is not suitable; the virtual machine then continues where it is.
     pub(crate) fn move_if(&self, name: &str, card: Option<&str>, expected: Option<&str>) -> Result<Moved, DaemonError> {
         self.move_for(name, card, expected, "an operator wants it")
     }
 
-    /// Same for another reason, which is logged.
+    /// The same for another reason, which is logged.
     pub(super) fn move_for(
         &self,
         name: &str,
@@ -160,10 +160,10 @@ impl Daemon {
     /// other. Virtual machines that cannot move continue there and are reported; another call tries again.
     ///
     /// # Errors
-    /// When there is no such card, the revision differs, or the change cannot be written.
+    /// If the card does not exist, the revision differs, or the change cannot be written.
     pub(crate) fn drain_if(&self, card: &str, expected: Option<&str>) -> Result<DrainReport, DaemonError> {
         {
-            // Not while the state is handed over to another daemon.
+            // Not while the state is being handed over to another daemon.
             let _settings = self.tuning.lock();
             self.mark(card, true, expected)?;
         }
@@ -210,7 +210,7 @@ impl Daemon {
     /// Lets a card accept virtual machines and tenants again if the revision is still `expected`.
     ///
     /// # Errors
-    /// When there is no such card, the revision differs, or the change cannot be written.
+    /// If the card does not exist, the revision differs, or the change cannot be written.
     pub(crate) fn undrain_if(&self, card: &str, expected: Option<&str>) -> Result<api::Card, DaemonError> {
         {
             let _settings = self.tuning.lock();

@@ -28,7 +28,7 @@ impl Endpoint {
     /// Opens the endpoint that a virtual machine requests.
     ///
     /// # Errors
-    /// When the socket cannot be created, or its owner is unknown.
+    /// If the socket cannot be created, or its owner is unknown.
     pub fn open(spec: &VmSpec, folder: &Path, sockets: &Sockets) -> Result<Self, DaemonError> {
         if let Some(domain) = &spec.xen_domain {
             let name = domain.parse().map_err(|error| failed(&spec.name, &error))?;
@@ -42,7 +42,7 @@ impl Endpoint {
     /// Creates the server. Returns it with the socket's path.
     ///
     /// # Errors
-    /// When this host has no Xen, or cannot serve a socket; the socket is then removed.
+    /// If this host has no Xen, or cannot serve a socket; the socket is then removed.
     pub fn serve(
         self,
         vm: &str,
@@ -87,7 +87,7 @@ impl EndpointServer {
     /// Serves until `stop`, starting with the suspended clients in `parked`. Returns its clients if suspended.
     ///
     /// # Errors
-    /// When the host fails.
+    /// If the host fails.
     pub fn serve(
         &mut self,
         link: &Link,
@@ -104,7 +104,7 @@ impl EndpointServer {
     /// Returns clients that another daemon has served, and connects their memory and interrupts to `link`.
     ///
     /// # Errors
-    /// When their state is not valid, or their memory cannot be mapped.
+    /// If their state is not valid, or their memory cannot be mapped.
     pub fn parked(
         &self,
         saved: SavedClients,
@@ -120,7 +120,7 @@ impl EndpointServer {
     /// Returns the client of a daemon that was killed, and connects its memory and interrupts to `link`.
     ///
     /// # Errors
-    /// As [`Self::parked`].
+    /// Same as [`Self::parked`].
     pub fn revived(&self, remains: Remains, link: &Link) -> Result<SuspendedClient, ParkError> {
         match self {
             Self::Socket(server) => server.revived(remains, link),
@@ -131,7 +131,7 @@ impl EndpointServer {
     /// Duplicates the descriptor of the listening socket.
     ///
     /// # Errors
-    /// When this fails.
+    /// If this fails.
     pub fn listener(&self) -> std::io::Result<OwnedFd> {
         match self {
             Self::Socket(server) => server.listener(),

@@ -37,7 +37,7 @@ pub const BAR0: u32 = 0;
 pub const PANIC: u64 = 0x100;
 /// A write here makes the device check that its client's memory is shared.
 pub const CHECK: u64 = 0x200;
-/// Bytes of BAR0.
+/// Size of BAR0 in bytes.
 const BAR0_BYTES: usize = 4096;
 
 /// Names of virtual machines whose backends have been released.
@@ -214,7 +214,7 @@ pub(crate) type Listeners = HashMap<String, UnixListener>;
 /// Starts a daemon that stores no overrides.
 ///
 /// # Errors
-/// As for [`Daemon::start`].
+/// Same as for [`Daemon::start`].
 pub(crate) fn start(config: Config, opener: &dyn OpenCard, listeners: Listeners) -> Result<Arc<Daemon>, DaemonError> {
     let sockets = Sockets::new(listening::Activated { listeners, ..Default::default() });
     Daemon::start(config, opener, sockets, OverrideStore::default())
@@ -253,7 +253,7 @@ pub fn eventually(what: &str, mut so: impl FnMut() -> bool) {
 pub struct Served {
     /// The daemon.
     pub fixture: Fixture,
-    /// Times that the thread that serves the API would have fed a watchdog.
+    /// Number of times that the thread that serves the API would have fed a watchdog.
     pub fed: Arc<AtomicU64>,
     stop: Option<tokio::sync::oneshot::Sender<()>>,
     thread: Option<JoinHandle<std::io::Result<()>>>,
@@ -303,7 +303,7 @@ impl Served {
     /// Ends the server.
     ///
     /// # Errors
-    /// Those of `admin::serve`.
+    /// Errors of `admin::serve`.
     pub fn end(&mut self) -> std::io::Result<()> {
         drop(self.stop.take());
         self.thread.take().map_or(Ok(()), |thread| thread.join().unwrap())

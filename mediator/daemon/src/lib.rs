@@ -119,7 +119,7 @@ impl State {
         self.tunings.get(&card.name).copied().unwrap_or_else(|| Tuning::from_spec(card))
     }
 
-    /// Returns how much of its RAM a virtual machine may lend to a card.
+    /// Returns the amount of RAM that a virtual machine may lend to a card.
     fn ram(&self, vm: &VmSpec, card: &CardSpec) -> RamSpec {
         vm.memory.ram.on(&self.tuning(card).memory)
     }
@@ -127,7 +127,7 @@ impl State {
     /// Checks that an operator may change the current state.
     ///
     /// # Errors
-    /// When the daemon is ending, or the operator has seen a different revision.
+    /// If the daemon is ending, or the operator has seen a different revision.
     fn expect(&self, expected: Option<&str>) -> Result<(), DaemonError> {
         if self.closing {
             return Err(DaemonError::ShuttingDown);
@@ -171,7 +171,7 @@ impl Daemon {
     /// Opens the cards and starts the virtual machines of a configuration. `override_store` stores all later changes.
     ///
     /// # Errors
-    /// When a card or a virtual machine is not available; everything started so far is taken down.
+    /// If a card or a virtual machine is not available; everything started so far is taken down.
     pub(crate) fn start(
         config: Config,
         opener: &dyn OpenCard,
@@ -272,11 +272,11 @@ impl Daemon {
     /// Writes changes to the file that outlives the daemon; called after each change.
     ///
     /// # Errors
-    /// When the file cannot be written. The change is still in effect.
+    /// If the file cannot be written. The change is still in effect.
     fn keep(&self) -> Result<(), DaemonError> {
         let mut override_store = self.override_store.lock();
         if self.state.lock().closing {
-            // The missing virtual machines were not removed by an operator.
+            // An operator did not remove the missing virtual machines.
             return Err(DaemonError::ShuttingDown);
         }
         let live = self.live_now();
@@ -302,7 +302,7 @@ impl Daemon {
     /// Adds a virtual machine. Its socket exists when this returns.
     ///
     /// # Errors
-    /// When it cannot be added; no part of it remains.
+    /// If it cannot be added; no part of it remains.
     pub fn add(&self, spec: VmSpec) -> Result<api::Vm, DaemonError> {
         self.add_if(spec, None)
     }
@@ -310,7 +310,7 @@ impl Daemon {
     /// Adds a virtual machine if the revision is still `expected`.
     ///
     /// # Errors
-    /// As for [`Self::add`]; also when the revision differs.
+    /// Same as for [`Self::add`]; also when the revision differs.
     pub(crate) fn add_if(&self, spec: VmSpec, expected: Option<&str>) -> Result<api::Vm, DaemonError> {
         let _one_at_a_time = self.changing.lock();
         let spec = self.reserve(spec, expected, Arrival::New)?;
@@ -368,7 +368,7 @@ impl Daemon {
         let name = &spec.name;
         let card = self.cards.get(&spec.card).ok_or_else(|| DaemonError::NoCard(spec.card.clone()))?;
         let failed = |what: &dyn std::fmt::Display| DaemonError::Failed(format!("VM `{name}` cannot be added: {what}"));
-        // The endpoint first: it fails most often, and costs nothing to close.
+        // The endpoint comes first: it fails most often, and costs nothing to close.
         let endpoint = Endpoint::open(spec, &self.spec.socket_dir, &self.sockets)?;
         let ram = self.state.lock().ram(spec, &card.spec);
         let (server, path) = endpoint.serve(name, memory_limits(spec, &ram), &self.sockets)?;
@@ -417,7 +417,7 @@ impl Daemon {
     /// Removes a virtual machine: disconnects its VMM, removes the socket, frees its memory and channels.
     ///
     /// # Errors
-    /// When no virtual machine has the name, or it is being removed already.
+    /// If no virtual machine has the name, or it is being removed already.
     pub fn remove(&self, name: &str) -> Result<(), DaemonError> {
         self.remove_if(name, None)
     }
@@ -425,7 +425,7 @@ impl Daemon {
     /// Removes a virtual machine if the revision is still `expected`.
     ///
     /// # Errors
-    /// As for [`Self::remove`]; also when the revision differs.
+    /// Same as for [`Self::remove`]; also when the revision differs.
     pub(crate) fn remove_if(&self, name: &str, expected: Option<&str>) -> Result<(), DaemonError> {
         // Report an unknown name before waiting for other changes.
         if !self.state.lock().vms.contains_key(name) {
@@ -473,7 +473,7 @@ impl Daemon {
     /// Returns one virtual machine.
     ///
     /// # Errors
-    /// When no virtual machine has the name.
+    /// If no virtual machine has the name.
     pub fn vm(&self, name: &str) -> Result<api::Vm, DaemonError> {
         let found = {
             let state = self.state.lock();
@@ -506,7 +506,7 @@ impl Daemon {
     /// Returns one card.
     ///
     /// # Errors
-    /// When no card has the name.
+    /// If no card has the name.
     pub fn card(&self, name: &str) -> Result<api::Card, DaemonError> {
         let card = self.cards.get(name).ok_or_else(|| DaemonError::NoCard(name.to_owned()))?;
         Ok(self.show_card(card))
@@ -599,7 +599,7 @@ fn memory_limits(vm: &VmSpec, ram: &RamSpec) -> MemoryLimits {
     limits
 }
 
-/// Returns the reason why a VM may not take a tenant's name.
+/// Returns the reason that a VM may not take a tenant's name.
 fn taken_by_tenant(state: &State, vm: &VmSpec) -> Option<check::Refusal> {
     let what = format!("`{}` is the name of a tenant, expected a new one", vm.name);
     let refusal = check::Refusal { kind: check::RefusalKind::Conflict, field: "name", what };

@@ -24,7 +24,7 @@ impl Daemon {
     /// Returns how a card's memory is used.
     ///
     /// # Errors
-    /// When no card has the name, or a virtual machine has it by passthrough.
+    /// If no card has the name, or a virtual machine has it by passthrough.
     pub fn memory(&self, card: &str) -> Result<api::CardMemory, DaemonError> {
         let known = self.known(card)?;
         if let Some(cuda) = known.cuda.as_deref() {
@@ -65,8 +65,8 @@ impl Daemon {
     /// Changes how a card's memory is divided; keys that `patch` omits keep their values.
     ///
     /// # Errors
-    /// When no card has the name, it is passed through, the revision differs, or a setting is invalid. Nothing is
-    /// changed then.
+    /// If no card has the name, it is passed through, the revision differs, or a setting is invalid. Then nothing
+    /// changes.
     pub(crate) fn set_memory_if(
         &self,
         card: &str,
@@ -144,7 +144,7 @@ impl Daemon {
     /// Returns a virtual machine's settings for its card's memory.
     ///
     /// # Errors
-    /// When no virtual machine has the name, it is being created or removed, or has its card by passthrough.
+    /// If no virtual machine has the name, it is being created or removed, or has its card by passthrough.
     pub fn vm_memory(&self, name: &str) -> Result<api::VmMemorySettings, DaemonError> {
         if self.is_tenant(name) {
             return self.tenant_spec(name).map(|tenant| tenant.memory);
@@ -155,8 +155,8 @@ impl Daemon {
     /// Changes a virtual machine's settings for its card's memory; keys that `patch` omits keep their values.
     ///
     /// # Errors
-    /// As for [`Self::vm_memory`]; also when the revision is not `expected`, or a setting is invalid or cannot be
-    /// guaranteed. Nothing is changed then.
+    /// Same as for [`Self::vm_memory`]; also when the revision is not `expected`, or a setting is invalid or cannot be
+    /// guaranteed. Then nothing changes.
     pub(crate) fn set_vm_memory_if(
         &self,
         name: &str,
@@ -271,7 +271,7 @@ impl Daemon {
     /// Moves memory of a virtual machine to host memory, or back to the card. Returns when it has moved.
     ///
     /// # Errors
-    /// As for [`Self::vm_memory`]; also when the range is outside the guest's VRAM.
+    /// Same as for [`Self::vm_memory`]; also when the range is outside the guest's VRAM.
     pub(crate) fn move_vm_memory(
         &self,
         name: &str,
@@ -303,7 +303,7 @@ impl Daemon {
     /// Starts to count how often a guest's VRAM is accessed, until the record is [ended](AccessRecord::end) or dropped.
     ///
     /// # Errors
-    /// As for [`Self::vm_memory`]; also when a record is already running.
+    /// Same as for [`Self::vm_memory`]; also when a record is already running.
     pub(crate) fn record_vm_accesses(&self, name: &str) -> Result<AccessRecord, DaemonError> {
         let (host, vm) = self.with_scheduled(&mut self.state.lock(), name, |_, card, vm| Ok((mediated(card)?, vm)))?;
         if !host.lock().start_accesses(vm) {
@@ -315,9 +315,10 @@ impl Daemon {
     /// Applies hints about ranges of a guest's VRAM.
     ///
     /// # Errors
-    /// As for [`Self::vm_memory`]; also when a range is outside the guest's VRAM, or the pins exceed the guarantee.
+    /// Same as for [`Self::vm_memory`]; also when a range is outside the guest's VRAM, or the pins exceed the
+    /// guarantee.
     pub(crate) fn hint_vm_memory(&self, name: &str, hints: &api::Hints) -> Result<(), DaemonError> {
-        // Not while the state is handed over to another daemon.
+        // Not while the state is being handed over to another daemon.
         let _settings = self.tuning.lock();
         let (host, vm) = self.with_scheduled(&mut self.state.lock(), name, |_, card, vm| Ok((mediated(card)?, vm)))?;
         let mut state = host.lock();
@@ -345,10 +346,10 @@ pub(crate) struct AccessRecord {
 }
 
 impl AccessRecord {
-    /// Ends it.
+    /// Ends the record.
     ///
     /// # Errors
-    /// When the virtual machine has left the card meanwhile.
+    /// If the virtual machine has left the card meanwhile.
     pub fn end(mut self) -> Result<api::AccessProfile, DaemonError> {
         self.over = true;
         let mut state = self.host.lock();
@@ -371,14 +372,14 @@ impl AccessRecord {
 
 impl Drop for AccessRecord {
     fn drop(&mut self) {
-        // The client is gone; discard the record.
+        // The client no longer exists; discard the record.
         if !self.over {
             self.host.lock().end_accesses(self.vm);
         }
     }
 }
 
-/// Returns the message for more host memory than there was at the start.
+/// Returns the message for a request of more host memory than at the start.
 pub(super) fn more_host_memory(mib: u64, most: u64) -> String {
     format!(
         "memory.host_mib: {mib}, expected at most the {most} that the daemon was started with; change the configuration file and \
@@ -401,7 +402,7 @@ pub(super) fn bytes(mib: Option<u64>) -> u64 {
     mib.unwrap_or(0).saturating_mul(1 << 20)
 }
 
-/// Returns the bytes of a virtual machine's RAM that the daemon may be the first to touch.
+/// Returns the bytes of a virtual machine's RAM that the daemon may touch before the virtual machine does.
 pub(super) fn touch_limit(ram: &RamSpec) -> u64 {
     ram.touch_mib.map_or(u64::MAX, |mib| bytes(Some(mib)))
 }

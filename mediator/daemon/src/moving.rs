@@ -21,7 +21,7 @@ pub(super) const REST_LIMIT: Duration = Duration::from_secs(5);
 // TIMEOUT: twice the limit of an upgrade, since only this VM waits. Compute work of a guest ends within milliseconds,
 // or takes longer than guests' drivers wait.
 pub(super) const STILL_LIMIT: Duration = Duration::from_secs(2);
-/// Bytes of a MiB.
+/// Size of a MiB in bytes.
 pub(super) const MIB: u64 = 1 << 20;
 
 /// A planned move.
@@ -38,7 +38,7 @@ impl Daemon {
     /// Moves a virtual machine to another card, live, if the revision is still `expected`.
     ///
     /// # Errors
-    /// When it, or the card, is not suitable; the virtual machine then continues where it is.
+    /// If it, or the card, is not suitable; the virtual machine then continues where it is.
     pub fn move_vm(&self, name: &str, card: &str, expected: Option<&str>) -> Result<api::Moved, DaemonError> {
         self.move_if(name, Some(card), expected)
     }
@@ -47,7 +47,7 @@ impl Daemon {
     /// created again on the other card: its VMM has lost its device already. Needs `changing`.
     ///
     /// # Errors
-    /// As for [`Self::move_vm`].
+    /// Same as for [`Self::move_vm`].
     pub(crate) fn move_vm_now(&self, name: &str, card: &str) -> Result<api::Moved, DaemonError> {
         let began = Instant::now();
         let plan = self.plan_move(name, card)?;

@@ -1,4 +1,4 @@
-//! Profiles: tables that name one, and how many more users of each profile fit on the cards.
+//! Profiles: tables that name one, and the number of further users of each profile that fit on the cards.
 
 use serde_json::{Map, Value};
 
@@ -10,7 +10,7 @@ impl Daemon {
     /// Returns a table with the keys of the profile that it names.
     ///
     /// # Errors
-    /// When no profile has the name.
+    /// If no profile has the name.
     pub(super) fn expanded(&self, table: &Map<String, Value>, of: Of) -> Result<Map<String, Value>, String> {
         expanded(table, &self.profiles, of)
     }
@@ -51,7 +51,7 @@ impl Daemon {
     /// Returns one profile.
     ///
     /// # Errors
-    /// When no profile has the name.
+    /// If no profile has the name.
     pub fn profile(&self, name: &str) -> Result<api::Profile, DaemonError> {
         let mut all = self.profiles().into_iter();
         all.find(|profile| profile.spec.name == name).ok_or_else(|| DaemonError::NoProfile(name.to_owned()))
@@ -78,7 +78,7 @@ impl Daemon {
             if let Some(lacks) = drained.or_else(|| profile.lacks(&self.spec, card, &vms, &tenants)) {
                 break lacks;
             }
-            // Names that operators cannot use, because a space is not allowed.
+            // Names that operators cannot use, because they contain a space.
             let name = format!("further {left}");
             match card.kind {
                 CardKind::Cuda => tenants.extend(profile.tenant(&name, &card.name)),

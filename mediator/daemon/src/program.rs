@@ -81,7 +81,7 @@ fn begin(
 
 /// Starts a daemon that takes over from another.
 fn go_on(config: Config, program: std::io::Result<PathBuf>, path: PathBuf) -> anyhow::Result<()> {
-    // All steps that can fail, before any VM waits.
+    // All steps that can fail come before a VM waits.
     if let Err(error) = logging::init(&config.daemon.log, config.daemon.log_format) {
         Successor::decline(&error.to_string());
         return Err(error.into());

@@ -33,7 +33,7 @@ impl Daemon {
         if let Err(error) = self.move_for(&vm, Some(&to), None, &why) {
             tracing::warn!(vm, to, why, %error, "the VM was to move by itself, and has not");
         }
-        // A virtual machine that cannot move is not tried every round either.
+        // A virtual machine that cannot move is not tried in every round.
         rebalancer.rests(vm, began.elapsed());
     }
 

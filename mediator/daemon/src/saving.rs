@@ -23,7 +23,7 @@ impl Daemon {
     /// Saves a virtual machine's vGPU, and passes the bytes to `out` in order.
     ///
     /// # Errors
-    /// When it cannot be saved, or `out` fails. The virtual machine continues in any case.
+    /// If it cannot be saved, or `out` fails. The virtual machine continues in any case.
     pub(crate) fn save_vm(
         &self,
         name: &str,
@@ -81,8 +81,8 @@ impl Daemon {
     /// Restores a virtual machine's vGPU from bytes that `next` returns in order, with an empty piece after the last.
     ///
     /// # Errors
-    /// When the bytes are not a virtual machine that can resume here, or `next` fails. The virtual machine then
-    /// continues unchanged.
+    /// If the bytes are not a virtual machine that can resume here, or `next` fails. The virtual machine then continues
+    /// unchanged.
     pub(crate) fn restore_vm(
         &self,
         name: &str,

@@ -30,13 +30,13 @@ impl Daemon {
     /// window is rounded to whole intervals of the history.
     ///
     /// # Errors
-    /// When no card has the name, it is passed through, or the window is out of bounds.
+    /// If no card has the name, it is passed through, or the window is out of bounds.
     pub fn scheduler(&self, card: &str, window_ms: u64) -> Result<api::CardScheduler, DaemonError> {
         let (window_ms, interval) = (within("window_ms", window_ms)?, History::INTERVAL_NS);
         if let Some(cuda) = self.known(card)?.cuda.as_deref() {
             return self.cuda_scheduler(cuda, window_ms);
         }
-        // The current, incomplete interval does not count.
+        // The current, incomplete interval is not included.
         let (usage, vms) = self.look(card, window_ms * MS + interval)?;
         let end = Nanos(usage.now.0 - usage.now.0 % interval);
         let window = Window { from: Nanos(end.0.saturating_sub(window_ms * MS)), end, ns: window_ms * MS };
@@ -69,7 +69,7 @@ impl Daemon {
     /// Same for all cards with a scheduler.
     ///
     /// # Errors
-    /// When the window is out of bounds.
+    /// If the window is out of bounds.
     pub fn schedulers(&self, window_ms: u64) -> Result<Vec<api::CardScheduler>, DaemonError> {
         let shown = self.cards.keys().map(|card| self.scheduler(card, window_ms));
         shown
@@ -83,7 +83,7 @@ impl Daemon {
     /// continues.
     ///
     /// # Errors
-    /// When no card has the name, it is passed through, or a setting is invalid; nothing is changed.
+    /// If no card has the name, it is passed through, or a setting is invalid; then nothing changes.
     pub fn set_scheduler(&self, card: &str, patch: &Map<String, Value>) -> Result<api::CardScheduler, DaemonError> {
         self.set_scheduler_if(card, patch, None)
     }
@@ -91,7 +91,7 @@ impl Daemon {
     /// Same if the revision is still `expected`.
     ///
     /// # Errors
-    /// As for [`Self::set_scheduler`]; also when the revision differs.
+    /// Same as for [`Self::set_scheduler`]; also when the revision differs.
     pub(crate) fn set_scheduler_if(
         &self,
         card: &str,
@@ -135,7 +135,7 @@ impl Daemon {
     /// Returns the time that the virtual machines of a card used in the last `since_ms` milliseconds.
     ///
     /// # Errors
-    /// When no card has the name, it is passed through, or `since_ms` is out of bounds.
+    /// If no card has the name, it is passed through, or `since_ms` is out of bounds.
     pub(crate) fn scheduler_history(&self, card: &str, since_ms: u64) -> Result<api::SchedulerHistory, DaemonError> {
         let since_ms = within("since_ms", since_ms)?;
         if let Some(cuda) = self.known(card)?.cuda.as_deref() {
@@ -166,7 +166,7 @@ impl Daemon {
     /// [ended](SchedulerRecord::end) or dropped, or has [`RECORD_BYTES`].
     ///
     /// # Errors
-    /// When no card has the name, it is passed through or unused, or a record of it is already running.
+    /// If no card has the name, it is passed through or unused, or a record of it is already running.
     pub(crate) fn record_scheduler(self: &Arc<Self>, card: &str) -> Result<SchedulerRecord, DaemonError> {
         if self.known(card)?.cuda.is_some() {
             return Err(DaemonError::NoRecordOfCuda(card.to_owned()));
@@ -182,7 +182,7 @@ impl Daemon {
     /// Returns a virtual machine's settings for its card's time.
     ///
     /// # Errors
-    /// When no virtual machine has the name, it is being created or removed, or has its card by passthrough.
+    /// If no virtual machine has the name, it is being created or removed, or has its card by passthrough.
     pub fn vm_time(&self, name: &str) -> Result<api::VmTime, DaemonError> {
         if self.is_tenant(name) {
             return self.tenant_spec(name).map(|tenant| tenant.time.params(None).into());
@@ -193,7 +193,7 @@ impl Daemon {
     /// Changes a virtual machine's scheduling settings. Keys that `patch` omits keep their values.
     ///
     /// # Errors
-    /// As for [`Self::vm_time`]; also when a setting is invalid. Nothing is changed then.
+    /// Same as for [`Self::vm_time`]; also when a setting is invalid. Then nothing changes.
     #[cfg(test)]
     pub(crate) fn set_vm_time(&self, name: &str, patch: &Map<String, Value>) -> Result<api::VmTime, DaemonError> {
         self.set_vm_time_if(name, patch, None)
@@ -202,7 +202,7 @@ impl Daemon {
     /// Same if the revision is still `expected`.
     ///
     /// # Errors
-    /// As for [`Self::set_vm_time`]; also when the revision differs.
+    /// Same as for [`Self::set_vm_time`]; also when the revision differs.
     pub(crate) fn set_vm_time_if(
         &self,
         name: &str,
@@ -248,12 +248,12 @@ impl Daemon {
     /// Releases a virtual machine from quarantine, and forgets its strikes.
     ///
     /// # Errors
-    /// As for [`Self::vm_time`].
+    /// Same as for [`Self::vm_time`].
     pub fn release_vm(&self, name: &str) -> Result<(), DaemonError> {
         if self.is_tenant(name) {
             return self.release_tenant(name);
         }
-        // Not while the state is handed over to another daemon.
+        // Not while the state is being handed over to another daemon.
         let _settings = self.tuning.lock();
         self.with_scheduled(&mut self.state.lock(), name, |_, card, vm| {
             card.backend.release_vm(vm);
@@ -309,10 +309,10 @@ pub(crate) struct SchedulerRecord {
 }
 
 impl SchedulerRecord {
-    /// Ends it and returns lines of JSON, as [`sched::trace`] describes them.
+    /// Ends the record and returns lines of JSON, as [`sched::trace`] describes them.
     ///
     /// # Errors
-    /// When the card was handed over meanwhile.
+    /// If the card was handed over meanwhile.
     pub fn end(mut self) -> Result<Vec<u8>, DaemonError> {
         self.over = true;
         let record = self.daemon.known(&self.card)?.backend.end_record();
@@ -322,7 +322,7 @@ impl SchedulerRecord {
 
 impl Drop for SchedulerRecord {
     fn drop(&mut self) {
-        // The client is gone; discard the record.
+        // The client no longer exists; discard the record.
         if !self.over
             && let Ok(card) = self.daemon.known(&self.card)
         {

@@ -1,5 +1,4 @@
-//! A daemon from when it is ready until it ends: its admin API, its messages to the service manager, and the reason why
-//! it ends.
+//! A daemon from readiness to its end: its admin API, its messages to the service manager, and the reason that it ends.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -15,7 +14,7 @@ use crate::{Daemon, rebalancing};
 /// Serves the admin API until a signal arrives, or all cards have failed.
 ///
 /// # Errors
-/// When the API cannot be served, and when all cards have failed: a new daemon brings them up again.
+/// If the API cannot be served, and when all cards have failed: a new daemon brings them up again.
 pub async fn serve(daemon: &Arc<Daemon>, listeners: Listeners) -> anyhow::Result<()> {
     let mut terminate = signal(SignalKind::terminate()).context("SIGTERM cannot be awaited")?;
     let mut interrupt = signal(SignalKind::interrupt()).context("SIGINT cannot be awaited")?;

@@ -22,7 +22,7 @@ use overrides::Tuning;
 /// Window over which received parts are measured, in ns.
 const WINDOW_NS: u64 = 1_000_000_000;
 /// Time that processes of a tenant have to end when it is removed.
-// TIMEOUT: a killed process ends at once, unless the driver prevents it; then the operator is told.
+// TIMEOUT: a killed process ends at once, unless the driver prevents it; then the operator is notified.
 const LEAVING: Duration = Duration::from_secs(10);
 /// Interval at which this is checked.
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
@@ -47,7 +47,7 @@ impl Daemon {
     /// Adds the tenants of a configuration to the owners of their cards.
     ///
     /// # Errors
-    /// When one of them is refused.
+    /// If one of them is refused.
     pub(super) fn start_tenants(&self, tenants: Vec<TenantSpec>) -> Result<(), DaemonError> {
         for spec in tenants {
             self.put_tenant(spec, None, Arrival::Configured)?;
@@ -89,7 +89,7 @@ impl Daemon {
     /// Returns one tenant.
     ///
     /// # Errors
-    /// When no tenant has the name.
+    /// If no tenant has the name.
     pub fn tenant(&self, name: &str) -> Result<api::Tenant, DaemonError> {
         let spec = self.tenant_spec(name)?;
         let seen = self.cuda(&spec.card).and_then(CudaCard::seen).ok();
@@ -122,7 +122,7 @@ impl Daemon {
     /// Adds a tenant if the revision is still `expected`. Its socket exists when this returns.
     ///
     /// # Errors
-    /// When it cannot be added; no part of it remains.
+    /// If it cannot be added; no part of it remains.
     pub(crate) fn add_tenant_if(&self, spec: TenantSpec, expected: Option<&str>) -> Result<api::Tenant, DaemonError> {
         let name = spec.name.clone();
         self.put_tenant(spec, expected, Arrival::New)?;
@@ -191,7 +191,7 @@ impl Daemon {
     /// memory is freed.
     ///
     /// # Errors
-    /// When no tenant has the name, its card's owner does not answer, or its programs do not end.
+    /// If no tenant has the name, its card's owner does not answer, or its programs do not end.
     pub(crate) fn remove_tenant_if(&self, name: &str, expected: Option<&str>) -> Result<(), DaemonError> {
         let done = self.take_tenant(name, expected);
         if matches!(done, Ok(()) | Err(DaemonError::Lingering { .. })) {
@@ -226,8 +226,8 @@ impl Daemon {
     /// Changes a tenant's settings for its card, from now on; keys that the patch omits stay.
     ///
     /// # Errors
-    /// When no tenant has the name, the revision is not `expected`, its card's owner does not answer, or a setting is
-    /// invalid; nothing is changed.
+    /// If no tenant has the name, the revision is not `expected`, its card's owner does not answer, or a setting is
+    /// invalid; then nothing changes.
     pub(crate) fn set_tenant_if(
         &self,
         name: &str,
@@ -267,7 +267,7 @@ impl Daemon {
             if turn.moved(&of, &Request::Change(told), begin)? {
                 break (spec, turn);
             }
-            // Others may change the card meanwhile, and this tenant as well.
+            // Other changes to the card, and to this tenant, may happen meanwhile.
             drop(turn);
             locks::sleep(cuda::GUARANTEE_RETRY_INTERVAL);
         };
@@ -284,7 +284,7 @@ impl Daemon {
         turn.ask(&format!("tenant `{name}`"), Request::Release(name.to_owned())).map(drop)
     }
 
-    /// Changes how a CUDA card is shared, from now on; keys that the patches omit stay.
+    /// Changes how a CUDA card is shared, from now on; keys that the patches omit keep their values.
     pub(super) fn tune_cuda(
         &self,
         card: &CudaCard,

@@ -31,7 +31,7 @@ pub(super) struct Seen {
     pub memory_not_shared: AtomicBool,
     /// Resets of the device.
     pub resets: AtomicU64,
-    /// Why the thread ended early.
+    /// Reason that the thread ended early.
     pub failed: Mutex<rank::Failure, Option<String>>,
 }
 
@@ -59,7 +59,7 @@ impl Rest {
     /// Duplicates the descriptor of its listening socket.
     ///
     /// # Errors
-    /// When this fails.
+    /// If this fails.
     pub fn listener(&self) -> std::io::Result<OwnedFd> {
         self.work.server.listener()
     }
@@ -112,7 +112,7 @@ impl Running {
     /// Waits until the thread is suspended, at most until a time.
     ///
     /// # Errors
-    /// When it is not suspended in time or has failed.
+    /// If it is not suspended in time or has failed.
     pub fn rested(&self, until: Option<Instant>) -> Result<Rest, &'static str> {
         while self.thread.lock().as_ref().is_some_and(|thread| !thread.is_finished()) {
             if until.is_some_and(|until| Instant::now() >= until) {
@@ -129,7 +129,7 @@ impl Running {
     /// Resumes after [`Self::rested`].
     ///
     /// # Errors
-    /// When the host cannot create a thread.
+    /// If the host cannot create a thread.
     pub fn go_on(&self, name: &str, Rest { work, parked }: Rest) -> Result<(), DaemonError> {
         match work.spawn(name, Some(parked)) {
             Ok(thread) => *self.thread.lock() = Some(thread),
@@ -157,7 +157,7 @@ impl Running {
     /// previous device must already be released.
     ///
     /// # Errors
-    /// When the host cannot create a thread.
+    /// If the host cannot create a thread.
     pub fn moved(&self, name: &str, Rest { work, parked }: Rest, built: Built) -> Result<Self, DaemonError> {
         let Built { device, backend } = built;
         let seen = Arc::clone(&self.seen);
@@ -174,7 +174,7 @@ impl Running {
         })
     }
 
-    /// Tells the thread to end; does not wait.
+    /// Requests the thread's end, without a wait.
     pub fn stop(&self) {
         self.stop.stop();
     }
@@ -195,7 +195,7 @@ impl Running {
     }
 }
 
-/// Why a virtual machine ends.
+/// Reason that a virtual machine ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum End {
     /// It is removed.

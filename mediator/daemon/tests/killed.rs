@@ -109,7 +109,7 @@ fn vmm_with_repeated_maps_does_not_flood_service_manager() {
     let sent = stored() - before;
     println!("100 files more: {sent} messages in {:?}", begin.elapsed());
     assert!(sent <= bound(), "{sent} of at most {}", bound());
-    // All that it has now is there for the next daemon.
+    // The service manager has all of its present state for the next daemon.
     vmm.client.dma_map(MAPPED_GPA, 0x1000, true, Some((file.as_fd(), 0))).unwrap();
     drop(daemon);
     let _daemon = manager.start();

@@ -29,7 +29,7 @@ pub(crate) fn shared_memory(mapping: &Arc<Mapping>) -> Arc<dyn HostMemory> {
 /// Returns a whole mapping, which the card may write if `writable`.
 ///
 /// # Errors
-/// When the mapping is shorter than its own length.
+/// If the mapping is shorter than its own length.
 pub fn memory_of(mapping: &Arc<Mapping>, writable: bool) -> Result<DmaMemory, VolatileMemoryError> {
     DmaMemory::new(shared_memory(mapping), 0, mapping.len(), writable)
 }

@@ -9,7 +9,7 @@ const BURST_PAGES: u64 = 1 << 16;
 /// Growth of the budget in pages per second: enough to move the window 64 times a second, with 256 pages out and 256
 /// in.
 const PAGES_PER_SECOND: u64 = 1 << 15;
-/// Longest wait for one move, in ns. A move of all apertures costs less.
+/// Maximum wait for one move, in ns. A move of all apertures costs less.
 // TIMEOUT: QEMU gives up a request that was not answered for 5 s, and a daemon's upgrade waits for 4 s.
 const MAX_WAIT_NS: u64 = 2_000_000_000;
 const SECOND_NS: u64 = 1_000_000_000;

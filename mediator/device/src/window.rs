@@ -35,7 +35,7 @@ impl WindowMemory {
     /// `name` appears in `/proc`.
     ///
     /// # Errors
-    /// When the host has no memory, or the card no I/O addresses.
+    /// If the host has no memory, or the card no I/O addresses.
     pub fn new(host: &ManagedCard, name: &str, start: u64, end: u64) -> Result<Self, ManagerError> {
         let file =
             region_memory(name, end).map_err(|error| ManagerError::host("no memory file for an aperture", error))?;
@@ -45,7 +45,7 @@ impl WindowMemory {
     /// Maps the same memory for another card, or once more for the same one: existing mappings remain valid.
     ///
     /// # Errors
-    /// When the card refuses it, or has no I/O addresses for it.
+    /// If the card refuses it, or has no I/O addresses for it.
     pub fn on(&self, host: &ManagedCard) -> Result<Self, ManagerError> {
         let Self { file, region, is_files, area, iova } = self;
         let (file, region) = (Arc::clone(file), Arc::clone(region));
@@ -69,7 +69,7 @@ impl WindowMemory {
     /// card. The caller reserves these addresses for it.
     ///
     /// # Errors
-    /// When the file is not this memory, or the card refuses it.
+    /// If the file is not this memory, or the card refuses it.
     pub fn of_file(host: &ManagedCard, file: OwnedFd, start: u64, end: u64, iova: Iova) -> Result<Self, ManagerError> {
         let window = Self { iova, ..Self::checked(Arc::new(file), start, end)? };
         window.lend(host)?;
@@ -79,7 +79,7 @@ impl WindowMemory {
     /// Maps the memory in `file` for the same part of the aperture, zeroed, at unused I/O addresses.
     ///
     /// # Errors
-    /// When the file is not this memory, or the card refuses it.
+    /// If the file is not this memory, or the card refuses it.
     pub fn taken(&self, host: &ManagedCard, file: Arc<OwnedFd>) -> Result<Self, ManagerError> {
         let MmapArea { offset, size } = self.area;
         let window = Self::checked(file, offset, offset + size)?.placed(host)?;
@@ -156,7 +156,7 @@ impl WindowMemory {
     /// card must not access it. The pages are zeroed.
     ///
     /// # Errors
-    /// When their number differs, or the card refuses them. Nothing is changed then.
+    /// If their number differs, or the card refuses them. Then nothing changes.
     pub fn replace(&mut self, host: &ManagedCard, pages: &Arc<Mapping>) -> Result<(), ManagerError> {
         if u64::try_from(pages.len()) != Ok(self.area.size) {
             let error = io::Error::other(format!("{:#x} bytes for {:#x}", pages.len(), self.area.size));
@@ -182,7 +182,7 @@ impl WindowMemory {
     /// 5 s for a reset.
     ///
     /// # Errors
-    /// When the file cannot report which parts were written.
+    /// If the file cannot report which parts were written.
     pub fn blank(&self, host: &ManagedCard) -> Result<(), ManagerError> {
         barrier(host);
         if !self.is_files {

@@ -225,7 +225,7 @@ impl Left {
     /// Duplicates all descriptors, if they include a connection and its journal.
     ///
     /// # Errors
-    /// When this process has reached its limit of descriptors.
+    /// If this process has reached its limit of descriptors.
     pub fn remains(&self) -> Option<std::io::Result<Remains>> {
         let connection = self.connection.as_ref()?;
         self.kept.iter().any(|(what, _)| *what == Kept::Journal).then(|| {

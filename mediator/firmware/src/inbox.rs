@@ -22,7 +22,7 @@ impl Inbox {
     /// inbox.
     ///
     /// # Errors
-    /// When the thread cannot be created.
+    /// If the thread cannot be created.
     pub fn for_store(store: Store) -> std::io::Result<Self> {
         let (sender, receiver) = sync_channel(WAITING_MAX);
         std::thread::Builder::new().name("firmware".into()).spawn(move || record(&store, &receiver))?;

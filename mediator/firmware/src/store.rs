@@ -19,7 +19,7 @@ const APPROVED: &str = "approved";
 /// Maximum number of bytes of that file.
 const APPROVED_BYTES_MAX: u64 = 4096;
 
-/// Why an operation of a store failed.
+/// Reason that an operation of a store failed.
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
     /// Access to a file or the folder failed.

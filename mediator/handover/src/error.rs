@@ -4,7 +4,7 @@ use std::io;
 use std::time::Duration;
 use thiserror::Error;
 
-/// Why a process does not send or receive.
+/// Reason that a process does not send or receive.
 #[derive(Debug, Error)]
 pub enum Error {
     /// The other end violates the protocol.

@@ -17,7 +17,7 @@ impl Receiver {
     /// Introduces this process to the sender at the other end of a `SOCK_SEQPACKET` socket.
     ///
     /// # Errors
-    /// When the sender has ended.
+    /// If the sender has ended.
     pub fn connect(socket: OwnedFd, introduction: &Introduction) -> Result<Self, Error> {
         let wire = Wire::new(socket);
         wire.send(&Message::Hello(introduction.clone()), &[])?;
@@ -27,7 +27,7 @@ impl Receiver {
     /// Sends a refusal in place of the introduction. The sender does not wait then.
     ///
     /// # Errors
-    /// When the sender has ended.
+    /// If the sender has ended.
     pub fn decline(socket: OwnedFd, why: &str) -> Result<(), Error> {
         Wire::new(socket).send(&Message::Refused(why.chars().take(REASON_MAX).collect()), &[])
     }
@@ -35,7 +35,7 @@ impl Receiver {
     /// Waits for the package, for `limit` at most. The sender still owns it.
     ///
     /// # Errors
-    /// When no package, or not the announced one, arrives.
+    /// If no package, or not the announced one, arrives.
     pub fn take(&self, limit: Duration) -> Result<Package, Error> {
         let awaits = "before it has given anything";
         let (message, fds) = self.0.receive(limit, awaits)?;
@@ -66,7 +66,7 @@ impl Receiver {
     /// Reports that everything has been rebuilt.
     ///
     /// # Errors
-    /// When the sender has ended, or closed the connection.
+    /// If the sender has ended, or closed the connection.
     pub fn ready(&self) -> Result<(), Error> {
         self.0.send(&Message::Ready, &[])
     }
@@ -74,7 +74,7 @@ impl Receiver {
     /// Sends the reason of a refusal.
     ///
     /// # Errors
-    /// When the sender has ended, or closed the connection.
+    /// If the sender has ended, or closed the connection.
     pub fn refuse(self, why: &str) -> Result<(), Error> {
         self.0.send(&Message::Refused(why.chars().take(REASON_MAX).collect()), &[])
     }
@@ -82,7 +82,7 @@ impl Receiver {
     /// Waits until this process owns everything, for `limit` at most. On failure, it owns no part of the state.
     ///
     /// # Errors
-    /// When the sender does not let go.
+    /// If the sender does not let go.
     pub fn wait(self, limit: Duration) -> Result<(), Error> {
         match self.0.receive(limit, "before it has let go")? {
             (Message::Yours, _) => Ok(()),

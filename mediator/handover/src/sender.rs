@@ -14,7 +14,7 @@ impl Sender {
     /// Connects to the receiver at the other end of a `SOCK_SEQPACKET` socket, which introduces itself within `limit`.
     ///
     /// # Errors
-    /// When it does not, or is not a receiver.
+    /// If it does not, or is not a receiver.
     pub fn meet(socket: OwnedFd, limit: Duration) -> Result<(Self, Introduction), Error> {
         let wire = Wire::new(socket);
         match wire.receive(limit, "before it has said who it is")? {
@@ -26,7 +26,7 @@ impl Sender {
     /// Sends the package, which still belongs to the sender.
     ///
     /// # Errors
-    /// When it is too large, or the receiver does not accept it.
+    /// If it is too large, or the receiver does not accept it.
     pub fn give(&self, package: &Package) -> Result<(), Error> {
         package.check()?;
         let Package { file, descriptors } = package;
@@ -44,7 +44,7 @@ impl Sender {
     /// Waits until the receiver has rebuilt everything, for `limit` at most. Everything still belongs to the sender.
     ///
     /// # Errors
-    /// When the receiver refuses, has ended, or takes longer.
+    /// If the receiver refuses, has ended, or takes longer.
     pub fn await_ready(&self, limit: Duration) -> Result<(), Error> {
         match self.0.receive(limit, "before it was ready")? {
             (Message::Ready, _) => Ok(()),
@@ -55,7 +55,7 @@ impl Sender {
     /// Notifies the ready receiver that it now owns everything.
     ///
     /// # Errors
-    /// When it has ended.
+    /// If it has ended.
     pub fn let_go(self) -> Result<(), Error> {
         self.0.send(&Message::Yours, &[])
     }

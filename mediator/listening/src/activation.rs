@@ -28,7 +28,7 @@ pub struct Activated {
     pub left: HashMap<String, Left>,
 }
 
-/// Why a passed descriptor cannot be used.
+/// Reason that a passed descriptor cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum ActivationError {
     /// The environment does not follow the protocol.

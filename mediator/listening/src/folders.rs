@@ -16,7 +16,7 @@ use rustix::io::Errno;
 /// Access mode of such a folder: only the daemon changes it. The mode of the socket in it controls connections.
 const MODE: Mode = Mode::from_raw_mode(0o755);
 
-/// A reason why a tenant or VM has no folder for its socket.
+/// A reason that a tenant or VM has no folder for its socket.
 #[derive(Debug, thiserror::Error)]
 #[error("`{name}`: socket: {what}")]
 pub struct FolderError {

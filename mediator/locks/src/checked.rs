@@ -69,7 +69,7 @@ pub fn try_schedules(count: usize, body: fn()) {
 /// Runs `body` under all possible schedules, and returns their number.
 ///
 /// # Panics
-/// As for [`try_schedules`], and if more than `most` schedules exist.
+/// Same as for [`try_schedules`], and if more than `most` schedules exist.
 pub fn try_all_schedules(most: usize, body: fn()) -> usize {
     let count = run(DfsScheduler::new(Some(most), false), body);
     assert!(count < most, "not all schedules were tried");

@@ -141,7 +141,7 @@ impl<K: Rank, T, L: Locks> Mutex<K, T, L> {
     /// Takes the lock if it is free.
     ///
     /// # Panics
-    /// As for [`Self::lock`].
+    /// Same as for [`Self::lock`].
     #[track_caller]
     pub fn try_lock(&self) -> Option<Guard<'_, K, T, L>> {
         let raw = L::try_lock(&self.raw)?;
@@ -240,7 +240,7 @@ impl Condvar {
     /// Like [`Self::wait`], for at most `limit`.
     ///
     /// # Panics
-    /// As for [`Self::wait`].
+    /// Same as for [`Self::wait`].
     pub fn wait_for<K: Rank, T>(&self, guard: &mut Guard<'_, K, T, Real>, limit: Duration) {
         Self::waits(guard, |raw| _ = self.0.wait_for(raw, limit));
     }

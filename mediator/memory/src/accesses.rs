@@ -62,7 +62,7 @@ impl Records {
 }
 
 impl Memory {
-    /// Starts a record of a VM's accesses. Returns `false` if there is no such VM, or it has one already.
+    /// Starts a record of a VM's accesses. Returns `false` if the VM does not exist, or has a record already.
     pub fn start_accesses(&mut self, now: u64, vm: TenantId) -> bool {
         let Some(bytes) = self.vram.chunks.vm_bytes(vm).filter(|_| !self.vram.records.0.contains_key(&vm)) else {
             return false;
@@ -78,7 +78,7 @@ impl Memory {
         true
     }
 
-    /// Ends it; returns `None` if none is active, for example after the VM's removal.
+    /// Ends a VM's record; returns `None` if none is active, for example after the VM's removal.
     pub fn end_accesses(&mut self, now: u64, vm: TenantId) -> Option<Accesses> {
         self.take_accesses(now);
         self.vram.records.0.remove(&vm)

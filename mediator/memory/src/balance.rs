@@ -1,4 +1,4 @@
-//! Division of a card's memory: the inputs of its balancer and thrash detector, and the moves that they want.
+//! Division of a card's memory: the inputs of its balancer and thrash detector, and the moves that they request.
 
 use super::chaos::{Chaos, Dice};
 use super::moved::{Holds, Moved, Plan, Planned, Relocated};
@@ -132,7 +132,7 @@ impl Memory {
         done: impl Fn(TenantId) -> Done,
         weight: impl Fn(TenantId) -> u32,
     ) -> Planned {
-        // VMs with unfinished work are active, even if it is queued; so are VMs that wait for memory.
+        // VMs with unfinished work, even queued work, are active; so are VMs that wait for memory.
         let working: BTreeSet<TenantId> = working.chain(self.vram.waiting()).collect();
         working.into_iter().for_each(|vm| self.divider.balancer.active(vm, now));
         self.tell_working_sets(now, done, weight);
@@ -149,7 +149,7 @@ impl Memory {
         if divider.settling {
             balancer.hurry();
         }
-        // A chunk that found no room on the card is a request: another VM may have more than its share.
+        // A chunk without room on the card is a request: another VM may have more than its share.
         let mut requests: BTreeMap<TenantId, u32> = BTreeMap::new();
         let bytes = vram.chunks.chunk_bytes();
         for (vm, index) in std::mem::take(&mut vram.unmet) {
@@ -164,7 +164,7 @@ impl Memory {
             steps.extend(for_it);
         }
         if steps.is_empty() && divider.quanta.wants_bandwidth() {
-            // Evict and return a chunk to measure the bandwidth.
+            // Measures the bandwidth with an eviction and a return.
             let chunks = vram.chunks.spare() + 1;
             steps = balancer.plan(&vram.chunks, now, Some(Request { by: By::Guarantee, chunks }));
         }
@@ -201,8 +201,8 @@ impl Memory {
         divider.balancer.plan(&vram.chunks, now, Some(request))
     }
 
-    /// Records a scan of the mover: `waiting` waited for it all the while, and memory was moved for `served`. Returns
-    /// the VMs that wait now.
+    /// Records a scan of the mover: `waiting` waited during all of it, and memory was moved for `served`. Returns the
+    /// VMs that wait now.
     pub fn looked(
         &mut self,
         now: u64,
@@ -216,7 +216,7 @@ impl Memory {
         wait
     }
 
-    /// Starts the quantum for which memory was moved: nothing moves for now.
+    /// Starts the quantum for which memory was moved; no memory moves for now.
     pub fn begin_turn(&mut self, now: u64) -> Holds {
         if !std::mem::take(&mut self.divider.settling) {
             return Holds::new();
@@ -225,21 +225,21 @@ impl Memory {
         self.hold_waiting()
     }
 
-    /// Returns the moves that allow `chunks` more of the card to be guaranteed.
+    /// Returns the moves that let `chunks` more chunks of the card be guaranteed.
     pub fn plan_promise(&mut self, now: u64, chunks: u32) -> Plan {
         let Self { vram, divider, .. } = self;
-        // A guarantee counts chunks that the mediator claims as available; the plan does not, so that they stay the
-        // mediator's.
+        // A guarantee counts chunks that the mediator claims as available; the plan does not, so that the mediator
+        // keeps them.
         let chunks = chunks.saturating_add(vram.chunks.uncommitted());
         let steps = divider.balancer.plan(&vram.chunks, now, Some(Request { by: By::Guarantee, chunks }));
         by_vm(self.without_travellers(steps))
     }
 
-    /// Returns the time until more moves may be due, if nothing happens before.
+    /// Returns the time until more moves may be due, unless an event comes first.
     pub fn next_plan(&self) -> Option<Duration> {
         let summary = self.vram.chunks.summary();
         let swapped = summary.host.used != 0 || summary.vms.values().any(|vm| vm.parked != 0);
-        // In forced mode quanta begin even if nothing has to move.
+        // In forced mode quanta begin even if no memory has to move.
         let forced = self.divider.division.quanta.mode == Mode::Forced && summary.vms.len() > 1;
         let often = swapped || forced || self.divider.turn().is_some();
         often.then(|| Duration::from_nanos(self.divider.balancer.config().return_interval_ns))
@@ -248,7 +248,7 @@ impl Memory {
     /// Changes how the card's memory is divided, from now on.
     ///
     /// # Errors
-    /// When the reserve is not available; nothing has changed then.
+    /// If the reserve is not available; then nothing changes.
     pub fn set_division(&mut self, division: &Division) -> Result<(), vram::Error> {
         self.vram.chunks.set_reserve(division.reserve)?;
         self.vram.watches = division.balance.policy == VictimPolicy::Clock;
@@ -263,7 +263,7 @@ impl Memory {
     /// Changes the limits of a VM, from now on. Memory beyond them is evicted, not lost.
     ///
     /// # Errors
-    /// When they cannot be guaranteed; nothing has changed then.
+    /// If they cannot be guaranteed; then nothing changes.
     pub fn set_limits(&mut self, vm: TenantId, limits: vram::Limits) -> Result<(), vram::Error> {
         self.vram.chunks.set_limits(vm, limits)?;
         self.vram.wakeup.ring();
@@ -273,7 +273,7 @@ impl Memory {
     /// Sets a hint about a range of a VM's memory.
     ///
     /// # Errors
-    /// When the range is not the VM's, or more would be pinned than is guaranteed.
+    /// If the range does not belong to the VM, or more would be pinned than is guaranteed.
     pub fn hint(&mut self, vm: TenantId, address: GuestVramAddr, len: u64, hint: Hint) -> Result<(), PinError> {
         let Self { vram, divider, .. } = self;
         let (balancer, chunks) = (&mut divider.balancer, &vram.chunks);
@@ -302,7 +302,7 @@ impl Memory {
         pieces.filter_map(|(at, _)| here(at)).collect()
     }
 
-    /// Returns the moves of a VM's memory, if there were any.
+    /// Returns the moves of a VM's memory, if any.
     pub fn moved(&self, vm: TenantId) -> Option<&Moved> {
         self.moved.get(&vm)
     }
@@ -334,7 +334,7 @@ impl Memory {
             let _ = balancer.arrived(chunks, vm, GuestVramAddr(index * bytes));
         }
         for (vm, index) in touched {
-            // A VM that has gone meanwhile is ignored.
+            // A VM that was removed in the meantime is ignored.
             let _ = balancer.touched(chunks, vm, GuestVramAddr(index * bytes), 1);
         }
         let Some(counts) = counts else { return };
@@ -364,15 +364,15 @@ impl Memory {
         let counts = wanted.then(|| vram.memory.card().access_counts(true)).flatten();
         let Bus { since, copied } = std::mem::take(&mut divider.bus);
         let Some(counts) = counts else {
-            // A card that does not count: use the memory that its work names. That is known when the work arrives,
-            // possibly long before it is done, so it is recorded as soon as any chunk is in host memory.
+            // The card does not count: use the memory that its work names. The work may name it long before it
+            // executes, so it is recorded as soon as any chunk is in host memory.
             let watches = divider.quanta.watches() && vram.chunks.summary().host.used != 0;
             let named = std::mem::replace(&mut vram.over_bus, watches.then_some(0));
             divider.quanta.accessed(now, named.unwrap_or(0));
             return None;
         };
         divider.bus.since = Some(now);
-        // Counts from a longer period are not of the last window.
+        // Counts from a longer period do not describe the last window.
         let window = divider.quanta.config().window_ns;
         if detects && since.is_some_and(|since| now.saturating_sub(since) < window) {
             let (first, bytes) = (vram.pinned.range().0.0, vram.pinned.range().1);

@@ -16,7 +16,7 @@ const CHUNKS: usize = 4;
 pub struct Chaos {
     /// Moves chunks after this many submissions of all VMs; 0 for never.
     pub every: u32,
-    /// The moves are determined by it and by the VMs' chunks.
+    /// Determines the moves, together with the VMs' chunks.
     pub seed: u64,
 }
 

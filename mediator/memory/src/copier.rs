@@ -1,8 +1,8 @@
-//! The mediator's own channels, one for each copy engine: they move chunks between the card's memory and the host's,
-//! and zero those of the card.
+//! The mediator's own channels, one per copy engine: they move chunks between the card and host memory, and zero card
+//! memory.
 //!
-//! They are channels of the card like those of a guest, of a "VM" that is the mediator itself, and share the engines
-//! with guests' channels. The scheduler does not schedule them, because VMs wait for their copies.
+//! They are channels of the card like a guest's, owned by a "VM" that is the mediator itself, and share the engines
+//! with guests' channels. The scheduler ignores them, because VMs wait for their copies.
 
 use super::own_space::{OwnSpace, va};
 use super::vram::CardVram;
@@ -18,24 +18,24 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use vram::{PagePool, Place, TenantId};
 
-/// The mediator among the VMs of [`Channels`]. No VM of an operator has that number.
+/// The mediator's id among the VMs of [`Channels`]. No operator's VM has this number.
 pub const COPIER: TenantId = TenantId::MEDIATOR;
 
-/// Bytes of a copy that an engine does before another channel can have it.
+/// Bytes that an engine copies before another channel can use it.
 const COPY_PIECE_BYTES: u64 = 512 << 10;
-/// Bytes of a line of a piece: the engine copies rectangles.
+/// Size of a line of a piece in bytes: the engine copies rectangles.
 const LINE: u64 = 16 << 10;
 /// Words of a push buffer for one piece: a header and eight words, a header and one.
 const PIECE_WORDS: u64 = 11;
 /// Words at the start of a push buffer: they bind the object.
 const FIRST_WORDS: u64 = 2;
-/// Bytes of a lane's push buffer.
+/// Size of a lane's push buffer in bytes.
 const PUSH_BYTES: u64 = 2 * SMALL_PAGE;
-/// Pieces that one submission has room for.
+/// Maximum number of pieces per submission.
 const MAX_PIECES_PER_SUBMISSION: usize = ((PUSH_BYTES / 4 - FIRST_WORDS) / PIECE_WORDS) as usize;
 /// Log2 of the entries of a lane's ring.
 pub const RING_LOG2: u32 = 4;
-/// Log2 of the maximum number of copies without the engines before failed engines are tried again.
+/// Log2 of the maximum number of copies by the CPU before failed engines are retried.
 const RESTS_MAX_LOG2: u32 = 8;
 /// Address of the ring in its instance block: its entries are read from the mediator's own memory.
 const RING_VA: GpuVa = GpuVa(SMALL_PAGE);
@@ -64,7 +64,7 @@ pub struct Job {
     pub from: Source,
     /// The destination.
     pub to: Place,
-    /// Bytes: a multiple of 128 KiB.
+    /// Bytes; a multiple of 128 KiB.
     pub bytes: u64,
 }
 
@@ -86,7 +86,7 @@ struct Lane {
     push: VramAddr,
     ring: [u64; 1 << RING_LOG2],
     put: u32,
-    /// Its current submission: one at a time.
+    /// Its current submission; one at a time.
     busy: Option<(Submission, Vec<Piece>)>,
 }
 
@@ -102,9 +102,9 @@ pub struct Copier {
     copies: u64,
     /// Total number of pieces that have ended.
     pieces: u64,
-    /// One of its channels has failed: nothing is copied until [`Self::revive`].
+    /// One of its channels has failed: copies stop until [`Self::revive`].
     broken: bool,
-    /// Failures since the last copy that ended.
+    /// Failures since the last completed copy.
     breaks: u32,
     /// Copies that are left to the CPU before the next revival.
     rests: u32,
@@ -137,7 +137,7 @@ impl Copier {
     /// Binds a channel on each copy engine. Page tables and push buffers are in `pool`.
     ///
     /// # Errors
-    /// When the card has no memory or no channels left, or does not answer.
+    /// If the card has no memory or no channels left, or does not answer.
     pub fn new(vram: &mut CardVram, channels: &mut Channels, pool: &mut PagePool) -> Result<Self, ManagerError> {
         let space = OwnSpace::new(vram, pool)?;
         channels.add_vm(COPIER, OBJECTS.len() as u32);
@@ -184,7 +184,7 @@ impl Copier {
     /// Binds the channels again. None of them is bound; their queued copies are dropped.
     ///
     /// # Errors
-    /// When the card has no channels left, or does not answer: they stay as they were.
+    /// If the card has no channels left, or does not answer; then nothing changes.
     pub fn revive(&mut self, vram: &mut CardVram, channels: &mut Channels) -> Result<(), ManagerError> {
         self.rests = 1 << self.breaks.min(RESTS_MAX_LOG2);
         self.waiting.clear();
@@ -231,7 +231,7 @@ impl Copier {
     /// Queues jobs, which the engines share. [`Self::has_ended`] returns whether each is done.
     ///
     /// # Errors
-    /// When the engines have failed.
+    /// If the engines have failed.
     pub fn submit(
         &mut self,
         vram: &mut CardVram,
@@ -262,7 +262,7 @@ impl Copier {
         Ok(copies)
     }
 
-    /// Returns whether a copy has ended. `None` if it never will.
+    /// Returns whether a copy has ended. `None` if it will never end.
     #[must_use]
     pub fn has_ended(&self, copy: CopyId) -> Option<bool> {
         match (self.left.contains_key(&copy), self.broken) {
@@ -292,8 +292,7 @@ impl Copier {
         self.ended.notify_all();
     }
 
-    /// Handles a hung or faulted channel of the mediator's own: queued copies are not done, and none will be until
-    /// [`Self::revive`].
+    /// Handles a hung or faulted channel of the mediator: its queued copies do not complete before [`Self::revive`].
     pub fn breaks(&mut self) {
         if !std::mem::replace(&mut self.broken, true) {
             self.breaks = self.breaks.saturating_add(1);
@@ -338,7 +337,7 @@ pub fn own_pages(channels: &Channels, physical: ChannelId) -> Vec<(u32, VramAddr
         .collect()
 }
 
-/// Binds a channel of the mediator's own, with a context for one engine.
+/// Binds a channel of the mediator, with a context for one engine.
 pub fn bind(
     space: &mut OwnSpace,
     vram: &mut CardVram,
@@ -349,7 +348,7 @@ pub fn bind(
 ) -> Result<ChannelId, ManagerError> {
     // The address of a context is not used.
     let contexts = [engine::GR, engine::CE0, engine::CE1].map(|unit| (unit == engine).then_some(GpuVa(0)));
-    // The addresses are in VRAM that the mediator as a guest does not have: nothing is read there.
+    // The addresses are in VRAM that the mediator, as a guest, does not have: the card reads nothing there.
     let nowhere = channels::Place::Vram(GuestVramAddr(0));
     let guest = GuestInstance {
         userd: GuestVramAddr(u64::from(channel.0) * SMALL_PAGE),

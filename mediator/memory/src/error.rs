@@ -17,7 +17,7 @@ pub enum ManagerError {
     /// The card does not come up, or does not answer.
     #[error(transparent)]
     Card(#[from] CardError),
-    /// The card has no memory for the mediator's own tables now; guests' may move for them.
+    /// The card has no memory for the mediator's own tables now; guests' memory may be evicted for them.
     #[error("the card has no memory left for the mediator's own tables; give it a larger `reserve_mib`")]
     Lacking,
     /// A limit of memory was reached.
@@ -29,7 +29,7 @@ pub enum ManagerError {
          card, or raise the daemon's LimitMEMLOCK"
     )]
     Pinned {
-        /// Bytes wanted.
+        /// Requested bytes.
         bytes: usize,
         /// The host's own error.
         why: String,
@@ -37,18 +37,18 @@ pub enum ManagerError {
     /// No I/O addresses are left.
     #[error("the card's 40-bit I/O address space has no gap of {len:#x} bytes; remove VMs or give them less RAM")]
     OutOfIova {
-        /// Bytes wanted.
+        /// Requested bytes.
         len: u64,
     },
-    /// A VM lends more than it may.
+    /// A VM lends more memory than its limit.
     #[error(
         "{len:#x} bytes more than the VM's `memory.ram.quota_mib`, {quota:#x} bytes, lets it lend of its RAM; raise it with \
          `mediatorctl memory set-ram`, give the VM less RAM, or lend only what the guest uses for the card (an IOMMU in the VM)"
     )]
     RamQuota {
-        /// Bytes wanted.
+        /// Requested bytes.
         len: u64,
-        /// Bytes allowed.
+        /// Allowed bytes.
         quota: u64,
     },
     /// Host memory could not be mapped for the card.
@@ -90,7 +90,7 @@ pub enum ManagerError {
     /// The mediator's own ring cannot be fetched.
     #[error("the mediator's own channel: {0}")]
     OwnRing(#[from] RingFault),
-    /// Nothing was taken from the mediator's own ring.
+    /// No entry was fetched from the mediator's own ring.
     #[error("the mediator's own channel takes nothing from its ring")]
     OwnRingStill,
     /// The kernel that clears PGRAPH between VMs is invalid.
@@ -115,13 +115,13 @@ pub enum ManagerError {
     /// A channel of a removed VM is still on the card.
     #[error("the card holds on to a channel of the VM; the VM's memory stays out of use until it lets go or is reset")]
     ChannelStays,
-    /// Saved state of a card or a VM is invalid, or of another one.
+    /// Saved state of a card or a VM is invalid, or belongs to another one.
     #[error("what was saved is refused: {0}")]
     Saved(#[from] Invalid),
     /// State to be saved is not quiescent yet.
     #[error("the card is not at rest: {0}; it goes on, try again")]
     Unsettled(&'static str),
-    /// The card, or state of a VM there, cannot be handed over.
+    /// The card, or a VM's state on it, cannot be handed over.
     #[error("the card cannot be handed over: {0}")]
     Stays(&'static str),
     /// A channel does not leave its engines although these were reset.
@@ -132,7 +132,7 @@ pub enum ManagerError {
     /// An address space no longer exists.
     #[error("the channel's address space has gone")]
     SpaceGone,
-    /// A panic has left the VM half changed.
+    /// A panic has left the VM partly changed.
     #[error("the VM is out of service")]
     OutOfService,
     /// The card has failed.

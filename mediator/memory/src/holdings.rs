@@ -15,7 +15,7 @@ pub struct Holdings {
     pub division: Division,
     /// The accounts, in chunks.
     pub summary: Summary,
-    /// Bytes per second of copies between the card and the host, as measured; 0 before the first.
+    /// Measured bytes per second of copies between the card and the host; 0 before the first copy.
     pub bytes_per_second: u64,
     /// The current quantum, if there is one.
     pub turn: Option<Turn>,

@@ -4,8 +4,8 @@
 //! they are; each lent memory region gets a range of its own.
 //!
 //! A VMM may lend any number of regions, so each VM has a window of its own, as large as its guarantee, which other VMs
-//! cannot fill or fragment; other regions come from addresses outside of all windows, up to a quota. The bottom is the
-//! mediator's.
+//! cannot fill or fragment; other regions come from addresses outside of all windows, up to a quota. The mediator uses
+//! the lowest addresses.
 
 mod saved;
 
@@ -17,11 +17,11 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use vram::TenantId;
 
-/// First address that is allocated: address 0 stays unused, so that a null pointer names nothing.
+/// First address that is allocated: address 0 stays unused, so that a null pointer is invalid.
 const FIRST_IOVA: u64 = 2 << 20;
 /// Regions begin at multiples of this, so that large pages stay large for any alignment of the guest.
 const ALIGN: u64 = 2 << 20;
-/// The part that VMs share. The mediator's own ranges may be there, too, but VMs' ranges are not below it.
+/// The part that VMs share. The mediator's own ranges may be in it as well; VMs' ranges are never below it.
 const SHARED: Range<u64> = 128 << 30..1 << BUS_BITS;
 /// Bytes of bus addresses for all VMs together.
 pub const SHARED_BYTES: u64 = SHARED.end - SHARED.start;
@@ -47,7 +47,7 @@ impl Default for RamShare {
 #[derive(Debug, Default)]
 struct Part {
     share: RamShare,
-    /// Addresses that are its own.
+    /// Addresses reserved for it.
     window: Option<Range<u64>>,
     /// Bytes that count against its quota.
     charged: u64,
@@ -58,7 +58,7 @@ struct Part {
 pub enum NoIova {
     /// Its quota, in bytes, would be exceeded.
     Quota(u64),
-    /// Neither its window nor the shared part has such a gap.
+    /// Neither its window nor the shared part has a large enough gap.
     Full,
 }
 
@@ -83,10 +83,10 @@ impl IovaSpace {
         Self { taken: within.filter(|(start, len)| *len != 0 && *start < 1 << BUS_BITS).collect(), ..Self::default() }
     }
 
-    /// Sets or changes a VM's share. RAM that it has lent stays lent.
+    /// Sets or changes a VM's share. Memory that it already lends stays lent.
     ///
     /// # Errors
-    /// When there is no room for the guarantee: the maximum bytes for it. Nothing has changed then.
+    /// If there is no room for the guarantee: the maximum bytes for it. Then nothing changes.
     pub fn set_share(&mut self, vm: TenantId, share: RamShare) -> Result<(), u64> {
         let before = self.vms.get_mut(&vm).and_then(|part| part.window.take());
         let kept = before.as_ref().is_some_and(|window| window.end - window.start == share.guarantee);
@@ -148,7 +148,7 @@ impl IovaSpace {
     /// Allocates `len` bytes for a VM, like [`Self::allocate`]: in its window, or outside of all windows.
     ///
     /// # Errors
-    /// When its quota or the space is used up.
+    /// If its quota or the space is used up.
     pub fn allocate_for(&mut self, vm: TenantId, len: u64, like: u64) -> Result<Iova, NoIova> {
         let (share, charged) = self.share_and_charged(vm);
         let charged = charge(len).and_then(|bytes| charged.checked_add(bytes)).filter(|sum| *sum <= share.quota);
@@ -235,7 +235,7 @@ mod tests {
         let mut space = IovaSpace::default();
         let vms: Vec<_> = (0..64).map(TenantId).collect();
         vms.iter().for_each(|vm| space.set_share(*vm, RamShare::default()).unwrap());
-        // Regions of all sizes, until nothing more fits.
+        // Regions of all sizes, until no further one fits.
         let mut had = 0;
         for len in [1 << 39, 1 << 34, 1 << 30, ALIGN, 1] {
             while space.allocate_for(vms[0], len, 0).is_ok() {
@@ -244,7 +244,7 @@ mod tests {
         }
         assert!(had <= QUOTA, "{had:#x}");
         assert_eq!(space.allocate_for(vms[0], 1, 0), Err(NoIova::Quota(QUOTA)));
-        // The others alternately take the rest; each keeps its own window.
+        // The other VMs take the rest alternately; each keeps its own window.
         for vm in &vms[1..] {
             (0..36).take_while(|_| space.allocate_for(*vm, WINDOW_BYTES + ALIGN, 0).is_ok()).count();
         }
@@ -275,18 +275,18 @@ mod tests {
         let share = |quota: u64, guarantee: u64| RamShare { quota: quota << 30, guarantee: guarantee << 30 };
         space.set_share(TenantId(1), share(8, 4)).unwrap();
         let lent = space.allocate_for(TenantId(1), 3 << 30, 0).unwrap();
-        // A quota below the lent amount: that stays lent, and no more can be.
+        // A quota below the lent amount: the lent memory stays, and no more can be lent.
         space.set_share(TenantId(1), share(2, 1)).unwrap();
         assert_eq!(space.share_and_charged(TenantId(1)), (share(2, 1), 3 << 30));
         assert_eq!(space.allocate_for(TenantId(1), ALIGN, 0), Err(NoIova::Quota(2 << 30)));
         space.free_for(TenantId(1), lent);
         space.allocate_for(TenantId(1), 2 << 30, 0).unwrap();
-        // A VM whose guarantee cannot grow keeps its window: no other VM could have those addresses.
+        // A VM whose guarantee cannot grow keeps its window: no other VM could get these addresses.
         space.set_share(TenantId(4), share(8, 8)).unwrap();
         let left = space.set_share(TenantId(5), share(1000, 1000));
         space.set_share(TenantId(4), share(900, 900)).unwrap_err();
         assert_eq!(space.set_share(TenantId(5), share(1000, 1000)), left);
-        // A guarantee is set or refused, and the previous one stays valid then.
+        // A guarantee is set, or refused and the previous one stays valid.
         space.set_share(TenantId(2), share(600, 600)).unwrap();
         let most = space.set_share(TenantId(1), share(512, 512)).unwrap_err();
         assert!(most < 300 << 30, "{most:#x}");
@@ -299,7 +299,7 @@ mod tests {
 
     #[test]
     fn iova_holes_of_host_are_never_allocated() {
-        // Like an IOMMU with 39 bits, and the addresses of interrupts.
+        // As with an IOMMU with 39 bits, and the addresses of interrupts.
         let holes = [0xfee0_0000..0xfef0_0000, 1 << 39..1 << BUS_BITS];
         let mut space = IovaSpace::without(&holes);
         space.set_share(TenantId(1), RamShare::default()).unwrap();

@@ -8,7 +8,7 @@
 //! (progress of that), `copier` and `own_space` (the mediator's own channels, and their address space), [`chaos`]
 //! (random moves, for tests), [`segments`] (memory that several address spaces share).
 //!
-//! It does not know threads, a schedule, or the running work of a VM; `owner` has all of that.
+//! It does not know threads, a schedule, or the running work of a VM.
 
 mod accesses;
 pub mod balance;
@@ -66,7 +66,7 @@ pub struct Memory {
     barrier: Iova,
     /// Card memory for the mediator's own channels.
     own: PagePool,
-    /// The channels that move memory, if there is a target for moves or they zero memory.
+    /// The channels that move memory, if moves have a target or these channels zero memory.
     copier: Option<Copier>,
     /// Division among the VMs.
     divider: Divider,
@@ -141,7 +141,7 @@ impl Memory {
     /// Binds the channels that move memory, if there is a target for moves, or if they zero the card's memory.
     ///
     /// # Errors
-    /// When the card has no memory or no channels left, or does not answer.
+    /// If the card has no memory or no channels left, or does not answer.
     pub fn start_copier(&mut self, channels: &mut Channels, zeroes: bool) -> Result<(), ManagerError> {
         let Self { vram, own, copier, .. } = self;
         if zeroes || vram.has_host_memory() {
@@ -165,7 +165,7 @@ impl Memory {
         &self.divider
     }
 
-    /// Starts or ends the making of room for a guarantee.
+    /// Starts or stops making room for a guarantee.
     pub fn promise(&mut self, begins: bool) {
         self.promising = if begins { self.promising.saturating_add(1) } else { self.promising.saturating_sub(1) };
     }
@@ -204,7 +204,7 @@ impl Memory {
     /// Takes back a VM's memory, with the records about it.
     ///
     /// # Errors
-    /// When there is no such VM.
+    /// If the VM does not exist.
     pub fn destroy_vm(&mut self, vm: TenantId) -> Result<(), ::vram::Error> {
         self.vram.chunks.destroy_vm(vm)?;
         self.divider.balancer.forget_vm(vm);

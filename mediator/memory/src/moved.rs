@@ -7,22 +7,22 @@ use vram::{GuestVramAddr, Step, TenantId};
 /// Outcome of a move of a VM's memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Relocated {
-    /// Chunks that have moved.
+    /// Chunks that moved.
     pub moved: u32,
-    /// Chunks that stay in place.
+    /// Chunks that did not move.
     pub stayed: u32,
     /// Chunks that are accounted elsewhere without a move: they were put into the reserve, or taken from it.
     pub rebooked: u32,
     /// Bytes that were copied.
     pub bytes: u64,
-    /// Time for which the VM's channels did not run, in ns.
+    /// Time for which the VM's channels were stopped, in ns.
     pub suspended_ns: u64,
     /// Time that the copies took, in ns.
     pub copied_ns: u64,
 }
 
 impl Relocated {
-    /// Returns whether the accounts differ from before.
+    /// Returns whether the accounts changed.
     #[must_use]
     pub fn has_effect(&self) -> bool {
         self.moved != 0 || self.rebooked != 0
@@ -35,9 +35,9 @@ pub type Ranges = Vec<(GuestVramAddr, u64)>;
 /// Moves of a VM's memory since it was added.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Moved {
-    /// The sum of it all.
+    /// The total.
     pub sum: Relocated,
-    /// Times for which its channels did not run.
+    /// Times for which its channels were stopped.
     pub suspensions: Histogram,
 }
 
@@ -63,7 +63,7 @@ pub struct Planned {
     pub holds: Holds,
 }
 
-/// VMs to stop (or to resume), as another VM's quantum begins.
+/// VMs to stop (or to resume) when another VM's quantum begins.
 pub(crate) type Holds = Vec<(TenantId, bool)>;
 
 /// Steps in order of execution, with consecutive steps of one VM grouped.

@@ -20,7 +20,7 @@ const SLOTS_VA: GpuVa = GpuVa(1 << 38);
 pub(crate) const SLOTS_BYTES_MAX: u64 = HOST_VA_BASE.0 - SLOTS_VA.0;
 /// Maximum bytes of the card's memory.
 const VRAM_BYTES_MAX: u64 = SLOTS_VA.0 - VRAM_VA.0;
-/// The size code of the work areas' table: an eighth, as in every other space.
+/// The size code of the work areas' table: an eighth, as in all spaces.
 const WORK_SIZE_CODE: u8 = 3;
 
 /// Returns the address of a chunk in the space.
@@ -46,7 +46,7 @@ impl OwnSpace {
     /// Creates a space that maps all of the card's memory, and the host's slots.
     ///
     /// # Errors
-    /// When the card has no memory for the tables, or does not answer.
+    /// If the card has no memory for the tables, or does not answer.
     pub fn new(vram: &mut CardVram, pool: &mut PagePool) -> Result<Self, ManagerError> {
         let (bytes, slots) = (vram.memory.vram_bytes(), vram.pinned.range());
         for (what, bytes, most) in
@@ -75,7 +75,7 @@ impl OwnSpace {
     /// Maps a page of a channel's work area or images: its index from [`HOST_VA_BASE`] on, its address, its rights.
     ///
     /// # Errors
-    /// When the card does not answer.
+    /// If the card does not answer.
     pub(crate) fn map_work(
         &mut self,
         vram: &mut CardVram,
@@ -91,16 +91,16 @@ impl OwnSpace {
     /// Unmaps such a page.
     ///
     /// # Errors
-    /// When the card does not answer.
+    /// If the card does not answer.
     pub fn unmap_work(&mut self, vram: &mut CardVram, index: u32) -> Result<(), ManagerError> {
         self.stale = true;
         Ok(vram.memory.write(self.work.offset(u64::from(index) * ENTRY_BYTES), &[0; ENTRY_BYTES as usize])?)
     }
 
-    /// Flushes the card's TLBs, if anything has changed.
+    /// Flushes the card's TLBs, if any entry has changed.
     ///
     /// # Errors
-    /// When the card does not answer.
+    /// If the card does not answer.
     pub fn flush(&mut self, vram: &mut CardVram) -> Result<(), ManagerError> {
         if std::mem::take(&mut self.stale) {
             vram.memory.invalidate(self.directory, false)?;
@@ -108,7 +108,7 @@ impl OwnSpace {
         Ok(())
     }
 
-    /// Maps whole large pages, whose end may be after `bytes`: the card has no memory there, and nothing is copied.
+    /// Maps whole large pages, whose end may be after `bytes`: the card has no memory there, and no copy uses it.
     fn map(
         &mut self,
         vram: &mut CardVram,

@@ -1,5 +1,4 @@
-//! Host pages for a slot of the pinned pool: anonymous ones, or those of a file with which another process can
-//! continue.
+//! Host pages for a slot of the pinned pool: anonymous pages, or pages of a file that another process can take over.
 #![expect(unsafe_code, reason = "asks the kernel for the pages of a mapping")]
 // UNSAFETY: `madvise` on all of a mapping that was created here and is used nowhere else. Both kinds of advice keep its
 // contents.
@@ -13,7 +12,7 @@ use std::sync::Arc;
 use std::thread;
 use vm_memory::{FileOffset, MmapRegion};
 
-/// Bytes of a huge page of x86-64.
+/// Size of a huge page of x86-64 in bytes.
 const HUGE: usize = 2 << 20;
 
 /// Maximum number of threads that allocate pages. The host's other processors are for VMs.
@@ -22,9 +21,9 @@ const THREADS: usize = 4;
 /// Memory to allocate.
 #[derive(Clone, Debug)]
 pub struct Wanted {
-    /// Its bytes.
+    /// Its size in bytes.
     pub bytes: usize,
-    /// The file that it must be in, and the offset there; without a file, anonymous memory.
+    /// The file that provides it, and the offset there; without a file, anonymous memory.
     pub file: Option<(Arc<File>, u64)>,
 }
 
@@ -51,7 +50,7 @@ pub fn allocate_parallel(wanted: &[Wanted]) -> Vec<Result<DmaMemory, ManagerErro
             (wanted, thread.ok())
         };
         let started: Vec<_> = wanted.chunks(wanted.len().div_ceil(threads)).map(start).collect();
-        // This thread does the share of a thread that could not be started.
+        // This thread also does the share of a thread that could not be started.
         let ended = started
             .into_iter()
             .map(|(wanted, thread)| thread.and_then(|it| it.join().ok()).unwrap_or_else(|| work(wanted)));
@@ -59,11 +58,11 @@ pub fn allocate_parallel(wanted: &[Wanted]) -> Vec<Result<DmaMemory, ManagerErro
     })
 }
 
-/// Returns `bytes` bytes of zeros with pages that the host has allocated. This takes time, so the caller should hold no
+/// Returns `bytes` zeroed bytes whose pages the host has allocated. This takes time, so the caller should not hold a
 /// lock.
 ///
 /// # Errors
-/// When the host has no memory for it.
+/// If the host has no memory for it.
 pub fn found(bytes: usize) -> Result<DmaMemory, ManagerError> {
     let refused = |why: String| ManagerError::Pinned { bytes, why };
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
@@ -75,7 +74,7 @@ pub fn found(bytes: usize) -> Result<DmaMemory, ManagerError> {
 /// Maps `bytes` bytes of `file` from `offset` on, with their contents.
 ///
 /// # Errors
-/// When the host does not map them.
+/// If the host does not map them.
 pub fn mapped(file: &Arc<File>, offset: u64, bytes: usize) -> Result<MmapRegion, ManagerError> {
     let at = FileOffset::from_arc(Arc::clone(file), offset);
     let flags = libc::MAP_SHARED | libc::MAP_NORESERVE;
@@ -89,8 +88,8 @@ fn populated(region: MmapRegion) -> Result<DmaMemory, ManagerError> {
     let refused = |why: String| ManagerError::Pinned { bytes, why };
     let start = region.as_ptr().cast();
     if bytes >= HUGE {
-        // A kernel without huge pages uses small ones.
-        // SAFETY: the mapping has `bytes` bytes from `start` on, and lives until the end of this function at least.
+        // A kernel without huge pages uses small ones. SAFETY: the mapping has `bytes` bytes from `start` on, and lives
+        // at least until the end of this function.
         let _ = unsafe { madvise(start, bytes, Advice::LinuxHugepage) };
     }
     // Before Linux 5.14 they are allocated on first use.

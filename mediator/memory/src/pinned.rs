@@ -1,9 +1,9 @@
-//! Host memory for chunks of guests' VRAM when the card has no room: mapped for the card for as long as it is used.
+//! Host memory for chunks of guests' VRAM that do not fit on the card, mapped for the card while in use.
 //!
-//! A slot is as large as a chunk and a mapping of its own. Its memory is allocated when it gets an owner, and freed
-//! when it loses it, so that the next owner finds zeros and the host has the memory back; the I/O addresses of all
-//! slots are contiguous and fixed. Some slots are zeroed and keep their memory instead, because fresh memory takes
-//! longer than a copy to it.
+//! A slot is as large as a chunk, and is a separate mapping. Its memory is allocated when it gets an owner, and freed
+//! when it loses it, so that the next owner finds zeros and the host regains the memory; the I/O addresses of all slots
+//! are contiguous and fixed. Some slots are zeroed and keep their memory instead, because fresh memory takes longer
+//! than a copy to it.
 
 mod borrowed;
 mod saved;
@@ -37,20 +37,20 @@ pub struct PinnedPool {
     slots: Vec<Option<DmaMemory>>,
     /// Slots without an owner that have memory, all zeros.
     kept: BTreeSet<usize>,
-    /// The file with all of their memory, each at its offset, if another process can continue with it.
+    /// The file with all of their memory, each at its offset, if another process can take it over.
     file: Option<Arc<File>>,
-    /// Slots that currently hold another card's memory, each with its own.
+    /// Slots that currently hold another card's memory, each with that slot's own memory.
     borrowed: BTreeMap<usize, DmaMemory>,
-    /// Another process continues with the memory, and with its mappings for the card.
+    /// Another process takes over the memory, and its mappings for the card.
     handed: bool,
 }
 
 impl PinnedPool {
     /// Creates `slots` slots of `slot_bytes` bytes, which do not take memory yet. `shared`: their memory must be one
-    /// file, with which another process can continue.
+    /// file, which another process can take over.
     ///
     /// # Errors
-    /// When the card's I/O address space has no such gap, or the host cannot create the file.
+    /// If the card's I/O address space has no such gap, or the host cannot create the file.
     pub fn new(
         card: Arc<dyn Card>,
         iova: &mut IovaSpace,
@@ -73,7 +73,7 @@ impl PinnedPool {
         self.file.as_ref()
     }
 
-    /// Returns whether another process could continue with the slots.
+    /// Returns whether another process could take over the slots.
     #[must_use]
     pub fn is_shared(&self) -> bool {
         self.file.is_some() || self.slots.is_empty()
@@ -104,11 +104,11 @@ impl PinnedPool {
         self.slots[index].is_none().then_some(Wanted { bytes: self.slot_bytes as usize, file })
     }
 
-    /// Gives the slot at `address`, which has an owner, memory, zeroed and mapped for the card. Does nothing if it has
-    /// some.
+    /// Allocates zeroed memory, mapped for the card, for the slot at `address`, which has an owner. Does nothing if the
+    /// slot has memory.
     ///
     /// # Errors
-    /// When the host has no memory for it, or may not pin it.
+    /// If the host has no memory for it, or may not pin it.
     pub fn fill(&mut self, address: HostAddr) -> Result<(), ManagerError> {
         if let Some(wanted) = self.lacks(address) {
             self.give(address, wanted.find()?)?;
@@ -118,10 +118,10 @@ impl PinnedPool {
         Ok(())
     }
 
-    /// Gives the slot at `address`, which lacks memory, memory that was [allocated](Wanted::find) for it.
+    /// Assigns memory that was [allocated](Wanted::find) for it to the slot at `address`, which lacks memory.
     ///
     /// # Errors
-    /// When the host may not pin it.
+    /// If the host may not pin it.
     pub fn give(&mut self, address: HostAddr, memory: DmaMemory) -> Result<(), ManagerError> {
         let (index, _) = self.at(address);
         let (iova, bytes) = (self.base.offset(index as u64 * self.slot_bytes), memory.len());
@@ -135,7 +135,7 @@ impl PinnedPool {
     /// otherwise it has freed it, or had none. Another card's memory is released unchanged.
     ///
     /// # Errors
-    /// When the card keeps the mapping; the slot then keeps its memory, which must not be used again.
+    /// If the card keeps the mapping; the slot then keeps its memory, which must not be used again.
     pub fn leave(&mut self, address: HostAddr) -> Result<bool, ManagerError> {
         let (index, _) = self.at(address);
         let own = self.slots[index].is_some() && !self.borrowed.contains_key(&index);
@@ -189,8 +189,8 @@ impl PinnedPool {
         }
     }
 
-    /// Returns the memory of the slot that holds `address`, and the offset in it; `None` if it has none. If the slot
-    /// gets another owner, the returned memory is that owner's.
+    /// Returns the memory of the slot that holds `address`, and the offset in it; `None` if the slot has none. If the
+    /// slot gets another owner, the returned memory is that owner's.
     #[must_use]
     pub fn memory(&self, address: HostAddr) -> Option<(DmaMemory, usize)> {
         let (index, offset) = self.at(address);

@@ -7,7 +7,7 @@ use vram::{Limit, TenantId};
 #[derive(Clone, Debug, Default)]
 pub struct Refusals {
     counts: BTreeMap<TenantId, BTreeMap<&'static str, u64>>,
-    /// Those that have none yet: a waiting VM asks for its chunk repeatedly. At most the number of guests' chunks.
+    /// Chunks still without a place: a waiting VM requests its chunk repeatedly. At most the number of guests' chunks.
     open: BTreeSet<(TenantId, u64)>,
 }
 
@@ -29,7 +29,7 @@ impl Refusals {
         self.open.retain(|(of, _)| *of != vm);
     }
 
-    /// Forgets a VM that has gone.
+    /// Forgets a removed VM.
     pub fn forget(&mut self, vm: TenantId) {
         self.restart(vm);
         self.counts.remove(&vm);

@@ -28,7 +28,7 @@ pub struct SavedMemory {
 pub struct Restored {
     /// I/O addresses.
     pub iova: IovaSpace,
-    /// Those of them that are still to be claimed.
+    /// The ranges that are not claimed yet.
     pub claims: Claims,
     /// Address of the page that barriers write to.
     pub barrier: Iova,
@@ -39,7 +39,7 @@ pub struct Restored {
 }
 
 impl Memory {
-    /// Saves the memory. None of it moves.
+    /// Saves the memory. No memory may move meanwhile.
     pub fn save(&self) -> SavedMemory {
         let Self {
             vram,
@@ -47,14 +47,14 @@ impl Memory {
             barrier,
             // A part of the card.
             own: _,
-            // They are bound again.
+            // The channels are bound again.
             copier: _,
-            // Most of it is in parts of the card, or a setting.
+            // Most of it is saved with parts of the card, or is a setting.
             divider,
             dice: _,
             // No VM is being added.
             promising: _,
-            // They are a separate part.
+            // They are saved as a separate part.
             segments: _,
             // No VM is moving to another card.
             travelling: _,
@@ -70,7 +70,7 @@ impl Memory {
             chunks: _,
             // Nothing is being copied.
             copied: _,
-            // VMs that lack memory ask again, because their page tables are read again.
+            // VMs that lack memory request it again, because their page tables are read again.
             unmet: _,
             // The history of chunks is learned again.
             born: _,
@@ -81,7 +81,7 @@ impl Memory {
             // Operators request a new one from the next process.
             records: _,
             touched: _,
-            // It is done again.
+            // The zeroing is repeated.
             zeroing: _,
             refusals: _,
             wakeup: _,
@@ -96,7 +96,7 @@ impl Memory {
         self.vram.pinned.file()
     }
 
-    /// Returns whether another process could continue with the memory.
+    /// Returns whether another process could take over the memory.
     pub fn is_shared(&self) -> bool {
         self.vram.pinned.is_shared()
     }
@@ -114,10 +114,11 @@ impl Memory {
 }
 
 impl SavedMemory {
-    /// Restores the parts of the memory, mapped for `card`, which has none of it. Chunks have `chunk_bytes` bytes.
+    /// Restores the parts of the memory, mapped for `card`, which has none of it mapped. Chunks have `chunk_bytes`
+    /// bytes.
     ///
     /// # Errors
-    /// When the saved state is invalid, or the host does not map it.
+    /// If the saved state is invalid, or the host cannot map it.
     pub fn restored(
         self,
         card: &Arc<dyn Card>,

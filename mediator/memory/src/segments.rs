@@ -1,10 +1,10 @@
 //! Segments of card memory that several address spaces map, of one VM or of several: shared device memory in the manner
 //! of Gdev (4.2), with the names of System V.
 //!
-//! A segment's memory is the mediator's own, taken from a pool of the VM that has created it, so an operator limits it
-//! for each VM. It is zeroed before it is first mapped, stays on the card, and is freed when nothing has it attached
-//! and no key finds it. This module decides on access. `vgpu::pv` records the address spaces that map it, and its
-//! addresses there.
+//! A segment's memory belongs to the mediator and comes from a pool of the VM that has created it, so an operator
+//! limits it for each VM. It is zeroed before it is first mapped, stays on the card, and is freed when no address space
+//! has it attached and no key finds it. This module decides on access. `vgpu::pv` records the address spaces that map
+//! it, and its addresses there.
 
 mod saved;
 
@@ -64,7 +64,7 @@ pub struct Wanted {
     pub key: u64,
     /// Its minimum bytes; the exact number if it is created.
     pub bytes: u64,
-    /// Create it if there is none.
+    /// Create it if it does not exist.
     pub create: bool,
     /// Fail if it exists.
     pub exclusive: bool,
@@ -84,7 +84,7 @@ pub struct Segments {
 }
 
 impl Segments {
-    /// Returns the segment, if `party` may know of it.
+    /// Returns the segment, if `party` may see it.
     fn visible(&self, party: &Party, id: u32) -> Result<&Segment, Status> {
         let segment = self.segments.get(&id).ok_or(Status::NoObject)?;
         let visible = segment.owner == party.vm
@@ -92,7 +92,7 @@ impl Segments {
         visible.then_some(segment).ok_or(Status::NoObject)
     }
 
-    /// Returns the segment, if it is `party`'s own.
+    /// Returns the segment, if `party` owns it.
     fn owned(&mut self, party: &Party, id: u32) -> Result<&mut Segment, Status> {
         if self.visible(party, id)?.owner != party.vm {
             return Err(Status::Denied);
@@ -220,7 +220,7 @@ impl Memory {
         Ok((segment.at, segment.bytes))
     }
 
-    /// Counts one address space of the VM less; the card's TLBs do not hold the segment.
+    /// Counts one fewer address space of the VM; the card's TLBs do not hold the segment.
     pub fn share_detach(&mut self, vm: TenantId, id: u32) {
         if let Some(segment) = self.segments.segments.get_mut(&id)
             && let Some(count) = segment.attached.get_mut(&vm)
@@ -253,8 +253,8 @@ impl Memory {
         Ok(0)
     }
 
-    /// Removes a VM's segments, because the VM has gone: no key finds them. Segments that others have attached stay
-    /// until those detach.
+    /// Removes a VM's segments, because the VM was removed: no key finds them. Segments that other VMs have attached
+    /// stay until these VMs detach them.
     pub fn forget_segments(&mut self, vm: TenantId) {
         let own: Vec<u32> = self.segments.segments.iter().filter(|(_, it)| it.owner == vm).map(|(id, _)| *id).collect();
         for id in own {

@@ -15,7 +15,7 @@ pub struct Shortage {
 }
 
 impl Shortage {
-    /// Creates it from two texts.
+    /// Creates a shortage from two texts.
     pub fn new(what: impl Into<String>, what_to_do: impl Into<String>) -> Self {
         Self { what: what.into(), what_to_do: what_to_do.into() }
     }
@@ -71,7 +71,7 @@ impl Shortage {
                 format!("chunk_kib: {}, expected a power of two from 128 to 65536", bytes >> 10),
                 "correct the card's `chunk_kib`",
             ),
-            // Not a limit: the state is temporary, or not as the mediator assumed.
+            // This is not a limit: the state is temporary, or contradicts the mediator's assumptions.
             Error::NeedsScrub { .. } | Error::Moving { .. } | Error::Settled { .. } => {
                 Self::new(error.to_string(), "try it again")
             }
@@ -223,7 +223,7 @@ mod tests {
             (Error::Advertised(3 << 40), &["vram_mib"], &["3145728 MiB"]),
             (Error::ReserveFull(6), &["memory.reserve_mib"], &["12 MiB"]),
         ];
-        // Errors that are not limits need none.
+        // Errors that are not limits need no message.
         let (index, address) = (5, GuestVramAddr(0x40_0000));
         let others = [
             Error::NeedsScrub { tier: Tier::Card, short: 1 },

@@ -55,9 +55,9 @@ impl Dirty {
 /// Words of up to 8 bytes that this processor has moved through the card's BARs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Words {
-    /// The processor waits for each of these.
+    /// Writes or reads that the processor waits for.
     pub read: u64,
-    /// The processor does not wait for these.
+    /// Accesses that the processor does not wait for.
     pub written: u64,
 }
 
@@ -71,10 +71,10 @@ pub struct CardVram {
     pub chunks: ChunkTable,
     /// Chunks that are being copied, with the pages that were written since.
     pub copied: BTreeMap<(TenantId, u64), Dirty>,
-    /// New chunks that found no room on the card since the balancer was last notified: they were allocated in host
-    /// memory, or wait for a place.
+    /// New chunks without room on the card since the balancer was last notified: they were allocated in host memory, or
+    /// wait for a place.
     pub(crate) unmet: BTreeSet<(TenantId, u64)>,
-    /// Chunks that have got their first place since then, on the card, with their number in order of arrival.
+    /// Chunks whose first place, on the card, was assigned since then, with their number in order of arrival.
     pub(crate) born: BTreeMap<(TenantId, u64), u64>,
     /// The victim policy needs to know which memory is used.
     pub watches: bool,
@@ -82,7 +82,7 @@ pub struct CardVram {
     pub(crate) over_bus: Option<u64>,
     /// Records of guests' accesses.
     pub(crate) records: Records,
-    /// Chunks that were used since the balancer was last notified.
+    /// Chunks used since the balancer was last notified.
     pub touched: BTreeSet<(TenantId, u64)>,
     /// Words of VRAM that this processor has read and written for each VM.
     pub(super) words: BTreeMap<TenantId, Words>,
@@ -99,7 +99,7 @@ pub struct CardVram {
 }
 
 impl CardVram {
-    /// Creates it without copies in progress.
+    /// Creates the memory without copies in progress.
     pub fn new(memory: CardMemory, pinned: PinnedPool, chunks: ChunkTable) -> Self {
         Self {
             memory,
@@ -121,8 +121,8 @@ impl CardVram {
         }
     }
 
-    /// Returns the place of `len` bytes of guest VRAM, if they are the VM's and contiguous. Chunks without a place get
-    /// one. Returns `None` also when no memory is left.
+    /// Returns the place of `len` bytes of guest VRAM, if they belong to the VM and are contiguous. Chunks without a
+    /// place get one. Also returns `None` if no memory is left.
     pub fn place(&mut self, vm: TenantId, address: GuestVramAddr, len: u64) -> Option<Place> {
         let address = GuestVramAddr(address.0);
         match self.chunks.lookup(vm, address, len) {
@@ -136,7 +136,7 @@ impl CardVram {
         self.chunks.translate_range(vm, address, len)
     }
 
-    /// Gives the chunk of `address` a place, zeroed.
+    /// Assigns a zeroed place to the chunk of `address`.
     fn place_chunk(&mut self, vm: TenantId, address: GuestVramAddr) -> Option<Place> {
         let chunk = (vm, address.0 / self.chunks.chunk_bytes());
         loop {
@@ -165,7 +165,7 @@ impl CardVram {
                     self.ring_for_zeroed();
                     return Some(placed.place);
                 }
-                // Ends, because each pass scrubs one of the waiting chunks.
+                // This ends, because each pass scrubs one of the waiting chunks.
                 Err(vram::Error::NeedsScrub { .. }) if self.scrub_one().ok()? => {}
                 Err(error) => {
                     if let vram::Error::Full { limit, host, .. } = error {
@@ -196,7 +196,7 @@ impl CardVram {
         self.short.contains(&vm)
     }
 
-    /// Same as [`Self::is_short`], and clears it.
+    /// Same as [`Self::is_short`], and resets it.
     pub fn was_short(&mut self, vm: TenantId) -> bool {
         self.short.remove(&vm)
     }
@@ -239,7 +239,7 @@ impl CardVram {
         rest.is_empty().then_some(())
     }
 
-    /// Writes guest VRAM across chunks. Zeros do not allocate a place.
+    /// Writes guest VRAM across chunks. Writing zeros does not allocate a place.
     pub fn guest_write(&mut self, vm: TenantId, address: GuestVramAddr, data: &[u8]) -> Option<()> {
         let mut rest = data;
         for (piece, len) in self.chunks.pieces(GuestVramAddr(address.0), rest.len() as u64) {
@@ -264,7 +264,7 @@ impl CardVram {
     /// Zeroes `len` bytes from `address` on, within one chunk, in place.
     ///
     /// # Errors
-    /// When the card does not answer.
+    /// If the card does not answer.
     pub fn guest_zero(&mut self, vm: TenantId, address: GuestVramAddr, len: u64) -> Result<(), ManagerError> {
         let Lookup::Placed(place) = self.chunks.lookup(vm, address, len) else { return Ok(()) };
         self.written(vm, address, len);
@@ -313,7 +313,7 @@ impl CardVram {
     /// Reads at a chunk's place.
     ///
     /// # Errors
-    /// When the card does not answer.
+    /// If the card does not answer.
     pub fn read_at(&mut self, place: Place, data: &mut [u8]) -> Result<(), ManagerError> {
         match place {
             Place::Card(VramAddr(at)) => Ok(self.memory.read(VramAddr(at), data)?),
@@ -327,7 +327,7 @@ impl CardVram {
     /// Writes at a chunk's place.
     ///
     /// # Errors
-    /// When the card does not answer.
+    /// If the card does not answer.
     pub fn write_at(&mut self, place: Place, data: &[u8]) -> Result<(), ManagerError> {
         match place {
             Place::Card(VramAddr(at)) => Ok(self.memory.write(VramAddr(at), data)?),
@@ -339,7 +339,7 @@ impl CardVram {
     }
 
     /// Allocates card memory for a VM's page tables, like [`Self::alloc`]. If there is none, the VM counts as short of
-    /// memory, and the mover is asked for some.
+    /// memory, and the mover is notified.
     ///
     /// # Errors
     /// Same as [`Self::alloc`].
@@ -369,7 +369,7 @@ impl CardVram {
         self.wants.hold(vm, held, first);
     }
 
-    /// Returns the number of chunks for so many bytes.
+    /// Returns the number of chunks for this many bytes.
     pub fn count(&self, bytes: u64) -> u32 {
         u32::try_from(bytes.div_ceil(self.chunks.chunk_bytes())).unwrap_or(u32::MAX)
     }
@@ -377,8 +377,8 @@ impl CardVram {
     /// Allocates card memory for the mediator's own structures, zeroed and aligned to 4 KiB.
     ///
     /// # Errors
-    /// [`ManagerError::Lacking`] when the card has none now; when the pool may not grow further, or the card does not
-    /// answer.
+    /// [`ManagerError::Lacking`] if the card has no memory now; an error also if the pool may not grow further, or the
+    /// card does not answer.
     pub fn alloc(&mut self, pool: &mut PagePool, bytes: u64) -> Result<VramAddr, ManagerError> {
         let Block { address: VramAddr(address), zeroed } = self.take_block(pool, bytes)?;
         if !zeroed {
@@ -424,7 +424,8 @@ impl CardVram {
         self.has_host_memory() && self.chunks.kept_for_mediator() < self.own_chunks()
     }
 
-    /// Returns the chunks that the mediator must keep free for itself, plus those that it has borrowed for that.
+    /// Returns the chunks that the mediator must keep free for itself, plus the chunks that it has borrowed for this
+    /// purpose.
     pub(crate) fn own_chunks(&self) -> u32 {
         self.wants.chunks().saturating_add(self.chunks.borrowed())
     }
@@ -453,7 +454,7 @@ impl CardVram {
     }
 }
 
-/// Logs an access of a guest that the card has failed: the access is lost; the card's state is not.
+/// Logs a guest's access that the card failed: the access is lost; the card's state is intact.
 fn failed(result: Result<(), ManagerError>) -> Option<()> {
     result.inspect_err(|error| tracing::error!(%error, "the card failed at an access of a guest")).ok()
 }

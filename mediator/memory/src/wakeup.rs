@@ -3,7 +3,7 @@
 use locks::{Condvar, Mutex, rank};
 use std::time::Duration;
 
-/// Rung by any thread that finds that memory should move. Does not delay that thread.
+/// Any thread may signal it when memory should move; signalling does not block.
 #[derive(Debug, Default)]
 pub struct Wakeup {
     rung: Mutex<rank::Wakeup, bool>,
@@ -17,13 +17,13 @@ impl Wakeup {
         self.wake.notify_all();
     }
 
-    /// Returns whether it was rung since the end of the last wait.
+    /// Returns whether it was signalled since the end of the last wait.
     #[must_use]
     pub fn is_rung(&self) -> bool {
         *self.rung.lock()
     }
 
-    /// Waits until it is rung or, if set, for `limit`.
+    /// Waits until it is signalled or, if set, for `limit`.
     pub fn wait(&self, limit: Option<Duration>) {
         let mut rung = self.rung.lock();
         if !*rung {

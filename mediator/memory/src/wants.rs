@@ -1,6 +1,6 @@
-//! Waits for memory of the card, the mediator's own needs, and the number of the mover's unsuccessful scans.
+//! Waits for card memory, the mediator's own needs, and the number of the mover's unsuccessful scans.
 //!
-//! The clock does not end a wait: its limit counts the mover's scans that found nothing to move for the VM. A busy host
+//! A wait does not end by the clock: its limit counts the mover's scans without memory to move for the VM. A busy host
 //! delays these scans, and with them the end of the wait.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -12,7 +12,7 @@ use vram::TenantId;
 pub(crate) const RESERVED_CHUNKS: u32 = 2;
 /// Interval of the mover's scans while a VM waits. An earlier scan is not counted.
 pub const SCAN_INTERVAL: Duration = Duration::from_millis(50);
-/// Bytes of a VM's first page tables: two address spaces.
+/// Size of a VM's first page tables in bytes: two address spaces.
 pub const FIRST_BYTES: u64 = 1 << 20;
 /// Maximum number of chunks that one VM's tables wait for: the limit of a pool.
 const MAX_TABLE_CHUNKS_PER_VM: u32 = 1 << 10;
@@ -22,7 +22,7 @@ const MAX_TABLE_CHUNKS_PER_VM: u32 = 1 << 10;
 pub struct Looks {
     /// Scans that moved memory for it.
     pub useful: u64,
-    /// Scans that found nothing to move for it.
+    /// Scans without memory to move for it.
     pub vain: u64,
 }
 
@@ -60,7 +60,7 @@ impl Wants {
         self.first.insert(vm, chunks);
     }
 
-    /// Forgets a VM that has gone.
+    /// Forgets a removed VM.
     pub fn forget(&mut self, vm: TenantId) {
         self.first.remove(&vm);
         self.set_waits(vm, false);
@@ -72,7 +72,7 @@ impl Wants {
         self.tables.insert(vm, chunks.min(MAX_TABLE_CHUNKS_PER_VM));
     }
 
-    /// Records that a VM's page tables have got their memory.
+    /// Records that a VM's page tables got their memory.
     pub fn found(&mut self, vm: TenantId) {
         self.tables.remove(&vm);
     }
@@ -109,7 +109,7 @@ impl Wants {
         self.tables.keys().copied()
     }
 
-    /// Counts a scan at `now_ns` for a VM that waited all the while; `useful`: it moved memory for the VM.
+    /// Counts a scan at `now_ns` for a VM that waited during all of it; `useful`: it moved memory for the VM.
     pub fn looked(&mut self, vm: TenantId, useful: bool, now_ns: u64) {
         let seen = self.seen.entry(vm).or_default();
         let apart = u64::try_from(SCAN_INTERVAL.as_nanos()).unwrap_or(u64::MAX);
@@ -145,7 +145,7 @@ mod tests {
         let limit = Duration::from_millis(120);
         let since = wants.looks(VM);
         assert!(!wants.is_vain(VM, since, limit, true));
-        // A late scan counts once; scans in quick succession count once, too.
+        // A late scan counts once; so do several scans in quick succession.
         for at in [1_000_000, 1_000_001, 1_000_049] {
             wants.looked(VM, false, at * MS);
         }
@@ -155,7 +155,7 @@ mod tests {
         assert!(!wants.is_vain(VM, since, limit, true));
         wants.looked(VM, false, 1_000_120 * MS);
         assert!(wants.is_vain(VM, since, limit, true), "{:?}", wants.looks(VM));
-        // A wait without a limit in time needs one scan, if there is anything to move.
+        // A wait without a time limit needs one scan, if memory can move.
         let now = wants.looks(VM);
         assert!(wants.is_vain(VM, now, Duration::ZERO, false) && !wants.is_vain(VM, now, Duration::ZERO, true));
     }

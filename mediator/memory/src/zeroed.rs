@@ -5,12 +5,12 @@ use vram::ScrubWork;
 /// Chunks that are being zeroed.
 #[derive(Debug, Default)]
 pub struct Zeroing {
-    /// The chunk that the CPU is zeroing, and how much of it is done.
+    /// The chunk that the CPU is zeroing, and the completed part of it.
     pub(crate) begun: Option<(ScrubWork, u64)>,
     /// Chunks that the engines are zeroing.
     pub(crate) engines: Vec<ScrubWork>,
-    /// Chunks that they have failed to zero.
+    /// Chunks that the engines failed to zero.
     pub(crate) left: Vec<ScrubWork>,
-    /// Total number of chunks that they have zeroed.
+    /// Total number of chunks that the engines have zeroed.
     pub(crate) by_engines: u64,
 }

@@ -2,7 +2,7 @@
 //!
 //! Through an aperture the CPU writes eight bytes at a time, uncached: a chunk takes milliseconds on hardware, and one
 //! message per word if the card is another process. The engines take microseconds, without the card's lock. A VM that
-//! needs a chunk at once, when all free ones are with the engines, waits for the mover.
+//! needs a chunk at once, while the engines zero all free ones, waits for the mover.
 
 use crate::ManagerError;
 use crate::vram::CardVram;
@@ -10,13 +10,13 @@ use crate::zeroed::Zeroing;
 use nvspec::addr::VramAddr;
 use vram::{HostAddr, Place, ScrubWork, Tier};
 
-/// Bytes that are zeroed under one hold of the card's lock, when there is time: a chunk may be far larger. Some 5 us
-/// through a window of hardware; on first use of the software card's memory, four pages that the host has to allocate.
+/// Bytes that are zeroed per hold of the card's lock, if there is time: a chunk may be far larger. About 5 us through a
+/// window of hardware; on first use of the software card's memory, four pages that the host has to allocate.
 pub const SCRUB_PIECE: u64 = 16 << 10;
 /// Chunks of the card that are kept free and zeroed, if there are enough: otherwise an urgent request would zero a
 /// whole chunk under the card's lock.
 const ZEROED_AHEAD_CHUNKS: u32 = 8;
-/// The same in bytes, if the engines zero.
+/// The same limit in bytes, if the engines zero.
 const AHEAD_BY_ENGINES: u64 = 16 << 20;
 /// Bytes that the engines zero for one request.
 const AT_ONCE: u64 = 4 << 20;
@@ -33,7 +33,7 @@ impl CardVram {
     /// Same as [`Self::scrub_piece`], unless enough chunks are free and zeroed.
     ///
     /// # Errors
-    /// When the card does not answer.
+    /// If the card does not answer.
     pub fn scrub_ahead(&mut self) -> Result<bool, ManagerError> {
         let (zeroed, to_scrub) = self.chunks.zeroed();
         if to_scrub == 0 || zeroed >= ZEROED_AHEAD_CHUNKS { Ok(false) } else { self.scrub_piece() }
@@ -42,7 +42,7 @@ impl CardVram {
     /// Scrubs one waiting chunk, or finishes the current one; returns false when there is none.
     ///
     /// # Errors
-    /// When the card does not answer.
+    /// If the card does not answer.
     pub(crate) fn scrub_one(&mut self) -> Result<bool, ManagerError> {
         let mut any = false;
         while self.scrub_piece()? {
@@ -57,7 +57,7 @@ impl CardVram {
     /// Zeroes a part of a waiting chunk, when there is time; returns false when none waits.
     ///
     /// # Errors
-    /// When the card does not answer.
+    /// If the card does not answer.
     pub fn scrub_piece(&mut self) -> Result<bool, ManagerError> {
         let (work, done) = match self.zeroing.begun.take() {
             Some(begun) => begun,
@@ -87,8 +87,8 @@ impl CardVram {
         Ok(true)
     }
 
-    /// Takes chunks of the card that wait to be zeroed, for the engines: `all`, or those that are kept zeroed ahead.
-    /// Limited to the amount of one request, and only after the previous ones are done.
+    /// Takes chunks of the card that wait to be zeroed, for the engines: `all`, or the number that is kept zeroed in
+    /// advance. Limited to the amount of one request, and only after the previous ones are done.
     #[must_use]
     pub fn take_for_engines(&mut self, all: bool) -> Vec<ScrubWork> {
         let chunks = |bytes: u64| u32::try_from(bytes / self.chunks.chunk_bytes()).unwrap_or(u32::MAX);
@@ -116,7 +116,7 @@ impl CardVram {
         }
     }
 
-    /// Gives the engines' chunks to the CPU: the engines have failed, and no longer write there.
+    /// Reassigns the engines' chunks to the CPU: the engines have failed, and no longer write there.
     pub fn engines_have_failed(&mut self) {
         let Zeroing { engines, left, .. } = &mut self.zeroing;
         left.append(engines);

@@ -8,7 +8,7 @@ use super::{Live, State, VERSION};
 use config::Config;
 use config::check::{self, Key};
 
-/// Why the daemon does not start with the stored state.
+/// Reason that the daemon does not start with the stored state.
 #[derive(Debug, thiserror::Error)]
 #[expect(missing_docs, reason = "the messages say it")]
 pub enum StateError {
@@ -44,7 +44,7 @@ impl OverrideStore {
     /// changes. With `ignore`, the stored changes are set aside.
     ///
     /// # Errors
-    /// When they cannot be read, are damaged, or do not match the configuration. Nothing is guessed then.
+    /// If they cannot be read, are damaged, or do not match the configuration. Nothing is guessed then.
     pub fn open(file: Config, ignore: bool) -> Result<(Config, Self), StateError> {
         let Some(folder) = &file.daemon.state_dir else {
             tracing::info!(
@@ -71,7 +71,7 @@ impl OverrideStore {
     /// Returns the configuration with the changes.
     ///
     /// # Errors
-    /// When they do not match the configuration.
+    /// If they do not match the configuration.
     pub fn handed(file: Config, state: &str, lock: Option<File>) -> Result<(Config, Self), StateError> {
         let folder = file.daemon.state_dir.clone();
         let place = folder.clone().unwrap_or_else(|| PathBuf::from("what was changed at run time"));
@@ -95,7 +95,7 @@ impl OverrideStore {
     /// Returns the differences from the configuration file, as they are written.
     ///
     /// # Errors
-    /// When a value cannot be written as JSON.
+    /// If a value cannot be written as JSON.
     pub fn state(&self, now: &Live) -> Result<String, StateError> {
         let unusable = |what| StateError::Unusable { path: PathBuf::from("what was changed at run time"), what };
         let state = State::between(&self.file, now).map_err(unusable)?;
@@ -105,7 +105,7 @@ impl OverrideStore {
     /// Writes the current settings, unless they are already written.
     ///
     /// # Errors
-    /// When they cannot be written; the next change tries again.
+    /// If they cannot be written; the next change tries again.
     pub fn keep(&mut self, now: &Live) -> Result<(), StateError> {
         let Some(store) = &self.store else { return Ok(()) };
         let unusable = |what| StateError::Unusable { path: store.path(), what };

@@ -21,7 +21,7 @@ const LOCK: &str = "lock";
 /// Largest file that is read, in bytes: more than the maximum number of virtual machines can need.
 const MAX_BYTES: u64 = 4 << 20;
 
-/// Why a state cannot be stored or read.
+/// Reason that a state cannot be stored or read.
 #[derive(Debug, thiserror::Error)]
 #[expect(missing_docs, reason = "the messages say it")]
 pub enum StoreError {

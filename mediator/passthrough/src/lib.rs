@@ -154,7 +154,7 @@ impl PassthroughDevice {
     /// With `flr`, its function has its own reset.
     ///
     /// # Errors
-    /// When the host has no more descriptors or threads, or the card's BARs are not valid for PCI.
+    /// If the host has no more descriptors or threads, or the card's BARs are not valid for PCI.
     pub fn build(
         card: Arc<dyn Card>,
         vram_mib: u64,

@@ -24,7 +24,7 @@ const PART: u32 = 0;
 /// Retry interval for halting a card with a busy engine.
 const HALT_RETRY_INTERVAL: Duration = Duration::from_millis(1);
 
-/// Why a card cannot be opened or handed over, and the remedy.
+/// Reason that a card cannot be opened or handed over, and the remedy.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 pub struct Unusable(String);
@@ -47,7 +47,7 @@ impl Physical {
     /// Opens the card that a configuration describes.
     ///
     /// # Errors
-    /// When it cannot be opened, with the remedy.
+    /// If it cannot be opened, with the remedy.
     pub fn open(spec: &CardSpec) -> Result<Self, Unusable> {
         match spec.kind {
             CardKind::Simgpu => {
@@ -84,7 +84,7 @@ impl Physical {
     /// Returns the card in the form for another daemon.
     ///
     /// # Errors
-    /// When it cannot be handed over.
+    /// If it cannot be handed over.
     pub fn going(&self) -> Result<GoingCard, Unusable> {
         match self {
             Self::Software(card) => Ok(GoingCard(Arc::clone(card))),
@@ -112,7 +112,7 @@ impl GoingCard {
     /// Rebuilds the card that another daemon has serialized in `file`. It is halted until [`Self::go_on`].
     ///
     /// # Errors
-    /// When it does not match the configuration, or is not valid.
+    /// If it does not match the configuration, or is not valid.
     pub fn come(spec: &CardSpec, file: &mut SavedState<'_>, vram: File) -> Result<Self, Unusable> {
         if spec.kind != CardKind::Simgpu {
             return Err(Unusable::new(format!("it is of kind = \"{}\" now; put `simgpu` back", spec.kind)));
@@ -146,7 +146,7 @@ impl HaltedCard<'_> {
     /// memory.
     ///
     /// # Errors
-    /// When it does not become quiescent.
+    /// If it does not become quiescent.
     pub fn write_down(&self, until: Instant) -> Result<WrittenCard, Unusable> {
         while let Err(unrest) = self.0.halt() {
             if !matches!(unrest, NotQuiescent::Working(_)) || Instant::now() >= until {

@@ -6,7 +6,7 @@ use nvspec::regs::{ce0, ce1, fecs, pbdma, pbus, pfb, pfifo, pgraph, pmc, ppci};
 use std::time::{Duration, Instant};
 use vmm_glue::RegionIndex;
 
-/// Bytes of a page.
+/// Size of a page in bytes.
 pub const PAGE: u64 = 0x1000;
 /// Virtual address of a channel's ring.
 pub const RING_VA: u64 = 0x10_0000;

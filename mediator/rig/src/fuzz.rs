@@ -29,7 +29,7 @@ const CARD_MIB: u32 = 64;
 const VM_MIB: u64 = 16;
 /// Pattern of the other VM's memory: `fill` of the byte, different in each 64 bytes.
 const CANARY: u8 = 0xc9;
-/// Bytes of the other VM's RAM.
+/// Size of the other VM's RAM in bytes.
 const CANARY_RAM: u64 = 0x1_0000;
 /// Guest-physical distance of the regions that are lent.
 const SLOT: u64 = 0x20_0000;

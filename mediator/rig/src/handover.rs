@@ -94,7 +94,7 @@ impl Handover {
     /// file on its way.
     ///
     /// # Errors
-    /// When the other owner refuses it.
+    /// If the other owner refuses it.
     pub fn offer(&self, rig: &Rig, guests: &mut [&mut Guest], edit: impl FnOnce(&mut Vec<u8>)) -> Result<(), Refusal> {
         guests.sort_by_key(|guest| guest.backend.id());
         let still = rig.host.stand_still(WAIT_TIMEOUT)?;

@@ -40,7 +40,7 @@ pub use remote::RemoteGuest;
 
 /// No operation takes this long: a wait that reaches the limit has failed.
 const WAIT_TIMEOUT: Duration = Duration::from_secs(60);
-/// Bytes of a chunk.
+/// Size of a chunk in bytes.
 pub const CHUNK: u64 = 2 << 20;
 /// Bytes of a saved VM per read.
 const PART: usize = 100_000;
@@ -159,7 +159,7 @@ pub struct Guest {
     settings: Settings,
     msi: OwnedFd,
     ram: Ram,
-    /// Bytes of its VRAM.
+    /// Size of its VRAM in bytes.
     pub vram_bytes: u64,
 }
 
@@ -318,7 +318,7 @@ impl Guest {
         *self.status().counters.get(name).expect("a counter of that name")
     }
 
-    /// Returns true if the server has been told to disconnect the client.
+    /// Returns true if the server was requested to disconnect the client.
     #[must_use]
     pub fn is_disconnected(&self) -> bool {
         self.link.is_disconnecting()
@@ -363,7 +363,7 @@ impl Guest {
     /// while the guest works. Calls `behind` when the VM has resumed, before its remains on this card are released.
     ///
     /// # Errors
-    /// As for [`Self::move_to`].
+    /// Same as for [`Self::move_to`].
     pub fn move_beside(
         &mut self,
         to: &Rig,

@@ -20,7 +20,7 @@ const MSI: u32 = 1;
 const BAR0: u32 = RegionIndex::Bar0 as u32;
 /// Bytes of a device's state that are read at once.
 const STATE_PART: u32 = 32 << 10;
-/// Bytes of one message to or from VRAM.
+/// Size of one message to or from VRAM in bytes.
 const MESSAGE_BYTES: u64 = 4096;
 
 /// One VM. Writes are posted, as QEMU's are.
@@ -39,7 +39,7 @@ impl RemoteGuest {
     /// Connects as a VMM does, and enables MSI. The VM has `vram_bytes` of VRAM.
     ///
     /// # Errors
-    /// When no server listens, or it refuses.
+    /// If no server listens, or it refuses.
     pub fn connect(socket: &Path, vram_bytes: u64) -> Result<Self, ClientError> {
         let mut client = Client::connect(socket)?;
         client.set_timeout(Some(WAIT_TIMEOUT))?;
@@ -109,7 +109,7 @@ impl RemoteGuest {
     /// bytes of the state.
     ///
     /// # Errors
-    /// When either server refuses. This device is then stopped, and the other one reset.
+    /// If either server refuses. This device is then stopped, and the other one reset.
     pub fn migrate_to(&mut self, socket: &Path) -> Result<usize, ClientError> {
         let mut there = Client::connect(socket)?;
         there.set_timeout(Some(WAIT_TIMEOUT))?;

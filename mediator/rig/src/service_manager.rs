@@ -73,7 +73,7 @@ impl ServiceManager {
     /// Listens on `path`.
     ///
     /// # Errors
-    /// When it cannot listen.
+    /// If it cannot listen.
     pub fn new(path: &Path) -> io::Result<Self> {
         let socket = UnixDatagram::bind(path)?;
         let heard = Arc::new((Mutex::default(), Condvar::new()));
@@ -85,7 +85,7 @@ impl ServiceManager {
     /// Returns a command that starts `program` as a service with all kept descriptors.
     ///
     /// # Errors
-    /// When a descriptor cannot be copied.
+    /// If a descriptor cannot be copied.
     pub fn command(&self, program: &Path) -> io::Result<Command> {
         // A service compares its process number to check that it is the recipient of the descriptors.
         let mut command = Command::new("sh");
@@ -112,7 +112,7 @@ impl ServiceManager {
     /// `limit`.
     ///
     /// # Errors
-    /// When the time is over.
+    /// If the time is over.
     pub fn wait<T>(&self, limit: Duration, mut look: impl FnMut(&mut Heard) -> Option<T>) -> io::Result<T> {
         let (heard, more) = &*self.heard;
         let mut found = None;

@@ -9,7 +9,7 @@ use tokio_stream::wrappers::ReceiverStream;
 
 /// Maximum number of pieces in flight, each of 256 KiB or the size of one client write.
 const MAX_PIECES_IN_FLIGHT: usize = 4;
-/// Longest time without a byte from, or for, the client.
+/// Maximum time without a byte from, or for, the client.
 // TIMEOUT: a disk that spins up.
 const STALL_TIMEOUT: Duration = Duration::from_secs(30);
 /// Time for a whole body.
@@ -31,7 +31,7 @@ impl Given {
     /// Sends a piece.
     ///
     /// # Errors
-    /// Why further pieces are pointless.
+    /// Reason that further pieces are pointless.
     pub fn give(&self, piece: Vec<u8>) -> Result<(), String> {
         self.send(Ok(piece.into()))
     }
@@ -86,7 +86,7 @@ impl Taken {
     /// Returns the next piece; an empty one after the last. Blocks.
     ///
     /// # Errors
-    /// Why the body has no further chunk.
+    /// Reason that the body has no further chunk.
     pub fn take(&mut self) -> Result<Vec<u8>, String> {
         self.0.blocking_recv().unwrap_or_else(|| Ok(Bytes::new())).map(Vec::from)
     }

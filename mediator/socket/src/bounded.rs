@@ -27,7 +27,7 @@ impl Bounded {
     /// Creates the socket. Needs a runtime around it.
     ///
     /// # Errors
-    /// When the runtime cannot register the socket.
+    /// If the runtime cannot register the socket.
     pub fn new(listener: UnixListener) -> io::Result<Self> {
         listener.set_nonblocking(true)?;
         let listener = tokio::net::UnixListener::from_std(listener)?;

@@ -21,7 +21,7 @@ impl Spool {
     /// Creates an empty file of at most `most` bytes, in `folder` or, without one, in the folder for temporary files.
     ///
     /// # Errors
-    /// Why it cannot be created.
+    /// Reason that it cannot be created.
     pub fn new(folder: Option<&Path>, most: u64) -> Result<Self, String> {
         let folder = folder.map_or_else(std::env::temp_dir, Path::to_owned);
         let file = tempfile::tempfile_in(&folder).map_err(|error| io_error(&folder, &error))?;
@@ -31,7 +31,7 @@ impl Spool {
     /// Appends bytes.
     ///
     /// # Errors
-    /// When the disk is full, or the limit would be exceeded.
+    /// If the disk is full, or the limit would be exceeded.
     pub fn write(&mut self, bytes: &[u8]) -> Result<(), String> {
         let len = u64::try_from(bytes.len()).unwrap_or(u64::MAX);
         let left = self.left.checked_sub(len);
@@ -42,7 +42,7 @@ impl Spool {
     /// Starts to read from the first byte.
     ///
     /// # Errors
-    /// When the file cannot be read.
+    /// If the file cannot be read.
     pub fn rewind(mut self) -> Result<Spooled, String> {
         self.file.rewind().map_err(|error| io_error(&self.folder, &error))?;
         Ok(Spooled(self))
@@ -57,7 +57,7 @@ impl Spooled {
     /// Returns the next bytes; empty at the end.
     ///
     /// # Errors
-    /// When the file cannot be read.
+    /// If the file cannot be read.
     pub fn next_piece(&mut self) -> Result<Vec<u8>, String> {
         let mut piece = vec![0; BYTES_PER_READ];
         let len = loop {

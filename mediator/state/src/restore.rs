@@ -82,7 +82,7 @@ impl SavedCard {
     /// Restores the card and its VMs. Only the directories of address spaces are written to the card.
     ///
     /// # Errors
-    /// When a part is not valid, or does not agree with another. Directories may have been written then: their channels
+    /// If a part is not valid, or does not agree with another. Directories may have been written then: their channels
     /// must not run.
     pub fn restore(self, host: &mut impl Surroundings) -> Result<RestoredCard, Invalid> {
         let Self { chunks, balancer, quanta, channels, scheduler, pool, segments, vms } = self;

@@ -99,7 +99,7 @@ impl MediatedVm {
     /// Builds the VM numbered `vm` on `host`.
     ///
     /// # Errors
-    /// When the card has too little memory left, or the description is out of range.
+    /// If the card has too little memory left, or the description is out of range.
     pub fn build(
         host: &Arc<ManagedCard>,
         vm: TenantId,
@@ -162,7 +162,7 @@ impl MediatedVm {
         let (held, is_held) = std::sync::mpsc::channel();
         let (end, ended) = std::sync::mpsc::channel::<()>();
         std::thread::scope(|scope| {
-            // In another thread, because this one may take other VMs' locks.
+            // Runs in another thread, because this one may take other VMs' locks.
             scope.spawn(move || {
                 let _core = self.core();
                 if held.send(()).is_ok() {
@@ -179,7 +179,7 @@ impl MediatedVm {
     /// Writes guest VRAM as the guest's CPU does.
     ///
     /// # Errors
-    /// When the memory does not belong to the VM or is too short.
+    /// If the memory does not belong to the VM or is too short.
     #[cfg(feature = "test-rig")]
     pub fn cpu_write(
         &self,
@@ -578,7 +578,7 @@ impl MediatedVm {
     /// Releases everything that the VM has on the card. Called once, when its device has been dropped.
     ///
     /// # Errors
-    /// When the card still holds part of it.
+    /// If the card still holds part of it.
     pub fn release(&self) -> Result<(), ManagerError> {
         if let Some(why) = self.host.failure() {
             return Err(ManagerError::Failed { why: why.to_owned() });

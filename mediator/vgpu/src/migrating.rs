@@ -1,8 +1,8 @@
 //! A VM whose client saves or loads its state through messages of the vfio-user protocol.
 //!
 //! The saved state is the stream of a saved VM (`saving`). The load is in place, as the protocol requires: the VM's
-//! previous state is dropped when a load begins, and after an invalid state the client's device has failed until it is
-//! reset. So the card does not need room for two copies.
+//! previous state is dropped when a load begins, and after an invalid state the client's device fails until it is
+//! reset. So the card does not need memory for two copies.
 
 use super::device::{Core, MediatedDevice, MediatedVm, Settings};
 use super::saving::{Coming, Phase, Reading, Saving};

@@ -88,7 +88,7 @@ impl MediatedVm {
     /// leave its engines within `limit` is killed as hung. `there` may be served before the result is dropped.
     ///
     /// # Errors
-    /// When the VM cannot move: it continues here then, and `there` must be released.
+    /// If the VM cannot move: it continues here then, and `there` must be released.
     pub fn move_to(&self, there: &Arc<Self>, settings: &Settings, limit: Duration) -> Result<Left<'_>, ManagerError> {
         self.check_movable()?;
         let mut last = Instant::now();
@@ -150,7 +150,7 @@ impl MediatedVm {
     /// called again when that memory may have changed.
     ///
     /// # Errors
-    /// When the client's memory cannot be mapped for this card.
+    /// If the client's memory cannot be mapped for this card.
     pub fn await_arrival(&self) -> Result<(), ManagerError> {
         {
             let mut state = self.host().lock();
@@ -164,7 +164,7 @@ impl MediatedVm {
     /// bytes stay, because `old` may have to resume with them.
     ///
     /// # Errors
-    /// When the card rejects it.
+    /// If the card rejects it.
     pub(super) fn take_windows(&self, old: &Self, inhabited: bool) -> Result<(), ManagerError> {
         let theirs = old.core().backend.remap().on(self.host(), inhabited)?;
         let mut own = {
@@ -190,7 +190,7 @@ impl MediatedVm {
     /// Becomes the VM that has arrived, whose memory is here already. It is held as before.
     ///
     /// # Errors
-    /// When its state is invalid on this card, or the card lacks resources for it.
+    /// If its state is invalid on this card, or the card lacks resources for it.
     pub(super) fn become_one(&self, travelling: Migrating, settings: &Settings) -> Result<(), ManagerError> {
         let Migrating { gpu: registers, spaces, tables, side, departing, since_ns } = travelling;
         {

@@ -1,7 +1,7 @@
 //! Work of a VM that waits for memory, with its time limit.
 //!
 //! No thread waits here with a lock held: blocked work is recorded, the mover gets a request for memory, and all work
-//! is retried when the VM is notified that memory may be available.
+//! is retried when the mover notifies the VM of available memory.
 
 mod saved;
 
@@ -68,7 +68,7 @@ impl Pending {
         Self { vm, limit, binds: BTreeMap::new(), work: BTreeMap::new(), listed: Vec::new() }
     }
 
-    /// Returns how long work may wait if no memory is found.
+    /// Returns the time limit of a wait without available memory.
     pub(crate) fn limit(&self) -> Duration {
         self.limit
     }

@@ -167,7 +167,7 @@ impl MediatedVm {
     /// lent the same memory.
     ///
     /// # Errors
-    /// When the state is invalid, or of other settings; when the host does not map the client's memory.
+    /// If the state is invalid, or of other settings; when the host does not map the client's memory.
     pub fn reopen(
         card: &mut Reopened,
         vm: TenantId,

@@ -110,7 +110,7 @@ impl MediatedVm {
     /// Writes the head of the stream, before the memory of the VM, which is halted and not served.
     ///
     /// # Errors
-    /// When part of it does not quiesce within `limit` or cannot be saved.
+    /// If part of it does not quiesce within `limit` or cannot be saved.
     pub(super) fn head(&self, halted: &Halted, limit: Duration) -> Result<Vec<u8>, ManagerError> {
         let Migrating { gpu, spaces, tables, side, departing, since_ns: _ } = self.migrate_out(halted, limit)?;
         let (channels, strikes) = departing.save()?;
@@ -160,7 +160,7 @@ impl Saving {
     /// Returns the next bytes of the stream; `None` at its end.
     ///
     /// # Errors
-    /// When the card does not answer.
+    /// If the card does not answer.
     pub fn next_bytes(&mut self) -> Result<Option<Vec<u8>>, ManagerError> {
         if let Some(first) = self.first.take() {
             return Ok(Some(first));
@@ -211,7 +211,7 @@ pub(super) enum Phase {
     Failed(#[expect(dead_code, reason = "keeps the VM halted")] Option<Halted>),
 }
 
-/// A state that is read.
+/// A state that is being read.
 pub(super) struct Reading {
     saving: Saving,
     /// Bytes that were produced and not read yet, and the offset of the first.
@@ -265,7 +265,7 @@ impl Coming {
     /// Creates it for a VM that was just built, and [awaits it](MediatedVm::await_arrival).
     ///
     /// # Errors
-    /// When the VM's card does not accept state from a stream.
+    /// If the VM's card does not accept state from a stream.
     pub fn new(there: &Arc<MediatedVm>, settings: &Settings) -> Result<Self, ManagerError> {
         if !there.host().card().takes_any_image() {
             return Err(ManagerError::Stays(
@@ -284,7 +284,7 @@ impl Coming {
     /// Handles the next bytes.
     ///
     /// # Errors
-    /// When they do not describe a VM that can run here, or there is no room for its memory. The VM that awaits it must
+    /// If they do not describe a VM that can run here, or there is no room for its memory. The VM that awaits it must
     /// be [released](MediatedVm::release) then.
     pub fn feed(&mut self, bytes: &[u8]) -> Result<(), ManagerError> {
         let Self { there, reader, come, memory_bytes, .. } = self;
@@ -314,7 +314,7 @@ impl Coming {
     /// Returns the loaded state after the last bytes, for a VM that has `strikes` itself.
     ///
     /// # Errors
-    /// When bytes are missing.
+    /// If bytes are missing.
     pub(super) fn finish(self, strikes: u32) -> Result<Migrating, ManagerError> {
         let Self { reader, come, .. } = self;
         reader.finish()?;
@@ -327,7 +327,7 @@ impl Coming {
     /// before the result is dropped.
     ///
     /// # Errors
-    /// When the bytes are not a valid VM for this card. `old` continues unchanged, and the other must be
+    /// If the bytes are not a valid VM for this card. `old` continues unchanged, and the other must be
     /// [released](MediatedVm::release).
     pub fn take_place(self, old: &MediatedVm, limit: Duration) -> Result<Left<'_>, ManagerError> {
         let Self { there, settings, reader, come, memory_bytes } = self;

@@ -37,7 +37,7 @@ struct Channel {
     seen: Option<u32>,
     /// Classes that its subchannels have, as far as they were checked.
     objects: Objects,
-    /// Engines that its subchannels are bound to, as far as anybody looked.
+    /// Engines that its subchannels are bound to, as far as they were checked.
     bindings: Bindings,
 }
 
@@ -131,7 +131,7 @@ impl Work {
         self.departing.remove(&physical)
     }
 
-    /// Returns what the channel's subchannels have. `None` for a channel that the guest has not bound.
+    /// Returns the state of the channel's subchannels. `None` for a channel that the guest has not bound.
     pub(crate) fn objects(&mut self, channel: VirtualChannelId) -> Option<(&mut Objects, &mut Bindings)> {
         self.channels.get_mut(&channel).map(|channel| (&mut channel.objects, &mut channel.bindings))
     }

@@ -14,7 +14,7 @@ const MAX_WAIT: Duration = Duration::from_secs(1);
 /// After an unsuccessful wait, further writes do not wait for this many times as long, or until memory was found: a
 /// guest that fills memory writes eight bytes at a time.
 const BACKOFF_FACTOR: u32 = 10;
-/// Time between two tries.
+/// Time between two attempts.
 pub(crate) const RETRY_INTERVAL: Duration = Duration::from_millis(1);
 
 /// State of a VM's blocked writes.
@@ -50,7 +50,7 @@ impl WriteWait {
         !over
     }
 
-    /// Ends a write that was done or is lost.
+    /// Ends a write that was executed or is lost.
     pub(crate) fn end(&mut self) {
         self.wait = None;
     }

@@ -184,7 +184,7 @@ pub mod semaphore {
 pub mod limit {
     /// Constant banks that can be bound.
     pub const CONSTANT_BANKS: u32 = 18;
-    /// Bytes of a constant buffer.
+    /// Size of a constant buffer in bytes.
     pub const CONSTANT_BYTES: u32 = 0x1_0000;
     /// Threads of a block.
     pub const BLOCK_THREADS: u32 = 1024;
@@ -208,7 +208,7 @@ pub mod limit {
     pub const SHARED_BANKS: u32 = 32;
 }
 
-/// Bytes of each of the two windows in the generic address space.
+/// Size of each of the two windows in the generic address space in bytes.
 pub const WINDOW_BYTES: u64 = 1 << 24;
 
 /// Bits of an address in local memory.

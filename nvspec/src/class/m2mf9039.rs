@@ -62,7 +62,7 @@ pub const OFFSET_IN_LOW: u32 = 0x310;
 pub const PITCH_IN: u32 = 0x314;
 /// Bytes from one destination line to the next, when pitch linear; signed.
 pub const PITCH_OUT: u32 = 0x318;
-/// Bytes of a line.
+/// Size of a line in bytes.
 pub const LINE_LENGTH_IN: u32 = 0x31c;
 /// Lines.
 pub const LINE_COUNT: u32 = 0x320;

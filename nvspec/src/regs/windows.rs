@@ -20,7 +20,7 @@ pub mod prom {
     pub const BYTES: u32 = END - BASE;
 }
 
-/// Bytes of BAR0.
+/// Size of BAR0 in bytes.
 pub const BAR0_BYTES: u64 = 16 << 20;
 
 /// Value of a read that no unit claims. Source: rnndb, PRIVRING's error value for Fermi hub accesses.

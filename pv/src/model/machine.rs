@@ -7,7 +7,7 @@ use crate::{Answers, Batch, Begun, Op, SLOT_BYTES, TableId, Tables};
 use nvspec::addr::GuestVramAddr;
 use std::collections::BTreeMap;
 
-/// Bytes of a step.
+/// Size of a step in bytes.
 pub(crate) const STEP_BYTES: usize = 8;
 /// Steps that are looked at.
 pub(crate) const MAX_STEPS: usize = 256;

@@ -15,7 +15,7 @@ const PAGE_ENTRIES: u32 = 512;
 const _: () = assert!(PAGE_ENTRIES as u64 * ENTRY_BYTES == SMALL_PAGE);
 
 type Page = [U64; PAGE_ENTRIES as usize];
-/// Bytes of a page.
+/// Size of a page in bytes.
 const PAGE_BYTES: usize = size_of::<Page>();
 
 /// The entries of a table. Pages of 4 KiB that are empty take no memory.

@@ -1,4 +1,4 @@
-//! Accounts as they are saved.
+//! Accounts in their saved form.
 
 use super::{Account, BUCKETS, Histogram, History, Sample};
 use crate::checks::COUNT_MAX;
@@ -6,7 +6,7 @@ use crate::types::{Engine, Nanos};
 use saved_state::{Invalid, ascend};
 use serde::{Deserialize, Serialize};
 
-/// Largest time, in ns, that a vGPU can have used within an interval; far above any real time.
+/// Maximum time, in ns, that a vGPU can have used within an interval; far above any real time.
 const USED_MAX: u64 = 1 << 62;
 
 /// Submissions of a vGPU to one engine.
@@ -91,7 +91,7 @@ impl TryFrom<SavedHistory> for History {
 
 #[cfg(test)]
 impl SavedAccount {
-    /// Turns it into an invalid account.
+    /// Makes the account invalid.
     pub(crate) fn edit(&mut self) {
         self.waits.push((u16::MAX, 1));
     }

@@ -1,9 +1,9 @@
 //! BAND: Gdev's bandwidth-aware non-preemptive device scheduler (Gdev, figure 2), with GPUvm's accounts (GPUvm, section
 //! 3.5).
 //!
-//! When a submission has ended, its vGPU moves behind the others if its budget is overdrawn *and* it has had more than
-//! its bandwidth. The first vGPU with work is next. But if it differs from the previous one and is above its bandwidth,
-//! the policy waits briefly for vGPUs below their bandwidth, and the first to submit runs.
+//! When a submission has ended, its vGPU moves to the end of the order if its budget is overdrawn *and* it has used
+//! more than its bandwidth. The first vGPU with work is next. But if it differs from the previous one and is above its
+//! bandwidth, the policy waits briefly for vGPUs below their bandwidth, and the first to submit runs.
 //!
 //! As published, bandwidth is measured within a period and forgotten at its end. With `correct` it is measured by
 //! [`Lags`] instead: overuse that could not be preempted is repaid, an idle vGPU's share goes to vGPUs with work, the
@@ -26,7 +26,7 @@ use std::collections::BTreeMap;
 /// within a hundredth of 100 ms.
 const SLICES_PER_PERIOD: u64 = 20;
 
-/// A wait of the engine for another vGPU than the next one.
+/// A wait of the engine for a vGPU other than the next one.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 struct Wait {
     until: Nanos,
@@ -174,7 +174,7 @@ impl Band {
         self.budgets.ready(view).min_by_key(rank)
     }
 
-    /// Returns true if to wait before `next` runs.
+    /// Returns true if the engine must wait before `next` runs.
     fn waits(&self, last: TenantId, next: TenantId, view: &View<'_>) -> bool {
         let band = &view.config.band;
         let due = || !band.correct || !self.over(last, view);
@@ -212,7 +212,7 @@ impl Policy for Band {
         let last = self.last.take().filter(|_| view.config.band.correct);
         let (payer, free) = last.map_or((vgpu, 0), |last| (last.vgpu, last.free));
         self.wait = None;
-        // The vGPU keeps its unused free wait as long as it has the engine.
+        // The vGPU keeps its unused free wait while it has the engine.
         self.last = last.filter(|_| payer == vgpu).map(|last| Last {
             free: free.saturating_sub(gap),
             undecided: false,

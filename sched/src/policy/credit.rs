@@ -1,4 +1,4 @@
-//! GPUvm's CREDIT: each vGPU has a budget that is filled each period and debited by its use. An overdrawn vGPU comes
+//! GPUvm's CREDIT: each vGPU has a budget that is filled each period and debited by its use. An overdrawn vGPU runs
 //! after the others; the first vGPU with work runs. GPUvm's code does the same; according to its paper (section 5.3),
 //! the vGPU with the most credit runs.
 //!
@@ -18,7 +18,7 @@ use std::collections::{BTreeMap, VecDeque};
 /// Time that a vGPU may still use, in ns.
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 struct Budget {
-    /// Below zero when it is overdrawn.
+    /// Negative when it is overdrawn.
     left: i64,
     /// Debits since budgets were filled.
     used: u64,
@@ -34,7 +34,7 @@ impl Budget {
     }
 }
 
-/// A vGPU that competes, while budgets are filled; in ns.
+/// State of a competing vGPU when budgets are filled; in ns.
 #[derive(Clone, Copy, Debug)]
 struct Competitor {
     vgpu: TenantId,

@@ -19,18 +19,18 @@ use std::collections::BTreeMap;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 enum Phase {
-    /// Everything runs.
+    /// All work runs.
     Free {
         /// End of the phase, if any vGPU has work then.
         until: Nanos,
     },
-    /// No work starts before the card has drained: first the work of the free interval, later the work measured last,
-    /// so that a long submission takes nothing from the interval after it.
+    /// Work starts only after the card has drained: first the work of the free interval, later the work measured last,
+    /// so that a long submission does not use time of the following interval.
     Drain {
         /// Kind of the next phase.
         engage: bool,
     },
-    /// One at a time.
+    /// One vGPU runs at a time.
     Engaged {
         /// End of the phase.
         until: Nanos,
@@ -59,7 +59,7 @@ pub(crate) struct Disengaged {
     uses: BTreeMap<TenantId, Use>,
     lags: Lags,
     turns: u64,
-    /// Time at which throttled vGPUs may run because no other has work.
+    /// Time at which throttled vGPUs may run because no other vGPU has work.
     unthrottle: Option<Nanos>,
 }
 
@@ -69,7 +69,7 @@ impl Disengaged {
         Self { phase, uses: BTreeMap::new(), lags: Lags::default(), turns: 0, unthrottle: None }
     }
 
-    /// Ends a phase that is over.
+    /// Ends a phase whose time is over.
     fn advance(&mut self, view: &View<'_>) {
         let params = &view.config.disengaged;
         match self.phase {
@@ -106,7 +106,8 @@ impl Disengaged {
         let cycle = params.engaged_ns.saturating_add(params.free_ns);
         for (vgpu, of) in &mut self.uses {
             of.length = of.sum.checked_div(of.count).unwrap_or(of.length);
-            // The ends decide for a vGPU whose submissions were short while measured and long when free.
+            // The actual durations count for a vGPU whose submissions were short while measured and long in the free
+            // interval.
             let free = of.started.saturating_mul(of.length).max(of.charged);
             self.lags.charge(*vgpu, of.sum.saturating_add(free), cycle, cycle, view);
             *of = Use { length: of.length, turn: of.turn, ..Use::default() };

@@ -18,9 +18,9 @@ const MAX_LAG_NS: i64 = 10_000 * MS as i64;
 
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 struct Lag {
-    /// In ns.
+    /// Lag in ns.
     beyond: i64,
-    /// Time since which it has not competed.
+    /// Time since which it does not compete.
     away: Option<Nanos>,
 }
 
@@ -57,7 +57,7 @@ impl Lags {
         let now = view.now;
         let competes = |id: &TenantId, member: &Member| *id == vgpu || member.active(now, near);
         let weight = |member: &Member| u64::from(member.params.weight);
-        // The share of a vGPU next to these: idle VMs do not change it.
+        // The share of a vGPU next to these; idle VMs do not change it.
         let theirs: u64 = view.members.iter().filter(|(id, member)| competes(id, member)).map(|(_, m)| weight(m)).sum();
         let mut competing = Vec::with_capacity(self.lags.len());
         let mut params = Vec::with_capacity(self.lags.len());

@@ -10,7 +10,7 @@ use saved_state::{Invalid, ascend, only_version};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
 
-/// Most strikes.
+/// Maximum number of strikes.
 const STRIKES_MAX: u32 = 1 << 30;
 
 /// The scheduler of a card.
@@ -42,7 +42,7 @@ impl Scheduler {
     /// Restores the scheduler, at `now` of the clock of its events.
     ///
     /// # Errors
-    /// If it is invalid, or of a later time.
+    /// If it is invalid, or from a later time.
     pub fn restored(saved: SavedScheduler, now: Nanos) -> Result<Self, Invalid> {
         let SavedScheduler { mut scheduler, accounts, copies } = saved;
         Invalid::unless(ascend(copies.iter().map(|(vgpu, _)| vgpu)), || "shares of copies are not in order".into())?;
@@ -99,7 +99,7 @@ impl Scheduler {
         Ok(())
     }
 
-    /// Checks that no submission is at two places.
+    /// Checks that submissions are in one place only.
     fn check_tickets(&self, on_card: impl Iterator<Item = Ticket>) -> Result<(), Invalid> {
         let queued = self.lanes.iter().flat_map(|lane| lane.waiting().map(|(_, queued)| queued.ticket));
         let mut seen = BTreeSet::new();

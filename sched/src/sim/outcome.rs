@@ -26,31 +26,31 @@ pub struct Outcome {
 }
 
 impl Outcome {
-    /// Time in ns that an engine was truly busy.
+    /// Returns the time in ns for which an engine was truly busy.
     #[must_use]
     pub fn busy(&self, engine: Engine) -> u64 {
         self.busy[engine.index()]
     }
 
-    /// Part of the whole time that an engine was busy.
+    /// Returns the part of the whole time for which an engine was busy.
     #[must_use]
     pub fn utilisation(&self, engine: Engine) -> f64 {
         self.busy(engine) as f64 / self.length as f64
     }
 
-    /// Time in ns that a VM truly used of an engine from `from` until `until` ns.
+    /// Returns the time in ns that a VM truly used of an engine from `from` until `until` ns.
     #[must_use]
     pub fn used(&self, vm: usize, engine: Engine, from: u64, until: u64) -> u64 {
         self.uses.used(vm, engine, from, until)
     }
 
-    /// Shares of an engine's use from `from` until `until` ns, by VM.
+    /// Returns the shares of an engine's use from `from` until `until` ns, by VM.
     #[must_use]
     pub fn shares(&self, engine: Engine, from: u64, until: u64) -> Vec<f64> {
         self.uses.shares(engine, from, until)
     }
 
-    /// Shares in consecutive windows of `window` ns from `from` until `until` ns.
+    /// Returns the shares in consecutive windows of `window` ns from `from` until `until` ns.
     pub fn windows(&self, engine: Engine, window: u64, from: u64, until: u64) -> impl Iterator<Item = Vec<f64>> {
         self.uses.windows(engine, window, from, until)
     }

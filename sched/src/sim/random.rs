@@ -6,13 +6,13 @@
 pub struct Random(u64);
 
 impl Random {
-    /// The sequence of a seed.
+    /// Returns the generator for a seed.
     #[must_use]
     pub const fn new(seed: u64) -> Self {
         Self(seed)
     }
 
-    /// Any number.
+    /// Returns any number.
     pub fn number(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.0;
@@ -21,13 +21,13 @@ impl Random {
         z ^ (z >> 31)
     }
 
-    /// A number below `bound`; 0 when that is 0.
+    /// Returns a number below `bound`; 0 if `bound` is 0.
     pub fn below(&mut self, bound: u64) -> u64 {
         let wide = u128::from(self.number()) * u128::from(bound);
         u64::try_from(wide >> 64).unwrap_or(0)
     }
 
-    /// A number from 0 up to 1.
+    /// Returns a number from 0 up to 1.
     pub fn fraction(&mut self) -> f64 {
         (self.number() >> 11) as f64 / (1u64 << 53) as f64
     }

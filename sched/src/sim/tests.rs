@@ -30,7 +30,7 @@ fn simulate(config: Config, seconds: u64, guests: Vec<Guest>) -> Outcome {
     run(&Scenario::new(config, seconds * SECOND, guests), 7).unwrap()
 }
 
-/// Parts of the engine's time that each VM had after the first second.
+/// Returns the part of the engine's time that each VM got after the first second.
 fn shares(outcome: &Outcome) -> Vec<f64> {
     outcome.shares(Engine::Compute, SECOND, u64::MAX)
 }
@@ -51,7 +51,7 @@ fn the_same_seed_gives_the_same_run_and_another_does_not() {
 fn the_schedulers_books_agree_with_the_card() {
     for policy in PolicyKind::ALL {
         let outcome = simulate(Config { policy, ..Config::default() }, 3, unequal(5));
-        // A submission's time is charged from when the card has it, which is when the idle engine begins.
+        // A submission is charged from the time at which the card has it, which is when the idle engine begins.
         let (charged, busy) = (outcome.scheduler.busy(Engine::Compute), outcome.busy(Engine::Compute));
         assert_eq!(charged, busy, "{policy:?}");
     }
@@ -225,7 +225,7 @@ fn record_under_other_policy_keeps_work_and_changes_order() {
             assert!(other.used.abs_diff(one.used) < one.used / 50, "{policy:?}: {} {}", other.used, one.used);
         }
     }
-    // A guest with short kernels waits less if it need not wait for long kernels.
+    // A guest with short kernels waits for less time if it need not wait for long kernels.
     let band = trace.under(Config::default()).unwrap();
     assert!(used(&band, 0).waits.mean() < used(&recorded, 0).waits.mean());
 }
@@ -272,7 +272,7 @@ fn vm_hung_in_flight_is_killed_and_neighbours_keep_share() {
     let outcome = neighbours_of(rogue, Config::default());
     assert_eq!(outcome.killed, 1);
     assert_neighbours_keep_their_share(&outcome);
-    // One that dies on the card.
+    // A VM that dies on the card.
     let mut rogue = looping(20 * MS);
     rogue.gone = Some(Nanos(2 * SECOND + 7 * MS));
     assert_neighbours_keep_their_share(&neighbours_of(rogue, Config::default()));
@@ -321,7 +321,7 @@ fn short_kernels_do_not_pay_for_a_host_that_sees_ends_late() {
             let config = Config { policy, ..Config::default() };
             let guests = vec![fenced(short), fenced(long)];
             let shares = shares(&run(&Scenario { card, ..Scenario::new(config, 5 * SECOND, guests) }, 7).unwrap());
-            // With CREDIT no VM waits for free.
+            // With CREDIT, VMs never wait without a charge.
             let most = if policy == PolicyKind::Credit { most + 0.01 } else { most };
             assert!((shares[0] - 0.5).abs() < most, "{policy:?}, {short} and {long} ns, {late} ns late: {shares:?}");
         }

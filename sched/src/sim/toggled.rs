@@ -7,14 +7,14 @@ use std::collections::{BTreeMap, VecDeque};
 /// Length of a kernel of the neighbour, and of the toggled vGPU, in ns.
 const NEIGHBOUR_KERNEL_NS: u64 = 9_900_000;
 const OTHER_KERNEL_NS: u64 = 50_000_000;
-/// Times between two toggles, and time between an end and when it is seen.
+/// Times between two toggles, and delay until an end is seen.
 const TOGGLES: [u64; 5] = [200_000, 600_000, 3_000_000, 11_000_000, 31_000_000];
 const COMPLETION_DELAY_NS: u64 = 100_000;
-/// Time that is simulated, in ns.
+/// Simulated time, in ns.
 const SIMULATED_NS: u64 = 30_000_000_000;
 /// Time that the other has the engine alone before, in ns: afterwards more of its work is on the card at a time.
 const SOLO_NS: u64 = 300_000_000;
-/// Submissions of each that are queued at a time.
+/// Number of submissions of each that are queued at a time.
 const QUEUE_DEPTH: u64 = 16;
 const NEIGHBOUR: TenantId = TenantId(0);
 const OTHER: TenantId = TenantId(1);

@@ -46,7 +46,7 @@ impl Uses {
         }
     }
 
-    /// Time in ns that a VM used of an engine from `from` until `until` ns.
+    /// Returns the time in ns that a VM used of an engine from `from` until `until` ns.
     #[must_use]
     pub fn used(&self, vm: usize, engine: Engine, from: u64, until: u64) -> u64 {
         let intervals = &self.of[vm][engine.index()];
@@ -55,7 +55,7 @@ impl Uses {
         intervals.iter().take(end).skip(first).sum()
     }
 
-    /// Shares of an engine's use from `from` until `until` ns, by VM.
+    /// Returns the shares of an engine's use from `from` until `until` ns, by VM.
     #[must_use]
     pub fn shares(&self, engine: Engine, from: u64, until: u64) -> Vec<f64> {
         let used: Vec<u64> = (0..self.of.len()).map(|vm| self.used(vm, engine, from, until)).collect();
@@ -63,7 +63,7 @@ impl Uses {
         used.iter().map(|used| if sum == 0 { 0.0 } else { *used as f64 / sum as f64 }).collect()
     }
 
-    /// Shares in consecutive windows of `window` ns from `from` until `until` ns.
+    /// Returns the shares in consecutive windows of `window` ns from `from` until `until` ns.
     pub fn windows(&self, engine: Engine, window: u64, from: u64, until: u64) -> impl Iterator<Item = Vec<f64>> {
         let ends = (from + window..=until).step_by(usize::try_from(window).unwrap_or(usize::MAX));
         ends.map(move |end| self.shares(engine, end - window, end))
@@ -87,7 +87,7 @@ impl Uses {
     }
 }
 
-/// Jain's index of each share over its wanted share: 1 if all are equal, 1/n if one vGPU has everything.
+/// Returns Jain's index of each share over its wanted share: 1 if all are equal, 1/n if one vGPU uses everything.
 #[must_use]
 pub fn jain(shares: &[f64], wanted: &[f64]) -> f64 {
     let parts: Vec<f64> = shares.iter().zip(wanted).map(|(share, wanted)| share / wanted).collect();

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 pub enum Length {
     /// Always the same.
     Fixed(u64),
-    /// Anything between the two, each as likely.
+    /// Uniformly distributed between the two.
     Uniform(u64, u64),
     /// Exponentially distributed, with this mean.
     Exponential(u64),
@@ -19,7 +19,7 @@ pub enum Length {
 }
 
 impl Length {
-    /// One length; `None` when it does not end.
+    /// Draws a length; `None` if the work does not end.
     pub fn draw(self, random: &mut Random) -> Option<u64> {
         match self {
             Self::Fixed(ns) => Some(ns),
@@ -95,14 +95,14 @@ pub struct Guest {
     pub params: VgpuParams,
     /// Activity of its channels.
     pub streams: Vec<Stream>,
-    /// It forges its ends: they claim to be this much earlier, in ns.
+    /// It forges its ends: they appear to be this much earlier, in ns.
     pub lie: u64,
     /// Time at which its VMM dies.
     pub gone: Option<Nanos>,
 }
 
 impl Guest {
-    /// A VM of weight 100 with one channel.
+    /// Creates a VM of weight 100 with one channel.
     #[must_use]
     pub fn new(stream: Stream) -> Self {
         Self { params: VgpuParams::default(), streams: vec![stream], lie: 0, gone: None }
@@ -119,11 +119,11 @@ impl Guest {
 /// Delays of the card and the host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Card {
-    /// From a decision to the card's having the work.
+    /// Delay from a decision until the card has the work.
     pub submit: Length,
     /// Delay between the end on the card and its notice by the scheduler and the guest.
     pub interrupt: Length,
-    /// Time by which a copy takes longer if it begins while the compute engine works, in permille.
+    /// Additional time of a copy that begins while the compute engine works, in permille.
     pub copy_slowdown_permille: u32,
 }
 
@@ -141,9 +141,9 @@ impl Default for Card {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Change {
-    /// For the card.
+    /// An action on the card.
     Config(Config),
-    /// For a vGPU.
+    /// An action on a vGPU.
     Vgpu(TenantId, VgpuParams),
 }
 
@@ -163,7 +163,7 @@ pub struct Scenario {
 }
 
 impl Scenario {
-    /// VMs on a card as most are.
+    /// Returns typical VMs on a card.
     #[must_use]
     pub fn new(config: Config, length: u64, guests: Vec<Guest>) -> Self {
         Self { guests, length, card: Card::default(), config, changes: Vec::new() }

@@ -194,7 +194,7 @@ impl World<'_> {
         }
     }
 
-    /// Sends an event to the scheduler, and carries its decisions out.
+    /// Sends an event to the scheduler, and executes its decisions.
     fn feed(&mut self, event: Event) {
         let mut decisions = Vec::new();
         self.scheduler.event(self.now, event, &mut decisions);

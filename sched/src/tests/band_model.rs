@@ -270,7 +270,7 @@ fn agree(weights: &[u32], own_time: bool, latency: u64, arrivals: &[(u64, usize,
     waits
 }
 
-/// Time between two arrivals; occasionally all vGPUs idle for a few periods.
+/// Time between two arrivals; occasionally all vGPUs are idle for a few periods.
 fn pause() -> impl Strategy<Value = u64> {
     prop_oneof![20 => 0u64..1_500_000, 1 => 0u64..200_000_000]
 }

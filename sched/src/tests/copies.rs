@@ -14,7 +14,7 @@ fn weight(weight: u32) -> CopyShare {
     CopyShare { weight: Some(weight), ..CopyShare::AS_COMPUTE }
 }
 
-/// A VM that computes and copies without end, by two channels.
+/// A VM that computes and copies without end, on two channels.
 fn both(params: VgpuParams, copy: u64) -> Guest {
     let kernels = Stream { depth: 3, ..Stream::looping(Length::Fixed(MS / 2), Length::Fixed(20_000)) };
     let step = Step { engine: Engine::Copy0, length: Length::Fixed(copy) };
@@ -93,7 +93,7 @@ fn a_record_has_them() {
     let text = serde_json::to_string(&scheduler()).unwrap();
     let read: Scheduler = serde_json::from_str(&text).unwrap();
     assert_eq!(read.params(TenantId(0)), scheduler().params(TenantId(0)));
-    // One that was made before they were there.
+    // A scheduler from before copy shares existed.
     let plain = serde_json::to_string(&VgpuParams::weight(3)).unwrap();
     assert!(!plain.contains("copies"), "{plain}");
     assert_eq!(serde_json::from_str::<VgpuParams>(&plain).unwrap(), VgpuParams::weight(3));

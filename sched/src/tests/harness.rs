@@ -1,10 +1,10 @@
-//! A card that carries out the scheduler's decisions, with its own accounts: the state of each ticket, and the time
-//! that each engine was busy.
+//! A card that executes the scheduler's decisions, with its own accounts: the state of each ticket, and the time for
+//! which each engine was busy.
 
 use crate::{Channel, Config, Decision, Engine, Event, Nanos, Scheduler, TenantId, Ticket, VgpuParams};
 use std::collections::{BTreeMap, VecDeque};
 
-/// Fate of a ticket.
+/// State of a ticket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Fate {
     Queued,
@@ -22,7 +22,7 @@ pub(super) struct Work {
     pub(super) length: u64,
 }
 
-/// Work of an engine, with the time at which it received that, and the end of the work before.
+/// Work of an engine, with the time of its arrival there, and the end of the previous work.
 #[derive(Clone, Debug, Default)]
 struct Unit {
     work: VecDeque<(u64, Work)>,
@@ -30,7 +30,7 @@ struct Unit {
 }
 
 impl Unit {
-    /// Returns the start and the length of the first.
+    /// Returns the start and the length of the first submission.
     fn first(&self) -> Option<(u64, u64)> {
         self.work.front().map(|(given, work)| (self.last_end.max(*given), work.length))
     }
@@ -91,7 +91,7 @@ impl Harness {
         self.feed(Event::Arrival { vgpu, channel, engine, ticket })
     }
 
-    /// The next end on the card that is seen: when, and on which engine.
+    /// Returns the next visible end on the card: its time and its engine.
     pub(super) fn next_end(&self) -> Option<(u64, Engine)> {
         let end = |engine: Engine| {
             let (since, length) = self.units[engine.index()].first()?;
@@ -153,7 +153,7 @@ impl Harness {
         }
     }
 
-    /// Something that the card has begins to wait.
+    /// Makes a submission on the card begin to wait.
     pub(super) fn stall(&mut self, ticket: Ticket) -> Vec<Decision> {
         self.look();
         for (unit, busy) in self.units.iter_mut().zip(&mut self.busy) {
@@ -171,7 +171,7 @@ impl Harness {
         self.feed(Event::Waiting { ticket })
     }
 
-    /// The first that waits resumes, or has ended.
+    /// Resumes the first waiting submission, or ends it.
     pub(super) fn go_on(&mut self, ended: bool) {
         if self.aside.is_empty() {
             return;
@@ -188,7 +188,7 @@ impl Harness {
         }
     }
 
-    /// Requeues the first that waits.
+    /// Requeues the first waiting submission.
     pub(super) fn requeue(&mut self) {
         if self.aside.is_empty() {
             return;
@@ -199,7 +199,7 @@ impl Harness {
         self.feed(Event::Requeued { ticket });
     }
 
-    /// Takes work off the card and out of the queues, as when a channel ends.
+    /// Removes work from the card and from the queues, as when a channel ends.
     pub(super) fn take_off(&mut self, gone: impl Fn(&Work) -> bool) {
         for (unit, busy) in self.units.iter_mut().zip(&mut self.busy) {
             let first = unit.first();
@@ -230,7 +230,7 @@ impl Harness {
         self.feed(Event::Removed { vgpu: TenantId(vgpu) })
     }
 
-    /// Runs everything that waits to its end. Fails if work waits that would never start.
+    /// Runs all waiting work to its end. Fails if work waits that would never start.
     pub(super) fn drain(&mut self) {
         while !self.aside.is_empty() {
             self.go_on(false);
@@ -244,7 +244,7 @@ impl Harness {
         assert_eq!(waits.count(), 0, "something was lost: {:#?}", self.scheduler);
     }
 
-    /// Checks the scheduler's accounts against the card's. True when nothing is in flight.
+    /// Checks the scheduler's accounts against the card's. Returns true if no work is in flight.
     pub(super) fn audit(&self) {
         for engine in Engine::ALL {
             let accounts = self.scheduler.vgpus().filter_map(|vgpu| self.scheduler.account(vgpu, engine));

@@ -70,7 +70,7 @@ fn the_last_strike_quarantines_until_the_operator_releases() {
     assert_eq!(harness.scheduler.strikes(TenantId(0)), Some((1, Quarantine::Free)));
     let (_, decisions) = overrun(&mut harness, 1);
     assert_eq!(decisions.last(), Some(&Decision::Quarantined { vgpu: TenantId(0), until: None }));
-    // It is held back but not dropped; the other continues.
+    // Its work is held back but not dropped; the other vGPU continues.
     assert_eq!(harness.arrive(0, 2, Engine::Compute, MS), []);
     assert_eq!(harness.arrive(0, 2, Engine::Copy0, MS), []);
     assert_eq!(harness.arrive(1, 0, Engine::Compute, MS).len(), 1);
@@ -201,7 +201,7 @@ fn vgpu_blocking_an_engine_is_charged_instead_of_waiting_vgpu() {
     let mut harness = harness(0, 0);
     harness.arrive(0, 3, Engine::Copy0, 1000 * MS);
     harness.arrive(1, 4, Engine::Compute, MS);
-    // The engine is the other's according to the accounts, and cannot begin.
+    // According to the accounts the other submission has the engine, so this one cannot begin.
     for step in 1..=4 {
         let since = Nanos(harness.now);
         harness.now = step * 10 * MS;

@@ -87,7 +87,7 @@ fn submissions_run_ahead_only_for_same_vgpu() {
     harness.audit();
 }
 
-/// Starts of `count` submissions of two vGPUs each, all there from the beginning: by whose they are.
+/// Returns the starts of `count` submissions of two vGPUs each, all queued at the beginning: the vGPU of each.
 fn owners(config: Config, count: u64, length: u64) -> Vec<u32> {
     let mut harness = two(config);
     let mut started = Vec::new();
@@ -286,7 +286,7 @@ fn stalled_submission_lets_others_run_and_is_charged_own_time() {
         harness.arrive(1, 0, Engine::Compute, MS);
         harness.now += MS / 2;
         let started = harness.stall(Ticket(1));
-        // These two have started all at once.
+        // These two have all started at once.
         let free = matches!(policy, PolicyKind::Direct | PolicyKind::Disengaged);
         assert!(free || !started.is_empty(), "{policy:?}");
         harness.drain();

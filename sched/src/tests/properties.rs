@@ -28,7 +28,7 @@ enum Op {
     Requeue,
     Remove(u32),
     Add(u32),
-    /// Saved, and restored.
+    /// Saved and restored.
     Restore,
 }
 
@@ -139,7 +139,7 @@ proptest! {
         prop_assert!(departed || harness.scheduler.in_flight() == 0);
     }
 
-    /// Edited bytes of a saved scheduler are refused, or make one that does no harm.
+    /// Edited bytes of a saved scheduler are refused, or result in a harmless one.
     #[test]
     fn edited_schedulers_never_panic(
         first in config(),

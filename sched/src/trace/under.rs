@@ -1,7 +1,7 @@
 //! The outcome of a record's submissions with other settings.
 //!
-//! The submissions arrive when they did and last as long as they did; their starts are decided again. The result does
-//! not include the guests' reaction, to submit sooner or later: [`crate::sim`] has guests that react.
+//! The submissions keep their arrivals and their durations; their starts are decided again. The result does not include
+//! the reaction of guests, which would submit sooner or later: [`crate::sim`] has guests that react.
 
 use super::Trace;
 use crate::types::{Engine, Ticket};
@@ -21,15 +21,16 @@ struct Work {
 #[derive(Debug, Default)]
 struct Busy {
     queue: VecDeque<Ticket>,
-    /// Time at which the first is done.
+    /// Time at which the first one is complete.
     until: Option<Nanos>,
 }
 
 impl Trace {
-    /// The record's submissions under other settings: the scheduler, with its accounts, when all of them have ended.
+    /// Replays the record's submissions under other settings: returns the scheduler, with its accounts, when all of
+    /// them have ended.
     ///
     /// # Errors
-    /// When the settings are out of bounds.
+    /// If the settings are out of bounds.
     pub fn under(&self, config: Config) -> Result<Scheduler, ConfigError> {
         let works = self.works();
         let mut events = self.told(&works);
@@ -80,7 +81,7 @@ impl Trace {
         Ok(scheduler)
     }
 
-    /// The submissions of the record, with how long each lasted.
+    /// Returns the submissions of the record, with their durations.
     fn works(&self) -> BTreeMap<Ticket, Work> {
         let mut works = BTreeMap::new();
         for (_, _, engine, ticket) in self.scheduler.pending() {

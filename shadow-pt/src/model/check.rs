@@ -86,7 +86,7 @@ impl View<'_> {
         }
     }
 
-    /// Returns entry `at` of one of the guest's tables, 0 if there is no such table.
+    /// Returns entry `at` of one of the guest's tables, 0 if the table does not exist.
     fn raw(&self, (target, table, count, _): Half, at: u64) -> u64 {
         if target == 0 || at >= count as u64 { 0 } else { self.guest64(target != 1, table + at * 8) }
     }

@@ -9,7 +9,7 @@ use nvspec::mmu::Rights;
 use std::collections::BTreeMap;
 use std::collections::BTreeSet;
 
-/// Bytes of an operation.
+/// Size of an operation in bytes.
 pub(crate) const OP_BYTES: usize = 8;
 /// Maximum number of operations that are decoded.
 pub(crate) const MAX_OPS: usize = 96;

@@ -7,7 +7,7 @@ use nvspec::class::compute90c0::{limit, warp_error};
 use sm20::{Form, Instruction, Op};
 use std::collections::HashMap;
 
-/// Bytes of a line; a line is read and compared as a whole.
+/// Size of a line in bytes; a line is read and compared as a whole.
 const LINE_BYTES: usize = 512;
 const LINE_WORDS: usize = LINE_BYTES / 4;
 /// Maximum number of lines of a worker; at that number, all are dropped.

@@ -4,7 +4,7 @@ use crate::mmu::MmuFault;
 use nvspec::addr::GpuVa;
 use nvspec::class::compute90c0::{limit, warp_error};
 
-/// Reason why a grid ended early.
+/// Reason that a grid ended early.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Failure {
     /// A memory access faulted.

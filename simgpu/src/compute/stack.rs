@@ -51,7 +51,7 @@ impl Stack {
         self.entries.clear();
     }
 
-    /// Pushes an entry. Returns false if there was no room.
+    /// Pushes an entry. Returns false if the stack is full.
     pub(crate) fn push(&mut self, kind: Kind, lanes: u32, pc: u32, limit: usize) -> bool {
         let room = self.entries.len() < limit;
         if room {

@@ -54,7 +54,7 @@ pub(crate) struct Context {
     pub(crate) fetched: Fetched,
 }
 
-/// Reason why a channel could not be loaded.
+/// Reason that a channel could not be loaded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum LoadError {
     /// The instance block, or memory that it names, is not accessible.

@@ -52,7 +52,7 @@ pub(crate) struct Pbdma {
     pub(super) waits_at: Option<u64>,
 }
 
-/// Reason why a PBDMA stopped.
+/// Reason that a PBDMA stopped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Trap {
     /// Bits of INTR_0.

@@ -20,7 +20,7 @@ const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW);
 /// Page size of the host.
 const HOST_PAGE: usize = 4096;
 
-/// Reason why VRAM of the requested size could not be created.
+/// Reason that VRAM of the requested size could not be created.
 #[derive(Debug, thiserror::Error)]
 pub enum VramError {
     /// The size is out of range or not a multiple of 1 MiB.
@@ -47,7 +47,7 @@ pub enum VramError {
     Other {
         /// Requested bytes.
         size: u64,
-        /// Bytes of the file.
+        /// Size of the file in bytes.
         length: u64,
     },
     /// The memory could not be mapped.

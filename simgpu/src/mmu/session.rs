@@ -49,7 +49,7 @@ impl Default for Plan {
 }
 
 impl Plan {
-    /// Adds a piece, merged with the last one if it follows it on both sides. Returns false if there was no room.
+    /// Adds a piece, merged with the last one if it follows it on both sides. Returns false if it did not fit.
     fn add(&mut self, piece: Piece) -> bool {
         if let Some(last) = self.count.checked_sub(1).map(|last| &mut self.pieces[last])
             && last.from.offset(last.len) == piece.from

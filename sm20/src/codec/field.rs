@@ -5,7 +5,7 @@ use std::marker::PhantomData;
 use super::bits::{low8, low16, low32, mask, place, place_signed, take, take_signed};
 use crate::ir::*;
 
-/// Reason why a field has no value, or a value no field.
+/// Reason that a field has no value, or a value has no field.
 pub(crate) type Reason = &'static str;
 
 const NOT_A_REGISTER: Reason = "only a register can be encoded here";

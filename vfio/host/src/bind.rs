@@ -43,7 +43,7 @@ pub struct Change {
     pub now: Option<String>,
 }
 
-/// Reason why a function keeps its driver, or has none now.
+/// Reason that a function keeps its driver, or has no driver now.
 #[derive(Debug, thiserror::Error)]
 pub enum BindError {
     /// Sysfs cannot be read, or no such function exists.

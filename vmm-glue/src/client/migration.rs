@@ -9,7 +9,7 @@ use crate::protocol::{
     MigDeviceState,
 };
 
-/// Room for the answer about a feature, in bytes.
+/// Space for the answer about a feature, in bytes.
 const MAX_ANSWER_BYTES: u32 = 1 << 20;
 
 impl Client {
@@ -24,13 +24,13 @@ impl Client {
         Ok((said.argsz, data.to_vec()))
     }
 
-    /// Asks which migration states the device supports.
+    /// Queries the migration states that the device supports.
     pub fn migration_flags(&mut self) -> Result<u64> {
         let (_, data) = self.feature(FEATURE_MIGRATION | FEATURE_GET, MAX_ANSWER_BYTES, &[])?;
         parse::<u64>(&data).map(|(flags, _)| flags)
     }
 
-    /// Asks for the migration state.
+    /// Queries the migration state.
     pub fn device_state(&mut self) -> Result<u32> {
         let (_, data) = self.feature(FEATURE_MIG_DEVICE_STATE | FEATURE_GET, MAX_ANSWER_BYTES, &[])?;
         parse::<MigDeviceState>(&data).map(|(state, _)| state.device_state)
@@ -83,7 +83,7 @@ impl Client {
         self.feature(FEATURE_DMA_LOGGING_STOP | FEATURE_SET, MAX_ANSWER_BYTES, &[]).map(drop)
     }
 
-    /// Asks which pages of a range were written since the last call: a bit for each page.
+    /// Queries the pages of a range that were written since the last call: one bit per page.
     pub fn written(&mut self, iova: u64, length: u64, page_size: u64) -> Result<Vec<bool>> {
         let asked = LoggingReport { iova, length, page_size };
         let (_, data) = self.feature(FEATURE_DMA_LOGGING_REPORT | FEATURE_GET, MAX_ANSWER_BYTES, asked.as_bytes())?;

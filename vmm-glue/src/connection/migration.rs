@@ -1,4 +1,4 @@
-//! Messages of a client that saves or restores the device's state, or asks which of its memory was written.
+//! Messages of a client that saves or restores the device's state, or queries its written memory.
 //!
 //! The session keeps the state, so the device is only ever called in the order of [`Migration`]'s states. An invalid
 //! request is refused without changes; if the device fails, the device reports the state.
@@ -26,7 +26,7 @@ pub(super) struct Migrating {
 }
 
 impl Migrating {
-    /// Notes a reset, which ends every state.
+    /// Records a reset, which ends every state.
     pub(super) fn was_reset(&mut self) {
         self.state = State::Running;
     }
@@ -98,7 +98,7 @@ impl Session {
                 let asked = parse(data)?;
                 let bytes = self.report_bytes(&asked)?;
                 let all = size_of::<DeviceFeature>().saturating_add(size_of::<LoggingReport>()).saturating_add(bytes);
-                // A client without room for the report has not received it, so the log must keep these writes.
+                // A client without space for the report has not received it, so the log must keep these writes.
                 if wire_len(all) > argsz {
                     return answer(header, wire_len(all), flags, &[], out);
                 }
@@ -115,13 +115,13 @@ impl Session {
         MigDeviceState { device_state: self.migration.state.to_wire(), data_fd: 0 }
     }
 
-    /// Goes to a state, through the states between.
+    /// Changes to a state, through the states between.
     fn go_to(&mut self, device: &mut dyn Migration, number: u32) -> Result<(), Refusal> {
         let Some(to) = State::from_wire(number) else {
             let what = if number == STATE_ERROR { "is no state to ask for" } else { "is not supported" };
             return refuse(Errno::INVAL, format!("state {number} of migration {what}"));
         };
-        // The configuration space may be another device's after this.
+        // After this, the configuration space may belong to another device.
         self.configured = true;
         while self.migration.state != to {
             let state = self.migration.state;

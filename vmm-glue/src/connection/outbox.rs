@@ -62,7 +62,7 @@ impl Outbox {
         self.bytes.len().saturating_sub(self.sent)
     }
 
-    /// Returns true if nothing waits.
+    /// Returns true if no message waits.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -107,7 +107,7 @@ impl Outbox {
         bytes
     }
 
-    /// Returns the bytes, to append whole messages to.
+    /// Returns the bytes, so that whole messages can be appended.
     pub(super) fn raw(&mut self) -> &mut Vec<u8> {
         &mut self.bytes
     }

@@ -13,7 +13,7 @@ use crate::descriptors::{Given, Giving, ParkError};
 use crate::journal::{Marks, Room};
 use crate::protocol::{Command, HEADER_SIZE, Header, IRQ_DATA_EVENTFD, IrqSet};
 
-/// Room beyond one message, so that many small ones can arrive in one call.
+/// Space beyond one message, so that many small ones can arrive in one call.
 pub(crate) const EXTRA_RECEIVE_BYTES: usize = 64 << 10;
 /// Maximum number of descriptor sets that wait for their message.
 pub(super) const MAX_SETS: usize = 8;
@@ -107,7 +107,7 @@ impl Receive {
         std::mem::take(&mut self.gave)
     }
 
-    /// Marks how far the stream was received, and up to where messages are handled.
+    /// Marks the end of the received stream, and of the handled messages.
     pub fn mark(&mut self, clean: bool) {
         if let Buffer::Journal(room) = &mut self.buffer {
             let Marks { sent, next_id, .. } = room.marks();

@@ -68,7 +68,7 @@ impl Session {
             let reason = format!("a batch of {count} writes has {} bytes", body.len());
             return refuse(Errno::INVAL, reason);
         }
-        // Each was a separate write at the client, so a failed write does not stop the others.
+        // Each was a separate write in the client, so a failed write does not stop the others.
         let mut failed = None;
         let mut done = 0u64;
         for bytes in writes {

@@ -58,10 +58,10 @@ impl SavedConnection {
             regions: _,
             // The check restarts.
             share: _,
-            // The count is per process.
+            // Counted per process.
             withdrawals: _,
             refused,
-            // They are for the journal, which starts again.
+            // Used only by the journal, which starts again.
             changed: _,
             configured: _,
             // The device is not saved during its migration.
@@ -109,7 +109,7 @@ impl Connection {
             receive,
             out,
             session,
-            // The next process starts another.
+            // The next process starts another journal.
             journal: _,
             // It is applied before any message is handled.
             revival: _,

@@ -22,7 +22,7 @@ use crate::protocol::{
 };
 use crate::protocol::{DMA_UNMAP_GET_DIRTY_BITMAP, FLAG_TYPE_MASK};
 
-/// Why a request is refused: for the client, and for the log.
+/// Reason that a request is refused: for the client, and for the log.
 #[derive(Debug)]
 pub(super) struct Refusal {
     pub errno: Errno,
@@ -42,7 +42,7 @@ pub(super) struct Session {
     pub peer: Option<Peer>,
     pub regions: [RegionInfo; NUM_REGIONS],
     pub(super) share: ShareCheck,
-    /// Withdrawals in this process that were checked.
+    /// Number of this process's withdrawals that were checked.
     pub(super) withdrawals: usize,
     /// Refused requests of this client, to keep the log short.
     pub(super) refused: u64,
@@ -185,7 +185,8 @@ impl Session {
             Command::DEVICE_SET_IRQS => {
                 let (request, booleans) =
                     IrqSet::read_from_prefix(body).map_err(|_| too_short(body, size_of::<IrqSet>()))?;
-                // The journal keeps no masks: the next process starts without raised interrupts, so none is masked.
+                // The journal does not keep masks: the next process starts without raised interrupts, so none is
+                // masked.
                 self.changed |=
                     request.flags & (IRQ_ACTION_MASK | IRQ_ACTION_UNMASK) == 0 || request.flags & IRQ_DATA_EVENTFD != 0;
                 if let Err(error) = self.link.interrupts().set(&request, booleans, fds) {

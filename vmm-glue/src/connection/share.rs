@@ -1,11 +1,11 @@
-//! Finds out whether a client's memory is really shared.
+//! Determines whether a client's memory is really shared.
 //!
 //! A VMM that was started without shared memory still passes the file of its memory, but works on a private copy: the
-//! file stays empty, and a device that maps it reads zeros. To find out, the check reads some pages twice, through a
-//! message to the client and from the file. The memory is private if twice in a row the client's page has data and the
-//! file's is empty. It is shared if both have the same data. A client that accepts no requests is judged by its file
-//! alone: it is private if no block of the file is in use. The file is read with `pread`, because touching a mapping
-//! would fill the file's holes.
+//! file stays empty, and a device that maps it reads zeros. The check reads some pages twice, through a message to the
+//! client and from the file. The memory is private if twice in a row the client's page has data and the file's is
+//! empty. It is shared if both have the same data. A client that accepts no requests is judged by its file alone: it is
+//! private if no block of the file is in use. The file is read with `pread`, because touching a mapping would fill the
+//! file's holes.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -21,8 +21,8 @@ const _: () = assert!(SAMPLE as u64 == PAGE_SIZE);
 const MAX_SAMPLES: usize = 64;
 /// `errno` in QEMU's reply while the guest has bus mastering off.
 const ENODEV: u32 = 19;
-/// Guest physical addresses where firmware or a kernel writes early: the interrupt vectors, firmware data, below 1 MiB,
-/// and where kernels are loaded.
+/// Guest physical addresses that firmware or a kernel writes early: the interrupt vectors, firmware data, the
+/// last page below 1 MiB, and load addresses of kernels.
 const EARLY_WRITE_ADDRS: [u64; 7] = [0, 0x7000, 0x9_f000, 0xf_f000, 0x10_0000, 0x100_0000, 0x200_0000];
 /// Parts of a region at which it is sampled, in addition to its last page.
 const PARTS: u64 = 8;
@@ -87,7 +87,7 @@ impl ShareCheck {
                 match outcome {
                     Ok(theirs) => private.extend(self.compare(&theirs, sample)),
                     Err(DmaError::Refused { errno: ENODEV, .. } | DmaError::NotConnected | DmaError::Unsupported) => {
-                        // The guest has turned bus mastering off again, and will turn it back on.
+                        // The guest has disabled bus mastering again, and will enable it later.
                         self.samples.clear();
                     }
                     Err(_) => (),
@@ -112,7 +112,7 @@ impl ShareCheck {
         report
     }
 
-    /// Judges one sample. Returns it if its memory is private.
+    /// Evaluates one sample. Returns it if its memory is private.
     fn compare(&mut self, theirs: &[u8], mut sample: Sample) -> Option<(u64, Arc<Mapping>)> {
         let empty = |page: &[u8]| page.iter().all(|&byte| byte == 0);
         if empty(theirs) {

@@ -7,9 +7,9 @@ use super::MAX_FDS;
 use crate::memory::PAGE_SIZE;
 use crate::protocol::{VERSION_MAJOR, VERSION_MINOR, Version};
 
-/// Longest text of capabilities that is parsed, in bytes; QEMU's has less than 300.
+/// Maximum size of a text of capabilities that is parsed, in bytes; QEMU's has less than 300.
 const MAX_TEXT: usize = 4096;
-/// Data of one message if a client names no limit.
+/// Data of one message if a client does not name a limit.
 const DEFAULT_TRANSFER: u64 = 1 << 20;
 
 /// Facts about a client after negotiation.

@@ -27,7 +27,7 @@ struct SavedLine {
 }
 
 impl SavedInterrupts {
-    /// Drops raised interrupts and masks, as after a reset. If the client unmasks again, that is harmless.
+    /// Drops raised interrupts and masks, as after a reset. A client may unmask again without harm.
     pub(crate) fn quiet(&mut self) {
         self.lines.iter_mut().flatten().for_each(|line| line.pending = false);
         (self.level, self.masked) = (false, false);

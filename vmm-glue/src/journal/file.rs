@@ -21,17 +21,17 @@ use rustix::mm::{MapFlags, ProtFlags};
 
 /// Starts the file; the last byte is the version of its layout.
 const MAGIC: u64 = u64::from_le_bytes(*b"gmjrnl\0\x01");
-/// Bytes of the head.
+/// Size of the head in bytes.
 const HEAD: usize = 4096;
 /// Words of the head.
 const HEAD_WORDS: usize = HEAD / size_of::<AtomicU64>();
-/// Bytes of each of the two halves for commits, with a length in front.
+/// Size of each of the two halves for commits in bytes, with a length in front.
 pub(super) const HALF_BYTES: usize = 256 << 10;
-/// Bytes of the length.
+/// Size of the length in bytes.
 const LENGTH_BYTES: usize = 8;
-/// Start of the room.
+/// Start of the buffer.
 const ROOM_AT: usize = HEAD + 2 * HALF_BYTES;
-/// Largest room that is mapped: for messages of 1 MiB.
+/// Maximum size of the mapped buffer: for messages of 1 MiB.
 const ROOM_MAX: usize = 4 << 20;
 /// Seals that keep the file from being cut under a mapping.
 const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlags::SEAL);
@@ -40,7 +40,7 @@ const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlag
 mod word {
     pub const MAGIC: usize = 0;
     pub const CURRENT: usize = 1;
-    /// First word of a copy of the marks. Each copy has room for more words.
+    /// First word of a copy of the marks. Each copy has space for more words.
     pub const fn place(current: u64) -> usize {
         if current & 1 == 1 { 24 } else { 8 }
     }
@@ -49,7 +49,7 @@ mod word {
 /// Positions of a connection, which change with each message.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Marks {
-    /// Waiting bytes are `start..end` of the room.
+    /// Waiting bytes are `start..end` of the buffer.
     pub start: u64,
     pub end: u64,
     /// Position in the stream of `start`.
@@ -60,7 +60,7 @@ pub(crate) struct Marks {
     pub sent: u64,
     /// Number of the next request to the client.
     pub next_id: u64,
-    /// After `end`, the room holds only bytes that were received without a mark.
+    /// After `end`, the buffer holds only bytes that were received without a mark.
     pub clean: bool,
 }
 
@@ -108,7 +108,7 @@ impl Drop for Mapped {
     }
 }
 
-/// The room of a journal, with its marks.
+/// The buffer of a journal, with its marks.
 #[derive(Debug)]
 pub(crate) struct Room {
     head: Mapped,
@@ -128,7 +128,7 @@ impl Deref for Room {
 
 impl DerefMut for Room {
     fn deref_mut(&mut self) -> &mut [u8] {
-        // SAFETY: as for `deref`; the only mapping of the room in this process is this one.
+        // SAFETY: as for `deref`; this process has no other mapping of the buffer.
         unsafe { std::slice::from_raw_parts_mut(self.room.base, self.room.len) }
     }
 }
@@ -180,13 +180,13 @@ impl Room {
     }
 }
 
-/// Returns the size of the room for messages of this length. Twice a message: a message that is moved to the front
+/// Returns the size of the buffer for messages of this length. Twice a message: a message that is moved to the front
 /// never overlaps itself, so it is whole in one place at any time.
 fn room_for(message: usize, extra: usize) -> usize {
     message.saturating_mul(2).saturating_add(extra).next_multiple_of(HEAD).min(ROOM_MAX)
 }
 
-/// Creates a file with a room for messages of `message` bytes and `extra` more.
+/// Creates a file with a buffer for messages of `message` bytes and `extra` more.
 pub(super) fn create(message: usize, extra: usize) -> io::Result<(OwnedFd, Room)> {
     let file = rustix::fs::memfd_create("vmm-journal", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
     let room = room_for(message, extra);

@@ -1,4 +1,4 @@
-//! The contents of a journal, and how the next process reads it.
+//! The contents of a journal, and the next process's reader.
 
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::Arc;
@@ -16,7 +16,7 @@ use crate::options::ServerOptions;
 
 /// Words of configuration space that a client sets: in the header and in capabilities.
 const WORDS: usize = 64;
-/// Bytes of a word.
+/// Size of a word in bytes.
 const WORD: u64 = 4;
 /// Word with the command register, and status in its upper half.
 const COMMAND: usize = 1;
@@ -31,7 +31,7 @@ pub struct SavedJournal {
     pub(crate) sequence: u64,
     /// Position in the stream after the last message that is part of this.
     pub(crate) position: u64,
-    /// Processes that have died with this client.
+    /// Number of processes that were killed while they served this client.
     pub(crate) deaths: u32,
     /// PCI configuration space; empty for a client that has not negotiated.
     pub(crate) words: Words,

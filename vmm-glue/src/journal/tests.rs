@@ -209,7 +209,7 @@ fn bytes_that_were_received_are_handled_by_the_next_process() {
     next.connection.process(&mut next.device, 4096).unwrap();
     assert_eq!(next.connection.output().take()[0], 6);
 
-    // Same with descriptors, which are lost.
+    // The same with descriptors, which are lost.
     let mut process = Process::new();
     let bytes = map(7, 0);
     process.connection.space()[..bytes.len()].copy_from_slice(&bytes);
@@ -230,7 +230,7 @@ fn committed_but_unsent_answer_is_sent_once_by_next_process() {
     next.connection.resume(&mut next.device).unwrap();
     next.connection.process(&mut next.device, 4096).unwrap();
     assert_eq!((next.regions(), next.connection.output().take().len()), (1, HEADER_SIZE));
-    // It was sent now.
+    // Now it was sent.
     next.connection.work(&mut next.device).unwrap();
     let mut after = next.next(next.store.remains()).unwrap();
     assert_eq!((after.regions(), after.connection.output().len()), (1, 0));
@@ -283,11 +283,12 @@ fn invalid_or_incomplete_journal_is_rejected() {
     };
     assert!(instead(Kept::Journal, memory_file(4096, true).unwrap()).is_err());
     assert!(instead(Kept::Journal, eventfd(0, EventfdFlags::CLOEXEC).unwrap()).is_err());
-    // A file that cannot be mapped is memory that the client has withdrawn: it loses its device, as in an upgrade.
+    // A file that cannot be mapped counts as memory that the client has withdrawn: only this client loses its device,
+    // as in an upgrade.
     let next = instead(Kept::Slot(0), eventfd(0, EventfdFlags::CLOEXEC).unwrap()).unwrap();
     let regions = next.link.memory().snapshot();
     assert!(regions.regions().len() == 1 && regions.regions()[0].is_withdrawn());
-    // Marks that fit no connection.
+    // Marks that do not match any connection.
     let kept = process.store.remains();
     for word in 8..40u64 {
         rustix::io::pwrite(journal(&kept), &u64::MAX.to_le_bytes(), word * 8).unwrap();

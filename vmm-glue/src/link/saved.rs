@@ -25,7 +25,8 @@ pub(crate) struct SavedLink {
 }
 
 impl SavedLink {
-    /// Adapts it to a new device. Its process does not know which of the old messages up to `next_id` are answered.
+    /// Adapts the saved form to a new device. Its process does not know which of the old messages up to `next_id` are
+    /// answered.
     pub(crate) fn renew(&mut self, next_id: u64) {
         let next = u16::try_from(next_id & 0xffff).unwrap_or(0);
         self.unanswered = (1..=MAX_UNANSWERED).map(|before| next.wrapping_sub(before)).collect();

@@ -21,7 +21,7 @@ const TMPFS_MAGIC: u64 = 0x0102_1994;
 /// `f_type` of hugetlbfs, which also holds memfds of huge pages.
 const HUGETLBFS_MAGIC: u64 = 0x9584_58f6;
 
-/// Why the file of a region is refused.
+/// Reason that the file of a region is refused.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[expect(missing_docs, reason = "the messages say it")]
 pub enum MapFileError {
@@ -80,7 +80,7 @@ pub(super) enum Source {
     Lent(#[expect(dead_code, reason = "kept until the mapping is dropped")] Box<dyn LentPages>),
 }
 
-/// Says if the client shares a file's memory, or has a private copy of it (`share=off`).
+/// Sharing of a file's memory: the client shares it, or has a private copy of it (`share=off`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sharing {
     /// Not determined yet.
@@ -101,12 +101,12 @@ pub struct Mapping {
     pub(super) mapped: usize,
     /// Offset in the mapping of the region's first byte.
     pub(super) skip: usize,
-    /// Bytes of the region.
+    /// Size of the region in bytes.
     pub(super) len: usize,
     /// Offset in the file of the region's first byte.
     pub(super) offset: u64,
     pub(super) writable: bool,
-    // Dropped in this order: after the first, a fault in this range is no longer ours to repair.
+    // Dropped in this order: after the first, this process no longer repairs a fault in this range.
     pub(super) guard: sigbus::Guard,
     pub(super) source: Source,
 }
@@ -342,7 +342,7 @@ impl VolatileMemory for Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // First: after this, a fault in this range is no longer ours to repair.
+        // This comes first: afterwards this process no longer repairs a fault in this range.
         self.guard.release();
         if matches!(self.source, Source::Lent(_)) {
             return;

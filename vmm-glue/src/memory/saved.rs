@@ -25,7 +25,7 @@ pub(crate) struct SavedRegion {
 struct SavedFile {
     descriptor: u32,
     offset: u64,
-    /// Says if the client shares its memory, if known.
+    /// Result of the check for private memory, if known.
     shared: Option<bool>,
 }
 

@@ -1,4 +1,4 @@
-//! Survives a client that withdraws memory which is mapped here.
+//! Handles a client's withdrawal of memory that is mapped here.
 //!
 //! A client can cut its file short after it was mapped (unless it is sealed), and the host can fail to bring a page in.
 //! The next access then raises a `SIGBUS`, which would end the process and with it the devices of all other clients.
@@ -37,7 +37,7 @@ struct Block {
 /// Mappings of this process that were replaced so far.
 static TRIPS: AtomicUsize = AtomicUsize::new(0);
 
-/// Returns how many mappings of this process were withdrawn so far; a cheap check before a search.
+/// Returns the number of this process's mappings that were withdrawn so far; a cheap check before a search.
 pub(crate) fn withdrawals() -> usize {
     TRIPS.load(Ordering::Acquire)
 }

@@ -75,7 +75,7 @@ fn file(pages: u64) -> OwnedFd {
     fd
 }
 
-/// A page of memory, `page` of a file.
+/// A page of memory: page `page` of a file.
 fn lent(gpa: u64, fd: &OwnedFd, page: u64) -> AddRegion {
     let (size, offset, fd) = (PAGE_SIZE, page * PAGE_SIZE, Some(fd.try_clone().unwrap()));
     AddRegion { gpa, size, offset, readable: true, writable: true, fd }
@@ -92,7 +92,7 @@ fn files_are_bounded_and_parts_of_one_count_once() {
         add(gpa, fd, page).unwrap();
     }
     assert!(matches!(add(9, &files[2], 0), Err(AddError::TooManyFiles(2))));
-    // Memory without a file needs none.
+    // Memory without a file does not need a descriptor.
     let none = AddRegion { gpa: 9 * PAGE_SIZE, size: PAGE_SIZE, offset: 0, readable: true, writable: true, fd: None };
     memory.add(none, &limits, &wake).unwrap();
     // Removing the last part of a file releases it.

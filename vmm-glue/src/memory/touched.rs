@@ -4,7 +4,7 @@
 //! memory (a sparse file), touching it would charge all of it to this process. So such pages are counted, and at most
 //! the operator's limit is touched. Each page of a mapping is checked once, before the first access.
 //!
-//! It does not see a page that the client punches out of its file after the check.
+//! It does not detect a page that the client punches out of its file after the check.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -66,7 +66,7 @@ impl FirstTouches {
         added
     }
 
-    /// Uncounts a page that another thread has counted as well.
+    /// Corrects the count of a page that another thread has also counted.
     fn take_back(&self) {
         let less = |bytes: u64| Some(bytes.saturating_sub(PAGE_SIZE));
         let _ = self.bytes.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less);

@@ -15,10 +15,10 @@ use vmm_glue::{
     SocketOptions, StopHandle,
 };
 
-/// Longest wait for an expected event; only a failing test waits that long.
+/// Maximum wait for an expected event; only a failing test waits that long.
 pub const EVENT_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// Bytes of BAR0.
+/// Size of BAR0 in bytes.
 pub const BAR0_SIZE: u64 = 0x2000;
 /// A write here is refused.
 pub const DENIED: u64 = 0x1000;

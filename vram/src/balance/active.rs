@@ -11,7 +11,7 @@ use std::collections::BTreeMap;
 pub struct ActiveVms {
     /// Their working sets.
     pub sets: BTreeMap<TenantId, WorkingSet>,
-    /// Time for which each has had no work, in ns. VMs with work have no entry.
+    /// Time since the last work of each, in ns. VMs with work have no entry.
     pub idle: BTreeMap<TenantId, u64>,
 }
 
@@ -20,8 +20,8 @@ impl Balancer {
     /// time.
     ///
     /// A working set is the part of a VM's memory that may be on the card at once, which its quota bounds. A VM's
-    /// guarantee stays on the card. A VM that its quota holds below its use, and whose fair share covers the quota, has
-    /// all it may have: a quantum would gain it nothing, so all of its working set stays.
+    /// guarantee stays on the card. A VM whose quota is below its use, and whose fair share covers the quota, already
+    /// has its maximum: it would not benefit from a quantum, so all of its working set stays.
     #[must_use]
     pub fn active_vms(&self, table: &ChunkTable, now_ns: u64, weight: impl Fn(TenantId) -> u32) -> ActiveVms {
         let bytes = table.chunk_bytes();

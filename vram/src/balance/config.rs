@@ -9,16 +9,16 @@ pub struct Config {
     pub policy: VictimPolicy,
     /// Seed of random choices.
     pub seed: u64,
-    /// Interval at which chunks are returned and shares are evened out, in ns.
+    /// Interval at which chunks are returned and shares are equalized, in ns.
     pub return_interval_ns: u64,
-    /// Time for which a chunk that has moved does not move back unless a request or a limit needs it, in ns.
+    /// Minimum time between two moves of a chunk, unless a request or a limit needs the second move, in ns.
     pub settle_ns: u64,
     /// Time for which a chunk returned to the card of a VM at work stays, even if other VMs request memory, in ns: the
     /// VM can make progress with its memory. A limit, a guarantee or the mediator's own need evicts it all the same.
     pub residency_ns: u64,
     /// A VM without a submission for this time gives way to others, in ns.
     pub idle_after_ns: u64,
-    /// Chunks of the card left free by returns, so that the next request need not wait.
+    /// Number of chunks of the card that returns leave free, so that the next request need not wait.
     pub low_water: u32,
     /// Maximum number of steps in one plan.
     pub steps_max: usize,

@@ -27,7 +27,7 @@ struct Vm {
 /// The chunks that stay, among recently returned ones.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Stays {
-    /// None.
+    /// No chunks.
     None,
     /// Chunks that a working VM has had for less than [`Config::residency_ns`](super::Config::residency_ns).
     Resident,
@@ -114,7 +114,8 @@ impl Balancer {
     /// were lowered and, each interval, for fairness. At most [`Config::steps_max`](super::Config::steps_max) steps, in
     /// an order in which they can be executed; a later one may need the chunk that an earlier one frees.
     ///
-    /// A request is served when its steps are done: if the VM gets no card chunk even then, it is not entitled to one.
+    /// A request is served when its steps are executed: if the VM gets no card chunk even then, it is not entitled to
+    /// one.
     pub fn plan(&mut self, table: &ChunkTable, now_ns: u64, request: Option<Request>) -> Vec<Step> {
         self.forget(table, now_ns);
         let mut round = Round::new(table, self.config.steps_max);
@@ -170,7 +171,7 @@ impl Balancer {
     /// Makes room for a request.
     fn serve(&mut self, round: &mut Round<'_>, request: Request, now_ns: u64) {
         let table = round.table;
-        // The chunks that must be spare for the request, and the chunks that go to the VM if a VM made the request.
+        // The chunks that must be spare for the request, and the chunks that the VM gets if a VM made the request.
         let (need, requester) = match request.by {
             By::Vm(vm) => {
                 let Ok(at) = round.vms.binary_search_by_key(&vm, |vm| vm.id) else { return };
@@ -217,7 +218,7 @@ impl Balancer {
         chosen.len() as u32
     }
 
-    /// Returns victims among the chunks of a VM; chunks that were returned a short time ago may stay.
+    /// Returns victims among the chunks of a VM; chunks that were returned recently may stay.
     fn victims(&mut self, round: &Round<'_>, at: usize, count: u32, stays: Stays, now_ns: u64) -> Vec<u32> {
         if count == 0 {
             return Vec::new();
@@ -345,9 +346,9 @@ impl Balancer {
     }
 }
 
-/// Returns how many chunks each VM must give up to free `need` more, within the steps of the round. Repeatedly takes a
-/// chunk from the VM that is furthest above its share, counting the chunks that `requester` requests. If that is the
-/// requester itself, it gets one chunk less.
+/// Returns the number of chunks that each VM must give up to free `need` more, within the steps of the round.
+/// Repeatedly takes a chunk from the VM that is furthest above its share, counting the chunks that `requester`
+/// requests. If that is the requester itself, it gets one chunk less.
 fn tally(round: &Round<'_>, shares: &Shares, requester: Option<(usize, u32)>, need: u32) -> Vec<u32> {
     let mut counts = vec![0; round.vms.len()];
     let (mut need, mut wanted) = (need, requester.map_or(0, |(_, wanted)| wanted));
@@ -356,11 +357,11 @@ fn tally(round: &Round<'_>, shares: &Shares, requester: Option<(usize, u32)>, ne
         let excess = |at: usize| shares.excess(at, round.vms[at].card - counts[at]);
         let others = (0..counts.len()).filter(|&at| requester.is_none_or(|(own, _)| own != at));
         let givers = others.filter(|&at| excess(at) > 0 && round.can_give(at, counts[at]));
-        // The first, if several are equal.
+        // Takes the first of equal VMs.
         let Some(giver) = givers.rev().max_by_key(|&at| excess(at)) else { break };
         let own = requester.map(|(at, _)| shares.excess(at, round.vms[at].card.saturating_add(wanted)));
         if let Some(beyond) = own.map(|own| own - excess(giver)).filter(|&beyond| beyond >= 0) {
-            // Drops enough at once that it is no further above its share than the other.
+            // Drops enough chunks at once that it is no further above its share than the other.
             let without = shares.chunks(beyond).saturating_add(1).min(need);
             (need, wanted) = (need - without, wanted - without);
         } else {
@@ -371,7 +372,7 @@ fn tally(round: &Round<'_>, shares: &Shares, requester: Option<(usize, u32)>, ne
     counts
 }
 
-/// Returns how many of the `free` chunks and of its owed chunks each VM gets back, and the exchanges after that.
+/// Returns the number of the `free` chunks and of its owed chunks that each VM gets back, and the exchanges after that.
 fn settle_up(round: &Round<'_>, shares: &Shares, free: u32) -> (Vec<u32>, Vec<Exchange>) {
     let count = round.vms.len();
     let (mut steps, mut free, mut room) = (round.steps_left(), free, round.host_room);
@@ -386,7 +387,7 @@ fn settle_up(round: &Round<'_>, shares: &Shares, free: u32) -> (Vec<u32>, Vec<Ex
         let card = |at: usize| round.vms[at].card + got[at] - given[at];
         let poorest = |is_poor: &dyn Fn(usize) -> bool| {
             let poor = (0..count).filter(|&at| round.vms[at].back_room > got[at] && is_poor(at));
-            // The first, if several are equal.
+            // Takes the first of equal VMs.
             poor.rev().max_by(|&a, &b| shares.lack(a, card(a)).total_cmp(&shares.lack(b, card(b))))
         };
         let is_below = |at: usize| shares.excess(at, card(at)) < 0;
@@ -401,7 +402,7 @@ fn settle_up(round: &Round<'_>, shares: &Shares, free: u32) -> (Vec<u32>, Vec<Ex
         let is_giver = |at: usize| got[at] == 0 && shares.excess(at, card(at)) > 0 && round.can_give(at, given[at]);
         let givers = (0..count).filter(|&at| is_giver(at));
         let Some(giver) = givers.rev().max_by_key(|&at| shares.excess(at, card(at))) else { break };
-        // One of the two is off by a chunk or more, and neither will be on the other side.
+        // One of the two is off by at least a chunk, and neither will be off in the other direction.
         let is_rich = card(giver) > shares.ceil(giver);
         let is_due = |at: usize| given[at] == 0 && if is_rich { is_below(at) } else { card(at) < shares.floor(at) };
         let Some(getter) = poorest(&is_due).filter(|_| steps > 1 && room > 0) else { break };
@@ -413,7 +414,7 @@ fn settle_up(round: &Round<'_>, shares: &Shares, free: u32) -> (Vec<u32>, Vec<Ex
     (back, exchanges)
 }
 
-/// Returns those of `candidates`, in ascending order, that are not `blocked`.
+/// Returns the `candidates`, in ascending order, that are not `blocked`.
 fn without(candidates: impl Iterator<Item = u32>, mut blocked: Vec<u32>) -> Vec<u32> {
     if blocked.is_empty() {
         return candidates.collect();

@@ -23,7 +23,7 @@ pub(super) struct Shares {
 
 impl Shares {
     /// Divides `chunks`. Each claim gets at least its `least` and at most its `most`; within that, a level rises for
-    /// all alike by their weights until all is given (water filling). Those that are not `first` share the rest. The
+    /// all alike by their weights until all is given (water filling). Claims that are not `first` share the rest. The
     /// shares add up to `chunks`, or to the sum of claims if that is less. If `chunks` is below the sum of all `least`,
     /// which the chunk table rules out, each gets its `least`.
     pub(super) fn divide(chunks: u32, claims: &[Claim]) -> Self {
@@ -51,7 +51,7 @@ impl Shares {
         Self { whole, parts: parts.collect() }
     }
 
-    /// Returns by how much `used` exceeds the share of claim `at`; comparable between claims.
+    /// Returns the excess of `used` over the share of claim `at`; comparable between claims.
     pub(super) fn excess(&self, at: usize, used: u32) -> i128 {
         i128::from(used) * self.whole - self.parts[at]
     }

@@ -1,4 +1,4 @@
-//! Evictions and returns: one behaviour each. Random sequences are in `random`.
+//! Evictions and returns, one behaviour per test. Random sequences are in `random`.
 
 mod random;
 mod world;
@@ -117,7 +117,7 @@ fn vm_keeps_returned_memory_for_a_while_despite_requests() {
     world.use_chunks(1, 0..20);
     world.use_chunks(2, 0..20);
     world.rest(&[1, 2]);
-    // The second frees everything, and the first gets its chunks back from host memory.
+    // The second VM frees all of its memory, and the first gets its chunks back from host memory.
     for index in 0..20 {
         world.table.unplace(TenantId(2), GuestVramAddr(index * CHUNK)).unwrap();
     }
@@ -141,8 +141,8 @@ fn a_chunk_that_has_just_come_does_not_go_again() {
     world.use_chunks(1, 0..20);
     world.use_chunks(2, 0..20);
     world.rest(&[1, 2]);
-    // One frees memory and allocates it again immediately: all that the other VM gained returns, but only after it has
-    // settled.
+    // One VM frees memory and allocates it again immediately: all that the other VM gained returns, but only after it
+    // has settled.
     for index in 0..15 {
         world.table.unplace(TenantId(2), GuestVramAddr(index * CHUNK)).unwrap();
     }
@@ -247,7 +247,7 @@ fn mediator_claim_on_free_chunks_counts_in_no_share() {
     world.table.claim(2);
     world.use_chunks(1, 0..20);
     assert_eq!((world.card(1), world.table.spare()), (8, 0));
-    // If the two were for VMs, the first would have less than its share, and the second would wait forever.
+    // If both were available to VMs, the first would have less than its share, and the second would wait forever.
     for index in 0..4 {
         assert!(world.ask(2, index).is_ok(), "chunk {index}");
     }
@@ -330,7 +330,7 @@ fn pending_eviction_for_request_is_not_repeated() {
         table.create_vm(TenantId(vm), 64 * CHUNK, ANY).unwrap();
         (0..chunks).for_each(|index| _ = table.place(TenantId(vm), GuestVramAddr(index * CHUNK)).unwrap());
     }
-    // The first stays above its share, since the third is below its own.
+    // The first stays above its share, because the third is below its own.
     let request = Some(Request { by: By::Vm(TenantId(2)), chunks: 1 });
     let steps = balancer.plan(&table, 0, request);
     assert_eq!(steps.len(), 1);
@@ -343,7 +343,7 @@ fn chunks_owed_to_raised_guarantee_return() {
     let mut world = world(10, &[ANY, Limits { guarantee: 4, ..ANY }]);
     world.use_chunks(1, 0..10);
     assert_eq!(world.card(1), 6, "four are kept for the other");
-    // The other's guarantee passes to the first, whose chunks are in host memory: no chunk is spare.
+    // The first gets the other's guarantee while its chunks are in host memory: no chunk is spare.
     world.table.set_limits(TenantId(2), ANY).unwrap();
     world.table.set_limits(TenantId(1), Limits { guarantee: 10, ..ANY }).unwrap();
     assert_eq!(world.table.spare(), 0);
@@ -360,8 +360,8 @@ fn vm_that_gains_chunks_in_a_round_gives_none() {
     world.now += 50 * MS;
     world.use_chunks(1, 0..13);
     world.use_chunks(3, 0..8);
-    // The second VM becomes idle first and gives up three chunks. It is entitled to three again when the third is idle
-    // too, but they must settle.
+    // The second VM becomes idle first and gives up three chunks. It is entitled to three again when the third is also
+    // idle, but they must settle.
     world.rest(&[1]);
     assert_eq!([1, 2, 3, 4].map(|vm| world.card(vm)), [13, 3, 5, 0], "of 13, 3.4, 4.6 and what is kept");
 }
@@ -372,7 +372,7 @@ fn a_vm_that_is_gone_is_forgotten() {
     world.use_chunks(1, 0..8);
     pin(&mut world, 1, 0, 2).unwrap();
     world.destroy(1).unwrap();
-    // Another VM of the same size gets the number before anything is planned.
+    // Another VM of the same size gets the number before the next plan.
     world.table.create_vm(TenantId(1), 64 * CHUNK, ANY).unwrap();
     assert_eq!(
         (world.balancer.pinned(TenantId(1)), world.balancer.known.len(), world.balancer.active.len()),

@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 /// `placed` make `total`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Summary {
-    /// Bytes of a chunk.
+    /// Size of a chunk in bytes.
     pub chunk_bytes: u64,
     /// Chunks of the card.
     pub total: u32,
@@ -28,7 +28,7 @@ pub struct Summary {
     pub parked: u32,
     /// Owned by the mediator.
     pub mediator: u32,
-    /// Destinations of moves in flight, including moves of chunks without an owner now.
+    /// Destinations of moves in flight, including moves of chunks that no longer have an owner.
     pub arriving: u32,
     /// Accounts of host memory.
     pub host: HostSummary,
@@ -53,7 +53,7 @@ impl Summary {
 /// Accounts of host memory for chunks, in slots.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct HostSummary {
-    /// Largest number that may be used.
+    /// Maximum number that may be used.
     pub budget: u32,
     /// Used, including the destinations of moves in flight. Exceeds the budget after that was lowered.
     pub used: u32,

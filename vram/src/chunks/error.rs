@@ -13,7 +13,7 @@ pub enum Limit {
         free: u32,
         /// Chunks without an owner that are not zeroed yet.
         to_scrub: u32,
-        /// Of both, the chunks promised to others.
+        /// Promised chunks, of both.
         promised: u32,
     },
     /// The VM's quota of this many chunks is used up.
@@ -66,7 +66,7 @@ impl std::fmt::Display for Limit {
     }
 }
 
-/// Why the table refused a request.
+/// Reason that the table refused a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
     /// A chunk's size must be a power of two from 128 KiB to 64 MiB.
@@ -90,7 +90,7 @@ pub enum Error {
         "{wanted} chunks of VRAM are wanted, {free} are free and {to_scrub} more will be after scrubbing, of which {promised} are promised to others"
     )]
     CardFull {
-        /// Chunks wanted.
+        /// Requested chunks.
         wanted: u64,
         /// Chunks free.
         free: u32,
@@ -156,7 +156,7 @@ pub enum Error {
         /// The requested address.
         address: GuestVramAddr,
     },
-    /// The guest chunk is unplaced, so it cannot move; or the VM's guest has no such chunk.
+    /// The guest chunk is unplaced, so it cannot move; or the VM's guest does not have the chunk.
     #[error("guest chunk {index} of VM {vm} has no place")]
     NotPlaced {
         /// The VM.

@@ -44,11 +44,11 @@ impl std::str::FromStr for OnFull {
 /// Limits of a VM, in chunks. A chunk that moves counts for both memories until it has arrived.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Largest number on the card.
+    /// Maximum number on the card.
     pub quota: u32,
     /// Chunks guaranteed to it on the card; at most the guest's chunks are reserved. At most the quota.
     pub guarantee: u32,
-    /// Largest number in host memory, for any reason of eviction.
+    /// Maximum number in host memory, for any reason of eviction.
     pub swap_cap: u32,
     /// Its weight in divisions, relative to the others' weights. At least 1.
     pub weight: u32,

@@ -6,7 +6,7 @@ use crate::{GuestVramAddr, TenantId, VramAddr};
 /// A range of memory behind a guest VRAM address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Run {
-    /// Its begin.
+    /// Its start.
     pub place: Place,
     /// Bytes from there on that belong to the VM and are contiguous both there and for the guest.
     pub bytes: u64,

@@ -19,7 +19,7 @@ pub(super) struct VmMap {
     shift: u32,
     /// The place of each guest chunk, if it has one.
     chunks: Vec<Option<Spot>>,
-    /// Those that are on the card, in the reserve: they count as in host memory.
+    /// Chunks that are on the card, in the reserve: they count as in host memory.
     parked: BTreeSet<u32>,
     /// Sums of the chunks that count here; [`Self::account`] fills in `parked`, `unbacked` and `guarantee`.
     sums: VmSummary,
@@ -87,7 +87,7 @@ impl VmMap {
         self.chunks.get(index as usize).copied().flatten()
     }
 
-    /// Gives guest chunk `index` a place. The guest has the chunk, and the chunk is unplaced.
+    /// Assigns a place to guest chunk `index`. The guest has the chunk, and the chunk is unplaced.
     pub(super) fn set(&mut self, index: u32, spot: Spot) {
         let old = self.chunks[index as usize].replace(spot);
         assert_eq!(old, None, "guest chunk {index} has a place already");
@@ -96,7 +96,7 @@ impl VmMap {
         self.note_peaks();
     }
 
-    /// Takes the place of guest chunk `index` away. Returns it, and whether it was in the reserve.
+    /// Removes the place of guest chunk `index`. Returns it, and whether it was in the reserve.
     pub(super) fn take(&mut self, index: u32) -> Option<(Spot, bool)> {
         let spot = self.chunks.get_mut(index as usize)?.take()?;
         let parked = self.uncount(index, spot);
@@ -151,7 +151,7 @@ impl VmMap {
         self.sums.moving -= 1;
     }
 
-    /// Ends a move to `tier`, out of the reserve if `drains`. The chunk is gone, or stays where it is if it is `alive`.
+    /// Ends a move to `tier`, out of the reserve if `drains`. The chunk is gone, or does not move if it is `alive`.
     pub(super) fn end(&mut self, tier: Tier, drains: bool, alive: bool) {
         if !drains {
             *self.on_the_way(tier) -= 1;
@@ -171,15 +171,15 @@ impl VmMap {
         }
     }
 
-    /// Returns how many chunks from guest chunk `index`, which is at `spot`, on are contiguous there too. Never looks
-    /// at more than `limit`.
+    /// Returns the number of chunks from guest chunk `index` on, which is at `spot`, that are also contiguous there.
+    /// Examines at most `limit` chunks.
     pub(super) fn neighbours(&self, index: u32, spot: Spot, limit: u64) -> u64 {
         let rest = self.chunks.get(index as usize..).unwrap_or(&[]);
         let follows = |&(step, at): &(u64, &Option<Spot>)| at.is_some() && *at == spot.after(step as u32);
         (0u64..limit).zip(rest).take_while(follows).count() as u64
     }
 
-    /// Returns how many of the `count` guest chunks from `index` on are placed.
+    /// Returns the number of placed chunks among the `count` guest chunks from `index` on.
     pub(super) fn placed_among(&self, index: u32, count: u64) -> u64 {
         let rest = self.chunks.get(index as usize..).unwrap_or(&[]);
         (0u64..count).zip(rest).filter(|(_, at)| at.is_some()).count() as u64

@@ -1,4 +1,4 @@
-//! Chunks of the card that are the mediator's own.
+//! Chunks of the card that belong to the mediator.
 
 use super::{ChunkId, ChunkState, ChunkTable, Error};
 
@@ -7,7 +7,7 @@ impl ChunkTable {
     /// before releases the difference, but takes no chunk away.
     ///
     /// # Errors
-    /// [`Error::CardFull`] if more is missing than is spare; nothing is changed.
+    /// [`Error::CardFull`] if more is missing than is spare; then nothing changes.
     pub fn set_aside(&mut self, chunks: u32) -> Result<(), Error> {
         let missing = chunks.saturating_sub(self.mediator);
         if missing > self.for_mediator() {
@@ -71,7 +71,7 @@ impl ChunkTable {
         self.mediator -= count;
     }
 
-    /// Returns the chunks without an owner that the mediator can have without borrowing: the rest of its share, its
+    /// Returns the chunks without an owner that the mediator can get without borrowing: the rest of its share, its
     /// claim, and the spare ones.
     #[must_use]
     pub fn for_mediator(&self) -> u32 {

@@ -64,7 +64,7 @@ pub(super) struct Flight {
     pub(super) fate: Fate,
 }
 
-/// Fate of the chunk that moves.
+/// State of the chunk that moves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Fate {
     /// It still has its place.
@@ -117,7 +117,7 @@ impl ChunkTable {
     /// chunk has not moved. Otherwise as [`Self::begin_move`].
     ///
     /// # Errors
-    /// As for [`Self::begin_move`], or [`Error::ReserveFull`].
+    /// Same as for [`Self::begin_move`], or [`Error::ReserveFull`].
     pub fn start(&mut self, step: Step) -> Result<Option<Move>, Error> {
         let Step { vm, index, to } = step;
         let from = self.movable(vm, index)?;
@@ -128,8 +128,8 @@ impl ChunkTable {
         }
     }
 
-    /// Gives guest chunk `index`, which arrives from another card, a place in a memory, zeroed. In host memory it may
-    /// exceed the VM's limits, which do not apply to a VM that has just arrived.
+    /// Assigns a zeroed place in a memory to guest chunk `index`, which arrives from another card. In host memory it
+    /// may exceed the VM's limits, which do not apply to a VM that has just arrived.
     ///
     /// # Errors
     /// [`Error::NeedsScrub`]: scrub a chunk there and try again. [`Error::Full`]; [`Error::Settled`] if it has a place;
@@ -155,8 +155,8 @@ impl ChunkTable {
         Ok(self.place_of(spot))
     }
 
-    /// Keeps the chunks of a VM where they are until it is destroyed, because its users would not be notified of moves.
-    /// Moves in flight end as usual.
+    /// Prevents moves of a VM's chunks until it is destroyed, because its users would not be notified of moves. Moves
+    /// in flight end as usual.
     pub fn freeze(&mut self, vm: TenantId) {
         if self.vms.contains_key(&vm) {
             self.frozen.insert(vm);
@@ -186,7 +186,7 @@ impl ChunkTable {
     /// update all users of its place before anything reaches it again.
     ///
     /// # Panics
-    /// If there is no such move, which is a bug in the caller.
+    /// If the move does not exist, which is a bug in the caller.
     pub fn commit_move(&mut self, id: MoveId) -> Ended {
         let flight = self.flights.remove(&id).expect("a move ends once");
         if flight.fate != Fate::Alive {
@@ -208,7 +208,7 @@ impl ChunkTable {
     /// Ends a move without its copy: the chunk stays where it is, the destination waits to be scrubbed.
     ///
     /// # Panics
-    /// If there is no such move, which is a bug in the caller.
+    /// If the move does not exist, which is a bug in the caller.
     pub fn abort_move(&mut self, id: MoveId) {
         let flight = self.flights.remove(&id).expect("a move ends once");
         if flight.fate == Fate::Alive {

@@ -8,7 +8,7 @@ impl ChunkTable {
     /// them. A smaller number than before releases the difference, but takes no chunk away.
     ///
     /// # Errors
-    /// [`Error::CardFull`] if more is missing than is spare; nothing is changed.
+    /// [`Error::CardFull`] if more is missing than is spare; then nothing changes.
     pub fn set_reserve(&mut self, chunks: u32) -> Result<(), Error> {
         let missing = chunks.saturating_sub(self.parked);
         if missing > self.uncommitted() + self.left_reserve() {
@@ -34,7 +34,7 @@ impl ChunkTable {
         self.vms.get(&vm).into_iter().flat_map(VmMap::parked)
     }
 
-    /// Returns how many chunks of the reserve can begin to move to host memory now.
+    /// Returns the number of chunks of the reserve that can begin to move to host memory now.
     #[must_use]
     pub fn drainable(&self) -> u32 {
         (self.parked - self.draining).min(self.host.room())

@@ -19,7 +19,7 @@ pub use super::map::SavedVm;
 const CHUNKS_MAX: u32 = 1 << 29;
 /// Maximum number of guest chunks of all VMs in a saved table: each has an entry in a map, with or without a place.
 const GUEST_CHUNKS_MAX: u64 = 1 << 25;
-/// Largest value of an event counter.
+/// Maximum value of an event counter.
 pub(crate) const COUNT_MAX: u64 = 1 << 62;
 
 /// A chunk table with or without moves in flight. Chunks and slots that were being scrubbed must be scrubbed again,
@@ -56,7 +56,7 @@ pub struct SavedFlight {
     pub(crate) fate: SavedFate,
 }
 
-/// Fate of the chunk that moves.
+/// State of the chunk that moves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum SavedFate {
     Alive,
@@ -251,7 +251,7 @@ fn check_destinations(card: &Stock, host: &Stock, flights: &BTreeMap<MoveId, Fli
     Invalid::unless(count == flights.len(), || "a piece of memory waits for a move that there is not".into())
 }
 
-/// Places of guest chunks by VM, from the states.
+/// Returns the places of guest chunks by VM, from the states.
 type Places = BTreeMap<TenantId, BTreeMap<u32, Spot>>;
 
 fn places(card: &Stock, host: &Stock) -> Result<Places, Invalid> {

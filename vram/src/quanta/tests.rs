@@ -153,7 +153,7 @@ fn tenant_whose_memory_stays_takes_no_quantum() {
     alone.set_working_sets(1000, claims(&[(800, 800, 100), (500, 0, 100)]));
     assert_eq!(copy(&mut alone, 0, 900), None, "no one to take turns with");
     assert!(!alone.detects());
-    // 200 bytes are left beside what stays: the small one does not fit next to the largest any more.
+    // 200 bytes remain: the small one no longer fits next to the largest.
     let mut tight = Quanta::new(config());
     tight.set_working_sets(1000, claims(&[(50, 0, 100), (900, 800, 100), (180, 0, 100)]));
     assert_eq!(on(&mut tight).members, [1, 2, 3].map(TenantId));

@@ -1,8 +1,8 @@
-//! Adding memory to a domain and taking it away: calls that the kernel passes through unchanged.
+//! Adding memory to a domain and removing it: calls that the kernel passes through unchanged.
 //!
-//! `memory_op` is the same in every Xen. A domain may have no more memory than its toolstack has set; raising that
-//! limit is a call of `domctl`, whose layout Xen may change with each version of that interface. The call used here is
-//! the same in all of [`DOMCTL_VERSIONS`]; Xen checks the version first and refuses any other than its own.
+//! `memory_op` is the same in every Xen. A domain's memory is limited by its toolstack; raising that limit is a call of
+//! `domctl`, whose layout Xen may change with each version of that interface. The call used here is the same in all of
+//! [`DOMCTL_VERSIONS`]; Xen checks the version first and refuses all versions except its own.
 //!
 //! Sources: Xen's public headers `memory.h`, `domctl.h`, `xen.h`; Linux's `uapi/xen/privcmd.h` (both devices).
 
@@ -46,7 +46,7 @@ const DOMCTL_VERSIONS: RangeInclusive<u32> = 0x10..=0x18;
 /// Extra memory limit that `libxl` allows each domain, in KiB.
 const SLACK_KIB: u64 = 1024;
 
-/// Frames of one call: as many as fit into a page, and those of a large page.
+/// Frames per call: the number that fits into a page, and the number of a large page.
 const MAX_FRAMES: u64 = 512;
 const LIST: usize = 512;
 const LARGE_ORDER: u32 = 9;
@@ -92,7 +92,7 @@ impl Drop for Buffer {
 
 impl Buffer {
     fn new(device: &File) -> io::Result<Self> {
-        // SAFETY: a new mapping at an address of the kernel's choice.
+        // SAFETY: a new mapping at an address that the kernel chooses.
         let base = unsafe {
             rustix::mm::mmap(
                 ptr::null_mut(),
@@ -109,7 +109,7 @@ impl Buffer {
     /// Writes a call's argument into the first page. Returns its address.
     fn argument<T>(&mut self, value: T) -> u64 {
         const { assert!(size_of::<T>() <= PAGE && align_of::<T>() <= PAGE) };
-        // SAFETY: the page is ours, aligned, and large enough.
+        // SAFETY: this buffer owns the page, which is aligned and large enough.
         unsafe { self.base.cast::<T>().write(value) };
         self.base.addr() as u64
     }
@@ -118,7 +118,7 @@ impl Buffer {
     fn frames(&mut self, frames: impl Iterator<Item = u64>) -> u64 {
         let list = self.base.wrapping_add(PAGE);
         for (at, frame) in (0..LIST).zip(frames) {
-            // SAFETY: inside of the second page, which is ours.
+            // SAFETY: inside the second page, which this buffer owns.
             unsafe { list.cast::<u64>().add(at).write(frame) };
         }
         list.addr() as u64
@@ -143,7 +143,7 @@ impl Frames<'_> {
             let there = self.populate(at..end.min(at.saturating_add(MAX_FRAMES)))?;
             at = at.saturating_add(there);
             if there == 0 {
-                // Remove the added ones; if that fails, the domain has them for as long as it lives.
+                // Remove the added frames; if that fails, the domain keeps them until its end.
                 let taken = self.take(first, at.saturating_sub(first));
                 let out = io::Error::from(io::ErrorKind::OutOfMemory);
                 return Err(taken.err().unwrap_or(out));
@@ -162,7 +162,7 @@ impl Frames<'_> {
             let wanted = piece.end.saturating_sub(piece.start);
             let taken = self.reserve(memory::DECREASE_RESERVATION, piece.clone(), 0)?;
             missing = missing.saturating_add(wanted.saturating_sub(taken));
-            // Xen stops at the first missing one.
+            // Xen stops at the first missing frame.
             at = if taken < wanted { at.saturating_add(taken).saturating_add(1) } else { piece.end };
         }
         match missing {
@@ -171,7 +171,7 @@ impl Frames<'_> {
         }
     }
 
-    /// Adds frames to the domain, as one large page if they form one. Returns how many.
+    /// Adds frames to the domain, as one large page if they form one. Returns their number.
     fn populate(&self, frames: Range<u64>) -> io::Result<u64> {
         let count = frames.end.saturating_sub(frames.start);
         let is_large = count == 1 << LARGE_ORDER && frames.start.is_multiple_of(count);
@@ -183,7 +183,8 @@ impl Frames<'_> {
         self.reserve(memory::POPULATE_PHYSMAP, frames, 0)
     }
 
-    /// Makes a call with a list of runs of frames, each of two to the power of `order`. Returns how many Xen has done.
+    /// Makes a call with a list of runs of frames, each of two to the power of `order`. Returns the number of runs that
+    /// Xen has processed.
     fn reserve(&self, command: u64, frames: Range<u64>, order: u32) -> io::Result<u64> {
         let count = frames.end.saturating_sub(frames.start).min(MAX_FRAMES);
         self.with(|buffer, privcmd| {
@@ -193,7 +194,7 @@ impl Frames<'_> {
         })
     }
 
-    /// Raises the domain's limit to `count` frames more than it has, if needed.
+    /// Raises the domain's limit by `count` frames, if needed.
     fn make_room(&self, count: u64) -> io::Result<()> {
         let ask = |command| {
             self.with(|buffer, privcmd| {
@@ -239,7 +240,7 @@ impl Frames<'_> {
 /// Makes a call. The memory for its arguments is the buffer's, which is locked.
 fn call(privcmd: &File, number: u64, [first, second]: [u64; 2]) -> io::Result<u64> {
     let call = Hypercall { number, arguments: [first, second, 0, 0, 0] };
-    // SAFETY: the structure is the one for this number; the calls made here write at most to their argument.
+    // SAFETY: the structure matches this number; these calls write at most to their argument.
     let done = unsafe { libc::ioctl(privcmd.as_raw_fd(), HYPERCALL, &raw const call) };
     u64::try_from(done).map_err(|_| io::Error::last_os_error())
 }

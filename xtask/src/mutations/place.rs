@@ -6,7 +6,7 @@ use std::ops::Range;
 struct Function {
     /// Range from the start of its line to the body.
     head: Range<usize>,
-    /// Between the body's braces.
+    /// Range between the body's braces.
     body: Range<usize>,
 }
 
@@ -60,15 +60,15 @@ fn functions(text: &str) -> Vec<Function> {
     found
 }
 
-/// The word that begins at an offset; empty if none does.
+/// Returns the word that begins at an offset; empty if there is none.
 fn word_at(bytes: &[u8], at: usize) -> &[u8] {
     let rest = bytes.get(at..).unwrap_or_default();
     let length = rest.iter().take_while(|byte| byte.is_ascii_alphanumeric() || **byte == b'_').count();
     rest.get(..length).unwrap_or_default()
 }
 
-/// The end of the comment or literal that begins at an offset. A prefix of a literal, as in `b"x"`, is not part of it,
-/// except for a raw literal.
+/// Returns the end of the comment or literal that begins at an offset. A literal's prefix, as in `b"x"`, is not part of
+/// it, except for a raw literal.
 fn literal_or_comment(text: &str, at: usize) -> Option<usize> {
     let bytes = text.as_bytes();
     let rest = bytes.get(at..)?;
@@ -103,7 +103,7 @@ fn literal_or_comment(text: &str, at: usize) -> Option<usize> {
     }
 }
 
-/// The offset after the next `what`.
+/// Returns the offset after the next `what`.
 fn find(bytes: &[u8], from: usize, what: &[u8]) -> Option<usize> {
     let at = bytes.get(from..)?.windows(what.len()).position(|window| window == what)?;
     Some(from + at + what.len())

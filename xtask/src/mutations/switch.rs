@@ -29,7 +29,7 @@ pub fn place(text: &str, mutation: &Mutation) -> Result<Range<usize>> {
 
 /// Puts mistakes into a source, each with a switch. Mistakes for which this is impossible are not among its switches.
 pub fn switched<'m>(text: &str, mutations: &[&'m Mutation]) -> Result<Switched<'m>> {
-    // By the starts of bodies.
+    // Grouped by the starts of bodies.
     let mut bodies: BTreeMap<usize, (Range<usize>, Vec<&'m Mutation>)> = BTreeMap::new();
     for mutation in mutations {
         let Some(body) = body_around(text, &place(text, mutation)?).filter(|_| mutation.file.ends_with(".rs")) else {
@@ -59,13 +59,13 @@ pub fn switched<'m>(text: &str, mutations: &[&'m Mutation]) -> Result<Switched<'
     Ok(switched)
 }
 
-/// The number of a text's last line.
+/// Returns the number of a text's last line.
 fn line(text: &str) -> usize {
     text.matches('\n').count() + 1
 }
 
-/// An expression that is true in a program that must make the mistake. It is evaluated often, so the environment is
-/// read once.
+/// Returns an expression that is true in a program that must make the mistake. It is evaluated often, so the
+/// environment is read once.
 fn condition(name: &str) -> String {
     format!(
         "{{ static MAKES: ::std::sync::OnceLock<bool> = ::std::sync::OnceLock::new(); \

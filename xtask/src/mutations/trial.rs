@@ -20,8 +20,8 @@ use crate::runner::written;
 use crate::tally::{Reader, Tally};
 use crate::watch;
 
-/// A program that has not ended by then has noticed a mistake.
-/// TIMEOUT: as long as a test of the suite `unit` may take; the tests of one mistake take some seconds.
+/// A program that exceeds this time has noticed the mistake. TIMEOUT: the limit of a test of the suite `unit`; the
+/// tests of one mistake take some seconds.
 const PROGRAM_TIMEOUT: Duration = Duration::from_secs(600);
 
 /// Packages with libraries and programs that `cuda-rig`'s programs load, which no dependency names.
@@ -55,7 +55,7 @@ pub struct Verdict {
 }
 
 impl Verdict {
-    /// Returns true if nothing failed.
+    /// Returns true if all tests passed.
     pub fn good(&self) -> bool {
         self.tally.good() && !self.stood
     }
@@ -114,7 +114,7 @@ impl Build {
         self.build(&[&["test", "--no-run"], &options[..]].concat())
     }
 
-    /// The options with which cargo builds these test programs.
+    /// Returns the options with which cargo builds these test programs.
     pub fn options(programs: &[&Program]) -> Vec<String> {
         let options: BTreeSet<_> = programs.iter().map(|program| program.option.clone()).collect();
         options.into_iter().collect()
@@ -147,7 +147,7 @@ impl Build {
         Ok(if good { Built::Programs(programs) } else { Built::Refused(errors, said) })
     }
 
-    /// The programs of `programs` with tests of a package whose names contain one of `filters`.
+    /// Returns the programs of `programs` with tests of a package whose names contain one of `filters`.
     ///
     /// # Errors
     ///
@@ -186,7 +186,7 @@ pub fn run(programs: &[&Program], filters: &[&str], mistake: Option<&Mutation>) 
 
 fn one(command: &mut Command, verdict: &mut Verdict) -> Result<()> {
     let output = tempfile::tempfile().context("a file for tests' output")?;
-    // A file, because a pipe would stay open as long as any leftover process of a test.
+    // Uses a file, because a pipe would stay open until all leftover processes of a test have ended.
     command.stdout(output.try_clone()?).stderr(Stdio::null());
     let mut child = command.spawn().context("cannot start tests")?;
     if !watch::ends_within(&child, watch::scaled(PROGRAM_TIMEOUT))? {

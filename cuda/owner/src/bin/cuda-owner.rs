@@ -295,7 +295,7 @@ fn measure(driver: &Real, arguments: &Arguments, options: &Measure) -> Result<()
         Ok(driver.finish(Queue::In)?)
     })?;
     let both = timed(&|| {
-        // Alternate: a queue takes about a thousand copies, and a full one would hold up the other direction.
+        // Alternate directions: a queue takes about a thousand copies, and a full one would delay the other one.
         for offset in (0..bytes).step_by(chunk as usize) {
             driver.copy(Queue::Out, host.at.plus(offset), card.at.plus(offset), chunk)?;
             driver.copy(Queue::In, other.at.plus(offset), second.at.plus(offset), chunk)?;
@@ -335,7 +335,7 @@ impl Drop for Holder {
     }
 }
 
-/// Seconds that NVIDIA's checkpoint of a process with as much memory takes, and its way back.
+/// Seconds that NVIDIA's checkpoint of a process with as much memory takes, and the restore.
 fn checkpoint(driver: &Real, arguments: &Arguments, options: &Measure) -> Result<(f64, f64)> {
     let mut command = Command::new(std::env::current_exe()?);
     command.arg("--driver").arg(&arguments.driver).arg("--device").arg(arguments.device.to_string());
@@ -352,7 +352,7 @@ fn checkpoint(driver: &Real, arguments: &Arguments, options: &Measure) -> Result
         let (done, ended) = std::sync::mpsc::channel::<()>();
         scope.spawn(move || {
             if ended.recv_timeout(limit) == Err(std::sync::mpsc::RecvTimeoutError::Timeout) {
-                // A call of the driver that does not return cannot be taken back.
+                // A driver call that does not return cannot be cancelled.
                 eprintln!("the checkpoint took longer than {} s", limit.as_secs());
                 std::process::exit(1);
             }

@@ -1,16 +1,16 @@
-//! Comparison of the accounts with NVML and the driver: memory of the card that a tenant has past its account.
+//! Comparison of the accounts with NVML and the driver: memory of the card that a tenant has beyond its account.
 //!
-//! The owner compares three numbers every second: the memory that a tenant's processes were given, NVML's bytes of each
-//! process, and the bytes of the card in use that NVML counts for no process. On an H100 with driver 580, NVML counts
-//! an allocation once: at the process that made it while that has it, then at one that has imported it. A chunk counts
-//! at the owner until the owner gives it up, and from then on at a program that keeps its handle or its mapping. Memory
-//! that only a descriptor keeps counts at no process, but the card has less free. Managed memory counts at no process
-//! either; the accounts have it by its requests.
+//! The owner compares three numbers every second: the memory that a tenant's processes were given, the bytes that NVML
+//! reports for each process, and the bytes of the card in use that NVML counts for no process. On an H100 with driver
+//! 580, NVML counts an allocation once: for its creator while that holds it, then for a process that has imported it. A
+//! chunk counts for the owner until the owner releases it, and then for a program that keeps its handle or its mapping.
+//! Memory that only a descriptor keeps is not counted for a process, but the card has less free memory. Managed memory
+//! is not counted for a process either; the accounts count its requests.
 //!
-//! The worker that gives a piece up measures whether the card has as much more free. If it has less, the tenant is a
-//! suspect for some polls. If that much of the card stays in use for no process, it is charged to the suspects until it
-//! is free, also after their programs have ended. A program that ends gives its memory up a little later than its
-//! connection, and other kinds of memory are not measured. For both, a tenant is charged only as far as no other
+//! The worker that releases a piece measures whether the card's free memory grows by its size. If it grows less, the
+//! tenant is a suspect for some polls. If NVML counts that much memory for no process, it is charged to the suspects
+//! until it is free, also after their programs have ended. A program that ends releases its memory a little later than
+//! its connection, and other kinds of memory are not measured. For both, a tenant is charged only as far as no other
 //! tenant's memory can be the missing one.
 
 use std::collections::BTreeMap;
@@ -24,25 +24,25 @@ use crate::driver::Memory;
 
 /// Polls for which a tenant is a suspect: a process that ends gives its memory back within seconds.
 const SUSPECT_LOOKS: usize = 5;
-/// Bytes of each process's contexts that NVML has for no process: 5.6 MiB on an H100 with driver 580.
+/// Bytes of each process's contexts that NVML counts for no process: 5.6 MiB on an H100 with driver 580.
 const HIDDEN_BYTES: u64 = 8 << 20;
-/// Bytes of a context while the owner has never been seen without pieces.
+/// Assumed bytes of a context until the owner was first polled without pieces.
 const UNKNOWN_CONTEXT: u64 = 1 << 30;
-/// Time between two lines of the log about one tenant, unless it has twice as much, in ns.
+/// Interval between two log lines about one tenant, in ns, unless its excess has doubled.
 const LINES_NS: u64 = 60_000_000_000;
 
 /// The last poll, and the results of the polls before it.
 #[derive(Debug, Default)]
 pub(super) struct Accounts {
-    /// Bytes of one context, as NVML has them for the owner.
+    /// Bytes of one context, as NVML reports them for the owner.
     context: Option<u64>,
     /// Bytes of each tenant's process beyond its account: at the last poll, and as they count, which is the minimum of
     /// the last two polls.
     beyond: BTreeMap<u32, (TenantId, String, u64, u64)>,
     suspects: BTreeMap<TenantId, Suspect>,
-    /// Least that was ever in use for no process.
+    /// Minimum of the bytes that NVML counted for no process.
     baseline: Option<u64>,
-    /// Processes that NVML has, and bytes that are in use for none, at the last poll.
+    /// Processes that NVML reported, and bytes that it counted for none of them, at the last poll.
     processes: u64,
     gap: u64,
     /// Bytes that no process and no tenant can be charged for.
@@ -52,12 +52,12 @@ pub(super) struct Accounts {
     looks: u64,
 }
 
-/// Bytes of a tenant that were missing when they were given up, by poll, the last one first.
+/// Bytes of a tenant that were missing after their release, by poll, the last poll first.
 #[derive(Debug, Default)]
 struct Suspect {
-    /// Its programs had said that they have released them.
+    /// The tenant's programs had reported their release.
     sure: [u64; SUSPECT_LOOKS],
-    /// They may be on their way.
+    /// They may be in transit.
     perhaps: [u64; SUSPECT_LOOKS],
 }
 
@@ -65,30 +65,30 @@ fn sum(looks: &[u64]) -> u64 {
     looks.iter().fold(0, |sum, bytes| sum.saturating_add(*bytes))
 }
 
-/// A tenant's memory past its account.
+/// A tenant's memory beyond its account.
 #[derive(Debug, Default)]
 pub(super) struct Past {
     /// Bytes of its processes beyond their accounts.
     pub(super) beyond: u64,
-    /// Bytes that it has given back and that are in use still, for no process.
+    /// Bytes that it has released and that are still in use, without a process.
     pub(super) kept: u64,
-    /// Indices that stand for both.
+    /// Indices reserved for both.
     pub(super) indices: Vec<u32>,
-    /// Bytes of both beyond all that it may have.
+    /// Bytes of both beyond the tenant's limits.
     pub(super) over: u64,
-    /// Bytes and time of the last line of the log.
+    /// Bytes and time of the last log line.
     told: Option<(u64, u64)>,
 }
 
 impl Past {
-    /// Bytes past the account.
+    /// Returns the bytes in excess of the account.
     pub(super) fn bytes(&self) -> u64 {
         self.beyond.saturating_add(self.kept)
     }
 }
 
 impl Core {
-    /// Takes in the processes that use the card, without the owner, which has `own` bytes itself.
+    /// Records the processes that use the card, except the owner, which has `own` bytes itself.
     pub(super) fn compare(&mut self, users: &[User], own: Option<u64>) {
         // Without pieces the owner only has its context. The first poll is before any program connects.
         if self.pieces.count(Memory::Device) == 0
@@ -127,12 +127,12 @@ impl Core {
             let Some(tenant) = session.tenant else { continue };
             let fixed = session.fixed.iter().filter(|(kind, _)| is_the_processes(**kind));
             let fixed = fixed.fold(0u64, |sum, (_, bytes)| sum.saturating_add(*bytes));
-            // NVML may count memory that an earlier owner made at any process that has it.
+            // NVML may count memory of an earlier owner for any process that has it.
             let adopted = session.adopted.len() as u64 * self.table.chunk_bytes();
             let (_, sum) = counted.entry(session.pid).or_insert((tenant, 0u64));
             *sum = sum.saturating_add(fixed).saturating_add(adopted);
         }
-        // A process that was given up and lives on may have memory of its tenant's, which is in no account.
+        // A process that was given up but still runs may have memory of its tenant that is in no account.
         for (&pid, name) in &self.given_up {
             if let Some(tenant) = self.tenant(name) {
                 counted.entry(pid).or_insert((tenant, 0));
@@ -141,7 +141,7 @@ impl Core {
         counted
     }
 
-    /// So many bytes of the card are in use that NVML has for no process.
+    /// NVML counts this many bytes of the card for no process.
     pub(super) fn in_use_for_nobody(&mut self, bytes: u64) {
         let managed = self.sessions.values().filter_map(|session| session.fixed.get(&FixedKind::Managed));
         let managed = managed.fold(0u64, |sum, bytes| sum.saturating_add(*bytes));
@@ -161,11 +161,11 @@ impl Core {
             }
             sum(sure) > 0 || sum(perhaps) > 0
         });
-        // Requests that waited for this poll are served now, or refused.
+        // Requests that waited for this poll are now served or refused.
         self.needs_plan = true;
     }
 
-    /// Charges memory in use for no process to the tenants whose memory is missing.
+    /// Charges memory that belongs to no process to the tenants whose memory is missing.
     fn attribute(&mut self, lost: u64) {
         let charged = self.tenants.values().fold(0u64, |sum, tenant| sum.saturating_add(tenant.past.kept));
         if lost < charged {
@@ -183,13 +183,13 @@ impl Core {
             let Some(tenant) = self.tenants.get_mut(id) else { continue };
             let own = sum(&suspect.sure);
             let more = part(own, rest.min(sure), sure).min(left);
-            // As far as no other tenant's can be missing.
+            // Up to the part that cannot be another tenant's missing memory.
             let own = sum(&suspect.perhaps);
             let others = perhaps.saturating_sub(own);
             let certain = rest.saturating_sub(sure).saturating_sub(others).min(own).min(left - more);
             tenant.past.kept = tenant.past.kept.saturating_add(more).saturating_add(certain);
             left -= more + certain;
-            // It is not a suspect any longer for memory that it is charged for.
+            // It is no longer a suspect for memory that it is charged for.
             for (looks, charged) in [(&mut suspect.sure, more), (&mut suspect.perhaps, certain)] {
                 let own = sum(looks.as_slice());
                 looks.iter_mut().for_each(|bytes| *bytes -= part(*bytes, charged, own));
@@ -200,8 +200,7 @@ impl Core {
         tenants.into_iter().for_each(|id| self.charge(id));
     }
 
-    /// Records memory that a tenant gave back and that is not free. `sure`: the tenant had said that it has released
-    /// it.
+    /// Records memory that a tenant released and that is not free. `sure`: the tenant had reported its release.
     pub(super) fn missing(&mut self, tenant: TenantId, sure: bool, bytes: u64) {
         if bytes > 0 && self.accounts.sees && self.tenants.contains_key(&tenant) {
             let suspect = self.accounts.suspects.entry(tenant).or_default();
@@ -210,7 +209,7 @@ impl Core {
         }
     }
 
-    /// NVML or the driver do not answer: nothing is found out until they do, and no tenant is suspected.
+    /// NVML or the driver do not answer: until they do, no memory is charged and no tenant is suspected.
     pub(super) fn blind(&mut self) {
         self.accounts.sees = false;
         self.accounts.suspects.clear();
@@ -218,7 +217,7 @@ impl Core {
         self.needs_plan = true;
     }
 
-    /// Returns true if a tenant would exceed its limit if all memory that it gave back last is still in use. The next
+    /// Returns true if a tenant would exceed its limit if all memory that it released last is still in use. The next
     /// two polls decide; until then it waits.
     pub(super) fn waits_for_missing(&self, tenant: TenantId) -> bool {
         let Some(Suspect { sure: [last, before, ..], .. }) = self.accounts.suspects.get(&tenant) else { return false };
@@ -234,13 +233,12 @@ impl Core {
         }
     }
 
-    /// Returns the tenant that gave up a piece of the card, and whether it had said that it has released it; reported
-    /// once.
+    /// Returns the tenant that released a piece of the card, and whether it had reported the release; reported once.
     pub fn giver_of(&mut self, piece: PieceId) -> Option<(TenantId, bool)> {
         self.pieces.given_up(piece)
     }
 
-    /// Makes enough indices of a tenant stand for the memory past its account, logs it, and handles memory beyond its
+    /// Reserves enough of a tenant's indices for the memory beyond its account, logs it, and handles memory beyond its
     /// whole limit.
     fn charge(&mut self, id: TenantId) {
         let chunk = self.table.chunk_bytes();
@@ -270,7 +268,7 @@ impl Core {
                         over = ((wanted - has) as u64).saturating_mul(chunk);
                         break;
                     }
-                    // The card is full of others' memory: charge it when there is a place.
+                    // Other tenants' memory fills the card: charge this when a place is free.
                     Err(false) => break,
                 }
             } else {
@@ -286,7 +284,7 @@ impl Core {
         }
     }
 
-    /// Makes one more index stand for memory past a tenant's account. `Err(true)`: that exceeds the tenant's limit.
+    /// Reserves one more index for memory past a tenant's account. `Err(true)`: that exceeds the tenant's limit.
     fn place_past(&mut self, id: TenantId) -> Result<(), bool> {
         let index = self.tenants.get(&id).map(|tenant| tenant.indices.lowest()).ok_or(false)?;
         if u64::from(index) >= self.most(id) {
@@ -311,7 +309,7 @@ impl Core {
         let Some(tenant) = self.tenants.get_mut(&id) else { return };
         let (bytes, name) = (tenant.past.bytes(), tenant.spec.name.clone());
         if bytes == 0 {
-            // Its next memory past the account is news, unless it comes and goes.
+            // Its next memory beyond the account is logged again, unless it only fluctuates.
             tenant.past.told = tenant.past.told.filter(|(_, at)| clock.saturating_sub(*at) < LINES_NS);
             return;
         }
@@ -334,18 +332,18 @@ impl Core {
         );
     }
 
-    /// Kills the programs of a tenant that have memory past its account; all of them, if it only keeps memory that it
-    /// gave back.
+    /// Kills the programs of a tenant that have memory beyond its account; all of its programs, if it only keeps memory
+    /// that it released.
     fn kill_past(&mut self, id: TenantId) {
         let counts =
             |pid: &u32| self.accounts.beyond.get(pid).is_some_and(|(tenant, .., counts)| *tenant == id && *counts > 0);
         let all: Vec<_> =
             self.sessions_of(id).filter_map(|session| Some((session, self.sessions.get(&session)?.pid))).collect();
-        // A process that was killed a moment ago may have lost its connection, and was the cause.
+        // A process that was just killed may have lost its connection, and was the cause.
         let any = self.tenants.get(&id).is_some_and(|tenant| tenant.past.beyond > 0);
         let sessions: Vec<_> = all.into_iter().filter(|(_, pid)| !any || counts(pid)).collect();
         for (session, pid) in sessions {
-            // With one of its connections a process has lost them all.
+            // A process loses all of its connections together.
             if self.sessions.get(&session).is_some_and(|session| !session.stuck) {
                 tracing::warn!(tenant = id.0, pid, "a program with memory past its tenant's account is killed");
                 self.give_up(session);
@@ -353,13 +351,13 @@ impl Core {
         }
     }
 
-    /// Returns true if memory of the card is known to be in use past the accounts.
+    /// Returns true if card memory is known to be in use that no account contains.
     pub(super) fn is_past(&self) -> bool {
         let of_tenants = self.tenants.values().any(|tenant| tenant.past.bytes() > 0);
         of_tenants || self.accounts.unexplained > 0 || !self.accounts.suspects.is_empty()
     }
 
-    /// Processes of a tenant with memory past its account.
+    /// Processes of a tenant with memory beyond its account.
     pub(super) fn unaccounted(&self, id: TenantId) -> Vec<Unaccounted> {
         let of_it = self.accounts.beyond.iter().filter(|(_, (tenant, .., counts))| *tenant == id && *counts > 0);
         of_it
@@ -378,7 +376,7 @@ impl Core {
     }
 }
 
-/// The part of `own` that `of` is of `all`.
+/// Returns the part of `own` that corresponds to `of` out of `all`.
 fn part(own: u64, of: u64, all: u64) -> u64 {
     if all == 0 {
         return 0;
@@ -386,7 +384,7 @@ fn part(own: u64, of: u64, all: u64) -> u64 {
     u64::try_from(u128::from(own) * u128::from(of) / u128::from(all)).unwrap_or(u64::MAX)
 }
 
-/// Returns true if NVML counts memory of a kind at the process that has it.
+/// Returns true if NVML counts memory of a kind for the process that has it.
 fn is_the_processes(kind: FixedKind) -> bool {
     match kind {
         FixedKind::Array | FixedKind::Shared | FixedKind::Driver => true,

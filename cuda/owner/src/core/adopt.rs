@@ -21,7 +21,7 @@ impl Core {
         let (most, unused) = (self.most(tenant), self.unused_numbers());
         let Some(session) = self.sessions.get_mut(&id) else { return self.drop_all(pieces) };
         let known = session.chunks.len() + session.adopting.len() + chunks.len();
-        // A number stands for one chunk, and only this owner assigns numbers that it has not assigned yet.
+        // A number names one chunk, and only this owner assigns new numbers.
         let mut named = BTreeSet::new();
         let is_new = |chunk: &Adopted| {
             named.insert(chunk.id)
@@ -46,7 +46,7 @@ impl Core {
                     self.adopters.insert(piece, (id, chunk.id));
                     self.actions.push(Action::Import { piece });
                 }
-                // It is shared with another process, or the process could keep no descriptor: it stays where it is.
+                // It is shared with another process, or the process could not keep a descriptor: it must not move.
                 None => fixed.push(chunk.id),
             }
         }
@@ -66,7 +66,7 @@ impl Core {
         }
     }
 
-    /// A piece that a process brought is mapped, or cannot be. Returns whether it was such a piece.
+    /// Records that a piece of a process is mapped, or cannot be. Returns true if the piece was adopted.
     pub(super) fn adopted(&mut self, piece: PieceId, memory: Option<Memory>) -> bool {
         let Some((id, chunk)) = self.adopters.remove(&piece) else { return false };
         let Some(session) = self.sessions.get_mut(&id) else { return false };
@@ -109,7 +109,7 @@ impl Core {
         Some(index)
     }
 
-    /// A process gives up a chunk whose piece is being mapped. Returns whether there is one.
+    /// Releases a chunk whose piece is being mapped. Returns true if there is one.
     pub(super) fn free_adopting(&mut self, id: SessionId, chunk: ChunkId) -> bool {
         let Some(session) = self.sessions.get_mut(&id) else { return false };
         let Some(piece) = session.adopting.remove(&chunk) else { return false };
@@ -119,7 +119,7 @@ impl Core {
         true
     }
 
-    /// A process has brought all that it has: memory may be given to others.
+    /// Records that a process has reported all of its memory: other processes may now get memory.
     fn look_whether_adopted(&mut self, id: SessionId) {
         let done = self.sessions.get(&id).filter(|session| !session.adopts && session.adopting.is_empty());
         if let Some(pid) = done.map(|session| session.pid) {

@@ -1,18 +1,18 @@
-//! Accounts of the state machine against each other, for tests and fuzzing.
+//! Checks the state machine's accounts against each other, for tests and fuzzing.
 
 use super::memory::MAKING_MOST;
 use super::{Body, Core, OWN_NUMBERS, WORK_AT_ONCE};
 use cuda_protocol::{MAX_EXPORTED, MAX_PENDING};
 use std::collections::BTreeMap;
 
-/// Units of work of one event at most: the deferrable part, a message's own, and checks of all connections.
+/// Maximum units of work of one event: the deferrable part, a message's own, and checks of all connections.
 const STEPS_MOST: u64 = WORK_AT_ONCE as u64 + 6 * MAX_EXPORTED as u64 + 2048;
 
 impl Core {
     /// Checks sums, bounds and holders.
     ///
     /// # Panics
-    /// When the accounts disagree, or an event has done more than it may. `steps` is the work of the last one.
+    /// If the accounts disagree, or an event exceeded its limit. `steps` is the work of the last one.
     pub(crate) fn audit(&self, steps: u64) {
         assert!(steps <= STEPS_MOST, "an event of {steps} steps");
         let mut owners = BTreeMap::new();
@@ -79,7 +79,7 @@ impl Core {
     /// Checks that nothing is left.
     ///
     /// # Panics
-    /// When something is.
+    /// If something is left.
     pub(crate) fn audit_empty(&self) {
         assert!(self.sessions.is_empty() && self.relocations.is_empty() && self.releases.is_empty());
         assert!(

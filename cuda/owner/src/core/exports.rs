@@ -1,4 +1,4 @@
-//! Memory that processes of a tenant share: tokens are made from chunks, and chunks are opened by tokens.
+//! Memory that processes of a tenant share: chunks are exported as tokens, and opened through tokens.
 
 use super::shares::Named;
 use super::types::SessionId;
@@ -8,10 +8,10 @@ use std::collections::BTreeSet;
 use std::hash::BuildHasher as _;
 use vram::TenantId;
 
-/// Numbers of chunks that all processes of a tenant have together at most, for each chunk that it believes to have. A
-/// process gets a number for each chunk that it allocates or opens.
+/// Maximum number of chunk numbers of all processes of a tenant together, per chunk of its memory limit. A process gets
+/// a number for each chunk that it allocates or opens.
 const USERS_PER_CHUNK: u64 = 8;
-/// The same for tenants with little memory.
+/// Minimum of that limit, for tenants with little memory.
 const USERS_MIN: u64 = 1 << 16;
 
 impl Core {
@@ -38,9 +38,9 @@ impl Core {
             return refuse(self, Refusal::Moving);
         }
         let named: Option<Vec<Named>> = indices.iter().map(|&index| self.named(tenant, index)).collect();
-        // Without a number it was shared under an owner before, and this one has no descriptor of it.
+        // A chunk without a number was shared under an earlier owner, and this owner has no descriptor of it.
         let Some(named) = named else { return refuse(self, Refusal::Unsupported) };
-        // Programs ask for each buffer that they send.
+        // Programs export each buffer that they send.
         if let Some(share) = self.shares.token(tenant, &named) {
             return self.send(id, FromOwner::Shared { request, share });
         }
@@ -60,8 +60,8 @@ impl Core {
         let mut token = [0; 32];
         token[..8].copy_from_slice(&first.to_le_bytes());
         token[8..16].copy_from_slice(&second.to_le_bytes());
-        // A token opens nothing for another tenant. Within the tenant it is secret, since programs may be of several
-        // users: a program opens memory only if it was given the token.
+        // A token opens nothing for another tenant. Within the tenant it is secret, because its programs may belong to
+        // several users: a program can only open memory whose token it was given.
         for (part, keys) in token[16..].chunks_exact_mut(8).zip(&self.token_keys) {
             part.copy_from_slice(&keys.hash_one((first, second)).to_le_bytes());
         }
@@ -69,7 +69,7 @@ impl Core {
         self.send(id, FromOwner::Shared { request, share: Share(token) });
     }
 
-    /// Returns a chunk as tokens name it; `None` if the index stands for no chunk.
+    /// Returns a chunk in the form that tokens use; `None` if the index has no chunk.
     fn named(&self, tenant: TenantId, index: u32) -> Option<Named> {
         let Body::Chunk { number, .. } = self.tenants.get(&tenant)?.bodies.get(&index)? else { return None };
         Some((index, *number))

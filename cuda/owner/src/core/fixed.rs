@@ -1,7 +1,7 @@
-//! Memory that counts and cannot move, and memory that is released a part at a time.
+//! Memory that counts but cannot move, and memory that is released in parts.
 //!
-//! Both may concern all chunks of a card in one message. An event does a bounded part of it, and the next one
-//! continues.
+//! One message may concern all chunks of a card in both cases. An event does a bounded part of the work, and the next
+//! one continues.
 
 use super::memory::ROOM_NS;
 use super::sessions::Session;
@@ -18,7 +18,7 @@ pub(super) struct Fixing {
     request: u32,
     kind: FixedKind,
     bytes: u64,
-    /// Its bytes are in the process's sum.
+    /// Its bytes are included in the process's total.
     begun: bool,
     since: u64,
 }
@@ -42,7 +42,7 @@ impl Release {
     }
 }
 
-/// Memory to release, the oldest first.
+/// Memory to release, oldest first.
 pub(super) type Releases = VecDeque<Release>;
 
 impl Core {
@@ -67,8 +67,8 @@ impl Core {
         self.count_fixed(id, tenant);
     }
 
-    /// Makes as many indices stand for fixed memory on the card as it needs, and answers the requests for it in order.
-    /// The next event does the part that does not fit into this one.
+    /// Reserves the indices that fixed memory on the card needs, and answers the requests in order. The next event does
+    /// the part that does not fit into this one.
     pub(super) fn count_fixed(&mut self, id: SessionId, tenant: TenantId) {
         loop {
             let Some(session) = self.sessions.get_mut(&id) else { return };
@@ -120,7 +120,7 @@ impl Core {
                 Err(reason) => {
                     let of = (reason == Some(Refusal::Quota)).then_some(tenant);
                     if reason != Some(Refusal::Failed) && self.reclaim(of, Some(id)) {
-                        // It is tried again with each answer, and at the end of the wait.
+                        // It is retried with each answer, and at the end of the wait.
                         return;
                     }
                     self.refuse_fixed(id, reason.unwrap_or(Refusal::Exhausted));
@@ -138,20 +138,20 @@ impl Core {
         self.send(id, FromOwner::Refused { request, reason });
     }
 
-    /// Returns true if a request that came at `since` must wait rather than be refused: memory is being released, which
-    /// it may lack.
+    /// Returns true if a request of time `since` must wait instead of being refused, because memory that it may need is
+    /// being released.
     pub(super) fn waits_for_releases(&self, since: u64) -> bool {
         !self.releases.is_empty() && self.clock.saturating_sub(since) < ROOM_NS
     }
 
-    /// Returns the number of a tenant's chunks that are being released, at most.
+    /// Returns an upper bound of a tenant's chunks that are being released.
     pub(super) fn releasing(&self, tenant: TenantId) -> u64 {
         let of_it = self.releases.iter().filter(|release| release.tenant == tenant);
         let bodies = self.tenants.get(&tenant).map_or(0, |known| known.bodies.len() as u64);
         of_it.map(|release| (release.users.len() + release.fixed.len()) as u64).sum::<u64>().min(bodies)
     }
 
-    /// Releases memory of a process: now as much as an event may, the rest in the next ones.
+    /// Releases memory of a process: up to the limit of an event now, the rest in the next events.
     pub(super) fn release_later(
         &mut self,
         id: SessionId,
@@ -165,7 +165,7 @@ impl Core {
 
     fn release_some(&mut self) {
         while let Some(mut release) = self.releases.pop_front() {
-            // A program that ends gives its memory up a little later than its connection.
+            // A program that ends releases its memory a little later than its connection.
             self.pieces.ends = true;
             while self.may_work() {
                 if let Some((chunk, index)) = release.users.next() {
@@ -190,7 +190,7 @@ impl Core {
         self.releases.iter().any(|release| release.tenant == tenant)
     }
 
-    /// Continues the work that earlier events put off.
+    /// Continues work that earlier events deferred.
     pub(super) fn go_on_working(&mut self) {
         if !self.releases.is_empty() {
             self.release_some();

@@ -1,4 +1,4 @@
-//! Chunks of processes: asked for, given, shared and returned.
+//! Chunks of processes: allocated, delivered, shared and freed.
 
 use super::pieces::Receiver;
 use super::sessions::Pending;
@@ -9,24 +9,24 @@ use cuda_protocol::{Chunk, ChunkId, End, FromOwner, MAX_CHUNKS, Refusal};
 use std::collections::BTreeMap;
 use vram::{Error, GuestVramAddr, Limit, OnFull, Place, TenantId};
 
-/// Longest wait of an allocation of the tenant with the quantum for others' memory to be evicted, in ns; after it the
-/// tenant gets the memory that is free.
-// TIMEOUT: all of a card's memory changes hands in less.
+/// Maximum time that an allocation of the quantum's tenant waits for the eviction of others' memory, in ns; then it
+/// gets the memory that is free.
+// TIMEOUT: evicting a whole card's memory takes less.
 pub(super) const ROOM_NS: u64 = 500_000_000;
-/// Time without such waits after one has timed out, in ns.
+/// Time without such waits after one timed out, in ns.
 const CROWDED_NS: u64 = 10_000_000_000;
-/// Bytes evicted beyond those of such an allocation, at most: a program that fills its memory asks for the next part
-/// soon, and tenants that wait for a quantum lose nothing.
+/// Maximum number of bytes evicted beyond those of such an allocation: a program that fills its memory requests the
+/// next part soon, and tenants that wait for a quantum lose nothing.
 const AHEAD_BYTES: u64 = 1 << 30;
-/// Pieces made for the requests of one tenant at a time: a neighbour's next request waits for no more than these.
+/// Maximum number of pieces made for one tenant at a time, which bounds the wait of a neighbour's next request.
 pub(super) const MAKING_MOST: u32 = 32;
 
 impl Core {
     pub(super) fn allocate(&mut self, id: SessionId, tenant: TenantId, request: u32, card: u8, chunks: u32) {
         let reason = match () {
             () if card != 0 || chunks == 0 => Some(Refusal::Invalid),
-            // Memory that is being released is the tenant's again soon: see `waits_for_releases`. Other processes of
-            // the tenant may keep empty chunks.
+            // The tenant soon gets the memory that is being released: see `waits_for_releases`. Other processes of the
+            // tenant may keep empty chunks.
             () if u64::from(chunks) > self.most(tenant) => Some(Refusal::Quota),
             () if u64::from(chunks) > self.left(tenant)
                 && !self.waits_for_releases(self.clock)
@@ -51,18 +51,18 @@ impl Core {
         self.serve(id, tenant);
     }
 
-    /// Returns the number of chunks that a tenant may still ask for: neither in use nor reserved for a waiting request.
+    /// Returns the number of chunks that a tenant may still allocate: neither in use nor reserved for a request.
     pub(super) fn left(&self, tenant: TenantId) -> u64 {
         let most = self.most(tenant);
         most.saturating_sub(self.tenants.get(&tenant).map_or(0, |known| known.bodies.len() as u64 + known.wanted))
     }
 
-    /// Returns the number of chunks that a tenant believes to have.
+    /// Returns the number of chunks of a tenant's memory limit.
     pub(super) fn most(&self, tenant: TenantId) -> u64 {
         self.table.vm_bytes(tenant).unwrap_or(0) / self.table.chunk_bytes()
     }
 
-    /// Gives a process's requests their places, the oldest first, as far as places and the event's budget allow.
+    /// Gives a process's requests their places, oldest first, as far as places and the event's budget allow.
     pub(super) fn serve(&mut self, id: SessionId, tenant: TenantId) {
         let waits_for_others = !self.expected.is_empty();
         let mut at = 0;
@@ -76,7 +76,7 @@ impl Core {
                     break 'requests;
                 }
                 if self.tenants.get(&tenant).is_none_or(|known| known.making >= MAKING_MOST) {
-                    // Others' pieces are made in between. Each one that exists lets the next be asked for.
+                    // Other tenants' pieces are made in between. Each completed piece lets the next be ordered.
                     self.hungry.insert((tenant, id));
                     break 'requests;
                 }
@@ -84,7 +84,7 @@ impl Core {
                     self.unserved.insert(id);
                     break 'requests;
                 }
-                // Before using host memory, which would move to the card at once.
+                // Before using host memory: such chunks would move to the card at once.
                 if !has_asked && self.swaps_now(tenant) {
                     has_asked = true;
                     if self.reclaim(None, Some(id)) {
@@ -126,9 +126,8 @@ impl Core {
         self.table.spare() == 0 && account.as_ref().is_some_and(swaps)
     }
 
-    /// Returns true if chunks of the tenant with the quantum wait until memory of the tenants that wait for theirs is
-    /// evicted, and starts that. In host memory they would be used over the link, and moved at once, which needs a
-    /// quiesced program.
+    /// Returns true if chunks of the quantum's tenant wait for the eviction of waiting tenants' memory, and starts that
+    /// eviction. In host memory they would be used over the link, and moved at once, which needs a quiesced program.
     fn waits_for_room(&mut self, tenant: TenantId, chunks: u32, since: u64) -> bool {
         let Some(turn) = self.quanta.turn().filter(|turn| turn.holder == tenant) else { return false };
         let of = |id| self.table.vms().find(|(vm, _)| *vm == id).map(|(_, account)| account);
@@ -152,7 +151,7 @@ impl Core {
         true
     }
 
-    /// A new chunk of a tenant: its index and its place. `Err(None)`: not now, but it may wait.
+    /// Allocates a chunk of a tenant: its index and its place. `Err(None)`: impossible now, but the request may wait.
     pub(super) fn place(&mut self, tenant: TenantId) -> Result<(u32, Place), Option<Refusal>> {
         let known = self.tenants.get(&tenant).ok_or(Some(Refusal::Failed))?;
         let index = known.indices.lowest();
@@ -198,7 +197,7 @@ impl Core {
         }
     }
 
-    /// Places without an owner no longer have a piece, and get a new, zeroed one with their next: nothing in them needs
+    /// Places without an owner no longer have a piece, and get a new, zeroed one at their next use, so they need no
     /// scrubbing.
     pub(super) fn scrub(&mut self) -> bool {
         let mut any = false;
@@ -209,12 +208,12 @@ impl Core {
         any
     }
 
-    /// A request has got one more place.
+    /// A request has one more place.
     fn occupy(&mut self, id: SessionId, tenant: TenantId, at: usize, index: u32, place: Place) {
         let by = Receiver { tenant, session: id };
         let piece = self.pieces.take(memory_of(place), by, &mut self.actions);
         if let Place::Host(_) = place {
-            // More of that may follow, or it moves to the card soon.
+            // More requests of this kind may follow, or the chunk moves to the card soon.
             self.moved_at = Some(self.clock);
         }
         let chunk = ChunkId(self.number());
@@ -232,7 +231,7 @@ impl Core {
         }
     }
 
-    /// A request of a process waits for a piece to be made.
+    /// Records that a request of a process waits for a piece.
     fn awaits(&mut self, id: SessionId, tenant: TenantId, piece: PieceId) {
         self.making.insert(piece, (id, tenant));
         if let Some(known) = self.tenants.get_mut(&tenant) {
@@ -249,7 +248,7 @@ impl Core {
         Some((id, tenant))
     }
 
-    /// Gives the lowest free index of a tenant, which has a place, its meaning.
+    /// Assigns a meaning to the lowest free index of a tenant; the index has a place.
     pub(super) fn put(&mut self, tenant: TenantId, body: Body, users: u64) {
         if let Some(known) = self.tenants.get_mut(&tenant) {
             let index = known.indices.take();
@@ -264,7 +263,7 @@ impl Core {
         while let Some(session) = self.sessions.get_mut(&id) {
             let Some(pending) = session.pending.get_mut(at) else { return };
             let rest = &pending.items[pending.delivered..];
-            // Most are complete: nothing is looked up then.
+            // Most requests are complete: this skips the look-up.
             let ready = if pending.missing.is_empty() {
                 rest.len()
             } else {
@@ -289,7 +288,7 @@ impl Core {
         }
     }
 
-    /// Reports at most [`MAX_CHUNKS`] granted chunks to a process.
+    /// Reports at most [`MAX_CHUNKS`] allocated chunks to a process.
     pub(super) fn give(&mut self, id: SessionId, request: u32, part: &[(ChunkId, u32)], more: bool) {
         let Some(tenant) = self.sessions.get(&id).and_then(|session| session.tenant) else { return };
         self.work(part.len());
@@ -303,7 +302,7 @@ impl Core {
         self.actions.push(Action::Send { session: id, message, pieces });
     }
 
-    /// The piece of a chunk, and its memory.
+    /// Returns the piece of a chunk, and its memory.
     pub(super) fn where_is(&self, tenant: TenantId, index: u32) -> Option<(PieceId, Memory)> {
         let Body::Chunk { piece, .. } = self.tenants.get(&tenant)?.bodies.get(&index)? else { return None };
         Some((*piece, self.pieces.memory(*piece)?))
@@ -317,7 +316,7 @@ impl Core {
         self.send(id, FromOwner::Refused { request, reason });
     }
 
-    /// Withdraws a removed request. Chunks that were delivered stay the process's until it frees them.
+    /// Withdraws a removed request. The process keeps chunks that were delivered until it frees them.
     pub(super) fn withdraw(&mut self, id: SessionId, tenant: TenantId, pending: Pending) {
         if let Some(known) = self.tenants.get_mut(&tenant) {
             known.wanted -= u64::from(pending.wanted);
@@ -349,7 +348,7 @@ impl Core {
         self.feed(tenant);
     }
 
-    /// Serves the processes of a tenant that wait for its pieces to be made, as many as may be made now.
+    /// Serves the processes of a tenant that wait for its pieces, up to the limit.
     fn feed(&mut self, tenant: TenantId) {
         let of_it = (tenant, SessionId(0))..=(tenant, SessionId(u64::MAX));
         while self.tenants.get(&tenant).is_some_and(|known| known.making < MAKING_MOST) {
@@ -359,9 +358,9 @@ impl Core {
         }
     }
 
-    /// Starts a chunk in host memory, because the driver has no memory of the card for its place: a process that was
-    /// given up has not ended yet, or a tenant has memory past its account. The chunk moves when the card has memory.
-    /// Returns false if neither is the case: then an unmanaged process uses the card.
+    /// Starts a chunk in host memory, because the driver has no card memory for its place: a process that was given up
+    /// has not ended yet, or a tenant has memory beyond its account. The chunk moves when the card has memory. Returns
+    /// false in all other cases: then an unmanaged process uses the card.
     fn begin_in_host(&mut self, id: SessionId, at: usize, piece: PieceId) -> bool {
         let is_known = !self.given_up.is_empty() || self.is_past();
         if !is_known || self.pieces.memory(piece) != Some(Memory::Device) {
@@ -369,7 +368,7 @@ impl Core {
         }
         let Some(session) = self.sessions.get(&id) else { return false };
         let (Some(tenant), Some(pending)) = (session.tenant, session.pending.get(at)) else { return false };
-        // Only chunks that were not delivered may lack a piece: those of one message, and those that are being made.
+        // Only undelivered chunks may lack a piece: those of one message, and those that are being made.
         let indices: Vec<u32> = pending.items[pending.delivered..].iter().map(|(_, index)| *index).collect();
         let of_it = |index: &u32| self.where_is(tenant, *index).is_some_and(|(other, _)| other == piece);
         let Some(index) = indices.into_iter().find(of_it) else { return false };
@@ -452,7 +451,7 @@ impl Core {
         self.tenants.get_mut(&tenant)?.bodies.get_mut(&index)
     }
 
-    /// Requests that wait for memory are tried again, beginning after the process that was tried last.
+    /// Retries requests that wait for memory, beginning after the process that was retried last.
     pub(super) fn retry_queued(&mut self) {
         let waits = |session: &super::Session| {
             !session.fixing.is_empty() || session.pending.iter().any(|pending| pending.wanted > 0)

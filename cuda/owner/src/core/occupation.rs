@@ -1,13 +1,13 @@
 //! Processes that occupy the card without a turn: their work went past the gate, or was in flight when they ended the
 //! turn.
 //!
-//! NVML's use of the card by each process is read every second. Two decisions use it:
+//! NVML's report of each process's use of the card is read every second. Two decisions depend on it:
 //!
-//! - A tenant's turn exceeds its limit, and a process of another tenant occupied the card at two looks since that turn
-//!   began. That process is given up, and the tenant gets its limit once more. The samples of the second look are all
-//!   of the time after the first one, in which the process had no turn.
-//! - A process occupied the card at all looks for as long as its own tenant's limit, and had no turn in this time. It
-//!   is given up if another tenant has a turn: the limit applies to work without a turn as well.
+//! - A tenant's turn exceeds its limit, and a process of another tenant occupied the card at two polls since that turn
+//!   began. That process is given up, and the tenant gets its limit once more. All samples of the second poll are from
+//!   the time after the first one, when the process had no turn.
+//! - A process occupied the card at all polls for as long as its own tenant's limit, and had no turn in this time. It
+//!   is given up if another tenant has a turn: the limit also applies to work without a turn.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -15,31 +15,31 @@ use super::Core;
 use super::types::{SessionId, User};
 use vram::TenantId;
 
-/// Looks during a turn that prove that a process occupies the card past the gate.
+/// Number of polls during a turn that prove that a process occupies the card past the gate.
 const MIN_LOOKS: usize = 2;
 
-/// The last looks, and their consequences.
+/// The last polls, and their consequences.
 #[derive(Debug, Default)]
 pub(super) struct Occupations {
-    /// Processes that occupied the card at the last look and had no turn.
+    /// Processes that occupied the card at the last poll and had no turn.
     seen: BTreeMap<u32, Occupation>,
-    /// Tenants that got their limit once more for their present turn, with its end.
+    /// Tenants that got a second limit for their present turn, with the end of that limit.
     spared: BTreeMap<TenantId, u64>,
 }
 
-/// Looks in a row at which a process occupied the card, with no turn at them or between them.
+/// Consecutive polls at which a process occupied the card, without a turn at or between them.
 #[derive(Debug)]
 struct Occupation {
-    /// Time of the first.
+    /// Time of the first poll.
     since: u64,
-    /// Times of the last ones, at most [`MIN_LOOKS`].
+    /// Times of the last polls, at most [`MIN_LOOKS`].
     last: VecDeque<u64>,
-    /// Turns that the process has had, which tell whether it had one between two looks.
+    /// Number of turns that the process has had, which shows whether it had one between two polls.
     turns: u64,
 }
 
 impl Core {
-    /// Takes in which processes occupied the card.
+    /// Records the processes that occupied the card.
     pub(super) fn occupied(&mut self, users: &[User]) {
         let mut before = std::mem::take(&mut self.occupations.seen);
         for user in users.iter().filter(|user| user.occupies) {
@@ -60,7 +60,7 @@ impl Core {
     }
 
     /// Gives up the processes that have occupied the card without a turn for as long as their tenants' limit of a turn,
-    /// if another tenant has a turn. A process that the driver is suspending has the driver's limit.
+    /// if another tenant has a turn. For a process that the driver is suspending, the driver's limit applies.
     fn give_up_occupants(&mut self) {
         let exceeds = |pid: u32, limit: u64| {
             let row = self.occupations.seen.get(&pid).filter(|row| row.last.len() == MIN_LOOKS);
@@ -84,7 +84,7 @@ impl Core {
     }
 
     /// Gives up the processes of other tenants that have occupied the card for all of a tenant's turn, which has lasted
-    /// `ran_ns`. Returns true if there are some, and the tenant has not been spared in this turn.
+    /// `ran_ns`. Returns true if there are any, and the tenant has not had a second limit in this turn.
     pub(super) fn spares(&mut self, tenant: TenantId, ran_ns: u64) -> bool {
         if self.occupations.spared.contains_key(&tenant) {
             return false;
@@ -111,7 +111,7 @@ impl Core {
         true
     }
 
-    /// A tenant's turn has ended.
+    /// Records the end of a tenant's turn.
     pub(super) fn is_not_spared_any_more(&mut self, tenant: TenantId) {
         self.occupations.spared.remove(&tenant);
     }

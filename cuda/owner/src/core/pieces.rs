@@ -1,10 +1,10 @@
 //! Physical pieces, and the chunks that each may back.
 //!
-//! A process keeps a piece that it has imported for as long as it likes, whatever it reports. So a piece that was given
-//! to a process never goes to another one, of the same tenant or not: programs of a tenant may belong to several users.
-//! On the card it is given up, and a new one made, which takes 15 us; in host memory, where that takes milliseconds, it
-//! is kept for the same process to need one again, unless another process needs the room. A piece that several
-//! processes had is given up everywhere.
+//! A process can keep a piece that it has imported, whatever it reports. So a piece that was given to a process is
+//! never reused for another one, not even of the same tenant: programs of a tenant may belong to several users. A piece
+//! on the card is released and a new one made, which takes 15 us; in host memory, where this takes milliseconds, it is
+//! kept for the next use by the same process, unless another process needs the memory. A piece that several processes
+//! had is always released.
 
 use super::types::{Action, PieceId, SessionId};
 use crate::driver::Memory;
@@ -15,12 +15,12 @@ use vram::TenantId;
 enum Use {
     /// Being made for the stock.
     Stocking,
-    /// In the stock, seen by no tenant.
+    /// In the stock, not yet seen by a tenant.
     Stocked,
-    /// Given to, or being made for, a tenant; `count` chunks and moves hold it. Without `only` several of its processes
-    /// have it, or had it.
+    /// Given to, or being made for, a tenant; `count` chunks and moves hold it. If `only` is unset, several of its
+    /// processes have it, or had it.
     Held { by: TenantId, only: Option<SessionId>, count: u32 },
-    /// Waits for its process to need one again.
+    /// Kept for the next use by its process.
     Parked,
 }
 
@@ -56,15 +56,14 @@ pub(super) struct Pieces {
     stocking: usize,
     parked: BTreeMap<SessionId, Vec<PieceId>>,
     next: u64,
-    /// Host pieces that may be there at once, and how many are.
+    /// Maximum number of host pieces, and their present number.
     host_most: u32,
     host: u32,
-    /// Host pieces to make before they are needed.
+    /// Number of host pieces to make in advance.
     ready_host: u32,
-    /// Pieces of the card that tenants had and that are being given up: the tenant, and whether it had said that it has
-    /// released them.
+    /// Pieces of the card that tenants had and that are being released: the tenant, and whether it reported that.
     given_up: BTreeMap<PieceId, (TenantId, bool)>,
-    /// The pieces that are given up now are of a program whose connection has ended.
+    /// The pieces that are now released belong to a program whose connection has ended.
     pub(super) ends: bool,
 }
 
@@ -75,19 +74,19 @@ impl Pieces {
         Self { pieces, stock, stocking: 0, parked, next: 0, host_most, host: 0, ready_host, given_up, ends: false }
     }
 
-    /// A number for a piece that comes from elsewhere.
+    /// Assigns a number to a piece from elsewhere.
     pub(super) fn number(&mut self) -> PieceId {
         self.next += 1;
         PieceId(self.next)
     }
 
-    /// Returns a piece for a process, held once: one that it had, one of the stock, or a new one.
+    /// Returns a piece for a process, held once: one that the process had, one of the stock, or a new one.
     pub(super) fn take(&mut self, memory: Memory, by: Receiver, actions: &mut Vec<Action>) -> PieceId {
         self.take_some(memory, by, true, actions)
     }
 
-    /// Like [`Self::take`], as the target of a copy. A piece of the card is given up if the copy does not happen, so it
-    /// need not be zeroed, which would wait for its turn on the card.
+    /// Like [`Self::take`], as the target of a copy. A piece of the card is released if the copy does not happen, so it
+    /// need not be zeroed, which would wait for the card.
     pub(super) fn take_to_copy(&mut self, memory: Memory, by: Receiver, actions: &mut Vec<Action>) -> PieceId {
         self.take_some(memory, by, memory == Memory::Host, actions)
     }
@@ -115,21 +114,21 @@ impl Pieces {
         self.pieces.insert(piece, Piece { memory, used: by.holds(), ready: true });
     }
 
-    /// Another process gets a piece as well.
+    /// Records that another process also gets a piece.
     pub(super) fn share(&mut self, id: PieceId) {
         if let Some(Piece { used: Use::Held { only, .. }, .. }) = self.pieces.get_mut(&id) {
             *only = None;
         }
     }
 
-    /// One more chunk or move holds a piece.
+    /// Adds a chunk or move that holds a piece.
     pub(super) fn hold(&mut self, id: PieceId) {
         if let Some(Piece { used: Use::Held { count, .. }, .. }) = self.pieces.get_mut(&id) {
             *count += 1;
         }
     }
 
-    /// One chunk or move less holds a piece.
+    /// Removes a chunk or move that holds a piece.
     pub(super) fn let_go(&mut self, id: PieceId, actions: &mut Vec<Action>) {
         let Some(piece) = self.pieces.get_mut(&id) else { return };
         let Use::Held { only, count, .. } = &mut piece.used else { return };
@@ -146,7 +145,7 @@ impl Pieces {
         }
     }
 
-    /// A piece exists, or could not be made. Returns its holder, if it still has one.
+    /// Records that a piece exists, or could not be made. Returns its holder, if it still has one.
     pub(super) fn made(&mut self, id: PieceId, done: bool, actions: &mut Vec<Action>) -> Option<TenantId> {
         let piece = self.pieces.get_mut(&id)?;
         piece.ready = done;
@@ -159,7 +158,7 @@ impl Pieces {
             }
             Use::Stocking | Use::Stocked | Use::Parked => {
                 self.forget(id, actions);
-                // Do not ask repeatedly for memory that is unavailable.
+                // Do not request unavailable memory repeatedly.
                 self.ready_host = self.ready_host.saturating_sub(1);
             }
         }
@@ -171,7 +170,7 @@ impl Pieces {
         self.pieces.get(&id).is_some_and(|piece| piece.ready)
     }
 
-    /// The tenant that a piece is given to, or made for.
+    /// Returns the tenant that a piece is given to, or made for.
     pub(super) fn holder(&self, id: PieceId) -> Option<TenantId> {
         match self.pieces.get(&id)?.used {
             Use::Held { by, .. } => Some(by),
@@ -179,12 +178,12 @@ impl Pieces {
         }
     }
 
-    /// The memory that a piece is of.
+    /// Returns the memory of a piece.
     pub(super) fn memory(&self, id: PieceId) -> Option<Memory> {
         self.pieces.get(&id).map(|piece| piece.memory)
     }
 
-    /// Makes host pieces ahead of need, few at a time.
+    /// Makes host pieces in advance, a few at a time.
     pub(super) fn refill(&mut self, actions: &mut Vec<Action>) {
         while self.is_short() {
             self.stocking += 1;
@@ -192,32 +191,32 @@ impl Pieces {
         }
     }
 
-    /// Returns true if to make one more piece for the stock now.
+    /// Returns true if one more piece should be made for the stock now.
     pub(super) fn is_short(&self) -> bool {
         self.stock.len() + self.stocking < self.ready_host as usize
             && self.stocking < STOCKING_MOST
             && self.host < self.host_most
     }
 
-    /// Pieces that are being made for the stock.
+    /// Returns the pieces that are being made for the stock.
     #[cfg(test)]
     pub(super) fn stocking(&self) -> usize {
         self.stocking
     }
 
-    /// Gives up the pieces that were kept for a process which has ended.
+    /// Releases the pieces that were kept for a process which has ended.
     pub(super) fn abandon(&mut self, session: SessionId, actions: &mut Vec<Action>) {
         for id in self.parked.remove(&session).unwrap_or_default() {
             self.forget(id, actions);
         }
     }
 
-    /// Processes that pieces are kept for.
+    /// Returns the processes that pieces are kept for.
     pub(super) fn parked_for(&self) -> Vec<SessionId> {
         self.parked.keys().copied().collect()
     }
 
-    /// Pieces of a memory.
+    /// Returns the pieces of a memory.
     pub(super) fn count(&self, memory: Memory) -> usize {
         self.pieces.values().filter(|piece| piece.memory == memory).count()
     }
@@ -230,7 +229,7 @@ impl Pieces {
         id
     }
 
-    /// Gives up pieces that are kept for other processes, if one more host piece has no room.
+    /// Releases pieces that are kept for other processes, if one more host piece does not fit.
     fn make_room(&mut self, actions: &mut Vec<Action>) {
         while self.host >= self.host_most {
             let Some(kept) = self.parked.values_mut().find_map(Vec::pop) else { return };
@@ -238,8 +237,7 @@ impl Pieces {
         }
     }
 
-    /// Returns the tenant that gave up a piece of the card, and whether it had said that it has released it; reported
-    /// once.
+    /// Returns the tenant that released a piece of the card, and whether it had reported the release; reported once.
     pub(super) fn given_up(&mut self, id: PieceId) -> Option<(TenantId, bool)> {
         self.given_up.remove(&id)
     }

@@ -1,14 +1,14 @@
-//! Empty chunks that programs keep: asked for before a request fails, or memory moves, because memory is short.
+//! Empty chunks that programs keep: requested back before a request fails, or memory moves, because memory is short.
 
 use super::types::SessionId;
 use super::{Core, Session};
 use cuda_protocol::{FromOwner, RECLAIM_MS, VERSION_RECLAIM};
 use vram::TenantId;
 
-/// Longest wait for answers, in ns.
-// TIMEOUT: a library answers within `RECLAIM_MS`. A process that does not is not waited for again before it has.
+/// Maximum wait for answers, in ns.
+// TIMEOUT: a library answers within `RECLAIM_MS`. The owner no longer waits for a process that missed it.
 const ANSWER_NS: u64 = 2 * RECLAIM_MS * 1_000_000;
-/// Time between two such orders to a process, in ns: its next allocations are faster with the chunks that it keeps.
+/// Minimum time between two such orders to a process, in ns: its next allocations are faster with kept chunks.
 const INTERVAL_NS: u64 = 200_000_000;
 
 /// Orders to one process.
@@ -17,13 +17,13 @@ pub(super) struct Reclaims {
     order: u32,
     /// Time of the last order.
     since: Option<u64>,
-    /// It has not answered that.
+    /// It has not answered that order.
     is_owed: bool,
 }
 
 impl Core {
-    /// Asks processes of one tenant or of all for empty chunks, except `asking` itself. Returns true while answers may
-    /// come.
+    /// Requests empty chunks from processes of one tenant or of all, except `asking` itself. Returns true while answers
+    /// may come.
     pub(super) fn reclaim(&mut self, of: Option<TenantId>, asking: Option<SessionId>) -> bool {
         let clock = self.clock;
         let concerned = |(id, session): &(&SessionId, &mut Session)| {

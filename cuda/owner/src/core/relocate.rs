@@ -1,10 +1,10 @@
-//! Chunks on their way between the card and host memory.
+//! Moves of chunks between the card and host memory.
 //!
 //! ```text
 //! plan -> Quiesce -> Quiet -> copies -> Redirect -> Redirected -> move committed, old piece given up -> Resume
 //! ```
 //!
-//! A process has one order at a time, of several batches: while one is redirected the next is copied. Those of
+//! A process has one order at a time, of several batches: while one batch is redirected the next is copied. Orders of
 //! different processes run concurrently, so that one process's evictions overlap another's returns. A move takes effect
 //! only when its process has redirected it; if that never happens, the chunk stays where it was.
 
@@ -17,28 +17,28 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use vram::balance::{By, Request};
 use vram::{Error, MoveId, Step, TenantId};
 
-/// Largest size of a batch in bytes: large enough for the link's full rate, and small enough that memory changes hands
+/// Maximum size of a batch in bytes: large enough for the link's full rate, and small enough that memory changes hands
 /// soon.
 const BATCH_BYTES: u64 = 256 << 20;
-/// Batches of a process at a time.
+/// Maximum number of batches of a process at a time.
 const BATCHES_MOST: usize = 6;
-/// A process that has more of them gets no new ones: with one new batch for each that ends, they come to be of one
-/// chunk each.
+/// A process with more moves than this gets no new ones: one new batch for each that ends would shrink the batches to
+/// one chunk each.
 const BATCHES_FEW: usize = 3;
-/// Plans that are made for one event.
+/// Maximum number of plans per event.
 const MAX_PLANS_PER_EVENT: u32 = 8;
-/// Time for which a process that has declined to be quiet is left alone, in ns.
+/// Time for which a process that declined to quiesce is left alone, in ns.
 const DECLINED_NS: u64 = 500_000_000;
-/// Microseconds after which a process should decline rather than drain on, at first; twice as many after each time.
+/// Initial time in microseconds after which a process should decline instead of continuing to drain; doubled each time.
 const QUIESCE_US: u32 = 2_000_000;
-/// Orders that a process may decline more often than it carries one out, for as long as its tenant's work may run:
-/// beyond both it keeps memory from others, and is stuck.
+/// Maximum excess of declined over completed orders, for as long as its tenant's work may run: a process beyond both
+/// keeps memory from others, and is stuck.
 const DECLINES_MOST: u32 = 6;
 
-/// A chunk on its way.
+/// A move of a chunk.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Item {
-    /// The move of the accounts; none for a piece that moves to the memory of its chunk's place.
+    /// The move in the accounts; none for a piece that moves to the memory of its chunk's place.
     id: Option<MoveId>,
     tenant: TenantId,
     index: u32,
@@ -49,7 +49,7 @@ pub(super) struct Item {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Stage {
-    /// Its destinations are being made, or the process is not quiet.
+    /// Its destinations are being made, or the process is not quiescent.
     Waiting,
     /// Being copied.
     Copying(BatchId),
@@ -77,25 +77,25 @@ pub(super) struct Relocation {
     redirecting: VecDeque<Vec<Item>>,
     /// Time since which the process owes an answer.
     since: Option<u64>,
-    /// It has redirected all that it was asked for.
+    /// It has redirected all that was requested.
     complied: bool,
     /// It has declined a part of the order, which counts once.
     declined: bool,
 }
 
 impl Relocation {
-    /// Batches under way.
+    /// Batches in progress.
     fn batches(&self) -> usize {
         self.batches.len() + self.redirecting.len()
     }
 }
 
 impl Core {
-    /// Plans moves, and begins with them.
+    /// Plans moves, and starts them.
     pub(super) fn balance(&mut self) {
         self.take_quanta();
         let mut started = self.put_in_place();
-        // Empty chunks make room without a copy.
+        // Empty chunks free memory without a copy.
         if !self.unmet.is_empty() && self.reclaim(None, None) {
             return started.into_iter().for_each(|session| self.go_on(session));
         }
@@ -150,10 +150,10 @@ impl Core {
             let chunks = self.table.spare() + 1;
             steps = self.balancer.plan(&self.table, now, Some(Request { by: By::Guarantee, chunks }));
         }
-        // Memory evicted for a guarantee must not return before that is given.
+        // Memory evicted for a guarantee must not return before the guarantee is given.
         if steps.is_empty() && self.promise.is_none_or(|(_, until)| now >= until) {
             let tenants: BTreeSet<_> = self.sessions.values().filter_map(|session| session.tenant).collect();
-            // The moves of a tenant that is alone hold no other tenant up.
+            // The moves of a lone tenant do not delay other tenants.
             if self.settling || tenants.len() < 2 {
                 self.balancer.hurry();
             }
@@ -162,7 +162,7 @@ impl Core {
         steps
     }
 
-    /// Begins a step: takes the destination. `None` if it is done already, or is impossible now.
+    /// Begins a step: takes the destination. Returns `None` if the step is already done, or impossible now.
     fn begin(
         &mut self,
         step: Step,
@@ -172,7 +172,7 @@ impl Core {
         let Step { vm: tenant, index, .. } = step;
         match self.tenants.get(&tenant)?.bodies.get(&index)? {
             Body::Fixed => {
-                // It is where the driver has put it: only the accounts change, and only towards the truth.
+                // The piece is where the driver put it: only the accounts change, and only towards the real state.
                 if step.to == vram::To::Card {
                     self.account_for(step);
                 }
@@ -180,7 +180,7 @@ impl Core {
             }
             Body::Chunk { .. } if self.misplaced.get(&(tenant, index)) == Some(&true) => None,
             Body::Chunk { .. } if self.misplaced.contains_key(&(tenant, index)) => {
-                // The piece is there already.
+                // The piece is already there.
                 if self.account_for(step) {
                     self.misplaced.remove(&(tenant, index));
                 }
@@ -213,7 +213,7 @@ impl Core {
         }
     }
 
-    /// Makes the accounts follow a piece that is there already; returns whether they could.
+    /// Makes the accounts follow a piece that is already there; returns whether they could.
     pub(super) fn account_for(&mut self, step: Step) -> bool {
         let Ok(Some(moves)) = self.start(step) else { return false };
         self.table.commit_move(moves.id);
@@ -221,7 +221,7 @@ impl Core {
         true
     }
 
-    /// Begins to move pieces to the memory that their chunks have places in; the processes that this concerns.
+    /// Begins to move pieces to the memory that their chunks have places in; returns the affected processes.
     fn put_in_place(&mut self) -> BTreeSet<SessionId> {
         let mut by_session: BTreeMap<(SessionId, Memory), Vec<Item>> = BTreeMap::new();
         let mut missing = BTreeSet::new();
@@ -232,7 +232,7 @@ impl Core {
             let Some((session, chunk)) = self.body(tenant, index).and_then(|body| body.only_user()) else { continue };
             let to = if memory == Memory::Device { Memory::Host } else { Memory::Device };
             let Some(known) = self.sessions.get(&session) else { continue };
-            // One order at a time, and of these chunks one batch.
+            // One order at a time, and one batch of these chunks.
             let busy = known.stuck || self.clock < known.busy_until;
             if busy || self.relocations.contains_key(&session) {
                 continue;
@@ -266,7 +266,7 @@ impl Core {
     }
 
     fn enqueue(&mut self, id: SessionId, to: Memory, mut items: Vec<Item>, missing: &BTreeSet<PieceId>) {
-        // Chunks that follow each other in a program's addresses have rising numbers, as a rule: it maps them at once.
+        // Consecutive chunks in a program's addresses usually have ascending numbers: the program maps them together.
         items.sort_unstable_by_key(|item| item.chunk);
         let missing = items.iter().map(|item| item.to).filter(|to| missing.contains(to)).collect();
         let Some(tenant) = items.first().map(|item| item.tenant) else { return };
@@ -279,7 +279,7 @@ impl Core {
         let order = session.order;
         let since = Some(self.clock);
         let batches = VecDeque::from([batch]);
-        // The more often it has declined, the longer it may take; it must answer before it counts as stuck.
+        // Each refusal extends its time; it must answer before it counts as stuck.
         let longest = u32::try_from(self.config.patience_ns / 1000 * 4 / 5).unwrap_or(u32::MAX);
         let patience_us = QUIESCE_US.saturating_mul(1 << session.declines.min(8)).min(longest);
         let (redirecting, complied, declined) = (VecDeque::new(), true, false);
@@ -289,7 +289,7 @@ impl Core {
             known.moving.insert(id);
         }
         tracing::debug!(session = id.0, order, ?to, "a program is to be quiet");
-        // The turn goes to another tenant in the meantime.
+        // Another tenant has the turn in the meantime.
         self.pause_as_due(tenant);
         self.send(id, FromOwner::Quiesce { order, patience_us });
     }
@@ -313,8 +313,8 @@ impl Core {
         self.decline(id);
     }
 
-    /// A process has declined an order, or a part of it: it is left alone for a while. One that does nothing else is
-    /// stuck.
+    /// Handles a process that declined all or part of an order: it is left alone for a while. A process that only
+    /// declines is stuck.
     fn decline(&mut self, id: SessionId) {
         let (clock, patience) = (self.clock, self.config.patience_ns);
         let Some(session) = self.sessions.get_mut(&id) else { return };
@@ -322,7 +322,7 @@ impl Core {
         session.declines += 1;
         let since = *session.declining_since.get_or_insert(clock);
         let Some(tenant) = session.tenant.and_then(|tenant| self.tenants.get(&tenant)) else { return };
-        // Work that may run for this long may keep it from being quiet for as long.
+        // Work with this time limit may prevent quiescence for as long.
         let Some(longest) = tenant.spec.time.max_run_ns.map(|limit| limit.max(patience)) else { return };
         if session.declines >= DECLINES_MOST && clock.saturating_sub(since) >= longest {
             tracing::warn!(session = ?id, declines = session.declines, "program declines every order about its memory");
@@ -330,7 +330,7 @@ impl Core {
         }
     }
 
-    /// A process has carried an order out.
+    /// Records that a process has completed an order.
     fn comply(&mut self, id: SessionId) {
         let Some(session) = self.sessions.get_mut(&id) else { return };
         session.declines = session.declines.saturating_sub(1);
@@ -366,7 +366,7 @@ impl Core {
         self.actions.extend(copies);
     }
 
-    /// Chunks that a process has freed before they are copied stay where they are.
+    /// Chunks that a process frees before the copy do not move.
     fn forget_freed(&mut self, id: SessionId) {
         let Some(relocation) = self.relocations.get_mut(&id).filter(|relocation| relocation.quiet) else { return };
         let table = &self.table;
@@ -422,14 +422,15 @@ impl Core {
         }
         self.give_back(rest);
         if declines {
-            // It cannot now: its program is about to end, as a rule. Copying the same again at once does not help.
+            // It cannot do this now, usually because its program is about to end. An immediate repetition of the copy
+            // does not help.
             self.decline(id);
         }
         self.needs_plan = true;
         self.go_on(id);
     }
 
-    /// A chunk is at its destination.
+    /// Records that a chunk is at its destination.
     fn commit(&mut self, item: Item) {
         let Item { id, tenant, index, from, to, .. } = item;
         let gone = match id {
@@ -438,7 +439,7 @@ impl Core {
                 self.table.commit_move(id);
                 gone
             }
-            // The index may stand for another chunk by now.
+            // The index may belong to another chunk by now.
             None => self.where_is(tenant, index).is_none_or(|(piece, _)| piece != from),
         };
         if id.is_none() && !gone {
@@ -447,7 +448,7 @@ impl Core {
         self.relocations_done += 1;
         if !gone && let Some(Body::Chunk { piece, .. }) = self.body(tenant, index) {
             *piece = to;
-            // Once for the chunk, once for the move.
+            // One hold is the chunk's, and one is the move's.
             self.pieces.let_go(from, &mut self.actions);
         } else {
             self.pieces.let_go(to, &mut self.actions);
@@ -455,7 +456,7 @@ impl Core {
         self.pieces.let_go(from, &mut self.actions);
     }
 
-    /// Chunks stay where they are.
+    /// Records that chunks do not move.
     fn give_back(&mut self, items: Vec<Item>) {
         for item in items {
             match item.id {
@@ -467,7 +468,7 @@ impl Core {
         }
     }
 
-    /// A piece could not be moved to its chunk's place: that is tried again later.
+    /// A piece could not be moved to its chunk's place: this is retried later.
     fn stays_misplaced(&mut self, item: &Item) {
         let is_it = self.where_is(item.tenant, item.index).is_some_and(|(piece, _)| piece == item.from);
         if let Some(moves) = self.misplaced.get_mut(&(item.tenant, item.index)).filter(|_| is_it) {
@@ -480,7 +481,7 @@ impl Core {
         }
     }
 
-    /// Records that a destination exists, or could not be made: then its chunk stays.
+    /// Records that a destination exists, or could not be made: then its chunk does not move.
     pub(super) fn destination_made(&mut self, piece: PieceId, done: bool) {
         let found = self
             .relocations
@@ -499,7 +500,7 @@ impl Core {
         self.go_on(id);
     }
 
-    /// An order of a process comes to nothing. Copies under way end before their pieces are given up.
+    /// Cancels an order of a process. Copies in progress end before their pieces are released.
     pub(super) fn abandon_relocation(&mut self, id: SessionId) {
         let Some(relocation) = self.relocations.remove(&id) else { return };
         for batch in relocation.batches {
@@ -516,7 +517,7 @@ impl Core {
         self.moved(id, relocation.tenant);
     }
 
-    /// An order has ended: the tenant may have turns again.
+    /// Records the end of an order: the tenant may have turns again.
     fn moved(&mut self, id: SessionId, tenant: TenantId) {
         if let Some(known) = self.tenants.get_mut(&tenant) {
             known.moving.remove(&id);
@@ -525,7 +526,7 @@ impl Core {
         self.needs_plan = true;
     }
 
-    /// Processes that owe an answer for too long.
+    /// Returns the processes whose answers are overdue.
     pub(super) fn late_answers(&mut self) {
         let (clock, patience) = (self.clock, self.config.patience_ns);
         let late =

@@ -11,27 +11,27 @@ use cuda_protocol::{
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use vram::TenantId;
 
-/// Requests of a process that may wait at a time: more are refused. The library keeps to [`MAX_PENDING`].
+/// Maximum number of waiting requests of a process: more are refused. The library keeps to [`MAX_PENDING`].
 const PENDING_MOST: usize = MAX_PENDING;
 
-/// A request for chunks that is not answered yet.
+/// An unanswered request for chunks.
 #[derive(Debug)]
 pub(super) struct Pending {
     pub(super) request: u32,
-    /// Chunks still to get a place.
+    /// Chunks that still need a place.
     pub(super) wanted: u32,
-    /// Holders: each process's number of it, and its index.
+    /// Holders: each process's number for it, and its index.
     pub(super) items: Vec<(ChunkId, u32)>,
-    /// Number of those reported to the process, from the first. They stay where they are until the request is answered.
+    /// Number of chunks reported to the process, from the first on. They do not move until the request is answered.
     pub(super) delivered: usize,
-    /// Pieces of it that do not exist yet.
+    /// Number of its pieces that do not exist yet.
     pub(super) missing: BTreeSet<PieceId>,
-    /// Time at which it came.
+    /// Time of its arrival.
     pub(super) since: u64,
 }
 
 impl Pending {
-    /// Returns true if a chunk is one of the request's. Numbers of chunks rise.
+    /// Returns true if a chunk belongs to the request. Numbers of chunks rise.
     pub(super) fn holds(&self, chunk: ChunkId) -> bool {
         self.items.binary_search_by_key(&chunk, |(id, _)| *id).is_ok()
     }
@@ -42,47 +42,47 @@ impl Pending {
 pub(super) struct Session {
     pub(super) pid: u32,
     pub(super) uid: u32,
-    /// The tenant on whose own socket it connected: the rights of the socket protect that tenant.
+    /// The tenant whose own socket it connected to: the rights of the socket protect that tenant.
     pub(super) bound: Option<TenantId>,
     /// Version of the messages.
     pub(super) version: u16,
     pub(super) program: String,
-    /// Its tenant, after its first message.
+    /// Its tenant, known after its first message.
     pub(super) tenant: Option<TenantId>,
     pub(super) chunks: BTreeMap<ChunkId, u32>,
     pub(super) fixed: HashMap<FixedKind, u64>,
-    /// Indices that stand for memory fixed on the card.
+    /// Indices reserved for memory that is fixed on the card.
     pub(super) fixed_indices: Vec<u32>,
-    /// Its requests for fixed memory that are not answered yet.
+    /// Its unanswered requests for fixed memory.
     pub(super) fixing: VecDeque<Fixing>,
     pub(super) pending: VecDeque<Pending>,
     /// Adopted chunks whose pieces are being mapped.
     pub(super) adopting: BTreeMap<ChunkId, PieceId>,
     /// Chunks that it had under an earlier owner.
     pub(super) adopted: BTreeSet<ChunkId>,
-    /// More such chunks follow.
+    /// Set if more such chunks follow.
     pub(super) adopts: bool,
-    /// Its gate is open, since the turn of this number.
+    /// Number of the turn since which its gate is open.
     pub(super) run: Option<u32>,
     pub(super) run_since: u64,
-    /// The bounds of its work in flight and of its idleness, as last sent to it.
+    /// The limits of its work in flight and of its idleness, as last sent to it.
     pub(super) told: (u32, u32),
-    /// It has met a closed gate.
+    /// It has encountered a closed gate.
     pub(super) waiting: bool,
-    /// Its process is stopped, and its turn of this number has ended without its answer. It gets no turn before that.
+    /// Its process is stopped, and the turn with this number ended without its answer. It gets no turn before that.
     pub(super) stopped_in: Option<u32>,
     pub(super) turn: u32,
     pub(super) order: u32,
-    /// It has declined to be quiet; it is not asked again before.
+    /// It has declined to quiesce; it gets no new order before this time.
     pub(super) busy_until: u64,
-    /// Orders that it has declined, less those that it has carried out since.
+    /// Number of orders that it has declined, minus those that it has completed since.
     pub(super) declines: u32,
-    /// Time since which there are such.
+    /// Time since which that number is positive.
     pub(super) declining_since: Option<u64>,
     /// Time of its last message about memory that it had under an earlier owner.
     pub(super) adopts_since: u64,
     pub(super) reclaims: Reclaims,
-    /// Time since which the driver should have suspended it, and has not confirmed that.
+    /// Time of the request to the driver to suspend it, until the driver confirms the suspension.
     pub(super) suspends: Option<u64>,
     /// The owner has given it up: it has no turn and no memory, and its messages are ignored.
     pub(super) stuck: bool,
@@ -96,32 +96,31 @@ impl Session {
 }
 
 impl Core {
-    /// Processes of an owner before this one: no memory is given to others before they are back, or `within_ns` are
-    /// over.
+    /// Adds processes of a previous owner: until they are back, or for `within_ns`, other processes get no memory.
     pub fn expect(&mut self, pids: impl IntoIterator<Item = u32>, within_ns: u64) {
         self.expected.extend(pids);
         self.expected_until = self.clock + within_ns;
     }
 
-    /// Processes that are connected, for the journal.
+    /// Returns the connected processes, for the journal.
     pub fn pids(&self) -> impl Iterator<Item = u32> + '_ {
         self.sessions.values().filter(|session| session.tenant.is_some()).map(|session| session.pid)
     }
 
-    /// The user and the tenant of a connection.
+    /// Returns the user and the tenant of a connection.
     #[must_use]
     pub fn user_and_tenant(&self, id: SessionId) -> Option<(u32, Option<TenantId>)> {
         self.sessions.get(&id).map(|session| (session.uid, session.tenant.or(session.bound)))
     }
 
-    /// The tenant that a piece is made for, or whose program has brought it.
+    /// Returns the tenant that a piece is made for, or whose program has brought it.
     #[must_use]
     pub fn tenant_of(&self, piece: PieceId) -> Option<TenantId> {
         let brought = || self.sessions.get(&self.adopters.get(&piece)?.0);
         self.pieces.holder(piece).or_else(|| brought()?.tenant)
     }
 
-    /// Returns true if a process is reporting the memory that it had under an earlier owner.
+    /// Returns true if a process is reporting its memory from an earlier owner.
     #[must_use]
     pub fn adopts(&self, id: SessionId) -> bool {
         self.sessions.get(&id).is_some_and(|session| session.adopts || !session.adopting.is_empty())
@@ -182,7 +181,7 @@ impl Core {
     pub(super) fn said(&mut self, id: SessionId, message: FromTenant, pieces: Vec<PieceId>) {
         let Some(session) = self.sessions.get(&id) else { return self.drop_all(pieces) };
         if session.stuck {
-            // It has nothing any longer, and gets nothing.
+            // It has nothing left, and gets nothing.
             return self.drop_all(pieces);
         }
         let Some(tenant) = session.tenant else {
@@ -267,7 +266,7 @@ impl Core {
         self.renew_terms();
     }
 
-    /// A connection has ended: releases everything that its process held.
+    /// Records the end of a connection: releases everything that its process held.
     pub(super) fn gone(&mut self, id: SessionId) {
         let Some(tenant) = self.sessions.get(&id).map(|session| session.tenant) else { return };
         self.give_up_memory(id, tenant);
@@ -305,7 +304,7 @@ impl Core {
         self.needs_plan = true;
     }
 
-    /// A process holds the card or its memory and does not answer: it has neither from now on.
+    /// Handles a process that holds the card or its memory and does not answer: it loses both now.
     pub(super) fn stuck(&mut self, id: SessionId) {
         let Some(session) = self.sessions.get(&id).filter(|session| !session.stuck) else { return };
         let (pid, Some(tenant)) = (session.pid, session.tenant) else { return };
@@ -313,7 +312,7 @@ impl Core {
         if on_stuck != Some(OnStuck::Suspend) {
             return self.give_up(id);
         }
-        // Its connection stays, so that its gate stays closed until the driver has suspended it.
+        // Its connection remains, so that its gate stays closed until the driver has suspended it.
         for other in self.connections_of(pid) {
             let Some(session) = self.sessions.get_mut(&other) else { continue };
             (session.stuck, session.run, session.waiting) = (true, None, false);
@@ -327,8 +326,8 @@ impl Core {
         }
     }
 
-    /// Takes the connections, the turn and the memory from a process at once, and has it killed. Nothing depends on
-    /// whether the kill succeeds.
+    /// Immediately takes the connections, the turn and the memory from a process, and has it killed. The state does not
+    /// depend on whether the kill succeeds.
     pub(super) fn give_up(&mut self, id: SessionId) {
         let Some(session) = self.sessions.get(&id) else { return };
         let (pid, Some(tenant)) = (session.pid, session.tenant) else { return self.end(id, End::Evicted) };
@@ -342,12 +341,12 @@ impl Core {
         }
     }
 
-    /// Connections of a process.
+    /// Returns the connections of a process.
     fn connections_of(&self, pid: u32) -> Vec<SessionId> {
         self.sessions.iter().filter(|(_, session)| session.pid == pid).map(|(&id, _)| id).collect()
     }
 
-    /// A process that was given up was sent SIGKILL, or could not be.
+    /// Records that a process that was given up was sent SIGKILL, or could not be.
     pub(super) fn signalled(&mut self, tenant: TenantId, done: bool) {
         let Some(known) = self.tenants.get_mut(&tenant) else { return };
         if done {
@@ -357,8 +356,8 @@ impl Core {
         }
     }
 
-    /// The driver has taken a process off the card, or could not: then it is killed. Driver 580 does not resume a
-    /// process that had memory of another process, so none of its memory is needed.
+    /// Records that the driver has suspended a process, or could not: then it is killed. Driver 580 does not resume a
+    /// process that had memory of another process, so its memory is not kept.
     pub(super) fn suspended(&mut self, id: SessionId, done: bool) {
         let Some(session) = self.sessions.get_mut(&id).filter(|session| session.suspends.is_some()) else { return };
         session.suspends = None;
@@ -369,8 +368,8 @@ impl Core {
         tenant.into_iter().for_each(|known| known.suspended += 1);
     }
 
-    /// Kills the processes that the driver does not suspend in time: it waits for ever for one that is stopped. Those
-    /// that have begun to report their memory, and do not continue, are stuck.
+    /// Kills the processes that the driver does not suspend in time: the driver waits without limit for a stopped
+    /// process. Processes that began to report their memory, and do not continue, are stuck.
     pub(super) fn late_suspensions(&mut self) {
         let (clock, patience) = (self.clock, self.config.patience_ns);
         let late = |since: u64| clock.saturating_sub(since) >= patience;

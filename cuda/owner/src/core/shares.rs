@@ -5,32 +5,32 @@ use std::collections::{HashMap, VecDeque};
 use cuda_protocol::Share;
 use vram::TenantId;
 
-/// Tokens that a tenant has at most.
+/// Maximum number of tokens of a tenant.
 pub(super) const SHARES_MOST: usize = 1 << 16;
-/// Chunks that all tokens of a tenant name together at most.
+/// Maximum number of chunks that all tokens of a tenant name together.
 const NAMED_MOST: usize = 1 << 18;
-/// Tokens that are examined with each new one. Two are enough for stale ones never to be the majority for long.
+/// Tokens that are examined with each new one. Two are enough to keep stale tokens from remaining the majority.
 const SWEPT_AT_ONCE: usize = 4;
 
-/// A chunk as named by a token: its index, and the number of the chunk that had the index then.
+/// A chunk in a token: its index, and the number of the chunk that had the index then.
 pub(super) type Named = (u32, u64);
 
 /// The tokens of one tenant.
 #[derive(Debug, Default)]
 struct Own {
     by_token: HashMap<Share, Vec<Named>>,
-    /// The same by the chunks that they name.
+    /// The same tokens by the chunks that they name.
     by_chunks: HashMap<Vec<Named>, Share>,
     /// All tokens, in the order in which they are examined.
     ring: VecDeque<Share>,
-    /// Chunks that all of them name together.
+    /// Total number of chunks that they name.
     named: usize,
 }
 
-/// All of them, by tenant: no token opens anything for another tenant, or takes room from it.
+/// All tokens, by tenant: a token opens nothing for another tenant, and does not count for it.
 ///
-/// A chunk that is given up costs nothing here. Its tokens name a number that is no longer in use, and are removed a
-/// few at a time when others are made.
+/// Freeing a chunk costs nothing here. Its tokens then name a number that is no longer in use, and are removed a few at
+/// a time when new tokens are made.
 #[derive(Debug, Default)]
 pub(super) struct Shares(HashMap<TenantId, Own>);
 

@@ -51,7 +51,7 @@ fn memory_of_ended_program_is_free_and_not_leaked() {
     world.settle();
     let two = world.connect("two");
     world.ask(two, 1, 8);
-    // `World` checks whether a piece was another tenant's before.
+    // `World` checks whether a piece belonged to another tenant before.
     assert_eq!(world.places(two), (8, 0));
     assert!(world.programs[&two].chunks.values().all(|(_, value)| *value == 0));
 }
@@ -360,7 +360,7 @@ fn a_program_that_declines_keeps_running_and_is_asked_again() {
     world.programs.get_mut(&one).expect("there").mute = true;
     let two = world.connect("two");
     world.ask(two, 1, 4);
-    // It does not report either whether it has empty chunks.
+    // It also does not report whether it has empty chunks.
     world.pass(50 * MS);
     let order = world.programs[&one].quiet.expect("it is asked to be quiet");
     let program = world.programs.get_mut(&one).expect("there");

@@ -8,12 +8,12 @@ use std::collections::BTreeMap;
 use vram::balance::ActiveVms;
 use vram::{Change, TenantId};
 
-/// Longest attention to a turn's end, in microseconds: a program that announces its end too often costs no more than
-/// that each time.
+/// Longest time, in microseconds, for which the owner polls at a turn's end: announcing the end too often costs a
+/// program no more than this each time.
 const ATTENDED_US: u32 = 1000;
 
-/// Microseconds of work in flight while all others wait for their quantum: events then cost the card less, and the end
-/// of a quantum, which must drain it, costs far more anyway.
+/// Limit of work in flight, in microseconds, while all others wait for their quantum: events then cost the card less
+/// time, and the end of a quantum, which must drain it, costs far more anyway.
 const RUN_AHEAD_UNDISTURBED_US: u32 = 20_000;
 
 /// Idleness after which a turn ends while all others wait for their quantum, in microseconds: long for a program that
@@ -21,7 +21,7 @@ const RUN_AHEAD_UNDISTURBED_US: u32 = 20_000;
 const IDLE_UNDISTURBED_US: u32 = 10_000;
 
 impl Core {
-    /// Carries out the orders of the turns.
+    /// Executes the orders of the turns.
     pub(super) fn carry_out_orders(&mut self) {
         loop {
             let orders = self.turns.take_orders();
@@ -45,7 +45,7 @@ impl Core {
 
     fn grant(&mut self, tenant: TenantId) {
         if !self.turns.has_turn(tenant) {
-            // The tenant has left since the decision.
+            // The tenant was removed after the decision.
             return;
         }
         self.balancer.active(tenant, self.clock);
@@ -75,8 +75,8 @@ impl Core {
         self.send(id, FromOwner::Run(run));
     }
 
-    /// Returns the terms of a tenant's turns now. A process that is alone, with all its memory on the card, is not
-    /// measured, and bounds itself; memory that returns from the host waits for all work in flight.
+    /// Returns the current terms of a tenant's turns. A lone process with all its memory on the card is not measured,
+    /// and limits itself; memory that returns from the host waits for all work in flight.
     fn terms(&self, tenant: TenantId) -> Run {
         let present = || self.sessions.values().filter_map(|session| session.tenant);
         let away = self.table.vms().any(|(vm, account)| vm == tenant && account.host > 0);
@@ -88,8 +88,8 @@ impl Core {
         let unless_alone = |us| if alone { 0 } else { us };
         let mut others = present().filter(|other| *other != tenant);
         let waits = |id: TenantId| self.tenants.get(&id).is_some_and(|known| known.waits);
-        // No other tenant can use the card: to give the turn back in each pause would only cost the begin of the next
-        // one.
+        // No other tenant can use the card: giving the turn back in each pause would only add the cost of starting the
+        // next one.
         let undisturbed = self.quanta.turn().is_some() && others.all(waits);
         let idle = if undisturbed { self.config.idle_us.max(IDLE_UNDISTURBED_US) } else { self.config.idle_us };
         let ahead = if undisturbed { ahead.max(RUN_AHEAD_UNDISTURBED_US) } else { ahead };
@@ -97,9 +97,9 @@ impl Core {
         Run { card: 0, turn: 0, length_us: 0, run_ahead_us, idle_us, report_us: 0 }
     }
 
-    /// Renews the terms of those whose gates are open: a process has come or gone, or a tenant's class is another one.
+    /// Renews the terms of processes with open gates: a process was added or removed, or a tenant's class has changed.
     pub(super) fn renew_terms(&mut self) {
-        // Finding a tenant's terms takes time for each process: once for each tenant.
+        // Computing a tenant's terms takes time for each process, so this is done once per tenant.
         let mut by_tenant: BTreeMap<TenantId, Run> = BTreeMap::new();
         let mut concerned = Vec::new();
         for (&id, session) in self.sessions.iter().filter(|(_, session)| session.run.is_some()) {
@@ -160,7 +160,7 @@ impl Core {
             return;
         }
         if session.run != Some(turn) {
-            // It stopped by itself while new terms were on the way: those hold.
+            // It stopped by itself while new terms were in transit: the new terms apply.
             return;
         }
         (session.run, session.waiting) = (None, waiting);
@@ -236,27 +236,27 @@ impl Core {
         }
     }
 
-    /// Returns true if memory may have to move without anything happening.
+    /// Returns true if memory may have to move without a further event.
     pub(super) fn watches_memory(&self) -> bool {
         let account = self.table.summary();
         account.host.used > 0 || self.quanta.turn().is_some() || !self.misplaced.is_empty()
     }
 
-    /// Takes in whose working sets do not fit together, and whose quantum it is.
+    /// Records the tenants whose working sets do not fit together, and the holder of the quantum.
     pub(super) fn take_quanta(&mut self) {
         let now = self.clock;
         let bytes = self.table.chunk_bytes();
         let mut over_link = 0;
         let holder = self.quanta.turn().map(|turn| turn.holder);
         for (tenant, account) in self.table.vms() {
-            // A program that is held up by its memory is not idle.
+            // A program that waits for its memory is not idle.
             let waits = self.waits_for_memory(tenant) || holder == Some(tenant) && self.is_moving(tenant);
             if self.turns.is_busy(tenant) || waits {
                 self.balancer.active(tenant, now);
             }
             if self.turns.has_turn(tenant) {
                 // Kernels' reads over the link are not counted: assume for each poll all memory that is there. Memory
-                // beyond its quota cannot return, with quanta or without.
+                // beyond its quota cannot return, with or without quanta.
                 let may_return = account.limits.quota.saturating_sub(account.placed);
                 over_link += u64::from(account.host.min(may_return)) * bytes;
             }
@@ -289,13 +289,13 @@ impl Core {
         self.tenants.get(&tenant).is_some_and(|known| !known.moving.is_empty())
     }
 
-    /// Begins a quantum whose memory has moved, unless more of it may come soon. A program that ends gives nothing up
-    /// when asked, and everything a little later; work that began in between would reach its memory over the link, and
-    /// hold up the rest.
+    /// Begins a quantum whose memory has moved, unless more of it may come soon. A program that ends releases nothing
+    /// on request, but everything a little later; work that began in between would access its memory over the link, and
+    /// delay the rest.
     pub(super) fn look_whether_settled(&mut self) {
         let Some(turn) = self.quanta.turn().filter(|_| self.settling) else { return };
         let since = *self.still_since.get_or_insert(self.clock);
-        // No more than a change should cost.
+        // At most the cost of a change of the quantum.
         let patience = turn.quantum_ns / u64::from(self.quanta.config().factor.max(1));
         if self.clock.saturating_sub(since) < patience && self.more_may_come(turn.holder) {
             return;
@@ -306,7 +306,7 @@ impl Core {
         self.hold_waiting();
     }
 
-    /// Returns true if a tenant has memory away that the card has room for, or would have without others' chunks.
+    /// Returns true if a tenant has evicted memory for which the card has room, or would have without others' chunks.
     fn more_may_come(&self, tenant: TenantId) -> bool {
         let accounts = || self.table.vms();
         let away = accounts().any(|(vm, account)| vm == tenant && account.host > 0);
@@ -332,8 +332,8 @@ impl Core {
         self.set_time_params();
     }
 
-    /// Gives the scheduler the settings of all tenants. The holder of a memory quantum competes for all members, which
-    /// each have their part of the time in their own quanta; so tenants outside keep their shares.
+    /// Passes the settings of all tenants to the scheduler. The holder of a memory quantum competes for all members,
+    /// each of which uses its share of the time in its own quanta; so tenants outside keep their shares.
     pub(super) fn set_time_params(&mut self) {
         let now = self.now();
         let turn = self.quanta.turn();

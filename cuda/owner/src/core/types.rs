@@ -17,30 +17,30 @@ pub struct PieceId(pub u64);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct BatchId(pub u64);
 
-/// Fate of a tenant's process that holds the card or its memory and does not answer.
+/// Action on a tenant's process that holds the card or its memory and does not answer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum OnStuck {
-    /// It is killed.
+    /// The process is killed.
     #[default]
     Kill,
-    /// The driver suspends it, if it can; if not it is killed.
+    /// The driver suspends it, if it can; otherwise it is killed.
     Suspend,
 }
 
-/// An operator's word on a tenant.
+/// An operator's settings of a tenant.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TenantSpec {
-    /// Its name, by which programs ask for it.
+    /// Its name, which programs use.
     pub name: String,
-    /// User whose processes may be this tenant's; root's always may.
+    /// User whose processes may belong to this tenant; root's always may.
     pub uid: Option<u32>,
-    /// Bytes of memory that it believes to have.
+    /// Size of its memory, as it sees it, in bytes.
     pub memory_bytes: u64,
-    /// Parts of the card's memory and of the host's that it may have, in chunks.
+    /// Parts of the card's memory and of host memory that it may have, in chunks.
     pub limits: Limits,
-    /// Part of the card's time that it may have.
+    /// Its share of the card's time.
     pub time: VgpuParams,
-    /// Fate of a program that does not answer.
+    /// Action on a program that does not answer.
     pub on_stuck: OnStuck,
 }
 
@@ -51,20 +51,20 @@ pub enum Event {
     Connected {
         /// Its number.
         session: SessionId,
-        /// Process, by the socket's credentials.
+        /// Process, according to the socket's credentials.
         pid: u32,
         /// User, likewise.
         uid: u32,
         /// The tenant whose own socket it is.
         tenant: Option<TenantId>,
     },
-    /// A process has said something.
+    /// A process has sent a message.
     Said {
         /// The process's connection.
         session: SessionId,
         /// The message. Descriptors that came with it have become the pieces in `pieces`, in order.
         message: FromTenant,
-        /// Numbers that the server gave the message's descriptors.
+        /// Numbers that the server assigned to the message's descriptors.
         pieces: Vec<PieceId>,
     },
     /// A process's connection has ended.
@@ -72,43 +72,43 @@ pub enum Event {
         /// The process's connection.
         session: SessionId,
     },
-    /// A piece exists, zeroed if requested; `None`: it could not be made or imported.
+    /// A piece exists, zeroed if requested; `None` if it could not be made or imported.
     Made {
         /// The piece.
         piece: PieceId,
-        /// The memory that it is of.
+        /// The memory of the piece.
         memory: Option<Memory>,
     },
     /// Copies have ended.
     Copied {
         /// The batch.
         batch: BatchId,
-        /// They were done.
+        /// Set if they succeeded.
         done: bool,
-        /// Time that they took, in ns.
+        /// Their duration, in ns.
         ns: u64,
     },
     /// The driver has suspended a process, or could not.
     Suspended {
         /// The process's connection.
         session: SessionId,
-        /// It could.
+        /// Set on success.
         done: bool,
     },
-    /// A process that was given up or that has left was sent SIGKILL, or could not be.
+    /// A process that was given up or has left was sent SIGKILL, or could not be.
     Signalled {
         /// Its tenant.
         tenant: TenantId,
-        /// It was.
+        /// Set if it was sent.
         done: bool,
     },
-    /// A process was looked at, as [`Action::LookAt`] says.
+    /// Answer to [`Action::LookAt`].
     Looked {
         /// The process's connection.
         session: SessionId,
         /// It is stopped, by a signal, a debugger or a freezer: none of its threads runs.
         stopped: bool,
-        /// As in [`Action::LookAt`].
+        /// Same as in [`Action::LookAt`].
         is_overdue: bool,
     },
     /// A process that was given up has ended.
@@ -116,23 +116,22 @@ pub enum Event {
         /// Its number.
         pid: u32,
     },
-    /// Processes that use the card according to NVML, without the owner, which has `own` bytes of the card, if that is
-    /// known.
+    /// Processes that use the card according to NVML, except the owner, which has `own` bytes of the card, if known.
     Users {
-        /// The others.
+        /// The other processes.
         users: Vec<User>,
         /// Bytes of the owner.
         own: Option<u64>,
     },
     /// NVML or the driver do not list the processes that use the card any longer.
     Blind,
-    /// Bytes of the card that are in use and that NVML counts for no process.
+    /// Bytes of the card that are in use and that NVML does not count for a process.
     InUseForNobody(u64),
-    /// A piece of the card was given up, and the card has less more free than that.
+    /// A piece of the card was released, and the card's free memory grew by less than its size.
     Missing {
         /// The tenant that had it.
         tenant: TenantId,
-        /// It had said that it has released it; if not, its program may just end.
+        /// The tenant had reported the release; if not, its program may just be ending.
         sure: bool,
         /// Bytes that are missing.
         bytes: u64,
@@ -148,38 +147,38 @@ pub struct User {
     pub pid: u32,
     /// Name of its program; empty if it has ended.
     pub program: String,
-    /// Bytes of the card that it has itself, where that is known.
+    /// Bytes of the card that the process itself has, if known.
     pub bytes: Option<u64>,
-    /// It had work on the card since the look before.
+    /// It had work on the card since the previous poll.
     pub occupies: bool,
 }
 
-/// A process that uses the card past the owner.
+/// A process that bypasses the owner to use the card.
 pub type UnmanagedProcess = User;
 
-/// A process of a tenant with memory of the card past its account.
+/// A process of a tenant with memory of the card beyond its account.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Unaccounted {
     /// Its number.
     pub pid: u32,
     /// Name of its program.
     pub program: String,
-    /// Bytes past the account.
+    /// Bytes in excess of the account.
     pub bytes: u64,
 }
 
-/// Treatment of processes that use the card past the owner, and of a tenant's that have more of it past their accounts
-/// than the tenant may have.
+/// Action on processes that bypass the owner, and on a tenant's processes whose memory beyond their accounts exceeds
+/// the tenant's limit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum OnStranger {
-    /// They are told of.
+    /// They are reported.
     #[default]
     Report,
-    /// They are killed, where the owner may.
+    /// They are killed, if the owner may do so.
     Kill,
 }
 
-/// A thing to be done, in order.
+/// An action to execute, in order.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Action {
     /// Send a message with the descriptors of these pieces.
@@ -197,7 +196,7 @@ pub enum Action {
         piece: PieceId,
         /// Memory of the piece.
         memory: Memory,
-        /// It must hold zeros. If not, all of it is overwritten before a process sees it.
+        /// It must be zeroed. Otherwise all of it is overwritten before a process sees it.
         zeroed: bool,
     },
     /// Map a piece that came from a tenant. Answered by [`Event::Made`].
@@ -205,21 +204,21 @@ pub enum Action {
         /// Its number.
         piece: PieceId,
     },
-    /// Give a piece up. It is not used by anything that was ordered later.
+    /// Release a piece. Later orders do not use it.
     Drop {
         /// Its number.
         piece: PieceId,
     },
     /// Copy pieces. Answered by [`Event::Copied`].
     Copy {
-        /// For the answer.
+        /// Identifies the answer.
         batch: BatchId,
         /// From the first to the second.
         pieces: Vec<(PieceId, PieceId)>,
-        /// The destinations are of this memory.
+        /// Memory of the destinations.
         to: Memory,
     },
-    /// Find out whether a process is stopped. Answered by [`Event::Looked`].
+    /// Check whether a process is stopped. Answered by [`Event::Looked`].
     LookAt {
         /// The process's connection.
         session: SessionId,
@@ -244,14 +243,14 @@ pub enum Action {
         /// Its tenant.
         tenant: TenantId,
     },
-    /// A process has reported all memory that it had before this connection: it ends without a connection.
+    /// A process has reported all memory that it had before this connection; its earlier, unconnected record ends.
     Adopted {
         /// The process's connection.
         session: SessionId,
     },
     /// Poll without sleeping for a while: a turn is about to change hands, and the card idles until then.
     Attend {
-        /// Length of that, in ns.
+        /// Duration of the polling, in ns.
         ns: u64,
     },
     /// Close a connection, after the queued messages.
@@ -278,10 +277,10 @@ pub enum TenantError {
         /// Number of its processes.
         sessions: usize,
     },
-    /// The memory cannot be divided like that.
+    /// The memory cannot be divided in this way.
     #[error(transparent)]
     Memory(#[from] vram::Error),
-    /// The time cannot be divided like that.
+    /// The time cannot be divided in this way.
     #[error(transparent)]
     Time(#[from] sched::ConfigError),
 }

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::Core;
 use super::types::{Action, OnStranger, UnmanagedProcess, User};
 
-/// Polls that must find a process before it counts as unmanaged: one that begins or ends may be found once.
+/// Number of polls that must find a process before it counts as unmanaged: one that starts or ends may be found once.
 const MIN_POLLS_PRESENT: u32 = 2;
 
 /// Unmanaged processes, each with the number of polls that found it.
@@ -32,7 +32,7 @@ impl Core {
         }
     }
 
-    /// Returns the processes that use the card past the owner.
+    /// Returns the processes that bypass the owner to use the card.
     pub fn strangers(&self) -> impl Iterator<Item = &UnmanagedProcess> {
         self.strangers.0.values().filter(|(_, looks)| *looks >= MIN_POLLS_PRESENT).map(|(stranger, _)| stranger)
     }

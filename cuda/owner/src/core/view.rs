@@ -8,7 +8,7 @@ use vram::{Summary, TenantId, VmSummary};
 /// The engine that turns are accounted on.
 const ENGINE: Engine = Engine::Compute;
 
-/// A tenant, as it is now.
+/// The present state of a tenant.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TenantView {
     /// Its number.
@@ -19,17 +19,17 @@ pub struct TenantView {
     pub programs: Vec<(u32, String)>,
     /// Its memory, in chunks.
     pub memory: VmSummary,
-    /// Time of the card that it was charged, in ns.
+    /// Card time that was charged to it, in ns.
     pub charged_ns: u64,
-    /// Part of its turns in which its work was in flight, by its own events, in ns.
+    /// Part of its turns in which its work was in flight, according to its own events, in ns.
     pub busy_ns: u64,
     /// Part of that in which only copies were in flight, in ns.
     pub copy_ns: u64,
-    /// Submissions that were counted. While it is alone they are not counted.
+    /// Number of counted submissions. A lone tenant's submissions are not counted.
     pub launches: u64,
     /// It has the turn.
     pub runs: bool,
-    /// 99 of 100 turns were waited for no longer than this, in ns.
+    /// 99th percentile of its waits for turns, in ns.
     pub wait_p99_ns: u64,
     /// Reason for which it waits now.
     pub waits_for: Option<Wait>,
@@ -37,28 +37,28 @@ pub struct TenantView {
     pub quantum_wait_ns: u64,
     /// Programs of it that were killed since they did not answer.
     pub killed: u64,
-    /// Programs of it that could not be killed: they still run without connection, turns and memory in the accounts.
+    /// Number of its programs that could not be killed: they run without connection, turns and accounted memory.
     pub kill_failures: u64,
-    /// Programs of it that were suspended since they did not answer.
+    /// Number of its programs that were suspended because they did not answer.
     pub suspended: u64,
-    /// Its processes with memory of the card past its account.
+    /// Its processes with memory of the card beyond its account.
     pub unaccounted: Vec<Unaccounted>,
-    /// Bytes of the card that it gave back and that something keeps, for as long as that does.
+    /// Bytes of the card that it released and that are still in use.
     pub kept_bytes: u64,
-    /// Bytes of both beyond its limits.
+    /// Total of this memory beyond the tenant's limits, in bytes.
     pub over_quota_bytes: u64,
-    /// Turns beyond their limit, and whether it is quarantined.
+    /// Number of turns beyond their limit, and whether it is quarantined.
     pub strikes: (u32, bool),
 }
 
-/// A card, as it is now.
+/// The present state of a card.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CardView {
     /// Its memory, in chunks.
     pub memory: Summary,
     /// Pieces that exist, on the card and in host memory.
     pub pieces: (usize, usize),
-    /// Time for which a turn lasted, in ns.
+    /// Total duration of turns, in ns.
     pub turns_ns: u64,
     /// Turns that were granted.
     pub turns: u64,
@@ -68,14 +68,14 @@ pub struct CardView {
     pub declined: u64,
     /// Number of polls of NVML and the driver.
     pub looks: u64,
-    /// Bytes in use for which neither a process nor a tenant can be charged.
+    /// Bytes in use that cannot be charged to a process or a tenant.
     pub unexplained_bytes: u64,
     /// Its tenants.
     pub tenants: Vec<TenantView>,
 }
 
 impl Core {
-    /// The card as it is now.
+    /// Returns the present state of the card.
     #[must_use]
     pub fn view(&self) -> CardView {
         CardView {
@@ -91,13 +91,13 @@ impl Core {
         }
     }
 
-    /// The account of a tenant's turns.
+    /// Returns the account of a tenant's turns.
     #[must_use]
     pub fn turns_account(&self, id: TenantId) -> Option<&Account> {
         self.turns.account(id)
     }
 
-    /// Returns the time charged to a tenant in each interval that begins at `since_ns` or later: begin and time, in ns.
+    /// Returns the time charged to a tenant in each interval that begins at `since_ns` or later: start and time, in ns.
     #[must_use]
     pub fn used_since(&self, id: TenantId, since_ns: u64) -> Vec<(u64, u64)> {
         let history = self.turns.scheduler().history(sched::TenantId(id.0));
@@ -105,13 +105,13 @@ impl Core {
         samples.map(|sample| (sample.from.0, sample.used[ENGINE.index()])).collect()
     }
 
-    /// Time by the machine's own clock, in ns.
+    /// Returns the time of the machine's own clock, in ns.
     #[must_use]
     pub fn clock_ns(&self) -> u64 {
         self.clock
     }
 
-    /// The turn with the card's memory, while tenants take turns.
+    /// Returns the turn with the card's memory, while tenants take turns.
     #[must_use]
     pub fn memory_turn(&self) -> Option<&vram::Turn> {
         self.quanta.turn()

@@ -1,6 +1,6 @@
 //! The driver's functions, found by name in a library that is loaded by path.
 
-// UNSAFETY: functions of a library are called through pointers of the types that NVIDIA's header gives them.
+// UNSAFETY: functions of a library are called through pointers with the types of NVIDIA's header.
 #![allow(unsafe_code, reason = "calls of a foreign library")]
 
 use super::DriverError;
@@ -15,14 +15,14 @@ pub(super) type RawHandle = c_ulonglong;
 /// Arguments of `cuCheckpointProcess...`: 64 bytes, all of them zero here.
 pub(super) type CheckpointArgs = [u64; 8];
 
-/// Declares a table of functions. Results are plain numbers: a newer driver may answer with a code that the header
-/// which the types come from does not have.
+/// Declares a table of functions. Results are plain numbers: a newer driver may return codes that are missing in the
+/// header of these types.
 macro_rules! functions {
     (
         required { $($field:ident = $name:literal : fn($($argument:ty),*);)* }
         optional { $($may:ident = $may_name:literal : fn($($may_argument:ty),*);)* }
     ) => {
-        /// The functions that are used. The library stays loaded as long as this lives.
+        /// The functions in use. The library stays loaded as long as this value lives.
         pub(super) struct Functions {
             $(pub(super) $field: unsafe extern "C" fn($($argument),*) -> c_int,)*
             $(pub(super) $may: Option<unsafe extern "C" fn($($may_argument),*) -> c_int>,)*
@@ -36,12 +36,12 @@ macro_rules! functions {
                     path: path.display().to_string(),
                     reason: error.to_string(),
                 };
-                // SAFETY: the operator names the library; NVIDIA's has initializers that any program runs which links
-                // it.
+                // SAFETY: the operator names the library; NVIDIA's has initializers that run in every program that
+                // links it.
                 let library = unsafe { Library::new(path) }.map_err(library_error)?;
                 Ok(Self {
                     // SAFETY: each type is that of the function of this name in NVIDIA's header, with the result's
-                    // enumeration as the int that it is.
+                    // enumeration as an int.
                     $($field: unsafe { *library.get(concat!($name, "\0").as_bytes()).map_err(library_error)? },)*
                     // SAFETY: as above.
                     $($may: unsafe { library.get(concat!($may_name, "\0").as_bytes()) }.ok().map(|symbol| *symbol),)*

@@ -1,6 +1,6 @@
 //! A driver in this process, for tests: memory in files without a name, and every rule of the virtual memory functions.
 //!
-//! A call that the real driver would refuse, or answer with undefined behaviour, panics: the owner never makes one.
+//! A call that the real driver would refuse, or that has undefined behaviour, panics: the owner never makes one.
 
 use super::{Address, Device, Driver, DriverError, Handle, Memory, Queue};
 use rustix::fs::{MemfdFlags, fstat, ftruncate, memfd_create};
@@ -39,7 +39,7 @@ pub struct Model {
 }
 
 impl Model {
-    /// A card with this many bytes of memory.
+    /// Creates a card with this many bytes of memory.
     #[must_use]
     pub fn new(total_bytes: u64) -> Self {
         let device = Device {
@@ -61,13 +61,13 @@ impl Model {
         self.lock().fail_creates = count;
     }
 
-    /// Handles that have not been released, of one memory.
+    /// Returns the handles of one memory that have not been released.
     #[must_use]
     pub fn handles(&self, memory: Memory) -> usize {
         self.lock().allocations.values().filter(|allocation| allocation.memory == memory).count()
     }
 
-    /// Processes that are suspended now.
+    /// Returns the processes that are suspended now.
     #[must_use]
     pub fn suspended(&self) -> Vec<u32> {
         self.lock().suspended.clone()
@@ -113,7 +113,7 @@ impl Driver for Model {
         let file = memfd_create("model of a chunk", MemfdFlags::CLOEXEC).map_err(|_| full.clone())?;
         ftruncate(&file, bytes).map_err(|_| full)?;
         let file = std::fs::File::from(file);
-        // New memory holds anything.
+        // New memory has arbitrary contents.
         file.write_all_at(&vec![0xa5; bytes as usize], 0).expect("a file in memory is written");
         state.next += 1;
         let handle = Handle(state.next);

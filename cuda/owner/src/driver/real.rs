@@ -1,4 +1,4 @@
-//! NVIDIA's driver, by its library.
+//! NVIDIA's driver, through its library.
 
 // UNSAFETY: calls of the driver's functions, each with pointers to values of this function's frame.
 #![allow(unsafe_code, reason = "calls of a foreign library")]
@@ -31,8 +31,8 @@ pub struct Real {
     device: Device,
 }
 
-// SAFETY: the driver's functions may be called by any thread; contexts and streams are its own handles, not memory of
-// ours.
+// SAFETY: the driver's functions may be called by any thread; contexts and streams are the driver's handles, not memory
+// of this process.
 unsafe impl Send for Real {}
 // SAFETY: as above.
 unsafe impl Sync for Real {}
@@ -68,7 +68,7 @@ impl Real {
                 check("cuStreamCreate", (f.stream_create)(stream, CUstream_flags::CU_STREAM_NON_BLOCKING as c_uint))?;
             }
             let attribute = CUdevice_attribute::CU_DEVICE_ATTRIBUTE_HOST_NUMA_ID as c_uint;
-            // Hosts without NUMA say -1 or nothing; their memory is all on node 0.
+            // Hosts without NUMA report -1 or nothing; all of their memory is on node 0.
             if (f.device_attribute)(&mut node, attribute, device) != 0 {
                 node = 0;
             }
@@ -83,7 +83,7 @@ impl Real {
         Ok(this)
     }
 
-    /// Loads the library at `path` and opens a card by its number, by `GPU-` and its UUID, or by its PCI address.
+    /// Loads the library at `path` and opens a card, named by its number, its UUID after `GPU-`, or its PCI address.
     ///
     /// # Errors
     /// If the card does not exist, or if the loader or the driver fails.
@@ -119,7 +119,7 @@ impl Real {
         Self::open(path, u32::try_from(found).unwrap_or(u32::MAX))
     }
 
-    /// Allocates memory of the card as programs do, for this process's life.
+    /// Allocates memory of the card like a program, for this process's lifetime.
     ///
     /// # Errors
     /// Errors of the driver.
@@ -159,7 +159,7 @@ impl Real {
 
     /// Makes the card's context current: calls may come from any thread.
     fn enter(&self) -> Result<(), DriverError> {
-        // SAFETY: the context was retained and is never given up.
+        // SAFETY: the context was retained and is never released.
         check("cuCtxSetCurrent", unsafe { (self.functions.context_set)(self.context) })
     }
 
@@ -176,7 +176,7 @@ impl Real {
         let function = function.ok_or(DriverError::Missing(call))?;
         let pid = c_int::try_from(pid).unwrap_or(0);
         let mut arguments = CheckpointArgs::default();
-        // SAFETY: the arguments are as large as any of these functions' and a local.
+        // SAFETY: the arguments are a local that is as large as any of these functions' arguments.
         check(call, unsafe { function(pid, &mut arguments) })
     }
 }
@@ -211,7 +211,7 @@ impl Driver for Real {
         check("cuMemExportToShareableHandle", code)?;
         // SAFETY: the driver has made the descriptor for the caller.
         let descriptor = unsafe { OwnedFd::from_raw_fd(descriptor) };
-        // A program that the daemon starts has no business with it.
+        // A program that the daemon starts does not need it.
         let _ = rustix::io::fcntl_setfd(&descriptor, rustix::io::FdFlags::CLOEXEC);
         Ok(descriptor)
     }
@@ -227,7 +227,7 @@ impl Driver for Real {
 
     fn release(&self, handle: Handle) -> Result<(), DriverError> {
         self.enter()?;
-        // SAFETY: no memory of ours is named.
+        // SAFETY: the call does not name memory of this process.
         check("cuMemRelease", unsafe { (self.functions.release)(handle.0) })
     }
 
@@ -243,7 +243,7 @@ impl Driver for Real {
         self.enter()?;
         let flags = CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
         let access = CUmemAccessDesc { location: self.location(), flags };
-        // SAFETY: addresses of the card, which are no memory of ours; the description is a local.
+        // SAFETY: addresses of the card, which are not memory of this process; the description is a local.
         unsafe {
             check("cuMemMap", (self.functions.map)(at.0, bytes as usize, 0, handle.0, 0))?;
             let accessible = check("cuMemSetAccess", (self.functions.set_access)(at.0, bytes as usize, &access, 1));
@@ -268,20 +268,20 @@ impl Driver for Real {
 
     fn unmap(&self, at: Address, bytes: u64) -> Result<(), DriverError> {
         self.enter()?;
-        // SAFETY: addresses of the card, which are no memory of ours.
+        // SAFETY: addresses of the card, which are not memory of this process.
         check("cuMemUnmap", unsafe { (self.functions.unmap)(at.0, bytes as usize) })
     }
 
     fn copy(&self, queue: Queue, to: Address, from: Address, bytes: u64) -> Result<(), DriverError> {
         self.enter()?;
-        // SAFETY: both are mapped allocations of the owner, reached by the card only.
+        // SAFETY: both are mapped allocations of the owner, which only the card accesses.
         let code = unsafe { (self.functions.copy)(to.0, from.0, bytes as usize, self.stream(queue)) };
         check("cuMemcpyAsync", code)
     }
 
     fn zero(&self, queue: Queue, at: Address, bytes: u64) -> Result<(), DriverError> {
         self.enter()?;
-        // SAFETY: as in `copy`.
+        // SAFETY: same as in `copy`.
         check("cuMemsetD8Async", unsafe { (self.functions.zero)(at.0, 0, bytes as usize, self.stream(queue)) })
     }
 

@@ -1,7 +1,7 @@
-//! Connections: let in, listened to, and ended.
+//! Connections: accepting, reading and ending them.
 //!
-//! Each tenant may take a bounded part of the serving thread before the others are served, whatever the number of its
-//! connections.
+//! The serving thread does a bounded amount of work for each tenant before it serves the others, regardless of the
+//! number of the tenant's connections.
 
 use super::limits::{Admission, FULL_NS, SILENT_NS};
 use super::lines::Cause;
@@ -13,11 +13,11 @@ use rustix::io::Errno;
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd, OwnedFd};
 
-/// Messages taken from one process before the tenant's others are served.
+/// Maximum number of messages taken from one process before the tenant's others are served.
 const MESSAGES_AT_ONCE: usize = 16;
-/// Messages taken from one tenant's processes before the other tenants are served.
+/// Maximum number of messages taken from one tenant's processes before other tenants are served.
 const TENANT_MESSAGES_AT_ONCE: usize = 64;
-/// The same in the state machine's units of work.
+/// The same limit in the state machine's units of work.
 const TENANT_STEPS_AT_ONCE: u64 = 4096;
 
 impl Serving {
@@ -109,7 +109,7 @@ impl Serving {
             match connection.link.try_receive() {
                 Ok(received) => {
                     let greets = matches!(received.message, FromTenant::Hello(_));
-                    // It may have exited since it connected, with the connection passed to another process.
+                    // It may have exited since it connected, and passed the connection to another process.
                     if greets && !self.peers.lives(session) {
                         self.lose(session);
                         return number;
@@ -143,13 +143,13 @@ impl Serving {
         piece
     }
 
-    /// Connections without `Hello`, each with the time of its begin.
+    /// Returns the connections without `Hello`, each with the time of its start.
     fn silent(&self) -> impl Iterator<Item = (SessionId, u64)> + '_ {
         let silent = self.sessions.iter().filter(|(id, _)| !self.core.has_greeted(**id));
         silent.map(|(&id, connection)| (id, connection.since))
     }
 
-    /// Ends connections that have not said `Hello` in time.
+    /// Ends connections that have not sent `Hello` in time.
     pub(super) fn end_silent(&mut self) {
         let now = self.now();
         let late: Vec<_> = self.silent().filter(|(_, since)| now >= since + SILENT_NS).map(|(id, _)| id).collect();
@@ -160,7 +160,7 @@ impl Serving {
         }
     }
 
-    /// Sends the messages that had to wait and are due.
+    /// Sends the deferred messages that are due.
     pub(super) fn send_again(&mut self) {
         let (now, bounds) = (self.now(), self.limits.unread(self.core.tenant_count()));
         for (session, error) in self.outboxes.retry(&mut self.sessions, bounds, now) {

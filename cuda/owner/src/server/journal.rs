@@ -1,4 +1,4 @@
-//! The processes that an owner serves, written down for the next one.
+//! The processes that an owner serves, recorded for the next owner.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::OpenOptions;
@@ -6,11 +6,11 @@ use std::io::Write;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
-/// A file with a line for each process: its number and when it was started, as the kernel counts it.
+/// A file with a line for each process: its number and its start time in the kernel's units.
 #[derive(Debug)]
 pub(super) struct Journal {
     path: PathBuf,
-    /// Processes that are served, each with its start. Only of new ones that is read.
+    /// Served processes, each with its start time, which is read once for each process.
     kept: BTreeMap<u32, Option<String>>,
     alive: Vec<u32>,
 }
@@ -22,13 +22,13 @@ impl Journal {
         let alive = text.lines().filter_map(|line| {
             let (pid, started) = line.split_once(' ')?;
             let pid = pid.parse().ok()?;
-            // The number may be another process's by now.
+            // The number may belong to another process by now.
             (start_of(pid)? == started).then_some(pid)
         });
         Self { path: path.to_owned(), kept: BTreeMap::new(), alive: alive.collect() }
     }
 
-    /// Processes of the earlier owner that live still.
+    /// Processes of the earlier owner that are still running.
     pub(super) fn alive(&self) -> impl Iterator<Item = u32> + '_ {
         self.alive.iter().copied()
     }
@@ -53,7 +53,7 @@ impl Journal {
     }
 }
 
-/// Replaces a file by way of another one, which is always created: a link that another user has put there is not
+/// Replaces a file through a temporary one, which is always created: a link that another user has put there is not
 /// followed.
 fn replace(new: &Path, path: &Path, text: &[u8]) -> std::io::Result<()> {
     match std::fs::remove_file(new) {
@@ -65,10 +65,10 @@ fn replace(new: &Path, path: &Path, text: &[u8]) -> std::io::Result<()> {
     std::fs::rename(new, path)
 }
 
-/// Reads when a process was started: field 22 of its `stat`.
+/// Reads the start time of a process: field 22 of its `stat`.
 fn start_of(pid: u32) -> Option<String> {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    // The name is in parentheses and may contain anything; the fields after it begin with the third.
+    // The name is in parentheses and may contain any characters; the fields after it begin with the third.
     let fields = &stat[stat.rfind(')')? + 1..];
     fields.split_whitespace().nth(19).map(str::to_owned)
 }

@@ -1,4 +1,4 @@
-//! Bounds of descriptors and connections.
+//! Limits of descriptors and connections.
 
 use super::lines::Cause;
 use super::outbox::{Connection, Unread};
@@ -6,15 +6,15 @@ use crate::core::SessionId;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use std::collections::BTreeMap;
 
-/// Connections of all tenants at most.
+/// Maximum number of connections of all tenants.
 const CONNECTIONS_MOST: usize = 2048;
-/// Time that a connection may take to say `Hello`, in ns.
+/// Time limit for a connection to send `Hello`, in ns.
 // TIMEOUT: the library sends it at once; a busy host may take a second to run it.
 pub(super) const SILENT_NS: u64 = 5_000_000_000;
-/// Time for which no connection is accepted after the system had no descriptor, in ns.
+/// Time for which connections are not accepted after the system had no descriptor, in ns.
 // TIMEOUT: a connection ends in the meantime; a program that connects waits for this as it waits for the owner.
 pub(super) const FULL_NS: u64 = 100_000_000;
-/// Descriptors for all else: logs, sockets, the driver's own files.
+/// Descriptors for other uses: logs, sockets, the driver's own files.
 const RESERVED_DESCRIPTORS: u64 = 128;
 
 /// Division of the process's descriptors.
@@ -22,7 +22,7 @@ const RESERVED_DESCRIPTORS: u64 = 128;
 pub(super) struct Limits {
     /// Connections, each with two descriptors.
     pub(super) connections: usize,
-    /// Pieces of memory, each with one.
+    /// Pieces of memory, each with one descriptor.
     pub(super) pieces: usize,
     /// Descriptors in flight to programs: half of the kernel's limit for one user, to leave some for other owners of
     /// the same user.
@@ -30,7 +30,7 @@ pub(super) struct Limits {
 }
 
 impl Limits {
-    /// Raises the process's limit as far as the system allows, for each chunk has a descriptor, and divides it.
+    /// Raises the process's limit as far as the system allows, because each chunk has a descriptor, and divides it.
     pub(super) fn raise() -> Self {
         let limit = getrlimit(Resource::Nofile);
         let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit });
@@ -39,7 +39,7 @@ impl Limits {
 
     fn for_descriptors(descriptors: u64) -> Self {
         let connections = usize::try_from(descriptors / 16).unwrap_or(usize::MAX).clamp(4, CONNECTIONS_MOST);
-        // Processes that have left count like connected ones, and have one each.
+        // Processes that have left count like connected ones, and have one descriptor each.
         let pieces = descriptors.saturating_sub(RESERVED_DESCRIPTORS.min(descriptors / 4) + 3 * connections as u64);
         let count = |number: u64| usize::try_from(number).unwrap_or(usize::MAX);
         Self { connections, pieces: count(pieces), unread: count(descriptors / 2) }
@@ -55,8 +55,8 @@ impl Limits {
         Unread { all: self.unread, tenants }
     }
 
-    /// Decides about one more connection. Where all places are taken, it takes that of the oldest one that has not said
-    /// `Hello`: of its own tenant or user if these have all of theirs, else of any.
+    /// Decides about a new connection. If all places are taken, it takes the place of the oldest connection without
+    /// `Hello`: one of its own tenant or user if these have used up theirs, otherwise any.
     pub(super) fn admit(
         &self,
         connections: &BTreeMap<SessionId, Connection>,
@@ -77,13 +77,13 @@ impl Limits {
     }
 }
 
-/// Fate of a new connection.
+/// Outcome for a new connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Admission {
     Admitted,
-    /// Another one ends for it.
+    /// Another connection ends for it.
     Replaces(SessionId),
-    /// Its tenant, or user, has as many as it may have.
+    /// Its tenant, or user, has the maximum number.
     Refused,
 }
 
@@ -136,7 +136,7 @@ mod tests {
         assert_eq!(own as usize, limits.of_cause(1));
         assert_eq!(limits.admit(&connections, |id| id.0 < 5, cause(1), 1), Admission::Replaces(SessionId(5)));
         assert_eq!(limits.admit(&connections, |_| false, cause(2), 1), Admission::Admitted);
-        // Of many users, each with a few.
+        // Connections of many users, a few of each.
         while connections.len() < limits.connections {
             number += 1;
             connections.insert(SessionId(number), connection(number as u32, number));

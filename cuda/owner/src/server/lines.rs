@@ -1,28 +1,28 @@
-//! Rate limit of log lines that programs cause: excess lines of one cause are dropped, and others' are still written.
+//! Rate limit of log lines that programs cause: excess lines of one cause are dropped, and all others are written.
 
 use std::collections::BTreeMap;
 
 use vram::TenantId;
 
-/// Lines that may be written at once.
+/// Maximum number of lines in a burst.
 const AT_ONCE: u64 = 10;
-/// Time after which one more may be, in ns.
+/// Interval at which one more line may be written, in ns.
 const EACH_NS: u64 = 6_000_000_000;
-/// Causes that are distinguished. Beyond them the one that was quiet for longest is forgotten.
+/// Maximum number of distinguished causes. Beyond it, the cause without lines for the longest time is forgotten.
 const CAUSES_MOST: usize = 1024;
 
-/// Subject of a line.
+/// Cause of a line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Cause {
     /// A tenant's programs.
     Tenant(TenantId),
-    /// Programs of a user that are no tenant's.
+    /// Programs of a user without a tenant.
     User(u32),
 }
 
 #[derive(Clone, Copy, Debug)]
 struct Count {
-    /// End of the last line's time, in ns: the next is left out if that is too far ahead.
+    /// Time up to which the rate is used, in ns: the next line is omitted if that is too far ahead.
     until: u64,
     left_out: u64,
 }
@@ -32,7 +32,7 @@ struct Count {
 pub(super) struct Lines(BTreeMap<Cause, Count>);
 
 impl Lines {
-    /// Returns whether one more line about this cause may be written at `now`, and how many were left out before it.
+    /// Returns whether one more line about this cause may be written at `now`, and how many were omitted before it.
     pub(super) fn may_write(&mut self, cause: Cause, now: u64) -> Option<u64> {
         if !self.0.contains_key(&cause) && self.0.len() >= CAUSES_MOST {
             let quietest = self.0.iter().min_by_key(|(_, count)| count.until).map(|(&cause, _)| cause);

@@ -1,12 +1,12 @@
-//! Messages on their way to processes, and the descriptors that no process has taken yet.
+//! Messages in transit to processes, and the descriptors that no process has received yet.
 //!
 //! The kernel counts the descriptors that a user has sent and no process has received, and refuses more than the
-//! sender's limit of open files (`ETOOMANYREFS`). So each connection, each tenant and all of them together have a bound
-//! of such descriptors below that. A message beyond it waits here, as does one that the socket has no room for: a
-//! process that does not read delays messages to its own tenant only. A connection ends for its queue only if its
-//! process does not take answers that it has asked for.
+//! sender's limit of open files (`ETOOMANYREFS`). So the number of such descriptors is limited to less than that for
+//! each connection, each tenant and in total. A message beyond a limit waits here, as does one that does not fit into
+//! the socket: a process that does not read only delays messages to its own tenant. A full queue ends a connection only
+//! if its process does not read requested answers.
 //!
-//! UNSAFETY: asks a socket for its unread bytes, which no library does.
+//! UNSAFETY: queries the unread bytes of a socket, which no library does.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
 
 use super::lines::Cause;
@@ -16,59 +16,59 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
-/// Messages without descriptors that wait for one process at most. Those with descriptors are as many as it may have
-/// chunks.
+/// Maximum number of messages without descriptors that wait for one process. The number of those with descriptors is
+/// limited by its chunks.
 const WAITING_MOST: usize = 256;
-/// Descriptors that one connection has not read, beyond which the next message with some waits.
+/// Maximum number of unread descriptors of one connection; beyond it the next message with descriptors waits.
 const UNREAD_MOST: usize = 256;
-/// The same for one tenant.
+/// The same limit for one tenant.
 const TENANT_UNREAD_MOST: usize = 4096;
-/// Time after which a deferred message is first retried, in ns; twice as long after each retry.
-// TIMEOUT: a process that reads takes 256 descriptors in less; a tenth of a second is the longest time.
+/// Time after which a deferred message is first retried, in ns; doubled after each retry.
+// TIMEOUT: a process that reads takes 256 descriptors in less; the maximum is a tenth of a second.
 const AGAIN_NS: u64 = 1_000_000;
-/// Doublings of that time at most.
+/// Maximum number of doublings of that time.
 const DOUBLINGS_MOST: u32 = 6;
 
 /// A message with its descriptors.
 type Packet = (FromOwner, Vec<Arc<OwnedFd>>);
 
-/// A connection with the messages that wait for it.
+/// A connection with its waiting messages.
 #[derive(Debug)]
 pub(super) struct Connection {
     pub(super) link: Link,
     /// The tenant or user that it counts for.
     pub(super) cause: Cause,
-    /// Time of its begin, in ns.
+    /// Time of its start, in ns.
     pub(super) since: u64,
-    /// Messages about turns, which do not wait for those about chunks: no other message depends on their order.
+    /// Messages about turns, which do not wait for messages about chunks: other messages do not depend on their order.
     urgent: VecDeque<Packet>,
     waiting: VecDeque<Packet>,
     /// Messages in `waiting` without descriptors.
     plain: usize,
-    /// Descriptors that it has not read, at most.
+    /// Maximum number of descriptors that it has not read.
     unread: usize,
-    /// Times that it was tried without success, and when it is tried again.
+    /// Number of failed attempts, and the time of the next one.
     tries: u32,
     again: u64,
 }
 
-/// Bounds of descriptors on their way.
+/// Limits of descriptors in transit.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Unread {
-    /// Number of all connections.
+    /// Limit for all connections.
     pub(super) all: usize,
-    /// Tenants among which these are divided.
+    /// Number of tenants among which it is divided.
     pub(super) tenants: usize,
 }
 
 impl Unread {
-    /// Returns the descriptors of one tenant that may be unread. One message always may.
+    /// Returns the maximum number of unread descriptors of one tenant. One message is always allowed.
     fn of_tenant(self) -> usize {
         (self.all / self.tenants.max(1)).min(TENANT_UNREAD_MOST)
     }
 }
 
-/// Descriptors on their way by tenant, and the connections that have some or wait.
+/// Descriptors in transit by tenant, and the connections with such descriptors or waiting messages.
 #[derive(Debug, Default)]
 pub(super) struct Outboxes {
     unread: BTreeMap<Cause, usize>,
@@ -82,17 +82,17 @@ impl Connection {
         Self { link, cause, since, urgent, waiting, plain: 0, unread: 0, tries: 0, again: 0 }
     }
 
-    /// The next message to be sent.
+    /// Returns the next message to be sent.
     fn next(&self) -> Option<&Packet> {
         self.urgent.front().or(self.waiting.front())
     }
 }
 
 impl Outboxes {
-    /// Sends a message, after those that wait.
+    /// Sends a message, after the waiting ones.
     ///
     /// # Errors
-    /// When the process does not take its answers, or the connection fails.
+    /// If the process does not read its answers, or the connection fails.
     pub(super) fn send(
         &mut self,
         connections: &mut BTreeMap<SessionId, Connection>,
@@ -109,7 +109,7 @@ impl Outboxes {
             connection.plain += usize::from(packet.1.is_empty());
             connection.waiting.push_back(packet);
         }
-        // A try before it is due again would fail.
+        // An attempt before it is due would fail again.
         if !self.waiters.contains(&id) || is_urgent {
             self.flush(connections, id, bounds, now)?;
         }
@@ -118,7 +118,7 @@ impl Outboxes {
         if too_many { Err(LinkError::WouldBlock) } else { Ok(()) }
     }
 
-    /// Sends the messages that a process may get now.
+    /// Sends the messages that a process may receive now.
     fn flush(
         &mut self,
         connections: &mut BTreeMap<SessionId, Connection>,
@@ -154,7 +154,7 @@ impl Outboxes {
                         self.readers.insert(id);
                     }
                 }
-                // Others' descriptors, or the process's own: the owner cannot know the cause.
+                // The cause may be others' descriptors, or the process's own: the owner cannot tell.
                 Err(LinkError::WouldBlock | LinkError::Crowded) => {
                     connection.again = now + (AGAIN_NS << connection.tries.min(DOUBLINGS_MOST));
                     connection.tries += 1;
@@ -178,7 +178,7 @@ impl Outboxes {
             && (own == 0 || all + count <= bounds.all)
     }
 
-    /// The descriptors of a connection were read, or will never be.
+    /// Records that the descriptors of a connection were read, or will never be read.
     fn forget(&mut self, connection: &mut Connection) {
         let unread = std::mem::take(&mut connection.unread);
         if let Some(all) = self.unread.get_mut(&connection.cause) {
@@ -189,14 +189,14 @@ impl Outboxes {
         }
     }
 
-    /// A connection has ended.
+    /// Records the end of a connection.
     pub(super) fn ended(&mut self, id: SessionId, mut connection: Connection) {
         self.forget(&mut connection);
         self.readers.remove(&id);
         self.waiters.remove(&id);
     }
 
-    /// A connection counts for another tenant from now on.
+    /// Counts a connection for another tenant from now on.
     pub(super) fn belongs(&mut self, connection: &mut Connection, cause: Cause) {
         let unread = connection.unread;
         self.forget(connection);
@@ -207,7 +207,7 @@ impl Outboxes {
         }
     }
 
-    /// Returns the time at which something that waits is due, in ns.
+    /// Returns the time at which a waiting message is due, in ns.
     pub(super) fn due(&self, connections: &BTreeMap<SessionId, Connection>) -> Option<u64> {
         self.waiters.iter().filter_map(|id| connections.get(id)).map(|connection| connection.again).min()
     }
@@ -243,14 +243,14 @@ impl Outboxes {
         failed
     }
 
-    /// Descriptors on their way to one tenant or user.
+    /// Returns the descriptors in transit to one tenant or user.
     #[cfg(test)]
     pub(super) fn unread(&self, cause: Cause) -> usize {
         self.unread.get(&cause).copied().unwrap_or(0)
     }
 }
 
-/// Returns true if the other side has received all that was sent.
+/// Returns true if the other side has received all sent messages.
 fn is_read(socket: BorrowedFd<'_>) -> bool {
     let mut bytes: libc::c_int = 0;
     // SAFETY: the descriptor is open, and the kernel writes one integer.
@@ -284,7 +284,7 @@ mod tests {
     }
 
     impl Sides {
-        /// Connections of the tenants of these numbers.
+        /// Connections of the tenants with these numbers.
         fn new(tenants: &[u32]) -> Self {
             let (mut connections, mut programs) = (BTreeMap::new(), Vec::new());
             for (at, &tenant) in tenants.iter().enumerate() {
@@ -323,7 +323,7 @@ mod tests {
         assert_eq!(sides.unread(1), BOUNDS.of_tenant());
         sides.send(8, grant(&file)).expect("sent");
         assert_eq!(sides.programs[8].receive().expect("received").descriptors.len(), MAX_CHUNKS);
-        // Once it reads, all of it comes, in order.
+        // Once it reads, it receives all messages, in order.
         let mut received = 0;
         for _ in 0..1000 {
             for program in &sides.programs[..8] {

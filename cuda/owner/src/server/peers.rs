@@ -1,9 +1,9 @@
-//! Processes at the other ends of connections: their identity, whether they live, and signals to them.
+//! Processes at the other ends of connections: their identity, their state, and signals to them.
 //!
-//! No tenant's turn or memory depends on this module: the state machine has taken both away when a process is
-//! signalled, and a signal that fails is reported and retried for a while.
+//! The tenants' turns and memory do not depend on this module: the state machine has taken both away when a process is
+//! signalled, and a failed signal is reported and retried for a while.
 //!
-//! UNSAFETY: asks a socket for its peer, with options of the system that no library has.
+//! UNSAFETY: queries the peer of a socket, with options of the system that no library has.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
 
 use crate::core::SessionId;
@@ -18,16 +18,16 @@ use vram::TenantId;
 
 /// Time between two polls of processes that have left, in ns.
 const LOOK_NS: u64 = 100_000_000;
-/// Polls after which a process that has left but still runs is killed: it would keep uncounted chunks.
+/// Number of polls after which a process that has left but still runs is killed: it would keep uncounted chunks.
 // TIMEOUT: a program whose connection ended by accident is back within `cuda_protocol::RECONNECT_MS`; this is 5 s.
 const MAX_POLLS_AFTER_LEAVE: u32 = 50;
-/// Processes that have left and may come back; further ones are killed at the next poll.
+/// Maximum number of processes that have left and may reconnect; further ones are killed at the next poll.
 const LEFT_MOST: usize = 1024;
-/// Most signals sent to one process, one at each poll.
+/// Maximum number of signals sent to one process, one at each poll.
 const SIGNALS_MOST: u32 = 50;
 /// `SO_PEERPIDFD` of Linux 6.5, a descriptor of the process that has connected.
 const SO_PEERPIDFD: libc::c_int = 77;
-/// Ends of processes that are taken at a time.
+/// Maximum number of process ends that are taken at a time.
 const ENDS_AT_ONCE: usize = 64;
 
 /// A process that has connected.
@@ -35,7 +35,7 @@ const ENDS_AT_ONCE: usize = 64;
 pub(super) struct Peer {
     pid: Pid,
     uid: u32,
-    /// Names the process even when its number is used again.
+    /// Identifies the process even if its number is reused.
     handle: OwnedFd,
 }
 
@@ -48,10 +48,10 @@ pub(super) enum Refused {
     /// It could not be signalled, or not be identified.
     #[error("the process is in a PID namespace that the owner cannot see: run the daemon in the host's PID namespace")]
     Invisible,
-    /// The owner has given it up, and it continues.
+    /// The owner has given the process up, and it still runs.
     #[error("the process was given up since it did not answer: end it")]
     GivenUp,
-    /// The system does not name the process.
+    /// The system does not identify the process.
     #[error("the process cannot be identified: {0}")]
     System(Errno),
 }
@@ -69,16 +69,16 @@ struct Left {
     failed: bool,
 }
 
-/// News of a process that the owner gave up or that has left.
+/// Report about a process that the owner gave up or that has left.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum News {
-    /// It was sent SIGKILL, or could not be: whose it is.
+    /// It was sent SIGKILL, or could not be; with its tenant.
     Signalled(Option<TenantId>, bool),
     /// A process that was given up has ended.
     Ended(u32),
 }
 
-/// All of them, and those that have left but still run.
+/// All processes, and those that have left but still run.
 #[derive(Debug)]
 pub(super) struct Peers {
     peers: BTreeMap<SessionId, Peer>,
@@ -89,7 +89,7 @@ pub(super) struct Peers {
 }
 
 impl Peer {
-    /// The process that has connected at the other end of `socket`.
+    /// Returns the process at the other end of `socket`.
     pub(super) fn from_socket(socket: BorrowedFd<'_>) -> Result<Self, Refused> {
         // SAFETY: all zeros are a value of it.
         let mut named: libc::ucred = unsafe { std::mem::zeroed() };
@@ -99,7 +99,7 @@ impl Peer {
         let handle = match option(socket, SO_PEERPIDFD, &mut number) {
             // SAFETY: the descriptor is new and has no other owner.
             Ok(()) => unsafe { OwnedFd::from_raw_fd(number) },
-            // Before Linux 6.5. The number may be another process's by now, if the first has exited.
+            // Before Linux 6.5. The number may belong to another process by now, if the first has exited.
             Err(Errno::NOPROTOOPT) => pidfd_open(pid, PidfdFlags::empty()).map_err(refused)?,
             Err(error) => return Err(refused(error)),
         };
@@ -129,8 +129,7 @@ impl Peer {
 /// Reads an option of a socket into `value`.
 fn option<T>(socket: BorrowedFd<'_>, name: libc::c_int, value: &mut T) -> Result<(), Errno> {
     let mut length = size_of::<T>() as libc::socklen_t;
-    // SAFETY: the pointers are to locals of the callers, of the length that is said; any bytes are a value of both
-    // types.
+    // SAFETY: the pointers are to locals of the callers, with the given length; any bytes are valid for both types.
     let done = unsafe {
         let value = std::ptr::from_mut(value).cast();
         libc::getsockopt(socket.as_raw_fd(), libc::SOL_SOCKET, name, value, &raw mut length)
@@ -140,7 +139,7 @@ fn option<T>(socket: BorrowedFd<'_>, name: libc::c_int, value: &mut T) -> Result
 
 fn refused(error: Errno) -> Refused {
     match error {
-        // Which of them depends on the kernel's version.
+        // The kernel's version determines the type.
         Errno::SRCH | Errno::INVAL | Errno::NODATA => Refused::Exited,
         other => Refused::System(other),
     }
@@ -152,7 +151,7 @@ impl Peers {
         Ok(Self { peers: BTreeMap::new(), left: Vec::new(), looked: None, ends })
     }
 
-    /// Takes a process in, unless the owner has given it up.
+    /// Adds a process, unless the owner has given it up.
     pub(super) fn add(&mut self, session: SessionId, peer: Peer) -> Result<(), Refused> {
         if self.left.iter().any(|left| left.given_up && left.peer.pid == peer.pid && left.peer.lives()) {
             return Err(Refused::GivenUp);
@@ -163,7 +162,7 @@ impl Peers {
         Ok(())
     }
 
-    /// Readable when a process that is connected has exited.
+    /// Returns a descriptor that is readable when a connected process has exited.
     pub(super) fn ends(&self) -> BorrowedFd<'_> {
         self.ends.as_fd()
     }
@@ -198,19 +197,19 @@ impl Peers {
         news
     }
 
-    /// A connection has ended. `held`: the process had chunks.
+    /// Records the end of a connection. `held`: the process had chunks.
     pub(super) fn gone(&mut self, session: SessionId, tenant: Option<TenantId>, held: bool) {
         let Some(peer) = self.remove(session).filter(|_| held) else { return };
-        // One entry a process, however often it comes and goes.
+        // One entry per process, however often it reconnects.
         if self.left.iter().all(|left| left.peer.pid != peer.pid || !left.peer.lives()) {
             let (given_up, failed) = (false, false);
-            // Each has a descriptor of the owner's. Many at a time are no accident.
+            // Each uses one of the owner's descriptors. Many at a time are not an accident.
             let looks = if self.left.len() < LEFT_MOST { 0 } else { MAX_POLLS_AFTER_LEAVE };
             self.left.push(Left { peer, tenant, looks, signals: 0, given_up, failed });
         }
     }
 
-    /// The process of a connection has reported all its memory to the owner.
+    /// Records that the process of a connection has reported all its memory to the owner.
     pub(super) fn adopted(&mut self, session: SessionId) {
         if let Some(peer) = self.peers.get(&session) {
             self.left.retain(|left| left.given_up || left.peer.pid != peer.pid);
@@ -279,7 +278,7 @@ impl Left {
                 self.signals = SIGNALS_MOST;
                 Some(News::Signalled(self.tenant, true))
             }
-            // It has ended in between; the next poll sees that.
+            // It has ended in the meantime; the next poll detects that.
             Err(Errno::SRCH) => None,
             Err(error) => {
                 let first = !std::mem::replace(&mut self.failed, true);
@@ -296,7 +295,7 @@ impl Left {
     }
 }
 
-/// Kills a process that was found by its number a moment ago.
+/// Kills a process whose number was just found.
 pub(super) fn kill(pid: u32) {
     let Some(pid) = i32::try_from(pid).ok().and_then(Pid::from_raw) else { return };
     let killed = pidfd_open(pid, PidfdFlags::empty()).and_then(|handle| pidfd_send_signal(handle, Signal::KILL));

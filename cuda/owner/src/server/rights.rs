@@ -1,4 +1,4 @@
-//! Sockets with the rights that an operator gives them.
+//! Sockets with an operator's access rights.
 
 use super::ServerError;
 use cuda_protocol::{Link, LinkError};
@@ -19,7 +19,7 @@ pub struct Rights {
     pub gid: Option<u32>,
 }
 
-/// A socket's file, as this owner has made it.
+/// The file of a socket that this owner created.
 #[derive(Debug)]
 pub(super) struct Bound {
     path: PathBuf,
@@ -37,8 +37,8 @@ impl Bound {
         &self.path
     }
 
-    /// Removes the file, unless the next owner has put its own in its place: an owner whose daemon was killed may end
-    /// after the start of that one.
+    /// Removes the file, unless the next owner has replaced it: an owner whose daemon was killed may end after the
+    /// start of the next owner.
     pub(super) fn remove(&self) {
         if id(&self.path).is_ok_and(|id| id == self.id) {
             let _ = std::fs::remove_file(&self.path);
@@ -51,7 +51,7 @@ fn id(path: &Path) -> io::Result<(u64, u64)> {
 }
 
 impl Rights {
-    /// Listens at `path`, replacing an existing file. No process can connect before the socket has its rights.
+    /// Listens at `path`, replacing an existing file. Processes cannot connect before the socket has its rights.
     pub(super) fn listen(&self, path: &Path) -> Result<(OwnedFd, Bound), ServerError> {
         let failed = |source| ServerError::Listen { path: path.to_owned(), source };
         let hidden = path.with_extension("new");

@@ -11,7 +11,7 @@ pub(super) fn is_stopped(pid: u32) -> bool {
     is_stopped_state(&read("stat")) || is_frozen(&read("cgroup"), Path::new("/sys/fs/cgroup"))
 }
 
-/// Returns true if `/proc/PID/stat` has the state of a stopped process, behind the program's name in parentheses.
+/// Returns true if `/proc/PID/stat` has the state of a stopped process, after the program's name in parentheses.
 fn is_stopped_state(stat: &str) -> bool {
     let state = stat.rsplit_once(')').and_then(|(_, rest)| rest.trim_start().chars().next());
     matches!(state, Some('T' | 't'))

@@ -1,5 +1,5 @@
 //! The threads, over a real socket, with the model of a driver: programs are threads of this process that act like the
-//! library, and look at their chunks through the descriptors.
+//! library, and access their chunks through the descriptors.
 
 use super::*;
 use crate::core::{OnStuck, TenantSpec};
@@ -40,10 +40,10 @@ fn start(driver: &Arc<Model>, card: u64, folder: &Path) -> Server {
     server
 }
 
-/// Memory of a program: each chunk with the descriptor that it is mapped by.
+/// Memory of a program: each chunk with the descriptor of its mapping.
 type Chunks = BTreeMap<ChunkId, (cuda_protocol::Place, File)>;
 
-/// A program whose library answers orders on a thread of its own.
+/// A program whose library answers orders on a separate thread.
 struct Program {
     link: Arc<Link>,
     chunks: Arc<Mutex<Chunks>>,
@@ -144,7 +144,7 @@ fn listen(link: &Link, chunks: &Mutex<Chunks>, runs: &std::sync::atomic::AtomicU
 
 /// Waits for a condition, without a limit.
 fn until(what: &str, mut done: impl FnMut() -> bool) {
-    // TIMEOUT: nothing here takes a second on an idle host; a minute is for busy ones.
+    // TIMEOUT: on an idle host all of this takes less than a second; a minute is for busy hosts.
     let limit = Instant::now() + Duration::from_secs(60);
     while !done() {
         assert!(Instant::now() < limit, "{what} did not happen");
@@ -238,7 +238,7 @@ fn hello(tenant: &str) -> FromTenant {
 fn silent_connections_end_and_block_no_other_tenant() {
     let (driver, folder) = (Arc::new(Model::new(64 * CHUNK)), tempfile::tempdir().expect("a folder"));
     let mut server = start(&driver, 8, folder.path());
-    // Each tenant has a socket of its own, as under the daemon.
+    // Each tenant has a separate socket, as under the daemon.
     let path = |name: &str| folder.path().join(name);
     for name in ["one", "two"] {
         let tenant = server.call(move |core| core.tenant(name)).expect("it serves").expect("there");
@@ -274,7 +274,7 @@ fn program_that_reads_no_chunks_does_not_block_neighbour() {
             break share;
         }
     };
-    // Descriptors of 20 times 100 times 16 chunks would be on their way: more than there may be.
+    // Descriptors of 20 times 100 times 16 chunks would be in transit: more than the limit.
     for request in 0..100 {
         for link in &deaf {
             link.send(&FromTenant::Open { request, share }, &[]).expect("sent");
@@ -287,7 +287,7 @@ fn program_that_reads_no_chunks_does_not_block_neighbour() {
         two.chunks.lock().expect("whole").clear();
         two.say(FromTenant::Free { chunks });
     }
-    // Once they read, they get all that they asked for, and have lost nothing.
+    // Once they read, they get all that they requested, without a loss.
     let mut granted = vec![0; deaf.len()];
     until("all that was asked for comes", || {
         for (link, granted) in deaf.iter().zip(&mut granted) {

@@ -1,4 +1,4 @@
-//! A thread that asks NVML which processes use the card, and NVML and the driver how much of it.
+//! A thread that polls NVML for the processes that use the card, and NVML and the driver for the memory in use.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -20,20 +20,20 @@ const NAME: &str = "libnvidia-ml.so.1";
 /// Time between two polls.
 // TIMEOUT: an unmanaged process is noticed within seconds; a poll takes NVML less than a millisecond.
 const POLL_INTERVAL: Duration = Duration::from_secs(1);
-/// Time before NVML is asked again that has failed, doubled each time, up to [`AGAIN_MOST`].
+/// Time before NVML is polled again after a failure, doubled each time, up to [`AGAIN_MOST`].
 const MIN_RETRY_DELAY: Duration = Duration::from_secs(1);
-/// Longest such time.
-// TIMEOUT: a driver that is replaced, or a card that is reset, is back within minutes.
+/// Maximum of that time.
+// TIMEOUT: a driver that is replaced, or a card that is reset, is available again within minutes.
 const AGAIN_MOST: Duration = Duration::from_secs(60);
 
-/// Part of a sample of NVML's in which a process that occupies the card had work there, in hundredths.
+/// Fraction of an NVML sample in which an occupying process had work on the card, in percent.
 const OCCUPIES_PERCENT: u32 = 10;
 
-/// Longest wait for the first look.
-// TIMEOUT: NVML answers within a fraction of a second; an owner serves all the same while it does not.
+/// Maximum wait for the first poll.
+// TIMEOUT: NVML answers within a fraction of a second; without an answer an owner serves anyway.
 const FIRST_POLL_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// The thread. Dropping it ends it.
+/// The thread. Dropping it ends the thread.
 #[derive(Debug)]
 pub(super) struct Users {
     end: Option<Sender<()>>,
@@ -41,8 +41,8 @@ pub(super) struct Users {
 }
 
 impl Users {
-    /// Begins to watch the card with this identity; `driver` is the path of the driver's library, which is in the same
-    /// folder as NVML. Returns after the first poll, or if NVML has failed.
+    /// Begins to monitor the card with this identity; `driver` is the path of the driver's library, which is in the
+    /// same folder as NVML. Returns after the first poll, or if NVML has failed.
     pub(super) fn start(driver: &Path, uuid: [u8; 16], card: &Arc<dyn Driver>, notes: &Notes) -> std::io::Result<Self> {
         let (end, ended) = channel();
         let card = Arc::clone(card);
@@ -59,7 +59,7 @@ impl Users {
             loop {
                 let put = |note| {
                     notes.put(note);
-                    // Only the first one is waited for.
+                    // Only the first poll is waited for.
                     let _ = first.send(());
                 };
                 let watched = watch(&path, uuid, &*card, &put, &ended, &mut fails);
@@ -100,14 +100,14 @@ impl Drop for Users {
 struct Fails(u32);
 
 impl Fails {
-    /// Records a failure of NVML; returns the time until the next try.
+    /// Records a failure of NVML; returns the time until the next attempt.
     fn again(&mut self) -> Duration {
         let wait = MIN_RETRY_DELAY.saturating_mul(2u32.saturating_pow(self.0)).min(AGAIN_MOST);
         self.0 = self.0.saturating_add(1);
         wait
     }
 
-    /// NVML has answered.
+    /// Records an answer of NVML.
     fn none(&mut self) {
         if std::mem::take(&mut self.0) > 0 {
             tracing::info!("NVML says again who uses the card");
@@ -115,7 +115,7 @@ impl Fails {
     }
 }
 
-/// Polls until the watch ends, or NVML fails.
+/// Polls until the monitoring ends, or NVML fails.
 fn watch(
     path: &Path,
     uuid: [u8; 16],
@@ -137,7 +137,7 @@ fn watch(
         }
         let users = users(&device, &mut sampled)?;
         fails.none();
-        // The owner has a context: where it is not found, as in a container, other numbers mean nothing either.
+        // The owner has a context: where it is not found, as in a container, other numbers are not valid either.
         let (mine, others): (Vec<_>, Vec<_>) = users.into_iter().partition(|user| user.pid == std::process::id());
         let own = !mine.is_empty();
         if own {
@@ -164,7 +164,7 @@ fn watch(
     }
 }
 
-/// Returns the processes that occupied the card since the time of `sampled`. Where NVML does not say, none did.
+/// Returns the processes that occupied the card since the time of `sampled`. If NVML does not report this, none did.
 fn occupants(device: &Device<'_>, sampled: &mut u64) -> BTreeSet<u32> {
     let samples = device.process_utilization_stats(*sampled).unwrap_or_default();
     *sampled = samples.iter().map(|sample| sample.timestamp).fold(*sampled, u64::max);
@@ -182,14 +182,14 @@ fn users(device: &Device<'_>, sampled: &mut u64) -> Result<Vec<User>, NvmlError>
                 UsedGpuMemory::Used(bytes) => Some(bytes),
                 UsedGpuMemory::Unavailable => None,
             };
-            // A process chooses its name: in a log it is no line of its own, and no command to a terminal.
+            // A process chooses its name: it must not start a new log line or send commands to a terminal.
             let program = program.trim().replace(char::is_control, "\u{fffd}");
             User { pid: process.pid, program, bytes, occupies: occupants.contains(&process.pid) }
         })
         .collect())
 }
 
-/// An identity as NVML has it.
+/// An identity in NVML's form.
 fn said(uuid: [u8; 16]) -> String {
     let hex: String = uuid.iter().map(|byte| format!("{byte:02x}")).collect();
     format!("GPU-{}-{}-{}-{}-{}", &hex[..8], &hex[8..12], &hex[12..16], &hex[16..20], &hex[20..])

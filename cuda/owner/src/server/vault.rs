@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 pub(super) struct New {
     pub(super) piece: PieceId,
     pub(super) memory: Memory,
-    /// It must hold zeros.
+    /// It must be zeroed.
     pub(super) zeroed: bool,
 }
 
@@ -42,11 +42,11 @@ struct Physical {
 #[derive(Debug)]
 struct State {
     pieces: BTreeMap<PieceId, Physical>,
-    /// Came with a message, and not mapped.
+    /// Set if it came with a message and is not mapped.
     received: BTreeMap<PieceId, OwnedFd>,
-    /// Addresses of a chunk's size with nothing mapped.
+    /// Unmapped addresses of a chunk's size.
     free: Vec<Address>,
-    /// Pieces that were ordered, and that are still wanted.
+    /// Pieces that were ordered and are still wanted.
     ordered: BTreeSet<PieceId>,
 }
 
@@ -57,17 +57,17 @@ impl State {
     }
 }
 
-/// All pieces of a card. The driver is never called with the lock held.
+/// All pieces of a card. The lock is never held during a call of the driver.
 pub(super) struct Vault {
     driver: Arc<dyn Driver>,
     bytes: u64,
-    /// Descriptors of pieces at most.
+    /// Maximum number of descriptors of pieces.
     descriptors_most: usize,
     state: Mutex<State>,
 }
 
 impl Vault {
-    /// A vault of at most this many pieces of `bytes`, with this many descriptors.
+    /// Creates a vault for at most this many pieces of `bytes` bytes, with this many descriptors.
     pub(super) fn new(
         driver: Arc<dyn Driver>,
         bytes: u64,
@@ -82,7 +82,7 @@ impl Vault {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        // PANIC: none; a thread that panicked has left no state half written.
+        // PANIC: none; a thread that panicked has not left the state half written.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -90,7 +90,7 @@ impl Vault {
         &*self.driver
     }
 
-    /// Keeps a descriptor that came with a message, if one more may be kept: if not, it cannot be imported.
+    /// Keeps a descriptor that came with a message, if the limit allows: otherwise it cannot be imported.
     pub(super) fn receive(&self, piece: PieceId, descriptor: OwnedFd) {
         let mut state = self.lock();
         if state.descriptors() < self.descriptors_most {
@@ -108,7 +108,7 @@ impl Vault {
         self.lock().ordered.remove(&piece);
     }
 
-    /// Returns true if an ordered piece is still wanted: from now on [`Self::drop_piece`] gives it up.
+    /// Returns true if an ordered piece is still wanted: from now on [`Self::drop_piece`] releases it.
     pub(super) fn begins(&self, piece: PieceId) -> bool {
         self.lock().ordered.remove(&piece)
     }
@@ -121,7 +121,7 @@ impl Vault {
         self.lock().pieces.get(&piece).map(|physical| physical.memory)
     }
 
-    /// Makes pieces of one memory. Waits for all that must hold zeros together.
+    /// Makes pieces of one memory. Waits for all that must be zeroed together.
     pub(super) fn make(&self, pieces: Vec<New>) -> Vec<(New, Result<(), DriverError>)> {
         let begun: Vec<_> = pieces.into_iter().map(|new| (new, self.begin(new))).collect();
         let queues: BTreeSet<Queue> = begun.iter().filter_map(|(new, _)| new.queue()).collect();
@@ -192,8 +192,8 @@ impl Vault {
         }
     }
 
-    /// Gives pieces of the card up. Returns the number of their bytes that are not free on the card afterwards:
-    /// something else keeps them, or another process has taken as much in the meantime.
+    /// Releases pieces of the card. Returns the number of their bytes that are not free on the card afterwards: they
+    /// are still in use elsewhere, or another process has allocated as much in the meantime.
     pub(super) fn give_up(&self, pieces: &[PieceId]) -> u64 {
         let before = self.driver.free_bytes();
         pieces.iter().for_each(|piece| self.drop_piece(*piece));
@@ -201,7 +201,7 @@ impl Vault {
         (pieces.len() as u64 * self.bytes).saturating_sub(after.saturating_sub(before))
     }
 
-    /// Gives a piece up.
+    /// Releases a piece.
     pub(super) fn drop_piece(&self, piece: PieceId) {
         let (physical, _descriptor) = {
             let mut state = self.lock();
@@ -248,7 +248,7 @@ impl Vault {
 }
 
 impl Drop for Vault {
-    /// Gives up the owner's part of all pieces. Programs keep theirs, and bring them to the next owner.
+    /// Releases the owner's part of all pieces. Programs keep theirs, and bring them to the next owner.
     fn drop(&mut self) {
         let pieces = std::mem::take(&mut self.lock().pieces);
         for Physical { handle, at, descriptor, .. } in pieces.into_values() {

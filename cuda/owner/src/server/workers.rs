@@ -12,7 +12,7 @@ use std::thread::JoinHandle;
 use std::time::Instant;
 use vram::TenantId;
 
-/// Pieces that are given up together, between two readings of the card's free memory.
+/// Pieces that are released together, between two readings of the card's free memory.
 const GIVEN_UP_TOGETHER: usize = 64;
 /// Zeroed pieces of the card that are awaited together: zeroing one takes less time than its wait for the card.
 const MAX_ZEROED_PER_WAIT: usize = 16;
@@ -22,16 +22,16 @@ const MAX_ZEROED_PER_WAIT: usize = 16;
 enum Job {
     Make(New),
     Import(PieceId),
-    /// With the tenant that had it, and whether it had said that it has released it.
+    /// With the tenant that had it, and whether it had reported its release.
     Drop(PieceId, Option<(TenantId, bool)>),
     Copy(BatchId, Vec<(PieceId, PieceId)>, Queue),
 }
 
-/// Processes that the driver suspends at a time.
+/// Maximum number of processes that the driver suspends at a time.
 const SUSPENDING_MOST: usize = 16;
 
-/// The workers. Dropping them lets each complete its orders, and end, except suspensions: the driver waits for ever for
-/// a process that is stopped.
+/// The workers. Dropping them lets each complete its orders, and end, except suspensions: the driver waits without
+/// limit for a stopped process.
 pub(super) struct Workers {
     card: Option<Sender<Job>>,
     host: Option<Sender<Job>>,
@@ -68,12 +68,12 @@ impl Workers {
         put(&self.card, Job::Import(piece));
     }
 
-    /// Gives a piece up, after the earlier orders for its memory.
+    /// Releases a piece, after the earlier orders for its memory.
     pub(super) fn drop_piece(&self, piece: PieceId, memory: Option<Memory>, by: Option<(TenantId, bool)>) {
         self.vault.cancel(piece);
         match memory {
             Some(memory) => put(self.maker(memory), Job::Drop(piece, by)),
-            // It is being made, by whichever: the second of them finds nothing.
+            // Either worker may be making it; the second one finds no order.
             None => {
                 put(&self.card, Job::Drop(piece, None));
                 put(&self.host, Job::Drop(piece, None));
@@ -88,7 +88,7 @@ impl Workers {
         }
     }
 
-    /// Makes the driver suspend a process, on a thread of its own: a call that does not return holds up no other.
+    /// Makes the driver suspend a process, on a separate thread: a call that does not return does not delay others.
     pub(super) fn suspend(&self, session: SessionId, pid: u32) {
         let (vault, notes, suspending) = (Arc::clone(&self.vault), self.notes.clone(), Arc::clone(&self.suspending));
         let failed = Event::Suspended { session, done: false };
@@ -131,7 +131,7 @@ impl Drop for Workers {
 
 fn put(worker: &Option<Sender<Job>>, job: Job) {
     if let Some(worker) = worker {
-        // A worker ends only with all of them.
+        // A worker only ends together with all others.
         let _ = worker.send(job);
     }
 }

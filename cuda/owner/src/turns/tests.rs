@@ -1,4 +1,4 @@
-//! Turns under tenants whose kernels have lengths of their own, on a card that does one after the other.
+//! Turns with tenants whose kernels have different lengths, on a card that executes one after the other.
 
 use super::*;
 use proptest::prelude::*;
@@ -21,7 +21,7 @@ fn turns() -> Turns {
 struct Program {
     kernel_ns: u64,
     ahead: u64,
-    /// Kernels of a burst, and the pause after it; none for a program that never pauses.
+    /// Number of kernels of a burst, and the pause after it; none for a program that never pauses.
     burst: Option<(u64, u64)>,
 }
 
@@ -90,7 +90,7 @@ fn simulate(turns: &mut Turns, programs: &[(TenantId, Program)], until: u64, han
             now = turns.next_wakeup().map(|at| at.0).into_iter().chain(wake).min().unwrap_or(until).max(now + 1);
             continue;
         };
-        // Work in flight when the turn is recalled ends all the same.
+        // Work in flight ends even when the turn is recalled.
         let kernels = if recalled { runner.program.ahead.min(runner.left) } else { 1 };
         now += kernels * runner.program.kernel_ns;
         *outcome.done.entry(tenant).or_default() += kernels * runner.program.kernel_ns;
@@ -137,7 +137,7 @@ fn single_tenant_is_granted_once_and_never_recalled() {
 fn time_used_without_competition_is_not_owed() {
     let mut turns = with(&[100, 100]);
     turns.wants(id(0), Nanos(0));
-    // Not even a tick was served for nine seconds.
+    // Ticks were not served for nine seconds.
     turns.wants(id(1), Nanos(9_000 * MS));
     let beyond = turns.scheduler().standing(vgpu(id(0)), ENGINE).beyond;
     assert!(beyond.unsigned_abs() < MS, "owes {beyond} ns");
@@ -265,7 +265,7 @@ fn turn_that_overruns_is_charged_and_paid_back() {
         turns.wants(id(tenant), Nanos(0));
     }
     let mut now = 0;
-    // The first one never ends its turn; the others do when they are told to.
+    // The first tenant never ends its turn; the others do so on recall.
     let mut granted = BTreeMap::<u32, u32>::new();
     for _ in 0..1000 {
         now += MS;
@@ -284,7 +284,7 @@ fn turn_that_overruns_is_charged_and_paid_back() {
     assert!(granted[&1] >= 20 && granted[&1].abs_diff(granted[&2]) <= 1, "both of the others run: {granted:?}");
     // 40 ms alone, then half of the card's time.
     assert!(used[0].abs_diff(520) <= 10 && used[1].abs_diff(240) <= 10 && used[2].abs_diff(240) <= 10, "{used:?}");
-    // Its kernel ends, and it has more work: the others come first.
+    // Its kernel ends, and it has more work: the others have precedence.
     turns.ended(id(0), Nanos(now), true, Nanos(now));
     let before = turns.account(id(0)).expect("there").used;
     for _ in 0..300 {
@@ -388,7 +388,7 @@ proptest! {
                 prop_assert!(there.contains(&holder.0));
             }
         }
-        // The tenant with the turn gives it back, repeatedly: all that want one and may get one do.
+        // The tenant with the turn gives it back, repeatedly: all tenants that want a turn and may have one get it.
         wanting.retain(|t| !paused.contains(t));
         for _ in 0..200 {
             now += 11 * MS;

@@ -1,13 +1,13 @@
 //! Takes as much card memory as possible beyond its account, through ordinary calls or around the library. Another mode
 //! searches for cards. Used by the `hostile` tests.
 //!
-//! UNSAFETY: none; the calls are those of [`cuda_rig::Cuda`].
+//! UNSAFETY: none; the calls are made by [`cuda_rig::Cuda`].
 
 use anyhow::{Context as _, Result};
 use clap::{Parser, Subcommand};
 use cuda_rig::{Cuda, Failed, nvml};
 
-/// Bytes that are taken at a time.
+/// Number of bytes that are taken at a time.
 const STEP_BYTES: u64 = 2 << 20;
 
 #[derive(Parser)]

@@ -1,7 +1,7 @@
 //! A CUDA program with process management of its own: it forks, handles signals, starts children, and closes
 //! descriptors and libraries.
 //!
-//! Each subcommand prints the same without the library, or fails.
+//! Each subcommand prints the same as without the library, or fails.
 //!
 //! UNSAFETY: calls driver functions knowing only their number of arguments, and the C library's process and signal
 //! functions.
@@ -24,12 +24,12 @@ struct Args {
     what: What,
 }
 
-/// A way to make a child.
+/// Methods of creating a child.
 #[derive(Clone, Copy, ValueEnum)]
 enum Way {
     /// `fork`, which runs the handlers of libraries.
     Fork,
-    /// The system call alone.
+    /// The bare system call.
     Clone,
 }
 
@@ -58,8 +58,8 @@ enum What {
         /// The file.
         file: String,
     },
-    /// Works without a pause, and has freed all memory but that of one word: in a stream and by itself. Prints how many
-    /// MiB are free for it, and works until standard input ends.
+    /// Works without a pause after it has freed all memory except that of one word, in a stream and directly. Prints
+    /// the MiB that are free for it, and works until standard input ends.
     Freed {
         /// MiB that it has freed.
         #[arg(long)]
@@ -75,10 +75,10 @@ enum What {
 // TIMEOUT: only a failing test waits this long.
 const CHILD_S: u32 = 20;
 
-/// A function of the driver, with more arguments than any takes.
+/// A function of the driver, with more arguments than any function has.
 type Function = unsafe extern "C" fn(u64, u64, u64, u64, u64, u64, u64, u64, u64, u64, u64) -> c_int;
 
-/// Functions that the library has its own of, or that pass its gate, and others; all need an initialised driver.
+/// Functions that the library replaces or that pass its gate, and others; all need an initialised driver.
 const FUNCTIONS: [&str; 24] = [
     "cuInit",
     "cuDeviceGetCount",
@@ -119,9 +119,9 @@ fn main() -> Result<()> {
     }
 }
 
-/// The driver's library, as the loader finds it; only [`unload`] closes it.
+/// The driver's library, found through the loader; only [`unload`] closes it.
 fn library() -> Result<*mut c_void> {
-    // SAFETY: a library that is loaded as any program does.
+    // SAFETY: every program loads this library in this way.
     let library = unsafe { libc::dlopen(c"libcuda.so.1".as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
     ensure!(!library.is_null(), "no libcuda.so.1");
     Ok(library)
@@ -161,7 +161,7 @@ fn in_child(way: Way, work: impl FnOnce() -> i32) -> Result<i32> {
         }
     }
     let mut status = 0;
-    // SAFETY: the child is ours.
+    // SAFETY: this process created the child.
     unsafe { libc::waitpid(child, &raw mut status, 0) };
     ensure!(libc::WIFEXITED(status), "the child ended with status {status:#x}: it hung, or was killed");
     Ok(libc::WEXITSTATUS(status))
@@ -256,7 +256,7 @@ fn threads() -> Result<Vec<(String, u64)>> {
 fn signals() -> Result<()> {
     let cuda = Cuda::open("libcuda.so.1")?;
     let at = cuda.alloc(3 << 20)?;
-    // SAFETY: only this thread blocks the signal, as a program does that has no other thread.
+    // SAFETY: only this thread blocks the signal, as in a program without other threads.
     let mut taken = unsafe {
         let mut set: libc::sigset_t = std::mem::zeroed();
         libc::sigemptyset(&raw mut set);
@@ -273,7 +273,7 @@ fn signals() -> Result<()> {
         taken.read_exact(&mut information)?;
         cuda.set(at, 9, 1 << 20)?;
     }
-    // Signals that can be blocked at all: the C library keeps two for itself.
+    // Signals that can be blocked: the C library reserves two for itself.
     let own = 1u64 << (libc::SIGKILL - 1) | 1 << (libc::SIGSTOP - 1) | 1 << 31 | 1 << 32;
     let main = std::fs::read_to_string("/proc/self/comm")?;
     let open: Vec<_> =
@@ -317,7 +317,7 @@ fn children(mib: u64) -> Result<()> {
     ensure!(limit()? == (soft, limits.rlim_max), "the limit is {:?} now", limit()?);
     let said = child()?;
     ensure!(said == expected, "a child of the program says {said:?} instead of {expected:?}");
-    // `fork` alone, without `exec`, copies no descriptor that keeps card memory or the connection alive.
+    // `fork` without `exec` does not copy a descriptor that keeps card memory or the connection alive.
     let (mut reader, writer) = std::io::pipe()?;
     let status = in_child(Way::Fork, || {
         let sockets = open_descriptors().unwrap_or_default();
@@ -344,7 +344,7 @@ fn children(mib: u64) -> Result<()> {
 fn closed(file: &str) -> Result<()> {
     let mut output = std::fs::File::create(file)?;
     for number in 0..3 {
-        // SAFETY: the program's own descriptors, which nothing here uses any more.
+        // SAFETY: the program's own descriptors, which are no longer used here.
         unsafe { libc::close(number) };
     }
     let cuda = Cuda::open("libcuda.so.1")?;
@@ -404,7 +404,7 @@ fn forgets() -> Result<()> {
 
 fn unload() -> Result<()> {
     let library = library()?;
-    // SAFETY: no other code has initialised the driver, and each load has its close.
+    // SAFETY: no other code has initialised the driver, and each load has a matching close.
     unsafe {
         let init: unsafe extern "C" fn(u32) -> c_int = std::mem::transmute(symbol(library, "cuInit")?);
         ensure!(init(0) == 0, "cuInit");

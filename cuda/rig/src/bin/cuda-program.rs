@@ -56,7 +56,7 @@ enum What {
         #[arg(long, default_value_t = 6)]
         step_mib: u64,
     },
-    /// Allocates and frees at random, of all kinds and sizes.
+    /// Allocates and frees memory of all kinds and sizes at random.
     Churn {
         /// Steps.
         #[arg(long, default_value_t = 300)]
@@ -68,8 +68,8 @@ enum What {
         #[arg(long, default_value_t = 100)]
         threads: usize,
     },
-    /// Allocates and frees five lengths by turns behind a long kernel in a stream; prints how often one had its address
-    /// again.
+    /// Allocates and frees five lengths alternately after a long kernel in a stream; prints the number of times that
+    /// one got the same address again.
     Cycle {
         /// Rounds.
         #[arg(long, default_value_t = 5)]
@@ -133,7 +133,8 @@ enum What {
         #[arg(long)]
         kib: u64,
     },
-    /// Runs graphs that allocate; prints how many MiB less are free, and the results of those that ask for too much.
+    /// Runs graphs that allocate; prints the reduction of free memory in MiB, and the results of those that ask for too
+    /// much.
     Graphs,
     /// Prints the results of wrong calls, and what is said of memory that it maps itself.
     Wrong,
@@ -195,7 +196,7 @@ enum Where {
     OtherThread,
     /// The stream that captures.
     Same,
-    /// One that is destroyed.
+    /// A stream that is destroyed.
     Destroyed,
 }
 
@@ -597,7 +598,7 @@ fn graphs(cuda: Cuda) -> Result<()> {
     ensure!(refused == 0 || free()? == before - 30, "something of a refused graph is left");
     cuda.free(held)?;
     let later = code(run(large));
-    // More than this tenant's limit.
+    // Exceeds this tenant's limit.
     let never = code(graph(80));
     println!("{used} {refused} {later} {never}");
     Ok(())
@@ -614,7 +615,7 @@ fn fork(cuda: Cuda) -> Result<()> {
         unsafe { libc::_exit(0) };
     }
     let mut status = 0;
-    // SAFETY: the child is ours.
+    // SAFETY: this process created the child.
     unsafe { libc::waitpid(child, &raw mut status, 0) };
     ensure!(status == 0, "the child ended with {status}");
     cuda.set(at, 3, 1 << 20)?;
@@ -643,7 +644,7 @@ fn nvml_says() -> Result<()> {
         unsafe { libc::_exit(i32::from(!same)) };
     }
     let mut status = 0;
-    // SAFETY: the child is ours.
+    // SAFETY: this process created the child.
     unsafe { libc::waitpid(child, &raw mut status, 0) };
     ensure!(status == 0, "the child learns something else");
     println!("free={} total={}", said[0].0 >> 20, said[0].1 >> 20);

@@ -11,7 +11,7 @@ use super::support::{Program, Rig, built, owner};
 /// A third tenant, with 16 MiB.
 const SMALL: [&str; 2] = ["--tenant", "h:16"];
 const H: usize = 2;
-/// MiB of the whole account of a tenant.
+/// A tenant's account in MiB.
 fn mib(view: &Value, key: &str) -> u64 {
     account(view, H, key) >> 20
 }
@@ -46,7 +46,7 @@ fn chunks_with_kept_descriptors_count_until_card_frees_them() {
     let mut neighbour = Neighbour::start(&rig, "b", &[]);
     let mut raw = Raw::start(&rig, None);
     let (link, _) = raw.hello("h", Through::Itself, Some(Manner::honest()));
-    // The owner has looked at the card once at least.
+    // The owner has polled the card at least once.
     until_accounts(&mut serving, "it looks", |view| view["looks"].as_u64().is_some_and(|looks| looks > 1));
     let mut got = 0;
     let mut refused = None;
@@ -81,7 +81,7 @@ fn chunks_with_kept_descriptors_count_until_card_frees_them() {
     for tenant in [0, 1] {
         assert_eq!(account(&view, tenant, "kept_bytes"), 0, "the neighbour pays for nothing: {view}");
     }
-    // Alongside cached chunks and requests that are refused because of them.
+    // In addition to cached chunks and requests that are refused because of them.
     assert_has_share(&mut serving, &mut neighbour, 1000);
     let asks = || {
         raw.say(link, FromTenant::Allocate { request: 7, card: 0, chunks: 8 }, 1);

@@ -11,7 +11,7 @@ use crate::support::{Rig, describe, owner, owner_by};
 /// Arguments for an owner: see [`NEVER_IDLE`].
 const QUIET: [&str; 4] = ["--quanta", "off", NEVER_IDLE[0], NEVER_IDLE[1]];
 
-/// Connects a deaf client that sends `Hello`, and opens a token this many times.
+/// Connects a client that does not read, sends `Hello`, and opens a token this many times.
 fn open_deaf(raw: &mut Raw, share: Share, times: u32) -> usize {
     let deaf = raw.connect(Through::Itself, None);
     raw.say(deaf, FromTenant::Hello(hello("a", false)), 1);
@@ -19,7 +19,7 @@ fn open_deaf(raw: &mut Raw, share: Share, times: u32) -> usize {
     deaf
 }
 
-/// A token for `chunks` chunks of a client.
+/// Returns a token for `chunks` chunks of a client.
 fn share(raw: &mut Raw, link: usize, chunks: u32) -> Share {
     let chunks = raw.allocate(link, 1, chunks);
     raw.say(link, FromTenant::Export { request: 2, chunks }, 1);
@@ -61,7 +61,7 @@ fn unread_chunks_do_not_disconnect_neighbour() {
             open_deaf(&mut other, share, times);
         }
     };
-    // A client that behaves opens it once each time.
+    // A well-behaved client opens it once each time.
     assert_keeps(&mut serving, &mut neighbour, || attack(1), || attack(60));
     neighbour.end();
     drop(raw);
@@ -79,7 +79,7 @@ fn silent_connections_leave_a_neighbour_its_own() {
     // A program that connects now replaces a silent one.
     let mut second = Neighbour::start(&rig, "b", &["--kernel-us", "100"]);
     assert_has_share(&mut serving, &mut second, 1000);
-    // All of them are ended after a while, without a word.
+    // All of them are ended after a while, without a message.
     for link in [links[0], links[186]] {
         let (_, closed) = raw.hear(link, 1, Duration::from_secs(30));
         assert!(closed);
@@ -139,7 +139,7 @@ fn requests_without_end_do_not_hold_a_neighbour_up() {
     };
     ask(1, bytes, 1000, 20);
     let ask = std::cell::RefCell::new(ask);
-    // A client that behaves requests what there is, once each time. What it gets is given back at its end.
+    // A well-behaved client requests the available chunks, once each time. They are freed at its end.
     assert_keeps(
         &mut serving,
         &mut neighbour,

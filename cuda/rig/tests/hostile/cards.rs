@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 use super::support::hostile::*;
 use super::support::{Program, Rig, built, describe, owner};
 
-/// A machine with two cards whose second one has an owner.
+/// A machine with two cards, of which the second has an owner.
 fn second() -> (Rig, Program) {
     let mut rig = Rig::new(256);
     rig.cards = 2;
@@ -13,7 +13,7 @@ fn second() -> (Rig, Program) {
     (rig, serving)
 }
 
-/// Results of looking for cards, with this in NVIDIA's variable.
+/// Returns the results of a search for cards, with this value in NVIDIA's variable.
 fn cards(rig: &Rig, library: &str, seen: Option<&str>) -> Value {
     let mut command = rig.command(built("cuda-hoard"), library);
     if library == "shim" {

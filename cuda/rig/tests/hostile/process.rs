@@ -32,7 +32,7 @@ fn text(output: &Output) -> String {
     String::from_utf8_lossy(&output.stdout).trim().to_owned()
 }
 
-/// Prints of the program without the library.
+/// Returns the output of the program without the library.
 fn plain(rig: &Rig, arguments: &[&str]) -> String {
     text(&rig.command(PROCESS, "plain").args(arguments).output().expect("starts"))
 }
@@ -112,7 +112,7 @@ fn memory_freed_by_busy_program_returns_without_demand() {
     let mut neighbour = Neighbour::begin(&rig, "b", &[]);
     assert!(busy.line().starts_with("free"));
     until_accounts(&mut serving, "what is free is kept", |view| account(view, 0, "chunks_on_card") == 1);
-    // Both want the card all the time.
+    // Both always want the card.
     assert_has_share(&mut serving, &mut neighbour, 500);
     neighbour.end();
     assert_eq!(busy.end(), "worked");
@@ -176,7 +176,7 @@ fn host_memory_is_not_shared_between_programs_of_tenant() {
         file.write_all_at(MINE, 4096).expect("written");
     }
     first.send(&FromTenant::Free { chunks: had.iter().map(|(id, _)| *id).collect() }, &[]).expect("sent");
-    // The second may be a program of another user of this tenant. The first one keeps its descriptors.
+    // The second program may belong to another user of this tenant. The first one keeps its descriptors.
     let second = connected(&rig);
     let mut text = [0; MINE.len()];
     for (id, file) in host_chunks(&second, 1, 16) {

@@ -157,8 +157,8 @@ fn a_program_that_can_be_killed_is_and_is_counted() {
     describe(serving);
 }
 
-/// Runs a client that fills the card and answers orders in this manner, next to a neighbour that wants as much. Returns
-/// the chunks that the neighbour gets.
+/// Runs a client that fills the card and answers orders in this manner, next to a neighbour that requests as much.
+/// Returns the chunks that the neighbour gets.
 fn decline(manner: Manner) {
     let rig = Rig::new(256);
     let limits = ["--quanta", "off", "--max-run-ms", "1500", "--patience-ms", "3000"];
@@ -328,7 +328,7 @@ fn work_in_a_threads_own_stream_is_waited_for_and_charged() {
     let charged = (account(&after, 0, "charged_ns") - account(&before, 0, "charged_ns")) / 1000;
     let used = used - used_before;
     assert!(charged * 10 >= used * 9, "{used} us were used, {charged} charged");
-    // Both want the card all the time. The neighbour has 96 % of its half, except for a slice that a kernel overruns.
+    // Both always want the card. The neighbour has 96 % of its half, except for a slice that a kernel overruns.
     let [mine, all] = [&[1][..], &[0, 1]].map(|tenants| {
         let charged = |tenant: &usize| account(&after, *tenant, "charged_ns") - account(&before, *tenant, "charged_ns");
         tenants.iter().map(charged).sum::<u64>() / 1_000_000

@@ -102,7 +102,7 @@ pub fn pair() -> Rig {
     rig(|rig| card(rig, "fake", "") + &tenant("a", "fake", "") + &tenant("b", "fake", "time.weight = 300\n"))
 }
 
-/// Runs a command that is to succeed.
+/// Runs a command that must succeed.
 pub fn good(rig: &Rig, arguments: &[&str]) -> String {
     let output = ctl(rig, arguments);
     assert!(output.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
@@ -133,7 +133,7 @@ pub fn json(rig: &Rig, arguments: &[&str]) -> serde_json::Value {
     serde_json::from_slice(&output.stdout).expect("JSON")
 }
 
-/// Starts the program by `mediatorctl run`.
+/// Starts the program through `mediatorctl run`.
 pub fn run(rig: &Rig, tenant: &str, more: &[&str], arguments: &[&str]) -> Program {
     let mut command = rig.command(built("mediatorctl"), "plain");
     command.env(cuda_protocol::DRIVER_VARIABLE, &rig.fake);

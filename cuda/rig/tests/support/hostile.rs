@@ -1,4 +1,4 @@
-//! Hostile programs next to an honest neighbour, under the real owner: each is a process of its own.
+//! Hostile programs next to an honest neighbour, under the real owner: each is a separate process.
 //!
 //! A test starts the owner ([`super::owner`]) and a [`Neighbour`] of tenant `b`, then a hostile program of tenant `a`:
 //! a [`Raw`] client that can send any message to the owner, or a CUDA program. It compares the neighbour's reports and
@@ -31,7 +31,7 @@ impl Neighbour {
         neighbour
     }
 
-    /// Starts it, and does not wait.
+    /// Starts the program without a wait.
     pub fn begin(rig: &Rig, tenant: &str, arguments: &[&str]) -> Self {
         let log = rig.folder.path().join(format!("neighbour-{tenant}.log"));
         let mut command = rig.command(PROGRAM, "shim");
@@ -83,7 +83,7 @@ impl Neighbour {
 
 /// Part of its share that a neighbour keeps next to an attack.
 const MIN_SHARE_KEPT: f64 = 0.96;
-/// Shortest time of a round, of each kind.
+/// Minimum time of a round, of each kind.
 const MIN_ROUND_TIME: Duration = Duration::from_millis(250);
 /// Minimum and maximum number of rounds of each kind: on a busy host, single rounds differ by more than the rule
 /// allows.
@@ -106,7 +106,7 @@ impl Gains {
         self.report.card_us as f64 / (self.report.ms * 1e3)
     }
 
-    /// Part of the requests, each with two answers, that were late.
+    /// Fraction of the requests, each with two answers, that were late.
     fn late(&self) -> f64 {
         self.report.late as f64 / (2.0 * self.report.requests.max(1) as f64)
     }
@@ -139,7 +139,7 @@ fn charged(serving: &mut Program) -> (u64, u64) {
 
 /// Fails unless the neighbour keeps 96 % of the turns that it has next to a well-behaved tenant, works in them, gets
 /// all requested memory, and gets its answers within 100 ms. Each call of `behaves` and `attacks` is one round; they
-/// alternate, so the host's other work meets both. The owner is to be one of [`NEVER_IDLE`].
+/// alternate, so the host's other work affects both. The owner must be one of [`NEVER_IDLE`].
 pub fn assert_keeps(
     serving: &mut Program,
     neighbour: &mut Neighbour,
@@ -212,7 +212,7 @@ pub fn accounts(owner: &mut Program) -> Value {
     serde_json::from_str(&line).unwrap_or_else(|error| panic!("{error}: {line:?}"))
 }
 
-/// A number of a tenant's account: 0 is tenant `a`, 1 is tenant `b`.
+/// Returns a number of a tenant's account: 0 is tenant `a`, 1 is tenant `b`.
 pub fn account(view: &Value, tenant: usize, key: &str) -> u64 {
     view["tenants"][tenant][key].as_u64().unwrap_or_else(|| panic!("{key}: {view}"))
 }
@@ -254,7 +254,7 @@ impl Raw {
         serde_json::from_str(&line).unwrap_or_else(|error| panic!("{error}: {line:?} to {command:?}"))
     }
 
-    /// Connects; the number of the connection. Without a manner, no thread reads it.
+    /// Connects; returns the number of the connection. Without a manner, no thread reads it.
     pub fn connect(&mut self, through: Through, manner: Option<Manner>) -> usize {
         match self.ask(&Command::Connect { through, manner }) {
             Answer::Link(link) => link,
@@ -262,7 +262,7 @@ impl Raw {
         }
     }
 
-    /// Sends a message so often; how often that worked.
+    /// Sends a message several times; returns the number of successes.
     pub fn say(&mut self, link: usize, message: FromTenant, times: u32) -> u32 {
         match self.ask(&Command::Say { link, message, times }) {
             Answer::Sent(count) => count,
@@ -276,7 +276,7 @@ impl Raw {
         assert!(matches!(answer, Answer::Done), "{answer:?}");
     }
 
-    /// Launches a kernel of `ms` milliseconds past the owner, which is in flight afterwards.
+    /// Launches a kernel of `ms` milliseconds, bypassing the owner; it stays in flight.
     pub fn launch(&mut self, ms: u64) {
         let answer = self.ask(&Command::Launch { ms });
         assert!(matches!(answer, Answer::Done), "{answer:?}");
@@ -313,7 +313,7 @@ impl Raw {
         panic!("the owner does not say what is waited for");
     }
 
-    /// Descriptors of a connection's messages that are still open.
+    /// Returns the descriptors of a connection's messages that are still open.
     pub fn descriptors(&mut self, link: usize) -> usize {
         match self.ask(&Command::Hear { link, count: 0, within_ms: 0 }) {
             Answer::Heard { descriptors, .. } => descriptors,
@@ -352,13 +352,13 @@ impl Drop for Raw {
     }
 }
 
-/// A first message.
+/// Returns a first message.
 pub fn hello(tenant: &str, adopts: bool) -> Hello {
     let (tenant, program) = (tenant.to_owned(), "hostile".to_owned());
     Hello { version: VERSION, pid: std::process::id(), instance: 1, tenant, program, adopts }
 }
 
-/// Closes a program's connection to the owner from outside, as an owner's failure would. The program keeps running.
+/// Closes a program's connection to the owner from outside, like a failure of the owner. The program keeps running.
 pub fn break_connection(pid: u32) {
     use std::os::fd::{AsFd as _, AsRawFd as _};
     let pid = rustix::process::Pid::from_raw(pid.cast_signed()).expect("a process");

@@ -11,10 +11,10 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
 pub const PROGRAM: &str = env!("CARGO_BIN_EXE_cuda-program");
 
-/// A folder with a card, the library and the driver by the names that programs load.
+/// A folder with a card, the library and the driver under the names that programs load.
 pub struct Rig {
     pub folder: tempfile::TempDir,
-    /// The driver, beside its NVML.
+    /// The driver, next to its NVML.
     pub fake: PathBuf,
     /// Size of a context in MiB.
     pub context_mib: u64,
@@ -23,7 +23,7 @@ pub struct Rig {
     mib: u64,
 }
 
-/// A file of cargo's folder.
+/// Returns a file of cargo's folder.
 pub fn built(name: &str) -> PathBuf {
     // The libraries and other crates' programs are in the parent of the test binary's folder.
     let own = std::env::current_exe().expect("this file");
@@ -82,7 +82,7 @@ impl Rig {
         self.folder.path().join("run/socket")
     }
 
-    /// Starts the program as a tenant's.
+    /// Starts the program as one of a tenant.
     pub fn program(&self, tenant: &str, arguments: &[&str]) -> Program {
         let mut command = self.command(PROGRAM, "shim");
         command.env(cuda_protocol::SOCKET_VARIABLE, self.socket()).env(cuda_protocol::TENANT_VARIABLE, tenant);
@@ -103,7 +103,7 @@ impl Rig {
         std::fs::rename(folder.join("lost.new"), folder.join("lost")).expect("renamed");
     }
 
-    /// The card gives no process a context, or does again.
+    /// Makes the card refuse contexts to processes, or allow them again.
     pub fn set_broken(&self, card: u64, broken: bool) {
         let path = self.card_folder(card).join("broken");
         if broken { std::fs::write(path, "") } else { std::fs::remove_file(path) }.expect("its own file");
@@ -114,7 +114,7 @@ impl Rig {
         if card == 0 { first } else { first.join(format!("card-{card}")) }
     }
 
-    /// Waits until nothing of the card is in use.
+    /// Waits until the card is unused.
     pub fn until_free(&self) {
         let all = format!("free={}", self.mib);
         // TIMEOUT: only a failing test waits this long.
@@ -172,7 +172,7 @@ impl Program {
         writeln!(self.input.as_mut().expect("open"), "{line}").expect("written");
     }
 
-    /// Ends its input.
+    /// Closes its input.
     pub fn close(&mut self) {
         self.input = None;
     }
@@ -226,7 +226,7 @@ pub fn owner_by(rig: &Rig, prefix: &[&str], card_mib: u64, arguments: &[&str]) -
     owner
 }
 
-/// Returns what an owner says when it ends.
+/// Returns the output of an owner at its end.
 pub fn describe(owner: Program) -> serde_json::Value {
     serde_json::from_str(&owner.end()).expect("JSON")
 }
@@ -238,7 +238,7 @@ pub fn settled(rig: &Rig, owner: Program) -> serde_json::Value {
     describe(owner)
 }
 
-/// Chunks of a tenant, wherever they are.
+/// Returns the chunks of a tenant, in both memories.
 pub fn chunks(view: &serde_json::Value, tenant: usize) -> u64 {
     let number = |key: &str| view["tenants"][tenant][key].as_u64().expect("a number");
     number("chunks_on_card") + number("chunks_in_host")

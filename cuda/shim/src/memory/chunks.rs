@@ -48,9 +48,9 @@ pub struct Backed {
     pub card: u8,
     /// The chunks, in the order of their addresses.
     pub chunks: Vec<ChunkId>,
-    /// Bytes of the first chunk before the allocation.
+    /// Size of the first chunk before the allocation in bytes.
     pub offset: u64,
-    /// Bytes of the allocation.
+    /// Size of the allocation in bytes.
     pub bytes: u64,
 }
 
@@ -383,8 +383,8 @@ pub fn give_back(chunks: Vec<ChunkId>) {
     }
 }
 
-/// Maps chunks at the same addresses to their new memory. Returns how many, counted from the first. Nothing is in
-/// flight.
+/// Maps chunks at the same addresses to their new memory. Returns the number of mapped chunks, counted from the first.
+/// Nothing is in flight.
 pub fn redirect(moves: Vec<(Chunk, Kept)>) -> u32 {
     let mut guard = mapped_memory();
     let Some(memory) = guard.as_mut() else { return u32::try_from(moves.len()).unwrap_or(u32::MAX) };

@@ -141,7 +141,7 @@ unsafe extern "C" fn host_unregister(address: *mut c_void) -> c_int {
     result
 }
 
-/// Bytes of an element by `CUarray_format`; formats of blocks count as four bytes.
+/// Size of an element by `CUarray_format` in bytes; formats of blocks count as four bytes.
 fn element(format: u32) -> u64 {
     match format {
         0x01 | 0x08 => 1,
@@ -229,7 +229,7 @@ unsafe extern "C" fn mipmap_destroy(array: Object) -> c_int {
 /// are gone.
 ///
 /// # Safety
-/// As for the driver's function.
+/// Same as for the driver's function.
 pub unsafe fn create(handle: *mut Handle, bytes: usize, property: *const c_void, flags: u64) -> c_int {
     // SAFETY: the caller's promise: `CUmemAllocationProp` begins with four 32-bit numbers, the third and fourth the
     // place.
@@ -260,7 +260,7 @@ pub unsafe fn create(handle: *mut Handle, bytes: usize, property: *const c_void,
 /// `cuMemRelease` of a driver handle.
 ///
 /// # Safety
-/// As for the driver's function.
+/// Same as for the driver's function.
 pub unsafe fn release(handle: Handle) -> c_int {
     let (result, ended) = handles(|handles| {
         // SAFETY: the caller's promise.
@@ -274,7 +274,7 @@ pub unsafe fn release(handle: Handle) -> c_int {
 /// `cuMemMap` of a driver handle.
 ///
 /// # Safety
-/// As for the driver's function.
+/// Same as for the driver's function.
 pub unsafe fn map(address: Address, bytes: usize, offset: usize, handle: Handle, flags: u64) -> c_int {
     handles(|handles| {
         // SAFETY: the caller's promise.

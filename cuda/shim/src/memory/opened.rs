@@ -58,7 +58,7 @@ pub struct Opened {
     own: HashSet<Share>,
 }
 
-/// A decoded handle of ours.
+/// A decoded handle of this library.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Token {
     share: Share,
@@ -218,7 +218,7 @@ unsafe extern "C" fn get_handle(handle: *mut Ipc, address: Address) -> c_int {
     }
 }
 
-/// Opens a handle with `real`, or through the owner if it is one of ours.
+/// Opens a handle with `real`, or through the owner if this library made it.
 unsafe fn open(to: *mut Address, handle: Ipc, flags: u32, real: unsafe fn(*mut Address, Ipc, u32) -> c_int) -> c_int {
     let Some(token) = Token::read(&handle) else {
         // SAFETY: the caller's promise.

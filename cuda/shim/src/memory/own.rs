@@ -42,7 +42,7 @@ const DESCRIPTOR: c_int = 1;
 const RDMA: c_int = 1 << 8;
 
 /// Returns the card and the device of a handle that can be one of ours: pinned memory of a card, neither compressed nor
-/// for sparse arrays. One that other processes may import is ours as well, until it is exported.
+/// for sparse arrays. A handle that other processes may import also counts as this library's, until it is exported.
 fn movable(property: &Property) -> Option<(c_int, u8)> {
     let &[kind, handles, place, device, _, _, flags, rest] = property;
     let by_descriptor = handles == 0 || handles == DESCRIPTOR;
@@ -300,8 +300,8 @@ unsafe extern "C" fn export(target: *mut c_void, handle: Handle, kind: c_int, fl
     }
 }
 
-/// Returns the driver's handle for exporting one of ours. Chunks cannot be exported, because the driver does not export
-/// imported memory. So the contents are copied into driver memory, which counts as shared and does not move.
+/// Returns the driver's handle for exporting a handle of this library. Chunks cannot be exported, because the driver
+/// does not export imported memory. So the contents move to driver memory, which counts as shared and stays in place.
 fn exportable(handle: Handle, kind: c_int) -> Result<Handle, c_int> {
     static ONE: Mutex<()> = Mutex::new(());
     let _one = ONE.lock().unwrap_or_else(PoisonError::into_inner);

@@ -36,7 +36,7 @@ pub struct Region {
     pub base: Address,
     /// Bytes of addresses.
     pub bytes: u64,
-    /// Bytes of a chunk.
+    /// Size of a chunk in bytes.
     pub chunk_bytes: u64,
     /// Allocations.
     pub arena: Arena,
@@ -153,8 +153,8 @@ impl Region {
         None
     }
 
-    /// Replaces the memory of consecutive chunks from `first` on. Returns how many were replaced, from the first.
-    /// Evicted chunks cannot be accessed before [`Self::bring`]. Nothing is in flight.
+    /// Replaces the memory of consecutive chunks from `first` on. Returns the number of replaced chunks, counted from
+    /// the first. Evicted chunks cannot be accessed before [`Self::bring`]. Nothing is in flight.
     pub fn redirect(&mut self, pages: &mut impl Pages, first: u32, moves: &[(Chunk, Kept)]) -> usize {
         let mut new: Vec<(Option<Handle>, Backing)> = Vec::new();
         for (chunk, descriptor) in moves {

@@ -168,7 +168,7 @@ mod tests {
         let list = [5, 6, 7, 8].map(entry);
         let mut to = [Second::default(); 2];
         let put = |count: &mut u32, to: *mut Second| {
-            // SAFETY: the count is of the room that there is.
+            // SAFETY: the count is the size of the buffer.
             unsafe { put(&list, &[6, 8, 99], &raw mut *count, to) }
         };
         let mut count = 1;

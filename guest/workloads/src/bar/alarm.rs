@@ -15,10 +15,10 @@ use crate::tests::Facts;
 const INTERRUPTS: &str = "/proc/interrupts";
 /// Names of the driver's interrupts there.
 const DRIVER: [&str; 2] = ["nvkm", "nouveau"];
-/// Time from the writes to the alarm, in ns of the card's clock: longer than the writes that set it take under
+/// Time from the writes to the alarm, in ns of the card's clock: longer than the duration of these writes under
 /// emulation.
 const ALARM_DELAY_NS: u32 = 50_000_000;
-/// Longest wait for an interrupt. TIMEOUT: only for an alarm that never fires.
+/// Maximum wait for an interrupt. TIMEOUT: only for an alarm that never fires.
 const ALARM_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// `bar alarm [--count=]`
@@ -50,7 +50,7 @@ fn rings(card: &Card) -> Result<u32> {
     bail!("no interrupt within {} s; {before} before", ALARM_TIMEOUT.as_secs())
 }
 
-/// Interrupts of the driver up to now, on all CPUs.
+/// Returns the number of the driver's interrupts up to now, on all CPUs.
 fn interrupts() -> Result<u64> {
     let text = fs::read_to_string(INTERRUPTS).context(INTERRUPTS)?;
     let line = text.lines().find(|line| DRIVER.iter().any(|driver| line.ends_with(driver)));

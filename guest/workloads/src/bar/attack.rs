@@ -1,4 +1,4 @@
-//! The common part of the attacks: addresses outside the share, own tables, judging words that were read.
+//! The common part of the attacks: addresses outside the share, own tables, and checks of words that were read.
 
 use anyhow::{Result, ensure};
 
@@ -7,12 +7,12 @@ use super::layout::{Aperture, LARGE_PAGE, PAGE, directory_entry, own, page_entry
 use crate::access::Mapping;
 use crate::pattern::Random;
 
-/// Written to addresses that are not ours, where it must not stay.
+/// Written to addresses outside our share, where it must not persist.
 pub const BRAND: u32 = 0xa77a_c4ed;
-/// Written to our own VRAM, where it must stay.
+/// Written to our own VRAM, where it must persist.
 pub const MARKER: u32 = 0x600d_f00d;
 
-/// Offset of our own structures in VRAM: low, where a driver that freed everything had its first buffers.
+/// Offset of our own structures in VRAM: low, where a driver that has freed all its buffers had the first ones.
 const OWN_BASE: u64 = 4 << 20;
 
 /// State of the attacks: the card, our own range on it, and the findings so far.
@@ -21,7 +21,7 @@ pub struct Ground<'a> {
     pub card: &'a Card,
     /// BAR1 and BAR3.
     pub apertures: [&'a Mapping; 2],
-    /// Bytes of VRAM of the share.
+    /// VRAM of the share, in bytes.
     pub vram: u64,
     /// Address at which our own structures begin.
     pub base: u64,
@@ -29,8 +29,8 @@ pub struct Ground<'a> {
     pub random: Random,
     /// Set to write outside as well.
     pub writes: bool,
-    /// Set if the VMM has memory mapped under the apertures: a write to an address where we have nothing then stays in
-    /// that memory, which is ours alone.
+    /// Set if the VMM has memory mapped under the apertures: a write to an unmapped address then stays in that memory,
+    /// which only we can access.
     pub mapped: bool,
     /// Bytes to look for.
     pub pattern: Vec<u8>,
@@ -43,13 +43,13 @@ pub struct Ground<'a> {
 pub struct Found {
     /// Dwords that were read at addresses where nothing may be visible.
     pub probes: u64,
-    /// Dwords of these that were not empty.
+    /// Number of these dwords that were not empty.
     pub nonzero: u64,
-    /// Dwords of these that held our own earlier write: an address outside that keeps data.
+    /// Number of these dwords that held our own earlier write: an address outside keeps data.
     pub sticky: u64,
-    /// Dwords of these that held a piece of the pattern.
+    /// Number of these dwords that held a part of the pattern.
     pub hits: u64,
-    /// Register writes that name something outside.
+    /// Number of register writes that named something outside.
     pub pokes: u64,
 }
 
@@ -70,7 +70,7 @@ impl<'a> Ground<'a> {
         let mut addresses =
             vec![vram, vram + aligned, 2 * vram, 3 * vram, 4 * vram, (1 << 32) - aligned, top - aligned];
         for number in 0..count {
-            // Most of them where a neighbour on the same card would be.
+            // Most of them are at addresses of a possible neighbour on the same card.
             let end = [vram.saturating_mul(4), 6 << 30, top][number as usize % 3].clamp(vram + 1, top);
             addresses.push(vram + self.random.below(end - vram));
         }
@@ -79,7 +79,7 @@ impl<'a> Ground<'a> {
         addresses
     }
 
-    /// Judges a dword that was read from outside.
+    /// Checks a dword that was read from outside.
     pub fn judge(&mut self, what: &str, word: u32) {
         self.found.probes += 1;
         let hit = word != 0 && self.pattern.len() >= 4 && holds_piece(&self.pattern, word);
@@ -96,7 +96,7 @@ impl<'a> Ground<'a> {
         }
     }
 
-    /// Judges a dword that was read through an aperture, or PRAMIN, from outside.
+    /// Checks a dword that was read through an aperture, or PRAMIN, from outside.
     pub fn judge_aperture(&mut self, what: &str, word: u32) {
         if self.mapped && word == BRAND {
             self.found.probes += 1;
@@ -105,7 +105,7 @@ impl<'a> Ground<'a> {
         }
     }
 
-    /// Writes an address outside to a register that takes one.
+    /// Writes an address outside to a register that holds addresses.
     pub fn poke(&mut self, register: u32, value: u32) {
         self.found.pokes += 1;
         self.card.write(register, value);
@@ -151,10 +151,10 @@ impl<'a> Ground<'a> {
         self.card.vram_write(at + 4, high);
     }
 
-    /// Tells the card that the tables of a page directory changed.
+    /// Notifies the card that the tables of a page directory changed.
     pub fn flush(&self, directory: u64) {
         self.card.write(reg::BAR_FLUSH, 1);
-        // One read per flush is enough: the flush is complete when the next register access is.
+        // One read per flush is enough: the flush is complete when the next register access completes.
         self.card.read(reg::BAR_FLUSH);
         self.card.write(reg::TLB_DIRECTORY, ((directory >> 12) << 4) as u32);
         self.card.write(reg::TLB_TRIGGER, 0x8000_0005);
@@ -176,7 +176,7 @@ fn is_nothing(word: u32) -> bool {
     word == 0 || word == u32::MAX || word >> 20 == 0xbad
 }
 
-/// Returns true if the dword is a piece of the repeated pattern, from any byte on.
+/// Returns true if the dword is a part of the repeated pattern, starting at any byte.
 fn holds_piece(pattern: &[u8], word: u32) -> bool {
     let bytes = word.to_le_bytes();
     (0..pattern.len()).any(|start| {

@@ -26,7 +26,7 @@ fn place(card: &Card, options: &Options, register: u32) -> Result<(u64, usize, u
     Ok((bar, offset, count))
 }
 
-/// Reads, one after the other, of the chip's identity unless an option names another register.
+/// Reads the chip's identity, or the register of an option, one read after the other.
 pub fn reads(card: &Card, options: &Options) -> Result<(Counts, Facts)> {
     let (bar, offset, count) = place(card, options, reg::BOOT0)?;
     let region = card.region(bar)?;
@@ -53,12 +53,12 @@ pub fn reads(card: &Card, options: &Options) -> Result<(Counts, Facts)> {
     ))
 }
 
-/// Writes, then a read that comes after all of them, of a register without effect unless an option names another.
+/// Writes a register without effect, or the register of an option, then reads after all writes.
 pub fn writes(card: &Card, options: &Options) -> Result<(Counts, Facts)> {
     let (bar, offset, count) = place(card, options, reg::PBUS_INTR)?;
     let value = options.number("value", 0)?;
     let region = card.region(bar)?;
-    // Do not count earlier writes that are still in flight.
+    // Excludes earlier writes that are still in flight.
     card.read(reg::BOOT0);
     let began = Instant::now();
     for _ in 0..count {

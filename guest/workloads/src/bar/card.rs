@@ -20,13 +20,13 @@ const COMMAND_WANTED: u16 = 0x6;
 /// A card with its three regions: 0 registers, 1 VRAM aperture, 3 instance aperture.
 pub struct Card {
     registers: Mapping,
-    /// A device that is not a card, as in transport benchmarks, may lack these.
+    /// A device that is not a card, as in transport benchmarks, may lack these regions.
     apertures: [Result<Mapping>; 2],
     directory: PathBuf,
 }
 
 impl Card {
-    /// Opens the function at `address`, or the first of NVIDIA; makes it decode if no driver did.
+    /// Opens the function at `address`, or the first one of NVIDIA; enables its decoding if no driver did.
     pub fn open(address: Option<&str>) -> Result<Self> {
         let directory = match address {
             Some(address) => Path::new(DEVICES).join(address),
@@ -65,7 +65,7 @@ impl Card {
         self.registers.store(register as usize, Width::Dword, value.into());
     }
 
-    /// Bytes of VRAM, from the card's own registers.
+    /// Returns the size of VRAM in bytes, from the card's own registers.
     pub fn vram(&self) -> Result<u64> {
         let (partitions, disabled) = (self.read(reg::FBP_COUNT), self.read(reg::FBP_DISABLED));
         ensure!((1..=32).contains(&partitions), "the card tells of {partitions} memory partitions");

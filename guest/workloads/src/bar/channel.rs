@@ -1,4 +1,4 @@
-//! A channel that we make without a driver: first with our own pages, then with pages and pointers outside.
+//! A channel that we create without a driver: first with our own pages, then with pages and pointers outside.
 //!
 //! It only releases semaphores, which the host engine does itself: no other engine needs to be set up.
 
@@ -9,7 +9,7 @@ use super::hostile::BEYOND_GUEST_RAM;
 use super::layout::{Aperture, CHANNELS, PAGE, RAMFC, instance_pointer, own, reg};
 use crate::access::Width;
 
-/// The channel's address space is the third of ours.
+/// The channel's address space is our third one.
 const SPACE: usize = 2;
 const RING_VA: u64 = 0x1_0000;
 const PUSH_VA: u64 = 0x1_1000;
@@ -18,11 +18,11 @@ const OUTSIDE_VA: u64 = 0x20_0000;
 
 /// log2 of the entries of the ring.
 const RING_ORDER: u32 = 9;
-/// Reads of memory after which the card should have done its work.
+/// Number of memory reads after which the card should have finished.
 const MAX_POLLS: u32 = 20_000;
-/// Word that a good release leaves.
+/// Word that a successful release writes.
 const RELEASED: u32 = 0x5e3a_0001;
-/// Bytes of a USERD, and of the host interface's state in an instance block (RAMFC).
+/// Sizes of a USERD, and of the host interface's state in an instance block (RAMFC), in bytes.
 const STATE_BYTES: u64 = 512;
 /// Offset of the semaphore in the data page.
 const SEMAPHORE: u64 = 0x100;
@@ -33,17 +33,17 @@ pub struct Attacked {
     pub armed: bool,
     /// Channels that were started.
     pub count: u64,
-    /// Channels that ran with tables or a ring outside: they can have read them only there.
+    /// Channels that ran with tables or a ring outside: they can only have read them there.
     pub reached: u64,
     /// Channels that continued past a page or a USERD outside. This is harmless by itself: the card may have dropped
-    /// the write, and the mediator may have put its own USERD there. Only the neighbour can tell if it was hit.
+    /// the write, and the mediator may have put its own USERD there. Only the neighbour can detect a hit.
     pub passed: u64,
 }
 
 /// Flaws of a channel.
 #[derive(Debug, Clone, Copy)]
 enum Flaw {
-    /// Nothing.
+    /// None.
     None,
     /// The page that it writes.
     Page(u64, Aperture),
@@ -85,7 +85,7 @@ pub fn attack(ground: &mut Ground<'_>, probes: u64, most: usize) -> Result<Attac
     Ok(attacked)
 }
 
-/// Each kind of flaw with each address, ordered so that the first few have as many of both as possible.
+/// Returns each kind of flaw with each address, ordered so that the first few cover as many of both as possible.
 fn flaws(addresses: &[u64]) -> Vec<Flaw> {
     let kinds: [fn(u64) -> Flaw; 7] = [
         |address| Flaw::Page(address, Aperture::Vram),
@@ -102,7 +102,7 @@ fn flaws(addresses: &[u64]) -> Vec<Flaw> {
     (0..kinds.len()).flat_map(round).collect()
 }
 
-/// Brings PFIFO up, as a driver does.
+/// Initializes PFIFO, as a driver does.
 fn start_pfifo(ground: &Ground<'_>) {
     let card = ground.card;
     card.write(reg::PMC_ENABLE, card.read(reg::PMC_ENABLE) | 1 << 8);
@@ -120,7 +120,8 @@ fn start_pfifo(ground: &Ground<'_>) {
     card.write(reg::PFIFO_INTR, u32::MAX);
 }
 
-/// Builds a channel, rings it and waits. Returns true if its last release, which goes to our own page, arrived.
+/// Builds a channel, rings its doorbell and waits. Returns true if its last release, which goes to our own page,
+/// arrived.
 fn one(ground: &mut Ground<'_>, id: u32, flaw: Flaw) -> bool {
     let (card, base) = (ground.card, ground.base);
     let semaphore = base + own::DATA + SEMAPHORE;
@@ -171,7 +172,8 @@ fn build(ground: &Ground<'_>, flaw: Flaw) {
         ground.set_page(SPACE, OUTSIDE_VA, address, aperture);
     }
 
-    // One release outside, if the flaw has an address; then one to our own page, which shows that the first was done.
+    // One release outside, if the flaw has an address; then one to our own page, which shows that the first was
+    // executed.
     let mut words = Vec::new();
     let mut release = |va: u64, payload: u32| {
         let data = [(va >> 32) as u32, va as u32, payload, 0x0110_0002];

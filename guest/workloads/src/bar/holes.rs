@@ -1,15 +1,15 @@
 //! The holes of the reference code of an earlier GPU mediator, tried one by one from inside a VM.
 //!
-//! `bar hole N` tries one, `bar holes` all; each prints `hole=N name=... outcome=denied
-//! contained
-//! open ...`. Denied: every attempt was visibly refused (a fault, all ones). Contained: no attempt had an effect beyond
-//! the guest itself. Open: an attempt had one, and the program fails. 1 to 19 are those of the reference code, in its
-//! order; those that concern its paravirtual interface are tried with registers and tables as well. From 20 on:
-//! registers that the reference code does not know. From 31 on: the paravirtual interface, where the card offers it.
+//! `bar hole N` tries one hole, `bar holes` all of them; each prints `hole=N name=... outcome=denied contained open
+//! ...`. Denied: every attempt was visibly refused (a fault, all ones). Contained: no attempt had an effect beyond the
+//! guest itself. Open: an attempt had such an effect, and the program fails. Holes 1 to 19 are those of the reference
+//! code, in its order; holes of its paravirtual interface are also tried with registers and tables. Holes from 20 on
+//! concern registers that the reference code does not know, and holes from 31 on the paravirtual interface, if the card
+//! offers it.
 //!
-//! With a `--share` below the VRAM that the card reports, it must fail: the rest then counts as a neighbour's. The
-//! attempts need the card for themselves: no driver may be bound. They leave it in a state in which a driver must
-//! initialize it again.
+//! With a `--share` below the VRAM that the card reports, the command must fail: the rest then counts as a neighbour's
+//! VRAM. The attempts need exclusive use of the card: no driver may be bound. They leave it in a state in which a
+//! driver must initialize it again.
 
 mod channels;
 mod lab;

@@ -1,8 +1,8 @@
 //! Tries to reach memory outside the share through every pointer that a guest can set.
 //!
-//! Each kind of attack first does the same with our own memory (`armed`): only then does an empty result mean anything.
-//! With a `--share` below the VRAM that the card reports, it must fail: the rest then counts as a neighbour's. It
-//! leaves the card in a state in which a driver must initialize it again.
+//! Each kind of attack first runs on our own memory (`armed`): otherwise an empty result would prove nothing. With a
+//! `--share` below the VRAM that the card reports, the command must fail: the rest then counts as a neighbour's VRAM.
+//! It leaves the card in a state in which a driver must initialize it again.
 
 use anyhow::{Result, bail, ensure};
 
@@ -80,7 +80,7 @@ pub fn run(card: &Card, options: &Options) -> Result<(Counts, Facts)> {
 fn window(ground: &mut Ground<'_>, probes: u64) {
     for address in ground.outside(1 << 16, probes) {
         for target in [0, 2, 3] {
-            // Low addresses of guest RAM may be the guest's own.
+            // Low addresses of guest RAM may belong to the guest.
             let address = if target == 0 { address } else { address | BEYOND_GUEST_RAM };
             ground.poke(reg::PRAMIN_WINDOW, (address >> 16) as u32 | target << 24);
             for read in 0..READS {
@@ -95,7 +95,7 @@ fn window(ground: &mut Ground<'_>, probes: u64) {
             }
         }
     }
-    // Our last page, and past the end without moving the window.
+    // Our last page, and addresses past the end without moving the window.
     let last = ground.vram - (64 << 10);
     ground.poke(reg::PRAMIN_WINDOW, (last >> 16) as u32);
     for read in 0..READS {

@@ -105,9 +105,9 @@ pub mod reg {
 
 /// Number of channels.
 pub const CHANNELS: u32 = 128;
-/// Bytes of a small page.
+/// Size of a small page in bytes.
 pub const PAGE: u64 = 4096;
-/// Bytes of a large page.
+/// Size of a large page in bytes.
 pub const LARGE_PAGE: u64 = 128 << 10;
 
 /// Memory that a table entry or a pointer names.

@@ -1,7 +1,7 @@
 //! Methods of a channel's compute object: those of its setup, and those of each launch.
 //!
 //! Repeated here, independent of `nvspec`, as `push` is. Sources: envytools' `rnndb/graph/gf100_compute.xml`, and the
-//! order in which Mesa's driver for this hardware sends it all.
+//! order in which Mesa's driver for this hardware sends them.
 
 use workloads::{Grid, Params};
 
@@ -24,7 +24,7 @@ pub const WINDOWS: std::ops::Range<u64> = (SHARED_WINDOW as u64)..(1 << 32);
 pub const BANK_BYTES: u32 = 0x1000;
 /// Offset of the parameters there.
 const PARAMS_AT: u32 = 0x20;
-/// Bytes of a time stamp: payload, zero, 64 bits of nanoseconds.
+/// Size of a time stamp in bytes: payload, zero, 64 bits of nanoseconds.
 pub const STAMP_BYTES: u64 = 16;
 
 /// Bytes that local memory and stacks need on a card with `multiprocessors`, for kernels with `local_bytes` per thread.
@@ -61,7 +61,7 @@ fn high(address: u64) -> u32 {
 
 /// Windows, an identity map of global addresses, and bank 0: the state that is the same for all launches.
 pub fn set_up(push: &mut Push, multiprocessors: u32, bank: u64) {
-    // Most warps at once, depth of calls, local memory per warp: as Mesa sets them.
+    // Maximum number of warps, depth of calls, and local memory per warp, with Mesa's values.
     set(push, 0x0758, &[multiprocessors]);
     set(push, 0x0d64, &[0xf]);
     set(push, 0x02a0, &[0x8000]);

@@ -11,7 +11,7 @@ use crate::pattern::{Expected, Random, Stream};
 use crate::push::{Engine, linear};
 use crate::rig::{Helper, Rig, expect_copy};
 
-/// Bytes of each channel's buffers.
+/// Size of each channel's buffers in bytes.
 const BUFFER_BYTES: u64 = 96 << 10;
 /// Channels of one open file. The 6.1 kernel has room for the notifications of 16.
 const MOST_OF_A_CLIENT: u64 = 12;
@@ -94,7 +94,7 @@ impl<'a> Group<'a> {
         Ok(Lane { channel: self.rig.channel(&[engine])?, engine, source, target, stream, expected })
     }
 
-    /// A copy of a random piece in each channel, without a wait.
+    /// Prints the end times of kernels, given in nanoseconds.
     fn copy_in_each(&mut self, random: &mut Random) -> Result<()> {
         for lane in &mut self.lanes {
             let length = 1 + random.below(BUFFER_BYTES / 4);
@@ -116,7 +116,7 @@ impl<'a> Group<'a> {
         Ok(())
     }
 
-    /// Frees and makes every second channel, while the others continue.
+    /// Creates and frees every second channel, while the others continue.
     fn renew_every_second(&mut self, random: &mut Random) -> Result<()> {
         for at in (0..self.lanes.len()).step_by(2) {
             let engine = self.lanes[at].engine;
@@ -126,8 +126,8 @@ impl<'a> Group<'a> {
         Ok(())
     }
 
-    /// One buffer passed through all channels without a wait of the CPU: the kernel makes each channel wait for the
-    /// last.
+    /// Passes one buffer through all channels without a CPU wait: the kernel makes each channel wait for the previous
+    /// one.
     fn chain(&self) -> Result<()> {
         let expected = Expected::background(self.rig.random().stream());
         let mut stages = Vec::new();

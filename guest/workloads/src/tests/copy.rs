@@ -42,17 +42,17 @@ pub enum Shape {
     Pitch {
         /// Number of lines.
         lines: u32,
-        /// Bytes of a line.
+        /// Size of a line in bytes.
         line_bytes: u32,
         /// Bytes from line to line in the source.
         source_pitch: u32,
-        /// Bytes from line to line in the target.
+        /// Bytes from one line to the next in the target.
         target_pitch: u32,
     },
 }
 
 impl Shape {
-    /// Bytes from the start of the first line to the end of the last, in source and target.
+    /// Returns the bytes from the start of the first line to the end of the last, in source and target.
     fn extents(self) -> (u64, u64) {
         match self {
             Self::Linear { size } => (size, size),

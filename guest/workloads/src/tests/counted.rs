@@ -1,5 +1,4 @@
-//! Runs of which the host counts the accesses: a workload that stops between its phases, and a given number of
-//! launches.
+//! Runs whose accesses the host counts: a workload that stops between its phases, and a given number of launches.
 
 use std::path::Path;
 

@@ -18,7 +18,7 @@ use crate::mediator::{CREATE, Mediator, READ_ONLY, Wanted};
 use crate::options::Options;
 use crate::rig::{Counts, Rig};
 
-/// Most contexts; nodes share them in turn.
+/// Maximum number of contexts; nodes share them in turn.
 const MOST_CONTEXTS: u64 = 32;
 
 /// Input of a node: one of the graph's inputs, or the output of a node of the previous level.

@@ -15,11 +15,11 @@ use crate::rig::{Helper, Rig};
 pub const UNMAPPED_ADDR: u64 = 0x7f_1234_0000;
 /// A method that no class has.
 const NO_METHOD: u32 = 0x1ffc;
-/// Bytes of a copy.
+/// Size of a copy in bytes.
 const COPY_BYTES: u64 = 65536;
 /// Time that the kernel may take to notice that a channel is dead.
 const NOTICED: Duration = Duration::from_secs(60);
-/// Most copies until a card that should hang has hung.
+/// Maximum number of copies until a card that should hang has hung.
 const COPIES: u32 = 4000;
 
 /// `faulty --what unmapped|method|hang`, or one of [`faulty_kernels::KERNELS`].
@@ -28,7 +28,7 @@ pub fn run(rig: &Rig, options: &Options) -> Result<Facts> {
     if let Some(faulty) = faulty_kernels::KERNELS.iter().find(|faulty| faulty.what == what) {
         return faulty_kernels::run(rig, faulty);
     }
-    // Both exist before the fault, and must be good after it.
+    // Both exist before the fault, and must work after it.
     let bystander = rig.channel(&[Engine::Ce0])?;
     let victim = rig.channel(&[Engine::M2mf])?;
     let number = victim.number();
@@ -39,7 +39,7 @@ pub fn run(rig: &Rig, options: &Options) -> Result<Facts> {
     match what {
         "unmapped" => {
             let rects = linear(UNMAPPED_ADDR, target.address(), 4096, Engine::M2mf.most_lines());
-            // The kernel may find the channel dead before the submission has returned; `dies` then sees the same.
+            // The kernel may detect the dead channel before the submission returns; then `dies` also reports it.
             if let Err(error) = rig.launch(&victim, Engine::M2mf, &rects, &[Use::write(&target)]) {
                 println!("the kernel says at once: {error:#}");
             }

@@ -34,7 +34,7 @@ pub const KERNELS: [Faulty; 4] = [
     Faulty { what: "kernel-endless", kernel: "endless", killed: true },
 ];
 
-/// Launches one, and checks that an earlier and a later channel compute.
+/// Launches a kernel, and checks that an earlier and a later channel compute.
 pub fn run(rig: &Rig, faulty: &Faulty) -> Result<Facts> {
     let mut bystander = Guest::new(rig.device())?;
     let mut victim = Guest::new(rig.device())?;
@@ -64,14 +64,14 @@ fn launch(gpu: &mut Guest, kernel: &str) -> Result<Result<()>> {
     let mark = gpu.allocate(Place::Ram, 4)?;
     gpu.upload(mark, 0, &[0; 4])?;
     let params = Params::new().buffer(mark).address(UNMAPPED_ADDR);
-    // The kernel may find the channel dead before the submission has returned.
+    // The kernel may detect the dead channel before the submission returns.
     let outcome = gpu.launch(module, kernel, ONE, &params, &[mark]).and_then(|()| gpu.finish());
     let found = gpu.peek(mark)?;
     ensure!(found == STARTED_MARK, "the kernel has not begun: it left {found:#x}");
     Ok(outcome)
 }
 
-/// Launches the kernel that does not end on a new channel, and returns after that has been killed.
+/// Launches the endless kernel on a new channel, and returns after the kernel has killed that channel.
 pub fn never_ends(device: &Rc<Device>) -> Result<()> {
     let mut gpu = Guest::new(device)?;
     match launch(&mut gpu, "endless")? {

@@ -68,7 +68,7 @@ pub fn run(rig: &Rig, options: &Options) -> Result<Facts> {
     Ok(vec![("fences", (2 * count).to_string()), ("interrupts", interrupts.to_string())])
 }
 
-/// Interrupts of the card up to now, on all CPUs.
+/// Returns the number of the card's interrupts up to now, on all CPUs.
 fn interrupts() -> u64 {
     let table = std::fs::read_to_string("/proc/interrupts").unwrap_or_default();
     let of_card = |line: &&str| line.ends_with("nvkm") || line.ends_with("nouveau");

@@ -128,7 +128,7 @@ fn many(rig: &Rig, count: u64) -> Result<()> {
     Ok(())
 }
 
-/// More mappings than fit in BAR1, so that the kernel takes ranges away and assigns them again.
+/// More mappings than fit in BAR1, so that the kernel withdraws ranges and assigns them again.
 fn more_than_the_aperture(rig: &Rig) -> Result<u64> {
     const WINDOW_BYTES: u64 = 8 << 20;
     let windows = (rig.vram()? * 3 / 4 / WINDOW_BYTES).min(24);

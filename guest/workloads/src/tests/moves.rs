@@ -23,7 +23,7 @@ pub fn run(rig: &Rig, options: &Options) -> Result<Facts> {
     Ok(vec![("moves", moves.to_string()), ("pressed", evicted.to_string())])
 }
 
-/// Makes the kernel move the buffer, with a submission that does nothing with it.
+/// Makes the kernel move the buffer, with a submission that does not change it.
 fn send(channel: &Channel, buffer: &Buffer, place: Domain) -> Result<()> {
     let mut push = Push::default();
     push.nop(Engine::M2mf.subchannel());
@@ -54,7 +54,7 @@ fn by_request(rig: &Rig, channel: &Channel, helper: &Helper<'_>, size: u64, roun
     Ok(moves)
 }
 
-/// Buffers for more VRAM than the card has: the kernel must evict some to bring others in.
+/// Allocates buffers for more VRAM than the card has: the kernel must evict some to load others.
 fn under_pressure(rig: &Rig, channel: &Channel, helper: &Helper<'_>) -> Result<u64> {
     const BUFFER_BYTES: u64 = 8 << 20;
     /// Guest RAM must hold the buffers that do not fit.

@@ -45,7 +45,7 @@ pub fn run(rig: &Rig, options: &Options) -> Result<Facts> {
     Ok(vec![("n", count.to_string())])
 }
 
-/// The counts in a result line.
+/// Returns the counts in a result line.
 fn counts_of(line: &str) -> Option<Counts> {
     let field = |name: &str| line.split_whitespace().find_map(|word| word.strip_prefix(name)?.strip_prefix('='));
     let number = |name| field(name)?.parse().ok();

@@ -10,7 +10,7 @@ use crate::uapi::param;
 /// Readings of PTIMER that must rise.
 const READINGS: usize = 100;
 
-/// Asks for every parameter and makes sure that the clock runs.
+/// Queries every parameter and checks that the clock runs.
 pub fn run(rig: &Rig, _options: &Options) -> Result<Facts> {
     let get = |param| rig.device().parameter(param);
     let chipset = get(param::CHIPSET_ID)?;

@@ -9,11 +9,11 @@ use crate::options::{Options, hex_bytes};
 use crate::push::{Engine, linear};
 use crate::rig::Rig;
 
-/// Buffers are allocated in these sizes: the next size when the kernel has no room for the last.
+/// Buffers are allocated in these sizes: the next size when the previous one no longer fits.
 const BUFFER_SIZES_BYTES: [u64; 3] = [4 << 20, 256 << 10, 16 << 10];
-/// Most buffers that are allocated.
+/// Maximum number of allocated buffers.
 const MOST_BUFFERS: usize = 4096;
-/// Bytes of the buffer in guest RAM.
+/// Size of the buffer in guest RAM in bytes.
 const BOUNCE: u64 = 4 << 20;
 /// Shorter patterns would occur by chance.
 const PATTERN_BYTES: std::ops::RangeInclusive<usize> = 4..=64;
@@ -37,7 +37,7 @@ pub fn fill(rig: &Rig, options: &Options) -> Result<Facts> {
         }
         filled += buffer.size();
     }
-    // The test also checks that the pattern is there: otherwise a scan elsewhere proves nothing.
+    // The test also checks that the pattern was written: otherwise a scan elsewhere proves nothing.
     let mut found = 0;
     for buffer in &buffers {
         found += scan_buffer(rig, &channel, &bounce, buffer, &pattern)?.hits;
@@ -78,8 +78,8 @@ fn pattern(rig: &Rig, options: &Options) -> Result<Vec<u8>> {
     Ok(pattern)
 }
 
-/// All VRAM that the kernel has. Once VRAM is full, buffers that may be in either memory come in guest RAM, which
-/// evicts nothing.
+/// Allocates all VRAM that the kernel has. Once VRAM is full, the kernel puts buffers that may be in either memory into
+/// guest RAM, which does not evict others.
 fn all_vram(rig: &Rig) -> Result<Vec<Buffer>> {
     let mut buffers = Vec::new();
     for size in BUFFER_SIZES_BYTES {

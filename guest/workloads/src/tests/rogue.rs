@@ -23,9 +23,9 @@ use crate::rig::{Counts, Helper, Rig};
 
 /// Submissions that a flood keeps in flight.
 const FLOOD: usize = 256;
-/// Loop rounds of a thread of `split`: with one instruction of a warp each 70 ns, about 20 us for 256 threads.
+/// Loop iterations of a thread of `split`: at 70 ns per warp instruction, about 20 us for 256 threads.
 const SPLIT_ROUNDS: u32 = 9;
-/// Channels that wait for one with a delayed doorbell.
+/// Channels that wait for a channel with a delayed doorbell.
 const WAITERS: u32 = 4;
 /// Delay of that doorbell.
 const HELD_BACK: Duration = Duration::from_millis(50);
@@ -95,7 +95,7 @@ fn flood(rig: &Rig, duration: Duration) -> Result<Facts> {
     Ok(vec![("submissions", submissions.to_string())])
 }
 
-/// Kernels that are each too short to be checked while they run, without end.
+/// Endless series of kernels that are each too short to be checked while they run.
 fn split(rig: &Rig, duration: Duration) -> Result<Facts> {
     let options = workloads::Options { seed: rig.seed(), rounds: Some(SPLIT_ROUNDS), ..workloads::Options::default() };
     let pieces = workloads::by_name("loop", options).context("a workload")?;
@@ -107,11 +107,11 @@ fn split(rig: &Rig, duration: Duration) -> Result<Facts> {
     Ok(vec![("submissions", iterations.to_string())])
 }
 
-/// Kernels that do not end, each on a new channel.
+/// Endless kernels, each on a new channel.
 fn endless(rig: &Rig, duration: Duration) -> Result<Facts> {
     let (ending, mut killed, mut refused) = (Ending::after(duration), 0u64, 0u64);
     while !ending.is_over() {
-        // While the VM is quarantined, nothing that a new channel needs is done.
+        // While the VM is quarantined, requests of a new channel are not executed.
         match faulty_kernels::never_ends(rig.device()) {
             Ok(()) => killed += 1,
             Err(error) => {
@@ -144,7 +144,7 @@ fn withhold(rig: &Rig, duration: Duration, yields: bool) -> Result<Facts> {
             for rect in linear(source.address(), target.address(), COPY_BYTES, Engine::M2mf.most_lines()) {
                 push.copy(Engine::M2mf, &rect);
             }
-            // If the kernel knew that the semaphore is written, it would make the channels wait for each other.
+            // If the kernel knew that the semaphore is written, it would synchronize the channels.
             channel.submit(&push, &[Use::read(&semaphore), Use::read(&source), Use::write(target)])?;
         }
         let mut promised = Push::default();
@@ -212,7 +212,7 @@ fn faults(rig: &Rig, duration: Duration) -> Result<Facts> {
 fn fault(rig: &Rig) -> Result<()> {
     let channel = rig.channel(&[Engine::M2mf, Engine::Ce0])?;
     let target = rig.buffer(Domain::Gart, COPY_BYTES)?;
-    // The kernel may find the channel dead before the submission has returned.
+    // The kernel may detect the dead channel before the submission returns.
     let rects = linear(UNMAPPED_ADDR, target.address(), COPY_BYTES, Engine::Ce0.most_lines());
     let _ = rig.launch(&channel, Engine::Ce0, &rects, &[Use::write(&target)]);
     let _ = target.wait(false);

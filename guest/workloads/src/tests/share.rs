@@ -1,5 +1,5 @@
-//! Segments of device memory: keys, rights and lifetimes within a machine; and between machines, where one puts and the
-//! other gets.
+//! Segments of device memory: keys, rights and lifetimes within a machine; and between machines, of which one writes
+//! and the other reads.
 
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -18,9 +18,9 @@ use crate::mediator::{ABROAD, ABROAD_READ_WRITE, CREATE, Mediator, READ_ONLY, Wa
 use crate::options::Options;
 use crate::rig::{Counts, Rig};
 
-/// Bytes of the segments.
+/// Size of the segments in bytes.
 const BYTES: u64 = 256 << 10;
-/// Polls for another process's action.
+/// Number of polls for another process's action.
 const MAX_POLLS: u32 = 400;
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
@@ -98,7 +98,7 @@ fn keys(rig: &Rig, node: &Path, mediator: &Rc<Mediator>, key: u64) -> Result<()>
     write(&mut first, here, &data(rig.seed()))?;
     check(rig, &mut second, there, &data(rig.seed()))?;
 
-    // Another process finds the key, but may not use channels of others. Its attachments end with it.
+    // Another process finds the key, but may not use channels of other processes. Its attachments end with the process.
     let this = std::env::current_exe().context("the path of this program")?;
     let (key_text, channel) = (key.to_string(), first.number().to_string());
     let node_text = node.to_string_lossy();
@@ -131,7 +131,7 @@ fn keys(rig: &Rig, node: &Path, mediator: &Rc<Mediator>, key: u64) -> Result<()>
     write(&mut third, again, &data(rig.seed() + 2))?;
     check(rig, &mut second, there, &data(rig.seed() + 2))?;
 
-    // After removal it stays for address spaces that have it attached, and no key finds it.
+    // After its removal the segment remains for address spaces that have it attached, and no key finds it.
     mediator.remove(id)?;
     ensure!(mediator.share_get(wanted(key, 0)).is_err(), "the key of a removed segment finds it");
     check(rig, &mut second, there, &data(rig.seed() + 2))?;

@@ -84,7 +84,7 @@ fn matrix(rig: &Rig, channel: &Channel, engine: Engine, helper: &Helper<'_>, qui
     Ok(cases)
 }
 
-/// A copy of more than an aperture holds, if the VRAM is large enough.
+/// Copies more than an aperture holds, if the VRAM is large enough.
 fn beyond_aperture(rig: &Rig, channel: &Channel, engines: &[Engine]) -> Result<bool> {
     let room = rig.vram()? * 7 / 8;
     let (from, to) = if room >= 2 * BEYOND_APERTURE {

@@ -12,7 +12,7 @@ use crate::pattern::Expected;
 use crate::push::{Engine, linear};
 use crate::rig::{Helper, Rig};
 
-/// Bytes of the buffers of small copies.
+/// Size of the buffers of small copies in bytes.
 const SMALL_COPY_BYTES: u64 = 4096;
 /// Channels of an open file that the 6.1 kernel has room for.
 const MAX_CHANNELS_PER_FILE: u64 = 12;

@@ -21,7 +21,7 @@ const MOST_SCALE: u64 = 1000;
 
 /// Time of one run, and its work.
 struct Outcome {
-    /// Includes the device's opening in the first phase, `init`.
+    /// The first phase, `init`, includes opening the device.
     report: Report,
     close: Duration,
     done: Done,
@@ -32,7 +32,7 @@ struct Outcome {
 pub struct Looped {
     /// Times that all kernels were launched.
     pub iterations: u64,
-    /// Time that it took, to the end of the last.
+    /// Time until the end of the last one.
     pub took: Duration,
     /// If each iteration had a wait: the durations, shortest first.
     pub each: Vec<Duration>,
@@ -43,7 +43,7 @@ pub struct Looped {
 pub struct Repeat {
     /// Time during which iterations are launched.
     pub duration: Duration,
-    /// Most submissions in flight; with 1, each iteration is waited for.
+    /// Maximum number of submissions in flight; with 1, each iteration is waited for.
     pub in_flight: u64,
     /// From the end of an iteration to the next.
     pub pause: Option<Duration>,
@@ -141,7 +141,7 @@ fn one(node: &Path, workload: &dyn Workload, repeat: Option<Repeat>) -> Result<O
     let done_in_loop = gpu.done();
     let mut report = workloads::run(workload, &mut gpu)?;
     report.times[0] += opened;
-    // With a duration, only the work within it counts; the run after it shows that the card still computes.
+    // With a duration, only the work within it counts; the final run shows that the card still computes.
     let done = if looped.is_some() { done_in_loop } else { gpu.done() };
     let began = Instant::now();
     drop(gpu);

@@ -24,7 +24,7 @@ pub struct StateGuard<'a> {
 
 impl<'a> StateGuard<'a> {
     /// # Panics
-    /// When the card has failed, unless the thread panics already: a second panic would end the daemon.
+    /// If the card has failed, unless the thread panics already: a second panic would end the daemon.
     pub(crate) fn new(host: &'a ManagedCard, state: Guard<'a, rank::Card, CardState>) -> Self {
         let unwinding = std::thread::panicking();
         if let Some(why) = host.failure().filter(|_| !unwinding) {
@@ -43,7 +43,7 @@ impl<'a> StateGuard<'a> {
     /// otherwise act as one long hold: a running thread takes the lock before a sleeping waiter wakes.
     ///
     /// # Panics
-    /// When the card has failed meanwhile.
+    /// If the card has failed meanwhile.
     pub fn give_way(&mut self) {
         self.state.give_way();
         // PANIC: as above.
@@ -53,7 +53,7 @@ impl<'a> StateGuard<'a> {
     /// Releases the lock until `condition` is notified, or `limit` has passed, and takes it again.
     ///
     /// # Panics
-    /// When the card has failed meanwhile.
+    /// If the card has failed meanwhile.
     pub(crate) fn wait_for(&mut self, condition: &Condvar, limit: Duration) {
         condition.wait_for(&mut self.state, limit);
         // PANIC: as above.
@@ -110,8 +110,8 @@ impl ManagedCard {
     }
 }
 
-/// Runs the body of one of the card's threads. Unless the card is being closed, the card fails when the body ends, and
-/// the first such thread shuts it out.
+/// Runs the body of one of the card's threads. The card fails when the body ends, unless it is being closed; the first
+/// such thread takes the card out of service.
 pub(crate) fn watched(host: &Weak<ManagedCard>, name: &str, body: impl FnOnce()) {
     let ended = catch_unwind(AssertUnwindSafe(body));
     let Some(host) = host.upgrade().filter(|host| !host.stopping()) else { return };

@@ -22,7 +22,7 @@ pub(crate) trait Served {
     /// Clears the signal, and lets the card raise the next.
     ///
     /// # Errors
-    /// When the signal cannot be read.
+    /// If the signal cannot be read.
     fn acknowledge(&self) -> io::Result<()>;
 
     /// Makes one pass through the interrupt tree. Returns whether anything was pending, and the events to deliver.
@@ -44,7 +44,7 @@ pub(crate) trait Served {
 /// new message instead of being lost.
 ///
 /// # Errors
-/// When the signal cannot be read.
+/// If the signal cannot be read.
 pub(crate) fn serve_wakeup(host: &impl Served, woken: Woken) -> io::Result<()> {
     let deliver =
         |events: Vec<(TenantId, GuestEvent)>| events.into_iter().for_each(|(vm, event)| host.deliver(vm, event));

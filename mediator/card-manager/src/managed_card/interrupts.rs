@@ -351,7 +351,8 @@ impl CardState {
         let high = card.read32(pfifo::FAULT_VA_HI::at(unit));
         let va = GpuVa((u64::from(high) << 32) | u64::from(low));
         let kind = card.read32(pfifo::FAULT_TYPE::at(unit));
-        // Before the engine continues: its next fault must find room for the report, or that would be lost.
+        // Before the engine continues: there must be space for the report of its next fault; otherwise the report would
+        // be lost.
         card.write32(pfifo::MMU_FAULT_ID::OFFSET, 1 << unit);
         let owner = self.owner_of(instance);
         let trespasser =

@@ -54,7 +54,7 @@ impl Departing {
     /// Saves it: the channels, and the strikes.
     ///
     /// # Errors
-    /// When the channels are invalid.
+    /// If the channels are invalid.
     pub fn save(&self) -> Result<(SavedMoving, u32), ManagerError> {
         let Self { channels, strikes } = self;
         Ok((channels.save()?, *strikes))
@@ -75,7 +75,7 @@ impl Departing {
     /// Restores it.
     ///
     /// # Errors
-    /// When the channels are invalid.
+    /// If the channels are invalid.
     pub fn restored(channels: SavedMoving, strikes: u32) -> Result<Self, ManagerError> {
         Invalid::unless(strikes <= STRIKES_MAX, || format!("{strikes} strikes are more than any VM has"))?;
         Ok(Self { channels: channels.restored()?, strikes })
@@ -150,7 +150,7 @@ impl ManagedCard {
     /// or when they are given back.
     ///
     /// # Errors
-    /// When the other card has no room, or one of them does not answer.
+    /// If the other card has no room, or one of them does not answer.
     pub fn copy_ahead(&self, vm: TenantId, to: &ManagedCard, its: TenantId) -> Result<u64, ManagerError> {
         let (chunks, bytes) = {
             let state = self.lock();
@@ -171,7 +171,7 @@ impl ManagedCard {
     /// killed, and its guest is notified. Call it without any lock.
     ///
     /// # Errors
-    /// When a channel stays on the card nevertheless; the VM then continues.
+    /// If a channel stays on the card nevertheless; the VM then continues.
     pub fn suspend(self: &Arc<Self>, vm: TenantId, limit: Duration) -> Result<Suspended<'_>, ManagerError> {
         let no_moves = self.moving.lock();
         Ok(Suspended { halted: self.halt(vm, limit)?, _no_moves: no_moves })
@@ -242,7 +242,7 @@ impl Halted {
     /// Reads `data` of the VM's memory, within a chunk; returns `false` if the chunk is unplaced.
     ///
     /// # Errors
-    /// When the card does not answer.
+    /// If the card does not answer.
     pub fn read(&self, at: GuestVramAddr, data: &mut [u8]) -> Result<bool, ManagerError> {
         let state = &mut *self.host.lock();
         let Some(from) = state.place_of(self.vm, at) else { return Ok(false) };
@@ -261,7 +261,7 @@ impl Suspended<'_> {
     /// copied.
     ///
     /// # Errors
-    /// When the other card has no room, or one of them does not answer.
+    /// If the other card has no room, or one of them does not answer.
     pub fn copy_memory(&self, to: &ManagedCard, its: TenantId) -> Result<u64, ManagerError> {
         let chunks = self.chunks();
         let same = self.host.part(self.vm, &chunks, to, its)?;
@@ -403,7 +403,7 @@ impl ManagedCard {
     /// Writes memory of a VM that comes from elsewhere, into memory that is zero.
     ///
     /// # Errors
-    /// When the memory does not belong to the VM, no room is left for it, or the card does not answer.
+    /// If the memory does not belong to the VM, no room is left for it, or the card does not answer.
     pub fn write_received(&self, vm: TenantId, at: GuestVramAddr, data: &[u8]) -> Result<(), ManagerError> {
         let chunk = self.lock().chunk_bytes();
         let mut rest = (at, data);
@@ -450,7 +450,7 @@ impl ManagedCard {
     }
 }
 
-/// Copies `bytes` bytes where they differ. Returns how many were copied.
+/// Copies `bytes` bytes where they differ. Returns the number of copied bytes.
 fn copy(
     host: &ManagedCard,
     from: &End,
@@ -528,7 +528,7 @@ impl CardState {
     /// maps an old directory to the new one. Its address spaces must map the pages of the channels before it resumes.
     ///
     /// # Errors
-    /// When there are too few channels, or they are invalid for this card; the state is then unchanged.
+    /// If there are too few channels, or they are invalid for this card; the state is then unchanged.
     pub fn arrive(
         &mut self,
         vm: TenantId,

@@ -96,7 +96,7 @@ impl ManagedCard {
     /// chunk size and the host memory; `vm` returns the settings of each VM.
     ///
     /// # Errors
-    /// When the saved state is invalid, belongs to another card or has other settings, or when the host lacks memory.
+    /// If the saved state is invalid, belongs to another card or has other settings, or when the host lacks memory.
     pub fn reopen(
         card: Arc<dyn Card>,
         sharing: &Sharing,
@@ -209,7 +209,7 @@ impl Reopened {
     /// Takes the restored state of a VM, to rebuild the VM.
     ///
     /// # Errors
-    /// When it was not saved, or was taken already.
+    /// If it was not saved, or was taken already.
     pub fn take_vm(&mut self, vm: TenantId) -> Result<RestoredVm, ManagerError> {
         let restored = self.vms.remove(&vm);
         Ok(restored.ok_or_else(|| Invalid::new(format_args!("VM {vm} was not saved, or is there already")))?)
@@ -219,7 +219,7 @@ impl Reopened {
     /// bytes.
     ///
     /// # Errors
-    /// When the ranges belong to another owner or have no owner.
+    /// If the ranges belong to another owner or have no owner.
     pub fn readmit(
         &mut self,
         vm: TenantId,
@@ -242,7 +242,7 @@ impl Reopened {
     /// Marks ranges of I/O addresses as used by restored objects.
     ///
     /// # Errors
-    /// When they belong to another owner.
+    /// If they belong to another owner.
     pub fn claim(&mut self, ranges: impl Iterator<Item = (Iova, u64)>) -> Result<(), ManagerError> {
         let mut state = self.host.lock();
         for (iova, len) in ranges {
@@ -254,7 +254,7 @@ impl Reopened {
     /// Takes the card over: its VMs resume. The previous owner has given up the card.
     ///
     /// # Errors
-    /// When a VM was not restored, or the card does not answer. It may be half taken over then, and must be reset.
+    /// If a VM was not restored, or the card does not answer. It may be half taken over then, and must be reset.
     pub fn take_over(self, name: &str) -> Result<Arc<ManagedCard>, ManagerError> {
         let Self { host, waits, vms, claims: _, writes, scheduler, clear } = self;
         if let Some(vm) = vms.keys().next() {

@@ -25,7 +25,7 @@ pub(super) struct SavedOwner {
     pub(super) chunk_bytes: u64,
     /// Address on the card and bytes of the chunks with the fixed structures.
     pub(super) own: (u64, u64),
-    /// Bytes of a PGRAPH context, as reported by its firmware at start.
+    /// Size of a PGRAPH context in bytes, as reported by its firmware at start.
     pub(super) context_bytes: u32,
     /// Time since the card was taken over, in the host's clock.
     pub(super) host_ns: u64,

@@ -32,7 +32,7 @@ impl ManagedCard {
     /// borrowed, because they are on a card or the chunk sizes differ.
     ///
     /// # Errors
-    /// When the other card has no room, or does not answer.
+    /// If the other card has no room, or does not answer.
     pub(super) fn lend(
         &self,
         vm: TenantId,
@@ -64,7 +64,7 @@ impl ManagedCard {
     /// cards.
     ///
     /// # Errors
-    /// When the other card rejects its own memory.
+    /// If the other card rejects its own memory.
     pub(super) fn part(
         &self,
         vm: TenantId,
@@ -93,7 +93,7 @@ impl ManagedCard {
     /// meanwhile, each time while a few MiB are copied.
     ///
     /// # Errors
-    /// When this card still has memory of the other card, which then must not be reused.
+    /// If this card still has memory of the other card, which then must not be reused.
     pub fn copy_borrowed_memory(&self, vm: TenantId) -> Result<(), ManagerError> {
         loop {
             let _one_at_a_time = self.moving.lock();

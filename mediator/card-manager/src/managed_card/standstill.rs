@@ -35,7 +35,7 @@ impl ManagedCard {
     /// killed, its guest is notified, and the wait for the other channels continues. Call it without any lock.
     ///
     /// # Errors
-    /// When a channel stays on the card nevertheless; the card then continues.
+    /// If a channel stays on the card nevertheless; the card then continues.
     pub fn stand_still(&self, limit: Duration) -> Result<Standstill<'_>, ManagerError> {
         let still = Standstill { host: self, _no_moves: self.moving.lock() };
         let vms: Vec<TenantId> = {
@@ -62,7 +62,7 @@ impl ManagedCard {
     /// counts as hung, and is killed.
     ///
     /// # Errors
-    /// When a channel stays on the card nevertheless.
+    /// If a channel stays on the card nevertheless.
     pub(super) fn await_rest(
         &self,
         limit: Duration,

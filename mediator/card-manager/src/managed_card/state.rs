@@ -42,10 +42,10 @@ impl CardState {
         (self.memory.vram_mut(), self.work.channels_mut())
     }
 
-    /// Sets how much of its RAM a VM may lend, from now on; RAM that is lent stays lent.
+    /// Sets the amount of RAM that a VM may lend, from now on; RAM that is lent stays lent.
     ///
     /// # Errors
-    /// When the guaranteed part is not available; the state is then unchanged.
+    /// If the guaranteed part is not available; the state is then unchanged.
     pub fn set_ram(&mut self, vm: TenantId, share: RamShare) -> Result<(), Shortage> {
         self.memory.iova_mut().set_share(vm, share).map_err(|most| Shortage::of_ram(share.guarantee, most))
     }
@@ -204,7 +204,7 @@ impl CardState {
         self.work.start_record(at, names, limit)
     }
 
-    /// Begins a record of how often a VM's memory is accessed. Returns `false` if there is no such VM, or it has one
+    /// Begins a record of how often a VM's memory is accessed. Returns `false` if the VM does not exist, or it has one
     /// already.
     pub fn start_accesses(&mut self, vm: TenantId) -> bool {
         let now = self.now_ns();

@@ -16,7 +16,7 @@ impl ManagedCard {
     /// may be held here.
     ///
     /// # Errors
-    /// When the card does not answer.
+    /// If the card does not answer.
     pub(super) fn scrub_left(&self) -> Result<(), ManagerError> {
         // Holds the card's lock for one part at a time.
         while !self.engines_zero && self.lock().vram_mut().scrub_piece()? {}

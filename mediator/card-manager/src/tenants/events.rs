@@ -17,7 +17,7 @@ pub enum GuestEvent {
     Runlist,
     /// Departing channels have left the card ([`take_left`](crate::CardState::take_left)).
     Left,
-    /// The card has room again for the remaining entries of a channel's ring.
+    /// The remaining entries of a channel's ring fit on the card again.
     Resume(Doorbell),
     /// The VM's PTIMER alarm is due or nearly due.
     Alarm,

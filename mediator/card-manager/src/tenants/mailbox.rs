@@ -46,7 +46,7 @@ impl<R: Recipient, L: Locks> Mailbox<R, L> {
     /// Waits for the lock.
     ///
     /// # Panics
-    /// When the recipient is [torn](Self::is_torn): this ends a VM's own thread, and other threads check first.
+    /// If the recipient is [torn](Self::is_torn): this ends a VM's own thread, and other threads check first.
     #[track_caller]
     pub fn lock(&self) -> MailboxGuard<'_, R, L> {
         let held = self.lock_torn();

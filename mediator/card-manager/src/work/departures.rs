@@ -1,4 +1,4 @@
-//! Channels that are to be off the card and have not left their engines yet.
+//! Channels that must leave the card and have not left their engines yet.
 //!
 //! No thread waits for these channels with the card's lock held. The scheduler's tick polls each of them, resets an
 //! engine that keeps a channel for too long, and gives up on a channel that still stays. Until a channel has left, its
@@ -87,7 +87,7 @@ impl Departures {
         self.0.values().any(|departure| departure.stage == Stage::Kept && departure.vm == vm)
     }
 
-    /// Says whether no channel departs, nor has and waits for its VM.
+    /// Returns true if no channel is departing, and none has departed and waits for its VM.
     pub(crate) fn is_empty(&self) -> bool {
         self.0.is_empty()
     }

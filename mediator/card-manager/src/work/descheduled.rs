@@ -16,7 +16,7 @@ const REST_NS: u64 = 32_000_000;
 /// WakeAllowance that a VM has in advance.
 const BURST_HOPS: u64 = 4;
 
-/// Why a channel is descheduled.
+/// Reason that a channel is descheduled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Why {
     /// It may not run.

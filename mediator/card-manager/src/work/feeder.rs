@@ -120,8 +120,8 @@ pub trait Feeder {
     /// Returns the submissions that ended since the last call, with the card's time of the end if known.
     fn take_ended(&mut self) -> Vec<(Submission, Option<Nanos>)>;
 
-    /// Returns in how many ns the timer is to expire if nothing else happens: the last call of [`Self::take_ended`] is
-    /// to be repeated, or a channel is still to leave the card.
+    /// Returns the time in ns until the timer must expire, unless another event comes first: [`Self::take_ended`] must
+    /// be called again then, or a channel must still leave the card.
     fn deferred_ns(&self) -> Option<u64>;
 
     /// A channel with work on the card may continue.
@@ -196,7 +196,7 @@ pub trait Feeder {
         }
     }
 
-    /// Returns the needs of a submission behind the others on its channel. All copies in flight are booked on one
+    /// Returns the needs of a submission after the others on its channel. All copies in flight are booked on one
     /// engine, so that they run in order.
     fn joined(&mut self, ticket: Ticket, channel: ChannelId, needs: Needs) -> Needs {
         let before = self.schedule().before(ticket, channel).next_back().map(|held| held.needs);

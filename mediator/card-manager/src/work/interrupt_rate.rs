@@ -28,7 +28,7 @@ pub(super) struct Caused {
 pub(crate) struct InterruptRateLimit(pub(super) BTreeMap<TenantId, Caused>);
 
 impl InterruptRateLimit {
-    /// Counts an interrupt. Returns whether the VM's channels are to be paused from now on.
+    /// Counts an interrupt. Returns whether the VM's channels must be paused from now on.
     pub(crate) fn count(&mut self, vm: TenantId) -> bool {
         let caused = self.0.entry(vm).or_default();
         caused.total = caused.total.saturating_add(1);

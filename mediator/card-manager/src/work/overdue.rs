@@ -15,7 +15,7 @@ use vram::TenantId;
 const OVERDUE_NS: u64 = 1_000_000_000;
 /// Time between two lines of the log about one VM, in ns: a guest can bring them about.
 const QUIET_NS: u64 = 10_000_000_000;
-/// Submissions of a VM that are shown.
+/// Maximum number of submissions that are shown per VM.
 const MAX_SHOWN_PER_VM: usize = 8;
 
 /// Cause for which a submission has not ended.

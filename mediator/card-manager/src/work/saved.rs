@@ -60,7 +60,7 @@ enum SavedStage {
     Again,
 }
 
-/// Why a channel is descheduled.
+/// Reason that a channel is descheduled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 enum SavedWhy {
     Stopped,
@@ -81,7 +81,7 @@ impl Work {
     /// Writes the work down.
     ///
     /// # Errors
-    /// When work is still in transit.
+    /// If work is still in transit.
     pub(crate) fn save(&self) -> Result<SavedWork, ManagerError> {
         let Self {
             // They save themselves.
@@ -140,7 +140,7 @@ impl SavedWork {
     /// Returns the saved work, with the card's channels and their scheduler.
     ///
     /// # Errors
-    /// When it is impossible or not one of these channels.
+    /// If it is impossible or not one of these channels.
     pub(crate) fn restored(
         self,
         channels: Channels,

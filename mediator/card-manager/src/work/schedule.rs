@@ -46,7 +46,7 @@ pub(crate) struct TrackedSubmission {
     pub(crate) on_engine: Option<Nanos>,
     /// Its end raises no interrupt.
     pub(crate) irq_suppressed: bool,
-    /// It is a few words, as the fence behind work is.
+    /// It is a few words, like the fence after work.
     pub(crate) brief: bool,
     /// Engines that it needs, as far as its push buffer shows.
     pub(crate) needs: Needs,
@@ -57,7 +57,7 @@ pub struct Schedule<A = TimerAlarm> {
     pub(crate) scheduler: Scheduler,
     /// By number, which is their order of arrival.
     pub(crate) held: BTreeMap<Ticket, TrackedSubmission>,
-    /// Expires when the scheduler is to be called.
+    /// Expires when the scheduler must be called.
     pub(crate) alarm: A,
     /// Time at which it does, if it was set and has not expired.
     pub(super) armed: Option<Nanos>,
@@ -83,7 +83,7 @@ impl<A: Alarm> Schedule<A> {
     /// Creates the schedule of a card without VMs.
     ///
     /// # Errors
-    /// When a setting is out of its bounds.
+    /// If a setting is out of its bounds.
     pub(crate) fn new(config: Config, alarm: A) -> Result<Self, ConfigError> {
         let scheduler = Scheduler::new(config, Nanos(0))?;
         Ok(Self {
@@ -108,7 +108,7 @@ impl<A: Alarm> Schedule<A> {
         &self.scheduler
     }
 
-    /// Returns how many submissions of each VM are queued, and how many are on the card.
+    /// Returns the numbers of each VM's submissions that are queued, and that are on the card.
     pub(crate) fn counts(&self) -> BTreeMap<TenantId, (usize, usize)> {
         let mut counts: BTreeMap<TenantId, (usize, usize)> = BTreeMap::new();
         for held in self.held.values() {

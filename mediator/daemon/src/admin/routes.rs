@@ -180,7 +180,7 @@ async fn remove(
     Ok(StatusCode::NO_CONTENT)
 }
 
-/// Returns the refusal of a table that describes nothing.
+/// Returns the refusal of an empty table.
 fn misdescribed(what: &str, table: &str) -> Failure {
     let advice = format!("send a JSON object with the keys of a [[{table}]] table");
     Failure::invalid(StatusCode::UNPROCESSABLE_ENTITY, what.to_owned(), &advice)
@@ -194,10 +194,10 @@ async fn profile(State(daemon): State<Arc<Daemon>>, Path(name): Path<String>) ->
     Ok(Json(look(move || daemon.profile(&name)).await?))
 }
 
-/// Changes that run at the same time. Changes of virtual machines are serialized anyway, and few enough changes of one
-/// CUDA card wait for its owner that others still get a permit.
+/// Changes that run at the same time. Changes of virtual machines are serialized anyway, and the number of changes that
+/// wait for the owner of one CUDA card is limited, so that others still get a permit.
 static CHANGES: Semaphore = Semaphore::const_new(128);
-/// Read-only requests that run at the same time. None of them waits for a change.
+/// Read-only requests that run at the same time. They do not wait for changes.
 static LOOKS: Semaphore = Semaphore::const_new(16);
 
 /// Runs a change on another thread, because it may take long.
@@ -214,8 +214,8 @@ async fn look<T: Send + 'static>(
     off_thread(&LOOKS, work).await
 }
 
-/// Runs blocking work on its own thread, once `places` has a permit. Every handler that asks the daemon does so through
-/// this function: the runtime also feeds the service manager's watchdog.
+/// Runs blocking work on its own thread, once `places` has a permit. Every handler that calls the daemon uses this
+/// function: the runtime also feeds the service manager's watchdog.
 async fn off_thread<T: Send + 'static>(
     places: &'static Semaphore,
     work: impl FnOnce() -> Result<T, DaemonError> + Send + 'static,
@@ -249,7 +249,7 @@ async fn launch_args(
         let vmm = vmm.unwrap_or(if vm.xen_domain.is_some() { Vmm::Xen } else { Vmm::Qemu });
         let vmm = match (vmm, &vm.xen_domain) {
             (Vmm::Xen, Some(domain)) => {
-                // BAR0 has the same size on every card.
+                // BAR0 has the same size on all cards.
                 let bars = daemon.card(&vm.card).map_or(0, |card| card.bar1_mib.saturating_add(card.bar3_mib));
                 return Ok(launch::xl(domain, bars.saturating_add(16), &memory));
             }
@@ -391,7 +391,7 @@ async fn record_scheduler(
     Ok(([(header::CONTENT_TYPE, "application/jsonl")], beside(move || record.end()).await?))
 }
 
-/// Like [`record_scheduler`].
+/// Same as [`record_scheduler`].
 async fn record_accesses(
     State(daemon): State<Arc<Daemon>>,
     Path(name): Path<String>,

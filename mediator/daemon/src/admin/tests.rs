@@ -164,7 +164,7 @@ fn stalled_admin_client_blocks_no_other_client() {
     let _ = hung.read_to_end(&mut rest);
 }
 
-/// No step of these tests takes this long: a wait that reaches the limit has failed.
+/// Exceeds the duration of all steps of these tests: a wait that reaches the limit has failed.
 const WAIT_TIMEOUT: Duration = Duration::from_secs(60);
 
 #[test]

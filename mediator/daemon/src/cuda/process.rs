@@ -1,4 +1,4 @@
-//! The owner's process: starts it, talks to it, and restarts it when it ends.
+//! The owner's process: starts it, communicates with it, and restarts it when it ends.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Write};
@@ -25,7 +25,7 @@ const POLL_INTERVAL: Duration = Duration::from_millis(200);
 const MIN_RESTART_DELAY: Duration = Duration::from_millis(100);
 /// Maximum of this delay.
 const DELAY_MOST: Duration = Duration::from_secs(30);
-/// An owner that lived this long did not end at once.
+/// An owner that ran for this long did not end at once.
 const MIN_STABLE_UPTIME: Duration = Duration::from_secs(60);
 /// Time that the driver has to open the card.
 // TIMEOUT: the driver's initialisation takes up to several seconds on a host with many cards.
@@ -41,9 +41,9 @@ const ENDS: Duration = Duration::from_millis(100);
 const CARD_LOST: &str =
     "the card was reset or has failed: programs that used it have lost their memory and must be started again";
 
-/// A word to the thread of a [`Supervisor`].
+/// A command to the thread of a [`Supervisor`].
 pub(super) enum Command {
-    /// Sends a request to the owner; an error says why no owner runs.
+    /// Sends a request to the owner; an error is the reason that no owner runs.
     Ask(Box<Request>, Sender<Result<Answer, String>>),
     /// Ends the owner.
     Stop,
@@ -134,7 +134,7 @@ impl Supervisor {
         Ok(name)
     }
 
-    /// Serves requests until it is told to stop, or all senders are gone.
+    /// Serves requests until it gets a stop command, or all senders are dropped.
     pub(super) fn run(mut self, commands: &Receiver<Command>) {
         loop {
             match commands.recv_timeout(POLL_INTERVAL) {
@@ -142,7 +142,7 @@ impl Supervisor {
                     let answer = self.ask(&request);
                     // A change must be visible by the time that it is answered.
                     self.describe();
-                    // The caller may be gone.
+                    // The caller may no longer exist.
                     let _ = reply.send(answer);
                 }
                 Err(RecvTimeoutError::Timeout) => {}
@@ -300,7 +300,7 @@ impl Process {
             .spawn(move || {
                 let lines = BufReader::new(output).lines().map_while(Result::ok);
                 let parsed = lines.map_while(|line| serde_json::from_str(&line).ok());
-                // Ends with the process, or when the receiver is gone.
+                // Ends with the process, or when the receiver is dropped.
                 for answer in parsed {
                     if sender.send(answer).is_err() {
                         return;
@@ -334,7 +334,7 @@ impl Process {
     /// Returns true if it has ended since its card was lost.
     fn has_lost_card(&mut self) -> bool {
         let since = Instant::now();
-        // It closes its output a moment before it has ended.
+        // It closes its output a moment before its end.
         while since.elapsed() < ENDS {
             match self.child.try_wait() {
                 Ok(None) => std::thread::sleep(Duration::from_millis(5)),
@@ -345,7 +345,7 @@ impl Process {
         false
     }
 
-    /// Kills it; it may take its time to end.
+    /// Kills the process, which may take a while to end.
     fn kill(mut self) -> Child {
         let _ = self.child.kill();
         self.child

@@ -13,7 +13,7 @@ use overrides::Tuning;
 const ENGINE: Engine = Engine::Compute;
 /// Nanoseconds of a millisecond.
 const MS: u64 = 1_000_000;
-/// Bytes of a MiB.
+/// Size of a MiB in bytes.
 const MIB: u64 = 1 << 20;
 
 /// Returns the time of a card, in the form of the API.

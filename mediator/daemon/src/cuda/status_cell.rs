@@ -77,7 +77,7 @@ struct State {
     seen: Option<Arc<Seen>>,
     /// Time at which the outstanding request was sent to the owner.
     asked: Option<Instant>,
-    /// Reason why no owner runs.
+    /// Reason that no owner runs.
     ended: Option<String>,
 }
 
@@ -96,7 +96,7 @@ impl StatusCell {
     /// Returns the last description of the card.
     ///
     /// # Errors
-    /// Why the state of the card is unknown now.
+    /// Reason that the state of the card is unknown now.
     pub fn seen(&self) -> Result<Arc<Seen>, String> {
         let state = self.state.lock();
         self.trouble_in(&state)?;
@@ -107,7 +107,7 @@ impl StatusCell {
     /// Checks that the owner answers.
     ///
     /// # Errors
-    /// Why it does not answer.
+    /// The reason that it does not answer.
     pub fn trouble(&self) -> Result<(), String> {
         self.trouble_in(&self.state.lock())
     }
@@ -138,7 +138,7 @@ impl StatusCell {
         self.state.lock().seen.as_ref().map_or(0, |seen| seen.since())
     }
 
-    /// Notes a new description of the card.
+    /// Records a new description of the card.
     pub(super) fn described(&self, card: Card) {
         let mut state = self.state.lock();
         let mut seen = state.seen.take().map_or_else(Seen::default, Arc::unwrap_or_clone);

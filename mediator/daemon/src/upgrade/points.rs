@@ -3,17 +3,17 @@
 //! They exist only in a program with debug assertions. In a release, [`here`] does nothing, and the environment is not
 //! read.
 
-/// Names the file with the point at which to die.
+/// Names the file with the point at which to end.
 #[cfg(debug_assertions)]
 const FILE: &str = "MEDIATORD_DIES_AT";
 
-/// Dies, if a test has named this point.
+/// Ends the process, if a test has named this point.
 #[cfg(debug_assertions)]
 pub(crate) fn here(point: &str) {
     let named = std::env::var_os(FILE).and_then(|file| std::fs::read_to_string(file).ok());
     if named.is_some_and(|named| named.trim() == point) {
         tracing::warn!(point, "a test has this process die here");
-        // No code of this process runs after this.
+        // This process executes no code after this point.
         let _unreached = rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::KILL);
     }
 }

@@ -56,7 +56,7 @@ impl Successor {
     /// Connects to the daemon at the other end of the standard input, and receives its state.
     ///
     /// # Errors
-    /// When there is no such daemon, or this program cannot read its state.
+    /// If the daemon does not exist, or this program cannot read its state.
     pub fn meet() -> Result<Self, String> {
         let socket = std::io::stdin().as_fd().try_clone_to_owned().map_err(|error| error.to_string())?;
         points::here("receiver: started");
@@ -76,7 +76,7 @@ impl Successor {
         }
     }
 
-    /// Sends the daemon at the other end of the standard input, which has not sent its state yet, the reason why this
+    /// Sends the daemon at the other end of the standard input, which has not sent its state yet, the reason that this
     /// one does not take over.
     pub(crate) fn decline(why: &str) {
         if let Ok(socket) = std::io::stdin().as_fd().try_clone_to_owned() {
@@ -85,7 +85,7 @@ impl Successor {
         }
     }
 
-    /// Sends the other daemon the reason why this one does not take over.
+    /// Sends the other daemon the reason that this one does not take over.
     pub fn refuse(self, why: &str) {
         // It may have ended meanwhile.
         let _nobody = self.receiver.refuse(why);
@@ -94,7 +94,7 @@ impl Successor {
     /// Returns the listening sockets. Their paths still belong to the other daemon.
     ///
     /// # Errors
-    /// When a descriptor is not a listening socket.
+    /// If a descriptor is not a listening socket.
     pub fn sockets(&mut self) -> Result<Sockets, String> {
         let mut activated = Activated::default();
         for (name, fd) in self.take(SOCKET) {
@@ -110,7 +110,7 @@ impl Successor {
     /// Returns the configuration with all changes made at run time, and the override_store that stores them.
     ///
     /// # Errors
-    /// As for [`OverrideStore::handed`].
+    /// Same as for [`OverrideStore::handed`].
     pub fn override_store(&mut self, file: Config) -> Result<(Config, OverrideStore), String> {
         let lock = self.descriptors.take(STATE_LOCK).pop().map(File::from);
         OverrideStore::handed(file, &self.roster.state, lock)
@@ -136,8 +136,8 @@ impl Daemon {
     /// Takes over from another daemon, with `config` as the configuration.
     ///
     /// # Errors
-    /// When the state does not match the configuration, or a resource is not available; the other daemon was notified
-    /// and continues.
+    /// If the state does not match the configuration, or a resource is not available; the other daemon was notified and
+    /// continues.
     pub(crate) fn take_over(
         config: Config,
         opener: &Cards,

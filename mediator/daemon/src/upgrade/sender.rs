@@ -84,7 +84,7 @@ impl Daemon {
     /// daemon ends after its answer to the request.
     ///
     /// # Errors
-    /// When a part cannot be handed over, or the next daemon does not take over. All VMs then continue here.
+    /// If a part cannot be handed over, or the next daemon does not take over. All VMs then continue here.
     pub fn hand_over(&self) -> Result<u32, DaemonError> {
         self.hand_over_now().inspect_err(|_| self.line.has_failed())
     }
@@ -240,7 +240,7 @@ impl Daemon {
             tracing::warn!(%error, "the service manager is not told which process goes on");
         }
         points::here("sender: the service manager is told");
-        // From here on nothing belongs to this process, even if the next daemon fails.
+        // From here on this process owns nothing, even if the next daemon fails.
         if let Err(error) = sender.let_go() {
             tracing::error!(%error, "the next daemon has ended just when it was to take over: its VMs have lost their device");
         }

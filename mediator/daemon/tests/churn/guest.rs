@@ -165,7 +165,7 @@ impl<'a> Guest<'a> {
         Lane { channel, vram: [driver.vram(PAGES), driver.vram(PAGES)] }
     }
 
-    /// Does one random action of a driver.
+    /// Executes one random action of a driver.
     fn work(&mut self, driver: &mut Driver, lanes: &mut Vec<Lane>) {
         let lane = self.random.usize(..lanes.len());
         match self.random.u64(..10) {
@@ -204,7 +204,7 @@ impl<'a> Guest<'a> {
         self.verified(driver, lane, from, to, pages, &words);
     }
 
-    /// Maps one virtual address to page after page, and copies to each.
+    /// Maps one virtual address to several pages in sequence, and copies to each.
     fn remap(&mut self, driver: &mut Driver, lane: &mut Lane) {
         let from = self.place(lane, 0);
         driver.map(lane.channel.space, FROM, from, 1);
@@ -339,7 +339,7 @@ impl<'a> Guest<'a> {
                 let file = driver.guest.unmap_ram(MORE_RAM.0).unwrap();
                 fill_file(&file);
                 for lane in &mut lanes {
-                    // It ends, or faults where it would have written to memory that was taken back.
+                    // It ends, or faults at the first write to memory that was taken back.
                     driver.submit(&mut lane.channel, &[]);
                     while !driver.is_done(&lane.channel)
                         && !driver.faults.iter().any(|it| it.instance == lane.channel.instance)

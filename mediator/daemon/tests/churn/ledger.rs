@@ -35,7 +35,7 @@ impl Ledger {
         Self { card, files, holdings }
     }
 
-    /// Returns the differences in `later`, each in words.
+    /// Returns the differences in `later`, each as text.
     pub fn lost(&self, later: &Self) -> Vec<String> {
         let mut lost = self.holdings.lost(&later.holdings, SLACK);
         if self.card != later.card {

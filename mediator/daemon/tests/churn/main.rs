@@ -41,9 +41,9 @@ struct Crowd<'a> {
     place: &'a Place,
     size: usize,
     end: Instant,
-    /// All guests were running at the same time.
+    /// Set once all guests were running at the same time.
     met: AtomicBool,
-    /// One guest has failed: the others can stop.
+    /// Set when one guest has failed: the others can stop.
     failed: AtomicBool,
 }
 
@@ -167,7 +167,7 @@ fn vms_that_come_and_go_at_random_leave_nothing() {
     // Warm up everything that is created once and kept.
     println!("warm-up: {}", run(&place, 16, time, seed));
     audit(&place);
-    // Let the connections above end, or they hide later leaks.
+    // Let the connections above end, because they would hide later leaks.
     thread::sleep(Duration::from_millis(500));
     let before = ledger(&place, &running);
     println!("at first: {before}");

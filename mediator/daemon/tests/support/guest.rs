@@ -5,7 +5,7 @@ use rig::{Machine, RemoteGuest};
 
 use super::Place;
 
-/// Bytes of a MiB.
+/// Size of a MiB in bytes.
 pub const MIB: u64 = 1 << 20;
 /// VRAM of each VM in MiB.
 pub const VM_MIB: u64 = 32;

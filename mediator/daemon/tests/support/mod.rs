@@ -14,7 +14,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 
 pub const DAEMON: &str = env!("CARGO_BIN_EXE_mediatord");
-/// No successful wait takes this long.
+/// Exceeds the duration of all successful waits.
 pub const WAIT_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// The operator's tool: an example of this package, which its tests are built with, unless one of them is chosen by

@@ -47,7 +47,7 @@ impl IovaSpace {
     /// stays in use: the card may have kept it.
     ///
     /// # Errors
-    /// When ranges overlap, or are outside of the card's reach.
+    /// If ranges overlap, or are outside of the card's reach.
     pub(crate) fn restored(saved: SavedIova, unmappable: &[Range<u64>]) -> Result<(Self, Claims), Invalid> {
         let SavedIova { taken, vms } = saved;
         let mut space = Self::without(unmappable);
@@ -86,7 +86,7 @@ impl IovaSpace {
     /// Claims a range for the mediator, or for a VM, against whose quota it counts.
     ///
     /// # Errors
-    /// When the range is not in use, or has another owner.
+    /// If the range is not in use, or has another owner.
     pub fn claim(&mut self, claims: &mut Claims, vm: Option<TenantId>, iova: Iova, len: u64) -> Result<(), Invalid> {
         let claimed = claims.0.get(&iova.0) == Some(&len);
         Invalid::unless(claimed, || format!("I/O addresses {iova}+{len:#x} are used twice, or taken by nobody"))?;
@@ -106,7 +106,7 @@ mod tests {
 
     const VM: TenantId = TenantId(3);
 
-    /// Creates a space with a range of the mediator's and one of a VM's, next to ranges that cannot be mapped.
+    /// Creates a space with a range of the mediator and one of a VM, next to ranges that cannot be mapped.
     fn space() -> (IovaSpace, Iova, Iova) {
         let mut space = IovaSpace::without(slice::from_ref(&HOLE));
         space.set_share(VM, RamShare::default()).unwrap();

@@ -1,5 +1,5 @@
-//! Slots that hold another card's memory: a VM that moves between cards uses it before it has arrived, and none of it
-//! is copied until it has.
+//! Slots that hold another card's memory: a VM that moves between cards uses it before its arrival, and it is copied
+//! only afterwards.
 
 use super::PinnedPool;
 use crate::ManagerError;
@@ -13,7 +13,7 @@ impl PinnedPool {
     /// card rejects it.
     ///
     /// # Errors
-    /// When the card then also rejects its own memory.
+    /// If the card then also rejects its own memory.
     pub fn borrow(&mut self, address: HostAddr, theirs: DmaMemory) -> Result<bool, ManagerError> {
         let (index, offset) = self.at(address);
         let fits = offset == 0 && theirs.len() as u64 == self.slot_bytes && !self.borrowed.contains_key(&index);
@@ -30,7 +30,7 @@ impl PinnedPool {
     /// Switches the slot at `address` to its own memory, with any contents; does nothing if it uses that already.
     ///
     /// # Errors
-    /// When the card keeps the other memory, or rejects its own.
+    /// If the card keeps the other memory, or rejects its own.
     pub fn own(&mut self, address: HostAddr) -> Result<(), ManagerError> {
         let (index, _) = self.at(address);
         if let Some(own) = self.borrowed.get(&index).cloned() {
@@ -75,7 +75,7 @@ impl Borrowed {
     /// Copies `len` bytes from `at` on to the slot's own memory.
     ///
     /// # Errors
-    /// When they are past the end of the slot.
+    /// If they are past the end of the slot.
     pub fn copy(&self, at: u64, len: u64) -> Result<(), VolatileMemoryError> {
         let from = self.theirs.slice(at as usize, len as usize)?;
         from.copy_to_volatile_slice(self.own.slice(at as usize, len as usize)?);

@@ -17,12 +17,12 @@ use vram::HostAddr;
 /// Saved state of a [`PinnedPool`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct SavedSlots {
-    /// First I/O address of all.
+    /// First I/O address of all slots.
     pub base: u64,
     pub slots: u32,
-    /// Numbers of those that have memory, in order.
+    /// Numbers of the slots that have memory, in order.
     filled: Vec<u32>,
-    /// Numbers of those among them that have no owner.
+    /// Numbers of those slots that have no owner.
     kept: Vec<u32>,
 }
 
@@ -36,7 +36,7 @@ impl PinnedPool {
             slots,
             kept,
             file: _,
-            // None is borrowed when a card is quiescent.
+            // No slot is borrowed when a card is quiescent.
             borrowed: _,
             handed: _,
         } = self;
@@ -50,10 +50,10 @@ impl PinnedPool {
     }
 
     /// Restores the slots, each of `slot_bytes` bytes, with their memory in `file`. They are mapped for `card`, which
-    /// does not have them. If the result is dropped before [`Self::owned`], the memory stays.
+    /// does not have them mapped. If the result is dropped before [`Self::owned`], the memory stays.
     ///
     /// # Errors
-    /// When the saved state is invalid, or the file is another; when the host does not map it.
+    /// If the saved state is invalid, the file is a different one, or the host cannot map it.
     pub(crate) fn restored(
         saved: SavedSlots,
         card: Arc<dyn Card>,
@@ -82,7 +82,7 @@ impl PinnedPool {
         Ok(pool)
     }
 
-    /// Makes the slots and their memory this process's own.
+    /// Takes ownership of the slots and their memory for this process.
     pub fn owned(&mut self) {
         self.handed = false;
     }

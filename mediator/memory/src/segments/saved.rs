@@ -35,7 +35,7 @@ struct SavedSegment {
     bytes: u64,
     at: u64,
     zeroed: u64,
-    /// VMs that have it mapped, and in how many address spaces each.
+    /// VMs that have it mapped, and the number of address spaces for each.
     attached: Vec<(u32, u32)>,
     removed: bool,
 }
@@ -74,7 +74,7 @@ impl Memory {
     /// ([`Self::segments_attached`]).
     ///
     /// # Errors
-    /// When the saved state is invalid.
+    /// If the saved state is invalid.
     pub fn restore_segments(
         &mut self,
         saved: SavedSegments,

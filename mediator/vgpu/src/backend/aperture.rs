@@ -10,7 +10,7 @@ use nvspec::addr::{GuestVramAddr, Place};
 use nvspec::fifo::VirtualChannelId;
 use nvspec::instance::userd;
 
-/// Bytes of a page in this module.
+/// Size of a page in this module in bytes.
 const PAGE: u64 = 4096;
 
 impl VmBackend {
@@ -51,7 +51,7 @@ impl VmBackend {
         })
     }
 
-    /// Returns the reason that a write was not done.
+    /// Returns the reason that a write was not executed.
     fn unwritten(&self, at: GuestVramAddr, len: u64) -> WriteFailure {
         let is_its = at.checked_add(len).is_some_and(|end| end.0 <= self.memory.grants().vram_bytes());
         if is_its && self.host.lock().vram().is_short(self.vm) { NoMemory.into() } else { Denied.into() }
@@ -83,7 +83,7 @@ impl VmBackend {
         self.writes.is_first()
     }
 
-    /// Ends a write that was done or is lost.
+    /// Ends a write that was executed or is lost.
     pub(crate) fn write_ends(&mut self) {
         self.writes.end();
     }
@@ -148,7 +148,7 @@ impl VmBackend {
 
     fn ring_shown(&mut self, channel: VirtualChannelId, gp_put: u32) {
         self.ring(channel, gp_put);
-        // A mapped page must show the same value, or a poll would find an older doorbell there.
+        // A mapped page must show the same value; otherwise a poll would find an older doorbell there.
         if let Some(slot) = self.work.polled_at(channel) {
             self.show(channel, slot, userd::GP_PUT);
         }

@@ -163,7 +163,7 @@ impl VmBackend {
         let bound = Bound { space, physical, span };
         let pages = own_pages(self.host.layout(), bound);
         if let Err(error) = self.memory.map_host(space, &pages) {
-            // It has done no work, so it has none to leave.
+            // It has not executed work, so it has no state to leave.
             let _ = self.host.lock().end_channel(self.vm, channel);
             return Err(error);
         }
@@ -270,7 +270,7 @@ impl VmBackend {
         let words = self.with_channels(|channels, card, vm| channels.saved_words(card, vm, channel));
         for (offset, value) in words.into_iter().flatten() {
             let Some(Place::Vram(at)) = instance.checked_add(offset) else { continue };
-            // The block was the guest's when the channel was bound, and guest VRAM does not shrink.
+            // The block belonged to the guest when the channel was bound, and guest VRAM does not shrink.
             if self.guest_write(at, &value.to_le_bytes()).is_err() {
                 tracing::debug!(?channel, "a channel's state could not be saved");
             }

@@ -72,7 +72,7 @@ impl VmBackend {
         self.refresh_at_once(MappedWindow::Pramin);
     }
 
-    /// Makes PRAMIN show nothing until it is [placed](Self::show_window) again. Call it while none of the VM's work is
+    /// Makes PRAMIN show no page until it is [placed](Self::show_window) again. Call it while none of the VM's work is
     /// on the card.
     pub(crate) fn hide_window(&mut self) {
         self.show_window(None);

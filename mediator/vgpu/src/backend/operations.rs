@@ -15,7 +15,7 @@ use pv::abi::Status;
 use pv::{Control, Question};
 use vram::victim::PRIORITY_DEFAULT;
 
-/// The value of an operation that was done.
+/// The value of a successful operation.
 pub(crate) type Done = Result<u64, Status>;
 
 impl VmBackend {

@@ -126,8 +126,8 @@ impl Backend for VmBackend {
     }
 
     fn reset_engine(&mut self, _engine: u32) {
-        // The engine is shared. The guest wants its own work there to end and start again: its channels leave the
-        // engines, and their saved state is in their own memory.
+        // The engine is shared. The guest requests a restart of its own work there: its channels leave the engines, and
+        // their saved state is in their own memory.
         let mut state = self.host.lock();
         self.work.channels().into_iter().for_each(|channel| state.clear_engines(self.vm, channel));
     }

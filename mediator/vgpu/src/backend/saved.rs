@@ -102,7 +102,7 @@ impl VmBackend {
     /// error.
     ///
     /// # Errors
-    /// When the state is invalid, or the card lacks memory or channels for it.
+    /// If the state is invalid, or the card lacks memory or channels for it.
     pub(crate) fn arrive(
         &mut self,
         saved: SavedBackend,
@@ -148,7 +148,7 @@ impl VmBackend {
     /// Restores the saved state, for a card that is not taken over yet.
     ///
     /// # Errors
-    /// When the state is invalid, or the client has not lent the same memory.
+    /// If the state is invalid, or the client has not lent the same memory.
     pub(crate) fn restored(
         host: Arc<ManagedCard>,
         description: Description,

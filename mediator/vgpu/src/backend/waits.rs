@@ -52,7 +52,7 @@ impl VmBackend {
         }
         let waiting = self.pending.work();
         if waiting.is_empty() && self.host.lock().vram_mut().was_short(self.vm) {
-            // The denied memory belonged to no waiting work. The next work that needs it checks again.
+            // The denied memory did not belong to waiting work. The next work that needs it checks again.
             self.memory.granted();
         }
         for doorbell in waiting {

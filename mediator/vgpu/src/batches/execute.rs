@@ -20,7 +20,7 @@ const BYTES_PER_STEP: usize = 64 << 10;
 
 /// Bytes that are handled under one hold of the VM's lock. Other threads get the lock before the batch continues.
 const BUDGET: u64 = 256 << 10;
-/// Bytes that an operation counts for if it handles none.
+/// Bytes that an operation counts for if it handles none itself.
 const OPERATION: u64 = 1 << 10;
 
 /// State of a batch's operations under one hold of the VM's lock.

@@ -17,7 +17,7 @@ pub(crate) struct NotGranted;
 /// Memory that one VM has.
 pub(crate) struct Grants {
     vm: TenantId,
-    /// Bytes of its VRAM.
+    /// Size of its VRAM in bytes.
     vram_bytes: u64,
     link: Link,
     ram: RamMap,
@@ -121,7 +121,7 @@ impl Grants {
 
     /// Reads guest RAM, as the device does.
     pub(crate) fn ram_read(&self, address: Gpa, data: &mut [u8]) -> Result<(), NotGranted> {
-        // PCI: a device whose bus mastering is off accesses no memory.
+        // PCI: a device with bus mastering disabled does not access memory.
         if !self.bus_master {
             return Err(NotGranted);
         }

@@ -83,9 +83,9 @@ type Address = (u32, u32);
 struct Copy {
     /// Starts it.
     exec: u32,
-    /// Addresses of the sides, each with the bytes from one line to the next.
+    /// Addresses of both sides, each with the bytes from one line to the next.
     sides: [(Address, u32); 2],
-    /// Bytes of a line.
+    /// Size of a line in bytes.
     line: u32,
     /// Lines.
     lines: u32,
@@ -146,7 +146,8 @@ struct Walk<'a, F> {
     each: F,
 }
 
-/// Calls `each` with every range that `words` name: the first address, and bytes. The words begin with a header.
+/// Calls `each` with every range that `words` name: its first address, and its number of bytes. The words begin with a
+/// header.
 fn walk(words: &[u32], objects: &mut Objects, each: impl FnMut(GpuVa, u64)) {
     let mut walk = Walk { objects, data: BTreeMap::new(), each };
     let mut words = words.iter().copied();

@@ -52,7 +52,7 @@ impl RamMap {
     /// entries that name it are denied.
     ///
     /// # Errors
-    /// When the VM's quota or the I/O address space is used up, or the host refuses.
+    /// If the VM's quota or the I/O address space is used up, or the host refuses.
     pub(crate) fn map(&mut self, host: &ManagedCard, vm: TenantId, region: &DmaRegion) -> Result<(), ManagerError> {
         let Some(mapping) = &region.mapping else { return Ok(()) };
         if !region.readable {
@@ -75,7 +75,7 @@ impl RamMap {
     /// Maps `region`, which the client has lent, for the card at its I/O address from before the card was taken over.
     ///
     /// # Errors
-    /// When the card could not reach it, or the host refuses.
+    /// If the card could not reach it, or the host refuses.
     pub(super) fn map_at(&mut self, host: &ManagedCard, region: &DmaRegion, iova: Iova) -> Result<(), ManagerError> {
         let mapping = region.mapping.as_ref().filter(|_| region.readable);
         let mapping =

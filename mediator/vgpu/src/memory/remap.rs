@@ -168,7 +168,7 @@ pub(crate) struct Remap {
     homes: HashMap<u32, Slot>,
     /// Pages of guest VRAM that have a home, with the other slots that map them, in order of arrival.
     waiting: BTreeMap<u32, Vec<Slot>>,
-    /// The guest's driver state is being removed, so no page moves.
+    /// Set while the guest's driver state is removed: pages do not move.
     pub(crate) closing: bool,
     warned: bool,
     /// The card's TLBs may hold translations to memory that no table names.
@@ -180,7 +180,7 @@ impl Remap {
     /// Allocates host memory under PRAMIN, and under the apertures, with the sizes of BAR1 and BAR3.
     ///
     /// # Errors
-    /// When there is no memory, or there are no I/O addresses.
+    /// If there is no memory, or there are no I/O addresses.
     pub(crate) fn open(host: &ManagedCard, bars: (u64, u64)) -> Result<Self, ManagerError> {
         let mut this = Self::default();
         for showing in MappedWindow::ALL {
@@ -203,7 +203,7 @@ impl Remap {
     /// pages or empty.
     ///
     /// # Errors
-    /// When the card rejects it, or has no I/O addresses for it.
+    /// If the card rejects it, or has no I/O addresses for it.
     pub(crate) fn on(&self, host: &ManagedCard, inhabited: bool) -> Result<Self, ManagerError> {
         let mut this = Self { counts: self.counts, warned: self.warned, ..Self::default() };
         for (window, old) in this.windows.iter_mut().zip(&self.windows) {
@@ -229,7 +229,7 @@ impl Remap {
         Overlay::from_pages(self.homes.iter().filter_map(place).collect())
     }
 
-    /// Returns whether the VMM maps any.
+    /// Returns whether the VMM maps any aperture.
     pub(crate) fn is_open(&self) -> bool {
         self.windows.iter().any(Option::is_some)
     }
@@ -270,7 +270,7 @@ impl Remap {
     /// Replaces the memory of the part with the client's own pages.
     ///
     /// # Errors
-    /// When their number differs, the part has pages in it, or the card rejects them.
+    /// If their number differs, the part has pages in it, or the card rejects them.
     pub(crate) fn lend(
         &mut self,
         host: &ManagedCard,
@@ -286,7 +286,7 @@ impl Remap {
     /// Replaces the part's memory with the zeroed memory of `file`, which a killed process's client still has mapped.
     ///
     /// # Errors
-    /// When all of it is trapped, the part has pages in it, or the file cannot be the one that was mapped.
+    /// If all of it is trapped, the part has pages in it, or the file cannot be the one that was mapped.
     pub(crate) fn take_file(
         &mut self,
         host: &ManagedCard,

@@ -75,7 +75,7 @@ impl Memory {
     /// location of that memory.
     ///
     /// # Errors
-    /// When the client has not lent the same memory, or the host does not map it.
+    /// If the client has not lent the same memory, or the host does not map it.
     pub(crate) fn restored(
         host: Arc<ManagedCard>,
         vm: TenantId,
@@ -106,7 +106,7 @@ impl Memory {
     /// for it. The client's memory is mapped for the card already. Returns the old and new address of each directory.
     ///
     /// # Errors
-    /// When the client lends other memory than it did there; when the card has no memory for the directories.
+    /// If the client lends different memory than it did there, or the card has no memory for the directories.
     pub(crate) fn arrive(
         &mut self,
         saved: SavedMemory,

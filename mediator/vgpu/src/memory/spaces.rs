@@ -88,7 +88,7 @@ impl Memory {
 
     /// Brings the card's tables of `space` up to date before its work is submitted.
     pub(crate) fn prepare(&mut self, state: &mut CardState, space: SpaceId) -> Result<(), ManagerError> {
-        // Tables in mapped memory would be read for each doorbell, and most doorbells change nothing.
+        // Tables in mapped memory would be read for each doorbell, and most doorbells do not change them.
         if self.shadows.is_settled(space) { Ok(()) } else { self.sync(state, space, true) }
     }
 
@@ -162,7 +162,7 @@ impl Memory {
     /// Unmaps them. The channel that used them is off the card.
     ///
     /// # Errors
-    /// When the card does not answer: its TLBs may still map them in this space.
+    /// If the card does not answer: its TLBs may still map them in this space.
     pub(crate) fn unmap_host(
         &mut self,
         space: SpaceId,

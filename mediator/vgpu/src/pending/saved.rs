@@ -31,7 +31,7 @@ impl SavedPending {
     /// resumes.
     ///
     /// # Errors
-    /// When the saved state is invalid.
+    /// If the saved state is invalid.
     pub(crate) fn restored(
         self,
         vm: TenantId,

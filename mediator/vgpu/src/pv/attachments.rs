@@ -24,7 +24,7 @@ pub(crate) struct Attachment {
 pub(crate) struct Attachments(BTreeMap<(SpaceId, u32), Attachment>);
 
 impl Attachments {
-    /// Returns how many segments are mapped, counted once per address space.
+    /// Returns the number of mapped segments, counted once per address space.
     pub(super) fn count(&self) -> u64 {
         self.0.len() as u64
     }
@@ -117,7 +117,7 @@ impl Attachments {
     /// Restores them.
     ///
     /// # Errors
-    /// When they are invalid, or differ from the card's records.
+    /// If they are invalid, or differ from the card's records.
     pub(crate) fn restored(saved: Option<SavedAttachments>, around: &Around<'_>) -> Result<Self, Invalid> {
         let mut made = Self::default();
         let mut counts: BTreeMap<u32, u32> = BTreeMap::new();

@@ -13,7 +13,7 @@ use vmm_glue::memory::MemoryTable;
 /// Flag of the available ring: the guest wants no interrupt. Source: VIRTIO 1.2, 2.7.6.
 const NO_INTERRUPT: u16 = 1;
 
-/// Reason why a queue cannot be used. The guest must reset it.
+/// Reason that a queue cannot be used. The guest must reset it.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum QueueError {
     /// The driver accepted features that were not offered.
@@ -104,7 +104,7 @@ impl Interface {
         vmm_glue::worth_logging(self.complaints)
     }
 
-    /// Takes the queue out, while it is served.
+    /// Takes the queue out while it is served.
     pub(crate) fn take_queue(&mut self) -> Option<Queue> {
         self.queue.take()
     }

@@ -75,7 +75,7 @@ impl SavedInterface {
     /// Restores the interface of a VM whose RAM is `memory`.
     ///
     /// # Errors
-    /// When the saved state is invalid.
+    /// If the saved state is invalid.
     pub(crate) fn restored(
         self,
         settings: &PvSettings,

@@ -44,13 +44,13 @@ impl Work {
         let saved = channels.iter().map(|(number, channel)| {
             let Channel {
                 instance,
-                // The card's channels have it.
+                // Saved with the card's channels.
                 bound: _,
                 gp_put,
                 // The next process determines it again.
                 polled: _,
                 seen: _,
-                // Learned again.
+                // It is learned again.
                 objects: _,
                 bindings: _,
             } = channel;
@@ -70,7 +70,7 @@ impl SavedWork {
     /// Restores the channels; `bound` returns the card's channel for a channel on the card.
     ///
     /// # Errors
-    /// When the saved state is invalid.
+    /// If the saved state is invalid.
     pub(crate) fn restored(self, bound: impl Fn(VirtualChannelId) -> Option<Bound>) -> Result<Work, Invalid> {
         let Self { channels: saved, blocked, runlist } = self;
         let numbers = saved.iter().all(|channel| u32::from(channel.number) < CHANNELS);

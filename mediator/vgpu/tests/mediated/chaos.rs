@@ -14,7 +14,7 @@ use vgpu::Settings;
 use vmm_glue::RegionIndex;
 use vram::{Limits, TenantId, To};
 
-/// Longer than any step of this test.
+/// Exceeds the duration of all steps of this test.
 const WAIT_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Creates a card that moves memory after every `every` submissions.

@@ -86,7 +86,7 @@ fn overcommitted_guest_faults_on_missing_memory_and_continues() {
     assert!(second.map_ram(0, MIB, true));
     let mut driver = Driver::new(second);
     copies(&mut driver, 1, 3);
-    // The first VM takes all that is left.
+    // The first VM takes all remaining memory.
     let ones = vec![0xff; MIB as usize];
     for mib in 0..48 {
         first.vram_try_write(mib * MIB, &ones);
@@ -146,7 +146,7 @@ fn bus_mastering_off_keeps_the_gpu_from_ram_and_on_lets_it() {
             assert!(driver.ram_holds(0x8000, 1, 7));
             driver.fill_ram(0x8000, 1, 2);
         } else {
-            // No interrupt can come without bus mastering either, because it is a write to memory.
+            // Without bus mastering, interrupts cannot arrive either, because an interrupt is a write to memory.
             let mut tries = 0..1_000_000;
             while driver.guest.rd(pfifo::MMU_FAULT_ID::OFFSET) == 0 {
                 assert!(tries.next().is_some());
@@ -181,7 +181,7 @@ fn bus_mastering_toggle_writes_only_directory_entries() {
     driver.submit(&mut channel, &work);
     driver.wait(&channel);
     assert!(driver.ram_holds(0x8000 + 127 * PAGE, 1, 7));
-    // Memory that was mapped before is out of reach as well.
+    // Memory that was mapped before is not accessible either.
     driver.guest.write(vmm_glue::RegionIndex::Config, 4, &2u16.to_le_bytes());
     driver.fill_ram(0x8000 + 127 * PAGE, 1, 2);
     driver.submit(&mut channel, &work);

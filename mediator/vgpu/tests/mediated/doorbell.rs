@@ -1,4 +1,4 @@
-//! The price of a doorbell for its guest and for other users of the card's lock.
+//! The cost of a doorbell for its guest and for other users of the card's lock.
 
 use super::saving::ram_of;
 use super::{A, B, driver, rig};

@@ -80,8 +80,8 @@ fn at_work(rig: &Rig, card: &Failing) -> (rig::driver::Driver, rig::driver::Chan
     driver.buffer(&channel, B, 1, 2);
     driver.submit(&mut channel, &[object(CE0), ce_copy(A, B, 1)].concat());
     driver.wait(&channel);
-    // To zero a chunk, the mediator moves its own window, which is flushed too. Zero all now, so that none is zeroed
-    // after the next.
+    // To zero a chunk, the mediator moves its own window, which is also flushed. Zero all chunks now, so that none is
+    // zeroed after the next flush.
     rig.host.scrub();
     // A new page is mapped and flushed.
     driver.buffer(&channel, B + PAGE, 1, 3);

@@ -31,7 +31,7 @@ use vram::TenantId;
 
 /// Size of the card in MiB: three VMs, the mediator, and room for shadow tables.
 const CARD_MIB: u32 = 96;
-/// Bytes of each VM's VRAM and RAM.
+/// Size of each VM's VRAM and RAM in bytes.
 const SHARE_BYTES: u64 = VM_MIB * MIB;
 const RAM: u64 = MIB;
 const EVIL: TenantId = TenantId(0);

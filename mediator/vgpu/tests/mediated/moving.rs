@@ -314,7 +314,7 @@ fn moved_vm_keeps_its_memory_and_unused_memory_stays_unbacked() {
     guest.vram_write(5, b"here");
     guest.vram_write(9 * MIB, b"there");
     cards[0].host.relocate(TenantId(1), &[Step { vm: TenantId(1), index: 0, to: To::Host }]);
-    // Pages that are zero there are not copied.
+    // Pages that are zero on the first card are not copied.
     assert!((1..2 * CHUNK).contains(&guest.move_to(&cards[1], 4, false).unwrap()));
     let (mut here, mut there) = ([0; 4], [0; 5]);
     guest.vram_read(5, &mut here);

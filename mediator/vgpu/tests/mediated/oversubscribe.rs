@@ -17,9 +17,9 @@ use vgpu::Settings;
 use vram::victim::VictimPolicy;
 use vram::{GuestVramAddr, Limits, Lookup, Mode, OnFull, Step, TenantId, To, VmSummary};
 
-/// Longer than any step of these tests.
+/// Exceeds the duration of all steps of these tests.
 pub(super) const WAIT_TIMEOUT: Duration = Duration::from_secs(60);
-/// Bytes of a chunk.
+/// Size of a chunk in bytes.
 const CHUNK: u64 = 2 * MIB;
 /// MiB that the mediator reserves.
 const OWN_MIB: u32 = 16;
@@ -203,7 +203,7 @@ fn work_waits_for_memory_and_resumes_when_other_vm_frees_it() {
     assert!(second.vram_holds(to, 4, 5) && second.vram_holds(from, 4, 5));
     assert_eq!((second.guest.counter("faults"), second.guest.counter("memory_denied")), (0, 0));
     assert!(second.guest.counter("memory_waited_ns") > 0);
-    // Requested repeatedly, and counted once.
+    // It is requested repeatedly, and counted once.
     let refused = rig.host.lock().holdings().refusals.counts_for(TenantId(1));
     assert_eq!(refused, BTreeMap::from([("card", 1)]));
 }
@@ -247,7 +247,7 @@ fn cpu_write_without_memory_is_lost_and_later_ones_skip_wait() {
     }
     let counts = ["memory_writes_waited", "memory_writes_lost"].map(|name| second.guest.counter(name));
     assert!(counts[0] >= 1 && counts[0] < 50 && counts[1] == 100, "{counts:?}");
-    // Past its VRAM a write does not wait.
+    // A write beyond its VRAM does not wait.
     second.guest.poke(60 * MIB, 1);
     assert_eq!(second.guest.counter("memory_writes_lost"), 100);
     drop(first);

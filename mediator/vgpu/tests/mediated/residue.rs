@@ -74,7 +74,7 @@ fn looks() -> String {
     text + "@P0 ST [R0+4], R1\nEXIT\n"
 }
 
-/// Runs a kernel of maximal size on all multiprocessors of the card, to its end.
+/// Runs a kernel of maximal size on all multiprocessors of the card, and waits for its end.
 fn run(rig: &Rig, driver: &mut Driver, channel: &mut Channel, source: &str) {
     let program = sm20::assemble(source).expect("a program");
     let code = driver.buffer(channel, CODE, 1, 0);
@@ -294,7 +294,7 @@ impl Pair {
                 }
                 count
             });
-            // However it ends, the other does not go on forever.
+            // The other thread must end in any case.
             let worked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
                 for _ in 0..times {
                     one.submit(other, work);

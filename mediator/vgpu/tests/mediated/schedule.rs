@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 /// Time of a copy of a page.
 const COPY_NS: u64 = 400_000;
-/// Longer than any step of these tests.
+/// Exceeds the duration of all steps of these tests.
 const WAIT_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Creates a card whose copies with M2MF take [`COPY_NS`] each.
@@ -396,7 +396,7 @@ fn hang(rig: &Rig, driver: &mut Driver, channel: &mut Channel) {
     hangs_next(rig, driver, channel);
     copies(driver, channel, 1);
     let began = Instant::now();
-    // On a busy host it may have been killed before it was seen.
+    // On a busy host it may have been killed before the test saw it.
     while !is_busy(rig) && driver.guest.counter("hangs") == 0 {
         assert!(began.elapsed() < WAIT_TIMEOUT, "it hangs");
         std::thread::yield_now();

@@ -237,7 +237,7 @@ fn wait_interrupted(driver: &mut Driver, before: u64) {
     let began = std::time::Instant::now();
     while driver.guest.counter("interrupts") <= before {
         assert!(began.elapsed() < std::time::Duration::from_secs(60), "an interrupt");
-        // Serve interrupts that arrived since the last service, or no more will arrive.
+        // Serve interrupts that arrived since the last service; otherwise no more will arrive.
         driver.service();
         std::thread::yield_now();
     }

@@ -81,7 +81,7 @@ fn chunks_that_engines_fail_to_zero_are_zeroed_by_cpu() {
     let next = rig.guest_with(1, &free_settings(40));
     assert_eq!(first_that_is_not_zero(&next), None);
     next.remove().unwrap();
-    // The engines are tried again, and zero again.
+    // The engines are retried, and zero memory again.
     let before = zeroed_by_engines(&rig);
     for vm in 2..40 {
         let guest = rig.guest_with(vm, &free_settings(16));
@@ -94,7 +94,7 @@ fn chunks_that_engines_fail_to_zero_are_zeroed_by_cpu() {
 
 #[test]
 fn vm_needing_chunk_being_zeroed_gets_it_afterwards() {
-    // Some milliseconds for a chunk.
+    // Takes some milliseconds per chunk.
     let copy = EngineTiming { bytes_per_second: 400 * MIB, launch_ns: 0 };
     let (graph, compute) = (EngineTiming { bytes_per_second: 0, launch_ns: 0 }, ComputeTiming::default());
     let rig = rig_with(0, Some(TimeModel { graph, compute, copy, switch_ns: 0, bus_bytes_per_second: 0 }));
@@ -108,7 +108,7 @@ fn vm_needing_chunk_being_zeroed_gets_it_afterwards() {
         let next = rig.guest_with(2 * round + 1, &free_settings(40));
         std::thread::scope(|scope| {
             scope.spawn(|| rig.host.scrub());
-            // All of them, and more than are zeroed already.
+            // All of them, and more than are already zeroed.
             for mib in &all {
                 assert!(next.vram_try_write(mib * MIB + 8, &[9; 8]), "round {round}: MiB {mib}");
             }

@@ -79,7 +79,7 @@ fn schedulers_that_cannot_be_are_refused() {
         })
         .contains("not as the scheduler has it")
     );
-    // Each of these would be taken for idle, or for busy forever.
+    // Each of these would count as idle, or as busy forever.
     assert!(refused(&|saved| saved.scheduler.engines[0] = Default::default()).contains("in flight"));
     assert!(
         refused(&|saved| {

@@ -2,8 +2,8 @@
 //! predicates and condition codes with edge values and random ones. The whole state of a warp is compared.
 //!
 //! Instructions are made from an assembly template by changing random bits while it stays the same operation, so that
-//! every encoding occurs. References are in `integer`, `float` (with `exact`) and `memory`, and compute one thread at a
-//! time; control is tested in `control` with programs, compared with a plain evaluation of their source.
+//! every encoding occurs. The references in `integer`, `float` (with `exact`) and `memory` compute one thread at a
+//! time; `control` tests control flow with programs, and compares them with a plain evaluation of their source.
 
 mod bench;
 mod control;

@@ -30,9 +30,9 @@ pub enum Lane {
 /// Remapping of elements during a copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Remap {
-    /// Bytes of a source element, 1 to 16.
+    /// Size of a source element in bytes, 1 to 16.
     pub source_bytes: usize,
-    /// Bytes of a destination element, 1 to 16.
+    /// Size of a destination element in bytes, 1 to 16.
     pub target_bytes: usize,
     /// Source of each byte of a destination element.
     pub lanes: [Lane; ELEMENT_MAX],

@@ -15,7 +15,7 @@ use proptest::prelude::*;
 
 /// First virtual address of the arena.
 const ARENA: u64 = 0x12_3456_0000;
-/// Bytes of the arena.
+/// Size of the arena in bytes.
 const ARENA_BYTES: u64 = 1 << 20;
 /// The card's clock in tests.
 const NOW_NS: u64 = 0x0123_4567_89ab_cde0;

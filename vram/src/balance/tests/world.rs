@@ -102,7 +102,7 @@ impl World {
         }
     }
 
-    /// Uses guest chunks that the VM has not used. Returns how many are first placed in host memory.
+    /// Uses guest chunks that the VM has not used. Returns the number of those that are first placed in host memory.
     pub(super) fn use_chunks(&mut self, vm: u32, chunks: std::ops::Range<u64>) -> usize {
         chunks.filter(|&index| matches!(self.ask(vm, index).unwrap().place, Place::Host(_))).count()
     }
@@ -125,7 +125,7 @@ impl World {
         panic!("it never rests");
     }
 
-    /// Destroys a VM, as the mediator does it.
+    /// Destroys a VM like the mediator.
     pub(super) fn destroy(&mut self, vm: u32) -> Result<u32, Error> {
         let freed = self.table.destroy_vm(TenantId(vm))?;
         self.balancer.forget_vm(TenantId(vm));

@@ -25,7 +25,7 @@ struct Coming {
     came: u64,
     /// Number of arrivals at its last eviction, plus one; 0 if it was not evicted, or is back.
     went: u64,
-    /// Number of evictions that it is still spared.
+    /// Number of further evictions for which it is spared.
     spared: u32,
     /// Number of evictions that it was last granted.
     allowance: u32,

@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// Bytes of one context.
+/// Size of one context in bytes.
 const CONTEXT: u64 = 512 << 20;
 /// Bytes that are in use for no process without any tenant.
 const IDLE: u64 = 483 << 20;
@@ -24,8 +24,7 @@ fn pid(world: &World, session: SessionId) -> u32 {
     *all.iter().find(|pid| **pid == 100 + session.0 as u32).expect("it is served")
 }
 
-/// Reports these bytes of processes in addition to their contexts, and `lost` bytes in use for no process, as NVML
-/// does.
+/// Reports these bytes of processes in addition to their contexts, and `lost` bytes without a process, as NVML does.
 fn look(world: &mut World, users: &[(u32, u64)], lost: u64) {
     let user = |&(pid, bytes): &(u32, u64)| User {
         pid,
@@ -44,7 +43,8 @@ fn twice(world: &mut World, users: &[(u32, u64)], lost: u64) {
     look(world, users, lost);
 }
 
-/// Bytes of a tenant: of its processes past the account, kept, and beyond its quota; and its chunks in all.
+/// Returns the bytes of a tenant: of its processes beyond the account, kept, and beyond its quota; and the total number
+/// of its chunks.
 fn past(world: &World, tenant: usize) -> (u64, u64, u64, u32) {
     let view = world.core.view().tenants.swap_remove(tenant);
     let beyond: u64 = view.unaccounted.iter().map(|one| one.bytes).sum();
@@ -57,7 +57,7 @@ fn process_above_its_account_is_charged_when_seen_twice() {
     let one = world.connect("one");
     let pid = pid(&world, one);
     world.say(one, FromTenant::Fix { request: 1, card: 0, kind: FixedKind::Array, bytes: 2 * CHUNK });
-    // Managed memory is not the process's for NVML, and so no excuse for other memory.
+    // NVML does not count managed memory for the process, so it cannot explain other memory.
     world.say(one, FromTenant::Fix { request: 2, card: 0, kind: FixedKind::Managed, bytes: CHUNK });
     twice(&mut world, &[(pid, 3 * CHUNK)], 0);
     assert_eq!(past(&world, 0), (0, 0, 0, 3), "its account, and the margin");
@@ -160,7 +160,7 @@ fn tenant_is_not_charged_for_memory_of_uncertain_owner() {
     let pids = [one, two].map(|session| (pid(&world, session), 0));
     twice(&mut world, &pids, 0);
     let hidden = 3 * (8 << 20);
-    // Both end, and their memory goes a little later: so much of it is of either.
+    // Both end, and their memory is freed a little later: this much of it may belong to either.
     for tenant in [1, 2] {
         world.event(Event::Missing { tenant: vram::TenantId(tenant), sure: false, bytes: 8 * CHUNK });
     }
@@ -183,7 +183,7 @@ fn managed_memory_is_counted_only_by_its_request() {
     twice(&mut world, &pids, 0);
     world.say(one, FromTenant::Fix { request: 1, card: 0, kind: FixedKind::Managed, bytes: 6 * CHUNK });
     world.event(Event::Missing { tenant: vram::TenantId(1), sure: true, bytes: 8 * CHUNK });
-    // As much as the contexts of the program and the owner may take in addition.
+    // The maximum that the contexts of the program and the owner may take in addition.
     let hidden = 2 * (8 << 20);
     twice(&mut world, &pids, 6 * CHUNK + hidden);
     assert_eq!(past(&world, 0), (0, 0, 0, 6), "it is counted by its request");

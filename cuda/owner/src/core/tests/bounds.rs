@@ -5,7 +5,8 @@ use cuda_protocol::{FixedKind, Hello, MAX_CHUNKS, MAX_EXPORTED, MAX_PENDING, Ref
 
 /// Chunks of the largest card.
 const CHUNKS: u64 = (192 << 30) / CHUNK;
-/// Steps of an event that does all that can be put off, and of the message itself: see the table in `cuda-protocol`.
+/// Steps of an event that does the maximum of deferrable work, and of the message itself: see the table in
+/// `cuda-protocol`.
 const EVENT_MOST: u64 = WORK_AT_ONCE as u64 + 64;
 
 /// A core without programs around it: the test decides when pieces are made.
@@ -13,7 +14,7 @@ struct Bare {
     core: Core,
     answers: Vec<(SessionId, FromOwner)>,
     makes: std::collections::VecDeque<PieceId>,
-    /// Most steps of an event so far.
+    /// Maximum number of steps of an event so far.
     most: u64,
     next: u64,
 }
@@ -79,7 +80,7 @@ impl Bare {
         }
     }
 
-    /// Chunks of a process, as its answers say.
+    /// Chunks of a process, according to its answers.
     fn chunks(&self, of: SessionId) -> Vec<ChunkId> {
         let granted = self.answers.iter().filter_map(|(session, message)| match message {
             FromOwner::Granted { chunks, .. } if *session == of => Some(chunks.iter().map(|chunk| chunk.id)),
@@ -100,7 +101,7 @@ fn whole_card_allocation_is_split_and_neighbour_waits_one_part() {
     bare.say(one, FromTenant::Allocate { request: 1, card: 0, chunks: CHUNKS as u32 });
     assert!(bare.makes.len() <= memory::MAKING_MOST as usize, "{} pieces before anybody else's", bare.makes.len());
     bare.say(two, FromTenant::Allocate { request: 1, card: 0, chunks: 4 });
-    // The neighbour's four come after those of one part.
+    // The neighbour's four chunks arrive after those of one part.
     let ahead = bare.makes.len();
     for _ in 0..ahead {
         let piece = bare.makes.pop_front().expect("counted");
@@ -110,7 +111,7 @@ fn whole_card_allocation_is_split_and_neighbour_waits_one_part() {
     bare.settle();
     assert_eq!(bare.chunks(one).len() as u64, CHUNKS);
     assert_eq!(bare.answered(one, |m| matches!(m, FromOwner::Granted { more: false, .. })), 1);
-    // The end of the process is spread over events, as is that of its last chunk's.
+    // The release of the process's memory is spread over several events.
     let before = bare.event(Event::Gone { session: one });
     assert!(before <= EVENT_MOST, "{before}");
     bare.say(two, FromTenant::Allocate { request: 2, card: 0, chunks: 1 });
@@ -130,7 +131,7 @@ fn all_of_the_card_as_fixed_memory_takes_linear_work_in_parts() {
     let (card, kind) = (0, FixedKind::Driver);
     let begin = bare.core.steps();
     bare.say(one, FromTenant::Fix { request: 1, card, kind, bytes });
-    // Requests that come while the first is under way are answered after it, in order.
+    // Requests that arrive while the first is in progress are answered after it, in order.
     bare.say(one, FromTenant::Fix { request: 2, card, kind, bytes: 1 });
     bare.say(one, FromTenant::Fix { request: 3, card, kind: FixedKind::Host, bytes });
     bare.settle();
@@ -149,7 +150,7 @@ fn all_of_the_card_as_fixed_memory_takes_linear_work_in_parts() {
     );
     let placed = bare.core.steps() - begin;
     assert!(placed < 2 * CHUNKS, "{placed} steps for {CHUNKS} chunks");
-    // Given back and asked for again at once: nothing is refused for being on its way.
+    // Chunks that are freed and requested again at once are not refused because their release is in progress.
     bare.say(one, FromTenant::Unfix { card, kind, bytes });
     bare.say(one, FromTenant::Fix { request: 4, card, kind, bytes });
     bare.say(one, FromTenant::Unfix { card, kind, bytes });
@@ -224,7 +225,7 @@ fn a_token_opens_nothing_once_one_of_its_chunks_is_another() {
         |bare: &Bare| bare.answered(two, |m| matches!(m, FromOwner::Refused { reason: Refusal::Invalid, .. }));
     bare.say(two, FromTenant::Open { request: 1, share });
     assert_eq!(refused(&bare), 1);
-    // The index is another chunk's now.
+    // The index now belongs to another chunk.
     bare.say(one, FromTenant::Allocate { request: 3, card: 0, chunks: 1 });
     bare.settle();
     bare.say(two, FromTenant::Open { request: 2, share });
@@ -238,7 +239,7 @@ fn costliest_message_of_each_kind_is_bounded_on_largest_card() {
     bare.say(one, FromTenant::Allocate { request: 1, card: 0, chunks: CHUNKS as u32 - 100 });
     bare.settle();
     let chunks = bare.chunks(one);
-    // Tokens of as many chunks as may be, and as many tokens.
+    // The maximum numbers of tokens and of chunks in them.
     for start in 0..400 {
         let chunks = chunks[start..start + MAX_EXPORTED].to_vec();
         bare.say(one, FromTenant::Export { request: 2, chunks });
@@ -274,7 +275,7 @@ fn costliest_message_of_each_kind_is_bounded_on_largest_card() {
         let name = format!("{message:?}");
         let steps = bare.say(one, message);
         let name = &name[..name.len().min(40)];
-        // An export visits its chunks, and those of a few tokens.
+        // An export visits its own chunks, and those of a few tokens.
         let most = EVENT_MOST + if name.starts_with("Export") { 6 * MAX_EXPORTED as u64 } else { 0 };
         assert!(steps <= most, "{name}: {steps} steps");
         bare.settle();
@@ -317,7 +318,8 @@ fn requests_of_a_connection_that_ended_leave_the_queue() {
 
 #[test]
 fn adopted_duplicate_or_future_number_is_rejected() {
-    // The numbers, if this owner gave `last` last. A program that lost its connection brings its earlier numbers.
+    // Returns the numbers of an owner whose last assigned number is `last`. A program that lost its connection brings
+    // its earlier numbers.
     type Ids = fn(u64) -> Vec<u64>;
     let cases: [(Ids, usize); 4] =
         [(|_| vec![5, 5], 1), (|last| vec![last + 1], 1), (|last| vec![last + 1000], 1), (|last| vec![last], 0)];

@@ -62,7 +62,7 @@ fn a_program_that_does_not_answer_is_waited_for_once() {
 fn empty_chunks_of_another_program_serve_one_of_the_same_tenant() {
     let mut world = two(128, 8);
     let (first, second) = (world.connect("one"), world.connect("one"));
-    // All that the tenant believes to have.
+    // The tenant's whole memory limit.
     world.ask(first, 1, 64);
     empty(&mut world, first, 10);
     world.ask(second, 1, 10);
@@ -92,7 +92,7 @@ fn chunks_freed_before_quiesce_are_not_copied() {
     world.ask(one, 1, 8);
     world.write(one);
     world.ask(two, 1, 1);
-    // It was asked a moment ago, and is not asked again before its memory moves. `World` checks each copy.
+    // It had an order a moment ago, and gets no other one before its memory moves. `World` checks each copy.
     empty(&mut world, one, 6);
     world.ask(two, 2, 5);
     world.pass(1_000 * MS);
@@ -113,7 +113,7 @@ fn host_memory_of_program_is_not_reused_by_other_of_its_tenant() {
     world.settle();
     let second = world.connect("one");
     world.ask(second, 1, 6);
-    // `World` checks whether a piece was another program's before.
+    // `World` checks whether a piece belonged to another program before.
     assert!(world.programs[&second].chunks.values().all(|(_, value)| *value == 0));
     assert_eq!(world.places(second), (2, 4));
     world.leave(first);

@@ -1,4 +1,4 @@
-//! Programs that the owner gives up: neither they nor the system can affect the fate of their turns and memory.
+//! Programs that the owner gives up: neither they nor the system can affect the state of their turns and memory.
 
 use super::world::*;
 use super::*;
@@ -14,7 +14,7 @@ fn two(card: u64, kills: bool) -> World {
     world
 }
 
-/// A program that fills the card and has the turn, and one that waits for both; the first answers nothing.
+/// A program that fills the card and has the turn, and one that waits for both; the first does not answer.
 fn held(world: &mut World) -> (SessionId, SessionId) {
     let one = world.connect("one");
     world.ask(one, 1, 8);

@@ -1,4 +1,4 @@
-//! Memory and processes outside the memory that the owner moves: fixed, shared, and past it.
+//! Memory and processes outside the memory that the owner moves: fixed, shared, and unaccounted.
 
 use super::*;
 
@@ -155,7 +155,7 @@ fn guarantee_is_granted_after_memory_of_others_has_moved() {
     world.settle();
     world.pass(100 * MS);
     let told = world.told;
-    // Longer than a chunk stays where it has gone.
+    // Longer than the minimum stay of a moved chunk.
     world.pass(1_000 * MS);
     assert_eq!((world.places(one), world.told), ((2, 6), told), "nothing comes back before it is given");
     world.core.change_tenant(id, &promised(6)).expect("there is room");
@@ -195,7 +195,7 @@ fn unreturned_slice_ends_at_limit_without_other_events() {
     world.say(two, FromTenant::Waiting { card: 0 });
     let limit = sched::VgpuParams::default().max_run_ns.expect("there is one");
     while world.now < 2 * limit && world.programs.contains_key(&one) {
-        // As in the server: only the wakeups that the owner asked for.
+        // As in the server: only the wakeups that the owner requested.
         world.now += world.core.next_wakeup().expect("the turn's end is awaited");
         world.event(Event::Tick);
         world.settle();
@@ -241,8 +241,8 @@ fn program_without_slice_pays_for_delaying_another_tenant() {
     assert_eq!((past, held_up), (1, 2), "and the tenant's own work has its limit once more, and no longer");
 }
 
-/// Time in limits of a turn until a program is given up that occupies the card at every look, while another tenant
-/// works. It has a turn after each look if `has_turns`.
+/// Returns the time, in limits of a turn, until a program is given up that occupies the card at every poll while
+/// another tenant works. It has a turn after each poll if `has_turns`.
 fn given_up_after(has_turns: bool) -> Option<u64> {
     let mut world = World::new(16, 16);
     for name in ["one", "two"] {

@@ -124,7 +124,7 @@ fn quantum_holder_waiting_for_memory_is_not_idle() {
     world.say(session, FromTenant::Allocate { request: 2, card: 0, chunks: 2 });
     let usage = Usage::default();
     world.say(session, FromTenant::Stopped { card: 0, turn: run.turn, usage, waiting: false });
-    // No program does anything.
+    // Programs do nothing.
     for _ in 0..40 {
         world.now += 10 * MS;
         world.event(Event::Tick);

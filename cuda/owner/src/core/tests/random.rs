@@ -1,4 +1,5 @@
-//! Programs that allocate, free, write, come and go, answer late or in another order, on a card that is too small.
+//! Programs that allocate, free, write, connect and disconnect, answer late or in another order, on a card that is too
+//! small.
 
 use super::*;
 use proptest::prelude::*;

@@ -3,14 +3,14 @@
 use super::*;
 use proptest::prelude::*;
 
-/// Chunks of the card.
+/// Number of chunks of the card.
 const CARD: u64 = 64;
 
 /// A tenant that always has work.
 #[derive(Clone, Copy, Debug)]
 struct Busy {
     weight: u32,
-    /// Chunks that its program has.
+    /// Number of chunks that its program has.
     chunks: u32,
     quota: u32,
     guarantee: u32,
@@ -22,11 +22,11 @@ impl Busy {
     }
 }
 
-/// Lets the tenants work for `seconds`, and returns the part of the time of all slices that each has had, in permille.
+/// Lets the tenants work for `seconds`, and returns each one's part of the time of all slices, in permille.
 fn shares(tenants: &[Busy], seconds: u64) -> (World, Vec<u64>) {
     let mut world = World::new(CARD, 512);
     let config = world.core.config().clone();
-    // Short quanta: the last cycle is cut off anywhere.
+    // Short quanta, because the last cycle is cut off at an arbitrary point.
     let quanta = vram::QuantaConfig { max_ns: 2_000 * MS, ..config.quanta };
     world.core.tune(config.time, config.balance, quanta, config.host_bytes).expect("it may be");
     let mut sessions = Vec::new();
@@ -41,7 +41,7 @@ fn shares(tenants: &[Busy], seconds: u64) -> (World, Vec<u64>) {
         world.ask(*session, 1, tenant.chunks);
         world.say(*session, FromTenant::Waiting { card: 0 });
     }
-    // Quanta begin, and the first ones are over.
+    // Quanta have begun, and the first ones have ended.
     world.pass(20_000 * MS);
     let mut ran = vec![0u64; tenants.len()];
     for _ in 0..seconds * 200 {
@@ -97,7 +97,7 @@ fn tenant_outside_of_quanta_keeps_its_share() {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 12, ..ProptestConfig::default() })]
 
-    /// No memory setting of a tenant, its own or another's, changes a share of time.
+    /// A tenant's memory settings do not affect any tenant's share of time.
     #[test]
     fn shares_of_time_ignore_memory_settings(
         tenants in prop::collection::vec((1u32..=4, 8u32..=56, 8u32..=64, 0u32..=16), 2..=3),

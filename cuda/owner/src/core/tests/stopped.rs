@@ -32,7 +32,7 @@ fn users(world: &mut World, occupies: bool) {
     world.settle();
 }
 
-/// Longest time in which a program's gate stays closed within `ms`, in ms.
+/// Maximum time in which a program's gate stays closed within `ms`, in ms.
 fn longest_gap(world: &mut World, session: SessionId, ms: u64) -> u64 {
     let (mut gap, mut longest) = (0, 0);
     for _ in 0..ms / 5 {
@@ -65,7 +65,7 @@ fn stopped_program_without_work_loses_its_turn_only() {
     let charged = world.core.view().tenants[0].charged_ns;
     let gap = longest_gap(&mut world, other, 20_000);
     assert_eq!((gap, world.core.view().tenants[0].charged_ns), (0, charged), "it is alone");
-    // It runs again: it answers, and has its share.
+    // It runs again: it answers, and gets its share.
     let program = world.programs.get_mut(&one).expect("it is not killed");
     program.stopped = false;
     world.settle();

@@ -1,5 +1,5 @@
-//! The time that memory takes to change hands, by a clock of its own: workers, the link and programs take as long as
-//! they do on a card of today.
+//! The duration of moving memory between tenants, with a simulated clock: workers, the link and programs take as long
+//! as on a present-day card.
 
 use super::*;
 use std::cmp::Reverse;
@@ -7,32 +7,33 @@ use std::collections::BinaryHeap;
 
 const US: u64 = 1_000;
 const MS: u64 = 1_000 * US;
-/// Chunk size of these times.
+/// Chunk size for which the following times apply.
 const CHUNK: u64 = 16 << 20;
-/// To make a piece of the card.
+/// Time to make a piece of the card.
 const MAKE: u64 = 130 * US;
-/// To zero one, which waits for a time slice of the card if others are at work there; several are waited for together.
+/// Time to zero a piece, which waits for a time slice of the card if others are at work there; several are waited for
+/// together.
 const ZERO: u64 = MS;
 const ZEROED_PER_WAIT: u64 = 16;
-/// To pin a piece of host memory.
+/// Pins host memory for a piece.
 const PIN: u64 = 3_200 * US;
-/// To give a piece up.
+/// Time to release a piece.
 const DROP: u64 = 73 * US;
-/// To copy a chunk over the link, with both ways in use.
+/// Time to copy a chunk over the link, with both directions in use.
 const COPY: u64 = 350 * US;
-/// To begin with a batch of copies, and to wait for its end.
+/// Time to start a batch of copies, and to wait for its end.
 const COPY_BATCH: u64 = 60 * US;
-/// To take a chunk away from a program's addresses, and to map one of the card there.
+/// Time to unmap a chunk from a program's addresses, and to map one of the card there.
 const UNMAP: u64 = 35 * US;
 const MAP: u64 = 70 * US;
 /// Time to receive a message of the owner, and to answer.
 const WORD: u64 = 50 * US;
-/// To be quiet, and to end a turn.
+/// Quiesces, and ends a turn.
 const DRAIN: u64 = 2 * MS;
-/// Time to use an allocation for the first time, and to ask for more.
+/// Time to use an allocation for the first time, and to request more.
 const USE: u64 = 100 * US;
 
-/// Something that happens at its time.
+/// An event at a set time.
 #[derive(Debug)]
 enum Next {
     Tell(Event),
@@ -49,7 +50,7 @@ enum Hand {
     Program(SessionId),
 }
 
-/// A program that asks for one part of its memory after the other, each as soon as its work on the last one may run.
+/// A program that requests one part of its memory after the other, each when its work on the previous one may run.
 #[derive(Debug)]
 struct Fill {
     left: u32,
@@ -104,7 +105,7 @@ impl Timed {
         self.tell(Event::Said { session, message, pieces: Vec::new() });
     }
 
-    /// `next` happens when `hand` has been at work for `ns` more.
+    /// `next` happens when `hand` has worked for another `ns`.
     fn after(&mut self, hand: Hand, ns: u64, next: Option<Next>) {
         let busy = self.busy.entry(hand).or_default();
         *busy = (*busy).max(self.now) + ns;
@@ -187,7 +188,7 @@ impl Timed {
         self.after(Hand::Program(session), USE, Some(Next::Say(session, ask)));
     }
 
-    /// Returns true if a program has all that it asks for.
+    /// Returns true if a program has all that it requested.
     fn is_full(&self, session: SessionId) -> bool {
         self.fills.get(&session).is_some_and(|fill| fill.has && fill.left == 0)
     }
@@ -227,7 +228,7 @@ fn two_at_once(ready: u64) -> (Timed, [SessionId; 2]) {
         let spec = TenantSpec { memory_bytes: 640 * CHUNK, ..world::spec(name, 0, Limits::default()) };
         timed.core.add_tenant(spec).expect("it may be");
     }
-    // The stock is there.
+    // The stock is filled.
     timed.run(5_000 * MS);
     let sessions = ["one", "two"].map(|name| timed.connect(name));
     for session in sessions {
@@ -236,7 +237,7 @@ fn two_at_once(ready: u64) -> (Timed, [SessionId; 2]) {
     (timed, sessions)
 }
 
-/// The same, and each fills four fifths of the card.
+/// The same programs, each of which fills four fifths of the card.
 fn two_that_do_not_fit(ready: u64) -> Timed {
     let (mut timed, sessions) = two_at_once(ready);
     for request in 0..32 {
@@ -258,7 +259,7 @@ fn quantum_change_moves_memory_at_about_link_speed() {
     let changes = (timed.copies[&Memory::Device] - before[&Memory::Device]) / 384;
     assert!(changes >= 7, "{:?}", timed.copies);
     let lost = (timed.now - start - (timed.ran() - ran)) / changes;
-    // The link takes most of it; the first batch goes before the first one comes.
+    // The link takes most of the time; the first batch leaves before the first one arrives.
     assert!(lost <= 384 * COPY * 4 / 3, "a change takes {} ms", lost / MS);
 }
 
@@ -268,7 +269,7 @@ fn first_quantum_does_not_wait_for_stock_refill() {
     let (start, ran) = (timed.now, timed.ran());
     timed.run(start + 1_000 * MS);
     let lost = timed.now - start - (timed.ran() - ran);
-    // 120 pieces more than were ready are pinned; as many again are made for the stock.
+    // 120 pieces more than the stock are pinned; the same number is made for the stock again.
     assert!(lost <= 120 * PIN + 200 * MS, "the first quantum begins after {} ms", lost / MS);
 }
 
@@ -298,7 +299,7 @@ fn memory_filled_during_quantum_is_on_card() {
     let took = wait(&mut timed, &|timed: &Timed| timed.is_full(two));
     let copied = |memory| timed.copies.get(&memory).unwrap_or(&0) - before.get(&memory).unwrap_or(&0);
     assert_eq!((copied(Memory::Device), on_card(&timed, 1)), (0, 512), "nothing of it was used over the link first");
-    // Evictions for the last part run 64 chunks ahead.
+    // Evictions run 64 chunks ahead of the last part.
     assert!((missing - 16..=missing + 80).contains(&copied(Memory::Host)), "{} chunks", copied(Memory::Host));
     assert!(took <= alone + missing * COPY * 4 / 3, "{} ms, {} ms alone", took / MS, alone / MS);
 }

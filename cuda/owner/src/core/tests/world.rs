@@ -1,4 +1,4 @@
-//! A card, its worker threads and programs' libraries, as the state machine sees them.
+//! A card, its worker threads and programs' libraries, in the state machine's view.
 
 use super::*;
 use crate::driver::Memory;
@@ -8,18 +8,18 @@ use std::collections::VecDeque;
 pub(super) const CHUNK: u64 = 2 << 20;
 pub(super) const MS: u64 = 1_000_000;
 thread_local! {
-    /// Seed of the next owner: the time in ms, for real ones.
+    /// Seed of the next owner; real owners use the time in ms.
     static SEED: std::cell::Cell<u32> = const { std::cell::Cell::new(7) };
 }
 
-/// Contents of memory that was another's.
+/// Contents of memory that belonged to another tenant.
 const STALE_CONTENTS: u64 = u64::MAX;
 
 /// A program with our library.
 #[derive(Debug, Default)]
 pub(super) struct Program {
     pub(super) tenant: Option<u32>,
-    /// Its chunks: the piece that each is mapped to, and the value that the program has written there last.
+    /// Its chunks: the piece that each is mapped to, and the value that the program wrote there last.
     pub(super) chunks: BTreeMap<ChunkId, (PieceId, u64)>,
     pub(super) run: Option<Run>,
     pub(super) quiet: Option<u32>,
@@ -29,15 +29,15 @@ pub(super) struct Program {
     pub(super) killed: bool,
     /// Its empty chunks, which it returns on request.
     pub(super) empty: Vec<ChunkId>,
-    /// Pieces that it returned just before it was quiet.
+    /// Pieces that it returned just before it quiesced.
     returned: BTreeSet<PieceId>,
     /// It does not answer.
     pub(super) mute: bool,
     /// It does not answer because it is stopped.
     pub(super) stopped: bool,
-    /// It declines orders: to be quiet, or to redirect anything.
+    /// It declines orders to quiesce, or to redirect chunks.
     pub(super) declines: Option<bool>,
-    /// Its driver accepts no more calls.
+    /// Its driver does not accept further calls.
     pub(super) ends: bool,
     pub(super) memory: Option<(u64, u64)>,
     pub(super) share: Option<Share>,
@@ -72,17 +72,17 @@ pub(super) struct World {
     pub(super) work: VecDeque<Action>,
     next: u64,
     value: u64,
-    /// Version that programs speak which connect from now on.
+    /// Protocol version of programs that connect from now on.
     pub(super) version: u16,
-    /// Pieces of the card that the driver has memory for.
+    /// Number of pieces of the card for which the driver has memory.
     pub(super) device_most: usize,
-    /// Batches of copies that programs were to map.
+    /// Number of batches of copies that programs had to map.
     pub(super) told: usize,
-    /// The driver's answer to a suspension; none: it does not return.
+    /// The driver's answer to a suspension; `None` if the call does not return.
     pub(super) suspends: Option<bool>,
     /// Programs can be killed.
     pub(super) kills: bool,
-    /// Pieces that are given up are in use still: a process has them.
+    /// Pieces that were released are still in use: a process has them.
     pub(super) keeps_dropped: bool,
     dropped: usize,
 }
@@ -99,7 +99,7 @@ pub(super) fn spec(name: &str, chunks: u64, limits: vram::Limits) -> TenantSpec 
 }
 
 impl World {
-    /// A card of this many chunks, with as many host slots.
+    /// Creates a card of this many chunks, with the same number of host slots.
     pub(super) fn new(card: u64, host: u64) -> Self {
         let config = CardConfig {
             host_bytes: host * CHUNK,
@@ -107,7 +107,7 @@ impl World {
             host_ready_bytes: 2 * CHUNK,
             ..CardConfig::new(card * CHUNK)
         };
-        // As with real owners, each has numbers of its own.
+        // Like real owners, each one has its own numbers.
         let seed = SEED.with(|seed| seed.replace(seed.get() + (1 << 10)));
         let core = Core::new(config, seed).expect("the settings are in bounds");
         let (pieces, seen, programs, work) = Default::default();
@@ -134,7 +134,7 @@ impl World {
         world
     }
 
-    /// A program of a tenant connects, and is served until nothing more happens.
+    /// Connects a program of a tenant, and serves it until it is idle.
     pub(super) fn connect(&mut self, tenant: &str) -> SessionId {
         let session = self.connect_as(tenant, 1000, false);
         self.settle();
@@ -166,7 +166,7 @@ impl World {
         self.settle();
     }
 
-    /// A program writes to all of its chunks.
+    /// Makes a program write to all of its chunks.
     pub(super) fn write(&mut self, session: SessionId) {
         let Some(program) = self.programs.get_mut(&session) else { return };
         assert_eq!(program.quiet, None, "a program that is quiet does not run");
@@ -177,7 +177,7 @@ impl World {
         }
     }
 
-    /// Checks that every chunk holds the value that its program has written there last.
+    /// Checks that every chunk holds the value that its program wrote there last.
     pub(super) fn check(&self) {
         for (session, program) in &self.programs {
             for (chunk, (piece, value)) in &program.chunks {
@@ -185,7 +185,7 @@ impl World {
                 assert_eq!(found.1, *value, "{session:?} {chunk:?} {piece:?}");
             }
         }
-        // A program that has been told to stop and has not answered is not waited for.
+        // A program that was ordered to stop and has not answered is not waited for.
         let told =
             |program: &Program| program.answers.iter().any(|answer| matches!(answer, FromTenant::Stopped { .. }));
         let open = self.programs.values().filter(|program| program.run.is_some() && !told(program));
@@ -209,7 +209,7 @@ impl World {
                     self.event(Event::Looked { session, stopped, is_overdue });
                 }
                 Action::Suspend { session } => {
-                    // Whatever becomes of that, its memory is others' from now on.
+                    // Regardless of that, others may use its memory from now on.
                     self.programs.get_mut(&session).expect("there").chunks.clear();
                     self.work.push_back(Action::Suspend { session });
                 }
@@ -218,7 +218,7 @@ impl World {
         }
     }
 
-    /// A program's connection ends.
+    /// Ends a program's connection.
     pub(super) fn leave(&mut self, session: SessionId) {
         if self.programs.remove(&session).is_some() {
             self.event(Event::Gone { session });
@@ -294,7 +294,7 @@ impl World {
         }
     }
 
-    /// Does one more thing: a worker has completed an order, or a program answers. Returns false when nothing is left.
+    /// Executes one more step: a worker completes an order, or a program answers. Returns false when nothing is left.
     pub(super) fn step(&mut self, choice: u64) -> bool {
         let speakers: Vec<_> = self
             .programs
@@ -370,7 +370,7 @@ impl World {
         }
     }
 
-    /// The process that has the pieces given up has ended.
+    /// The process that has the released pieces has ended.
     pub(super) fn dropped_are_free(&mut self) {
         self.dropped = 0;
     }
@@ -385,7 +385,7 @@ impl World {
         panic!("it never settles");
     }
 
-    /// Time passes, in steps in which everything happens that is under way.
+    /// Advances time, in steps, and runs the events of each step.
     pub(super) fn pass(&mut self, ns: u64) {
         let until = self.now + ns;
         while self.now < until {
@@ -395,19 +395,19 @@ impl World {
         }
     }
 
-    /// Chunks of a program on the card, and in host memory.
+    /// Returns the numbers of a program's chunks on the card, and in host memory.
     pub(super) fn places(&self, session: SessionId) -> (usize, usize) {
         let memories = self.programs[&session].chunks.values().map(|(piece, _)| self.pieces[piece].0);
         let (card, host): (Vec<_>, Vec<_>) = memories.partition(|memory| *memory == Memory::Device);
         (card.len(), host.len())
     }
 
-    /// Another owner takes the programs over, with their memory.
+    /// Replaces the owner; the new one takes the programs over, with their memory.
     pub(super) fn restart(&mut self, core: Core) -> Vec<SessionId> {
         self.restart_and(core, |_, _| ())
     }
 
-    /// Like [`Self::restart`]; each program does `at_once` before its chunks are mapped by the new owner.
+    /// Same as [`Self::restart`]; each program does `at_once` before the new owner maps its chunks.
     pub(super) fn restart_and(&mut self, core: Core, at_once: impl Fn(&mut Self, SessionId)) -> Vec<SessionId> {
         let old = std::mem::take(&mut self.programs);
         let kept: BTreeSet<PieceId> = old.values().flat_map(|p| p.chunks.values().map(|(piece, _)| *piece)).collect();

@@ -7,7 +7,7 @@ use super::lab::{BRAND, Channel, Lab, MARKER, Ran, Verdict, copies, va};
 use crate::access::Width;
 use crate::push::Push;
 
-/// Makes a channel with two pages, whose copy from `va::A` to `va::B` works. Returns it and the address of the second
+/// Creates a channel with two pages, whose copy from `va::A` to `va::B` works. Returns it and the address of the second
 /// page.
 fn worker(lab: &mut Lab<'_>, id: u32) -> (Channel, u64) {
     let (from, to) = (lab.take(1), lab.take(1));
@@ -22,7 +22,7 @@ fn worker(lab: &mut Lab<'_>, id: u32) -> (Channel, u64) {
 /// 3: an instance block that is written after activation.
 pub fn instance_rewritten(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
     let (mut channel, to) = worker(lab, 1);
-    // Another address space of ours that maps `va::C`, which the channel's own does not.
+    // Another address space of ours, which maps `va::C`; the channel's address space does not.
     let other = lab.space();
     let page = lab.take(1);
     lab.card.vram_write(page, BRAND);
@@ -86,7 +86,7 @@ pub fn unknown_instances(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()>
     Ok(())
 }
 
-/// 5: target bits in everything that names memory.
+/// 5: target bits in all entries and registers that name memory.
 pub fn pointer_target_bits(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
     let own = lab.ram()?.gpa;
     let mut channel = lab.channel(3);
@@ -95,7 +95,7 @@ pub fn pointer_target_bits(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<(
     {
         let what = format!("{at:#x}, target {target}");
         lab.ram()?.set(MARKER);
-        // The channel table's word.
+        // The word of the channel table.
         lab.card.write(reg::CHANNEL + 8 * channel.id, 0x4000_0000 | instance_pointer(at, target));
         lab.card.write(reg::CHANNEL_STATE + 8 * channel.id, 0x001f_0001);
         lab.list(&channel);
@@ -106,14 +106,14 @@ pub fn pointer_target_bits(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<(
         lab.card.write(reg::RUNLIST, target << 28 | (at >> 12) as u32);
         lab.card.write(reg::RUNLIST_SUBMIT, 0x01f0_0004);
         lab.card.write(reg::RUNLIST_SUBMIT, 0x01f0_0000);
-        // USERD, in a block that is otherwise good: the card's writes there must not reach our page.
+        // USERD, in an otherwise valid block: the card's writes there must not reach our page.
         lab.card.vram_write(channel.instance + 8, at as u32 & !0xfff | target);
         lab.card.vram_write(channel.instance + 12, (at >> 32) as u32);
         lab.start(&mut channel);
         lab.go(&mut channel, &Push::default(), false);
         lab.stop(&channel);
         lab.fill_instance(&channel);
-        // Sinks of faults, flushes and tags.
+        // Targets of faults, flushes and tags.
         for register in reg::GPC_MMU_SINKS.into_iter().chain([reg::SYSMEM_FLUSH, reg::TAG_BASE, 0x100cc8, 0x100ccc]) {
             lab.card.write(register, target << 28 | (at >> 8) as u32 & 0x0fff_ffff);
         }
@@ -133,7 +133,7 @@ pub fn pointer_target_bits(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<(
     Ok(())
 }
 
-/// 12: runlists with channels of others or of none, without end, outside memory.
+/// 12: runlists with channels of others or of none, of endless length, outside memory.
 pub fn runlist_entries(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
     let (mut channel, _) = worker(lab, 4);
     let list = lab.take(1);

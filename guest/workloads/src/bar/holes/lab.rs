@@ -28,23 +28,23 @@ pub mod va {
     pub const B: u64 = 0x20_0000;
     /// Another buffer.
     pub const C: u64 = 0x30_0000;
-    /// Address that the attempt accesses through large pages; no small page is there.
+    /// Address that the attempt accesses through large pages; it has no small page.
     pub const LARGE: u64 = 0x80_0000;
 }
 
-/// Written to memory where it must not stay.
+/// Written to memory where it must not persist.
 pub const BRAND: u32 = 0xa77a_c4ed;
-/// Written to our own memory, where it must stay.
+/// Written to our own memory, where it must persist.
 pub const MARKER: u32 = 0x600d_f00d;
 
-/// Start of the first hole's own VRAM, and the size of each hole's: holes do not see each other's leftovers.
+/// Start of the first hole's own VRAM, and the size of each hole's VRAM: holes do not see each other's leftovers.
 const FIRST_HOLE_AT: u64 = 4 << 20;
 const BYTES_PER_HOLE: u64 = 2 << 20;
 /// One more than the highest number of a hole.
 pub const ROOMS: u32 = 40;
-/// VRAM after the last hole's.
+/// End of the last hole's VRAM.
 pub const UNUSED: u64 = FIRST_HOLE_AT + ROOMS as u64 * BYTES_PER_HOLE;
-/// Bytes of a directory, and of a small-page table of an eighth of its size.
+/// Size of a directory in bytes, and of a small-page table of an eighth of the full size.
 const DIRECTORY: u64 = 64 << 10;
 const TABLE: u64 = 32 << 10;
 /// Size code of such a table in a directory entry.
@@ -53,18 +53,18 @@ const EIGHTH: u32 = 3 << 2;
 pub const IMAGE_PAGES: u64 = 16;
 const PUSH_PAGES: u64 = 4;
 const RING_ORDER: u32 = 6;
-/// Reads of memory after which the card should have done its work.
+/// Number of memory reads after which the card should have finished.
 const MAX_POLLS: u32 = 20_000;
 /// The same for work that should have no effect.
 const SHORT_PATIENCE: u32 = 400;
 
-/// The guest's own memory as an attempt uses it.
+/// The guest's own memory for an attempt.
 pub struct Lab<'a> {
     /// The card.
     pub card: &'a Card,
     /// BAR1 and BAR3.
     pub bars: [&'a Mapping; 2],
-    /// Bytes of VRAM of the share.
+    /// VRAM of the share, in bytes.
     pub share: u64,
     /// Pattern that fills a neighbour's memory, for recognition.
     pub pattern: Vec<u8>,
@@ -127,7 +127,7 @@ impl Channel {
         ]
     }
 
-    /// Changes the fence to one that will never be released.
+    /// Changes the fence to one that is never released.
     pub fn sequence_skipped(&mut self) {
         self.sequence += 1;
     }
@@ -136,17 +136,17 @@ impl Channel {
 /// Outcome of work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ran {
-    /// It has ended.
+    /// The work has ended.
     Done,
     /// The card refused an access at that address.
     Fault(u64),
     /// The card reported another error.
     Error,
-    /// Nothing within the time limit.
+    /// No result within the time limit.
     Nothing,
 }
 
-/// Outcome of a hole's attempts.
+/// Outcome of the attempts of a hole.
 #[derive(Debug, Default)]
 pub struct Verdict {
     /// Attempts that were visibly refused.
@@ -158,7 +158,7 @@ pub struct Verdict {
 }
 
 impl Verdict {
-    /// Records an attempt that was refused if `refused`, and has succeeded if `gained`.
+    /// Records an attempt that was refused (`refused`), or that had an effect (`gained`).
     pub fn note(&mut self, what: &str, refused: bool, gained: bool) {
         match (gained, refused) {
             (true, _) => self.open.push(what.to_owned()),
@@ -178,7 +178,7 @@ impl Verdict {
         self.note(&format!("{what}: {ran:x?}"), true, elsewhere || !matches!(ran, Ran::Fault(_)));
     }
 
-    /// Records a condition without which nothing can be concluded, or that an attempt must not change.
+    /// Records a condition that an attempt requires, or that it must not change.
     pub fn check(&mut self, what: &str, good: bool) {
         if !good {
             self.open.push(what.to_owned());
@@ -207,7 +207,7 @@ impl<'a> Lab<'a> {
             bar1_instance: 0,
             page: None,
         };
-        // The first word of the room is the number of bytes that were used before.
+        // The first word of the hole's VRAM is the number of bytes already used.
         let used = u64::from(card.vram_read(base)).min(BYTES_PER_HOLE);
         card.vram_zero(base, used);
         lab.bar1 = lab.space();
@@ -217,7 +217,7 @@ impl<'a> Lab<'a> {
         Ok(lab)
     }
 
-    /// Turns everything on, as a driver does.
+    /// Enables all units, as a driver does.
     pub fn bring_up(&self) {
         let card = self.card;
         card.write(reg::PMC_ENABLE, u32::MAX);
@@ -237,7 +237,7 @@ impl<'a> Lab<'a> {
         }
         card.write(reg::BAR1_INSTANCE, instance_pointer(self.bar1_instance, 0));
         self.flush();
-        // More faults than can be pending after the first.
+        // Exceeds the number of faults that can be pending after the first.
         for _ in 0..1000 {
             self.acknowledge();
             if self.error().is_none() {
@@ -266,14 +266,14 @@ impl<'a> Lab<'a> {
         at
     }
 
-    /// Takes back all pages except those of the aperture, and clears them.
+    /// Releases all pages except those of the aperture, and clears them.
     pub fn release(&mut self) {
         let first = self.bar1_instance + PAGE;
         self.card.vram_zero(first, self.next - first);
         self.next = first;
     }
 
-    /// An empty address space.
+    /// Creates an empty address space.
     pub fn space(&mut self) -> Space {
         let space = Space { directory: self.take(DIRECTORY / PAGE), table: self.take(TABLE / PAGE) };
         self.set(space.directory, [EIGHTH, (space.table >> 8) as u32 | 1]);
@@ -287,19 +287,19 @@ impl<'a> Lab<'a> {
         }
     }
 
-    /// Maps pages, and does not flush.
+    /// Maps pages, without a flush.
     pub fn map(&self, space: Space, va: u64, address: u64, aperture: Aperture, pages: u64) {
         for page in 0..pages {
             self.raw(space, va + page * PAGE, page_entry(address + page * PAGE, aperture));
         }
     }
 
-    /// Writes a raw entry, and does not flush.
+    /// Writes a raw entry, without a flush.
     pub fn raw(&self, space: Space, va: u64, entry: [u32; 2]) {
         self.set(space.table + va / PAGE * 8, entry);
     }
 
-    /// Gives a space a large-page table, and returns where the entry for `va::LARGE` is.
+    /// Adds a large-page table to a space, and returns the address of the entry for `va::LARGE`.
     pub fn large(&mut self, space: Space) -> u64 {
         let table = self.take(1);
         self.card.vram_write(space.directory, (table >> 8) as u32 | 1 | EIGHTH);
@@ -318,7 +318,7 @@ impl<'a> Lab<'a> {
         self.card.read(reg::TLB_TRIGGER);
     }
 
-    /// A channel that is not bound yet.
+    /// Creates a channel that is not bound yet.
     pub fn channel(&mut self, id: u32) -> Channel {
         let space = self.space();
         let [instance, userd, ring, fence, list] = [1; 5].map(|pages| self.take(pages));
@@ -359,7 +359,8 @@ impl<'a> Lab<'a> {
         channel.put = 0;
         card.vram_write(channel.userd + 0x88, 0);
         card.vram_write(channel.userd + 0x8c, 0);
-        // The instance block holds the ring's position from when the channel was taken off: GP_PUT, GP_GET, GP_FETCH.
+        // The instance block holds the ring's position from the time at which the channel was removed: GP_PUT, GP_GET,
+        // GP_FETCH.
         for saved in [0x000, 0x014, 0x050] {
             card.vram_write(channel.instance + saved, 0);
         }
@@ -368,14 +369,14 @@ impl<'a> Lab<'a> {
         self.list(channel);
     }
 
-    /// Makes the channel the runlist.
+    /// Makes a runlist of only this channel.
     pub fn list(&self, channel: &Channel) {
         self.set(channel.list, [channel.id, 4]);
         self.card.write(reg::RUNLIST, (channel.list >> 12) as u32);
         self.card.write(reg::RUNLIST_SUBMIT, 0x01f0_0001);
     }
 
-    /// Takes the channel off, and acknowledges its errors.
+    /// Removes the channel, and acknowledges its errors.
     pub fn stop(&self, channel: &Channel) {
         self.card.write(reg::CHANNEL_STATE + 8 * channel.id, 0);
         self.card.write(reg::RUNLIST_SUBMIT, 0x01f0_0000);
@@ -420,7 +421,7 @@ impl<'a> Lab<'a> {
         Ran::Nothing
     }
 
-    /// Returns the error that the card shows, and acknowledges it.
+    /// Returns the error that the card reports, and acknowledges it.
     pub fn error(&self) -> Option<Ran> {
         let units = self.card.read(0x259c);
         if units != 0 {
@@ -445,7 +446,7 @@ impl<'a> Lab<'a> {
         ran
     }
 
-    /// As `run`, with a short wait: the work should have no effect.
+    /// Same as `run`, with a short wait: the work should have no effect.
     pub fn try_run(&self, channel: &mut Channel, push: &Push) -> Ran {
         self.start(channel);
         let ran = self.go(channel, push, false);
@@ -473,7 +474,7 @@ impl<'a> Lab<'a> {
         self.page.as_ref().context("a page")
     }
 
-    /// Addresses in VRAM that are not ours.
+    /// Returns addresses in VRAM outside our share.
     pub fn outside(&mut self, aligned: u64) -> Vec<u64> {
         let (share, top) = (self.share, 1u64 << 40);
         let mut addresses =
@@ -494,12 +495,12 @@ impl<'a> Lab<'a> {
         !nothing || (!self.pattern.is_empty() && word != 0 && (0..self.pattern.len()).any(piece))
     }
 
-    /// Waits for the writes in flight: a read comes after all of them.
+    /// Waits for the writes in flight: a read is ordered after all of them.
     pub fn settle(&self) {
         self.card.read(reg::BOOT0);
     }
 
-    /// Acknowledges everything.
+    /// Acknowledges all errors.
     pub fn acknowledge(&self) {
         for register in [0x259c, reg::PFIFO_INTR, 0x400108, 0x400100, 0x104004, 0x105004, 0x2a00] {
             self.card.write(register, u32::MAX);
@@ -530,7 +531,7 @@ impl<'a> Lab<'a> {
 }
 
 impl RamPage {
-    /// Allocates a page for this value alone.
+    /// Allocates a page for this value only.
     pub fn new() -> Result<Self> {
         let path = format!("/tmp/gpu-workloads.{}", std::process::id());
         let _ = std::fs::create_dir("/tmp");
@@ -565,7 +566,7 @@ impl RamPage {
     }
 }
 
-/// Copies of a page each by copy engine 0.
+/// Copies of one page each by copy engine 0.
 pub fn copies(pairs: &[(u64, u64)]) -> Push {
     let mut push = Push::default();
     push.bind(Engine::Ce0.object());

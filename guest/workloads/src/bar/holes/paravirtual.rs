@@ -1,7 +1,7 @@
 //! Holes 31 to 38: requests through the paravirtual interface. Numbers in brackets are those of the reference code's
 //! holes.
 //!
-//! If the card does not offer it, nothing is tried.
+//! If the card does not offer it, no hole is tried.
 
 use std::collections::BTreeSet;
 use std::fs::{self, OpenOptions};
@@ -25,7 +25,7 @@ const LARGE: u32 = 3;
 const DIRECTORY_ENTRIES: u32 = 8192;
 const SMALL_ENTRIES: u32 = 32768;
 const LARGE_ENTRIES: u32 = 1024;
-/// Bytes of a small-page table.
+/// Size of a small-page table in bytes.
 const SMALL_BYTES: u64 = 256 << 10;
 /// A key as a neighbour of another group might choose it.
 const ANY_KEY: u64 = 0x5e67;
@@ -58,14 +58,14 @@ fn with_queue(
     Ok(())
 }
 
-/// Sends a batch in which the operation after `done` others must be refused with this error.
+/// Sends a batch in which the operation after `done` successful ones must be refused with this error.
 fn must_refuse(queue: &mut Queue<'_>, verdict: &mut Verdict, ops: &Ops, done: u32, expected: Status) {
     let reply = queue.call(ops);
     let right = (reply.status, reply.done) == (expected as u32, done);
     verdict.note(&format!("{ops:x?} is {reply:x?}, not {expected:?}"), true, !right);
 }
 
-/// Sends a batch that is not an attempt and must be done.
+/// Sends a batch that is not an attempt and must succeed.
 fn must_do(queue: &mut Queue<'_>, ops: &Ops) -> Result<Reply> {
     let reply = queue.call(ops);
     ensure!(reply.status == Status::Done as u32, "{ops:x?} is {reply:x?}");
@@ -87,7 +87,7 @@ fn map(ops: Ops, table: u32, va: u64, address: u64, pages: u64) -> Ops {
     ops.run(table, page(va), pages as u32, entry(address, Aperture::Vram), PAGE >> 8)
 }
 
-/// Makes a channel in an address space that the mediator keeps, with pages of ours at `va::A` and `va::C`. Returns it
+/// Creates a channel in an address space that the mediator keeps, with pages of ours at `va::A` and `va::C`. Returns it
 /// and the first page.
 fn channel(lab: &mut Lab<'_>, queue: &mut Queue<'_>, id: u32) -> Result<(Channel, u64)> {
     let channel = lab.channel(id);
@@ -98,7 +98,7 @@ fn channel(lab: &mut Lab<'_>, queue: &mut Queue<'_>, id: u32) -> Result<(Channel
     let ops = memory.fold(ops, |ops, (va, at, pages)| map(ops, SMALL, va, at, pages));
     let ops = ops.set(DIRECTORY, 0, SMALL, LARGE).bind(DIRECTORY, channel.instance).flush(DIRECTORY);
     must_do(queue, &ops)?;
-    // The block's own directory pointer leads nowhere.
+    // The block's own directory pointer is invalid.
     lab.card.vram_write(channel.instance + 0x200, 0xdead_0000);
     Ok((channel, own))
 }
@@ -201,7 +201,7 @@ pub fn entries(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
             ("all ones", u64::MAX),
         ] {
             lab.card.vram_write(own, MARKER);
-            // The step makes them wrap.
+            // The step makes the entries wrap.
             must_do(queue, &Ops::new().run(SMALL, page(va::B), 2, entry, u64::MAX).flush(DIRECTORY))?;
             must_fault(lab, verdict, what, &mut work, va::B);
             verdict.check(&format!("{what}: data arrived"), lab.card.vram_read(own) == MARKER);
@@ -257,7 +257,7 @@ pub fn types(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
         ] {
             must_refuse(queue, verdict, &ops, 0, status);
         }
-        // Refused operations have changed nothing.
+        // Refused operations have not changed anything.
         let ran = lab.run(&mut work, &copies(&[(va::A, va::C)]));
         verdict.check(&format!("the address space is what it was: {ran:x?}"), ran == Ran::Done);
         Ok(())
@@ -275,7 +275,7 @@ pub fn freed_in_use(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
             lab.queue(&mut work, &copies(&[(va::A, va::B); 3]));
         }
         lab.ring(&work);
-        // Unmapped and freed during work.
+        // Unmapped and freed while in use.
         must_do(
             queue,
             &Ops::new().zero(SMALL, page(va::B), 1).flush(0).destroy(SMALL).destroy(LARGE).destroy(DIRECTORY),
@@ -317,7 +317,7 @@ pub fn freed_in_use(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
     })
 }
 
-/// 35 (18): batches with false headers, and variations of a good one.
+/// 35 (18): batches with false headers, and variations of a valid one.
 pub fn malformed(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
     with_queue(lab, verdict, |lab, verdict, queue| {
         let (mut work, own) = channel(lab, queue, 9)?;
@@ -348,7 +348,7 @@ pub fn malformed(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
         let mut many = vec![0; PAGE as usize];
         many[..4].copy_from_slice(&(MAX_BATCH_OPS + 1).to_le_bytes());
         not_read(queue, "too many operations", &many);
-        // Without room for an answer no operation starts.
+        // Without memory for an answer no operation starts.
         for room in [0, 1, 7] {
             let reply = queue.send_with(&Ops::new().destroy(SMALL).bytes(), room);
             verdict.note(&format!("{room} bytes for the answer: {reply:x?}"), true, reply.status != u32::MAX);
@@ -397,7 +397,7 @@ pub fn malformed(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
     })
 }
 
-/// Starts again after operations that have written anywhere in our VRAM.
+/// Starts again after operations that wrote anywhere in our VRAM.
 fn cleared(lab: &mut Lab<'_>, queue: &mut Queue<'_>) -> Result<()> {
     queue.start()?;
     let (room, bytes) = lab.room();
@@ -405,12 +405,12 @@ fn cleared(lab: &mut Lab<'_>, queue: &mut Queue<'_>) -> Result<()> {
     lab.renew()
 }
 
-/// 36: rings and descriptors that lie or point anywhere, and impossible setups.
+/// 36: rings and descriptors with false contents or with arbitrary addresses, and impossible setups.
 pub fn rings(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
     with_queue(lab, verdict, |lab, verdict, queue| {
         let command =
             OpenOptions::new().read(true).write(true).open(lab.card.config_path()).context("configuration")?;
-        // The device's writes must hit our pages or none: other RAM belongs to our own kernel.
+        // The device's writes must only hit our pages: other RAM belongs to our own kernel.
         for at in NO_RAM.into_iter().chain([queue.ring.gpa, queue.request.gpa]) {
             for (bytes, flags, next) in [
                 (8, NEXT, 0),
@@ -477,7 +477,7 @@ pub fn rings(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
             queue.write(register + 4, u32::MAX);
         }
         must_do(queue, &Ops::new().query(query::VRAM))?;
-        // Without bus mastering our RAM is out of reach, before and while the queue is used.
+        // Without bus mastering the device cannot access our RAM, before and while the queue is used.
         let mut before = [0; 2];
         command.read_exact_at(&mut before, 4).context("the command register")?;
         for used in [false, true] {
@@ -494,7 +494,7 @@ pub fn rings(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
     })
 }
 
-/// The interface must have failed, and do no more work.
+/// The interface must have failed, and must not do more work.
 fn fails(queue: &mut Queue<'_>, verdict: &mut Verdict, what: &str) {
     let now = queue.status();
     verdict.note(&format!("{what}: status {now:#x}"), true, now != status::FAILED);
@@ -579,7 +579,7 @@ pub fn segments(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
             must_refuse(queue, verdict, &Ops::new().share_get(77, bytes, flags, mode), 0, status);
         }
         must_refuse(queue, verdict, &Ops::new().share_get(5, 1 << 20, 0, 0), 0, Status::Range);
-        // It contains no data of others, and is out of reach when it is detached.
+        // It contains no data of others, and is not accessible once it is detached.
         lab.start(&mut work);
         let there = must_do(queue, &Ops::new().attach(segment, work.id, 0))?.value();
         let ran = lab.go(&mut work, &copies(&[(there, va::A)]), true);

@@ -9,7 +9,7 @@ use super::super::layout::PAGE;
 use super::lab::RamPage;
 use crate::access::{Mapping, Width};
 
-/// Entries: so few that all rings are in one page.
+/// Number of entries: small enough that all rings fit in one page.
 pub const ENTRIES: u16 = 16;
 /// Offset of the available ring in that page.
 pub const AVAILABLE: usize = 0x400;
@@ -34,7 +34,7 @@ pub struct Queue<'a> {
 }
 
 impl<'a> Queue<'a> {
-    /// Allocates pages for a queue. Sets nothing up.
+    /// Allocates pages for a queue, without any setup.
     pub fn new(card: &'a Card, capability: &Capability) -> Result<Self> {
         let registers = card.region(capability.bar.into())?;
         let offset = usize::try_from(capability.offset)?;
@@ -122,7 +122,7 @@ impl<'a> Queue<'a> {
     /// The same, with less room for the answer.
     pub fn send_with(&mut self, batch: &[u8], room: u32) -> Reply {
         self.post(batch, room);
-        // A read comes after all work of the doorbell.
+        // A read is ordered after all work of the doorbell.
         self.read(register::ENDED);
         let slot = USED + 4 + 8 * usize::from(self.next.wrapping_sub(1) % ENTRIES);
         let ended = self.ring.bytes.load(USED + 2, Width::Word) == u64::from(self.next);
@@ -140,7 +140,7 @@ impl<'a> Queue<'a> {
 
 impl Drop for Queue<'_> {
     fn drop(&mut self) {
-        // The pages go back to the kernel.
+        // The kernel gets the pages back.
         self.write(register::STATUS, status::RESET);
     }
 }

@@ -1,7 +1,6 @@
 //! Hole 6, and 20 to 29: registers that would affect the whole machine.
 //!
-//! The effect of a write on the machine is not visible here, only to the neighbour, and in whether the card still
-//! works.
+//! The effect of a write on the machine is only visible to the neighbour, and through the card's further function.
 
 use std::fs::OpenOptions;
 use std::os::unix::fs::FileExt;
@@ -49,7 +48,7 @@ pub fn unclaimed(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
     // The sweep skips the window on our own memory.
     let sweep = (0..0x100_0000).step_by(STRIDE as usize).map(|offset| offset + offset / STRIDE * 4 % STRIDE);
     write_all(lab, verdict, sweep.filter(|offset| !(reg::PRAMIN..reg::PRAMIN + 0x10_0000).contains(offset)));
-    // Drivers of this card do not write them: it would never raise an interrupt again.
+    // Drivers of this card do not write them: the card would never raise an interrupt again.
     masks.into_iter().for_each(|(register, value)| lab.card.write(register, value));
     verdict.check("our memory is whole", lab.card.vram_read(own) == MARKER);
     Ok(())
@@ -116,7 +115,7 @@ pub fn graph_contexts(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
     Ok(())
 }
 
-/// 23: the clock, which all share: a guest sets only its own view of it.
+/// 23: the clock that all VMs share: a guest only sets its own view of it.
 pub fn timer(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
     for value in [0, u32::MAX, 1, 0x1234_5678] {
         for register in [reg::PTIMER_LOW, reg::PTIMER_HIGH, 0x9200, 0x9210, 0x9220, 0x9420, 0x9100, 0x9140] {
@@ -129,7 +128,7 @@ pub fn timer(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
     Ok(())
 }
 
-/// 24: fuses and the counts that come from them.
+/// 24: fuses, and the counts derived from them.
 pub fn fuses(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
     let counts = [0x22430, 0x22434, reg::FBP_COUNT, 0x22500, reg::FBP_DISABLED, reg::FBP_MIB];
     let before = counts.map(|register| lab.card.read(register));
@@ -177,7 +176,7 @@ pub fn msi_rearm(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
     for _ in 0..500 {
         lab.card.write(0x88704, u32::MAX);
         lab.card.write(0x8807c, u32::MAX);
-        // A fault that we trigger is our own.
+        // A fault that we trigger belongs to us.
         lab.card.write(0x2a30, 0x100);
         lab.card.write(0x259c, u32::MAX);
         verdict.note("an interrupt", false, false);
@@ -202,7 +201,7 @@ pub fn crooked_accesses(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> 
             }
         }
     }
-    // Across the end of the share, of the window, of the regions.
+    // Across the ends of the share, of the window, and of the regions.
     lab.card.write(reg::PRAMIN_WINDOW, (lab.share >> 16) as u32 - 1);
     for (offset, width) in [(0xfffc, Width::Qword), (0xffff, Width::Word), (0xf_fffc, Width::Qword)] {
         registers.store(window + offset, width, BRAND.into());
@@ -238,7 +237,7 @@ pub fn pci_configuration(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()>
         let _ = config.write_at(&before[at..=at], at as u64);
         verdict.note("a byte", false, false);
     }
-    // Without bus mastering our RAM is out of reach.
+    // Without bus mastering the device cannot access our RAM.
     let own = lab.ram()?.gpa;
     let page = lab.take(1);
     lab.card.vram_write(page, MARKER);

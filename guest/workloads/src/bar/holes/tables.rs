@@ -6,7 +6,7 @@ use super::super::layout::{Aperture, LARGE_PAGE, PAGE, page_entry};
 use super::lab::{BRAND, Channel, IMAGE_PAGES, Lab, MARKER, Ran, Verdict, copies, va};
 use crate::push::{Engine, Push, Rect};
 
-/// Makes a channel with a page of ours at `va::A`. Returns it and the page's address.
+/// Creates a channel with a page of ours at `va::A`. Returns it and the page's address.
 fn holder(lab: &mut Lab<'_>, id: u32) -> (Channel, u64) {
     let page = lab.take(1);
     let channel = lab.channel(id);
@@ -15,7 +15,7 @@ fn holder(lab: &mut Lab<'_>, id: u32) -> (Channel, u64) {
     (channel, page)
 }
 
-/// Makes a copy engine read from and write to `va`, which must fault there; our own page must stay.
+/// Makes a copy engine read from and write to `va`, which must fault; our own page must not change.
 fn must_fault(lab: &Lab<'_>, verdict: &mut Verdict, what: &str, channel: &mut Channel, page: u64, va: u64) {
     lab.flush();
     lab.card.vram_write(page, MARKER);
@@ -37,7 +37,7 @@ pub fn peer_kind_tag(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
     lab.map(channel.space, va::C, back, Aperture::Vram, 1);
     for (kind, tag) in [(0xffu32, 0), (0xfe, 0x1_ffff), (0xdb, 1), (0x00, 0x1_ffff), (0x06, 0), (0x17, 0x155)] {
         let [low, high] = page_entry(own, Aperture::Vram);
-        // Encrypted, too.
+        // Encrypted memory, too.
         lab.raw(channel.space, va::B, [low | 8, high | kind << 4 | tag << 12]);
         lab.flush();
         let what = format!("kind {kind:#x}, tag {tag:#x}");
@@ -50,7 +50,7 @@ pub fn peer_kind_tag(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
     Ok(())
 }
 
-/// 8: large pages over RAM of which some parts do not exist.
+/// 8: large pages over RAM that is partly absent.
 pub fn large_page_of_ram(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
     let (mut channel, page) = holder(lab, 8);
     let entry = lab.large(channel.space);
@@ -93,7 +93,7 @@ pub fn stale_dma(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
         must_fault(lab, verdict, "unmapped RAM", &mut channel, page, va::B);
         verdict.check("RAM was written after it was unmapped", lab.ram()?.word() == BRAND);
     }
-    // During work.
+    // While in use.
     lab.map(channel.space, va::B, own, Aperture::Coherent, 1);
     lab.flush();
     lab.start(&mut channel);
@@ -180,7 +180,7 @@ pub fn reused(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
         lab.start(&mut channel);
         let ran = lab.go(&mut channel, &copies(&[(va::A, va::B)]), true);
         verdict.check(&format!("it works before: {ran:x?}"), ran == Ran::Done);
-        // The table's entries below 4 MiB: all that the channel uses except its contexts, which have their own hole.
+        // The table's entries below 4 MiB: all that the channel uses except its contexts, which have a separate hole.
         let image = va::IMAGE / PAGE..va::IMAGE / PAGE + IMAGE_PAGES;
         for index in (0..1024).filter(|index| !image.contains(index)) {
             lab.set(channel.space.table + index * 8, fill);
@@ -240,7 +240,7 @@ pub fn overflow(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
     let (mut channel, page) = holder(lab, 18);
     for address in [(1u64 << 40) - PAGE, (1 << 32) - PAGE, 1 << 32] {
         for aperture in [Aperture::Vram, Aperture::Coherent, Aperture::Noncoherent] {
-            // RAM at 4 GiB may be ours.
+            // RAM at 4 GiB may belong to us.
             if address == 1 << 32 && aperture != Aperture::Vram {
                 continue;
             }
@@ -263,11 +263,11 @@ pub fn overflow(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
         verdict.must_not_run(&format!("ring entry {entry:x?}"), ran);
         lab.stop(&channel);
     }
-    // Rings without end, and beyond the end.
+    // Endless rings, and rings beyond the end.
     for (low, high) in [(va::RING as u32, 31 << 16), (va::RING as u32, 0xffff << 16), (0xffff_fff8, 0x0014_00ff)] {
         lab.set(channel.instance + 0x48, [low, high]);
         let ran = lab.try_run(&mut channel, &Push::default());
-        // A ring that is larger than its memory is ours; it may run.
+        // A ring that is larger than its memory belongs to us; it may run.
         verdict.note(
             &format!("ring {low:#x} {high:#x}: {ran:x?}"),
             ran != Ran::Done,

@@ -82,7 +82,7 @@ fn look_through(lab: &Lab<'_>, verdict: &mut Verdict, what: &str, bar: usize, of
     verdict.note(&what, before == u32::MAX && after == u32::MAX, lab.tells(before) || lab.tells(after));
 }
 
-/// 10: an entry for RAM reaches our RAM, and no VRAM; entries for RAM that we do not have reach nothing.
+/// 10: an entry for RAM reaches our RAM and not VRAM; entries for RAM that we do not have reach no memory.
 pub fn aperture_ram_entry(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
     let own = lab.ram()?.gpa;
     for (bar, space, _) in apertures(lab) {
@@ -130,12 +130,12 @@ pub fn aperture_indexes(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> 
         }
         lab.join(instance, space);
         lab.flush();
-        // The table covers 16 MiB by its size code; the memory after it holds no entries of it.
+        // Its size code makes the table cover 16 MiB; the memory after it must not be read as entries.
         if end > 0x100_0000 {
             lab.set(space.table + 0x100_0000 / PAGE * 8, page_entry(own, Aperture::Vram));
             look_through(lab, verdict, "behind a shortened table", bar, 0x100_0000);
         }
-        // A table that ends after the share: its first page that is not ours.
+        // A table that extends beyond the share: its first foreign page.
         for (table, offset) in [(share - PAGE, 512 * PAGE), (share, 0), ((1 << 40) - PAGE, 512 * PAGE)] {
             lab.card.vram_write(space.directory + 4, (table >> 8) as u32 | 1);
             lab.flush();

@@ -45,7 +45,7 @@ const BUS_MASTER: u16 = 1 << 2;
 /// VRAM that batches copy within, and copies of a batch: 3.9 GiB together.
 const ARENA: u64 = 8 << 20;
 const COPIES: u32 = 1000;
-/// Bytes of a copy's operation and how many of them are in a page.
+/// Size of a copy's operation in bytes, and number of operations in a page.
 const COPY_BYTES: u32 = 32;
 const IN_PAGE: u32 = 100;
 /// Offset of a batch's header in the page of the rings, after them.
@@ -53,7 +53,7 @@ const HEADER: usize = 0xc00;
 /// First word of the arena's pages, with the page's number.
 const BRAND: u32 = 0xa2e4_0000;
 
-/// A register of a channel that runs, changed so that the channel may not run, and back.
+/// Changes the register of a running channel so that it may not run, and back.
 type Toggle = fn(&Card, u32);
 
 /// The state register.
@@ -61,12 +61,12 @@ pub fn stopped(rig: &Rig, duration: Duration) -> Result<Facts> {
     under_kernels(rig, duration, &[state])
 }
 
-/// The runlist: first without channels, then with all of them.
+/// Submits the runlist: first without channels, then with all of them.
 pub fn unlisted(rig: &Rig, duration: Duration) -> Result<Facts> {
     under_kernels(rig, duration, &[list])
 }
 
-/// Preemption and the scheduler's mask, in turns with the others.
+/// Preempts, and writes the scheduler's mask, alternating with the other attacks.
 pub fn masked(rig: &Rig, duration: Duration) -> Result<Facts> {
     under_kernels(rig, duration, &[preempt, mask, state, list])
 }
@@ -91,7 +91,7 @@ fn mask(card: &Card, _channel: u32) {
     card.write(reg::SCHED_DISABLE, 0);
 }
 
-/// Toggles while kernels run, each way in turn.
+/// Toggles while kernels run, with each method in turn.
 fn under_kernels(rig: &Rig, duration: Duration, ways: &[Toggle]) -> Result<Facts> {
     let card = Card::open(None)?;
     let options = workloads::Options { seed: rig.seed(), rounds: Some(ROUNDS), side: Some(SIDE), ..Default::default() };

@@ -87,14 +87,14 @@ fn recorded_accesses_of_working_guest_are_accepted_as_hints() {
     copy(&mut driver, &mut channel);
     driver.wait(&channel);
     let profile = begun.end().unwrap();
-    // This card counts nothing itself.
+    // This card does not count accesses itself.
     assert_eq!(profile.counted, Counted::Submissions);
     assert!(!profile.ranges.is_empty() && profile.ranges.iter().all(|accessed| accessed.count > 0), "{profile:?}");
     let hint = |accessed: &Accessed| Hint { range: accessed.range, pinned: None, priority: None, accesses: Some(1) };
     let hints = Hints { hints: profile.ranges.iter().map(hint).collect() };
     let body = serde_json::to_vec(&hints).unwrap();
     served.client().request(hyper::Method::POST, &format!("{VM}/hints"), body.into()).unwrap();
-    // A record that is dropped early leaves nothing, and without work nothing is counted.
+    // A record that is dropped early leaves no trace, and without work there are no counts.
     drop(daemon.record_vm_accesses("a").unwrap());
     assert_eq!(record(10).unwrap().ranges, []);
 }
@@ -116,7 +116,7 @@ fn relocations_are_counted_by_how_long_the_vm_was_suspended() {
     let client = served.client();
     let out: MoveReport = client.post(&format!("{VM}/evict"), &MoveRequest::default()).unwrap();
     assert!(out.moved_bytes > 0 && out.suspended_ns > 0, "{out:?}");
-    // Out and back. The time of suspension on the way back is known shortly after the memory is there.
+    // Evicts and returns memory. The time of suspension on the return is known shortly after the memory has arrived.
     eventually("it is back", || {
         let vm = of_a(&served);
         vm.in_host_bytes == 0 && vm.suspensions.count >= 2
@@ -297,7 +297,7 @@ fn rejection_names_object_limit_value_and_remedy() {
     );
 }
 
-/// No step of these tests takes this long: a wait that reaches the limit has failed.
+/// Exceeds the duration of all steps of these tests: a wait that reaches the limit has failed.
 const WAIT_TIMEOUT: std::time::Duration = std::time::Duration::from_secs(60);
 
 /// Starts VM `a` with most of the card, and requests a guarantee for VM `b` that needs part of it, while memory cannot
@@ -324,7 +324,7 @@ fn raised_guarantee(
         eventually("it waits for memory", || host.makes_room());
         let (tell, told) = std::sync::mpsc::channel();
         scope.spawn(move || {
-            // The watchdog reads the revision too.
+            // The watchdog also reads the revision.
             let _ = daemon.revision();
             daemon.memory("card0").unwrap();
             meanwhile();

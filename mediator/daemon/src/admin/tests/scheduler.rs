@@ -38,7 +38,7 @@ fn settings_of_a_card_are_changed_key_by_key() {
     let first: CardScheduler = client.get(SCHEDULER).unwrap();
     assert_eq!((first.settings.policy, first.settings.strikes, first.window_ms), (PolicyKind::Fifo, 5, 1000));
     assert!(first.vms.is_empty());
-    // Before and after the mediator has the card; the next VM finds the settings that were made before it was added.
+    // Before and after the mediator takes the card; the next VM finds the settings that were made before it was added.
     for round in 0..2 {
         let wait_ns = 1000 + round;
         let new: CardScheduler =
@@ -289,7 +289,7 @@ impl Metrics {
         value
     }
 
-    /// Checks that bounds and counts rise, and that the last bucket has all.
+    /// Checks that bounds and counts rise, and that the last bucket has the total.
     fn check_histogram(&self, labels: &str, count: u64) {
         let prefix = format!("gpu_mediator_vm_wait_seconds_bucket{{{labels},le=\"");
         let buckets: Vec<(f64, f64)> = self

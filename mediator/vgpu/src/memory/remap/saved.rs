@@ -60,7 +60,7 @@ impl Remap {
     /// Saves the apertures, if any is mapped, with the files of their memory.
     ///
     /// # Errors
-    /// When the host has no more descriptors.
+    /// If the host has no more descriptors.
     pub(crate) fn save(&self) -> Result<Option<(SavedRemap, Vec<OwnedFd>)>, ManagerError> {
         let Self {
             windows,
@@ -68,7 +68,7 @@ impl Remap {
             waiting,
             // The VM is quiescent.
             closing: _,
-            // Warned of again.
+            // The warning is logged again.
             warned: _,
             stale,
             // Statistics, which start again.
@@ -118,7 +118,7 @@ impl SavedRemap {
     /// bytes. It is mapped for the card at its old address.
     ///
     /// # Errors
-    /// When the saved state is invalid, the files do not match, or the host cannot map them.
+    /// If the saved state is invalid, the files do not match, or the host cannot map them.
     pub(crate) fn restored(
         self,
         host: &ManagedCard,

@@ -13,7 +13,7 @@ use vram::To;
 /// Files of each round, and rounds. Between two rounds the VMs work.
 const FILES: u64 = 60;
 const ROUNDS: u64 = 4;
-/// Bytes of a file before its sections: magic, format, identity, count.
+/// Size of a file before its sections in bytes: magic, format, identity, count.
 const HEAD: usize = 8 + 4 + 16 + 4;
 /// Offset of the identity.
 const IDENTITY: Range<usize> = 12..28;

@@ -184,7 +184,7 @@ fn hole_17_a_vm_finds_nothing_of_the_one_before() {
     idle.driver.guest.remove().unwrap();
     let heir = super::born(&rig, vram::TenantId(7));
     assert_eq!(super::finds(&heir.guest, SECRET), 0);
-    // Nor is it in free memory.
+    // It is not in free memory either.
     for at in before {
         super::card_vram(&rig, at, &mut held);
         assert!(!held.windows(16).any(|run| run.iter().all(|&byte| byte == SECRET)), "{at:#x}");

@@ -24,7 +24,7 @@ fn attach(driver: &mut Driver, interface: &mut Interface, id: u64, channel: u8, 
 fn two_address_spaces_share_segment_writes() {
     let rig = rig();
     let (mut driver, mut interface) = guest(&rig, 0, None);
-    // One address space is the guest's own, the other the mediator's.
+    // One address space belongs to the guest, the other to the mediator.
     let mut first = driver.channel(0);
     let mut second = channel(&mut driver, &mut interface, 1, 1);
     driver.list(&[0, 1]);

@@ -155,7 +155,7 @@ fn vm_starting_at_end_of_other_work_gets_no_interrupt_for_it() {
         // Reported with the end of the first submission.
         vms[0].guest.wait_msi();
         let told = vms[1].guest.take_msi();
-        // Otherwise it may have been its own end.
+        // Otherwise this may have been its own end.
         !told && ended(&rig, 1) == before
     });
     assert!(undisturbed, "a VM is told of each end of another's work, when its own begins");
