@@ -11,6 +11,7 @@
 //! - `policy`: the choice of the next vGPU. One file each: `direct`, `fifo`, `credit`, `band`, `disengaged`;
 //! - [`shares`](shares()): each vGPU's part of the time;
 //! - [`Account`], [`History`], [`Histogram`]: use;
+//! - [`turns`]: grants of a whole card to one tenant at a time, for cards whose work cannot be withheld;
 //! - [`sim`]: a card, guests and their workloads as data, deterministic from a seed.
 //!
 //! How a feeder uses it: each doorbell is an [`Event::Arrival`] with a ticket; on [`Decision::Start`] the feeder
@@ -42,6 +43,7 @@ mod scheduler;
 mod shares;
 pub mod sim;
 pub mod trace;
+pub mod turns;
 mod types;
 
 pub use account::{Account, Histogram, History, Sample};

@@ -39,10 +39,10 @@ pub use types::{
 pub use view::{CardView, TenantView};
 pub use waits::Wait;
 
-use crate::turns::{Turns, TurnsConfig};
 use cuda_protocol::{ChunkId, End, FixedKind, FromOwner};
 use pieces::Pieces;
 use relocate::Relocation;
+use sched::turns::{Turns, TurnsConfig};
 use sched::{Config as TimeConfig, Nanos};
 use sessions::Session;
 use std::collections::hash_map::RandomState;
@@ -121,7 +121,7 @@ impl CardConfig {
             // Copies take an eightieth of a quantum, and interruptions of programs for them as long again: sharing
             // memory in quanta should cost 3 % at most.
             quanta: QuantaConfig { factor: 80, ..QuantaConfig::default() },
-            time: crate::turns::scheduler_defaults(),
+            time: sched::turns::scheduler_defaults(),
             turns: TurnsConfig::default(),
             run_ahead_us: 4000,
             run_ahead_urgent_us: 750,

@@ -358,7 +358,7 @@ fn settings(folder: &Path) -> Settings {
 
 fn rules(input: &mut Input<'_>) -> Rules {
     Rules {
-        scheduler: crate::turns::scheduler_defaults(),
+        scheduler: sched::turns::scheduler_defaults(),
         host_bytes: input.number().saturating_mul(CHUNK),
         low_water_bytes: input.number().saturating_mul(CHUNK),
         victims: ["clock", "random", "loops", "nonsense", ""][input.below(5)].into(),

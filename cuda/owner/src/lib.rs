@@ -2,14 +2,13 @@
 //!
 //! Parts:
 //! - [`core`]: all decisions, as a state machine: the tenants' chunks, moves, and turns;
-//! - [`turns`]: grants of the card's time, with the scheduler's decisions;
 //! - [`driver`]: the calls to the driver, with a model of it for tests;
 //! - [`control`]: requests of the daemon, whose child this process is;
 //! - [`server`]: the socket that programs connect to (`cuda-protocol`), and the threads that call the driver.
 //!
 //! Chunks are allocations of the owner that programs import and map at addresses of their own; the owner copies them
 //! through mappings of its own. To move chunks it quiesces a program, copies its chunks, and the program maps the
-//! copies at the same addresses. `vram` decides the moves, `sched` the turns; neither knows CUDA.
+//! copies at the same addresses. `vram` decides the moves, `sched::turns` the turns; neither knows CUDA.
 //!
 //! Not in this crate: access to a GPU except through `driver`, and decisions about cards that the mediator itself owns.
 
@@ -19,4 +18,3 @@ pub mod driver;
 #[cfg(any(test, feature = "fuzz"))]
 pub mod fuzz;
 pub mod server;
-pub mod turns;

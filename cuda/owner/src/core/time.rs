@@ -2,8 +2,8 @@
 
 use super::types::{Action, SessionId};
 use super::{Core, Nanos};
-use crate::turns::Order;
 use cuda_protocol::{FromOwner, Run, Usage, VERSION_HANDOVER};
+use sched::turns::Order;
 use std::collections::BTreeMap;
 use vram::balance::ActiveVms;
 use vram::{Change, TenantId};

@@ -7,7 +7,7 @@ use std::collections::BTreeSet;
 const MS: u64 = 1_000_000;
 
 fn id(number: u32) -> TenantId {
-    vram::TenantId(number)
+    TenantId(number)
 }
 
 /// Slices of 10 ms.
@@ -139,7 +139,7 @@ fn time_used_without_competition_is_not_owed() {
     turns.wants(id(0), Nanos(0));
     // Ticks were not served for nine seconds.
     turns.wants(id(1), Nanos(9_000 * MS));
-    let beyond = turns.scheduler().standing(vgpu(id(0)), ENGINE).beyond;
+    let beyond = turns.scheduler().standing(id(0), ENGINE).beyond;
     assert!(beyond.unsigned_abs() < MS, "owes {beyond} ns");
     assert_eq!(turns.take_orders(), [Order::Grant(id(0))]);
 }
@@ -400,7 +400,7 @@ proptest! {
             }
         }
         prop_assert!(wanting.is_empty(), "never had a turn: {wanting:?}");
-        let used: u64 = turns.scheduler().vgpus().filter_map(|v| turns.account(tenant(v))).map(|a| a.used).sum();
+        let used: u64 = turns.scheduler().vgpus().filter_map(|v| turns.account(v)).map(|a| a.used).sum();
         prop_assert_eq!(used + turns.scheduler().departed(ENGINE), turns.scheduler().busy(ENGINE));
     }
 }

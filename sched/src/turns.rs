@@ -1,7 +1,7 @@
 //! Turns: grants of the whole card to one tenant at a time, recalled when another one is due.
 //!
 //! A tenant that has a *turn* submits freely, and its shim bounds its run-ahead; the others wait. A turn is a sequence
-//! of *slices*, each one submission for [`sched`], which picks the next one and keeps the accounts. At the end of a
+//! of *slices*, each one submission for a [`Scheduler`], which picks the next one and keeps the accounts. At the end of a
 //! slice a copy of the scheduler selects the next tenant. If it is the same tenant, the copy becomes the scheduler and
 //! the tenant gets no message; if not, the turn is recalled, and the slice is charged up to the end of the last work
 //! that ran over it. So a turn needs a drain only when it changes hands, a lone tenant gets no message after its grant,
@@ -13,7 +13,7 @@
 //!
 //! Pure: no I/O, no threads, and time as an argument.
 
-use sched::{
+use crate::{
     Account, Channel, Config, ConfigError, Decision, Engine, Event, LatencyClass, Nanos, Scheduler, TenantId, Ticket,
     VgpuParams,
 };
@@ -45,7 +45,7 @@ impl Default for TurnsConfig {
 /// Returns the scheduler's initial settings for a card of this kind: one slice at a time.
 #[must_use]
 pub fn scheduler_defaults() -> Config {
-    Config { pipeline: sched::Pipeline::ONE, ..Config::default() }
+    Config { pipeline: crate::Pipeline::ONE, ..Config::default() }
 }
 
 /// Order that sends a message to a tenant, or acts on it.
@@ -146,13 +146,13 @@ impl Turns {
     /// Returns the settings with which a tenant competes.
     #[must_use]
     pub fn params(&self, tenant: TenantId) -> Option<&VgpuParams> {
-        self.scheduler.params(vgpu(tenant))
+        self.scheduler.params(tenant)
     }
 
     /// Returns the accounts of a tenant.
     #[must_use]
     pub fn account(&self, tenant: TenantId) -> Option<&Account> {
-        self.scheduler.account(vgpu(tenant), ENGINE)
+        self.scheduler.account(tenant, ENGINE)
     }
 
     /// Returns the tenants that have a turn now: those whose turns overrun, and at most one more if the policy gates.
@@ -195,19 +195,19 @@ impl Turns {
             return;
         }
         self.members.insert(tenant, Member::default());
-        self.event(now, Event::Added { vgpu: vgpu(tenant), params });
+        self.event(now, Event::Added { vgpu: tenant, params });
     }
 
     /// Removes a tenant, with its work.
     pub fn remove(&mut self, tenant: TenantId, now: Nanos) {
         if self.members.remove(&tenant).is_some() {
-            self.event(now, Event::Removed { vgpu: vgpu(tenant) });
+            self.event(now, Event::Removed { vgpu: tenant });
         }
     }
 
     /// Changes a tenant's parameters.
     pub fn change(&mut self, tenant: TenantId, params: VgpuParams, now: Nanos) {
-        self.event(now, Event::Changed { vgpu: vgpu(tenant), params });
+        self.event(now, Event::Changed { vgpu: tenant, params });
     }
 
     /// Applies changed settings of the card.
@@ -224,7 +224,7 @@ impl Turns {
 
     /// Releases a tenant from quarantine.
     pub fn release(&mut self, tenant: TenantId, now: Nanos) {
-        self.event(now, Event::Released { vgpu: vgpu(tenant) });
+        self.event(now, Event::Released { vgpu: tenant });
     }
 
     /// Records that a tenant has work.
@@ -361,7 +361,7 @@ impl Turns {
     fn deadlines(&self) -> impl Iterator<Item = (TenantId, Nanos)> + '_ {
         self.members.iter().filter_map(|(&tenant, member)| {
             let slice = member.slice.filter(|slice| slice.overrun.is_some_and(|overrun| !overrun.overdue))?;
-            let limit = self.scheduler.params(vgpu(tenant))?.max_run_ns?;
+            let limit = self.scheduler.params(tenant)?.max_run_ns?;
             Some((tenant, slice.since.after(limit)))
         })
     }
@@ -424,7 +424,7 @@ impl Turns {
         if let Some(member) = self.members.get_mut(&tenant) {
             member.queued = Some(ticket);
         }
-        self.event(now, Event::Arrival { vgpu: vgpu(tenant), channel: CHANNEL, engine: ENGINE, ticket });
+        self.event(now, Event::Arrival { vgpu: tenant, channel: CHANNEL, engine: ENGINE, ticket });
     }
 
     /// Ends the slices of all tenants without competition, and begins new ones.
@@ -480,7 +480,7 @@ impl Turns {
     }
 
     fn class(&self, tenant: TenantId) -> LatencyClass {
-        self.scheduler.params(vgpu(tenant)).map_or(LatencyClass::default(), |params| params.class)
+        self.scheduler.params(tenant).map_or(LatencyClass::default(), |params| params.class)
     }
 
     fn ticket(&mut self) -> Ticket {
@@ -494,10 +494,8 @@ impl Turns {
         for decision in decisions {
             match decision {
                 Decision::Start(ticket) => self.begin(ticket, now),
-                Decision::Kill { vgpu, ran_ns, .. } => {
-                    self.orders.push(Order::Overdue { tenant: tenant(vgpu), ran_ns })
-                }
-                Decision::Quarantined { vgpu, .. } => self.orders.push(Order::Quarantined(tenant(vgpu))),
+                Decision::Kill { vgpu, ran_ns, .. } => self.orders.push(Order::Overdue { tenant: vgpu, ran_ns }),
+                Decision::Quarantined { vgpu, .. } => self.orders.push(Order::Quarantined(vgpu)),
                 Decision::Released { .. } => {}
             }
         }
@@ -519,7 +517,7 @@ impl Turns {
 /// Ends the first of two slices of a tenant in `scheduler`, and returns whether the second begins then.
 fn picks_again(scheduler: &mut Scheduler, tenant: TenantId, ends: Ticket, begins: Ticket, now: Nanos) -> bool {
     let mut decisions = Vec::new();
-    let arrival = Event::Arrival { vgpu: vgpu(tenant), channel: CHANNEL, engine: ENGINE, ticket: begins };
+    let arrival = Event::Arrival { vgpu: tenant, channel: CHANNEL, engine: ENGINE, ticket: begins };
     scheduler.event(now, arrival, &mut decisions);
     scheduler.event(now, Event::Completed { ticket: ends, ended: Some(now) }, &mut decisions);
     decisions == [Decision::Start(begins)]
@@ -527,15 +525,7 @@ fn picks_again(scheduler: &mut Scheduler, tenant: TenantId, ends: Ticket, begins
 
 /// Settings for the start of a slice after the end of the previous one.
 fn gating(config: Config) -> Config {
-    Config { pipeline: sched::Pipeline::ONE, ..config }
-}
-
-fn vgpu(tenant: TenantId) -> TenantId {
-    TenantId(tenant.0)
-}
-
-fn tenant(vgpu: TenantId) -> TenantId {
-    vram::TenantId(vgpu.0)
+    Config { pipeline: crate::Pipeline::ONE, ..config }
 }
 
 #[cfg(test)]
