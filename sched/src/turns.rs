@@ -1,8 +1,8 @@
 //! Turns: grants of the whole card to one tenant at a time, recalled when another one is due.
 //!
 //! A tenant that has a *turn* submits freely, and its shim bounds its run-ahead; the others wait. A turn is a sequence
-//! of *slices*, each one submission for a [`Scheduler`], which picks the next one and keeps the accounts. At the end of a
-//! slice a copy of the scheduler selects the next tenant. If it is the same tenant, the copy becomes the scheduler and
+//! of *slices*, each one submission for a [`Scheduler`], which picks the next one and keeps the accounts. At a slice's
+//! end a copy of the scheduler selects the next tenant. If it is the same tenant, the copy becomes the scheduler and
 //! the tenant gets no message; if not, the turn is recalled, and the slice is charged up to the end of the last work
 //! that ran over it. So a turn needs a drain only when it changes hands, a lone tenant gets no message after its grant,
 //! and the policy's own accounts compensate any overrun.

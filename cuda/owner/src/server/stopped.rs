@@ -1,4 +1,4 @@
-//! Whether a process is stopped, according to `/proc` and the control group's freezer.
+//! Stopped processes, according to `/proc` and the control group's freezer.
 
 use std::fs;
 use std::path::Path;
