@@ -373,7 +373,7 @@ mod tests {
     #[test]
     fn runtime_folder_outlives_stop_of_service() {
         let unit = unit();
-        let set = |key: &str| unit.lines().filter_map(|line| line.strip_prefix(key)?.strip_prefix('=')).last();
+        let set = |key: &str| unit.lines().filter_map(|line| line.strip_prefix(key)?.strip_prefix('=')).next_back();
         assert_eq!(set("RuntimeDirectory"), Some("gpu-mediator"));
         assert_eq!(set("RuntimeDirectoryPreserve"), Some("yes"));
     }

@@ -1,6 +1,6 @@
 //! Parts of the documentation that are made from code: whole files, and parts of pages between two marks.
 //!
-//! A crate has a test, with a name that begins with `generated_`, which makes the text and passes it to [`file`] or
+//! A crate has a test, with a name that begins with `generated_`, which makes the text and passes it to [`file()`] or
 //! [`part`]. The test fails if the committed text differs. With the variable [`WRITE`], which `cargo xtask docs` sets,
 //! the test writes the text instead. [`architecture`] draws the picture of README.md.
 //!
