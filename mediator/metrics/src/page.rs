@@ -36,6 +36,7 @@ fn generated_tables_of_metrics_are_in_the_page() {
     let mut text = String::new();
     super::samples(&mut text, &super::CARD, &[], |_| String::new());
     super::samples(&mut text, &super::VM, &[], |_| String::new());
+    super::samples(&mut text, &super::counts::VM, &[], |_| String::new());
     super::locks::samples(&mut text);
     text += &super::tenants::text(&[]);
     text += &super::moves::Moves::default().text();
