@@ -263,11 +263,13 @@ mod tests {
     }
 
     #[test]
-    fn sizes_without_unit_or_number_are_refused() {
-        for text in ["", "G", "0G", "2T", "2", "-1G", "+1G", "1G,share=off", "99999999999G"] {
+    fn sizes_without_number_are_refused() {
+        for text in ["", "G", "0G", "0", "2T", "-1G", "+1G", "1G,share=off", "99999999999G"] {
             let error = text.parse::<MemorySize>().unwrap_err();
-            assert!(error.contains("expected a number with M or G"), "{error}");
+            assert!(error.starts_with(&format!("`{text}` is no size of memory, expected")), "{error}");
         }
-        assert!("512M".parse::<MemorySize>().is_ok());
+        for (text, mib) in [("512M", 512), ("2G", 2048), ("512", 512)] {
+            assert_eq!(text.parse::<MemorySize>().map(|size| size.mib()), Ok(mib));
+        }
     }
 }
