@@ -29,6 +29,16 @@ fn serves_the_neighbour_only(serving: &mut Program, neighbour: &mut Neighbour) {
     assert_has_share(serving, neighbour, 1000);
 }
 
+/// Waits until a turn of the attacker has ended that overran: it is charged nothing more.
+fn until_turn_ends(serving: &mut Program) {
+    let last = std::cell::Cell::new((0, 0));
+    until_accounts(serving, "the attacker's turn ends", |view| {
+        let (charged, (before, unchanged)) = (account(view, 0, "charged_ns"), last.get());
+        last.set((charged, if charged == before { unchanged + 1 } else { 0 }));
+        last.get().1 >= 5
+    });
+}
+
 /// The owner's turn limit in these tests, in ms.
 const LIMIT_MS: u32 = 1500;
 
@@ -260,7 +270,9 @@ fn work_before_a_capture_that_stays_open_is_its_own_tenants() {
         let (_rig, mut serving, mut program, mut neighbour) = capture(stream, "20000");
         // The neighbour does not wait for its end: the card switches between the two, and each is charged for half.
         neighbour.works();
-        until_accounts(&mut serving, stream, |view| account(view, 0, "charged_ns") >= 2_400_000_000);
+        until_turn_ends(&mut serving);
+        let charged = account(&accounts(&mut serving), 0, "charged_ns");
+        assert!(charged >= 2_400_000_000, "{stream}: {charged} ns");
         // The capture is still open and valid, and takes no turns from the neighbour.
         if stream == STREAMS[0] {
             assert_has_share(&mut serving, &mut neighbour, 1000);
@@ -301,7 +313,9 @@ fn work_submitted_during_open_capture_is_charged() {
     assert_eq!(program.line(), "launched");
     let mut neighbour = Neighbour::start(&rig, "b", &[]);
     // The neighbour does not wait for its end: the card switches between the two, and each is charged for half.
-    until_accounts(&mut serving, "its work is charged", |view| account(view, 0, "charged_ns") >= 2_400_000_000);
+    until_turn_ends(&mut serving);
+    let charged = account(&accounts(&mut serving), 0, "charged_ns");
+    assert!(charged >= 2_400_000_000, "{charged} ns");
     assert_has_share(&mut serving, &mut neighbour, 1000);
     program.say("end it");
     assert_eq!(program.end(), "3001000");
