@@ -366,11 +366,11 @@ fn unsuspendable_program_does_not_block_other_suspensions() {
         assert_eq!(program.line(), "stalled");
         program
     };
-    // Both have the card while no tenant waits, and do not answer. The driver waits forever for the first one, which is
-    // stopped.
+    // Both have the card while no tenant waits, and do not answer. The neighbour needs the memory of the first one, which
+    // is stopped, and the driver waits for it forever.
     let (mut first, second) = (stuck("a"), stuck("a"));
     crate::support::daemon::signal("-STOP", &first.child.id().to_string());
-    let mut neighbour = Neighbour::begin(&rig, "b", &[]);
+    let mut neighbour = Neighbour::begin(&rig, "b", &["--mib", "60"]);
     neighbour.works();
     let view = until_accounts(&mut serving, "the other one is suspended", |view| account(view, 0, "suspended") == 1);
     assert_eq!(account(&view, 0, "killed"), 0, "{view}");
