@@ -366,7 +366,7 @@ fn unsuspendable_program_does_not_block_other_suspensions() {
         assert_eq!(program.line(), "stalled");
         program
     };
-    // Both have the card while no tenant waits, and do not answer. The neighbour needs the memory of the first one, which
+    // Both have the card while no tenant waits, and do not answer. The neighbour needs the first one's memory. That one
     // is stopped, and the driver waits for it forever.
     let (mut first, second) = (stuck("a"), stuck("a"));
     crate::support::daemon::signal("-STOP", &first.child.id().to_string());
