@@ -16,6 +16,8 @@ use std::time::Duration;
 const SLICE: Duration = Duration::from_millis(2);
 /// Maximum time for the work of a kernel that takes as long as its work.
 const LONGEST_WORK: Duration = Duration::from_secs(1);
+/// Interval in which a waiting process looks for a free engine: a process with short kernels frees it for moments.
+const POLL: Duration = Duration::from_micros(20);
 /// Pause between two slices of a kernel, so that a waiting process gets the next one.
 const PAUSE: Duration = Duration::from_micros(50);
 /// Time after a process's last slice in which NVML counts it as using the card.
@@ -93,7 +95,7 @@ impl Engine {
             let (present, begin) = (self.slice_end.load(Ordering::SeqCst), now());
             let end = begin + ns(length);
             if present > begin {
-                sleep_until(present.min(begin + 1_000_000));
+                sleep_until(present.min(begin + ns(POLL)));
             } else if self.slice_end.compare_exchange(present, end, Ordering::SeqCst, Ordering::SeqCst).is_ok() {
                 self.note_use();
                 return end;
