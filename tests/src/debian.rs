@@ -136,7 +136,7 @@ impl Debian {
     }
 
     /// Runs a command to its end. Returns its output and exit code.
-    fn run(&self, command: &str) -> Result<Output> {
+    pub fn run(&self, command: &str) -> Result<Output> {
         let ended = run_to_end(&mut self.command(command), COMMAND_LIMIT)?;
         let text = format!("{}{}", ended.stdout, ended.stderr);
         Ok(Output { lines: text.lines().map(str::to_owned).collect(), code: ended.code.unwrap_or(-1) })
@@ -206,7 +206,7 @@ impl Debian {
     }
 
     /// Returns the ends of the units' logs.
-    fn logs(&self) -> String {
+    pub fn logs(&self) -> String {
         let command = format!("tail --lines={LOG_LINES} {LOGS}/*.log");
         let logs = self.run(&command).map(|output| output.text());
         format!("the ends of the units' logs:\n{}", logs.unwrap_or_else(|error| format!("{error:#}")))

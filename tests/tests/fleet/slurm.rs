@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use serde_json::Value;
-use tests::Debian;
+use tests::{Debian, wait};
 
 use crate::site::{CARD_MIB, Form, WAIT_TIMEOUT, blocks, names, run_node, start_node, start_up};
 
@@ -115,6 +115,31 @@ fn kill(job: u32) -> String {
     format!(
         "for p in $(pgrep cuda-program); do grep -qz '^SLURM_JOB_ID={job}$' /proc/$p/environ && exec kill -9 $p; done; false"
     )
+}
+
+/// Cancels or kills jobs that hold their memory, each when it runs.
+///
+/// The controller starts jobs in an order of its own. The jobs together request more shards than the nodes have, so a
+/// job may have to wait until any of the others has ended.
+fn end_holding_jobs(host: &Debian, cancelled: &[u32], killed: &[u32]) -> Result<()> {
+    let cancel = |job| format!("test \"$(squeue --noheader --jobs={job} --format=%T)\" = RUNNING && scancel {job}");
+    let mut commands: Vec<String> =
+        cancelled.iter().map(|job| cancel(*job)).chain(killed.iter().map(|job| kill(*job))).collect();
+    while !commands.is_empty() {
+        wait::until("any job that holds memory to run", WAIT_TIMEOUT * 2, || {
+            let count = commands.len();
+            let mut left = Vec::new();
+            for command in commands.drain(..) {
+                if host.run(&command)?.code != 0 {
+                    left.push(command);
+                }
+            }
+            commands = left;
+            Ok((commands.len() < count).then_some(()))
+        })
+        .with_context(|| host.logs())?;
+    }
+    Ok(())
 }
 
 /// Waits until no job is pending, running or completing.
@@ -339,18 +364,7 @@ fn forty_jobs_leave_nothing_and_their_accounts_add_up() -> Result<()> {
         asked.insert(job, (shards, weight));
         all.push(job);
     }
-    // Jobs that hold their memory until they are cancelled, as soon as each runs.
-    for job in &cancelled {
-        host.until(
-            "a job to run",
-            &format!("test \"$(squeue --noheader --jobs={job} --format=%T)\" = RUNNING"),
-            WAIT_TIMEOUT * 2,
-        )?;
-        host.ok(&format!("scancel {job}"))?;
-    }
-    for job in &killed {
-        host.until("a job to be killed", &kill(*job), WAIT_TIMEOUT * 2)?;
-    }
+    end_holding_jobs(host, &cancelled, &killed)?;
     until_over(host)?;
     nothing_is_left(host)?;
     for (job, mib) in &fills {
