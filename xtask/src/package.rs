@@ -210,6 +210,12 @@ impl Recipe {
         let folder = format!("usr/share/doc/{NAME}");
         tree.copy(&source.join("slurm/plugstack.conf"), &format!("{folder}/examples/plugstack.conf"), 0o644)?;
         tree.copy(&source.join("cuda.conf"), &format!("{folder}/examples/cuda.conf"), 0o644)?;
+        for (part, ending) in [("grafana", ".json"), ("prometheus", ".rules.yml")] {
+            let from = source.join(part);
+            for name in names(&from)?.iter().filter(|name| name.ends_with(ending)) {
+                tree.copy(&from.join(name), &format!("usr/share/{NAME}/{part}/{name}"), 0o644)?;
+            }
+        }
         for part in ["guides", "design", "reference"] {
             let pages = root().join("docs").join(part);
             for name in names(&pages)?.iter().filter(|name| name.ends_with(".md") || name.ends_with(".json")) {

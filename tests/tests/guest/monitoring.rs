@@ -3,6 +3,7 @@
 use std::fs;
 use std::io::Write;
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
@@ -18,6 +19,11 @@ const PAGE_OF_OPERATORS: &str = include_str!("../../../docs/guides/operating.md"
 /// Placeholders for the proxy's port, and for the daemon's folder.
 const PORT: &str = "127.0.0.1:9401";
 const FOLDER: &str = "/run/gpu-mediator";
+/// The folder of the package with alert rules, in the page.
+const RULES_FOLDER: &str = "/usr/share/gpu-mediator/prometheus";
+/// Panels of the dashboards whose queries have no result for a daemon with VMs only, by the metrics that they use.
+const OTHER_METRICS: [&str; 4] =
+    ["_tenant_", "_owner_restarts_", "_moves_total", "gpu_mediator_vm_wait_seconds_bucket"];
 /// More settings of the card: room for evicted memory.
 const MEMORY: &str = "overcommit = true\nmemory = { host_mib = 128 }\n";
 const VMS: [&str; 2] = ["web", "build"];
@@ -32,7 +38,7 @@ const TO: u64 = 0x200_0000;
 struct Server(Child);
 
 impl Server {
-    fn start(command: &mut Command, log: &std::path::Path) -> Result<Self> {
+    fn start(command: &mut Command, log: &Path) -> Result<Self> {
         let log = fs::File::create(log)?;
         let child = command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log).spawn();
         Ok(Self(child.with_context(|| format!("cannot start {command:?}"))?))
@@ -152,6 +158,33 @@ fn expected(daemon: &Daemon) -> Result<Vec<(String, f64)>> {
     Ok(expected)
 }
 
+/// Returns the queries of the dashboards in the package, with the host's variables replaced.
+fn dashboard_queries(packaging: &Path) -> Result<Vec<String>> {
+    let mut queries = Vec::new();
+    for entry in fs::read_dir(packaging.join("grafana"))? {
+        let path = entry?.path();
+        let board: Value =
+            serde_json::from_str(&fs::read_to_string(&path)?).with_context(|| path.display().to_string())?;
+        let panels = board["panels"].as_array().context("no panels")?;
+        for target in panels.iter().flat_map(|panel| panel["targets"].as_array().into_iter().flatten()) {
+            let mut query = target["expr"].as_str().context("no query")?.replace("$__rate_interval", "1m");
+            for variable in board["templating"]["list"].as_array().into_iter().flatten() {
+                query = query.replace(&format!("${}", variable["name"].as_str().context("no name")?), ".*");
+            }
+            ensure!(!query.contains('$'), "{}: a variable is not declared: {query}", path.display());
+            queries.push(query);
+        }
+    }
+    Ok(queries)
+}
+
+/// Returns the alerts of Prometheus that are pending or firing, by name.
+fn alerts(port: u16) -> Result<Vec<String>> {
+    let answer: Value = serde_json::from_str(&http::get(connect(port)?, "/api/v1/alerts")?)?;
+    let alerts = answer["data"]["alerts"].as_array().with_context(|| answer.to_string())?;
+    alerts.iter().map(|alert| Ok(alert["labels"]["alertname"].as_str().context("no name")?.to_owned())).collect()
+}
+
 #[test]
 fn prometheus_through_documented_proxy_matches_mediatorctl() -> Result<()> {
     let programs = tests::monitoring()?;
@@ -176,7 +209,13 @@ fn prometheus_through_documented_proxy_matches_mediatorctl() -> Result<()> {
             .replace(FOLDER, &daemon.paths().folder.display().to_string())
     };
     fs::write(path("gpu-mediator.conf"), adapted(block("nginx")?))?;
-    fs::write(path("prometheus.yml"), adapted(block("yaml")?))?;
+    let packaging = Path::new(env!("CARGO_MANIFEST_DIR")).join("../packaging");
+    let rules = packaging.join("prometheus");
+    let config = adapted(block("yaml")?);
+    ensure!(config.contains(RULES_FOLDER), "no rules in {config}");
+    // Alerts are evaluated more often than by default, so that they need no minute.
+    let config = "global: { evaluation_interval: 1s }\n".to_owned() + &config;
+    fs::write(path("prometheus.yml"), config.replace(RULES_FOLDER, &rules.display().to_string()))?;
     // In addition to the documented lines: paths that a Debian system has elsewhere, moved to this folder.
     let temporary: String = ["client_body", "proxy", "fastcgi", "uwsgi", "scgi"]
         .map(|kind| format!("{kind}_temp_path {};\n", path(kind).display()))
@@ -197,6 +236,8 @@ fn prometheus_through_documented_proxy_matches_mediatorctl() -> Result<()> {
         Ok(said)
     };
     checked(programs.promtool()?.args(["check", "config"]).arg(path("prometheus.yml")), "")?;
+    checked(programs.promtool()?.args(["check", "rules"]).arg(rules.join("gpu-mediator.rules.yml")), "")?;
+    checked(programs.promtool()?.args(["test", "rules"]).arg(rules.join("gpu-mediator.rules.test.yml")), "")?;
     let complaints = checked(programs.promtool()?.args(["check", "metrics"]), &daemon.get("/metrics")?)?;
     assert_eq!(complaints, "", "of promtool");
 
@@ -243,6 +284,22 @@ fn prometheus_through_documented_proxy_matches_mediatorctl() -> Result<()> {
     let quantile = "histogram_quantile(0.99, gpu_mediator_vm_suspended_seconds_bucket{vm=\"web\"})";
     let suspended = value(port, quantile)?.context("no quantile")?;
     assert!(suspended > 0.0 && suspended <= 30.0, "{suspended} s");
+    // All queries of the dashboards are valid, and those of VMs have results as soon as rates have two samples.
+    let queries = dashboard_queries(&packaging)?;
+    ensure!(queries.len() > 50, "{queries:?}");
+    let mut without = Vec::new();
+    wait::until("results for all panels of VMs and cards", ANSWER_TIMEOUT, || {
+        without.clear();
+        for query in &queries {
+            let result = self::query(port, query)?;
+            if result.is_empty() && !OTHER_METRICS.iter().any(|metric| query.contains(metric)) {
+                without.push(query.clone());
+            }
+        }
+        Ok(without.is_empty().then_some(()))
+    })
+    .with_context(|| without.join("\n"))?;
+    ensure!(alerts(port)?.is_empty(), "{:?}", alerts(port)?);
 
     drop(guests);
     daemon.ctl(&["vm", "remove", "build"])?.success()?;
@@ -252,5 +309,8 @@ fn prometheus_through_documented_proxy_matches_mediatorctl() -> Result<()> {
     })?;
     ensure!(daemon.stop()?.success(), "{}", daemon.log_tail());
     wait::until("Prometheus to miss the daemon", ANSWER_TIMEOUT, || Ok(up()?.filter(|up| *up == 0.0)))?;
+    wait::until("the alert of a daemon that does not answer", ANSWER_TIMEOUT, || {
+        Ok((alerts(port)? == ["GpuMediatorDown"]).then_some(()))
+    })?;
     Ok(())
 }
