@@ -177,6 +177,8 @@ pub enum Answer {
     Ready {
         /// Name of its model.
         name: String,
+        /// UUID of the card in NVML's form, as `GPU-12345678-9abc-def0-0123-456789abcdef`.
+        uuid: String,
         /// Total memory of the card.
         total_bytes: u64,
     },

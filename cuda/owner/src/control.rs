@@ -5,7 +5,7 @@
 use crate::core::{
     CardConfig, CardView, Core, OnStranger, OnStuck, TenantError, TenantSpec, TenantView, Unaccounted, Wait,
 };
-use crate::driver::{Driver, Real};
+use crate::driver::{Driver, Real, nvml_uuid};
 use crate::server::{Rights, Server};
 use cuda_control::{Answer, Card, Quanta, Request, Rules, Settings, Tenant};
 use sched::VgpuParams;
@@ -77,7 +77,7 @@ impl Pipe {
         if watches {
             server.watch_users(&settings.driver, uuid).map_err(|error| error.to_string())?;
         }
-        Ok((Self(server), Answer::Ready { name, total_bytes }))
+        Ok((Self(server), Answer::Ready { name, uuid: nvml_uuid(uuid), total_bytes }))
     }
 
     /// Answers one line.

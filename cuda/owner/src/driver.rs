@@ -73,6 +73,12 @@ pub struct Device {
     pub suspends: bool,
 }
 
+/// Returns a UUID in NVML's form, `GPU-` and the digits in five groups.
+pub(crate) fn nvml_uuid(uuid: [u8; 16]) -> String {
+    let hex: String = uuid.iter().map(|byte| format!("{byte:02x}")).collect();
+    format!("GPU-{}-{}-{}-{}-{}", &hex[..8], &hex[8..12], &hex[12..16], &hex[16..20], &hex[20..])
+}
+
 /// A failed call of the driver.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum DriverError {
@@ -169,6 +175,12 @@ pub trait Driver: Send + Sync {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn uuid_in_form_of_nvml_has_five_groups() {
+        let uuid = 0x1234_5678_9abc_def0_0123_4567_89ab_cdef_u128.to_be_bytes();
+        assert_eq!(nvml_uuid(uuid), "GPU-12345678-9abc-def0-0123-456789abcdef");
+    }
 
     #[test]
     fn card_loss_errors_differ_from_call_errors() {

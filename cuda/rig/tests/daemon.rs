@@ -70,6 +70,8 @@ fn an_owner_that_is_killed_is_started_again() {
     until(&rig, "a", "it is served, with what was set", |a| {
         a["served"] == true && programs(a) == 1 && a["memory"]["quota_mib"] == 32
     });
+    let restarts = "gpu_mediator_card_owner_restarts_total{card=\"fake\"} 1\n";
+    assert!(get(&rig, "/metrics").contains(restarts), "{}", get(&rig, "/metrics"));
     assert_eq!(program.end(), "held 6");
 }
 
@@ -318,4 +320,9 @@ fn card_show_of_cuda_card_has_device_and_no_apertures() {
     let shown = good(&rig, &["card", "show", "fake"]);
     assert!(shown.lines().any(|line| line.split_whitespace().collect::<Vec<_>>() == ["device", "0"]), "{shown}");
     assert!(!shown.contains("BAR") && !shown.contains("channels"), "{shown}");
+    assert!(shown.contains("GPU-66616b65-2063-7564-6120-636172642030"), "{shown}");
+    assert!(
+        shown.lines().any(|line| line.split_whitespace().collect::<Vec<_>>() == ["owner", "restarts", "0"]),
+        "{shown}"
+    );
 }

@@ -251,6 +251,12 @@ pub struct Card {
     /// Its chip, or of a CUDA card the name of its model, where that is known.
     #[serde(default)]
     pub model: String,
+    /// UUID of a CUDA card in NVML's form, as `GPU-12345678-9abc-def0-0123-456789abcdef`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub uuid: Option<String>,
+    /// Number of times that the owner of a CUDA card was restarted since the daemon started.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub owner_restarts: Option<u64>,
     /// Its device for the driver, of a CUDA card: a number, `GPU-` with the UUID, or a PCI address, as configured.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub device: Option<String>,

@@ -235,6 +235,7 @@ pub fn card(card: &Card) -> String {
         row(&[&"PCI id", &if card.pci_id.is_empty() { NOTHING } else { &card.pci_id }]),
         row(&[&"model", &card.model]),
     ];
+    rows.extend(card.uuid.iter().map(|uuid| row(&[&"UUID", uuid])));
     rows.extend(card.device.iter().map(|device| row(&[&"device", device])));
     rows.extend([
         row(&[&"mode", &mode]),
@@ -253,6 +254,7 @@ pub fn card(card: &Card) -> String {
             row(&[&"tenants", &users(card)]),
             row(&[&"strangers", &strangers(card)]),
             row(&[&"unexplained", &mib(card.unexplained_bytes >> 20)]),
+            row(&[&"owner restarts", &card.owner_restarts.unwrap_or(0)]),
         ]);
     } else {
         rows.extend([

@@ -102,6 +102,10 @@ pub(crate) struct CardStatus {
     pub pci_id: String,
     /// Chip or model, if known.
     pub model: String,
+    /// UUID of a CUDA card, in NVML's form.
+    pub uuid: Option<String>,
+    /// Number of times that the owner of a CUDA card was restarted.
+    pub owner_restarts: Option<u64>,
     /// Sizes of BAR1 and BAR3 in MiB, if they differ from the configuration.
     pub apertures_mib: Option<[u64; 2]>,
     /// Channels of the card that virtual machines can have.

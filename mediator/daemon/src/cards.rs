@@ -224,6 +224,8 @@ impl CardBackend for OwnedCard {
             trouble: None,
             pci_id: format!("{:04x}:{:04x}", id.vendor, id.device),
             model: chip.map(|chip| chip.name.to_owned()).unwrap_or_default(),
+            uuid: None,
+            owner_restarts: None,
             apertures_mib: Some([id.bar1_size >> 20, id.bar3_size >> 20]),
             channels: MAX_CHANNELS.saturating_sub(own),
             vram_free_mib: mib(Summary::spare),

@@ -28,7 +28,7 @@ mod process;
 pub mod show;
 mod status_cell;
 
-use process::{Command, Supervisor};
+use process::{CardIdentity, Command, Supervisor};
 pub use status_cell::Seen;
 use status_cell::StatusCell;
 
@@ -52,8 +52,7 @@ const QUANTUM_FACTOR: u32 = 80;
 /// A card with its owner.
 pub(super) struct CudaCard {
     spec: CardSpec,
-    /// Name of its model.
-    model: String,
+    identity: CardIdentity,
     commands: Sender<Command>,
     status_cell: Arc<StatusCell>,
     stop: Arc<AtomicBool>,
@@ -90,12 +89,13 @@ impl CudaCard {
         let (commands, requests) = channel();
         let (status_cell, stop) = (Arc::new(StatusCell::new(&spec.name)), Arc::default());
         let mut supervisor = Supervisor::new(&spec.name, settings, &status_cell, &stop);
-        let model = supervisor.start().map_err(BackendError::failed)?;
-        tracing::info!(card = spec.name, model, "the owner of the CUDA card is ready");
+        let identity = supervisor.start().map_err(BackendError::failed)?;
+        let CardIdentity { model, uuid } = &identity;
+        tracing::info!(card = spec.name, model, uuid, "the owner of the CUDA card is ready");
         let thread = std::thread::Builder::new().name("cuda-owner".to_owned());
         let thread = thread.spawn(move || supervisor.run(&requests)).map_err(BackendError::failed)?;
         let (changing, changes) = (Mutex::new(()), AtomicUsize::new(0));
-        Ok(Self { spec: spec.clone(), model, commands, status_cell, stop, thread: Some(thread), changing, changes })
+        Ok(Self { spec: spec.clone(), identity, commands, status_cell, stop, thread: Some(thread), changing, changes })
     }
 
     /// Returns the configuration of the card.
@@ -200,7 +200,9 @@ impl CardBackend for Backend {
             // The owner is restarted; the card does not fail.
             failed: None,
             trouble: seen.as_ref().err().cloned(),
-            model: self.0.model.clone(),
+            model: self.0.identity.model.clone(),
+            uuid: Some(self.0.identity.uuid.clone()),
+            owner_restarts: Some(self.0.status_cell.restarts()),
             vram_free_mib: seen.as_ref().ok().map(|seen| seen.card.spare_bytes / MIB),
             vram_placed_mib: placed / MIB,
             unexplained_bytes: seen.as_ref().map_or(0, |seen| seen.card.unexplained_bytes),

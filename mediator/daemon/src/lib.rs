@@ -543,6 +543,8 @@ impl Daemon {
             error: status.failed.or(status.trouble),
             pci_id: status.pci_id,
             model: status.model,
+            uuid: status.uuid,
+            owner_restarts: status.owner_restarts,
             device: cuda.then(|| spec.cuda().device),
             vram_mib: spec.vram_mib,
             vram_reserved_mib: reserved,

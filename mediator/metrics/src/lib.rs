@@ -29,7 +29,7 @@ fn one(value: impl Into<u64>) -> Vec<(String, u64)> {
     vec![(String::new(), value.into())]
 }
 
-const CARD: [Metric<Card>; 8] = [
+const CARD: [Metric<Card>; 9] = [
     ("gpu_mediator_card_failed", "gauge", "1 for a card that is out of service with its VMs", |card| {
         one(card.error.is_some())
     }),
@@ -58,6 +58,12 @@ const CARD: [Metric<Card>; 8] = [
         "gauge",
         "Memory of a CUDA card in use that can be charged to neither a process nor a tenant",
         |card| one(card.unexplained_bytes),
+    ),
+    (
+        "gpu_mediator_card_owner_restarts_total",
+        "counter",
+        "Times that the owner of a CUDA card was restarted",
+        |card| card.owner_restarts.into_iter().flat_map(one).collect(),
     ),
 ];
 

@@ -12,7 +12,7 @@ use nvml_wrapper::{Device, Nvml};
 
 use super::{Note, Notes};
 use crate::core::{Event, User};
-use crate::driver::Driver;
+use crate::driver::{Driver, nvml_uuid};
 use std::sync::Arc;
 
 /// File name of NVML's library.
@@ -125,7 +125,7 @@ fn watch(
     fails: &mut Fails,
 ) -> Result<(), NvmlError> {
     let nvml = Nvml::builder().lib_path(path.as_os_str()).init()?;
-    let device = nvml.device_by_uuid(said(uuid))?;
+    let device = nvml.device_by_uuid(nvml_uuid(uuid))?;
     let mut comparable = None;
     let mut sampled = 0;
     loop {
@@ -189,12 +189,6 @@ fn users(device: &Device<'_>, sampled: &mut u64) -> Result<Vec<User>, NvmlError>
         .collect())
 }
 
-/// An identity in NVML's form.
-fn said(uuid: [u8; 16]) -> String {
-    let hex: String = uuid.iter().map(|byte| format!("{byte:02x}")).collect();
-    format!("GPU-{}-{}-{}-{}-{}", &hex[..8], &hex[8..12], &hex[12..16], &hex[16..20], &hex[20..])
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -206,11 +200,5 @@ mod tests {
         assert_eq!(seconds, [1, 2, 4, 8, 16, 32, 60, 60, 60]);
         fails.none();
         assert_eq!(fails.again(), MIN_RETRY_DELAY);
-    }
-
-    #[test]
-    fn an_identity_is_said_in_groups() {
-        let uuid = 0x1234_5678_9abc_def0_0123_4567_89ab_cdef_u128.to_be_bytes();
-        assert_eq!(said(uuid), "GPU-12345678-9abc-def0-0123-456789abcdef");
     }
 }

@@ -57,6 +57,15 @@ struct Process {
     since: Instant,
 }
 
+/// The driver's names of a card.
+#[derive(Clone, Debug)]
+pub(super) struct CardIdentity {
+    /// Name of its model.
+    pub(super) model: String,
+    /// Its UUID in NVML's form.
+    pub(super) uuid: String,
+}
+
 /// The owner of a card, across restarts of its process.
 pub(super) struct Supervisor {
     card: String,
@@ -92,8 +101,8 @@ impl Supervisor {
         }
     }
 
-    /// Starts a process and sends it its tenants. Returns the name of the card's model.
-    pub(super) fn start(&mut self) -> Result<String, String> {
+    /// Starts a process and sends it its tenants. Returns the identity of the card.
+    pub(super) fn start(&mut self) -> Result<CardIdentity, String> {
         let mut process = Process::spawn()?;
         let started = self.tell_all(&mut process);
         if started.is_err() {
@@ -106,9 +115,9 @@ impl Supervisor {
     }
 
     /// Sends the rules and the tenants to a new process.
-    fn tell_all(&self, process: &mut Process) -> Result<String, String> {
-        let name = match process.exchange(&self.settings, OPEN, &self.stop)? {
-            Answer::Ready { name, .. } => name,
+    fn tell_all(&self, process: &mut Process) -> Result<CardIdentity, String> {
+        let identity = match process.exchange(&self.settings, OPEN, &self.stop)? {
+            Answer::Ready { name, uuid, .. } => CardIdentity { model: name, uuid },
             Answer::Failed(what) => return Err(what),
             other => return Err(format!("{PROGRAM} answers {other:?}: it is of another version")),
         };
@@ -131,7 +140,7 @@ impl Supervisor {
                 tracing::error!(card = self.card, tenant = tenant.name, what, "a tenant cannot be served");
             }
         }
-        Ok(name)
+        Ok(identity)
     }
 
     /// Serves requests until it gets a stop command, or all senders are dropped.
@@ -250,7 +259,10 @@ impl Supervisor {
         }
         self.dying = None;
         match self.start() {
-            Ok(_) => tracing::warn!(card = self.card, "the owner of the CUDA card was started again"),
+            Ok(_) => {
+                self.status_cell.restarted();
+                tracing::warn!(card = self.card, "the owner of the CUDA card was started again");
+            }
             Err(error) => self.failed(&error),
         }
     }

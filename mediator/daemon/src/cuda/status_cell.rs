@@ -79,6 +79,8 @@ struct State {
     asked: Option<Instant>,
     /// Reason that no owner runs.
     ended: Option<String>,
+    /// Number of times that an owner was started after the first.
+    restarts: u64,
 }
 
 /// The status cell of one card.
@@ -91,6 +93,16 @@ pub(super) struct StatusCell {
 impl StatusCell {
     pub fn new(card: &str) -> Self {
         Self { card: card.to_owned(), state: Mutex::new(State::default()) }
+    }
+
+    /// Counts a start of an owner after the first.
+    pub fn restarted(&self) {
+        self.state.lock().restarts += 1;
+    }
+
+    /// Returns how often an owner was started after the first.
+    pub fn restarts(&self) -> u64 {
+        self.state.lock().restarts
     }
 
     /// Returns the last description of the card.
@@ -148,7 +160,8 @@ impl StatusCell {
 
     /// Records that the owner has ended.
     pub(super) fn ended(&self, why: &str) {
-        *self.state.lock() = State { seen: None, asked: None, ended: Some(why.to_owned()) };
+        let mut state = self.state.lock();
+        *state = State { seen: None, asked: None, ended: Some(why.to_owned()), restarts: state.restarts };
     }
 }
 
