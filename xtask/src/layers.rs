@@ -43,6 +43,7 @@ const LAYERS: &[(&str, &[&str])] = &[
     ("physical", &["card", "config", "saved-state", "simgpu", "vfio-card"]),
     ("logging", &["config", "locks"]),
     ("metrics", &["api", "locks"]),
+    ("events", &["admin-socket", "api", "locks"]),
     ("rebalance", &["config", "sched"]),
     ("fdstore", &["config", "vmm-glue"]),
     ("listening", &["config", "fdstore", "locks", "vmm-glue"]),

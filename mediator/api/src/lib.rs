@@ -12,6 +12,7 @@ use serde::{Deserialize, Serialize};
 mod daemon;
 mod desired;
 mod durations;
+mod events;
 pub mod launch;
 mod memory;
 mod moving;
@@ -24,6 +25,7 @@ mod work;
 pub use daemon::{DaemonInfo, Upgraded};
 pub use desired::{Action, Applied, CardSettings, Comparison, Desired, Exported, KeyChange, Kind, Step};
 pub use durations::{Bucket, Durations};
+pub use events::{Author, AuthorKind, Event, EventKind, EventPage, Subject, SubjectKind};
 pub use memory::{
     AccessProfile, Accessed, CardMemory, CardMemorySettings, Counted, Hint, Hints, MemoryList, MoveReport, MoveRequest,
     Range, Turn, VmMemory, VmMemorySettings,

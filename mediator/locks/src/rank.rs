@@ -106,6 +106,8 @@ ranks! {
     Failure, false, None;
     /// Passthrough: level of the interrupt line.
     Level, false, None;
+    /// Log of events. A thread that adds an event may hold any lock above.
+    Events, false, None;
     /// Log: counts of events by their origin. A thread that logs may hold any lock.
     Log, false, None;
 }

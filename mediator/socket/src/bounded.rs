@@ -7,7 +7,8 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
-use axum::serve::Listener;
+use axum::extract::connect_info::Connected;
+use axum::serve::{IncomingStream, Listener};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::UnixStream;
 use tokio::net::unix::SocketAddr;
@@ -56,6 +57,24 @@ impl Listener for Bounded {
 pub struct Connection {
     stream: UnixStream,
     _place: Option<OwnedSemaphorePermit>,
+}
+
+/// The process at the other end of a connection, by the kernel's account at the time of `connect`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Peer {
+    /// Its user; `None` if the kernel does not say.
+    pub uid: Option<u32>,
+    /// Its process, as the daemon sees it; `None` for a process of a namespace that the daemon does not see.
+    pub pid: Option<i32>,
+}
+
+impl Connected<IncomingStream<'_, Bounded>> for Peer {
+    fn connect_info(stream: IncomingStream<'_, Bounded>) -> Self {
+        match stream.io().stream.peer_cred() {
+            Ok(peer) => Self { uid: Some(peer.uid()), pid: peer.pid().filter(|pid| *pid > 0) },
+            Err(_) => Self { uid: None, pid: None },
+        }
+    }
 }
 
 impl AsyncRead for Connection {

@@ -1,6 +1,6 @@
-//! Sockets and bodies of the admin API: a bound on concurrent connections ([`Bounded`]), and bodies that are never in
-//! memory as a whole ([`given`], [`taken`]), between a client and blocking work;
-//! and files that buffer a body for a slow client ([`Spool`]).
+//! Sockets and bodies of the admin API: a bound on concurrent connections ([`Bounded`]), the process at the other end
+//! ([`Peer`]), bodies that are never in memory as a whole ([`given`], [`taken`]), between a client and blocking work, and
+//! files that buffer a body for a slow client ([`Spool`]).
 //!
 //! The crate does not know the requests, or the daemon.
 
@@ -11,5 +11,5 @@ mod bounded;
 mod spool;
 
 pub use bodies::{Given, Taken, given, taken};
-pub use bounded::Bounded;
+pub use bounded::{Bounded, Peer};
 pub use spool::{Spool, Spooled};

@@ -1,0 +1,119 @@
+//! The originator of a change. It follows a request from the connection to the threads that work for it, so that the
+//! code in between does not pass it along.
+
+use std::cell::RefCell;
+
+use api::{Author, AuthorKind};
+
+/// Programs of this project that place work, by the name that the kernel shows (at most 15 bytes).
+const KNOWN_PROGRAMS: [(&str, &str); 3] = [
+    ("gpu-mediator-dr", "the Kubernetes driver"),
+    ("gpu-mediator-ku", "the KubeVirt hook"),
+    ("gpu-mediator-sl", "the Slurm plugin"),
+];
+
+thread_local! {
+    static OF_THREAD: RefCell<Option<Author>> = const { RefCell::new(None) };
+}
+
+tokio::task_local! {
+    static OF_REQUEST: Author;
+}
+
+/// Returns the daemon as an author.
+#[must_use]
+pub const fn daemon() -> Author {
+    Author { kind: AuthorKind::Daemon, uid: None, pid: None, program: None }
+}
+
+/// Returns the configuration file as an author.
+#[must_use]
+pub const fn configuration() -> Author {
+    Author { kind: AuthorKind::Configuration, uid: None, pid: None, program: None }
+}
+
+/// Returns the client at the other end of a connection. Its name is read now: the process may end before its request.
+#[must_use]
+pub fn client(uid: Option<u32>, pid: Option<i32>) -> Author {
+    let pid = pid.filter(|pid| *pid > 0);
+    let name = pid.and_then(|pid| std::fs::read_to_string(format!("/proc/{pid}/comm")).ok());
+    let program = name.map(|name| name.trim_end_matches('\n').to_owned()).filter(|name| !name.is_empty());
+    Author { kind: AuthorKind::Client, uid, pid, program }
+}
+
+/// Returns the author of the changes that this thread makes: the daemon unless [`acting`] names another.
+pub(crate) fn current() -> Author {
+    OF_THREAD.with_borrow(Clone::clone).unwrap_or_else(daemon)
+}
+
+/// Calls `work`, whose changes on this thread have this author.
+pub fn acting<T>(author: Author, work: impl FnOnce() -> T) -> T {
+    /// Restores the previous author, also after a panic: threads are reused.
+    struct Before(Option<Author>);
+
+    impl Drop for Before {
+        fn drop(&mut self) {
+            let before = self.0.take();
+            OF_THREAD.with_borrow_mut(|now| *now = before);
+        }
+    }
+
+    let _before = Before(OF_THREAD.with_borrow_mut(|now| now.replace(author)));
+    work()
+}
+
+/// Returns the author of the request that this task serves, for [`acting`] on another thread.
+#[must_use]
+pub fn of_request() -> Author {
+    OF_REQUEST.try_with(Clone::clone).unwrap_or_else(|_| daemon())
+}
+
+/// Serves a request of this author.
+pub(crate) async fn requesting<T>(author: Author, serve: impl Future<Output = T>) -> T {
+    OF_REQUEST.scope(author, serve).await
+}
+
+/// Describes an author in words.
+#[must_use]
+pub fn in_words(author: &Author) -> String {
+    let Author { kind, uid, pid, program } = author;
+    match kind {
+        AuthorKind::Daemon => "the daemon".to_owned(),
+        AuthorKind::Configuration => "the configuration file".to_owned(),
+        AuthorKind::Client => {
+            let known = KNOWN_PROGRAMS.iter().find(|(name, _)| Some(*name) == program.as_deref());
+            let program = known.map_or(program.as_deref(), |(_, words)| Some(words));
+            let uid = uid.map(|uid| format!("user {uid}"));
+            let pid = pid.map(|pid| format!("process {pid}"));
+            let parts: Vec<String> = [program.map(str::to_owned), uid, pid].into_iter().flatten().collect();
+            if parts.is_empty() { "a client".to_owned() } else { parts.join(", ") }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn author_of_thread_ends_with_its_work_even_after_panic() {
+        assert_eq!(current(), daemon());
+        acting(configuration(), || {
+            assert_eq!(current(), configuration());
+            acting(client(Some(7), None), || assert_eq!(current().uid, Some(7)));
+            assert_eq!(current(), configuration());
+        });
+        let ended = std::panic::catch_unwind(|| acting(configuration(), || panic!("as the test wants it")));
+        assert!(ended.is_err());
+        assert_eq!(current(), daemon());
+    }
+
+    #[test]
+    fn client_is_described_with_its_program_if_visible() {
+        let own = client(Some(5), i32::try_from(std::process::id()).ok());
+        assert!(own.program.is_some());
+        assert_eq!(in_words(&client(Some(5), Some(0))), "user 5");
+        let driver = Author { program: Some("gpu-mediator-dr".to_owned()), pid: Some(9), ..client(Some(0), None) };
+        assert_eq!(in_words(&driver), "the Kubernetes driver, user 0, process 9");
+    }
+}

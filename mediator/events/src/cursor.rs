@@ -1,0 +1,68 @@
+//! Cursors: places in the log of one daemon, or of daemons that have taken over from each other.
+
+use std::fmt;
+use std::str::FromStr;
+
+/// A place after an event.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Cursor {
+    /// Begin of the log, in ms since 1970. It differs from log to log.
+    pub epoch: u64,
+    /// Events of the log up to here.
+    pub count: u64,
+}
+
+impl fmt::Display for Cursor {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:x}-{}", self.epoch, self.count)
+    }
+}
+
+/// A text that is not a cursor of this log.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum BadCursor {
+    /// It has another form.
+    #[error("after: `{0}` is not a cursor")]
+    Form(String),
+    /// The log has not reached it.
+    #[error("after: `{0}` is after the last event, `{1}`")]
+    Ahead(String, String),
+}
+
+impl BadCursor {
+    /// Remedy for the client.
+    pub const ADVICE: &str = "give `next` of an earlier answer or `cursor` of an event, or leave `after` out";
+}
+
+impl FromStr for Cursor {
+    type Err = BadCursor;
+
+    fn from_str(text: &str) -> Result<Self, BadCursor> {
+        let parsed = text.split_once('-').and_then(|(epoch, count)| {
+            let cursor = Self { epoch: u64::from_str_radix(epoch, 16).ok()?, count: count.parse().ok()? };
+            // Other spellings of the same numbers are mistakes.
+            (cursor.to_string() == text).then_some(cursor)
+        });
+        parsed.ok_or_else(|| {
+            let shown: String = text.chars().take(64).collect();
+            BadCursor::Form(shown)
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn cursor_survives_text_and_other_texts_are_refused() {
+        let cursor = Cursor { epoch: 0x19a_cafe, count: 42 };
+        assert_eq!(cursor.to_string(), "19acafe-42");
+        assert_eq!("19acafe-42".parse(), Ok(cursor));
+        for bad in ["", "42", "-", "19acafe-", "-42", "19ACAFE-42", "19acafe-042", "+1-2", "1-+2", "1-2-3", "x-1"] {
+            assert_eq!(bad.parse::<Cursor>(), Err(BadCursor::Form(bad.to_owned())));
+        }
+        let long = "9".repeat(1000).parse::<Cursor>().unwrap_err().to_string();
+        assert!(long.len() < 100, "{long}");
+    }
+}

@@ -1,0 +1,133 @@
+//! Bounds the events of one kind about one subject: in each window of [`WINDOW`], the first [`BURST`] pass, and one more
+//! stands for the rest.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use api::{Author, EventKind, Subject};
+
+use crate::log::NewEvent;
+
+/// Length of a window.
+pub(crate) const WINDOW: Duration = Duration::from_secs(10);
+/// Events that pass in a window.
+pub(crate) const BURST: u32 = 5;
+/// Maximum number of open windows. Beyond it, events of other subjects are only counted.
+const MAX_WINDOWS: usize = 1024;
+
+/// A window of one kind and subject.
+#[derive(Debug, Default)]
+struct Window {
+    since: Duration,
+    passed: u32,
+    held: u64,
+    /// The last event that did not pass.
+    last: Option<(NewEvent, Author)>,
+}
+
+/// All windows. Times are since the log's begin.
+#[derive(Debug, Default)]
+pub(crate) struct Limits {
+    windows: BTreeMap<(EventKind, Subject), Window>,
+    /// Events that had no window, and the time of the first.
+    unlisted: Option<(Duration, u64)>,
+}
+
+impl Limits {
+    /// Returns the event and its author if it passes; counts it otherwise.
+    pub fn admit(&mut self, event: NewEvent, author: Author, now: Duration) -> Option<(NewEvent, Author)> {
+        let key = (event.kind, event.subject.clone());
+        if self.windows.len() >= MAX_WINDOWS && !self.windows.contains_key(&key) {
+            // Windows without suppressed events can be dropped at once.
+            self.windows.retain(|_, window| window.held > 0 || !window.has_ended(now));
+            if self.windows.len() >= MAX_WINDOWS {
+                self.unlisted.get_or_insert((now, 0)).1 += 1;
+                return None;
+            }
+        }
+        let window = self.windows.entry(key).or_insert_with(|| Window { since: now, ..Window::default() });
+        if window.has_ended(now) && window.held == 0 {
+            *window = Window { since: now, ..Window::default() };
+        }
+        if window.passed < BURST {
+            window.passed += 1;
+            return Some((event, author));
+        }
+        window.held += 1;
+        window.last = Some((event, author));
+        None
+    }
+
+    /// Closes windows that have ended. Returns an event for the suppressed ones of each, with their number.
+    pub fn ended(&mut self, now: Duration) -> Vec<(NewEvent, Author, u64)> {
+        let mut reports = Vec::new();
+        self.windows.retain(|_, window| {
+            if !window.has_ended(now) {
+                return true;
+            }
+            if let Some((mut event, author)) = window.last.take() {
+                let (held, seconds) = (window.held, WINDOW.as_secs());
+                event.text = format!("{held} more in {seconds} s, the last: {}", event.text);
+                reports.push((event, author, held));
+            }
+            false
+        });
+        if let Some((_, held)) = self.unlisted.take_if(|(since, _)| now.saturating_sub(*since) >= WINDOW) {
+            let text = format!("{held} events of many subjects came in {} s and are not listed", WINDOW.as_secs());
+            reports.push((NewEvent::daemon(EventKind::Suppressed, text), crate::author::daemon(), held));
+        }
+        reports
+    }
+}
+
+impl Window {
+    fn has_ended(&self, now: Duration) -> bool {
+        now.saturating_sub(self.since) >= WINDOW
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn admit(limits: &mut Limits, name: &str, kind: EventKind, ms: u64) -> bool {
+        let event = NewEvent::tenant(kind, name, format!("at {ms}"));
+        limits.admit(event, crate::author::daemon(), Duration::from_millis(ms)).is_some()
+    }
+
+    #[test]
+    fn flood_of_one_subject_is_summed_and_others_pass() {
+        let mut limits = Limits::default();
+        let passed = (0..42).filter(|ms| admit(&mut limits, "loud", EventKind::Connected, *ms)).count();
+        assert_eq!(passed, 5);
+        // Another kind, or another subject, has windows of its own.
+        assert!(admit(&mut limits, "loud", EventKind::Quarantined, 50));
+        assert!(admit(&mut limits, "quiet", EventKind::Connected, 50));
+        assert!(limits.ended(Duration::from_millis(9_999)).is_empty());
+        let reports = limits.ended(Duration::from_millis(10_050));
+        let [(event, _, held)] = reports.as_slice() else { panic!("{reports:?}") };
+        assert_eq!((*held, &*event.text), (37, "37 more in 10 s, the last: at 41"));
+        assert!(admit(&mut limits, "loud", EventKind::Connected, 10_060));
+    }
+
+    #[test]
+    fn event_after_ended_window_waits_for_report_of_that_window() {
+        let mut limits = Limits::default();
+        assert_eq!((0..6).filter(|ms| admit(&mut limits, "a", EventKind::Killed, *ms)).count(), 5);
+        // The report comes first, so that the order of events is that of time.
+        assert!(!admit(&mut limits, "a", EventKind::Killed, 20_000));
+        assert_eq!(limits.ended(Duration::from_secs(20))[0].2, 2);
+        assert!(admit(&mut limits, "a", EventKind::Killed, 20_001));
+    }
+
+    #[test]
+    fn number_of_windows_is_bounded_and_further_events_are_counted() {
+        let mut limits = Limits::default();
+        let passed = (0..3000).filter(|n| admit(&mut limits, &format!("t{n}"), EventKind::Added, 1)).count();
+        assert_eq!((passed, limits.windows.len()), (MAX_WINDOWS, MAX_WINDOWS));
+        let reports = limits.ended(Duration::from_secs(11));
+        let [(event, _, held)] = reports.as_slice() else { panic!("{reports:?}") };
+        assert_eq!((event.kind, *held), (EventKind::Suppressed, 3000 - MAX_WINDOWS as u64));
+        assert!(limits.windows.is_empty());
+    }
+}

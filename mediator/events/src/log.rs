@@ -1,0 +1,293 @@
+//! The log: adds events, and returns pages of them.
+
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use api::{Author, Event, EventKind, EventPage, Subject, SubjectKind};
+use locks::{Mutex, rank};
+use tokio::sync::watch;
+
+use crate::author;
+use crate::cursor::{BadCursor, Cursor};
+use crate::limits::Limits;
+use crate::shelf::Shelf;
+use crate::time::rfc3339;
+
+/// Maximum length of a text in bytes; the rest is cut off.
+const MAX_TEXT: usize = 1024;
+/// Maximum number of events that wait while the log is handed over.
+const MAX_DEFERRED: usize = 64;
+/// Subject of the daemon's own events.
+const DAEMON: &str = "mediatord";
+
+/// An event without its number, time and author.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NewEvent {
+    pub(crate) kind: EventKind,
+    pub(crate) subject: Subject,
+    pub(crate) text: String,
+    card: Option<String>,
+    waited: Option<Duration>,
+}
+
+impl NewEvent {
+    /// Creates an event about any object.
+    #[must_use]
+    pub fn about(kind: EventKind, subject: Subject, text: impl Into<String>) -> Self {
+        Self { kind, subject, text: text.into(), card: None, waited: None }
+    }
+
+    /// Creates an event about a virtual machine.
+    #[must_use]
+    pub fn vm(kind: EventKind, name: &str, text: impl Into<String>) -> Self {
+        Self::about(kind, Subject { kind: SubjectKind::Vm, name: name.to_owned() }, text)
+    }
+
+    /// Creates an event about a tenant.
+    #[must_use]
+    pub fn tenant(kind: EventKind, name: &str, text: impl Into<String>) -> Self {
+        Self::about(kind, Subject { kind: SubjectKind::Tenant, name: name.to_owned() }, text)
+    }
+
+    /// Creates an event about a card.
+    #[must_use]
+    pub fn card(kind: EventKind, name: &str, text: impl Into<String>) -> Self {
+        Self::about(kind, Subject { kind: SubjectKind::Card, name: name.to_owned() }, text)
+    }
+
+    /// Creates an event about the daemon.
+    #[must_use]
+    pub fn daemon(kind: EventKind, text: impl Into<String>) -> Self {
+        Self::about(kind, Subject { kind: SubjectKind::Daemon, name: DAEMON.to_owned() }, text)
+    }
+
+    /// Names the card of a virtual machine or tenant.
+    #[must_use]
+    pub fn on(self, card: &str) -> Self {
+        Self { card: Some(card.to_owned()), ..self }
+    }
+
+    /// Adds the length of a wait.
+    #[must_use]
+    pub fn waited(self, waited: Duration) -> Self {
+        Self { waited: Some(waited), ..self }
+    }
+}
+
+/// State of the log.
+#[derive(Debug)]
+struct Books {
+    /// Begin of the log, in ms since 1970.
+    epoch: u64,
+    /// Number of all events so far.
+    count: u64,
+    shelf: Shelf,
+    limits: Limits,
+    /// Events that wait until the log is thawed, while it is frozen.
+    deferred: Option<Vec<(NewEvent, Author, u64)>>,
+}
+
+/// What followers wait for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct News {
+    /// Number of all events so far.
+    pub count: u64,
+    /// The daemon ends.
+    pub closed: bool,
+}
+
+/// The log of events.
+#[derive(Debug)]
+pub struct Log {
+    began: Instant,
+    books: Mutex<rank::Events, Books>,
+    news: watch::Sender<News>,
+}
+
+impl Default for Log {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Log {
+    /// Creates an empty log.
+    #[must_use]
+    pub fn new() -> Self {
+        let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        Self::with(u64::try_from(since.as_millis()).unwrap_or(0), 0, Shelf::default())
+    }
+
+    fn with(epoch: u64, count: u64, shelf: Shelf) -> Self {
+        let books = Books { epoch, count, shelf, limits: Limits::default(), deferred: None };
+        Self {
+            began: Instant::now(),
+            books: Mutex::new(books),
+            news: watch::Sender::new(News { count, closed: false }),
+        }
+    }
+
+    /// Adds an event of this thread's author (see [`author::acting`]). It may be suppressed if its subject causes many.
+    pub fn add(&self, event: NewEvent) {
+        self.add_at(event, author::current(), self.began.elapsed());
+    }
+
+    fn add_at(&self, event: NewEvent, author: Author, now: Duration) {
+        let mut books = self.books.lock();
+        books.report_suppressed(now);
+        if let Some((event, author)) = books.limits.admit(event, author, now) {
+            books.put(event, author, 0);
+        }
+        self.tell(&books);
+    }
+
+    /// Reports suppressed events whose time has passed. Called regularly.
+    pub fn tick(&self) {
+        let mut books = self.books.lock();
+        books.report_suppressed(self.began.elapsed());
+        self.tell(&books);
+    }
+
+    /// Wakes followers, who read the log themselves.
+    fn tell(&self, books: &Books) {
+        let count = books.count;
+        self.news.send_if_modified(|news| std::mem::replace(&mut news.count, count) != count);
+    }
+
+    /// Returns up to `limit` events after a cursor, or from the oldest on.
+    ///
+    /// # Errors
+    /// If the text is not a cursor, or is after the last event.
+    pub fn page(&self, after: Option<&str>, limit: usize) -> Result<EventPage, BadCursor> {
+        let after: Option<Cursor> = after.map(str::parse).transpose()?;
+        let books = self.books.lock();
+        let (epoch, count) = (books.epoch, books.count);
+        let restarted = after.is_some_and(|after| after.epoch != epoch);
+        let from = after.filter(|after| after.epoch == epoch).map_or(0, |after| after.count);
+        if from > count {
+            let [asked, last] = [from, count].map(|count| Cursor { epoch, count }.to_string());
+            return Err(BadCursor::Ahead(asked, last));
+        }
+        let found = books.shelf.after(epoch.saturating_add(from), limit);
+        drop(books);
+        let last = found.last().filter(|_| found.len() >= limit).map(|event| event.number.saturating_sub(epoch));
+        let end = last.unwrap_or(count);
+        let lost = (end - from).saturating_sub(found.len() as u64);
+        Ok(EventPage {
+            events: found.iter().map(|event| Event::clone(event)).collect(),
+            next: Cursor { epoch, count: end }.to_string(),
+            lost,
+            restarted,
+            note: note(epoch, after.is_some(), restarted, lost),
+        })
+    }
+
+    /// Returns a receiver that is notified of new events.
+    pub(crate) fn news(&self) -> watch::Receiver<News> {
+        self.news.subscribe()
+    }
+
+    /// Ends all followers: the daemon ends, and does not wait for them.
+    pub fn close(&self) {
+        self.news.send_modify(|news| news.closed = true);
+    }
+
+    /// Returns the log for the next daemon. Further events wait until [`Self::thaw`]; the next daemon continues with
+    /// their numbers.
+    #[must_use]
+    pub fn freeze(&self) -> SavedLog {
+        let mut books = self.books.lock();
+        books.deferred.get_or_insert_default();
+        let events = books.shelf.after(0, usize::MAX);
+        let events = events.iter().map(|event| serde_json::to_string(&**event).unwrap_or_default()).collect();
+        SavedLog { epoch: books.epoch, count: books.count, events }
+    }
+
+    /// Adds the events since [`Self::freeze`]: the next daemon does not take over.
+    pub fn thaw(&self) {
+        let mut books = self.books.lock();
+        for (event, author, suppressed) in books.deferred.take().unwrap_or_default() {
+            books.put(event, author, suppressed);
+        }
+        self.tell(&books);
+    }
+
+    /// Creates the log that an earlier daemon has handed over. Events that cannot be read count as lost.
+    #[must_use]
+    pub fn restored(saved: SavedLog) -> Self {
+        let SavedLog { epoch, count, events } = saved;
+        let mut shelf = Shelf::default();
+        let mut last = epoch;
+        for event in events.iter().filter_map(|text| serde_json::from_str::<Event>(text).ok()) {
+            if event.number > last && event.number <= epoch.saturating_add(count) {
+                last = event.number;
+                shelf.add(event);
+            }
+        }
+        Self::with(epoch, count, shelf)
+    }
+}
+
+/// A log that goes from one daemon to the next.
+#[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub struct SavedLog {
+    epoch: u64,
+    count: u64,
+    /// The events as JSON, whose keys may differ between the daemons.
+    events: Vec<String>,
+}
+
+impl Books {
+    fn report_suppressed(&mut self, now: Duration) {
+        for (event, author, suppressed) in self.limits.ended(now) {
+            self.put(event, author, suppressed);
+        }
+    }
+
+    fn put(&mut self, event: NewEvent, author: Author, suppressed: u64) {
+        if let Some(deferred) = &mut self.deferred {
+            if deferred.len() < MAX_DEFERRED {
+                deferred.push((event, author, suppressed));
+            }
+            return;
+        }
+        let NewEvent { kind, subject, mut text, card, waited } = event;
+        if text.len() > MAX_TEXT {
+            text.truncate(text.floor_char_boundary(MAX_TEXT));
+            text.push('…');
+        }
+        self.count += 1;
+        let (epoch, count) = (self.epoch, self.count);
+        self.shelf.add(Event {
+            cursor: Cursor { epoch, count }.to_string(),
+            number: epoch.saturating_add(count),
+            at: rfc3339(SystemTime::now()),
+            kind,
+            subject,
+            card,
+            author,
+            text,
+            waited_ms: waited.map(|waited| u64::try_from(waited.as_millis()).unwrap_or(u64::MAX)),
+            suppressed,
+        });
+    }
+}
+
+/// Describes what a reader has missed.
+fn note(epoch: u64, has_cursor: bool, restarted: bool, lost: u64) -> Option<String> {
+    let begin = || rfc3339(UNIX_EPOCH + Duration::from_millis(epoch));
+    let gone = (lost > 0).then(|| match has_cursor {
+        true if !restarted => format!("{lost} events after the cursor are gone: the log has room for newer ones only"),
+        _ => format!("{lost} events since {} are gone: the log has room for newer ones only", begin()),
+    });
+    let restart = restarted.then(|| {
+        format!(
+            "the cursor is of a daemon that has ended: its events after the cursor are lost, and this log begins at {}",
+            begin()
+        )
+    });
+    let parts: Vec<String> = restart.into_iter().chain(gone).collect();
+    (!parts.is_empty()).then(|| parts.join("; "))
+}
+
+#[cfg(test)]
+mod tests;

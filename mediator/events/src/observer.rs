@@ -1,0 +1,321 @@
+//! Finds events by comparing successive states of the daemon, as the API shows them: kills, overruns, quarantines, long
+//! waits, failures, connections.
+//!
+//! Changes that begin and end between two states are missed, except for those that are counted (kills, strikes).
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use api::{EventKind, Subject, SubjectKind, WorkState};
+
+use crate::log::NewEvent;
+
+/// Waits that are shorter cause no event.
+const LONG_WAIT: Duration = Duration::from_secs(5);
+/// A quarantine whose end was no farther than this has ended by itself.
+const QUARANTINE_SLACK_MS: u64 = 3000;
+/// Maximum number of clients that one text names.
+const MAX_NAMED: usize = 4;
+
+/// A state of the daemon.
+#[derive(Clone, Debug, Default)]
+pub struct States {
+    /// All cards.
+    pub cards: Vec<api::Card>,
+    /// All virtual machines.
+    pub vms: Vec<api::Vm>,
+    /// All tenants.
+    pub tenants: Vec<api::Tenant>,
+    /// Schedulers of cards that have one.
+    pub schedulers: Vec<api::CardScheduler>,
+}
+
+/// Observed state of a virtual machine or tenant.
+#[derive(Clone, Debug, Default)]
+struct Sight {
+    card: String,
+    failed: Option<String>,
+    /// Clients by process; a tenant's programs.
+    clients: BTreeMap<i64, String>,
+    killed: u64,
+    kill_failures: u64,
+    suspended: u64,
+    strikes: u64,
+    quarantined: bool,
+    /// Time until its quarantine ends by itself.
+    ends_in_ms: Option<u64>,
+    state: WorkState,
+    waits_for: Option<String>,
+    /// Value that changes when work is started.
+    progress: u64,
+}
+
+/// A wait that has not ended.
+#[derive(Clone, Debug)]
+struct Wait {
+    since: Duration,
+    /// State and reason, without the parts that change during the wait.
+    reason: (WorkState, String),
+    /// Value of [`Sight::progress`] at its begin.
+    progress: u64,
+    /// It was long enough for an event.
+    reported: bool,
+}
+
+/// Last state of an object.
+#[derive(Clone, Debug, Default)]
+struct Known {
+    sight: Sight,
+    wait: Option<Wait>,
+}
+
+/// Compares states of the daemon.
+#[derive(Debug, Default)]
+pub struct Observer {
+    /// Objects that the first state had are not compared with nothing.
+    started: bool,
+    known: BTreeMap<Subject, Known>,
+    /// Failed cards.
+    failed: Vec<String>,
+}
+
+impl Observer {
+    /// Returns the events since the last state. `now` is the time since any fixed begin.
+    pub fn compare(&mut self, states: &States, now: Duration) -> Vec<NewEvent> {
+        let mut events = Vec::new();
+        // The owner of a CUDA card is restarted, which is an event of its own.
+        let failed = states.cards.iter().filter(|card| card.kind != "cuda");
+        let failed: Vec<_> = failed.filter_map(|card| Some((card.name.clone(), card.error.clone()?))).collect();
+        for (card, why) in failed.iter().filter(|(card, _)| !self.failed.contains(card)) {
+            events.push(NewEvent::card(EventKind::Failed, card, format!("the card is out of service: {why}")));
+        }
+        self.failed = failed.into_iter().map(|(card, _)| card).collect();
+        let mut known = BTreeMap::new();
+        for (subject, sight) in sights(states) {
+            let before = self.known.remove(&subject);
+            if before.is_none() && !self.started {
+                known.insert(subject, Known { wait: sight.wait(now), sight });
+                continue;
+            }
+            let mut of = before.unwrap_or_default();
+            let mut found = changes(&subject, &of.sight, &sight);
+            found.extend(of.waits(&subject, &sight, now));
+            events.extend(found.into_iter().map(|event| event.on(&sight.card)));
+            of.sight = sight;
+            known.insert(subject, of);
+        }
+        (self.known, self.started) = (known, true);
+        events
+    }
+}
+
+/// Returns the virtual machines and tenants of a state.
+fn sights(states: &States) -> Vec<(Subject, Sight)> {
+    let shares: BTreeMap<&str, &api::VmShare> =
+        states.schedulers.iter().flat_map(|card| &card.vms).map(|share| (share.vm.as_str(), share)).collect();
+    let progress = |share: Option<&&api::VmShare>| {
+        share.map_or(0, |share| share.engines.values().map(|engine| engine.started).fold(0, u64::wrapping_add))
+    };
+    let vms = states.vms.iter().map(|vm| {
+        let share = shares.get(vm.name.as_str());
+        let client = vm.client.map(|client| {
+            let what = match client.domain {
+                Some(domain) => format!("Xen domain {domain}"),
+                None => format!("VMM, user {}, process {}", client.uid, client.pid),
+            };
+            (i64::from(client.pid), what)
+        });
+        let sight = Sight {
+            card: vm.card.clone(),
+            failed: (vm.state == api::VmState::Failed).then(|| vm.error.clone().unwrap_or_default()),
+            clients: client.into_iter().collect(),
+            killed: share.map_or(0, |share| share.engines.values().map(|engine| engine.killed).sum()),
+            strikes: share.map_or(0, |share| share.strikes.into()),
+            quarantined: share.is_some_and(|share| share.quarantine.is_some()),
+            ends_in_ms: share.and_then(|share| share.quarantine?.ends_in_ms),
+            state: share.map_or(WorkState::Idle, |share| share.state),
+            waits_for: share.and_then(|share| share.waits_for.clone()),
+            progress: progress(share),
+            ..Sight::default()
+        };
+        (Subject { kind: SubjectKind::Vm, name: vm.name.clone() }, sight)
+    });
+    let tenants = states.tenants.iter().map(|tenant| {
+        let program = |program: &api::Program| {
+            let (name, pid) = (&program.name, program.pid);
+            (i64::from(pid), format!("program `{name}`, process {pid}"))
+        };
+        let sight = Sight {
+            card: tenant.card.clone(),
+            failed: None,
+            clients: tenant.programs.iter().map(program).collect(),
+            killed: tenant.killed,
+            kill_failures: tenant.kill_failures,
+            suspended: tenant.suspended,
+            strikes: tenant.strikes.into(),
+            quarantined: tenant.quarantined,
+            ends_in_ms: None,
+            state: tenant.state,
+            waits_for: tenant.waits_for.clone(),
+            progress: progress(shares.get(tenant.name.as_str())),
+        };
+        (Subject { kind: SubjectKind::Tenant, name: tenant.name.clone() }, sight)
+    });
+    vms.chain(tenants).collect()
+}
+
+/// Returns the increase of a count. A count that is lower than before began at zero again, with a new owner.
+fn increase(before: u64, now: u64) -> u64 {
+    now.checked_sub(before).unwrap_or(now)
+}
+
+/// Returns the events between two states of an object.
+fn changes(subject: &Subject, before: &Sight, now: &Sight) -> Vec<NewEvent> {
+    let event = |kind, text: String| NewEvent::about(kind, subject.clone(), text);
+    let is_vm = subject.kind == SubjectKind::Vm;
+    let mut events = Vec::new();
+    // An owner that does not answer shows no programs and counts.
+    if now.state == WorkState::Unserved || before.state == WorkState::Unserved {
+        return events;
+    }
+    let gone: Vec<&String> = left(&before.clients, &now.clients);
+    let killed = increase(before.killed, now.killed);
+    if killed > 0 {
+        events.push(event(
+            EventKind::Killed,
+            match (is_vm, gone.is_empty()) {
+                (true, _) => {
+                    format!("{} killed: it ran beyond its limit", count(killed, "submission was", "submissions were"))
+                }
+                (false, true) => {
+                    format!(
+                        "{} killed: it did not answer in time, or exceeded a limit",
+                        count(killed, "program was", "programs were")
+                    )
+                }
+                (false, false) => {
+                    let what = count(killed, "program was", "programs were");
+                    format!("{what} killed: it did not answer in time, or exceeded a limit; gone: {}", named(&gone))
+                }
+            },
+        ));
+    }
+    let failures = increase(before.kill_failures, now.kill_failures);
+    if failures > 0 {
+        let text = "a program was given up but could not be killed: it goes on without turns and memory; end it by hand, and \
+                    see that the unit grants CAP_KILL";
+        events.push(event(EventKind::KillFailed, text.to_owned()));
+    }
+    let suspended = increase(before.suspended, now.suspended);
+    if suspended > 0 {
+        let what = count(suspended, "program was", "programs were");
+        events.push(event(EventKind::Suspended, format!("{what} suspended: it did not answer in time")));
+    }
+    let strikes = increase(before.strikes, now.strikes);
+    // Released: the strikes are forgotten.
+    if strikes > 0 && now.strikes > before.strikes {
+        let what = if is_vm { "submission" } else { "turn" };
+        let text = format!("a {what} ran beyond its limit, strike {}", now.strikes);
+        events.push(event(EventKind::Overran, text));
+    }
+    if now.quarantined && !before.quarantined {
+        let length = now.ends_in_ms.map(|ms| format!(" for {} s", ms.div_ceil(1000))).unwrap_or_default();
+        let release = format!("`mediatorctl sched release {}` releases it", subject.name);
+        events.push(event(
+            EventKind::Quarantined,
+            format!("quarantined{length}: none of its work is started; {release}"),
+        ));
+    }
+    if before.quarantined && !now.quarantined && before.ends_in_ms.is_some_and(|ms| ms <= QUARANTINE_SLACK_MS) {
+        events.push(event(EventKind::Released, "its quarantine has ended".to_owned()));
+    }
+    if let Some(why) = now.failed.as_ref().filter(|_| before.failed.is_none()) {
+        events.push(event(EventKind::Failed, format!("out of service, remove it and add it again: {why}")));
+    }
+    let come = left(&now.clients, &before.clients);
+    if !come.is_empty() {
+        events.push(event(EventKind::Connected, format!("connected: {}", named(&come))));
+    }
+    // A kill has named them.
+    if !gone.is_empty() && (killed == 0 || is_vm) {
+        events.push(event(EventKind::Disconnected, format!("disconnected: {}", named(&gone))));
+    }
+    events
+}
+
+/// Returns the clients that only `these` has.
+fn left<'a>(these: &'a BTreeMap<i64, String>, others: &BTreeMap<i64, String>) -> Vec<&'a String> {
+    these.iter().filter(|(pid, name)| others.get(pid) != Some(name)).map(|(_, name)| name).collect()
+}
+
+fn named(clients: &[&String]) -> String {
+    let shown: Vec<&str> = clients.iter().take(MAX_NAMED).map(|name| name.as_str()).collect();
+    let more = clients.len().saturating_sub(MAX_NAMED);
+    if more == 0 { shown.join("; ") } else { format!("{}; and {more} more", shown.join("; ")) }
+}
+
+fn count(number: u64, one: &str, several: &str) -> String {
+    if number == 1 { format!("a {one}") } else { format!("{number} {several}") }
+}
+
+impl Sight {
+    /// Returns the wait that it is in.
+    fn wait(&self, now: Duration) -> Option<Wait> {
+        let words = self.waits_for.as_deref().unwrap_or_default();
+        let reason = match self.state {
+            WorkState::Idle | WorkState::Working => return None,
+            // Times left and holders of slices change during a wait.
+            WorkState::Waiting if words == "a slice" || words.starts_with("slice of ") => "a slice".to_owned(),
+            WorkState::Waiting => words.split(", ").next().unwrap_or_default().to_owned(),
+            WorkState::Stopped => "stopped".to_owned(),
+            WorkState::Quarantined => "quarantined".to_owned(),
+            WorkState::Unserved => "unserved".to_owned(),
+        };
+        Some(Wait { since: now, reason: (self.state, reason), progress: self.progress, reported: false })
+    }
+
+    /// Describes the wait that it is in: with a number of seconds, as a present or past state.
+    fn wait_in_words(wait: &Wait, seconds: Duration, ended: bool) -> String {
+        let (state, reason) = &wait.reason;
+        let seconds = format!("{:.1} s", seconds.as_secs_f64());
+        let has = if ended { "" } else { "has " };
+        let been = if ended { "was" } else { "has been" };
+        match state {
+            WorkState::Stopped => {
+                format!("{been} stopped for {seconds}, by a signal, a debugger or a freezer")
+            }
+            WorkState::Quarantined => format!("{been} quarantined for {seconds}"),
+            WorkState::Unserved => format!("{been} without an owner of its card for {seconds}"),
+            _ => format!("{has}waited for {seconds}: {reason}"),
+        }
+    }
+}
+
+impl Known {
+    /// Continues, begins or ends the object's wait. Returns an event when it becomes long, and when a long one ends.
+    fn waits(&mut self, subject: &Subject, sight: &Sight, now: Duration) -> Option<NewEvent> {
+        let event = |kind, wait: &Wait, ended| {
+            let waited = now.saturating_sub(wait.since);
+            NewEvent::about(kind, subject.clone(), Sight::wait_in_words(wait, waited, ended)).waited(waited)
+        };
+        let next = sight.wait(now);
+        let continues = |wait: &Wait| {
+            next.as_ref().is_some_and(|next| next.reason == wait.reason && next.progress == wait.progress)
+        };
+        match &mut self.wait {
+            Some(wait) if continues(wait) => {
+                let long = !wait.reported && now.saturating_sub(wait.since) >= LONG_WAIT;
+                wait.reported |= long;
+                // The begin of a quarantine was reported.
+                (long && wait.reason.0 != WorkState::Quarantined).then(|| event(EventKind::Waits, wait, false))
+            }
+            before => {
+                let ended = std::mem::replace(before, next);
+                ended.filter(|wait| wait.reported).map(|wait| event(EventKind::Waited, &wait, true))
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;
