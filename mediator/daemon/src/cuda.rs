@@ -1,9 +1,8 @@
 //! Cards behind NVIDIA's driver. Each has an owner, a separate process, that the daemon starts, restarts and
 //! configures.
 //!
-//! Parts: this file (the card as the daemon sees it), `process` (the owner's process), `status_cell` (its last status,
-//! for readers), `show` (the same in the form of the admin API). Decision 040 explains why the owner is not part of the
-//! daemon.
+//! Parts: this file (the card as the daemon sees it), `process` (the owner's process); the crate `cuda_status` has its last
+//! status. [Decision 119](../../../docs/decisions/119-cuda-owner-process.md) explains why the owner is not part of the daemon.
 //!
 //! Readers never wait for an owner. Changes of one card wait for each other and for its owner, with no other lock held.
 
@@ -15,6 +14,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use cuda_control::{Answer, MemoryShare, Quanta, Request, Rules, Settings, Tenant, TimeShare};
+use cuda_status::{Seen, StatusCell, show};
 use locks::{Guard, Mutex, rank};
 use vmm_glue::Link;
 
@@ -25,12 +25,8 @@ use config::{CardSpec, CudaSpec, OnStuck, TenantSpec, VmSpec};
 use overrides::Tuning;
 
 mod process;
-pub mod show;
-mod status_cell;
 
 use process::{CardIdentity, Command, Supervisor};
-pub use status_cell::Seen;
-use status_cell::StatusCell;
 
 /// Size of a MiB in bytes.
 const MIB: u64 = 1 << 20;

@@ -7,9 +7,10 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use cuda_control::{Answer, Request};
+use cuda_status::{Seen, show};
 use serde_json::{Map, Value};
 
-use super::cuda::{self, Change, CudaCard, Seen, show};
+use super::cuda::{self, Change, CudaCard};
 use super::draining::Arrival;
 use super::{Daemon, DaemonError, State};
 use api::TenantPatch;

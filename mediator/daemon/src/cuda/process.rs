@@ -10,9 +10,9 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::{Duration, Instant};
 
 use cuda_control::{Answer, Card, Request, Settings, Tenant};
+use cuda_status::StatusCell;
 use listening::folders;
 
-use super::status_cell::StatusCell;
 use super::{ANSWER, GUARANTEE_RETRY_INTERVAL, GUARANTEE_TIMEOUT};
 
 /// Name of the owner's program.

@@ -59,6 +59,7 @@ impl Seen {
     }
 
     /// Returns the part of the last `window_ns` that a tenant was charged, in thousandths.
+    #[must_use]
     pub fn received_permille(&self, tenant: &str, window_ns: u64) -> u32 {
         let used: u64 = self.uses(tenant, window_ns).map(|(_, used)| used).fold(0, u64::saturating_add);
         let permille = u128::from(used) * u128::from(sched::PERMILLE) / u128::from(window_ns.max(1));
@@ -66,6 +67,7 @@ impl Seen {
     }
 
     /// Returns the description of a tenant.
+    #[must_use]
     pub fn tenant(&self, name: &str) -> Option<&TenantView> {
         self.card.tenants.iter().find(|tenant| tenant.name == name)
     }
@@ -85,12 +87,14 @@ struct State {
 
 /// The status cell of one card.
 #[derive(Debug)]
-pub(super) struct StatusCell {
+pub struct StatusCell {
     card: String,
     state: Mutex<rank::CudaStatusCell, State>,
 }
 
 impl StatusCell {
+    /// Creates the cell of a card whose owner has not answered yet.
+    #[must_use]
     pub fn new(card: &str) -> Self {
         Self { card: card.to_owned(), state: Mutex::new(State::default()) }
     }
@@ -136,22 +140,23 @@ impl StatusCell {
     }
 
     /// Records that a request was sent to the owner.
-    pub(super) fn asks(&self) {
+    pub fn asks(&self) {
         self.state.lock().asked = Some(Instant::now());
     }
 
     /// Records that the owner has answered, or does not run.
-    pub(super) fn answered(&self) {
+    pub fn answered(&self) {
         self.state.lock().asked = None;
     }
 
     /// Returns the start of the first interval that must be reported again.
-    pub(super) fn since(&self) -> u64 {
+    #[must_use]
+    pub fn since(&self) -> u64 {
         self.state.lock().seen.as_ref().map_or(0, |seen| seen.since())
     }
 
     /// Records a new description of the card.
-    pub(super) fn described(&self, card: Card) {
+    pub fn described(&self, card: Card) {
         let mut state = self.state.lock();
         let mut seen = state.seen.take().map_or_else(Seen::default, Arc::unwrap_or_clone);
         seen.renew(card);
@@ -159,7 +164,7 @@ impl StatusCell {
     }
 
     /// Records that the owner has ended.
-    pub(super) fn ended(&self, why: &str) {
+    pub fn ended(&self, why: &str) {
         let mut state = self.state.lock();
         *state = State { seen: None, asked: None, ended: Some(why.to_owned()), restarts: state.restarts };
     }

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use cuda_control::TenantView;
 use sched::{Engine, History};
 
-use super::Seen;
+use crate::Seen;
 use config::{CardSpec, TenantSpec};
 use overrides::Tuning;
 
@@ -17,6 +17,7 @@ const MS: u64 = 1_000_000;
 const MIB: u64 = 1 << 20;
 
 /// Returns the time of a card, in the form of the API.
+#[must_use]
 pub fn scheduler(
     spec: &CardSpec,
     tuning: &Tuning,
@@ -46,6 +47,7 @@ pub fn scheduler(
 }
 
 /// Returns the uses of a card's time, in the form of the API.
+#[must_use]
 pub fn history(spec: &CardSpec, tenants: &[TenantSpec], seen: &Seen, since_ms: u64) -> api::SchedulerHistory {
     let sample = |(from_ns, used)| api::UseSample { from_ns, used_ns: BTreeMap::from([(ENGINE, used)]) };
     let vms = pairs(tenants, seen).map(|(tenant, view)| api::VmHistory {
@@ -109,6 +111,7 @@ fn state(view: &TenantView) -> api::WorkState {
 }
 
 /// Returns a process that uses a card without its owner, in the form of the API.
+#[must_use]
 pub fn stranger((pid, program, bytes): &(u32, String, Option<u64>)) -> api::Stranger {
     api::Stranger { pid: *pid, program: program.clone(), bytes: *bytes }
 }
@@ -119,6 +122,7 @@ fn unaccounted((pid, program, bytes): &(u32, String, u64)) -> api::Unaccounted {
 }
 
 /// Returns the memory of a card, in the form of the API.
+#[must_use]
 pub fn memory(spec: &CardSpec, tuning: &Tuning, tenants: &[TenantSpec], seen: &Seen) -> api::CardMemory {
     let card = &seen.card;
     let vms = pairs(tenants, seen).map(|(tenant, view)| holdings(tenant, view)).collect();
@@ -167,6 +171,7 @@ fn holdings(spec: &TenantSpec, view: &TenantView) -> api::VmMemory {
 }
 
 /// Returns a tenant, in the form of the API; without a view if the owner does not answer.
+#[must_use]
 pub fn tenant(spec: &TenantSpec, socket: std::path::PathBuf, seen: Option<&Seen>, window_ns: u64) -> api::Tenant {
     let view = seen.and_then(|seen| seen.tenant(&spec.name));
     let shown = view.cloned().unwrap_or_default();

@@ -1,0 +1,11 @@
+//! The last status of the owner of a CUDA card: kept for readers, who never wait for the owner ([`StatusCell`], [`Seen`]),
+//! and in the form of the admin API ([`show`]).
+//!
+//! The crate does not talk to the owner.
+
+#![forbid(unsafe_code)]
+
+pub mod show;
+mod status_cell;
+
+pub use status_cell::{Seen, StatusCell};
