@@ -145,6 +145,7 @@ const LAYERS: &[(&str, &[&str])] = &[
             "config",
             "cuda-control",
             "cuda-status",
+            "events",
             "fdstore",
             "firmware",
             "handover",

@@ -15,7 +15,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::Daemon;
-use admin_socket::Bounded;
+use admin_socket::{Bounded, Peer};
 
 pub mod routes;
 
@@ -53,9 +53,11 @@ pub(crate) async fn serve(
     };
     let served = |listener: UnixListener, router: axum::Router| -> std::io::Result<_> {
         let listener = Bounded::new(listener)?;
-        Ok(axum::serve(listener, router).with_graceful_shutdown(until_stopped()).into_future())
+        let service = router.into_make_service_with_connect_info::<Peer>();
+        Ok(axum::serve(listener, service).with_graceful_shutdown(until_stopped()).into_future())
     };
     let Listeners { admin, read_only } = listeners;
+    let events = Arc::clone(&daemon.events);
     let admin = served(admin, routes::router(Arc::clone(&daemon)))?;
     let read_only = read_only.map(|listener| served(listener, routes::read_only(daemon))).transpose()?;
     let both = async move {
@@ -67,6 +69,8 @@ pub(crate) async fn serve(
     let end_of_grace = async move {
         stop.await;
         let _ = stopping.send(true);
+        // Followers of the log would use up the time.
+        events.close();
         tokio::time::sleep(SHUTDOWN_GRACE).await;
     };
     tokio::select! {

@@ -15,6 +15,7 @@ use std::time::{Duration, Instant};
 
 use cuda_control::{Answer, MemoryShare, Quanta, Request, Rules, Settings, Tenant, TimeShare};
 use cuda_status::{Seen, StatusCell, show};
+use events::Log;
 use locks::{Guard, Mutex, rank};
 use vmm_glue::Link;
 
@@ -80,11 +81,11 @@ impl CudaCard {
     ///
     /// # Errors
     /// If there is no such program or card.
-    pub fn open(spec: &CardSpec, folder: &Path) -> Result<Self, BackendError> {
+    pub fn open(spec: &CardSpec, folder: &Path, events: &Arc<Log>) -> Result<Self, BackendError> {
         let settings = settings(spec, folder);
         let (commands, requests) = channel();
         let (status_cell, stop) = (Arc::new(StatusCell::new(&spec.name)), Arc::default());
-        let mut supervisor = Supervisor::new(&spec.name, settings, &status_cell, &stop);
+        let mut supervisor = Supervisor::new(&spec.name, settings, &status_cell, (&stop, events));
         let identity = supervisor.start().map_err(BackendError::failed)?;
         let CardIdentity { model, uuid } = &identity;
         tracing::info!(card = spec.name, model, uuid, "the owner of the CUDA card is ready");

@@ -12,11 +12,12 @@ use serde_json::{Map, Value};
 
 use super::draining::Arrival;
 use super::{Daemon, DaemonError, State, account};
-use api::{Action, Applied, CardSettings, Comparison, Desired, ErrorCode, Exported, KeyChange, Kind, Step};
+use api::{Action, Applied, CardSettings, Comparison, Desired, ErrorCode, EventKind, Exported, KeyChange, Kind, Step};
 use config::check::{self, MAX_TENANTS, MAX_VMS, RefusalKind};
 use config::patch::{Difference, differences, patched, table, with};
 use config::profile::Of;
 use config::{CardKind, CardSpec, TenantSpec, VmSpec, live};
+use events::NewEvent;
 use overrides::Tuning;
 
 /// The key of a card that takes no new tenants.
@@ -133,6 +134,13 @@ impl Daemon {
         drop(one_at_a_time);
         let carried_out = carried_out.and_then(|()| self.carry_out(of_owners, &mut done));
         self.keep()?;
+        let words: Vec<_> = done.iter().filter(|step| step.action != Action::Keep).map(in_words).collect();
+        if let Err(error) = &carried_out {
+            self.events
+                .add(NewEvent::daemon(EventKind::Applied, format!("a desired state was applied in part: {error}")));
+        } else if !words.is_empty() {
+            self.events.add(NewEvent::daemon(EventKind::Applied, format!("a desired state: {}", words.join(", "))));
+        }
         carried_out?;
         Ok(Applied { revision: self.revision(), dry_run, steps: done })
     }

@@ -4,9 +4,10 @@
 //! virtual machine is moved separately: in between, other changes are possible.
 
 use super::{Daemon, DaemonError, Entry, Life, State};
-use api::{DrainReport, Left, Moved};
+use api::{DrainReport, EventKind, Left, Moved};
 use config::check::{self, Refusal};
 use config::{CardSpec, TenantSpec, VmSpec, place};
+use events::NewEvent;
 
 /// Time at which a virtual machine or tenant was placed on a card.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -126,16 +127,22 @@ impl Daemon {
     /// Moves a virtual machine to a card that it may use, counts and logs the move with its reason. Needs `changing`.
     fn move_counted(&self, name: &str, card: &str, reason: &str) -> Result<Moved, DaemonError> {
         self.may_move(name, card)?;
+        let event = |kind, what: String| self.events.add(NewEvent::vm(kind, name, what).on(card));
+        event(EventKind::MoveBegan, format!("moves to card `{card}`: {reason}"));
         let done = self.move_vm_now(name, card);
         match &done {
             Ok(moved) => {
                 self.moves.record(moved);
                 let Moved { from, pause_ms, memory_mib, total_ms, .. } = moved;
                 tracing::info!(vm = name, from, to = card, pause_ms, memory_mib, total_ms, reason, "the VM has moved");
+                let what =
+                    format!("moved from card `{from}` to card `{card}`, its guest waited {pause_ms} ms: {reason}");
+                event(EventKind::Moved, what);
             }
             Err(error) => {
                 self.moves.failed();
                 tracing::warn!(vm = name, to = card, %error, reason, "the VM stays where it is");
+                event(EventKind::MoveFailed, error.to_string());
             }
         }
         done
@@ -152,6 +159,11 @@ impl Daemon {
             state.tunings.insert(card.to_owned(), tuning);
             state.revision.next();
             tracing::info!(card, drained, "whether the card takes VMs and tenants is set");
+            let (kind, what) = match drained {
+                true => (EventKind::DrainBegan, "takes no further VM or tenant"),
+                false => (EventKind::Undrained, "takes VMs and tenants again"),
+            };
+            self.events.add(NewEvent::card(kind, card, what));
         }
         Ok(())
     }
@@ -182,6 +194,8 @@ impl Daemon {
         // This writes changes that a move could not write, or reports that.
         self.keep()?;
         tracing::info!(card, moved = moved.len(), left = left.len(), "the card is drained");
+        let what = format!("drained: {} VMs were moved, {} VMs and tenants are left", moved.len(), left.len());
+        self.events.add(NewEvent::card(EventKind::Drained, card, what));
         Ok(DrainReport { card: card.to_owned(), moved, left })
     }
 

@@ -293,6 +293,7 @@ impl Served {
                 told.fetch_add(1, Ordering::Relaxed);
             };
             runtime.spawn(crate::serving::watch(watched, Duration::from_millis(30), feed));
+            runtime.spawn(crate::serving::observe(Arc::clone(&daemon)));
             runtime.block_on(crate::admin::serve(daemon, listeners, async {
                 let _ = stopped.await;
             }))

@@ -20,6 +20,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
+use api::EventKind;
+use events::{Log, NewEvent, author};
 use locks::{Mutex, rank};
 use vmm_glue::memory::MemoryLimits;
 use vmm_glue::{Link, ParkError, StopHandle, SuspendedClient};
@@ -165,6 +167,7 @@ pub struct Daemon {
     /// The previous daemon, and the next one.
     line: Generations,
     moves: Moves,
+    events: Arc<Log>,
 }
 
 impl Daemon {
@@ -178,19 +181,24 @@ impl Daemon {
         sockets: Sockets,
         override_store: OverrideStore,
     ) -> Result<Arc<Self>, DaemonError> {
-        let cards = Self::opened(config.cards.iter(), opener, &config.daemon)?;
+        let events = Arc::new(Log::new());
+        let what = format!("mediatord {} has started, process {}", env!("CARGO_PKG_VERSION"), std::process::id());
+        events.add(NewEvent::daemon(EventKind::Started, what));
+        let cards = Self::opened(config.cards.iter(), opener, &config.daemon, &events)?;
         let (vms, tenants) = (config.vms.clone(), config.tenants.clone());
-        let daemon = Arc::new(Self::with(config, cards, sockets, override_store));
-        for vm in vms {
-            let name = vm.name.clone();
-            if let Err(error) = daemon.reserve(vm, None, Arrival::Configured).and_then(|spec| daemon.fill(&spec)) {
-                daemon.shut_down();
-                // Virtual machines that an earlier run had started are stored for the next run.
-                tracing::error!(vm = name.as_str(), %error, "a VM cannot be started");
-                return Err(error);
+        let daemon = Arc::new(Self::with(config, cards, sockets, override_store, events));
+        author::acting(author::configuration(), || {
+            for vm in vms {
+                let name = vm.name.clone();
+                if let Err(error) = daemon.reserve(vm, None, Arrival::Configured).and_then(|spec| daemon.fill(&spec)) {
+                    daemon.shut_down();
+                    // Virtual machines that an earlier run had started are stored for the next run.
+                    tracing::error!(vm = name.as_str(), %error, "a VM cannot be started");
+                    return Err(error);
+                }
             }
-        }
-        daemon.start_tenants(tenants)?;
+            daemon.start_tenants(tenants)
+        })?;
         daemon.sockets.end_unused();
         Ok(daemon)
     }
@@ -200,13 +208,14 @@ impl Daemon {
         specs: impl Iterator<Item = &'a CardSpec>,
         opener: &dyn OpenCard,
         daemon: &DaemonSpec,
+        events: &Arc<Log>,
     ) -> Result<BTreeMap<String, Card>, DaemonError> {
         let mut cards = BTreeMap::new();
         for spec in specs {
             let failed = |error| DaemonError::Failed(format!("card `{}` cannot be opened: {error}", spec.name));
             let (backend, cuda) = match spec.kind {
                 CardKind::Cuda => {
-                    let card = Arc::new(CudaCard::open(spec, &daemon.socket_dir).map_err(failed)?);
+                    let card = Arc::new(CudaCard::open(spec, &daemon.socket_dir, events).map_err(failed)?);
                     (Box::new(cuda::Backend(Arc::clone(&card))) as Box<dyn CardBackend>, Some(card))
                 }
                 CardKind::Simgpu | CardKind::Vfio => (opener.open(spec).map_err(failed)?, None),
@@ -219,7 +228,13 @@ impl Daemon {
     }
 
     /// Creates a daemon with these cards, and no virtual machine or tenant yet.
-    fn with(config: Config, cards: BTreeMap<String, Card>, sockets: Sockets, override_store: OverrideStore) -> Self {
+    fn with(
+        config: Config,
+        cards: BTreeMap<String, Card>,
+        sockets: Sockets,
+        override_store: OverrideStore,
+        events: Arc<Log>,
+    ) -> Self {
         let Config { daemon, cards: specs, vms: _, tenants: _, profiles } = config;
         let tunings = specs.iter().map(|card| (card.name.clone(), Tuning::from_spec(card))).collect();
         let state = State {
@@ -242,6 +257,7 @@ impl Daemon {
             sockets,
             line: Generations::default(),
             moves: Moves::default(),
+            events,
         }
     }
 
@@ -291,6 +307,12 @@ impl Daemon {
         let tenants = state.tenants.iter().filter(|(name, _)| !state.coming.contains(*name));
         let tenants = tenants.map(|(name, spec)| (name.clone(), spec.clone())).collect();
         Live { vms, tunings: state.tunings.clone(), tenants }
+    }
+
+    /// Returns the state that events are found in, by comparing it with the last one.
+    pub(crate) fn observed(&self) -> events::States {
+        let schedulers = self.schedulers(WINDOW_MS).unwrap_or_default();
+        events::States { cards: self.cards(), vms: self.vms(), tenants: self.tenants(), schedulers }
     }
 
     /// Returns the `[daemon]` table.
@@ -352,6 +374,8 @@ impl Daemon {
                     entry.life = Life::Running(running);
                 }
                 tracing::info!(vm = name.as_str(), card = spec.card.as_str(), "VM added");
+                let what = format!("added to card `{}`", spec.card);
+                self.events.add(NewEvent::vm(EventKind::Added, name, what).on(&spec.card));
             }
             Err(error) => {
                 state.vms.remove(name);
@@ -438,10 +462,11 @@ impl Daemon {
 
     /// Removes a virtual machine. Needs `changing`.
     fn take_out(&self, name: &str, expected: Option<&str>) -> Result<(), DaemonError> {
-        let running = {
+        let (running, card) = {
             let mut state = self.state.lock();
             state.expect(expected)?;
             let entry = state.vms.get_mut(name).ok_or_else(|| DaemonError::NoVm(name.to_owned()))?;
+            let card = entry.spec.card.clone();
             let running = match &entry.life {
                 Life::Running(running) => Arc::clone(running),
                 Life::Starting => return Err(DaemonError::Busy(name.to_owned(), "added")),
@@ -449,7 +474,7 @@ impl Daemon {
             };
             entry.life = Life::Stopping(Arc::clone(&running));
             state.revision.next();
-            running
+            (running, card)
         };
         running.end(name, End::Removed);
         if let Some(socket) = &running.socket {
@@ -457,6 +482,7 @@ impl Daemon {
         }
         self.state.lock().vms.remove(name);
         tracing::info!(vm = name, "VM removed");
+        self.events.add(NewEvent::vm(EventKind::Removed, name, "removed").on(&card));
         Ok(())
     }
 

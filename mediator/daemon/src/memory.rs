@@ -8,6 +8,7 @@ use vram::{GuestVramAddr, Limits, OnFull, Step, TenantId, To};
 
 use super::vm::Running;
 use super::{Card, Daemon, DaemonError, State};
+use api::EventKind;
 use card_manager::ManagedCard;
 use card_manager::balance::Hint;
 use card_manager::holdings::Holdings;
@@ -16,6 +17,7 @@ use card_manager::shortage::Shortage;
 use card_manager::{Accesses, Counted, Moved};
 use config::patch::patched;
 use config::{CardMemory, CardSpec, RamSpec, VmSpec, check};
+use events::{NewEvent, changed_in};
 
 /// A virtual machine of a card: its name, its specification, and its counters.
 type User = (String, VmSpec, BTreeMap<String, u64>);
@@ -117,6 +119,7 @@ impl Daemon {
             tuning.memory = memory;
         }
         tracing::info!(card, ?memory, "the division of the card's memory is set");
+        self.events.add(NewEvent::card(EventKind::Changed, card, changed_in("memory", patch)));
         Ok(())
     }
 
@@ -223,6 +226,7 @@ impl Daemon {
         })?;
         state.revision.next();
         tracing::info!(vm = name, ?limits, "the VM's limits of memory are set");
+        self.events.add(NewEvent::vm(EventKind::Changed, name, changed_in("memory", patch)));
         Ok(tuning.settings)
     }
 

@@ -9,10 +9,12 @@ use vram::TenantId;
 
 use super::vm::Running;
 use super::{Card, Daemon, DaemonError, Life, State};
+use api::EventKind;
 use card_manager::overdue::Overdue;
 use card_manager::usage::{Entitled, SchedulerUsage, VmUsage, Window};
 use config::VmSpec;
 use config::patch::patched;
+use events::{NewEvent, changed_in};
 
 /// Nanoseconds of a millisecond.
 const MS: u64 = 1_000_000;
@@ -22,6 +24,8 @@ const INTERVAL_MS: u64 = History::INTERVAL_NS / MS;
 pub(crate) const HISTORY_MS: u64 = INTERVAL_MS * History::MAX_INTERVALS as u64;
 /// Maximum size of a scheduler's record in bytes: about 200,000 events.
 pub(crate) const RECORD_BYTES: usize = 32 << 20;
+/// Text of an operator's release from quarantine.
+pub(super) const RELEASED: &str = "released from quarantine, and its strikes are forgotten";
 /// Default window over which received shares are measured, in ms.
 pub(crate) const WINDOW_MS: u64 = 1000;
 
@@ -129,6 +133,7 @@ impl Daemon {
         }
         self.known(card)?.backend.set_scheduler(config);
         tracing::info!(card, policy = config.policy.name(), "the card's scheduler is set");
+        self.events.add(NewEvent::card(EventKind::Changed, card, changed_in("scheduler", patch)));
         Ok(())
     }
 
@@ -242,6 +247,7 @@ impl Daemon {
         state.expect(expected)?;
         let time = self.with_scheduled(&mut state, name, set)?;
         state.revision.next();
+        self.events.add(NewEvent::vm(EventKind::Changed, name, changed_in("time", patch)));
         Ok(time)
     }
 
@@ -257,6 +263,7 @@ impl Daemon {
         let _settings = self.tuning.lock();
         self.with_scheduled(&mut self.state.lock(), name, |_, card, vm| {
             card.backend.release_vm(vm);
+            self.events.add(NewEvent::vm(EventKind::Released, name, RELEASED).on(&card.spec.name));
             Ok(())
         })
     }

@@ -2,11 +2,14 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::Context;
+use api::EventKind;
+use events::{NewEvent, Observer};
 use sd_notify::NotifyState;
 use tokio::signal::unix::{SignalKind, signal};
+use tokio::time::MissedTickBehavior;
 
 use crate::admin::{self, Listeners};
 use crate::{Daemon, rebalancing};
@@ -32,6 +35,7 @@ pub async fn serve(daemon: &Arc<Daemon>, listeners: Listeners) -> anyhow::Result
         };
         tracing::info!(reason, "ending");
         if !leaving.line.is_gone() {
+            leaving.events.add(NewEvent::daemon(EventKind::Ended, format!("mediatord ends: {reason}")));
             notify(NotifyState::Stopping);
         }
     };
@@ -44,12 +48,39 @@ pub async fn serve(daemon: &Arc<Daemon>, listeners: Listeners) -> anyhow::Result
         tracing::info!(?spec, "VMs move by themselves from full cards to empty ones");
         tokio::spawn(rebalancing::run(Arc::clone(daemon), spec));
     }
+    tokio::spawn(observe(Arc::clone(daemon)));
     admin::serve(Arc::clone(daemon), listeners, stop).await.context("the admin API cannot be served")?;
     anyhow::ensure!(
         !nothing_left.load(Ordering::Relaxed),
         "all cards have failed: see the log, and start the daemon again"
     );
     Ok(())
+}
+
+/// Interval at which events are found by comparison.
+const OBSERVE_INTERVAL: Duration = Duration::from_secs(1);
+
+/// Finds events by comparing the daemon's state with the last one, until the runtime ends.
+pub(crate) async fn observe(daemon: Arc<Daemon>) {
+    let (mut turns, mut observer, began) =
+        (tokio::time::interval(OBSERVE_INTERVAL), Observer::default(), Instant::now());
+    turns.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    loop {
+        turns.tick().await;
+        let daemon = Arc::clone(&daemon);
+        let round = tokio::task::spawn_blocking(move || {
+            // Cards of another daemon have no state here.
+            if !daemon.line.is_gone() {
+                observer
+                    .compare(&daemon.observed(), began.elapsed())
+                    .into_iter()
+                    .for_each(|event| daemon.events.add(event));
+                daemon.events.tick();
+            }
+            observer
+        });
+        observer = round.await.unwrap_or_default();
+    }
 }
 
 /// Periodically reports which log events were suppressed. Ends when all cards have failed.

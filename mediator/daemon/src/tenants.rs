@@ -12,11 +12,13 @@ use serde_json::{Map, Value};
 
 use super::cuda::{self, Change, CudaCard};
 use super::draining::Arrival;
+use super::scheduling::RELEASED;
 use super::{Daemon, DaemonError, State};
-use api::TenantPatch;
+use api::{EventKind, TenantPatch};
 use config::check::{self, MAX_TENANTS, Refusal};
 use config::patch::{patched, table};
 use config::{CardSpec, OnRemove, TenantSpec};
+use events::{NewEvent, changed};
 use listening::folders;
 use overrides::Tuning;
 
@@ -185,6 +187,8 @@ impl Daemon {
         drop(state);
         drop(added?);
         tracing::info!(tenant = spec.name, card = spec.card, "tenant added");
+        let what = format!("added to card `{}`", spec.card);
+        self.events.add(NewEvent::tenant(EventKind::Added, &spec.name, what).on(&spec.card));
         Ok(())
     }
 
@@ -221,6 +225,8 @@ impl Daemon {
             state.revision.next();
         }
         tracing::info!(tenant = name, card = spec.card, kills, "tenant removed");
+        let what = if kills { "removed, its programs are killed" } else { "removed, its programs are disconnected" };
+        self.events.add(NewEvent::tenant(EventKind::Removed, name, what).on(&spec.card));
         if left.is_empty() { Ok(()) } else { Err(DaemonError::Lingering { tenant: name.to_owned(), pids: left }) }
     }
 
@@ -273,6 +279,7 @@ impl Daemon {
             locks::sleep(cuda::GUARANTEE_RETRY_INTERVAL);
         };
         tracing::info!(tenant = name, memory = ?spec.memory, time = ?spec.time, "the tenant's part of the card is set");
+        self.events.add(NewEvent::tenant(EventKind::Changed, name, changed(patch)).on(&spec.card));
         let mut state = self.state.lock();
         state.tenants.insert(name.to_owned(), spec);
         state.revision.next();
@@ -281,8 +288,10 @@ impl Daemon {
 
     /// Releases a tenant from quarantine, and forgets its strikes.
     pub(super) fn release_tenant(&self, name: &str) -> Result<(), DaemonError> {
-        let (_, turn) = self.tenant_turn(name)?;
-        turn.ask(&format!("tenant `{name}`"), Request::Release(name.to_owned())).map(drop)
+        let (spec, turn) = self.tenant_turn(name)?;
+        turn.ask(&format!("tenant `{name}`"), Request::Release(name.to_owned()))?;
+        self.events.add(NewEvent::tenant(EventKind::Released, name, RELEASED).on(&spec.card));
+        Ok(())
     }
 
     /// Changes how a CUDA card is shared, from now on; keys that the patches omit keep their values.
@@ -318,6 +327,9 @@ impl Daemon {
         }
         turn.ask(&of, Request::Tune(Box::new(cuda::rules(spec, &tuning))))?;
         tracing::info!(card = spec.name, ?tuning, "how the CUDA card is shared is set");
+        let patches = [("scheduler", scheduler), ("memory", memory)].into_iter().filter(|(_, patch)| !patch.is_empty());
+        let patch = patches.map(|(table, patch)| (table.to_owned(), Value::Object(patch.clone()))).collect();
+        self.events.add(NewEvent::card(EventKind::Changed, &spec.name, changed(&patch)));
         let mut state = self.state.lock();
         // It may have been drained while this waited for its owner.
         let drained = state.tuning(spec).drained;

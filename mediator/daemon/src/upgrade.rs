@@ -25,7 +25,7 @@ pub(crate) mod receiver;
 mod roster;
 mod sender;
 
-use roster::Roster;
+use roster::{EventsPart, Roster};
 
 /// Time limit for the next program to introduce itself and read its configuration; no VM waits meanwhile.
 // TIMEOUT: a busy host starts a program within seconds.
@@ -129,6 +129,7 @@ fn known() -> Vec<Known> {
     let mut known = SavedHost::known();
     known.extend(SavedSide::known());
     known.extend([GoingCard::known(), Known::for_part::<SavedClients>(), Known::for_part::<Roster>()]);
+    known.push(Known::for_part::<EventsPart>());
     known
 }
 

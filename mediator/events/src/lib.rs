@@ -20,8 +20,10 @@ mod log;
 mod observer;
 mod shelf;
 mod time;
+mod words;
 
 pub use cursor::BadCursor;
 pub use log::{Log, NewEvent, SavedLog};
 pub use observer::{Observer, States};
 pub use shelf::{MAX_BYTES, MAX_EVENTS};
+pub use words::{changed, changed_in};

@@ -18,6 +18,7 @@ use vram::To;
 use crate::{Daemon, DaemonError, HISTORY_MS, WINDOW_MS};
 use api::ErrorCode;
 use api::launch::{self, MemorySize, SocketVmm, Vmm};
+use events::author;
 
 mod moving;
 mod saving;
@@ -76,9 +77,11 @@ pub fn router(daemon: Arc<Daemon>) -> Router {
         .route("/v1/daemon/upgrade", post(upgrade))
         .route("/v1/schema", get(schema))
         .route("/metrics", get(all_metrics))
+        .merge(events::http::router(Arc::clone(&daemon.events)))
         .fallback(unknown)
         .method_not_allowed_fallback(not_allowed)
         .layer(DefaultBodyLimit::max(MAX_BODY))
+        .layer(axum::middleware::from_fn(events::http::with_author))
         .with_state(daemon)
 }
 
@@ -200,11 +203,13 @@ static CHANGES: Semaphore = Semaphore::const_new(128);
 /// Read-only requests that run at the same time. They do not wait for changes.
 static LOOKS: Semaphore = Semaphore::const_new(16);
 
-/// Runs a change on another thread, because it may take long.
-async fn beside<T: Send + 'static>(
+/// Runs a change on another thread, because it may take long. The author of its events is the client of the request that
+/// the calling task serves.
+fn beside<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, DaemonError> + Send + 'static,
-) -> Result<T, DaemonError> {
-    off_thread(&CHANGES, work).await
+) -> impl Future<Output = Result<T, DaemonError>> + Send {
+    let author = author::of_request();
+    off_thread(&CHANGES, move || author::acting(author, work))
 }
 
 /// Runs a read-only request on another thread: it takes locks, and the runtime must not wait for locks.

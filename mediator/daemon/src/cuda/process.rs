@@ -9,8 +9,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::{Duration, Instant};
 
+use api::EventKind;
 use cuda_control::{Answer, Card, Request, Settings, Tenant};
 use cuda_status::StatusCell;
+use events::{Log, NewEvent};
 use listening::folders;
 
 use super::{ANSWER, GUARANTEE_RETRY_INTERVAL, GUARANTEE_TIMEOUT};
@@ -82,10 +84,16 @@ pub(super) struct Supervisor {
     status_cell: Arc<StatusCell>,
     /// Set when no caller needs an answer.
     stop: Arc<AtomicBool>,
+    events: Arc<Log>,
 }
 
 impl Supervisor {
-    pub(super) fn new(card: &str, settings: Settings, status_cell: &Arc<StatusCell>, stop: &Arc<AtomicBool>) -> Self {
+    pub(super) fn new(
+        card: &str,
+        settings: Settings,
+        status_cell: &Arc<StatusCell>,
+        (stop, events): (&Arc<AtomicBool>, &Arc<Log>),
+    ) -> Self {
         let now = Instant::now();
         Self {
             card: card.to_owned(),
@@ -98,6 +106,7 @@ impl Supervisor {
             looked: now,
             status_cell: Arc::clone(status_cell),
             stop: Arc::clone(stop),
+            events: Arc::clone(events),
         }
     }
 
@@ -262,6 +271,8 @@ impl Supervisor {
             Ok(_) => {
                 self.status_cell.restarted();
                 tracing::warn!(card = self.card, "the owner of the CUDA card was started again");
+                let what = "the owner of the card was started again";
+                self.events.add(NewEvent::card(EventKind::OwnerStarted, &self.card, what));
             }
             Err(error) => self.failed(&error),
         }
@@ -284,6 +295,8 @@ impl Supervisor {
         self.failures += 1;
         self.retry = Instant::now() + delay;
         tracing::error!(card = self.card, why, again_in = ?delay, "the owner of the CUDA card ended");
+        let what = format!("the owner of the card has ended, and is started again in {delay:?}: {why}");
+        self.events.add(NewEvent::card(EventKind::OwnerLost, &self.card, what));
     }
 }
 

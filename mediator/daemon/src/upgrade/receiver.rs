@@ -10,6 +10,8 @@ use std::os::unix::net::UnixListener;
 use std::sync::Arc;
 use std::time::Duration;
 
+use api::EventKind;
+use events::{Log, NewEvent, author};
 use handover::{Introduction, Package, Receiver};
 use saved_state::SavedState;
 use vgpu::SavedSide;
@@ -17,7 +19,7 @@ use vmm_glue::{Link, StopHandle, SuspendedClient};
 use vram::TenantId;
 
 use super::points;
-use super::roster::{Roster, RosterCard, RosterVm};
+use super::roster::{EventsPart, Roster, RosterCard, RosterVm};
 use super::{APERTURES, CLIENTS, HANDOVER_TIMEOUT, HOST_MEMORY, SOCKET, STATE_LOCK, UNIT, VRAM, known, monotonic_ns};
 use crate::backend::Built;
 use crate::cards::{Cards, GivenCard, ReopenedCard};
@@ -37,6 +39,7 @@ const ROSTER: u32 = 0;
 pub(crate) struct Successor {
     receiver: Receiver,
     roster: Roster,
+    events: Log,
     descriptors: Package,
 }
 
@@ -67,7 +70,7 @@ impl Successor {
         let package = receiver.take(HANDOVER_TIMEOUT).map_err(|error| error.to_string())?;
         points::here("receiver: given");
         match roster(&package) {
-            Ok(roster) => Ok(Self { receiver, roster, descriptors: package }),
+            Ok((roster, events)) => Ok(Self { receiver, roster, events, descriptors: package }),
             Err(why) => {
                 // It may have ended meanwhile.
                 let _nobody = receiver.refuse(&why);
@@ -124,12 +127,16 @@ impl Successor {
     }
 }
 
-/// Returns the daemon's own part.
-fn roster(package: &Package) -> Result<Roster, String> {
+/// Returns the daemon's own part, and the log of events.
+fn roster(package: &Package) -> Result<(Roster, Log), String> {
     let mut file = SavedState::parse(&package.file, &known()).map_err(|error| error.to_string())?;
     let roster = file.take(ROSTER).map_err(|error| error.to_string())?;
+    let events = match file.owners::<EventsPart>().is_empty() {
+        true => Log::new(),
+        false => file.take(ROSTER).map(|EventsPart(saved)| Log::restored(saved)).map_err(|error| error.to_string())?,
+    };
     file.finish().map_err(|error| error.to_string())?;
-    Ok(roster)
+    Ok((roster, events))
 }
 
 impl Daemon {
@@ -163,11 +170,12 @@ impl Daemon {
             }
         }
         let others = config.cards.iter().filter(|spec| cards.iter().all(|(name, _)| *name != spec.name));
-        let opened = match Self::opened(others, opener, &config.daemon) {
+        let events = Arc::new(std::mem::take(&mut successor.events));
+        let opened = match Self::opened(others, opener, &config.daemon, &events) {
             Ok(opened) => opened,
             Err(error) => return Err(refused(successor, error.to_string())),
         };
-        let Successor { receiver, roster, descriptors: _ } = successor;
+        let Successor { receiver, roster, events: _, descriptors: _ } = successor;
         let failed = |error: handover::Error| DaemonError::Failed(format!("the other daemon goes on: {error}"));
         points::here("receiver: made");
         receiver.ready().map_err(failed)?;
@@ -191,7 +199,7 @@ impl Daemon {
             }
         }
         points::here("receiver: has the cards");
-        let daemon = Arc::new(Self::with(config, all, sockets, override_store));
+        let daemon = Arc::new(Self::with(config, all, sockets, override_store, events));
         for vm in coming {
             points::here("receiver: serves");
             let name = vm.spec.name.clone();
@@ -203,13 +211,17 @@ impl Daemon {
         let pause = Duration::from_nanos(monotonic_ns().saturating_sub(roster.began_ns));
         let _first = daemon.line.last.set((pause, roster.upgrades.saturating_add(1)));
         tracing::info!(pause_ms = pause.as_millis() as u64, "the other daemon's VMs go on");
+        let (version, pid, pause_ms) = (env!("CARGO_PKG_VERSION"), std::process::id(), pause.as_millis());
+        let what = format!("mediatord {version}, process {pid}, has taken over; VMs waited {pause_ms} ms");
+        daemon.events.add(NewEvent::daemon(EventKind::Upgraded, what));
         for vm in vms.into_iter().filter(|vm| !daemon.state.lock().vms.contains_key(&vm.name)) {
             let name = vm.name.clone();
-            if let Err(error) = daemon.reserve(vm, None, Arrival::Configured).and_then(|spec| daemon.fill(&spec)) {
+            let added = || daemon.reserve(vm, None, Arrival::Configured).and_then(|spec| daemon.fill(&spec));
+            if let Err(error) = author::acting(author::configuration(), added) {
                 tracing::error!(vm = name.as_str(), %error, "a VM that the configuration has now cannot be started");
             }
         }
-        if let Err(error) = daemon.start_tenants(tenants) {
+        if let Err(error) = author::acting(author::configuration(), || daemon.start_tenants(tenants)) {
             tracing::error!(%error, "tenants cannot be started");
         }
         daemon.sockets.end_unused();

@@ -17,6 +17,12 @@ pub(super) struct Roster {
 
 first_version!(Roster, "mediatord");
 
+/// The log of events. Daemons before it do not read it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct EventsPart(pub events::SavedLog);
+
+first_version!(EventsPart, "events");
+
 /// A card that the mediator has.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct RosterCard {

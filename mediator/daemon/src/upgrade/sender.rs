@@ -8,18 +8,20 @@ use std::sync::{Arc, mpsc};
 use std::thread::{self, ScopedJoinHandle};
 use std::time::{Duration, Instant};
 
+use api::EventKind;
 use card_manager::{ManagedCard, ManagerError, SavedHost, Standstill};
+use events::NewEvent;
 use fdstore::names::OF_VM;
 use handover::{Introduction, Package, Sender};
 use physical::{HaltedCard, WrittenCard};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
-use saved_state::{Known, Writer};
+use saved_state::{Known, Part, Writer};
 use vgpu::SavedSide;
 use vmm_glue::SavedClients;
 use vram::TenantId;
 
 use super::points;
-use super::roster::{Roster, RosterCard, RosterVm};
+use super::roster::{EventsPart, Roster, RosterCard, RosterVm};
 use super::{
     APERTURES, CLIENTS, HOST_MEMORY, MEET_LIMIT, PAUSE_LIMIT, SOCKET, STATE_LOCK, STILL_LIMIT, UNIT, VRAM,
     monotonic_ns, written_for,
@@ -86,7 +88,11 @@ impl Daemon {
     /// # Errors
     /// If a part cannot be handed over, or the next daemon does not take over. All VMs then continue here.
     pub fn hand_over(&self) -> Result<u32, DaemonError> {
-        self.hand_over_now().inspect_err(|_| self.line.has_failed())
+        self.hand_over_now().inspect_err(|error| {
+            self.line.has_failed();
+            self.events.thaw();
+            self.events.add(NewEvent::daemon(EventKind::UpgradeFailed, error.to_string()));
+        })
     }
 
     fn hand_over_now(&self) -> Result<u32, DaemonError> {
@@ -103,6 +109,8 @@ impl Daemon {
         let pid = next.child.id();
         tracing::info!(program = %program.display(), pid, version = introduction.program, "the next daemon is there");
         points::here("sender: met");
+        let what = format!("mediatord {} takes over, process {pid}", introduction.program);
+        self.events.add(NewEvent::daemon(EventKind::UpgradeBegan, what));
         let began_ns = monotonic_ns();
         let mut resting = Vec::new();
         let reads = written_for(introduction.reads);
@@ -274,6 +282,9 @@ impl Daemon {
         let upgrades = self.line.last().map_or(0, |(_, upgrades)| upgrades);
         let mut file = Writer::for_reader(IDENTITY, reads.to_vec());
         file.put(ROSTER, &Roster { began_ns, upgrades, state, cards }).map_err(|error| error.to_string())?;
+        if reads.iter().any(|known| known.name == EventsPart::NAME) {
+            file.put(ROSTER, &EventsPart(self.events.freeze())).map_err(|error| error.to_string())?;
+        }
         Ok(Package { file: file.finish(), descriptors })
     }
 }
