@@ -6,6 +6,7 @@
 //! - [`apt`]: a private apt state, verified against the archive keyring, that never touches the system's;
 //! - [`qemu`]: the host's QEMU if it is new enough, else an unpacked one run by its own dynamic loader;
 //! - [`kernel`] and [`modinfo`]: `vmlinuz` and the modules that the GPU driver needs, in load order;
+//! - [`browser`]: a browser, for the tests of the daemon's page;
 //! - [`monitoring`]: Prometheus and a proxy, for the tests of a daemon's metrics;
 //! - [`pv`], [`hooks`] and [`kbuild`]: the paravirtual modules: ours, and the driver with hooks that call it;
 //! - [`system`]: a Debian system with systemd, on which the Debian package is installed, and one with cluster software;
@@ -27,6 +28,7 @@
 //! `Documentation/driver-api/early-userspace/buffer-format.rst`.
 
 pub mod apt;
+pub mod browser;
 pub mod cache;
 pub mod cpio;
 pub mod exec;
@@ -162,6 +164,7 @@ pub fn ensure_all(progress: &Progress, refresh: bool) -> Result<Images> {
     ensure_monitoring(progress, refresh)?;
     ensure_system(progress)?;
     ensure_fleet(progress)?;
+    ensure_browser(progress)?;
     ensure_nest(progress)?;
     Ok(images)
 }
@@ -224,6 +227,18 @@ pub fn ensure_fleet(progress: &Progress) -> Result<PathBuf> {
     let files = files.context("the Debian system with engines")?;
     cache.store_record(&record)?;
     Ok(files)
+}
+
+/// Makes the folder with a browser, the first time: the root in which [`browser::PROGRAM`] runs.
+pub fn ensure_browser(progress: &Progress) -> Result<PathBuf> {
+    let manifest = Manifest::load().context("images/manifest.toml")?;
+    let cache = Cache::open(progress)?;
+    let mut record = cache.load_record();
+    let root = browser::ensure(&manifest.browser, &cache, &mut record, progress).context("the browser")?;
+    cache.store_record(&record)?;
+    let wanted: Vec<_> = record.browser.iter().map(|made| made.key.as_str()).collect();
+    cache.prune("browser", &wanted)?;
+    Ok(root)
 }
 
 /// Makes the machine that has a card behind an IOMMU, and its own VMs; its kernel is made the first time.

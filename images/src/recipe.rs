@@ -27,6 +27,8 @@ pub struct Manifest {
     pub system: SystemRecipe,
     /// Parts of the Debian system with cluster software.
     pub fleet: TreeRecipe,
+    /// A browser without windows.
+    pub browser: TreeRecipe,
     /// The machine that has a card behind an IOMMU, and its own VMs.
     pub nest: NestRecipe,
     /// The Xen host.
@@ -218,6 +220,9 @@ pub struct Record {
     /// The Debian system with cluster software.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub fleet: Option<Made>,
+    /// The browser.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub browser: Option<Made>,
     /// The Xen host.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub xen: Option<Made>,

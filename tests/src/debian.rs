@@ -23,6 +23,10 @@ use crate::wait::{self, Scratch};
 
 /// Time that a command may take.
 const COMMAND_LIMIT: Duration = Duration::from_secs(180);
+/// Folder of the browser in the host.
+const BROWSER: &str = "/opt/browser";
+/// Time that a page has to load its data, in ms of the browser's own clock, which skips idle time.
+const BROWSER_MS: u32 = 5000;
 /// Number of last lines of each unit's log that are shown after an error.
 const LOG_LINES: u32 = 30;
 /// Folder of the units' logs.
@@ -203,6 +207,33 @@ impl Debian {
 
     fn say(&self, command: &str) {
         println!("[{:6.1} s] # {command}", self.up.elapsed().as_secs_f64());
+    }
+
+    /// Makes a browser available to [`Self::browse`], in a folder of the host.
+    pub fn install_browser(&self) -> Result<()> {
+        let browser = images::ensure_browser(&Progress::stderr())?;
+        let to = self.root.path().join("root").join(BROWSER.trim_start_matches('/'));
+        let copied =
+            Command::new("cp").arg("-a").arg(&browser).arg(&to).status().context("cp of the package coreutils")?;
+        ensure!(copied.success(), "cp of {} failed ({copied})", browser.display());
+        let mounts = ["proc", "dev"].map(|name| format!("mount --rbind /{name} {BROWSER}/{name}")).join(" && ");
+        self.ok(&mounts).map(drop)
+    }
+
+    /// Shows a page in the browser; `options` say how, and what it prints.
+    pub fn browse(&self, options: &str, url: &str) -> Result<String> {
+        let program = images::browser::PROGRAM;
+        // Its own sandbox needs rights that these namespaces do not have; it shows the tests' own pages only.
+        self.ok(&format!(
+            "chroot {BROWSER} {program} --no-sandbox --disable-gpu --disable-dev-shm-usage --user-data-dir=/tmp/browser \
+             --virtual-time-budget={BROWSER_MS} {options} '{url}' 2>/tmp/browser.log || {{ tail -n 5 /tmp/browser.log; false; }}"
+        ))
+    }
+
+    /// Returns a file that the browser has written, by its path for the browser.
+    pub fn browser_file(&self, path: &str) -> Result<Vec<u8>> {
+        let file = format!("root{BROWSER}{path}");
+        fs::read(self.root.path().join(&file)).with_context(|| file)
     }
 
     /// Returns the ends of the units' logs.

@@ -119,6 +119,7 @@ const LAYERS: &[(&str, &[&str])] = &[
     ),
     ("admin-client", &["api"]),
     ("admin-socket", &[]),
+    ("status-page", &[]),
     (
         "mediatorctl",
         &[
@@ -140,6 +141,7 @@ const LAYERS: &[(&str, &[&str])] = &[
         "mediatord",
         &[
             "admin-socket",
+            "status-page",
             "api",
             "card",
             "config",

@@ -251,6 +251,13 @@ fn daemon(daemon: &DaemonSpec, mistakes: &mut Vec<Mistake>) {
             table.say("read_socket", format!("`{}` is the admin socket, expected another path", path.display()));
         }
     }
+    if let Some(page) = daemon.page.filter(|page| !page.ip().is_loopback() || page.port() == 0) {
+        let what = format!(
+            "`{page}` is not a loopback address with a port, expected one such as 127.0.0.1:9470; for other hosts, let a proxy with \
+             a password serve the read-only socket"
+        );
+        table.say("page", what);
+    }
     if !daemon.socket_dir.is_absolute() {
         let what = format!(
             "`{}` is no absolute path, expected a folder such as /run/gpu-mediator",

@@ -9,6 +9,7 @@
 //! The crate does not open a card or a socket, or write the file.
 
 use std::fmt;
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -95,6 +96,9 @@ pub struct DaemonSpec {
     pub read_owner: Option<String>,
     /// Group of the read-only socket, by name or number.
     pub read_group: Option<String>,
+    /// Loopback address and port of a page that shows cards, tenants and virtual machines in a browser; without it, no such
+    /// page is served.
+    pub page: Option<SocketAddr>,
     /// Folder of the sockets of virtual machines that name no path.
     pub socket_dir: PathBuf,
     /// Filter of the log, in the syntax of `tracing`.
@@ -120,6 +124,7 @@ impl Default for DaemonSpec {
             read_mode: SocketMode::default(),
             read_owner: None,
             read_group: None,
+            page: None,
             socket_dir: "/run/gpu-mediator".into(),
             log: "info".to_owned(),
             log_format: LogFormat::Text,

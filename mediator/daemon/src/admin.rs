@@ -10,6 +10,7 @@
 //! client of the read-only socket may only read.
 
 use std::future::{Future, IntoFuture};
+use std::net::TcpListener;
 use std::os::unix::net::UnixListener;
 use std::sync::Arc;
 use std::time::Duration;
@@ -32,6 +33,8 @@ pub(crate) struct Listeners {
     pub admin: UnixListener,
     /// Accepts only requests that change nothing.
     pub read_only: Option<UnixListener>,
+    /// Same, for browsers on this host.
+    pub page: Option<TcpListener>,
 }
 
 /// Serves the API on listening sockets until `stop` is done. Requests in flight have two more seconds.
@@ -56,15 +59,23 @@ pub(crate) async fn serve(
         let service = router.into_make_service_with_connect_info::<Peer>();
         Ok(axum::serve(listener, service).with_graceful_shutdown(until_stopped()).into_future())
     };
-    let Listeners { admin, read_only } = listeners;
+    let Listeners { admin, read_only, page } = listeners;
     let events = Arc::clone(&daemon.events);
     let admin = served(admin, routes::router(Arc::clone(&daemon)))?;
-    let read_only = read_only.map(|listener| served(listener, routes::read_only(daemon))).transpose()?;
-    let both = async move {
-        match read_only {
-            None => admin.await,
-            Some(read_only) => tokio::try_join!(admin, read_only).map(drop),
-        }
+    let for_readers = status_page::with_page(routes::read_only(daemon));
+    let page = page
+        .map(|listener| -> std::io::Result<_> {
+            let router = status_page::guard(for_readers.clone());
+            let service = router.into_make_service_with_connect_info::<Peer>();
+            let served = axum::serve(Bounded::tcp(listener)?, service);
+            Ok(served.with_graceful_shutdown(until_stopped()).into_future())
+        })
+        .transpose()?;
+    let read_only = read_only.map(|listener| served(listener, for_readers)).transpose()?;
+    let all = async move {
+        let read_only = async move { if let Some(served) = read_only { served.await } else { Ok(()) } };
+        let page = async move { if let Some(served) = page { served.await } else { Ok(()) } };
+        tokio::try_join!(admin, read_only, page).map(drop)
     };
     let end_of_grace = async move {
         stop.await;
@@ -74,7 +85,7 @@ pub(crate) async fn serve(
         tokio::time::sleep(SHUTDOWN_GRACE).await;
     };
     tokio::select! {
-        result = both => result,
+        result = all => result,
         () = end_of_grace => Ok(()),
     }
 }

@@ -253,6 +253,8 @@ pub fn eventually(what: &str, mut so: impl FnMut() -> bool) {
 pub struct Served {
     /// The daemon.
     pub fixture: Fixture,
+    /// Address of the page.
+    pub page: std::net::SocketAddr,
     /// Number of times that the thread that serves the API would have fed a watchdog.
     pub fed: Arc<AtomicU64>,
     stop: Option<tokio::sync::oneshot::Sender<()>>,
@@ -278,9 +280,12 @@ impl Served {
     /// If a socket cannot be created.
     #[must_use]
     pub fn over(fixture: Fixture) -> Self {
+        let page = status_page::listen(([127, 0, 0, 1], 0).into()).unwrap();
+        let page_address = page.local_addr().unwrap();
         let listeners = crate::admin::Listeners {
             admin: UnixListener::bind(fixture.path("admin.sock")).unwrap(),
             read_only: Some(UnixListener::bind(fixture.path("read.sock")).unwrap()),
+            page: Some(page),
         };
         let (stop, stopped) = tokio::sync::oneshot::channel();
         let daemon = Arc::clone(&fixture.daemon);
@@ -298,7 +303,7 @@ impl Served {
                 let _ = stopped.await;
             }))
         });
-        Self { fixture, fed, stop: Some(stop), thread: Some(thread) }
+        Self { fixture, page: page_address, fed, stop: Some(stop), thread: Some(thread) }
     }
 
     /// Ends the server.

@@ -125,7 +125,11 @@ impl Admin {
         });
         let read_only = read_only.transpose().context("the read-only socket")?;
         let (read_only, read_path) = read_only.map(|Listening { listener, path }| (listener, path)).unzip();
-        Ok(Self { listeners: Listeners { admin, read_only }, paths: [path, read_path.flatten()] })
+        let page = spec.page.map(status_page::listen).transpose();
+        let page = page.with_context(|| {
+            format!("the page's address {}", spec.page.map_or_else(String::new, |at| at.to_string()))
+        })?;
+        Ok(Self { listeners: Listeners { admin, read_only, page }, paths: [path, read_path.flatten()] })
     }
 
     /// Duplicates each socket whose path is ours, with its name for another daemon.

@@ -2,6 +2,7 @@
 //! descriptors.
 
 use std::io;
+use std::net::{SocketAddr as InetAddr, TcpListener};
 use std::os::unix::net::UnixListener;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -10,8 +11,8 @@ use std::task::{Context, Poll};
 use axum::extract::connect_info::Connected;
 use axum::serve::{IncomingStream, Listener};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use tokio::net::UnixStream;
 use tokio::net::unix::SocketAddr;
+use tokio::net::{TcpStream, UnixStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 /// Maximum number of concurrent connections of a socket; further ones wait in its backlog.
@@ -19,8 +20,8 @@ const CONNECTIONS: usize = 64;
 
 /// The socket.
 #[derive(Debug)]
-pub struct Bounded {
-    listener: tokio::net::UnixListener,
+pub struct Bounded<L = tokio::net::UnixListener> {
+    listener: L,
     places: Arc<Semaphore>,
 }
 
@@ -33,6 +34,34 @@ impl Bounded {
         listener.set_nonblocking(true)?;
         let listener = tokio::net::UnixListener::from_std(listener)?;
         Ok(Self { listener, places: Arc::new(Semaphore::new(CONNECTIONS)) })
+    }
+}
+
+impl Bounded<tokio::net::TcpListener> {
+    /// Same as [`Bounded::new`], for a TCP socket.
+    ///
+    /// # Errors
+    /// If the runtime cannot register the socket.
+    pub fn tcp(listener: TcpListener) -> io::Result<Self> {
+        listener.set_nonblocking(true)?;
+        let listener = tokio::net::TcpListener::from_std(listener)?;
+        Ok(Self { listener, places: Arc::new(Semaphore::new(CONNECTIONS)) })
+    }
+}
+
+impl Listener for Bounded<tokio::net::TcpListener> {
+    type Io = Connection<TcpStream>;
+    type Addr = InetAddr;
+
+    async fn accept(&mut self) -> (Connection<TcpStream>, InetAddr) {
+        // `None` is impossible: the semaphore is never closed.
+        let place = Arc::clone(&self.places).acquire_owned().await.ok();
+        let (stream, address) = Listener::accept(&mut self.listener).await;
+        (Connection { stream, _place: place }, address)
+    }
+
+    fn local_addr(&self) -> io::Result<InetAddr> {
+        self.listener.local_addr()
     }
 }
 
@@ -54,8 +83,8 @@ impl Listener for Bounded {
 
 /// A connection, which returns its permit when it ends.
 #[derive(Debug)]
-pub struct Connection {
-    stream: UnixStream,
+pub struct Connection<S = UnixStream> {
+    stream: S,
     _place: Option<OwnedSemaphorePermit>,
 }
 
@@ -77,13 +106,20 @@ impl Connected<IncomingStream<'_, Bounded>> for Peer {
     }
 }
 
-impl AsyncRead for Connection {
+impl Connected<IncomingStream<'_, Bounded<tokio::net::TcpListener>>> for Peer {
+    fn connect_info(_: IncomingStream<'_, Bounded<tokio::net::TcpListener>>) -> Self {
+        // The kernel does not say it for TCP.
+        Self { uid: None, pid: None }
+    }
+}
+
+impl<S: AsyncRead + Unpin> AsyncRead for Connection<S> {
     fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         Pin::new(&mut self.stream).poll_read(cx, buffer)
     }
 }
 
-impl AsyncWrite for Connection {
+impl<S: AsyncWrite + Unpin> AsyncWrite for Connection<S> {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, data: &[u8]) -> Poll<io::Result<usize>> {
         Pin::new(&mut self.stream).poll_write(cx, data)
     }

@@ -3,5 +3,6 @@
 mod cdi;
 mod libvirt;
 mod package;
+mod page;
 mod site;
 mod slurm;

@@ -139,11 +139,16 @@ fn answers(host: &Debian, socket: &str) -> Result<()> {
 
 /// Starts a separate daemon with a CUDA card of the fake driver and a software card, in `/run/NAME`.
 pub fn start_node(host: &Debian, name: &str) -> Result<()> {
+    start_node_with(host, name, "", "")
+}
+
+/// Same as [`start_node`], with further keys of `[daemon]` and further tables.
+pub fn start_node_with(host: &Debian, name: &str, keys: &str, tables: &str) -> Result<()> {
     let config = format!(
-        "[daemon]\nadmin_socket = \"/run/{name}/admin.sock\"\nsocket_dir = \"/run/{name}\"\nstate_dir = \"/var/lib/{name}\"\n\n\
+        "[daemon]\n{keys}admin_socket = \"/run/{name}/admin.sock\"\nsocket_dir = \"/run/{name}\"\nstate_dir = \"/var/lib/{name}\"\n\n\
          [[card]]\nname = \"h100\"\nkind = \"cuda\"\nvram_mib = {CARD_MIB}\nmemory.host_mib = 256\nmemory.quanta.mode = \"off\"\n\
          cuda.driver = \"/opt/fake/libcuda.so.1\"\ncuda.chunk_mib = 4\ncuda.host_ready_mib = 4\n\n\
-         [[card]]\nname = \"soft\"\nkind = \"simgpu\"\nvram_mib = 128\n"
+         [[card]]\nname = \"soft\"\nkind = \"simgpu\"\nvram_mib = 128\n{tables}"
     );
     host.write(&format!("/etc/{name}.toml"), 0o644, &config)?;
     host.ok(&format!("mkdir -p /run/{name}/card && chmod 1777 /run/{name}/card"))?;

@@ -13,6 +13,7 @@ use std::time::Duration;
 
 mod exposition;
 mod memory;
+mod page;
 mod ram;
 mod scheduler;
 mod schema;
@@ -233,6 +234,7 @@ fn daemon_when_all_cards_have_failed_exits_with_error() {
     let listeners = crate::admin::Listeners {
         admin: std::os::unix::net::UnixListener::bind(fixture.path("admin.sock")).unwrap(),
         read_only: None,
+        page: None,
     };
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let ended = runtime.block_on(async {
