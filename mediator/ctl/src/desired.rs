@@ -89,6 +89,9 @@ impl Export {
         if self.format == Format::Json || form == Form::Json {
             return Ok(super::json(&value));
         }
+        if form == Form::Yaml {
+            return Ok(super::forms::yaml(&value));
+        }
         toml::to_string(&value).map_err(|error| ClientError::protocol(error.to_string()))
     }
 }

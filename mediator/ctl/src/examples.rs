@@ -35,8 +35,11 @@ const EXAMPLES: [Examples; 51] = [
     ("sched set", ["sched set card0 --policy band", "sched set card0 --strikes 3 --quarantine-s 60"]),
     ("sched set-vm", ["sched set-vm web --weight 300", "sched set-vm web --guarantee 12.5 --class interactive"]),
     ("sched release", ["sched release web", "sched release web --json"]),
-    ("sched report", ["sched report card0 -o use.svg", "sched report card0 --since 10s --window 500ms -o use.svg"]),
-    ("sched record", ["sched record card0 -o card0.jsonl", "sched record card0 --for 10s -o card0.jsonl"]),
+    (
+        "sched report",
+        ["sched report card0 --out use.svg", "sched report card0 --since 10s --window 500ms --out use.svg"],
+    ),
+    ("sched record", ["sched record card0 --out card0.jsonl", "sched record card0 --for 10s --out card0.jsonl"]),
     ("sched replay", ["sched replay card0.jsonl", "sched replay card0.jsonl --policy credit"]),
     ("memory show", ["memory show", "memory show card0 --watch"]),
     ("memory set", ["memory set card0 --host-mib 16G", "memory set card0 --victims clock --reserve-mib 64M"]),
@@ -51,7 +54,7 @@ const EXAMPLES: [Examples; 51] = [
     ("memory priority", ["memory priority web 16M+4M 255", "memory priority web 0+1G 0"]),
     (
         "memory profile record",
-        ["memory profile record web -o web.txt", "memory profile record web --for 30s -o web.txt"],
+        ["memory profile record web --out web.txt", "memory profile record web --for 30s --out web.txt"],
     ),
     ("memory profile load", ["memory profile load web web.txt", "memory profile load copy web.txt"]),
     ("memory evict", ["memory evict web --mib 512M", "memory evict web --range 16M+4M"]),

@@ -93,7 +93,7 @@ impl HostCommand {
         match self {
             Self::List { host: false, .. } => {
                 let list: api::CardList = client.get("/v1/cards")?;
-                Ok(form.render(&list, |list| output::cards(&list.cards)))
+                Ok(form.render_wide(&list, |list, wide| output::cards(&list.cards, wide)))
             }
             Self::List { place, .. } => {
                 let functions = place.sysfs().list().map_err(|error| refused(&BindError::Host(error)))?;

@@ -7,16 +7,15 @@
 //! hook of libvirt), `watch` (repeats a command), `pages` (man pages and completion), [`client`] (HTTP over the
 //! socket), [`output`] (tables), [`values`] (values with a unit).
 //!
-//! Exit codes are part of the interface, see [`Code`]; so is `--output json`, which prints the API's answers unchanged.
+//! Exit codes are part of the interface, see [`Code`]; so are `--output json` and `yaml`, which print the API's answers unchanged.
 //!
 //! The crate does not change a card, except for the host driver that it is bound to; the daemon does all else.
 
-use std::borrow::Cow;
 use std::io::Write;
 use std::path::PathBuf;
 
-use admin_client::{AskError, terminal};
-use clap::{Args, Parser, Subcommand, ValueEnum};
+use admin_client::AskError;
+use clap::{Args, Parser, Subcommand};
 use serde_json::{Map, Value};
 
 use api::launch::{MemorySize, Vmm};
@@ -31,6 +30,7 @@ mod desired;
 mod doctor;
 mod examples;
 mod firmware;
+mod forms;
 mod host;
 mod libvirt;
 mod memory;
@@ -52,6 +52,7 @@ mod watch;
 mod tests;
 
 use client::{Client, ClientError};
+use forms::{Form, json};
 use watch::Watch;
 
 /// Code that the process ends with.
@@ -88,7 +89,7 @@ struct Arguments {
     #[arg(long, global = true, help_heading = GLOBAL, value_name = "PATH", env = "MEDIATORCTL_SOCKET", default_value = DEFAULT_ADMIN_SOCKET)]
     socket: PathBuf,
     /// Form of what is printed
-    #[arg(long, global = true, help_heading = GLOBAL, value_name = "FORM", default_value = "table")]
+    #[arg(short, long, global = true, help_heading = GLOBAL, value_name = "FORM", default_value = "table")]
     output: Form,
     /// The same as --output json
     #[arg(long, global = true, help_heading = GLOBAL, conflicts_with = "output")]
@@ -98,34 +99,6 @@ struct Arguments {
     if_revision: Option<String>,
     #[command(subcommand)]
     command: Command,
-}
-
-/// Form of what is printed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum Form {
-    /// For people
-    Table,
-    /// The API's answer
-    Json,
-}
-
-impl Form {
-    /// Returns an answer for output: it contains words that programs, guests and others have chosen, which must not act
-    /// as commands to a terminal.
-    fn shown(self, text: &str) -> Cow<'_, str> {
-        match self {
-            Self::Table => terminal::lines(text),
-            Self::Json => terminal::json(text),
-        }
-    }
-
-    /// Returns an answer in this form.
-    fn render<T: serde::Serialize>(self, answer: &T, table: impl FnOnce(&T) -> String) -> String {
-        match self {
-            Self::Table => table(answer),
-            Self::Json => json(answer),
-        }
-    }
 }
 
 #[derive(Clone, Debug, Subcommand)]
@@ -425,17 +398,14 @@ where
     done.unwrap_or_else(|error| {
         let _ = match (form, error.to_api()) {
             (Form::Json, error) => writeln!(err, "{}", form.shown(json(&error).trim_end())),
-            (Form::Table, error) => {
+            (Form::Yaml, error) => writeln!(err, "{}", form.shown(forms::yaml(&error).trim_end())),
+            (Form::Table | Form::Wide | Form::Csv, error) => {
                 let text = format!("mediatorctl: {}\n  {}", error.error, error.what_to_do);
                 writeln!(err, "{}", form.shown(&text))
             }
         };
         error.exit_code()
     })
-}
-
-fn json(value: &impl serde::Serialize) -> String {
-    serde_json::to_string_pretty(value).map_or_else(|error| error.to_string(), |text| text + "\n")
 }
 
 /// Runs a command. Returns its output and exit code.
@@ -457,7 +427,7 @@ fn answer(form: Form, arguments: Arguments) -> Result<(String, Code), ClientErro
         }
         Command::Vm(VmCommand::List { .. }) => {
             let list: api::VmList = client.get("/v1/vms")?;
-            form.render(&list, |list| output::vms(&list.vms))
+            form.render_wide(&list, |list, wide| output::vms(&list.vms, wide))
         }
         Command::Vm(VmCommand::Show { name, .. }) => {
             let vm: api::Vm = client.get(&format!("/v1/vms/{}", client::segment(&name)))?;
@@ -495,7 +465,7 @@ fn answer(form: Form, arguments: Arguments) -> Result<(String, Code), ClientErro
         Command::Card(CardCommand::Firmware(command)) => command.run(form)?,
         Command::Card(CardCommand::Show { name: None, .. }) => {
             let list: api::CardList = client.get("/v1/cards")?;
-            form.render(&list, |list| output::cards(&list.cards))
+            form.render_wide(&list, |list, wide| output::cards(&list.cards, wide))
         }
         Command::Card(CardCommand::Show { name: Some(name), .. }) => {
             let card: api::Card = client.get(&format!("/v1/cards/{}", client::segment(&name)))?;

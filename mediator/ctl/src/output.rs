@@ -89,18 +89,33 @@ fn socket(vm: &Vm) -> String {
     vm.socket.as_ref().map_or_else(|| "(from the service manager)".to_owned(), |path| path.display().to_string())
 }
 
-/// Renders all virtual machines.
+fn interrupts(vm: &Vm) -> &'static str {
+    match vm.driver.interrupts {
+        InterruptKind::Off => "off",
+        InterruptKind::Intx => "INTx",
+        InterruptKind::Msi => "MSI",
+    }
+}
+
+/// Renders all virtual machines; `wide` adds columns.
 #[must_use]
-pub fn vms(vms: &[Vm]) -> String {
+pub fn vms(vms: &[Vm], wide: bool) -> String {
     if vms.is_empty() {
         return "no VMs\n".to_owned();
     }
-    let mut rows = vec![heads(&["NAME", "CARD", "MODE", "STATE", "VRAM MIB", "CHANNELS", "DENIED", "SOCKET"])];
+    let mut names = heads(&["NAME", "CARD", "MODE", "STATE", "VRAM MIB", "CHANNELS", "DENIED", "SOCKET"]);
+    names.extend(heads(&["CLIENT", "PROFILE", "LENT MIB", "INTERRUPTS"]).into_iter().filter(|_| wide));
+    let mut rows = vec![names];
     rows.extend(vms.iter().map(|vm| {
         let (mode, denied) = (vm.mode.name(), vm.denied_total);
-        row(&[&vm.name, &vm.card, &mode, &state(vm), &vm.vram_mib, &channels(vm), &denied, &socket(vm)])
+        let mut cells =
+            row(&[&vm.name, &vm.card, &mode, &state(vm), &vm.vram_mib, &channels(vm), &denied, &socket(vm)]);
+        let profile = vm.profile.as_deref().unwrap_or(NOTHING);
+        let more = row(&[&client(vm), &profile, &(vm.ram.lent_bytes >> 20), &interrupts(vm)]);
+        cells.extend(more.into_iter().filter(|_| wide));
+        cells
     }));
-    table(rows, &[4, 5, 6])
+    table(rows, if wide { &[4, 5, 6, 10] } else { &[4, 5, 6] })
 }
 
 /// Renders a virtual machine that was just added.
@@ -117,11 +132,7 @@ pub(super) fn vm_added(vm: &Vm) -> String {
 /// Renders all about one virtual machine.
 #[must_use]
 pub fn vm(vm: &Vm) -> String {
-    let interrupts = match vm.driver.interrupts {
-        InterruptKind::Off => "off",
-        InterruptKind::Intx => "INTx",
-        InterruptKind::Msi => "MSI",
-    };
+    let interrupts = interrupts(vm);
     let mut text = table(
         vec![
             row(&[&"name", &vm.name]),
@@ -206,21 +217,29 @@ fn users(card: &Card) -> String {
     if users.is_empty() { NOTHING.to_owned() } else { users.join(" ") }
 }
 
-/// Renders all cards.
+/// Renders all cards; `wide` adds columns.
 #[must_use]
-pub fn cards(cards: &[Card]) -> String {
+pub fn cards(cards: &[Card], wide: bool) -> String {
     if cards.is_empty() {
         return "no cards\n".to_owned();
     }
-    let mut rows =
-        vec![heads(&["NAME", "KIND", "PCI ID", "VRAM MIB", "ASSIGNED", "FREE", "CHANNELS", "DRAINED", "USERS"])];
+    let mut names = heads(&["NAME", "KIND", "PCI ID", "VRAM MIB", "ASSIGNED", "FREE", "CHANNELS", "DRAINED", "USERS"]);
+    names.extend(heads(&["MODEL", "DEVICE", "UUID", "IN USE MIB", "TROUBLE"]).into_iter().filter(|_| wide));
+    let mut rows = vec![names];
     rows.extend(cards.iter().map(|card| {
         let channels = format!("{}/{}", card.channels_used, card.channels);
         let Card { name, kind, pci_id, vram_mib, vram_assigned_mib, vram_free_mib, .. } = card;
         let drained = yes(card.drained);
-        row(&[name, kind, pci_id, vram_mib, vram_assigned_mib, vram_free_mib, &channels, &drained, &users(card)])
+        let users = users(card);
+        let mut cells =
+            row(&[name, kind, pci_id, vram_mib, vram_assigned_mib, vram_free_mib, &channels, &drained, &users]);
+        let or_absent = |text: &Option<String>| text.clone().unwrap_or_else(|| NOTHING.to_owned());
+        let (device, uuid, trouble) = (or_absent(&card.device), or_absent(&card.uuid), or_absent(&card.error));
+        let more = row(&[&card.model, &device, &uuid, &card.vram_placed_mib, &trouble]);
+        cells.extend(more.into_iter().filter(|_| wide));
+        cells
     }));
-    table(rows, &[3, 4, 5, 6])
+    table(rows, if wide { &[3, 4, 5, 6, 12] } else { &[3, 4, 5, 6] })
 }
 
 /// Renders all about one card.

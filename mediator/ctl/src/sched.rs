@@ -253,7 +253,7 @@ pub(super) struct Report {
     #[arg(long)]
     stacked: bool,
     /// The file to write
-    #[arg(short, long = "out", value_name = "FILE")]
+    #[arg(long = "out", value_name = "FILE")]
     out: PathBuf,
 }
 
@@ -265,7 +265,7 @@ pub(super) struct Record {
     #[arg(long = "for", value_name = "TIME", default_value = "10s", value_parser = span)]
     length: Duration,
     /// The file to write: lines of JSON, at most 32 MiB
-    #[arg(short, long = "out", value_name = "FILE")]
+    #[arg(long = "out", value_name = "FILE")]
     out: PathBuf,
 }
 

@@ -158,7 +158,7 @@ pub(super) fn answer(client: &Client, form: Form, command: TenantCommand) -> Res
         }
         TenantCommand::List { .. } => {
             let list: api::TenantList = client.get("/v1/tenants")?;
-            Ok(form.render(&list, |list| tenants(&list.tenants)))
+            Ok(form.render_wide(&list, |list, wide| tenants(&list.tenants, wide)))
         }
         TenantCommand::Show { name, .. } => {
             let tenant: Tenant = client.get(&path(&name))?;
@@ -183,15 +183,17 @@ fn percent(permille: u32) -> String {
     format!("{}.{}%", permille / 10, permille % 10)
 }
 
-fn tenants(tenants: &[Tenant]) -> String {
+fn tenants(tenants: &[Tenant], wide: bool) -> String {
     if tenants.is_empty() {
         return "no tenants\n".to_owned();
     }
     let names = ["NAME", "CARD", "PROGRAMS", "MIB", "ON CARD", "IN HOST", "ENTITLED", "RECEIVED", "SOCKET"];
-    let mut rows = vec![heads(&names)];
+    let more = ["WEIGHT", "GUARANTEE MIB", "QUOTA MIB", "STATE", "WAITS FOR", "KILLED", "PROFILE"];
+    let names = names.into_iter().chain(more.into_iter().filter(|_| wide));
+    let mut rows = vec![heads(&names.collect::<Vec<_>>())];
     rows.extend(tenants.iter().map(|tenant| {
         let programs = if tenant.served { tenant.programs.len().to_string() } else { "NOT SERVED".to_owned() };
-        vec![
+        let mut row = vec![
             tenant.name.clone(),
             tenant.card.clone(),
             programs,
@@ -201,9 +203,23 @@ fn tenants(tenants: &[Tenant]) -> String {
             percent(tenant.entitled_permille),
             percent(tenant.received_permille),
             tenant.socket.display().to_string(),
-        ]
+        ];
+        let absent = || NOTHING.to_owned();
+        let or_absent = |mib: Option<u64>| mib.map_or_else(absent, |mib| mib.to_string());
+        let more = [
+            tenant.time.weight.to_string(),
+            or_absent(tenant.memory.guarantee_mib),
+            or_absent(tenant.memory.quota_mib),
+            tenant.state.name().to_owned(),
+            tenant.waits_for.clone().unwrap_or_else(absent),
+            tenant.killed.to_string(),
+            tenant.profile.clone().unwrap_or_else(absent),
+        ];
+        row.extend(more.into_iter().filter(|_| wide));
+        row
     }));
-    output::table(rows, &[2, 3, 4, 5, 6, 7])
+    let numbers: &[usize] = if wide { &[2, 3, 4, 5, 6, 7, 9, 10, 11, 14] } else { &[2, 3, 4, 5, 6, 7] };
+    output::table(rows, numbers)
 }
 
 fn programs(programs: &[api::Program]) -> String {

@@ -103,6 +103,36 @@ fn json_is_the_api_s_answer() {
 }
 
 #[test]
+fn lists_as_yaml_csv_and_wide_tables_agree_with_json() {
+    let served = Served::new();
+    added(&served, "a");
+    added(&served, "b");
+    let out = |form: &str, arguments: &[&str]| {
+        let ran = ctl(&served, &[&["-o", form], arguments].concat());
+        assert_eq!((ran.code, &*ran.err), (Code::Good, ""), "{form}");
+        ran.out
+    };
+    let list: api::VmList = serde_json::from_str(&out("json", &["vm", "list"])).unwrap();
+    let yaml: api::VmList = serde_saphyr::from_str(&out("yaml", &["vm", "list"])).unwrap();
+    assert_eq!(list, yaml);
+    let text = out("csv", &["vm", "list"]);
+    let mut reader = csv::Reader::from_reader(text.as_bytes());
+    let names = reader.headers().unwrap().clone();
+    let rows: Vec<_> = reader.records().map(|row| row.unwrap()).collect();
+    let column = |wanted: &str| names.iter().position(|name| name == wanted).unwrap();
+    assert_eq!(rows.iter().map(|row| &row[column("name")]).collect::<Vec<_>>(), ["a", "b"]);
+    assert_eq!(rows[0][column("ram.quota_bytes")], list.vms[0].ram.quota_bytes.to_string());
+    let (table, wide) = (out("table", &["vm", "list"]), out("wide", &["vm", "list"]));
+    for (narrow, wide) in table.lines().zip(wide.lines()) {
+        assert!(wide.split_whitespace().count() > narrow.split_whitespace().count(), "{narrow}\n{wide}");
+    }
+    assert!(out("wide", &["card", "show"]).contains("UUID") && !out("table", &["card", "show"]).contains("UUID"));
+    let ran = ctl(&served, &["-o", "yaml", "vm", "show", "c"]);
+    let error: api::Error = serde_saphyr::from_str(&ran.err).unwrap();
+    assert_eq!((ran.code, error.code), (Code::NotFound, ErrorCode::NotFound));
+}
+
+#[test]
 fn launch_args_print_one_line_for_a_shell_and_comments() {
     let served = Served::new();
     added(&served, "a");

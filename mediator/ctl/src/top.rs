@@ -71,7 +71,7 @@ impl Top {
     /// Shows the table until the operator ends it; or once, returned as text.
     pub(super) fn run(&self, client: &Client, form: Form) -> Result<String, ClientError> {
         let first = self.look(client)?;
-        if self.once || form == Form::Json || !std::io::stdout().is_terminal() {
+        if self.once || !form.is_table() || !std::io::stdout().is_terminal() {
             return Ok(form.render(&first, |look| {
                 let mut view = View::default();
                 view.show(look.clone(), self.interval);

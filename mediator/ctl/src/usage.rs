@@ -19,8 +19,8 @@ pub(super) fn parse(words: &[OsString]) -> Result<Arguments, clap::Error> {
 fn asks_for_json(words: &[OsString]) -> bool {
     let own = || words.iter().take_while(|word| *word != "--");
     let pairs = own().zip(own().skip(1));
-    own().any(|word| word == "--json" || word == "--output=json")
-        || pairs.into_iter().any(|(option, form)| option == "--output" && form == "json")
+    own().any(|word| ["--json", "--output=json", "-ojson", "-o=json"].iter().any(|asks| word == *asks))
+        || pairs.into_iter().any(|(option, form)| (option == "--output" || option == "-o") && form == "json")
 }
 
 /// Prints why a command line cannot be read, or the help that it asks for.

@@ -35,23 +35,24 @@ impl Watch {
 }
 
 /// Repeats a command until the output is closed, or the command fails. On a terminal each output replaces the previous
-/// one; elsewhere an empty line separates them, and with JSON each is one line.
+/// one; elsewhere an empty line separates them, with JSON each is one line, and with YAML one document.
 pub(super) fn run(
     interval: Duration,
     form: Form,
     arguments: &Arguments,
     out: &mut dyn Write,
 ) -> Result<Code, ClientError> {
-    let screen = form == Form::Table && io::stdout().is_terminal();
+    let screen = form.is_table() && io::stdout().is_terminal();
     let mut first = true;
     loop {
         let (text, _) = answer(form, arguments.clone())?;
         let text = form.shown(&text);
         let written = match form {
             Form::Json => write_line(&text, out),
-            Form::Table if screen => write!(out, "{CLEAR}{text}"),
-            Form::Table if first => out.write_all(text.as_bytes()),
-            Form::Table => write!(out, "\n{text}"),
+            Form::Yaml => write!(out, "---\n{text}"),
+            Form::Table | Form::Wide if screen => write!(out, "{CLEAR}{text}"),
+            Form::Table | Form::Wide | Form::Csv if first => out.write_all(text.as_bytes()),
+            Form::Table | Form::Wide | Form::Csv => write!(out, "\n{text}"),
         };
         if written.and_then(|()| out.flush()).is_err() {
             return Ok(Code::Good);

@@ -176,7 +176,7 @@ fn a_record_of_a_run_is_replayed_to_the_same_decisions() {
     let admin = Client::new(place.path("admin.sock")).unwrap();
     let file = place.path("run.jsonl");
     let path = file.display().to_string();
-    let record = |time: &str| place.ctl(&["sched", "record", "card0", "--for", time, "-o", &path]);
+    let record = |time: &str| place.ctl(&["sched", "record", "card0", "--for", time, "--out", &path]);
     assert_eq!(record("1s").status.code(), Some(4), "of a card that nobody uses");
     for index in 0..WEIGHTS.len() {
         let spec = VmSpec { hang_limit_ms: Some(600_000), ..VmSpec::new(&name(index), "card0", VM_MIB) };
@@ -237,7 +237,7 @@ fn tools_print_once_where_there_is_no_terminal() {
     assert!(shown.contains("band.period") && shown.contains("vm0"), "{shown}");
     let file = place.path("use.svg").display().to_string();
     for more in [&["--window", "100ms"][..], &["--stacked", "--engine", "copy0"]] {
-        good(place.ctl(&[&["sched", "report", "card0", "--since", "10s", "-o", &file], more].concat()));
+        good(place.ctl(&[&["sched", "report", "card0", "--since", "10s", "--out", &file], more].concat()));
         let svg = fs::read_to_string(&file).unwrap();
         assert!(svg.starts_with("<svg ") && svg.contains("vm0: "), "{svg}");
     }

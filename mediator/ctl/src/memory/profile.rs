@@ -25,7 +25,7 @@ pub(crate) enum ProfileCommand {
         #[arg(long = "for", value_name = "TIME", default_value = "10s", value_parser = span)]
         length: Duration,
         /// The file to write: lines of `RANGE COUNT`
-        #[arg(short, long = "out", value_name = "FILE")]
+        #[arg(long = "out", value_name = "FILE")]
         out: PathBuf,
     },
     /// Takes over a profile, in place of what was known of the ranges that it names

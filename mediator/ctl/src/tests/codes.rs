@@ -25,7 +25,7 @@ const GOOD: [&[&str]; 42] = [
     &["sched", "set", "card0", "--strikes", "4"],
     &["sched", "set-vm", "a", "--weight", "5"],
     &["sched", "release", "a"],
-    &["sched", "record", "card0", "--for", "10ms", "-o", "/dev/null"],
+    &["sched", "record", "card0", "--for", "10ms", "--out", "/dev/null"],
     &["memory", "show"],
     &["memory", "set", "card0", "--victims", "clock"],
     &["memory", "set-quota", "a", "16"],
@@ -37,7 +37,7 @@ const GOOD: [&[&str]; 42] = [
     &["memory", "pin", "a", "0+2M"],
     &["memory", "unpin", "a", "0+2M"],
     &["memory", "priority", "a", "0+2M", "9"],
-    &["memory", "profile", "record", "a", "--for", "10ms", "-o", "/dev/null"],
+    &["memory", "profile", "record", "a", "--for", "10ms", "--out", "/dev/null"],
     &["memory", "profile", "load", "a", "/dev/null"],
     &["memory", "evict", "a"],
     &["memory", "return", "a"],
@@ -47,7 +47,7 @@ const GOOD: [&[&str]; 42] = [
     &["assert", "-f", "/dev/null"],
     &["schema"],
     &["completion", "bash"],
-    &["sched", "report", "card0", "-o", "/dev/null"],
+    &["sched", "report", "card0", "--out", "/dev/null"],
 ];
 
 fn served() -> Served {
@@ -71,7 +71,7 @@ fn commands_exit_0_on_success_5_without_daemon_2_on_bad_option() {
     // A replay needs a record.
     let record = served.fixture.path("record.jsonl");
     let record = record.to_str().unwrap();
-    assert_eq!(ctl(&served, &["sched", "record", "card0", "--for", "10ms", "-o", record]).code, Code::Good);
+    assert_eq!(ctl(&served, &["sched", "record", "card0", "--for", "10ms", "--out", record]).code, Code::Good);
     assert_eq!(ctl_at("/nonexistent/admin.sock", &["sched", "replay", record]).code, Code::Good);
     assert_eq!(ctl(&served, &["sched", "replay", record, "--frobnicate"]).code, Code::Usage);
     // Every existing command is among them.
@@ -133,7 +133,7 @@ fn commands_about_something_that_is_not_there_end_with_3() {
         &["sched", "set", "z", "--strikes", "4"],
         &["sched", "set-vm", "z", "--weight", "5"],
         &["sched", "release", "z"],
-        &["sched", "report", "z", "-o", "/dev/null"],
+        &["sched", "report", "z", "--out", "/dev/null"],
         &["top", "z", "--once"],
     ];
     for arguments in unknown {
@@ -153,7 +153,7 @@ fn commands_exit_2_for_value_out_of_range_and_4_on_conflict() {
         (&["vm", "add", "b", "--card", "card0", "--vram-mib", "15"], Code::Usage, "VM `b`: vram_mib: 15 MiB"),
         (&["sched", "set", "card0", "--period-ms", "0"], Code::Usage, "card `card0`: band.period_ns = 0"),
         (&["sched", "set-vm", "a", "--weight", "0"], Code::Usage, "VM `a`: weight = 0 is not between 1 and 10000"),
-        (&["sched", "report", "card0", "--since", "2m", "-o", "x"], Code::Usage, "since_ms = 120000"),
+        (&["sched", "report", "card0", "--since", "2m", "--out", "x"], Code::Usage, "since_ms = 120000"),
         (&["vm", "list", "--watch=0"], Code::Usage, "expected seconds from 0.1"),
         (&["vm", "add", "a", "--card", "card0", "--vram-mib", "16"], Code::Conflict, "VM `a`: name: `a` is the name"),
         (&["vm", "add", "b", "--card", "card0", "--vram-mib", "1024"], Code::Conflict, "VM `b`: vram_mib: 1024 MiB"),

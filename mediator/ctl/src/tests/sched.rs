@@ -141,10 +141,14 @@ fn invalid_sched_command_exits_with_code_and_cause() {
         (&["sched", "set-vm", "b", "--weight", "3"], Code::NotFound, "there is no VM `b`"),
         (&["sched", "release", "b"], Code::NotFound, "there is no VM `b`"),
         (&["sched", "report", "card0"], Code::Usage, "--out"),
-        (&["sched", "report", "card0", "--since", "2m", "-o", "x"], Code::Usage, "since_ms = 120000 is not between"),
-        (&["sched", "report", "card0", "--window", "150ms", "-o", "x"], Code::Usage, "expected a multiple of 100 ms"),
+        (&["sched", "report", "card0", "--since", "2m", "--out", "x"], Code::Usage, "since_ms = 120000 is not between"),
         (
-            &["sched", "report", "card0", "-o", "/nonexistent/x.svg"],
+            &["sched", "report", "card0", "--window", "150ms", "--out", "x"],
+            Code::Usage,
+            "expected a multiple of 100 ms",
+        ),
+        (
+            &["sched", "report", "card0", "--out", "/nonexistent/x.svg"],
             Code::Failed,
             "/nonexistent/x.svg cannot be written",
         ),
@@ -196,7 +200,7 @@ fn work_is_shown_by_top_and_drawn_by_report() {
     assert_eq!(list.schedulers[0].vms.len(), 2);
 
     let file = served.fixture.path("use.svg");
-    let report = ["sched", "report", "card0", "--since", "30s", "--window", "100ms", "-o"];
+    let report = ["sched", "report", "card0", "--since", "30s", "--window", "100ms", "--out"];
     let path = file.display().to_string();
     // The interval in which the work was done must be complete.
     mediatord::fixture::eventually("the work is in the report", || {
@@ -208,7 +212,7 @@ fn work_is_shown_by_top_and_drawn_by_report() {
     });
     let copies = served.client().get::<api::CardScheduler>("/v1/cards/card0/scheduler").unwrap();
     assert!(copies.vms.iter().all(|vm| vm.engines[&Engine::Compute].completed == 15), "{copies:?}");
-    let idle = good(&served, &["sched", "report", "card0", "--engine", "copy1", "--stacked", "-o", &path]);
+    let idle = good(&served, &["sched", "report", "card0", "--engine", "copy1", "--stacked", "--out", &path]);
     assert!(idle.contains("use of copy1, Jain's index -"), "{idle}");
     assert!(std::fs::read_to_string(&file).unwrap().contains("card0, copy1"));
 }
