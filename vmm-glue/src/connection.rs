@@ -131,6 +131,7 @@ impl Connection {
     fn commit_journal(&mut self, device: &mut dyn Device) {
         let Some(journal) = &mut self.journal else { return };
         if std::mem::take(&mut self.session.configured) && self.session.is_negotiated() {
+            self.session.complete_deferred(device);
             let words = read_words(device);
             if words != journal.words {
                 journal.words = words;
@@ -215,9 +216,10 @@ impl Connection {
         Ok(progress)
     }
 
-    /// Lets the device finish the deferred work of an answered write. Call it each time [`Self::output`] was sent.
-    pub fn submit_deferred_doorbell(&mut self, device: &mut dyn Device) {
-        self.session.submit_deferred_doorbell(device);
+    /// Completes the write that the device has deferred until its answer was sent, if there is one. Call it each time
+    /// [`Self::output`] was sent. All other methods that call the device complete it first.
+    pub fn complete_deferred(&mut self, device: &mut dyn Device) {
+        self.session.complete_deferred(device);
     }
 
     /// Feeds bytes as if received from a socket, and executes complete messages. Stops early when output should be
@@ -262,6 +264,7 @@ impl Connection {
 
     /// Handles requests of the link: sends requests to the client, checks for private or withdrawn memory.
     pub fn work(&mut self, device: &mut dyn Device) -> Result<(), Fatal> {
+        self.session.complete_deferred(device);
         self.session.work(device, &mut self.out, FLUSH_AT)?;
         self.mark();
         Ok(())

@@ -111,10 +111,38 @@ pub enum AccessError {
 #[error("{0}")]
 pub struct MapError(pub String);
 
+/// A device's answer to a write.
+#[derive(Debug, PartialEq, Eq)]
+#[must_use = "a deferred write must be completed"]
+pub enum Ack {
+    /// The write is done.
+    Done,
+    /// The client can have its answer now. [`Device::complete`] does the rest of the write.
+    Deferred(Deferred),
+}
+
+impl Ack {
+    /// Completes the write now, because no client waits for its answer, or further writes come first.
+    pub fn complete_now(self, device: &mut dyn Device) {
+        match self {
+            Self::Done => {}
+            Self::Deferred(deferred) => device.complete(deferred),
+        }
+    }
+}
+
+/// The unfinished part of a write, for [`Device::complete`]. The device keeps its data, because other threads of the
+/// device may have to do this part earlier. It cannot be copied: each is completed once.
+#[derive(Debug, Default, PartialEq, Eq)]
+#[must_use = "pass it to `Device::complete`"]
+pub struct Deferred(());
+
 /// A virtual PCI function.
 ///
 /// All calls are made by the server's thread, one at a time, and should return soon: while it runs, a virtual CPU may
 /// wait. A handler must not wait for [`crate::dma::DmaClient`]; the client cannot answer before it has its reply.
+///
+/// After a write returned [`Ack::Deferred`], the next call is [`Device::complete`].
 pub trait Device: Send {
     /// Returns the regions, in the order of [`RegionIndex`]; called once per client before its first access.
     ///
@@ -131,21 +159,15 @@ pub trait Device: Send {
     fn region_read(&mut self, region: RegionIndex, offset: u64, data: &mut [u8]) -> Result<(), AccessError>;
 
     /// Writes `data` at `offset` of `region`, in pieces as for [`Device::region_read`].
-    fn region_write(&mut self, region: RegionIndex, offset: u64, data: &[u8]) -> Result<(), AccessError>;
-
-    /// Does [`Device::region_write`] for a client that waits for the answer, and may defer work to
-    /// [`Device::submit_deferred_doorbell`]. No later access may see the difference, as with a posted write on a PCI
-    /// bus. Returns true if work is deferred.
     ///
-    /// # Errors
-    /// Same as for [`Device::region_write`]; no work is deferred then.
-    fn region_write_deferrable(&mut self, region: RegionIndex, offset: u64, data: &[u8]) -> Result<bool, AccessError> {
-        self.region_write(region, offset, data).map(|()| false)
-    }
+    /// May defer work for which the client need not wait. No later access of the client may see the difference, as with
+    /// a posted write on a PCI bus, also if it does not come through a call of this trait.
+    fn region_write(&mut self, region: RegionIndex, offset: u64, data: &[u8]) -> Result<Ack, AccessError>;
 
-    /// Does the work that [`Device::region_write_deferrable`] deferred. Called after its answer, before the client's
-    /// next message.
-    fn submit_deferred_doorbell(&mut self) {}
+    /// Completes a write that was deferred. Called after its answer was sent, or at once if it is not sent first.
+    fn complete(&mut self, deferred: Deferred) {
+        let Deferred(()) = deferred;
+    }
 
     /// Records that the client lends memory, already in [`crate::GuestMemory`]; an error removes it again.
     fn dma_map(&mut self, region: &DmaRegion) -> Result<(), MapError>;

@@ -2,7 +2,7 @@
 //!
 //! The baseline for transport benchmarks, and a device for tests of the server.
 
-use crate::device::{AccessError, Device, MapError, NUM_REGIONS, RegionIndex, RegionInfo};
+use crate::device::{AccessError, Ack, Device, MapError, NUM_REGIONS, RegionIndex, RegionInfo};
 use crate::memory::DmaRegion;
 
 /// Bytes of configuration space.
@@ -56,9 +56,9 @@ impl Device for EchoDevice {
         Ok(())
     }
 
-    fn region_write(&mut self, region: RegionIndex, offset: u64, data: &[u8]) -> Result<(), AccessError> {
+    fn region_write(&mut self, region: RegionIndex, offset: u64, data: &[u8]) -> Result<Ack, AccessError> {
         self.place(region, offset, data.len()).ok_or(AccessError::Invalid)?.copy_from_slice(data);
-        Ok(())
+        Ok(Ack::Done)
     }
 
     fn dma_map(&mut self, _region: &DmaRegion) -> Result<(), MapError> {

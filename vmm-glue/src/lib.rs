@@ -71,7 +71,7 @@ mod wake;
 
 pub use counters::{Counters, worth_logging};
 pub use descriptors::ParkError;
-pub use device::{AccessError, Device, MapError, RegionIndex, RegionInfo};
+pub use device::{AccessError, Ack, Deferred, Device, MapError, RegionIndex, RegionInfo};
 pub use interrupts::{Interrupts, IrqCounts};
 pub use link::{ClientInfo, Link, StopHandle};
 pub use mappable::{Mappable, MappableError, MmapArea};

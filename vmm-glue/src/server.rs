@@ -464,7 +464,7 @@ impl Active<'_> {
             let limit = self.connection.pending_output().saturating_add(FLUSH_AT);
             let progress = self.connection.process(device, limit)?;
             self.flush(counters);
-            self.connection.submit_deferred_doorbell(device);
+            self.connection.complete_deferred(device);
             let queued = self.connection.pending_output();
             if queued > options.max_queued {
                 return Err(Fatal::NotReading(queued));

@@ -14,7 +14,7 @@ use vmm_glue::protocol::{
     LoggingReport, LoggingStart, MIGRATION_STOP_COPY, MigData, MigDeviceState, STATE_ERROR, STATE_RESUMING,
     STATE_RUNNING, STATE_STOP, STATE_STOP_COPY,
 };
-use vmm_glue::{AccessError, Device, DmaRegion, MapError, Migration, MigrationError, RegionIndex, RegionInfo};
+use vmm_glue::{AccessError, Ack, Device, DmaRegion, MapError, Migration, MigrationError, RegionIndex, RegionInfo};
 use zerocopy::IntoBytes;
 
 const MIB: u64 = 1 << 20;
@@ -105,7 +105,7 @@ impl Device for Movable {
         Ok(())
     }
 
-    fn region_write(&mut self, _: RegionIndex, offset: u64, data: &[u8]) -> Result<(), AccessError> {
+    fn region_write(&mut self, _: RegionIndex, offset: u64, data: &[u8]) -> Result<Ack, AccessError> {
         self.bar0[offset as usize..][..data.len()].copy_from_slice(data);
         // A write here makes the device write client memory, by itself or through this process.
         match offset {
@@ -113,7 +113,7 @@ impl Device for Movable {
             0x108 => drop(self.link.as_ref().map(|link| link.memory().write(9 * MIB, data))),
             _ => {}
         }
-        Ok(())
+        Ok(Ack::Done)
     }
 
     fn dma_map(&mut self, _: &DmaRegion) -> Result<(), MapError> {

@@ -9,7 +9,8 @@ use std::sync::mpsc::channel;
 use support::*;
 use vmm_glue::client::{CLOUD_HYPERVISOR_CAPABILITIES, Client, memory_file, multi_body, wait_event, write_body};
 use vmm_glue::protocol::{
-    Command, FLAG_ERROR, FLAG_NO_REPLY, IRQ_INFO_AUTOMASKED, IRQ_INFO_EVENTFD, IRQ_INFO_MASKABLE, RegionAccess,
+    Command, DmaMap, DmaUnmap, FLAG_ERROR, FLAG_NO_REPLY, HEADER_SIZE, Header, IRQ_INFO_AUTOMASKED, IRQ_INFO_EVENTFD,
+    IRQ_INFO_MASKABLE, RegionAccess,
 };
 use vmm_glue::{RegionIndex, ServerOptions};
 use zerocopy::IntoBytes;
@@ -17,6 +18,11 @@ use zerocopy::IntoBytes;
 const BAR0: u32 = 0;
 const ROM: u32 = 6;
 const CONFIG: u32 = 7;
+
+/// Returns the event of a deferred write of `value`.
+fn completed(value: u32) -> Event {
+    Event::Completed(value.to_le_bytes().to_vec())
+}
 
 #[test]
 fn device_info_names_nine_regions_and_five_interrupt_types() {
@@ -62,28 +68,68 @@ fn writes_can_be_read_back() {
 }
 
 #[test]
-fn deferred_write_work_runs_after_reply_and_before_other_work() {
+fn deferred_write_is_completed_after_its_reply() {
     let (let_go, held) = channel();
-    let host = Host::start_with(ServerOptions::default(), |device| device.held_late = Some(held));
+    let host = Host::start_with(ServerOptions::default(), |device| device.held_completion = Some(held));
     let mut client = host.client();
-    let write = |value: u8| Event::Write(RegionIndex::Bar0, DEFERRED_WRITE_AT, vec![value, 0, 0, 0]);
     client.write32(BAR0, DEFERRED_WRITE_AT, 1).unwrap();
-    assert!(host.quiet(), "it is answered, and not done");
+    assert!(host.quiet(), "it is answered, and not completed");
     let_go.send(()).unwrap();
-    // A posted write leaves no deferred work.
-    client.post(BAR0, DEFERRED_WRITE_AT, &2u32.to_le_bytes()).unwrap();
-    assert_eq!(client.read32(BAR0, 0x40).unwrap(), 0);
-    host.expect(write(1));
-    host.expect(write(2));
-    host.expect(Event::Read(RegionIndex::Bar0, 0x40, 4));
+    host.expect(completed(1));
     // Consecutive requests, and a request of a client that disconnects.
-    for value in 3..6 {
+    for value in 2..5 {
         let_go.send(()).unwrap();
         client.write32(BAR0, DEFERRED_WRITE_AT, value).unwrap();
     }
     drop(client);
-    (3..6).for_each(|value| host.expect(write(value)));
+    (2..5).for_each(|value| host.expect(completed(value)));
     host.expect(Event::Disconnected);
+}
+
+#[test]
+fn message_after_deferred_write_finds_it_completed() {
+    let host = Host::start();
+    let mut client = host.client();
+    let (gpa, size) = (0x10_0000, 0x1000);
+    let read = RegionAccess { offset: 0x40, region: BAR0, count: 4 }.as_bytes().to_vec();
+    let map = DmaMap { argsz: 32, flags: 3, offset: 0, address: gpa, size }.as_bytes().to_vec();
+    let unmap = DmaUnmap { argsz: 24, flags: 0, address: gpa, size }.as_bytes().to_vec();
+    let write = write_body(CONFIG, 4, &[6, 0, 0, 0]);
+    let messages = [
+        (Command::REGION_READ, read, Event::Read(RegionIndex::Bar0, 0x40, 4)),
+        (Command::DMA_MAP, map, Event::Map { gpa, size, readable: true, writable: true, mapped: false }),
+        (Command::DMA_UNMAP, unmap, Event::Unmap { gpa, size }),
+        (Command::REGION_WRITE, write, Event::Write(RegionIndex::Config, 4, vec![6, 0, 0, 0])),
+        (Command::DEVICE_RESET, Vec::new(), Event::Reset),
+    ];
+    let message = |id: u16, command, body: &[u8]| {
+        let size = u32::try_from(HEADER_SIZE + body.len()).unwrap();
+        [Header::request(id, command, size, 0).as_bytes(), body].concat()
+    };
+    for (value, (command, body, event)) in (1u32..).zip(messages) {
+        // Both messages are received before the first is answered.
+        let deferred = write_body(BAR0, DEFERRED_WRITE_AT, &value.to_le_bytes());
+        let both = [message(100, Command::REGION_WRITE, &deferred), message(101, command, &body)].concat();
+        client.send_raw(&both, &[]).unwrap();
+        [100, 101].into_iter().for_each(|id| drop(client.reply(id).unwrap()));
+        host.expect(completed(value));
+        host.expect(event);
+    }
+}
+
+#[test]
+fn write_without_awaited_answer_is_completed_at_once() {
+    let host = Host::start();
+    let mut client = host.client();
+    client.post(BAR0, DEFERRED_WRITE_AT, &1u32.to_le_bytes()).unwrap();
+    client.post_many(&[(BAR0, DEFERRED_WRITE_AT, &2u32.to_le_bytes()), (BAR0, 0, &[7])]).unwrap();
+    // One message of two pieces, of which the first is deferred.
+    client.write(BAR0, DEFERRED_WRITE_AT, &[3, 0, 0, 0, 0, 0, 0, 0, 9, 9, 9, 9]).unwrap();
+    host.expect(completed(1));
+    host.expect(completed(2));
+    host.expect(Event::Write(RegionIndex::Bar0, 0, vec![7]));
+    host.expect(Event::Completed(vec![3, 0, 0, 0, 0, 0, 0, 0]));
+    host.expect(Event::Write(RegionIndex::Bar0, DEFERRED_WRITE_AT + 8, vec![9; 4]));
 }
 
 #[test]

@@ -158,8 +158,9 @@ impl Accesses<'_> {
                 Data::Read(bytes) if info.is_some_and(vmm_glue::RegionInfo::readable) => {
                     self.device.region_read(region, offset, bytes)
                 }
+                // The hypervisor gets its answer after all items of the request.
                 Data::Write(bytes) if info.is_some_and(vmm_glue::RegionInfo::writable) => {
-                    self.device.region_write(region, offset, bytes)
+                    self.device.region_write(region, offset, bytes).map(|ack| ack.complete_now(self.device))
                 }
                 _ => Err(vmm_glue::AccessError::Denied),
             };

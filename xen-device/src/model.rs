@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 use vm_memory::{Bytes, VolatileMemory, VolatileSlice};
-use vmm_glue::device::{AccessError, Device, MapError, NUM_REGIONS, RegionIndex, RegionInfo};
+use vmm_glue::device::{AccessError, Ack, Device, MapError, NUM_REGIONS, RegionIndex, RegionInfo};
 use vmm_glue::link::Link;
 use vmm_glue::mappable::{MmapArea, region_memory};
 use vmm_glue::memory::{DmaRegion, Mapping};
@@ -164,14 +164,14 @@ impl Device for Model {
         Ok(())
     }
 
-    fn region_write(&mut self, region: RegionIndex, offset: u64, data: &[u8]) -> Result<(), AccessError> {
+    fn region_write(&mut self, region: RegionIndex, offset: u64, data: &[u8]) -> Result<Ack, AccessError> {
         let start = usize::try_from(offset).unwrap_or(usize::MAX);
         let masks = if region == RegionIndex::Config { self.writable.get(start..).unwrap_or_default() } else { &[] };
         let masks: Vec<u8> = masks.iter().copied().chain(std::iter::repeat(0xff)).take(data.len()).collect();
         if let Some((pages, at)) = self.lent(region, offset) {
             pages.write_slice(data, at).expect("inside of the area");
             self.seen.lock().accesses.push((region, offset, data.len(), true));
-            return Ok(());
+            return Ok(Ack::Done);
         }
         let place = self.place(region, offset, data.len()).ok_or(AccessError::Invalid)?;
         for ((to, from), mask) in place.iter_mut().zip(data).zip(masks) {
@@ -185,7 +185,7 @@ impl Device for Model {
             value.iter_mut().zip(data).for_each(|(to, from)| *to = *from);
             self.act(offset, u64::from_le_bytes(value));
         }
-        Ok(())
+        Ok(Ack::Done)
     }
 
     fn dma_map(&mut self, region: &DmaRegion) -> Result<(), MapError> {

@@ -19,7 +19,7 @@ use tempfile::TempDir;
 use vmm_glue::client::Client;
 use vmm_glue::device::NUM_REGIONS;
 use vmm_glue::echo::EchoDevice;
-use vmm_glue::{AccessError, Device, DmaRegion, Link, MapError, RegionIndex, RegionInfo};
+use vmm_glue::{AccessError, Ack, Device, DmaRegion, Link, MapError, RegionIndex, RegionInfo};
 
 use super::backend::{BackendError, BackendStatus, Built, CardBackend, CardStatus, OpenCard, VmBackend};
 use super::{Daemon, DaemonError, cards};
@@ -117,7 +117,7 @@ impl Device for FakeDevice {
         self.echo.region_read(region, offset, data)
     }
 
-    fn region_write(&mut self, region: RegionIndex, offset: u64, data: &[u8]) -> Result<(), AccessError> {
+    fn region_write(&mut self, region: RegionIndex, offset: u64, data: &[u8]) -> Result<Ack, AccessError> {
         match (region, offset) {
             (RegionIndex::Bar0, PANIC) => panic!("as the test wants it"),
             (RegionIndex::Bar0, CHECK) => self.link.check_shared(),

@@ -12,8 +12,8 @@ use locks::{Mutex, rank};
 use vmm_glue::device::NUM_REGIONS;
 use vmm_glue::link::StopHandle;
 use vmm_glue::{
-    AccessError, Device, DmaRegion, Link, MapError, Mapping, Migration, MmapArea, RegionIndex, RegionInfo,
-    SuspendedClient,
+    AccessError, Ack, Deferred, Device, DmaRegion, Link, MapError, Mapping, Migration, MmapArea, RegionIndex,
+    RegionInfo, SuspendedClient,
 };
 
 use super::backend::{Built, VmBackend};
@@ -287,16 +287,12 @@ impl Device for Observed {
         self.device.region_read(region, offset, data)
     }
 
-    fn region_write(&mut self, region: RegionIndex, offset: u64, data: &[u8]) -> Result<(), AccessError> {
+    fn region_write(&mut self, region: RegionIndex, offset: u64, data: &[u8]) -> Result<Ack, AccessError> {
         self.device.region_write(region, offset, data)
     }
 
-    fn region_write_deferrable(&mut self, region: RegionIndex, offset: u64, data: &[u8]) -> Result<bool, AccessError> {
-        self.device.region_write_deferrable(region, offset, data)
-    }
-
-    fn submit_deferred_doorbell(&mut self) {
-        self.device.submit_deferred_doorbell();
+    fn complete(&mut self, deferred: Deferred) {
+        self.device.complete(deferred);
     }
 
     fn dma_map(&mut self, region: &DmaRegion) -> Result<(), MapError> {

@@ -20,7 +20,7 @@ use devmodel::pci::{PciConfig, PciEvents, PciIdentity};
 use nvspec::regs::ppci;
 use vm_device::{DeviceError, DeviceStatus, InterruptKind, memory_of};
 use vmm_glue::device::NUM_REGIONS;
-use vmm_glue::{AccessError, Device, DmaRegion, Interrupts, Link, MapError, RegionIndex, RegionInfo};
+use vmm_glue::{AccessError, Ack, Device, DmaRegion, Interrupts, Link, MapError, RegionIndex, RegionInfo};
 use vmm_sys_util::eventfd::{EFD_CLOEXEC, EventFd};
 
 /// The way in which the card's interrupt reaches the client.
@@ -402,23 +402,23 @@ impl Device for PassthroughDevice {
         Ok(())
     }
 
-    fn region_write(&mut self, region: RegionIndex, offset: u64, data: &[u8]) -> Result<(), AccessError> {
+    fn region_write(&mut self, region: RegionIndex, offset: u64, data: &[u8]) -> Result<Ack, AccessError> {
         let aperture = match region {
             RegionIndex::Config => {
                 let events = self.pci.write(offset, data);
                 self.act_on(events);
-                return Ok(());
+                return Ok(Ack::Done);
             }
             // Writes to a sleeping function are lost.
-            _ if !self.pci.is_awake() => return Ok(()),
-            RegionIndex::Bar0 => return self.write_registers(offset, data),
+            _ if !self.pci.is_awake() => return Ok(Ack::Done),
+            RegionIndex::Bar0 => return self.write_registers(offset, data).map(|()| Ack::Done),
             RegionIndex::Bar1 => Aperture::Bar1,
             RegionIndex::Bar3 => Aperture::Bar3,
             _ => return Err(AccessError::Denied),
         };
         self.shared.aperture_writes.fetch_add(1, Ordering::Relaxed);
         self.card.aperture_write(aperture, offset, data);
-        Ok(())
+        Ok(Ack::Done)
     }
 
     fn dma_map(&mut self, region: &DmaRegion) -> Result<(), MapError> {

@@ -30,7 +30,7 @@ use std::time::Duration;
 use vgpu::{Apertures, Coming, Left, MediatedDevice, MediatedVm, Settings};
 use vm_device::{DeviceError, DeviceStatus};
 use vmm_glue::client::wait_event;
-use vmm_glue::{Device, IrqCounts, Link, Migration, RegionIndex};
+use vmm_glue::{Ack, Deferred, Device, IrqCounts, Link, Migration, RegionIndex};
 use vram::{Limits, Summary, TenantId};
 
 pub use handover::Handover;
@@ -173,14 +173,22 @@ impl Guest {
 
     /// Writes a region as a client does; a refused write is lost.
     pub fn write(&mut self, region: RegionIndex, offset: u64, data: &[u8]) {
-        if self.write_until_answered(region, offset, data) {
-            self.device.submit_deferred_doorbell();
+        if let Some(deferred) = self.write_until_answered(region, offset, data) {
+            self.complete(deferred);
         }
     }
 
-    /// Like [`Self::write`], but only until the client has its answer. Returns true if a part of the write is deferred.
-    pub fn write_until_answered(&mut self, region: RegionIndex, offset: u64, data: &[u8]) -> bool {
-        self.device.region_write_deferrable(region, offset, data).unwrap_or(false)
+    /// Like [`Self::write`], but only until the client has its answer. Returns the deferred part of the write.
+    pub fn write_until_answered(&mut self, region: RegionIndex, offset: u64, data: &[u8]) -> Option<Deferred> {
+        match self.device.region_write(region, offset, data) {
+            Ok(Ack::Deferred(deferred)) => Some(deferred),
+            Ok(Ack::Done) | Err(_) => None,
+        }
+    }
+
+    /// Does the deferred part of a write. The guest makes no other call of its device before.
+    pub fn complete(&mut self, deferred: Deferred) {
+        self.device.complete(deferred);
     }
 
     /// Reads a register.

@@ -21,6 +21,7 @@ use super::pv::{Interface, PvSettings};
 use super::work::{Runlist, Work};
 use super::write_wait::WriteWait;
 use ::channels::Channels;
+pub(super) use aperture::RungDoorbell;
 use card_manager::{CardState, Feeder, ManagedCard, ManagerError, Ranges};
 use devmodel::backend::Aperture;
 use devmodel::events::MmuFault;
@@ -29,7 +30,7 @@ use moves::Stop;
 use nvspec::addr::{GuestVramAddr, Place};
 use nvspec::fifo::VirtualChannelId;
 pub(super) use operations::Done;
-pub(super) use saved::{DeferredDoorbells, SavedBackend};
+pub(super) use saved::{SavedBackend, WaitingDoorbells};
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
@@ -117,10 +118,8 @@ pub(super) struct VmBackend {
     faults: Vec<MmuFault>,
     /// The VM has no work or memory on the card, so its chunks may go to other VMs.
     quiet: bool,
-    /// The doorbell of the current write may be submitted after its answer.
-    answers_first: bool,
-    /// The deferred doorbell.
-    late: Option<(VirtualChannelId, u32)>,
+    /// The doorbell that the current access has rung.
+    doorbell: Option<RungDoorbell>,
     counts: Counts,
     /// The paravirtual interface, if the operator offers it.
     pv: Option<Box<Interface>>,
@@ -145,8 +144,7 @@ impl VmBackend {
             pace: Pace::default(),
             faults: Vec::new(),
             quiet: true,
-            answers_first: false,
-            late: None,
+            doorbell: None,
             counts: Counts::default(),
             pv,
         }
@@ -312,6 +310,7 @@ impl VmBackend {
     pub(super) fn quiesce(&mut self) {
         devmodel::backend::Backend::reset_fifo(self);
         self.faults.clear();
+        self.doorbell = None;
         self.quiet = self.memory.clear();
         self.forget_homes();
         self.memory.bind_aperture(Aperture::Bar1, None, None);

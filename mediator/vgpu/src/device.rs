@@ -1,7 +1,7 @@
 //! A mediated VM, with its interface for the vfio-user server, the card's interrupt thread and the daemon.
 
 use super::Apertures;
-use super::backend::{self, DeferredDoorbells, Description, VmBackend as Backend};
+use super::backend::{self, Description, RungDoorbell, VmBackend as Backend, WaitingDoorbells};
 use super::memory::{MappedWindow, Remap};
 use super::pv::{Interface, Progress, PvSettings, RegisterEffect};
 use super::work::Runlist;
@@ -18,7 +18,10 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 use vm_device::{DeviceError, DeviceStatus};
 use vmm_glue::device::NUM_REGIONS;
-use vmm_glue::{AccessError, Device, DmaRegion, Link, MapError, Mapping, Migration, MmapArea, RegionIndex, RegionInfo};
+use vmm_glue::{
+    AccessError, Ack, Deferred, Device, DmaRegion, Link, MapError, Mapping, Migration, MmapArea, RegionIndex,
+    RegionInfo,
+};
 use vram::TenantId;
 
 /// The vGPU and its side of the card: one lock, so that a register access and an interrupt do not mix.
@@ -29,8 +32,10 @@ pub(super) struct Core {
     pub(super) polls: bool,
     /// The card's time, in ns, for which the guest's alarm is armed.
     pub(super) alarm: Option<u64>,
+    /// The doorbell of an answered write that is not submitted yet.
+    pub(super) deferred: Option<RungDoorbell>,
     /// Channels whose doorbells will be submitted once the card resumes.
-    pub(super) rung: DeferredDoorbells,
+    pub(super) rung: WaitingDoorbells,
     /// The VM has moved to another card. Ignore events.
     pub(super) gone: bool,
     pub(super) client: Client,
@@ -148,12 +153,11 @@ impl MediatedVm {
         Self { core: Mailbox::new(core), board, host: Arc::clone(host), vm, link: link.clone() }
     }
 
-    /// Takes the VM's lock. Submits the deferred doorbell first.
+    /// Takes the VM's lock. Does no other work: a thread whose work must not overtake a deferred doorbell calls
+    /// [`Core::complete_deferred`].
     #[track_caller]
     pub(super) fn core(&self) -> MailboxGuard<'_, Core> {
-        let mut core = self.core.lock();
-        core.submit_deferred_doorbell();
-        core
+        self.core.lock()
     }
 
     /// Runs `act` while the VM's lock is held.
@@ -186,7 +190,10 @@ impl MediatedVm {
         address: nvspec::addr::GuestVramAddr,
         data: &[u8],
     ) -> Result<(), devmodel::backend::WriteFailure> {
-        self.core().backend.guest_write(address, data)
+        let core = &mut *self.core();
+        let written = core.backend.guest_write(address, data);
+        core.finish_access();
+        written
     }
 
     /// Reads guest VRAM at its current location, without special handling of USERD pages.
@@ -206,7 +213,8 @@ impl Core {
             backend,
             polls: false,
             alarm: None,
-            rung: DeferredDoorbells::new(),
+            deferred: None,
+            rung: WaitingDoorbells::new(),
             gone: false,
             client: Client::default(),
             board: Arc::clone(board),
@@ -238,17 +246,13 @@ impl Core {
         backend.reset_pv();
         backend.quiesce();
         backend.remap_mut().closing = false;
-    }
-
-    /// Submits the doorbell whose write was acknowledged early.
-    fn submit_deferred_doorbell(&mut self) {
-        if self.backend.ring_late() {
-            self.finish_access();
-        }
+        // Its channel is gone.
+        self.deferred = None;
     }
 
     /// Finishes the effects of an access that are outside the registers.
     pub(super) fn finish_access(&mut self) {
+        self.backend.submit_doorbell();
         for fault in self.backend.take_faults() {
             self.gpu.mmu_fault(fault, &mut self.backend);
         }
@@ -330,36 +334,10 @@ impl MediatedDevice {
         Self { vm: Arc::clone(vm), pci, config_bytes, settings: settings.clone(), migration_state: Box::new(()) }
     }
 
-    /// Serves a write until it is done, except a doorbell that may be deferred.
-    fn write(&self, region: RegionIndex, offset: u64, data: &[u8], first: bool) -> Result<bool, AccessError> {
-        let mut served = self.write_once(region, offset, data, first)?;
-        while served == WriteOutcome::Retry {
-            locks::sleep(write_wait::RETRY_INTERVAL);
-            served = self.write_once(region, offset, data, first)?;
-        }
-        match served {
-            WriteOutcome::Batches => self.serve_batches(),
-            WriteOutcome::AwaitMoves => {
-                while self.look_at_moves() {
-                    locks::sleep(backend::MOVE_POLL_INTERVAL);
-                }
-            }
-            WriteOutcome::Done | WriteOutcome::Retry | WriteOutcome::DoorbellDeferred => {}
-        }
-        Ok(served == WriteOutcome::DoorbellDeferred)
-    }
-
     /// Serves a write once. The VM's lock is free when it returns, because memory may have to move.
-    fn write_once(
-        &self,
-        region: RegionIndex,
-        offset: u64,
-        data: &[u8],
-        first: bool,
-    ) -> Result<WriteOutcome, AccessError> {
-        let core = &mut *self.vm.core();
+    fn write_once(&self, region: RegionIndex, offset: u64, data: &[u8]) -> Result<WriteOutcome, AccessError> {
+        let core = &mut *self.enter();
         let Core { gpu, backend, .. } = core;
-        backend.answer_doorbells_first(first);
         let written = match region {
             RegionIndex::Bar0 => {
                 if backend.is_first_try() {
@@ -384,12 +362,13 @@ impl MediatedDevice {
             return Ok(WriteOutcome::Retry);
         }
         core.backend.write_ends();
+        let deferred = core.defer_doorbell();
         core.finish_access();
         MediatedVm::start_polling(&self.vm, core);
         Ok(match written {
+            _ if deferred => WriteOutcome::DoorbellDeferred,
             Ok(true) => WriteOutcome::Batches,
             _ if core.backend.moves_wait() => WriteOutcome::AwaitMoves,
-            _ if core.backend.is_late() => WriteOutcome::DoorbellDeferred,
             _ => WriteOutcome::Done,
         })
     }
@@ -455,7 +434,7 @@ impl Device for MediatedDevice {
     }
 
     fn region_read(&mut self, region: RegionIndex, offset: u64, data: &mut [u8]) -> Result<(), AccessError> {
-        let core = &mut *self.vm.core();
+        let core = &mut *self.enter();
         let Core { gpu, backend, .. } = core;
         match region {
             RegionIndex::Bar0 => {
@@ -473,28 +452,43 @@ impl Device for MediatedDevice {
         Ok(())
     }
 
-    fn region_write(&mut self, region: RegionIndex, offset: u64, data: &[u8]) -> Result<(), AccessError> {
-        self.write(region, offset, data, false).map(|_left| ())
+    /// Serves a write until it is done, except a doorbell that may be deferred.
+    fn region_write(&mut self, region: RegionIndex, offset: u64, data: &[u8]) -> Result<Ack, AccessError> {
+        loop {
+            match self.write_once(region, offset, data)? {
+                WriteOutcome::Done => break,
+                WriteOutcome::DoorbellDeferred => return Ok(Ack::Deferred(Deferred::default())),
+                WriteOutcome::Retry => locks::sleep(write_wait::RETRY_INTERVAL),
+                WriteOutcome::Batches => {
+                    self.serve_batches();
+                    break;
+                }
+                WriteOutcome::AwaitMoves => {
+                    while self.look_at_moves() {
+                        locks::sleep(backend::MOVE_POLL_INTERVAL);
+                    }
+                    break;
+                }
+            }
+        }
+        Ok(Ack::Done)
     }
 
-    fn region_write_deferrable(&mut self, region: RegionIndex, offset: u64, data: &[u8]) -> Result<bool, AccessError> {
-        self.write(region, offset, data, true)
-    }
-
-    fn submit_deferred_doorbell(&mut self) {
-        drop(self.vm.core());
+    fn complete(&mut self, _: Deferred) {
+        // Another thread may have submitted it.
+        self.vm.complete_deferred();
     }
 
     fn dma_map(&mut self, region: &DmaRegion) -> Result<(), MapError> {
-        self.vm.core().backend.lend(region).map_err(|error| MapError(error.to_string()))
+        self.enter().backend.lend(region).map_err(|error| MapError(error.to_string()))
     }
 
     fn dma_unmap(&mut self, gpa: u64, size: u64) {
-        self.vm.core().backend.withdraw(gpa, size);
+        self.enter().backend.withdraw(gpa, size);
     }
 
     fn reset(&mut self) {
-        self.vm.core().clean();
+        self.enter().clean();
         let half = self.end_migration();
         self.vm.host.wait_departed(self.vm.vm);
         let quiet = {
@@ -510,7 +504,7 @@ impl Device for MediatedDevice {
 
     fn disconnected(&mut self) {
         {
-            let core = &mut *self.vm.core();
+            let core = &mut *self.enter();
             core.clean();
             core.backend.forget_ram();
             core.log_writes(false);
@@ -534,7 +528,7 @@ impl Device for MediatedDevice {
     }
 
     fn lend_area(&mut self, region: RegionIndex, area: MmapArea, pages: &Arc<Mapping>) -> Result<(), MapError> {
-        let core = &mut *self.vm.core();
+        let core = &mut *self.enter();
         let showing =
             MappedWindow::for_region(region).ok_or_else(|| MapError(format!("nothing of {region:?} can be mapped")))?;
         let lent = core.change(showing, |remap| remap.lend(&self.vm.host, showing, area, pages));
@@ -542,7 +536,7 @@ impl Device for MediatedDevice {
     }
 
     fn take_file(&mut self, region: RegionIndex, file: Arc<OwnedFd>) -> Result<(), MapError> {
-        let core = &mut *self.vm.core();
+        let core = &mut *self.enter();
         let showing =
             MappedWindow::for_region(region).ok_or_else(|| MapError(format!("nothing of {region:?} can be mapped")))?;
         let taken = core.change(showing, |remap| remap.take_file(&self.vm.host, showing, file));
@@ -558,7 +552,7 @@ impl Device for MediatedDevice {
     }
 
     fn memory_not_shared(&mut self, gpa: u64) {
-        self.vm.core().backend.withdraw_unshared(gpa);
+        self.enter().backend.withdraw_unshared(gpa);
     }
 }
 

@@ -15,6 +15,7 @@ mod backend;
 mod batches;
 mod counters;
 mod counts;
+mod deferred;
 mod device;
 mod events;
 mod memory;

@@ -75,7 +75,7 @@ impl MediatedDevice {
     #[must_use]
     pub(super) fn end_migration(&mut self) -> bool {
         let phase = self.take_phase();
-        let core = &mut *self.vm.core();
+        let core = &mut *self.enter();
         core.client.stopped = false;
         let half = matches!(phase, Phase::Loading(..) | Phase::Failed(_));
         if half {
@@ -88,14 +88,14 @@ impl MediatedDevice {
 
 impl Migration for MediatedDevice {
     fn stop(&mut self) -> Result<(), MigrationError> {
-        self.vm.core().client.stopped = true;
+        self.enter().client.stopped = true;
         match self.vm.host().halt(self.vm.vm, STILL_LIMIT) {
             Ok(halted) => {
                 self.be(Phase::Stopped(halted));
                 Ok(())
             }
             Err(error) => {
-                self.vm.core().client.stopped = false;
+                self.enter().client.stopped = false;
                 Err(refused(error))
             }
         }
@@ -103,7 +103,7 @@ impl Migration for MediatedDevice {
 
     fn start(&mut self) {
         {
-            let core = &mut *self.vm.core();
+            let core = &mut *self.enter();
             core.client.stopped = false;
             if core.client.logs {
                 // Log reported pages again from now on.
@@ -119,7 +119,7 @@ impl Migration for MediatedDevice {
         let Phase::Stopped(halted) = self.take_phase() else { return Err(misplaced()) };
         match self.vm.head(&halted, STILL_LIMIT) {
             Ok(head) => {
-                let overlay = self.vm.core().backend.remap().overlay();
+                let overlay = self.enter().backend.remap().overlay();
                 self.be(Phase::Saving(Box::new(Reading::new(Saving::for_halted(halted, &head, overlay)))));
                 Ok(())
             }
@@ -189,12 +189,12 @@ impl Migration for MediatedDevice {
     }
 
     fn log_writes(&mut self, on: bool) {
-        self.vm.core().log_writes(on);
+        self.enter().log_writes(on);
     }
 
     fn take_written(&mut self, range: Range<u64>, each: &mut dyn FnMut(Range<u64>)) {
         let runs = matches!(self.phase(), None | Some(Phase::Running));
-        let written = self.vm.core().backend.take_written(range, runs);
+        let written = self.enter().backend.take_written(range, runs);
         written.into_iter().for_each(each);
     }
 }

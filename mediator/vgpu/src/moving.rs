@@ -134,8 +134,7 @@ impl MediatedVm {
 
     fn try_travel(&self, halted: &Halted) -> Result<Migrating, ManagerError> {
         halted.notify_ended_work();
-        // Pending events are handled when the lock is released.
-        drop(self.core());
+        self.complete_deferred();
         // Under one lock: work that arrives in between would be in neither part.
         let core = self.core();
         if core.backend.has_segments() {

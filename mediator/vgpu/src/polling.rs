@@ -15,6 +15,8 @@ impl MediatedVm {
     /// there.
     fn poll(&self) -> Option<bool> {
         let core = &mut *self.core();
+        // The guest rang it before any doorbell that is found now.
+        core.complete_deferred();
         // If the card was handed over, its new owner polls.
         core.polls = self.host().failure().is_none() && core.backend.work().polled().next().is_some();
         // A doorbell rung now might be missing from the saved state.

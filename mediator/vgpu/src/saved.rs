@@ -125,8 +125,7 @@ impl MediatedVm {
     /// [`ManagerError::Unsettled`] when any of its work is in flight; see also [`Self::check_movable`].
     pub fn save(&self) -> Result<(SavedVm, SavedSide), ManagerError> {
         self.check_movable()?;
-        // Pending events are handled when the lock is released.
-        drop(self.core());
+        self.complete_deferred();
         let core = self.core();
         let (saved, side) = core.write_down()?;
         let (apertures, files) = core.backend.remap().save()?.unzip();
@@ -148,12 +147,16 @@ impl Core {
             polls: _,
             // It is armed again.
             alarm: _,
+            deferred,
             rung,
             gone: _,
             // It is neither stopped nor logged; otherwise its client saves it.
             client: _,
             board: _,
         } = self;
+        if deferred.is_some() {
+            return Err(ManagerError::Unsettled("a doorbell of a VM was answered and is not submitted"));
+        }
         if !rung.is_empty() {
             return Err(ManagerError::Unsettled("the card was only just taken over"));
         }

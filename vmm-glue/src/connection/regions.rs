@@ -6,7 +6,7 @@ use zerocopy::FromBytes;
 use super::Outbox;
 use super::session::{Refusal, Session, refuse, too_short};
 use crate::counters::add;
-use crate::device::{AccessError, Device, RegionIndex};
+use crate::device::{AccessError, Ack, Device, RegionIndex};
 use crate::pieces::{next, piece};
 use crate::protocol::{Header, MultiWrite, RegionAccess};
 
@@ -92,7 +92,8 @@ impl Session {
         Ok(())
     }
 
-    /// Executes a write. `awaited`: the client is blocked until it has the answer, so the device may defer work.
+    /// Executes a write. `awaited`: the client is blocked until it has the answer, so deferred work is left for
+    /// [`Session::complete_deferred`].
     fn write(
         &mut self,
         device: &mut dyn Device,
@@ -111,12 +112,10 @@ impl Session {
         while !rest.is_empty() {
             let len = piece(offset, rest.len());
             let (head, tail) = rest.split_at(len);
-            let whole = awaited && len == data.len();
-            let written = match whole {
-                true => device.region_write_deferrable(index, offset, head).map(|left| self.doorbell_deferred = left),
-                false => device.region_write(index, offset, head),
-            };
-            written.map_err(|error| self.denied(error, access))?;
+            match device.region_write(index, offset, head).map_err(|error| self.denied(error, access))? {
+                Ack::Deferred(deferred) if awaited && len == data.len() => self.deferred = Some(deferred),
+                ack => ack.complete_now(device),
+            }
             offset = next(offset, len);
             rest = tail;
         }

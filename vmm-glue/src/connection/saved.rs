@@ -66,8 +66,8 @@ impl SavedConnection {
             configured: _,
             // The device is not saved during its migration.
             migration: _,
-            // It is finished as soon as the answer is sent.
-            doorbell_deferred: _,
+            // A client is suspended only after it is completed. A killed process loses it with all other work.
+            deferred: _,
         } = session;
         let peer = peer.map(|Peer { minor, max_transfer, takes_fds, complete }| SavedPeer {
             minor,

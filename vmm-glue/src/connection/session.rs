@@ -10,7 +10,7 @@ use super::share::ShareCheck;
 use super::version::{Peer, negotiate};
 use super::{Fatal, Message, Outbox};
 use crate::counters::{add, add_len, worth_logging};
-use crate::device::{Device, NUM_REGIONS, RegionIndex, RegionInfo};
+use crate::device::{Deferred, Device, NUM_REGIONS, RegionIndex, RegionInfo};
 use crate::interrupts::NUM_IRQ_TYPES;
 use crate::link::{ClientInfo, Link};
 use crate::mappable::MmapArea;
@@ -52,8 +52,8 @@ pub(super) struct Session {
     pub(super) configured: bool,
     /// Migration state of the device.
     pub(super) migration: Migrating,
-    /// The device has deferred work of an answered write.
-    pub(super) doorbell_deferred: bool,
+    /// The part of the last write that the device does after the answer.
+    pub(super) deferred: Option<Deferred>,
 }
 
 impl Session {
@@ -71,14 +71,14 @@ impl Session {
             changed: false,
             configured: false,
             migration: Migrating::default(),
-            doorbell_deferred: false,
+            deferred: None,
         }
     }
 
-    /// Lets the device finish the deferred work of an answered write.
-    pub fn submit_deferred_doorbell(&mut self, device: &mut dyn Device) {
-        if std::mem::take(&mut self.doorbell_deferred) {
-            device.submit_deferred_doorbell();
+    /// Completes the deferred write, if there is one. Must come before any other call of the device.
+    pub fn complete_deferred(&mut self, device: &mut dyn Device) {
+        if let Some(deferred) = self.deferred.take() {
+            device.complete(deferred);
         }
     }
 
@@ -104,7 +104,7 @@ impl Session {
 
     /// Executes one message.
     pub fn handle(&mut self, device: &mut dyn Device, message: Message<'_>, out: &mut Outbox) -> Result<(), Fatal> {
-        self.submit_deferred_doorbell(device);
+        self.complete_deferred(device);
         let Message { header, body, .. } = message;
         if header.is_reply() {
             if !self.link.dma().reply(&header, body) {
@@ -466,7 +466,7 @@ impl Session {
     }
 
     pub fn close(&mut self, device: &mut dyn Device) {
-        self.submit_deferred_doorbell(device);
+        self.complete_deferred(device);
         if self.peer.take().is_none() {
             return;
         }

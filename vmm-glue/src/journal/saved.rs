@@ -74,7 +74,9 @@ impl Revival {
         let mut write = |at: usize, bytes: &[u8]| {
             let offset = u64::try_from(at).unwrap_or(u64::MAX).saturating_mul(WORD);
             let written = device.region_write(RegionIndex::Config, offset, bytes);
-            written.map_err(|error| Invalid::new(format_args!("configuration at {offset:#x}: {error}")))
+            written
+                .map(|ack| ack.complete_now(device))
+                .map_err(|error| Invalid::new(format_args!("configuration at {offset:#x}: {error}")))
         };
         let others = self.words.iter().enumerate().filter(|(at, _)| *at != COMMAND);
         others.clone().try_for_each(|(at, word)| write(at, &word.to_le_bytes()))?;

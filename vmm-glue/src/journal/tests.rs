@@ -10,10 +10,10 @@ use rustix::event::{EventfdFlags, eventfd};
 use super::*;
 use crate::client::memory_file;
 use crate::connection::Connection;
-use crate::device::{AccessError, MapError, NUM_REGIONS, RegionIndex, RegionInfo};
+use crate::device::{AccessError, Ack, Deferred, MapError, NUM_REGIONS, RegionIndex, RegionInfo};
 use crate::link::{ClientInfo, Link};
 use crate::memory::DmaRegion;
-use crate::protocol::{Command, DmaMap, DmaUnmap, HEADER_SIZE, Header};
+use crate::protocol::{Command, DmaMap, DmaUnmap, HEADER_SIZE, Header, RegionAccess};
 use crate::server::ServerOptions;
 use crate::{Device, IrqCounts};
 use zerocopy::IntoBytes;
@@ -66,9 +66,16 @@ impl Keeper for Store {
     }
 }
 
-/// A device that consists of its configuration space.
+/// A device that consists of its configuration space. Defers all writes; the second part is the deferred one.
 #[derive(Debug)]
-struct Words(Vec<u8>);
+struct Words(Vec<u8>, Option<(u64, Vec<u8>)>);
+
+impl Words {
+    /// Creates one with 256 bytes `byte`.
+    fn of(byte: u8) -> Self {
+        Self(vec![byte; 256], None)
+    }
+}
 
 impl Device for Words {
     fn regions(&self) -> [RegionInfo; NUM_REGIONS] {
@@ -82,9 +89,14 @@ impl Device for Words {
         Ok(())
     }
 
-    fn region_write(&mut self, _: RegionIndex, offset: u64, data: &[u8]) -> Result<(), AccessError> {
-        self.0[offset as usize..][..data.len()].copy_from_slice(data);
-        Ok(())
+    fn region_write(&mut self, _: RegionIndex, offset: u64, data: &[u8]) -> Result<Ack, AccessError> {
+        assert_eq!(self.1.replace((offset, data.to_vec())), None);
+        Ok(Ack::Deferred(Deferred::default()))
+    }
+
+    fn complete(&mut self, _: Deferred) {
+        let (offset, data) = self.1.take().unwrap();
+        self.0[offset as usize..][..data.len()].copy_from_slice(&data);
     }
 
     fn dma_map(&mut self, _: &DmaRegion) -> Result<(), MapError> {
@@ -123,7 +135,7 @@ fn link() -> Link {
 
 impl Process {
     fn new() -> Self {
-        let (store, link, mut device) = (Arc::<Store>::default(), link(), Words(vec![7; 256]));
+        let (store, link, mut device) = (Arc::<Store>::default(), link(), Words::of(7));
         let mut connection = Connection::new(link.clone(), &ServerOptions::default(), CLIENT_INFO);
         connection.keep_journal(&(Arc::clone(&store) as Arc<dyn Keeper>), &mut device);
         let mut process = Self { store, link, device, connection };
@@ -148,7 +160,7 @@ impl Process {
         let (store, link) = (Arc::clone(&self.store), link());
         let keeper = Arc::clone(&store) as Arc<dyn Keeper>;
         let connection = Journal::restored(keeper, kept, &link, CLIENT_INFO, &ServerOptions::default())?;
-        Ok(Self { store, link, device: Words(vec![0; 256]), connection })
+        Ok(Self { store, link, device: Words::of(0), connection })
     }
 
     fn regions(&self) -> usize {
@@ -180,11 +192,21 @@ fn next_process_restores_client_memory_and_device_config() {
         let slots: Vec<_> = [Kept::Journal].into_iter().chain((0..3).map(Kept::Slot)).collect();
         assert_eq!(next.store.names(), slots, "nothing was given twice");
         process = next;
-        process.device = Words(vec![7; 256]);
+        process.device = Words::of(7);
     }
     let unmap = crate::protocol::DmaUnmap { argsz: 24, flags: 0, address: 0x10_0000, size: 0x1000 };
     process.feed(&message(9, Command::DMA_UNMAP, unmap.as_bytes()), vec![]);
     assert_eq!(process.store.names(), [Kept::Journal, Kept::Slot(0), Kept::Slot(2)]);
+}
+
+#[test]
+fn journal_contains_deferred_write_of_configuration() {
+    let mut process = Process::new();
+    let access = RegionAccess { offset: 0x40, region: RegionIndex::Config as u32, count: 4 };
+    process.feed(&message(1, Command::REGION_WRITE, &[access.as_bytes(), &[1, 2, 3, 4]].concat()), vec![]);
+    let mut next = process.next(process.store.remains()).unwrap();
+    next.connection.resume(&mut next.device).unwrap();
+    assert_eq!(next.device.0[0x40..0x44], [1, 2, 3, 4]);
 }
 
 #[test]
@@ -300,7 +322,7 @@ fn invalid_or_incomplete_journal_is_rejected() {
 fn device_of_another_kind_is_not_the_clients() {
     let process = Process::new();
     let mut next = process.next(process.store.remains()).unwrap();
-    next.device = Words(vec![0; 512]);
+    next.device = Words(vec![0; 512], None);
     let said = next.connection.resume(&mut next.device).unwrap_err().to_string();
     assert!(said.contains("other regions"), "{said}");
 }

@@ -11,8 +11,8 @@ use vmm_glue::client::{Client, QEMU_CAPABILITIES};
 use vmm_glue::device::NUM_REGIONS;
 use vmm_glue::server::Keeper;
 use vmm_glue::{
-    AccessError, Device, DmaRegion, IrqCounts, Link, MapError, RegionIndex, RegionInfo, Server, ServerOptions,
-    SocketOptions, StopHandle,
+    AccessError, Ack, Deferred, Device, DmaRegion, IrqCounts, Link, MapError, RegionIndex, RegionInfo, Server,
+    ServerOptions, SocketOptions, StopHandle,
 };
 
 /// Maximum wait for an expected event; only a failing test waits that long.
@@ -22,7 +22,7 @@ pub const EVENT_TIMEOUT: Duration = Duration::from_secs(20);
 pub const BAR0_SIZE: u64 = 0x2000;
 /// A write here is refused.
 pub const DENIED: u64 = 0x1000;
-/// An awaited write here is reported when it is answered.
+/// A write here is deferred, and reported when it is completed.
 pub const DEFERRED_WRITE_AT: u64 = 0x1010;
 /// A write here requests a check of memory sharing.
 pub const CHECK_SHARED: u64 = 0x1008;
@@ -33,6 +33,7 @@ pub enum Event {
     Connected,
     Read(RegionIndex, u64, usize),
     Write(RegionIndex, u64, Vec<u8>),
+    Completed(Vec<u8>),
     Map { gpa: u64, size: u64, readable: bool, writable: bool, mapped: bool },
     Unmap { gpa: u64, size: u64 },
     Reset,
@@ -49,9 +50,9 @@ pub struct TestDevice {
     pub refused_map: Option<u64>,
     /// Every unmap waits for a message from here, after it was reported.
     pub held_unmap: Option<Receiver<()>>,
-    /// A write whose work is done after its answer, and a message for which that waits.
-    pub late: Option<Vec<u8>>,
-    pub held_late: Option<Receiver<()>>,
+    /// A deferred write, and messages for which its completion waits.
+    pub deferred: Option<Vec<u8>>,
+    pub held_completion: Option<Receiver<()>>,
 }
 
 impl TestDevice {
@@ -63,12 +64,14 @@ impl TestDevice {
             bar1: RegionInfo::default(),
             refused_map: None,
             held_unmap: None,
-            late: None,
-            held_late: None,
+            deferred: None,
+            held_completion: None,
         }
     }
 
+    /// Reports a call, which must not overtake a deferred write.
     fn tell(&self, event: Event) {
+        assert_eq!(self.deferred, None, "{event:?} came before the deferred write was completed");
         let _ = self.events.send(event);
     }
 }
@@ -98,7 +101,11 @@ impl Device for TestDevice {
         Ok(())
     }
 
-    fn region_write(&mut self, region: RegionIndex, offset: u64, data: &[u8]) -> Result<(), AccessError> {
+    fn region_write(&mut self, region: RegionIndex, offset: u64, data: &[u8]) -> Result<Ack, AccessError> {
+        if (region, offset) == (RegionIndex::Bar0, DEFERRED_WRITE_AT) {
+            assert_eq!(self.deferred.replace(data.to_vec()), None, "the last one is completed before the next");
+            return Ok(Ack::Deferred(Deferred::default()));
+        }
         self.tell(Event::Write(region, offset, data.to_vec()));
         match (region, offset) {
             (RegionIndex::Bar0, DENIED) => return Err(AccessError::Denied),
@@ -106,23 +113,16 @@ impl Device for TestDevice {
             (RegionIndex::Bar0, _) => self.bar0[offset as usize..][..data.len()].copy_from_slice(data),
             _ => (),
         }
-        Ok(())
+        Ok(Ack::Done)
     }
 
-    fn region_write_deferrable(&mut self, region: RegionIndex, offset: u64, data: &[u8]) -> Result<bool, AccessError> {
-        if (region, offset) != (RegionIndex::Bar0, DEFERRED_WRITE_AT) {
-            return self.region_write(region, offset, data).map(|()| false);
-        }
-        assert!(self.late.replace(data.to_vec()).is_none(), "the last one is done before the next");
-        Ok(true)
-    }
-
-    fn submit_deferred_doorbell(&mut self) {
-        if let Some(held) = &self.held_late {
+    fn complete(&mut self, _: Deferred) {
+        if let Some(held) = &self.held_completion {
             held.recv_timeout(EVENT_TIMEOUT).expect("the test lets go");
         }
-        let data = self.late.take().expect("something is left");
-        self.region_write(RegionIndex::Bar0, DEFERRED_WRITE_AT, &data).expect("it is done");
+        let data = self.deferred.take().expect("a write was deferred");
+        self.bar0[DEFERRED_WRITE_AT as usize..][..data.len()].copy_from_slice(&data);
+        self.tell(Event::Completed(data));
     }
 
     fn dma_map(&mut self, region: &DmaRegion) -> Result<(), MapError> {

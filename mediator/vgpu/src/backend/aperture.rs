@@ -13,6 +13,13 @@ use nvspec::instance::userd;
 /// Size of a page in this module in bytes.
 const PAGE: u64 = 4096;
 
+/// A doorbell that a CPU access has rung.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct RungDoorbell {
+    pub(crate) channel: VirtualChannelId,
+    pub(crate) gp_put: u32,
+}
+
 impl VmBackend {
     /// Reads guest VRAM for the CPU.
     pub(crate) fn guest_read(&mut self, address: GuestVramAddr, data: &mut [u8]) -> Result<(), Denied> {
@@ -30,7 +37,7 @@ impl VmBackend {
         })
     }
 
-    /// Writes guest VRAM for the CPU.
+    /// Writes guest VRAM for the CPU. A doorbell is submitted at the end of the access ([`Self::submit_doorbell`]).
     pub(crate) fn guest_write(&mut self, address: GuestVramAddr, data: &[u8]) -> Result<(), WriteFailure> {
         self.by_page(address, data.len(), |this, at, range| {
             let data = &data[range];
@@ -138,38 +145,31 @@ impl VmBackend {
     /// that narrower stores add up.
     fn userd_write(&mut self, channel: VirtualChannelId, offset: u64, data: &[u8]) {
         if let Some(gp_put) = self.work.store(channel, offset, data) {
-            if self.answers_first {
-                self.late = Some((channel, gp_put));
-            } else {
-                self.ring_shown(channel, gp_put);
-            }
+            // A long write may reach the USERD pages of several channels.
+            self.submit_doorbell();
+            self.doorbell = Some(RungDoorbell { channel, gp_put });
         }
     }
 
-    fn ring_shown(&mut self, channel: VirtualChannelId, gp_put: u32) {
+    /// Takes the doorbell that the current access has rung.
+    pub(crate) fn take_doorbell(&mut self) -> Option<RungDoorbell> {
+        self.doorbell.take()
+    }
+
+    /// Submits the doorbell that the current access has rung.
+    pub(crate) fn submit_doorbell(&mut self) {
+        if let Some(RungDoorbell { channel, gp_put }) = self.take_doorbell() {
+            self.ring_shown(channel, gp_put);
+        }
+    }
+
+    /// Handles a complete GP_PUT that the guest has written with a message.
+    pub(crate) fn ring_shown(&mut self, channel: VirtualChannelId, gp_put: u32) {
         self.ring(channel, gp_put);
         // A mapped page must show the same value; otherwise a poll would find an older doorbell there.
         if let Some(slot) = self.work.polled_at(channel) {
             self.show(channel, slot, userd::GP_PUT);
         }
-    }
-
-    /// Sets whether [`Self::ring_late`] may submit the doorbell of the current write. The next holder of the VM's lock
-    /// calls it, so the guest only gets its answer sooner.
-    pub(crate) fn answer_doorbells_first(&mut self, first: bool) {
-        self.answers_first = first;
-    }
-
-    /// Returns whether a doorbell is deferred.
-    pub(crate) fn is_late(&self) -> bool {
-        self.late.is_some()
-    }
-
-    /// Submits the deferred doorbell. Returns true if a doorbell was deferred.
-    pub(crate) fn ring_late(&mut self) -> bool {
-        let Some((channel, gp_put)) = self.late.take() else { return false };
-        self.ring_shown(channel, gp_put);
-        true
     }
 
     /// Splits `len` bytes from `address` on at page boundaries and calls `each` for each part.

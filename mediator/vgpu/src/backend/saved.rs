@@ -41,7 +41,7 @@ fn bound_of(
 }
 
 /// Channels whose doorbells will be submitted once the card resumes, with GP_PUT.
-pub(crate) type DeferredDoorbells = Vec<(VirtualChannelId, u32)>;
+pub(crate) type WaitingDoorbells = Vec<(VirtualChannelId, u32)>;
 
 impl VmBackend {
     /// Saves the side.
@@ -62,15 +62,13 @@ impl VmBackend {
             faults,
             // Determined again after the restore.
             quiet: _,
-            // Set by each write.
-            answers_first: _,
-            late,
+            doorbell,
             counts,
             // Its budget is full in the next process.
             pace: _,
             pv,
         } = self;
-        if stop.is_some() || !faults.is_empty() || late.is_some() {
+        if stop.is_some() || !faults.is_empty() || doorbell.is_some() {
             return Err(ManagerError::Unsettled("an access of a VM is under way"));
         }
         Ok(SavedBackend {
@@ -110,7 +108,7 @@ impl VmBackend {
         tables: Option<Tables>,
         departing: Departing,
         settings: Option<(&PvSettings, u32)>,
-    ) -> Result<DeferredDoorbells, ManagerError> {
+    ) -> Result<WaitingDoorbells, ManagerError> {
         let SavedBackend { memory, work, pending, counts, pv } = saved;
         let places = self.memory.arrive(memory, spaces, tables)?;
         let place = |there: VramAddr| places.iter().find(|(old, _)| *old == there).map(|(_, new)| *new);
@@ -156,7 +154,7 @@ impl VmBackend {
         saved: SavedBackend,
         segments: Option<SavedAttachments>,
         restored: Restored,
-    ) -> Result<(Self, DeferredDoorbells), ManagerError> {
+    ) -> Result<(Self, WaitingDoorbells), ManagerError> {
         let SavedBackend { memory, work, pending, counts, pv } = saved;
         let Description { vm, link, shadow: _, vram_bytes, queue_limit } = description;
         let memory = Memory::restored(Arc::clone(&host), vm, link.clone(), vram_bytes, memory, restored)?;
@@ -202,8 +200,7 @@ impl VmBackend {
             pace: Pace::default(),
             faults: Vec::new(),
             quiet: false,
-            answers_first: false,
-            late: None,
+            doorbell: None,
             counts: Counts::restore(|name| counts.get(name).copied()),
             pv,
         };

@@ -1,12 +1,19 @@
 //! The cost of a doorbell for its guest and for other users of the card's lock.
 
+use super::handover::handover;
 use super::saving::ram_of;
-use super::{A, B, driver, rig};
+use super::{A, B, MIB, VM_MIB, driver, rig};
 use nvspec::instance::userd;
 use nvspec::regs::pmc;
-use rig::Rig;
-use rig::driver::{CE0, Channel, Driver, ce_copy, object};
-use vmm_glue::RegionIndex;
+use rig::driver::{CE0, Channel, Driver, PAGE, ce_copy, object};
+use rig::{Rig, settings};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::time::{Duration, Instant};
+use vgpu::{Apertures, Settings};
+use vmm_glue::{Deferred, RegionIndex};
+
+/// A thread that polls doorbells finds one much sooner; only a failing test waits this long.
+const WAIT_LIMIT: Duration = Duration::from_secs(20);
 
 #[test]
 fn a_doorbell_takes_the_cards_lock_once() {
@@ -29,49 +36,111 @@ fn a_doorbell_takes_the_cards_lock_once() {
     assert!(driver.vram_holds(to, 1, 1));
 }
 
-/// Queues a copy of the page at `from`, rings, and does only the work before the answer.
-fn ring_until_answered(driver: &mut Driver, channel: &mut Channel, from: u64) {
-    let put = driver.queue_fenced(channel, &[object(CE0), ce_copy(from, B, 1)].concat());
-    let at = u64::from(channel.id) * 4096 + userd::GP_PUT;
-    assert!(driver.guest.write_until_answered(RegionIndex::Bar1, at, &put.to_le_bytes()), "nothing is left");
+/// A VM with a channel and buffers for [`ring_until_answered`].
+struct Scene {
+    driver: Driver,
+    channel: Channel,
+    /// The page to which copies go.
+    to: u64,
+}
+
+impl Scene {
+    fn new(mut driver: Driver) -> Self {
+        let channel = driver.channel(1);
+        driver.buffer(&channel, A, 1, 1);
+        let to = driver.buffer(&channel, B, 1, 2);
+        Self { driver, channel, to }
+    }
+
+    /// Queues a copy, rings, and does only the work before the answer.
+    fn ring_until_answered(&mut self) -> Deferred {
+        let put = self.driver.queue_fenced(&mut self.channel, &[object(CE0), ce_copy(A, B, 1)].concat());
+        let at = u64::from(self.channel.id) * PAGE + userd::GP_PUT;
+        let deferred = self.driver.guest.write_until_answered(RegionIndex::Bar1, at, &put.to_le_bytes());
+        deferred.expect("a doorbell is deferred")
+    }
+
+    fn doorbells(&self) -> u64 {
+        self.driver.guest.counter("doorbells")
+    }
+
+    /// Waits for the copies.
+    fn assert_copied(&mut self) {
+        self.driver.wait(&self.channel);
+        assert!(self.driver.vram_holds(self.to, 1, 1));
+    }
 }
 
 #[test]
-fn deferred_doorbell_is_handled_at_next_guest_access() {
+fn deferred_doorbell_is_submitted_only_at_its_completion() {
     let rig = rig();
-    let mut driver = driver(&rig, 0);
-    let mut channel = driver.channel(1);
-    driver.buffer(&channel, A, 1, 1);
-    let to = driver.buffer(&channel, B, 1, 2);
-    let before = driver.guest.counter("doorbells");
-    ring_until_answered(&mut driver, &mut channel, A);
-    assert_eq!(driver.guest.counter("doorbells"), before, "an operator's look takes nothing up");
-    // The guest's next access, of any kind.
-    driver.guest.rd(pmc::BOOT_0::OFFSET);
-    assert_eq!(driver.guest.counter("doorbells"), before + 1);
-    driver.wait(&channel);
-    assert!(driver.vram_holds(to, 1, 1));
-    // Two doorbells in sequence, through BAR1 as well.
-    ring_until_answered(&mut driver, &mut channel, A);
-    ring_until_answered(&mut driver, &mut channel, A);
-    assert_eq!(driver.guest.counter("doorbells"), before + 2);
-    driver.guest.rd(pmc::BOOT_0::OFFSET);
-    driver.wait(&channel);
-    assert_eq!(driver.guest.counter("doorbells"), before + 3);
+    let mut scene = Scene::new(driver(&rig, 0));
+    let before = scene.doorbells();
+    for round in 1..3 {
+        let deferred = scene.ring_until_answered();
+        // Other threads take the VM's lock.
+        scene.driver.guest.while_locked(|| {});
+        scene.driver.guest.vram_read(scene.to, &mut [0; 4]);
+        assert_eq!(scene.doorbells(), before + round - 1);
+        scene.driver.guest.complete(deferred);
+        assert_eq!(scene.doorbells(), before + round);
+        scene.assert_copied();
+    }
+}
+
+#[test]
+fn polled_doorbell_does_not_overtake_deferred_one() {
+    let rig = rig();
+    let mut guest = rig.guest_with(0, &Settings { apertures: Apertures::Remapped, ..settings(VM_MIB, 16) });
+    assert!(guest.map_ram(0, MIB, true));
+    let mut scene = Scene::new(Driver::new(guest));
+    // BAR3 shows USERD from offset 0 on.
+    let mapped = scene.driver.guest.mapped(RegionIndex::Bar3).expect("a region with a file");
+    let mut polled = scene.driver.channel(2);
+    let put = scene.driver.queue_fenced(&mut polled, &[]);
+    let before = scene.doorbells();
+    let deferred = scene.ring_until_answered();
+    let at = u64::from(polled.id) * PAGE + userd::GP_PUT;
+    assert_eq!(rustix::io::pwrite(&mapped, &put.to_le_bytes(), at), Ok(4));
+    let began = Instant::now();
+    while scene.doorbells() == before && began.elapsed() < WAIT_LIMIT {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    assert_eq!(scene.doorbells(), before + 2, "both at once");
+    scene.driver.guest.complete(deferred);
+    assert_eq!(scene.doorbells(), before + 2, "it was completed already");
+    scene.assert_copied();
+    scene.driver.wait(&polled);
 }
 
 #[test]
 fn deferred_doorbell_is_part_of_saved_vm() {
     let cards: [Rig; 2] = [rig(), rig()];
-    let mut driver = driver(&cards[0], 0);
-    let mut channel = driver.channel(1);
-    driver.buffer(&channel, A, 1, 1);
-    let to = driver.buffer(&channel, B, 1, 2);
-    ring_until_answered(&mut driver, &mut channel, A);
-    let saved = driver.guest.save().expect("it can be saved");
-    let ram = ram_of(&driver.guest);
-    driver.guest.ram_write(0, &ram);
-    driver.guest.restore(&cards[1], 1, &saved).expect("it goes on");
-    driver.wait(&channel);
-    assert!(driver.vram_holds(to, 1, 1));
+    let mut scene = Scene::new(driver(&cards[0], 0));
+    let _deferred = scene.ring_until_answered();
+    let saved = scene.driver.guest.save().expect("it can be saved");
+    let ram = ram_of(&scene.driver.guest);
+    scene.driver.guest.ram_write(0, &ram);
+    scene.driver.guest.restore(&cards[1], 1, &saved).expect("it goes on");
+    scene.assert_copied();
+}
+
+#[test]
+fn deferred_doorbell_survives_upgrade() {
+    let handover = handover(0);
+    let mut rig = handover.rig();
+    let mut scene = Scene::new(driver(&rig, 0));
+    let _deferred = scene.ring_until_answered();
+    handover.hand_over(&mut rig, &mut [&mut scene.driver.guest]);
+    scene.assert_copied();
+}
+
+#[test]
+#[cfg(debug_assertions)]
+fn access_before_deferred_doorbell_is_completed_panics() {
+    let rig = rig();
+    let mut scene = Scene::new(driver(&rig, 0));
+    let _deferred = scene.ring_until_answered();
+    let access = AssertUnwindSafe(|| scene.driver.guest.rd(pmc::BOOT_0::OFFSET));
+    assert!(catch_unwind(access).is_err());
 }
