@@ -5,6 +5,7 @@
 //! A thread that waits without a waker is a deadlock, which the checker reports: so a test that ends has lost no
 //! wake-up. The poll every 100 ms that would hide one does not exist here.
 //!
+//! [`Feeder`]: crate::work::feeder::Feeder
 //! [`Schedule`]: crate::work::schedule::Schedule
 
 mod card;
@@ -14,7 +15,6 @@ use self::card::{Card, State, choose};
 use crate::GuestEvent;
 use crate::managed_card::interrupt_thread::{Served, Woken, serve_wakeup};
 use crate::tenants::mailbox::{Mailbox, Recipient};
-use crate::work::feeder::Feeder;
 use locks::checked::{Checked, try_schedules};
 use nvspec::fifo::ChannelId;
 use sched::{Config, Engine, PolicyKind, Queues, VgpuParams};
@@ -79,7 +79,7 @@ impl Served for Rig {
     }
 
     fn tick(&self) {
-        self.host.with(Feeder::tick);
+        self.host.with(|state| state.feeder().tick());
     }
 
     fn take_outbox(&self) -> Vec<(TenantId, GuestEvent)> {
@@ -123,7 +123,7 @@ impl Rig {
         let state = locks::Mutex::new(State::new(config, card.clone()));
         let host = Arc::new(Host { state, card: card.clone() });
         for vm in (0..VMS).map(TenantId) {
-            host.with(|state| state.schedule_vm(vm, any_share(max_run_ns)));
+            host.with(|state| state.feeder().schedule_vm(vm, any_share(max_run_ns)));
             card.change(|hardware| channels(vm).map(|(channel, engine)| hardware.bind(channel, vm, engine)));
         }
         let guest = |vm| Mailbox::new(Guest { vm: TenantId(vm), host: Arc::clone(&host) });
@@ -226,10 +226,10 @@ fn operator(rig: &Rig, max_run_ns: Option<u64>, fixed: Config) {
         match thread_rng().gen_range(0..3) {
             0 => {
                 let Config { policy, queues, .. } = any_config();
-                rig.host.with(|state| state.set_scheduler(Config { policy, queues, ..fixed }));
+                rig.host.with(|state| state.feeder().set_scheduler(Config { policy, queues, ..fixed }));
             }
-            1 => rig.host.with(|state| state.set_share(vm, any_share(max_run_ns))),
-            _ => rig.host.with(|state| state.release_vm(vm)),
+            1 => rig.host.with(|state| state.feeder().set_share(vm, any_share(max_run_ns))),
+            _ => rig.host.with(|state| state.feeder().release_vm(vm)),
         }
     }
 }
@@ -265,7 +265,7 @@ fn restless(rig: &Rig, vm: TenantId) {
                         hardware.rings.get_mut(&channel).into_iter().for_each(|ring| ring.enabled = enabled);
                     })
                 });
-                host.with(|state| state.look_at_waits(Some(vm)));
+                host.with(|state| state.feeder().look_at_waits(Some(vm)));
             });
         };
         let acquire = |acquires| {
@@ -295,7 +295,7 @@ fn restless(rig: &Rig, vm: TenantId) {
                 (ring.enabled, ring.acquires) = (true, false);
             }
         });
-        host.with(|state| state.look_at_waits(Some(vm)));
+        host.with(|state| state.feeder().look_at_waits(Some(vm)));
     });
     rig.wait(vm);
 }
@@ -368,7 +368,7 @@ fn vm_that_keeps_engine_is_killed_and_waiting_vms_never_are() {
                             hardware.rings.get_mut(&channel).into_iter().for_each(|ring| ring.enabled = enabled);
                         };
                         state.change(of);
-                        state.look_at_waits(Some(vm));
+                        state.feeder().look_at_waits(Some(vm));
                     });
                 }
                 // Work that an engine has begun must be killed; the channel itself removes other work.
@@ -409,7 +409,7 @@ fn work_on_other_engine_than_booked_is_charged_there() {
         let card = Card::default();
         let mut state = State::new(Config { stamp_slack_ns: u64::MAX, ..Config::default() }, card.clone());
         let ([(several, _), _], [_, (other, _)]) = (channels(TenantId(0)), channels(TenantId(1)));
-        (0..2).for_each(|vm| state.schedule_vm(TenantId(vm), VgpuParams::default()));
+        (0..2).for_each(|vm| state.feeder().schedule_vm(TenantId(vm), VgpuParams::default()));
         card.change(|hardware| {
             hardware.bind(several, TenantId(0), Engine::Compute);
             hardware.bind(other, TenantId(1), Engine::Copy0);
@@ -422,11 +422,11 @@ fn work_on_other_engine_than_booked_is_charged_there() {
             assert_eq!(hardware.run_one(), Some(()));
             hardware.pass(FIRST_POLL_NS);
         });
-        state.tick();
+        state.feeder().tick();
         // It ends, then the other does.
         card.change(|hardware| while hardware.run_one().is_some() {});
         while !state.schedule.counts().is_empty() {
-            state.complete();
+            state.feeder().complete();
         }
         let account = |state: &State, vm: u32, engine| {
             state.schedule.scheduler().account(TenantId(vm), engine).expect("it takes part").clone()

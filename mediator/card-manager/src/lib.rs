@@ -29,7 +29,6 @@ pub use managed_card::{
     Suspended,
 };
 pub use tenants::{GuestEvent, mailbox};
-pub use work::feeder::Feeder;
 pub use work::needs::Needs;
 pub use work::push_buffer::{Bindings, Reader};
 pub use work::{overdue, time, usage};

@@ -24,12 +24,12 @@ mod standstill;
 mod state;
 mod zeroing;
 
+use crate::ManagerError;
 use crate::alarm::TimerAlarm;
 use crate::tenants::{GuestAlarms, GuestEvent};
 use crate::work::Work;
 use crate::work::schedule::Schedule;
 use crate::work::time::{self, Clock};
-use crate::{Feeder, ManagerError};
 use bringup::layout::Layout;
 use bringup::memory::CardMemory;
 use bringup::start::{self, CardInfo};
@@ -472,7 +472,7 @@ impl ManagedCard {
         state.channels_mut().set_hang_limit(vm, limit);
         state.vms.insert(vm, events);
         state.set_clock();
-        state.schedule_vm(vm, share.time);
+        state.feeder().schedule_vm(vm, share.time);
         drop(state);
         self.admit(vm);
         // Forced quanta begin with the second VM.

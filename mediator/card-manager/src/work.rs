@@ -1,11 +1,13 @@
 //! The work on a card: its channels and their schedule.
 //!
 //! Parts: [`schedule`] (the scheduler and its submissions), [`feeder`] (events for it, and its decisions),
-//! `descheduled` (work that is kept off the card), `departures` (channels that have not left yet), `interrupt_rate`
-//! (interrupts that VMs cause), [`needs`] (the engines that a submission needs), [`push_buffer`] (how they are read
-//! from its methods), `recording` (events and decisions of the scheduler), [`usage`] (the operator's view), [`overdue`]
-//! (submissions that do not end, and their reasons), `saved` (saved state), [`time`] (the card's clock).
+//! [`card_view`] (the card as the feeder sees it), `descheduled` (work that is kept off the card), `departures`
+//! (channels that have not left yet), `interrupt_rate` (interrupts that VMs cause), [`needs`] (the engines that a
+//! submission needs), [`push_buffer`] (how they are read from its methods), `recording` (events and decisions of the
+//! scheduler), [`usage`] (the operator's view), [`overdue`] (submissions that do not end, and their reasons), `saved`
+//! (saved state), [`time`] (the card's clock).
 
+pub(crate) mod card_view;
 pub(crate) mod departures;
 pub(crate) mod descheduled;
 pub(crate) mod feeder;

@@ -18,7 +18,7 @@ use super::backend::{Awaiting, BackendError, Built, CardBackend, CardStatus, Mov
 use super::memory::ram_share;
 use card_manager::shortage::Shortage;
 use card_manager::usage::SchedulerUsage;
-use card_manager::{Chaos, Division, Feeder, Handed, ManagedCard, Reopened, SavedHost, Share, Sharing};
+use card_manager::{Chaos, Division, Handed, ManagedCard, Reopened, SavedHost, Share, Sharing};
 use config::check::{MAX_CHANNELS, MIN_VM_VRAM_MIB};
 use config::memory::QuantaSpec;
 use config::{Apertures, CardKind, CardMemory, CardSpec, Residue, VmSpec};
@@ -245,19 +245,19 @@ impl CardBackend for OwnedCard {
         let host = self.host.lock();
         *self.scheduler.lock() = config;
         if let Some(host) = host.as_ref().filter(|host| host.failure().is_none()) {
-            host.lock().set_scheduler(config);
+            host.lock().feeder().set_scheduler(config);
         }
     }
 
     fn set_share(&self, vm: TenantId, params: VgpuParams) {
         if let Some(host) = self.working() {
-            host.lock().set_share(vm, params);
+            host.lock().feeder().set_share(vm, params);
         }
     }
 
     fn release_vm(&self, vm: TenantId) {
         if let Some(host) = self.working() {
-            host.lock().release_vm(vm);
+            host.lock().feeder().release_vm(vm);
         }
     }
 
@@ -427,7 +427,7 @@ impl ReopenedCard {
         // Settings that the configuration has changed since.
         for (vm, Settings { share, .. }) in settings {
             let mut state = host.lock();
-            state.set_share(vm, share.time);
+            state.feeder().set_share(vm, share.time);
             if let Err(error) = state.memory_mut().set_limits(vm, share.memory) {
                 tracing::warn!(%vm, %error, "the VM keeps the limits of memory that it had");
             }

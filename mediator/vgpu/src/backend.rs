@@ -22,7 +22,7 @@ use super::work::{Runlist, Work};
 use super::write_wait::WriteWait;
 use ::channels::Channels;
 pub(super) use aperture::RungDoorbell;
-use card_manager::{CardState, Feeder, ManagedCard, ManagerError, Ranges};
+use card_manager::{CardState, ManagedCard, ManagerError, Ranges};
 use devmodel::backend::Aperture;
 use devmodel::events::MmuFault;
 pub(super) use moves::MOVE_POLL_INTERVAL;
@@ -303,7 +303,7 @@ impl VmBackend {
     fn pause(&mut self, paused: bool) {
         let mut state = self.host.lock();
         self.with_state(&mut state, |channels, card, vm| channels.pause(card, vm, ::channels::Pause::Guest, paused));
-        state.look_at_waits(Some(self.vm));
+        state.feeder().look_at_waits(Some(self.vm));
     }
 
     /// Removes all state of the guest's driver from the card: channels, address spaces, apertures. Its memory stays.
@@ -381,7 +381,7 @@ impl VmBackend {
         self.pending.list(channels);
         let mut state = self.host.lock();
         let submitted = self.with_state(&mut state, |all, card, vm| all.submit_runlist(card, vm, channels));
-        state.look_at_waits(Some(self.vm));
+        state.feeder().look_at_waits(Some(self.vm));
         submitted.taken
     }
 

@@ -3,6 +3,7 @@
 
 use crate::GuestEvent;
 use crate::alarm::Alarm;
+use crate::work::card_view::CardView;
 use crate::work::feeder::Feeder;
 use crate::work::needs::Needs;
 use crate::work::schedule::{LOOK_NS, Schedule, Stage};
@@ -296,6 +297,11 @@ impl State {
         Self { schedule, card, submissions: 0, read: Cell::new(0) }
     }
 
+    /// Returns the feeder of the card's scheduler.
+    pub(super) fn feeder(&mut self) -> Feeder<'_, Self> {
+        Feeder::new(self)
+    }
+
     /// Changes the hardware.
     pub(super) fn change(&self, change: impl FnOnce(&mut Hardware)) {
         self.card.change(change);
@@ -309,7 +315,7 @@ impl State {
         let submission = Submission(self.submissions);
         self.submissions += 1;
         self.card.change(|hardware| hardware.submit(channel, submission, length));
-        self.arrived(vm, channel, submission, u32::MAX, Needs::Graphics);
+        self.feeder().arrived(vm, channel, submission, u32::MAX, Needs::Graphics);
     }
 
     /// Makes one pass through the interrupt tree.
@@ -317,28 +323,28 @@ impl State {
         if !self.card.change(|hardware| std::mem::take(&mut hardware.raised)) {
             return (false, Vec::new());
         }
-        self.complete();
+        self.feeder().complete();
         let news = self.card.change(|hardware| std::mem::take(&mut hardware.news));
         (true, news.into_iter().map(|vm| (vm, GuestEvent::NonStall { engine: 0 })).collect())
     }
 
     /// Same as `CardState::retire_channel`.
     pub(super) fn end_channel(&mut self, vm: TenantId, channel: ChannelId) {
-        self.complete();
+        self.feeder().complete();
         self.card.change(|hardware| hardware.unbind(channel));
-        self.channel_ended(vm, channel);
+        self.feeder().channel_ended(vm, channel);
     }
 
     /// Same as `CardState::quiesce`.
     pub(super) fn remove_vm(&mut self, vm: TenantId) {
-        self.complete();
+        self.feeder().complete();
         self.card.change(|hardware| {
             let of_vm = |(channel, ring): (&ChannelId, &Ring)| (ring.vm == vm).then_some(*channel);
             let channels: Vec<_> = hardware.rings.iter().filter_map(of_vm).collect();
             channels.into_iter().for_each(|channel| hardware.unbind(channel));
             hardware.removed.insert(vm);
         });
-        self.unschedule_vm(vm);
+        self.feeder().unschedule_vm(vm);
     }
 
     /// Checks the state at each release of the card's lock: waiting work will be polled again, and the records agree
@@ -358,7 +364,7 @@ impl State {
     }
 }
 
-impl Feeder for State {
+impl CardView for State {
     type Alarm = Card;
 
     fn schedule(&mut self) -> &mut Schedule<Card> {
@@ -387,6 +393,41 @@ impl Feeder for State {
     /// Some keep the card while they wait for a semaphore.
     fn holds(&mut self, channel: ChannelId) -> bool {
         self.card.look().rings.get(&channel).is_some_and(|ring| ring.enabled && ring.acquires && ring.holds)
+    }
+
+    // The model's card does not clear PGRAPH between VMs, so no channel is kept off it, and contexts do not change.
+
+    fn is_shut_out(&self, _: ChannelId) -> bool {
+        false
+    }
+
+    fn is_left_out(&self, _: ChannelId) -> bool {
+        false
+    }
+
+    fn closes_graphics(&self, _: ChannelId) -> bool {
+        false
+    }
+
+    fn is_ready_for(&self, _: ChannelId, _: Needs) -> bool {
+        true
+    }
+
+    fn make_ready(&mut self, _: ChannelId, _: Needs) -> bool {
+        true
+    }
+
+    fn hand_over(&mut self) -> Option<(TenantId, Nanos)> {
+        None
+    }
+
+    /// All ends raise interrupts.
+    fn suppress_completion_irq(&mut self, _: ChannelId, _: Submission) -> bool {
+        false
+    }
+
+    fn needs_ends(&self, _: ChannelId) -> bool {
+        false
     }
 
     fn occupant(&mut self, engine: Engine) -> Option<ChannelId> {

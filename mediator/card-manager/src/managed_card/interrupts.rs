@@ -4,7 +4,6 @@
 use super::interrupt_thread::{Served, Woken, serve_wakeup};
 use super::scrubber::SCRUBBER;
 use super::{CardState, ManagedCard};
-use crate::Feeder;
 use crate::tenants::GuestEvent;
 use crate::work::engine_numbered;
 use card::Card;
@@ -144,7 +143,7 @@ impl Served for Line<'_> {
         let mut state = self.host.lock();
         state.look_at_departures();
         let before = state.work.ended();
-        state.tick();
+        state.feeder().tick();
         if state.work.ended() != before {
             // A VM may wait for work that has ended without an interrupt.
             let mut events = Vec::new();
@@ -214,18 +213,18 @@ impl CardState {
         let mut events = Vec::new();
         let now_ns = self.now_ns();
         self.set_clock();
-        self.complete();
+        self.feeder().complete();
         for vm in self.work.noise_mut().look() {
             self.work.channels_mut().pause(self.memory.card_mut(), vm, Pause::InterruptRateLimit, false);
         }
         // Each wait is polled by its owner when it may be over; this is a fallback.
-        self.look_at_waits(None);
+        self.feeder().look_at_waits(None);
         self.look_at_departures();
         for Hang { engine, vm, channel, for_ns, .. } in self.work.channels_mut().look(self.memory.card_mut(), now_ns) {
             tracing::warn!(vm = vm.0, ?channel, engine, for_ms = for_ns / 1_000_000, "a channel makes no progress");
             self.kill_channel(vm, channel, engine);
             if let Some(engine) = engine_numbered(engine) {
-                self.feed([sched::Event::Struck { vgpu: vm, engine }]);
+                self.feeder().feed([sched::Event::Struck { vgpu: vm, engine }]);
             }
             events.push((vm, GuestEvent::Hang { engine, channel }));
         }
@@ -311,7 +310,7 @@ impl CardState {
             raised().map(|engine| (engine, self.work.channels_mut().at_work(self.memory.card_mut(), engine))).collect();
         // Once for all engines: it polls each channel with work in flight.
         let before = self.work.ended();
-        self.complete();
+        self.feeder().complete();
         let in_vain = self.work.ended() == before;
         for (engine, mut vms) in working {
             vms.extend(self.work.channels_mut().news(engine));
@@ -341,7 +340,7 @@ impl CardState {
         }
         tracing::warn!(%vm, "a VM causes more interrupts than it may; its channels are paused for up to a tenth of a second");
         self.work.channels_mut().pause(self.memory.card_mut(), vm, Pause::InterruptRateLimit, true);
-        self.look_at_waits(Some(vm));
+        self.feeder().look_at_waits(Some(vm));
     }
 
     fn service_fault(&mut self, card: &dyn Card, unit: u32, events: &mut Vec<(TenantId, GuestEvent)>) {
@@ -361,7 +360,7 @@ impl CardState {
         if let Some((vm, channel)) = trespasser {
             // PGRAPH was reset for it, perhaps during another VM's turn.
             tracing::warn!(%vm, ?channel, "a channel without a PGRAPH context has used PGRAPH");
-            self.feed([sched::Event::Struck { vgpu: vm, engine: Engine::Compute }]);
+            self.feeder().feed([sched::Event::Struck { vgpu: vm, engine: Engine::Compute }]);
         }
         match owner {
             Some((vm, channel)) => events.push((vm, GuestEvent::MmuFault { channel, unit, va, kind })),

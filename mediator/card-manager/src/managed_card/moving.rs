@@ -10,10 +10,11 @@
 //! ([`ManagedCard::copy_borrowed_memory`]).
 
 use super::{CardState, ManagedCard};
+use crate::ManagerError;
+use crate::work::card_view::CardView;
 use crate::work::descheduled::Why;
 use crate::work::needs::Needs;
 use crate::work::schedule::{Stage, TrackedSubmission};
-use crate::{Feeder, ManagerError};
 use card::DmaMemory;
 use channels::{Arrived, MoveError, Moving, Pause, SavedMoving};
 use locks::rank;
@@ -488,7 +489,7 @@ impl CardState {
         if held {
             self.work.channels_mut().vacate(self.memory.card_mut(), vm);
         }
-        self.look_at_waits(Some(vm));
+        self.feeder().look_at_waits(Some(vm));
     }
 
     /// Keeps a VM's memory in place while it arrives from another card; or lets it move.
@@ -546,7 +547,7 @@ impl CardState {
         for channel in arrived {
             events.extend(self.adopt(vm, &channel));
         }
-        self.feed(events);
+        self.feeder().feed(events);
         Ok(())
     }
 

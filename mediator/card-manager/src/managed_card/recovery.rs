@@ -2,7 +2,6 @@
 
 use super::scrubber::SCRUBBER;
 use super::{CardState, ManagedCard};
-use crate::Feeder;
 use crate::tenants::GuestEvent;
 use crate::work::departures::Remedy;
 use crate::work::schedule::LOOK_NS;
@@ -27,7 +26,7 @@ impl CardState {
     /// [`Stuck`] when it has not left its engines yet: it departs, and its VM is notified when it has
     /// ([`GuestEvent::Left`]).
     pub fn end_channel(&mut self, vm: TenantId, channel: VirtualChannelId) -> Result<(), Stuck> {
-        self.complete();
+        self.feeder().complete();
         let physical = self.work.channels().physical(vm, channel);
         let ended = self.work.channels_mut().unbind(self.memory.card_mut(), vm, channel);
         self.departs(vm, physical, ended);
@@ -49,7 +48,7 @@ impl CardState {
     /// # Errors
     /// [`Stuck`] when it has not left its engines yet: it departs.
     pub fn retire_channel(&mut self, vm: TenantId, channel: VirtualChannelId) -> Result<(), Stuck> {
-        self.complete();
+        self.feeder().complete();
         let physical = self.work.channels().physical(vm, channel);
         let retired = self.work.channels_mut().retire(self.memory.card_mut(), vm, channel);
         if vm == COPIER
@@ -78,7 +77,7 @@ impl CardState {
         if let (Err(_), Some(physical)) = (retired, physical)
             && self.work.departures_mut().discharge(physical)
         {
-            self.channel_ended(vm, physical);
+            self.feeder().channel_ended(vm, physical);
         }
     }
 
@@ -101,9 +100,9 @@ impl CardState {
 
     /// Takes all channels of a VM off the card and gives it no more. Channels that are still on the card depart later.
     pub(crate) fn quiesce(&mut self, vm: TenantId) {
-        self.complete();
+        self.feeder().complete();
         let stuck = self.work.channels_mut().destroy_vm(self.memory.card_mut(), vm);
-        self.unschedule_vm(vm);
+        self.feeder().unschedule_vm(vm);
         self.forget_graphics(vm);
         let now_ns = self.now_ns();
         stuck.into_iter().for_each(|stuck| self.work.departures_mut().begin(vm, stuck.channel, false, now_ns));
@@ -115,7 +114,7 @@ impl CardState {
         let now_ns = self.now_ns();
         match left {
             Ok(()) if self.work.departures().contains(physical) => self.departed(vm, physical),
-            Ok(()) => self.channel_ended(vm, physical),
+            Ok(()) => self.feeder().channel_ended(vm, physical),
             Err(_) => {
                 self.work.departures_mut().begin(vm, physical, true, now_ns);
                 self.look_soon();
@@ -128,7 +127,7 @@ impl CardState {
         let stuck = self.work.channels().run_state(physical) == RunState::Stuck;
         let lingers = stuck && !self.work.channels_mut().let_go(self.memory.card_mut(), physical);
         if self.work.departures_mut().leave(physical, lingers) {
-            self.channel_ended(vm, physical);
+            self.feeder().channel_ended(vm, physical);
         }
         if stuck && self.vms.contains_key(&vm) {
             self.work.schedule_mut().post(vm, GuestEvent::Left);
@@ -165,7 +164,7 @@ impl CardState {
                     tracing::error!(%vm, channel = physical.0, "resetting engines did not help; what the channel \
                         reaches is kept until it has left or the card is reset");
                     if self.work.departures_mut().discharge(physical) {
-                        self.channel_ended(vm, physical);
+                        self.feeder().channel_ended(vm, physical);
                     }
                 }
             }

@@ -11,7 +11,7 @@
 //! Neither lock is held during a wait.
 
 use super::{CardState, GuestEvents, ManagedCard};
-use crate::{Feeder, ManagerError};
+use crate::ManagerError;
 use bringup::CardError;
 use card_memory::{COPIER, Copier, Dirty, Job, Ranges, Relocated, Source, Wanted, allocate_parallel};
 use channels::Pause;
@@ -318,7 +318,7 @@ impl CardState {
     pub(super) fn keep_from_running(&mut self, vm: TenantId) {
         self.work.channels_mut().pause(self.memory.card_mut(), vm, Pause::Memory, true);
         self.work.channels_mut().vacate(self.memory.card_mut(), vm);
-        self.look_at_waits(Some(vm));
+        self.feeder().look_at_waits(Some(vm));
     }
 
     /// Commits the new places of moved chunks. Returns their ranges.
@@ -375,7 +375,7 @@ impl CardState {
     /// Undoes [`Self::keep_from_running`].
     pub(super) fn go_on(&mut self, vm: TenantId) {
         self.work.channels_mut().pause(self.memory.card_mut(), vm, Pause::Memory, false);
-        self.look_at_waits(Some(vm));
+        self.feeder().look_at_waits(Some(vm));
     }
 
     fn copy_by_hand(&mut self, chunk: &Move, at: u64, len: u64) -> Result<(), ManagerError> {

@@ -10,9 +10,9 @@
 use super::saved::{SavedHost, SavedOwner};
 use super::scrubber::{SCRUBBER, Scrubber};
 use super::{CardState, GuestEvents, ManagedCard, Parts, Sharing, Timers, Waits};
+use crate::ManagerError;
 use crate::work::schedule::Stage;
 use crate::work::time::{self, Clock};
-use crate::{Feeder, ManagerError};
 use bringup::CardError;
 use bringup::layout::Layout;
 use bringup::memory::CardMemory;
@@ -283,7 +283,7 @@ impl Reopened {
                 work.channels_mut().admit_all(memory.card_mut());
             }
             if *state.scheduler().config() != scheduler {
-                state.set_scheduler(scheduler);
+                state.feeder().set_scheduler(scheduler);
             }
             state.want_graphics_again();
         }
@@ -294,7 +294,7 @@ impl Reopened {
         {
             let state = &mut *host.lock();
             state.move_again();
-            state.tick();
+            state.feeder().tick();
         }
         // Interrupts that the card has raised in between are not raised again.
         host.wake_threads();

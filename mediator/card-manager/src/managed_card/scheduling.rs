@@ -2,8 +2,9 @@
 
 use super::CardState;
 use super::scrubber::{SCRUBBER, Scrubber};
-use crate::Feeder;
 use crate::alarm::TimerAlarm;
+use crate::work::card_view::CardView;
+use crate::work::feeder::Feeder;
 use crate::work::needs::Needs;
 use crate::work::number_of;
 use crate::work::schedule::{LOOK_NS, Schedule};
@@ -18,7 +19,20 @@ use vram::TenantId;
 /// and a channel between two submissions leaves in a fraction of that.
 const LEAVES_NS: u64 = 50_000;
 
-impl Feeder for CardState {
+impl CardState {
+    /// Returns the feeder of the card's scheduler.
+    pub fn feeder(&mut self) -> Feeder<'_, Self> {
+        Feeder::new(self)
+    }
+
+    /// Returns the card's time, which never goes back.
+    #[must_use]
+    pub fn card_time(&self) -> Nanos {
+        self.clock.card_time()
+    }
+}
+
+impl CardView for CardState {
     type Alarm = TimerAlarm;
 
     fn schedule(&mut self) -> &mut Schedule {
@@ -74,10 +88,6 @@ impl Feeder for CardState {
         self.work.channels_mut().set_only_copies(self.memory.card_mut(), channel, only_copies)
     }
 
-    fn take_kept(&mut self) -> Option<(TenantId, Nanos)> {
-        self.scrubber.as_mut()?.keeping.take()
-    }
-
     fn occupant(&mut self, engine: Engine) -> Option<ChannelId> {
         self.work.channels_mut().occupant(self.memory.card_mut(), number_of(engine))
     }
@@ -92,6 +102,9 @@ impl Feeder for CardState {
 
     fn withhold(&mut self, channel: ChannelId, descheduled: bool) {
         self.work.channels_mut().withhold(self.memory.card_mut(), channel, descheduled);
+        if !descheduled {
+            self.wants_graphics(channel);
+        }
     }
 
     fn engines_of(&self, channel: ChannelId) -> [bool; Engine::COUNT] {
@@ -150,12 +163,9 @@ impl Feeder for CardState {
         deferred.then_some(LOOK_NS)
     }
 
-    fn returns(&mut self, channel: ChannelId) {
-        self.wants_graphics(channel);
-    }
-
-    fn hand_over(&mut self) {
+    fn hand_over(&mut self) -> Option<(TenantId, Nanos)> {
         self.change_hands();
+        self.scrubber.as_mut()?.keeping.take()
     }
 
     fn kill(&mut self, vm: TenantId, channel: VirtualChannelId, engine: Engine) {

@@ -5,8 +5,9 @@
 //! the clearing and is charged for it.
 
 use super::CardState;
+use crate::ManagerError;
+use crate::work::card_view::CardView;
 use crate::work::schedule::Stage;
-use crate::{Feeder, ManagerError};
 use card_memory::{CardVram, NoMemory, OwnRing, OwnSpace, RING_LOG2, bind, own_pages, va};
 use channels::{Channels, Parts, Presence, Submission};
 use nvspec::addr::{SMALL_PAGE, VramAddr};
@@ -241,7 +242,7 @@ impl CardState {
                     for channel in self.work.channels().on_graphics(vm) {
                         self.work.channels_mut().ask_to_leave(self.memory.card_mut(), channel);
                     }
-                    // Work that waits for a semaphore returns through the scheduler ([`Feeder::is_shut_out`]).
+                    // Work that waits for a semaphore returns through the scheduler ([`CardView::is_shut_out`]).
                     let started = self.started_on_graphics(vm);
                     let (copies, others): (Vec<_>, Vec<_>) =
                         started.into_iter().partition(|channel| self.is_copied_for(*channel));

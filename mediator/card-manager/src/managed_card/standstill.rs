@@ -6,9 +6,9 @@
 
 use super::scrubber::Scrubber;
 use super::{CardState, ManagedCard};
+use crate::ManagerError;
 use crate::tenants::GuestEvent;
 use crate::work::{engine_numbered, number_of};
-use crate::{Feeder, ManagerError};
 use channels::Pause;
 use locks::rank;
 use nvspec::fifo::VirtualChannelId;
@@ -49,7 +49,7 @@ impl ManagedCard {
             state.keep_still(*vm);
             let CardState { memory, work, .. } = &mut *state;
             work.channels_mut().vacate(memory.card_mut(), *vm);
-            state.look_at_waits(Some(*vm));
+            state.feeder().look_at_waits(Some(*vm));
         }
         self.await_rest(limit, CardState::stays)?;
         if self.lock().work.departures().any_kept_at_all() {
@@ -94,7 +94,7 @@ impl ManagedCard {
     pub(super) fn tell_ended(&self) {
         let events = {
             let mut state = self.lock();
-            state.complete();
+            state.feeder().complete();
             let (_, mut events) = state.service();
             events.extend(state.work.schedule_mut().take_outbox());
             events
@@ -146,7 +146,7 @@ impl CardState {
         tracing::warn!(%vm, ?channel, engine, "a channel does not leave its engine for the card to stand still");
         self.kill_channel(vm, channel, engine);
         if let Some(engine) = engine_numbered(engine) {
-            self.feed([sched::Event::Struck { vgpu: vm, engine }]);
+            self.feeder().feed([sched::Event::Struck { vgpu: vm, engine }]);
         }
         Some(GuestEvent::Hang { engine, channel })
     }
@@ -155,7 +155,7 @@ impl CardState {
         self.still = false;
         for vm in self.vms.keys().copied().collect::<Vec<_>>() {
             self.keep_still(vm);
-            self.look_at_waits(Some(vm));
+            self.feeder().look_at_waits(Some(vm));
         }
         // Channels that ran without a PGRAPH context may have it again.
         self.want_graphics_again();

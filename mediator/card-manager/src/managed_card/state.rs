@@ -1,7 +1,6 @@
 //! Queries and changes of a card's state by other modules.
 
 use super::CardState;
-use crate::Feeder;
 use crate::work::usage::{MemoryWait, SchedulerUsage};
 use card_memory::holdings::Holdings;
 use card_memory::iova::RamShare;
@@ -121,7 +120,7 @@ impl CardState {
         for (vm, waits) in holds {
             self.work.channels_mut().pause(self.memory.card_mut(), vm, Pause::Turn, waits);
             self.work.channels_mut().vacate(self.memory.card_mut(), vm);
-            self.look_at_waits(Some(vm));
+            self.feeder().look_at_waits(Some(vm));
         }
     }
 }

@@ -1,4 +1,5 @@
-//! A card's scheduler, and the mediator's record of submissions in flight. [`Feeder`](crate::Feeder) acts on it.
+//! A card's scheduler, and the mediator's record of submissions in flight. [`Feeder`](super::feeder::Feeder) acts on
+//! it.
 
 use super::descheduled::DescheduledChannels;
 use super::needs::Needs;

@@ -3,7 +3,7 @@
 use super::VmBackend;
 use crate::work::Bound;
 use ::channels::{Bind, Doorbell, DoorbellError, GuestInstance, InstanceError, PullError, RingFault};
-use card_manager::{CardState, Feeder, ManagerError};
+use card_manager::{CardState, ManagerError};
 use devmodel::events::MmuFault;
 use nvspec::addr::{GpuVa, Place, VramAddr};
 use nvspec::fifo::VirtualChannelId;
@@ -91,7 +91,7 @@ impl VmBackend {
         };
         if let Some(submission) = pulled.submission {
             state.worked(self.vm);
-            state.arrived(self.vm, doorbell.channel, submission, pulled.words, needs);
+            state.feeder().arrived(self.vm, doorbell.channel, submission, pulled.words, needs);
         }
         self.counts.submissions += u64::from(pulled.submission.is_some());
         self.counts.entries += u64::from(pulled.taken);

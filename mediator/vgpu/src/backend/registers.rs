@@ -3,7 +3,6 @@
 use super::VmBackend;
 use super::channels::BindFailure;
 use crate::work::Runlist;
-use card_manager::Feeder;
 use devmodel::backend::{Aperture, Backend, ChannelState, Denied, EngineStatus, InterruptLine, WriteFailure};
 use nvspec::addr::{GuestVramAddr, Place};
 use nvspec::falcon::Falcon;
@@ -67,7 +66,7 @@ impl Backend for VmBackend {
         self.pending.enable(channel, enabled);
         let mut state = self.host.lock();
         self.with_state(&mut state, |channels, card, vm| channels.enable(card, vm, channel, enabled));
-        state.look_at_waits(Some(self.vm));
+        state.feeder().look_at_waits(Some(self.vm));
     }
 
     fn channel_state(&mut self, channel: VirtualChannelId) -> ChannelState {

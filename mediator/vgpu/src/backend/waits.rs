@@ -4,7 +4,7 @@ use super::VmBackend;
 use super::channels::BindFailure;
 use crate::pending::PendingBind;
 use ::channels::{Doorbell, GuestInstance};
-use card_manager::{CardState, Feeder};
+use card_manager::CardState;
 use nvspec::addr::Place;
 use nvspec::fifo::VirtualChannelId;
 use std::sync::Arc;
@@ -82,7 +82,7 @@ impl VmBackend {
                 if let Some(list) = self.pending.list_with(channel) {
                     self.with_state(&mut state, |channels, card, vm| channels.submit_runlist(card, vm, &list));
                 }
-                state.look_at_waits(Some(self.vm));
+                state.feeder().look_at_waits(Some(self.vm));
             }
             Some(error) => {
                 self.counts.memory_denied += 1;

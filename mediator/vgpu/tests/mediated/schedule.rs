@@ -4,7 +4,7 @@ mod irq_suppressed;
 
 use super::{A, B, MIB, VM_MIB};
 use card_manager::overdue::Awaited;
-use card_manager::{Feeder, time};
+use card_manager::time;
 use nvspec::regs::pfifo;
 use rig::driver::{At, Channel, Driver, M2MF, PAGE, m2mf_copy, methods, object, release};
 use rig::{Rig, settings};
@@ -268,7 +268,7 @@ fn overlong_submission_is_killed_and_third_strike_quarantines() {
     good.wait(&other);
     assert!(!bad.is_done(&channel));
     assert_eq!(rig.host.lock().scheduler().queued(), 1);
-    rig.host.lock().release_vm(TenantId(0));
+    rig.host.lock().feeder().release_vm(TenantId(0));
     bad.wait(&channel);
 }
 
@@ -284,7 +284,7 @@ fn the_policy_changes_under_load_and_nothing_is_lost() {
         .collect();
     for policy in PolicyKind::ALL.into_iter().cycle().take(15) {
         compete(&rig, &mut drivers, 10_000_000);
-        rig.host.lock().set_scheduler(Config { policy, ..Config::default() });
+        rig.host.lock().feeder().set_scheduler(Config { policy, ..Config::default() });
     }
     for (driver, channel, _) in &mut drivers {
         driver.wait(channel);

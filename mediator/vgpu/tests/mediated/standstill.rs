@@ -5,7 +5,6 @@ use super::relocate::{driver_of, free_settings, rig_of, work_until};
 use super::stuck::{hang, works};
 use super::{MIB, driver, rig};
 use card::Card;
-use card_manager::Feeder;
 use card_manager::overdue::Awaited;
 use card_state::{RestoredCard, RestoredVm, SavedCard, SavedVm, Surroundings, VmSurroundings};
 use devmodel::VGpuConfig;

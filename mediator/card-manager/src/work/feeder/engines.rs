@@ -1,0 +1,96 @@
+//! The channels that the engines work for, and submissions that hold an engine for too long.
+
+use super::Feeder;
+use crate::tenants::GuestEvent;
+use crate::work::card_view::CardView;
+use channels::Presence;
+use nvspec::fifo::{ChannelId, engine};
+use sched::{Channel, Engine, Event, Nanos};
+use vram::TenantId;
+
+impl<C: CardView> Feeder<'_, C> {
+    /// Records which channel each busy engine works for. A submission that exceeds its limit is killed only for the
+    /// time that it was seen on the engine: the accounts include time that it may have waited for a semaphore or for
+    /// another channel to leave the engine.
+    ///
+    /// Returns the events for the scheduler. A channel with contexts for several engines is booked on the engine that
+    /// it was last seen on, while its methods decide where it works. Once it is found elsewhere, it is charged there
+    /// instead of its neighbour on that engine.
+    pub(super) fn look_at_engines(&mut self) -> Vec<Event> {
+        let now = self.card.card_time();
+        let everywhere = self.schedule().any_of_several();
+        let looked = Engine::ALL.into_iter().filter(|engine| everywhere || self.schedule().scheduler.is_busy(*engine));
+        let looked: Vec<Engine> = looked.collect();
+        let occupants: Vec<(Engine, ChannelId)> =
+            looked.into_iter().filter_map(|engine| Some((engine, self.card.occupant(engine)?))).collect();
+        let channels: Vec<ChannelId> = occupants.iter().map(|(_, channel)| *channel).collect();
+        self.schedule().note_occupants(&channels, now);
+        let mut moved = Vec::new();
+        for (engine, channel) in occupants {
+            if self.schedule().is_elsewhere(channel, engine)
+                && let Some((vm, _)) = self.card.owner(channel)
+            {
+                moved.push(Event::Occupied { engine, vgpu: vm, channel: Channel(channel.0.into()) });
+            }
+        }
+        moved
+    }
+
+    /// Returns the time since when a channel has had an engine, if that is less than its VM may have it.
+    fn has_it_since(&mut self, vm: TenantId, channel: ChannelId) -> Option<Nanos> {
+        let now = self.card.card_time();
+        let since = self.schedule().seen_since(channel, now)?;
+        let limit = self.schedule().scheduler.params(vm)?.max_run_ns?;
+        (now.since(since) < limit).then_some(since)
+    }
+
+    /// Accounting only suspects an overrun; the card reports which channel holds the engine.
+    pub(super) fn handle_overrun(
+        &mut self,
+        vm: TenantId,
+        channel: ChannelId,
+        engine: Engine,
+        ran_ns: u64,
+        told: &mut Vec<Event>,
+    ) {
+        match self.card.occupant(engine) {
+            Some(other) if other != channel => {
+                let Some((vm, _)) = self.card.owner(other) else {
+                    return told.push(Event::Unoccupied { engine, since: None });
+                };
+                told.extend(self.schedule().bring_back(other));
+                told.push(Event::Occupied { engine, vgpu: vm, channel: Channel(other.0.into()) });
+            }
+            None if self.card.presence(channel) != Presence::Works => {
+                told.push(Event::Unoccupied { engine, since: None });
+                self.look_at_channel(channel, told);
+            }
+            _ => {
+                if let since @ Some(_) = self.has_it_since(vm, channel) {
+                    return told.push(Event::Unoccupied { engine, since });
+                }
+                let Some((_, guest_channel)) = self.card.owner(channel) else { return };
+                let ran_ms = ran_ns / 1_000_000;
+                tracing::warn!(%vm, channel = ?guest_channel, ?engine, ran_ms, "a submission runs for longer than it may");
+                self.card.kill(vm, guest_channel, engine);
+                // The interrupt thread notifies its guest.
+                self.schedule().post(vm, GuestEvent::Hang { engine: number_of(engine), channel: guest_channel });
+                told.push(Event::Struck { vgpu: vm, engine });
+            }
+        }
+    }
+}
+
+/// The engine that has a number on the card, if it is one whose time is shared.
+pub(crate) fn engine_numbered(number: u32) -> Option<Engine> {
+    Engine::ALL.into_iter().find(|engine| number_of(*engine) == number)
+}
+
+/// The card's number of an engine.
+pub(crate) fn number_of(engine: Engine) -> u32 {
+    match engine {
+        Engine::Compute => engine::GR,
+        Engine::Copy0 => engine::CE0,
+        Engine::Copy1 => engine::CE1,
+    }
+}
