@@ -14,10 +14,13 @@ fn main() {
     // A program may close the library, whose thread runs on.
     println!("cargo:rustc-cdylib-link-arg=-Wl,-z,nodelete");
     let out = env::var("OUT_DIR").expect("cargo names a folder");
-    fs::write(Path::new(&out).join("stubs.rs"), generate()).expect("the folder can be written");
+    for (name, text) in [("symbols.rs", symbol_tables()), ("stubs.rs", stubs())] {
+        fs::write(Path::new(&out).join(name), text).expect("the folder can be written");
+    }
 }
 
-fn generate() -> String {
+/// Names, properties and forms of all symbols.
+fn symbol_tables() -> String {
     let all: Vec<_> = symbols().collect();
     let names: Vec<&str> = all.iter().map(|(name, ..)| name.as_str()).chain(NVML.iter().copied()).collect();
     let mut text = format!("pub const COUNT: usize = {};\npub const ALL: usize = {};\n", all.len(), names.len());
@@ -41,13 +44,27 @@ fn generate() -> String {
     for (_, class, _) in &all {
         let _ = writeln!(text, "    {},", matches!(class, Class::Graph | Class::Texture | Class::Pointer));
     }
+    let _ = writeln!(text, "];\npub mod at {{");
+    for (index, name) in names.iter().enumerate() {
+        let _ = writeln!(text, "    pub const {name}: usize = {index};");
+    }
+    let _ = writeln!(text, "}}");
+    text + &forms(&all.iter().enumerate().map(|(index, (name, ..))| (name.as_str(), index)).collect())
+}
+
+/// The exported functions, and the tables of functions behind them.
+fn stubs() -> String {
+    let all: Vec<_> = symbols().collect();
+    let names: Vec<&str> = all.iter().map(|(name, ..)| name.as_str()).chain(NVML.iter().copied()).collect();
+    let mut text = String::new();
     for (table, stub) in [("GATES", "gate"), ("PRESENTS", "present")] {
-        let _ = writeln!(text, "];\npub static {table}: [unsafe extern \"C\" fn(); COUNT] = [");
+        let _ = writeln!(text, "pub static {table}: [unsafe extern \"C\" fn(); COUNT] = [");
         for index in 0..all.len() {
             let _ = writeln!(text, "    {stub}_{index},");
         }
+        let _ = writeln!(text, "];");
     }
-    let _ = writeln!(text, "];\n/// Entries of this library alone, whatever other libraries export.");
+    let _ = writeln!(text, "/// Entries of this library alone, whatever other libraries export.");
     let _ = writeln!(text, "pub static ENTRIES: [unsafe extern \"C\" fn(); COUNT] = [");
     for index in 0..all.len() {
         let _ = writeln!(text, "    entry_{index},");
@@ -62,7 +79,7 @@ fn generate() -> String {
         let code = format!(
             "cmp dword ptr [rip + {{page}}], 0\", \"je {{lazy}}\", \"jmp qword ptr [rip + {{slots}} + 8 * {index}]"
         );
-        let operands = format!("page = sym crate::process::PAGE, lazy = sym lazy_{index}, slots = sym SLOTS");
+        let operands = format!("page = sym crate::fork::PAGE, lazy = sym lazy_{index}, slots = sym SLOTS");
         stub(&mut text, "#[unsafe(no_mangle)] pub", name, &code, &operands);
         if index < all.len() {
             stub(&mut text, "", &format!("entry_{index}"), &code, &operands);
@@ -87,12 +104,7 @@ fn generate() -> String {
             );
         }
     }
-    let _ = writeln!(text, "pub mod at {{");
-    for (index, name) in names.iter().enumerate() {
-        let _ = writeln!(text, "    pub const {name}: usize = {index};");
-    }
-    let _ = writeln!(text, "}}");
-    text + &forms(&all.iter().enumerate().map(|(index, (name, ..))| (name.as_str(), index)).collect())
+    text
 }
 
 fn stub(text: &mut String, visibility: &str, name: &str, code: &str, operand: &str) {

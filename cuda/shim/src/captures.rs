@@ -10,8 +10,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use foldhash::HashSet;
 
 use crate::driver::{self, Object, SUCCESS};
-use crate::slots::at;
 use crate::streams::Stream;
+use crate::symbols::at;
 use crate::{fences, gate, memory, pace};
 
 /// Captures that are open, or about to begin.

@@ -6,7 +6,7 @@
 use std::ffi::{c_int, c_void};
 
 use crate::driver::{self, Object, SUCCESS};
-use crate::slots::at;
+use crate::symbols::at;
 use crate::{captures, fences, memory, solo_backlog, tenant};
 
 macro_rules! made {

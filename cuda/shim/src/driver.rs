@@ -5,7 +5,7 @@
 
 use std::ffi::{c_char, c_int, c_void};
 
-use crate::slots::{at, real};
+use crate::symbols::{at, real};
 
 /// `CUDA_SUCCESS`.
 pub const SUCCESS: c_int = 0;

@@ -13,8 +13,8 @@ use std::sync::{Condvar, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use crate::driver::SUCCESS;
-use crate::slots::{Arguments, COPIES, at};
 use crate::streams::{self, stream};
+use crate::symbols::{Arguments, COPIES, at};
 use crate::{captures, fences, memory, pace, solo_backlog, tenant};
 
 /// Reason to be closed: the slice is over, or has not begun.

@@ -1,82 +1,15 @@
 //! The process that the library is loaded into: it belongs to the program.
 //!
-//! Children: after `fork` NVIDIA's driver answers 3 (`CUDA_ERROR_NOT_INITIALIZED`) to everything that needs an
-//! initialised driver, and so does this library, whichever way a function was found. Each exported function and each
-//! one that `cuGetProcAddress` answers first checks [`PAGE`], which the kernel clears in every child, however it was
-//! created (decision 121). Where the kernel does not do that, `fork` empties it. A child whose parent had not
-//! initialised the driver is a process like any other. A child never waits for a lock of its parent.
+//! Locks: a child after `fork` never waits for a lock that a thread of its parent held.
 //!
 //! Signals: threads of the library block all of them.
 //!
-//! UNSAFETY: calls the C library for memory, threads and signals.
+//! UNSAFETY: calls the C library for threads and signals.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
 
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
-
-use crate::kept;
-use crate::log::report;
-
-/// Size of a page in bytes.
-const PAGE_BYTES: usize = 4096;
-
-/// A page whose first word is 1 in the process that filled it, and 0 in its children.
-#[repr(C, align(4096))]
-pub struct Page {
-    filled: AtomicU32,
-    _rest: [u8; PAGE_BYTES - size_of::<AtomicU32>()],
-}
-
-/// Checked by each exported function.
-pub static PAGE: Page = Page { filled: AtomicU32::new(0), _rest: [0; _] };
-
-/// The driver has been initialised, here or in the parent process.
-static INITIALISED: AtomicBool = AtomicBool::new(false);
-
-/// Returns true unless this process is a child of one that had initialised the driver.
-pub fn is_own() -> bool {
-    let filled = || PAGE.filled.load(Ordering::SeqCst) != 0;
-    if filled() {
-        return true;
-    }
-    if INITIALISED.load(Ordering::SeqCst) {
-        // Another thread of this process may have filled the page in the meantime, which it does first.
-        return filled();
-    }
-    watch_forks();
-    PAGE.filled.store(1, Ordering::SeqCst);
-    true
-}
-
-/// Makes the kernel clear the page in children.
-fn watch_forks() {
-    static REGISTERED: AtomicBool = AtomicBool::new(false);
-    // SAFETY: the page is a whole static; the kernel does not change it in this process.
-    let emptied = unsafe { libc::madvise((&raw const PAGE).cast_mut().cast(), PAGE_BYTES, libc::MADV_WIPEONFORK) };
-    if emptied != 0 {
-        report!("children that are made past fork are not noticed: {}", io::Error::last_os_error());
-    }
-    if !REGISTERED.swap(true, Ordering::SeqCst) {
-        // SAFETY: the function only stores to atomics and closes descriptors. The library is never unloaded.
-        unsafe { libc::pthread_atfork(None, None, Some(forked)) };
-    }
-}
-
-extern "C" fn forked() {
-    PAGE.filled.store(0, Ordering::SeqCst);
-    kept::forked();
-}
-
-/// The driver is about to be initialised.
-pub fn initialises() {
-    INITIALISED.store(true, Ordering::SeqCst);
-}
-
-/// The driver could not be initialised: children may try.
-pub fn is_not_initialised() {
-    INITIALISED.store(false, Ordering::SeqCst);
-}
 
 /// A one-time action for which a child never waits on a thread of its parent.
 #[derive(Debug)]

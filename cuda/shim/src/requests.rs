@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use cuda_protocol::{Chunk, FixedKind, FromTenant, MAX_PENDING, Refusal, Share};
 
-use crate::kept::Kept;
+use crate::descriptors::ChunkDescriptor;
 use crate::tenant;
 
 /// Time for which an allocation waits for an absent owner.
@@ -25,9 +25,9 @@ static FIXED: Mutex<Option<HashMap<(u8, FixedKind), u64>>> = Mutex::new(None);
 #[derive(Debug)]
 pub enum Answer {
     /// The last part is missing; with the parts so far.
-    Waiting(Vec<(Chunk, Kept)>),
+    Waiting(Vec<(Chunk, ChunkDescriptor)>),
     /// Chunks.
-    Granted(Vec<(Chunk, Kept)>),
+    Granted(Vec<(Chunk, ChunkDescriptor)>),
     /// Counted.
     Fixed,
     /// Free and all bytes.
@@ -35,7 +35,7 @@ pub enum Answer {
     /// A token.
     Shared(Share),
     /// Refused, with the chunks that arrived before.
-    Refused(Refusal, Vec<(Chunk, Kept)>),
+    Refused(Refusal, Vec<(Chunk, ChunkDescriptor)>),
     /// The owner is absent, or ended before it answered.
     Away,
 }
@@ -122,7 +122,7 @@ pub fn any() -> bool {
 }
 
 /// Processes a part of an answer. An answer without a request is dropped.
-pub fn answer(request: u32, change: impl FnOnce(Vec<(Chunk, Kept)>) -> Answer) {
+pub fn answer(request: u32, change: impl FnOnce(Vec<(Chunk, ChunkDescriptor)>) -> Answer) {
     let mut guard = answers();
     if let Some(Answer::Waiting(parts)) = guard.as_mut().and_then(|a| a.remove(&request)) {
         guard.get_or_insert_default().insert(request, change(parts));

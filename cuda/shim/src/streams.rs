@@ -8,7 +8,7 @@ use std::ffi::c_int;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use crate::driver::{self, Object, SUCCESS};
-use crate::slots::{Arguments, COUNT, PER_THREAD, at};
+use crate::symbols::{Arguments, COUNT, PER_THREAD, at};
 
 /// `CU_STREAM_PER_THREAD`.
 const PER_THREAD_HANDLE: u64 = 2;
@@ -299,9 +299,9 @@ mod tests {
             let name = name.to_string_lossy();
             let copies = name.starts_with("cuMemcpy") || name.starts_with("cuMemset");
             let takes_none = copies && !name.contains("Async") || ["cuLaunch", "cuLaunchGrid"].contains(&&*name);
-            crate::slots::GATED[*index] && !takes_none && PLACES[*index] == DEFAULT
+            crate::symbols::GATED[*index] && !takes_none && PLACES[*index] == DEFAULT
         };
-        let lacking: Vec<_> = crate::slots::NAMES.iter().enumerate().take(COUNT).filter(lacks).collect();
+        let lacking: Vec<_> = crate::symbols::NAMES.iter().enumerate().take(COUNT).filter(lacks).collect();
         assert!(lacking.is_empty(), "{lacking:?}");
     }
 }

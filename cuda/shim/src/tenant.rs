@@ -16,8 +16,8 @@ use cuda_protocol::{
     VERSION_HANDOVER,
 };
 
+use crate::descriptors::{ChunkDescriptor, Connection};
 use crate::driver::{self, Object, SUCCESS};
-use crate::kept::{Connection, Kept};
 use crate::log::report;
 use crate::pace::Left;
 use crate::requests::{self, Answer, answer};
@@ -275,7 +275,7 @@ impl Agent {
         loop {
             if self.ready()? {
                 let expects = self.order.is_some() || requests::any();
-                let (message, descriptors) = self.link.receive_kept(expects)?;
+                let (message, descriptors) = self.link.receive_with_descriptors(expects)?;
                 self.obey(message, descriptors)?;
             }
             self.tidy();
@@ -338,7 +338,7 @@ impl Agent {
         count > 0
     }
 
-    fn obey(&mut self, message: FromOwner, descriptors: Vec<Kept>) -> Result<(), LinkError> {
+    fn obey(&mut self, message: FromOwner, descriptors: Vec<ChunkDescriptor>) -> Result<(), LinkError> {
         match message {
             FromOwner::Granted { request, chunks, more } => answer(request, |mut parts| {
                 parts.extend(chunks.into_iter().zip(descriptors));

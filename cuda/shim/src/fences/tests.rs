@@ -27,7 +27,7 @@ unsafe extern "C" fn captures_not(_: u64, status: *mut i32) -> i32 {
 
 #[test]
 fn submission_during_open_capture_gets_fence_at_once() {
-    use crate::slots::{REAL, at};
+    use crate::symbols::{REAL, at};
     let _one = gate::tests::one();
     for (index, function) in [
         (at::cuEventCreate, made as *mut ()),

@@ -12,8 +12,8 @@ use super::fixed;
 use crate::captures;
 use crate::driver::{self, Address, Handle, INVALID_VALUE, Object, SUCCESS};
 use crate::requests::{self, Answer};
-use crate::slots::at;
 use crate::streams::Stream;
+use crate::symbols::at;
 use crate::tenant;
 
 /// `CU_POINTER_ATTRIBUTE_*`: numbers of the attributes that the driver would answer for a chunk instead of the

@@ -18,8 +18,8 @@ use super::ordered::{Behind, Lane, Ordered};
 use super::pages::Driver;
 use super::region::Region;
 use crate::captures;
+use crate::descriptors::ChunkDescriptor;
 use crate::driver::{self, Address, OUT_OF_MEMORY, Object, SUCCESS};
-use crate::kept::Kept;
 use crate::log::report;
 use crate::requests::{self, Answer};
 use crate::tenant;
@@ -127,7 +127,11 @@ fn save_chunks(at: usize, bytes: u64) {
 
 /// Requests chunks of a card and passes them to `take`, or reports to it that there are none. Chunks that `take`
 /// returns go back to the owner.
-pub fn obtain(card: u8, wanted: u32, take: impl FnOnce(&mut Memory, Option<Vec<(Chunk, Kept)>>) -> Vec<ChunkId>) {
+pub fn obtain(
+    card: u8,
+    wanted: u32,
+    take: impl FnOnce(&mut Memory, Option<Vec<(Chunk, ChunkDescriptor)>>) -> Vec<ChunkId>,
+) {
     obtain_by(|request| FromTenant::Allocate { request, card, chunks: wanted }, wanted, take);
 }
 
@@ -135,13 +139,13 @@ pub fn obtain(card: u8, wanted: u32, take: impl FnOnce(&mut Memory, Option<Vec<(
 pub fn obtain_by(
     ask: impl Fn(u32) -> FromTenant,
     wanted: u32,
-    take: impl FnOnce(&mut Memory, Option<Vec<(Chunk, Kept)>>) -> Vec<ChunkId>,
+    take: impl FnOnce(&mut Memory, Option<Vec<(Chunk, ChunkDescriptor)>>) -> Vec<ChunkId>,
 ) {
     let mut answer = requests::request(&ask);
     while matches!(answer, Answer::Away) && requests::wait_for_owner() {
         answer = requests::request(&ask);
     }
-    let ids = |parts: &[(Chunk, Kept)]| parts.iter().map(|part| part.0.id).collect::<Vec<_>>();
+    let ids = |parts: &[(Chunk, ChunkDescriptor)]| parts.iter().map(|part| part.0.id).collect::<Vec<_>>();
     let mut guard = lock();
     let memory = guard.get_or_insert_default();
     let back = match answer {
@@ -385,7 +389,7 @@ pub fn give_back(chunks: Vec<ChunkId>) {
 
 /// Maps chunks at the same addresses to their new memory. Returns the number of mapped chunks, counted from the first.
 /// Nothing is in flight.
-pub fn redirect(moves: Vec<(Chunk, Kept)>) -> u32 {
+pub fn redirect(moves: Vec<(Chunk, ChunkDescriptor)>) -> u32 {
     let mut guard = mapped_memory();
     let Some(memory) = guard.as_mut() else { return u32::try_from(moves.len()).unwrap_or(u32::MAX) };
     let mut replaced = Vec::new();
@@ -400,8 +404,9 @@ pub fn redirect(moves: Vec<(Chunk, Kept)>) -> u32 {
             }
             replaced.push(place);
         } else if let Some(&(region, number)) = memory.places.get(&chunk.id) {
-            let follows =
-                |(number, (chunk, _)): &(u32, &(Chunk, Kept))| memory.places.get(&chunk.id) == Some(&(region, *number));
+            let follows = |(number, (chunk, _)): &(u32, &(Chunk, ChunkDescriptor))| {
+                memory.places.get(&chunk.id) == Some(&(region, *number))
+            };
             run = (number..).zip(rest).take_while(follows).count();
             let done = memory.regions[region].redirect(&mut Driver, number, &rest[..run]);
             if done < run {
@@ -421,7 +426,10 @@ pub fn redirect(moves: Vec<(Chunk, Kept)>) -> u32 {
 /// Reports all chunks through `tell` in parts, each with a flag whether more follow, and then calls `connected`.
 /// Returns false as soon as a report fails. Nothing is allocated or freed in between, so after `connected` the program
 /// names only chunks that the owner knows.
-pub fn adopted(mut tell: impl FnMut(Vec<Adopted>, Vec<Kept>, bool) -> bool, connected: impl FnOnce()) -> bool {
+pub fn adopted(
+    mut tell: impl FnMut(Vec<Adopted>, Vec<ChunkDescriptor>, bool) -> bool,
+    connected: impl FnOnce(),
+) -> bool {
     // First map the chunks that the previous owner granted, because the next owner must know them.
     let guard = mapped_memory();
     let mut all: Vec<(u8, &Backing)> = Vec::new();
@@ -436,7 +444,7 @@ pub fn adopted(mut tell: impl FnMut(Vec<Adopted>, Vec<Kept>, bool) -> bool, conn
         let (mut chunks, mut descriptors) = (Vec::new(), Vec::new());
         for &(card, chunk) in all.iter().skip(part * MAX_CHUNKS).take(MAX_CHUNKS) {
             // Another process also uses a shared chunk, so it must not be moved while in use there.
-            let descriptor = chunk.kept.as_ref().filter(|_| !chunk.shared);
+            let descriptor = chunk.descriptor.as_ref().filter(|_| !chunk.shared);
             chunks.push(chunk.adopted(card, descriptor.is_some()));
             descriptors.extend(descriptor.cloned());
         }
@@ -525,7 +533,7 @@ impl Memory {
     }
 
     /// Maps `chunks` at the chunk numbers `numbers` of a region, or none of them; then the ids are returned.
-    fn map(&mut self, at: usize, numbers: &[u32], chunks: &[(Chunk, Kept)]) -> Result<(), Vec<ChunkId>> {
+    fn map(&mut self, at: usize, numbers: &[u32], chunks: &[(Chunk, ChunkDescriptor)]) -> Result<(), Vec<ChunkId>> {
         let ids = chunks.iter().map(|(chunk, _)| chunk.id);
         if !self.regions[at].map(&mut Driver, numbers, chunks) {
             return Err(ids.collect());

@@ -14,7 +14,7 @@ use super::chunks;
 use super::foreign::{Foreign, Target};
 use crate::driver::{self, Address, Handle, INVALID_CONTEXT, INVALID_DEVICE, OUT_OF_MEMORY, Object, SUCCESS};
 use crate::requests;
-use crate::slots::at;
+use crate::symbols::at;
 use crate::tenant;
 
 /// A thing that is counted, by the kind of its handle and its value.

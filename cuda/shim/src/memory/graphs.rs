@@ -15,11 +15,12 @@ use cuda_protocol::{FixedKind, FromTenant};
 
 use super::calls::card;
 use super::{chunks, fixed};
+use crate::abi::stubs::GATES;
 use crate::captures;
 use crate::driver::{self, OUT_OF_MEMORY, Object, SUCCESS};
 use crate::requests::{self, Answer};
-use crate::slots::{GATES, at};
 use crate::streams::Stream;
+use crate::symbols::at;
 
 /// `CU_GRAPH_NODE_TYPE_*`: a graph in a graph, an allocation, and a condition with graphs of its own.
 const CHILD: c_int = 4;

@@ -10,8 +10,8 @@ use std::os::fd::BorrowedFd;
 
 use cuda_protocol::{Adopted, Chunk, ChunkId, Place};
 
+use crate::descriptors::ChunkDescriptor;
 use crate::driver::{Access, Address, Handle, INVALID_VALUE, NOT_SUPPORTED, SUCCESS};
-use crate::kept::Kept;
 
 /// `CUmemAllocationProp`.
 pub type Property = [c_int; 8];
@@ -41,7 +41,7 @@ pub struct Backing {
     /// Place of its memory.
     pub place: Place,
     /// For the next owner.
-    pub kept: Option<Kept>,
+    pub descriptor: Option<ChunkDescriptor>,
     /// Other processes may have it as well.
     pub shared: bool,
 }
@@ -375,7 +375,7 @@ impl Handles {
         place: (Handle, usize),
         new: Handle,
         chunk: Chunk,
-        kept: Option<Kept>,
+        descriptor: Option<ChunkDescriptor>,
     ) -> bool {
         let (handle, number) = place;
         let Some(made) = self.made.get_mut(&handle) else { return false };
@@ -403,7 +403,7 @@ impl Handles {
         }
         pages.release(piece.handle);
         piece.handle = new;
-        piece.chunk = Some(Backing::new(chunk, kept));
+        piece.chunk = Some(Backing::new(chunk, descriptor));
         true
     }
 
@@ -439,8 +439,8 @@ impl Handles {
 
 impl Backing {
     /// Creates a chunk that no other process has.
-    pub fn new(chunk: Chunk, kept: Option<Kept>) -> Self {
-        Self { id: chunk.id, place: chunk.place, kept, shared: false }
+    pub fn new(chunk: Chunk, descriptor: Option<ChunkDescriptor>) -> Self {
+        Self { id: chunk.id, place: chunk.place, descriptor, shared: false }
     }
 
     /// Returns the report about the chunk to the next owner.

@@ -18,12 +18,12 @@ use super::chunks;
 use super::handles::{Backing, Pages as _};
 use super::pages::Driver;
 use crate::captures;
+use crate::descriptors::ChunkDescriptor;
 use crate::driver::{
     self, Access, Address, Handle, INVALID_CONTEXT, INVALID_VALUE, Ipc, NOT_SUPPORTED, OUT_OF_MEMORY, SUCCESS,
 };
-use crate::kept::Kept;
 use crate::requests::{self, Answer};
-use crate::slots::at;
+use crate::symbols::at;
 use crate::tenant;
 
 /// Mark of our handles.
@@ -121,7 +121,12 @@ impl Opened {
     }
 
     /// Maps chunks that were granted for a token. Returns their ids on failure.
-    fn map(&mut self, token: Token, device: c_int, granted: Vec<(Chunk, Kept)>) -> Result<Address, Vec<ChunkId>> {
+    fn map(
+        &mut self,
+        token: Token,
+        device: c_int,
+        granted: Vec<(Chunk, ChunkDescriptor)>,
+    ) -> Result<Address, Vec<ChunkId>> {
         let ids: Vec<_> = granted.iter().map(|part| part.0.id).collect();
         let chunk_bytes = tenant::get().map_or(2 << 20, |tenant| tenant.chunk_bytes);
         let length = u64::from(token.chunks) * chunk_bytes;

@@ -18,7 +18,7 @@ use super::foreign::Target;
 use super::handles::{Backing, Described, Freed, Handles, Pages as _, Piece, Property};
 use super::pages::Driver;
 use crate::driver::{self, Access, Address, Handle, INVALID_VALUE, NOT_SUPPORTED, OUT_OF_MEMORY, Object, SUCCESS};
-use crate::slots::at;
+use crate::symbols::at;
 use crate::{requests, tenant};
 
 /// Kinds of `CUmemAllocationProp` and of its place: memory that is pinned, of a card.

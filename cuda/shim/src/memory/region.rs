@@ -12,8 +12,8 @@ use cuda_protocol::{Chunk, ChunkId, Place};
 
 use super::arena::Arena;
 use super::handles::{Backing, Pages};
+use crate::descriptors::ChunkDescriptor;
 use crate::driver::{Access, Address, Handle, SUCCESS};
-use crate::kept::Kept;
 use crate::log::report;
 
 /// A chunk of a region.
@@ -103,7 +103,7 @@ impl Region {
     }
 
     /// Maps new chunks at unmapped numbers in rising order, or none of them. Returns true on success.
-    pub fn map(&mut self, pages: &mut impl Pages, numbers: &[u32], chunks: &[(Chunk, Kept)]) -> bool {
+    pub fn map(&mut self, pages: &mut impl Pages, numbers: &[u32], chunks: &[(Chunk, ChunkDescriptor)]) -> bool {
         let mut mapped = Vec::new();
         for (&number, (chunk, descriptor)) in numbers.iter().zip(chunks) {
             let Some(handle) = self.attach(pages, number, descriptor) else { break };
@@ -144,7 +144,7 @@ impl Region {
     }
 
     /// Imports a descriptor and maps it at an unmapped chunk.
-    fn attach(&self, pages: &mut impl Pages, number: u32, descriptor: &Kept) -> Option<Handle> {
+    fn attach(&self, pages: &mut impl Pages, number: u32, descriptor: &ChunkDescriptor) -> Option<Handle> {
         let handle = pages.import(descriptor.as_fd())?;
         if pages.map(self.address(number), self.chunk_bytes, handle) == SUCCESS {
             return Some(handle);
@@ -155,11 +155,11 @@ impl Region {
 
     /// Replaces the memory of consecutive chunks from `first` on. Returns the number of replaced chunks, counted from
     /// the first. Evicted chunks cannot be accessed before [`Self::bring`]. Nothing is in flight.
-    pub fn redirect(&mut self, pages: &mut impl Pages, first: u32, moves: &[(Chunk, Kept)]) -> usize {
+    pub fn redirect(&mut self, pages: &mut impl Pages, first: u32, moves: &[(Chunk, ChunkDescriptor)]) -> usize {
         let mut new: Vec<(Option<Handle>, Backing)> = Vec::new();
         for (chunk, descriptor) in moves {
             let backing = Backing::new(*chunk, descriptor.lasting());
-            let goes_away = chunk.place == Place::Host && backing.kept.is_some();
+            let goes_away = chunk.place == Place::Host && backing.descriptor.is_some();
             let handle = if goes_away { None } else { pages.import(descriptor.as_fd()) };
             if handle.is_none() && !goes_away {
                 break;
@@ -206,7 +206,10 @@ impl Region {
         let mut here = Vec::new();
         for number in numbers {
             let Some(slot) = self.slots.get(&number) else { continue };
-            let Some(handle) = slot.chunk.kept.as_ref().and_then(|kept| pages.import(kept.as_fd())) else { continue };
+            let Some(handle) = slot.chunk.descriptor.as_ref().and_then(|descriptor| pages.import(descriptor.as_fd()))
+            else {
+                continue;
+            };
             if pages.map(self.address(number), self.chunk_bytes, handle) != SUCCESS {
                 pages.release(handle);
                 continue;

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::gate;
-use crate::slots::Arguments;
+use crate::symbols::Arguments;
 
 const STREAM: Stream = Stream::of_test(5);
 
@@ -39,7 +39,7 @@ unsafe extern "C" fn elapsed(to: *mut f32, _: u64, _: u64) -> i32 {
 
 /// Replaces the driver's functions by these.
 fn stand_in_for_the_driver() {
-    use crate::slots::{REAL, at};
+    use crate::symbols::{REAL, at};
     let functions = [
         (at::cuCtxGetCurrent, get_current as *mut ()),
         (at::cuCtxSetCurrent, set_current as *mut ()),
@@ -102,7 +102,7 @@ fn elapsed_part_of_long_kernel_is_not_counted_as_left() {
 fn work_held_before_measurement_is_measured_from_its_start() {
     let _one = gate::tests::one();
     let flying = || lock().as_ref().map_or(0, |pace| pace.groups.len());
-    let (index, arguments) = (crate::slots::at::cuCtxSynchronize, Arguments::NONE);
+    let (index, arguments) = (crate::symbols::at::cuCtxSynchronize, Arguments::NONE);
     assert!(gate::close(gate::NO_SLICE, None));
     let thread = std::thread::spawn(move || {
         let token = gate::enter(index, arguments);

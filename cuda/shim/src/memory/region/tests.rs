@@ -2,7 +2,7 @@
 
 use super::super::model::Model;
 use super::*;
-use crate::kept::tests::kept;
+use crate::descriptors::tests::kept;
 
 const CHUNK: u64 = 2 << 20;
 const BASE: Address = 0x5_0000_0000;
@@ -11,7 +11,7 @@ fn region() -> Region {
     Region::new(0, 0, BASE, 64 * CHUNK, CHUNK)
 }
 
-fn chunks(ids: std::ops::Range<u64>, place: Place) -> Vec<(Chunk, Kept)> {
+fn chunks(ids: std::ops::Range<u64>, place: Place) -> Vec<(Chunk, ChunkDescriptor)> {
     let null = || kept(std::fs::File::open("/dev/null").expect("opens").into());
     ids.map(|id| (Chunk { id: ChunkId(id), place }, null())).collect()
 }

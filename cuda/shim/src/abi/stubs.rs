@@ -1,22 +1,17 @@
-//! A slot for each symbol, and the code that jumps through them.
+//! The exported functions: a slot for each symbol, and the code that jumps through it.
+//!
+//! Static: the slots and the tables of functions, which the code names by their addresses.
 //!
 //! UNSAFETY: functions of unknown signatures are called with unchanged registers and stack.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
 #![allow(non_snake_case, non_upper_case_globals, missing_docs, dead_code, reason = "names of the driver API")]
 #![allow(clippy::missing_safety_doc, clippy::undocumented_unsafe_blocks, reason = "generated")]
 
-use std::ffi::CStr;
 use std::sync::atomic::{AtomicPtr, Ordering};
 
+use crate::symbols::{ALL, Arguments, COUNT, REAL, real};
+
 include!(concat!(env!("OUT_DIR"), "/stubs.rs"));
-
-/// Functions of the real libraries; null where they have none. The driver's functions come first, then NVML's.
-pub static REAL: [AtomicPtr<()>; ALL] = [const { AtomicPtr::new(std::ptr::null_mut()) }; ALL];
-
-/// The real function of a symbol; null if the driver has none.
-pub fn real(index: usize) -> *mut () {
-    REAL.get(index).map_or(std::ptr::null_mut(), |r| r.load(Ordering::Relaxed))
-}
 
 /// Sets the function of a symbol.
 pub fn set(index: usize, function: *mut ()) {
@@ -54,7 +49,7 @@ unsafe extern "C" fn lazy_common() {
 }
 
 extern "C" fn resolve(index: usize) -> *mut () {
-    if index < COUNT { crate::loader::resolve(index) } else { crate::nvml::resolve(index) }
+    if index < COUNT { super::loader::resolve(index) } else { super::nvml::resolve(index) }
 }
 
 /// A call that may name addresses and waits for no slice: maps evicted chunks, then calls the real function.
@@ -136,36 +131,10 @@ unsafe extern "C" fn gate_common() {
     )
 }
 
-/// Arguments of a call with an unknown signature.
-#[derive(Clone, Copy)]
-pub struct Arguments {
-    registers: *const u64,
-    stack: *const u64,
-}
-
-// SAFETY: the test passes no arguments.
-#[cfg(test)]
-unsafe impl Send for Arguments {}
-
-impl Arguments {
-    /// Arguments of a call without arguments.
-    #[cfg(test)]
-    pub const NONE: Self = Self { registers: std::ptr::null(), stack: std::ptr::null() };
-
-    /// The argument in place `n`, from 0, as an integer or pointer.
-    ///
-    /// # Safety
-    /// The function has more than `n` arguments, none of them a floating-point number.
-    pub unsafe fn get(&self, n: usize) -> u64 {
-        // SAFETY: `gate_common` has saved six registers downwards, and the rest is on the caller's stack.
-        unsafe { if n < 6 { *self.registers.add(5 - n) } else { *self.stack.add(n - 6) } }
-    }
-}
-
 extern "C" fn enter(index: usize, registers: *const u64, stack: *const u64) -> u64 {
-    crate::gate::enter(index, Arguments { registers, stack })
+    crate::gate::enter(index, Arguments::new(registers, stack))
 }
 
 extern "C" fn leave(index: usize, registers: *const u64, stack: *const u64, token: u64, result: i32) {
-    crate::gate::leave(index, Arguments { registers, stack }, token, result);
+    crate::gate::leave(index, Arguments::new(registers, stack), token, result);
 }

@@ -8,7 +8,7 @@ use std::ffi::{c_int, c_void};
 use std::sync::OnceLock;
 
 use super::{Device, INSUFFICIENT_SIZE, INVALID_ARGUMENT, NO_FUNCTION, NOT_FOUND, SUCCESS, hello, uuid};
-use crate::slots::{at, real};
+use crate::symbols::{at, real};
 
 /// Maximum number of examined cards, and of devices in a list; a machine has fewer.
 const MAX_CARDS: u32 = 256;

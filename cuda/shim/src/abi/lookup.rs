@@ -7,8 +7,9 @@ use std::cmp::Ordering;
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::sync::OnceLock;
 
+use super::stubs::{ENTRIES, get};
 use crate::driver::{self, SUCCESS};
-use crate::slots::{COUNT, ENTRIES, FAMILIES, at, get, real};
+use crate::symbols::{COUNT, FAMILIES, at, real};
 
 /// Flag of the call: functions work on the per-thread default stream.
 const PER_THREAD: u64 = 1 << 1;

@@ -5,19 +5,21 @@
 
 use std::ffi::c_int;
 
+use super::lookup;
+use super::stubs::{GATES, PRESENTS};
 use crate::driver::{self, SUCCESS};
-use crate::slots::{GATED, GATES, NAMES_MEMORY, PRESENTS, at};
-use crate::{captures, contexts, lookup, memory, process, tenant, visible};
+use crate::symbols::{GATED, NAMES_MEMORY, at};
+use crate::{captures, contexts, fork, memory, tenant, visible};
 
 /// `cuInit`: a tenant's program that cannot connect does not run outside its limits.
 unsafe extern "C" fn init(flags: u32) -> c_int {
     // SAFETY: the caller's promise.
     let driver = || unsafe { driver::init(flags) };
     tenant::start(|cards| {
-        process::initialises();
+        fork::initialises();
         let result = visible::initialise(cards, driver);
         if result != SUCCESS {
-            process::is_not_initialised();
+            fork::is_not_initialised();
         }
         result
     })

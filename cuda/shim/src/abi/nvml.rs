@@ -13,11 +13,11 @@ use std::os::fd::{AsFd as _, AsRawFd as _};
 
 use cuda_protocol::{End, FromOwner, FromTenant, Link, Welcome};
 
-use crate::kept::Connection;
-use crate::loader;
+use super::{loader, stubs};
+use crate::descriptors::Connection;
 use crate::process::Once;
 use crate::settings;
-use crate::slots::{self, ALL, COUNT, at, real};
+use crate::symbols::{ALL, COUNT, at, real};
 use crate::tenant;
 
 mod cards;
@@ -68,7 +68,7 @@ struct MemoryV2 {
 /// initialised again. Loads the real library and fills its slots, once.
 pub fn resolve(index: usize) -> *mut () {
     static ONCE: Once = Once::new();
-    if ONCE.run(load) { slots::get(index) } else { uninitialized as *mut () }
+    if ONCE.run(load) { stubs::get(index) } else { uninitialized as *mut () }
 }
 
 fn load() {
@@ -83,7 +83,7 @@ fn load() {
             _ if library => no_function as *mut (),
             _ => no_library as *mut (),
         };
-        slots::set(index, function);
+        stubs::set(index, function);
     }
 }
 

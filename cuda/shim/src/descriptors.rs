@@ -32,9 +32,9 @@ const STACK_BYTES: usize = 64 << 10;
 // TIMEOUT: a working owner takes its messages within milliseconds; otherwise the connection is made again.
 const SENDING: Duration = Duration::from_secs(5);
 
-/// The library's descriptor numbers, for the child after `fork`.
+/// The library's descriptor numbers. Static: the handler after `fork` closes them, and may neither allocate nor lock.
 static OURS: [AtomicU64; WORDS] = [const { AtomicU64::new(0) }; WORDS];
-/// Words of them that were used, from the first.
+/// Words of [`OURS`] that were used, from the first. Static for the same reason.
 static USED: AtomicUsize = AtomicUsize::new(0);
 
 /// The mark that a descriptor number belongs to the library. It is removed before the descriptor, because a child must
@@ -73,16 +73,16 @@ struct Inner {
 
 /// A descriptor of a chunk.
 #[derive(Clone, Debug)]
-pub struct Kept(Arc<Inner>);
+pub struct ChunkDescriptor(Arc<Inner>);
 
-impl Kept {
+impl ChunkDescriptor {
     /// Returns it while the chunk exists; `None` if the program may need its number.
     pub fn lasting(&self) -> Option<Self> {
         (self.0.mark.0 >= LOWEST).then(|| self.clone())
     }
 }
 
-impl AsFd for Kept {
+impl AsFd for ChunkDescriptor {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.0.descriptor.as_fd()
     }
@@ -123,7 +123,7 @@ impl Connection {
 
     /// Waits for a message, whose descriptors get numbers that the program does not need. `expects` is true if
     /// descriptors may arrive.
-    pub fn receive_kept(&self, expects: bool) -> Result<(FromOwner, Vec<Kept>), LinkError> {
+    pub fn receive_with_descriptors(&self, expects: bool) -> Result<(FromOwner, Vec<ChunkDescriptor>), LinkError> {
         let mut received = None;
         // The program may use all lower numbers: descriptors without a number are lost.
         if expects && limit().is_some_and(|limit| limit.rlim_cur < limit.rlim_max) {
@@ -132,7 +132,7 @@ impl Connection {
         let Received { message, descriptors } = received.unwrap_or_else(|| self.link.receive())?;
         let marked = descriptors.into_iter().map(|descriptor| (Mark::new(descriptor.as_raw_fd()), descriptor));
         let kept = moved(marked.collect()).into_iter();
-        Ok((message, kept.map(|(mark, descriptor)| Kept(Arc::new(Inner { mark, descriptor }))).collect()))
+        Ok((message, kept.map(|(mark, descriptor)| ChunkDescriptor(Arc::new(Inner { mark, descriptor }))).collect()))
     }
 }
 
@@ -235,10 +235,10 @@ pub mod tests {
     use super::*;
 
     /// A descriptor as if received with a message.
-    pub fn kept(descriptor: OwnedFd) -> Kept {
+    pub fn kept(descriptor: OwnedFd) -> ChunkDescriptor {
         let mut all = moved(vec![(Mark::new(descriptor.as_raw_fd()), descriptor)]);
         let (mark, descriptor) = all.remove(0);
-        Kept(Arc::new(Inner { mark, descriptor }))
+        ChunkDescriptor(Arc::new(Inner { mark, descriptor }))
     }
 
     fn is_marked(number: i32) -> bool {
@@ -271,9 +271,10 @@ pub mod tests {
     fn descriptor_number_is_above_limit_and_unmarked_on_drop() {
         let all: Vec<OwnedFd> = (0..100).map(|_| one()).collect();
         assert!(in_child(512, || {
-            let number = |kept: &Kept| kept.as_fd().as_raw_fd();
-            let all: Vec<Kept> = all.into_iter().map(kept).collect();
-            let is_high = |kept: &Kept| number(kept) >= LOWEST && kept.lasting().is_some() && is_marked(number(kept));
+            let number = |kept: &ChunkDescriptor| kept.as_fd().as_raw_fd();
+            let all: Vec<ChunkDescriptor> = all.into_iter().map(kept).collect();
+            let is_high =
+                |kept: &ChunkDescriptor| number(kept) >= LOWEST && kept.lasting().is_some() && is_marked(number(kept));
             let are_high = all.iter().all(is_high);
             // Any of them will do, and the limit belongs to the program.
             let are_good = all.iter().all(|kept| kept.as_fd().try_clone_to_owned().is_ok());
@@ -315,7 +316,7 @@ pub mod tests {
         owner.try_send(&sent, &descriptors.each_ref().map(|one| one.as_fd())).expect("sent");
         // A free number below the limit would be found.
         assert!(in_child(3, || {
-            let Ok((message, kept)) = tenant.receive_kept(true) else { return false };
+            let Ok((message, kept)) = tenant.receive_with_descriptors(true) else { return false };
             message == sent && kept.len() == 3 && kept.iter().all(|kept| kept.lasting().is_some())
         }));
     }

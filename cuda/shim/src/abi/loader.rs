@@ -9,10 +9,13 @@ use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
+use super::stubs::{self, SLOTS};
+use super::{lookup, start};
+use crate::fork;
 use crate::log::{self, report};
-use crate::process::{self, Once};
-use crate::slots::{self, COUNT, NAMES, REAL, SLOTS};
-use crate::{driver, lookup, settings, start};
+use crate::process::Once;
+use crate::symbols::{COUNT, NAMES, REAL, real};
+use crate::{driver, settings};
 
 /// File name that programs load.
 const NAME: &str = "libcuda.so.1";
@@ -30,10 +33,10 @@ const FOLDERS: [&str; 6] = [
 pub fn resolve(index: usize) -> *mut () {
     static ONCE: Once = Once::new();
     let loaded = ONCE.run(load);
-    let function = slots::get(index);
+    let function = stubs::get(index);
     // In a child, the driver's own functions answer, because some need no initialisation.
-    let is_drivers = || slots::real(index).is_null() || function == slots::real(index);
-    if loaded && (process::is_own() || is_drivers() || lookup::ours(index).is_some()) {
+    let is_drivers = || real(index).is_null() || function == real(index);
+    if loaded && (fork::is_own() || is_drivers() || lookup::ours(index).is_some()) {
         return function;
     }
     driver::not_initialized as *mut ()

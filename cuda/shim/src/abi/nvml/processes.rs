@@ -8,7 +8,7 @@ use std::ffi::c_int;
 use cuda_protocol::{End, FromOwner, FromTenant, VERSION_PROCESSES};
 
 use super::{Device, INSUFFICIENT_SIZE, INVALID_ARGUMENT, NO_FUNCTION, SUCCESS, answer, connect};
-use crate::slots::{at, real};
+use crate::symbols::{at, real};
 
 /// An entry of a list, which begins with the process.
 trait Entry: Copy {

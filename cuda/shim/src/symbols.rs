@@ -1,0 +1,50 @@
+//! The symbols of the driver API and of NVML, and their real functions.
+//!
+//! UNSAFETY: reads arguments of functions by their positions.
+#![allow(unsafe_code, reason = "see UNSAFETY")]
+#![allow(non_upper_case_globals, missing_docs, dead_code, reason = "names of the driver API")]
+
+use std::ffi::CStr;
+use std::sync::atomic::{AtomicPtr, Ordering};
+
+include!(concat!(env!("OUT_DIR"), "/symbols.rs"));
+
+/// Functions of the real libraries; null where they have none. The driver's functions come first, then NVML's. Static:
+/// the stub of a submission jumps through this table.
+pub static REAL: [AtomicPtr<()>; ALL] = [const { AtomicPtr::new(std::ptr::null_mut()) }; ALL];
+
+/// The real function of a symbol; null if the driver has none.
+pub fn real(index: usize) -> *mut () {
+    REAL.get(index).map_or(std::ptr::null_mut(), |r| r.load(Ordering::Relaxed))
+}
+
+/// Arguments of a call with an unknown signature.
+#[derive(Clone, Copy)]
+pub struct Arguments {
+    registers: *const u64,
+    stack: *const u64,
+}
+
+// SAFETY: the test passes no arguments.
+#[cfg(test)]
+unsafe impl Send for Arguments {}
+
+impl Arguments {
+    /// Arguments that a stub has saved: six registers, and the rest on the caller's stack.
+    pub const fn new(registers: *const u64, stack: *const u64) -> Self {
+        Self { registers, stack }
+    }
+
+    /// Arguments of a call without arguments.
+    #[cfg(test)]
+    pub const NONE: Self = Self { registers: std::ptr::null(), stack: std::ptr::null() };
+
+    /// The argument in place `n`, from 0, as an integer or pointer.
+    ///
+    /// # Safety
+    /// The function has more than `n` arguments, none of them a floating-point number.
+    pub unsafe fn get(&self, n: usize) -> u64 {
+        // SAFETY: the stub has saved six registers downwards, and the rest is on the caller's stack.
+        unsafe { if n < 6 { *self.registers.add(5 - n) } else { *self.stack.add(n - 6) } }
+    }
+}
