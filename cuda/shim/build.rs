@@ -1,11 +1,10 @@
 //! Generates one exported function for each symbol of the driver API and of NVML from the table.
 
-use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::path::Path;
 use std::{env, fs};
 
-use cuda_table::{Class, Family, NVML, families, symbols};
+use cuda_table::{NVML, symbols};
 
 fn main() {
     println!("cargo:rerun-if-changed=build.rs");
@@ -14,42 +13,7 @@ fn main() {
     // A program may close the library, whose thread runs on.
     println!("cargo:rustc-cdylib-link-arg=-Wl,-z,nodelete");
     let out = env::var("OUT_DIR").expect("cargo names a folder");
-    for (name, text) in [("symbols.rs", symbol_tables()), ("stubs.rs", stubs())] {
-        fs::write(Path::new(&out).join(name), text).expect("the folder can be written");
-    }
-}
-
-/// Names, properties and forms of all symbols.
-fn symbol_tables() -> String {
-    let all: Vec<_> = symbols().collect();
-    let names: Vec<&str> = all.iter().map(|(name, ..)| name.as_str()).chain(NVML.iter().copied()).collect();
-    let mut text = format!("pub const COUNT: usize = {};\npub const ALL: usize = {};\n", all.len(), names.len());
-    let _ = writeln!(text, "pub static NAMES: [&CStr; ALL] = [");
-    for name in &names {
-        let _ = writeln!(text, "    c\"{name}\",");
-    }
-    let _ = writeln!(text, "];\npub static GATED: [bool; COUNT] = [");
-    for (_, class, _) in &all {
-        let _ = writeln!(text, "    {},", matches!(class, Class::Submit | Class::Copy));
-    }
-    let _ = writeln!(text, "];\npub static COPIES: [bool; COUNT] = [");
-    for (_, class, _) in &all {
-        let _ = writeln!(text, "    {},", matches!(class, Class::Copy));
-    }
-    let _ = writeln!(text, "];\npub static PER_THREAD: [bool; COUNT] = [");
-    for (name, ..) in &all {
-        let _ = writeln!(text, "    {},", name.ends_with("_ptsz") || name.ends_with("_ptds"));
-    }
-    let _ = writeln!(text, "];\npub static NAMES_MEMORY: [bool; COUNT] = [");
-    for (_, class, _) in &all {
-        let _ = writeln!(text, "    {},", matches!(class, Class::Graph | Class::Texture | Class::Pointer));
-    }
-    let _ = writeln!(text, "];\npub mod at {{");
-    for (index, name) in names.iter().enumerate() {
-        let _ = writeln!(text, "    pub const {name}: usize = {index};");
-    }
-    let _ = writeln!(text, "}}");
-    text + &forms(&all.iter().enumerate().map(|(index, (name, ..))| (name.as_str(), index)).collect())
+    fs::write(Path::new(&out).join("stubs.rs"), stubs()).expect("the folder can be written");
 }
 
 /// The exported functions, and the tables of functions behind them.
@@ -112,21 +76,4 @@ fn stub(text: &mut String, visibility: &str, name: &str, code: &str, operand: &s
         text,
         "#[unsafe(naked)] {visibility} unsafe extern \"C\" fn {name}() {{ core::arch::naked_asm!(\"{code}\", {operand}) }}"
     );
-}
-
-/// Names without endings, sorted by their bytes, each with its forms.
-fn forms(index: &BTreeMap<&str, usize>) -> String {
-    let mut sorted: Vec<&Family> = families().map(|(_, family)| family).collect();
-    sorted.sort_by_key(|family| family.name);
-    let mut text =
-        "pub type Forms = &'static [(u32, bool, usize)];\npub static FAMILIES: &[(&[u8], Forms)] = &[\n".to_owned();
-    for family in sorted {
-        let _ = write!(text, "    (b\"{}\", &[", family.name);
-        for form in family.forms() {
-            let at = index[format!("{}{}", family.name, form.suffix).as_str()];
-            let _ = write!(text, "({}, {}, {at}), ", form.version, form.per_thread());
-        }
-        let _ = writeln!(text, "]),");
-    }
-    text + "];\n"
 }

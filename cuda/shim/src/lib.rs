@@ -21,11 +21,12 @@
 #[cfg(not(all(target_arch = "x86_64", target_os = "linux")))]
 compile_error!("the stubs are written for x86-64 Linux");
 
+use cuda_driver::{calls as driver, streams, symbols};
+
 mod abi;
 mod captures;
 mod contexts;
 mod descriptors;
-mod driver;
 mod fences;
 mod fork;
 mod gate;
@@ -36,7 +37,5 @@ mod process;
 mod requests;
 mod settings;
 mod solo_backlog;
-mod streams;
-mod symbols;
 mod tenant;
 mod visible;

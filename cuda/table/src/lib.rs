@@ -4,7 +4,7 @@
 //! and their `Typedefs`). A function has *forms*: symbols for versions of its signature (`_v2`) and for the per-thread
 //! default stream (`_ptds`, `_ptsz`), which `cuGetProcAddress` chooses by the version and flags that the caller gives.
 //!
-//! This crate does not contain signatures, types or code: `cuda-shim` has them for the functions that it replaces.
+//! This crate does not contain signatures, types or code: `cuda-driver` has them for the functions that it calls.
 
 #![forbid(unsafe_code)]
 

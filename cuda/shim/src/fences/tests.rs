@@ -7,7 +7,7 @@ use super::*;
 use crate::driver::SUCCESS;
 use crate::gate;
 
-const STREAM: Stream = Stream::of_test(7);
+const STREAM: Stream = Stream::made(7);
 
 unsafe extern "C" fn made(event: *mut u64, _: u32) -> i32 {
     // SAFETY: the caller's pointer is valid.
@@ -42,7 +42,7 @@ fn submission_during_open_capture_gets_fence_at_once() {
     captures::tests::with_one_open(|| {
         before_capture();
         assert_eq!(state(), (0, 1));
-        submitted(Stream::of_test(8));
+        submitted(Stream::made(8));
         assert_eq!(state(), (0, 2), "nothing is left for when no event can be had");
     });
     all_passed();

@@ -4,7 +4,7 @@ use super::*;
 use crate::gate;
 use crate::symbols::Arguments;
 
-const STREAM: Stream = Stream::of_test(5);
+const STREAM: Stream = Stream::made(5);
 
 thread_local! {
     static CURRENT: std::cell::Cell<u64> = const { std::cell::Cell::new(0) };
@@ -102,12 +102,12 @@ fn elapsed_part_of_long_kernel_is_not_counted_as_left() {
 fn work_held_before_measurement_is_measured_from_its_start() {
     let _one = gate::tests::one();
     let flying = || lock().as_ref().map_or(0, |pace| pace.groups.len());
-    let (index, arguments) = (crate::symbols::at::cuCtxSynchronize, Arguments::NONE);
+    let (index, arguments) = (crate::symbols::at::cuCtxSynchronize, || Arguments::NONE);
     assert!(gate::close(gate::NO_SLICE, None));
     let thread = std::thread::spawn(move || {
-        let token = gate::enter(index, arguments);
+        let token = gate::enter(index, arguments());
         let began = flying();
-        gate::leave(index, arguments, token, driver::INVALID_CONTEXT);
+        gate::leave(index, arguments(), token, driver::INVALID_CONTEXT);
         (began, flying())
     });
     while !gate::held() {
@@ -145,7 +145,7 @@ fn work_submitted_with_unknown_length_corrects_estimate() {
 
 #[test]
 fn copy_may_run_next_to_long_kernel_of_other_stream() {
-    let other = Stream::of_test(6);
+    let other = Stream::made(6);
     let mut pace = flying(&[(21.0, true)], Instant::now());
     assert!(pace.is_free_for(other) && !pace.is_free_for(STREAM));
     pace.groups.extend(flying(&[(21.0, true)], Instant::now()).groups);

@@ -2,8 +2,8 @@
 
 use super::*;
 
-const ONE: Stream = Stream::of_test(5);
-const OTHER: Stream = Stream::of_test(6);
+const ONE: Stream = Stream::made(5);
+const OTHER: Stream = Stream::made(6);
 
 /// Returns this many marks of a stream, made at `at`.
 fn flying(solo_backlog: &mut SoloBacklog, stream: Stream, count: usize, at: Instant) {

@@ -14,20 +14,17 @@ include!(concat!(env!("OUT_DIR"), "/symbols.rs"));
 pub static REAL: [AtomicPtr<()>; ALL] = [const { AtomicPtr::new(std::ptr::null_mut()) }; ALL];
 
 /// The real function of a symbol; null if the driver has none.
+#[inline]
 pub fn real(index: usize) -> *mut () {
     REAL.get(index).map_or(std::ptr::null_mut(), |r| r.load(Ordering::Relaxed))
 }
 
 /// Arguments of a call with an unknown signature.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Debug)]
 pub struct Arguments {
     registers: *const u64,
     stack: *const u64,
 }
-
-// SAFETY: the test passes no arguments.
-#[cfg(test)]
-unsafe impl Send for Arguments {}
 
 impl Arguments {
     /// Arguments that a stub has saved: six registers, and the rest on the caller's stack.
@@ -36,13 +33,13 @@ impl Arguments {
     }
 
     /// Arguments of a call without arguments.
-    #[cfg(test)]
     pub const NONE: Self = Self { registers: std::ptr::null(), stack: std::ptr::null() };
 
     /// The argument in place `n`, from 0, as an integer or pointer.
     ///
     /// # Safety
     /// The function has more than `n` arguments, none of them a floating-point number.
+    #[inline]
     pub unsafe fn get(&self, n: usize) -> u64 {
         // SAFETY: the stub has saved six registers downwards, and the rest is on the caller's stack.
         unsafe { if n < 6 { *self.registers.add(5 - n) } else { *self.stack.add(n - 6) } }

@@ -1,4 +1,4 @@
-//! The real driver's functions that this library calls itself.
+//! The real driver's functions that the shim calls itself.
 //!
 //! UNSAFETY: calls functions with the signatures from NVIDIA's headers.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
@@ -103,6 +103,7 @@ macro_rules! calls {
         ///
         /// # Safety
         /// Same as for the driver's function.
+        #[inline]
         pub unsafe fn $name($($arg: $ty),*) -> c_int {
             let function = real(at::$symbol);
             if function.is_null() {

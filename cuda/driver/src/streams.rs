@@ -7,7 +7,7 @@ use std::cell::Cell;
 use std::ffi::c_int;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use crate::driver::{self, Object, SUCCESS};
+use crate::calls::{self, Object, SUCCESS};
 use crate::symbols::{Arguments, COUNT, PER_THREAD, at};
 
 /// `CU_STREAM_PER_THREAD`.
@@ -28,6 +28,7 @@ fn thread() -> u32 {
     thread_local! {
         static THREAD_NUMBER: Cell<u32> = const { Cell::new(0) };
     }
+    /// Static: numbers of threads are unique in the process, like the thread-local ones.
     static NEXT: AtomicU32 = AtomicU32::new(1);
     THREAD_NUMBER
         .try_with(|mine| {
@@ -41,9 +42,8 @@ fn thread() -> u32 {
 }
 
 impl Stream {
-    /// A stream that a program has made.
-    #[cfg(test)]
-    pub const fn of_test(handle: u64) -> Self {
+    /// A stream that the program has made, by its handle.
+    pub const fn made(handle: u64) -> Self {
         Self { handle, thread: 0 }
     }
 
@@ -54,7 +54,7 @@ impl Stream {
             PER_THREAD_HANDLE => Self { handle: PER_THREAD_HANDLE, thread: thread() },
             0 if per_thread => Self { handle: PER_THREAD_HANDLE, thread: thread() },
             0 | LEGACY => Self { handle: 0, thread: 0 },
-            _ => Self { handle, thread: 0 },
+            _ => Self::made(handle),
         }
     }
 
@@ -78,7 +78,7 @@ impl Stream {
     pub fn is_capturing(self) -> bool {
         let mut status: c_int = 0;
         // SAFETY: the program passes this stream to a submission.
-        let result = unsafe { driver::stream_is_capturing(self.object(), &raw mut status) };
+        let result = unsafe { calls::stream_is_capturing(self.object(), &raw mut status) };
         // On an error the question itself would disturb a capture.
         result != SUCCESS || status != 0
     }
@@ -91,7 +91,7 @@ const CONFIG: u8 = u8::MAX - 1;
 /// Several streams, or an unknown stream.
 const UNKNOWN: u8 = u8::MAX - 2;
 
-/// Index of the stream argument in each submitting function, starting at 0.
+/// Index of the stream argument in each submitting function, starting at 0. A table of constants.
 static PLACES: [u8; COUNT] = places();
 
 const fn places() -> [u8; COUNT] {
@@ -255,6 +255,7 @@ const ALL: [(u8, &[usize]); 11] = [
 
 /// The stream that a call submits to. Synchronous calls use the default stream, and a call with several streams has an
 /// unknown one: see [`is_known`].
+#[inline]
 pub fn stream(index: usize, arguments: Arguments) -> Stream {
     let per_thread = PER_THREAD.get(index).copied().unwrap_or(false);
     let handle = match PLACES.get(index).copied().unwrap_or(DEFAULT) {
@@ -274,6 +275,7 @@ pub fn stream(index: usize, arguments: Arguments) -> Stream {
 }
 
 /// Returns true if [`stream`] finds the stream of a call.
+#[inline]
 pub fn is_known(index: usize) -> bool {
     PLACES.get(index) != Some(&UNKNOWN)
 }

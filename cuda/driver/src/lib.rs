@@ -1,0 +1,11 @@
+//! The functions of the real `libcuda.so.1` that `cuda-shim` calls.
+//!
+//! - [`symbols`]: every symbol of the driver API and of NVML, with its real function once the library is loaded;
+//! - [`calls`]: the functions of the driver API that the shim calls itself, with their signatures;
+//! - [`streams`]: the stream that a submission names.
+//!
+//! This crate finds no library and replaces no function: `cuda-shim` fills [`symbols::REAL`].
+
+pub mod calls;
+pub mod streams;
+pub mod symbols;
