@@ -14,10 +14,10 @@ const MAX_CRATE_LINES: usize = 8000;
 
 /// Crates that are larger, with the lines that they may have. Numbers may only fall.
 const LARGE_CRATES: [(&str, usize); 4] =
-    [("cuda/owner", 9_000), ("cuda/shim", 8_310), ("simgpu", 14_090), ("vmm-glue", 9_350)];
+    [("cuda/owner", 9_000), ("cuda/shim", 8_190), ("simgpu", 14_090), ("vmm-glue", 9_350)];
 
 /// Modules of crates outside `mediator/` that import each other in circles, by crate. Numbers may only fall.
-const MODULES_IN_CIRCLES: [(&str, usize); 4] = [("cuda/shim", 10), ("simgpu", 10), ("vmm-glue", 2), ("xtask", 4)];
+const MODULES_IN_CIRCLES: [(&str, usize); 3] = [("simgpu", 10), ("vmm-glue", 2), ("xtask", 4)];
 
 /// The folder of a source file's crate, and the file's module path from `src` on.
 fn place(path: &Path) -> Option<(String, Vec<String>)> {

@@ -24,6 +24,7 @@ pub struct Stream {
     thread: u32,
 }
 
+#[inline]
 fn thread() -> u32 {
     thread_local! {
         static THREAD_NUMBER: Cell<u32> = const { Cell::new(0) };
@@ -49,6 +50,7 @@ impl Stream {
 
     /// The stream that this thread names by `handle`, where null means the thread's own stream or the context's default
     /// stream, depending on the call's variant.
+    #[inline]
     pub fn named(handle: u64, per_thread: bool) -> Self {
         match handle {
             PER_THREAD_HANDLE => Self { handle: PER_THREAD_HANDLE, thread: thread() },
@@ -65,6 +67,7 @@ impl Stream {
 
     /// Returns true if this thread can name the stream. Another thread's per-thread stream cannot be queried or
     /// recorded here.
+    #[inline]
     pub fn is_in_reach(self) -> bool {
         self.thread == 0 || self.thread == thread()
     }

@@ -1,172 +1,63 @@
 //! Captures that the program has open.
-//!
-//! UNSAFETY: forwards calls.
-#![allow(unsafe_code, reason = "see UNSAFETY")]
 
-use std::ffi::{c_int, c_void};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use foldhash::HashSet;
 
-use crate::driver::{self, Object, SUCCESS};
+use crate::driver;
 use crate::streams::Stream;
-use crate::symbols::at;
-use crate::{fences, gate, memory, pace};
 
-/// Captures that are open, or about to begin.
-static OPEN: AtomicU32 = AtomicU32::new(0);
-/// Streams in which the open captures began, each with its context.
-static ORIGINS: Mutex<Option<HashSet<(u64, Stream)>>> = Mutex::new(None);
-
-fn origins() -> MutexGuard<'static, Option<HashSet<(u64, Stream)>>> {
-    ORIGINS.lock().unwrap_or_else(PoisonError::into_inner)
+/// The open captures.
+#[derive(Debug, Default)]
+pub struct Captures {
+    /// Captures that are open, or about to begin.
+    open: AtomicU32,
+    /// Streams in which the open captures began, each with its context.
+    origins: Mutex<HashSet<(u64, Stream)>>,
 }
 
-/// Returns true if a stream of this program captures.
-pub fn any() -> bool {
-    OPEN.load(Ordering::SeqCst) > 0
-}
-
-/// Begins a capture in `stream`, but not while a drain asks contexts to synchronise: that would end the capture.
-fn begin(stream: Stream, call: impl FnOnce() -> c_int) -> c_int {
-    let stripe = gate::pass();
-    // First, so that each later submission is followed by a fence.
-    OPEN.fetch_add(1, Ordering::SeqCst);
-    pace::finish_groups();
-    fences::before_capture();
-    let result = call();
-    let context = driver::current_context() as u64;
-    if result != SUCCESS || !origins().get_or_insert_default().insert((context, stream)) {
-        OPEN.fetch_sub(1, Ordering::SeqCst);
+impl Captures {
+    fn origins(&self) -> MutexGuard<'_, HashSet<(u64, Stream)>> {
+        self.origins.lock().unwrap_or_else(PoisonError::into_inner)
     }
-    gate::done(stripe);
-    result
-}
 
-/// The capture of a stream has ended, or the stream has.
-fn over(which: impl Fn(&(u64, Stream)) -> bool) {
-    let mut origins = origins();
-    let Some(open) = origins.as_mut() else { return };
-    let before = open.len();
-    open.retain(|origin| !which(origin));
-    OPEN.fetch_sub(u32::try_from(before - open.len()).unwrap_or(0), Ordering::SeqCst);
-}
-
-/// Called when a context, or any context, has ended together with its captures.
-pub fn context_ends(context: Option<u64>) {
-    over(|(of, _)| context.is_none_or(|context| context == *of));
-}
-
-fn end(stream: Stream, call: impl FnOnce() -> c_int) -> c_int {
-    let result = call();
-    // A failed capture is over as well, regardless of the call's result.
-    if any() && !stream.is_capturing() {
-        over(|(_, origin)| *origin == stream);
+    /// Returns true if a stream of this program captures.
+    pub fn any(&self) -> bool {
+        self.open.load(Ordering::SeqCst) > 0
     }
-    result
-}
 
-macro_rules! begin {
-    ($($name:ident, $per_thread:literal, $real:ident($($arg:ident: $ty:ty),*);)*) => { $(
-        unsafe extern "C" fn $name(stream: Object, $($arg: $ty),*) -> c_int {
-            // SAFETY: the caller's promise.
-            begin(Stream::named(stream as u64, $per_thread), || unsafe { driver::$real(stream, $($arg),*) })
+    /// Counts a capture that is about to begin.
+    pub fn begins(&self) {
+        self.open.fetch_add(1, Ordering::SeqCst);
+    }
+
+    /// Records that the counted capture has begun in a stream of a context, or that it has failed.
+    pub fn begun(&self, context: u64, stream: Stream, succeeded: bool) {
+        if !succeeded || !self.origins().insert((context, stream)) {
+            self.open.fetch_sub(1, Ordering::SeqCst);
         }
-    )* };
-}
-
-begin! {
-    begin_first, false, stream_begin_capture_first();
-    begin_first_per_thread, true, stream_begin_capture_first_per_thread();
-    begin_capture, false, stream_begin_capture(mode: c_int);
-    begin_capture_per_thread, true, stream_begin_capture_per_thread(mode: c_int);
-    begin_to_graph, false, stream_begin_capture_to_graph(
-        graph: Object, nodes: *const c_void, data: *const c_void, count: usize, mode: c_int);
-    begin_to_graph_per_thread, true, stream_begin_capture_to_graph_per_thread(
-        graph: Object, nodes: *const c_void, data: *const c_void, count: usize, mode: c_int);
-    begin_again, false, stream_begin_recapture_to_graph(
-        mode: c_int, graph: Object, callback: *const c_void, data: *const c_void);
-    begin_again_per_thread, true, stream_begin_recapture_to_graph_per_thread(
-        mode: c_int, graph: Object, callback: *const c_void, data: *const c_void);
-    begin_to_cig, false, stream_begin_capture_to_cig(parameters: *const c_void);
-    begin_to_cig_per_thread, true, stream_begin_capture_to_cig_per_thread(parameters: *const c_void);
-}
-
-unsafe extern "C" fn end_capture(stream: Object, graph: *mut Object) -> c_int {
-    // SAFETY: the caller's promise.
-    end(Stream::named(stream as u64, false), || unsafe { driver::stream_end_capture(stream, graph) })
-}
-
-unsafe extern "C" fn end_capture_per_thread(stream: Object, graph: *mut Object) -> c_int {
-    // SAFETY: as above.
-    end(Stream::named(stream as u64, true), || unsafe { driver::stream_end_capture_per_thread(stream, graph) })
-}
-
-unsafe extern "C" fn end_to_cig(stream: Object) -> c_int {
-    // SAFETY: as above.
-    end(Stream::named(stream as u64, false), || unsafe { driver::stream_end_capture_to_cig(stream) })
-}
-
-unsafe extern "C" fn end_to_cig_per_thread(stream: Object) -> c_int {
-    // SAFETY: as above.
-    end(Stream::named(stream as u64, true), || unsafe { driver::stream_end_capture_to_cig_per_thread(stream) })
-}
-
-/// Destroys a stream: its work continues, but a capture of it ends.
-fn destroy(stream: Object, call: impl FnOnce() -> c_int) -> c_int {
-    let named = Stream::named(stream as u64, false);
-    pace::forget(named.handle);
-    fences::stream_ends(named.handle);
-    memory::stream_ends(stream as u64);
-    let result = call();
-    if result == SUCCESS && any() {
-        over(|(_, origin)| *origin == named);
     }
-    result
-}
 
-unsafe extern "C" fn stream_destroy(stream: Object) -> c_int {
-    // SAFETY: the caller's promise.
-    destroy(stream, || unsafe { driver::stream_destroy(stream) })
-}
+    fn over(&self, which: impl Fn(&(u64, Stream)) -> bool) {
+        let mut origins = self.origins();
+        let before = origins.len();
+        origins.retain(|origin| !which(origin));
+        self.open.fetch_sub(u32::try_from(before - origins.len()).unwrap_or(0), Ordering::SeqCst);
+    }
 
-unsafe extern "C" fn stream_destroy_first(stream: Object) -> c_int {
-    // SAFETY: as above.
-    destroy(stream, || unsafe { driver::stream_destroy_first(stream) })
-}
+    /// Records that the capture of a stream has ended, or the stream has.
+    pub fn stream_ended(&self, stream: Stream) {
+        self.over(|(_, origin)| *origin == stream);
+    }
 
-/// Functions of this module by symbol.
-pub fn ours(index: usize) -> Option<*mut ()> {
-    Some(match index {
-        at::cuStreamBeginCapture => begin_first as *mut (),
-        at::cuStreamBeginCapture_ptsz => begin_first_per_thread as *mut (),
-        at::cuStreamBeginCapture_v2 => begin_capture as *mut (),
-        at::cuStreamBeginCapture_v2_ptsz => begin_capture_per_thread as *mut (),
-        at::cuStreamBeginCaptureToGraph => begin_to_graph as *mut (),
-        at::cuStreamBeginCaptureToGraph_ptsz => begin_to_graph_per_thread as *mut (),
-        at::cuStreamBeginRecaptureToGraph => begin_again as *mut (),
-        at::cuStreamBeginRecaptureToGraph_ptsz => begin_again_per_thread as *mut (),
-        at::cuStreamBeginCaptureToCig => begin_to_cig as *mut (),
-        at::cuStreamBeginCaptureToCig_ptsz => begin_to_cig_per_thread as *mut (),
-        at::cuStreamEndCapture => end_capture as *mut (),
-        at::cuStreamEndCapture_ptsz => end_capture_per_thread as *mut (),
-        at::cuStreamEndCaptureToCig => end_to_cig as *mut (),
-        at::cuStreamEndCaptureToCig_ptsz => end_to_cig_per_thread as *mut (),
-        at::cuStreamDestroy_v2 => stream_destroy as *mut (),
-        at::cuStreamDestroy => stream_destroy_first as *mut (),
-        _ => return None,
-    })
-}
+    /// Records that a context, or any context, has ended together with its captures.
+    pub fn context_ended(&self, context: Option<u64>) {
+        self.over(|(of, _)| context.is_none_or(|context| context == *of));
+    }
 
-#[cfg(test)]
-pub mod tests {
-    use super::*;
-
-    /// Does `work` while a capture counts as open.
-    pub fn with_one_open(work: impl FnOnce()) {
-        OPEN.fetch_add(1, Ordering::SeqCst);
-        work();
-        OPEN.fetch_sub(1, Ordering::SeqCst);
+    /// Runs `work` in a way that disturbs no capture of another stream.
+    pub fn quietly<T>(&self, work: impl FnOnce() -> T) -> T {
+        if self.any() { driver::relaxed(work) } else { work() }
     }
 }

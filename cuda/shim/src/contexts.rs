@@ -1,106 +1,70 @@
-//! Contexts of the program, noted as they are made: a drain must reach the work in each.
+//! Contexts of the program: a drain must reach the work in each.
 //!
-//! UNSAFETY: forwards calls.
+//! UNSAFETY: binds contexts of the program to the thread.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
 
-use std::ffi::{c_int, c_void};
+use std::cell::Cell;
+use std::collections::HashSet;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::driver::{self, Object, SUCCESS};
-use crate::symbols::at;
-use crate::{captures, fences, memory, solo_backlog, tenant};
 
-macro_rules! made {
-    ($name:ident($($arg:ident: $ty:ty),*)) => {
-        unsafe extern "C" fn $name(context: *mut Object, $($arg: $ty),*) -> c_int {
-            // SAFETY: the caller's promise; the driver has written the context if it succeeds.
-            unsafe {
-                let result = driver::$name(context, $($arg),*);
-                if result == SUCCESS {
-                    tenant::note(*context as u64);
-                }
-                result
+/// Contexts of the program in which work or memory was seen.
+#[derive(Debug, Default)]
+pub struct Contexts {
+    known: Mutex<HashSet<u64>>,
+}
+
+impl Contexts {
+    fn known(&self) -> MutexGuard<'_, HashSet<u64>> {
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Remembers the context that is current to this thread.
+    pub fn note_current(&self) {
+        thread_local! {
+            /// The context that this thread has noted last. A thread that creates a context also records it, so that no
+            /// context is missed when a destroyed one's handle is reused.
+            static LAST_NOTED_CONTEXT: Cell<u64> = const { Cell::new(0) };
+        }
+        let context = driver::current_context() as u64;
+        if LAST_NOTED_CONTEXT.try_with(|noted| noted.replace(context) == context) != Ok(true) {
+            self.note(context);
+        }
+    }
+
+    /// Remembers a context.
+    pub fn note(&self, context: u64) {
+        if context != 0 {
+            self.known().insert(context);
+        }
+    }
+
+    /// Forgets a context that ends.
+    pub fn forget(&self, context: u64) {
+        self.known().remove(&context);
+    }
+
+    /// Makes a context of the program current to this thread.
+    pub fn bind(&self) {
+        if let Some(context) = self.known().iter().next() {
+            // SAFETY: the program's context; the driver refuses a destroyed one.
+            unsafe { driver::ctx_set_current(*context as Object) };
+        }
+    }
+
+    /// Waits for all work of the contexts. Returns false if a context has a capture unknown to the library.
+    pub fn synchronize(&self) -> bool {
+        let contexts = self.known().clone();
+        for context in contexts {
+            // SAFETY: as in `bind`.
+            let result = unsafe {
+                if driver::ctx_set_current(context as Object) == SUCCESS { driver::ctx_synchronize() } else { SUCCESS }
+            };
+            if driver::CAPTURE_FORBIDS.contains(&result) {
+                return false;
             }
         }
-    };
-}
-
-made!(primary_ctx_retain(device: c_int));
-made!(ctx_create(flags: u32, device: c_int));
-made!(ctx_create_v3(affinity: *const c_void, count: c_int, flags: u32, device: c_int));
-made!(ctx_create_v4(parameters: *const c_void, flags: u32, device: c_int));
-
-/// Forgets the notes on a context that is about to end.
-fn ends(context: Object) {
-    tenant::forget(context as u64);
-    memory::context_ends(context as u64);
-    solo_backlog::forget();
-    fences::context_ends(context as u64);
-    captures::context_ends(Some(context as u64));
-}
-
-unsafe extern "C" fn ctx_destroy(context: Object) -> c_int {
-    ends(context);
-    // SAFETY: the caller's promise.
-    unsafe { driver::ctx_destroy(context) }
-}
-
-unsafe extern "C" fn ctx_destroy_first(context: Object) -> c_int {
-    ends(context);
-    // SAFETY: the caller's promise.
-    unsafe { driver::ctx_destroy_first(context) }
-}
-
-/// Unmarks memory that streams of a context have freed, and forgets its events.
-fn may_end() {
-    memory::contexts_end();
-    solo_backlog::forget();
-    fences::contexts_may_end();
-}
-
-unsafe extern "C" fn green_ctx_destroy(context: Object) -> c_int {
-    may_end();
-    // SAFETY: the caller's promise.
-    unsafe { driver::green_ctx_destroy(context) }
-}
-
-macro_rules! primary_ends {
-    ($name:ident) => {
-        unsafe extern "C" fn $name(device: c_int) -> c_int {
-            may_end();
-            // SAFETY: the caller's promise.
-            let result = unsafe { driver::$name(device) };
-            let (mut flags, mut active) = (0, 0);
-            // SAFETY: the pointers are to locals.
-            let told = unsafe { driver::primary_ctx_get_state(device, &raw mut flags, &raw mut active) };
-            // Other threads may still have a reference, and work continues.
-            if told == SUCCESS && active == 0 {
-                fences::contexts_ended();
-                captures::context_ends(None);
-            }
-            result
-        }
-    };
-}
-
-primary_ends!(primary_ctx_release);
-primary_ends!(primary_ctx_release_first);
-primary_ends!(primary_ctx_reset);
-primary_ends!(primary_ctx_reset_first);
-
-/// Functions of this module by symbol.
-pub fn ours(index: usize) -> Option<*mut ()> {
-    Some(match index {
-        at::cuDevicePrimaryCtxRetain => primary_ctx_retain as *mut (),
-        at::cuCtxCreate_v2 => ctx_create as *mut (),
-        at::cuCtxCreate_v3 => ctx_create_v3 as *mut (),
-        at::cuCtxCreate_v4 => ctx_create_v4 as *mut (),
-        at::cuCtxDestroy_v2 => ctx_destroy as *mut (),
-        at::cuCtxDestroy => ctx_destroy_first as *mut (),
-        at::cuDevicePrimaryCtxRelease_v2 => primary_ctx_release as *mut (),
-        at::cuDevicePrimaryCtxRelease => primary_ctx_release_first as *mut (),
-        at::cuDevicePrimaryCtxReset_v2 => primary_ctx_reset as *mut (),
-        at::cuDevicePrimaryCtxReset => primary_ctx_reset_first as *mut (),
-        at::cuGreenCtxDestroy => green_ctx_destroy as *mut (),
-        _ => return None,
-    })
+        true
+    }
 }

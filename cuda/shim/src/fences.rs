@@ -13,24 +13,18 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use foldhash::HashSet;
 
-use crate::captures;
+use crate::captures::Captures;
 use crate::driver;
-use crate::pace::{self, Event};
+use crate::events::{self, Event, UNTIMED};
 use crate::streams::Stream;
 
-/// `CU_EVENT_DISABLE_TIMING`.
-const UNTIMED: u32 = 2;
 /// Events that are kept for further fences.
 const MAX_SPARE_EVENTS: usize = 64;
 /// Streams that a thread remembers to have noted.
 const MAX_REMEMBERED_STREAMS: usize = 4;
 
-/// Rises whenever noted streams are taken.
-static GENERATION: AtomicU64 = AtomicU64::new(1);
-static STATE: Mutex<Option<Fences>> = Mutex::new(None);
-
-#[derive(Default)]
-struct Fences {
+#[derive(Debug, Default)]
+struct Pending {
     /// Streams with work after their last fence.
     noted: HashSet<(u64, Stream)>,
     /// Pending fences: context, stream, event.
@@ -40,131 +34,166 @@ struct Fences {
     unknown: bool,
 }
 
-fn lock() -> MutexGuard<'static, Option<Fences>> {
-    STATE.lock().unwrap_or_else(PoisonError::into_inner)
+/// Unmeasured work of the program, and the fences after it.
+#[derive(Debug)]
+pub struct Fences {
+    /// Rises whenever noted streams are taken.
+    generation: AtomicU64,
+    pending: Mutex<Pending>,
 }
 
-/// Called after an unmeasured submission.
-pub fn submitted(stream: Stream) {
-    thread_local! {
-        static NOTED_STREAMS: Cell<(u64, [Option<Stream>; MAX_REMEMBERED_STREAMS], usize)> =
-            const { Cell::new((0, [None; MAX_REMEMBERED_STREAMS], 0)) };
+impl Fences {
+    /// Returns no work.
+    pub fn new() -> Self {
+        // Threads remember streams of generation 0 before they have noted any.
+        Self { generation: AtomicU64::new(1), pending: Mutex::default() }
     }
-    let generation = GENERATION.load(Ordering::SeqCst);
-    let known = NOTED_STREAMS.try_with(|last| {
-        let (of, mut streams, next) = last.get();
-        // Each context has its own default streams.
-        if of == generation && stream.handle > 2 && streams.contains(&Some(stream)) {
-            return true;
+
+    fn lock(&self) -> MutexGuard<'_, Pending> {
+        self.pending.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn next_generation(&self) {
+        self.generation.fetch_add(1, Ordering::SeqCst);
+    }
+
+    /// Called after an unmeasured submission.
+    #[inline]
+    pub fn submitted(&self, captures: &Captures, stream: Stream) {
+        if !self.remembers(stream) {
+            self.note(stream);
         }
-        let (mut next, fresh) = (next, of != generation);
-        if fresh {
-            (streams, next) = ([None; MAX_REMEMBERED_STREAMS], 0);
+        // After that, a new capture sees the note, or this code sees the capture.
+        if captures.any() {
+            self.fence_now(captures, stream);
         }
-        streams[next % MAX_REMEMBERED_STREAMS] = Some(stream);
-        last.set((generation, streams, next + 1));
-        false
-    });
-    if known != Ok(true) {
-        let context = driver::current_context() as u64;
-        lock().get_or_insert_default().noted.insert((context, stream));
     }
-    // After that, a new capture sees the note, or this code sees the capture.
-    if captures::any() {
-        let context = driver::current_context() as u64;
-        pace::quietly(|| lock().get_or_insert_default().fence(context, stream));
+
+    /// Returns true if this thread has noted a stream before. Otherwise remembers that it has.
+    #[inline]
+    fn remembers(&self, stream: Stream) -> bool {
+        thread_local! {
+            static NOTED_STREAMS: Cell<(u64, [Option<Stream>; MAX_REMEMBERED_STREAMS], usize)> =
+                const { Cell::new((0, [None; MAX_REMEMBERED_STREAMS], 0)) };
+        }
+        let generation = self.generation.load(Ordering::SeqCst);
+        let known = NOTED_STREAMS.try_with(|last| {
+            let (of, mut streams, next) = last.get();
+            // Each context has its own default streams.
+            if of == generation && stream.handle > 2 && streams.contains(&Some(stream)) {
+                return true;
+            }
+            let (mut next, fresh) = (next, of != generation);
+            if fresh {
+                (streams, next) = ([None; MAX_REMEMBERED_STREAMS], 0);
+            }
+            streams[next % MAX_REMEMBERED_STREAMS] = Some(stream);
+            last.set((generation, streams, next + 1));
+            false
+        });
+        known == Ok(true)
     }
-}
 
-/// Called after a submission to unknown streams.
-pub fn submitted_anywhere() {
-    lock().get_or_insert_default().unknown = true;
-}
+    #[cold]
+    fn note(&self, stream: Stream) {
+        let context = driver::current_context() as u64;
+        self.lock().noted.insert((context, stream));
+    }
 
-/// Before a capture begins, which is counted already: all streams get their fences.
-pub fn before_capture() {
-    pace::quietly(|| lock().get_or_insert_default().fence_all());
-}
+    #[cold]
+    fn fence_now(&self, captures: &Captures, stream: Stream) {
+        let context = driver::current_context() as u64;
+        captures.quietly(|| self.lock().fence(captures, context, stream));
+    }
 
-/// Before a stream is destroyed: its work continues.
-pub fn stream_ends(handle: u64) {
-    let mut state = lock();
-    let Some(fences) = state.as_mut() else { return };
-    let of_it = |(_, stream): &&(u64, Stream)| stream.handle == handle;
-    let noted: Vec<_> = fences.noted.iter().filter(of_it).copied().collect();
-    pace::quietly(|| noted.into_iter().for_each(|(context, stream)| fences.fence(context, stream)));
-    // A stream that took no event no longer exists.
-    let before = fences.noted.len();
-    fences.noted.retain(|(_, stream)| stream.handle != handle);
-    fences.unknown |= fences.noted.len() != before;
-}
+    /// Called after a submission to unknown streams.
+    pub fn submitted_anywhere(&self) {
+        self.lock().unknown = true;
+    }
 
-/// All contexts were synchronised: nothing is in flight.
-pub fn all_passed() {
-    let mut state = lock();
-    if let Some(fences) = state.as_mut() {
-        GENERATION.fetch_add(1, Ordering::SeqCst);
+    /// Gives all streams their fences before a capture begins, which is counted already.
+    pub fn before_capture(&self, captures: &Captures) {
+        captures.quietly(|| {
+            let mut fences = self.lock();
+            self.next_generation();
+            fences.fence_all(captures);
+        });
+    }
+
+    /// Fences a stream before it is destroyed: its work continues.
+    pub fn stream_ends(&self, captures: &Captures, handle: u64) {
+        let mut fences = self.lock();
+        let of_it = |(_, stream): &&(u64, Stream)| stream.handle == handle;
+        let noted: Vec<_> = fences.noted.iter().filter(of_it).copied().collect();
+        captures.quietly(|| noted.into_iter().for_each(|(context, stream)| fences.fence(captures, context, stream)));
+        // A stream that took no event no longer exists.
+        let before = fences.noted.len();
+        fences.noted.retain(|(_, stream)| stream.handle != handle);
+        fences.unknown |= fences.noted.len() != before;
+    }
+
+    /// Records that all contexts were synchronised: nothing is in flight.
+    pub fn all_passed(&self) {
+        let mut fences = self.lock();
+        self.next_generation();
         fences.noted.clear();
         fences.unknown = false;
         let passed = std::mem::take(&mut fences.fences);
         passed.into_iter().for_each(|(context, _, event)| fences.keep(context, event));
     }
-}
 
-/// Forgets a context that ends, with its work and its events.
-pub fn context_ends(context: u64) {
-    let mut state = lock();
-    let Some(fences) = state.as_mut() else { return };
-    GENERATION.fetch_add(1, Ordering::SeqCst);
-    fences.noted.retain(|(of, _)| *of != context);
-    fences.fences.retain(|(of, ..)| *of != context);
-    fences.spare.retain(|(of, _)| *of != context);
-}
+    /// Forgets a context that ends, with its work and its events.
+    pub fn context_ends(&self, context: u64) {
+        let mut fences = self.lock();
+        self.next_generation();
+        fences.noted.retain(|(of, _)| *of != context);
+        fences.fences.retain(|(of, ..)| *of != context);
+        fences.spare.retain(|(of, _)| *of != context);
+    }
 
-/// Drops all events, because a context may end together with its events. The work in flight is unknown from here on.
-pub fn contexts_may_end() {
-    *lock() = Some(Fences { unknown: true, ..Fences::default() });
-    GENERATION.fetch_add(1, Ordering::SeqCst);
-}
+    /// Drops all events, because a context may end together with its events. The work in flight is unknown from here
+    /// on.
+    pub fn contexts_may_end(&self) {
+        *self.lock() = Pending { unknown: true, ..Pending::default() };
+        self.next_generation();
+    }
 
-/// Called when a context has ended, together with its work in flight.
-pub fn contexts_ended() {
-    if let Some(fences) = lock().as_mut() {
-        fences.unknown = false;
+    /// Called when a context has ended, together with its work in flight.
+    pub fn contexts_ended(&self) {
+        self.lock().unknown = false;
+    }
+
+    /// Returns true if all unmeasured work has ended. Called with the gate closed and a capture open.
+    pub fn have_passed(&self, captures: &Captures) -> bool {
+        let mut fences = self.lock();
+        captures.quietly(|| {
+            self.next_generation();
+            fences.fence_all(captures);
+            fences.reap();
+        });
+        fences.noted.is_empty() && fences.fences.is_empty() && !fences.unknown
     }
 }
 
-/// Returns true if all unmeasured work has ended. Called with the gate closed and a capture open.
-pub fn have_passed() -> bool {
-    let mut state = lock();
-    let Some(fences) = state.as_mut() else { return true };
-    pace::quietly(|| {
-        fences.fence_all();
-        fences.reap();
-    });
-    fences.noted.is_empty() && fences.fences.is_empty() && !fences.unknown
-}
-
-impl Fences {
-    fn fence_all(&mut self) {
-        GENERATION.fetch_add(1, Ordering::SeqCst);
+impl Pending {
+    fn fence_all(&mut self, captures: &Captures) {
         for (context, stream) in self.noted.clone() {
-            self.fence(context, stream);
+            self.fence(captures, context, stream);
         }
     }
 
     /// Records a fence after the work of a stream, if the stream takes one.
-    fn fence(&mut self, context: u64, stream: Stream) {
+    fn fence(&mut self, captures: &Captures, context: u64, stream: Stream) {
         if !stream.is_in_reach() {
             self.noted.insert((context, stream));
             return;
         }
-        let recorded = pace::within(context, || {
-            if captures::any() && stream.is_capturing() {
+        let recorded = events::within(context, || {
+            if captures.any() && stream.is_capturing() {
                 return None;
             }
             let event = self.event(context)?;
-            if pace::record(event, stream) {
+            if events::record(event, stream) {
                 return Some(event);
             }
             self.keep(context, event);
@@ -188,7 +217,7 @@ impl Fences {
     }
 
     fn reap(&mut self) {
-        let passed = |(context, _, event): &(u64, Stream, Event)| pace::within(*context, || event.done());
+        let passed = |(context, _, event): &(u64, Stream, Event)| events::within(*context, || event.done());
         let (passed, left): (Vec<_>, Vec<_>) = std::mem::take(&mut self.fences).into_iter().partition(passed);
         self.fences = left;
         passed.into_iter().for_each(|(context, _, event)| self.keep(context, event));

@@ -3,13 +3,16 @@
 //! Each symbol of the driver API jumps through a slot (`abi::stubs`). On the first call the real driver's library is
 //! found and loaded (`abi::loader`), and every slot gets the real function. With [`cuda_protocol::SOCKET_VARIABLE`] in
 //! the environment our own functions replace the ones that a mediator must intercept, both in the slots and in the
-//! answers of `cuGetProcAddress` (`abi::lookup`):
+//! answers of `cuGetProcAddress` (`abi::lookup`). They share one object, the [`shim::Shim`]:
 //! - memory (`memory`): allocations are in chunks of the owner, at addresses that never change; memory that cannot move
 //!   is counted;
-//! - submissions (`gate`, `pace`, `solo_backlog`): blocked outside the tenant's slice and while its chunks move, and
-//!   with bounded run-ahead per stream (`streams`); while a stream captures (`captures`), `fences` find the ends of
+//! - submissions (`gate`, `pacing`): blocked outside the tenant's slice and while its chunks move, and with bounded
+//!   run-ahead per stream (`pace`, `solo_backlog`); while a stream captures (`captures`), `fences` find the ends of
 //!   work;
-//! - the connection (`tenant`): one thread obeys the owner.
+//! - the link to the owner (`link`): requests of the program's threads.
+//!
+//! One thread obeys the owner (`agent`). Modules import one way: `abi` and `agent` are above `shim`, and `shim` is
+//! above the rest. A module gets the parts that it needs as arguments, and reports an event to its caller.
 //!
 //! The same file is `libnvidia-ml.so.1` as well (`abi::nvml`): NVML's functions pass, except those that report a card's
 //! memory.
@@ -24,18 +27,21 @@ compile_error!("the stubs are written for x86-64 Linux");
 use cuda_driver::{calls as driver, streams, symbols};
 
 mod abi;
+mod agent;
 mod captures;
 mod contexts;
 mod descriptors;
+mod events;
 mod fences;
 mod fork;
 mod gate;
+mod link;
 mod log;
 mod memory;
 mod pace;
+mod pacing;
 mod process;
-mod requests;
 mod settings;
+mod shim;
 mod solo_backlog;
-mod tenant;
 mod visible;

@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicU8, Ordering};
 /// Returns true if messages are enabled.
 pub fn wanted() -> bool {
     const UNKNOWN: u8 = 2;
+    /// Static: messages are written before the shim exists, and by threads that do not know it.
     static WANTED: AtomicU8 = AtomicU8::new(UNKNOWN);
     // Takes no lock, because a child forked in the meantime would wait for it.
     match WANTED.load(Ordering::Relaxed) {

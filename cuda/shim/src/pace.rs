@@ -3,10 +3,6 @@
 //! Submissions to one stream are gathered in *groups*, each ended by an event. The length of work in flight is
 //! estimated from earlier runs of the same work; when the estimate reaches the bound, submissions wait for events.
 //! Nothing here runs while the tenant is alone.
-//!
-//! UNSAFETY: records and queries events of the driver.
-#![allow(unsafe_code, reason = "see UNSAFETY")]
-
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -15,8 +11,10 @@ use std::time::{Duration, Instant};
 use cuda_protocol::Usage;
 use foldhash::{HashMap, HashSet};
 
-use crate::captures;
-use crate::driver::{self, Object, SUCCESS};
+use crate::captures::Captures;
+use crate::driver;
+use crate::events::{self, Event};
+use crate::gate::Gate;
 use crate::streams::Stream;
 
 /// Nanoseconds assumed at least for work that was never seen.
@@ -44,47 +42,7 @@ const DISTURBED: std::ops::RangeInclusive<f64> = 0.4..=3.0;
 /// Milliseconds between the base of times and an event; beyond them single precision loses microseconds.
 const REBASE_MS: f64 = 1000.0;
 
-static ACTIVE: AtomicBool = AtomicBool::new(false);
-static BOUND_NS: AtomicU64 = AtomicU64::new(0);
-static STATE: Mutex<Option<Pace>> = Mutex::new(None);
-/// Work may be in flight that was submitted while nothing was measured.
-static UNMEASURED: AtomicBool = AtomicBool::new(true);
-
-/// Handle of an event, moved between threads.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Event(u64);
-
-impl Event {
-    /// No event.
-    #[cfg(test)]
-    pub const NONE: Self = Self(0);
-
-    fn raw(self) -> Object {
-        self.0 as Object
-    }
-
-    /// Makes an event of the context that is current to this thread.
-    pub fn create(flags: u32) -> Option<Self> {
-        let mut event = std::ptr::null_mut();
-        // SAFETY: the pointer is valid.
-        let result = unsafe { driver::event_create(&raw mut event, flags) };
-        (result == SUCCESS).then_some(Self(event as u64))
-    }
-
-    /// Returns true if the work before it has ended.
-    pub fn done(self) -> bool {
-        // SAFETY: our own event that is never destroyed. Anything but "not ready" means that no more work will end.
-        unsafe { driver::event_query(self.raw()) != driver::NOT_READY }
-    }
-
-    fn since(self, base: Event) -> Option<f64> {
-        let mut milliseconds = 0f32;
-        // SAFETY: both events are ours, timed, recorded and done.
-        let result = unsafe { driver::event_elapsed(&raw mut milliseconds, base.raw(), self.raw()) };
-        (result == SUCCESS).then(|| f64::from(milliseconds))
-    }
-}
-
+#[derive(Debug)]
 struct Group {
     context: u64,
     stream: Stream,
@@ -121,6 +79,7 @@ impl Group {
 }
 
 /// Times of one context's events: each is milliseconds after the first base.
+#[derive(Debug)]
 struct Clock {
     base: Event,
     offset: f64,
@@ -147,7 +106,7 @@ pub enum Left {
     Unknown,
 }
 
-#[derive(Default)]
+#[derive(Debug, Default)]
 struct Pace {
     groups: VecDeque<Group>,
     /// End of the last group of each stream.
@@ -160,191 +119,202 @@ struct Pace {
     last: Option<Instant>,
     /// Time at which the end of a group was seen last.
     seen: Option<Instant>,
+    /// No work is in flight that was submitted while nothing was measured.
+    all_measured: bool,
 }
 
-fn lock() -> MutexGuard<'static, Option<Pace>> {
-    STATE.lock().unwrap_or_else(PoisonError::into_inner)
+/// Work in flight of this program next to other tenants, measured and bounded.
+#[derive(Debug, Default)]
+pub struct RunAhead {
+    active: AtomicBool,
+    bound_ns: AtomicU64,
+    pace: Mutex<Pace>,
 }
 
-/// Returns true if submissions are bounded and measured.
-pub fn active() -> bool {
-    ACTIVE.load(Ordering::Relaxed)
-}
-
-/// Bounds the work in flight to `run_ahead_us`; 0 ends bounding and measuring.
-pub fn bound(run_ahead_us: u32) {
-    BOUND_NS.store(u64::from(run_ahead_us) * 1000, Ordering::Relaxed);
-    if run_ahead_us > 0 {
-        lock().get_or_insert_default();
+impl RunAhead {
+    fn lock(&self) -> MutexGuard<'_, Pace> {
+        self.pace.lock().unwrap_or_else(PoisonError::into_inner)
     }
-    if !ACTIVE.swap(run_ahead_us > 0, Ordering::SeqCst) {
-        UNMEASURED.store(true, Ordering::SeqCst);
+
+    fn bound_ns(&self) -> f64 {
+        self.bound_ns.load(Ordering::Relaxed) as f64
     }
-}
 
-/// Records that unmeasured work may be in flight.
-pub fn unmeasured() {
-    UNMEASURED.store(true, Ordering::SeqCst);
-}
+    /// Returns true if submissions are bounded and measured.
+    pub fn is_active(&self) -> bool {
+        self.active.load(Ordering::Relaxed)
+    }
 
-/// Records that no unmeasured work is in flight.
-pub fn all_measured() {
-    UNMEASURED.store(!active(), Ordering::SeqCst);
-}
+    /// Bounds the work in flight to `run_ahead_us`; 0 ends bounding and measuring.
+    pub fn bound(&self, run_ahead_us: u32) {
+        self.bound_ns.store(u64::from(run_ahead_us) * 1000, Ordering::Relaxed);
+        if !self.active.swap(run_ahead_us > 0, Ordering::SeqCst) {
+            self.unmeasured();
+        }
+    }
 
-/// Returns true if all that may be in flight was measured.
-pub fn is_measured() -> bool {
-    active() && !UNMEASURED.load(Ordering::SeqCst)
-}
+    /// Records that unmeasured work may be in flight.
+    pub fn unmeasured(&self) {
+        self.lock().all_measured = false;
+    }
 
-/// Waits before a submission to `stream` until less than the bound is in flight, or `closed` returns that the gate is
-/// closed.
-pub fn wait(stream: Stream, closed: impl Fn() -> bool) {
-    loop {
-        let ahead = {
-            let mut state = lock();
-            let Some(pace) = state.as_mut() else { return };
-            quietly(|| pace.reap());
-            let bound = BOUND_NS.load(Ordering::Relaxed) as f64;
-            // After a kernel longer than the bound, the next follows when it is about to end: the card always has work,
-            // and a slice that ends waits for only this one.
-            let ahead = pace.left_ns(Instant::now());
-            if ahead <= bound || pace.is_free_for(stream) {
-                return;
-            }
-            if pace.groups.iter().all(|g| g.end.is_none()) {
-                quietly(|| pace.close_groups(|_| true));
-                if pace.groups.iter().all(|g| g.end.is_none()) {
-                    // No work with an end to wait for.
+    /// Records that no unmeasured work is in flight.
+    pub fn all_measured(&self) {
+        self.lock().all_measured = self.is_active();
+    }
+
+    /// Returns true if all that may be in flight was measured.
+    pub fn is_measured(&self) -> bool {
+        self.is_active() && self.lock().all_measured
+    }
+
+    /// Waits before a submission to `stream` until less than the bound is in flight, or the gate is closed.
+    pub fn wait(&self, captures: &Captures, gate: &Gate, stream: Stream) {
+        loop {
+            let ahead = {
+                let mut pace = self.lock();
+                captures.quietly(|| pace.reap());
+                let bound = self.bound_ns();
+                // After a kernel longer than the bound, the next follows when it is about to end: the card always has
+                // work, and a slice that ends waits for only this one.
+                let ahead = pace.left_ns(Instant::now());
+                if ahead <= bound || pace.is_free_for(stream) {
                     return;
                 }
+                if pace.groups.iter().all(|g| g.end.is_none()) {
+                    captures.quietly(|| pace.close_groups(captures, |_| true));
+                    if pace.groups.iter().all(|g| g.end.is_none()) {
+                        // No work with an end to wait for.
+                        return;
+                    }
+                }
+                ahead - bound
+            };
+            if gate.is_closed() || !self.is_active() {
+                return;
             }
-            ahead - bound
-        };
-        if closed() || !active() {
+            if ahead > 100_000.0 {
+                std::thread::sleep(Duration::from_micros(25));
+            } else {
+                std::thread::yield_now();
+            }
+        }
+    }
+
+    /// Begins a group before a submission to a stream without work in flight, so that the card's idle time is not
+    /// counted. Checks the work in flight again if the submission was `held`.
+    pub fn begin(&self, captures: &Captures, stream: Stream, held: bool) {
+        let context = driver::current_context() as u64;
+        let mut pace = self.lock();
+        if held {
+            captures.quietly(|| pace.reap());
+        }
+        if pace.groups.iter().any(|g| g.stream == stream && g.context == context) {
             return;
         }
-        if ahead > 100_000.0 {
-            std::thread::sleep(Duration::from_micros(25));
-        } else {
-            std::thread::yield_now();
+        let start = captures.quietly(|| pace.event(context).filter(|event| events::record(*event, stream)));
+        pace.groups.push_back(Group::new(context, stream, start));
+    }
+
+    /// Reverts [`Self::begin`] for a submission that failed.
+    pub fn failed(&self, stream: Stream) {
+        self.lock().groups.retain(|g| g.stream != stream || !g.keys.is_empty());
+    }
+
+    /// Counts a submission to `stream` that this thread has made.
+    pub fn submitted(&self, captures: &Captures, stream: Stream, key: u64, copy: bool) {
+        let context = driver::current_context() as u64;
+        let mut pace = self.lock();
+        pace.last = Some(Instant::now());
+        pace.usage.launches = pace.usage.launches.saturating_add(1);
+        let known = pace.lengths.get(&key).copied();
+        let unknown = pace.unknown_ns_of(key, self.bound_ns());
+        let estimate = known.map_or(unknown, |length| length.ns);
+        let mine = |g: &Group| g.end.is_none() && g.stream == stream && g.context == context;
+        if !pace.groups.iter().any(mine) {
+            pace.groups.push_back(Group::new(context, stream, None));
+        }
+        let Some(group) = pace.groups.iter_mut().find(|g| mine(g)) else { return };
+        group.keys.push(key);
+        group.copies += u32::from(copy);
+        group.estimate += estimate;
+        group.unknown_ns = unknown;
+        group.sure &= known.is_some_and(|length| length.steady >= MIN_CONFIRMING_GROUPS);
+        // A stream may join a capture, and another thread's per-thread stream is unreachable: the end of their work is
+        // recorded immediately.
+        let full = known.is_none()
+            || captures.any()
+            || stream.is_threads_own()
+            || group.keys.len() as u32 >= LONGEST_GROUP
+            || group.estimate * GROUPS_OF_BOUND >= self.bound_ns();
+        if full {
+            captures.quietly(|| pace.close_groups(captures, |g| g.stream == stream && g.context == context));
         }
     }
-}
 
-/// Begins a group before a submission to a stream without work in flight, so that the card's idle time is not counted.
-/// Checks the work in flight again if the submission was `held`.
-pub fn begin(stream: Stream, held: bool) {
-    let context = driver::current_context() as u64;
-    let mut state = lock();
-    let Some(pace) = state.as_mut() else { return };
-    if held {
-        quietly(|| pace.reap());
+    /// Forgets a stream that the program destroys.
+    pub fn forget(&self, captures: &Captures, stream: u64) {
+        if self.is_active() {
+            let mut pace = self.lock();
+            captures.quietly(|| pace.close_groups(captures, |g| g.stream.handle == stream));
+        }
     }
-    if pace.groups.iter().any(|g| g.stream == stream && g.context == context) {
-        return;
+
+    /// Ends all groups, before a capture begins in one of their streams.
+    pub fn finish_groups(&self, captures: &Captures) {
+        let mut pace = self.lock();
+        if self.is_active() {
+            captures.quietly(|| pace.close_groups(captures, |_| true));
+        }
     }
-    let start = quietly(|| pace.event(context).filter(|event| record(*event, stream)));
-    pace.groups.push_back(Group::new(context, stream, start));
-}
 
-/// Reverts [`begin`] for a submission that failed.
-pub fn failed(stream: Stream) {
-    if let Some(pace) = lock().as_mut() {
-        pace.groups.retain(|g| g.stream != stream || !g.keys.is_empty());
+    /// Ends groups if all work is about to end and the program submits no more, so that the end is noticed. Returns
+    /// true if no work is in flight.
+    pub fn is_quiet(&self, captures: &Captures) -> bool {
+        let mut pace = self.lock();
+        pace.look_for_end(captures, Instant::now());
+        pace.groups.iter().all(|g| g.keys.is_empty())
     }
-}
 
-/// Counts a submission to `stream` that this thread has made.
-pub fn submitted(stream: Stream, key: u64, copy: bool) {
-    let context = driver::current_context() as u64;
-    let mut state = lock();
-    let Some(pace) = state.as_mut() else { return };
-    pace.last = Some(Instant::now());
-    pace.usage.launches = pace.usage.launches.saturating_add(1);
-    let known = pace.lengths.get(&key).copied();
-    let unknown = pace.unknown_ns_of(key, BOUND_NS.load(Ordering::Relaxed) as f64);
-    let estimate = known.map_or(unknown, |length| length.ns);
-    let mine = |g: &Group| g.end.is_none() && g.stream == stream && g.context == context;
-    if !pace.groups.iter().any(mine) {
-        pace.groups.push_back(Group::new(context, stream, None));
+    /// Ends all groups and checks them. Returns the remaining time of the work in flight.
+    pub fn left(&self, captures: &Captures) -> Left {
+        let mut pace = self.lock();
+        pace.close_groups(captures, |_| true);
+        pace.reap();
+        pace.left(Instant::now())
     }
-    let Some(group) = pace.groups.iter_mut().find(|g| mine(g)) else { return };
-    group.keys.push(key);
-    group.copies += u32::from(copy);
-    group.estimate += estimate;
-    group.unknown_ns = unknown;
-    group.sure &= known.is_some_and(|length| length.steady >= MIN_CONFIRMING_GROUPS);
-    // A stream may join a capture, and another thread's per-thread stream is unreachable: the end of their work is
-    // recorded immediately.
-    let full = known.is_none()
-        || captures::any()
-        || stream.is_threads_own()
-        || group.keys.len() as u32 >= LONGEST_GROUP
-        || group.estimate * GROUPS_OF_BOUND >= BOUND_NS.load(Ordering::Relaxed) as f64;
-    if full {
-        quietly(|| pace.close_groups(|g| g.stream == stream && g.context == context));
+
+    /// Time since the last submission, or since the last work was seen to have ended.
+    pub fn idle(&self) -> Duration {
+        let pace = self.lock();
+        pace.last.max(pace.seen).map_or(Duration::MAX, |last| last.elapsed())
     }
-}
 
-/// Forgets a stream that the program destroys.
-pub fn forget(stream: u64) {
-    if !active() {
-        return;
+    /// Returns the time until the next expected end of work in flight, if any.
+    pub fn next_end(&self) -> Option<Duration> {
+        let pace = self.lock();
+        let any = pace.groups.iter().any(|g| !g.keys.is_empty());
+        any.then(|| Duration::from_nanos(pace.left_ns(Instant::now()) as u64))
     }
-    if let Some(pace) = lock().as_mut() {
-        quietly(|| pace.close_groups(|g| g.stream.handle == stream));
+
+    /// Number of groups in flight.
+    #[cfg(test)]
+    pub fn groups(&self) -> usize {
+        self.lock().groups.len()
     }
-}
 
-/// Ends all groups, before a capture begins in one of their streams.
-pub fn finish_groups() {
-    if let Some(pace) = lock().as_mut().filter(|_| active()) {
-        quietly(|| pace.close_groups(|_| true));
+    /// Use since it was last taken.
+    pub fn take_usage(&self) -> Usage {
+        std::mem::take(&mut self.lock().usage)
     }
-}
-
-/// Ends groups if all work is about to end and the program submits no more, so that the end is noticed. Returns true if
-/// no work is in flight.
-pub fn quiet() -> bool {
-    let mut state = lock();
-    let Some(pace) = state.as_mut() else { return true };
-    pace.look_for_end(Instant::now());
-    pace.groups.iter().all(|g| g.keys.is_empty())
-}
-
-/// Ends all groups and checks them. Returns the remaining time of the work in flight.
-pub fn left() -> Left {
-    let mut state = lock();
-    let Some(pace) = state.as_mut() else { return Left::Nothing };
-    pace.close_groups(|_| true);
-    pace.reap();
-    pace.left(Instant::now())
-}
-
-/// Time since the last submission, or since the last work was seen to have ended.
-pub fn idle() -> Duration {
-    lock().as_ref().and_then(|pace| pace.last.max(pace.seen)).map_or(Duration::MAX, |last| last.elapsed())
-}
-
-/// Returns the time until the next expected end of work in flight, if any.
-pub fn next_end() -> Option<Duration> {
-    let state = lock();
-    let pace = state.as_ref().filter(|pace| pace.groups.iter().any(|g| !g.keys.is_empty()))?;
-    Some(Duration::from_nanos(pace.left_ns(Instant::now()) as u64))
-}
-
-/// Use since it was last taken.
-pub fn take_usage() -> Usage {
-    lock().as_mut().map(|pace| std::mem::take(&mut pace.usage)).unwrap_or_default()
 }
 
 impl Pace {
-    fn look_for_end(&mut self, now: Instant) {
+    fn look_for_end(&mut self, captures: &Captures, now: Instant) {
         self.reap();
         let pauses = self.last.is_none_or(|last| now.saturating_duration_since(last) >= IDLE_BEFORE_POLL);
         if pauses && self.left_ns(now) < NEAR_NS {
-            self.close_groups(|_| true);
+            self.close_groups(captures, |_| true);
             self.reap();
         }
     }
@@ -382,7 +352,7 @@ impl Pace {
             return Left::Nothing;
         }
         let sure = |g: &Group| g.sure && g.end.is_some();
-        if UNMEASURED.load(Ordering::SeqCst) || !self.groups.iter().all(sure) {
+        if !self.all_measured || !self.groups.iter().all(sure) {
             return Left::Unknown;
         }
         Left::About(Duration::from_nanos(self.left_ns(now) as u64))
@@ -396,7 +366,7 @@ impl Pace {
     }
 
     /// Records the ends of the open groups that `which` chooses.
-    fn close_groups(&mut self, which: impl Fn(&Group) -> bool) {
+    fn close_groups(&mut self, captures: &Captures, which: impl Fn(&Group) -> bool) {
         for at in 0..self.groups.len() {
             let group = &self.groups[at];
             if group.end.is_some() || group.keys.is_empty() || !which(group) {
@@ -408,16 +378,16 @@ impl Pace {
                 continue;
             }
             // The event would become a part of the capture. The group ends when the capture has.
-            if captures::any() && stream.is_capturing() {
+            if captures.any() && stream.is_capturing() {
                 continue;
             }
-            let end = within(context, || self.event(context).filter(|event| record(*event, stream)));
+            let end = events::within(context, || self.event(context).filter(|event| events::record(*event, stream)));
             // The end of work in a stream that takes no event is unknown: the next drain waits for all work of its
             // context.
             match end {
                 Some(end) => self.groups[at].end = Some(end),
                 None => {
-                    UNMEASURED.store(true, Ordering::SeqCst);
+                    self.all_measured = false;
                     self.groups[at].estimate = f64::NAN;
                 }
             }
@@ -428,12 +398,12 @@ impl Pace {
     /// Takes the groups that are done.
     fn reap(&mut self) {
         // The driver rejects calls from a thread without a context, such as the library's message thread.
-        let done = |g: &Group| g.end.is_some_and(|end| within(g.context, || end.done()));
+        let done = |g: &Group| g.end.is_some_and(|end| events::within(g.context, || end.done()));
         while let Some(at) = self.groups.iter().position(done) {
             let Some(group) = self.groups.remove(at) else { return };
             let Some(end) = group.end else { return };
             self.seen = Some(Instant::now());
-            within(group.context, || self.account(&group, end));
+            events::within(group.context, || self.account(&group, end));
         }
     }
 
@@ -509,31 +479,6 @@ impl Pace {
             length.steady = if met { (length.steady + 1).min(STEADY_MOST) } else { 0 };
         }
     }
-}
-
-/// Runs `work` in a way that disturbs no capture of another stream.
-pub fn quietly<T>(work: impl FnOnce() -> T) -> T {
-    if captures::any() { driver::relaxed(work) } else { work() }
-}
-
-/// Records an event at the end of a stream's work. Returns true on success.
-pub fn record(event: Event, stream: Stream) -> bool {
-    // SAFETY: the event is ours; the program has submitted to the stream and has not destroyed it.
-    stream.is_in_reach() && unsafe { driver::event_record(event.raw(), stream.object()) == SUCCESS }
-}
-
-/// Runs `work` with `context` current to this thread.
-pub fn within<T>(context: u64, work: impl FnOnce() -> T) -> T {
-    let before = driver::current_context();
-    if before as u64 == context {
-        return work();
-    }
-    // SAFETY: the program submitted with this context.
-    unsafe { driver::ctx_set_current(context as Object) };
-    let result = work();
-    // SAFETY: it was current before.
-    unsafe { driver::ctx_set_current(before) };
-    result
 }
 
 #[cfg(test)]

@@ -11,9 +11,11 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use crate::captures;
+use crate::captures::Captures;
 use crate::driver;
-use crate::pace::{self, Event};
+use crate::events::{self, Event, UNTIMED};
+use crate::gate::Gate;
+use crate::pace::RunAhead;
 use crate::streams::Stream;
 
 /// Marks of a stream that are in flight at most.
@@ -32,15 +34,8 @@ const NARROW_ABOVE: Duration = Duration::from_millis(100);
 const MARK_TIMEOUT: Duration = Duration::from_secs(5);
 /// Events that are kept for further marks.
 const MAX_SPARE_EVENTS: usize = 64;
-/// `CU_EVENT_DISABLE_TIMING`.
-const UNTIMED: u32 = 2;
 
-/// Submissions until the next mark.
-static LEFT: AtomicU32 = AtomicU32::new(INITIAL_SUBMISSIONS_PER_MARK);
-/// A stream has reached its limit of marks.
-static FULL: AtomicBool = AtomicBool::new(false);
-static STATE: Mutex<SoloBacklog> = Mutex::new(SoloBacklog::new());
-
+#[derive(Debug)]
 struct Mark {
     context: u64,
     stream: Stream,
@@ -48,7 +43,8 @@ struct Mark {
     made: Instant,
 }
 
-struct SoloBacklog {
+#[derive(Debug)]
+struct Marks {
     marks: VecDeque<Mark>,
     spare: Vec<(u64, Event)>,
     /// Number of submissions between two marks.
@@ -57,81 +53,106 @@ struct SoloBacklog {
     most: usize,
 }
 
-fn lock() -> MutexGuard<'static, SoloBacklog> {
-    STATE.lock().unwrap_or_else(PoisonError::into_inner)
-}
+/// Submissions until the next mark. Each submission writes it: the cache line has nothing that is only read.
+#[derive(Debug)]
+#[repr(align(64))]
+struct Countdown(AtomicU32);
 
-/// Waits before a submission to a stream while the stream's work in flight is at its bound, or until `closed` returns
-/// that the gate is closed.
-pub fn wait(stream: impl FnOnce() -> Stream, closed: impl Fn() -> bool) {
-    if FULL.load(Ordering::Relaxed) {
-        wait_long(stream(), closed);
-    }
-}
-
-#[cold]
-fn wait_long(stream: Stream, closed: impl Fn() -> bool) {
-    let mut since = None;
-    loop {
-        let now = Instant::now();
-        let age = {
-            let mut solo_backlog = lock();
-            if pace::quietly(|| solo_backlog.look(now, stream, &mut since, has_passed)) {
-                FULL.store(solo_backlog.is_any_full(), Ordering::Relaxed);
-                return;
-            }
-            solo_backlog.age(stream, now)
-        };
-        if closed() || pace::active() {
-            return;
-        }
-        // About three times the work that was waited for is still in flight.
-        if age < Duration::from_micros(200) {
-            std::thread::yield_now();
-        } else {
-            std::thread::sleep((age / 8).min(Duration::from_millis(1)));
-        }
-    }
-}
-
-/// Records a submission to a stream.
-pub fn submitted(stream: impl FnOnce() -> Stream) {
-    if LEFT.fetch_sub(1, Ordering::Relaxed) == 1 {
-        LEFT.store(mark(stream()), Ordering::Relaxed);
-    }
-}
-
-/// Makes a mark. Returns the number of submissions before the next mark.
-#[cold]
-fn mark(stream: Stream) -> u32 {
-    let mut solo_backlog = lock();
-    // The event would become a part of the capture.
-    if !captures::any() {
-        let (context, now) = (driver::current_context() as u64, Instant::now());
-        pace::quietly(|| {
-            solo_backlog.reap(now, false, has_passed);
-            let event = solo_backlog.event(context).filter(|event| pace::record(*event, stream));
-            solo_backlog.marks.extend(event.map(|event| Mark { context, stream, event, made: now }));
-        });
-        FULL.store(solo_backlog.is_any_full(), Ordering::Relaxed);
-    }
-    solo_backlog.every
-}
-
-/// Drops all marks, because a context ends together with its events.
-pub fn forget() {
-    let mut solo_backlog = lock();
-    solo_backlog.marks.clear();
-    solo_backlog.spare.clear();
-    FULL.store(false, Ordering::Relaxed);
-}
-
-fn has_passed(mark: &Mark) -> bool {
-    pace::within(mark.context, || mark.event.done())
+/// The work in flight of a program that is alone.
+#[derive(Debug)]
+pub struct SoloBacklog {
+    left: Countdown,
+    /// A stream has reached its limit of marks.
+    full: AtomicBool,
+    marks: Mutex<Marks>,
 }
 
 impl SoloBacklog {
-    const fn new() -> Self {
+    /// Returns a backlog without work.
+    pub fn new() -> Self {
+        Self {
+            left: Countdown(AtomicU32::new(INITIAL_SUBMISSIONS_PER_MARK)),
+            full: AtomicBool::new(false),
+            marks: Mutex::new(Marks::new()),
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Marks> {
+        self.marks.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Waits before a submission to a stream while the stream's work in flight is at its bound, or until the gate is
+    /// closed or work is measured.
+    pub fn wait(&self, captures: &Captures, gate: &Gate, run_ahead: &RunAhead, stream: impl FnOnce() -> Stream) {
+        if self.full.load(Ordering::Relaxed) {
+            self.wait_long(captures, gate, run_ahead, stream());
+        }
+    }
+
+    #[cold]
+    fn wait_long(&self, captures: &Captures, gate: &Gate, run_ahead: &RunAhead, stream: Stream) {
+        let mut since = None;
+        loop {
+            let now = Instant::now();
+            let age = {
+                let mut marks = self.lock();
+                if captures.quietly(|| marks.look(now, stream, &mut since, has_passed)) {
+                    self.full.store(marks.is_any_full(), Ordering::Relaxed);
+                    return;
+                }
+                marks.age(stream, now)
+            };
+            if gate.is_closed() || run_ahead.is_active() {
+                return;
+            }
+            // About three times the work that was waited for is still in flight.
+            if age < Duration::from_micros(200) {
+                std::thread::yield_now();
+            } else {
+                std::thread::sleep((age / 8).min(Duration::from_millis(1)));
+            }
+        }
+    }
+
+    /// Records a submission to a stream.
+    pub fn submitted(&self, captures: &Captures, stream: impl FnOnce() -> Stream) {
+        if self.left.0.fetch_sub(1, Ordering::Relaxed) == 1 {
+            self.left.0.store(self.mark(captures, stream()), Ordering::Relaxed);
+        }
+    }
+
+    /// Makes a mark. Returns the number of submissions before the next mark.
+    #[cold]
+    fn mark(&self, captures: &Captures, stream: Stream) -> u32 {
+        let mut marks = self.lock();
+        // The event would become a part of the capture.
+        if !captures.any() {
+            let (context, now) = (driver::current_context() as u64, Instant::now());
+            captures.quietly(|| {
+                marks.reap(now, false, has_passed);
+                let event = marks.event(context).filter(|event| events::record(*event, stream));
+                marks.marks.extend(event.map(|event| Mark { context, stream, event, made: now }));
+            });
+            self.full.store(marks.is_any_full(), Ordering::Relaxed);
+        }
+        marks.every
+    }
+
+    /// Drops all marks, because a context ends together with its events.
+    pub fn forget(&self) {
+        let mut marks = self.lock();
+        marks.marks.clear();
+        marks.spare.clear();
+        self.full.store(false, Ordering::Relaxed);
+    }
+}
+
+fn has_passed(mark: &Mark) -> bool {
+    events::within(mark.context, || mark.event.done())
+}
+
+impl Marks {
+    fn new() -> Self {
         Self {
             marks: VecDeque::new(),
             spare: Vec::new(),

@@ -11,11 +11,10 @@ use std::path::{Path, PathBuf};
 
 use super::stubs::{self, SLOTS};
 use super::{lookup, start};
-use crate::fork;
 use crate::log::{self, report};
-use crate::process::Once;
+use crate::settings::Settings;
 use crate::symbols::{COUNT, NAMES, REAL, real};
-use crate::{driver, settings};
+use crate::{driver, fork};
 
 /// File name that programs load.
 const NAME: &str = "libcuda.so.1";
@@ -31,8 +30,7 @@ const FOLDERS: [&str; 6] = [
 
 /// Returns the function that a call of a symbol runs in this process. Loads the driver and fills every slot, once.
 pub fn resolve(index: usize) -> *mut () {
-    static ONCE: Once = Once::new();
-    let loaded = ONCE.run(load);
+    let loaded = super::prepare().is_some_and(|shim| shim.libraries.driver.run(|| load(&shim.settings)));
     let function = stubs::get(index);
     // In a child, the driver's own functions answer, because some need no initialisation.
     let is_drivers = || real(index).is_null() || function == real(index);
@@ -42,10 +40,10 @@ pub fn resolve(index: usize) -> *mut () {
     driver::not_initialized as *mut ()
 }
 
-fn load() {
-    let library = library(NAME, settings::get().driver.clone(), 0..COUNT);
+fn load(settings: &Settings) {
+    let library = library(NAME, settings.driver.clone(), 0..COUNT);
     lookup::prepare();
-    let mediated = settings::get().socket.is_some();
+    let mediated = settings.socket.is_some();
     if mediated && !library && !log::wanted() {
         // Otherwise all that the program reports is CUDA's error 100.
         log::write(&format!("gpu-mediator: libcuda: {}\n", no_driver(NAME)));
@@ -120,7 +118,7 @@ fn own_file() -> Option<(u64, u64)> {
     // SAFETY: an all-zero `Dl_info` is valid, and the address lies in this library.
     let info = unsafe {
         let mut info: libc::Dl_info = std::mem::zeroed();
-        (libc::dladdr(load as *const c_void, &raw mut info) != 0).then_some(info)
+        (libc::dladdr(resolve as *const c_void, &raw mut info) != 0).then_some(info)
     }?;
     // SAFETY: the loader's string lives as long as the library.
     let name = unsafe { CStr::from_ptr(info.dli_fname) };

@@ -5,8 +5,8 @@
 
 use std::cmp::Ordering;
 use std::ffi::{CStr, c_char, c_int, c_void};
-use std::sync::OnceLock;
 
+use super::shim;
 use super::stubs::{ENTRIES, get};
 use crate::driver::{self, SUCCESS};
 use crate::symbols::{COUNT, FAMILIES, at, real};
@@ -14,14 +14,11 @@ use crate::symbols::{COUNT, FAMILIES, at, real};
 /// Flag of the call: functions work on the per-thread default stream.
 const PER_THREAD: u64 = 1 << 1;
 
-/// Symbols by the address of their real function.
-static BY_ADDRESS: OnceLock<Vec<(usize, usize)>> = OnceLock::new();
-
 /// Sorts the real functions by their addresses. Called once, before any of the others.
 pub fn prepare() {
     let mut addresses: Vec<_> = (0..COUNT).map(|index| (real(index) as usize, index)).filter(|a| a.0 != 0).collect();
     addresses.sort_unstable();
-    let _ = BY_ADDRESS.set(addresses);
+    let _ = shim().libraries.by_address.set(addresses);
 }
 
 /// Returns the symbol for a call with this name, version and flags, if the table has it.
@@ -51,7 +48,7 @@ unsafe fn substitute(name: *const c_char, function: *mut *mut c_void, version: c
     }
     // SAFETY: the driver has read the name.
     let name = unsafe { CStr::from_ptr(name) }.to_bytes();
-    let addresses = BY_ADDRESS.get().map_or(&[][..], |a| a.as_slice());
+    let addresses = shim().libraries.by_address.get().map_or(&[][..], |a| a.as_slice());
     let by_name = symbol(name, u32::try_from(version).unwrap_or(0), per_thread);
     let from = addresses.partition_point(|a| a.0 < found as usize);
     let same = addresses.get(from..).unwrap_or_default().iter().take_while(|a| a.0 == found as usize).map(|a| a.1);

@@ -13,12 +13,10 @@ use std::os::fd::{AsFd as _, AsRawFd as _};
 
 use cuda_protocol::{End, FromOwner, FromTenant, Link, Welcome};
 
-use super::{loader, stubs};
+use super::{loader, shim, stubs};
 use crate::descriptors::Connection;
-use crate::process::Once;
-use crate::settings;
+use crate::settings::Settings;
 use crate::symbols::{ALL, COUNT, at, real};
-use crate::tenant;
 
 mod cards;
 mod processes;
@@ -67,15 +65,18 @@ struct MemoryV2 {
 /// Returns the function that a call of a symbol runs in this process, also in a child: there NVML works once it was
 /// initialised again. Loads the real library and fills its slots, once.
 pub fn resolve(index: usize) -> *mut () {
-    static ONCE: Once = Once::new();
-    if ONCE.run(load) { stubs::get(index) } else { uninitialized as *mut () }
+    if super::prepare().is_some_and(|shim| shim.libraries.nvml.run(|| load(&shim.settings))) {
+        stubs::get(index)
+    } else {
+        uninitialized as *mut ()
+    }
 }
 
-fn load() {
+fn load(settings: &Settings) {
     // It is in the folder of the driver's library.
-    let named = settings::get().driver.as_ref().map(|path| path.with_file_name(NAME));
+    let named = settings.driver.as_ref().map(|path| path.with_file_name(NAME));
     let library = loader::library(NAME, named, COUNT..ALL);
-    let mediated = settings::get().socket.is_some();
+    let mediated = settings.socket.is_some();
     for index in COUNT..ALL {
         let function = match real(index) {
             found if !found.is_null() => ours(index).filter(|_| mediated).unwrap_or(found),
@@ -153,8 +154,9 @@ fn connect(device: Device) -> Option<(Connection, u8, u16)> {
 
 /// A connection to the owner, with its terms.
 fn hello() -> Option<(Connection, Welcome)> {
-    let link = Connection::open(settings::get().socket.as_ref()?).ok()?;
-    link.send(&FromTenant::Hello(tenant::hello(false)), &[]).ok()?;
+    let shim = shim();
+    let link = Connection::open(shim.settings.socket.as_ref()?).ok()?;
+    link.send(&FromTenant::Hello(shim.link.hello(&shim.settings, false)), &[]).ok()?;
     let FromOwner::Welcome(welcome) = answer(&link)? else { return None };
     Some((link, welcome))
 }

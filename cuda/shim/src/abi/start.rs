@@ -5,17 +5,17 @@
 
 use std::ffi::c_int;
 
-use super::lookup;
 use super::stubs::{GATES, PRESENTS};
+use super::{captures, contexts, lookup, memory, shim};
 use crate::driver::{self, SUCCESS};
 use crate::symbols::{GATED, NAMES_MEMORY, at};
-use crate::{captures, contexts, fork, memory, tenant, visible};
+use crate::{agent, fork, visible};
 
 /// `cuInit`: a tenant's program that cannot connect does not run outside its limits.
 unsafe extern "C" fn init(flags: u32) -> c_int {
     // SAFETY: the caller's promise.
     let driver = || unsafe { driver::init(flags) };
-    tenant::start(|cards| {
+    agent::start(shim(), |cards| {
         fork::initialises();
         let result = visible::initialise(cards, driver);
         if result != SUCCESS {

@@ -9,6 +9,7 @@
 
 use std::sync::atomic::{AtomicPtr, Ordering};
 
+use super::{gated, shim};
 use crate::symbols::{ALL, Arguments, COUNT, REAL, real};
 
 include!(concat!(env!("OUT_DIR"), "/stubs.rs"));
@@ -75,7 +76,7 @@ unsafe extern "C" fn present_common() {
 }
 
 extern "C" fn present(index: usize) -> *mut () {
-    crate::memory::present();
+    super::memory().present();
     real(index)
 }
 
@@ -132,9 +133,9 @@ unsafe extern "C" fn gate_common() {
 }
 
 extern "C" fn enter(index: usize, registers: *const u64, stack: *const u64) -> u64 {
-    crate::gate::enter(index, Arguments::new(registers, stack))
+    gated::enter(shim(), index, Arguments::new(registers, stack))
 }
 
 extern "C" fn leave(index: usize, registers: *const u64, stack: *const u64, token: u64, result: i32) {
-    crate::gate::leave(index, Arguments::new(registers, stack), token, result);
+    gated::leave(shim(), index, Arguments::new(registers, stack), token, result);
 }

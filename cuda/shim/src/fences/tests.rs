@@ -5,7 +5,6 @@
 
 use super::*;
 use crate::driver::SUCCESS;
-use crate::gate;
 
 const STREAM: Stream = Stream::made(7);
 
@@ -28,7 +27,6 @@ unsafe extern "C" fn captures_not(_: u64, status: *mut i32) -> i32 {
 #[test]
 fn submission_during_open_capture_gets_fence_at_once() {
     use crate::symbols::{REAL, at};
-    let _one = gate::tests::one();
     for (index, function) in [
         (at::cuEventCreate, made as *mut ()),
         (at::cuEventRecord, recorded as *mut ()),
@@ -36,15 +34,19 @@ fn submission_during_open_capture_gets_fence_at_once() {
     ] {
         REAL[index].store(function, Ordering::SeqCst);
     }
-    let state = || lock().as_ref().map_or((0, 0), |fences| (fences.noted.len(), fences.fences.len()));
-    submitted(STREAM);
+    let (captures, fences) = (Captures::default(), Fences::new());
+    let state = || {
+        let pending = fences.lock();
+        (pending.noted.len(), pending.fences.len())
+    };
+    fences.submitted(&captures, STREAM);
     assert_eq!(state(), (1, 0), "nothing is spent on it while nothing captures");
-    captures::tests::with_one_open(|| {
-        before_capture();
-        assert_eq!(state(), (0, 1));
-        submitted(Stream::made(8));
-        assert_eq!(state(), (0, 2), "nothing is left for when no event can be had");
-    });
-    all_passed();
+    captures.begins();
+    fences.before_capture(&captures);
+    assert_eq!(state(), (0, 1));
+    fences.submitted(&captures, Stream::made(8));
+    assert_eq!(state(), (0, 2), "nothing is left for when no event can be had");
+    captures.begun(1, STREAM, false);
+    fences.all_passed();
     assert_eq!(state(), (0, 0));
 }

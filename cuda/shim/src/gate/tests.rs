@@ -1,77 +1,72 @@
 //! The gate under several threads.
 
-use std::sync::MutexGuard;
-use std::sync::atomic::AtomicU64;
-
 use super::*;
 
 #[test]
-fn a_function_is_as_long_as_its_grid_is_large() {
-    let keys = [[1, 1, 1], [2, 1, 1], [1, 2, 1], [1, 1, 2]].map(|grid| shaped(0x7f00_1000, grid));
-    let all: std::collections::BTreeSet<_> = keys.into_iter().chain([shaped(0x7f00_1040, [1, 1, 1])]).collect();
-    assert_eq!(all.len(), 5);
-}
-
-/// Locks the gate, and the measurements after it, for one test: they are global to the process.
-pub fn one() -> MutexGuard<'static, ()> {
-    static ONE: Mutex<()> = Mutex::new(());
-    ONE.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-#[test]
-fn slice_end_during_relocation_notifies_owner_of_waiter() {
-    let _one = one();
-    assert!(close(ORDER, None));
-    let thread = std::thread::spawn(|| done(pass()));
-    while !held() {
-        std::thread::yield_now();
-    }
-    assert!(!told(), "a relocation is not worth a word");
-    assert!(close(NO_SLICE, None));
-    open(ORDER);
-    let since = Instant::now();
-    // TIMEOUT: only a failing test waits this long.
-    while !told() && since.elapsed() < Duration::from_secs(20) {
-        std::thread::yield_now();
-    }
-    let was_told = told();
-    open(NO_SLICE);
-    thread.join().expect("passes");
-    assert!(was_told, "the thread waits for a turn that nobody asked for");
+fn slice_end_during_relocation_wakes_waiter_to_notify_owner() {
+    let gate = Gate::new();
+    assert!(gate.close(ORDER, None));
+    std::thread::scope(|scope| {
+        let thread = scope.spawn(|| {
+            let held = gate.hold();
+            (held.wait(), held.wait())
+        });
+        while !gate.is_held() {
+            std::thread::yield_now();
+        }
+        assert!(!gate.is_told(), "a relocation is not worth a word");
+        assert!(gate.close(NO_SLICE, None));
+        gate.open(ORDER);
+        let since = Instant::now();
+        // TIMEOUT: only a failing test waits this long.
+        while !gate.is_told() && since.elapsed() < Duration::from_secs(20) {
+            std::thread::yield_now();
+        }
+        gate.open(NO_SLICE);
+        assert_eq!(thread.join().expect("wakes"), (Wake::NotifyOwner, Wake::Opened));
+    });
+    assert!(!gate.is_held());
 }
 
 #[test]
 fn no_thread_is_within_a_closed_gate() {
-    let _one = one();
-    static WITHIN: AtomicU64 = AtomicU64::new(0);
-    static ENTRIES: AtomicU64 = AtomicU64::new(0);
-    static END: AtomicBool = AtomicBool::new(false);
+    let gate = Gate::new();
+    let (within, entries, end) = (AtomicU64::new(0), AtomicU64::new(0), AtomicBool::new(false));
+    let pass = || {
+        loop {
+            if let Some(stripe) = gate.pass() {
+                return stripe;
+            }
+            let held = gate.hold();
+            while held.wait() != Wake::Opened {}
+        }
+    };
     std::thread::scope(|scope| {
         for _ in 0..4 {
             scope.spawn(|| {
-                while !END.load(Ordering::SeqCst) {
+                while !end.load(Ordering::SeqCst) {
                     let stripe = pass();
-                    WITHIN.fetch_add(1, Ordering::SeqCst);
-                    ENTRIES.fetch_add(1, Ordering::SeqCst);
-                    WITHIN.fetch_sub(1, Ordering::SeqCst);
-                    done(stripe);
+                    within.fetch_add(1, Ordering::SeqCst);
+                    entries.fetch_add(1, Ordering::SeqCst);
+                    within.fetch_sub(1, Ordering::SeqCst);
+                    gate.done(stripe);
                 }
             });
         }
         for _ in 0..50 {
-            assert!(close(ORDER, None));
-            assert_eq!(WITHIN.load(Ordering::SeqCst), 0);
-            let before = ENTRIES.load(Ordering::SeqCst);
+            assert!(gate.close(ORDER, None));
+            assert_eq!(within.load(Ordering::SeqCst), 0);
+            let before = entries.load(Ordering::SeqCst);
             std::thread::yield_now();
-            assert_eq!(ENTRIES.load(Ordering::SeqCst), before, "a thread went through a closed gate");
-            open(ORDER);
+            assert_eq!(entries.load(Ordering::SeqCst), before, "a thread went through a closed gate");
+            gate.open(ORDER);
         }
-        END.store(true, Ordering::SeqCst);
+        end.store(true, Ordering::SeqCst);
     });
     let stripe = pass();
     let soon = Instant::now();
-    assert!(!close(ORDER, Some(soon)), "a thread is within");
-    done(stripe);
-    assert!(close(ORDER, Some(soon)));
-    open(ORDER);
+    assert!(!gate.close(ORDER, Some(soon)), "a thread is within");
+    gate.done(stripe);
+    assert!(gate.close(ORDER, Some(soon)));
+    gate.open(ORDER);
 }

@@ -6,23 +6,22 @@
 use std::collections::HashMap;
 use std::ffi::c_int;
 use std::os::fd::AsFd as _;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, MutexGuard, PoisonError};
 
 use cuda_protocol::{Adopted, Chunk, ChunkId, FromTenant, MAX_CHUNKS};
 
-use super::arena;
 use super::handles::{Backing, Handles, Pages as _};
 use super::opened::Opened;
 use super::ordered::{Behind, Lane, Ordered};
 use super::pages::Driver;
 use super::region::Region;
-use crate::captures;
+use super::{Operations, arena};
+use crate::captures::Captures;
 use crate::descriptors::ChunkDescriptor;
 use crate::driver::{self, Address, OUT_OF_MEMORY, Object, SUCCESS};
+use crate::link::Answer;
 use crate::log::report;
-use crate::requests::{self, Answer};
-use crate::tenant;
 
 /// Bytes of addresses of one card's region, per byte of the card.
 const REGION_BYTES_PER_CARD_BYTE: u64 = 4;
@@ -30,7 +29,7 @@ const REGION_BYTES_PER_CARD_BYTE: u64 = 4;
 const MAX_SPARE_BYTES: u64 = 256 << 20;
 /// Memory of the program in chunks.
 #[derive(Debug, Default)]
-pub struct Memory {
+pub struct ChunkMemory {
     /// Handles of the program's own virtual memory.
     pub handles: Handles,
     /// Memory of other processes.
@@ -39,6 +38,8 @@ pub struct Memory {
     places: HashMap<ChunkId, (usize, u32)>,
     /// Memory that streams have freed.
     ordered: Ordered,
+    /// Chunks that are mapped nowhere.
+    away: Arc<AtomicUsize>,
 }
 
 /// Chunks of an allocation.
@@ -54,160 +55,398 @@ pub struct Backed {
     pub bytes: u64,
 }
 
-static MEMORY: Mutex<Option<Memory>> = Mutex::new(None);
-/// Held by the thread that requests chunks.
-static GROWS: Mutex<()> = Mutex::new(());
-/// Answers with chunks that are delivered and not yet mapped.
-static ARRIVING: AtomicU32 = AtomicU32::new(0);
-/// Memory was allocated since this was looked at last.
-static TOUCHED: AtomicBool = AtomicBool::new(false);
-/// Chunks that are mapped nowhere.
-static AWAY: AtomicUsize = AtomicUsize::new(0);
-
-fn lock() -> MutexGuard<'static, Option<Memory>> {
-    MEMORY.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// Notifies [`redirect`] of arriving chunks, before the requesting thread is notified.
-pub fn arriving() {
-    ARRIVING.fetch_add(1, Ordering::SeqCst);
-}
-
-/// Allocates `bytes` on card `card` of the owner's list, which is device `device` of the driver.
-pub fn allocate(device: c_int, card: u8, bytes: u64) -> Result<Address, c_int> {
-    TOUCHED.store(true, Ordering::Relaxed);
-    tenant::note_context();
-    persist(|| attempt(device, card, bytes))
-}
-
-fn attempt(device: c_int, card: u8, bytes: u64) -> Result<Address, c_int> {
-    let _grows = GROWS.lock().unwrap_or_else(PoisonError::into_inner);
-    let at = with(|memory| memory.region(device, card))?;
-    save_chunks(at, bytes);
-    let mut guard = lock();
-    let memory = guard.get_or_insert_default();
-    let region = &mut memory.regions[at];
-    let placed = region.arena.place(bytes).ok_or(OUT_OF_MEMORY)?;
-    let address = region.base + placed.offset;
-    let mut numbers = placed.chunks;
-    numbers.retain(|number| !region.spare.remove(number));
-    if numbers.is_empty() {
-        return Ok(address);
+impl<'a> Operations<'a> {
+    /// Notifies [`Self::redirect`] of arriving chunks, before the requesting thread is notified.
+    pub fn arriving(self) {
+        self.memory.arriving.fetch_add(1, Ordering::SeqCst);
     }
-    drop(guard);
 
-    let wanted = u32::try_from(numbers.len()).map_err(|_| OUT_OF_MEMORY)?;
-    let mut result = Err(OUT_OF_MEMORY);
-    obtain(card, wanted, |memory, chunks| {
-        let unused = match chunks {
-            Some(chunks) => memory.map(at, &numbers, &chunks).err(),
-            None => Some(Vec::new()),
+    /// Allocates `bytes` on card `card` of the owner's list, which is device `device` of the driver.
+    pub fn allocate(self, device: c_int, card: u8, bytes: u64) -> Result<Address, c_int> {
+        self.memory.touched.store(true, Ordering::Relaxed);
+        self.contexts.note_current();
+        self.persist(|| self.attempt(device, card, bytes))
+    }
+
+    fn attempt(self, device: c_int, card: u8, bytes: u64) -> Result<Address, c_int> {
+        let _grows = self.memory.grows.lock().unwrap_or_else(PoisonError::into_inner);
+        let at = self.with(|memory| memory.region(device, card, self.link.chunk_bytes()))?;
+        self.save_chunks(at, bytes);
+        let mut guard = self.lock();
+        let memory = &mut *guard;
+        let region = &mut memory.regions[at];
+        let placed = region.arena.place(bytes).ok_or(OUT_OF_MEMORY)?;
+        let address = region.base + placed.offset;
+        let mut numbers = placed.chunks;
+        numbers.retain(|number| !region.spare.remove(number));
+        if numbers.is_empty() {
+            return Ok(address);
+        }
+        drop(guard);
+
+        let wanted = u32::try_from(numbers.len()).map_err(|_| OUT_OF_MEMORY)?;
+        let mut result = Err(OUT_OF_MEMORY);
+        self.obtain(card, wanted, |memory, chunks| {
+            let unused = match chunks {
+                Some(chunks) => memory.map(at, &numbers, &chunks).err(),
+                None => Some(Vec::new()),
+            };
+            let Some(mut unused) = unused else {
+                result = Ok(address);
+                return Vec::new();
+            };
+            unused.extend(memory.release(at, address));
+            unused
+        });
+        result
+    }
+
+    /// Frees pending memory if an allocation would take chunks that a region does not have. Memory that streams have
+    /// freed stays available to them until it exceeds a bound.
+    fn save_chunks(self, at: usize, bytes: u64) {
+        let lacks = || self.with(|memory| !memory.ordered.is_empty() && memory.lacks(at, bytes));
+        if lacks() {
+            self.collect(false);
+        }
+        if lacks() && self.with(|memory| memory.ordered.loose_bytes() > MAX_SPARE_BYTES) {
+            self.free_released(false);
+        }
+    }
+
+    /// Requests chunks of a card and passes them to `take`, or reports to it that there are none. Chunks that `take`
+    /// returns go back to the owner.
+    pub fn obtain(
+        self,
+        card: u8,
+        wanted: u32,
+        take: impl FnOnce(&mut ChunkMemory, Option<Vec<(Chunk, ChunkDescriptor)>>) -> Vec<ChunkId>,
+    ) {
+        self.obtain_by(|request| FromTenant::Allocate { request, card, chunks: wanted }, wanted, take);
+    }
+
+    /// Like [`Self::obtain`], with the request from `ask`.
+    pub fn obtain_by(
+        self,
+        ask: impl Fn(u32) -> FromTenant,
+        wanted: u32,
+        take: impl FnOnce(&mut ChunkMemory, Option<Vec<(Chunk, ChunkDescriptor)>>) -> Vec<ChunkId>,
+    ) {
+        let mut answer = self.link.request(&ask);
+        while matches!(answer, Answer::Away) && self.link.wait_for_owner() {
+            answer = self.link.request(&ask);
+        }
+        let ids = |parts: &[(Chunk, ChunkDescriptor)]| parts.iter().map(|part| part.0.id).collect::<Vec<_>>();
+        let mut guard = self.lock();
+        let memory = &mut *guard;
+        let back = match answer {
+            Answer::Granted(chunks) => {
+                let back = driver::relaxed(|| {
+                    if chunks.len() == wanted as usize {
+                        take(memory, Some(chunks))
+                    } else {
+                        [ids(&chunks), take(memory, None)].concat()
+                    }
+                });
+                self.memory.arriving.fetch_sub(1, Ordering::SeqCst);
+                back
+            }
+            Answer::Refused(reason, parts) => {
+                report!("{wanted} chunks were refused: {reason:?}");
+                [ids(&parts), driver::relaxed(|| take(memory, None))].concat()
+            }
+            _ => driver::relaxed(|| take(memory, None)),
         };
-        let Some(mut unused) = unused else {
-            result = Ok(address);
-            return Vec::new();
+        self.give_back(back);
+    }
+
+    /// Runs `work` with the memory, while no part of it moves.
+    pub fn with<T>(self, work: impl FnOnce(&mut ChunkMemory) -> T) -> T {
+        work(&mut self.lock())
+    }
+
+    /// Runs `attempt` again if it finds no memory and some can be freed without the owner.
+    pub fn persist<T>(self, attempt: impl Fn() -> Result<T, c_int>) -> Result<T, c_int> {
+        let mut done = attempt();
+        // First the memory that waits for no work.
+        for wait in [false, true] {
+            if matches!(done, Err(OUT_OF_MEMORY)) && (self.free_released(wait) | (wait && self.trim())) {
+                done = attempt();
+            }
+        }
+        done
+    }
+
+    /// Frees the allocation at `address`, after all work of the context; false if it is not ours.
+    pub fn free(self, address: Address) -> bool {
+        let mut guard = self.lock();
+        let memory = &mut *guard;
+        if memory.freeable(address).is_none() {
+            return false;
+        }
+        if self.captures.any() {
+            // Do not wait for work that is being captured: it is freed by a later allocation.
+            memory.ordered.put_behind(driver::current_context() as u64, Behind::All, address);
+            return true;
+        }
+        drop(guard);
+        // SAFETY: no pointers. As with the driver's own function, memory is freed once no work uses it.
+        unsafe { driver::ctx_synchronize() };
+        self.release(address);
+        true
+    }
+
+    /// Returns true if our memory was freed before.
+    pub fn is_freed(self, address: Address) -> bool {
+        self.lock().ordered.is_freed(address)
+    }
+
+    /// Takes memory for the work in a stream that it has freed before.
+    pub fn take_back(self, bytes: u64, stream: Object, per_thread: bool) -> Option<Address> {
+        self.memory.touched.store(true, Ordering::Relaxed);
+        self.lock().ordered.take(lane(stream, per_thread)?, arena::rounded(bytes)?)
+    }
+
+    /// Frees the allocation at `address` after the work in `stream`; false if it is not ours.
+    pub fn free_after(self, address: Address, stream: Object, per_thread: bool) -> bool {
+        let mut guard = self.lock();
+        let memory = &mut *guard;
+        let Some(bytes) = memory.freeable(address) else { return false };
+        match lane(stream, per_thread) {
+            Some(lane) => memory.ordered.put(lane, bytes, address),
+            None => {
+                let lane = Lane { context: driver::current_context() as u64, stream: stream as u64, per_thread };
+                let behind = memory.record(lane).map_or(Behind::All, Behind::Event);
+                memory.ordered.put_behind(lane.context, behind, address);
+            }
+        }
+        true
+    }
+
+    /// Gives up the memory that a stream has freed, after its work, before the stream is destroyed.
+    pub fn stream_ends(self, stream: u64) {
+        let mut memory = self.lock();
+        for lane in memory.ordered.lanes().into_iter().filter(|lane| lane.stream == stream) {
+            memory.gather(self.captures, lane);
+        }
+    }
+
+    /// Prepares for the destruction of a context.
+    pub fn context_ends(self, context: u64) {
+        self.lock().ordered.forget(context);
+    }
+
+    /// Contexts may end.
+    pub fn contexts_end(self) {
+        self.lock().ordered.forget_all();
+    }
+
+    /// Frees pending memory, or with `wait` all. Returns whether anything was freed. A context must be current.
+    fn free_released(self, wait: bool) -> bool {
+        self.gather();
+        self.collect(wait)
+    }
+
+    /// Queues memory that streams have freed after their work. A context must be current.
+    fn gather(self) {
+        let mut memory = self.lock();
+        if !self.captures.any() {
+            memory.ordered.lanes().into_iter().for_each(|lane| memory.gather(self.captures, lane));
+        }
+    }
+
+    /// Does as [`Self::free_released`] for memory that is at hand for no stream.
+    fn collect(self, wait: bool) -> bool {
+        let memory = self.lock();
+        if memory.ordered.is_empty() || self.captures.any() {
+            return false;
+        }
+        let wait = wait || memory.ordered.waits_for_all();
+        drop(memory);
+        if wait {
+            // SAFETY: no pointers; no stream captures.
+            unsafe { driver::ctx_synchronize() };
+        }
+        // SAFETY: our own event.
+        let passed = |event| match unsafe { driver::event_query(event as Object) } {
+            driver::NOT_READY => false,
+            // A capture has begun just when it was recorded.
+            driver::CAPTURED_EVENT => wait,
+            // No further chunks will arrive.
+            _ => true,
         };
-        unused.extend(memory.release(at, address));
-        unused
-    });
-    result
-}
-
-/// Frees pending memory if an allocation would take chunks that a region does not have. Memory that streams have freed
-/// stays available to them until it exceeds a bound.
-fn save_chunks(at: usize, bytes: u64) {
-    let lacks = || with(|memory| !memory.ordered.is_empty() && memory.lacks(at, bytes));
-    if lacks() {
-        collect(false);
+        let done = self.lock().ordered.passed(passed, wait);
+        done.iter().for_each(|&address| self.release(address));
+        !done.is_empty()
     }
-    if lacks() && with(|memory| memory.ordered.loose_bytes() > MAX_SPARE_BYTES) {
-        free_released(false);
-    }
-}
 
-/// Requests chunks of a card and passes them to `take`, or reports to it that there are none. Chunks that `take`
-/// returns go back to the owner.
-pub fn obtain(
-    card: u8,
-    wanted: u32,
-    take: impl FnOnce(&mut Memory, Option<Vec<(Chunk, ChunkDescriptor)>>) -> Vec<ChunkId>,
-) {
-    obtain_by(|request| FromTenant::Allocate { request, card, chunks: wanted }, wanted, take);
-}
-
-/// Like [`obtain`], with the request from `ask`.
-pub fn obtain_by(
-    ask: impl Fn(u32) -> FromTenant,
-    wanted: u32,
-    take: impl FnOnce(&mut Memory, Option<Vec<(Chunk, ChunkDescriptor)>>) -> Vec<ChunkId>,
-) {
-    let mut answer = requests::request(&ask);
-    while matches!(answer, Answer::Away) && requests::wait_for_owner() {
-        answer = requests::request(&ask);
+    fn release(self, address: Address) {
+        let mut guard = self.lock();
+        let memory = &mut *guard;
+        if let Some(at) = memory.regions.iter().position(|r| r.contains(address)) {
+            let freed = driver::relaxed(|| memory.release(at, address));
+            self.give_back(freed);
+        }
     }
-    let ids = |parts: &[(Chunk, ChunkDescriptor)]| parts.iter().map(|part| part.0.id).collect::<Vec<_>>();
-    let mut guard = lock();
-    let memory = guard.get_or_insert_default();
-    let back = match answer {
-        Answer::Granted(chunks) => {
-            let back = driver::relaxed(|| {
-                if chunks.len() == wanted as usize {
-                    take(memory, Some(chunks))
-                } else {
-                    [ids(&chunks), take(memory, None)].concat()
+
+    /// Evicted chunks of the program that must not be requested from the card.
+    fn any_away(self) -> bool {
+        self.memory.away.load(Ordering::SeqCst) > 0
+    }
+
+    /// Maps evicted chunks. Returns true if all are mapped.
+    pub fn bring(self) -> bool {
+        !self.any_away() || self.with(|memory| driver::relaxed(|| memory.bring()))
+    }
+
+    /// Maps evicted chunks, for a call that names addresses and does not wait for the program's slice.
+    pub fn present(self) {
+        if self.any_away() && !self.bring() {
+            report!("memory that is away cannot be mapped");
+        }
+    }
+
+    /// Returns the cached chunks, if there was no allocation since the last call.
+    pub fn tidy(self) {
+        if !self.memory.touched.swap(false, Ordering::Relaxed) {
+            self.begin_to_empty();
+            self.give_up_empty();
+        }
+    }
+
+    /// Starts to release memory that streams have freed, after their work. The thread that obeys the owner waits for no
+    /// work.
+    pub fn begin_to_empty(self) {
+        if self.with(|memory| !memory.ordered.waits_for_all()) {
+            self.gather();
+        }
+    }
+
+    /// Returns the empty chunks to the owner. True if completed work leaves no more of them.
+    pub fn give_up_empty(self) -> bool {
+        if self.with(|memory| !memory.ordered.waits_for_all()) {
+            self.collect(false);
+        }
+        self.trim();
+        self.with(|memory| !memory.ordered.waits_for_events())
+    }
+
+    /// Returns the empty chunks to the owner. Returns whether there were any.
+    fn trim(self) -> bool {
+        let mut guard = self.lock();
+        let memory = &mut *guard;
+        let mut freed = Vec::new();
+        for at in 0..memory.regions.len() {
+            let spare: Vec<u32> = std::mem::take(&mut memory.regions[at].spare).into_iter().collect();
+            freed.extend(driver::relaxed(|| memory.unmap(at, &spare)));
+        }
+        let any = !freed.is_empty();
+        self.give_back(freed);
+        any
+    }
+
+    /// Bytes of a card's chunks that the next allocation can use without the owner: empty chunks, and memory freed by
+    /// streams.
+    pub fn spare(self, card: u8) -> u64 {
+        let guard = self.lock();
+        let memory = &*guard;
+        let freed = |region: &Region| {
+            let of_region = memory.ordered.freed().filter(|address| region.contains(*address));
+            of_region
+                .filter_map(|address| region.arena.find(address - region.base))
+                .map(|(_, bytes)| bytes)
+                .sum::<u64>()
+        };
+        let regions = memory.regions.iter().filter(|region| region.card == card);
+        regions.map(|region| region.spare.len() as u64 * region.chunk_bytes + freed(region)).sum()
+    }
+
+    /// Reports released chunks to the owner.
+    pub fn give_back(self, chunks: Vec<ChunkId>) {
+        for part in chunks.chunks(MAX_CHUNKS) {
+            self.link.send(&FromTenant::Free { chunks: part.to_vec() });
+        }
+    }
+
+    /// Maps chunks at the same addresses to their new memory. Returns the number of mapped chunks, counted from the
+    /// first. Nothing is in flight.
+    pub fn redirect(self, moves: Vec<(Chunk, ChunkDescriptor)>) -> u32 {
+        let mut guard = self.mapped_memory();
+        let memory = &mut *guard;
+        let mut replaced = Vec::new();
+        let mut rest = &moves[..];
+        while let Some((chunk, descriptor)) = rest.first() {
+            let mut run = 1;
+            if let Some(place) = memory.handles.place(chunk.id) {
+                let Some(handle) = Driver.import(descriptor.as_fd()) else { break };
+                if !memory.handles.replace(&mut Driver, place, handle, *chunk, descriptor.lasting()) {
+                    Driver.release(handle);
+                    break;
                 }
-            });
-            ARRIVING.fetch_sub(1, Ordering::SeqCst);
-            back
+                replaced.push(place);
+            } else if let Some(&(region, number)) = memory.places.get(&chunk.id) {
+                let follows = |(number, (chunk, _)): &(u32, &(Chunk, ChunkDescriptor))| {
+                    memory.places.get(&chunk.id) == Some(&(region, *number))
+                };
+                run = (number..).zip(rest).take_while(follows).count();
+                let done = memory.regions[region].redirect(&mut Driver, number, &rest[..run]);
+                if done < run {
+                    rest = &rest[done..];
+                    break;
+                }
+            }
+            rest = &rest[run..];
         }
-        Answer::Refused(reason, parts) => {
-            report!("{wanted} chunks were refused: {reason:?}");
-            [ids(&parts), driver::relaxed(|| take(memory, None))].concat()
+        memory.count_away();
+        if !memory.handles.restore(&mut Driver, replaced) {
+            report!("redirected chunks of the program's own mappings cannot be accessed");
         }
-        _ => driver::relaxed(|| take(memory, None)),
-    };
-    give_back(back);
-}
+        u32::try_from(moves.len() - rest.len()).unwrap_or(u32::MAX)
+    }
 
-/// Runs `work` with the memory, while no part of it moves.
-pub fn with<T>(work: impl FnOnce(&mut Memory) -> T) -> T {
-    work(lock().get_or_insert_default())
-}
+    /// Reports all chunks through `tell` in parts, each with a flag whether more follow, and then calls `connected`.
+    /// Returns false as soon as a report fails. Nothing is allocated or freed in between, so after `connected` the
+    /// program names only chunks that the owner knows.
+    pub fn adopted(
+        self,
+        mut tell: impl FnMut(Vec<Adopted>, Vec<ChunkDescriptor>, bool) -> bool,
+        connected: impl FnOnce(),
+    ) -> bool {
+        // First map the chunks that the previous owner granted, because the next owner must know them.
+        let memory = self.mapped_memory();
+        let mut all: Vec<(u8, &Backing)> = Vec::new();
+        for region in &memory.regions {
+            all.extend(region.chunks().map(|chunk| (region.card, chunk)));
+        }
+        all.extend(memory.handles.chunks().chain(memory.opened.chunks()));
+        let parts = all.len().div_ceil(MAX_CHUNKS).max(1);
+        let told = (0..parts).all(|part| {
+            let (mut chunks, mut descriptors) = (Vec::new(), Vec::new());
+            for &(card, chunk) in all.iter().skip(part * MAX_CHUNKS).take(MAX_CHUNKS) {
+                // Another process also uses a shared chunk, so it must not be moved while in use there.
+                let descriptor = chunk.descriptor.as_ref().filter(|_| !chunk.shared);
+                chunks.push(chunk.adopted(card, descriptor.is_some()));
+                descriptors.extend(descriptor.cloned());
+            }
+            tell(chunks, descriptors, part + 1 < parts)
+        });
+        if told {
+            connected();
+        }
+        told
+    }
 
-/// Runs `attempt` again if it finds no memory and some can be freed without the owner.
-pub fn persist<T>(attempt: impl Fn() -> Result<T, c_int>) -> Result<T, c_int> {
-    let mut done = attempt();
-    // First the memory that waits for no work.
-    for wait in [false, true] {
-        if matches!(done, Err(OUT_OF_MEMORY)) && (free_released(wait) | (wait && trim())) {
-            done = attempt();
+    /// Locks the memory when every delivered chunk is mapped. A thread with an answer maps its chunks without waiting
+    /// for another.
+    fn mapped_memory(self) -> MutexGuard<'a, ChunkMemory> {
+        loop {
+            let guard = self.lock();
+            if self.memory.arriving.load(Ordering::SeqCst) == 0 {
+                return guard;
+            }
+            drop(guard);
+            std::thread::yield_now();
         }
     }
-    done
-}
-
-/// Frees the allocation at `address`, after all work of the context; false if it is not ours.
-pub fn free(address: Address) -> bool {
-    let mut guard = lock();
-    let memory = guard.get_or_insert_default();
-    if memory.freeable(address).is_none() {
-        return false;
-    }
-    if captures::any() {
-        // Do not wait for work that is being captured: it is freed by a later allocation.
-        memory.ordered.put_behind(driver::current_context() as u64, Behind::All, address);
-        return true;
-    }
-    drop(guard);
-    // SAFETY: no pointers. As with the driver's own function, memory is freed once no work uses it.
-    unsafe { driver::ctx_synchronize() };
-    release(address);
-    true
-}
-
-/// Returns true if our memory was freed before.
-pub fn is_freed(address: Address) -> bool {
-    lock().as_ref().is_some_and(|memory| memory.ordered.is_freed(address))
 }
 
 /// Returns the lane of a stream; `None` if each thread has its own stream.
@@ -219,257 +458,12 @@ fn lane(stream: Object, per_thread: bool) -> Option<Lane> {
     one_for_all.then(|| Lane { context: driver::current_context() as u64, stream, per_thread })
 }
 
-/// Takes memory for the work in a stream that it has freed before.
-pub fn take_back(bytes: u64, stream: Object, per_thread: bool) -> Option<Address> {
-    TOUCHED.store(true, Ordering::Relaxed);
-    lock().as_mut()?.ordered.take(lane(stream, per_thread)?, arena::rounded(bytes)?)
-}
-
-/// Frees the allocation at `address` after the work in `stream`; false if it is not ours.
-pub fn free_after(address: Address, stream: Object, per_thread: bool) -> bool {
-    let mut guard = lock();
-    let memory = guard.get_or_insert_default();
-    let Some(bytes) = memory.freeable(address) else { return false };
-    match lane(stream, per_thread) {
-        Some(lane) => memory.ordered.put(lane, bytes, address),
-        None => {
-            let lane = Lane { context: driver::current_context() as u64, stream: stream as u64, per_thread };
-            let behind = memory.record(lane).map_or(Behind::All, Behind::Event);
-            memory.ordered.put_behind(lane.context, behind, address);
-        }
+impl ChunkMemory {
+    /// Returns no memory, which counts its evicted chunks in `away`.
+    pub fn new(away: Arc<AtomicUsize>) -> Self {
+        Self { away, ..Self::default() }
     }
-    true
-}
 
-/// Gives up the memory that a stream has freed, after its work, before the stream is destroyed.
-pub fn stream_ends(stream: u64) {
-    let mut guard = lock();
-    let Some(memory) = guard.as_mut().filter(|memory| !memory.ordered.is_empty()) else { return };
-    for lane in memory.ordered.lanes().into_iter().filter(|lane| lane.stream == stream) {
-        memory.gather(lane);
-    }
-}
-
-/// Prepares for the destruction of a context.
-pub fn context_ends(context: u64) {
-    if let Some(memory) = lock().as_mut() {
-        memory.ordered.forget(context);
-    }
-}
-
-/// Contexts may end.
-pub fn contexts_end() {
-    if let Some(memory) = lock().as_mut() {
-        memory.ordered.forget_all();
-    }
-}
-
-/// Frees pending memory, or with `wait` all. Returns whether anything was freed. A context must be current.
-fn free_released(wait: bool) -> bool {
-    gather();
-    collect(wait)
-}
-
-/// Queues memory that streams have freed after their work. A context must be current.
-fn gather() {
-    if let Some(memory) = lock().as_mut().filter(|_| !captures::any()) {
-        memory.ordered.lanes().into_iter().for_each(|lane| memory.gather(lane));
-    }
-}
-
-/// Does as [`free_released`] for memory that is at hand for no stream.
-fn collect(wait: bool) -> bool {
-    let guard = lock();
-    let Some(memory) = guard.as_ref().filter(|memory| !memory.ordered.is_empty() && !captures::any()) else {
-        return false;
-    };
-    let wait = wait || memory.ordered.waits_for_all();
-    drop(guard);
-    if wait {
-        // SAFETY: no pointers; no stream captures.
-        unsafe { driver::ctx_synchronize() };
-    }
-    // SAFETY: our own event.
-    let passed = |event| match unsafe { driver::event_query(event as Object) } {
-        driver::NOT_READY => false,
-        // A capture has begun just when it was recorded.
-        driver::CAPTURED_EVENT => wait,
-        // No further chunks will arrive.
-        _ => true,
-    };
-    let done = lock().as_mut().map(|memory| memory.ordered.passed(passed, wait)).unwrap_or_default();
-    done.iter().for_each(|&address| release(address));
-    !done.is_empty()
-}
-
-fn release(address: Address) {
-    let mut guard = lock();
-    let Some(memory) = guard.as_mut() else { return };
-    if let Some(at) = memory.regions.iter().position(|r| r.contains(address)) {
-        let freed = driver::relaxed(|| memory.release(at, address));
-        give_back(freed);
-    }
-}
-
-/// Evicted chunks of the program that must not be requested from the card.
-fn any_away() -> bool {
-    AWAY.load(Ordering::SeqCst) > 0
-}
-
-/// Maps evicted chunks. Returns true if all are mapped.
-pub fn bring() -> bool {
-    !any_away() || with(|memory| driver::relaxed(|| memory.bring()))
-}
-
-/// Maps evicted chunks, for a call that names addresses and does not wait for the program's slice.
-pub fn present() {
-    if any_away() && !bring() {
-        report!("memory that is away cannot be mapped");
-    }
-}
-
-/// Returns the cached chunks, if there was no allocation since the last call.
-pub fn tidy() {
-    if !TOUCHED.swap(false, Ordering::Relaxed) {
-        begin_to_empty();
-        give_up_empty();
-    }
-}
-
-/// Starts to release memory that streams have freed, after their work. The thread that obeys the owner waits for no
-/// work.
-pub fn begin_to_empty() {
-    if with(|memory| !memory.ordered.waits_for_all()) {
-        gather();
-    }
-}
-
-/// Returns the empty chunks to the owner. True if completed work leaves no more of them.
-pub fn give_up_empty() -> bool {
-    if with(|memory| !memory.ordered.waits_for_all()) {
-        collect(false);
-    }
-    trim();
-    with(|memory| !memory.ordered.waits_for_events())
-}
-
-/// Returns the empty chunks to the owner. Returns whether there were any.
-fn trim() -> bool {
-    let mut guard = lock();
-    let Some(memory) = guard.as_mut() else { return false };
-    let mut freed = Vec::new();
-    for at in 0..memory.regions.len() {
-        let spare: Vec<u32> = std::mem::take(&mut memory.regions[at].spare).into_iter().collect();
-        freed.extend(driver::relaxed(|| memory.unmap(at, &spare)));
-    }
-    let any = !freed.is_empty();
-    give_back(freed);
-    any
-}
-
-/// Bytes of a card's chunks that the next allocation can use without the owner: empty chunks, and memory freed by
-/// streams.
-pub fn spare(card: u8) -> u64 {
-    let guard = lock();
-    let Some(memory) = guard.as_ref() else { return 0 };
-    let freed = |region: &Region| {
-        let of_region = memory.ordered.freed().filter(|address| region.contains(*address));
-        of_region.filter_map(|address| region.arena.find(address - region.base)).map(|(_, bytes)| bytes).sum::<u64>()
-    };
-    let regions = memory.regions.iter().filter(|region| region.card == card);
-    regions.map(|region| region.spare.len() as u64 * region.chunk_bytes + freed(region)).sum()
-}
-
-/// Reports released chunks to the owner.
-pub fn give_back(chunks: Vec<ChunkId>) {
-    for part in chunks.chunks(MAX_CHUNKS) {
-        tenant::send(&FromTenant::Free { chunks: part.to_vec() });
-    }
-}
-
-/// Maps chunks at the same addresses to their new memory. Returns the number of mapped chunks, counted from the first.
-/// Nothing is in flight.
-pub fn redirect(moves: Vec<(Chunk, ChunkDescriptor)>) -> u32 {
-    let mut guard = mapped_memory();
-    let Some(memory) = guard.as_mut() else { return u32::try_from(moves.len()).unwrap_or(u32::MAX) };
-    let mut replaced = Vec::new();
-    let mut rest = &moves[..];
-    while let Some((chunk, descriptor)) = rest.first() {
-        let mut run = 1;
-        if let Some(place) = memory.handles.place(chunk.id) {
-            let Some(handle) = Driver.import(descriptor.as_fd()) else { break };
-            if !memory.handles.replace(&mut Driver, place, handle, *chunk, descriptor.lasting()) {
-                Driver.release(handle);
-                break;
-            }
-            replaced.push(place);
-        } else if let Some(&(region, number)) = memory.places.get(&chunk.id) {
-            let follows = |(number, (chunk, _)): &(u32, &(Chunk, ChunkDescriptor))| {
-                memory.places.get(&chunk.id) == Some(&(region, *number))
-            };
-            run = (number..).zip(rest).take_while(follows).count();
-            let done = memory.regions[region].redirect(&mut Driver, number, &rest[..run]);
-            if done < run {
-                rest = &rest[done..];
-                break;
-            }
-        }
-        rest = &rest[run..];
-    }
-    memory.count_away();
-    if !memory.handles.restore(&mut Driver, replaced) {
-        report!("redirected chunks of the program's own mappings cannot be accessed");
-    }
-    u32::try_from(moves.len() - rest.len()).unwrap_or(u32::MAX)
-}
-
-/// Reports all chunks through `tell` in parts, each with a flag whether more follow, and then calls `connected`.
-/// Returns false as soon as a report fails. Nothing is allocated or freed in between, so after `connected` the program
-/// names only chunks that the owner knows.
-pub fn adopted(
-    mut tell: impl FnMut(Vec<Adopted>, Vec<ChunkDescriptor>, bool) -> bool,
-    connected: impl FnOnce(),
-) -> bool {
-    // First map the chunks that the previous owner granted, because the next owner must know them.
-    let guard = mapped_memory();
-    let mut all: Vec<(u8, &Backing)> = Vec::new();
-    for memory in guard.iter() {
-        for region in &memory.regions {
-            all.extend(region.chunks().map(|chunk| (region.card, chunk)));
-        }
-        all.extend(memory.handles.chunks().chain(memory.opened.chunks()));
-    }
-    let parts = all.len().div_ceil(MAX_CHUNKS).max(1);
-    let told = (0..parts).all(|part| {
-        let (mut chunks, mut descriptors) = (Vec::new(), Vec::new());
-        for &(card, chunk) in all.iter().skip(part * MAX_CHUNKS).take(MAX_CHUNKS) {
-            // Another process also uses a shared chunk, so it must not be moved while in use there.
-            let descriptor = chunk.descriptor.as_ref().filter(|_| !chunk.shared);
-            chunks.push(chunk.adopted(card, descriptor.is_some()));
-            descriptors.extend(descriptor.cloned());
-        }
-        tell(chunks, descriptors, part + 1 < parts)
-    });
-    if told {
-        connected();
-    }
-    told
-}
-
-/// Locks the memory when every delivered chunk is mapped. A thread with an answer maps its chunks without waiting for
-/// another.
-fn mapped_memory() -> MutexGuard<'static, Option<Memory>> {
-    loop {
-        let guard = lock();
-        if ARRIVING.load(Ordering::SeqCst) == 0 {
-            return guard;
-        }
-        drop(guard);
-        std::thread::yield_now();
-    }
-}
-
-impl Memory {
     /// Returns base and length of the allocation that contains an address, with its device.
     pub fn find(&self, address: Address) -> Option<(Address, u64, c_int)> {
         let region = self.regions.iter().find(|r| r.contains(address))?;
@@ -503,11 +497,10 @@ impl Memory {
     }
 
     /// The region of a card, reserved on first use.
-    fn region(&mut self, device: c_int, card: u8) -> Result<usize, c_int> {
+    fn region(&mut self, device: c_int, card: u8, chunk_bytes: u64) -> Result<usize, c_int> {
         if let Some(at) = self.regions.iter().position(|r| r.device == device) {
             return Ok(at);
         }
-        let chunk_bytes = tenant::get().map_or(2 << 20, |t| t.chunk_bytes);
         let mut total = 0;
         // SAFETY: the pointer is valid.
         unsafe { driver::device_total_mem(&raw mut total, device) };
@@ -589,7 +582,7 @@ impl Memory {
     }
 
     fn count_away(&self) {
-        AWAY.store(self.regions.iter().map(Region::away).sum(), Ordering::SeqCst);
+        self.away.store(self.regions.iter().map(Region::away).sum(), Ordering::SeqCst);
     }
 
     /// Size of the allocation that starts at an address, if it is ours and not freed yet.
@@ -613,14 +606,14 @@ impl Memory {
     }
 
     /// Queues memory that a lane has freed after its work, which may have ended.
-    fn gather(&mut self, lane: Lane) {
+    fn gather(&mut self, captures: &Captures, lane: Lane) {
         let before = driver::current_context();
         if before as u64 != lane.context {
             // SAFETY: the program has freed memory with this context, and has not destroyed it.
             unsafe { driver::ctx_set_current(lane.context as Object) };
         }
         let query = if lane.per_thread { driver::stream_query_per_thread } else { driver::stream_query };
-        let behind = if captures::any() {
+        let behind = if captures.any() {
             Behind::All
         // SAFETY: a live stream of the program.
         } else if unsafe { query(lane.stream as Object) } == SUCCESS {

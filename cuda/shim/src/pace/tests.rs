@@ -1,8 +1,10 @@
 //! Groups of work, their lengths, and when their ends are looked for.
+//!
+//! UNSAFETY: replaces driver functions.
+#![allow(unsafe_code, reason = "see UNSAFETY")]
 
 use super::*;
-use crate::gate;
-use crate::symbols::Arguments;
+use crate::driver::SUCCESS;
 
 const STREAM: Stream = Stream::made(5);
 
@@ -63,10 +65,10 @@ fn work_is_in_flight_for_a_thread_without_a_context_as_well() {
 
 /// Work of one kernel each that is in flight and was submitted at `at`.
 fn flying(lengths: &[(f64, bool)], at: Instant) -> Pace {
-    let mut pace = Pace::default();
+    let mut pace = Pace { all_measured: true, ..Pace::default() };
     for &(ms, sure) in lengths {
         let mut group = Group::new(1, STREAM, None);
-        (group.end, group.opened) = (Some(Event(9)), at);
+        (group.end, group.opened) = (Some(Event::of_test(9)), at);
         (group.estimate, group.sure) = (ms * 1e6, sure);
         group.keys.push(1);
         pace.groups.push_back(group);
@@ -99,38 +101,16 @@ fn elapsed_part_of_long_kernel_is_not_counted_as_left() {
 }
 
 #[test]
-fn work_held_before_measurement_is_measured_from_its_start() {
-    let _one = gate::tests::one();
-    let flying = || lock().as_ref().map_or(0, |pace| pace.groups.len());
-    let (index, arguments) = (crate::symbols::at::cuCtxSynchronize, || Arguments::NONE);
-    assert!(gate::close(gate::NO_SLICE, None));
-    let thread = std::thread::spawn(move || {
-        let token = gate::enter(index, arguments());
-        let began = flying();
-        gate::leave(index, arguments(), token, driver::INVALID_CONTEXT);
-        (began, flying())
-    });
-    while !gate::held() {
-        std::thread::yield_now();
-    }
-    bound(4000);
-    gate::open(gate::NO_SLICE);
-    let found = thread.join().expect("passes");
-    bound(0);
-    assert_eq!(found, (1, 0), "begun before it goes to the driver, and taken back when that has failed");
-}
-
-#[test]
 fn of_work_that_may_have_begun_at_any_time_no_length_is_learnt() {
     stand_in_for_the_driver();
     let mut pace = flying(&[(2.0, false)], Instant::now());
-    pace.clocks.insert(1, Clock { base: Event(1), offset: 0.0, busy_until: 0.0, spare: Vec::new() });
+    pace.clocks.insert(1, Clock { base: Event::of_test(1), offset: 0.0, busy_until: 0.0, spare: Vec::new() });
     let group = pace.groups.remove(0).expect("one");
-    pace.account(&group, Event(9));
+    pace.account(&group, Event::of_test(9));
     assert!(pace.lengths.is_empty(), "{:?}", pace.lengths);
     // The next work begins when it has ended.
     pace.ends.insert((1, STREAM), 3.0);
-    pace.account(&group, Event(9));
+    pace.account(&group, Event::of_test(9));
     assert_eq!(pace.lengths[&1].ns, 2e6);
 }
 
@@ -154,8 +134,6 @@ fn copy_may_run_next_to_long_kernel_of_other_stream() {
 
 #[test]
 fn work_end_is_predicted_only_for_steady_lengths() {
-    let _one = gate::tests::one();
-    UNMEASURED.store(false, Ordering::SeqCst);
     let at = Instant::now();
     let soon = |pace: &Pace| pace.left(at + Duration::from_millis(1));
     assert_eq!(soon(&flying(&[], at)), Left::Nothing);
@@ -164,8 +142,9 @@ fn work_end_is_predicted_only_for_steady_lengths() {
     let mut open = flying(&[(1.5, true)], at);
     open.groups[0].end = None;
     assert_eq!(soon(&open), Left::Unknown, "its end cannot be seen");
-    UNMEASURED.store(true, Ordering::SeqCst);
-    assert_eq!(soon(&flying(&[(1.5, true)], at)), Left::Unknown, "what was submitted before is in flight");
+    let mut unmeasured = flying(&[(1.5, true)], at);
+    unmeasured.all_measured = false;
+    assert_eq!(soon(&unmeasured), Left::Unknown, "what was submitted before is in flight");
 }
 
 #[test]
@@ -174,13 +153,14 @@ fn the_end_of_all_work_is_looked_for_when_no_more_is_submitted() {
     let begin = Instant::now();
     let mut pace = flying(&[(0.06, true)], begin);
     pace.groups[0].end = None;
-    pace.clocks.insert(1, Clock { base: Event(1), offset: 0.0, busy_until: 0.0, spare: vec![Event(7)] });
+    pace.clocks
+        .insert(1, Clock { base: Event::of_test(1), offset: 0.0, busy_until: 0.0, spare: vec![Event::of_test(7)] });
     let later = |us| begin + Duration::from_micros(us);
     pace.last = Some(later(990));
-    pace.look_for_end(later(1000));
+    pace.look_for_end(&Captures::default(), later(1000));
     assert_eq!(pace.groups[0].end, None, "more may come");
-    pace.look_for_end(later(1100));
-    assert_eq!(pace.groups[0].end, Some(Event(7)));
+    pace.look_for_end(&Captures::default(), later(1100));
+    assert_eq!(pace.groups[0].end, Some(Event::of_test(7)));
 }
 
 #[test]

@@ -5,9 +5,9 @@
 #![allow(non_snake_case, reason = "names of NVML")]
 
 use std::ffi::{c_int, c_void};
-use std::sync::OnceLock;
 
 use super::{Device, INSUFFICIENT_SIZE, INVALID_ARGUMENT, NO_FUNCTION, NOT_FOUND, SUCCESS, hello, uuid};
+use crate::abi::shim;
 use crate::symbols::{at, real};
 
 /// Maximum number of examined cards, and of devices in a list; a machine has fewer.
@@ -15,14 +15,14 @@ const MAX_CARDS: u32 = 256;
 
 /// Identities of the tenant's cards, from the first owner that answered. Empty before the first answer.
 fn cards() -> &'static [[u8; 16]] {
-    static CARDS: OnceLock<Vec<[u8; 16]>> = OnceLock::new();
-    if let Some(cards) = CARDS.get() {
+    let known = &shim().libraries.cards;
+    if let Some(cards) = known.get() {
         return cards;
     }
     let Some((_, welcome)) = hello() else { return &[] };
     // A child never waits for a thread of its parent in the middle of this.
-    let _ = CARDS.set(welcome.cards.iter().map(|card| card.uuid).collect());
-    CARDS.get().map_or(&[], Vec::as_slice)
+    let _ = known.set(welcome.cards.iter().map(|card| card.uuid).collect());
+    known.get().map_or(&[], Vec::as_slice)
 }
 
 /// Returns true if a device belongs to the tenant.

@@ -1,6 +1,6 @@
 //! Handles against a model of the driver.
 
-use super::super::model::Model;
+use super::super::fixture::Model;
 use super::*;
 
 const CHUNK: u64 = 2 << 20;

@@ -1,6 +1,6 @@
 //! Regions against a model of the driver.
 
-use super::super::model::Model;
+use super::super::fixture::Model;
 use super::*;
 use crate::descriptors::tests::kept;
 

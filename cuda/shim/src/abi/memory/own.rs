@@ -8,18 +8,18 @@
 
 use std::ffi::{c_int, c_void};
 use std::os::fd::AsFd as _;
-use std::sync::{Mutex, PoisonError};
+use std::sync::PoisonError;
 
 use cuda_protocol::FixedKind;
 
-use super::chunks::{self, Memory};
-use super::fixed;
-use super::foreign::Target;
-use super::handles::{Backing, Described, Freed, Handles, Pages as _, Piece, Property};
-use super::pages::Driver;
+use crate::abi::{memory, shim};
 use crate::driver::{self, Access, Address, Handle, INVALID_VALUE, NOT_SUPPORTED, OUT_OF_MEMORY, Object, SUCCESS};
+use crate::memory::Operations;
+use crate::memory::chunks::ChunkMemory;
+use crate::memory::foreign::Target;
+use crate::memory::handles::{Backing, Described, Freed, Handles, Pages as _, Piece, Property};
+use crate::memory::pages::Driver;
 use crate::symbols::at;
-use crate::{requests, tenant};
 
 /// Kinds of `CUmemAllocationProp` and of its place: memory that is pinned, of a card.
 const PINNED: c_int = 1;
@@ -47,7 +47,7 @@ fn movable(property: &Property) -> Option<(c_int, u8)> {
     let &[kind, handles, place, device, _, _, flags, rest] = property;
     let by_descriptor = handles == 0 || handles == DESCRIPTOR;
     let plain = (kind, place, flags & !RDMA, rest) == (PINNED, DEVICE, 0, 0) && by_descriptor;
-    plain.then(|| tenant::card(device).map(|card| (device, card))).flatten()
+    plain.then(|| shim().link.card(device).map(|card| (device, card))).flatten()
 }
 
 unsafe fn read(property: *const c_void) -> Option<Property> {
@@ -67,15 +67,15 @@ unsafe extern "C" fn create(handle: *mut Handle, bytes: usize, property: *const 
     let read = unsafe { read(property) };
     let Some((property_of, (_, card))) = read.and_then(|p| Some((p, movable(&p)?))) else {
         // SAFETY: as above.
-        return unsafe { fixed::create(handle, bytes, property, flags) };
+        return unsafe { memory().create_fixed(handle, bytes, property, flags) };
     };
     // SAFETY: no pointers from the caller.
     let granularity = unsafe { granularity(&property_of) };
     if handle.is_null() || flags != 0 || bytes == 0 || !(bytes as u64).is_multiple_of(granularity) {
         return INVALID_VALUE;
     }
-    tenant::note_context();
-    match chunks::persist(|| make(card, &property_of, bytes as u64)) {
+    memory().contexts.note_current();
+    match memory().persist(|| make(card, &property_of, bytes as u64)) {
         Ok(made) => {
             // SAFETY: the caller's pointer, not null.
             unsafe { *handle = made };
@@ -87,14 +87,15 @@ unsafe extern "C" fn create(handle: *mut Handle, bytes: usize, property: *const 
 
 /// Makes a handle of chunks, and of the driver's memory for the part that is less than a chunk.
 fn make(card: u8, property: &Property, bytes: u64) -> Result<Handle, c_int> {
-    let chunk_bytes = tenant::get().map_or(2 << 20, |tenant| tenant.chunk_bytes);
+    let memory = memory();
+    let chunk_bytes = memory.link.chunk_bytes();
     let wanted = u32::try_from(bytes / chunk_bytes).map_err(|_| OUT_OF_MEMORY)?;
-    let rest = rest(card, property, bytes % chunk_bytes)?;
+    let rest = rest(memory, card, property, bytes % chunk_bytes)?;
     if wanted == 0 {
-        return Ok(chunks::with(|memory| memory.handles.add(card, *property, rest.into_iter().collect())));
+        return Ok(memory.with(|chunks| chunks.handles.add(card, *property, rest.into_iter().collect())));
     }
     let (mut made, mut left) = (Err(OUT_OF_MEMORY), rest);
-    chunks::obtain(card, wanted, |memory, granted| {
+    memory.obtain(card, wanted, |chunks, granted| {
         let Some(granted) = granted else { return Vec::new() };
         let ids: Vec<_> = granted.iter().map(|part| part.0.id).collect();
         let mut pieces = Vec::new();
@@ -107,22 +108,22 @@ fn make(card: u8, property: &Property, bytes: u64) -> Result<Handle, c_int> {
             pieces.push(Piece { handle, bytes: chunk_bytes, chunk: Some(backing) });
         }
         pieces.extend(left.take());
-        made = Ok(memory.handles.add(card, *property, pieces));
+        made = Ok(chunks.handles.add(card, *property, pieces));
         Vec::new()
     });
     if let Some(rest) = left {
         Driver.release(rest.handle);
-        requests::unfix(card, FixedKind::Driver, rest.bytes);
+        memory.link.unfix(card, FixedKind::Driver, rest.bytes);
     }
     made
 }
 
 /// Makes the driver allocate the part that is not a whole chunk, counted as fixed.
-fn rest(card: u8, property: &Property, bytes: u64) -> Result<Option<Piece>, c_int> {
+fn rest(memory: Operations<'_>, card: u8, property: &Property, bytes: u64) -> Result<Option<Piece>, c_int> {
     if bytes == 0 {
         return Ok(None);
     }
-    if !requests::fix(card, FixedKind::Driver, bytes) {
+    if !memory.link.fix(card, FixedKind::Driver, bytes) {
         return Err(OUT_OF_MEMORY);
     }
     let mut handle = 0;
@@ -132,31 +133,32 @@ fn rest(card: u8, property: &Property, bytes: u64) -> Result<Option<Piece>, c_in
     match unsafe { driver::mem_create(&raw mut handle, bytes as usize, (&raw const property).cast(), 0) } {
         SUCCESS => Ok(Some(Piece { handle, bytes, chunk: None })),
         error => {
-            requests::unfix(card, FixedKind::Driver, bytes);
+            memory.link.unfix(card, FixedKind::Driver, bytes);
             Err(error)
         }
     }
 }
 
 /// Returns memory that is no longer needed. The memory is locked, so that a new owner gets the same report.
-fn freed(freed: Freed) {
-    chunks::give_back(freed.chunks);
+fn give_back(freed: Freed) {
+    let memory = memory();
+    memory.give_back(freed.chunks);
     if freed.fixed > 0 {
-        requests::unfix(freed.card, FixedKind::Driver, freed.fixed);
+        memory.link.unfix(freed.card, FixedKind::Driver, freed.fixed);
     }
     if freed.exported > 0 {
-        requests::unfix(freed.card, FixedKind::Shared, freed.exported);
+        memory.link.unfix(freed.card, FixedKind::Shared, freed.exported);
     }
 }
 
 unsafe extern "C" fn release(handle: Handle) -> c_int {
     if !Handles::is_ours(handle) {
         // SAFETY: the caller's promise.
-        return unsafe { fixed::release(handle) };
+        return unsafe { memory().release_fixed(handle) };
     }
-    chunks::with(|memory| match memory.handles.release(&mut Driver, handle) {
+    memory().with(|chunks| match chunks.handles.release(&mut Driver, handle) {
         Ok(ended) => {
-            ended.into_iter().for_each(freed);
+            ended.into_iter().for_each(give_back);
             SUCCESS
         }
         Err(error) => error,
@@ -166,29 +168,29 @@ unsafe extern "C" fn release(handle: Handle) -> c_int {
 unsafe extern "C" fn map(address: Address, bytes: usize, offset: usize, handle: Handle, flags: u64) -> c_int {
     if !Handles::is_ours(handle) {
         // SAFETY: the caller's promise.
-        return unsafe { fixed::map(address, bytes, offset, handle, flags) };
+        return unsafe { memory().map_fixed(address, bytes, offset, handle, flags) };
     }
     if flags != 0 {
         return INVALID_VALUE;
     }
-    tenant::note_context();
-    chunks::with(|memory| {
-        if memory.reserved(address, bytes as u64) {
+    memory().contexts.note_current();
+    memory().with(|chunks| {
+        if chunks.reserved(address, bytes as u64) {
             return INVALID_VALUE;
         }
-        memory.handles.map(&mut Driver, address, bytes as u64, offset as u64, handle)
+        chunks.handles.map(&mut Driver, address, bytes as u64, offset as u64, handle)
     })
 }
 
 unsafe extern "C" fn unmap(address: Address, bytes: usize) -> c_int {
-    chunks::with(|memory| {
-        if memory.reserved(address, bytes as u64) {
+    memory().with(|chunks| {
+        if chunks.reserved(address, bytes as u64) {
             return INVALID_VALUE;
         }
-        match memory.handles.unmap(&mut Driver, address, bytes as u64) {
+        match chunks.handles.unmap(&mut Driver, address, bytes as u64) {
             Ok(ended) => {
-                ended.into_iter().for_each(freed);
-                fixed::unmapped(address, bytes as u64);
+                ended.into_iter().for_each(give_back);
+                memory().unmapped_fixed(address, bytes as u64);
                 SUCCESS
             }
             Err(error) => error,
@@ -197,9 +199,9 @@ unsafe extern "C" fn unmap(address: Address, bytes: usize) -> c_int {
 }
 
 unsafe extern "C" fn set_access(address: Address, bytes: usize, access: *const Access, count: usize) -> c_int {
-    tenant::note_context();
-    chunks::with(|memory| {
-        if memory.reserved(address, bytes as u64) {
+    memory().contexts.note_current();
+    memory().with(|chunks| {
+        if chunks.reserved(address, bytes as u64) {
             return INVALID_VALUE;
         }
         if access.is_null() || count == 0 {
@@ -207,17 +209,17 @@ unsafe extern "C" fn set_access(address: Address, bytes: usize, access: *const A
         }
         // SAFETY: the caller's promise: the list has `count` descriptions.
         let list = unsafe { std::slice::from_raw_parts(access, count) };
-        memory.handles.allow(&mut Driver, address, bytes as u64, list)
+        chunks.handles.allow(&mut Driver, address, bytes as u64, list)
     })
 }
 
 unsafe extern "C" fn get_access(flags: *mut u64, location: *const [c_int; 2], address: Address) -> c_int {
-    chunks::with(|memory| {
-        memory.bring_for(address);
+    memory().with(|chunks| {
+        chunks.bring_for(address);
         let ours = || {
             // SAFETY: the caller's promise, where the pointer is not null.
             let &[kind, id] = unsafe { location.as_ref() }?;
-            (kind == DEVICE).then(|| memory.handles.access(address, Access::none(kind, id))).flatten()
+            (kind == DEVICE).then(|| chunks.handles.access(address, Access::none(kind, id))).flatten()
         };
         match ours() {
             Some(_) if flags.is_null() => INVALID_VALUE,
@@ -234,11 +236,11 @@ unsafe extern "C" fn get_access(flags: *mut u64, location: *const [c_int; 2], ad
 
 unsafe extern "C" fn retain(handle: *mut Handle, address: *mut c_void) -> c_int {
     let at = address as Address;
-    chunks::with(|memory| {
-        if handle.is_null() || memory.reserved(at, 1) {
+    memory().with(|chunks| {
+        if handle.is_null() || chunks.reserved(at, 1) {
             return INVALID_VALUE;
         }
-        match memory.handles.retain(at) {
+        match chunks.handles.retain(at) {
             Some(found) => {
                 // SAFETY: not null.
                 unsafe { *handle = found };
@@ -248,7 +250,7 @@ unsafe extern "C" fn retain(handle: *mut Handle, address: *mut c_void) -> c_int 
             None => unsafe {
                 let result = driver::mem_retain(handle, address);
                 if result == SUCCESS {
-                    fixed::retained(*handle);
+                    memory().retained_fixed(*handle);
                 }
                 result
             },
@@ -261,7 +263,7 @@ unsafe extern "C" fn get_property(property: *mut c_void, handle: Handle) -> c_in
         // SAFETY: the caller's promise.
         return unsafe { driver::mem_get_property(property, handle) };
     }
-    match chunks::with(|memory| memory.handles.property(handle)) {
+    match memory().with(|chunks| chunks.handles.property(handle)) {
         Some(found) if !property.is_null() => {
             // SAFETY: the caller's promise: `CUmemAllocationProp` has 32 bytes.
             unsafe { property.cast::<Property>().write(found) };
@@ -280,10 +282,10 @@ unsafe extern "C" fn get_granularity(bytes: *mut usize, property: *const c_void,
     if result == SUCCESS
         && option == RECOMMENDED
         && ours()
-        && let Some(tenant) = tenant::get()
+        && let Some(terms) = shim().link.terms()
     {
         // SAFETY: the driver has written to it.
-        unsafe { *bytes = (*bytes).max(tenant.chunk_bytes as usize) };
+        unsafe { *bytes = (*bytes).max(terms.chunk_bytes as usize) };
     }
     result
 }
@@ -303,9 +305,9 @@ unsafe extern "C" fn export(target: *mut c_void, handle: Handle, kind: c_int, fl
 /// Returns the driver's handle for exporting a handle of this library. Chunks cannot be exported, because the driver
 /// does not export imported memory. So the contents move to driver memory, which counts as shared and stays in place.
 fn exportable(handle: Handle, kind: c_int) -> Result<Handle, c_int> {
-    static ONE: Mutex<()> = Mutex::new(());
-    let _one = ONE.lock().unwrap_or_else(PoisonError::into_inner);
-    let Some(found) = chunks::with(|memory| memory.handles.described(handle)) else { return Err(INVALID_VALUE) };
+    let memory = memory();
+    let _one = memory.memory.exports.lock().unwrap_or_else(PoisonError::into_inner);
+    let Some(found) = memory.with(|chunks| chunks.handles.described(handle)) else { return Err(INVALID_VALUE) };
     if kind != DESCRIPTOR || found.property[1] & kind == 0 {
         return Err(INVALID_VALUE);
     }
@@ -313,14 +315,14 @@ fn exportable(handle: Handle, kind: c_int) -> Result<Handle, c_int> {
         return Ok(whole);
     }
     let Described { card, property, bytes, .. } = found;
-    if !fixed::fix(card, FixedKind::Shared, bytes) {
+    if !memory.fix(card, FixedKind::Shared, bytes) {
         return Err(OUT_OF_MEMORY);
     }
     let mut whole = 0;
     // SAFETY: the pointers are valid.
     let mut result = unsafe { driver::mem_create(&raw mut whole, bytes as usize, (&raw const property).cast(), 0) };
     if result == SUCCESS {
-        result = tenant::drained(|| chunks::with(|memory| unite(memory, handle, whole, property[3], bytes)));
+        result = shim().drained(|| memory.with(|chunks| unite(chunks, handle, whole, property[3], bytes)));
         if result != SUCCESS {
             Driver.release(whole);
         }
@@ -328,13 +330,13 @@ fn exportable(handle: Handle, kind: c_int) -> Result<Handle, c_int> {
     if result == SUCCESS {
         Ok(whole)
     } else {
-        requests::unfix(card, FixedKind::Shared, bytes);
+        memory.link.unfix(card, FixedKind::Shared, bytes);
         Err(result)
     }
 }
 
 /// Copies a handle's contents to `whole` and replaces the handle by it. Nothing is in flight.
-fn unite(memory: &mut Memory, handle: Handle, whole: Handle, device: c_int, bytes: u64) -> c_int {
+fn unite(chunks: &mut ChunkMemory, handle: Handle, whole: Handle, device: c_int, bytes: u64) -> c_int {
     let mut base = 0;
     // SAFETY: the pointer is valid.
     let result = unsafe { driver::mem_address_reserve(&raw mut base, 2 * bytes as usize, 0, 0, 0) };
@@ -342,7 +344,7 @@ fn unite(memory: &mut Memory, handle: Handle, whole: Handle, device: c_int, byte
         return result;
     }
     let mut mapped = 0;
-    let all = std::iter::once((whole, bytes)).chain(memory.handles.pieces(handle));
+    let all = std::iter::once((whole, bytes)).chain(chunks.handles.pieces(handle));
     let mut result = all.fold(SUCCESS, |result, (piece, bytes)| match result {
         SUCCESS => match Driver.map(base + mapped, bytes, piece) {
             SUCCESS => {
@@ -373,9 +375,9 @@ fn unite(memory: &mut Memory, handle: Handle, whole: Handle, device: c_int, byte
     if result != SUCCESS {
         return result;
     }
-    match memory.handles.unite(&mut Driver, handle, whole) {
+    match chunks.handles.unite(&mut Driver, handle, whole) {
         Some(rest) => {
-            freed(rest);
+            give_back(rest);
             SUCCESS
         }
         None => OUT_OF_MEMORY,
@@ -400,7 +402,7 @@ unsafe fn note_arrays(list: *const c_void, count: u32) {
             let word = |at: usize| entry.add(at).cast::<u64>().read_unaligned();
             let half = |at: usize| entry.add(at).cast::<u32>().read_unaligned();
             if (half(OPERATION_OF_MAP), half(KIND_OF_MAP)) == (MAPS, GENERIC) {
-                fixed::bound(Target::Array(word(ARRAY_OF_MAP)), word(place));
+                memory().bound_fixed(Target::Array(word(ARRAY_OF_MAP)), word(place));
             }
         }
     }
@@ -442,7 +444,7 @@ unsafe extern "C" fn bind(
     // SAFETY: the caller's promise.
     let result = unsafe { driver::multicast_bind_mem(multicast, at, handle, offset, bytes, flags) };
     if result == SUCCESS {
-        fixed::bound(Target::Multicast(multicast, at as u64), handle);
+        memory().bound_fixed(Target::Multicast(multicast, at as u64), handle);
     }
     result
 }
@@ -464,7 +466,7 @@ macro_rules! bind {
             // SAFETY: the caller's promise.
             let result = unsafe { driver::$real(to, device, at, handle, offset, bytes, flags) };
             if result == SUCCESS {
-                fixed::bound(Target::Multicast(to, at as u64), handle);
+                memory().bound_fixed(Target::Multicast(to, at as u64), handle);
             }
             result
         }
@@ -481,7 +483,7 @@ macro_rules! unbind {
             let result = unsafe { driver::$real(from, device, at, bytes) };
             if result == SUCCESS {
                 let range = at as u64..(at as u64).saturating_add(bytes as u64);
-                fixed::unbound(|target| matches!(target, Target::Multicast(of, at) if of == from && range.contains(&at)));
+                memory().unbound_fixed(|target| matches!(target, Target::Multicast(of, at) if of == from && range.contains(&at)));
             }
             result
         }

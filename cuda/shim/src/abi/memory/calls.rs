@@ -7,14 +7,13 @@ use std::ffi::{c_int, c_void};
 
 use cuda_protocol::FromTenant;
 
-use super::chunks::{self, Memory};
-use super::fixed;
-use crate::captures;
+use crate::abi::{memory, shim};
 use crate::driver::{self, Address, Handle, INVALID_VALUE, Object, SUCCESS};
-use crate::requests::{self, Answer};
+use crate::link::Answer;
+use crate::memory::chunks::ChunkMemory;
+use crate::memory::fixed::Thing;
 use crate::streams::Stream;
 use crate::symbols::at;
-use crate::tenant;
 
 /// `CU_POINTER_ATTRIBUTE_*`: numbers of the attributes that the driver would answer for a chunk instead of the
 /// allocation.
@@ -39,15 +38,9 @@ const DEVICE: u32 = 2;
 /// Pitch of rows is a multiple of this.
 const PITCH: u64 = 512;
 
-/// The current device with its card, if the tenant has it.
-pub(super) fn card() -> Option<(c_int, u8)> {
-    let device = driver::current_device().ok()?;
-    tenant::card(device).map(|card| (device, card))
-}
-
 /// Allocates for the work in a stream, which may reuse memory that it freed without another driver call.
 unsafe fn allocate_after(address: *mut Address, bytes: u64, stream: Object, per_thread: bool) -> c_int {
-    let again = if address.is_null() || bytes == 0 { None } else { chunks::take_back(bytes, stream, per_thread) };
+    let again = if address.is_null() || bytes == 0 { None } else { memory().take_back(bytes, stream, per_thread) };
     let Some(found) = again else {
         // SAFETY: the caller's promise.
         return unsafe { allocate(address, bytes) };
@@ -61,8 +54,9 @@ unsafe fn allocate(address: *mut Address, bytes: u64) -> c_int {
     if address.is_null() || bytes == 0 {
         return INVALID_VALUE;
     }
-    let Some((device, card)) = card() else { return driver::INVALID_CONTEXT };
-    match chunks::allocate(device, card, bytes) {
+    let memory = memory();
+    let Some((device, card)) = memory.link.current_card() else { return driver::INVALID_CONTEXT };
+    match memory.allocate(device, card, bytes) {
         Ok(found) => {
             // SAFETY: the caller's pointer, not null.
             unsafe { *address = found };
@@ -99,22 +93,22 @@ unsafe extern "C" fn mem_alloc_pitch(
 }
 
 unsafe extern "C" fn mem_free(address: Address) -> c_int {
-    if address != 0 && chunks::free(address) {
+    if address != 0 && memory().free(address) {
         return SUCCESS;
     }
-    if chunks::is_freed(address) {
+    if memory().is_freed(address) {
         return INVALID_VALUE;
     }
     // SAFETY: the caller's promise.
     let result = unsafe { driver::mem_free(address) };
     if result == SUCCESS {
-        fixed::freed(address);
+        memory().uncount(Thing::Address(address));
     }
     result
 }
 
 fn captures(stream: Object, per_thread: bool) -> bool {
-    if !captures::any() {
+    if !shim().captures.any() {
         return false;
     }
     Stream::named(stream as u64, per_thread).is_capturing()
@@ -138,8 +132,8 @@ macro_rules! ordered {
             if captures(stream, $per_thread) {
                 return real();
             }
-            if fixed::exported_pool(pool) {
-                return fixed::of_pool(bytes, || {
+            if memory().is_exported_pool(pool) {
+                return memory().allocate_of_pool(bytes, || {
                     let result = real();
                     // SAFETY: the driver has written the address if it succeeds.
                     (result, if result == SUCCESS { unsafe { *address } } else { 0 })
@@ -150,17 +144,17 @@ macro_rules! ordered {
         }
 
         unsafe extern "C" fn $free(address: Address, stream: Object) -> c_int {
-            if !captures(stream, $per_thread) && chunks::free_after(address, stream, $per_thread) {
+            if !captures(stream, $per_thread) && memory().free_after(address, stream, $per_thread) {
                 return SUCCESS;
             }
-            if chunks::is_freed(address) {
+            if memory().is_freed(address) {
                 return INVALID_VALUE;
             }
             // SAFETY: as above.
             let result = unsafe { driver::$real_free(address, stream) };
             if result == SUCCESS {
                 // The pool may keep it; the owner then finds it like all other driver memory of the program.
-                fixed::freed(address);
+                memory().uncount(Thing::Address(address));
             }
             result
         }
@@ -184,13 +178,14 @@ unsafe extern "C" fn mem_get_info(free: *mut usize, total: *mut usize) -> c_int 
     if result != SUCCESS {
         return result;
     }
-    let Some((_, card)) = card() else { return result };
+    let memory = memory();
+    let Some((_, card)) = memory.link.current_card() else { return result };
     if let Answer::Memory(free_bytes, total_bytes) =
-        requests::request(|request| FromTenant::AskMemory { request, card })
+        memory.link.request(|request| FromTenant::AskMemory { request, card })
     {
         // SAFETY: the driver has written to both.
         unsafe {
-            *free = free_bytes.saturating_add(chunks::spare(card)).min(total_bytes) as usize;
+            *free = free_bytes.saturating_add(memory.spare(card)).min(total_bytes) as usize;
             *total = total_bytes as usize;
         }
     }
@@ -200,7 +195,8 @@ unsafe extern "C" fn mem_get_info(free: *mut usize, total: *mut usize) -> c_int 
 unsafe extern "C" fn device_total_mem(bytes: *mut usize, device: c_int) -> c_int {
     // SAFETY: the caller's promise.
     let result = unsafe { driver::device_total_mem(bytes, device) };
-    let info = tenant::card(device).and_then(|card| tenant::get()?.cards.get(usize::from(card)));
+    let link = &shim().link;
+    let info = link.card(device).and_then(|card| link.terms()?.cards.get(usize::from(card)));
     if let (SUCCESS, Some(info)) = (result, info) {
         // SAFETY: the driver has written to it.
         unsafe { *bytes = info.total_bytes as usize };
@@ -217,18 +213,18 @@ struct Known {
     own: Option<(Handle, u64)>,
 }
 
-fn known(memory: &Memory, address: Address) -> Option<Known> {
-    if let Some((start, bytes, device)) = memory.find(address).or_else(|| memory.opened.find(address)) {
+fn known(chunks: &ChunkMemory, address: Address) -> Option<Known> {
+    if let Some((start, bytes, device)) = chunks.find(address).or_else(|| chunks.opened.find(address)) {
         return Some(Known { start, bytes, device, own: None });
     }
-    let found = memory.handles.find(address)?;
+    let found = chunks.handles.find(address)?;
     let own = Some((found.handle, found.id));
     Some(Known { start: found.start, bytes: found.bytes, device: found.device, own })
 }
 
 unsafe extern "C" fn mem_get_address_range(base: *mut Address, bytes: *mut usize, address: Address) -> c_int {
-    chunks::with(|memory| {
-        let Some(known) = known(memory, address) else {
+    memory().with(|chunks| {
+        let Some(known) = known(chunks, address) else {
             // SAFETY: the caller's promise.
             return unsafe { driver::mem_get_address_range(base, bytes, address) };
         };
@@ -279,15 +275,15 @@ unsafe fn correct(known: &Known, attribute: c_int, data: *mut c_void) -> bool {
 
 unsafe extern "C" fn pointer_get_attribute(data: *mut c_void, attribute: c_int, address: Address) -> c_int {
     // Prevent moves in the meantime: the driver does not know an address whose chunk is being exchanged.
-    chunks::with(|memory| {
-        memory.bring_for(address);
+    memory().with(|chunks| {
+        chunks.bring_for(address);
         // SAFETY: the caller's promise.
         let result = unsafe { driver::pointer_get_attribute(data, attribute, address) };
         if result != SUCCESS || data.is_null() {
             return result;
         }
         // SAFETY: as above.
-        match known(memory, address).is_none_or(|known| unsafe { correct(&known, attribute, data) }) {
+        match known(chunks, address).is_none_or(|known| unsafe { correct(&known, attribute, data) }) {
             true => SUCCESS,
             false => INVALID_VALUE,
         }
@@ -300,15 +296,15 @@ unsafe extern "C" fn pointer_get_attributes(
     data: *mut *mut c_void,
     address: Address,
 ) -> c_int {
-    chunks::with(|memory| {
-        memory.bring_for(address);
+    memory().with(|chunks| {
+        chunks.bring_for(address);
         // SAFETY: the caller's promise: both arrays have `count` elements.
         unsafe {
             let result = driver::pointer_get_attributes(count, attributes, data, address);
             if result == SUCCESS
                 && !attributes.is_null()
                 && !data.is_null()
-                && let Some(known) = known(memory, address)
+                && let Some(known) = known(chunks, address)
             {
                 for at in 0..count as usize {
                     correct(&known, *attributes.add(at), *data.add(at));

@@ -1,0 +1,121 @@
+//! Submissions on their way through the gate.
+//!
+//! UNSAFETY: reads arguments of calls by their positions.
+#![allow(unsafe_code, reason = "see UNSAFETY")]
+
+use std::ffi::c_int;
+
+use crate::driver::SUCCESS;
+use crate::shim::Shim;
+use crate::streams::{self, stream};
+use crate::symbols::{Arguments, COPIES, at};
+
+/// Token from [`enter`] to [`leave`] of a submission that the gate does not count.
+const UNGATED_TOKEN: u64 = u64::MAX;
+
+/// Mixes a function with the size of its grid.
+fn shaped(function: u64, grid: [u32; 3]) -> u64 {
+    let mix = |key: u64, size: u32| (key.rotate_left(23) ^ u64::from(size)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    grid.into_iter().fold(function, mix)
+}
+
+/// Returns a key that repeated submissions of the same work share, for estimates of its length.
+fn key(index: usize, arguments: Arguments) -> u64 {
+    // SAFETY: the positions are those in the headers' declarations.
+    let get = |n| unsafe { arguments.get(n) };
+    match index {
+        at::cuLaunchKernel
+        | at::cuLaunchKernel_ptsz
+        | at::cuLaunchCooperativeKernel
+        | at::cuLaunchCooperativeKernel_ptsz => shaped(get(0), [get(1) as u32, get(2) as u32, get(3) as u32]),
+        at::cuLaunchKernelEx | at::cuLaunchKernelEx_ptsz => {
+            let config = get(0) as *const [u32; 3];
+            // SAFETY: `CUlaunchConfig` begins with the three sizes of the grid.
+            let grid = if config.is_null() { [0; 3] } else { unsafe { config.read_unaligned() } };
+            shaped(get(1), grid)
+        }
+        _ if COPIES.get(index).copied().unwrap_or(false) => ((index as u64) << 8) | u64::from(get(2).leading_zeros()),
+        _ => get(0),
+    }
+}
+
+/// Before a submission. Waits while the gate is closed, and while too much of this program's work is in flight.
+#[inline(always)]
+pub fn enter(shim: &Shim, index: usize, arguments: Arguments) -> u64 {
+    let (captures, pacing) = (&shim.captures, &shim.pacing);
+    if captures.any() && stream(index, arguments).is_capturing() {
+        // The driver checks addresses when it records a copy.
+        shim.memory().present();
+        return UNGATED_TOKEN;
+    }
+    let measured = pacing.wait(captures, &shim.gate, || stream(index, arguments));
+    let held = !measured || shim.gate.is_closed();
+    let stripe = shim.pass();
+    // The slice that begins while this thread is blocked may have the other mode.
+    if pacing.run_ahead.is_active() {
+        pacing.run_ahead.begin(captures, stream(index, arguments), held);
+    }
+    stripe as u64
+}
+
+/// After a submission.
+#[inline(always)]
+pub fn leave(shim: &Shim, index: usize, arguments: Arguments, token: u64, result: c_int) {
+    if token == UNGATED_TOKEN {
+        return;
+    }
+    let (captures, pacing) = (&shim.captures, &shim.pacing);
+    if pacing.run_ahead.is_active() {
+        let copy = COPIES.get(index).copied().unwrap_or(false);
+        let stream = stream(index, arguments);
+        match result {
+            SUCCESS => pacing.run_ahead.submitted(captures, stream, key(index, arguments), copy),
+            _ => pacing.run_ahead.failed(stream),
+        }
+        if !streams::is_known(index) {
+            pacing.submitted_anywhere();
+        }
+    } else if result == SUCCESS {
+        pacing.submitted_unmeasured(captures, stream(index, arguments), streams::is_known(index));
+    }
+    shim.gate.done(token as usize);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::gate;
+    use crate::settings::Settings;
+
+    #[test]
+    fn a_function_is_as_long_as_its_grid_is_large() {
+        let keys = [[1, 1, 1], [2, 1, 1], [1, 2, 1], [1, 1, 2]].map(|grid| shaped(0x7f00_1000, grid));
+        let all: std::collections::BTreeSet<_> = keys.into_iter().chain([shaped(0x7f00_1040, [1, 1, 1])]).collect();
+        assert_eq!(all.len(), 5);
+    }
+
+    #[test]
+    fn work_held_before_measurement_is_measured_from_its_start() {
+        let shim = Shim::new(Settings::default());
+        let index = at::cuCtxSynchronize;
+        let flying = || shim.pacing.run_ahead.groups();
+        assert!(shim.gate.close(gate::NO_SLICE, None));
+        let found = std::thread::scope(|scope| {
+            let (shim, flying) = (&shim, &flying);
+            let thread = scope.spawn(move || {
+                let token = enter(shim, index, Arguments::NONE);
+                let began = flying();
+                leave(shim, index, Arguments::NONE, token, crate::driver::INVALID_CONTEXT);
+                (began, flying())
+            });
+            while !shim.gate.is_held() {
+                std::thread::yield_now();
+            }
+            shim.pacing.run_ahead.bound(4000);
+            shim.gate.open(gate::NO_SLICE);
+            thread.join().expect("passes")
+        });
+        assert_eq!(found, (1, 0), "begun before it goes to the driver, and taken back when that has failed");
+        assert!(shim.gate.close(gate::NO_SLICE, None), "no thread is within");
+    }
+}

@@ -1,0 +1,441 @@
+//! The thread that obeys the owner.
+//!
+//! UNSAFETY: waits for messages, and calls the driver on the thread of the library.
+#![allow(unsafe_code, reason = "see UNSAFETY")]
+
+use std::ffi::c_int;
+use std::os::fd::{AsFd as _, AsRawFd as _, BorrowedFd};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use cuda_protocol::{
+    CardInfo, EARLY_US, End, FromOwner, FromTenant, LinkError, RECLAIM_MS, RECONNECT_MS, Run, VERSION_HANDOVER,
+};
+
+use crate::descriptors::{ChunkDescriptor, Connection};
+use crate::driver::{self, SUCCESS};
+use crate::link::{self, Answer, Terms};
+use crate::log::report;
+use crate::pace::{Left, RunAhead};
+use crate::shim::Shim;
+use crate::{gate, process};
+
+/// Time for which empty chunks are cached, unless the owner requests them.
+// TIMEOUT: without it an asynchronous pool that returns all it has and allocates it again is 40 times slower.
+const EMPTY_CHUNK_RETENTION: Duration = Duration::from_secs(1);
+/// Poll interval for such chunks after the owner has requested them.
+// TIMEOUT: work of a slice ends within a few milliseconds.
+const RECLAIM_LOOK: Duration = Duration::from_millis(1);
+/// Time beyond the expected end for which one thread polls for the end of work, or the start of a slice, without
+/// sleeping.
+// TIMEOUT: lengths of work are known to within a third, and the last work is at most as long as a slice may idle: 300
+// us.
+const POLL_OVERTIME: Duration = Duration::from_micros(300);
+
+/// Connects to the owner, once, and initialises the driver with `init`, which gets the tenant's cards. Returns its
+/// result.
+pub fn start(shim: &'static Shim, init: impl FnOnce(&[CardInfo]) -> c_int) -> c_int {
+    let link = &shim.link;
+    let has_started = || link.started.load(Ordering::SeqCst);
+    // A child of a process that was initialising the driver cannot initialise it.
+    let Some(mut refused) = link.refused.take() else { return driver::NOT_INITIALIZED };
+    if let Some(terms) = link.terms() {
+        return if has_started() { init(&terms.cards) } else { driver::SYSTEM_NOT_READY };
+    }
+    if *refused {
+        return driver::SYSTEM_NOT_READY;
+    }
+    match link::connect(&shim.settings, link.hello(&shim.settings, false)) {
+        Ok((connection, welcome)) => {
+            let result = init(&welcome.cards);
+            if result != SUCCESS {
+                return result;
+            }
+            let devices = devices(&welcome.cards);
+            link.set_terms(Terms { chunk_bytes: welcome.chunk_bytes, cards: welcome.cards, devices });
+            shim.gate.close(gate::NO_SLICE, None);
+            let connection = Arc::new(connection);
+            link.set_connection(Some(&connection));
+            let version = welcome.version;
+            match process::spawn("gpu-mediator", move || serve(shim, connection, version)) {
+                Ok(()) => link.started.store(true, Ordering::SeqCst),
+                Err(error) => report!("no thread could be started: {error}"),
+            }
+        }
+        Err(error) => {
+            report!("the owner cannot be reached: {error}");
+            *refused = true;
+        }
+    }
+    if has_started() { SUCCESS } else { driver::SYSTEM_NOT_READY }
+}
+
+/// Index in the owner's list of cards, for each device that the driver shows.
+fn devices(cards: &[CardInfo]) -> Vec<Option<u8>> {
+    let mut count = 0;
+    // SAFETY: the pointer is valid, and the driver has been initialised.
+    unsafe { driver::device_get_count(&raw mut count) };
+    let uuid = |ordinal| {
+        let (mut device, mut uuid) = (0, [0; 16]);
+        // SAFETY: the pointers are valid.
+        let result = unsafe {
+            driver::device_get(&raw mut device, ordinal);
+            driver::device_get_uuid(&raw mut uuid, device)
+        };
+        (result == SUCCESS).then_some(uuid)
+    };
+    let find = |uuid| cards.iter().position(|card| card.uuid == uuid).and_then(|at| u8::try_from(at).ok());
+    (0..count).map(|ordinal| uuid(ordinal).and_then(find)).collect()
+}
+
+/// A slice granted by the owner.
+struct Turn {
+    run: Run,
+    began: Instant,
+    reported: Instant,
+}
+
+impl Turn {
+    /// Returns the time until the turn may end by itself.
+    fn next_look(&self, run_ahead: &RunAhead) -> Duration {
+        // TIMEOUT: finer than any slice's length, and a thousandth of a processor.
+        const MAX_POLL_INTERVAL: Duration = Duration::from_millis(1);
+        // TIMEOUT: a fiftieth of a processor for a program of short kernels.
+        const MIN_POLL_INTERVAL: Duration = Duration::from_micros(200);
+        if self.run.idle_us == 0 {
+            return MAX_POLL_INTERVAL;
+        }
+        let idle = Duration::from_micros(self.run.idle_us.into());
+        let left = || idle.saturating_sub(self.began.elapsed().min(run_ahead.idle())).max(MIN_POLL_INTERVAL / 4);
+        run_ahead.next_end().map_or_else(left, |end| end.max(MIN_POLL_INTERVAL)).min(MAX_POLL_INTERVAL)
+    }
+}
+
+/// A request of the owner for empty chunks.
+struct Reclaim {
+    since: Instant,
+    /// The order, until it is answered.
+    order: Option<u32>,
+    /// Time at which it was looked for them last.
+    looked: Instant,
+}
+
+struct Agent {
+    shim: &'static Shim,
+    connection: Arc<Connection>,
+    /// Time at which empty chunks were last returned.
+    tidied: Instant,
+    reclaim: Option<Reclaim>,
+    /// Version of the messages.
+    version: u16,
+    /// Time until which a slice is expected to begin.
+    soon: Option<Instant>,
+    turn: Option<Turn>,
+    order: Option<u32>,
+}
+
+/// Obeys the owner until the process ends.
+fn serve(shim: &'static Shim, connection: Arc<Connection>, version: u16) {
+    // A capture's restrictions on other threads do not apply to this one.
+    let mut mode = 2;
+    // SAFETY: the pointer is valid. The other call has this thread's waits end on time, not up to 50 us later.
+    unsafe {
+        driver::exchange_capture_mode(&raw mut mode);
+        libc::prctl(libc::PR_SET_TIMERSLACK, 1);
+    }
+    let tidied = Instant::now();
+    let mut agent = Agent { shim, connection, tidied, reclaim: None, version, soon: None, turn: None, order: None };
+    loop {
+        if let Err(error) = agent.run() {
+            report!("the connection to the owner ended: {error}");
+        }
+        agent.alone();
+        agent.reconnect();
+    }
+}
+
+impl Agent {
+    fn run(&mut self) -> Result<(), LinkError> {
+        loop {
+            if self.ready()? {
+                let expects = self.order.is_some() || self.shim.link.any_requests();
+                let (message, descriptors) = self.connection.receive_with_descriptors(expects)?;
+                self.obey(message, descriptors)?;
+            }
+            self.tidy();
+            self.reclaim()?;
+            self.look()?;
+        }
+    }
+
+    /// Returns chunks that are kept for the next allocation, after a while. Prefers the time between slices: the owner
+    /// may want a slice to end.
+    fn tidy(&mut self) {
+        let is_measured = self.turn.as_ref().is_some_and(|turn| turn.run.run_ahead_us > 0);
+        if self.tidied.elapsed() >= if is_measured { 2 * EMPTY_CHUNK_RETENTION } else { EMPTY_CHUNK_RETENTION } {
+            self.tidied = Instant::now();
+            self.shim.contexts.bind();
+            self.shim.memory().tidy();
+        }
+    }
+
+    /// Returns empty chunks, if the owner has requested them. Chunks still in use by earlier work follow later.
+    fn reclaim(&mut self) -> Result<(), LinkError> {
+        let Some(reclaim) = self.reclaim.as_mut().filter(|reclaim| reclaim.looked.elapsed() >= RECLAIM_LOOK) else {
+            return Ok(());
+        };
+        self.shim.contexts.bind();
+        let is_all = self.shim.memory().give_up_empty();
+        reclaim.looked = Instant::now();
+        let waited = reclaim.since.elapsed();
+        let is_late = waited >= Duration::from_millis(RECLAIM_MS);
+        let answer = reclaim.order.take_if(|_| is_all || is_late);
+        if is_all || waited >= EMPTY_CHUNK_RETENTION {
+            self.reclaim = None;
+        }
+        answer.map_or(Ok(()), |order| self.connection.send(&FromTenant::Reclaimed { order }, &[]))
+    }
+
+    /// Waits for a message, at most until the slice needs attention.
+    fn ready(&mut self) -> Result<bool, LinkError> {
+        while self.soon.is_some_and(|until| Instant::now() < until) {
+            if self.poll(Duration::ZERO) {
+                return Ok(true);
+            }
+            std::thread::yield_now();
+        }
+        self.soon = None;
+        let timeout = match &self.turn {
+            Some(turn) if turn.run.run_ahead_us > 0 => turn.next_look(&self.shim.pacing.run_ahead),
+            _ => EMPTY_CHUNK_RETENTION,
+        };
+        let timeout = if self.reclaim.is_some() { timeout.min(RECLAIM_LOOK) } else { timeout };
+        Ok(self.poll(timeout))
+    }
+
+    /// Returns true if a message comes within `timeout`.
+    fn poll(&self, timeout: Duration) -> bool {
+        let timeout = libc::timespec { tv_sec: timeout.as_secs() as i64, tv_nsec: timeout.subsec_nanos().into() };
+        let mut poll = libc::pollfd { fd: self.connection.as_fd().as_raw_fd(), events: libc::POLLIN, revents: 0 };
+        // SAFETY: one valid entry, a valid time, and no signals.
+        let count = unsafe { libc::ppoll(&raw mut poll, 1, &raw const timeout, std::ptr::null()) };
+        count > 0
+    }
+
+    fn obey(&mut self, message: FromOwner, descriptors: Vec<ChunkDescriptor>) -> Result<(), LinkError> {
+        let link = &self.shim.link;
+        match message {
+            FromOwner::Granted { request, chunks, more } => link.answer(request, |mut parts| {
+                parts.extend(chunks.into_iter().zip(descriptors));
+                if more {
+                    Answer::Waiting(parts)
+                } else {
+                    self.shim.memory().arriving();
+                    Answer::Granted(parts)
+                }
+            }),
+            FromOwner::Fixed { request } => link.answer(request, |_| Answer::Fixed),
+            FromOwner::Refused { request, reason } => link.answer(request, |parts| Answer::Refused(reason, parts)),
+            FromOwner::Memory { request, free_bytes, total_bytes } => {
+                link.answer(request, |_| Answer::Memory(free_bytes, total_bytes));
+            }
+            FromOwner::Quiesce { order, patience_us } => self.quiesce(order, patience_us)?,
+            FromOwner::Redirect { order, moves } => {
+                self.shim.contexts.bind();
+                let moved = self.shim.memory().redirect(moves.into_iter().zip(descriptors).collect());
+                self.connection.send(&FromTenant::Redirected { order, moved }, &[])?;
+            }
+            FromOwner::Resume { .. } => {
+                self.order = None;
+                self.open(gate::ORDER);
+            }
+            FromOwner::Run(run) => {
+                let now = Instant::now();
+                self.shim.pacing.run_ahead.bound(run.run_ahead_us);
+                self.turn = Some(Turn { run, began: now, reported: now });
+                self.soon = None;
+                self.open(gate::NO_SLICE);
+            }
+            FromOwner::Stop { card, turn } => {
+                if self.turn.as_ref().is_some_and(|t| t.run.turn == turn && t.run.card == card) {
+                    self.stop()?;
+                }
+            }
+            FromOwner::Soon { in_us, .. } => {
+                let time = Duration::from_micros(in_us.into()) + POLL_OVERTIME;
+                self.soon = Some(Instant::now() + time);
+                self.shim.gate.soon(time);
+            }
+            FromOwner::Reclaim { order } => {
+                self.shim.contexts.bind();
+                self.shim.memory().begin_to_empty();
+                let since = Instant::now();
+                self.reclaim = Some(Reclaim { since, order: Some(order), looked: since - RECLAIM_LOOK });
+            }
+            FromOwner::Shared { request, share } => link.answer(request, |_| Answer::Shared(share)),
+            // Requested over separate connections.
+            FromOwner::Welcome(_) | FromOwner::Processes { .. } => {}
+            FromOwner::Goodbye(end) => {
+                report!("the owner says goodbye: {end:?}");
+                return Err(LinkError::Closed);
+            }
+        }
+        Ok(())
+    }
+
+    /// Ends the slice or reports its use, when it is time.
+    fn look(&mut self) -> Result<(), LinkError> {
+        let Some(turn) = &mut self.turn else { return Ok(()) };
+        if turn.run.run_ahead_us == 0 {
+            return Ok(());
+        }
+        let run = turn.run;
+        let now = Instant::now();
+        let passed = |since: Instant, us: u32| us > 0 && now.duration_since(since) >= Duration::from_micros(us.into());
+        if passed(turn.began, run.length_us) {
+            return self.stop();
+        }
+        let idle = u64::from(run.idle_us);
+        if self.shim.pacing.run_ahead.is_quiet(&self.shim.captures)
+            && idle > 0
+            && now.duration_since(turn.began).min(self.shim.pacing.run_ahead.idle()) >= Duration::from_micros(idle)
+        {
+            return self.stop();
+        }
+        if passed(turn.reported, run.report_us) {
+            turn.reported = now;
+            let usage = self.shim.pacing.run_ahead.take_usage();
+            self.connection.send(&FromTenant::Used { card: run.card, turn: run.turn, usage }, &[])?;
+        }
+        Ok(())
+    }
+
+    fn stop(&mut self) -> Result<(), LinkError> {
+        let Some(turn) = self.turn.take() else { return Ok(()) };
+        // Waking all threads that wait for the end takes about as long as the tolerated idle time.
+        let lead = Duration::from_micros(turn.run.idle_us.into());
+        self.shim.gate.close(gate::NO_SLICE, None);
+        // The driver knows of no work after the measured work.
+        if !self.approach_end(&turn.run, lead) || !self.shim.pacing.run_ahead.is_measured() {
+            self.shim.drain(None);
+        }
+        let usage = self.shim.pacing.run_ahead.take_usage();
+        let (card, waiting) = (turn.run.card, self.shim.gate.is_held());
+        self.connection.send(&FromTenant::Stopped { card, turn: turn.run.turn, usage, waiting }, &[])?;
+        // Work that ends slightly later is checked before the next slice: its length does not include the other
+        // tenants' slices.
+        let _ = self.shim.pacing.sees_end(&self.shim.captures, POLL_OVERTIME, Duration::ZERO);
+        if !waiting && self.shim.gate.is_told() {
+            // A thread's own message may have been sent before `Stopped`; the owner ignores it then.
+            self.connection.send(&FromTenant::Waiting { card }, &[])?;
+        }
+        Ok(())
+    }
+
+    fn quiesce(&mut self, order: u32, patience_us: u32) -> Result<(), LinkError> {
+        let deadline = Instant::now() + Duration::from_micros(patience_us.into());
+        if self.shim.gate.close(gate::ORDER, Some(deadline)) && self.shim.drain(Some(deadline)) {
+            // Empty chunks are returned, not copied. All work has ended.
+            self.shim.contexts.bind();
+            self.shim.memory().begin_to_empty();
+            self.shim.memory().give_up_empty();
+            self.order = Some(order);
+            return self.connection.send(&FromTenant::Quiet { order }, &[]);
+        }
+        self.open(gate::ORDER);
+        self.connection.send(&FromTenant::Busy { order }, &[])
+    }
+
+    /// Announces the end of a slice's last work. Returns true if the owner was notified.
+    fn announce(&self, run: &Run, left: Duration) -> bool {
+        let in_us = u32::try_from(left.as_micros()).unwrap_or(u32::MAX);
+        let ending = FromTenant::Ending { card: run.card, turn: run.turn, in_us };
+        self.version >= VERSION_HANDOVER && self.connection.send(&ending, &[]).is_ok()
+    }
+
+    /// Waits for the last work of a slice, if its end is predictable, and announces it `lead` before. Returns true if
+    /// it has ended or ends within [`EARLY_US`]. The gate is closed.
+    fn approach_end(&self, run: &Run, lead: Duration) -> bool {
+        if lead.is_zero() {
+            return false;
+        }
+        loop {
+            match self.shim.pacing.run_ahead.left(&self.shim.captures) {
+                Left::About(_) | Left::Nothing if self.shim.captures.any() => return false,
+                Left::Nothing => return self.shim.pacing.run_ahead.is_measured(),
+                Left::About(left) if left <= lead => {
+                    return self.announce(run, left)
+                        && self.shim.pacing.sees_end(
+                            &self.shim.captures,
+                            left + POLL_OVERTIME,
+                            Duration::from_micros(EARLY_US.into()),
+                        );
+                }
+                Left::About(left) => std::thread::sleep((left - lead).min(Duration::from_micros(100))),
+                Left::Unknown => return false,
+            }
+        }
+    }
+
+    /// Lets the program run without an owner.
+    fn alone(&mut self) {
+        self.shim.link.set_connection(None);
+        // Messages that threads send now fail without a wait. SAFETY: our own open descriptor.
+        unsafe { libc::shutdown(self.connection.as_fd().as_raw_fd(), libc::SHUT_RDWR) };
+        (self.turn, self.order, self.soon, self.reclaim) = (None, None, None, None);
+        self.shim.pacing.run_ahead.bound(0);
+        self.shim.link.abandon_requests();
+        self.open(gate::NO_SLICE | gate::ORDER);
+    }
+
+    /// Connects to the owner again, and reports the chunks of this process.
+    fn reconnect(&mut self) {
+        let shim = self.shim;
+        loop {
+            std::thread::sleep(Duration::from_millis(RECONNECT_MS));
+            let hello = shim.link.hello(&shim.settings, true);
+            let Ok((connection, welcome)) = link::connect(&shim.settings, hello) else { continue };
+            let fits =
+                |terms: &Terms| terms.chunk_bytes == welcome.chunk_bytes && terms.cards.len() == welcome.cards.len();
+            if !shim.link.terms().is_some_and(fits) {
+                let _ = connection.send(&FromTenant::Goodbye(End::Violation), &[]);
+                continue;
+            }
+            let connection = Arc::new(connection);
+            shim.contexts.bind();
+            let told = shim.memory().adopted(
+                |chunks, descriptors, more| {
+                    let borrowed: Vec<BorrowedFd<'_>> = descriptors.iter().map(|d| d.as_fd()).collect();
+                    connection.send_many(&FromTenant::Adopt { chunks, more }, &borrowed).is_ok()
+                },
+                || shim.link.reconnect(&connection),
+            );
+            if told {
+                // Not earlier: a submission that meets the closed gate notifies the owner once, over this connection.
+                shim.gate.close(gate::NO_SLICE, None);
+                (self.connection, self.version) = (connection, welcome.version);
+                return;
+            }
+        }
+    }
+
+    /// Opens the gate. Maps evicted chunks first if the program's work may run then.
+    fn open(&self, reason: u32) {
+        // TIMEOUT: the driver may have no memory for a page table while other tenants' memory moves; the program then
+        // runs anyway, and faults if it needs evicted chunks.
+        const MAX_RETURN_ATTEMPTS: u32 = 1000;
+        if self.shim.gate.opens_without(reason) {
+            let mut tries = 0;
+            self.shim.contexts.bind();
+            while !self.shim.memory().bring() && tries < MAX_RETURN_ATTEMPTS {
+                tries += 1;
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            if tries == MAX_RETURN_ATTEMPTS {
+                report!("memory that is away cannot be mapped");
+            }
+        }
+        self.shim.gate.open(reason);
+    }
+}

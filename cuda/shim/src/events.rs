@@ -1,0 +1,68 @@
+//! Events of the driver, which mark positions in the work of streams.
+//!
+//! UNSAFETY: records and queries events of the driver.
+#![allow(unsafe_code, reason = "see UNSAFETY")]
+
+use crate::driver::{self, Object, SUCCESS};
+use crate::streams::Stream;
+
+/// `CU_EVENT_DISABLE_TIMING`.
+pub const UNTIMED: u32 = 2;
+
+/// Handle of an event, moved between threads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Event(u64);
+
+impl Event {
+    /// An event with a number.
+    #[cfg(test)]
+    pub const fn of_test(number: u64) -> Self {
+        Self(number)
+    }
+
+    fn raw(self) -> Object {
+        self.0 as Object
+    }
+
+    /// Makes an event of the context that is current to this thread.
+    pub fn create(flags: u32) -> Option<Self> {
+        let mut event = std::ptr::null_mut();
+        // SAFETY: the pointer is valid.
+        let result = unsafe { driver::event_create(&raw mut event, flags) };
+        (result == SUCCESS).then_some(Self(event as u64))
+    }
+
+    /// Returns true if the work before it has ended.
+    pub fn done(self) -> bool {
+        // SAFETY: our own event that is never destroyed. Anything but "not ready" means that no more work will end.
+        unsafe { driver::event_query(self.raw()) != driver::NOT_READY }
+    }
+
+    /// Returns the milliseconds between two events that have passed.
+    pub fn since(self, base: Event) -> Option<f64> {
+        let mut milliseconds = 0f32;
+        // SAFETY: both events are ours, timed, recorded and done.
+        let result = unsafe { driver::event_elapsed(&raw mut milliseconds, base.raw(), self.raw()) };
+        (result == SUCCESS).then(|| f64::from(milliseconds))
+    }
+}
+
+/// Records an event at the end of a stream's work. Returns true on success.
+pub fn record(event: Event, stream: Stream) -> bool {
+    // SAFETY: the event is ours; the program has submitted to the stream and has not destroyed it.
+    stream.is_in_reach() && unsafe { driver::event_record(event.raw(), stream.object()) == SUCCESS }
+}
+
+/// Runs `work` with `context` current to this thread.
+pub fn within<T>(context: u64, work: impl FnOnce() -> T) -> T {
+    let before = driver::current_context();
+    if before as u64 == context {
+        return work();
+    }
+    // SAFETY: the program submitted with this context.
+    unsafe { driver::ctx_set_current(context as Object) };
+    let result = work();
+    // SAFETY: it was current before.
+    unsafe { driver::ctx_set_current(before) };
+    result
+}

@@ -1,0 +1,370 @@
+//! The link to the owner: its terms, requests of the program's threads, and the fixed memory that is counted for the
+//! program.
+//!
+//! UNSAFETY: asks the kernel for a random number.
+#![allow(unsafe_code, reason = "see UNSAFETY")]
+
+use std::collections::HashMap;
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, RwLock};
+use std::time::{Duration, Instant};
+
+use cuda_protocol::{
+    CardInfo, Chunk, FixedKind, FromOwner, FromTenant, Hello, LinkError, MAX_PENDING, Refusal, Share, VERSION, Welcome,
+};
+
+use crate::descriptors::{ChunkDescriptor, Connection};
+use crate::driver;
+use crate::log::report;
+use crate::process;
+use crate::settings::Settings;
+
+/// Time for which an allocation waits for an absent owner.
+// TIMEOUT: a service is restarted within seconds; a program whose owner stays away must get an error.
+const OWNER_TIMEOUT: Duration = Duration::from_secs(20);
+/// Size of a chunk in bytes before the owner has named it.
+const DEFAULT_CHUNK_BYTES: u64 = 2 << 20;
+/// Requests of the program's threads that are in flight at a time. Further threads wait: an owner refuses requests
+/// beyond [`MAX_PENDING`], and a program that reports its fixed memory again adds its own requests.
+const PLACES: usize = MAX_PENDING / 2;
+
+/// The owner's terms.
+#[derive(Debug)]
+pub struct Terms {
+    /// Size of a chunk in bytes.
+    pub chunk_bytes: u64,
+    /// Cards, in the owner's order.
+    pub cards: Vec<CardInfo>,
+    /// Index in the owner's list of cards, for each device of the driver.
+    pub devices: Vec<Option<u8>>,
+}
+
+/// An answer to a request, gathered until its last part.
+#[derive(Debug)]
+pub enum Answer {
+    /// The last part is missing; with the parts so far.
+    Waiting(Vec<(Chunk, ChunkDescriptor)>),
+    /// Chunks.
+    Granted(Vec<(Chunk, ChunkDescriptor)>),
+    /// Counted.
+    Fixed,
+    /// Free and all bytes.
+    Memory(u64, u64),
+    /// A token.
+    Shared(Share),
+    /// Refused, with the chunks that arrived before.
+    Refused(Refusal, Vec<(Chunk, ChunkDescriptor)>),
+    /// The owner is absent, or ended before it answered.
+    Away,
+}
+
+/// The link to the owner.
+#[derive(Debug)]
+pub struct Link {
+    terms: OnceLock<Terms>,
+    /// True if the process was refused: it is not a tenant later.
+    pub refused: process::Lock<bool>,
+    /// The thread that obeys the owner has started.
+    pub started: AtomicBool,
+    /// Random number of this process.
+    instance: OnceLock<u128>,
+    /// The connection, for requests.
+    connection: RwLock<Option<Arc<Connection>>>,
+    /// Number of the next request.
+    next: AtomicU32,
+    answers: Mutex<HashMap<u32, Answer>>,
+    /// An answer has arrived, or a connection was made.
+    answered: Condvar,
+    /// Bytes of fixed memory that the program has, by card and kind. Locked while a change is reported to an owner.
+    fixed: Mutex<HashMap<(u8, FixedKind), u64>>,
+    in_flight: Mutex<usize>,
+    /// A request has left its place.
+    left: Condvar,
+}
+
+/// A reservation among the requests in progress.
+struct Place<'a>(&'a Link);
+
+impl<'a> Place<'a> {
+    fn take(link: &'a Link) -> Self {
+        let mut taken = link.in_flight.lock().unwrap_or_else(PoisonError::into_inner);
+        while *taken >= PLACES {
+            taken = link.left.wait(taken).unwrap_or_else(PoisonError::into_inner);
+        }
+        *taken += 1;
+        Self(link)
+    }
+}
+
+impl Drop for Place<'_> {
+    fn drop(&mut self) {
+        *self.0.in_flight.lock().unwrap_or_else(PoisonError::into_inner) -= 1;
+        self.0.left.notify_one();
+    }
+}
+
+/// Connects to the owner with the first message of this process. Returns the connection and the owner's terms.
+pub fn connect(settings: &Settings, hello: Hello) -> Result<(Connection, Welcome), LinkError> {
+    let connection = Connection::open(settings.socket.as_deref().unwrap_or(Path::new("")))?;
+    connection.send(&FromTenant::Hello(hello), &[])?;
+    match connection.receive()?.message {
+        FromOwner::Welcome(welcome) => Ok((connection, welcome)),
+        other => {
+            report!("the owner refuses this process: {other:?}");
+            Err(LinkError::Closed)
+        }
+    }
+}
+
+impl Link {
+    /// Returns a link without a connection.
+    pub fn new() -> Self {
+        Self {
+            terms: OnceLock::new(),
+            refused: process::Lock::new(false),
+            started: AtomicBool::new(false),
+            instance: OnceLock::new(),
+            connection: RwLock::new(None),
+            next: AtomicU32::new(1),
+            answers: Mutex::default(),
+            answered: Condvar::new(),
+            fixed: Mutex::default(),
+            in_flight: Mutex::new(0),
+            left: Condvar::new(),
+        }
+    }
+
+    /// The owner's terms, once the connection is there.
+    pub fn terms(&self) -> Option<&Terms> {
+        self.terms.get()
+    }
+
+    /// Records the owner's terms, once.
+    pub fn set_terms(&self, terms: Terms) {
+        let _ = self.terms.set(terms);
+    }
+
+    /// Size of a chunk in bytes.
+    pub fn chunk_bytes(&self) -> u64 {
+        self.terms().map_or(DEFAULT_CHUNK_BYTES, |terms| terms.chunk_bytes)
+    }
+
+    /// Card in the owner's list of the driver's device.
+    pub fn card(&self, device: i32) -> Option<u8> {
+        self.terms()?.devices.get(usize::try_from(device).ok()?).copied().flatten()
+    }
+
+    /// The current device with its card, if the tenant has it.
+    pub fn current_card(&self) -> Option<(i32, u8)> {
+        let device = driver::current_device().ok()?;
+        self.card(device).map(|card| (device, card))
+    }
+
+    fn instance(&self) -> u128 {
+        // A lock without waits: two threads that are first at once agree on one number.
+        self.instance.get().copied().unwrap_or_else(|| {
+            let mut bytes = [0; 16];
+            // SAFETY: the buffer has the given length.
+            unsafe { libc::getrandom(bytes.as_mut_ptr().cast(), bytes.len(), 0) };
+            let _ = self.instance.set(u128::from_ne_bytes(bytes));
+            self.instance.get().copied().unwrap_or_default()
+        })
+    }
+
+    /// Returns the first message of this process.
+    pub fn hello(&self, settings: &Settings, adopts: bool) -> Hello {
+        let program = std::fs::read_to_string("/proc/self/comm").unwrap_or_default();
+        Hello {
+            version: VERSION,
+            pid: std::process::id(),
+            instance: self.instance(),
+            tenant: settings.tenant.clone(),
+            program: program.trim().to_owned(),
+            adopts,
+        }
+    }
+
+    /// Sends requests over this connection, or over none.
+    pub fn set_connection(&self, connection: Option<&Arc<Connection>>) {
+        *self.connection.write().unwrap_or_else(PoisonError::into_inner) = connection.map(Arc::clone);
+    }
+
+    /// Sends a message; has no effect while the owner is absent.
+    pub fn send(&self, message: &FromTenant) -> bool {
+        let connection = self.connection.read().unwrap_or_else(PoisonError::into_inner).clone();
+        connection.is_some_and(|connection| connection.send(message, &[]).is_ok())
+    }
+
+    fn is_connected(&self) -> bool {
+        self.connection.read().unwrap_or_else(PoisonError::into_inner).is_some()
+    }
+
+    /// Notifies the owner that a submission waits.
+    pub fn notify_waiting(&self) {
+        for card in 0..self.terms().map_or(0, |terms| terms.cards.len()) {
+            self.send(&FromTenant::Waiting { card: u8::try_from(card).unwrap_or(u8::MAX) });
+        }
+    }
+
+    fn answers(&self) -> MutexGuard<'_, HashMap<u32, Answer>> {
+        self.answers.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Sends the request that `make` makes and waits for its answer.
+    pub fn request(&self, make: impl FnOnce(u32) -> FromTenant) -> Answer {
+        let _place = Place::take(self);
+        self.begin(make).map_or(Answer::Away, |number| self.wait(number))
+    }
+
+    /// Sends a request. Returns its number, unless the owner is absent.
+    fn begin(&self, make: impl FnOnce(u32) -> FromTenant) -> Option<u32> {
+        let number = self.next.fetch_add(1, Ordering::SeqCst);
+        self.answers().insert(number, Answer::Waiting(Vec::new()));
+        if self.send(&make(number)) {
+            return Some(number);
+        }
+        self.answers().remove(&number);
+        None
+    }
+
+    fn wait(&self, number: u32) -> Answer {
+        let mut answers = self.answers();
+        loop {
+            match answers.remove(&number) {
+                Some(Answer::Waiting(parts)) => {
+                    answers.insert(number, Answer::Waiting(parts));
+                    answers = self.answered.wait(answers).unwrap_or_else(PoisonError::into_inner);
+                }
+                Some(answer) => return answer,
+                None => return Answer::Away,
+            }
+        }
+    }
+
+    /// Waits for an absent owner, at most [`OWNER_TIMEOUT`]. Returns true if it is there.
+    pub fn wait_for_owner(&self) -> bool {
+        let limit = Instant::now() + OWNER_TIMEOUT;
+        let mut answers = self.answers();
+        while !self.is_connected() {
+            let left = limit.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return false;
+            }
+            answers = self.answered.wait_timeout(answers, left).unwrap_or_else(PoisonError::into_inner).0;
+        }
+        true
+    }
+
+    /// Returns true if requests wait for answers.
+    pub fn any_requests(&self) -> bool {
+        !self.answers().is_empty()
+    }
+
+    /// Processes a part of an answer. An answer without a request is dropped.
+    pub fn answer(&self, request: u32, change: impl FnOnce(Vec<(Chunk, ChunkDescriptor)>) -> Answer) {
+        let mut answers = self.answers();
+        if let Some(Answer::Waiting(parts)) = answers.remove(&request) {
+            answers.insert(request, change(parts));
+        }
+        self.answered.notify_all();
+    }
+
+    /// Records that the connection has ended, so no more answers arrive.
+    pub fn abandon_requests(&self) {
+        for answer in self.answers().values_mut() {
+            if let Answer::Waiting(_) = answer {
+                *answer = Answer::Away;
+            }
+        }
+        self.answered.notify_all();
+    }
+
+    fn fixed(&self) -> MutexGuard<'_, HashMap<(u8, FixedKind), u64>> {
+        self.fixed.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Counts bytes of fixed memory, added or taken away, and notifies the owner with `tell` before another thread
+    /// counts.
+    fn change<T>(&self, card: u8, kind: FixedKind, by: impl FnOnce(u64) -> u64, tell: impl FnOnce() -> T) -> T {
+        let mut fixed = self.fixed();
+        let bytes = fixed.entry((card, kind)).or_default();
+        *bytes = by(*bytes);
+        tell()
+    }
+
+    /// Requests that fixed memory be counted. Returns true if the owner allows it.
+    pub fn fix(&self, card: u8, kind: FixedKind, bytes: u64) -> bool {
+        // Comes first, because a thread that waits for memory must not block other threads that return memory.
+        let _place = Place::take(self);
+        let add = |sum: u64| sum.saturating_add(bytes);
+        let ask = || self.begin(|request| FromTenant::Fix { request, card, kind, bytes });
+        let number = self.change(card, kind, add, ask);
+        // An absent owner does not refuse; the next owner gets the report.
+        let may = matches!(number.map_or(Answer::Away, |number| self.wait(number)), Answer::Fixed | Answer::Away);
+        if !may {
+            self.change(card, kind, |sum| sum.saturating_sub(bytes), || ());
+        }
+        may
+    }
+
+    /// Returns fixed memory.
+    pub fn unfix(&self, card: u8, kind: FixedKind, bytes: u64) {
+        let tell = || self.send(&FromTenant::Unfix { card, kind, bytes });
+        self.change(card, kind, |sum| sum.saturating_sub(bytes), tell);
+    }
+
+    /// Sends requests to a new owner from now on, and reports all fixed memory to it.
+    pub fn reconnect(&self, connection: &Arc<Connection>) {
+        let fixed = self.fixed();
+        self.set_connection(Some(connection));
+        for (&(card, kind), &bytes) in fixed.iter().filter(|(_, bytes)| **bytes > 0) {
+            // The program has the memory regardless of the answer, so no thread waits for it.
+            self.send(&FromTenant::Fix { request: 0, card, kind, bytes });
+        }
+        drop(fixed);
+        // A thread that waits for the answers' lock has not seen the connection yet.
+        drop(self.answers());
+        self.answered.notify_all();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn request_without_owner_fails_and_memory_is_still_counted() {
+        let link = Link::new();
+        assert!(matches!(link.request(|request| FromTenant::AskMemory { request, card: 0 }), Answer::Away));
+        assert!(link.fix(7, FixedKind::Array, 100), "who is away refuses nothing");
+        link.unfix(7, FixedKind::Array, 30);
+        assert_eq!(link.fixed().get(&(7, FixedKind::Array)), Some(&70));
+    }
+
+    #[test]
+    fn concurrent_requests_stay_within_owner_limit() {
+        use std::sync::atomic::AtomicUsize;
+        let (link, now, most) = (Link::new(), AtomicUsize::new(0), AtomicUsize::new(0));
+        std::thread::scope(|scope| {
+            for _ in 0..4 * PLACES {
+                scope.spawn(|| {
+                    let _place = Place::take(&link);
+                    most.fetch_max(now.fetch_add(1, Ordering::SeqCst) + 1, Ordering::SeqCst);
+                    // Long enough for all other threads to arrive.
+                    std::thread::sleep(Duration::from_millis(5));
+                    now.fetch_sub(1, Ordering::SeqCst);
+                });
+            }
+        });
+        assert_eq!(most.load(Ordering::SeqCst), PLACES);
+    }
+
+    #[test]
+    fn pending_request_is_abandoned_when_connection_ends() {
+        let link = Link::new();
+        link.answers().insert(u32::MAX, Answer::Waiting(Vec::new()));
+        link.abandon_requests();
+        assert!(matches!(link.wait(u32::MAX), Answer::Away));
+    }
+}

@@ -1,0 +1,120 @@
+//! Everything that the library knows about its program: one object, which the functions of `abi` and the thread of
+//! `agent` share. The modules below get the parts that they need as arguments.
+//!
+//! UNSAFETY: binds contexts of the program to the thread.
+#![allow(unsafe_code, reason = "see UNSAFETY")]
+
+use std::ffi::c_int;
+use std::sync::OnceLock;
+use std::time::Instant;
+
+use crate::captures::Captures;
+use crate::contexts::Contexts;
+use crate::driver;
+use crate::gate::{self, Gate, Wake};
+use crate::link::Link;
+use crate::memory::{Memory, Operations};
+use crate::pacing::Pacing;
+use crate::process::Once;
+use crate::settings::Settings;
+
+/// The real libraries, as far as they are loaded.
+#[derive(Debug)]
+pub struct Libraries {
+    /// Loads the driver.
+    pub driver: Once,
+    /// Loads NVML.
+    pub nvml: Once,
+    /// Symbols of the driver by the address of their real function.
+    pub by_address: OnceLock<Vec<(usize, usize)>>,
+    /// Identities of the tenant's cards, from the first owner that answered NVML.
+    pub cards: OnceLock<Vec<[u8; 16]>>,
+}
+
+/// The state of the library.
+#[derive(Debug)]
+pub struct Shim {
+    /// Settings of this process.
+    pub settings: Settings,
+    /// The real libraries.
+    pub libraries: Libraries,
+    /// The submission gate.
+    pub gate: Gate,
+    /// Captures that the program has open.
+    pub captures: Captures,
+    /// Contexts of the program.
+    pub contexts: Contexts,
+    /// The program's work in flight.
+    pub pacing: Pacing,
+    memory: Memory,
+    /// The link to the owner.
+    pub link: Link,
+}
+
+impl Shim {
+    /// Returns the state of a program that has called nothing yet.
+    pub fn new(settings: Settings) -> Self {
+        let (by_address, cards) = (OnceLock::new(), OnceLock::new());
+        Self {
+            settings,
+            libraries: Libraries { driver: Once::new(), nvml: Once::new(), by_address, cards },
+            gate: Gate::new(),
+            captures: Captures::default(),
+            contexts: Contexts::default(),
+            pacing: Pacing::new(),
+            memory: Memory::new(),
+            link: Link::new(),
+        }
+    }
+
+    /// The program's memory.
+    pub fn memory(&self) -> Operations<'_> {
+        Operations { memory: &self.memory, captures: &self.captures, contexts: &self.contexts, link: &self.link }
+    }
+
+    /// Waits until the gate is open and counts this thread as within. Returns the stripe for [`Gate::done`].
+    pub fn pass(&self) -> usize {
+        loop {
+            if let Some(stripe) = self.gate.pass() {
+                return stripe;
+            }
+            self.wait_at_gate();
+        }
+    }
+
+    #[cold]
+    fn wait_at_gate(&self) {
+        let held = self.gate.hold();
+        while held.wait() == Wake::NotifyOwner {
+            self.link.notify_waiting();
+        }
+    }
+
+    /// Waits until no work is in flight. Returns false at the deadline. The gate is closed.
+    pub fn drain(&self, deadline: Option<Instant>) -> bool {
+        self.pacing.drain(&self.captures, &self.contexts, deadline)
+    }
+
+    /// Runs `work` on a thread of the program while none of its work is in flight, with one of its contexts current.
+    pub fn drained(&self, work: impl FnOnce() -> c_int) -> c_int {
+        let before = driver::current_context();
+        self.gate.close(gate::EXPORT, None);
+        let result = if self.captures.any() {
+            // Work that is captured must not be waited for.
+            driver::CAPTURE_UNSUPPORTED
+        } else {
+            self.drain(None);
+            if before.is_null() {
+                self.contexts.bind();
+            } else {
+                // SAFETY: the context that was current.
+                unsafe { driver::ctx_set_current(before) };
+            }
+            driver::relaxed(work)
+        };
+        self.gate.open(gate::EXPORT);
+        // SAFETY: as above.
+        unsafe { driver::ctx_set_current(before) };
+        result
+    }
+}
