@@ -117,6 +117,33 @@ pub enum AuthorKind {
     Daemon,
 }
 
+/// Programs of this project that place work, by the name that the kernel shows (at most 15 bytes).
+const KNOWN_PROGRAMS: [(&str, &str); 3] = [
+    ("gpu-mediator-dr", "the Kubernetes driver"),
+    ("gpu-mediator-ku", "the KubeVirt hook"),
+    ("gpu-mediator-sl", "the Slurm plugin"),
+];
+
+impl Author {
+    /// Describes the author in words; `None` for the daemon.
+    #[must_use]
+    pub fn in_words(&self) -> Option<String> {
+        let Self { kind, uid, pid, program } = self;
+        match kind {
+            AuthorKind::Daemon => None,
+            AuthorKind::Configuration => Some("the configuration file".to_owned()),
+            AuthorKind::Client => {
+                let known = KNOWN_PROGRAMS.iter().find(|(name, _)| Some(*name) == program.as_deref());
+                let program = known.map_or(program.as_deref(), |(_, words)| Some(words));
+                let uid = uid.map(|uid| format!("user {uid}"));
+                let pid = pid.map(|pid| format!("process {pid}"));
+                let parts: Vec<String> = [program.map(str::to_owned), uid, pid].into_iter().flatten().collect();
+                Some(if parts.is_empty() { "a client".to_owned() } else { parts.join(", ") })
+            }
+        }
+    }
+}
+
 /// Declares the kinds of events: doc comment, variant, name.
 macro_rules! kinds {
     ($($(#[$doc:meta])* $kind:ident = $name:literal,)*) => {
@@ -202,6 +229,19 @@ kinds! {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn author_is_described_with_the_known_name_of_its_program() {
+        let driver = Author {
+            kind: AuthorKind::Client,
+            uid: Some(0),
+            pid: Some(9),
+            program: Some("gpu-mediator-dr".to_owned()),
+        };
+        assert_eq!(driver.in_words().unwrap(), "the Kubernetes driver, user 0, process 9");
+        let unknown = Author { uid: None, pid: None, program: None, ..driver };
+        assert_eq!(unknown.in_words().unwrap(), "a client");
+    }
 
     #[test]
     fn event_kind_names_equal_their_serialized_form() {

@@ -47,6 +47,12 @@ const APPLY: &[Parameter] = &[
     ("prune", "remove virtual machines and tenants that are not named", schema_of::<bool>),
     ("dry_run", "only find out what would be done", schema_of::<bool>),
 ];
+const EVENTS: &[Parameter] = &[
+    ("after", "the cursor to start after: `next` or `cursor` of an earlier answer", schema_of::<String>),
+    ("limit", "events of a page, 1 to 1024; 256 if it is left out", schema_of::<u64>),
+    ("wait_s", "wait so many seconds for an event if there is none, 0 to 60", schema_of::<u64>),
+    ("follow", "answer with pages as events happen, one a line, of media type application/jsonl", schema_of::<bool>),
+];
 const COMPARE: &[Parameter] =
     &[("exact", "also look for virtual machines and tenants that are not named", schema_of::<bool>)];
 
@@ -76,7 +82,7 @@ const fn act(
 }
 
 /// All requests except `/metrics`, which has its own format.
-const OPERATIONS: [Operation; 42] = [
+const OPERATIONS: [Operation; 43] = [
     get("/v1/tenants", "All tenants of CUDA cards", NONE, schema_of::<crate::TenantList>),
     change(
         "post",
@@ -150,6 +156,7 @@ const OPERATIONS: [Operation; 42] = [
         None,
         (200, Some(schema_of::<crate::Upgraded>)),
     ),
+    get("/v1/events", "Events after a cursor, or from the oldest on", EVENTS, schema_of::<crate::EventPage>),
     get("/v1/cards", "All cards", NONE, schema_of::<crate::CardList>),
     get("/v1/cards/{name}", "One card", NONE, schema_of::<crate::Card>),
     change(
@@ -261,7 +268,7 @@ const TAGS: [(&str, &str, &[&str]); 5] = [
     ("tenants", "Tenants of CUDA cards", &["tenants"]),
     ("profiles", "Named limits that virtual machines and tenants are made from", &["profiles"]),
     ("cards", "Cards, with their time and memory", &["cards", "schedulers", "memory"]),
-    ("daemon", "The daemon, its desired state and its metrics", &["daemon", "desired", "schema", "metrics"]),
+    ("daemon", "The daemon, its desired state and its metrics", &["daemon", "desired", "events", "schema", "metrics"]),
 ];
 
 impl Operation {
@@ -393,6 +400,9 @@ pub fn document() -> Value {
     if let Some(record) = paths.get_mut("/v1/cards/{name}/scheduler/record") {
         record["post"]["responses"]["200"]["content"] =
             json!({ "application/jsonl": { "schema": { "type": "string" } } });
+    }
+    if let Some(events) = paths.get_mut("/v1/events") {
+        events["get"]["responses"]["200"]["content"]["application/jsonl"] = json!({ "schema": { "type": "string" } });
     }
     if let Some(save) = paths.get_mut("/v1/vms/{name}/save") {
         save["post"]["responses"]["200"]["content"] = stream.clone();

@@ -150,6 +150,32 @@ impl Admin {
         Ok(())
     }
 
+    /// Sends a GET request whose answer is a stream without an end. `sink` gets its bytes in order, without a time limit
+    /// between them. Returns when the daemon has ended the stream.
+    ///
+    /// # Errors
+    /// As [`AskError`] describes, and errors of `sink`.
+    pub async fn follow<E: From<AskError>>(
+        &self,
+        path: &str,
+        mut sink: impl FnMut(&[u8]) -> Result<(), E>,
+    ) -> Result<(), E> {
+        let timed_out = |_| AskError::TimedOut(self.limit);
+        let sent = self.send(Method::GET, path, Full::new(Bytes::new()), None);
+        let (answer, _connection) = tokio::time::timeout(self.limit, sent).await.map_err(timed_out)??;
+        let (status, mut body) = (answer.status(), answer.into_body());
+        if !status.is_success() {
+            return Err(refused(status, &whole(body).await?).into());
+        }
+        while let Some(frame) = body.frame().await {
+            let frame = frame.map_err(|error| AskError::Protocol(format!("it ends early: {error}")))?;
+            if let Some(data) = frame.data_ref() {
+                sink(data)?;
+            }
+        }
+        Ok(())
+    }
+
     /// Sends a request with all bytes of `source` as its body.
     ///
     /// # Errors

@@ -143,6 +143,14 @@ impl Client {
         self.runtime.block_on(self.admin.stream_out(path, sink))
     }
 
+    /// Sends a GET request whose answer is a stream without an end, which `sink` gets in order.
+    ///
+    /// # Errors
+    /// Those of [`AskError`], and errors of `sink`.
+    pub fn follow<E: From<AskError>>(&self, path: &str, sink: impl FnMut(&[u8]) -> Result<(), E>) -> Result<(), E> {
+        self.runtime.block_on(self.admin.follow(path, sink))
+    }
+
     /// Sends all bytes of `source`.
     ///
     /// # Errors

@@ -71,8 +71,9 @@ const EXAMPLES: [Examples; 51] = [
 ];
 
 /// Further examples, of commands at the top.
-const TOP: [Examples; 7] = [
+const TOP: [Examples; 8] = [
     ("top", ["top", "top card0 --interval 500ms"]),
+    ("events", ["events --card card0 --kind killed", "events -f"]),
     ("apply", ["apply -f site.toml --dry-run", "apply -f site.toml --prune"]),
     ("export", ["export", "export --format json --no-revision"]),
     ("assert", ["assert -f site.toml", "assert -f site.toml --exact"]),

@@ -3,7 +3,7 @@
 //! Parts: the command line (this file), `tenant` (tenants of CUDA cards), `cdi` (for containers), `profile` (templates
 //! of tenants and virtual machines), `host` (the host's own cards), `moving` (virtual machines from card to card),
 //! `sched` (commands on how cards' time is shared), [`report`] (a picture of that), [`replay`] (decides a record of it
-//! again), `top` (the same live), `desired` (a desired state in a file), `doctor` (checks of a host), `libvirt` (the
+//! again), `top` (the same live), `desired` (a desired state in a file), `doctor` (checks of a host), `events` (what has happened), `libvirt` (the
 //! hook of libvirt), `watch` (repeats a command), `pages` (man pages and completion), [`client`] (HTTP over the
 //! socket), [`output`] (tables), [`values`] (values with a unit).
 //!
@@ -28,6 +28,7 @@ pub mod client;
 mod daemon;
 mod desired;
 mod doctor;
+mod events;
 mod examples;
 mod firmware;
 mod forms;
@@ -128,6 +129,7 @@ enum Command {
     Run(Box<tenant::Run>),
     /// Shows live who uses the cards: entitled and received shares, waits, strikes
     Top(top::Top),
+    Events(events::Events),
     /// Makes virtual machines and settings as a file says; what it does not name stays
     Apply(desired::Apply),
     /// Prints virtual machines and settings as a file that `apply` and `assert` take
@@ -388,9 +390,12 @@ where
         Err(error) => return usage::show(&error, &words, out, err),
     };
     let form = if arguments.json { Form::Json } else { arguments.output };
-    let done = match arguments.command.watch() {
-        Some(interval) => watch::run(interval, form, &arguments, out),
-        None => answer(form, arguments).map(|(text, code)| {
+    let done = match (arguments.command.watch(), &arguments.command) {
+        (Some(interval), _) => watch::run(interval, form, &arguments, out),
+        (None, Command::Events(events)) if events.follows() => {
+            Client::new(arguments.socket.clone()).and_then(|client| events.follow(&client, form, out))
+        }
+        _ => answer(form, arguments).map(|(text, code)| {
             let written = out.write_all(form.shown(&text).as_bytes()).and_then(|()| out.flush());
             if written.is_ok() { code } else { Code::Failed }
         }),
@@ -418,6 +423,7 @@ fn answer(form: Form, arguments: Arguments) -> Result<(String, Code), ClientErro
         Command::Doctor(doctor) => return Ok(doctor.run(&client, &socket, form)),
         Command::Apply(apply) => apply.run(&client, form)?,
         Command::Export(export) => export.run(&client, form)?,
+        Command::Events(events) => events.list(&client, form)?,
         Command::LibvirtHook(hook) => hook.run(&client, std::io::stdin())?,
         Command::Schema => json(&api::schema::document()),
         Command::Completion { shell } => shell.completion(),

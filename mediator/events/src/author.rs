@@ -5,13 +5,6 @@ use std::cell::RefCell;
 
 use api::{Author, AuthorKind};
 
-/// Programs of this project that place work, by the name that the kernel shows (at most 15 bytes).
-const KNOWN_PROGRAMS: [(&str, &str); 3] = [
-    ("gpu-mediator-dr", "the Kubernetes driver"),
-    ("gpu-mediator-ku", "the KubeVirt hook"),
-    ("gpu-mediator-sl", "the Slurm plugin"),
-];
-
 thread_local! {
     static OF_THREAD: RefCell<Option<Author>> = const { RefCell::new(None) };
 }
@@ -73,24 +66,6 @@ pub(crate) async fn requesting<T>(author: Author, serve: impl Future<Output = T>
     OF_REQUEST.scope(author, serve).await
 }
 
-/// Describes an author in words.
-#[must_use]
-pub fn in_words(author: &Author) -> String {
-    let Author { kind, uid, pid, program } = author;
-    match kind {
-        AuthorKind::Daemon => "the daemon".to_owned(),
-        AuthorKind::Configuration => "the configuration file".to_owned(),
-        AuthorKind::Client => {
-            let known = KNOWN_PROGRAMS.iter().find(|(name, _)| Some(*name) == program.as_deref());
-            let program = known.map_or(program.as_deref(), |(_, words)| Some(words));
-            let uid = uid.map(|uid| format!("user {uid}"));
-            let pid = pid.map(|pid| format!("process {pid}"));
-            let parts: Vec<String> = [program.map(str::to_owned), uid, pid].into_iter().flatten().collect();
-            if parts.is_empty() { "a client".to_owned() } else { parts.join(", ") }
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -109,11 +84,13 @@ mod tests {
     }
 
     #[test]
-    fn client_is_described_with_its_program_if_visible() {
+    fn client_has_its_program_if_visible() {
         let own = client(Some(5), i32::try_from(std::process::id()).ok());
         assert!(own.program.is_some());
-        assert_eq!(in_words(&client(Some(5), Some(0))), "user 5");
-        let driver = Author { program: Some("gpu-mediator-dr".to_owned()), pid: Some(9), ..client(Some(0), None) };
-        assert_eq!(in_words(&driver), "the Kubernetes driver, user 0, process 9");
+        assert_eq!(
+            own.in_words().unwrap(),
+            format!("{}, user 5, process {}", own.program.unwrap(), std::process::id())
+        );
+        assert_eq!(client(Some(5), Some(0)).in_words().unwrap(), "user 5");
     }
 }

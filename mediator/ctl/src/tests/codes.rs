@@ -5,7 +5,7 @@ use mediatord::fixture::one_card;
 use std::io;
 
 /// Each command with working arguments; VM `a` and card `card0` exist. In an order in which they can run.
-const GOOD: [&[&str]; 42] = [
+const GOOD: [&[&str]; 43] = [
     &["tenant", "list"],
     &["profile", "list"],
     &["profile", "show", "sliver"],
@@ -42,6 +42,7 @@ const GOOD: [&[&str]; 42] = [
     &["memory", "evict", "a"],
     &["memory", "return", "a"],
     &["top", "--once"],
+    &["events"],
     &["export"],
     &["apply", "-f", "/dev/null"],
     &["assert", "-f", "/dev/null"],

@@ -11,6 +11,7 @@ use std::os::unix::net::UnixStream;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+mod events;
 mod exposition;
 mod memory;
 mod page;

@@ -1,0 +1,226 @@
+//! `mediatorctl events`: the events of the daemon, once or as they happen.
+
+use std::fmt::Write as _;
+use std::io::Write;
+use std::time::Duration;
+
+use api::{Event, EventKind, EventPage, SubjectKind};
+use clap::Args;
+use clap::builder::{PossibleValuesParser, TypedValueParser};
+
+use super::client::{AskError, Client, ClientError, segment};
+use super::output::{heads, table};
+use super::values::named;
+use super::{Code, Form};
+
+/// Events of one request.
+const PAGE: usize = 1024;
+/// Events that are shown before new ones are awaited.
+const BEFORE_NEW: usize = 10;
+/// Pause before the daemon is asked again after it has ended.
+// TIMEOUT: the next daemon of an upgrade serves its socket at once; a restarted one in about a second.
+const RETRY_PAUSE: Duration = Duration::from_millis(200);
+/// Largest line of a stream, in bytes.
+const MAX_LINE: usize = 16 << 20;
+
+/// Lists what has happened: kills, quarantines, moves, long waits, and changes with their author
+#[derive(Clone, Debug, Args)]
+pub(super) struct Events {
+    /// Then shows events as they happen, also those of the next daemon
+    #[arg(short, long)]
+    follow: bool,
+    /// Starts after this cursor: `next` or `cursor` of an earlier answer
+    #[arg(long, value_name = "CURSOR")]
+    after: Option<String>,
+    /// Shows only so many of the events that are there; 10 with --follow, unless --after is given
+    #[arg(short = 'n', long, value_name = "COUNT")]
+    last: Option<usize>,
+    /// Only those of this virtual machine
+    #[arg(long, help_heading = "Selection", value_name = "NAME")]
+    vm: Option<String>,
+    /// Only those of this tenant
+    #[arg(long, help_heading = "Selection", value_name = "NAME", conflicts_with = "vm")]
+    tenant: Option<String>,
+    /// Only those of this card, and of its virtual machines and tenants
+    #[arg(long, help_heading = "Selection", value_name = "NAME")]
+    card: Option<String>,
+    /// Only those of this kind, such as killed, moved or changed; may be given several times
+    #[arg(long, help_heading = "Selection", value_name = "KIND", value_parser = kinds())]
+    kind: Vec<EventKind>,
+}
+
+/// Returns the parser of kinds, which a shell completes.
+fn kinds() -> impl TypedValueParser<Value = EventKind> {
+    PossibleValuesParser::new(EventKind::ALL.iter().map(|kind| kind.name())).try_map(|name| named::<EventKind>(&name))
+}
+
+impl Events {
+    /// Returns true if the command shows events until it is ended.
+    pub fn follows(&self) -> bool {
+        self.follow
+    }
+
+    fn selects(&self, event: &Event) -> bool {
+        let Event { subject, card, kind, .. } = event;
+        let is = |kind, name: &Option<String>| {
+            name.as_ref().is_none_or(|name| subject.kind == kind && subject.name == *name)
+        };
+        let of_card =
+            |name: &String| card.as_ref() == Some(name) || (subject.kind == SubjectKind::Card && subject.name == *name);
+        is(SubjectKind::Vm, &self.vm)
+            && is(SubjectKind::Tenant, &self.tenant)
+            && self.card.as_ref().is_none_or(of_card)
+            && (self.kind.is_empty() || self.kind.contains(kind))
+    }
+
+    fn path(after: Option<&str>, query: &str) -> String {
+        let after = after.map(|after| format!("&after={}", segment(after))).unwrap_or_default();
+        format!("/v1/events?limit={PAGE}{query}{after}")
+    }
+
+    /// Returns all events that the daemon has after the cursor, in one page.
+    fn all(&self, client: &Client) -> Result<EventPage, ClientError> {
+        let mut all: EventPage = client.get(&Self::path(self.after.as_deref(), ""))?;
+        let mut full = all.events.len() == PAGE;
+        while full {
+            let page: EventPage = client.get(&Self::path(Some(&all.next), ""))?;
+            full = page.events.len() == PAGE;
+            all.events.extend(page.events);
+            all.lost = all.lost.saturating_add(page.lost);
+            all.note = all.note.take().or(page.note);
+            all.next = page.next;
+        }
+        all.events.retain(|event| self.selects(event));
+        let implied = (self.follow && self.after.is_none()).then_some(BEFORE_NEW);
+        if let Some(last) = self.last.or(implied) {
+            all.events.drain(..all.events.len().saturating_sub(last));
+        }
+        if self.after.is_none() {
+            // Events from before the first request are not missed.
+            (all.lost, all.note) = (0, None);
+        }
+        Ok(all)
+    }
+
+    /// Lists the events.
+    ///
+    /// # Errors
+    /// See [`ClientError`].
+    pub fn list(&self, client: &Client, form: Form) -> Result<String, ClientError> {
+        Ok(form.render(&self.all(client)?, |page| {
+            if page.events.is_empty() {
+                return format!("{}no events\n", noted(page));
+            }
+            let mut rows = vec![heads(&["TIME", "KIND", "SUBJECT", "TEXT"])];
+            rows.extend(page.events.iter().map(|event| cells(event).to_vec()));
+            noted(page) + &table(rows, &[])
+        }))
+    }
+
+    /// Shows events as they happen, until the output is closed.
+    ///
+    /// # Errors
+    /// See [`ClientError`]. The end of a daemon is not an error once it has answered.
+    pub fn follow(&self, client: &Client, form: Form, out: &mut dyn Write) -> Result<Code, ClientError> {
+        let mut shown = Shown { form, out };
+        let first = self.all(client)?;
+        let mut cursor = first.next.clone();
+        if shown.page(&first).is_err() {
+            return Ok(Code::Good);
+        }
+        loop {
+            let mut lines = Lines::default();
+            let ended = client.follow(&Self::path(Some(&cursor), "&follow=true"), |bytes| {
+                lines.split(bytes, |line| {
+                    let mut page: EventPage =
+                        serde_json::from_slice(line).map_err(|error| Stop::Protocol(error.to_string()))?;
+                    cursor = page.next.clone();
+                    page.events.retain(|event| self.selects(event));
+                    shown.page(&page).map_err(|_| Stop::Closed)
+                })
+            });
+            match ended {
+                Err(Stop::Closed) => return Ok(Code::Good),
+                Err(Stop::Protocol(what)) => return Err(ClientError::protocol(what)),
+                Err(Stop::Ask(error @ (AskError::Refused(_) | AskError::Forbidden { .. }))) => return Err(error.into()),
+                // The daemon ends, or is not back yet.
+                Ok(()) | Err(Stop::Ask(_)) => std::thread::sleep(RETRY_PAUSE),
+            }
+        }
+    }
+}
+
+/// Reason to stop following.
+enum Stop {
+    /// The request failed.
+    Ask(AskError),
+    /// The output is closed.
+    Closed,
+    /// A line is not a page.
+    Protocol(String),
+}
+
+impl From<AskError> for Stop {
+    fn from(error: AskError) -> Self {
+        Self::Ask(error)
+    }
+}
+
+/// Bytes of a stream, as lines.
+#[derive(Default)]
+struct Lines(Vec<u8>);
+
+impl Lines {
+    fn split(&mut self, bytes: &[u8], mut take: impl FnMut(&[u8]) -> Result<(), Stop>) -> Result<(), Stop> {
+        self.0.extend_from_slice(bytes);
+        while let Some(end) = self.0.iter().position(|byte| *byte == b'\n') {
+            let rest = self.0.split_off(end + 1);
+            let line = std::mem::replace(&mut self.0, rest);
+            take(line.trim_ascii())?;
+        }
+        match self.0.len() > MAX_LINE {
+            true => Err(Stop::Protocol(format!("a line of the stream is longer than {MAX_LINE} bytes"))),
+            false => Ok(()),
+        }
+    }
+}
+
+/// The output of a follower.
+struct Shown<'a> {
+    form: Form,
+    out: &'a mut dyn Write,
+}
+
+impl Shown<'_> {
+    /// Writes a page: aligned lines, or one line of JSON if it has something.
+    fn page(&mut self, page: &EventPage) -> std::io::Result<()> {
+        let text = match self.form {
+            Form::Table => page.events.iter().fold(noted(page), |mut text, event| {
+                let [time, kind, subject, words] = cells(event);
+                let _ = writeln!(text, "{time:<24}  {kind:<14}  {subject:<20}  {words}");
+                text
+            }),
+            Form::Json if page.events.is_empty() && page.note.is_none() => String::new(),
+            Form::Json => serde_json::to_string(page).unwrap_or_default() + "\n",
+        };
+        self.out.write_all(self.form.shown(&text).as_bytes())?;
+        self.out.flush()
+    }
+}
+
+/// Returns a line about lost events, if there are any.
+fn noted(page: &EventPage) -> String {
+    page.note.as_ref().map(|note| format!("-- {note}\n")).unwrap_or_default()
+}
+
+/// Returns time, kind, subject and text of an event.
+fn cells(event: &Event) -> [String; 4] {
+    let Event { at, kind, subject, text, author, .. } = event;
+    let subject = match subject.kind {
+        SubjectKind::Daemon => subject.name.clone(),
+        kind => format!("{} {}", kind.name(), subject.name),
+    };
+    let line = |text: &str| text.split_whitespace().collect::<Vec<_>>().join(" ");
+    let by = author.in_words().map(|author| format!(" (by {author})")).unwrap_or_default();
+    [at.clone(), kind.name().to_owned(), line(&subject), line(&format!("{text}{by}"))]
+}
