@@ -178,6 +178,13 @@ impl Turns {
         self.members.get(&tenant).and_then(|member| member.slice).is_some_and(|slice| slice.overrun.is_some())
     }
 
+    /// Returns the time for which a tenant's turn has overrun, in ns; 0 if it does not.
+    #[must_use]
+    pub fn overrun_ns(&self, tenant: TenantId, now: Nanos) -> u64 {
+        let overrun = self.members.get(&tenant).and_then(|member| member.slice?.overrun);
+        overrun.map_or(0, |overrun| now.since(overrun.since))
+    }
+
     /// Returns true if a tenant has work, waiting or running.
     #[must_use]
     pub fn is_busy(&self, tenant: TenantId) -> bool {

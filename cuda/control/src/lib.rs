@@ -290,6 +290,12 @@ pub struct TenantView {
     pub kill_failures: u64,
     /// Its programs that were suspended because they did not answer.
     pub suspended: u64,
+    /// Its last programs that were given up, oldest first, at most 4.
+    #[serde(default)]
+    pub given_up: Vec<GivenUp>,
+    /// Time for which its turn has overrun; 0 if it does not.
+    #[serde(default)]
+    pub overrun_ns: u64,
     /// Its processes with memory of the card past its account: number, program and bytes.
     #[serde(default)]
     pub unaccounted: Vec<(u32, String, u64)>,
@@ -303,4 +309,15 @@ pub struct TenantView {
     pub strikes: u32,
     /// It gets no turn until it is released.
     pub quarantined: bool,
+}
+
+/// A program that was given up.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct GivenUp {
+    /// Its process.
+    pub pid: u32,
+    /// Its name.
+    pub program: String,
+    /// The reason, in words.
+    pub why: String,
 }

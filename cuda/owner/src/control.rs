@@ -3,7 +3,7 @@
 //! A separate process, because a crash in NVIDIA's driver must not affect the cards of virtual machines.
 
 use crate::core::{
-    CardConfig, CardView, Core, OnStranger, OnStuck, TenantError, TenantSpec, TenantView, Unaccounted, Wait,
+    CardConfig, CardView, Core, GivenUp, OnStranger, OnStuck, TenantError, TenantSpec, TenantView, Unaccounted, Wait,
 };
 use crate::driver::{Driver, Real, nvml_uuid};
 use crate::server::{Rights, Server};
@@ -241,6 +241,10 @@ fn in_words(wait: Wait, name: &impl Fn(vram::TenantId) -> String, chunk_bytes: u
     }
 }
 
+fn given_up(GivenUp { pid, program, reason }: GivenUp) -> cuda_control::GivenUp {
+    cuda_control::GivenUp { pid, program, why: reason.in_words().to_owned() }
+}
+
 fn show(core: &Core, since_ns: u64) -> Card {
     let CardView { memory, turns_ns, turns, relocations, declined, tenants, unexplained_bytes, .. } = core.view();
     let bytes = |chunks: u32| u64::from(chunks) * memory.chunk_bytes;
@@ -280,6 +284,8 @@ fn show(core: &Core, since_ns: u64) -> Card {
             killed: tenant.killed,
             kill_failures: tenant.kill_failures,
             suspended: tenant.suspended,
+            given_up: tenant.given_up.into_iter().map(given_up).collect(),
+            overrun_ns: tenant.overrun_ns,
             unaccounted: tenant
                 .unaccounted
                 .into_iter()

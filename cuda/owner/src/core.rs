@@ -17,6 +17,7 @@ mod adopt;
 mod audit;
 mod exports;
 mod fixed;
+mod given_up;
 mod indices;
 mod memory;
 mod occupation;
@@ -32,6 +33,7 @@ mod unmanaged;
 mod view;
 mod waits;
 
+pub use given_up::{GivenUp, Reason};
 pub use types::{
     Action, BatchId, Event, OnStranger, OnStuck, PieceId, SessionId, TenantError, TenantSpec, Unaccounted,
     UnmanagedProcess, User,
@@ -46,7 +48,7 @@ use sched::turns::{Turns, TurnsConfig};
 use sched::{Config as TimeConfig, Nanos};
 use sessions::Session;
 use std::collections::hash_map::RandomState;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use vram::balance::Config as BalanceConfig;
 use vram::{Balancer, ChunkTable, Contents, Place, Quanta, QuantaConfig, TenantId};
 
@@ -201,6 +203,8 @@ struct Tenant {
     killed: u64,
     kill_failures: u64,
     suspended: u64,
+    /// Its last programs that were given up.
+    given_up: VecDeque<GivenUp>,
     /// The tenant is removed as soon as its programs have ended.
     retired: bool,
     past: accounts::Past,
@@ -476,6 +480,7 @@ impl Core {
             killed: 0,
             kill_failures: 0,
             suspended: 0,
+            given_up: VecDeque::new(),
             retired: false,
             past: accounts::Past::default(),
         };
@@ -495,7 +500,7 @@ impl Core {
             sessions.iter().filter_map(|session| self.sessions.get(session)).map(|session| session.pid).collect();
         for session in sessions {
             if kills {
-                self.give_up(session);
+                self.give_up(session, Reason::Removed);
             } else {
                 self.end(session, End::Evicted);
             }

@@ -87,6 +87,12 @@ pub struct Tenant {
     /// Programs that were suspended since they did not answer.
     #[serde(default)]
     pub suspended: u64,
+    /// Its last programs that were given up, oldest first, at most 4: they were killed or suspended.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub given_up: Vec<GivenUp>,
+    /// Time for which its turn has run on after its slice, while others share the card with it, in ns.
+    #[serde(default)]
+    pub overrun_ns: u64,
     /// Its processes that have memory of the card past its account, as NVML tells. It is charged for that.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub unaccounted: Vec<Unaccounted>,
@@ -117,6 +123,17 @@ pub struct Unaccounted {
     pub program: String,
     /// Bytes past the account.
     pub bytes: u64,
+}
+
+/// A program of a tenant that was given up.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct GivenUp {
+    /// Its process, as the owner of the card sees it.
+    pub pid: u32,
+    /// Its name.
+    pub program: String,
+    /// The reason, in words.
+    pub why: String,
 }
 
 /// The body of `PATCH /v1/tenants/NAME`: tables with the keys that are to change.

@@ -116,6 +116,11 @@ pub fn stranger((pid, program, bytes): &(u32, String, Option<u64>)) -> api::Stra
     api::Stranger { pid: *pid, program: program.clone(), bytes: *bytes }
 }
 
+/// Returns a program that was given up, in the form of the API.
+fn given_up(cuda_control::GivenUp { pid, program, why }: cuda_control::GivenUp) -> api::GivenUp {
+    api::GivenUp { pid, program, why }
+}
+
 /// Returns a tenant's process with memory outside its account, in the form of the API.
 fn unaccounted((pid, program, bytes): &(u32, String, u64)) -> api::Unaccounted {
     api::Unaccounted { pid: *pid, program: program.clone(), bytes: *bytes }
@@ -202,6 +207,8 @@ pub fn tenant(spec: &TenantSpec, socket: std::path::PathBuf, seen: Option<&Seen>
         killed: shown.killed,
         kill_failures: shown.kill_failures,
         suspended: shown.suspended,
+        given_up: shown.given_up.into_iter().map(given_up).collect(),
+        overrun_ns: shown.overrun_ns,
         unaccounted: shown.unaccounted.iter().map(unaccounted).collect(),
         kept_bytes: shown.kept_bytes,
         over_quota_bytes: shown.over_quota_bytes,

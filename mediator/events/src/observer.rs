@@ -10,6 +10,8 @@ use api::{EventKind, Subject, SubjectKind, WorkState};
 
 use crate::log::NewEvent;
 
+/// Turns that run on for less cause no event.
+const LONG_OVERRUN: Duration = Duration::from_secs(1);
 /// Waits that are shorter cause no event.
 const LONG_WAIT: Duration = Duration::from_secs(5);
 /// A quarantine whose end was no farther than this has ended by itself.
@@ -40,6 +42,10 @@ struct Sight {
     killed: u64,
     kill_failures: u64,
     suspended: u64,
+    /// The last programs that were given up, with the reason.
+    given_up: Vec<String>,
+    /// Time for which a turn has run on after its slice.
+    overran: Duration,
     strikes: u64,
     quarantined: bool,
     /// Time until its quarantine ends by itself.
@@ -152,6 +158,8 @@ fn sights(states: &States) -> Vec<(Subject, Sight)> {
             killed: tenant.killed,
             kill_failures: tenant.kill_failures,
             suspended: tenant.suspended,
+            given_up: tenant.given_up.iter().map(given_up).collect(),
+            overran: Duration::from_nanos(tenant.overrun_ns),
             strikes: tenant.strikes.into(),
             quarantined: tenant.quarantined,
             ends_in_ms: None,
@@ -162,6 +170,11 @@ fn sights(states: &States) -> Vec<(Subject, Sight)> {
         (Subject { kind: SubjectKind::Tenant, name: tenant.name.clone() }, sight)
     });
     vms.chain(tenants).collect()
+}
+
+fn given_up(program: &api::GivenUp) -> String {
+    let api::GivenUp { pid, program, why } = program;
+    format!("program `{program}`, process {pid}: {why}")
 }
 
 /// Returns the increase of a count. A count that is lower than before began at zero again, with a new owner.
@@ -179,37 +192,36 @@ fn changes(subject: &Subject, before: &Sight, now: &Sight) -> Vec<NewEvent> {
         return events;
     }
     let gone: Vec<&String> = left(&before.clients, &now.clients);
-    let killed = increase(before.killed, now.killed);
-    if killed > 0 {
-        events.push(event(
-            EventKind::Killed,
-            match (is_vm, gone.is_empty()) {
-                (true, _) => {
-                    format!("{} killed: it ran beyond its limit", count(killed, "submission was", "submissions were"))
-                }
-                (false, true) => {
-                    format!(
-                        "{} killed: it did not answer in time, or exceeded a limit",
-                        count(killed, "program was", "programs were")
-                    )
-                }
-                (false, false) => {
-                    let what = count(killed, "program was", "programs were");
-                    format!("{what} killed: it did not answer in time, or exceeded a limit; gone: {}", named(&gone))
-                }
-            },
-        ));
+    let [killed, failures, suspended] = [
+        increase(before.killed, now.killed),
+        increase(before.kill_failures, now.kill_failures),
+        increase(before.suspended, now.suspended),
+    ];
+    // The latest ones, whichever became of them.
+    let number = usize::try_from(killed.saturating_add(failures).saturating_add(suspended)).unwrap_or(usize::MAX);
+    let reasons = now.given_up.get(now.given_up.len().saturating_sub(number)..).unwrap_or_default().join("; ");
+    if killed > 0 && is_vm {
+        let what = count(killed, "submission was", "submissions were");
+        events.push(event(EventKind::Killed, format!("{what} killed: it ran beyond its limit")));
+    } else if killed > 0 {
+        let what = count(killed, "program was", "programs were");
+        events.push(event(EventKind::Killed, format!("{what} killed: {reasons}")));
     }
-    let failures = increase(before.kill_failures, now.kill_failures);
     if failures > 0 {
-        let text = "a program was given up but could not be killed: it goes on without turns and memory; end it by hand, and \
-                    see that the unit grants CAP_KILL";
-        events.push(event(EventKind::KillFailed, text.to_owned()));
+        let text = format!(
+            "a program was given up but could not be killed: it goes on without turns and memory; end it by hand, and see that \
+             the unit grants CAP_KILL: {reasons}"
+        );
+        events.push(event(EventKind::KillFailed, text));
     }
-    let suspended = increase(before.suspended, now.suspended);
     if suspended > 0 {
         let what = count(suspended, "program was", "programs were");
-        events.push(event(EventKind::Suspended, format!("{what} suspended: it did not answer in time")));
+        events.push(event(EventKind::Suspended, format!("{what} suspended: {reasons}")));
+    }
+    if now.overran >= LONG_OVERRUN && (before.overran < LONG_OVERRUN || now.overran < before.overran) {
+        let seconds = now.overran.as_secs_f64();
+        let text = format!("its turn has run on for {seconds:.1} s after its slice: others share the card with it");
+        events.push(event(EventKind::Overran, text));
     }
     let strikes = increase(before.strikes, now.strikes);
     // Released: the strikes are forgotten.
@@ -236,8 +248,7 @@ fn changes(subject: &Subject, before: &Sight, now: &Sight) -> Vec<NewEvent> {
     if !come.is_empty() {
         events.push(event(EventKind::Connected, format!("connected: {}", named(&come))));
     }
-    // A kill has named them.
-    if !gone.is_empty() && (killed == 0 || is_vm) {
+    if !gone.is_empty() {
         events.push(event(EventKind::Disconnected, format!("disconnected: {}", named(&gone))));
     }
     events

@@ -18,6 +18,7 @@ use std::collections::BTreeMap;
 use cuda_protocol::FixedKind;
 use vram::{Error, Limit, TenantId};
 
+use super::given_up::Reason;
 use super::types::{OnStranger, PieceId, Unaccounted, User};
 use super::{Body, Core};
 use crate::driver::Memory;
@@ -346,7 +347,7 @@ impl Core {
             // A process loses all of its connections together.
             if self.sessions.get(&session).is_some_and(|session| !session.stuck) {
                 tracing::warn!(tenant = id.0, pid, "a program with memory past its tenant's account is killed");
-                self.give_up(session);
+                self.give_up(session, Reason::Memory);
             }
         }
     }

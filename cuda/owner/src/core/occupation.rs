@@ -12,6 +12,7 @@
 use std::collections::{BTreeMap, VecDeque};
 
 use super::Core;
+use super::given_up::Reason;
 use super::types::{SessionId, User};
 use vram::TenantId;
 
@@ -79,7 +80,7 @@ impl Core {
             .collect();
         for (session, pid) in culprits {
             tracing::warn!(pid, "a program occupies the card without a turn for longer than its limit: it is given up");
-            self.give_up(session);
+            self.give_up(session, Reason::Occupied);
         }
     }
 
@@ -105,7 +106,7 @@ impl Core {
                 held_up = tenant.0,
                 "a program occupies the card without a turn and holds another tenant up: it is given up"
             );
-            self.give_up(session);
+            self.give_up(session, Reason::HeldUp);
         }
         self.occupations.spared.insert(tenant, self.clock.saturating_add(limit));
         true

@@ -8,6 +8,7 @@
 //! different processes run concurrently, so that one process's evictions overlap another's returns. A move takes effect
 //! only when its process has redirected it; if that never happens, the chunk stays where it was.
 
+use super::given_up::Reason;
 use super::pieces::Receiver;
 use super::types::{Action, BatchId, PieceId, SessionId};
 use super::{Body, Core, memory_of};
@@ -326,7 +327,7 @@ impl Core {
         let Some(longest) = tenant.spec.time.max_run_ns.map(|limit| limit.max(patience)) else { return };
         if session.declines >= DECLINES_MOST && clock.saturating_sub(since) >= longest {
             tracing::warn!(session = ?id, declines = session.declines, "program declines every order about its memory");
-            self.stuck(id);
+            self.stuck(id, Reason::Declined);
         }
     }
 
@@ -535,7 +536,7 @@ impl Core {
             self.relocations.iter().filter(|(_, relocation)| late(relocation)).map(|(&id, _)| id).collect();
         for id in late {
             tracing::warn!(session = ?id, "program does not answer an order about its memory");
-            self.stuck(id);
+            self.stuck(id, Reason::Order);
         }
         self.late_suspensions();
     }

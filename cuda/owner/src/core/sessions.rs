@@ -1,6 +1,7 @@
 //! Connections of processes, from the first message to the last.
 
 use super::fixed::Fixing;
+use super::given_up::Reason;
 use super::reclaim::Reclaims;
 use super::types::{Action, SessionId};
 use super::{Core, OnStuck, PieceId};
@@ -305,13 +306,14 @@ impl Core {
     }
 
     /// Handles a process that holds the card or its memory and does not answer: it loses both now.
-    pub(super) fn stuck(&mut self, id: SessionId) {
+    pub(super) fn stuck(&mut self, id: SessionId, reason: Reason) {
         let Some(session) = self.sessions.get(&id).filter(|session| !session.stuck) else { return };
         let (pid, Some(tenant)) = (session.pid, session.tenant) else { return };
         let on_stuck = self.tenants.get(&tenant).map(|tenant| tenant.spec.on_stuck);
         if on_stuck != Some(OnStuck::Suspend) {
-            return self.give_up(id);
+            return self.give_up(id, reason);
         }
+        self.record_given_up(id, reason);
         // Its connection remains, so that its gate stays closed until the driver has suspended it.
         for other in self.connections_of(pid) {
             let Some(session) = self.sessions.get_mut(&other) else { continue };
@@ -328,7 +330,8 @@ impl Core {
 
     /// Immediately takes the connections, the turn and the memory from a process, and has it killed. The state does not
     /// depend on whether the kill succeeds.
-    pub(super) fn give_up(&mut self, id: SessionId) {
+    pub(super) fn give_up(&mut self, id: SessionId, reason: Reason) {
+        self.record_given_up(id, reason);
         let Some(session) = self.sessions.get(&id) else { return };
         let (pid, Some(tenant)) = (session.pid, session.tenant) else { return self.end(id, End::Evicted) };
         if let Some(known) = self.tenants.get(&tenant) {
@@ -362,7 +365,7 @@ impl Core {
         let Some(session) = self.sessions.get_mut(&id).filter(|session| session.suspends.is_some()) else { return };
         session.suspends = None;
         if !done {
-            return self.give_up(id);
+            return self.give_up(id, Reason::Unsuspended);
         }
         let tenant = session.tenant.and_then(|tenant| self.tenants.get_mut(&tenant));
         tenant.into_iter().for_each(|known| known.suspended += 1);
@@ -382,7 +385,7 @@ impl Core {
         }
         for id in adopting {
             tracing::warn!(session = ?id, "program does not go on to tell what it has of the owner before");
-            self.stuck(id);
+            self.stuck(id, Reason::Adoption);
         }
     }
 

@@ -7,6 +7,7 @@
 //! finds it; if it holds memory that another tenant needs, `relocate` treats it like any process that does not answer.
 
 use super::Core;
+use super::given_up::Reason;
 use super::types::{Action, SessionId, User};
 use std::collections::BTreeSet;
 
@@ -38,7 +39,7 @@ impl Core {
         }
         if is_overdue {
             tracing::warn!(tenant = tenant.0, session = ?id, "work does not end within the tenant's limit");
-            self.stuck(id);
+            self.stuck(id, Reason::Turn);
         }
     }
 }

@@ -290,7 +290,9 @@ fn program_that_ignores_order_is_killed_and_memory_freed() {
     world.pass(1_000 * MS);
     world.check();
     assert_eq!(world.places(two), (6, 0));
-    assert_eq!(world.core.view().tenants[0].killed, 1);
+    let tenant = &world.core.view().tenants[0];
+    let [given_up] = tenant.given_up.as_slice() else { panic!("{:?}", tenant.given_up) };
+    assert_eq!((tenant.killed, given_up.reason), (1, Reason::Order));
 }
 
 #[test]

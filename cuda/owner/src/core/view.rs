@@ -1,6 +1,6 @@
 //! Views of a card and its tenants.
 
-use super::{Core, TenantSpec, Unaccounted, Wait};
+use super::{Core, GivenUp, TenantSpec, Unaccounted, Wait};
 use crate::driver::Memory;
 use sched::{Account, Engine, Nanos, Quarantine};
 use vram::{Summary, TenantId, VmSummary};
@@ -41,6 +41,10 @@ pub struct TenantView {
     pub kill_failures: u64,
     /// Number of its programs that were suspended because they did not answer.
     pub suspended: u64,
+    /// Its last programs that were given up, oldest first.
+    pub given_up: Vec<GivenUp>,
+    /// Time for which its turn has overrun, in ns.
+    pub overrun_ns: u64,
     /// Its processes with memory of the card beyond its account.
     pub unaccounted: Vec<Unaccounted>,
     /// Bytes of the card that it released and that are still in use.
@@ -137,6 +141,8 @@ impl Core {
             killed: tenant.killed,
             kill_failures: tenant.kill_failures,
             suspended: tenant.suspended,
+            given_up: tenant.given_up.iter().cloned().collect(),
+            overrun_ns: self.turns.overrun_ns(id, self.now()),
             unaccounted: self.unaccounted(id),
             kept_bytes: tenant.past.kept,
             over_quota_bytes: tenant.past.over,

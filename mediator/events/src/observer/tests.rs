@@ -43,16 +43,36 @@ fn killed_program_is_named_with_reason() {
     let events = observer.compare(&with(tenant(json!({ "programs": programs }))), seconds(1));
     let text = "connected: program `spin`, process 7; program `work`, process 8";
     assert_eq!(shown(&events), [(EventKind::Connected, text)]);
-    let after = json!({ "programs": [programs[1]], "killed": 1, "strikes": 1 });
+    let why = "its work did not end within the limit of a turn";
+    let given_up = json!([{ "pid": 3, "program": "old", "why": "?" }, { "pid": 7, "program": "spin", "why": why }]);
+    let after = json!({ "programs": [programs[1]], "killed": 1, "strikes": 1, "given_up": given_up });
     let events = observer.compare(&with(tenant(after.clone())), seconds(2));
-    let text = "a program was killed: it did not answer in time, or exceeded a limit; gone: program `spin`, process 7";
-    let expected = [(EventKind::Killed, text), (EventKind::Overran, "a turn ran beyond its limit, strike 1")];
+    let text = format!("a program was killed: program `spin`, process 7: {why}");
+    let expected = [
+        (EventKind::Killed, &*text),
+        (EventKind::Overran, "a turn ran beyond its limit, strike 1"),
+        (EventKind::Disconnected, "disconnected: program `spin`, process 7"),
+    ];
     assert_eq!(shown(&events), expected);
     assert_eq!(observer.compare(&with(tenant(after)), seconds(3)), []);
     // The next owner counts from zero.
     assert_eq!(observer.compare(&with(tenant(json!({ "programs": [programs[1]] }))), seconds(4)), []);
     let events = observer.compare(&with(tenant(json!({ "killed": 1 }))), seconds(5));
     assert_eq!(events[0].kind, EventKind::Killed);
+}
+
+#[test]
+fn turn_that_runs_on_is_reported_once_when_long() {
+    let mut observer = observer();
+    let runs_on = |ms: u64| with(tenant(json!({ "state": "working", "overrun_ns": ms * 1_000_000 })));
+    let kinds = |events: Vec<NewEvent>| events.into_iter().map(|event| event.kind).collect::<Vec<_>>();
+    assert_eq!(observer.compare(&runs_on(900), seconds(1)), []);
+    let events = observer.compare(&runs_on(1900), seconds(2));
+    let text = "its turn has run on for 1.9 s after its slice: others share the card with it";
+    assert_eq!(shown(&events), [(EventKind::Overran, text)]);
+    assert_eq!(observer.compare(&runs_on(2900), seconds(3)), []);
+    // Another turn.
+    assert_eq!(kinds(observer.compare(&runs_on(1100), seconds(5))), [EventKind::Overran]);
 }
 
 #[test]

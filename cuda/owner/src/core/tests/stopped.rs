@@ -109,7 +109,10 @@ fn endless_kernel_shares_the_card_until_its_limit() {
     assert!(world.programs.contains_key(&one), "its limit is 10 s");
     let charged = [0, 1].map(|tenant| world.core.view().tenants[tenant].charged_ns / MS);
     assert!(charged[0].abs_diff(charged[1]) < 500, "both are charged: {charged:?}");
+    assert!(world.core.view().tenants[0].overrun_ns > 9_000 * MS, "its turn runs on");
     world.pass(1_500 * MS);
     assert!(!world.programs.contains_key(&one));
-    assert_eq!(world.core.view().tenants[0].killed, 1);
+    let tenant = &world.core.view().tenants[0];
+    let reasons: Vec<_> = tenant.given_up.iter().map(|program| program.reason).collect();
+    assert_eq!((tenant.killed, tenant.overrun_ns, reasons), (1, 0, vec![Reason::Turn]));
 }

@@ -1,0 +1,71 @@
+//! Programs that were given up, with the reason, for operators.
+
+use super::Core;
+use super::types::SessionId;
+
+/// Number of them that are kept for each tenant.
+const MAX_KEPT: usize = 4;
+
+/// Reason for which a program is given up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reason {
+    /// Its work did not end within the limit of a turn.
+    Turn,
+    /// It did not answer an order about its memory in time.
+    Order,
+    /// It declined all orders about its memory.
+    Declined,
+    /// It did not report its memory to this owner, after the previous one.
+    Adoption,
+    /// The driver did not suspend it in time.
+    Unsuspended,
+    /// It occupied the card without a turn for longer than its limit.
+    Occupied,
+    /// It occupied the card for all of another tenant's turn.
+    HeldUp,
+    /// It has memory past its tenant's account.
+    Memory,
+    /// Its tenant was removed.
+    Removed,
+}
+
+impl Reason {
+    /// Describes the reason.
+    #[must_use]
+    pub const fn in_words(self) -> &'static str {
+        match self {
+            Self::Turn => "its work did not end within the limit of a turn",
+            Self::Order => "it did not answer an order about its memory in time",
+            Self::Declined => "it declined all orders about its memory",
+            Self::Adoption => "it did not report its memory to the next owner of the card",
+            Self::Unsuspended => "the driver did not suspend it in time",
+            Self::Occupied => "it occupied the card without a turn for longer than its limit",
+            Self::HeldUp => "it occupied the card for all of another tenant's turn",
+            Self::Memory => "it has memory past its tenant's account, beyond the limit",
+            Self::Removed => "its tenant was removed",
+        }
+    }
+}
+
+/// A program that was given up.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct GivenUp {
+    /// Its process.
+    pub pid: u32,
+    /// Its name.
+    pub program: String,
+    /// The reason.
+    pub reason: Reason,
+}
+
+impl Core {
+    /// Records that the program of a session is given up.
+    pub(super) fn record_given_up(&mut self, id: SessionId, reason: Reason) {
+        let Some(session) = self.sessions.get(&id) else { return };
+        let Some(tenant) = session.tenant.and_then(|tenant| self.tenants.get_mut(&tenant)) else { return };
+        tenant.given_up.push_back(GivenUp { pid: session.pid, program: session.program.clone(), reason });
+        if tenant.given_up.len() > MAX_KEPT {
+            tenant.given_up.pop_front();
+        }
+    }
+}
