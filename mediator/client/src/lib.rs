@@ -150,8 +150,8 @@ impl Admin {
         Ok(())
     }
 
-    /// Sends a GET request whose answer is a stream without an end. `sink` gets its bytes in order, without a time limit
-    /// between them. Returns when the daemon has ended the stream.
+    /// Sends a GET request whose answer is a stream without an end. `sink` gets its bytes in order, without a time
+    /// limit between them. Returns when the daemon has ended the stream.
     ///
     /// # Errors
     /// As [`AskError`] describes, and errors of `sink`.

@@ -23,7 +23,7 @@ const RETRY_PAUSE: Duration = Duration::from_millis(200);
 /// Largest line of a stream, in bytes.
 const MAX_LINE: usize = 16 << 20;
 
-/// Lists what has happened: kills, quarantines, moves, long waits, and changes with their author
+/// Lists kills, quarantines, moves, long waits, and changes with their author
 #[derive(Clone, Debug, Args)]
 pub(super) struct Events {
     /// Then shows events as they happen, also those of the next daemon

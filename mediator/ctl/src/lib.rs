@@ -3,9 +3,9 @@
 //! Parts: the command line (this file), `tenant` (tenants of CUDA cards), `cdi` (for containers), `profile` (templates
 //! of tenants and virtual machines), `host` (the host's own cards), `moving` (virtual machines from card to card),
 //! `sched` (commands on how cards' time is shared), [`report`] (a picture of that), [`replay`] (decides a record of it
-//! again), `top` (the same live), `desired` (a desired state in a file), `doctor` (checks of a host), `events` (what has happened), `libvirt` (the
-//! hook of libvirt), `watch` (repeats a command), `pages` (man pages and completion), [`client`] (HTTP over the
-//! socket), [`output`] (tables), [`values`] (values with a unit).
+//! again), `top` (the same live), `desired` (a desired state in a file), `doctor` (checks of a host), `events` (the
+//! daemon's events), `libvirt` (the hook of libvirt), `watch` (repeats a command), `pages` (man pages and completion),
+//! [`client`] (HTTP over the socket), [`output`] (tables), [`values`] (values with a unit).
 //!
 //! Exit codes are part of the interface, see [`Code`]; so are `--output json` and `yaml`, which print the API's answers unchanged.
 //!

@@ -1,4 +1,4 @@
-//! The last status of the owner of a CUDA card: kept for readers, who never wait for the owner ([`StatusCell`], [`Seen`]),
+//! The last status of the owner of a CUDA card: for readers that never wait for the owner ([`StatusCell`], [`Seen`]),
 //! and in the form of the admin API ([`show`]).
 //!
 //! The crate does not talk to the owner.

@@ -30,9 +30,9 @@ pub const MAX_FOLLOWERS: usize = 16;
 /// Events of a page if the request does not say.
 const DEFAULT_LIMIT: usize = 256;
 /// Maximum number of events of a page.
-pub const MAX_LIMIT: usize = 1024;
+const MAX_LIMIT: usize = 1024;
 /// Longest wait for an event, in seconds.
-pub const MAX_WAIT_S: u64 = 60;
+const MAX_WAIT_S: u64 = 60;
 /// Time for a follower to accept a page.
 // TIMEOUT: a terminal whose output was stopped; the follower asks again with its cursor.
 const STALL_TIMEOUT: Duration = Duration::from_secs(30);

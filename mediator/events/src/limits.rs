@@ -1,12 +1,12 @@
-//! Bounds the events of one kind about one subject: in each window of [`WINDOW`], the first [`BURST`] pass, and one more
-//! stands for the rest.
+//! Bounds the events of one kind about one subject: in each window of [`WINDOW`], the first [`BURST`] pass, and one
+//! more stands for the rest.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
 
 use api::{Author, EventKind, Subject};
 
-use crate::log::NewEvent;
+use crate::event::NewEvent;
 
 /// Length of a window.
 pub(crate) const WINDOW: Duration = Duration::from_secs(10);

@@ -2,12 +2,13 @@
 
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use api::{Author, Event, EventKind, EventPage, Subject, SubjectKind};
+use api::{Author, Event, EventPage};
 use locks::{Mutex, rank};
 use tokio::sync::watch;
 
 use crate::author;
 use crate::cursor::{BadCursor, Cursor};
+use crate::event::NewEvent;
 use crate::limits::Limits;
 use crate::shelf::Shelf;
 use crate::time::rfc3339;
@@ -16,62 +17,6 @@ use crate::time::rfc3339;
 const MAX_TEXT: usize = 1024;
 /// Maximum number of events that wait while the log is handed over.
 const MAX_DEFERRED: usize = 64;
-/// Subject of the daemon's own events.
-const DAEMON: &str = "mediatord";
-
-/// An event without its number, time and author.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct NewEvent {
-    pub(crate) kind: EventKind,
-    pub(crate) subject: Subject,
-    pub(crate) text: String,
-    card: Option<String>,
-    waited: Option<Duration>,
-}
-
-impl NewEvent {
-    /// Creates an event about any object.
-    #[must_use]
-    pub fn about(kind: EventKind, subject: Subject, text: impl Into<String>) -> Self {
-        Self { kind, subject, text: text.into(), card: None, waited: None }
-    }
-
-    /// Creates an event about a virtual machine.
-    #[must_use]
-    pub fn vm(kind: EventKind, name: &str, text: impl Into<String>) -> Self {
-        Self::about(kind, Subject { kind: SubjectKind::Vm, name: name.to_owned() }, text)
-    }
-
-    /// Creates an event about a tenant.
-    #[must_use]
-    pub fn tenant(kind: EventKind, name: &str, text: impl Into<String>) -> Self {
-        Self::about(kind, Subject { kind: SubjectKind::Tenant, name: name.to_owned() }, text)
-    }
-
-    /// Creates an event about a card.
-    #[must_use]
-    pub fn card(kind: EventKind, name: &str, text: impl Into<String>) -> Self {
-        Self::about(kind, Subject { kind: SubjectKind::Card, name: name.to_owned() }, text)
-    }
-
-    /// Creates an event about the daemon.
-    #[must_use]
-    pub fn daemon(kind: EventKind, text: impl Into<String>) -> Self {
-        Self::about(kind, Subject { kind: SubjectKind::Daemon, name: DAEMON.to_owned() }, text)
-    }
-
-    /// Names the card of a virtual machine or tenant.
-    #[must_use]
-    pub fn on(self, card: &str) -> Self {
-        Self { card: Some(card.to_owned()), ..self }
-    }
-
-    /// Adds the length of a wait.
-    #[must_use]
-    pub fn waited(self, waited: Duration) -> Self {
-        Self { waited: Some(waited), ..self }
-    }
-}
 
 /// State of the log.
 #[derive(Debug)]
@@ -86,7 +31,7 @@ struct Books {
     deferred: Option<Vec<(NewEvent, Author, u64)>>,
 }
 
-/// What followers wait for.
+/// State whose change wakes followers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct News {
     /// Number of all events so far.
@@ -147,7 +92,7 @@ impl Log {
         self.tell(&books);
     }
 
-    /// Wakes followers, who read the log themselves.
+    /// Wakes followers. They read the log themselves.
     fn tell(&self, books: &Books) {
         let count = books.count;
         self.news.send_if_modified(|news| std::mem::replace(&mut news.count, count) != count);
@@ -272,7 +217,7 @@ impl Books {
     }
 }
 
-/// Describes what a reader has missed.
+/// Describes the events that a reader has missed.
 fn note(epoch: u64, has_cursor: bool, restarted: bool, lost: u64) -> Option<String> {
     let begin = || rfc3339(UNIX_EPOCH + Duration::from_millis(epoch));
     let gone = (lost > 0).then(|| match has_cursor {

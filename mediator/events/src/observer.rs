@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use api::{EventKind, Subject, SubjectKind, WorkState};
 
-use crate::log::NewEvent;
+use crate::event::NewEvent;
 
 /// Turns that run on for less cause no event.
 const LONG_OVERRUN: Duration = Duration::from_secs(1);

@@ -10,9 +10,9 @@ use std::sync::Arc;
 use api::{Event, Subject};
 
 /// Maximum number of events.
-pub const MAX_EVENTS: usize = 4096;
+pub(crate) const MAX_EVENTS: usize = 4096;
 /// Maximum size of all events in bytes.
-pub const MAX_BYTES: usize = 2 << 20;
+const MAX_BYTES: usize = 2 << 20;
 /// Estimate of an event's size in addition to its texts.
 const OVERHEAD: usize = size_of::<Event>() + 128;
 

@@ -1,6 +1,6 @@
 //! Sockets and bodies of the admin API: a bound on concurrent connections ([`Bounded`]), the process at the other end
-//! ([`Peer`]), bodies that are never in memory as a whole ([`given`], [`taken`]), between a client and blocking work, and
-//! files that buffer a body for a slow client ([`Spool`]).
+//! ([`Peer`]), bodies that are never in memory as a whole ([`given`], [`taken`]), between a client and blocking work,
+//! and files that buffer a body for a slow client ([`Spool`]).
 //!
 //! The crate does not know the requests, or the daemon.
 

@@ -203,8 +203,8 @@ static CHANGES: Semaphore = Semaphore::const_new(128);
 /// Read-only requests that run at the same time. They do not wait for changes.
 static LOOKS: Semaphore = Semaphore::const_new(16);
 
-/// Runs a change on another thread, because it may take long. The author of its events is the client of the request that
-/// the calling task serves.
+/// Runs a change on another thread, because it may take long. The author of its events is the client of the request
+/// that the calling task serves.
 fn beside<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, DaemonError> + Send + 'static,
 ) -> impl Future<Output = Result<T, DaemonError>> + Send {

@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::shelf::MAX_EVENTS;
+use api::EventKind;
 use proptest::prelude::*;
 
 const KIND: EventKind = EventKind::Changed;
@@ -130,7 +131,7 @@ fn follower_is_woken_by_event_and_by_close() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(48))]
 
-    /// A reader who follows the cursor sees each event once or counts it as lost.
+    /// A reader that follows the cursor sees each event once or counts it as lost.
     #[test]
     fn events_are_read_or_counted_as_lost(steps in prop::collection::vec((0_u8..6, 1_usize..3000), 1..12), limit in 1_usize..700) {
         let log = Log::new();
