@@ -11,7 +11,7 @@ use clap::builder::{PossibleValuesParser, TypedValueParser};
 use super::client::{AskError, Client, ClientError, segment};
 use super::output::{heads, table};
 use super::values::named;
-use super::{Code, Form};
+use super::{Code, Form, forms};
 
 /// Events of one request.
 const PAGE: usize = 1024;
@@ -192,16 +192,18 @@ struct Shown<'a> {
 }
 
 impl Shown<'_> {
-    /// Writes a page: aligned lines, or one line of JSON if it has something.
+    /// Writes a page: aligned lines; if it has something, one line of JSON, one document of YAML, or CSV with its names.
     fn page(&mut self, page: &EventPage) -> std::io::Result<()> {
         let text = match self.form {
-            Form::Table => page.events.iter().fold(noted(page), |mut text, event| {
+            Form::Table | Form::Wide => page.events.iter().fold(noted(page), |mut text, event| {
                 let [time, kind, subject, words] = cells(event);
                 let _ = writeln!(text, "{time:<24}  {kind:<14}  {subject:<20}  {words}");
                 text
             }),
-            Form::Json if page.events.is_empty() && page.note.is_none() => String::new(),
+            _ if page.events.is_empty() && page.note.is_none() => String::new(),
             Form::Json => serde_json::to_string(page).unwrap_or_default() + "\n",
+            Form::Yaml => format!("---\n{}", forms::yaml(page)),
+            Form::Csv => forms::csv(&page.events),
         };
         self.out.write_all(self.form.shown(&text).as_bytes())?;
         self.out.flush()

@@ -71,6 +71,7 @@ fn rows(answer: Value) -> Vec<Value> {
             let list = keys.values_mut().next().map(Value::take);
             list.and_then(|list| if let Value::Array(rows) = list { Some(rows) } else { None }).unwrap_or_default()
         }
+        Value::Array(rows) => rows,
         other => vec![other],
     }
 }
@@ -91,7 +92,7 @@ fn cells(name: &str, value: Value, to: &mut Vec<(String, String)>) {
     }
 }
 
-fn csv(answer: &impl serde::Serialize) -> String {
+pub(super) fn csv(answer: &impl serde::Serialize) -> String {
     let written = || -> Result<String, String> {
         let answer = serde_json::to_value(answer).map_err(|error| error.to_string())?;
         let rows: Vec<Vec<(String, String)>> = rows(answer)
