@@ -220,7 +220,7 @@ impl Debian {
         self.ok(&mounts).map(drop)
     }
 
-    /// Shows a page in the browser; `options` say how, and what it prints.
+    /// Shows a page in the browser with command-line `options`, such as one that prints the document.
     pub fn browse(&self, options: &str, url: &str) -> Result<String> {
         let program = images::browser::PROGRAM;
         // Its own sandbox needs rights that these namespaces do not have; it shows the tests' own pages only.

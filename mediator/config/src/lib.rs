@@ -96,7 +96,7 @@ pub struct DaemonSpec {
     pub read_owner: Option<String>,
     /// Group of the read-only socket, by name or number.
     pub read_group: Option<String>,
-    /// Loopback address and port of a page that shows cards, tenants and virtual machines in a browser; without it, no such
+    /// Loopback address and port of a page that shows cards, tenants and virtual machines in a browser; without it, no
     /// page is served.
     pub page: Option<SocketAddr>,
     /// Folder of the sockets of virtual machines that name no path.

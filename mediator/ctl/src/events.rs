@@ -192,7 +192,7 @@ struct Shown<'a> {
 }
 
 impl Shown<'_> {
-    /// Writes a page: aligned lines; if it has something, one line of JSON, one document of YAML, or CSV with its names.
+    /// Writes a page: aligned lines; unless it is empty, a line of JSON, a document of YAML, or CSV with names.
     fn page(&mut self, page: &EventPage) -> std::io::Result<()> {
         let text = match self.form {
             Form::Table | Form::Wide => page.events.iter().fold(noted(page), |mut text, event| {

@@ -1,4 +1,4 @@
-//! Forms of what is printed: tables for people, and the API's answers as JSON, YAML and CSV.
+//! Forms of output: tables for people, and the API's answers as JSON, YAML and CSV.
 
 use std::borrow::Cow;
 use std::collections::BTreeSet;
@@ -8,7 +8,7 @@ use serde_json::Value;
 
 use admin_client::terminal;
 
-/// Form of what is printed.
+/// Form of the output.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(super) enum Form {
     /// For people
@@ -44,7 +44,7 @@ impl Form {
     }
 
     /// Same as [`Self::render`], for an answer whose table has further columns if the flag is set.
-    pub fn render_wide<T: serde::Serialize>(self, answer: &T, table: impl FnOnce(&T, bool) -> String) -> String {
+    pub(super) fn render_wide<T: serde::Serialize>(self, answer: &T, table: impl FnOnce(&T, bool) -> String) -> String {
         match self {
             Self::Table => table(answer, false),
             Self::Wide => table(answer, true),

@@ -7,7 +7,8 @@
 //! daemon's events), `libvirt` (the hook of libvirt), `watch` (repeats a command), `pages` (man pages and completion),
 //! [`client`] (HTTP over the socket), [`output`] (tables), [`values`] (values with a unit).
 //!
-//! Exit codes are part of the interface, see [`Code`]; so are `--output json` and `yaml`, which print the API's answers unchanged.
+//! Exit codes are part of the interface, see [`Code`]; so are `--output json` and `yaml`, which print the API's answers
+//! unchanged.
 //!
 //! The crate does not change a card, except for the host driver that it is bound to; the daemon does all else.
 
@@ -89,7 +90,7 @@ struct Arguments {
     /// The daemon's admin socket
     #[arg(long, global = true, help_heading = GLOBAL, value_name = "PATH", env = "MEDIATORCTL_SOCKET", default_value = DEFAULT_ADMIN_SOCKET)]
     socket: PathBuf,
-    /// Form of what is printed
+    /// Form of the output
     #[arg(short, long, global = true, help_heading = GLOBAL, value_name = "FORM", default_value = "table")]
     output: Form,
     /// The same as --output json

@@ -1,7 +1,7 @@
 //! The daemon's log of events: changes of virtual machines, tenants, cards and the daemon, with time and author.
 //!
-//! Parts: [`NewEvent`], [`Log`] (adds events, returns pages of them), `shelf` (the bounded storage), `limits` (bounds the
-//! events of one subject), `cursor` (a place in the log), [`author`] (the originator of a change, which follows the
+//! Parts: [`NewEvent`], [`Log`] (adds events, returns pages of them), `shelf` (the bounded storage), `limits` (bounds
+//! the events of one subject), `cursor` (a place in the log), [`author`] (the originator of a change, which follows the
 //! request from thread to thread), [`Observer`] (finds events by comparing states of the daemon), [`http`]
 //! (`GET /v1/events`).
 //!

@@ -3,10 +3,11 @@
 //! The page is one file, `page.html`. It reads the admin API with GET requests, changes nothing, and requests nothing
 //! from other hosts. Names that tenants choose are shown as text, never as HTML.
 //!
-//! A browser connects to a loopback address without a password, so [`guard`] limits who can use the browser for this:
+//! A browser connects to a loopback address without a password, so the crate limits which websites can use the browser
+//! for this:
 //!
-//! - A website may resolve its own name to a loopback address and then read the answers ("DNS rebinding"). Requests whose
-//!   `Host` is neither an IP address nor `localhost` are refused.
+//! - A website may resolve its own name to a loopback address and then read the answers ("DNS rebinding"). Requests
+//!   whose `Host` is neither an IP address nor `localhost` are refused.
 //! - Other websites cannot embed or read the page: the headers forbid frames, other sources, and cross-origin use.
 //!
 //! The crate does not know the API's requests; the daemon passes its router.

@@ -1,4 +1,4 @@
-//! The daemon's page in a browser: what it shows is what the API says.
+//! The daemon's page in a browser shows the values of the API.
 
 use std::collections::BTreeMap;
 use std::fs;
