@@ -79,6 +79,8 @@ struct Slice {
     weighed: bool,
     /// It overruns: the others have their turns meanwhile.
     overrun: Option<Overrun>,
+    /// It counts as a strike.
+    struck: bool,
 }
 
 impl Slice {
@@ -227,6 +229,17 @@ impl Turns {
         self.config = config;
         self.event(now, Event::Configured(scheduler));
         Ok(())
+    }
+
+    /// Counts a strike: work of a tenant exceeded its limit, and a program was given up for that. Several programs in one
+    /// slice are one strike.
+    pub fn strike(&mut self, tenant: TenantId, now: Nanos) {
+        if let Some(slice) = self.members.get_mut(&tenant).and_then(|member| member.slice.as_mut())
+            && std::mem::replace(&mut slice.struck, true)
+        {
+            return;
+        }
+        self.event(now, Event::Struck { vgpu: tenant, engine: ENGINE });
     }
 
     /// Releases a tenant from quarantine.
@@ -513,8 +526,15 @@ impl Turns {
         if let Some((&tenant, member)) = found {
             member.queued = None;
             member.wants = false;
-            member.slice =
-                Some(Slice { ticket, since: now, turn_since: now, recalled: None, weighed: false, overrun: None });
+            member.slice = Some(Slice {
+                ticket,
+                since: now,
+                turn_since: now,
+                recalled: None,
+                weighed: false,
+                overrun: None,
+                struck: false,
+            });
             self.switches += 1;
             self.orders.push(Order::Grant(tenant));
         }

@@ -127,7 +127,7 @@ fn page_in_browser_shows_what_the_api_says() -> Result<()> {
     host.install_browser()?;
     // A program chooses its own name, and must not add to the page's HTML by it.
     host.ok(&format!("cp /usr/bin/cuda-program '/usr/bin/{HOSTILE}'"))?;
-    let card = "FAKE_CUDA_FOLDER=/run/n1/card FAKE_CUDA_MIB=1088";
+    let card = "FAKE_CUDA_FOLDER=/run/n1/card FAKE_CUDA_MIB=1088 GPU_MEDIATOR_CUDA_DRIVER=/opt/fake/libcuda.so.1";
     for (tenant, mib) in [("training", 200), ("notebook", 64)] {
         let run = format!("exec env {card} mediatorctl --socket {SOCKET} run --tenant {tenant} --");
         host.start(

@@ -30,6 +30,14 @@ pub enum Reason {
 }
 
 impl Reason {
+    /// Returns true if work on the card exceeded a limit, which counts towards quarantine.
+    const fn is_strike(self) -> bool {
+        match self {
+            Self::Turn | Self::Occupied | Self::HeldUp => true,
+            Self::Order | Self::Declined | Self::Adoption | Self::Unsuspended | Self::Memory | Self::Removed => false,
+        }
+    }
+
     /// Describes the reason.
     #[must_use]
     pub const fn in_words(self) -> &'static str {
@@ -62,10 +70,14 @@ impl Core {
     /// Records that the program of a session is given up.
     pub(super) fn record_given_up(&mut self, id: SessionId, reason: Reason) {
         let Some(session) = self.sessions.get(&id) else { return };
-        let Some(tenant) = session.tenant.and_then(|tenant| self.tenants.get_mut(&tenant)) else { return };
+        let Some(tenant_id) = session.tenant else { return };
+        let Some(tenant) = self.tenants.get_mut(&tenant_id) else { return };
         tenant.given_up.push_back(GivenUp { pid: session.pid, program: session.program.clone(), reason });
         if tenant.given_up.len() > MAX_KEPT {
             tenant.given_up.pop_front();
+        }
+        if reason.is_strike() {
+            self.turns.strike(tenant_id, self.now());
         }
     }
 }

@@ -162,3 +162,34 @@ fn chunk_starts_on_host_while_given_up_program_holds_card() {
     world.check();
     assert!(world.programs[&two].ended != Some(End::Evicted));
 }
+
+#[test]
+fn tenant_whose_work_exceeds_its_limit_is_quarantined() {
+    let mut world = two(16, true);
+    let other = world.connect("two");
+    world.say(other, FromTenant::Waiting { card: 0 });
+    // The third program of a tenant with work that does not end; the default is three strikes.
+    for strikes in 1..=3 {
+        let one = world.connect("one");
+        world.say(one, FromTenant::Waiting { card: 0 });
+        while world.programs[&one].run.is_none() {
+            world.pass(5 * MS);
+        }
+        world.programs.get_mut(&one).expect("there").mute = true;
+        world.pass(11_000 * MS);
+        assert!(!world.programs.contains_key(&one), "it is given up");
+        assert_eq!(world.core.view().tenants[0].strikes, (strikes, strikes == 3));
+    }
+    let one = world.connect("one");
+    world.say(one, FromTenant::Waiting { card: 0 });
+    world.pass(2_000 * MS);
+    assert!(world.programs[&one].run.is_none(), "a quarantined tenant has no turn");
+    assert!(world.programs[&other].run.is_some());
+    assert_eq!(world.core.view().tenants[1].strikes, (0, false));
+    let id = world.core.view().tenants[0].id;
+    world.core.release(id);
+    world.settle();
+    world.pass(2_000 * MS);
+    assert_eq!(world.core.view().tenants[0].strikes, (0, false));
+    assert!(world.programs[&one].run.is_some(), "it is released");
+}
