@@ -7,6 +7,7 @@ use mediatord::fixture::Served;
 
 mod codes;
 mod desired;
+mod events;
 mod firmware;
 mod host;
 mod moving;
