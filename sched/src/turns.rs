@@ -231,8 +231,8 @@ impl Turns {
         Ok(())
     }
 
-    /// Counts a strike: work of a tenant exceeded its limit, and a program was given up for that. Several programs in one
-    /// slice are one strike.
+    /// Counts a strike: work of a tenant exceeded its limit, and a program was given up for that. Several programs in
+    /// one slice are one strike.
     pub fn strike(&mut self, tenant: TenantId, now: Nanos) {
         if let Some(slice) = self.members.get_mut(&tenant).and_then(|member| member.slice.as_mut())
             && std::mem::replace(&mut slice.struck, true)
