@@ -242,6 +242,8 @@ pub struct TenantView {
     pub unbacked_bytes: u64,
     /// Moving now.
     pub moving_bytes: u64,
+    /// Bytes on the card that it is entitled to now.
+    pub entitled_bytes: u64,
     /// Peak usage of the card's memory.
     pub on_card_peak_bytes: u64,
     /// Peak usage of host memory.

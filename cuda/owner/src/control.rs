@@ -253,6 +253,7 @@ fn show(core: &Core, since_ns: u64) -> Card {
     let shares = sched::shares(&params);
     let part = sched::WHOLE_SHARE_PPM / u64::from(sched::PERMILLE);
     let permille = |share: u64| u32::try_from((share + part / 2) / part).unwrap_or(sched::PERMILLE);
+    let entitlements = core.entitlements();
     let shown = |(tenant, share): (TenantView, &u64)| {
         let account = core.turns_account(tenant.id).cloned().unwrap_or_default();
         cuda_control::TenantView {
@@ -262,6 +263,7 @@ fn show(core: &Core, since_ns: u64) -> Card {
             in_host_bytes: bytes(tenant.memory.host),
             unbacked_bytes: bytes(tenant.memory.unbacked),
             moving_bytes: bytes(tenant.memory.moving),
+            entitled_bytes: bytes(entitlements.get(&tenant.id).map_or(0, |entitled| entitled.ceil)),
             on_card_peak_bytes: bytes(tenant.memory.peak),
             in_host_peak_bytes: bytes(tenant.memory.host_peak),
             born_in_host_bytes: tenant.memory.born_in_host * memory.chunk_bytes,

@@ -70,6 +70,11 @@ fn an_owner_that_is_killed_is_started_again() {
     until(&rig, "a", "it is served, with what was set", |a| {
         a["served"] == true && programs(a) == 1 && a["memory"]["quota_mib"] == 32
     });
+    // The tenant is entitled to what it has, since the other one has no programs.
+    let memory = json(&rig, &["memory", "show", "fake"]);
+    let shown = memory["vms"].as_array().expect("a list").iter().find(|vm| vm["vm"] == "a").expect("tenant a");
+    let [entitled, on_card] = ["entitled_bytes", "on_card_bytes"].map(|key| shown[key].as_u64().expect("a size"));
+    assert!(entitled >= on_card && on_card > 0, "{memory}");
     let restarts = "gpu_mediator_card_owner_restarts_total{card=\"fake\"} 1\n";
     assert!(get(&rig, "/metrics").contains(restarts), "{}", get(&rig, "/metrics"));
     assert_eq!(program.end(), "held 6");

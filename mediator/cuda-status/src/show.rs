@@ -164,6 +164,8 @@ fn holdings(spec: &TenantSpec, view: &TenantView) -> api::VmMemory {
         in_host_bytes: view.in_host_bytes,
         unbacked_bytes: view.unbacked_bytes,
         moving_bytes: view.moving_bytes,
+        entitled_bytes: view.entitled_bytes,
+        memory_waited_ns: view.quantum_wait_ns,
         guarantee_bytes: spec.memory.guarantee_mib.unwrap_or(0) * MIB,
         quota_bytes: spec.memory.quota_mib.map_or(advertised, |mib| (mib * MIB).min(advertised)),
         on_card_peak_bytes: view.on_card_peak_bytes,

@@ -3,6 +3,8 @@
 use super::{Core, GivenUp, TenantSpec, Unaccounted, Wait};
 use crate::driver::Memory;
 use sched::{Account, Engine, Nanos, Quarantine};
+use std::collections::BTreeMap;
+use vram::balance::Entitlement;
 use vram::{Summary, TenantId, VmSummary};
 
 /// The engine that turns are accounted on.
@@ -113,6 +115,12 @@ impl Core {
     #[must_use]
     pub fn clock_ns(&self) -> u64 {
         self.clock
+    }
+
+    /// Returns the memory on the card that each tenant is entitled to now, in chunks.
+    #[must_use]
+    pub fn entitlements(&self) -> BTreeMap<TenantId, Entitlement> {
+        self.balancer.entitlements(&self.table, self.clock)
     }
 
     /// Returns the turn with the card's memory, while tenants take turns.
