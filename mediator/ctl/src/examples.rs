@@ -39,7 +39,10 @@ const EXAMPLES: [Examples; 51] = [
         "sched report",
         ["sched report card0 --out use.svg", "sched report card0 --since 10s --window 500ms --out use.svg"],
     ),
-    ("sched record", ["sched record card0 --out card0.jsonl", "sched record card0 --for 10s --out card0.jsonl"]),
+    (
+        "sched record",
+        ["sched record card0 --out card0.jsonl", "sched record card0 --for 5s --format perfetto --out card0.json"],
+    ),
     ("sched replay", ["sched replay card0.jsonl", "sched replay card0.jsonl --policy credit"]),
     ("memory show", ["memory show", "memory show card0 --watch"]),
     ("memory set", ["memory set card0 --host-mib 16G", "memory set card0 --victims clock --reserve-mib 64M"]),

@@ -39,6 +39,7 @@ mod memory;
 mod moving;
 pub mod output;
 mod pages;
+mod perfetto;
 mod profile;
 pub mod replay;
 pub mod report;

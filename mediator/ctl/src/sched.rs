@@ -5,15 +5,16 @@ use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
 
-use clap::{ArgGroup, Args, Subcommand};
+use clap::{ArgGroup, Args, Subcommand, ValueEnum};
 use hyper::Method;
+use sched::trace::Trace;
 use sched::{CopyShare, Engine, LatencyClass, PolicyKind, Queues};
 use serde_json::{Map, Value};
 
 use super::client::{self, Client, ClientError};
 use super::values::{Percent, named, span};
 use super::watch::Watch;
-use super::{Form, output, replay, report};
+use super::{Form, output, perfetto, replay, report};
 use config::TimeShare;
 
 #[derive(Clone, Debug, Subcommand)]
@@ -264,9 +265,21 @@ pub(super) struct Record {
     /// For how long, such as 10s; at most a minute
     #[arg(long = "for", value_name = "TIME", default_value = "10s", value_parser = span)]
     length: Duration,
-    /// The file to write: lines of JSON, at most 32 MiB
+    /// The file to write; a record has at most 32 MiB
     #[arg(long = "out", value_name = "FILE")]
     out: PathBuf,
+    /// Form of the file
+    #[arg(long, value_name = "FORMAT", default_value = "jsonl")]
+    format: RecordFormat,
+}
+
+/// Form of a record's file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum RecordFormat {
+    /// Lines of JSON, for `sched replay`
+    Jsonl,
+    /// A trace for Perfetto and chrome://tracing
+    Perfetto,
 }
 
 #[derive(Clone, Debug, Args)]
@@ -321,10 +334,17 @@ pub(super) fn answer(client: &Client, form: Form, command: SchedCommand) -> Resu
             let summary = uses.summary(&out.display().to_string());
             form.render(&summary, output::scheduler::report)
         }
-        SchedCommand::Record(Record { card, length, out }) => {
+        SchedCommand::Record(Record { card, length, out, format }) => {
             let path = format!("{}/record?for_ms={}", scheduler_path(&card), length.as_millis());
             let record = client.request(Method::POST, &path, Default::default())?;
-            std::fs::write(&out, &record).map_err(|source| ClientError::File { path: out.clone(), source })?;
+            let written = match format {
+                RecordFormat::Jsonl => std::fs::write(&out, &record),
+                RecordFormat::Perfetto => {
+                    let trace = Trace::read(&record[..]).map_err(|error| ClientError::protocol(error.to_string()))?;
+                    std::fs::write(&out, perfetto::convert(&trace, &card).to_string())
+                }
+            };
+            written.map_err(|source| ClientError::File { path: out.clone(), source })?;
             let events = record.iter().filter(|byte| **byte == b'\n').count().saturating_sub(1);
             let file = out.display().to_string();
             form.render(&serde_json::json!({ "file": file, "events": events, "bytes": record.len() }), |_| {

@@ -193,6 +193,19 @@ fn a_record_of_a_run_is_replayed_to_the_same_decisions() {
             good(place.ctl(&["sched", "set", "card0", "--policy", "credit"]));
             let told = good(recorded.join().unwrap());
             assert!(told.contains("events of card0's scheduler in "), "{told}");
+            // Another one as a trace for Perfetto: all VMs work in it, one after the other.
+            let timeline = place.path("run.json").display().to_string();
+            let record = ["sched", "record", "card0", "--for", "1s", "--format", "perfetto", "--out", &timeline];
+            good(place.ctl(&record));
+            let trace: serde_json::Value = serde_json::from_str(&fs::read_to_string(&timeline).unwrap()).unwrap();
+            let events = trace["traceEvents"].as_array().unwrap();
+            for index in 0..WEIGHTS.len() {
+                let is_named = |event: &&serde_json::Value| event["args"]["name"] == name(index).as_str();
+                let vm = events.iter().find(is_named).map(|event| event["pid"].clone()).unwrap();
+                let runs = events.iter().filter(|event| event["pid"] == vm && event["name"] == "runs");
+                assert!(runs.clone().count() > 2, "{}: {events:?}", name(index));
+                assert!(runs.clone().all(|event| event["ts"].as_f64().is_some_and(|ts| (0.0..60e6).contains(&ts))));
+            }
         });
     });
     let text = fs::read_to_string(&file).unwrap();
