@@ -1,7 +1,7 @@
 //! `mediatorctl sched record --format perfetto`: a record of a card's scheduler as a trace for Perfetto.
 //!
-//! The format is the JSON of chrome://tracing, which Perfetto reads, too: each virtual machine is a process, each of its
-//! submissions a row with its phases (queued, runs, waits), and kills and quarantines are marks. Times are in
+//! The format is the JSON of chrome://tracing, which Perfetto reads, too: each virtual machine is a process, each of
+//! its submissions a row with its phases (queued, runs, waits), and kills and quarantines are marks. Times are in
 //! microseconds since the record began.
 //!
 //! Source: "Trace Event Format", Google, sections on async events, instant events and metadata.

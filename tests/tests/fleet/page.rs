@@ -158,7 +158,8 @@ fn page_in_browser_shows_what_the_api_says() -> Result<()> {
     ensure!(document.contains("data-state=\"current\""), "the page is old: {document}");
     let received: Vec<u32> = shown(&document)
         .iter()
-        .filter_map(|((_, label), value)| (label == "received").then(|| value.parse().unwrap_or(0)))
+        .filter(|((_, label), _)| label == "received")
+        .map(|(_, value)| value.parse().unwrap_or(0))
         .collect();
     ensure!(received.iter().sum::<u32>() > 500, "both are busy and received {received:?}");
     // The change of the weight is an event, with its author.
