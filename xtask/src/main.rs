@@ -30,6 +30,7 @@ mod mutations;
 mod orphans;
 mod package;
 mod programs;
+mod python;
 mod rooms;
 mod run;
 mod runner;
@@ -121,6 +122,13 @@ enum Command {
     Docs,
     /// Make the Debian package.
     Package(package::PackageArgs),
+    /// Generate the Python client from the API's description and pack it as a wheel. Prints its path, and the folder
+    /// with the packages that it needs.
+    PythonClient {
+        /// Folder for the wheel.
+        #[arg(long, value_name = "FOLDER")]
+        out: Option<std::path::PathBuf>,
+    },
     /// Boot two guests on one card, run the copy workloads in both and verify every byte.
     Demo {
         /// Arguments of the demo.
@@ -174,6 +182,7 @@ fn main() -> ExitCode {
         Command::Mutations { filters, resume } => mutations::run(&filters, resume),
         Command::Docs => write_pages(),
         Command::Package(args) => package::run(&args),
+        Command::PythonClient { out } => python::client(out.as_deref()),
         Command::Demo { args } => guests::demo(&args),
         Command::Setup { refresh } => setup(refresh).map(|()| true),
     };

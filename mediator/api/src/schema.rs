@@ -31,9 +31,21 @@ fn schema_of<T: JsonSchema>(generator: &mut SchemaGenerator) -> Value {
     generator.subschema_for::<T>().to_value()
 }
 
-/// Returns the schema of a table with any subset of its keys.
+/// Returns the schema of a table with any subset of its keys: a schema of its own without required keys and without
+/// defaults, which a generated client would send for keys that are to stay.
 fn part_of<T: JsonSchema>(generator: &mut SchemaGenerator) -> Value {
-    json!({ "type": "object", "description": "the keys that are to change", "x-keys-of": schema_of::<T>(generator) })
+    let whole = schema_of::<T>(generator);
+    let name = whole["$ref"].as_str().and_then(|path| path.rsplit('/').next()).unwrap_or_default().to_owned();
+    let mut part = generator.definitions().get(&name).cloned().unwrap_or_default();
+    if let Some(part) = part.as_object_mut() {
+        part.remove("required");
+        part.insert("description".to_owned(), format!("The keys of `{name}` that are to change.").into());
+        let keys = part.get_mut("properties").and_then(Value::as_object_mut);
+        keys.into_iter().flatten().for_each(|(_, key)| drop(key.as_object_mut().and_then(|key| key.remove("default"))));
+    }
+    let part_name = format!("{}Patch", name.trim_end_matches(|digit: char| digit.is_ascii_digit()));
+    generator.definitions_mut().insert(part_name.clone(), part);
+    json!({ "$ref": format!("#/components/schemas/{part_name}") })
 }
 
 const NONE: &[Parameter] = &[];
