@@ -1,34 +1,18 @@
 //! Time of day as text.
 
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::SystemTime;
 
-/// Returns a time in UTC, as RFC 3339 with milliseconds. Times before 1970 count as its begin.
+use jiff::Timestamp;
+
+/// Returns a time in UTC, as RFC 3339 with milliseconds. Times that the format cannot have count as 1970.
 pub(crate) fn rfc3339(at: SystemTime) -> String {
-    let since = at.duration_since(UNIX_EPOCH).unwrap_or_default();
-    let (days, seconds) = (since.as_secs() / 86_400, since.as_secs() % 86_400);
-    let (year, month, day) = date(days);
-    let (hour, minute, second) = (seconds / 3600, seconds / 60 % 60, seconds % 60);
-    format!("{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}.{:03}Z", since.subsec_millis())
-}
-
-/// Returns the date of a day after 1970-01-01, by Hinnant's algorithm: years begin in March, so that a leap day is the
-/// last of its year.
-fn date(days: u64) -> (u64, u64, u64) {
-    // Days since 0000-03-01.
-    let days = days + 719_468;
-    let (era, of_era) = (days / 146_097, days % 146_097);
-    let year = (of_era - of_era / 1460 + of_era / 36_524 - of_era / 146_096) / 365;
-    let of_year = of_era - (365 * year + year / 4 - year / 100);
-    let month = (5 * of_year + 2) / 153;
-    let day = of_year - (153 * month + 2) / 5 + 1;
-    let (month, next) = if month < 10 { (month + 3, 0) } else { (month - 9, 1) };
-    (era * 400 + year + next, month, day)
+    format!("{:.3}", Timestamp::try_from(at).unwrap_or_default())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::time::Duration;
+    use std::time::{Duration, UNIX_EPOCH};
 
     #[test]
     fn times_are_rfc3339_across_leap_days() {
