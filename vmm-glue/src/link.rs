@@ -10,7 +10,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use parking_lot::Mutex;
-use rustix::event::{EventfdFlags, eventfd};
 use serde::Serialize;
 
 use crate::counters::Counters;
@@ -214,6 +213,8 @@ impl Link {
     /// If the process has no file descriptor left, or the device has no MSI.
     pub fn attach_msi(&self) -> std::io::Result<std::os::fd::OwnedFd> {
         use crate::protocol::{IRQ_ACTION_TRIGGER, IRQ_DATA_EVENTFD, IrqSet};
+        use rustix::event::{EventfdFlags, eventfd};
+
         let event = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         let request = IrqSet { argsz: 20, flags: IRQ_DATA_EVENTFD | IRQ_ACTION_TRIGGER, index: 1, start: 0, count: 1 };
         let given = vec![event.try_clone()?];
