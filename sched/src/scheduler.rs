@@ -29,6 +29,9 @@ pub enum Quarantine {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 struct Vgpu {
     params: VgpuParams,
+    /// Settings with which it competes instead of its own. The caller sets them again after a restart.
+    #[serde(skip)]
+    competing: Option<VgpuParams>,
     /// Decisions do not depend on accounts, so a record omits them.
     #[serde(skip)]
     accounts: [Account; Engine::COUNT],
@@ -36,6 +39,13 @@ struct Vgpu {
     history: History,
     strikes: u32,
     quarantine: Quarantine,
+}
+
+impl Vgpu {
+    /// Returns the settings with which it competes.
+    fn effective(&self) -> VgpuParams {
+        self.competing.unwrap_or(self.params)
+    }
 }
 
 /// The scheduler of a card. Serialized, it is all the state that its next decisions depend on, without accounts.
@@ -98,6 +108,7 @@ impl Scheduler {
             Event::Withdrawn { ticket } => self.withdraw(ticket),
             Event::ChannelEnded { vgpu, channel } => self.end_channel(vgpu, channel),
             Event::Changed { vgpu, params } => self.change(vgpu, params),
+            Event::Competes { vgpu, params } => self.compete(vgpu, params),
             Event::Configured(config) => self.configure(config),
             Event::Released { vgpu } => self.release(vgpu, decisions),
             Event::Tick => {
@@ -141,6 +152,12 @@ impl Scheduler {
     #[must_use]
     pub fn params(&self, vgpu: TenantId) -> Option<&VgpuParams> {
         self.vgpus.get(&vgpu).map(|vgpu| &vgpu.params)
+    }
+
+    /// Returns the settings with which a vGPU competes instead of its own, if there are any.
+    #[must_use]
+    pub fn competing(&self, vgpu: TenantId) -> Option<&VgpuParams> {
+        self.vgpus.get(&vgpu)?.competing.as_ref()
     }
 
     /// Returns the submissions of a vGPU to an engine, and its use.
@@ -242,7 +259,8 @@ impl Scheduler {
             return false;
         }
         let (accounts, history) = Default::default();
-        self.vgpus.insert(vgpu, Vgpu { params, accounts, history, strikes: 0, quarantine: Quarantine::Free });
+        let known = Vgpu { params, competing: None, accounts, history, strikes: 0, quarantine: Quarantine::Free };
+        self.vgpus.insert(vgpu, known);
         for (engine, lane) in Engine::ALL.into_iter().zip(&mut self.lanes) {
             lane.join(vgpu, params.for_engine(engine), false, self.now);
         }
@@ -472,10 +490,24 @@ impl Scheduler {
     fn change(&mut self, vgpu: TenantId, params: VgpuParams) -> bool {
         let Some(known) = self.vgpus.get_mut(&vgpu).filter(|_| params.check().is_ok()) else { return false };
         known.params = params;
+        self.renew_lanes(vgpu);
+        true
+    }
+
+    fn compete(&mut self, vgpu: TenantId, params: Option<VgpuParams>) -> bool {
+        let is_valid = params.is_none_or(|params| params.check().is_ok());
+        let Some(known) = self.vgpus.get_mut(&vgpu).filter(|_| is_valid) else { return false };
+        known.competing = params;
+        self.renew_lanes(vgpu);
+        true
+    }
+
+    /// Passes the settings with which a vGPU competes to the lanes.
+    fn renew_lanes(&mut self, vgpu: TenantId) {
+        let Some(params) = self.vgpus.get(&vgpu).map(Vgpu::effective) else { return };
         for (engine, lane) in Engine::ALL.into_iter().zip(&mut self.lanes) {
             lane.change(vgpu, params.for_engine(engine), self.now);
         }
-        true
     }
 
     fn configure(&mut self, config: Config) -> bool {
@@ -497,7 +529,7 @@ impl Scheduler {
         for (vgpu, known) in &self.vgpus {
             let held = known.quarantine != Quarantine::Free;
             for (engine, lane) in Engine::ALL.into_iter().zip(&mut self.lanes) {
-                lane.join(*vgpu, known.params.for_engine(engine), held, self.now);
+                lane.join(*vgpu, known.effective().for_engine(engine), held, self.now);
             }
             let mut queued: Vec<Queued> = old.iter_mut().flat_map(|lane| lane.leave(*vgpu)).collect();
             queued.sort_by_key(|queued| queued.order);

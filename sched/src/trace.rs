@@ -62,7 +62,14 @@ impl<W: Write> Recorder<W> {
     /// Errors of `to`.
     pub fn new(mut to: W, scheduler: &Scheduler, at: Nanos, names: &BTreeMap<TenantId, String>) -> io::Result<Self> {
         line(&mut to, &Header { sched_trace: FORMAT, at, names, scheduler })?;
-        Ok(Self { to })
+        let mut recorder = Self { to };
+        for vgpu in scheduler.vgpus() {
+            // The serialized scheduler omits these settings.
+            if let Some(&params) = scheduler.competing(vgpu) {
+                recorder.record(at, Event::Competes { vgpu, params: Some(params) }, &[])?;
+            }
+        }
+        Ok(recorder)
     }
 
     /// Writes an event and its decisions.

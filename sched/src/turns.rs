@@ -219,6 +219,13 @@ impl Turns {
         self.event(now, Event::Changed { vgpu: tenant, params });
     }
 
+    /// Sets the parameters with which a tenant competes instead of its own; `None` for its own.
+    pub fn compete(&mut self, tenant: TenantId, params: Option<VgpuParams>, now: Nanos) {
+        if self.scheduler.competing(tenant) != params.as_ref() {
+            self.event(now, Event::Competes { vgpu: tenant, params });
+        }
+    }
+
     /// Applies changed settings of the card.
     ///
     /// # Errors

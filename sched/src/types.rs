@@ -175,6 +175,14 @@ pub enum Event {
         /// The parameters from now on.
         params: VgpuParams,
     },
+    /// A vGPU competes with these settings instead of its own, because it has the time of several vGPUs that wait for
+    /// their memory. Its own settings do not change.
+    Competes {
+        /// The vGPU.
+        vgpu: TenantId,
+        /// The settings with which it competes from now on; `None` for its own.
+        params: Option<VgpuParams>,
+    },
     /// The card's policy or its parameters have changed. Queued work and work in flight are kept.
     Configured(Config),
     /// The operator releases a vGPU from quarantine, and clears its strikes.

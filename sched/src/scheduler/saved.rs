@@ -36,7 +36,15 @@ impl Scheduler {
         });
         let copies = self.vgpus.iter().map(|(vgpu, known)| (*vgpu, known.params.copies));
         let copies = copies.filter(|(_, share)| !share.is_silent()).collect();
-        SavedScheduler { scheduler: self.clone(), accounts: accounts.collect(), copies }
+        let accounts = accounts.collect();
+        let mut scheduler = self.clone();
+        // The next owner of the card decides anew which vGPUs compete for others.
+        for vgpu in self.vgpus() {
+            if self.competing(vgpu).is_some() {
+                scheduler.compete(vgpu, None);
+            }
+        }
+        SavedScheduler { scheduler, accounts, copies }
     }
 
     /// Restores the scheduler, at `now` of the clock of its events.

@@ -1,7 +1,9 @@
 //! Caps, run time limits, strikes, quarantine.
 
 use super::harness::Harness;
+use crate::trace::{Recorder, Trace};
 use crate::{Channel, Config, Decision, Engine, Event, Nanos, PolicyKind, Quarantine, TenantId, Ticket, VgpuParams};
+use std::collections::BTreeMap;
 
 const MS: u64 = 1_000_000;
 const LIMITED: VgpuParams = VgpuParams {
@@ -251,4 +253,65 @@ fn requeued_submission_restarts_before_later_work_of_channel() {
         harness.drain();
         harness.audit();
     }
+}
+
+fn assert_near(share: f64, expected: f64) {
+    assert!((share - expected).abs() < 0.02, "{share} instead of {expected}");
+}
+
+#[test]
+fn competing_settings_replace_own_ones_until_ended() {
+    let mut harness = Harness::new(Config::default());
+    harness.add(0, VgpuParams::default());
+    harness.add(1, VgpuParams::default());
+    let boosted = VgpuParams { weight: 300, ..VgpuParams::default() };
+    let share = |harness: &mut Harness| {
+        let used = |harness: &Harness, vgpu| harness.scheduler.account(TenantId(vgpu), Engine::Compute).unwrap().used;
+        let before = [used(harness, 0), used(harness, 1)];
+        for _ in 0..2000 {
+            harness.arrive(0, 0, Engine::Compute, MS);
+            harness.arrive(1, 0, Engine::Compute, MS);
+        }
+        // Both have work to the end of this time.
+        harness.pass(2000 * MS);
+        let [one, other] = [used(harness, 0) - before[0], used(harness, 1) - before[1]];
+        harness.drain();
+        one as f64 / (one + other) as f64
+    };
+    assert_near(share(&mut harness), 0.5);
+    harness.feed(Event::Competes { vgpu: TenantId(0), params: Some(boosted) });
+    assert_near(share(&mut harness), 0.75);
+    assert_eq!(harness.scheduler.params(TenantId(0)), Some(&VgpuParams::default()));
+    assert_eq!(harness.scheduler.competing(TenantId(0)), Some(&boosted));
+    // The operator's change of its own settings does not end it.
+    harness.feed(Event::Changed { vgpu: TenantId(0), params: VgpuParams { weight: 50, ..VgpuParams::default() } });
+    assert_near(share(&mut harness), 0.75);
+    // Invalid settings are ignored.
+    harness.feed(Event::Competes { vgpu: TenantId(0), params: Some(VgpuParams { weight: 0, ..boosted }) });
+    assert_eq!(harness.scheduler.competing(TenantId(0)), Some(&boosted));
+    harness.feed(Event::Competes { vgpu: TenantId(0), params: None });
+    assert_near(share(&mut harness), 1.0 / 3.0);
+    harness.feed(Event::Competes { vgpu: TenantId(0), params: Some(boosted) });
+    harness.restore();
+    assert_eq!(harness.scheduler.competing(TenantId(0)), None, "the next owner of the card decides anew");
+    assert_near(share(&mut harness), 1.0 / 3.0);
+    harness.audit();
+}
+
+#[test]
+fn record_of_competing_settings_replays() {
+    let mut harness = Harness::new(Config::default());
+    harness.add(0, VgpuParams::default());
+    harness.add(1, VgpuParams::default());
+    let params = Some(VgpuParams { weight: 300, ..VgpuParams::default() });
+    harness.feed(Event::Competes { vgpu: TenantId(0), params });
+    let at = Nanos(harness.now);
+    let mut recorder = Recorder::new(Vec::new(), &harness.scheduler, at, &BTreeMap::new()).unwrap();
+    let event = Event::Competes { vgpu: TenantId(1), params };
+    let decisions = harness.feed(event);
+    recorder.record(at, event, &decisions).unwrap();
+    let replay = Trace::read(&*recorder.finish().unwrap()).unwrap().replay();
+    assert!(replay.other.is_empty());
+    assert_eq!(replay.scheduler.competing(TenantId(0)), params.as_ref());
+    assert_eq!(replay.scheduler.competing(TenantId(1)), params.as_ref());
 }

@@ -20,6 +20,7 @@ enum Op {
     },
     Pass(u64),
     Change(u32, VgpuParams),
+    Compete(u32, Option<VgpuParams>),
     Configure(Config),
     EndChannel(u32, u32),
     Withdraw(u64),
@@ -67,6 +68,7 @@ fn op() -> impl Strategy<Value = Op> {
         6 => (0u64..5 * MS).prop_map(Op::Pass),
         1 => (vgpu(), params()).prop_map(|(vgpu, params)| Op::Change(vgpu, params)),
         1 => config().prop_map(Op::Configure),
+        1 => (vgpu(), prop::option::of(params())).prop_map(|(vgpu, params)| Op::Compete(vgpu, params)),
         1 => (vgpu(), 0u32..2).prop_map(|(vgpu, channel)| Op::EndChannel(vgpu, channel)),
         1 => any::<u64>().prop_map(Op::Withdraw),
         2 => any::<u64>().prop_map(Op::Stall),
@@ -86,6 +88,9 @@ fn apply(harness: &mut Harness, op: Op) {
         Op::Pass(ns) => harness.pass(ns),
         Op::Change(vgpu, params) => {
             harness.feed(Event::Changed { vgpu: TenantId(vgpu), params });
+        }
+        Op::Compete(vgpu, params) => {
+            harness.feed(Event::Competes { vgpu: TenantId(vgpu), params });
         }
         Op::Configure(config) => {
             harness.feed(Event::Configured(config));
@@ -177,6 +182,7 @@ proptest! {
                     Event::ChannelEnded { vgpu: TenantId(vgpu), channel: Channel(channel) }
                 }
                 Op::Change(vgpu, params) => Event::Changed { vgpu: TenantId(vgpu), params },
+                Op::Compete(vgpu, params) => Event::Competes { vgpu: TenantId(vgpu), params },
                 Op::Withdraw(_) | Op::Stall(_) | Op::GoOn(_) => match scheduler.pending().next() {
                     Some((_, _, _, ticket)) => Event::Completed { ticket, ended: Some(now) },
                     None => Event::Tick,

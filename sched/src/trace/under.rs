@@ -122,7 +122,7 @@ impl Trace {
             before.map(|(vgpu, channel, engine, ticket)| (self.at, Event::Arrival { vgpu, channel, engine, ticket }));
         let told = self.entries.iter().filter(|entry| match &entry.event {
             Event::Arrival { ticket, .. } => whole(ticket),
-            Event::Added { .. } | Event::Removed { .. } | Event::Changed { .. } => true,
+            Event::Added { .. } | Event::Removed { .. } | Event::Changed { .. } | Event::Competes { .. } => true,
             _ => false,
         });
         before.chain(told.map(|entry| (entry.at, entry.event))).collect()
