@@ -49,8 +49,9 @@ use sched::{Config as TimeConfig, Nanos};
 use sessions::Session;
 use std::collections::hash_map::RandomState;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use tenancy::Residency;
 use vram::balance::Config as BalanceConfig;
-use vram::{Balancer, ChunkTable, Contents, Place, Quanta, QuantaConfig, TenantId};
+use vram::{ChunkTable, Contents, Place, QuantaConfig, TenantId};
 
 /// Longest clock step between events, in ns. Longer gaps mean that the host did not run the owner, so it cannot tell
 /// whether processes were late.
@@ -192,11 +193,6 @@ struct Tenant {
     making: u32,
     /// Its sessions that are being relocated.
     moving: BTreeSet<SessionId>,
-    /// The tenant waits for its quantum.
-    waits: bool,
-    /// Time since which it does, and the time for which it did before, in ns.
-    quantum_wait_since: Option<u64>,
-    quantum_wait_ns: u64,
     busy_ns: u64,
     copy_ns: u64,
     launches: u64,
@@ -215,8 +211,8 @@ struct Tenant {
 pub struct Core {
     config: CardConfig,
     table: ChunkTable,
-    balancer: Balancer,
-    quanta: Quanta,
+    /// Decides whose memory is on the card.
+    residency: Residency,
     turns: Turns,
     pieces: Pieces,
     tenants: BTreeMap<TenantId, Tenant>,
@@ -252,8 +248,6 @@ pub struct Core {
     moved_at: Option<u64>,
     /// A plan is due.
     needs_plan: bool,
-    /// A move of memory for the next quantum is under way.
-    settling: bool,
     strangers: unmanaged::UnmanagedProcesses,
     accounts: accounts::Accounts,
     occupations: occupation::Occupations,
@@ -261,8 +255,6 @@ pub struct Core {
     idle_overruns: BTreeSet<SessionId>,
     /// Number of chunks to keep free for a guarantee, and the time limit of the attempt.
     promise: Option<(u32, u64)>,
-    /// Time of the last progress of that attempt.
-    still_since: Option<u64>,
     actions: Vec<Action>,
     /// The machine's clock, and the time of the last event, in ns.
     clock: u64,
@@ -294,8 +286,7 @@ impl Core {
         let turns = Turns::new(config.time, config.turns, Nanos(0))?;
         let mut core = Self {
             table,
-            balancer: Balancer::new(config.balance),
-            quanta: Quanta::new(config.quanta),
+            residency: Residency::new(config.balance, config.quanta),
             turns,
             pieces: Pieces::new(slots.saturating_add(ready), ready),
             config,
@@ -319,13 +310,11 @@ impl Core {
             reclaims_until: None,
             moved_at: None,
             needs_plan: false,
-            settling: false,
             strangers: unmanaged::UnmanagedProcesses::default(),
             accounts: accounts::Accounts::default(),
             occupations: occupation::Occupations::default(),
             idle_overruns: BTreeSet::new(),
             promise: None,
-            still_since: None,
             actions: Vec::new(),
             clock: 0,
             last_event_at: None,
@@ -438,7 +427,7 @@ impl Core {
         let turns = self.turns.next_wakeup().map(|at| at.0.saturating_sub(self.clock));
         let owes = self.sessions.values().any(|session| session.suspends.is_some() || session.adopts);
         let moves = !self.relocations.is_empty() || owes || self.watches_memory();
-        let memory = moves.then_some(self.balancer.config().return_interval_ns);
+        let memory = moves.then_some(self.residency.balancer().config().return_interval_ns);
         let late = (!self.expected.is_empty()).then(|| self.expected_until.saturating_sub(self.clock));
         let stock = (self.relocations.is_empty() && self.pieces.is_short()).then(|| self.restocks_in());
         let work = self.has_work().then_some(0);
@@ -471,9 +460,6 @@ impl Core {
             wanted: 0,
             making: 0,
             moving,
-            waits: false,
-            quantum_wait_since: None,
-            quantum_wait_ns: 0,
             busy_ns: 0,
             copy_ns: 0,
             launches: 0,
@@ -523,8 +509,7 @@ impl Core {
         self.turns.configure(time, self.config.turns, Nanos(self.clock))?;
         let slots = host_bytes.min(self.config.host_bytes) / self.config.chunk_bytes;
         self.table.set_host_budget(u32::try_from(slots).unwrap_or(u32::MAX));
-        self.balancer.set_config(balance);
-        self.quanta.set_config(quanta);
+        self.residency.configure(balance, quanta);
         (self.config.time, self.config.balance, self.config.quanta) = (time, balance, quanta);
         self.renew_terms();
         self.needs_plan = true;
@@ -550,6 +535,7 @@ impl Core {
         }
         self.turns.remove(id, Nanos(self.clock));
         let _ = self.table.destroy_vm(id);
+        self.residency.forget(id);
         self.tenants.remove(&id);
         self.shares.forget(id);
         self.follow_up();
@@ -651,6 +637,7 @@ impl Core {
         for id in gone {
             self.turns.remove(id, Nanos(self.clock));
             let _ = self.table.destroy_vm(id);
+            self.residency.forget(id);
             self.tenants.remove(&id);
             self.shares.forget(id);
             self.needs_plan = true;

@@ -129,7 +129,7 @@ impl Core {
     /// Returns true if chunks of the quantum's tenant wait for the eviction of waiting tenants' memory, and starts that
     /// eviction. In host memory they would be used over the link, and moved at once, which needs a quiesced program.
     fn waits_for_room(&mut self, tenant: TenantId, chunks: u32, since: u64) -> bool {
-        let Some(turn) = self.quanta.turn().filter(|turn| turn.holder == tenant) else { return false };
+        let Some(turn) = self.residency.turn().filter(|turn| turn.holder == tenant) else { return false };
         let of = |id| self.table.vms().find(|(vm, _)| *vm == id).map(|(_, account)| account);
         let Some(own) = of(tenant) else { return false };
         let swaps = own.limits.on_full == OnFull::Swap && own.placed < own.limits.quota;

@@ -15,7 +15,7 @@ use super::{Body, Core, memory_of};
 use crate::driver::Memory;
 use cuda_protocol::{Chunk, ChunkId, FromOwner, MAX_CHUNKS};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
-use vram::balance::{By, Request};
+use tenancy::Demand;
 use vram::{Error, MoveId, Step, TenantId};
 
 /// Maximum size of a batch in bytes: large enough for the link's full rate, and small enough that memory changes hands
@@ -130,37 +130,27 @@ impl Core {
             self.go_on(session);
         }
         if self.relocations.is_empty() {
-            self.look_whether_settled();
+            let holds = self.residency.is_still(&self.table, self.clock, true);
+            self.hold(holds);
         } else {
-            self.still_since = None;
+            self.residency.moves();
         }
         self.renew_terms();
     }
 
     fn plan(&mut self) -> Vec<Step> {
         let now = self.clock;
-        let mut steps = Vec::new();
-        for (tenant, chunks) in std::mem::take(&mut self.unmet) {
-            steps.extend(self.balancer.plan(&self.table, now, Some(Request { by: By::Vm(tenant), chunks })));
-        }
-        let promise = self.promise.filter(|&(chunks, until)| now < until && self.table.spare() < chunks);
-        if let Some((chunks, _)) = promise.filter(|_| steps.is_empty()) {
-            steps = self.balancer.plan(&self.table, now, Some(Request { by: By::Guarantee, chunks }));
-        }
-        if steps.is_empty() && self.quanta.wants_bandwidth() {
-            let chunks = self.table.spare() + 1;
-            steps = self.balancer.plan(&self.table, now, Some(Request { by: By::Guarantee, chunks }));
-        }
-        // Memory evicted for a guarantee must not return before the guarantee is given.
-        if steps.is_empty() && self.promise.is_none_or(|(_, until)| now >= until) {
-            let tenants: BTreeSet<_> = self.sessions.values().filter_map(|session| session.tenant).collect();
+        let promise = self.promise.filter(|&(_, until)| now < until);
+        let tenants: BTreeSet<_> = self.sessions.values().filter_map(|session| session.tenant).collect();
+        let demand = Demand {
+            unmet: std::mem::take(&mut self.unmet),
+            // Memory evicted for a guarantee must not return before the guarantee is given.
+            guarantee: promise.map(|(chunks, _)| chunks),
+            only_requests: false,
             // The moves of a lone tenant do not delay other tenants.
-            if self.settling || tenants.len() < 2 {
-                self.balancer.hurry();
-            }
-            steps = self.balancer.plan(&self.table, now, None);
-        }
-        steps
+            is_undisturbed: tenants.len() < 2,
+        };
+        self.residency.plan(&self.table, now, demand).steps
     }
 
     /// Begins a step: takes the destination. Returns `None` if the step is already done, or impossible now.
@@ -402,7 +392,7 @@ impl Core {
         let copied = items.len() as u64 * self.config.chunk_bytes;
         relocation.since = Some(self.clock);
         relocation.redirecting.push_back(items);
-        self.quanta.relocated(self.clock, copied, ns);
+        self.residency.moved(self.clock, copied, ns);
         tracing::debug!(session = id.0, order, mib = copied >> 20, ?to, us = ns / 1000, "copied");
         self.actions.push(Action::Send { session: id, message: FromOwner::Redirect { order, moves }, pieces });
     }

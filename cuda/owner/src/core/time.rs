@@ -5,8 +5,8 @@ use super::{Core, Nanos};
 use cuda_protocol::{FromOwner, Run, Usage, VERSION_HANDOVER};
 use sched::turns::Order;
 use std::collections::BTreeMap;
-use vram::balance::ActiveVms;
-use vram::{Change, TenantId};
+use tenancy::Holds;
+use vram::TenantId;
 
 /// Longest time, in microseconds, for which the owner polls at a turn's end: announcing the end too often costs a
 /// program no more than this each time.
@@ -48,7 +48,7 @@ impl Core {
             // The tenant was removed after the decision.
             return;
         }
-        self.balancer.active(tenant, self.clock);
+        self.residency.worked(tenant, self.clock);
         let sessions: Vec<_> = self.sessions_of(tenant).collect();
         for session in sessions {
             self.run(session);
@@ -87,10 +87,10 @@ impl Core {
         let ahead = if urgent { most.min(urgently) } else { most };
         let unless_alone = |us| if alone { 0 } else { us };
         let mut others = present().filter(|other| *other != tenant);
-        let waits = |id: TenantId| self.tenants.get(&id).is_some_and(|known| known.waits);
+        let waits = |id: TenantId| self.residency.is_held(id);
         // No other tenant can use the card: giving the turn back in each pause would only add the cost of starting the
         // next one.
-        let undisturbed = self.quanta.turn().is_some() && others.all(waits);
+        let undisturbed = self.residency.turn().is_some() && others.all(waits);
         let idle = if undisturbed { self.config.idle_us.max(IDLE_UNDISTURBED_US) } else { self.config.idle_us };
         let ahead = if undisturbed { ahead.max(RUN_AHEAD_UNDISTURBED_US) } else { ahead };
         let (run_ahead_us, idle_us) = (unless_alone(ahead), unless_alone(idle));
@@ -135,7 +135,7 @@ impl Core {
     }
 
     pub(super) fn waiting(&mut self, id: SessionId, tenant: TenantId) {
-        self.balancer.active(tenant, self.clock);
+        self.residency.worked(tenant, self.clock);
         let Some(session) = self.sessions.get_mut(&id) else { return };
         session.waiting = true;
         if session.stopped_in.is_some() {
@@ -239,20 +239,21 @@ impl Core {
     /// Returns true if memory may have to move without a further event.
     pub(super) fn watches_memory(&self) -> bool {
         let account = self.table.summary();
-        account.host.used > 0 || self.quanta.turn().is_some() || !self.misplaced.is_empty()
+        account.host.used > 0 || self.residency.turn().is_some() || !self.misplaced.is_empty()
     }
 
-    /// Records the tenants whose working sets do not fit together, and the holder of the quantum.
+    /// Reports the tenants with work, and starts, changes or ends quanta of memory.
     pub(super) fn take_quanta(&mut self) {
         let now = self.clock;
         let bytes = self.table.chunk_bytes();
         let mut over_link = 0;
-        let holder = self.quanta.turn().map(|turn| turn.holder);
+        let holder = self.residency.turn().map(|turn| turn.holder);
+        let mut working = Vec::new();
         for (tenant, account) in self.table.vms() {
             // A program that waits for its memory is not idle.
             let waits = self.waits_for_memory(tenant) || holder == Some(tenant) && self.is_moving(tenant);
             if self.turns.is_busy(tenant) || waits {
-                self.balancer.active(tenant, now);
+                working.push(tenant);
             }
             if self.turns.has_turn(tenant) {
                 // Kernels' reads over the link are not counted: assume for each poll all memory that is there. Memory
@@ -261,22 +262,11 @@ impl Core {
                 over_link += u64::from(account.host.min(may_return)) * bytes;
             }
         }
+        working.into_iter().for_each(|tenant| self.residency.worked(tenant, now));
+        self.residency.accessed(now, over_link);
         let weight = |tenant| self.tenants.get(&tenant).map_or(1, |known| known.spec.time.weight);
-        let ActiveVms { sets, idle } = self.balancer.active_vms(&self.table, now, weight);
-        self.quanta.accessed(now, over_link);
-        self.quanta.set_working_sets(u64::from(self.table.for_vms()) * bytes, sets);
-        self.quanta.set_idle(idle);
-        let before = self.quanta.turn().map(|turn| turn.holder);
-        let turn = match self.quanta.tick(now) {
-            None => return,
-            Some(Change::Off) => None,
-            Some(Change::On(turn) | Change::Next(turn)) => Some(turn),
-        };
-        let holder = turn.as_ref().map(|turn| turn.holder);
-        tracing::debug!(?turn, "turns at the card's memory");
-        self.settling = holder.is_some() && (self.settling || holder != before);
-        self.balancer.set_turn(turn);
-        self.hold_waiting();
+        let holds = self.residency.tick(&self.table, now, weight, None);
+        self.hold(holds);
     }
 
     /// Returns true if a program of the tenant has asked for memory that it has not got.
@@ -289,71 +279,30 @@ impl Core {
         self.tenants.get(&tenant).is_some_and(|known| !known.moving.is_empty())
     }
 
-    /// Begins a quantum whose memory has moved, unless more of it may come soon. A program that ends releases nothing
-    /// on request, but everything a little later; work that began in between would access its memory over the link, and
-    /// delay the rest.
-    pub(super) fn look_whether_settled(&mut self) {
-        let Some(turn) = self.quanta.turn().filter(|_| self.settling) else { return };
-        let since = *self.still_since.get_or_insert(self.clock);
-        // At most the cost of a change of the quantum.
-        let patience = turn.quantum_ns / u64::from(self.quanta.config().factor.max(1));
-        if self.clock.saturating_sub(since) < patience && self.more_may_come(turn.holder) {
-            return;
-        }
-        (self.settling, self.still_since) = (false, None);
-        self.quanta.copies_done(self.clock);
-        tracing::debug!(turn = ?self.quanta.turn(), "the memory of the turn is there");
-        self.hold_waiting();
-    }
-
-    /// Returns true if a tenant has evicted memory for which the card has room, or would have without others' chunks.
-    fn more_may_come(&self, tenant: TenantId) -> bool {
-        let accounts = || self.table.vms();
-        let away = accounts().any(|(vm, account)| vm == tenant && account.host > 0);
-        away && (self.table.spare() > 0 || accounts().any(|(vm, account)| vm != tenant && account.placed > 0))
-    }
-
-    fn hold_waiting(&mut self) {
-        let turn = self.quanta.turn().cloned();
-        let settling = self.settling;
-        let ids: Vec<_> = self.tenants.keys().copied().collect();
-        for id in ids {
-            let waits = turn.as_ref().is_some_and(|turn| turn.members.contains(&id) && (settling || turn.holder != id));
-            if let Some(tenant) = self.tenants.get_mut(&id) {
-                tenant.waits = waits;
-                if !waits && let Some(since) = tenant.quantum_wait_since.take() {
-                    tenant.quantum_wait_ns += self.clock.saturating_sub(since);
-                } else if waits {
-                    tenant.quantum_wait_since.get_or_insert(self.clock);
-                }
-            }
-            self.pause_as_due(id);
+    /// Stops tenants during another tenant's quantum, or lets them run again.
+    pub(super) fn hold(&mut self, holds: Holds) {
+        for (tenant, _) in holds {
+            self.pause_as_due(tenant);
         }
         self.set_time_params();
     }
 
-    /// Passes the settings of all tenants to the scheduler. The holder of a memory quantum competes for all members,
-    /// each of which uses its share of the time in its own quanta; so tenants outside keep their shares.
+    /// Passes the settings of all tenants to the scheduler.
     pub(super) fn set_time_params(&mut self) {
         let now = self.now();
-        let turn = self.quanta.turn();
+        let own = |id: TenantId| self.tenants.get(&id).map(|tenant| tenant.spec.time);
         for (&id, tenant) in &self.tenants {
-            let own = tenant.spec.time;
-            let of_members = |turn: &vram::Turn| {
-                let members = turn.members.iter().filter_map(|member| self.tenants.get(member));
-                own.on_behalf_of(members.map(|member| member.spec.time))
-            };
-            let params = turn.filter(|turn| turn.holder == id).map_or(own, of_members);
-            if self.turns.params(id) != Some(&params) {
-                self.turns.change(id, params, now);
+            if self.turns.params(id) != Some(&tenant.spec.time) {
+                self.turns.change(id, tenant.spec.time, now);
             }
+            self.turns.compete(id, self.residency.competing(id, own), now);
         }
     }
 
     /// Pauses a tenant's turns while its memory moves, or while it waits for its quantum.
     pub(super) fn pause_as_due(&mut self, id: TenantId) {
         let Some(tenant) = self.tenants.get(&id) else { return };
-        let paused = tenant.waits || !tenant.moving.is_empty();
+        let paused = self.residency.is_held(id) || !tenant.moving.is_empty();
         let now: Nanos = self.now();
         self.turns.pause(id, paused, now);
     }

@@ -120,13 +120,13 @@ impl Core {
     /// Returns the memory on the card that each tenant is entitled to now, in chunks.
     #[must_use]
     pub fn entitlements(&self) -> BTreeMap<TenantId, Entitlement> {
-        self.balancer.entitlements(&self.table, self.clock)
+        self.residency.balancer().entitlements(&self.table, self.clock)
     }
 
     /// Returns the turn with the card's memory, while tenants take turns.
     #[must_use]
     pub fn memory_turn(&self) -> Option<&vram::Turn> {
-        self.quanta.turn()
+        self.residency.turn()
     }
 
     fn tenant_view(&self, id: TenantId) -> Option<TenantView> {
@@ -145,7 +145,7 @@ impl Core {
             runs: self.turns.has_turn(id),
             wait_p99_ns: account.map_or(0, |account| account.waits.quantile(990)),
             waits_for: self.wait(id),
-            quantum_wait_ns: self.quantum_wait_ns(id),
+            quantum_wait_ns: self.residency.held_ns(id, self.clock),
             killed: tenant.killed,
             kill_failures: tenant.kill_failures,
             suspended: tenant.suspended,

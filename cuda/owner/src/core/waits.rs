@@ -1,4 +1,4 @@
-//! The reason for which a tenant waits, and the time that it has waited for memory quanta.
+//! The reason for which a tenant waits.
 
 use super::Core;
 use vram::TenantId;
@@ -40,11 +40,9 @@ impl Core {
         if quarantined {
             return Some(Wait::Quarantine);
         }
-        let turn = self.quanta.turn().filter(|_| tenant.waits && self.turns.is_busy(id));
-        if let Some(turn) = turn {
-            let left_ns = self.quanta.left_ns(self.clock);
-            let others = Wait::MemoryQuantum { holder: turn.holder, left_ns };
-            return Some(if turn.holder == id { Wait::Move } else { others });
+        if let Some((holder, left_ns)) = self.residency.wait(id, self.clock).filter(|_| self.turns.is_busy(id)) {
+            let others = Wait::MemoryQuantum { holder, left_ns };
+            return Some(if holder == id { Wait::Move } else { others });
         }
         if !tenant.moving.is_empty() {
             return Some(Wait::Move);
@@ -59,14 +57,5 @@ impl Core {
             return Some(Wait::Slice { holder: self.turns.holders().find(|holder| *holder != id) });
         }
         sessions.any(|session| session.stopped_in.is_some()).then_some(Wait::Stopped)
-    }
-
-    /// Returns the time that a tenant with work has waited for its memory quanta, copies included, in ns.
-    pub(super) fn quantum_wait_ns(&self, id: TenantId) -> u64 {
-        let tenant = self.tenants.get(&id);
-        tenant.map_or(0, |tenant| {
-            let now = tenant.quantum_wait_since.map_or(0, |since| self.clock.saturating_sub(since));
-            tenant.quantum_wait_ns.saturating_add(now)
-        })
     }
 }

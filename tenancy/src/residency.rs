@@ -1,0 +1,285 @@
+//! Memory of a card, divided between tenants: plans of moves, and quanta for tenants that do not fit together.
+
+use sched::VgpuParams;
+use std::collections::{BTreeMap, BTreeSet};
+use vram::balance::{ActiveVms, By, Config, Request};
+use vram::{Balancer, Change, ChunkTable, Done, Quanta, QuantaConfig, Step, TenantId, Turn};
+
+/// Tenants to hold during another tenant's quantum (true), or to release (false).
+pub type Holds = Vec<(TenantId, bool)>;
+
+/// Memory that tenants and the operator lack now.
+#[derive(Clone, Debug, Default)]
+pub struct Demand {
+    /// Chunks of the card that were refused to each tenant since the last plan.
+    pub unmet: BTreeMap<TenantId, u32>,
+    /// Number of chunks to free for a guarantee. Nothing returns to the card meanwhile: it would take the chunks.
+    pub guarantee: Option<u32>,
+    /// Plan only for refused requests and the guarantee: the executor has moves that come first.
+    pub only_requests: bool,
+    /// Moves delay no other tenant, so evicted memory may return at once.
+    pub is_undisturbed: bool,
+}
+
+/// Moves that are due.
+#[derive(Clone, Debug, Default)]
+pub struct Planned {
+    /// The moves, in order.
+    pub steps: Vec<Step>,
+    /// Tenants whose refused requests the moves serve.
+    pub served: BTreeSet<TenantId>,
+}
+
+/// Decides whose memory is on the card.
+#[derive(Debug)]
+pub struct Residency {
+    balancer: Balancer,
+    quanta: Quanta,
+    /// Tenants that are held, each with the time since when, in ns.
+    held: BTreeMap<TenantId, u64>,
+    /// Time for which tenants were held before, in ns.
+    held_ns: BTreeMap<TenantId, u64>,
+    /// Memory moves for a quantum that is about to begin. Its holder is held, too: its work would use chunks in host
+    /// memory, and the return of each such chunk would have to wait for that work.
+    is_loading: bool,
+    /// Time since which no memory moves for that quantum, in ns.
+    still_since: Option<u64>,
+    /// Number of quanta that have begun.
+    begun: u64,
+}
+
+impl Residency {
+    /// Creates the division of an unused card.
+    #[must_use]
+    pub fn new(balance: Config, quanta: QuantaConfig) -> Self {
+        Self::restored(Balancer::new(balance), Quanta::new(quanta), 0, BTreeMap::new())
+    }
+
+    /// Restores the division from its parts. `held`: tenants that are held, with the time since when.
+    #[must_use]
+    pub fn restored(balancer: Balancer, quanta: Quanta, begun: u64, held: BTreeMap<TenantId, u64>) -> Self {
+        // A holder is held only while memory moves for its quantum.
+        let is_loading = quanta.turn().is_some_and(|turn| held.contains_key(&turn.holder));
+        Self { balancer, quanta, held, held_ns: BTreeMap::new(), is_loading, still_since: None, begun }
+    }
+
+    /// Changes the operator's settings, from now on.
+    pub fn configure(&mut self, balance: Config, quanta: QuantaConfig) {
+        self.balancer.set_config(balance);
+        self.quanta.set_config(quanta);
+    }
+
+    /// Returns the balancer, which knows the tenants' entitlements.
+    #[must_use]
+    pub fn balancer(&self) -> &Balancer {
+        &self.balancer
+    }
+
+    /// Returns the balancer, for reports about chunks: their use, their arrival, hints about them.
+    pub fn balancer_mut(&mut self) -> &mut Balancer {
+        &mut self.balancer
+    }
+
+    /// Returns the quanta and the detector of thrashing.
+    #[must_use]
+    pub fn quanta(&self) -> &Quanta {
+        &self.quanta
+    }
+
+    /// Returns the current quantum, if tenants take turns.
+    #[must_use]
+    pub fn turn(&self) -> Option<&Turn> {
+        self.quanta.turn()
+    }
+
+    /// Returns the number of quanta that have begun.
+    #[must_use]
+    pub fn begun(&self) -> u64 {
+        self.begun
+    }
+
+    /// Returns true while memory moves for a quantum that is about to begin.
+    #[must_use]
+    pub fn is_loading(&self) -> bool {
+        self.is_loading
+    }
+
+    /// Returns true if a tenant is held.
+    #[must_use]
+    pub fn is_held(&self, tenant: TenantId) -> bool {
+        self.held.contains_key(&tenant)
+    }
+
+    /// Returns the holder of the quantum for which a tenant is held, and the time left of the quantum in ns: `None`
+    /// while memory moves for it.
+    #[must_use]
+    pub fn wait(&self, tenant: TenantId, now: u64) -> Option<(TenantId, Option<u64>)> {
+        let turn = self.quanta.turn().filter(|_| self.is_held(tenant))?;
+        Some((turn.holder, self.quanta.left_ns(now)))
+    }
+
+    /// Returns the time for which a tenant has been held since it was added, in ns.
+    #[must_use]
+    pub fn held_ns(&self, tenant: TenantId, now: u64) -> u64 {
+        let current = self.held.get(&tenant).map_or(0, |since| now.saturating_sub(*since));
+        self.held_ns.get(&tenant).map_or(current, |before| before.saturating_add(current))
+    }
+
+    /// Records that a tenant has work.
+    pub fn worked(&mut self, tenant: TenantId, now: u64) {
+        self.balancer.active(tenant, now);
+    }
+
+    /// Records that tenants' work has moved bytes over the bus, because it reached host memory.
+    pub fn accessed(&mut self, now: u64, bytes: u64) {
+        self.quanta.accessed(now, bytes);
+    }
+
+    /// Records a copy between the card and host memory.
+    pub fn moved(&mut self, now: u64, bytes: u64, took_ns: u64) {
+        self.quanta.relocated(now, bytes, took_ns);
+    }
+
+    /// Forgets a removed tenant.
+    pub fn forget(&mut self, tenant: TenantId) {
+        self.balancer.forget_vm(tenant);
+        self.held.remove(&tenant);
+        self.held_ns.remove(&tenant);
+    }
+
+    /// Starts, changes or ends quanta, depending on whether the memory of the active tenants fits together. `weight`:
+    /// weight of a tenant's time. `done`: work completed for it, where the executor knows.
+    pub fn tick(
+        &mut self,
+        table: &ChunkTable,
+        now: u64,
+        weight: impl Fn(TenantId) -> u32,
+        done: Option<&dyn Fn(TenantId) -> Done>,
+    ) -> Holds {
+        let ActiveVms { sets, idle } = self.balancer.active_vms(table, now, weight);
+        if let Some(done) = done {
+            self.quanta.set_done(sets.keys().map(|tenant| (*tenant, done(*tenant))).collect());
+        }
+        self.quanta.set_working_sets(u64::from(table.for_vms()) * table.chunk_bytes(), sets);
+        self.quanta.set_idle(idle);
+        let before = self.quanta.turn().map(|turn| turn.holder);
+        let probed = self.quanta.tries();
+        let turn = match self.quanta.tick(now) {
+            None => return Holds::new(),
+            Some(Change::Off) => {
+                tracing::info!(probed, "quanta of memory end: the tenants' memory fits together, or they do not help");
+                None
+            }
+            Some(Change::On(turn)) => {
+                tracing::info!(?turn, "quanta of memory begin: the tenants' memory does not fit together");
+                Some(turn)
+            }
+            Some(Change::Next(turn)) => Some(turn),
+        };
+        let holder = turn.as_ref().map(|turn| turn.holder);
+        let begins = holder.is_some() && holder != before;
+        self.begun += u64::from(begins);
+        self.is_loading = holder.is_some() && (begins || self.is_loading);
+        self.balancer.set_turn(turn);
+        self.renew_holds(now)
+    }
+
+    /// Records that memory moves.
+    pub fn moves(&mut self) {
+        self.still_since = None;
+    }
+
+    /// Records that no memory moves. The quantum for which it moved begins, unless `may_grow`: then more of the
+    /// holder's memory may return soon, because a program that ends releases its own, and the quantum begins after the
+    /// time that a change of quanta costs at most.
+    pub fn is_still(&mut self, table: &ChunkTable, now: u64, may_grow: bool) -> Holds {
+        let Some(turn) = self.quanta.turn().filter(|_| self.is_loading) else { return Holds::new() };
+        let since = *self.still_since.get_or_insert(now);
+        let patience = turn.quantum_ns / u64::from(self.quanta.config().factor.max(1));
+        if may_grow && now.saturating_sub(since) < patience && could_return(table, turn.holder) {
+            return Holds::new();
+        }
+        (self.is_loading, self.still_since) = (false, None);
+        self.quanta.copies_done(now);
+        self.renew_holds(now)
+    }
+
+    /// Returns the moves that are due now.
+    pub fn plan(&mut self, table: &ChunkTable, now: u64, demand: Demand) -> Planned {
+        let mut planned = Planned::default();
+        for (tenant, chunks) in demand.unmet {
+            let steps = self.balancer.plan(table, now, Some(Request { by: By::Vm(tenant), chunks }));
+            if !steps.is_empty() {
+                planned.served.insert(tenant);
+            }
+            planned.steps.extend(steps);
+        }
+        if planned.steps.is_empty()
+            && let Some(chunks) = demand.guarantee
+        {
+            planned.steps = self.plan_guarantee(table, now, chunks);
+        }
+        if demand.only_requests {
+            return planned;
+        }
+        if planned.steps.is_empty() && self.quanta.wants_bandwidth() {
+            // Measures the bandwidth with an eviction and a return.
+            planned.steps = self.plan_guarantee(table, now, table.spare() + 1);
+        }
+        if planned.steps.is_empty() && demand.guarantee.is_none() {
+            if self.is_loading || demand.is_undisturbed {
+                self.balancer.hurry();
+            }
+            planned.steps = self.balancer.plan(table, now, None);
+        }
+        planned
+    }
+
+    /// Returns the moves that let this many more chunks of the card be guaranteed.
+    pub fn plan_guarantee(&mut self, table: &ChunkTable, now: u64, chunks: u32) -> Vec<Step> {
+        self.balancer.plan(table, now, Some(Request { by: By::Guarantee, chunks }))
+    }
+
+    /// Returns the settings with which a tenant competes for time instead of its own. The holder of a quantum competes
+    /// for all members, each of which uses its share of the time in its own quanta, so tenants outside keep their
+    /// shares. `own`: operator's settings of a tenant.
+    pub fn competing(&self, tenant: TenantId, own: impl Fn(TenantId) -> Option<VgpuParams>) -> Option<VgpuParams> {
+        let turn = self.quanta.turn().filter(|turn| turn.holder == tenant)?;
+        let members = turn.members.iter().filter_map(|member| own(*member));
+        let (mine, group) = (own(tenant)?, own(tenant)?.on_behalf_of(members));
+        (group != mine).then_some(group)
+    }
+
+    /// Decides who is held now. Returns the changes.
+    fn renew_holds(&mut self, now: u64) -> Holds {
+        let held: BTreeSet<TenantId> = self.quanta.turn().map_or_else(BTreeSet::new, |turn| {
+            let is_held = |tenant: &TenantId| self.is_loading || turn.holder != *tenant;
+            turn.members.iter().copied().filter(is_held).collect()
+        });
+        let mut holds = Holds::new();
+        let released: Vec<TenantId> = self.held.keys().copied().filter(|tenant| !held.contains(tenant)).collect();
+        for tenant in released {
+            if let Some(since) = self.held.remove(&tenant) {
+                let sum = self.held_ns.entry(tenant).or_default();
+                *sum = sum.saturating_add(now.saturating_sub(since));
+            }
+            holds.push((tenant, false));
+        }
+        for tenant in held {
+            if let std::collections::btree_map::Entry::Vacant(new) = self.held.entry(tenant) {
+                new.insert(now);
+                holds.push((tenant, true));
+            }
+        }
+        holds
+    }
+}
+
+/// Returns true if a tenant has evicted memory for which the card has space, or would have without others' chunks.
+fn could_return(table: &ChunkTable, tenant: TenantId) -> bool {
+    let is_evicted = table.vms().any(|(vm, account)| vm == tenant && account.host > 0);
+    is_evicted && (table.spare() > 0 || table.vms().any(|(vm, account)| vm != tenant && account.placed > 0))
+}
+
+#[cfg(test)]
+mod tests;
