@@ -57,7 +57,19 @@ const LAYERS: &[(&str, &[&str])] = &[
     ("bringup", &["card", "channels", "firmware", "nvspec"]),
     (
         "card-memory",
-        &["bringup", "card", "channels", "locks", "nvspec", "pv", "saved-state", "sched", "shadow-pt", "vram"],
+        &[
+            "bringup",
+            "card",
+            "channels",
+            "locks",
+            "nvspec",
+            "pv",
+            "saved-state",
+            "sched",
+            "shadow-pt",
+            "tenancy",
+            "vram",
+        ],
     ),
     (
         "card-manager",
@@ -76,6 +88,7 @@ const LAYERS: &[(&str, &[&str])] = &[
             "saved-state",
             "sched",
             "shadow-pt",
+            "tenancy",
             "vram",
         ],
     ),

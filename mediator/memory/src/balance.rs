@@ -1,14 +1,15 @@
 //! Division of a card's memory: the inputs of its balancer and thrash detector, and the moves that they request.
 
 use super::chaos::{Chaos, Dice};
-use super::moved::{Holds, Moved, Plan, Planned, Relocated};
+use super::moved::{Moved, Plan, Planned, Relocated};
 use super::{Memory, accesses};
 use card::AccessCounts;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
-use vram::balance::{ActiveVms, By, Config, PinError, Request};
+use tenancy::{Demand, Holds, Residency};
+use vram::balance::{By, Config, PinError, Request};
 use vram::victim::VictimPolicy;
-use vram::{Balancer, Change, Done, GuestVramAddr, Lookup, Mode, Place, Quanta, QuantaConfig, Step, TenantId, Turn};
+use vram::{Done, GuestVramAddr, Lookup, Mode, Place, QuantaConfig, Step, TenantId};
 
 /// Settings of the division of a card's memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -36,19 +37,10 @@ pub enum Hint {
 
 /// Divides a card's memory.
 pub struct Divider {
-    /// Decides which VMs gain and lose memory.
-    pub balancer: Balancer,
-    /// Quanta of memory.
-    pub quanta: Quanta,
+    /// Decides whose memory is on the card.
+    pub(super) residency: Residency,
     /// The operator's settings.
     division: Division,
-    /// VMs that are stopped during another VM's quantum.
-    waiting: BTreeSet<TenantId>,
-    /// Memory moves for a quantum that is about to begin. Its holder waits, too: its work would use chunks in host
-    /// memory, and the return of each such chunk would have to wait for that work.
-    settling: bool,
-    /// Quanta that have begun.
-    turns: u64,
     /// The card's counts, and the copies since.
     bus: Bus,
 }
@@ -65,28 +57,12 @@ struct Bus {
 impl Divider {
     /// Creates a divider with these settings, without VMs.
     pub fn new(division: &Division) -> Self {
-        Self {
-            balancer: Balancer::new(division.balance),
-            quanta: Quanta::new(division.quanta),
-            division: *division,
-            waiting: BTreeSet::new(),
-            settling: false,
-            turns: 0,
-            bus: Bus::default(),
-        }
+        Self::restored(division, Residency::new(division.balance, division.quanta))
     }
 
-    /// Restores the divider, with new settings. `waiting`: VMs that are stopped during another VM's quantum.
-    pub fn restored(
-        division: &Division,
-        balancer: Balancer,
-        quanta: Quanta,
-        turns: u64,
-        waiting: BTreeSet<TenantId>,
-    ) -> Self {
-        // The holder waits only while memory moves for the quantum.
-        let settling = quanta.turn().is_some_and(|turn| waiting.contains(&turn.holder));
-        Self { balancer, quanta, waiting, settling, turns, ..Self::new(division) }
+    /// Restores the divider, with new settings.
+    pub fn restored(division: &Division, residency: Residency) -> Self {
+        Self { residency, division: *division, bus: Bus::default() }
     }
 
     /// Returns the operator's settings.
@@ -95,30 +71,10 @@ impl Divider {
         self.division
     }
 
-    /// Returns the current quantum, if there is one.
+    /// Returns the part that decides whose memory is on the card.
     #[must_use]
-    pub fn turn(&self) -> Option<&Turn> {
-        self.quanta.turn()
-    }
-
-    /// Returns the holder of the quantum for which a VM waits, and the time left of the quantum in ns: `None` while
-    /// memory moves for it.
-    #[must_use]
-    pub fn quantum_wait(&self, vm: TenantId, now_ns: u64) -> Option<(TenantId, Option<u64>)> {
-        let turn = self.quanta.turn().filter(|_| self.waiting.contains(&vm))?;
-        Some((turn.holder, self.quanta.left_ns(now_ns)))
-    }
-
-    /// Returns the number of quanta that have begun since the card was taken over.
-    #[must_use]
-    pub fn turns(&self) -> u64 {
-        self.turns
-    }
-
-    /// Returns the balancer.
-    #[must_use]
-    pub fn balancer(&self) -> &Balancer {
-        &self.balancer
+    pub fn residency(&self) -> &Residency {
+        &self.residency
     }
 }
 
@@ -134,10 +90,9 @@ impl Memory {
     ) -> Planned {
         // VMs with unfinished work, even queued work, are active; so are VMs that wait for memory.
         let working: BTreeSet<TenantId> = working.chain(self.vram.waiting()).collect();
-        working.into_iter().for_each(|vm| self.divider.balancer.active(vm, now));
-        self.tell_working_sets(now, done, weight);
+        working.into_iter().for_each(|vm| self.divider.residency.worked(vm, now));
         let counts = self.take_counts(now);
-        let holds = self.take_turns(now);
+        let holds = self.divider.residency.tick(&self.vram.chunks, now, weight, Some(&done));
         self.tell_balancer(counts.as_ref());
         let mut served = BTreeSet::new();
         let mut steps = self.own_steps(now);
@@ -145,32 +100,19 @@ impl Memory {
             served.extend(self.vram.wants.of_tables());
         }
         let Self { vram, divider, promising, .. } = self;
-        let balancer = &mut divider.balancer;
-        if divider.settling {
-            balancer.hurry();
-        }
-        // A chunk without room on the card is a request: another VM may have more than its share.
-        let mut requests: BTreeMap<TenantId, u32> = BTreeMap::new();
+        // A chunk without space on the card is a request: another VM may have more than its share.
+        let mut unmet: BTreeMap<TenantId, u32> = BTreeMap::new();
         let bytes = vram.chunks.chunk_bytes();
         for (vm, index) in std::mem::take(&mut vram.unmet) {
-            let _ = balancer.wanted(&vram.chunks, vm, GuestVramAddr(index.saturating_mul(bytes)));
-            *requests.entry(vm).or_default() += 1;
+            let address = GuestVramAddr(index.saturating_mul(bytes));
+            let _ = divider.residency.balancer_mut().wanted(&vram.chunks, vm, address);
+            *unmet.entry(vm).or_default() += 1;
         }
-        for (vm, chunks) in requests {
-            let for_it = balancer.plan(&vram.chunks, now, Some(Request { by: By::Vm(vm), chunks }));
-            if !for_it.is_empty() {
-                served.insert(vm);
-            }
-            steps.extend(for_it);
-        }
-        if steps.is_empty() && divider.quanta.wants_bandwidth() {
-            // Measures the bandwidth with an eviction and a return.
-            let chunks = vram.chunks.spare() + 1;
-            steps = balancer.plan(&vram.chunks, now, Some(Request { by: By::Guarantee, chunks }));
-        }
-        if steps.is_empty() && *promising == 0 {
-            steps = balancer.plan(&vram.chunks, now, None);
-        }
+        let only_requests = !steps.is_empty() || *promising != 0;
+        let demand = Demand { unmet, guarantee: None, only_requests, is_undisturbed: false };
+        let planned = divider.residency.plan(&vram.chunks, now, demand);
+        steps.extend(planned.steps);
+        served.extend(planned.served);
         Planned { plan: by_vm(self.without_travellers(steps)), served, holds }
     }
 
@@ -198,7 +140,7 @@ impl Memory {
             return Vec::new();
         }
         let request = Request { by: By::Mediator, chunks: vram.own_chunks() };
-        divider.balancer.plan(&vram.chunks, now, Some(request))
+        divider.residency.balancer_mut().plan(&vram.chunks, now, Some(request))
     }
 
     /// Records a scan of the mover: `waiting` waited during all of it, and memory was moved for `served`. Returns the
@@ -218,11 +160,8 @@ impl Memory {
 
     /// Starts the quantum for which memory was moved; no memory moves for now.
     pub fn begin_turn(&mut self, now: u64) -> Holds {
-        if !std::mem::take(&mut self.divider.settling) {
-            return Holds::new();
-        }
-        self.divider.quanta.copies_done(now);
-        self.hold_waiting()
+        let Self { vram, divider, .. } = self;
+        divider.residency.is_still(&vram.chunks, now, false)
     }
 
     /// Returns the moves that let `chunks` more chunks of the card be guaranteed.
@@ -231,7 +170,7 @@ impl Memory {
         // A guarantee counts chunks that the mediator claims as available; the plan does not, so that the mediator
         // keeps them.
         let chunks = chunks.saturating_add(vram.chunks.uncommitted());
-        let steps = divider.balancer.plan(&vram.chunks, now, Some(Request { by: By::Guarantee, chunks }));
+        let steps = divider.residency.plan_guarantee(&vram.chunks, now, chunks);
         by_vm(self.without_travellers(steps))
     }
 
@@ -241,8 +180,8 @@ impl Memory {
         let swapped = summary.host.used != 0 || summary.vms.values().any(|vm| vm.parked != 0);
         // In forced mode quanta begin even if no memory has to move.
         let forced = self.divider.division.quanta.mode == Mode::Forced && summary.vms.len() > 1;
-        let often = swapped || forced || self.divider.turn().is_some();
-        often.then(|| Duration::from_nanos(self.divider.balancer.config().return_interval_ns))
+        let often = swapped || forced || self.divider.residency.turn().is_some();
+        often.then(|| Duration::from_nanos(self.divider.residency.balancer().config().return_interval_ns))
     }
 
     /// Changes how the card's memory is divided, from now on.
@@ -252,8 +191,7 @@ impl Memory {
     pub fn set_division(&mut self, division: &Division) -> Result<(), vram::Error> {
         self.vram.chunks.set_reserve(division.reserve)?;
         self.vram.watches = division.balance.policy == VictimPolicy::Clock;
-        self.divider.balancer.set_config(division.balance);
-        self.divider.quanta.set_config(division.quanta);
+        self.divider.residency.configure(division.balance, division.quanta);
         self.divider.division = *division;
         self.dice = Dice::new(division.chaos);
         self.vram.wakeup.ring();
@@ -276,7 +214,7 @@ impl Memory {
     /// If the range does not belong to the VM, or more would be pinned than is guaranteed.
     pub fn hint(&mut self, vm: TenantId, address: GuestVramAddr, len: u64, hint: Hint) -> Result<(), PinError> {
         let Self { vram, divider, .. } = self;
-        let (balancer, chunks) = (&mut divider.balancer, &vram.chunks);
+        let (balancer, chunks) = (divider.residency.balancer_mut(), &vram.chunks);
         match hint {
             Hint::Pinned(pinned) => balancer.pin(chunks, vm, address, len, pinned)?,
             Hint::Priority(priority) => balancer.set_priority(chunks, vm, address, len, priority)?,
@@ -309,7 +247,7 @@ impl Memory {
 
     /// Records that a VM has submitted work.
     pub fn worked(&mut self, now: u64, vm: TenantId) {
-        self.divider.balancer.active(vm, now);
+        self.divider.residency.worked(vm, now);
         if self.dice.submitted() {
             self.vram.wakeup.ring();
         }
@@ -317,7 +255,7 @@ impl Memory {
 
     /// Records moves of memory.
     pub fn has_moved(&mut self, now: u64, vm: TenantId, done: &Relocated) {
-        self.divider.quanta.relocated(now, done.bytes, done.copied_ns);
+        self.divider.residency.moved(now, done.bytes, done.copied_ns);
         self.divider.bus.copied += done.bytes;
         self.moved.entry(vm).or_default().add(done);
     }
@@ -326,7 +264,7 @@ impl Memory {
     pub(super) fn tell_balancer(&mut self, counts: Option<&AccessCounts>) {
         let Self { vram, divider, .. } = self;
         let touched = std::mem::take(&mut vram.touched);
-        let (balancer, chunks) = (&mut divider.balancer, &vram.chunks);
+        let (balancer, chunks) = (divider.residency.balancer_mut(), &vram.chunks);
         let bytes = chunks.chunk_bytes();
         let mut born: Vec<_> = std::mem::take(&mut vram.born).into_iter().collect();
         born.sort_by_key(|(_, number)| *number);
@@ -358,79 +296,29 @@ impl Memory {
     /// detector.
     pub(super) fn take_counts(&mut self, now: u64) -> Option<AccessCounts> {
         let Self { vram, divider, .. } = self;
-        let profiles = divider.balancer.config().policy == VictimPolicy::Profiled;
-        let detects = divider.quanta.detects();
+        let profiles = divider.residency.balancer().config().policy == VictimPolicy::Profiled;
+        let detects = divider.residency.quanta().detects();
         let wanted = profiles || detects || vram.records.any();
         let counts = wanted.then(|| vram.memory.card().access_counts(true)).flatten();
         let Bus { since, copied } = std::mem::take(&mut divider.bus);
         let Some(counts) = counts else {
             // The card does not count: use the memory that its work names. The work may name it long before it
             // executes, so it is recorded as soon as any chunk is in host memory.
-            let watches = divider.quanta.watches() && vram.chunks.summary().host.used != 0;
+            let watches = divider.residency.quanta().watches() && vram.chunks.summary().host.used != 0;
             let named = std::mem::replace(&mut vram.over_bus, watches.then_some(0));
-            divider.quanta.accessed(now, named.unwrap_or(0));
+            divider.residency.accessed(now, named.unwrap_or(0));
             return None;
         };
         divider.bus.since = Some(now);
         // Counts from a longer period do not describe the last window.
-        let window = divider.quanta.config().window_ns;
+        let window = divider.residency.quanta().config().window_ns;
         if detects && since.is_some_and(|since| now.saturating_sub(since) < window) {
             let (first, bytes) = (vram.pinned.range().0.0, vram.pinned.range().1);
             let bursts = counts.system.range(first..first + bytes).fold(0, |sum: u64, (_, bursts)| sum + bursts);
             let moved = bursts.saturating_mul(AccessCounts::BURST_BYTES);
-            divider.quanta.accessed(now, moved.saturating_sub(copied));
+            divider.residency.accessed(now, moved.saturating_sub(copied));
         }
         Some(counts)
-    }
-
-    /// Reports active VMs to the thrash detector, with their working sets, completed work, and whether they are idle
-    /// now.
-    fn tell_working_sets(&mut self, now: u64, done: impl Fn(TenantId) -> Done, weight: impl Fn(TenantId) -> u32) {
-        let Self { vram, divider, .. } = self;
-        let chunks = &vram.chunks;
-        let ActiveVms { sets, idle } = divider.balancer.active_vms(chunks, now, weight);
-        divider.quanta.set_done(sets.keys().map(|vm| (*vm, done(*vm))).collect());
-        divider.quanta.set_working_sets(u64::from(chunks.for_vms()) * chunks.chunk_bytes(), sets);
-        divider.quanta.set_idle(idle);
-    }
-
-    /// Starts or ends quanta, depending on whether the VMs' memory fits together.
-    fn take_turns(&mut self, now: u64) -> Holds {
-        let divider = &mut self.divider;
-        let before = divider.quanta.turn().map(|turn| turn.holder);
-        let tried = divider.quanta.tries();
-        let turn = match divider.quanta.tick(now) {
-            None => return Holds::new(),
-            Some(Change::Off) => {
-                let why =
-                    if tried { "turns do not help" } else { "the VMs' memory fits together, or it is to be seen anew" };
-                tracing::info!(why, "none has to wait for its turn any more");
-                None
-            }
-            Some(Change::On(turn)) => {
-                let tried = divider.quanta.tries();
-                tracing::info!(?turn, tried, "the VMs' memory does not fit together: they take turns");
-                Some(turn)
-            }
-            Some(Change::Next(turn)) => Some(turn),
-        };
-        let holder = turn.as_ref().map(|turn| turn.holder);
-        let begins = holder.is_some() && holder != before;
-        divider.turns += u64::from(begins);
-        divider.settling = begins || (holder.is_some() && divider.settling);
-        divider.balancer.set_turn(turn);
-        self.hold_waiting()
-    }
-
-    /// Returns the VMs to stop because it is not their quantum, and the VMs to resume.
-    fn hold_waiting(&mut self) -> Holds {
-        let divider = &mut self.divider;
-        let waiting: BTreeSet<TenantId> = divider.quanta.turn().map_or_else(BTreeSet::new, |turn| {
-            let waits = |vm: &TenantId| divider.settling || turn.holder != *vm;
-            turn.members.iter().copied().filter(waits).collect()
-        });
-        let before = std::mem::replace(&mut divider.waiting, waiting.clone());
-        before.symmetric_difference(&waiting).map(|vm| (*vm, waiting.contains(vm))).collect()
     }
 }
 

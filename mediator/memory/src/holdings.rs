@@ -34,17 +34,17 @@ pub struct Holdings {
 impl Memory {
     /// Returns the current state.
     pub fn holdings(&self, now: u64) -> Holdings {
-        let (chunks, balancer) = (&self.vram.chunks, self.divider.balancer());
+        let (chunks, balancer) = (&self.vram.chunks, self.divider.residency().balancer());
         let summary = chunks.summary();
         Holdings {
             division: self.divider.division(),
-            bytes_per_second: self.divider.quanta.bandwidth(),
-            turn: self.divider.turn().cloned(),
+            bytes_per_second: self.divider.residency().quanta().bandwidth(),
+            turn: self.divider.residency().turn().cloned(),
             entitled: balancer.entitlements(chunks, now),
             pinned: summary.vms.keys().map(|vm| (*vm, balancer.pinned(*vm))).collect(),
             moved: self.moved.clone(),
             refusals: self.vram.refusals.clone(),
-            turns: self.divider.turns(),
+            turns: self.divider.residency().begun(),
             summary,
         }
     }

@@ -207,7 +207,7 @@ impl Memory {
     /// If the VM does not exist.
     pub fn destroy_vm(&mut self, vm: TenantId) -> Result<(), ::vram::Error> {
         self.vram.chunks.destroy_vm(vm)?;
-        self.divider.balancer.forget_vm(vm);
+        self.divider.residency.forget(vm);
         Ok(())
     }
 

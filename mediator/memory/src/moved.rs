@@ -2,6 +2,7 @@
 
 use sched::Histogram;
 use std::collections::BTreeSet;
+use tenancy::Holds;
 use vram::{GuestVramAddr, Step, TenantId};
 
 /// Outcome of a move of a VM's memory.
@@ -62,9 +63,6 @@ pub struct Planned {
     /// VMs whose channels must stop, or resume.
     pub holds: Holds,
 }
-
-/// VMs to stop (or to resume) when another VM's quantum begins.
-pub(crate) type Holds = Vec<(TenantId, bool)>;
 
 /// Steps in order of execution, with consecutive steps of one VM grouped.
 pub type Plan = Vec<(TenantId, Vec<Step>)>;

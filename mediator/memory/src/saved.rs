@@ -88,7 +88,7 @@ impl Memory {
             // Statistics, which start again.
             words: _,
         } = vram;
-        SavedMemory { iova: iova.save(), barrier: barrier.0, slots: pinned.save(), turns: divider.turns() }
+        SavedMemory { iova: iova.save(), barrier: barrier.0, slots: pinned.save(), turns: divider.residency().begun() }
     }
 
     /// Returns the file with host memory for chunks, for another process.

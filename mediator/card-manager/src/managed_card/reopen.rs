@@ -31,6 +31,7 @@ use std::fs::File;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
+use tenancy::Residency;
 use vram::TenantId;
 
 /// Time for the mediator's own channels to leave the engines: they have no work.
@@ -150,9 +151,9 @@ impl ManagedCard {
         check_places(&chunks, &pinned)?;
         let moving = vms.keys().find(|vm| !channels.is_paused(**vm, Pause::Standstill));
         Invalid::unless(moving.is_none(), || format!("VM {moving:?} does not stand still"))?;
-        let waiting: BTreeSet<TenantId> =
-            vms.keys().copied().filter(|vm| channels.is_paused(*vm, Pause::Turn)).collect();
-        let divider = Divider::restored(&division, balancer, quanta, turns, waiting);
+        let is_held = |vm: &TenantId| channels.is_paused(*vm, Pause::Turn);
+        let held = vms.keys().copied().filter(is_held).map(|vm| (vm, host_ns)).collect();
+        let divider = Divider::restored(&division, Residency::restored(balancer, quanta, turns, held));
         let (timers, alarm) = Timers::new()?;
         let vram = CardVram::new(CardMemory::resume(Arc::clone(&card), layout, info.vram_bytes), pinned, chunks);
         let mut memory = Memory::restored(vram, iova, barrier, pool, divider);

@@ -119,11 +119,11 @@ impl Standstill<'_> {
         // The next owner expects all channels to have the contexts that their guests gave them.
         let (vram, channels) = state.parts();
         channels.restore_graphics(&mut vram.memory);
-        let divider = state.memory.divider();
+        let residency = state.memory.divider().residency();
         let card = SavedCard {
             chunks: state.vram().chunks.save(),
-            balancer: divider.balancer.save(),
-            quanta: divider.quanta.save(),
+            balancer: residency.balancer().save(),
+            quanta: residency.quanta().save(),
             channels: state.work.channels().save(),
             scheduler: state.work.schedule().scheduler().save(),
             pool: state.memory.own().save(),

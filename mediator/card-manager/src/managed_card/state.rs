@@ -7,7 +7,7 @@ use card_memory::iova::RamShare;
 use card_memory::shortage::Shortage;
 use card_memory::{Accesses, CardVram, Memory, Plan, Planned, Relocated};
 use channels::{Channels, Pause};
-use sched::{Engine, Scheduler};
+use sched::{Engine, Event, Scheduler};
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 use vram::{Done, TenantId};
@@ -122,6 +122,22 @@ impl CardState {
             self.work.channels_mut().vacate(self.memory.card_mut(), vm);
             self.feeder().look_at_waits(Some(vm));
         }
+        self.compete();
+    }
+
+    /// Lets the holder of a quantum compete for time with the settings of all members.
+    fn compete(&mut self) {
+        let residency = self.memory.divider().residency();
+        let scheduler = self.work.schedule().scheduler();
+        let own = |vm| scheduler.params(vm).copied();
+        let changed = |vm| {
+            let params = residency.competing(vm, own);
+            (params.as_ref() != scheduler.competing(vm)).then_some(Event::Competes { vgpu: vm, params })
+        };
+        let events: Vec<Event> = scheduler.vgpus().filter_map(changed).collect();
+        if !events.is_empty() {
+            self.feeder().feed(events);
+        }
     }
 }
 
@@ -187,7 +203,7 @@ impl CardState {
         let mut usage = self.work.usage(self.card_time(), recent_ns);
         let short = self.memory.vram().waiting();
         for (vm, one) in &mut usage.vms {
-            one.memory_wait = match self.memory.divider().quantum_wait(*vm, self.now_ns()) {
+            one.memory_wait = match self.memory.divider().residency().wait(*vm, self.now_ns()) {
                 Some((holder, _)) if holder == *vm => Some(MemoryWait::Move),
                 Some((holder, left_ns)) => Some(MemoryWait::Quantum { holder, left_ns }),
                 None => short.contains(vm).then_some(MemoryWait::Chunks),

@@ -8,6 +8,7 @@ use card_manager::{Division, GuestEvent, GuestEvents, Sharing};
 use rig::altered::{Alter, Altered};
 use rig::driver::{At, CE0, Channel, Driver, M2MF, PAGE, ce_copy, m2mf_copy, object, pattern};
 use rig::{Rig, settings, sharing};
+use sched::VgpuParams;
 use simgpu::{Config, EngineId, Fault, FaultKind, SimGpu};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -440,6 +441,19 @@ fn a_vm_that_goes_while_its_memory_moves_leaves_nothing() {
     assert_eq!((after.0.mediator, after.2), before);
 }
 
+/// Returns whether a VM has a quantum now. Its holder competes for time with the weights of all members, and so VMs that
+/// take no turns keep their shares; no other VM competes with settings that are not its own.
+fn holder_competes_for_all(rig: &Rig) -> bool {
+    let state = rig.host.lock();
+    let turn = state.memory().divider().residency().turn();
+    for vm in state.scheduler().vgpus() {
+        let members = turn.filter(|turn| turn.holder == vm).map_or(1, |turn| turn.members.len() as u32);
+        let expected = (members > 1).then(|| members * VgpuParams::default().weight);
+        assert_eq!(state.scheduler().competing(vm).map(|params| params.weight), expected);
+    }
+    turn.is_some_and(|turn| turn.members.len() > 1)
+}
+
 #[test]
 fn guests_that_do_not_fit_together_take_turns() {
     let mut division = fast();
@@ -458,7 +472,7 @@ fn guests_that_do_not_fit_together_take_turns() {
                     seed += 100;
                     let buffers = spread(&mut driver, &channel, 18, seed);
                     rotate(&mut driver, &mut channel, &buffers, seed);
-                    turns.fetch_or(rig.host.lock().memory().divider().turn().is_some(), Ordering::SeqCst);
+                    turns.fetch_or(holder_competes_for_all(rig), Ordering::SeqCst);
                 }
                 driver.guest.remove().unwrap();
             });
@@ -527,7 +541,7 @@ fn take_turns_over_the_bus(profile: bool) {
         let began = Instant::now();
         while holders.len() < 2 && began.elapsed() < WAIT_TIMEOUT {
             let state = rig.host.lock();
-            holders.extend(state.memory().divider().turn().map(|turn| turn.holder));
+            holders.extend(state.memory().divider().residency().turn().map(|turn| turn.holder));
             let is_told = |vm: &VmUsage| matches!(vm.memory_wait, Some(MemoryWait::Quantum { .. }));
             told |= state.scheduler_usage(0).vms.values().any(is_told);
             drop(state);
@@ -535,7 +549,7 @@ fn take_turns_over_the_bus(profile: bool) {
         }
         // With its quota, the first VM leaves enough for the other: it gains nothing from quanta, and must not wait.
         rig.host.lock().memory_mut().set_limits(TenantId(0), Limits { quota: 1, ..Limits::default() }).unwrap();
-        let takes_turns = || rig.host.lock().memory().divider().turn().is_some();
+        let takes_turns = || rig.host.lock().memory().divider().residency().turn().is_some();
         let (began, mut without_since) = (Instant::now(), None);
         let lasts = |since: &Option<Instant>| since.is_some_and(|since| since.elapsed() > Duration::from_millis(500));
         while !lasts(&without_since) && began.elapsed() < WAIT_TIMEOUT {
