@@ -30,7 +30,7 @@ pub struct Planned {
     pub served: BTreeSet<TenantId>,
 }
 
-/// Decides whose memory is on the card.
+/// Divides a card's memory between tenants.
 #[derive(Debug)]
 pub struct Residency {
     balancer: Balancer,
@@ -250,7 +250,7 @@ impl Residency {
         (group != mine).then_some(group)
     }
 
-    /// Decides who is held now. Returns the changes.
+    /// Decides which tenants are held now. Returns the changes.
     fn renew_holds(&mut self, now: u64) -> Holds {
         let held: BTreeSet<TenantId> = self.quanta.turn().map_or_else(BTreeSet::new, |turn| {
             let is_held = |tenant: &TenantId| self.is_loading || turn.holder != *tenant;

@@ -38,7 +38,7 @@ impl Scheduler {
         let copies = copies.filter(|(_, share)| !share.is_silent()).collect();
         let accounts = accounts.collect();
         let mut scheduler = self.clone();
-        // The next owner of the card decides anew which vGPUs compete for others.
+        // The next owner of the card decides again which vGPUs compete for others.
         for vgpu in self.vgpus() {
             if self.competing(vgpu).is_some() {
                 scheduler.compete(vgpu, None);

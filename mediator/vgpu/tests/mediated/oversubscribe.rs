@@ -441,8 +441,8 @@ fn a_vm_that_goes_while_its_memory_moves_leaves_nothing() {
     assert_eq!((after.0.mediator, after.2), before);
 }
 
-/// Returns whether a VM has a quantum now. Its holder competes for time with the weights of all members, and so VMs that
-/// take no turns keep their shares; no other VM competes with settings that are not its own.
+/// Returns whether VMs take turns now. Checks that the holder of the quantum competes for time with the weights of all
+/// members, so that other VMs keep their shares, and that no other VM competes with settings that are not its own.
 fn holder_competes_for_all(rig: &Rig) -> bool {
     let state = rig.host.lock();
     let turn = state.memory().divider().residency().turn();
