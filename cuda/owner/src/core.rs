@@ -5,7 +5,7 @@
 //! chunks (`memory`), relocation (`relocate`), turns and quanta (`time`), work without a turn (`occupation`), processes
 //! that outlived an owner (`adopt`), processes that are stopped during a turn (`stopped`), memory shared between
 //! processes (`exports`, with its tokens in `shares`), fixed memory and releases (`fixed`), accounts compared with NVML
-//! and the driver (`accounts`).
+//! and the driver (`accounts`), timers (`deadlines`).
 //!
 //! An event does at most `WORK_AT_ONCE` units of deferrable work: assigning places, releasing chunks. Later events do
 //! the rest, and [`Core::next_wakeup`] requests one immediately. The message bounds all other work: see the table in
@@ -15,6 +15,7 @@ mod accounts;
 mod adopt;
 #[cfg(any(test, feature = "fuzz"))]
 mod audit;
+mod deadlines;
 mod exports;
 mod fixed;
 mod given_up;
@@ -42,6 +43,7 @@ pub use view::{CardView, TenantView};
 pub use waits::Wait;
 
 use cuda_protocol::{ChunkId, End, FixedKind, FromOwner};
+use deadlines::{Deadline, Deadlines};
 use pieces::Pieces;
 use relocate::Relocation;
 use sched::turns::{Turns, TurnsConfig};
@@ -240,12 +242,7 @@ pub struct Core {
     misplaced: BTreeMap<(TenantId, u32), bool>,
     /// Per tenant: card chunks refused since the last plan.
     unmet: BTreeMap<TenantId, u32>,
-    /// Allocations skip the eviction wait before this time.
-    no_eviction_wait_before: u64,
-    /// Time until which answers about empty chunks are awaited.
-    reclaims_until: Option<u64>,
-    /// Time of the last move, or of the last return from host memory.
-    moved_at: Option<u64>,
+    deadlines: Deadlines,
     /// A plan is due.
     needs_plan: bool,
     strangers: unmanaged::UnmanagedProcesses,
@@ -253,8 +250,8 @@ pub struct Core {
     occupations: occupation::Occupations,
     /// Connections whose turns overrun, and whose processes had no work on the card at the last poll.
     idle_overruns: BTreeSet<SessionId>,
-    /// Number of chunks to keep free for a guarantee, and the time limit of the attempt.
-    promise: Option<(u32, u64)>,
+    /// Number of chunks to keep free for a guarantee.
+    promise: Option<u32>,
     actions: Vec<Action>,
     /// The machine's clock, and the time of the last event, in ns.
     clock: u64,
@@ -264,9 +261,8 @@ pub struct Core {
     /// Keys of tokens, which no program knows.
     token_keys: [RandomState; 2],
     next_tenant: u32,
-    /// Processes of a previous owner that have not reconnected yet, and the time until which the owner waits for them.
+    /// Processes of a previous owner that have not reconnected yet.
     expected: BTreeSet<u32>,
-    expected_until: u64,
     relocations_done: u64,
     declined: u64,
     /// Processes that were given up and have not ended, each with the name of its tenant.
@@ -306,9 +302,7 @@ impl Core {
             steps: 0,
             misplaced: BTreeMap::new(),
             unmet: BTreeMap::new(),
-            no_eviction_wait_before: 0,
-            reclaims_until: None,
-            moved_at: None,
+            deadlines: Deadlines::default(),
             needs_plan: false,
             strangers: unmanaged::UnmanagedProcesses::default(),
             accounts: accounts::Accounts::default(),
@@ -323,7 +317,6 @@ impl Core {
             first_number: u64::from(seed) << 32,
             next_tenant: 1,
             expected: BTreeSet::new(),
-            expected_until: 0,
             relocations_done: 0,
             declined: 0,
             given_up: BTreeMap::new(),
@@ -428,12 +421,10 @@ impl Core {
         let owes = self.sessions.values().any(|session| session.suspends.is_some() || session.adopts);
         let moves = !self.relocations.is_empty() || owes || self.watches_memory();
         let memory = moves.then_some(self.residency.balancer().config().return_interval_ns);
-        let late = (!self.expected.is_empty()).then(|| self.expected_until.saturating_sub(self.clock));
         let stock = (self.relocations.is_empty() && self.pieces.is_short()).then(|| self.restocks_in());
         let work = self.has_work().then_some(0);
-        let reclaims = self.reclaims_in();
-        let turns = turns.into_iter().chain(self.spares_for());
-        let soonest = turns.chain(memory).chain(late).chain(stock).chain(reclaims).chain(work).min();
+        let deadline = self.deadlines.next(self.clock);
+        let soonest = turns.into_iter().chain(memory).chain(deadline).chain(stock).chain(work).min();
         // Limits the clock's step, however late the event is.
         soonest.map(|ns| ns.clamp(50_000, STEP_MOST))
     }
@@ -533,11 +524,7 @@ impl Core {
         if sessions > 0 || self.releases_of(id) {
             return Err(TenantError::Busy { name: tenant.spec.name.clone(), sessions });
         }
-        self.turns.remove(id, Nanos(self.clock));
-        let _ = self.table.destroy_vm(id);
-        self.residency.forget(id);
-        self.tenants.remove(&id);
-        self.shares.forget(id);
+        self.forget_tenant(id);
         self.follow_up();
         Ok(())
     }
@@ -549,7 +536,8 @@ impl Core {
         if wanted > left {
             return false;
         }
-        self.promise = Some((self.table.spare().saturating_add(wanted.saturating_sub(now)), self.clock + PROMISE_NS));
+        self.promise = Some(self.table.spare().saturating_add(wanted.saturating_sub(now)));
+        self.deadlines.set(Deadline::Guarantee, self.clock + PROMISE_NS);
         self.needs_plan = true;
         self.follow_up();
         true
@@ -610,7 +598,7 @@ impl Core {
             self.carry_out_orders();
         }
         if !self.relocations.is_empty() {
-            self.moved_at = Some(self.clock);
+            self.deadlines.set(Deadline::Restock, self.clock + RESTOCK_NS);
         } else {
             // Pinning host memory holds the driver's locks for milliseconds, so it waits until no memory moves.
             if self.restocks_in() == 0 {
@@ -627,7 +615,7 @@ impl Core {
 
     /// Returns the time in ns until memory may be pinned for the stock.
     fn restocks_in(&self) -> u64 {
-        self.moved_at.map_or(0, |at| at.saturating_add(RESTOCK_NS).saturating_sub(self.clock))
+        self.deadlines.remaining(Deadline::Restock, self.clock)
     }
 
     fn take_retired_away(&mut self) {
@@ -635,13 +623,18 @@ impl Core {
         let ended = |id: &TenantId| self.sessions_of(*id).next().is_none() && !self.releases_of(*id);
         let gone: Vec<TenantId> = retired.filter(ended).collect();
         for id in gone {
-            self.turns.remove(id, Nanos(self.clock));
-            let _ = self.table.destroy_vm(id);
-            self.residency.forget(id);
-            self.tenants.remove(&id);
-            self.shares.forget(id);
+            self.forget_tenant(id);
             self.needs_plan = true;
         }
+    }
+
+    fn forget_tenant(&mut self, id: TenantId) {
+        self.turns.remove(id, Nanos(self.clock));
+        let _ = self.table.destroy_vm(id);
+        self.residency.forget(id);
+        self.tenants.remove(&id);
+        self.shares.forget(id);
+        self.deadlines.cancel(Deadline::SecondLimit(id));
     }
 
     fn sessions_of(&self, tenant: TenantId) -> impl Iterator<Item = SessionId> + '_ {

@@ -1,5 +1,6 @@
 //! Chunks of processes: allocated, delivered, shared and freed.
 
+use super::deadlines::Deadline;
 use super::pieces::Receiver;
 use super::sessions::Pending;
 use super::types::{Action, PieceId, SessionId};
@@ -136,12 +137,13 @@ impl Core {
         let has_room = self.table.spare() > 0 || own.placed < own.guarantee;
         let others = turn.members.iter().filter(|&&member| member != tenant);
         let any_goes = others.filter_map(|&member| of(member)).any(|other| other.placed > other.guarantee);
-        if !swaps || has_room || !any_goes || self.table.host_room() == 0 || self.clock < self.no_eviction_wait_before {
+        let is_crowded = self.deadlines.is_ahead(Deadline::EvictionWait, self.clock);
+        if !swaps || has_room || !any_goes || self.table.host_room() == 0 || is_crowded {
             return false;
         }
         if self.clock.saturating_sub(since) >= ROOM_NS {
             tracing::debug!(tenant = tenant.0, chunks, "others' memory does not go in time");
-            self.no_eviction_wait_before = self.clock + CROWDED_NS;
+            self.deadlines.set(Deadline::EvictionWait, self.clock + CROWDED_NS);
             return false;
         }
         let ahead = u32::try_from(AHEAD_BYTES / self.table.chunk_bytes()).unwrap_or(u32::MAX).min(own.placed);
@@ -214,7 +216,7 @@ impl Core {
         let piece = self.pieces.take(memory_of(place), by, &mut self.actions);
         if let Place::Host(_) = place {
             // More requests of this kind may follow, or the chunk moves to the card soon.
-            self.moved_at = Some(self.clock);
+            self.deadlines.set(Deadline::Restock, self.clock + super::RESTOCK_NS);
         }
         let chunk = ChunkId(self.number());
         self.put(tenant, Body::for_user(piece, (id, chunk)), 1);

@@ -12,6 +12,7 @@
 use std::collections::{BTreeMap, VecDeque};
 
 use super::Core;
+use super::deadlines::Deadline;
 use super::given_up::Reason;
 use super::types::{SessionId, User};
 use vram::TenantId;
@@ -24,8 +25,6 @@ const MIN_LOOKS: usize = 2;
 pub(super) struct Occupations {
     /// Processes that occupied the card at the last poll and had no turn.
     seen: BTreeMap<u32, Occupation>,
-    /// Tenants that got a second limit for their present turn, with the end of that limit.
-    spared: BTreeMap<TenantId, u64>,
 }
 
 /// Consecutive polls at which a process occupied the card, without a turn at or between them.
@@ -87,7 +86,7 @@ impl Core {
     /// Gives up the processes of other tenants that have occupied the card for all of a tenant's turn, which has lasted
     /// `ran_ns`. Returns true if there are any, and the tenant has not had a second limit in this turn.
     pub(super) fn spares(&mut self, tenant: TenantId, ran_ns: u64) -> bool {
-        if self.occupations.spared.contains_key(&tenant) {
+        if self.deadlines.is_set(Deadline::SecondLimit(tenant)) {
             return false;
         }
         let began = self.clock.saturating_sub(ran_ns);
@@ -108,23 +107,12 @@ impl Core {
             );
             self.give_up(session, Reason::HeldUp);
         }
-        self.occupations.spared.insert(tenant, self.clock.saturating_add(limit));
+        self.deadlines.set(Deadline::SecondLimit(tenant), self.clock.saturating_add(limit));
         true
     }
 
     /// Records the end of a tenant's turn.
     pub(super) fn is_not_spared_any_more(&mut self, tenant: TenantId) {
-        self.occupations.spared.remove(&tenant);
-    }
-
-    /// Returns the tenants whose second limit is over.
-    pub(super) fn spared_too_long(&mut self) -> Vec<TenantId> {
-        let clock = self.clock;
-        self.occupations.spared.extract_if(.., |_, until| *until <= clock).map(|(tenant, _)| tenant).collect()
-    }
-
-    /// Returns the time until the first of these limits.
-    pub(super) fn spares_for(&self) -> Option<u64> {
-        self.occupations.spared.values().min().map(|until| until.saturating_sub(self.clock))
+        self.deadlines.cancel(Deadline::SecondLimit(tenant));
     }
 }

@@ -1,5 +1,6 @@
 //! Empty chunks that programs keep: requested back before a request fails, or memory moves, because memory is short.
 
+use super::deadlines::Deadline;
 use super::types::SessionId;
 use super::{Core, Session};
 use cuda_protocol::{FromOwner, RECLAIM_MS, VERSION_RECLAIM};
@@ -48,7 +49,9 @@ impl Core {
             self.send(id, FromOwner::Reclaim { order });
         }
         let until = last.map(|since| since + ANSWER_NS).filter(|until| *until > clock);
-        self.reclaims_until = self.reclaims_until.max(until);
+        if let Some(until) = until {
+            self.deadlines.postpone(Deadline::Reclaims, until);
+        }
         until.is_some()
     }
 
@@ -63,14 +66,6 @@ impl Core {
 
     /// Retries requests whose answers have not come in time.
     pub(super) fn end_reclaims(&mut self) {
-        if self.reclaims_until.is_some_and(|until| self.clock >= until) {
-            self.reclaims_until = None;
-            self.needs_plan = true;
-        }
-    }
-
-    /// Returns the time in ns until answers are no longer awaited.
-    pub(super) fn reclaims_in(&self) -> Option<u64> {
-        self.reclaims_until.map(|until| until.saturating_sub(self.clock))
+        self.needs_plan |= self.deadlines.take(Deadline::Reclaims, self.clock);
     }
 }

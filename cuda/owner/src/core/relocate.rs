@@ -8,6 +8,7 @@
 //! different processes run concurrently, so that one process's evictions overlap another's returns. A move takes effect
 //! only when its process has redirected it; if that never happens, the chunk stays where it was.
 
+use super::deadlines::Deadline;
 use super::given_up::Reason;
 use super::pieces::Receiver;
 use super::types::{Action, BatchId, PieceId, SessionId};
@@ -140,12 +141,12 @@ impl Core {
 
     fn plan(&mut self) -> Vec<Step> {
         let now = self.clock;
-        let promise = self.promise.filter(|&(_, until)| now < until);
+        let promise = self.promise.filter(|_| self.deadlines.is_ahead(Deadline::Guarantee, now));
         let tenants: BTreeSet<_> = self.sessions.values().filter_map(|session| session.tenant).collect();
         let demand = Demand {
             unmet: std::mem::take(&mut self.unmet),
             // Memory evicted for a guarantee must not return before the guarantee is given.
-            guarantee: promise.map(|(chunks, _)| chunks),
+            guarantee: promise,
             only_requests: false,
             // The moves of a lone tenant do not delay other tenants.
             is_undisturbed: tenants.len() < 2,
@@ -182,7 +183,7 @@ impl Core {
                 let (session, chunk) = body.only_user()?;
                 let known = self.sessions.get(&session)?;
                 let settled = known.has_settled(chunk);
-                if !settled || known.stuck || self.clock < known.busy_until {
+                if !settled || known.stuck || self.is_left_alone(session) {
                     return None;
                 }
                 let under_way = self.relocations.get(&session).map_or(0, Relocation::batches);
@@ -224,7 +225,7 @@ impl Core {
             let to = if memory == Memory::Device { Memory::Host } else { Memory::Device };
             let Some(known) = self.sessions.get(&session) else { continue };
             // One order at a time, and one batch of these chunks.
-            let busy = known.stuck || self.clock < known.busy_until;
+            let busy = known.stuck || self.is_left_alone(session);
             if busy || self.relocations.contains_key(&session) {
                 continue;
             }
@@ -246,6 +247,11 @@ impl Core {
             self.enqueue(session, to, items, &missing);
         }
         sessions
+    }
+
+    /// Returns true if a process gets no order about its memory now, because it has declined one.
+    fn is_left_alone(&self, session: SessionId) -> bool {
+        self.deadlines.is_ahead(Deadline::Retry(session), self.clock)
     }
 
     /// Like [`vram::ChunkTable::start`], after scrubbing pending places.
@@ -309,7 +315,7 @@ impl Core {
     fn decline(&mut self, id: SessionId) {
         let (clock, patience) = (self.clock, self.config.patience_ns);
         let Some(session) = self.sessions.get_mut(&id) else { return };
-        session.busy_until = clock + DECLINED_NS;
+        self.deadlines.set(Deadline::Retry(id), clock + DECLINED_NS);
         session.declines += 1;
         let since = *session.declining_since.get_or_insert(clock);
         let Some(tenant) = session.tenant.and_then(|tenant| self.tenants.get(&tenant)) else { return };
@@ -467,8 +473,8 @@ impl Core {
         }
         let until = self.clock + DECLINED_NS;
         let user = self.body(item.tenant, item.index).and_then(|body| body.only_user());
-        if let Some(session) = user.and_then(|(session, _)| self.sessions.get_mut(&session)) {
-            session.busy_until = session.busy_until.max(until);
+        if let Some((session, _)) = user {
+            self.deadlines.postpone(Deadline::Retry(session), until);
         }
     }
 

@@ -1,5 +1,6 @@
 //! Connections of processes, from the first message to the last.
 
+use super::deadlines::Deadline;
 use super::fixed::Fixing;
 use super::given_up::Reason;
 use super::reclaim::Reclaims;
@@ -74,8 +75,6 @@ pub(super) struct Session {
     pub(super) stopped_in: Option<u32>,
     pub(super) turn: u32,
     pub(super) order: u32,
-    /// It has declined to quiesce; it gets no new order before this time.
-    pub(super) busy_until: u64,
     /// Number of orders that it has declined, minus those that it has completed since.
     pub(super) declines: u32,
     /// Time since which that number is positive.
@@ -100,7 +99,7 @@ impl Core {
     /// Adds processes of a previous owner: until they are back, or for `within_ns`, other processes get no memory.
     pub fn expect(&mut self, pids: impl IntoIterator<Item = u32>, within_ns: u64) {
         self.expected.extend(pids);
-        self.expected_until = self.clock + within_ns;
+        self.deadlines.set(Deadline::Reconnection, self.clock + within_ns);
     }
 
     /// Returns the connected processes, for the journal.
@@ -167,7 +166,6 @@ impl Core {
             waiting: false,
             turn: 0,
             order: 0,
-            busy_until: 0,
             declines: 0,
             declining_since: None,
             adopts_since: 0,
@@ -272,6 +270,7 @@ impl Core {
         let Some(tenant) = self.sessions.get(&id).map(|session| session.tenant) else { return };
         self.give_up_memory(id, tenant);
         let Some(session) = self.sessions.remove(&id) else { return };
+        self.deadlines.cancel(Deadline::Retry(id));
         self.expected.remove(&session.pid);
         let Some(tenant) = tenant else { return };
         if session.run.is_some() || session.waiting {

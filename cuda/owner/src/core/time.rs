@@ -1,5 +1,6 @@
 //! Turns and quanta: they decide which gate is open.
 
+use super::deadlines::Deadline;
 use super::types::{Action, SessionId};
 use super::{Core, Nanos};
 use cuda_protocol::{FromOwner, Run, Usage, VERSION_HANDOVER};
@@ -221,13 +222,13 @@ impl Core {
     }
 
     pub(super) fn tick(&mut self) {
-        if self.clock >= self.expected_until && !self.expected.is_empty() {
+        if self.deadlines.take(Deadline::Reconnection, self.clock) && !self.expected.is_empty() {
             tracing::warn!(processes = ?self.expected, "programs of an earlier daemon have not come back");
             self.expected.clear();
             self.needs_plan = true;
         }
         self.turns.tick(self.now());
-        for tenant in self.spared_too_long() {
+        for tenant in self.deadlines.take_second_limits(self.clock) {
             self.overdue(tenant);
         }
         self.late_answers();
