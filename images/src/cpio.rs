@@ -2,15 +2,13 @@
 //! elsewhere.
 
 use std::fs;
+use std::io::{self, Read};
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Component, Path};
 
+use ::cpio::newc::{Builder, Reader, trailer};
 use anyhow::{Context, Result, bail, ensure};
 
-/// Size of an entry's header in bytes: the magic, and thirteen numbers of eight digits.
-const HEADER: usize = 110;
-/// Name of the entry that ends an archive.
-const TRAILER: &str = "TRAILER!!!";
 /// File type bits of a mode.
 const FOLDER: u32 = 0o040_000;
 const FILE: u32 = 0o100_000;
@@ -51,30 +49,17 @@ impl Archive {
     }
 
     /// Ends the archive.
-    pub fn finish(mut self) -> Vec<u8> {
-        self.inode = 0;
-        self.entry(TRAILER, 0, 0, 0, &[]);
-        self.bytes
+    pub fn finish(self) -> Vec<u8> {
+        trailer(self.bytes).expect("a vector takes all bytes")
     }
 
     fn entry(&mut self, name: &str, mode: u32, major: u32, minor: u32, contents: &[u8]) {
         let size = u32::try_from(contents.len()).expect("a file of an initramfs is smaller than 4 GiB");
-        let name_size = u32::try_from(name.len() + 1).expect("names are short");
         self.inode += 1;
-        // Magic, then: inode, mode, uid, gid, links, mtime, size, device (2), rdevice (2), name size, checksum.
-        self.bytes.extend_from_slice(b"070701");
-        for field in [self.inode, mode, 0, 0, 1, 0, size, 0, 0, major, minor, name_size, 0] {
-            self.bytes.extend_from_slice(format!("{field:08x}").as_bytes());
-        }
-        self.bytes.extend_from_slice(name.as_bytes());
-        self.bytes.push(0);
-        self.pad();
-        self.bytes.extend_from_slice(contents);
-        self.pad();
-    }
-
-    fn pad(&mut self) {
-        self.bytes.resize(self.bytes.len().next_multiple_of(4), 0);
+        let entry = Builder::new(name).ino(self.inode).mode(mode).rdev_major(major).rdev_minor(minor);
+        let mut writer = entry.write(&mut self.bytes, size);
+        io::Write::write_all(&mut writer, contents).expect("a vector takes all bytes");
+        writer.finish().expect("a vector takes all bytes");
     }
 }
 
@@ -84,39 +69,38 @@ impl Archive {
 /// # Errors
 /// If an entry is malformed, is of another kind, or would be outside the folder.
 pub fn unpack(archive: &[u8], folder: &Path) -> Result<()> {
-    let mut at = 0;
     let folder = folder.canonicalize().with_context(|| format!("the folder {}", folder.display()))?;
-    while let Some(entry) = Entry::read(archive, &mut at)? {
-        entry.unpack(&folder).with_context(|| format!("the archive's entry {}", entry.name))?;
+    let mut left = archive;
+    loop {
+        let at = archive.len() - left.len();
+        let mut reader = Reader::new(left).with_context(|| format!("no entry at byte {at} of the archive"))?;
+        if reader.entry().is_trailer() {
+            return Ok(());
+        }
+        let (name, mode) = (reader.entry().name().to_owned(), reader.entry().mode());
+        let entry = Entry { name: &name, mode, contents: contents(&mut reader)? };
+        entry.unpack(&folder).with_context(|| format!("the archive's entry {name}"))?;
+        left = reader.finish().context("the archive is cut off")?;
     }
-    Ok(())
+}
+
+/// Reads the contents of an entry.
+fn contents(reader: &mut Reader<&[u8]>) -> Result<Vec<u8>> {
+    let size = reader.entry().file_size() as usize;
+    let mut contents = Vec::new();
+    reader.read_to_end(&mut contents).context("the archive is cut off")?;
+    ensure!(contents.len() == size, "the archive is cut off");
+    Ok(contents)
 }
 
 /// One entry of an archive that is being read.
 struct Entry<'a> {
     name: &'a str,
     mode: u32,
-    contents: &'a [u8],
+    contents: Vec<u8>,
 }
 
-impl<'a> Entry<'a> {
-    /// Reads the entry at `at`, and advances `at` past it; `None` at the archive's end.
-    fn read(archive: &'a [u8], at: &mut usize) -> Result<Option<Self>> {
-        let header = archive.get(*at..*at + HEADER).context("the archive is cut off")?;
-        ensure!(header.starts_with(b"070701"), "no entry at byte {at} of the archive");
-        let field = |number: usize| -> Result<u32> {
-            let digits = header.get(6 + number * 8..14 + number * 8).unwrap_or_default();
-            Ok(u32::from_str_radix(std::str::from_utf8(digits)?, 16)?)
-        };
-        let (mode, size, name_size) = (field(1)?, field(6)? as usize, field(11)? as usize);
-        let name = archive.get(*at + HEADER..*at + HEADER + name_size).context("the archive is cut off")?;
-        let name = std::str::from_utf8(name)?.trim_end_matches('\0');
-        let begin = (*at + HEADER + name_size).next_multiple_of(4);
-        let contents = archive.get(begin..begin + size).context("the archive is cut off")?;
-        *at = (begin + size).next_multiple_of(4);
-        Ok((name != TRAILER).then_some(Self { name, mode, contents }))
-    }
-
+impl Entry<'_> {
     fn unpack(&self, folder: &Path) -> Result<()> {
         let name = Path::new(self.name);
         ensure!(name.components().all(|part| matches!(part, Component::Normal(_))), "it is not below the folder");
@@ -132,11 +116,11 @@ impl<'a> Entry<'a> {
             }
             FILE => {
                 remove(&path)?;
-                fs::write(&path, self.contents)?;
+                fs::write(&path, &self.contents)?;
             }
             LINK => {
                 remove(&path)?;
-                return Ok(symlink(std::str::from_utf8(self.contents)?, &path)?);
+                return Ok(symlink(std::str::from_utf8(&self.contents)?, &path)?);
             }
             CHARACTER_DEVICE => return Ok(()),
             kind => bail!("it is of the kind {kind:o}, which nothing here makes"),
@@ -216,7 +200,7 @@ mod tests {
             (&linked, "not below the folder"),
             (&good[..120], "cut off"),
             (&[&good[..116], &good[120..]].concat(), "entry"),
-            (b"", "cut off"),
+            (b"", "no entry at byte 0"),
         ] {
             let error = format!("{:#}", unpack(bytes, folder.path()).unwrap_err());
             assert!(error.contains(told), "{error}");
