@@ -276,7 +276,7 @@ mod tests {
         let files = committed();
         assert!(files.iter().any(|(_, metrics, _)| metrics.iter().any(|metric| metric.met() == Some(true))));
         for (file, metrics, rows) in files {
-            assert_eq!(metrics.len(), rows.len(), "{file}: a row is no figure");
+            assert_eq!(metrics.len(), rows.len(), "{file}: a row is not a figure");
             for (metric, row) in metrics.iter().zip(rows) {
                 assert_eq!(row["met"].as_bool(), metric.met(), "{file}: {}", metric.name);
                 if metric.target == Target::None {

@@ -211,7 +211,7 @@ fn pack(recipe: &XenRecipe, root: &Path) -> Result<Vec<u8>> {
 fn is_dynamic(path: &Path) -> Result<bool> {
     use object::{Object, ObjectSection};
     let bytes = read(path)?;
-    let file = object::File::parse(&*bytes).with_context(|| format!("{} is no program", path.display()))?;
+    let file = object::File::parse(&*bytes).with_context(|| format!("{} is not a program", path.display()))?;
     Ok(file.section_by_name(".interp").is_some_and(|section| section.size() != 0))
 }
 

@@ -35,7 +35,7 @@ impl Writer {
     /// See [`WriteError`]. The file is then unchanged.
     pub fn put<P: Part>(&mut self, of: u32, part: &P) -> Result<(), WriteError> {
         let name = P::NAME;
-        debug_assert!(is_name(name), "`{name}` is no name of a part");
+        debug_assert!(is_name(name), "`{name}` is not a name of a part");
         if self.written.contains(&(name, of)) {
             return Err(WriteError::Twice { name, of });
         }

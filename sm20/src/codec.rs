@@ -34,7 +34,7 @@ use crate::ir::{Form, Instruction, Op, Predicate, PredicateOperand};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum DecodeError {
     /// No encoding has this type and opcode.
-    #[error("{word:#x} is no instruction")]
+    #[error("{word:#x} is not an instruction")]
     Opcode {
         /// The word.
         word: u64,

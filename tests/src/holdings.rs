@@ -137,7 +137,7 @@ fn kind(target: &str) -> String {
 #[must_use]
 pub fn setting(name: &str, default: u64) -> u64 {
     match std::env::var(name) {
-        Ok(text) => text.parse().unwrap_or_else(|_| panic!("{name}={text} is no number")),
+        Ok(text) => text.parse().unwrap_or_else(|_| panic!("{name}={text} is not a number")),
         Err(_) => default,
     }
 }

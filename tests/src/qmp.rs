@@ -75,7 +75,7 @@ impl Qmp {
         loop {
             if let Some(end) = self.buffer.iter().position(|b| *b == b'\n') {
                 let line: Vec<u8> = self.buffer.drain(..=end).collect();
-                return serde_json::from_slice(&line).context("QEMU sent what is no JSON");
+                return serde_json::from_slice(&line).context("QEMU sent what is not JSON");
             }
             let mut chunk = [0; 4096];
             match self.stream.read(&mut chunk) {

@@ -68,7 +68,7 @@ pub enum OpenError {
     #[error("{0} does not answer: its registers read as ones")]
     Silent(Address),
     /// An unknown chip.
-    #[error("the identity register of {address} reads {boot0:#010x}, which is no chip that this version knows")]
+    #[error("the identity register of {address} reads {boot0:#010x}, which is not a chip that this version knows")]
     UnknownChip {
         /// The function.
         address: Address,

@@ -87,7 +87,7 @@ impl VfioCard {
         }
         let info = kernel.device_info().map_err(fail("VFIO_DEVICE_GET_INFO"))?;
         if info.flags & VFIO_DEVICE_FLAGS_PCI == 0 || info.regions <= VFIO_PCI_CONFIG_REGION_INDEX {
-            return Err(OpenError::Interface(format!("says that {address} is no PCI function")));
+            return Err(OpenError::Interface(format!("says that {address} is not a PCI function")));
         }
         let region = |index| kernel.region(index).map_err(fail("VFIO_DEVICE_GET_REGION_INFO"));
         let bar = |index, sizes: std::ops::RangeInclusive<u64>| {

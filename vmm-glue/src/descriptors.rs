@@ -97,7 +97,7 @@ impl Given {
     pub(crate) fn stream(&self, name: u32) -> Result<UnixStream, ParkError> {
         let fd = self.take(name)?;
         let kind = rustix::net::sockopt::socket_type(&fd).map_err(io::Error::from)?;
-        Invalid::unless(kind == rustix::net::SocketType::STREAM, || format!("descriptor {name} is no connection"))?;
+        Invalid::unless(kind == rustix::net::SocketType::STREAM, || format!("descriptor {name} is not a connection"))?;
         let stream = UnixStream::from(fd);
         stream.set_nonblocking(true)?;
         Ok(stream)

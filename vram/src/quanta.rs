@@ -61,7 +61,7 @@ impl FromStr for Mode {
     fn from_str(text: &str) -> Result<Self, String> {
         let all = [Self::Auto, Self::Off, Self::Forced];
         let known = all.into_iter().find(|mode| mode.name() == text);
-        known.ok_or_else(|| format!("`{text}` is no mode for time quanta: `auto`, `off` or `forced`"))
+        known.ok_or_else(|| format!("`{text}` is not a mode for time quanta: `auto`, `off` or `forced`"))
     }
 }
 

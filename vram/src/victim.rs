@@ -89,7 +89,7 @@ impl FromStr for VictimPolicy {
 
     fn from_str(text: &str) -> Result<Self, String> {
         Self::ALL.into_iter().find(|policy| policy.name() == text).ok_or_else(|| {
-            format!("`{text}` is no policy for victims: `random`, `priority`, `profiled`, `clock` or `loops`")
+            format!("`{text}` is not a policy for victims: `random`, `priority`, `profiled`, `clock` or `loops`")
         })
     }
 }

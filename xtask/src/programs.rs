@@ -127,7 +127,7 @@ impl Program {
         if !listed.status.success() {
             bail!("{} does not list its tests ({})", self.path.display(), listed.status);
         }
-        let text = String::from_utf8(listed.stdout).context("a test's name that is no UTF-8")?;
+        let text = String::from_utf8(listed.stdout).context("a test's name that is not UTF-8")?;
         Ok(text.lines().filter_map(|line| line.strip_suffix(": test")).map(str::to_owned).collect())
     }
 }

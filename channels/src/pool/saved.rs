@@ -538,7 +538,10 @@ impl Vm {
             says("its runlist names channels twice, or such as are not bound"),
         )?;
         let numbers = unlisted.iter().all(|channel| u32::from(*channel) < CHANNELS);
-        Invalid::unless(numbers && unlisted.len() <= CHANNELS as usize, says("it has taken off what is no channel"))?;
+        Invalid::unless(
+            numbers && unlisted.len() <= CHANNELS as usize,
+            says("it has taken off what is not a channel"),
+        )?;
         let keys = |mut keys: Vec<u8>| {
             let last = keys.last().copied();
             let ordered = ascend(keys.drain(..)) && last.is_none_or(|last| u32::from(last) < CHANNELS);

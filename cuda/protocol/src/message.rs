@@ -394,7 +394,7 @@ pub enum FromOwner {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Malformed {
     /// Bytes that are not a message of this version.
-    #[error("a packet of {bytes} bytes is no message")]
+    #[error("a packet of {bytes} bytes is not a message")]
     Encoding {
         /// Length of the packet.
         bytes: usize,

@@ -27,7 +27,7 @@ impl Storage {
                 let target = policy::find(*offset);
                 !matches!(target, Target::Nothing | Target::Range(RangeKind::Prom | RangeKind::Pramin))
             };
-            Invalid::unless(inside && is_kept(), || format!("{offset:#x} is no register that is kept"))?;
+            Invalid::unless(inside && is_kept(), || format!("{offset:#x} is not a register that is kept"))?;
             storage.set(*offset, *value);
         }
         Ok(storage)

@@ -30,6 +30,6 @@ impl Named {
             return Ok(());
         }
         let shown: String = self.uid.chars().take(MAX_UID).collect();
-        Err(format!("{shown:?} is no UID, expected up to {MAX_UID} letters, digits and `-`"))
+        Err(format!("{shown:?} is not a UID, expected up to {MAX_UID} letters, digits and `-`"))
     }
 }

@@ -426,7 +426,7 @@ mod tests {
         let check = |uid: &str| Named { namespace: "a".to_owned(), name: "b".to_owned(), uid: uid.to_owned() }.check();
         assert_eq!(check("5d307ca9-b3ef-428c-8861-06e72d69f223"), Ok(()));
         for bad in ["", "-", "../x", "a/b", "a b", "a\0", "-a", "a-", "ä", &"a".repeat(49)] {
-            assert!(check(bad).unwrap_err().contains("is no UID"), "{bad:?}");
+            assert!(check(bad).unwrap_err().contains("is not a UID"), "{bad:?}");
         }
     }
 

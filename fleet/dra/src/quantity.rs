@@ -10,15 +10,15 @@ const MAX_TEXT: usize = 64;
 pub fn whole(text: &str) -> Result<u64, String> {
     let wrong = |what: &str| Err(format!("`{}` is {what}", text.chars().take(MAX_TEXT).collect::<String>()));
     if text.len() > MAX_TEXT {
-        return wrong("no quantity, expected one such as 8Gi");
+        return wrong("not a quantity, expected one such as 8Gi");
     }
     let end = text.find(|character: char| !character.is_ascii_digit() && character != '.').unwrap_or(text.len());
     let (number, suffix) = text.split_at(end);
     let (integer, fraction) = number.split_once('.').unwrap_or((number, ""));
     if integer.is_empty() && fraction.is_empty() || fraction.contains('.') {
-        return wrong("no quantity, expected one such as 8Gi");
+        return wrong("not a quantity, expected one such as 8Gi");
     }
-    let Some((times, by)) = scale(suffix) else { return wrong("no quantity, expected one such as 8Gi") };
+    let Some((times, by)) = scale(suffix) else { return wrong("not a quantity, expected one such as 8Gi") };
     let digits = fraction.trim_end_matches('0');
     let parsed = || {
         let integer = if integer.is_empty() { 0 } else { integer.parse::<u128>().ok()? };
@@ -102,7 +102,7 @@ mod tests {
             }
         }
         for text in ["", "Gi", "-1", "+1", "1 Gi", "1gi", "1.2.3", "1e", "1e99", "1e-3", "0x10", "1Gii", "٣"] {
-            assert!(whole(text).unwrap_err().contains("no quantity"), "{text}");
+            assert!(whole(text).unwrap_err().contains("not a quantity"), "{text}");
         }
         assert!(whole("100m").unwrap_err().contains("no whole number"));
         assert!(whole("1.0000000000000000001").unwrap_err().contains("too much"));

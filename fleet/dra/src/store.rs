@@ -66,7 +66,7 @@ pub enum StoreError {
         source: io::Error,
     },
     #[error(
-        "{} is no list of prepared claims: {what}; move it away, and remove the tenants and VMs whose names begin with `k8s-` that \
+        "{} is not a list of prepared claims: {what}; move it away, and remove the tenants and VMs whose names begin with `k8s-` that \
          no pod uses",
         path.display()
     )]

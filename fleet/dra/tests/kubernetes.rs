@@ -471,9 +471,9 @@ async fn junk_is_refused_and_changes_nothing() {
     node.slice(1).await;
     for uid in ["", "../../etc/passwd", "a/b", "a b", &"u".repeat(200), "uid\n", "-"] {
         let claim = v1::Claim { namespace: "prod".to_owned(), uid: uid.to_owned(), name: "x".to_owned() };
-        assert!(kubelet.bad(&claim).await.contains("is no UID"), "{uid:?}");
+        assert!(kubelet.bad(&claim).await.contains("is not a UID"), "{uid:?}");
         let answer = kubelet.unprepare(&[claim]).await.unwrap();
-        assert!(answer.claims[uid].error.contains("is no UID"));
+        assert!(answer.claims[uid].error.contains("is not a UID"));
     }
     let odd = v1::Claim { namespace: "../..".to_owned(), uid: "u".to_owned(), name: "../../nodes".to_owned() };
     kubelet.bad(&odd).await;
@@ -530,7 +530,7 @@ async fn a_driver_that_cannot_work_says_why_and_ends() {
     fs::create_dir_all(&kept).unwrap();
     fs::write(kept.join("claims.json"), "junk").unwrap();
     let text = failed(node.driver(&[]));
-    assert!(text.contains("claims.json is no list of prepared claims") && text.contains("move it away"), "{text}");
+    assert!(text.contains("claims.json is not a list of prepared claims") && text.contains("move it away"), "{text}");
     fs::remove_file(kept.join("claims.json")).unwrap();
     fs::remove_dir_all(node.path("kubelet/plugins_registry")).unwrap();
     let text = failed(node.driver(&[]));

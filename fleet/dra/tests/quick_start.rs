@@ -114,7 +114,7 @@ impl Cluster {
     fn inside(&self, path: &str) -> PathBuf {
         let folders = [("/var/lib/kubelet", "kubelet"), ("/var/run/cdi", "cdi"), ("/run/gpu-mediator", "")];
         let found = folders.iter().find_map(|(outside, name)| Some((path.strip_prefix(outside)?, name)));
-        let (rest, name) = found.unwrap_or_else(|| panic!("{path} is no folder of the driver"));
+        let (rest, name) = found.unwrap_or_else(|| panic!("{path} is not a folder of the driver"));
         self.node.path(format!("{name}{rest}").trim_matches('/'))
     }
 

@@ -19,7 +19,7 @@ pub const MAX_STREAMS: u32 = 64;
 #[derive(Debug, thiserror::Error)]
 #[expect(missing_docs, reason = "the messages say it")]
 pub enum SocketError {
-    #[error("{} is no socket; remove it, or name another path", .0.display())]
+    #[error("{} is not a socket; remove it, or name another path", .0.display())]
     Other(PathBuf),
     #[error("a process serves {} already; end it, or name another path", .0.display())]
     Served(PathBuf),

@@ -155,6 +155,6 @@ fn socket_replaces_only_unserved_socket() {
     assert!(!path.exists());
     std::fs::write(&path, "a file").unwrap();
     let error = Socket::bind(&path).err().unwrap().to_string();
-    assert!(error.contains("is no socket"), "{error}");
+    assert!(error.contains("is not a socket"), "{error}");
     assert_eq!(std::fs::read_to_string(&path).unwrap(), "a file");
 }

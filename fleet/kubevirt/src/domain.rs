@@ -22,7 +22,7 @@ const NAMESPACE: &str = "http://libvirt.org/schemas/domain/qemu/1.0";
 pub enum DomainError {
     #[error("a domain of {0} bytes, expected at most {MAX_DOCUMENT}")]
     Long(usize),
-    #[error("the domain is no XML: {0}")]
+    #[error("the domain is not XML: {0}")]
     Xml(String),
     #[error("the root is <{0}>, expected <domain>")]
     Root(String),

@@ -38,7 +38,7 @@ pub struct Hook {
 fn device(request: &str, number: usize) -> Result<String, String> {
     let good = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
     if request.is_empty() || request.len() > 63 || !request.bytes().all(good) {
-        return Err(format!("{request:?} is no name of a request, expected up to 63 of the characters a-z 0-9 -"));
+        return Err(format!("{request:?} is not a name of a request, expected up to 63 of the characters a-z 0-9 -"));
     }
     let socket = Vgpu::folder(request).join(SOCKET);
     let vm = launch::Named { name: request, socket: &socket, profile: None };
@@ -53,7 +53,7 @@ impl Hook {
     /// The requests of a virtual machine, given as JSON.
     fn requests(&self, vmi: &[u8]) -> Result<Vec<String>, String> {
         let vmi: serde_json::Value =
-            serde_json::from_slice(vmi).map_err(|error| format!("the virtual machine is no JSON: {error}"))?;
+            serde_json::from_slice(vmi).map_err(|error| format!("the virtual machine is not JSON: {error}"))?;
         let said = &vmi["metadata"]["annotations"][ANNOTATION];
         let requests: Vec<String> = match said.as_str() {
             Some(said) => said.split(',').map(|name| name.trim().to_owned()).collect(),

@@ -68,14 +68,14 @@ async fn domain_gets_vgpus_from_annotation_or_arguments() {
 
     for (vmi, word) in [
         ("no json", "no JSON"),
-        (r#"{"metadata":{"annotations":{"gpu-mediator.internal/requests":"../../etc"}}}"#, "no name of a request"),
+        (r#"{"metadata":{"annotations":{"gpu-mediator.internal/requests":"../../etc"}}}"#, "not a name of a request"),
         (r#"{"metadata":{"annotations":{"gpu-mediator.internal/requests":",,,,,,,,,,,,,,,,"}}}"#, "at most 16"),
     ] {
         let error = new.on_define_domain(params(vmi)).await.unwrap_err();
         assert!(error.code() == tonic::Code::InvalidArgument && error.message().contains(word), "{error}");
     }
     let broken = OnDefineDomainParams { domain_xml: b"<domain><a></domain>".into(), vmi: b"{}".into() };
-    assert!(old.on_define_domain(broken).await.unwrap_err().message().contains("no XML"));
+    assert!(old.on_define_domain(broken).await.unwrap_err().message().contains("not XML"));
 
     let init = PreCloudInitIsoParams {
         cloud_init_no_cloud_source: b"a".into(),

@@ -296,7 +296,7 @@ pub extern "C" fn slurm_spank_exit(handle: Handle, count: c_int, words: *const *
 pub extern "C" fn slurm_spank_job_epilog(_handle: Handle, count: c_int, words: *const *const c_char) -> c_int {
     guarded(|| {
         let id = std::env::var("SLURM_JOB_ID").ok().and_then(|id| id.parse().ok());
-        let id: u32 = id.ok_or("SLURM_JOB_ID is not set, or is no number")?;
+        let id: u32 = id.ok_or("SLURM_JOB_ID is not set, or is not a number")?;
         let arguments = arguments(count, words)?.on(std::env::var("SLURMD_NODENAME").ok().as_deref());
         work::end(&arguments, id)
     })

@@ -79,13 +79,13 @@ impl FromStr for MemorySize {
         match number.parse::<u32>() {
             // VMMs do not agree about a bare number.
             Ok(1..) if number.starts_with('+') => {
-                Err(format!("`{text}` is no size of memory, expected one such as 2G"))
+                Err(format!("`{text}` is not a size of memory, expected one such as 2G"))
             }
             Ok(1..) if text == number => Ok(Self(format!("{number}M"))),
             Ok(1..) => Ok(Self(text.to_owned())),
-            _ => {
-                Err(format!("`{text}` is no size of memory, expected a number of MiB, or one with M or G, such as 2G"))
-            }
+            _ => Err(format!(
+                "`{text}` is not a size of memory, expected a number of MiB, or one with M or G, such as 2G"
+            )),
         }
     }
 }
@@ -266,7 +266,7 @@ mod tests {
     fn sizes_without_number_are_refused() {
         for text in ["", "G", "0G", "0", "2T", "-1G", "+1G", "1G,share=off", "99999999999G"] {
             let error = text.parse::<MemorySize>().unwrap_err();
-            assert!(error.starts_with(&format!("`{text}` is no size of memory, expected")), "{error}");
+            assert!(error.starts_with(&format!("`{text}` is not a size of memory, expected")), "{error}");
         }
         for (text, mib) in [("512M", 512), ("2G", 2048), ("512", 512)] {
             assert_eq!(text.parse::<MemorySize>().map(|size| size.mib()), Ok(mib));

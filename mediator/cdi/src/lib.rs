@@ -170,7 +170,7 @@ fn socket(socket: &Path, folder: &Path) -> Result<(Mount, PathBuf), CdiError> {
 #[expect(missing_docs, reason = "the messages say it")]
 pub enum CdiError {
     #[error(
-        "{0:?} is no name of a device, expected up to {MAX_NAME} of the characters A-Z a-z 0-9 _ . : - with a letter or a digit \
+        "{0:?} is not a name of a device, expected up to {MAX_NAME} of the characters A-Z a-z 0-9 _ . : - with a letter or a digit \
          at both ends"
     )]
     Name(String),

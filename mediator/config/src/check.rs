@@ -101,14 +101,14 @@ pub fn name_is_good(name: &str) -> Result<(), String> {
     }
     let shown: String = name.chars().take(MAX_NAME).collect();
     Err(format!(
-        "{shown:?} is no name, expected 1 to {MAX_NAME} of the characters A-Z a-z 0-9 . _ - with a letter or a digit first"
+        "{shown:?} is not a name, expected 1 to {MAX_NAME} of the characters A-Z a-z 0-9 . _ - with a letter or a digit first"
     ))
 }
 
 fn socket_path_is_good(path: &Path) -> Result<(), String> {
     let shown = path.display();
     if !path.is_absolute() {
-        return Err(format!("`{shown}` is no absolute path, expected one such as /run/gpu-mediator/a.sock"));
+        return Err(format!("`{shown}` is not an absolute path, expected one such as /run/gpu-mediator/a.sock"));
     }
     let len = path.as_os_str().len();
     if len > MAX_SOCKET_PATH {
@@ -260,14 +260,14 @@ fn daemon(daemon: &DaemonSpec, mistakes: &mut Vec<Mistake>) {
     }
     if !daemon.socket_dir.is_absolute() {
         let what = format!(
-            "`{}` is no absolute path, expected a folder such as /run/gpu-mediator",
+            "`{}` is not an absolute path, expected a folder such as /run/gpu-mediator",
             daemon.socket_dir.display()
         );
         table.say("socket_dir", what);
     }
     if let Some(folder) = daemon.state_dir.as_ref().filter(|folder| !folder.is_absolute()) {
         let what =
-            format!("`{}` is no absolute path, expected a folder such as /var/lib/gpu-mediator", folder.display());
+            format!("`{}` is not an absolute path, expected a folder such as /var/lib/gpu-mediator", folder.display());
         table.say("state_dir", what);
     }
     for (field, what) in daemon.rebalance.iter().flat_map(super::RebalanceSpec::check) {
@@ -277,7 +277,7 @@ fn daemon(daemon: &DaemonSpec, mistakes: &mut Vec<Mistake>) {
         table.say(
             "log",
             format!(
-                "`{}` is no log filter ({error}), expected one such as \"info\" or \"info,mediator=debug\"",
+                "`{}` is not a log filter ({error}), expected one such as \"info\" or \"info,mediator=debug\"",
                 daemon.log
             ),
         );

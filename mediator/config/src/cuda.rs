@@ -294,7 +294,7 @@ pub fn tenant(tenant: &TenantSpec, cards: &[CardSpec], vms: &[&str], others: &[&
             if known.is_empty() { "a [[card]] table of that kind first".to_owned() } else { known.join(" or ") };
         let what = match tenant.card.as_str() {
             "" => format!("this host has no card of kind = \"cuda\", expected {known}"),
-            card => format!("`{card}` is no card of kind = \"cuda\", expected {known}"),
+            card => format!("`{card}` is not a card of kind = \"cuda\", expected {known}"),
         };
         say(RefusalKind::UnknownCard, "card", what);
         return refusals;
@@ -372,7 +372,10 @@ mod tests {
     fn config_errors_name_line_and_key() {
         for (more, expected) in [
             ("cuda.chunk_mib = 3\n", "m.toml:6:18: card[0].cuda.chunk_mib: 3 MiB"),
-            ("[[tenant]]\nname = \"a\"\ncard = \"x\"\nvram_mib = 16\n", "m.toml:8:8: tenant[0].card: `x` is no card"),
+            (
+                "[[tenant]]\nname = \"a\"\ncard = \"x\"\nvram_mib = 16\n",
+                "m.toml:8:8: tenant[0].card: `x` is not a card",
+            ),
             ("[[tenant]]\nname = \"a\"\ncard = \"h100\"\nvram_mib = 15\n", "m.toml:9:12: tenant[0].vram_mib: 15 MiB"),
             (
                 "[[tenant]]\nname = \"a\"\ncard = \"h100\"\nvram_mib = 16\nmemory.guarantee_mib = 65536\n",

@@ -48,7 +48,7 @@ impl Labels {
             if !first || !rest || key.len() > MAX_KEY {
                 let shown: String = key.chars().take(MAX_KEY).collect();
                 return Err(format!(
-                    "{shown:?} is no key, expected 1 to {MAX_KEY} of the characters a-z 0-9 _ with a letter first"
+                    "{shown:?} is not a key, expected 1 to {MAX_KEY} of the characters a-z 0-9 _ with a letter first"
                 ));
             }
             if value.len() > MAX_VALUE || value.chars().any(char::is_control) {

@@ -529,7 +529,9 @@ impl std::str::FromStr for SocketMode {
         let digits = !text.is_empty() && text.bytes().all(|byte| (b'0'..=b'7').contains(&byte));
         match u32::from_str_radix(text, 8) {
             Ok(bits) if digits && bits <= 0o777 => Ok(Self(bits)),
-            _ => Err(format!("`{text}` is no access mode, expected octal digits from 0000 to 0777, such as \"0660\"")),
+            _ => Err(format!(
+                "`{text}` is not an access mode, expected octal digits from 0000 to 0777, such as \"0660\""
+            )),
         }
     }
 }

@@ -20,7 +20,7 @@ pub fn mib(text: &str) -> Result<u64, String> {
     // The size in bytes must be a number as well.
     let mib = digits.parse::<u64>().ok().filter(|_| plain).and_then(|number| number.checked_mul(factor));
     let mib = mib.filter(|mib| mib.checked_mul(1 << 20).is_some());
-    mib.ok_or_else(|| format!("`{text}` is no size, expected a number of MiB, or one with M or G, such as 20G"))
+    mib.ok_or_else(|| format!("`{text}` is not a size, expected a number of MiB, or one with M or G, such as 20G"))
 }
 
 struct Size;
@@ -93,7 +93,7 @@ mod tests {
             assert_eq!(mib(text), Ok(expected), "{text}");
         }
         for text in ["", "G", "1.5G", "-1", "+1", "1K", "1g", "20 G", "99999999999999999999", "99999999999999M"] {
-            assert!(mib(text).unwrap_err().contains("is no size, expected a number of MiB"), "{text}");
+            assert!(mib(text).unwrap_err().contains("is not a size, expected a number of MiB"), "{text}");
         }
     }
 
@@ -115,6 +115,6 @@ mod tests {
         assert_eq!((a.vram_mib, a.memory.quota_mib), (Some(256), Some(128)));
         assert_eq!((b.vram_mib, b.memory.guarantee_mib), (Some(128), Some(32)));
         let error = Config::parse(&text.replace("\"256M\"", "\"256K\""), "f").unwrap_err().to_string();
-        assert!(error.contains("f:16:12: vm[0].vram_mib: `256K` is no size, expected a number of MiB"), "{error}");
+        assert!(error.contains("f:16:12: vm[0].vram_mib: `256K` is not a size, expected a number of MiB"), "{error}");
     }
 }

@@ -124,7 +124,7 @@ fn wrong_type_names_line_key_and_the_expected_type() {
     let text = mistake(&with_vm("name = \"a\"\ncard = \"card0\"\nvram_mib = \"lots\"\n"));
     assert_eq!(
         text,
-        "f:9:12: vm[0].vram_mib: `lots` is no size, expected a number of MiB, or one with M or G, such as 20G"
+        "f:9:12: vm[0].vram_mib: `lots` is not a size, expected a number of MiB, or one with M or G, such as 20G"
     );
     let text = mistake(&with_vm("name = \"a\"\ncard = \"card0\"\nvram_mib = 64\nchannels = \"lots\"\n"));
     assert_eq!(text, "f:10:12: vm[0].channels: invalid type: string \"lots\", expected u32");
@@ -156,7 +156,10 @@ fn bad_mode_is_shown_with_an_example() {
     let vm = "name = \"a\"\ncard = \"card0\"\nvram_mib = 64\nmode = ";
     for (mode, shown) in [("\"rw\"", "`rw`"), ("\"0888\"", "`0888`"), ("\"1777\"", "`1777`"), ("\"+77\"", "`+77`")] {
         let text = mistake(&with_vm(&format!("{vm}{mode}\n")));
-        assert!(text.starts_with(&format!("f:10:8: vm[0].mode: {shown} is no access mode, expected octal")), "{text}");
+        assert!(
+            text.starts_with(&format!("f:10:8: vm[0].mode: {shown} is not an access mode, expected octal")),
+            "{text}"
+        );
     }
     let text = mistake(&with_vm(&format!("{vm}660\n")));
     assert!(text.starts_with("f:10:8: vm[0].mode: invalid type: integer `660`, expected a string of octal"), "{text}");
@@ -165,13 +168,13 @@ fn bad_mode_is_shown_with_an_example() {
 #[test]
 fn bad_log_filter_is_shown() {
     let text = mistake("[daemon]\nlog = \"mediator=loud\"\n");
-    assert!(text.starts_with("f:2:7: daemon.log: `mediator=loud` is no log filter"), "{text}");
+    assert!(text.starts_with("f:2:7: daemon.log: `mediator=loud` is not a log filter"), "{text}");
 }
 
 #[test]
 fn relative_socket_is_refused() {
     let text = mistake("[daemon]\nadmin_socket = \"admin.sock\"\n");
-    assert!(text.starts_with("f:2:16: daemon.admin_socket: `admin.sock` is no absolute path"), "{text}");
+    assert!(text.starts_with("f:2:16: daemon.admin_socket: `admin.sock` is not an absolute path"), "{text}");
 }
 
 #[test]
@@ -186,7 +189,7 @@ fn socket_path_too_long_for_the_kernel_is_refused() {
 fn bad_names_are_refused() {
     for name in ["", "-a", "a/b", "a b", "ä", &"x".repeat(64)] {
         let text = mistake(&with_vm(&format!("name = \"{name}\"\ncard = \"card0\"\nvram_mib = 64\nsocket = \"/s\"\n")));
-        assert!(text.starts_with("f:7:8: vm[0].name: ") && text.contains("is no name, expected 1 to 63"), "{text}");
+        assert!(text.starts_with("f:7:8: vm[0].name: ") && text.contains("is not a name, expected 1 to 63"), "{text}");
     }
 }
 
@@ -272,7 +275,7 @@ fn invalid_paravirtual_tables_are_rejected() {
     for (line, key) in [
         ("tables_mib = 0", "paravirtual.tables_mib: 0 MiB, expected 1 to 1024"),
         ("segments_mib = 2000", "paravirtual.segments_mib: 2000 MiB, expected 0 to 1024"),
-        ("group = \"a b\"", "paravirtual.group: \"a b\" is no name"),
+        ("group = \"a b\"", "paravirtual.group: \"a b\" is not a name"),
     ] {
         let text = mistake(&with_vm(&format!("{shared}[vm.paravirtual]\n{line}\n")));
         assert!(text.contains(key), "{text}");
@@ -329,7 +332,7 @@ fn memory_that_is_promised_must_be_there() {
             "guarantee_mib = 0\non_full = \"swap\"",
             "memory.on_full: `swap`, expected another policy, or `memory.host_mib`",
         ),
-        ("", "guarantee_mib = 0\non_full = \"wait\"", "`wait` is no policy for a full card"),
+        ("", "guarantee_mib = 0\non_full = \"wait\"", "`wait` is not a policy for a full card"),
         (
             "memory = { host_mib = 512 }",
             "guarantee_mib = 256",
@@ -341,8 +344,8 @@ fn memory_that_is_promised_must_be_there() {
             "memory.swap_cap_mib: 512 MiB, expected at least 768",
         ),
         ("memory = { host_mib = 511 }", "", "memory.host_mib: 511 MiB, expected a multiple"),
-        ("memory = { victims = \"oldest\" }", "", "`oldest` is no policy"),
-        ("memory = { quanta = { mode = \"on\" } }", "", "`on` is no mode"),
+        ("memory = { victims = \"oldest\" }", "", "`oldest` is not a policy"),
+        ("memory = { quanta = { mode = \"on\" } }", "", "`on` is not a mode"),
         ("memory = { return_ms = 0 }", "", "memory.return_ms: 0, expected 1 to 3600000"),
         ("memory = { chaos_every = 3 }", "", "memory.chaos_every: 3, expected 0, or `memory.host_mib` above 0"),
         ("memory = { reserve_mib = 480 }", "", "memory.reserve_mib: 480 MiB, expected less than the 480"),

@@ -33,7 +33,7 @@ pub enum ClientError {
     },
     #[error("{} is there already; name another file, or say `--force`", path.display())]
     Exists { path: PathBuf },
-    #[error("{} is no record", path.display())]
+    #[error("{} is not a record", path.display())]
     Record {
         path: PathBuf,
         #[source]

@@ -329,7 +329,7 @@ fn wanted(text: &str, domain: &str) -> Result<Option<Wanted>, String> {
     let mut reader = Reader::from_str(text);
     let (mut found, mut passed) = (None, Vec::new());
     loop {
-        let event = reader.read_event().map_err(|error| format!("its description is no XML: {error}"))?;
+        let event = reader.read_event().map_err(|error| format!("its description is not XML: {error}"))?;
         match event {
             Event::Start(element) | Event::Empty(element) => {
                 let local = element.local_name();
@@ -360,11 +360,11 @@ fn is_ours(element: &BytesStart<'_>, text: &str) -> Result<bool, String> {
 
 fn attributes(element: &BytesStart<'_>) -> Result<Vec<(String, String)>, String> {
     let attribute = |attribute: Result<quick_xml::events::attributes::Attribute<'_>, _>| {
-        let attribute = attribute.map_err(|error| format!("its description is no XML: {error}"))?;
+        let attribute = attribute.map_err(|error| format!("its description is not XML: {error}"))?;
         let key = attribute.key.as_ref().to_owned();
         let value = attribute
             .normalized_value(XmlVersion::default())
-            .map_err(|error| format!("its description is no XML: {error}"))?;
+            .map_err(|error| format!("its description is not XML: {error}"))?;
         Ok((key, value.into_owned()))
     };
     element.attributes().map(attribute).collect()

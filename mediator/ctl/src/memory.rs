@@ -211,7 +211,7 @@ impl std::str::FromStr for RangeOf {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let wrong = || format!("`{text}` is no range, expected START+LENGTH such as 16M+4M or 0x1000000+0x400000");
+        let wrong = || format!("`{text}` is not a range, expected START+LENGTH such as 16M+4M or 0x1000000+0x400000");
         let (start, bytes) = text.split_once('+').ok_or_else(wrong)?;
         let (start, bytes) = (size(start).ok_or_else(wrong)?, size(bytes).ok_or_else(wrong)?);
         Ok(Self(api::Range { start, bytes }))
@@ -374,7 +374,7 @@ mod tests {
         assert_eq!(range("16M+4M"), Ok((16 << 20, 4 << 20)));
         assert_eq!(range("0x1000+128K"), Ok((0x1000, 128 << 10)));
         for wrong in ["", "4M", "4M+", "+4M", "a+b", "1T+1", "99999999999G+1"] {
-            assert!(range(wrong).unwrap_err().contains("is no range"), "{wrong}");
+            assert!(range(wrong).unwrap_err().contains("is not a range"), "{wrong}");
         }
     }
 }

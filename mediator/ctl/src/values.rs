@@ -27,7 +27,7 @@ impl FromStr for Percent {
             .flatten();
         match permille {
             Some(permille @ 0..=1000) => Ok(Self { permille }),
-            _ => Err(format!("`{text}` is no part of the whole, expected percent from 0 to 100, such as 12.5")),
+            _ => Err(format!("`{text}` is not a part of the whole, expected percent from 0 to 100, such as 12.5")),
         }
     }
 }
@@ -47,7 +47,7 @@ pub fn span(text: &str) -> Result<Duration, String> {
     };
     let span = number.zip(ms).and_then(|(number, ms)| number.checked_mul(ms)).filter(|ms| *ms > 0);
     span.map(Duration::from_millis)
-        .ok_or_else(|| format!("`{text}` is no length of time, expected a number with ms, s or m, such as 500ms"))
+        .ok_or_else(|| format!("`{text}` is not a length of time, expected a number with ms, s or m, such as 500ms"))
 }
 
 /// Parses a length of time in seconds, with or without decimals: 0.1 to a day.
@@ -71,7 +71,7 @@ pub fn revision(text: &str) -> Result<String, String> {
     if plain && !text.is_empty() {
         return Ok(text.to_owned());
     }
-    Err(format!("`{text}` is no revision, expected one as `mediatorctl export` prints it"))
+    Err(format!("`{text}` is not a revision, expected one as `mediatorctl export` prints it"))
 }
 
 /// Parses a label: a key, `=`, and a value. The daemon checks both.
@@ -80,7 +80,7 @@ pub fn revision(text: &str) -> Result<String, String> {
 /// The expected format.
 pub fn label(text: &str) -> Result<(String, String), String> {
     let pair = text.split_once('=').map(|(key, value)| (key.to_owned(), value.to_owned()));
-    pair.ok_or_else(|| format!("`{text}` is no label, expected KEY=VALUE, such as pod=web-0"))
+    pair.ok_or_else(|| format!("`{text}` is not a label, expected KEY=VALUE, such as pod=web-0"))
 }
 
 /// Parses a value by its name in the configuration file.

@@ -92,7 +92,7 @@ pub enum DaemonError {
         what_to_do: String,
     },
     /// A virtual machine is not a Xen domain.
-    #[error("VM `{0}` is no domain of Xen: it has no `xen_domain`")]
+    #[error("VM `{0}` is not a domain of Xen: it has no `xen_domain`")]
     NoDomain(String),
     /// A virtual machine is a Xen domain, and has no socket for another VMM.
     #[error("VM `{0}` is the domain `{1}` of Xen, and has no socket for another VMM")]

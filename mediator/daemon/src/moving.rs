@@ -106,7 +106,7 @@ impl Daemon {
             to: to.spec.name.clone(),
             why: why.to_string(),
         };
-        let here = running.backend.mediated().ok_or_else(|| no(&"its device is no mediated one"))?;
+        let here = running.backend.mediated().ok_or_else(|| no(&"its device is not a mediated device"))?;
         here.check_movable().map_err(|error| no(&error))?;
         let host = from.backend.mediated().ok_or_else(|| no(&"its card is out of service"))?;
         let vram_bytes = host.lock().vram().chunks.vm_bytes(here.id()).ok_or_else(|| no(&"it has no memory"))?;

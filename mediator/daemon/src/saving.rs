@@ -50,7 +50,7 @@ impl Daemon {
         no: &dyn Fn(&dyn std::fmt::Display) -> DaemonError,
     ) -> Result<Spooled, DaemonError> {
         let Plan { running, .. } = self.plan_at_home(name, no)?;
-        let vm = running.backend.mediated().ok_or_else(|| no(&"its device is no mediated one"))?;
+        let vm = running.backend.mediated().ok_or_else(|| no(&"its device is not a mediated device"))?;
         vm.check_movable().map_err(|error| no(&error))?;
         let mut spool = self.spool(vm).map_err(|why| no(&why))?;
         let began = Instant::now();
@@ -92,7 +92,7 @@ impl Daemon {
         // Read the whole stream first: no VM waits for its sender.
         let mut spool = {
             let Plan { running, .. } = self.plan_at_home(name, &no)?;
-            let vm = running.backend.mediated().ok_or_else(|| no(&"its device is no mediated one"))?;
+            let vm = running.backend.mediated().ok_or_else(|| no(&"its device is not a mediated device"))?;
             self.spool(vm).map_err(|why| no(&why))?
         };
         loop {
@@ -106,7 +106,7 @@ impl Daemon {
         let _one_at_a_time = self.changing.lock();
         let plan = self.plan_at_home(name, &no)?;
         let Plan { running, to, spec, .. } = &plan;
-        let here = running.backend.mediated().ok_or_else(|| no(&"its device is no mediated one"))?;
+        let here = running.backend.mediated().ok_or_else(|| no(&"its device is not a mediated device"))?;
         here.check_movable().map_err(|error| no(&error))?;
         let host = to.backend.mediated().ok_or_else(|| no(&"its card is out of service"))?;
         let vram_bytes = host.lock().vram().chunks.vm_bytes(here.id()).ok_or_else(|| no(&"it has no memory"))?;

@@ -15,7 +15,7 @@ pub(crate) const FILE_BYTES_MAX: u64 = (HEADER_BYTES + 4 * (CODE_WORDS_MAX + DAT
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ImageError {
     /// It does not start as an image does.
-    #[error("this is no image of falcon firmware: it does not begin with {:?}", String::from_utf8_lossy(&MAGIC))]
+    #[error("this is not an image of falcon firmware: it does not begin with {:?}", String::from_utf8_lossy(&MAGIC))]
     Form,
     /// It names an unknown falcon.
     #[error("the image is for falcon {0}, and there are falcons 0 to 3")]

@@ -91,7 +91,7 @@ fn collect(fds: impl Iterator<Item = (OwnedFd, String)>) -> Result<Activated, Ac
         if !is_stream(fd.as_fd()) || sockopt::socket_acceptconn(&fd) != Ok(true) {
             if stored::is_stored(&name) {
                 eprintln!(
-                    "mediatord: `{name}` in the service manager's store is no socket that listens, and is removed"
+                    "mediatord: `{name}` in the service manager's store is not a socket that listens, and is removed"
                 );
                 give_up(&name);
                 continue;

@@ -117,7 +117,7 @@ pub(super) fn name(cursor: &mut Cursor<'_>, symbols: &mut Symbols) -> Result<(),
     let register = plain_register(word).map(Named::Register);
     match register.or_else(|| plain_predicate(word).map(Named::Predicate)).or_else(|| symbols.named(word)) {
         Some(named) => symbols.register(name, named),
-        None => return at.fail(format!("`{word}` is no register")),
+        None => return at.fail(format!("`{word}` is not a register")),
     }
     Ok(())
 }

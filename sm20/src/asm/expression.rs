@@ -61,7 +61,7 @@ fn factor(cursor: &mut Cursor<'_>, symbols: &Symbols, depth: u32) -> Result<i64,
         match word.chars().next() {
             None => return at.fail("a number is needed here"),
             Some(first) if first.is_ascii_digit() => {
-                number(word).ok_or(()).or_else(|()| at.fail(format!("`{word}` is no number")))?
+                number(word).ok_or(()).or_else(|()| at.fail(format!("`{word}` is not a number")))?
             }
             Some(_) => symbols.value(word).ok_or(()).or_else(|()| at.fail(format!("`{word}` has no value")))?,
         }

@@ -102,7 +102,7 @@ impl<'a> Suffixes<'a> {
     fn finish(&self) -> Result<(), Failure> {
         match self.left.iter().flatten().next() {
             Some((suffix, column)) => {
-                Err(Failure::new(*column, format!("`.{suffix}` is no suffix of {}, or one too many", self.mnemonic)))
+                Err(Failure::new(*column, format!("`.{suffix}` is not a suffix of {}, or one too many", self.mnemonic)))
             }
             None => Ok(()),
         }

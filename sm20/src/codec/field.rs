@@ -434,7 +434,7 @@ impl Field for SrcPair {
             (Source::Register(second), Source::Constant(address)) => {
                 Ok(put_constant(address)? | selector(kind::THIRD_CONSTANT) | Reg(49).put(second)?)
             }
-            _ => Err("of the second and third operand one has to be a register, and the third is no immediate"),
+            _ => Err("of the second and third operand one has to be a register, and the third is not an immediate"),
         }
     }
 }

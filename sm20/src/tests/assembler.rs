@@ -161,7 +161,7 @@ fn expressions() {
 #[test]
 fn errors_name_their_place() {
     fails("NOP\n  FROB R1", "2:3", "no instruction `FROB`");
-    fails("IADD.FTZ R0, R1, R2", "1:6", "`.FTZ` is no suffix");
+    fails("IADD.FTZ R0, R1, R2", "1:6", "`.FTZ` is not a suffix");
     fails("IADD R0, R1, R63", "1:14", "`R63` has no value");
     fails("IADD R0, R1", "1:12", "operand is missing");
     fails("IADD R0, R1, R2, R3", "1:16", "nothing more");

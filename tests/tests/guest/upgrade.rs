@@ -85,7 +85,7 @@ fn next_daemon_that_does_not_come_up_changes_nothing() -> Result<()> {
     let scripts: [(&str, &[u8]); 3] = [
         ("ends at once", b"#!/bin/sh\nexit 3\n"),
         ("says something else", b"#!/bin/sh\necho hello >&0\nsleep 1\n"),
-        ("is no program", b"\x7fELF"),
+        ("is not a program", b"\x7fELF"),
     ];
     let refused = |daemon: &mut Daemon, copies: &mut [Copies], what: &str, said: &str| -> Result<()> {
         let ended = daemon.ctl(&["daemon", "upgrade"])?;

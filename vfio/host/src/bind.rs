@@ -72,7 +72,7 @@ pub enum BindError {
     #[error("the kernel has no driver {0}")]
     NoDriver(String),
     /// The text is not valid as the name of a driver.
-    #[error("{0:?} is no name of a driver, expected one such as nouveau")]
+    #[error("{0:?} is not a name of a driver, expected one such as nouveau")]
     NoName(String),
     /// The kernel refused a write.
     #[error("{} cannot be written: {source}", .path.display())]

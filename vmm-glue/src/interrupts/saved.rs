@@ -59,7 +59,7 @@ impl Interrupts {
         let SavedInterrupts { lines, level, masked, unmask } = saved;
         let event = |name: u32| {
             let event = ClientEvent::new(given.take(name)?);
-            event.ok_or_else(|| ParkError::from(Invalid::new(format_args!("descriptor {name} is no eventfd"))))
+            event.ok_or_else(|| ParkError::from(Invalid::new(format_args!("descriptor {name} is not an eventfd"))))
         };
         let mut state = self.state.lock();
         let same = lines.iter().map(Vec::len).eq(state.lines.iter().map(Vec::len));

@@ -37,7 +37,7 @@ impl std::str::FromStr for OnFull {
         let all = [Self::Swap, Self::Queue, Self::Refuse];
         all.into_iter()
             .find(|policy| policy.name() == text)
-            .ok_or_else(|| format!("`{text}` is no policy for a full card: `swap`, `queue` or `refuse`"))
+            .ok_or_else(|| format!("`{text}` is not a policy for a full card: `swap`, `queue` or `refuse`"))
     }
 }
 

@@ -24,7 +24,7 @@ pub fn bring_all(changed: &[(PathBuf, String)]) -> Result<PathBuf> {
     }
     let mut names = BTreeSet::new();
     for name in listed.stdout.split(|byte| *byte == 0).filter(|name| !name.is_empty()) {
-        let name = Path::new(std::str::from_utf8(name).context("a file name that is no UTF-8")?);
+        let name = Path::new(std::str::from_utf8(name).context("a file name that is not UTF-8")?);
         let (from, to) = (root().join(name), copy.join(name));
         // Deleted files that are not committed yet are listed as well.
         if from.is_file() {

@@ -84,7 +84,7 @@ pub(super) fn problems(package: &Path, again: &Path, expected: &[(&str, &str)]) 
             .iter()
             .any(|entry| entry.path() == Path::new("/").join(path) && entry.flags().contains(rpm::FileFlags::CONFIG));
         if !is_config {
-            problems.push(format!("RPM: {path} is no configuration file"));
+            problems.push(format!("RPM: {path} is not a configuration file"));
         }
     }
     if fs::read(package)? != fs::read(again)? {

@@ -90,7 +90,7 @@ fn owners_that_disagree_are_refused() {
     assert!(refused(|saved| saved.vms[0].saved[0].0 = 1).contains("is bound and is not"));
     assert!(refused(|saved| saved.vms[1].refused[0].0 = 0).contains("is bound and is not"));
     assert!(refused(|saved| saved.vms[1].refused[0].0 = 128).contains("not in their order"));
-    assert!(refused(|saved| saved.vms[0].unlisted = vec![128]).contains("what is no channel"));
+    assert!(refused(|saved| saved.vms[0].unlisted = vec![128]).contains("what is not a channel"));
     assert!(refused(|saved| saved.vms.reverse()).contains("VMs are not in their order"));
 }
 

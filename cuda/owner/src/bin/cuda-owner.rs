@@ -147,10 +147,10 @@ fn tenant(text: &str) -> Result<TenantSpec> {
     let mut parts = text.split(':');
     let (name, mib) =
         (parts.next().unwrap_or_default(), parts.next().context("a tenant is NAME:MIB[:WEIGHT[:CLASS]]")?);
-    let mib: u64 = mib.parse().with_context(|| format!("`{mib}` is no number of MiB"))?;
+    let mib: u64 = mib.parse().with_context(|| format!("`{mib}` is not a number of MiB"))?;
     let weight = parts.next().map_or(Ok(100), str::parse).with_context(|| format!("`{text}` has no weight"))?;
     let class = parts.next().map_or(Ok(LatencyClass::default()), |name| {
-        serde_json::from_value(Value::from(name)).with_context(|| format!("`{name}` is no latency class"))
+        serde_json::from_value(Value::from(name)).with_context(|| format!("`{name}` is not a latency class"))
     })?;
     Ok(TenantSpec {
         name: name.into(),

@@ -306,7 +306,7 @@ fn an_owner_that_was_not_let_run_kills_no_one() {
     world.now += 60_000 * MS;
     world.event(Event::Tick);
     world.settle();
-    assert!(world.programs.contains_key(&one), "a minute in which nobody looked is no minute of silence");
+    assert!(world.programs.contains_key(&one), "a minute in which nobody looked is not a minute of silence");
 }
 
 #[test]

@@ -76,7 +76,7 @@ impl Model {
 
 impl State {
     fn allocation(&mut self, handle: Handle) -> &mut Allocation {
-        self.allocations.get_mut(&handle).unwrap_or_else(|| panic!("{handle:?} is no allocation"))
+        self.allocations.get_mut(&handle).unwrap_or_else(|| panic!("{handle:?} is not an allocation"))
     }
 
     /// Returns the mapping that contains a range.

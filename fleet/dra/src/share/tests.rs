@@ -92,7 +92,7 @@ fn out_of_range_share_is_rejected_with_bound() {
         (limit("2Gi"), "memory.limit: 2048Mi, expected at most the 960Mi of card `card0`"),
         (limit("0"), "memory.limit: 0Mi"),
         (limit("129Mi"), "memory.limit: `129Mi`, expected a multiple of the 2Mi"),
-        (limit("much"), "memory.limit: `much` is no quantity"),
+        (limit("much"), "memory.limit: `much` is not a quantity"),
         (guarantee("512Mi"), "memory.guarantee: 512Mi, expected at most 256Mi: what was allocated"),
         (weight(0), "time.weight: 0, expected 1 to 10000"),
         (mine(weight(251)), "time.weight: 251, expected 1 to 250: the thousandths of the time that were allocated"),
@@ -111,7 +111,7 @@ fn out_of_range_share_is_rejected_with_bound() {
         (result("0", "250"), "allocated memory: 0 MiB"),
         (result("256Mi", "1001"), "allocated time: 1001, expected 1 to 1000"),
         (result("256Mi", "0"), "allocated time: 0"),
-        (result("x", "1"), "allocated memory: `x` is no quantity"),
+        (result("x", "1"), "allocated memory: `x` is not a quantity"),
         (DeviceRequestAllocationResult { admin_access: Some(true), ..good.clone() }, "adminAccess gives no share"),
     ] {
         let error = made("simgpu", &bad, &Applied::default()).unwrap_err();

@@ -51,7 +51,7 @@ fn a_virtual_machine_without_a_card_is_where_most_room_is() {
 fn profiles_that_cannot_be_are_refused() {
     for (more, expected) in [
         ("[[profile]]\nname = \"small\"\nvram_mib = 16\n", "profile[2].name: `small` is also the name of profile[1]"),
-        ("[[profile]]\nname = \"a b\"\nvram_mib = 16\n", "profile[2].name: \"a b\" is no name"),
+        ("[[profile]]\nname = \"a b\"\nvram_mib = 16\n", "profile[2].name: \"a b\" is not a name"),
         ("[[profile]]\nname = \"c\"\nvram_mib = 16\nweight = 0\n", "profile[2]: no card can have it"),
         (
             "[[profile]]\nname = \"c\"\nvram_mib = 8192\nmemory.guarantee_mib = 8192\n",

@@ -127,8 +127,8 @@ fn domain_with_invalid_vgpu_fails_to_start_without_leftovers() {
         (site.domain("colour='red'", "a"), "the element `vgpu` has no `colour`"),
         (site.domain("vram-mib='16' user='nobody-here'", "a"), "a.sock"),
         (site.domain("vram-mib='16'", "b"), "no device of it names the socket"),
-        (site.domain("vram-mib='16' vm='a b'", "a"), "is no name"),
-        ("<domain".to_owned(), "its description is no XML"),
+        (site.domain("vram-mib='16' vm='a b'", "a"), "is not a name"),
+        ("<domain".to_owned(), "its description is not XML"),
         (
             site.domain("vram-mib='16'", "a")
                 .replace("</metadata>", &format!("<vgpu xmlns='{NAMESPACE}'/></metadata>")),

@@ -214,7 +214,7 @@ fn two_operators_do_not_lose_each_other_s_changes() {
     assert_eq!(exported(&served).vm, []);
     let client = served.client().expecting(Some("no quotes \" in it".to_owned()));
     let refused = client.post::<api::Vm>("/v1/vms", &api::AddVm::new("c", "card0", 16));
-    assert!(refused.unwrap_err().to_string().contains("is no revision"));
+    assert!(refused.unwrap_err().to_string().contains("is not a revision"));
 }
 
 #[test]

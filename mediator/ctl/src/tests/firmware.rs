@@ -34,5 +34,5 @@ fn file_that_is_no_image_is_refused_by_name() {
     let (file, state) = (file.to_str().unwrap(), folder.path().to_str().unwrap());
     let ran = ctl_at(NOWHERE, &["card", "firmware", "import", file, "--state-dir", state]);
     assert_eq!(ran.code, Code::Usage);
-    assert!(ran.err.contains(file) && ran.err.contains("this is no image of falcon firmware"), "{}", ran.err);
+    assert!(ran.err.contains(file) && ran.err.contains("this is not an image of falcon firmware"), "{}", ran.err);
 }

@@ -51,7 +51,7 @@ fn binding_ends_with_the_code_of_its_trouble() {
         (
             &["card", "bind", "65:00.0"],
             Code::Usage,
-            "is no address of a PCI function, expected one such as 0000:65:00.0",
+            "is not an address of a PCI function, expected one such as 0000:65:00.0",
         ),
         (&["card", "bind", "0000:7f:00.0"], Code::NotFound, "the host has no PCI function 0000:7f:00.0"),
         (&["card", "bind", "0000:01:00.0"], Code::Conflict, "turn the IOMMU on in the firmware's setup"),

@@ -145,7 +145,7 @@ impl<S: Send + Sync> FromRequestParts<S> for IfMatch {
         match quoted.filter(|revision| !revision.is_empty() && !revision.contains('"')) {
             Some(revision) => Ok(Self(Some(revision.to_owned()))),
             None => {
-                let error = format!("If-Match: `{value}` is no revision, expected one in quotation marks");
+                let error = format!("If-Match: `{value}` is not a revision, expected one in quotation marks");
                 let advice = "send the ETag of `GET /v1/desired`, or leave the header out";
                 Err(Failure::invalid(StatusCode::BAD_REQUEST, error, advice))
             }

@@ -95,11 +95,14 @@ fn launch_args_name_the_socket_and_bad_queries_are_refused() {
     let args: api::LaunchArgs = client.get(&format!("{path}?vmm=cloud-hypervisor&memory=4G")).unwrap();
     assert_eq!(args.args, ["--memory", "size=4G,shared=on", "--user-device", &format!("socket={socket}")]);
     let error = refused(client.get::<api::LaunchArgs>(&format!("{path}?vmm=xen")));
-    assert_eq!((error.code, &*error.error), (ErrorCode::Invalid, "VM `a` is no domain of Xen: it has no `xen_domain`"));
+    assert_eq!(
+        (error.code, &*error.error),
+        (ErrorCode::Invalid, "VM `a` is not a domain of Xen: it has no `xen_domain`")
+    );
     let error = refused(client.get::<api::LaunchArgs>(&format!("{path}?vmm=bochs")));
     assert!(error.error.contains("unknown variant `bochs`"), "{error:?}");
     let error = refused(client.get::<api::LaunchArgs>(&format!("{path}?memory=much")));
-    assert!(error.error.contains("`much` is no size"), "{error:?}");
+    assert!(error.error.contains("`much` is not a size"), "{error:?}");
 }
 
 #[test]

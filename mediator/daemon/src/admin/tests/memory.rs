@@ -177,7 +177,7 @@ fn impossible_memory_settings_are_rejected_and_change_nothing() {
         (CARD, json!({ "host_mib": 128 }), "expected at most the 64 that the daemon was started with"),
         (CARD, json!({ "host_mib": 16 }), "VM `a`"),
         (CARD, json!({ "return_ms": 0 }), "memory.return_ms: 0, expected 1"),
-        (CARD, json!({ "victims": "oldest" }), "`oldest` is no policy"),
+        (CARD, json!({ "victims": "oldest" }), "`oldest` is not a policy"),
     ] {
         let error = client.patch::<serde_json::Value>(path, &patch).unwrap_err().to_string();
         assert!(error.contains(what), "{patch}: {error}");
