@@ -37,7 +37,7 @@ pub struct Move {
     pub index: u32,
     /// Place of the chunk, in effect until the move is committed.
     pub from: Place,
-    /// Destination: no VM reaches it, and it holds zeros before the copy.
+    /// Destination: no VM reaches it. The copy must overwrite all of it.
     pub to: Place,
     /// Bytes to copy.
     pub bytes: u64,
@@ -76,12 +76,13 @@ pub(super) enum Fate {
 }
 
 impl ChunkTable {
-    /// Begins to move a guest chunk: takes a zeroed destination, which counts for the VM's limits from now on. The
-    /// chunk stays where it is until [`Self::commit_move`]; nothing may write to it during the copy.
+    /// Begins to move a guest chunk: takes a destination, which counts for the VM's limits from now on, and may hold
+    /// another owner's data until the copy has overwritten all of it. The chunk stays where it is until
+    /// [`Self::commit_move`]; nothing may write to it during the copy.
     ///
     /// # Errors
-    /// [`Error::NeedsScrub`]: scrub a chunk there and try again. [`Error::Full`]; [`Error::Moving`];
-    /// [`Error::Settled`]; [`Error::NotPlaced`]; [`Error::NoSuchVm`].
+    /// [`Error::NeedsScrub`]: all chunks there without an owner are being scrubbed; end one scrub and try again.
+    /// [`Error::Full`]; [`Error::Moving`]; [`Error::Settled`]; [`Error::NotPlaced`]; [`Error::NoSuchVm`].
     pub fn begin_move(&mut self, vm: TenantId, index: u32, to: To) -> Result<Move, Error> {
         let from = self.movable(vm, index)?;
         let tier = match to {
@@ -103,7 +104,8 @@ impl ChunkTable {
             return Err(Error::Full { vm, limit, host: None });
         }
         let id = MoveId(self.next_move);
-        let to = self.take(tier, ChunkState::Arriving(id))?;
+        let to = self.stock_mut(tier).take_for_copy(ChunkState::Arriving(id));
+        let to = Spot::new(tier, to.ok_or(Error::NeedsScrub { tier, short: 1 })?);
         self.next_move += 1;
         self.draining += u32::from(drains);
         self.change(vm, |map| map.begin(index, tier));

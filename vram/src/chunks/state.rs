@@ -114,7 +114,7 @@ pub enum ChunkState {
     Quarantined,
     /// Owned by the mediator: tables, instance blocks, rings. No VM reaches it. Only on the card.
     Mediator,
-    /// Destination of a move: being written, not reachable by any VM.
+    /// Destination of a move: being overwritten, not reachable by any VM.
     Arriving(MoveId),
     /// Owned by a VM, as its guest chunk `index`.
     Vm {
@@ -127,7 +127,7 @@ pub enum ChunkState {
 
 impl ChunkState {
     /// Returns true if a chunk may change from `self` to `to`. A chunk that had an owner reaches the next only through
-    /// `Scrubbing`.
+    /// `Scrubbing`, or as the destination of a move, which overwrites it.
     #[must_use]
     pub const fn can_go(self, to: Self) -> bool {
         matches!(
@@ -135,7 +135,7 @@ impl ChunkState {
             (Self::Free, Self::Mediator | Self::Arriving(_) | Self::Vm { .. })
                 | (Self::Arriving(_), Self::Vm { .. })
                 | (Self::Mediator | Self::Arriving(_) | Self::Vm { .. }, Self::NeedsScrub)
-                | (Self::NeedsScrub, Self::Scrubbing)
+                | (Self::NeedsScrub, Self::Scrubbing | Self::Arriving(_))
                 | (Self::Scrubbing, Self::Free)
                 | (
                     Self::NeedsScrub | Self::Scrubbing | Self::Mediator | Self::Arriving(_) | Self::Vm { .. },

@@ -109,6 +109,19 @@ impl Stock {
         Some(number)
     }
 
+    /// Takes a unit as the destination of a copy of a whole chunk, which overwrites it: a unit that waits to be scrubbed,
+    /// if there is one, because its scrub is saved. `None` if there is no room, or all others are being scrubbed.
+    pub(super) fn take_for_copy(&mut self, to: ChunkState) -> Option<u32> {
+        if self.room() == 0 {
+            return None;
+        }
+        let limit = self.limit;
+        let Some(at) = self.to_scrub.iter().position(|number| *number < limit) else { return self.take(to) };
+        let number = self.to_scrub.remove(at)?;
+        self.go(number, to);
+        Some(number)
+    }
+
     /// Gives `count` contiguous units an owner; the first is a multiple of `align`. `Err(true)` if scrubbing could make
     /// such a run, `Err(false)` if not.
     pub(super) fn take_run(&mut self, count: u32, align: u32, to: ChunkState) -> Result<u32, bool> {

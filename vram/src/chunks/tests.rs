@@ -37,7 +37,8 @@ fn sizes_that_make_no_sense_are_refused() {
 fn only_the_listed_steps_are_legal() {
     let (vm, arriving) = (ChunkState::Vm { vm: TenantId(1), index: 0 }, ChunkState::Arriving(MoveId(0)));
     let states = [ChunkState::Free, ChunkState::NeedsScrub, ChunkState::Scrubbing, ChunkState::Mediator, vm, arriving];
-    let legal: Vec<(usize, usize)> = vec![(0, 3), (0, 4), (0, 5), (5, 4), (3, 1), (4, 1), (5, 1), (1, 2), (2, 0)];
+    let legal: Vec<(usize, usize)> =
+        vec![(0, 3), (0, 4), (0, 5), (5, 4), (3, 1), (4, 1), (5, 1), (1, 2), (1, 5), (2, 0)];
     for (i, from) in states.iter().enumerate() {
         for (j, to) in states.iter().enumerate() {
             assert_eq!(from.can_go(*to), legal.contains(&(i, j)), "{from:?} to {to:?}");
