@@ -1,10 +1,10 @@
 //! The admin API: HTTP and JSON over a UNIX socket, and Prometheus metrics.
 //!
-//! Parts: [`routes`] (the requests), and the crate [`admin_socket`] (limits on connections, bodies that are streams).
-//! The crate [`api`] defines the messages, except for [`metrics`].
+//! Parts: [`routes`] handles the requests, and the crate [`admin_socket`] limits connections and streams bodies. The
+//! crate [`api`] defines the messages, except for [`metrics`].
 //!
-//! It runs on its own thread and never on the path of a guest's data. Requests that take long (adding or removing a
-//! virtual machine) run concurrently, so that read-only requests never wait.
+//! The API runs on its own thread and never on the path of a guest's data. Requests that take long (adding or removing
+//! a virtual machine) run concurrently, so that read-only requests never wait.
 //!
 //! The access rights of the sockets are the only authentication: a client of the admin socket may do everything, a
 //! client of the read-only socket may only read.
@@ -23,7 +23,7 @@ pub mod routes;
 #[cfg(test)]
 mod tests;
 
-/// Time for clients to finish when the daemon ends: a client that stops in mid-request must not delay it.
+/// Time limit for clients to finish when the daemon ends: a client that stops in mid-request must not delay the end.
 const SHUTDOWN_GRACE: Duration = Duration::from_secs(2);
 
 /// The sockets of the API.
@@ -31,9 +31,9 @@ const SHUTDOWN_GRACE: Duration = Duration::from_secs(2);
 pub(crate) struct Listeners {
     /// Accepts all requests.
     pub admin: UnixListener,
-    /// Accepts only requests that change nothing.
+    /// Accepts only read requests.
     pub read_only: Option<UnixListener>,
-    /// Same, for browsers on this host.
+    /// Accepts only read requests, from browsers on this host.
     pub page: Option<TcpListener>,
 }
 
@@ -80,7 +80,7 @@ pub(crate) async fn serve(
     let end_of_grace = async move {
         stop.await;
         let _ = stopping.send(true);
-        // Followers of the log would use up the time.
+        // Otherwise clients that follow the log would use up the time limit.
         events.close();
         tokio::time::sleep(SHUTDOWN_GRACE).await;
     };

@@ -1,4 +1,4 @@
-//! The interface between the daemon and a virtual machine's device: mediated, passed through, or of a test.
+//! The interface between the daemon and a virtual machine's device: a mediated, passed-through or test device.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -20,22 +20,22 @@ use vgpu::{MediatedVm, Settings};
 pub(crate) struct BackendStatus {
     /// Guest-visible VRAM in MiB.
     pub vram_mib: u64,
-    /// Channels that the guest has on the card.
+    /// Channels that the guest uses on the card.
     pub channels_used: u32,
     /// State of the guest's driver, derived from how it has set up the device.
     pub driver: Driver,
     /// Accesses that were denied, by place and reason.
     pub denied: Vec<Denied>,
-    /// Counts, with names that are valid for metrics (`snake_case`).
+    /// Counters, with names that are valid for metrics (`snake_case`).
     pub counters: BTreeMap<String, u64>,
 }
 
-/// A virtual machine's side of a card, as the daemon sees it while the device is with its thread.
+/// A virtual machine's side of a card, as the daemon sees it while the device belongs to its thread.
 pub trait VmBackend: Send + Sync {
-    /// Returns its status; called from any thread, must not wait for a guest.
+    /// Returns the status. Any thread may call this function, so it must not wait for a guest.
     fn status(&self) -> BackendStatus;
 
-    /// Returns its number in the scheduler of its card; `None` if its guest has the card directly.
+    /// Returns the virtual machine's number in the scheduler of its card; `None` if its guest has the card directly.
     fn scheduled_as(&self) -> Option<TenantId> {
         None
     }
@@ -51,7 +51,7 @@ pub trait VmBackend: Send + Sync {
         act();
     }
 
-    /// Returns all resources that the virtual machine has on the card. Called once, when its device has been dropped.
+    /// Releases all resources of the virtual machine on the card. Called once, after its device has been dropped.
     ///
     /// # Errors
     /// If resources stay on the card; the operator is informed.
@@ -84,7 +84,7 @@ impl BackendError {
         Self { what: what.to_string(), lacks: None }
     }
 
-    /// Creates a lack of memory.
+    /// Creates an error for a lack of memory.
     #[must_use]
     pub fn lacking(Shortage { what, what_to_do }: Shortage) -> Self {
         Self { what, lacks: Some(what_to_do) }
@@ -94,9 +94,9 @@ impl BackendError {
 /// Status of a card, for the operator.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct CardStatus {
-    /// Reason that it is out of service with all its users, if it is.
+    /// Reason that the card is out of service with all its users, if it is.
     pub failed: Option<String>,
-    /// Reason that it is temporarily out of service, if it is expected to recover by itself.
+    /// Reason that the card is temporarily out of service, if it is expected to recover by itself.
     pub trouble: Option<String>,
     /// PCI vendor and device, as `10de:06d8`.
     pub pci_id: String,
@@ -108,7 +108,7 @@ pub(crate) struct CardStatus {
     pub owner_restarts: Option<u64>,
     /// Sizes of BAR1 and BAR3 in MiB, if they differ from the configuration.
     pub apertures_mib: Option<[u64; 2]>,
-    /// Channels of the card that virtual machines can have.
+    /// Number of the card's channels that are available to virtual machines.
     pub channels: u32,
     /// VRAM that belongs to no VM, in MiB, if the mediator has the card. The configuration may promise less.
     pub vram_free_mib: Option<u64>,
@@ -118,7 +118,7 @@ pub(crate) struct CardStatus {
     pub vram_mediator_mib: u64,
     /// Processes that use the card without its owner.
     pub strangers: Vec<api::Stranger>,
-    /// Bytes of the card in use for which neither a process nor a tenant can be charged.
+    /// Memory of the card in use that neither a process nor a tenant can be charged for, in bytes.
     pub unexplained_bytes: u64,
 }
 
@@ -138,13 +138,13 @@ pub(crate) struct Awaiting {
     pub device: Box<dyn Device>,
     /// The virtual machine.
     pub vm: Arc<MediatedVm>,
-    /// Its settings on this card.
+    /// Settings of the virtual machine on this card.
     pub settings: Settings,
 }
 
-/// A card that is present, and creates the devices of its virtual machines.
+/// An available card that creates the devices of its virtual machines.
 pub(crate) trait CardBackend: Send + Sync {
-    /// Returns its status.
+    /// Returns the status of the card.
     fn status(&self) -> CardStatus;
 
     /// Returns the interrupts of a virtual machine's device.
@@ -152,22 +152,23 @@ pub(crate) trait CardBackend: Send + Sync {
         IrqCounts { intx: 1, msi: 1, ..IrqCounts::default() }
     }
 
-    /// Returns how its time is shared, with uses of the last `recent_ns` nanoseconds; `None` when it has no scheduler.
+    /// Returns how the card's time is shared, with uses of the last `recent_ns` nanoseconds; `None` without a
+    /// scheduler.
     fn scheduler(&self, _recent_ns: u64) -> Option<SchedulerUsage> {
         None
     }
 
-    /// Changes how its time is shared, from now on; the settings are valid. Waiting and running work continues.
+    /// Changes how the card's time is shared, from now on; the settings are valid. Waiting and running work continues.
     fn set_scheduler(&self, _config: sched::Config) {}
 
-    /// Changes a virtual machine's share of its time, from now on; the share is within its bounds.
+    /// Changes a virtual machine's share of the card's time, from now on; the share is within its bounds.
     fn set_share(&self, _vm: TenantId, _params: VgpuParams) {}
 
     /// Releases a virtual machine from quarantine, and forgets its strikes.
     fn release_vm(&self, _vm: TenantId) {}
 
-    /// Starts a record of its scheduler of at most `limit` bytes, with the names of its virtual machines. Returns
-    /// `false` if it has no scheduler now, or a record is already running.
+    /// Starts a record of the card's scheduler of at most `limit` bytes, with the names of its virtual machines.
+    /// Returns `false` if the card has no scheduler now, or a record is already running.
     fn start_record(&self, _names: &BTreeMap<TenantId, String>, _limit: usize) -> bool {
         false
     }
@@ -185,26 +186,26 @@ pub(crate) trait CardBackend: Send + Sync {
     /// Returns the card for another daemon to take over; `None` if the mediator does not have it.
     ///
     /// # Errors
-    /// If it cannot be handed over.
+    /// If the card cannot be handed over.
     fn movable(&self) -> Result<Option<Movable>, BackendError> {
         Err(BackendError::failed(
             "a card of this kind cannot go over to another daemon yet; stop its VMs, and restart the daemon",
         ))
     }
 
-    /// Creates a virtual machine that will receive one from another card, whose guest sees `vram_bytes` bytes of VRAM.
-    /// Otherwise like [`Self::build`].
+    /// Creates a virtual machine that will receive the state of a virtual machine on another card. Its guest sees
+    /// `vram_bytes` bytes of VRAM. Otherwise like [`Self::build`].
     ///
     /// # Errors
-    /// If the card cannot serve it.
+    /// If the card cannot serve the virtual machine.
     fn await_vm(&self, _vm: &VmSpec, _vram_bytes: u64, _link: &Link) -> Result<Awaiting, BackendError> {
         Err(BackendError::failed("cards of this kind take no VMs from others"))
     }
 
-    /// Changes how its memory is divided, from now on; the settings are within their bounds.
+    /// Changes how the card's memory is divided, from now on; the settings are within their bounds.
     ///
     /// # Errors
-    /// If the card cannot do so now; then nothing changes.
+    /// If the card cannot change the division now; in this case nothing changes.
     fn set_memory(&self, _memory: CardMemory) -> Result<(), BackendError> {
         Ok(())
     }
@@ -213,7 +214,7 @@ pub(crate) trait CardBackend: Send + Sync {
     /// names are unique, that the configured memory suffices, and that a passthrough card has no other VM.
     ///
     /// # Errors
-    /// If the card cannot serve it.
+    /// If the card cannot serve the virtual machine.
     fn build(&self, vm: &VmSpec, link: &Link) -> Result<Built, BackendError>;
 }
 
@@ -222,6 +223,6 @@ pub(crate) trait OpenCard: Send + Sync {
     /// Opens one card.
     ///
     /// # Errors
-    /// If it is not available.
+    /// If the card is not available.
     fn open(&self, card: &CardSpec) -> Result<Box<dyn CardBackend>, BackendError>;
 }

@@ -34,7 +34,7 @@ pub struct Cards {
 }
 
 impl Cards {
-    /// Returns the cards of a daemon; `state_dir` is the folder of its state, if it keeps any.
+    /// Returns the cards of a daemon; `state_dir` is the folder of the daemon's state, if it stores any.
     #[must_use]
     pub fn new(state_dir: Option<&Path>) -> Self {
         let store = state_dir.map(Store::within);
@@ -61,7 +61,7 @@ impl Cards {
 impl OpenCard for Cards {
     fn open(&self, spec: &CardSpec) -> Result<Box<dyn CardBackend>, BackendError> {
         let card = Physical::open(spec).map_err(BackendError::failed)?;
-        // It is needed only when the mediator takes the card, so it may be installed later.
+        // The firmware is needed only when the mediator takes the card, so it may be installed later.
         if let Err(error) = self.firmware(spec.kind) {
             tracing::warn!(card = spec.name, %error, "virtual machines cannot share the card yet");
         }
@@ -69,7 +69,7 @@ impl OpenCard for Cards {
     }
 }
 
-/// Nanoseconds of a millisecond.
+/// Number of nanoseconds per millisecond.
 const MS: u64 = 1_000_000;
 
 /// Returns how a card's memory is divided, in chunks of `chunk_kib` KiB.
@@ -107,12 +107,12 @@ struct OwnedCard {
     /// The mediator's state of the card. It exists from the first mediated virtual machine until a passthrough virtual
     /// machine needs the card.
     host: Mutex<rank::Ownership, Option<Arc<ManagedCard>>>,
-    /// Settings of its time, whether or not the mediator has it now.
+    /// Time settings of the card, whether or not the mediator has the card now.
     scheduler: Mutex<rank::SchedulerSettings, sched::Config>,
-    /// Settings of its memory.
+    /// Memory settings of the card.
     memory: Mutex<rank::MemorySettings, CardMemory>,
     next_vm: AtomicU32,
-    /// A virtual machine had the card by passthrough, and its data is still in VRAM.
+    /// A virtual machine used the card by passthrough, and its data is still in VRAM.
     left_over: AtomicBool,
 }
 
@@ -167,7 +167,7 @@ impl OwnedCard {
 
     /// Takes the card from the mediator, for passthrough. Zeroes the data that another virtual machine left in VRAM.
     fn hand_over(&self) -> Result<(), BackendError> {
-        // The mediator scrubs after its own virtual machines, so this is for passthrough after passthrough.
+        // The mediator scrubs after its own virtual machines, so this scrub is for passthrough after passthrough.
         if self.left_over.swap(true, Ordering::Relaxed) {
             let host = self.host()?;
             while host.lock().vram_mut().scrub_piece().map_err(BackendError::failed)? {}
@@ -215,7 +215,7 @@ impl CardBackend for OwnedCard {
             chunks.as_ref().map(|chunks| u64::from(count(chunks)).saturating_mul(chunks.chunk_bytes) >> 20)
         };
         let own = self.working().map_or(0, |host| host.own_channels());
-        // For a card that is not taken over yet, the configuration space identifies the chip.
+        // For a card that is not taken over yet, the device ID in the configuration space identifies the chip.
         let known = || nvspec::chip::CHIPS.iter().find(|chip| chip.pci_device == id.device);
         let chip = self.working().map(|host| host.info().chip).or_else(known);
         let placed = |chunks: &Summary| chunks.vms.values().map(|vm| vm.placed).fold(0, u32::saturating_add);
@@ -274,7 +274,7 @@ impl CardBackend for OwnedCard {
     }
 
     fn movable(&self) -> Result<Option<Movable>, BackendError> {
-        // Also hands over an unused card, because this process has it open.
+        // An unused card is also handed over, because this process has it open.
         let card = self.card.going().map_err(BackendError::failed)?;
         let Some(host) = self.working() else { return Ok(None) };
         let next_vm = self.next_vm.load(Ordering::Relaxed);
@@ -349,7 +349,7 @@ pub(crate) struct GivenCard {
     pub host_memory: Option<File>,
     /// Number of the next virtual machine.
     pub next_vm: u32,
-    /// Its virtual machines, with the bytes of VRAM that their guests see.
+    /// Virtual machines of the card, with the size in bytes of the VRAM that each guest sees.
     pub vms: BTreeMap<TenantId, (VmSpec, u64)>,
 }
 
@@ -363,7 +363,7 @@ pub(crate) struct ReopenedCard {
 }
 
 impl Cards {
-    /// Builds a card from the state that another daemon has written to `file`, without touching the card.
+    /// Builds a card from the state that another daemon has saved to `file`, without touching the card.
     ///
     /// # Errors
     /// If the state does not match the configuration, or is not valid.
@@ -392,7 +392,7 @@ impl Cards {
 }
 
 impl ReopenedCard {
-    /// Returns its table of the configuration.
+    /// Returns the card's table of the configuration.
     pub(crate) fn spec(&self) -> &CardSpec {
         &self.owned.spec
     }
@@ -402,7 +402,7 @@ impl ReopenedCard {
         self.owned.irqs()
     }
 
-    /// Creates the device of a virtual machine that was saved, whose client is behind `link`.
+    /// Creates the device of a saved virtual machine, whose client uses `link`.
     ///
     /// # Errors
     /// If its state is not valid.
@@ -424,7 +424,7 @@ impl ReopenedCard {
         if let Some(inbox) = &owned.cards.inbox {
             host.collect_firmware(inbox.clone());
         }
-        // Settings that the configuration has changed since.
+        // The configuration may have changed these settings since.
         for (vm, Settings { share, .. }) in settings {
             let mut state = host.lock();
             state.feeder().set_share(vm, share.time);

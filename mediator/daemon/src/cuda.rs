@@ -1,11 +1,12 @@
-//! Cards behind NVIDIA's driver. Each has an owner, a separate process, that the daemon starts, restarts and
+//! Cards that use NVIDIA's driver. Each card has an owner, a separate process that the daemon starts, restarts and
 //! configures.
 //!
-//! Parts: this file (the card as the daemon sees it), `process` (the owner's process); the crate `cuda_status` has its
-//! last status. [Decision 119](../../../docs/decisions/119-cuda-owner-process.md) explains why the owner is not part of
-//! the daemon.
+//! Parts: this file (the card as the daemon sees it) and `process` (the owner's process); the crate `cuda_status`
+//! stores the last status. [Decision 119](../../../docs/decisions/119-cuda-owner-process.md) explains why the owner is
+//! not part of the daemon.
 //!
-//! Readers never wait for an owner. Changes of one card wait for each other and for its owner, with no other lock held.
+//! Readers never wait for an owner. A change of a card waits for other changes of this card and for its owner, and
+//! holds no other lock.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -32,19 +33,20 @@ use process::{CardIdentity, Command, Supervisor};
 
 /// Size of a MiB in bytes.
 const MIB: u64 = 1 << 20;
-/// Nanoseconds of a millisecond.
+/// Number of nanoseconds per millisecond.
 const MS: u64 = 1_000_000;
-/// Time within which an owner must answer.
-// TIMEOUT: it answers at once; an owner that does not is stuck in the driver.
+/// Time limit for an owner's answer.
+// TIMEOUT: a working owner answers at once; otherwise it is stuck in the driver.
 const ANSWER: Duration = Duration::from_secs(10);
 /// Time limit for evicting other tenants' memory for a guarantee.
 // TIMEOUT: programs quiesce within 2 s each, and 60 GiB can move in this time.
 const GUARANTEE_TIMEOUT: Duration = Duration::from_secs(6);
 /// Time between two requests for a guarantee that needs evictions.
 pub(super) const GUARANTEE_RETRY_INTERVAL: Duration = Duration::from_millis(50);
-/// Maximum number of changes to one card that may wait, so that they leave capacity for other cards.
+/// Maximum number of waiting changes to one card, so that changes of other cards get a permit.
 const CHANGES: usize = 16;
-/// Length of a quantum as a multiple of the copies at its start, if the configuration has none (decision 120).
+/// Length of a quantum as a multiple of the copies' duration at its start, if the configuration sets none (decision
+/// 120).
 const QUANTUM_FACTOR: u32 = 80;
 
 /// A card with its owner.
@@ -63,7 +65,7 @@ pub(super) struct CudaCard {
 /// The right to change a card; only one exists at a time.
 pub(super) struct Change<'a> {
     card: &'a CudaCard,
-    /// Dropped before the count.
+    /// Dropped before the count is decremented.
     _turn: Guard<'a, rank::CudaChanging, ()>,
     _place: Place<'a>,
 }
@@ -81,7 +83,7 @@ impl CudaCard {
     /// Starts the owner of a card; the owner writes to `folder` which programs it serves.
     ///
     /// # Errors
-    /// If there is no such program or card.
+    /// If the program or the card does not exist.
     pub fn open(spec: &CardSpec, folder: &Path, events: &Arc<Log>) -> Result<Self, BackendError> {
         let settings = settings(spec, folder);
         let (commands, requests) = channel();
@@ -104,7 +106,7 @@ impl CudaCard {
     /// Returns the last description of the card, without waiting for its owner.
     ///
     /// # Errors
-    /// The owner does not answer now.
+    /// If the owner does not answer now.
     pub fn seen(&self) -> Result<Arc<Seen>, DaemonError> {
         self.status_cell.seen().map_err(DaemonError::Owner)
     }
@@ -112,7 +114,7 @@ impl CudaCard {
     /// Waits until no other thread changes the card. The caller must not hold a lock that other threads need.
     ///
     /// # Errors
-    /// Its owner does not answer now, or too many wait already.
+    /// If the card's owner does not answer now, or too many changes are already waiting.
     pub fn change(&self) -> Result<Change<'_>, DaemonError> {
         self.status_cell.trouble().map_err(DaemonError::Owner)?;
         let place = Place(&self.changes);
@@ -120,13 +122,14 @@ impl CudaCard {
             return Err(DaemonError::Crowded(self.spec.name.clone()));
         }
         let turn = self.changing.lock();
-        // A change before this one may have found that no owner runs.
+        // A previous change may have found that no owner runs.
         self.status_cell.trouble().map_err(DaemonError::Owner)?;
         Ok(Change { card: self, _turn: turn, _place: place })
     }
 
-    /// Sends the owner a request that promises memory of the card, with `turn`, until it has answered. While other
-    /// tenants' memory is being evicted, other changes may run. Returns the change with the last answer.
+    /// Sends the owner a request that promises memory of the card, with `turn`, until the owner has granted or refused
+    /// it. While other tenants' memory is being evicted, other changes may run. Returns the change with the last
+    /// answer.
     ///
     /// # Errors
     /// See [`Change::ask`] and [`Self::change`].
@@ -145,7 +148,7 @@ impl Change<'_> {
     /// Sends the owner a request, and waits for the answer; `of` is the object of the request.
     ///
     /// # Errors
-    /// If it refuses or does not answer; then nothing changes.
+    /// If the owner refuses or does not answer; in both cases nothing changes.
     pub fn ask(&self, of: &str, request: Request) -> Result<Answer, DaemonError> {
         let name = &self.card.spec.name;
         let gone = |why: String| DaemonError::Owner(format!("card `{name}` has no owner: {why}"));
@@ -167,7 +170,7 @@ impl Change<'_> {
     /// other tenants' memory is being evicted first, and the request must be repeated.
     ///
     /// # Errors
-    /// See [`Self::ask`]; also when eviction takes too long.
+    /// See [`Self::ask`]; also if eviction takes too long.
     pub fn moved(&self, of: &str, request: &Request, since: Instant) -> Result<bool, DaemonError> {
         match self.ask(of, request.clone())? {
             Answer::Moving(_) if since.elapsed() < GUARANTEE_TIMEOUT => Ok(false),
@@ -187,7 +190,7 @@ impl Drop for CudaCard {
     }
 }
 
-/// The card for callers that handle all kinds of cards.
+/// A CUDA card, for callers that handle all kinds of cards.
 pub(super) struct Backend(pub(super) Arc<CudaCard>);
 
 impl CardBackend for Backend {
@@ -235,7 +238,7 @@ fn settings(spec: &CardSpec, folder: &Path) -> Settings {
     }
 }
 
-/// Returns the rules of sharing a card, in the form for its owner.
+/// Returns the rules for sharing a card, in the form for its owner.
 pub fn rules(spec: &CardSpec, tuning: &Tuning) -> Rules {
     let Tuning { scheduler, memory, .. } = *tuning;
     let quanta = memory.quanta;

@@ -30,7 +30,7 @@ pub struct Obstacle {
     pub code: ErrorCode,
     /// Its object, with its name.
     pub of: String,
-    /// The error.
+    /// The error message.
     pub what: String,
 }
 
@@ -55,7 +55,7 @@ impl Item {
     }
 }
 
-/// Outcome of a document.
+/// Steps and obstacles of a document.
 #[derive(Default)]
 struct Plan {
     items: Vec<Item>,
@@ -63,7 +63,7 @@ struct Plan {
 }
 
 impl Daemon {
-    /// Returns all that operators can change.
+    /// Returns all settings that operators can change.
     #[must_use]
     pub fn export(&self) -> Exported {
         let state = self.state.lock();
@@ -97,8 +97,8 @@ impl Daemon {
     /// only reports the steps.
     ///
     /// # Errors
-    /// If a part of it is refused. Nothing is changed unless the card or the host failed meanwhile. In that case the
-    /// error also names the completed steps.
+    /// If a part of `desired` is refused. Nothing is changed unless the card or the host failed meanwhile. In that case
+    /// the error also names the completed steps.
     pub fn apply(
         &self,
         desired: &Desired,
@@ -217,7 +217,7 @@ impl Daemon {
         plan
     }
 
-    /// Same for tenants.
+    /// Adds the steps for tenants to a plan.
     fn plan_tenants(&self, plan: &mut Plan, state: &State, desired: &Desired) {
         for (index, patch) in desired.tenant.iter().enumerate() {
             let Some(name) = plan.name(Kind::Tenant, index, patch) else { continue };
@@ -338,7 +338,7 @@ impl Daemon {
         plan.obstacles.append(&mut obstacles);
     }
 
-    /// Returns true if the owner of a CUDA card does a step.
+    /// Returns true if a CUDA card's owner carries out a step.
     fn is_of_owner(&self, step: &Step) -> bool {
         let cuda = |card: &String| self.cards.get(card).is_some_and(|card| card.cuda.is_some());
         step.kind == Kind::Tenant || (step.kind == Kind::Card && cuda(&step.name))
@@ -374,7 +374,7 @@ impl Daemon {
 }
 
 impl Daemon {
-    /// Changes the tables of a card that a step names. A card that is drained this way keeps its tenants.
+    /// Changes the tables of a card that a step names. A card that is drained by this step keeps its tenants.
     fn change_card(&self, step: &Step) -> Result<(), DaemonError> {
         let [scheduler, memory] = ["scheduler", "memory"].map(|table| within(step, table));
         if let Some(drained) = drained_by(step) {
@@ -395,14 +395,14 @@ impl Daemon {
         Ok(())
     }
 
-    /// Same for a tenant.
+    /// Changes the tables of a tenant that a step names.
     fn change_tenant(&self, step: &Step) -> Result<(), DaemonError> {
         let changes = step.changes.iter().map(|change| (change.key.clone(), change.to.clone()));
         let patch = with(&Map::new(), &changes.collect()).unwrap_or_default();
         self.tune_tenant(&step.name, &patch, None)
     }
 
-    /// Same for a virtual machine.
+    /// Changes the tables of a virtual machine that a step names.
     fn change_vm(&self, step: &Step) -> Result<(), DaemonError> {
         let [time, memory] = ["time", "memory"].map(|table| within(step, table));
         if !time.is_empty() {
@@ -430,7 +430,7 @@ impl Plan {
         self.obstacles.push(Obstacle { code, of, what });
     }
 
-    /// Returns the name of a table, if no other table of its kind has it.
+    /// Returns the name of a table, unless another table of its kind has the same name.
     fn name(&mut self, kind: Kind, index: usize, table: &Map<String, Value>) -> Option<String> {
         let Some(name) = table.get("name").and_then(Value::as_str) else {
             let table = match kind {
@@ -450,7 +450,7 @@ impl Plan {
         Some(name.to_owned())
     }
 
-    /// Returns the changes that a table makes to `now`, and the result. Omitted keys count as their defaults.
+    /// Returns the changes from `now` that a table makes, and the result. Omitted keys count as their defaults.
     fn compared<T: Serialize + DeserializeOwned>(
         &mut self,
         kind: Kind,
@@ -478,7 +478,7 @@ impl Plan {
     }
 }
 
-/// Returns the order of a step: room is freed before it is used.
+/// Returns the rank of a step: memory is freed before it is used.
 fn turn(step: &Step) -> u8 {
     match (step.action, step.kind) {
         (Action::Remove, _) => 0,
@@ -507,7 +507,7 @@ fn code_of(kind: RefusalKind) -> ErrorCode {
     }
 }
 
-/// Returns the mistakes in the changeable settings of a card.
+/// Returns the errors in the changeable settings of a card.
 fn card_mistakes(card: &CardSpec) -> Vec<String> {
     let told = |(key, what): (&str, String)| format!("{key}: {what}");
     if card.kind == CardKind::Cuda {
@@ -519,7 +519,7 @@ fn card_mistakes(card: &CardSpec) -> Vec<String> {
     scheduler.into_iter().chain(memory).collect()
 }
 
-/// Returns whether a step drains or undrains a card, if it does either.
+/// Returns true if a step drains a card, and false if it undrains one.
 fn drained_by(step: &Step) -> Option<bool> {
     step.changes.iter().find(|change| change.key == DRAINED)?.to.as_bool()
 }

@@ -9,12 +9,12 @@ use config::check::{self, Refusal};
 use config::{CardSpec, TenantSpec, VmSpec, place};
 use events::NewEvent;
 
-/// Time at which a virtual machine or tenant was placed on a card.
+/// Reason that a virtual machine or tenant is placed on a card.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Arrival {
     /// The configuration file places it: a drained card may still accept it.
     Configured,
-    /// It is being added now.
+    /// An operator adds it now.
     New,
 }
 
@@ -62,7 +62,8 @@ impl Daemon {
         self.specs.iter().filter(|card| !fails(card)).cloned().collect()
     }
 
-    /// Checks that a virtual machine may move to a card: both support it, and the card has room and accepts it.
+    /// Checks that a virtual machine may move to a card: both support moves, and the card accepts it and has enough
+    /// memory.
     ///
     /// # Errors
     /// The obstacle.
@@ -100,7 +101,7 @@ impl Daemon {
         Err(DaemonError::Immovable { vm: name.to_owned(), why })
     }
 
-    /// Moves a virtual machine to `card`, or to one that the daemon chooses, if the revision is still `expected`.
+    /// Moves a virtual machine to `card`, or to a card that the daemon chooses, if the revision is still `expected`.
     ///
     /// # Errors
     /// If the virtual machine or the card is not suitable; the virtual machine then continues where it is.
@@ -108,7 +109,7 @@ impl Daemon {
         self.move_for(name, card, expected, "an operator wants it")
     }
 
-    /// The same for another reason, which is logged.
+    /// Same as [`Self::move_if`], for another reason, which is logged.
     pub(super) fn move_for(
         &self,
         name: &str,
@@ -124,7 +125,7 @@ impl Daemon {
         Ok(moved)
     }
 
-    /// Moves a virtual machine to a card that it may use, counts and logs the move with its reason. Needs `changing`.
+    /// Moves a virtual machine to a suitable card, and counts and logs the move with its reason. Needs `changing`.
     fn move_counted(&self, name: &str, card: &str, reason: &str) -> Result<Moved, DaemonError> {
         self.may_move(name, card)?;
         let event = |kind, what: String| self.events.add(NewEvent::vm(kind, name, what).on(card));
@@ -148,7 +149,7 @@ impl Daemon {
         done
     }
 
-    /// Marks a card as drained or not, without saving the change.
+    /// Sets or clears a card's drain mark, without saving the change.
     pub(super) fn mark(&self, card: &str, drained: bool, expected: Option<&str>) -> Result<(), DaemonError> {
         let spec = &self.known(card)?.spec;
         let mut state = self.state.lock();
@@ -172,16 +173,16 @@ impl Daemon {
     /// other. Virtual machines that cannot move continue there and are reported; another call tries again.
     ///
     /// # Errors
-    /// If the card does not exist, the revision differs, or the change cannot be written.
+    /// If the card does not exist, the revision differs, or the change cannot be saved.
     pub(crate) fn drain_if(&self, card: &str, expected: Option<&str>) -> Result<DrainReport, DaemonError> {
         {
-            // Not while the state is being handed over to another daemon.
+            // The mark must not change while the state is being handed over to another daemon.
             let _settings = self.tuning.lock();
             self.mark(card, true, expected)?;
         }
         self.keep()?;
         let (vms, mut left) = {
-            // An arrival that was accepted before the mark is complete now, or has been refused.
+            // Each arrival that was accepted before the mark is complete now, or has been refused.
             let _one_at_a_time = self.changing.lock();
             let state = self.state.lock();
             let of_card = |entry: &&Entry| entry.spec.card == card;
@@ -191,7 +192,7 @@ impl Daemon {
         };
         let (moved, stayed) = emptied(vms, |vm| self.move_off(vm, card));
         left.extend(stayed);
-        // This writes changes that a move could not write, or reports that.
+        // Saves changes that a move could not save, or reports the error.
         self.keep()?;
         tracing::info!(card, moved = moved.len(), left = left.len(), "the card is drained");
         let what = format!("drained: {} VMs were moved, {} VMs and tenants are left", moved.len(), left.len());
@@ -199,7 +200,7 @@ impl Daemon {
         Ok(DrainReport { card: card.to_owned(), moved, left })
     }
 
-    /// Moves a virtual machine off a card that is drained; does nothing if it has left.
+    /// Moves a virtual machine off a card that is being drained; does nothing if it has already left.
     fn move_off(&self, name: &str, card: &str) -> Result<Option<Moved>, DaemonError> {
         let _one_at_a_time = self.changing.lock();
         {
@@ -224,7 +225,7 @@ impl Daemon {
     /// Lets a card accept virtual machines and tenants again if the revision is still `expected`.
     ///
     /// # Errors
-    /// If the card does not exist, the revision differs, or the change cannot be written.
+    /// If the card does not exist, the revision differs, or the change cannot be saved.
     pub(crate) fn undrain_if(&self, card: &str, expected: Option<&str>) -> Result<api::Card, DaemonError> {
         {
             let _settings = self.tuning.lock();
@@ -241,8 +242,8 @@ fn tenant_left(tenant: &TenantSpec) -> Left {
     Left { vm: tenant.name.clone(), why }
 }
 
-/// Moves virtual machines with `move_off`, one after the other. Machines without a target are retried while others
-/// still leave, because an affinity may put a virtual machine on another's new card.
+/// Moves virtual machines with `move_off`, one after the other. Machines without a target are retried as long as other
+/// machines leave, because an affinity may place a machine on another machine's new card.
 fn emptied(
     mut vms: Vec<String>,
     mut move_off: impl FnMut(&str) -> Result<Option<Moved>, DaemonError>,

@@ -15,10 +15,9 @@ use super::account;
 use super::error::DaemonError;
 use listening::{Listening, SocketPath, Sockets, folders};
 
-/// An endpoint that is open, and serves no client yet.
+/// An open endpoint that serves no client yet.
 pub(super) enum Endpoint {
-    /// A listening socket: early VMMs wait in its backlog. A socket, with its path unless the service manager created
-    /// it.
+    /// A listening socket, with its path unless the service manager created it. Early VMMs wait in its backlog.
     Socket(Listening),
     /// The domain with this name.
     Domain(DomainName),
@@ -139,7 +138,7 @@ impl EndpointServer {
         }
     }
 
-    /// Returns the kind of client that it waits for.
+    /// Returns the kind of client that the endpoint waits for.
     pub fn awaits(&self) -> &'static str {
         match self {
             Self::Socket(_) => "a VMM",

@@ -6,19 +6,19 @@ use api::ErrorCode;
 use config::check::{Refusal, RefusalKind};
 use listening::folders::FolderError;
 
-/// A request that failed: the text is for people, [`DaemonError::code`] for programs.
+/// A failed request: the text is for people, [`DaemonError::code`] for programs.
 #[derive(Debug, thiserror::Error)]
 pub enum DaemonError {
-    /// No virtual machine has the name.
+    /// No virtual machine has this name.
     #[error("there is no VM `{0}`")]
     NoVm(String),
-    /// No tenant has the name.
+    /// No tenant has this name.
     #[error("there is no tenant `{0}`")]
     NoTenant(String),
-    /// No profile has the name.
+    /// No profile has this name.
     #[error("there is no profile `{0}`")]
     NoProfile(String),
-    /// No card has the name.
+    /// No card has this name.
     #[error("there is no card `{0}`")]
     NoCard(String),
     /// The virtual machine is being created or removed.
@@ -27,50 +27,50 @@ pub enum DaemonError {
     /// The description of the virtual machine is refused.
     #[error("VM `{vm}`: {}", list(.refusals))]
     Refused {
-        /// Its name.
+        /// Name of the virtual machine.
         vm: String,
-        /// All reasons.
+        /// All reasons for the refusal.
         refusals: Vec<Refusal>,
     },
     /// The description of the tenant is refused.
     #[error("tenant `{tenant}`: {}", list(.refusals))]
     TenantRefused {
-        /// Its name.
+        /// Name of the tenant.
         tenant: String,
-        /// All reasons.
+        /// All reasons for the refusal.
         refusals: Vec<Refusal>,
     },
-    /// The owner of a CUDA card does not answer: which card, and since when or why.
+    /// The owner of a CUDA card does not answer: the card, and the time or reason.
     #[error("{0}")]
     Owner(String),
-    /// Too many changes of a CUDA card wait.
+    /// Too many changes of a CUDA card are waiting.
     #[error("too many changes of card `{0}` wait for each other already")]
     Crowded(String),
     /// A tenant was removed, but some of its processes have not ended.
     #[error("tenant `{tenant}` is removed, but its processes {} have not ended: what they have of the card is not free",
         .pids.iter().map(ToString::to_string).collect::<Vec<_>>().join(", "))]
     Lingering {
-        /// Its name.
+        /// Name of the tenant.
         tenant: String,
-        /// The processes.
+        /// The remaining processes.
         pids: Vec<u32>,
     },
     /// The request is only possible for cards of virtual machines.
     #[error("card `{0}` is of kind = \"cuda\", of which there is no such record")]
     NoRecordOfCuda(String),
-    /// The name belongs to a tenant.
+    /// A tenant already has this name.
     #[error("there is a tenant `{0}` already")]
     TenantThere(String),
-    /// Too many tenants.
+    /// The limit on tenants is reached.
     #[error("there are {0} tenants already, as many as one daemon serves")]
     TooManyTenants(usize),
-    /// Too many virtual machines.
+    /// The limit on virtual machines is reached.
     #[error("there are {0} VMs already, as many as one daemon serves")]
     TooMany(usize),
-    /// Its socket could not be created.
+    /// The socket could not be created.
     #[error("{0}")]
     Socket(#[from] BindError),
-    /// Its socket has no folder.
+    /// The socket's folder could not be created.
     #[error("{0}")]
     Folder(#[from] FolderError),
     /// A user or a group does not exist.
@@ -78,15 +78,15 @@ pub enum DaemonError {
     NoAccount {
         /// `user` or `group`.
         what: &'static str,
-        /// Its name.
+        /// Name of the user or group.
         name: String,
     },
-    /// The card is short of a resource.
+    /// The card has too little of a resource.
     #[error("{of}: {what}")]
     Quota {
-        /// The object that is refused, with its name.
+        /// The refused object, with its name.
         of: String,
-        /// The limit, with its key and value.
+        /// The exceeded limit, with its key and value.
         what: String,
         /// Remedy for the operator.
         what_to_do: String,
@@ -94,7 +94,7 @@ pub enum DaemonError {
     /// A virtual machine is not a Xen domain.
     #[error("VM `{0}` is not a domain of Xen: it has no `xen_domain`")]
     NoDomain(String),
-    /// A virtual machine is a Xen domain, and has no socket for another VMM.
+    /// A virtual machine is a Xen domain, so it has no socket for another VMM.
     #[error("VM `{0}` is the domain `{1}` of Xen, and has no socket for another VMM")]
     IsDomain(String, String),
     /// A virtual machine has its card by passthrough, so the card's time is not shared.
@@ -109,15 +109,15 @@ pub enum DaemonError {
     /// Accesses of a VM cannot be counted now.
     #[error("accesses of VM `{0}` are being counted already")]
     Counting(String),
-    /// A setting has an unusable value: its object, its key, and the mistake.
+    /// A setting has an invalid value.
     #[error("{of}: {what}")]
     Setting {
         /// The object that has the setting, with its name.
         of: String,
-        /// The key, and the mistake.
+        /// The key, and the error in its value.
         what: String,
     },
-    /// A value of a query cannot be answered.
+    /// A value of a query is invalid.
     #[error("{0}")]
     Query(String),
     /// The next daemon does not take over this one's state.
@@ -126,46 +126,46 @@ pub enum DaemonError {
     /// A virtual machine cannot move: the target card, and the reason.
     #[error("VM `{vm}` cannot move to card `{to}`: {why}")]
     CannotMove {
-        /// Its name.
+        /// Name of the virtual machine.
         vm: String,
-        /// The card.
+        /// Name of the target card.
         to: String,
-        /// Reason.
+        /// Reason that the move is impossible.
         why: String,
     },
     /// A virtual machine could not be saved.
     #[error("VM `{vm}` is not saved: {why}")]
     NotSaved {
-        /// Its name.
+        /// Name of the virtual machine.
         vm: String,
-        /// Reason.
+        /// Reason of the failure.
         why: String,
     },
     /// A virtual machine could not be restored.
     #[error("VM `{vm}` is not restored: {why}")]
     NotRestored {
-        /// Its name.
+        /// Name of the virtual machine.
         vm: String,
-        /// Reason.
+        /// Reason of the failure.
         why: String,
     },
     /// No card is available for a virtual machine.
     #[error("VM `{vm}` cannot move to another card: {why}")]
     Immovable {
-        /// Its name.
+        /// Name of the virtual machine.
         vm: String,
-        /// Reason.
+        /// Reason that no card is suitable.
         why: String,
     },
     /// Another operator has changed the settings since.
     #[error("revision conflict: expected {expected}, current {now}")]
     Changed {
-        /// The requested revision.
+        /// The revision that the request expected.
         expected: String,
         /// The current revision.
         now: String,
     },
-    /// Parts of a desired state that are refused.
+    /// Parts of a desired state are refused.
     #[error("{}", lines(.0))]
     Desired(Vec<super::desired::Obstacle>),
     /// Some steps were completed before another one failed.
@@ -174,10 +174,10 @@ pub enum DaemonError {
         /// The failure.
         #[source]
         error: Box<DaemonError>,
-        /// The completed part.
+        /// The completed steps.
         done: String,
     },
-    /// A change was made, but will not outlive the daemon.
+    /// A change was made, but could not be saved: it will not outlive the daemon.
     #[error("applied but not saved; lost on restart: {0}")]
     NotKept(String),
     /// The card or the host failed.
@@ -215,7 +215,7 @@ impl DaemonError {
             Self::CannotMove { .. } | Self::Immovable { .. } => ErrorCode::Conflict,
             Self::NotSaved { .. } | Self::NotRestored { .. } => ErrorCode::Conflict,
             Self::Desired(obstacles) => {
-                // Report the kind that the operator should fix first.
+                // Report the error that the operator should fix first.
                 let order = [ErrorCode::Invalid, ErrorCode::NotFound, ErrorCode::Conflict, ErrorCode::Quota];
                 let any = |code: &ErrorCode| obstacles.iter().any(|obstacle| obstacle.code == *code);
                 order.into_iter().find(any).unwrap_or(ErrorCode::Failed)

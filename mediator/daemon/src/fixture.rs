@@ -1,4 +1,4 @@
-//! A test daemon in its own folder, with cards that serve plain memory, or with software cards. Mistakes of the caller
+//! A test daemon in a separate folder, with cards that serve plain memory, or with software cards. Errors of the caller
 //! panic.
 
 use std::collections::{BTreeMap, HashMap};
@@ -31,11 +31,11 @@ const VM_MIB: u64 = 16;
 /// Virtual addresses of buffers.
 const FROM: u64 = 0x100_0000;
 const TO: u64 = 0x200_0000;
-/// Number of BAR0 in messages.
+/// Region index of BAR0 in messages.
 pub const BAR0: u32 = 0;
-/// A write here makes the device panic.
+/// A write to this offset makes the device panic.
 pub const PANIC: u64 = 0x100;
-/// A write here makes the device check that its client's memory is shared.
+/// A write to this offset makes the device check that its client's memory is shared.
 pub const CHECK: u64 = 0x200;
 /// Size of BAR0 in bytes.
 const BAR0_BYTES: usize = 4096;
@@ -43,7 +43,7 @@ const BAR0_BYTES: usize = 4096;
 /// Names of virtual machines whose backends have been released.
 pub type Released = Arc<Mutex<Vec<String>>>;
 
-/// Opens cards that serve plain memory, and records the VMs that were released.
+/// Opens cards that serve plain memory, and records released VMs.
 pub struct FakeOpener(pub Released);
 
 impl OpenCard for FakeOpener {
@@ -102,7 +102,7 @@ impl VmBackend for FakeBackend {
     }
 }
 
-/// Plain memory with two magic offsets.
+/// Plain memory in which two offsets trigger actions.
 struct FakeDevice {
     echo: EchoDevice,
     link: Link,
@@ -137,9 +137,9 @@ impl Device for FakeDevice {
     fn disconnected(&mut self) {}
 }
 
-/// A daemon with two cards of 512 MiB in its own folder.
+/// A daemon with two cards of 512 MiB in a separate folder.
 pub struct Fixture {
-    /// The folder.
+    /// The daemon's folder.
     pub folder: TempDir,
     /// The daemon.
     pub daemon: Arc<Daemon>,
@@ -160,7 +160,7 @@ impl Fixture {
         Self::with_listeners(|_| HashMap::new())
     }
 
-    /// Same, with sockets of units.
+    /// Same as [`Self::new`], with sockets of the service manager's units.
     ///
     /// # Panics
     /// If the daemon does not start.
@@ -173,7 +173,7 @@ impl Fixture {
         Self { folder, daemon, released }
     }
 
-    /// Starts a daemon with the software cards of this configuration, under the same folder.
+    /// Starts a daemon in the same folder, with the software cards of this configuration.
     pub fn real(cards: &str) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let config = Config::parse(&format!("{}{cards}", daemon_table(folder.path())), "test").unwrap();
@@ -181,7 +181,7 @@ impl Fixture {
         Self { folder, daemon, released: Released::default() }
     }
 
-    /// Returns a path in the folder.
+    /// Returns the path of a file in the folder.
     #[must_use]
     pub fn path(&self, name: &str) -> PathBuf {
         self.folder.path().join(name)
@@ -208,10 +208,10 @@ impl Fixture {
     }
 }
 
-/// Sockets of units by name.
+/// Sockets of the service manager's units, by name.
 pub(crate) type Listeners = HashMap<String, UnixListener>;
 
-/// Starts a daemon that stores no overrides.
+/// Starts a daemon that saves no overrides.
 ///
 /// # Errors
 /// Same as for [`Daemon::start`].
@@ -233,14 +233,14 @@ pub fn config(folder: &Path, cards: &[&str]) -> Config {
     Config::parse(&format!("{}{cards}", daemon_table(folder)), "test").unwrap()
 }
 
-/// Returns the `[daemon]` table of a daemon under a folder.
+/// Returns the `[daemon]` table for a daemon in a folder.
 #[must_use]
 pub fn daemon_table(folder: &Path) -> String {
     let folder = folder.display();
     format!("[daemon]\nadmin_socket = \"{folder}/admin.sock\"\nsocket_dir = \"{folder}\"\n")
 }
 
-/// Waits until another thread has made `so` true.
+/// Waits until `so` returns true, because of another thread's action.
 pub fn eventually(what: &str, mut so: impl FnMut() -> bool) {
     let start = Instant::now();
     while !so() {
@@ -249,13 +249,13 @@ pub fn eventually(what: &str, mut so: impl FnMut() -> bool) {
     }
 }
 
-/// A daemon whose admin API is served.
+/// A daemon with a served admin API.
 pub struct Served {
     /// The daemon.
     pub fixture: Fixture,
-    /// Address of the page.
+    /// Address of the web page.
     pub page: std::net::SocketAddr,
-    /// Number of times that the thread that serves the API would have fed a watchdog.
+    /// Number of times that the API's thread would have fed a watchdog.
     pub fed: Arc<AtomicU64>,
     stop: Option<tokio::sync::oneshot::Sender<()>>,
     thread: Option<JoinHandle<std::io::Result<()>>>,

@@ -1,21 +1,22 @@
 //! The daemon's core: the cards and virtual machines, and how they are added and removed.
 //!
 //! Parts: `backend` (the interface to a virtual machine's device), `cards` (the cards of a configuration), `vm` (a
-//! virtual machine's thread), `endpoint` (a socket or a Xen domain), `show` (its status for operators), `scheduling`
-//! (how the time of cards is shared, live), `draining` (cards that are emptied), `moving` (from one card to another),
-//! `rebalancing` (automatic moves), `upgrade` (another daemon takes over everything), `desired` (all that can be
-//! changed, at once; `overrides` stores the overrides; `listening` the sockets), `account` (users and groups), `error`,
-//! `devices` (crates `vgpu` and `passthrough` as backends), `admin` (the admin API), `serving` (from ready to the end),
-//! `program` (from its arguments to its end), `fixture` (feature `test-rig`: a daemon for tests).
+//! virtual machine's thread), `endpoint` (a socket or a Xen domain), `show` (a virtual machine's status for operators),
+//! `scheduling` (how the time of cards is shared, live), `draining` (moves all virtual machines off a card), `moving`
+//! (moves a virtual machine to another card), `rebalancing` (automatic moves), `upgrade` (another daemon takes over
+//! everything), `desired` (compares and applies all changeable settings at once; `overrides` stores the overrides;
+//! `listening` the sockets), `account` (users and groups), `error`, `devices` (crates `vgpu` and `passthrough` as
+//! backends), `admin` (the admin API), `serving` (from readiness to the end), `program` (from the arguments to the exit
+//! code), `fixture` (feature `test-rig`: a daemon for tests).
 //!
-//! Each virtual machine has one thread, which runs its vfio-user server; the admin API runs on another. Virtual
-//! machines are added and removed one at a time, which may take long (memory is scrubbed); readers never wait for it.
+//! Each virtual machine has one thread, which runs its vfio-user server; the admin API runs on another thread. Virtual
+//! machines are added and removed one at a time, which may take long (memory is scrubbed); readers never wait for this.
 //!
 //! Lock order: `locks::rank`.
 //!
-//! The daemon does not launch VMMs, reload its configuration (the next daemon reads it), write changes back into it
-//! (overrides are stored separately), or preserve a guest's state on a card when the daemon is killed (its VMM stays
-//! connected).
+//! The daemon does not launch VMMs, reload its configuration (the next daemon reads it), save changes to the
+//! configuration (overrides are stored separately), or preserve a guest's state on a card when the daemon is killed
+//! (its VMM stays connected).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -72,8 +73,8 @@ use show::{Found, show};
 use upgrade::{Generations, UpgradeChain};
 use vm::{EarlierClient, End, Running, Seen};
 
-/// Maximum number of memory regions that may be lent to a card that is passed through: a VM with an IOMMU of its own
-/// lends pages. Each is a mapping of this process, of which the kernel allows 65,530 (`vm.max_map_count`).
+/// Maximum number of memory regions that may be lent to a passed-through card: a VM with a virtual IOMMU lends single
+/// pages. Each region is a mapping of this process, and the kernel allows 65,530 mappings (`vm.max_map_count`).
 const PASSED_THROUGH_REGIONS: usize = 32 << 10;
 
 /// A virtual machine's entry in the table.
@@ -85,11 +86,11 @@ struct Entry {
 /// Stage of a virtual machine's life.
 #[derive(Clone)]
 enum Life {
-    /// It is being created.
+    /// The virtual machine is being created.
     Starting,
-    /// Its thread runs, or has failed.
+    /// Its thread is running, or has failed.
     Running(Arc<Running>),
-    /// It is being removed.
+    /// The virtual machine is being removed.
     Stopping(Arc<Running>),
 }
 
@@ -108,15 +109,15 @@ struct State {
     tunings: BTreeMap<String, Tuning>,
     /// Tenants of CUDA cards, by name.
     tenants: BTreeMap<String, TenantSpec>,
-    /// Names of the tenants that are being added: they may still be refused.
+    /// Names of the tenants that are being added and may still be refused.
     coming: BTreeSet<String>,
-    /// Revision of the parts of `vms`, `tunings` and `tenants` that operators change.
+    /// Revision of the operator's settings in `vms`, `tunings` and `tenants`.
     revision: Revision,
     closing: bool,
 }
 
 impl State {
-    /// Returns how a card is shared now.
+    /// Returns how a card is currently shared.
     fn tuning(&self, card: &CardSpec) -> Tuning {
         self.tunings.get(&card.name).copied().unwrap_or_else(|| Tuning::from_spec(card))
     }
@@ -129,7 +130,7 @@ impl State {
     /// Checks that an operator may change the current state.
     ///
     /// # Errors
-    /// If the daemon is ending, or the operator has seen a different revision.
+    /// If the daemon is ending, or the operator expected a different revision.
     fn expect(&self, expected: Option<&str>) -> Result<(), DaemonError> {
         if self.closing {
             return Err(DaemonError::ShuttingDown);
@@ -146,7 +147,7 @@ impl State {
 struct Card {
     spec: CardSpec,
     backend: Box<dyn CardBackend>,
-    /// The CUDA owner, for a card behind NVIDIA's driver.
+    /// The CUDA owner, for a card that uses NVIDIA's driver.
     cuda: Option<Arc<CudaCard>>,
 }
 
@@ -161,7 +162,7 @@ pub struct Daemon {
     changing: Mutex<rank::Changing, ()>,
     /// Held while settings of a card or a virtual machine are read, changed and stored.
     tuning: Mutex<rank::Tuning, ()>,
-    /// Writes changes to the file that outlives the daemon.
+    /// Saves changes to the file that outlives the daemon.
     override_store: Mutex<rank::OverrideStore, OverrideStore>,
     sockets: Sockets,
     /// The previous daemon, and the next one.
@@ -192,7 +193,7 @@ impl Daemon {
                 let name = vm.name.clone();
                 if let Err(error) = daemon.reserve(vm, None, Arrival::Configured).and_then(|spec| daemon.fill(&spec)) {
                     daemon.shut_down();
-                    // Virtual machines that an earlier run had started are stored for the next run.
+                    // Virtual machines that a previous run has started are saved for the next run.
                     tracing::error!(vm = name.as_str(), %error, "a VM cannot be started");
                     return Err(error);
                 }
@@ -227,7 +228,7 @@ impl Daemon {
         Ok(cards)
     }
 
-    /// Creates a daemon with these cards, and no virtual machine or tenant yet.
+    /// Creates a daemon with these cards, without virtual machines and tenants.
     fn with(
         config: Config,
         cards: BTreeMap<String, Card>,
@@ -285,14 +286,14 @@ impl Daemon {
         self.state.lock().revision.to_string()
     }
 
-    /// Writes changes to the file that outlives the daemon; called after each change.
+    /// Saves changes to the file that outlives the daemon; called after each change.
     ///
     /// # Errors
     /// If the file cannot be written. The change is still in effect.
     fn keep(&self) -> Result<(), DaemonError> {
         let mut override_store = self.override_store.lock();
         if self.state.lock().closing {
-            // An operator did not remove the missing virtual machines.
+            // The missing virtual machines were not removed by an operator.
             return Err(DaemonError::ShuttingDown);
         }
         let live = self.live_now();
@@ -309,7 +310,7 @@ impl Daemon {
         Live { vms, tunings: state.tunings.clone(), tenants }
     }
 
-    /// Returns the state that events are found in, by comparing it with the last one.
+    /// Returns the current state, which is compared with the previous one to find events.
     pub(crate) fn observed(&self) -> events::States {
         let schedulers = self.schedulers(WINDOW_MS).unwrap_or_default();
         events::States { cards: self.cards(), vms: self.vms(), tenants: self.tenants(), schedulers }
@@ -321,7 +322,7 @@ impl Daemon {
         &self.spec
     }
 
-    /// Adds a virtual machine. Its socket exists when this returns.
+    /// Adds a virtual machine. Its socket exists when this function returns.
     ///
     /// # Errors
     /// If it cannot be added; no part of it remains.
@@ -341,7 +342,7 @@ impl Daemon {
         Ok(vm)
     }
 
-    /// Reserves an entry for an acceptable virtual machine. Needs `changing`, or that no other thread knows the daemon.
+    /// Reserves an entry for an acceptable virtual machine. Needs `changing`, or exclusive access to the daemon.
     fn reserve(&self, spec: VmSpec, expected: Option<&str>, arrival: Arrival) -> Result<VmSpec, DaemonError> {
         let mut state = self.state.lock();
         state.expect(expected)?;
@@ -362,7 +363,7 @@ impl Daemon {
         Ok(spec)
     }
 
-    /// Creates the virtual machine of a reserved entry. Needs `changing`, or that no other thread knows the daemon.
+    /// Creates the virtual machine of a reserved entry. Needs `changing`, or exclusive access to the daemon.
     fn fill(&self, spec: &VmSpec) -> Result<api::Vm, DaemonError> {
         let name = &spec.name;
         let made = self.make(spec);
@@ -392,7 +393,7 @@ impl Daemon {
         let name = &spec.name;
         let card = self.cards.get(&spec.card).ok_or_else(|| DaemonError::NoCard(spec.card.clone()))?;
         let failed = |what: &dyn std::fmt::Display| DaemonError::Failed(format!("VM `{name}` cannot be added: {what}"));
-        // The endpoint comes first: it fails most often, and costs nothing to close.
+        // The endpoint is opened first: this step fails most often, and costs nothing to undo.
         let endpoint = Endpoint::open(spec, &self.spec.socket_dir, &self.sockets)?;
         let ram = self.state.lock().ram(spec, &card.spec);
         let (server, path) = endpoint.serve(name, memory_limits(spec, &ram), &self.sockets)?;
@@ -441,7 +442,7 @@ impl Daemon {
     /// Removes a virtual machine: disconnects its VMM, removes the socket, frees its memory and channels.
     ///
     /// # Errors
-    /// If no virtual machine has the name, or it is being removed already.
+    /// If no virtual machine has the name, or it is already being removed.
     pub fn remove(&self, name: &str) -> Result<(), DaemonError> {
         self.remove_if(name, None)
     }
@@ -460,7 +461,7 @@ impl Daemon {
         self.keep()
     }
 
-    /// Removes a virtual machine. Needs `changing`.
+    /// Removes a virtual machine and its entry. Needs `changing`.
     fn take_out(&self, name: &str, expected: Option<&str>) -> Result<(), DaemonError> {
         let (running, card) = {
             let mut state = self.state.lock();
@@ -508,7 +509,7 @@ impl Daemon {
         found.map(show).ok_or_else(|| DaemonError::NoVm(name.to_owned()))
     }
 
-    /// Returns the data that is rendered for a virtual machine once the state's lock is free.
+    /// Returns the data for [`show`] to render after the state's lock is released.
     fn found(&self, state: &State, entry: &Entry) -> Found {
         let card = self.cards.get(&entry.spec.card);
         let ram = card.map(|card| state.ram(&entry.spec, &card.spec)).unwrap_or_default();
@@ -521,7 +522,7 @@ impl Daemon {
         self.cards.values().map(|card| self.show_card(card)).collect()
     }
 
-    /// Returns true if all cards have failed, so that nothing is left to serve; false without cards.
+    /// Returns true if all cards have failed, so that the daemon cannot serve; false without cards.
     #[must_use]
     pub(crate) fn has_failed(&self) -> bool {
         !self.line.is_gone()
@@ -591,7 +592,7 @@ impl Daemon {
         }
     }
 
-    /// Shuts down all virtual machines; none can be added afterwards.
+    /// Shuts down all virtual machines. No virtual machine can be added afterwards.
     pub(crate) fn shut_down(&self) {
         self.state.lock().closing = true;
         let _one_at_a_time = self.changing.lock();
@@ -617,7 +618,7 @@ impl Drop for Daemon {
 
 /// Returns the bounds of the memory that a virtual machine may lend.
 fn memory_limits(vm: &VmSpec, ram: &RamSpec) -> MemoryLimits {
-    // The card's owner enforces the quota, which may change; a card that is passed through has no other user.
+    // The card's owner enforces the quota, which may change; a passed-through card has no other user.
     let mapped_bytes = if vm.passthrough { memory::bytes(ram.quota_mib) } else { card_manager::iova::SHARED_BYTES };
     let mut limits =
         MemoryLimits { mapped_bytes, files: listening::descriptors::files_of_vm(), ..MemoryLimits::default() };

@@ -1,4 +1,4 @@
-//! Memory of cards: its placement, shown and changed while guests work.
+//! Memory of cards: shows its placement and changes its settings while guests work.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -19,7 +19,7 @@ use config::patch::patched;
 use config::{CardMemory, CardSpec, RamSpec, VmSpec, check};
 use events::{NewEvent, changed_in};
 
-/// A virtual machine of a card: its name, its specification, and its counters.
+/// A virtual machine on a card: its name, its specification, and its counters.
 type User = (String, VmSpec, BTreeMap<String, u64>);
 
 impl Daemon {
@@ -58,7 +58,7 @@ impl Daemon {
         Ok(show(card, settings, &known.spec, holdings.as_ref(), &vms))
     }
 
-    /// Same for all cards that are not passed through.
+    /// Returns the same for all cards that are not passed through.
     #[must_use]
     pub fn memories(&self) -> Vec<api::CardMemory> {
         self.cards.keys().filter_map(|card| self.memory(card).ok()).collect()
@@ -67,8 +67,8 @@ impl Daemon {
     /// Changes how a card's memory is divided; keys that `patch` omits keep their values.
     ///
     /// # Errors
-    /// If no card has the name, it is passed through, the revision differs, or a setting is invalid. Then nothing
-    /// changes.
+    /// If no card has the name, it is passed through, the revision differs, or a setting is invalid. In these cases
+    /// nothing changes.
     pub(crate) fn set_memory_if(
         &self,
         card: &str,
@@ -123,12 +123,12 @@ impl Daemon {
         Ok(())
     }
 
-    /// Checks that the card can satisfy the guarantees of its virtual machines, with `changed` after its change.
+    /// Checks that the card can satisfy the guarantees of its virtual machines, if `changed` replaces one of them.
     fn fits(&self, state: &State, card: &CardSpec, changed: Option<&VmSpec>) -> Result<(), DaemonError> {
         let specs: Vec<CardSpec> =
             self.specs.iter().map(|one| if one.name == card.name { card.clone() } else { one.clone() }).collect();
         let mut there: Vec<&VmSpec> = Vec::new();
-        // The changed VM is checked last, so that a refusal names it if it does not fit.
+        // The changed VM is checked last: if the guarantees do not fit, the refusal names this VM.
         let others = state.vms.values().map(|entry| &entry.spec).filter(|vm| vm.card == card.name);
         let others = others.filter(|vm| changed.is_none_or(|changed| changed.name != vm.name));
         for vm in others.chain(changed) {
@@ -158,8 +158,8 @@ impl Daemon {
     /// Changes a virtual machine's settings for its card's memory; keys that `patch` omits keep their values.
     ///
     /// # Errors
-    /// Same as for [`Self::vm_memory`]; also when the revision is not `expected`, or a setting is invalid or cannot be
-    /// guaranteed. Then nothing changes.
+    /// Same as for [`Self::vm_memory`]; also if the revision is not `expected`, or a setting is invalid or cannot be
+    /// guaranteed. In these cases nothing changes.
     pub(crate) fn set_vm_memory_if(
         &self,
         name: &str,
@@ -180,8 +180,8 @@ impl Daemon {
 
     /// Changes a virtual machine's settings for its card's memory. Needs `tuning`.
     ///
-    /// The daemon's state is unlocked while memory moves for the change. Afterwards the checks run again, and if one
-    /// fails the virtual machine gets its previous settings back.
+    /// The daemon's state is unlocked while memory moves for the change. Afterwards the checks run again; if a check
+    /// fails, the virtual machine gets its previous settings back.
     pub(super) fn tune_vm_memory(
         &self,
         name: &str,
@@ -230,7 +230,7 @@ impl Daemon {
         Ok(tuning.settings)
     }
 
-    /// Checks a change of a virtual machine's settings for its card's memory; changes nothing.
+    /// Checks a change of a virtual machine's settings for its card's memory, without making the change.
     fn check_vm_memory(
         &self,
         state: &mut State,
@@ -251,7 +251,7 @@ impl Daemon {
         let vram = host.lock().vram().chunks.vm_bytes(vm).unwrap_or(0) >> 20;
         let mut limits = wanted.memory.limits(vram, &spec);
         if limits.on_full == OnFull::Refuse {
-            // All VRAM that its guest sees is guaranteed.
+            // All VRAM that the guest sees is guaranteed.
             limits.guarantee = limits.quota;
         }
         let ram = wanted.memory.ram.on(&spec.memory);
@@ -266,16 +266,16 @@ impl Daemon {
         self.cards.get(card)?.backend.mediated()
     }
 
-    /// Returns a virtual machine's backend, while it runs.
+    /// Returns a virtual machine's backend, if the virtual machine is running.
     #[cfg(test)]
     pub(crate) fn running_vm(&self, name: &str) -> Option<Arc<dyn super::backend::VmBackend>> {
         self.state.lock().vms.get(name)?.life.running().map(|running| Arc::clone(&running.backend))
     }
 
-    /// Moves memory of a virtual machine to host memory, or back to the card. Returns when it has moved.
+    /// Moves memory of a virtual machine to host memory, or back to the card. Returns when the memory has moved.
     ///
     /// # Errors
-    /// Same as for [`Self::vm_memory`]; also when the range is outside the guest's VRAM.
+    /// Same as for [`Self::vm_memory`]; also if the range is outside the guest's VRAM.
     pub(crate) fn move_vm_memory(
         &self,
         name: &str,
@@ -307,7 +307,7 @@ impl Daemon {
     /// Starts to count how often a guest's VRAM is accessed, until the record is [ended](AccessRecord::end) or dropped.
     ///
     /// # Errors
-    /// Same as for [`Self::vm_memory`]; also when a record is already running.
+    /// Same as for [`Self::vm_memory`]; also if a record is already running.
     pub(crate) fn record_vm_accesses(&self, name: &str) -> Result<AccessRecord, DaemonError> {
         let (host, vm) = self.with_scheduled(&mut self.state.lock(), name, |_, card, vm| Ok((mediated(card)?, vm)))?;
         if !host.lock().start_accesses(vm) {
@@ -319,10 +319,9 @@ impl Daemon {
     /// Applies hints about ranges of a guest's VRAM.
     ///
     /// # Errors
-    /// Same as for [`Self::vm_memory`]; also when a range is outside the guest's VRAM, or the pins exceed the
-    /// guarantee.
+    /// Same as for [`Self::vm_memory`]; also if a range is outside the guest's VRAM, or the pins exceed the guarantee.
     pub(crate) fn hint_vm_memory(&self, name: &str, hints: &api::Hints) -> Result<(), DaemonError> {
-        // Not while the state is being handed over to another daemon.
+        // The hints must not change while the state is being handed over to another daemon.
         let _settings = self.tuning.lock();
         let (host, vm) = self.with_scheduled(&mut self.state.lock(), name, |_, card, vm| Ok((mediated(card)?, vm)))?;
         let mut state = host.lock();
@@ -376,14 +375,14 @@ impl AccessRecord {
 
 impl Drop for AccessRecord {
     fn drop(&mut self) {
-        // The client no longer exists; discard the record.
+        // The client has disconnected; discard the record.
         if !self.over {
             self.host.lock().end_accesses(self.vm);
         }
     }
 }
 
-/// Returns the message for a request of more host memory than at the start.
+/// Returns the error for a request for more host memory than at the start.
 pub(super) fn more_host_memory(mib: u64, most: u64) -> String {
     format!(
         "memory.host_mib: {mib}, expected at most the {most} that the daemon was started with; change the configuration file and \
@@ -401,12 +400,12 @@ struct VmTuning {
     chunk_bytes: u64,
 }
 
-/// Returns the bytes of a size that has a default.
+/// Converts an optional size from MiB to bytes; the default is 0.
 pub(super) fn bytes(mib: Option<u64>) -> u64 {
     mib.unwrap_or(0).saturating_mul(1 << 20)
 }
 
-/// Returns the bytes of a virtual machine's RAM that the daemon may touch before the virtual machine does.
+/// Returns the size of the virtual machine's RAM that the daemon may touch before the virtual machine does, in bytes.
 pub(super) fn touch_limit(ram: &RamSpec) -> u64 {
     ram.touch_mib.map_or(u64::MAX, |mib| bytes(Some(mib)))
 }
@@ -416,7 +415,7 @@ pub(super) fn ram_share(ram: &RamSpec) -> RamShare {
     RamShare { quota: bytes(ram.quota_mib), guarantee: bytes(ram.guarantee_mib) }
 }
 
-/// RAM that virtual machines could lend before a change.
+/// Amounts of RAM that virtual machines could lend before a change.
 struct Lent {
     host: Option<Arc<ManagedCard>>,
     shares: Vec<(TenantId, RamShare)>,
@@ -434,7 +433,8 @@ impl Lent {
     }
 }
 
-/// Sets the RAM that each virtual machine of a card may lend for new `memory` settings of the card; all or none.
+/// Sets the RAM that each virtual machine of a card may lend for new `memory` settings of the card. If one fails, no
+/// amount changes.
 fn set_rams(state: &State, card: &Card, memory: &CardMemory) -> Result<Lent, DaemonError> {
     let mut lent = Lent { host: card.backend.mediated(), shares: Vec::new() };
     let users: Vec<_> = state.vms.values().filter(|entry| entry.spec.card == card.spec.name).collect();

@@ -1,8 +1,8 @@
-//! A virtual machine moves to another card while its guest works.
+//! Moves a virtual machine to another card while its guest works.
 //!
-//! It is created on the other card, and its memory leaves the current card, while its guest works. Then its VMM waits:
-//! the guest's state on the card is copied (`vgpu`), and the connection continues with the device of the other card.
-//! Until then, the virtual machine resumes on its current card if anything fails.
+//! The virtual machine is created on the other card, and its memory is copied from the current card, while its guest
+//! works. Then its VMM waits: the guest's state on the card is copied (`vgpu`), and the connection continues with the
+//! device of the other card. Until then, the virtual machine resumes on its current card if anything fails.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -14,10 +14,10 @@ use super::draining::Arrival;
 use super::vm::{Rest, Running};
 use super::{Card, Daemon, DaemonError, Life, memory};
 
-/// Time that a virtual machine's VMM connection may take to quiesce.
+/// Time limit for a virtual machine's VMM connection to quiesce.
 // TIMEOUT: covers an incomplete request, or a write that waits up to a second for memory.
 pub(super) const REST_LIMIT: Duration = Duration::from_secs(5);
-/// Time that its work may take to leave the engines, before remaining work is treated as a hang.
+/// Time limit for the work to leave the engines; remaining work is then treated as a hang.
 // TIMEOUT: twice the limit of an upgrade, since only this VM waits. Compute work of a guest ends within milliseconds,
 // or takes longer than guests' drivers wait.
 pub(super) const STILL_LIMIT: Duration = Duration::from_secs(2);
@@ -30,7 +30,7 @@ pub(super) struct Plan<'a> {
     pub(super) running: Arc<Running>,
     from: &'a Card,
     pub(super) to: &'a Card,
-    /// Its settings on the target card.
+    /// Settings of the virtual machine on the target card.
     pub(super) spec: VmSpec,
 }
 
@@ -38,13 +38,13 @@ impl Daemon {
     /// Moves a virtual machine to another card, live, if the revision is still `expected`.
     ///
     /// # Errors
-    /// If it, or the card, is not suitable; the virtual machine then continues where it is.
+    /// If the virtual machine or the card is not suitable; the virtual machine then continues on its current card.
     pub fn move_vm(&self, name: &str, card: &str, expected: Option<&str>) -> Result<api::Moved, DaemonError> {
         self.move_if(name, Some(card), expected)
     }
 
-    /// Moves a virtual machine, which [`Self::may_move`], to another card. If it has failed, or its card has, it is
-    /// created again on the other card: its VMM has lost its device already. Needs `changing`.
+    /// Moves a virtual machine that [`Self::may_move`] to another card. If the virtual machine or its card has failed,
+    /// it is created again on the other card: its VMM has lost its device already. Needs `changing`.
     ///
     /// # Errors
     /// Same as for [`Self::move_vm`].
@@ -85,7 +85,7 @@ impl Daemon {
         Ok(Plan { running, from, to, spec })
     }
 
-    /// Removes a virtual machine that has failed, or whose card has, and adds it to another card.
+    /// Removes a virtual machine that has failed or has a failed card, and adds it to another card.
     fn place_anew(&self, name: &str, spec: VmSpec) -> Result<(), DaemonError> {
         let to = spec.card.clone();
         self.take_out(name, None)?;
@@ -97,8 +97,8 @@ impl Daemon {
         })
     }
 
-    /// Moves a virtual machine to another card. Returns the time that it waited, and the bytes copied between the
-    /// cards.
+    /// Moves a virtual machine to another card. Returns the time that it waited, and the number of bytes copied between
+    /// the cards.
     fn carry_over(&self, name: &str, plan: &Plan<'_>) -> Result<(Duration, api::PauseParts, u64), DaemonError> {
         let Plan { running, from, to, spec } = plan;
         let no = |why: &dyn std::fmt::Display| DaemonError::CannotMove {
@@ -124,7 +124,7 @@ impl Daemon {
                 tracing::error!(vm = name, %error, "the card keeps something of a VM that does not come");
             }
         };
-        // The slow part, while its guest works.
+        // This is the slow part; the guest works meanwhile.
         if let Err(error) = awaiting.vm.await_arrival() {
             given_up(awaiting);
             return Err(no(&error));
@@ -157,7 +157,7 @@ impl Daemon {
                 let (pause, go_on_us) = (began.elapsed(), us(goes_on.elapsed()));
                 let vgpu::Parts { still, memory, anew } = moved.parts;
                 let bytes = ahead.saturating_add(moved.bytes);
-                // No VM waits for the scrub on the other card.
+                // No VM waits while the other card scrubs the memory.
                 drop(moved);
                 let (still_us, memory_us, anew_us) = (us(still), us(memory), us(anew));
                 Ok((pause, api::PauseParts { rest_us, still_us, memory_us, anew_us, go_on_us }, bytes))
@@ -170,7 +170,7 @@ impl Daemon {
         }
     }
 
-    /// Continues a virtual machine with the device of another card.
+    /// Resumes a virtual machine with the device of another card.
     pub(super) fn goes_on(
         &self,
         name: &str,

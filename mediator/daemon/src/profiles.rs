@@ -1,4 +1,4 @@
-//! Profiles: tables that name one, and the number of further users of each profile that fit on the cards.
+//! Profiles: expands tables that name a profile, and counts the further users of each profile that fit on the cards.
 
 use serde_json::{Map, Value};
 
@@ -7,10 +7,10 @@ use config::profile::{Of, expanded};
 use config::{CardKind, CardSpec, ProfileSpec, TenantSpec, VmSpec, place};
 
 impl Daemon {
-    /// Returns a table with the keys of the profile that it names.
+    /// Returns a table with the keys of its profile added.
     ///
     /// # Errors
-    /// If no profile has the name.
+    /// If the named profile does not exist.
     pub(super) fn expanded(&self, table: &Map<String, Value>, of: Of) -> Result<Map<String, Value>, String> {
         expanded(table, &self.profiles, of)
     }
@@ -18,7 +18,7 @@ impl Daemon {
     /// Returns the virtual machine that the body of a request describes.
     ///
     /// # Errors
-    /// The mistake, with its key.
+    /// The error, with its key.
     pub(super) fn described_vm(&self, table: &Map<String, Value>) -> Result<VmSpec, String> {
         VmSpec::from_table(&self.expanded(table, Of::Vm)?)
     }
@@ -26,12 +26,12 @@ impl Daemon {
     /// Returns the tenant that the body of a request describes.
     ///
     /// # Errors
-    /// The mistake, with its key.
+    /// The error, with its key.
     pub(super) fn described_tenant(&self, table: &Map<String, Value>) -> Result<TenantSpec, String> {
         TenantSpec::from_table(&self.expanded(table, Of::Tenant)?)
     }
 
-    /// Returns all profiles, with the number of further users that fit.
+    /// Returns all profiles, each with the number of further users that fit.
     #[must_use]
     pub fn profiles(&self) -> Vec<api::Profile> {
         let (cards, vms, tenants): (Vec<CardSpec>, Vec<VmSpec>, Vec<TenantSpec>) = {
@@ -51,14 +51,14 @@ impl Daemon {
     /// Returns one profile.
     ///
     /// # Errors
-    /// If no profile has the name.
+    /// If no profile has this name.
     pub fn profile(&self, name: &str) -> Result<api::Profile, DaemonError> {
         let mut all = self.profiles().into_iter();
         all.find(|profile| profile.spec.name == name).ok_or_else(|| DaemonError::NoProfile(name.to_owned()))
     }
 
-    /// Counts users of a profile by adding them to a copy of the state until a card refuses. The total number that a
-    /// daemon serves is bounded.
+    /// Counts users of a profile by adding them to a copy of the state until a card refuses one. The result is bounded
+    /// by the total number that a daemon serves.
     fn capacity(
         &self,
         profile: &ProfileSpec,
@@ -78,7 +78,7 @@ impl Daemon {
             if let Some(lacks) = drained.or_else(|| profile.lacks(&self.spec, card, &vms, &tenants)) {
                 break lacks;
             }
-            // Names that operators cannot use, because they contain a space.
+            // Operators cannot use these names, because they contain a space.
             let name = format!("further {left}");
             match card.kind {
                 CardKind::Cuda => tenants.extend(profile.tenant(&name, &card.name)),

@@ -1,4 +1,4 @@
-//! Runs the program: a daemon that starts empty, or one that takes over from another daemon.
+//! Runs the program: a daemon that starts without state, or one that takes over from another daemon.
 
 use std::os::unix::net::UnixListener;
 use std::path::PathBuf;
@@ -21,7 +21,7 @@ use crate::{Daemon, account, serving};
 /// Runs the program to its end.
 #[must_use]
 pub fn run(arguments: Arguments) -> ExitCode {
-    // Read this before a package upgrade: later the path is the next version.
+    // Read the path before a package upgrade: afterwards, it names the next version.
     let program = std::env::current_exe();
     let sockets = if arguments.takeover { Ok(Sockets::default()) } else { listening::take().map(Sockets::new) };
     let config = match Config::load(&arguments.config) {
@@ -56,7 +56,7 @@ pub fn run(arguments: Arguments) -> ExitCode {
     }
 }
 
-/// Starts a daemon without a predecessor.
+/// Starts a daemon that does not take over from another daemon.
 fn begin(
     config: Config,
     sockets: Sockets,
@@ -67,7 +67,7 @@ fn begin(
     logging::init(&config.daemon.log, config.daemon.log_format)?;
     folders::check(&config.daemon.socket_dir).map_err(anyhow::Error::msg)?;
     descriptors::raise_limit();
-    // The admin socket first: a second daemon ends here, before it touches a card.
+    // The admin socket is opened first: a second daemon fails at this step, before it touches a card.
     let admin = Admin::open(&config.daemon, &sockets)?;
     let (config, override_store) = OverrideStore::open(config, ignore_state)?;
     for name in sockets.units().filter(|name| config.vms.iter().all(|vm| vm.name != **name)) {
@@ -79,9 +79,9 @@ fn begin(
     serve(&daemon, admin, program, path)
 }
 
-/// Starts a daemon that takes over from another.
+/// Starts a daemon that takes over from another daemon.
 fn go_on(config: Config, program: std::io::Result<PathBuf>, path: PathBuf) -> anyhow::Result<()> {
-    // All steps that can fail come before a VM waits.
+    // All steps that can fail happen before a VM waits.
     if let Err(error) = logging::init(&config.daemon.log, config.daemon.log_format) {
         Successor::decline(&error.to_string());
         return Err(error.into());
@@ -132,7 +132,7 @@ impl Admin {
         Ok(Self { listeners: Listeners { admin, read_only, page }, paths: [path, read_path.flatten()] })
     }
 
-    /// Duplicates each socket whose path is ours, with its name for another daemon.
+    /// Duplicates each socket whose path belongs to this daemon, with its name for another daemon.
     fn copies(&self) -> std::io::Result<Vec<(&'static str, UnixListener)>> {
         let all = [Some(&self.listeners.admin), self.listeners.read_only.as_ref()];
         let names = [STORED_ADMIN, STORED_READ_ONLY];
@@ -143,7 +143,7 @@ impl Admin {
     }
 }
 
-/// Serves until the end.
+/// Serves the admin API until the daemon ends.
 fn serve(daemon: &Arc<Daemon>, admin: Admin, program: std::io::Result<PathBuf>, config: PathBuf) -> anyhow::Result<()> {
     let copies = admin.copies().context("the admin socket")?;
     let Admin { listeners, paths: _paths } = admin;

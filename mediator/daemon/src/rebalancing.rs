@@ -1,7 +1,7 @@
 //! Automatic moves of virtual machines from full cards to empty ones.
 //!
-//! The crate [`rebalance`] decides which and when. This module describes the cards to it, and moves its choices in the
-//! same way as an operator's.
+//! The crate [`rebalance`] decides which virtual machines move, and when. This module describes the cards to this
+//! crate, and makes the chosen moves in the same way as an operator's moves.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use tokio::time::{MissedTickBehavior, interval};
 use super::{Daemon, HISTORY_MS};
 use config::RebalanceSpec;
 
-/// Returns the part of each engine that a card's scheduler reports.
+/// Returns the used part of each engine, as reported by a card's scheduler.
 fn busy<T>(engines: &BTreeMap<Engine, T>, part: impl Fn(&T) -> u32) -> Busy {
     let mut busy = Busy::default();
     for (engine, of) in engines {
@@ -26,18 +26,18 @@ fn busy<T>(engines: &BTreeMap<Engine, T>, part: impl Fn(&T) -> u32) -> Busy {
 }
 
 impl Daemon {
-    /// Examines the cards once and makes the due moves.
+    /// Examines the cards once and makes the necessary moves.
     fn rebalance(&self, rebalancer: &mut Rebalancer, window_ms: u64, began: Instant) {
         let (cards, vms) = self.loads(window_ms);
         let Some(Advice { vm, to, why }) = rebalancer.round(began.elapsed(), &cards, &vms) else { return };
         if let Err(error) = self.move_for(&vm, Some(&to), None, &why) {
             tracing::warn!(vm, to, why, %error, "the VM was to move by itself, and has not");
         }
-        // A virtual machine that cannot move is not tried in every round.
+        // A virtual machine that cannot move is not retried in every round.
         rebalancer.rests(vm, began.elapsed());
     }
 
-    /// Returns the cards between which virtual machines may move, and these virtual machines.
+    /// Returns the cards between which virtual machines may move, and the movable virtual machines.
     fn loads(&self, window_ms: u64) -> (Vec<CardLoad>, Vec<VmLoad>) {
         let shared = |card: &api::Card| {
             let of_tenants = self.known(&card.name).is_ok_and(|card| card.cuda.is_some());
@@ -72,7 +72,7 @@ impl Daemon {
     }
 }
 
-/// Rebalances periodically. It ends with the runtime that it runs on.
+/// Rebalances periodically. The task ends with its runtime.
 pub(super) async fn run(daemon: Arc<Daemon>, spec: RebalanceSpec) {
     let (mut rebalancer, began) = (Rebalancer::new(spec), Instant::now());
     let window_ms = spec.every_s.saturating_mul(1000).min(HISTORY_MS);

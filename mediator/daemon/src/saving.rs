@@ -1,9 +1,9 @@
-//! Saves a virtual machine's vGPU as a stream of bytes, and restores it from one.
+//! Saves a virtual machine's vGPU as a stream of bytes, and restores it from such a stream.
 //!
-//! Bytes are exchanged with a client of the admin API, in chunks, through a file without a name, so that neither the VM
-//! nor other changes wait for the client. The VMM waits while its VM is written to that file. A restored vGPU is
-//! created next to the current one, on the same card, and replaces it once all of the stream has been read and checked;
-//! on any failure, the virtual machine continues unchanged.
+//! The stream is exchanged with a client of the admin API, in chunks, through an unnamed file, so that neither the VM
+//! nor other changes wait for the client. The VMM waits while its VM is saved to that file. A restored vGPU is created
+//! next to the current one, on the same card, and replaces it once the whole stream has been read and checked; on any
+//! failure, the virtual machine continues unchanged.
 
 use std::time::Instant;
 
@@ -14,16 +14,16 @@ use super::backend::{Awaiting, Built};
 use super::moving::{MIB, Plan, REST_LIMIT, STILL_LIMIT};
 use super::{Daemon, DaemonError};
 
-/// Upper bound of a stream's overhead for its pieces, as a divisor of the VM's memory.
+/// Maximum overhead of a stream for its chunks, as a divisor of the VM's memory.
 const SPOOL_PART: u64 = 64;
-/// Maximum bytes of a stream in addition to the memory: kept page tables and all channels take less.
+/// Maximum size of a stream in addition to the memory, in bytes: kept page tables and all channels need less.
 const SPOOL_HEAD: u64 = 256 * MIB;
 
 impl Daemon {
     /// Saves a virtual machine's vGPU, and passes the bytes to `out` in order.
     ///
     /// # Errors
-    /// If it cannot be saved, or `out` fails. The virtual machine continues in any case.
+    /// If the vGPU cannot be saved, or `out` fails. The virtual machine continues in any case.
     pub(crate) fn save_vm(
         &self,
         name: &str,
@@ -78,18 +78,18 @@ impl Daemon {
         Spool::new(self.spec.state_dir.as_deref(), most)
     }
 
-    /// Restores a virtual machine's vGPU from bytes that `next` returns in order, with an empty piece after the last.
+    /// Restores a virtual machine's vGPU from bytes that `next` returns in order, with an empty chunk at the end.
     ///
     /// # Errors
-    /// If the bytes are not a virtual machine that can resume here, or `next` fails. The virtual machine then continues
-    /// unchanged.
+    /// If the bytes are not a virtual machine that can resume on this card, or `next` fails. The virtual machine then
+    /// continues unchanged.
     pub(crate) fn restore_vm(
         &self,
         name: &str,
         mut next: impl FnMut() -> Result<Vec<u8>, String>,
     ) -> Result<api::Restored, DaemonError> {
         let no = |why: &dyn std::fmt::Display| DaemonError::NotRestored { vm: name.to_owned(), why: why.to_string() };
-        // Read the whole stream first: no VM waits for its sender.
+        // Read the whole stream first, so that no VM waits for its sender.
         let mut spool = {
             let Plan { running, .. } = self.plan_at_home(name, &no)?;
             let vm = running.backend.mediated().ok_or_else(|| no(&"its device is not a mediated device"))?;
@@ -131,7 +131,7 @@ impl Daemon {
                 coming.feed(&bytes).map_err(|error| no(&error))?;
             }
         })();
-        // The stream is complete: now the VMM waits.
+        // The stream is complete: from here on the VMM waits.
         let paused = Instant::now();
         let taken = come.and_then(|coming| {
             running.park();
@@ -172,7 +172,7 @@ impl Daemon {
         })
     }
 
-    /// Plans to create a working virtual machine again on its card. Otherwise returns the reason.
+    /// Returns a plan to create a working virtual machine again on its card, or the reason that this is impossible.
     fn plan_at_home(
         &self,
         name: &str,

@@ -1,4 +1,4 @@
-//! Time of cards: shown, and changed while guests work.
+//! Time of cards: shows how it is shared, and changes this while guests work.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -16,7 +16,7 @@ use config::VmSpec;
 use config::patch::patched;
 use events::{NewEvent, changed_in};
 
-/// Nanoseconds of a millisecond.
+/// Number of nanoseconds per millisecond.
 const MS: u64 = 1_000_000;
 /// Length of a history's interval, in ms.
 const INTERVAL_MS: u64 = History::INTERVAL_NS / MS;
@@ -24,7 +24,7 @@ const INTERVAL_MS: u64 = History::INTERVAL_NS / MS;
 pub(crate) const HISTORY_MS: u64 = INTERVAL_MS * History::MAX_INTERVALS as u64;
 /// Maximum size of a scheduler's record in bytes: about 200,000 events.
 pub(crate) const RECORD_BYTES: usize = 32 << 20;
-/// Text of an operator's release from quarantine.
+/// Log message for an operator's release from quarantine.
 pub(super) const RELEASED: &str = "released from quarantine, and its strikes are forgotten";
 /// Default window over which received shares are measured, in ms.
 pub(crate) const WINDOW_MS: u64 = 1000;
@@ -40,7 +40,7 @@ impl Daemon {
         if let Some(cuda) = self.known(card)?.cuda.as_deref() {
             return self.cuda_scheduler(cuda, window_ms);
         }
-        // The current, incomplete interval is not included.
+        // The current interval is incomplete and not included.
         let (usage, vms) = self.look(card, window_ms * MS + interval)?;
         let end = Nanos(usage.now.0 - usage.now.0 % interval);
         let window = Window { from: Nanos(end.0.saturating_sub(window_ms * MS)), end, ns: window_ms * MS };
@@ -70,7 +70,7 @@ impl Daemon {
         })
     }
 
-    /// Same for all cards with a scheduler.
+    /// Returns the same for all cards with a scheduler.
     ///
     /// # Errors
     /// If the window is out of bounds.
@@ -87,15 +87,15 @@ impl Daemon {
     /// continues.
     ///
     /// # Errors
-    /// If no card has the name, it is passed through, or a setting is invalid; then nothing changes.
+    /// If no card has the name, it is passed through, or a setting is invalid; in these cases nothing changes.
     pub fn set_scheduler(&self, card: &str, patch: &Map<String, Value>) -> Result<api::CardScheduler, DaemonError> {
         self.set_scheduler_if(card, patch, None)
     }
 
-    /// Same if the revision is still `expected`.
+    /// Same as [`Self::set_scheduler`], if the revision is still `expected`.
     ///
     /// # Errors
-    /// Same as for [`Self::set_scheduler`]; also when the revision differs.
+    /// Same as for [`Self::set_scheduler`]; also if the revision differs.
     pub(crate) fn set_scheduler_if(
         &self,
         card: &str,
@@ -137,7 +137,7 @@ impl Daemon {
         Ok(())
     }
 
-    /// Returns the time that the virtual machines of a card used in the last `since_ms` milliseconds.
+    /// Returns the card time that its virtual machines used in the last `since_ms` milliseconds.
     ///
     /// # Errors
     /// If no card has the name, it is passed through, or `since_ms` is out of bounds.
@@ -167,8 +167,8 @@ impl Daemon {
         })
     }
 
-    /// Starts a record of the inputs and decisions of a card's scheduler. It ends when it is
-    /// [ended](SchedulerRecord::end) or dropped, or has [`RECORD_BYTES`].
+    /// Starts a record of the inputs and decisions of a card's scheduler. The record stops when it is
+    /// [ended](SchedulerRecord::end) or dropped, or reaches the size [`RECORD_BYTES`].
     ///
     /// # Errors
     /// If no card has the name, it is passed through or unused, or a record of it is already running.
@@ -198,16 +198,16 @@ impl Daemon {
     /// Changes a virtual machine's scheduling settings. Keys that `patch` omits keep their values.
     ///
     /// # Errors
-    /// Same as for [`Self::vm_time`]; also when a setting is invalid. Then nothing changes.
+    /// Same as for [`Self::vm_time`]; also if a setting is invalid. In these cases nothing changes.
     #[cfg(test)]
     pub(crate) fn set_vm_time(&self, name: &str, patch: &Map<String, Value>) -> Result<api::VmTime, DaemonError> {
         self.set_vm_time_if(name, patch, None)
     }
 
-    /// Same if the revision is still `expected`.
+    /// Same as [`Self::set_vm_time`], if the revision is still `expected`.
     ///
     /// # Errors
-    /// Same as for [`Self::set_vm_time`]; also when the revision differs.
+    /// Same as for [`Self::set_vm_time`]; also if the revision differs.
     pub(crate) fn set_vm_time_if(
         &self,
         name: &str,
@@ -259,7 +259,7 @@ impl Daemon {
         if self.is_tenant(name) {
             return self.release_tenant(name);
         }
-        // Not while the state is being handed over to another daemon.
+        // The strikes must not change while the state is being handed over to another daemon.
         let _settings = self.tuning.lock();
         self.with_scheduled(&mut self.state.lock(), name, |_, card, vm| {
             card.backend.release_vm(vm);
@@ -268,7 +268,7 @@ impl Daemon {
         })
     }
 
-    /// Calls a function with a virtual machine that a scheduler knows.
+    /// Calls a function with a virtual machine that is known to a scheduler.
     pub(super) fn with_scheduled<T>(
         &self,
         state: &mut State,
@@ -308,7 +308,7 @@ impl Daemon {
     }
 }
 
-/// A running record.
+/// A running record of a card's scheduler.
 pub(crate) struct SchedulerRecord {
     daemon: Arc<Daemon>,
     card: String,
@@ -316,7 +316,7 @@ pub(crate) struct SchedulerRecord {
 }
 
 impl SchedulerRecord {
-    /// Ends the record and returns lines of JSON, as [`sched::trace`] describes them.
+    /// Ends the record and returns lines of JSON, in the format of [`sched::trace`].
     ///
     /// # Errors
     /// If the card was handed over meanwhile.
@@ -329,7 +329,7 @@ impl SchedulerRecord {
 
 impl Drop for SchedulerRecord {
     fn drop(&mut self) {
-        // The client no longer exists; discard the record.
+        // The client has disconnected; discard the record.
         if !self.over
             && let Ok(card) = self.daemon.known(&self.card)
         {
@@ -338,7 +338,7 @@ impl Drop for SchedulerRecord {
     }
 }
 
-/// Checks a time that a history can cover, and converts it to whole intervals.
+/// Checks that a history can cover a duration, and rounds the duration up to whole intervals.
 fn within(key: &str, ms: u64) -> Result<u64, DaemonError> {
     if !(INTERVAL_MS..=HISTORY_MS).contains(&ms) {
         let what = format!("{key} = {ms} is not between {INTERVAL_MS} and {HISTORY_MS}");

@@ -1,4 +1,4 @@
-//! A daemon from readiness to its end: its admin API, its messages to the service manager, and the reason that it ends.
+//! A daemon from readiness to its end: its admin API, its messages to the service manager, and its reason to end.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -17,7 +17,7 @@ use crate::{Daemon, rebalancing};
 /// Serves the admin API until a signal arrives, or all cards have failed.
 ///
 /// # Errors
-/// If the API cannot be served, and when all cards have failed: a new daemon brings them up again.
+/// If the API cannot be served, or all cards have failed: a new daemon initializes them again.
 pub async fn serve(daemon: &Arc<Daemon>, listeners: Listeners) -> anyhow::Result<()> {
     let mut terminate = signal(SignalKind::terminate()).context("SIGTERM cannot be awaited")?;
     let mut interrupt = signal(SignalKind::interrupt()).context("SIGINT cannot be awaited")?;
@@ -57,10 +57,10 @@ pub async fn serve(daemon: &Arc<Daemon>, listeners: Listeners) -> anyhow::Result
     Ok(())
 }
 
-/// Interval at which events are found by comparison.
+/// Interval at which the daemon compares states to find events.
 const OBSERVE_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Finds events by comparing the daemon's state with the last one, until the runtime ends.
+/// Finds events by comparing the daemon's state with the previous one, until the runtime ends.
 pub(crate) async fn observe(daemon: Arc<Daemon>) {
     let (mut turns, mut observer, began) =
         (tokio::time::interval(OBSERVE_INTERVAL), Observer::default(), Instant::now());
@@ -69,7 +69,7 @@ pub(crate) async fn observe(daemon: Arc<Daemon>) {
         turns.tick().await;
         let daemon = Arc::clone(&daemon);
         let round = tokio::task::spawn_blocking(move || {
-            // Cards of another daemon have no state here.
+            // If the cards belong to another daemon, this one has no state of them.
             if !daemon.line.is_gone() {
                 observer
                     .compare(&daemon.observed(), began.elapsed())

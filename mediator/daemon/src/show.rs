@@ -12,7 +12,7 @@ use crate::backend::BackendStatus;
 use crate::vm::Running;
 use crate::{Life, memory};
 
-/// A virtual machine's entry in the table, copied.
+/// A copy of a virtual machine's entry in the table.
 pub(super) struct Found {
     pub spec: VmSpec,
     pub life: Life,
@@ -86,7 +86,7 @@ pub(super) fn show(Found { spec, life, ram }: Found) -> api::Vm {
     }
 }
 
-/// Returns the counts of a connection as a flat map, with the prefix `messages_` for counts of messages.
+/// Returns the counters of a connection as a flat map, with the prefix `messages_` for counters of messages.
 fn transport(link: &Link) -> BTreeMap<String, u64> {
     let Ok(serde_json::Value::Object(counts)) = serde_json::to_value(link.counters().snapshot()) else {
         return BTreeMap::new();

@@ -1,6 +1,6 @@
-//! Tenants of CUDA cards: added, removed, shown, and changed while their programs run.
+//! Tenants of CUDA cards: adds, removes and shows them, and changes their settings while their programs run.
 //!
-//! A change waits for the owner of its card with only that card's lock held: readers and other changes do not wait.
+//! A change waits for the owner of its card while only that card's lock is held: readers and other changes do not wait.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -22,23 +22,23 @@ use events::{NewEvent, changed};
 use listening::folders;
 use overrides::Tuning;
 
-/// Window over which received parts are measured, in ns.
+/// Window over which used card time is measured, in ns.
 const WINDOW_NS: u64 = 1_000_000_000;
-/// Time that processes of a tenant have to end when it is removed.
+/// Time limit for a removed tenant's processes to end.
 // TIMEOUT: a killed process ends at once, unless the driver prevents it; then the operator is notified.
 const LEAVING: Duration = Duration::from_secs(10);
-/// Interval at which this is checked.
+/// Interval at which the processes are checked.
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
 impl State {
-    /// Returns all reasons against a tenant, given all other tenants.
+    /// Returns all reasons to refuse a tenant, given all other tenants.
     fn refusals(&self, spec: &TenantSpec, daemon: &Daemon) -> Vec<Refusal> {
         let vms: Vec<&str> = self.vms.keys().map(String::as_str).collect();
         let others: Vec<&TenantSpec> = self.tenants.values().filter(|other| other.name != spec.name).collect();
         check::tenant(spec, &daemon.spec, &daemon.specs, &vms, &others)
     }
 
-    /// Assigns a tenant that names no card to the card with most room.
+    /// Assigns a tenant without a card to the card with the most free capacity.
     fn placed(&self, spec: TenantSpec, cards: &[CardSpec]) -> TenantSpec {
         let vms: Vec<&str> = self.vms.keys().map(String::as_str).collect();
         let others: Vec<&TenantSpec> = self.tenants.values().filter(|other| other.name != spec.name).collect();
@@ -72,8 +72,8 @@ impl Daemon {
         state.tenants.values().filter(|spec| card.is_none_or(|card| spec.card == card)).cloned().collect()
     }
 
-    /// Returns all tenants, by name, without waiting for owners: a tenant of a card whose owner does not answer is
-    /// shown without its programs.
+    /// Returns all tenants, by name, without waiting for owners: if an owner does not answer, the tenants of its card
+    /// are shown without their programs.
     #[must_use]
     pub fn tenants(&self) -> Vec<api::Tenant> {
         let specs = self.tenant_specs(None);
@@ -110,19 +110,19 @@ impl Daemon {
             let turn = self.cuda(&card)?.change()?;
             let spec = self.tenant_spec(name)?;
             if self.state.lock().coming.contains(name) {
-                // It is being added, which waits for memory.
+                // The tenant is being added, which waits for memory.
                 drop(turn);
                 locks::sleep(cuda::GUARANTEE_RETRY_INTERVAL);
                 continue;
             }
-            // It may have been removed meanwhile, and added to another card.
+            // The tenant may have been removed meanwhile, and added to another card.
             if spec.card == card {
                 return Ok((spec, turn));
             }
         }
     }
 
-    /// Adds a tenant if the revision is still `expected`. Its socket exists when this returns.
+    /// Adds a tenant if the revision is still `expected`. Its socket exists when this function returns.
     ///
     /// # Errors
     /// If it cannot be added; no part of it remains.
@@ -140,7 +140,7 @@ impl Daemon {
         expected: Option<&str>,
         arrival: Arrival,
     ) -> Result<(), DaemonError> {
-        // Choose a card before waiting for its change lock, and check again with the lock.
+        // Choose a card before waiting for its change lock, and check again while holding the lock.
         let spec = {
             let state = self.state.lock();
             state.placed(spec, &state.marked(&self.specs))
@@ -167,7 +167,7 @@ impl Daemon {
             if !refusals.is_empty() {
                 return Err(refused(refusals));
             }
-            // From here on its name and its guarantees are taken.
+            // From here on the tenant's name and guarantees are reserved.
             state.tenants.insert(spec.name.clone(), spec.clone());
             state.coming.insert(spec.name.clone());
         }
@@ -192,8 +192,8 @@ impl Daemon {
         Ok(())
     }
 
-    /// Removes a tenant if the revision is still `expected`: its programs end by its policy, its socket is removed, its
-    /// memory is freed.
+    /// Removes a tenant if the revision is still `expected`: its programs end according to its policy, its socket is
+    /// removed, and its memory is freed.
     ///
     /// # Errors
     /// If no tenant has the name, its card's owner does not answer, or its programs do not end.
@@ -217,7 +217,8 @@ impl Daemon {
                 _ => break Vec::new(),
             }
         };
-        // Done while the name is still taken, because the next tenant with this name creates the folder again.
+        // The folder is removed while the name is still taken, because the next tenant with this name creates the
+        // folder again.
         folders::remove(name, &spec.socket_path(&self.spec.socket_dir), &self.spec.socket_dir);
         {
             let mut state = self.state.lock();
@@ -230,11 +231,11 @@ impl Daemon {
         if left.is_empty() { Ok(()) } else { Err(DaemonError::Lingering { tenant: name.to_owned(), pids: left }) }
     }
 
-    /// Changes a tenant's settings for its card, from now on; keys that the patch omits stay.
+    /// Changes a tenant's settings for its card, from now on; keys that the patch omits keep their values.
     ///
     /// # Errors
     /// If no tenant has the name, the revision is not `expected`, its card's owner does not answer, or a setting is
-    /// invalid; then nothing changes.
+    /// invalid; in these cases nothing changes.
     pub(crate) fn set_tenant_if(
         &self,
         name: &str,
@@ -274,7 +275,7 @@ impl Daemon {
             if turn.moved(&of, &Request::Change(told), begin)? {
                 break (spec, turn);
             }
-            // Other changes to the card, and to this tenant, may happen meanwhile.
+            // The card, and this tenant, may change meanwhile.
             drop(turn);
             locks::sleep(cuda::GUARANTEE_RETRY_INTERVAL);
         };
@@ -331,7 +332,7 @@ impl Daemon {
         let patch = patches.map(|(table, patch)| (table.to_owned(), Value::Object(patch.clone()))).collect();
         self.events.add(NewEvent::card(EventKind::Changed, &spec.name, changed(&patch)));
         let mut state = self.state.lock();
-        // It may have been drained while this waited for its owner.
+        // The card may have been drained while this change waited for its owner.
         let drained = state.tuning(spec).drained;
         state.tunings.insert(spec.name.clone(), Tuning { drained, ..tuning });
         state.revision.next();

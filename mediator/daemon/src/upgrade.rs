@@ -1,10 +1,10 @@
-//! One daemon takes over the cards, virtual machines and sockets of another, in the middle of their work.
+//! One daemon takes over the cards, virtual machines and sockets of another daemon while they work.
 //!
 //! The running daemon starts the next program with one end of a socket as its standard input, and hands its state over
-//! with the crate `handover` ([decision 128](../../../../docs/decisions/128-upgrades.md)): `sender` is its side,
-//! `receiver` the next one's. Until the next daemon reports that it has rebuilt its state, the first daemon resumes on
-//! any failure. `roster` is the state that cards and virtual machines do not serialize themselves; at `points`, tests
-//! kill one of the two.
+//! with the crate `handover` ([decision 128](../../../../docs/decisions/128-upgrades.md)): `sender` is the running
+//! daemon's side, and `receiver` the next daemon's. Until the next daemon reports that it has rebuilt its state, the
+//! first daemon resumes on any failure. `roster` is the state that cards and virtual machines do not serialize
+//! themselves; at `points`, tests kill one of the two daemons.
 
 use std::os::unix::net::UnixListener;
 use std::path::PathBuf;
@@ -30,40 +30,40 @@ use roster::{EventsPart, Roster};
 /// Time limit for the next program to introduce itself and read its configuration; no VM waits meanwhile.
 // TIMEOUT: a busy host starts a program within seconds.
 const MEET_LIMIT: Duration = Duration::from_secs(20);
-/// Time that virtual machines may wait until the next daemon has rebuilt everything, or the upgrade is refused.
-// TIMEOUT: QEMU gives up a request that was not answered for 5 s.
+/// Time limit for the next daemon to rebuild everything while virtual machines wait; otherwise the upgrade is refused.
+// TIMEOUT: QEMU gives up on a request that is not answered within 5 s.
 const PAUSE_LIMIT: Duration = Duration::from_secs(4);
-/// Time that a channel may take to leave its engine; a channel that stays counts as hung.
+/// Time limit for a channel to leave its engine; a channel that stays counts as hung.
 const STILL_LIMIT: Duration = Duration::from_secs(1);
-/// Time that the next daemon waits for the state, and for the message that it owns the state. The other daemon has
-/// shorter limits, and its end is noticed immediately: if it is only delayed and this one gives up, the state has no
-/// owner.
+/// Time limit for the next daemon to receive the state, and the message that it owns the state. The other daemon has
+/// shorter limits, and its end is noticed immediately. If the other daemon is only delayed and this one gives up, the
+/// state has no owner.
 // TIMEOUT: longer than any other wait.
 const HANDOVER_TIMEOUT: Duration = Duration::from_secs(3600);
 
-/// Prefix of the names of descriptors: listening sockets by their names in the service manager's store.
+/// Prefix of the names of descriptors: listening sockets, by their names in the service manager's store.
 const SOCKET: &str = "socket:";
-/// Same for sockets of the service manager's units.
+/// Prefix for sockets of the service manager's units.
 const UNIT: &str = "unit:";
-/// A card's memory.
+/// Prefix for a card's memory.
 const VRAM: &str = "vram:";
-/// Host memory for a card's chunks.
+/// Prefix for host memory of a card's chunks.
 const HOST_MEMORY: &str = "host-memory:";
-/// Memory of a VM's apertures, which its VMM maps.
+/// Prefix for the memory of a VM's apertures, which its VMM maps.
 const APERTURES: &str = "apertures:";
-/// Descriptors of a virtual machine's clients.
+/// Prefix for descriptors of a virtual machine's clients.
 const CLIENTS: &str = "clients:";
-/// The lock of the state folder.
+/// Name of the state folder's lock.
 const STATE_LOCK: &str = "state-lock";
 
 /// Parameters with which this daemon starts the next one.
 #[derive(Debug)]
 pub(crate) struct UpgradeChain {
-    /// This daemon's executable; after an upgrade of the package, that of the next version.
+    /// This daemon's executable; after an upgrade of the package, the next version's executable.
     pub program: PathBuf,
     /// The configuration file.
     pub config: PathBuf,
-    /// The admin socket, and the read-only one, served by this daemon.
+    /// The admin socket, and the read-only socket, if this daemon serves them.
     pub admin: Vec<(&'static str, UnixListener)>,
 }
 
@@ -75,9 +75,9 @@ pub(crate) struct Generations {
     gone: AtomicBool,
     /// Notified when this daemon may end.
     left: Notify,
-    /// Pause of the last takeover, in this process.
+    /// Pause of the last takeover, and the number of upgrades since the first daemon.
     last: OnceLock<(Duration, u64)>,
-    /// Upgrades that failed, after which this process continued.
+    /// Number of failed upgrades after which this process continued.
     failures: AtomicU64,
 }
 
@@ -113,18 +113,19 @@ impl Generations {
         self.failures.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Returns the number of upgrades that failed in this daemon.
+    /// Returns the number of failed upgrades in this daemon.
     pub(crate) fn failures(&self) -> u64 {
         self.failures.load(Ordering::Relaxed)
     }
 
-    /// Returns the pause of the last upgrade, and the upgrades since the first daemon; `None` if this is the first.
+    /// Returns the pause of the last upgrade, and the number of upgrades since the first daemon; `None` in the first
+    /// daemon.
     pub(crate) fn last(&self) -> Option<(Duration, u64)> {
         self.last.get().copied()
     }
 }
 
-/// Returns the parts that are read and written here.
+/// Returns the parts that this program reads and writes.
 fn known() -> Vec<Known> {
     let mut known = SavedHost::known();
     known.extend(SavedSide::known());
@@ -133,7 +134,7 @@ fn known() -> Vec<Known> {
     known
 }
 
-/// Returns the parts that are written for a reader of `reads`, in the newest versions that both sides know.
+/// Returns the parts to write for a reader of `reads`, in the newest versions that both sides know.
 fn written_for(mut reads: Vec<Known>) -> Vec<Known> {
     let known = known();
     for part in &mut reads {

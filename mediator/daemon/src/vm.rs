@@ -24,12 +24,12 @@ use listening::SocketPath;
 /// Interval at which the end of a thread is checked.
 const POLL_INTERVAL: Duration = Duration::from_micros(200);
 
-/// Status that the device has reported through its calls, for the operator.
+/// Status that the device has reported in its calls, for the operator.
 #[derive(Debug, Default)]
 pub(super) struct Seen {
-    /// Guest memory is private to the VMM that is, or was last, connected.
+    /// Guest memory is private to the current VMM, or to the previous one if no VMM is connected.
     pub memory_not_shared: AtomicBool,
-    /// Resets of the device.
+    /// Number of resets of the device.
     pub resets: AtomicU64,
     /// Reason that the thread ended early.
     pub failed: Mutex<rank::Failure, Option<String>>,
@@ -39,7 +39,7 @@ pub(super) struct Seen {
 pub(super) struct Running {
     /// Path of the socket, unless the service manager created it, or the virtual machine has none.
     pub socket: Option<PathBuf>,
-    /// Same, while it is served.
+    /// Path of the socket while it is served.
     socket_path: Arc<Mutex<rank::SocketPath, Option<SocketPath>>>,
     pub link: Link,
     pub backend: Arc<dyn VmBackend>,
@@ -51,7 +51,7 @@ pub(super) struct Running {
 /// A virtual machine with a suspended thread, before it resumes or is handed over. Its client gets no message.
 pub(super) struct Rest {
     work: Work,
-    /// Its suspended clients.
+    /// The suspended clients.
     pub parked: SuspendedClient,
 }
 
@@ -65,7 +65,7 @@ impl Rest {
     }
 }
 
-/// Client that an earlier daemon has left, if any, and the status that its device had reported.
+/// Client of an earlier daemon, if any, and the status that its device had reported.
 pub struct EarlierClient {
     /// The suspended client.
     pub parked: Option<SuspendedClient>,
@@ -74,7 +74,7 @@ pub struct EarlierClient {
 }
 
 impl Running {
-    /// Starts the thread of a virtual machine, which `stop` ends. It resumes the client of `earlier`.
+    /// Starts the thread of a virtual machine, which runs until `stop`. It resumes the client of `earlier`.
     pub fn start(
         name: &str,
         server: EndpointServer,
@@ -104,15 +104,15 @@ impl Running {
         Ok(Self { socket, socket_path, link, backend, seen, stop, thread: Mutex::new(Some(thread)) })
     }
 
-    /// Suspends the thread, as soon as its client has no incomplete request; see [`Self::rested`].
+    /// Suspends the thread as soon as its client has no incomplete request; see [`Self::rested`].
     pub fn park(&self) {
         self.stop.park();
     }
 
-    /// Waits until the thread is suspended, at most until a time.
+    /// Waits until the thread is suspended, at most until the time `until`.
     ///
     /// # Errors
-    /// If it is not suspended in time or has failed.
+    /// If the thread is not suspended in time or has failed.
     pub fn rested(&self, until: Option<Instant>) -> Result<Rest, &'static str> {
         while self.thread.lock().as_ref().is_some_and(|thread| !thread.is_finished()) {
             if until.is_some_and(|until| Instant::now() >= until) {
@@ -174,7 +174,7 @@ impl Running {
         })
     }
 
-    /// Requests the thread's end, without a wait.
+    /// Requests the thread's end without waiting.
     pub fn stop(&self) {
         self.stop.stop();
     }
@@ -198,7 +198,7 @@ impl Running {
 /// Reason that a virtual machine ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum End {
-    /// It is removed.
+    /// An operator removes the virtual machine.
     Removed,
     /// The daemon ends, and may be started again.
     Daemon,
@@ -216,7 +216,7 @@ fn give_back(name: &str, backend: &dyn VmBackend) {
     }
 }
 
-/// Parts that a virtual machine's thread works with.
+/// Objects that a virtual machine's thread uses.
 struct Work {
     device: Observed,
     server: EndpointServer,

@@ -1,4 +1,4 @@
-//! `mediatorctl events -f` across an upgrade and a restart of the daemon, with all three as processes.
+//! `mediatorctl events -f` across an upgrade and a restart of the daemon, with the tool and both daemons as processes.
 
 mod support;
 
@@ -18,7 +18,7 @@ const VM: &str = "[[vm]]\nname = \"web\"\ncard = \"card0\"\nvram_mib = 32\napert
 struct Follower {
     _process: Service,
     lines: std::io::Lines<BufReader<ChildStdout>>,
-    /// The events so far, and the notes about lost ones.
+    /// The events so far, and the notes about lost events.
     events: Vec<Value>,
     notes: Vec<String>,
 }
@@ -32,7 +32,7 @@ impl Follower {
         Self { _process: Service(process), lines, events: Vec::new(), notes: Vec::new() }
     }
 
-    /// Reads until there is an event of this kind about an object.
+    /// Reads until an event of this kind about an object arrives.
     fn until(&mut self, kind: &str, name: &str) -> &Value {
         let is = |event: &Value| event["kind"] == kind && event["subject"]["name"] == name;
         while !self.events.iter().any(is) {
@@ -73,7 +73,7 @@ fn follower_misses_nothing_over_upgrade_and_is_told_of_restart() {
     assert_eq!((&began["author"]["kind"], &began["author"]["program"]), (&"client".into(), &"mediatorctl".into()));
     place.ctl_json(&["vm", "add", "new", "--card", "card0", "--vram-mib", "16"]);
     follower.until("added", "new");
-    // Numbers continue without a gap, and nothing was lost.
+    // Numbers continue without a gap, and no event was lost.
     let numbers: Vec<u64> = follower.events.iter().map(|event| event["number"].as_u64().unwrap()).collect();
     assert!(numbers.windows(2).all(|pair| pair[1] == pair[0] + 1), "{numbers:?}");
     assert_eq!(follower.notes, Vec::<String>::new());

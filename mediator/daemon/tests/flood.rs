@@ -1,4 +1,4 @@
-//! A bound on the lines that arbitrary clients and guests can make the daemon write, and a count of the rest.
+//! A bound on the log lines that arbitrary clients and guests can cause, and a count of the suppressed lines.
 
 mod support;
 
@@ -39,7 +39,7 @@ fn client_with_repeated_garbage_does_not_flood_log() {
     for socket in ["a.sock", "admin.sock"] {
         for round in 0..TIMES {
             let mut stranger = UnixStream::connect(place.path(socket)).unwrap();
-            // The daemon may have closed it already.
+            // The daemon may have closed the connection already.
             let _ = stranger.write_all(&[(round % 251) as u8; 64]);
         }
     }
@@ -51,10 +51,10 @@ fn client_with_repeated_garbage_does_not_flood_log() {
     assert!(held_back(&log) > TIMES / 2, "it says how many there were:\n{log}");
 }
 
-/// Different files that each hostile VMM tries to lend, and the number of such VMMs: more than the daemon may open.
+/// Number of different files that each hostile VMM tries to lend, and of such VMMs: more than the daemon may open.
 const FILES: u64 = 600;
 const LENDERS: usize = 4;
-/// ENOSPC.
+/// Value of ENOSPC.
 const NO_ROOM: u32 = 28;
 
 #[test]
@@ -82,8 +82,8 @@ fn vmms_with_thousands_of_files_leave_descriptors_for_others() {
                 }
             }
             assert!(refused > 0 && refused < FILES, "{refused} of {FILES} files were refused");
-            // Lent memory stays lent; parts of a file count once, and a file that is taken back frees its part of the
-            // limit.
+            // Lent memory stays lent. Several parts of a file count once, and a file that is taken back no longer
+            // counts towards the limit.
             let memory = memory_file(2 * 4096, true).unwrap();
             let part = |client: &mut Client, gpa, at| client.dma_map(gpa, 4096, true, Some((memory.as_fd(), at)));
             assert!(part(&mut client, 1 << 30, 0).is_err());

@@ -1,4 +1,4 @@
-//! The daemon is killed while it serves a VMM: the next one takes over the connection, with a device after reset.
+//! The daemon is killed while it serves a VMM: the next daemon takes over the connection, with a device after reset.
 
 mod support;
 
@@ -20,14 +20,14 @@ const CARD: &str = "[[card]]\nname = \"card0\"\nkind = \"simgpu\"\nvram_mib = 12
 const WEB: &str = "[[vm]]\nname = \"web\"\ncard = \"card0\"\nvram_mib = 16\napertures = \"trapped\"\n";
 const CONFIG: u32 = 7;
 const MSI: u32 = 1;
-/// Kills while a VMM is busy.
+/// Number of kills while a VMM is busy.
 const KILLS: u32 = 24;
-/// Number of kills that may leave a request without an answer: a kill between an answer's mark and its sending, a few
-/// hundred nanoseconds per request (decision 129).
+/// Number of kills that may leave a request without an answer. Such a kill happens between the mark of an answer and
+/// its sending, which takes a few hundred nanoseconds per request (decision 129).
 const UNANSWERED: u32 = 2;
 /// Time after which an answer is considered lost.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(20);
-/// The store of a VMM with one file of memory and one interrupt.
+/// The store's contents for a VMM with one file of memory and one interrupt.
 const WHOLE: [&str; 6] = ["daemon/admin", "vm/web", "vmm/web", "vmm/web/0", "vmm/web/1", "vmm/web/journal"];
 
 fn connect(place: &Place) -> Client {
@@ -55,7 +55,7 @@ struct Vmm {
 }
 
 impl Vmm {
-    /// Connects with memory, an interrupt, and a configuration as an operating system writes it.
+    /// Connects with memory, an interrupt, and a configuration like that of an operating system.
     fn new(place: &Place) -> Self {
         let mut client = connect(place);
         let file = memory_file(0x4000, true).unwrap();
@@ -74,7 +74,7 @@ impl Vmm {
     }
 }
 
-/// Starts a daemon that serves a VMM, with everything in the service manager's store.
+/// Starts a daemon that serves a VMM and has put all state in the service manager's store.
 fn served(place: &Place) -> (Manager<'_>, Service, Vmm) {
     let manager = Manager::new(place);
     let daemon = manager.start();
@@ -83,10 +83,10 @@ fn served(place: &Place) -> (Manager<'_>, Service, Vmm) {
     (manager, daemon, vmm)
 }
 
-/// One VMM cannot overload the service manager, and the bound loses no data.
+/// One VMM cannot overload the service manager, and the rate limit loses no data.
 #[test]
 fn vmm_with_repeated_maps_does_not_flood_service_manager() {
-    /// Messages at once, and time for another one (`fdstore::pace`).
+    /// Number of messages in a burst, and time until another message is allowed (`fdstore::pace`).
     const BURST_MESSAGES: u64 = 128;
     const MESSAGE_INTERVAL: Duration = Duration::from_millis(60);
     const MAPPED_GPA: u64 = 0x10_0000;
@@ -104,12 +104,12 @@ fn vmm_with_repeated_maps_does_not_flood_service_manager() {
     let one_page = stored() - before;
     println!("one page, 1,000 times: {one_page} messages in {:?}", begin.elapsed());
     assert!(one_page <= bound(), "{one_page} of at most {}", bound());
-    // With files unknown to the service manager, the VMM waits.
+    // The VMM lends files that the service manager does not have, so it waits.
     (0..100).for_each(|_| turn(&mut vmm, &memory_file(0x1000, true).unwrap()));
     let sent = stored() - before;
     println!("100 files more: {sent} messages in {:?}", begin.elapsed());
     assert!(sent <= bound(), "{sent} of at most {}", bound());
-    // The service manager has all of its present state for the next daemon.
+    // The service manager has the complete current state for the next daemon.
     vmm.client.dma_map(MAPPED_GPA, 0x1000, true, Some((file.as_fd(), 0))).unwrap();
     drop(daemon);
     let _daemon = manager.start();
@@ -137,16 +137,17 @@ fn vmm_survives_daemon_kills_with_reset_device() {
         // PMC_BOOT_0: the device answers.
         assert_eq!(vmm.client.read32(0, 0).unwrap() >> 20, 0x0c0);
     }
-    // Its interrupt works: a card without configured interrupts has none pending, so none has arrived by itself.
+    // The interrupt works: a card without configured interrupts has none pending, so no interrupt has arrived by
+    // itself.
     assert!(wait_event(vmm.msi[0].as_fd(), Duration::ZERO).is_err());
-    // The VMM takes back its lent memory, and the store is updated.
+    // The VMM takes back the memory that it lent, and the store is updated.
     assert_eq!(vmm.client.dma_unmap(0x1000, 0x2000).unwrap(), 0x2000);
     assert_eq!(vmm.client.dma_unmap(0x8000, 0x1000).unwrap(), 0x1000);
     vmm.client.disable_irqs(MSI).unwrap();
     manager.until_kept(&["daemon/admin", "vm/web", "vmm/web", "vmm/web/journal"]);
     drop(vmm);
     manager.until_kept(&["daemon/admin", "vm/web"]);
-    // The next VMM of the VM is a new connection, and loses nothing.
+    // The VM's next VMM is a new connection, and does not lose its state.
     let mut vmm = Vmm::new(&place);
     manager.until_kept(&WHOLE);
     assert_eq!(vmm.client.read32(CONFIG, 0).unwrap(), 0x06d8_10de);
@@ -162,10 +163,10 @@ fn mapped_apertures_after_kill_show_memory_of_next_device() {
     let manager = Manager::new(&place);
     let mut daemon = manager.start();
     let mut vmm = Vmm::new(&place);
-    // Region, an offset in its mapped part, and the mapping.
+    // Each entry is a region, an offset in its mapped part, and the mapping.
     let places = [(0, 0x70_1000), (1, 20 << 20), (3, 1 << 20)];
     let apertures = places.map(|(region, at)| (region, at, vmm.client.map_region(region).unwrap()));
-    // Three more files than for a VMM that maps nothing.
+    // The store has three more files than for a VMM that maps nothing.
     let whole = [&WHOLE[..], &["vmm/web/2", "vmm/web/3", "vmm/web/4"]].concat();
     let mut whole: Vec<_> = whole.into_iter().collect();
     whole.sort_unstable();
@@ -174,7 +175,7 @@ fn mapped_apertures_after_kill_show_memory_of_next_device() {
         apertures.iter().for_each(|(_, at, mapped)| mapped.write(*at, b"of the guest that was").unwrap());
         drop(daemon);
         daemon = manager.start();
-        // A device after reset, in the memory that the VMM kept mapped.
+        // The device is in the state after reset, and uses the memory that the VMM kept mapped.
         let boot = vmm.client.read32(0, 0);
         let boot = boot.unwrap_or_else(|error| panic!("{error}\n{}", fs::read_to_string(place.path("log")).unwrap()));
         assert_eq!(boot >> 20, 0x0c0);
@@ -201,7 +202,7 @@ fn mapped_apertures_after_kill_show_memory_of_next_device() {
 fn request_in_socket_is_answered_by_next_daemon() {
     let place = Place::new(&format!("{CARD}{WEB}"));
     let (manager, mut daemon, mut vmm) = served(&place);
-    // A read.
+    // The VMM sends a read.
     stop(&daemon);
     let access = RegionAccess { offset: 0, region: CONFIG, count: 4 };
     let id = vmm.client.send(Command::REGION_READ, 0, access.as_bytes(), &[]).unwrap();
@@ -209,7 +210,7 @@ fn request_in_socket_is_answered_by_next_daemon() {
     daemon = manager.start();
     let answer = vmm.client.reply(id).unwrap();
     assert_eq!(answer.body[16..], 0x06d8_10deu32.to_le_bytes());
-    // Memory, with its file.
+    // The VMM sends memory, with its file.
     stop(&daemon);
     let body = DmaMap { argsz: 32, flags: 3, offset: 0x3000, address: 0x10_0000, size: 0x1000 };
     let id = vmm.client.send(Command::DMA_MAP, 0, body.as_bytes(), &[vmm.file.as_fd()]).unwrap();
@@ -241,7 +242,7 @@ fn kill_at_any_time_duplicates_no_answer_and_loses_few() {
             let busy = scope.spawn(|| -> Result<(), ClientError> {
                 while !stop.load(Ordering::Acquire) {
                     asked += 1;
-                    // Checked by number: a duplicate answer does not match the expected number.
+                    // The number is checked too: a duplicate answer does not match the expected number.
                     assert_eq!(one.client.read32(CONFIG, 0)?, 0x06d8_10de);
                     one.client.write32(CONFIG, 0x10, 0xfc00_0000)?;
                     if maps {
@@ -261,8 +262,8 @@ fn kill_at_any_time_duplicates_no_answer_and_loses_few() {
         });
         match ended {
             Ok(()) => {}
-            // Some descriptors were lost with the daemon before the service manager had them: their VMM has read the
-            // end of the connection.
+            // Some descriptors were lost with the daemon before the service manager received them: their VMM has read
+            // the end of the connection.
             Err(ClientError::Closed) if maps => {
                 lost += 1;
                 vmm = None;
@@ -291,7 +292,7 @@ fn daemon_that_came_by_an_upgrade_leaves_a_journal_as_well() {
     let before = vmm.configuration();
     let upgraded = place.ctl_json(&["daemon", "upgrade"]);
     assert!(daemon.0.wait().unwrap().success());
-    // The next daemon serves it, and the service manager has received the earlier messages.
+    // The next daemon serves the VMM, and the service manager has received the earlier messages.
     assert_eq!(vmm.configuration(), before);
     manager.wait(|heard| {
         heard.said.clear();
@@ -301,7 +302,7 @@ fn daemon_that_came_by_an_upgrade_leaves_a_journal_as_well() {
     manager.until_kept(&WHOLE);
     let number = i32::try_from(upgraded["pid"].as_i64().unwrap()).unwrap();
     kill_process(Pid::from_raw(number).unwrap(), Signal::KILL).unwrap();
-    // It has no parent here.
+    // The upgraded process has no parent in this test.
     let state = || fs::read_to_string(format!("/proc/{number}/stat"));
     let began = Instant::now();
     while state().is_ok_and(|state| !state.contains(") Z ")) {
@@ -333,7 +334,7 @@ fn invalid_or_orphaned_journal_is_removed_and_others_survive() {
     let kept = |names: &[String]| manager.until_kept(&names.iter().map(String::as_str).collect::<Vec<_>>());
     kept(&all(&names));
     drop(daemon);
-    // Garbage next to and in place of a journal, and of VMs that do not exist.
+    // The store has garbage next to and in place of a journal, and for VMs that do not exist.
     let garbage = || memfd_create("garbage", MemfdFlags::CLOEXEC).unwrap();
     manager.wait(|heard| {
         heard.kept.iter_mut().filter(|(name, _)| name == "vmm/web/journal").for_each(|(_, fd)| *fd = garbage());
@@ -369,7 +370,7 @@ fn vmm_is_disconnected_if_fd_store_is_full_and_log_has_remedy() {
     assert!(log.contains("FileDescriptorStoreMax=1026"), "{log}");
     drop(daemon);
     let daemon = start();
-    // After the requests of the daemon.
+    // The requests of the daemon come first.
     let end = std::iter::from_fn(|| Some(vmm.client.receive_message())).find_map(Result::err);
     assert!(matches!(end, Some(ClientError::Closed)), "{end:?}");
     manager.until_kept(&["daemon/admin", "vm/web"]);

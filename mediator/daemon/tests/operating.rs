@@ -19,7 +19,7 @@ const CARD: &str = "[[card]]\nname = \"card0\"\nkind = \"simgpu\"\nvram_mib = 25
 /// Programs that the commands need in addition to a shell and mediatorctl.
 const TOOLS: [&str; 3] = ["curl", "jq", "python3"];
 
-/// Returns the blocks with this mark: shell, or the shell of a maintenance window.
+/// Returns the blocks with this mark: shell commands, or those of a maintenance window.
 fn blocks(marked: &str) -> Vec<&'static str> {
     TEXT.split(marked).skip(1).map(|rest| rest.split("```").next().unwrap()).collect()
 }
@@ -45,7 +45,7 @@ impl Guest {
         Self { driver, channel, to }
     }
 
-    /// Copies, and checks the result.
+    /// Makes a copy, and checks the result.
     fn work(&mut self) {
         let Self { driver, channel, to } = self;
         driver.submit(channel, &[object(M2MF), m2mf_copy(FROM, TO, PAGE as u32)].concat());
@@ -60,7 +60,7 @@ fn operating_guide_commands_work_as_documented() {
         |tool: &str| Command::new(tool).arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status().is_ok();
     let missing: Vec<_> = TOOLS.into_iter().filter(|tool| !there(tool)).collect();
     let place = Place::with_state(CARD);
-    // The page reads the metrics on the read-only socket.
+    // The guide's commands read the metrics on the read-only socket.
     let config = place.path("m.toml");
     let text = fs::read_to_string(&config).unwrap();
     let reader = format!("read_socket = {:?}\nsocket_dir", place.path("read.sock"));
@@ -78,7 +78,7 @@ fn operating_guide_commands_work_as_documented() {
             continue;
         }
         let script = block.replace("/run/gpu-mediator", folder);
-        // TIMEOUT: for a command that waits forever; all blocks together take seconds.
+        // TIMEOUT: ends a command that would wait forever; all blocks together take seconds.
         let output = Command::new("timeout")
             .args(["120", "bash", "-e", "-o", "pipefail", "-c", &script])
             .current_dir(folder)
@@ -107,7 +107,7 @@ fn operating_guide_commands_work_as_documented() {
     running.end(Signal::TERM);
 }
 
-/// The daemon's process, which has no parent after an upgrade; it ends with the test.
+/// The daemon's process, which has no parent after an upgrade; the process ends with the test.
 struct Last<'a>(&'a Place);
 
 impl Drop for Last<'_> {
@@ -154,7 +154,7 @@ fn maintenance_windows_go_as_the_page_says_under_guests_at_work() {
                     }
                 });
             }
-            // TIMEOUT: for a command that waits forever; it takes seconds.
+            // TIMEOUT: ends a command that would wait forever; a block takes seconds.
             let output = Command::new("timeout")
                 .args(["120", "bash", "-e", "-o", "pipefail", "-c", &script])
                 .current_dir(folder)

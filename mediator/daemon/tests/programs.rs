@@ -1,4 +1,5 @@
-//! `mediatord` and `mediatorctl` as processes: start, notification, sockets from a service manager, signals, bad input.
+//! `mediatord` and `mediatorctl` as processes: start, notification, sockets from a service manager, signals, and
+//! invalid input.
 
 mod support;
 
@@ -138,7 +139,7 @@ fn sockets_from_the_service_manager_are_served_by_name() {
 }
 
 /// Returns a command that starts the daemon as a service manager does, with two sockets as descriptors 3 and 4. A shell
-/// moves them there and sets `LISTEN_PID` to its own number, which becomes the daemon's.
+/// moves the sockets to these descriptors and sets `LISTEN_PID` to its own process ID, which becomes the daemon's.
 fn activated(place: &Place, names: &str, [third, fourth]: [&UnixListener; 2]) -> Command {
     let handed = |socket: &UnixListener| Stdio::from(OwnedFd::from(socket.try_clone().unwrap()));
     let mut command = Command::new("sh");

@@ -1,5 +1,5 @@
-//! Ends the daemon, by request or by a kill at any moment, and starts it again. Checks the restored state and the
-//! waiting clients.
+//! Ends the daemon, on request or by a kill at any time, and starts it again. Checks the restored state and the waiting
+//! clients.
 
 mod support;
 
@@ -100,14 +100,14 @@ fn damaged_state_prevents_start_until_ignored() {
 fn unwritable_state_folder_is_reported_as_applied_but_unsaved() {
     let place = Place::with_state(CARD);
     let running = place.start(&mut place.daemon());
-    // A folder cannot be written as a file, whichever user runs this.
+    // The file cannot be written over a folder, whichever user runs this test.
     fs::create_dir(place.path("kept/state.json.new")).unwrap();
     let output = place.ctl(&["vm", "add", "a", "--card", "card0", "--vram-mib", "16"]);
     let error = String::from_utf8(output.stderr).unwrap();
     assert_eq!(output.status.code(), Some(1), "{error}");
     assert!(error.contains("applied but not saved; lost on restart: cannot write"), "{error}");
     assert_eq!(place.ctl_json(&["vm", "list"])["vms"].as_array().unwrap().len(), 1);
-    // The next change writes both.
+    // The next change saves both changes.
     fs::remove_dir(place.path("kept/state.json.new")).unwrap();
     place.ctl_json(&["sched", "set", "card0", "--strikes", "9"]);
     running.end(Signal::TERM);
@@ -121,7 +121,7 @@ fn kill_at_any_moment_loses_no_change_that_was_answered() {
     const ROUNDS: u32 = 12;
     let place = Place::with_state(&format!("{CARD}{WEB}"));
     let mut random = fastrand::Rng::with_seed(7);
-    // Weights by VM: acknowledged ones, and ones in flight at the kill.
+    // Weights by VM: acknowledged weights, and weights in flight at the kill.
     let mut sure = BTreeMap::from([("web".to_owned(), 100)]);
     let mut cut_short = 0;
     for _ in 0..ROUNDS {
@@ -191,7 +191,7 @@ fn clients_connecting_during_restart_are_served_by_next_daemon() {
             assert!(daemon.0.wait().unwrap().success());
             manager.until("STOPPING=1");
         }
-        // An operator and a VMM that connect meanwhile.
+        // An operator and a VMM connect while no daemon is running.
         let waiting = Command::new(ctl())
             .arg("--socket")
             .arg(place.path("admin.sock"))
@@ -239,7 +239,7 @@ fn read_after_kill(manager: &Manager<'_>, daemon: Service, kept: bool) -> Client
     }
     drop(daemon);
     if kept {
-        // Without a journal no daemon can resume it.
+        // Without a journal no daemon can resume the connection.
         manager.wait(|heard| heard.kept.pop_if(|(name, _)| name == "vmm/web/journal"));
         let waits = recv(vmm.stream(), &mut [0; 1], RecvFlags::PEEK | RecvFlags::DONTWAIT);
         assert_eq!(waits, Err(Errno::AGAIN));
@@ -258,7 +258,7 @@ fn vmm_reads_end_of_connection_after_daemon_kill() {
     let manager = Manager::new(&place);
     let daemon = manager.start();
     assert!(matches!(read_after_kill(&manager, daemon, true), ClientError::Closed));
-    // Without a copy of the connection, the daemon cannot prevent this.
+    // Without a stored copy of the connection, the daemon cannot prevent this error.
     let daemon = manager.start();
     let error = read_after_kill(&manager, daemon, false);
     assert!(matches!(&error, ClientError::Io(error) if error.kind() == ErrorKind::ConnectionReset), "{error}");

@@ -1,5 +1,5 @@
-//! Changes of how a card's time is shared while VMs work: no waiting or running work is lost. The operator's tools, as
-//! processes, show and control it.
+//! Changes of how a card's time is shared while VMs work: no waiting or running work is lost. The operator's tools run
+//! as processes, and show and change the sharing.
 
 mod support;
 
@@ -18,12 +18,12 @@ use rustix::process::Signal;
 use sched::{Engine, PolicyKind};
 use support::Place;
 
-/// Work takes card time, so that much of it is queued.
+/// The card takes time for its work, so that a long queue builds up.
 const CARD: &str = "[[card]]\nname = \"card0\"\nkind = \"simgpu\"\nvram_mib = 192\ntime = { copy_mib_per_s = 20 }\n";
 /// VRAM of each VM in MiB.
 const VM_MIB: u64 = 16;
 const WEIGHTS: [u32; 3] = [100, 200, 400];
-/// Submissions of a guest that are in flight together.
+/// Number of a guest's submissions that are in flight together.
 const SUBMISSIONS_IN_FLIGHT: u64 = 6;
 /// Virtual addresses of buffers.
 const FROM: u64 = 0x100_0000;
@@ -39,7 +39,7 @@ fn name(index: usize) -> String {
 struct Worker {
     driver: Driver<RemoteGuest>,
     channels: [Channel; 2],
-    /// Targets of the copies.
+    /// Virtual addresses of the copies' targets.
     targets: [u64; 2],
 }
 
@@ -49,7 +49,7 @@ impl Worker {
         let mut driver = Driver::new(guest);
         let graph = driver.channel(1);
         let copy = driver.prepare(2);
-        // Without contexts of other engines, its work belongs to the copy engine.
+        // Without contexts of other engines, the channel's work belongs to the copy engine.
         for pointer in [context::GR, context::CE1] {
             driver.guest.poke(copy.instance + pointer, 0);
         }
@@ -110,8 +110,8 @@ fn while_at_work(workers: &mut [Worker], act: impl FnOnce(&AtomicBool)) {
     });
 }
 
-/// Returns the status of the card's scheduler after all work has ended. A guest sees its fence earlier: the interrupt
-/// for the daemon comes after the fence is written.
+/// Returns the status of the card's scheduler after all work has ended. A guest sees its fence earlier: the fence is
+/// written before the interrupt for the daemon arrives.
 fn when_idle(admin: &Client) -> api::CardScheduler {
     let began = Instant::now();
     loop {
@@ -130,7 +130,7 @@ fn nothing_is_lost_when_policies_and_shares_change_under_load() {
     let running = place.start(&mut place.daemon());
     let admin = Client::new(place.path("admin.sock")).unwrap();
     for (index, weight) in WEIGHTS.iter().enumerate() {
-        // A host that is busy otherwise must not make a submission look hung.
+        // A busy host must not make a submission look hung.
         let spec = VmSpec { hang_limit_ms: Some(600_000), ..VmSpec::new(&name(index), "card0", VM_MIB) };
         let _: api::Vm = admin.post("/v1/vms", &spec).unwrap();
         good(place.ctl(&["sched", "set-vm", &name(index), "--weight", &weight.to_string()]));
@@ -188,12 +188,12 @@ fn a_record_of_a_run_is_replayed_to_the_same_decisions() {
             let recorded = scope.spawn(|| record("2s"));
             thread::sleep(Duration::from_millis(500));
             assert_eq!(record("1s").status.code(), Some(4), "beside another record");
-            // Both are in the record.
+            // Both changes are in the record.
             good(place.ctl(&["sched", "set-vm", "vm1", "--weight", "300"]));
             good(place.ctl(&["sched", "set", "card0", "--policy", "credit"]));
             let told = good(recorded.join().unwrap());
             assert!(told.contains("events of card0's scheduler in "), "{told}");
-            // Another one as a trace for Perfetto: all VMs work in it, one after the other.
+            // Another record is a trace for Perfetto: all VMs work during it, one after the other.
             let timeline = place.path("run.json").display().to_string();
             let record = ["sched", "record", "card0", "--for", "1s", "--format", "perfetto", "--out", &timeline];
             good(place.ctl(&record));

@@ -1,5 +1,5 @@
-//! Kills either daemon of an upgrade at each step, while a VM has work in flight: the VM continues, or ends up as the
-//! operator's guide describes.
+//! Kills either daemon of an upgrade at each step, while a VM has work in flight: the VM continues, or reaches the
+//! state that the operator's guide describes.
 
 mod support;
 
@@ -18,7 +18,7 @@ const CARDS: &str = "[[card]]\nname = \"card0\"\nkind = \"simgpu\"\nvram_mib = 1
     [[card]]\nname = \"card1\"\nkind = \"simgpu\"\nvram_mib = 96\n";
 const VM: &str = "[[vm]]\nname = \"web\"\ncard = \"card0\"\nvram_mib = 32\napertures = \"trapped\"\n";
 
-/// Starts a daemon that dies at the point in the file `dies`, as does the next one.
+/// Starts a daemon that dies at the point in the file `dies`; the next daemon does the same.
 fn start(manager: &Manager<'_>) -> Service {
     let place = manager.place;
     let mut command = manager.manager.command(Path::new(DAEMON)).unwrap();
@@ -47,7 +47,7 @@ fn all_ended(place: &Place) {
     }
 }
 
-/// The steps at which the next daemon dies, and the first continues without an effect.
+/// The steps at which the next daemon dies, and the first continues unaffected.
 const BEFORE_IT_IS_READY: [&str; 4] = ["receiver: started", "receiver: known", "receiver: given", "receiver: made"];
 /// The steps at which the first daemon dies before the next one has any state.
 const BEFORE_IT_LETS_GO: [&str; 7] = [
@@ -78,7 +78,7 @@ fn next_daemon_killed_before_ready_changes_nothing() {
     }
     let said = log(&place);
     assert!(BEFORE_IT_IS_READY.iter().all(|point| said.contains(point)), "{said}");
-    // Without the kill it succeeds.
+    // Without the kill, the upgrade succeeds.
     fs::write(place.path("dies"), "nowhere").unwrap();
     guests.iter_mut().for_each(Guest::begin);
     let next = place.ctl_json(&["daemon", "upgrade"]);
@@ -100,11 +100,11 @@ fn vms_get_reset_devices_if_daemon_is_killed_before_hand_over() {
         manager.until_kept(&kept);
         guest.begin();
         fs::write(place.path("dies"), point).unwrap();
-        // No daemon is left to answer.
+        // No daemon remains to answer.
         let ended = place.ctl(&["daemon", "upgrade"]);
         assert_ne!(ended.status.code(), Some(0), "{point}");
         daemon.0.wait().unwrap();
-        // The other daemon ends by itself, or was killed.
+        // The other daemon has ended by itself, or was killed.
         all_ended(&place);
         assert!(log(&place).contains(point), "{point}: {}", log(&place));
         fs::write(place.path("dies"), "nowhere").unwrap();
@@ -126,7 +126,7 @@ fn vms_continue_if_first_daemon_is_killed_after_hand_over() {
     let mut daemon = start(&manager);
     let mut guest = Guest::new(&place, "web");
     guest.begin();
-    // It cannot report its success.
+    // The first daemon is killed before it can report success.
     place.ctl(&["daemon", "upgrade"]);
     assert!(!daemon.0.wait().unwrap().success());
     guest.check();
@@ -153,7 +153,7 @@ fn vmm_with_unmappable_memory_is_dropped_and_others_upgrade() {
         client.dma_map(0, MIB, true, Some((file.as_fd(), 0))).unwrap();
         match vm {
             "cut" => ftruncate(&file, 0).unwrap(),
-            // Existing mappings stay, and the next process cannot map it writable.
+            // Existing mappings remain, and the next process cannot map the file as writable.
             _ => fcntl_add_seals(&file, SealFlags::FUTURE_WRITE).unwrap(),
         }
         client
@@ -173,7 +173,7 @@ fn vmm_with_unmappable_memory_is_dropped_and_others_upgrade() {
     }
     let said = log(&place);
     assert_eq!(said.matches("memory of a VMM cannot be mapped again").count(), 2, "{said}");
-    // The device is there for the next VMM.
+    // The device is available to the next VMM.
     for vm in ["cut", "sealed"] {
         let mut guest = Guest::new(&place, vm);
         guest.begin();

@@ -23,12 +23,12 @@ use events::author;
 mod moving;
 mod saving;
 
-/// Largest body of a request, in bytes.
+/// Maximum size of a request's body, in bytes.
 const MAX_BODY: usize = 64 << 10;
-/// The longest record of a scheduler, in ms.
+/// Maximum duration of a scheduler's record, in ms.
 const RECORD_MS: u64 = 60_000;
 
-/// Returns the router of the requests that change nothing: requests with the method GET or HEAD.
+/// Returns the router of read requests: requests with the method GET or HEAD.
 pub fn read_only(daemon: Arc<Daemon>) -> Router {
     router(daemon).layer(axum::middleware::from_fn(async |request: Request, next: Next| {
         if matches!(*request.method(), Method::GET | Method::HEAD) {
@@ -129,7 +129,7 @@ impl IntoResponse for Failure {
     }
 }
 
-/// The revision that a request's `If-Match` requires. `*` and a missing header require none.
+/// The revision that a request's `If-Match` requires. `*` and a missing header require no revision.
 struct IfMatch(Option<String>);
 
 impl<S: Send + Sync> FromRequestParts<S> for IfMatch {
@@ -183,7 +183,7 @@ async fn remove(
     Ok(StatusCode::NO_CONTENT)
 }
 
-/// Returns the refusal of an empty table.
+/// Returns the error for an empty table.
 fn misdescribed(what: &str, table: &str) -> Failure {
     let advice = format!("send a JSON object with the keys of a [[{table}]] table");
     Failure::invalid(StatusCode::UNPROCESSABLE_ENTITY, what.to_owned(), &advice)
@@ -197,14 +197,14 @@ async fn profile(State(daemon): State<Arc<Daemon>>, Path(name): Path<String>) ->
     Ok(Json(look(move || daemon.profile(&name)).await?))
 }
 
-/// Changes that run at the same time. Changes of virtual machines are serialized anyway, and the number of changes that
-/// wait for the owner of one CUDA card is limited, so that others still get a permit.
+/// Permits for concurrent changes. Changes of virtual machines are serialized anyway, and the number of changes that
+/// wait for the owner of one CUDA card is limited, so that changes of other cards still get a permit.
 static CHANGES: Semaphore = Semaphore::const_new(128);
-/// Read-only requests that run at the same time. They do not wait for changes.
+/// Permits for concurrent read-only requests. They do not wait for changes.
 static LOOKS: Semaphore = Semaphore::const_new(16);
 
-/// Runs a change on another thread, because it may take long. The author of its events is the client of the request
-/// that the calling task serves.
+/// Runs a change on another thread, because a change may take long. The author of its events is the client of the
+/// request that the calling task serves.
 fn beside<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, DaemonError> + Send + 'static,
 ) -> impl Future<Output = Result<T, DaemonError>> + Send {
@@ -212,7 +212,7 @@ fn beside<T: Send + 'static>(
     off_thread(&CHANGES, move || author::acting(author, work))
 }
 
-/// Runs a read-only request on another thread: it takes locks, and the runtime must not wait for locks.
+/// Runs a read-only request on another thread: the request takes locks, and the runtime must not wait for locks.
 async fn look<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, DaemonError> + Send + 'static,
 ) -> Result<T, DaemonError> {
@@ -396,7 +396,7 @@ async fn record_scheduler(
     Ok(([(header::CONTENT_TYPE, "application/jsonl")], beside(move || record.end()).await?))
 }
 
-/// Same as [`record_scheduler`].
+/// Answers when the record is complete. If the client disconnects earlier, the record is dropped.
 async fn record_accesses(
     State(daemon): State<Arc<Daemon>>,
     Path(name): Path<String>,
@@ -448,7 +448,7 @@ async fn set_vm_memory(
     Ok(Json(beside(move || daemon.set_vm_memory_if(&name, &patch, expected.as_deref())).await?))
 }
 
-/// A body with the memory to move.
+/// A body that names the memory to move.
 type MoveBody = Result<Json<api::MoveRequest>, JsonRejection>;
 
 async fn evict(State(daemon): State<Arc<Daemon>>, Path(name): Path<String>, body: MoveBody) -> Answer<api::MoveReport> {

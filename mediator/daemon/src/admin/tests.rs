@@ -169,7 +169,7 @@ fn stalled_admin_client_blocks_no_other_client() {
     let _ = hung.read_to_end(&mut rest);
 }
 
-/// Exceeds the duration of all steps of these tests: a wait that reaches the limit has failed.
+/// Time limit that all steps of these tests stay below: a wait that reaches the limit has failed.
 const WAIT_TIMEOUT: Duration = Duration::from_secs(60);
 
 #[test]
@@ -180,7 +180,7 @@ fn daemon_answers_queries_while_vm_is_locked_and_client_stalls() {
     copy(&mut driver, &mut channel);
     driver.wait(&channel);
     let backend = served.fixture.daemon.running_vm("a").unwrap();
-    // Clients that send requests and do not read, and one that never completes its request.
+    // Some clients send requests and do not read, and one client never completes its request.
     let mut blocked: Vec<UnixStream> = Vec::new();
     for _ in 0..4 {
         let mut client = UnixStream::connect(served.fixture.path("read.sock")).unwrap();

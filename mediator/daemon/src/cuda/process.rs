@@ -19,27 +19,27 @@ use super::{ANSWER, GUARANTEE_RETRY_INTERVAL, GUARANTEE_TIMEOUT};
 
 /// Name of the owner's program.
 const PROGRAM: &str = "cuda-owner";
-/// Folder of the program where it is installed by the package.
+/// Folder where the package installs the program.
 const INSTALLED: &str = "/usr/lib/gpu-mediator";
-/// Interval at which the process is checked and describes the card. This also finds a process that hangs.
+/// Interval at which the process is checked and describes the card. The check also finds a process that hangs.
 const POLL_INTERVAL: Duration = Duration::from_millis(200);
 /// Delay before an owner that ended is restarted, doubled each time that it ends at once, up to [`DELAY_MOST`].
 const MIN_RESTART_DELAY: Duration = Duration::from_millis(100);
 /// Maximum of this delay.
 const DELAY_MOST: Duration = Duration::from_secs(30);
-/// An owner that ran for this long did not end at once.
+/// Uptime after which an owner's end does not count as an immediate end.
 const MIN_STABLE_UPTIME: Duration = Duration::from_secs(60);
-/// Time that the driver has to open the card.
+/// Time limit for the driver to open the card.
 // TIMEOUT: the driver's initialisation takes up to several seconds on a host with many cards.
 const OPEN: Duration = Duration::from_secs(60);
-/// Time that a killed process has to end, when the daemon ends as well.
+/// Time limit for a killed process to end, when the daemon ends as well.
 // TIMEOUT: a process that is stuck in the driver ends when the driver returns; the daemon does not wait until then.
 const KILLED: Duration = Duration::from_secs(2);
 
-/// Time that a process whose output has ended is given to end.
+/// Time limit for a process to end after its output has ended.
 // TIMEOUT: a killed or exited process is gone within a few milliseconds.
 const ENDS: Duration = Duration::from_millis(100);
-/// Reason for which a card has no owner after a reset.
+/// Reason that a card has no owner after a reset.
 const CARD_LOST: &str =
     "the card was reset or has failed: programs that used it have lost their memory and must be started again";
 
@@ -51,7 +51,7 @@ pub(super) enum Command {
     Stop,
 }
 
-/// A process that answers.
+/// A running owner process that answers.
 struct Process {
     child: Child,
     input: ChildStdin,
@@ -59,12 +59,12 @@ struct Process {
     since: Instant,
 }
 
-/// The driver's names of a card.
+/// The driver's identifiers of a card.
 #[derive(Clone, Debug)]
 pub(super) struct CardIdentity {
-    /// Name of its model.
+    /// Name of the card's model.
     pub(super) model: String,
-    /// Its UUID in NVML's form.
+    /// UUID of the card in NVML's form.
     pub(super) uuid: String,
 }
 
@@ -72,12 +72,12 @@ pub(super) struct CardIdentity {
 pub(super) struct Supervisor {
     card: String,
     settings: Settings,
-    /// Sent to each new process.
+    /// Configured tenants, sent to each new process.
     tenants: BTreeMap<String, Tenant>,
     process: Option<Process>,
-    /// A process that was killed: the next one starts when it has ended.
+    /// A killed process: the next one starts after it has ended.
     dying: Option<Child>,
-    /// Consecutive times that the process ended shortly after its start.
+    /// Number of consecutive times that the process ended shortly after its start.
     failures: u32,
     retry: Instant,
     looked: Instant,
@@ -110,7 +110,7 @@ impl Supervisor {
         }
     }
 
-    /// Starts a process and sends it its tenants. Returns the identity of the card.
+    /// Starts a process and sends it the configured tenants. Returns the identity of the card.
     pub(super) fn start(&mut self) -> Result<CardIdentity, String> {
         let mut process = Process::spawn()?;
         let started = self.tell_all(&mut process);
@@ -142,7 +142,8 @@ impl Supervisor {
                 if !matches!(answer, Answer::Moving(_)) || begin.elapsed() >= GUARANTEE_TIMEOUT {
                     break answer;
                 }
-                // Programs of tenants before this one are back already, with memory that it is guaranteed.
+                // Programs of previously added tenants are connected again, and use memory that this tenant is
+                // guaranteed.
                 std::thread::sleep(GUARANTEE_RETRY_INTERVAL);
             };
             if let Answer::Failed(what) | Answer::Moving(what) = answer {
@@ -158,9 +159,9 @@ impl Supervisor {
             match commands.recv_timeout(POLL_INTERVAL) {
                 Ok(Command::Ask(request, reply)) => {
                     let answer = self.ask(&request);
-                    // A change must be visible by the time that it is answered.
+                    // The answer to a change promises that readers see the change.
                     self.describe();
-                    // The caller may no longer exist.
+                    // The caller may have stopped waiting.
                     let _ = reply.send(answer);
                 }
                 Err(RecvTimeoutError::Timeout) => {}
@@ -249,7 +250,7 @@ impl Supervisor {
         }
     }
 
-    /// Starts another process if none runs and the delay has passed.
+    /// Starts another process if none is running and the delay has passed.
     fn look(&mut self) {
         if let Some(process) = &mut self.process
             && let Ok(Some(status)) = process.child.try_wait()
@@ -278,7 +279,7 @@ impl Supervisor {
         }
     }
 
-    /// Gives up the process. Its programs continue with their memory and look for the next owner.
+    /// Gives up the process. Its programs continue with their memory, and connect to the next owner.
     fn end(&mut self, why: &str) {
         let Some(mut process) = self.process.take() else { return };
         let why = if process.has_lost_card() { CARD_LOST } else { why };
@@ -325,7 +326,7 @@ impl Process {
             .spawn(move || {
                 let lines = BufReader::new(output).lines().map_while(Result::ok);
                 let parsed = lines.map_while(|line| serde_json::from_str(&line).ok());
-                // Ends with the process, or when the receiver is dropped.
+                // The thread ends with the process, or when the receiver is dropped.
                 for answer in parsed {
                     if sender.send(answer).is_err() {
                         return;
@@ -356,10 +357,10 @@ impl Process {
         }
     }
 
-    /// Returns true if it has ended since its card was lost.
+    /// Returns true if the process has ended because its card was lost.
     fn has_lost_card(&mut self) -> bool {
         let since = Instant::now();
-        // It closes its output a moment before its end.
+        // The process closes its output a moment before it ends.
         while since.elapsed() < ENDS {
             match self.child.try_wait() {
                 Ok(None) => std::thread::sleep(Duration::from_millis(5)),
@@ -370,14 +371,14 @@ impl Process {
         false
     }
 
-    /// Kills the process, which may take a while to end.
+    /// Kills the process. The process may take a while to end.
     fn kill(mut self) -> Child {
         let _ = self.child.kill();
         self.child
     }
 }
 
-/// Returns the program: next to the daemon's own, or where the package installs it.
+/// Returns the path of the program: in the daemon's folder, or where the package installs it.
 fn program() -> PathBuf {
     let own = std::env::current_exe().unwrap_or_default();
     let beside = own.with_file_name(PROGRAM);

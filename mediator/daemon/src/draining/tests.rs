@@ -26,7 +26,7 @@ fn drain_retries_immovable_vms_while_others_leave() {
     let (done, left) = emptied(names(&["cache", "gone", "stuck", "web"]), |vm| {
         asked.push(vm.to_owned());
         match vm {
-            // It has an affinity to `web`.
+            // `cache` has an affinity to `web`.
             "cache" if !asked.contains(&"web".to_owned()) => Err(immovable(vm)),
             "gone" => Ok(None),
             "stuck" => Err(DaemonError::Failed("its guest does not let go".to_owned())),
@@ -156,7 +156,7 @@ fn mark_is_kept_over_a_restart_and_applied_from_a_file() {
         let card = serde_json::json!({ "name": "card0", "drained": drained });
         serde_json::from_value::<api::Desired>(serde_json::json!({ "card": [card], "vm": vm })).unwrap()
     };
-    // A VM and the mark in one file: the mark in the file counts.
+    // One file has a VM and the mark: the mark in the file counts.
     let vm = serde_json::json!([{ "name": "b", "card": "card0", "vram_mib": 64 }]);
     let error = daemon.apply(&desired(true, vm.clone()), false, false, None).unwrap_err();
     assert!(error.code() == ErrorCode::Conflict && error.to_string().contains("card `card0` is drained"), "{error}");

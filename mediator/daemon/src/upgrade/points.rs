@@ -1,9 +1,9 @@
 //! Points of a takeover at which a test kills a process, as with SIGKILL.
 //!
-//! They exist only in a program with debug assertions. In a release, [`here`] does nothing, and the environment is not
-//! read.
+//! These points exist only in a program with debug assertions. In a release, [`here`] does nothing and does not read
+//! the environment.
 
-/// Names the file with the point at which to end.
+/// Environment variable with the path of a file that names the point.
 #[cfg(debug_assertions)]
 const FILE: &str = "MEDIATORD_DIES_AT";
 

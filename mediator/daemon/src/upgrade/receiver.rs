@@ -1,7 +1,7 @@
 //! The receiving daemon of an upgrade.
 //!
 //! Until the other daemon gives up ownership, this daemon does not touch cards or clients of virtual machines, and
-//! removes no path. Only a change of a socket's rights in the configuration takes effect earlier.
+//! removes no paths. Only a change of a socket's access rights in the configuration takes effect earlier.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -32,7 +32,7 @@ use listening::Activated;
 use listening::{SocketPath, Sockets};
 use overrides::OverrideStore;
 
-/// Owner of the roster in its file.
+/// Owner number of the roster in its file.
 const ROSTER: u32 = 0;
 
 /// This process's end of the connection between the two daemons.
@@ -43,7 +43,7 @@ pub(crate) struct Successor {
     descriptors: Package,
 }
 
-/// A virtual machine that is created, and not served yet.
+/// A virtual machine that is created but not served yet.
 struct Coming {
     spec: VmSpec,
     saved: RosterVm,
@@ -72,25 +72,25 @@ impl Successor {
         match roster(&package) {
             Ok((roster, events)) => Ok(Self { receiver, roster, events, descriptors: package }),
             Err(why) => {
-                // It may have ended meanwhile.
+                // The other daemon may have ended meanwhile.
                 let _nobody = receiver.refuse(&why);
                 Err(why)
             }
         }
     }
 
-    /// Sends the daemon at the other end of the standard input, which has not sent its state yet, the reason that this
-    /// one does not take over.
+    /// Sends the reason that this daemon does not take over to the daemon at the other end of the standard input. That
+    /// daemon has not sent its state yet.
     pub(crate) fn decline(why: &str) {
         if let Ok(socket) = std::io::stdin().as_fd().try_clone_to_owned() {
-            // It may have ended meanwhile.
+            // The other daemon may have ended meanwhile.
             let _nobody = Receiver::decline(socket, why);
         }
     }
 
-    /// Sends the other daemon the reason that this one does not take over.
+    /// Sends the other daemon the reason that this daemon does not take over.
     pub fn refuse(self, why: &str) {
-        // It may have ended meanwhile.
+        // The other daemon may have ended meanwhile.
         let _nobody = self.receiver.refuse(why);
     }
 
@@ -110,7 +110,7 @@ impl Successor {
         Ok(Sockets::handed(activated))
     }
 
-    /// Returns the configuration with all changes made at run time, and the override_store that stores them.
+    /// Returns the configuration with all changes made at run time, and the store for these changes.
     ///
     /// # Errors
     /// Same as for [`OverrideStore::handed`].
@@ -120,14 +120,14 @@ impl Successor {
             .map_err(|error| format!("{:#}", anyhow::Error::new(error)))
     }
 
-    /// Takes all descriptors whose name starts with `prefix`, with the rest of the name.
+    /// Takes all descriptors whose name starts with `prefix`. Returns each with the rest of its name.
     fn take(&mut self, prefix: &str) -> Vec<(String, OwnedFd)> {
         let of = self.descriptors.descriptors.extract_if(.., |(name, _)| name.starts_with(prefix));
         of.map(|(name, fd)| (name.get(prefix.len()..).unwrap_or_default().to_owned(), fd)).collect()
     }
 }
 
-/// Returns the daemon's own part, and the log of events.
+/// Returns the daemon's own part of the state, and the log of events.
 fn roster(package: &Package) -> Result<(Roster, Log), String> {
     let mut file = SavedState::parse(&package.file, &known()).map_err(|error| error.to_string())?;
     let roster = file.take(ROSTER).map_err(|error| error.to_string())?;
@@ -225,14 +225,15 @@ impl Daemon {
             tracing::error!(%error, "tenants cannot be started");
         }
         daemon.sockets.end_unused();
-        // Changes that the other daemon had not written, and entries that the configuration has made unnecessary.
+        // Save changes that the other daemon had not saved, and drop entries that the configuration has made
+        // unnecessary.
         if let Err(error) = daemon.keep() {
             tracing::warn!(%error, "what was changed at run time is not kept");
         }
         Ok(daemon)
     }
 
-    /// Starts to serve a virtual machine again.
+    /// Resumes serving a virtual machine.
     fn serve_again(&self, vm: Coming) -> Result<(), DaemonError> {
         let Coming { spec, saved, server, path, link, stop, built, parked } = vm;
         let name = spec.name.clone();
@@ -246,7 +247,7 @@ impl Daemon {
     }
 }
 
-/// Rebuilds a card and its virtual machines from the received state, without touching them.
+/// Rebuilds a card and its virtual machines from the received state, without accessing the card or the clients.
 fn reopened(
     config: &Config,
     opener: &Cards,

@@ -34,7 +34,7 @@ use crate::{Daemon, DaemonError, Life};
 const RETRY_INTERVAL: Duration = Duration::from_millis(1);
 /// The file's identity can be constant: a file goes from one process to one other process and is not stored.
 const IDENTITY: [u8; 16] = *b"mediatord upgrad";
-/// Owner of the roster in its file.
+/// Owner number of the roster in its file.
 const ROSTER: u32 = 0;
 
 /// A card that is handed over with its virtual machines.
@@ -44,21 +44,21 @@ struct Going {
     vms: Vec<(String, Arc<Running>)>,
 }
 
-/// The serialized client of a virtual machine.
+/// The serialized client state of a virtual machine.
 struct Client {
     vm: RosterVm,
     saved: SavedClients,
     descriptors: Vec<(String, OwnedFd)>,
 }
 
-/// A quiescent card with its serialized state.
+/// A quiesced card with its serialized state.
 struct Settled {
     host: SavedHost,
     sides: Vec<(TenantId, SavedSide)>,
     card: WrittenCard,
 }
 
-/// The serialized part of a card.
+/// The parts of a card's state as they are sent.
 struct Written {
     file: Vec<u8>,
     vms: Vec<RosterVm>,
@@ -74,7 +74,7 @@ struct Next {
 impl Drop for Next {
     fn drop(&mut self) {
         if !self.keeps {
-            // It may have ended by itself.
+            // The process may have ended by itself.
             let _ = self.child.kill();
             let _ = self.child.wait();
         }
@@ -82,8 +82,8 @@ impl Drop for Next {
 }
 
 impl Daemon {
-    /// Starts the program at this daemon's path as the next daemon, hands over all state, and returns its process. This
-    /// daemon ends after its answer to the request.
+    /// Starts the program at this daemon's path as the next daemon, hands over all state, and returns the ID of the new
+    /// process. This daemon ends after its answer to the request.
     ///
     /// # Errors
     /// If a part cannot be handed over, or the next daemon does not take over. All VMs then continue here.
@@ -128,7 +128,7 @@ impl Daemon {
         Ok(pid)
     }
 
-    /// Drops all virtual machines and sockets without an effect on their clients or on the cards.
+    /// Drops all virtual machines and sockets without any effect on their clients or on the cards.
     fn forget_all(&self, resting: Vec<(String, Arc<Running>, Rest)>) {
         self.sockets.leave();
         let vms = {
@@ -136,14 +136,14 @@ impl Daemon {
             state.closing = true;
             std::mem::take(&mut state.vms)
         };
-        // Their clients get no message, and the cards get no resources back.
+        // The drop sends no message to the clients, and returns no resources to the cards.
         drop(resting);
         drop(vms);
     }
 
     /// Returns the cards to hand over.
     fn going(&self) -> Result<Vec<Going>, DaemonError> {
-        // Readers of the table do not wait for the answers of cards and VMs.
+        // Other threads that use the table do not wait for answers of cards and VMs.
         let table: Vec<_> = {
             let state = self.state.lock();
             if !state.tenants.is_empty() {
@@ -182,7 +182,7 @@ impl Daemon {
         Ok(going)
     }
 
-    /// Hands everything over, up to the change of ownership. Adds the suspended virtual machines to `resting`.
+    /// Hands everything over, except ownership, which follows. Adds the suspended virtual machines to `resting`.
     fn give(
         &self,
         sender: Sender,
@@ -194,7 +194,7 @@ impl Daemon {
     ) -> Result<(), String> {
         let until = Instant::now() + PAUSE_LIMIT;
         let vms = || going.iter().flat_map(|going| &going.vms);
-        // Ask all of them before waiting for the first.
+        // Ask all virtual machines before waiting for the first.
         vms().for_each(|(_, running)| running.park());
         for (name, running) in vms() {
             let rest = running.rested(Some(until)).map_err(|why| format!("VM `{name}`: {why}"))?;
@@ -243,7 +243,7 @@ impl Daemon {
             }
             done
         })?;
-        // Done before the next daemon sends messages to the service manager, such as sockets to store.
+        // This message comes before the next daemon's messages to the service manager, such as sockets to store.
         if let Err(error) = sd_notify::notify(&[sd_notify::NotifyState::MainPid(pid)]) {
             tracing::warn!(%error, "the service manager is not told which process goes on");
         }
@@ -305,7 +305,7 @@ fn start(program: &Path, config: &Path) -> Result<(Sender, Introduction, Next), 
         .arg("--config")
         .arg(config)
         .stdin(Stdio::from(theirs))
-        // These variables name this process.
+        // These variables refer to this process.
         .env_remove("WATCHDOG_PID")
         .env_remove("LISTEN_PID")
         .env_remove("LISTEN_FDS")
@@ -380,7 +380,7 @@ fn rest(
     }
 }
 
-/// Serializes a quiescent card with its virtual machines, and halts it.
+/// Serializes a quiesced card with its virtual machines, and halts it.
 fn settle(going: &Going, until: Instant, still: &Standstill<'_>, halted: &HaltedCard<'_>) -> Result<Settled, String> {
     let (host, sides) = loop {
         let mut sides = Vec::new();
@@ -400,7 +400,7 @@ fn settle(going: &Going, until: Instant, still: &Standstill<'_>, halted: &Halted
     Ok(Settled { host, sides, card })
 }
 
-/// Writes a card's file, with the clients of its virtual machines.
+/// Writes a card's file, including the clients of its virtual machines.
 fn write(
     going: &Going,
     settled: Settled,

@@ -1,4 +1,4 @@
-//! A light guest that repeatedly starts, works and leaves.
+//! A small guest that repeatedly starts, works and leaves.
 
 use std::cell::RefCell;
 use std::fmt;
@@ -20,20 +20,20 @@ const MIB: u64 = 1 << 20;
 /// Guest RAM of a VM, in two regions: a VMM takes back the second one while the card uses it.
 const RAM: u64 = MIB;
 const MORE_RAM: (u64, u64) = (16 * MIB, MIB);
-/// Pages of a buffer.
+/// Number of pages in a buffer.
 const PAGES: u64 = 4;
-/// Virtual addresses of sources and targets. Few, so that most are reused.
+/// Virtual addresses of sources and targets. There are only a few, so that most are reused.
 const FROM: u64 = 0x100_0000;
 const TO: u64 = 0x200_0000;
 const SLOTS: u64 = 3;
 const SLOT: u64 = 0x1_0000;
-/// Room in VRAM that a new channel needs, with its buffers.
+/// Size of the VRAM that a new channel and its buffers need.
 const CHANNEL_ROOM: u64 = MIB;
 
 /// Way in which a guest leaves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Exit {
-    /// It takes back its lent memory and disconnects.
+    /// It takes back the memory that it lent, and disconnects.
     Orderly,
     /// Its socket closes while the card works for it.
     Dropped,
@@ -49,7 +49,7 @@ impl Exit {
     const ALL: [Self; 5] = [Self::Orderly, Self::Dropped, Self::Unmapped, Self::Removed, Self::Reset];
 }
 
-/// Counts of the guests' actions.
+/// Numbers of the guests' actions.
 #[derive(Clone, Copy, Default)]
 pub struct Tally {
     lives: u64,
@@ -90,7 +90,7 @@ struct Lane {
     vram: [u64; 2],
 }
 
-/// One guest: a VM's name, and its current user.
+/// One guest: the name of its VM, and the current instance.
 pub struct Guest<'a> {
     crowd: &'a Crowd<'a>,
     admin: Client,
@@ -118,10 +118,10 @@ impl<'a> Guest<'a> {
         self.admin.get(&self.url()).unwrap()
     }
 
-    /// One life, from the VM's creation to its end. Returns false when the time is over.
+    /// Runs one instance, from the VM's creation to its end. Returns false when the time is over.
     pub fn live(&mut self) -> bool {
-        // A host that is busy otherwise must not make a channel look hung. This driver writes its tables word by word
-        // through a window that it moves for each.
+        // A busy host must not make a channel look hung. This driver writes its tables word by word through a window,
+        // and moves the window for each word.
         let spec = VmSpec {
             channels: Some(MAX_CHANNELS_PER_VM),
             hang_limit_ms: Some(600_000),
@@ -191,8 +191,8 @@ impl<'a> Guest<'a> {
         }
     }
 
-    /// Copies with one engine between two buffers, RAM or VRAM, at virtual addresses that were often mapped elsewhere
-    /// before.
+    /// Copies with one engine between two buffers, in RAM or VRAM, at virtual addresses that were often mapped
+    /// elsewhere before.
     fn copy(&mut self, driver: &mut Driver, lane: &mut Lane) {
         let (from, to) = (self.place(lane, 0), self.place(lane, 1));
         let pages = 1 + self.random.u64(..PAGES);
@@ -221,7 +221,7 @@ impl<'a> Guest<'a> {
         }
     }
 
-    /// Copies to an address that is no longer mapped: this faults without writing anything.
+    /// Copies to an address that is no longer mapped: the copy faults without writing anything.
     fn stray(&mut self, driver: &mut Driver, lane: &mut Lane) {
         let to = self.place(lane, 1);
         self.copy(driver, lane);
@@ -240,7 +240,7 @@ impl<'a> Guest<'a> {
         self.tally.faults += 1;
     }
 
-    /// Binds channels until none is left, and one more.
+    /// Binds all free channels, and then one more.
     fn exceed(&mut self, driver: &mut Driver, lanes: &mut Vec<Lane>) {
         while lanes.len() < MAX_CHANNELS_PER_VM as usize && driver.room() > 4 * CHANNEL_ROOM {
             let new = self.lane(driver, lanes.len() as u8);
@@ -263,7 +263,7 @@ impl<'a> Guest<'a> {
         );
         let refused = |vm: &api::Vm| vm.counters["channel_binds_refused"];
         assert_eq!(refused(&after), refused(&before) + 1, "the channel too many is refused");
-        // Its work faults.
+        // Work on that channel faults.
         assert_eq!(driver.wait_fault().instance, beyond.instance);
         driver.guest.wr(pfifo::CHANNEL::at(beyond.id.into()), 0);
         self.tally.refused += 1;
@@ -289,7 +289,7 @@ impl<'a> Guest<'a> {
         }
     }
 
-    /// Submits a copy and checks its result. If the device was removed meanwhile, the result is unknown.
+    /// Submits a copy and checks its result. If the VM was removed meanwhile, the result is unknown.
     fn verified(&mut self, driver: &mut Driver, lane: &mut Lane, from: At, to: At, pages: u64, words: &[u32]) {
         let seed = self.random.u32(..);
         fill(driver, from, pages, seed);
@@ -305,7 +305,7 @@ impl<'a> Guest<'a> {
         }
     }
 
-    /// Gives a channel more work than fits in flight, to VRAM and to the RAM that can be taken back.
+    /// Gives a channel more work than fits in flight, with targets in VRAM and in the RAM that can be taken back.
     fn load(&mut self, driver: &mut Driver, lane: &mut Lane) {
         let [from, to] = lane.vram;
         driver.map(lane.channel.space, FROM, At::Vram(from), PAGES);
@@ -339,7 +339,7 @@ impl<'a> Guest<'a> {
                 let file = driver.guest.unmap_ram(MORE_RAM.0).unwrap();
                 fill_file(&file);
                 for lane in &mut lanes {
-                    // It ends, or faults at the first write to memory that was taken back.
+                    // The channel's work ends, or faults at the first write to memory that was taken back.
                     driver.submit(&mut lane.channel, &[]);
                     while !driver.is_done(&lane.channel)
                         && !driver.faults.iter().any(|it| it.instance == lane.channel.instance)
@@ -376,7 +376,7 @@ impl<'a> Guest<'a> {
         }
     }
 
-    /// Takes its channels down, disconnects, and is removed, sometimes after another client has connected.
+    /// Unbinds its channels and disconnects; its VM is removed, sometimes after another client has connected.
     fn go(&mut self, mut driver: Driver, lanes: Vec<Lane>) {
         for lane in &lanes {
             driver.unbind(&lane.channel);
@@ -393,7 +393,7 @@ impl<'a> Guest<'a> {
         self.remove();
     }
 
-    /// Waits until the daemon has noticed that the client is gone, and has freed its resources.
+    /// Waits until the daemon has noticed that the client is gone, and has freed the client's resources.
     fn wait_gone(&self) {
         let last = RefCell::new(None);
         let tell = || format!("what a client had to come back: {:#?}", last.take());
@@ -410,10 +410,10 @@ impl<'a> Guest<'a> {
         self.admin.delete(&self.url()).unwrap();
     }
 
-    /// Checks that RAM of a removed VM belongs to its VMM alone.
+    /// Checks that only the VMM uses the RAM of a removed VM.
     fn check_untouched(&self, files: &[OwnedFd]) {
         files.iter().for_each(fill_file);
-        // Long enough for outstanding work of the card to run.
+        // This request takes long enough for outstanding work of the card to run.
         let _: api::Card = self.admin.get("/v1/cards/card0").unwrap();
         assert!(files.iter().all(is_filled), "the card wrote RAM of a VM that had been removed");
     }

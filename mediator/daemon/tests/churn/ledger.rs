@@ -12,20 +12,20 @@ use crate::CARD_MIB;
 use crate::holdings::{Holdings, Slack};
 use crate::support::Place;
 
-/// Bounds of the daemon's growth, independent of the number of VMs so far: its heap retains memory, and the log keeps
+/// Bounds of the daemon's growth, independent of the number of VMs so far: its heap retains memory, and the log stores
 /// an entry for each known VM (up to 4096).
 const SLACK: Slack = Slack { mappings: 8, resident_kib: 8192, pools: &["admin-work", "simgpu-sm"] };
 
 /// Resources of a daemon without VMs.
 pub struct Ledger {
     card: api::Card,
-    /// Files in the folder of sockets.
+    /// Names of the files in the folder of sockets.
     files: Vec<String>,
     holdings: Holdings,
 }
 
 impl Ledger {
-    /// Reads the process before the API: a connection is a descriptor.
+    /// Reads the process before the API, because a connection uses a descriptor.
     pub fn read(place: &Place, pid: u32) -> Self {
         let holdings = Holdings::for_process(pid, CARD_MIB << 10).unwrap();
         let card: api::Card = Client::new(place.path("admin.sock")).unwrap().get("/v1/cards/card0").unwrap();
@@ -35,7 +35,7 @@ impl Ledger {
         Self { card, files, holdings }
     }
 
-    /// Returns the differences in `later`, each as text.
+    /// Returns the differences from `later`, each as text.
     pub fn lost(&self, later: &Self) -> Vec<String> {
         let mut lost = self.holdings.lost(&later.holdings, SLACK);
         if self.card != later.card {
@@ -60,7 +60,7 @@ impl fmt::Display for Ledger {
     }
 }
 
-/// Adds a VM that is given and uses all resources of the card: leaked resources would be missing.
+/// Adds a VM that may use all resources of the card, and uses them: leaked resources would be missing.
 pub fn audit(place: &Place) {
     const NAME: &str = "audit";
     let admin = Client::new(place.path("admin.sock")).unwrap();

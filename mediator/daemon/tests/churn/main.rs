@@ -1,8 +1,9 @@
 //! Adds and removes virtual machines at random, 2 to 16 at a time, on one card of a real daemon, and checks for leaks.
 //!
-//! Each guest is a thread: a client of the daemon's sockets with a small driver, without a VMM. Lives are drawn from
-//! `GPU_MEDIATOR_CHURN_SEED`; each number of guests runs for `GPU_MEDIATOR_CHURN_SECONDS` (5 by default; minutes by
-//! hand); `GPU_MEDIATOR_CHURN_VMS` selects one number of them. Every copy's result is checked to the last byte.
+//! Each guest is a thread: a client of the daemon's sockets with a small driver, without a VMM. Random numbers start at
+//! `GPU_MEDIATOR_CHURN_SEED`; each number of guests runs for `GPU_MEDIATOR_CHURN_SECONDS` (5 by default; minutes in
+//! manual runs); `GPU_MEDIATOR_CHURN_VMS` selects one number of guests. Every copy's result is checked to the last
+//! byte.
 
 mod guest;
 #[path = "../../../../tests/src/holdings.rs"]
@@ -25,11 +26,11 @@ use support::{Place, Running, WAIT_TIMEOUT};
 
 /// VRAM of each guest in MiB: the minimum of a VM.
 const VM_MIB: u64 = 16;
-/// Channels that each guest may have; all guests together have fewer than the card.
+/// Channels that each guest may have; the sum for all guests is less than the card's number of channels.
 const MAX_CHANNELS_PER_VM: u32 = 5;
 /// Numbers of concurrent guests.
 const CROWDS: [usize; 4] = [2, 4, 8, 16];
-/// Size of the card in MiB: room for all guests, and for their shadow tables.
+/// Size of the card in MiB: large enough for all guests, and for their shadow tables.
 const CARD_MIB: u64 = 352;
 const RESERVE_MIB: u64 = 64;
 /// Settings for glibc: return memory and stacks of ended threads immediately. Cached memory would look like a leak.
@@ -41,7 +42,7 @@ struct Crowd<'a> {
     place: &'a Place,
     size: usize,
     end: Instant,
-    /// Set once all guests were running at the same time.
+    /// Set once all guests have run at the same time.
     met: AtomicBool,
     /// Set when one guest has failed: the others can stop.
     failed: AtomicBool,
@@ -52,7 +53,7 @@ impl Crowd<'_> {
         self.failed.load(Ordering::Relaxed) || Instant::now() >= self.end
     }
 
-    /// Waits until all guests run, so that they are present at the same time at least once.
+    /// Waits until all guests run, so that all run at the same time at least once.
     fn meet(&self) {
         let all = || self.met.load(Ordering::Relaxed) || self.failed.load(Ordering::Relaxed);
         until("all guests to be up", || all().then_some(()));
@@ -70,7 +71,7 @@ impl Drop for Alarm<'_> {
     }
 }
 
-/// Waits until `condition` gives a value, up to a limit.
+/// Waits until `condition` returns a value, up to a time limit.
 fn until<T>(what: &str, condition: impl FnMut() -> Option<T>) -> T {
     until_told(|| what.to_owned(), condition)
 }
@@ -87,7 +88,7 @@ fn until_told<T>(tell: impl Fn() -> String, mut condition: impl FnMut() -> Optio
     }
 }
 
-/// Lets `size` guests live until the time is over. Returns the counts of their actions.
+/// Runs `size` guests until the time is over. Returns the numbers of their actions.
 fn run(place: &Place, size: usize, time: Duration, seed: u64) -> Tally {
     let (met, failed) = (AtomicBool::new(false), AtomicBool::new(false));
     let crowd = Crowd { place, size, end: Instant::now() + time, met, failed };
@@ -109,8 +110,8 @@ fn run(place: &Place, size: usize, time: Duration, seed: u64) -> Tally {
     total.into_inner().unwrap()
 }
 
-/// Reads the daemon's status like an operator while guests are added and removed, and waits to see all of them at the
-/// same time.
+/// Reads the daemon's status like an operator while guests are added and removed, and waits until it shows all of them
+/// at the same time.
 fn watch(crowd: &Crowd<'_>, over: impl Fn() -> bool) {
     let _alarm = Alarm(&crowd.failed);
     let size = crowd.size;
@@ -142,8 +143,8 @@ fn ledger(place: &Place, running: &Running) -> Ledger {
     Ledger::read(place, running.child.id())
 }
 
-/// Returns the current resources, and the excess. Threads and connections end asynchronously, so the first reading may
-/// be too high.
+/// Returns the current resources, and the amounts above `before`. Threads and connections end asynchronously, so the
+/// first reading may be too high.
 fn compared(before: &Ledger, look: impl Fn() -> Ledger) -> (Ledger, Vec<String>) {
     let deadline = Instant::now() + WAIT_TIMEOUT;
     loop {
@@ -164,7 +165,7 @@ fn vms_that_come_and_go_at_random_leave_nothing() {
     let place = Place::new(&format!("[[card]]\nname = \"card0\"\nkind = \"simgpu\"\n{card}"));
     let running = place.start(place.daemon().env("GLIBC_TUNABLES", TUNABLES));
 
-    // Warm up everything that is created once and kept.
+    // Warm up all objects that are created once and kept.
     println!("warm-up: {}", run(&place, 16, time, seed));
     audit(&place);
     // Let the connections above end, because they would hide later leaks.

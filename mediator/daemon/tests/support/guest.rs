@@ -1,4 +1,4 @@
-//! A guest without a VMM that has work in flight on a daemon's VM.
+//! A guest without a VMM, with work in flight on a VM of a daemon.
 
 use rig::driver::{CE0, Channel, Driver, M2MF, PAGE, ce_copy, m2mf_copy, object};
 use rig::{Machine, RemoteGuest};
@@ -12,10 +12,10 @@ pub const VM_MIB: u64 = 32;
 /// Virtual addresses of buffers.
 const FROM: u64 = 0x100_0000;
 const TO: u64 = 0x200_0000;
-/// Pages of a copy in flight.
+/// Number of pages of a copy in flight.
 const PAGES: u64 = 64;
 
-/// The guest.
+/// A guest with a channel and buffers.
 pub struct Guest {
     pub driver: Driver<RemoteGuest>,
     channel: Channel,
@@ -48,7 +48,7 @@ impl Guest {
         }
     }
 
-    /// Checks that all started copies are correct, without a fault.
+    /// Checks that the results of all started copies are correct, without a fault.
     pub fn check(&mut self) {
         let Self { driver, channel, begun, .. } = self;
         driver.wait(channel);
@@ -56,7 +56,7 @@ impl Guest {
             assert!(driver.vram_holds(place, PAGES, seed), "copy {seed}");
         }
         assert!(driver.faults.is_empty(), "{:?}", driver.faults);
-        // Its memory is reused.
+        // The channel's memory is reused.
         driver.unbind(channel);
         driver.rewind();
         *channel = driver.channel(1);

@@ -14,18 +14,18 @@ use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 
 pub const DAEMON: &str = env!("CARGO_BIN_EXE_mediatord");
-/// Exceeds the duration of all successful waits.
+/// Time limit of waits; all successful waits are shorter.
 pub const WAIT_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// The operator's tool: an example of this package, which its tests are built with, unless one of them is chosen by
-/// `cargo test --test`.
+/// Returns the operator's tool: an example of this package, which is built together with its tests, unless `cargo test
+/// --test` selects one of them.
 pub fn ctl() -> PathBuf {
     let tool = Path::new(DAEMON).with_file_name("examples").join("mediatorctl");
     assert!(tool.exists(), "{} is missing: cargo build --package mediatord --examples", tool.display());
     tool
 }
 
-/// A folder with a configuration file and room for sockets.
+/// A folder with a configuration file, for the daemon's sockets.
 pub struct Place(TempDir);
 
 impl Place {
@@ -37,7 +37,7 @@ impl Place {
         place
     }
 
-    /// Same, with a folder `kept` for the state.
+    /// Same as [`Self::new`], with a folder `kept` for the state.
     pub fn with_state(more: &str) -> Self {
         let place = Self::new("");
         let folder = place.0.path().display().to_string();
@@ -119,13 +119,13 @@ pub struct Service(pub Child);
 
 impl Drop for Service {
     fn drop(&mut self) {
-        // It may have ended.
+        // The process may have ended.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
 }
 
-/// A service manager with a daemon's folder.
+/// A service manager for a daemon in a folder.
 pub struct Manager<'a> {
     pub place: &'a Place,
     pub manager: ServiceManager,
@@ -148,7 +148,7 @@ impl<'a> Manager<'a> {
         daemon
     }
 
-    /// Waits until the daemon reports this line.
+    /// Waits until the daemon notifies the manager with this line.
     #[track_caller]
     pub fn until(&self, line: &str) {
         self.wait(|heard| heard.take(line));

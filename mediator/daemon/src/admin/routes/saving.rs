@@ -11,7 +11,7 @@ use axum::response::{IntoResponse, Response};
 use super::{Answer, Failure, beside};
 use crate::{Daemon, DaemonError};
 
-/// Saves one: the body of the response is the stream. A failure after its start ends the stream early.
+/// Saves a virtual machine: the body of the response is the stream. A failure after its start ends the stream early.
 pub(super) async fn save(State(daemon): State<Arc<Daemon>>, Path(name): Path<String>) -> Result<Response, Failure> {
     let body = admin_socket::given(|to| {
         beside(move || {
@@ -26,7 +26,7 @@ pub(super) async fn save(State(daemon): State<Arc<Daemon>>, Path(name): Path<Str
     }
 }
 
-/// Restores one from the stream that is the request's body.
+/// Restores a virtual machine from the stream in the request's body.
 pub(super) async fn restore(
     State(daemon): State<Arc<Daemon>>,
     Path(name): Path<String>,

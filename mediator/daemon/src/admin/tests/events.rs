@@ -4,7 +4,7 @@ use super::*;
 use api::{AuthorKind, EventKind, EventPage, SubjectKind};
 use std::io::{BufRead, BufReader};
 
-/// Returns all events that a daemon has.
+/// Returns all events in a daemon's log.
 fn all(client: &Client) -> EventPage {
     client.get("/v1/events?limit=1024").unwrap()
 }
@@ -23,7 +23,7 @@ fn kinds(page: &EventPage) -> Vec<EventKind> {
     page.events.iter().map(|event| event.kind).collect()
 }
 
-/// Begins to follow the events of a socket. Returns the lines of the answer's body, without the sizes of its pieces.
+/// Starts to follow the events of a socket. Returns the lines of the answer's body, without the sizes of its chunks.
 fn followed(served: &Served, socket: &str, query: &str) -> impl Iterator<Item = String> + use<> {
     let mut stream = UnixStream::connect(served.fixture.path(socket)).unwrap();
     stream.set_read_timeout(Some(WAIT_TIMEOUT)).unwrap();
@@ -44,7 +44,7 @@ fn changes_have_the_client_as_their_author() {
     assert_eq!(kinds(&start), [EventKind::Started]);
     let _: api::Vm = client.post("/v1/vms", &api::AddVm::new("a", "card0", 64)).unwrap();
     client.delete("/v1/vms/a").unwrap();
-    // A refused change is no event.
+    // A refused change is not an event.
     refused(client.post::<api::Vm>("/v1/vms", &api::AddVm::new("b", "card9", 64)));
     let body = json!({ "vm": [{ "name": "c", "card": "card1", "vram_mib": 64 }] });
     client.request(Method::PATCH, "/v1/desired", body.to_string().into()).unwrap();
@@ -63,7 +63,7 @@ fn changes_have_the_client_as_their_author() {
         (SubjectKind::Vm, "a", Some("card0"))
     );
     assert_eq!((&*added.text, &*applied.text), ("added to card `card0`", "a desired state: VM `c` is added"));
-    // An author does not outlive its request on the thread that served it.
+    // The author is cleared when its request ends, although the thread that served the request continues.
     served.fixture.daemon.remove("c").unwrap();
     assert_eq!(all(&client).events.last().unwrap().author.kind, AuthorKind::Daemon);
 }
@@ -179,7 +179,7 @@ fn waiting_request_is_answered_by_the_next_event() {
     let waiting = std::thread::spawn(move || waits.get::<EventPage>(&path).unwrap());
     let _: api::Vm = served.client().post("/v1/vms", &api::AddVm::new("a", "card0", 64)).unwrap();
     assert_eq!(waiting.join().unwrap().events[0].kind, EventKind::Added);
-    // Nothing happens in this time.
+    // No event occurs during this request.
     let next = all(&served.client()).next;
     let empty: EventPage = served.client().get(&format!("/v1/events?after={next}&wait_s=1")).unwrap();
     assert_eq!((empty.events.len(), empty.next), (0, next));
@@ -201,7 +201,7 @@ fn stream_has_events_as_they_happen_and_ends_with_the_daemon() {
         assert_ne!(next.next, cursor);
         cursor = next.next;
     }
-    // The daemon's end does not wait for followers until its time is up.
+    // The daemon's end does not wait until the followers' time limit.
     served.end().unwrap();
     assert_eq!(lines.next(), None);
 }
@@ -230,7 +230,7 @@ fn stalled_follower_takes_no_memory_and_learns_its_loss() {
     let served = Served::new();
     let mut lines = followed(&served, "admin.sock", "follow=true&limit=1024");
     assert!(lines.next().unwrap().contains("200"));
-    // More events than the log and all buffers on the way have room for. The follower does not read meanwhile.
+    // These are more events than the log and all buffers on the way can store. The follower does not read meanwhile.
     let text = "x".repeat(1000);
     let add = |n: usize| {
         let event = ::events::NewEvent::vm(EventKind::Changed, &format!("vm{n}"), &*text);
@@ -238,7 +238,7 @@ fn stalled_follower_takes_no_memory_and_learns_its_loss() {
     };
     (0..900).for_each(add);
     std::thread::sleep(Duration::from_millis(100));
-    // Each subject has a window of its own, of which the log opens a bounded number.
+    // Each subject has a separate window, and the log opens a limited number of windows.
     (0..40).for_each(|round| {
         (0..900).for_each(|n| {
             if (n + round) % 9 == 0 {
@@ -253,7 +253,7 @@ fn stalled_follower_takes_no_memory_and_learns_its_loss() {
     for line in lines {
         let next = page(&line);
         (seen, lost, pages) = (seen + next.events.len() as u64, lost + next.lost, pages + 1);
-        // The daemon may have found further events since.
+        // The daemon may have logged further events since.
         if from(&next.next) >= from(&last.next) {
             assert_eq!(seen + lost, from(&next.next), "each event is read or counted");
             break;

@@ -1,11 +1,11 @@
-//! The metrics, parsed as a scraper parses them: https://prometheus.io/docs/instrumenting/exposition_formats/ and the
-//! naming rules of https://prometheus.io/docs/practices/naming/.
+//! The metrics, parsed as a scraper parses them: see https://prometheus.io/docs/instrumenting/exposition_formats/ and
+//! the naming rules of https://prometheus.io/docs/practices/naming/.
 
 use super::*;
 use crate::fixture::{copy, guest, one_card};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// One metric with all that the exposition contains about it.
+/// One metric, with all of its lines in the exposition.
 #[derive(Debug, Default)]
 struct Family {
     kind: String,

@@ -116,7 +116,7 @@ fn relocations_are_counted_by_how_long_the_vm_was_suspended() {
     let client = served.client();
     let out: MoveReport = client.post(&format!("{VM}/evict"), &MoveRequest::default()).unwrap();
     assert!(out.moved_bytes > 0 && out.suspended_ns > 0, "{out:?}");
-    // Evicts and returns memory. The time of suspension on the return is known shortly after the memory has arrived.
+    // Evicts and returns memory. The suspension time of the return is known shortly after the memory has arrived.
     eventually("it is back", || {
         let vm = of_a(&served);
         vm.in_host_bytes == 0 && vm.suspensions.count >= 2
@@ -205,7 +205,8 @@ fn rejection_names_object_limit_value_and_remedy() {
         body
     };
     let refuse = json!({ "on_full": "refuse" });
-    // Method, path, body; then the kind of limit, the object that it belongs to, its key, and the resource.
+    // Each entry has a method, path and body; then the kind of limit, the object with the limit, its key, and the
+    // resource.
     let post = Method::POST;
     let patch = Method::PATCH;
     let all = "/v1/vms";
@@ -274,7 +275,7 @@ fn rejection_names_object_limit_value_and_remedy() {
         );
         assert!(!error.what_to_do.is_empty() && !text.contains(" chunks"), "{body}: {error:?}");
     }
-    // The rest is less than the minimum that a guest starts with.
+    // The remaining memory is less than the minimum that a guest starts with.
     let _: VmMemorySettings = client.patch(VM, &json!({ "guarantee_mib": 32 })).unwrap();
     let _: api::Vm =
         client.post("/v1/vms", &vm(json!({ "name": "d", "vram_mib": 48, "memory": { "guarantee_mib": 48 } }))).unwrap();
@@ -297,11 +298,11 @@ fn rejection_names_object_limit_value_and_remedy() {
     );
 }
 
-/// Exceeds the duration of all steps of these tests: a wait that reaches the limit has failed.
+/// Time limit that all steps of these tests stay below: a wait that reaches the limit has failed.
 const WAIT_TIMEOUT: std::time::Duration = std::time::Duration::from_secs(60);
 
-/// Starts VM `a` with most of the card, and requests a guarantee for VM `b` that needs part of it, while memory cannot
-/// move. Calls `meanwhile` when the request waits. Returns the result of the request.
+/// Starts VM `a` with most of the card, and requests a guarantee for VM `b` that needs part of that memory, while
+/// memory cannot move. Calls `meanwhile` when the request waits. Returns the result of the request.
 fn raised_guarantee(
     served: &Served,
     if_match: Option<&str>,
@@ -311,7 +312,7 @@ fn raised_guarantee(
     for mib in (4..96).step_by(2) {
         driver.guest.vram_write(mib * MIB, &[1; 4]);
     }
-    // After all writes.
+    // The read waits for all writes.
     driver.guest.vram_read(4 * MIB, &mut [0; 4]);
     let daemon = &served.fixture.daemon;
     let host = daemon.host_of("card0").unwrap();

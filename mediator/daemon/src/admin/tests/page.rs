@@ -1,4 +1,4 @@
-//! The page and its server.
+//! The web page and its server.
 
 use crate::fixture::Served;
 use std::io::{Read, Write};

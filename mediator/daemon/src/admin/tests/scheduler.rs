@@ -1,4 +1,4 @@
-//! The time of cards, read and changed over the admin socket, with software cards and guests that work.
+//! The time of cards, read and changed over the admin socket, with software cards and working guests.
 
 use super::*;
 use crate::fixture::{copy, guest, one_card};
@@ -19,7 +19,7 @@ fn add(served: &Served, name: &str) {
     let _: api::Vm = served.client().post("/v1/vms", &AddVm::new(name, "card0", VM_MIB)).unwrap();
 }
 
-/// Returns the shares of the card's time, once no work waits or runs.
+/// Returns the shares of the card's time, once no work is waiting or running.
 fn settled(client: &Client) -> CardScheduler {
     let mut last = None;
     crate::fixture::eventually("all submissions have ended", || {
@@ -38,7 +38,8 @@ fn settings_of_a_card_are_changed_key_by_key() {
     let first: CardScheduler = client.get(SCHEDULER).unwrap();
     assert_eq!((first.settings.policy, first.settings.strikes, first.window_ms), (PolicyKind::Fifo, 5, 1000));
     assert!(first.vms.is_empty());
-    // Before and after the mediator takes the card; the next VM finds the settings that were made before it was added.
+    // The settings change before and after the mediator takes the card; the next VM gets the settings made before it
+    // was added.
     for round in 0..2 {
         let wait_ns = 1000 + round;
         let new: CardScheduler =
@@ -112,7 +113,7 @@ fn share_of_a_vm_is_changed_key_by_key() {
     // By weight, `a` would get three quarters; its cap leaves the rest to `b`.
     assert_eq!(shown.vms.iter().map(|vm| vm.entitled_permille).collect::<Vec<_>>(), [600, 400]);
 
-    // Copies have their own weights: nine to one.
+    // Copies have separate weights: nine to one.
     let copies: VmTime =
         client.patch("/v1/vms/a/time", &json!({ "copies": { "weight": 900, "cap_permille": 1000 } })).unwrap();
     assert_eq!((copies.copies.weight, copies.copies.cap_permille), (Some(900), Some(1000)));
@@ -200,7 +201,7 @@ fn vm_by_passthrough_and_its_card_have_no_scheduler() {
     }
     assert_eq!(client.get::<SchedulerList>("/v1/schedulers").unwrap().schedulers, []);
     client.request(Method::GET, "/metrics", Default::default()).unwrap();
-    // The settings outlast it.
+    // The settings outlive VM `p`.
     client.delete("/v1/vms/p").unwrap();
     assert_eq!(client.get::<CardScheduler>(SCHEDULER).unwrap().settings, set.settings);
 }
@@ -235,7 +236,7 @@ fn work_is_seen_in_accounts_history_and_metrics() {
         let sum: u64 = history.samples.iter().map(|sample| sample.used_ns[&Engine::Compute]).sum();
         assert_eq!(sum, vm.engines[&Engine::Compute].used_ns);
     }
-    // The last interval ends slightly later; the window then shows the received parts, each rounded down.
+    // The last interval ends slightly later; the window then shows each VM's part, rounded down.
     let permille = |vm: &api::VmShare| vm.engines[&Engine::Compute].used_ns / (60 * 1_000_000);
     let expected: u64 = shown.vms.iter().map(permille).sum();
     assert!(expected > 0, "{shown:?}");
@@ -328,7 +329,7 @@ fn hung_vm_is_quarantined_until_operator_releases_it() {
     let metrics = Metrics::fetch(&client);
     assert_eq!(metrics.value("gpu_mediator_vm_quarantined{vm=\"a\",card=\"card0\"}"), 1.0);
     assert_eq!(metrics.value("gpu_mediator_vm_strikes{vm=\"a\",card=\"card0\"}"), 1.0);
-    // The other VM has the whole card, and works.
+    // The other VM gets the whole card, and works.
     let (mut good, mut other) = guest(&served, "b");
     copy(&mut good, &mut other);
     good.wait(&other);
