@@ -3,7 +3,7 @@
 //! Parts: `registers` (effect of the vGPU's registers on the card), `channels` (from instance block and doorbell to the
 //! card), `aperture` (CPU accesses to guest VRAM through BAR1, BAR3 and PRAMIN), `moves` (pages that move to and from
 //! mapped apertures), `waits` (binds and work that wait for memory), `operations` (requests of a paravirtual guest),
-//! `segments` (memory that VMs share, in address spaces), `saved` (the saved state of all of it).
+//! `segments` (memory that VMs share, in address spaces), `saved` (the saved state of these parts).
 
 mod aperture;
 mod channels;
@@ -66,23 +66,23 @@ counts! {
         hangs: "hangs",
         /// Binds and submissions that have begun to wait for memory.
         memory_waits: "memory_waits",
-        /// Of these, the unsuccessful ones.
+        /// Memory waits that ended without memory.
         memory_denied: "memory_denied",
         /// Time that work has waited for memory, excluding waits in progress, in ns.
         memory_waited_ns: "memory_waited_ns",
         /// Writes of the guest's CPU that waited for memory.
         writes_waited: "memory_writes_waited",
-        /// Of these, the lost writes.
+        /// Waiting writes that were lost.
         writes_lost: "memory_writes_lost",
         /// Reads of BAR0 by the guest's CPU.
         register_reads: "register_reads",
-        /// Writes of BAR0.
+        /// Writes of BAR0 by the guest's CPU.
         register_writes: "register_writes",
         /// Reads of BAR1 and BAR3 that arrived as messages.
         aperture_reads: "aperture_reads",
-        /// Aperture writes.
+        /// Writes of BAR1 and BAR3 that arrived as messages.
         aperture_writes: "aperture_writes",
-        /// Bytes of VRAM that the guest's CPU has read or written through messages.
+        /// Size of the VRAM accesses by the guest's CPU through messages, in bytes.
         aperture_bytes: "aperture_bytes",
     }
 }
@@ -91,11 +91,11 @@ counts! {
 pub(super) struct Description {
     pub(super) vm: TenantId,
     pub(super) link: Link,
-    /// Work that a TLB flush of the guest does.
+    /// Amount of work for each TLB flush of the guest.
     pub(super) shadow: shadow_pt::Mode,
-    /// Bytes of VRAM that the guest sees.
+    /// Size of the VRAM that the guest sees, in bytes.
     pub(super) vram_bytes: u64,
-    /// Time for which work may wait for memory.
+    /// Time limit for work that waits for memory.
     pub(super) queue_limit: Duration,
 }
 
@@ -106,9 +106,9 @@ pub(super) struct VmBackend {
     link: Link,
     memory: Memory,
     work: Work,
-    /// Binds and work that wait for memory.
+    /// Binds and work that are waiting for memory.
     pending: Pending,
-    /// Writes of its CPU that wait for memory.
+    /// Writes of the guest's CPU that are waiting for memory.
     writes: WriteWait,
     /// Work that must leave the card so that pages under apertures can move.
     stop: Option<Stop>,
@@ -118,7 +118,7 @@ pub(super) struct VmBackend {
     faults: Vec<MmuFault>,
     /// The VM has no work or memory on the card, so its chunks may go to other VMs.
     quiet: bool,
-    /// The doorbell that the current access has rung.
+    /// The doorbell that the current access rang.
     doorbell: Option<RungDoorbell>,
     counts: Counts,
     /// The paravirtual interface, if the operator offers it.
@@ -150,12 +150,12 @@ impl VmBackend {
         }
     }
 
-    /// The VM's card.
+    /// Returns the VM's card.
     pub(super) fn host(&self) -> &Arc<ManagedCard> {
         &self.host
     }
 
-    /// The VM's number on the card.
+    /// Returns the VM's number on the card.
     pub(super) fn vm(&self) -> TenantId {
         self.vm
     }
@@ -176,7 +176,7 @@ impl VmBackend {
         &self.counts
     }
 
-    /// Returns whether the VM has no work or memory on the card.
+    /// Returns true if the VM has no work or memory on the card.
     pub(super) fn is_quiet(&self) -> bool {
         self.quiet
     }
@@ -186,7 +186,7 @@ impl VmBackend {
         self.memory.place_window(base);
     }
 
-    /// The apertures that the VMM maps.
+    /// Returns the apertures that the VMM maps.
     pub(super) fn remap(&self) -> &Remap {
         self.memory.grants().remap()
     }
@@ -269,22 +269,22 @@ impl VmBackend {
         self.work.runlist_ends(seen)
     }
 
-    /// Returns whether the guest has a channel on the card, or one whose bind waits for memory.
+    /// Returns true if the guest has a channel on the card, or the channel's bind is waiting for memory.
     pub(super) fn is_bound(&self, channel: VirtualChannelId) -> bool {
         self.work.bound(channel).is_some() || self.pending.is_bind(channel)
     }
 
-    /// Returns whether a channel's bind waits for memory.
+    /// Returns true if a channel's bind is waiting for memory.
     pub(super) fn awaits_bind(&self, channel: VirtualChannelId) -> bool {
         self.pending.is_bind(channel)
     }
 
-    /// Calls `each` with the card's channels, and the VM's view of the card.
+    /// Calls `each` with the card's channels and with the VM's view of the card.
     fn with_channels<T>(&self, each: impl FnOnce(&mut Channels, &mut View<'_>, TenantId) -> T) -> T {
         self.with_state(&mut self.host.lock(), each)
     }
 
-    /// Same as [`Self::with_channels`], with the card's state.
+    /// Same as [`Self::with_channels`], and also passes the card's state.
     fn with_state<T>(
         &self,
         state: &mut CardState,
@@ -306,7 +306,8 @@ impl VmBackend {
         state.feeder().look_at_waits(Some(self.vm));
     }
 
-    /// Removes all state of the guest's driver from the card: channels, address spaces, apertures. Its memory stays.
+    /// Removes all state of the guest's driver from the card: channels, address spaces, apertures. The VM's memory
+    /// stays.
     pub(super) fn quiesce(&mut self) {
         devmodel::backend::Backend::reset_fifo(self);
         self.faults.clear();
@@ -335,7 +336,7 @@ impl VmBackend {
         self.memory.lend(region)
     }
 
-    /// Handles guest memory that the VMM takes back. When this returns, the card cannot reach it.
+    /// Handles guest memory that the VMM takes back. When this function returns, the card cannot access the memory.
     pub(super) fn withdraw(&mut self, gpa: u64, size: u64) {
         self.memory.withdraw(gpa, size);
     }
@@ -359,14 +360,15 @@ impl VmBackend {
             .map(|(at, bytes)| shadow_pt::GuestRange::Vram(nvspec::addr::GuestVramAddr(at.0), bytes));
         let relocated = self.memory.relocated(state, &ranges.collect::<Vec<_>>());
         if relocated.is_err() {
-            // Before another thread takes the card's lock, and could get the vacated chunks.
+            // The vacated chunks must be quarantined before another thread takes the card's lock: it could allocate
+            // them.
             state.quarantine_left();
         }
         relocated
     }
 
     /// Updates the shadows of a directory (of all address spaces, for `None`) and the apertures from the guest's
-    /// tables. When this returns, revoked permissions are on the card and out of its TLBs.
+    /// tables. When this function returns, revoked permissions are removed from the card and its TLBs.
     pub(super) fn flush_spaces(&mut self, directory: Option<Place>) -> Result<(), ManagerError> {
         self.counts.flushes += 1;
         self.memory.flush_apertures();
@@ -374,8 +376,8 @@ impl VmBackend {
         self.memory.flush(directory)
     }
 
-    /// Lets only these channels run, if they are enabled. Returns whether that is in force; if not,
-    /// [`GuestEvent::Runlist`](card_manager::GuestEvent::Runlist) reports when it is.
+    /// Lets only these channels run, if they are enabled. Returns true if the change has taken effect; otherwise,
+    /// [`GuestEvent::Runlist`](card_manager::GuestEvent::Runlist) reports when it has.
     pub(super) fn set_runlist(&mut self, channels: &[VirtualChannelId]) -> bool {
         self.counts.runlists += 1;
         self.pending.list(channels);

@@ -1,7 +1,7 @@
 //! Batches of a paravirtual guest: their effects on the vGPU.
 //!
 //! Batches have no separate access to the card: a channel's operations perform the equivalent register accesses, and
-//! page tables are read and checked by `shadow-pt` like those that a guest keeps itself ([decision
+//! `shadow-pt` reads and checks the page tables in the same way as tables in guest memory ([decision
 //! 108](../../../../docs/decisions/108-paravirtual-tables.md)).
 
 mod execute;
@@ -19,8 +19,8 @@ impl Core {
         self.with_pv(|pv| pv.start(memory.as_deref()));
     }
 
-    /// Handles the current batch or, if there is none, the next available one, as far as one hold of the
-    /// VM's lock allows. The caller lets other threads have the VM before it calls again.
+    /// Executes the current batch, or the next available batch if none is current, as far as one hold of the VM's lock
+    /// allows. The caller releases the lock to other threads before it calls again.
     pub(crate) fn serve_pv(&mut self) -> Progress {
         if self.backend.look_at_moves() {
             return Progress::Waits;
@@ -68,7 +68,8 @@ impl Core {
         }
     }
 
-    /// Resets the interface to its state at the VM's creation, except the counters. The channels that it made are off.
+    /// Resets the interface to its state at the VM's creation, except the counters. The channels that it created are
+    /// unbound.
     pub(crate) fn reset_pv(&mut self) {
         let Self { gpu, backend, .. } = self;
         let Some(pv) = backend.pv() else { return };
@@ -76,14 +77,14 @@ impl Core {
             gpu.bar0_write32(CHANNEL::at(channel.into()), 0, backend);
         }
         backend.reset_pv();
-        // For address spaces of other channels that used the old tables.
+        // Other channels may have address spaces that used the old tables.
         if let Err(error) = backend.flush_spaces(None) {
             tracing::error!(vm = %backend.vm(), %error, "the card may keep translations of tables that are gone");
         }
         self.signal_pv();
     }
 
-    /// Sets the function's interrupt to the interface's current state.
+    /// Sets the function's interrupt according to the interface's current state.
     pub(crate) fn signal_pv(&mut self) {
         let asserted = self.backend.pv().is_some_and(Interface::interrupts);
         self.gpu.set_beside(asserted, &mut self.backend);

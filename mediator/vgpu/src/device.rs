@@ -24,13 +24,13 @@ use vmm_glue::{
 };
 use vram::TenantId;
 
-/// The vGPU and its side of the card: one lock, so that a register access and an interrupt do not mix.
+/// The vGPU and its side of the card, under one lock, so that a register access and an interrupt do not interleave.
 pub(super) struct Core {
     pub(super) gpu: VGpu,
     pub(super) backend: Backend,
-    /// A thread polls for doorbells under mapped apertures.
+    /// Set if a thread polls for doorbells under mapped apertures.
     pub(super) polls: bool,
-    /// The card's time, in ns, for which the guest's alarm is armed.
+    /// Time for which the guest's alarm is armed, in ns of the card's clock.
     pub(super) alarm: Option<u64>,
     /// The doorbell of an answered write that is not submitted yet.
     pub(super) deferred: Option<RungDoorbell>,
@@ -45,14 +45,14 @@ pub(super) struct Core {
 /// Migration requests received from the VMM.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Client {
-    /// It has stopped the VM.
+    /// The client has stopped the VM.
     pub(super) stopped: bool,
-    /// It logs the guest RAM that the VM's work writes.
+    /// The client logs the guest RAM that the VM's work writes.
     pub(super) logs: bool,
 }
 
-/// The VM's status for the operator, read without the VM's lock: the lock's holder publishes a new status on release,
-/// if requested.
+/// The VM's status for the operator, readable without the VM's lock: on request, the lock's holder publishes a new
+/// status when it releases the lock.
 #[derive(Debug, Default)]
 pub(super) struct StatusCell {
     pub(super) wanted: AtomicBool,
@@ -69,19 +69,19 @@ impl StatusCell {
 /// Settings of a mediated VM.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// Its share of the card.
+    /// Share of the card.
     pub share: Share,
-    /// Work that a TLB flush of its guest does.
+    /// Amount of work for each TLB flush of the guest.
     pub shadow: shadow_pt::Mode,
     /// The way in which BAR1 and BAR3 are served.
     pub apertures: Apertures,
-    /// Time for which work may wait for memory.
+    /// Time limit for work that waits for memory.
     pub queue_limit: Duration,
-    /// Its paravirtual interface, if it is offered.
+    /// Settings of the paravirtual interface, if it is offered.
     pub paravirtual: Option<PvSettings>,
 }
 
-/// A mediated VM, from any thread.
+/// A mediated VM, usable from any thread.
 pub struct MediatedVm {
     pub(super) core: Mailbox<Core>,
     pub(super) board: Arc<StatusCell>,
@@ -153,7 +153,7 @@ impl MediatedVm {
         Self { core: Mailbox::new(core), board, host: Arc::clone(host), vm, link: link.clone() }
     }
 
-    /// Takes the VM's lock. Does no other work: a thread whose work must not overtake a deferred doorbell calls
+    /// Takes the VM's lock, and does no other work: a thread whose work must not overtake a deferred doorbell calls
     /// [`Core::complete_deferred`].
     #[track_caller]
     pub(super) fn core(&self) -> MailboxGuard<'_, Core> {
@@ -166,7 +166,7 @@ impl MediatedVm {
         let (held, is_held) = std::sync::mpsc::channel();
         let (end, ended) = std::sync::mpsc::channel::<()>();
         std::thread::scope(|scope| {
-            // Runs in another thread, because this one may take other VMs' locks.
+            // `act` runs in another thread, because this one may take other VMs' locks.
             scope.spawn(move || {
                 let _core = self.core();
                 if held.send(()).is_ok() {
@@ -183,7 +183,7 @@ impl MediatedVm {
     /// Writes guest VRAM as the guest's CPU does.
     ///
     /// # Errors
-    /// If the memory does not belong to the VM or is too short.
+    /// If the memory does not belong to the VM or the range is too long.
     #[cfg(feature = "test-rig")]
     pub fn cpu_write(
         &self,
@@ -206,7 +206,7 @@ impl MediatedVm {
 }
 
 impl Core {
-    /// Creates it from its parts.
+    /// Creates the VM's state from its parts.
     pub(super) fn new(gpu: VGpu, backend: Backend, board: &Arc<StatusCell>) -> Self {
         Self {
             gpu,
@@ -221,13 +221,13 @@ impl Core {
         }
     }
 
-    /// Installs apertures for a client to map, without any pages in them.
+    /// Installs apertures for a client to map. They contain no pages.
     fn map(&mut self, remap: Remap) {
         *self.backend.remap_mut() = remap;
         self.backend.show_window(self.gpu.window_base());
     }
 
-    /// Changes memory under a part of a BAR. Unmaps the PRAMIN window during the change and maps it again afterwards.
+    /// Changes memory under a window of a BAR. Unmaps the PRAMIN window during the change and maps it again afterwards.
     fn change<T>(&mut self, showing: MappedWindow, change: impl FnOnce(&mut Remap) -> T) -> T {
         if showing != MappedWindow::Pramin {
             return change(self.backend.remap_mut());
@@ -246,11 +246,11 @@ impl Core {
         backend.reset_pv();
         backend.quiesce();
         backend.remap_mut().closing = false;
-        // Its channel is gone.
+        // The doorbell's channel no longer exists.
         self.deferred = None;
     }
 
-    /// Finishes the effects of an access that are outside the registers.
+    /// Completes the effects of an access outside the registers.
     pub(super) fn finish_access(&mut self) {
         self.backend.submit_doorbell();
         for fault in self.backend.take_faults() {
@@ -262,7 +262,7 @@ impl Core {
         self.arm();
     }
 
-    /// Arms the card's interrupt thread for the guest's alarm, if its time has changed.
+    /// Arms the card's interrupt thread for the guest's alarm, if the alarm's time has changed.
     pub(super) fn arm(&mut self) {
         let at = self.gpu.alarm_at();
         if at != self.alarm {
@@ -272,7 +272,7 @@ impl Core {
         }
     }
 
-    /// Reads BAR0: the chip's registers, and the paravirtual interface.
+    /// Reads BAR0: the chip's registers, or the paravirtual interface.
     fn bar0_read(&mut self, offset: u64, data: &mut [u8]) {
         match self.backend.pv() {
             Some(pv) if Interface::covers(offset) => pv.read(offset, data),
@@ -317,13 +317,13 @@ impl Core {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum WriteOutcome {
     Done,
-    /// The guest has batches to serve.
+    /// The guest has submitted batches.
     Batches,
-    /// Memory is short; retry.
+    /// Too little memory is free; retry the write.
     Retry,
     /// Pages under mapped apertures must move first.
     AwaitMoves,
-    /// A doorbell was rung, and is deferred until after the answer.
+    /// A doorbell was rung, and is deferred until the write is answered.
     DoorbellDeferred,
 }
 
@@ -334,7 +334,7 @@ impl MediatedDevice {
         Self { vm: Arc::clone(vm), pci, config_bytes, settings: settings.clone(), migration_state: Box::new(()) }
     }
 
-    /// Serves a write once. The VM's lock is free when it returns, because memory may have to move.
+    /// Serves a write once. The VM's lock is free when this function returns, because memory may have to move.
     fn write_once(&self, region: RegionIndex, offset: u64, data: &[u8]) -> Result<WriteOutcome, AccessError> {
         let core = &mut *self.enter();
         let Core { gpu, backend, .. } = core;
@@ -373,7 +373,7 @@ impl MediatedDevice {
         })
     }
 
-    /// Polls the pages that must move. Returns whether some still wait.
+    /// Polls the pages that must move. Returns true if some pages are still waiting.
     fn look_at_moves(&self) -> bool {
         let core = &mut *self.vm.core();
         let waits = core.backend.look_at_moves();
@@ -382,8 +382,8 @@ impl MediatedDevice {
         waits
     }
 
-    /// Serves the batches that were queued when the doorbell rang. Releases the VM's lock between batches, because its
-    /// waiters also serve other VMs.
+    /// Executes the batches that were queued when the doorbell rang. Releases the VM's lock between batches, because
+    /// the threads that wait for it also serve other VMs.
     fn serve_batches(&self) {
         let mut batches = 0;
         while batches < pv::abi::MAX_QUEUE {
@@ -452,7 +452,7 @@ impl Device for MediatedDevice {
         Ok(())
     }
 
-    /// Serves a write until it is done, except a doorbell that may be deferred.
+    /// Serves a write until it is complete, except for a doorbell that may be deferred.
     fn region_write(&mut self, region: RegionIndex, offset: u64, data: &[u8]) -> Result<Ack, AccessError> {
         loop {
             match self.write_once(region, offset, data)? {
@@ -475,7 +475,7 @@ impl Device for MediatedDevice {
     }
 
     fn complete(&mut self, _: Deferred) {
-        // Another thread may have submitted it.
+        // Another thread may already have submitted the doorbell.
         self.vm.complete_deferred();
     }
 
@@ -509,7 +509,7 @@ impl Device for MediatedDevice {
             core.backend.forget_ram();
             core.log_writes(false);
         }
-        // All of its memory is wiped below.
+        // All memory of the VM is wiped below.
         let _half = self.end_migration();
         self.vm.host.wait_departed(self.vm.vm);
         let quiet = {
@@ -557,22 +557,22 @@ impl Device for MediatedDevice {
 }
 
 impl MediatedVm {
-    /// Returns the origin of its vGPU, to restore a saved one.
+    /// Returns the origin of the VM's vGPU, which is needed to restore a saved one.
     #[must_use]
     pub fn origin(&self) -> VGpuConfig {
         self.core().gpu.config().clone()
     }
 
-    /// Returns its number on the card.
+    /// Returns the VM's number on the card.
     #[must_use]
     pub fn id(&self) -> TenantId {
         self.vm
     }
 
-    /// Releases everything that the VM has on the card. Called once, when its device has been dropped.
+    /// Releases all resources of the VM on the card. Called once, after its device has been dropped.
     ///
     /// # Errors
-    /// If the card still holds part of it.
+    /// If the card still holds some of the resources.
     pub fn release(&self) -> Result<(), ManagerError> {
         if let Some(why) = self.host.failure() {
             return Err(ManagerError::Failed { why: why.to_owned() });

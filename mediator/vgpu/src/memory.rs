@@ -1,7 +1,7 @@
-//! The memory of one VM, from the view of its guest, the card and its page tables.
+//! The memory of one VM, as seen by its guest, the card and the page tables.
 //!
-//! Parts: `grants` (what page tables may name), `view` (one VM's read access to the card), `spaces` (shadow page
-//! tables), `ram` (guest RAM at card addresses), `remap` (apertures that the VMM maps), `operands` (which memory work
+//! Parts: `grants` (memory that page tables may name), `view` (one VM's read access to the card), `spaces` (shadow page
+//! tables), `ram` (guest RAM at card addresses), `remap` (apertures that the VMM maps), `operands` (memory that work
 //! names), `saved` (saved state).
 
 mod grants;
@@ -28,11 +28,11 @@ use std::sync::Arc;
 use vmm_glue::Link;
 use vram::{PagePool, TenantId};
 
-/// Card memory that the shadow tables of one VM may take, in bytes. A directory takes 64 KiB, and each 128 MiB of
-/// address space that is in use 264 KiB.
+/// Maximum card memory for the shadow tables of one VM, in bytes. A directory takes 64 KiB, and each used 128 MiB of
+/// address space takes 264 KiB.
 pub(crate) const POOL_BYTES: u64 = 128 << 20;
 
-/// The memory that a VM has, and its address spaces.
+/// The memory of a VM, and its address spaces.
 pub(crate) struct Memory {
     host: Arc<ManagedCard>,
     vm: TenantId,
@@ -41,11 +41,11 @@ pub(crate) struct Memory {
     pool: PagePool,
     bar1: ApertureTlb,
     bar3: ApertureTlb,
-    /// Start of PRAMIN in the guest's VRAM.
+    /// Base address of PRAMIN in the guest's VRAM.
     pramin: Option<GuestVramAddr>,
-    /// Sums since the VM was created.
+    /// Sums of all synchronisations since the VM was created.
     report: SyncReport,
-    /// Number of times since then that tables were read.
+    /// Number of synchronisations that read tables, since the VM was created.
     syncs: u64,
 }
 
@@ -76,12 +76,12 @@ impl Memory {
         self.shadows.ids().find(|space| self.shadows.directory(*space) == Some(directory))
     }
 
-    /// Returns the memory that the VM's page tables may name.
+    /// Returns a description of the memory that the VM's page tables may name.
     pub(crate) fn grants(&self) -> &Grants {
         &self.grants
     }
 
-    /// Same as [`Self::grants`], mutable. The caller takes revoked memory out of the address spaces.
+    /// Same as [`Self::grants`], mutable. The caller removes revoked memory from the address spaces.
     pub(crate) fn grants_mut(&mut self) -> &mut Grants {
         &mut self.grants
     }
@@ -92,7 +92,7 @@ impl Memory {
         (&self.report, self.syncs)
     }
 
-    /// Returns the instance block that an aperture is bound to.
+    /// Returns the instance block that is bound to an aperture.
     pub(crate) fn aperture_instance(&self, aperture: Aperture) -> Option<Place> {
         match aperture {
             Aperture::Bar1 => self.bar1.instance(),
@@ -113,7 +113,7 @@ impl Memory {
         self.pramin = base;
     }
 
-    /// Handles a guest's flush of the apertures: drops their TLBs, and marks page tables as possibly changed.
+    /// Handles a guest's flush of the apertures: clears their TLBs, and marks page tables as possibly changed.
     pub(crate) fn flush_apertures(&mut self) {
         self.bar1.flush();
         self.bar3.flush();
@@ -126,7 +126,7 @@ impl Memory {
             Aperture::Bar1 => &mut self.bar1,
             Aperture::Bar3 => &mut self.bar3,
         };
-        // The card's lock is only needed for the guest's tables, which are read on a TLB miss.
+        // The card's lock is needed only to read the guest's tables on a TLB miss.
         let mapping: Mapping = match tlb.cached(offset) {
             Some(mapping) => mapping,
             None => self.with_aperture(aperture, |tlb, view| tlb.translate(offset, view).ok())?,
@@ -139,7 +139,7 @@ impl Memory {
         self.with_aperture(aperture, |tlb, view| tlb.directory(view))
     }
 
-    /// Returns the mapped pages of a BAR whose content has changed in the guest's tables.
+    /// Returns the pages of a window whose content has changed in the guest's tables.
     pub(crate) fn changes(&mut self, showing: MappedWindow) -> Vec<(u32, PageTarget)> {
         let Some((start, pages)) = self.grants.remap().extent(showing) else { return Vec::new() };
         let vram_bytes = self.grants.vram_bytes();
@@ -163,7 +163,7 @@ impl Memory {
         changes
     }
 
-    /// Calls `each` with the translation of an aperture, and the guest's memory.
+    /// Calls `each` with the translation of an aperture and the guest's memory.
     fn with_aperture<T>(&mut self, aperture: Aperture, each: impl FnOnce(&mut ApertureTlb, &mut View<'_>) -> T) -> T {
         let Self { host, grants, bar1, bar3, .. } = self;
         let tlb = match aperture {

@@ -1,8 +1,8 @@
-//! A VM whose client saves or loads its state through messages of the vfio-user protocol.
+//! A VM whose client saves or loads its state through vfio-user messages.
 //!
-//! The saved state is the stream of a saved VM (`saving`). The load is in place, as the protocol requires: the VM's
-//! previous state is dropped when a load begins, and after an invalid state the client's device fails until it is
-//! reset. So the card does not need memory for two copies.
+//! The saved state is the stream of a saved VM (`saving`). The protocol requires loading in place: the VM's previous
+//! state is dropped when a load begins, and after an invalid state the client's device fails until it is reset. So the
+//! card does not need memory for two copies.
 
 use super::device::{Core, MediatedDevice, MediatedVm, Settings};
 use super::saving::{Coming, Phase, Reading, Saving};
@@ -11,8 +11,8 @@ use std::ops::Range;
 use std::time::Duration;
 use vmm_glue::{Migration, MigrationError};
 
-/// Time for the VM's work to leave the engines, and for operations in flight to end.
-// TIMEOUT: as for a VM that moves. Only its client waits, and QEMU gives a request up after 5 s.
+/// Time limit for the VM's work to leave the engines, and for operations in flight to end.
+// TIMEOUT: same limit as for a VM that moves. Only the VM's client waits, and QEMU gives up on a request after 5 s.
 const STILL_LIMIT: Duration = Duration::from_secs(2);
 
 fn refused(error: ManagerError) -> MigrationError {
@@ -22,7 +22,8 @@ fn refused(error: ManagerError) -> MigrationError {
     }
 }
 
-/// Refuses a request that the device does not handle in its state; the server does not send such requests.
+/// Returns the error for a request that the device does not handle in its state; the server does not send such
+/// requests.
 fn misplaced() -> MigrationError {
     MigrationError::failed("the device is in another state")
 }
@@ -36,7 +37,8 @@ impl Core {
 }
 
 impl MediatedVm {
-    /// Resets the VM, whose work is stopped, to its state at creation, except that its client stays and it is held.
+    /// Resets the VM, whose work is stopped, to its state at creation, except that its client stays connected and the
+    /// VM stays stopped.
     fn forget_all(&self, settings: &Settings) -> Result<(), ManagerError> {
         {
             let core = &mut *self.core();
@@ -57,7 +59,7 @@ impl MediatedVm {
 }
 
 impl MediatedDevice {
-    /// Returns the phase; `None` before the first.
+    /// Returns the migration's phase; `None` before the first phase.
     fn phase(&mut self) -> Option<&mut Phase> {
         self.migration_state.downcast_mut()
     }
@@ -70,8 +72,8 @@ impl MediatedDevice {
         self.migration_state = Box::new(phase);
     }
 
-    /// Ends the migration when the client has reset the device, or is gone. The VM was cleaned. Returns whether it has
-    /// memory of an incomplete or invalid state.
+    /// Ends the migration after the client has reset the device, or has disconnected. The VM was cleaned. Returns true
+    /// if the VM still has memory of an incomplete or invalid state.
     #[must_use]
     pub(super) fn end_migration(&mut self) -> bool {
         let phase = self.take_phase();
@@ -106,7 +108,7 @@ impl Migration for MediatedDevice {
             let core = &mut *self.enter();
             core.client.stopped = false;
             if core.client.logs {
-                // Log reported pages again from now on.
+                // From now on, pages that were already reported are logged again.
                 core.backend.log_ram(true);
             }
         }
@@ -172,7 +174,7 @@ impl Migration for MediatedDevice {
         let Phase::Loading(halted, coming) = self.take_phase() else { return Err(misplaced()) };
         let become_one = || {
             let come = coming.finish(halted.strikes())?;
-            // The client may have lent other memory since.
+            // The client may have lent different memory since.
             self.vm.await_arrival()?;
             self.vm.become_one(come, &self.settings)
         };

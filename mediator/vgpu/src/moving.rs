@@ -1,9 +1,9 @@
 //! A VM that moves to another card of the host.
 //!
-//! The VM there is built as any other ([`MediatedVm::build`]), and maps the client's memory while the first still
-//! serves its guest ([`MediatedVm::await_arrival`]). Then it takes the place of the first ([`MediatedVm::move_to`]); or
-//! the first continues unchanged. [`Migrating`] and the memory go from one to the other; as a stream of bytes they are
-//! a saved VM (`saving`).
+//! The VM on the other card is built as any other ([`MediatedVm::build`]), and maps the client's memory while the first
+//! VM still serves its guest ([`MediatedVm::await_arrival`]). Then it replaces the first VM ([`MediatedVm::move_to`]),
+//! or the first VM continues unchanged. [`Migrating`] and the memory are transferred; as a stream of bytes they are a
+//! saved VM (`saving`).
 
 use super::backend::SavedBackend;
 use super::device::{Core, MediatedVm, Settings};
@@ -32,38 +32,38 @@ pub(super) struct Migrating {
     pub(super) tables: Option<SavedTables>,
     pub(super) side: SavedBackend,
     pub(super) departing: Departing,
-    /// The card's time then, if it will continue with another client, or at another time.
+    /// The card's time at this point, if the VM will continue with another client, or later.
     pub(super) since_ns: Option<u64>,
 }
 
-/// A VM that has moved to another card and already runs there. When this is dropped, the other card copies the memory
-/// that it has borrowed, and the old card releases the rest, which takes long: memory is scrubbed.
+/// A VM that has moved to another card and already runs there. When this value is dropped, the other card copies the
+/// memory that it has borrowed, and the old card releases the rest. This takes long, because memory is scrubbed.
 #[must_use = "the card that was left scrubs the VM's memory when this is dropped"]
 pub struct Left<'a> {
     vm: &'a MediatedVm,
-    /// Its new card, and its number there, if that card has borrowed memory.
+    /// The new card, and the VM's number on it, if that card has borrowed memory.
     there: Option<(Arc<ManagedCard>, TenantId)>,
-    /// Its work is stopped here.
+    /// Keeps the VM's work on the old card stopped.
     halted: Option<Halted>,
-    /// Bytes of memory that were copied.
+    /// Size of the copied memory in bytes.
     pub bytes: u64,
-    /// Parts of its downtime.
+    /// Parts of the VM's downtime.
     pub parts: Parts,
 }
 
 /// Parts of the downtime of a VM that moved.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Parts {
-    /// Its work left the engines, and its state was saved.
+    /// Time in which its work left the engines and its state was saved.
     pub still: Duration,
-    /// Memory that the other card has not borrowed was compared, and copied.
+    /// Time in which the memory that the other card has not borrowed was compared and copied.
     pub memory: Duration,
-    /// It was built on the other card, with its page tables.
+    /// Time in which the VM was built on the other card, with its page tables.
     pub anew: Duration,
 }
 
 impl<'a> Left<'a> {
-    /// Used for a replaced VM whose work is stopped.
+    /// Creates the value for a replaced VM whose work is stopped.
     pub(super) fn for_vm(vm: &'a MediatedVm, halted: Halted, bytes: u64) -> Self {
         vm.core().gone = true;
         Self { vm, there: None, halted: Some(halted), bytes, parts: Parts::default() }
@@ -84,11 +84,11 @@ impl Drop for Left<'_> {
 }
 
 impl MediatedVm {
-    /// Moves this VM to `there`, which awaits it on another card. Neither is served meanwhile. A channel that does not
-    /// leave its engines within `limit` is killed as hung. `there` may be served before the result is dropped.
+    /// Moves this VM to `there`, which waits for it on another card. Neither VM is served meanwhile. A channel that
+    /// does not leave its engines within `limit` is killed as hung. `there` may be served before the result is dropped.
     ///
     /// # Errors
-    /// If the VM cannot move: it continues here then, and `there` must be released.
+    /// If the VM cannot move: in this case it continues on this card, and `there` must be released.
     pub fn move_to(&self, there: &Arc<Self>, settings: &Settings, limit: Duration) -> Result<Left<'_>, ManagerError> {
         self.check_movable()?;
         let mut last = Instant::now();
@@ -97,7 +97,7 @@ impl MediatedVm {
             last.duration_since(before)
         };
         let suspended = self.host().suspend(self.vm, limit)?;
-        // The client may have lent other memory since.
+        // The client may have lent different memory since.
         there.await_arrival()?;
         let travelling = self.migrate_out(&suspended, limit)?;
         there.take_windows(self, true)?;
@@ -111,7 +111,7 @@ impl MediatedVm {
         Ok(left)
     }
 
-    /// Releases a VM that has left its card.
+    /// Releases the resources of a VM that has left its card.
     fn give_back(&self) {
         if let Err(error) = self.release() {
             tracing::error!(vm = %self.vm, %error, "the card keeps something of a VM that has left it");
@@ -121,7 +121,7 @@ impl MediatedVm {
     /// Saves the VM, which is halted and not served. Operations in flight may end within `limit`.
     ///
     /// # Errors
-    /// [`ManagerError::Unsettled`] if not; see also [`Self::check_movable`].
+    /// [`ManagerError::Unsettled`] if operations remain in flight; see also [`Self::check_movable`].
     pub(super) fn migrate_out(&self, halted: &Halted, limit: Duration) -> Result<Migrating, ManagerError> {
         let began = Instant::now();
         loop {
@@ -135,7 +135,7 @@ impl MediatedVm {
     fn try_travel(&self, halted: &Halted) -> Result<Migrating, ManagerError> {
         halted.notify_ended_work();
         self.complete_deferred();
-        // Under one lock: work that arrives in between would be in neither part.
+        // One lock covers both parts: otherwise work that arrives in between would be in neither part.
         let core = self.core();
         if core.backend.has_segments() {
             return Err(ManagerError::Stays("it has mapped a segment that VMs share"));
@@ -145,7 +145,7 @@ impl MediatedVm {
         Ok(Migrating { gpu, spaces, tables, side, departing, since_ns: None })
     }
 
-    /// Prepares a VM that was just built for one from another card: it is held, and maps the client's memory. May be
+    /// Prepares a newly built VM to receive a VM from another card: holds it, and maps the client's memory. May be
     /// called again when that memory may have changed.
     ///
     /// # Errors
@@ -159,11 +159,11 @@ impl MediatedVm {
         self.core().backend.lend_all()
     }
 
-    /// Takes over the apertures' memory that the client of `old` has mapped, either with all its pages or empty. Its
-    /// bytes stay, because `old` may have to resume with them.
+    /// Takes over the apertures' memory that the client of `old` has mapped, either with all its pages or empty. The
+    /// bytes stay unchanged, because `old` may have to resume with them.
     ///
     /// # Errors
-    /// If the card rejects it.
+    /// If the card rejects the memory.
     pub(super) fn take_windows(&self, old: &Self, inhabited: bool) -> Result<(), ManagerError> {
         let theirs = old.core().backend.remap().on(self.host(), inhabited)?;
         let mut own = {
@@ -174,10 +174,10 @@ impl MediatedVm {
         Ok(())
     }
 
-    /// Becomes the VM that has arrived, whose memory is here already, and resumes.
+    /// Becomes the arrived VM, whose memory is already on this card, and resumes.
     ///
     /// # Errors
-    /// Same as [`Self::become_one`]. It must be [released](Self::release) then.
+    /// Same as [`Self::become_one`]. After an error, this VM must be [released](Self::release).
     pub(super) fn arrive(self: &Arc<Self>, travelling: Migrating, settings: &Settings) -> Result<(), ManagerError> {
         self.become_one(travelling, settings)?;
         self.host().lock().hold_still(self.vm, false);
@@ -186,10 +186,10 @@ impl MediatedVm {
         Ok(())
     }
 
-    /// Becomes the VM that has arrived, whose memory is here already. It is held as before.
+    /// Becomes the arrived VM, whose memory is already on this card. This VM stays held.
     ///
     /// # Errors
-    /// If its state is invalid on this card, or the card lacks resources for it.
+    /// If the state is invalid on this card, or the card lacks resources for the VM.
     pub(super) fn become_one(&self, travelling: Migrating, settings: &Settings) -> Result<(), ManagerError> {
         let Migrating { gpu: registers, spaces, tables, side, departing, since_ns } = travelling;
         {
@@ -205,7 +205,7 @@ impl MediatedVm {
             check_channels(&made, self.host().lock().channels(), self.vm)?;
             *gpu = made;
             backend.prepare_all()?;
-            // Moves the pages that its tables name into mapped apertures.
+            // Moves the pages named by the VM's tables into mapped apertures.
             backend.set_window(gpu.window_base());
             backend.show_apertures();
             if let Some(then) = since_ns {

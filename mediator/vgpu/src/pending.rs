@@ -1,7 +1,7 @@
-//! Work of a VM that waits for memory, with its time limit.
+//! Work of a VM that is waiting for memory, with its time limit.
 //!
-//! No thread waits here with a lock held: blocked work is recorded, the mover gets a request for memory, and all work
-//! is retried when the mover notifies the VM of available memory.
+//! No thread waits for memory with a lock held: blocked work is recorded, the mover gets a request for memory, and all
+//! work is retried when the mover notifies the VM of available memory.
 
 mod saved;
 
@@ -15,10 +15,10 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 use vram::TenantId;
 
-/// A wait for memory. Its end depends on the mover's scans, not on the clock.
+/// A wait for memory. It ends after a number of the mover's scans, not by the clock.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Wait {
-    /// Used for the accounts.
+    /// Start of the wait, used for the accounts.
     since: Instant,
     looks: Looks,
 }
@@ -28,12 +28,12 @@ impl Wait {
         Self { since: Instant::now(), looks: state.vram().looks(vm) }
     }
 
-    /// Returns whether the mover has scanned without success while `limit` allows.
+    /// Returns true if the mover has scanned without success for all of `limit`.
     pub(crate) fn is_over(&self, state: &CardState, vm: TenantId, limit: Duration) -> bool {
         state.vram().is_vain(vm, self.looks, limit)
     }
 
-    /// Returns its duration so far, in ns.
+    /// Returns the duration of the wait so far, in ns.
     fn ns(&self) -> u64 {
         u64::try_from(self.since.elapsed().as_nanos()).unwrap_or(u64::MAX)
     }
@@ -44,21 +44,21 @@ impl Wait {
 pub(crate) struct PendingBind {
     pub(crate) instance: Place,
     pub(crate) enabled: bool,
-    /// The last doorbell.
+    /// GP_PUT of the last doorbell.
     pub(crate) gp_put: Option<u32>,
     pub(crate) wait: Wait,
 }
 
-/// Binds and work of one VM that wait for memory.
+/// Waiting binds and work of one VM.
 #[derive(Debug)]
 pub(crate) struct Pending {
     vm: TenantId,
-    /// Time for which they may wait if no memory is found.
+    /// Time limit for entries to wait if no memory becomes available.
     limit: Duration,
     binds: BTreeMap<VirtualChannelId, PendingBind>,
-    /// Doorbells of channels that are bound.
+    /// Waiting doorbells of bound channels.
     work: BTreeMap<VirtualChannelId, (Doorbell, Wait)>,
-    /// The last runlist that the guest has submitted, if a channel was pending since.
+    /// The last submitted runlist of the guest, if a channel has been pending since.
     listed: Vec<VirtualChannelId>,
 }
 
@@ -73,45 +73,46 @@ impl Pending {
         self.limit
     }
 
-    /// Returns whether a channel's bind waits.
+    /// Returns true if a channel's bind is waiting.
     pub(crate) fn is_bind(&self, channel: VirtualChannelId) -> bool {
         self.binds.contains_key(&channel)
     }
 
-    /// Remembers the doorbell of a channel whose bind waits. `false` for other channels.
+    /// Records the doorbell of a channel whose bind is waiting. Returns `false` for other channels.
     pub(crate) fn ring(&mut self, channel: VirtualChannelId, gp_put: u32) -> bool {
         let bind = self.binds.get_mut(&channel);
         bind.map(|bind| bind.gp_put = Some(gp_put)).is_some()
     }
 
-    /// Records whether the guest has enabled a channel whose bind waits.
+    /// Records the enabled state that the guest has set for a channel whose bind is waiting.
     pub(crate) fn enable(&mut self, channel: VirtualChannelId, enabled: bool) {
         if let Some(bind) = self.binds.get_mut(&channel) {
             bind.enabled = enabled;
         }
     }
 
-    /// Returns whether the guest has enabled a channel whose bind waits, and whether it has rung its doorbell.
+    /// Returns the enabled state of a channel whose bind is waiting, and true as the second value if its doorbell was
+    /// rung.
     pub(crate) fn state(&self, channel: VirtualChannelId) -> Option<(bool, bool)> {
         self.binds.get(&channel).map(|bind| (bind.enabled, bind.gp_put.is_some()))
     }
 
-    /// Returns the guest-written GP_PUT of a channel whose bind waits.
+    /// Returns the guest-written GP_PUT of a channel whose bind is waiting.
     pub(crate) fn gp_put(&self, channel: VirtualChannelId) -> Option<u32> {
         self.binds.get(&channel)?.gp_put
     }
 
-    /// Remembers the guest's runlist.
+    /// Records the guest's runlist.
     pub(crate) fn list(&mut self, channels: &[VirtualChannelId]) {
         channels.clone_into(&mut self.listed);
     }
 
-    /// Returns the guest's runlist, if a channel is on it.
+    /// Returns the guest's runlist, if it contains a channel.
     pub(crate) fn list_with(&self, channel: VirtualChannelId) -> Option<Vec<VirtualChannelId>> {
         self.listed.contains(&channel).then(|| self.listed.clone())
     }
 
-    /// Queues a bind. Does nothing and returns `false` if it may not wait.
+    /// Queues a bind. Does nothing and returns `false` if the bind may not wait.
     pub(crate) fn add_bind(&mut self, state: &mut CardState, channel: VirtualChannelId, instance: Place) -> bool {
         let wait = Wait::begin(state, self.vm);
         if wait.is_over(state, self.vm, self.limit) {
@@ -122,8 +123,8 @@ impl Pending {
         true
     }
 
-    /// Queues work, or keeps it queued: returns `Some(true)` for the former. Returns `None` when its time limit has
-    /// passed.
+    /// Queues work, or keeps it queued. Returns `Some(true)` for newly queued work, and `None` if the time limit of the
+    /// work has expired.
     pub(crate) fn add_work(&mut self, state: &mut CardState, doorbell: Doorbell) -> Option<bool> {
         let channel = doorbell.virtual_channel;
         let wait = self.work.get(&channel).map_or_else(|| Wait::begin(state, self.vm), |(_, wait)| *wait);
@@ -135,7 +136,7 @@ impl Pending {
         Some(first)
     }
 
-    /// Ends the wait of a channel's bind or work. Returns its duration, in ns.
+    /// Ends the wait of a channel's bind or work. Returns the wait's duration in ns.
     pub(crate) fn end(&mut self, state: &mut CardState, channel: VirtualChannelId) -> u64 {
         let bind = self.binds.remove(&channel).map(|bind| bind.wait);
         let work = self.work.remove(&channel).map(|(_, wait)| wait);
@@ -147,17 +148,17 @@ impl Pending {
         waited.unwrap_or(0)
     }
 
-    /// Makes the mover notify the VM of available memory while any of its work waits.
+    /// Makes the mover notify the VM of available memory while any of its work is waiting.
     pub(crate) fn tell(&self, state: &mut CardState) {
         state.vram_mut().set_waits(self.vm, !self.is_empty());
     }
 
-    /// Returns the binds that wait.
+    /// Returns the waiting binds.
     pub(crate) fn binds(&self) -> Vec<(VirtualChannelId, PendingBind)> {
         self.binds.iter().map(|(channel, bind)| (*channel, *bind)).collect()
     }
 
-    /// Returns the doorbells that wait.
+    /// Returns the waiting doorbells.
     pub(crate) fn work(&self) -> Vec<Doorbell> {
         self.work.values().map(|(doorbell, _)| *doorbell).collect()
     }

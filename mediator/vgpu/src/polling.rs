@@ -4,22 +4,22 @@ use super::device::{Core, MediatedVm};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Poll interval for doorbells without messages, while polls find any.
+/// Poll interval for doorbells without messages, as long as polls find any.
 const POLL_INTERVAL: Duration = Duration::from_micros(200);
-/// Poll interval after a long time without doorbells. nouveau has the page of a channel's doorbell in the mapped part
-/// of an aperture and rings it elsewhere.
+/// Poll interval after a long time without such doorbells. nouveau places the page of a channel's doorbell in the
+/// mapped part of an aperture, but rings the doorbell elsewhere.
 const POLL_SELDOM: Duration = Duration::from_millis(20);
 
 impl MediatedVm {
-    /// Polls doorbells under mapped apertures. Returns true if one was found; `None` if no channel has its doorbell
-    /// there.
+    /// Polls doorbells under mapped apertures. Returns true if a doorbell was found; `None` if no channel has its
+    /// doorbell under a mapped aperture.
     fn poll(&self) -> Option<bool> {
         let core = &mut *self.core();
-        // The guest rang it before any doorbell that is found now.
+        // The guest rang the deferred doorbell before any doorbell that is found now.
         core.complete_deferred();
-        // If the card was handed over, its new owner polls.
+        // After a hand-over of the card, its new owner polls.
         core.polls = self.host().failure().is_none() && core.backend.work().polled().next().is_some();
-        // A doorbell rung now might be missing from the saved state.
+        // The saved state might lack a doorbell that is rung now.
         if core.polls && self.host().lock().stands_still() {
             return Some(false);
         }
@@ -30,7 +30,8 @@ impl MediatedVm {
         })
     }
 
-    /// Starts the thread that polls doorbells under mapped apertures, if there are any and it does not run.
+    /// Starts the thread that polls doorbells under mapped apertures, if such doorbells exist and the thread is not
+    /// running.
     pub(super) fn start_polling(this: &Arc<Self>, core: &mut Core) {
         if core.polls || core.backend.work().polled().next().is_none() {
             return;

@@ -1,8 +1,8 @@
-//! The paravirtual interface of one VM: the part of its function that the chip does not have.
+//! The paravirtual interface of one VM: the part of its PCI function that the chip does not have.
 //!
-//! Parts: `registers` (set-up, doorbell, interrupt), `queue` (batches from the guest's memory and answers into it),
-//! `attachments` (segments in address spaces), `saved` (the saved state). The binary form, and the page tables that the
-//! mediator keeps for the guest, are in the crate [`pv`]. The effects of batches are in `batches`.
+//! Parts: `registers` (set-up, doorbell, interrupt), `queue` (batches from the guest's memory and answers to this
+//! memory), `attachments` (segments in address spaces), `saved` (the saved state). The binary form, and the page tables
+//! that the mediator keeps for the guest, are in the crate [`pv`]. The effects of batches are in `batches`.
 
 mod attachments;
 mod queue;
@@ -24,19 +24,19 @@ use std::sync::Arc;
 use virtio_queue::Queue;
 use zerocopy::IntoBytes;
 
-/// BAR that the registers are in.
+/// Index of the BAR with the registers.
 const BAR: u8 = 0;
-/// Their offset in it: the last page, which a GF100 does not use.
+/// Offset of the registers in the BAR: the last page, which a GF100 does not use.
 pub const OFFSET: u32 = 0xff_f000;
 
 /// The operator's settings of the interface.
 #[derive(Clone, Debug)]
 pub struct PvSettings {
-    /// Bytes of host memory for page tables.
+    /// Maximum host memory for page tables, in bytes.
     pub table_bytes: u64,
-    /// Bytes of card memory for segments.
+    /// Maximum card memory for segments, in bytes.
     pub segment_bytes: u64,
-    /// The group whose segments it may find.
+    /// The group whose segments are visible to the guest.
     pub group: Option<Arc<str>>,
 }
 
@@ -71,26 +71,26 @@ impl PvSettings {
 counts! {
     /// Events since the VM was created.
     Counts {
-        /// Times that the doorbell was rung.
+        /// Number of times that the doorbell was rung.
         doorbells: "pv_doorbells",
         /// Completed batches.
         batches: "pv_batches",
-        /// Number of holds of the VM's lock for a batch or a part of one.
+        /// Number of times that the VM's lock was taken for a batch or a part of one.
         holds: "pv_holds",
         /// Completed operations.
         operations: "pv_operations",
-        /// Page table entries that they wrote.
+        /// Page table entries that operations wrote.
         entries: "pv_entries",
-        /// Operations, and unreadable batches, that were refused.
+        /// Refused operations, and unreadable batches.
         refused: "pv_refused",
     }
 }
 
-/// One VM's interface.
+/// The interface of one VM.
 #[derive(Debug)]
 pub(super) struct Interface {
     party: Party,
-    /// Bytes of host memory for page tables.
+    /// Maximum host memory for page tables, in bytes.
     table_bytes: u64,
     offered: u32,
     accepted: u32,
@@ -99,23 +99,23 @@ pub(super) struct Interface {
     queue: Option<Queue>,
     /// The batch in progress.
     ongoing: Option<Box<queue::Ongoing>>,
-    /// Batches since the queue was set up.
+    /// Number of batches since the queue was set up.
     ended: u32,
-    /// The interface asserts its interrupt.
+    /// Set while the interface asserts its interrupt.
     interrupt: bool,
     interrupt_enabled: bool,
     /// Channels that the guest has created.
     channels: BTreeSet<u8>,
-    /// Their maximum.
+    /// Maximum number of such channels.
     channel_cap: u32,
     attachments: Attachments,
     counts: Counts,
-    /// Mistakes of the guest with its queue, since the VM was created.
+    /// Number of the guest's errors with its queue, since the VM was created.
     complaints: u64,
 }
 
 impl Interface {
-    /// Creates it without any set-up.
+    /// Creates the interface in the state before any set-up.
     pub(super) fn new(settings: &PvSettings, vm: vram::TenantId, channel_cap: u32) -> Self {
         let party = Party { vm, group: settings.group.clone(), limit: settings.segment_bytes };
         Self {
@@ -138,12 +138,12 @@ impl Interface {
         }
     }
 
-    /// Returns the bytes of host memory that the guest's page tables may take.
+    /// Returns the maximum host memory for the guest's page tables, in bytes.
     pub(super) fn table_bytes(&self) -> u64 {
         self.table_bytes
     }
 
-    /// Returns the party whose segments it may find.
+    /// Returns the party whose segments are visible to the guest.
     pub(super) fn party(&self) -> &Party {
         &self.party
     }
@@ -153,7 +153,7 @@ impl Interface {
         self.accepted
     }
 
-    /// Returns whether it asserts its interrupt.
+    /// Returns true if the interface asserts its interrupt.
     pub(super) fn interrupts(&self) -> bool {
         self.interrupt
     }
@@ -176,12 +176,12 @@ impl Interface {
         self.channels.iter().copied().collect()
     }
 
-    /// Returns whether the guest has created a channel.
+    /// Returns true if the guest has created this channel.
     pub(super) fn has_channel(&self, channel: VirtualChannelId) -> bool {
         self.channels.contains(&channel.0)
     }
 
-    /// Creates a channel. `known` lists the blocks that the guest has bound, in either way.
+    /// Creates a channel. `known` lists the channels that the guest has bound, by any method.
     pub(super) fn create_channel(
         &mut self,
         channel: VirtualChannelId,
@@ -203,7 +203,7 @@ impl Interface {
         self.channels.remove(&channel.0);
     }
 
-    /// Resets everything to its state at the VM's creation, except the counters.
+    /// Resets the interface to its state at the VM's creation, except the counters.
     pub(super) fn reset(&mut self) {
         (self.accepted, self.status, self.setup) = (0, status::RESET, queue::Setup::default());
         (self.queue, self.ongoing) = (None, None);

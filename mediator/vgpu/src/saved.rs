@@ -1,6 +1,6 @@
-//! Saved state of a VM's use of the card, without its registers and address spaces; and a saved VM.
+//! Saved state of a VM's use of the card, without its registers and address spaces.
 //!
-//! The connection of its VMM is not here: the restoring process brings a link to the same client.
+//! The connection of its VMM is saved separately: the restoring process provides a link to the same client.
 
 use super::backend::{Description, SavedBackend, VmBackend};
 use super::device::{Client, Core, MediatedDevice, MediatedVm, Settings, StatusCell};
@@ -19,7 +19,7 @@ use vm_device::DeviceError;
 use vmm_glue::Link;
 use vram::TenantId;
 
-/// State that is a VM's own, without segments.
+/// The VM's own state, without segments.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct SavedOwn(SavedBackend);
 
@@ -35,31 +35,32 @@ impl SavedOwn {
     }
 }
 
-/// State that is a VM's own, for another process.
+/// The VM's own state, for another process.
 #[derive(Debug)]
 pub struct SavedSide {
     own: SavedOwn,
-    /// Segments that it has mapped, if any: a program without support for segments can take over a VM that has none.
+    /// Segments that the VM has mapped, if any: a program without support for segments can take over a VM without
+    /// segments.
     segments: Option<SavedAttachments>,
-    /// Apertures that its VMM maps, if any.
+    /// Apertures that the VMM maps, if any.
     apertures: Option<SavedRemap>,
     /// Memory files under these apertures.
     files: Vec<OwnedFd>,
 }
 
 impl SavedSide {
-    /// Returns the parts, in the versions that this code reads.
+    /// Returns the parts, in the versions that this code can read.
     #[must_use]
     pub fn known() -> [Known; 3] {
         [Known::for_part::<SavedOwn>(), Known::for_part::<SavedAttachments>(), Known::for_part::<SavedRemap>()]
     }
 
-    /// Takes the files that hold memory under its apertures, for [`Self::read`].
+    /// Takes the memory files under the apertures, for [`Self::read`].
     pub fn take_files(&mut self) -> Vec<OwnedFd> {
         std::mem::take(&mut self.files)
     }
 
-    /// Appends the parts to a file, under VM `vm`.
+    /// Appends the parts to a file, with `vm` as their owner.
     ///
     /// # Errors
     /// See [`WriteError`].
@@ -85,7 +86,7 @@ impl SavedSide {
 }
 
 impl Settings {
-    /// Returns the surroundings in which a VM with these settings is restored on such a card.
+    /// Returns the surroundings for restoring a VM with these settings on such a card.
     #[must_use]
     pub fn surroundings(&self, info: &CardInfo, card: Identity) -> VmSurroundings {
         let limits = Limits { table_bytes: POOL_BYTES };
@@ -96,7 +97,7 @@ impl Settings {
     /// Returns the origin of a vGPU with these settings.
     pub(super) fn origin(&self, info: &CardInfo, card: Identity) -> VGpuConfig {
         let mut config = VGpuConfig::of_chip(info.chip, self.share.vram_bytes, Arc::clone(&info.vbios));
-        // The guest may use all numbers; the number of channels in use is checked at bind.
+        // The guest may use all channel numbers; the number of channels in use is checked when they are bound.
         config.channels = nvspec::fifo::CHANNELS;
         config.pci.bar1_bytes = card.bar1_size;
         config.pci.bar3_bytes = card.bar3_size;
@@ -106,10 +107,10 @@ impl Settings {
 }
 
 impl MediatedVm {
-    /// Checks whether the VM can be handed over, moved or saved; called before anything is quiesced.
+    /// Checks that the VM can be handed over, moved or saved; called before anything is quiesced.
     ///
     /// # Errors
-    /// The first part that cannot be handed over.
+    /// The reason, for the first part that cannot be handed over.
     pub fn check_movable(&self) -> Result<(), ManagerError> {
         match self.core().client {
             Client { stopped: true, .. } => Err(ManagerError::Stays("its VMM has stopped it to take it elsewhere")),
@@ -122,7 +123,7 @@ impl MediatedVm {
     /// [quiescent](card_manager::ManagedCard::stand_still), and the VM is not served.
     ///
     /// # Errors
-    /// [`ManagerError::Unsettled`] when any of its work is in flight; see also [`Self::check_movable`].
+    /// [`ManagerError::Unsettled`] if any of its work is in flight; see also [`Self::check_movable`].
     pub fn save(&self) -> Result<(SavedVm, SavedSide), ManagerError> {
         self.check_movable()?;
         self.complete_deferred();
@@ -138,19 +139,19 @@ impl Core {
     /// Saves the VM, except the apertures that its VMM maps.
     ///
     /// # Errors
-    /// [`ManagerError::Unsettled`] when any of its work is in flight.
+    /// [`ManagerError::Unsettled`] if any of its work is in flight.
     pub(super) fn write_down(&self) -> Result<(SavedVm, SavedBackend), ManagerError> {
         let Self {
             gpu,
             backend,
-            // The next process starts to poll again.
+            // The next process starts polling again.
             polls: _,
-            // It is armed again.
+            // The next process arms the alarm again.
             alarm: _,
             deferred,
             rung,
             gone: _,
-            // It is neither stopped nor logged; otherwise its client saves it.
+            // The client neither stops nor logs the VM; otherwise the client saves it.
             client: _,
             board: _,
         } = self;
@@ -166,11 +167,11 @@ impl Core {
 }
 
 impl MediatedVm {
-    /// Creates a VM from its saved state, on a card that is not taken over yet, with a `link` to its client, which has
-    /// lent the same memory.
+    /// Creates a VM from its saved state, on a card that is not taken over yet, with a `link` to its client. The client
+    /// has lent the same memory.
     ///
     /// # Errors
-    /// If the state is invalid, or of other settings; when the host does not map the client's memory.
+    /// If the state is invalid or does not match the settings, or if the host does not map the client's memory.
     pub fn reopen(
         card: &mut Reopened,
         vm: TenantId,

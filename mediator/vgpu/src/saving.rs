@@ -1,9 +1,8 @@
 //! Saves a VM with its memory as a stream of bytes, and restores it.
 //!
-//! The stream has the same contents as a VM that moves to another card ([`moving`](super::moving)): a move has no bytes
-//! between. Guest RAM belongs to the client and is not included. The bytes are trusted no more than a guest is: each
-//! part is checked, and a card's state of a channel is rebuilt, except the values that the channel's own work has
-//! written.
+//! The stream contains the state that a VM takes to another card ([`moving`](super::moving)), as bytes. Guest RAM
+//! belongs to the client and is not included. The bytes are trusted no more than a guest: each part is checked, and a
+//! card's state of a channel is rebuilt, except for values that the channel's own work has written.
 
 use super::device::{MediatedVm, Settings};
 use super::memory::Overlay;
@@ -21,23 +20,23 @@ use std::sync::Arc;
 use std::time::Duration;
 use vram::GuestVramAddr;
 
-/// Identity of the head. The stream's checksums identify the VM.
+/// Identity of the stream's head. The stream's checksums identify the VM.
 const IDENTITY: [u8; 16] = *b"VM of a mediator";
-/// Owner of all parts: there is one VM.
+/// Owner of all parts, because a stream contains one VM.
 const OWNER: u32 = 0;
 
 /// Origin of a saved VM: requirements on the card and the settings, and values of the VM outside its parts.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Origin {
-    /// PMC_BOOT_0.
+    /// Value of PMC_BOOT_0.
     chip: u32,
     vram_bytes: u64,
-    /// Bytes of BAR1 and BAR3.
+    /// Sizes of BAR1 and BAR3 in bytes.
     apertures: [u64; 2],
-    /// The capability of its paravirtual interface; empty without one.
+    /// The capability of the paravirtual interface; empty without an interface.
     paravirtual: Vec<u8>,
     strikes: u32,
-    /// The card's time.
+    /// Current time of the card's clock, in ns.
     now_ns: u64,
 }
 
@@ -56,7 +55,7 @@ impl Origin {
         }
     }
 
-    /// Checks that a VM is of the same kind.
+    /// Checks that a VM of this origin can be restored here.
     fn check(&self, here: &Self) -> Result<(), Invalid> {
         let Self { chip, vram_bytes, apertures, paravirtual, strikes: _, now_ns: _ } = self;
         let mib = |bytes: u64| bytes >> 20;
@@ -78,7 +77,7 @@ impl Origin {
     }
 }
 
-/// A VM that is being saved: it is halted while this exists.
+/// A VM that is being saved. It stays halted until this value is dropped.
 #[must_use = "the VM goes on when this is dropped"]
 pub struct Saving {
     halted: Halted,
@@ -86,7 +85,7 @@ pub struct Saving {
     first: Option<Vec<u8>>,
     writer: Option<StreamWriter>,
     chunks: std::vec::IntoIter<GuestVramAddr>,
-    /// The part of a chunk that is not written yet.
+    /// The part of a chunk that is not written yet, as a range of addresses.
     left: std::ops::Range<u64>,
     chunk_bytes: u64,
     data: Vec<u8>,
@@ -98,7 +97,7 @@ impl MediatedVm {
     /// `limit` is killed as hung.
     ///
     /// # Errors
-    /// See [`Self::check_movable`]; also when the VM does not quiesce.
+    /// See [`Self::check_movable`]; also if the VM does not quiesce.
     pub fn save_all(&self, limit: Duration) -> Result<Saving, ManagerError> {
         self.check_movable()?;
         let halted = self.host().halt(self.id(), limit)?;
@@ -110,7 +109,7 @@ impl MediatedVm {
     /// Writes the head of the stream, before the memory of the VM, which is halted and not served.
     ///
     /// # Errors
-    /// If part of it does not quiesce within `limit` or cannot be saved.
+    /// If part of the VM does not quiesce within `limit` or cannot be saved.
     pub(super) fn head(&self, halted: &Halted, limit: Duration) -> Result<Vec<u8>, ManagerError> {
         let Migrating { gpu, spaces, tables, side, departing, since_ns: _ } = self.migrate_out(halted, limit)?;
         let (channels, strikes) = departing.save()?;
@@ -129,7 +128,7 @@ impl MediatedVm {
 }
 
 impl Saving {
-    /// Creates it for a halted VM, with the head of the stream.
+    /// Creates the value for a halted VM, with the head of the stream.
     pub(super) fn for_halted(halted: Halted, head: &[u8], overlay: Overlay) -> Self {
         let (writer, first) = StreamWriter::new(head);
         let chunk_bytes = halted.chunk_bytes();
@@ -152,7 +151,7 @@ impl Saving {
         }
     }
 
-    /// Returns the VM, still halted.
+    /// Returns the VM, which stays halted.
     fn into_halted(self) -> Halted {
         self.halted
     }
@@ -172,7 +171,7 @@ impl Saving {
                 self.data.fill(0);
             }
             let over = self.overlay.lay_over(at, &mut self.data);
-            // Unplaced chunks, and pages that are not in the stream, are zero.
+            // Unplaced chunks, and pages that are missing in the stream, are zero.
             if !(there || over) || self.data.iter().all(|byte| *byte == 0) {
                 continue;
             }
@@ -182,7 +181,7 @@ impl Saving {
         }
     }
 
-    /// Returns the bytes of memory written so far.
+    /// Returns the number of bytes of memory written so far.
     #[must_use]
     pub fn memory_bytes(&self) -> u64 {
         self.memory_bytes
@@ -207,14 +206,14 @@ pub(super) enum Phase {
     Stopped(Halted),
     Saving(Box<Reading>),
     Loading(Halted, Box<Coming>),
-    /// The received state was invalid; its remains are unusable.
+    /// The received state was invalid; the incomplete VM is unusable.
     Failed(#[expect(dead_code, reason = "keeps the VM halted")] Option<Halted>),
 }
 
-/// A state that is being read.
+/// A VM's state that the client is reading.
 pub(super) struct Reading {
     saving: Saving,
-    /// Bytes that were produced and not read yet, and the offset of the first.
+    /// Bytes that were produced and not read yet, and the offset of the first one.
     left: (Vec<u8>, usize),
 }
 
@@ -223,12 +222,12 @@ impl Reading {
         Self { saving, left: (Vec::new(), 0) }
     }
 
-    /// Returns the VM, still halted.
+    /// Returns the VM, which stays halted.
     pub(super) fn into_halted(self) -> Halted {
         self.saving.into_halted()
     }
 
-    /// Writes the next bytes into `data`; fewer than fit at the end.
+    /// Copies the next bytes into `data`. At the end of the stream, fewer bytes than the length of `data` are copied.
     pub(super) fn read(&mut self, data: &mut [u8]) -> Result<usize, ManagerError> {
         let mut done = 0;
         while done < data.len() {
@@ -251,7 +250,7 @@ impl Reading {
 }
 
 /// A saved VM that is being loaded. Its memory is written directly to the waiting VM; all other state is checked and
-/// kept for later.
+/// stored for later.
 #[must_use]
 pub struct Coming {
     there: Arc<MediatedVm>,
@@ -262,7 +261,7 @@ pub struct Coming {
 }
 
 impl Coming {
-    /// Creates it for a VM that was just built, and [awaits it](MediatedVm::await_arrival).
+    /// Creates the value for a newly built VM, and [prepares this VM](MediatedVm::await_arrival).
     ///
     /// # Errors
     /// If the VM's card does not accept state from a stream.
@@ -284,8 +283,8 @@ impl Coming {
     /// Handles the next bytes.
     ///
     /// # Errors
-    /// If they do not describe a VM that can run here, or there is no room for its memory. The VM that awaits it must
-    /// be [released](MediatedVm::release) then.
+    /// If the bytes do not describe a VM that can run on this card, or too little memory is free. After an error, the
+    /// waiting VM must be [released](MediatedVm::release).
     pub fn feed(&mut self, bytes: &[u8]) -> Result<(), ManagerError> {
         let Self { there, reader, come, memory_bytes, .. } = self;
         let vram_bytes = there.origin().vram_bytes;
@@ -305,13 +304,13 @@ impl Coming {
         })
     }
 
-    /// Returns the bytes of memory that have arrived.
+    /// Returns the number of bytes of memory that have arrived.
     #[must_use]
     pub fn memory_bytes(&self) -> u64 {
         self.memory_bytes
     }
 
-    /// Returns the loaded state after the last bytes, for a VM that has `strikes` itself.
+    /// Returns the loaded state after the last bytes, for a VM that already has `strikes`.
     ///
     /// # Errors
     /// If bytes are missing.
@@ -322,12 +321,12 @@ impl Coming {
         Ok(Migrating { departing: come.departing.beyond(strikes), ..come })
     }
 
-    /// Replaces `old` with the VM that has awaited the bytes, after the last bytes. `old` is not served, and its work
-    /// ends. A channel of it that does not leave its engines within `limit` is killed as hung. The new VM may be served
-    /// before the result is dropped.
+    /// Replaces `old` with the VM that has received the bytes, after the last bytes. `old` is not served, and its work
+    /// ends. If one of its channels does not leave its engines within `limit`, it is killed as hung. The new VM may be
+    /// served before the result is dropped.
     ///
     /// # Errors
-    /// If the bytes are not a valid VM for this card. `old` continues unchanged, and the other must be
+    /// If the bytes are not a valid VM for this card. In this case `old` continues unchanged, and the other VM must be
     /// [released](MediatedVm::release).
     pub fn take_place(self, old: &MediatedVm, limit: Duration) -> Result<Left<'_>, ManagerError> {
         let Self { there, settings, reader, come, memory_bytes } = self;
@@ -337,7 +336,7 @@ impl Coming {
         let halted = old.host().halt(old.id(), limit)?;
         there.await_arrival()?;
         there.take_windows(old, false)?;
-        // A VM keeps its strikes, regardless of the loaded state.
+        // A VM keeps its strikes, regardless of those in the loaded state.
         let departing = come.departing.struck(halted.strikes());
         there.arrive(Migrating { departing, ..come }, &settings)?;
         Ok(Left::for_vm(old, halted, memory_bytes))

@@ -1,4 +1,4 @@
-//! The mediator's record of the guest's channels, without a lock or access to the card.
+//! The mediator's record of the guest's channels, without locks or accesses to the card.
 
 mod saved;
 
@@ -13,14 +13,14 @@ use nvspec::instance::userd;
 use shadow_pt::SpaceId;
 use std::collections::{BTreeMap, HashMap};
 
-/// A channel of the guest that is on the card.
+/// A channel of the guest on the card.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Bound {
-    /// Its address space.
+    /// Address space of the channel.
     pub(crate) space: SpaceId,
-    /// Its number on the card.
+    /// Channel number on the card.
     pub(crate) physical: ChannelId,
-    /// Addresses of the mediator's pages in its address space.
+    /// Addresses of the mediator's pages in the address space.
     pub(crate) span: Span,
 }
 
@@ -29,27 +29,27 @@ pub(crate) struct Bound {
 struct Channel {
     instance: Place,
     bound: Option<Bound>,
-    /// Bytes of GP_PUT received so far.
+    /// Bytes of GP_PUT that were received so far.
     gp_put: [u8; 4],
-    /// The slot of its USERD, if that is under a mapped aperture.
+    /// The slot of the channel's USERD, if it is under a mapped aperture.
     polled: Option<Slot>,
-    /// GP_PUT there at the last poll.
+    /// GP_PUT in this USERD at the last poll.
     seen: Option<u32>,
-    /// Classes that its subchannels have, as far as they were checked.
+    /// Known classes of the channel's subchannels.
     objects: Objects,
-    /// Engines that its subchannels are bound to, as far as they were checked.
+    /// Known engines of the channel's subchannels.
     bindings: Bindings,
 }
 
 /// State of the guest's runlist.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Runlist {
-    /// In effect, and the vGPU is notified.
+    /// In effect, and the vGPU was notified.
     #[default]
     InForce,
     /// In effect; the vGPU is notified after the access that submitted it.
     Taken,
-    /// Not in effect yet, because a channel has not left the card.
+    /// Not in effect yet, because a channel is still on the card.
     Awaited,
 }
 
@@ -59,15 +59,15 @@ pub(crate) struct Work {
     channels: BTreeMap<VirtualChannelId, Channel>,
     /// Guest VRAM pages that hold a channel's USERD.
     userd: HashMap<u64, VirtualChannelId>,
-    /// Channels that are off the guest's list but still on the card, by physical channel number.
+    /// Channels that the guest has unbound but that are still on the card, by physical channel number.
     departing: BTreeMap<ChannelId, Bound>,
-    /// Engines that the guest holds back, one bit each.
+    /// Engines that the guest blocks, one bit each.
     blocked: u32,
     runlist: Runlist,
 }
 
 impl Work {
-    /// Adds a channel that the guest has bound. `userd`: address of its USERD, if that is known.
+    /// Adds a channel that the guest has bound. `userd` is the address of its USERD, if known.
     pub(crate) fn enlist(&mut self, channel: VirtualChannelId, instance: Place, userd: Option<u64>) {
         let (objects, bindings) = Default::default();
         let fresh = || Channel { instance, bound: None, gp_put: [0; 4], polled: None, seen: None, objects, bindings };
@@ -79,7 +79,7 @@ impl Work {
         }
     }
 
-    /// Removes a channel that the guest has unbound. Returns its instance block, if it was bound.
+    /// Removes a channel that the guest has unbound. Returns the instance block of a bound channel.
     pub(crate) fn delist(&mut self, channel: VirtualChannelId) -> Option<Place> {
         self.userd.retain(|_, owner| *owner != channel);
         self.channels.remove(&channel).map(|channel| channel.instance)
@@ -99,7 +99,7 @@ impl Work {
         self.userd.get(&page).copied()
     }
 
-    /// Returns the channel's state on the card.
+    /// Returns the channel's state on the card, if it is on the card.
     pub(crate) fn bound(&self, channel: VirtualChannelId) -> Option<Bound> {
         self.channels.get(&channel)?.bound
     }
@@ -126,18 +126,18 @@ impl Work {
         self.departing.insert(bound.physical, bound);
     }
 
-    /// Records that a channel has left the card. Returns its previous state.
+    /// Records that a channel has left the card. Returns its state before.
     pub(crate) fn departed(&mut self, physical: ChannelId) -> Option<Bound> {
         self.departing.remove(&physical)
     }
 
-    /// Returns the state of the channel's subchannels. `None` for a channel that the guest has not bound.
+    /// Returns the state of the channel's subchannels; `None` if the guest has not bound the channel.
     pub(crate) fn objects(&mut self, channel: VirtualChannelId) -> Option<(&mut Objects, &mut Bindings)> {
         self.channels.get_mut(&channel).map(|channel| (&mut channel.objects, &mut channel.bindings))
     }
 
-    /// Stores a write of the guest's CPU to a USERD page, from byte `offset` on. Returns GP_PUT, the doorbell, when its
-    /// last byte is written, so that narrower stores add up.
+    /// Stores a write of the guest's CPU to a USERD page, starting at byte `offset`. Returns GP_PUT, the doorbell, when
+    /// its last byte is written, so several narrow stores form one doorbell.
     pub(crate) fn store(&mut self, channel: VirtualChannelId, offset: u64, data: &[u8]) -> Option<u32> {
         let word = &mut self.channels.get_mut(&channel)?.gp_put;
         let mut rung = false;
@@ -150,8 +150,8 @@ impl Work {
         rung.then_some(u32::from_le_bytes(*word))
     }
 
-    /// Finds the channels whose USERD is under a mapped aperture, using `home` of a page: their doorbells are not
-    /// messages. Returns the channels whose doorbells have moved there.
+    /// Finds the channels whose USERD is under a mapped aperture, where `home` returns the slot of a page: their
+    /// doorbells arrive without messages. Returns the channels whose doorbells have moved under a mapped aperture.
     pub(crate) fn choose_polled(&mut self, home: impl Fn(u64) -> Option<Slot>) -> Vec<(VirtualChannelId, Slot)> {
         let slots: BTreeMap<VirtualChannelId, Slot> =
             self.userd.iter().filter_map(|(page, channel)| Some((*channel, home(*page)?))).collect();
@@ -164,22 +164,23 @@ impl Work {
         moved
     }
 
-    /// Returns the channels whose doorbells are not messages.
+    /// Returns the channels whose doorbells arrive without messages.
     pub(crate) fn polled(&self) -> impl Iterator<Item = (VirtualChannelId, Slot)> {
         self.channels.iter().filter_map(|(channel, known)| Some((*channel, known.polled?)))
     }
 
-    /// Returns the slot of a channel's USERD if it is under a mapped aperture, where doorbells cause no messages.
+    /// Returns the slot of a channel's USERD if it is under a mapped aperture, so that doorbells arrive without
+    /// messages.
     pub(crate) fn polled_at(&self, channel: VirtualChannelId) -> Option<Slot> {
         self.channels.get(&channel)?.polled
     }
 
-    /// Records the polled GP_PUT. Returns whether it is new.
+    /// Records the polled GP_PUT. Returns true if the value is new.
     pub(crate) fn see_put(&mut self, channel: VirtualChannelId, put: u32) -> bool {
         self.channels.get_mut(&channel).is_some_and(|channel| channel.seen.replace(put) != Some(put))
     }
 
-    /// Sets whether the guest holds engines back. Returns whether it holds any back.
+    /// Records that the guest blocks or unblocks engines. Returns true if it blocks any engine now.
     pub(crate) fn block(&mut self, engines: u32, blocked: bool) -> bool {
         if blocked {
             self.blocked |= engines;
@@ -189,7 +190,7 @@ impl Work {
         self.blocks()
     }
 
-    /// Returns whether the guest holds an engine back.
+    /// Returns true if the guest blocks an engine.
     pub(crate) fn blocks(&self) -> bool {
         self.blocked != 0
     }
@@ -199,7 +200,7 @@ impl Work {
         self.runlist = runlist;
     }
 
-    /// Records that the runlist is in force, in state `seen`. Returns whether that was awaited.
+    /// Records that the runlist is in effect, in state `seen`. Returns true if this was awaited.
     pub(crate) fn runlist_ends(&mut self, seen: Runlist) -> bool {
         let awaited = self.runlist == seen;
         if awaited {

@@ -1,28 +1,28 @@
-//! Guest CPU writes to VRAM that wait for memory, like work: the VM's CPUs stop until the mover has found memory or has
-//! given up after enough scans.
+//! Guest CPU writes to VRAM that wait for memory, like work: the VM's CPUs stop until the mover has found memory or
+//! enough of its scans have failed.
 //!
 //! VMMs give up on a device that does not answer for too long (QEMU after 5 s). This limit does not lose a write while
-//! memory is being freed: the mover needs a small part of that time, unless the host does not run it.
+//! memory is being freed: the mover needs only a small part of this time, unless the host does not schedule the mover.
 
 use super::pending::Wait;
 use card_manager::{CardState, Looks};
 use std::time::Duration;
 use vram::TenantId;
 
-/// Maximum time of unsuccessful mover scans that one write waits for.
+/// Time limit for one write to wait while the mover scans without success.
 const MAX_WAIT: Duration = Duration::from_secs(1);
-/// After an unsuccessful wait, further writes do not wait for this many times as long, or until memory was found: a
+/// After an unsuccessful wait, further writes do not wait for the limit times this factor, or until memory was found: a
 /// guest that fills memory writes eight bytes at a time.
 const BACKOFF_FACTOR: u32 = 10;
-/// Time between two attempts.
+/// Interval between two attempts.
 pub(crate) const RETRY_INTERVAL: Duration = Duration::from_millis(1);
 
 /// State of a VM's blocked writes.
 #[derive(Debug, Default)]
 pub(crate) struct WriteWait {
-    /// Time for which the operator lets work wait.
+    /// Time limit that the operator sets for waiting work.
     limit: Duration,
-    /// The write that waits.
+    /// The wait of the current write.
     wait: Option<Wait>,
     /// State of the mover's scans when the last write gave up.
     gave_up: Option<Looks>,
@@ -33,8 +33,8 @@ impl WriteWait {
         Self { limit: limit.min(MAX_WAIT), ..Self::default() }
     }
 
-    /// Handles a write that finds no memory. Returns true if the write must be retried after [`RETRY_INTERVAL`];
-    /// otherwise it is lost.
+    /// Handles a write for which no memory is free. Returns true if the write must be retried after [`RETRY_INTERVAL`];
+    /// otherwise the write is lost.
     pub(crate) fn waits(&mut self, state: &CardState, vm: TenantId) -> bool {
         let looks = state.vram().looks(vm);
         let rests =
@@ -50,12 +50,12 @@ impl WriteWait {
         !over
     }
 
-    /// Ends a write that was executed or is lost.
+    /// Ends the wait of a write that was executed or lost.
     pub(crate) fn end(&mut self) {
         self.wait = None;
     }
 
-    /// Returns whether the current write has not waited before.
+    /// Returns true if the current write has not waited yet.
     pub(crate) fn is_first(&self) -> bool {
         self.wait.is_none()
     }

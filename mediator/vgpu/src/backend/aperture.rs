@@ -1,8 +1,8 @@
 //! CPU accesses of a guest to its VRAM through BAR1, BAR3 or PRAMIN.
 //!
-//! A guest VRAM page that holds the USERD of a bound channel is special. The card polls a USERD page of the mediator;
-//! the guest's page is an alias of it for reads, and of its doorbell word for writes. All accesses go through
-//! [`VmBackend::guest_read`] and [`VmBackend::guest_write`], so they also cover alias mappings.
+//! A guest VRAM page with the USERD of a bound channel is special. The card polls a USERD page of the mediator; the
+//! guest's page is an alias of this page for reads, and of its doorbell word for writes. All accesses use
+//! [`VmBackend::guest_read`] and [`VmBackend::guest_write`], so accesses through alias mappings are covered too.
 
 use super::VmBackend;
 use devmodel::backend::{Aperture, Denied, NoMemory, WriteFailure};
@@ -10,10 +10,10 @@ use nvspec::addr::{GuestVramAddr, Place};
 use nvspec::fifo::VirtualChannelId;
 use nvspec::instance::userd;
 
-/// Size of a page in this module in bytes.
+/// Size of a page for this module, in bytes.
 const PAGE: u64 = 4096;
 
-/// A doorbell that a CPU access has rung.
+/// A doorbell that was rung by a CPU access.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct RungDoorbell {
     pub(crate) channel: VirtualChannelId,
@@ -64,8 +64,8 @@ impl VmBackend {
         if is_its && self.host.lock().vram().is_short(self.vm) { NoMemory.into() } else { Denied.into() }
     }
 
-    /// Handles a guest CPU's write for which no memory is free. Returns true if the write must be retried; otherwise it
-    /// is lost.
+    /// Handles a guest CPU's write for which no memory is free. Returns true if the write must be retried; otherwise
+    /// the write is lost.
     pub(crate) fn write_waits(&mut self) -> bool {
         let first = self.writes.is_first();
         if self.writes.waits(&self.host.lock(), self.vm) {
@@ -85,12 +85,12 @@ impl VmBackend {
         false
     }
 
-    /// Returns whether the current write has not waited before.
+    /// Returns true if the current write has not waited yet.
     pub(crate) fn is_first_try(&self) -> bool {
         self.writes.is_first()
     }
 
-    /// Ends a write that was executed or is lost.
+    /// Ends the wait of a write that was executed or lost.
     pub(crate) fn write_ends(&mut self) {
         self.writes.end();
     }
@@ -122,7 +122,7 @@ impl VmBackend {
         }
     }
 
-    /// Reads the card's own state of the channel, word by word.
+    /// Reads the card's state of the channel, word by word.
     pub(super) fn userd_read(&mut self, channel: VirtualChannelId, offset: u64, data: &mut [u8]) {
         let mut guard = self.host.lock();
         let (vram, channels) = guard.parts();
@@ -141,38 +141,38 @@ impl VmBackend {
         }
     }
 
-    /// Forwards only the doorbell: the card writes all other words. The word is taken when its last byte arrives, so
-    /// that narrower stores add up.
+    /// Forwards only the doorbell, because the card writes all other words. The word is complete when its last byte
+    /// arrives, so several narrow stores form one doorbell.
     fn userd_write(&mut self, channel: VirtualChannelId, offset: u64, data: &[u8]) {
         if let Some(gp_put) = self.work.store(channel, offset, data) {
-            // A long write may reach the USERD pages of several channels.
+            // One long write may reach the USERD pages of several channels.
             self.submit_doorbell();
             self.doorbell = Some(RungDoorbell { channel, gp_put });
         }
     }
 
-    /// Takes the doorbell that the current access has rung.
+    /// Takes the doorbell that the current access rang.
     pub(crate) fn take_doorbell(&mut self) -> Option<RungDoorbell> {
         self.doorbell.take()
     }
 
-    /// Submits the doorbell that the current access has rung.
+    /// Submits the doorbell that the current access rang.
     pub(crate) fn submit_doorbell(&mut self) {
         if let Some(RungDoorbell { channel, gp_put }) = self.take_doorbell() {
             self.ring_shown(channel, gp_put);
         }
     }
 
-    /// Handles a complete GP_PUT that the guest has written with a message.
+    /// Handles a complete GP_PUT that the guest wrote with a message.
     pub(crate) fn ring_shown(&mut self, channel: VirtualChannelId, gp_put: u32) {
         self.ring(channel, gp_put);
-        // A mapped page must show the same value; otherwise a poll would find an older doorbell there.
+        // A mapped page must show the same value; otherwise a poll would find an old doorbell in the page.
         if let Some(slot) = self.work.polled_at(channel) {
             self.show(channel, slot, userd::GP_PUT);
         }
     }
 
-    /// Splits `len` bytes from `address` on at page boundaries and calls `each` for each part.
+    /// Splits `len` bytes starting at `address` at page boundaries, and calls `each` for each part.
     fn by_page<E: From<Denied>>(
         &mut self,
         address: GuestVramAddr,

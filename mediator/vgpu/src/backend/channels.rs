@@ -1,4 +1,4 @@
-//! The guest's channels: an instance block becomes a channel of the card, and a doorbell becomes work on it.
+//! The guest's channels: turns an instance block into a channel of the card, and a doorbell into work for this channel.
 
 use super::VmBackend;
 use crate::work::Bound;
@@ -15,13 +15,13 @@ use std::sync::Arc;
 /// Reason that a channel is not bound.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum BindFailure {
-    /// The card has no memory for its page tables now. Holds its parsed instance block.
+    /// The card currently has no memory for the channel's page tables. Holds the parsed instance block.
     #[error("the card has no memory for its page tables")]
     Lacking(Box<GuestInstance>),
-    /// Its instance block is not in guest memory.
+    /// The instance block is not in guest memory.
     #[error("its instance block at {0} is not the guest's memory")]
     Unreadable(Place),
-    /// Its instance block is invalid.
+    /// The instance block is invalid.
     #[error(transparent)]
     Instance(#[from] InstanceError),
     /// The card refuses the bind.
@@ -35,7 +35,7 @@ impl VmBackend {
         if self.pending.ring(channel, gp_put) {
             return;
         }
-        // Locked once for all channels, because other threads need the card's lock as well.
+        // The card is locked once for all channels, because other threads need its lock as well.
         let host = Arc::clone(&self.host);
         let mut state = host.lock();
         let checked = self.with_state(&mut state, |channels, card, vm| channels.doorbell(card, vm, channel, gp_put));
@@ -58,21 +58,21 @@ impl VmBackend {
         self.end_of_pull(channel, fault);
     }
 
-    /// Takes a channel's new work to the card, with everything that its address space maps. The work starts in its
-    /// slice.
+    /// Submits a channel's new work to the card, after everything that its address space maps. The work starts in its
+    /// VM's slice.
     pub(crate) fn submit(&mut self, doorbell: Doorbell) {
         let host = Arc::clone(&self.host);
         let fault = self.pull(&mut host.lock(), doorbell);
         self.end_of_pull(doorbell.virtual_channel, fault);
     }
 
-    /// Same as [`Self::submit`], with the card's state. Returns the fault if part of the channel's ring cannot be
+    /// Same as [`Self::submit`], with the card's state. Returns a fault if part of the channel's ring cannot be
     /// fetched.
     fn pull(&mut self, state: &mut CardState, doorbell: Doorbell) -> Option<RingFault> {
         let channel = doorbell.virtual_channel;
         let Bound { space, .. } = self.work.bound(channel)?;
         if state.vram_mut().was_short(self.vm) {
-            // Memory that was denied before may be available now.
+            // Previously denied memory may be available now.
             self.memory.granted();
         }
         if let Err(error) = self.memory.prepare(state, space) {
@@ -98,7 +98,7 @@ impl VmBackend {
         fault
     }
 
-    /// Handles the end of a pull, which stops at the first entry that cannot be fetched.
+    /// Handles the end of a pull, which may have stopped at an entry that cannot be fetched.
     fn end_of_pull(&mut self, channel: VirtualChannelId, fault: Option<RingFault>) {
         match fault {
             None => {}
@@ -110,7 +110,8 @@ impl VmBackend {
         }
     }
 
-    /// Takes a channel that cannot continue off the card, and reports the fault as the card's host unit would.
+    /// Takes a channel that cannot continue off the card, and reports the fault in the same way as the card's host
+    /// unit.
     fn fault(&mut self, channel: VirtualChannelId, va: GpuVa, reason: u32) {
         let instance = self.work.instance(channel);
         tracing::warn!(vm = %self.vm, ?channel, %va, reason, "a channel's ring cannot be fetched");
@@ -138,7 +139,7 @@ impl VmBackend {
         }
         let bound = self.memory.open(guest.directory).and_then(|space| self.bind_in(channel, instance, &guest, space));
         if bound.is_err() {
-            // The shadow may have been created for this channel.
+            // The shadow may have been created for this channel only.
             self.memory.collect();
         }
         bound.map_err(|error| match error {
@@ -163,7 +164,7 @@ impl VmBackend {
         let bound = Bound { space, physical, span };
         let pages = own_pages(self.host.layout(), bound);
         if let Err(error) = self.memory.map_host(space, &pages) {
-            // It has not executed work, so it has no state to leave.
+            // The channel has not executed work, so it has no state to save.
             let _ = self.host.lock().end_channel(self.vm, channel);
             return Err(error);
         }
@@ -172,7 +173,7 @@ impl VmBackend {
         Ok(())
     }
 
-    /// Refuses a bind: the channel's first work will fault.
+    /// Refuses a bind, so that the channel's first work faults.
     pub(super) fn refuse_bind(&mut self, channel: VirtualChannelId, instance: Place, error: &BindFailure) {
         self.counts.binds_refused += 1;
         tracing::warn!(vm = %self.vm, ?channel, %error, "a channel is not bound; its first work will fault");
@@ -188,7 +189,7 @@ impl VmBackend {
         self.work.enlist(channel, instance, userd.map(|userd| userd.0));
     }
 
-    /// Takes a channel off the card. Saves the ring's indices in its instance block, as the card does.
+    /// Takes a channel off the card. Saves the ring's indices in the instance block, as the card does.
     pub(super) fn unbind(&mut self, channel: VirtualChannelId) {
         if self.work.instance(channel).is_none() {
             return;
@@ -202,15 +203,15 @@ impl VmBackend {
     }
 
     /// Ends a channel that the card's interrupt thread has retired. Returns its instance block. Does nothing and
-    /// returns `None` if the guest has unbound it since: its number now belongs to another channel.
+    /// returns `None` if the guest has unbound the channel since: its number now belongs to another channel.
     pub(crate) fn end_retired(&mut self, channel: VirtualChannelId) -> Option<Place> {
         let retired = self.host.lock().channels().is_retired(self.vm, channel);
         retired.then(|| self.take_off(channel))?;
         self.work.instance(channel)
     }
 
-    /// Takes a channel off the card and its work area out of its address space; only then can its number be reused. A
-    /// channel that does not leave its engines immediately keeps its work area until it has left
+    /// Takes a channel off the card and removes its work area from its address space; only then can its number be
+    /// reused. A channel that does not leave its engines immediately keeps its work area until it has left
     /// ([`Self::channels_left`]).
     pub(super) fn take_off(&mut self, channel: VirtualChannelId) {
         self.detach_channel(channel);
@@ -219,8 +220,8 @@ impl VmBackend {
             let mut state = self.host.lock();
             let retired = state.retire_channel(self.vm, channel);
             if retired.is_err() {
-                // Under the same lock: if the tick saw that the channel has left while it counts as bound, the VM would
-                // not be notified. The card manager watches for the channel to leave.
+                // This happens under the same lock: if the tick saw that the channel has left while it counts as bound,
+                // the VM would not be notified. The card manager checks when the channel leaves.
                 state.channels_mut().strand(self.vm, channel);
                 let _ = state.end_channel(self.vm, channel);
             }
@@ -240,7 +241,7 @@ impl VmBackend {
         }
     }
 
-    /// Takes the work areas of channels that have left the card out of their address spaces, which frees their numbers.
+    /// Removes the work areas of channels that have left the card from their address spaces, which frees their numbers.
     pub(crate) fn channels_left(&mut self) {
         let left = self.host.lock().take_left(self.vm);
         for physical in left {
@@ -252,8 +253,8 @@ impl VmBackend {
         self.memory.collect();
     }
 
-    /// Takes the work area of a channel that is off the card out of its address space. Returns true if the card can no
-    /// longer reach it.
+    /// Removes the work area of a channel that is off the card from its address space. Returns true if the card can no
+    /// longer access the work area.
     fn unmap_own(&mut self, bound: Bound) -> bool {
         let pages = own_pages(self.host.layout(), bound);
         let unmapped = self.memory.unmap_host(bound.space, &pages);
@@ -270,7 +271,7 @@ impl VmBackend {
         let words = self.with_channels(|channels, card, vm| channels.saved_words(card, vm, channel));
         for (offset, value) in words.into_iter().flatten() {
             let Some(Place::Vram(at)) = instance.checked_add(offset) else { continue };
-            // The block belonged to the guest when the channel was bound, and guest VRAM does not shrink.
+            // The block belonged to the guest at the channel's bind, and guest VRAM does not shrink.
             if self.guest_write(at, &value.to_le_bytes()).is_err() {
                 tracing::debug!(?channel, "a channel's state could not be saved");
             }

@@ -1,4 +1,4 @@
-//! Moves pages of guest VRAM to where the guest's aperture tables put them, and back, as recorded in `remap`.
+//! Moves pages of guest VRAM to the places given by the guest's aperture tables, and back, as recorded in `remap`.
 
 use super::VmBackend;
 use crate::memory::{MappedWindow, Moves, PageTarget, Slot, ranges};
@@ -10,10 +10,10 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Time for which work may continue while pages under it wait to move, in ns of the card's clock.
+/// Time limit for work to continue while pages that it uses are waiting to move, in ns of the card's clock.
 // TIMEOUT: twice the limit of the watchdog, which ends hung work unless the operator has switched it off.
 const WORK_LIMIT_NS: u64 = 2 * ::channels::HANG_LIMIT_NS;
-/// Additional time that work may take after a reset of its engine is requested, in ns.
+/// Additional time limit for the work after a reset of its engine is requested, in ns.
 const RESET_LIMIT_NS: u64 = 1_000_000_000;
 /// Words of a USERD page that the card writes and a driver reads.
 const PROGRESS: [u64; 9] = [
@@ -28,28 +28,29 @@ const PROGRESS: [u64; 9] = [
     userd::GP_PUT,
 ];
 
-/// Poll interval for work to leave the card before pages move. The VM's lock is free meanwhile.
+/// Interval at which the VM is polled until its work has left the card and pages can move. The VM's lock is free
+/// meanwhile.
 pub(crate) const MOVE_POLL_INTERVAL: Duration = Duration::from_micros(100);
 
 /// A page of zeros.
 const BLANK: [u8; SMALL_PAGE as usize] = [0; SMALL_PAGE as usize];
 
-/// Work that leaves the card, so that pages under mapped apertures can move.
+/// Work that is leaving the card so that pages under mapped apertures can move.
 #[derive(Debug)]
 pub(super) struct Stop {
     /// Channels that had work.
     busy: Vec<VirtualChannelId>,
-    /// Its start, in ns of the card's clock.
+    /// Start of the stop, in ns of the card's clock.
     since_ns: u64,
-    /// Parts of BARs whose mapping must change.
+    /// Windows whose mapping must change.
     due: Vec<MappedWindow>,
-    /// Time until which the VM, whose budget of moves is used up, submits no work, in ns of the card's clock.
+    /// Time until which the VM submits no work, because its budget of moves is used up, in ns of the card's clock.
     until_ns: Option<u64>,
 }
 
 impl VmBackend {
-    /// Handles a guest's TLB flush of `directory` (of all directories, for `None`): mapped apertures that use it then
-    /// show the pages of their current tables.
+    /// Handles a guest's TLB flush of `directory` (of all directories, for `None`): mapped apertures that use the
+    /// directory then show the pages of their current tables.
     pub(super) fn refresh_flushed(&mut self, directory: Option<Place>) {
         for aperture in [Aperture::Bar1, Aperture::Bar3] {
             if self.remap().extent(aperture.into()).is_some()
@@ -60,7 +61,7 @@ impl VmBackend {
         }
     }
 
-    /// Handles a new PRAMIN base: PRAMIN shows the pages there once [`Self::look_at_moves`] has moved them.
+    /// Handles a new PRAMIN base: PRAMIN shows the pages at this base once [`Self::look_at_moves`] has moved them.
     pub(super) fn move_window(&mut self, base: Option<GuestVramAddr>) {
         self.memory.place_window(base);
         self.refresh(MappedWindow::Pramin);
@@ -78,8 +79,8 @@ impl VmBackend {
         self.show_window(None);
     }
 
-    /// Makes mapped apertures show the pages that an arrived VM's tables name, and blank pages where the VM has no
-    /// memory yet. None of its work is on the card.
+    /// Makes mapped apertures show the pages in the tables of a VM that has arrived, and blank pages where the VM has
+    /// no memory yet. None of the VM's work is on the card.
     pub(crate) fn show_apertures(&mut self) {
         if self.remap().pages() == 0 {
             self.remap().blank(&self.host);
@@ -88,8 +89,8 @@ impl VmBackend {
         self.choose_polled();
     }
 
-    /// Updates the mapped part of a BAR to the pages that the guest has there now. If work of the VM names pages that
-    /// must move, or the VM has spent its budget of moves, [`Self::look_at_moves`] does that later.
+    /// Updates the mapped part of a BAR to the pages that the guest currently maps there. If work of the VM uses pages
+    /// that must move, or the VM has used up its budget of moves, [`Self::look_at_moves`] makes this update later.
     pub(super) fn refresh(&mut self, showing: MappedWindow) {
         let changes = self.memory.changes(showing);
         if changes.is_empty() {
@@ -104,7 +105,7 @@ impl VmBackend {
         self.refresh_changes(showing, &changes);
     }
 
-    /// Same as [`Self::refresh`], for changes that the guest did not request: ignores the budget.
+    /// Same as [`Self::refresh`], but ignores the budget: for changes that the guest did not request.
     fn refresh_at_once(&mut self, showing: MappedWindow) {
         if let Some(Stop { until_ns, .. }) = &mut self.stop {
             *until_ns = until_ns.map(|_| 0);
@@ -130,20 +131,20 @@ impl VmBackend {
         self.look_at_moves();
     }
 
-    /// Returns whether pages wait for work to leave the card.
+    /// Returns true if pages are waiting for work to leave the card.
     pub(crate) fn moves_wait(&self) -> bool {
         self.stop.is_some()
     }
 
-    /// Moves pages once work has left the card. Returns true if some pages still wait; if so, call it again after
-    /// [`MOVE_POLL_INTERVAL`], with the VM's lock free meanwhile.
+    /// Moves pages once work has left the card. Returns true if some pages are still waiting; the caller then releases
+    /// the VM's lock and calls this function again after [`MOVE_POLL_INTERVAL`].
     pub(crate) fn look_at_moves(&mut self) -> bool {
         let Some(Stop { busy, since_ns, until_ns, .. }) = &self.stop else { return false };
         let (busy, since_ns) = (busy.clone(), *since_ns);
         if let Some(until_ns) = *until_ns {
             return self.now_ns() < until_ns || self.take_up_due();
         }
-        // Work that cannot be interrupted continues to its end. If it hangs, the watchdog ends it.
+        // Work that cannot be interrupted continues to its end. If the work hangs, the watchdog ends it.
         if let Some(channel) = busy.into_iter().find(|channel| self.preempting(*channel)) {
             let waited_ns = self.now_ns().saturating_sub(since_ns);
             if waited_ns < WORK_LIMIT_NS {
@@ -162,12 +163,12 @@ impl VmBackend {
             self.show_changes(showing, &changes);
         }
         self.stop = None;
-        // Channels that were paused meanwhile wait only for this.
+        // Channels that were paused meanwhile wait only for the moves.
         self.pause(self.work.blocks());
         false
     }
 
-    /// Starts the moves that have waited for the VM's budget. Returns whether they wait for work to leave the card.
+    /// Starts the moves that waited for the VM's budget. Returns true if they are waiting for work to leave the card.
     fn take_up_due(&mut self) -> bool {
         for showing in self.stop.take().map(|stop| stop.due).unwrap_or_default() {
             let changes = self.memory.changes(showing);
@@ -207,8 +208,8 @@ impl VmBackend {
         let Self { host, vm, memory, .. } = self;
         let address = |page: u32| GuestVramAddr(u64::from(page) * SMALL_PAGE);
         let mut data = [0; SMALL_PAGE as usize];
-        // An unplaced page is zero, and stays zero until its chunk is placed here and written. Each word read from a
-        // card is a round trip. Yields the card's lock to waiting threads after each page.
+        // An unplaced page is zero until it is placed in its chunk and written. Each word read from a card is a round
+        // trip, so the card's lock is yielded to waiting threads after each page.
         let mut state = host.lock();
         let mut zeros = BTreeSet::new();
         for (page, _) in moves.outs.iter().chain(&moves.ins) {
@@ -259,7 +260,7 @@ impl VmBackend {
         }
     }
 
-    /// Makes the VM's channels leave the engines, if any may be at work, and keeps them off.
+    /// Makes the VM's channels leave the engines, if any channel may be working, and keeps them off.
     fn stop_work(&mut self) {
         let busy: Vec<VirtualChannelId> = {
             let mut guard = self.host.lock();
@@ -281,7 +282,7 @@ impl VmBackend {
         self.stop = Some(Stop { busy, since_ns: self.now_ns(), due: Vec::new(), until_ns: None });
     }
 
-    /// Forgets the pages under the apertures after the guest's driver is gone; their contents are lost. The VM's
+    /// Forgets the pages under the apertures after the guest's driver state is gone; their contents are lost. The VM's
     /// channels are off the card, except those that the card does not release.
     pub(super) fn forget_homes(&mut self) {
         self.stop = None;
@@ -295,7 +296,7 @@ impl VmBackend {
         }
     }
 
-    /// Finds the channels whose USERD is under a mapped aperture: their doorbells are not messages.
+    /// Finds the channels whose USERD is under a mapped aperture: their doorbells arrive without messages.
     pub(super) fn choose_polled(&mut self) {
         let remap = self.memory.grants().remap();
         for (channel, slot) in self.work.choose_polled(|page| remap.home(page)) {
@@ -303,8 +304,8 @@ impl VmBackend {
         }
     }
 
-    /// Same as [`Self::choose_polled`], for a VM that was taken over: a GP_PUT that the guest wrote there counts as
-    /// new.
+    /// Same as [`Self::choose_polled`], for a VM that was taken over: a GP_PUT that the guest wrote to such a USERD
+    /// counts as new.
     pub(crate) fn poll_again(&mut self) {
         let remap = self.memory.grants().remap();
         for (channel, _) in self.work.choose_polled(|page| remap.home(page)) {
@@ -314,8 +315,8 @@ impl VmBackend {
         }
     }
 
-    /// Polls for doorbells without messages, and updates the guest-visible progress. Returns true if it found a
-    /// doorbell.
+    /// Polls for doorbells without messages, and updates the guest-visible progress. Returns true if a doorbell was
+    /// found.
     pub(crate) fn poll(&mut self) -> bool {
         let mut found = false;
         for (channel, slot) in self.work.polled().collect::<Vec<_>>() {
@@ -332,7 +333,7 @@ impl VmBackend {
         found
     }
 
-    /// Copies a word of the channel's USERD to its guest-visible location.
+    /// Copies a word of the channel's USERD to the page that the guest sees.
     pub(super) fn show(&mut self, channel: VirtualChannelId, slot: Slot, offset: u64) {
         let mut word = [0; 4];
         self.userd_read(channel, offset, &mut word);

@@ -1,4 +1,4 @@
-//! Operations of a paravirtual guest on its memory and its channels.
+//! Operations of a paravirtual guest on its memory and channels.
 #![cfg_attr(
     not(test),
     deny(clippy::indexing_slicing, clippy::arithmetic_side_effects, clippy::cast_possible_truncation)
@@ -15,7 +15,7 @@ use pv::abi::Status;
 use pv::{Control, Question};
 use vram::victim::PRIORITY_DEFAULT;
 
-/// The value of a successful operation.
+/// Outcome of an operation: its value on success, otherwise its status.
 pub(crate) type Done = Result<u64, Status>;
 
 impl VmBackend {
@@ -58,7 +58,7 @@ impl VmBackend {
         }
     }
 
-    /// Notifies the readers of the tables of pages that have changed.
+    /// Reports changed pages to the readers of the tables.
     pub(crate) fn tables_written(&mut self) {
         self.memory.tables_written();
     }
@@ -107,7 +107,7 @@ impl VmBackend {
         pv.create_channel(channel, &known).map(|()| 0)
     }
 
-    /// Returns a channel that the guest has created.
+    /// Returns a virtual channel if the guest has created it.
     pub(crate) fn created(&self, channel: u32) -> Result<VirtualChannelId, Status> {
         let channel = VirtualChannelId::new(channel).ok_or(Status::NoObject)?;
         let pv = self.pv.as_ref().ok_or(Status::Unsupported)?;

@@ -23,7 +23,7 @@ pub(crate) struct SavedBackend {
     memory: SavedMemory,
     work: SavedWork,
     pending: SavedPending,
-    /// By name.
+    /// Counters by name.
     counts: Vec<(String, u64)>,
     pv: Option<SavedInterface>,
 }
@@ -40,14 +40,14 @@ fn bound_of(
     Some(Bound { space, physical, span: channels.span(physical)? })
 }
 
-/// Channels whose doorbells will be submitted once the card resumes, with GP_PUT.
+/// Channels whose doorbells will be submitted once the card resumes, each with its GP_PUT.
 pub(crate) type WaitingDoorbells = Vec<(VirtualChannelId, u32)>;
 
 impl VmBackend {
-    /// Saves the side.
+    /// Saves the VM's use of the card.
     ///
     /// # Errors
-    /// [`ManagerError::Unsettled`] when any work is in flight.
+    /// [`ManagerError::Unsettled`] if any work is in flight.
     pub(crate) fn save_side(&self) -> Result<SavedBackend, ManagerError> {
         let Self {
             host: _,
@@ -60,11 +60,11 @@ impl VmBackend {
             writes: _,
             stop,
             faults,
-            // Determined again after the restore.
+            // Computed again after the restore.
             quiet: _,
             doorbell,
             counts,
-            // Its budget is full in the next process.
+            // The budget is full in the next process.
             pace: _,
             pv,
         } = self;
@@ -80,12 +80,12 @@ impl VmBackend {
         })
     }
 
-    /// Saves which segments are mapped, if any are.
+    /// Saves the mapped segments, if any are mapped.
     pub(crate) fn save_attachments(&self) -> Option<SavedAttachments> {
         self.pv.as_ref()?.attachments().save(|space| self.memory.directory(space))
     }
 
-    /// Returns whether a segment is mapped.
+    /// Returns true if any segment is mapped.
     pub(crate) fn has_segments(&self) -> bool {
         self.pv.as_ref().is_some_and(|pv| !pv.attachments().is_empty())
     }
@@ -95,12 +95,12 @@ impl VmBackend {
         self.memory.prepare_all()
     }
 
-    /// Restores the state of a VM that arrives from another card, with its address spaces and that card's state of its
-    /// channels. Its memory is there. It is paused on this card and not served yet. The caller discards the VM after an
-    /// error.
+    /// Restores the state of a VM that arrives from another card, including its address spaces and that card's state of
+    /// its channels. The VM's memory is already on this card. The VM is paused on this card and not served yet. The
+    /// caller discards the VM after an error.
     ///
     /// # Errors
-    /// If the state is invalid, or the card lacks memory or channels for it.
+    /// If the state is invalid, or the card has too little memory or too few channels.
     pub(crate) fn arrive(
         &mut self,
         saved: SavedBackend,

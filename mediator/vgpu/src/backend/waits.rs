@@ -1,4 +1,4 @@
-//! Binds and work that wait for memory: starts a wait, and retries when memory may be available.
+//! Binds and work that wait for memory: starts waits, and retries when memory may be available.
 
 use super::VmBackend;
 use super::channels::BindFailure;
@@ -10,7 +10,7 @@ use nvspec::fifo::VirtualChannelId;
 use std::sync::Arc;
 
 impl VmBackend {
-    /// Queues a bind that finds no memory. Returns `false` if it cannot wait.
+    /// Queues a bind for which no memory is free. Returns `false` if the bind cannot wait.
     pub(super) fn bind_later(&mut self, channel: VirtualChannelId, instance: Place, guest: &GuestInstance) -> bool {
         if !self.pending.add_bind(&mut self.host.lock(), channel, instance) {
             return false;
@@ -20,8 +20,8 @@ impl VmBackend {
         true
     }
 
-    /// Queues work whose memory is not placed, while the mover may find memory or the operator's limit allows. Returns
-    /// `false` if it has waited that long.
+    /// Queues work whose memory is not placed, as long as the mover may find memory or the operator's limit allows.
+    /// Returns `false` if the work has reached the limit.
     pub(super) fn may_wait(&mut self, state: &mut CardState, doorbell: Doorbell) -> bool {
         let channel = doorbell.virtual_channel;
         let Some(first) = self.pending.add_work(state, doorbell) else {
@@ -39,20 +39,21 @@ impl VmBackend {
         true
     }
 
-    /// Ends the wait of a channel's bind or work, if it waited.
+    /// Ends the wait of a channel's bind or work, if there is one.
     pub(super) fn wait_ends(&mut self, state: &mut CardState, channel: VirtualChannelId) {
         let waited_ns = self.pending.end(state, channel);
         self.counts.memory_waited_ns = self.counts.memory_waited_ns.saturating_add(waited_ns);
     }
 
-    /// Retries everything that waits for memory.
+    /// Retries all binds and work that wait for memory.
     pub(crate) fn retry(&mut self) {
         for (channel, bind) in self.pending.binds() {
             self.bind_again(channel, bind);
         }
         let waiting = self.pending.work();
         if waiting.is_empty() && self.host.lock().vram_mut().was_short(self.vm) {
-            // The denied memory did not belong to waiting work. The next work that needs it checks again.
+            // The memory was denied to other accesses, not to waiting work. The next work that needs the memory checks
+            // again.
             self.memory.granted();
         }
         for doorbell in waiting {

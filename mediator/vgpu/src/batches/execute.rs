@@ -15,21 +15,22 @@ use nvspec::regs::pfifo::{CHANNEL, CHANNEL_STATE};
 use pv::abi::Status;
 use pv::{Begun, Op};
 
-/// Bytes that are filled or copied at a time.
+/// Maximum size of a fill or copy per step, in bytes.
 const BYTES_PER_STEP: usize = 64 << 10;
 
-/// Bytes that are handled under one hold of the VM's lock. Other threads get the lock before the batch continues.
+/// Number of bytes that are handled under one hold of the VM's lock. Other threads get the lock before the batch
+/// continues.
 const BUDGET: u64 = 256 << 10;
-/// Bytes that an operation counts for if it handles none itself.
+/// Cost in bytes of an operation that fills or copies no memory.
 const OPERATION: u64 = 1 << 10;
 
 /// State of a batch's operations under one hold of the VM's lock.
 struct Context {
-    /// Holders of the card's memory, cached from the first query on.
+    /// Holdings of the card's memory, cached by the first query.
     holdings: Option<Holdings>,
-    /// Bytes of [`BUDGET`] that are left.
+    /// Remaining bytes of [`BUDGET`].
     left: u64,
-    /// Bytes of the current operation that have been handled, if it has begun and continues later.
+    /// Number of bytes of the current operation that have been handled, if it has started and continues later.
     begun: Option<u64>,
 }
 
@@ -39,14 +40,14 @@ impl Context {
     }
 }
 
-/// Returns the bytes that an operation counts for, excluding bytes that it fills or copies.
+/// Returns the cost of an operation in bytes, excluding the bytes that it fills or copies.
 fn cost(op: &Op<'_>) -> u64 {
     let entries = |count: u64| count.saturating_mul(nvspec::mmu::ENTRY_BYTES).max(OPERATION);
     match op {
         Op::TableCreate { kind, .. } => kind.bytes(),
         Op::EntriesRun { count, .. } | Op::EntriesZero { count, .. } => entries((*count).into()),
         Op::EntriesList { entries: list, .. } => entries(list.len() as u64),
-        // The amount of work of these operations depends on earlier ones.
+        // The amount of work of these operations depends on previous operations.
         Op::TableDestroy { .. }
         | Op::DirectoryBind { .. }
         | Op::Flush { .. }
@@ -63,13 +64,13 @@ fn cost(op: &Op<'_>) -> u64 {
 pub(super) enum Executed {
     /// The batch has ended.
     Whole,
-    /// It continues immediately.
+    /// The batch continues immediately.
     Part,
-    /// It continues when the card has memory for the channel that its current operation names.
+    /// The batch continues when the card has memory for the channel of its current operation.
     AwaitsBind,
 }
 
-/// Returns the channel whose address space an operation uses: that channel must be bound first.
+/// Returns the channel whose address space an operation uses: this channel must be bound first.
 fn channel_of(op: &Op<'_>) -> Option<VirtualChannelId> {
     match op {
         Op::ShareAttach { channel, .. } | Op::ShareDetach { channel, .. } => VirtualChannelId::new(*channel),
@@ -78,8 +79,8 @@ fn channel_of(op: &Op<'_>) -> Option<VirtualChannelId> {
 }
 
 impl Core {
-    /// Executes as much of a batch as one hold of the VM's lock allows. `begun`: bytes of its current operation that
-    /// were handled before.
+    /// Executes as much of a batch as one hold of the VM's lock allows. `begun` is the number of bytes of the current
+    /// operation that were already handled.
     pub(super) fn execute(&mut self, batch: &mut Begun, begun: &mut Option<u64>) -> Executed {
         let accepted = self.backend.pv().map_or(0, Interface::accepted);
         let mut context = Context { holdings: None, left: BUDGET, begun: begun.take() };
@@ -213,8 +214,8 @@ fn copy_vram(
     })
 }
 
-/// Calls `each` with offset and length of each part, as far as the budget allows. A failure means that memory is short,
-/// because the range belongs to the guest.
+/// Calls `each` with the offset and length of each part, as far as the budget allows. A failure means that memory is
+/// short, because the range belongs to the guest.
 fn in_pieces(bytes: u64, context: &mut Context, mut each: impl FnMut(u64, usize) -> bool) -> Done {
     let mut done = context.begun.take().unwrap_or(0);
     while done < bytes {

@@ -1,4 +1,5 @@
-//! Memory that a VM has: which memory its page tables and its guest's structures may name, and where it is.
+//! Memory of a VM: the memory that its page tables and its guest's structures may name, and the location of this
+//! memory.
 
 use super::ram::RamMap;
 use super::remap::{Home, Remap};
@@ -10,21 +11,21 @@ use vmm_glue::Link;
 use vmm_glue::memory::MemoryTable;
 use vram::{TenantId, VramAddr};
 
-/// The guest's memory may not be accessed there.
+/// The guest's memory at this address may not be accessed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct NotGranted;
 
-/// Memory that one VM has.
+/// Memory that belongs to one VM.
 pub(crate) struct Grants {
     vm: TenantId,
-    /// Size of its VRAM in bytes.
+    /// Size of the VM's VRAM in bytes.
     vram_bytes: u64,
     link: Link,
     ram: RamMap,
     bus_master: bool,
-    /// The part of its VRAM that is under apertures which the VMM maps.
+    /// The part of the VRAM under apertures that the VMM maps.
     remap: Remap,
-    /// Page tables that the mediator keeps for it, addressed after the end of its VRAM.
+    /// Page tables that the mediator keeps for the guest, addressed after the end of its VRAM.
     tables: Option<pv::Tables>,
 }
 
@@ -33,8 +34,8 @@ impl Grants {
         Self { vm, vram_bytes, link, ram: RamMap::default(), bus_master: false, remap: Remap::default(), tables: None }
     }
 
-    /// Restores them with regions of RAM that are mapped for the card, page tables that are kept, and apertures that
-    /// the VMM maps.
+    /// Restores the grants with regions of RAM that are mapped for the card, kept page tables, and apertures that the
+    /// VMM maps.
     pub(super) fn restored(
         vm: TenantId,
         link: Link,
@@ -52,12 +53,12 @@ impl Grants {
         (self.bus_master, self.tables) = (bus_master, tables);
     }
 
-    /// Returns the bytes of VRAM.
+    /// Returns the size of the VRAM in bytes.
     pub(crate) fn vram_bytes(&self) -> u64 {
         self.vram_bytes
     }
 
-    /// Returns whether the device may access guest RAM.
+    /// Returns true if the device may access guest RAM.
     pub(crate) fn bus_master(&self) -> bool {
         self.bus_master
     }
@@ -66,7 +67,7 @@ impl Grants {
         self.bus_master = enabled;
     }
 
-    /// Makes the server check whether the regions that the client lends are memory that it shares.
+    /// Makes the server check that the regions that the client lends are shared memory.
     pub(super) fn check_shared(&self) {
         self.link.check_shared();
     }
@@ -136,7 +137,7 @@ impl Grants {
         self.link.memory().write(address.0, data).map_err(|_| NotGranted)
     }
 
-    /// Reads the guest's structures page by page, wherever each is.
+    /// Reads the guest's structures page by page, from the location of each page.
     pub(super) fn read_vram(&self, vram: &mut CardVram, address: GuestVramAddr, data: &mut [u8]) -> Option<()> {
         let Self { vm, remap, tables, .. } = self;
         if let Some(tables) = tables.as_ref().filter(|tables| tables.contains(address)) {
@@ -160,7 +161,7 @@ impl Grants {
         Some(())
     }
 
-    /// Returns the address of a page of guest VRAM on the card. Places an unplaced page, because the GPU may write it
+    /// Returns the card's address of a page of guest VRAM. Places an unplaced page, because the GPU may write the page
     /// without a request.
     pub(super) fn vram_frame(&self, vram: &mut CardVram, address: GuestVramAddr, len: u64) -> Option<Frame> {
         match self.remap.whereabouts(address, len) {

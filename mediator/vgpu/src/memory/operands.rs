@@ -1,9 +1,9 @@
-//! Memory that submitted work names, for the choice of victims by use ([`vram::victim`]'s `clock`), and for the
-//! estimate of bus traffic (`card_manager::balance`).
+//! Memory that submitted work names, used to choose victims by use ([`vram::victim`]'s `clock`), and to estimate bus
+//! traffic (`card_manager::balance`).
 //!
 //! A push buffer names the sources and destinations of copies, and memory that an engine uses by address: code,
 //! constants, local memory, semaphores. Memory that a kernel reaches through pointers in its constants is not visible
-//! here.
+//! to this module.
 #![cfg_attr(
     not(test),
     deny(clippy::indexing_slicing, clippy::arithmetic_side_effects, clippy::cast_possible_truncation)
@@ -14,17 +14,17 @@ use nvspec::class::{ce90b5, compute90c0, id, m2mf9039};
 use nvspec::fifo::{HeaderOp, MethodHeader, OldMethodHeader, host_method, sub_op};
 use std::collections::BTreeMap;
 
-/// Words of a submission's push buffers that are read. Later names are ignored.
+/// Number of words of a submission's push buffers that are read. Names in later words are ignored.
 const WORDS: usize = 4096;
 /// Maximum number of addresses looked up per submission, so that a guest cannot delay others with repeated addresses.
 const MAX_LOOKUPS: usize = 2048;
-/// Maximum bytes of a surface that count, so that an impossibly large size costs no time.
+/// Maximum size of a surface in bytes, so that an impossibly large size costs no time.
 const SURFACE_MAX: u64 = 1 << 30;
-/// Bits of a GPU virtual address.
+/// Mask of the bits of a GPU virtual address.
 const VA_MASK: u64 = (1 << VA_BITS) - 1;
 
-/// The classes of a channel's subchannels. Initially the classes that nouveau and Mesa bind there, because the binding
-/// may have happened before the first read.
+/// The classes of a channel's subchannels. Initially, these are the classes that nouveau and Mesa bind, because the
+/// binding may have happened before the first read.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Objects([u32; 8]);
 
@@ -34,18 +34,18 @@ impl Default for Objects {
     }
 }
 
-/// Addresses that a submission names, while it is pulled.
+/// Collects the addresses that a submission names, while it is pulled.
 #[derive(Debug)]
 pub(crate) struct Names<'a> {
     objects: &'a mut Objects,
-    /// Words that are left to read.
+    /// Number of words that may still be read.
     words: usize,
-    /// Addresses that are left to look up.
+    /// Number of addresses that may still be looked up.
     lookups: usize,
 }
 
 impl<'a> Names<'a> {
-    /// Creates it for a submission of the channel with these objects.
+    /// Creates the collector for a submission of the channel with these objects.
     pub(crate) fn new(objects: &'a mut Objects) -> Self {
         Self { objects, words: WORDS, lookups: MAX_LOOKUPS }
     }
@@ -58,14 +58,14 @@ impl<'a> Names<'a> {
     }
 
     /// Calls `each` with an address in each `step` bytes of the memory that a push buffer names, and the number of
-    /// bytes named there.
+    /// named bytes at this address.
     pub(crate) fn each(&mut self, bytes: &[u8], step: u64, mut each: impl FnMut(GpuVa, u64)) {
         let word = |bytes: &[u8]| bytes.iter().rev().fold(0, |sum, byte| sum << 8 | u32::from(*byte));
         let words: Vec<u32> = bytes.chunks_exact(4).map(word).collect();
         let lookups = &mut self.lookups;
         walk(&words, self.objects, |va, len| {
-            // A chunk need not start at a multiple of its size in the address space: the last byte may be in one more
-            // chunk.
+            // A chunk need not start at a multiple of its size in the address space, so the last byte may be in one
+            // more chunk.
             let end = va.0.saturating_add(len);
             let step_by = usize::try_from(step).unwrap_or(usize::MAX).max(1);
             for at in (va.0..end).step_by(step_by).chain([end.saturating_sub(1)]).take(*lookups) {
@@ -76,18 +76,18 @@ impl<'a> Names<'a> {
     }
 }
 
-/// Two methods that hold an address: bits 39:32, bits 31:0.
+/// Two methods with an address: bits 39:32, and bits 31:0.
 type Address = (u32, u32);
 
 /// Methods of a copy.
 struct Copy {
-    /// Starts it.
+    /// Method that starts the copy.
     exec: u32,
-    /// Addresses of both sides, each with the bytes from one line to the next.
+    /// Addresses of both sides, each with the method for the distance between lines in bytes.
     sides: [(Address, u32); 2],
-    /// Size of a line in bytes.
+    /// Method for the size of a line in bytes.
     line: u32,
-    /// Lines.
+    /// Method for the number of lines.
     lines: u32,
 }
 
@@ -95,7 +95,7 @@ struct Copy {
 struct Class {
     numbers: &'static [u32],
     copy: Option<Copy>,
-    /// Addresses without a length, which take effect when their low part is written.
+    /// Methods with an address without a length. The address takes effect when its low part is written.
     points: &'static [Address],
 }
 
@@ -141,12 +141,12 @@ const CLASSES: [Class; 3] = [
 /// State while a push buffer is read.
 struct Walk<'a, F> {
     objects: &'a mut Objects,
-    /// The last datum of each method, by subchannel.
+    /// The last data word of each method, by subchannel.
     data: BTreeMap<(u8, u32), u32>,
     each: F,
 }
 
-/// Calls `each` with every range that `words` name: its first address, and its number of bytes. The words begin with a
+/// Calls `each` with the first address and the size in bytes of every range that `words` name. The words begin with a
 /// header.
 fn walk(words: &[u32], objects: &mut Objects, each: impl FnMut(GpuVa, u64)) {
     let mut walk = Walk { objects, data: BTreeMap::new(), each };
@@ -157,7 +157,7 @@ fn walk(words: &[u32], objects: &mut Objects, each: impl FnMut(GpuVa, u64)) {
             HeaderOp::OldIncreasing | HeaderOp::OldNonIncreasing if old.sub_op() == sub_op::METHODS => {
                 (old.subchannel(), old.method(), old.count())
             }
-            // A mask of subdevices; only one exists.
+            // This is a mask of subdevices; only one subdevice exists.
             HeaderOp::OldIncreasing | HeaderOp::OldNonIncreasing => continue,
             HeaderOp::Immediate => {
                 walk.method(header.subchannel(), header.method(), header.count().into());
@@ -256,7 +256,7 @@ mod tests {
     fn work_of_unbound_object_names_no_memory() {
         let mut objects = Objects([0; 8]);
         assert_eq!(named(&ce_copy(0x1000, 0x2000, 1), &mut objects), []);
-        // Headers that promise more words than exist, and all other headers.
+        // These are headers of all kinds, including headers that promise more words than exist.
         for word in (0..=u32::MAX).step_by(0x1_0001) {
             let found = named(&[word, word, !word], &mut Objects::default());
             assert!(found.iter().all(|(va, bytes)| *va <= VA_MASK && (1..=SURFACE_MAX).contains(bytes)));

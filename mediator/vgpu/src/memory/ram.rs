@@ -18,7 +18,7 @@ struct Region {
     writable: bool,
 }
 
-/// A region that was removed here and is still mapped for the card.
+/// A region that was removed from the map and is still mapped for the card.
 #[derive(Debug)]
 #[must_use]
 pub(crate) struct Lent {
@@ -27,8 +27,8 @@ pub(crate) struct Lent {
 }
 
 impl Lent {
-    /// Unmaps it for the card. `reachable`: translations that name it may be left in the card's TLBs; its I/O addresses
-    /// are then never used again.
+    /// Unmaps the region for the card. If `reachable` is true, the card's TLBs may still have translations that name
+    /// the region, so its I/O addresses are never used again.
     pub(crate) fn give_back(self, host: &ManagedCard, vm: TenantId, reachable: bool) {
         let unmapped = host.card().unmap_dma(self.iova.0, self.size);
         match unmapped {
@@ -48,8 +48,8 @@ pub(crate) struct RamMap {
 }
 
 impl RamMap {
-    /// Maps `region` for the card. A region without a file cannot be mapped: the card could not reach it, so page table
-    /// entries that name it are denied.
+    /// Maps `region` for the card. A region without a file cannot be mapped: the card could not access it, so page
+    /// table entries that name it are denied.
     ///
     /// # Errors
     /// If the VM's quota or the I/O address space is used up, or the host refuses.
@@ -72,10 +72,10 @@ impl RamMap {
         Ok(())
     }
 
-    /// Maps `region`, which the client has lent, for the card at its I/O address from before the card was taken over.
+    /// Maps `region`, which the client has lent, for the card at the I/O address that it had before the takeover.
     ///
     /// # Errors
-    /// If the card could not reach it, or the host refuses.
+    /// If the card cannot access the region, or the host refuses.
     pub(super) fn map_at(&mut self, host: &ManagedCard, region: &DmaRegion, iova: Iova) -> Result<(), ManagerError> {
         let mapping = region.mapping.as_ref().filter(|_| region.readable);
         let mapping =
@@ -85,7 +85,7 @@ impl RamMap {
         Ok(())
     }
 
-    /// Returns the regions that are no longer lent, and the newly lent ones.
+    /// Returns the regions that are no longer lent, and the newly lent regions.
     pub(super) fn difference(&self, lent: &MemoryTable) -> (Vec<(u64, u64)>, Vec<DmaRegion>) {
         let is_lent = |gpa: u64, here: &Region| {
             let there = lent.find(gpa).filter(|there| there.mapping.is_some() && there.readable);
@@ -122,20 +122,20 @@ impl RamMap {
         self.regions.remove(&gpa).map(|Region { size, iova, .. }| Lent { size, iova })
     }
 
-    /// Returns the bytes of the region that begins at `gpa`.
+    /// Returns the size in bytes of the region that starts at `gpa`.
     #[must_use]
     pub(crate) fn size_at(&self, gpa: u64) -> Option<u64> {
         self.regions.get(&gpa).map(|region| region.size)
     }
 
-    /// Returns start and bytes of the first region.
+    /// Returns the start and size in bytes of the first region.
     #[must_use]
     pub(crate) fn first(&self) -> Option<(u64, u64)> {
         self.regions.first_key_value().map(|(&gpa, region)| (gpa, region.size))
     }
 
-    /// Returns the card's address of `gpa`, and the number of contiguous bytes there; `None` if the access is not
-    /// allowed.
+    /// Returns the card's address of `gpa`, and the number of contiguous bytes at this address; `None` if the access is
+    /// not allowed.
     #[must_use]
     pub(crate) fn translate(&self, gpa: Gpa, write: bool) -> Option<(Iova, u64)> {
         let (&start, region) = self.regions.range(..=gpa.0).next_back()?;

@@ -1,15 +1,15 @@
 //! Apertures as host memory (`apertures = "remapped"`): maps pages of BAR1, BAR3 or PRAMIN to pages of guest VRAM.
 //!
-//! The VMM maps a file under most of an aperture, once, so a CPU access there is not a message. While the guest's
-//! tables map a page of its VRAM there, that page's *home* is the page of the file: its bytes are moved there when the
-//! guest flushes its TLB, and back when the mapping is removed. All other accesses, including the card's, use the home
-//! location. For PRAMIN, a register decides instead of tables.
+//! The VMM maps a file under most of an aperture, once, so a CPU access to this part is not a message. While the
+//! guest's tables map a page of its VRAM to this part, the page's *home* is the page of the file: its bytes are moved
+//! there when the guest flushes its TLB, and back when the mapping is removed. All other accesses, including the
+//! card's, use the home location. For PRAMIN, a register determines the pages instead of tables.
 //!
-//! This module keeps the records. `vm-device` has the memory, `moves` moves the pages.
+//! This module keeps the records. `vm-device` allocates the memory, and `moves` moves the pages.
 //!
-//! A page has one home, so guest VRAM that is mapped twice in mapped parts of the apertures at a time, and guest RAM
-//! that is mapped there at all, cannot be served: the later place shows zeros. That is counted, and logged once. PRAMIN
-//! yields to the others: a driver leaves it in place after its last use.
+//! A page has one home. Guest VRAM that is mapped twice in mapped parts of the apertures at the same time cannot be
+//! served, nor can guest RAM that is mapped in such a part: the later slot shows zeros. Such a slot is counted, and
+//! logged once. PRAMIN yields to the other apertures, because a driver leaves it in place after its last use.
 
 mod overlay;
 mod saved;
@@ -31,8 +31,8 @@ use std::sync::Arc;
 use vm_device::WindowMemory;
 use vmm_glue::{Mapping, MmapArea, RegionIndex};
 
-/// Bytes at the start of BAR1 that stay trapped, a multiple of 2 MiB. nouveau places the doorbells of all channels
-/// (512 KiB) there before anything else.
+/// Size of the trapped part at the start of BAR1 in bytes, a multiple of 2 MiB. nouveau places the doorbells of all
+/// channels (512 KiB) at the start of BAR1.
 pub(crate) const TRAPPED_BAR1: u64 = 16 << 20;
 
 /// A part of a BAR that shows guest VRAM, and that a client can map.
@@ -49,12 +49,12 @@ pub(crate) enum MappedWindow {
 impl MappedWindow {
     pub(crate) const ALL: [Self; 3] = [Self::Bar1, Self::Bar3, Self::Pramin];
 
-    /// Returns the part of a region, if it has one.
+    /// Returns the window in a region, if the region has one.
     pub(crate) fn for_region(region: RegionIndex) -> Option<Self> {
         Self::ALL.into_iter().find(|showing| showing.region() == region)
     }
 
-    /// Returns its BAR.
+    /// Returns the region of the window's BAR.
     pub(crate) fn region(self) -> RegionIndex {
         match self {
             Self::Bar1 => RegionIndex::Bar1,
@@ -63,7 +63,7 @@ impl MappedWindow {
         }
     }
 
-    /// Returns its name, and its range in the BAR, with apertures of `bar1` and `bar3` bytes.
+    /// Returns the window's name, and its range in the BAR, with apertures of `bar1` and `bar3` bytes.
     fn extent(self, (bar1, bar3): (u64, u64)) -> (&'static str, u64, u64) {
         match self {
             Self::Bar1 => ("bar1", TRAPPED_BAR1, bar1),
@@ -92,13 +92,13 @@ pub(crate) enum PageTarget {
     /// Shows no guest memory.
     #[default]
     Nothing,
-    /// Page number of guest VRAM.
+    /// Shows the page of guest VRAM with this number.
     Vram(u32),
-    /// Guest RAM, which cannot be under a mapped aperture.
+    /// Names guest RAM, which cannot be under a mapped aperture.
     Ram,
 }
 
-/// A page of a mapped aperture: its number from the aperture's start.
+/// A page of a mapped aperture, with its number from the aperture's start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Slot {
     window: usize,
@@ -106,7 +106,7 @@ pub(crate) struct Slot {
 }
 
 impl Slot {
-    /// Returns whether it yields to other slots for the same page, whichever was first.
+    /// Returns true if this slot yields to other slots for the same page, even to later ones.
     fn gives_way(self) -> bool {
         self.window == MappedWindow::Pramin.index()
     }
@@ -115,32 +115,32 @@ impl Slot {
 #[derive(Debug)]
 struct Window {
     memory: WindowMemory,
-    /// First page.
+    /// Number of the first page.
     first: u32,
     wants: Vec<PageTarget>,
 }
 
-/// Pages whose home changes. First all of `outs` are moved, then all of `ins`.
+/// Pages whose home changes. All of `outs` are moved first, then all of `ins`.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Moves {
-    /// Pages of guest VRAM that go back to the card, and their old slots.
+    /// Pages of guest VRAM that move back to the card, and their old slots.
     pub(crate) outs: Vec<(u32, Slot)>,
     /// Pages of the file that now show zeros.
     pub(crate) blanks: Vec<Slot>,
-    /// Pages of PRAMIN that showed zeros, because their VRAM was elsewhere. Writes there are lost.
+    /// Pages of PRAMIN that showed zeros, because their VRAM had another home. Writes to these pages are lost.
     pub(crate) strays: Vec<Slot>,
-    /// Pages of guest VRAM that move here, and their new slots.
+    /// Pages of guest VRAM that move under an aperture, and their new slots.
     pub(crate) ins: Vec<(u32, Slot)>,
 }
 
 /// Home of some bytes of guest VRAM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Home {
-    /// In their chunk.
+    /// In the range's chunk.
     Chunk,
     /// All under a mapped aperture, contiguous for the card.
     Host(Iova),
-    /// In several mappings.
+    /// In several places.
     Apart,
 }
 
@@ -151,9 +151,9 @@ counts! {
         moves: "aperture_moves",
         /// Pages of mapped apertures that could not show the memory that the guest mapped.
         aliases: "aperture_aliases",
-        /// Times that work was stopped for a move.
+        /// Number of times that work was stopped for a move.
         stops: "aperture_stops",
-        /// Moves that have waited because the guest had spent its budget of moves.
+        /// Moves that waited because the guest had used up its budget of moves.
         waits: "aperture_waits",
         /// Accesses through messages to parts that the client can map.
         messages: "aperture_messages",
@@ -164,14 +164,14 @@ counts! {
 #[derive(Debug, Default)]
 pub(crate) struct Remap {
     windows: [Option<Window>; MappedWindow::ALL.len()],
-    /// Page number of guest VRAM to its home.
+    /// Map from page numbers of guest VRAM to their homes.
     homes: HashMap<u32, Slot>,
-    /// Pages of guest VRAM that have a home, with the other slots that map them, in order of arrival.
+    /// For each page of guest VRAM with a home: the other slots that map it, in order of arrival.
     waiting: BTreeMap<u32, Vec<Slot>>,
     /// Set while the guest's driver state is removed: pages do not move.
     pub(crate) closing: bool,
     warned: bool,
-    /// The card's TLBs may hold translations to memory that no table names.
+    /// Set if the card's TLBs may hold translations to memory that no table names.
     pub(crate) stale: bool,
     pub(crate) counts: RemapCounts,
 }
@@ -180,7 +180,7 @@ impl Remap {
     /// Allocates host memory under PRAMIN, and under the apertures, with the sizes of BAR1 and BAR3.
     ///
     /// # Errors
-    /// If there is no memory, or there are no I/O addresses.
+    /// If no memory or no I/O addresses are available.
     pub(crate) fn open(host: &ManagedCard, bars: (u64, u64)) -> Result<Self, ManagerError> {
         let mut this = Self::default();
         for showing in MappedWindow::ALL {
@@ -199,11 +199,11 @@ impl Remap {
         Ok(this)
     }
 
-    /// Returns the same memory for another card, or for another VM whose client has it mapped, either with all its
-    /// pages or empty.
+    /// Returns the same memory for another card, or for another VM whose client maps it, either with all its pages or
+    /// empty.
     ///
     /// # Errors
-    /// If the card rejects it, or has no I/O addresses for it.
+    /// If the card rejects the memory, or has no I/O addresses for it.
     pub(crate) fn on(&self, host: &ManagedCard, inhabited: bool) -> Result<Self, ManagerError> {
         let mut this = Self { counts: self.counts, warned: self.warned, ..Self::default() };
         for (window, old) in this.windows.iter_mut().zip(&self.windows) {
@@ -223,19 +223,19 @@ impl Remap {
         Ok(this)
     }
 
-    /// Returns the pages under the apertures, readable after the records have changed.
+    /// Returns the pages under the apertures, which remain readable after the records have changed.
     pub(crate) fn overlay(&self) -> Overlay {
         let place = |(page, slot): (&u32, &Slot)| Some((u64::from(*page), self.memory(*slot)?.region(slot.page)));
         Overlay::from_pages(self.homes.iter().filter_map(place).collect())
     }
 
-    /// Returns whether the VMM maps any aperture.
+    /// Returns true if the VMM maps any aperture.
     pub(crate) fn is_open(&self) -> bool {
         self.windows.iter().any(Option::is_some)
     }
 
-    /// Replaces the memory, which has no pages in it, with zeros for the next client, if that will map `bars`. Parts
-    /// for which there is no memory are trapped.
+    /// Replaces the memory, which contains no pages, with zeros for the next client, if this client will map `bars`.
+    /// Windows for which no memory is available are trapped.
     pub(crate) fn renew(&mut self, host: &ManagedCard, bars: Option<(u64, u64)>) {
         let (counts, warned) = (self.counts, self.warned);
         self.close(host);
@@ -246,14 +246,14 @@ impl Remap {
         }
     }
 
-    /// Unmaps the memory for the card. The part must contain no pages.
+    /// Unmaps the memory for the card. The windows must contain no pages.
     pub(crate) fn close(&mut self, host: &ManagedCard) {
         for window in std::mem::take(&mut self.windows).into_iter().flatten() {
             window.memory.close(host, self.stale);
         }
     }
 
-    /// Zeros all memory, for the same client. The part must contain no pages.
+    /// Zeroes all memory, for the same client. The windows must contain no pages.
     pub(crate) fn blank(&self, host: &ManagedCard) {
         for window in self.windows.iter().flatten() {
             if let Err(error) = window.memory.blank(host) {
@@ -262,15 +262,15 @@ impl Remap {
         }
     }
 
-    /// Returns the file and its part of the region, if it is not all trapped.
+    /// Returns the file and its part of the region, unless the whole window is trapped.
     pub(crate) fn area(&self, showing: MappedWindow) -> Option<(Arc<OwnedFd>, MmapArea)> {
         self.window(showing).map(|window| window.memory.area())
     }
 
-    /// Replaces the memory of the part with the client's own pages.
+    /// Replaces the memory of the window with the client's own pages.
     ///
     /// # Errors
-    /// If their number differs, the part has pages in it, or the card rejects them.
+    /// If the number of pages differs, the window contains pages, or the card rejects the memory.
     pub(crate) fn lend(
         &mut self,
         host: &ManagedCard,
@@ -283,10 +283,10 @@ impl Remap {
         window.ok_or_else(in_use)?.memory.replace(host, pages)
     }
 
-    /// Replaces the part's memory with the zeroed memory of `file`, which a killed process's client still has mapped.
+    /// Replaces the window's memory with the zeroed memory of `file`, which the client of a killed process still maps.
     ///
     /// # Errors
-    /// If all of it is trapped, the part has pages in it, or the file cannot be the one that was mapped.
+    /// If the whole window is trapped, it contains pages, or the file cannot be the mapped one.
     pub(crate) fn take_file(
         &mut self,
         host: &ManagedCard,
@@ -300,7 +300,7 @@ impl Remap {
         Ok(())
     }
 
-    /// Counts an access of the client that arrived as a message, to a region that has the part.
+    /// Counts an access that arrived as a message for a region with this window.
     pub(crate) fn count_message(&mut self, showing: MappedWindow, offset: u64) {
         let mapped = self.window(showing).is_some_and(|window| window.want((offset / SMALL_PAGE) as u32).is_some());
         self.counts.messages += u64::from(mapped);
@@ -319,7 +319,7 @@ impl Remap {
         self.homes.get(&u32::try_from(page).ok()?).copied()
     }
 
-    /// Returns the home of `len` bytes of guest VRAM, whole pages.
+    /// Returns the home of `len` bytes of guest VRAM, which are whole pages.
     pub(crate) fn whereabouts(&self, address: GuestVramAddr, len: u64) -> Home {
         let first = address.0 / SMALL_PAGE;
         let pages = len / SMALL_PAGE;
@@ -339,14 +339,14 @@ impl Remap {
         iova.filter(|iova| iova.0.is_multiple_of(len)).map_or(Home::Apart, Home::Host)
     }
 
-    /// Reads from byte `offset` of a page. Bytes lie within the page.
+    /// Reads `data` at byte `offset` of a page. All bytes are in the page.
     pub(crate) fn read(&self, slot: Slot, offset: u64, data: &mut [u8]) {
         if let Some(memory) = self.memory(slot) {
             memory.read(slot.page, offset, data);
         }
     }
 
-    /// Writes from byte `offset` of a page on. Bytes lie within the page.
+    /// Writes `data` at byte `offset` of a page. All bytes are in the page.
     pub(crate) fn write(&self, slot: Slot, offset: u64, data: &[u8]) {
         if let Some(memory) = self.memory(slot) {
             memory.write(slot.page, offset, data);
@@ -361,21 +361,21 @@ impl Remap {
         self.windows[showing.index()].as_ref()
     }
 
-    /// Returns a part that has no pages in it.
+    /// Returns a window if it contains no pages.
     fn empty_window(&mut self, showing: MappedWindow) -> Option<&mut Window> {
         let is_empty = !self.homes.values().any(|slot| slot.window == showing.index());
         self.windows[showing.index()].as_mut().filter(|_| is_empty)
     }
 
-    /// Returns the first byte of the part in its region, and its pages; `None` if all of it is trapped, or while no
-    /// page may move.
+    /// Returns the offset of the window's first byte in its region, and its number of pages; `None` if the whole window
+    /// is trapped, or while no page may move.
     pub(crate) fn extent(&self, showing: MappedWindow) -> Option<(u64, u64)> {
         let window = self.window(showing).filter(|_| !self.closing)?;
         Some((u64::from(window.first) * SMALL_PAGE, window.wants.len() as u64))
     }
 
-    /// Returns the page with its new content if the guest's tables have changed it. `vram_bytes` is the size of the
-    /// guest's VRAM.
+    /// Returns the page with its new content if the guest's tables have changed the content. `vram_bytes` is the size
+    /// of the guest's VRAM.
     pub(crate) fn difference(
         &self,
         showing: MappedWindow,
@@ -407,11 +407,11 @@ impl Remap {
         ranges(pages)
     }
 
-    /// Records `changes` of a part, and returns the necessary moves.
+    /// Records `changes` of a window, and returns the necessary moves.
     pub(crate) fn book(&mut self, showing: MappedWindow, changes: &[(u32, PageTarget)]) -> Moves {
         let at = showing.index();
         let mut moves = Moves::default();
-        // Pages of guest VRAM, the slots that map them, and whether the slot has waited.
+        // Each entry is a page of guest VRAM, a slot that maps it, and true if the slot has waited.
         let mut wanted: Vec<(u32, Slot, bool)> = Vec::new();
         // Removals come first: an insertion may need the same page elsewhere.
         for (page, want) in changes {
@@ -484,7 +484,7 @@ impl Remap {
         }
     }
 
-    /// Forgets all pages in host memory, with their contents. Returns the pages of guest VRAM that were there.
+    /// Forgets all pages in host memory, with their contents. Returns these pages of guest VRAM.
     pub(crate) fn forget(&mut self) -> BTreeSet<u32> {
         self.waiting.clear();
         self.windows.iter_mut().flatten().for_each(|window| window.wants.fill(PageTarget::Nothing));
@@ -508,7 +508,7 @@ impl Window {
     }
 }
 
-/// Returns pages as ranges of guest VRAM.
+/// Converts pages to ranges of guest VRAM.
 pub(crate) fn ranges(pages: BTreeSet<u32>) -> Vec<GuestRange> {
     let mut runs: Vec<(u64, u64)> = Vec::new();
     for page in pages.into_iter().map(u64::from) {

@@ -1,5 +1,4 @@
-//! Saved state of a VM's memory, without its address spaces and the page tables that are kept for it, which save
-//! themselves.
+//! Saved state of a VM's memory. The address spaces and the kept page tables are saved separately.
 
 use super::ram::RamMap;
 use super::{Grants, Memory, Remap};
@@ -25,7 +24,7 @@ pub(crate) struct SavedMemory {
     ram: SavedRam,
 }
 
-/// Parts of a VM that were restored already.
+/// Parts of a VM that are already restored.
 pub(crate) struct Restored {
     pub(crate) spaces: AddressSpaces,
     pub(crate) tables: Option<Tables>,
@@ -37,7 +36,7 @@ pub(crate) struct Restored {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct SavedRam(pub(super) Vec<SavedRegion>);
 
-/// A region.
+/// A region of guest RAM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct SavedRegion {
     pub(super) gpa: u64,
@@ -53,14 +52,14 @@ impl Memory {
             host: _,
             vm: _,
             grants,
-            // Both are separate parts.
+            // Both are saved as separate parts.
             shadows: _,
             pool: _,
             bar1,
             bar3,
-            // Set through a register, which is saved.
+            // Set through a saved register.
             pramin: _,
-            // Statistics, which start again.
+            // Statistics restart at 0.
             report: _,
             syncs: _,
         } = self;
@@ -71,8 +70,8 @@ impl Memory {
         }
     }
 
-    /// Restores the memory, with its restored parts, and the client's memory through `link`. The card only gets the
-    /// location of that memory.
+    /// Restores the memory, with its restored parts, and the client's memory through `link`. The card is only informed
+    /// of the location of that memory.
     ///
     /// # Errors
     /// If the client has not lent the same memory, or the host does not map it.
@@ -87,7 +86,7 @@ impl Memory {
         let SavedMemory { bus_master, apertures, ram } = saved;
         let Restored { mut spaces, tables, pool, remap } = restored;
         let ram = ram.restored(&host, &link)?;
-        // Tables among them are read at each flush.
+        // Page tables in these pages are read at each flush.
         remap.homes().for_each(|page| spaces.unseen(GuestVramAddr(u64::from(page) * SMALL_PAGE), true));
         let grants = Grants::restored(vm, link, vram_bytes, ram, bus_master, tables, remap);
         let [bar1, bar3] = apertures.map(|instance| {
@@ -102,11 +101,11 @@ impl Memory {
         Ok(Self { host, vm, grants, shadows: spaces, pool, bar1, bar3, pramin, report, syncs: 0 })
     }
 
-    /// Restores the saved memory of a VM from another card, with its address spaces and the page tables that are kept
-    /// for it. The client's memory is mapped for the card already. Returns the old and new address of each directory.
+    /// Restores the saved memory of a VM from another card, with its address spaces and its kept page tables. The
+    /// client's memory is already mapped for the card. Returns the old and new address of each directory.
     ///
     /// # Errors
-    /// If the client lends different memory than it did there, or the card has no memory for the directories.
+    /// If the client lends different memory than on the old card, or the card has no memory for the directories.
     pub(crate) fn arrive(
         &mut self,
         saved: SavedMemory,
@@ -117,7 +116,7 @@ impl Memory {
         self.grants.ram().save().check_like(&ram)?;
         self.grants.receive(bus_master, tables);
         let places = self.adopt(spaces)?;
-        // Tables among them are read at each flush.
+        // Page tables in these pages are read at each flush.
         let homes: Vec<u32> = self.grants.remap().homes().collect();
         homes.into_iter().for_each(|page| self.unseen(GuestVramAddr(u64::from(page) * SMALL_PAGE), true));
         let [bar1, bar3] = apertures.map(|instance| {
@@ -129,19 +128,19 @@ impl Memory {
         Ok(places)
     }
 
-    /// Returns the ranges of I/O addresses of the VM's RAM, and the bytes of its pool.
+    /// Returns the ranges of I/O addresses of the VM's RAM, and the size of its pool in bytes.
     pub(crate) fn held(&self) -> (impl Iterator<Item = (Iova, u64)> + '_, u64) {
         (self.grants.ram().ranges(), self.pool.held_bytes())
     }
 
-    /// Returns the ranges of I/O addresses of memory under its apertures.
+    /// Returns the ranges of I/O addresses of the memory under the VM's apertures.
     pub(crate) fn under_apertures(&self) -> impl Iterator<Item = (Iova, u64)> + '_ {
         self.grants.remap().ranges_of_card()
     }
 }
 
 impl SavedRam {
-    /// Checks that the regions are the same as before, at any card address.
+    /// Checks that the regions are the same as before; their card addresses may differ.
     fn check_like(&self, before: &Self) -> Result<(), Invalid> {
         let of = |ram: &Self| ram.0.iter().map(|one| (one.gpa, one.size, one.writable)).collect::<BTreeSet<_>>();
         let (now, then) = (of(self), of(before));

@@ -27,7 +27,7 @@ fn for_tables<'a>(
 }
 
 impl Memory {
-    /// Returns the shadow of the guest's directory at `directory`, and creates it if needed. A new one maps no guest
+    /// Returns the shadow of the guest's directory at `directory`, and creates it if needed. A new shadow maps no guest
     /// memory before [`Self::prepare`].
     pub(crate) fn open(&mut self, directory: Place) -> Result<SpaceId, ManagerError> {
         let Self { host, vm, grants, shadows, pool, .. } = self;
@@ -36,8 +36,8 @@ impl Memory {
         shadows.open(directory, &mut view).map_err(|error| view.refused(error))
     }
 
-    /// Adopts address spaces that were saved on another card for this VM, which has none. They map no guest memory
-    /// before [`Self::prepare`]. Returns the old and new address of each directory.
+    /// Adopts this VM's address spaces that were saved on another card. The VM has no address spaces yet. They map no
+    /// guest memory before [`Self::prepare`]. Returns the old and new address of each directory.
     pub(super) fn adopt(&mut self, saved: SavedSpaces) -> Result<Vec<(VramAddr, VramAddr)>, ManagerError> {
         let Self { host, vm, grants, shadows, pool, .. } = self;
         let mut guard = host.lock();
@@ -59,7 +59,7 @@ impl Memory {
         self.shadows.written(address, len);
     }
 
-    /// Notifies the readers of the kept page tables of pages that have changed.
+    /// Reports changed pages to the readers of the kept page tables.
     pub(crate) fn tables_written(&mut self) {
         let Self { grants, shadows, .. } = self;
         if let Some(tables) = grants.tables_mut() {
@@ -67,13 +67,13 @@ impl Memory {
         }
     }
 
-    /// Records that more memory may be named than before.
+    /// Records that page tables may name more memory than before.
     pub(crate) fn granted(&mut self) {
         self.shadows.granted();
     }
 
-    /// Handles a guest's TLB flush of `directory` (of all, for `None`). When this returns, revoked permissions are on
-    /// the card and out of its TLBs.
+    /// Handles a guest's TLB flush of `directory` (of all directories, for `None`). When this function returns, revoked
+    /// permissions are removed from the card and its TLBs.
     pub(crate) fn flush(&mut self, directory: Option<Place>) -> Result<(), ManagerError> {
         let spaces: Vec<_> = match directory {
             Some(directory) => self.shadows.find(directory).into_iter().collect(),
@@ -88,7 +88,7 @@ impl Memory {
 
     /// Brings the card's tables of `space` up to date before its work is submitted.
     pub(crate) fn prepare(&mut self, state: &mut CardState, space: SpaceId) -> Result<(), ManagerError> {
-        // Tables in mapped memory would be read for each doorbell, and most doorbells do not change them.
+        // Otherwise tables in mapped memory would be read for each doorbell, and most doorbells do not change them.
         if self.shadows.is_settled(space) { Ok(()) } else { self.sync(state, space, true) }
     }
 
@@ -121,7 +121,7 @@ impl Memory {
     }
 
     /// Pulls a channel's ring entries up to a doorbell onto the card. The last two arguments are the known state of its
-    /// subchannels. Returns the engines that the work needs as well.
+    /// subchannels. Returns the engines that the work also needs.
     pub(crate) fn pull(
         &self,
         state: &mut CardState,
@@ -145,8 +145,8 @@ impl Memory {
         (pulled, view.needs())
     }
 
-    /// Maps the mediator's own pages into the reserved part of a space: each with its page there, its address, and
-    /// whether the GPU may write it.
+    /// Maps the mediator's own pages into the reserved part of a space. Each entry is a page in this part, its address,
+    /// and its rights for the GPU.
     pub(crate) fn map_host(
         &mut self,
         space: SpaceId,
@@ -159,10 +159,10 @@ impl Memory {
         })
     }
 
-    /// Unmaps them. The channel that used them is off the card.
+    /// Unmaps these pages. The channel that used them is off the card.
     ///
     /// # Errors
-    /// If the card does not answer: its TLBs may still map them in this space.
+    /// If the card does not answer: its TLBs may still map the pages in this space.
     pub(crate) fn unmap_host(
         &mut self,
         space: SpaceId,
@@ -188,12 +188,12 @@ impl Memory {
         view.invalidate(directory)
     }
 
-    /// Returns whether a shadow may map a byte of the range.
+    /// Returns true if a shadow may map a byte of the range.
     pub(crate) fn names(&self, range: GuestRange) -> bool {
         self.shadows.names(range)
     }
 
-    /// Starts the log of guest RAM that shadows name, or adds the currently named RAM, or ends the log.
+    /// Starts the log of guest RAM that shadows name, adds the currently named RAM to it, or ends it.
     pub(crate) fn log_ram(&mut self, on: bool) {
         self.shadows.log_ram(on);
     }
@@ -203,12 +203,12 @@ impl Memory {
         self.shadows.take_named_ram(range, goes_on)
     }
 
-    /// Sets whether the guest's CPU can write a page of its VRAM without a message.
+    /// Sets if the guest's CPU can write a page of its VRAM without a message.
     pub(crate) fn unseen(&mut self, address: GuestVramAddr, unseen: bool) {
         self.shadows.unseen(address, unseen);
     }
 
-    /// Updates the shadows for ranges that have moved. When it returns, the card uses them at their new location.
+    /// Updates the shadows for ranges that have moved. When this function returns, the card uses the new locations.
     pub(crate) fn relocated(&mut self, state: &mut CardState, ranges: &[GuestRange]) -> Result<(), ManagerError> {
         let Self { vm, grants, shadows, pool, report, .. } = self;
         let mut view = for_tables(*vm, state.vram_mut(), grants, pool);
@@ -225,24 +225,25 @@ impl Memory {
     pub(crate) fn lend(&mut self, region: &DmaRegion) -> Result<(), ManagerError> {
         let Self { host, vm, grants, .. } = self;
         grants.ram_mut().map(host, *vm, region)?;
-        // Entries that named this memory before it existed (or while it was moved) are valid now.
+        // Entries that named this memory before it existed (or while it was moved) become valid now.
         self.granted();
         Ok(())
     }
 
-    /// Same as [`Self::lend`], for all memory that the client lends; also removes regions that it no longer lends.
+    /// Same as [`Self::lend`], for all memory that the client lends; also removes regions that are no longer lent.
     pub(crate) fn lend_all(&mut self, lent: &MemoryTable) -> Result<(), ManagerError> {
         let (gone, new) = self.grants.ram().difference(lent);
         gone.into_iter().for_each(|(gpa, size)| self.withdraw(gpa, size));
         new.into_iter().try_for_each(|region| self.lend(&region))
     }
 
-    /// Handles guest memory that the VMM takes back. When this returns, the card cannot reach it.
+    /// Handles guest memory that the VMM takes back. When this function returns, the card cannot access the memory.
     pub(crate) fn withdraw(&mut self, gpa: u64, size: u64) {
-        // The grant is removed first, so that no new translation uses it.
+        // The grant is removed first, so that no new translation uses the memory.
         let lent: Option<ram::Lent> = self.grants.ram_mut().take(gpa);
         let flushed = self.withdraw_ram(gpa, size);
-        // Wait until earlier writes have arrived: a late one would be lost, or corrupt the next owner of its addresses.
+        // Wait until all earlier writes have arrived: a late write would be lost, or corrupt the next owner of its
+        // address.
         let flushed = flushed.and_then(|()| Ok(self.host.lock().vram().memory.barrier()?));
         if let Err(error) = &flushed {
             tracing::error!(vm = %self.vm, %error, "the card may keep translations of memory that was taken back");
@@ -274,13 +275,13 @@ impl Memory {
             self.grants.check_shared();
             self.granted();
         }
-        // A guest may do this often: the tables that map its RAM are unlinked, their entries stay.
+        // A guest may do this often, so the tables that map its RAM are only unlinked; their entries stay.
         self.bar_ram(!enabled)
     }
 
-    /// Bars the card from the guest's RAM, or allows it again. After barring RAM, the card cannot reach any of it when
-    /// this returns. Costs one directory per space, independent of its tables; the card's lock is released between
-    /// parts of a directory.
+    /// Blocks the card's access to the guest's RAM, or allows it again. When this function returns after blocking, the
+    /// card cannot access any of this RAM. The cost is one directory per space, independent of its tables; the card's
+    /// lock is released between parts of a directory.
     fn bar_ram(&mut self, barred: bool) -> Result<(), ManagerError> {
         let Self { host, vm, grants, shadows, pool, report, .. } = self;
         for space in shadows.bar_ram(barred) {
@@ -295,8 +296,8 @@ impl Memory {
         Ok(())
     }
 
-    /// Removes guest RAM from all shadows. When it returns, the card cannot reach it. The card's lock is released
-    /// between parts: a guest may have mapped a page any number of times.
+    /// Removes guest RAM from all shadows. When this function returns, the card cannot access it. The card's lock is
+    /// released between parts: a guest may have mapped a page any number of times.
     fn withdraw_ram(&mut self, gpa: u64, size: u64) -> Result<(), ManagerError> {
         let Self { host, vm, grants, shadows, pool, .. } = self;
         let mut withdrawal = shadows.withdraw(GuestRange::Ram(Gpa(gpa), size));
@@ -333,7 +334,7 @@ impl Memory {
     }
 
     /// Frees all shadows, and the VM's pool. No channel of the VM is bound. Keeps the shadows of channels that are
-    /// still on the card. Returns true if it removed all.
+    /// still on the card. Returns true if all shadows were removed.
     pub(crate) fn clear(&mut self) -> bool {
         self.collect();
         let none = self.shadows.count() == 0;
@@ -345,13 +346,13 @@ impl Memory {
         none
     }
 
-    /// Returns the number of address spaces, and the bytes of card memory that their shadows take.
+    /// Returns the number of address spaces, and the card memory that their shadows use, in bytes.
     pub(crate) fn usage(&self) -> (usize, u64) {
         (self.shadows.count(), self.shadows.card_bytes())
     }
 }
 
-/// Flushes these spaces from the card's TLBs, and frees memory that only old entries named.
+/// Flushes these spaces from the card's TLBs, and frees memory that was named only by old entries.
 fn flush_card(
     shadows: &mut AddressSpaces,
     spaces: impl IntoIterator<Item = SpaceId>,

@@ -1,5 +1,5 @@
 //! The card's memory as one VM may see it: readers of its guest's structures, page tables and rings borrow the card
-//! once, with the VM's other state.
+//! once, together with the VM's other state.
 
 use super::grants::Grants;
 use super::operands::Names;
@@ -9,7 +9,7 @@ use nvspec::fifo::ChannelId;
 use shadow_pt::{AddressSpaces, Frame, Mapping, NoMemory, SpaceId};
 use vram::{PagePool, TenantId};
 
-/// The card for one VM; `with`: other state that the current task needs.
+/// One VM's view of the card; `with` is other state that the current task needs.
 pub(crate) struct View<'a, With = ()> {
     vram: &'a mut CardVram,
     grants: &'a Grants,
@@ -21,9 +21,9 @@ pub(crate) struct Ring<'a> {
     pub(super) vm: TenantId,
     pub(super) shadows: &'a AddressSpaces,
     pub(super) space: SpaceId,
-    /// Collects addresses that work names, if they are needed.
+    /// Collector of addresses that work names, if requested.
     pub(super) names: Option<Names<'a>>,
-    /// Reader of the engines that work needs, if requested.
+    /// Reader for the engines that work needs, if requested.
     pub(super) reader: Option<Reader<'a>>,
 }
 
@@ -102,7 +102,7 @@ impl<With> channels::Host for View<'_, With> {
 }
 
 impl View<'_, Ring<'_>> {
-    /// Returns the engines that the work needs which was taken over.
+    /// Returns the engines that the pulled work needs.
     pub(super) fn needs(self) -> Needs {
         self.with.reader.map_or(Needs::Graphics, Reader::needs)
     }
@@ -152,7 +152,7 @@ impl<'a> Pool<'a> {
 }
 
 impl View<'_, Pool<'_>> {
-    /// Returns the reason that an allocation failed.
+    /// Returns the error for a failed allocation.
     pub(super) fn refused(&self, error: NoMemory) -> ManagerError {
         if self.with.lacks { ManagerError::Lacking } else { error.into() }
     }

@@ -1,4 +1,4 @@
-//! Saved state of work that waits for memory. The time already waited is not saved, so its limit starts again.
+//! Saved state of work that waits for memory. The time already waited is not saved, so each limit starts again.
 
 use super::Pending;
 use nvspec::fifo::{CHANNELS, VirtualChannelId};
@@ -7,17 +7,17 @@ use serde::{Deserialize, Serialize};
 use std::time::Duration;
 use vram::TenantId;
 
-/// Work that waits.
+/// Saved form of waiting work.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct SavedPending {
-    /// Channels that are bound and have been rung, with GP_PUT.
+    /// Bound channels with a waiting doorbell, each with its GP_PUT.
     rung: Vec<(u8, u32)>,
-    /// The runlist that the guest has submitted last.
+    /// The last runlist that the guest submitted.
     listed: Vec<u8>,
 }
 
 impl Pending {
-    /// Saves the waiting work; `None` while a channel waits to be bound.
+    /// Saves the waiting work; `None` while a channel's bind is waiting.
     pub(crate) fn save(&self) -> Option<SavedPending> {
         let Self { vm: _, limit: _, binds, work, listed } = self;
         let rung = work.iter().map(|(channel, (doorbell, _))| (channel.0, doorbell.gp_put)).collect();
@@ -27,8 +27,7 @@ impl Pending {
 }
 
 impl SavedPending {
-    /// Restores the queue, without entries. Returns the channels whose doorbells are submitted again once the card
-    /// resumes.
+    /// Restores an empty queue. Returns the channels whose doorbells are submitted again once the card resumes.
     ///
     /// # Errors
     /// If the saved state is invalid.

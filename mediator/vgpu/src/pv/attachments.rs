@@ -1,4 +1,4 @@
-//! The segments that a VM has mapped: their addresses in its address spaces, and the channels that use them.
+//! The segments that a VM has mapped: their addresses in the VM's address spaces, and the channels that use them.
 
 use nvspec::addr::{SMALL_PAGE, VramAddr};
 use nvspec::fifo::VirtualChannelId;
@@ -7,15 +7,15 @@ use serde::{Deserialize, Serialize};
 use shadow_pt::{SHARED_BASE, SHARED_PAGES, SpaceId};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// One segment in one address space.
+/// Attachment of one segment in one address space.
 #[derive(Clone, Debug)]
 pub(crate) struct Attachment {
-    /// First page of the span of shared memory.
+    /// Number of the first page in the shared-memory range.
     pub(crate) first: u32,
     pub(crate) pages: u32,
     pub(crate) at: VramAddr,
     pub(crate) read_only: bool,
-    /// Channels that have it attached.
+    /// Channels that have attached the segment.
     pub(crate) channels: BTreeSet<VirtualChannelId>,
 }
 
@@ -34,22 +34,22 @@ impl Attachments {
         self.0.is_empty()
     }
 
-    /// Returns a segment in a space.
+    /// Returns the attachment of a segment in a space.
     pub(crate) fn get_mut(&mut self, space: SpaceId, segment: u32) -> Option<&mut Attachment> {
         self.0.get_mut(&(space, segment))
     }
 
-    /// Records a segment in a space.
+    /// Records the attachment of a segment in a space.
     pub(crate) fn insert(&mut self, space: SpaceId, segment: u32, attachment: Attachment) {
         self.0.insert((space, segment), attachment);
     }
 
-    /// Returns all of them.
+    /// Returns all attachments.
     pub(crate) fn all_mut(&mut self) -> impl Iterator<Item = &mut Attachment> {
         self.0.values_mut()
     }
 
-    /// Removes mappings without an attached channel. Returns them with their space and segment.
+    /// Removes the mappings that no channel has attached. Returns them with their space and segment.
     pub(crate) fn take_unused(&mut self) -> Vec<((SpaceId, u32), Attachment)> {
         self.0.extract_if(.., |_, it| it.channels.is_empty()).collect()
     }
@@ -70,13 +70,13 @@ impl Attachments {
     }
 }
 
-/// Segments that a VM has mapped, as they are saved.
+/// Saved form of the segments that a VM has mapped.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct SavedAttachments(Vec<SavedAttachment>);
 
 first_version!(SavedAttachments, "vgpu.segments");
 
-/// One segment in one address space.
+/// Saved form of one segment in one address space.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct SavedAttachment {
     /// Address of the space's shadow directory on the card.
@@ -87,21 +87,22 @@ struct SavedAttachment {
     channels: Vec<u8>,
 }
 
-/// Surroundings that attachments are restored into.
+/// Objects that attachments are restored into.
 pub(crate) struct Around<'a> {
-    /// Segments that the card has as mapped by the VM: the number of spaces, the address, the bytes.
+    /// Segments that the VM maps, according to the card: by segment, the number of spaces, the address, and the size in
+    /// bytes.
     pub(crate) segments: BTreeMap<u32, (u32, VramAddr, u64)>,
-    /// Returns the space with a directory.
+    /// Returns the space with this directory.
     pub(crate) space: &'a dyn Fn(VramAddr) -> Option<SpaceId>,
-    /// Returns the space of a channel that is bound.
+    /// Returns the space of a bound channel.
     pub(crate) of_channel: &'a dyn Fn(VirtualChannelId) -> Option<SpaceId>,
 }
 
 impl Attachments {
-    /// Saves the attachments; `None` if there are none. `directory` returns a space's directory.
+    /// Saves the attachments; `None` if no segment is attached. `directory` returns a space's directory.
     pub(crate) fn save(&self, directory: impl Fn(SpaceId) -> Option<VramAddr>) -> Option<SavedAttachments> {
         let one = |((space, segment), attachment): (&(SpaceId, u32), &Attachment)| {
-            // Pages and address come from the segment.
+            // The pages and the address are known from the segment.
             let Attachment { first, pages: _, at: _, read_only, channels } = attachment;
             Some(SavedAttachment {
                 directory: directory(*space)?.0,
@@ -114,7 +115,7 @@ impl Attachments {
         (!self.0.is_empty()).then(|| SavedAttachments(self.0.iter().filter_map(one).collect()))
     }
 
-    /// Restores them.
+    /// Restores the attachments.
     ///
     /// # Errors
     /// If they are invalid, or differ from the card's records.
@@ -150,7 +151,7 @@ impl Attachments {
     }
 }
 
-/// Returns the address of the segment that begins at a page of the span of shared memory.
+/// Returns the address of the segment that begins at this page of the shared-memory range.
 pub(crate) fn segment_va(first: u32) -> u64 {
     SHARED_BASE.0 + u64::from(first) * SMALL_PAGE
 }

@@ -1,4 +1,4 @@
-//! Batches from the guest's memory, and answers into it.
+//! Reads batches from the guest's memory, and writes answers to it.
 //!
 //! Rings, descriptors and batches are copied once when read, because the guest may change them at any time.
 
@@ -10,45 +10,45 @@ use virtio_queue::{DescriptorChain, Queue, QueueOwnedT, QueueT};
 use vm_memory::{Bytes, GuestAddress, GuestMemoryError};
 use vmm_glue::memory::MemoryTable;
 
-/// Flag of the available ring: the guest wants no interrupt. Source: VIRTIO 1.2, 2.7.6.
+/// Flag of the available ring: the guest requests no interrupt. Source: VIRTIO 1.2, 2.7.6.
 const NO_INTERRUPT: u16 = 1;
 
-/// Reason that a queue cannot be used. The guest must reset it.
+/// Reason that a queue is unusable. The guest must reset the interface.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum QueueError {
     /// The driver accepted features that were not offered.
     #[error("features were accepted that were not offered")]
     Features,
-    /// Its set-up is invalid.
+    /// The set-up is invalid.
     #[error("its set-up names no memory that can be mapped, or bus mastering is off")]
     Setup,
     /// The device may not access the guest's memory.
     #[error("bus mastering is off")]
     NoBusMaster,
-    /// Its rings violate the standard.
+    /// The rings violate the standard.
     #[error(transparent)]
     Rings(#[from] virtio_queue::Error),
-    /// Its rings are not in the guest's memory.
+    /// The rings are not in the guest's memory.
     #[error(transparent)]
     Memory(#[from] GuestMemoryError),
 }
 
-/// Reason that a batch is not started.
+/// Reason that a batch is not executed.
 #[derive(Debug, thiserror::Error)]
 enum Unreadable {
-    /// More descriptors than a queue has.
+    /// The chain has more descriptors than a queue.
     #[error("its chain is longer than a queue")]
     Long,
-    /// Descriptors in an order that the standard forbids.
+    /// The order of the descriptors is forbidden by the standard.
     #[error("a readable descriptor is behind a writable one")]
     Order,
-    /// No room for the answer.
+    /// The chain has no buffer for the answer.
     #[error("it has no room for the answer")]
     NoRoom,
-    /// Descriptors outside the guest's memory.
+    /// Descriptors are outside the guest's memory.
     #[error(transparent)]
     Memory(#[from] GuestMemoryError),
-    /// Bytes that are not a batch.
+    /// The bytes are not a batch.
     #[error(transparent)]
     Malformed(#[from] Malformed),
 }
@@ -56,7 +56,7 @@ enum Unreadable {
 /// Addresses of the queue, from the guest.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Setup {
-    /// Entries; 0 for an invalid number.
+    /// Number of entries; 0 if the guest's number is invalid.
     pub(super) size: u16,
     pub(super) descriptors: u64,
     pub(super) available: u64,
@@ -98,23 +98,23 @@ impl Interface {
         (self.status, self.queue, self.ongoing) = (status::FAILED, None, None);
     }
 
-    /// Returns whether to log a guest's mistake: the first ones, then decreasingly often.
+    /// Returns true if a guest's error should be logged: the first errors, then decreasingly often.
     fn may_complain(&mut self) -> bool {
         self.complaints += 1;
         vmm_glue::worth_logging(self.complaints)
     }
 
-    /// Takes the queue out while it is served.
+    /// Takes the queue out of the interface while it is served.
     pub(crate) fn take_queue(&mut self) -> Option<Queue> {
         self.queue.take()
     }
 
-    /// Puts the queue back.
+    /// Puts the queue back into the interface.
     pub(crate) fn put_queue(&mut self, queue: Queue) {
         self.queue = Some(queue);
     }
 
-    /// Returns the current batch; if there is none, reads the next available one. `None` if there is none.
+    /// Returns the current batch; without one, reads the next available batch. `None` if no batch is available.
     pub(crate) fn next_batch(
         &mut self,
         queue: &mut Queue,
@@ -145,7 +145,7 @@ impl Interface {
         self.counts.holds += 1;
     }
 
-    /// Answers a batch that has ended.
+    /// Answers a completed batch.
     pub(crate) fn end_batch(
         &mut self,
         queue: &mut Queue,
@@ -159,7 +159,7 @@ impl Interface {
         self.counts.operations += u64::from(answers.done());
         self.counts.refused += u64::from(answers.status() != pv::abi::Status::Done);
         queue.add_used(memory, ongoing.head, written)?;
-        // The crate's own test for the interrupt ignores the ring's flag.
+        // The crate's interrupt check ignores the ring's flag.
         let flags: u16 = memory.load(GuestAddress(queue.avail_ring()), Ordering::SeqCst)?;
         let wanted = u16::from_le(flags) & NO_INTERRUPT == 0;
         self.interrupt |= wanted && self.interrupt_enabled;
@@ -174,25 +174,26 @@ pub(crate) enum Progress {
     Idle,
     /// A batch has ended.
     Batch,
-    /// A batch continues.
+    /// A batch continues immediately.
     Part,
-    /// A batch continues when pages under mapped apertures have moved, or a channel that waits for memory is bound.
+    /// A batch continues after pages under mapped apertures have moved, or after a channel that waits for memory is
+    /// bound.
     Waits,
 }
 
 /// A started batch of the queue.
 #[derive(Debug)]
 pub(crate) struct Ongoing {
-    /// First descriptor of its chain.
+    /// First descriptor of the batch's chain.
     head: u16,
     parts: Option<Parts>,
-    /// `None` for one that cannot be read.
+    /// The batch; `None` if it cannot be read.
     pub(crate) batch: Option<Begun>,
-    /// Bytes of its current operation that have been handled, if it has begun.
+    /// Number of handled bytes of the current operation, if it has started.
     pub(crate) copied: Option<u64>,
 }
 
-/// Addresses of a chain's parts in the guest's RAM. The descriptors are read once.
+/// Addresses of a chain's parts in the guest's RAM. The descriptors are read only once.
 #[derive(Debug, Default)]
 struct Parts {
     readable: Vec<(GuestAddress, usize)>,
@@ -222,7 +223,7 @@ impl Parts {
         Ok(parts)
     }
 
-    /// Reads the batch from the readable part; copies at most the size limit of a batch.
+    /// Reads the batch from the readable part, up to the size limit of a batch.
     fn batch(&self, memory: &MemoryTable) -> Result<Begun, Unreadable> {
         let mut data = Vec::new();
         for (at, len) in &self.readable {

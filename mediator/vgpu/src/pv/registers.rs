@@ -3,11 +3,11 @@
 use super::{Interface, OFFSET};
 use pv::abi::{MAX_QUEUE, SIGNATURE, feature, register as r, status};
 
-/// Action that is left to do after a register was written.
+/// Action that remains after a register was written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum RegisterEffect {
     Nothing,
-    /// There may be batches.
+    /// Check for new batches.
     Doorbell,
     /// Remove everything that the interface has created.
     Reset,
@@ -16,7 +16,7 @@ pub(crate) enum RegisterEffect {
 }
 
 impl Interface {
-    /// Reads registers. Accesses are of at most eight aligned bytes, so all bytes belong to the interface.
+    /// Reads registers. Accesses have at most eight aligned bytes, so all bytes belong to the interface.
     pub(crate) fn read(&self, offset: u64, data: &mut [u8]) {
         for (at, byte) in (offset..).zip(data) {
             let word = self.read32(at as u32 & !3).to_le_bytes();
@@ -24,7 +24,7 @@ impl Interface {
         }
     }
 
-    /// Writes a register: 32 bits at a time; other writes have no effect.
+    /// Writes a register. Only writes of 32 bits have an effect.
     pub(crate) fn write(&mut self, offset: u64, data: &[u8]) -> RegisterEffect {
         match data.try_into() {
             Ok(word) if offset.is_multiple_of(4) => self.write32(offset as u32, u32::from_le_bytes(word)),
@@ -68,7 +68,7 @@ impl Interface {
             r::INTERRUPT_ENABLE => {
                 self.interrupt_enabled = value & 1 != 0 && self.accepted & feature::INTERRUPT != 0;
             }
-            // The queue is immutable once in use.
+            // The queue cannot be changed once it is in use.
             _ if self.status != status::RESET => {}
             r::FEATURES => self.accepted = value,
             r::QUEUE_SIZE => {

@@ -1,4 +1,4 @@
-//! Saved state of one VM's paravirtual interface. The page tables kept for it are a separate part.
+//! Saved state of one VM's paravirtual interface. The page tables that the mediator keeps for it are a separate part.
 
 use super::queue::Setup;
 use super::{Counts, Interface, PvSettings};
@@ -15,7 +15,7 @@ use vmm_glue::memory::MemoryTable;
 pub(crate) struct SavedInterface {
     accepted: u32,
     status: u32,
-    /// Entries, and addresses of the three rings.
+    /// Number of entries, and addresses of the three rings.
     setup: (u16, [u64; 3]),
     /// Positions in the available and the used ring, if the queue is in use.
     queue: Option<(u16, u16)>,
@@ -23,7 +23,7 @@ pub(crate) struct SavedInterface {
     interrupt: bool,
     interrupt_enabled: bool,
     channels: Vec<u8>,
-    /// By name.
+    /// Counters by name.
     counts: Vec<(String, u64)>,
 }
 
@@ -31,10 +31,10 @@ impl Interface {
     /// Saves the interface.
     ///
     /// # Errors
-    /// While a batch is in progress.
+    /// If a batch is in progress.
     pub(crate) fn save(&self) -> Result<SavedInterface, ManagerError> {
         let Self {
-            // Settings.
+            // From the settings.
             party: _,
             table_bytes: _,
             offered: _,
@@ -48,10 +48,10 @@ impl Interface {
             interrupt,
             interrupt_enabled,
             channels,
-            // They are a separate part.
+            // The attachments are a separate part.
             attachments: _,
             counts,
-            // Complaints are logged again.
+            // Errors of the guest are logged again.
             complaints: _,
         } = self;
         if ongoing.is_some() {

@@ -1,5 +1,5 @@
-//! Saved state of a guest's channels. The card's channels record which of them are on the card, and in which address
-//! spaces.
+//! Saved state of a guest's channels. The card's channels record which of the guest's channels are on the card, and in
+//! which address spaces.
 
 use super::{Bound, Channel, Runlist, Work};
 use crate::memory::Objects;
@@ -13,7 +13,7 @@ use std::collections::{BTreeMap, HashMap};
 /// All channels of one guest.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct SavedWork {
-    /// By number.
+    /// Channels, in the order of their numbers.
     channels: Vec<SavedChannel>,
     blocked: u32,
     runlist: SavedRunlist,
@@ -24,7 +24,7 @@ pub(crate) struct SavedWork {
 struct SavedChannel {
     number: u8,
     instance: SavedPlace,
-    /// Page of guest VRAM with its USERD.
+    /// Page of guest VRAM with the channel's USERD.
     userd: Option<u64>,
     gp_put: [u8; 4],
 }
@@ -38,7 +38,7 @@ enum SavedRunlist {
 }
 
 impl Work {
-    /// Saves the channels; `None` while one has still to leave the card.
+    /// Saves the channels; `None` while a channel must still leave the card.
     pub(crate) fn save(&self) -> Option<SavedWork> {
         let Self { channels, userd, departing, blocked, runlist } = self;
         let saved = channels.iter().map(|(number, channel)| {
@@ -47,10 +47,10 @@ impl Work {
                 // Saved with the card's channels.
                 bound: _,
                 gp_put,
-                // The next process determines it again.
+                // The next process computes this value again.
                 polled: _,
                 seen: _,
-                // It is learned again.
+                // The next process learns the classes again.
                 objects: _,
                 bindings: _,
             } = channel;

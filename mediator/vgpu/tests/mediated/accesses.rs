@@ -1,4 +1,4 @@
-//! Records of how often a guest's memory is accessed.
+//! Records of the number of accesses to a guest's memory.
 
 use super::{A, B, CARD_MIB, MIB, driver};
 use card_manager::Counted;
@@ -7,7 +7,7 @@ use rig::{Rig, sharing};
 use simgpu::Config;
 use vram::TenantId;
 
-/// Chunks of guest VRAM with a page of each buffer.
+/// Chunks of guest VRAM that each contain a page of each buffer.
 const CHUNKS: [u64; 3] = [4, 5, 6];
 const CHUNK: u64 = 2 * MIB;
 

@@ -1,4 +1,4 @@
-//! Work that succeeds, and faults that the guest itself causes.
+//! Successful work, and faults that the guest itself causes.
 
 use super::{A, B, driver, rig};
 use nvspec::instance::userd;

@@ -1,4 +1,4 @@
-//! Resources that are allocated only on demand, and the errors of a guest when none are left.
+//! Resources that are allocated only on demand, and the errors that a guest sees when no resources are left.
 
 use super::oversubscribe::eventually;
 use super::{A, B, MIB, Rig, VM_MIB, driver, rig, usage};
@@ -12,7 +12,7 @@ use simgpu::{EngineId, Fault, FaultKind};
 use std::time::Duration;
 use vgpu::Settings;
 
-/// Copies a page of VRAM to another, on a channel of its own.
+/// Copies a page of VRAM to another page, on a separate channel.
 fn copies(driver: &mut Driver, id: u8, seed: u32) {
     let mut channel = driver.channel(id);
     driver.buffer(&channel, A, 1, seed);
@@ -45,10 +45,11 @@ fn chunks_are_zeroed_before_anybody_needs_them() {
     let mut guest = rig.guest(0, VM_MIB, 4);
     let zeroed = || rig.host.lock().vram().chunks.zeroed();
     eventually("chunks that are zeroed", || zeroed().0 >= 8);
-    // Only some are zeroed: the rest can wait, and zeroing would allocate the software card's memory on the host.
+    // Only some chunks are zeroed: the rest can wait, because zeroing would allocate the software card's memory on the
+    // host.
     let (before, left) = zeroed();
     assert!(before < 16 && left > 0, "{before} are zeroed, {left} are not");
-    // Used chunks are replaced by newly zeroed ones.
+    // Newly zeroed chunks replace the used ones.
     (0..6).for_each(|chunk| guest.poke(chunk * 2 * MIB, 7));
     eventually("more chunks that are zeroed", || zeroed().0 >= 8 || zeroed().1 == 0);
 }
@@ -60,7 +61,7 @@ fn memory_in_page_table_is_backed_when_gpu_uses_it() {
     let mut channel = driver.channel(1);
     driver.buffer(&channel, A, 1, 5);
     let before = usage(&rig).2;
-    // Far after the memory that the driver has used.
+    // This address is far above the memory that the driver has used.
     let to = driver.guest.vram_bytes - PAGE;
     driver.map(channel.space, B, At::Vram(to), 1);
     driver.submit(&mut channel, &[object(M2MF), m2mf_copy(A, B, PAGE as u32)].concat());
@@ -97,7 +98,7 @@ fn overcommitted_guest_faults_on_missing_memory_and_continues() {
     driver.map(channel.space, B, At::Vram(to), 1);
     driver.submit(&mut channel, &[object(M2MF), m2mf_copy(A, B, PAGE as u32)].concat());
     assert_eq!(driver.wait_fault().va, B);
-    // Its own memory still works; memory that the other VM frees can be allocated.
+    // The second VM's own memory still works, and memory that the other VM frees can be allocated.
     copies(&mut driver, 3, 11);
     first.remove().unwrap();
     let mut channel = driver.channel(1);
@@ -206,12 +207,12 @@ fn work_that_never_ends_costs_only_its_channel() {
     driver.buffer(&channel, A, 1, 1);
     driver.buffer(&channel, B, 1, 2);
     let copy = [object(M2MF), m2mf_copy(A, B, PAGE as u32)].concat();
-    // PGRAPH is cleared for its VM before that.
+    // With this copy, PGRAPH is cleared for the VM before the fault is injected.
     driver.submit(&mut channel, &copy);
     driver.wait(&channel);
     assert!(rig.card.inject(Fault { engine: EngineId::Graph, kind: FaultKind::Hang, after: 0, count: 1 }));
     driver.submit(&mut channel, &copy);
-    // The scheduler's error is in the register that a driver reads, with the channel on the engine.
+    // The scheduler's error is in the register that a driver reads, and the channel is still on the engine.
     driver.guest.wait_msi();
     while !pfifo::INTR::SCHED_ERROR.is_set(driver.guest.rd(pfifo::INTR::OFFSET)) {
         driver.service();
@@ -245,7 +246,7 @@ fn each_shadow_mode_shows_gpu_the_guest_mapping() {
             driver.wait(&channel);
             assert!(driver.vram_holds(to, 1, seed + round), "{mode:?}, round {round}");
         }
-        // Pages that are unmapped and flushed are gone before the next work.
+        // Unmapped and flushed pages are removed before the next work.
         driver.pte(channel.space, B, 0, 0);
         driver.flush();
         driver.submit(&mut channel, &[object(M2MF), m2mf_copy(A, B, PAGE as u32)].concat());

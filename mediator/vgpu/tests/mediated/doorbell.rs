@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use vgpu::{Apertures, Settings};
 use vmm_glue::{Deferred, RegionIndex};
 
-/// A thread that polls doorbells finds one much sooner; only a failing test waits this long.
+/// Time limit for a doorbell to be found. The polling thread finds it much sooner; only a failing test waits this long.
 const WAIT_LIMIT: Duration = Duration::from_secs(20);
 
 #[test]
@@ -40,7 +40,7 @@ fn a_doorbell_takes_the_cards_lock_once() {
 struct Scene {
     driver: Driver,
     channel: Channel,
-    /// The page to which copies go.
+    /// Page that the copies write.
     to: u64,
 }
 
@@ -52,7 +52,7 @@ impl Scene {
         Self { driver, channel, to }
     }
 
-    /// Queues a copy, rings, and does only the work before the answer.
+    /// Queues a copy, rings the doorbell, and does only the work before the answer.
     fn ring_until_answered(&mut self) -> Deferred {
         let put = self.driver.queue_fenced(&mut self.channel, &[object(CE0), ce_copy(A, B, 1)].concat());
         let at = u64::from(self.channel.id) * PAGE + userd::GP_PUT;
@@ -64,7 +64,7 @@ impl Scene {
         self.driver.guest.counter("doorbells")
     }
 
-    /// Waits for the copies.
+    /// Waits for the copies, and checks them.
     fn assert_copied(&mut self) {
         self.driver.wait(&self.channel);
         assert!(self.driver.vram_holds(self.to, 1, 1));

@@ -1,4 +1,4 @@
-//! A card that does not answer: memory that it may still reach is not reused.
+//! A card that does not answer: memory that the card may still access is not reused.
 
 use super::relocate::{driver_of, move_all};
 use super::{A, B, MIB};
@@ -16,20 +16,20 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
 use vram::{TenantId, To};
 
-/// A card whose failures the test chooses.
+/// A card with failures that the test chooses.
 #[derive(Clone, Default)]
 struct Failing {
-    /// Directory of the last TLB invalidation, as in the register.
+    /// Directory of the last TLB invalidation, in the register's encoding.
     flushed: Arc<AtomicU32>,
-    /// Directory whose invalidations never end; 0 if there is none.
+    /// Directory whose invalidations never end; 0 for no directory.
     deaf_to: Arc<AtomicU32>,
-    /// True if channels do not leave their engines.
+    /// Set if channels do not leave their engines.
     holds: Arc<AtomicBool>,
-    /// Number of polls for which no channel leaves.
+    /// Number of polls in which no channel leaves.
     hesitates: Arc<AtomicU32>,
     /// Directory whose TLB invalidations are watched, in the register's encoding.
     watched: Arc<AtomicU32>,
-    /// Number of them so far.
+    /// Number of invalidations of the watched directory so far.
     flushes: Arc<AtomicU32>,
 }
 
@@ -58,7 +58,7 @@ impl Alter for Failing {
 }
 
 impl Failing {
-    /// Counts a poll.
+    /// Counts a poll. Returns true if no channel leaves yet.
     fn hesitates(&self) -> bool {
         self.hesitates.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |left| left.checked_sub(1)).is_ok()
     }
@@ -72,7 +72,7 @@ fn failing() -> (Rig, Failing) {
     (Rig::made(&config, &sharing, |card| Altered::over(card, altered)), failing)
 }
 
-/// A driver with a channel that has worked, so that its directory is the last that was flushed.
+/// Returns a driver with a channel that has worked, so that its directory was flushed last.
 fn at_work(rig: &Rig, card: &Failing) -> (rig::driver::Driver, rig::driver::Channel, u32) {
     let mut driver = driver_of(rig, 0, 16);
     let mut channel = driver.channel(1);
@@ -80,8 +80,8 @@ fn at_work(rig: &Rig, card: &Failing) -> (rig::driver::Driver, rig::driver::Chan
     driver.buffer(&channel, B, 1, 2);
     driver.submit(&mut channel, &[object(CE0), ce_copy(A, B, 1)].concat());
     driver.wait(&channel);
-    // To zero a chunk, the mediator moves its own window, which is also flushed. Zero all chunks now, so that none is
-    // zeroed after the next flush.
+    // To zero a chunk, the mediator moves its own window, which causes a flush. Zero all chunks now, so that no chunk
+    // is zeroed after the next flush.
     rig.host.scrub();
     // A new page is mapped and flushed.
     driver.buffer(&channel, B + PAGE, 1, 3);
@@ -100,7 +100,7 @@ fn vacated_chunks_are_quarantined_if_tlb_flush_fails() {
     assert!(moved > 0);
     rig.host.scrub();
     let summary = rig.host.lock().vram().chunks.summary();
-    // Chunks that moved and that no entry names were not in the TLB.
+    // Moved chunks that no entry names were not in the TLB.
     assert!(summary.quarantined > 0 && summary.quarantined <= moved && summary.to_scrub == 0);
 }
 
@@ -108,13 +108,14 @@ fn vacated_chunks_are_quarantined_if_tlb_flush_fails() {
 fn evicted_chunks_are_flushed_from_tlb_one_at_a_time() {
     let (rig, card) = failing();
     let (mut driver, mut channel, directory) = at_work(&rig, &card);
-    // More than a chunk.
+    // The buffer is larger than a chunk.
     driver.buffer(&channel, A, 768, 1);
     driver.submit(&mut channel, &[object(CE0), ce_copy(A, B, 1)].concat());
     driver.wait(&channel);
     card.watched.store(directory, Ordering::SeqCst);
     let moved = move_all(&rig, 0, To::Host).moved;
-    // The card drops the translation of each chunk that the GPU knows when it moves, not when all have moved.
+    // The card drops the translation of each chunk that is known to the GPU when this chunk moves, not after all chunks
+    // have moved.
     let flushes = card.flushes.load(Ordering::SeqCst);
     assert!(flushes > 1 && flushes <= moved, "{moved} chunks, {flushes} flushes");
 }
@@ -135,13 +136,13 @@ fn channel_leaving_late_keeps_ring_and_number_until_off_card() {
     let (rig, card) = failing();
     let (mut driver, channel, _) = at_work(&rig, &card);
     let bound = rig.host.channels_in_use();
-    // More polls than the guest's write makes.
+    // The card needs more polls than the guest's write makes.
     card.hesitates.store(100, Ordering::SeqCst);
     card.flushed.store(0, Ordering::SeqCst);
     driver.unbind(&channel);
     while rig.host.lock().channels().stuck() != 0 {
-        // The card's memory of its address space is unchanged: its ring is mapped. Read in this order, because it may
-        // leave in between.
+        // The card's memory of the channel's address space is unchanged: its ring is still mapped. The flag is read
+        // first, because the channel may leave in between.
         let flushed = card.flushed.load(Ordering::SeqCst) != 0;
         let hesitates = card.hesitates.load(Ordering::SeqCst) != 0;
         assert!(!hesitates || !flushed, "its ring is unmapped while it is on the card");
@@ -149,7 +150,7 @@ fn channel_leaving_late_keeps_ring_and_number_until_off_card() {
     }
     assert_eq!(card.hesitates.load(Ordering::SeqCst), 0, "it has left when its number is free");
     assert_eq!(rig.host.channels_in_use(), bound - 1);
-    // It can be bound again, and all memory of the VM is released.
+    // The channel can be bound again, and all memory of the VM is released.
     driver.bind(&channel);
     driver.unbind(&channel);
     driver.guest.remove().unwrap();
@@ -161,8 +162,8 @@ fn a_channel_that_has_left_between_two_looks_is_given_back() {
     let (mut driver, channel, _) = at_work(&rig, &card);
     let over = AtomicBool::new(false);
     std::thread::scope(|scope| {
-        // Like the scheduler's tick, but more often: these threads poll departing channels whenever the card's lock is
-        // free.
+        // These threads work like the scheduler's tick, but more often: they poll departing channels whenever the
+        // card's lock is free.
         for _ in 0..4 {
             scope.spawn(|| {
                 while !over.load(Ordering::SeqCst) {
@@ -171,7 +172,7 @@ fn a_channel_that_has_left_between_two_looks_is_given_back() {
             });
         }
         for _ in 0..2000 {
-            // The guest's write polls unsuccessfully; the next poll finds that it has left.
+            // The polls of the guest's write fail; the next poll finds that the channel has left.
             card.hesitates.store(16, Ordering::SeqCst);
             driver.unbind(&channel);
             driver.bind(&channel);
@@ -196,7 +197,7 @@ fn target_slots_are_quarantined_if_copier_cannot_be_stopped() {
     let driver = driver_of(&rig, 0, 16);
     driver.guest.vram_write(0, &[1; 4096]);
     card.holds.store(true, Ordering::SeqCst);
-    // The mediator's own channel: it fails, and stays on the card.
+    // The mediator's own channel fails, and stays on the card.
     let lane = TenantId::MEDIATOR;
     rig.host.lock().retire_channel(lane, VirtualChannelId(0)).unwrap_err();
     let done = move_all(&rig, 0, To::Host);

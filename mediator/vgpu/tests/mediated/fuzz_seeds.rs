@@ -1,6 +1,6 @@
-//! The seed corpus of the fuzz target is the output of `rig::fuzz::seeds`, and every seed runs.
+//! Checks that the seed corpus of the fuzz target is the output of `rig::fuzz::seeds`, and runs every seed.
 //!
-//! `UPDATE_SEEDS=1 cargo test -p vgpu seeds` writes it again.
+//! `UPDATE_SEEDS=1 cargo test -p vgpu seeds` writes the corpus again.
 
 use rig::fuzz::{decode, encode, run, seeds};
 use std::collections::BTreeSet;

@@ -1,4 +1,4 @@
-//! A card that continues under another owner while its VMs work.
+//! Hands a card over to another owner while its VMs work.
 
 pub(super) mod edited;
 
@@ -15,7 +15,7 @@ use simgpu::{ComputeTiming, Config, EngineTiming, TimeModel};
 use vgpu::Settings;
 use vram::{TenantId, To};
 
-/// Pages of a copy.
+/// Number of pages in a copy.
 const PAGES: u64 = 20;
 
 /// A card that can be handed over, with `host_mib` MiB of host memory for chunks.
@@ -24,7 +24,7 @@ pub(super) fn handover(host_mib: u64) -> Handover {
     Handover { config: Config { vram_mib: 96, shared: true, ..Config::default() }, sharing }
 }
 
-/// Timing of a card whose work is so slow that some is always in flight.
+/// Returns the timing of a card whose work is so slow that some of it is always in flight.
 pub(super) fn slow() -> TimeModel {
     let engine = EngineTiming { bytes_per_second: 20_000_000, launch_ns: 1_000_000 };
     let compute = ComputeTiming::default();
@@ -138,7 +138,7 @@ fn accounts_survive_hand_over_and_vms_can_arrive_and_leave() {
     let (submitted, had) = (drivers[0].guest.counter("submissions"), accounts(&rig));
     hand_over(&handover, &mut rig, &mut drivers);
     assert_eq!((drivers[0].guest.counter("submissions"), accounts(&rig)), (submitted, had));
-    // Another VM arrives.
+    // Another VM is added after the hand-over.
     let mut late = driver(&rig, 2, &free_settings(16));
     work(&mut late, 20, &mut Rng::with_seed(9));
     for (vm, driver) in drivers.iter_mut().enumerate() {
@@ -192,7 +192,7 @@ fn card_after_failed_hand_over_continues_unchanged() {
     }
 }
 
-/// A kernel that stores a number for each of its threads.
+/// Runs a kernel that stores a number for each of its threads.
 fn kernel(driver: &mut Driver, channel: &mut Channel, number: u32, found: u64) {
     const CODE: u64 = 0x300_0000;
     let source = format!(

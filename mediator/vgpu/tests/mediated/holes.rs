@@ -1,10 +1,10 @@
-//! The nineteen holes that were found in the reference code of an earlier GPU mediator, tried one by one, and the same
-//! attacks on registers that it does not handle. `docs/design/threat-model.md` has the list.
+//! Tries the nineteen holes that were found in the reference code of an earlier GPU mediator one by one, and makes the
+//! same attacks on registers that this code does not handle. `docs/design/threat-model.md` has the list.
 //!
 //! Each attempt runs next to two VMs: a working VM, whose copies must stay correct, and an idle VM, which must not even
-//! be interrupted. After each attempt [`Scene::check`] checks both, and the page tables that the card uses for the
+//! be interrupted. After each attempt [`Scene::check`] checks both VMs, and the page tables that the card uses for the
 //! attacker: every entry must name the attacker's own memory. [`Scene::denied`] also requires that the attempt was
-//! counted, [`Scene::virtual_only`] that no register of the card changed.
+//! counted, and [`Scene::virtual_only`] that no register of the card changed.
 
 mod channels;
 mod images;
@@ -29,7 +29,7 @@ use rig::{CHUNK, Guest, Rig};
 use std::collections::{BTreeMap, BTreeSet};
 use vram::TenantId;
 
-/// Size of the card in MiB: three VMs, the mediator, and room for shadow tables.
+/// Size of the card in MiB: enough for three VMs, the mediator, and shadow tables.
 const CARD_MIB: u32 = 96;
 /// Size of each VM's VRAM and RAM in bytes.
 const SHARE_BYTES: u64 = VM_MIB * MIB;
@@ -37,7 +37,7 @@ const RAM: u64 = MIB;
 const EVIL: TenantId = TenantId(0);
 const GOOD: TenantId = TenantId(1);
 const IDLE: TenantId = TenantId(2);
-/// Byte that fills the idle VM's memory, from [`SECRET_AT`] on.
+/// Byte that fills the idle VM's memory from [`SECRET_AT`] to its end.
 const SECRET: u8 = 0xc5;
 const SECRET_AT: u64 = SHARE_BYTES / 2;
 /// Virtual address of a third buffer.
@@ -57,7 +57,7 @@ struct Worker {
 /// The idle VM, and its state at the start.
 struct Bystander {
     driver: Driver,
-    /// Its VRAM below [`SECRET_AT`]: page tables, instance blocks, USERD.
+    /// VRAM of the idle VM below [`SECRET_AT`]: page tables, instance blocks, USERD.
     structures: Vec<u8>,
     interrupts: u64,
 }
@@ -68,7 +68,7 @@ struct Scene {
     evil: Driver,
     good: Worker,
     idle: Bystander,
-    /// Addresses at which the card sees the RAM of the working and of the idle VM.
+    /// Addresses at which the card sees the RAM of the working VM and of the idle VM.
     bus: [u64; 2],
 }
 
@@ -81,7 +81,7 @@ impl Worker {
         Self { driver, channel, from, to, round: 0 }
     }
 
-    /// Copies fresh data through VRAM and RAM with all three engines, and checks every byte.
+    /// Copies new data through VRAM and RAM with all three engines, and checks every byte.
     fn work(&mut self, after: &str) {
         self.round += 1;
         let Self { driver, channel, from, to, round } = self;
@@ -124,8 +124,8 @@ impl Scene {
         let mut scene = Self { rig, evil, good, idle, bus: [0; 2] };
         scene.good.work("the start");
         scene.bus = [scene.bus_address(GOOD), scene.bus_address(IDLE)];
-        // Reset the idle VM. Once an interrupt of later work is delivered, all outstanding interrupts of its earlier
-        // work are too.
+        // Reset the idle VM. Once an interrupt of later work is delivered, all interrupts of the idle VM's earlier work
+        // have been delivered too.
         scene.idle.driver.guest.reset();
         let seen = scene.good.driver.guest.counter("interrupts");
         while scene.good.driver.guest.counter("interrupts") < seen + 2 {
@@ -161,7 +161,7 @@ impl Scene {
         self.settle();
         let before = card_registers(&self.rig);
         attempt(self);
-        // For example, the card reports the completion of a submitted runlist or of a channel's removal.
+        // For example, the card reports the completion of a submitted runlist or of a channel's removal later.
         self.settle();
         let after = card_registers(&self.rig);
         let changed: Vec<_> = before.iter().filter(|(offset, value)| after.get(offset) != Some(value)).collect();
@@ -169,7 +169,8 @@ impl Scene {
         self.check(what);
     }
 
-    /// Waits until the card has reported the end of all work: its records follow the fences that drivers see.
+    /// Waits until the card has reported the end of all work: the card's records are updated after the fences that
+    /// drivers see.
     fn settle(&self) {
         let vms = [EVIL, GOOD, IDLE].map(|vm| vm);
         let busy = || {
@@ -199,7 +200,8 @@ impl Scene {
         self.check_shadows(after);
     }
 
-    /// Checks all of the idle VM, the bytes that the attacker has read, and that the attacker can be removed.
+    /// Checks the idle VM's whole memory and the bytes that the attacker has read, and that the attacker can be
+    /// removed.
     fn finish(mut self) {
         self.check("the end");
         assert!(self.idle_structures() == self.idle.structures, "the idle neighbour's structures");
@@ -220,7 +222,7 @@ impl Scene {
         good.work("the attacker's end");
     }
 
-    /// Connects another client to the attacker's VM, and brings it up again; its memory is zero.
+    /// Connects another client to the attacker's VM, and initializes the VM again; its memory is zero.
     fn fresh(&mut self) {
         self.evil.guest.reconnect();
         assert!(self.evil.guest.map_ram(0, RAM, true));
@@ -261,8 +263,8 @@ impl Scene {
         pte.address()
     }
 
-    /// Returns addresses in VRAM that the attacker does not have: the first after its share, the neighbours' and the
-    /// mediator's own in the card's numbering, the ends of the card and of the address space.
+    /// Returns addresses in VRAM that do not belong to the attacker: the first address after its share, addresses of
+    /// the neighbours and of the mediator in the card's numbering, and the ends of the card and of the address space.
     fn outside(&self) -> Vec<(&'static str, u64)> {
         let card = u64::from(CARD_MIB) * MIB;
         let list = vec![
@@ -280,7 +282,7 @@ impl Scene {
         list
     }
 
-    /// Returns bus addresses of host memory that the attacker does not have.
+    /// Returns bus addresses of host memory that does not belong to the attacker.
     fn foreign_ram(&self) -> Vec<(&'static str, u64)> {
         vec![
             ("the idle VM's RAM", self.bus[1]),
@@ -293,7 +295,7 @@ impl Scene {
         ]
     }
 
-    /// Makes a copy engine read or write through an entry, which must fault at exactly that address.
+    /// Makes a copy engine read or write through an entry. The access must fault at exactly this address.
     fn faults_at(&mut self, what: &str, entry: u64, size: Size, offset: u64, write: bool) {
         let evil = &mut self.evil;
         let mut channel = evil.channel(ID);
@@ -316,7 +318,7 @@ impl Scene {
         evil.rewind();
     }
 
-    /// Binds a channel and submits to it: it must be refused or fault, without any effect.
+    /// Binds a channel and submits to it: the bind must be refused or the work must fault, without any effect.
     fn does_not_run(&mut self, what: &str, channel: &mut Channel) {
         let evil = &mut self.evil;
         let before = stops(&evil.guest);
@@ -329,8 +331,8 @@ impl Scene {
         evil.faults.clear();
     }
 
-    /// Checks the card's tables of the attacker's channels: every entry names its own memory, without compression tags
-    /// or keys; every table is in memory that belongs to no VM.
+    /// Checks the card's tables of the attacker's channels: every entry names the attacker's own memory, without
+    /// compression tags or keys, and every table is in memory that belongs to no VM.
     fn check_shadows(&self, after: &str) {
         let own = self.blocks_of(&[EVIL]);
         let guests = self.blocks_of(&[EVIL, GOOD, IDLE]);
@@ -341,7 +343,7 @@ impl Scene {
             assert_eq!(directory & 3, 0, "{after}: directory {directory:#x}");
             let directory = directory & 0xff_ffff_f000;
             assert!(!guests.contains(&(directory / CHUNK)), "{after}: a guest has the card's page directory");
-            // The last entry is the mediator's own.
+            // The last entry belongs to the mediator.
             for pde in self.entries(directory, PD_ENTRIES - 1) {
                 let pde = Pde::from(pde);
                 let halves = [
@@ -397,25 +399,26 @@ fn born(rig: &Rig, vm: TenantId) -> Driver {
     Driver::new(guest)
 }
 
-/// Gives the first 128 MiB of a channel's address space a table of large pages.
+/// Installs a table of large pages for the first 128 MiB of a channel's address space.
 fn large_table(driver: &mut Driver, channel: &Channel) -> u64 {
     let table = driver.vram(2);
     driver.guest.poke(channel.space.directory, ((table >> 12) << 4) as u32 | 1);
     table
 }
 
-/// Returns a valid entry: VRAM (0), another card (1), host memory (2, 3).
+/// Returns a valid entry for VRAM (0), another card (1), or host memory (2, 3).
 fn entry(at: u64, aperture: u64) -> u64 {
     (at >> 8) & 0xffff_fff0 | aperture << 33 | 1
 }
 
-/// Returns the sum of all counts against a guest.
+/// Returns the sum of all counters of a guest's denials and faults.
 fn tally(guest: &Guest) -> u64 {
     let denied: u64 = guest.status().denied.iter().map(|denied| denied.reads + denied.writes).sum();
     denied + stops(guest)
 }
 
-/// Returns how often work of a guest was stopped or not started: faults, and channels and doorbells that were refused.
+/// Returns the number of times that work of a guest was stopped or not started: faults, refused channels, refused
+/// doorbells.
 fn stops(guest: &Guest) -> u64 {
     let status = guest.status();
     let counted =
@@ -423,8 +426,8 @@ fn stops(guest: &Guest) -> u64 {
     counted.into_iter().flatten().sum()
 }
 
-/// Waits, using interrupts, until [`stops`] exceeds `before`, or the guest has seen an error of an engine. It waits for
-/// faults, not only for counted denials: the card has room for one fault of each unit, so the next might get lost.
+/// Waits, using interrupts, until [`stops`] exceeds `before`, or the guest has seen an error of an engine. Waits for
+/// faults too, not only for counted denials: the card stores one fault per unit, so the next fault might get lost.
 fn wait_stopped(driver: &mut Driver, before: u64, what: &str) {
     for _ in 0..100 {
         let errors = [pgraph::INTR::OFFSET, ce0::INTR::OFFSET, ce1::INTR::OFFSET];
@@ -438,8 +441,8 @@ fn wait_stopped(driver: &mut Driver, before: u64, what: &str) {
 }
 
 /// Returns the card's own registers. Excludes clocks, registers that the mediator uses on each access, registers that
-/// report running channels or pending interrupts (the neighbour's last may still be served), and registers that change
-/// when they are read.
+/// report running channels or pending interrupts (the neighbour's last interrupt may still be pending), and registers
+/// that change when they are read.
 fn card_registers(rig: &Rig) -> BTreeMap<u32, u32> {
     let passing = [
         pbus::PRAMIN_WINDOW::OFFSET,

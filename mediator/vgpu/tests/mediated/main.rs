@@ -1,4 +1,4 @@
-//! Mediated VMs on a software card, driven by a small driver in each.
+//! Mediated VMs on a software card, each driven by a small driver.
 
 mod accesses;
 mod alarm;
@@ -35,7 +35,7 @@ use nvspec::addr::VramAddr;
 use rig::driver::Driver;
 use rig::{Guest, Rig};
 
-/// Size of the card and of each VM in MiB: the minimum for a driver.
+/// Sizes of the card and of each VM in MiB: the minimum for a driver.
 const CARD_MIB: u32 = 64;
 const VM_MIB: u64 = 16;
 const MIB: u64 = 1 << 20;
@@ -68,7 +68,7 @@ fn is_filled(guest: &Guest, byte: u8) -> bool {
     })
 }
 
-/// Counts the runs of 64 such bytes in a VM's VRAM.
+/// Counts the runs of 64 bytes with this value in a VM's VRAM.
 fn finds(guest: &Guest, byte: u8) -> usize {
     let mut data = vec![0; MIB as usize];
     let in_mib = |mib| {
@@ -78,13 +78,14 @@ fn finds(guest: &Guest, byte: u8) -> usize {
     (0..guest.vram_bytes / MIB).map(in_mib).sum()
 }
 
-/// Returns the free chunks (scrubbed or not), the mediator's and the VMs' chunks; channels; I/O address ranges.
+/// Returns the numbers of free chunks (scrubbed and not), of the mediator's and the VMs' chunks, of channels, and of
+/// I/O address ranges.
 fn usage(rig: &Rig) -> (u32, u32, u32, u32, usize) {
     let (chunks, channels, iova) = rig.usage();
     (chunks.free + chunks.to_scrub, chunks.mediator, chunks.vms.values().map(|vm| vm.placed).sum(), channels, iova)
 }
 
-/// Reads VRAM of the card, of any owner.
+/// Reads VRAM of the card, regardless of its owner.
 fn card_vram(rig: &Rig, at: u64, data: &mut [u8]) {
     rig.host.lock().vram_mut().memory.read(VramAddr(at), data).unwrap();
 }

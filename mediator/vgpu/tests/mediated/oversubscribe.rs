@@ -1,4 +1,4 @@
-//! Guests that together have more memory than the card.
+//! Guests that together have more memory than their card.
 
 use super::relocate::in_host_at_rest;
 use super::{A, B, MIB};
@@ -18,20 +18,20 @@ use vgpu::Settings;
 use vram::victim::VictimPolicy;
 use vram::{GuestVramAddr, Limits, Lookup, Mode, OnFull, Step, TenantId, To, VmSummary};
 
-/// Exceeds the duration of all steps of these tests.
+/// Time limit that all steps of these tests stay below.
 pub(super) const WAIT_TIMEOUT: Duration = Duration::from_secs(60);
 /// Size of a chunk in bytes.
 const CHUNK: u64 = 2 * MIB;
-/// MiB that the mediator reserves.
+/// Memory that the mediator reserves, in MiB.
 const OWN_MIB: u32 = 16;
 
-/// Creates a card with `card_mib` for VMs, and as much host memory as they need.
+/// Creates a card with `card_mib` MiB for VMs, and `host_mib` MiB of host memory.
 pub(super) fn rig_with(card_mib: u32, host_mib: u64, division: Division) -> Rig {
     let sharing = Sharing { host_bytes: host_mib * MIB, division, ..sharing() };
     Rig::made(&Config { vram_mib: card_mib + OWN_MIB, ..Config::default() }, &sharing, |card| card)
 }
 
-/// Settings without waits between moves, except 2 ms.
+/// Returns settings with almost no waits between moves.
 pub(super) fn fast() -> Division {
     let mut division = Division::default();
     (division.balance.return_interval_ns, division.balance.settle_ns) = (2_000_000, 4_000_000);
@@ -60,7 +60,8 @@ pub(super) fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
     }
 }
 
-/// Maps buffers of 64 pages, one in each chunk from the third on, contiguously from `A` on. All hold a pattern.
+/// Maps buffers of 64 pages, one in each chunk starting at the third, contiguously from `A`. All are filled with a
+/// pattern.
 fn spread(driver: &mut Driver, channel: &Channel, chunks: u64, seed: u32) -> Vec<u64> {
     let first = 4;
     (0..chunks)
@@ -138,7 +139,7 @@ fn two_guests_share_card_evenly_and_last_regains_memory() {
     };
     eventually("both have as much of the card", even);
     rotate(&mut first, &mut one, &buffers, 50);
-    // The remaining VM gets all of it back.
+    // All memory returns to the remaining VM.
     second.guest.remove().unwrap();
     eventually("what was moved comes back", || account(&rig, 0).host == 0);
     for (chunk, at) in (0u32..).zip(&buffers) {
@@ -189,7 +190,7 @@ fn work_waits_for_memory_and_resumes_when_other_vm_frees_it() {
     let mut two = second.channel(1);
     let from = second.buffer(&two, A, 4, 5);
     let to = 40 * MIB;
-    // Takes all remaining memory, so that the GPU finds none for its next access.
+    // The first VM takes all remaining memory, so that the GPU finds none for its next access.
     let ones = vec![0xff; MIB as usize];
     for mib in 4..44 {
         first.guest.vram_try_write(mib * MIB, &ones);
@@ -204,12 +205,12 @@ fn work_waits_for_memory_and_resumes_when_other_vm_frees_it() {
     assert!(second.vram_holds(to, 4, 5) && second.vram_holds(from, 4, 5));
     assert_eq!((second.guest.counter("faults"), second.guest.counter("memory_denied")), (0, 0));
     assert!(second.guest.counter("memory_waited_ns") > 0);
-    // It is requested repeatedly, and counted once.
+    // The memory is requested repeatedly, but the refusal is counted once.
     let refused = rig.host.lock().holdings().refusals.counts_for(TenantId(1));
     assert_eq!(refused, BTreeMap::from([("card", 1)]));
 }
 
-/// Creates two VMs on a card without host memory; the first has all of the card. Neither frees any.
+/// Creates two VMs on a card without host memory; the first VM uses the whole card. Neither VM frees memory.
 fn full_card(queue_limit: Duration) -> (Rig, [Driver; 2]) {
     let rig = rig_with(48, 0, fast());
     let drivers = [0, 1].map(|vm| {
@@ -257,21 +258,21 @@ fn cpu_write_without_memory_is_lost_and_later_ones_skip_wait() {
 #[test]
 fn waiting_work_gets_memory_of_others_beyond_their_share() {
     let mut division = fast();
-    // A VM that only writes with the CPU must not count as idle, however slow the host is.
+    // A VM whose only activity is CPU writes must not count as idle, however slow the host is.
     division.balance.idle_after_ns = u64::MAX;
     let rig = rig_with(48, 64, division);
     let mut second = driver_with(&rig, 1, 44, Limits { on_full: OnFull::Queue, ..Limits::default() });
     let mut two = second.channel(1);
     second.buffer(&two, A, 4, 5);
-    // Takes all remaining memory; no VM frees any.
+    // The first VM takes all remaining memory; no VM frees any.
     let mut first = driver_with(&rig, 0, 64, Limits::default());
     let mut one = first.channel(1);
     let buffers = spread(&mut first, &one, 26, 20);
     for chunk in 0..6 {
         let to = (8 + 2 * chunk) * MIB;
         second.map(two.space, B + chunk * 4 * PAGE, At::Vram(to), 4);
-        // The mover may report memory at any time; here it does so between the flush that finds none and the work that
-        // needs it.
+        // The mover may report memory at any time; this test reports it between the flush that finds no memory and the
+        // work that needs memory.
         second.guest.vm().deliver(GuestEvent::Memory);
         second.submit(&mut two, &[object(M2MF), m2mf_copy(A, B + chunk * 4 * PAGE, 4 * PAGE as u32)].concat());
         second.wait(&two);
@@ -283,7 +284,7 @@ fn waiting_work_gets_memory_of_others_beyond_their_share() {
     rotate(&mut first, &mut one, &buffers, 20);
 }
 
-/// A card that refuses to map host memory while the flag is set.
+/// A card that refuses to map host memory while this flag is set.
 struct Stingy(Arc<AtomicBool>);
 
 impl Alter for Stingy {
@@ -345,7 +346,7 @@ fn memory_named_by_submission_stays_resident_under_clock() {
         let rests = || rig.host.lock().vram().chunks.moves().count() == 0;
         eventually("they are gone", || account(&rig, 0).host == gone && rests());
     };
-    // The clock hand passes all memory that the CPU has written.
+    // The clock hand passes all memory that the CPU wrote.
     evict(6);
     let hot: Vec<usize> = (0..16).filter(|at| on_card()[*at]).step_by(3).take(3).collect();
     let va = |buffer: usize| A + buffer as u64 * 64 * PAGE;
@@ -482,13 +483,13 @@ fn guests_that_do_not_fit_together_take_turns() {
     assert_eq!(in_host_at_rest(&rig), 0);
 }
 
-/// The card counts its accesses.
+/// The card in this test counts its accesses.
 #[test]
 fn guests_copying_over_bus_get_quanta_if_card_counts_accesses() {
     take_turns_over_the_bus(true);
 }
 
-/// Real cards do not count.
+/// The card in this test does not count accesses, like real cards.
 #[test]
 fn guests_copying_over_bus_get_quanta_without_access_counts() {
     take_turns_over_the_bus(false);
@@ -497,7 +498,7 @@ fn guests_copying_over_bus_get_quanta_without_access_counts() {
 fn take_turns_over_the_bus(profile: bool) {
     let mut division = fast();
     (division.quanta.window_ns, division.quanta.min_ns) = (100_000_000, 5_000_000);
-    // Here, copies take almost no time.
+    // In this test, copies take almost no time.
     division.quanta.on_permille = 1;
     let config = Config { vram_mib: 48 + OWN_MIB, profile, ..Config::default() };
     let rig = Rig::made(&config, &Sharing { host_bytes: 128 * MIB, division, ..sharing() }, |card| card);
@@ -511,7 +512,7 @@ fn take_turns_over_the_bus(profile: bool) {
                 let seed = 1000 * vm;
                 let buffers = spread(&mut driver, &channel, 18, seed);
                 while !stop.load(Ordering::SeqCst) {
-                    // Copies the data onto itself: it stays the same, but all of it is accessed.
+                    // The copy writes the data onto itself: the data stays the same, but all of it is accessed.
                     for buffer in 0..18 {
                         let at = A + buffer * 64 * PAGE;
                         driver.submit(&mut channel, &[object(M2MF), m2mf_copy(at, at, 64 * PAGE as u32)].concat());
@@ -525,7 +526,7 @@ fn take_turns_over_the_bus(profile: bool) {
                 }
             });
         }
-        // Wait until each VM has its part, because these moves do not count.
+        // Wait until each VM has its part of the memory, because these moves do not count.
         let moved = || [0, 1].map(|vm| rig.host.lock().memory().moved(TenantId(vm)).map(|moved| moved.sum.bytes));
         let (mut before, mut since) = (moved(), Instant::now());
         eventually("each has its part", || {
@@ -547,7 +548,8 @@ fn take_turns_over_the_bus(profile: bool) {
             drop(state);
             std::thread::sleep(Duration::from_millis(1));
         }
-        // With its quota, the first VM leaves enough for the other: it gains nothing from quanta, and must not wait.
+        // With its quota, the first VM leaves enough memory for the other: it gains nothing from quanta, and must not
+        // wait.
         rig.host.lock().memory_mut().set_limits(TenantId(0), Limits { quota: 1, ..Limits::default() }).unwrap();
         let takes_turns = || rig.host.lock().memory().divider().residency().turn().is_some();
         let (began, mut without_since) = (Instant::now(), None);

@@ -1,4 +1,4 @@
-//! Paravirtual guests: page tables that the mediator keeps for them, channels, memory, segments; and hostile ones.
+//! Paravirtual guests: page tables that the mediator keeps for them, channels, memory, segments; and hostile guests.
 
 mod hostile;
 mod share;
@@ -28,7 +28,7 @@ fn knowing(group: Option<&str>) -> Settings {
     Settings { paravirtual: Some(offered(group)), ..settings(VM_MIB, 16) }
 }
 
-/// Creates a guest with a driver and an interface that is set up.
+/// Creates a guest with a driver and an initialized interface.
 fn guest(rig: &Rig, vm: u32, group: Option<&str>) -> (Driver, Interface) {
     guest_with(rig, vm, &knowing(group))
 }
@@ -47,7 +47,7 @@ fn pte(at: u64) -> u64 {
     at >> 8 | 1
 }
 
-/// Returns the mappings of a driver's channel, as operations on a table.
+/// Adds the mappings of a driver's channel to the operations on a table.
 fn entries(ops: Ops, table: u32, channel: &Channel) -> Ops {
     let [ring, push, image] = channel.memory();
     [(RING_VA, ring, 1), (PUSH_VA, push, 4), (FENCE_VA, channel.fence, 1), (IMAGE_VA, image, 16)]
@@ -63,7 +63,7 @@ fn channel(driver: &mut Driver, interface: &mut Interface, id: u8, handle: u32) 
     let ops = ops.flush(handle).channel(op::CHANNEL_CREATE, id.into()).bind_channel(id.into(), channel.instance);
     let ops = ops.channel(op::CHANNEL_ENABLE, id.into());
     assert_eq!(interface.call(&mut driver.guest, &ops).status, 0);
-    // The directory in the block itself is invalid.
+    // The directory in the instance block itself is invalid.
     driver.guest.poke(channel.instance + 0x200, 0xdead_0000);
     channel
 }
@@ -123,7 +123,7 @@ fn channel_works_in_tables_that_the_mediator_keeps() {
     driver.submit(&mut work, &[object(CE0), ce_copy(A, B, 4)].concat());
     driver.wait(&work);
     assert!(driver.vram_holds(to, 4, 7));
-    // Removed mappings are gone when the batch has ended.
+    // Removed mappings are no longer in effect when the batch has ended.
     assert_eq!(interface.call(&mut driver.guest, &Ops::new().zero(2, (B / PAGE) as u32, 4).flush(1)).status, 0);
     driver.submit(&mut work, &[object(CE0), ce_copy(A, B, 4)].concat());
     let fault = driver.wait_fault();
@@ -154,7 +154,7 @@ fn paravirtual_interface_and_tables_survive_hand_over() {
         driver.wait(&work);
         assert!(driver.vram_holds(to, 4, round));
         assert_eq!(driver.guest.counter("pv_operations"), operations);
-        // Batches continue where they were.
+        // Batches continue where they stopped.
         let again = Ops::new().run(2, (B / PAGE) as u32, 4, pte(to), PAGE >> 8).flush(1);
         assert_eq!(interface.call(&mut driver.guest, &again).status, 0);
         operations += 2;
@@ -170,7 +170,7 @@ fn large_pages_and_ram_are_named_as_in_any_table() {
     let rig = rig();
     let (mut driver, mut interface) = guest(&rig, 0, None);
     let mut work = channel(&mut driver, &mut interface, 0, 1);
-    // 128 KiB of VRAM, aligned, through one entry of a large-page table, and pages of RAM.
+    // The test maps 128 KiB of VRAM, aligned, through one entry of a large-page table, and pages of RAM.
     let large = driver.vram(64).next_multiple_of(128 << 10);
     let ram = 0x4_0000;
     driver.fill_ram(ram, 4, 9);
@@ -192,7 +192,7 @@ fn aperture_is_led_by_a_directory_that_the_mediator_keeps() {
     let rig = rig();
     let (mut driver, mut interface) = guest(&rig, 0, None);
     let (page, instance) = (driver.vram(1), driver.vram(1));
-    // Only the limit comes from the block.
+    // The block determines only the limit.
     for (offset, value) in [(0x208, 0xffff_ffff), (0x20c, 0xff)] {
         driver.guest.poke(instance + offset, value);
     }
@@ -202,7 +202,7 @@ fn aperture_is_led_by_a_directory_that_the_mediator_keeps() {
     let mut word = 0x1234_5678u32.to_le_bytes();
     driver.guest.write(RegionIndex::Bar3, 5 * PAGE + 8, &word);
     assert_eq!(driver.guest.peek(page + 8), 0x1234_5678);
-    // Another page after a flush, and another directory at once.
+    // The channel uses another page after a flush, and another directory at once.
     let other = driver.vram(1);
     driver.guest.poke(other + 8, 77);
     assert_eq!(interface.call(&mut driver.guest, &Ops::new().run(2, 5, 1, pte(other), 0).flush(1)).status, 0);
@@ -243,7 +243,7 @@ fn long_batch_releases_vm_lock_between_parts_and_answers_once() {
     let reply = interface.call(&mut driver.guest, &ops);
     assert_eq!((reply.status, reply.done), (0, 4));
     assert_eq!(reply.answers[2], (0, VM_MIB * MIB));
-    // 256 KiB at a time.
+    // Each hold of the lock covers 256 KiB.
     assert!(driver.guest.counter("pv_holds") - held >= 2 * BYTES / (256 << 10), "the VM's lock is held for all of it");
     assert_eq!((driver.guest.peek(a), driver.guest.peek(a + BYTES - 4)), (7, 0x5a5a_1234));
     let mut data = vec![0; BYTES as usize];
@@ -320,7 +320,7 @@ fn end_of_a_batch_interrupts_if_that_is_wanted() {
     assert_eq!(driver.guest.rd(OFFSET + register::INTERRUPT), 0);
     driver.service();
     assert!(!driver.guest.take_msi());
-    // The available ring's flag.
+    // The guest sets the available ring's flag.
     driver.guest.ram_write(BASE + 0x800, &1u16.to_le_bytes());
     interface.call(&mut driver.guest, &Ops::new().query(query::VRAM));
     assert!(!driver.guest.take_msi());
@@ -385,14 +385,14 @@ fn buffers_of_low_priority_leave_the_card_first() {
     assert!(guest.map_ram(0, MIB, true));
     let mut driver = Driver::new(guest);
     let mut interface = Interface::open(&mut driver.guest, BASE);
-    // A page in each of 24 chunks; chunks 12 to 15 have the lowest priority.
+    // The guest uses a page in each of 24 chunks; chunks 12 to 15 have the lowest priority.
     let page = |chunk: u64| chunk * CHUNK;
     for chunk in 4..28 {
         driver.guest.vram_write(page(chunk), &pattern(chunk as u32, 0));
     }
     let ops = Ops::new().priority(0, page(32), 50).priority(page(12), 4 * CHUNK, -50);
     assert_eq!(interface.call(&mut driver.guest, &ops).status, 0);
-    // Another VM is guaranteed the rest, and four chunks more.
+    // Another VM is guaranteed the remaining memory, and four more chunks.
     let left = rig.usage().0.spare();
     let limits = Limits { guarantee: left + 4, ..Limits::default() };
     super::oversubscribe::driver_with(&rig, 1, u64::from(left + 4) * CHUNK / MIB, limits);

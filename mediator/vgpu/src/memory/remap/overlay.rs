@@ -1,4 +1,4 @@
-//! Reads guest memory for saving: a page under a mapped aperture is not in its chunk.
+//! Reads guest memory for saving: the contents of a page under a mapped aperture are not in its chunk.
 
 use card::HostMemory;
 use nvspec::addr::SMALL_PAGE;
@@ -10,18 +10,18 @@ use vm_memory::Bytes;
 pub(crate) struct Overlay(BTreeMap<u64, (Arc<dyn HostMemory>, usize)>);
 
 impl Overlay {
-    /// Creates it from the memory that each page is in, and the offset there, by the page's number.
+    /// Creates the overlay: for each page number, the memory that holds the page, and the offset in this memory.
     pub(crate) fn from_pages(pages: BTreeMap<u64, (Arc<dyn HostMemory>, usize)>) -> Self {
         Self(pages)
     }
 
-    /// Returns the addresses of all of them, in order.
+    /// Returns the addresses of all pages, in order.
     pub(crate) fn addresses(&self) -> impl Iterator<Item = u64> + '_ {
         self.0.keys().map(|page| page * SMALL_PAGE)
     }
 
-    /// Copies these pages over `data`, which is whole pages of guest VRAM starting at `at`. Returns whether there are
-    /// any.
+    /// Copies these pages over `data`, which consists of whole pages of guest VRAM starting at `at`. Returns true if
+    /// any page was copied.
     pub(crate) fn lay_over(&self, at: u64, data: &mut [u8]) -> bool {
         let first = at / SMALL_PAGE;
         let pages = first..first.saturating_add(data.len() as u64 / SMALL_PAGE);

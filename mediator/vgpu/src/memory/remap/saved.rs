@@ -1,6 +1,5 @@
 //! Saved state of apertures that the VMM maps: the records, and the card's addresses of the memory. The memory is in
-//! files, which are handed over separately, and which the client uses meanwhile: its guest's CPUs write there at any
-//! time.
+//! files, which are handed over separately. The client uses them meanwhile: its guest's CPUs may write at any time.
 
 use super::{MappedWindow, PageTarget, Remap, Slot, Window};
 use card_manager::{ManagedCard, ManagerError};
@@ -15,11 +14,11 @@ use vm_device::WindowMemory;
 pub(crate) struct SavedRemap {
     /// Windows of BAR1, BAR3 and PRAMIN; `None` if all are trapped.
     windows: [Option<SavedWindow>; MappedWindow::ALL.len()],
-    /// Pages of guest VRAM that slots want, by number.
+    /// Pages of guest VRAM that slots map, by number.
     pages: Vec<SavedPage>,
-    /// Slots that want guest RAM.
+    /// Slots that map guest RAM.
     ram: Vec<SavedSlot>,
-    /// The card's TLBs may hold translations that no table names.
+    /// Set if the card's TLBs may hold translations that no table names.
     stale: bool,
 }
 
@@ -33,14 +32,14 @@ struct SavedWindow {
     iova: u64,
 }
 
-/// A page of guest VRAM, and the slots that map it: the first is its home.
+/// A page of guest VRAM, and the slots that map it: the first slot is its home.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct SavedPage {
     number: u32,
     places: Vec<SavedSlot>,
 }
 
-/// A slot: window and page.
+/// A slot: the numbers of its window and page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 struct SavedSlot(u8, u32);
 
@@ -57,10 +56,10 @@ impl From<SavedSlot> for Slot {
 }
 
 impl Remap {
-    /// Saves the apertures, if any is mapped, with the files of their memory.
+    /// Saves the apertures, if any are mapped, with the files of their memory.
     ///
     /// # Errors
-    /// If the host has no more descriptors.
+    /// If the process has no free descriptors.
     pub(crate) fn save(&self) -> Result<Option<(SavedRemap, Vec<OwnedFd>)>, ManagerError> {
         let Self {
             windows,
@@ -71,7 +70,7 @@ impl Remap {
             // The warning is logged again.
             warned: _,
             stale,
-            // Statistics, which start again.
+            // Statistics restart at 0.
             counts: _,
         } = self;
         if !self.is_open() {
@@ -107,15 +106,15 @@ impl Remap {
         self.homes.keys().copied()
     }
 
-    /// Returns the ranges of the card's I/O addresses of the memory.
+    /// Returns the memory's ranges of I/O addresses on the card.
     pub(crate) fn ranges_of_card(&self) -> impl Iterator<Item = (Iova, u64)> + '_ {
         self.windows.iter().flatten().map(|window| (window.memory.first(), window.memory.area().1.size))
     }
 }
 
 impl SavedRemap {
-    /// Restores the apertures, of `bar1` and `bar3` bytes, with their memory in `files`, for a VM of `vram_bytes`
-    /// bytes. It is mapped for the card at its old address.
+    /// Restores the apertures, of `bar1` and `bar3` bytes, with their memory in `files`, for a VM with `vram_bytes`
+    /// bytes of VRAM. The memory is mapped for the card at its old address.
     ///
     /// # Errors
     /// If the saved state is invalid, the files do not match, or the host cannot map them.
@@ -159,7 +158,7 @@ impl SavedRemap {
 }
 
 impl Remap {
-    /// Records the content of a slot, which no other saved entry may have set.
+    /// Records the content of a slot. No other saved entry may have set this slot.
     fn wants(&mut self, slot: Slot, want: PageTarget) -> Result<(), Invalid> {
         let window = self.windows.get_mut(slot.window).and_then(Option::as_mut);
         let place = window.and_then(|window| window.want_mut(slot.page)).filter(|place| **place == PageTarget::Nothing);
@@ -179,7 +178,7 @@ mod tests {
     const BARS: (u64, u64) = (17 << 20, 1 << 20);
     const VRAM: u64 = 1 << 20;
 
-    /// A VM's apertures with pages of VRAM in both, one of them mapped twice, and RAM.
+    /// A VM's apertures with pages of VRAM in both, including a page that is mapped twice, and RAM.
     fn apertures(rig: &Rig) -> Remap {
         let mut remap = Remap::open(&rig.host, BARS).unwrap();
         let first = (TRAPPED_BAR1 / SMALL_PAGE) as u32;

@@ -4,10 +4,10 @@ use card_manager::{Bindings, Needs, Reader};
 use rig::driver::{CE0, CE1, M2MF, ce_copy, m2mf_copy, methods, object};
 use sched::Engine;
 
-/// Words of a submission that are read.
+/// Number of words of a submission that are read.
 const WORDS: usize = 4096;
 
-/// Needs of a submission of these push buffers.
+/// Returns the needs of a submission of these push buffers.
 fn needs(bindings: &mut Bindings, ranges: &[&[u32]]) -> Needs {
     let mut reader = Reader::new(bindings);
     for words in ranges {
@@ -36,7 +36,7 @@ fn copies_need_copy_engine_bound_to_subchannel() {
     let mut bindings = Bindings::default();
     assert_eq!(needs(&mut bindings, &[&object(CE0)]), Needs::Host);
     assert_eq!(needs(&mut bindings, &[&copy]), CE0_ONLY);
-    // Until work that was not read completely may have changed it.
+    // The binding ends when work that was not read completely may have changed it.
     assert_eq!(needs(&mut bindings, &[&object(M2MF)]), Needs::Graphics);
     assert_eq!(needs(&mut bindings, &[&copy]), Needs::Graphics);
 }
@@ -48,7 +48,7 @@ fn work_with_one_method_for_pgraph_needs_pgraph() {
         assert_eq!(needs_of(&[copies.clone(), graphics.clone()].concat()), Needs::Graphics);
         assert_eq!(needs_of(&[graphics, copies.clone()].concat()), Needs::Graphics);
     }
-    // Same with one datum for the subchannel's object, and with a meaningless header.
+    // The same applies to one data word for the subchannel's object, and to a meaningless header.
     assert_eq!(needs_of(&[copies.clone(), vec![4 << 29 | 1 << 16 | 2 << 13 | 0x100 >> 2]].concat()), Needs::Graphics);
     assert_eq!(needs_of(&[copies, vec![6 << 29]].concat()), Needs::Graphics);
 }
@@ -65,7 +65,7 @@ fn data_of_a_method_may_lie_in_the_next_range() {
     let [header, datum] = object(CE0)[..] else { panic!("a header and its datum") };
     let copy = ce_copy(0x1000, 0x2000, 1);
     assert_eq!(needs(&mut bindings, &[&[header], &[datum], &copy[..3], &copy[3..]]), CE0_ONLY);
-    // Data that look like a header do not count, nor does a header after the end of a segment.
+    // Data words that look like a header do not count, nor does a header after the end of a segment.
     let graphics = methods(2, 0x300, &[0]);
     let data = methods(4, 0x310, &[graphics[0]]);
     assert_eq!(needs(&mut bindings, &[&[data, vec![7 << 29], graphics.clone()].concat()]), CE0_ONLY);

@@ -1,4 +1,5 @@
-//! Files of saved cards with edited sections and correct checksums: each is refused or opened, and changes nothing.
+//! Files of saved cards with edited sections and correct checksums: each file is refused or opened, and no VM is
+//! affected.
 
 use super::super::oversubscribe::eventually;
 use super::super::relocate::{free_settings, move_all, work};
@@ -10,12 +11,12 @@ use sha2::{Digest, Sha256};
 use std::ops::Range;
 use vram::To;
 
-/// Files of each round, and rounds. Between two rounds the VMs work.
+/// Numbers of files per round, and of rounds. Between two rounds the VMs work.
 const FILES: u64 = 60;
 const ROUNDS: u64 = 4;
-/// Size of a file before its sections in bytes: magic, format, identity, count.
+/// Size of a file's header in bytes: magic, format, identity, count.
 const HEAD: usize = 8 + 4 + 16 + 4;
-/// Offset of the identity.
+/// Offsets of the identity.
 const IDENTITY: Range<usize> = 12..28;
 
 /// Location of a section in a file: name and numbers at its start, checksum, contents.
@@ -43,17 +44,17 @@ fn places(file: &[u8]) -> Vec<Place> {
     places
 }
 
-/// Edits a few bytes of one section, and recomputes its checksum. Returns its name.
+/// Edits a few bytes of one section, and recomputes its checksum. Returns the section's name.
 fn edit(file: &mut [u8], dice: &mut Rng) -> String {
     edit_one(file, dice, |_| true)
 }
 
-/// Same as [`edit`], for one of the sections whose names `of` accepts.
+/// Same as [`edit`], for one of the sections whose names are accepted by `of`.
 pub(crate) fn edit_one(file: &mut [u8], dice: &mut Rng, of: impl Fn(&str) -> bool) -> String {
     let places: Vec<Place> = places(file).into_iter().filter(|place| of(&place.name)).collect();
     let place = &places[dice.usize(..places.len())];
     for _ in 0..=dice.u64(..3) {
-        // Counts are at the start.
+        // Counts are at the start of a section.
         let near = if dice.bool() { place.contents.len() } else { place.contents.len().min(64) };
         let at = place.contents.start + dice.usize(..near.max(1));
         let byte = &mut file[at];
@@ -78,12 +79,12 @@ fn seal(file: &mut [u8], place: &Place) {
     file[place.sum.clone()].copy_from_slice(&sum);
 }
 
-/// Returns the number of content bytes in the sections.
+/// Returns the total size of the sections' contents in bytes.
 pub(crate) fn length(file: &[u8], of: impl Fn(&str) -> bool) -> usize {
     places(file).into_iter().filter(|place| of(&place.name)).map(|place| place.contents.len()).sum()
 }
 
-/// Zeros one byte, counted over all matching sections. Returns false if it is zero, or does not exist.
+/// Zeroes one byte, counted over all matching sections. Returns false if the byte is zero or does not exist.
 pub(crate) fn zero_one(file: &mut [u8], of: impl Fn(&str) -> bool, mut at: usize) -> bool {
     for place in places(file).into_iter().filter(|place| of(&place.name)) {
         let len = place.contents.len();

@@ -1,4 +1,4 @@
-//! Holes 9 and 17: memory after the guest lost it, and memory before the guest got it.
+//! Holes 9 and 17: memory that the guest no longer has, and memory that the guest does not have yet.
 
 use super::{
     A, At, B, C, CE0, CE1, EVIL, ID, M2MF, MIB, PAGE, RAM, SECRET, SHARE_BYTES, Scene, ce_copy, m2mf_copy, object,
@@ -17,7 +17,7 @@ fn hole_09_unmapped_pages_are_unreachable_after_flush() {
         let mut channel = scene.evil.channel(ID);
         scene.evil.buffer(&channel, A, 1, 1);
         scene.evil.map(channel.space, B, at, 1);
-        // Used first, so that every cache on the path holds it.
+        // The page is used first, so that every cache on the path holds its translation.
         for engine in [CE0, CE1] {
             scene.evil.submit(&mut channel, &[object(engine), ce_copy(A, B, 1)].concat());
             scene.evil.wait(&channel);
@@ -62,7 +62,7 @@ fn hole_09_unmapping_under_load_completes_at_flush() {
             s.evil.submit(&mut channel, &copy);
             (0..32).for_each(|page| s.evil.pte(channel.space, B + page * PAGE, 0, 0));
             s.evil.flush();
-            // Now the kernel reuses the pages for other processes.
+            // From here on the kernel reuses the pages for other processes.
             s.evil.fill_ram(gpa, 32, 0x900 + round);
             // Earlier work in flight has ended, or faults.
             let mut later = channel;
@@ -88,7 +88,7 @@ fn hole_09_memory_that_the_vmm_takes_back_is_out_of_reach() {
     assert!(scene.evil.ram_holds(gpa, 4, 1));
     let file = scene.evil.guest.unmap_ram(gpa).unwrap();
     assert_eq!(rustix::io::pwrite(&file, &[0xee; 4 * PAGE as usize], 0), Ok(4 * PAGE as usize));
-    // The guest neither unmaps it nor flushes.
+    // The guest neither unmaps the page nor flushes.
     scene.denied("RAM that was taken back", |s| {
         s.evil.submit(&mut channel, &[object(CE0), ce_copy(A, B, 4)].concat());
         assert_eq!(s.evil.wait_fault().va, B);
@@ -102,7 +102,7 @@ fn hole_09_memory_that_the_vmm_takes_back_is_out_of_reach() {
 #[test]
 fn hole_17_a_client_finds_nothing_of_the_one_before() {
     let mut scene = Scene::new();
-    // A tenant writes its mark to all memory, every register that stores, USERD, and on every engine.
+    // A tenant writes its mark to all memory, to every register that keeps a value, to USERD, and on every engine.
     let mut channel = scene.evil.channel(ID);
     scene.evil.buffer(&channel, A, 2, 1);
     scene.evil.buffer(&channel, B, 2, 2);
@@ -136,14 +136,15 @@ fn hole_17_a_client_finds_nothing_of_the_one_before() {
     }
     assert_eq!(scene.evil.guest.rd(pbus::PRAMIN_WINDOW::OFFSET), 0);
 
-    // The next client uses the same channel: USERD and the state of its engines are as new.
+    // The next client uses the same channel: USERD and the state of the engines are like new.
     assert!(scene.evil.guest.map_ram(0, RAM, true));
     scene.evil.bring_up();
     let mut channel = scene.evil.channel(ID);
     for offset in (0..userd::BYTES).step_by(4) {
         assert_eq!(scene.evil.guest.peek(channel.userd + offset), 0, "USERD {offset:#x}");
     }
-    // A copy engine that keeps addresses would copy with a launch alone: they are 0, where nothing is mapped.
+    // If a copy engine kept addresses, a launch alone would copy. The addresses are 0 instead, and nothing is mapped at
+    // 0.
     scene.contained("a launch with nothing set", |s| {
         let launch = [object(CE0), rig::driver::methods(4, 0x300, &[0x110])].concat();
         s.evil.submit(&mut channel, &launch);
@@ -184,7 +185,7 @@ fn hole_17_a_vm_finds_nothing_of_the_one_before() {
     idle.driver.guest.remove().unwrap();
     let heir = super::born(&rig, vram::TenantId(7));
     assert_eq!(super::finds(&heir.guest, SECRET), 0);
-    // It is not in free memory either.
+    // The secret is not in free memory either.
     for at in before {
         super::card_vram(&rig, at, &mut held);
         assert!(!held.windows(16).any(|run| run.iter().all(|&byte| byte == SECRET)), "{at:#x}");
@@ -204,7 +205,7 @@ fn stored(scene: &mut Scene) -> Vec<(u32, u32)> {
     let registers = blocks().flat_map(|(_, _, _, info)| *info).filter(|reg| matches!(reg.access, Access::Rw));
     let offsets = registers.flat_map(|reg| (0..reg.count).map(|index| reg.offset + index * reg.stride));
     let states = STATE_RANGES.iter().flat_map(|&(_, base, end)| (base..end).step_by(0x400));
-    // Except the trigger of a reset, which would change the rest, and the register that stops engines.
+    // The trigger of a reset, which would change the rest, and the register that stops engines are excluded.
     let spared = [pmc::ENABLE::OFFSET, pfifo::SCHED_DISABLE::OFFSET];
     let offsets = offsets.chain(states).filter(|offset| !spared.contains(offset));
     offsets.collect::<Vec<_>>().into_iter().map(|offset| (offset, scene.evil.guest.rd(offset))).collect()

@@ -1,4 +1,4 @@
-//! Holes 1, 2, 10 and 14: the CPU's windows on memory.
+//! Holes 1, 2, 10 and 14: the CPU's windows to memory.
 
 use super::{At, PAGE, RAM, SHARE_BYTES, Scene, entry, pattern};
 use card::Card;
@@ -7,9 +7,9 @@ use nvspec::regs::{pbus, windows::pramin};
 use rig::driver::Space;
 use vmm_glue::RegionIndex;
 
-/// An offset in an aperture, apart from USERD.
+/// An offset in an aperture that is not in USERD.
 const OFFSET: u64 = 0x40_0000;
-/// Word that is written to places where it must not stay.
+/// Word that is written to addresses where it must not stay.
 const BRAND: u32 = 0xa77a_c4ed;
 
 /// Both apertures: region, and the register that names the instance block.
@@ -17,7 +17,7 @@ const APERTURES: [(RegionIndex, u32); 2] =
     [(RegionIndex::Bar1, pbus::BAR1_BLOCK::OFFSET), (RegionIndex::Bar3, pbus::BAR3_BLOCK::OFFSET)];
 
 impl Scene {
-    /// Creates an aperture's address space with the attacker's tables: returns the space, and its instance block.
+    /// Creates an aperture's address space with the attacker's tables. Returns the space, and its instance block.
     fn aperture(&mut self, register: u32) -> (Space, u64) {
         let (space, instance) = (self.evil.space(), self.evil.vram(1));
         self.evil.join(instance, space);
@@ -46,7 +46,7 @@ fn hole_01_pramin_ends_with_the_share() {
         scene.denied(&format!("reading {what}"), |s| assert_eq!(s.evil.guest.peek(at), u32::MAX, "{what}"));
         scene.denied(&format!("writing {what}"), |s| s.evil.guest.poke(at, BRAND));
     }
-    // 64 KiB below 2^40 the window itself would extend to address 0.
+    // At 64 KiB below 2^40, the window itself would wrap to address 0.
     for base in [SHARE_BYTES - 0x1_0000, (1 << 40) - 0x1_0000] {
         scene.denied(&format!("past the end from {base:#x}"), |s| {
             s.evil.guest.wr(pbus::PRAMIN_WINDOW::OFFSET, (base >> 16) as u32);
@@ -56,7 +56,7 @@ fn hole_01_pramin_ends_with_the_share() {
             }
         });
     }
-    // Half of an access is past the end.
+    // Half of an access is beyond the end of the share.
     scene.denied("an access across the end of the share", |s| {
         s.evil.guest.wr(pbus::PRAMIN_WINDOW::OFFSET, ((SHARE_BYTES >> 16) - 1) as u32);
         let mut word = [0; 8];
@@ -119,7 +119,7 @@ fn hole_10_aperture_entries_for_ram_reach_ram_and_never_vram() {
                 });
             }
         }
-        // Without bus mastering the function cannot reach RAM.
+        // Without bus mastering the function cannot access RAM.
         scene.evil.map(space, OFFSET, At::Ram(page), 1);
         scene.denied("without bus mastering", |s| {
             s.evil.guest.write(RegionIndex::Config, 4, &2u16.to_le_bytes());
@@ -146,7 +146,7 @@ fn hole_14_apertures_end_with_limit_table_and_region() {
         }
         assert_eq!(scene.peek(region, OFFSET), 0x600d_600d);
 
-        // The end of the region, and far after it.
+        // These offsets are at the end of the region, and far beyond it.
         for offset in [size - 4, size, size + PAGE, 1 << 32, 1 << 40, u64::MAX - 3] {
             scene.denied(&format!("offset {offset:#x}"), |s| {
                 assert_eq!(s.peek(region, offset), u32::MAX);
@@ -157,7 +157,7 @@ fn hole_14_apertures_end_with_limit_table_and_region() {
             s.evil.guest.write(region, size - 4, &[0x77; 8]);
         });
 
-        // A limit within the table, and a limit that wraps around.
+        // One limit is within the table, and another wraps around.
         for (limit, first, second) in [
             (OFFSET + PAGE - 1, true, false),
             (0, false, false),
@@ -178,7 +178,7 @@ fn hole_14_apertures_end_with_limit_table_and_region() {
         scene.evil.join(instance, space);
         scene.evil.flush();
 
-        // A table of an eighth of its size: memory after that is other data, not entries.
+        // The table has an eighth of the full size: memory after it is other data, not entries.
         let eighth = (128 << 20) / 8;
         if eighth < size {
             scene.evil.map(space, eighth, At::Vram(data), 1);
@@ -192,7 +192,7 @@ fn hole_14_apertures_end_with_limit_table_and_region() {
             scene.evil.guest.poke(space.directory, 0);
         }
 
-        // Tables across the end of VRAM: their entries after it would be a neighbour's memory.
+        // These tables cross the end of VRAM: entries beyond the end would be in a neighbour's memory.
         for table in [SHARE_BYTES - PAGE, SHARE_BYTES] {
             scene.denied(&format!("table at {table:#x}"), |s| {
                 s.evil.guest.poke(space.directory + 4, ((table >> 12) as u32) << 4 | 1);

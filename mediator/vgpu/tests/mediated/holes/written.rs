@@ -1,5 +1,6 @@
 //! Records the mediator's register writes while a guest writes one word to all places that it can reach. The word never
-//! appears in them, only the mediator's few registers are written, and written addresses are in its own memory.
+//! appears in these writes, only a few registers are written, and all written addresses are in the mediator's own
+//! memory.
 
 use super::{
     A, B, CARD_MIB, CE0, CE1, CHUNK, EVIL, GOOD, ID, IDLE, M2MF, PAGE, Scene, blocks, ce_copy, m2mf_copy, object, pfb,
@@ -19,14 +20,14 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use vmm_glue::RegionIndex;
 
-/// The word that the guest writes. No number that the mediator writes contains a run of its bits.
+/// The word that the guest writes. The mediator writes no number with a run of the word's bits.
 const MARK: u32 = 0xb5c9_b5c9;
-/// Bytes between two writes of the sweep over undeclared offsets.
+/// Distance between two writes of the sweep over undeclared offsets, in bytes.
 const STRIDE: u32 = 0x100;
-/// Bytes of configuration space.
+/// Size of the configuration space in bytes.
 const CONFIG_BYTES: u64 = 4096;
 
-/// Registers that the mediator writes while guests run. Addresses in them are pages of the card's memory.
+/// Registers that the mediator writes while guests run. Addresses in these registers are pages of the card's memory.
 const WRITTEN: [(&str, &str); 23] = [
     ("pmc", "ENABLE"),
     ("pmc", "ELPG_GATE"),
@@ -80,18 +81,18 @@ impl Alter for Recorder {
     }
 }
 
-/// Returns whether a value contains sixteen bits of the guest's word, at any position.
+/// Returns true if a value contains sixteen consecutive bits of the guest's word, at any position.
 fn is_marked(value: u32) -> bool {
     let seen = |shift| (value >> shift) as u16;
     (0..=16).any(|shift| (0..16).any(|turn| seen(shift) == (MARK as u16).rotate_left(turn)))
 }
 
-/// Returns the register's block and name.
+/// Returns the names of the register's block and of the register.
 fn named(offset: u32) -> (&'static str, &'static str) {
     lookup(offset).map_or(("none", "none"), |(block, register, _)| (block, register.name))
 }
 
-/// Returns the page of card memory in a register's value, if it takes one.
+/// Returns the page of card memory in a register's value, if the register contains a page.
 fn page_of(offset: u32, value: u32) -> Option<u32> {
     match named(offset) {
         ("pfifo", "CHANNEL") if pfifo::CHANNEL::VALID.is_set(value) => Some(pfifo::CHANNEL::ADDRESS.get(value)),
@@ -101,7 +102,7 @@ fn page_of(offset: u32, value: u32) -> Option<u32> {
     }
 }
 
-/// Writes the word to each register, and between them.
+/// Writes the word to each register, and to offsets between registers.
 fn mark_registers(scene: &mut Scene) {
     let guest = &mut scene.evil.guest;
     let declared = blocks().flat_map(|(_, _, _, info)| *info);
@@ -136,7 +137,7 @@ fn mark_channel(scene: &mut Scene, bound: bool) {
     scene.evil.rewind();
 }
 
-/// Makes the card execute the word: as data, as an address, as an object, as a table's entry.
+/// Makes the card process the word: as data, as an address, as an object, and as a table's entry.
 fn mark_work(scene: &mut Scene) {
     let va = u64::from(MARK & 0xffff_f000);
     let work = [
@@ -182,7 +183,7 @@ fn wrong(map: &Map, guests: &BTreeSet<u64>) -> Vec<String> {
         if !started && !WRITTEN.contains(&(block, name)) {
             wrong.push(format!("{block} {name} at {offset:#08x} is written: {values:x?}"));
         }
-        // A falcon gets only approved firmware.
+        // A falcon receives only approved firmware.
         if started && name.ends_with("_DATA") && !values.iter().all(|value| firmware.contains(value)) {
             wrong.push(format!("{block} {name} at {offset:#08x} has other firmware: {values:x?}"));
         }

@@ -1,9 +1,9 @@
-//! Guests that misuse the interface. The holes are numbers 13 to 19 in the study of GPUvm's code.
+//! Guests that misuse the interface. The numbers are those of the holes 13 to 19 in the study of GPUvm's code.
 
 use super::*;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// A neighbour whose memory and work are checked afterwards.
+/// A neighbour whose memory and work are checked after the attacks.
 struct Neighbour {
     driver: Driver,
     work: Channel,
@@ -23,7 +23,7 @@ impl Neighbour {
         Self { driver, work, at }
     }
 
-    /// Checks that it works, and has its old memory.
+    /// Checks that the neighbour works, and that its memory is unchanged.
     fn check(&mut self) {
         self.driver.submit(&mut self.work, &[object(CE0), ce_copy(A, A + PAGE, 0)].concat());
         self.driver.wait(&self.work);
@@ -40,11 +40,11 @@ fn holes_of_gpuvms_interface_are_closed() {
     let mut call = |ops: &Ops| interface.call(&mut evil.guest, ops);
     let tables = Ops::new().create(1, kind::DIRECTORY).create(2, kind::SMALL).create(3, kind::LARGE);
     assert_eq!(call(&tables).status, 0);
-    // 13: a directory for a channel that does not exist.
+    // 13: a directory is bound for a channel that does not exist.
     refused(&call(&Ops::new().bind_channel(200, 0)), 0, Status::NoObject);
     refused(&call(&Ops::new().bind(1, u64::MAX - 0xfff)), 0, Status::Range);
     refused(&call(&Ops::new().bind(1, VM_MIB * MIB)), 0, Status::Range);
-    // 14, 18: entries past the end of a table, also where 8 * (index + count) wraps.
+    // 14, 18: entries are beyond the end of a table, also where 8 * (index + count) wraps around.
     for (table, first, count) in
         [(2, 32768, 1), (2, 32767, 2), (3, 1024, 1), (2, 0x1fff_ffff, 1), (2, u32::MAX, u32::MAX)]
     {
