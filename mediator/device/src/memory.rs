@@ -1,4 +1,4 @@
-//! The client's memory, in the form for a card.
+//! The client's memory in the form for a card.
 
 use std::sync::Arc;
 
@@ -26,7 +26,7 @@ pub(crate) fn shared_memory(mapping: &Arc<Mapping>) -> Arc<dyn HostMemory> {
     Arc::new(ClientMemory(Arc::clone(mapping)))
 }
 
-/// Returns a whole mapping, which the card may write if `writable`.
+/// Returns a whole mapping. The card may write to it if `writable` is true.
 ///
 /// # Errors
 /// If the mapping is shorter than its own length.

@@ -1,42 +1,43 @@
 //! A rate limit for the pages that one VM moves in its mapped apertures.
 //!
 //! One register write or one flush of a guest can move all pages of an aperture. Each page takes the card's lock, and
-//! the card's bus, from other VMs. So a VM has a budget of pages: the start of a driver fits into it. Beyond the
-//! budget, the guest's next move waits in the VM's own thread, without a lock.
+//! bandwidth of the card's bus, from other VMs. So a VM has a budget of pages, which suffices for the start of a
+//! driver. Beyond the budget, the guest's next move waits in the VM's own thread, without a lock.
 
-/// Burst of pages that a VM may move: all of its apertures and about 60 times the window, several starts of a driver.
+/// Number of pages that a VM may move in a burst: all of its apertures and about 60 times the window, enough for
+/// several starts of a driver.
 const BURST_PAGES: u64 = 1 << 16;
-/// Growth of the budget in pages per second: enough to move the window 64 times a second, with 256 pages out and 256
-/// in.
+/// Growth of the budget in pages per second: enough for 64 moves of the window per second, each with 256 pages in both
+/// directions.
 const PAGES_PER_SECOND: u64 = 1 << 15;
 /// Maximum wait for one move, in ns. A move of all apertures costs less.
-// TIMEOUT: QEMU gives up a request that was not answered for 5 s, and a daemon's upgrade waits for 4 s.
+// TIMEOUT: QEMU gives up on a request that is not answered within 5 s, and a daemon's upgrade waits for 4 s.
 const MAX_WAIT_NS: u64 = 2_000_000_000;
 const SECOND_NS: u64 = 1_000_000_000;
 
-/// A VM's budget. One move may overdraw it.
+/// A VM's budget. One move may exceed it.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Pace {
-    /// Time at which the budget will be full without further moves, in ns.
+    /// Time at which the budget is full if no further pages move, in ns.
     full_at: u64,
 }
 
 impl Pace {
-    /// Returns the time until which the next move must wait, if it must.
+    /// Returns the time before which the next move must not start; `None` if it may start now.
     #[must_use]
     pub fn wait_until(&self, now: u64) -> Option<u64> {
         let ready_at = self.full_at.saturating_sub(cost_ns(BURST_PAGES));
         (ready_at > now).then(|| ready_at.min(now.saturating_add(MAX_WAIT_NS)))
     }
 
-    /// Charges moved pages.
+    /// Charges moved pages to the budget.
     pub fn charge(&mut self, now: u64, pages: u64) {
         let most = now.saturating_add(cost_ns(BURST_PAGES)).saturating_add(MAX_WAIT_NS);
         self.full_at = self.full_at.max(now).saturating_add(cost_ns(pages)).min(most);
     }
 }
 
-/// Returns the time in which the budget grows by `pages`.
+/// Returns the time in which the budget grows by `pages`, in ns.
 fn cost_ns(pages: u64) -> u64 {
     pages.saturating_mul(SECOND_NS / PAGES_PER_SECOND)
 }
@@ -54,7 +55,7 @@ mod tests {
             moved += 512;
         }
         assert!((BURST_PAGES..=BURST_PAGES + 512).contains(&moved), "{moved}");
-        // For ten seconds the guest moves its window as often as it may.
+        // For ten seconds the guest moves its window as often as the budget allows.
         let (mut now, mut moves) = (0, 0);
         while now < 10 * SECOND_NS {
             now = pace.wait_until(now).unwrap_or(now);

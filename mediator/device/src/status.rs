@@ -7,49 +7,49 @@ use devmodel::pci::{BadBar, BadRom};
 use std::collections::BTreeMap;
 use std::io;
 
-/// Interrupt mode that the guest's driver has selected.
+/// Interrupt mode that was selected by the guest's driver.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum InterruptKind {
-    /// Not connected.
+    /// No interrupts.
     #[default]
     Off,
-    /// Through the pin.
+    /// Interrupts through the pin.
     Intx,
-    /// Through messages.
+    /// Message-signaled interrupts.
     Msi,
 }
 
-/// Accesses of one kind that were denied.
+/// Denied accesses to one place for one reason.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeniedAccess {
-    /// The name of a register, or of another place.
+    /// Name of a register, or of another place.
     pub place: String,
     /// Byte offset in BAR0, for a register.
     pub offset: Option<u32>,
-    /// The reason.
+    /// Reason of the denial.
     pub reason: String,
-    /// Reads that were denied.
+    /// Number of denied reads.
     pub reads: u64,
-    /// Writes that were denied.
+    /// Number of denied writes.
     pub writes: u64,
 }
 
-/// The state of a VM's device.
+/// The status of a VM's device.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct DeviceStatus {
     /// Guest-visible VRAM in MiB.
     pub vram_mib: u64,
-    /// Channels that the guest has on the card.
+    /// Channels that the guest uses on the card.
     pub channels_used: u32,
-    /// PCI vendor and device.
+    /// PCI vendor ID and device ID.
     pub pci_id: (u16, u16),
-    /// The guest allows the device to access its memory.
+    /// Set if the guest allows the device to access its memory.
     pub bus_master: bool,
-    /// Interrupt mode that the guest's driver has selected.
+    /// Interrupt mode that was selected by the guest's driver.
     pub interrupts: InterruptKind,
-    /// Accesses that were denied, by place and reason.
+    /// Denied accesses, by place and reason.
     pub denied: Vec<DeniedAccess>,
-    /// Counts, by names that are good for metrics (`snake_case`).
+    /// Counters, with names that are valid for metrics (`snake_case`).
     pub counters: BTreeMap<String, u64>,
 }
 

@@ -1,5 +1,5 @@
-//! Host memory that backs a part of an aperture: a file mapped by the VMM, by this process and for the card; or pages
-//! that a Xen domain has mapped.
+//! Host memory behind a part of an aperture: a file that is mapped by the VMM, by this process and for the card, or
+//! pages that a Xen domain has mapped.
 
 use super::memory::shared_memory;
 use card::{DmaMemory, HostMemory};
@@ -16,43 +16,43 @@ use vm_memory::{Bytes, FileOffset, MmapRegion};
 use vmm_glue::mappable::region_memory;
 use vmm_glue::{Mapping, MmapArea};
 
-/// Zeros for one write.
+/// Zeros that are written in one call.
 static ZEROS: [u8; 64 << 10] = [0; 64 << 10];
 
-/// The memory that backs an aperture from byte `start` on. Offsets in the file are offsets in the aperture.
+/// The memory behind an aperture, starting at byte `start`. Offsets in the file are offsets in the aperture.
 #[derive(Debug)]
 pub struct WindowMemory {
     file: Arc<OwnedFd>,
     region: Arc<dyn HostMemory>,
-    /// The region is backed by the file, instead of pages that a client has lent.
+    /// Set if the memory is the file's, and not pages that a client has lent.
     is_files: bool,
     area: MmapArea,
     iova: Iova,
 }
 
 impl WindowMemory {
-    /// Creates zeroed memory for the bytes from `start` to `end` of an aperture, readable and writable for the card.
-    /// `name` appears in `/proc`.
+    /// Creates zeroed memory for bytes `start` to `end` of an aperture. The card can read and write it. `name` appears
+    /// in `/proc`.
     ///
     /// # Errors
-    /// If the host has no memory, or the card no I/O addresses.
+    /// If the host has too little memory, or the card has no I/O addresses left.
     pub fn new(host: &ManagedCard, name: &str, start: u64, end: u64) -> Result<Self, ManagerError> {
         let file =
             region_memory(name, end).map_err(|error| ManagerError::host("no memory file for an aperture", error))?;
         Self::mapped(Arc::new(file), start, end)?.placed(host)
     }
 
-    /// Maps the same memory for another card, or once more for the same one: existing mappings remain valid.
+    /// Maps the same memory for another card, or a second time for the same card: existing mappings remain valid.
     ///
     /// # Errors
-    /// If the card refuses it, or has no I/O addresses for it.
+    /// If the card refuses the memory, or has no I/O addresses left.
     pub fn on(&self, host: &ManagedCard) -> Result<Self, ManagerError> {
         let Self { file, region, is_files, area, iova } = self;
         let (file, region) = (Arc::clone(file), Arc::clone(region));
         Self { file, region, is_files: *is_files, area: *area, iova: *iova }.placed(host)
     }
 
-    /// Maps it for a card, at unused I/O addresses.
+    /// Maps the memory for a card, at unused I/O addresses.
     fn placed(self, host: &ManagedCard) -> Result<Self, ManagerError> {
         let size = self.area.size;
         let iova =
@@ -65,21 +65,21 @@ impl WindowMemory {
         Ok(window)
     }
 
-    /// Maps the memory in `file` for the bytes from `start` to `end` of an aperture at its former address `iova` on the
-    /// card. The caller reserves these addresses for it.
+    /// Maps the memory in `file` for bytes `start` to `end` of an aperture at its former address `iova` on the card.
+    /// The caller reserves these addresses.
     ///
     /// # Errors
-    /// If the file is not this memory, or the card refuses it.
+    /// If the file does not contain this memory, or the card refuses it.
     pub fn of_file(host: &ManagedCard, file: OwnedFd, start: u64, end: u64, iova: Iova) -> Result<Self, ManagerError> {
         let window = Self { iova, ..Self::checked(Arc::new(file), start, end)? };
         window.lend(host)?;
         Ok(window)
     }
 
-    /// Maps the memory in `file` for the same part of the aperture, zeroed, at unused I/O addresses.
+    /// Maps the memory in `file` for the same part of the aperture, at unused I/O addresses, and zeroes it.
     ///
     /// # Errors
-    /// If the file is not this memory, or the card refuses it.
+    /// If the file does not contain this memory, or the card refuses it.
     pub fn taken(&self, host: &ManagedCard, file: Arc<OwnedFd>) -> Result<Self, ManagerError> {
         let MmapArea { offset, size } = self.area;
         let window = Self::checked(file, offset, offset + size)?.placed(host)?;
@@ -90,7 +90,7 @@ impl WindowMemory {
         Ok(window)
     }
 
-    /// Returns the memory of a file that another process has handed over, not yet mapped for a card.
+    /// Returns the memory of a file from another process. It is not mapped for a card yet.
     fn checked(file: Arc<OwnedFd>, start: u64, end: u64) -> Result<Self, ManagerError> {
         let look = |error| ManagerError::host("memory of an aperture cannot be looked at", error);
         let (seals, stat) = (fcntl_get_seals(&file).map_err(look)?, fstat(&file).map_err(look)?);
@@ -104,7 +104,7 @@ impl WindowMemory {
         Self::mapped(file, start, end)
     }
 
-    /// Returns the memory, not yet mapped for a card.
+    /// Returns the memory of a file. It is not mapped for a card yet.
     fn mapped(file: Arc<OwnedFd>, start: u64, end: u64) -> Result<Self, ManagerError> {
         let own = file
             .try_clone()
@@ -122,7 +122,7 @@ impl WindowMemory {
         self.iova
     }
 
-    /// Returns the file, and the part of the aperture that it backs.
+    /// Returns the file, and the part of the aperture that the file backs.
     pub fn area(&self) -> (Arc<OwnedFd>, MmapArea) {
         (Arc::clone(&self.file), self.area)
     }
@@ -137,7 +137,7 @@ impl WindowMemory {
         (Arc::clone(&self.region), self.at(page, 0))
     }
 
-    /// Reads from byte `offset` of a page on. The bytes are within the page.
+    /// Reads `data` at byte `offset` of a page. All bytes are in the page.
     pub fn read(&self, page: u32, offset: u64, data: &mut [u8]) {
         if let Err(error) = self.region.as_volatile_slice().read_slice(data, self.at(page, offset)) {
             tracing::error!(%error, page, "memory under an aperture could not be read");
@@ -145,18 +145,18 @@ impl WindowMemory {
         }
     }
 
-    /// Writes from byte `offset` of a page on. The bytes are within the page.
+    /// Writes `data` at byte `offset` of a page. All bytes are in the page.
     pub fn write(&self, page: u32, offset: u64, data: &[u8]) {
         if let Err(error) = self.region.as_volatile_slice().write_slice(data, self.at(page, offset)) {
             tracing::error!(%error, page, "memory under an aperture could not be written");
         }
     }
 
-    /// Replaces the file by pages that the client has lent, for the card as well. The memory must be unused, and the
+    /// Replaces the file with pages that the client has lent, also for the card. The memory must be unused, and the
     /// card must not access it. The pages are zeroed.
     ///
     /// # Errors
-    /// If their number differs, or the card refuses them. Then nothing changes.
+    /// If the number of pages differs, or the card refuses them. In both cases nothing changes.
     pub fn replace(&mut self, host: &ManagedCard, pages: &Arc<Mapping>) -> Result<(), ManagerError> {
         if u64::try_from(pages.len()) != Ok(self.area.size) {
             let error = io::Error::other(format!("{:#x} bytes for {:#x}", pages.len(), self.area.size));
@@ -176,10 +176,11 @@ impl WindowMemory {
         })
     }
 
-    /// Zeroes everything, including the client's writes to unmapped parts. The card must not access it meanwhile.
+    /// Zeroes all memory, including the client's writes to unmapped parts. The card must not access the memory
+    /// meanwhile.
     ///
-    /// It zeroes in place: unmapping and mapping for a card behind an IOMMU takes a call for each page, and QEMU waits
-    /// 5 s for a reset.
+    /// The memory is zeroed in place: with an IOMMU, unmapping and mapping takes a call per page, and QEMU waits only 5
+    /// s for a reset.
     ///
     /// # Errors
     /// If the file cannot report which parts were written.
@@ -189,7 +190,7 @@ impl WindowMemory {
             self.zero(0, self.area.size);
             return Ok(());
         }
-        // Parts that were never written have no pages, and this allocates none.
+        // Parts that were never written have no pages, and this loop allocates none.
         let end = self.area.offset + self.area.size;
         let mut at = self.area.offset;
         loop {
@@ -221,8 +222,8 @@ impl WindowMemory {
         }
     }
 
-    /// Unmaps it from the card. If `reachable`, the card's TLBs may still have translations to it; its I/O addresses
-    /// are then never used again.
+    /// Unmaps the memory from the card. If `reachable` is true, the card's TLBs may still have translations to the
+    /// memory, so its I/O addresses are never used again.
     pub fn close(self, host: &ManagedCard, reachable: bool) {
         if self.take_back(host) && !reachable {
             host.lock().memory_mut().iova_mut().free(self.iova);
@@ -246,7 +247,7 @@ impl WindowMemory {
     }
 }
 
-/// Waits for the completion of writes for the card.
+/// Waits until the card's writes have arrived.
 fn barrier(host: &ManagedCard) {
     if let Err(error) = host.lock().vram().memory.barrier() {
         tracing::error!(%error, "what was written under an aperture last is lost");

@@ -1,12 +1,12 @@
-//! A virtual machine wired straight to a card, without mediation: the baseline of every overhead figure, and the means
+//! A virtual machine connected directly to a card, without mediation: the baseline of every overhead figure, and a way
 //! to distinguish a fault of the card from a fault of the mediator.
 //!
-//! BAR0 becomes 32-bit register accesses (smaller ones are merged), BAR1 and BAR3 are the card's apertures, the
-//! expansion ROM is the content of PROM, guest memory is mapped at its guest physical address while the guest enables
-//! bus mastering, and a thread relays the card's interrupt in the mode that the guest has selected.
+//! BAR0 accesses become 32-bit register accesses (smaller ones are merged). BAR1 and BAR3 are the card's apertures, and
+//! the expansion ROM is the content of PROM. Guest memory is mapped at its guest physical address while the guest
+//! enables bus mastering. A thread relays the card's interrupt in the mode that the guest has selected.
 //!
-//! The crate does not check accesses: the guest can do the same to the card as a bare-metal driver. It has the card
-//! alone, and the card is reset between clients.
+//! The crate does not check accesses: the guest can do the same to the card as a bare-metal driver. The guest has
+//! exclusive use of the card, and the card is reset between clients.
 
 #![forbid(unsafe_code)]
 
@@ -23,7 +23,7 @@ use vmm_glue::device::NUM_REGIONS;
 use vmm_glue::{AccessError, Ack, Device, DmaRegion, Interrupts, Link, MapError, RegionIndex, RegionInfo};
 use vmm_sys_util::eventfd::{EFD_CLOEXEC, EventFd};
 
-/// The way in which the card's interrupt reaches the client.
+/// Method of delivering the card's interrupt to the client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 enum Line {
@@ -32,11 +32,11 @@ enum Line {
     Msi = 2,
 }
 
-/// State that the device's thread, the relay and the admin API share.
+/// State shared by the device's thread, the relay and the admin API.
 #[derive(Debug)]
 pub struct PassthroughVm {
     interrupts: Arc<Interrupts>,
-    /// A [`Line`].
+    /// A [`Line`] as a number.
     line: AtomicU8,
     pin: Pin,
     bus_master: AtomicBool,
@@ -51,12 +51,12 @@ pub struct PassthroughVm {
     vram_mib: u64,
 }
 
-/// The card's interrupt pin, in the relay's view.
+/// The card's interrupt pin, as seen by the relay.
 #[derive(Debug, Default)]
 struct Pin {
-    /// The level. The client's level changes with it under this lock, so that both always agree.
+    /// The level. The client's level changes under the same lock, so that both always agree.
     level: locks::Mutex<locks::rank::Level, bool>,
-    /// A copy of `level` that lets register accesses avoid the lock; it is set before the client can know of the
+    /// A copy of `level` that lets register accesses avoid the lock. It is set before the client can notice the
     /// interrupt.
     hint: AtomicBool,
 }
@@ -69,7 +69,7 @@ impl Pin {
         interrupts.set_intx_level(true);
     }
 
-    /// Returns true if it was asserted.
+    /// Lowers the pin. Returns true if it was asserted.
     fn lower(&self, interrupts: &Interrupts) -> bool {
         if !self.hint.load(Ordering::Acquire) {
             return false;
@@ -123,7 +123,7 @@ impl PassthroughVm {
     }
 }
 
-/// Minimum number of bytes of an expansion ROM's BAR.
+/// Minimum size of an expansion ROM's BAR in bytes.
 const LEAST_ROM: usize = 2048;
 
 /// A card as the device of a virtual machine.
@@ -131,11 +131,11 @@ pub struct PassthroughDevice {
     card: Arc<dyn Card>,
     link: Link,
     pci: PciConfig,
-    /// The expansion ROM, as large as its BAR; empty without one.
+    /// The expansion ROM, padded to the size of its BAR; empty without a ROM.
     rom: Vec<u8>,
     shared: Arc<PassthroughVm>,
-    /// Regions that the client lends, by guest physical address; mapped for the card while the guest has bus mastering
-    /// on.
+    /// Regions that the client lends, by guest physical address. They are mapped for the card while the guest enables
+    /// bus mastering.
     regions: BTreeMap<u64, Lending>,
     event: EventFd,
     stop: Arc<AtomicBool>,
@@ -150,11 +150,11 @@ struct Lending {
 }
 
 impl PassthroughDevice {
-    /// Wires `card`, which has `vram_mib` MiB of VRAM, to the virtual machine `name` behind `link`. The card is reset.
-    /// With `flr`, its function has its own reset.
+    /// Connects `card`, which has `vram_mib` MiB of VRAM, to the virtual machine `name` through `link`. The card is
+    /// reset. With `flr`, the function supports a function-level reset.
     ///
     /// # Errors
-    /// If the host has no more descriptors or threads, or the card's BARs are not valid for PCI.
+    /// If no descriptors or threads are available, or the card's BARs are not valid for PCI.
     pub fn build(
         card: Arc<dyn Card>,
         vram_mib: u64,
@@ -247,9 +247,10 @@ impl PassthroughDevice {
         Ok(())
     }
 
-    /// Lets the card signal again if its pin is still asserted; called after accesses that may have lowered it.
+    /// Lets the card signal again if its pin is still asserted; called after accesses that may have deasserted the pin.
     ///
-    /// While the client has the pin masked, raising it again costs nothing; when it unmasks, the level decides.
+    /// While the client has the pin masked, another signal costs nothing; when the client unmasks the pin, the level
+    /// decides.
     fn look_at_pin(&self) {
         if self.shared.pin.lower(&self.shared.interrupts) {
             self.card.unmask_intx();
@@ -422,7 +423,8 @@ impl Device for PassthroughDevice {
     }
 
     fn dma_map(&mut self, region: &DmaRegion) -> Result<(), MapError> {
-        // Without a file, the card cannot access the memory; an access there faults, as beyond the end of memory.
+        // Without a file, the card cannot access the memory; an access to the memory faults like an access beyond its
+        // end.
         let Some(mapping) = region.mapping.as_ref().filter(|_| region.readable) else { return Ok(()) };
         let memory = memory_of(mapping, region.writable).map_err(|error| MapError(error.to_string()))?;
         let mut lending = Lending { size: region.size, memory, mapped: false };
@@ -454,7 +456,7 @@ impl Drop for PassthroughDevice {
         self.clean();
         self.quiet_interrupts();
         self.stop.store(true, Ordering::Release);
-        // Fails only when the counter is full, and then the relay wakes up as well.
+        // The write fails only if the counter is full, and in this case the relay wakes up as well.
         let _ = self.event.write(1);
         if self.relay.lock().take().is_some_and(|relay| relay.join().is_err()) {
             tracing::error!("the thread that relays the card's interrupts had panicked");
@@ -495,7 +497,7 @@ impl Relay {
     }
 }
 
-/// Returns the byte within the register at `register` where an access at `offset` starts.
+/// Returns the index of the byte at which an access at `offset` starts within the register at `register`.
 fn place(offset: u32, register: u32) -> usize {
     offset.saturating_sub(register).min(3) as usize
 }

@@ -1,4 +1,4 @@
-//! The wiring between a vfio-user client and a card, with a card that records all accesses.
+//! The connection between a vfio-user client and a card, with a card that records all accesses.
 
 use super::*;
 use card::{DmaError, Identity};
@@ -13,25 +13,26 @@ use vmm_glue::{IrqCounts, Server, ServerOptions, SocketOptions, StopHandle};
 const BAR0: u32 = 0;
 const BAR1: u32 = 1;
 const CONFIG: u32 = 7;
-/// Offset of the command register in configuration space, its bits for memory and bus master, and for no INTx.
+/// Offset of the command register in configuration space, its bits for memory and bus master, and its bit that disables
+/// INTx.
 const COMMAND: u64 = 4;
 const MASTER: u8 = 6;
 const NO_INTX: u16 = 0x406;
 /// Offset of MSI's control word.
 const MSI_CONTROL: u64 = 0x6a;
-/// Offset of power management's control word, of the expansion ROM's BAR, and of PCI Express' device control.
+/// Offsets of power management's control word, of the expansion ROM's BAR, and of PCI Express' device control.
 const POWER_CONTROL: u64 = 0x64;
 const ROM_BAR: u64 = 0x30;
 const DEVICE_CONTROL: u64 = 0x80;
-/// Its bit that resets the function.
+/// Bit of device control that resets the function.
 const INITIATE_RESET: u16 = 1 << 15;
 const ROM: u32 = 6;
 /// Interrupt types of the protocol.
 const INTX: u32 = 0;
 const MSI: u32 = 1;
-/// Reading it lowers the recording card's interrupt pin.
+/// A read of this register lowers the recording card's interrupt pin.
 const ACKNOWLEDGE: u32 = 0x100;
-/// Address bits of the recording card.
+/// End of the recording card's address space.
 const ADDRESS_LIMIT: u64 = 1 << 40;
 const WAIT_TIMEOUT: Duration = Duration::from_secs(30);
 
@@ -43,7 +44,7 @@ struct State {
     pin: bool,
     masked: bool,
     resets: u32,
-    /// Contents of PROM, which a reset preserves.
+    /// Contents of PROM, which survive a reset.
     rom: Vec<u8>,
     aperture: Vec<(Aperture, u64, Vec<u8>)>,
 }
@@ -57,7 +58,7 @@ impl State {
     }
 }
 
-/// A card that records accesses.
+/// A card that records all accesses.
 #[derive(Default)]
 struct Recording(Mutex<State>);
 
@@ -162,7 +163,7 @@ impl Card for Recording {
     }
 }
 
-/// A recording card behind a server.
+/// A recording card with a server and a client.
 struct Wired {
     card: Arc<Recording>,
     backend: Arc<PassthroughVm>,
@@ -176,7 +177,7 @@ impl Wired {
         Self::with(Vec::new(), false)
     }
 
-    /// Creates a card with an image in PROM, and optionally its own reset.
+    /// Creates a card with an image in PROM, and optionally with a function-level reset.
     fn with(rom: Vec<u8>, flr: bool) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let card = Arc::new(Recording(Mutex::new(State { rom, ..State::default() })));
@@ -192,7 +193,7 @@ impl Wired {
     }
 
     fn client(&self) -> Client {
-        // The server may not yet have noticed the end of the last client.
+        // The server may not have noticed the end of the last client yet.
         let client = (0..10_000)
             .find_map(|_| {
                 let client = Client::connect(&self.folder.path().join("s")).ok();
@@ -330,7 +331,7 @@ fn pin_interrupt_repeats_after_unmask_only_while_asserted() {
     client.unmask_intx().unwrap();
     wait_event(&fds[0], WAIT_TIMEOUT).unwrap();
 
-    // This time it lowers the pin: no interrupt comes.
+    // This time the handler lowers the pin, so no interrupt arrives.
     client.read32(BAR0, ACKNOWLEDGE.into()).unwrap();
     client.unmask_intx().unwrap();
     client.read32(BAR0, 0x200).unwrap();
@@ -363,7 +364,7 @@ fn reset_and_disconnect_leave_a_clean_card() {
     client.reset().unwrap();
     assert_eq!(wired.card.0.lock().resets, before + 1);
     assert_eq!((wired.register(0x10), wired.card.mapped()), (0, vec![]));
-    // The VMM's memory is still lent: the guest's next driver turns bus mastering on and finds it.
+    // The VMM's memory is still lent: the guest's next driver enables bus mastering and can use it.
     client.write(CONFIG, COMMAND, &[MASTER]).unwrap();
     assert_eq!(wired.card.mapped(), [(0, 0x1000)]);
     client.write32(BAR0, 0x10, 7).unwrap();
@@ -377,7 +378,7 @@ fn reset_and_disconnect_leave_a_clean_card() {
 
 #[test]
 fn expansion_rom_matches_prom_and_is_read_only() {
-    // 1 KiB; a BAR has at least two.
+    // The image has 1 KiB; a BAR has at least two.
     let mut image: Vec<u8> = (0..1024_u32).map(|at| (at * 7) as u8).collect();
     image[..3].copy_from_slice(&[0x55, 0xaa, 2]);
     let wired = Wired::with(image.clone(), false);
@@ -409,7 +410,7 @@ fn function_is_reset_by_itself_only_where_it_can_be() {
         client.write(CONFIG, DEVICE_CONTROL, &INITIATE_RESET.to_le_bytes()).unwrap();
         assert_eq!(wired.card.0.lock().resets - before, u32::from(flr));
         assert_eq!((wired.register(0x10), wired.card.mapped().len()), if flr { (0, 0) } else { (5, 1) });
-        // A driver that has saved configuration space restores it, and continues.
+        // A driver restores the configuration space that it has saved, and continues.
         client.write(CONFIG, COMMAND, &[MASTER]).unwrap();
         assert_eq!(wired.card.mapped(), [(0, 0x1000)]);
     }

@@ -1,4 +1,4 @@
-//! Posted writes of a VM's work to host memory that are in flight when that memory gets another owner.
+//! Posted writes of a VM's work to host memory that are in flight when this memory gets another owner.
 
 use super::relocate::{driver_of, move_all, rig_of};
 use super::{A, B, MIB, driver, rig};
@@ -16,8 +16,8 @@ const TARGET: u64 = 0x500_0000;
 const UNRELEASED_SEMAPHORE: u64 = 0x600_0000;
 const VALUE: u32 = 0x5a5a_0001;
 
-/// Runs a kernel of one thread that stores [`VALUE`] at [`TARGET`], and returns after the store, before the end of the
-/// channel's work. The store is in flight.
+/// Runs a kernel with one thread that stores [`VALUE`] at [`TARGET`]. Returns after the store, before the end of the
+/// channel's work, while the store is in flight.
 fn store(rig: &Rig, driver: &mut Driver, channel: &mut Channel) {
     let source = format!(".kernel k\nMOV32I R0, {TARGET:#x}\nMOV32I R1, {VALUE:#x}\nST [R0], R1\nEXIT");
     let program = sm20::assemble(&source).expect("a program");
@@ -37,7 +37,8 @@ fn store(rig: &Rig, driver: &mut Driver, channel: &mut Channel) {
         methods(1, class::GRID_YX, &[1 << 16 | 1, 1]),
         methods(1, class::LAUNCH, &[0]),
         object(M2MF),
-        // Within the card's memory, after the kernel: it signals its end and does not push other writes.
+        // This copy within the card's memory follows the kernel: it signals the kernel's end and does not push other
+        // writes.
         m2mf_copy(A, B, PAGE as u32),
         methods(0, 0x10, &[0, UNRELEASED_SEMAPHORE as u32, 1, 1]),
     ];
@@ -49,7 +50,7 @@ fn store(rig: &Rig, driver: &mut Driver, channel: &mut Channel) {
     }
 }
 
-/// Maps a page of VRAM at [`TARGET`], at the start of a chunk of its own. Returns its address and the chunk's number.
+/// Maps a page of VRAM at [`TARGET`], at the start of a separate chunk. Returns its address and the chunk's number.
 fn target_in_own_chunk(driver: &mut Driver, channel: &Channel) -> (u64, u32) {
     let (room, pages) = (driver.room(), CHUNK / PAGE);
     let next = driver.guest.vram_bytes - room;
@@ -59,7 +60,8 @@ fn target_in_own_chunk(driver: &mut Driver, channel: &Channel) -> (u64, u32) {
     (at, (at / CHUNK) as u32)
 }
 
-/// Moves a chunk of VM 0 to host memory. The first evicted chunk may stay in the card's reserve, so all are evicted.
+/// Moves a chunk of VM 0 to host memory. The first evicted chunk may stay in the card's reserve, so all chunks are
+/// evicted.
 fn send_out(rig: &Rig, at: u64, index: u32) {
     move_all(rig, 0, To::Host);
     let others = (0..index).map(|index| Step { vm: TenantId(0), index, to: To::Card }).collect::<Vec<_>>();
@@ -100,7 +102,7 @@ fn moved_chunk_includes_earlier_posted_writes() {
     send_out(&rig, at, index);
     store(&rig, &mut driver, &mut channel);
     assert_eq!(word(&driver, at), 0x0101_0101, "it is under way");
-    // The engines do not move it: the CPU's copy does not push posted writes.
+    // The CPU moves the chunk instead of the engines: its copy does not push posted writes.
     rig.host.lock().retire_channel(TenantId::MEDIATOR, VirtualChannelId(0)).expect("it has no work");
     assert_eq!(rig.host.relocate(TenantId(0), &[Step { vm: TenantId(0), index, to: To::Card }]).moved, 1);
     assert!(!rig.in_host(0, at));

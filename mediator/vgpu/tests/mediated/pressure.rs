@@ -1,16 +1,16 @@
-//! The mediator's own memory needs on a card full of guest memory: it finds memory or waits.
+//! The mediator's own memory needs on a card that is full of guest memory: the mediator finds memory or waits.
 
 use super::oversubscribe::{driver_with, fast, rig_with};
 use super::{A, B, MIB};
 use rig::driver::{At, Channel, Driver, M2MF, PAGE, m2mf_copy, object};
 use vram::{Limits, OnFull, Step, TenantId, To};
 
-/// VMs that start on a full card.
+/// Number of VMs that start on a full card.
 const VMS: u32 = 10;
-/// Address spaces of each.
+/// Number of address spaces per VM.
 const SPACES: u8 = 8;
 
-/// Fills buffers and submits a copy between them without a wait. Returns the address of the target.
+/// Fills buffers and submits a copy between them without waiting. Returns the address of the target.
 fn begin_copy(driver: &mut Driver, channel: &mut Channel, seed: u32) -> u64 {
     driver.buffer(channel, A, 2, seed);
     let to = driver.buffer(channel, B, 2, seed + 1);
@@ -86,7 +86,7 @@ fn memory_of_a_vm_that_is_gone_is_not_copied() {
     drop(driver);
     let done = rig.host.relocate(TenantId(0), &steps);
     assert_eq!((done.moved, done.stayed, done.copied_ns), (0, 1, 0));
-    // No further request follows: other VMs get other card memory or host memory.
+    // The VM makes no further request: other VMs get other card memory or host memory.
     assert!(rig.host.lock().vram().chunks.is_frozen(TenantId(0)));
     let mut other = driver_with(&rig, 1, 64, Limits::default());
     let mut channel = other.channel(1);

@@ -13,10 +13,10 @@ use vram::{Limits, Step, TenantId, To};
 
 /// Size of the card in MiB.
 const CARD_MIB: u32 = 64;
-/// Size of a VM in MiB, all of which may be anywhere.
+/// Size of a VM in MiB. All of its memory may be on the card or in host memory.
 const VM_MIB: u64 = 32;
 
-/// Settings without automatic returns or exchanges between VMs: slow tests must not trigger moves of their own.
+/// Returns settings without automatic returns or exchanges between VMs: slow tests must not trigger additional moves.
 pub(super) fn still() -> Division {
     let mut division = Division::default();
     division.balance.low_water = u32::MAX;
@@ -41,7 +41,7 @@ pub(super) fn driver_of(rig: &Rig, vm: u32, vram_mib: u64) -> Driver {
     Driver::new(guest)
 }
 
-/// Moves all chunks of a VM that are elsewhere to `to`.
+/// Moves all chunks of a VM to `to`.
 pub(super) fn move_all(rig: &Rig, vm: u32, to: To) -> Relocated {
     let chunks = {
         let state = rig.host.lock();
@@ -56,8 +56,8 @@ pub(super) fn in_host(rig: &Rig) -> u32 {
     rig.usage().0.host.used
 }
 
-/// Returns the slots of host memory in use once no move is in flight. A move keeps its target slot until it ends, even
-/// if its VM is removed meanwhile.
+/// Returns the number of slots of host memory in use, once no move is in flight. A move keeps its target slot until it
+/// ends, even if its VM is removed meanwhile.
 pub(super) fn in_host_at_rest(rig: &Rig) -> u32 {
     eventually("all moves have ended", || rig.host.lock().vram().chunks.moves().count() == 0);
     in_host(rig)
@@ -99,7 +99,7 @@ fn evicted_and_returned_memory_is_found_by_gpu_and_cpu() {
 
 #[test]
 fn a_place_that_another_scrubs_meanwhile_is_taken() {
-    // Host memory for one VM: new chunks there wait until their slots are scrubbed.
+    // The host memory is sufficient for one VM: new chunks in host memory wait until their slots are scrubbed.
     let rig = rig_of(2 * MIB, CARD_MIB, 16);
     let mut driver = driver_of(&rig, 0, 16);
     let channel = driver.channel(1);
@@ -123,7 +123,7 @@ pub(super) fn work(driver: &mut Driver, rounds: u32, dice: &mut Rng) {
     work_until(driver, |round| round >= rounds, dice);
 }
 
-/// Same as [`work`], until there are enough rounds.
+/// Same as [`work`], until `enough` returns true for the number of rounds.
 pub(super) fn work_until(driver: &mut Driver, enough: impl Fn(u32) -> bool, dice: &mut Rng) {
     const BUFFERS: u64 = 6;
     const PAGES: u64 = 40;
@@ -142,7 +142,7 @@ pub(super) fn work_until(driver: &mut Driver, enough: impl Fn(u32) -> bool, dice
         let (from, to) = (dice.usize(..BUFFERS as usize), dice.usize(..BUFFERS as usize));
         match dice.u64(..4) {
             0 => {
-                // Copied by the CPU.
+                // The CPU copies this buffer.
                 seeds[to] = round + 1000;
                 for page in 0..PAGES {
                     driver.guest.vram_write(places[to] + page * PAGE, &pattern(seeds[to], page));
@@ -240,7 +240,7 @@ fn work_that_is_queued_while_memory_moves_is_done_in_full() {
         });
         let worked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
             for round in 0..60u32 {
-                // Each buffer is copied to the next, in one submission each, before the first wait.
+                // Each buffer is copied to the next in a separate submission, before the first wait.
                 for buffer in (1..BUFFERS).rev() {
                     let (from, to) = (va(buffer - 1), va(buffer));
                     let words = match (round + buffer as u32) % 3 {

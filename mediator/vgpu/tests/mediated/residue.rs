@@ -1,4 +1,4 @@
-//! Checks whether a VM's kernels find another VM's residue in registers and shared memory.
+//! Checks if a VM's kernels find another VM's residue in registers and shared memory.
 
 use super::schedule::acquire;
 use super::{A, B};
@@ -17,11 +17,11 @@ use std::time::Duration;
 
 const COMPUTE: (u32, u32) = (1, 0x90c0);
 const CODE: u64 = 0x300_0000;
-/// A page for the result of a kernel.
+/// Address of a page for the result of a kernel.
 const FOUND: u64 = 0x500_0000;
-/// Word that is left as residue; an immediate has twenty bits.
+/// Word that is left as residue; immediate operands have twenty bits.
 const CANARY: u32 = 0x5a5a5;
-/// Registers that hold it: all registers of a thread on a full multiprocessor, except those that the kernels need.
+/// Registers for this word: all registers of a thread on a full multiprocessor, except those that the kernels need.
 const CANARY_REGISTERS: std::ops::Range<u32> = 8..32;
 
 fn rig(clear: bool) -> Rig {
@@ -29,10 +29,10 @@ fn rig(clear: bool) -> Rig {
     Rig::made(&Config { vram_mib: 64, ..Config::default() }, &sharing, |card| card)
 }
 
-/// Time of a copy of a page with PGRAPH, and with a copy engine.
+/// Time for a copy of a page with PGRAPH, and with a copy engine.
 const GRAPH_NS: u64 = 400_000;
 const COPY_NS: u64 = 5_000_000;
-/// Copies with a copy engine in one submission.
+/// Number of copies with a copy engine in one submission.
 const COPIES: usize = 20;
 
 /// Creates a card whose work takes simulated time.
@@ -55,14 +55,14 @@ fn driver(rig: &Rig, vm: u32) -> Driver {
     Driver::new(rig.guest_with(vm, &settings))
 }
 
-/// Fills registers and shared memory.
+/// Returns a kernel that fills registers and shared memory.
 fn leaves() -> String {
     let mut text = String::from(".kernel k\n.shared 0xc000\nS2R R0, SR_TID.X\nSHL R0, R0, 4\n");
     CANARY_REGISTERS.for_each(|register| writeln!(text, "MOV32I R{register}, {CANARY:#x}").unwrap());
     text + "STS.128 [R0], R8\nSTS.128 [R0+0x4000], R8\nSTS.128 [R0+0x8000], R8\nEXIT\n"
 }
 
-/// Searches for the residue in registers before they are written.
+/// Returns a kernel that searches for the residue in registers before they are written.
 fn looks() -> String {
     let mut text = String::from(".kernel k\n.shared 0xc000\nISETP.EQ.AND P0, PT, RZ, 1, PT\n");
     CANARY_REGISTERS.for_each(|register| writeln!(text, "ISETP.EQ.OR P0, PT, R{register}, {CANARY:#x}, P0").unwrap());
@@ -198,7 +198,7 @@ fn waiting_channel_off_pgraph_resumes_on_semaphore_release() {
             works.submit(&mut working, &[]);
             works.wait(&working);
         }
-        // The other VM is idle, so no other VM causes its return.
+        // The other VM is idle, so it does not cause the waiting VM's return to the engine.
         std::thread::sleep(Duration::from_millis(20));
         assert!(!waits.is_done(&waiting));
         waits.guest.poke(page, payload);
@@ -218,7 +218,7 @@ fn waiting_channel_next_to_busy_vm_resumes_on_semaphore_release() {
     let copies = [object(M2MF), m2mf_copy(A, B, 256 * PAGE as u32)].concat();
     std::thread::scope(|scope| {
         scope.spawn(|| {
-            // More than one is always in flight.
+            // Several copies are always in flight.
             while !done.load(Ordering::SeqCst) {
                 (0..8).for_each(|_| works.submit(&mut working, &copies));
                 works.wait(&working);
@@ -239,14 +239,14 @@ fn waiting_channel_next_to_busy_vm_resumes_on_semaphore_release() {
     });
 }
 
-/// A driver whose work counts as hung only after longer than any test waits.
+/// Creates a driver whose work counts as hung only after a time longer than any wait in these tests.
 fn patient(rig: &Rig, vm: u32) -> Driver {
     let mut settings = settings(16, 8);
     settings.share.hang_limit = Some(Duration::from_secs(60));
     Driver::new(rig.guest_with(vm, &settings))
 }
 
-/// A channel with contexts of copy engines alone.
+/// Creates a channel with contexts of copy engines only.
 fn channel_for_copies(driver: &mut Driver, id: u8) -> Channel {
     let channel = driver.prepare(id);
     driver.guest.poke(channel.instance + context::GR, 0);
@@ -254,10 +254,10 @@ fn channel_for_copies(driver: &mut Driver, id: u8) -> Channel {
     channel
 }
 
-/// A VM that is measured next to another VM, with one channel that can use PGRAPH and one that cannot.
+/// A VM that is measured next to another VM. It has one channel that can use PGRAPH, and one that cannot.
 struct Pair {
     one: Driver,
-    /// The other's channels.
+    /// Channels of the measured VM.
     channels: [Channel; 2],
     neighbour: Driver,
     channel: Channel,
@@ -277,8 +277,8 @@ impl Pair {
         Self { one, channels, neighbour, channel }
     }
 
-    /// Makes one VM do `work` in `times` submissions on one of its channels without a pause, while the neighbour copies
-    /// with PGRAPH the whole time. Returns the copies that the neighbour has done.
+    /// Makes one VM do `work` in `times` submissions on one of its channels without a pause, while the neighbour
+    /// continuously copies with PGRAPH. Returns the number of copies that the neighbour has done.
     fn run(&mut self, channel: usize, work: &[u32], times: usize) -> u64 {
         let Self { one, channels, neighbour, channel: own } = self;
         let other = &mut channels[channel];
@@ -294,7 +294,7 @@ impl Pair {
                 }
                 count
             });
-            // The other thread must end in any case.
+            // The other thread must stop even after a panic.
             let worked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
                 for _ in 0..times {
                     one.submit(other, work);
@@ -312,9 +312,9 @@ impl Pair {
         })
     }
 
-    /// Returns the neighbour's copies next to `works` on the first and on the second channel, alternating. Returns the
-    /// first round in which the second count is at least 96 % of the first, else the last round. A busy host runs the
-    /// neighbour only sometimes.
+    /// Returns the number of the neighbour's copies next to `works` on the first and on the second channel,
+    /// alternating. Returns the first round in which the second number is at least 96 % of the first, otherwise the
+    /// last round. A busy host runs the neighbour only occasionally.
     fn compare(&mut self, works: [&[u32]; 2], times: usize) -> [u64; 2] {
         let mut counts = [0; 2];
         for _ in 0..12 {
@@ -327,7 +327,7 @@ impl Pair {
     }
 }
 
-/// Copies by a copy engine, in one submission.
+/// Returns methods for a number of copies with a copy engine, in one submission.
 fn copies_of(count: usize) -> Vec<u32> {
     [object(CE0), ce_copy(A, B, 1).repeat(count)].concat()
 }
@@ -336,7 +336,7 @@ fn copies() -> Vec<u32> {
     copies_of(COPIES)
 }
 
-/// PGRAPH work that takes almost no time.
+/// Returns PGRAPH work that takes almost no time.
 fn touch() -> Vec<u32> {
     [object(M2MF), methods(2, 0x100, &[0])].concat()
 }
@@ -367,14 +367,14 @@ fn copies_on_pgraph_channel_do_not_block_pgraph() {
     assert!(charged.into_iter().any(|ns| ns >= took && ns - took < took / 50), "copies are charged as they work");
 }
 
-/// Submissions of VM 0 that have waited for PGRAPH's turn.
+/// Returns the number of VM 0's submissions that have waited for a slice on PGRAPH.
 fn arrived_at_pgraph(rig: &Rig) -> u64 {
     let state = rig.host.lock();
     state.scheduler().account(TenantId(0), Engine::Compute).expect("it takes part").arrived
 }
 
-/// A VM with submissions for PGRAPH and a copy engine has PGRAPH only for its work there. Each time that it returns in
-/// the middle of its work, the neighbour has had PGRAPH for a while.
+/// A VM with submissions for PGRAPH and a copy engine uses PGRAPH only for its work on PGRAPH. Each time that it
+/// returns in the middle of its work, the neighbour has used PGRAPH for a while.
 #[test]
 fn mixed_submission_leaves_pgraph_to_others_while_it_copies() {
     let rig = timed(true);
@@ -397,7 +397,7 @@ fn mixed_submission_leaves_pgraph_to_others_while_it_copies() {
     }
 }
 
-/// Returns whether the card's instance block of VM 0's channel has a PGRAPH context.
+/// Returns true if the card's instance block of VM 0's channel has a PGRAPH context.
 fn reaches_pgraph(rig: &Rig, channel: u8) -> bool {
     let mut state = rig.host.lock();
     let (vram, channels) = state.parts();
@@ -420,7 +420,7 @@ fn hangs(works: &[Vec<u32>]) {
         neighbour.wait(channel);
         std::thread::sleep(Duration::from_millis(1));
     }
-    // Until then, no action was taken.
+    // No action was taken before the limit.
     let killed = Engine::ALL.map(|engine| {
         let state = rig.host.lock();
         state.scheduler().account(TenantId(0), engine).map_or(0, |account| account.killed)
@@ -489,7 +489,7 @@ fn alternating_copy_and_pgraph_work_completes_in_order() {
     for round in 0..20 {
         let seed = 20 + round;
         let from = one.buffer(channel, A, 1, seed);
-        // Copies to B with a copy engine, onwards with PGRAPH, and back with a copy engine.
+        // The work copies to B with a copy engine, from there with PGRAPH, and back with a copy engine.
         one.submit(channel, &[object(CE0), ce_copy(A, B, 1)].concat());
         one.submit(channel, &[object(M2MF), m2mf_copy(B, TARGET_AT, PAGE as u32)].concat());
         one.submit(channel, &[]);

@@ -1,4 +1,4 @@
-//! VMs that are saved as bytes with work in flight, and continue from them.
+//! VMs that are saved as bytes with work in flight, and restored from these bytes.
 
 use super::moving::{Traveller, card, use_up};
 use super::oversubscribe::eventually;
@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use vgpu::Settings;
 use vram::To;
 
-/// Reads the RAM that a guest lends.
+/// Returns the contents of the RAM that a guest lends.
 pub(crate) fn ram_of(guest: &Guest) -> Vec<u8> {
     let mut all = vec![0; MIB as usize];
     guest.ram_read(0, &mut all);
@@ -51,7 +51,7 @@ fn saving_changes_nothing_and_restore_brings_back_saved_state() {
     one.begin(5);
     let saved = one.driver.guest.save().unwrap();
     let ram = ram_of(&one.driver.guest);
-    // It continues, and its later changes are then undone.
+    // The VM continues, and its later changes are then undone.
     one.check();
     let places = one.places;
     places.into_iter().for_each(|place| one.driver.guest.vram_write(place, &[0; 4096]));
@@ -172,7 +172,7 @@ fn vm_that_left_card_leaves_no_memory_on_it() {
     eventually("it has gone", || usage(&cards[1]) == before[1]);
 }
 
-/// Runs threads that change all of a guest's memory and ring its doorbells as fast as they can during `act`.
+/// Runs threads that change all of a guest's memory and ring its doorbells as fast as possible during `act`.
 fn attacked(driver: &mut Driver, mut act: impl FnMut(&mut Driver)) {
     let over = AtomicBool::new(false);
     let file = driver.guest.ram_file(0);
@@ -193,7 +193,8 @@ fn attacked(driver: &mut Driver, mut act: impl FnMut(&mut Driver)) {
     });
 }
 
-/// Through the vGPU's own lock: VRAM (rings, page tables, USERD) and doorbells change while it is saved and moved.
+/// Changes VRAM (rings, page tables, USERD) and rings doorbells through the vGPU's own lock, while the VM is saved and
+/// moved.
 fn rogue(vm: &vgpu::MediatedVm, over: &AtomicBool, seed: u64) {
     let mut random = Rng::with_seed(seed);
     while !over.load(Ordering::Relaxed) {
@@ -241,7 +242,7 @@ fn hostile_guest_during_save_and_move_harms_only_itself() {
             over.store(true, Ordering::Relaxed);
         });
         stay.iter_mut().for_each(Traveller::check);
-        // Its channels may be dead; a reset makes it as good as new.
+        // The VM's channels may be dead; a reset makes it usable again.
         hostile.driver.guest.reset();
         hostile = {
             let Traveller { driver, .. } = hostile;

@@ -12,9 +12,9 @@ use sched::{Config, Engine, Pipeline, PolicyKind, TenantId, VgpuParams};
 use simgpu::{ComputeTiming, EngineId, EngineTiming, Fault, FaultKind, TimeModel};
 use std::time::{Duration, Instant};
 
-/// Time of a copy of a page.
+/// Time for a copy of a page.
 const COPY_NS: u64 = 400_000;
-/// Exceeds the duration of all steps of these tests.
+/// Time limit that all steps of these tests stay below.
 const WAIT_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Creates a card whose copies with M2MF take [`COPY_NS`] each.
@@ -61,7 +61,7 @@ fn used(rig: &Rig, vm: u32) -> u64 {
     Engine::ALL.iter().filter_map(|engine| scheduler.account(TenantId(vm), *engine)).map(|account| account.used).sum()
 }
 
-/// Waits until the scheduler has noticed all ends that guests have noticed.
+/// Waits until the scheduler has noticed all ends of work that guests have noticed.
 fn nothing_in_flight(rig: &Rig) {
     in_flight_at_most(rig, 0);
 }
@@ -75,7 +75,7 @@ fn in_flight_at_most(rig: &Rig, count: usize) {
     }
 }
 
-/// Keeps each of the VMs supplied with submissions of its number of copies, until the card has worked for `ns`.
+/// Keeps submitting each VM's number of copies, until the card has worked for `ns`.
 fn compete(rig: &Rig, drivers: &mut [(Driver, Channel, usize)], ns: u64) {
     let began = Instant::now();
     let total = |rig: &Rig, count: usize| -> u64 { (0..count).map(|vm| used(rig, vm as u32)).sum() };
@@ -83,7 +83,7 @@ fn compete(rig: &Rig, drivers: &mut [(Driver, Channel, usize)], ns: u64) {
     while total(rig, drivers.len()) - before < ns {
         assert!(began.elapsed() < WAIT_TIMEOUT, "the card gets on");
         for (driver, channel, size) in &mut *drivers {
-            // Many at a time, so that one always waits.
+            // The VM submits many at a time, so that one is always waiting.
             while channel.fences - driver.guest.peek(channel.fence) < 24 {
                 copies(driver, channel, *size);
             }
@@ -94,7 +94,7 @@ fn compete(rig: &Rig, drivers: &mut [(Driver, Channel, usize)], ns: u64) {
 
 #[test]
 fn vms_share_card_by_weight_regardless_of_submission_size() {
-    // The backlog keeps the card at work while a busy host may delay a guest's next submission.
+    // The backlog keeps the card busy, because a busy host may delay a guest's next submission.
     let rig = rig_of(Config::default(), 10 * COPY_NS);
     let mut drivers: Vec<_> = [(300, 1), (100, 3)]
         .into_iter()
@@ -110,7 +110,8 @@ fn vms_share_card_by_weight_regardless_of_submission_size() {
     compete(&rig, &mut drivers, 1_500_000_000);
     let got = [used(&rig, 0) - before[0], used(&rig, 1) - before[1]];
     let part = got[0] as f64 / (got[0] + got[1]) as f64;
-    // Without weights it would be half, and by size of submissions a quarter; on a busy host it is not exactly 0.75.
+    // Without weights it would be half, and by the size of submissions a quarter; on a busy host it differs slightly
+    // from 0.75.
     assert!((0.65..=0.85).contains(&part), "{part} instead of 0.75: {got:?}");
 }
 
@@ -153,14 +154,14 @@ fn submission_waiting_for_later_one_yields() {
     let mut other = worker(&mut busy, 1);
     let mut driver = driver(&rig, 0, VgpuParams::default());
     let (mut first, mut second) = (worker(&mut driver, 1), worker(&mut driver, 2));
-    // One semaphore in both address spaces.
+    // Both address spaces map one semaphore.
     let shared = driver.vram(1);
     for channel in [&first, &second] {
         driver.map(channel.space, SEMAPHORE, At::Vram(shared), 1);
     }
     driver.flush();
     copies(&mut busy, &mut other, 4);
-    // The first acquires a semaphore that the second releases; the release is after it in the VM's queue.
+    // The first channel acquires a semaphore that the second channel releases; the release is later in the VM's queue.
     driver.submit(&mut first, &acquire(SEMAPHORE, 0x77));
     driver.submit(&mut second, &release(SEMAPHORE, 0x77));
     copies(&mut busy, &mut other, 4);
@@ -181,8 +182,8 @@ fn channels_that_wait_and_give_nothing_up_cost_others_little() {
         guest.map(channel.space, SEMAPHORE, At::Vram(page), 1);
     }
     guest.flush();
-    // Several rounds, so that descheduled channels are polled again; the best counts, because delays of the host are
-    // charged too.
+    // The test takes several rounds, so that descheduled channels are polled again. The best round counts, because
+    // delays of the host are charged too.
     const COPIES: u64 = 300;
     const MOST_NS: u64 = COPIES * COPY_NS * 5 / 2;
     let mut best = u64::MAX;
@@ -201,7 +202,7 @@ fn channels_that_wait_and_give_nothing_up_cost_others_little() {
         guest.guest.vram_write(page, &u32::to_le_bytes(payload));
         waiting.iter().for_each(|channel| guest.wait(channel));
     }
-    // Four channels with a time slice each run before the copies: five times as long.
+    // If four channels ran for a time slice each before the copies, these would take five times as long.
     assert!(best < MOST_NS, "{best} ns for {COPIES} copies of {COPY_NS} ns");
 }
 
@@ -228,7 +229,7 @@ fn doorbell_of_disabled_channel_blocks_no_vm() {
     other.wait(&channel);
     assert_eq!(rig.host.lock().scheduler().queued(), 0);
     assert_eq!(lazy.guest.peek(stopped.fence), 0);
-    // Enabled while it runs, and disabled halfway.
+    // The channel is enabled while it runs, and disabled halfway.
     lazy.guest.wr(pfifo::CHANNEL_STATE::at(1), 0x001f_0001);
     lazy.guest.wr(pfifo::CHANNEL_STATE::at(1), 0x001f_0000);
     for _ in 0..8 {
@@ -261,7 +262,7 @@ fn overlong_submission_is_killed_and_third_strike_quarantines() {
         good.wait(&other);
     }
     assert_eq!(rig.host.lock().scheduler().strikes(TenantId(0)).map(|(strikes, _)| strikes), Some(3));
-    // Its work does not start before the operator allows it.
+    // The VM's work does not start before the operator allows it.
     let mut channel = worker(&mut bad, 5);
     copies(&mut bad, &mut channel, 1);
     copies(&mut good, &mut other, 1);
@@ -303,7 +304,7 @@ fn a_guest_that_forges_its_ends_pays_for_its_work_all_the_same() {
             (driver, channel, 4)
         })
         .collect();
-    // The first channel's records immediately report that all work has ended.
+    // The first channel's forged records report immediately that all work has ended.
     let physical = {
         let state = rig.host.lock();
         state.channels().physical(channels::TenantId(0), nvspec::fifo::VirtualChannelId(1)).unwrap()
@@ -322,7 +323,7 @@ fn a_guest_that_forges_its_ends_pays_for_its_work_all_the_same() {
                 }
             }
         });
-        // Few enough that submission numbers equal slot numbers.
+        // There are few enough submissions that their numbers equal slot numbers.
         compete(&rig, &mut drivers, 150_000_000);
         stop.store(true, std::sync::atomic::Ordering::Relaxed);
     });
@@ -337,7 +338,7 @@ fn a_guest_that_forges_its_ends_pays_for_its_work_all_the_same() {
 #[test]
 fn overdue_submissions_report_awaited_cause() {
     let rig = rig(Config::default());
-    // No limit, because on a busy host a channel could be killed before this test sees it.
+    // The VM has no limit, because on a busy host a channel could be killed before this test sees it.
     let endless = VgpuParams { max_run_ns: None, ..VgpuParams::default() };
     let (mut one, mut two) = (driver(&rig, 0, endless), driver(&rig, 1, endless));
     let [mut stopped, mut waiting] = [1, 2].map(|id| worker(&mut one, id));
@@ -361,9 +362,9 @@ fn overdue_submissions_report_awaited_cause() {
     };
     assert_eq!(of(0, 2), [(stopped.id, Awaited::Guest), (waiting.id, Awaited::Semaphore)]);
     hang(&rig, &mut two, &mut hung);
-    // More than the card accepts from one VM next to another.
+    // These are more than the card accepts from one VM next to another.
     (0..4).for_each(|_| copies(&mut two, &mut behind, 1));
-    // It waits for its slice before it has the engine, on a busy host for longer than a second.
+    // The channel waits for its slice before it waits for the engine, on a busy host for longer than a second.
     let began = Instant::now();
     while awaited(1).first() != Some(&(hung.id, Awaited::Engine)) {
         assert!(began.elapsed() < WAIT_TIMEOUT, "{:?}", awaited(1));
@@ -373,17 +374,18 @@ fn overdue_submissions_report_awaited_cause() {
     assert_eq!(of_two.last(), Some(&(behind.id, Awaited::Turn)), "{of_two:?}");
 }
 
-/// Returns whether PGRAPH works.
+/// Returns true if PGRAPH is working.
 fn is_busy(rig: &Rig) -> bool {
     pfifo::ENGINE_STATUS::BUSY.is_set(card::Card::read32(&*rig.card, pfifo::ENGINE_STATUS::at(0)))
 }
 
-/// Makes the card hang in the next work of a channel, and not in the work that clears PGRAPH for its VM.
+/// Makes the card hang in the next work of a channel, but not in the work that clears PGRAPH for the VM.
 fn hangs_next(rig: &Rig, driver: &mut Driver, channel: &mut Channel) {
     copies(driver, channel, 1);
     driver.wait(channel);
     let began = Instant::now();
-    // Its last word is written: the engine may still report itself busy, which would look like the hang.
+    // The last word of the previous work is written, but the engine may still report itself busy, which would look like
+    // the hang.
     while is_busy(rig) {
         assert!(began.elapsed() < WAIT_TIMEOUT, "it has ended");
         std::thread::yield_now();
@@ -396,7 +398,7 @@ fn hang(rig: &Rig, driver: &mut Driver, channel: &mut Channel) {
     hangs_next(rig, driver, channel);
     copies(driver, channel, 1);
     let began = Instant::now();
-    // On a busy host it may have been killed before the test saw it.
+    // On a busy host the channel may have been killed before the test saw the hang.
     while !is_busy(rig) && driver.guest.counter("hangs") == 0 {
         assert!(began.elapsed() < WAIT_TIMEOUT, "it hangs");
         std::thread::yield_now();
@@ -407,7 +409,7 @@ fn strikes(rig: &Rig, vm: u32) -> u32 {
     rig.host.lock().scheduler().strikes(TenantId(vm)).map_or(0, |(strikes, _)| strikes)
 }
 
-/// A name, and a register access with which a guest stops a channel.
+/// A name, and register accesses with which a guest stops a channel.
 type Stop = (&'static str, fn(&mut Driver, &Channel));
 
 const STOPS: [Stop; 4] = [
@@ -435,9 +437,9 @@ fn vm_stopping_running_channel_pays_and_neighbour_does_not() {
             let mut channel = worker(&mut bad, 1);
             hang(&rig, &mut bad, &mut channel);
             stop(&mut bad, &channel);
-            // Its previous copy may not be accounted yet.
+            // The VM's previous copy may not be accounted yet.
             in_flight_at_most(&rig, 1);
-            // It is charged up to its limit, unless the limit has already passed.
+            // The VM is charged up to its limit, unless the limit has already expired.
             let in_flight = rig.host.lock().scheduler().in_flight();
             let struck = strikes(&rig, 0);
             let kept = in_flight == 1 || struck == 1;
@@ -498,7 +500,7 @@ fn vm_toggling_channel_and_neighbour_each_pay_for_own_work() {
         let rig = rig(Config::default());
         let (mut bad, mut good) = (driver(&rig, 0, VgpuParams::default()), driver(&rig, 1, VgpuParams::default()));
         let (mut channel, mut other) = (worker(&mut bad, 1), worker(&mut good, 1));
-        // The best counts, because delays of the host are charged too.
+        // The best round counts, because delays of the host are charged too.
         let mut best = u64::MAX;
         for round in 0..20 {
             if round >= 3 && best < MOST_NS {
@@ -509,7 +511,7 @@ fn vm_toggling_channel_and_neighbour_each_pay_for_own_work() {
             while !is_busy(&rig) {
                 assert!(began.elapsed() < WAIT_TIMEOUT, "{what}: it works");
                 if bad.is_done(&channel) {
-                    // It has ended before the poll.
+                    // The work has ended before the poll.
                     copies(&mut bad, &mut channel, COPIES);
                 }
                 std::thread::yield_now();
@@ -523,7 +525,7 @@ fn vm_toggling_channel_and_neighbour_each_pay_for_own_work() {
             bad.wait(&channel);
         }
         assert!(best < MOST_NS, "{what}: {best} ns are charged for a copy of {COPY_NS} ns");
-        // Not all of it: a channel's first work may start while it is being stopped.
+        // Not all copies must be charged: a channel's first work may start while it is being stopped.
         booked(&rig, 0, 3 * COPIES as u64 * COPY_NS * 8 / 10);
         assert_eq!([strikes(&rig, 0), strikes(&rig, 1)], [0, 0], "{what}");
     }

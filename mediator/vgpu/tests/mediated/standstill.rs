@@ -1,4 +1,4 @@
-//! A quiescent card while its guests continue.
+//! A quiesced card while its guests continue.
 
 use super::oversubscribe::eventually;
 use super::relocate::{driver_of, free_settings, rig_of, work_until};
@@ -24,7 +24,7 @@ use vram::TenantId;
 
 const STANDSTILL_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// Returns whether all engines are idle.
+/// Returns true if all engines are idle.
 fn is_idle(rig: &Rig) -> bool {
     (0..engine::COUNT).all(|unit| !pfifo::ENGINE_STATUS::BUSY.is_set(rig.card.read32(pfifo::ENGINE_STATUS::at(unit))))
 }
@@ -71,8 +71,8 @@ fn work_submitted_before_or_during_quiesce_completes_after_it() {
     }
 }
 
-/// Runs with a card that clears PGRAPH between VMs and admits none while quiescent, or with a card that does not clear
-/// it.
+/// Runs the test with a card that clears PGRAPH between VMs and starts no clearing work while quiesced, or with a card
+/// that does not clear PGRAPH.
 fn does_nothing_until_it_goes_on(clear: bool) {
     let config = simgpu::Config { vram_mib: super::CARD_MIB, ..Default::default() };
     let rig = Rig::made(&config, &card_manager::Sharing { clear, ..rig::sharing() }, |card| card);
@@ -87,7 +87,7 @@ fn does_nothing_until_it_goes_on(clear: bool) {
     let usage = rig.host.lock().scheduler_usage(1);
     let waits = &usage.vms[&TenantId(0)].overdue;
     assert!(waits.iter().any(|waits| waits.awaited == Awaited::Standstill), "{waits:?}");
-    // A VM that arrives now is quiescent as well, without another request.
+    // A VM that is added now is quiesced as well, without another request.
     let mut late = super::driver(&rig, 1);
     let mut other = late.channel(1);
     late.buffer(&other, super::A, 1, 6);
@@ -118,18 +118,18 @@ fn channel_that_misses_quiesce_limit_hangs_and_others_continue() {
         let channel_of_card = rig.host.lock().channels().physical(TenantId(0), VirtualChannelId(1));
         assert_eq!(channel_of_card, None, "what hangs once more would hold the card up once more");
         works(&mut good, &mut channel, 4);
-        // Its guest continues with another channel.
+        // The guest continues with another channel.
         let mut next = bad.channel(2);
         works(&mut bad, &mut next, 5);
     }
 }
 
-/// The rig's card, as the target of the restore of its own saved state.
+/// The rig's card, as the target for restoring its own saved state.
 struct Same<'a> {
     rig: &'a Rig,
     own: u32,
     origins: Vec<VGpuConfig>,
-    /// Directories that were written.
+    /// Number of directories that were written.
     written: usize,
 }
 
@@ -170,11 +170,10 @@ fn read(file: &[u8]) -> SavedCard {
     saved
 }
 
-/// Saves a quiescent card with guests at work, one of which has freed a channel, and reads the same state from the
-/// file.
+/// Saves a quiesced card with working guests, one of which has freed a channel, and reads the same state from the file.
 #[test]
 fn card_that_was_at_work_is_written_down_and_read_as_it_was() {
-    // The state of clearing PGRAPH is not saved yet.
+    // The state of clearing PGRAPH is not part of the file yet.
     let sharing = card_manager::Sharing { chunk_bytes: 2 * MIB, clear: false, ..rig::sharing() };
     let rig = Rig::made(&simgpu::Config { vram_mib: 96, ..Default::default() }, &sharing, |card| card);
     let own = rig.usage().0.mediator;

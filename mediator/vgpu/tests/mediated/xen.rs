@@ -1,4 +1,4 @@
-//! Xen domains on a card: the same driver, through requests of a simulated hypervisor.
+//! Xen domains on a card: the same driver works through requests of a simulated hypervisor.
 
 use super::{A, B, VM_MIB, rig};
 use rig::driver::{At, CE0, Channel, Driver, M2MF, PAGE, ce_copy, m2mf_copy, object, pattern};
@@ -7,9 +7,9 @@ use rig::{Machine as _, Rig, settings};
 use vgpu::{Apertures, Settings};
 use vmm_glue::RegionIndex::Bar1;
 
-/// KiB of a domain's RAM.
+/// Size of a domain's RAM in KiB.
 const KIB: u64 = 4096;
-/// Pages of a buffer, and its address in RAM.
+/// Number of pages in a buffer, and its address in RAM.
 const PAGES: u64 = 8;
 const RAM: u64 = 0x10_0000;
 
@@ -17,7 +17,7 @@ fn vm(rig: &Rig, number: u32) -> XenVm {
     XenVm::new(rig, number, &settings(VM_MIB, 16), &format!("guest{number}"))
 }
 
-/// Brings a driver up, with a buffer in VRAM at [`A`] and RAM at [`B`].
+/// Returns an initialized driver, with a buffer in VRAM at [`A`] and RAM at [`B`].
 fn ready(vm: &XenVm, id: u16) -> (Driver<XenGuest>, Channel) {
     let mut driver = Driver::new(vm.domain(id, KIB));
     let channel = driver.channel(1);
@@ -78,7 +78,7 @@ fn frames_returned_by_domain_are_unreachable_under_load() {
         (0..3).for_each(|round| copies(&mut driver, &mut channel, 40 + round));
         others.join().expect("no panic");
     });
-    // Now a page that the card uses: earlier writes are visible, later ones are not.
+    // The domain now releases a page that the card uses: earlier writes are visible, later writes are not.
     domain.give_back(gone..gone + 1);
     let canary = [0x5a; PAGE as usize];
     driver.guest.ram_write(gone * PAGE, &canary);
@@ -103,7 +103,7 @@ fn domain_destroyed_in_mid_copy_leaves_clean_card() {
         let domain = driver.guest.domain.clone();
         domain.destroy();
         domain.wait_left();
-        // The next domain with this name finds none of its data.
+        // The next domain with this name finds no data of the previous one.
         let (mut driver, mut channel) = ready(&vm, 2);
         copies(&mut driver, &mut channel, 6);
         driver.guest.domain.destroy();
@@ -120,7 +120,7 @@ fn remapped(rig: &Rig) -> XenVm {
     XenVm::new(rig, 0, &Settings { apertures: Apertures::Remapped, ..settings(VM_MIB, 16) }, "guest0")
 }
 
-/// Copies the guest CPU's writes to an aperture, with a running driver, and back to another page there.
+/// With a running driver, copies a page that the guest CPU writes through an aperture to another page in the aperture.
 fn copies_through_an_aperture(driver: &mut Driver<XenGuest>, seed: u32) {
     let mut channel = driver.channel(1);
     let (from, to) = (driver.buffer(&channel, A, 1, 0), driver.buffer(&channel, B, 1, 0));

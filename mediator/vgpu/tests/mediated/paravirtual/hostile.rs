@@ -124,7 +124,7 @@ fn paravirtual_entries_reach_only_memory_of_their_vm() {
         assert_eq!(interface.call(&mut evil.guest, &gone).status, 0);
         evil.rewind();
     }
-    // Table space is not memory for the CPU either.
+    // The CPU cannot access the table space either.
     let instance = evil.vram(1);
     let ops = Ops::new().create(1, kind::DIRECTORY).create(2, kind::SMALL).set(1, 0, 2, 0).bind(1, instance);
     assert_eq!(interface.call(&mut evil.guest, &ops.run(2, 0, 64, pte(own), 16)).status, 0);
@@ -154,7 +154,7 @@ fn wild_rings_and_descriptors_harm_no_neighbour() {
             interface.publish(&mut evil.guest, 0);
         }
     }
-    // A circular chain; a head that is not a descriptor; an index that is too far ahead.
+    // Cases: a circular chain, a head that is not a descriptor, and an index that is too far ahead.
     interface.descriptor(&evil.guest, 0, BASE + 0x2000, 8, 1, 0);
     interface.publish(&mut evil.guest, 0);
     interface.publish(&mut evil.guest, 60_000);
@@ -165,7 +165,7 @@ fn wild_rings_and_descriptors_harm_no_neighbour() {
     evil.guest.ram_write(BASE + 0x800 + 2, &0x7fffu16.to_le_bytes());
     evil.guest.wr(OFFSET + register::DOORBELL, 0);
     assert_eq!(Interface::status(&mut evil.guest), status::FAILED);
-    // A queue outside memory, of size 0, or without bus mastering, is rejected.
+    // A queue is rejected if it is outside memory or of size 0, or without bus mastering.
     for (register, value) in [
         (register::QUEUE_DESCRIPTORS + 4, 0xffff),
         (register::QUEUE_USED, 0xffff_ffff),
@@ -185,7 +185,7 @@ fn wild_rings_and_descriptors_harm_no_neighbour() {
     evil.guest.write(RegionIndex::Config, 4, &2u16.to_le_bytes());
     reopen(&mut evil, u32::MAX);
     assert_eq!(Interface::status(&mut evil.guest), status::FAILED);
-    // RAM that is withdrawn under the queue.
+    // The RAM of the queue is withdrawn.
     evil.guest.write(RegionIndex::Config, 4, &6u16.to_le_bytes());
     let mut interface = reopen(&mut evil, u32::MAX);
     assert_eq!(interface.call(&mut evil.guest, &Ops::new().query(query::VRAM)).status, 0);
@@ -207,7 +207,7 @@ fn ring_written_concurrently_by_other_cpu_harms_no_neighbour() {
     std::thread::scope(|scope| {
         scope.spawn(|| {
             let mut random = fastrand::Rng::with_seed(0x9876_5432_1234_5677);
-            // Rings and descriptors, the batch, the answer.
+            // The thread changes rings and descriptors, the batch, and the answer.
             while !over.load(Ordering::Relaxed) {
                 let at = [0, 0x800, 0x1000, 0x2000][random.usize(..4)] + random.u64(..0x100);
                 rustix::io::pwrite(&file, &random.u64(..).to_le_bytes(), BASE + at).expect("RAM is written");
@@ -281,7 +281,7 @@ fn mutated_batches_are_handled_and_harm_no_neighbour() {
     }
     assert!(statuses.len() > 5, "{statuses:?}");
     neighbour.check();
-    // Its guest can still recover.
+    // The guest can still recover.
     let mut interface = reopen(&mut evil, u32::MAX);
     evil.guest.wr(nvspec::regs::pfifo::CHANNEL::at(0), 0);
     work = channel(&mut evil, &mut interface, 1, 1);

@@ -1,4 +1,4 @@
-//! Segments: between channels of a VM, and between VMs.
+//! Segments that are shared between channels of a VM, and between VMs.
 
 use super::*;
 use crate::handover::edited::{edit_one, length, zero_one};
@@ -6,7 +6,7 @@ use crate::oversubscribe::{WAIT_TIMEOUT, driver_with, fast, rig_with};
 use fastrand::Rng;
 use pv::abi::share::{ABROAD, CREATE, EXCLUSIVE, READ_ONLY, control, mode};
 
-/// Copies pages between `from` and `to`, on a channel's own address space.
+/// Copies pages between `from` and `to` in a channel's own address space.
 fn transfer(driver: &mut Driver, channel: &mut Channel, from: u64, to: u64) {
     driver.submit(channel, &[object(CE0), ce_copy(from, to, 2)].concat());
     driver.wait(channel);
@@ -45,7 +45,7 @@ fn two_address_spaces_share_segment_writes() {
     transfer(&mut driver, &mut first, A, here);
     transfer(&mut driver, &mut second, there, B);
     assert!(driver.vram_holds(own, 2, 0x33) && driver.vram_holds(to, 2, 0x33));
-    // A channel that has it read-only faults on a write.
+    // A channel that has attached the segment as read-only faults on a write.
     driver.submit(&mut second, &[object(CE0), ce_copy(B, there, 1)].concat());
     assert_eq!(driver.wait_fault().va, there);
 }
@@ -65,7 +65,7 @@ fn detached_segment_is_unreachable_and_last_detach_frees_memory() {
     assert_eq!(interface.call(&mut driver.guest, &Ops::new().control(id as u32, control::REMOVE, 0)).status, 0);
     refused(&get(&mut driver, &mut interface, 1, 0, 0), 0, Status::NoObject);
     transfer(&mut driver, &mut work, A, va);
-    // Even if it was in use, it cannot be reached after the answer.
+    // Even a segment that was in use is unreachable after the answer.
     assert_eq!(interface.call(&mut driver.guest, &Ops::new().detach(id as u32, 0)).status, 0);
     refused(&interface.call(&mut driver.guest, &Ops::new().detach(id as u32, 0)), 0, Status::NoObject);
     driver.submit(&mut work, &[object(CE0), ce_copy(A, va, 1)].concat());
@@ -100,7 +100,7 @@ fn other_vms_see_segments_that_group_and_mode_allow() {
     three.channel(0);
     one.buffer(&writer, A, 2, 0x77);
     let to = two.buffer(&reader, A, 2, 0);
-    // The VM's own keys, and the group's, are separate.
+    // The VM's own keys and the group's keys are separate.
     let private = get(&mut one, &mut of_one, 5, CREATE, mode::READ | mode::WRITE).value();
     refused(&get(&mut two, &mut of_two, 5, 0, 0), 0, Status::NoObject);
     refused(&get(&mut two, &mut of_two, 5, ABROAD, 0), 0, Status::NoObject);
@@ -111,7 +111,7 @@ fn other_vms_see_segments_that_group_and_mode_allow() {
     for ops in [Ops::new().attach(shared as u32, 0, 0), Ops::new().control(shared as u32, control::SIZE, 0)] {
         refused(&of_three.call(&mut three.guest, &ops), 0, Status::NoObject);
     }
-    // Only with the mode that its owner sets.
+    // The segment can be used only with the mode that its owner sets.
     refused(&attach(&mut two, &mut of_two, shared, 0, 0), 0, Status::Denied);
     let set = Ops::new().control(shared as u32, control::SET_MODE, mode::READ | mode::WRITE);
     refused(&of_two.call(&mut two.guest, &set), 0, Status::Denied);
@@ -121,7 +121,7 @@ fn other_vms_see_segments_that_group_and_mode_allow() {
     transfer(&mut one, &mut writer, A, here);
     transfer(&mut two, &mut reader, there, A);
     assert!(two.vram_holds(to, 2, 0x77));
-    // The owner is killed: VMs that have it attached keep it, and it can no longer be found.
+    // The owner is killed: VMs that have attached the segment keep it, but it can no longer be found.
     one.guest.remove().expect("removed");
     two.guest.vram_write(to, &[0; 2 * PAGE as usize]);
     transfer(&mut two, &mut reader, there, A);
@@ -138,7 +138,7 @@ fn segments_have_limits_and_start_empty() {
     let (mut driver, mut interface) = guest(&rig, 0, None);
     let mut work = driver.channel(0);
     let to = driver.buffer(&work, A, 2, 1);
-    // 4 MiB are allowed.
+    // The limit is 4 MiB.
     refused(&interface.call(&mut driver.guest, &Ops::new().share_get(1, 8 * MIB, CREATE, 0)), 0, Status::Limit);
     refused(&interface.call(&mut driver.guest, &Ops::new().share_get(1, 1 << 40, CREATE, 0)), 0, Status::Range);
     refused(&interface.call(&mut driver.guest, &Ops::new().share_get(1, 0, CREATE, 0)), 0, Status::Range);
@@ -197,7 +197,7 @@ fn segment_attach_waits_until_card_has_memory() {
             attach(&mut driver, &mut interface, id, last, 0)
         });
         has_begun.recv().expect("it begins");
-        // By now it was refused, or waits: on a slow host the test would not notice a refusal.
+        // By now the request was refused, or is waiting: on a slow host the test would not notice a refusal.
         std::thread::sleep(std::time::Duration::from_millis(100));
         drop(stopped);
         attaches.join().expect("it ends")
@@ -228,14 +228,14 @@ fn attached_segments_survive_hand_over() {
         handover.hand_over(&mut rig, &mut [&mut one.guest, &mut two.guest]);
         transfer(&mut two, &mut reader, there, A);
         assert!(two.vram_holds(to, 2, seed), "round {round}");
-        // It is found as before, at the same address.
+        // The segment is found as before, at the same address.
         assert_eq!(get(&mut two, &mut of_two, 5, ABROAD, 0).value(), shared);
         assert_eq!(attach(&mut one, &mut of_one, shared, 0, 0).value(), here);
         let count = of_one.call(&mut one.guest, &Ops::new().control(shared as u32, control::ATTACHED, 0)).value();
         assert_eq!((count, two.guest.counter("pv_attachments")), (2, 2));
         refused(&attach(&mut two, &mut of_two, shared, 0, 0), 0, Status::Exists);
     }
-    // Edited parts are refused or are valid variants; the running VM is unchanged.
+    // Edited parts are refused or are valid variants; the running VMs are unchanged.
     let mut dice = Rng::with_seed(5);
     let mut denied = 0;
     for _ in 0..80 {
@@ -243,7 +243,8 @@ fn attached_segments_survive_hand_over() {
         denied += u32::from(handover.offer(&rig, &mut [&mut one.guest, &mut two.guest], edit).is_err());
     }
     assert!(denied > 20, "{denied} were refused");
-    // Changing any number matters, except a mapping's access mode. One change moves a mapping over another.
+    // Every zeroed byte causes a refusal, except a mapping's access mode. One change moves a mapping over another
+    // mapping.
     let of_segments = |name: &str| name == "vgpu.segments";
     let mut bytes = 0;
     let measured = |file: &mut Vec<u8>| bytes = length(file, of_segments);
@@ -259,7 +260,7 @@ fn attached_segments_survive_hand_over() {
     transfer(&mut one, &mut writer, A, here);
     transfer(&mut two, &mut reader, there, A);
     assert!(two.vram_holds(to, 2, 0x77));
-    // It is removed as before.
+    // The segment is removed as usual.
     let taken = rig.usage().0.mediator;
     assert_eq!(of_one.call(&mut one.guest, &Ops::new().control(shared as u32, control::REMOVE, 0)).status, 0);
     assert_eq!(of_one.call(&mut one.guest, &Ops::new().detach(shared as u32, 0)).status, 0);

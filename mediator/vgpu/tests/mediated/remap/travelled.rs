@@ -1,4 +1,4 @@
-//! VMs with mapped apertures are moved to another card, saved and restored, and migrated by their client.
+//! Moves VMs with mapped apertures to another card, saves and restores them, and migrates them through their client.
 
 use super::super::migration::{state_of, take_in};
 use super::super::moving::card;
@@ -14,11 +14,12 @@ fn remapped() -> Settings {
     Settings { apertures: Apertures::Remapped, ..free_settings(16) }
 }
 
-/// A VM with four pages in the mapped part of BAR1, its GPU's copies of them, and a doorbell that is not a message.
+/// A VM with four pages in the mapped part of BAR1, copies of these pages by its GPU, and a doorbell that is not a
+/// message.
 struct Scene {
     driver: Driver,
     channel: Channel,
-    /// Its pages, and the target of the GPU's copies.
+    /// Address of the VM's pages, and the target of the GPU's copies.
     from: u64,
     to: u64,
 }
@@ -35,7 +36,7 @@ impl Scene {
         Self { driver, channel, from, to }
     }
 
-    /// Copies with the doorbell under the aperture, and checks every byte.
+    /// Copies with the doorbell under the aperture, and checks all bytes.
     fn check(&mut self, cpu3: &Cpu, seed: u32) {
         let Self { driver, channel, to, .. } = self;
         let put = driver.queue_fenced(channel, &[object(CE0), ce_copy(A, B, 4)].concat());
@@ -56,7 +57,7 @@ fn on_another_card_the_client_has_the_same_memory_mapped() {
     let mut one = Scene::new(&cards[0], 1);
     let [cpu, cpu3] = one.cpus();
     for (seed, to) in [(10, 1), (20, 0), (30, 1)] {
-        // Its CPU writes during the copy ahead, and after it has resumed.
+        // The guest's CPU writes during the early copy, and after the VM has resumed.
         let meanwhile = |_: &mut Guest| cpu.write(BAR1_MAPPED_AT, &pages(seed, 4));
         one.driver.guest.move_beside(&cards[to], 100 + seed, true, meanwhile, |_, left| drop(left)).unwrap();
         assert!(one.driver.vram_holds(one.from, 4, seed));
@@ -80,7 +81,7 @@ fn aperture_contents_are_saved_and_restored_into_mappings() {
     cpu.write(BAR1_MAPPED_AT, &pages(3, 4));
     let saved = one.driver.guest.save().unwrap();
     let ram = ram_of(&one.driver.guest);
-    // It continues undisturbed, and its later changes are then undone.
+    // The VM continues undisturbed, and its later changes are then undone.
     cpu.write(BAR1_MAPPED_AT, &pages(4, 4));
     let channel = one.channel;
     assert!(one.driver.vram_holds(one.from, 4, 4));
@@ -105,7 +106,7 @@ fn rejected_state_leaves_mapped_apertures_unchanged() {
     cpu.write(BAR1_MAPPED_AT, &pages(3, 4));
     let saved = one.driver.guest.save().unwrap();
     cpu.write(BAR1_MAPPED_AT, &pages(4, 4));
-    // It lends more now, which is checked last.
+    // The client lends more memory now, which is checked last.
     assert!(one.driver.guest.map_ram(MIB, MIB, true));
     let refused = one.driver.guest.restore(&cards[1], 9, &saved).unwrap_err().to_string();
     assert!(refused.contains("the client lends"), "{refused}");
@@ -128,7 +129,7 @@ fn client_moves_to_device_with_or_without_mapped_apertures() {
         there.ram_write(0, &ram_of(&one.driver.guest));
         take_in(&mut there, &state).unwrap();
         if mapped {
-            // Its client has other memory mapped, which shows the first VM's pages.
+            // The client has mapped other memory, which shows the first VM's pages.
             let theirs = Cpu::for_region(&there, Bar1);
             assert_eq!(theirs.read(BAR1_MAPPED_AT, 4 * PAGE), pages(6, 4));
             theirs.write(BAR1_MAPPED_AT, &pages(7, 4));
@@ -162,7 +163,7 @@ fn resumed_client_finds_mapped_apertures_unchanged() {
     one.driver.guest.migration().start();
     assert_eq!(cpu.read(BAR1_MAPPED_AT, 4 * PAGE), pages(8, 4));
     one.check(&cpu3, 8);
-    // A state is loaded into a used device: the client's earlier view is gone.
+    // A state is loaded into a used device: the client's earlier mappings are no longer valid.
     cpu.write(BAR1_MAPPED_AT, &pages(9, 4));
     cpu.write(BAR1_MAPPED_AT + 0x20_0000, b"before");
     take_in(&mut one.driver.guest, &state).unwrap();

@@ -1,4 +1,4 @@
-//! PRAMIN that the client maps.
+//! PRAMIN that the client has mapped.
 
 use super::{Cpu, HIGH3, copy, driver, hide_window, pages};
 use crate::handover::handover;
@@ -27,13 +27,13 @@ fn cpu_writes_through_mapped_pramin_reach_gpu_without_message() {
     cpu.write(at, &pages(3, 4));
     copy(&mut driver, &mut channel, A, B, 4);
     assert!(driver.vram_holds(to, 4, 3));
-    // After a move it shows the new pages, and earlier writes are in VRAM.
+    // After a move, PRAMIN shows the new pages, and earlier writes are in VRAM.
     let at = in_window(&mut driver, to);
     assert_eq!(cpu.read(at, 4 * PAGE), pages(3, 4));
     hide_window(&mut driver);
     assert!(cpu.is_zero(u64::from(pramin::BASE), pramin::BYTES.into()));
     assert!(driver.vram_holds(from, 4, 3));
-    // Guest RAM and addresses beyond its VRAM are not mapped: they read as zeros, and no data is lost.
+    // Guest RAM and addresses beyond the guest's VRAM are not mapped: they read as zeros, and no data is lost.
     for value in [2 << 24, ((VM_MIB * MIB) >> 16) as u32 - 1] {
         driver.guest.wr(pbus::PRAMIN_WINDOW::OFFSET, value);
         assert!(cpu.is_zero(u64::from(pramin::BASE) + 0x1_0000, 0xf_0000), "{value:#x}");
@@ -61,7 +61,7 @@ fn page_tables_written_through_pramin_are_used_by_work() {
         copy(&mut driver, &mut channel, A, B, 1);
         assert!(driver.vram_holds(to, 1, seed));
     }
-    // The data is in VRAM after the window has moved.
+    // The data is in VRAM after the PRAMIN window has moved.
     let at = in_window(&mut driver, entry);
     cpu.write(at, &[0; 8]);
     hide_window(&mut driver);
@@ -89,7 +89,7 @@ fn a_page_that_bar3_shows_has_left_pramin_and_comes_back() {
     assert_eq!(cpu.read(place + PAGE, PAGE), pages(4, 2)[PAGE as usize..]);
     cpu3.write(HIGH3, &pattern(6, 0));
     assert_eq!(driver.guest.counter("aperture_aliases"), 0);
-    // A guest's write there meanwhile is lost, and counted.
+    // Meanwhile a guest's write to PRAMIN is lost, and counted.
     cpu.write(place, &[1]);
     driver.guest.wr(pbus::BAR3_BLOCK::OFFSET, 0);
     assert_eq!(cpu.read(place, PAGE), pattern(6, 0));
@@ -127,7 +127,7 @@ fn pramin_stays_in_place_after_move_and_hand_over() {
     goes_on(&driver, 5);
     driver.guest.move_to(&second, 9, true).unwrap();
     goes_on(&driver, 6);
-    // The guest continues from there.
+    // The guest continues from this state.
     hide_window(&mut driver);
     assert!(cpu.is_zero(place, 2 * PAGE) && driver.vram_holds(at, 1, 6));
 }
@@ -137,7 +137,7 @@ fn unwritten_window_pages_are_neither_read_nor_written() {
     let rig = rig();
     let mut driver = driver(&rig, 0);
     let cpu = Cpu::for_region(&driver.guest, Bar0);
-    // Two MiB that are unused.
+    // These two MiB are unused.
     let at = (VM_MIB - 2) * MIB;
     let place = in_window(&mut driver, at);
     cpu.write(place + 3 * PAGE, &pattern(5, 0));
@@ -152,11 +152,11 @@ fn unwritten_window_pages_are_neither_read_nor_written() {
     assert!(cpu.is_zero(place, 3 * PAGE));
 }
 
-/// Pages that a VM may move at once, and per second, as in `memory/pace.rs`.
+/// Number of pages that a VM may move at once, and per second, as in `device/pace.rs`.
 const BURST_PAGES: u64 = 1 << 16;
 const PAGES_PER_SECOND: u64 = 1 << 15;
 
-/// Makes a guest move pages with `step`, more than its burst, and compares their number with the elapsed time.
+/// Makes a guest move more pages than its burst with `step`, and compares their number with the elapsed time.
 fn moves_no_faster_than_it_may(driver: &mut Driver, mut step: impl FnMut(&mut Driver, usize)) {
     let began = Instant::now();
     let moved = |driver: &Driver| driver.guest.counter("aperture_moves");
@@ -170,7 +170,7 @@ fn moves_no_faster_than_it_may(driver: &mut Driver, mut step: impl FnMut(&mut Dr
     // The last move may exceed the budget.
     let most = BURST_PAGES as f64 + PAGES_PER_SECOND as f64 * began.elapsed().as_secs_f64() + 4.0 * 4096.0;
     assert!((moved(driver) as f64) < most, "{} pages have moved, {most} may", moved(driver));
-    // A busy host may move pages more slowly than the guest may have them moved.
+    // A busy host may move pages more slowly than the limit allows.
     println!("{} moves have waited, of {} pages", driver.guest.counter("aperture_waits"), moved(driver));
 }
 
@@ -210,7 +210,7 @@ fn guest_moving_window_repeatedly_delays_only_itself() {
     assert_eq!(neighbour.guest.counter("aperture_waits"), 0, "it pays nothing");
 }
 
-/// Memory under a moving window, all of it written: each move of the window maps or unmaps 512 pages.
+/// Writes to all memory under two positions of a window: each move of the window maps or unmaps 512 pages.
 fn two_windows(driver: &mut Driver) -> u64 {
     let at = driver.vram(768).next_multiple_of(MIB);
     driver.guest.vram_write(at, &pages(4, 512));
@@ -223,8 +223,8 @@ fn card_lock_is_free_between_pages_of_moved_window() {
     let rig = rig();
     let mut driver = driver(&rig, 0);
     let at = two_windows(&mut driver);
-    // Number of pages that move with one register write, and of holds of the card's lock; at most one page moves per
-    // hold.
+    // Returns the number of pages that move with one register write, and of holds of the card's lock; at most one page
+    // moves per hold.
     let mut place = |at: u64| {
         let before = (driver.guest.counter("aperture_moves"), rig.host.lock_holds().count());
         in_window(&mut driver, at);
@@ -249,7 +249,7 @@ fn a_neighbours_registers_answer_while_a_window_is_placed() {
     let channel = neighbour.channel(1);
     let (moving, done) = (AtomicBool::new(false), AtomicBool::new(false));
     let (answers, waits) = std::thread::scope(|scope| {
-        // Counts reads that were answered while a window was placed, and reads that had to wait until the end.
+        // Counts the neighbour's reads that are answered while a window is being placed.
         let beside = scope.spawn(|| {
             let mut answers = 0;
             while !done.load(Ordering::SeqCst) {
@@ -272,7 +272,7 @@ fn a_neighbours_registers_answer_while_a_window_is_placed() {
     });
     println!("{answers} reads of a neighbour are answered while {MOVES} writes move 512 pages each");
     assert_eq!(waits, 0, "the guest is within its budget");
-    // With one hold for all pages, each count was one.
+    // With one hold for all pages, each move would allow about one read.
     assert!(answers > 4 * MOVES, "{answers} reads of a neighbour in {MOVES} moves");
 }
 

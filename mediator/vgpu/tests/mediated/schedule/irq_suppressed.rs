@@ -14,10 +14,10 @@ use sched::{Config, Engine, TenantId, VgpuParams};
 use simgpu::SimGpu;
 use std::time::{Duration, Instant};
 
-/// Number of copies that take so long that their guest waits for their end.
+/// Number of copies that take so long that the guest waits for their end.
 const COPIES_PER_SUBMISSION: usize = 12;
 
-/// Time from when the scheduler sees an end until its guest is notified. A busier host repeats the round.
+/// Time between the scheduler noticing an end and its guest being notified. A busier host repeats the round.
 const MAX_NOTIFICATION_DELAY: Duration = Duration::from_millis(20);
 
 /// Handles all of the guest's pending interrupts.
@@ -35,14 +35,14 @@ fn untold_copies(driver: &mut Driver, channel: &mut Channel) {
     driver.ring(channel, put);
 }
 
-/// Returns the number of a VM's submissions whose end the scheduler has noticed.
+/// Returns the number of a VM's submissions whose end was noticed by the scheduler.
 fn ended(rig: &Rig, vm: u32) -> u64 {
     let state = rig.host.lock();
     let accounts = Engine::ALL.iter().filter_map(|engine| state.scheduler().account(TenantId(vm), *engine));
     accounts.map(|account| account.completed).sum()
 }
 
-/// Waits until `count` have ended.
+/// Waits until `count` submissions have ended.
 fn wait_ended(rig: &Rig, vm: u32, count: u64) {
     let began = Instant::now();
     while ended(rig, vm) < count {
@@ -51,7 +51,7 @@ fn wait_ended(rig: &Rig, vm: u32, count: u64) {
     }
 }
 
-/// Submits a copy without a request for an interrupt, and waits until its end was seen. Returns true if an interrupt
+/// Submits a copy without a request for an interrupt, and waits until its end was noticed. Returns true if an interrupt
 /// arrived.
 fn is_told(rig: &Rig, driver: &mut Driver, channel: &mut Channel) -> bool {
     drain(driver);
@@ -69,7 +69,7 @@ fn completion_without_waiter_raises_no_interrupt() {
     let rig = rig_of(Config::default(), COPY_NS / 20);
     let mut alone = driver(&rig, 0, VgpuParams::default());
     let mut channel = worker(&mut alone, 1);
-    // The length of the first submissions is forgotten after a few short ones, if the host is not busy.
+    // The length of the first submissions is forgotten after a few short ones, unless the host is busy.
     let untold = (0..2000).any(|_| !is_told(&rig, &mut alone, &mut channel));
     assert!(untold, "each of 2,000 submissions was told of");
     let charged = used(&rig, 0);
@@ -88,7 +88,7 @@ fn completion_without_waiter_raises_no_interrupt() {
     assert!(used(&rig, 0) > charged);
 }
 
-/// Submits work, and after it a semaphore wait of `words` more words. Returns whether the guest is notified of the
+/// Submits work, followed by a semaphore wait of `words` more words. Returns true if the guest is notified of the
 /// work's end before the semaphore is released.
 fn is_told_of_work(rig: &Rig, driver: &mut Driver, channel: &mut Channel, words: usize) -> bool {
     const SEMAPHORE: u64 = FENCE_VA + 0x20;
@@ -121,7 +121,7 @@ fn one_interrupt_covers_work_and_its_fence() {
     );
 }
 
-/// A card that starts submitted work before its host reads the channel on an engine, as hardware does.
+/// A card that starts submitted work before its host reads which channel is on an engine, as hardware does.
 struct Prompt;
 
 impl Alter for Prompt {
@@ -136,14 +136,14 @@ impl Alter for Prompt {
 #[test]
 fn vm_starting_at_end_of_other_work_gets_no_interrupt_for_it() {
     let config = simgpu::Config { vram_mib: CARD_MIB, time: Some(time_of(COPY_NS)), ..simgpu::Config::default() };
-    // The work that clears PGRAPH between them would begin first.
+    // Otherwise the work that clears PGRAPH between the VMs would begin first.
     let sharing = Sharing { scheduler: Config::default(), clear: false, ..rig::sharing() };
     let rig = Rig::made(&config, &sharing, |card| Altered::over(card, Prompt));
     let mut vms = [0, 1].map(|vm| driver(&rig, vm, VgpuParams::default()));
     let mut channels = vms.each_mut().map(|vm| worker(vm, 1));
     let undisturbed = (0..20).any(|_| {
         nothing_in_flight(&rig);
-        // Earlier ends are reported after that.
+        // Earlier ends are reported within this time.
         std::thread::sleep(MAX_NOTIFICATION_DELAY);
         vms.iter_mut().for_each(drain);
         let before = ended(&rig, 1);
@@ -152,10 +152,10 @@ fn vm_starting_at_end_of_other_work_gets_no_interrupt_for_it() {
             untold_copies(vm, channel);
         }
         wait_ended(&rig, 0, first + 1);
-        // Reported with the end of the first submission.
+        // This interrupt is reported with the end of the first submission.
         vms[0].guest.wait_msi();
         let told = vms[1].guest.take_msi();
-        // Otherwise this may have been its own end.
+        // Otherwise the interrupt may have reported the VM's own end.
         !told && ended(&rig, 1) == before
     });
     assert!(undisturbed, "a VM is told of each end of another's work, when its own begins");
