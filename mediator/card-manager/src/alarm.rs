@@ -10,25 +10,25 @@ use vmm_sys_util::eventfd::EventFd;
 
 const NS_PER_S: u64 = 1_000_000_000;
 
-/// A timer, and a way to wake the thread at once.
+/// A timer, and a way to wake the thread immediately.
 pub trait Alarm {
     /// Sets the timer to expire in `in_ns` ns, replacing its previous time.
     ///
     /// # Errors
-    /// If it cannot be set.
+    /// If the timer cannot be set.
     fn set(&mut self, in_ns: u64) -> io::Result<()>;
 
     /// Silences the expired timer until it is set again. Has no effect if the timer was set again since the thread
     /// woke.
     ///
     /// # Errors
-    /// If it cannot be read.
+    /// If the timer cannot be read.
     fn silence(&mut self) -> io::Result<()>;
 
     /// Wakes the thread, which then delivers the outbox.
     ///
     /// # Errors
-    /// If it cannot be woken.
+    /// If the thread cannot be woken.
     fn wake(&mut self) -> io::Result<()>;
 }
 
@@ -43,7 +43,7 @@ impl TimerAlarm {
     /// Creates a timer. The thread also waits for `event`.
     ///
     /// # Errors
-    /// If there are no timers left.
+    /// If no timers are left.
     pub(crate) fn new(event: EventFd) -> Result<Self, ManagerError> {
         let flags = TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK;
         let timer = timerfd_create(TimerfdClockId::Monotonic, flags)
@@ -51,7 +51,7 @@ impl TimerAlarm {
         Ok(Self { timer, event })
     }
 
-    /// Returns another descriptor of the timer, to wait for.
+    /// Returns another descriptor of the timer, which becomes readable on expiry.
     ///
     /// # Errors
     /// If no descriptor is left.
@@ -62,7 +62,7 @@ impl TimerAlarm {
 
 impl Alarm for TimerAlarm {
     fn set(&mut self, in_ns: u64) -> io::Result<()> {
-        // A time of zero would switch it off.
+        // A time of zero would disarm the timer.
         let in_ns = in_ns.max(1);
         let it_value = Timespec {
             tv_sec: i64::try_from(in_ns / NS_PER_S).unwrap_or(i64::MAX),

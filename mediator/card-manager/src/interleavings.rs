@@ -1,9 +1,9 @@
-//! The scheduler's wiring under thousands of schedules chosen by a checker: guests that submit, the card that works,
-//! the interrupt thread, the timer, and an operator. The code under test is the mediator's own [`Feeder`],
+//! Runs the scheduler's code under thousands of schedules chosen by a checker, with guests that submit, a card that
+//! works, the interrupt thread, the timer, and an operator. The code under test is the mediator's own [`Feeder`],
 //! [`Schedule`], [`turn`] and [`Mailbox`]; the card is the model in [`card`].
 //!
-//! A thread that waits without a waker is a deadlock, which the checker reports: so a test that ends has lost no
-//! wake-up. The poll every 100 ms that would hide one does not exist here.
+//! A thread that waits without a waker is a deadlock, which the checker reports, so a test that ends has lost no
+//! wake-up. These tests lack the poll every 100 ms that would hide a lost wake-up.
 //!
 //! [`Feeder`]: crate::work::feeder::Feeder
 //! [`Schedule`]: crate::work::schedule::Schedule
@@ -24,15 +24,15 @@ use shuttle::thread::{self, JoinHandle};
 use std::io;
 use vram::TenantId;
 
-/// Schedules of each test.
+/// Number of schedules per test.
 const SCHEDULES: usize = 1000;
 const VMS: u32 = 3;
-/// Submissions of each VM, in tests that count them.
+/// Number of submissions per VM, in tests that count them.
 const SUBMISSIONS: u32 = 4;
-/// Lengths of submissions, in ns: shorter and longer than BAND's wait for a VM, and than the card's run-ahead.
+/// Lengths of submissions, in ns: shorter and longer than BAND's wait for a VM and than the card's run-ahead.
 const SUBMISSION_LENGTHS_NS: [u64; 3] = [20_000, 600_000, 3_000_000];
 
-/// The mediator's card, under its lock.
+/// The mediator's state of the card, under its lock.
 struct Host {
     state: locks::Mutex<locks::rank::Card, State, Checked>,
     card: Card,
@@ -93,7 +93,7 @@ impl Served for Rig {
     }
 }
 
-/// A VM's channels: the first computes, the second copies.
+/// Returns a VM's channels: the first computes, and the second copies.
 fn channels(vm: TenantId) -> [(ChannelId, Engine); 2] {
     let first = vm.0 as u8 * 2;
     [(ChannelId(first), Engine::Compute), (ChannelId(first + 1), Engine::Copy0)]
@@ -103,7 +103,7 @@ fn any_channel(vm: TenantId) -> (ChannelId, Engine) {
     channels(vm)[thread_rng().gen_range(0..2)]
 }
 
-/// Returns a configuration in which late ends are still charged at the card's time.
+/// Returns a configuration in which late completions are still charged by the card's time.
 fn any_config() -> Config {
     let policy = *choose(&PolicyKind::ALL).expect("some");
     let queues = *choose(&[Queues::Separate, Queues::Single]).expect("some");
@@ -152,7 +152,7 @@ impl Rig {
         }
     }
 
-    /// Runs `act` on a VM's thread, as a register access does.
+    /// Runs `act` on a VM's thread, in the same way as a register access.
     fn access<T>(&self, vm: TenantId, act: impl FnOnce(&Host) -> T) -> T {
         let guest = self.guests[vm.0 as usize].lock();
         act(&guest.host)
@@ -163,7 +163,7 @@ impl Rig {
         self.access(vm, |host| host.with(|state| state.ring(vm, channel, length)));
     }
 
-    /// Waits until all of a guest's submissions have ended. Checks only on interrupts.
+    /// Waits until all of a guest's submissions have ended. Checks this only on interrupts.
     fn wait(&self, vm: TenantId) {
         let card = &self.host.card;
         while !card.look().is_done(vm) {
@@ -171,7 +171,7 @@ impl Rig {
         }
     }
 
-    /// Waits for guests and operators, and ends the threads of the card once the mediator has seen all ends.
+    /// Waits for guests and operators. Ends the card's threads once the mediator has seen the end of all work.
     fn end(&self, actors: Vec<JoinHandle<()>>, threads: Vec<JoinHandle<()>>) {
         let join = |thread: JoinHandle<()>| thread.join().expect("it ends");
         actors.into_iter().for_each(join);
@@ -183,7 +183,7 @@ impl Rig {
             let scheduler = state.schedule.scheduler();
             assert_eq!((scheduler.queued(), scheduler.in_flight()), (0, 0));
             for vm in (0..VMS).map(TenantId) {
-                // Work is accounted as arrived on its expected engine, and as ended on the engine where it was seen.
+                // Work counts as arrived on its expected engine, and as ended on the engine where it was seen.
                 let accounts = || Engine::ALL.iter().filter_map(|engine| scheduler.account(vm, *engine));
                 let arrived: u64 = accounts().map(|account| account.arrived).sum();
                 assert_eq!(arrived, accounts().map(|account| account.completed + account.dropped).sum::<u64>());
@@ -259,7 +259,7 @@ fn restless(rig: &Rig, vm: TenantId) {
         let (channel, engine) = any_channel(vm);
         let enable = |enabled| {
             rig.access(vm, |host| {
-                // The card's lock is released between the two.
+                // The card's lock is released between the two steps.
                 host.with(|_| {
                     host.card.change(|hardware| {
                         hardware.rings.get_mut(&channel).into_iter().for_each(|ring| ring.enabled = enabled);
@@ -325,7 +325,7 @@ fn work_waiting_for_semaphore_blocks_no_other_vm() {
                 });
             };
             acquire(true);
-            // Later work on its channel gets slices while it waits.
+            // Later work on the channel gets slices while the VM waits.
             (0..3).for_each(|_| rig.submit(vm, channel, Some(SUBMISSION_LENGTHS_NS[0])));
             // The release follows all work of the other VMs.
             others.into_iter().for_each(|other| other.join().expect("it ends"));
@@ -340,7 +340,7 @@ fn work_waiting_for_semaphore_blocks_no_other_vm() {
 fn endless_work_is_killed_and_guest_is_notified() {
     try_schedules(SCHEDULES, || {
         let limit = Some(10_000_000);
-        // Either each kill causes a quarantine, which the timer ends; or none does.
+        // Either each kill causes a quarantine, which the timer ends, or no kill does.
         let strikes = thread_rng().gen_range(0..=1);
         let config = Config { strikes, quarantine_ns: 5_000_000, ..any_config() };
         let (rig, threads) = Rig::new(config, limit);
@@ -350,8 +350,7 @@ fn endless_work_is_killed_and_guest_is_notified() {
     });
 }
 
-/// A VM whose work never ends, and which stops its channel repeatedly, next to a well-behaved one: every check blames
-/// the first.
+/// A VM has endless work and repeatedly stops its channel, next to a well-behaved VM: every check blames the first VM.
 #[test]
 fn vm_that_keeps_engine_is_killed_and_waiting_vms_never_are() {
     try_schedules(SCHEDULES, || {
@@ -371,7 +370,7 @@ fn vm_that_keeps_engine_is_killed_and_waiting_vms_never_are() {
                         state.feeder().look_at_waits(Some(vm));
                     });
                 }
-                // Work that an engine has begun must be killed; the channel itself removes other work.
+                // Work that an engine has started must be killed; the removal of the channel also removes other work.
                 rig.host.with(|state| {
                     if !rig.host.card.look().has_begun(channel) {
                         state.end_channel(vm, channel);
@@ -397,8 +396,8 @@ fn vm_that_keeps_engine_is_killed_and_waiting_vms_never_are() {
     });
 }
 
-/// A VM whose channel has compute and copy contexts copies next to another copying VM. Each is charged for its own use
-/// of the copy engine, from the first poll in which the card reports it.
+/// A VM whose channel has contexts for compute and copies makes copies next to another copying VM. Each VM is charged
+/// for its own use of the copy engine, starting at the first poll in which the card reports it.
 #[test]
 fn work_on_other_engine_than_booked_is_charged_there() {
     const LENGTH_NS: u64 = SUBMISSION_LENGTHS_NS[2];
@@ -417,13 +416,13 @@ fn work_on_other_engine_than_booked_is_charged_there() {
         });
         state.ring(TenantId(0), several, Some(LENGTH_NS));
         state.ring(TenantId(1), other, Some(LENGTH_NS));
-        // The first begins, and is seen on the copy engine.
+        // The first VM's work starts, and is seen on the copy engine.
         card.change(|hardware| {
             assert_eq!(hardware.run_one(), Some(()));
             hardware.pass(FIRST_POLL_NS);
         });
         state.feeder().tick();
-        // It ends, then the other does.
+        // This work ends, and then the other VM's work.
         card.change(|hardware| while hardware.run_one().is_some() {});
         while !state.schedule.counts().is_empty() {
             state.feeder().complete();
@@ -434,7 +433,7 @@ fn work_on_other_engine_than_booked_is_charged_there() {
         let used = |vm, engine| account(&state, vm, engine).used;
         assert_eq!([used(0, Engine::Compute), used(0, Engine::Copy0)], [FIRST_POLL_NS, LENGTH_NS - FIRST_POLL_NS]);
         assert_eq!([used(1, Engine::Compute), used(1, Engine::Copy0)], [0, LENGTH_NS], "who waited does not pay");
-        // The next submission is accounted to the engine where the last was seen.
+        // The next submission is accounted to the engine where the previous one was seen.
         state.ring(TenantId(0), several, Some(LENGTH_NS));
         assert_eq!([Engine::Compute, Engine::Copy0].map(|engine| account(&state, 0, engine).arrived), [1, 1]);
         beside.join().expect("it ends");

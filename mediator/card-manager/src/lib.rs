@@ -1,14 +1,14 @@
-//! The card manager, for which `bringup` initializes a card: gives VMs their share of VRAM and channels, and routes its
-//! interrupts.
+//! The card manager: gives VMs their shares of VRAM and channels, and routes the card's interrupts. `bringup`
+//! initializes the card first.
 //!
-//! Parts, each of which uses only those before it: `alarm` (timers), `tenants` (events of the card for a VM, and the
-//! mailbox that holds them until the VM handles them), `work` (channels and their schedule), `managed_card` (combines
+//! Parts, each of which uses only the previous ones: `alarm` (timers), `tenants` (events of the card for a VM, and the
+//! mailbox that stores them until the VM handles them), `work` (channels and their schedule), `managed_card` (combines
 //! these with the card's memory, [`card_memory`]: the card's state, its threads, interrupts, recovery and relocation).
 //!
 //! Lock order: `locks::rank`. The interrupt thread takes the card's lock, collects the events, releases it, and only
 //! then calls VMs.
 //!
-//! It does not know a VMM, a guest's registers, the configuration file or the admin API.
+//! The crate does not depend on a VMM, a guest's registers, the configuration file or the admin API.
 
 mod alarm;
 #[cfg(test)]

@@ -2,11 +2,11 @@
 //!
 //! Parts: `state` (queries and changes from other modules), `scheduling` (the card as the scheduler sees it),
 //! `interrupts` (the card's interrupt tree, and the affected VMs), `interrupt_thread` (one wake-up of that thread),
-//! `recovery` (channels that faulted or must leave the card), `mover` (the thread that moves memory), `moving` (a VM
-//! moves to another card), `relocate` (relocations of one VM's chunks), `sharing` (memory that two cards share during a
-//! move), `standstill` (the quiescent card), `saved` (the card's saved state, and the handover of the card), `reopen`
-//! (the same in the next process), `failure` (state that a panic has left half changed), `scrubber` (PGRAPH is cleared
-//! between tenants), `zeroing` (free memory is zeroed).
+//! `recovery` (channels that faulted or must leave the card), `mover` (the thread that moves memory), `moving` (moves a
+//! VM to another card), `relocate` (relocations of one VM's chunks), `sharing` (memory that two cards share during a
+//! move), `standstill` (the quiesced card), `saved` (the card's saved state, and the handover of the card), `reopen`
+//! (restores this state in the next process), `failure` (state that is half changed after a panic), `scrubber` (clears
+//! PGRAPH between tenants), `zeroing` (zeroes free memory).
 
 mod failure;
 pub(crate) mod interrupt_thread;
@@ -67,15 +67,16 @@ pub trait GuestEvents: Send + Sync {
     /// Called from the card's interrupt thread, without the card's lock.
     fn deliver(&self, event: GuestEvent);
 
-    /// Relocates memory of the VM. Calls `commit` once, with the VM's lock and the card's; it returns the ranges of
-    /// guest VRAM that have moved. When this returns, the card uses their new locations. Called without any lock.
+    /// Relocates memory of the VM. Calls `commit` once, while holding the VM's lock and the card's. `commit` returns
+    /// the ranges of guest VRAM that have moved. When this function returns, the card uses their new locations. Called
+    /// without any lock.
     ///
     /// # Errors
     /// If the card does not answer.
     fn relocated(&self, commit: &mut dyn FnMut(&mut CardState) -> Ranges) -> Result<(), ManagerError>;
 
-    /// Called after the card was taken over from another owner. When this returns, the VM's address spaces are on the
-    /// card as its guest has them; its work does not run before. Called without the card's lock.
+    /// Called after the card was taken over from another owner. When this function returns, the VM's address spaces on
+    /// the card match the guest's; the VM's work does not run before. Called without the card's lock.
     ///
     /// # Errors
     /// If the card does not answer.
@@ -93,36 +94,37 @@ pub struct CardState {
     work: Work,
     clock: Clock,
     vms: BTreeMap<TenantId, Weak<dyn GuestEvents>>,
-    /// VMs that were removed while one of their channels was still on the card; their memory is freed when it has left.
+    /// VMs that were removed while one of their channels was still on the card; their memory is freed when the channel
+    /// has left.
     removed: BTreeSet<TenantId>,
     /// Alarms of guests' PTIMERs.
     guest_alarms: GuestAlarms,
-    /// Clears PGRAPH between VMs, if configured.
+    /// Clears PGRAPH between VMs; `None` if not configured.
     scrubber: Option<Scrubber>,
-    /// Firmware of its falcons.
+    /// Firmware of the card's falcons.
     firmware: Set,
-    /// The card is being quiesced, or is quiescent.
+    /// Set while the card is being quiesced, or is quiesced.
     still: bool,
     /// Virtual machines that are paused individually.
     held: BTreeSet<TenantId>,
 }
 
-/// Settings of a card that is shared.
+/// Settings of a shared card.
 #[derive(Clone, Copy, Debug)]
 pub struct Sharing {
     /// Size of a chunk in bytes, the unit in which VRAM is allocated.
     pub chunk_bytes: u64,
-    /// Part of it reserved for the mediator's own tables, in bytes.
+    /// Size of the VRAM that is reserved for the mediator's own tables, in bytes.
     pub reserve_bytes: u64,
-    /// Bytes of host memory for chunks that do not fit on the card.
+    /// Size of the host memory for chunks that do not fit on the card, in bytes.
     pub host_bytes: u64,
-    /// Settings of its memory.
+    /// Memory settings of the card.
     pub division: Division,
-    /// Settings of its time.
+    /// Time settings of the card.
     pub scheduler: sched::Config,
-    /// Clear residue of one VM's kernels in PGRAPH before another VM's kernels run.
+    /// Clears residue of one VM's kernels in PGRAPH before another VM's kernels run.
     pub clear: bool,
-    /// Zero memory that changes owners with the copy engines: for cards whose memory the CPU reaches slowly.
+    /// Zeroes memory that changes owners with the copy engines: for cards whose memory is slow for the CPU.
     pub engines_zero: bool,
     /// Host memory for chunks is in an unnamed file, so that another process can continue with the card.
     pub shared: bool,
@@ -131,17 +133,17 @@ pub struct Sharing {
 /// A VM's share of a card.
 #[derive(Clone, Copy, Debug)]
 pub struct Share {
-    /// Bytes of VRAM that its guest sees.
+    /// Size of the VRAM that the guest sees, in bytes.
     pub vram_bytes: u64,
-    /// Limits of its memory.
+    /// Limits of the VM's memory.
     pub memory: Limits,
-    /// Physical channels at a time.
+    /// Maximum number of physical channels in use.
     pub channels: u32,
-    /// Time for which a channel may hold an engine without progress; `None` for no limit.
+    /// Time limit for a channel to hold an engine without progress; `None` for no limit.
     pub hang_limit: Option<Duration>,
-    /// Its share of the card's time.
+    /// Share of the card's time.
     pub time: VgpuParams,
-    /// Its share of RAM to lend.
+    /// Share of the RAM that VMs may lend.
     pub ram: RamShare,
 }
 
@@ -150,24 +152,24 @@ pub struct ManagedCard {
     card: Arc<dyn Card>,
     info: CardInfo,
     layout: channels::Layout,
-    /// Address on the card and bytes of the chunks with the fixed structures.
+    /// Address on the card and size in bytes of the chunks with the fixed structures.
     own: (VramAddr, u64),
-    /// The copy engines zero memory that changes owners.
+    /// Set if the copy engines zero memory that changes owners.
     engines_zero: bool,
     state: Mutex<rank::Card, CardState>,
     event: EventFd,
     stop: AtomicBool,
     /// Reason that the card has failed.
     failure: OnceLock<String>,
-    /// A thread is taking the work off the failed card.
+    /// Set while a thread is taking the work off the failed card.
     shut_out: AtomicBool,
     wakeup: Arc<Wakeup>,
-    /// Held by the thread that moves memory, so only one VM at a time is suspended for moves.
+    /// Held by the thread that moves memory, so that only one VM at a time is suspended for moves.
     moving: Mutex<rank::Moving, ()>,
     threads: Mutex<rank::Threads, Vec<JoinHandle<()>>>,
     /// Receives the firmware that guests load into their falcons.
     inbox: OnceLock<Inbox>,
-    /// This process may reset the card. False before it is taken over from another process, and after it is given away.
+    /// Set if this process may reset the card: after it has taken over the card, and before it gives the card away.
     owned: AtomicBool,
 }
 
@@ -200,7 +202,7 @@ struct Waits {
 }
 
 impl Timers {
-    /// Creates them, with the alarm of the card's scheduler.
+    /// Creates the event and the timers, with the alarm of the card's scheduler.
     fn new() -> Result<(Self, TimerAlarm), ManagerError> {
         let event = EventFd::new(EFD_CLOEXEC).map_err(no_descriptor)?;
         let another = || event.try_clone().map_err(no_descriptor);
@@ -220,14 +222,14 @@ impl ManagedCard {
     /// Resets `card`, initializes it with `firmware` and starts its interrupt thread.
     ///
     /// # Errors
-    /// If the card does not come up, or has too little memory.
+    /// If the initialization of the card fails, or the card has too little memory.
     pub fn open(card: Arc<dyn Card>, name: &str, sharing: &Sharing, firmware: Set) -> Result<Arc<Self>, ManagerError> {
         let Sharing { chunk_bytes, reserve_bytes, host_bytes, division, scheduler, clear, engines_zero, shared } =
             *sharing;
         let info = start::bring_up(&*card, &firmware)?;
         time::set(&*card);
         let mut chunks = ChunkTable::new(info.vram_bytes, chunk_bytes, Contents::Unknown)?;
-        // The first chunks to scrub become the mediator's own: scrubbing any other chunk needs them.
+        // The first scrubbed chunks become the mediator's own: they are needed to scrub any other chunk.
         let graph_image = u64::from(info.context_bytes);
         let needed = Layout::needed(graph_image)?;
         let count = needed.div_ceil(chunk_bytes);
@@ -275,7 +277,7 @@ impl ManagedCard {
         Ok(host)
     }
 
-    /// Creates a card without VMs, whose threads have not started yet.
+    /// Creates a card without VMs and with threads that have not started yet.
     fn assembled(parts: Parts) -> (Arc<Self>, Waits) {
         let Parts { card, info, layout, own, memory, work, clock, firmware, engines_zero, timers } = parts;
         let Timers { event, guest_alarm, waits } = timers;
@@ -312,7 +314,7 @@ impl ManagedCard {
         (Arc::new(host), waits)
     }
 
-    /// Starts the card's threads, and lets it raise interrupts.
+    /// Starts the card's threads, and enables the card's interrupts.
     fn start(self: &Arc<Self>, name: &str, waits: Waits) -> Result<(), ManagerError> {
         self.card.set_interrupt(InterruptMode::Msi, Some(self.event.try_clone().map_err(no_descriptor)?));
         let weak = Arc::downgrade(self);
@@ -341,7 +343,7 @@ impl ManagedCard {
         &self.card
     }
 
-    /// Sends firmware that guests load into their falcons to `inbox`, from the first call on.
+    /// From now on, sends firmware that guests load into their falcons to `inbox`.
     pub fn collect_firmware(&self, inbox: Inbox) {
         let _later = self.inbox.set(inbox);
     }
@@ -365,7 +367,7 @@ impl ManagedCard {
         &self.layout
     }
 
-    /// Locks the card's state. The lock must not be held across calls into a VM, nor across a wait.
+    /// Locks the card's state. The lock must not be held during calls into a VM or during a wait.
     ///
     /// # Panics
     /// If the card has [failed](Self::failure).
@@ -374,23 +376,23 @@ impl ManagedCard {
         StateGuard::new(self, self.state.lock())
     }
 
-    /// Returns how often and how long the lock of the card's state was held.
+    /// Returns the number and duration of the holds of the card's lock.
     #[must_use]
     pub fn lock_holds(&self) -> locks::Holds {
         self.state.holds()
     }
 
-    /// The VMs of a card that may have failed: only their identities are read from its state.
+    /// Returns the VMs of a card that may have failed: only their identities are read from the card's state.
     pub(crate) fn tenants(&self) -> Vec<Arc<dyn GuestEvents>> {
         self.state.lock().vms.values().filter_map(Weak::upgrade).collect()
     }
 
-    /// Returns whether the caller is the first.
+    /// Returns true for the first caller.
     pub(crate) fn begin_shutting_out(&self) -> bool {
         !self.shut_out.swap(true, Ordering::AcqRel)
     }
 
-    /// Wakes the card's threads, so that they check whether to end.
+    /// Wakes the card's threads, so that they check for their end.
     pub(crate) fn wake_threads(&self) {
         if let Err(error) = self.event.write(1) {
             tracing::error!(%error, "the card's interrupt thread cannot be woken");
@@ -398,7 +400,7 @@ impl ManagedCard {
         self.wakeup.ring();
     }
 
-    /// Returns the number of the mediator's own physical channels, which no VM can have.
+    /// Returns the number of the mediator's own physical channels, which are not available to VMs.
     #[must_use]
     pub fn own_channels(&self) -> u32 {
         let state = self.lock();
@@ -418,13 +420,13 @@ impl ManagedCard {
         self.moving.lock()
     }
 
-    /// Returns the number of pieces of chunks that the copy engines have moved.
+    /// Returns the number of chunk parts that the copy engines have moved.
     #[cfg(any(test, feature = "test-rig"))]
     pub fn pieces_moved(&self) -> u64 {
         self.lock().memory.copier().map_or(0, card_memory::Copier::pieces)
     }
 
-    /// Returns whether room is being made for a guarantee.
+    /// Returns true while memory is being freed for a guarantee.
     #[cfg(any(test, feature = "test-rig"))]
     pub fn makes_room(&self) -> bool {
         self.lock().memory.makes_room()
@@ -434,17 +436,17 @@ impl ManagedCard {
         self.stop.load(Ordering::Acquire)
     }
 
-    /// Returns whether the card was given to another process.
+    /// Returns true if the card was given to another process.
     pub(crate) fn is_given_away(&self) -> bool {
         self.stopping() && !self.owned.load(Ordering::Acquire)
     }
 
-    /// Returns whether the card's threads must end.
+    /// Returns true if the card's threads must end.
     pub(crate) fn over(&self) -> bool {
         self.stopping() || self.failure().is_some()
     }
 
-    /// Wakes the balancer after a move that it did not plan.
+    /// Wakes the balancer after a move that the balancer did not plan.
     pub fn look_again(&self) {
         self.wakeup.ring();
     }
@@ -475,7 +477,7 @@ impl ManagedCard {
         state.feeder().schedule_vm(vm, share.time);
         drop(state);
         self.admit(vm);
-        // Forced quanta begin with the second VM.
+        // Forced quanta start with the second VM.
         self.wakeup.ring();
         Ok(())
     }
@@ -484,8 +486,8 @@ impl ManagedCard {
     ///
     /// # Errors
     /// If the card does not answer. If a channel stays on the card, the VM's memory is not reused until the channel has
-    /// left, because it may still access the memory. Waits for the channel to leave, without a lock, for a limited
-    /// time.
+    /// left, because the channel may still access the memory. Waits for the channel to leave, without a lock, for a
+    /// limited time.
     pub fn remove_vm(&self, vm: TenantId) -> Result<(), ManagerError> {
         {
             let mut state = self.lock();
@@ -510,15 +512,15 @@ impl ManagedCard {
         Ok(())
     }
 
-    /// Wipes the VM's memory, as for a new client. `quiet` means that the card does not use the memory; otherwise it
-    /// stays in place and is zeroed there.
+    /// Wipes the VM's memory, as for a new client. `quiet` means that the card does not use the memory; otherwise the
+    /// memory stays in place and is zeroed in place.
     ///
     /// # Errors
     /// If the card does not answer.
     pub fn wipe_vm(&self, vm: TenantId, quiet: bool) -> Result<(), ManagerError> {
         if !quiet {
             let bytes = self.lock().vram().chunks.vm_bytes(vm).unwrap_or(0);
-            // In parts of a chunk, because other threads wait for the card's lock.
+            // The memory is wiped in parts of a chunk, because other threads wait for the card's lock.
             let piece = self.lock().vram().chunks.chunk_bytes().min(SCRUB_PIECE);
             for at in (0..bytes).step_by(piece as usize) {
                 self.lock().vram_mut().guest_zero(vm, GuestVramAddr(at), piece.min(bytes - at))?;
@@ -558,7 +560,7 @@ impl ManagedCard {
 }
 
 impl CardState {
-    /// Binds the mediator's own channels: the channels that move memory, if moves have a target or the channels zero
+    /// Binds the mediator's own channels: channels to move memory, if moves have a target or these channels zero
     /// memory, and the channel that clears PGRAPH, if configured.
     fn bind_own(&mut self, clear: bool, zeroes: bool, chip: &Chip) -> Result<(), ManagerError> {
         let Self { memory, work, scrubber, .. } = self;

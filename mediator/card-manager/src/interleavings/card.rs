@@ -1,5 +1,5 @@
-//! A model of the feeder's view of the card, and of the mediator's state around it. All threads wait for its changes;
-//! its clock advances when work ends or the timer expires.
+//! A model of the card as the feeder sees it, and of the mediator's state around it. All threads wait for changes of
+//! the model; its clock advances when work ends or the timer expires.
 
 use crate::GuestEvent;
 use crate::alarm::Alarm;
@@ -17,7 +17,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::io;
 use vram::TenantId;
 
-/// Chooses one element, as part of the schedule.
+/// Chooses one element, as part of the checker's schedule.
 pub(super) fn choose<T>(from: &[T]) -> Option<&T> {
     if from.is_empty() { None } else { from.get(thread_rng().gen_range(0..from.len())) }
 }
@@ -27,21 +27,21 @@ pub(super) fn choose<T>(from: &[T]) -> Option<&T> {
 pub(super) struct Ring {
     pub(super) vm: TenantId,
     pub(super) engine: Engine,
-    /// The engine of its methods, if it has a context for another as well.
+    /// The engine that the channel's methods are for, if the channel also has a context for another engine.
     pub(super) works_on: Option<Engine>,
-    /// Its guest has enabled it.
+    /// Set if the guest has enabled the channel.
     pub(super) enabled: bool,
-    /// The mediator has descheduled it.
+    /// Set if the mediator has descheduled the channel.
     descheduled: bool,
-    /// It waits for a semaphore.
+    /// Set if the channel waits for a semaphore.
     pub(super) acquires: bool,
-    /// It blocks the method unit meanwhile.
+    /// Set if the channel blocks the method unit during its wait.
     holds: bool,
     /// Submissions that were taken from the guest and have not started, each with its length in ns; `None` never ends.
     waiting: VecDeque<(Submission, Option<u64>)>,
 }
 
-/// Work that the card was given.
+/// Work that was submitted to the card.
 #[derive(Debug)]
 struct Work {
     channel: ChannelId,
@@ -58,23 +58,23 @@ pub(super) struct Hardware {
     alarm: Option<u64>,
     pub(super) expired: bool,
     pub(super) signalled: bool,
-    /// The signalled interrupt has not been served.
+    /// Set if the interrupt was raised and not served yet.
     raised: bool,
     pub(super) stopped: bool,
     pub(super) rings: BTreeMap<ChannelId, Ring>,
     engines: [VecDeque<Work>; Engine::COUNT],
-    /// Work that each engine has begun: it continues even if the channel changes.
+    /// Work that each engine has started: it continues even if the channel changes.
     begun: [Option<(ChannelId, Submission)>; Engine::COUNT],
     last_end: [u64; Engine::COUNT],
     busy: [u64; Engine::COUNT],
-    /// Completion records that the mediator has not seen, with the card's time, in order of time.
+    /// Completion records that the mediator has not seen, with the card's time, ordered by time.
     records: Vec<(ChannelId, Submission, u64)>,
-    /// The submission whose end was doubted.
+    /// The submission whose completion record was doubted.
     doubted: Option<Submission>,
     deferred: bool,
     /// Number of each VM's submissions in flight, from the guest's view.
     unfinished: BTreeMap<TenantId, usize>,
-    /// VMs with ends that no interrupt has reported.
+    /// VMs with completions that no interrupt has reported.
     news: BTreeSet<TenantId>,
     /// VMs whose guest was interrupted.
     pub(super) interrupted: BTreeSet<TenantId>,
@@ -91,14 +91,14 @@ impl Card {
         self.0.0.lock().expect("no thread has panicked")
     }
 
-    /// Changes it, and wakes all waiters.
+    /// Changes the hardware state, and wakes all waiting threads.
     pub(super) fn change<T>(&self, change: impl FnOnce(&mut Hardware) -> T) -> T {
         let result = change(&mut self.look());
         self.0.1.notify_all();
         result
     }
 
-    /// Waits until there is an answer. Returns `None` after the end of the test.
+    /// Waits until `answer` returns a value. Returns `None` after the end of the test.
     pub(super) fn wait<T>(&self, mut answer: impl FnMut(&mut Hardware) -> Option<T>) -> Option<T> {
         let mut hardware = self.look();
         loop {
@@ -112,17 +112,17 @@ impl Card {
         }
     }
 
-    /// Body of the engine threads: each engine executes the first runnable work.
+    /// Body of the engine threads: each engine executes the first runnable submission.
     pub(super) fn work(&self) {
         while self.wait(Hardware::run_one).is_some() {
             self.0.1.notify_all();
         }
     }
 
-    /// Body of the timer, which expires at its set time, or later if other threads delay it.
+    /// Body of the timer thread. The timer expires at its set time, or later if other threads delay it.
     pub(super) fn expire(&self) {
         let mut expire = |hardware: &mut Hardware| {
-            // Work with an earlier end has ended by then.
+            // Work with an earlier end must end first.
             hardware.alarm.filter(|at| hardware.next_end().is_none_or(|end| end > *at))?;
             hardware.clock = hardware.clock.max(hardware.alarm.take()?);
             hardware.expired = true;
@@ -137,7 +137,7 @@ impl Card {
 }
 
 impl Hardware {
-    /// Returns the first end of the work that engines have begun.
+    /// Returns the earliest end of the work that engines have started.
     fn next_end(&self) -> Option<u64> {
         let end = |engine: Engine| {
             let (channel, submission) = self.begun[engine.index()]?;
@@ -148,7 +148,7 @@ impl Hardware {
         Engine::ALL.into_iter().filter_map(end).min()
     }
 
-    /// Begins or ends one submission, if possible.
+    /// Starts or ends one submission, if possible.
     pub(super) fn run_one(&mut self) -> Option<()> {
         let Self { rings, engines, begun, .. } = self;
         let runs = |work: &Work| {
@@ -160,7 +160,7 @@ impl Hardware {
                 let (works, begun) = (&engines[engine.index()], begun[engine.index()]);
                 let under_way = |work: &Work| Some((work.channel, work.submission)) == begun;
                 let at = works.iter().position(|work| if begun.is_some() { under_way(work) } else { runs(work) })?;
-                // Endless work keeps the engine.
+                // Endless work keeps the engine busy.
                 (begun.is_none() || works[at].length.is_some()).then_some((engine, at))
             })
             .collect();
@@ -184,7 +184,7 @@ impl Hardware {
         Some(())
     }
 
-    /// Lets time pass.
+    /// Advances the clock.
     pub(super) fn pass(&mut self, ns: u64) {
         self.clock += ns;
     }
@@ -236,27 +236,27 @@ impl Hardware {
         self.unfinished.get(&vm).is_none_or(|count| *count == 0)
     }
 
-    /// Returns true if an engine has begun work of a channel.
+    /// Returns true if an engine has started work of a channel.
     pub(super) fn has_begun(&self, channel: ChannelId) -> bool {
         self.begun.iter().flatten().any(|(of, _)| *of == channel)
     }
 
-    /// Returns whether a VM was removed.
+    /// Returns true if a VM was removed.
     pub(super) fn is_removed(&self, vm: TenantId) -> bool {
         self.removed.contains(&vm)
     }
 
-    /// Returns whether the mediator has seen all ends.
+    /// Returns true if the mediator has seen the end of all work.
     pub(super) fn is_seen(&self) -> bool {
         self.records.is_empty()
     }
 
-    /// Returns the time in ns that an engine has worked for completed submissions.
+    /// Returns the time for which an engine has worked on completed submissions, in ns.
     pub(super) fn busy(&self, engine: Engine) -> u64 {
         self.busy[engine.index()]
     }
 
-    /// Returns whether the timer will call the mediator, or has.
+    /// Returns true if the timer will call the mediator, or has expired.
     fn is_armed(&self) -> bool {
         self.alarm.is_some() || self.expired
     }
@@ -287,7 +287,7 @@ pub(super) struct State {
     pub(super) schedule: Schedule<Card>,
     card: Card,
     submissions: u64,
-    /// The clock at its last read. Submissions that start then get this start time.
+    /// Value of the clock at its last read. Submissions that start afterwards get this start time.
     read: Cell<u64>,
 }
 
@@ -347,8 +347,8 @@ impl State {
         self.feeder().unschedule_vm(vm);
     }
 
-    /// Checks the state at each release of the card's lock: waiting work will be polled again, and the records agree
-    /// with the scheduler's on each submission.
+    /// Checks the state at each release of the card's lock: waiting work will be polled again, and the card's and the
+    /// scheduler's records agree on each submission.
     pub(super) fn check(&self) {
         for (ticket, held) in &self.schedule.held {
             let expected = match held.stage {
@@ -390,12 +390,12 @@ impl CardView for State {
         }
     }
 
-    /// Some keep the card while they wait for a semaphore.
+    /// Some channels block the method unit while they wait for a semaphore.
     fn holds(&mut self, channel: ChannelId) -> bool {
         self.card.look().rings.get(&channel).is_some_and(|ring| ring.enabled && ring.acquires && ring.holds)
     }
 
-    // The model's card does not clear PGRAPH between VMs, so no channel is kept off it, and contexts do not change.
+    // The model's card does not clear PGRAPH between VMs, so no channel is kept off PGRAPH, and contexts do not change.
 
     fn is_shut_out(&self, _: ChannelId) -> bool {
         false
@@ -421,7 +421,7 @@ impl CardView for State {
         None
     }
 
-    /// All ends raise interrupts.
+    /// All completions raise interrupts.
     fn suppress_completion_irq(&mut self, _: ChannelId, _: Submission) -> bool {
         false
     }
@@ -434,12 +434,12 @@ impl CardView for State {
         self.card.look().begun[engine.index()].map(|(channel, _)| channel)
     }
 
-    /// Channels that wait have worked since the last call.
+    /// Waiting channels may have worked since the last call.
     fn progress(&mut self, _: ChannelId) -> u64 {
         thread_rng().gen_range(0..2)
     }
 
-    /// An engine ends the work that it has begun before a channel leaves it.
+    /// An engine ends the work that it has started before a channel leaves it.
     fn ask_to_leave(&mut self, _: ChannelId) {}
 
     fn withhold(&mut self, channel: ChannelId, descheduled: bool) {
@@ -476,7 +476,7 @@ impl CardView for State {
         self.card.change(|hardware| {
             let mut ended = std::mem::take(&mut hardware.records);
             hardware.deferred = false;
-            // The last one may have ended with a forged record, which is believed at the next poll.
+            // The last submission may have ended with a forged record, which is accepted at the next poll.
             let doubted = hardware.doubted;
             let doubts =
                 |last: &mut (ChannelId, Submission, u64)| doubted != Some(last.1) && thread_rng().gen_bool(0.25);

@@ -7,7 +7,7 @@ use nvspec::fifo::VirtualChannelId;
 use shuttle::sync::Arc;
 use shuttle::thread::{self, JoinHandle};
 
-/// Handled events in order: the deliverer, and its number for the event.
+/// The handled events in order: the thread that delivered each event, and the thread's number for the event.
 #[derive(Debug, Default)]
 struct Guest {
     events: Vec<(u32, u32)>,
@@ -18,7 +18,7 @@ impl Recipient for Guest {
     fn take_up(&mut self, event: GuestEvent) {
         let GuestEvent::Pbdma { unit, data, .. } = event else { panic!("{event:?} was never delivered") };
         self.events.push((unit, data));
-        // A guest's access takes the card's lock here.
+        // Represents a guest's access that takes the card's lock.
         thread::yield_now();
     }
 }
@@ -39,7 +39,7 @@ fn deliver(mailbox: &Shared, from: u32, count: u32) -> JoinHandle<()> {
     })
 }
 
-/// Starts a thread that makes register accesses, like a VM's own thread.
+/// Starts a thread that makes register accesses, as a VM's own thread does.
 fn access(mailbox: &Shared, count: u32) -> JoinHandle<()> {
     let mailbox = Arc::clone(mailbox);
     thread::spawn(move || {
@@ -49,7 +49,7 @@ fn access(mailbox: &Shared, count: u32) -> JoinHandle<()> {
     })
 }
 
-/// Joins all threads and checks that each event was handled once, in the order of each deliverer.
+/// Joins all threads and checks that each event was handled once, in the order of each delivering thread.
 fn ended(mailbox: &Shared, threads: Vec<JoinHandle<()>>, deliverers: u32, each: u32, accesses: u32) {
     threads.into_iter().for_each(|thread| thread.join().expect("it ends"));
     // Check before the lock is taken again, because that would handle remaining events.
@@ -89,7 +89,7 @@ fn delivery_waits_for_no_lock() {
         let mailbox = mailbox();
         let held = mailbox.lock();
         let threads: Vec<_> = (0..2).map(|from| deliver(&mailbox, from, 2)).collect();
-        // If a deliverer waited for the lock, this would deadlock.
+        // If a delivering thread waited for the lock, this join would deadlock.
         threads.into_iter().for_each(|thread| thread.join().expect("it ends"));
         assert!(held.events.is_empty());
         drop(held);

@@ -1,9 +1,9 @@
-//! A card that has failed: a thread panicked with the card's state half changed, or one of the card's own threads has
-//! ended.
+//! Handles a failed card: a thread panicked while the card's state was half changed, or one of the card's own threads
+//! has ended.
 //!
-//! The state that tenants share can then not be trusted, so it is not used: the card is reset, which stops all work and
-//! its access to host memory, its VMs' clients are disconnected, and any thread that takes the card's lock from then on
-//! panics. That ends a VM's thread, and the VM shows as failed. Other cards continue ([decision
+//! The state shared by the tenants is then not trustworthy, so it is not used: the card is reset, which stops all work
+//! and its access to host memory, its VMs' clients are disconnected, and any thread that takes the card's lock from
+//! then on panics. The panic ends a VM's thread, and the VM shows as failed. Other cards continue ([decision
 //! 115](../../../docs/decisions/115-panics.md)).
 
 use super::{CardState, ManagedCard};
@@ -14,23 +14,23 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Weak;
 use std::time::Duration;
 
-/// The card's state, locked. The card fails if a panic drops it.
+/// The locked state of the card. The card fails if this value is dropped by a panic.
 pub struct StateGuard<'a> {
     host: &'a ManagedCard,
     state: Guard<'a, rank::Card, CardState>,
-    /// The thread was already panicking when it took the lock: its changes are complete.
+    /// Set if the thread was already panicking when it took the lock: its changes are complete.
     unwinding: bool,
 }
 
 impl<'a> StateGuard<'a> {
     /// # Panics
-    /// If the card has failed, unless the thread panics already: a second panic would end the daemon.
+    /// If the card has failed, unless the thread is already panicking: a second panic would end the daemon.
     pub(crate) fn new(host: &'a ManagedCard, state: Guard<'a, rank::Card, CardState>) -> Self {
         let unwinding = std::thread::panicking();
         if let Some(why) = host.failure().filter(|_| !unwinding) {
             drop(state);
             if host.is_given_away() {
-                // Not a fault: the thread ends without a message.
+                // This is not a fault: the thread ends without a message.
                 std::panic::resume_unwind(Box::new("the card was given away"));
             }
             // PANIC: the state under the lock is torn. All threads that reach this code catch panics.
@@ -39,8 +39,8 @@ impl<'a> StateGuard<'a> {
         Self { host, state, unwinding }
     }
 
-    /// Lets a waiting thread have the lock first, and takes it again. For work with many short holds, which would
-    /// otherwise act as one long hold: a running thread takes the lock before a sleeping waiter wakes.
+    /// Lets a waiting thread take the lock first, and then takes it again. For work with many short holds, which would
+    /// otherwise act as one long hold: a running thread takes the lock before a sleeping thread wakes.
     ///
     /// # Panics
     /// If the card has failed meanwhile.
@@ -78,7 +78,7 @@ impl DerefMut for StateGuard<'_> {
 impl Drop for StateGuard<'_> {
     fn drop(&mut self) {
         if !self.unwinding && std::thread::panicking() {
-            // Before the lock is free: waiters must find the card failed.
+            // The card is marked before the lock is released: waiting threads must see that the card has failed.
             self.host.fail("a thread panicked with the card's state half changed");
         }
     }
@@ -91,14 +91,14 @@ impl ManagedCard {
         self.failure.get().map(String::as_str)
     }
 
-    /// Marks the card as failed, if it is not. Its threads do the rest.
+    /// Marks the card as failed, unless it already is. The card's threads do the rest.
     pub(crate) fn fail(&self, why: &str) {
         if self.failure.set(why.to_owned()).is_ok() {
             self.wake_threads();
         }
     }
 
-    /// Takes all work off a card that has failed, and notifies its VMs.
+    /// Takes all work off a failed card, and notifies its VMs.
     fn shut_out(&self) {
         let why = self.failure().unwrap_or_default();
         tracing::error!(why, "a card has failed and is out of service with its VMs; restart the daemon");
@@ -110,8 +110,8 @@ impl ManagedCard {
     }
 }
 
-/// Runs the body of one of the card's threads. The card fails when the body ends, unless it is being closed; the first
-/// such thread takes the card out of service.
+/// Runs the body of one of the card's threads. The card fails when the body ends, unless the card is being closed; the
+/// first thread that ends takes the card out of service.
 pub(crate) fn watched(host: &Weak<ManagedCard>, name: &str, body: impl FnOnce()) {
     let ended = catch_unwind(AssertUnwindSafe(body));
     let Some(host) = host.upgrade().filter(|host| !host.stopping()) else { return };

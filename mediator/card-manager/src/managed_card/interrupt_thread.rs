@@ -4,34 +4,34 @@ use crate::tenants::GuestEvent;
 use std::io;
 use vram::TenantId;
 
-/// Rounds through the interrupt tree for one message before the thread waits for the next: a stuck status bit must not
-/// spin.
+/// Maximum number of rounds through the interrupt tree for one message before the thread waits for the next message:
+/// the thread must not spin on a stuck status bit.
 const MAX_ROUNDS_PER_MESSAGE: u32 = 64;
 
 /// Reason for a wake-up of the thread.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Woken {
-    /// The card has raised an interrupt, or the outbox has events.
+    /// Set if the card has raised an interrupt, or the outbox has events.
     pub(crate) signalled: bool,
-    /// The scheduler's timer has expired.
+    /// Set if the scheduler's timer has expired.
     pub(crate) expired: bool,
 }
 
-/// The object that the thread serves. Each call takes the card's lock itself, if necessary.
+/// The object that the thread serves. Each call takes the card's lock if needed.
 pub(crate) trait Served {
-    /// Clears the signal, and lets the card raise the next.
+    /// Clears the signal, and lets the card raise the next one.
     ///
     /// # Errors
     /// If the signal cannot be read.
     fn acknowledge(&self) -> io::Result<()>;
 
-    /// Makes one pass through the interrupt tree. Returns whether anything was pending, and the events to deliver.
+    /// Makes one pass through the interrupt tree. Returns true if any interrupt was pending, and the events to deliver.
     fn service(&self) -> (bool, Vec<(TenantId, GuestEvent)>);
 
-    /// Handles the expired scheduler's timer.
+    /// Handles the expiry of the scheduler's timer.
     fn tick(&self);
 
-    /// Returns the events for guests that the scheduler's decisions have caused.
+    /// Returns the events for guests that were caused by the scheduler's decisions.
     fn take_outbox(&self) -> Vec<(TenantId, GuestEvent)>;
 
     /// Delivers an event to a VM, if it still exists. Never waits for the VM.

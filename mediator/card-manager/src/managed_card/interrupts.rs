@@ -1,5 +1,5 @@
-//! The card's interrupt tree: reads and acknowledges interrupts, and turns them into events of the VMs that they
-//! concern. The same thread regularly checks for channels that make no progress.
+//! The card's interrupt tree: reads and acknowledges interrupts, and turns them into events of the affected VMs. The
+//! same thread regularly checks for channels without progress.
 
 use super::interrupt_thread::{Served, Woken, serve_wakeup};
 use super::scrubber::SCRUBBER;
@@ -24,9 +24,9 @@ use vmm_sys_util::eventfd::EventFd;
 use vmm_sys_util::poll::{PollContext, PollToken};
 use vram::TenantId;
 
-/// Word that replaces a method that a PBDMA cannot execute: a NOP, valid, subchannel 0.
+/// Word that replaces a method that a PBDMA cannot execute: a valid NOP on subchannel 0.
 const NOP_METHOD: u32 = 0x8060_0008;
-/// Interval of checks for channels that make no progress. A check costs nothing while no work is in flight.
+/// Interval of checks for channels without progress. A check costs nothing while no work is in flight.
 const PROGRESS_CHECK_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Sources that the interrupt thread waits for.
@@ -49,10 +49,10 @@ impl PollToken for Token {
 }
 
 /// Niceness of the interrupt thread. The host's own interrupt threads have priority over all others; this thread has
-/// priority over VMs' processors, so that a card does not idle while its host is busy with them.
+/// priority over VMs' processors, so that a card does not idle while the processors keep its host busy.
 const NICE: i32 = -10;
 
-/// Raises the priority of this thread, where `RLIMIT_NICE` or `CAP_SYS_NICE` allows it.
+/// Raises the priority of this thread, if `RLIMIT_NICE` or `CAP_SYS_NICE` allows this.
 pub(crate) fn run_first() {
     // `None` means this thread.
     if let Err(error) = rustix::process::setpriority_process(None, NICE) {
@@ -61,7 +61,7 @@ pub(crate) fn run_first() {
 }
 
 /// Body of the interrupt thread: serves `host` whenever `event` is signalled or the scheduler's `timer` has expired,
-/// and guests whose alarm has expired on `guest_timer`, until it is closed or gone.
+/// and guests whose alarm has expired on `guest_timer`, until the card is closed or dropped.
 pub(crate) fn serve(host: &Weak<ManagedCard>, event: &EventFd, timer: &OwnedFd, guest_timer: &OwnedFd) {
     let wait = PollContext::new().and_then(|wait| {
         wait.add(event, Token::Event)?;
@@ -145,7 +145,7 @@ impl Served for Line<'_> {
         let before = state.work.ended();
         state.feeder().tick();
         if state.work.ended() != before {
-            // A VM may wait for work that has ended without an interrupt.
+            // A VM may wait for work that ended without an interrupt.
             let mut events = Vec::new();
             state.resume(&mut events);
             state.work.schedule_mut().outbox.extend(events);
@@ -164,7 +164,8 @@ impl Served for Line<'_> {
 impl ManagedCard {
     /// Delivers an event to a VM, if it still exists. Never waits for the VM.
     pub(crate) fn deliver(&self, vm: TenantId, event: GuestEvent) {
-        // Looked up for each event, because the VM may be gone and its lock must not be taken under the card's.
+        // The VM is looked up for each event, because it may be gone and its lock must not be taken while the card's is
+        // held.
         let target = self.lock().vms.get(&vm).and_then(Weak::upgrade);
         if let Some(target) = target {
             target.deliver(event);
@@ -179,7 +180,7 @@ impl CardState {
         self.guest_alarms.due(now)
     }
 
-    /// Makes one pass through the interrupt tree. Returns whether anything was pending, and the events to deliver.
+    /// Makes one pass through the interrupt tree. Returns true if any interrupt was pending, and the events to deliver.
     pub(super) fn service(&mut self) -> (bool, Vec<(TenantId, GuestEvent)>) {
         let mut events = Vec::new();
         let card = std::sync::Arc::clone(self.vram().memory.card());
@@ -196,7 +197,7 @@ impl CardState {
         if pmc::INTR_0::CE1.is_set(pending) {
             self.service_copy(&*card, 1, &mut events);
         }
-        // Interrupts that the mediator does not use: cleared, so that the line can fall.
+        // The mediator does not use these interrupts. They are cleared so that the interrupt line can fall.
         if pmc::INTR_0::PBUS.is_set(pending) {
             let intr = card.read32(pbus::INTR::OFFSET);
             tracing::warn!(intr, "the card reports an access fault on its register bus");
@@ -208,7 +209,7 @@ impl CardState {
         (pending != 0, events)
     }
 
-    /// Kills channels whose work has not ended for too long, and polls rings that wait for room.
+    /// Kills channels whose work has not ended for too long, and polls rings that wait for free entries.
     fn look(&mut self) -> Vec<(TenantId, GuestEvent)> {
         let mut events = Vec::new();
         let now_ns = self.now_ns();
@@ -217,7 +218,7 @@ impl CardState {
         for vm in self.work.noise_mut().look() {
             self.work.channels_mut().pause(self.memory.card_mut(), vm, Pause::InterruptRateLimit, false);
         }
-        // Each wait is polled by its owner when it may be over; this is a fallback.
+        // The owner of each wait polls when the wait may be over; this poll is a fallback.
         self.feeder().look_at_waits(None);
         self.look_at_departures();
         for Hang { engine, vm, channel, for_ns, .. } in self.work.channels_mut().look(self.memory.card_mut(), now_ns) {
@@ -248,7 +249,7 @@ impl CardState {
         events.extend(taken.into_iter().map(|vm| (vm, GuestEvent::Runlist)));
     }
 
-    /// Reports rings with more entries than the card had room for.
+    /// Reports rings with more entries than fit on the card.
     fn resume(&mut self, events: &mut Vec<(TenantId, GuestEvent)>) {
         let waiting = self.work.channels().pending_pull();
         events.extend(waiting.into_iter().map(|doorbell| (doorbell.vm, GuestEvent::Resume(doorbell))));
@@ -260,7 +261,7 @@ impl CardState {
         Some((vm, channel))
     }
 
-    /// Returns true if a VM's channel has no PGRAPH context, or runs without it.
+    /// Returns true if a VM's channel has no PGRAPH context, or currently runs without its context.
     fn lacks_graphics(&self, vm: TenantId, channel: VirtualChannelId) -> bool {
         let channels = self.work.channels();
         let [graphics, ..] = channels.physical(vm, channel).map_or([true; 3], |physical| channels.contexts(physical));
@@ -304,11 +305,11 @@ impl CardState {
             let bits = card.read32(pfifo::NON_STALL_INTR::at(engine));
             card.write32(pfifo::NON_STALL_INTR::at(engine), bits);
         }
-        // Collected before `complete`: work that starts there has not raised the interrupt, and its guest would poll
-        // unsuccessfully.
+        // The VMs are collected before `complete`: work that starts there has not raised the interrupt, so its guest
+        // would poll without success.
         let working: Vec<_> =
             raised().map(|engine| (engine, self.work.channels_mut().at_work(self.memory.card_mut(), engine))).collect();
-        // Once for all engines: it polls each channel with work in flight.
+        // This is called once for all engines, because it polls each channel with work in flight.
         let before = self.work.ended();
         self.feeder().complete();
         let in_vain = self.work.ended() == before;
@@ -322,8 +323,8 @@ impl CardState {
         self.resume(events);
     }
 
-    /// Guesses the VM whose work has raised an engine's interrupt without an end of work: a guess may be wrong
-    /// occasionally, but not for a continuous series. `vms`: the candidates.
+    /// Guesses the VM whose work has raised an engine's interrupt without a completion. A guess may be wrong
+    /// occasionally, but not for a continuous series. `vms` are the candidates.
     fn raised_by(&mut self, engine: u32, vms: &BTreeSet<TenantId>) -> Option<TenantId> {
         if vms.len() == 1 {
             return vms.first().copied();
@@ -332,8 +333,7 @@ impl CardState {
         self.work.channels().by_physical(occupant).map(|(vm, _)| vm).filter(|vm| vms.contains(vm))
     }
 
-    /// Counts an interrupt without an end of work against a VM. A VM that causes too many is paused until the next
-    /// check.
+    /// Counts an interrupt without a completion for a VM. A VM that causes too many is paused until the next check.
     fn count_noise(&mut self, vm: TenantId) {
         if vm == COPIER || vm == SCRUBBER || !self.work.noise_mut().count(vm) {
             return;
@@ -350,21 +350,20 @@ impl CardState {
         let high = card.read32(pfifo::FAULT_VA_HI::at(unit));
         let va = GpuVa((u64::from(high) << 32) | u64::from(low));
         let kind = card.read32(pfifo::FAULT_TYPE::at(unit));
-        // Before the engine continues: there must be space for the report of its next fault; otherwise the report would
-        // be lost.
+        // The report is freed before the engine continues: otherwise the report of its next fault would be lost.
         card.write32(pfifo::MMU_FAULT_ID::OFFSET, 1 << unit);
         let owner = self.owner_of(instance);
         let trespasser =
             owner.filter(|_| unit == fault::unit::GR).filter(|&(vm, channel)| self.lacks_graphics(vm, channel));
         self.recover(card, owner, unit);
         if let Some((vm, channel)) = trespasser {
-            // PGRAPH was reset for it, perhaps during another VM's turn.
+            // PGRAPH was reset for this channel, perhaps during another VM's slice.
             tracing::warn!(%vm, ?channel, "a channel without a PGRAPH context has used PGRAPH");
             self.feeder().feed([sched::Event::Struck { vgpu: vm, engine: Engine::Compute }]);
         }
         match owner {
             Some((vm, channel)) => events.push((vm, GuestEvent::MmuFault { channel, unit, va, kind })),
-            // Its channel was unbound before the interrupt was served.
+            // The channel was unbound before the interrupt was served.
             None => tracing::warn!(unit, %instance, %va, kind, "an MMU fault that belongs to no VM"),
         }
     }
@@ -430,7 +429,7 @@ impl CardState {
         let owner = self.owner_of(instance);
         match owner {
             Some((vm, channel)) => {
-                // The firmware's report on the method, and the method's data.
+                // The two words are the firmware's report on the method, and the method's data.
                 let (report, data) = (card.read32(scratch), card.read32(scratch + 4));
                 events.push((vm, GuestEvent::Copy { channel, engine: index, intr, report, data }));
             }
@@ -443,7 +442,7 @@ impl CardState {
     }
 }
 
-/// Acknowledges the reports of multiprocessors, and returns the first.
+/// Acknowledges the error reports of multiprocessors, and returns the first report.
 fn take_sm_errors(card: &dyn Card) -> Option<SmError> {
     let gpcs = card.read32(pgraph::TRAP_GPCS::OFFSET);
     let mut first = None;

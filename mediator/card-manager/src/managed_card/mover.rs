@@ -1,7 +1,7 @@
-//! The thread that moves memory when the card has too little, and back when it has more.
+//! The thread that evicts memory when the card has too little, and returns it when the card has more.
 //!
-//! It sleeps until it is woken or the balancer has something to do at a later time, so that it costs nothing while
-//! memory suffices.
+//! The thread sleeps until it is woken or until the time of the balancer's next plan, so it costs nothing while memory
+//! suffices.
 
 use super::{CardState, ManagedCard};
 use crate::tenants::GuestEvent;
@@ -11,10 +11,10 @@ use std::sync::Weak;
 use std::time::{Duration, Instant};
 use vram::{Step, TenantId};
 
-/// Plans that are carried out for one wake-up before VMs that wait for memory are notified.
+/// Maximum number of plans that are carried out for one wake-up before VMs that wait for memory are notified.
 const MAX_PLANS_PER_WAKEUP: u32 = 16;
 
-/// Body of the thread: serves `host` until it is closed or gone.
+/// Body of the thread: serves `host` until the card is closed or dropped.
 pub(crate) fn serve(host: &Weak<ManagedCard>, wakeup: &Wakeup) {
     let (mut limit, mut told) = (None, WaiterNotifications::default());
     loop {
@@ -27,26 +27,26 @@ pub(crate) fn serve(host: &Weak<ManagedCard>, wakeup: &Wakeup) {
     }
 }
 
-/// Last notification of VMs that wait for memory. Each waiter then retries, and wakes the mover if it gets no memory.
-/// Without this record, waiter and mover would wake each other while the VM waits.
+/// Last notification of VMs that wait for memory. Each waiting VM then retries, and wakes the mover if it gets no
+/// memory. Without this record, VM and mover would wake each other repeatedly during the wait.
 #[derive(Debug, Default)]
 struct WaiterNotifications {
     at: Option<Instant>,
     waiting: BTreeSet<TenantId>,
-    /// Chunks of the card that any VM could have.
+    /// Number of the card's chunks that are available to any VM.
     spare: u32,
 }
 
 impl WaiterNotifications {
-    /// Returns whether to notify the waiting VMs now: memory has moved, more is spare, another VM waits as well, or the
-    /// last notification is old.
+    /// Returns true if the waiting VMs should be notified now: memory has moved, more is available, another VM is also
+    /// waiting, or the last notification is old.
     fn tells(&mut self, waiting: &BTreeSet<TenantId>, moved: bool, spare: u32, now: Instant) -> bool {
         let long_ago = self.at.is_none_or(|at| now.saturating_duration_since(at) >= SCAN_INTERVAL);
         let tells = moved || spare > self.spare || long_ago || !waiting.is_subset(&self.waiting);
         if tells {
             (self.at, self.waiting) = (Some(now), waiting.clone());
         }
-        // Chunks taken since then count as new when they are spare again.
+        // Chunks taken since then count as newly available when they are freed again.
         self.spare = spare;
         tells
     }
@@ -84,14 +84,14 @@ impl ManagedCard {
         if told.tells(&wait, moved, spare, Instant::now()) {
             wait.into_iter().for_each(|vm| self.deliver(vm, GuestEvent::Memory));
         }
-        // After all work that a VM waits for, and only until a VM waits again.
+        // Zeroing comes after all work that a VM waits for, and stops when a VM waits again.
         while !self.wakeup.is_rung() && self.zero_by_engines(false) {}
         while !self.wakeup.is_rung() && self.lock().vram_mut().scrub_ahead().unwrap_or(false) {}
         next.into_iter().chain(retry).min()
     }
 
-    /// Reserves the mediator's first structures for a new VM, and moves chunks that are in the way. If none can move,
-    /// the structures are allocated on demand, which may fail.
+    /// Reserves the mediator's first structures for a new VM, and moves chunks that are in their way. If no chunk can
+    /// move, the structures are allocated on demand, which may fail.
     pub(crate) fn admit(&self, vm: TenantId) {
         {
             let mut state = self.lock();
@@ -105,7 +105,7 @@ impl ManagedCard {
         }
     }
 
-    /// Runs `attempt`, which guarantees memory of the card. If VMs above their guarantee are in the way, moves their
+    /// Runs `attempt`, which guarantees memory of the card. If VMs above their guarantee occupy the memory, moves their
     /// chunks and tries again.
     ///
     /// # Errors
@@ -137,8 +137,8 @@ impl ManagedCard {
         attempt(&mut self.lock())
     }
 
-    /// Executes a plan. Returns true if any step had an effect. The mediator's own needs come between the steps of the
-    /// plan, because all VMs' work may wait for them.
+    /// Executes a plan. Returns true if any step had an effect. The mediator's own moves come between the steps of the
+    /// plan, because the work of all VMs may wait for them.
     fn carry_out(&self, plan: Plan) -> bool {
         let mut any = false;
         for (vm, steps) in plan {
@@ -152,7 +152,7 @@ impl ManagedCard {
         any
     }
 
-    /// Moves chunks that are in the way of the mediator's own structures. Returns whether any moved.
+    /// Moves chunks that are in the way of the mediator's own structures. Returns true if any chunk moved.
     fn make_own_room(&self) -> bool {
         let plan = self.lock().plan_own();
         let mut any = false;
@@ -167,7 +167,7 @@ impl ManagedCard {
         any
     }
 
-    /// Same as [`Self::relocate`], and counts it.
+    /// Same as [`Self::relocate`], and also counts the moves.
     pub fn relocate_counted(&self, vm: TenantId, steps: &[Step]) -> Relocated {
         let done = self.relocate(vm, steps);
         if done.moved != 0 {

@@ -1,13 +1,13 @@
-//! Moves one VM from this card to another one of the same host, while other VMs continue.
+//! Moves one VM from this card to another card of the same host, while other VMs continue.
 //!
-//! Before it stops, its memory leaves the card for host memory, its guest works on from there ([`ManagedCard::empty`]),
-//! and the other card borrows it; the rest is copied there ([`ManagedCard::copy_ahead`]). Then it is suspended
-//! ([`ManagedCard::suspend`]): its channels leave the engines, and this card's state of them is copied
-//! ([`Halted::depart`]), and so is memory that was not borrowed and differs on the target ([`Suspended::copy_memory`]).
-//! The other card has created the VM already, which is [held](CardState::hold_still), receives the channels
-//! ([`CardState::arrive`]), and resumes it. Until then this card's state is unchanged: after a failure the guard is
-//! dropped, and the VM continues here. Afterwards the other card copies the borrowed memory
-//! ([`ManagedCard::copy_borrowed_memory`]).
+//! Before the VM stops, its memory leaves the card for host memory while its guest works ([`ManagedCard::empty`]), and
+//! the other card borrows this memory; the rest is copied to the other card ([`ManagedCard::copy_ahead`]). Then the VM
+//! is suspended ([`ManagedCard::suspend`]): its channels leave the engines, and this card's state of the channels is
+//! copied ([`Halted::depart`]), as well as memory that was not borrowed and differs on the target
+//! ([`Suspended::copy_memory`]). The other card has already created the VM, which is [held](CardState::hold_still),
+//! receives the channels ([`CardState::arrive`]), and resumes the VM. Until then this card's state is unchanged: after
+//! a failure the guard is dropped, and the VM continues on this card. Afterwards the other card copies the borrowed
+//! memory ([`ManagedCard::copy_borrowed_memory`]).
 
 use super::{CardState, ManagedCard};
 use crate::ManagerError;
@@ -30,29 +30,30 @@ use std::thread::ScopedJoinHandle;
 use std::time::Duration;
 use vram::{GuestVramAddr, HostAddr, Lookup, Place, Step, TenantId, Tier, To};
 
-/// Bytes that leave the card for host memory at a time: its guest's work is stopped while they are copied.
+/// Number of bytes that leave the card for host memory at a time: the guest's work is stopped while they are copied.
 const BATCH_BYTES: u64 = 8 << 20;
-/// Rounds of checks for chunks that are on the card again, or new there.
+/// Maximum number of rounds of checks for chunks that have returned to the card, or are new on it.
 const MAX_CHECK_ROUNDS: u32 = 3;
-/// Bytes that are written under one hold of a card's lock.
+/// Maximum number of bytes that are written under one hold of a card's lock.
 const BYTES_PER_LOCK_HOLD: u64 = 256 << 10;
-/// Bytes that are compared at a time, and copied if they differ: they and their copy fit in a processor's own cache.
+/// Number of bytes that are compared at a time, and copied if they differ: they and their copy fit in a processor's
+/// cache.
 const COMPARED: u64 = 64 << 10;
 /// Maximum number of threads that copy a VM's memory.
 const THREADS: usize = 4;
-/// Maximum of strikes that are moved: more than any quarantine needs.
+/// Maximum number of strikes that are moved: more than any quarantine needs.
 const STRIKES_MAX: u32 = 1024;
 
-/// Channels and strikes of a VM, which move with its own state and its memory.
+/// Channels and strikes of a VM, which move together with its own state and its memory.
 #[derive(Debug)]
 pub struct Departing {
     channels: Moving,
-    /// Submissions beyond their limit.
+    /// Number of submissions that exceeded their limit.
     strikes: u32,
 }
 
 impl Departing {
-    /// Saves it: the channels, and the strikes.
+    /// Saves the channels and the strikes.
     ///
     /// # Errors
     /// If the channels are invalid.
@@ -61,19 +62,19 @@ impl Departing {
         Ok((channels.save()?, *strikes))
     }
 
-    /// Raises the strikes to those of the replaced VM, if they are higher.
+    /// Raises the strikes to those of the replaced VM, if the latter are higher.
     #[must_use]
     pub fn struck(self, strikes: u32) -> Self {
         Self { strikes: self.strikes.max(strikes), ..self }
     }
 
-    /// Subtracts the strikes that the receiving VM has already.
+    /// Subtracts the strikes that the receiving VM already has.
     #[must_use]
     pub fn beyond(self, strikes: u32) -> Self {
         Self { strikes: self.strikes.saturating_sub(strikes), ..self }
     }
 
-    /// Restores it.
+    /// Restores the channels and the strikes.
     ///
     /// # Errors
     /// If the channels are invalid.
@@ -83,16 +84,16 @@ impl Departing {
     }
 }
 
-/// A VM whose work is stopped while this exists.
+/// A VM whose work is stopped until this value is dropped.
 #[must_use = "the VM goes on when this is dropped"]
 pub struct Halted {
     host: Arc<ManagedCard>,
     vm: TenantId,
-    /// It does not resume.
+    /// Set if the VM must not resume.
     stays: bool,
 }
 
-/// A VM whose work is stopped, and whose memory does not move, while this exists.
+/// A VM whose work is stopped, and whose memory does not move, until this value is dropped.
 #[must_use = "the VM goes on when this is dropped"]
 pub struct Suspended<'a> {
     // Dropped first.
@@ -102,7 +103,7 @@ pub struct Suspended<'a> {
 
 impl Suspended<'_> {
     /// Lets the card's memory move again, except the memory of the VM that has moved to another card, because that card
-    /// may have borrowed it. The VM's work stays stopped.
+    /// may have borrowed the memory. The VM's work stays stopped.
     pub fn gone(self) -> Halted {
         let Self { halted, _no_moves } = self;
         halted.host.lock().vram_mut().chunks.freeze(halted.vm);
@@ -119,8 +120,8 @@ impl std::ops::Deref for Suspended<'_> {
 }
 
 impl ManagedCard {
-    /// Moves a VM's memory from the card to host memory, as far as there is room, while it works on. Its memory does
-    /// not return to the card before [`Self::stays`]. Returns the number of bytes that have left.
+    /// Moves a VM's memory from the card to host memory, as far as slots are free, while the VM works. Its memory does
+    /// not return to the card before [`Self::stays`]. Returns the number of evicted bytes.
     pub fn empty(&self, vm: TenantId) -> u64 {
         self.lock().memory.set_migrating(vm, true);
         let mut left = 0;
@@ -146,12 +147,13 @@ impl ManagedCard {
         left
     }
 
-    /// Makes VM `its` of card `to`, which has no memory yet, borrow or copy a VM's memory, while the VM works on: its
-    /// writes meanwhile may or may not be included ([`Suspended::copy_memory`]). Returns the bytes that are copied, now
+    /// Makes VM `its` of card `to`, which has no memory yet, borrow or copy a VM's memory, while the VM works: its
+    /// writes meanwhile may or may not be included ([`Suspended::copy_memory`]). Returns the number of bytes that are
+    /// copied, now or when the memory is given back.
     /// or when they are given back.
     ///
     /// # Errors
-    /// If the other card has no room, or one of them does not answer.
+    /// If the other card has too little memory, or one of the cards does not answer.
     pub fn copy_ahead(&self, vm: TenantId, to: &ManagedCard, its: TenantId) -> Result<u64, ManagerError> {
         let (chunks, bytes) = {
             let state = self.lock();
@@ -162,7 +164,7 @@ impl ManagedCard {
         Ok(lent + self.carry(vm, rest, to, its, &Known::Zeros)?)
     }
 
-    /// Allows the memory of a VM that does not leave to return to the card.
+    /// Allows the memory of a VM that does not move away to return to the card.
     pub fn stays(&self, vm: TenantId) {
         self.lock().memory.set_migrating(vm, false);
         self.look_again();
@@ -172,14 +174,14 @@ impl ManagedCard {
     /// killed, and its guest is notified. Call it without any lock.
     ///
     /// # Errors
-    /// If a channel stays on the card nevertheless; the VM then continues.
+    /// If a channel still stays on the card; in this case the VM continues.
     pub fn suspend(self: &Arc<Self>, vm: TenantId, limit: Duration) -> Result<Suspended<'_>, ManagerError> {
         let no_moves = self.moving.lock();
         Ok(Suspended { halted: self.halt(vm, limit)?, _no_moves: no_moves })
     }
 
-    /// Same as [`Self::suspend`], but memory of other VMs may move meanwhile, and the VM's own on an operator's
-    /// request.
+    /// Same as [`Self::suspend`], but memory of other VMs may move meanwhile, as well as the VM's own memory on an
+    /// operator's request.
     ///
     /// # Errors
     /// Same as [`Self::suspend`].
@@ -198,22 +200,22 @@ impl ManagedCard {
 }
 
 impl Halted {
-    /// Notifies the VM of ended work. No work ends from then on.
+    /// Notifies the VM of completed work. No work completes from then on.
     pub fn notify_ended_work(&self) {
         self.host.tell_ended();
     }
 
-    /// Copies this card's state of the VM's channels. Leaves this card's state unchanged.
+    /// Copies this card's state of the VM's channels, and leaves it unchanged.
     ///
     /// # Errors
-    /// [`ManagerError::Unsettled`] when any work is in flight; when the card does not answer.
+    /// [`ManagerError::Unsettled`] if any work is in flight; also if the card does not answer.
     pub fn depart(&self) -> Result<Departing, ManagerError> {
         let (host, vm) = (&self.host, self.vm);
         let state = &mut *host.lock();
         if state.memory.segments_of(vm) {
             return Err(ManagerError::Stays("it has made a segment that other address spaces may share"));
         }
-        // Wait for the last writes of its engines.
+        // Wait for the last writes of the VM's engines.
         state.vram().memory.barrier()?;
         let strikes = state.scheduler().strikes(vm).map_or(0, |(strikes, _)| strikes);
         let CardState { memory, work, .. } = state;
@@ -228,7 +230,7 @@ impl Halted {
         self.host.lock().scheduler().strikes(self.vm).map_or(0, |(strikes, _)| strikes)
     }
 
-    /// Returns the bytes of a chunk.
+    /// Returns the size of a chunk in bytes.
     #[must_use]
     pub fn chunk_bytes(&self) -> u64 {
         self.host.lock().chunk_bytes()
@@ -240,7 +242,7 @@ impl Halted {
         self.host.lock().chunks_of(self.vm)
     }
 
-    /// Reads `data` of the VM's memory, within a chunk; returns `false` if the chunk is unplaced.
+    /// Reads `data` from the VM's memory, within a chunk; returns `false` if the chunk is unplaced.
     ///
     /// # Errors
     /// If the card does not answer.
@@ -251,18 +253,18 @@ impl Halted {
         Ok(true)
     }
 
-    /// Prevents the VM's work from resuming here.
+    /// Prevents the VM's work from resuming on this card.
     pub fn stays(mut self) {
         self.stays = true;
     }
 }
 
 impl Suspended<'_> {
-    /// Copies the VM's memory to VM `its` of card `to`, except parts that are equal there. Returns the bytes that were
-    /// copied.
+    /// Copies the VM's memory to VM `its` of card `to`, except parts that are equal on both cards. Returns the number
+    /// of copied bytes.
     ///
     /// # Errors
-    /// If the other card has no room, or one of them does not answer.
+    /// If the other card has too little memory, or one of the cards does not answer.
     pub fn copy_memory(&self, to: &ManagedCard, its: TenantId) -> Result<u64, ManagerError> {
         let chunks = self.chunks();
         let same = self.host.part(self.vm, &chunks, to, its)?;
@@ -281,7 +283,7 @@ impl Drop for Halted {
     }
 }
 
-/// Contents of the target memory, where that is known.
+/// Known contents of the target memory.
 enum Known {
     Zeros,
     Something,
@@ -339,8 +341,8 @@ fn beyond(error: impl std::fmt::Display) -> ManagerError {
 }
 
 impl ManagedCard {
-    /// Copies chunks of a VM to VM `its` of card `to`. Pieces that are equal there are skipped. Returns the bytes that
-    /// were copied.
+    /// Copies chunks of a VM to VM `its` of card `to`. Skips parts that are equal on both cards. Returns the number of
+    /// copied bytes.
     fn carry(
         &self,
         vm: TenantId,
@@ -369,7 +371,7 @@ impl ManagedCard {
         std::thread::scope(|scope| {
             let runs: Vec<_> =
                 parts.chunks(share).map(|share| scope.spawn(move || share.iter().try_for_each(each))).collect();
-            // Wait for all of them, even after an error.
+            // Wait for all threads, even after an error.
             let ended: Vec<_> = runs.into_iter().map(ScopedJoinHandle::join).collect();
             ended.into_iter().try_for_each(|run| run.unwrap_or(Err(ManagerError::OutOfService)))
         })?;
@@ -381,8 +383,8 @@ impl ManagedCard {
         state.place_of(vm, at).map(|place| End::from_place(&state, place))
     }
 
-    /// Zeroes chunks of VM `its` of card `to` that the VM here does not have: they were copied, and have been freed
-    /// since.
+    /// Zeroes chunks of VM `its` of card `to` that the VM on this card does not have: they were copied, and have been
+    /// freed since.
     fn take_back(&self, chunks: Vec<GuestVramAddr>, to: &ManagedCard, its: TenantId) -> Result<(), ManagerError> {
         let here = self.lock().chunk_bytes();
         let has: BTreeSet<u64> = chunks.into_iter().map(|at| at.0).collect();
@@ -401,10 +403,10 @@ impl ManagedCard {
         Ok(())
     }
 
-    /// Writes memory of a VM that comes from elsewhere, into memory that is zero.
+    /// Writes memory of a VM from another card or a stream, into zeroed memory.
     ///
     /// # Errors
-    /// If the memory does not belong to the VM, no room is left for it, or the card does not answer.
+    /// If the memory does not belong to the VM, no memory is free, or the card does not answer.
     pub fn write_received(&self, vm: TenantId, at: GuestVramAddr, data: &[u8]) -> Result<(), ManagerError> {
         let chunk = self.lock().chunk_bytes();
         let mut rest = (at, data);
@@ -420,7 +422,7 @@ impl ManagedCard {
     }
 
     /// Places guest memory that arrives from another card in zeroed memory: in host memory, or on the card if no host
-    /// memory is left. The card's lock is released between the parts of a scrub.
+    /// memory is free. The card's lock is released between the parts of a scrub.
     pub(super) fn receive(&self, vm: TenantId, at: GuestVramAddr) -> Result<Place, ManagerError> {
         if let Some(place) = self.lock().place_of(vm, at) {
             return Ok(place);
@@ -451,7 +453,7 @@ impl ManagedCard {
     }
 }
 
-/// Copies `bytes` bytes where they differ. Returns the number of copied bytes.
+/// Copies `bytes` bytes, except parts that are equal. Returns the number of copied bytes.
 fn copy(
     host: &ManagedCard,
     from: &End,
@@ -477,7 +479,7 @@ fn copy(
 }
 
 impl CardState {
-    /// Stops a VM's channels, takes them off the engines, and keeps its memory in place; or undoes this.
+    /// Stops a VM's channels, takes them off the engines, and keeps its memory in place; or undoes these steps.
     pub fn hold_still(&mut self, vm: TenantId, held: bool) {
         if held {
             self.held.insert(vm);
@@ -492,12 +494,12 @@ impl CardState {
         self.feeder().look_at_waits(Some(vm));
     }
 
-    /// Keeps a VM's memory in place while it arrives from another card; or lets it move.
+    /// Keeps a VM's memory in place while it arrives from another card, or lets it move again.
     pub fn travels(&mut self, vm: TenantId, travels: bool) {
         self.memory.set_migrating(vm, travels);
     }
 
-    /// Returns the channels of a VM that have not left their engines, or `None` when all have left.
+    /// Returns the channels of a VM that have not left their engines; `None` if all have left.
     fn stays_of(&mut self, vm: TenantId) -> Option<Vec<(TenantId, VirtualChannelId)>> {
         self.look_at_departures();
         let left = self.work.channels_mut().vacating(self.memory.card_mut(), vm);
@@ -525,11 +527,12 @@ impl CardState {
         }
     }
 
-    /// Adopts the channels of a VM that arrives from another card and is [held](Self::hold_still) here. `directory`
-    /// maps an old directory to the new one. Its address spaces must map the pages of the channels before it resumes.
+    /// Adopts the channels of a VM that arrives from another card and is [held](Self::hold_still) on this card.
+    /// `directory` maps an old directory to the new one. The VM's address spaces must map the pages of the channels
+    /// before it resumes.
     ///
     /// # Errors
-    /// If there are too few channels, or they are invalid for this card; the state is then unchanged.
+    /// If too few channels are free, or the channels are invalid for this card; in both cases the state is unchanged.
     pub fn arrive(
         &mut self,
         vm: TenantId,

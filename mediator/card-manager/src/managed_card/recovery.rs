@@ -23,7 +23,7 @@ impl CardState {
     /// Ends one channel of a VM.
     ///
     /// # Errors
-    /// [`Stuck`] when it has not left its engines yet: it departs, and its VM is notified when it has
+    /// [`Stuck`] if the channel has not left its engines yet: it departs, and its VM is notified when it has left
     /// ([`GuestEvent::Left`]).
     pub fn end_channel(&mut self, vm: TenantId, channel: VirtualChannelId) -> Result<(), Stuck> {
         self.feeder().complete();
@@ -33,7 +33,8 @@ impl CardState {
         ended
     }
 
-    /// Makes a channel leave its engines; it may be scheduled again. If it does not leave, its engine is reset.
+    /// Makes a channel leave its engines; it may be scheduled again. If the channel does not leave, its engine is
+    /// reset.
     pub fn clear_engines(&mut self, vm: TenantId, channel: VirtualChannelId) {
         let Some(physical) = self.work.channels().physical(vm, channel) else { return };
         if self.work.channels_mut().kick(self.memory.card_mut(), physical).is_err() {
@@ -46,7 +47,7 @@ impl CardState {
     /// Takes a channel off the card permanently, and reserves its number until [`Self::end_channel`].
     ///
     /// # Errors
-    /// [`Stuck`] when it has not left its engines yet: it departs.
+    /// [`Stuck`] if the channel has not left its engines yet: it departs.
     pub fn retire_channel(&mut self, vm: TenantId, channel: VirtualChannelId) -> Result<(), Stuck> {
         self.feeder().complete();
         let physical = self.work.channels().physical(vm, channel);
@@ -69,8 +70,8 @@ impl CardState {
         retired
     }
 
-    /// Same as [`Self::retire_channel`], for a channel that the card should no longer run; resets its engine if it
-    /// stays, because its work is no longer charged.
+    /// Same as [`Self::retire_channel`], for a channel that the card should no longer run. If the channel stays on an
+    /// engine, the engine is reset, because the work is no longer charged.
     pub(crate) fn retire_now(&mut self, vm: TenantId, channel: VirtualChannelId) {
         let physical = self.work.channels().physical(vm, channel);
         let retired = self.retire_channel(vm, channel);
@@ -81,13 +82,13 @@ impl CardState {
         }
     }
 
-    /// Retires a channel that holds `engine` and makes no progress: the engine is reset immediately, because waiting
+    /// Retires a channel that holds `engine` and makes no progress. The engine is reset immediately, because waiting
     /// would only delay other VMs. An engine that has switched to another channel meanwhile is not reset.
     pub fn kill_channel(&mut self, vm: TenantId, channel: VirtualChannelId, engine: u32) {
         let card = Arc::clone(self.vram().memory.card());
         let disabled = card.read32(pfifo::SCHED_DISABLE::OFFSET);
         let physical = self.work.channels().physical(vm, channel);
-        // Schedules nothing there between the check and the reset.
+        // The engine must schedule nothing between the check and the reset.
         card.write32(pfifo::SCHED_DISABLE::OFFSET, disabled | 1 << engine);
         if physical.is_some_and(|physical| holds(&*card, engine, physical))
             && let Err(error) = restart_engine(&*card, &self.firmware, engine)
@@ -98,7 +99,8 @@ impl CardState {
         card.write32(pfifo::SCHED_DISABLE::OFFSET, disabled);
     }
 
-    /// Takes all channels of a VM off the card and gives it no more. Channels that are still on the card depart later.
+    /// Takes all channels of a VM off the card and gives the VM no new ones. Channels that are still on the card depart
+    /// later.
     pub(crate) fn quiesce(&mut self, vm: TenantId) {
         self.feeder().complete();
         let stuck = self.work.channels_mut().destroy_vm(self.memory.card_mut(), vm);
@@ -108,7 +110,7 @@ impl CardState {
         stuck.into_iter().for_each(|stuck| self.work.departures_mut().begin(vm, stuck.channel, false, now_ns));
     }
 
-    /// Records that a channel of a VM must be off the card, and whether it has left.
+    /// Records that a channel of a VM must be off the card, with the result of its removal.
     fn departs(&mut self, vm: TenantId, physical: Option<ChannelId>, left: Result<(), Stuck>) {
         let Some(physical) = physical else { return };
         let now_ns = self.now_ns();
@@ -145,11 +147,11 @@ impl CardState {
         if let Err(error) = self.memory.destroy_vm(vm) {
             tracing::error!(%vm, %error, "the memory of a VM that was removed stays out of use");
         }
-        // It is scrubbed on demand, or by the mover.
+        // The memory is scrubbed on demand, or by the mover.
         self.vram().wakeup.ring();
     }
 
-    /// Polls the channels that depart. Makes a bounded number of accesses for each; must be called until none is left.
+    /// Polls the departing channels. Makes a bounded number of accesses for each; must be called until none is left.
     pub(crate) fn look_at_departures(&mut self) {
         let now_ns = self.now_ns();
         for (physical, vm) in self.work.departures_mut().due(now_ns) {
@@ -171,19 +173,19 @@ impl CardState {
         }
     }
 
-    /// Returns whether a channel of a VM has still to leave its engines.
+    /// Returns true if a channel of a VM must still leave its engines.
     #[must_use]
     pub(crate) fn is_departing(&self, vm: TenantId) -> bool {
         self.work.departures().any_leaving(Some(vm))
     }
 
-    /// Returns a VM's channels that have left but whose work areas are still mapped: the VM unmaps the areas, then
-    /// calls [`Self::free_left`].
+    /// Returns a VM's channels that have left but whose work areas are still mapped. The VM unmaps the work areas, and
+    /// then calls [`Self::free_left`].
     pub fn take_left(&mut self, vm: TenantId) -> Vec<ChannelId> {
         self.work.departures_mut().take_left(vm)
     }
 
-    /// Frees the number of a departed channel once its work area is unreachable.
+    /// Frees the number of a departed channel once the card cannot access its work area.
     pub fn free_left(&mut self, physical: ChannelId) {
         self.work.channels_mut().unstrand(physical);
         self.work.channels_mut().let_go(self.memory.card_mut(), physical);
@@ -195,13 +197,13 @@ impl CardState {
         self.work.schedule_mut().arm(now, Some(LOOK_NS));
     }
 
-    /// Resets the engines that work for a channel which does not leave them. Other channels' contexts are in memory, so
-    /// no other work is lost.
+    /// Resets the engines that work for a channel and do not release it. Other channels' contexts are in memory, so no
+    /// other work is lost.
     pub(crate) fn reset_engines_of(&mut self, physical: ChannelId) {
         let card = Arc::clone(self.vram().memory.card());
         let disabled = card.read32(pfifo::SCHED_DISABLE::OFFSET);
         for unit in 0..engine::COUNT {
-            // Schedules nothing there between the check and the reset.
+            // The engine must schedule nothing between the check and the reset.
             card.write32(pfifo::SCHED_DISABLE::OFFSET, disabled | 1 << unit);
             if holds(&*card, unit, physical) {
                 tracing::error!(channel = physical.0, engine = unit, "an engine does not end its work and is reset");
@@ -213,9 +215,10 @@ impl CardState {
         }
     }
 
-    /// Takes a channel that faulted (if its owner is known) off the card, and lets its engine continue with others. The
-    /// stopped engine is reset, as in nouveau (`gf100_fifo_recover_work`): acknowledging the error makes the scheduler
-    /// use it again, but does not repair it. An engine that works for another channel by now is not reset.
+    /// Takes a faulted channel (if its owner is known) off the card, and lets its engine continue with other channels.
+    /// The stopped engine is reset, as in nouveau (`gf100_fifo_recover_work`): after an acknowledgement of the error,
+    /// the scheduler would use the engine again, but the engine would not be repaired. An engine that already works for
+    /// another channel is not reset.
     pub(crate) fn recover(&mut self, card: &dyn Card, channel: Option<(TenantId, VirtualChannelId)>, unit: u32) {
         let engine = match unit {
             fault::unit::GR => Some(engine::GR),
@@ -243,14 +246,14 @@ impl CardState {
 
 impl ManagedCard {
     /// Waits, for a limited number of polls, until a VM's departing channels have left or are known to stay. Holds no
-    /// lock meanwhile; the caller must not hold a VM's lock.
+    /// lock during the wait; the caller must not hold a VM's lock.
     pub fn wait_departed(&self, vm: TenantId) {
         loop {
             {
                 let mut state = self.lock();
                 state.look_at_departures();
                 if !state.is_departing(vm) {
-                    // Its memory may be wiped and given to another VM next.
+                    // The VM's memory may be wiped and given to another VM next.
                     if let Err(error) = state.vram().memory.barrier() {
                         tracing::error!(%vm, %error, "what a VM's channels wrote last may arrive late");
                     }
@@ -262,14 +265,14 @@ impl ManagedCard {
     }
 }
 
-/// Returns whether an engine that raised a fault is still stopped: the scheduler waits for the acknowledgement, or the
-/// channel that faulted is on the engine. Otherwise it has been reset since and may work for another.
+/// Returns true if an engine that raised a fault is still stopped: the scheduler waits for the acknowledgement, or the
+/// faulted channel is on the engine. Otherwise the engine has been reset since and may work for another channel.
 fn stopped(card: &dyn Card, unit: u32, channel: Option<ChannelId>) -> bool {
     let waits = card.read32(pfifo::SCHED_ENABLE_ACK::OFFSET) & 1 << unit != 0;
     waits || channel.is_some_and(|channel| holds(card, unit, channel))
 }
 
-/// Returns whether an engine works for a channel.
+/// Returns true if an engine works for a channel.
 fn holds(card: &dyn Card, unit: u32, channel: ChannelId) -> bool {
     let status = card.read32(pfifo::ENGINE_STATUS::at(unit));
     pfifo::ENGINE_STATUS::BUSY.is_set(status) && pfifo::ENGINE_STATUS::CHANNEL.get(status) == u32::from(channel.0)

@@ -1,14 +1,14 @@
 //! Moves chunks of a VM between the card and host memory, while the VM continues.
 //!
 //! 1. The destinations are reserved, and the host allocates pages for destinations in host memory.
-//! 2. The VM's channels are stopped and leave the engines; its CPUs do not notice: work of their doorbells waits in the
-//!    rings, their writes go to the old location of the chunks, and are recorded.
+//! 2. The VM's channels are stopped and leave the engines. Its CPUs do not notice: work of their doorbells waits in the
+//!    rings; their writes go to the old location of the chunks, and are recorded.
 //! 3. The mediator's own channels copy all chunks.
-//! 4. With the VM's lock and the card's: pages that were written meanwhile are copied again, the chunks change places,
-//!    the shadow entries that name them are rewritten, and the card's TLBs are flushed.
+//! 4. Under the VM's lock and the card's lock, pages that were written meanwhile are copied again, the chunks change
+//!    places, the shadow entries that name them are rewritten, and the card's TLBs are flushed.
 //! 5. The channels resume.
 //!
-//! Neither lock is held during a wait.
+//! Neither lock is held while waiting.
 
 use super::{CardState, GuestEvents, ManagedCard};
 use crate::ManagerError;
@@ -20,34 +20,35 @@ use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 use vram::{Ended, GuestVramAddr, HostAddr, Move, Place, Step, TenantId, VramAddr};
 
-/// Time for a VM's work to leave the engines.
+/// Time limit for a VM's work to leave the engines.
 // TIMEOUT: twice the limit of the watchdog, which ends hung work unless the operator has switched it off.
 const LEAVE_LIMIT: Duration = Duration::from_nanos(2 * channels::HANG_LIMIT_NS);
-/// Additional time after its engines were reset.
-// TIMEOUT: an engine that was reset has no work. Only the mover waits here.
+/// Additional time limit after the VM's engines were reset.
+// TIMEOUT: an engine has no work after a reset. Only the mover waits for this limit.
 const RESET_LIMIT: Duration = Duration::from_secs(1);
-/// Poll interval for channels to leave their engines. The card has no interrupt for it.
+/// Poll interval for channels to leave their engines. The card has no interrupt for this.
 const POLL_INTERVAL: Duration = Duration::from_micros(50);
-/// Time without progress of the engines before the CPU copies the rest.
-// TIMEOUT: a piece of 512 KiB after a queue of guests' copies. The watchdog handles hung channels of the mediator.
+/// Time limit for the engines to make progress before the CPU copies the rest.
+// TIMEOUT: covers a part of 512 KiB after a queue of guests' copies. The watchdog handles hung channels of the
+// mediator.
 const STILL_LIMIT: Duration = Duration::from_secs(20);
-/// Interval between checks of that progress.
+/// Interval at which the progress is checked.
 const STILL_LOOK: Duration = Duration::from_secs(1);
-/// Bytes that the CPU copies under one hold of the card's lock, if the engines fail.
+/// Number of bytes that the CPU copies under one hold of the card's lock, if the engines fail.
 const BY_HAND: u64 = 64 << 10;
 
-/// Bytes of chunks that change places under one hold of the locks, unless one chunk is larger.
+/// Total size of the chunks that change places under one hold of the locks, in bytes, unless one chunk is larger.
 const COMMIT_BYTES: u64 = 2 << 20;
-/// Pages that are copied again under one hold of the card's lock.
+/// Number of pages that are copied again under one hold of the card's lock.
 const AGAIN_PAGES: usize = 8;
 
 impl ManagedCard {
-    /// Moves chunks of `vm`. Returns when they have moved, or stay.
+    /// Moves chunks of `vm`. Returns when the chunks have moved, or are known to stay.
     pub fn relocate(&self, vm: TenantId, steps: &[Step]) -> Relocated {
         let _one_at_a_time = self.moving.lock();
         let mut done = Relocated::default();
         if self.over() {
-            // While this thread waited, the card was given away or closed.
+            // The card was given away or closed while this thread waited.
             done.stayed = steps.len() as u32;
             return done;
         }
@@ -66,7 +67,7 @@ impl ManagedCard {
         }
         let copied = if self.vacate(vm) {
             let copying = Instant::now();
-            // Wait for the last writes of its engines to the old location.
+            // Wait for the last writes of the VM's engines to the old location.
             let arrived = self.lock().vram().memory.barrier().map_err(ManagerError::from);
             let copied = arrived.and_then(|()| self.copy(&moves));
             done.copied_ns = nanoseconds(copying.elapsed());
@@ -77,7 +78,7 @@ impl ManagedCard {
         match copied {
             Ok(()) => {
                 moves.iter().for_each(|chunk| self.copy_again(vm, chunk));
-                // Other threads want the card's lock between two of them.
+                // Other threads need the card's lock between two commits.
                 let chunks = moves.first().map_or(1, |chunk| (COMMIT_BYTES / chunk.bytes).max(1)) as usize;
                 moves.chunks(chunks).for_each(|moves| self.commit(&*holder, vm, moves, &mut done));
             }
@@ -92,7 +93,7 @@ impl ManagedCard {
         done
     }
 
-    /// Returns the object to notify of moves of a VM's memory. Without one the VM's memory is frozen.
+    /// Returns the object to notify of moves of a VM's memory. Without such an object, the VM's memory is frozen.
     fn holder(&self, vm: TenantId) -> Option<Arc<dyn GuestEvents>> {
         let mut state = self.lock();
         let holder = state.vms.get(&vm).and_then(Weak::upgrade);
@@ -108,7 +109,7 @@ impl ManagedCard {
         let (mut moves, mut rebooked) = (Vec::new(), 0);
         for step in steps.iter().copied().filter(|step| step.vm == vm) {
             let begun = loop {
-                // Under one lock: another thread could scrub the last chunk in between.
+                // Both steps happen under one lock: otherwise another thread could scrub the last chunk in between.
                 let state = &mut *self.lock();
                 let vram = state.vram_mut();
                 match vram.chunks.start(step) {
@@ -144,7 +145,7 @@ impl ManagedCard {
     }
 
     /// Copies pages again that were written since their copy, in parts with the lock released in between, so that few
-    /// are left for the commit. The number of rounds is limited, because the VM may continue to write.
+    /// pages are left for the commit. The number of rounds is limited, because the VM may continue to write.
     fn copy_again(&self, vm: TenantId, chunk: &Move) {
         for _ in 0..chunk.bytes / SMALL_PAGE / AGAIN_PAGES as u64 {
             let mut state = self.lock();
@@ -167,7 +168,7 @@ impl ManagedCard {
     }
 
     /// Makes the host allocate the pages of destinations, which takes long but delays no VM: the VM still works, and
-    /// the card's lock is free. A failure here is tried again under the lock, and reported there.
+    /// the card's lock is free. A failed allocation is tried again under the lock, and reported then.
     fn find_pages(&self, chunks: &[Move]) {
         let lacking: Vec<(HostAddr, Wanted)> = {
             let state = self.lock();
@@ -203,7 +204,7 @@ impl ManagedCard {
                     return false;
                 }
                 if began.elapsed() > LEAVE_LIMIT {
-                    // The watchdog may notify its guest; this code needs only the engine.
+                    // The watchdog may notify the VM's guest; this code needs only the engine.
                     let first = left.first().and_then(|channel| state.work.channels().physical(vm, *channel));
                     first.into_iter().for_each(|physical| state.reset_engines_of(physical));
                 }
@@ -212,12 +213,12 @@ impl ManagedCard {
         }
     }
 
-    /// Copies the chunks with the engines or, if those fail, with the CPU.
+    /// Copies the chunks with the engines or, if the engines fail, with the CPU.
     fn copy(&self, moves: &[Move]) -> Result<(), ManagerError> {
         let by_engine = self.copy_by_engine(moves);
         by_engine.or_else(|error| {
             tracing::warn!(%error, "chunks are copied by the CPU");
-            // An engine that still works would write to memory that may be a guest's by then.
+            // An engine that still works would later write to memory that may belong to a guest by then.
             let to: Vec<Place> = moves.iter().map(|chunk| chunk.to).collect();
             self.stop_copier(&to)?;
             moves.iter().try_for_each(|chunk| {
@@ -229,7 +230,7 @@ impl ManagedCard {
         })
     }
 
-    /// Takes the mediator's own channels off the card, if it has any, so that they write nothing later. If they do not
+    /// Takes the mediator's own channels off the card, if they exist, so that they write nothing later. If they do not
     /// leave, their targets `places` stay out of use.
     pub(super) fn stop_copier(&self, places: &[Place]) -> Result<(), ManagerError> {
         {
@@ -255,7 +256,7 @@ impl ManagedCard {
         self.have_done(|_| moves.iter().map(job).collect())
     }
 
-    /// Makes the engines do the jobs from `wanted`, and waits for their end.
+    /// Makes the engines do the jobs that `wanted` returns, and waits until they are complete.
     pub(super) fn have_done(&self, wanted: impl FnOnce(&mut CardState) -> Vec<Job>) -> Result<(), ManagerError> {
         let mut guard = self.lock();
         let jobs = wanted(&mut guard);
@@ -342,7 +343,8 @@ impl CardState {
         ranges
     }
 
-    /// Quarantines the old places of chunks that have just moved, because the card's TLBs may still refer to them.
+    /// Quarantines the old places of chunks that have just moved, because the card's TLBs may still have translations
+    /// to these places.
     pub fn quarantine_left(&mut self) {
         self.memory.quarantine_left();
     }

@@ -1,11 +1,11 @@
-//! A card that another owner has saved: opened with its VMs, and taken over.
+//! Opens a card that another owner has saved, with its VMs, and takes it over.
 //!
 //! The other owner continues with the card unless this one takes it over. So there are two steps.
-//! [`ManagedCard::reopen`] restores everything from the saved state, and checks it; VMs are restored and
+//! [`ManagedCard::reopen`] restores all state from the saved form, and checks it; VMs are restored and
 //! [readmitted](Reopened::readmit). Until then only registers of the card are read; writes to its memory are queued.
-//! [`Reopened::take_over`] performs them and resumes everything.
+//! [`Reopened::take_over`] performs these writes and resumes all VMs.
 //!
-//! The mediator's own channels are bound again: they have no work in flight when a card is quiescent.
+//! The mediator's own channels are bound again: they have no work in flight when a card is quiesced.
 
 use super::saved::{SavedHost, SavedOwner};
 use super::scrubber::{SCRUBBER, Scrubber};
@@ -34,17 +34,17 @@ use std::time::{Duration, Instant};
 use tenancy::Residency;
 use vram::TenantId;
 
-/// Time for the mediator's own channels to leave the engines: they have no work.
-// TIMEOUT: microseconds on hardware. The software card needs its thread for it, which a busy host may not run.
+/// Time limit for the mediator's own channels to leave the engines: they have no work.
+// TIMEOUT: leaving takes microseconds on hardware. The software card needs its thread, which a busy host may not run.
 const LEAVE_LIMIT: Duration = Duration::from_secs(5);
-/// Poll interval for their departure.
+/// Interval at which their departure is polled.
 const POLL_INTERVAL: Duration = Duration::from_micros(50);
 
-/// Input of a restored card.
+/// Input for restoring a card.
 pub struct Handed {
     /// The saved parts.
     pub saved: SavedHost,
-    /// The file with host memory for chunks, if there is such memory.
+    /// The file with host memory for chunks, if any.
     pub host_memory: Option<File>,
 }
 
@@ -53,7 +53,7 @@ pub struct Reopened {
     host: Arc<ManagedCard>,
     waits: Waits,
     vms: BTreeMap<TenantId, RestoredVm>,
-    /// I/O addresses that no owner has claimed.
+    /// I/O addresses that are not claimed by an owner yet.
     claims: Claims,
     /// Queued writes to the card's memory.
     writes: Vec<(VramAddr, Vec<u8>)>,
@@ -97,7 +97,8 @@ impl ManagedCard {
     /// chunk size and the host memory; `vm` returns the settings of each VM.
     ///
     /// # Errors
-    /// If the saved state is invalid, belongs to another card or has other settings, or when the host lacks memory.
+    /// If the saved state is invalid, belongs to another card or does not match the settings, or if the host lacks
+    /// memory.
     pub fn reopen(
         card: Arc<dyn Card>,
         sharing: &Sharing,
@@ -184,7 +185,7 @@ impl ManagedCard {
     }
 }
 
-/// Lays out the fixed structures in the `bytes` bytes from `first` on.
+/// Lays out the fixed structures in `bytes` bytes starting at `first`.
 fn layout_of(first: u64, bytes: u64, info: &CardInfo, chunk_bytes: u64) -> Result<Layout, ManagerError> {
     let whole = |bytes: u64| bytes.checked_rem(chunk_bytes) == Some(0);
     let within = first.checked_add(bytes).is_some_and(|end| end <= info.vram_bytes);
@@ -195,13 +196,13 @@ fn layout_of(first: u64, bytes: u64, info: &CardInfo, chunk_bytes: u64) -> Resul
 }
 
 impl Reopened {
-    /// Returns the card. It has only [readmitted](Self::readmit) VMs, and nothing resumes before [`Self::take_over`].
+    /// Returns the card. It serves only [readmitted](Self::readmit) VMs, and no VM resumes before [`Self::take_over`].
     #[must_use]
     pub fn host(&self) -> &Arc<ManagedCard> {
         &self.host
     }
 
-    /// Returns the numbers of the saved VMs that are not restored yet.
+    /// Returns the numbers of the saved VMs whose state was not taken yet.
     #[must_use]
     pub fn vms(&self) -> Vec<TenantId> {
         self.vms.keys().copied().collect()
@@ -210,14 +211,14 @@ impl Reopened {
     /// Takes the restored state of a VM, to rebuild the VM.
     ///
     /// # Errors
-    /// If it was not saved, or was taken already.
+    /// If the VM was not saved, or its state was already taken.
     pub fn take_vm(&mut self, vm: TenantId) -> Result<RestoredVm, ManagerError> {
         let restored = self.vms.remove(&vm);
         Ok(restored.ok_or_else(|| Invalid::new(format_args!("VM {vm} was not saved, or is there already")))?)
     }
 
-    /// Readmits a saved VM, which takes `events`; it has `ram`, ranges of I/O addresses, and pages in a pool of `held`
-    /// bytes.
+    /// Readmits a saved VM, which receives `events`. `ram` is the VM's ranges of I/O addresses, and `held` is the size
+    /// of its page pool in bytes.
     ///
     /// # Errors
     /// If the ranges belong to another owner or have no owner.
@@ -243,7 +244,7 @@ impl Reopened {
     /// Marks ranges of I/O addresses as used by restored objects.
     ///
     /// # Errors
-    /// If they belong to another owner.
+    /// If the ranges belong to another owner.
     pub fn claim(&mut self, ranges: impl Iterator<Item = (Iova, u64)>) -> Result<(), ManagerError> {
         let mut state = self.host.lock();
         for (iova, len) in ranges {
@@ -252,10 +253,11 @@ impl Reopened {
         Ok(())
     }
 
-    /// Takes the card over: its VMs resume. The previous owner has given up the card.
+    /// Takes over the card: its VMs resume. The previous owner has given up the card.
     ///
     /// # Errors
-    /// If a VM was not restored, or the card does not answer. It may be half taken over then, and must be reset.
+    /// If a VM was not restored, or the card does not answer. In the second case the card may be half taken over, and
+    /// must be reset.
     pub fn take_over(self, name: &str) -> Result<Arc<ManagedCard>, ManagerError> {
         let Self { host, waits, vms, claims: _, writes, scheduler, clear } = self;
         if let Some(vm) = vms.keys().next() {
@@ -297,7 +299,7 @@ impl Reopened {
             state.move_again();
             state.feeder().tick();
         }
-        // Interrupts that the card has raised in between are not raised again.
+        // Interrupts that the card raised in between are not raised again.
         host.wake_threads();
         drop(no_moves);
         Ok(host)
@@ -305,8 +307,8 @@ impl Reopened {
 }
 
 impl ManagedCard {
-    /// Makes the mediator's own channels leave the card, as the previous owner has left them. Releases the lock in
-    /// between.
+    /// Makes the mediator's own channels leave the card, on which the previous owner has left them. Releases the lock
+    /// in between.
     fn clear_own(&self) -> Result<(), ManagerError> {
         for vm in [COPIER, SCRUBBER] {
             let own: Vec<_> = self.lock().channels().bound_of(vm).collect();
@@ -347,8 +349,8 @@ impl CardState {
         Ok(())
     }
 
-    /// VMs with started work that may need PGRAPH wait for it again: no VM holds it now, or their channels ran without
-    /// it.
+    /// Makes VMs with started work that may need PGRAPH wait for PGRAPH again: no VM holds it now, or their channels
+    /// ran without it.
     pub(super) fn want_graphics_again(&mut self) {
         let begun: Vec<TenantId> =
             self.vms.keys().copied().filter(|vm| self.has_on_graphics(*vm, &[Stage::Started])).collect();

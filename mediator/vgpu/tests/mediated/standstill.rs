@@ -71,8 +71,8 @@ fn work_submitted_before_or_during_quiesce_completes_after_it() {
     }
 }
 
-/// Runs the test with a card that clears PGRAPH between VMs and starts no clearing work while quiesced, or with a card
-/// that does not clear PGRAPH.
+/// Runs the test with a card that clears PGRAPH between VMs and admits no VM while quiesced, or with a card that does
+/// not clear PGRAPH.
 fn does_nothing_until_it_goes_on(clear: bool) {
     let config = simgpu::Config { vram_mib: super::CARD_MIB, ..Default::default() };
     let rig = Rig::made(&config, &card_manager::Sharing { clear, ..rig::sharing() }, |card| card);
