@@ -1,4 +1,4 @@
-//! Events and alarms that the card manager leaves for its VMs.
+//! Events and alarms that the card manager stores for its VMs.
 //!
 //! Parts: `events` (events of the card), [`mailbox`] and `inbox` (events for a VM whose lock is taken), `alarms`
 //! (guests' timers).

@@ -1,11 +1,11 @@
 //! The work on a card: its channels and their schedule.
 //!
-//! Parts: [`schedule`] (the scheduler and its submissions), [`feeder`] (events for it, and its decisions),
+//! Parts: [`schedule`] (the scheduler and its submissions), [`feeder`] (events for the scheduler, and its decisions),
 //! [`card_view`] (the card as the feeder sees it), `descheduled` (work that is kept off the card), `departures`
-//! (channels that have not left yet), `interrupt_rate` (interrupts that VMs cause), [`needs`] (the engines that a
-//! submission needs), [`push_buffer`] (how they are read from its methods), `recording` (events and decisions of the
-//! scheduler), [`usage`] (the operator's view), [`overdue`] (submissions that do not end, and their reasons), `saved`
-//! (saved state), [`time`] (the card's clock).
+//! (channels that have not left yet), `interrupt_rate` (interrupts caused by VMs), [`needs`] (the engines that a
+//! submission needs), [`push_buffer`] (reads these needs from the submission's methods), `recording` (events and
+//! decisions of the scheduler), [`usage`] (the operator's view), [`overdue`] (submissions that do not end, and their
+//! reasons), `saved` (saved state), [`time`] (the card's clock).
 
 pub(crate) mod card_view;
 pub(crate) mod departures;
@@ -33,12 +33,12 @@ use vram::TenantId;
 /// Channels, and their schedule.
 pub(crate) struct Work {
     channels: Channels,
-    /// Channels that are still to leave the card.
+    /// Channels that must still leave the card.
     departures: Departures,
     schedule: Schedule,
-    /// Interrupts that VMs have caused.
+    /// Interrupts caused by VMs.
     noise: InterruptRateLimit,
-    /// Completed submissions, including the mediator's own.
+    /// Number of completed submissions, including the mediator's own.
     ended: u64,
 }
 
@@ -47,7 +47,7 @@ impl Work {
         Self { channels, departures: Departures::default(), schedule, noise: InterruptRateLimit::default(), ended: 0 }
     }
 
-    /// Physical channels.
+    /// Returns the physical channels.
     pub(crate) fn channels(&self) -> &Channels {
         &self.channels
     }
@@ -67,7 +67,7 @@ impl Work {
         &mut self.schedule
     }
 
-    /// Channels that are still to leave the card.
+    /// Returns the channels that must still leave the card.
     pub(crate) fn departures(&self) -> &Departures {
         &self.departures
     }
@@ -77,7 +77,7 @@ impl Work {
         &mut self.departures
     }
 
-    /// Interrupts that VMs have caused.
+    /// Returns the accounts of interrupts caused by VMs.
     pub(crate) fn noise(&self) -> &InterruptRateLimit {
         &self.noise
     }
@@ -87,12 +87,12 @@ impl Work {
         &mut self.noise
     }
 
-    /// Completed submissions.
+    /// Returns the number of completed submissions.
     pub(crate) fn ended(&self) -> u64 {
         self.ended
     }
 
-    /// Submissions of these VMs have ended.
+    /// Counts completed submissions of these VMs.
     pub(crate) fn count_ended(&mut self, vms: impl Iterator<Item = TenantId>) {
         for vm in vms {
             self.ended = self.ended.saturating_add(1);

@@ -1,4 +1,4 @@
-//! Saved state of a card, for its next owner; and the handover of the card.
+//! Saved state of a card for its next owner, and the handover of the card.
 //!
 //! VMs save their own state. The card itself, its memory and the host memory are handed over unchanged.
 
@@ -23,7 +23,7 @@ const CARD: u32 = 0;
 pub(super) struct SavedOwner {
     /// Chunk size in bytes, checked against the settings before it is used for reading.
     pub(super) chunk_bytes: u64,
-    /// Address on the card and bytes of the chunks with the fixed structures.
+    /// Address on the card and size in bytes of the chunks with the fixed structures.
     pub(super) own: (u64, u64),
     /// Size of a PGRAPH context in bytes, as reported by its firmware at start.
     pub(super) context_bytes: u32,
@@ -35,19 +35,19 @@ pub(super) struct SavedOwner {
 
 first_version!(SavedOwner, "owner");
 
-/// A card and its VMs, without each VM's own state.
+/// Saved state of a card and its VMs, without each VM's own state.
 #[derive(Debug)]
 pub struct SavedHost {
-    /// The parts of lower layers. VMs are among them.
+    /// The parts of lower layers, which include the VMs.
     pub card: SavedCard,
     /// The card manager's part.
     pub(super) owner: SavedOwner,
-    /// Segments that VMs share, if any: a program without support for segments can take over a card that has none.
+    /// Segments that VMs share, if any: a program without support for segments can take over a card without segments.
     pub(super) segments: Option<SavedSegments>,
 }
 
 impl SavedHost {
-    /// Returns the parts, in the versions that this code reads.
+    /// Returns the parts, in the versions that this code can read.
     #[must_use]
     pub fn known() -> Vec<Known> {
         let mut known = SavedCard::known();
@@ -80,10 +80,10 @@ impl SavedHost {
 }
 
 impl ManagedCard {
-    /// Checks whether another process could continue with the card and its memory; called before it is quiesced.
+    /// Checks that another process could continue with the card and its memory; called before the card is quiesced.
     ///
     /// # Errors
-    /// The first part that cannot be handed over.
+    /// The reason, for the first part that cannot be handed over.
     pub fn check_movable(&self) -> Result<(), ManagerError> {
         let state = self.lock();
         if !state.memory.is_shared() {
@@ -106,17 +106,17 @@ impl ManagedCard {
 }
 
 impl Standstill<'_> {
-    /// Saves the mediator's state of the card, with its VMs, which `vms` saves. It is called without any lock.
+    /// Saves the mediator's state of the card, including its VMs, which `vms` saves. Called without any lock.
     ///
     /// # Errors
-    /// [`ManagerError::Unsettled`] when events for a VM are still in flight; see also [`ManagedCard::check_movable`].
+    /// [`ManagerError::Unsettled`] if events for a VM are still in flight; see also [`ManagedCard::check_movable`].
     pub fn save(&self, vms: impl FnOnce() -> Result<Vec<SavedVm>, ManagerError>) -> Result<SavedHost, ManagerError> {
         self.host.check_movable()?;
         self.host.tell_ended();
-        // They handle their pending events, which may change the card's state.
+        // The VMs handle their pending events, which may change the card's state.
         let vms = vms()?;
         let mut state = self.host.lock();
-        // The next owner expects all channels to have the contexts that their guests gave them.
+        // The next owner expects all channels to have the contexts that their guests have set.
         let (vram, channels) = state.parts();
         channels.restore_graphics(&mut vram.memory);
         let residency = state.memory.divider().residency();
@@ -127,7 +127,7 @@ impl Standstill<'_> {
             channels: state.work.channels().save(),
             scheduler: state.work.schedule().scheduler().save(),
             pool: state.memory.own().save(),
-            // They are in the part of segments.
+            // The segments are a separate part.
             segments: Vec::new(),
             vms,
         };
@@ -142,17 +142,17 @@ impl Standstill<'_> {
         Ok(SavedHost { card, owner, segments: state.memory.save_segments() })
     }
 
-    /// Gives the card away to the next owner of the saved state: this process no longer touches it, not even on drop.
-    /// Later calls for its state fail as on a failed card.
+    /// Gives the card to the next owner of the saved state: this process no longer accesses the card, not even on drop.
+    /// Later calls that need the card's state fail, as on a failed card.
     pub fn give_away(self) {
         let host = self.host;
         host.lock().vram_mut().pinned.hand_over();
         host.owned.store(false, Ordering::Release);
         host.stop.store(true, Ordering::Release);
         host.fail("it was given away");
-        // Wait for the current holder of the card's lock; later holders see the failure.
+        // Wait until the current holder releases the card's lock; later holders see the failure.
         drop(host.state.lock());
-        // Threads that wait to move memory now see the failure.
+        // Threads that wait to move memory see the failure from now on.
         drop(self);
         host.end_threads();
     }

@@ -15,8 +15,8 @@ use residue::Tenancy;
 use sched::{Engine, Nanos};
 use vram::TenantId;
 
-/// Interval of the first polls for PGRAPH's tenant to leave, which the card does not report: PGRAPH may idle meanwhile,
-/// and a channel between two submissions leaves in a fraction of that.
+/// Interval of the first polls for PGRAPH's tenant to leave, which the card does not report. PGRAPH may idle meanwhile;
+/// a channel between two submissions leaves in a fraction of this time.
 const LEAVES_NS: u64 = 50_000;
 
 impl CardState {

@@ -1,7 +1,7 @@
-//! Clears PGRAPH between tenants: runs the mediator's own kernel on its own channel.
+//! Clears PGRAPH between tenants by running the mediator's own kernel on its own channel.
 //!
-//! [`residue::Tenancy`] decides which VM has PGRAPH; this module carries out its steps. A VM's channels with a PGRAPH
-//! context are kept off the card until it is admitted ([`channels::Channels::admit`]): the scheduler's turn begins with
+//! [`residue::Tenancy`] decides which VM uses PGRAPH; this module carries out its steps. A VM's channels with a PGRAPH
+//! context are kept off the card until the VM is admitted ([`channels::Channels::admit`]): the VM's slice begins with
 //! the clearing and is charged for it.
 
 use super::CardState;
@@ -18,10 +18,10 @@ use residue::{Counts, Step, Tenancy};
 use sched::Nanos;
 use vram::{PagePool, Place, TenantId};
 
-/// The mediator's channel on PGRAPH among the VMs of [`Channels`]. No VM of an operator has that number.
+/// The owner of the mediator's channel on PGRAPH, as a VM in [`Channels`]. No VM of an operator has this number.
 pub(super) const SCRUBBER: TenantId = TenantId::CLEARER;
 
-/// Its only channel.
+/// The mediator's only channel on PGRAPH.
 const CHANNEL: VirtualChannelId = VirtualChannelId(0);
 /// Sizes of the kernel's code and of the push buffer in bytes.
 const PART_BYTES: u64 = SMALL_PAGE;
@@ -30,16 +30,16 @@ const PART_BYTES: u64 = SMALL_PAGE;
 pub(super) struct Scrubber {
     space: OwnSpace,
     physical: ChannelId,
-    /// The push buffer, which never changes, and its words.
+    /// The push buffer, which never changes, and its number of words.
     push: (VramAddr, u32),
     ring: [u64; 1 << RING_LOG2],
     put: u32,
     busy: Option<Submission>,
-    /// The channel is gone.
+    /// Set if the channel no longer works.
     broken: bool,
     pub(super) tenancy: Tenancy,
     pub(super) keeping: Keeping,
-    /// Channels that did not leave the card before PGRAPH changed hands, since a copy engine worked for them.
+    /// Channels that did not leave the card before PGRAPH changed hands, because a copy engine worked for them.
     elsewhere: Vec<ChannelId>,
 }
 
@@ -48,13 +48,13 @@ pub(super) struct Scrubber {
 pub(super) struct Keeping {
     /// The tenant, and the time of the last poll in this state.
     since: Option<(TenantId, Nanos)>,
-    /// The part of this time that the scheduler does not know yet: the tenant, and the start.
+    /// The part of this time that is not reported to the scheduler yet: the tenant, and the start.
     kept: Option<(TenantId, Nanos)>,
 }
 
 impl Keeping {
-    /// PGRAPH's tenant is to leave it. `keeps` means that it has not left and PGRAPH is idle. The scheduler gets the
-    /// time since the last poll that saw this state.
+    /// Records a poll while PGRAPH's tenant must leave. `keeps` means that the tenant has not left and PGRAPH is idle.
+    /// The scheduler is charged for the time since the last poll in this state.
     fn look(&mut self, vm: TenantId, keeps: bool, now: Nanos) {
         if let Some((_, since)) = self.since.take().filter(|(of, _)| *of == vm) {
             let before = self.kept.filter(|(of, _)| *of == vm).map_or(since, |(_, before)| before);
@@ -63,14 +63,14 @@ impl Keeping {
         self.since = keeps.then_some((vm, now));
     }
 
-    /// Takes the part that the scheduler does not know yet.
+    /// Takes the part that is not reported to the scheduler yet.
     pub(super) fn take(&mut self) -> Option<(TenantId, Nanos)> {
         self.kept.take()
     }
 }
 
 impl Scrubber {
-    /// Binds the channel, and puts the kernel into the card's memory. From now on only channels of the admitted VM use
+    /// Binds the channel, and writes the kernel to the card's memory. From now on only channels of the admitted VM use
     /// PGRAPH.
     pub(super) fn new(
         vram: &mut CardVram,
@@ -134,7 +134,7 @@ impl Scrubber {
         Ok(())
     }
 
-    /// PGRAPH changes hands though copy engines work for these channels of its tenant.
+    /// Records that PGRAPH changes hands although copy engines work for these channels of its tenant.
     fn not_awaited(&mut self, channels: Vec<ChannelId>) {
         self.elsewhere.extend(channels);
         self.elsewhere.sort_unstable();
@@ -151,7 +151,7 @@ impl Scrubber {
         self.busy.is_some()
     }
 
-    /// The channel has hung or faulted.
+    /// Handles a hang or fault of the channel.
     pub(super) fn breaks(&mut self, now: u64) {
         (self.broken, self.busy) = (true, None);
         let _waits = self.tenancy.cleared(now, false);
@@ -159,7 +159,7 @@ impl Scrubber {
 }
 
 impl CardState {
-    /// Times that PGRAPH changed hands, if it is cleared in between.
+    /// Returns the number of times that PGRAPH changed hands, if it is cleared between VMs.
     #[must_use]
     pub fn tenancy_counts(&self) -> Option<Counts> {
         self.scrubber.as_ref().map(|scrubber| scrubber.tenancy.counts())
@@ -172,7 +172,7 @@ impl CardState {
         self.scrubber.is_some() && self.vms.len() > 1 && self.work.channels().has_graphics(channel)
     }
 
-    /// Work of a VM was given to a channel. If it may be for PGRAPH, it waits until the VM is admitted there.
+    /// Handles work of a VM for a channel. Work that may be for PGRAPH waits until the VM is admitted to PGRAPH.
     pub(super) fn wants_graphics(&mut self, channel: ChannelId) {
         let [graphics, ..] = self.work.channels().contexts(channel);
         if let (Some(scrubber), Some((vm, _)), true) =
@@ -183,7 +183,7 @@ impl CardState {
         }
     }
 
-    /// Nothing of a VM is on the card any more.
+    /// Handles the removal of a VM from the card.
     pub(super) fn forget_graphics(&mut self, vm: TenantId) {
         if let Some(scrubber) = &mut self.scrubber {
             scrubber.tenancy.forget(vm);
@@ -195,7 +195,7 @@ impl CardState {
         }
     }
 
-    /// The kernel has ended.
+    /// Handles the end of the kernel.
     pub(super) fn graphics_cleared(&mut self, submission: Submission) {
         let now = self.now_ns();
         if let Some(mut scrubber) = self.scrubber.take() {
@@ -208,7 +208,8 @@ impl CardState {
         }
     }
 
-    /// Admits a VM to PGRAPH. Channels of others that a copy engine still works for lose their PGRAPH contexts first.
+    /// Admits a VM to PGRAPH. Channels of other VMs that a copy engine still works for lose their PGRAPH contexts
+    /// first.
     fn admit(&mut self, scrubber: &Scrubber, vm: TenantId) {
         let (vram, channels) = self.parts();
         for channel in &scrubber.elsewhere {
@@ -219,7 +220,7 @@ impl CardState {
         channels.admit(&mut vram.memory, Some(vm));
     }
 
-    /// Lets PGRAPH change hands, as far as that can be done now; not while the card stands still.
+    /// Lets PGRAPH change hands, as far as possible now; does nothing while the card is quiesced.
     pub(super) fn change_hands(&mut self) {
         let now = self.now_ns();
         while !self.still {
@@ -287,35 +288,36 @@ impl CardState {
         scrubber.submit(vram, channels, now)
     }
 
-    /// Returns whether work of a VM that may be for PGRAPH is at one of these stages.
+    /// Returns true if work of a VM that may be for PGRAPH is at one of these stages.
     pub(super) fn has_on_graphics(&self, vm: TenantId, stages: &[Stage]) -> bool {
         self.work.schedule().any_at(stages, &self.work.channels().on_graphics(vm))
     }
 
-    /// Returns true if a VM has work on PGRAPH, or work that may get there soon. Work that a copy engine is at while
-    /// PGRAPH is idle does not count.
+    /// Returns true if a VM has work on PGRAPH, or work that may arrive there soon. Work on a copy engine while PGRAPH
+    /// is idle does not count.
     fn works_on_graphics(&mut self, vm: TenantId) -> bool {
         let on = self.started_on_graphics(vm);
         let busy = |state: &mut Self| state.work.channels_mut().occupant(state.memory.card_mut(), engine::GR).is_some();
         !on.is_empty() && (busy(self) || on.into_iter().any(|channel| !self.is_copied_for(channel)))
     }
 
-    /// A VM's channels with work that was begun and may be for PGRAPH.
+    /// Returns a VM's channels with started work that may be for PGRAPH.
     fn started_on_graphics(&self, vm: TenantId) -> Vec<ChannelId> {
         let started = self.work.schedule().channels_at(&[Stage::Started]);
         let on = self.work.channels().on_graphics(vm).into_iter();
         on.filter(|channel| started.contains_key(channel)).collect()
     }
 
-    /// Returns whether a copy engine works for a channel.
+    /// Returns true if a copy engine works for a channel.
     fn is_copied_for(&mut self, channel: ChannelId) -> bool {
         let mut works =
             |unit| self.work.channels_mut().occupant(self.memory.card_mut(), unit).is_some_and(|on| on == channel);
         works(engine::CE0) || works(engine::CE1)
     }
 
-    /// Returns whether PGRAPH is idle, and whether also no further work of a VM can arrive there. A channel on a copy
-    /// engine cannot: it is stopped, so that it reaches no other engine before its VM is admitted again.
+    /// Returns two values: true if PGRAPH is idle, and true if additionally no further work of a VM can arrive at
+    /// PGRAPH. A channel on a copy engine cannot arrive: it is stopped, so that it reaches no other engine before its
+    /// VM is admitted again.
     // GUESS: the card schedules a stopped channel only on the engine that already works for it.
     fn has_left_graphics(&mut self, scrubber: &mut Scrubber, vm: TenantId) -> (bool, bool) {
         let leaving = self.work.channels_mut().vacating(self.memory.card_mut(), vm);
@@ -334,7 +336,8 @@ impl CardState {
         (true, !stays)
     }
 
-    /// Makes VMs wait for PGRAPH again whose channels were not awaited, once no copy engine works for these channels.
+    /// Makes VMs with channels that were not awaited wait for PGRAPH again, once no copy engine works for these
+    /// channels.
     fn look_elsewhere(&mut self, scrubber: &mut Scrubber, now: u64) {
         for channel in std::mem::take(&mut scrubber.elsewhere) {
             let Some((vm, _)) = self.work.channels().by_physical(channel) else { continue };
@@ -368,7 +371,7 @@ mod tests {
         keeping.look(a, true, Nanos(20));
         keeping.look(a, false, Nanos(30));
         assert_eq!((keeping.take(), keeping.take()), (Some((a, Nanos(10))), None));
-        // It works there in between, and then another is the tenant.
+        // The tenant works on PGRAPH in between, and then another VM is the tenant.
         keeping.look(a, true, Nanos(40));
         keeping.look(b, true, Nanos(50));
         keeping.look(b, false, Nanos(60));

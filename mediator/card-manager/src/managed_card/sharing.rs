@@ -1,12 +1,12 @@
-//! Memory of a VM that moves to another card, while both cards have it: its host memory is mapped for the other card as
-//! well, so that none of it has to be copied during the VM's downtime. Only one of the two lets the VM run.
+//! Memory of a VM that moves to another card, while both cards use it: its host memory is mapped for the other card as
+//! well, so that this memory need not be copied during the VM's downtime. Only one of the cards lets the VM run.
 //!
-//! 1. The target card *borrows* the VM's memory that is in the other's host memory ([`ManagedCard::lend`]), in addition
-//!    to memory of its own, which has pages already.
+//! 1. The target card *borrows* the VM's memory in the other card's host memory ([`ManagedCard::lend`]), in addition to
+//!    its own memory, whose pages are already allocated.
 //! 2. When the VM is stopped, borrowed chunks that have moved since are returned ([`ManagedCard::part`]) and copied
 //!    like chunks that were never borrowed.
-//! 3. When the VM has resumed, the borrowed memory is copied, in parts, each with its work off the engines meanwhile,
-//!    as in a relocation ([`ManagedCard::copy_borrowed_memory`]). Only then the old card gets its memory back.
+//! 3. When the VM has resumed, the borrowed memory is copied, in parts, each while its work is off the engines, as in a
+//!    relocation ([`ManagedCard::copy_borrowed_memory`]). Only then the old card gets its memory back.
 
 use super::{CardState, ManagedCard};
 use crate::ManagerError;
@@ -17,7 +17,7 @@ use nvspec::addr::SMALL_PAGE;
 use std::collections::{BTreeMap, BTreeSet};
 use vram::{GuestVramAddr, HostAddr, Place, TenantId};
 
-/// Bytes that are copied while the VM's work is stopped.
+/// Number of bytes that are copied at a time, while the VM's work is stopped.
 const BATCH_BYTES: u64 = 8 << 20;
 
 /// A chunk whose memory belongs to another card.
@@ -28,11 +28,11 @@ struct Lent {
 }
 
 impl ManagedCard {
-    /// Makes VM `its` of card `to` borrow these chunks of a VM, which works on. Returns the chunks that could not be
-    /// borrowed, because they are on a card or the chunk sizes differ.
+    /// Makes VM `its` of card `to` borrow these chunks of a VM, which continues to work. Returns the chunks that could
+    /// not be borrowed, because they are on a card or the chunk sizes differ.
     ///
     /// # Errors
-    /// If the other card has no room, or does not answer.
+    /// If the other card has too little memory, or does not answer.
     pub(super) fn lend(
         &self,
         vm: TenantId,
@@ -60,8 +60,8 @@ impl ManagedCard {
     }
 
     /// Makes VM `its` of card `to` give up borrowed chunks of a VM that have moved since: its own memory at these
-    /// addresses is zero. Call it while no memory of this card moves. Returns the chunks that are identical on both
-    /// cards.
+    /// addresses is zero. Must be called while no memory of this card moves. Returns the chunks that are identical on
+    /// both cards.
     ///
     /// # Errors
     /// If the other card rejects its own memory.
@@ -89,8 +89,8 @@ impl ManagedCard {
         Ok(same)
     }
 
-    /// Copies the borrowed memory of an arrived VM to this card's own. Its work leaves the engines repeatedly
-    /// meanwhile, each time while a few MiB are copied.
+    /// Copies the borrowed memory of an arrived VM to this card's own memory. The VM's work leaves the engines
+    /// repeatedly, each time while a few MiB are copied.
     ///
     /// # Errors
     /// If this card still has memory of the other card, which then must not be reused.
@@ -115,7 +115,7 @@ impl ManagedCard {
     fn copy_borrowed_batch(&self, vm: TenantId, lent: &[Lent]) -> Result<(), ManagerError> {
         self.lock().begin_settling(vm, lent);
         let copied = if self.vacate(vm) {
-            // Wait for the last writes of its engines.
+            // Wait for the last writes of the VM's engines.
             let arrived = self.lock().vram().memory.barrier().map_err(ManagerError::from);
             let bytes = self.lock().chunk_bytes();
             arrived.and_then(|()| {
@@ -162,7 +162,8 @@ impl CardState {
         self.keep_from_running(vm);
     }
 
-    /// Switches a copied chunk to the card's own memory, with writes made meanwhile; unless it has lost its place.
+    /// Switches a copied chunk to the card's own memory, including writes made meanwhile, unless the chunk has lost its
+    /// place.
     fn settle_one(&mut self, vm: TenantId, Lent { at, slot, memory }: &Lent) -> Result<(), ManagerError> {
         let bytes = self.chunk_bytes();
         let written = self.vram_mut().copied.remove(&(vm, at.0 / bytes));

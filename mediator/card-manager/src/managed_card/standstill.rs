@@ -1,8 +1,8 @@
-//! Quiesces the card: no channel of a VM is on an engine, ended work is reported, and no memory moves. This allows its
-//! state to be saved, or handed over.
+//! Quiesces the card: no channel of a VM is on an engine, ended work is reported, and no memory moves. In this state,
+//! the card can be saved or handed over.
 //!
-//! Guests continue: work of their doorbells waits in their rings, and their writes stay in place. VMs only see that
-//! their work takes longer.
+//! Guests continue: work of their doorbells waits in their rings, and their writes stay in place. For VMs, work only
+//! takes longer.
 
 use super::scrubber::Scrubber;
 use super::{CardState, ManagedCard};
@@ -17,13 +17,13 @@ use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 use vram::TenantId;
 
-/// Additional time after the hung channels are killed.
-// TIMEOUT: an engine that was reset has no work, and departures give up after a quarter of a second.
+/// Additional time limit after the hung channels are killed.
+// TIMEOUT: an engine has no work after a reset, and departures give up after a quarter of a second.
 const KILLED_LIMIT: Duration = Duration::from_secs(1);
-/// Poll interval for all to leave. The card has no interrupt for a channel's departure.
+/// Interval at which departing channels are polled. The card has no interrupt for a channel's departure.
 const POLL_INTERVAL: Duration = Duration::from_micros(50);
 
-/// A card that is quiescent while this exists.
+/// A card that is quiesced until this value is dropped.
 #[must_use = "the card goes on when this is dropped"]
 pub struct Standstill<'a> {
     pub(super) host: &'a ManagedCard,
@@ -32,10 +32,10 @@ pub struct Standstill<'a> {
 
 impl ManagedCard {
     /// Makes the work of all VMs leave the engines. A channel that has not left within `limit` counts as hung: it is
-    /// killed, its guest is notified, and the wait for the other channels continues. Call it without any lock.
+    /// killed, its guest is notified, and the wait for the other channels continues. Must be called without any lock.
     ///
     /// # Errors
-    /// If a channel stays on the card nevertheless; the card then continues.
+    /// If a channel still stays on the card; in this case the card continues.
     pub fn stand_still(&self, limit: Duration) -> Result<Standstill<'_>, ManagerError> {
         let still = Standstill { host: self, _no_moves: self.moving.lock() };
         let vms: Vec<TenantId> = {
@@ -43,7 +43,7 @@ impl ManagedCard {
             state.still = true;
             state.vms.keys().copied().collect()
         };
-        // The lock is released between two of them.
+        // The lock is released between two VMs.
         for vm in &vms {
             let mut state = self.lock();
             state.keep_still(*vm);
@@ -58,11 +58,11 @@ impl ManagedCard {
         Ok(still)
     }
 
-    /// Waits until `stays` returns none, and notifies guests of ended work. A channel that has not left within `limit`
-    /// counts as hung, and is killed.
+    /// Waits until `stays` returns `None`, and notifies guests of ended work. A channel that has not left within
+    /// `limit` counts as hung, and is killed.
     ///
     /// # Errors
-    /// If a channel stays on the card nevertheless.
+    /// If a channel still stays on the card.
     pub(super) fn await_rest(
         &self,
         limit: Duration,
@@ -104,13 +104,13 @@ impl ManagedCard {
 }
 
 impl CardState {
-    /// Returns whether the card is quiescent, or is being quiesced.
+    /// Returns true if the card is quiesced, or is being quiesced.
     #[must_use]
     pub fn stands_still(&self) -> bool {
         self.still
     }
 
-    /// Stops a VM's channels, if the card is quiescent or this VM is held.
+    /// Stops a VM's channels, if the card is quiesced or this VM is held.
     pub(super) fn keep_still(&mut self, vm: TenantId) {
         let still = self.still || self.held.contains(&vm);
         self.work.channels_mut().pause(self.memory.card_mut(), vm, Pause::Standstill, still);
@@ -138,8 +138,8 @@ impl CardState {
             .map(number_of)
             .find(|engine| self.work.channels_mut().occupant(self.memory.card_mut(), *engine) == Some(physical));
         let Some(engine) = on else {
-            // No engine works for it: a reset of the engines that it holds suffices, and its guest need not be
-            // notified.
+            // No engine works for this channel: a reset of the engines that it holds suffices, and its guest need not
+            // be notified.
             self.reset_engines_of(physical);
             return None;
         };
@@ -157,7 +157,7 @@ impl CardState {
             self.keep_still(vm);
             self.feeder().look_at_waits(Some(vm));
         }
-        // Channels that ran without a PGRAPH context may have it again.
+        // Channels that ran without a PGRAPH context may use PGRAPH again.
         self.want_graphics_again();
         self.change_hands();
     }

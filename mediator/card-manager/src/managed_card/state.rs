@@ -1,4 +1,4 @@
-//! Queries and changes of a card's state by other modules.
+//! Queries and changes of a card's state from other modules.
 
 use super::CardState;
 use crate::work::usage::{MemoryWait, SchedulerUsage};
@@ -12,7 +12,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 use vram::{Done, TenantId};
 
-/// Memory.
+/// Memory of the card.
 impl CardState {
     /// Returns the card's memory: the VMs' shares, its division, and memory lent to it.
     #[must_use]
@@ -41,7 +41,7 @@ impl CardState {
         (self.memory.vram_mut(), self.work.channels_mut())
     }
 
-    /// Sets the amount of RAM that a VM may lend, from now on; RAM that is lent stays lent.
+    /// Sets the amount of RAM that a VM may lend, from now on. RAM that is already lent stays lent.
     ///
     /// # Errors
     /// If the guaranteed part is not available; the state is then unchanged.
@@ -55,7 +55,7 @@ impl CardState {
         self.memory.holdings(self.now_ns())
     }
 
-    /// Returns the moves that are due now, the mediator's own first.
+    /// Returns the moves that are due now, starting with the mediator's own.
     pub(super) fn plan(&mut self) -> Planned {
         let now = self.now_ns();
         let schedule = self.work.schedule();
@@ -79,24 +79,24 @@ impl CardState {
         self.memory.plan_own(now)
     }
 
-    /// Returns the moves that allow `chunks` more of the card to be guaranteed.
+    /// Returns the moves that allow `chunks` more chunks of the card to be guaranteed.
     pub(super) fn plan_promise(&mut self, chunks: u32) -> Plan {
         let now = self.now_ns();
         self.memory.plan_promise(now, chunks)
     }
 
-    /// Returns random moves, if some are due.
+    /// Returns random moves, if they are due.
     pub(super) fn inject_random_moves(&mut self) -> Plan {
         self.memory.inject_random_moves()
     }
 
-    /// Returns the time until more moves may be due, if nothing happens before.
+    /// Returns the time until more moves may be due, unless an event comes first.
     pub(super) fn next_plan(&self) -> Option<Duration> {
         self.memory.next_plan()
     }
 
-    /// Records a scan of the mover: `waiting` waited for memory throughout, and memory was moved for `served`. Returns
-    /// the VMs that wait now.
+    /// Records a scan of the mover: `waiting` waited for memory during the whole scan, and memory was moved for
+    /// `served`. Returns the VMs that are waiting now.
     pub(super) fn looked(&mut self, waiting: &BTreeSet<TenantId>, served: &BTreeSet<TenantId>) -> BTreeSet<TenantId> {
         let now = self.now_ns();
         self.memory.looked(now, waiting, served)
@@ -141,7 +141,7 @@ impl CardState {
     }
 }
 
-/// Work.
+/// Work of the card.
 impl CardState {
     /// Returns the physical channels.
     #[must_use]
@@ -172,7 +172,7 @@ impl CardState {
         self.clock.host_ns()
     }
 
-    /// Measures how far the card's clock is ahead of the host's.
+    /// Measures by how much the card's clock is ahead of the host's.
     pub(super) fn set_clock(&mut self) {
         self.clock.set(&**self.memory.vram().memory.card());
     }
@@ -184,8 +184,8 @@ impl CardState {
         self.guest_alarms.arm(vm, now, in_ns);
     }
 
-    /// Returns the number of interrupts that a VM has caused without an end of work, and how often its channels were
-    /// paused because there were too many.
+    /// Returns the number of interrupts without a completion that a VM has caused, and the number of pauses of its
+    /// channels because of too many such interrupts.
     #[must_use]
     pub fn noise_of(&self, vm: TenantId) -> (u64, u64) {
         self.work.noise().interrupts_and_pauses(vm)
@@ -212,27 +212,27 @@ impl CardState {
         usage
     }
 
-    /// Begins a record of the scheduler of at most `limit` bytes; `names` are the VMs' names. Returns `false` if one is
-    /// active already, or if even the scheduler's current state does not fit.
+    /// Starts a record of the scheduler of at most `limit` bytes; `names` are the VMs' names. Returns `false` if a
+    /// record is already running, or the scheduler's current state does not fit.
     pub fn start_record(&mut self, names: &BTreeMap<TenantId, String>, limit: usize) -> bool {
         let at = self.card_time();
         self.work.start_record(at, names, limit)
     }
 
-    /// Begins a record of how often a VM's memory is accessed. Returns `false` if the VM does not exist, or it has one
-    /// already.
+    /// Starts a record of the number of accesses to a VM's memory. Returns `false` if the VM does not exist, or already
+    /// has such a record.
     pub fn start_accesses(&mut self, vm: TenantId) -> bool {
         let now = self.now_ns();
         self.memory.start_accesses(now, vm)
     }
 
-    /// Ends it; returns `None` if none is active, for example after the VM's removal.
+    /// Ends the record of accesses and returns it; `None` if no record is running, for example after the VM's removal.
     pub fn end_accesses(&mut self, vm: TenantId) -> Option<Accesses> {
         let now = self.now_ns();
         self.memory.end_accesses(now, vm)
     }
 
-    /// Ends the record and returns it; returns `None` if none is active.
+    /// Ends the record of the scheduler and returns it; `None` if no record is running.
     pub fn end_record(&mut self) -> Option<Vec<u8>> {
         self.work.end_record()
     }

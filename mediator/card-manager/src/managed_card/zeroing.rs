@@ -12,13 +12,13 @@ impl ManagedCard {
         while self.lock().vram_mut().scrub_piece().unwrap_or(false) {}
     }
 
-    /// Scrubs memory that a VM has freed. With engines, the mover zeroes memory after a wake-up, because a VM's lock
-    /// may be held here.
+    /// Scrubs memory that a VM has freed. If the engines zero memory, the mover does this after a wake-up, because the
+    /// caller may hold a VM's lock.
     ///
     /// # Errors
     /// If the card does not answer.
     pub(super) fn scrub_left(&self) -> Result<(), ManagerError> {
-        // Holds the card's lock for one part at a time.
+        // The card's lock is held for one part at a time.
         while !self.engines_zero && self.lock().vram_mut().scrub_piece()? {}
         Ok(())
     }
@@ -44,7 +44,7 @@ impl ManagedCard {
             return !places.is_empty();
         };
         tracing::warn!(%error, "memory is zeroed by the CPU");
-        // An engine that still works would write to memory that may be a guest's by then.
+        // An engine that still works would later write to memory that may belong to a guest by then.
         match self.stop_copier(&places) {
             Ok(()) => self.lock().vram_mut().engines_have_failed(),
             Err(_) => self.lock().vram_mut().engines_keep(),

@@ -4,15 +4,15 @@ use crate::alarm::{Alarm, TimerAlarm};
 use std::collections::BTreeMap;
 use vram::TenantId;
 
-/// Minimum time from arming to ringing, in ns: a guest that arms its alarm repeatedly wakes the card's interrupt thread
-/// at most this often.
+/// Minimum time between arming an alarm and its expiry, in ns: a guest that arms its alarm repeatedly wakes the card's
+/// interrupt thread at most this often.
 const SOONEST_NS: u64 = 100_000;
 
-/// Alarms by VM, and the timer that expires at the first.
+/// Alarms by VM, and the timer that expires at the first alarm.
 #[derive(Debug)]
 pub(crate) struct GuestAlarms<A = TimerAlarm> {
     timer: A,
-    /// In ns since the card was taken over.
+    /// Expiry times, in ns since the card was taken over.
     at: BTreeMap<TenantId, u64>,
 }
 
@@ -30,7 +30,7 @@ impl<A: Alarm> GuestAlarms<A> {
         self.set(now);
     }
 
-    /// Takes out the alarms that are due. Called when the timer has expired.
+    /// Removes the due alarms, and returns their VMs. Called when the timer has expired.
     pub(crate) fn due(&mut self, now: u64) -> Vec<TenantId> {
         if let Err(error) = self.timer.silence() {
             tracing::error!(%error, "the timer of guests' alarms cannot be read");

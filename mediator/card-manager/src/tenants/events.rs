@@ -5,15 +5,16 @@ use devmodel::events::SmError;
 use nvspec::addr::GpuVa;
 use nvspec::fifo::VirtualChannelId;
 
-/// A card event for one VM, with physical addresses and numbers where the VM's are unknown here.
+/// A card event for one VM. It contains physical addresses and numbers where the VM's numbers are unknown to the card
+/// manager.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GuestEvent {
-    /// Work of an engine has raised its interrupt; the VM had work there.
+    /// Work of an engine has raised its interrupt; the VM had work on this engine.
     NonStall {
         /// The engine's number in `nvspec::fifo::engine`.
         engine: u32,
     },
-    /// The runlist that the VM submitted last is in force.
+    /// The last runlist that the VM submitted is in effect.
     Runlist,
     /// Departing channels have left the card ([`take_left`](crate::CardState::take_left)).
     Left,
@@ -21,7 +22,7 @@ pub enum GuestEvent {
     Resume(Doorbell),
     /// The VM's PTIMER alarm is due or nearly due.
     Alarm,
-    /// Memory that the VM waits for may be available, or its wait has reached the limit.
+    /// Memory that the VM waits for may be available, or its wait has reached the time limit.
     Memory,
     /// A channel held an engine for too long without progress. It is off the card.
     Hang {
@@ -34,22 +35,22 @@ pub enum GuestEvent {
     MmuFault {
         /// The VM's channel.
         channel: VirtualChannelId,
-        /// Fault unit.
+        /// Number of the fault unit.
         unit: u32,
         /// GPU virtual address.
         va: GpuVa,
-        /// The fault's type word, as `pfifo::FAULT_TYPE`.
+        /// The fault's type word, in the format of `pfifo::FAULT_TYPE`.
         kind: u32,
     },
-    /// A PBDMA met a method that it cannot execute, and has continued after it.
+    /// A PBDMA found a method that it cannot execute, and has continued after it.
     Pbdma {
         /// The VM's channel.
         channel: VirtualChannelId,
-        /// PBDMA.
+        /// Number of the PBDMA.
         unit: u32,
-        /// Bits as `pbdma::INTR_0`.
+        /// Bits in the format of `pbdma::INTR_0`.
         intr: u32,
-        /// Word as `pbdma::METHOD_0`.
+        /// Word in the format of `pbdma::METHOD_0`.
         method: u32,
         /// Data of the method.
         data: u32,
@@ -58,30 +59,30 @@ pub enum GuestEvent {
     Graph {
         /// The VM's channel.
         channel: VirtualChannelId,
-        /// Bits as `pgraph::INTR`.
+        /// Bits in the format of `pgraph::INTR`.
         intr: u32,
-        /// Word as `pgraph::DATA_ERROR`.
+        /// Word in the format of `pgraph::DATA_ERROR`.
         code: u32,
         /// Class of the subchannel.
         class: u32,
-        /// Word as `pgraph::TRAPPED_ADDRESS`.
+        /// Word in the format of `pgraph::TRAPPED_ADDRESS`.
         address: u32,
         /// Data of the method.
         data: u32,
-        /// Units that trapped, word as `pgraph::TRAP`.
+        /// Units that trapped, as a word in the format of `pgraph::TRAP`.
         trap: u32,
-        /// Report of a multiprocessor, if one trapped: the first that does.
+        /// Error report of the first multiprocessor that trapped, if any did.
         sm: Option<SmError>,
     },
     /// A copy engine refused a method, and has continued after it.
     Copy {
         /// The VM's channel.
         channel: VirtualChannelId,
-        /// Copy engine, 0 or 1.
+        /// Number of the copy engine: 0 or 1.
         engine: u32,
-        /// Bits as `ce0::INTR`.
+        /// Bits in the format of `ce0::INTR`.
         intr: u32,
-        /// Word as `nvspec::class::ce90b5::error`.
+        /// Word in the format of `nvspec::class::ce90b5::error`.
         report: u32,
         /// Data of the method.
         data: u32,

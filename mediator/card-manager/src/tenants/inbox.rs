@@ -1,17 +1,17 @@
 //! Events from the card's interrupt thread for a VM whose lock is taken.
 //!
-//! One thread serves the interrupts of all VMs of a card, so it must never wait for one of them: a guest that keeps its
-//! own vGPU busy with a large flush would delay its neighbours' interrupts. The thread leaves the event here instead
-//! (`mailbox` handles it later).
+//! One thread serves the interrupts of all VMs of a card, so it must never wait for a VM: a guest that keeps its own
+//! vGPU busy with a large flush would delay its neighbours' interrupts. The thread leaves the event in the inbox
+//! instead (`mailbox` handles it later).
 
 use super::GuestEvent;
 use std::collections::VecDeque;
 
-/// Limit of queued errors. Engines continue after an error, so a guest can cause any number; further ones are only
-/// counted.
+/// Maximum number of queued errors. Engines continue after an error, so a guest can cause any number; further errors
+/// are only counted.
 const MAX_QUEUED_ERRORS: usize = 256;
 
-/// Events that wait for a VM.
+/// Events that are waiting for a VM.
 #[derive(Debug, Default)]
 pub(crate) struct Inbox {
     events: VecDeque<GuestEvent>,
@@ -19,18 +19,19 @@ pub(crate) struct Inbox {
 }
 
 impl Inbox {
-    /// Appends an event, unless an equivalent one is queued.
+    /// Appends an event, unless an equivalent event is queued.
     pub(crate) fn push(&mut self, event: GuestEvent) {
         if self.events.contains(&event) {
             return;
         }
         match event {
-            // A channel's ring is read up to its last doorbell.
+            // A channel's ring is read up to its last doorbell, so only this doorbell is stored.
             GuestEvent::Resume(doorbell) => {
                 let same = |old: &GuestEvent| matches!(old, GuestEvent::Resume(old) if old.channel == doorbell.channel);
                 self.events.retain(|old| !same(old));
             }
-            // Each is the end of a channel that stays bound until the event is handled: at most one per channel.
+            // Each of these events is the end of a channel that stays bound until the event is handled, so there is at
+            // most one per channel.
             GuestEvent::MmuFault { .. }
             | GuestEvent::Hang { .. }
             | GuestEvent::NonStall { .. }
@@ -53,12 +54,12 @@ impl Inbox {
         self.events.pop_front()
     }
 
-    /// Returns whether no event is queued.
+    /// Returns true if no event is queued.
     pub(crate) fn is_empty(&self) -> bool {
         self.events.is_empty()
     }
 
-    /// Returns the number of events dropped for lack of room since the VM was created.
+    /// Returns the number of events that were dropped because the queue was full, since the VM was created.
     pub(crate) fn lost(&self) -> u64 {
         self.lost
     }

@@ -1,8 +1,8 @@
 //! The VM's lock and its inbox, which the card's interrupt thread and the VM's own threads share.
 //!
-//! The interrupt thread serves all VMs of a card and waits for none. It leaves its event in the inbox and tries the
-//! lock; if that is taken, the holder empties the inbox when it releases the lock. An event between the holder's last
-//! check and the release found the lock still taken, so the holder checks once more afterwards.
+//! The interrupt thread serves all VMs of a card and waits for none. It leaves its event in the inbox and tries to take
+//! the lock; if the lock is taken, its holder empties the inbox on release. An event that arrives between the holder's
+//! last check and the release still finds the lock taken, so the holder checks once more afterwards.
 
 use super::GuestEvent;
 use super::inbox::Inbox;
@@ -24,21 +24,21 @@ pub trait Recipient {
 pub struct Mailbox<R, L: Locks = Real> {
     locked: Mutex<rank::Vm, R, L>,
     inbox: Mutex<rank::Inbox, Inbox, L>,
-    /// A panic has left the recipient half changed.
+    /// Set if a panic has left the recipient half changed.
     torn: AtomicBool,
 }
 
 /// The held lock. Queued events are handled before it is released.
 pub struct MailboxGuard<'a, R: Recipient, L: Locks = Real> {
     mailbox: &'a Mailbox<R, L>,
-    /// Always there, except at the end of [`Drop::drop`].
+    /// Always present, except at the end of [`Drop::drop`].
     guard: Option<Guard<'a, rank::Vm, R, L>>,
-    /// The thread was panicking when it took the lock.
+    /// Set if the thread was panicking when it took the lock.
     unwinding: bool,
 }
 
 impl<R: Recipient, L: Locks> Mailbox<R, L> {
-    /// Creates it with an empty inbox.
+    /// Creates a mailbox with an empty inbox.
     pub fn new(recipient: R) -> Self {
         Self { locked: Mutex::new(recipient), inbox: Mutex::default(), torn: AtomicBool::new(false) }
     }
@@ -46,7 +46,7 @@ impl<R: Recipient, L: Locks> Mailbox<R, L> {
     /// Waits for the lock.
     ///
     /// # Panics
-    /// If the recipient is [torn](Self::is_torn): this ends a VM's own thread, and other threads check first.
+    /// If the recipient is [torn](Self::is_torn): the panic ends a VM's own thread, and other threads check first.
     #[track_caller]
     pub fn lock(&self) -> MailboxGuard<'_, R, L> {
         let held = self.lock_torn();
@@ -55,7 +55,7 @@ impl<R: Recipient, L: Locks> Mailbox<R, L> {
         held
     }
 
-    /// Waits for the lock even if the recipient is torn, to take the rest down.
+    /// Waits for the lock even if the recipient is torn, so that the VM can be removed.
     #[track_caller]
     pub fn lock_torn(&self) -> MailboxGuard<'_, R, L> {
         MailboxGuard::new(self, self.locked.lock())
@@ -67,29 +67,29 @@ impl<R: Recipient, L: Locks> Mailbox<R, L> {
         self.locked.try_lock().map(|guard| MailboxGuard::new(self, guard)).filter(|_| !self.is_torn())
     }
 
-    /// Returns whether a panic has dropped the lock: the recipient may be half changed.
+    /// Returns true if a panic has dropped the lock: the recipient may be half changed.
     pub fn is_torn(&self) -> bool {
         self.torn.load(Ordering::Acquire)
     }
 
-    /// Queues an event, for this thread or the holder of the lock to handle. Never waits for the lock.
+    /// Queues an event, which this thread or the holder of the lock handles. Never waits for the lock.
     pub fn deliver(&self, event: GuestEvent) {
         self.inbox.lock().push(event);
-        // If the lock is free, the end of this guard handles the event.
+        // If the lock is free, dropping this guard handles the event.
         drop(self.try_lock());
     }
 
-    /// Returns the number of events dropped for lack of room since the VM was created.
+    /// Returns the number of events that were dropped because the queue was full, since the VM was created.
     pub fn lost(&self) -> u64 {
         self.inbox.lock().lost()
     }
 
-    /// Takes the next event in a statement of its own, so that the inbox is not locked while the event is handled.
+    /// Takes the next event in a separate statement, so that the inbox is not locked while the event is handled.
     fn next(&self) -> Option<GuestEvent> {
         self.inbox.lock().pop()
     }
 
-    /// Returns whether no event is queued.
+    /// Returns true if no event is queued.
     pub fn is_empty(&self) -> bool {
         self.inbox.lock().is_empty()
     }
@@ -133,7 +133,8 @@ impl<R: Recipient, L: Locks> Drop for MailboxGuard<'_, R, L> {
             torn.whole = true;
             drop(torn);
             drop(recipient);
-            // An event between the check and the release found the lock taken, and is left to this thread.
+            // An event that arrived between the check and the release found the lock taken, so this thread must handle
+            // it.
             if !self.mailbox.is_empty() {
                 self.guard = self.mailbox.locked.try_lock();
             }
@@ -141,8 +142,8 @@ impl<R: Recipient, L: Locks> Drop for MailboxGuard<'_, R, L> {
     }
 }
 
-/// Marks a recipient as torn unless it is whole when this value is dropped. It is declared after the lock's guard, and
-/// so dropped before the guard.
+/// Marks a recipient as torn when it is dropped by a panic. The value is declared after the lock's guard, and so
+/// dropped before the guard.
 struct Tearing<'a> {
     torn: &'a AtomicBool,
     whole: bool,
@@ -161,7 +162,7 @@ mod tests {
     use super::*;
     use std::panic::{AssertUnwindSafe, catch_unwind};
 
-    /// Counts handled events, and panics at interrupts of engine 9.
+    /// Counts handled events, and panics on interrupts of engine 9.
     #[derive(Default)]
     struct Counting {
         taken: u32,

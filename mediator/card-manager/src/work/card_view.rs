@@ -8,31 +8,31 @@ use nvspec::fifo::{ChannelId, VirtualChannelId};
 use sched::{Engine, Nanos};
 use vram::TenantId;
 
-/// Questions and requests of a feeder to its card: the state of a card, under its lock. Tests implement it with a card
-/// of their own.
+/// Questions and requests of a feeder to its card, answered by the state of a card under its lock. Tests implement this
+/// trait with a card model.
 ///
-/// The schedule is part of that state and not of the feeder, because a request may end channels, which the feeder of
-/// the same card must know before the request returns ([`Self::kill`]).
+/// The schedule is part of that state and not of the feeder, because a request may end channels, and the feeder of the
+/// same card must be notified of this before the request returns ([`Self::kill`]).
 pub trait CardView {
-    /// The alarm that brings the interrupt thread back.
+    /// The alarm that wakes the interrupt thread.
     type Alarm: Alarm;
 
-    /// Returns the scheduler and its known submissions, which lie in the card's state.
+    /// Returns the scheduler and its known submissions, which are part of the card's state.
     fn schedule(&mut self) -> &mut Schedule<Self::Alarm>;
 
-    /// The card's time. The time never goes back.
+    /// Returns the card's time, which never goes back.
     fn card_time(&self) -> Nanos;
 
     /// Returns the VM of a channel of the card, and the guest's number of the channel.
     fn owner(&self, channel: ChannelId) -> Option<(TenantId, VirtualChannelId)>;
 
-    /// Returns which engines a channel can work on, by its contexts.
+    /// Returns the engines that a channel can work on, according to its contexts.
     fn engines_of(&self, channel: ChannelId) -> [bool; Engine::COUNT];
 
-    /// Returns true if a channel may run, now or in its turn: neither guest nor mediator has stopped it.
+    /// Returns true if a channel may run, now or in its slice: neither the guest nor the mediator has stopped it.
     fn wants(&self, channel: ChannelId) -> bool;
 
-    /// Returns where a channel is, according to the card.
+    /// Returns the location of a channel, according to the card.
     fn presence(&mut self, channel: ChannelId) -> Presence;
 
     /// Returns true if a channel's semaphore wait blocks the method unit for other channels.
@@ -44,52 +44,53 @@ pub trait CardView {
     /// Returns a value that changes while the channel makes progress.
     fn progress(&mut self, channel: ChannelId) -> u64;
 
-    /// Returns true if a channel is kept off an engine that another VM holds, so that it cannot poll its semaphore; the
-    /// card's report about the channel dates from its last run.
+    /// Returns true if a channel is kept off an engine that another VM holds, so that the channel cannot poll its
+    /// semaphore; the card's report about the channel dates from its last run.
     fn is_shut_out(&self, channel: ChannelId) -> bool;
 
     /// Returns true if a channel is [shut out](Self::is_shut_out) and its VM will not get the engine for other work
     /// soon.
     fn is_left_out(&self, channel: ChannelId) -> bool;
 
-    /// Returns whether a channel's VM has PGRAPH to itself while the channel has work on the card, whichever engine
-    /// that is for.
+    /// Returns true if a channel's VM has exclusive use of PGRAPH while the channel has work on the card, for any
+    /// engine.
     fn closes_graphics(&self, channel: ChannelId) -> bool;
 
-    /// Returns true if a channel's PGRAPH context setting matches the needs of this work.
+    /// Returns true if a channel's PGRAPH context setting matches the needs of the work.
     fn is_ready_for(&self, channel: ChannelId, needs: Needs) -> bool;
 
     /// Returns true if a channel has so much work that its completions must be noticed immediately.
     fn needs_ends(&self, channel: ChannelId) -> bool;
 
     /// Returns the time in ns until the timer must expire, unless another event comes first: [`Self::take_ended`] must
-    /// be called again then, or a channel must still leave the card.
+    /// then be called again, or a channel must still leave the card.
     fn deferred_ns(&self) -> Option<u64>;
 
     /// Returns the submissions that ended since the last call, with the card's time of the end if known.
     fn take_ended(&mut self) -> Vec<(Submission, Option<Nanos>)>;
 
-    /// Lets the card fetch a submission and the channel's earlier ones. Returns `false` if it no longer exists.
+    /// Lets the card fetch a submission and the channel's earlier ones. Returns `false` if the channel no longer
+    /// exists.
     fn start(&mut self, channel: ChannelId, submission: Submission) -> bool;
 
-    /// Suppresses the interrupt at the end of a submission. `false` when it does all the same.
+    /// Suppresses the interrupt at the end of a submission. Returns `false` if the interrupt cannot be suppressed.
     fn suppress_completion_irq(&mut self, channel: ChannelId, submission: Submission) -> bool;
 
-    /// Makes a channel [ready](Self::is_ready_for) that has no work on the card. `false` if it is still to leave an
-    /// engine.
+    /// Makes a channel without work on the card [ready](Self::is_ready_for). Returns `false` if the channel must still
+    /// leave an engine.
     fn make_ready(&mut self, channel: ChannelId, needs: Needs) -> bool;
 
     /// Asks the card to take a channel off its engines.
     fn ask_to_leave(&mut self, channel: ChannelId);
 
-    /// Keeps a channel off the card, or lets it back with its work.
+    /// Keeps a channel off the card, or lets it return with its work.
     fn withhold(&mut self, channel: ChannelId, descheduled: bool);
 
-    /// Lets an engine that one VM has at a time change hands, if it is to. Returns how long a VM with work on other
-    /// engines has blocked PGRAPH since the last call, with the VM and the start.
+    /// Lets an engine that is used by one VM at a time change hands, if this is due. Returns the VM that has blocked
+    /// PGRAPH with work on other engines since the last call, if any, and the start of this time.
     fn hand_over(&mut self) -> Option<(TenantId, Nanos)>;
 
-    /// Takes a channel that holds an engine for too long off the card, and reports it through
+    /// Takes a channel that has held an engine for too long off the card, and reports it through
     /// [`Feeder::channel_ended`](super::feeder::Feeder::channel_ended).
     fn kill(&mut self, vm: TenantId, channel: VirtualChannelId, engine: Engine);
 }

@@ -8,47 +8,47 @@ use nvspec::fifo::ChannelId;
 use std::collections::BTreeMap;
 use vram::TenantId;
 
-/// Time between two polls that count, in ns.
+/// Minimum time between two polls that count, in ns.
 pub(crate) const LOOK_NS: u64 = 500_000;
-/// Looks before the engine that works for a channel is reset: 20 ms at least.
+/// Number of polls before the engine that works for a channel is reset: at least 20 ms.
 // TIMEOUT: an engine without current work leaves a channel much sooner. A busy host delays the polls.
 const ASKED_LOOKS: u32 = 40;
-/// Looks after the reset before the channel counts as one that the card keeps.
+/// Number of polls after the reset before the channel counts as kept by the card.
 const RESET_LOOKS: u32 = 200;
-/// Time between two polls of a channel that stays on the card, in ns. It may be the host that keeps the card from going
-/// on.
+/// Time between two polls of a channel that stays on the card, in ns. The host may be the reason that the card does not
+/// continue.
 const KEPT_LOOK_NS: u64 = 100_000_000;
 
 /// Progress of a channel's end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Stage {
-    /// The card was asked to take it off its engines.
+    /// The card was asked to take the channel off its engines.
     Asked,
-    /// The engines that worked for it were reset.
+    /// The engines that worked for the channel were reset.
     Reset,
-    /// It has left; its VM is to take its work area out of the address space.
+    /// The channel has left; its VM must remove its work area from the address space.
     Left,
-    /// The channel stays on the card, and no thread waits for it. It leaves late, or at a reset of the card.
+    /// The channel stays on the card, and no thread waits for it. It leaves late, or after a reset of the card.
     Kept,
 }
 
-/// A channel that departs.
+/// A departing channel.
 #[derive(Clone, Copy, Debug)]
 struct Departure {
     vm: TenantId,
     stage: Stage,
-    /// Looks that have counted in this stage.
+    /// Number of polls that have counted in this stage.
     looks: u32,
-    /// Time of the last of them, in ns since the card was taken over.
+    /// Time of the last counted poll, in ns since the card was taken over.
     looked_ns: u64,
-    /// The scheduler charges its work until it has left.
+    /// Set if the scheduler charges the channel's work until the channel has left.
     charged: bool,
 }
 
 /// Remedy for a channel that stays.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Remedy {
-    /// Reset the engines that work for it.
+    /// Reset the engines that work for the channel.
     Reset,
     /// Stop waiting: the channel stays on the card.
     GiveUp,
@@ -59,46 +59,47 @@ pub(crate) enum Remedy {
 pub(crate) struct Departures(BTreeMap<ChannelId, Departure>);
 
 impl Departures {
-    /// Begins with a channel of `vm`, if it does not depart already. `charged`: its work is charged until it has left.
+    /// Starts the departure of a channel of `vm`, unless it is already departing. `charged` means that its work is
+    /// charged until the channel has left.
     pub(crate) fn begin(&mut self, vm: TenantId, channel: ChannelId, charged: bool, now_ns: u64) {
         let new = Departure { vm, stage: Stage::Asked, looks: 0, looked_ns: now_ns, charged };
         self.0.entry(channel).or_insert(new).charged |= charged;
     }
 
-    /// Returns true if a channel is tracked here: it departs, has left, or stays on the card.
+    /// Returns true if a channel is tracked: it departs, has left, or stays on the card.
     pub(crate) fn contains(&self, channel: ChannelId) -> bool {
         self.0.contains_key(&channel)
     }
 
-    /// Returns the channels to poll: departing ones, and occasionally the ones that stayed on the card. Also returns
-    /// their VMs.
+    /// Returns the channels to poll: departing channels, and occasionally the channels that stayed on the card. Also
+    /// returns their VMs.
     pub(crate) fn due(&self, now_ns: u64) -> Vec<(ChannelId, TenantId)> {
         let due = self.0.iter().filter(|(_, departure)| departure.is_due(now_ns));
         due.map(|(channel, departure)| (*channel, departure.vm)).collect()
     }
 
-    /// Says whether any channel, or one of `vm`, is still to leave.
+    /// Returns true if any channel, or any channel of `vm`, must still leave.
     pub(crate) fn any_leaving(&self, vm: Option<TenantId>) -> bool {
         self.0.values().any(|departure| departure.is_leaving() && vm.is_none_or(|vm| vm == departure.vm))
     }
 
-    /// Says whether the card keeps a channel of `vm`.
+    /// Returns true if a channel of `vm` stays on the card.
     pub(crate) fn any_kept(&self, vm: TenantId) -> bool {
         self.0.values().any(|departure| departure.stage == Stage::Kept && departure.vm == vm)
     }
 
-    /// Returns true if no channel is departing, and none has departed and waits for its VM.
+    /// Returns true if no channel is departing, stays on the card, or has departed and waits for its VM.
     pub(crate) fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// Says whether the card keeps any channel.
+    /// Returns true if any channel stays on the card.
     pub(crate) fn any_kept_at_all(&self) -> bool {
         self.0.values().any(|departure| departure.stage == Stage::Kept)
     }
 
-    /// Counts a poll at `now_ns` of a channel that is still there, unless the last poll was just now. Returns the next
-    /// step if it is due.
+    /// Counts a poll at `now_ns` of a channel that is still on the card, unless the previous poll was too recent.
+    /// Returns the next step if it is due.
     pub(crate) fn stays(&mut self, channel: ChannelId, now_ns: u64) -> Option<Remedy> {
         let departure = self.0.get_mut(&channel)?;
         if departure.stage == Stage::Kept {
@@ -120,8 +121,8 @@ impl Departures {
         Some(remedy)
     }
 
-    /// A channel has left. `lingers`: its VM is still to take its work area out of the address space. Returns true if
-    /// the scheduler must be notified that its work has ended.
+    /// Records that a channel has left. `lingers` means that its VM must still remove its work area from the address
+    /// space. Returns true if the scheduler must be notified that the channel's work has ended.
     pub(crate) fn leave(&mut self, channel: ChannelId, lingers: bool) -> bool {
         let charged = self.discharge(channel);
         match self.0.get_mut(&channel) {
@@ -131,7 +132,7 @@ impl Departures {
         charged
     }
 
-    /// Its work is not charged any more. Returns whether it was.
+    /// Stops charging the channel's work. Returns true if it was charged.
     pub(crate) fn discharge(&mut self, channel: ChannelId) -> bool {
         self.0.get_mut(&channel).is_some_and(|departure| std::mem::take(&mut departure.charged))
     }
@@ -160,7 +161,7 @@ mod tests {
     const VM: TenantId = TenantId(1);
     const CHANNEL: ChannelId = ChannelId(7);
 
-    /// Looks so many times, each when it counts. Returns the last remedy.
+    /// Polls `times` times, at intervals at which polls count. Returns the last remedy.
     fn look(departures: &mut Departures, times: u32, now_ns: &mut u64) -> Option<Remedy> {
         let mut remedy = None;
         for _ in 0..times {
@@ -175,14 +176,14 @@ mod tests {
     fn engine_is_reset_after_fixed_poll_count_despite_extra_polls() {
         let (mut departures, mut now) = (Departures::default(), 0);
         departures.begin(VM, CHANNEL, true, now);
-        // Waiting threads poll more often than the tick.
+        // Waiting threads poll more often than the tick does.
         assert!((0..1000).all(|_| departures.stays(CHANNEL, now).is_none()));
         assert_eq!(look(&mut departures, ASKED_LOOKS, &mut now), Some(Remedy::Reset));
         assert!(departures.any_leaving(Some(VM)) && !departures.any_leaving(Some(TenantId(2))));
         assert_eq!(look(&mut departures, RESET_LOOKS, &mut now), Some(Remedy::GiveUp));
         assert!(departures.any_kept(VM) && !departures.any_leaving(None));
         assert_eq!(look(&mut departures, 1000, &mut now), None);
-        // A second request finds it still known and starts no new wait.
+        // A second request finds the channel still tracked and starts no new wait.
         departures.begin(VM, CHANNEL, true, now);
         assert!(!departures.any_leaving(None) && departures.contains(CHANNEL));
     }
@@ -214,7 +215,7 @@ mod tests {
         assert_eq!(departures.take_left(TenantId(2)), []);
         assert_eq!(departures.take_left(VM), [CHANNEL]);
         assert!(!departures.contains(CHANNEL));
-        // Killed: its engine was reset at once.
+        // The channel was killed: its engine was reset immediately.
         departures.begin(VM, CHANNEL, true, 0);
         assert!(departures.discharge(CHANNEL) && !departures.leave(CHANNEL, false));
         assert!(!departures.contains(CHANNEL));

@@ -1,37 +1,39 @@
-//! Channels whose started work is kept off the card for now: it resumes at its VM's next turn.
+//! Channels whose started work is currently kept off the card: it resumes in its VM's next slice.
 //!
 //! There are two kinds. A channel that was stopped (by its guest's registers, or because memory moves) and has left the
 //! card resumes when it may run again. A channel that waits for a semaphore *rests* (is descheduled) while others have
-//! work. One reason: an acquire may keep the unit that takes methods for its whole time slice, repeatedly. The other:
-//! its VM has used up its [hops](WakeAllowance), by work between its waits. Periodically, one resting channel may poll
-//! its semaphore again, like a submission whose turn has come. When the card has no other work, no channel rests.
+//! work. One reason is that an acquire may block the unit that fetches methods for its whole time slice, repeatedly.
+//! The other reason is that the channel's VM has used up its [hops](WakeAllowance) with work between its waits.
+//! Periodically, one resting channel may poll its semaphore again, like a submission in its slice. When the card has no
+//! other work, no channel rests.
 
 use nvspec::fifo::ChannelId;
 use sched::Nanos;
 use std::collections::{BTreeMap, VecDeque};
 use vram::TenantId;
 
-/// Time between the polls of two channels' semaphores, in ns. A poll takes up to a millisecond, so 3 % of the time.
+/// Time between the polls of two channels' semaphores, in ns. A poll takes up to a millisecond, which is 3 % of this
+/// time.
 const REST_NS: u64 = 32_000_000;
-/// WakeAllowance that a VM has in advance.
+/// Number of hops that a VM has in advance ([`WakeAllowance`]).
 const BURST_HOPS: u64 = 4;
 
 /// Reason that a channel is descheduled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Why {
-    /// It may not run.
+    /// The channel may not run.
     Stopped,
-    /// It waits for a semaphore, and other VMs have work.
+    /// The channel waits for a semaphore, and other VMs have work.
     Rests,
-    /// Its turn is awaited.
+    /// The channel waits for a slice.
     Queued,
 }
 
-/// The channels that are descheduled.
+/// The descheduled channels.
 #[derive(Debug, Default)]
 pub(crate) struct DescheduledChannels {
     pub(super) channels: BTreeMap<ChannelId, (TenantId, Why)>,
-    /// Descheduled channels; the first is the next to poll its semaphore.
+    /// Resting channels; the first is the next to poll its semaphore.
     pub(super) resting: VecDeque<ChannelId>,
     /// Time of the next poll.
     pub(super) next: Nanos,
@@ -47,12 +49,12 @@ impl DescheduledChannels {
         self.channels.contains_key(&channel)
     }
 
-    /// Returns true if a descheduled channel waits for its poll.
+    /// Returns true if a resting channel waits for its poll.
     pub(crate) fn any_rests(&self) -> bool {
         !self.resting.is_empty()
     }
 
-    /// All, with whose they are.
+    /// Returns all descheduled channels with their VMs.
     pub(crate) fn channels(&self) -> impl Iterator<Item = (ChannelId, TenantId)> {
         self.channels.iter().map(|(channel, (vm, _))| (*channel, *vm))
     }
@@ -78,8 +80,8 @@ impl DescheduledChannels {
         self.resting.retain(|channel| channels.contains_key(channel));
     }
 
-    /// Returns the next channel that may poll, if it is time; the channel no longer rests. `wanted` is true if other
-    /// VMs have work.
+    /// Returns the next channel that may poll, if a poll is due; the channel then no longer rests. `wanted` is true if
+    /// other VMs have work.
     pub(crate) fn wake_next(&mut self, now: Nanos, wanted: bool) -> Option<ChannelId> {
         if wanted && now < self.next {
             return None;
@@ -93,13 +95,13 @@ impl DescheduledChannels {
     }
 }
 
-/// Counts how often a VM's channels worked between two polls at which they waited. This work is not measured and
-/// belongs to no turn, so each VM may do it a few times, and then once for each poll of a resting channel.
+/// Limits how often a VM's channels work between two polls at which they waited. This work is not measured and belongs
+/// to no slice, so each VM may do it a few times, and then once per poll of a resting channel.
 #[derive(Debug, Default)]
 pub(crate) struct WakeAllowance(pub(super) BTreeMap<TenantId, Nanos>);
 
 impl WakeAllowance {
-    /// Counts one. Returns false if the VM has used up its allowance.
+    /// Counts one hop. Returns false if the VM has used up its allowance.
     pub(crate) fn allow(&mut self, vm: TenantId, now: Nanos) -> bool {
         let paid = self.0.entry(vm).or_default();
         let next = (*paid).max(now).after(REST_NS);

@@ -1,17 +1,17 @@
 //! Feeds the scheduler of a card with events, and carries out its decisions.
 //!
-//! A doorbell puts a submission into a channel's ring on the card ([`channels::Channels::pull`]) and is an arrival
-//! here; when its turn comes, on any thread, the card may fetch it. Its completion record marks its end, with the
-//! card's time.
+//! A doorbell puts a submission into a channel's ring on the card ([`channels::Channels::pull`]) and arrives at the
+//! feeder; when the submission gets a slice, on any thread, the card may fetch it. Its completion record marks its end,
+//! with the card's time.
 //!
-//! A submission that cannot run does not block others. It is an arrival only once the guest has enabled and listed its
+//! A submission that cannot run does not block others. It arrives only once the guest has enabled and listed its
 //! channel. A submission that started and then waits, for a semaphore or because its channel was stopped, leaves the
 //! engine to others once the card reports that no engine works for its channel. Until then it is charged and its limit
 //! applies, regardless of the guest's register writes; a stopped channel is asked to leave the engine. When it may run
-//! again, it resumes in its [turn](super::descheduled).
+//! again, it resumes in its [slice](super::descheduled).
 //!
 //! Parts: `arrivals` (submissions until they are queued), `waits` (submissions and channels that cannot run), `engines`
-//! (which channels the engines work for, and overruns).
+//! (the channels that the engines work for, and overruns).
 //!
 //! A channel is killed only after the engine confirms that it is running it.
 
@@ -51,7 +51,7 @@ impl<'a, C: CardView> Feeder<'a, C> {
         self.feed([Event::Added { vgpu: vm, params }]);
     }
 
-    /// Nothing of a VM is on the card any more.
+    /// Handles the removal of a VM from the card.
     pub(crate) fn unschedule_vm(&mut self, vm: TenantId) {
         self.schedule().forget(|held| held.vm == vm);
         self.schedule().descheduled.forget(|of, _| of == vm);
@@ -70,12 +70,13 @@ impl<'a, C: CardView> Feeder<'a, C> {
         self.feed([Event::Configured(config)]);
     }
 
-    /// Lets a VM out of quarantine.
+    /// Releases a VM from quarantine.
     pub fn release_vm(&mut self, vm: TenantId) {
         self.feed([Event::Released { vgpu: vm }]);
     }
 
-    /// A physical channel is off the card with all its work. Work that ended before was [completed](Self::complete).
+    /// Handles the end of a physical channel, which is off the card with all its work. Work that ended before was
+    /// [completed](Self::complete).
     pub(crate) fn channel_ended(&mut self, vm: TenantId, channel: ChannelId) {
         self.schedule().forget(|held| held.channel == channel);
         self.schedule().several.remove(&channel);
@@ -83,7 +84,7 @@ impl<'a, C: CardView> Feeder<'a, C> {
         self.feed([Event::ChannelEnded { vgpu: vm, channel: Channel(channel.0.into()) }]);
     }
 
-    /// Looks which submissions have ended.
+    /// Finds the submissions that have ended.
     pub(crate) fn complete(&mut self) {
         let mut ended = self.card.take_ended();
         // Ends on one engine are in order; an end without a time happened before now.
@@ -111,10 +112,10 @@ impl<'a, C: CardView> Feeder<'a, C> {
         self.feed(events);
     }
 
-    /// The timer has expired.
+    /// Handles the timer's expiry.
     pub(crate) fn tick(&mut self) {
         self.schedule().disarm();
-        // Work that has ended by now has not exceeded its limit.
+        // Work that has already ended has not exceeded its limit.
         if self.next_look_ns().is_some() || self.schedule().scheduler.in_flight() > 0 {
             self.complete();
         }
@@ -125,10 +126,10 @@ impl<'a, C: CardView> Feeder<'a, C> {
         self.feed([Event::Tick]);
     }
 
-    /// Sees which submissions (of a VM, or of all) can run that could not, and the other way round.
+    /// Finds the submissions (of a VM, or of all VMs) that have become able or unable to run.
     pub fn look_at_waits(&mut self, vm: Option<TenantId>) {
         if vm.is_none() {
-            // Not called for each guest register write, because it reads the card, which delays other VMs.
+            // This is not done for each guest register write, because it reads the card, which delays other VMs.
             let moved = self.look_at_engines();
             self.feed(moved);
         }
@@ -145,7 +146,7 @@ impl<'a, C: CardView> Feeder<'a, C> {
         self.feed(events);
     }
 
-    /// Returns the time in ns until the next poll that the scheduler does not know of, if any.
+    /// Returns the time in ns until the next poll that is unknown to the scheduler, if any.
     fn next_look_ns(&mut self) -> Option<u64> {
         let deferred =
             self.card.deferred_ns().or_else(|| (self.any_left_out() || self.any_unready()).then_some(LOOK_NS));
@@ -175,7 +176,7 @@ impl<'a, C: CardView> Feeder<'a, C> {
         self.schedule().arm(now, deferred);
     }
 
-    /// Appends the events for the scheduler.
+    /// Carries out a decision, and appends the resulting events for the scheduler.
     fn carry_out(&mut self, decision: Decision, events: &mut VecDeque<Event>) {
         let mut told = Vec::new();
         match decision {
@@ -192,7 +193,7 @@ impl<'a, C: CardView> Feeder<'a, C> {
         events.extend(told);
     }
 
-    /// Starts a submission whose turn has come.
+    /// Starts a submission in its slice.
     fn start_submission(&mut self, ticket: Ticket, told: &mut Vec<Event>) {
         let descheduled = Event::Withdrawn { ticket };
         let Some(held) = self.schedule().held.get_mut(&ticket) else { return told.push(descheduled) };
@@ -204,7 +205,7 @@ impl<'a, C: CardView> Feeder<'a, C> {
         if !self.card.start(channel, Submission(ticket.0)) {
             return told.push(descheduled);
         }
-        // The end of the work before this fence is noticed with the fence's, so one interrupt serves both.
+        // The end of the work before this fence is noticed together with the fence's end, so one interrupt serves both.
         if brief
             && let Some(before) = self.schedule().started_before(ticket, channel)
             && self.card.suppress_completion_irq(channel, Submission(before.0))
@@ -212,7 +213,7 @@ impl<'a, C: CardView> Feeder<'a, C> {
         {
             held.irq_suppressed = true;
         }
-        // Earlier work of its channel must continue first.
+        // Earlier work of the channel must continue first.
         if self.schedule().descheduled.contains(channel)
             && let Some(held) = self.schedule().held.get_mut(&ticket)
         {

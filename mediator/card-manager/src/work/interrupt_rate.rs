@@ -1,22 +1,22 @@
-//! Counts and limits the interrupts that VMs cause beyond their completion interrupts.
+//! Counts and limits the interrupts that VMs cause in addition to their completion interrupts.
 //!
-//! The card's one interrupt thread serves each of them under the card's lock: methods that no engine knows, errors of
-//! engines, and interrupts in the middle of a submission. A VM may cause [`MAX_INTERRUPTS_PER_CHECK`] of them between
-//! two checks of that thread. A VM that causes more has its channels paused until the next check: it loses its own
-//! time, and other VMs are served.
+//! The card's single interrupt thread serves each interrupt under the card's lock: methods that are unknown to the
+//! engines, errors of engines, and interrupts in the middle of a submission. A VM may cause
+//! [`MAX_INTERRUPTS_PER_CHECK`] of these between two checks of that thread. If a VM causes more, its channels are
+//! paused until the next check: it loses its own time, and other VMs are served.
 
 use std::collections::BTreeMap;
 use vram::TenantId;
 
-/// Maximum interrupts of one VM between two checks, which are a tenth of a second apart.
+/// Maximum number of interrupts of one VM between two checks, which are a tenth of a second apart.
 pub(crate) const MAX_INTERRUPTS_PER_CHECK: u32 = 256;
-/// Interrupts per submission that are not counted: those of the guest's fences.
+/// Number of interrupts per submission that are not counted: those of the guest's fences.
 const FREE_INTERRUPTS_PER_SUBMISSION: u32 = 2;
 
-/// Account of one VM.
+/// Interrupt account of one VM.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Caused {
-    /// Interrupts since the last check, minus the allowance for its submissions.
+    /// Number of interrupts since the last check, minus the allowance for the VM's submissions.
     pub(super) lately: u32,
     pub(super) total: u64,
     pub(super) paused: bool,
@@ -28,7 +28,7 @@ pub(super) struct Caused {
 pub(crate) struct InterruptRateLimit(pub(super) BTreeMap<TenantId, Caused>);
 
 impl InterruptRateLimit {
-    /// Counts an interrupt. Returns whether the VM's channels must be paused from now on.
+    /// Counts an interrupt. Returns true if the VM's channels must be paused from now on.
     pub(crate) fn count(&mut self, vm: TenantId) -> bool {
         let caused = self.0.entry(vm).or_default();
         caused.total = caused.total.saturating_add(1);
@@ -39,7 +39,7 @@ impl InterruptRateLimit {
         exceeds
     }
 
-    /// A submission of the VM has ended.
+    /// Handles the end of a submission of the VM.
     pub(crate) fn ended(&mut self, vm: TenantId) {
         if let Some(caused) = self.0.get_mut(&vm) {
             caused.lately = caused.lately.saturating_sub(FREE_INTERRUPTS_PER_SUBMISSION);
@@ -58,12 +58,12 @@ impl InterruptRateLimit {
         resumed
     }
 
-    /// Number of interrupts that a VM caused, and of pauses because of them.
+    /// Returns the number of interrupts that a VM caused, and of pauses because of them.
     pub(crate) fn interrupts_and_pauses(&self, vm: TenantId) -> (u64, u64) {
         self.0.get(&vm).map(|caused| (caused.total, caused.pauses)).unwrap_or_default()
     }
 
-    /// The VM is gone.
+    /// Forgets a removed VM.
     pub(crate) fn forget(&mut self, vm: TenantId) {
         self.0.remove(&vm);
     }

@@ -1,7 +1,7 @@
-//! The engines that a submission needs, as far as its push buffer shows.
+//! The engines that a submission needs, as far as visible in its push buffer.
 //!
-//! Only a hint: the guest can change the words once they were looked at. Work that was taken for copies runs on a
-//! channel without a PGRAPH context, where a method for PGRAPH faults and ends that channel.
+//! This is only a hint: the guest can change the words after they were read. Work that was classified as copies runs on
+//! a channel without a PGRAPH context. On such a channel, a method for PGRAPH faults and ends the channel.
 
 use super::engine_numbered;
 use sched::Engine;
@@ -12,14 +12,14 @@ pub enum Needs {
     /// PGRAPH, or unknown.
     #[default]
     Graphics,
-    /// Only copy engines, this one first.
+    /// Only copy engines; this one is used first.
     Copies(Engine),
-    /// None: its methods are for the host interface alone.
+    /// No engine: its methods are only for the host interface.
     Host,
 }
 
 impl Needs {
-    /// Needs of a method for the engine that has this number on the card.
+    /// Returns the needs of a method for the engine with this number on the card.
     #[must_use]
     pub(crate) fn of_engine(number: u32) -> Self {
         match engine_numbered(number) {
@@ -28,7 +28,7 @@ impl Needs {
         }
     }
 
-    /// Needs of work that has these, then `other`.
+    /// Returns the combined needs of work with these needs, followed by work with the needs `other`.
     #[must_use]
     pub fn and(self, other: Self) -> Self {
         match (self, other) {

@@ -1,5 +1,5 @@
-//! Submissions that were made long ago and have not ended, with the reason of each wait, for `mediatorctl sched show`
-//! and for the log.
+//! Submissions that arrived long ago and have not ended, with the reason of each wait, for `mediatorctl sched show` and
+//! for the log.
 
 use super::Work;
 use super::descheduled::Why;
@@ -11,35 +11,35 @@ use std::collections::BTreeSet;
 use std::fmt;
 use vram::TenantId;
 
-/// Age from which a submission is overdue, in ns.
+/// Age at which a submission becomes overdue, in ns.
 const OVERDUE_NS: u64 = 1_000_000_000;
-/// Time between two lines of the log about one VM, in ns: a guest can bring them about.
+/// Minimum time between two log lines about one VM, in ns, because a guest can cause such lines.
 const QUIET_NS: u64 = 10_000_000_000;
 /// Maximum number of submissions that are shown per VM.
 const MAX_SHOWN_PER_VM: usize = 8;
 
-/// Cause for which a submission has not ended.
+/// Reason that a submission has not ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Awaited {
-    /// Its guest has disabled its channel, taken it off the runlist or masked the engines.
+    /// The guest has disabled its channel, removed it from the runlist or masked the engines.
     Guest,
-    /// Memory of its VM moves.
+    /// Memory of the VM is being moved.
     Memory,
-    /// Another VM has its turn to have its memory on the card.
+    /// Another VM has the quantum for its memory on the card.
     MemoryTurn,
-    /// Its VM has caused more interrupts than it may, and is paused until the next check.
+    /// The VM has caused more interrupts than allowed, and is paused until the next check.
     Interrupts,
-    /// The card is paused for all VMs.
+    /// The card is quiesced for all VMs.
     Standstill,
-    /// The scheduler has not started it.
+    /// The scheduler has not started the submission.
     Turn,
-    /// Its VM is quarantined.
+    /// The VM is quarantined.
     Quarantine,
-    /// A semaphore that has not been released.
+    /// A semaphore has not been released.
     Semaphore,
-    /// The end of its work on the engine.
+    /// The engine has not ended the work.
     Engine,
-    /// Its channel has ended, and none of its work runs.
+    /// The channel has ended, and none of its work is running.
     Ended,
 }
 
@@ -60,21 +60,21 @@ impl fmt::Display for Awaited {
     }
 }
 
-/// A submission that was made more than a second ago.
+/// A submission that arrived more than a second ago.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Overdue {
     /// The VM's channel.
     pub channel: VirtualChannelId,
     /// The engine of the submission.
     pub engine: Engine,
-    /// The event that it waits for.
+    /// The event that the submission waits for.
     pub awaited: Awaited,
-    /// Its age in ns, by the card's clock.
+    /// Age of the submission in ns, by the card's clock.
     pub age_ns: u64,
 }
 
 impl Work {
-    /// Returns the oldest of a VM's submissions that are overdue, oldest first.
+    /// Returns a VM's oldest overdue submissions, oldest first.
     pub(crate) fn overdue(&self, vm: TenantId, now: Nanos) -> Vec<Overdue> {
         let of_it = self.schedule.held.values().filter(|held| held.vm == vm);
         let late = of_it.filter(|held| now.since(held.arrived) >= OVERDUE_NS);
@@ -104,12 +104,12 @@ impl Work {
         }
     }
 
-    /// Returns whether a channel that is descheduled waits for a semaphore.
+    /// Returns true if a descheduled channel waits for a semaphore.
     fn rests(&self, channel: ChannelId) -> bool {
         self.schedule.descheduled.reason(channel) == Some(Why::Rests)
     }
 
-    /// Logs the reason of each VM's oldest overdue submission, at most once in ten seconds for a VM.
+    /// Logs the reason of each VM's oldest overdue submission, at most once in ten seconds per VM.
     pub(crate) fn tell_overdue(&mut self, now: Nanos) {
         let late = self.schedule.held.values().filter(|held| now.since(held.arrived) >= OVERDUE_NS);
         let vms: BTreeSet<TenantId> = late.map(|held| held.vm).collect();

@@ -1,6 +1,6 @@
-//! The engines that a submission's methods are for: read from its push buffers when it is taken over.
+//! The engines that a submission's methods are for, read from its push buffers when the submission is pulled.
 //!
-//! The guest can change the words afterwards. So the protection of other VMs does not depend on the answer: see
+//! The guest can change the words afterwards. So the protection of other VMs does not depend on the result: see
 //! [`Needs`].
 #![cfg_attr(
     not(test),
@@ -10,43 +10,44 @@
 use super::needs::Needs;
 use nvspec::fifo::{HeaderOp, MethodHeader, OldMethodHeader, SUBCHANNELS, engine, host_method, sub_op};
 
-/// Words of a submission that are read. A longer submission counts as work for PGRAPH.
+/// Maximum number of words of a submission that are read. A longer submission counts as work for PGRAPH.
 const WORDS: usize = 4096;
-/// Words that are read at once: most work for PGRAPH shows in its first few words.
+/// Number of words that are read at once: most work for PGRAPH is recognized by its first few words.
 const DWORDS_PER_READ: usize = 64;
 
-/// Engines that a channel's subchannels are bound to, as far as known.
+/// Engines of a channel's subchannels, as far as known.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Bindings([Option<u32>; SUBCHANNELS as usize]);
 
 /// State of a push buffer between two words.
 #[derive(Clone, Copy, Debug)]
 enum State {
-    /// A header follows.
+    /// The next word is a header.
     Header,
-    /// Data words follow: subchannel, method of the next word, step after it and after the rest, number of words.
+    /// The next words are data: subchannel, method of the next word, step after this word and after the rest, number of
+    /// words.
     Data { subchannel: u8, method: u32, step: u32, then: u32, count: u32 },
 }
 
-/// A submission that is read while it is taken over.
+/// Reads a submission while it is pulled.
 #[derive(Debug)]
 pub struct Reader<'a> {
     bindings: &'a mut Bindings,
     state: State,
-    /// Words that may still be read.
+    /// Number of words that may still be read.
     left: usize,
     needs: Needs,
 }
 
 impl<'a> Reader<'a> {
-    /// Starts with a submission of the channel with these bindings.
+    /// Creates a reader for a submission of the channel with these bindings.
     #[must_use]
     pub const fn new(bindings: &'a mut Bindings) -> Self {
         Self { bindings, state: State::Header, left: WORDS, needs: Needs::Host }
     }
 
-    /// Reads a push buffer of `dwords` words, in pieces: `read` fills one from a word on, and returns `None` where
-    /// nothing can be read.
+    /// Reads a push buffer of `dwords` words, in parts: `read` fills a buffer with the words starting at an index, and
+    /// returns `None` if they cannot be read.
     pub fn range(&mut self, dwords: u32, mut read: impl FnMut(usize, &mut [u8]) -> Option<()>) {
         let dwords = dwords as usize;
         if dwords > self.left {
@@ -76,13 +77,13 @@ impl<'a> Reader<'a> {
         self.needs
     }
 
-    /// Counts the submission as work for PGRAPH, and forgets the bindings: the rest is not read.
+    /// Counts the submission as work for PGRAPH, and forgets the bindings, because the rest is not read.
     fn give_up(&mut self) {
         self.needs = Needs::Graphics;
         *self.bindings = Bindings::default();
     }
 
-    /// Takes a word. Returns false at the end of the range.
+    /// Handles a word. Returns false at the end of the range.
     fn word(&mut self, word: u32) -> bool {
         let State::Data { subchannel, method, step, then, count } = self.state else { return self.header(word) };
         let next = State::Data {
@@ -102,7 +103,7 @@ impl<'a> Reader<'a> {
             HeaderOp::OldIncreasing | HeaderOp::OldNonIncreasing if old.sub_op() == sub_op::METHODS => {
                 (old.subchannel(), old.method(), u32::from(old.count()))
             }
-            // A mask of subdevices, of which only one exists.
+            // This is a mask of subdevices; only one subdevice exists.
             HeaderOp::OldIncreasing | HeaderOp::OldNonIncreasing => return true,
             HeaderOp::Immediate => {
                 return self.method(header.subchannel(), header.method(), header.count().into());
@@ -127,7 +128,7 @@ impl<'a> Reader<'a> {
         true
     }
 
-    /// Takes a method. Returns false if the rest need not be read.
+    /// Handles a method. Returns false if the rest need not be read.
     fn method(&mut self, subchannel: u8, method: u32, datum: u32) -> bool {
         let Some(bound) = self.bindings.0.get_mut(usize::from(subchannel)) else {
             self.give_up();
@@ -136,7 +137,7 @@ impl<'a> Reader<'a> {
         let needs = if method == host_method::SET_OBJECT {
             let number = host_method::set_object::ENGINE.get(datum);
             *bound = Some(number);
-            // Binding a class of PGRAPH may load PGRAPH's context.
+            // Binding a PGRAPH class may load PGRAPH's context.
             if number == engine::GR { Needs::Graphics } else { Needs::Host }
         } else if method < host_method::ENGINE_FIRST {
             Needs::Host

@@ -6,7 +6,7 @@ use sched::{Decision, Event, Nanos, Scheduler, TenantId};
 use std::collections::BTreeMap;
 use std::io::{self, ErrorKind, Write};
 
-/// Bytes in memory, up to a limit.
+/// A memory buffer of limited size, in bytes.
 #[derive(Debug)]
 struct Bounded {
     bytes: Vec<u8>,
@@ -27,7 +27,7 @@ impl Write for Bounded {
     }
 }
 
-/// A record that is being made. When there is no more room, it ends with the last event that fitted.
+/// A running record. When it is full, it ends with the last event that fits.
 #[derive(Debug)]
 pub(crate) struct Recording {
     recorder: Recorder<Bounded>,
@@ -47,7 +47,7 @@ impl Recording {
 
     fn end(self) -> Vec<u8> {
         let mut bytes = self.recorder.finish().map(|to| to.bytes).unwrap_or_default();
-        // Drops the line that did not fit.
+        // Drop the line that did not fit.
         let end = bytes.iter().rposition(|byte| *byte == b'\n').map_or(0, |at| at + 1);
         bytes.truncate(end);
         bytes
@@ -55,8 +55,8 @@ impl Recording {
 }
 
 impl Work {
-    /// Begins a record of the scheduler of at most `limit` bytes; `names` are the VMs' names. Returns `false` if a
-    /// recording is running already, or the scheduler's current state does not fit.
+    /// Starts a record of the scheduler of at most `limit` bytes; `names` are the VMs' names. Returns `false` if a
+    /// record is already running, or the scheduler's current state does not fit.
     pub(crate) fn start_record(&mut self, at: Nanos, names: &BTreeMap<TenantId, String>, limit: usize) -> bool {
         if self.schedule.recording.is_some() {
             return false;
@@ -66,7 +66,7 @@ impl Work {
         self.schedule.recording.is_some()
     }
 
-    /// Ends the record and returns it; `None` when none is being made.
+    /// Ends the record and returns it; `None` if no record is running.
     pub(crate) fn end_record(&mut self) -> Option<Vec<u8>> {
         self.schedule.recording.take().map(Recording::end)
     }

@@ -1,4 +1,4 @@
-//! Saved state of the work on a card, except its channels and its scheduler, which save themselves.
+//! Saved state of the work on a card, except its channels and its scheduler, which are saved separately.
 
 use super::Work;
 use super::departures::Departures;
@@ -16,22 +16,22 @@ use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use vram::TenantId;
 
-/// The work.
+/// Saved state of the work.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct SavedWork {
     /// Submissions in flight, by number.
     held: Vec<SavedHeld>,
-    /// By physical channel number: its VM, and the reason.
+    /// Physical channel number, its VM, and the reason.
     descheduled: Vec<(u8, u32, SavedWhy)>,
-    /// Descheduled channels; the first is the next to poll its semaphore.
+    /// Resting channels; the first is the next to poll its semaphore.
     resting: Vec<u8>,
     next_look: u64,
-    /// By VM.
+    /// VM, and the end of its used allowance.
     hops: Vec<(u32, u64)>,
     /// Channels that can work on several engines, each with the engine where it was last seen.
     several: Vec<(u8, Option<u8>)>,
     looked: u64,
-    /// By VM.
+    /// Interrupts by VM.
     noise: Vec<SavedNoise>,
     ended: u64,
 }
@@ -68,7 +68,7 @@ enum SavedWhy {
     Queued,
 }
 
-/// Interrupts that a VM has caused. Whether it is paused for them is known of its channels.
+/// Interrupts that a VM has caused. The VM's channels record if it is paused because of them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct SavedNoise {
     vm: u32,
@@ -78,13 +78,13 @@ struct SavedNoise {
 }
 
 impl Work {
-    /// Writes the work down.
+    /// Saves the work.
     ///
     /// # Errors
-    /// If work is still in transit.
+    /// If work is not quiescent.
     pub(crate) fn save(&self) -> Result<SavedWork, ManagerError> {
         let Self {
-            // They save themselves.
+            // The channels are saved separately.
             channels: _,
             departures,
             schedule,
@@ -92,23 +92,23 @@ impl Work {
             ended,
         } = self;
         let Schedule {
-            // It saves itself.
+            // The scheduler is saved separately.
             scheduler: _,
             held,
-            // It is set again.
+            // The next process sets the alarm again.
             alarm: _,
             armed: _,
             outbox,
-            // It is counted again.
+            // The next process counts these submissions again.
             waiting: _,
             descheduled: DescheduledChannels { channels, resting, next, hops: WakeAllowance(hops) },
             // Derived from the scheduler's state.
             barred: _,
             several,
             looked,
-            // The log repeats its messages.
+            // The log messages are repeated.
             told: _,
-            // A recording ends.
+            // A running record ends.
             recording: _,
         } = schedule;
         if !departures.is_empty() || !outbox.is_empty() {
@@ -140,7 +140,7 @@ impl SavedWork {
     /// Returns the saved work, with the card's channels and their scheduler.
     ///
     /// # Errors
-    /// If it is impossible or not one of these channels.
+    /// If the saved state is invalid or does not match these channels.
     pub(crate) fn restored(
         self,
         channels: Channels,
@@ -176,7 +176,8 @@ impl SavedWork {
         Ok(Work { channels, departures: Departures::default(), schedule, noise, ended })
     }
 
-    /// Checks that each submission belongs to its channel, is in flight and known, and that descheduled work has one.
+    /// Checks that each submission belongs to its channel, is in flight and known, and that each descheduled channel
+    /// has a submission.
     fn check(&self, channels: &Channels, scheduler: &Scheduler) -> Result<(), Invalid> {
         let Self { held, descheduled, resting, hops, several, noise, .. } = self;
         let ordered = ascend(held.iter().map(|held| held.ticket))
@@ -238,10 +239,10 @@ impl SavedHeld {
             seen: seen.map(|(at, progress)| (Nanos(at), progress)),
             hopped,
             on_engine: on_engine.map(Nanos),
-            // It may be, because polls for its end cost little.
+            // The interrupt may be suppressed; this assumption is safe, because polls for the end cost little.
             irq_suppressed: true,
             brief: false,
-            // Its channel has its PGRAPH context again.
+            // The channel has its PGRAPH context again.
             needs: Needs::Graphics,
         };
         (Ticket(ticket), held)

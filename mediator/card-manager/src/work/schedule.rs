@@ -1,5 +1,5 @@
-//! A card's scheduler, and the mediator's record of submissions in flight. [`Feeder`](super::feeder::Feeder) acts on
-//! it.
+//! A card's scheduler, and the mediator's record of submissions in flight, which [`Feeder`](super::feeder::Feeder)
+//! uses.
 
 use super::descheduled::DescheduledChannels;
 use super::needs::Needs;
@@ -11,23 +11,23 @@ use sched::{Config, ConfigError, Engine, Event, Nanos, Scheduler, Ticket};
 use std::collections::{BTreeMap, BTreeSet};
 use vram::TenantId;
 
-/// Interval of polls of work in flight while other work waits for its turn. Equals the time that BAND waits for a VM.
+/// Poll interval for work in flight while other work waits for a slice. It equals the time that BAND waits for a VM.
 pub(crate) const LOOK_NS: u64 = 500_000;
 
 /// Stage of a submission.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Stage {
-    /// Its channel may not run, and the scheduler does not know the submission.
+    /// The channel may not run, and the submission is unknown to the scheduler.
     Parked,
-    /// It waits for its turn.
+    /// The submission waits for a slice.
     Queued,
-    /// The card has it.
+    /// The submission is on the card.
     Started,
-    /// The card has it, and it waits for a semaphore; no engine works for its channel.
+    /// The submission is on the card and waits for a semaphore; no engine works for its channel.
     Waiting,
-    /// The card has it, but its channel is [descheduled](super::descheduled).
+    /// The submission is on the card, but its channel is [descheduled](super::descheduled).
     Descheduled,
-    /// It waits for its turn to continue with work that the card already has.
+    /// The submission waits for a slice in which its work on the card continues.
     Again,
 }
 
@@ -37,38 +37,39 @@ pub(crate) struct TrackedSubmission {
     pub(crate) vm: TenantId,
     pub(crate) channel: ChannelId,
     pub(crate) stage: Stage,
-    /// Time at which its guest submitted it.
+    /// Time at which the guest submitted it.
     pub(crate) arrived: Nanos,
-    /// Time at which it was last seen to wait for a semaphore, and where in its work.
+    /// Time at which it was last seen waiting for a semaphore, and its progress at this time.
     pub(crate) seen: Option<(Nanos, u64)>,
-    /// It has worked between its waits more often than its VM may.
+    /// Set if it has worked between its waits more often than its VM may.
     pub(crate) hopped: bool,
-    /// Time when it was first seen on an engine after its start, shifted by the time when it was seen on none.
+    /// Time at which it was first seen on an engine after its start, shifted by the time in which it was seen on no
+    /// engine.
     pub(crate) on_engine: Option<Nanos>,
-    /// Its end raises no interrupt.
+    /// Set if its end raises no interrupt.
     pub(crate) irq_suppressed: bool,
-    /// It is a few words, like the fence after work.
+    /// Set if it has only a few words, like the fence after work.
     pub(crate) brief: bool,
-    /// Engines that it needs, as far as its push buffer shows.
+    /// Engines that it needs, as far as visible in its push buffer.
     pub(crate) needs: Needs,
 }
 
 /// A card's scheduler and the tickets of its submissions.
 pub struct Schedule<A = TimerAlarm> {
     pub(crate) scheduler: Scheduler,
-    /// By number, which is their order of arrival.
+    /// Submissions by number, which is their order of arrival.
     pub(crate) held: BTreeMap<Ticket, TrackedSubmission>,
-    /// Expires when the scheduler must be called.
+    /// Alarm that expires when the scheduler must be called.
     pub(crate) alarm: A,
-    /// Time at which it does, if it was set and has not expired.
+    /// Expiry time of the alarm, if it was set and has not expired.
     pub(super) armed: Option<Nanos>,
     pub(crate) outbox: Vec<(TenantId, GuestEvent)>,
-    /// Submissions that did not wait for an engine at the last poll.
+    /// Number of submissions that were not waiting for an engine at the last poll.
     pub(crate) waiting: usize,
     /// Channels whose work is kept off the card.
     pub(crate) descheduled: DescheduledChannels,
-    /// Submissions that the card has, of channels that are off the card until their VM has PGRAPH again: the scheduler
-    /// has them on no engine.
+    /// Submissions on the card whose channels are off the card until their VM uses PGRAPH again: the scheduler books
+    /// them on no engine.
     pub(crate) barred: BTreeSet<Ticket>,
     /// Channels that can work on several engines, each with the engine where it was last seen.
     pub(crate) several: BTreeMap<ChannelId, Option<Engine>>,
@@ -76,7 +77,7 @@ pub struct Schedule<A = TimerAlarm> {
     pub(super) looked: Nanos,
     /// VMs whose overdue work was logged, with the time.
     pub(crate) told: BTreeMap<TenantId, Nanos>,
-    /// The operator's recording.
+    /// The operator's running record.
     pub(crate) recording: Option<Recording>,
 }
 
@@ -84,7 +85,7 @@ impl<A: Alarm> Schedule<A> {
     /// Creates the schedule of a card without VMs.
     ///
     /// # Errors
-    /// If a setting is out of its bounds.
+    /// If a setting is out of bounds.
     pub(crate) fn new(config: Config, alarm: A) -> Result<Self, ConfigError> {
         let scheduler = Scheduler::new(config, Nanos(0))?;
         Ok(Self {
@@ -103,13 +104,13 @@ impl<A: Alarm> Schedule<A> {
         })
     }
 
-    /// The scheduler, read-only.
+    /// Returns the scheduler, read-only.
     #[must_use]
     pub fn scheduler(&self) -> &Scheduler {
         &self.scheduler
     }
 
-    /// Returns the numbers of each VM's submissions that are queued, and that are on the card.
+    /// Returns the number of each VM's queued submissions, and of its submissions on the card.
     pub(crate) fn counts(&self) -> BTreeMap<TenantId, (usize, usize)> {
         let mut counts: BTreeMap<TenantId, (usize, usize)> = BTreeMap::new();
         for held in self.held.values() {
@@ -123,8 +124,8 @@ impl<A: Alarm> Schedule<A> {
         counts
     }
 
-    /// Returns the time in ns until the next poll for work that raises no interrupt, if the card has such: soon at
-    /// first, and later the longer the work has been there, because it may wait for its guest.
+    /// Returns the time in ns until the next poll for work that raises no interrupt, if the card has such work. The
+    /// interval grows with the age of the work, because the work may wait for its guest.
     pub(crate) fn hushed_look_ns(&self, now: Nanos) -> Option<u64> {
         let irq_suppressed = self
             .held
@@ -141,18 +142,18 @@ impl<A: Alarm> Schedule<A> {
         }
     }
 
-    /// Returns events for guests since the last call.
+    /// Returns events for guests that were posted since the last call.
     pub(crate) fn take_outbox(&mut self) -> Vec<(TenantId, GuestEvent)> {
         std::mem::take(&mut self.outbox)
     }
 
-    /// Sets the alarm for the scheduler's next wake-up or the next poll of work in flight. `deferred`: the time in ns
+    /// Sets the alarm for the scheduler's next wake-up or the next poll of work in flight. `deferred` is the time in ns
     /// until another poll is due.
     pub(crate) fn arm(&mut self, now: Nanos, deferred: Option<u64>) {
         let contended = self.is_contended().then_some(LOOK_NS);
         let look = deferred.into_iter().chain(contended).min().map(|ns| now.after(ns));
         let Some(next) = self.scheduler.next_wakeup().into_iter().chain(look).min() else { return };
-        // A call too early costs less than setting the timer for each submission.
+        // An early call costs less than setting the timer for each submission.
         if self.armed.is_some_and(|armed| armed <= next) {
             return;
         }
@@ -162,7 +163,7 @@ impl<A: Alarm> Schedule<A> {
         }
     }
 
-    /// The alarm has fired: it is silent until it is set again.
+    /// Handles the alarm's expiry: the alarm is silent until it is set again.
     pub(crate) fn disarm(&mut self) {
         self.armed = None;
         if let Err(error) = self.alarm.silence() {
@@ -170,14 +171,14 @@ impl<A: Alarm> Schedule<A> {
         }
     }
 
-    /// Returns true if work in flight must be polled: because other work waits for it, or deferred work may block it.
+    /// Returns true if work in flight must be polled, because other work waits for it or deferred work may block it.
     pub(crate) fn is_contended(&self) -> bool {
         self.scheduler.in_flight() > 0 && (self.waiting > 0 || self.scheduler.queued() > 0)
             || self.descheduled.any_rests()
             || self.scheduler.in_flight() > 1 && self.any_of_several()
     }
 
-    /// Notes which engines a channel can work on, when its work arrives.
+    /// Records the engines that a channel can work on, when its work arrives.
     pub(crate) fn note_engines(&mut self, channel: ChannelId, engines: [bool; Engine::COUNT]) {
         if engines.iter().filter(|can| **can).count() > 1 {
             self.several.entry(channel).or_default();
@@ -187,20 +188,21 @@ impl<A: Alarm> Schedule<A> {
     }
 
     /// Returns the engine on which a channel's work is booked: the engine where it was last seen if it has several,
-    /// else its first.
+    /// otherwise its first engine.
     pub(crate) fn engine_for(&self, channel: ChannelId, engines: [bool; Engine::COUNT]) -> Engine {
         let seen = self.several.get(&channel).copied().flatten();
         let first = || Engine::ALL.into_iter().find(|engine| engines[engine.index()]);
         seen.or_else(first).unwrap_or(Engine::Compute)
     }
 
-    /// Returns whether a channel that can work on several engines has work on the card.
+    /// Returns true if a channel that can work on several engines has work on the card.
     pub(crate) fn any_of_several(&self) -> bool {
         let works = |held: &TrackedSubmission| held.stage == Stage::Started && self.several.contains_key(&held.channel);
         !self.several.is_empty() && self.held.values().any(works)
     }
 
-    /// Records that an engine works for a channel. Returns whether it can work on several and is booked on another.
+    /// Records that an engine works for a channel. Returns true if the channel can work on several engines and is
+    /// booked on another.
     pub(crate) fn is_elsewhere(&mut self, channel: ChannelId, engine: Engine) -> bool {
         let Some(seen) = self.several.get_mut(&channel) else { return false };
         *seen = Some(engine);
@@ -211,17 +213,17 @@ impl<A: Alarm> Schedule<A> {
     /// Drops submissions that will not complete.
     pub(crate) fn forget(&mut self, gone: impl Fn(&TrackedSubmission) -> bool) {
         self.held.retain(|_, held| !gone(held));
-        // Channels of removed VMs: the next user of a number reports its engines again.
+        // Forget the engines of removed VMs' channels: the next user of a channel number reports its engines again.
         let Self { several, held, .. } = self;
         several.retain(|channel, _| held.values().any(|held| held.channel == *channel));
     }
 
-    /// Channels with a submission that waits for a semaphore, as often as they have one.
+    /// Returns the channel of each submission that waits for a semaphore; a channel may occur several times.
     pub(crate) fn waiting_channels(&self) -> impl Iterator<Item = ChannelId> + '_ {
         self.held.values().filter(|held| held.stage == Stage::Waiting).map(|held| held.channel)
     }
 
-    /// Returns each channel with a submission at one of these stages once, with its VM.
+    /// Returns each channel that has a submission at one of these stages, with its VM.
     pub(crate) fn channels_at(&self, stages: &[Stage]) -> BTreeMap<ChannelId, TenantId> {
         let held = self.held.values().filter(|held| stages.contains(&held.stage));
         held.map(|held| (held.channel, held.vm)).collect()
@@ -232,7 +234,7 @@ impl<A: Alarm> Schedule<A> {
         self.held.values().any(|held| stages.contains(&held.stage) && channels.contains(&held.channel))
     }
 
-    /// The channel's first submission at one of these stages.
+    /// Returns the channel's first submission at one of these stages.
     pub(crate) fn first_of(&self, channel: ChannelId, stages: &[Stage]) -> Option<Ticket> {
         let mut held = self.held.iter();
         held.find(|(_, held)| held.channel == channel && stages.contains(&held.stage)).map(|(ticket, _)| *ticket)
@@ -247,16 +249,16 @@ impl<A: Alarm> Schedule<A> {
         self.held.range(..ticket).map(|(_, held)| held).filter(move |held| held.channel == channel)
     }
 
-    /// The submission of a channel that the card has had before that one, if its end raises an interrupt.
+    /// Returns the submission of a channel that precedes this one on the card, if its end raises an interrupt.
     pub(crate) fn started_before(&self, ticket: Ticket, channel: ChannelId) -> Option<Ticket> {
         let before = self.held.range(..ticket).rev().find(|(_, held)| held.channel == channel);
         before.filter(|(_, held)| held.stage == Stage::Started && !held.irq_suppressed).map(|(ticket, _)| *ticket)
     }
 
-    /// Records that a channel's work is kept off the card; appends the events for the scheduler.
+    /// Records that a channel's work is kept off the card, and appends the events for the scheduler.
     ///
-    /// The scheduler also defers each submission on an engine: a remaining submission would never end and block the
-    /// engine for all VMs.
+    /// The scheduler also defers each submission on an engine: otherwise a remaining submission would never end and
+    /// block the engine for all VMs.
     pub(crate) fn withhold_started(&mut self, channel: ChannelId, events: &mut Vec<Event>) {
         for (ticket, held) in self.held.iter_mut().filter(|(_, held)| held.channel == channel) {
             match held.stage {
@@ -269,7 +271,7 @@ impl<A: Alarm> Schedule<A> {
         }
     }
 
-    /// Notes for which channels engines work. The time since the last poll does not count for the others.
+    /// Records the channels that engines work for. The time since the last poll does not count for other channels.
     pub(crate) fn note_occupants(&mut self, occupants: &[ChannelId], now: Nanos) {
         let elapsed = now.since(std::mem::replace(&mut self.looked, now));
         for held in self.held.values_mut().filter(|held| !occupants.contains(&held.channel)) {
@@ -280,13 +282,14 @@ impl<A: Alarm> Schedule<A> {
         }
     }
 
-    /// Time at which an engine that works for a channel now began its first submission, at the latest.
+    /// Returns the time at which an engine that currently works for a channel started its first submission, at the
+    /// latest.
     pub(crate) fn seen_since(&mut self, channel: ChannelId, now: Nanos) -> Option<Nanos> {
         let ticket = self.first_of(channel, &[Stage::Started])?;
         self.held.get_mut(&ticket).map(|held| *held.on_engine.get_or_insert(now))
     }
 
-    /// Records that an engine works for a channel all of whose work was set aside. Returns the events for the
+    /// Records that an engine works for a channel although all of its work was set aside. Returns the event for the
     /// scheduler.
     pub(crate) fn bring_back(&mut self, channel: ChannelId) -> Option<Event> {
         if self.first_of(channel, &[Stage::Started]).is_some() {

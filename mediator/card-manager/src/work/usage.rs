@@ -1,4 +1,4 @@
-//! A copy of a card's scheduler: it is looked at without holding up the card.
+//! A copy of a card's scheduler state, which can be read without blocking the card.
 
 use super::Work;
 use super::overdue::Overdue;
@@ -8,16 +8,16 @@ use sched::{
 use std::collections::BTreeMap;
 use vram::TenantId;
 
-/// A card's scheduler at one moment.
+/// State of a card's scheduler at one time.
 #[derive(Clone, Debug)]
 pub struct SchedulerUsage {
-    /// Its settings.
+    /// Settings of the scheduler.
     pub config: Config,
-    /// The card's clock.
+    /// Time of the card's clock.
     pub now: Nanos,
-    /// Submissions that wait for their turn.
+    /// Number of submissions that wait for a slice.
     pub queued: usize,
-    /// Submissions on the card.
+    /// Number of submissions on the card.
     pub in_flight: usize,
     /// Time that each engine has been busy, in ns.
     pub busy: [u64; Engine::COUNT],
@@ -28,46 +28,46 @@ pub struct SchedulerUsage {
 /// A VM's part of the card's use.
 #[derive(Clone, Debug)]
 pub struct VmUsage {
-    /// Its share.
+    /// Share of the card's time.
     pub params: VgpuParams,
-    /// Its submissions that ran for too long.
+    /// Number of submissions that ran for too long.
     pub strikes: u32,
-    /// Its quarantine, if it is in one.
+    /// State of quarantine.
     pub quarantine: Quarantine,
-    /// Its submissions that wait for their turn.
+    /// Number of submissions that wait for a slice.
     pub queued: usize,
-    /// Its submissions on the card.
+    /// Number of submissions on the card.
     pub in_flight: usize,
-    /// Some of its old submissions, oldest first.
+    /// Some overdue submissions, oldest first.
     pub overdue: Vec<Overdue>,
     /// Submissions and use, by engine.
     pub accounts: [Account; Engine::COUNT],
-    /// Its standing with the policy, by engine.
+    /// Standing with the policy, by engine.
     pub standings: [Standing; Engine::COUNT],
-    /// Its use of late.
+    /// Recent use.
     pub recent: Vec<Sample>,
-    /// Reason for which its work waits for memory.
+    /// Reason that the VM's work waits for memory.
     pub memory_wait: Option<MemoryWait>,
 }
 
-/// Reason for which a VM's work waits for the card's memory.
+/// Reason that a VM's work waits for the card's memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MemoryWait {
-    /// Another VM has the quantum.
+    /// Another VM holds the quantum.
     Quantum {
-        /// That VM.
+        /// The VM that holds the quantum.
         holder: TenantId,
-        /// Time left of the quantum, in ns; `None` while memory moves for it.
+        /// Remaining time of the quantum, in ns; `None` while memory moves for it.
         left_ns: Option<u64>,
     },
-    /// Its own memory moves for its quantum.
+    /// The VM's own memory is being moved for its quantum.
     Move,
-    /// Chunks that it needs have no place on the card.
+    /// Chunks that the VM needs have no place on the card.
     Chunks,
 }
 
 impl SchedulerUsage {
-    /// Usage of a card without any work yet.
+    /// Returns the usage of a card without any work yet.
     #[must_use]
     pub fn idle(config: Config) -> Self {
         Self { config, now: Nanos(0), queued: 0, in_flight: 0, busy: [0; Engine::COUNT], vms: BTreeMap::new() }
@@ -75,20 +75,19 @@ impl SchedulerUsage {
 }
 
 impl SchedulerUsage {
-    /// Returns the part of each VM while all want the card. A quarantined VM has no share; its part goes to the other
-    /// VMs.
+    /// Returns the part of each VM if all VMs have work. A quarantined VM has no share; its part goes to the other VMs.
     #[must_use]
     pub fn entitled(&self) -> BTreeMap<TenantId, Entitled> {
         let free = self.vms.iter().filter(|(_, vm)| vm.quarantine == Quarantine::Free);
         let (vms, params): (Vec<TenantId>, Vec<VgpuParams>) = free.map(|(id, vm)| (*id, vm.params)).unzip();
-        // Rounded to the nearest.
+        // The part is rounded to the nearest thousandth.
         let part = WHOLE_SHARE_PPM / u64::from(PERMILLE);
         let permille = |share: u64| u32::try_from((share + part / 2) / part).unwrap_or(PERMILLE);
         let of = |engine| {
             let params: Vec<_> = params.iter().map(|params| params.for_engine(engine)).collect();
             sched::shares(&params).into_iter().map(permille)
         };
-        // One queue for all engines is divided as compute is.
+        // With one queue for all engines, copies are divided as compute is.
         let copies = if self.config.queues == Queues::Separate { Engine::Copy0 } else { Engine::Compute };
         let parts = of(Engine::Compute).zip(of(copies));
         let parts = parts.map(|(compute, copies)| Entitled { compute, copies: (copies != compute).then_some(copies) });
@@ -105,14 +104,14 @@ pub struct Entitled {
     pub copies: Option<u32>,
 }
 
-/// A part of a history.
+/// A time window of a history.
 #[derive(Clone, Copy, Debug)]
 pub struct Window {
-    /// Its begin, on the card's clock.
+    /// Start of the window, on the card's clock.
     pub from: Nanos,
-    /// Its end.
+    /// End of the window.
     pub end: Nanos,
-    /// Its length, in ns.
+    /// Length of the window in ns.
     pub ns: u64,
 }
 
@@ -126,8 +125,7 @@ impl VmUsage {
         u32::try_from(permille).unwrap_or(u32::MAX)
     }
 
-    /// Returns the reason for which the VM's work waits, in words; `None` if it does not wait. `name` returns a VM's
-    /// name.
+    /// Returns the reason that the VM's work waits, in words; `None` if it does not wait. `name` returns a VM's name.
     #[must_use]
     pub fn waits_for(&self, name: impl Fn(TenantId) -> Option<String>) -> Option<String> {
         let name = |id: TenantId| name(id).unwrap_or_else(|| "another VM".to_owned());
@@ -152,7 +150,7 @@ impl VmUsage {
 }
 
 impl Work {
-    /// The part of the card's time that a VM is entitled to when all VMs have work, in millionths.
+    /// Returns the part of the card's time that a VM is entitled to when all VMs have work, in millionths.
     pub(crate) fn time_share(&self, vm: TenantId) -> u64 {
         let scheduler = self.schedule.scheduler();
         let (ids, params): (Vec<_>, Vec<_>) =

@@ -1,4 +1,4 @@
-//! Submissions from their doorbell until the scheduler knows them.
+//! Submissions from their doorbell until they are queued in the scheduler.
 
 use super::Feeder;
 use crate::work::card_view::CardView;
@@ -10,11 +10,12 @@ use sched::{Channel, Engine, Event, Ticket};
 use std::collections::BTreeSet;
 use vram::TenantId;
 
-/// Maximum words in a submission that counts as a fence after work: nouveau's is a semaphore release and an interrupt.
+/// Maximum number of words in a submission that counts as a fence after work: nouveau's fence is a semaphore release
+/// and an interrupt.
 const BRIEF_WORDS: u32 = 16;
 
 impl<C: CardView> Feeder<'_, C> {
-    /// A submission of this many words was added to a physical channel's ring, and starts when its turn comes.
+    /// Handles a submission of this many words that was added to a physical channel's ring. It starts in its slice.
     pub fn arrived(&mut self, vm: TenantId, channel: ChannelId, submission: Submission, words: u32, needs: Needs) {
         let ticket = Ticket(submission.0);
         let needs = self.joined(ticket, channel, needs);
@@ -48,8 +49,8 @@ impl<C: CardView> Feeder<'_, C> {
         }
     }
 
-    /// Returns the needs of a submission after the others on its channel. All copies in flight are booked on one
-    /// engine, so that they run in order.
+    /// Returns the needs of a submission, given the previous ones on its channel. All copies in flight are booked on
+    /// one engine, so that they run in order.
     fn joined(&mut self, ticket: Ticket, channel: ChannelId, needs: Needs) -> Needs {
         let before = self.schedule().before(ticket, channel).next_back().map(|held| held.needs);
         match (before, needs) {
@@ -58,15 +59,15 @@ impl<C: CardView> Feeder<'_, C> {
         }
     }
 
-    /// Returns true if a submission's channel has, or lacks, its PGRAPH context as the submission needs it. That
-    /// changes only when all earlier submissions of the channel have ended.
+    /// Returns true if a submission's channel has, or lacks, its PGRAPH context according to the submission's needs.
+    /// This changes only when all earlier submissions of the channel have ended.
     pub(super) fn may_follow(&mut self, ticket: Ticket, channel: ChannelId, needs: Needs) -> bool {
         let first = self.schedule().before(ticket, channel).next().is_none();
         let parked = self.schedule().before(ticket, channel).any(|held| held.stage == Stage::Parked);
         !parked && (self.card.is_ready_for(channel, needs) || first && self.card.make_ready(channel, needs))
     }
 
-    /// Queues submissions that waited for earlier ones of their channels; appends the scheduler's events.
+    /// Queues submissions that waited for earlier ones of their channels, and appends the scheduler's events.
     pub(super) fn unpark(&mut self, events: &mut Vec<Event>) {
         let parked = self.schedule().held.iter().filter(|(_, held)| held.stage == Stage::Parked);
         let parked: Vec<(Ticket, TrackedSubmission)> = parked.map(|(ticket, held)| (*ticket, *held)).collect();
@@ -86,7 +87,7 @@ impl<C: CardView> Feeder<'_, C> {
         }
     }
 
-    /// Returns whether a channel that may run is still to leave an engine before its next work can have its turn.
+    /// Returns true if a channel that may run must leave an engine before its next work can get a slice.
     pub(super) fn any_unready(&mut self) -> bool {
         let mut seen = BTreeSet::new();
         let first = self.schedule().held.values().filter(|held| seen.insert(held.channel));
@@ -96,7 +97,7 @@ impl<C: CardView> Feeder<'_, C> {
     }
 
     /// Returns true if no VM waits for the end of a submission of this VM, and the end is expected soon: its interrupt
-    /// would be an additional one for the guest. The end is found with the guest's own interrupt, or by a poll.
+    /// would be an additional one for the guest. The end is found with the guest's own interrupt, or with a poll.
     fn is_unobserved(
         &mut self,
         vm: TenantId,
@@ -110,10 +111,10 @@ impl<C: CardView> Feeder<'_, C> {
         schedule.waiting == 0 && schedule.scheduler.is_brief_and_alone(vm, engine, now, LOOK_NS)
     }
 
-    /// Returns the engine whose turn a channel's next work waits for. If [PGRAPH is closed](CardView::closes_graphics)
-    /// for it, other VMs may not use PGRAPH while it is on the card, whatever engine it uses. It then waits for
-    /// PGRAPH's turn, and is charged for the engine on which the card shows it. Work that needs copy engines only waits
-    /// for the first that it uses.
+    /// Returns the engine for whose slice a channel's next work waits. If [PGRAPH is closed](CardView::closes_graphics)
+    /// for the channel, other VMs may not use PGRAPH while the work is on the card, for any engine. The work then waits
+    /// for a slice on PGRAPH, and is charged for the engine on which the card reports it. Work that needs only copy
+    /// engines waits only for the first one that it uses.
     fn books_on(&mut self, channel: ChannelId, engines: [bool; Engine::COUNT], needs: Needs) -> Engine {
         if self.card.closes_graphics(channel) {
             return Engine::Compute;
@@ -124,7 +125,7 @@ impl<C: CardView> Feeder<'_, C> {
         }
     }
 
-    /// The event of a submission that may run.
+    /// Returns the event for a submission that may run.
     pub(super) fn arrival(&mut self, ticket: Ticket, vm: TenantId, channel: ChannelId, needs: Needs) -> Event {
         let engines = self.card.engines_of(channel);
         let engine = self.books_on(channel, engines, needs);

@@ -9,13 +9,13 @@ use sched::{Channel, Engine, Event, Nanos};
 use vram::TenantId;
 
 impl<C: CardView> Feeder<'_, C> {
-    /// Records which channel each busy engine works for. A submission that exceeds its limit is killed only for the
+    /// Records the channels that the busy engines work for. A submission that exceeds its limit is killed only for the
     /// time that it was seen on the engine: the accounts include time that it may have waited for a semaphore or for
     /// another channel to leave the engine.
     ///
-    /// Returns the events for the scheduler. A channel with contexts for several engines is booked on the engine that
-    /// it was last seen on, while its methods decide where it works. Once it is found elsewhere, it is charged there
-    /// instead of its neighbour on that engine.
+    /// Returns the events for the scheduler. A channel with contexts for several engines is booked on the engine where
+    /// it was last seen, although its methods decide where it works. Once it is found on another engine, it is charged
+    /// for that engine, and its neighbour there is not.
     pub(super) fn look_at_engines(&mut self) -> Vec<Event> {
         let now = self.card.card_time();
         let everywhere = self.schedule().any_of_several();
@@ -36,7 +36,7 @@ impl<C: CardView> Feeder<'_, C> {
         moved
     }
 
-    /// Returns the time since when a channel has had an engine, if that is less than its VM may have it.
+    /// Returns the time at which a channel got an engine, if its VM's limit has not expired since.
     fn has_it_since(&mut self, vm: TenantId, channel: ChannelId) -> Option<Nanos> {
         let now = self.card.card_time();
         let since = self.schedule().seen_since(channel, now)?;
@@ -44,7 +44,7 @@ impl<C: CardView> Feeder<'_, C> {
         (now.since(since) < limit).then_some(since)
     }
 
-    /// Accounting only suspects an overrun; the card reports which channel holds the engine.
+    /// Handles a suspected overrun: accounting only suspects it, and the card reports which channel holds the engine.
     pub(super) fn handle_overrun(
         &mut self,
         vm: TenantId,
@@ -73,7 +73,7 @@ impl<C: CardView> Feeder<'_, C> {
                 let ran_ms = ran_ns / 1_000_000;
                 tracing::warn!(%vm, channel = ?guest_channel, ?engine, ran_ms, "a submission runs for longer than it may");
                 self.card.kill(vm, guest_channel, engine);
-                // The interrupt thread notifies its guest.
+                // The interrupt thread notifies the guest.
                 self.schedule().post(vm, GuestEvent::Hang { engine: number_of(engine), channel: guest_channel });
                 told.push(Event::Struck { vgpu: vm, engine });
             }
@@ -81,12 +81,12 @@ impl<C: CardView> Feeder<'_, C> {
     }
 }
 
-/// The engine that has a number on the card, if it is one whose time is shared.
+/// Returns the engine with a number on the card, if the engine's time is shared.
 pub(crate) fn engine_numbered(number: u32) -> Option<Engine> {
     Engine::ALL.into_iter().find(|engine| number_of(*engine) == number)
 }
 
-/// The card's number of an engine.
+/// Returns the card's number of an engine.
 pub(crate) fn number_of(engine: Engine) -> u32 {
     match engine {
         Engine::Compute => engine::GR,

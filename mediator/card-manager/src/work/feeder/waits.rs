@@ -8,18 +8,18 @@ use channels::Presence;
 use nvspec::fifo::ChannelId;
 use sched::{Engine, Event, Nanos, Ticket};
 
-/// Time before a submission is seen to wait no more for which it is charged at most, in ns: several looks.
+/// Maximum time that is charged before a submission is seen to wait no more, in ns: several polls.
 const UNSEEN_NS: u64 = 5_000_000;
 
 impl<C: CardView> Feeder<'_, C> {
     /// Returns the progress of a submission that waited at the last poll and does not wait now.
     pub(super) fn moved_since(&self, ticket: Ticket, since: Option<Nanos>) -> Option<Event> {
-        // Does not poll while no VM waits for the engine.
+        // The time is bounded, because the feeder does not poll while no VM waits for the engine.
         let earliest = self.card.card_time().0.saturating_sub(UNSEEN_NS);
         Some(Event::Moved { ticket, since: since?.max(Nanos(earliest)) })
     }
 
-    /// Finds the submissions of a channel that can run; appends the events for the scheduler.
+    /// Finds the submissions of a channel that can run, and appends the events for the scheduler.
     pub(super) fn look_at_channel(&mut self, channel: ChannelId, events: &mut Vec<Event>) {
         let wants = self.card.wants(channel);
         self.look_at_leaver(channel, events);
@@ -32,7 +32,7 @@ impl<C: CardView> Feeder<'_, C> {
         let presence = with_card.map(|_| self.card.presence(channel));
         let leaves = presence.is_some() && !wants;
         if leaves && presence == Some(Presence::Works) {
-            // It is charged, and has its limit, until it has left.
+            // The channel is charged, and its limit applies, until it has left.
             self.card.ask_to_leave(channel);
         }
         let off = leaves && presence != Some(Presence::Works);
@@ -40,7 +40,7 @@ impl<C: CardView> Feeder<'_, C> {
             self.set_aside(channel, false);
         }
         // A channel's wait is known only after it has polled. The state is unknown for a channel that was let back but
-        // is not on the card yet.
+        // has not reached the card yet.
         let shut_out = self.card.is_shut_out(channel);
         let waits = presence == Some(Presence::Acquires) && !shut_out;
         let progress = if waits { self.card.progress(channel) } else { 0 };
@@ -83,8 +83,8 @@ impl<C: CardView> Feeder<'_, C> {
         }
     }
 
-    /// Takes copies off the books of the copy engines while their channel is off the card, and puts them back when its
-    /// VM has PGRAPH again; appends the scheduler's events. Otherwise the VM would be charged for the wait.
+    /// Removes copies from the accounts of the copy engines while their channel is off the card, and restores them when
+    /// their VM uses PGRAPH again; appends the scheduler's events. Otherwise the VM would be charged for the wait.
     pub(super) fn look_at_barred(&mut self, events: &mut Vec<Event>) {
         let schedule = self.schedule();
         let Schedule { held, barred, .. } = schedule;
@@ -120,7 +120,7 @@ impl<C: CardView> Feeder<'_, C> {
         }
     }
 
-    /// Keeps a channel off the card until its turn comes again. `rests` means that it waits for a semaphore.
+    /// Keeps a channel off the card until its next slice. `rests` means that it waits for a semaphore.
     fn set_aside(&mut self, channel: ChannelId, rests: bool) {
         let why = if rests { Why::Rests } else { Why::Stopped };
         let now = self.card.card_time();
@@ -130,7 +130,7 @@ impl<C: CardView> Feeder<'_, C> {
         self.card.withhold(channel, true);
     }
 
-    /// A descheduled channel continues when its turn comes.
+    /// Queues a descheduled channel, which continues in its slice.
     fn queue_again(&mut self, channel: ChannelId, events: &mut Vec<Event>) {
         let now = self.card.card_time();
         let schedule = self.schedule();
@@ -142,7 +142,7 @@ impl<C: CardView> Feeder<'_, C> {
         events.push(Event::Requeued { ticket });
     }
 
-    /// Lets a channel back on the card, with all that it has there.
+    /// Lets a channel return to the card, with all its work on the card.
     pub(super) fn let_back(&mut self, channel: ChannelId, events: &mut Vec<Event>) {
         self.schedule().descheduled.remove(channel);
         self.card.withhold(channel, false);
@@ -155,8 +155,8 @@ impl<C: CardView> Feeder<'_, C> {
         self.look_at_channel(channel, events);
     }
 
-    /// Readmits channels whose work on the card has ended. If only the awaited submission has ended, the next one gets
-    /// its turn.
+    /// Readmits channels whose work on the card has ended. If only the awaited submission has ended, the next one is
+    /// queued for a slice.
     pub(super) fn release_idle(&mut self, events: &mut Vec<Event>) {
         let all: Vec<ChannelId> = self.schedule().descheduled.channels().map(|(channel, _)| channel).collect();
         for channel in all {
@@ -170,7 +170,7 @@ impl<C: CardView> Feeder<'_, C> {
         }
     }
 
-    /// Returns true if a channel that waits for a semaphore needs its own turn to poll it.
+    /// Returns true if a channel that waits for a semaphore needs a slice to poll it.
     pub(super) fn any_left_out(&mut self) -> bool {
         let waiting: Vec<ChannelId> = self.schedule().waiting_channels().collect();
         waiting.into_iter().any(|channel| self.card.is_left_out(channel))
