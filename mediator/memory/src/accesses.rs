@@ -1,7 +1,7 @@
-//! Records of how often the chunks of a VM are accessed: profiles, for `victims = "profiled"`.
+//! Records of the number of accesses to the chunks of a VM: profiles, for `victims = "profiled"`.
 //!
-//! Only the software card counts accesses: it reports the bursts of its engines. Otherwise the record counts how often
-//! submissions name memory of a chunk, which misses accesses of kernels through pointers.
+//! Only the software card counts accesses: it reports the bursts of its engines. With other cards, the record counts
+//! the submissions that name memory of a chunk, which misses accesses of kernels through pointers.
 
 use super::Memory;
 use card::AccessCounts;
@@ -13,25 +13,25 @@ use vram::{ChunkTable, HostAddr, Lookup, Place, TenantId};
 pub enum Counted {
     /// Bursts of the card's engines.
     Bursts,
-    /// Number of times that submissions name memory.
+    /// Submissions that name memory.
     Submissions,
 }
 
-/// Counts of a VM.
+/// Access counts of a VM.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Accesses {
-    /// The unit.
+    /// Unit of the counts.
     pub counted: Counted,
-    /// One for each chunk of the guest's VRAM.
+    /// One count for each chunk of the guest's VRAM.
     pub counts: Vec<u64>,
 }
 
-/// Active records: at most one per VM.
+/// Running records: at most one per VM.
 #[derive(Debug, Default)]
 pub struct Records(BTreeMap<TenantId, Accesses>);
 
 impl Records {
-    /// Returns whether any record is active.
+    /// Returns true if any record is running.
     pub(crate) fn any(&self) -> bool {
         !self.0.is_empty()
     }
@@ -62,7 +62,7 @@ impl Records {
 }
 
 impl Memory {
-    /// Starts a record of a VM's accesses. Returns `false` if the VM does not exist, or has a record already.
+    /// Starts a record of a VM's accesses. Returns `false` if the VM does not exist, or already has a record.
     pub fn start_accesses(&mut self, now: u64, vm: TenantId) -> bool {
         let Some(bytes) = self.vram.chunks.vm_bytes(vm).filter(|_| !self.vram.records.0.contains_key(&vm)) else {
             return false;
@@ -78,7 +78,7 @@ impl Memory {
         true
     }
 
-    /// Ends a VM's record; returns `None` if none is active, for example after the VM's removal.
+    /// Ends a VM's record and returns it; `None` if no record is running, for example after the VM's removal.
     pub fn end_accesses(&mut self, now: u64, vm: TenantId) -> Option<Accesses> {
         self.take_accesses(now);
         self.vram.records.0.remove(&vm)
@@ -90,7 +90,8 @@ impl Memory {
     }
 }
 
-/// Returns the accesses to a chunk of `bytes` bytes at a place. `host`: I/O address of host memory.
+/// Returns the number of accesses to a chunk of `bytes` bytes at a place. `host` returns the I/O address of host
+/// memory.
 pub(crate) fn at(counts: &AccessCounts, place: Place, bytes: u64, host: impl Fn(HostAddr) -> u64) -> u64 {
     match place {
         Place::Card(at) => (at.0..at.0.saturating_add(bytes))

@@ -18,7 +18,7 @@ pub struct Division {
     pub balance: Config,
     /// The settings of quanta.
     pub quanta: QuantaConfig,
-    /// Chunks of the card that are reserved for immediate evictions.
+    /// Number of the card's chunks that are reserved for immediate evictions.
     pub reserve: u32,
     /// Random moves, for tests.
     pub chaos: Chaos,
@@ -29,9 +29,9 @@ pub struct Division {
 pub enum Hint {
     /// Pins the range to the card, or unpins it.
     Pinned(bool),
-    /// Eviction priority: the lowest is evicted first.
+    /// Eviction priority of the range: memory with the lowest priority is evicted first.
     Priority(u8),
-    /// Number of accesses, relative to the rest of the VM's memory.
+    /// Number of accesses to the range, relative to the rest of the VM's memory.
     Accesses(u32),
 }
 
@@ -45,12 +45,12 @@ pub struct Divider {
     bus: Bus,
 }
 
-/// Traffic on the bus, as the card counts it.
+/// Traffic on the bus, as counted by the card.
 #[derive(Clone, Copy, Debug, Default)]
 struct Bus {
-    /// Time at which the counts were last taken, in ns.
+    /// Time of the last poll of the counts, in ns.
     since: Option<u64>,
-    /// Bytes that the mediator itself has copied since then, which the counts include.
+    /// Number of bytes that the mediator itself has copied since then. The counts include these bytes.
     copied: u64,
 }
 
@@ -79,8 +79,8 @@ impl Divider {
 }
 
 impl Memory {
-    /// Returns the moves that are due now, first those for the mediator itself. `done`: work of a VM completed since it
-    /// was added. `weight`: the weight of its time.
+    /// Returns the moves that are due now, starting with those for the mediator itself. `done` is the work that a VM
+    /// has completed since it was added, and `weight` is the weight of its time.
     pub fn plan(
         &mut self,
         now: u64,
@@ -128,7 +128,8 @@ impl Memory {
         steps
     }
 
-    /// Returns moves that free chunks for the mediator; chunks borrowed from the reserve are then repaid by evictions.
+    /// Returns moves that free chunks for the mediator, and evictions that then return the borrowed chunks to the
+    /// reserve.
     fn own_steps(&mut self, now: u64) -> Vec<Step> {
         let Self { vram, divider, .. } = self;
         if !vram.has_host_memory() {
@@ -143,8 +144,8 @@ impl Memory {
         divider.residency.balancer_mut().plan(&vram.chunks, now, Some(request))
     }
 
-    /// Records a scan of the mover: `waiting` waited during all of it, and memory was moved for `served`. Returns the
-    /// VMs that wait now.
+    /// Records a scan of the mover: `waiting` waited during the whole scan, and memory was moved for `served`. Returns
+    /// the VMs that are waiting now.
     pub fn looked(
         &mut self,
         now: u64,
@@ -164,7 +165,7 @@ impl Memory {
         divider.residency.is_still(&vram.chunks, now, false)
     }
 
-    /// Returns the moves that let `chunks` more chunks of the card be guaranteed.
+    /// Returns the moves that allow `chunks` more chunks of the card to be guaranteed.
     pub fn plan_promise(&mut self, now: u64, chunks: u32) -> Plan {
         let Self { vram, divider, .. } = self;
         // A guarantee counts chunks that the mediator claims as available; the plan does not, so that the mediator
@@ -178,7 +179,7 @@ impl Memory {
     pub fn next_plan(&self) -> Option<Duration> {
         let summary = self.vram.chunks.summary();
         let swapped = summary.host.used != 0 || summary.vms.values().any(|vm| vm.parked != 0);
-        // In forced mode quanta begin even if no memory has to move.
+        // In forced mode quanta start even if no memory has to move.
         let forced = self.divider.division.quanta.mode == Mode::Forced && summary.vms.len() > 1;
         let often = swapped || forced || self.divider.residency.turn().is_some();
         often.then(|| Duration::from_nanos(self.divider.residency.balancer().config().return_interval_ns))
@@ -187,7 +188,7 @@ impl Memory {
     /// Changes how the card's memory is divided, from now on.
     ///
     /// # Errors
-    /// If the reserve is not available; then nothing changes.
+    /// If the reserve is not available; in this case nothing changes.
     pub fn set_division(&mut self, division: &Division) -> Result<(), vram::Error> {
         self.vram.chunks.set_reserve(division.reserve)?;
         self.vram.watches = division.balance.policy == VictimPolicy::Clock;
@@ -198,10 +199,10 @@ impl Memory {
         Ok(())
     }
 
-    /// Changes the limits of a VM, from now on. Memory beyond them is evicted, not lost.
+    /// Changes the limits of a VM, from now on. Memory above them is evicted, not lost.
     ///
     /// # Errors
-    /// If they cannot be guaranteed; then nothing changes.
+    /// If the limits cannot be guaranteed; in this case nothing changes.
     pub fn set_limits(&mut self, vm: TenantId, limits: vram::Limits) -> Result<(), vram::Error> {
         self.vram.chunks.set_limits(vm, limits)?;
         self.vram.wakeup.ring();
@@ -211,7 +212,7 @@ impl Memory {
     /// Sets a hint about a range of a VM's memory.
     ///
     /// # Errors
-    /// If the range does not belong to the VM, or more would be pinned than is guaranteed.
+    /// If the range does not belong to the VM, or the pinned memory would exceed the guarantee.
     pub fn hint(&mut self, vm: TenantId, address: GuestVramAddr, len: u64, hint: Hint) -> Result<(), PinError> {
         let Self { vram, divider, .. } = self;
         let (balancer, chunks) = (divider.residency.balancer_mut(), &vram.chunks);
@@ -224,8 +225,8 @@ impl Memory {
         Ok(())
     }
 
-    /// Returns the movable chunks of a VM that are on the card (or are not), in a range of its VRAM, in ascending
-    /// order.
+    /// Returns the movable chunks of a VM in a range of its VRAM, in ascending order: those on the card, or those that
+    /// are not on the card.
     pub fn movable(&self, vm: TenantId, address: GuestVramAddr, len: u64, on_card: bool) -> Vec<u32> {
         let chunks = &self.vram.chunks;
         let pieces = chunks.pieces(address, len.min(chunks.vm_bytes(vm).unwrap_or(0).saturating_sub(address.0)));
@@ -240,7 +241,7 @@ impl Memory {
         pieces.filter_map(|(at, _)| here(at)).collect()
     }
 
-    /// Returns the moves of a VM's memory, if any.
+    /// Returns the account of moves of a VM's memory, if any.
     pub fn moved(&self, vm: TenantId) -> Option<&Moved> {
         self.moved.get(&vm)
     }
@@ -292,8 +293,8 @@ impl Memory {
         }
     }
 
-    /// Returns the card's counts, if they are needed: of chunks for the balancer, and of the bus for the thrash
-    /// detector.
+    /// Returns the card's counts, if they are needed: counts of chunks for the balancer, and of bus traffic for the
+    /// thrash detector.
     pub(super) fn take_counts(&mut self, now: u64) -> Option<AccessCounts> {
         let Self { vram, divider, .. } = self;
         let profiles = divider.residency.balancer().config().policy == VictimPolicy::Profiled;

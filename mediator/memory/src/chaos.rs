@@ -1,26 +1,26 @@
 //! Fault injection: moves chunks at random while VMs work. Only for tests of the mediator.
 //!
-//! For each VM in turn a few chunks are drawn from a seed: those on the card go to host memory, those in host memory
-//! come back. Chunks whose move exceeds the limits stay in place.
+//! For each VM in turn, a few chunks are drawn with a seed: chunks on the card move to host memory, and chunks in host
+//! memory return. Chunks whose move exceeds the limits stay in place.
 
 use super::Memory;
 use super::moved::Plan;
 use fastrand::Rng;
 use vram::{Step, TenantId, Tier, To};
 
-/// Maximum number of chunks that move at a time.
+/// Maximum number of chunks per random move.
 const CHUNKS: usize = 4;
 
 /// Rate of random moves.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Chaos {
-    /// Moves chunks after this many submissions of all VMs; 0 for never.
+    /// Number of submissions of all VMs after which chunks move; 0 for never.
     pub every: u32,
-    /// Determines the moves, together with the VMs' chunks.
+    /// Seed that determines the moves, together with the VMs' chunks.
     pub seed: u64,
 }
 
-/// Counts submissions, and draws random numbers.
+/// Counts submissions, and generates random numbers.
 #[derive(Debug)]
 pub(crate) struct Dice {
     chaos: Chaos,
@@ -36,7 +36,7 @@ impl Dice {
         Self { chaos, random: Rng::with_seed(chaos.seed), submissions: 0, due: false }
     }
 
-    /// Counts a submission. Returns whether a move is due now.
+    /// Counts a submission. Returns true if a move is due now.
     pub fn submitted(&mut self) -> bool {
         if self.chaos.every == 0 {
             return false;
@@ -50,7 +50,7 @@ impl Dice {
 }
 
 impl Memory {
-    /// Returns random moves, if they are due: first evictions, then returns.
+    /// Returns random moves, if they are due: evictions first, then returns.
     pub fn inject_random_moves(&mut self) -> Plan {
         if !std::mem::take(&mut self.dice.due) {
             return Plan::new();

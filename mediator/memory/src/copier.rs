@@ -1,8 +1,8 @@
 //! The mediator's own channels, one per copy engine: they move chunks between the card and host memory, and zero card
 //! memory.
 //!
-//! They are channels of the card like a guest's, owned by a "VM" that is the mediator itself, and share the engines
-//! with guests' channels. The scheduler ignores them, because VMs wait for their copies.
+//! These channels are on the card like a guest's, are owned by a "VM" that is the mediator itself, and share the
+//! engines with guests' channels. The scheduler ignores them, because VMs wait for their copies.
 
 use super::own_space::{OwnSpace, va};
 use super::vram::CardVram;
@@ -21,34 +21,34 @@ use vram::{PagePool, Place, TenantId};
 /// The mediator's id among the VMs of [`Channels`]. No operator's VM has this number.
 pub const COPIER: TenantId = TenantId::MEDIATOR;
 
-/// Bytes that an engine copies before another channel can use it.
+/// Number of bytes that an engine copies before another channel can use the engine.
 const COPY_PIECE_BYTES: u64 = 512 << 10;
-/// Size of a line of a piece in bytes: the engine copies rectangles.
+/// Size of a line of a copy part in bytes: the engine copies rectangles.
 const LINE: u64 = 16 << 10;
-/// Words of a push buffer for one piece: a header and eight words, a header and one.
+/// Number of push buffer words for one part: a header and eight words, then a header and one word.
 const PIECE_WORDS: u64 = 11;
-/// Words at the start of a push buffer: they bind the object.
+/// Number of words at the start of a push buffer, which bind the object.
 const FIRST_WORDS: u64 = 2;
 /// Size of a lane's push buffer in bytes.
 const PUSH_BYTES: u64 = 2 * SMALL_PAGE;
-/// Maximum number of pieces per submission.
+/// Maximum number of parts per submission.
 const MAX_PIECES_PER_SUBMISSION: usize = ((PUSH_BYTES / 4 - FIRST_WORDS) / PIECE_WORDS) as usize;
-/// Log2 of the entries of a lane's ring.
+/// Log2 of the number of entries of a lane's ring.
 pub const RING_LOG2: u32 = 4;
 /// Log2 of the maximum number of copies by the CPU before failed engines are retried.
 const RESTS_MAX_LOG2: u32 = 8;
-/// Address of the ring in its instance block: its entries are read from the mediator's own memory.
+/// Address of the ring in its instance block. Its entries are read from the mediator's own memory.
 const RING_VA: GpuVa = GpuVa(SMALL_PAGE);
 /// The subchannel that drivers bind copy engines to.
 const SUBCHANNEL: u8 = 4;
-/// SET_OBJECT data of copy engines 0 and 1: class, and above it the engine.
+/// SET_OBJECT data of copy engines 0 and 1: the class, and the engine in higher bits.
 const OBJECTS: [u32; 2] = [0x4_90b5, 0x5_90b8];
 
 /// The number of a requested copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct CopyId(u64);
 
-/// A source of a copy.
+/// Source of a copy.
 #[derive(Clone, Copy, Debug)]
 pub enum Source {
     /// Memory at this place.
@@ -64,15 +64,15 @@ pub struct Job {
     pub from: Source,
     /// The destination.
     pub to: Place,
-    /// Bytes; a multiple of 128 KiB.
+    /// Size in bytes; a multiple of 128 KiB.
     pub bytes: u64,
 }
 
-/// A piece of a copy.
+/// A part of a copy.
 #[derive(Clone, Copy, Debug)]
 struct Piece {
     copy: CopyId,
-    /// `None`: zeros.
+    /// Address of the source; `None` for zeros.
     from: Option<GpuVa>,
     to: GpuVa,
     bytes: u64,
@@ -86,7 +86,7 @@ struct Lane {
     push: VramAddr,
     ring: [u64; 1 << RING_LOG2],
     put: u32,
-    /// Its current submission; one at a time.
+    /// The current submission; there is only one at a time.
     busy: Option<(Submission, Vec<Piece>)>,
 }
 
@@ -97,16 +97,16 @@ pub struct Copier {
     zeros: VramAddr,
     lanes: Vec<Lane>,
     waiting: VecDeque<Piece>,
-    /// Pieces of each copy that have not ended.
+    /// Number of parts of each copy that have not ended.
     left: BTreeMap<CopyId, usize>,
     copies: u64,
-    /// Total number of pieces that have ended.
+    /// Total number of completed parts.
     pieces: u64,
-    /// One of its channels has failed: copies stop until [`Self::revive`].
+    /// Set if one of the channels has failed: copies stop until [`Self::revive`].
     broken: bool,
-    /// Failures since the last completed copy.
+    /// Number of failures since the last completed copy.
     breaks: u32,
-    /// Copies that are left to the CPU before the next revival.
+    /// Number of copies for the CPU before the next revival.
     rests: u32,
     ended: Arc<Condvar>,
 }
@@ -124,7 +124,7 @@ impl GuestRing for OwnRing<'_> {
     }
 }
 
-/// The mediator's channels have only the card's instance block.
+/// The mediator's channels use only the card's instance block, and no guest memory.
 pub struct NoMemory;
 
 impl GuestMemory for NoMemory {
@@ -137,7 +137,7 @@ impl Copier {
     /// Binds a channel on each copy engine. Page tables and push buffers are in `pool`.
     ///
     /// # Errors
-    /// If the card has no memory or no channels left, or does not answer.
+    /// If the card has too little memory or too few channels, or does not answer.
     pub fn new(vram: &mut CardVram, channels: &mut Channels, pool: &mut PagePool) -> Result<Self, ManagerError> {
         let space = OwnSpace::new(vram, pool)?;
         channels.add_vm(COPIER, OBJECTS.len() as u32);
@@ -174,17 +174,17 @@ impl Copier {
         channels.submit_runlist(&mut own, COPIER, &list);
     }
 
-    /// Returns whether the failed channels must be [revived](Self::revive) first; called before each copy. Each failure
+    /// Returns true if the failed channels must be [revived](Self::revive) first; called before each copy. Each failure
     /// costs its copy the time limit of a hang, so after repeated failures the engines are tried less and less often.
     pub fn is_due(&mut self) -> bool {
         self.rests = self.rests.saturating_sub(1);
         self.broken && self.rests == 0
     }
 
-    /// Binds the channels again. None of them is bound; their queued copies are dropped.
+    /// Binds the channels again. No channel is bound, and their queued copies are dropped.
     ///
     /// # Errors
-    /// If the card has no channels left, or does not answer; then nothing changes.
+    /// If the card has no free channels, or does not answer; in both cases nothing changes.
     pub fn revive(&mut self, vram: &mut CardVram, channels: &mut Channels) -> Result<(), ManagerError> {
         self.rests = 1 << self.breaks.min(RESTS_MAX_LOG2);
         self.waiting.clear();
@@ -216,7 +216,7 @@ impl Copier {
         Ok(())
     }
 
-    /// Returns the number of pieces that have ended so far: it grows while the engines make progress.
+    /// Returns the number of completed parts so far: it grows while the engines make progress.
     #[must_use]
     pub fn pieces(&self) -> u64 {
         self.pieces
@@ -228,7 +228,7 @@ impl Copier {
         Arc::clone(&self.ended)
     }
 
-    /// Queues jobs, which the engines share. [`Self::has_ended`] returns whether each is done.
+    /// Queues jobs, which are distributed to the engines. [`Self::has_ended`] returns true for each completed job.
     ///
     /// # Errors
     /// If the engines have failed.
@@ -262,7 +262,7 @@ impl Copier {
         Ok(copies)
     }
 
-    /// Returns whether a copy has ended. `None` if it will never end.
+    /// Returns true if a copy has ended; `None` if it will never end.
     #[must_use]
     pub fn has_ended(&self, copy: CopyId) -> Option<bool> {
         match (self.left.contains_key(&copy), self.broken) {
@@ -308,7 +308,7 @@ impl Copier {
         self.lanes.iter().map(|lane| lane.channel).collect()
     }
 
-    /// Distributes the queued pieces evenly to idle lanes.
+    /// Distributes the queued parts evenly to idle lanes.
     fn feed(&mut self, vram: &mut CardVram, channels: &mut Channels, now: u64) -> Result<(), ManagerError> {
         let Self { space, zeros, lanes, waiting, .. } = self;
         let zeros = va(Place::Card(vram::VramAddr(zeros.0)));
@@ -348,7 +348,8 @@ pub fn bind(
 ) -> Result<ChannelId, ManagerError> {
     // The address of a context is not used.
     let contexts = [engine::GR, engine::CE0, engine::CE1].map(|unit| (unit == engine).then_some(GpuVa(0)));
-    // The addresses are in VRAM that the mediator, as a guest, does not have: the card reads nothing there.
+    // These addresses are in VRAM that the mediator, as a guest, does not have: the card reads nothing at these
+    // addresses.
     let nowhere = channels::Place::Vram(GuestVramAddr(0));
     let guest = GuestInstance {
         userd: GuestVramAddr(u64::from(channel.0) * SMALL_PAGE),
@@ -409,8 +410,8 @@ fn to(method: u32, data: &[u32]) -> Vec<u32> {
     std::iter::once(header.into()).chain(data.iter().copied()).collect()
 }
 
-/// Returns the methods for the copy of a piece: a rectangle of consecutive lines on both sides, or with the line of
-/// `zeros` repeated as the source.
+/// Returns the methods to copy a part: a rectangle of consecutive lines on both sides, or with the `zeros` line
+/// repeated as the source.
 fn rectangle(piece: &Piece, zeros: GpuVa) -> Vec<u32> {
     let line = LINE.min(piece.bytes) as u32;
     let lines = (piece.bytes / u64::from(line)) as u32;

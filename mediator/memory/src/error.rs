@@ -11,16 +11,16 @@ use std::io;
 use vm_memory::VolatileMemoryError;
 use vram::PoolError;
 
-/// Reason that the host side of the mediator cannot do something.
+/// Error of the host side of the mediator.
 #[derive(Debug, thiserror::Error)]
 pub enum ManagerError {
-    /// The card does not come up, or does not answer.
+    /// The initialization of the card fails, or the card does not answer.
     #[error(transparent)]
     Card(#[from] CardError),
-    /// The card has no memory for the mediator's own tables now; guests' memory may be evicted for them.
+    /// The card currently has no memory for the mediator's own tables; guests' memory may be evicted for them.
     #[error("the card has no memory left for the mediator's own tables; give it a larger `reserve_mib`")]
     Lacking,
-    /// A limit of memory was reached.
+    /// A memory limit was reached.
     #[error(transparent)]
     OutOfMemory(#[from] Shortage),
     /// The host did not provide memory for chunks.
@@ -29,15 +29,15 @@ pub enum ManagerError {
          card, or raise the daemon's LimitMEMLOCK"
     )]
     Pinned {
-        /// Requested bytes.
+        /// Requested size in bytes.
         bytes: usize,
-        /// The host's own error.
+        /// Error of the host.
         why: String,
     },
     /// No I/O addresses are left.
     #[error("the card's 40-bit I/O address space has no gap of {len:#x} bytes; remove VMs or give them less RAM")]
     OutOfIova {
-        /// Requested bytes.
+        /// Requested size in bytes.
         len: u64,
     },
     /// A VM lends more memory than its limit.
@@ -46,9 +46,9 @@ pub enum ManagerError {
          `mediatorctl memory set-ram`, give the VM less RAM, or lend only what the guest uses for the card (an IOMMU in the VM)"
     )]
     RamQuota {
-        /// Requested bytes.
+        /// Requested size in bytes.
         len: u64,
-        /// Allowed bytes.
+        /// Allowed size in bytes.
         quota: u64,
     },
     /// Host memory could not be mapped for the card.
@@ -62,20 +62,20 @@ pub enum ManagerError {
     Host {
         /// The request.
         what: &'static str,
-        /// The host's answer.
+        /// Error of the host.
         #[source]
         source: io::Error,
     },
-    /// The table of the card's chunks does not allow it.
+    /// The table of the card's chunks refuses the request.
     #[error(transparent)]
     Chunks(#[from] vram::Error),
-    /// A pool of the card's memory may not grow.
+    /// A pool of the card's memory may not grow further.
     #[error(transparent)]
     Pool(#[from] PoolError),
     /// A shadow page table cannot be created.
     #[error(transparent)]
     Tables(#[from] NoMemory),
-    /// A setting of the scheduler is out of its bounds.
+    /// A setting of the scheduler is out of bounds.
     #[error(transparent)]
     Scheduler(#[from] sched::ConfigError),
     /// No physical channel is available.
@@ -96,26 +96,26 @@ pub enum ManagerError {
     /// The kernel that clears PGRAPH between VMs is invalid.
     #[error("the mediator's own kernel does not assemble: {why}; report this fault of the program")]
     OwnKernel {
-        /// The assembler's error.
+        /// Error of the assembler.
         why: String,
     },
     /// The mediator's own channels may still write.
     #[error("the mediator's own channels stay on the card")]
     OwnChannelsStay,
-    /// More memory than the mediator can address.
+    /// The memory is larger than the mediator can address.
     #[error("{what} has {bytes:#x} bytes, of which the mediator can move {most:#x} at most")]
     Unmovable {
-        /// The memory.
+        /// Name of the memory.
         what: &'static str,
-        /// Its bytes.
+        /// Size of the memory in bytes.
         bytes: u64,
-        /// The maximum.
+        /// Maximum size in bytes.
         most: u64,
     },
     /// A channel of a removed VM is still on the card.
     #[error("the card holds on to a channel of the VM; the VM's memory stays out of use until it lets go or is reset")]
     ChannelStays,
-    /// Saved state of a card or a VM is invalid, or belongs to another one.
+    /// Saved state of a card or a VM is invalid, or belongs to another card or VM.
     #[error("what was saved is refused: {0}")]
     Saved(#[from] Invalid),
     /// State to be saved is not quiescent yet.
@@ -138,7 +138,7 @@ pub enum ManagerError {
     /// The card has failed.
     #[error("the card has failed: {why}; restart the daemon")]
     Failed {
-        /// The cause.
+        /// Cause of the failure.
         why: String,
     },
 }

@@ -8,26 +8,26 @@ use std::collections::BTreeMap;
 use vram::balance::Entitlement;
 use vram::{Summary, TenantId, Turn};
 
-/// A card's memory at one moment.
+/// State of a card's memory at one time.
 #[derive(Clone, Debug)]
 pub struct Holdings {
     /// Settings of the division.
     pub division: Division,
-    /// The accounts, in chunks.
+    /// The accounts, as numbers of chunks.
     pub summary: Summary,
-    /// Measured bytes per second of copies between the card and the host; 0 before the first copy.
+    /// Measured rate of copies between the card and the host, in bytes per second; 0 before the first copy.
     pub bytes_per_second: u64,
-    /// The current quantum, if there is one.
+    /// The current quantum, if any.
     pub turn: Option<Turn>,
     /// Entitlements of the VMs, in chunks.
     pub entitled: BTreeMap<TenantId, Entitlement>,
-    /// Chunks of each VM that are pinned to the card.
+    /// Number of each VM's chunks that are pinned to the card.
     pub pinned: BTreeMap<TenantId, u32>,
     /// Moves of each VM's memory.
     pub moved: BTreeMap<TenantId, Moved>,
-    /// Requests of each VM that were refused.
+    /// Refused requests of each VM.
     pub refusals: Refusals,
-    /// Quanta that have begun.
+    /// Number of quanta that have started.
     pub turns: u64,
 }
 

@@ -1,11 +1,11 @@
 //! The card's I/O virtual addresses, shared by all VMs: allocates ranges.
 //!
-//! A Fermi page table entry holds 40 bits of bus address, so guest-physical addresses of several VMs cannot be used as
-//! they are; each lent memory region gets a range of its own.
+//! A Fermi page table entry holds 40 bits of bus address, so guest-physical addresses of several VMs cannot be used
+//! directly; each lent memory region gets a separate range.
 //!
-//! A VMM may lend any number of regions, so each VM has a window of its own, as large as its guarantee, which other VMs
-//! cannot fill or fragment; other regions come from addresses outside of all windows, up to a quota. The mediator uses
-//! the lowest addresses.
+//! A VMM may lend any number of regions, so each VM has a separate window, as large as its guarantee, which other VMs
+//! cannot fill or fragment; further regions use addresses outside of all windows, up to a quota. The mediator uses the
+//! lowest addresses.
 
 mod saved;
 
@@ -17,26 +17,27 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use vram::TenantId;
 
-/// First address that is allocated: address 0 stays unused, so that a null pointer is invalid.
+/// First address that is allocated: address 0 stays unused, so that null pointers are invalid.
 const FIRST_IOVA: u64 = 2 << 20;
-/// Regions begin at multiples of this, so that large pages stay large for any alignment of the guest.
+/// Alignment of regions, so that large pages stay large for any alignment of the guest.
 const ALIGN: u64 = 2 << 20;
-/// The part that VMs share. The mediator's own ranges may be in it as well; VMs' ranges are never below it.
+/// The part of the space that VMs share. The mediator's own ranges may also be in this part; VMs' ranges are never
+/// below it.
 const SHARED: Range<u64> = 128 << 30..1 << BUS_BITS;
-/// Bytes of bus addresses for all VMs together.
+/// Total size of the bus addresses for all VMs, in bytes.
 pub const SHARED_BYTES: u64 = SHARED.end - SHARED.start;
 
-/// Amounts of RAM that a VM may lend, in steps of 2 MiB for each region.
+/// Amounts of RAM that a VM may lend. Each region counts in steps of 2 MiB.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RamShare {
-    /// Maximum bytes.
+    /// Maximum amount in bytes.
     pub quota: u64,
-    /// Bytes for which addresses are always available.
+    /// Amount for which addresses are always available, in bytes.
     pub guarantee: u64,
 }
 
 impl Default for RamShare {
-    /// Returns a share with which 64 VMs have a window each, and a quarter of the rest as additional quota.
+    /// Returns a share that allows 64 VMs a window each, and a quarter of the rest as additional quota.
     fn default() -> Self {
         let guarantee = 4 << 30;
         Self { quota: guarantee + (SHARED_BYTES - 64 * guarantee) / 4, guarantee }
@@ -47,30 +48,30 @@ impl Default for RamShare {
 #[derive(Debug, Default)]
 struct Part {
     share: RamShare,
-    /// Addresses reserved for it.
+    /// Addresses reserved for the VM.
     window: Option<Range<u64>>,
-    /// Bytes that count against its quota.
+    /// Number of bytes that count against the VM's quota.
     charged: u64,
 }
 
 /// Reason that a VM gets no range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NoIova {
-    /// Its quota, in bytes, would be exceeded.
+    /// The VM's quota, in bytes, would be exceeded.
     Quota(u64),
-    /// Neither its window nor the shared part has a large enough gap.
+    /// Neither the VM's window nor the shared part has a large enough gap.
     Full,
 }
 
 /// First-fit allocator over the 40-bit space.
 #[derive(Debug, Default)]
 pub struct IovaSpace {
-    /// Start and length of the ranges in use.
+    /// Start and length of the used ranges.
     taken: BTreeMap<u64, u64>,
     vms: BTreeMap<TenantId, Part>,
 }
 
-/// Returns the bytes that a range of `len` bytes counts.
+/// Returns the number of bytes that a range of `len` bytes counts for.
 fn charge(len: u64) -> Option<u64> {
     len.checked_next_multiple_of(ALIGN)
 }
@@ -86,7 +87,8 @@ impl IovaSpace {
     /// Sets or changes a VM's share. Memory that it already lends stays lent.
     ///
     /// # Errors
-    /// If there is no room for the guarantee: the maximum bytes for it. Then nothing changes.
+    /// If too few addresses are free for the guarantee: the maximum possible guarantee in bytes. In this case nothing
+    /// changes.
     pub fn set_share(&mut self, vm: TenantId, share: RamShare) -> Result<(), u64> {
         let before = self.vms.get_mut(&vm).and_then(|part| part.window.take());
         let kept = before.as_ref().is_some_and(|window| window.end - window.start == share.guarantee);
@@ -106,18 +108,18 @@ impl IovaSpace {
         }
     }
 
-    /// Finds room for a window, as high as possible: the mediator's ranges come from below.
+    /// Finds addresses for a window, as high as possible, because the mediator's ranges grow from below.
     fn window(&self, len: u64) -> Option<Range<u64>> {
         let gap = self.gaps().into_iter().rev().find(|gap| gap.end - gap.start >= len)?;
         (len != 0).then(|| gap.end - len..gap.end)
     }
 
-    /// Returns the bytes of the largest possible window.
+    /// Returns the size of the largest possible window in bytes.
     fn largest_window(&self) -> u64 {
         self.gaps().into_iter().map(|gap| gap.end - gap.start).max().unwrap_or(0)
     }
 
-    /// Returns the free ranges of the shared part outside of windows, in whole steps.
+    /// Returns the free ranges of the shared part outside of windows, in whole alignment steps.
     fn gaps(&self) -> Vec<Range<u64>> {
         let mut used: Vec<Range<u64>> = self.taken.iter().map(|(&start, &len)| start..start + len).collect();
         used.extend(self.vms.values().filter_map(|part| part.window.clone()));
@@ -170,12 +172,12 @@ impl IovaSpace {
     }
 
     /// Allocates `len` bytes for the mediator, at an address with the same offset within 2 MiB as `like`, so that
-    /// alignment is kept. Returns `None` if no gap is large enough.
+    /// alignment is preserved. Returns `None` if no gap is large enough.
     pub fn allocate(&mut self, len: u64, like: u64) -> Option<Iova> {
         self.allocate_in(FIRST_IOVA..SHARED.end, len, like, None)
     }
 
-    /// Allocates `len` bytes within `range`, outside of windows except `of`'s own.
+    /// Allocates `len` bytes within `range`, outside of windows except the window of VM `of`.
     fn allocate_in(&mut self, range: Range<u64>, len: u64, like: u64, of: Option<TenantId>) -> Option<Iova> {
         let skew = like % ALIGN;
         let mut candidate = range.start + skew;
@@ -201,7 +203,7 @@ impl IovaSpace {
         debug_assert!(known.is_some(), "an I/O address range was given back twice");
     }
 
-    /// Returns the number of ranges in use.
+    /// Returns the number of used ranges.
     #[must_use]
     pub fn ranges(&self) -> usize {
         self.taken.len()
@@ -235,7 +237,7 @@ mod tests {
         let mut space = IovaSpace::default();
         let vms: Vec<_> = (0..64).map(TenantId).collect();
         vms.iter().for_each(|vm| space.set_share(*vm, RamShare::default()).unwrap());
-        // Regions of all sizes, until no further one fits.
+        // Allocate regions of all sizes, until no further region fits.
         let mut had = 0;
         for len in [1 << 39, 1 << 34, 1 << 30, ALIGN, 1] {
             while space.allocate_for(vms[0], len, 0).is_ok() {
@@ -244,7 +246,7 @@ mod tests {
         }
         assert!(had <= QUOTA, "{had:#x}");
         assert_eq!(space.allocate_for(vms[0], 1, 0), Err(NoIova::Quota(QUOTA)));
-        // The other VMs take the rest alternately; each keeps its own window.
+        // The other VMs use up the rest alternately; each keeps its own window.
         for vm in &vms[1..] {
             (0..36).take_while(|_| space.allocate_for(*vm, WINDOW_BYTES + ALIGN, 0).is_ok()).count();
         }
@@ -275,7 +277,7 @@ mod tests {
         let share = |quota: u64, guarantee: u64| RamShare { quota: quota << 30, guarantee: guarantee << 30 };
         space.set_share(TenantId(1), share(8, 4)).unwrap();
         let lent = space.allocate_for(TenantId(1), 3 << 30, 0).unwrap();
-        // A quota below the lent amount: the lent memory stays, and no more can be lent.
+        // With a quota below the lent amount, the lent memory stays lent, and no more can be lent.
         space.set_share(TenantId(1), share(2, 1)).unwrap();
         assert_eq!(space.share_and_charged(TenantId(1)), (share(2, 1), 3 << 30));
         assert_eq!(space.allocate_for(TenantId(1), ALIGN, 0), Err(NoIova::Quota(2 << 30)));
@@ -286,7 +288,7 @@ mod tests {
         let left = space.set_share(TenantId(5), share(1000, 1000));
         space.set_share(TenantId(4), share(900, 900)).unwrap_err();
         assert_eq!(space.set_share(TenantId(5), share(1000, 1000)), left);
-        // A guarantee is set, or refused and the previous one stays valid.
+        // A guarantee is set, or it is refused and the previous one stays valid.
         space.set_share(TenantId(2), share(600, 600)).unwrap();
         let most = space.set_share(TenantId(1), share(512, 512)).unwrap_err();
         assert!(most < 300 << 30, "{most:#x}");
@@ -299,7 +301,7 @@ mod tests {
 
     #[test]
     fn iova_holes_of_host_are_never_allocated() {
-        // As with an IOMMU with 39 bits, and the addresses of interrupts.
+        // These are the holes of an IOMMU with 39 bits, and the addresses of interrupts.
         let holes = [0xfee0_0000..0xfef0_0000, 1 << 39..1 << BUS_BITS];
         let mut space = IovaSpace::without(&holes);
         space.set_share(TenantId(1), RamShare::default()).unwrap();

@@ -1,14 +1,14 @@
 //! A card's memory: its owners, its places, and its moves.
 //!
 //! Parts: [`shortage`] (limits, and their messages), `vram` (guests' memory in all places), [`pinned`] (host memory for
-//! it), `accesses` (records of accesses to guests' memory), `pages` (allocates host memory), [`iova`] (I/O addresses),
-//! [`balance`] (division among the VMs), [`holdings`] (the operator's view of it), [`refusals`] (refused requests),
-//! `wants` (VMs that wait, and the mediator's own needs), `moved` (planned and finished moves), `saved` (saved state),
-//! `wakeup` (wakes the thread that moves memory), `zeroing` (zeroes free memory for its next owner) with `zeroed`
-//! (progress of that), `copier` and `own_space` (the mediator's own channels, and their address space), [`chaos`]
-//! (random moves, for tests), [`segments`] (memory that several address spaces share).
+//! chunks), `accesses` (records of accesses to guests' memory), `pages` (allocates host memory), [`iova`] (I/O
+//! addresses), [`balance`] (division among the VMs), [`holdings`] (the operator's view of the division), [`refusals`]
+//! (refused requests), `wants` (VMs that wait, and the mediator's own needs), `moved` (planned and completed moves),
+//! `saved` (saved state), `wakeup` (wakes the thread that moves memory), `zeroing` (zeroes free memory for its next
+//! owner) with `zeroed` (progress of this zeroing), `copier` and `own_space` (the mediator's own channels, and their
+//! address space), [`chaos`] (random moves, for tests), [`segments`] (memory that several address spaces share).
 //!
-//! It does not know threads, a schedule, or the running work of a VM.
+//! The crate does not depend on threads, a schedule, or the running work of a VM.
 
 mod accesses;
 pub mod balance;
@@ -54,8 +54,8 @@ use segments::Segments;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Maximum card memory for page tables, code and push buffers of the mediator's own channels, in bytes: with large
-/// chunks, one chunk for each of them would be expensive. A card of 6 GiB with as much host memory needs less than 3
-/// MiB.
+/// chunks, a separate chunk for each of these would be expensive. A card of 6 GiB with as much host memory needs less
+/// than 3 MiB.
 pub(crate) const OWN_BYTES: u64 = 64 << 20;
 
 /// A card's memory, with its owners.
@@ -66,13 +66,13 @@ pub struct Memory {
     barrier: Iova,
     /// Card memory for the mediator's own channels.
     own: PagePool,
-    /// The channels that move memory, if moves have a target or these channels zero memory.
+    /// Channels that move memory, if moves have a target or these channels zero memory.
     copier: Option<Copier>,
     /// Division among the VMs.
     divider: Divider,
     /// Random moves.
     dice: Dice,
-    /// Guarantees for which room is being made: evicted chunks do not return meanwhile.
+    /// Number of guarantees for which memory is being freed: evicted chunks do not return meanwhile.
     promising: u32,
     /// Memory that several address spaces share.
     segments: Segments,
@@ -80,7 +80,7 @@ pub struct Memory {
     travelling: BTreeSet<TenantId>,
     /// Moves of VMs' memory.
     moved: BTreeMap<TenantId, Moved>,
-    /// Places that chunks have left in the last committed relocation.
+    /// Places that were vacated in the last committed relocation.
     left: Vec<Place>,
 }
 
@@ -138,10 +138,10 @@ impl Memory {
         &self.own
     }
 
-    /// Binds the channels that move memory, if there is a target for moves, or if they zero the card's memory.
+    /// Binds the channels that move memory, if moves have a target, or if these channels zero the card's memory.
     ///
     /// # Errors
-    /// If the card has no memory or no channels left, or does not answer.
+    /// If the card has too little memory or too few channels, or does not answer.
     pub fn start_copier(&mut self, channels: &mut Channels, zeroes: bool) -> Result<(), ManagerError> {
         let Self { vram, own, copier, .. } = self;
         if zeroes || vram.has_host_memory() {
@@ -150,7 +150,7 @@ impl Memory {
         Ok(())
     }
 
-    /// Returns the copier, if there is one.
+    /// Returns the copier, if any.
     pub fn copier(&self) -> Option<&Copier> {
         self.copier.as_ref()
     }
@@ -165,12 +165,12 @@ impl Memory {
         &self.divider
     }
 
-    /// Starts or stops making room for a guarantee.
+    /// Starts or stops freeing memory for a guarantee.
     pub fn promise(&mut self, begins: bool) {
         self.promising = if begins { self.promising.saturating_add(1) } else { self.promising.saturating_sub(1) };
     }
 
-    /// Returns whether room is being made for a guarantee.
+    /// Returns true while memory is being freed for a guarantee.
     #[cfg(any(test, feature = "test-rig"))]
     pub fn makes_room(&self) -> bool {
         self.promising != 0
@@ -185,7 +185,7 @@ impl Memory {
         }
     }
 
-    /// Returns whether a VM has created segments.
+    /// Returns true if a VM has created segments.
     pub fn segments_of(&self, vm: TenantId) -> bool {
         self.segments.bytes_and_count(vm).1 != 0
     }
@@ -211,17 +211,18 @@ impl Memory {
         Ok(())
     }
 
-    /// Forgets vacated places, because a new relocation begins.
+    /// Forgets vacated places, because a new relocation starts.
     pub fn forget_left(&mut self) {
         self.left.clear();
     }
 
-    /// Records that a chunk has left a place.
+    /// Records that a chunk has vacated a place.
     pub fn leave(&mut self, place: Place) {
         self.left.push(place);
     }
 
-    /// Quarantines the old places of chunks that have just moved, because the card's TLBs may still refer to them.
+    /// Quarantines the old places of chunks that have just moved, because the card's TLBs may still have translations
+    /// to these places.
     pub fn quarantine_left(&mut self) {
         for place in std::mem::take(&mut self.left) {
             self.vram.chunks.quarantine(place);

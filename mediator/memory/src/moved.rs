@@ -1,4 +1,4 @@
-//! Moves of VMs' memory, planned and done.
+//! Moves of VMs' memory, planned and completed.
 
 use sched::Histogram;
 use std::collections::BTreeSet;
@@ -8,22 +8,22 @@ use vram::{GuestVramAddr, Step, TenantId};
 /// Outcome of a move of a VM's memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Relocated {
-    /// Chunks that moved.
+    /// Number of chunks that moved.
     pub moved: u32,
-    /// Chunks that did not move.
+    /// Number of chunks that did not move.
     pub stayed: u32,
-    /// Chunks that are accounted elsewhere without a move: they were put into the reserve, or taken from it.
+    /// Number of chunks that changed their account without a move: they were put into the reserve, or taken from it.
     pub rebooked: u32,
-    /// Bytes that were copied.
+    /// Number of copied bytes.
     pub bytes: u64,
     /// Time for which the VM's channels were stopped, in ns.
     pub suspended_ns: u64,
-    /// Time that the copies took, in ns.
+    /// Duration of the copies, in ns.
     pub copied_ns: u64,
 }
 
 impl Relocated {
-    /// Returns whether the accounts changed.
+    /// Returns true if the accounts changed.
     #[must_use]
     pub fn has_effect(&self) -> bool {
         self.moved != 0 || self.rebooked != 0
@@ -36,9 +36,9 @@ pub type Ranges = Vec<(GuestVramAddr, u64)>;
 /// Moves of a VM's memory since it was added.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Moved {
-    /// The total.
+    /// Sum of all relocations.
     pub sum: Relocated,
-    /// Times for which its channels were stopped.
+    /// Times for which the VM's channels were stopped.
     pub suspensions: Histogram,
 }
 

@@ -1,6 +1,7 @@
-//! The mediator's own GPU address space: all of the card's memory, and the host memory for guests' chunks.
+//! The mediator's own GPU address space: it maps all of the card's memory, and the host memory for guests' chunks.
 //!
-//! Only the mediator's own channels use it. Everything is mapped with large pages, except the channels' work areas.
+//! Only the mediator's own channels use the space. All memory is mapped with large pages, except the channels' work
+//! areas.
 
 use super::vram::CardVram;
 use crate::ManagerError;
@@ -16,11 +17,11 @@ use vram::{HostAddr, PagePool, Place};
 const VRAM_VA: GpuVa = GpuVa(1 << 36);
 /// Start of the host's slots.
 const SLOTS_VA: GpuVa = GpuVa(1 << 38);
-/// Maximum bytes of slots.
+/// Maximum total size of slots in bytes.
 pub(crate) const SLOTS_BYTES_MAX: u64 = HOST_VA_BASE.0 - SLOTS_VA.0;
-/// Maximum bytes of the card's memory.
+/// Maximum size of the card's memory in bytes.
 const VRAM_BYTES_MAX: u64 = SLOTS_VA.0 - VRAM_VA.0;
-/// The size code of the work areas' table: an eighth, as in all spaces.
+/// The size code of the work areas' table: an eighth of the full size, as in all spaces.
 const WORK_SIZE_CODE: u8 = 3;
 
 /// Returns the address of a chunk in the space.
@@ -32,13 +33,13 @@ pub fn va(place: Place) -> GpuVa {
     }
 }
 
-/// The space. Its tables are in chunks of the mediator.
+/// The address space. Its tables are in chunks of the mediator.
 pub struct OwnSpace {
     directory: VramAddr,
     /// Tables of large pages by directory entry.
     tables: BTreeMap<u64, VramAddr>,
     work: VramAddr,
-    /// Entries were written since the last flush of the card's TLBs.
+    /// Set if entries were written since the last flush of the card's TLBs.
     stale: bool,
 }
 
@@ -72,7 +73,8 @@ impl OwnSpace {
         self.directory
     }
 
-    /// Maps a page of a channel's work area or images: its index from [`HOST_VA_BASE`] on, its address, its rights.
+    /// Maps a page of a channel's work area or images, given by its index after [`HOST_VA_BASE`], its address, and its
+    /// rights.
     ///
     /// # Errors
     /// If the card does not answer.
@@ -88,7 +90,7 @@ impl OwnSpace {
         Ok(vram.memory.write(self.work.offset(u64::from(index) * ENTRY_BYTES), &u64::from(pte).to_le_bytes())?)
     }
 
-    /// Unmaps such a page.
+    /// Unmaps a page of a channel's work area or images.
     ///
     /// # Errors
     /// If the card does not answer.
@@ -108,7 +110,8 @@ impl OwnSpace {
         Ok(())
     }
 
-    /// Maps whole large pages, whose end may be after `bytes`: the card has no memory there, and no copy uses it.
+    /// Maps whole large pages. The last page may end after `bytes`: the card has no memory there, and no copy uses this
+    /// part.
     fn map(
         &mut self,
         vram: &mut CardVram,
@@ -153,7 +156,7 @@ impl OwnSpace {
     }
 }
 
-/// Returns an address in the form of entries: 28 bits of 4 KiB, enough for the card's 40 bits.
+/// Returns an address in the form of an entry: a 28-bit number of 4 KiB pages, enough for the card's 40 bits.
 fn frame(address: u64) -> u32 {
     (address / SMALL_PAGE) as u32
 }

@@ -1,7 +1,7 @@
 //! Host pages for a slot of the pinned pool: anonymous pages, or pages of a file that another process can take over.
 #![expect(unsafe_code, reason = "asks the kernel for the pages of a mapping")]
-// UNSAFETY: `madvise` on all of a mapping that was created here and is used nowhere else. Both kinds of advice keep its
-// contents.
+// UNSAFETY: `madvise` on a complete mapping that was created in this module and is not used elsewhere. Both kinds of
+// advice preserve its contents.
 
 use crate::ManagerError;
 use card::DmaMemory;
@@ -15,15 +15,15 @@ use vm_memory::{FileOffset, MmapRegion};
 /// Size of a huge page of x86-64 in bytes.
 const HUGE: usize = 2 << 20;
 
-/// Maximum number of threads that allocate pages. The host's other processors are for VMs.
+/// Maximum number of threads that allocate pages. The host's other processors are left to VMs.
 const THREADS: usize = 4;
 
-/// Memory to allocate.
+/// Memory that must be allocated.
 #[derive(Clone, Debug)]
 pub struct Wanted {
-    /// Its size in bytes.
+    /// Size of the memory in bytes.
     pub bytes: usize,
-    /// The file that provides it, and the offset there; without a file, anonymous memory.
+    /// The file that provides the memory, and the offset in it; `None` for anonymous memory.
     pub file: Option<(Arc<File>, u64)>,
 }
 
@@ -50,7 +50,7 @@ pub fn allocate_parallel(wanted: &[Wanted]) -> Vec<Result<DmaMemory, ManagerErro
             (wanted, thread.ok())
         };
         let started: Vec<_> = wanted.chunks(wanted.len().div_ceil(threads)).map(start).collect();
-        // This thread also does the share of a thread that could not be started.
+        // This thread also does the work of threads that could not be started.
         let ended = started
             .into_iter()
             .map(|(wanted, thread)| thread.and_then(|it| it.join().ok()).unwrap_or_else(|| work(wanted)));
@@ -62,7 +62,7 @@ pub fn allocate_parallel(wanted: &[Wanted]) -> Vec<Result<DmaMemory, ManagerErro
 /// lock.
 ///
 /// # Errors
-/// If the host has no memory for it.
+/// If the host has too little memory.
 pub fn found(bytes: usize) -> Result<DmaMemory, ManagerError> {
     let refused = |why: String| ManagerError::Pinned { bytes, why };
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
@@ -71,10 +71,10 @@ pub fn found(bytes: usize) -> Result<DmaMemory, ManagerError> {
     populated(region)
 }
 
-/// Maps `bytes` bytes of `file` from `offset` on, with their contents.
+/// Maps `bytes` bytes of `file` starting at `offset`, with their contents.
 ///
 /// # Errors
-/// If the host does not map them.
+/// If the host refuses the mapping.
 pub fn mapped(file: &Arc<File>, offset: u64, bytes: usize) -> Result<MmapRegion, ManagerError> {
     let at = FileOffset::from_arc(Arc::clone(file), offset);
     let flags = libc::MAP_SHARED | libc::MAP_NORESERVE;
@@ -92,7 +92,7 @@ fn populated(region: MmapRegion) -> Result<DmaMemory, ManagerError> {
         // at least until the end of this function.
         let _ = unsafe { madvise(start, bytes, Advice::LinuxHugepage) };
     }
-    // Before Linux 5.14 they are allocated on first use.
+    // Before Linux 5.14, pages are allocated on first use.
     // SAFETY: as above.
     match unsafe { madvise(start, bytes, Advice::LinuxPopulateWrite) } {
         Ok(()) | Err(rustix::io::Errno::INVAL) => {}

@@ -1,9 +1,9 @@
 //! Host memory for chunks of guests' VRAM that do not fit on the card, mapped for the card while in use.
 //!
-//! A slot is as large as a chunk, and is a separate mapping. Its memory is allocated when it gets an owner, and freed
-//! when it loses it, so that the next owner finds zeros and the host regains the memory; the I/O addresses of all slots
-//! are contiguous and fixed. Some slots are zeroed and keep their memory instead, because fresh memory takes longer
-//! than a copy to it.
+//! A slot is as large as a chunk, and is a separate mapping. Its memory is allocated when the slot gets an owner, and
+//! freed when the slot loses its owner, so that the next owner finds zeros and the host regains the memory; the I/O
+//! addresses of all slots are contiguous and fixed. Some slots are zeroed and keep their memory instead, because
+//! allocating memory takes longer than copying a chunk to it.
 
 mod borrowed;
 mod saved;
@@ -23,34 +23,34 @@ use std::sync::Arc;
 use vm_memory::Bytes;
 use vram::HostAddr;
 
-/// Maximum bytes of slots without an owner that keep their memory: as much as moves in a few milliseconds.
+/// Maximum size of the memory that slots without an owner keep, in bytes: as much as moves in a few milliseconds.
 const KEPT_BYTES: u64 = 32 << 20;
 
-/// Seals that keep the file's length: an access past its end would kill the process.
+/// Seals for the file's length: an access beyond its end would kill the process.
 const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW);
 
-/// The slots.
+/// A pool of slots.
 pub struct PinnedPool {
     card: Arc<dyn Card>,
     base: Iova,
     slot_bytes: u64,
     slots: Vec<Option<DmaMemory>>,
-    /// Slots without an owner that have memory, all zeros.
+    /// Slots without an owner that have zeroed memory.
     kept: BTreeSet<usize>,
-    /// The file with all of their memory, each at its offset, if another process can take it over.
+    /// The file with the memory of all slots, each at its offset, if another process can take over the memory.
     file: Option<Arc<File>>,
-    /// Slots that currently hold another card's memory, each with that slot's own memory.
+    /// Slots that currently use another card's memory, each with its own memory.
     borrowed: BTreeMap<usize, DmaMemory>,
-    /// Another process takes over the memory, and its mappings for the card.
+    /// Set if another process takes over the memory, and its mappings for the card.
     handed: bool,
 }
 
 impl PinnedPool {
-    /// Creates `slots` slots of `slot_bytes` bytes, which do not take memory yet. `shared`: their memory must be one
-    /// file, which another process can take over.
+    /// Creates `slots` slots of `slot_bytes` bytes, which take no memory yet. `shared` means that their memory must be
+    /// in one file, so that another process can take it over.
     ///
     /// # Errors
-    /// If the card's I/O address space has no such gap, or the host cannot create the file.
+    /// If the card's I/O address space has no large enough gap, or the host cannot create the file.
     pub fn new(
         card: Arc<dyn Card>,
         iova: &mut IovaSpace,
@@ -59,7 +59,7 @@ impl PinnedPool {
         shared: bool,
     ) -> Result<Self, ManagerError> {
         let len = u64::from(slots) * slot_bytes;
-        // Large pages are large on both sides.
+        // With this alignment, large pages are large on both sides.
         let base = if slots == 0 { Iova(0) } else { iova.allocate(len, 0).ok_or(ManagerError::OutOfIova { len })? };
         let file = (shared && slots != 0).then(|| memory_file(len)).transpose()?.map(Arc::new);
         let slots = (0..slots).map(|_| None).collect();
@@ -67,36 +67,36 @@ impl PinnedPool {
         Ok(Self { card, base, slot_bytes, slots, kept, file, borrowed, handed: false })
     }
 
-    /// Returns the file with the memory of all slots, for another process; `None` if there is none.
+    /// Returns the file with the memory of all slots, for another process; `None` without a file.
     #[must_use]
     pub fn file(&self) -> Option<&Arc<File>> {
         self.file.as_ref()
     }
 
-    /// Returns whether another process could take over the slots.
+    /// Returns true if another process could take over the slots.
     #[must_use]
     pub fn is_shared(&self) -> bool {
         self.file.is_some() || self.slots.is_empty()
     }
 
-    /// Hands the slots over to another process: their memory stays, and so do its mappings for the card.
+    /// Hands the slots over to another process: their memory stays, as do its mappings for the card.
     pub fn hand_over(&mut self) {
         self.handed = true;
     }
 
-    /// Returns the first I/O address of the slots, and the bytes of all.
+    /// Returns the first I/O address of the slots, and their total size in bytes.
     #[must_use]
     pub fn range(&self) -> (Iova, u64) {
         (self.base, self.slots.len() as u64 * self.slot_bytes)
     }
 
-    /// Returns the card's address of an address in the slots.
+    /// Returns the card's address for an address in the slots.
     #[must_use]
     pub fn iova(&self, address: HostAddr) -> Iova {
         self.base.offset(address.0)
     }
 
-    /// Returns the memory that the slot at `address` lacks: all of it, or none if it has some.
+    /// Returns the memory that the slot at `address` lacks: all of its memory, or `None` if it has memory.
     #[must_use]
     pub fn lacks(&self, address: HostAddr) -> Option<Wanted> {
         let (index, _) = self.at(address);
@@ -105,10 +105,10 @@ impl PinnedPool {
     }
 
     /// Allocates zeroed memory, mapped for the card, for the slot at `address`, which has an owner. Does nothing if the
-    /// slot has memory.
+    /// slot already has memory.
     ///
     /// # Errors
-    /// If the host has no memory for it, or may not pin it.
+    /// If the host has too little memory, or may not pin the memory.
     pub fn fill(&mut self, address: HostAddr) -> Result<(), ManagerError> {
         if let Some(wanted) = self.lacks(address) {
             self.give(address, wanted.find()?)?;
@@ -118,10 +118,10 @@ impl PinnedPool {
         Ok(())
     }
 
-    /// Assigns memory that was [allocated](Wanted::find) for it to the slot at `address`, which lacks memory.
+    /// Assigns memory that was [allocated](Wanted::find) for the slot at `address`, which lacks memory.
     ///
     /// # Errors
-    /// If the host may not pin it.
+    /// If the host may not pin the memory.
     pub fn give(&mut self, address: HostAddr, memory: DmaMemory) -> Result<(), ManagerError> {
         let (index, _) = self.at(address);
         let (iova, bytes) = (self.base.offset(index as u64 * self.slot_bytes), memory.len());
@@ -131,8 +131,8 @@ impl PinnedPool {
         Ok(())
     }
 
-    /// Releases the slot at `address` from its owner. Returns whether it keeps its memory, which must be zeroed then;
-    /// otherwise it has freed it, or had none. Another card's memory is released unchanged.
+    /// Releases the slot at `address` from its owner. Returns true if the slot keeps its memory, which must then be
+    /// zeroed; otherwise the slot has freed its memory, or had none. Another card's memory is released unchanged.
     ///
     /// # Errors
     /// If the card keeps the mapping; the slot then keeps its memory, which must not be used again.
@@ -163,7 +163,7 @@ impl PinnedPool {
         Ok(())
     }
 
-    /// Reads from `address` on, within one slot. A slot without memory reads as zeros.
+    /// Reads `data` starting at `address`, within one slot. A slot without memory reads as zeros.
     pub fn read(&self, address: HostAddr, data: &mut [u8]) {
         let (index, offset) = self.at(address);
         let read = self.slots[index].as_ref().map(|memory| {
@@ -177,7 +177,7 @@ impl PinnedPool {
         }
     }
 
-    /// Writes from `address` on, within one slot that has memory.
+    /// Writes `data` starting at `address`, within one slot that has memory.
     pub fn write(&self, address: HostAddr, data: &[u8]) {
         let (index, offset) = self.at(address);
         let written = self.slots[index].as_ref().ok_or("the slot has no memory".to_owned()).and_then(|memory| {
@@ -189,8 +189,8 @@ impl PinnedPool {
         }
     }
 
-    /// Returns the memory of the slot that holds `address`, and the offset in it; `None` if the slot has none. If the
-    /// slot gets another owner, the returned memory is that owner's.
+    /// Returns the memory of the slot that contains `address`, and the offset in it; `None` if the slot has no memory.
+    /// If the slot gets another owner, the returned memory belongs to that owner.
     #[must_use]
     pub fn memory(&self, address: HostAddr) -> Option<(DmaMemory, usize)> {
         let (index, offset) = self.at(address);

@@ -1,18 +1,19 @@
-//! Requests of guests that were refused: counted for operators.
+//! Refused requests of guests, counted for operators.
 
 use std::collections::{BTreeMap, BTreeSet};
 use vram::{Limit, TenantId};
 
-/// Chunks that got no place when they were first wanted, by VM and limit.
+/// Numbers of chunks that got no place at their first request, by VM and limit.
 #[derive(Clone, Debug, Default)]
 pub struct Refusals {
     counts: BTreeMap<TenantId, BTreeMap<&'static str, u64>>,
-    /// Chunks still without a place: a waiting VM requests its chunk repeatedly. At most the number of guests' chunks.
+    /// Chunks that still have no place, because a waiting VM requests its chunk repeatedly. The size is at most the
+    /// number of guests' chunks.
     open: BTreeSet<(TenantId, u64)>,
 }
 
 impl Refusals {
-    /// Records that a chunk, given by its VM and its index there, has no place.
+    /// Records that a chunk, given by its VM and its index in the VM's memory, got no place.
     pub fn refused(&mut self, chunk: (TenantId, u64), limit: Limit) {
         if self.open.insert(chunk) {
             *self.counts.entry(chunk.0).or_default().entry(limit.name()).or_default() += 1;

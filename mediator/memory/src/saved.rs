@@ -20,7 +20,7 @@ pub struct SavedMemory {
     /// I/O address of the page that barriers write to.
     barrier: u64,
     slots: SavedSlots,
-    /// Quanta that have begun.
+    /// Number of quanta that have started.
     turns: u64,
 }
 
@@ -34,7 +34,7 @@ pub struct Restored {
     pub barrier: Iova,
     /// Host memory.
     pub pinned: PinnedPool,
-    /// Quanta that had begun.
+    /// Number of quanta that had started.
     pub turns: u64,
 }
 
@@ -45,47 +45,47 @@ impl Memory {
             vram,
             iova,
             barrier,
-            // A part of the card.
+            // Saved as a part of the card.
             own: _,
-            // The channels are bound again.
+            // The next process binds the channels again.
             copier: _,
-            // Most of it is saved with parts of the card, or is a setting.
+            // Most of it is saved with parts of the card, or comes from the settings.
             divider,
             dice: _,
             // No VM is being added.
             promising: _,
-            // They are saved as a separate part.
+            // The segments are saved as a separate part.
             segments: _,
             // No VM is moving to another card.
             travelling: _,
-            // Statistics, which start again.
+            // Statistics restart at 0.
             moved: _,
             left: _,
         } = self;
         let CardVram {
-            // Set up again.
+            // The next process sets it up again.
             memory: _,
             pinned,
-            // A part of the card.
+            // Saved as a part of the card.
             chunks: _,
             // Nothing is being copied.
             copied: _,
-            // VMs that lack memory request it again, because their page tables are read again.
+            // VMs that lack memory request it again, because the next process reads their page tables again.
             unmet: _,
-            // The history of chunks is learned again.
+            // The next process records the history of chunks again.
             born: _,
             short: _,
             wants: _,
             watches: _,
             over_bus: _,
-            // Operators request a new one from the next process.
+            // Operators request a new record from the next process.
             records: _,
             touched: _,
-            // The zeroing is repeated.
+            // The next process repeats the zeroing.
             zeroing: _,
             refusals: _,
             wakeup: _,
-            // Statistics, which start again.
+            // Statistics restart at 0.
             words: _,
         } = vram;
         SavedMemory { iova: iova.save(), barrier: barrier.0, slots: pinned.save(), turns: divider.residency().begun() }
@@ -96,12 +96,12 @@ impl Memory {
         self.vram.pinned.file()
     }
 
-    /// Returns whether another process could take over the memory.
+    /// Returns true if another process could take over the memory.
     pub fn is_shared(&self) -> bool {
         self.vram.pinned.is_shared()
     }
 
-    /// Frees the memory of the mediator's own channels, none of which is bound.
+    /// Frees the memory of the mediator's own channels. No such channel is bound.
     pub fn give_back_own(&mut self) {
         let Self { vram, own, .. } = self;
         own.release_all(&mut vram.chunks);
@@ -114,7 +114,7 @@ impl Memory {
 }
 
 impl SavedMemory {
-    /// Restores the parts of the memory, mapped for `card`, which has none of it mapped. Chunks have `chunk_bytes`
+    /// Restores the parts of the memory, mapped for `card`, for which no part is mapped yet. Chunks have `chunk_bytes`
     /// bytes.
     ///
     /// # Errors
@@ -139,7 +139,7 @@ impl SavedMemory {
     }
 }
 
-/// Checks that each chunk of a VM in host memory has memory there.
+/// Checks that each chunk of a VM in host memory has a slot with memory.
 pub fn check_places(chunks: &ChunkTable, pinned: &PinnedPool) -> Result<(), Invalid> {
     let lacks = |vm: TenantId, index: u32| match chunks.lookup(vm, chunks.guest_address(index), 1) {
         Lookup::Placed(Place::Host(at)) => !pinned.has(at),

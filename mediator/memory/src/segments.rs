@@ -1,10 +1,10 @@
-//! Segments of card memory that several address spaces map, of one VM or of several: shared device memory in the manner
-//! of Gdev (4.2), with the names of System V.
+//! Segments of card memory that several address spaces of one or more VMs map: shared device memory as in Gdev (4.2),
+//! with the names of System V.
 //!
-//! A segment's memory belongs to the mediator and comes from a pool of the VM that has created it, so an operator
-//! limits it for each VM. It is zeroed before it is first mapped, stays on the card, and is freed when no address space
-//! has it attached and no key finds it. This module decides on access. `vgpu::pv` records the address spaces that map
-//! it, and its addresses there.
+//! A segment's memory belongs to the mediator and comes from a pool of the VM that has created the segment, so an
+//! operator limits it per VM. The memory is zeroed before it is first mapped, stays on the card, and is freed when no
+//! address space has attached the segment and no key finds it. This module decides on access. `vgpu::pv` records the
+//! address spaces that map a segment, and the segment's addresses in them.
 
 mod saved;
 
@@ -21,17 +21,17 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use vram::{PagePool, TenantId};
 
-/// Maximum number of segments that a VM may have created and not removed.
+/// Maximum number of existing segments that were created by one VM.
 const SEGMENTS_OF_A_VM: usize = 1024;
 
-/// A VM as segments know it.
+/// A VM as a user of segments.
 #[derive(Clone, Debug)]
 pub struct Party {
     /// The VM.
     pub vm: TenantId,
-    /// The group in which the operator lets it share.
+    /// The group in which the operator lets the VM share segments.
     pub group: Option<Arc<str>>,
-    /// Bytes of card memory that its segments may take.
+    /// Maximum card memory for the VM's segments, in bytes.
     pub limit: u64,
 }
 
@@ -50,9 +50,9 @@ struct Segment {
     mode: u32,
     bytes: u64,
     at: VramAddr,
-    /// Bytes of it that are zeroed; it is not mapped before all are.
+    /// Number of zeroed bytes. The segment is not mapped before all bytes are zeroed.
     zeroed: u64,
-    /// Address spaces that map it, by VM.
+    /// Number of address spaces that map the segment, by VM.
     attached: BTreeMap<TenantId, u32>,
     removed: bool,
 }
@@ -60,31 +60,31 @@ struct Segment {
 /// Arguments of [`Memory::share_get`](crate::Memory::share_get).
 #[derive(Clone, Copy, Debug)]
 pub struct Wanted {
-    /// Its key; 0 for none.
+    /// Key of the segment; 0 for no key.
     pub key: u64,
-    /// Its minimum bytes; the exact number if it is created.
+    /// Minimum size of the segment in bytes; the exact size if it is created.
     pub bytes: u64,
-    /// Create it if it does not exist.
+    /// Creates the segment if it does not exist.
     pub create: bool,
-    /// Fail if it exists.
+    /// Fails if the segment exists.
     pub exclusive: bool,
-    /// Look in the group's scope.
+    /// Searches in the group's scope.
     pub abroad: bool,
-    /// Rights of other VMs, if it is created.
+    /// Rights of other VMs, if the segment is created.
     pub mode: u32,
 }
 
 /// All segments of a card.
 #[derive(Debug, Default)]
 pub struct Segments {
-    /// By id. An id is not reused before 2^32 others were used.
+    /// Segments by ID. An ID is not reused before 2^32 others were used.
     segments: BTreeMap<u32, Segment>,
     last: u32,
     pools: BTreeMap<TenantId, PagePool>,
 }
 
 impl Segments {
-    /// Returns the segment, if `party` may see it.
+    /// Returns the segment, if it is visible to `party`.
     fn visible(&self, party: &Party, id: u32) -> Result<&Segment, Status> {
         let segment = self.segments.get(&id).ok_or(Status::NoObject)?;
         let visible = segment.owner == party.vm
@@ -100,7 +100,7 @@ impl Segments {
         self.segments.get_mut(&id).ok_or(Status::NoObject)
     }
 
-    /// Returns the bytes of a VM's segments, and their number.
+    /// Returns the total size of a VM's segments in bytes, and their number.
     #[must_use]
     pub(crate) fn bytes_and_count(&self, vm: TenantId) -> (u64, usize) {
         let own = || self.segments.values().filter(|segment| segment.owner == vm);
@@ -116,7 +116,7 @@ impl Segments {
         }
     }
 
-    /// Frees the segment if nothing needs it.
+    /// Frees the segment if it is no longer needed.
     fn free_unused(&mut self, id: u32, vram: &mut CardVram) {
         let unused = self.segments.get(&id).is_some_and(|segment| segment.removed && segment.attached.is_empty());
         let Some(segment) = unused.then(|| self.segments.remove(&id)).flatten() else { return };
@@ -131,7 +131,7 @@ impl Segments {
 }
 
 impl Memory {
-    /// Finds or creates a segment; returns its id.
+    /// Finds or creates a segment, and returns its ID.
     ///
     /// # Errors
     /// See [`Status`].
@@ -188,7 +188,8 @@ impl Memory {
         Ok(id)
     }
 
-    /// Zeroes a part of a new segment. Returns whether more may be left: the card's lock is held for one part only.
+    /// Zeroes a part of a new segment. Returns true if more parts may be left: the card's lock is held for one part
+    /// only.
     ///
     /// # Errors
     /// See [`Status`].
@@ -201,8 +202,8 @@ impl Memory {
         Ok(segment.zeroed < segment.bytes)
     }
 
-    /// Counts one more address space of `party` that maps the segment, which is zeroed. Returns the segment's address
-    /// and bytes.
+    /// Counts one more address space of `party` that maps the segment, which must be zeroed. Returns the segment's
+    /// address and its size in bytes.
     ///
     /// # Errors
     /// See [`Status`].
@@ -220,7 +221,7 @@ impl Memory {
         Ok((segment.at, segment.bytes))
     }
 
-    /// Counts one fewer address space of the VM; the card's TLBs do not hold the segment.
+    /// Counts one fewer address space of the VM. The card's TLBs must have no translation to the segment.
     pub fn share_detach(&mut self, vm: TenantId, id: u32) {
         if let Some(segment) = self.segments.segments.get_mut(&id)
             && let Some(count) = segment.attached.get_mut(&vm)

@@ -1,16 +1,16 @@
-//! Memory limits that were reached, as messages for operators.
+//! Messages for operators about reached memory limits.
 
 use vram::balance::PinError;
 use vram::{Error, Limit};
 
-/// A limit with its key and value, and a remedy. The context names its owner: errors of the admin API begin with the
-/// virtual machine or the card, log events of a virtual machine's thread are in its span.
+/// A limit with its key and value, and a remedy. The context names the object of the limit: errors of the admin API
+/// begin with the virtual machine or the card, and log events of a virtual machine's thread are in its span.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{what}; {what_to_do}")]
 pub struct Shortage {
     /// The key, its value, and the allowed values.
     pub what: String,
-    /// A remedy for the operator.
+    /// Remedy for the operator.
     pub what_to_do: String,
 }
 
@@ -20,7 +20,7 @@ impl Shortage {
         Self { what: what.into(), what_to_do: what_to_do.into() }
     }
 
-    /// Describes an error of the chunk table, which has chunks of `chunk_bytes`.
+    /// Describes an error of the chunk table, whose chunks have `chunk_bytes` bytes.
     #[must_use]
     pub fn from_error(error: &Error, chunk_bytes: u64) -> Self {
         let mib = |chunks: u64| size(chunks.saturating_mul(chunk_bytes));
@@ -71,7 +71,7 @@ impl Shortage {
                 format!("chunk_kib: {}, expected a power of two from 128 to 65536", bytes >> 10),
                 "correct the card's `chunk_kib`",
             ),
-            // This is not a limit: the state is temporary, or contradicts the mediator's assumptions.
+            // This is not a limit: the state is temporary, or violates the mediator's assumptions.
             Error::NeedsScrub { .. } | Error::Moving { .. } | Error::Settled { .. } => {
                 Self::new(error.to_string(), "try it again")
             }
@@ -114,7 +114,8 @@ impl Shortage {
         }
     }
 
-    /// Describes a guarantee of bus addresses that cannot be met; `most`: the largest contiguous free range.
+    /// Describes a guarantee of bus addresses that cannot be met. `most` is the size of the largest contiguous free
+    /// range.
     #[must_use]
     pub fn of_ram(guarantee: u64, most: u64) -> Self {
         let what = format!(
@@ -155,7 +156,8 @@ mod tests {
     const CHUNK: u64 = 2 << 20;
     const VM: TenantId = TenantId(7);
 
-    /// Returns the number of the variant. A new variant is added here, and its message below.
+    /// Returns the number of the variant. A new variant must be added to this function, and its message to the list
+    /// below.
     fn variant(error: &Error) -> usize {
         match error {
             Error::ChunkSize(_) => 0,
@@ -191,7 +193,7 @@ mod tests {
         let full = |limit, host| Error::Full { vm: VM, limit, host };
         let card = Limit::Card { free: 3, to_scrub: 1, promised: 2 };
         let swapping = full(card, Some(Limit::HostBudget(16)));
-        // The error, the keys that it must name, and the values.
+        // Each entry has the error, the keys that it must name, and the values.
         let limits: [(Error, &[&str], &[&str]); 17] = [
             (Error::ChunkSize(5 << 10), &["chunk_kib"], &["5,"]),
             (Error::CardSize(1 << 20), &["vram_mib", "chunk_kib"], &["1 MiB"]),

@@ -19,12 +19,12 @@ use vram::{Block, ChunkTable, Lookup, PagePool, Place, PoolError, TenantId};
 pub struct Dirty(Vec<u64>);
 
 impl Dirty {
-    /// Creates marks for a chunk of `bytes` bytes, none of them set.
+    /// Creates marks for a chunk of `bytes` bytes. No page is marked.
     pub fn new(bytes: u64) -> Self {
         Self(vec![0; (bytes / SMALL_PAGE).div_ceil(64) as usize])
     }
 
-    /// Marks the pages with one of the `len` bytes from `offset` on, which is relative to the chunk.
+    /// Marks the pages that contain any of the `len` bytes starting at `offset`, which is relative to the chunk.
     pub fn mark(&mut self, offset: u64, len: u64) {
         let last = offset + len.max(1) - 1;
         for page in offset / SMALL_PAGE..=last / SMALL_PAGE {
@@ -52,10 +52,10 @@ impl Dirty {
     }
 }
 
-/// Words of up to 8 bytes that this processor has moved through the card's BARs.
+/// Number of words of up to 8 bytes that this processor has moved through the card's BARs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Words {
-    /// Writes or reads that the processor waits for.
+    /// Reads and writes that the processor waits for.
     pub read: u64,
     /// Accesses that the processor does not wait for.
     pub written: u64,
@@ -71,14 +71,14 @@ pub struct CardVram {
     pub chunks: ChunkTable,
     /// Chunks that are being copied, with the pages that were written since.
     pub copied: BTreeMap<(TenantId, u64), Dirty>,
-    /// New chunks without room on the card since the balancer was last notified: they were allocated in host memory, or
-    /// wait for a place.
+    /// New chunks that got no place on the card since the balancer was last notified: they were allocated in host
+    /// memory, or wait for a place.
     pub(crate) unmet: BTreeSet<(TenantId, u64)>,
-    /// Chunks whose first place, on the card, was assigned since then, with their number in order of arrival.
+    /// Chunks whose first place was on the card and was assigned since then, with their number in order of arrival.
     pub(crate) born: BTreeMap<(TenantId, u64), u64>,
-    /// The victim policy needs to know which memory is used.
+    /// Set if the victim policy needs to know the used memory.
     pub watches: bool,
-    /// Bytes in host memory that work has named since the last query; `None` if nothing queries it.
+    /// Number of bytes in host memory that work has named since the last query; `None` if the number is not queried.
     pub(crate) over_bus: Option<u64>,
     /// Records of guests' accesses.
     pub(crate) records: Records,
@@ -90,11 +90,11 @@ pub struct CardVram {
     pub(super) zeroing: Zeroing,
     /// Requests of guests that were refused.
     pub refusals: Refusals,
-    /// VMs that wanted memory when none was available.
+    /// VMs that requested memory when no memory was available.
     pub short: BTreeSet<TenantId>,
-    /// Requests that wait for the mover.
+    /// Requests that are waiting for the mover.
     pub wants: Wants,
-    /// Rung when the card has no memory for a guest, and when memory is freed.
+    /// Signalled when the card has no memory for a guest, and when memory is freed.
     pub wakeup: Arc<Wakeup>,
 }
 
@@ -121,8 +121,8 @@ impl CardVram {
         }
     }
 
-    /// Returns the place of `len` bytes of guest VRAM, if they belong to the VM and are contiguous. Chunks without a
-    /// place get one. Also returns `None` if no memory is left.
+    /// Returns the place of `len` bytes of guest VRAM, if they belong to the VM and are contiguous. Assigns a place to
+    /// chunks without one. Also returns `None` if no memory is free.
     pub fn place(&mut self, vm: TenantId, address: GuestVramAddr, len: u64) -> Option<Place> {
         let address = GuestVramAddr(address.0);
         match self.chunks.lookup(vm, address, len) {
@@ -136,17 +136,17 @@ impl CardVram {
         self.chunks.translate_range(vm, address, len)
     }
 
-    /// Assigns a zeroed place to the chunk of `address`.
+    /// Assigns a zeroed place to the chunk that contains `address`.
     fn place_chunk(&mut self, vm: TenantId, address: GuestVramAddr) -> Option<Place> {
         let chunk = (vm, address.0 / self.chunks.chunk_bytes());
         loop {
             match self.chunks.place(vm, address) {
                 Ok(placed) => {
                     if placed.new {
-                        // A mapping is not a use, but new memory is rarely mapped without being used.
+                        // A mapping is not a use, but new memory that is mapped is usually also used.
                         self.touch(vm, address);
                         if placed.place.card().is_some() {
-                            // A chunk that was freed and placed again is last.
+                            // A chunk that was freed and placed again is the last in this order.
                             let number = self.born.len() as u64;
                             self.born.insert(chunk, number);
                         }
@@ -165,7 +165,7 @@ impl CardVram {
                     self.ring_for_zeroed();
                     return Some(placed.place);
                 }
-                // This ends, because each pass scrubs one of the waiting chunks.
+                // The loop ends, because each pass scrubs one of the waiting chunks.
                 Err(vram::Error::NeedsScrub { .. }) if self.scrub_one().ok()? => {}
                 Err(error) => {
                     if let vram::Error::Full { limit, host, .. } = error {
@@ -191,12 +191,13 @@ impl CardVram {
         self.refusals.forget(vm);
     }
 
-    /// Returns whether the VM wanted memory when none was available, since the last call of [`Self::was_short`].
+    /// Returns true if the VM requested memory when no memory was available, since the last call of
+    /// [`Self::was_short`].
     pub fn is_short(&self, vm: TenantId) -> bool {
         self.short.contains(&vm)
     }
 
-    /// Same as [`Self::is_short`], and resets it.
+    /// Same as [`Self::is_short`], and also resets the result.
     pub fn was_short(&mut self, vm: TenantId) -> bool {
         self.short.remove(&vm)
     }
@@ -207,7 +208,7 @@ impl CardVram {
         }
     }
 
-    /// Returns the words of VRAM that this processor has moved for a VM, since it was added.
+    /// Returns the number of words of VRAM that this processor has moved for a VM since the VM was added.
     pub fn words_of(&self, vm: TenantId) -> Words {
         self.words.get(&vm).copied().unwrap_or_default()
     }
@@ -261,7 +262,7 @@ impl CardVram {
         rest.is_empty().then_some(())
     }
 
-    /// Zeroes `len` bytes from `address` on, within one chunk, in place.
+    /// Zeroes `len` bytes starting at `address`, within one chunk, in place.
     ///
     /// # Errors
     /// If the card does not answer.
@@ -277,7 +278,7 @@ impl CardVram {
         }
     }
 
-    /// Returns whether the memory that work names is recorded.
+    /// Returns true if the memory that work names is recorded.
     #[must_use]
     pub fn watches(&self) -> bool {
         self.watches || self.over_bus.is_some() || self.records.any()
@@ -292,14 +293,15 @@ impl CardVram {
         }
     }
 
-    /// Records that the chunk of `address` is used. At most the number of guests' chunks.
+    /// Records that the chunk that contains `address` is used. The record has at most as many entries as guests have
+    /// chunks.
     fn touch(&mut self, vm: TenantId, address: GuestVramAddr) {
         if self.watches {
             self.touched.insert((vm, address.0 / self.chunks.chunk_bytes()));
         }
     }
 
-    /// Marks pages that have changed while they are being copied.
+    /// Marks pages that change while they are being copied.
     fn written(&mut self, vm: TenantId, address: GuestVramAddr, len: u64) {
         if self.copied.is_empty() {
             return;
@@ -310,7 +312,7 @@ impl CardVram {
         }
     }
 
-    /// Reads at a chunk's place.
+    /// Reads `data` at a chunk's place.
     ///
     /// # Errors
     /// If the card does not answer.
@@ -324,7 +326,7 @@ impl CardVram {
         }
     }
 
-    /// Writes at a chunk's place.
+    /// Writes `data` at a chunk's place.
     ///
     /// # Errors
     /// If the card does not answer.
@@ -338,8 +340,8 @@ impl CardVram {
         }
     }
 
-    /// Allocates card memory for a VM's page tables, like [`Self::alloc`]. If there is none, the VM counts as short of
-    /// memory, and the mover is notified.
+    /// Allocates card memory for a VM's page tables, like [`Self::alloc`]. If no memory is free, the VM counts as short
+    /// of memory, and the mover is notified.
     ///
     /// # Errors
     /// Same as [`Self::alloc`].
@@ -351,7 +353,7 @@ impl CardVram {
                 self.pool_changed(vm, pool);
             }
             Err(ManagerError::Lacking) => {
-                // Enough chunks are free, but not contiguous: more must be freed.
+                // Enough chunks are free, but they are not contiguous, so more chunks must be freed.
                 let there = self.chunks.for_mediator();
                 let wanted = self.count(bytes);
                 self.wants.lack(vm, if there >= wanted { there.saturating_add(wanted) } else { wanted });
@@ -377,8 +379,8 @@ impl CardVram {
     /// Allocates card memory for the mediator's own structures, zeroed and aligned to 4 KiB.
     ///
     /// # Errors
-    /// [`ManagerError::Lacking`] if the card has no memory now; an error also if the pool may not grow further, or the
-    /// card does not answer.
+    /// [`ManagerError::Lacking`] if the card currently has no memory; other errors if the pool may not grow further, or
+    /// the card does not answer.
     pub fn alloc(&mut self, pool: &mut PagePool, bytes: u64) -> Result<VramAddr, ManagerError> {
         let Block { address: VramAddr(address), zeroed } = self.take_block(pool, bytes)?;
         if !zeroed {
@@ -399,7 +401,7 @@ impl CardVram {
         let block = loop {
             match pool.alloc_block(&mut self.chunks, bytes) {
                 Ok(block) => break block,
-                // Chunks awaiting scrub would suffice.
+                // The chunks that await scrubbing would suffice.
                 Err(_) if self.scrub_one()? => {}
                 Err(PoolError::Chunks(vram::Error::CardFull { .. } | vram::Error::NeedsScrub { .. })) => {
                     return Err(ManagerError::Lacking);
@@ -414,23 +416,23 @@ impl CardVram {
         Ok(block)
     }
 
-    /// Returns whether there is host memory to which guests' chunks could move.
+    /// Returns true if host memory exists to which guests' chunks could move.
     pub(crate) fn has_host_memory(&self) -> bool {
         self.pinned.range().1 != 0
     }
 
-    /// Returns whether the mediator may soon lack memory for its own structures, while guests' chunks could move.
+    /// Returns true if the mediator may soon lack memory for its own structures, while guests' chunks could move.
     pub(crate) fn is_tight(&self) -> bool {
         self.has_host_memory() && self.chunks.kept_for_mediator() < self.own_chunks()
     }
 
-    /// Returns the chunks that the mediator must keep free for itself, plus the chunks that it has borrowed for this
-    /// purpose.
+    /// Returns the number of chunks that the mediator must keep free for itself, plus the chunks that it has borrowed
+    /// for this purpose.
     pub(crate) fn own_chunks(&self) -> u32 {
         self.wants.chunks().saturating_add(self.chunks.borrowed())
     }
 
-    /// Records whether work of a VM waits for memory: the mover then notifies it of available memory.
+    /// Records whether work of a VM is waiting for memory: if so, the mover notifies the VM of available memory.
     pub fn set_waits(&mut self, vm: TenantId, waits: bool) {
         self.wants.set_waits(vm, waits);
     }
@@ -440,13 +442,13 @@ impl CardVram {
         self.short.iter().copied().chain(self.wants.vms()).collect()
     }
 
-    /// Returns the mover's scans for a VM so far.
+    /// Returns the numbers of the mover's scans for a VM so far.
     #[must_use]
     pub fn looks(&self, vm: TenantId) -> Looks {
         self.wants.looks(vm)
     }
 
-    /// Returns whether the mover has scanned unsuccessfully for a VM since `since` for as long as `limit` allows. On a
+    /// Returns true if the mover has scanned without success for a VM since `since` for as long as `limit` allows. On a
     /// card whose memory can move, at least one scan is required.
     #[must_use]
     pub fn is_vain(&self, vm: TenantId, since: Looks, limit: Duration) -> bool {
@@ -454,7 +456,7 @@ impl CardVram {
     }
 }
 
-/// Logs a guest's access that the card failed: the access is lost; the card's state is intact.
+/// Logs a guest's access that failed on the card: the access is lost, and the card's state is intact.
 fn failed(result: Result<(), ManagerError>) -> Option<()> {
     result.inspect_err(|error| tracing::error!(%error, "the card failed at an access of a guest")).ok()
 }

@@ -3,7 +3,7 @@
 use locks::{Condvar, Mutex, rank};
 use std::time::Duration;
 
-/// Any thread may signal it when memory should move; signalling does not block.
+/// A signal that any thread may send when memory should move. Signalling does not block.
 #[derive(Debug, Default)]
 pub struct Wakeup {
     rung: Mutex<rank::Wakeup, bool>,
@@ -11,19 +11,19 @@ pub struct Wakeup {
 }
 
 impl Wakeup {
-    /// Wakes the waiter, now or at its next wait.
+    /// Wakes the waiting thread, now or at its next wait.
     pub fn ring(&self) {
         *self.rung.lock() = true;
         self.wake.notify_all();
     }
 
-    /// Returns whether it was signalled since the end of the last wait.
+    /// Returns true if the signal was sent since the end of the last wait.
     #[must_use]
     pub fn is_rung(&self) -> bool {
         *self.rung.lock()
     }
 
-    /// Waits until it is signalled or, if set, for `limit`.
+    /// Waits for the signal, at most for `limit` if set.
     pub fn wait(&self, limit: Option<Duration>) {
         let mut rung = self.rung.lock();
         if !*rung {

@@ -1,14 +1,14 @@
-//! Waits for card memory, the mediator's own needs, and the number of the mover's unsuccessful scans.
+//! Waits for card memory, the mediator's own needs, and the numbers of the mover's scans.
 //!
-//! A wait does not end by the clock: its limit counts the mover's scans without memory to move for the VM. A busy host
-//! delays these scans, and with them the end of the wait.
+//! A wait does not end by the clock: its limit counts the mover's scans that find no memory to move for the VM. A busy
+//! host delays these scans, and thus the end of the wait.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 use vram::TenantId;
 
-/// Chunks that are kept free for the mediator's own structures beyond the known needs of VMs: a guest's next channel or
-/// page table must not wait because other guests' memory fills the card.
+/// Number of chunks that are kept free for the mediator's own structures in addition to the known needs of VMs: a
+/// guest's next channel or page table must not wait because other guests' memory fills the card.
 pub(crate) const RESERVED_CHUNKS: u32 = 2;
 /// Interval of the mover's scans while a VM waits. An earlier scan is not counted.
 pub const SCAN_INTERVAL: Duration = Duration::from_millis(50);
@@ -17,18 +17,18 @@ pub const FIRST_BYTES: u64 = 1 << 20;
 /// Maximum number of chunks that one VM's tables wait for: the limit of a pool.
 const MAX_TABLE_CHUNKS_PER_VM: u32 = 1 << 10;
 
-/// Scans of the mover for a VM that waits. Both numbers only grow.
+/// Numbers of the mover's scans for a waiting VM. Both numbers only grow.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Looks {
-    /// Scans that moved memory for it.
+    /// Number of scans that moved memory for the VM.
     pub useful: u64,
-    /// Scans without memory to move for it.
+    /// Number of scans without memory to move for the VM.
     pub vain: u64,
 }
 
 impl Looks {
-    /// Returns the number of unsuccessful scans that `limit` allows. `moves`: memory can move on this card, so that at
-    /// least one scan is required.
+    /// Returns the number of unsuccessful scans that `limit` allows. `moves` means that memory can move on this card,
+    /// so that at least one scan is required.
     fn max_unsuccessful(limit: Duration, moves: bool) -> u64 {
         let looks = limit.as_nanos().div_ceil(SCAN_INTERVAL.as_nanos());
         u64::try_from(looks).unwrap_or(u64::MAX).max(u64::from(moves))
@@ -42,14 +42,14 @@ struct Seen {
     vain_ns: Option<u64>,
 }
 
-/// Waits and needs; see the module.
+/// Waits and needs; see the module's description.
 #[derive(Debug, Default)]
 pub struct Wants {
-    /// Chunks that a VM's first page tables have not taken yet.
+    /// Number of chunks that are reserved for a VM's first page tables and not taken yet.
     first: BTreeMap<TenantId, u32>,
-    /// Chunks that a VM's page tables wait for.
+    /// Number of chunks that a VM's page tables wait for.
     tables: BTreeMap<TenantId, u32>,
-    /// VMs whose work waits.
+    /// VMs whose work is waiting.
     waiting: BTreeSet<TenantId>,
     seen: BTreeMap<TenantId, Seen>,
 }
@@ -72,19 +72,19 @@ impl Wants {
         self.tables.insert(vm, chunks.min(MAX_TABLE_CHUNKS_PER_VM));
     }
 
-    /// Records that a VM's page tables got their memory.
+    /// Records that a VM's page tables have received their memory.
     pub fn found(&mut self, vm: TenantId) {
         self.tables.remove(&vm);
     }
 
-    /// Records that a VM's page tables hold `held` chunks, of `first` at the start.
+    /// Records that a VM's page tables hold `held` chunks; `first` is their number for the first page tables.
     pub fn hold(&mut self, vm: TenantId, held: u32, first: u32) {
         if let Some(left) = self.first.get_mut(&vm) {
             *left = first.saturating_sub(held);
         }
     }
 
-    /// Sets whether work of the VM waits.
+    /// Records whether work of the VM is waiting.
     pub fn set_waits(&mut self, vm: TenantId, waits: bool) {
         if waits {
             self.waiting.insert(vm);
@@ -94,22 +94,23 @@ impl Wants {
         }
     }
 
-    /// Returns the chunks of the card that the mediator must keep free.
+    /// Returns the number of the card's chunks that the mediator must keep free.
     pub fn chunks(&self) -> u32 {
         self.first.values().chain(self.tables.values()).fold(RESERVED_CHUNKS, |sum, chunks| sum.saturating_add(*chunks))
     }
 
-    /// Returns the VMs whose work or page tables wait.
+    /// Returns the VMs whose work or page tables are waiting.
     pub fn vms(&self) -> impl Iterator<Item = TenantId> + '_ {
         self.waiting.iter().chain(self.tables.keys()).copied()
     }
 
-    /// Returns the VMs whose page tables wait.
+    /// Returns the VMs whose page tables are waiting.
     pub fn of_tables(&self) -> impl Iterator<Item = TenantId> + '_ {
         self.tables.keys().copied()
     }
 
-    /// Counts a scan at `now_ns` for a VM that waited during all of it; `useful`: it moved memory for the VM.
+    /// Counts a scan at `now_ns` for a VM that waited during the whole scan. `useful` means that the scan moved memory
+    /// for the VM.
     pub fn looked(&mut self, vm: TenantId, useful: bool, now_ns: u64) {
         let seen = self.seen.entry(vm).or_default();
         let apart = u64::try_from(SCAN_INTERVAL.as_nanos()).unwrap_or(u64::MAX);
@@ -121,12 +122,12 @@ impl Wants {
         }
     }
 
-    /// Returns the mover's scans for a VM so far.
+    /// Returns the numbers of the mover's scans for a VM so far.
     pub fn looks(&self, vm: TenantId) -> Looks {
         self.seen.get(&vm).map(|seen| seen.looks).unwrap_or_default()
     }
 
-    /// Returns whether a wait that began at `since` has had as many unsuccessful scans as `limit` allows.
+    /// Returns true if a wait that began at `since` has had as many unsuccessful scans as `limit` allows.
     pub fn is_vain(&self, vm: TenantId, since: Looks, limit: Duration, moves: bool) -> bool {
         self.looks(vm).vain.saturating_sub(since.vain) >= Looks::max_unsuccessful(limit, moves)
     }

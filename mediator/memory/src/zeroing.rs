@@ -2,7 +2,7 @@
 //!
 //! Through an aperture the CPU writes eight bytes at a time, uncached: a chunk takes milliseconds on hardware, and one
 //! message per word if the card is another process. The engines take microseconds, without the card's lock. A VM that
-//! needs a chunk at once, while the engines zero all free ones, waits for the mover.
+//! needs a chunk immediately, while the engines zero all free chunks, waits for the mover.
 
 use crate::ManagerError;
 use crate::vram::CardVram;
@@ -10,19 +10,20 @@ use crate::zeroed::Zeroing;
 use nvspec::addr::VramAddr;
 use vram::{HostAddr, Place, ScrubWork, Tier};
 
-/// Bytes that are zeroed per hold of the card's lock, if there is time: a chunk may be far larger. About 5 us through a
-/// window of hardware; on first use of the software card's memory, four pages that the host has to allocate.
+/// Number of bytes that are zeroed per hold of the card's lock, because a chunk may be far larger. Zeroing them takes
+/// about 5 us through a window of hardware; on first use of the software card's memory, the host must allocate four
+/// pages.
 pub const SCRUB_PIECE: u64 = 16 << 10;
-/// Chunks of the card that are kept free and zeroed, if there are enough: otherwise an urgent request would zero a
-/// whole chunk under the card's lock.
+/// Number of the card's chunks that are kept free and zeroed, if enough chunks are free: otherwise an urgent request
+/// would zero a whole chunk under the card's lock.
 const ZEROED_AHEAD_CHUNKS: u32 = 8;
-/// The same limit in bytes, if the engines zero.
+/// The same limit in bytes, if the engines zero memory.
 const AHEAD_BY_ENGINES: u64 = 16 << 20;
-/// Bytes that the engines zero for one request.
+/// Number of bytes that the engines zero per request.
 const AT_ONCE: u64 = 4 << 20;
 
 impl CardVram {
-    /// Wakes the mover when few of the free chunks are zeroed.
+    /// Wakes the mover when only a few of the free chunks are zeroed.
     pub(crate) fn ring_for_zeroed(&self) {
         let (zeroed, to_scrub) = self.chunks.zeroed();
         if to_scrub > 0 && zeroed < ZEROED_AHEAD_CHUNKS / 2 {
@@ -39,7 +40,7 @@ impl CardVram {
         if to_scrub == 0 || zeroed >= ZEROED_AHEAD_CHUNKS { Ok(false) } else { self.scrub_piece() }
     }
 
-    /// Scrubs one waiting chunk, or finishes the current one; returns false when there is none.
+    /// Scrubs one waiting chunk, or finishes the current one. Returns false if no chunk is waiting.
     ///
     /// # Errors
     /// If the card does not answer.
@@ -54,7 +55,7 @@ impl CardVram {
         Ok(any)
     }
 
-    /// Zeroes a part of a waiting chunk, when there is time; returns false when none waits.
+    /// Zeroes a part of a waiting chunk. Returns false if no chunk is waiting.
     ///
     /// # Errors
     /// If the card does not answer.
@@ -87,8 +88,8 @@ impl CardVram {
         Ok(true)
     }
 
-    /// Takes chunks of the card that wait to be zeroed, for the engines: `all`, or the number that is kept zeroed in
-    /// advance. Limited to the amount of one request, and only after the previous ones are done.
+    /// Takes chunks of the card that wait to be zeroed by the engines: `all` chunks, or as many as are kept zeroed in
+    /// advance. The amount is limited to one request, and the previous request must be complete.
     #[must_use]
     pub fn take_for_engines(&mut self, all: bool) -> Vec<ScrubWork> {
         let chunks = |bytes: u64| u32::try_from(bytes / self.chunks.chunk_bytes()).unwrap_or(u32::MAX);
@@ -108,15 +109,15 @@ impl CardVram {
         self.engines_keep();
     }
 
-    /// Ends the wait for the engines. Chunks that were taken for them and are quarantined, because the engines may
-    /// still write to them, stay out of use.
+    /// Ends the wait for the engines. Chunks that were taken for the engines and are quarantined, because the engines
+    /// may still write to them, stay out of use.
     pub fn engines_keep(&mut self) {
         for work in std::mem::take(&mut self.zeroing.engines) {
             self.chunks.scrubbed(work.place);
         }
     }
 
-    /// Reassigns the engines' chunks to the CPU: the engines have failed, and no longer write there.
+    /// Reassigns the engines' chunks to the CPU: the engines have failed, and no longer write to these chunks.
     pub fn engines_have_failed(&mut self) {
         let Zeroing { engines, left, .. } = &mut self.zeroing;
         left.append(engines);

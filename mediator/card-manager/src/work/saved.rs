@@ -68,7 +68,7 @@ enum SavedWhy {
     Queued,
 }
 
-/// Interrupts that a VM has caused. The VM's channels record if it is paused because of them.
+/// Interrupts that a VM has caused. The VM's channels record whether it is paused because of them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct SavedNoise {
     vm: u32,

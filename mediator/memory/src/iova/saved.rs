@@ -1,5 +1,5 @@
-//! Saved state of I/O virtual addresses: the ranges in use, and the share of each VM. The usage of a VM's quota follows
-//! from the ranges that it claims.
+//! Saved state of I/O virtual addresses: the used ranges, and the share of each VM. The used part of a VM's quota
+//! follows from the ranges that it claims.
 
 use super::{IovaSpace, Part, RamShare, SHARED, charge};
 use nvspec::addr::{BUS_BITS, Iova};
@@ -12,9 +12,9 @@ use vram::TenantId;
 /// Saved state of an [`IovaSpace`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct SavedIova {
-    /// Start and bytes, in order; includes ranges that the host cannot map.
+    /// Start and size in bytes of the used ranges, in order; includes ranges that the host cannot map.
     taken: Vec<(u64, u64)>,
-    /// By number.
+    /// Shares of VMs, by number.
     vms: Vec<SavedPart>,
 }
 
@@ -27,7 +27,7 @@ struct SavedPart {
     window: Option<(u64, u64)>,
 }
 
-/// Ranges of a restored space that are not claimed yet. Each has one owner.
+/// Ranges of a restored space that are not claimed yet. Each range has one owner.
 #[derive(Debug, Default)]
 pub struct Claims(BTreeMap<u64, u64>);
 
@@ -83,10 +83,10 @@ impl IovaSpace {
         Ok((space, claims))
     }
 
-    /// Claims a range for the mediator, or for a VM, against whose quota it counts.
+    /// Claims a range for the mediator, or for a VM. A VM's range counts against its quota.
     ///
     /// # Errors
-    /// If the range is not in use, or has another owner.
+    /// If the range is unused, or has another owner.
     pub fn claim(&mut self, claims: &mut Claims, vm: Option<TenantId>, iova: Iova, len: u64) -> Result<(), Invalid> {
         let claimed = claims.0.get(&iova.0) == Some(&len);
         Invalid::unless(claimed, || format!("I/O addresses {iova}+{len:#x} are used twice, or taken by nobody"))?;

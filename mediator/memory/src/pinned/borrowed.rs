@@ -1,5 +1,5 @@
-//! Slots that hold another card's memory: a VM that moves between cards uses it before its arrival, and it is copied
-//! only afterwards.
+//! Slots that use another card's memory: a VM that moves between cards uses this memory when it arrives, and the memory
+//! is copied only afterwards.
 
 use super::PinnedPool;
 use crate::ManagerError;
@@ -8,12 +8,12 @@ use vm_memory::VolatileMemoryError;
 use vram::HostAddr;
 
 impl PinnedPool {
-    /// Makes the slot at `address`, which has zeroed memory, hold `theirs` instead, which is as large. It is released
-    /// by [`Self::own`] or when the slot loses its owner, and then neither zeroed nor freed. Returns `false` if the
-    /// card rejects it.
+    /// Makes the slot at `address`, which has zeroed memory, use `theirs` instead. Both memories have the same size.
+    /// `theirs` is released by [`Self::own`] or when the slot loses its owner, and is then neither zeroed nor freed.
+    /// Returns `false` if the card rejects `theirs`.
     ///
     /// # Errors
-    /// If the card then also rejects its own memory.
+    /// If the card then also rejects the slot's own memory.
     pub fn borrow(&mut self, address: HostAddr, theirs: DmaMemory) -> Result<bool, ManagerError> {
         let (index, offset) = self.at(address);
         let fits = offset == 0 && theirs.len() as u64 == self.slot_bytes && !self.borrowed.contains_key(&index);
@@ -27,10 +27,11 @@ impl PinnedPool {
         Ok(true)
     }
 
-    /// Switches the slot at `address` to its own memory, with any contents; does nothing if it uses that already.
+    /// Switches the slot at `address` to its own memory, with any contents; does nothing if the slot already uses its
+    /// own memory.
     ///
     /// # Errors
-    /// If the card keeps the other memory, or rejects its own.
+    /// If the card keeps the other memory mapped, or rejects the slot's own memory.
     pub fn own(&mut self, address: HostAddr) -> Result<(), ManagerError> {
         let (index, _) = self.at(address);
         if let Some(own) = self.borrowed.get(&index).cloned() {
@@ -40,7 +41,7 @@ impl PinnedPool {
         Ok(())
     }
 
-    /// Returns the memory that the slot at `address` has borrowed, and its own.
+    /// Returns the memory that the slot at `address` has borrowed, and the slot's own memory.
     #[must_use]
     pub fn borrowed(&self, address: HostAddr) -> Option<Borrowed> {
         let (index, _) = self.at(address);
@@ -48,13 +49,13 @@ impl PinnedPool {
         Some(Borrowed { theirs: self.slots.get(index)?.clone()?, own })
     }
 
-    /// Returns whether any slot holds another card's memory.
+    /// Returns true if any slot uses another card's memory.
     #[must_use]
     pub fn borrows(&self) -> bool {
         !self.borrowed.is_empty()
     }
 
-    /// Maps other memory for the card in a slot. If the card rejects it, the slot stays unmapped.
+    /// Maps other memory for the card in a slot. If the card rejects the memory, the slot stays unmapped.
     fn exchange(&mut self, index: usize, memory: DmaMemory) -> Result<(), ManagerError> {
         let at = index as u64 * self.slot_bytes;
         self.card.unmap_dma(self.base.offset(at).0, self.slot_bytes)?;
@@ -62,20 +63,20 @@ impl PinnedPool {
     }
 }
 
-/// Both memories of a slot.
+/// The two memories of a slot.
 #[derive(Clone, Debug)]
 pub struct Borrowed {
-    /// The other card's, which the slot holds.
+    /// Memory of the other card, which the slot uses.
     pub theirs: DmaMemory,
-    /// The slot's own.
+    /// The slot's own memory.
     pub own: DmaMemory,
 }
 
 impl Borrowed {
-    /// Copies `len` bytes from `at` on to the slot's own memory.
+    /// Copies `len` bytes starting at `at` to the slot's own memory.
     ///
     /// # Errors
-    /// If they are past the end of the slot.
+    /// If the bytes are beyond the end of the slot.
     pub fn copy(&self, at: u64, len: u64) -> Result<(), VolatileMemoryError> {
         let from = self.theirs.slice(at as usize, len as usize)?;
         from.copy_to_volatile_slice(self.own.slice(at as usize, len as usize)?);

@@ -1,5 +1,5 @@
-//! Saved state of slots of host memory: their addresses for the card, and which have memory. The memory is in a file,
-//! which is handed over separately.
+//! Saved state of slots of host memory: their addresses for the card, and the slots that have memory. The memory is in
+//! a file, which is handed over separately.
 
 use super::{PinnedPool, SEALS};
 use crate::ManagerError;
@@ -22,7 +22,7 @@ pub(crate) struct SavedSlots {
     pub slots: u32,
     /// Numbers of the slots that have memory, in order.
     filled: Vec<u32>,
-    /// Numbers of those slots that have no owner.
+    /// Numbers of the slots with memory that have no owner.
     kept: Vec<u32>,
 }
 
@@ -36,7 +36,7 @@ impl PinnedPool {
             slots,
             kept,
             file: _,
-            // No slot is borrowed when a card is quiescent.
+            // No slot is borrowed when a card is quiesced.
             borrowed: _,
             handed: _,
         } = self;
@@ -49,8 +49,8 @@ impl PinnedPool {
         }
     }
 
-    /// Restores the slots, each of `slot_bytes` bytes, with their memory in `file`. They are mapped for `card`, which
-    /// does not have them mapped. If the result is dropped before [`Self::owned`], the memory stays.
+    /// Restores the slots, each of `slot_bytes` bytes, with their memory in `file`. The slots are mapped for `card`,
+    /// for which they are not mapped yet. If the result is dropped before [`Self::owned`], the memory stays.
     ///
     /// # Errors
     /// If the saved state is invalid, the file is a different one, or the host cannot map it.
@@ -87,14 +87,14 @@ impl PinnedPool {
         self.handed = false;
     }
 
-    /// Returns whether the slot at `address` has memory.
+    /// Returns true if the slot at `address` has memory.
     pub fn has(&self, address: HostAddr) -> bool {
         let number = usize::try_from(address.0 / self.slot_bytes).unwrap_or(usize::MAX);
         self.slots.get(number).is_some_and(Option::is_some)
     }
 }
 
-/// Returns the file, if it has that length and its length is sealed.
+/// Returns the file, if it has this length and the length is sealed.
 fn checked(file: File, len: u64) -> Result<Arc<File>, ManagerError> {
     let look = |error| ManagerError::host("a file of host memory cannot be looked at", error);
     let (seals, bytes) = (fcntl_get_seals(&file).map_err(look)?, fstat(&file).map_err(look)?.st_size);

@@ -1,4 +1,4 @@
-//! Saved state of segments, with the pages that they are in. Each VM saves its own mappings of them.
+//! Saved state of segments, with their pages. Each VM saves its own mappings of segments.
 
 use super::{SEGMENTS_OF_A_VM, Scope, Segment, Segments};
 use crate::Memory;
@@ -8,16 +8,16 @@ use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use vram::{PagePool, SavedPool, TenantId};
 
-/// Maximum bytes of a group's name.
+/// Maximum length of a group's name in bytes.
 const NAME_MAX: usize = 256;
 
 /// All segments of a card.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SavedSegments {
     last: u32,
-    /// By id.
+    /// Segments by ID.
     segments: Vec<SavedSegment>,
-    /// By the VM that created them.
+    /// Pools by the VM that created the segments.
     pools: Vec<(u32, SavedPool)>,
 }
 
@@ -28,20 +28,20 @@ first_version!(SavedSegments, "card-memory.segments");
 struct SavedSegment {
     id: u32,
     key: u64,
-    /// Name of the group in which it is found; none if only its creator finds it.
+    /// Name of the group in which the segment is found; `None` if only its creator finds it.
     group: Option<String>,
     owner: u32,
     mode: u32,
     bytes: u64,
     at: u64,
     zeroed: u64,
-    /// VMs that have it mapped, and the number of address spaces for each.
+    /// VMs that map the segment, and the number of address spaces for each.
     attached: Vec<(u32, u32)>,
     removed: bool,
 }
 
 impl Memory {
-    /// Saves the segments; `None` if there are none.
+    /// Saves the segments; `None` if no segments exist.
     pub fn save_segments(&self) -> Option<SavedSegments> {
         let Segments { segments, last, pools } = &self.segments;
         let one = |(id, segment): (&u32, &Segment)| {
@@ -50,7 +50,7 @@ impl Memory {
                 id: *id,
                 key: *key,
                 group: match scope {
-                    // Its creator.
+                    // The scope is the segment's creator.
                     Scope::Own(_) => None,
                     Scope::Group(group) => Some(group.to_string()),
                 },
@@ -70,7 +70,7 @@ impl Memory {
         })
     }
 
-    /// Restores segments, with the pools that they are in. Each VM must then restore its mappings of them
+    /// Restores segments, with their pools. Each VM must then restore its mappings of segments
     /// ([`Self::segments_attached`]).
     ///
     /// # Errors
@@ -102,7 +102,8 @@ impl Memory {
         Ok(())
     }
 
-    /// Returns the segments that a VM has mapped: the number of address spaces, the address, and the bytes of each.
+    /// Returns the segments that a VM has mapped: the number of address spaces, the address, and the size in bytes of
+    /// each.
     pub fn segments_attached(&self, vm: TenantId) -> BTreeMap<u32, (u32, VramAddr, u64)> {
         let all = self.segments.segments.iter();
         all.filter_map(|(id, segment)| Some((*id, (*segment.attached.get(&vm)?, segment.at, segment.bytes)))).collect()

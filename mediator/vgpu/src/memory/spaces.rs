@@ -203,7 +203,7 @@ impl Memory {
         self.shadows.take_named_ram(range, goes_on)
     }
 
-    /// Sets if the guest's CPU can write a page of its VRAM without a message.
+    /// Sets whether the guest's CPU can write a page of its VRAM without a message.
     pub(crate) fn unseen(&mut self, address: GuestVramAddr, unseen: bool) {
         self.shadows.unseen(address, unseen);
     }
