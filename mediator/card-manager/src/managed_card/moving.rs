@@ -150,7 +150,6 @@ impl ManagedCard {
     /// Makes VM `its` of card `to`, which has no memory yet, borrow or copy a VM's memory, while the VM works: its
     /// writes meanwhile may or may not be included ([`Suspended::copy_memory`]). Returns the number of bytes that are
     /// copied, now or when the memory is given back.
-    /// or when they are given back.
     ///
     /// # Errors
     /// If the other card has too little memory, or one of the cards does not answer.
