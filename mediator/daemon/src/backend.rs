@@ -24,7 +24,7 @@ pub(crate) struct BackendStatus {
     pub channels_used: u32,
     /// State of the guest's driver, derived from how it has set up the device.
     pub driver: Driver,
-    /// Accesses that were denied, by place and reason.
+    /// Denied accesses, by place and reason.
     pub denied: Vec<Denied>,
     /// Counters, with names that are valid for metrics (`snake_case`).
     pub counters: BTreeMap<String, u64>,
@@ -132,7 +132,7 @@ pub(crate) struct Movable {
     pub next_vm: u32,
 }
 
-/// A virtual machine that was created on a card to receive one from another card.
+/// A virtual machine created on a card to receive the state of a virtual machine on another card.
 pub(crate) struct Awaiting {
     /// The part that the vfio-user server will call.
     pub device: Box<dyn Device>,

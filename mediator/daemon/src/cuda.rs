@@ -58,7 +58,7 @@ pub(super) struct CudaCard {
     stop: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
     changing: Mutex<rank::CudaChanging, ()>,
-    /// Number of changes that wait or run.
+    /// Number of waiting or running changes.
     changes: AtomicUsize,
 }
 

@@ -28,7 +28,7 @@ const DRAINED: &str = "drained";
 pub struct Obstacle {
     /// The kind of trouble.
     pub code: ErrorCode,
-    /// Its object, with its name.
+    /// Object of the refused part, with its name.
     pub of: String,
     /// The error message.
     pub what: String,

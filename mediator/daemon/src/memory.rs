@@ -58,7 +58,7 @@ impl Daemon {
         Ok(show(card, settings, &known.spec, holdings.as_ref(), &vms))
     }
 
-    /// Returns the same for all cards that are not passed through.
+    /// Returns how the memory of all cards is used, except cards that are passed through.
     #[must_use]
     pub fn memories(&self) -> Vec<api::CardMemory> {
         self.cards.keys().filter_map(|card| self.memory(card).ok()).collect()

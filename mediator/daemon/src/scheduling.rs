@@ -70,7 +70,7 @@ impl Daemon {
         })
     }
 
-    /// Returns the same for all cards with a scheduler.
+    /// Returns how the time of all cards with a scheduler is shared.
     ///
     /// # Errors
     /// If the window is out of bounds.

@@ -211,7 +211,7 @@ fn clients_connecting_during_restart_are_served_by_next_daemon() {
         manager.until("READY=1");
         manager.until_kept(&["daemon/admin", "vm/web"]);
 
-        // A VM that is removed loses its socket, both in the folder and in the store.
+        // A removed VM loses its socket, both in the folder and in the store.
         assert!(place.ctl(&["vm", "remove", "web"]).status.success());
         assert!(!place.path("web.sock").exists());
         manager.until_kept(&["daemon/admin"]);

@@ -24,7 +24,7 @@ pub enum InterruptKind {
 pub struct DeniedAccess {
     /// Name of a register, or of another place.
     pub place: String,
-    /// Byte offset in BAR0, for a register.
+    /// Offset in BAR0 in bytes, for a register.
     pub offset: Option<u32>,
     /// Reason of the denial.
     pub reason: String,

@@ -88,7 +88,7 @@ pub struct CardVram {
     pub(super) words: BTreeMap<TenantId, Words>,
     /// Chunks that are being zeroed.
     pub(super) zeroing: Zeroing,
-    /// Requests of guests that were refused.
+    /// Refused requests of guests.
     pub refusals: Refusals,
     /// VMs that requested memory when no memory was available.
     pub short: BTreeSet<TenantId>,

@@ -42,15 +42,15 @@ use vram::TenantId;
 counts! {
     /// Events since the VM was created.
     Counts {
-        /// Doorbells of channels that are on the card.
+        /// Doorbells of channels on the card.
         doorbells: "doorbells",
         /// Doorbells whose GP_PUT exceeds the ring.
         doorbells_refused: "doorbells_refused",
         /// TLB flushes of the guest.
         flushes: "tlb_flushes",
-        /// Interrupts that were sent to the guest.
+        /// Interrupts sent to the guest.
         interrupts: "interrupts",
-        /// Channels that were bound on the card.
+        /// Channels bound on the card.
         binds: "channel_binds",
         /// Channels whose bind was refused.
         binds_refused: "channel_binds_refused",
@@ -58,13 +58,13 @@ counts! {
         runlists: "runlists",
         /// Faults of the guest's work.
         faults: "faults",
-        /// Submissions that were sent to the card.
+        /// Submissions sent to the card.
         submissions: "submissions",
         /// GPFIFO entries in these submissions.
         entries: "ring_entries",
-        /// Channels that were killed because they made no progress.
+        /// Channels killed because they made no progress.
         hangs: "hangs",
-        /// Binds and submissions that have begun to wait for memory.
+        /// Binds and submissions that had to wait for memory.
         memory_waits: "memory_waits",
         /// Memory waits that ended without memory.
         memory_denied: "memory_denied",
@@ -72,7 +72,7 @@ counts! {
         memory_waited_ns: "memory_waited_ns",
         /// Writes of the guest's CPU that waited for memory.
         writes_waited: "memory_writes_waited",
-        /// Waiting writes that were lost.
+        /// Lost writes that had waited.
         writes_lost: "memory_writes_lost",
         /// Reads of BAR0 by the guest's CPU.
         register_reads: "register_reads",
@@ -106,9 +106,9 @@ pub(super) struct VmBackend {
     link: Link,
     memory: Memory,
     work: Work,
-    /// Binds and work that are waiting for memory.
+    /// Waiting binds and work.
     pending: Pending,
-    /// Writes of the guest's CPU that are waiting for memory.
+    /// Waiting writes of the guest's CPU.
     writes: WriteWait,
     /// Work that must leave the card so that pages under apertures can move.
     stop: Option<Stop>,
@@ -249,7 +249,7 @@ impl VmBackend {
         self.counts.aperture_bytes += bytes as u64;
     }
 
-    /// Counts a channel that was killed because it made no progress.
+    /// Counts a channel killed because it made no progress.
     pub(super) fn count_hang(&mut self) {
         self.counts.hangs += 1;
     }

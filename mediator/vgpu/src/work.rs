@@ -44,12 +44,12 @@ struct Channel {
 /// State of the guest's runlist.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Runlist {
-    /// In effect, and the vGPU was notified.
+    /// The runlist is in effect, and the vGPU was notified.
     #[default]
     InForce,
-    /// In effect; the vGPU is notified after the access that submitted it.
+    /// The runlist is in effect; the vGPU is notified after the access that submitted it.
     Taken,
-    /// Not in effect yet, because a channel is still on the card.
+    /// The runlist is not in effect yet, because a channel is still on the card.
     Awaited,
 }
 

@@ -1,4 +1,4 @@
-//! Cards that are drained: which arrivals they accept, and the order in which virtual machines leave.
+//! Drained cards: the arrivals that they accept, and the order in which virtual machines leave.
 
 use super::*;
 use crate::fixture::{FakeOpener, Fixture, Released, config, daemon_table, start};

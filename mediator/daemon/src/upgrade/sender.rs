@@ -30,7 +30,7 @@ use crate::backend::Movable;
 use crate::vm::{Rest, Running};
 use crate::{Daemon, DaemonError, Life};
 
-/// Retry interval for parts that are not quiescent.
+/// Interval of retries while parts are not quiescent.
 const RETRY_INTERVAL: Duration = Duration::from_millis(1);
 /// The file's identity can be constant: a file goes from one process to one other process and is not stored.
 const IDENTITY: [u8; 16] = *b"mediatord upgrad";

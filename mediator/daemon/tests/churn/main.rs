@@ -165,7 +165,7 @@ fn vms_that_come_and_go_at_random_leave_nothing() {
     let place = Place::new(&format!("[[card]]\nname = \"card0\"\nkind = \"simgpu\"\n{card}"));
     let running = place.start(place.daemon().env("GLIBC_TUNABLES", TUNABLES));
 
-    // Warm up all objects that are created once and kept.
+    // Create all objects that are created only once.
     println!("warm-up: {}", run(&place, 16, time, seed));
     audit(&place);
     // Let the connections above end, because they would hide later leaks.

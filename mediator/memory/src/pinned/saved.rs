@@ -17,7 +17,7 @@ use vram::HostAddr;
 /// Saved state of a [`PinnedPool`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct SavedSlots {
-    /// First I/O address of all slots.
+    /// First I/O address of the slots.
     pub base: u64,
     pub slots: u32,
     /// Numbers of the slots that have memory, in order.

@@ -56,7 +56,7 @@ impl VmBackend {
             memory,
             work,
             pending,
-            // The VM is not served.
+            // No write is waiting, because the VM is not served.
             writes: _,
             stop,
             faults,

@@ -136,18 +136,18 @@ pub(crate) struct Moves {
 /// Home of some bytes of guest VRAM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Home {
-    /// In the range's chunk.
+    /// The range is in its chunk.
     Chunk,
-    /// All under a mapped aperture, contiguous for the card.
+    /// The whole range is under a mapped aperture, contiguous for the card.
     Host(Iova),
-    /// In several places.
+    /// Parts of the range are in different places.
     Apart,
 }
 
 counts! {
     /// Events since the VM was created.
     RemapCounts {
-        /// Pages that were moved to or from host memory.
+        /// Pages moved to or from host memory.
         moves: "aperture_moves",
         /// Pages of mapped apertures that could not show the memory that the guest mapped.
         aliases: "aperture_aliases",

@@ -16,7 +16,7 @@ const NO_INTERRUPT: u16 = 1;
 /// Reason that a queue is unusable. The guest must reset the interface.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum QueueError {
-    /// The driver accepted features that were not offered.
+    /// The driver accepted features that the device does not offer.
     #[error("features were accepted that were not offered")]
     Features,
     /// The set-up is invalid.

@@ -34,7 +34,7 @@ impl Interface {
     /// If a batch is in progress.
     pub(crate) fn save(&self) -> Result<SavedInterface, ManagerError> {
         let Self {
-            // From the settings.
+            // Restored from the settings.
             party: _,
             table_bytes: _,
             offered: _,

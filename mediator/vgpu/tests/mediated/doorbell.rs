@@ -94,7 +94,7 @@ fn polled_doorbell_does_not_overtake_deferred_one() {
     let mut guest = rig.guest_with(0, &Settings { apertures: Apertures::Remapped, ..settings(VM_MIB, 16) });
     assert!(guest.map_ram(0, MIB, true));
     let mut scene = Scene::new(Driver::new(guest));
-    // BAR3 shows USERD from offset 0 on.
+    // BAR3 shows USERD starting at offset 0.
     let mapped = scene.driver.guest.mapped(RegionIndex::Bar3).expect("a region with a file");
     let mut polled = scene.driver.channel(2);
     let put = scene.driver.queue_fenced(&mut polled, &[]);

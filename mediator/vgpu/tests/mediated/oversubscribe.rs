@@ -249,7 +249,7 @@ fn cpu_write_without_memory_is_lost_and_later_ones_skip_wait() {
     }
     let counts = ["memory_writes_waited", "memory_writes_lost"].map(|name| second.guest.counter(name));
     assert!(counts[0] >= 1 && counts[0] < 50 && counts[1] == 100, "{counts:?}");
-    // A write beyond its VRAM does not wait.
+    // A write beyond the guest's VRAM does not wait.
     second.guest.poke(60 * MIB, 1);
     assert_eq!(second.guest.counter("memory_writes_lost"), 100);
     drop(first);

@@ -129,7 +129,7 @@ pub(super) fn work_until(driver: &mut Driver, enough: impl Fn(u32) -> bool, dice
     const PAGES: u64 = 40;
     let mut channels = [driver.channel(1), driver.channel(2)];
     let va = |buffer: u64| A + buffer * 0x10_0000;
-    // Data and address of each buffer.
+    // The data and the address of each buffer.
     let mut seeds: Vec<u32> = (0..BUFFERS).map(|buffer| 100 + buffer as u32).collect();
     let places: Vec<u64> = (0..BUFFERS)
         .map(|buffer| {

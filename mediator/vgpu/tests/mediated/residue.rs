@@ -453,7 +453,7 @@ fn copies_changed_after_inspection_do_not_reach_pgraph() {
     let before = cleared(&rig);
     let target = one.buffer(channel, 0x600_0000, 1, 3);
     one.submit(channel, &copies());
-    // The first submission takes a while.
+    // While the first submission runs, the test changes words of the second one.
     let [_, push, _] = channel.memory();
     let mut words = copies_of(1);
     let bad = [object(M2MF), m2mf_copy(A, 0x600_0000, PAGE as u32)].concat();

@@ -65,7 +65,7 @@ impl Remap {
             windows,
             homes,
             waiting,
-            // The VM is quiescent.
+            // False in a quiescent VM.
             closing: _,
             // The warning is logged again.
             warned: _,

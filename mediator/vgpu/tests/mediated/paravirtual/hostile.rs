@@ -52,7 +52,7 @@ fn holes_of_gpuvms_interface_are_closed() {
         refused(&call(&Ops::new().run(table, first, count, 1, 1)), 0, Status::Range);
     }
     refused(&call(&Ops::new().set(1, 8192, 2, 0)), 0, Status::Range);
-    // 15: wrong types.
+    // 15: objects have wrong types.
     refused(&call(&Ops::new().set(1, 0, 3, 0)), 0, Status::WrongType);
     refused(&call(&Ops::new().set(1, 0, 0, 2)), 0, Status::WrongType);
     refused(&call(&Ops::new().set(1, 0, 1, 0)), 0, Status::WrongType);
@@ -65,7 +65,7 @@ fn holes_of_gpuvms_interface_are_closed() {
     refused(&call(&many), 30, Status::Limit);
     let back = (10..40).fold(Ops::new(), |ops, handle| ops.destroy(handle));
     assert_eq!(call(&back).status, 0);
-    // 18: lists with wrong counts.
+    // 18: lists have wrong counts.
     let mut list = Ops::new().list(2, 0, &[1, 2, 3]).bytes();
     for count in [2u32, 4, 0x1000, u32::MAX] {
         list[20..24].copy_from_slice(&count.to_le_bytes());
