@@ -89,7 +89,7 @@ impl Pipe {
     }
 }
 
-/// The rules for time, memory, and turns with memory.
+/// Returns the settings of time, memory, and memory quanta.
 fn rules(rules: &Rules, chunk_bytes: u64) -> Result<(sched::Config, vram::balance::Config, QuantaConfig), String> {
     let Quanta { mode, window_ns, on_permille, margin_permille, factor, min_ns, max_ns } = &rules.quanta;
     let balance = vram::balance::Config {
@@ -172,8 +172,8 @@ fn answer(server: &mut Server, request: Request) -> Result<Answer, String> {
     }
 }
 
-/// Makes an attempt that promises memory of the card. If others have that memory beyond their guarantees, its
-/// eviction begins and the inner error is the answer: this does not wait, so the card's other requests are answered.
+/// Runs `attempt`, which promises memory of the card. If other tenants hold that memory beyond their guarantees, starts
+/// to evict it and returns the inner error at once, so that the card's other requests are answered.
 fn promise<T: Send + 'static>(
     server: &Server,
     attempt: impl FnOnce(&mut Core) -> Result<T, TenantError> + Send + 'static,
@@ -223,7 +223,7 @@ fn spec(server: &Server, tenant: &Tenant) -> Result<(TenantSpec, Rights), String
     Ok((spec, Rights { mode: Some(tenant.mode), uid: tenant.uid, gid: tenant.gid }))
 }
 
-/// Returns the reason of a wait in words.
+/// Describes the reason of a wait in words.
 fn in_words(wait: Wait, name: &impl Fn(vram::TenantId) -> String, chunk_bytes: u64) -> String {
     match wait {
         Wait::Quarantine => "its release from quarantine".to_owned(),

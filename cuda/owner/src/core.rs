@@ -103,7 +103,7 @@ pub struct CardConfig {
     pub idle_us: u32,
     /// Time limit for a process to answer an order about its memory, in ns.
     pub patience_ns: u64,
-    /// Treatment of processes that use the card past the owner.
+    /// Treatment of processes that bypass the owner to use the card.
     pub on_stranger: OnStranger,
     /// Maximum number of connections of one tenant.
     pub connections_most: usize,
@@ -113,7 +113,7 @@ pub struct CardConfig {
 }
 
 impl CardConfig {
-    /// Creates the settings of a card that shares this many bytes, with defaults for the rest.
+    /// Creates the settings of a card that shares `card_bytes` bytes, with defaults for the rest.
     #[must_use]
     pub fn new(card_bytes: u64) -> Self {
         Self {
@@ -123,8 +123,8 @@ impl CardConfig {
             host_ready_bytes: 256 << 20,
             uuid: [0; 16],
             balance: BalanceConfig::default(),
-            // Copies take an eightieth of a quantum, and interruptions of programs for them as long again: sharing
-            // memory in quanta should cost 3 % at most.
+            // Copies take an eightieth of a quantum, and the resulting interruptions of programs take the same time:
+            // sharing memory in quanta should cost 3 % at most.
             quanta: QuantaConfig { factor: 80, ..QuantaConfig::default() },
             time: sched::turns::scheduler_defaults(),
             turns: TurnsConfig::default(),
@@ -158,17 +158,17 @@ enum Body {
         piece: PieceId,
         /// The chunk's own number, which distinguishes it from later chunks at its index.
         number: u64,
-        /// Processes that have it, each with its own number for it.
+        /// Processes that have the chunk, each with its own number for it.
         users: BTreeSet<(SessionId, ChunkId)>,
         /// The chunk must not move.
         pinned: bool,
     },
-    /// A chunk's worth of memory that the driver gave the tenant's processes and that cannot move.
+    /// Memory of a chunk's size that the driver gave the tenant's processes and that cannot move.
     Fixed,
 }
 
 impl Body {
-    /// A chunk of one process.
+    /// Creates a chunk of one process.
     fn for_user(piece: PieceId, user: (SessionId, ChunkId)) -> Self {
         Self::Chunk { piece, number: user.1.0, users: BTreeSet::from([user]), pinned: false }
     }
@@ -189,9 +189,9 @@ struct Tenant {
     indices: indices::Indices,
     /// Users of all bodies.
     users: u64,
-    /// Chunks that requests wait for, without a place.
+    /// Number of chunks that requests wait for and that have no place yet.
     wanted: u64,
-    /// Pieces that are being made for requests.
+    /// Number of pieces that are being made for requests.
     making: u32,
     /// Its sessions that are being relocated.
     moving: BTreeSet<SessionId>,
@@ -203,7 +203,7 @@ struct Tenant {
     suspended: u64,
     /// Its last programs that were given up.
     given_up: VecDeque<GivenUp>,
-    /// The tenant is removed as soon as its programs have ended.
+    /// Set if the tenant will be removed as soon as its programs have ended.
     retired: bool,
     past: accounts::Past,
 }
@@ -220,7 +220,7 @@ pub struct Core {
     tenants: BTreeMap<TenantId, Tenant>,
     sessions: BTreeMap<SessionId, Session>,
     relocations: BTreeMap<SessionId, Relocation>,
-    /// Copies whose process has left in the meantime.
+    /// Copies of processes that have left in the meantime.
     orphans: BTreeMap<BatchId, relocate::Batch>,
     shares: shares::Shares,
     /// Pieces that requests wait for, each with its process and tenant.
@@ -230,10 +230,10 @@ pub struct Core {
     /// Processes whose requests, or fixed memory, were deferred to a later event.
     unserved: BTreeSet<SessionId>,
     uncounted: BTreeSet<SessionId>,
-    /// Process whose requests were retried last.
+    /// Process whose requests were last retried.
     retried: SessionId,
     releases: fixed::Releases,
-    /// Pieces that processes of a previous owner have brought, and that are being mapped.
+    /// Pieces brought by processes of a previous owner that are being mapped.
     adopters: BTreeMap<PieceId, (SessionId, ChunkId)>,
     /// Units of work done for this event, and in total.
     spent: usize,
@@ -253,7 +253,7 @@ pub struct Core {
     /// Number of chunks to keep free for a guarantee.
     promise: Option<u32>,
     actions: Vec<Action>,
-    /// The machine's clock, and the time of the last event, in ns.
+    /// The machine's clock and the time of the last event, in ns.
     clock: u64,
     last_event_at: Option<u64>,
     next: u64,
@@ -270,7 +270,7 @@ pub struct Core {
 }
 
 impl Core {
-    /// Creates a card without tenants. `seed` makes numbers that differ from those of a previous owner.
+    /// Creates a card without tenants. `seed` selects numbers that differ from those of a previous owner.
     ///
     /// # Errors
     /// If a setting is out of its bounds.
@@ -543,7 +543,7 @@ impl Core {
         true
     }
 
-    /// Stops making room: the guarantee was given, or is no longer wanted.
+    /// Stops freeing memory: the guarantee was given, or is no longer wanted.
     pub fn promised(&mut self) {
         self.promise = None;
     }
@@ -585,7 +585,7 @@ impl Core {
         self.tenants.get(&id).map(|tenant| &tenant.spec)
     }
 
-    /// Handles all consequences of the events, until none is left.
+    /// Handles all consequences of the events until none remains.
     fn follow_up(&mut self) {
         self.go_on_working();
         self.take_retired_away();
@@ -600,7 +600,7 @@ impl Core {
         if !self.relocations.is_empty() {
             self.deadlines.set(Deadline::Restock, self.clock + RESTOCK_NS);
         } else {
-            // Pinning host memory holds the driver's locks for milliseconds, so it waits until no memory moves.
+            // Pinning host memory holds the driver's locks for milliseconds, so it waits until no memory is moving.
             if self.restocks_in() == 0 {
                 self.pieces.refill(&mut self.actions);
             }

@@ -34,17 +34,17 @@ struct Arguments {
 
 #[derive(Debug, Subcommand)]
 enum What {
-    /// Serves tenants until the time is over or standard input ends; prints their accounts then, and for each line
-    /// there.
+    /// Serves tenants until the time is over or standard input ends; prints their accounts at the end, and for each
+    /// line of input.
     Serve(Box<Serve>),
-    /// Serves as mediatord says on standard input.
+    /// Serves as instructed by mediatord on standard input.
     #[command(hide = true)]
     Work,
     /// Measures copies of chunks against NVIDIA's own checkpoint of a process.
     Measure(Measure),
-    /// Holds memory until standard input ends: the process that is checkpointed.
+    /// Holds memory until standard input ends, as the process to checkpoint.
     Hold {
-        /// GiB to hold.
+        /// Memory to hold, in GiB.
         #[arg(long)]
         gib: u64,
     },
@@ -55,25 +55,25 @@ struct Serve {
     /// Socket that programs connect to.
     #[arg(long)]
     socket: PathBuf,
-    /// MiB of the card that tenants share.
+    /// Size of the card's memory that tenants share, in MiB.
     #[arg(long)]
     card_mib: u64,
-    /// MiB of pinned host memory for chunks; as much as the card's by default.
+    /// Size of pinned host memory for chunks, in MiB; by default the same as the card's memory.
     #[arg(long)]
     host_mib: Option<u64>,
-    /// MiB of a chunk.
+    /// Chunk size in MiB.
     #[arg(long, default_value_t = 16)]
     chunk_mib: u64,
-    /// MiB of host memory that are ready before they are needed.
+    /// Size of the host memory that is pinned in advance, in MiB.
     #[arg(long)]
     host_ready_mib: Option<u64>,
-    /// Tenant: its name, its MiB, its weight, its latency class.
+    /// Tenant: its name, its memory in MiB, its weight, its latency class.
     #[arg(long = "tenant", value_name = "NAME:MIB[:WEIGHT[:CLASS]]", required = true)]
     tenants: Vec<String>,
     /// Length of a slice in milliseconds.
     #[arg(long, default_value_t = 15)]
     slice_ms: u64,
-    /// Long turns of tenants whose memory does not fit together: `auto`, `off` or `forced`.
+    /// Long turns of tenants whose memory does not fit on the card together: `auto`, `off` or `forced`.
     #[arg(long, default_value = "auto")]
     quanta: String,
     /// Shortest such turn in milliseconds.
@@ -82,47 +82,48 @@ struct Serve {
     /// Longest such turn in milliseconds.
     #[arg(long)]
     quantum_max_ms: Option<u64>,
-    /// Microseconds of work in flight of a tenant that is not alone.
+    /// Limit of a tenant's work in flight while it is not alone, in microseconds.
     #[arg(long)]
     run_ahead_us: Option<u32>,
-    /// Microseconds of idleness after which a turn ends, which are also how long before its last work does.
+    /// Idleness after which a turn ends, in microseconds; also the notice before the last work of an ending turn.
     #[arg(long)]
     idle_us: Option<u32>,
-    /// Milliseconds that a program may take to answer an order about its memory.
+    /// Time limit for a program to answer an order about its memory, in milliseconds.
     #[arg(long)]
     patience_ms: Option<u64>,
-    /// Milliseconds that a tenant's work may hold the card while others wait.
+    /// Time limit for a tenant's work on the card while others wait, in milliseconds.
     #[arg(long)]
     max_run_ms: Option<u64>,
-    /// Programs that do not answer are suspended by the driver where it can, not killed.
+    /// Suspends programs that do not answer through the driver if possible, instead of killing them.
     #[arg(long)]
     suspend: bool,
-    /// MiB by which a process, and all of the card, may be beyond the accounts before that is charged.
+    /// Memory by which a process, and the whole card, may exceed the accounts without a charge, in MiB.
     #[arg(long)]
     margin_mib: Option<u64>,
-    /// Processes past the owner are killed, and those with more past their accounts than their tenant may have.
+    /// Kills processes that bypass the owner, and processes whose memory beyond their accounts exceeds their tenant's
+    /// limit.
     #[arg(long)]
     kill_strangers: bool,
-    /// File with the processes served, for the next owner.
+    /// File that records the served processes for the next owner.
     #[arg(long)]
     journal: Option<PathBuf>,
-    /// Seconds to serve at most.
+    /// Maximum time to serve, in seconds.
     #[arg(long, default_value_t = 3600)]
     seconds: u64,
 }
 
 #[derive(Debug, Args)]
 struct Measure {
-    /// GiB to move.
+    /// Amount of memory to move, in GiB.
     #[arg(long, default_value_t = 20)]
     gib: u64,
-    /// MiB of a chunk.
+    /// Chunk size in MiB.
     #[arg(long, default_value_t = 16)]
     chunk_mib: u64,
-    /// Leave NVIDIA's checkpoint out.
+    /// Skips NVIDIA's checkpoint.
     #[arg(long)]
     no_checkpoint: bool,
-    /// Seconds after which the process that is checkpointed is given up.
+    /// Time limit in seconds for the process to be checkpointed.
     #[arg(long, default_value_t = 120)]
     patience_s: u64,
 }
@@ -249,7 +250,7 @@ fn describe(view: &CardView, clock_ns: u64) -> Value {
     })
 }
 
-/// Pieces of one memory, mapped consecutively.
+/// Consecutively mapped pieces of one memory.
 struct Pieces {
     at: Address,
     made_s: f64,
@@ -335,7 +336,7 @@ impl Drop for Holder {
     }
 }
 
-/// Seconds that NVIDIA's checkpoint of a process with as much memory takes, and the restore.
+/// Returns the seconds that NVIDIA's checkpoint of a process with the same amount of memory takes, and the restore.
 fn checkpoint(driver: &Real, arguments: &Arguments, options: &Measure) -> Result<(f64, f64)> {
     let mut command = Command::new(std::env::current_exe()?);
     command.arg("--driver").arg(&arguments.driver).arg("--device").arg(arguments.device.to_string());

@@ -23,42 +23,42 @@ use super::types::{OnStranger, PieceId, Unaccounted, User};
 use super::{Body, Core};
 use crate::driver::Memory;
 
-/// Polls for which a tenant is a suspect: a process that ends gives its memory back within seconds.
+/// Polls for which a tenant is a suspect: a process that ends releases its memory within seconds.
 const SUSPECT_LOOKS: usize = 5;
-/// Bytes of each process's contexts that NVML counts for no process: 5.6 MiB on an H100 with driver 580.
+/// Memory of each process's contexts that NVML counts for no process, in bytes: 5.6 MiB on an H100 with driver 580.
 const HIDDEN_BYTES: u64 = 8 << 20;
-/// Assumed bytes of a context until the owner was first polled without pieces.
+/// Assumed size of a context in bytes, until the first poll of the owner without pieces.
 const UNKNOWN_CONTEXT: u64 = 1 << 30;
-/// Interval between two log lines about one tenant, in ns, unless its excess has doubled.
+/// Minimum interval between two log lines about one tenant, in ns, unless its excess has doubled.
 const LINES_NS: u64 = 60_000_000_000;
 
 /// The last poll, and the results of the polls before it.
 #[derive(Debug, Default)]
 pub(super) struct Accounts {
-    /// Bytes of one context, as NVML reports them for the owner.
+    /// Size of one context in bytes, as NVML reports it for the owner.
     context: Option<u64>,
-    /// Bytes of each tenant's process beyond its account: at the last poll, and as they count, which is the minimum of
-    /// the last two polls.
+    /// For each process of a tenant, its bytes in excess of the account: at the last poll, and as charged, which is the
+    /// minimum of the last two polls.
     beyond: BTreeMap<u32, (TenantId, String, u64, u64)>,
     suspects: BTreeMap<TenantId, Suspect>,
-    /// Minimum of the bytes that NVML counted for no process.
+    /// Lowest number of bytes that NVML counted for no process.
     baseline: Option<u64>,
-    /// Processes that NVML reported, and bytes that it counted for none of them, at the last poll.
+    /// Number of processes that NVML reported, and bytes that it counted for no process, at the last poll.
     processes: u64,
     gap: u64,
     /// Bytes that no process and no tenant can be charged for.
     unexplained: u64,
-    /// NVML and the driver answer; number of polls so far.
+    /// Set if NVML and the driver answer; the number of polls so far.
     sees: bool,
     looks: u64,
 }
 
-/// Bytes of a tenant that were missing after their release, by poll, the last poll first.
+/// Bytes of a tenant that were missing after their release, per poll, latest poll first.
 #[derive(Debug, Default)]
 struct Suspect {
-    /// The tenant's programs had reported their release.
+    /// Bytes whose release the tenant's programs had reported.
     sure: [u64; SUSPECT_LOOKS],
-    /// They may be in transit.
+    /// Bytes that may still be in transit.
     perhaps: [u64; SUSPECT_LOOKS],
 }
 
@@ -71,11 +71,11 @@ fn sum(looks: &[u64]) -> u64 {
 pub(super) struct Past {
     /// Bytes of its processes beyond their accounts.
     pub(super) beyond: u64,
-    /// Bytes that it has released and that are still in use, without a process.
+    /// Bytes that the tenant has released and that are still in use, without a process.
     pub(super) kept: u64,
-    /// Indices reserved for both.
+    /// Indices reserved for `beyond` and `kept`.
     pub(super) indices: Vec<u32>,
-    /// Bytes of both beyond the tenant's limits.
+    /// Total of `beyond` and `kept` in excess of the tenant's limits, in bytes.
     pub(super) over: u64,
     /// Bytes and time of the last log line.
     told: Option<(u64, u64)>,
@@ -121,7 +121,7 @@ impl Core {
         }
     }
 
-    /// The tenant of each process, and the bytes that NVML may have for it by its account.
+    /// Returns the tenant of each process, and the bytes that NVML may report for it according to its account.
     fn counted(&self) -> BTreeMap<u32, (TenantId, u64)> {
         let mut counted = BTreeMap::new();
         for session in self.sessions.values() {
@@ -142,7 +142,7 @@ impl Core {
         counted
     }
 
-    /// NVML counts this many bytes of the card for no process.
+    /// Records the bytes of the card that NVML counts for no process.
     pub(super) fn in_use_for_nobody(&mut self, bytes: u64) {
         let managed = self.sessions.values().filter_map(|session| session.fixed.get(&FixedKind::Managed));
         let managed = managed.fold(0u64, |sum, bytes| sum.saturating_add(*bytes));
@@ -184,13 +184,13 @@ impl Core {
             let Some(tenant) = self.tenants.get_mut(id) else { continue };
             let own = sum(&suspect.sure);
             let more = part(own, rest.min(sure), sure).min(left);
-            // Up to the part that cannot be another tenant's missing memory.
+            // Limited to the part that cannot be another tenant's missing memory.
             let own = sum(&suspect.perhaps);
             let others = perhaps.saturating_sub(own);
             let certain = rest.saturating_sub(sure).saturating_sub(others).min(own).min(left - more);
             tenant.past.kept = tenant.past.kept.saturating_add(more).saturating_add(certain);
             left -= more + certain;
-            // It is no longer a suspect for memory that it is charged for.
+            // The tenant is no longer a suspect for memory that it is charged for.
             for (looks, charged) in [(&mut suspect.sure, more), (&mut suspect.perhaps, certain)] {
                 let own = sum(looks.as_slice());
                 looks.iter_mut().for_each(|bytes| *bytes -= part(*bytes, charged, own));
@@ -210,7 +210,7 @@ impl Core {
         }
     }
 
-    /// NVML or the driver do not answer: until they do, no memory is charged and no tenant is suspected.
+    /// Handles the loss of NVML or the driver: until both answer, no memory is charged and no tenant is suspected.
     pub(super) fn blind(&mut self) {
         self.accounts.sees = false;
         self.accounts.suspects.clear();
@@ -218,8 +218,8 @@ impl Core {
         self.needs_plan = true;
     }
 
-    /// Returns true if a tenant would exceed its limit if all memory that it released last is still in use. The next
-    /// two polls decide; until then it waits.
+    /// Returns true if a tenant would exceed its limit if all memory of its last releases is still in use. The next two
+    /// polls decide this; until then the tenant waits.
     pub(super) fn waits_for_missing(&self, tenant: TenantId) -> bool {
         let Some(Suspect { sure: [last, before, ..], .. }) = self.accounts.suspects.get(&tenant) else { return false };
         let missing = last.saturating_add(*before).div_ceil(self.table.chunk_bytes());
@@ -227,14 +227,15 @@ impl Core {
         missing > 0 && self.most(tenant).saturating_sub(has) <= missing
     }
 
-    /// A process no longer counts memory that a descriptor may keep.
+    /// Handles the release of memory that a process no longer counts, but a descriptor may keep.
     pub(super) fn gave_back(&mut self, tenant: TenantId, kind: FixedKind, bytes: u64) {
         if matches!(kind, FixedKind::Shared | FixedKind::Driver) {
             self.missing(tenant, false, bytes);
         }
     }
 
-    /// Returns the tenant that released a piece of the card, and whether it had reported the release; reported once.
+    /// Returns the tenant that released a piece of the card, and whether it had reported the release. Each release is
+    /// returned once.
     pub fn giver_of(&mut self, piece: PieceId) -> Option<(TenantId, bool)> {
         self.pieces.given_up(piece)
     }
@@ -254,7 +255,7 @@ impl Core {
             let Some(tenant) = self.tenants.get_mut(&id) else { return };
             let has = tenant.past.indices.len();
             if has != wanted && !self.may_work() {
-                // The next poll continues.
+                // The next poll continues the charge.
                 break;
             }
             let Some(tenant) = self.tenants.get_mut(&id) else { return };
@@ -269,7 +270,7 @@ impl Core {
                         over = ((wanted - has) as u64).saturating_mul(chunk);
                         break;
                     }
-                    // Other tenants' memory fills the card: charge this when a place is free.
+                    // Other tenants' memory fills the card: this memory is charged when a place is free.
                     Err(false) => break,
                 }
             } else {
@@ -285,7 +286,8 @@ impl Core {
         }
     }
 
-    /// Reserves one more index for memory past a tenant's account. `Err(true)`: that exceeds the tenant's limit.
+    /// Reserves one more index for memory in excess of a tenant's account. `Err(true)`: that exceeds the tenant's
+    /// limit.
     fn place_past(&mut self, id: TenantId) -> Result<(), bool> {
         let index = self.tenants.get(&id).map(|tenant| tenant.indices.lowest()).ok_or(false)?;
         if u64::from(index) >= self.most(id) {
@@ -310,7 +312,7 @@ impl Core {
         let Some(tenant) = self.tenants.get_mut(&id) else { return };
         let (bytes, name) = (tenant.past.bytes(), tenant.spec.name.clone());
         if bytes == 0 {
-            // Its next memory beyond the account is logged again, unless it only fluctuates.
+            // The tenant's next excess is logged again, unless it only fluctuates.
             tenant.past.told = tenant.past.told.filter(|(_, at)| clock.saturating_sub(*at) < LINES_NS);
             return;
         }
@@ -333,14 +335,14 @@ impl Core {
         );
     }
 
-    /// Kills the programs of a tenant that have memory beyond its account; all of its programs, if it only keeps memory
-    /// that it released.
+    /// Kills the programs of a tenant that have memory beyond their accounts, or all of its programs if the tenant only
+    /// keeps memory that it released.
     fn kill_past(&mut self, id: TenantId) {
         let counts =
             |pid: &u32| self.accounts.beyond.get(pid).is_some_and(|(tenant, .., counts)| *tenant == id && *counts > 0);
         let all: Vec<_> =
             self.sessions_of(id).filter_map(|session| Some((session, self.sessions.get(&session)?.pid))).collect();
-        // A process that was just killed may have lost its connection, and was the cause.
+        // A process that was just killed may have lost its connection, and may have caused the excess.
         let any = self.tenants.get(&id).is_some_and(|tenant| tenant.past.beyond > 0);
         let sessions: Vec<_> = all.into_iter().filter(|(_, pid)| !any || counts(pid)).collect();
         for (session, pid) in sessions {
@@ -352,13 +354,13 @@ impl Core {
         }
     }
 
-    /// Returns true if card memory is known to be in use that no account contains.
+    /// Returns true if card memory is known to be in use without being in any account.
     pub(super) fn is_past(&self) -> bool {
         let of_tenants = self.tenants.values().any(|tenant| tenant.past.bytes() > 0);
         of_tenants || self.accounts.unexplained > 0 || !self.accounts.suspects.is_empty()
     }
 
-    /// Processes of a tenant with memory beyond its account.
+    /// Returns a tenant's processes with memory beyond their accounts.
     pub(super) fn unaccounted(&self, id: TenantId) -> Vec<Unaccounted> {
         let of_it = self.accounts.beyond.iter().filter(|(_, (tenant, .., counts))| *tenant == id && *counts > 0);
         of_it
@@ -366,12 +368,12 @@ impl Core {
             .collect()
     }
 
-    /// Number of polls of NVML and the driver so far.
+    /// Returns the number of polls of NVML and the driver so far.
     pub(super) fn looks(&self) -> u64 {
         self.accounts.looks
     }
 
-    /// Bytes of the card in use for which neither a process nor a tenant can be charged.
+    /// Returns the bytes of the card in use that neither a process nor a tenant can be charged for.
     pub(super) fn unexplained(&self) -> u64 {
         self.accounts.unexplained
     }

@@ -46,7 +46,8 @@ impl Core {
                     self.adopters.insert(piece, (id, chunk.id));
                     self.actions.push(Action::Import { piece });
                 }
-                // It is shared with another process, or the process could not keep a descriptor: it must not move.
+                // The chunk is shared with another process, or the process could not keep a descriptor: it must not
+                // move.
                 None => fixed.push(chunk.id),
             }
         }
@@ -88,8 +89,8 @@ impl Core {
         true
     }
 
-    /// Returns an index for an adopted chunk. If the accounts of the chunk's memory have no room, it gets a place in
-    /// the other memory, and moves there later.
+    /// Returns an index for an adopted chunk. If the accounts of the chunk's memory are full, it gets a place in the
+    /// other memory, and moves there later.
     fn place_adopted(&mut self, tenant: TenantId, memory: Memory) -> Option<u32> {
         let index = self.tenants.get(&tenant)?.indices.lowest();
         if u64::from(index) >= self.most(tenant) {
@@ -109,7 +110,7 @@ impl Core {
         Some(index)
     }
 
-    /// Releases a chunk whose piece is being mapped. Returns true if there is one.
+    /// Releases a chunk whose piece is being mapped. Returns true if such a chunk existed.
     pub(super) fn free_adopting(&mut self, id: SessionId, chunk: ChunkId) -> bool {
         let Some(session) = self.sessions.get_mut(&id) else { return false };
         let Some(piece) = session.adopting.remove(&chunk) else { return false };

@@ -12,7 +12,7 @@ impl Core {
     /// Checks sums, bounds and holders.
     ///
     /// # Panics
-    /// If the accounts disagree, or an event exceeded its limit. `steps` is the work of the last one.
+    /// If the accounts disagree, or an event exceeded its limit. `steps` is the work of the last event.
     pub(crate) fn audit(&self, steps: u64) {
         assert!(steps <= STEPS_MOST, "an event of {steps} steps");
         let mut owners = BTreeMap::new();
@@ -76,10 +76,10 @@ impl Core {
         assert!(self.next - self.first_number < OWN_NUMBERS);
     }
 
-    /// Checks that nothing is left.
+    /// Checks that no state is left.
     ///
     /// # Panics
-    /// If something is left.
+    /// If any state is left.
     pub(crate) fn audit_empty(&self) {
         assert!(self.sessions.is_empty() && self.relocations.is_empty() && self.releases.is_empty());
         assert!(

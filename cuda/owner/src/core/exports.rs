@@ -15,7 +15,7 @@ const USERS_PER_CHUNK: u64 = 8;
 const USERS_MIN: u64 = 1 << 16;
 
 impl Core {
-    /// Returns true if the processes of a tenant may have this many more numbers of chunks.
+    /// Returns true if the processes of a tenant may have `more` additional chunk numbers.
     pub(super) fn may_use(&self, tenant: TenantId, more: u64) -> bool {
         let most = self.most(tenant).saturating_mul(USERS_PER_CHUNK).max(USERS_MIN);
         self.tenants.get(&tenant).is_some_and(|known| known.users + more <= most)
@@ -40,7 +40,7 @@ impl Core {
         let named: Option<Vec<Named>> = indices.iter().map(|&index| self.named(tenant, index)).collect();
         // A chunk without a number was shared under an earlier owner, and this owner has no descriptor of it.
         let Some(named) = named else { return refuse(self, Refusal::Unsupported) };
-        // Programs export each buffer that they send.
+        // Programs export each buffer that they send, so most exports repeat an earlier one.
         if let Some(share) = self.shares.token(tenant, &named) {
             return self.send(id, FromOwner::Shared { request, share });
         }

@@ -18,7 +18,7 @@ pub(super) struct Fixing {
     request: u32,
     kind: FixedKind,
     bytes: u64,
-    /// Its bytes are included in the process's total.
+    /// Set if the request's bytes are included in the process's total.
     begun: bool,
     since: u64,
 }
@@ -79,7 +79,7 @@ impl Core {
                 head.begun = true;
                 *session.fixed.entry(head.kind).or_default() += head.bytes;
                 let wanted = wanted(session, self.table.chunk_bytes());
-                // Other processes of the tenant may keep empty chunks.
+                // Other processes of the tenant may have empty chunks to return.
                 if wanted.saturating_sub(has) > self.left(tenant)
                     && !self.waits_for_releases(self.clock)
                     && !self.reclaim(Some(tenant), Some(id))
@@ -120,7 +120,7 @@ impl Core {
                 Err(reason) => {
                     let of = (reason == Some(Refusal::Quota)).then_some(tenant);
                     if reason != Some(Refusal::Failed) && self.reclaim(of, Some(id)) {
-                        // It is retried with each answer, and at the end of the wait.
+                        // The request is retried with each answer, and at the end of the wait.
                         return;
                     }
                     self.refuse_fixed(id, reason.unwrap_or(Refusal::Exhausted));
@@ -178,7 +178,7 @@ impl Core {
             }
             self.pieces.ends = false;
             if release.users.len() + release.fixed.len() > 0 {
-                // Tenants alternate.
+                // Let the tenants alternate.
                 return self.releases.push_back(release);
             }
         }

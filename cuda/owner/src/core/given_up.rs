@@ -3,7 +3,7 @@
 use super::Core;
 use super::types::SessionId;
 
-/// Number of them that are kept for each tenant.
+/// Maximum number of given-up programs that are kept for each tenant.
 const MAX_KEPT: usize = 4;
 
 /// Reason for which a program is given up.
@@ -23,7 +23,7 @@ pub enum Reason {
     Occupied,
     /// It occupied the card for all of another tenant's turn.
     HeldUp,
-    /// It has memory past its tenant's account.
+    /// It has memory in excess of its tenant's account.
     Memory,
     /// Its tenant was removed.
     Removed,

@@ -2,10 +2,10 @@
 
 use std::collections::BTreeSet;
 
-/// Unused indices. Finds the lowest one without visiting those in use.
+/// Unused indices. Finds the lowest one without visiting the indices in use.
 #[derive(Debug, Default)]
 pub(super) struct Indices {
-    /// Indices that were used before and are free again.
+    /// Previously used indices that are free again.
     freed: BTreeSet<u32>,
     /// Lowest index that was never used.
     fresh: u32,

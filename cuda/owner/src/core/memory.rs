@@ -16,8 +16,8 @@ use vram::{Error, GuestVramAddr, Limit, OnFull, Place, TenantId};
 pub(super) const ROOM_NS: u64 = 500_000_000;
 /// Time without such waits after one timed out, in ns.
 const CROWDED_NS: u64 = 10_000_000_000;
-/// Maximum number of bytes evicted beyond those of such an allocation: a program that fills its memory requests the
-/// next part soon, and tenants that wait for a quantum lose nothing.
+/// Maximum number of bytes that are evicted in addition to those of such an allocation: a program that fills its memory
+/// requests the next part soon, and tenants that wait for a quantum lose nothing.
 const AHEAD_BYTES: u64 = 1 << 30;
 /// Maximum number of pieces made for one tenant at a time, which bounds the wait of a neighbour's next request.
 pub(super) const MAKING_MOST: u32 = 32;
@@ -77,7 +77,7 @@ impl Core {
                     break 'requests;
                 }
                 if self.tenants.get(&tenant).is_none_or(|known| known.making >= MAKING_MOST) {
-                    // Other tenants' pieces are made in between. Each completed piece lets the next be ordered.
+                    // Other tenants' pieces are made before the rest. Each completed piece lets the next be ordered.
                     self.hungry.insert((tenant, id));
                     break 'requests;
                 }
@@ -85,7 +85,7 @@ impl Core {
                     self.unserved.insert(id);
                     break 'requests;
                 }
-                // Before using host memory: such chunks would move to the card at once.
+                // Reclaim empty chunks before using host memory: chunks in host memory would move to the card at once.
                 if !has_asked && self.swaps_now(tenant) {
                     has_asked = true;
                     if self.reclaim(None, Some(id)) {
@@ -128,7 +128,8 @@ impl Core {
     }
 
     /// Returns true if chunks of the quantum's tenant wait for the eviction of waiting tenants' memory, and starts that
-    /// eviction. In host memory they would be used over the link, and moved at once, which needs a quiesced program.
+    /// eviction. In host memory the chunks would be used over the link and moved at once, which needs a quiesced
+    /// program.
     fn waits_for_room(&mut self, tenant: TenantId, chunks: u32, since: u64) -> bool {
         let Some(turn) = self.residency.turn().filter(|turn| turn.holder == tenant) else { return false };
         let of = |id| self.table.vms().find(|(vm, _)| *vm == id).map(|(_, account)| account);
@@ -153,7 +154,7 @@ impl Core {
         true
     }
 
-    /// Allocates a chunk of a tenant: its index and its place. `Err(None)`: impossible now, but the request may wait.
+    /// Allocates a chunk of a tenant: its index and its place. `Err(None)`: not possible now, but the request may wait.
     pub(super) fn place(&mut self, tenant: TenantId) -> Result<(u32, Place), Option<Refusal>> {
         let known = self.tenants.get(&tenant).ok_or(Some(Refusal::Failed))?;
         let index = known.indices.lowest();
@@ -199,7 +200,7 @@ impl Core {
         }
     }
 
-    /// Places without an owner no longer have a piece, and get a new, zeroed one at their next use, so they need no
+    /// Places without an owner no longer have a piece, and get a new, zeroed piece at their next use, so they need no
     /// scrubbing.
     pub(super) fn scrub(&mut self) -> bool {
         let mut any = false;
@@ -210,7 +211,7 @@ impl Core {
         any
     }
 
-    /// A request has one more place.
+    /// Records one more place for a request.
     fn occupy(&mut self, id: SessionId, tenant: TenantId, at: usize, index: u32, place: Place) {
         let by = Receiver { tenant, session: id };
         let piece = self.pieces.take(memory_of(place), by, &mut self.actions);
@@ -250,7 +251,7 @@ impl Core {
         Some((id, tenant))
     }
 
-    /// Assigns a meaning to the lowest free index of a tenant; the index has a place.
+    /// Assigns a meaning to the lowest free index of a tenant; the index already has a place.
     pub(super) fn put(&mut self, tenant: TenantId, body: Body, users: u64) {
         if let Some(known) = self.tenants.get_mut(&tenant) {
             let index = known.indices.take();
@@ -318,7 +319,7 @@ impl Core {
         self.send(id, FromOwner::Refused { request, reason });
     }
 
-    /// Withdraws a removed request. The process keeps chunks that were delivered until it frees them.
+    /// Withdraws a removed request. The process keeps chunks that were already delivered until it frees them.
     pub(super) fn withdraw(&mut self, id: SessionId, tenant: TenantId, pending: Pending) {
         if let Some(known) = self.tenants.get_mut(&tenant) {
             known.wanted -= u64::from(pending.wanted);
@@ -370,7 +371,7 @@ impl Core {
         }
         let Some(session) = self.sessions.get(&id) else { return false };
         let (Some(tenant), Some(pending)) = (session.tenant, session.pending.get(at)) else { return false };
-        // Only undelivered chunks may lack a piece: those of one message, and those that are being made.
+        // Only undelivered chunks may lack a piece: the chunks of one message, and chunks that are being made.
         let indices: Vec<u32> = pending.items[pending.delivered..].iter().map(|(_, index)| *index).collect();
         let of_it = |index: &u32| self.where_is(tenant, *index).is_some_and(|(other, _)| other == piece);
         let Some(index) = indices.into_iter().find(of_it) else { return false };

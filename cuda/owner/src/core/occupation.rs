@@ -1,11 +1,11 @@
-//! Processes that occupy the card without a turn: their work went past the gate, or was in flight when they ended the
+//! Processes that occupy the card without a turn: their work bypassed the gate, or was in flight when they ended the
 //! turn.
 //!
 //! NVML's report of each process's use of the card is read every second. Two decisions depend on it:
 //!
 //! - A tenant's turn exceeds its limit, and a process of another tenant occupied the card at two polls since that turn
-//!   began. That process is given up, and the tenant gets its limit once more. All samples of the second poll are from
-//!   the time after the first one, when the process had no turn.
+//!   began. That process is given up, and the tenant's limit is granted once more. All samples of the second poll are
+//!   from the time after the first one, when the process had no turn.
 //! - A process occupied the card at all polls for as long as its own tenant's limit, and had no turn in this time. It
 //!   is given up if another tenant has a turn: the limit also applies to work without a turn.
 
@@ -17,7 +17,7 @@ use super::given_up::Reason;
 use super::types::{SessionId, User};
 use vram::TenantId;
 
-/// Number of polls during a turn that prove that a process occupies the card past the gate.
+/// Number of polls during a turn that prove that a process occupies the card without passing the gate.
 const MIN_LOOKS: usize = 2;
 
 /// The last polls, and their consequences.

@@ -13,14 +13,14 @@ use vram::TenantId;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Use {
-    /// Being made for the stock.
+    /// The piece is being made for the stock.
     Stocking,
-    /// In the stock, not yet seen by a tenant.
+    /// The piece is in the stock, and no tenant has seen it.
     Stocked,
-    /// Given to, or being made for, a tenant; `count` chunks and moves hold it. If `only` is unset, several of its
-    /// processes have it, or had it.
+    /// The piece was given to, or is being made for, a tenant; `count` chunks and moves hold it. If `only` is unset,
+    /// several of the tenant's processes have it, or had it.
     Held { by: TenantId, only: Option<SessionId>, count: u32 },
-    /// Kept for the next use by its process.
+    /// The piece is kept for the next use by its process.
     Parked,
 }
 
@@ -44,7 +44,7 @@ struct Piece {
     ready: bool,
 }
 
-/// Pieces made for the stock at a time: an urgent request waits for these.
+/// Maximum number of pieces made for the stock at a time: an urgent request waits for these pieces.
 const STOCKING_MOST: usize = 2;
 
 /// All pieces of a card.
@@ -52,18 +52,18 @@ const STOCKING_MOST: usize = 2;
 pub(super) struct Pieces {
     pieces: BTreeMap<PieceId, Piece>,
     stock: BTreeSet<PieceId>,
-    /// Being made for the stock.
+    /// Number of pieces that are being made for the stock.
     stocking: usize,
     parked: BTreeMap<SessionId, Vec<PieceId>>,
     next: u64,
-    /// Maximum number of host pieces, and their present number.
+    /// Maximum number of host pieces, and their current number.
     host_most: u32,
     host: u32,
     /// Number of host pieces to make in advance.
     ready_host: u32,
     /// Pieces of the card that tenants had and that are being released: the tenant, and whether it reported that.
     given_up: BTreeMap<PieceId, (TenantId, bool)>,
-    /// The pieces that are now released belong to a program whose connection has ended.
+    /// Set if the pieces that are now released belong to a program whose connection has ended.
     pub(super) ends: bool,
 }
 
@@ -80,7 +80,7 @@ impl Pieces {
         PieceId(self.next)
     }
 
-    /// Returns a piece for a process, held once: one that the process had, one of the stock, or a new one.
+    /// Returns a piece for a process, held once: a piece that the process had, a piece of the stock, or a new one.
     pub(super) fn take(&mut self, memory: Memory, by: Receiver, actions: &mut Vec<Action>) -> PieceId {
         self.take_some(memory, by, true, actions)
     }
@@ -198,7 +198,7 @@ impl Pieces {
             && self.host < self.host_most
     }
 
-    /// Returns the pieces that are being made for the stock.
+    /// Returns the number of pieces that are being made for the stock.
     #[cfg(test)]
     pub(super) fn stocking(&self) -> usize {
         self.stocking
@@ -216,7 +216,7 @@ impl Pieces {
         self.parked.keys().copied().collect()
     }
 
-    /// Returns the pieces of a memory.
+    /// Returns the number of pieces of a memory.
     pub(super) fn count(&self, memory: Memory) -> usize {
         self.pieces.values().filter(|piece| piece.memory == memory).count()
     }
@@ -237,7 +237,8 @@ impl Pieces {
         }
     }
 
-    /// Returns the tenant that released a piece of the card, and whether it had reported the release; reported once.
+    /// Returns the tenant that released a piece of the card, and whether it had reported the release. Each release is
+    /// returned once.
     pub(super) fn given_up(&mut self, id: PieceId) -> Option<(TenantId, bool)> {
         self.given_up.remove(&id)
     }

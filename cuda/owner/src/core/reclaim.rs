@@ -18,13 +18,13 @@ pub(super) struct Reclaims {
     order: u32,
     /// Time of the last order.
     since: Option<u64>,
-    /// It has not answered that order.
+    /// Set if the process has not answered that order.
     is_owed: bool,
 }
 
 impl Core {
     /// Requests empty chunks from processes of one tenant or of all, except `asking` itself. Returns true while answers
-    /// may come.
+    /// may arrive.
     pub(super) fn reclaim(&mut self, of: Option<TenantId>, asking: Option<SessionId>) -> bool {
         let clock = self.clock;
         let concerned = |(id, session): &(&SessionId, &mut Session)| {

@@ -22,25 +22,25 @@ use vram::{Error, MoveId, Step, TenantId};
 /// Maximum size of a batch in bytes: large enough for the link's full rate, and small enough that memory changes hands
 /// soon.
 const BATCH_BYTES: u64 = 256 << 20;
-/// Maximum number of batches of a process at a time.
+/// Maximum number of concurrent batches of a process.
 const BATCHES_MOST: usize = 6;
-/// A process with more moves than this gets no new ones: one new batch for each that ends would shrink the batches to
-/// one chunk each.
+/// A process with more batches than this gets no new ones: starting one new batch for each that ends would shrink the
+/// batches to one chunk each.
 const BATCHES_FEW: usize = 3;
 /// Maximum number of plans per event.
 const MAX_PLANS_PER_EVENT: u32 = 8;
-/// Time for which a process that declined to quiesce is left alone, in ns.
+/// Time in ns during which a process that declined to quiesce gets no new order.
 const DECLINED_NS: u64 = 500_000_000;
 /// Initial time in microseconds after which a process should decline instead of continuing to drain; doubled each time.
 const QUIESCE_US: u32 = 2_000_000;
-/// Maximum excess of declined over completed orders, for as long as its tenant's work may run: a process beyond both
-/// keeps memory from others, and is stuck.
+/// Maximum excess of declined over completed orders, tolerated for as long as its tenant's work may run: a process
+/// beyond both limits keeps memory from others, and counts as stuck.
 const DECLINES_MOST: u32 = 6;
 
 /// A move of a chunk.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Item {
-    /// The move in the accounts; none for a piece that moves to the memory of its chunk's place.
+    /// The move in the accounts; `None` for a piece that moves to the memory of its chunk's place.
     id: Option<MoveId>,
     tenant: TenantId,
     index: u32,
@@ -53,7 +53,7 @@ pub(super) struct Item {
 enum Stage {
     /// Its destinations are being made, or the process is not quiescent.
     Waiting,
-    /// Being copied.
+    /// It is being copied.
     Copying(BatchId),
 }
 
@@ -79,9 +79,9 @@ pub(super) struct Relocation {
     redirecting: VecDeque<Vec<Item>>,
     /// Time since which the process owes an answer.
     since: Option<u64>,
-    /// It has redirected all that was requested.
+    /// Set if the process has redirected all requested chunks.
     complied: bool,
-    /// It has declined a part of the order, which counts once.
+    /// Set if the process has declined a part of the order; an order counts once.
     declined: bool,
 }
 
@@ -154,7 +154,7 @@ impl Core {
         self.residency.plan(&self.table, now, demand).steps
     }
 
-    /// Begins a step: takes the destination. Returns `None` if the step is already done, or impossible now.
+    /// Begins a step: takes the destination's place. Returns `None` if the step is already done, or impossible now.
     fn begin(
         &mut self,
         step: Step,
@@ -164,7 +164,8 @@ impl Core {
         let Step { vm: tenant, index, .. } = step;
         match self.tenants.get(&tenant)?.bodies.get(&index)? {
             Body::Fixed => {
-                // The piece is where the driver put it: only the accounts change, and only towards the real state.
+                // The piece already is where the driver put it: only the accounts change, and only towards the real
+                // state.
                 if step.to == vram::To::Card {
                     self.account_for(step);
                 }
@@ -172,7 +173,7 @@ impl Core {
             }
             Body::Chunk { .. } if self.misplaced.get(&(tenant, index)) == Some(&true) => None,
             Body::Chunk { .. } if self.misplaced.contains_key(&(tenant, index)) => {
-                // The piece is already there.
+                // The piece is already at the destination.
                 if self.account_for(step) {
                     self.misplaced.remove(&(tenant, index));
                 }
@@ -205,7 +206,7 @@ impl Core {
         }
     }
 
-    /// Makes the accounts follow a piece that is already there; returns whether they could.
+    /// Updates the accounts for a piece that is already at its destination; returns true on success.
     pub(super) fn account_for(&mut self, step: Step) -> bool {
         let Ok(Some(moves)) = self.start(step) else { return false };
         self.table.commit_move(moves.id);
@@ -310,8 +311,8 @@ impl Core {
         self.decline(id);
     }
 
-    /// Handles a process that declined all or part of an order: it is left alone for a while. A process that only
-    /// declines is stuck.
+    /// Handles a process that declined all or part of an order: it gets no orders for a while. A process that only
+    /// declines counts as stuck.
     fn decline(&mut self, id: SessionId) {
         let (clock, patience) = (self.clock, self.config.patience_ns);
         let Some(session) = self.sessions.get_mut(&id) else { return };
@@ -336,7 +337,7 @@ impl Core {
         }
     }
 
-    /// Copies all chunks that can be copied, and resumes the process when none is left.
+    /// Copies all chunks that can be copied, and resumes the process when no chunk is left.
     fn go_on(&mut self, id: SessionId) {
         self.forget_freed(id);
         let Some(relocation) = self.relocations.get_mut(&id).filter(|relocation| relocation.quiet) else { return };
@@ -363,7 +364,7 @@ impl Core {
         self.actions.extend(copies);
     }
 
-    /// Chunks that a process frees before the copy do not move.
+    /// Removes chunks from a move that their process frees before the copy.
     fn forget_freed(&mut self, id: SessionId) {
         let Some(relocation) = self.relocations.get_mut(&id).filter(|relocation| relocation.quiet) else { return };
         let table = &self.table;
@@ -419,8 +420,8 @@ impl Core {
         }
         self.give_back(rest);
         if declines {
-            // It cannot do this now, usually because its program is about to end. An immediate repetition of the copy
-            // does not help.
+            // The process cannot redirect chunks now, usually because its program is about to end. Repeating the copy
+            // immediately does not help.
             self.decline(id);
         }
         self.needs_plan = true;
@@ -445,7 +446,7 @@ impl Core {
         self.relocations_done += 1;
         if !gone && let Some(Body::Chunk { piece, .. }) = self.body(tenant, index) {
             *piece = to;
-            // One hold is the chunk's, and one is the move's.
+            // The chunk has one hold, and the move has another.
             self.pieces.let_go(from, &mut self.actions);
         } else {
             self.pieces.let_go(to, &mut self.actions);
@@ -453,7 +454,7 @@ impl Core {
         self.pieces.let_go(from, &mut self.actions);
     }
 
-    /// Records that chunks do not move.
+    /// Records that chunks will not move.
     fn give_back(&mut self, items: Vec<Item>) {
         for item in items {
             match item.id {
@@ -465,7 +466,7 @@ impl Core {
         }
     }
 
-    /// A piece could not be moved to its chunk's place: this is retried later.
+    /// Records that a piece could not be moved to its chunk's place: the move is retried later.
     fn stays_misplaced(&mut self, item: &Item) {
         let is_it = self.where_is(item.tenant, item.index).is_some_and(|(piece, _)| piece == item.from);
         if let Some(moves) = self.misplaced.get_mut(&(item.tenant, item.index)).filter(|_| is_it) {
