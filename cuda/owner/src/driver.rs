@@ -33,14 +33,14 @@ pub struct Handle(pub u64);
 pub struct Address(pub u64);
 
 impl Address {
-    /// Returns the address this many bytes further.
+    /// Returns the address `bytes` bytes after this one.
     #[must_use]
     pub const fn plus(self, bytes: u64) -> Self {
         Self(self.0 + bytes)
     }
 }
 
-/// Queue of work. Each runs its work in order, concurrently with the others.
+/// A queue of work. Each queue runs its work in order, concurrently with the other queues.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Queue {
     /// Copies from the card to host memory.
@@ -49,7 +49,7 @@ pub enum Queue {
     In,
     /// Zeroing of memory of the card.
     Zero,
-    /// Zeroing of host memory, which takes as long as the link needs.
+    /// Zeroing of host memory, which is limited by the speed of the link.
     ZeroHost,
 }
 
@@ -65,11 +65,11 @@ pub struct Device {
     pub name: String,
     /// `cuDeviceGetUuid`.
     pub uuid: [u8; 16],
-    /// Bytes of the card's memory.
+    /// Size of the card's memory in bytes.
     pub total_bytes: u64,
-    /// Bytes that sizes and addresses of allocations are multiples of.
+    /// Granularity of sizes and addresses of allocations, in bytes.
     pub granularity: u64,
-    /// The driver can suspend a process and release its memory.
+    /// Set if the driver can suspend a process and release its memory.
     pub suspends: bool,
 }
 
@@ -104,9 +104,10 @@ pub enum DriverError {
 }
 
 impl DriverError {
-    /// The card was reset or has failed: the process's context is gone for good, and a new process is needed.
+    /// Returns true if the card was reset or has failed: the process's context is lost for good, and a new process is
+    /// needed.
     ///
-    /// The owner runs no code of its own on the card, so an error of a kernel among these is not its own.
+    /// The owner runs no code of its own on the card, so a kernel error among these codes is not caused by the owner.
     #[must_use]
     pub const fn is_card_lost(&self) -> bool {
         // CUDA_ERROR_DEVICE_UNAVAILABLE, ECC_UNCORRECTABLE, NVLINK_UNCORRECTABLE, CONTAINED, ILLEGAL_ADDRESS,
@@ -129,7 +130,7 @@ pub trait Driver: Send + Sync {
     /// Returns the card.
     fn device(&self) -> &Device;
 
-    /// Returns the free bytes of the card's memory.
+    /// Returns the number of free bytes of the card's memory.
     fn free_bytes(&self) -> Result<u64, DriverError>;
 
     /// Allocates physical memory that can be exported. Its contents are undefined.
@@ -138,7 +139,7 @@ pub trait Driver: Send + Sync {
     /// Exports a descriptor through which another process, or this one, imports the allocation.
     fn export(&self, handle: Handle) -> Result<OwnedFd, DriverError>;
 
-    /// Imports the allocation of a descriptor, which another process may hold as well.
+    /// Imports the allocation that a descriptor names; another process may hold it as well.
     fn import(&self, descriptor: BorrowedFd<'_>) -> Result<Handle, DriverError>;
 
     /// Releases a handle. The memory is free when it has no handle, descriptor or mapping left.
@@ -147,7 +148,7 @@ pub trait Driver: Send + Sync {
     /// Reserves addresses.
     fn reserve(&self, bytes: u64) -> Result<Address, DriverError>;
 
-    /// Maps a whole allocation at reserved addresses with nothing mapped, and lets the card read and write it.
+    /// Maps a whole allocation at reserved, unmapped addresses, and lets the card read and write it.
     fn map(&self, at: Address, bytes: u64, handle: Handle) -> Result<(), DriverError>;
 
     /// Returns the memory of a mapped allocation.
@@ -165,7 +166,7 @@ pub trait Driver: Send + Sync {
     /// Waits until all queued work is done.
     fn finish(&self, queue: Queue) -> Result<(), DriverError>;
 
-    /// Suspends a process: its work ends, its memory of the card is copied to host memory and freed.
+    /// Suspends a process: its work ends, and its memory on the card is copied to host memory and freed.
     fn suspend(&self, pid: u32) -> Result<(), DriverError>;
 
     /// Resumes a suspended process.

@@ -18,7 +18,7 @@ const EVENTS_MOST: usize = 2000;
 /// Maximum number of connections at a time.
 const CONNECTIONS_MOST: usize = 6;
 
-/// Numbers from the input; zeros after its end.
+/// Reads numbers from the input, and zeros after its end.
 struct Input<'a>(&'a [u8]);
 
 impl Input<'_> {
@@ -43,7 +43,7 @@ impl Input<'_> {
     }
 }
 
-/// A process in the owner's view.
+/// A process as the owner sees it.
 #[derive(Default)]
 struct Program {
     tenant: Option<u32>,
@@ -318,7 +318,7 @@ fn play(data: &[u8]) -> BTreeSet<String> {
             0 => world.connect(&mut input),
             1 => {
                 let sessions: Vec<_> = world.programs.keys().copied().collect();
-                // Two of three remain.
+                // Two of three programs remain connected.
                 if let Some(&session) = sessions.get(input.below(3 * sessions.len())) {
                     world.programs.remove(&session);
                     world.event(Event::Gone { session });
@@ -397,7 +397,7 @@ fn tenant(input: &mut Input<'_>, folder: &Path) -> Tenant {
             max_run_ns: (input.byte() & 1 == 0).then(|| input.number()),
         },
         suspends: input.byte() & 1 == 0,
-        // Sometimes a name that cannot be bound.
+        // Sometimes use a name that cannot be bound.
         socket: folder.join(if input.byte() == 255 { "none/socket".into() } else { format!("socket-{name}") }),
         mode: 0o600,
         uid: None,
@@ -486,7 +486,7 @@ mod tests {
         let mut heard = BTreeSet::new();
         corpus("owner_protocol", |data| heard.extend(play(data)));
         corpus("owner_control", control);
-        // A corpus that reaches nothing would find nothing.
+        // A corpus that reaches no code would find no bugs.
         for kind in [
             "Welcome",
             "Granted",

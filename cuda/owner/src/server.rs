@@ -93,7 +93,7 @@ struct Notes {
 impl Notes {
     fn put(&self, note: Note) {
         if self.sender.send(note).is_ok() {
-            // A full counter has already been signalled.
+            // If the counter is full, the serving thread has already been signalled.
             let _ = rustix::io::write(&*self.bell, &1u64.to_ne_bytes());
         }
     }
@@ -241,7 +241,7 @@ struct Serving {
     sessions: BTreeMap<SessionId, Connection>,
     outboxes: Outboxes,
     limits: Limits,
-    /// For each tenant, the connection that was read last.
+    /// The last connection that was read, for each tenant.
     heard: BTreeMap<Cause, SessionId>,
     /// Time from which connections are accepted, in ns since `start`.
     accepts_from: u64,
@@ -265,7 +265,7 @@ impl Serving {
         while !self.stopping {
             let ready = self.wait();
             self.take_notes();
-            // A different process that holds such a connection is not the accepted one.
+            // If another process holds such a connection, it is not the accepted process.
             for session in self.peers.ended() {
                 self.lose(session);
             }

@@ -22,18 +22,19 @@ pub(super) struct Pending {
     pub(super) request: u32,
     /// Chunks that still need a place.
     pub(super) wanted: u32,
-    /// Holders: each process's number for it, and its index.
+    /// Chunks of the request: the process's number for each, and its index.
     pub(super) items: Vec<(ChunkId, u32)>,
-    /// Number of chunks reported to the process, from the first on. They do not move until the request is answered.
+    /// Number of chunks reported to the process, from the first on. These chunks do not move until the request is
+    /// answered.
     pub(super) delivered: usize,
-    /// Number of its pieces that do not exist yet.
+    /// Pieces of the request that do not exist yet.
     pub(super) missing: BTreeSet<PieceId>,
-    /// Time of its arrival.
+    /// Time at which the request arrived.
     pub(super) since: u64,
 }
 
 impl Pending {
-    /// Returns true if a chunk belongs to the request. Numbers of chunks rise.
+    /// Returns true if a chunk belongs to the request. Chunk numbers are ascending.
     pub(super) fn holds(&self, chunk: ChunkId) -> bool {
         self.items.binary_search_by_key(&chunk, |(id, _)| *id).is_ok()
     }
@@ -62,16 +63,17 @@ pub(super) struct Session {
     pub(super) adopting: BTreeMap<ChunkId, PieceId>,
     /// Chunks that it had under an earlier owner.
     pub(super) adopted: BTreeSet<ChunkId>,
-    /// Set if more such chunks follow.
+    /// Set if the process will report more such chunks.
     pub(super) adopts: bool,
     /// Number of the turn since which its gate is open.
     pub(super) run: Option<u32>,
     pub(super) run_since: u64,
     /// The limits of its work in flight and of its idleness, as last sent to it.
     pub(super) told: (u32, u32),
-    /// It has encountered a closed gate.
+    /// Set if a thread of the process has encountered a closed gate.
     pub(super) waiting: bool,
-    /// Its process is stopped, and the turn with this number ended without its answer. It gets no turn before that.
+    /// Number of the turn that ended without an answer, because the process is stopped. The process gets no turn before
+    /// it answers.
     pub(super) stopped_in: Option<u32>,
     pub(super) turn: u32,
     pub(super) order: u32,
@@ -82,9 +84,9 @@ pub(super) struct Session {
     /// Time of its last message about memory that it had under an earlier owner.
     pub(super) adopts_since: u64,
     pub(super) reclaims: Reclaims,
-    /// Time of the request to the driver to suspend it, until the driver confirms the suspension.
+    /// Time at which the driver was asked to suspend the process; unset once the driver has confirmed it.
     pub(super) suspends: Option<u64>,
-    /// The owner has given it up: it has no turn and no memory, and its messages are ignored.
+    /// Set if the owner has given the process up: it has no turn and no memory, and its messages are ignored.
     pub(super) stuck: bool,
 }
 
@@ -180,7 +182,7 @@ impl Core {
     pub(super) fn said(&mut self, id: SessionId, message: FromTenant, pieces: Vec<PieceId>) {
         let Some(session) = self.sessions.get(&id) else { return self.drop_all(pieces) };
         if session.stuck {
-            // It has nothing left, and gets nothing.
+            // The process has no memory left, and gets none.
             return self.drop_all(pieces);
         }
         let Some(tenant) = session.tenant else {
@@ -223,7 +225,7 @@ impl Core {
         self.drop_all(pieces);
     }
 
-    /// Ends a connection for a reason.
+    /// Ends a connection, and reports the reason.
     pub(super) fn end(&mut self, session: SessionId, why: End) {
         self.send(session, FromOwner::Goodbye(why));
         self.actions.push(Action::Close { session });
@@ -304,7 +306,7 @@ impl Core {
         self.needs_plan = true;
     }
 
-    /// Handles a process that holds the card or its memory and does not answer: it loses both now.
+    /// Handles a process that holds the card or its memory and does not answer: the process loses both now.
     pub(super) fn stuck(&mut self, id: SessionId, reason: Reason) {
         let Some(session) = self.sessions.get(&id).filter(|session| !session.stuck) else { return };
         let (pid, Some(tenant)) = (session.pid, session.tenant) else { return };

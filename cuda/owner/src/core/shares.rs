@@ -9,10 +9,10 @@ use vram::TenantId;
 pub(super) const SHARES_MOST: usize = 1 << 16;
 /// Maximum number of chunks that all tokens of a tenant name together.
 const NAMED_MOST: usize = 1 << 18;
-/// Tokens that are examined with each new one. Two are enough to keep stale tokens from remaining the majority.
+/// Number of tokens that are examined for each new one. Two are enough to keep stale tokens from becoming the majority.
 const SWEPT_AT_ONCE: usize = 4;
 
-/// A chunk in a token: its index, and the number of the chunk that had the index then.
+/// A chunk in a token: its index, and the number of the chunk that used the index when the token was made.
 pub(super) type Named = (u32, u64);
 
 /// The tokens of one tenant.
@@ -23,7 +23,7 @@ struct Own {
     by_chunks: HashMap<Vec<Named>, Share>,
     /// All tokens, in the order in which they are examined.
     ring: VecDeque<Share>,
-    /// Total number of chunks that they name.
+    /// Total number of chunks that the tokens name.
     named: usize,
 }
 

@@ -1,10 +1,11 @@
 //! Processes that are stopped while their gates are open: by a signal, a debugger, or a freezer such as `docker pause`.
 //!
-//! A stopped process submits nothing and cannot answer. Its turn overruns, so the others do not wait for it. The turn
-//! ends when the process has no work in flight on the card: NVML's counts show no work of it between two polls after
-//! the recall. Without NVML the turn ends at the tenant's limit. The process is not given up for this: it reads the
-//! recall when it runs again, and gets its next turn after its answer. If it has left a kernel in flight, `occupation`
-//! finds it; if it holds memory that another tenant needs, `relocate` treats it like any process that does not answer.
+//! A stopped process submits nothing and cannot answer. Its turn overruns, so the other tenants do not wait for it. The
+//! turn ends when the process has no work in flight on the card: NVML's counts show no work of it between two polls
+//! after the recall. Without NVML the turn ends at the tenant's limit. The process is not given up for this: it reads
+//! the recall when it runs again, and gets its next turn after its answer. If it has left a kernel in flight,
+//! `occupation` finds it; if it holds memory that another tenant needs, `relocate` treats it like any process that does
+//! not answer.
 
 use super::Core;
 use super::given_up::Reason;
@@ -12,7 +13,7 @@ use super::types::{Action, SessionId, User};
 use std::collections::BTreeSet;
 
 impl Core {
-    /// Checks if processes are stopped whose turns overrun, and that had no work on the card since the previous poll.
+    /// For overrunning turns without work on the card since the previous poll, checks if their processes are stopped.
     pub(super) fn look_at_idle_overruns(&mut self, users: &[User]) {
         let occupants: BTreeSet<u32> = users.iter().filter(|user| user.occupies).map(|user| user.pid).collect();
         let idle = std::mem::take(&mut self.idle_overruns);

@@ -130,7 +130,7 @@ fn retired_tenant_releases_programs_memory_and_name() {
         world.pass(1_000 * MS);
         world.check();
         assert_eq!((world.core.tenant("one"), world.places(two)), (None, (6, 0)), "kills: {kills}");
-        // Its name and its guarantee are free.
+        // The name and the guarantee of the removed tenant are free.
         let all = Limits { guarantee: 2, ..Limits::default() };
         world.core.add_tenant(spec("one", 8, all)).expect("it may be");
         let again = world.connect("one");
@@ -336,7 +336,7 @@ fn host_memory_is_not_pinned_ahead_while_chunks_move() {
     for round in 0..2000 {
         let (before, short) = (world.core.pieces.stocking(), world.core.pieces.is_short());
         if round % 2 == 0 {
-            // Each step takes long.
+            // Each step takes a long time.
             world.now += 50 * MS;
             world.event(Event::Tick);
         } else {
@@ -362,7 +362,7 @@ fn a_program_that_declines_keeps_running_and_is_asked_again() {
     world.programs.get_mut(&one).expect("there").mute = true;
     let two = world.connect("two");
     world.ask(two, 1, 4);
-    // It also does not report whether it has empty chunks.
+    // The program also does not report whether it has empty chunks.
     world.pass(50 * MS);
     let order = world.programs[&one].quiet.expect("it is asked to be quiet");
     let program = world.programs.get_mut(&one).expect("there");

@@ -46,7 +46,7 @@ impl Core {
 
     fn grant(&mut self, tenant: TenantId) {
         if !self.turns.has_turn(tenant) {
-            // The tenant was removed after the decision.
+            // The tenant was removed after the order was given.
             return;
         }
         self.residency.worked(tenant, self.clock);
@@ -161,7 +161,7 @@ impl Core {
             return;
         }
         if session.run != Some(turn) {
-            // It stopped by itself while new terms were in transit: the new terms apply.
+            // The process stopped by itself while new terms were in transit: the new terms apply.
             return;
         }
         (session.run, session.waiting) = (None, waiting);
@@ -173,7 +173,7 @@ impl Core {
     }
 
     /// A turn that was recalled is about to end: notifies the next tenant, so that the card idles as briefly as
-    /// possible. If the next tenant's work came before the end, the hardware would switch back and forth between the
+    /// possible. If the next tenant's work started before the end, the hardware would switch back and forth between the
     /// two.
     pub(super) fn ending(&mut self, id: SessionId, tenant: TenantId, turn: u32, in_us: u32) {
         let is_it = self.sessions.get(&id).is_some_and(|session| session.run == Some(turn));
@@ -257,8 +257,8 @@ impl Core {
                 working.push(tenant);
             }
             if self.turns.has_turn(tenant) {
-                // Kernels' reads over the link are not counted: assume for each poll all memory that is there. Memory
-                // beyond its quota cannot return, with or without quanta.
+                // Kernels' reads over the link are not counted: assume for each poll that they read all memory in host
+                // memory. Memory beyond the tenant's quota cannot return, with or without quanta.
                 let may_return = account.limits.quota.saturating_sub(account.placed);
                 over_link += u64::from(account.host.min(may_return)) * bytes;
             }

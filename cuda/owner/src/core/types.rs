@@ -5,11 +5,11 @@ use cuda_protocol::{FromOwner, FromTenant};
 use sched::VgpuParams;
 use vram::{Limits, TenantId};
 
-/// A connection of a process, as the server numbers them. A number is not used again.
+/// A connection of a process, as the server numbers them. Numbers are never reused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct SessionId(pub u64);
 
-/// One physical allocation of a chunk's size. A number is not used again.
+/// One physical allocation of a chunk's size. Numbers are never reused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PieceId(pub u64);
 
@@ -30,11 +30,11 @@ pub enum OnStuck {
 /// An operator's settings of a tenant.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TenantSpec {
-    /// Its name, which programs use.
+    /// Name by which programs identify the tenant.
     pub name: String,
     /// User whose processes may belong to this tenant; root's always may.
     pub uid: Option<u32>,
-    /// Size of its memory, as it sees it, in bytes.
+    /// Size in bytes of the memory that the tenant sees.
     pub memory_bytes: u64,
     /// Parts of the card's memory and of host memory that it may have, in chunks.
     pub limits: Limits,
@@ -53,9 +53,9 @@ pub enum Event {
         session: SessionId,
         /// Process, according to the socket's credentials.
         pid: u32,
-        /// User, likewise.
+        /// User, from the same credentials.
         uid: u32,
-        /// The tenant whose own socket it is.
+        /// The tenant that the socket belongs to, if it is a tenant's own socket.
         tenant: Option<TenantId>,
     },
     /// A process has sent a message.
@@ -83,9 +83,9 @@ pub enum Event {
     Copied {
         /// The batch.
         batch: BatchId,
-        /// Set if they succeeded.
+        /// Set if the copies succeeded.
         done: bool,
-        /// Their duration, in ns.
+        /// Duration of the copies, in ns.
         ns: u64,
     },
     /// The driver has suspended a process, or could not.
@@ -106,7 +106,7 @@ pub enum Event {
     Looked {
         /// The process's connection.
         session: SessionId,
-        /// It is stopped, by a signal, a debugger or a freezer: none of its threads runs.
+        /// Set if the process is stopped by a signal, a debugger or a freezer: none of its threads runs.
         stopped: bool,
         /// Same as in [`Action::LookAt`].
         is_overdue: bool,
@@ -120,7 +120,7 @@ pub enum Event {
     Users {
         /// The other processes.
         users: Vec<User>,
-        /// Bytes of the owner.
+        /// Bytes of the card that the owner has.
         own: Option<u64>,
     },
     /// NVML or the driver do not list the processes that use the card any longer.
@@ -149,7 +149,7 @@ pub struct User {
     pub program: String,
     /// Bytes of the card that the process itself has, if known.
     pub bytes: Option<u64>,
-    /// It had work on the card since the previous poll.
+    /// Set if the process had work on the card since the previous poll.
     pub occupies: bool,
 }
 
@@ -171,10 +171,10 @@ pub struct Unaccounted {
 /// the tenant's limit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum OnStranger {
-    /// They are reported.
+    /// Report them.
     #[default]
     Report,
-    /// They are killed, if the owner may do so.
+    /// Kill them, if the owner has the right to.
     Kill,
 }
 
@@ -196,7 +196,7 @@ pub enum Action {
         piece: PieceId,
         /// Memory of the piece.
         memory: Memory,
-        /// It must be zeroed. Otherwise all of it is overwritten before a process sees it.
+        /// Set if the piece must be zeroed. Otherwise all of it is overwritten before a process sees it.
         zeroed: bool,
     },
     /// Map a piece that came from a tenant. Answered by [`Event::Made`].
@@ -213,7 +213,7 @@ pub enum Action {
     Copy {
         /// Identifies the answer.
         batch: BatchId,
-        /// From the first to the second.
+        /// Pairs of source and destination.
         pieces: Vec<(PieceId, PieceId)>,
         /// Memory of the destinations.
         to: Memory,
@@ -222,7 +222,7 @@ pub enum Action {
     LookAt {
         /// The process's connection.
         session: SessionId,
-        /// Its turn has exceeded its tenant's limit: it is given up unless it is stopped.
+        /// Set if its turn has exceeded its tenant's limit: the process is then given up unless it is stopped.
         is_overdue: bool,
     },
     /// Suspend a process. Answered by [`Event::Suspended`].
@@ -248,7 +248,7 @@ pub enum Action {
         /// The process's connection.
         session: SessionId,
     },
-    /// Poll without sleeping for a while: a turn is about to change hands, and the card idles until then.
+    /// Poll without sleeping for a while: a turn is about to change hands, and the card is idle until then.
     Attend {
         /// Duration of the polling, in ns.
         ns: u64,

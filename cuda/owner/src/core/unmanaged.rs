@@ -5,7 +5,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::Core;
 use super::types::{Action, OnStranger, UnmanagedProcess, User};
 
-/// Number of polls that must find a process before it counts as unmanaged: one that starts or ends may be found once.
+/// Number of polls that must find a process before it counts as unmanaged: a process that is starting or ending may be
+/// found once.
 const MIN_POLLS_PRESENT: u32 = 2;
 
 /// Unmanaged processes, each with the number of polls that found it.
@@ -13,7 +14,7 @@ const MIN_POLLS_PRESENT: u32 = 2;
 pub(super) struct UnmanagedProcesses(BTreeMap<u32, (UnmanagedProcess, u32)>);
 
 impl Core {
-    /// NVML has reported the processes that use the card, without the owner itself.
+    /// Handles NVML's list of the processes that use the card, without the owner itself.
     pub(super) fn users(&mut self, users: Vec<User>) {
         let served: BTreeSet<u32> = self.pids().chain(self.expected.iter().copied()).collect();
         let mut before = std::mem::take(&mut self.strangers.0);

@@ -25,21 +25,21 @@ pub struct TenantView {
     pub charged_ns: u64,
     /// Part of its turns in which its work was in flight, according to its own events, in ns.
     pub busy_ns: u64,
-    /// Part of that in which only copies were in flight, in ns.
+    /// Part of `busy_ns` in which only copies were in flight, in ns.
     pub copy_ns: u64,
     /// Number of counted submissions. A lone tenant's submissions are not counted.
     pub launches: u64,
-    /// It has the turn.
+    /// Set if the tenant has the turn.
     pub runs: bool,
     /// 99th percentile of its waits for turns, in ns.
     pub wait_p99_ns: u64,
     /// Reason for which it waits now.
     pub waits_for: Option<Wait>,
-    /// Time that it has waited for its memory quanta, in ns.
+    /// Total time that the tenant has waited for its memory quanta, in ns.
     pub quantum_wait_ns: u64,
-    /// Programs of it that were killed since they did not answer.
+    /// Number of its programs that were killed because they did not answer.
     pub killed: u64,
-    /// Number of its programs that could not be killed: they run without connection, turns and accounted memory.
+    /// Number of its programs that could not be killed: they run without a connection, turns and accounted memory.
     pub kill_failures: u64,
     /// Number of its programs that were suspended because they did not answer.
     pub suspended: u64,
@@ -53,7 +53,7 @@ pub struct TenantView {
     pub kept_bytes: u64,
     /// Total of this memory beyond the tenant's limits, in bytes.
     pub over_quota_bytes: u64,
-    /// Number of turns beyond their limit, and whether it is quarantined.
+    /// Number of turns that exceeded their limit, and whether the tenant is quarantined.
     pub strikes: (u32, bool),
 }
 
@@ -62,15 +62,15 @@ pub struct TenantView {
 pub struct CardView {
     /// Its memory, in chunks.
     pub memory: Summary,
-    /// Pieces that exist, on the card and in host memory.
+    /// Number of pieces that exist on the card, and in host memory.
     pub pieces: (usize, usize),
     /// Total duration of turns, in ns.
     pub turns_ns: u64,
-    /// Turns that were granted.
+    /// Number of granted turns.
     pub turns: u64,
-    /// Chunks that were moved.
+    /// Number of moved chunks.
     pub relocations: u64,
-    /// Orders that processes declined.
+    /// Number of orders that processes declined.
     pub declined: u64,
     /// Number of polls of NVML and the driver.
     pub looks: u64,
@@ -123,7 +123,7 @@ impl Core {
         self.residency.balancer().entitlements(&self.table, self.clock)
     }
 
-    /// Returns the turn with the card's memory, while tenants take turns.
+    /// Returns the holder of the card's memory quantum, while tenants take turns.
     #[must_use]
     pub fn memory_turn(&self) -> Option<&vram::Turn> {
         self.residency.turn()

@@ -21,7 +21,7 @@ pub enum Wait {
     Move,
     /// It has requested memory that it has not received.
     Memory {
-        /// Chunks that are missing.
+        /// Number of missing chunks.
         chunks: u64,
     },
     /// Another tenant has the card.

@@ -1,4 +1,4 @@
-//! A driver in this process, for tests: memory in files without a name, and every rule of the virtual memory functions.
+//! A driver in this process, for tests: memory in unnamed files, and every rule of the virtual memory functions.
 //!
 //! A call that the real driver would refuse, or that has undefined behaviour, panics: the owner never makes one.
 
@@ -56,7 +56,7 @@ impl Model {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Makes this many further allocations fail.
+    /// Makes the next `count` allocations fail.
     pub fn fail_creates(&self, count: u32) {
         self.lock().fail_creates = count;
     }

@@ -45,7 +45,7 @@ impl Real {
     /// Loads the library at `path` and opens the card of this number.
     ///
     /// # Errors
-    /// Errors of the loader or the driver.
+    /// If the loader or the driver fails.
     pub fn open(path: &Path, ordinal: u32) -> Result<Self, DriverError> {
         let functions = Functions::load(path)?;
         let f = &functions;
@@ -119,10 +119,10 @@ impl Real {
         Self::open(path, u32::try_from(found).unwrap_or(u32::MAX))
     }
 
-    /// Allocates memory of the card like a program, for this process's lifetime.
+    /// Allocates memory of the card like a program, for the rest of this process's life.
     ///
     /// # Errors
-    /// Errors of the driver.
+    /// If the driver fails.
     pub fn hold_plainly(&self, bytes: u64) -> Result<Address, DriverError> {
         self.enter()?;
         let mut at = 0;
@@ -157,7 +157,7 @@ impl Real {
         CUmemLocation { type_: CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE, id: self.ordinal }
     }
 
-    /// Makes the card's context current: calls may come from any thread.
+    /// Makes the card's context current: any thread may call the driver.
     fn enter(&self) -> Result<(), DriverError> {
         // SAFETY: the context was retained and is never released.
         check("cuCtxSetCurrent", unsafe { (self.functions.context_set)(self.context) })
@@ -211,7 +211,7 @@ impl Driver for Real {
         check("cuMemExportToShareableHandle", code)?;
         // SAFETY: the driver has made the descriptor for the caller.
         let descriptor = unsafe { OwnedFd::from_raw_fd(descriptor) };
-        // A program that the daemon starts does not need it.
+        // Programs that the daemon starts must not inherit the descriptor.
         let _ = rustix::io::fcntl_setfd(&descriptor, rustix::io::FdFlags::CLOEXEC);
         Ok(descriptor)
     }
@@ -274,7 +274,7 @@ impl Driver for Real {
 
     fn copy(&self, queue: Queue, to: Address, from: Address, bytes: u64) -> Result<(), DriverError> {
         self.enter()?;
-        // SAFETY: both are mapped allocations of the owner, which only the card accesses.
+        // SAFETY: both are mapped allocations of the owner, and only the card accesses them.
         let code = unsafe { (self.functions.copy)(to.0, from.0, bytes as usize, self.stream(queue)) };
         check("cuMemcpyAsync", code)
     }

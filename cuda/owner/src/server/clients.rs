@@ -21,7 +21,7 @@ const TENANT_MESSAGES_AT_ONCE: usize = 64;
 const TENANT_STEPS_AT_ONCE: u64 = 4096;
 
 impl Serving {
-    /// The tenant or user that a connection counts for.
+    /// Returns the tenant or user that a connection counts for.
     pub(super) fn cause_of(&self, session: SessionId) -> Option<Cause> {
         Some(match self.core.user_and_tenant(session)? {
             (_, Some(tenant)) => Cause::Tenant(tenant),
@@ -36,7 +36,7 @@ impl Serving {
         let socket = match rustix::net::accept_with(listener, flags) {
             Ok(socket) => socket,
             Err(Errno::MFILE | Errno::NFILE | Errno::NOBUFS | Errno::NOMEM) => {
-                // Processes that connect wait in the listener's queue.
+                // Processes that want to connect wait in the listener's queue.
                 self.accepts_from = self.now() + FULL_NS;
                 return self.warn(Some(Cause::User(0)), |left_out| {
                     tracing::warn!(left_out, "no descriptor for a connection: raise the limit of open files");
@@ -109,7 +109,7 @@ impl Serving {
             match connection.link.try_receive() {
                 Ok(received) => {
                     let greets = matches!(received.message, FromTenant::Hello(_));
-                    // It may have exited since it connected, and passed the connection to another process.
+                    // The process may have exited since it connected, and passed the connection to another process.
                     if greets && !self.peers.lives(session) {
                         self.lose(session);
                         return number;

@@ -12,7 +12,7 @@ const CONNECTIONS_MOST: usize = 2048;
 // TIMEOUT: the library sends it at once; a busy host may take a second to run it.
 pub(super) const SILENT_NS: u64 = 5_000_000_000;
 /// Time for which connections are not accepted after the system had no descriptor, in ns.
-// TIMEOUT: a connection ends in the meantime; a program that connects waits for this as it waits for the owner.
+// TIMEOUT: a connection may end in the meantime; a connecting program waits for this like it waits for the owner.
 pub(super) const FULL_NS: u64 = 100_000_000;
 /// Descriptors for other uses: logs, sockets, the driver's own files.
 const RESERVED_DESCRIPTORS: u64 = 128;
@@ -20,9 +20,9 @@ const RESERVED_DESCRIPTORS: u64 = 128;
 /// Division of the process's descriptors.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Limits {
-    /// Connections, each with two descriptors.
+    /// Maximum number of connections, each with two descriptors.
     pub(super) connections: usize,
-    /// Pieces of memory, each with one descriptor.
+    /// Maximum number of pieces of memory, each with one descriptor.
     pub(super) pieces: usize,
     /// Descriptors in flight to programs: half of the kernel's limit for one user, to leave some for other owners of
     /// the same user.
@@ -39,7 +39,7 @@ impl Limits {
 
     fn for_descriptors(descriptors: u64) -> Self {
         let connections = usize::try_from(descriptors / 16).unwrap_or(usize::MAX).clamp(4, CONNECTIONS_MOST);
-        // Processes that have left count like connected ones, and have one descriptor each.
+        // Processes that have left count like connected ones, and need one descriptor each.
         let pieces = descriptors.saturating_sub(RESERVED_DESCRIPTORS.min(descriptors / 4) + 3 * connections as u64);
         let count = |number: u64| usize::try_from(number).unwrap_or(usize::MAX);
         Self { connections, pieces: count(pieces), unread: count(descriptors / 2) }
@@ -55,8 +55,8 @@ impl Limits {
         Unread { all: self.unread, tenants }
     }
 
-    /// Decides about a new connection. If all places are taken, it takes the place of the oldest connection without
-    /// `Hello`: one of its own tenant or user if these have used up theirs, otherwise any.
+    /// Decides about a new connection. If all places are taken, it replaces the oldest connection without `Hello`: one
+    /// of its own tenant or user if they have used up their places, otherwise any.
     pub(super) fn admit(
         &self,
         connections: &BTreeMap<SessionId, Connection>,
@@ -81,9 +81,9 @@ impl Limits {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Admission {
     Admitted,
-    /// Another connection ends for it.
+    /// It replaces another connection, which ends.
     Replaces(SessionId),
-    /// Its tenant, or user, has the maximum number.
+    /// Its tenant or user already has the maximum number of connections.
     Refused,
 }
 

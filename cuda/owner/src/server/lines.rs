@@ -8,7 +8,7 @@ use vram::TenantId;
 const AT_ONCE: u64 = 10;
 /// Interval at which one more line may be written, in ns.
 const EACH_NS: u64 = 6_000_000_000;
-/// Maximum number of distinguished causes. Beyond it, the cause without lines for the longest time is forgotten.
+/// Maximum number of distinguished causes. Beyond this number, the cause that has been silent for longest is forgotten.
 const CAUSES_MOST: usize = 1024;
 
 /// Cause of a line.
@@ -22,7 +22,7 @@ pub(super) enum Cause {
 
 #[derive(Clone, Copy, Debug)]
 struct Count {
-    /// Time up to which the rate is used, in ns: the next line is omitted if that is too far ahead.
+    /// Time until which the rate is used up, in ns: the next line is omitted if this time is too far ahead.
     until: u64,
     left_out: u64,
 }

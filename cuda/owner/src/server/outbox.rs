@@ -2,9 +2,9 @@
 //!
 //! The kernel counts the descriptors that a user has sent and no process has received, and refuses more than the
 //! sender's limit of open files (`ETOOMANYREFS`). So the number of such descriptors is limited to less than that for
-//! each connection, each tenant and in total. A message beyond a limit waits here, as does one that does not fit into
-//! the socket: a process that does not read only delays messages to its own tenant. A full queue ends a connection only
-//! if its process does not read requested answers.
+//! each connection, each tenant and in total. A message beyond a limit waits here, like a message that does not fit
+//! into the socket: a process that does not read only delays messages to its own tenant. A full queue ends a connection
+//! only if its process does not read requested answers.
 //!
 //! UNSAFETY: queries the unread bytes of a socket, which no library does.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
@@ -16,15 +16,15 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
-/// Maximum number of messages without descriptors that wait for one process. The number of those with descriptors is
-/// limited by its chunks.
+/// Maximum number of messages without descriptors that wait for one process. The number of messages with descriptors is
+/// limited by the process's chunks.
 const WAITING_MOST: usize = 256;
 /// Maximum number of unread descriptors of one connection; beyond it the next message with descriptors waits.
 const UNREAD_MOST: usize = 256;
 /// The same limit for one tenant.
 const TENANT_UNREAD_MOST: usize = 4096;
 /// Time after which a deferred message is first retried, in ns; doubled after each retry.
-// TIMEOUT: a process that reads takes 256 descriptors in less; the maximum is a tenth of a second.
+// TIMEOUT: a process that reads takes 256 descriptors in less time; the longest delay is a tenth of a second.
 const AGAIN_NS: u64 = 1_000_000;
 /// Maximum number of doublings of that time.
 const DOUBLINGS_MOST: u32 = 6;
@@ -43,9 +43,9 @@ pub(super) struct Connection {
     /// Messages about turns, which do not wait for messages about chunks: other messages do not depend on their order.
     urgent: VecDeque<Packet>,
     waiting: VecDeque<Packet>,
-    /// Messages in `waiting` without descriptors.
+    /// Number of messages in `waiting` without descriptors.
     plain: usize,
-    /// Maximum number of descriptors that it has not read.
+    /// Upper bound of the descriptors that the process has not read.
     unread: usize,
     /// Number of failed attempts, and the time of the next one.
     tries: u32,
@@ -109,7 +109,7 @@ impl Outboxes {
             connection.plain += usize::from(packet.1.is_empty());
             connection.waiting.push_back(packet);
         }
-        // An attempt before it is due would fail again.
+        // An attempt before the due time would fail again.
         if !self.waiters.contains(&id) || is_urgent {
             self.flush(connections, id, bounds, now)?;
         }
@@ -154,7 +154,7 @@ impl Outboxes {
                         self.readers.insert(id);
                     }
                 }
-                // The cause may be others' descriptors, or the process's own: the owner cannot tell.
+                // The cause may be descriptors of other connections, or of this one: the owner cannot tell.
                 Err(LinkError::WouldBlock | LinkError::Crowded) => {
                     connection.again = now + (AGAIN_NS << connection.tries.min(DOUBLINGS_MOST));
                     connection.tries += 1;
@@ -196,7 +196,7 @@ impl Outboxes {
         self.waiters.remove(&id);
     }
 
-    /// Counts a connection for another tenant from now on.
+    /// Counts a connection for another tenant or user from now on.
     pub(super) fn belongs(&mut self, connection: &mut Connection, cause: Cause) {
         let unread = connection.unread;
         self.forget(connection);

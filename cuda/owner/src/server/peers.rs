@@ -45,10 +45,10 @@ pub(super) enum Refused {
     /// Another, unknown process uses the connection.
     #[error("the process that made the connection has exited: connect from the process that uses the card")]
     Exited,
-    /// It could not be signalled, or not be identified.
+    /// The process could not be signalled or identified.
     #[error("the process is in a PID namespace that the owner cannot see: run the daemon in the host's PID namespace")]
     Invisible,
-    /// The owner has given the process up, and it still runs.
+    /// The owner has given the process up, but the process still runs.
     #[error("the process was given up since it did not answer: end it")]
     GivenUp,
     /// The system does not identify the process.
@@ -63,16 +63,16 @@ struct Left {
     tenant: Option<TenantId>,
     looks: u32,
     signals: u32,
-    /// The owner has given it up: it is signalled at once, and never served again.
+    /// Set if the owner has given the process up: it is signalled at once, and never served again.
     given_up: bool,
-    /// The failure to signal it was reported.
+    /// Set if the failure to signal the process was reported.
     failed: bool,
 }
 
 /// Report about a process that the owner gave up or that has left.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum News {
-    /// It was sent SIGKILL, or could not be; with its tenant.
+    /// The process of this tenant was sent SIGKILL, or could not be.
     Signalled(Option<TenantId>, bool),
     /// A process that was given up has ended.
     Ended(u32),
@@ -91,7 +91,7 @@ pub(super) struct Peers {
 impl Peer {
     /// Returns the process at the other end of `socket`.
     pub(super) fn from_socket(socket: BorrowedFd<'_>) -> Result<Self, Refused> {
-        // SAFETY: all zeros are a value of it.
+        // SAFETY: all zeros are a valid value of the type.
         let mut named: libc::ucred = unsafe { std::mem::zeroed() };
         option(socket, libc::SO_PEERCRED, &mut named).map_err(Refused::System)?;
         let pid = Pid::from_raw(named.pid).ok_or(Refused::Invisible)?;
@@ -203,7 +203,7 @@ impl Peers {
         // One entry per process, however often it reconnects.
         if self.left.iter().all(|left| left.peer.pid != peer.pid || !left.peer.lives()) {
             let (given_up, failed) = (false, false);
-            // Each uses one of the owner's descriptors. Many at a time are not an accident.
+            // Each process uses one of the owner's descriptors. Many at a time are not an accident.
             let looks = if self.left.len() < LEFT_MOST { 0 } else { MAX_POLLS_AFTER_LEAVE };
             self.left.push(Left { peer, tenant, looks, signals: 0, given_up, failed });
         }
@@ -222,7 +222,7 @@ impl Peers {
         Some(peer)
     }
 
-    /// Returns the time of the next poll of those that have left, in ns.
+    /// Returns the time of the next poll of processes that have left, in ns.
     pub(super) fn next_look(&self) -> Option<u64> {
         (!self.left.is_empty()).then_some(LOOK_NS)
     }

@@ -4,7 +4,7 @@ use std::fs;
 use std::path::Path;
 
 /// Returns true if no thread of a process runs: it is stopped by a signal or a debugger (proc_pid_stat(5), states `T`
-/// and `t`), or its control group is frozen (`cgroup.events` of cgroup v2). False if that cannot be read.
+/// and `t`), or its control group is frozen (`cgroup.events` of cgroup v2). Returns false if the files cannot be read.
 pub(super) fn is_stopped(pid: u32) -> bool {
     let process = format!("/proc/{pid}");
     let read = |name: &str| fs::read_to_string(format!("{process}/{name}")).unwrap_or_default();

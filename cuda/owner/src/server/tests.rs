@@ -100,7 +100,7 @@ impl Program {
         self.chunks.lock().expect("whole").values().filter(|(place, _)| *place == cuda_protocol::Place::Host).count()
     }
 
-    /// Closes its connection; the caller keeps its chunks.
+    /// Closes the program's connection; the caller keeps its chunks.
     fn leave(mut self) -> Chunks {
         rustix::net::shutdown(&*self.link, rustix::net::Shutdown::Both).expect("shut down");
         self.thread.take().expect("once").join().expect("no panic");
@@ -142,7 +142,7 @@ fn listen(link: &Link, chunks: &Mutex<Chunks>, runs: &std::sync::atomic::AtomicU
     }
 }
 
-/// Waits for a condition, without a limit.
+/// Waits for a condition.
 fn until(what: &str, mut done: impl FnMut() -> bool) {
     // TIMEOUT: on an idle host all of this takes less than a second; a minute is for busy hosts.
     let limit = Instant::now() + Duration::from_secs(60);
@@ -287,7 +287,7 @@ fn program_that_reads_no_chunks_does_not_block_neighbour() {
         two.chunks.lock().expect("whole").clear();
         two.say(FromTenant::Free { chunks });
     }
-    // Once they read, they get all that they requested, without a loss.
+    // Once the programs read, they get all chunks that they requested, without a loss.
     let mut granted = vec![0; deaf.len()];
     until("all that was asked for comes", || {
         for (link, granted) in deaf.iter().zip(&mut granted) {

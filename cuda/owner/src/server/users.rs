@@ -26,7 +26,7 @@ const MIN_RETRY_DELAY: Duration = Duration::from_secs(1);
 // TIMEOUT: a driver that is replaced, or a card that is reset, is available again within minutes.
 const AGAIN_MOST: Duration = Duration::from_secs(60);
 
-/// Fraction of an NVML sample in which an occupying process had work on the card, in percent.
+/// Minimum part of an NVML sample during which an occupying process had work on the card, in percent.
 const OCCUPIES_PERCENT: u32 = 10;
 
 /// Maximum wait for the first poll.
@@ -137,7 +137,7 @@ fn watch(
         }
         let users = users(&device, &mut sampled)?;
         fails.none();
-        // The owner has a context: where it is not found, as in a container, other numbers are not valid either.
+        // The owner has a context: if NVML does not list it, as in a container, its other numbers are not valid either.
         let (mine, others): (Vec<_>, Vec<_>) = users.into_iter().partition(|user| user.pid == std::process::id());
         let own = !mine.is_empty();
         if own {
@@ -164,7 +164,8 @@ fn watch(
     }
 }
 
-/// Returns the processes that occupied the card since the time of `sampled`. If NVML does not report this, none did.
+/// Returns the processes that occupied the card since the time of `sampled`. Returns an empty set if NVML does not
+/// report this.
 fn occupants(device: &Device<'_>, sampled: &mut u64) -> BTreeSet<u32> {
     let samples = device.process_utilization_stats(*sampled).unwrap_or_default();
     *sampled = samples.iter().map(|sample| sample.timestamp).fold(*sampled, u64::max);

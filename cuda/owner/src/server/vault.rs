@@ -11,12 +11,12 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 pub(super) struct New {
     pub(super) piece: PieceId,
     pub(super) memory: Memory,
-    /// It must be zeroed.
+    /// Set if the piece must be zeroed.
     pub(super) zeroed: bool,
 }
 
 impl New {
-    /// Returns true if zeroing it takes less time than its wait for the card.
+    /// Returns true if zeroing the piece takes less time than the wait for the card.
     pub(super) fn is_quick(&self) -> bool {
         self.memory == Memory::Device && self.zeroed
     }
@@ -42,7 +42,7 @@ struct Physical {
 #[derive(Debug)]
 struct State {
     pieces: BTreeMap<PieceId, Physical>,
-    /// Set if it came with a message and is not mapped.
+    /// Descriptors of pieces that came with a message and are not mapped.
     received: BTreeMap<PieceId, OwnedFd>,
     /// Unmapped addresses of a chunk's size.
     free: Vec<Address>,
@@ -51,7 +51,7 @@ struct State {
 }
 
 impl State {
-    /// Descriptors of pieces.
+    /// Returns the number of descriptors of pieces.
     fn descriptors(&self) -> usize {
         self.pieces.len() + self.received.len()
     }
@@ -121,7 +121,7 @@ impl Vault {
         self.lock().pieces.get(&piece).map(|physical| physical.memory)
     }
 
-    /// Makes pieces of one memory. Waits for all that must be zeroed together.
+    /// Makes pieces of one memory. Waits once for all pieces that must be zeroed.
     pub(super) fn make(&self, pieces: Vec<New>) -> Vec<(New, Result<(), DriverError>)> {
         let begun: Vec<_> = pieces.into_iter().map(|new| (new, self.begin(new))).collect();
         let queues: BTreeSet<Queue> = begun.iter().filter_map(|(new, _)| new.queue()).collect();
@@ -192,8 +192,8 @@ impl Vault {
         }
     }
 
-    /// Releases pieces of the card. Returns the number of their bytes that are not free on the card afterwards: they
-    /// are still in use elsewhere, or another process has allocated as much in the meantime.
+    /// Releases pieces of the card. Returns the number of their bytes that are not free on the card afterwards: the
+    /// memory is still in use elsewhere, or another process has allocated the same amount in the meantime.
     pub(super) fn give_up(&self, pieces: &[PieceId]) -> u64 {
         let before = self.driver.free_bytes();
         pieces.iter().for_each(|piece| self.drop_piece(*piece));
@@ -248,7 +248,7 @@ impl Vault {
 }
 
 impl Drop for Vault {
-    /// Releases the owner's part of all pieces. Programs keep theirs, and bring them to the next owner.
+    /// Releases the owner's part of all pieces. Programs keep their parts, and bring them to the next owner.
     fn drop(&mut self) {
         let pieces = std::mem::take(&mut self.lock().pieces);
         for Physical { handle, at, descriptor, .. } in pieces.into_values() {

@@ -12,7 +12,7 @@ use std::thread::JoinHandle;
 use std::time::Instant;
 use vram::TenantId;
 
-/// Pieces that are released together, between two readings of the card's free memory.
+/// Maximum number of pieces that are released together, between two readings of the card's free memory.
 const GIVEN_UP_TOGETHER: usize = 64;
 /// Zeroed pieces of the card that are awaited together: zeroing one takes less time than its wait for the card.
 const MAX_ZEROED_PER_WAIT: usize = 16;
@@ -22,7 +22,7 @@ const MAX_ZEROED_PER_WAIT: usize = 16;
 enum Job {
     Make(New),
     Import(PieceId),
-    /// With the tenant that had it, and whether it had reported its release.
+    /// Releases a piece, with the tenant that had it, and whether the tenant had reported the release.
     Drop(PieceId, Option<(TenantId, bool)>),
     Copy(BatchId, Vec<(PieceId, PieceId)>, Queue),
 }
@@ -30,8 +30,8 @@ enum Job {
 /// Maximum number of processes that the driver suspends at a time.
 const SUSPENDING_MOST: usize = 16;
 
-/// The workers. Dropping them lets each complete its orders, and end, except suspensions: the driver waits without
-/// limit for a stopped process.
+/// The workers. On drop, each worker completes its orders and ends, except suspensions: the driver waits without limit
+/// for a stopped process.
 pub(super) struct Workers {
     card: Option<Sender<Job>>,
     host: Option<Sender<Job>>,
@@ -73,7 +73,7 @@ impl Workers {
         self.vault.cancel(piece);
         match memory {
             Some(memory) => put(self.maker(memory), Job::Drop(piece, by)),
-            // Either worker may be making it; the second one finds no order.
+            // Either worker may be making the piece; the second one finds no order.
             None => {
                 put(&self.card, Job::Drop(piece, None));
                 put(&self.host, Job::Drop(piece, None));
@@ -131,7 +131,7 @@ impl Drop for Workers {
 
 fn put(worker: &Option<Sender<Job>>, job: Job) {
     if let Some(worker) = worker {
-        // A worker only ends together with all others.
+        // A worker ends only together with all others.
         let _ = worker.send(job);
     }
 }

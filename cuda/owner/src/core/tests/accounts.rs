@@ -4,10 +4,10 @@ use super::*;
 
 /// Size of one context in bytes.
 const CONTEXT: u64 = 512 << 20;
-/// Bytes that are in use for no process without any tenant.
+/// Bytes in use that NVML counts for no process while no tenant exists.
 const IDLE: u64 = 483 << 20;
 
-/// Two tenants of eight chunks each on a card of 32.
+/// Creates two tenants of eight chunks each on a card of 32.
 fn small() -> World {
     let mut world = World::new(32, 8);
     world.core.set_margin(CHUNK);
@@ -24,7 +24,7 @@ fn pid(world: &World, session: SessionId) -> u32 {
     *all.iter().find(|pid| **pid == 100 + session.0 as u32).expect("it is served")
 }
 
-/// Reports these bytes of processes in addition to their contexts, and `lost` bytes without a process, as NVML does.
+/// Reports these bytes of processes in addition to their contexts, and `lost` bytes without a process, like NVML.
 fn look(world: &mut World, users: &[(u32, u64)], lost: u64) {
     let user = |&(pid, bytes): &(u32, u64)| User {
         pid,
@@ -43,8 +43,8 @@ fn twice(world: &mut World, users: &[(u32, u64)], lost: u64) {
     look(world, users, lost);
 }
 
-/// Returns the bytes of a tenant: of its processes beyond the account, kept, and beyond its quota; and the total number
-/// of its chunks.
+/// Returns the bytes of a tenant: its processes' bytes beyond the account, kept bytes, and bytes beyond its quota; and
+/// the total number of its chunks.
 fn past(world: &World, tenant: usize) -> (u64, u64, u64, u32) {
     let view = world.core.view().tenants.swap_remove(tenant);
     let beyond: u64 = view.unaccounted.iter().map(|one| one.bytes).sum();
@@ -95,7 +95,7 @@ fn process_beyond_tenant_quota_is_killed_when_configured() {
     assert_eq!(world.core.view().tenants[0].killed, 1);
 }
 
-/// A program frees this many chunks, some of which are missing.
+/// Makes a program free `count` chunks, `missing` bytes of which stay in use.
 fn frees(world: &mut World, session: SessionId, tenant: u32, count: usize, missing: u64) {
     let chunks: Vec<ChunkId> =
         world.programs.get_mut(&session).expect("there").chunks.keys().copied().take(count).collect();
@@ -160,7 +160,7 @@ fn tenant_is_not_charged_for_memory_of_uncertain_owner() {
     let pids = [one, two].map(|session| (pid(&world, session), 0));
     twice(&mut world, &pids, 0);
     let hidden = 3 * (8 << 20);
-    // Both end, and their memory is freed a little later: this much of it may belong to either.
+    // Both programs end, and their memory is freed a little later: `missing` bytes may belong to either.
     for tenant in [1, 2] {
         world.event(Event::Missing { tenant: vram::TenantId(tenant), sure: false, bytes: 8 * CHUNK });
     }
@@ -183,7 +183,7 @@ fn managed_memory_is_counted_only_by_its_request() {
     twice(&mut world, &pids, 0);
     world.say(one, FromTenant::Fix { request: 1, card: 0, kind: FixedKind::Managed, bytes: 6 * CHUNK });
     world.event(Event::Missing { tenant: vram::TenantId(1), sure: true, bytes: 8 * CHUNK });
-    // The maximum that the contexts of the program and the owner may take in addition.
+    // Maximum additional memory of the contexts of the program and the owner.
     let hidden = 2 * (8 << 20);
     twice(&mut world, &pids, 6 * CHUNK + hidden);
     assert_eq!(past(&world, 0), (0, 0, 0, 6), "it is counted by its request");

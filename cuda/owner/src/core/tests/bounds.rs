@@ -3,7 +3,7 @@
 use super::*;
 use cuda_protocol::{FixedKind, Hello, MAX_CHUNKS, MAX_EXPORTED, MAX_PENDING, Refusal, VERSION};
 
-/// Chunks of the largest card.
+/// Number of chunks of the largest card.
 const CHUNKS: u64 = (192 << 30) / CHUNK;
 /// Steps of an event that does the maximum of deferrable work, and of the message itself: see the table in
 /// `cuda-protocol`.
@@ -80,7 +80,7 @@ impl Bare {
         }
     }
 
-    /// Chunks of a process, according to its answers.
+    /// Returns the chunks of a process, according to its answers.
     fn chunks(&self, of: SessionId) -> Vec<ChunkId> {
         let granted = self.answers.iter().filter_map(|(session, message)| match message {
             FromOwner::Granted { chunks, .. } if *session == of => Some(chunks.iter().map(|chunk| chunk.id)),
@@ -101,7 +101,7 @@ fn whole_card_allocation_is_split_and_neighbour_waits_one_part() {
     bare.say(one, FromTenant::Allocate { request: 1, card: 0, chunks: CHUNKS as u32 });
     assert!(bare.makes.len() <= memory::MAKING_MOST as usize, "{} pieces before anybody else's", bare.makes.len());
     bare.say(two, FromTenant::Allocate { request: 1, card: 0, chunks: 4 });
-    // The neighbour's four chunks arrive after those of one part.
+    // The neighbour's four chunks arrive after the chunks of one part.
     let ahead = bare.makes.len();
     for _ in 0..ahead {
         let piece = bare.makes.pop_front().expect("counted");
@@ -239,7 +239,7 @@ fn costliest_message_of_each_kind_is_bounded_on_largest_card() {
     bare.say(one, FromTenant::Allocate { request: 1, card: 0, chunks: CHUNKS as u32 - 100 });
     bare.settle();
     let chunks = bare.chunks(one);
-    // The maximum numbers of tokens and of chunks in them.
+    // Create the maximum numbers of tokens and of chunks in them.
     for start in 0..400 {
         let chunks = chunks[start..start + MAX_EXPORTED].to_vec();
         bare.say(one, FromTenant::Export { request: 2, chunks });
@@ -275,7 +275,7 @@ fn costliest_message_of_each_kind_is_bounded_on_largest_card() {
         let name = format!("{message:?}");
         let steps = bare.say(one, message);
         let name = &name[..name.len().min(40)];
-        // An export visits its own chunks, and those of a few tokens.
+        // An export visits its own chunks, and the chunks of a few tokens.
         let most = EVENT_MOST + if name.starts_with("Export") { 6 * MAX_EXPORTED as u64 } else { 0 };
         assert!(steps <= most, "{name}: {steps} steps");
         bare.settle();
@@ -354,7 +354,7 @@ fn adopted_number_of_pending_request_is_rejected() {
         FromTenant::Hello(Hello { version: VERSION, pid: 1, instance: 1, tenant, program, adopts: true }),
     );
     let chunk = |id: u64, descriptor| Adopted { card: 0, id: ChunkId(id), place: Place::Device, descriptor };
-    // The only descriptor is the second chunk's.
+    // The only descriptor belongs to the second chunk.
     let piece = bare.core.piece_number();
     let message = FromTenant::Adopt { chunks: vec![chunk(5, false), chunk(6, true)], more: true };
     bare.event(Event::Said { session, message, pieces: vec![piece] });

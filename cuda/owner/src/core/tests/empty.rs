@@ -1,8 +1,8 @@
-//! Empty chunks that programs keep, and those that they have given up.
+//! Empty chunks that programs keep, and empty chunks that they have given up.
 
 use super::*;
 
-/// A world of two tenants that are refused chunks for which the card has no room.
+/// A world of two tenants that are refused chunks that do not fit on the card.
 fn refusing(card: u64) -> World {
     let mut world = World::new(card, 8);
     for name in ["one", "two"] {
@@ -62,7 +62,7 @@ fn a_program_that_does_not_answer_is_waited_for_once() {
 fn empty_chunks_of_another_program_serve_one_of_the_same_tenant() {
     let mut world = two(128, 8);
     let (first, second) = (world.connect("one"), world.connect("one"));
-    // The tenant's whole memory limit.
+    // Request the tenant's whole memory limit.
     world.ask(first, 1, 64);
     empty(&mut world, first, 10);
     world.ask(second, 1, 10);
@@ -92,7 +92,7 @@ fn chunks_freed_before_quiesce_are_not_copied() {
     world.ask(one, 1, 8);
     world.write(one);
     world.ask(two, 1, 1);
-    // It had an order a moment ago, and gets no other one before its memory moves. `World` checks each copy.
+    // The program has just received an order, and gets no other one before its memory moves. `World` checks each copy.
     empty(&mut world, one, 6);
     world.ask(two, 2, 5);
     world.pass(1_000 * MS);

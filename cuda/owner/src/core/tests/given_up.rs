@@ -14,7 +14,7 @@ fn two(card: u64, kills: bool) -> World {
     world
 }
 
-/// A program that fills the card and has the turn, and one that waits for both; the first does not answer.
+/// Sets up a program that fills the card and has the turn but does not answer, and a program that waits for both.
 fn held(world: &mut World) -> (SessionId, SessionId) {
     let one = world.connect("one");
     world.ask(one, 1, 8);
@@ -192,7 +192,7 @@ fn tenant_whose_work_exceeds_its_limit_is_quarantined() {
     world.core.release(id);
     world.settle();
     assert_eq!(world.core.view().tenants[0].strikes, (0, false));
-    // Its turns follow when it has paid for those that others had to share.
+    // The tenant gets turns again when it has paid for the time that the others had to share.
     let has_turn = (0..8_000).any(|_| {
         world.pass(5 * MS);
         world.programs[&one].run.is_some()

@@ -38,7 +38,7 @@ fn a_token_cannot_be_computed() {
         let chunks: Vec<_> = world.programs[&one].chunks.keys().copied().collect();
         world.say(one, FromTenant::Export { request: 2, chunks });
         let share = world.programs[&one].share.expect("shared");
-        // Another program knows the numbers, but not the keys.
+        // The other program knows the numbers, but not the keys.
         let other = world.connect("one");
         let mut guess = share;
         guess.0[31] ^= 1;
@@ -93,8 +93,8 @@ fn process_outside_owner_is_unmanaged_when_seen_twice() {
     assert_eq!(pids(&world), [0; 0]);
 }
 
-/// Runs a program that fills the card and does not answer, and one that needs memory, for `ms`; returns the fate of the
-/// first.
+/// Runs a program that fills the card and does not answer, and a program that needs memory, for `ms`; returns true if
+/// the first program still runs.
 fn mute_beside_one_in_need(suspends: Option<bool>, ms: u64) -> (World, bool) {
     let mut world = World::new(8, 16);
     world.suspends = suspends;
@@ -195,7 +195,7 @@ fn unreturned_slice_ends_at_limit_without_other_events() {
     world.say(two, FromTenant::Waiting { card: 0 });
     let limit = sched::VgpuParams::default().max_run_ns.expect("there is one");
     while world.now < 2 * limit && world.programs.contains_key(&one) {
-        // As in the server: only the wakeups that the owner requested.
+        // As in the server, use only the wakeups that the owner requested.
         world.now += world.core.next_wakeup().expect("the turn's end is awaited");
         world.event(Event::Tick);
         world.settle();
@@ -254,7 +254,7 @@ fn given_up_after(has_turns: bool) -> Option<u64> {
     let limit = sched::VgpuParams::default().max_run_ns.expect("there is one");
     let begin = world.now;
     while world.now - begin < 3 * limit {
-        // The owner's clock takes longer steps for a suspended host.
+        // The owner's clock takes longer steps if the host was suspended.
         for _ in 0..10 {
             world.now += 100 * MS;
             world.event(Event::Tick);

@@ -24,7 +24,7 @@ fn quantum_waits_for_memory_of_ending_program() {
     }
     world.pass(500 * MS);
     assert_eq!(world.places(one), (4, 4), "the card is shared");
-    // It maps nothing from now on.
+    // From now on this program maps nothing.
     world.programs.get_mut(&other).expect("there").ends = true;
     world.core.tune(config.time, config.balance, quanta, config.host_bytes).expect("it may be");
     world.pass(100 * MS);
@@ -45,7 +45,7 @@ fn quantum_waits_for_memory_of_ending_program() {
     assert_eq!(terms.idle_us, 10_000, "nobody else could use the card");
 }
 
-/// Two programs that do not fit together, with quanta of 20 s.
+/// Sets up two programs whose memory does not fit on the card together, with quanta of 20 s.
 fn two_that_take_turns() -> (World, [SessionId; 2]) {
     let mut world = two(16, 32);
     let config = world.core.config().clone();
@@ -70,7 +70,7 @@ fn wait_for_memory_of_others_is_bounded() {
     }
     let [first, other] = sessions;
     assert_eq!((world.places(first), world.places(other)), ((12, 0), (4, 8)));
-    // It maps nothing from now on.
+    // From now on this program maps nothing.
     world.programs.get_mut(&other).expect("there").ends = true;
     world.ask(first, 2, 2);
     world.pass(400 * MS);
@@ -124,7 +124,7 @@ fn quantum_holder_waiting_for_memory_is_not_idle() {
     world.say(session, FromTenant::Allocate { request: 2, card: 0, chunks: 2 });
     let usage = Usage::default();
     world.say(session, FromTenant::Stopped { card: 0, turn: run.turn, usage, waiting: false });
-    // Programs do nothing.
+    // The programs are idle.
     for _ in 0..40 {
         world.now += 10 * MS;
         world.event(Event::Tick);

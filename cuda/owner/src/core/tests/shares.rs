@@ -22,7 +22,7 @@ impl Busy {
     }
 }
 
-/// Lets the tenants work for `seconds`, and returns each one's part of the time of all slices, in permille.
+/// Lets the tenants work for `seconds`, and returns each tenant's part of the total slice time, in permille.
 fn shares(tenants: &[Busy], seconds: u64) -> (World, Vec<u64>) {
     let mut world = World::new(CARD, 512);
     let config = world.core.config().clone();

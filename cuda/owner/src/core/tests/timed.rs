@@ -11,29 +11,29 @@ const MS: u64 = 1_000 * US;
 const CHUNK: u64 = 16 << 20;
 /// Time to make a piece of the card.
 const MAKE: u64 = 130 * US;
-/// Time to zero a piece, which waits for a time slice of the card if others are at work there; several are waited for
-/// together.
+/// Time to zero a piece, including the wait for a time slice of the card if other programs are at work; several pieces
+/// wait together.
 const ZERO: u64 = MS;
 const ZEROED_PER_WAIT: u64 = 16;
-/// Pins host memory for a piece.
+/// Time to pin host memory for a piece.
 const PIN: u64 = 3_200 * US;
 /// Time to release a piece.
 const DROP: u64 = 73 * US;
-/// Time to copy a chunk over the link, with both directions in use.
+/// Time to copy a chunk over the link while both directions are in use.
 const COPY: u64 = 350 * US;
 /// Time to start a batch of copies, and to wait for its end.
 const COPY_BATCH: u64 = 60 * US;
-/// Time to unmap a chunk from a program's addresses, and to map one of the card there.
+/// Time to unmap a chunk from a program's addresses, and to map a chunk of the card there instead.
 const UNMAP: u64 = 35 * US;
 const MAP: u64 = 70 * US;
-/// Time to receive a message of the owner, and to answer.
+/// Time to receive a message from the owner, and to answer it.
 const WORD: u64 = 50 * US;
-/// Quiesces, and ends a turn.
+/// Time to quiesce and end a turn.
 const DRAIN: u64 = 2 * MS;
 /// Time to use an allocation for the first time, and to request more.
 const USE: u64 = 100 * US;
 
-/// An event at a set time.
+/// An event scheduled for a certain time.
 #[derive(Debug)]
 enum Next {
     Tell(Event),
@@ -50,7 +50,7 @@ enum Hand {
     Program(SessionId),
 }
 
-/// A program that requests one part of its memory after the other, each when its work on the previous one may run.
+/// A program that requests its memory in parts, each as soon as its work on the previous part may run.
 #[derive(Debug)]
 struct Fill {
     left: u32,
@@ -105,7 +105,7 @@ impl Timed {
         self.tell(Event::Said { session, message, pieces: Vec::new() });
     }
 
-    /// `next` happens when `hand` has worked for another `ns`.
+    /// Schedules `next` for the time when `hand` has worked for another `ns`.
     fn after(&mut self, hand: Hand, ns: u64, next: Option<Next>) {
         let busy = self.busy.entry(hand).or_default();
         *busy = (*busy).max(self.now) + ns;
@@ -188,7 +188,7 @@ impl Timed {
         self.after(Hand::Program(session), USE, Some(Next::Say(session, ask)));
     }
 
-    /// Returns true if a program has all that it requested.
+    /// Returns true if a program has received all memory that it requested.
     fn is_full(&self, session: SessionId) -> bool {
         self.fills.get(&session).is_some_and(|fill| fill.has && fill.left == 0)
     }
@@ -211,13 +211,13 @@ impl Timed {
         }
     }
 
-    /// Returns the total time for which programs have had the card.
+    /// Returns the total time for which programs have held the card.
     fn ran(&self) -> u64 {
         self.runs.values().map(|(since, sum)| sum + since.map_or(0, |since| self.now - since)).sum()
     }
 }
 
-/// Two tenants with this much host memory ready, turns of a second, and programs that have work.
+/// Sets up two tenants with this much host memory ready, turns of a second, and programs that have work.
 fn two_at_once(ready: u64) -> (Timed, [SessionId; 2]) {
     let mut config = CardConfig::new(640 * CHUNK);
     (config.host_bytes, config.host_ready_bytes) = (1024 * CHUNK, ready * CHUNK);
@@ -237,7 +237,7 @@ fn two_at_once(ready: u64) -> (Timed, [SessionId; 2]) {
     (timed, sessions)
 }
 
-/// The same programs, each of which fills four fifths of the card.
+/// Sets up the same programs, but each fills four fifths of the card.
 fn two_that_do_not_fit(ready: u64) -> Timed {
     let (mut timed, sessions) = two_at_once(ready);
     for request in 0..32 {
@@ -259,7 +259,7 @@ fn quantum_change_moves_memory_at_about_link_speed() {
     let changes = (timed.copies[&Memory::Device] - before[&Memory::Device]) / 384;
     assert!(changes >= 7, "{:?}", timed.copies);
     let lost = (timed.now - start - (timed.ran() - ran)) / changes;
-    // The link takes most of the time; the first batch leaves before the first one arrives.
+    // The link takes most of the time; the first batch is evicted before the first one returns.
     assert!(lost <= 384 * COPY * 4 / 3, "a change takes {} ms", lost / MS);
 }
 
@@ -269,7 +269,7 @@ fn first_quantum_does_not_wait_for_stock_refill() {
     let (start, ran) = (timed.now, timed.ran());
     timed.run(start + 1_000 * MS);
     let lost = timed.now - start - (timed.ran() - ran);
-    // 120 pieces more than the stock are pinned; the same number is made for the stock again.
+    // The stock lacks 120 pieces, which are pinned; the same number is pinned again for the stock.
     assert!(lost <= 120 * PIN + 200 * MS, "the first quantum begins after {} ms", lost / MS);
 }
 

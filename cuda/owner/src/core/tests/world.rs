@@ -1,4 +1,4 @@
-//! A card, its worker threads and programs' libraries, in the state machine's view.
+//! A card, its worker threads and programs' libraries, as the state machine sees them.
 
 use super::*;
 use crate::driver::Memory;
@@ -19,7 +19,7 @@ const STALE_CONTENTS: u64 = u64::MAX;
 #[derive(Debug, Default)]
 pub(super) struct Program {
     pub(super) tenant: Option<u32>,
-    /// Its chunks: the piece that each is mapped to, and the value that the program wrote there last.
+    /// The program's chunks: the piece that each is mapped to, and the value that the program last wrote to it.
     pub(super) chunks: BTreeMap<ChunkId, (PieceId, u64)>,
     pub(super) run: Option<Run>,
     pub(super) quiet: Option<u32>,
@@ -31,13 +31,13 @@ pub(super) struct Program {
     pub(super) empty: Vec<ChunkId>,
     /// Pieces that it returned just before it quiesced.
     returned: BTreeSet<PieceId>,
-    /// It does not answer.
+    /// The program does not answer.
     pub(super) mute: bool,
-    /// It does not answer because it is stopped.
+    /// The program does not answer because it is stopped.
     pub(super) stopped: bool,
-    /// It declines orders to quiesce, or to redirect chunks.
+    /// Set if the program declines orders: to quiesce (`false`), or to redirect chunks (`true`).
     pub(super) declines: Option<bool>,
-    /// Its driver does not accept further calls.
+    /// The program's driver does not accept further calls.
     pub(super) ends: bool,
     pub(super) memory: Option<(u64, u64)>,
     pub(super) share: Option<Share>,
@@ -80,9 +80,9 @@ pub(super) struct World {
     pub(super) told: usize,
     /// The driver's answer to a suspension; `None` if the call does not return.
     pub(super) suspends: Option<bool>,
-    /// Programs can be killed.
+    /// Set if programs can be killed.
     pub(super) kills: bool,
-    /// Pieces that were released are still in use: a process has them.
+    /// Set if released pieces are still in use because a process has them.
     pub(super) keeps_dropped: bool,
     dropped: usize,
 }
@@ -107,7 +107,7 @@ impl World {
             host_ready_bytes: 2 * CHUNK,
             ..CardConfig::new(card * CHUNK)
         };
-        // Like real owners, each one has its own numbers.
+        // Like real owners, each owner has its own numbers.
         let seed = SEED.with(|seed| seed.replace(seed.get() + (1 << 10)));
         let core = Core::new(config, seed).expect("the settings are in bounds");
         let (pieces, seen, programs, work) = Default::default();
@@ -185,7 +185,7 @@ impl World {
                 assert_eq!(found.1, *value, "{session:?} {chunk:?} {piece:?}");
             }
         }
-        // A program that was ordered to stop and has not answered is not waited for.
+        // Skip a program that was ordered to stop and has not answered.
         let told =
             |program: &Program| program.answers.iter().any(|answer| matches!(answer, FromTenant::Stopped { .. }));
         let open = self.programs.values().filter(|program| program.run.is_some() && !told(program));
@@ -209,7 +209,7 @@ impl World {
                     self.event(Event::Looked { session, stopped, is_overdue });
                 }
                 Action::Suspend { session } => {
-                    // Regardless of that, others may use its memory from now on.
+                    // Regardless of that, other programs may use its memory from now on.
                     self.programs.get_mut(&session).expect("there").chunks.clear();
                     self.work.push_back(Action::Suspend { session });
                 }
@@ -264,7 +264,7 @@ impl World {
                 assert_eq!(program.quiet, Some(order), "redirected while it runs");
                 for (Chunk { id, .. }, &piece) in moves.iter().zip(pieces) {
                     assert_ne!(self.pieces[&piece].1, STALE_CONTENTS, "it was copied to");
-                    // A chunk that was freed in the meantime is still named.
+                    // The message still names a chunk that was freed in the meantime.
                     if let Some(chunk) =
                         program.chunks.get_mut(id).filter(|_| !program.ends && program.declines.is_none())
                     {
@@ -294,7 +294,7 @@ impl World {
         }
     }
 
-    /// Executes one more step: a worker completes an order, or a program answers. Returns false when nothing is left.
+    /// Executes one more step: a worker completes an order, or a program answers. Returns false when no step is left.
     pub(super) fn step(&mut self, choice: u64) -> bool {
         let speakers: Vec<_> = self
             .programs
@@ -370,7 +370,7 @@ impl World {
         }
     }
 
-    /// The process that has the released pieces has ended.
+    /// Ends the process that holds the released pieces.
     pub(super) fn dropped_are_free(&mut self) {
         self.dropped = 0;
     }
