@@ -8,9 +8,9 @@ use cuda_table::{NVML, symbols};
 
 fn main() {
     println!("cargo:rerun-if-changed=build.rs");
-    // The loader finds a library by its file name, and programs that are linked find it by this one.
+    // The loader finds a library by its file name; linked programs find it by this name.
     println!("cargo:rustc-cdylib-link-arg=-Wl,-soname,libcuda.so.1");
-    // A program may close the library, whose thread runs on.
+    // A program may close the library while the library's thread still runs.
     println!("cargo:rustc-cdylib-link-arg=-Wl,-z,nodelete");
     let out = env::var("OUT_DIR").expect("cargo names a folder");
     fs::write(Path::new(&out).join("stubs.rs"), stubs()).expect("the folder can be written");
@@ -39,7 +39,7 @@ fn stubs() -> String {
     }
     let _ = writeln!(text, "];");
     for (index, name) in names.iter().enumerate() {
-        // A child of the process finds the page empty.
+        // In a child of the process the page is empty.
         let code = format!(
             "cmp dword ptr [rip + {{page}}], 0\", \"je {{lazy}}\", \"jmp qword ptr [rip + {{slots}} + 8 * {index}]"
         );

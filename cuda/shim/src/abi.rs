@@ -20,22 +20,22 @@ mod start;
 mod stubs;
 
 /// The one object behind all functions. Static: the program's calls do not carry it. A child after `fork` has its
-/// parent's, and uses it only if the parent had not initialised the driver (`fork`).
+/// parent's shim, and uses it only if the parent had not initialised the driver (`fork`).
 static SHIM: OnceLock<Shim> = OnceLock::new();
 
-/// The shim, which exists since the first call of any function.
+/// Returns the shim, which exists since the first call of any function.
 fn shim() -> &'static Shim {
     SHIM.get_or_init(|| Shim::new(Settings::read()))
 }
 
-/// The program's memory.
+/// Returns the program's memory.
 fn memory() -> Operations<'static> {
     shim().memory()
 }
 
-/// Makes the shim before the first use. Returns none in a child of a process that was in the middle of it.
+/// Makes the shim before the first use. Returns `None` in a child of a process that forked while making it.
 fn prepare() -> Option<&'static Shim> {
-    /// Static like the shim: a child does not wait for a thread of its parent that makes it.
+    /// Static like the shim: a child does not wait for a thread of its parent that is making the shim.
     static MADE: Once = Once::new();
     MADE.run(|| {
         shim();

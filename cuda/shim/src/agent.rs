@@ -22,7 +22,7 @@ use crate::shim::Shim;
 use crate::{gate, process};
 
 /// Time for which empty chunks are cached, unless the owner requests them.
-// TIMEOUT: without it an asynchronous pool that returns all it has and allocates it again is 40 times slower.
+// TIMEOUT: without it an asynchronous pool that returns all of its memory and allocates it again is 40 times slower.
 const EMPTY_CHUNK_RETENTION: Duration = Duration::from_secs(1);
 /// Poll interval for such chunks after the owner has requested them.
 // TIMEOUT: work of a slice ends within a few milliseconds.
@@ -71,7 +71,7 @@ pub fn start(shim: &'static Shim, init: impl FnOnce(&[CardInfo]) -> c_int) -> c_
     if has_started() { SUCCESS } else { driver::SYSTEM_NOT_READY }
 }
 
-/// Index in the owner's list of cards, for each device that the driver shows.
+/// Returns the index in the owner's list of cards, for each device that the driver shows.
 fn devices(cards: &[CardInfo]) -> Vec<Option<u8>> {
     let mut count = 0;
     // SAFETY: the pointer is valid, and the driver has been initialised.
@@ -117,7 +117,7 @@ struct Reclaim {
     since: Instant,
     /// The order, until it is answered.
     order: Option<u32>,
-    /// Time at which it was looked for them last.
+    /// Time of the last search for empty chunks.
     looked: Instant,
 }
 
@@ -139,7 +139,7 @@ struct Agent {
 fn serve(shim: &'static Shim, connection: Arc<Connection>, version: u16) {
     // A capture's restrictions on other threads do not apply to this one.
     let mut mode = 2;
-    // SAFETY: the pointer is valid. The other call has this thread's waits end on time, not up to 50 us later.
+    // SAFETY: the pointer is valid. The other call makes this thread's waits end on time instead of up to 50 us late.
     unsafe {
         driver::exchange_capture_mode(&raw mut mode);
         libc::prctl(libc::PR_SET_TIMERSLACK, 1);
@@ -169,7 +169,7 @@ impl Agent {
         }
     }
 
-    /// Returns chunks that are kept for the next allocation, after a while. Prefers the time between slices: the owner
+    /// After a while, returns chunks that are kept for the next allocation. Prefers the time between slices: the owner
     /// may want a slice to end.
     fn tidy(&mut self) {
         let is_measured = self.turn.as_ref().is_some_and(|turn| turn.run.run_ahead_us > 0);
@@ -284,7 +284,7 @@ impl Agent {
         Ok(())
     }
 
-    /// Ends the slice or reports its use, when it is time.
+    /// Ends the slice or reports its use, when that is due.
     fn look(&mut self) -> Result<(), LinkError> {
         let Some(turn) = &mut self.turn else { return Ok(()) };
         if turn.run.run_ahead_us == 0 {
@@ -316,7 +316,7 @@ impl Agent {
         // Waking all threads that wait for the end takes about as long as the tolerated idle time.
         let lead = Duration::from_micros(turn.run.idle_us.into());
         self.shim.gate.close(gate::NO_SLICE, None);
-        // The driver knows of no work after the measured work.
+        // The driver has no work after the measured work.
         if !self.approach_end(&turn.run, lead) || !self.shim.pacing.run_ahead.is_measured() {
             self.shim.drain(None);
         }
@@ -327,7 +327,7 @@ impl Agent {
         // tenants' slices.
         let _ = self.shim.pacing.sees_end(&self.shim.captures, POLL_OVERTIME, Duration::ZERO);
         if !waiting && self.shim.gate.is_told() {
-            // A thread's own message may have been sent before `Stopped`; the owner ignores it then.
+            // A thread may have sent its own message before `Stopped`, in which case the owner ignores it.
             self.connection.send(&FromTenant::Waiting { card }, &[])?;
         }
         Ok(())
@@ -354,8 +354,8 @@ impl Agent {
         self.version >= VERSION_HANDOVER && self.connection.send(&ending, &[]).is_ok()
     }
 
-    /// Waits for the last work of a slice, if its end is predictable, and announces it `lead` before. Returns true if
-    /// it has ended or ends within [`EARLY_US`]. The gate is closed.
+    /// Waits for the last work of a slice, if its end is predictable, and announces it `lead` in advance. Returns true
+    /// if it has ended or ends within [`EARLY_US`]. The gate is closed.
     fn approach_end(&self, run: &Run, lead: Duration) -> bool {
         if lead.is_zero() {
             return false;
@@ -412,7 +412,8 @@ impl Agent {
                 || shim.link.reconnect(&connection),
             );
             if told {
-                // Not earlier: a submission that meets the closed gate notifies the owner once, over this connection.
+                // Do not close the gate earlier: a submission that meets the closed gate notifies the owner once, over
+                // this connection.
                 shim.gate.close(gate::NO_SLICE, None);
                 (self.connection, self.version) = (connection, welcome.version);
                 return;

@@ -22,7 +22,7 @@ impl Captures {
         self.origins.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns true if a stream of this program captures.
+    /// Returns true if a stream of this program is capturing.
     pub fn any(&self) -> bool {
         self.open.load(Ordering::SeqCst) > 0
     }
@@ -46,7 +46,7 @@ impl Captures {
         self.open.fetch_sub(u32::try_from(before - origins.len()).unwrap_or(0), Ordering::SeqCst);
     }
 
-    /// Records that the capture of a stream has ended, or the stream has.
+    /// Records that the capture of a stream, or the stream itself, has ended.
     pub fn stream_ended(&self, stream: Stream) {
         self.over(|(_, origin)| *origin == stream);
     }
@@ -56,7 +56,7 @@ impl Captures {
         self.over(|(of, _)| context.is_none_or(|context| context == *of));
     }
 
-    /// Runs `work` in a way that disturbs no capture of another stream.
+    /// Runs `work` without disturbing a capture of another stream.
     pub fn quietly<T>(&self, work: impl FnOnce() -> T) -> T {
         if self.any() { driver::relaxed(work) } else { work() }
     }

@@ -1,4 +1,4 @@
-//! Contexts of the program: a drain must reach the work in each.
+//! Contexts of the program: a drain must reach the work in each of them.
 //!
 //! UNSAFETY: binds contexts of the program to the thread.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
@@ -20,11 +20,11 @@ impl Contexts {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Remembers the context that is current to this thread.
+    /// Remembers the current context of this thread.
     pub fn note_current(&self) {
         thread_local! {
-            /// The context that this thread has noted last. A thread that creates a context also records it, so that no
-            /// context is missed when a destroyed one's handle is reused.
+            /// The context that this thread has noted last. A thread that creates a context also notes it, so that no
+            /// context is missed when the handle of a destroyed context is reused.
             static LAST_NOTED_CONTEXT: Cell<u64> = const { Cell::new(0) };
         }
         let context = driver::current_context() as u64;
@@ -45,7 +45,7 @@ impl Contexts {
         self.known().remove(&context);
     }
 
-    /// Makes a context of the program current to this thread.
+    /// Makes a context of the program current for this thread.
     pub fn bind(&self) {
         if let Some(context) = self.known().iter().next() {
             // SAFETY: the program's context; the driver refuses a destroyed one.

@@ -1,9 +1,9 @@
 //! The library's descriptors in the program's process, for chunks and the connection.
 //!
 //! A chunk's descriptor is kept for the next owner, because the driver does not export imported handles. So a program
-//! may have thousands, with numbers above its own descriptors and above its limit of open files. The limit is not
-//! raised, because every child would inherit it; [`raised`] creates descriptors above it (decision 121), which work
-//! like any other. Each is closed on `exec`, and in a child after `fork`.
+//! may have thousands of descriptors, with numbers above its own descriptors and above its limit of open files. The
+//! limit is not raised, because every child would inherit it; [`raised`] creates descriptors above it (decision 121),
+//! which work like any other. Each is closed on `exec`, and in a child after `fork`.
 //!
 //! UNSAFETY: copies and closes descriptors by number, also in a process that shares this one's memory.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
@@ -21,20 +21,20 @@ use cuda_protocol::{FromOwner, FromTenant, Link, LinkError, Received};
 
 use crate::process::Blocked;
 
-/// Lowest number of a kept descriptor: programs that use `select` need the numbers below for their own.
+/// Lowest number of a kept descriptor: programs that use `select` need the lower numbers for their own descriptors.
 const LOWEST: i32 = 1024;
-/// Words of a bit for each descriptor.
+/// Number of words in a bitmap with a bit for each descriptor.
 const WORDS: usize = 1 << 14;
 /// Size of the stack of [`raised`] in bytes.
 const STACK_BYTES: usize = 64 << 10;
 
-/// Time for which a message with descriptors is tried.
+/// Time limit for sending a message with descriptors.
 // TIMEOUT: a working owner takes its messages within milliseconds; otherwise the connection is made again.
 const SENDING: Duration = Duration::from_secs(5);
 
 /// The library's descriptor numbers. Static: the handler after `fork` closes them, and may neither allocate nor lock.
 static OURS: [AtomicU64; WORDS] = [const { AtomicU64::new(0) }; WORDS];
-/// Words of [`OURS`] that were used, from the first. Static for the same reason.
+/// Number of words of [`OURS`] that were used, starting at the first. Static for the same reason.
 static USED: AtomicUsize = AtomicUsize::new(0);
 
 /// The mark that a descriptor number belongs to the library. It is removed before the descriptor, because a child must
@@ -76,7 +76,7 @@ struct Inner {
 pub struct ChunkDescriptor(Arc<Inner>);
 
 impl ChunkDescriptor {
-    /// Returns it while the chunk exists; `None` if the program may need its number.
+    /// Returns the descriptor for keeping while the chunk exists; `None` if the program may need its number.
     pub fn lasting(&self) -> Option<Self> {
         (self.0.mark.0 >= LOWEST).then(|| self.clone())
     }
@@ -105,14 +105,15 @@ impl Connection {
         Ok(Self { _mark: mark, link: Link::new(descriptor) })
     }
 
-    /// Sends a message with descriptors. A user may have as many in flight as the sender's limit of open files.
+    /// Sends a message with descriptors. A user may have as many descriptors in flight as the sender's limit of open
+    /// files.
     pub fn send_many(&self, message: &FromTenant, descriptors: &[BorrowedFd<'_>]) -> Result<(), LinkError> {
         let until = Instant::now() + SENDING;
         let is_crowded =
             |result: &Result<(), LinkError>| matches!(result, Err(LinkError::Crowded | LinkError::WouldBlock));
         let mut sent = self.link.send(message, descriptors);
         while is_crowded(&sent) && Instant::now() < until {
-            // Does not wait, because the sending process would outlive this one.
+            // Do not wait, because the sending process would outlive this one.
             raised(&mut || sent = self.link.send_now(message, descriptors));
             if is_crowded(&sent) {
                 std::thread::sleep(Duration::from_millis(5));
@@ -144,7 +145,7 @@ impl Deref for Connection {
     }
 }
 
-/// Gives descriptors numbers from [`LOWEST`] on, as far as the limit of the process allows.
+/// Gives descriptors numbers starting at [`LOWEST`], as far as the limit of the process allows.
 fn moved(descriptors: Vec<(Mark, OwnedFd)>) -> Vec<(Mark, OwnedFd)> {
     let copy = |number: i32| {
         if number >= LOWEST {
@@ -173,7 +174,7 @@ fn moved(descriptors: Vec<(Mark, OwnedFd)>) -> Vec<(Mark, OwnedFd)> {
     descriptors.into_iter().zip(copies).map(replace).collect()
 }
 
-/// The process's limits of open files.
+/// Returns the process's limits of open files.
 fn limit() -> Option<libc::rlimit> {
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
     // SAFETY: the pointer is to a local.
@@ -216,8 +217,8 @@ fn raised(work: &mut dyn FnMut()) {
     }
 }
 
-/// Closes all of them in a child after `fork`: otherwise they would keep memory that the program gives up, and the
-/// owner would not notice the program's end.
+/// Closes all of the library's descriptors in a child after `fork`: otherwise they would keep memory that the program
+/// gives up, and the owner would not notice the program's end.
 pub fn forked() {
     for (at, word) in OURS.iter().enumerate().take(USED.load(Ordering::SeqCst)) {
         let mut bits = word.swap(0, Ordering::SeqCst);

@@ -14,7 +14,7 @@ pub const UNTIMED: u32 = 2;
 pub struct Event(u64);
 
 impl Event {
-    /// An event with a number.
+    /// Returns an event with a number.
     #[cfg(test)]
     pub const fn of_test(number: u64) -> Self {
         Self(number)
@@ -24,7 +24,7 @@ impl Event {
         self.0 as Object
     }
 
-    /// Makes an event of the context that is current to this thread.
+    /// Makes an event of this thread's current context.
     pub fn create(flags: u32) -> Option<Self> {
         let mut event = std::ptr::null_mut();
         // SAFETY: the pointer is valid.
@@ -34,7 +34,8 @@ impl Event {
 
     /// Returns true if the work before it has ended.
     pub fn done(self) -> bool {
-        // SAFETY: our own event that is never destroyed. Anything but "not ready" means that no more work will end.
+        // SAFETY: our own event that is never destroyed. Any result except "not ready" means that no further work will
+        // end.
         unsafe { driver::event_query(self.raw()) != driver::NOT_READY }
     }
 
@@ -62,7 +63,7 @@ pub fn within<T>(context: u64, work: impl FnOnce() -> T) -> T {
     // SAFETY: the program submitted with this context.
     unsafe { driver::ctx_set_current(context as Object) };
     let result = work();
-    // SAFETY: it was current before.
+    // SAFETY: the context was current before.
     unsafe { driver::ctx_set_current(before) };
     result
 }

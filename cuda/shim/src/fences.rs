@@ -18,9 +18,9 @@ use crate::driver;
 use crate::events::{self, Event, UNTIMED};
 use crate::streams::Stream;
 
-/// Events that are kept for further fences.
+/// Maximum number of events that are kept for further fences.
 const MAX_SPARE_EVENTS: usize = 64;
-/// Streams that a thread remembers to have noted.
+/// Number of noted streams that a thread remembers.
 const MAX_REMEMBERED_STREAMS: usize = 4;
 
 #[derive(Debug, Default)]
@@ -30,20 +30,20 @@ struct Pending {
     /// Pending fences: context, stream, event.
     fences: Vec<(u64, Stream, Event)>,
     spare: Vec<(u64, Event)>,
-    /// Work was submitted to unknown streams.
+    /// Set if work was submitted to unknown streams.
     unknown: bool,
 }
 
 /// Unmeasured work of the program, and the fences after it.
 #[derive(Debug)]
 pub struct Fences {
-    /// Rises whenever noted streams are taken.
+    /// Incremented whenever noted streams are taken.
     generation: AtomicU64,
     pending: Mutex<Pending>,
 }
 
 impl Fences {
-    /// Returns no work.
+    /// Returns fences without work.
     pub fn new() -> Self {
         // Threads remember streams of generation 0 before they have noted any.
         Self { generation: AtomicU64::new(1), pending: Mutex::default() }
@@ -69,7 +69,7 @@ impl Fences {
         }
     }
 
-    /// Returns true if this thread has noted a stream before. Otherwise remembers that it has.
+    /// Returns true if this thread has noted a stream before. Otherwise remembers the stream.
     #[inline]
     fn remembers(&self, stream: Stream) -> bool {
         thread_local! {
@@ -126,7 +126,7 @@ impl Fences {
         let of_it = |(_, stream): &&(u64, Stream)| stream.handle == handle;
         let noted: Vec<_> = fences.noted.iter().filter(of_it).copied().collect();
         captures.quietly(|| noted.into_iter().for_each(|(context, stream)| fences.fence(captures, context, stream)));
-        // A stream that took no event no longer exists.
+        // A stream that does not accept an event no longer exists.
         let before = fences.noted.len();
         fences.noted.retain(|(_, stream)| stream.handle != handle);
         fences.unknown |= fences.noted.len() != before;
@@ -182,7 +182,7 @@ impl Pending {
         }
     }
 
-    /// Records a fence after the work of a stream, if the stream takes one.
+    /// Records a fence after the work of a stream, if the stream accepts it.
     fn fence(&mut self, captures: &Captures, context: u64, stream: Stream) {
         if !stream.is_in_reach() {
             self.noted.insert((context, stream));

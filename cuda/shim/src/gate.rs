@@ -8,14 +8,14 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Reason to be closed: the slice is over, or has not begun.
+/// Reason for closing: the slice is over, or has not begun.
 pub const NO_SLICE: u32 = 1;
-/// Reason to be closed: chunks move.
+/// Reason for closing: chunks move.
 pub const ORDER: u32 = 2;
-/// Reason to be closed: memory is copied so that it can be exported.
+/// Reason for closing: memory is copied so that it can be exported.
 pub const EXPORT: u32 = 4;
 
-/// Counters of threads within the driver, each in a cache line of its own.
+/// Counters of threads within the driver, each in its own cache line.
 const STRIPES: usize = 32;
 
 #[derive(Debug)]
@@ -30,17 +30,17 @@ thread_local! {
 #[derive(Debug)]
 pub struct Gate {
     stripes: [Stripe; STRIPES],
-    /// Reasons to be closed.
+    /// Reasons for which the gate is closed.
     closed: AtomicU32,
-    /// Number of the next thread that gets a stripe.
+    /// Number of the next thread that is assigned a stripe.
     next_stripe: AtomicU32,
     /// Threads that the gate blocks.
     held: AtomicU32,
-    /// The owner has been notified that a submission waits.
+    /// Set if the owner has been notified that a submission waits.
     told: AtomicBool,
     /// Deadline until which one thread spins for the next slice, in ns of [`Gate::clock`].
     soon: AtomicU64,
-    /// A thread spins.
+    /// Set while a thread spins.
     looks: AtomicBool,
     lock: Mutex<()>,
     opened: Condvar,
@@ -81,7 +81,7 @@ impl Gate {
         self.lock.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Number of this thread's stripe.
+    /// Returns the number of this thread's stripe.
     fn stripe(&self) -> usize {
         THREAD_STRIPE
             .try_with(|mine| {
@@ -98,7 +98,7 @@ impl Gate {
         self.closed.load(Ordering::SeqCst) != 0
     }
 
-    /// Counts this thread as within if the gate is open. Returns the stripe for [`Self::done`].
+    /// Counts this thread as inside if the gate is open. Returns the stripe for [`Self::done`].
     pub fn pass(&self) -> Option<usize> {
         let mine = self.stripe();
         let stripe = self.stripes.get(mine)?;
@@ -110,7 +110,7 @@ impl Gate {
         None
     }
 
-    /// The thread is no longer within.
+    /// Counts this thread as outside again.
     pub fn done(&self, stripe: usize) {
         if let Some(stripe) = self.stripes.get(stripe) {
             stripe.0.fetch_sub(1, Ordering::Release);
@@ -123,7 +123,7 @@ impl Gate {
         Held(self)
     }
 
-    /// Nanoseconds since the gate was made.
+    /// Returns the nanoseconds since the gate was made.
     fn clock(&self) -> u64 {
         self.start.elapsed().as_nanos() as u64
     }
@@ -149,8 +149,8 @@ impl Gate {
         self.told.load(Ordering::SeqCst)
     }
 
-    /// Closes the gate for `reason` and waits until no thread is inside, at most until `deadline`. Returns true if none
-    /// is.
+    /// Closes the gate for `reason` and waits until no thread is inside, at most until `deadline`. Returns true if no
+    /// thread is inside.
     pub fn close(&self, reason: u32, deadline: Option<Instant>) -> bool {
         self.closed.fetch_or(reason, Ordering::SeqCst);
         if self.is_held() {
@@ -180,7 +180,7 @@ impl Gate {
         }
     }
 
-    /// Returns true if the gate is open to work without `reason`, apart from closures by the program's own threads.
+    /// Returns true if the gate would be open without `reason`, apart from closures by the program's own threads.
     pub fn opens_without(&self, reason: u32) -> bool {
         self.closed.load(Ordering::SeqCst) & !reason & (NO_SLICE | ORDER) == 0
     }

@@ -25,7 +25,7 @@ use crate::settings::Settings;
 const OWNER_TIMEOUT: Duration = Duration::from_secs(20);
 /// Size of a chunk in bytes before the owner has named it.
 const DEFAULT_CHUNK_BYTES: u64 = 2 << 20;
-/// Requests of the program's threads that are in flight at a time. Further threads wait: an owner refuses requests
+/// Maximum number of requests of the program's threads in flight. Further threads wait: an owner refuses requests
 /// beyond [`MAX_PENDING`], and a program that reports its fixed memory again adds its own requests.
 const PLACES: usize = MAX_PENDING / 2;
 
@@ -43,17 +43,17 @@ pub struct Terms {
 /// An answer to a request, gathered until its last part.
 #[derive(Debug)]
 pub enum Answer {
-    /// The last part is missing; with the parts so far.
+    /// The last part is missing; contains the parts so far.
     Waiting(Vec<(Chunk, ChunkDescriptor)>),
-    /// Chunks.
+    /// The chunks were granted.
     Granted(Vec<(Chunk, ChunkDescriptor)>),
-    /// Counted.
+    /// The memory was counted.
     Fixed,
-    /// Free and all bytes.
+    /// Free and total bytes.
     Memory(u64, u64),
     /// A token.
     Shared(Share),
-    /// Refused, with the chunks that arrived before.
+    /// The request was refused; contains the chunks that arrived before.
     Refused(Refusal, Vec<(Chunk, ChunkDescriptor)>),
     /// The owner is absent, or ended before it answered.
     Away,
@@ -63,9 +63,9 @@ pub enum Answer {
 #[derive(Debug)]
 pub struct Link {
     terms: OnceLock<Terms>,
-    /// True if the process was refused: it is not a tenant later.
+    /// True if the process was refused: it does not become a tenant later.
     pub refused: process::Lock<bool>,
-    /// The thread that obeys the owner has started.
+    /// Set once the thread that obeys the owner has started.
     pub started: AtomicBool,
     /// Random number of this process.
     instance: OnceLock<u128>,
@@ -74,12 +74,12 @@ pub struct Link {
     /// Number of the next request.
     next: AtomicU32,
     answers: Mutex<HashMap<u32, Answer>>,
-    /// An answer has arrived, or a connection was made.
+    /// Signalled when an answer has arrived, or a connection was made.
     answered: Condvar,
     /// Bytes of fixed memory that the program has, by card and kind. Locked while a change is reported to an owner.
     fixed: Mutex<HashMap<(u8, FixedKind), u64>>,
     in_flight: Mutex<usize>,
-    /// A request has left its place.
+    /// Signalled when a request has released its place.
     left: Condvar,
 }
 
@@ -135,7 +135,7 @@ impl Link {
         }
     }
 
-    /// The owner's terms, once the connection is there.
+    /// Returns the owner's terms, once the connection exists.
     pub fn terms(&self) -> Option<&Terms> {
         self.terms.get()
     }
@@ -145,24 +145,24 @@ impl Link {
         let _ = self.terms.set(terms);
     }
 
-    /// Size of a chunk in bytes.
+    /// Returns the size of a chunk in bytes.
     pub fn chunk_bytes(&self) -> u64 {
         self.terms().map_or(DEFAULT_CHUNK_BYTES, |terms| terms.chunk_bytes)
     }
 
-    /// Card in the owner's list of the driver's device.
+    /// Returns the number of a device's card in the owner's list.
     pub fn card(&self, device: i32) -> Option<u8> {
         self.terms()?.devices.get(usize::try_from(device).ok()?).copied().flatten()
     }
 
-    /// The current device with its card, if the tenant has it.
+    /// Returns the current device with its card, if the tenant has that card.
     pub fn current_card(&self) -> Option<(i32, u8)> {
         let device = driver::current_device().ok()?;
         self.card(device).map(|card| (device, card))
     }
 
     fn instance(&self) -> u128 {
-        // A lock without waits: two threads that are first at once agree on one number.
+        // This needs no lock: two threads that arrive first at the same time agree on one number.
         self.instance.get().copied().unwrap_or_else(|| {
             let mut bytes = [0; 16];
             // SAFETY: the buffer has the given length.
@@ -185,7 +185,7 @@ impl Link {
         }
     }
 
-    /// Sends requests over this connection, or over none.
+    /// From now on, sends requests over this connection, or over no connection.
     pub fn set_connection(&self, connection: Option<&Arc<Connection>>) {
         *self.connection.write().unwrap_or_else(PoisonError::into_inner) = connection.map(Arc::clone);
     }
@@ -242,7 +242,7 @@ impl Link {
         }
     }
 
-    /// Waits for an absent owner, at most [`OWNER_TIMEOUT`]. Returns true if it is there.
+    /// Waits for an absent owner, at most [`OWNER_TIMEOUT`]. Returns true if the owner is present.
     pub fn wait_for_owner(&self) -> bool {
         let limit = Instant::now() + OWNER_TIMEOUT;
         let mut answers = self.answers();
@@ -284,8 +284,7 @@ impl Link {
         self.fixed.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Counts bytes of fixed memory, added or taken away, and notifies the owner with `tell` before another thread
-    /// counts.
+    /// Adds or subtracts bytes of fixed memory, and notifies the owner with `tell` before another thread counts.
     fn change<T>(&self, card: u8, kind: FixedKind, by: impl FnOnce(u64) -> u64, tell: impl FnOnce() -> T) -> T {
         let mut fixed = self.fixed();
         let bytes = fixed.entry((card, kind)).or_default();
@@ -314,7 +313,7 @@ impl Link {
         self.change(card, kind, |sum| sum.saturating_sub(bytes), tell);
     }
 
-    /// Sends requests to a new owner from now on, and reports all fixed memory to it.
+    /// From now on, sends requests to a new owner, and reports all fixed memory to it.
     pub fn reconnect(&self, connection: &Arc<Connection>) {
         let fixed = self.fixed();
         self.set_connection(Some(connection));
@@ -351,7 +350,7 @@ mod tests {
                 scope.spawn(|| {
                     let _place = Place::take(&link);
                     most.fetch_max(now.fetch_add(1, Ordering::SeqCst) + 1, Ordering::SeqCst);
-                    // Long enough for all other threads to arrive.
+                    // The delay is long enough for all other threads to arrive.
                     std::thread::sleep(Duration::from_millis(5));
                     now.fetch_sub(1, Ordering::SeqCst);
                 });

@@ -10,11 +10,11 @@ use crate::driver::{self, Object, SUCCESS};
 use crate::streams::Stream;
 use crate::symbols::at;
 
-/// Begins a capture in `stream`, but not while a drain asks contexts to synchronise: that would end the capture.
+/// Begins a capture in `stream`, but not while a drain synchronises contexts: that would end the capture.
 fn begin(stream: Stream, call: impl FnOnce() -> c_int) -> c_int {
     let shim = shim();
     let stripe = shim.pass();
-    // First, so that each later submission is followed by a fence.
+    // This comes first, so that each later submission is followed by a fence.
     shim.captures.begins();
     shim.pacing.capture_begins(&shim.captures);
     let result = call();

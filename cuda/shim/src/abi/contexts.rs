@@ -29,7 +29,7 @@ made!(ctx_create(flags: u32, device: c_int));
 made!(ctx_create_v3(affinity: *const c_void, count: c_int, flags: u32, device: c_int));
 made!(ctx_create_v4(parameters: *const c_void, flags: u32, device: c_int));
 
-/// Forgets the notes on a context that is about to end.
+/// Forgets the records about a context that is about to end.
 fn ends(context: Object) {
     let shim = shim();
     shim.contexts.forget(context as u64);
@@ -51,7 +51,7 @@ unsafe extern "C" fn ctx_destroy_first(context: Object) -> c_int {
     unsafe { driver::ctx_destroy_first(context) }
 }
 
-/// Unmarks memory that streams of a context have freed, and forgets its events.
+/// Unmarks memory that streams of a context have freed, and forgets the context's events.
 fn may_end() {
     let pacing = &shim().pacing;
     memory().contexts_end();

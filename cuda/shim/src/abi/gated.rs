@@ -1,4 +1,4 @@
-//! Submissions on their way through the gate.
+//! Passes submissions through the gate.
 //!
 //! UNSAFETY: reads arguments of calls by their positions.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
@@ -39,7 +39,7 @@ fn key(index: usize, arguments: Arguments) -> u64 {
     }
 }
 
-/// Before a submission. Waits while the gate is closed, and while too much of this program's work is in flight.
+/// Prepares a submission. Waits while the gate is closed, and while too much of this program's work is in flight.
 #[inline(always)]
 pub fn enter(shim: &Shim, index: usize, arguments: Arguments) -> u64 {
     let (captures, pacing) = (&shim.captures, &shim.pacing);
@@ -51,14 +51,14 @@ pub fn enter(shim: &Shim, index: usize, arguments: Arguments) -> u64 {
     let measured = pacing.wait(captures, &shim.gate, || stream(index, arguments));
     let held = !measured || shim.gate.is_closed();
     let stripe = shim.pass();
-    // The slice that begins while this thread is blocked may have the other mode.
+    // The slice that begins while this thread is blocked may use the other mode.
     if pacing.run_ahead.is_active() {
         pacing.run_ahead.begin(captures, stream(index, arguments), held);
     }
     stripe as u64
 }
 
-/// After a submission.
+/// Completes a submission.
 #[inline(always)]
 pub fn leave(shim: &Shim, index: usize, arguments: Arguments, token: u64, result: c_int) {
     if token == UNGATED_TOKEN {

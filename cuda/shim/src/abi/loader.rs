@@ -32,7 +32,7 @@ const FOLDERS: [&str; 6] = [
 pub fn resolve(index: usize) -> *mut () {
     let loaded = super::prepare().is_some_and(|shim| shim.libraries.driver.run(|| load(&shim.settings)));
     let function = stubs::get(index);
-    // In a child, the driver's own functions answer, because some need no initialisation.
+    // In a child, the driver's own functions answer, because some of them work without initialisation.
     let is_drivers = || real(index).is_null() || function == real(index);
     if loaded && (fork::is_own() || is_drivers() || lookup::ours(index).is_some()) {
         return function;
@@ -45,7 +45,7 @@ fn load(settings: &Settings) {
     lookup::prepare();
     let mediated = settings.socket.is_some();
     if mediated && !library && !log::wanted() {
-        // Otherwise all that the program reports is CUDA's error 100.
+        // Without this message the program only reports CUDA's error 100.
         log::write(&format!("gpu-mediator: libcuda: {}\n", no_driver(NAME)));
     }
     for index in 0..COUNT {
@@ -71,7 +71,7 @@ pub fn library(name: &str, named: Option<PathBuf>, symbols: Range<usize>) -> boo
     library.is_some()
 }
 
-/// Returns why programs find no card.
+/// Returns the reason that programs find no card.
 fn no_driver(name: &str) -> String {
     let variable = cuda_protocol::DRIVER_VARIABLE;
     format!("no {name} of NVIDIA's driver was found; install the driver, or name its library in {variable}")

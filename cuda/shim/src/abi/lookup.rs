@@ -14,14 +14,14 @@ use crate::symbols::{COUNT, FAMILIES, at, real};
 /// Flag of the call: functions work on the per-thread default stream.
 const PER_THREAD: u64 = 1 << 1;
 
-/// Sorts the real functions by their addresses. Called once, before any of the others.
+/// Sorts the real functions by their addresses. Called once, before any other function of this module.
 pub fn prepare() {
     let mut addresses: Vec<_> = (0..COUNT).map(|index| (real(index) as usize, index)).filter(|a| a.0 != 0).collect();
     addresses.sort_unstable();
     let _ = shim().libraries.by_address.set(addresses);
 }
 
-/// Returns the symbol for a call with this name, version and flags, if the table has it.
+/// Returns the symbol for a call with this name, version and flags, if the table has such a symbol.
 fn symbol(name: &[u8], version: u32, per_thread: bool) -> Option<usize> {
     let at = FAMILIES.binary_search_by(|family| compare(family.0, name)).ok()?;
     let forms = FAMILIES.get(at)?.1;
@@ -33,7 +33,7 @@ fn compare(a: &[u8], b: &[u8]) -> Ordering {
     a.cmp(b)
 }
 
-/// Replaces the driver's function by ours, if we have one for it.
+/// Replaces the driver's function by our function, if we have one for it.
 ///
 /// # Safety
 /// Same as for `cuGetProcAddress`, which has succeeded with these arguments.
@@ -59,7 +59,7 @@ unsafe fn substitute(name: *const c_char, function: *mut *mut c_void, version: c
     if ours.is_null() || ours == real(index) {
         return;
     }
-    // Not the function itself: the program may call it in a child.
+    // Return the exported entry instead of the function itself: the program may call it in a child.
     if let Some(entry) = ENTRIES.get(index) {
         // SAFETY: as above.
         unsafe { *function = (*entry as *mut ()).cast() };

@@ -1,9 +1,9 @@
 //! NVML, the management library: its calls pass, but the memory of a card that it reports is the tenant's quota.
 //!
-//! Programs and tools that ask NVML need no context and never call the driver, and a child after `fork` may ask as
+//! Programs and tools that ask NVML need no context and never call the driver, and a child after `fork` may query it as
 //! well. So each query uses its own connection to the owner, like a program without work. Only the tenant's cards are
-//! found, and none before an owner has answered once. If one does not answer later, NVML's own answer about the
-//! tenant's card is returned. A tenant sees only its own processes on a card.
+//! found, and no card is found before an owner has answered once. If the owner does not answer later, NVML's own answer
+//! about the tenant's card is returned. A tenant sees only its own processes on a card.
 //!
 //! UNSAFETY: calls functions by the signatures of NVML's header, and writes through the program's pointers.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
@@ -37,7 +37,7 @@ const INSUFFICIENT_SIZE: c_int = 7;
 const NO_LIBRARY: c_int = 12;
 /// `NVML_ERROR_FUNCTION_NOT_FOUND`.
 const NO_FUNCTION: c_int = 13;
-/// Milliseconds that an owner may take to answer.
+/// Time limit for an owner to answer, in milliseconds.
 // TIMEOUT: a tool shows NVML's own answer rather than nothing while an owner is stuck.
 const PATIENCE_MS: c_int = 2000;
 
@@ -62,8 +62,8 @@ struct MemoryV2 {
     used: u64,
 }
 
-/// Returns the function that a call of a symbol runs in this process, also in a child: there NVML works once it was
-/// initialised again. Loads the real library and fills its slots, once.
+/// Returns the function that a call of a symbol runs in this process, also in a child: in a child NVML works once it
+/// was initialised again. Loads the real library and fills its slots, once.
 pub fn resolve(index: usize) -> *mut () {
     if super::prepare().is_some_and(|shim| shim.libraries.nvml.run(|| load(&shim.settings))) {
         stubs::get(index)
@@ -177,7 +177,7 @@ fn answer(link: &Link) -> Option<FromOwner> {
     (ready > 0).then(|| link.receive().ok()).flatten().map(|received| received.message)
 }
 
-/// The driver's identity of a device.
+/// Returns the driver's identity of a device.
 fn uuid(device: Device) -> Option<[u8; 16]> {
     let function = real(at::nvmlDeviceGetUUID);
     if function.is_null() {
@@ -221,7 +221,7 @@ mod tests {
     #[test]
     fn the_structures_are_as_long_as_the_header_has_them() {
         assert_eq!(size_of::<Memory>(), 24);
-        // The version that callers give has the length in its low half.
+        // The version that callers pass has the length in its low half.
         assert_eq!(size_of::<MemoryV2>(), 0x0200_0028 & 0xffff);
     }
 }

@@ -25,7 +25,7 @@ unsafe extern "C" fn init(flags: u32) -> c_int {
     })
 }
 
-/// Our function for a symbol, where we have one.
+/// Returns our function for a symbol, if we have one.
 pub fn ours(index: usize) -> Option<*mut ()> {
     let present =
         || NAMES_MEMORY.get(index).is_some_and(|names| *names).then(|| PRESENTS.get(index).map(|f| *f as *mut ()));

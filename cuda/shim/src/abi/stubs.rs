@@ -1,6 +1,6 @@
 //! The exported functions: a slot for each symbol, and the code that jumps through it.
 //!
-//! Static: the slots and the tables of functions, which the code names by their addresses.
+//! The slots and the tables of functions are static, because the code names them by their addresses.
 //!
 //! UNSAFETY: functions of unknown signatures are called with unchanged registers and stack.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
@@ -26,8 +26,8 @@ pub fn get(index: usize) -> *mut () {
     SLOTS.get(index).map_or(std::ptr::null_mut(), |slot| slot.load(Ordering::Acquire))
 }
 
-/// First call of a symbol in a process or in a forked child: loads the library if necessary, then continues through the
-/// slot, or fails.
+/// Handles the first call of a symbol in a process or in a forked child: loads the library if necessary, then continues
+/// through the slot, or fails.
 #[unsafe(naked)]
 unsafe extern "C" fn lazy_common() {
     // Input: [rsp] number of the symbol, [rsp + 8] return address. The argument registers are restored.
@@ -53,7 +53,8 @@ extern "C" fn resolve(index: usize) -> *mut () {
     if index < COUNT { super::loader::resolve(index) } else { super::nvml::resolve(index) }
 }
 
-/// A call that may name addresses and waits for no slice: maps evicted chunks, then calls the real function.
+/// Handles a call that may name addresses and does not wait for a slice: maps evicted chunks, then calls the real
+/// function.
 #[unsafe(naked)]
 unsafe extern "C" fn present_common() {
     // Input: as for `lazy_common`.

@@ -35,10 +35,10 @@ mod attribute {
 
 /// `CU_MEMORYTYPE_DEVICE`.
 const DEVICE: u32 = 2;
-/// Pitch of rows is a multiple of this.
+/// The pitch of rows is a multiple of this number of bytes.
 const PITCH: u64 = 512;
 
-/// Allocates for the work in a stream, which may reuse memory that it freed without another driver call.
+/// Allocates for the work in a stream, which may reuse memory that the stream has freed without another driver call.
 unsafe fn allocate_after(address: *mut Address, bytes: u64, stream: Object, per_thread: bool) -> c_int {
     let again = if address.is_null() || bytes == 0 { None } else { memory().take_back(bytes, stream, per_thread) };
     let Some(found) = again else {
@@ -119,7 +119,8 @@ macro_rules! ordered {
      $real_alloc:ident, $real_pool:ident, $real_free:ident, $per_thread:literal) => {
         unsafe extern "C" fn $alloc(address: *mut Address, bytes: usize, stream: Object) -> c_int {
             if captures(stream, $per_thread) {
-                // The capture turns it into a node, whose memory belongs to the graph. SAFETY: the caller's promise.
+                // The capture turns the allocation into a node, whose memory belongs to the graph. SAFETY: the caller's
+                // promise.
                 return unsafe { driver::$real_alloc(address, bytes, stream) };
             }
             // SAFETY: as above.
@@ -153,7 +154,7 @@ macro_rules! ordered {
             // SAFETY: as above.
             let result = unsafe { driver::$real_free(address, stream) };
             if result == SUCCESS {
-                // The pool may keep it; the owner then finds it like all other driver memory of the program.
+                // The pool may keep the memory; the owner then finds it like all other driver memory of the program.
                 memory().uncount(Thing::Address(address));
             }
             result
@@ -209,7 +210,7 @@ struct Known {
     start: Address,
     bytes: u64,
     device: c_int,
-    /// Our numbers of the handle and the mapping, where the program has mapped the memory itself.
+    /// Our numbers of the handle and the mapping, if the program has mapped the memory itself.
     own: Option<(Handle, u64)>,
 }
 
@@ -241,8 +242,8 @@ unsafe extern "C" fn mem_get_address_range(base: *mut Address, bytes: *mut usize
     })
 }
 
-/// Corrects an attribute that the driver has answered for a chunk, wherever that is now. Returns whether there is an
-/// answer.
+/// Corrects an attribute that the driver has answered for a chunk, wherever the chunk is now. Returns true if the
+/// attribute has an answer.
 unsafe fn correct(known: &Known, attribute: c_int, data: *mut c_void) -> bool {
     let plain = known.own.is_none();
     // SAFETY: the driver has written an answer of this type here.

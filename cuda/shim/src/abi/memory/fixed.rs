@@ -1,4 +1,4 @@
-//! The driver's functions for memory that it allocates itself, which is counted.
+//! The driver's functions that allocate memory in the driver itself, which is counted.
 //!
 //! UNSAFETY: reads descriptions that the program's pointers name, as the driver would.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
@@ -68,7 +68,7 @@ unsafe extern "C" fn host_unregister(address: *mut c_void) -> c_int {
     result
 }
 
-/// Size of an element by `CUarray_format` in bytes; formats of blocks count as four bytes.
+/// Returns the size in bytes of an element of a `CUarray_format`; formats of blocks count as four bytes.
 fn element(format: u32) -> u64 {
     match format {
         0x01 | 0x08 => 1,
@@ -83,7 +83,7 @@ fn array_bytes(extents: &[u64], format: u32, channels: u32) -> u64 {
     elements.saturating_mul(element(format)).saturating_mul(channels.max(1).into())
 }
 
-/// Reads a descriptor of `dimensions` extents that a format and a number of channels follow.
+/// Reads a descriptor: `dimensions` extents, then a format and a number of channels.
 unsafe fn described(descriptor: *const c_void, dimensions: usize) -> u64 {
     if descriptor.is_null() {
         return 0;

@@ -1,4 +1,4 @@
-//! The driver's functions for graphs: those that allocate are counted.
+//! The driver's functions for graphs: graphs that allocate are counted.
 //!
 //! UNSAFETY: forwards calls, and reads their results.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
@@ -32,7 +32,7 @@ unsafe fn reserve(index: usize, graph: Object, stream: Object) -> c_int {
     if result == SUCCESS && memory().count_graphs() {
         return SUCCESS;
     }
-    // An upload that fails keeps the memory that it got.
+    // An upload that fails keeps the memory that it has obtained.
     memory().trim_graphs();
     if result == SUCCESS { OUT_OF_MEMORY } else { result }
 }
@@ -63,8 +63,8 @@ macro_rules! launched {
                 }
                 let result = gated(at::$real_launch, graph, stream);
                 if known {
-                    // Next to another running graph it may take more than alone. That memory is reserved now, and
-                    // counts when the owner allows it; until then no such graph is launched.
+                    // Next to another running graph the graph may take more memory than alone. That memory is reserved
+                    // now, and counts when the owner allows it; until then no such graph is launched.
                     memory().count_graphs();
                 }
                 result
@@ -76,7 +76,7 @@ macro_rules! launched {
 launched!(launch, upload, cuGraphLaunch, cuGraphUpload, false);
 launched!(launch_per_thread, upload_per_thread, cuGraphLaunch_ptsz, cuGraphUpload_ptsz, true);
 
-/// Instantiates a graph by `make`, unless one of its allocations is more than all that the tenant may have.
+/// Instantiates a graph through `make`, unless one of its allocations exceeds the tenant's whole memory.
 fn instantiate(made: *mut Object, graph: Object, make: impl FnOnce() -> c_int) -> c_int {
     let memory = memory();
     memory.present();

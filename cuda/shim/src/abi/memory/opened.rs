@@ -29,7 +29,8 @@ unsafe extern "C" fn get_handle(handle: *mut Ipc, address: Address) -> c_int {
         }
         let backed = memory.with(|chunks| {
             let backed = chunks.backing(address)?;
-            // First: from the owner's answer on, the next owner must not move them for this process alone.
+            // This comes first: from the owner's answer on, the next owner must not move the chunks for this process
+            // alone.
             chunks.mark_shared(&backed.chunks);
             Some(backed)
         });
@@ -78,7 +79,7 @@ unsafe fn open(to: *mut Address, handle: Ipc, flags: u32, real: unsafe fn(*mut A
     };
     memory.contexts.note_current();
     let found = memory.with(|chunks| match chunks.opened.is_own(&token.share) {
-        // The driver's answer for the process's own memory.
+        // The driver gives the same answer for the process's own memory.
         true => Err(INVALID_CONTEXT),
         false => Ok(chunks.opened.again(token.share)),
     });
@@ -91,7 +92,7 @@ unsafe fn open(to: *mut Address, handle: Ipc, flags: u32, real: unsafe fn(*mut A
         let ask = |request| FromTenant::Open { request, share: token.share };
         memory.obtain_by(ask, token.chunks, |chunks, granted| {
             let Some(granted) = granted else { return Vec::new() };
-            // Another thread may have been faster.
+            // Another thread may have opened it first.
             if let Some(address) = chunks.opened.again(token.share) {
                 opened = Ok(address);
                 return granted.iter().map(|part| part.0.id).collect();

@@ -1,7 +1,8 @@
 //! The driver's functions of virtual memory that a program manages itself.
 //!
 //! A handle for card memory that the program does not share is one of ours, and its memory moves like all other memory.
-//! Other handles belong to the driver, and count as fixed. Wrong calls get the codes that NVIDIA's driver 580 gives.
+//! Other handles belong to the driver, and count as fixed. Invalid calls get the same error codes as in NVIDIA's driver
+//! 580.
 //!
 //! UNSAFETY: reads and writes through the program's pointers, as the driver would.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
@@ -21,12 +22,12 @@ use crate::memory::handles::{Backing, Described, Freed, Handles, Pages as _, Pie
 use crate::memory::pages::Driver;
 use crate::symbols::at;
 
-/// Kinds of `CUmemAllocationProp` and of its place: memory that is pinned, of a card.
+/// Values of `CUmemAllocationProp` and of its location: pinned memory, on a card.
 const PINNED: c_int = 1;
 const DEVICE: c_int = 1;
 /// `CU_MEM_ALLOC_GRANULARITY_RECOMMENDED`.
 const RECOMMENDED: c_int = 1;
-/// Bytes of `CUarrayMapInfo`, and the offsets of its handle, array, operation and kind of handle.
+/// Size of `CUarrayMapInfo` in bytes, and the offsets of its handle, array, operation and kind of handle.
 const ARRAY_MAP: (usize, usize) = (96, 64);
 const ARRAY_OF_MAP: usize = 8;
 const OPERATION_OF_MAP: usize = 56;
@@ -37,8 +38,8 @@ const GENERIC: u32 = 0;
 
 /// `CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR`.
 const DESCRIPTOR: c_int = 1;
-/// `CUmemAllocationProp::allocFlags::gpuDirectRDMACapable`. PyTorch sets it wherever the card can do it; chunks cannot,
-/// as reported for each address.
+/// `CUmemAllocationProp::allocFlags::gpuDirectRDMACapable`. PyTorch sets it for each card that supports it; chunks do
+/// not, which is reported for each address.
 const RDMA: c_int = 1 << 8;
 
 /// Returns the card and the device of a handle that can be one of ours: pinned memory of a card, neither compressed nor
@@ -85,7 +86,7 @@ unsafe extern "C" fn create(handle: *mut Handle, bytes: usize, property: *const 
     }
 }
 
-/// Makes a handle of chunks, and of the driver's memory for the part that is less than a chunk.
+/// Makes a handle of chunks, and of the driver's memory for a remainder smaller than a chunk.
 fn make(card: u8, property: &Property, bytes: u64) -> Result<Handle, c_int> {
     let memory = memory();
     let chunk_bytes = memory.link.chunk_bytes();
@@ -118,7 +119,7 @@ fn make(card: u8, property: &Property, bytes: u64) -> Result<Handle, c_int> {
     made
 }
 
-/// Makes the driver allocate the part that is not a whole chunk, counted as fixed.
+/// Makes the driver allocate the remainder that is not a whole chunk, counted as fixed.
 fn rest(memory: Operations<'_>, card: u8, property: &Property, bytes: u64) -> Result<Option<Piece>, c_int> {
     if bytes == 0 {
         return Ok(None);
@@ -127,7 +128,7 @@ fn rest(memory: Operations<'_>, card: u8, property: &Property, bytes: u64) -> Re
         return Err(OUT_OF_MEMORY);
     }
     let mut handle = 0;
-    // It is exported as little as chunks are.
+    // Like chunks, this memory is not exportable.
     let property: Property = [property[0], 0, property[2], property[3], 0, 0, 0, 0];
     // SAFETY: the pointers are valid.
     match unsafe { driver::mem_create(&raw mut handle, bytes as usize, (&raw const property).cast(), 0) } {
@@ -139,7 +140,7 @@ fn rest(memory: Operations<'_>, card: u8, property: &Property, bytes: u64) -> Re
     }
 }
 
-/// Returns memory that is no longer needed. The memory is locked, so that a new owner gets the same report.
+/// Returns memory that is no longer needed. The memory is locked, so that a new owner gets a consistent report.
 fn give_back(freed: Freed) {
     let memory = memory();
     memory.give_back(freed.chunks);
@@ -273,7 +274,7 @@ unsafe extern "C" fn get_property(property: *mut c_void, handle: Handle) -> c_in
     }
 }
 
-/// Recommends whole chunks, all of which can move; the driver's own least size stays the least.
+/// Recommends whole chunks, which can move completely; the driver's own minimum size stays the minimum.
 unsafe extern "C" fn get_granularity(bytes: *mut usize, property: *const c_void, option: c_int) -> c_int {
     // SAFETY: the caller's promise.
     let result = unsafe { driver::mem_get_granularity(bytes, property, option) };
@@ -335,7 +336,7 @@ fn exportable(handle: Handle, kind: c_int) -> Result<Handle, c_int> {
     }
 }
 
-/// Copies a handle's contents to `whole` and replaces the handle by it. Nothing is in flight.
+/// Copies a handle's contents to `whole` and replaces the handle by `whole`. Nothing is in flight.
 fn unite(chunks: &mut ChunkMemory, handle: Handle, whole: Handle, device: c_int, bytes: u64) -> c_int {
     let mut base = 0;
     // SAFETY: the pointer is valid.
@@ -391,8 +392,8 @@ unsafe fn names_ours(list: *const c_void, count: u32) -> bool {
     !list.is_null() && (0..count as usize).any(|n| Handles::is_ours(handle(n)))
 }
 
-/// Notes which memory was mapped in arrays. It counts until the array ends, because only the driver knows which part of
-/// an array a stream unmaps again.
+/// Records the memory that was mapped in arrays. It counts until the array ends, because only the driver knows which
+/// part of an array a stream unmaps again.
 unsafe fn note_arrays(list: *const c_void, count: u32) {
     let (stride, place) = ARRAY_MAP;
     for n in 0..if list.is_null() { 0 } else { count as usize } {

@@ -20,7 +20,7 @@ fn cards() -> &'static [[u8; 16]] {
         return cards;
     }
     let Some((_, welcome)) = hello() else { return &[] };
-    // A child never waits for a thread of its parent in the middle of this.
+    // A child never waits for a thread of its parent that is setting this value.
     let _ = known.set(welcome.cards.iter().map(|card| card.uuid).collect());
     known.get().map_or(&[], Vec::as_slice)
 }
@@ -30,7 +30,7 @@ fn is_own(device: Device) -> bool {
     uuid(device).is_some_and(|uuid| cards().contains(&uuid))
 }
 
-/// Devices of the tenant's cards, in its order.
+/// Returns the devices of the tenant's cards, in the tenant's order.
 unsafe fn own() -> Vec<Device> {
     let (count, by_index) = (real(at::nvmlDeviceGetCount_v2), real(at::nvmlDeviceGetHandleByIndex_v2));
     if count.is_null() || by_index.is_null() {
@@ -76,7 +76,7 @@ unsafe fn by_index(index: usize, number: u32, to: *mut Device) -> c_int {
     if function.is_null() {
         return NO_FUNCTION;
     }
-    // SAFETY: as above. The first question is whether NVML answers at all.
+    // SAFETY: as above. The first call checks if NVML answers at all.
     unsafe {
         let function: unsafe extern "C" fn(u32, *mut Device) -> c_int = std::mem::transmute(function);
         let result = function(0, to);
@@ -126,7 +126,7 @@ unsafe extern "C" fn index_of(device: Device, to: *mut u32) -> c_int {
     }
 }
 
-/// Leaves the tenant's devices in a list that `ask` fetches: with the capacity, and the memory.
+/// Restricts a list that `ask` fetches, given a capacity and a buffer, to the tenant's devices.
 unsafe fn filtered(count: *mut u32, to: *mut Device, ask: impl Fn(*mut u32, *mut Device) -> c_int) -> c_int {
     if count.is_null() {
         return ask(count, to);

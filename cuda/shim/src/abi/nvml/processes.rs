@@ -10,7 +10,7 @@ use cuda_protocol::{End, FromOwner, FromTenant, VERSION_PROCESSES};
 use super::{Device, INSUFFICIENT_SIZE, INVALID_ARGUMENT, NO_FUNCTION, SUCCESS, answer, connect};
 use crate::symbols::{at, real};
 
-/// An entry of a list, which begins with the process.
+/// An entry of a list, whose first field is the process.
 trait Entry: Copy {
     fn pid(&self) -> u32;
 }
@@ -47,7 +47,7 @@ impl Entry for Second {
 
 type Function<T> = unsafe extern "C" fn(Device, *mut u32, *mut T) -> c_int;
 
-/// The tenant's processes in the owner's namespace; `None` if the tenant does not have the card.
+/// Returns the tenant's processes in the owner's namespace; `None` if the tenant does not have the card.
 fn own(device: Device) -> Option<Vec<u32>> {
     let (link, card, version) = connect(device)?;
     let mut pids = vec![std::process::id()];
@@ -60,9 +60,9 @@ fn own(device: Device) -> Option<Vec<u32>> {
     Some(pids)
 }
 
-/// All entries that the real library has.
+/// Returns all entries of the real library.
 unsafe fn all<T: Entry + Default>(function: Function<T>, device: Device) -> Result<Vec<T>, c_int> {
-    /// A card has far fewer.
+    /// A card has far fewer processes.
     const MAX_PROCESSES: u32 = 1 << 16;
     let mut room = 64;
     loop {
@@ -95,7 +95,7 @@ unsafe fn put<T: Entry>(list: &[T], pids: &[u32], count: *mut u32, to: *mut T) -
     if to.is_null() {
         return INVALID_ARGUMENT;
     }
-    // SAFETY: the caller's promise: the buffer has room for this many.
+    // SAFETY: the caller's promise: the buffer is large enough for them.
     unsafe { std::ptr::copy_nonoverlapping(own.as_ptr(), to, own.len()) };
     SUCCESS
 }
