@@ -1,7 +1,7 @@
-//! Requests of the daemon to the owner of a CUDA card, which is a process of its own, and the owner's answers.
+//! Requests of the daemon to the owner of a CUDA card, which is a separate process, and the owner's answers.
 //!
-//! Over the owner's standard input and output, one JSON object per line: first [`Settings`], answered by
-//! [`Answer::Ready`] or [`Answer::Failed`]; then each [`Request`], answered in order. The owner ends when its input
+//! The messages use the owner's standard input and output, with one JSON object per line: first [`Settings`], answered
+//! by [`Answer::Ready`] or [`Answer::Failed`]; then each [`Request`], answered in order. The owner ends when its input
 //! does.
 //!
 //! Sizes are bytes, times nanoseconds unless a name says otherwise. Only the messages are here: the crate does not
@@ -13,8 +13,8 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
-/// Status with which the owner's process ends when its card was reset or has failed: all that programs had there is
-/// lost.
+/// Status with which the owner's process ends when its card was reset or has failed: all data of programs on the card
+/// is lost.
 pub const CARD_LOST: i32 = 75;
 
 /// A card's settings.
@@ -28,28 +28,28 @@ pub struct Settings {
     pub card_bytes: u64,
     /// Host memory for chunks that are not on the card.
     pub host_bytes: u64,
-    /// Host memory that is ready before it is needed.
+    /// Host memory that is pinned in advance.
     pub host_ready_bytes: u64,
-    /// Unit in which memory is given and moved.
+    /// Unit in which memory is allocated and moved.
     pub chunk_bytes: u64,
     /// Length of a slice of the card's time.
     pub slice_ns: u64,
-    /// Microseconds of work in flight of a tenant that is not alone.
+    /// Limit of a tenant's work in flight while it is not alone, in microseconds.
     pub run_ahead_us: u32,
-    /// Kill unmanaged processes instead of only reporting them; also a tenant's processes that have more memory past
-    /// their accounts than the tenant's limit.
+    /// Kill unmanaged processes instead of only reporting them; also a tenant's processes whose memory beyond their
+    /// accounts exceeds the tenant's limit.
     #[serde(default)]
     pub kills_strangers: bool,
-    /// Memory by which a process, and all of the card, may be beyond the accounts.
+    /// Memory by which a process, and the whole card, may exceed the accounts.
     #[serde(default)]
     pub margin_bytes: u64,
-    /// Rules that can be changed while it works.
+    /// Rules that can be changed while the owner runs.
     pub rules: Rules,
-    /// File with the processes served, for the next owner.
+    /// File that records the served processes for the next owner.
     pub journal: PathBuf,
 }
 
-/// Rules by which a card is shared; they can be changed while it works.
+/// Rules by which a card is shared; they can be changed while the owner runs.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Rules {
     /// Policy for the card's time, with its parameters.
@@ -60,7 +60,7 @@ pub struct Rules {
     pub low_water_bytes: u64,
     /// Policy for the order of evictions, by its name.
     pub victims: String,
-    /// Time between two checks whether chunks can return to the card.
+    /// Time between two attempts to return chunks to the card.
     pub return_ns: u64,
     /// Time during which a moved chunk does not move back.
     pub settle_ns: u64,
@@ -75,9 +75,9 @@ pub struct Rules {
 pub struct Quanta {
     /// `auto`, `off` or `forced`.
     pub mode: String,
-    /// Time over which traffic is looked at.
+    /// Time over which traffic is measured.
     pub window_ns: u64,
-    /// Thousandths of the bytes that can be copied in it, above which tenants thrash.
+    /// Traffic above which tenants thrash, in thousandths of the bytes that can be copied in that time.
     pub on_permille: u32,
     /// Thousandths of the card's memory that must be free for quanta to end.
     pub margin_permille: u32,
@@ -94,7 +94,7 @@ pub struct Quanta {
 pub struct MemoryShare {
     /// Upper limit on the card; `None` means its whole memory size.
     pub quota: Option<u64>,
-    /// Memory that is guaranteed to it on the card.
+    /// Memory on the card that is guaranteed to the tenant.
     pub guarantee: u64,
     /// Upper limit in host memory.
     pub swap_cap: Option<u64>,
@@ -115,7 +115,7 @@ pub struct TimeShare {
     pub cap_permille: u32,
     /// Latency class: `interactive`, `normal` or `background`.
     pub class: String,
-    /// Limit of an endless turn; `None` means no limit.
+    /// Time limit for work that does not end; `None` means no limit.
     pub max_run_ns: Option<u64>,
 }
 
@@ -124,13 +124,13 @@ pub struct TimeShare {
 pub struct Tenant {
     /// Its name.
     pub name: String,
-    /// Memory that it has allocated.
+    /// Size of the memory that the tenant sees.
     pub memory_bytes: u64,
     /// Part of the card's memory.
     pub memory: MemoryShare,
     /// Part of the card's time.
     pub time: TimeShare,
-    /// A program that does not answer is suspended by the driver, not killed.
+    /// The driver suspends a program that does not answer, instead of killing it.
     pub suspends: bool,
     /// Path of its socket.
     pub socket: PathBuf,
@@ -148,14 +148,14 @@ pub struct Tenant {
 pub enum Request {
     /// Makes a tenant and listens at its socket. Answered by [`Answer::Moving`] while its guaranteed memory is in use.
     Add(Tenant),
-    /// Changes the limits of the tenant with this name; its memory size and its socket stay. Answered by
+    /// Changes the limits of the tenant with this name; its memory size and its socket do not change. Answered by
     /// [`Answer::Moving`] as [`Request::Add`] is.
     Change(Tenant),
     /// Removes a tenant by its name. Answered with [`Answer::Leaving`] while the tenant has programs.
     Remove {
         /// Its name.
         name: String,
-        /// Its programs are killed; if not, their connections end.
+        /// Kills its programs; otherwise only their connections end.
         kills: bool,
     },
     /// Changes the rules of the card, from now on.
@@ -177,18 +177,18 @@ pub enum Answer {
     Ready {
         /// Name of its model.
         name: String,
-        /// UUID of the card in NVML's form, as `GPU-12345678-9abc-def0-0123-456789abcdef`.
+        /// UUID of the card in NVML's form, for example `GPU-12345678-9abc-def0-0123-456789abcdef`.
         uuid: String,
         /// Total memory of the card.
         total_bytes: u64,
     },
-    /// Done.
+    /// The request is done.
     Done,
     /// The request failed, and the state is unchanged.
     Failed(String),
-    /// Not done yet, because other tenants' memory is being evicted first. Repeat the request later.
+    /// The request is not done yet, because other tenants' memory is being evicted first. Repeat it later.
     Moving(String),
-    /// It will be done when these processes have ended.
+    /// The request will be done when these processes have ended.
     Leaving(Vec<u32>),
     /// The card's current state.
     View(Box<Card>),
@@ -197,32 +197,32 @@ pub enum Answer {
 /// The current state of a card.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Card {
-    /// Time by the clock of its owner, which starts again with each owner.
+    /// Time by the clock of its owner, which restarts with each owner.
     pub now_ns: u64,
-    /// Neither used nor promised.
+    /// Memory that is neither used nor promised.
     pub spare_bytes: u64,
     /// Host memory in use.
     pub host_used_bytes: u64,
-    /// Moved from the card to host memory.
+    /// Bytes moved from the card to host memory.
     pub moved_out_bytes: u64,
-    /// Moved back.
+    /// Bytes moved back to the card.
     pub moved_in_bytes: u64,
-    /// Time for which a turn lasted.
+    /// Total duration of turns.
     pub busy_ns: u64,
-    /// Turns granted.
+    /// Number of granted turns.
     pub turns: u64,
-    /// Chunks that were moved.
+    /// Number of moved chunks.
     pub relocations: u64,
-    /// Orders declined by programs.
+    /// Number of orders that programs declined.
     pub declined: u64,
     /// Quantum: the holder, all members, and its length.
     pub memory_turn: Option<(String, Vec<String>, u64)>,
     /// Tenants by name.
     pub tenants: Vec<TenantView>,
-    /// Processes that use the card without the owner: number, program, and bytes of the card where that is known.
+    /// Processes that use the card without the owner: number, program, and bytes of the card if known.
     #[serde(default)]
     pub strangers: Vec<(u32, String, Option<u64>)>,
-    /// Memory of the card in use for which neither a process nor a tenant can be charged.
+    /// Memory of the card in use that neither a process nor a tenant can be charged for.
     #[serde(default)]
     pub unexplained_bytes: u64,
 }
@@ -240,7 +240,7 @@ pub struct TenantView {
     pub in_host_bytes: u64,
     /// Bytes that it has allocated but not used.
     pub unbacked_bytes: u64,
-    /// Moving now.
+    /// Bytes that are being moved.
     pub moving_bytes: u64,
     /// Bytes on the card that it is entitled to now.
     pub entitled_bytes: u64,
@@ -250,23 +250,23 @@ pub struct TenantView {
     pub in_host_peak_bytes: u64,
     /// Bytes that were first placed in host memory.
     pub born_in_host_bytes: u64,
-    /// Moved from the card to host memory.
+    /// Bytes moved from the card to host memory.
     pub moved_out_bytes: u64,
-    /// Moved back.
+    /// Bytes moved back to the card.
     pub moved_in_bytes: u64,
     /// Time of the card that it was charged.
     pub used_ns: u64,
-    /// The same per interval: its start, and the time charged in it.
+    /// Charged time per interval: the interval's start, and the time.
     pub recent: Vec<(u64, u64)>,
-    /// Part that it is entitled to while all want the card, in thousandths.
+    /// Part of the card's time that the tenant is entitled to while all tenants compete, in thousandths.
     pub entitled_permille: u32,
     /// Part of its turns in which its work was in flight, by the card's events.
     pub busy_ns: u64,
-    /// Part of that in which only copies were in flight.
+    /// Part of `busy_ns` in which only copies were in flight.
     pub copy_ns: u64,
-    /// Number of submissions, not counted while it is alone.
+    /// Number of submissions, which are not counted while the tenant is alone.
     pub launches: u64,
-    /// Turns.
+    /// Number of turns.
     pub turns: u64,
     /// Median wait for a turn.
     pub wait_p50_ns: u64,
@@ -274,42 +274,42 @@ pub struct TenantView {
     pub wait_p99_ns: u64,
     /// Maximum wait.
     pub wait_max_ns: u64,
-    /// True if it has the turn.
+    /// True if the tenant has the turn.
     pub runs: bool,
     /// Reason for which its work waits, in words.
     #[serde(default)]
     pub waits_for: Option<String>,
-    /// It waits because its processes are stopped.
+    /// True if the tenant waits because its processes are stopped.
     #[serde(default)]
     pub stopped: bool,
     /// Time that it has waited for its quanta of the card's memory, in ns.
     #[serde(default)]
     pub quantum_wait_ns: u64,
-    /// Its programs that were killed because they did not answer.
+    /// Number of its programs that were killed because they did not answer.
     pub killed: u64,
-    /// Its programs that were given up but could not be killed.
+    /// Number of its programs that were given up but could not be killed.
     #[serde(default)]
     pub kill_failures: u64,
-    /// Its programs that were suspended because they did not answer.
+    /// Number of its programs that were suspended because they did not answer.
     pub suspended: u64,
     /// Its last programs that were given up, oldest first, at most 4.
     #[serde(default)]
     pub given_up: Vec<GivenUp>,
-    /// Time for which its turn has overrun; 0 if it does not.
+    /// Time for which its turn has overrun; 0 if the turn is within its limit.
     #[serde(default)]
     pub overrun_ns: u64,
-    /// Its processes with memory of the card past its account: number, program and bytes.
+    /// Its processes with memory of the card beyond its account: number, program and bytes.
     #[serde(default)]
     pub unaccounted: Vec<(u32, String, u64)>,
     /// Card memory that it returned but that is still referenced.
     #[serde(default)]
     pub kept_bytes: u64,
-    /// Memory of both beyond its limits.
+    /// Total of unaccounted and kept memory in excess of the tenant's limits.
     #[serde(default)]
     pub over_quota_bytes: u64,
-    /// Turns beyond their limit.
+    /// Number of turns that exceeded their limit.
     pub strikes: u32,
-    /// It gets no turn until it is released.
+    /// True if the tenant is quarantined: it gets no turn until it is released.
     pub quarantined: bool,
 }
 

@@ -21,7 +21,7 @@ pub fn wanted() -> bool {
     }
 }
 
-/// Writes a line immediately and without the lock of `eprintln`, whose holder may be a thread of the parent.
+/// Writes a line immediately and without the lock of `eprintln`, which a thread of the parent may hold.
 pub fn write(line: &str) {
     // SAFETY: the bytes are valid. A line that cannot be written is lost.
     unsafe { libc::write(libc::STDERR_FILENO, line.as_ptr().cast(), line.len()) };

@@ -34,21 +34,21 @@ use graphs::Graphs;
 #[derive(Debug)]
 pub struct Memory {
     chunks: Mutex<ChunkMemory>,
-    /// Chunks that are mapped nowhere.
+    /// Number of evicted chunks, which are not mapped.
     away: Arc<AtomicUsize>,
-    /// Held by the thread that requests chunks.
+    /// Lock of the thread that requests chunks.
     grows: Mutex<()>,
-    /// Answers with chunks that are delivered and not yet mapped.
+    /// Number of answers with chunks that were delivered and are not mapped yet.
     arriving: AtomicU32,
-    /// Memory was allocated since this was looked at last.
+    /// Set if memory was allocated since the last check.
     touched: AtomicBool,
     fixed: Fixed,
     graphs: Graphs,
-    /// Held by the thread that makes a handle exportable.
+    /// Lock of the thread that makes a handle exportable.
     pub exports: Mutex<()>,
 }
 
-/// The memory, with the parts of the library that work on it needs.
+/// The memory, with the parts of the library that operations on it need.
 #[derive(Clone, Copy, Debug)]
 pub struct Operations<'a> {
     /// The memory.

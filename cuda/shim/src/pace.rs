@@ -17,44 +17,44 @@ use crate::events::{self, Event};
 use crate::gate::Gate;
 use crate::streams::Stream;
 
-/// Nanoseconds assumed at least for work that was never seen.
+/// Minimum length assumed for work that was never seen, in nanoseconds.
 const UNKNOWN_NS: f64 = 200_000.0;
-/// Submissions of a group at most.
+/// Maximum number of submissions in a group.
 const LONGEST_GROUP: u32 = 256;
-/// Part of the bound that a group has at most. An event costs the card 2 to 4 us without other work: rare group ends
-/// cost least, and two groups suffice to know the amount in flight.
+/// Number of groups that the bound is divided into. An event costs the card 2 to 4 us without other work: rare group
+/// ends cost least, and two groups suffice to know the amount in flight.
 const GROUPS_OF_BOUND: f64 = 2.0;
-/// Nanoseconds before the expected end of all work in which that end is looked for.
+/// Time before the expected end of all work at which polling for that end begins, in nanoseconds.
 const NEAR_NS: f64 = 300_000.0;
 /// Time without a submission after which that end is polled: a program with little in flight at a time always seems to
 /// be about to end, and each poll costs the card an event.
 const IDLE_BEFORE_POLL: Duration = Duration::from_micros(100);
-/// Kinds of work whose length is remembered.
+/// Maximum number of kinds of work whose length is remembered.
 const MOST_KEYS: usize = 4096;
-/// Groups in a row that must confirm a length before it is trusted.
+/// Number of consecutive groups that must confirm a length before it is trusted.
 const MIN_CONFIRMING_GROUPS: u8 = 2;
-/// Groups in a row that are counted.
+/// Maximum count of consecutive confirming groups.
 const STEADY_MOST: u8 = 4 * MIN_CONFIRMING_GROUPS;
-/// Ratios of the time taken to the time expected with which a group meets that.
+/// Ratios of the measured to the expected time that confirm a length.
 const CONFIRMING_RATIOS: std::ops::RangeInclusive<f64> = 0.75..=1.33;
-/// Same for a group that may be an exception, for example because its program was delayed, and the card with it.
+/// Ratios of a group that may be an exception, for example because its program, and the card with it, was delayed.
 const DISTURBED: std::ops::RangeInclusive<f64> = 0.4..=3.0;
-/// Milliseconds between the base of times and an event; beyond them single precision loses microseconds.
+/// Maximum time between the base of times and an event, in milliseconds; beyond it single precision loses microseconds.
 const REBASE_MS: f64 = 1000.0;
 
 #[derive(Debug)]
 struct Group {
     context: u64,
     stream: Stream,
-    /// Recorded before the group's first work, where nothing of the stream was in flight.
+    /// Event recorded before the group's first work, if no work of the stream was in flight.
     start: Option<Event>,
     end: Option<Event>,
     keys: Vec<u64>,
     copies: u32,
     estimate: f64,
-    /// Length assumed of each kind in it that was never seen, in nanoseconds.
+    /// Length assumed for each kind of work in the group that was never seen, in nanoseconds.
     unknown_ns: f64,
-    /// All of it is of kinds with a steady length.
+    /// Set if all work of the group is of kinds with a steady length.
     sure: bool,
     opened: Instant,
 }
@@ -78,7 +78,7 @@ impl Group {
     }
 }
 
-/// Times of one context's events: each is milliseconds after the first base.
+/// Times of one context's events, in milliseconds after the first base.
 #[derive(Debug)]
 struct Clock {
     base: Event,
@@ -91,16 +91,16 @@ struct Clock {
 #[derive(Clone, Copy, Debug)]
 struct Length {
     ns: f64,
-    /// Groups in a row that took the expected time.
+    /// Number of consecutive groups that took the expected time.
     steady: u8,
 }
 
-/// Work in flight, by when it ends.
+/// Remaining work in flight, by its expected end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Left {
-    /// No measured work.
+    /// No measured work is in flight.
     Nothing,
-    /// Work that still takes this long, as the same work did before.
+    /// Work with this remaining time, as estimated from earlier runs of the same work.
     About(Duration),
     /// Work of unknown length.
     Unknown,
@@ -113,13 +113,13 @@ struct Pace {
     ends: HashMap<(u64, Stream), f64>,
     clocks: HashMap<u64, Clock>,
     lengths: HashMap<u64, Length>,
-    /// Nanoseconds that unseen work took lately.
+    /// Recent length of unseen work, in nanoseconds.
     unknown_ns: Option<f64>,
     usage: Usage,
     last: Option<Instant>,
-    /// Time at which the end of a group was seen last.
+    /// Time at which the last end of a group was noticed.
     seen: Option<Instant>,
-    /// No work is in flight that was submitted while nothing was measured.
+    /// Set if no work is in flight that was submitted while measuring was off.
     all_measured: bool,
 }
 
@@ -184,7 +184,7 @@ impl RunAhead {
                 if pace.groups.iter().all(|g| g.end.is_none()) {
                     captures.quietly(|| pace.close_groups(captures, |_| true));
                     if pace.groups.iter().all(|g| g.end.is_none()) {
-                        // No work with an end to wait for.
+                        // No work in flight has an end to wait for.
                         return;
                     }
                 }
@@ -221,7 +221,7 @@ impl RunAhead {
         self.lock().groups.retain(|g| g.stream != stream || !g.keys.is_empty());
     }
 
-    /// Counts a submission to `stream` that this thread has made.
+    /// Counts a submission of this thread to `stream`.
     pub fn submitted(&self, captures: &Captures, stream: Stream, key: u64, copy: bool) {
         let context = driver::current_context() as u64;
         let mut pace = self.lock();
@@ -268,8 +268,8 @@ impl RunAhead {
         }
     }
 
-    /// Ends groups if all work is about to end and the program submits no more, so that the end is noticed. Returns
-    /// true if no work is in flight.
+    /// If all work is about to end and the program submits no more, ends the groups, so that the end is noticed.
+    /// Returns true if no work is in flight.
     pub fn is_quiet(&self, captures: &Captures) -> bool {
         let mut pace = self.lock();
         pace.look_for_end(captures, Instant::now());
@@ -284,7 +284,7 @@ impl RunAhead {
         pace.left(Instant::now())
     }
 
-    /// Time since the last submission, or since the last work was seen to have ended.
+    /// Returns the time since the last submission, or since the last noticed end of work.
     pub fn idle(&self) -> Duration {
         let pace = self.lock();
         pace.last.max(pace.seen).map_or(Duration::MAX, |last| last.elapsed())
@@ -297,13 +297,13 @@ impl RunAhead {
         any.then(|| Duration::from_nanos(pace.left_ns(Instant::now()) as u64))
     }
 
-    /// Number of groups in flight.
+    /// Returns the number of groups in flight.
     #[cfg(test)]
     pub fn groups(&self) -> usize {
         self.lock().groups.len()
     }
 
-    /// Use since it was last taken.
+    /// Returns the use since the last call.
     pub fn take_usage(&self) -> Usage {
         std::mem::take(&mut self.lock().usage)
     }
@@ -325,24 +325,24 @@ impl Pace {
         self.unknown_ns.unwrap_or(bound / 2.0).max(UNKNOWN_NS)
     }
 
-    /// Same for work of one kind. Other kinds may have been short, a copy next to kernels: while work of this kind is
-    /// in flight and none has ever ended, assume at least the value for unseen work.
+    /// Returns the same for work of one kind. Other kinds may have been short, such as a copy next to kernels: while
+    /// work of this kind is in flight and none of it has ever ended, assumes at least the value for unseen work.
     fn unknown_ns_of(&self, key: u64, bound: f64) -> f64 {
         let flies = self.groups.iter().any(|group| group.keys.contains(&key));
         self.unknown_ns(bound).max(if flies { bound / 2.0 } else { 0.0 })
     }
 
-    /// Returns the nanoseconds that the work in flight still takes, by earlier runs of the same work.
+    /// Returns the remaining time of the work in flight in nanoseconds, estimated from earlier runs of the same work.
     fn left_ns(&self, now: Instant) -> f64 {
         let Some(first) = self.groups.front() else { return 0.0 };
-        // It has run since it was submitted, or since the end of the previous group.
+        // The work has run since it was submitted, or since the end of the previous group.
         let since = self.seen.map_or(first.opened, |seen| seen.max(first.opened));
         let ran = now.saturating_duration_since(since).as_nanos() as f64;
         self.groups.iter().map(|g| g.estimate).sum::<f64>() - ran.min(first.estimate)
     }
 
-    /// Returns true if a stream without work may have some in addition to another stream's: a copy next to a long
-    /// kernel.
+    /// Returns true if a stream without work may have some in addition to another stream's work, such as a copy next to
+    /// a long kernel.
     fn is_free_for(&self, stream: Stream) -> bool {
         self.groups.len() < 2 && self.groups.iter().all(|g| g.stream != stream)
     }
@@ -373,16 +373,16 @@ impl Pace {
                 continue;
             }
             let (context, stream) = (group.context, group.stream);
-            // Its own thread has ended the group, or is about to.
+            // The stream's own thread has ended the group, or is about to.
             if !stream.is_in_reach() {
                 continue;
             }
-            // The event would become a part of the capture. The group ends when the capture has.
+            // The event would become a part of the capture. The group ends when the capture has ended.
             if captures.any() && stream.is_capturing() {
                 continue;
             }
             let end = events::within(context, || self.event(context).filter(|event| events::record(*event, stream)));
-            // The end of work in a stream that takes no event is unknown: the next drain waits for all work of its
+            // The end of work in a stream that accepts no event is unknown: the next drain waits for all work of its
             // context.
             match end {
                 Some(end) => self.groups[at].end = Some(end),
@@ -454,7 +454,7 @@ impl Pace {
         if self.lengths.len() > MOST_KEYS {
             self.lengths.clear();
         }
-        // Each kind once, regardless of how often it is in the group: the group's length is applied to it once.
+        // Count each kind once, regardless of how often it is in the group: the group's length is applied to it once.
         let kinds: HashSet<u64> = group.keys.iter().copied().collect();
         let trust = match (group.keys.len(), kinds.len()) {
             (1, _) => 1.0,

@@ -22,7 +22,7 @@ pub struct Pacing {
 }
 
 impl Pacing {
-    /// Returns bounds without work.
+    /// Returns bounds for a program without work.
     pub fn new() -> Self {
         Self { run_ahead: RunAhead::default(), solo_backlog: SoloBacklog::new(), fences: Fences::new() }
     }

@@ -25,8 +25,8 @@ impl Once {
         Self { once: std::sync::Once::new(), process: AtomicU32::new(0), done: AtomicBool::new(false) }
     }
 
-    /// Runs the action, or waits for the thread that runs it. Returns false in a child of a process that was in the
-    /// middle of it.
+    /// Runs the action, or waits for the thread that runs it. Returns false in a child of a process that forked during
+    /// the action.
     pub fn run(&self, work: impl FnOnce()) -> bool {
         if self.done.load(Ordering::SeqCst) {
             return true;
@@ -57,7 +57,7 @@ impl<T> Lock<T> {
         Self { value: Mutex::new(value), process: AtomicU32::new(0) }
     }
 
-    /// Takes the lock. Returns none in a child of a process that held it when the child was made.
+    /// Takes the lock. Returns `None` in a child of a process that held it when the child was made.
     pub fn take(&self) -> Option<MutexGuard<'_, T>> {
         let own = std::process::id();
         let before = self.process.compare_exchange(0, own, Ordering::SeqCst, Ordering::SeqCst);
@@ -79,7 +79,7 @@ impl<T> Lock<T> {
     }
 }
 
-/// Blocks all signals for this thread while it lives.
+/// Blocks all signals for this thread until dropped.
 pub struct Blocked(libc::sigset_t);
 
 impl Blocked {
@@ -120,7 +120,7 @@ mod tests {
         lock.process.store(std::process::id() + 1, Ordering::SeqCst);
         assert!(lock.take().is_none());
         drop(held);
-        // It was free when the child was made.
+        // The lock was free when the child was made.
         assert_eq!(lock.take().map(|value| *value), Some(1));
         assert_eq!(lock.process.load(Ordering::SeqCst), std::process::id());
     }

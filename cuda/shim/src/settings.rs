@@ -12,7 +12,7 @@ pub struct Settings {
     pub socket: Option<PathBuf>,
     /// Name of the tenant; may be empty.
     pub tenant: String,
-    /// The driver's library, if it is named.
+    /// The driver's library, if the environment names it.
     pub driver: Option<PathBuf>,
 }
 

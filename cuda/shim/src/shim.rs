@@ -1,5 +1,5 @@
-//! Everything that the library knows about its program: one object, which the functions of `abi` and the thread of
-//! `agent` share. The modules below get the parts that they need as arguments.
+//! The library's state for its program: one object, which the functions of `abi` and the thread of `agent` share. The
+//! modules below get the parts that they need as arguments.
 //!
 //! UNSAFETY: binds contexts of the program to the thread.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
@@ -18,12 +18,12 @@ use crate::pacing::Pacing;
 use crate::process::Once;
 use crate::settings::Settings;
 
-/// The real libraries, as far as they are loaded.
+/// The real libraries that are loaded.
 #[derive(Debug)]
 pub struct Libraries {
-    /// Loads the driver.
+    /// One-time load of the driver.
     pub driver: Once,
-    /// Loads NVML.
+    /// One-time load of NVML.
     pub nvml: Once,
     /// Symbols of the driver by the address of their real function.
     pub by_address: OnceLock<Vec<(usize, usize)>>,
@@ -52,7 +52,7 @@ pub struct Shim {
 }
 
 impl Shim {
-    /// Returns the state of a program that has called nothing yet.
+    /// Returns the state of a program that has not called any function yet.
     pub fn new(settings: Settings) -> Self {
         let (by_address, cards) = (OnceLock::new(), OnceLock::new());
         Self {
@@ -72,7 +72,7 @@ impl Shim {
         Operations { memory: &self.memory, captures: &self.captures, contexts: &self.contexts, link: &self.link }
     }
 
-    /// Waits until the gate is open and counts this thread as within. Returns the stripe for [`Gate::done`].
+    /// Waits until the gate is open and counts this thread as inside. Returns the stripe for [`Gate::done`].
     pub fn pass(&self) -> usize {
         loop {
             if let Some(stripe) = self.gate.pass() {
@@ -100,7 +100,7 @@ impl Shim {
         let before = driver::current_context();
         self.gate.close(gate::EXPORT, None);
         let result = if self.captures.any() {
-            // Work that is captured must not be waited for.
+            // A capture's work must not be waited for.
             driver::CAPTURE_UNSUPPORTED
         } else {
             self.drain(None);

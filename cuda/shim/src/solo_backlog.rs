@@ -3,8 +3,8 @@
 //! The next tenant waits for this backlog, and a backlog over the run limit gets the program killed. So an event, a
 //! *mark*, follows every few submissions in their stream, and a stream with [`MAX_MARKS_PER_STREAM`] marks in flight
 //! accepts nothing more until one of them has passed. The number of submissions between two marks depends on how long
-//! they take: about a tenth of a second of work is in flight, or four submissions. A real card's own queue is bounded
-//! too, but only at a thousand submissions, however long each of them takes.
+//! they take: about a tenth of a second of work is in flight, or four submissions. The queue of a real card is bounded
+//! too, but only at a thousand submissions, regardless of their length.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -18,9 +18,9 @@ use crate::gate::Gate;
 use crate::pace::RunAhead;
 use crate::streams::Stream;
 
-/// Marks of a stream that are in flight at most.
+/// Maximum number of marks in flight per stream.
 const MAX_MARKS_PER_STREAM: usize = 4;
-/// Submissions between two marks, to begin with, at least, and at most: an event costs the card 2 to 4 us.
+/// Initial, minimum and maximum number of submissions between two marks: an event costs the card 2 to 4 us.
 const INITIAL_SUBMISSIONS_PER_MARK: u32 = 4;
 const MIN_SUBMISSIONS_PER_MARK: u32 = 1;
 const MAX_SUBMISSIONS_PER_MARK: u32 = 32;
@@ -28,11 +28,11 @@ const MAX_SUBMISSIONS_PER_MARK: u32 = 32;
 const WIDEN_BELOW: Duration = Duration::from_millis(20);
 /// Narrow the interval when a wait for a mark exceeds this.
 const NARROW_ABOVE: Duration = Duration::from_millis(100);
-/// Time without a passing mark after which a stream may have twice as many.
-// TIMEOUT: a stream may wait for the thread that waits here, so that thread must resume in the end. A program whose
+/// Time without a passing mark after which a stream may have twice as many marks.
+// TIMEOUT: a stream may wait for the thread that waits here, so that thread must eventually resume. A program whose
 // launches take longer already has enough work in flight to be killed when another program starts.
 const MARK_TIMEOUT: Duration = Duration::from_secs(5);
-/// Events that are kept for further marks.
+/// Maximum number of events that are kept for further marks.
 const MAX_SPARE_EVENTS: usize = 64;
 
 #[derive(Debug)]
@@ -53,7 +53,7 @@ struct Marks {
     most: usize,
 }
 
-/// Submissions until the next mark. Each submission writes it: the cache line has nothing that is only read.
+/// Submissions until the next mark. Each submission writes it: the cache line contains no read-only data.
 #[derive(Debug)]
 #[repr(align(64))]
 struct Countdown(AtomicU32);
@@ -105,7 +105,7 @@ impl SoloBacklog {
             if gate.is_closed() || run_ahead.is_active() {
                 return;
             }
-            // About three times the work that was waited for is still in flight.
+            // About three times the awaited work is still in flight.
             if age < Duration::from_micros(200) {
                 std::thread::yield_now();
             } else {
@@ -161,7 +161,7 @@ impl Marks {
         }
     }
 
-    /// Checks the marks for a stream that waits, `since` something has passed. Returns true if the stream may have
+    /// Checks the marks for a waiting stream; the last mark passed at `since`. Returns true if the stream may submit
     /// more.
     fn look(
         &mut self,

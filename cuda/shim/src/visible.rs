@@ -1,6 +1,6 @@
-//! Restricts the cards that the program sees to the tenant's.
+//! Restricts the cards that the program sees to the tenant's cards.
 //!
-//! The driver itself hides the rest. It reads the variable [`VARIABLE`] in `cuInit`, so that variable names the
+//! The driver itself hides the other cards. It reads the variable [`VARIABLE`] in `cuInit`, so that variable names the
 //! tenant's cards, by their identities: count, order, numbers and PCI addresses follow. The value that the program or
 //! its user had in the variable chooses among the tenant's cards, and is restored afterwards.
 //!
@@ -14,7 +14,8 @@ use cuda_protocol::CardInfo;
 /// NVIDIA's variable with the cards that a process sees.
 const VARIABLE: &str = "CUDA_VISIBLE_DEVICES";
 
-/// Calls the driver's `cuInit` by `init` with the tenant's cards in the environment. One thread at a time calls this.
+/// Calls the driver's `cuInit` through `init` with the tenant's cards in the environment. Only one thread at a time may
+/// call this function.
 pub fn initialise(cards: &[CardInfo], init: impl FnOnce() -> c_int) -> c_int {
     let before = std::env::var_os(VARIABLE);
     let own: Vec<String> = cards.iter().map(|card| name(&card.uuid)).collect();

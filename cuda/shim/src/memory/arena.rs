@@ -1,15 +1,16 @@
 //! Placing of allocations in a range of addresses that chunks back.
 //!
-//! Best fit: the smallest hole that is large enough, so that small allocations fill chunks that have users already.
+//! Best fit: chooses the smallest hole that is large enough, so that small allocations fill chunks that are already in
+//! use.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Alignment of every allocation, the same as the driver's.
 const ALIGN: u64 = 512;
-/// Alignment of allocations that are at least this long.
+/// Alignment of allocations of at least this size.
 const LARGE_ALIGN: u64 = 2 << 20;
 
-/// Returns the bytes that an allocation takes; `None` if it exceeds every range.
+/// Returns the number of bytes that an allocation takes; `None` if it exceeds every range.
 pub fn rounded(bytes: u64) -> Option<u64> {
     bytes.max(1).checked_next_multiple_of(align(bytes))
 }
@@ -28,7 +29,7 @@ pub struct Arena {
     lengths: BTreeSet<(u64, u64)>,
     /// Allocations: offset and length.
     used: BTreeMap<u64, u64>,
-    /// Allocations in each chunk.
+    /// Number of allocations in each chunk.
     users: BTreeMap<u32, u32>,
 }
 
@@ -37,7 +38,7 @@ pub struct Arena {
 pub struct Placed {
     /// Offset in the range.
     pub offset: u64,
-    /// Chunks that nothing lay in before, in rising order.
+    /// Previously empty chunks that the allocation uses, in ascending order.
     pub chunks: Vec<u32>,
 }
 

@@ -23,9 +23,9 @@ use crate::driver::{self, Address, OUT_OF_MEMORY, Object, SUCCESS};
 use crate::link::Answer;
 use crate::log::report;
 
-/// Bytes of addresses of one card's region, per byte of the card.
+/// Size of a card's region of addresses, per byte of the card's memory.
 const REGION_BYTES_PER_CARD_BYTE: u64 = 4;
-/// Bytes of chunks without users that a card's region keeps for the next allocation.
+/// Maximum size of empty chunks that a card's region keeps for the next allocation, in bytes.
 const MAX_SPARE_BYTES: u64 = 256 << 20;
 /// Memory of the program in chunks.
 #[derive(Debug, Default)]
@@ -38,7 +38,7 @@ pub struct ChunkMemory {
     places: HashMap<ChunkId, (usize, u32)>,
     /// Memory that streams have freed.
     ordered: Ordered,
-    /// Chunks that are mapped nowhere.
+    /// Number of evicted chunks, which are not mapped.
     away: Arc<AtomicUsize>,
 }
 
@@ -49,7 +49,7 @@ pub struct Backed {
     pub card: u8,
     /// The chunks, in the order of their addresses.
     pub chunks: Vec<ChunkId>,
-    /// Size of the first chunk before the allocation in bytes.
+    /// Offset of the allocation in its first chunk, in bytes.
     pub offset: u64,
     /// Size of the allocation in bytes.
     pub bytes: u64,
@@ -113,8 +113,8 @@ impl<'a> Operations<'a> {
         }
     }
 
-    /// Requests chunks of a card and passes them to `take`, or reports to it that there are none. Chunks that `take`
-    /// returns go back to the owner.
+    /// Requests chunks of a card and passes them to `take`, or passes the refusal to it. Chunks that `take` returns go
+    /// back to the owner.
     pub fn obtain(
         self,
         card: u8,
@@ -159,7 +159,7 @@ impl<'a> Operations<'a> {
         self.give_back(back);
     }
 
-    /// Runs `work` with the memory, while no part of it moves.
+    /// Runs `work` with the memory, while no part of the memory moves.
     pub fn with<T>(self, work: impl FnOnce(&mut ChunkMemory) -> T) -> T {
         work(&mut self.lock())
     }
@@ -167,7 +167,7 @@ impl<'a> Operations<'a> {
     /// Runs `attempt` again if it finds no memory and some can be freed without the owner.
     pub fn persist<T>(self, attempt: impl Fn() -> Result<T, c_int>) -> Result<T, c_int> {
         let mut done = attempt();
-        // First the memory that waits for no work.
+        // First free the memory that does not wait for work.
         for wait in [false, true] {
             if matches!(done, Err(OUT_OF_MEMORY)) && (self.free_released(wait) | (wait && self.trim())) {
                 done = attempt();
@@ -176,7 +176,7 @@ impl<'a> Operations<'a> {
         done
     }
 
-    /// Frees the allocation at `address`, after all work of the context; false if it is not ours.
+    /// Frees the allocation at `address`, after all work of the context; returns false if it is not our memory.
     pub fn free(self, address: Address) -> bool {
         let mut guard = self.lock();
         let memory = &mut *guard;
@@ -200,13 +200,13 @@ impl<'a> Operations<'a> {
         self.lock().ordered.is_freed(address)
     }
 
-    /// Takes memory for the work in a stream that it has freed before.
+    /// Reuses memory that a stream has freed for later work of the same stream.
     pub fn take_back(self, bytes: u64, stream: Object, per_thread: bool) -> Option<Address> {
         self.memory.touched.store(true, Ordering::Relaxed);
         self.lock().ordered.take(lane(stream, per_thread)?, arena::rounded(bytes)?)
     }
 
-    /// Frees the allocation at `address` after the work in `stream`; false if it is not ours.
+    /// Frees the allocation at `address` after the work in `stream`; returns false if it is not our memory.
     pub fn free_after(self, address: Address, stream: Object, per_thread: bool) -> bool {
         let mut guard = self.lock();
         let memory = &mut *guard;
@@ -235,12 +235,12 @@ impl<'a> Operations<'a> {
         self.lock().ordered.forget(context);
     }
 
-    /// Contexts may end.
+    /// Prepares for the possible end of contexts.
     pub fn contexts_end(self) {
         self.lock().ordered.forget_all();
     }
 
-    /// Frees pending memory, or with `wait` all. Returns whether anything was freed. A context must be current.
+    /// Frees pending memory, or with `wait` all freed memory. Returns true if any was freed. A context must be current.
     fn free_released(self, wait: bool) -> bool {
         self.gather();
         self.collect(wait)
@@ -254,7 +254,7 @@ impl<'a> Operations<'a> {
         }
     }
 
-    /// Does as [`Self::free_released`] for memory that is at hand for no stream.
+    /// Like [`Self::free_released`], for memory that no stream can reuse directly.
     fn collect(self, wait: bool) -> bool {
         let memory = self.lock();
         if memory.ordered.is_empty() || self.captures.any() {
@@ -269,7 +269,7 @@ impl<'a> Operations<'a> {
         // SAFETY: our own event.
         let passed = |event| match unsafe { driver::event_query(event as Object) } {
             driver::NOT_READY => false,
-            // A capture has begun just when it was recorded.
+            // A capture began while the event was recorded.
             driver::CAPTURED_EVENT => wait,
             // No further chunks will arrive.
             _ => true,
@@ -313,15 +313,15 @@ impl<'a> Operations<'a> {
         }
     }
 
-    /// Starts to release memory that streams have freed, after their work. The thread that obeys the owner waits for no
-    /// work.
+    /// Starts to release memory that streams have freed, after their work. The thread that obeys the owner must not
+    /// wait for work.
     pub fn begin_to_empty(self) {
         if self.with(|memory| !memory.ordered.waits_for_all()) {
             self.gather();
         }
     }
 
-    /// Returns the empty chunks to the owner. True if completed work leaves no more of them.
+    /// Returns the empty chunks to the owner. Returns true if completed work leaves no further empty chunks.
     pub fn give_up_empty(self) -> bool {
         if self.with(|memory| !memory.ordered.waits_for_all()) {
             self.collect(false);
@@ -330,7 +330,7 @@ impl<'a> Operations<'a> {
         self.with(|memory| !memory.ordered.waits_for_events())
     }
 
-    /// Returns the empty chunks to the owner. Returns whether there were any.
+    /// Returns the empty chunks to the owner. Returns true if any existed.
     fn trim(self) -> bool {
         let mut guard = self.lock();
         let memory = &mut *guard;
@@ -344,8 +344,8 @@ impl<'a> Operations<'a> {
         any
     }
 
-    /// Bytes of a card's chunks that the next allocation can use without the owner: empty chunks, and memory freed by
-    /// streams.
+    /// Returns the bytes of a card's chunks that the next allocation can use without the owner: empty chunks, and
+    /// memory freed by streams.
     pub fn spare(self, card: u8) -> u64 {
         let guard = self.lock();
         let memory = &*guard;
@@ -368,7 +368,7 @@ impl<'a> Operations<'a> {
     }
 
     /// Maps chunks at the same addresses to their new memory. Returns the number of mapped chunks, counted from the
-    /// first. Nothing is in flight.
+    /// first. No work may be in flight.
     pub fn redirect(self, moves: Vec<(Chunk, ChunkDescriptor)>) -> u32 {
         let mut guard = self.mapped_memory();
         let memory = &mut *guard;
@@ -403,9 +403,9 @@ impl<'a> Operations<'a> {
         u32::try_from(moves.len() - rest.len()).unwrap_or(u32::MAX)
     }
 
-    /// Reports all chunks through `tell` in parts, each with a flag whether more follow, and then calls `connected`.
-    /// Returns false as soon as a report fails. Nothing is allocated or freed in between, so after `connected` the
-    /// program names only chunks that the owner knows.
+    /// Reports all chunks through `tell` in parts, each with a flag that is set if more follow, and then calls
+    /// `connected`. Returns false as soon as a report fails. No chunk is allocated or freed in between, so after
+    /// `connected` the program names only chunks that the owner knows.
     pub fn adopted(
         self,
         mut tell: impl FnMut(Vec<Adopted>, Vec<ChunkDescriptor>, bool) -> bool,
@@ -436,7 +436,7 @@ impl<'a> Operations<'a> {
     }
 
     /// Locks the memory when every delivered chunk is mapped. A thread with an answer maps its chunks without waiting
-    /// for another.
+    /// for another thread.
     fn mapped_memory(self) -> MutexGuard<'a, ChunkMemory> {
         loop {
             let guard = self.lock();
@@ -459,7 +459,7 @@ fn lane(stream: Object, per_thread: bool) -> Option<Lane> {
 }
 
 impl ChunkMemory {
-    /// Returns no memory, which counts its evicted chunks in `away`.
+    /// Returns empty memory, which counts its evicted chunks in `away`.
     pub fn new(away: Arc<AtomicUsize>) -> Self {
         Self { away, ..Self::default() }
     }
@@ -496,7 +496,7 @@ impl ChunkMemory {
         self.regions.iter().any(|r| at < r.base + r.bytes && end > r.base) || self.opened.reserved(at, bytes)
     }
 
-    /// The region of a card, reserved on first use.
+    /// Returns the region of a card, reserved on first use.
     fn region(&mut self, device: c_int, card: u8, chunk_bytes: u64) -> Result<usize, c_int> {
         if let Some(at) = self.regions.iter().position(|r| r.device == device) {
             return Ok(at);
@@ -525,7 +525,7 @@ impl ChunkMemory {
         placed.chunks.iter().any(|number| !region.spare.contains(number))
     }
 
-    /// Maps `chunks` at the chunk numbers `numbers` of a region, or none of them; then the ids are returned.
+    /// Maps `chunks` at the chunk numbers `numbers` of a region. On failure, maps none of them and returns their ids.
     fn map(&mut self, at: usize, numbers: &[u32], chunks: &[(Chunk, ChunkDescriptor)]) -> Result<(), Vec<ChunkId>> {
         let ids = chunks.iter().map(|(chunk, _)| chunk.id);
         if !self.regions[at].map(&mut Driver, numbers, chunks) {
@@ -585,7 +585,7 @@ impl ChunkMemory {
         self.away.store(self.regions.iter().map(Region::away).sum(), Ordering::SeqCst);
     }
 
-    /// Size of the allocation that starts at an address, if it is ours and not freed yet.
+    /// Returns the size of the allocation that starts at an address, if it is ours and not freed yet.
     fn freeable(&self, address: Address) -> Option<u64> {
         let (base, bytes, _) = self.find(address)?;
         (base == address && !self.ordered.is_freed(address)).then_some(bytes)
@@ -622,7 +622,7 @@ impl ChunkMemory {
             self.record(lane).map_or(Behind::All, Behind::Event)
         };
         if before as u64 != lane.context {
-            // SAFETY: it was current before.
+            // SAFETY: the context was current before.
             unsafe { driver::ctx_set_current(before) };
         }
         self.ordered.gather(lane, behind);

@@ -65,13 +65,13 @@ impl Operations<'_> {
         }
     }
 
-    /// Asks to count memory; gives empty chunks back if that is needed. Returns whether the owner allows it.
+    /// Requests that memory be counted, and gives empty chunks back if necessary. Returns true if the owner allows it.
     pub fn fix(self, card: u8, kind: FixedKind, bytes: u64) -> bool {
         self.persist(|| if self.link.fix(card, kind, bytes) { Ok(()) } else { Err(OUT_OF_MEMORY) }).is_ok()
     }
 
-    /// Asks for `bytes` of the current card, calls the driver, and remembers the result, or gives the bytes back.
-    /// Without a context on one of the tenant's cards, the memory cannot be counted and is not created.
+    /// Requests `bytes` on the current card, calls the driver, and records the result, or gives the bytes back on
+    /// failure.
     pub fn count(self, kind: FixedKind, bytes: u64, make: impl FnOnce() -> (c_int, Thing)) -> c_int {
         let Some((_, card)) = self.link.current_card() else { return INVALID_CONTEXT };
         if !self.fix(card, kind, bytes) {
@@ -92,7 +92,7 @@ impl Operations<'_> {
         self.return_counted(ended);
     }
 
-    /// Returns true if allocations of a pool may be shared, so that the driver must make them.
+    /// Returns true if allocations of a pool may be shared, so that the driver must allocate them.
     pub fn is_exported_pool(self, pool: Object) -> bool {
         self.memory.fixed.pools().contains(&(pool as u64))
     }
@@ -107,7 +107,7 @@ impl Operations<'_> {
         self.memory.fixed.pools().retain(|known| *known != pool as u64);
     }
 
-    /// Allocates of a pool that may be shared by `make`, counted until the address is freed.
+    /// Allocates from a pool that may be shared through `make`, counted until the address is freed.
     pub fn allocate_of_pool(self, bytes: usize, make: impl FnOnce() -> (c_int, Address)) -> c_int {
         self.count(FixedKind::Shared, bytes as u64, || {
             let (result, address) = make();
@@ -115,14 +115,14 @@ impl Operations<'_> {
         })
     }
 
-    /// `cuMemCreate` of memory that the driver must have itself. It counts until its last reference and its last
-    /// mapping are gone.
+    /// Calls `cuMemCreate` for memory that the driver must allocate itself. The memory counts until its last reference
+    /// and its last mapping are gone.
     ///
     /// # Safety
     /// Same as for the driver's function.
     pub unsafe fn create_fixed(self, handle: *mut Handle, bytes: usize, property: *const c_void, flags: u64) -> c_int {
-        // SAFETY: the caller's promise: `CUmemAllocationProp` begins with four 32-bit numbers, the third and fourth the
-        // place.
+        // SAFETY: the caller's promise: `CUmemAllocationProp` begins with four 32-bit numbers; the third and fourth are
+        // the location.
         let place = unsafe { property.cast::<[c_int; 4]>().as_ref() };
         let [_, _, location, device] = place.copied().unwrap_or([1, 0, 1, 0]);
         let (kind, card) = match (location, self.link.card(device)) {
@@ -148,7 +148,7 @@ impl Operations<'_> {
         result
     }
 
-    /// `cuMemRelease` of a driver handle.
+    /// Calls `cuMemRelease` for a driver handle.
     ///
     /// # Safety
     /// Same as for the driver's function.
@@ -162,7 +162,7 @@ impl Operations<'_> {
         result
     }
 
-    /// `cuMemMap` of a driver handle.
+    /// Calls `cuMemMap` for a driver handle.
     ///
     /// # Safety
     /// Same as for the driver's function.
@@ -176,7 +176,7 @@ impl Operations<'_> {
         result
     }
 
-    /// Records that the driver has unmapped all that was mapped in a range.
+    /// Records that the driver has unmapped everything in a range.
     pub fn unmapped_fixed(self, address: Address, bytes: u64) {
         let ended = self.memory.fixed.handles().unmap(address, bytes);
         self.return_counted(ended);

@@ -16,9 +16,9 @@ pub struct Model {
     pub released: Vec<Handle>,
     /// Handles that were imported.
     pub imported: Vec<Handle>,
-    /// Calls of `map` that still succeed.
+    /// Number of calls of `map` that will still succeed.
     pub left: Option<usize>,
-    /// Calls of `unmap`.
+    /// Number of calls of `unmap`.
     pub unmaps: usize,
 }
 

@@ -1,12 +1,12 @@
 //! Handles of memory that only the driver can provide: compressed, sparse, on the host, or for other processes.
 //!
-//! Such memory lives, and is counted, until its last reference, mapping and binding is gone.
+//! Such memory lives, and is counted, until its last reference, mapping and binding are gone.
 
 use std::collections::{BTreeMap, HashMap};
 
 use crate::driver::{Address, Handle};
 
-/// A thing other than an address that memory is bound to: an array, or an offset of a multicast object.
+/// An object, other than an address, that memory is bound to: an array, or an offset of a multicast object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Target {
     /// A sparse array, by its handle.
@@ -44,14 +44,14 @@ impl<T> Foreign<T> {
         self.known.insert(handle, known).map(|old| old.counted)
     }
 
-    /// The program has one more reference.
+    /// Records that the program has one more reference.
     pub fn retain(&mut self, handle: Handle) {
         if let Some(known) = self.known.get_mut(&handle) {
             known.references += 1;
         }
     }
 
-    /// The program has released a reference. Returns the count, if the memory has ended.
+    /// Records that the program has released a reference. Returns the account entry if the memory has ended.
     #[must_use]
     pub fn release(&mut self, handle: Handle) -> Option<T> {
         let known = self.known.get_mut(&handle)?;
@@ -59,7 +59,7 @@ impl<T> Foreign<T> {
         self.end(handle)
     }
 
-    /// The memory is mapped at an address.
+    /// Records that the memory is mapped at an address.
     pub fn map(&mut self, at: Address, bytes: u64, handle: Handle) {
         if let Some(known) = self.known.get_mut(&handle) {
             known.mappings += 1;
@@ -67,7 +67,7 @@ impl<T> Foreign<T> {
         }
     }
 
-    /// Records that nothing is mapped in a range. Returns the account entries of memory that ended with it.
+    /// Records that a range is no longer mapped. Returns the account entries of memory that ended with it.
     #[must_use]
     pub fn unmap(&mut self, at: Address, bytes: u64) -> Vec<T> {
         let starts: Vec<Address> = self.mapped.range(at..at.saturating_add(bytes)).map(|(start, _)| *start).collect();
@@ -76,7 +76,7 @@ impl<T> Foreign<T> {
         handles.into_iter().filter_map(|handle| self.unmapped(handle)).collect()
     }
 
-    /// The memory is bound to an object until that object ends.
+    /// Records that the memory is bound to an object until that object ends.
     pub fn bind(&mut self, target: Target, handle: Handle) {
         if let Some(known) = self.known.get_mut(&handle) {
             known.mappings += 1;
@@ -84,7 +84,7 @@ impl<T> Foreign<T> {
         }
     }
 
-    /// Records that nothing is bound to a target. Returns the account entries of memory that ended with it.
+    /// Records that a target no longer has memory bound. Returns the account entries of memory that ended with it.
     #[must_use]
     pub fn unbind(&mut self, is_it: impl Fn(Target) -> bool) -> Vec<T> {
         let handles: Vec<Handle> = self.bound.extract_if(|target, _| is_it(*target)).flat_map(|(_, all)| all).collect();

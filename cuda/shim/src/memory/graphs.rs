@@ -1,9 +1,10 @@
 //! Memory that the driver reserves for graphs with nodes that allocate: it is counted but never moves.
 //!
-//! The driver takes it when such a graph is uploaded or launched, and keeps it for the next. So each launch uploads
-//! first and requests the added memory from the owner: a tenant over its limit gets the error before the graph runs.
+//! The driver takes this memory when such a graph is uploaded or launched, and keeps it for the next launch. So each
+//! launch uploads first and requests the added memory from the owner: a tenant over its limit gets the error before the
+//! graph runs.
 //!
-//! UNSAFETY: asks the driver for graphs of the program.
+//! UNSAFETY: queries the driver about graphs of the program.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
 
 use std::collections::{HashMap, HashSet};
@@ -16,13 +17,13 @@ use cuda_protocol::FixedKind;
 use super::Operations;
 use crate::driver::{self, Object, SUCCESS};
 
-/// `CU_GRAPH_NODE_TYPE_*`: a graph in a graph, an allocation, and a condition with graphs of its own.
+/// `CU_GRAPH_NODE_TYPE_*`: a graph in a graph, an allocation, and a condition with its own graphs.
 const CHILD: c_int = 4;
 const ALLOCATION: c_int = 10;
 const CONDITION: c_int = 13;
 /// `CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT`.
 const RESERVED: c_int = 2;
-/// 64-bit words of `CUDA_MEM_ALLOC_NODE_PARAMS`, and the index of its size.
+/// Size of `CUDA_MEM_ALLOC_NODE_PARAMS` in 64-bit words, and the index of its size field.
 const PARAMETERS: (usize, usize) = (15, 13);
 /// Maximum depth of nested graphs that are examined.
 const MAX_GRAPH_DEPTH: u32 = 16;
@@ -34,7 +35,7 @@ pub struct Graphs {
     allocating: Mutex<HashSet<u64>>,
     /// True once a graph with memory nodes existed.
     any: AtomicBool,
-    /// Bytes that are counted, by the driver's device.
+    /// Counted bytes for each of the driver's devices.
     counted: Mutex<HashMap<c_int, u64>>,
 }
 
@@ -44,7 +45,7 @@ impl Graphs {
     }
 }
 
-/// Returns the bytes of the largest allocation of a graph, if it has any, or may have.
+/// Returns the size in bytes of the largest allocation of a graph, if it has any, or may have.
 pub fn largest_allocation(graph: Object) -> Option<u64> {
     largest(graph, MAX_GRAPH_DEPTH)
 }
@@ -110,7 +111,7 @@ impl Operations<'_> {
         true
     }
 
-    /// Makes the driver release memory that no graph uses now.
+    /// Makes the driver release memory that no graph currently uses.
     pub fn trim_graphs(self) {
         if let Some((device, _)) = self.link.current_card() {
             // SAFETY: no pointers.
@@ -136,7 +137,7 @@ impl Operations<'_> {
             graphs.insert(graph as u64);
             self.memory.graphs.any.store(true, Ordering::Relaxed);
         } else {
-            // The handle of a graph that was destroyed another way may be reused.
+            // The handle of a graph that was destroyed in another way may be reused.
             graphs.remove(&(graph as u64));
         }
     }

@@ -23,26 +23,26 @@ const FIRST: Handle = 0x6d65_6469_0000_0000;
 pub trait Pages {
     /// Imports the memory of a descriptor.
     fn import(&mut self, descriptor: BorrowedFd<'_>) -> Option<Handle>;
-    /// Maps all of a driver's handle.
+    /// Maps all of a driver handle's memory.
     fn map(&mut self, at: Address, bytes: u64, handle: Handle) -> c_int;
     /// Unmaps whole mappings.
     fn unmap(&mut self, at: Address, bytes: u64) -> c_int;
     /// Sets the access to whole mappings.
     fn allow(&mut self, at: Address, bytes: u64, access: &[Access]) -> c_int;
-    /// Releases a driver's handle.
+    /// Releases a driver handle.
     fn release(&mut self, handle: Handle);
 }
 
 /// The owner's identification of a chunk.
 #[derive(Debug)]
 pub struct Backing {
-    /// Identity.
+    /// Number of the chunk.
     pub id: ChunkId,
-    /// Place of its memory.
+    /// Memory that holds the chunk.
     pub place: Place,
-    /// For the next owner.
+    /// Descriptor for the next owner.
     pub descriptor: Option<ChunkDescriptor>,
-    /// Other processes may have it as well.
+    /// Set if other processes may have the chunk as well.
     pub shared: bool,
 }
 
@@ -51,7 +51,7 @@ pub struct Backing {
 pub struct Piece {
     /// The driver's handle.
     pub handle: Handle,
-    /// Bytes.
+    /// Size in bytes.
     pub bytes: u64,
     /// The chunk; `None` for memory allocated by the driver.
     pub chunk: Option<Backing>,
@@ -64,9 +64,9 @@ pub struct Freed {
     pub card: u8,
     /// Chunks.
     pub chunks: Vec<ChunkId>,
-    /// Bytes that the driver had allocated.
+    /// Number of bytes that the driver had allocated.
     pub fixed: u64,
-    /// Of these, bytes that may have been exported.
+    /// Part of `fixed` that may have been exported.
     pub exported: u64,
 }
 
@@ -88,12 +88,12 @@ struct Made {
     card: u8,
     property: Property,
     bytes: u64,
-    /// References of the program: by creation and by `cuMemRetainAllocationHandle`.
+    /// Number of references of the program: from creation and from `cuMemRetainAllocationHandle`.
     references: u32,
     /// Mappings by their addresses.
     mapped: Vec<Address>,
     pieces: Vec<Piece>,
-    /// It is a single driver allocation, which may be exported.
+    /// Set if it is a single driver allocation, which may be exported.
     exported: bool,
 }
 
@@ -103,7 +103,7 @@ struct Mapping {
     id: u64,
     handle: Handle,
     bytes: u64,
-    /// The last word about each location.
+    /// The last access rights set for each location.
     access: Vec<Access>,
 }
 
@@ -123,7 +123,7 @@ pub enum Cover {
 pub struct Found {
     /// First address.
     pub start: Address,
-    /// Bytes.
+    /// Size in bytes.
     pub bytes: u64,
     /// Our number of the handle.
     pub handle: Handle,
@@ -161,12 +161,12 @@ impl Handles {
         handle & !0xffff_ffff == FIRST
     }
 
-    /// Returns the description that a handle was made by, while the program has a reference.
+    /// Returns the description that a handle was made with, while the program has a reference.
     pub fn property(&self, handle: Handle) -> Option<Property> {
         self.made.get(&handle).filter(|made| made.references > 0).map(|made| made.property)
     }
 
-    /// Maps all of a handle. Nothing may access it yet.
+    /// Maps all of a handle's memory. No device has access to it yet.
     pub fn map(&mut self, pages: &mut impl Pages, at: Address, bytes: u64, offset: u64, handle: Handle) -> c_int {
         let Some(made) = self.made.get_mut(&handle).filter(|made| made.references > 0) else { return INVALID_VALUE };
         if bytes == 0 {
@@ -210,7 +210,7 @@ impl Handles {
         cover
     }
 
-    /// Unmaps all mappings in a range, including the program's other mappings. Returns the parts that are no longer
+    /// Unmaps all mappings in a range, including other mappings of the program. Returns the parts that are no longer
     /// needed.
     pub fn unmap(&mut self, pages: &mut impl Pages, at: Address, bytes: u64) -> Result<Vec<Freed>, c_int> {
         if self.cover(at, bytes) == Cover::Part {
@@ -232,11 +232,11 @@ impl Handles {
         Ok(freed)
     }
 
-    /// Sets the access to a range, other mappings of the program included.
+    /// Sets the access to a range, including other mappings of the program.
     pub fn allow(&mut self, pages: &mut impl Pages, at: Address, bytes: u64, access: &[Access]) -> c_int {
         match self.cover(at, bytes) {
             Cover::Part => return INVALID_VALUE,
-            // A part in host memory would let the host access it, and lose that access when it moves.
+            // A part in host memory would give the host access, and lose that access when it moves.
             Cover::Whole if access.iter().any(|access| !access.is_device()) => return NOT_SUPPORTED,
             Cover::Whole | Cover::None => {}
         }
@@ -268,7 +268,7 @@ impl Handles {
         Ok(self.end(pages, handle))
     }
 
-    /// Returns the handle that is mapped at an address, with one reference more.
+    /// Returns the handle that is mapped at an address, with one more reference.
     pub fn retain(&mut self, at: Address) -> Option<Handle> {
         let found = self.find(at)?;
         self.made.get_mut(&found.handle)?.references += 1;
@@ -291,7 +291,7 @@ impl Handles {
         Some(self.ended(pages, made.card, made.pieces, made.exported))
     }
 
-    /// Gives up pieces that no handle or mapping names.
+    /// Releases pieces that no handle or mapping names.
     fn ended(&mut self, pages: &mut impl Pages, card: u8, pieces: Vec<Piece>, exported: bool) -> Freed {
         let mut freed = Freed { card, ..Freed::default() };
         for piece in pieces {
@@ -322,7 +322,8 @@ impl Handles {
     }
 
     /// Replaces a handle's pieces wherever they are mapped by one piece of the driver, which can be exported and has
-    /// the same contents. Returns the replaced pieces. `None` if nothing has changed; `whole` is then unused.
+    /// the same contents. Returns the replaced pieces. Returns `None` if it failed without a change; `whole` is then
+    /// unused.
     pub fn unite(&mut self, pages: &mut impl Pages, handle: Handle, whole: Handle) -> Option<Freed> {
         let made = self.made.get_mut(&handle)?;
         let (bytes, mapped) = (made.bytes, made.mapped.clone());
@@ -368,7 +369,7 @@ impl Handles {
     }
 
     /// Replaces a chunk's part by the driver's handle `new` wherever it is mapped. The memory cannot be accessed before
-    /// [`Handles::restore`]. Returns false if nothing has changed; `new` is then unused.
+    /// [`Handles::restore`]. Returns false if it failed without a change; `new` is then unused.
     pub fn replace(
         &mut self,
         pages: &mut impl Pages,

@@ -1,4 +1,4 @@
-//! Memory in chunks that processes of one tenant share by `cuIpcGetMemHandle` and `cuIpcOpenMemHandle`.
+//! Memory in chunks that processes of one tenant share through `cuIpcGetMemHandle` and `cuIpcOpenMemHandle`.
 //!
 //! The owner keeps such chunks where they are and hands them to the other process. Contents of one of our handles: the
 //! owner's token (32 bytes), [`MARK`], the offset and the length of the allocation in bytes, the number of chunks and
@@ -73,7 +73,7 @@ impl Token {
         Ipc(all)
     }
 
-    /// Decodes a handle; `None` for one of the driver.
+    /// Decodes a handle; returns `None` for a handle of the driver.
     pub fn read(handle: &Ipc) -> Option<Self> {
         let word = |at: usize| Some(u64::from_le_bytes(handle.0.get(at..at + 8)?.try_into().ok()?));
         (word(32)? == MARK).then_some(())?;
@@ -82,7 +82,7 @@ impl Token {
         Some(Self { share, offset: word(40)?, bytes: word(48)?, chunks: u32::from_le_bytes(chunks), card })
     }
 
-    /// Returns true if the allocation is within the chunks: the handle came from another process.
+    /// Returns true if the allocation is within the chunks: necessary because the handle came from another process.
     pub fn fits(&self, chunk_bytes: u64) -> bool {
         let all = u64::from(self.chunks).saturating_mul(chunk_bytes);
         self.bytes > 0 && self.offset < chunk_bytes && self.offset.saturating_add(self.bytes) <= all
@@ -106,7 +106,7 @@ impl Opened {
         self.own.insert(share);
     }
 
-    /// Returns true if a token is one of this process's own memory.
+    /// Returns true if a token belongs to this process's own memory.
     pub fn is_own(&self, share: &Share) -> bool {
         self.own.contains(share)
     }
@@ -122,7 +122,7 @@ impl Opened {
         self.foreign.values().any(|f| at < f.base + f.pieces.len() as u64 * f.chunk_bytes && end > f.base)
     }
 
-    /// Opens an open share once more.
+    /// Opens an already open share once more.
     pub fn again(&mut self, share: Share) -> Option<Address> {
         let (start, foreign) = self.foreign.iter_mut().find(|(_, foreign)| foreign.share == share)?;
         foreign.count += 1;
@@ -164,7 +164,7 @@ impl Opened {
         Ok(base + token.offset)
     }
 
-    /// Closes one opening of the memory at an address. Returns the chunks that go back, or `None` if none of our memory
+    /// Closes one opening of the memory at an address. Returns the chunks to give back, or `None` if none of our memory
     /// starts there.
     pub fn close(&mut self, address: Address) -> Option<Vec<ChunkId>> {
         let foreign = self.foreign.get_mut(&address)?;

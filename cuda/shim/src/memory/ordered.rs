@@ -1,8 +1,8 @@
 //! Memory that programs free in the order of a stream's work (`cuMemFreeAsync`).
 //!
 //! A stream may immediately reuse memory that it has freed, because its work is in order. This needs no driver call.
-//! Other streams get the memory when an event after the work has passed, which is recorded only when an allocation
-//! looks for memory.
+//! Other streams get the memory when an event after the work has passed. This event is recorded only when an allocation
+//! needs memory.
 
 use foldhash::{HashMap, HashSet};
 
@@ -15,18 +15,18 @@ pub struct Lane {
     pub context: u64,
     /// Handle; null means the context's default stream.
     pub stream: u64,
-    /// Form of the call.
+    /// Set if the call used the per-thread form.
     pub per_thread: bool,
 }
 
-/// Work that must have ended before memory is given up.
+/// Work that must have ended before memory is released.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Behind {
-    /// It has.
+    /// All of the work has already ended.
     Nothing,
-    /// Position that an event was recorded at.
+    /// Work up to this event.
     Event(u64),
-    /// All of the context.
+    /// All work of the context.
     All,
 }
 
@@ -72,7 +72,7 @@ impl Ordered {
         self.freed.is_empty()
     }
 
-    /// Bytes that only the lanes which have freed them may have again.
+    /// Returns the number of bytes that only the lanes that freed them may reuse.
     pub fn loose_bytes(&self) -> u64 {
         self.loose_bytes
     }
@@ -104,7 +104,7 @@ impl Ordered {
         Some(self.spare.swap_remove(at).1)
     }
 
-    /// Lanes that have freed memory.
+    /// Returns the lanes that have freed memory.
     pub fn lanes(&self) -> Vec<Lane> {
         self.loose
             .iter()
@@ -146,7 +146,7 @@ impl Ordered {
         done
     }
 
-    /// All contexts may end.
+    /// Prepares for the possible end of all contexts.
     pub fn forget_all(&mut self) {
         let contexts: HashSet<u64> = self.loose.keys().map(|lane| lane.context).collect();
         let waiting = self.waits.iter().map(|waits| waits.context);

@@ -1,6 +1,6 @@
 //! The driver's functions that map memory.
 //!
-//! UNSAFETY: calls them with addresses and handles that the callers answer for.
+//! UNSAFETY: calls them with addresses and handles that the callers guarantee.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
 
 use std::ffi::{c_int, c_void};
@@ -21,7 +21,7 @@ impl Pages for Driver {
     fn import(&mut self, descriptor: BorrowedFd<'_>) -> Option<Handle> {
         let mut handle = 0;
         let source = descriptor.as_raw_fd() as usize as *mut c_void;
-        // SAFETY: the descriptor is open; the driver takes its value in the place of a pointer.
+        // SAFETY: the descriptor is open; the driver takes its value in place of a pointer.
         let result = unsafe { driver::mem_import(&raw mut handle, source, POSIX) };
         if result != SUCCESS {
             report!("a chunk cannot be imported: error {result}");

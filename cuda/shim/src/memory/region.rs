@@ -34,7 +34,7 @@ pub struct Region {
     pub card: u8,
     /// First address.
     pub base: Address,
-    /// Bytes of addresses.
+    /// Size of the address range in bytes.
     pub bytes: u64,
     /// Size of a chunk in bytes.
     pub chunk_bytes: u64,
@@ -47,7 +47,7 @@ pub struct Region {
     away: BTreeSet<u32>,
 }
 
-/// Numbers in rising order as runs without a gap, each by its first and its length.
+/// Splits ascending numbers into runs without a gap, each given by its first number and its length.
 fn runs(numbers: impl IntoIterator<Item = u32>) -> Vec<(u32, u32)> {
     let mut runs: Vec<(u32, u32)> = Vec::new();
     for number in numbers {
@@ -118,7 +118,7 @@ impl Region {
         false
     }
 
-    /// Takes chunks away that no work uses; their ids.
+    /// Unmaps chunks that no work uses; returns their ids.
     pub fn unmap(&mut self, pages: &mut impl Pages, numbers: &[u32]) -> Vec<ChunkId> {
         let sorted: BTreeSet<u32> = numbers.iter().copied().filter(|number| self.slots.contains_key(number)).collect();
         self.take_away(pages, sorted.iter().copied());
@@ -154,7 +154,7 @@ impl Region {
     }
 
     /// Replaces the memory of consecutive chunks from `first` on. Returns the number of replaced chunks, counted from
-    /// the first. Evicted chunks cannot be accessed before [`Self::bring`]. Nothing is in flight.
+    /// the first. Evicted chunks cannot be accessed before [`Self::bring`]. No work may be in flight.
     pub fn redirect(&mut self, pages: &mut impl Pages, first: u32, moves: &[(Chunk, ChunkDescriptor)]) -> usize {
         let mut new: Vec<(Option<Handle>, Backing)> = Vec::new();
         for (chunk, descriptor) in moves {
@@ -200,7 +200,7 @@ impl Region {
         done
     }
 
-    /// Maps evicted chunks. Returns true if none is left.
+    /// Maps evicted chunks. Returns true if no evicted chunk is left.
     pub fn bring(&mut self, pages: &mut impl Pages) -> bool {
         let numbers: Vec<u32> = self.away.iter().copied().collect();
         let mut here = Vec::new();

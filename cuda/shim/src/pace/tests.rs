@@ -1,4 +1,4 @@
-//! Groups of work, their lengths, and when their ends are looked for.
+//! Groups of work, their lengths, and the polling for their ends.
 //!
 //! UNSAFETY: replaces driver functions.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
@@ -32,14 +32,14 @@ extern "C" fn recorded(_: u64, _: u64) -> i32 {
     SUCCESS
 }
 
-/// All ends are 5 ms after the base.
+/// Reports that each event is 5 ms after the base.
 unsafe extern "C" fn elapsed(to: *mut f32, _: u64, _: u64) -> i32 {
     // SAFETY: the caller's pointer is valid.
     unsafe { *to = 5.0 };
     SUCCESS
 }
 
-/// Replaces the driver's functions by these.
+/// Replaces the driver's functions with the functions above.
 fn stand_in_for_the_driver() {
     use crate::symbols::{REAL, at};
     let functions = [
@@ -63,7 +63,7 @@ fn work_is_in_flight_for_a_thread_without_a_context_as_well() {
     assert_eq!(CURRENT.get(), 0, "the thread is as it was");
 }
 
-/// Work of one kernel each that is in flight and was submitted at `at`.
+/// Returns groups of one kernel each that are in flight and were submitted at `at`.
 fn flying(lengths: &[(f64, bool)], at: Instant) -> Pace {
     let mut pace = Pace { all_measured: true, ..Pace::default() };
     for &(ms, sure) in lengths {
@@ -94,7 +94,7 @@ fn elapsed_part_of_long_kernel_is_not_counted_as_left() {
     // Work that takes longer than expected is about to end, and the work after it has not begun.
     pace.groups.extend(flying(&[(21.0, true)], at).groups);
     assert!((pace.left_ns(at + Duration::from_millis(50)) - 21e6).abs() < 1e3);
-    // The end of the first was seen late: the second runs since then, as far as is known.
+    // The end of the first group was noticed late: as far as is known, the second has run since then.
     pace.groups.pop_front();
     pace.seen = Some(at + Duration::from_millis(50));
     assert!((pace.left_ns(at + Duration::from_millis(60)) - 11e6).abs() < 1e3);
@@ -108,7 +108,7 @@ fn of_work_that_may_have_begun_at_any_time_no_length_is_learnt() {
     let group = pace.groups.remove(0).expect("one");
     pace.account(&group, Event::of_test(9));
     assert!(pace.lengths.is_empty(), "{:?}", pace.lengths);
-    // The next work begins when it has ended.
+    // The next work begins when the previous work has ended.
     pace.ends.insert((1, STREAM), 3.0);
     pace.account(&group, Event::of_test(9));
     assert_eq!(pace.lengths[&1].ns, 2e6);
@@ -185,7 +185,7 @@ fn a_kind_that_is_often_in_a_group_is_corrected_once() {
     let mut pace = Pace::default();
     let mut one = flying(&[(2.4, false)], Instant::now()).groups.remove(0).expect("one");
     one.keys = vec![1; 8];
-    // Eight kernels of 0.25 ms with an expected 0.3 ms, and then other numbers of kernels.
+    // Run eight kernels of 0.25 ms with an expected length of 0.3 ms, and then other numbers of kernels.
     pace.lengths.insert(1, Length { ns: 300_000.0, steady: 0 });
     pace.learn(&one, 2e6);
     for count in [8, 7, 8, 3, 8] {

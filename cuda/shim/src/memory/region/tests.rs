@@ -16,14 +16,14 @@ fn chunks(ids: std::ops::Range<u64>, place: Place) -> Vec<(Chunk, ChunkDescripto
     ids.map(|id| (Chunk { id: ChunkId(id), place }, null())).collect()
 }
 
-/// A region with four chunks on the card from the second on.
+/// Creates a region with four chunks on the card, starting at the second number.
 fn four() -> (Region, Model) {
     let (mut region, mut pages) = (region(), Model::default());
     assert!(region.map(&mut pages, &[1, 2, 3, 4], &chunks(10..14, Place::Device)));
     (region, pages)
 }
 
-/// Chunks that can be accessed, by their numbers, with the driver's handles.
+/// Returns the numbers of accessible chunks, with the driver's handles.
 fn accessible(pages: &Model) -> Vec<(u64, Handle)> {
     let can = |(_, mapping): &(&Address, &(u64, Handle, Vec<Access>))| !mapping.2.is_empty();
     pages.mapped.iter().filter(can).map(|(at, mapping)| ((at - BASE) / CHUNK, mapping.1)).collect()
