@@ -13,7 +13,7 @@ fn main() {
     fs::write(Path::new(&out).join("symbols.rs"), symbol_tables()).expect("the folder can be written");
 }
 
-/// Names, properties and forms of all symbols.
+/// Generates the names, properties and forms of all symbols.
 fn symbol_tables() -> String {
     let all: Vec<_> = symbols().collect();
     let names: Vec<&str> = all.iter().map(|(name, ..)| name.as_str()).chain(NVML.iter().copied()).collect();
@@ -46,7 +46,7 @@ fn symbol_tables() -> String {
     text + &forms(&all.iter().enumerate().map(|(index, (name, ..))| (name.as_str(), index)).collect())
 }
 
-/// Names without endings, sorted by their bytes, each with its forms.
+/// Generates the names without endings, sorted by their bytes, each with its forms.
 fn forms(index: &BTreeMap<&str, usize>) -> String {
     let mut sorted: Vec<&Family> = families().map(|(_, family)| family).collect();
     sorted.sort_by_key(|family| family.name);

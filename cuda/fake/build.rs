@@ -1,4 +1,4 @@
-//! Names the library as NVIDIA's is named.
+//! Gives the library the same name as NVIDIA's.
 
 fn main() {
     println!("cargo:rerun-if-changed=build.rs");

@@ -27,7 +27,7 @@ pub const NOT_READY: c_int = 600;
 pub const NOT_SUPPORTED: c_int = 801;
 /// `CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED`.
 pub const CAPTURE_UNSUPPORTED: c_int = 900;
-/// `CUDA_ERROR_STREAM_CAPTURE_...`: calls that a capture forbids.
+/// `CUDA_ERROR_STREAM_CAPTURE_...`: results of calls that a capture forbids.
 pub const CAPTURE_FORBIDS: std::ops::RangeInclusive<c_int> = 900..=908;
 /// `CUDA_ERROR_CAPTURED_EVENT`.
 pub const CAPTURED_EVENT: c_int = 907;
@@ -56,12 +56,12 @@ pub struct Access {
 }
 
 impl Access {
-    /// Read and write access for card `device`.
+    /// Returns read and write access for card `device`.
     pub fn all(device: c_int) -> Self {
         Self { kind: 1, id: device, flags: 3 }
     }
 
-    /// A location without access.
+    /// Returns a location without access.
     pub fn none(kind: c_int, id: c_int) -> Self {
         Self { kind, id, flags: 0 }
     }
@@ -71,7 +71,7 @@ impl Access {
         self.kind == 1
     }
 
-    /// Returns true if both speak of the same location.
+    /// Returns true if both describe the same location.
     pub fn same_location(&self, other: &Self) -> bool {
         (self.kind, self.id) == (other.kind, other.id)
     }
@@ -82,24 +82,24 @@ impl Access {
     }
 }
 
-/// Answer where the real driver has no such function.
+/// Answers calls of functions that the real driver does not have.
 pub extern "C" fn not_supported() -> c_int {
     NOT_SUPPORTED
 }
 
-/// Answer in a child of a process that had initialised the driver.
+/// Answers calls in a child of a process that had initialised the driver.
 pub extern "C" fn not_initialized() -> c_int {
     NOT_INITIALIZED
 }
 
-/// Answer where no driver was found.
+/// Answers calls if no driver was found.
 pub extern "C" fn no_driver() -> c_int {
     NO_DEVICE
 }
 
 macro_rules! calls {
     ($($name:ident = $symbol:ident($($arg:ident: $ty:ty),*);)*) => { $(
-        /// The function of the driver API.
+        /// Calls this function of the driver API.
         ///
         /// # Safety
         /// Same as for the driver's function.
@@ -254,7 +254,7 @@ pub fn current_context() -> Object {
     if result == SUCCESS { context } else { std::ptr::null_mut() }
 }
 
-/// The card of the context that is current to this thread.
+/// Returns the card of this thread's current context.
 pub fn current_device() -> Result<c_int, c_int> {
     let mut device = 0;
     // SAFETY: the pointer is valid.
@@ -264,7 +264,7 @@ pub fn current_device() -> Result<c_int, c_int> {
     }
 }
 
-/// Runs `work` with calls that a capture elsewhere forbids to other threads allowed for this one.
+/// Runs `work`, and lets this thread make calls that a capture in another thread would forbid.
 pub fn relaxed<T>(work: impl FnOnce() -> T) -> T {
     let mut mode: c_int = 2;
     // SAFETY: the pointer is valid; the mode is exchanged for this thread's.

@@ -4,7 +4,7 @@
 //! - [`calls`]: the functions of the driver API that the shim calls itself, with their signatures;
 //! - [`streams`]: the stream that a submission names.
 //!
-//! This crate finds no library and replaces no function: `cuda-shim` fills [`symbols::REAL`].
+//! This crate does not find libraries or replace functions: `cuda-shim` fills [`symbols::REAL`].
 
 pub mod calls;
 pub mod streams;

@@ -20,7 +20,7 @@ const LEGACY: u64 = 1;
 pub struct Stream {
     /// Handle; 0 for the default stream that all threads share.
     pub handle: u64,
-    /// Thread whose own default stream it is, by a number of this module; 0 for every other stream.
+    /// Number that this module gave to the thread whose own default stream this is; 0 for every other stream.
     thread: u32,
 }
 
@@ -29,7 +29,7 @@ fn thread() -> u32 {
     thread_local! {
         static THREAD_NUMBER: Cell<u32> = const { Cell::new(0) };
     }
-    /// Static: numbers of threads are unique in the process, like the thread-local ones.
+    /// Static: numbers of threads are unique in the process, like the thread-local streams.
     static NEXT: AtomicU32 = AtomicU32::new(1);
     THREAD_NUMBER
         .try_with(|mine| {
@@ -38,18 +38,18 @@ fn thread() -> u32 {
             }
             mine.get()
         })
-        // A thread that ends: its number is free.
+        // The thread is ending: its number is no longer available.
         .unwrap_or(u32::MAX)
 }
 
 impl Stream {
-    /// A stream that the program has made, by its handle.
+    /// Returns a stream that the program has made, by its handle.
     pub const fn made(handle: u64) -> Self {
         Self { handle, thread: 0 }
     }
 
-    /// The stream that this thread names by `handle`, where null means the thread's own stream or the context's default
-    /// stream, depending on the call's variant.
+    /// Returns the stream that this thread names by `handle`, where null means the thread's own stream or the context's
+    /// default stream, depending on the call's variant.
     #[inline]
     pub fn named(handle: u64, per_thread: bool) -> Self {
         match handle {
@@ -72,26 +72,26 @@ impl Stream {
         self.thread == 0 || self.thread == thread()
     }
 
-    /// The handle for the driver, on a thread that it is in reach of.
+    /// Returns the handle for the driver, on a thread that can name the stream.
     pub fn object(self) -> Object {
         self.handle as Object
     }
 
-    /// Returns true if it captures, or must not be asked because another stream does.
+    /// Returns true if the stream is capturing, or must not be queried because another stream is.
     pub fn is_capturing(self) -> bool {
         let mut status: c_int = 0;
         // SAFETY: the program passes this stream to a submission.
         let result = unsafe { calls::stream_is_capturing(self.object(), &raw mut status) };
-        // On an error the question itself would disturb a capture.
+        // An error means that the query itself would disturb a capture.
         result != SUCCESS || status != 0
     }
 }
 
-/// The stream is in no argument: the call uses the default one.
+/// No argument names the stream: the call uses the default stream.
 const DEFAULT: u8 = u8::MAX;
-/// `CUlaunchConfig` has it.
+/// The stream is in the `CUlaunchConfig` argument.
 const CONFIG: u8 = u8::MAX - 1;
-/// Several streams, or an unknown stream.
+/// The call uses several streams, or an unknown stream.
 const UNKNOWN: u8 = u8::MAX - 2;
 
 /// Index of the stream argument in each submitting function, starting at 0. A table of constants.
@@ -252,12 +252,12 @@ const ALL: [(u8, &[usize]); 11] = [
     ),
     (CONFIG, &[at::cuLaunchKernelEx, at::cuLaunchKernelEx_ptsz]),
     (UNKNOWN, &[at::cuLaunchCooperativeKernelMultiDevice]),
-    // Their work has ended, or continues in the default stream.
+    // The work of these calls has ended, or continues in the default stream.
     (DEFAULT, &[at::cuLaunch, at::cuLaunchGrid]),
 ];
 
-/// The stream that a call submits to. Synchronous calls use the default stream, and a call with several streams has an
-/// unknown one: see [`is_known`].
+/// Returns the stream that a call submits to. Synchronous calls use the default stream, and for a call with several
+/// streams the stream is unknown: see [`is_known`].
 #[inline]
 pub fn stream(index: usize, arguments: Arguments) -> Stream {
     let per_thread = PER_THREAD.get(index).copied().unwrap_or(false);

@@ -9,11 +9,11 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 
 include!(concat!(env!("OUT_DIR"), "/symbols.rs"));
 
-/// Functions of the real libraries; null where they have none. The driver's functions come first, then NVML's. Static:
-/// the stub of a submission jumps through this table.
+/// Functions of the real libraries; null if the library has none. The driver's functions come first, then NVML's.
+/// Static: the stub of a submission jumps through this table.
 pub static REAL: [AtomicPtr<()>; ALL] = [const { AtomicPtr::new(std::ptr::null_mut()) }; ALL];
 
-/// The real function of a symbol; null if the driver has none.
+/// Returns the real function of a symbol; null if the driver has none.
 #[inline]
 pub fn real(index: usize) -> *mut () {
     REAL.get(index).map_or(std::ptr::null_mut(), |r| r.load(Ordering::Relaxed))
@@ -27,7 +27,7 @@ pub struct Arguments {
 }
 
 impl Arguments {
-    /// Arguments that a stub has saved: six registers, and the rest on the caller's stack.
+    /// Returns the arguments that a stub has saved: six registers, and the rest on the caller's stack.
     pub const fn new(registers: *const u64, stack: *const u64) -> Self {
         Self { registers, stack }
     }
@@ -35,7 +35,7 @@ impl Arguments {
     /// Arguments of a call without arguments.
     pub const NONE: Self = Self { registers: std::ptr::null(), stack: std::ptr::null() };
 
-    /// The argument in place `n`, from 0, as an integer or pointer.
+    /// Returns argument `n`, starting at 0, as an integer or pointer.
     ///
     /// # Safety
     /// The function has more than `n` arguments, none of them a floating-point number.

@@ -1,6 +1,6 @@
 //! The exported functions.
 //!
-//! UNSAFETY: reads and writes what the program's pointers name, as the real driver does.
+//! UNSAFETY: reads and writes through the program's pointers, as the real driver does.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
 #![allow(non_snake_case, reason = "names of the driver API")]
 #![allow(clippy::undocumented_unsafe_blocks, reason = "see UNSAFETY; the promise is the caller's everywhere")]
@@ -22,10 +22,10 @@ use crate::work::{self, Op};
 #[repr(C)]
 struct Ipc([u64; 8]);
 
-/// The process that has initialised the driver; not its children.
+/// The process that has initialised the driver; does not apply to its children.
 static READY: AtomicU32 = AtomicU32::new(0);
 
-/// The card of a device that the program names.
+/// Returns the card of a device that the program names.
 fn named(device: c_int) -> Result<&'static card::Card, i32> {
     card::of_device(device).ok_or(INVALID_DEVICE)
 }
@@ -43,7 +43,7 @@ fn initialised() -> i32 {
     if card::visible().iter().any(is_reset) { ECC_UNCORRECTABLE } else { SUCCESS }
 }
 
-/// Fails without a context that is current to this thread.
+/// Fails if this thread has no current context.
 fn context() -> i32 {
     match initialised() {
         SUCCESS if device_of(CURRENT.get()).is_none() => INVALID_CONTEXT,
@@ -51,7 +51,7 @@ fn context() -> i32 {
     }
 }
 
-/// Like [`context`], for calls that a capture forbids.
+/// Like [`context`], for calls that are forbidden during a capture.
 fn disturbing() -> i32 {
     match context() {
         SUCCESS => work::unsafe_call(),
@@ -314,7 +314,7 @@ api! {
         for n in 0..count as usize {
             match memory::find(at) {
                 Some(found) if attribute(*to.add(n), *kinds.add(n), at, &found) == SUCCESS => {}
-                // Attributes that an address lacks are null.
+                // Attributes that an address does not have are null.
                 _ => *(*to.add(n)).cast::<u32>() = 0,
             }
         }
@@ -441,7 +441,7 @@ api! {
 /// The fake cannot capture pool allocations.
 const NOT_SUPPORTED_IN_CAPTURE: Result<u64, i32> = Err(NOT_SUPPORTED);
 
-/// Writes text to the program's buffer, if it is long enough.
+/// Writes text to the program's buffer, if the buffer is long enough.
 unsafe fn text(to: *mut c_char, bytes: c_int, text: &str) -> c_int {
     if to.is_null() || (bytes as usize) <= text.len() {
         return INVALID_VALUE;
@@ -453,7 +453,7 @@ unsafe fn text(to: *mut c_char, bytes: c_int, text: &str) -> c_int {
     SUCCESS
 }
 
-/// Returns an attribute of an address like NVIDIA's driver 580.
+/// Returns an attribute of an address, like NVIDIA's driver 580.
 unsafe fn attribute(to: *mut c_void, kind: c_int, at: u64, found: &memory::Found) -> c_int {
     let host = found.tier == Tier::Host;
     unsafe {
@@ -477,7 +477,8 @@ unsafe fn attribute(to: *mut c_void, kind: c_int, at: u64, found: &memory::Found
     SUCCESS
 }
 
-/// Finds an exported function by its name without suffixes: the newest variant, because versions do not differ here.
+/// Finds an exported function by its name without suffixes. This is the newest variant, because versions do not differ
+/// here.
 unsafe fn look_up(name: *const c_char, to: *mut *mut c_void, _flags: u64) -> c_int {
     let plain = unsafe { CStr::from_ptr(name) }.to_string_lossy();
     let mut info: libc::Dl_info = unsafe { std::mem::zeroed() };

@@ -1,6 +1,6 @@
 //! The cards: processes share a folder for each.
 //!
-//! NVML's bytes of a process follow observations of driver 580 on an H100: an allocation counts once: for its creator
+//! NVML's bytes of a process follow observations of driver 580 on an H100. An allocation counts once: for its creator
 //! while the creator has a handle or a mapping of it, otherwise for a process that has imported it. Memory that only a
 //! descriptor holds counts for no process, but uses the card's memory. The same applies to managed memory.
 //!
@@ -22,13 +22,15 @@ use std::sync::{Mutex, OnceLock, PoisonError};
 
 use crate::engine::{self, Engine};
 
-/// Environment variable with the first card's folder, which need not exist. It contains the other cards' folders.
+/// Environment variable with the path of the first card's folder, which need not exist. The folder contains the other
+/// cards' folders.
 const FOLDER: &str = "FAKE_CUDA_FOLDER";
-/// Environment variable with each card's memory in MiB.
+/// Environment variable with the memory size of each card in MiB.
 const MEMORY: &str = "FAKE_CUDA_MIB";
 /// Environment variable with the number of cards.
 const CARDS: &str = "FAKE_CUDA_CARDS";
-/// Environment variable with the MiB of card memory that each context takes; NVIDIA's take 518 MiB of an H100.
+/// Environment variable with the size of the card memory that each context takes, in MiB; NVIDIA's contexts take 518
+/// MiB on an H100.
 const CONTEXT: &str = "FAKE_CUDA_CONTEXT_MIB";
 /// NVIDIA's variable with the cards that a process sees, read by `cuInit`.
 const VISIBLE: &str = "CUDA_VISIBLE_DEVICES";
@@ -36,9 +38,9 @@ const VISIBLE: &str = "CUDA_VISIBLE_DEVICES";
 /// The memory that holds an allocation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Tier {
-    /// The card's.
+    /// The card's memory.
     Device,
-    /// The host's.
+    /// Host memory.
     Host,
 }
 
@@ -56,7 +58,7 @@ pub struct Card {
     engine: OnceLock<Option<Engine>>,
 }
 
-/// An allocation. It lives while this process has a handle or a mapping.
+/// An allocation. It exists while this process has a handle or a mapping.
 #[derive(Debug)]
 pub struct Allocation {
     file: File,
@@ -72,12 +74,12 @@ impl Deref for Allocation {
 }
 
 impl Allocation {
-    /// Placeholder for an allocation of a process that is off the card.
+    /// Returns a placeholder for an allocation of a process that is off the card.
     pub fn nothing() -> Option<Self> {
         Some(Self { file: File::open("/dev/null").ok()?, marker: None })
     }
 
-    /// NVML does not count this allocation for this process.
+    /// Excludes this allocation from the bytes that NVML counts for this process.
     #[must_use]
     pub fn uncounted(mut self) -> Self {
         self.marker = None;
@@ -92,7 +94,7 @@ struct Marker(PathBuf);
 static MARKERS: Mutex<Option<HashMap<PathBuf, u32>>> = Mutex::new(None);
 
 impl Marker {
-    /// `made` means that this process made the allocation.
+    /// Creates a marker; `made` is set if this process made the allocation.
     fn put(folder: &Path, name: &str, made: bool) -> Self {
         let path = folder.join(format!("holds.{}.{}.{name}", identity(), if made { "made" } else { "imported" }));
         let mut markers = MARKERS.lock().unwrap_or_else(PoisonError::into_inner);
@@ -131,7 +133,7 @@ fn number(variable: &str) -> Option<u64> {
     std::env::var(variable).ok().and_then(|text| text.parse().ok())
 }
 
-/// All cards of the machine.
+/// Returns all cards of the machine.
 pub fn all() -> &'static [Card] {
     static ALL: OnceLock<Vec<Card>> = OnceLock::new();
     ALL.get_or_init(|| {
@@ -143,7 +145,7 @@ pub fn all() -> &'static [Card] {
     })
 }
 
-/// The cards that this process sees, in its order. The first call, in `cuInit`, reads the variable.
+/// Returns the cards that this process sees, in its order. The first call, in `cuInit`, reads the variable.
 pub fn visible() -> &'static [usize] {
     static VISIBLE_CARDS: OnceLock<Vec<usize>> = OnceLock::new();
     VISIBLE_CARDS.get_or_init(|| {
@@ -152,7 +154,7 @@ pub fn visible() -> &'static [usize] {
         for entry in list.split(',').map(str::trim) {
             let by_name = || all().iter().position(|card| !entry.is_empty() && card.name().starts_with(entry));
             let found = entry.parse::<usize>().ok().filter(|at| *at < all().len()).or_else(by_name);
-            // As in NVIDIA's driver, a wrong entry or a repeated card ends the list.
+            // As in NVIDIA's driver, an invalid entry or a repeated card ends the list.
             let Some(found) = found.filter(|found| !seen.contains(found)) else { break };
             seen.push(found);
         }
@@ -165,7 +167,7 @@ pub fn of_device(device: i32) -> Option<&'static Card> {
     all().get(*visible().get(usize::try_from(device).ok()?)?)
 }
 
-/// Returns the folder of files that belong to no single card.
+/// Returns the folder of files that do not belong to a single card.
 pub fn root() -> &'static Path {
     &all()[0].folder
 }
@@ -182,14 +184,15 @@ fn whole_file() -> libc::flock {
     range
 }
 
-/// Takes a lock that belongs to this process. A process that queries the holder gets a number of its own namespace.
+/// Takes a lock that belongs to this process. A process that queries the holder gets its number in the querying
+/// process's namespace.
 fn lock_as_process(file: &File) -> bool {
     let range = whole_file();
     // SAFETY: the descriptor is open and the pointer valid.
     unsafe { libc::fcntl(file.as_raw_fd(), libc::F_SETLK, &raw const range) == 0 }
 }
 
-/// Returns the process that holds such a lock, as numbered in this process's namespace: 0 if it has no number there,
+/// Returns the process that holds such a lock, as numbered in this process's namespace: 0 if it has no number there, or
 /// `None` if the lock is free.
 fn holder(file: &File) -> Option<u32> {
     let mut range = whole_file();
@@ -217,35 +220,35 @@ impl Card {
         }
     }
 
-    /// Its index among all cards.
+    /// Returns its index among all cards.
     pub fn number(&self) -> usize {
         self.number
     }
 
-    /// `cuDeviceGetUuid`.
+    /// Returns the result of `cuDeviceGetUuid`.
     pub fn uuid(&self) -> [u8; 16] {
         let mut uuid = *b"fake cuda card 0";
         uuid[15] += self.number as u8;
         uuid
     }
 
-    /// Its identity in NVML.
+    /// Returns its identity in NVML.
     pub fn name(&self) -> String {
         let hex: String = self.uuid().iter().map(|byte| format!("{byte:02x}")).collect();
         format!("GPU-{}-{}-{}-{}-{}", &hex[..8], &hex[8..12], &hex[12..16], &hex[16..20], &hex[20..])
     }
 
-    /// Its PCI address.
+    /// Returns its PCI address.
     pub fn bus_id(&self) -> String {
         format!("0000:{:02x}:00.0", self.number + 1)
     }
 
-    /// Bytes of the card's memory.
+    /// Returns the size of the card's memory in bytes.
     pub fn total(&self) -> u64 {
         self.total
     }
 
-    /// Number of the last allocation that a reset has lost.
+    /// Returns the number of the last allocation that was lost in a reset.
     fn lost(&self) -> u64 {
         fs::read_to_string(self.folder.join("lost")).ok().and_then(|text| text.trim().parse().ok()).unwrap_or(0)
     }
@@ -261,7 +264,7 @@ impl Card {
         self.lost_before.get().is_some_and(|before| self.lost() > *before)
     }
 
-    /// Returns true if the card needs a reset, and so gives no process a context.
+    /// Returns true if the card needs a reset, and therefore gives no process a context.
     pub fn is_broken(&self) -> bool {
         self.folder.join("broken").exists()
     }
@@ -271,7 +274,7 @@ impl Card {
         self.engine.get_or_init(|| Engine::open(&self.folder, identity())).as_ref()
     }
 
-    /// The processes whose kernels occupy the card now.
+    /// Returns the processes whose kernels occupy the card now.
     pub fn occupants(&self) -> Vec<u32> {
         let of_it = |name: &str| engine::is_used_by(&self.folder, name);
         let _turn = self.turn("entering");
@@ -287,7 +290,8 @@ impl Card {
         self.allocate(Tier::Device, self.context).map(Some).ok_or(())
     }
 
-    /// Records that this process has a context, until it ends. Returns false if the card lacks memory for a context.
+    /// Records that this process has a context, until the process ends. Returns false if the card lacks memory for a
+    /// context.
     pub fn enter(&self) -> bool {
         let mut may = true;
         self.lost_before.get_or_init(|| self.lost());
@@ -306,7 +310,7 @@ impl Card {
     }
 
     /// Returns the processes with a context, as numbered in this process's namespace, each with its bytes on the card.
-    /// Omits processes without a number there.
+    /// Omits processes without a number in this namespace.
     pub fn processes(&self) -> BTreeMap<u32, u64> {
         let _turn = self.turn("entering");
         let names = self.names();
@@ -339,7 +343,8 @@ impl Card {
         entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect()
     }
 
-    /// The identities of the processes that have a context, with their numbers. The caller holds the lock `entering`.
+    /// Returns the identities of the processes that have a context, with their numbers. The caller holds the lock
+    /// `entering`.
     fn identities(&self) -> HashMap<String, u32> {
         let names = self.names();
         let mut pids = HashMap::new();
@@ -368,13 +373,13 @@ impl Card {
         pids
     }
 
-    /// Waits for a lock of this name.
+    /// Waits for the lock with this name.
     pub fn turn(&self, name: &str) -> Option<Turn> {
         let file = OpenOptions::new().create(true).truncate(false).write(true).open(self.folder.join(name)).ok()?;
         lock(&file, libc::LOCK_EX).then_some(Turn(file))
     }
 
-    /// Bytes in use. Removes files that no process has open.
+    /// Returns the number of bytes in use. Removes files that no process has open.
     fn used(&self) -> u64 {
         let mut used = 0;
         for entry in fs::read_dir(&self.folder).into_iter().flatten().flatten() {
@@ -383,7 +388,7 @@ impl Card {
             if !name.starts_with("device-") && !name.starts_with("host-") {
                 continue;
             }
-            // Opens the file a second time: its lock is refused while the first description is open.
+            // Open the file a second time: its lock is refused while the first description is open.
             let Ok(file) = OpenOptions::new().read(true).open(entry.path()) else { continue };
             if self.is_lost(&name) || lock(&file, libc::LOCK_EX | libc::LOCK_NB) {
                 let _ = fs::remove_file(entry.path());
@@ -394,13 +399,13 @@ impl Card {
         used
     }
 
-    /// Bytes that are free.
+    /// Returns the number of free bytes.
     pub fn free(&self) -> u64 {
         let _turn = self.turn("allocating");
         self.total.saturating_sub(self.used())
     }
 
-    /// Allocates memory. Its open file description stays alive in the handle, in descriptors and in mappings.
+    /// Allocates memory. Its open file description stays open in the handle, in descriptors and in mappings.
     pub fn allocate(&self, tier: Tier, bytes: u64) -> Option<Allocation> {
         let _turn = self.turn("allocating")?;
         if tier == Tier::Device && self.used().checked_add(bytes)? > self.total {

@@ -5,22 +5,22 @@ use std::ffi::c_int;
 
 use crate::{card, further};
 
-/// The first device's primary context; those of the others follow, and each further context of a device follows at a
-/// distance of [`CONTEXT_STRIDE`].
+/// The first device's primary context; those of the other devices follow, and each further context of a device follows
+/// at a distance of [`CONTEXT_STRIDE`].
 pub const CONTEXT: u64 = 0x7700_0000;
 pub const CONTEXT_STRIDE: u64 = 0x100;
 
 thread_local! {
-    /// The current context of the thread; 0 for none.
+    /// The current context of the thread; 0 if it has none.
     pub static CURRENT: Cell<u64> = const { Cell::new(0) };
 }
 
-/// The device of the current context; the first one without a context.
+/// Returns the device of the current context, or the first device without a context.
 pub fn current_device() -> c_int {
     device_of(CURRENT.get()).unwrap_or(0)
 }
 
-/// The device of a context that exists.
+/// Returns the device of an existing context.
 pub fn device_of(context: u64) -> Option<c_int> {
     let number = context.checked_sub(CONTEXT)?;
     let device = (number % CONTEXT_STRIDE) as c_int;

@@ -1,7 +1,8 @@
 //! The card's engine, which kernels of all processes share in time slices, as on NVIDIA's cards.
 //!
-//! The end of the present slice is in a word of a file that all processes map. A process that is stopped or killed in
-//! its slice keeps the engine until that end only: on a real card, too, its kernels are no reason for others to wait.
+//! The end of the current slice is stored in a word of a file that all processes map. A process that is stopped or
+//! killed in its slice keeps the engine only until that end: on a real card, its kernels do not make other processes
+//! wait either.
 //!
 //! UNSAFETY: maps the file.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
@@ -14,25 +15,26 @@ use std::time::Duration;
 
 /// Length of a slice.
 const SLICE: Duration = Duration::from_millis(2);
-/// Maximum time for the work of a kernel that takes as long as its work.
+/// Maximum time of a kernel that takes only the time of its work.
 const LONGEST_WORK: Duration = Duration::from_secs(1);
-/// Interval in which a waiting process looks for a free engine: a process with short kernels frees it for moments.
+/// Interval in which a waiting process polls for a free engine: a process with short kernels frees the engine only
+/// briefly.
 const POLL: Duration = Duration::from_micros(20);
 /// Pause between two slices of a kernel, so that a waiting process gets the next one.
 const PAUSE: Duration = Duration::from_micros(50);
 /// Time after a process's last slice in which NVML counts it as using the card.
 const RECENT: Duration = Duration::from_millis(500);
 
-/// The engine of a card, as one process has mapped it.
+/// The engine of a card, as mapped by one process.
 #[derive(Debug)]
 pub struct Engine {
-    /// End of the present slice, in ns of [`now`].
+    /// End of the current slice, in ns of [`now`].
     slice_end: &'static AtomicU64,
     /// File with the time of this process's last slice.
     used: PathBuf,
 }
 
-/// Nanoseconds of the clock that all processes of the host share.
+/// Returns the time in ns of the clock that all processes of the host share.
 fn now() -> u64 {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: the pointer is valid.
@@ -44,12 +46,12 @@ fn ns(time: Duration) -> u64 {
     u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
 
-/// Returns the file in which the process of an identity notes its use of the engine.
+/// Returns the file in which the process of an identity records its use of the engine.
 fn used(folder: &Path, identity: &str) -> PathBuf {
     folder.join(format!("occupies.{identity}"))
 }
 
-/// Returns true if the process of an identity has used the engine a moment ago, or uses it now.
+/// Returns true if the process of an identity has used the engine recently, or uses it now.
 pub fn is_used_by(folder: &Path, identity: &str) -> bool {
     let text = fs::read_to_string(used(folder, identity)).unwrap_or_default();
     text.parse::<u64>().is_ok_and(|at| now().saturating_sub(at) < ns(RECENT))
@@ -85,7 +87,7 @@ impl Engine {
         std::thread::sleep(left);
         work();
         self.note_use();
-        // Another process may have taken the engine, if this one was stopped.
+        // If this process was stopped, another one may have taken the engine.
         let _ = self.slice_end.compare_exchange(end, now(), Ordering::SeqCst, Ordering::SeqCst);
     }
 

@@ -1,7 +1,8 @@
 //! Uses of the card's memory besides the program's allocations: contexts, limits of a context, variables of modules.
 //!
-//! Sizes were measured with driver 580 on an H100: a context has a stack for each thread that the card can run. There,
-//! the heap and the buffer of `printf` take no memory until a kernel needs them; here they are allocated immediately.
+//! Sizes were measured with driver 580 on an H100: a context has a stack for each thread that the card can run. On the
+//! H100, the heap and the buffer of `printf` take no memory until a kernel needs them; here they are allocated
+//! immediately.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
@@ -12,9 +13,10 @@ use crate::space::GRANULE;
 
 /// The only pool besides the devices' default pools.
 pub const POOL: u64 = 0x9001;
-/// Threads that a card can run at the same time.
+/// Number of threads that a card can run at the same time.
 const THREADS: u64 = 1024;
-/// Initial bytes of a thread's stack, the heap and the buffer of `printf`; they are part of a new context's size.
+/// Initial sizes in bytes of a thread's stack, the heap and the buffer of `printf`; they are part of a new context's
+/// size.
 const DEFAULT_LIMITS_BYTES: [u64; 3] = [1024, 1 << 20, 8 << 20];
 
 /// An object that occupies memory.
@@ -27,7 +29,7 @@ enum Of {
 
 type Memory = HashMap<Of, Option<Allocation>>;
 
-/// All uses of memory, and the last number given.
+/// All uses of memory, and the last assigned number.
 static HAS: Mutex<Option<(Memory, u64)>> = Mutex::new(None);
 
 fn with<T>(work: impl FnOnce(&mut Memory, &mut u64) -> T) -> T {
@@ -44,7 +46,7 @@ fn take(card: &Card, bytes: u64) -> Result<Option<Allocation>, i32> {
     card.allocate(Tier::Device, bytes).map(Some).ok_or(OUT_OF_MEMORY)
 }
 
-/// Makes a context besides the primary one. Returns its number.
+/// Makes a context in addition to the primary one. Returns its number.
 pub fn create(card: &Card) -> Result<u64, i32> {
     let memory = card.context().map_err(|()| OUT_OF_MEMORY)?;
     with(|has, next| {

@@ -36,7 +36,7 @@ pub const KERNELS: [Kernel; 5] = [
     },
     // Writes a checksum of `count` words to an address.
     Kernel { name: "checksum", arguments: 3, time: |_| Duration::ZERO, run: |a| store(a[2], checksum(a[0], a[1])) },
-    // Takes this many microseconds of the card's time, and adds them to a word.
+    // Takes a number of microseconds of the card's time, and adds them to a word.
     Kernel {
         name: "spin",
         arguments: 2,

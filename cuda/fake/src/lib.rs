@@ -1,13 +1,13 @@
 //! A `libcuda.so.1` without a GPU, for tests: stricter than NVIDIA's library.
 //!
-//! - Each card is a folder that several processes share ([`card`]). Each allocation is a file; its lock is held while a
-//!   handle, an exported descriptor or a mapping of it exists in any process. `FAKE_CUDA_CARDS` is the number of cards,
-//!   and `CUDA_VISIBLE_DEVICES` selects the cards that a process sees.
+//! - Each card is a folder that several processes share ([`card`]). Each allocation is a file; the file's lock is held
+//!   while a handle, an exported descriptor or a mapping of the allocation exists in any process. `FAKE_CUDA_CARDS` is
+//!   the number of cards, and `CUDA_VISIBLE_DEVICES` selects the cards that a process sees.
 //! - Addresses ([`space`]): every rule of virtual memory management is checked. An access to an address that is not
 //!   mapped, or to which access was not granted, kills the program.
-//! - Work ([`work`]): each stream has a thread; kernels of all processes share the card's only [`engine`]. Captures
-//!   are as easily invalidated as real ones. Memory for a graph's allocations is reserved when the graph is uploaded or
-//!   launched.
+//! - Work ([`work`]): each stream has a thread; kernels of all processes share the card's only [`engine`]. Captures are
+//!   invalidated as easily as on a real card. Memory for a graph's allocations is reserved when the graph is uploaded
+//!   or launched.
 //! - Kernels ([`kernels`]) are identified by name.
 //! - Resets ([`card`]): a card loses all memory, and each process permanently loses its context.
 //! - Checkpoints ([`checkpoint`]): one process suspends another and takes it off the card.
@@ -39,7 +39,7 @@ fn spawn(name: &str, work: impl FnOnce() + Send + 'static) {
         let (mut all, mut before) = (std::mem::zeroed(), std::mem::zeroed());
         libc::sigfillset(&raw mut all);
         libc::pthread_sigmask(libc::SIG_SETMASK, &raw const all, &raw mut before);
-        // If a thread cannot start, the driver does less.
+        // If the thread cannot start, its function of the driver is missing.
         let _ = std::thread::Builder::new().name(name.into()).spawn(work);
         libc::pthread_sigmask(libc::SIG_SETMASK, &raw const before, std::ptr::null_mut());
     }

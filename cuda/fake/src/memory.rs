@@ -14,7 +14,8 @@ use crate::current;
 use crate::result::{INVALID_DEVICE, INVALID_VALUE, NOT_SUPPORTED, OUT_OF_MEMORY};
 use crate::space::{Broken, GRANULE, Space};
 
-/// An allocation that this process has. All descriptors and mappings share its file description, and so its lifetime.
+/// An allocation that this process has. All descriptors and mappings share its file description, and therefore its
+/// lifetime.
 #[derive(Clone)]
 pub struct Physical {
     file: Arc<Allocation>,
@@ -22,11 +23,11 @@ pub struct Physical {
     tier: Tier,
     /// The card, by its index among all cards.
     card: usize,
-    /// Made by [`import`].
+    /// Set if it was made by [`import`].
     imported: bool,
     /// Kinds of handles through which other processes may import it.
     kinds: i32,
-    /// References through handles, and mappings: the allocation lives while it has either.
+    /// References through handles: the allocation lives while it has references or mappings.
     references: u32,
     mappings: u32,
 }
@@ -85,7 +86,7 @@ fn insert(file: Allocation, card: usize, tier: Tier, bytes: u64, imported: bool,
     handle
 }
 
-/// Returns the device of a card, in this process's numbering.
+/// Returns the device of a card, as numbered in this process.
 fn device(card: usize) -> i32 {
     card::visible().iter().position(|seen| *seen == card).map_or(-1, |at| at as i32)
 }
@@ -96,7 +97,7 @@ impl Memory {
         self.handles.get_mut(&handle).filter(|physical| physical.references > 0).ok_or(INVALID_VALUE)
     }
 
-    /// Forgets a handle that has neither references nor mappings.
+    /// Removes a handle that has neither references nor mappings.
     fn end(&mut self, handle: u64) {
         if self.handles.get(&handle).is_some_and(|p| p.references == 0 && p.mappings == 0) {
             self.handles.remove(&handle);
@@ -331,7 +332,7 @@ pub struct Found {
     pub mapping: (u64, u64),
     /// First address and bytes of the reservation.
     pub range: (u64, u64),
-    /// Memory.
+    /// Memory that holds it.
     pub tier: Tier,
     /// Access of the card.
     pub access: i32,
@@ -339,7 +340,7 @@ pub struct Found {
     pub id: u64,
     /// Kinds of handles that may export it.
     pub kinds: i32,
-    /// Made by `cuMemAlloc`.
+    /// Set if it was made by `cuMemAlloc`.
     pub plain: bool,
     /// The device.
     pub device: i32,
@@ -363,12 +364,13 @@ pub fn find(at: u64) -> Option<Found> {
     })
 }
 
-/// Allocates as `cuMemAlloc` does.
+/// Allocates like `cuMemAlloc`.
 pub fn allocate(bytes: u64) -> Result<u64, i32> {
     allocate_counted(bytes, true)
 }
 
-/// Allocates as `cuMemAllocManaged` does: NVML does not count it for the process. All of it is resident immediately.
+/// Allocates like `cuMemAllocManaged`: NVML does not count the memory for the process. All of it is resident
+/// immediately.
 pub fn allocate_managed(bytes: u64) -> Result<u64, i32> {
     allocate_counted(bytes, false)
 }
@@ -384,7 +386,7 @@ fn allocate_counted(bytes: u64, counted: bool) -> Result<u64, i32> {
     Ok(at)
 }
 
-/// Maps new memory at reserved addresses; it lives while it is mapped.
+/// Maps new memory at reserved addresses; the memory exists while it is mapped.
 pub fn back(at: u64, bytes: u64) -> Result<(), i32> {
     back_counted(at, bytes, true)
 }

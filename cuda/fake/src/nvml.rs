@@ -1,8 +1,8 @@
 //! NVML's functions about the card, in the same library: a link named `libnvidia-ml.so.1` suffices.
 //!
-//! Reports the processes with a context that have a number in the caller's namespace. Files in the first card's folder:
-//! with `nvml-fails` the query for processes fails; with `nvml-without-bytes` it leaves out their bytes, as on some
-//! systems.
+//! Reports the processes with a context that have a number in the caller's namespace. Files in the first card's folder
+//! change the results: with `nvml-fails` the query for processes fails; with `nvml-without-bytes` it omits their bytes,
+//! as on some systems.
 //!
 //! UNSAFETY: reads and writes through the program's pointers, as the real library does.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
@@ -28,7 +28,7 @@ const NOT_AVAILABLE: u64 = u64::MAX;
 /// `nvmlMemory_v2`: version 2, and 40 bytes.
 const MEMORY_V2: u32 = 0x0200_0028;
 
-/// The process that has initialised NVML: its children must do so again.
+/// The process that has initialised NVML: its children must initialise NVML again.
 static READY: AtomicU32 = AtomicU32::new(0);
 
 fn is_ready() -> bool {
@@ -190,7 +190,7 @@ struct Utilization {
     decoder: u32,
 }
 
-/// Returns a sample of the current moment only: a process whose kernel occupies the card counts as using all of it.
+/// Returns one sample of the current moment: a process whose kernel occupies the card counts as using all of it.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn nvmlDeviceGetProcessUtilization(
     device: *mut c_void,
@@ -206,7 +206,7 @@ unsafe extern "C" fn nvmlDeviceGetProcessUtilization(
         std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).map_or(0, |d| d.as_micros() as u64);
     unsafe {
         let room = if to.is_null() { 0 } else { *count as usize };
-        // As in NVIDIA's library, the first call requests the number of samples.
+        // As in NVIDIA's library, the first call queries the number of samples.
         *count = 1 + occupants.len() as u32;
         if to.is_null() {
             return INSUFFICIENT_SIZE;
@@ -231,7 +231,7 @@ unsafe extern "C" fn nvmlDeviceGetComputeRunningProcesses_v3(
         Err(error) => return error,
     };
     if card::root().join("nvml-fails").exists() {
-        // A test depends on this.
+        // A test depends on this file.
         let _ = std::fs::write(card::root().join("nvml-failed"), "");
         return UNKNOWN;
     }

@@ -4,13 +4,13 @@ use std::collections::BTreeMap;
 
 use crate::result::{INVALID_VALUE, NOT_SUPPORTED};
 
-/// Sizes and addresses are multiples of this.
+/// Granularity of sizes and addresses in bytes.
 pub const GRANULE: u64 = 2 << 20;
 
 /// A mapping.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Mapping {
-    /// Bytes.
+    /// Size in bytes.
     pub bytes: u64,
     /// The allocation, by the handle that was used to map it.
     pub handle: u64,
@@ -39,7 +39,7 @@ impl Space {
         self.reserved.insert(at, bytes);
     }
 
-    /// Removes a reservation. It must be whole and have no mappings.
+    /// Removes a reservation. The range must be a whole reservation without mappings.
     pub fn unreserve(&mut self, at: u64, bytes: u64) -> Result<(), Broken> {
         ensure(self.reserved.get(&at) == Some(&bytes), "a reservation is freed whole")?;
         ensure(self.within(at, bytes).is_empty(), "a reservation is freed with nothing mapped")?;

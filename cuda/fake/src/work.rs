@@ -26,13 +26,13 @@ pub enum Op {
     Copy(u64, u64, u64),
     /// A fill: address, bytes, value.
     Set(u64, u64, u8),
-    /// The end of an event.
+    /// Records an event.
     Record(Arc<Event>, u64),
     /// Waits for an event.
     Wait(Arc<Event>, u64),
-    /// Graph operation: allocates memory at an address. The graph has it while it is reserved.
+    /// Graph operation: allocates memory at an address. The graph holds the memory while it is reserved.
     Alloc(u64, u64),
-    /// Of a graph: memory is free.
+    /// Graph operation: frees memory.
     Free,
     /// A graph as one operation.
     Graph(Vec<Op>),
@@ -58,11 +58,11 @@ impl Op {
     }
 }
 
-/// An event: how often it was recorded, and the last record that is done.
+/// An event: the number of its records, and the last completed record.
 #[derive(Debug, Default)]
 pub struct Event {
     recorded: AtomicU64,
-    /// The last record became part of a capture.
+    /// Set if the last record became part of a capture.
     captured: AtomicBool,
     done: Mutex<(u64, Option<Instant>)>,
     changed: Condvar,
@@ -95,7 +95,7 @@ struct Stream {
     queue: SyncSender<Op>,
     last: Arc<Event>,
     capture: Option<Capture>,
-    /// The stream and the default stream wait for each other, so neither may disturb the other's capture.
+    /// Set if the stream and the default stream wait for each other, so that neither may disturb the other's capture.
     blocking: bool,
 }
 
@@ -110,9 +110,9 @@ struct Work {
     streams: HashMap<u64, Stream>,
     events: HashMap<u64, Arc<Event>>,
     graphs: HashMap<u64, Vec<Op>>,
-    /// Memory that is reserved for graphs: address and bytes.
+    /// Memory that is reserved for graphs: address and size in bytes.
     reserved: BTreeMap<u64, u64>,
-    /// Maximum so far.
+    /// Maximum number of reserved bytes so far.
     highest: u64,
     next: u64,
 }
@@ -120,12 +120,12 @@ struct Work {
 static WORK: Mutex<Option<Work>> = Mutex::new(None);
 
 thread_local! {
-    /// Mode in which a capture elsewhere treats this thread's calls: 0 global, 1 thread-local, 2 relaxed.
+    /// Mode in which captures of other threads treat this thread's calls: 0 global, 1 thread-local, 2 relaxed.
     static MODE: AtomicI32 = const { AtomicI32::new(0) };
     /// Number of this thread's own default stream, which no program can name.
     static THREAD_STREAM: u64 = {
         static NEXT: AtomicU64 = AtomicU64::new(1 << 48);
-        // One number for each device.
+        // Reserves one number for each device.
         NEXT.fetch_add(16, Ordering::SeqCst)
     };
 }
@@ -156,7 +156,7 @@ fn run(op: Op, device: i32) {
     }
 }
 
-/// A stream of the current device.
+/// Creates a stream of the current device.
 fn stream() -> Stream {
     let device = current::current_device();
     let (queue, ops) = sync_channel::<Op>(QUEUE);
@@ -170,8 +170,8 @@ impl Work {
         0x10_0000 + 16 * self.next
     }
 
-    /// The stream of a handle: 0 and 1 are the current device's default stream of all threads, 2 is the calling
-    /// thread's own. While a blocking stream captures, the default one must not be used.
+    /// Returns the stream of a handle: 0 and 1 are the current device's default stream of all threads, 2 is the calling
+    /// thread's own. While a blocking stream captures, the default stream must not be used.
     fn stream(&mut self, handle: u64) -> Result<&mut Stream, i32> {
         if handle > 2 {
             return self.streams.get_mut(&handle).ok_or(INVALID_HANDLE);
@@ -194,7 +194,7 @@ impl Work {
     }
 }
 
-/// Work for a stream's queue, which may be full; send it without holding locks.
+/// Work for a stream's queue. Send it without holding locks, because the queue may be full.
 struct Sent(SyncSender<Op>, Op);
 
 impl Sent {
@@ -204,7 +204,7 @@ impl Sent {
 }
 
 impl Stream {
-    /// Takes work in: into the capture, or on its way to the queue.
+    /// Accepts work: adds it to the capture, or prepares it for the queue.
     fn push(&mut self, op: Op) -> Option<Sent> {
         match (&mut self.capture, op) {
             (Some(capture), Op::Graph(ops)) => capture.ops.extend(ops),
@@ -214,14 +214,14 @@ impl Stream {
         None
     }
 
-    /// An event at the end of what the stream has now, once it is sent.
+    /// Returns the record of an event after the stream's current work, which the caller must send.
     fn end(&self) -> (Sent, Arc<Event>, u64) {
         let record = self.last.recorded.fetch_add(1, Ordering::SeqCst) + 1;
         (Sent(self.queue.clone(), Op::Record(self.last.clone(), record)), self.last.clone(), record)
     }
 }
 
-/// A call that a capture in global mode forbids to threads that did not relax: the capture is lost.
+/// Handles a call that a capture in global mode forbids to threads that are not relaxed: the capture is lost.
 pub fn unsafe_call() -> i32 {
     let relaxed = MODE.with(|mode| mode.load(Ordering::SeqCst)) == 2;
     with(|work| {
@@ -294,7 +294,7 @@ pub fn finish(handle: u64) -> i32 {
     }
 }
 
-/// Waits for all streams. It invalidates a capture in any thread mode.
+/// Waits for all streams. Invalidates a capture in any thread mode.
 pub fn finish_all() -> i32 {
     let ends = with(|work| {
         let mut broken = false;
@@ -312,7 +312,7 @@ pub fn finish_all() -> i32 {
     SUCCESS
 }
 
-/// Asks for a stream's capture: 0 none, 1 active, 2 lost.
+/// Returns the state of a stream's capture: 0 none, 1 active, 2 lost.
 pub fn capturing(handle: u64) -> Result<i32, i32> {
     with(|work| work.stream(handle).map(|s| s.capture.as_ref().map_or(0, |c| if c.broken { 2 } else { 1 })))
 }
@@ -329,7 +329,7 @@ pub fn begin(handle: u64, mode: i32) -> i32 {
     })
 }
 
-/// Ends a capture; the graph.
+/// Ends a capture; returns the graph.
 pub fn end(handle: u64) -> Result<u64, i32> {
     with(|work| {
         let capture = work.stream(handle)?.capture.take().ok_or(INVALID_VALUE)?;
@@ -357,7 +357,7 @@ pub fn destroy_graph(graph: u64) -> i32 {
     with(|work| if work.graphs.remove(&graph).is_some() { SUCCESS } else { INVALID_HANDLE })
 }
 
-/// Reserves the memory of a graph, as far as it has none yet.
+/// Reserves the memory of a graph that is not reserved yet.
 pub fn upload(graph: u64) -> i32 {
     let wanted = with(|work| {
         let ops = work.graphs.get(&graph).ok_or(INVALID_HANDLE)?;
@@ -369,7 +369,7 @@ pub fn upload(graph: u64) -> i32 {
         Err(error) => return error,
     };
     for (at, bytes) in wanted {
-        // What was got before a failure stays, as it does with NVIDIA's driver.
+        // As with NVIDIA's driver, memory that was reserved before a failure stays reserved.
         if let Err(error) = memory::back(at, bytes) {
             return error;
         }
@@ -381,12 +381,12 @@ pub fn upload(graph: u64) -> i32 {
     SUCCESS
 }
 
-/// Bytes reserved for graphs, now or at most.
+/// Returns the bytes reserved for graphs: the current number, or the maximum.
 pub fn reserved(highest: bool) -> u64 {
     with(|work| if highest { work.highest } else { work.reserved.values().sum() })
 }
 
-/// Gives up what is reserved for graphs, when none runs.
+/// Releases the memory that is reserved for graphs, if no graph is running.
 pub fn trim() -> i32 {
     match finish_all() {
         SUCCESS => {}
@@ -401,7 +401,7 @@ pub fn trim() -> i32 {
     SUCCESS
 }
 
-/// Makes an allocation a part of what a stream captures; its address.
+/// Makes an allocation part of a stream's capture; returns its address.
 pub fn capture_alloc(stream: u64, bytes: u64) -> Result<u64, i32> {
     let bytes = bytes.max(1).checked_next_multiple_of(GRANULE).ok_or(INVALID_VALUE)?;
     let at = memory::reserve(bytes, 0)?;
@@ -411,13 +411,13 @@ pub fn capture_alloc(stream: u64, bytes: u64) -> Result<u64, i32> {
     }
 }
 
-/// Numbers of a graph's nodes.
+/// Returns the numbers of a graph's nodes.
 pub fn nodes(graph: u64) -> Result<Vec<u64>, i32> {
     let count = with(|work| work.graphs.get(&graph).map(Vec::len).ok_or(INVALID_HANDLE))?;
     Ok((0..count as u64).map(|at| graph << 16 | at).collect())
 }
 
-/// `CUgraphNodeType` of a node, and its bytes if it allocates.
+/// Returns the `CUgraphNodeType` of a node, and its size in bytes if it allocates.
 pub fn node(number: u64) -> Result<(i32, u64), i32> {
     with(|work| {
         let ops = work.graphs.get(&(number >> 16)).ok_or(INVALID_HANDLE)?;
@@ -505,7 +505,7 @@ pub fn synchronize(event: u64) -> i32 {
     }
 }
 
-/// Milliseconds between two events.
+/// Returns the milliseconds between two events.
 pub fn elapsed(from: u64, to: u64) -> Result<f32, i32> {
     let (from, to) = (find(from)?, find(to)?);
     if from.pending() || to.pending() {
@@ -525,7 +525,7 @@ mod tests {
     #[test]
     fn submitter_blocks_when_queue_is_full() {
         let (stream, gate) = (create(false), event());
-        // Not recorded yet: the stream waits at its first operation until it is.
+        // The event is not recorded yet: the stream waits at its first operation until it is.
         let held = find(gate).expect("there");
         let record = held.recorded.fetch_add(1, Ordering::SeqCst) + 1;
         assert_eq!(wait(stream, gate), SUCCESS);
@@ -543,9 +543,9 @@ mod tests {
         while count.load(Ordering::SeqCst) < QUEUE as u64 {
             std::thread::yield_now();
         }
-        // TIMEOUT: without a bound all work is submitted in far less time; with one, waiting longer changes nothing.
+        // TIMEOUT: without a bound all work is submitted in far less time; with a bound, a longer wait changes nothing.
         std::thread::sleep(std::time::Duration::from_millis(200));
-        // One entry is at the head, and waits.
+        // One entry is at the head of the queue, and waits.
         assert!(count.load(Ordering::SeqCst) <= QUEUE as u64 + 1, "{count:?} are in a queue of {QUEUE}");
         assert_eq!(query(event()), SUCCESS, "other calls go on");
         held.finish(record);

@@ -14,14 +14,14 @@
 //!
 //! The tenant's side opens nothing on a card before [`FromOwner::Welcome`]. The owner takes the tenant from the socket
 //! and from the peer's credentials; the name in [`Hello`] only chooses among the tenants that the credentials allow.
-//! Memory and work belong to the connection: when it ends, everything that the process held is free.
+//! Memory and work belong to the connection: when it ends, everything that the process held is freed.
 //!
 //! # Memory
 //!
 //! A chunk is one allocation of the owner (`cuMemCreate`, [`Welcome::chunk_bytes`] long), on the card or in pinned host
 //! memory, that is exported as a POSIX descriptor. It has one [`ChunkId`] for its whole life, wherever it is placed,
-//! and belongs to one process. The tenant's side imports it, maps it where it likes and closes the descriptor, or keeps
-//! it for [`FromTenant::Adopt`].
+//! and belongs to one process. The tenant's side imports it, maps it at an address of its choice and closes the
+//! descriptor, or keeps it for [`FromTenant::Adopt`].
 //!
 //! ```text
 //! tenant -> owner   Allocate { request, chunks }
@@ -42,7 +42,7 @@
 //! tenant -> owner   Reclaimed { order }: all of them that could be had within [`RECLAIM_MS`]
 //! ```
 //!
-//! Before `Quiet` they are returned as well, so none of them is copied.
+//! Empty chunks are also returned before `Quiet`, so they are not copied.
 //!
 //! # Relocation
 //!
@@ -57,9 +57,10 @@
 //! owner  -> tenant  Resume { order }
 //! ```
 //!
-//! One order at a time. `Redirect` also names a chunk that the tenant's side freed after `Quiesce`; the tenant's side
-//! closes its descriptor and counts it as moved. If `moved` is less than requested, the rest stays where it was,
-//! mapped, and the owner keeps the old chunks. Programs may allocate and free while an order is in progress.
+//! Only one order is in progress at a time. `Redirect` also names a chunk that the tenant's side freed after `Quiesce`;
+//! the tenant's side closes its descriptor and counts it as moved. If `moved` is less than requested, the rest stays
+//! where it was, mapped, and the owner keeps the old chunks. Programs may allocate and free while an order is in
+//! progress.
 //!
 //! # Turns
 //!
@@ -80,19 +81,19 @@
 //!
 //! # Ends
 //!
-//! [`FromTenant::Goodbye`] and [`FromOwner::Goodbye`] give the reason; then the connection closes. When it closes
-//! without one, the owner is gone for the tenant's side (it opens its gate, keeps its memory, refuses allocations in
+//! [`FromTenant::Goodbye`] and [`FromOwner::Goodbye`] give the reason; then the connection closes. If it closes without
+//! a `Goodbye`, the tenant's side considers the owner gone (it opens its gate, keeps its memory, refuses allocations in
 //! chunks, and connects again every [`RECONNECT_MS`] with `Hello::instance` unchanged and `Hello::adopts` set), and the
-//! process is dead for the owner's side. Neither side waits for the other without a limit: the owner never blocks in a
-//! send ([`Link::try_send`]). A message waits while its connection has no room for it, or while the connection, its
-//! tenant or all together have the maximum of unread descriptors. A connection ends only for answers that its process
-//! does not read.
+//! owner's side considers the process dead. Neither side waits for the other without a limit: the owner never blocks in
+//! a send ([`Link::try_send`]). A message waits while the queue of its connection is full, or while the connection, its
+//! tenant or all tenants together have the maximum number of unread descriptors. A connection ends only for answers
+//! that its process does not read.
 //!
 //! # Bounds
 //!
-//! The owner has one serving thread. Each message costs it a bounded number of steps, a step being one or two searches
-//! in an ordered map. An event does 1,024 steps of work that can be deferred (placing and releasing chunks), and the
-//! next events continue. A tenant has 64 messages and 4,096 steps before the others are served.
+//! The owner has one serving thread. Each message costs this thread a bounded number of steps; a step is one or two
+//! searches in an ordered map. An event does 1,024 steps of work that can be deferred (placing and releasing chunks),
+//! and the next events continue. A tenant gets 64 messages and 4,096 steps before the other tenants are served.
 //!
 //! | message | steps of its own | put off |
 //! |---|---|---|
@@ -118,8 +119,8 @@
 //!
 //! # Versions
 //!
-//! [`VERSION`] rises with each change. Variants and fields are only added, at the end. Both sides use the lower of the
-//! two versions; a side that does not support it sends `Goodbye`.
+//! [`VERSION`] is incremented with each change. Variants and fields are only added, at the end. Both sides use the
+//! lower of the two versions; a side that does not support it sends `Goodbye`.
 //!
 //! Only the messages and their socket are here: the crate does not manage memory, set policy or start threads.
 
@@ -146,7 +147,8 @@ pub const VERSION_PROCESSES: u16 = 3;
 pub const VERSION_CROWDED: u16 = 4;
 /// First version with [`FromOwner::Reclaim`] and [`FromTenant::Reclaimed`].
 pub const VERSION_RECLAIM: u16 = 5;
-/// Requests of a process ([`FromTenant::Allocate`] and [`FromTenant::Fix`]) that wait for their answers at a time.
+/// Maximum number of requests of a process ([`FromTenant::Allocate`] and [`FromTenant::Fix`]) that wait for their
+/// answers.
 pub const MAX_PENDING: usize = 64;
 /// Maximum size of a packet in bytes.
 pub const MAX_PACKET: usize = 16 << 10;
@@ -160,15 +162,15 @@ pub const MAX_EXPORTED: usize = MAX_PACKET / 10;
 pub const MAX_NAME: usize = 64;
 /// Maximum number of processes in one message.
 pub const MAX_PROCESSES: usize = 2048;
-/// Cards of one owner.
+/// Maximum number of cards of one owner.
 pub const MAX_CARDS: usize = 16;
-/// Microseconds before the end of its last work at which a turn may be given back: the next tenant's first work takes
-/// as long to reach the card, and earlier work would make the hardware switch back and forth.
+/// Time in microseconds before the end of its last work at which a turn may be given back: the next tenant's first work
+/// takes the same time to reach the card, and earlier work would make the hardware switch back and forth.
 pub const EARLY_US: u32 = 100;
 /// Maximum time in milliseconds that the tenant's side waits for work on freed memory before it answers a request for
 /// empty chunks.
 pub const RECLAIM_MS: u64 = 20;
-/// Milliseconds between a tenant's tries to reach its owner again.
+/// Interval at which a tenant tries to reach its owner again, in milliseconds.
 pub const RECONNECT_MS: u64 = 200;
 
 /// Environment variable with the path of the owner's socket. Without it the library only forwards calls.

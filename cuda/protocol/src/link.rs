@@ -13,7 +13,7 @@ use rustix::net::{
 use crate::message::{Message, decode, encode};
 use crate::{FromOwner, FromTenant, MAX_DESCRIPTORS, MAX_PACKET, Malformed};
 
-/// One end of a connection. Any thread may send, one receives.
+/// One end of a connection. Any thread may send; only one thread may receive.
 #[derive(Debug)]
 pub struct Link(OwnedFd);
 
@@ -22,11 +22,11 @@ pub struct Link(OwnedFd);
 pub struct Received<M> {
     /// The message.
     pub message: M,
-    /// Its descriptors, closed when a program is replaced.
+    /// The message's descriptors, which are closed on `exec`.
     pub descriptors: Vec<OwnedFd>,
 }
 
-/// A broken connection, or a packet that was refused.
+/// A failed connection, or a refused packet.
 #[derive(Debug, thiserror::Error)]
 pub enum LinkError {
     /// The socket failed.
@@ -38,10 +38,10 @@ pub enum LinkError {
     /// The queue to the other side is full, or no message has arrived.
     #[error("the connection would block")]
     WouldBlock,
-    /// The system's limit of this user's descriptors in flight is reached (`ETOOMANYREFS`): try again.
+    /// The system's limit of this user's descriptors in flight is reached (`ETOOMANYREFS`): the message can be retried.
     #[error("too many descriptors of this user are on their way to processes that do not read")]
     Crowded,
-    /// The packet is no message.
+    /// The packet is not a message.
     #[error(transparent)]
     Malformed(#[from] Malformed),
 }
@@ -67,7 +67,7 @@ impl Link {
         Ok(socket)
     }
 
-    /// Two ends of a new connection.
+    /// Returns the two ends of a new connection.
     pub fn pair() -> Result<(Self, Self), LinkError> {
         let (a, b) = rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
             .map_err(io::Error::from)?;
@@ -157,7 +157,7 @@ impl Link {
         if received.flags.intersects(ReturnFlags::TRUNC | ReturnFlags::CTRUNC) {
             return Err(Malformed::TooMany { item: "bytes or more", count: MAX_PACKET + 1, most: MAX_PACKET }.into());
         }
-        // Every message has at least the byte of its kind, so an empty packet is the end of the connection.
+        // Every message contains at least the byte of its kind, so an empty packet means that the connection has ended.
         let Some(packet) = buffer.get(..received.bytes).filter(|p| !p.is_empty()) else {
             return Err(LinkError::Closed);
         };

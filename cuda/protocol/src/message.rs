@@ -8,7 +8,7 @@ use crate::{MAX_CARDS, MAX_CHUNKS, MAX_EXPORTED, MAX_NAME, MAX_PACKET, MAX_PROCE
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct ChunkId(pub u64);
 
-/// Memory that a chunk is in.
+/// Memory that holds a chunk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Place {
     /// Memory of the card.
@@ -22,15 +22,15 @@ pub enum Place {
 pub struct Hello {
     /// The tenant side's [`crate::VERSION`].
     pub version: u16,
-    /// Process number in the process's own namespace; in a container it differs from the owner's number.
+    /// Process number in the process's own namespace; in a container it differs from the number that the owner sees.
     pub pid: u32,
     /// Random number of this process's library, the same after a reconnection.
     pub instance: u128,
-    /// Requested tenant, from [`crate::TENANT_VARIABLE`]; empty lets the owner choose by credentials.
+    /// Requested tenant, from [`crate::TENANT_VARIABLE`]; if empty, the owner chooses by credentials.
     pub tenant: String,
-    /// Name of the program, for people.
+    /// Name of the program, for display.
     pub program: String,
-    /// Chunks of an earlier connection follow in [`FromTenant::Adopt`].
+    /// Set if chunks of an earlier connection follow in [`FromTenant::Adopt`].
     pub adopts: bool,
 }
 
@@ -39,7 +39,7 @@ pub struct Hello {
 pub struct CardInfo {
     /// `cuDeviceGetUuid` of the card.
     pub uuid: [u8; 16],
-    /// Bytes that `cuDeviceTotalMem` answers for this tenant.
+    /// Number of bytes that `cuDeviceTotalMem` reports to this tenant.
     pub total_bytes: u64,
 }
 
@@ -48,7 +48,7 @@ pub struct CardInfo {
 pub struct Welcome {
     /// Version used on this connection.
     pub version: u16,
-    /// Number of the tenant, for people and logs.
+    /// Number of the tenant, for display and logs.
     pub tenant: u32,
     /// Size of a chunk in bytes: a power of two of at least 2 MiB.
     pub chunk_bytes: u64,
@@ -56,12 +56,12 @@ pub struct Welcome {
     pub cards: Vec<CardInfo>,
 }
 
-/// A chunk with its place; the packet has its descriptor.
+/// A chunk with its place; the packet contains its descriptor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Chunk {
     /// Identity of the chunk.
     pub id: ChunkId,
-    /// Memory of the descriptor.
+    /// Memory that the descriptor refers to.
     pub place: Place,
 }
 
@@ -74,11 +74,11 @@ pub struct Adopted {
     pub id: ChunkId,
     /// Memory of the chunk.
     pub place: Place,
-    /// The packet has its descriptor. Without a descriptor, the chunk does not move until it is freed.
+    /// Set if the packet contains its descriptor. Without a descriptor, the chunk does not move until it is freed.
     pub descriptor: bool,
 }
 
-/// Memory that counts and cannot move.
+/// Memory that is counted and cannot move.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum FixedKind {
     /// Arrays and mipmapped arrays.
@@ -104,11 +104,12 @@ pub enum Refusal {
     Invalid,
     /// This owner does not support the request.
     Unsupported,
-    /// The owner failed; its log says how.
+    /// The owner failed; its log has the details.
     Failed,
-    /// A relocation of the chunks is in progress: ask again. Only in answer to [`FromTenant::Export`].
+    /// A relocation of the chunks is in progress: repeat the request later. Only in answer to [`FromTenant::Export`].
     Moving,
-    /// [`crate::MAX_PENDING`] requests of the process wait already: ask again when one was answered. Since version 4.
+    /// [`crate::MAX_PENDING`] requests of the process are already waiting: repeat the request after an answer. Since
+    /// version 4.
     Crowded,
 }
 
@@ -117,27 +118,27 @@ pub enum Refusal {
 pub struct Run {
     /// Card of the turn.
     pub card: u8,
-    /// Number of the turn, rising.
+    /// Number of the turn, ascending.
     pub turn: u32,
-    /// Length in microseconds; 0: until `Stop`.
+    /// Length in microseconds; 0 means until `Stop`.
     pub length_us: u32,
     /// Bound of the work in flight, in microseconds of card time; 0 disables the bound and the measurement.
     pub run_ahead_us: u32,
-    /// Idleness in microseconds after which the turn ends by itself; 0: never. [`FromTenant::Ending`] announces the end
-    /// of an ending turn's last work this long before, if it is predictable.
+    /// Idleness in microseconds after which the turn ends by itself; 0 means never. [`FromTenant::Ending`] announces
+    /// the end of an ending turn's last work by this time in advance, if the end is predictable.
     pub idle_us: u32,
-    /// Interval of [`FromTenant::Used`] in microseconds; 0: never.
+    /// Interval of [`FromTenant::Used`] in microseconds; 0 means never.
     pub report_us: u32,
 }
 
-/// Time that the card was used, from the card's own events.
+/// Use of the card's time, measured with the card's own events.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Usage {
-    /// Nanoseconds in which work of this process was in flight on the card, since the last usage that was sent.
+    /// Time since the last report in which work of this process was in flight on the card, in nanoseconds.
     pub busy_ns: u64,
-    /// Part of that in which only copies were in flight, in nanoseconds.
+    /// Part of `busy_ns` in which only copies were in flight, in nanoseconds.
     pub copy_ns: u64,
-    /// Submissions.
+    /// Number of submissions.
     pub launches: u32,
 }
 
@@ -167,14 +168,15 @@ pub struct Share(pub [u8; 32]);
 pub enum FromTenant {
     /// First message.
     Hello(Hello),
-    /// Chunks that the process kept across the owner's restart, with a descriptor for each chunk that is marked so.
+    /// Chunks that the process kept across the owner's restart, with a descriptor for each chunk whose `descriptor` is
+    /// set.
     Adopt {
         /// The chunks.
         chunks: Vec<Adopted>,
-        /// Another such message follows.
+        /// Set if another such message follows.
         more: bool,
     },
-    /// Asks for chunks of a card.
+    /// Requests chunks of a card.
     Allocate {
         /// Number of the request, for its answer.
         request: u32,
@@ -188,7 +190,7 @@ pub enum FromTenant {
         /// The chunks.
         chunks: Vec<ChunkId>,
     },
-    /// Asks to count memory that cannot move.
+    /// Requests that memory that cannot move be counted.
     Fix {
         /// Number of the request, for its answer.
         request: u32,
@@ -196,7 +198,7 @@ pub enum FromTenant {
         card: u8,
         /// Kind of the memory.
         kind: FixedKind,
-        /// Bytes.
+        /// Size in bytes.
         bytes: u64,
     },
     /// Returns memory that was counted by `Fix`.
@@ -205,17 +207,17 @@ pub enum FromTenant {
         card: u8,
         /// Kind of the memory.
         kind: FixedKind,
-        /// Bytes.
+        /// Size in bytes.
         bytes: u64,
     },
-    /// Asks for the memory that the tenant may have and still has; answered by `Memory`.
+    /// Queries the total and the free memory of the tenant; answered by `Memory`.
     AskMemory {
         /// Number of the request, for its answer.
         request: u32,
         /// Card.
         card: u8,
     },
-    /// The gate is closed and nothing is in flight.
+    /// The gate is closed and no work is in flight.
     Quiet {
         /// Number of the order.
         order: u32,
@@ -232,12 +234,12 @@ pub enum FromTenant {
         /// Number of redirected chunks, counted from the first.
         moved: u32,
     },
-    /// A submission has met the closed gate.
+    /// A submission waits at the closed gate.
     Waiting {
         /// Card.
         card: u8,
     },
-    /// The turn is over and nothing is in flight, or the work in flight ends within [`crate::EARLY_US`].
+    /// The turn is over and no work is in flight, or the work in flight ends within [`crate::EARLY_US`].
     Stopped {
         /// Card.
         card: u8,
@@ -245,7 +247,7 @@ pub enum FromTenant {
         turn: u32,
         /// Use since the last report.
         usage: Usage,
-        /// A submission waits at the gate.
+        /// Set if a submission waits at the gate.
         waiting: bool,
     },
     /// Use within a turn.
@@ -257,15 +259,15 @@ pub enum FromTenant {
         /// Use since the last report.
         usage: Usage,
     },
-    /// Requests a token with which another process of the tenant may map these chunks; they no longer move. Answered by
-    /// `Shared` or `Refused`.
+    /// Requests a token with which another process of the tenant may map these chunks; the chunks no longer move.
+    /// Answered by `Shared` or `Refused`.
     Export {
         /// Number of the request, for its answer.
         request: u32,
         /// The chunks, in the order of their addresses.
         chunks: Vec<ChunkId>,
     },
-    /// Asks for the chunks of a token; answered like `Allocate`.
+    /// Requests the chunks of a token; answered like `Allocate`.
     Open {
         /// Number of the request, for its answer.
         request: u32,
@@ -283,14 +285,14 @@ pub enum FromTenant {
         /// Microseconds until the work ends.
         in_us: u32,
     },
-    /// Asks which processes are the tenant's; answered by `Processes`. Since version 3.
+    /// Queries the tenant's processes; answered by `Processes`. Since version 3.
     AskProcesses {
         /// Number of the request, for its answer.
         request: u32,
         /// Card.
         card: u8,
     },
-    /// Answer to `Reclaim`, sent after the chunks were freed. Since version 5.
+    /// Answer to `Reclaim`, sent after freeing the chunks. Since version 5.
     Reclaimed {
         /// Number of the order.
         order: u32,
@@ -302,13 +304,13 @@ pub enum FromTenant {
 pub enum FromOwner {
     /// Answer to `Hello`.
     Welcome(Welcome),
-    /// Chunks, each with its descriptor.
+    /// Granted chunks, each with its descriptor.
     Granted {
         /// Number of the request.
         request: u32,
         /// The chunks.
         chunks: Vec<Chunk>,
-        /// More of this request follow.
+        /// Set if more chunks of this request follow.
         more: bool,
     },
     /// The memory is counted.
@@ -316,7 +318,7 @@ pub enum FromOwner {
         /// Number of the request.
         request: u32,
     },
-    /// The request fails.
+    /// The request failed.
     Refused {
         /// Number of the request.
         request: u32,
@@ -327,16 +329,16 @@ pub enum FromOwner {
     Memory {
         /// Number of the request.
         request: u32,
-        /// Bytes that `cuMemGetInfo` answers as free.
+        /// Number of bytes that `cuMemGetInfo` reports as free.
         free_bytes: u64,
-        /// Bytes that `cuMemGetInfo` and `cuDeviceTotalMem` answer as all.
+        /// Number of bytes that `cuMemGetInfo` and `cuDeviceTotalMem` report as total.
         total_bytes: u64,
     },
-    /// Close the gate and drain, for a relocation.
+    /// Asks the tenant's side to close the gate and drain, for a relocation.
     Quiesce {
-        /// Number of the order, rising.
+        /// Number of the order, ascending.
         order: u32,
-        /// Microseconds after which the tenant's side gives up and sends `Busy`.
+        /// Time limit in microseconds after which the tenant's side gives up and sends `Busy`.
         patience_us: u32,
     },
     /// New places of chunks, each with its descriptor.
@@ -373,24 +375,24 @@ pub enum FromOwner {
     Soon {
         /// Card.
         card: u8,
-        /// Microseconds until then.
+        /// Expected time until the turn begins, in microseconds.
         in_us: u32,
     },
     /// Answer to `AskProcesses`: process numbers in the owner's namespace. Since version 3.
     Processes {
         /// Number of the request.
         request: u32,
-        /// The processes, [`crate::MAX_PROCESSES`] at most.
+        /// The processes, at most [`crate::MAX_PROCESSES`].
         pids: Vec<u32>,
     },
-    /// Asks for the empty chunks. Since version 5.
+    /// Requests the empty chunks. Since version 5.
     Reclaim {
         /// Number of the order, ascending and separate from the numbers of relocations.
         order: u32,
     },
 }
 
-/// A packet that is not a message, or a message beyond its bounds.
+/// Reason that a packet is not a valid message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Malformed {
     /// Bytes that are not a message of this version.
@@ -399,17 +401,17 @@ pub enum Malformed {
         /// Length of the packet.
         bytes: usize,
     },
-    /// A list or name that is too long.
+    /// A list or name is too long.
     #[error("a message has {count} {item} (at most {most})")]
     TooMany {
-        /// Things counted.
+        /// Kind of the counted items.
         item: &'static str,
-        /// Their number.
+        /// Number of items.
         count: usize,
         /// The bound.
         most: usize,
     },
-    /// Descriptors that the message does not account for.
+    /// The number of descriptors does not match the message.
     #[error("a packet has {found} descriptors instead of {wanted}")]
     Descriptors {
         /// Number of received descriptors.
@@ -473,7 +475,7 @@ impl Message for FromOwner {
     }
 }
 
-/// Encodes `message` into `buffer`; the bytes used.
+/// Encodes `message` into `buffer`; returns the used bytes.
 pub(crate) fn encode<'a, M: Message>(message: &M, buffer: &'a mut [u8; MAX_PACKET]) -> Result<&'a [u8], Malformed> {
     message.check()?;
     match postcard::to_slice(message, buffer) {

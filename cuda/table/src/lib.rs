@@ -15,7 +15,7 @@ mod nvml;
 pub use headers::{declared, declared_of_nvml};
 pub use nvml::NVML;
 
-/// Class of a function: its effects that a mediator must know.
+/// Class of a function: the effects that a mediator must know about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Class {
     /// Allocates memory of the card for the program.
@@ -38,9 +38,9 @@ pub enum Class {
     Graph,
     /// Pinned host memory.
     Host,
-    /// Answers the amount of memory.
+    /// Reports the amount of memory.
     Information,
-    /// Start, errors, and how functions are found.
+    /// Initialisation, errors, and lookup of functions.
     Init,
     /// Memory and semaphores of other interfaces.
     Interop,
@@ -50,7 +50,7 @@ pub enum Class {
     Pointer,
     /// Stream-ordered memory that the driver keeps.
     Pool,
-    /// Memory that other processes or other cards reach.
+    /// Memory that other processes or other cards can access.
     Share,
     /// Streams.
     Stream,
@@ -60,15 +60,15 @@ pub enum Class {
     Texture,
     /// Profilers, core dumps, checkpoints, logs.
     Tool,
-    /// Address ranges and physical memory that the program handles itself.
+    /// Address ranges and physical memory that the program manages itself.
     Virtual,
 }
 
 /// A symbol of a function.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Form {
-    /// Version of the driver that introduced the variant, 1000 times the major and 10 times the minor number; 0: not
-    /// known.
+    /// Version of the driver that introduced the variant, encoded as 1000 times the major plus 10 times the minor
+    /// number; 0 if unknown.
     pub version: u32,
     /// Ending of the symbol.
     pub suffix: &'static str,
@@ -77,13 +77,13 @@ pub struct Form {
 }
 
 impl Form {
-    /// Returns true if the form works on the per-thread default stream where a call names the default stream.
+    /// Returns true if the form works on the per-thread default stream when a call names the default stream.
     pub fn per_thread(&self) -> bool {
         self.suffix.ends_with("_ptsz") || self.suffix.ends_with("_ptds")
     }
 }
 
-/// A function with all its symbols: the plain ones first, each kind in the order of versions.
+/// A function with all its symbols: the plain symbols first, each kind in the order of versions.
 #[derive(Clone, Copy, Debug)]
 pub struct Family {
     /// Name without endings.
@@ -96,7 +96,7 @@ const fn family(name: &'static str, forms: &'static [(u32, &'static str, u8)]) -
 }
 
 impl Family {
-    /// The function's symbols.
+    /// Returns the function's symbols.
     pub fn forms(&self) -> impl Iterator<Item = Form> + use<> {
         self.forms.iter().map(|&(version, suffix, header)| Form { version, suffix, header })
     }
@@ -109,12 +109,12 @@ impl Family {
     }
 }
 
-/// Every function with its class.
+/// Returns every function with its class.
 pub fn families() -> impl Iterator<Item = (Class, &'static Family)> {
     names::CLASSES.iter().flat_map(|(class, families)| families.iter().map(move |family| (*class, family)))
 }
 
-/// Every symbol with its class, in the order of [`families`].
+/// Returns every symbol with its class, in the order of [`families`].
 pub fn symbols() -> impl Iterator<Item = (String, Class, Form)> {
     families()
         .flat_map(|(class, family)| family.forms().map(move |f| (format!("{}{}", family.name, f.suffix), class, f)))

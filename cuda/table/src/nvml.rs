@@ -1,9 +1,9 @@
 //! Names of the functions of NVML, the management library next to the driver.
 //!
-//! From the headers `nvml.h` of CUDA 12.9 and 13.5, plus one function that `nvidia-smi` looks up and no header
-//! declares. All functions except those that report a card's memory are forwarded, so there are no classes.
+//! The names are from the headers `nvml.h` of CUDA 12.9 and 13.5, plus one function that `nvidia-smi` looks up and no
+//! header declares. All functions except those that report a card's memory are forwarded, so there are no classes.
 
-/// Every symbol, in the order of the names.
+/// Every symbol, in alphabetical order.
 pub const NVML: &[&str] = &[
     "nvmlComputeInstanceDestroy",
     "nvmlComputeInstanceGetInfo",

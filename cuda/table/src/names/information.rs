@@ -1,4 +1,4 @@
-//! Functions that answer the amount of memory.
+//! Reports the amount of memory.
 
 use crate::{Family, family};
 

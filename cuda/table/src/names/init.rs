@@ -1,4 +1,4 @@
-//! Start, errors, and how functions are found.
+//! Initialisation, errors, and lookup of functions.
 
 use crate::{Family, family};
 

@@ -1,4 +1,4 @@
-//! Address ranges and physical memory that the program handles itself.
+//! Address ranges and physical memory that the program manages itself.
 
 use crate::{Family, family};
 

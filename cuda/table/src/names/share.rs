@@ -1,4 +1,4 @@
-//! Memory that other processes or other cards reach.
+//! Memory that other processes or other cards can access.
 
 use crate::{Family, family};
 
