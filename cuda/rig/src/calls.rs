@@ -9,7 +9,7 @@ use crate::Cuda;
 
 /// Mean duration of a call in nanoseconds, over `count` calls.
 fn each(count: u32, mut call: impl FnMut(u32) -> Result<()>) -> Result<f64> {
-    // One-time allocations have been made by then.
+    // One-time allocations have been made by the end of this loop.
     for number in 0..count / 10 {
         call(number)?;
     }
@@ -20,7 +20,8 @@ fn each(count: u32, mut call: impl FnMut(u32) -> Result<()>) -> Result<f64> {
     Ok(begin.elapsed().as_nanos() as f64 / f64::from(count))
 }
 
-/// Measures calls that programs often make, `count` of each: the shortest mean of several rounds, in nanoseconds.
+/// Measures calls that programs often make, `count` of each. Returns the shortest mean of several rounds, in
+/// nanoseconds.
 pub fn measure(cuda: Cuda, count: u32) -> Result<Value> {
     const ROUNDS: usize = 5;
     const SIZES: [u64; 5] = [1, 3, 7, 4, 2];

@@ -1,4 +1,4 @@
-//! The driver API from a program's view.
+//! The driver API as a program uses it.
 //!
 //! UNSAFETY: calls library functions with the signatures from NVIDIA's headers.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
@@ -11,7 +11,7 @@ use std::fmt;
 pub struct Location {
     /// `CUmemLocationType`.
     pub kind: i32,
-    /// Its number within the kind.
+    /// Number of the location within the kind.
     pub id: i32,
 }
 
@@ -25,7 +25,7 @@ impl Location {
 pub struct Failed {
     /// Name of the function.
     pub call: &'static str,
-    /// Its result.
+    /// Result code of the call.
     pub code: i32,
 }
 
@@ -78,7 +78,7 @@ macro_rules! functions {
     };
 }
 
-/// The driver with one context, current to the thread that opened it.
+/// The driver with one context, which is current for the thread that opened it.
 #[derive(Clone, Copy)]
 pub struct Cuda {
     functions: Functions,
@@ -187,7 +187,7 @@ impl Cuda {
         self.raw_init(0)
     }
 
-    /// Makes the context current to this thread.
+    /// Makes the context current for this thread.
     pub fn enter(&self) -> Result<(), Failed> {
         self.raw_current(self.context)
     }
@@ -223,7 +223,7 @@ impl Cuda {
         self.raw_by_bus_id(&raw mut device, address.as_ptr()).map(|()| device)
     }
 
-    /// Creates another context of the first card, and makes it current.
+    /// Creates another context of the first card, and makes it the current one.
     pub fn another_context(&self) -> Result<u64, Failed> {
         let mut context = 0;
         self.raw_context(&raw mut context, 0, 0).map(|()| context)
@@ -241,7 +241,7 @@ impl Cuda {
         self.raw_pool(&raw mut pool, &raw const property).map(|()| pool)
     }
 
-    /// Allocates memory of a pool.
+    /// Allocates memory from a pool.
     pub fn alloc_of(&self, pool: u64, bytes: u64) -> Result<u64, Failed> {
         let mut at = 0;
         self.raw_alloc_pool(&raw mut at, bytes as usize, pool, 0).map(|()| at)
@@ -299,10 +299,10 @@ impl Cuda {
         self.raw_free_async(at, stream)
     }
 
-    /// Creates physical memory that can be exported: of the card, or of the host.
+    /// Creates physical memory that can be exported, on the card or in host memory.
     pub fn create(&self, host: bool, bytes: u64) -> Result<u64, Failed> {
         let mut handle = 0;
-        // Pinned memory, a POSIX descriptor, kind and number of the location; the rest is zero.
+        // Pinned memory, exported as a POSIX descriptor, with the kind and number of the location; the rest is zero.
         let property = [1, 1, if host { 3 } else { 1 }, 0, 0, 0, 0, 0];
         self.raw_create(&raw mut handle, bytes as usize, &raw const property, 0).map(|()| handle)
     }
@@ -448,7 +448,7 @@ impl Cuda {
         self.raw_stream(&raw mut stream, 1).map(|()| stream)
     }
 
-    /// Waits for a stream, or with 0 for the default one.
+    /// Waits for a stream, or for the default stream if `stream` is 0.
     pub fn finish(&self, stream: u64) -> Result<(), Failed> {
         self.raw_stream_finish(stream)
     }
@@ -458,7 +458,7 @@ impl Cuda {
         self.raw_finish()
     }
 
-    /// Captures what `work` submits to `stream`, as a graph that can be launched.
+    /// Captures the work that `work` submits to `stream`, as a graph that can be launched.
     pub fn capture(&self, stream: u64, work: impl FnOnce() -> Result<(), Failed>) -> Result<u64, Failed> {
         let (mut graph, mut made) = (0, 0);
         self.raw_begin(stream, 0)?;
@@ -490,7 +490,7 @@ impl Cuda {
         self.raw_destroy(stream)
     }
 
-    /// Makes a stream wait for the present work of another one.
+    /// Makes a stream wait for the current work of another stream.
     pub fn join(&self, stream: u64, other: u64) -> Result<(), Failed> {
         let mut event = 0;
         self.raw_event(&raw mut event, 2)?;
@@ -534,7 +534,7 @@ impl Cuda {
         self.raw_set_async(at, value, bytes as usize, stream)
     }
 
-    /// A kernel of the fake driver.
+    /// Returns a kernel of the fake driver.
     pub fn kernel(&self, name: &str) -> Result<u64, Failed> {
         let (mut module, mut function) = (0, 0);
         let name = CString::new(name).map_err(|_| Failed { call: "kernel", code: 1 })?;

@@ -1,4 +1,5 @@
-//! An honest program that keeps the card busy, requests memory, and reports its gains: the neighbour of a hostile one.
+//! An honest program that keeps the card busy, requests memory, and reports its gains: the neighbour of a hostile
+//! program.
 
 use std::sync::mpsc::{Receiver, TryRecvError};
 use std::time::{Duration, Instant};
@@ -19,15 +20,15 @@ pub const ANSWER_MS: f64 = 100.0;
 pub struct Report {
     /// Milliseconds of the host's clock since the last report.
     pub ms: f64,
-    /// Kernels that were submitted.
+    /// Number of submitted kernels.
     pub kernels: u64,
     /// Card time of its kernels in microseconds, as counted by the kernels.
     pub card_us: u64,
     /// Maximum time between two consecutive submissions, in milliseconds: its longest wait for a turn.
     pub longest_wait_ms: f64,
-    /// Requests for memory of the card, each of 2 MiB, that reach the owner.
+    /// Number of requests for memory of the card, each of 2 MiB, that reached the owner.
     pub requests: u64,
-    /// Requests that were refused.
+    /// Number of refused requests.
     pub refused: u64,
     /// Maximum time until a request or a query about memory was answered, in milliseconds.
     pub longest_answer_ms: f64,

@@ -1,4 +1,4 @@
-//! NVML from a tool's view.
+//! NVML as a tool uses it.
 //!
 //! UNSAFETY: calls library functions with the signatures from NVML's header.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
@@ -68,7 +68,7 @@ fn text(function: *mut c_void, device: Device) -> Option<String> {
 /// Cards by identity, each with its NVML index.
 pub type Shown = Vec<(String, u32)>;
 
-/// Identities of the cards that NVML shows, each followed by its number; and the result of a search for another card by
+/// Identities of the cards that NVML shows, each followed by its number; and the results of searches for other cards by
 /// each of `addresses`, which are identities or PCI addresses.
 pub fn cards(addresses: &[String]) -> Result<(Shown, Vec<c_int>), Failed> {
     let nvml = Nvml::load()?;
@@ -107,11 +107,11 @@ pub fn cards(addresses: &[String]) -> Result<(Shown, Vec<c_int>), Failed> {
     }
 }
 
-/// Processes that run on the first card, in rising order.
+/// Returns the processes that run on the first card, in ascending order.
 pub fn processes() -> Result<Vec<u32>, Failed> {
     let nvml = Nvml::open()?;
     let function = nvml.function(c"nvmlDeviceGetComputeRunningProcesses_v3")?;
-    // The process, and three more words.
+    // Each entry has the process and three more words.
     let mut list = [[0u32; 6]; 64];
     let mut count = list.len() as u32;
     // SAFETY: the header declares the symbol with these arguments; the buffer holds the given number of entries of 24
@@ -130,9 +130,9 @@ pub fn processes() -> Result<Vec<u32>, Failed> {
 pub fn memory() -> Result<[(u64, u64); 2], Failed> {
     let nvml = Nvml::open()?;
     let (info, info_v2) = (nvml.function(c"nvmlDeviceGetMemoryInfo")?, nvml.function(c"nvmlDeviceGetMemoryInfo_v2")?);
-    // Total, free, used.
+    // Total, free and used.
     let mut first = [0u64; 3];
-    // The version with the length, total, reserved, free, used.
+    // Version and length, then total, reserved, free and used.
     let mut second = [0x0200_0028u64, 0, 0, 0, 0];
     // SAFETY: the header declares the symbols with these arguments; all pointers are to locals of the structures'
     // lengths.

@@ -7,7 +7,7 @@ use anyhow::{Result, ensure};
 use crate::{Cuda, Failed, Location};
 
 const MIB: u64 = 1 << 20;
-/// The first card, which may read and write.
+/// The first card, which gets read and write access.
 const CARD: Location = Location::FIRST_CARD;
 const ALL: i32 = 3;
 
@@ -28,7 +28,7 @@ struct Buffer {
     /// A second address, which may be read-only.
     other: u64,
     writes: bool,
-    /// Mapped at the first address.
+    /// Set if it is mapped at the first address.
     mapped: bool,
     /// Value of the first word.
     value: u64,
@@ -80,7 +80,7 @@ impl Buffer {
 }
 
 /// Works on handles of several sizes, each mapped at two addresses, while mappings and handles are created and
-/// released. Returns a checksum. Handles are made by `property`.
+/// released. Returns a checksum. Handles are created with `property`.
 pub fn work(cuda: Cuda, property: [i32; 8], mib: u64, rounds: u64, spin_us: u64) -> Result<String> {
     const SIZES: [u64; 4] = [2, 4, 6, 10];
     let (fill, add, sum, spin) =
@@ -156,7 +156,7 @@ pub fn work(cuda: Cuda, property: [i32; 8], mib: u64, rounds: u64, spin_us: u64)
     Ok(format!("{total:016x}"))
 }
 
-/// Maps a handle again, unmaps it, or replaces it by another handle.
+/// Maps a handle again, unmaps it, or replaces it with another handle.
 fn change(
     cuda: Cuda,
     buffers: &mut [Buffer],
@@ -181,7 +181,7 @@ fn change(
         return Ok(());
     }
     cuda.unmap_at(buffer.other, buffer.bytes)?;
-    // It has no mappings now, and either its handle keeps it alive or it ends.
+    // The memory has no mappings now; it ends unless its handle keeps it alive.
     if round % 8 == 7 {
         let old = buffer.handle;
         buffer.handle = cuda.create_of(cuda.property(old)?, buffer.bytes, 0)?;
@@ -238,7 +238,7 @@ pub fn burst(cuda: Cuda, threads: usize) -> Result<String> {
     Ok(made.join(" "))
 }
 
-/// Maps handles until one is refused, releases all, and repeats this; returns the MiB of both times.
+/// Maps handles until one is refused, releases all of them, and repeats this; returns the MiB of both times.
 pub fn fill(cuda: Cuda, step_mib: u64) -> Result<String> {
     let bytes = step_mib * MIB;
     let mut line = String::new();
@@ -265,7 +265,7 @@ pub fn fill(cuda: Cuda, step_mib: u64) -> Result<String> {
     Ok(line.trim().to_owned())
 }
 
-/// Returns the results of wrong calls by name.
+/// Returns the results of invalid calls by name.
 pub fn wrong(cuda: Cuda) -> Result<String> {
     const G: u64 = 2 * MIB;
     fn code<T>(result: Result<T, Failed>) -> i32 {
@@ -320,13 +320,13 @@ pub fn wrong(cuda: Cuda) -> Result<String> {
         ("release-again", code(cuda.release(four))),
         ("map-released", code(cuda.map_at(base + 20 * G, 4 * G, 0, four))),
     ]);
-    // It stays alive where it is mapped.
+    // The memory stays alive where it is mapped.
     cuda.write(base + 3 * G, &[77])?;
     ensure!(cuda.read(base + 3 * G, 1)? == [77], "what was written");
     let range = [11, 12].map(|kind| cuda.attribute(kind, base + 5 * G));
     ensure!(range == [Ok(base), Ok(64 * G)], "the reservation is said to be {range:x?}");
     ensure!(cuda.reference(base + 3 * G)? == four, "another handle");
-    // Exportable memory belongs to the driver and is adjacent to the library's.
+    // Exportable memory belongs to the driver and is adjacent to the library's memory.
     let shared = cuda.create(false, 2 * G)?;
     all.extend([
         ("map-shared", code(cuda.map_at(base + 6 * G, 2 * G, 0, shared))),

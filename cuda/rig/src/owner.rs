@@ -27,7 +27,7 @@ pub struct Script {
     pub chunk_bytes: u64,
     /// Maximum card memory of a process in bytes; the rest is placed in host memory.
     pub device_bytes: u64,
-    /// Maximum total bytes of a process; more is refused.
+    /// Maximum total bytes of a process; requests beyond it are refused.
     pub quota_bytes: u64,
     /// Interval of relocations; `None` disables them.
     pub relocate: Option<Duration>,
@@ -44,27 +44,27 @@ pub struct Script {
 /// Counts of an owner's actions.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct Counts {
-    /// Processes that sent `Hello`.
+    /// Number of processes that sent `Hello`.
     pub processes: u64,
-    /// Chunks granted.
+    /// Number of granted chunks.
     pub granted: u64,
-    /// Chunks returned.
+    /// Number of returned chunks.
     pub freed: u64,
-    /// Requests refused.
+    /// Number of refused requests.
     pub refused: u64,
-    /// Bytes counted as fixed at present.
+    /// Bytes that are currently counted as fixed.
     pub fixed_bytes: u64,
-    /// Relocations that moved at least one chunk.
+    /// Number of relocations that moved at least one chunk.
     pub relocations: u64,
-    /// Chunks moved.
+    /// Number of moved chunks.
     pub moved: u64,
-    /// Orders that the tenant declined.
+    /// Number of orders that the tenant declined.
     pub busy: u64,
-    /// Turns that ended.
+    /// Number of ended turns.
     pub turns: u64,
-    /// The card's time as the tenants report it, in nanoseconds.
+    /// Card time reported by the tenants, in nanoseconds.
     pub busy_ns: u64,
-    /// Submissions as the tenants report them.
+    /// Number of submissions reported by the tenants.
     pub launches: u64,
     /// Time until tenants quiesced, in microseconds: sum and maximum.
     pub quiet_us: u64,
@@ -74,13 +74,13 @@ pub struct Counts {
     pub pause_us: u64,
     /// See `pause_us`.
     pub pause_longest_us: u64,
-    /// Chunks that processes brought along after a restart of the owner.
+    /// Number of chunks that processes kept across a restart of the owner.
     pub adopted: u64,
-    /// Adopted chunks with a descriptor.
+    /// Number of adopted chunks with a descriptor.
     pub adopted_with_descriptor: u64,
 }
 
-/// An owner that runs until it is dropped.
+/// An owner that runs until dropped.
 #[derive(Debug)]
 pub struct Owner {
     counts: Arc<Mutex<Counts>>,
@@ -253,7 +253,7 @@ impl Session {
         self.send(message, &[])
     }
 
-    /// Sends a message. Messages of a program that has disconnected are still received.
+    /// Sends a message. The messages of a program that has disconnected can still be received.
     fn send(&self, message: &FromOwner, descriptors: &[BorrowedFd<'_>]) -> Result<()> {
         match self.link.try_send(message, descriptors) {
             Ok(()) | Err(LinkError::Closed) => Ok(()),
@@ -379,7 +379,7 @@ impl Session {
         Ok(())
     }
 
-    /// Returns all bytes of the process, in chunks or outside.
+    /// Returns all bytes of the process, in chunks or as fixed memory.
     fn held(&self) -> u64 {
         self.chunks.len() as u64 * self.script.chunk_bytes + self.fixed
     }

@@ -35,7 +35,7 @@ pub enum Through {
 /// Automatic answer to an order of the owner.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Reply {
-    /// None.
+    /// No answer.
     #[default]
     Silence,
     /// The library's answer: `Quiet`, all chunks redirected, or `Stopped`.
@@ -56,7 +56,7 @@ pub struct Manner {
 }
 
 impl Manner {
-    /// Every order is answered as the library does.
+    /// Answers every order like the library.
     #[must_use]
     pub fn honest() -> Self {
         Self { quiesce: Reply::Honest, redirect: Reply::Honest, stop: Reply::Honest }
@@ -96,7 +96,7 @@ pub enum Command {
         /// Number of the connection.
         link: usize,
     },
-    /// Launches a kernel through the driver, without asking the owner. Answered by [`Answer::Done`] while it runs.
+    /// Launches a kernel through the driver, bypassing the owner. Answered by [`Answer::Done`] while it runs.
     Launch {
         /// Duration in milliseconds.
         ms: u64,
@@ -115,7 +115,7 @@ pub enum Command {
 pub enum Answer {
     /// Number of the new connection.
     Link(usize),
-    /// Messages that were sent. Fewer than requested, because the connection failed or its queue was full for a second.
+    /// Number of sent messages. It is lower than requested if the connection failed or its queue was full for a second.
     Sent(u32),
     /// Messages since the last command.
     Heard {
@@ -123,7 +123,7 @@ pub enum Answer {
         messages: Vec<FromOwner>,
         /// Descriptors that this connection's messages brought and that are still open.
         descriptors: usize,
-        /// The owner has closed the connection.
+        /// Set if the owner has closed the connection.
         closed: bool,
     },
     /// The command has been executed.
@@ -165,7 +165,7 @@ pub fn serve(socket: &Path) -> Result<()> {
 
 /// Changes this process's user.
 pub fn become_user(uid: u32) -> Result<()> {
-    // SAFETY: the only pointer is the null one of an empty list.
+    // SAFETY: the only pointer is the null pointer of an empty list.
     let done = unsafe {
         libc::setgroups(0, std::ptr::null()) == 0
             && libc::setresgid(uid, uid, uid) == 0
@@ -241,7 +241,7 @@ fn obey(socket: &Path, connections: &mut Vec<Connection>, command: Command) -> R
     }
 }
 
-/// Returns whether a connection accepts a message within a second.
+/// Returns true if a connection accepts a message within a second.
 fn writable(link: &Link) -> bool {
     let second = Timespec { tv_sec: 1, tv_nsec: 0 };
     poll(&mut [PollFd::from_borrowed_fd(link.as_fd(), PollFlags::OUT)], Some(&second)).is_ok_and(|ready| ready > 0)
@@ -265,7 +265,7 @@ fn connect(socket: &Path, through: Through) -> Result<Link> {
     let options = libc::WEXITED | if through == Through::Zombie { libc::WNOWAIT } else { 0 };
     // SAFETY: the value is local, and all-zero bytes are valid for it.
     let mut info: libc::siginfo_t = unsafe { std::mem::zeroed() };
-    // SAFETY: the child is this process's, and the pointer is to a local.
+    // SAFETY: the child belongs to this process, and the pointer is to a local.
     let waited = unsafe { libc::waitid(libc::P_PID, child.cast_unsigned(), &raw mut info, options) };
     ensure!(waited == 0, "cannot wait for the child: {}", std::io::Error::last_os_error());
     Ok(Link::new(ours))
@@ -283,7 +283,7 @@ fn read(link: &Link, manner: Manner, inbox: &(Mutex<Inbox>, Condvar)) {
                 drop(guard);
                 let sent = reply(&received.message, manner).map_or(Ok(()), |answer| link.send(&answer, &[]));
                 if matches!(sent, Err(LinkError::Malformed(_))) {
-                    // It is a message of this program, so it can be sent.
+                    // This program created the message, so it is valid.
                     unreachable!("an answer is malformed: {sent:?}");
                 }
             }

@@ -9,7 +9,7 @@ use anyhow::{Result, ensure};
 use cuda_protocol::Link;
 use rustix::net::{SocketType, sockopt};
 
-/// Makes the library's thread receive no further messages. Its signals are blocked, so it cannot be stopped by itself.
+/// Makes the library's thread receive no further messages. Its signals are blocked, so it cannot be stopped separately.
 pub fn stop_answers() -> Result<()> {
     let entries = std::fs::read_dir("/proc/self/fd")?.flatten();
     let numbers: Vec<i32> = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect();

@@ -10,9 +10,9 @@ use std::process::Command;
 use support::daemon::{Daemon, good, pair, programs, until};
 use support::{Program, Rig, built, chunks, owner, settled};
 
-/// The runtime's commands in the namespaces before the program starts: arguments are the image's folder, the library,
-/// the folder of the socket, and then the program's. A socket that is bind-mounted alone would be the file of one owner
-/// only.
+/// Commands that the runtime executes in the namespaces before the program starts. The arguments are the image's
+/// folder, the library, the folder of the socket, and then the program's arguments. The folder is mounted, because a
+/// bind-mounted socket would belong to one owner only.
 const RUNTIME: &str = r#"
 set -e
 image=$1 library=$2 sockets=$3
@@ -28,8 +28,8 @@ exec "$@"
 const NAMESPACES: [&str; 7] =
     ["--user", "--map-root-user", "--mount", "--pid", "--fork", "--mount-proc", "--kill-child"];
 
-/// An image with the driver as installed by the host's toolkit: under its versioned name, and under the name that
-/// programs load.
+/// Creates an image with the driver as installed by the host's toolkit: under its versioned name, and under the name
+/// that programs load.
 fn image(rig: &Rig) -> std::path::PathBuf {
     let image = rig.folder.path().join("image");
     for folder in ["lib", "run"] {
@@ -42,7 +42,7 @@ fn image(rig: &Rig) -> std::path::PathBuf {
     image
 }
 
-/// The program in a container of a tenant.
+/// Starts the program in a container of a tenant.
 fn contained(rig: &Rig, image: &Path, arguments: &[&str]) -> Program {
     contained_program(rig, image, support::PROGRAM.as_ref(), arguments)
 }
@@ -55,7 +55,7 @@ fn contained_program(rig: &Rig, image: &Path, program: &Path, arguments: &[&str]
     Program::start(command.arg(program).args(arguments))
 }
 
-/// Returns whether this host lets a test create namespaces.
+/// Returns true if this host lets a test create namespaces.
 fn has_namespaces() -> bool {
     let tried = Command::new("unshare").args(NAMESPACES).args(["sh", "-c", "mount --make-rprivate /"]).output();
     let can = tried.as_ref().is_ok_and(|output| output.status.success());
@@ -83,7 +83,7 @@ fn container_program_is_tenant_and_leaves_no_memory() {
     assert_eq!(inside.end(), "held 14");
     assert_eq!(outside.end(), "held 12");
 
-    // A program that is killed, and one whose owner is replaced.
+    // Kill one program, and replace the owner of another.
     let mut inside = contained(&rig, &image, &["live", "--mib", "8"]);
     inside.steps(2);
     inside.kill();
@@ -116,8 +116,8 @@ fn library_mount_is_visible_only_inside_container() {
     assert_eq!(chunks(&settled(&rig, serving), 0), 0);
 }
 
-/// Commands of a runtime that applies a CDI file to a container: arguments are the image's folder, and then the
-/// program's. The mounts are lines of the variable `MOUNTS`: a path of the host, and one in the container.
+/// Commands of a runtime that applies a CDI file to a container: the arguments are the image's folder, and then the
+/// program's arguments. The mounts are lines of the variable `MOUNTS`: a path of the host, and one in the container.
 const BY_CDI: &str = r#"
 set -e
 image=$1
@@ -130,7 +130,7 @@ done
 exec "$@"
 "#;
 
-/// The program in a container that gets a CDI device.
+/// Starts the program in a container that gets a CDI device.
 fn with_device(rig: &Rig, image: &Path, device: &serde_json::Value, arguments: &[&str]) -> Program {
     let edits = &device["containerEdits"];
     let text = |value: &serde_json::Value| value.as_str().expect("a text").to_owned();
@@ -168,7 +168,7 @@ fn a_container_with_a_cdi_device_finds_the_next_daemon() {
     // It gets memory and turns from the next owner, so the owner sees it.
     inside.grow();
     until(&rig, "a", "the program is served", |a| programs(a) == 1);
-    // A program that starts now in a container that was created before.
+    // Start another program in a container that was created before.
     let mut later = with_device(&rig, &image, device, &["live", "--mib", "8"]);
     later.steps(2);
     until(&rig, "a", "both are served", |a| programs(a) == 2);
@@ -183,7 +183,7 @@ fn container_program_beyond_account_is_found_by_host_pid() {
     let rig = Rig::new(256);
     let image = image(&rig);
     let mut serving = owner(&rig, 128, &["--margin-mib", "0"]);
-    // It opens the driver by its other name, through which the container has the library as well.
+    // The program opens the driver by its other name, which is the library in the container as well.
     let mut program = contained_program(&rig, &image, &built("cuda-hoard"), &["past", "--mib", "20"]);
     assert_eq!(program.line(), "20");
     let view = support::hostile::until_accounts(&mut serving, "it is found", |view| {

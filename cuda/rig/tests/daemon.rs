@@ -70,7 +70,7 @@ fn an_owner_that_is_killed_is_started_again() {
     until(&rig, "a", "it is served, with what was set", |a| {
         a["served"] == true && programs(a) == 1 && a["memory"]["quota_mib"] == 32
     });
-    // The tenant is entitled to what it has, since the other one has no programs.
+    // The tenant is entitled to its memory, since the other tenant has no programs.
     let memory = json(&rig, &["memory", "show", "fake"]);
     let shown = memory["vms"].as_array().expect("a list").iter().find(|vm| vm["vm"] == "a").expect("tenant a");
     let [entitled, on_card] = ["entitled_bytes", "on_card_bytes"].map(|key| shown[key].as_u64().expect("a size"));
@@ -106,7 +106,7 @@ fn stuck_owner_does_not_block_requests_to_other_cards() {
     let mut program = run(&rig, "a", &[], &["live", "--mib", "8"]);
     program.steps(2);
     signal("-STOP", &daemon.owners()[0]);
-    // These wait for the owner that is stuck, more of them than the daemon lets wait for one card.
+    // These requests wait for the stuck owner; there are more of them than the daemon allows to wait for one card.
     let waiting =
         || ctl_command(&rig, &["tenant", "set", "a", "--weight", "50"]).stderr(Stdio::piped()).spawn().expect("starts");
     let mut waiting: Vec<_> = (0..24).map(|_| waiting()).collect();
@@ -144,7 +144,7 @@ fn stuck_owner_does_not_block_requests_to_other_cards() {
             && (text.contains("is started again") || text.contains("wait until some are done"));
         assert!(!output.status.success() && told, "{text}");
     }
-    // It was killed, and the next one serves as before.
+    // The stuck owner was killed, and the next one serves as before.
     until(&rig, "a", "it is served as before", |a| {
         a["served"] == true && programs(a) == 1 && a["time"]["weight"] == 100
     });
@@ -159,7 +159,7 @@ fn guarantee_waiting_for_memory_does_not_block_requests() {
     let mut holder = run(&rig, "a", &[], &["hold", "--mib", "60"]);
     assert_eq!(holder.line(), "holds");
     let pid = holder.child.id().to_string();
-    // It is not quiet, so its memory does not move until it continues.
+    // The program is not quiescent, so its memory does not move until it continues.
     signal("-STOP", &pid);
     let mut waiting = ctl_command(&rig, &["memory", "set-guarantee", "b", "40"]).spawn().expect("starts");
     std::thread::sleep(Duration::from_millis(500));
@@ -257,7 +257,7 @@ fn quick_start_of_the_readme_prints_its_output() {
             .replace("$PWD/target/release", &programs)
             .replace("$(mktemp -d)", &folder)
             .replace("&\n", "2> \"$folder/log\" & trap 'kill %1 2> /dev/null; wait' EXIT\n");
-        // Without a driver no daemon would ever answer.
+        // Without a driver, the daemon would never answer.
         let until_it_answers = script.find("export MEDIATORCTL_SOCKET").expect("a line");
         let script =
             if folder_of_libraries == "none" { script[..until_it_answers].to_owned() + "wait\n" } else { script };

@@ -1,4 +1,4 @@
-//! Events of CUDA tenants, on the fake driver: kills with their reason, turns that run on, the owner's end.
+//! Events of CUDA tenants, on the fake driver: kills with their reason, turns that overrun, the owner's end.
 
 mod support;
 
@@ -44,7 +44,8 @@ fn killed_endless_kernels_and_lost_owner_are_events() {
         assert_eq!((&killed["author"]["kind"], &killed["card"]), (&"daemon".into(), &"fake".into()));
         endless.kill();
     }
-    // Each endless kernel is seen while the others share the card with it, and then as a strike.
+    // Each endless kernel is first reported as an overrun while other tenants share the card with it, and then as a
+    // strike.
     let overran = awaited(&rig, "overran", "a", 4);
     let is_strike = |event: &&Value| text(event).starts_with("a turn ran beyond its limit, strike ");
     let (strikes, others): (Vec<_>, Vec<_>) = overran.iter().partition(is_strike);
@@ -53,11 +54,11 @@ fn killed_endless_kernels_and_lost_owner_are_events() {
     good(&rig, &["tenant", "set", "a", "--weight", "50"]);
     let changed = awaited(&rig, "changed", "a", 1);
     assert_eq!((text(&changed[0]), &changed[0]["author"]["program"]), ("set: time.weight = 50", &"mediatorctl".into()));
-    // The neighbour has only come.
+    // The neighbour's only events are its addition and its connection.
     let all = json(&rig, &["events", "--tenant", "b"]);
     let kinds: Vec<_> = all["events"].as_array().expect("a list").iter().map(|event| event["kind"].clone()).collect();
     assert_eq!(kinds, ["added", "connected"], "{all}");
-    // An owner that is killed is started again.
+    // If an owner is killed, the daemon starts it again.
     signal("-KILL", &daemon.owners()[0]);
     let lost = awaited(&rig, "owner_lost", "fake", 1);
     assert!(text(&lost[0]).contains("signal: 9"), "{lost:?}");

@@ -18,7 +18,7 @@ struct Owner {
     output: BufReader<std::process::ChildStdout>,
 }
 
-/// Programs of a rig without a tenant's name, and with the scripted owner.
+/// Extends a rig with programs without a tenant's name, and with the scripted owner.
 trait Scripted {
     /// Returns the output of the program without the library.
     fn plain(&self, arguments: &[&str]) -> String;
@@ -107,7 +107,7 @@ fn program_without_driver_reports_reason_and_remedy() {
     command.env(cuda_protocol::DRIVER_VARIABLE, "/none").env_remove(cuda_protocol::LOG_VARIABLE);
     let output = command.output().expect("starts");
     let error = String::from_utf8_lossy(&output.stderr);
-    // A host with its own driver finds that driver.
+    // A host with its own driver finds that driver instead.
     if error.contains("failed with 100") {
         let reason = "gpu-mediator: libcuda: no libcuda.so.1 of NVIDIA's driver was found; install the driver, or name";
         assert!(error.contains(reason), "{error}");
@@ -164,7 +164,7 @@ fn tenant_gets_its_quota_and_memory_info_reports_it() {
     let rig = Rig::new(256);
     let owner = rig.owner(&["--device-mib", "20", "--quota-mib", "60"]);
     assert!(rig.tenant(&["look"]).starts_with("free=60 total=60 device=60"), "memory information is the tenant's");
-    // Ten times six: more than its share of the card.
+    // Ten allocations of 6 MiB are more than its share of the card.
     assert_eq!(rig.tenant(&["fill"]), "60");
     // The owner notices the program's end through the socket and frees its memory.
     let free = (0..1000).any(|_| rig.plain(&["look"]).starts_with("free=256"));
@@ -244,7 +244,7 @@ const WRONG: &str = "nothing=1 odd=1 flags=1 no-such-card=101 map-part=801 map-o
 fn invalid_virtual_memory_calls_return_driver_errors() {
     let rig = Rig::new(256);
     assert_eq!(rig.plain(&["wrong"]), WRONG);
-    // On the card, in host memory, and with handles that are not a whole number of chunks.
+    // Test memory on the card, in host memory, and with handles that are not a whole number of chunks.
     for arguments in
         [&["--quota-mib", "128"][..], &["--device-mib", "0"], &["--chunk-mib", "4"], &["--chunk-mib", "64"]]
     {

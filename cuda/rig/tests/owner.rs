@@ -4,7 +4,7 @@ mod support;
 
 use support::{Program, Rig, chunks, describe, owner, settled};
 
-/// Tenants with this many MiB each: the second tenant's program maps its memory itself.
+/// Returns tenants with this many MiB each: the second tenant's program maps its memory itself.
 fn mapped_by([first, second]: [&str; 2]) -> [(&str, Vec<&str>); 2] {
     [("a", vec!["live", "--mib", first]), ("b", vec!["live", "--mib", second, "--own"])]
 }
@@ -59,7 +59,7 @@ fn a_program_that_is_not_alone_runs_ahead_by_its_bound_only() {
     let mut other = rig.program("a", &["hold", "--mib", "2"]);
     assert_eq!(other.line(), "holds");
     for _ in 0..3 {
-        // It launches for 200 ms and reports the total card time that this took.
+        // The program launches for 200 ms and reports the total card time that this took.
         let busy = rig.program("b", &["busy", "--kernel-us", "1000", "--ms", "200"]).end();
         let us: u64 = busy.parse().expect("a number");
         assert!(us <= 200_000 + 30_000, "{us} us of work were submitted in 200 ms");
@@ -93,7 +93,7 @@ fn owners_that_are_killed_while_memory_moves_lose_nothing() {
     let mut serving = owner(&rig, 32, &["--quanta", "off"]);
     let mut programs = mapped_by(["24", "24"]).map(|(tenant, arguments)| rig.program(tenant, &arguments));
     for program in &mut programs {
-        // Its initial memory is available: without an owner it would wait for it.
+        // Its initial memory is available: without an owner the program would wait for it.
         program.steps(2);
     }
     for round in 0..6 {
@@ -136,7 +136,7 @@ fn program_killed_during_relocation_leaves_no_memory() {
     rig.until_free();
 }
 
-/// Makes a program add to its shared memory; returns the first word after that.
+/// Makes a program add to its shared memory; returns the first word after the addition.
 fn add(program: &mut Program) -> u64 {
     program.say("add");
     program.line().parse().expect("a number")
@@ -144,7 +144,7 @@ fn add(program: &mut Program) -> u64 {
 
 #[test]
 fn processes_of_a_tenant_share_memory_and_others_cannot_open_it() {
-    // In the middle of a chunk, and across several chunks.
+    // Test memory in the middle of a chunk, and across several chunks.
     for kib in ["300", "5120"] {
         let rig = Rig::new(256);
         // Together they have more memory than the card, so unshared memory keeps moving.
@@ -167,7 +167,7 @@ fn processes_of_a_tenant_share_memory_and_others_cannot_open_it() {
         }
         let third = rig.program("a", &["attach", &handle, "--kib", kib]);
         third.kill();
-        // The memory lives until the last one closes it.
+        // The memory lives until the last process closes it.
         assert_eq!(first.end(), "freed");
         assert_eq!(add(&mut second), 111);
         assert_eq!(second.end(), "closed");
@@ -208,7 +208,7 @@ fn shared_memory_stays_shared_under_the_next_owner() {
     rig.until_free();
 }
 
-/// A program that fills the card under an owner with these arguments, and no longer answers it.
+/// Starts a program that fills the card under an owner with these arguments, and no longer answers it.
 fn stalled(rig: &Rig, arguments: &[&str]) -> (Program, Program) {
     let serving = owner(rig, 32, &[&["--quanta", "off", "--suspend", "--patience-ms", "3000"], arguments].concat());
     let mut program = rig.program("a", &["stall", "--mib", "30"]);
@@ -223,7 +223,7 @@ fn unresponsive_program_is_suspended_and_frees_memory() {
     let rig = Rig::new(256);
     let (mut serving, mut mute) = stalled(&rig, &[]);
     let mut other = rig.program("b", &["live", "--mib", "28"]);
-    // The other works meanwhile, with memory of the host.
+    // In the meantime the other program works, with host memory.
     let mut suspended = 0;
     while suspended == 0 {
         other.steps(3);

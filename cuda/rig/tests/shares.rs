@@ -6,7 +6,7 @@ mod support;
 use support::Program;
 use support::daemon::*;
 
-/// Microseconds of work before shares are compared: a few hundred turns.
+/// Work in microseconds before shares are compared: a few hundred turns.
 const WORK_US: u64 = 3_000_000;
 
 /// Returns the card time that each program has used so far, in microseconds.
@@ -23,9 +23,9 @@ fn parts(programs: &mut [Program]) -> Vec<u64> {
     parts_of(programs, WORK_US)
 }
 
-/// The same for this amount of work, in microseconds of card time.
+/// Returns the same for this amount of work, in microseconds of card time.
 fn parts_of(programs: &mut [Program], work_us: u64) -> Vec<u64> {
-    // Each has had the card by now.
+    // By now each program has had the card.
     let before = counts(programs);
     loop {
         let now = counts(programs);
@@ -72,7 +72,7 @@ fn programs_that_begin_within_moments_share_the_card() {
     let _daemon = Daemon::start(&rig);
     let count = |name: &str| run(&rig, name, &[], &["count", "--kernel-us", "12000"]);
     let mut first = count("a");
-    // It has the card alone until the other program starts, and submits as much as the library accepts.
+    // The program has the card alone until the other one starts, and submits as much as the library accepts.
     first.say("how much");
     first.line();
     let mut programs = [first, count("b")];
@@ -89,8 +89,8 @@ fn programs_that_begin_within_moments_share_the_card() {
     }
 }
 
-/// A card of 64 MiB and two programs of 48 MiB each: the second tenant has three times the first one's weight. Both
-/// always have work.
+/// Sets up a card of 64 MiB and two programs of 48 MiB each: the second tenant has three times the first one's weight.
+/// Both always have work.
 fn more_than_fits() -> (support::Rig, Daemon, [Program; 2]) {
     let quanta = "memory.quanta.min_ms = 50\nmemory.quanta.max_ms = 200\nmemory.quanta.window_ms = 200\n";
     let auto = |text: String| text.replace("memory.quanta.mode = \"off\"", "memory.quanta.mode = \"auto\"");
@@ -104,7 +104,7 @@ fn more_than_fits() -> (support::Rig, Daemon, [Program; 2]) {
     (rig, daemon, programs)
 }
 
-/// Returns the turn with a card's memory: null if tenants take none.
+/// Returns the holder of a card's memory quantum: null if tenants do not take turns.
 fn memory_turn(rig: &support::Rig) -> serde_json::Value {
     json(rig, &["memory", "show", "fake"])["turn"].clone()
 }
@@ -151,7 +151,7 @@ fn stopped_program_lives_and_its_neighbour_works() {
     let [stops, works] = &mut programs;
     let pid = stops.child.id().to_string();
     signal("-STOP", &pid);
-    // For longer than its limit, measured by the neighbour's work.
+    // Wait for longer than its limit, measured by the neighbour's work.
     let mut worked = before[1];
     while worked < before[1] + 3_000_000 {
         worked = counts(std::slice::from_mut(works))[0];
@@ -194,7 +194,7 @@ fn stopped_program_is_handled_as_configured() {
         let mut goes_on = run(&rig, "b", &[], &["live", "--mib", "16"]);
         stops.steps(3);
         goes_on.steps(3);
-        // Waits, with or without a turn, for the neighbour's work and its memory.
+        // The program waits, with or without a turn, for the neighbour's work and its memory.
         signal("-STOP", &stops.child.id().to_string());
         good(&rig, &["tenant", "set", "a", "--quota-mib", "4"]);
         goes_on.steps(20);
@@ -224,7 +224,7 @@ fn user_without_access_to_tenant_socket_is_rejected() {
     };
     let own = look(None).expect("starts");
     assert!(own.status.success(), "{own:?}");
-    // Another user with all other rights: the folder, the card and the programs are open to all users.
+    // Run as another user with all other rights: the folder, the card and the programs are open to all users.
     for folder in [rig.folder.path().to_owned(), rig.folder.path().join("card")] {
         use std::os::unix::fs::PermissionsExt;
         std::fs::set_permissions(folder, std::fs::Permissions::from_mode(0o777)).expect("set");
@@ -240,14 +240,14 @@ fn user_without_access_to_tenant_socket_is_rejected() {
     }
 }
 
-/// The program without the library, next to the tenants.
+/// Starts the program without the library, next to the tenants.
 fn past_the_owner(rig: &support::Rig) -> Program {
     let mut program = Program::start(rig.command(support::PROGRAM, "plain").args(["hold", "--mib", "4"]));
     assert_eq!(program.line(), "holds");
     program
 }
 
-/// Polls the card until this many processes use it without its owner. Returns their numbers.
+/// Polls the card until this many processes bypass its owner. Returns their numbers.
 fn strangers(rig: &support::Rig, count: usize) -> Vec<u64> {
     let mut shown = serde_json::Value::Null;
     // TIMEOUT: only a failing test waits this long.

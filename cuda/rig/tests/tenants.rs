@@ -7,7 +7,7 @@ use std::io::Read as _;
 use support::daemon::*;
 use support::{Program, Rig};
 
-/// Two cards, one of them half as large, without tenants.
+/// Creates two cards without tenants, one of them half as large.
 fn two_cards() -> Rig {
     rig(|rig| card(rig, "fake", "") + &card(rig, "small", "").replace("vram_mib = 64", "vram_mib = 32"))
 }
@@ -34,13 +34,14 @@ fn ended_by_a_signal(mut program: Program) {
 fn tenants_come_and_go_while_others_work_and_outlive_the_daemon() {
     let rig = two_cards();
     let daemon = Daemon::start(&rig);
-    // On the card with the most room: half of one card, all of the other; then the same again.
+    // Each tenant is placed on the card with the most free memory: half of one card, all of the other; then the same
+    // again.
     assert_eq!(add(&rig, "a", &["--vram-mib", "32"])["card"], "fake");
     assert_eq!(add(&rig, "b", &["--vram-mib", "32", "--weight", "300"])["card"], "fake");
     let c = add(&rig, "c", &["--vram-mib", "32", "--on-remove", "disconnect", "--guarantee-mib", "16"]);
     assert_eq!((&c["card"], &c["served"]), (&"small".into(), &true.into()));
 
-    // Impossible requests are refused without a trace.
+    // Impossible requests are refused without any effect.
     assert!(bad(&rig, 4, &["tenant", "add", "a", "--vram-mib", "16"]).contains("there is a tenant `a` already"));
     let promised = ["tenant", "add", "e", "--card", "small", "--vram-mib", "32", "--guarantee-mib", "18"];
     assert!(bad(&rig, 4, &promised).contains("expected at most the 16 MiB of card `small`"));
@@ -166,7 +167,7 @@ fn card_settings_change_live_and_persist_for_next_owner() {
         assert!(said.contains(told), "{said}");
     }
     check();
-    // Less host memory, and a quota that needs more: existing memory stays, and the change is refused.
+    // Apply less host memory, and a quota that needs more: existing memory stays, and the change is refused.
     signal("-KILL", &daemon.owners()[0]);
     program.grow();
     until(&rig, "a", "the next owner serves it", |a| a["served"] == true && programs(a) == 1);

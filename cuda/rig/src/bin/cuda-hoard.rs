@@ -18,53 +18,54 @@ struct Args {
 
 #[derive(Clone, Copy, Subcommand)]
 enum What {
-    /// Maps memory that only the driver can have, and releases its handle: as long as it may, or so many MiB.
+    /// Maps memory that only the driver can have, and releases its handle, until it is refused or has reached a limit.
     Released {
-        /// MiB at most.
+        /// Maximum size in MiB.
         #[arg(long, default_value_t = 96)]
         mib: u64,
     },
-    /// Calls the driver past the library once it is a tenant's program.
+    /// Bypasses the library to call the driver, after it has become a tenant's program.
     Past {
-        /// MiB.
+        /// Size of the memory in MiB.
         #[arg(long)]
         mib: u64,
     },
-    /// Occupies the card past the library for so many milliseconds, and wants a turn meanwhile.
+    /// Bypasses the library to occupy the card, and requests a turn in the meantime.
     Occupy {
-        /// Milliseconds.
+        /// Time in milliseconds.
         #[arg(long)]
         ms: u64,
     },
-    /// Loads a module with variables of so many MiB.
+    /// Loads a module with large variables.
     Module {
-        /// MiB.
+        /// Total size of the variables in MiB.
         #[arg(long)]
         mib: u64,
     },
     /// Sets limits of its context that take memory: stack, heap and the buffer of `printf`.
     Limits {
-        /// MiB of each.
+        /// Size of each in MiB.
         #[arg(long)]
         mib: u64,
     },
-    /// Makes so many contexts.
+    /// Creates contexts.
     Contexts {
-        /// Their number.
+        /// Number of contexts.
         #[arg(long)]
         count: u64,
     },
-    /// Allocates of a pool that can be shared, as long as it may.
+    /// Allocates from a pool that can be shared, until it is refused.
     Pool,
-    /// Allocates managed memory, as long as it may.
+    /// Allocates managed memory until it is refused.
     Managed,
-    /// Prints the cards that it finds as JSON: by the driver, by NVML, and by the names of the first machine's cards.
+    /// Prints the cards that it finds as JSON: through the driver, through NVML, and through the names of the first
+    /// machine's cards.
     Cards,
 }
 
 fn main() -> Result<()> {
     let what = Args::parse().what;
-    // As numba, warp and ffmpeg do. The name that is opened second must be the same library.
+    // numba, warp and ffmpeg do the same. The name that is opened second must be the same library.
     let first = Cuda::load("libcuda.so")?;
     if let What::Cards = what {
         return cards(first);
@@ -83,7 +84,7 @@ fn main() -> Result<()> {
     };
     match what {
         What::Released { mib } => take(mib, &mut || {
-            // Compressed.
+            // Request compressed memory.
             let handle = cuda.create_of([1, 0, 1, 0, 0, 0, 1, 0], STEP_BYTES, 0)?;
             let at = cuda.map(handle, STEP_BYTES)?;
             cuda.set(at, 1, STEP_BYTES)?;
@@ -91,7 +92,7 @@ fn main() -> Result<()> {
         })?,
         What::Past { mib } => {
             let path = std::env::var(cuda_protocol::DRIVER_VARIABLE).context("no driver is named")?;
-            // The card is this process's already: another library by the same name, or the driver's by its path.
+            // This process already uses the card: open another library of the same name, or the driver by its path.
             let real = Cuda::open(&path)?;
             take(mib, &mut || real.alloc(STEP_BYTES).map(drop))?;
         }

@@ -1,5 +1,5 @@
-//! A CUDA program with process management of its own: it forks, handles signals, starts children, and closes
-//! descriptors and libraries.
+//! A CUDA program with its own process management: it forks, handles signals, starts children, and closes descriptors
+//! and libraries.
 //!
 //! Each subcommand prints the same as without the library, or fails.
 //!
@@ -37,31 +37,31 @@ enum Way {
 enum What {
     /// Forks after the driver was initialised, and calls each function in the child, however it was found.
     Fork {
-        /// The way.
+        /// Method of creating the child.
         #[arg(long, default_value = "fork")]
         way: Way,
     },
-    /// Forks when the driver was found but not initialised, and works in a child of the child.
+    /// Forks after the driver was found but before it is initialised, and works in a grandchild.
     ForkBefore,
     /// Receives SIGTERM, which was blocked during the driver's initialisation, through a descriptor. Prints the threads
     /// that block no signals.
     Signals,
     /// Prints the limit of open files of this process and of its children, and the descriptors that a child inherits.
     Children {
-        /// MiB to allocate first.
+        /// Size of the memory to allocate first, in MiB.
         #[arg(long)]
         mib: u64,
     },
-    /// Closes the standard descriptors, then initialises the driver and works; prints into a file which of them are
-    /// open then.
+    /// Closes the standard descriptors, then initialises the driver and works; writes to a file which of them are open
+    /// after that.
     Closed {
         /// The file.
         file: String,
     },
-    /// Works without a pause after it has freed all memory except that of one word, in a stream and directly. Prints
-    /// the MiB that are free for it, and works until standard input ends.
+    /// Frees all memory except one word, in a stream and directly, and then works without a pause until standard input
+    /// ends. Prints the MiB of free memory.
     Freed {
-        /// MiB that it has freed.
+        /// Size of the freed memory in MiB.
         #[arg(long)]
         mib: u64,
     },
@@ -75,7 +75,7 @@ enum What {
 // TIMEOUT: only a failing test waits this long.
 const CHILD_S: u32 = 20;
 
-/// A function of the driver, with more arguments than any function has.
+/// A function of the driver, with at least as many arguments as any function has.
 type Function = unsafe extern "C" fn(u64, u64, u64, u64, u64, u64, u64, u64, u64, u64, u64) -> c_int;
 
 /// Functions that the library replaces or that pass its gate, and others; all need an initialised driver.
@@ -183,7 +183,7 @@ fn fork(way: Way) -> Result<()> {
     let status = in_child(way, || {
         let said = found.iter().map(|&(name, how, function)| (name, how, call(function)));
         let mut text = String::new();
-        // The library's descriptor numbers now refer to the child's own sockets.
+        // The numbers of the library's descriptors now refer to the child's own sockets.
         let sockets: Vec<_> = (0..64).filter_map(|_| UnixStream::pair().ok()).collect();
         for (name, how, code) in said.filter(|said| said.2 != 3) {
             let _ = writeln!(text, "{name} by {how}: {code}");
@@ -216,7 +216,7 @@ fn fork_before() -> Result<()> {
     let library = library()?;
     let version = symbol(library, "cuDriverGetVersion")?;
     ensure!(call(version) == 1, "a null pointer is refused, by the driver");
-    // A server that has the library loaded and starts its workers, which start workers of their own.
+    // A server that has loaded the library starts its workers, which start their own workers.
     let work = || {
         let works = || -> Result<()> {
             let cuda = Cuda::open("libcuda.so.1")?;
@@ -241,7 +241,7 @@ fn fork_before() -> Result<()> {
     Ok(())
 }
 
-/// Threads of this process by name, each with the signals that it blocks.
+/// Returns the threads of this process by name, each with the signals that it blocks.
 fn threads() -> Result<Vec<(String, u64)>> {
     let mut threads = Vec::new();
     for entry in std::fs::read_dir("/proc/self/task")? {
@@ -290,7 +290,7 @@ fn limit() -> Result<(u64, u64)> {
     Ok((limit.rlim_cur, limit.rlim_max))
 }
 
-/// Descriptors of this process.
+/// Returns the descriptors of this process.
 fn open_descriptors() -> Result<Vec<i32>> {
     let numbers = std::fs::read_dir("/proc/self/fd")?.map(|entry| Ok(entry?.file_name().to_string_lossy().parse()?));
     numbers.collect()
@@ -344,7 +344,7 @@ fn children(mib: u64) -> Result<()> {
 fn closed(file: &str) -> Result<()> {
     let mut output = std::fs::File::create(file)?;
     for number in 0..3 {
-        // SAFETY: the program's own descriptors, which are no longer used here.
+        // SAFETY: these are the program's own descriptors, which are no longer used here.
         unsafe { libc::close(number) };
     }
     let cuda = Cuda::open("libcuda.so.1")?;
@@ -392,7 +392,7 @@ fn forgets() -> Result<()> {
     let at = cuda.alloc(3 << 20)?;
     cuda.set(at, 1, 3 << 20)?;
     std::env::set_current_dir("/")?;
-    // SAFETY: no other thread of the program reads the environment; the library's must not.
+    // SAFETY: no other thread of the program reads the environment; the library's thread must not read it.
     ensure!(unsafe { libc::clearenv() } == 0, "the environment stays");
     println!("forgot");
     std::io::stdin().read_line(&mut String::new())?;
@@ -410,7 +410,7 @@ fn unload() -> Result<()> {
         ensure!(init(0) == 0, "cuInit");
         libc::dlclose(library);
     }
-    // The library's thread looks for its owner meanwhile.
+    // In the meantime the library's thread tries to reach its owner.
     std::thread::sleep(std::time::Duration::from_millis(1500));
     let cuda = Cuda::open("libcuda.so.1")?;
     let at = cuda.alloc(3 << 20)?;

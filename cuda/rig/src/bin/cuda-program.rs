@@ -1,6 +1,6 @@
 //! A CUDA program for tests: finds `libcuda.so.1` through the loader, works, and prints a checksum of all its memory.
 //!
-//! The results depend on the arguments alone, so that two runs under different conditions can be compared.
+//! The results depend only on the arguments, so that two runs under different conditions can be compared.
 
 use std::time::{Duration, Instant};
 
@@ -16,168 +16,170 @@ struct Args {
 
 #[derive(Subcommand)]
 enum What {
-    /// Allocates, adds to everything in rounds, by launches and by a graph, and checks each word.
+    /// Allocates memory, adds to all words in rounds, through launches and through a graph, and checks each word.
     Train {
-        /// MiB in large allocations of 5 MiB each.
+        /// Total size of large allocations of 5 MiB each, in MiB.
         #[arg(long, default_value_t = 40)]
         mib: u64,
-        /// Rounds.
+        /// Number of rounds.
         #[arg(long, default_value_t = 50)]
         rounds: u64,
-        /// Microseconds of the card's time in each round besides.
+        /// Additional card time in each round, in microseconds.
         #[arg(long, default_value_t = 0)]
         spin_us: u64,
     },
-    /// Keeps the card busy for so many milliseconds of wall time; prints the card's time it got in microseconds.
+    /// Keeps the card busy for some wall time; prints the card time that it got, in microseconds.
     Busy {
-        /// Microseconds of one kernel.
+        /// Duration of one kernel in microseconds.
         #[arg(long)]
         kernel_us: u64,
-        /// Milliseconds.
+        /// Wall time in milliseconds.
         #[arg(long)]
         ms: u64,
     },
-    /// Keeps the card busy until standard input ends; a line there has it print the card's time it got, in
+    /// Keeps the card busy until standard input ends; for each line of input, prints the card time that it got, in
     /// microseconds.
     Count {
-        /// Microseconds of one kernel.
+        /// Duration of one kernel in microseconds.
         #[arg(long)]
         kernel_us: u64,
         /// Submits to the thread's own default stream, one kernel at a time, and waits for each.
         #[arg(long)]
         own: bool,
-        /// MiB of memory that it has besides.
+        /// Size of the memory that it also holds, in MiB.
         #[arg(long, default_value_t = 0)]
         mib: u64,
     },
-    /// Allocates until it is refused; prints the MiB.
+    /// Allocates until it is refused; prints the total size in MiB.
     Fill {
-        /// MiB of one allocation.
+        /// Size of one allocation in MiB.
         #[arg(long, default_value_t = 6)]
         step_mib: u64,
     },
     /// Allocates and frees memory of all kinds and sizes at random.
     Churn {
-        /// Steps.
+        /// Number of steps.
         #[arg(long, default_value_t = 300)]
         steps: u64,
     },
-    /// Makes a handle of a chunk in each of many threads at once.
+    /// Creates a handle of one chunk in each of many threads at the same time.
     Burst {
-        /// Threads.
+        /// Number of threads.
         #[arg(long, default_value_t = 100)]
         threads: usize,
     },
-    /// Allocates and frees five lengths alternately after a long kernel in a stream; prints the number of times that
-    /// one got the same address again.
+    /// Allocates and frees five lengths alternately after a long kernel in a stream; prints how often an allocation got
+    /// the same address again.
     Cycle {
-        /// Rounds.
+        /// Number of rounds.
         #[arg(long, default_value_t = 5)]
         rounds: u64,
     },
     /// Holds memory and waits until standard input ends.
     Hold {
-        /// MiB.
+        /// Size of the memory in MiB.
         #[arg(long)]
         mib: u64,
     },
-    /// As `hold`; a line of standard input has the library's thread answer its owner no more.
+    /// Like `hold`; after a line of standard input, the library's thread no longer answers its owner.
     Stall {
-        /// MiB.
+        /// Size of the memory in MiB.
         #[arg(long)]
         mib: u64,
     },
-    /// Measures single calls; prints nanoseconds of each as JSON.
+    /// Measures single calls; prints the nanoseconds of each as JSON.
     Calls {
-        /// Calls of a kind.
+        /// Number of calls of each kind.
         #[arg(long, default_value_t = 2000)]
         count: u32,
     },
-    /// Works on all of its memory and prints how far it is, until standard input ends; a line there lets it have 4 MiB
-    /// more.
+    /// Works on all of its memory and prints its progress until standard input ends; each line of input makes it
+    /// allocate 4 MiB more.
     Live {
-        /// MiB to begin with.
+        /// Initial size of the memory in MiB.
         #[arg(long)]
         mib: u64,
         /// Maps its memory itself.
         #[arg(long)]
         own: bool,
     },
-    /// Maps its memory itself, at several addresses, and works on it while mappings come and go.
+    /// Maps its memory itself, at several addresses, and works on it while mappings are created and removed.
     Own {
-        /// MiB.
+        /// Size of the memory in MiB.
         #[arg(long, default_value_t = 44)]
         mib: u64,
-        /// Rounds.
+        /// Number of rounds.
         #[arg(long, default_value_t = 60)]
         rounds: u64,
-        /// Microseconds of the card's time in each round besides.
+        /// Additional card time in each round, in microseconds.
         #[arg(long, default_value_t = 0)]
         spin_us: u64,
-        /// Asks for memory that could be exported and be reached over the network, as PyTorch does.
+        /// Requests memory that can be exported and accessed over the network, like PyTorch.
         #[arg(long)]
         shareable: bool,
     },
-    /// Shares memory: prints a handle; each line of standard input has it add 1 to every word and print the first one.
+    /// Shares memory: prints a handle; for each line of standard input, adds 1 to every word and prints the first word.
     Share {
-        /// KiB.
+        /// Size of the memory in KiB.
         #[arg(long)]
         kib: u64,
     },
-    /// Opens memory that another process shares, and does the same with it; prints an error's number if it cannot be
-    /// opened.
+    /// Opens memory that another process shares, and does the same with it; prints the error code if the memory cannot
+    /// be opened.
     Attach {
         /// The handle.
         handle: String,
-        /// KiB.
+        /// Size of the memory in KiB.
         #[arg(long)]
         kib: u64,
     },
-    /// Runs graphs that allocate; prints the reduction of free memory in MiB, and the results of those that ask for too
-    /// much.
+    /// Runs graphs that allocate; prints the reduction of free memory in MiB, and the results of graphs that request
+    /// too much.
     Graphs,
-    /// Prints the results of wrong calls, and what is said of memory that it maps itself.
+    /// Prints the results of invalid calls, and the reported properties of memory that it maps itself.
     Wrong,
-    /// Maps its memory itself until it is refused, frees it, and does so again; prints the MiB of both times.
+    /// Maps its memory itself until it is refused, frees it, and repeats this; prints the MiB of both times.
     OwnFill {
-        /// MiB of one handle.
+        /// Size of one handle in MiB.
         #[arg(long, default_value_t = 6)]
         step_mib: u64,
     },
-    /// Forks after the driver was initialised: the child ends at once, the parent goes on.
+    /// Forks after the driver was initialised: the child ends at once, the parent continues.
     Fork,
-    /// Prints what `cuGetProcAddress` and memory information answer.
+    /// Prints the answers of `cuGetProcAddress` and of memory information.
     Look,
-    /// Keeps the card busy and asks for memory until standard input ends; a line there has it print its gains since the
-    /// last.
+    /// Keeps the card busy and requests memory until standard input ends; for each line of input, prints its gains
+    /// since the last line.
     Neighbour {
-        /// Microseconds of one kernel.
+        /// Duration of one kernel in microseconds.
         #[arg(long, default_value_t = 500)]
         kernel_us: u64,
-        /// MiB that it holds.
+        /// Size of the memory that it holds, in MiB.
         #[arg(long, default_value_t = 8)]
         mib: u64,
-        /// Milliseconds between two requests for memory.
+        /// Interval between two requests for memory, in milliseconds.
         #[arg(long, default_value_t = 20)]
         ask_ms: u64,
     },
-    /// Submits work that takes so long, opens a capture, and prints that. A line of standard input makes it end the
-    /// capture, launch the work that was captured, and print the card's time that its work took, in microseconds.
+    /// Submits work, opens a capture, and reports that. A line of standard input makes it end the capture, launch the
+    /// captured work, and print the card time of its work, in microseconds.
     OpenCapture {
-        /// Microseconds of one kernel.
+        /// Duration of one kernel in microseconds.
         #[arg(long)]
         kernel_us: u64,
-        /// Kernels before the capture.
+        /// Number of kernels before the capture.
         #[arg(long)]
         kernels: u64,
         /// Stream of the work before the capture.
         #[arg(long, value_enum, default_value_t = Where::Other)]
         stream: Where,
-        /// Kernels each in between, in another stream, once a line of standard input has come.
+        /// Number of kernels that are submitted one at a time during the capture, in another stream, after a line of
+        /// standard input.
         #[arg(long, default_value_t = 0)]
         beside: u64,
     },
-    /// Prints what NVML says of the card's memory, in MiB, once and again after a fork; never calls the driver.
+    /// Prints the memory of the card as reported by NVML, in MiB, once directly and once after a fork; never calls the
+    /// driver.
     Nvml,
     /// Prints the processes that NVML shows on the card, and never calls the driver.
     Processes,
@@ -186,17 +188,17 @@ enum What {
 /// Stream of work before a capture.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 enum Where {
-    /// Another one than that of the capture.
+    /// A stream other than the captured one.
     Other,
     /// The default stream.
     Default,
-    /// Own default stream of the thread that opens the capture.
+    /// The per-thread default stream of the thread that opens the capture.
     Thread,
-    /// Own default stream of another thread.
+    /// The per-thread default stream of another thread.
     OtherThread,
     /// The stream that captures.
     Same,
-    /// A stream that is destroyed.
+    /// A stream that is then destroyed.
     Destroyed,
 }
 
@@ -266,7 +268,7 @@ fn train(cuda: Cuda, mib: u64, rounds: u64, spin_us: u64) -> Result<()> {
         if spin_us > 0 {
             cuda.launch(spin, &[spin_us, result], stream)?;
         }
-        // A small stream-ordered allocation that is freed again.
+        // Make a small stream-ordered allocation and free it again.
         let small = cuda.alloc_async(1000, stream)?;
         cuda.launch(fill, &[small, 10, round], stream)?;
         cuda.free_async(small, stream)?;
@@ -321,7 +323,7 @@ fn count(cuda: Cuda, kernel_us: u64, own: bool, mib: u64) -> Result<()> {
     Ok(())
 }
 
-/// Lines of standard input, as they come.
+/// Returns the lines of standard input as they arrive.
 fn lines() -> std::sync::mpsc::Receiver<String> {
     let (lines, input) = std::sync::mpsc::channel();
     std::thread::spawn(move || std::io::stdin().lines().map_while(Result::ok).try_for_each(|line| lines.send(line)));
@@ -471,7 +473,7 @@ fn live(cuda: Cuda, mib: u64, own: bool) -> Result<()> {
     let input = lines();
     let (fill, add) = (cuda.kernel("fill")?, cuda.kernel("add")?);
     let stream = cuda.stream()?;
-    // Each with the contents of its first word.
+    // Buffers, each with the contents of its first word.
     let mut buffers: Vec<(u64, u64)> = Vec::new();
     let mut wanted = (mib << 20) / EACH;
     let mut step = 0u64;
@@ -507,7 +509,7 @@ fn live(cuda: Cuda, mib: u64, own: bool) -> Result<()> {
 
 fn share(cuda: Cuda, kib: u64) -> Result<()> {
     let words = kib * 128;
-    // The part of the chunk before it is not shared.
+    // The part of the chunk before the shared memory is not shared.
     let before = cuda.alloc(4096)?;
     let at = cuda.alloc(kib << 10)?;
     cuda.launch(cuda.kernel("fill")?, &[at, words, 100], 0)?;
@@ -524,7 +526,8 @@ fn share(cuda: Cuda, kib: u64) -> Result<()> {
     Ok(())
 }
 
-/// Adds 1 to every word for each line of standard input; prints the first word if all follow from it.
+/// Adds 1 to every word for each line of standard input; prints the first word if all other words are consistent with
+/// it.
 fn rounds(cuda: Cuda, at: u64, words: u64) -> Result<()> {
     let add = cuda.kernel("add")?;
     for _ in lines() {

@@ -10,7 +10,7 @@ struct Args {
     /// The owner's socket.
     #[arg(long)]
     socket: PathBuf,
-    /// User to become first.
+    /// User that the process becomes first.
     #[arg(long)]
     uid: Option<u32>,
 }

@@ -9,31 +9,31 @@ use cuda_rig::owner::{Owner, Script};
 
 #[derive(Parser)]
 struct Args {
-    /// Socket to serve.
+    /// Path of the socket to serve.
     #[arg(long)]
     socket: PathBuf,
-    /// Library of the driver.
+    /// Path of the driver's library.
     #[arg(long)]
     driver: PathBuf,
-    /// MiB of a chunk.
+    /// Chunk size in MiB.
     #[arg(long, default_value_t = 2)]
     chunk_mib: u64,
-    /// MiB of the card that a process may have.
+    /// Maximum card memory of a process in MiB.
     #[arg(long, default_value_t = 1024)]
     device_mib: u64,
-    /// MiB that a process may have.
+    /// Maximum total memory of a process in MiB.
     #[arg(long, default_value_t = 1024)]
     quota_mib: u64,
-    /// Milliseconds between relocations; 0: none.
+    /// Interval between relocations in milliseconds; 0 disables them.
     #[arg(long, default_value_t = 0)]
     relocate_ms: u64,
-    /// Chunks of one relocation.
+    /// Number of chunks in one relocation.
     #[arg(long, default_value_t = 32)]
     batch: usize,
-    /// Microseconds that may be in flight; 0: no bound.
+    /// Limit of work in flight in microseconds; 0 means no limit.
     #[arg(long, default_value_t = 0)]
     run_ahead_us: u32,
-    /// Microseconds of turns and pauses; 0: one turn.
+    /// Length of turns and of pauses in microseconds; 0 means one endless turn.
     #[arg(long, default_value_t = 0)]
     turn_us: u32,
 }

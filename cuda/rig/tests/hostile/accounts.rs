@@ -11,7 +11,7 @@ use super::support::{Program, Rig, built, owner};
 /// A third tenant, with 16 MiB.
 const SMALL: [&str; 2] = ["--tenant", "h:16"];
 const H: usize = 2;
-/// A tenant's account in MiB.
+/// Returns a number of a tenant's account in MiB.
 fn mib(view: &Value, key: &str) -> u64 {
     account(view, H, key) >> 20
 }
@@ -27,13 +27,13 @@ fn hoard(rig: &Rig, tenant: &str, arguments: &[&str]) -> Program {
     Program::start(command.args(arguments))
 }
 
-/// MiB reported in its first line.
+/// Returns the MiB that the program reports in its first line.
 fn taken(program: &mut Program) -> u64 {
     let line = program.line();
     line.parse().unwrap_or_else(|_| panic!("no number: {line:?}"))
 }
 
-/// NVML's figure for a tenant's processes beyond their accounts, in MiB.
+/// Returns NVML's figure for a tenant's memory beyond its accounts, in MiB.
 fn past(view: &Value) -> u64 {
     let list = view["tenants"][H]["unaccounted"].as_array().expect("a list");
     list.iter().map(|one| one[1].as_u64().expect("a number")).sum::<u64>() >> 20

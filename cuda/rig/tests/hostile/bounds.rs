@@ -1,4 +1,4 @@
-//! One message, or one tenant's many messages: no other tenant is delayed.
+//! Checks that one message, or one tenant's many messages, do not delay any other tenant.
 
 use std::os::unix::fs::PermissionsExt as _;
 use std::time::Duration;
@@ -61,7 +61,7 @@ fn unread_chunks_do_not_disconnect_neighbour() {
             open_deaf(&mut other, share, times);
         }
     };
-    // A well-behaved client opens it once each time.
+    // A well-behaved client opens the token once each time.
     assert_keeps(&mut serving, &mut neighbour, || attack(1), || attack(60));
     neighbour.end();
     drop(raw);
@@ -79,7 +79,7 @@ fn silent_connections_leave_a_neighbour_its_own() {
     // A program that connects now replaces a silent one.
     let mut second = Neighbour::start(&rig, "b", &["--kernel-us", "100"]);
     assert_has_share(&mut serving, &mut second, 1000);
-    // All of them are ended after a while, without a message.
+    // All of the connections are ended after a while, without a message.
     for link in [links[0], links[186]] {
         let (_, closed) = raw.hear(link, 1, Duration::from_secs(30));
         assert!(closed);
@@ -139,7 +139,7 @@ fn requests_without_end_do_not_hold_a_neighbour_up() {
     };
     ask(1, bytes, 1000, 20);
     let ask = std::cell::RefCell::new(ask);
-    // A well-behaved client requests the available chunks, once each time. They are freed at its end.
+    // A well-behaved client requests the available chunks, once each time. The chunks are freed when it ends.
     assert_keeps(
         &mut serving,
         &mut neighbour,
@@ -156,7 +156,7 @@ fn many_threads_allocating_at_once_get_all_available_memory() {
     let rig = Rig::new(256);
     let mut serving = owner(&rig, 64, &QUIET);
     let mut neighbour = Neighbour::start(&rig, "b", &[]);
-    // 64 MiB in chunks of 2 MiB. The other threads learn that no memory is left.
+    // The card has 64 MiB in chunks of 2 MiB. The remaining threads are told that no memory is left.
     let burst = |threads: &str| rig.program("a", &["burst", "--threads", threads]).end();
     assert_eq!(burst("100").trim(), "32 32");
     assert_has_share(&mut serving, &mut neighbour, 1000);

@@ -1,11 +1,11 @@
-//! Cards that a tenant does not have, on a machine with several: they do not exist for its programs.
+//! Cards that a tenant does not have, on a machine with several cards: its programs cannot find them.
 
 use serde_json::{Value, json};
 
 use super::support::hostile::*;
 use super::support::{Program, Rig, built, describe, owner};
 
-/// A machine with two cards, of which the second has an owner.
+/// Sets up a machine with two cards, of which the second has an owner.
 fn second() -> (Rig, Program) {
     let mut rig = Rig::new(256);
     rig.cards = 2;

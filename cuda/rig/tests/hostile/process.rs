@@ -95,7 +95,7 @@ fn memory_freed_by_busy_program_is_reused_without_copy() {
     assert_eq!(free, 64 - 2, "all is free but the chunk of its word");
     let mut other = rig.program("b", &["hold", "--mib", "48"]);
     assert_eq!(other.line(), "holds");
-    // The first one was alone, and may have had a tenth of a second of work in flight.
+    // The first program was alone, and may have had a tenth of a second of work in flight.
     let view = until_accounts(&mut serving, "what is free is kept", |view| account(view, 1, "chunks_on_card") == 24);
     assert_eq!(account(&view, 0, "moved_out"), 0, "chunks that nothing lies in were copied: {view}");
     other.end();
@@ -112,7 +112,7 @@ fn memory_freed_by_busy_program_returns_without_demand() {
     let mut neighbour = Neighbour::begin(&rig, "b", &[]);
     assert!(busy.line().starts_with("free"));
     until_accounts(&mut serving, "what is free is kept", |view| account(view, 0, "chunks_on_card") == 1);
-    // Both always want the card.
+    // Both tenants always want the card.
     assert_has_share(&mut serving, &mut neighbour, 500);
     neighbour.end();
     assert_eq!(busy.end(), "worked");
@@ -134,7 +134,7 @@ fn program_that_drops_environment_and_folder_is_adopted() {
     describe(second);
 }
 
-/// Chunks in host memory that a program got, with their files.
+/// Returns chunks in host memory that were granted to a program, with their files.
 fn host_chunks(link: &Link, request: u32, chunks: u32) -> Vec<(ChunkId, File)> {
     link.send(&FromTenant::Allocate { request, card: 0, chunks }, &[]).expect("sent");
     let mut host = Vec::new();
@@ -176,7 +176,7 @@ fn host_memory_is_not_shared_between_programs_of_tenant() {
         file.write_all_at(MINE, 4096).expect("written");
     }
     first.send(&FromTenant::Free { chunks: had.iter().map(|(id, _)| *id).collect() }, &[]).expect("sent");
-    // The second program may belong to another user of this tenant. The first one keeps its descriptors.
+    // The second program may belong to another user of this tenant. The first program keeps its descriptors.
     let second = connected(&rig);
     let mut text = [0; MINE.len()];
     for (id, file) in host_chunks(&second, 1, 16) {

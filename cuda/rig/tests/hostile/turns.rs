@@ -12,7 +12,7 @@ fn holder(rig: &Rig, serving: &mut Program, raw: &mut Raw, through: Through) -> 
     let mut neighbour = Neighbour::start(rig, "b", &[]);
     let (link, answer) = raw.hello("a", through, Some(Manner::default()));
     assert!(matches!(answer, Some(FromOwner::Welcome(_))), "{answer:?}");
-    // Next to a client that has no work yet.
+    // The neighbour runs next to a client that has no work yet.
     assert_has_share(serving, &mut neighbour, 1000);
     neighbour.report();
     raw.say(link, FromTenant::Waiting { card: 0 }, 1);
@@ -20,7 +20,7 @@ fn holder(rig: &Rig, serving: &mut Program, raw: &mut Raw, through: Through) -> 
     (link, neighbour)
 }
 
-/// The neighbour works with its whole share, and the accounts no longer contain the attacker.
+/// Checks that the neighbour works with its whole share, and that the accounts no longer contain the attacker.
 fn serves_the_neighbour_only(serving: &mut Program, neighbour: &mut Neighbour) {
     neighbour.works();
     until_accounts(serving, "the attacker has nothing", |view| {
@@ -29,7 +29,7 @@ fn serves_the_neighbour_only(serving: &mut Program, neighbour: &mut Neighbour) {
     assert_has_share(serving, neighbour, 1000);
 }
 
-/// Waits until a turn of the attacker has ended that overran: it is charged nothing more.
+/// Waits until an overrun turn of the attacker has ended, so that the attacker is not charged any further.
 fn until_turn_ends(serving: &mut Program) {
     let last = std::cell::Cell::new((0, 0));
     until_accounts(serving, "the attacker's turn ends", |view| {
@@ -42,7 +42,7 @@ fn until_turn_ends(serving: &mut Program) {
 /// The owner's turn limit in these tests, in ms.
 const LIMIT_MS: u32 = 1500;
 
-/// By design, the neighbour waited once until the limit of the attacker's turn.
+/// Checks that the neighbour waited once, by design, until the limit of the attacker's turn.
 fn waited_once_for_the_limit(neighbour: &mut Neighbour) {
     let report = neighbour.report();
     let limit = f64::from(LIMIT_MS);
@@ -51,7 +51,7 @@ fn waited_once_for_the_limit(neighbour: &mut Neighbour) {
     assert!(report.refused == 0, "requests for memory do not wait for the turn: {report:?}");
 }
 
-/// Waits until no thread of a process runs, which is later than the signal on a busy host.
+/// Waits until no thread of a process runs, which may be later than the signal on a busy host.
 fn until_stopped(pid: &str) {
     let tasks = || std::fs::read_dir(format!("/proc/{pid}/task")).expect("readable").flatten();
     let runs = |task: std::fs::DirEntry| {
@@ -88,7 +88,7 @@ fn a_connection_of_a_process_that_has_exited_is_refused() {
         let welcome = messages.iter().any(|message| matches!(message, FromOwner::Welcome(_)));
         assert!(closed && !welcome, "{through:?}: {messages:?}");
     }
-    // An owner that was too late to see it alive logs that.
+    // The owner logs a warning if it did not see the process alive in time.
     for through in [Through::Child, Through::Zombie] {
         let pid = serving.child.id().to_string();
         crate::support::daemon::signal("-STOP", &pid);
@@ -106,7 +106,7 @@ fn a_connection_of_a_process_that_has_exited_is_refused() {
 #[test]
 fn process_that_abandons_connection_loses_slice_and_memory() {
     let rig = Rig::new(256);
-    // Its turn does not end by a limit of its work.
+    // The turn does not end because of a limit of its work.
     let limits = ["--quanta", "off", "--max-run-ms", "600000"];
     let mut serving = owner(&rig, 64, &[&limits, &NEVER_IDLE[..]].concat());
     let mut raw = Raw::start(&rig, None);
@@ -141,7 +141,7 @@ fn unkillable_program_of_other_user_is_given_up() {
     assert!(closed, "its connection has ended");
     let view = accounts(&mut serving);
     assert_eq!((account(&view, 0, "killed"), account(&view, 0, "kill_failures")), (0, 1), "{view}");
-    // It continues, and is not served again.
+    // The process continues, and is not served again.
     let (_, answer) = raw.hello("a", Through::Itself, Some(Manner::default()));
     assert!(!matches!(answer, Some(FromOwner::Welcome(_))), "{answer:?}");
     serves_the_neighbour_only(&mut serving, &mut neighbour);
@@ -177,7 +177,7 @@ fn decline(manner: Manner) {
     let (link, _) = raw.hello("a", Through::Itself, Some(manner));
     assert_eq!(raw.allocate(link, 1, 32).len(), 32, "all of the card");
     let mut neighbour = Neighbour::start(&rig, "b", &["--mib", "40"]);
-    // It gets all its turns while the client declines, and eventually its part of the memory.
+    // The neighbour gets all its turns while the client declines, and eventually its part of the memory.
     assert_has_share(&mut serving, &mut neighbour, 1000);
     let half = |view: &serde_json::Value| account(view, 1, "chunks_on_card") >= 16;
     until_accounts(&mut serving, "the neighbour gets its part of the card", half);
@@ -222,7 +222,7 @@ fn nothing_waits_for_a_program_that_is_stopped_in_its_turn() {
     let mut stopped = Neighbour::start(&rig, "a", &["--mib", "16"]);
     stopped.report();
     crate::support::daemon::signal("-STOP", &stopped.program.child.id().to_string());
-    // Nothing waits: memory, the owner's accounts, and the neighbour's turns.
+    // Memory, the owner's accounts and the neighbour's turns do not wait for the stopped program.
     let mut raw = Raw::start(&rig, None);
     let (link, _) = raw.hello("b", Through::Itself, Some(Manner::honest()));
     let asked = std::time::Instant::now();
@@ -233,7 +233,7 @@ fn nothing_waits_for_a_program_that_is_stopped_in_its_turn() {
     drop(raw);
     let mut neighbour = Neighbour::begin(&rig, "b", &[]);
     neighbour.works();
-    // For longer than its limit.
+    // The attacker occupies the card for longer than its limit.
     let charged = account(&accounts(&mut serving), 1, "charged_ns");
     until_accounts(&mut serving, "the neighbour works", |view| {
         account(view, 1, "charged_ns") > charged + 4_000_000_000
@@ -249,7 +249,8 @@ fn nothing_waits_for_a_program_that_is_stopped_in_its_turn() {
     describe(serving);
 }
 
-/// A program alone on the card with 0.6 s of work in flight opens a capture; then the neighbour starts.
+/// Sets up a program that has 0.6 s of work in flight while it is alone on the card, and then opens a capture; after
+/// that the neighbour starts.
 fn capture(stream: &str, max_run_ms: &str) -> (Rig, Program, Program, Neighbour) {
     let rig = Rig::new(256);
     let limits = ["--quanta", "off", "--max-run-ms", max_run_ms];
@@ -261,7 +262,7 @@ fn capture(stream: &str, max_run_ms: &str) -> (Rig, Program, Program, Neighbour)
     (rig, serving, program, neighbour)
 }
 
-/// Streams of the work before the capture, in all of which its end can be seen while the capture is open.
+/// Streams of the work before the capture, in which the end of this work is visible while the capture is open.
 const STREAMS: [&str; 5] = ["other", "default", "thread", "same", "destroyed"];
 
 #[test]
@@ -328,8 +329,8 @@ fn work_in_a_threads_own_stream_is_waited_for_and_charged() {
     let rig = Rig::new(256);
     let mut serving = owner(&rig, 64, &["--quanta", "off"]);
     let mut neighbour = Neighbour::start(&rig, "b", &[]);
-    // Longer than a slice: an event that another thread records completes before this work, and so the turn ends too
-    // early.
+    // The work takes longer than a slice: an event that another thread records completes before this work, and so the
+    // turn ends too early.
     let mut program = rig.program("a", &["count", "--kernel-us", "40000", "--own"]);
     let us = |program: &mut Program| {
         program.say("how much");
@@ -342,7 +343,8 @@ fn work_in_a_threads_own_stream_is_waited_for_and_charged() {
     let charged = (account(&after, 0, "charged_ns") - account(&before, 0, "charged_ns")) / 1000;
     let used = used - used_before;
     assert!(charged * 10 >= used * 9, "{used} us were used, {charged} charged");
-    // Both always want the card. The neighbour has 96 % of its half, except for a slice that a kernel overruns.
+    // Both tenants always want the card. The neighbour gets 96 % of its half, except for a slice that a kernel
+    // overruns.
     let [mine, all] = [&[1][..], &[0, 1]].map(|tenants| {
         let charged = |tenant: &usize| account(&after, *tenant, "charged_ns") - account(&before, *tenant, "charged_ns");
         tenants.iter().map(charged).sum::<u64>() / 1_000_000
@@ -366,8 +368,8 @@ fn unsuspendable_program_does_not_block_other_suspensions() {
         assert_eq!(program.line(), "stalled");
         program
     };
-    // Both have the card while no tenant waits, and do not answer. The neighbour needs the first one's memory. That one
-    // is stopped, and the driver waits for it forever.
+    // Both programs have the card while no tenant waits, and do not answer. The neighbour needs the first program's
+    // memory. The first program is stopped, and the driver waits for it forever.
     let (mut first, second) = (stuck("a"), stuck("a"));
     crate::support::daemon::signal("-STOP", &first.child.id().to_string());
     let mut neighbour = Neighbour::begin(&rig, "b", &["--mib", "60"]);

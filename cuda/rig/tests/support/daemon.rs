@@ -33,7 +33,7 @@ impl Daemon {
 }
 
 impl Daemon {
-    /// Processes of owners that the daemon has started with itself, in the order of the cards in its file.
+    /// Returns the processes of owners that the daemon has started with itself, in the order of the cards in its file.
     pub fn owners(&self) -> Vec<String> {
         let children = format!("/proc/{0}/task/{0}/children", self.0.id());
         let children = std::fs::read_to_string(children).expect("readable");
@@ -71,7 +71,7 @@ impl Drop for Daemon {
     }
 }
 
-/// A `[[card]]` table of the fake driver.
+/// Returns a `[[card]]` table for the fake driver.
 pub fn card(rig: &Rig, name: &str, more: &str) -> String {
     format!(
         "[[card]]\nname = \"{name}\"\nkind = \"cuda\"\nvram_mib = 64\nmemory.host_mib = 128\nmemory.quanta.mode = \"off\"\n\
@@ -80,12 +80,12 @@ pub fn card(rig: &Rig, name: &str, more: &str) -> String {
     )
 }
 
-/// A `[[tenant]]` table.
+/// Returns a `[[tenant]]` table.
 pub fn tenant(name: &str, card: &str, more: &str) -> String {
     format!("[[tenant]]\nname = \"{name}\"\ncard = \"{card}\"\nvram_mib = 64\n{more}")
 }
 
-/// A rig whose daemon has these tables.
+/// Creates a rig whose daemon has these tables.
 pub fn rig(tables: impl FnOnce(&Rig) -> String) -> Rig {
     let rig = Rig::new(512);
     let folder = rig.folder.path().display().to_string();
@@ -97,7 +97,7 @@ pub fn rig(tables: impl FnOnce(&Rig) -> String) -> Rig {
     rig
 }
 
-/// Two tenants, `a` and `b`, of one card.
+/// Creates a rig with two tenants, `a` and `b`, of one card.
 pub fn pair() -> Rig {
     rig(|rig| card(rig, "fake", "") + &tenant("a", "fake", "") + &tenant("b", "fake", "time.weight = 300\n"))
 }

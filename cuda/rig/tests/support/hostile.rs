@@ -24,7 +24,7 @@ pub struct Neighbour {
 }
 
 impl Neighbour {
-    /// Starts it and waits until it works. It holds 8 MiB unless `arguments` change that.
+    /// Starts the program and waits until it works. It holds 8 MiB unless `arguments` change that.
     pub fn start(rig: &Rig, tenant: &str, arguments: &[&str]) -> Self {
         let mut neighbour = Self::begin(rig, tenant, arguments);
         neighbour.works();
@@ -41,7 +41,7 @@ impl Neighbour {
         Self { program: Program::start(&mut command), log, works: false }
     }
 
-    /// Waits until it works.
+    /// Waits until the program works.
     pub fn works(&mut self) {
         if !std::mem::replace(&mut self.works, true) {
             assert_eq!(self.program.line(), "works", "{}", self.log());
@@ -62,7 +62,7 @@ impl Neighbour {
         self.report()
     }
 
-    /// Returns true if its connection was ever lost, or if it was refused.
+    /// Returns true if its connection was ever lost or refused.
     pub fn lost_connection(&self) -> bool {
         ["connection to the owner ended", "owner refuses", "owner cannot be reached"]
             .iter()
@@ -74,14 +74,14 @@ impl Neighbour {
         std::fs::read_to_string(&self.log).unwrap_or_default()
     }
 
-    /// Ends it; it fails if its memory has changed.
+    /// Ends the program; it fails if its memory has changed.
     pub fn end(self) {
         assert!(!self.lost_connection(), "the neighbour lost its connection: {}", self.log());
         assert_eq!(self.program.end(), "worked");
     }
 }
 
-/// Part of its share that a neighbour keeps next to an attack.
+/// Minimum part of its share that a neighbour keeps next to an attack.
 const MIN_SHARE_KEPT: f64 = 0.96;
 /// Minimum time of a round, of each kind.
 const MIN_ROUND_TIME: Duration = Duration::from_millis(250);
@@ -106,7 +106,7 @@ impl Gains {
         self.report.card_us as f64 / (self.report.ms * 1e3)
     }
 
-    /// Fraction of the requests, each with two answers, that were late.
+    /// Returns the fraction of late answers; each request has two answers.
     fn late(&self) -> f64 {
         self.report.late as f64 / (2.0 * self.report.requests.max(1) as f64)
     }
@@ -131,15 +131,15 @@ impl Gains {
     }
 }
 
-/// The time that tenant `b` was charged, and the owner's clock.
+/// Returns the time that tenant `b` was charged, and the owner's clock.
 fn charged(serving: &mut Program) -> (u64, u64) {
     let view = accounts(serving);
     (account(&view, 1, "charged_ns"), view["clock_ns"].as_u64().expect("a number"))
 }
 
-/// Fails unless the neighbour keeps 96 % of the turns that it has next to a well-behaved tenant, works in them, gets
-/// all requested memory, and gets its answers within 100 ms. Each call of `behaves` and `attacks` is one round; they
-/// alternate, so the host's other work affects both. The owner must be one of [`NEVER_IDLE`].
+/// Fails unless the neighbour keeps 96 % of the turns that it has next to a well-behaved tenant, works in these turns,
+/// gets all requested memory, and gets its answers within 100 ms. Each call of `behaves` and `attacks` is one round;
+/// they alternate, so the host's other work affects both. The owner must be one of [`NEVER_IDLE`].
 pub fn assert_keeps(
     serving: &mut Program,
     neighbour: &mut Neighbour,
@@ -201,11 +201,11 @@ pub fn assert_has_share(serving: &mut Program, neighbour: &mut Neighbour, entitl
 /// Length of an owner's slice, in ns.
 const SLICE_NS: u64 = 15_000_000;
 
-/// Owner's option with which a program that has the turn keeps it in pauses: for pauses of a busy host in which a
-/// neighbour cannot submit.
+/// Owner option that lets a program keep its turn in pauses: needed on a busy host, where a neighbour sometimes cannot
+/// submit.
 pub const NEVER_IDLE: [&str; 2] = ["--idle-us", "1000000000"];
 
-/// The accounts of an owner that continues.
+/// Returns the accounts of an owner that keeps running.
 pub fn accounts(owner: &mut Program) -> Value {
     owner.say("accounts");
     let line = owner.line();
@@ -237,7 +237,7 @@ pub struct Raw {
 }
 
 impl Raw {
-    /// Starts one, as another user if `uid` is set, which requires root.
+    /// Starts a process, as another user if `uid` is set, which requires root.
     pub fn start(rig: &Rig, uid: Option<u32>) -> Self {
         let mut command = rig.command(env!("CARGO_BIN_EXE_cuda-raw"), "plain");
         command.arg("--socket").arg(rig.socket());
@@ -254,7 +254,7 @@ impl Raw {
         serde_json::from_str(&line).unwrap_or_else(|error| panic!("{error}: {line:?} to {command:?}"))
     }
 
-    /// Connects; returns the number of the connection. Without a manner, no thread reads it.
+    /// Connects; returns the number of the connection. Without a manner, no thread reads the connection.
     pub fn connect(&mut self, through: Through, manner: Option<Manner>) -> usize {
         match self.ask(&Command::Connect { through, manner }) {
             Answer::Link(link) => link,
@@ -381,7 +381,7 @@ pub fn break_connection(pid: u32) {
     assert_eq!(broken, 1, "one connection to the owner");
 }
 
-/// Returns true if this process is root and may start others as another user; otherwise a test that needs this is
+/// Returns true if this process is root and may start processes as another user; otherwise a test that needs this is
 /// skipped.
 pub fn is_root() -> bool {
     let root = rustix::process::geteuid().is_root();

@@ -18,12 +18,12 @@ pub struct Rig {
     pub fake: PathBuf,
     /// Size of a context in MiB.
     pub context_mib: u64,
-    /// Cards.
+    /// Number of cards.
     pub cards: u64,
     mib: u64,
 }
 
-/// Returns a file of cargo's folder.
+/// Returns the path of a file in cargo's build folder.
 pub fn built(name: &str) -> PathBuf {
     // The libraries and other crates' programs are in the parent of the test binary's folder.
     let own = std::env::current_exe().expect("this file");
@@ -70,7 +70,7 @@ impl Rig {
         command
     }
 
-    /// Lets programs of other users reach the socket.
+    /// Lets programs of other users connect to the socket.
     pub fn let_others_in(&self) {
         use std::os::unix::fs::PermissionsExt as _;
         for (path, mode) in [(self.folder.path().to_owned(), 0o711), (self.socket(), 0o666)] {
@@ -82,7 +82,7 @@ impl Rig {
         self.folder.path().join("run/socket")
     }
 
-    /// Starts the program as one of a tenant.
+    /// Starts the program as a program of a tenant.
     pub fn program(&self, tenant: &str, arguments: &[&str]) -> Program {
         let mut command = self.command(PROGRAM, "shim");
         command.env(cuda_protocol::SOCKET_VARIABLE, self.socket()).env(cuda_protocol::TENANT_VARIABLE, tenant);
@@ -142,7 +142,7 @@ impl Program {
         Self { child, input, output }
     }
 
-    /// Returns the next line; empty at the end.
+    /// Returns the next line; empty at the end of the output.
     pub fn line(&mut self) -> String {
         let mut line = String::new();
         self.output.read_line(&mut line).expect("readable");
@@ -161,7 +161,7 @@ impl Program {
         buffers
     }
 
-    /// Makes it allocate more memory, and waits until it has.
+    /// Makes the program allocate more memory, and waits until it has done so.
     pub fn grow(&mut self) {
         let before = self.steps(1);
         self.say("more");
@@ -172,12 +172,13 @@ impl Program {
         writeln!(self.input.as_mut().expect("open"), "{line}").expect("written");
     }
 
-    /// Closes its input.
+    /// Closes the program's standard input.
     pub fn close(&mut self) {
         self.input = None;
     }
 
-    /// Closes its input, reads until a line that is not progress, and checks that it exits successfully.
+    /// Closes the program's standard input, reads until a line that is not progress, and checks that the program exits
+    /// successfully.
     pub fn end(mut self) -> String {
         self.input = None;
         let last = loop {
@@ -201,7 +202,7 @@ impl Program {
     }
 }
 
-/// A `cuda-owner serve` of tenants `a` and `b`, that is ready.
+/// Starts a `cuda-owner serve` with tenants `a` and `b`, and waits until it is ready.
 pub fn owner(rig: &Rig, card_mib: u64, arguments: &[&str]) -> Program {
     owner_by(rig, &[], card_mib, arguments)
 }
@@ -226,7 +227,7 @@ pub fn owner_by(rig: &Rig, prefix: &[&str], card_mib: u64, arguments: &[&str]) -
     owner
 }
 
-/// Returns the output of an owner at its end.
+/// Ends an owner and returns its output.
 pub fn describe(owner: Program) -> serde_json::Value {
     serde_json::from_str(&owner.end()).expect("JSON")
 }
