@@ -10,17 +10,17 @@ use simgpu::mmu::{AddressSpace, Mmu};
 use std::sync::Arc;
 
 const MIB: u64 = 1 << 20;
-/// Mapped to the same VRAM addresses, like the other areas.
+/// Virtual address of the code; mapped to the same VRAM address, like the other areas.
 const CODE: u64 = 16 * MIB;
 const BANK: u64 = 17 * MIB;
 const DATA: u64 = 18 * MIB;
 const END: u64 = 32 * MIB;
 /// Number of repetitions in each thread.
 const ROUNDS_PER_THREAD: u32 = 64;
-/// Number of blocks, and of threads in each.
+/// Number of blocks, and number of threads per block.
 const SHAPE: (u32, u32) = (8, 128);
 
-/// Computes.
+/// Kernel that only computes.
 const ARITHMETIC: &str = ".kernel k
     S2R R0, SR_TID.X
     MOV R3, RZ
@@ -33,7 +33,7 @@ const ARITHMETIC: &str = ".kernel k
     @P0 BRA round
     EXIT";
 
-/// Adds to words of each thread; the second parameter is the distance between adjacent threads' words.
+/// Kernel that adds to words of each thread; the second parameter is the distance between adjacent threads' words.
 const MEMORY: &str = ".kernel k
     S2R R0, SR_TID.X
     MOV R1, c[0][0x24]
@@ -97,7 +97,7 @@ impl Rig {
         (result, work)
     }
 
-    /// Runs the kernel and returns the instructions of its warps.
+    /// Runs the kernel and returns the number of warp instructions.
     fn run(&mut self) -> u64 {
         self.with(|compute, cx| compute.method(methods::LAUNCH, 0, cx)).0.expect("good");
         loop {

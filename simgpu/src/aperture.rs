@@ -1,7 +1,7 @@
 //! The windows through which the CPU accesses memory: BAR1, BAR3 and PRAMIN.
 //!
-//! Their targets are stored apart from the registers that set them, so that an access does not need a lock that work on
-//! the card holds for long.
+//! Their targets are stored separately from the registers that set them, so that an access does not need the lock that
+//! the card's work may hold for a long time.
 
 use crate::fifo::userd::Doorbells;
 use crate::memory::{BusAddr, Memory};
@@ -22,7 +22,7 @@ pub(crate) enum Mode {
     Virtual {
         /// The instance block.
         instance: (Target, u64),
-        /// Its address space, or the reason that it has none.
+        /// Its address space, or the reason that the instance block has no valid one.
         space: Result<AddressSpace, MmuFault>,
     },
 }
@@ -40,7 +40,7 @@ pub(crate) struct Apertures {
     bars: RwLock<[Mode; 2]>,
     /// First byte of PRAMIN; `None` when it is not mapped to memory.
     pramin: RwLock<Option<BusAddr>>,
-    /// The card has fallen off the bus: it reads as ones and ignores writes.
+    /// Set if the card has fallen off the bus: it reads as ones and ignores writes.
     gone: AtomicBool,
 }
 

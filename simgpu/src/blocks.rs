@@ -15,9 +15,9 @@ pub(crate) mod ptimer;
 /// Effect of a register write outside its block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Effect {
-    /// Nothing.
+    /// No effect.
     None,
-    /// Units (bits of PMC's enable register) lost their enable.
+    /// Units (bits of PMC's enable register) were disabled, which resets them.
     ResetUnits(u32),
     /// The driver allows the next MSI.
     Rearm,

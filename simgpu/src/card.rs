@@ -21,24 +21,25 @@ use vmm_sys_util::eventfd::EventFd;
 /// Parameters of a new card.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// MiB of VRAM, 16 to 6144. Untouched memory costs nothing.
+    /// Size of VRAM in MiB, 16 to 6144. Untouched memory costs nothing.
     pub vram_mib: u32,
     /// Size of BAR1, the VRAM aperture, in bytes: a power of two.
     pub bar1_size: u64,
     /// Size of BAR3, the instance-memory aperture, in bytes: a power of two.
     pub bar3_size: u64,
-    /// Model of the time that work takes; `None` for as fast as possible.
+    /// Model of the duration of work; with `None`, work runs as fast as possible.
     pub time: Option<TimeModel>,
-    /// Threads that execute kernels, at most 64; by default, one per core. With 0, the card's own thread executes them
-    /// in small steps.
+    /// Number of threads that execute kernels, at most 64; by default, one per core. With 0, the card's own thread
+    /// executes kernels in small steps.
     pub compute_workers: Option<usize>,
     /// Faults to inject.
     pub faults: Vec<Fault>,
-    /// Count the accesses of engines and kernels by memory range ([`Card::access_counts`]).
+    /// Set to count the accesses of engines and kernels by memory range ([`Card::access_counts`]).
     pub profile: bool,
-    /// The VBIOS scripts have run (POST). Otherwise the memory controllers stay off: the scripts are not executed.
+    /// Set if the VBIOS scripts have run (POST). Otherwise the memory controllers stay off: the scripts are not
+    /// executed.
     pub posted: bool,
-    /// VRAM is in an anonymous file, so that another process can take over the card.
+    /// Set to allocate VRAM in an anonymous file, so that another process can take over the card.
     pub shared: bool,
     /// The chip.
     pub chip: &'static Chip,
@@ -71,7 +72,7 @@ impl Config {
         Ok(())
     }
 
-    /// Allocates its VRAM.
+    /// Allocates the card's VRAM.
     fn vram(&self) -> Result<Vram, VramError> {
         let bytes = u64::from(self.vram_mib) << 20;
         if self.shared { Vram::shared(bytes) } else { Vram::new(bytes) }
@@ -105,13 +106,13 @@ pub enum Error {
 pub struct Counters {
     /// Work of channels.
     pub fifo: FifoCounters,
-    /// Copies.
+    /// Copies of all engines.
     pub copied: Copied,
-    /// Signalled interrupts.
+    /// Number of signalled interrupts.
     pub interrupts: u64,
-    /// Accesses to undeclared registers.
+    /// Number of accesses to undeclared registers.
     pub undeclared: u64,
-    /// Unanswered accesses on the memory bus.
+    /// Number of unanswered accesses on the memory bus.
     pub lost: u64,
     /// Translations of the hub's clients.
     pub hub_tlb: TlbCounters,
@@ -120,13 +121,13 @@ pub struct Counters {
 }
 
 /// A software GF100. All methods may be called from any thread; a separate thread does the card's own work, and sleeps
-/// while there is none.
+/// while the card has no work.
 pub struct SimGpu {
     shared: Arc<Shared>,
     memory: Arc<Memory>,
     mmu: Arc<Mmu>,
     identity: Identity,
-    // Dropped last of all users of `shared`: dropping it ends the thread.
+    // Dropped after all other users of `shared`: the drop ends the thread.
     _worker: Option<Worker>,
 }
 
@@ -181,7 +182,8 @@ impl SimGpu {
         Ok(Self { shared, memory, mmu, identity, _worker: None })
     }
 
-    /// Makes a card whose clock changes only when it is advanced, and that works (on kernels too) only on request.
+    /// Makes a card whose clock changes only when it is advanced, and that works, including on kernels, only on
+    /// request.
     #[cfg(test)]
     pub(crate) fn for_test(config: &Config) -> Self {
         let config = Config { compute_workers: Some(0), ..config.clone() };
@@ -203,10 +205,10 @@ impl SimGpu {
     }
 
     /// Takes all channels off the engines, and stops the card's own work until [`Self::go_on`]. Registers and memory
-    /// stay accessible.
+    /// remain accessible.
     ///
     /// # Errors
-    /// [`NotQuiescent`]: the card continues. Work in progress may have ended at the next call.
+    /// [`NotQuiescent`]: the card continues. A later call may succeed, once the work in progress has ended.
     pub fn halt(&self) -> Result<(), NotQuiescent> {
         self.shared.gpu.lock().halt()
     }
@@ -229,13 +231,13 @@ impl SimGpu {
         self.memory.vram.file()
     }
 
-    /// Sets the model of the time of work from now on; `None` for as fast as possible.
+    /// Sets the model of the time of work from now on; with `None`, work runs as fast as possible.
     pub fn set_time_model(&self, time: Option<TimeModel>) {
         self.shared.gpu.lock().cx.time = time;
         self.shared.wake();
     }
 
-    /// Injects a fault. Returns false if there are too many.
+    /// Injects a fault. Returns false if too many faults are pending.
     pub fn inject(&self, fault: Fault) -> bool {
         self.shared.gpu.lock().cx.faults.arm(fault)
     }
@@ -279,8 +281,8 @@ impl SimGpu {
     }
 
     /// Returns the VRAM accesses of engines and kernels since the last call, in order, on a card with
-    /// [`Config::profile`]; the first call starts the recording. With one thread that executes kernels the result is
-    /// deterministic.
+    /// [`Config::profile`]; the first call starts the recording. The result is deterministic if one thread executes
+    /// kernels.
     #[must_use]
     pub fn take_touches(&self) -> Vec<Touches> {
         self.memory.take_touches()

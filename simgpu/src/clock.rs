@@ -1,7 +1,7 @@
 //! The card's clock and the time that work takes.
 //!
-//! There are two times: the *card time* runs from the card's creation and orders all work; the *timer time*, shown by
-//! PTIMER and in semaphores' time stamps, is the card time plus an offset set by the driver.
+//! The card has two times: the *card time* runs from the card's creation and orders all work; the *timer time*, shown
+//! by PTIMER and in semaphores' time stamps, is the card time plus an offset set by the driver.
 
 use crate::compute::TRANSACTION_BYTES;
 use crate::engines::Work;
@@ -14,20 +14,20 @@ use std::sync::atomic::{AtomicU64, Ordering};
 /// Nanoseconds of card time.
 pub(crate) type CardNs = u64;
 
-/// PTIMER counts in steps of this many nanoseconds.
+/// Step of PTIMER in nanoseconds.
 pub(crate) const TIMER_STEP_NS: u64 = 32;
 
 /// Timing of an engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct EngineTiming {
-    /// Bytes moved per second; 0 for no bound.
+    /// Bandwidth in bytes per second; 0 means no limit.
     pub bytes_per_second: u64,
-    /// Minimum nanoseconds of each launch.
+    /// Minimum duration of each launch in nanoseconds.
     pub launch_ns: u64,
 }
 
 impl EngineTiming {
-    /// Returns the nanoseconds of this amount of work.
+    /// Returns the duration in nanoseconds of this amount of work.
     #[must_use]
     pub fn cost_ns(&self, bytes: u64, launches: u32) -> u64 {
         let moving = u128::from(bytes) * 1_000_000_000 / u128::from(self.bytes_per_second.max(1));
@@ -36,17 +36,17 @@ impl EngineTiming {
     }
 }
 
-/// Timing of kernels. Memory and arithmetic overlap: the slower one counts.
+/// Timing of kernels. Memory and arithmetic overlap: the slower of them counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ComputeTiming {
-    /// Instructions of warps that all multiprocessors together execute per second; 0 for no bound.
+    /// Rate of warp instructions of all multiprocessors together, per second; 0 means no limit.
     pub warp_instructions_per_second: u64,
-    /// Bytes that shaders' memory transactions move per second; 0 for no bound.
+    /// Bandwidth of shaders' memory transactions in bytes per second; 0 means no limit.
     pub bytes_per_second: u64,
 }
 
 impl Default for ComputeTiming {
-    /// Returns the clock and the memory of a Quadro 6000.
+    /// Returns the timing with the clock and the memory of a Quadro 6000.
     fn default() -> Self {
         Self::at(1150, 144_000_000_000)
     }
@@ -60,7 +60,7 @@ impl ComputeTiming {
         Self { warp_instructions_per_second: mhz.saturating_mul(1_000_000 * multiprocessors), bytes_per_second }
     }
 
-    /// Returns the nanoseconds of this many instructions of warps and bytes.
+    /// Returns the duration in nanoseconds of this many warp instructions and bytes.
     #[must_use]
     pub fn cost_ns(&self, instructions: u64, bytes: u64) -> u64 {
         let rate = |per_second| EngineTiming { bytes_per_second: per_second, launch_ns: 0 };
@@ -70,19 +70,19 @@ impl ComputeTiming {
     }
 }
 
-/// Model of how long the card's work takes. Results become visible when the card's clock reaches the end of the work.
+/// Model of the duration of the card's work. Results become visible when the card's clock reaches the end of the work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TimeModel {
-    /// PGRAPH, including M2MF.
+    /// Timing of PGRAPH, including M2MF.
     pub graph: EngineTiming,
     /// Additional time of kernels on PGRAPH's multiprocessors.
     pub compute: ComputeTiming,
-    /// Each copy engine.
+    /// Timing of each copy engine.
     pub copy: EngineTiming,
-    /// Nanoseconds for loading another channel.
+    /// Time to load another channel, in nanoseconds.
     pub switch_ns: u64,
-    /// Bytes per second that an engine's work moves between the card and system memory, in both directions together; 0
-    /// for no bound. Each engine has this bandwidth for itself: engines do not slow each other down.
+    /// Bandwidth of an engine between the card and system memory in bytes per second, in both directions together; 0
+    /// means no limit. Each engine has this bandwidth for itself: engines do not slow each other down.
     pub bus_bytes_per_second: u64,
 }
 
@@ -112,7 +112,7 @@ pub(crate) struct SavedClock {
     alarm: Option<CardNs>,
 }
 
-/// Returns the clock that all of the host's processes share, in ns.
+/// Returns the time in ns of the clock that all processes of the host share.
 fn host_ns() -> u64 {
     let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
     let seconds = u64::try_from(now.tv_sec).unwrap_or(0);
@@ -122,7 +122,7 @@ fn host_ns() -> u64 {
 /// Source of card time. Shared with callers that record the arrival time of requests while the card's thread sleeps.
 #[derive(Debug)]
 pub(crate) enum CardTime {
-    /// Runs with the host's clock; the value is the host's time at card time 0.
+    /// Runs with the host's clock; the value is the host's time at which the card time was 0.
     System(AtomicU64),
     /// Changes only when it is advanced.
     #[cfg(test)]
@@ -160,7 +160,7 @@ pub(crate) struct Clock {
 }
 
 impl Clock {
-    /// Makes a clock that runs with the host's.
+    /// Makes a clock that runs with the host's clock.
     pub(crate) fn system() -> Self {
         Self { time: Arc::new(CardTime::System(AtomicU64::new(host_ns()))), timer_offset: 0, alarm: None }
     }
@@ -216,7 +216,7 @@ impl Clock {
         self.alarm
     }
 
-    /// Returns true once after the alarm has fired.
+    /// Returns true once after each alarm.
     pub(crate) fn take_alarm(&mut self) -> bool {
         let due = self.alarm.is_some_and(|at| self.now() >= at);
         if due {
@@ -233,7 +233,7 @@ impl Clock {
     /// Continues from the saved time, plus the host's time since then.
     pub(crate) fn restore(&mut self, saved: &SavedClock) {
         let SavedClock { now, host, timer_offset, alarm } = *saved;
-        // The host's clock is a new one after a reboot.
+        // After a reboot the host's clock starts again.
         let passed = host_ns().saturating_sub(host);
         match &*self.time {
             CardTime::System(_) => self.time.set(now.saturating_add(passed)),

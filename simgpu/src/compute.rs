@@ -1,8 +1,8 @@
 //! Compute, class 0x90c0: grids of sm_20 code.
 //!
-//! Methods set a grid's parameters; LAUNCH fixes them and starts the grid, on separate threads if the card has some.
-//! The engine is busy until the grid has ended, and executes no method meanwhile: every method waits, as if
-//! WAIT_FOR_IDLE preceded it.
+//! Methods set a grid's parameters; LAUNCH fixes them and starts the grid, on separate threads if the card has any. The
+//! engine is busy until the grid has ended, and executes no method until then: every method waits, as if WAIT_FOR_IDLE
+//! preceded it.
 //!
 //! Parts: `registers`, the methods' state; `launch`, a grid and its parameters; `pool` and `grid`, threads and the
 //! blocks that they execute; `block`, warps and barriers; `warp` and `stack`, registers and divergence; `code` and
@@ -10,17 +10,17 @@
 //! instructions; `soft`, arithmetic with any rounding.
 //!
 //! Memory accesses go through the channel's address space, in sessions of a few thousand instructions: a TLB flush
-//! waits for these, and dropped translations are not used after it.
+//! waits for the current sessions, and dropped translations are not used after the flush.
 //!
 //! # Time
 //! A grid is charged at its end: its launch, and the maximum of its instructions at the rate of all multiprocessors,
-//! its memory transactions at the memory's bandwidth ([`crate::ComputeTiming`]), and those of system memory at the
-//! bus's ([`crate::TimeModel::bus_bytes_per_second`]). Instructions are counted once for each warp that executes them,
-//! for any number of active lanes, so divergence costs the repeated instructions. Transactions are pieces of 128 bytes
-//! of global and local memory: one for contiguous words, one for each lane if every lane has a separate line, and one
-//! for each address of an atomic operation that is in a different line than the previous one; a transaction that spans
-//! two pages counts for the last page's memory. No count, nor the time between two semaphores around the grid, depends
-//! on the number of threads that execute it.
+//! its memory transactions at the memory's bandwidth ([`crate::ComputeTiming`]), and its transactions with system
+//! memory at the bus's bandwidth ([`crate::TimeModel::bus_bytes_per_second`]). Instructions are counted once for each
+//! warp that executes them, for any number of active lanes, so divergence costs the repeated instructions. Transactions
+//! are pieces of 128 bytes of global and local memory: one for contiguous words, one for each lane if every lane has a
+//! separate line, and one for each address of an atomic operation that is in a different line than the previous one; a
+//! transaction that spans two pages counts for the last page's memory. Neither the counts nor the time between two
+//! semaphores around the grid depend on the number of threads that execute it.
 //!
 //! The model ignores bank conflicts of shared memory, misses of caches for instructions and constants, latencies that
 //! too few warps cannot hide, idle multiprocessors, slower units (double precision, MUFU).
@@ -35,7 +35,7 @@
 //! - The cluster and unit of an access: faults are reported as those of the first cluster's texture unit and L1 (GUESS
 //!   for instructions and constants), and errors of warps as those of the first multiprocessor. Errors do not name the
 //!   program counter.
-//! - Data caches. Constants are cached for a grid, instructions too: stores to either are seen by the next grid.
+//! - Data caches. Constants and instructions are cached for a grid: the next grid sees stores to either.
 //! - Real scheduling: warps of a block execute in turns that do not depend on the time of instructions.
 
 mod block;
@@ -79,7 +79,7 @@ pub struct Compute {
 }
 
 impl Compute {
-    /// Makes an engine of `sms` multiprocessors with this many threads; without threads, [`Self::step`] executes.
+    /// Makes an engine of `sms` multiprocessors with `workers` threads; without threads, [`Self::step`] executes grids.
     /// `wake` is called, on any thread, when the caller must step again.
     #[must_use]
     pub fn new(
@@ -93,7 +93,7 @@ impl Compute {
         Self { registers: Registers::default(), launched: None, pool, sms }
     }
 
-    /// Executes a method. If it launches a grid, the grid is pending after that.
+    /// Executes a method. If the method launches a grid, the grid is then pending.
     ///
     /// # Errors
     /// [`EngineError`]; the method then had no effect.
@@ -172,7 +172,7 @@ impl Compute {
     /// Starts the grid, checks for its end, or executes part of it.
     ///
     /// # Errors
-    /// [`EngineError::ShaderFault`] and [`EngineError::Warp`]; the grid then has ended.
+    /// [`EngineError::ShaderFault`] and [`EngineError::Warp`]; the grid has then ended.
     pub fn step(&mut self, cx: &mut EngineCx<'_>) -> Result<Progress, EngineError> {
         if let Some(launch) = self.launched.take() {
             self.pool.start(*launch, *cx.space);

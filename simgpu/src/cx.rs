@@ -31,12 +31,12 @@ pub(crate) struct Cx {
     pub(crate) context_writes: Vec<(u32, u32)>,
 }
 
-/// Copies of all engines so far, in this process.
+/// Copies of all engines since the start of this process.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Copied {
-    /// Bytes written.
+    /// Number of bytes written.
     pub bytes: u64,
-    /// The host's time for moving them, in ns: a real card's engines would do this without its processors.
+    /// Host time spent on moving the bytes, in ns: the engines of a real card would not need the host's processors.
     pub host_ns: u64,
 }
 

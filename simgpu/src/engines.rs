@@ -28,7 +28,7 @@ pub struct EngineCx<'a> {
     pub space: &'a AddressSpace,
     /// The card's clock, in ns.
     pub now_ns: u64,
-    /// The engine's work, for the time model; the engine adds to it.
+    /// The engine's work, for the time model; the engine adds to this value.
     pub work: &'a mut Work,
 }
 
@@ -43,23 +43,23 @@ impl<'a> EngineCx<'a> {
 /// Work done by an engine.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Work {
-    /// Bytes written by copies.
+    /// Number of bytes written by copies.
     pub bytes: u64,
-    /// Copies started.
+    /// Number of started copies.
     pub launches: u32,
-    /// Instructions executed by warps.
+    /// Number of instructions executed by warps.
     pub instructions: u64,
-    /// Same, counted once for each participating thread.
+    /// Number of instructions, counted once for each participating thread.
     pub thread_instructions: u64,
-    /// Memory transactions of shaders.
+    /// Number of memory transactions of shaders.
     pub transactions: u64,
     /// Bytes that copies and transactions moved from or to system memory.
     pub bus_bytes: u64,
-    /// Semaphores released.
+    /// Number of released semaphores.
     pub releases: u32,
-    /// A non-stall interrupt must be raised.
+    /// Set if a non-stall interrupt must be raised.
     pub non_stall: bool,
-    /// The host's time for moving these bytes, in ns.
+    /// Host time spent on moving these bytes, in ns.
     pub host_ns: u64,
     /// Start address of the last copied run.
     pub written: Option<GpuVa>,
@@ -74,7 +74,7 @@ pub enum EngineError {
     /// The MMU refused a shader's access; the current work is abandoned.
     #[error("of a shader: {0}")]
     ShaderFault(MmuFault),
-    /// The class does not have the method, or it is not modelled.
+    /// The class does not have the method, or the method is not modelled.
     #[error("illegal method")]
     IllegalMethod,
     /// The engine does not have the class.
@@ -92,11 +92,11 @@ pub enum EngineError {
 /// Progress of a piece of work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Progress {
-    /// There is more to do.
+    /// More work is left.
     More,
     /// More work runs without the caller, which is woken when it must call again.
     Elsewhere,
-    /// Nothing is pending.
+    /// No work is pending.
     Done,
 }
 
@@ -180,10 +180,10 @@ pub trait Engine: Send {
     /// Returns true if work is pending.
     fn pending(&self) -> bool;
 
-    /// Does about `budget_bytes` of pending work (more than none, at most 1 MiB).
+    /// Does about `budget_bytes` of pending work (more than 0 bytes, at most 1 MiB).
     ///
     /// # Errors
-    /// [`EngineError::Fault`]; the work is abandoned and none is pending then.
+    /// [`EngineError::Fault`]; the work is abandoned, and no work is then pending.
     fn step(&mut self, cx: &mut EngineCx<'_>, budget_bytes: u64) -> Result<Progress, EngineError>;
 
     /// Removes and returns the channel's state, including pending work, which resets the engine like [`Engine::reset`].

@@ -1,5 +1,6 @@
-//! The memories of a falcon, as far as the CPU accesses them: drivers upload code and data, append to the data and read
-//! it back. Falcon code is not executed; a started falcon works only if there is code at its start address.
+//! The memories of a falcon, to the extent that the CPU accesses them: drivers upload code and data, append to the data
+//! and read the data back. Falcon code is not executed; a started falcon works only if there is code at its start
+//! address.
 
 use nvspec::falcon::{CODE_PAGE_BYTES, CODE_PAGE_WORDS, CODE_WORDS_MAX};
 use nvspec::regs::fecs::DMEM_CONTROL::{ADDRESS, READ_INCREMENT, WRITE_INCREMENT};
@@ -7,7 +8,7 @@ use nvspec::regs::fecs::IMEM_CONTROL;
 use saved_state::Invalid;
 use serde::{Deserialize, Serialize};
 
-/// Words of data memory: 4 KiB, the range of the port's address field.
+/// Number of words of data memory: 4 KiB, the range of the port's address field.
 const WORDS: usize = 1024;
 
 /// Saved state of a data memory with its port.
@@ -78,21 +79,21 @@ pub(crate) struct SavedCode {
     tag: u32,
 }
 
-/// Pages of code memory: the range of the port's address field.
+/// Number of pages of code memory: the range of the port's address field.
 const CODE_PAGES: usize = CODE_WORDS_MAX / CODE_PAGE_WORDS;
 
 /// A page of code.
 #[derive(Clone, Copy, Debug, Default)]
 struct CodePage {
-    /// The address that it is mapped to, in pages.
+    /// The address that the page is mapped to, in pages.
     tag: u32,
-    /// Number of words written since it got its tag.
+    /// Number of words written since the tag was set.
     words: u32,
-    /// At least one word is not zero.
+    /// Set if at least one word is not zero.
     any: bool,
 }
 
-/// The port to the code memory. Uploaded code is not stored; only whether a falcon can start with it is recorded.
+/// The port to the code memory. Uploaded code is not stored; the port only records if a falcon can start with it.
 #[derive(Clone, Debug)]
 pub(crate) struct CodeMemory {
     pages: Box<[CodePage; CODE_PAGES]>,

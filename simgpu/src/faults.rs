@@ -26,9 +26,9 @@ impl EngineId {
 /// Kind of fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum FaultKind {
-    /// The engine starts the operation and does not end it until it is reset.
+    /// The engine starts the operation and does not end it until the engine is reset.
     Hang,
-    /// The operation takes longer by this many nanoseconds.
+    /// The operation takes longer.
     Delay {
         /// Additional nanoseconds.
         ns: u64,
@@ -62,7 +62,7 @@ pub(crate) struct Faults {
 }
 
 impl Faults {
-    /// Maximum number of armed faults; more are refused, to reveal errors in tests.
+    /// Maximum number of armed faults; further faults are refused, to reveal errors in tests.
     const MAX: usize = 64;
 
     pub(crate) fn new(faults: &[Fault]) -> Self {

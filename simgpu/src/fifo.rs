@@ -4,11 +4,11 @@
 //! methods that the host executes itself), [`ahead`] (work in parallel to its engine) and [`context`] (RAMFC);
 //! [`slot`], an engine and its context; [`userd`], detection of submissions; [`fault`], error reports.
 //!
-//! All progress happens in [`Fifo::step`], which does a small amount of work and returns the time of the next call.
+//! All work is done in [`Fifo::step`], which does a small amount of work and returns the time of the next call.
 //!
 //! Assignment of channels to PBDMAs: each engine is served by the first enabled PBDMA that `ENGINE_PBDMA_MASK` does not
-//! exclude; a channel runs in the PBDMA of the engine that it used last, initially in any, and moves when it uses
-//! another PBDMA's engine. Within a PBDMA the channels of the runlist run in turn, for a time slice each.
+//! exclude; a channel runs in the PBDMA of the engine that it used last, initially in any PBDMA, and moves when it uses
+//! an engine of another PBDMA. Within a PBDMA the channels of the runlist run in turn, each for a time slice.
 
 mod ahead;
 pub(crate) mod channel;
@@ -42,9 +42,9 @@ use slot::{Condition, Slot};
 pub(crate) enum Progress {
     /// Work was done; there may be more.
     Ran,
-    /// No work before that card time, without further events.
+    /// No work can be done before that card time, without further events.
     WaitUntil(CardNs),
-    /// Idle until an event.
+    /// No work can be done until an event.
     Idle,
 }
 
@@ -63,13 +63,13 @@ impl Progress {
 /// Counters of the card's work.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FifoCounters {
-    /// GPFIFO entries fetched.
+    /// Number of fetched GPFIFO entries.
     pub entries: u64,
-    /// Methods executed, by the host or an engine.
+    /// Number of methods executed by the host or an engine.
     pub methods: u64,
-    /// Channels loaded into a PBDMA.
+    /// Number of channels loaded into a PBDMA.
     pub switches: u64,
-    /// MMU faults of channels.
+    /// Number of MMU faults of channels.
     pub faults: u64,
 }
 
@@ -78,14 +78,14 @@ pub(crate) struct Fifo {
     pub(crate) channels: Vec<Channel>,
     /// The runlist: channel numbers in order.
     pub(crate) order: Vec<u8>,
-    /// A runlist was submitted, and channels removed from it still run.
+    /// Set if a runlist was submitted and channels removed from it are still running.
     pub(crate) runlist_pending: bool,
     /// A channel that must leave its PBDMA.
     pub(crate) preempting: Option<u8>,
     pub(crate) pbdmas: Vec<Pbdma>,
     pub(crate) slots: [Slot; 3],
-    /// Minimum card time for the start of work found by the card's thread: the driver has changed which channels may
-    /// run.
+    /// Earliest card time at which work found by the card's thread may start: the driver has changed the set of
+    /// channels that may run.
     not_before: CardNs,
     pub(crate) counters: FifoCounters,
 }

@@ -62,7 +62,7 @@ pub(crate) fn write_ppci(reg: ppci::Reg, offset: u32, value: u32, cx: &mut Cx) -
 pub(crate) fn read_ring(reg: privring_hub::Reg, offset: u32, cx: &Cx) -> u32 {
     use privring_hub::{COMMAND, Reg};
     match reg {
-        // A command is complete before the write that issued it returns.
+        // The command is complete before the write that issued it returns.
         Reg::COMMAND => COMMAND::COMMAND.with(cx.storage.peek(offset), 0),
         Reg::GPC_COUNT => cx.chip.gpcs,
         Reg::ROP_COUNT => cx.chip.rops,

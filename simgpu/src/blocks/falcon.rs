@@ -1,7 +1,7 @@
 //! The copy engines' falcons. Their firmware is not executed: starting it after its upload enables the engine, and the
 //! model reports errors of methods like nouveau's firmware.
 //!
-//! Both blocks have the same registers, 0x1000 apart; their offsets are decoded as the first block's.
+//! Both blocks have the same registers, 0x1000 apart; both are decoded with the first block's offsets.
 
 use crate::cx::Cx;
 use crate::engines::EngineError;
@@ -14,7 +14,7 @@ use nvspec::regs::ce0::{self, CPU_CONTROL, INTR, INTR_DISPATCH, INTR_EN, Reg, SC
 use nvspec::regs::ce1;
 use saved_state::Invalid;
 
-/// Bytes between the registers of the two falcons.
+/// Distance between the registers of the two falcons in bytes.
 const STRIDE: u32 = ce1::BASE - ce0::BASE;
 
 /// Interrupt lines of the falcon that the firmware routes to the host.

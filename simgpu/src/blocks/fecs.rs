@@ -1,5 +1,5 @@
-//! FECS and GPCCS, PGRAPH's context-switching falcons. Their firmware is not executed, but they do not work without it;
-//! [`crate::graph`] implements its commands.
+//! FECS and GPCCS, PGRAPH's context-switching falcons. Their firmware is not executed, but the falcons do not work
+//! without it; [`crate::graph`] implements its commands.
 
 use crate::cx::Cx;
 use crate::falcon::{CodeMemory, DataMemory, SavedCode, SavedMemory};
@@ -116,7 +116,7 @@ impl GraphFalcons {
             Reg::UCODE_ERROR if index == 0 => {
                 cx.storage.poke(UCODE_INTR::OFFSET, cx.storage.peek(UCODE_INTR::OFFSET) & !value);
             }
-            // Derived from the context in PGRAPH.
+            // The value is derived from the context in PGRAPH.
             Reg::CURRENT => {}
             Reg::INTR
             | Reg::INTR_MISC

@@ -10,7 +10,7 @@ use nvspec::regs::{ltc, pbfb, pbfb_bcast, pfb, pflush, ptop};
 
 pub(crate) fn read_flush(reg: pflush::Reg) -> u32 {
     match reg {
-        // Complete before the write that requested it returns.
+        // The operation is complete before the write that requested it returns.
         pflush::Reg::BAR_FLUSH | pflush::Reg::L2_FLUSH | pflush::Reg::L2_INVALIDATE => 0,
     }
 }
@@ -51,7 +51,7 @@ pub(crate) fn write_pfb(reg: pfb::Reg, offset: u32, value: u32, cx: &mut Cx) {
     use pfb::Reg;
     match reg {
         Reg::MMU_CTRL => {
-            // The queue always has room, and all queued flushes are complete.
+            // The queue is never full, and all queued flushes are complete.
             let state = pfb::MMU_CTRL::FLUSH_SLOTS_FREE.mask() | pfb::MMU_CTRL::FLUSH_DONE.mask();
             cx.storage.poke(offset, (value & !state) | (cx.storage.peek(offset) & state));
         }

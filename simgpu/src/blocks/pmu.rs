@@ -32,7 +32,7 @@ impl Pmu {
         match (reg, index) {
             (Reg::DMEM_CONTROL, 0) => self.data.control(),
             (Reg::DMEM_DATA, 0) => self.data.read(),
-            // The host's commands are consumed at once.
+            // The host's commands are consumed immediately.
             (Reg::QUEUE_TAIL, 0) => cx.storage.peek(QUEUE_HEAD::at(0)),
             _ => cx.storage.read(reg.info(), offset),
         }

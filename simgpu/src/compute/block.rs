@@ -15,7 +15,7 @@ use crate::mmu::Session;
 use nvspec::class::compute90c0::{limit, warp_error};
 use sm20::BarrierOp;
 
-/// Instructions that a warp executes before the next one.
+/// Number of instructions that a warp executes before the next warp continues.
 const INSTRUCTIONS_PER_TURN: u32 = 256;
 
 /// End of a slice of a block's execution.
@@ -25,7 +25,7 @@ pub(crate) enum Slice {
     More,
     /// All warps have ended.
     Ended,
-    /// All warps that have not ended wait for each other.
+    /// All remaining warps wait for each other.
     Stuck,
 }
 
@@ -33,11 +33,11 @@ pub(crate) enum Slice {
 #[derive(Clone, Copy, Debug, Default)]
 struct Barrier {
     arrived: u32,
-    /// Number of warps that it waits for; all if `None`.
+    /// Number of warps that the barrier waits for; all if `None`.
     warps: Option<u32>,
-    /// Threads whose predicate is true.
+    /// Number of threads whose predicate is true.
     holds: u32,
-    /// Threads whose predicate is false.
+    /// Number of threads whose predicate is false.
     fails: u32,
 }
 
@@ -84,8 +84,8 @@ impl Block {
         }
     }
 
-    /// Makes this the block `number` of a grid, at its start. `slot` is its index among the running blocks; `residue`
-    /// is the initial contents of registers and shared memory.
+    /// Starts block `number` of a grid in this object. `slot` is its index among the running blocks; `residue` provides
+    /// the initial contents of registers and shared memory.
     pub(crate) fn start(&mut self, launch: &Launch, number: u64, slot: u32, residue: &Residue) {
         let threads = launch.threads() as usize;
         self.count = threads.div_ceil(LANES);
@@ -107,7 +107,7 @@ impl Block {
         (self.turn, self.left, self.clock) = (0, INSTRUCTIONS_PER_TURN, 0);
     }
 
-    /// Leaves its registers and shared memory to the next block. It cannot be continued.
+    /// Leaves the block's registers and shared memory to the next block. The block cannot be continued.
     pub(crate) fn leave(&self, launch: &Launch, residue: &Residue) {
         let mut left = residue.lock_for_block(self.number);
         for (index, warp) in self.warps[..self.count].iter().enumerate() {
@@ -127,7 +127,7 @@ impl Block {
         left.shared[..own.len()].copy_from_slice(own);
     }
 
-    /// Executes about `budget` instructions, fewer when they access memory much.
+    /// Executes about `budget` instructions, fewer if they access memory often.
     ///
     /// # Errors
     /// [`Failure`]; the block must not be continued then.
@@ -170,7 +170,7 @@ impl Block {
             let (done, arrival) = run_warp(warp, &mut machine, &mut caches.code, steps)?;
             self.clock += u64::from(done);
             self.left -= done;
-            // A scattered access takes as long as many instructions, and flushes must wait for it.
+            // A scattered access takes the time of many instructions, and flushes must wait for it.
             let accesses = (counts.transactions - transactions).min(u64::from(u32::MAX)) as u32;
             budget = budget.saturating_sub(done).saturating_sub(accesses / 2);
             let condition = warp.condition;
@@ -182,7 +182,7 @@ impl Block {
         }
     }
 
-    /// Returns the next warp that can run: the current one while its turn lasts, else the next after it.
+    /// Returns the next warp that can run: the current one while its turn lasts, otherwise the next one.
     fn next_ready(&self) -> Option<usize> {
         let first = if self.left == 0 { self.turn + 1 } else { self.turn };
         (first..self.count)
@@ -211,7 +211,7 @@ impl Block {
     fn release(&mut self, number: u8) {
         let barrier = self.barriers[usize::from(number)];
         let running = self.warps[..self.count].iter().filter(|warp| warp.condition != Condition::Ended).count();
-        // The barrier does not wait for ended warps.
+        // The barrier does not wait for warps that have ended.
         let expected = barrier.warps.map_or(running, |warps| warps as usize);
         if barrier.arrived == 0 || (barrier.arrived as usize) < expected {
             return;

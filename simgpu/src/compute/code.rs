@@ -10,7 +10,7 @@ use std::collections::HashMap;
 /// Size of a line in bytes; a line is read and compared as a whole.
 const LINE_BYTES: usize = 512;
 const LINE_WORDS: usize = LINE_BYTES / 4;
-/// Maximum number of lines of a worker; at that number, all are dropped.
+/// Maximum number of lines of a worker; when it is reached, all lines are dropped.
 const LINES_MAX: usize = 512;
 
 /// A slot for an instruction.
@@ -34,7 +34,7 @@ pub(crate) struct Decoded {
 struct Line {
     words: [u32; LINE_WORDS],
     slots: [Slot; LINE_WORDS],
-    /// The grid that last compared the words with memory.
+    /// Number of the grid that last compared the words with memory.
     checked: u64,
 }
 

@@ -1,4 +1,4 @@
-//! The constant cache: each line has a constant bank's contents at the grid's first access.
+//! The constant cache: each line contains a constant bank's contents at the time of the grid's first access.
 
 use super::launch::{Bank, Banks, Failure};
 use crate::mmu::Session;
@@ -13,7 +13,7 @@ const LINES: usize = limit::CONSTANT_BYTES as usize / LINE_BYTES;
 #[derive(Debug)]
 struct Cache {
     words: Vec<u32>,
-    /// A bit for each present line.
+    /// Bitmap of the present lines.
     present: [u64; LINES / 64],
 }
 
@@ -38,7 +38,7 @@ impl Constants {
         }
     }
 
-    /// Returns the word at `offset` of a bank. `outside` is the error for an offset outside it.
+    /// Returns the word at `offset` of a bank. `outside` is the error for an offset outside the bank.
     pub(crate) fn word(
         &mut self,
         bank: u8,

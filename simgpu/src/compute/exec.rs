@@ -1,11 +1,11 @@
-//! Semantics of instructions. One file for each family; this one fetches operands and handles guards and joins.
+//! Semantics of instructions. Each family has its own file; this one fetches operands and handles guards and joins.
 //!
 //! All lanes are computed, in loops that a compiler can vectorize; only the participating lanes are stored.
 //!
 //! # Not modelled
 //! Texture, surface, video and graphics instructions, and the loads of two spaces at once (LD_LDU, LDS_LDU); SHL.X and
-//! SHR.X; RTT and BPT, because there is no trap handler. They end in an illegal-encoding error of the warp. MUFU is
-//! more precise than the hardware: the single nearest to the double result.
+//! SHR.X; RTT and BPT, because there is no trap handler. These instructions end in an illegal-encoding error of the
+//! warp. MUFU is more precise than the hardware: the single nearest to the double result.
 
 mod control;
 mod convert;
@@ -38,9 +38,9 @@ pub(crate) struct Machine<'m, 's> {
     /// The block's number, and its position in the grid.
     pub(crate) block: u64,
     pub(crate) position: [u32; 3],
-    /// The block's place among the running blocks: selects its part of local memory.
+    /// The block's place among the running blocks: it selects the block's part of local memory.
     pub(crate) slot: u32,
-    /// Instructions of the block so far, which serve as its clock.
+    /// Number of instructions that the block has executed, which serves as its clock.
     pub(crate) clock: u64,
 }
 
@@ -80,7 +80,7 @@ pub(crate) struct Arrival {
     pub(crate) dst: Register,
 }
 
-/// Executes one instruction of a warp whose program counter is already past it.
+/// Executes one instruction of a warp. The program counter already points after it.
 pub(crate) fn execute(
     warp: &mut Warp,
     instruction: &Instruction,
@@ -212,7 +212,7 @@ fn fetch_float(warp: &Warp, operand: FloatOperand, machine: &mut Machine<'_, '_>
     Ok(values)
 }
 
-/// Conversion of an immediate to 64 bits.
+/// Conversion of an immediate operand to 64 bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Widen {
     /// The immediate is the upper word.
@@ -265,7 +265,7 @@ fn integer_flags(values: &Lanes) -> Flags {
     }
 }
 
-/// Returns the condition code of floats: zero and sign, both for a NaN.
+/// Returns the condition code of floats: zero and sign; both are set for a NaN.
 fn float_flags(format: Format, value: impl Fn(usize) -> u64) -> Flags {
     let nan = mask_of(|lane| format.is_nan(value(lane)));
     let zero = mask_of(|lane| format.modified(value(lane), true, false) == 0) | nan;

@@ -1,7 +1,7 @@
 //! A running grid: workers take its blocks in ascending order.
 //!
 //! When blocks fail, the lowest of them is reported, independent of the number of workers: lower blocks are still
-//! executed, higher ones are not.
+//! executed, but higher blocks are not.
 
 use super::block::{Block, Caches, Slice};
 use super::code::Code;
@@ -17,7 +17,7 @@ use parking_lot::{Condvar, Mutex};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-/// Instructions executed between chances for TLB flushes.
+/// Number of instructions between opportunities for TLB flushes.
 const INSTRUCTIONS_PER_FLUSH: u32 = 2048;
 
 /// Memory accesses of shaders.
@@ -36,7 +36,7 @@ struct State {
     next: u64,
     /// Number of active workers.
     workers: u32,
-    /// No block may start, and none is in flight.
+    /// Set if no block may start and none is in flight.
     closed: bool,
     counts: Counts,
     failure: Option<(u64, Failure)>,
@@ -54,7 +54,7 @@ pub(crate) struct Grid {
     /// Maximum number of concurrent blocks.
     slots: u32,
     stop: AtomicBool,
-    /// The lowest failed block.
+    /// Number of the lowest failed block.
     failed: AtomicU64,
     state: Mutex<State>,
     changed: Condvar,
@@ -69,7 +69,8 @@ impl Grid {
         residue: Arc<Residue>,
     ) -> Self {
         let block_local = launch.warp_local_bytes() * u64::from(launch.threads().div_ceil(LANES as u32));
-        // Each needs its part of local memory. One always runs, and fails if it uses missing memory.
+        // Each running block needs its part of local memory. One block always runs, and fails if it uses missing
+        // memory.
         let slots =
             launch.local_bytes.checked_div(block_local).map_or(u32::MAX, |slots| slots.clamp(1, 1 << 16) as u32);
         Self {
@@ -133,7 +134,7 @@ impl Grid {
         Some(Working(self))
     }
 
-    /// Does a small amount of work. [`Slice::Ended`] means that none is left for the worker.
+    /// Does a small amount of work. [`Slice::Ended`] means that no work is left for the worker.
     pub(crate) fn slice(&self, worker: &mut Worker, index: u32) -> Slice {
         let number = match worker.number {
             Some(number) => number,

@@ -19,7 +19,7 @@ impl From<MmuFault> for Failure {
     }
 }
 
-/// An instruction that does not exist, or is not modelled.
+/// The instruction does not exist, or is not modelled.
 pub(crate) const ILLEGAL: Failure = Failure::Warp(warp_error::ILLEGAL_ENCODING);
 
 /// A constant bank.
@@ -38,9 +38,9 @@ pub(crate) type Banks = [Bank; limit::CONSTANT_BANKS as usize];
 pub(crate) struct GlobalMap(pub(crate) Box<[u16; 256]>);
 
 impl GlobalMap {
-    /// Stores are allowed.
+    /// Set if stores are allowed.
     pub(crate) const WRITE: u16 = 0x200;
-    /// Loads are allowed.
+    /// Set if loads are allowed.
     pub(crate) const READ: u16 = 0x100;
 }
 
@@ -53,9 +53,9 @@ impl Default for GlobalMap {
 /// A grid and its parameters.
 #[derive(Clone, Debug)]
 pub(crate) struct Launch {
-    /// Blocks, in x, y and z; none is 0.
+    /// Number of blocks in x, y and z; never 0.
     pub(crate) grid: [u32; 3],
-    /// Threads of a block, in x, y and z; none is 0.
+    /// Number of threads of a block in x, y and z; never 0.
     pub(crate) block: [u32; 3],
     /// The code segment.
     pub(crate) code: GpuVa,
@@ -63,21 +63,21 @@ pub(crate) struct Launch {
     pub(crate) entry: u32,
     /// Number of registers of a thread.
     pub(crate) registers: u32,
-    /// Bytes of a block's shared memory.
+    /// Size of a block's shared memory in bytes.
     pub(crate) shared_bytes: u32,
     pub(crate) shared_window: u64,
     pub(crate) barriers: u32,
-    /// Bytes of a thread's local memory, the lower and the upper part.
+    /// Size of a thread's local memory in bytes: the lower part, and the upper part.
     pub(crate) local_low: u32,
     pub(crate) local_high: u32,
     pub(crate) local_window: u64,
     /// Address and size of local memory.
     pub(crate) local_base: GpuVa,
     pub(crate) local_bytes: u64,
-    /// Maximum entries of a warp's stack.
+    /// Maximum number of entries of a warp's stack.
     pub(crate) stack_limit: usize,
     pub(crate) banks: Banks,
-    /// `None` if addresses are not mapped.
+    /// The map of global addresses; `None` if addresses are not mapped.
     pub(crate) global_map: Option<GlobalMap>,
     /// Value of SR_CTAPARAM and SR_GRIDPARAM.
     pub(crate) cta_param: u32,

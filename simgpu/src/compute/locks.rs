@@ -1,8 +1,8 @@
 //! Locks on words of global memory: LDLK acquires one, STUL releases it.
 //!
-//! Locks belong to a grid and end with it. GUESS: a lock is on the word of the virtual address. The table has room for
-//! as many words as warps could lock at a time, with several at each hash; without room, LDLK does not get the lock and
-//! the program retries, as it must.
+//! Locks belong to a grid and end with it. GUESS: a lock is on the word of the virtual address. The table can hold as
+//! many words as warps could lock at a time, with several words at each hash. If a set is full, LDLK does not get the
+//! lock, and the program must retry.
 
 use parking_lot::Mutex;
 
@@ -10,13 +10,13 @@ use parking_lot::Mutex;
 const SETS: usize = 512;
 const WAYS: usize = 8;
 
-/// Locked words, stored as word number plus one; 0 for none.
+/// Locked words, stored as word number plus one; 0 if unused.
 type Table = Box<[[u64; WAYS]; SETS]>;
 
 /// A grid's locks.
 #[derive(Debug, Default)]
 pub(crate) struct Locks {
-    /// Allocated with the first lock: few programs use locks. Held for one lookup.
+    /// Allocated with the first lock: few programs use locks. The mutex is held for one lookup.
     table: Mutex<Option<Table>>,
 }
 

@@ -6,19 +6,19 @@ use crate::mmu::Session;
 use nvspec::addr::{GpuVa, VA_BITS};
 use nvspec::class::compute90c0::{LOCAL_ADDRESS_BITS, WINDOW_BYTES, warp_error};
 
-/// Bytes that the memory partitions move at once: the unit of the time model.
+/// Number of bytes that the memory partitions move at once: the unit of the time model.
 pub(crate) const TRANSACTION_BYTES: u64 = card::AccessCounts::BURST_BYTES;
 
 /// Counts of a grid or a part of one; their sum does not depend on the order.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Counts {
-    /// Instructions of warps.
+    /// Number of warp instructions.
     pub(crate) instructions: u64,
-    /// Instructions of threads.
+    /// Number of thread instructions.
     pub(crate) thread_instructions: u64,
-    /// Memory transactions, local memory included.
+    /// Number of memory transactions, including local memory.
     pub(crate) transactions: u64,
-    /// Bytes of system memory among them.
+    /// Bytes that these transactions moved from or to system memory.
     pub(crate) bus_bytes: u64,
     /// Address of the last store.
     pub(crate) written: Option<GpuVa>,
@@ -158,7 +158,7 @@ pub(crate) fn load<const N: usize>(
     Ok(values)
 }
 
-/// Stores `N` words of each lane of `mask` to global memory; of lanes with the same address the last one wins.
+/// Stores `N` words of each lane of `mask` to global memory; if several lanes have the same address, the last one wins.
 pub(crate) fn store<const N: usize>(
     session: &mut Session<'_>,
     addresses: &Pairs,
@@ -201,7 +201,7 @@ pub(crate) fn store<const N: usize>(
 #[derive(Clone, Debug, Default)]
 pub(crate) struct SharedMemory {
     bytes: Vec<u8>,
-    /// A bit for each locked word.
+    /// Bitmap of the locked words.
     locks: Vec<u64>,
 }
 

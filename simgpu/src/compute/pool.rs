@@ -55,11 +55,11 @@ pub(crate) struct Pool {
 /// Progress of a grid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Advance {
-    /// Call again.
+    /// The caller must call again.
     More,
     /// The grid runs without the caller, which is woken at its end.
     Elsewhere,
-    /// It has ended.
+    /// The grid has ended.
     Ended(Outcome),
 }
 
@@ -85,7 +85,7 @@ impl Pool {
         self.grid.is_some()
     }
 
-    /// Starts a grid. None may be running.
+    /// Starts a grid. No other grid may be running.
     pub(crate) fn start(&mut self, launch: Launch, space: AddressSpace) {
         self.start_threads();
         let (memory, mmu) = (Arc::clone(&self.memory), Arc::clone(&self.mmu));

@@ -18,7 +18,7 @@ pub(crate) struct Registers {
 }
 
 impl Default for Registers {
-    /// GUESS: windows and an identity map, as drivers set them.
+    /// GUESS: windows and an identity map, as set by drivers.
     fn default() -> Self {
         let words = Box::new([0; methods::STATE_WORDS]);
         let mut registers = Self { words, banks: Banks::default(), global_map: GlobalMap::default() };

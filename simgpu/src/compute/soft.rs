@@ -1,6 +1,6 @@
 //! Floating-point arithmetic on bits, for roundings that the host's own arithmetic does not support.
 //!
-//! Everything is computed exactly and rounded once. All NaN results are the hardware's own NaN.
+//! All results are computed exactly and rounded once. All NaN results are the hardware's own NaN.
 
 use sm20::Rounding;
 
@@ -38,7 +38,7 @@ impl Format {
         (self.bias() as u64) << self.fraction
     }
 
-    /// Returns zero with the same sign for a denormal, else the unchanged number.
+    /// Returns zero with the same sign for a denormal, and any other number unchanged.
     pub(crate) const fn flush(self, bits: u64) -> u64 {
         if bits & self.infinity() == 0 { bits & self.sign_bit() } else { bits }
     }
@@ -77,7 +77,7 @@ struct Exact {
     negative: bool,
     mantissa: u128,
     exponent: i32,
-    /// There are more bits below the mantissa's last bit.
+    /// Set if more bits exist below the mantissa's last bit.
     sticky: bool,
 }
 
@@ -114,7 +114,7 @@ fn rounds_up(rounding: Rounding, negative: bool, odd: bool, order_to_half: std::
     }
 }
 
-/// Returns the rounded magnitude in units of two to `unit`, which must fit.
+/// Returns the rounded magnitude as a multiple of two to the power `unit`; it must fit.
 fn to_units(number: Exact, unit: i32, rounding: Rounding) -> u128 {
     use std::cmp::Ordering;
     let Exact { negative, mantissa, exponent, sticky } = number;
@@ -204,7 +204,7 @@ pub(crate) fn mul(a: u64, b: u64, scale: i32, format: Format, rounding: Rounding
             product.exponent += scale;
             pack(product, format, rounding)
         }
-        // Exact, without rounding.
+        // The result is exact, without rounding.
         _ => fma(a, b, format.sign_bit(), format, rounding),
     }
 }
@@ -228,7 +228,7 @@ fn sum(a: Exact, b: Exact, rounding: Rounding) -> Exact {
         (false, true) => return a,
         (false, false) => {}
     }
-    // Room for a carry above, and for all relevant bits of the smaller number below.
+    // Leave space for a carry above, and for all relevant bits of the smaller number below.
     let normal = |x: Exact| {
         let shift = x.mantissa.leading_zeros() - 3;
         Exact { mantissa: x.mantissa << shift, exponent: x.exponent - shift as i32, ..x }
@@ -244,7 +244,7 @@ fn sum(a: Exact, b: Exact, rounding: Rounding) -> Exact {
     let mantissa = if big.negative == small.negative {
         big.mantissa + shifted
     } else {
-        // Lost bits of the smaller number are subtracted too: the result is between this and one less.
+        // Lost bits of the smaller number are subtracted too: the result is between this value and one less.
         big.mantissa - shifted - u128::from(sticky)
     };
     let negative = if mantissa == 0 && !sticky { rounding == Rounding::Down } else { big.negative };
@@ -296,7 +296,7 @@ pub(crate) fn to_integer(bits: u64, format: Format, rounding: Rounding, width: u
     value.clamp(least, most) as u64
 }
 
-/// Returns minimum and maximum of an integer type.
+/// Returns the minimum and maximum of an integer type.
 pub(crate) const fn range(width: u32, signed: bool) -> (i128, i128) {
     if signed { (-(1 << (width - 1)), (1 << (width - 1)) - 1) } else { (0, (1 << width) - 1) }
 }

@@ -1,8 +1,8 @@
 //! The divergence stack: the active lanes, and the targets of the inactive ones.
 //!
-//! A lane that leaves (joins, breaks, returns, ends) is removed from the active lanes. When none is left, entries are
-//! popped until one has lanes: lanes that branched the other way continue there, and an entry of SSY, PBK, PCNT, CAL
-//! and similar reunites the lanes that it was pushed for and that are still alive.
+//! A lane that leaves (joins, breaks, returns, ends) is removed from the active lanes. When no active lane is left,
+//! entries are popped until one has lanes: lanes that branched the other way continue there, and an entry of SSY, PBK,
+//! PCNT, CAL and similar reunites the lanes that it was pushed for and that are still alive.
 
 /// Reason for pushing an entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -28,11 +28,11 @@ struct Entry {
     pc: u32,
 }
 
-/// Minimum entries of a warp, independent of the program's request. GUESS: the multiprocessor's own storage.
+/// Minimum number of entries of a warp, independent of the program's request. GUESS: the multiprocessor's own storage.
 const OWN_ENTRIES: usize = 32;
-/// Bytes of an entry in memory. GUESS.
+/// Size of an entry in memory in bytes. GUESS.
 const ENTRY_BYTES: u32 = 8;
-/// Maximum entries, independent of the program's request: here the stack is the card's own memory.
+/// Maximum number of entries, independent of the program's request: here the stack is the card's own memory.
 const ENTRIES_MAX: usize = 0x2000;
 
 /// The stack of a warp.
@@ -75,7 +75,7 @@ impl Stack {
         self.entries.iter_mut().for_each(|entry| entry.lanes &= !lanes);
     }
 
-    /// Returns the lanes that run next, and where; `None` when all have ended.
+    /// Returns the lanes that run next, and their program counter; `None` when all have ended.
     pub(crate) fn pop(&mut self) -> Option<(u32, u32)> {
         while let Some(Entry { lanes, pc, .. }) = self.entries.pop() {
             if lanes != 0 {
@@ -96,7 +96,7 @@ mod tests {
         assert!(stack.push(Kind::Break, 0xf, 100, 8));
         assert!(stack.push(Kind::Join, 0xf, 50, 8));
         assert!(stack.push(Kind::Divergence, 0xc, 20, 8));
-        // Lanes 0 and 1 break; 2 and 3 continue at 20, join alone at 50, and break too.
+        // Lanes 0 and 1 break; 2 and 3 continue at 20, join at 50 without the others, and break too.
         assert!(stack.unwind(Kind::Break, 0x3));
         assert_eq!(stack.pop(), Some((0xc, 20)));
         assert_eq!(stack.pop(), Some((0xc, 50)));

@@ -3,7 +3,7 @@
 use super::stack::Stack;
 use sm20::{CcTest, Predicate, PredicateOperand, Register};
 
-/// Lanes of a warp.
+/// Number of lanes of a warp.
 pub(crate) const LANES: usize = 32;
 /// Mask of all lanes.
 pub(crate) const ALL: u32 = u32::MAX;
@@ -69,15 +69,15 @@ pub(crate) enum Condition {
 /// A warp.
 #[derive(Clone, Debug)]
 pub(crate) struct Warp {
-    /// R0 to R62; the last row is RZ and stays zero.
+    /// R0 to R62; the last row is RZ, which stays zero.
     registers: Box<[Lanes; 64]>,
-    /// Lanes in which each predicate holds; the last is PT.
+    /// Lanes in which each predicate holds; the last predicate is PT.
     predicates: [u32; 8],
     pub(crate) flags: Flags,
     pub(crate) stack: Stack,
     /// Byte offset in the code segment of the next instruction.
     pub(crate) pc: u32,
-    /// Lanes that execute it.
+    /// Lanes that execute the next instruction.
     pub(crate) active: u32,
     /// Lanes that are still running.
     pub(crate) alive: u32,
@@ -101,8 +101,8 @@ impl Warp {
         }
     }
 
-    /// Sets the state at the start of a program with `registers` registers, which have the contents of the register
-    /// file's rows in `left`, and zero beyond these.
+    /// Sets the state at the start of a program with `registers` registers, which get the contents of the register
+    /// file's rows in `left`, and zero beyond them.
     pub(crate) fn start(&mut self, index: u32, lanes: u32, pc: u32, registers: u32, left: &[Lanes]) {
         let Self { registers: rows, predicates, flags, stack, pc: at, active, alive, condition, index: number } = self;
         for (number, row) in rows.iter_mut().take(63.min(registers as usize)).enumerate() {
@@ -187,7 +187,7 @@ impl Warp {
         merge(&mut self.flags.overflow, flags.overflow);
     }
 
-    /// Removes lanes from the current path. If it becomes empty, other lanes continue, or the warp ends.
+    /// Removes lanes from the current path. If the path becomes empty, other lanes continue, or the warp ends.
     pub(crate) fn leave(&mut self, lanes: u32) {
         self.active &= !lanes;
         if self.active == 0 {
@@ -208,7 +208,7 @@ pub(crate) fn mask_of(test: impl Fn(usize) -> bool) -> u32 {
     (0..LANES).fold(0, |mask, lane| mask | u32::from(test(lane)) << lane)
 }
 
-/// Returns the lanes of a mask, ascending.
+/// Returns the lanes of a mask, in ascending order.
 pub(crate) fn lanes_of(mask: u32) -> impl Iterator<Item = usize> {
     let mut rest = mask;
     std::iter::from_fn(move || {

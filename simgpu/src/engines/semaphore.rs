@@ -13,8 +13,8 @@ pub enum Form {
     FourWords,
 }
 
-/// Releases the semaphore at `va`. The payload is written last, in one access, so that a reader of it also sees the
-/// time.
+/// Releases the semaphore at `va`. The payload is written last, in one access, so that a reader of the payload also
+/// sees the time.
 ///
 /// # Errors
 /// [`MmuFault`]; the payload is then not written.
@@ -34,7 +34,7 @@ pub fn release(session: &mut Session<'_>, va: GpuVa, payload: u32, form: Form, n
 pub enum Acquire {
     /// Memory equals the payload.
     Equal,
-    /// Memory equals the payload or follows it: their difference as a signed number is not negative.
+    /// Memory equals the payload or follows it: their signed difference is not negative.
     GreaterOrEqual,
     /// Memory and payload have a bit in common.
     And,

@@ -1,4 +1,4 @@
-//! Branches, calls, the end, barriers.
+//! Branches, calls, ends, and barriers.
 
 use super::super::launch::{Failure, ILLEGAL};
 use super::super::stack::Kind;

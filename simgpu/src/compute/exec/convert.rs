@@ -58,7 +58,7 @@ const fn format(kind: FloatType) -> Format {
     }
 }
 
-/// Fetches a float operand with its modifiers. A half in an immediate or a constant is in its low bits too.
+/// Fetches a float operand with its modifiers. In an immediate or a constant, a half is also in the low bits.
 fn float(
     warp: &Warp,
     b: FloatOperand,

@@ -1,8 +1,8 @@
 //! Integer arithmetic.
 //!
-//! The minimum or maximum of multi-word numbers is computed from the highest word down: IMNMX.XHI, XMED, XLO, each but
-//! the last with `.CC`. GUESS: between them the condition code holds the comparison of the upper words, zero for equal
-//! and sign for less, like a difference; no compiler is known to use them.
+//! The minimum or maximum of multi-word numbers is computed from the highest word down: IMNMX.XHI, XMED, XLO, all
+//! except the last with `.CC`. GUESS: between them the condition code holds the comparison of the upper words, zero for
+//! equal and sign for less, like a difference; no compiler is known to use them.
 
 use super::super::launch::{Failure, ILLEGAL};
 use super::super::warp::{Flags, LANES, Lanes, Warp, mask_of};
@@ -77,7 +77,7 @@ pub(super) fn execute(warp: &mut Warp, op: &Op, mask: u32, machine: &mut Machine
             let flip = if signed { 1 << 31 } else { 0 };
             let own_less = mask_of(|lane| (a[lane] ^ flip) < (b[lane] ^ flip));
             let own_equal = mask_of(|lane| a[lane] == b[lane]);
-            // For a lower word, only where all the upper words were equal.
+            // For a lower word, the result applies only where all upper words were equal.
             let Flags { zero, sign, .. } = warp.flags;
             let (less, equal) = match extended {
                 Extended::Whole | Extended::High => (own_less, own_equal),
@@ -128,7 +128,7 @@ struct Sum {
     flags: Flags,
 }
 
-/// Sets the condition code; for the upper words of a wide number, zero only if the lower words were zero.
+/// Sets the condition code; for the upper words of a wide number, zero is set only if the lower words were zero.
 pub(super) fn set_flags(warp: &mut Warp, mut flags: Flags, carry_in: bool, mask: u32) {
     if carry_in {
         flags.zero &= warp.flags.zero;
@@ -190,7 +190,7 @@ fn compared(a: &Lanes, b: &Lanes, compare: Compare, signed: bool, flags: Option<
             relation(compare, less, equal)
         }
         Some(Flags { zero, carry, .. }) => {
-            // The lower words have borrowed if they left no carry.
+            // The lower words borrowed if they did not set the carry.
             let difference = |lane: usize| wide(a[lane]) - wide(b[lane]) - i64::from(!carry >> lane & 1);
             let less = mask_of(|lane| difference(lane) < 0);
             relation(compare, less, mask_of(|lane| difference(lane) == 0) & zero)

@@ -53,7 +53,7 @@ pub(super) fn execute(warp: &mut Warp, op: &Op, mask: u32, machine: &mut Machine
         Op::Red { address, a, operation, kind } => {
             atomic(warp, None, address, Atomic { operation, kind, a, c: Register::ZERO }, mask, machine)
         }
-        // Accesses are in order, and nothing is cached.
+        // Accesses are executed in order, and no data is cached.
         Op::Membar { .. } => Ok(()),
         Op::Cctl { dst, .. } | Op::Cctll { dst, .. } => {
             warp.set(dst, &[0; LANES], mask);
@@ -88,7 +88,7 @@ const fn bytes(width: Width) -> u64 {
     }
 }
 
-/// Returns the number of registers that a value needs.
+/// Returns the number of registers that a value of this width needs.
 const fn registers(width: Width) -> u8 {
     match width {
         Width::U8 | Width::S8 | Width::U16 | Width::S16 | Width::B32 => 1,
@@ -127,7 +127,7 @@ struct Places {
 fn places(addresses: &Pairs, mask: u32, write: bool, machine: &Machine<'_, '_>) -> Result<Places, Failure> {
     let launch = machine.launch;
     let mut places = Places { global: (0, *addresses), shared: (0, [0; LANES]), local: (0, [0; LANES]) };
-    // Nearly always all are global: below both windows, and not mapped by the table.
+    // Nearly always all addresses are global: below both windows, and not mapped by the table.
     let lowest_window = launch.shared_window.min(launch.local_window);
     if launch.global_map.is_none() && addresses.iter().fold(true, |all, address| all & (*address < lowest_window)) {
         places.global.0 = mask;
@@ -164,7 +164,7 @@ fn generic_load(
     let addresses = wide(warp, address);
     aligned(&addresses, mask, width)?;
     let Places { global, shared, local } = places(&addresses, mask, false, machine)?;
-    // The loaded register may hold the address: all lanes are resolved by now.
+    // The loaded register may hold the address: all lanes have been resolved before.
     if global.0 != 0 {
         global_load(warp, dst, &global.1, width, global.0, machine)?;
     }
@@ -373,7 +373,7 @@ fn shared_store(
     Ok(())
 }
 
-/// LDSLK: of lanes that request the same word, the first locks it.
+/// Executes LDSLK: if several lanes request the same word, the first one locks it.
 fn locked_load(
     warp: &mut Warp,
     p: Predicate,
@@ -405,8 +405,8 @@ fn only_global(
     if shared.0 | local.0 != 0 { Err(Failure::Warp(warp_error::ADDRESS_SPACE)) } else { Ok(global.1) }
 }
 
-/// LDLK: like LDSLK, for words that all blocks of the grid can lock. It loads after it has the lock, so that it sees
-/// the previous holder's stores.
+/// Executes LDLK: like LDSLK, for words that all blocks of the grid can lock. It loads after it has acquired the lock,
+/// so that it sees the previous holder's stores.
 fn locked_global_load(
     warp: &mut Warp,
     p: Predicate,
@@ -565,7 +565,7 @@ fn result(operation: AtomicOp, kind: AtomicType, memory: u32, a: u32, c: u32) ->
     }
 }
 
-/// Same for 64 bits. Operations that the hardware lacks at that width do not change memory.
+/// Returns the same for 64 bits. Operations that the hardware does not support at that width leave memory unchanged.
 fn wide_result(operation: AtomicOp, memory: u64, a: u64, c: u64) -> u64 {
     match operation {
         AtomicOp::Add => memory.wrapping_add(a),

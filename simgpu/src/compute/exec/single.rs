@@ -168,7 +168,7 @@ fn finish(warp: &mut Warp, dst: Register, values: &Lanes, mask: u32, write_cc: b
     }
 }
 
-/// Returns the bits of a number; the hardware's NaN for every NaN.
+/// Returns the bits of a number; every NaN becomes the hardware's NaN.
 #[inline]
 fn canonical(value: f32) -> u32 {
     if value.is_nan() { NAN } else { value.to_bits() }
@@ -213,8 +213,8 @@ const fn power(scale: Scale) -> i32 {
 
 /// Computes a * b + c, rounded once to the nearest.
 ///
-/// The product is exact in double precision. The sum is rounded there, and again to single precision: that is wrong
-/// only if the first rounding ended halfway between two singles, or where singles have fewer bits.
+/// The product is exact in double precision. The sum is rounded to double precision, and again to single precision:
+/// that is wrong only if the first rounding ended halfway between two singles, or where singles have fewer bits.
 #[inline]
 fn fused(a: &Lanes, b: &Lanes, c: &Lanes) -> Lanes {
     /// Bits of a double below the last bit of a single, and half of that.
@@ -242,7 +242,8 @@ fn fused_slowly(a: &Lanes, b: &Lanes, c: &Lanes) -> Lanes {
     each(|lane| soft::fma(a[lane].into(), b[lane].into(), c[lane].into(), F32, Rounding::Nearest))
 }
 
-/// Returns the minimum or maximum of two numbers; of a number and a NaN, the number. Minus zero is less than zero.
+/// Returns the minimum or maximum of two numbers; given a number and a NaN, returns the number. Minus zero is less than
+/// zero.
 fn least_or_greatest(a: u32, b: u32, least: bool) -> u32 {
     let is_nan = |value: u32| value & !SIGN > INFINITY;
     match (is_nan(a), is_nan(b)) {

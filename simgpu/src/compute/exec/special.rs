@@ -17,7 +17,7 @@ pub(super) fn execute(warp: &mut Warp, op: &Op, mask: u32, machine: &mut Machine
             });
             warp.set(dst, &values, mask);
         }
-        // The hardware's result is only for MUFU; here MUFU takes the original argument.
+        // The hardware's result is only used by MUFU; here MUFU takes the original argument.
         Op::Rro { dst, b, function: _ } => {
             let values = fetch_float(warp, b, machine)?;
             warp.set(dst, &values, mask);
@@ -26,7 +26,7 @@ pub(super) fn execute(warp: &mut Warp, op: &Op, mask: u32, machine: &mut Machine
             let values = special_register(warp, special, machine);
             warp.set(dst, &values, mask);
         }
-        // GUESS: drivers do not read it; no thread waits while another executes.
+        // GUESS: drivers do not read the value; no thread waits while another executes.
         Op::B2R { dst, barrier: _ } => warp.set(dst, &[0; LANES], mask),
         Op::Lepc { dst } => {
             let pc = warp.pc;
@@ -47,13 +47,13 @@ pub(super) fn execute(warp: &mut Warp, op: &Op, mask: u32, machine: &mut Machine
     Ok(())
 }
 
-/// Evaluates a function. Denormals are zero on both sides.
+/// Evaluates a function. Denormal arguments and results are zero.
 fn multi_function(function: MultiFunction, bits: u32) -> u32 {
     let single = |f: fn(f64) -> f64| {
         let value = f(f64::from(f32::from_bits(F32.flush(u64::from(bits)) as u32))) as f32;
         if value.is_nan() { F32.nan as u32 } else { F32.flush(u64::from(value.to_bits())) as u32 }
     };
-    // The operand is a double's upper word, and so is the result.
+    // The operand and the result are the upper words of doubles.
     let upper = |f: fn(f64) -> f64| {
         let value = f64::from_bits(u64::from(bits) << 32);
         let value = f(if value.is_subnormal() { 0.0f64.copysign(value) } else { value });
@@ -123,7 +123,7 @@ fn special_register(warp: &Warp, special: SpecialRegister, machine: &Machine<'_,
         SpecialRegister::GE_MASK => map(|lane| !below(lane)),
         SpecialRegister::CLOCK_LO => all(machine.clock as u32),
         SpecialRegister::CLOCK_HI => all((machine.clock >> 32) as u32),
-        // Performance counters and similar.
+        // Performance counters and similar registers.
         _ => all(0),
     }
 }

@@ -149,7 +149,8 @@ fn exited_lanes_stop_and_other_lanes_continue() {
 
 #[test]
 fn barriers_in_loops_keep_warps_in_step() {
-    // In each round every thread adds the value of the thread that is `round + 33` further: wrong without barriers.
+    // In each round every thread adds the value of the thread that is `round + 33` further: the result is wrong without
+    // barriers.
     let code = "SHL R3, R0, 0x2
          IADD R4, R0, 0x1
          STS [R3], R4
@@ -315,7 +316,7 @@ fn state_survives_a_context_image() {
     assert_eq!(words.len(), crate::compute::Registers::IMAGE_WORDS);
     rig.compute.load(crate::compute::Registers::from_words(&words));
     assert_eq!(rig.compute.save().to_words(), words);
-    // Any image is masked to values that methods could have set.
+    // Any image is masked to values that methods could have set, even a forged one.
     let forged = crate::compute::Registers::from_words(&vec![u32::MAX; words.len()]);
     let words = forged.to_words();
     assert_eq!(crate::compute::Registers::from_words(&words).to_words(), words);

@@ -1,8 +1,8 @@
 //! Compares every operation with an independent reference: random instructions with all their modifiers, on registers,
 //! predicates and condition codes with edge values and random ones. The whole state of a warp is compared.
 //!
-//! Instructions are made from an assembly template by changing random bits while it stays the same operation, so that
-//! every encoding occurs. The references in `integer`, `float` (with `exact`) and `memory` compute one thread at a
+//! Instructions are made from an assembly template by changing random bits as long as the operation stays the same, so
+//! that every encoding occurs. The references in `integer`, `float` (with `exact`) and `memory` compute one thread at a
 //! time; `control` tests control flow with programs, and compares them with a plain evaluation of their source.
 
 mod bench;
@@ -20,7 +20,7 @@ use nvspec::class::compute90c0::warp_error;
 use sm20::{Instruction, Op, PredicateOperand, SpecialRegister};
 use std::collections::{HashMap, HashSet};
 
-/// Each operation that is executed lane by lane, as an assembly template; the second form has a long immediate.
+/// Every operation that is executed lane by lane, as an assembly template; the second form has a long immediate.
 const OPERATIONS: [&str; 54] = [
     "IADD R0, R1, R2",
     "IADD32I R0, R1, 0x1",
@@ -78,10 +78,10 @@ const OPERATIONS: [&str; 54] = [
     "CSETP.LT.AND P0, P1, CC",
 ];
 
-/// Same for operations whose result does not depend on registers alone.
+/// The same for operations whose result does not depend only on registers.
 const OTHERS: [&str; 6] = ["B2R R0, 0x0", "LEPC R0", "VOTE.ALL R0, P0, P1", "NOP", "PMTRIG 0x1", "MEMBAR.CTA"];
 
-/// Random instructions of each form.
+/// Number of random instructions of each form.
 const INSTRUCTIONS_PER_FORM: usize = 200;
 
 /// Returns special registers' values in the bench's block of 5 * 3 * 4 threads.
@@ -153,7 +153,7 @@ fn reference(op: &Op, thread: &mut Thread, env: &Env<'_>, launch: &Launch) -> Re
     }
 }
 
-/// Changes states that no program could have left.
+/// Changes states that a program could not have left.
 fn made_possible(op: &Op, threads: &mut [Thread]) {
     if let Op::ISet { carry_in: true, .. } | Op::ISetP { carry_in: true, .. } = op {
         // A difference that is zero does not borrow.
@@ -173,7 +173,7 @@ fn compare(bench: &mut Bench, instruction: &Instruction) {
     bench.load(&before);
     let outcome = bench.execute(instruction);
     if refused(op) {
-        // Unless no lane participates.
+        // This does not apply if no lane participates.
         let guarded = before.iter().any(|thread| thread.predicate(instruction.guard));
         assert_eq!(outcome.is_err(), guarded, "{instruction}");
         return;
@@ -336,7 +336,7 @@ fn unmodelled_instructions_are_illegal_encodings() {
             }
         }
     }
-    // Every kind of instruction that the tables only name.
+    // Test every kind of instruction that the tables only name.
     for _ in 0..200_000 {
         let word = bench.random.next() & !8;
         for word in [word, word & 0xffff_ffff | 8] {

@@ -7,7 +7,7 @@ use sm20::Rounding;
 
 const NAN: u32 = 0x7fff_ffff;
 
-/// Zeros, denormals, ends of the range, ones and their neighbours, infinities, NaNs.
+/// Zeros, denormals, ends of the range, ones and their neighbours, infinities, and NaNs.
 const EDGES: [u64; 16] = [
     0x0000_0000,
     0x8000_0000,
@@ -282,7 +282,7 @@ fn doubles() {
         let unequal = number(a) < -number(b).abs() || number(a) > -number(b).abs();
         if unequal || number(b) > number(c) { u32::MAX } else { 0 }
     });
-    // Integers, so that the exact result is one of 128 bits.
+    // The inputs are integers, so that the exact result is one of 128 bits.
     let integers = inputs(&[0], false, 2000, |random| (random.next() >> 11) as f64 as u64);
     let cases: Vec<Input> = integers.iter().map(|numbers| numbers.map(|n| ((n as f64) - 1e15).to_bits())).collect();
     for (name, rounding) in [("RM", Rounding::Down), ("RP", Rounding::Up), ("RZ", Rounding::Zero)] {
@@ -366,7 +366,7 @@ fn halves_both_ways() {
     check("F2F.F32.F16.H1 R12, R4\nF2F.F16.F32 R12, R12", &all, low, |[a, ..]| {
         if half(a as u16).is_nan() { 0x7fff } else { a as u32 & 0xffff }
     });
-    // Halfway between two halves rounds to the even one.
+    // A number halfway between two halves rounds to the even one.
     for (bits, expected) in
         [(0x3f80_1000u32, 0x3c00), (0x3f80_3000, 0x3c02), (0x3f80_1001, 0x3c01), (0x477f_f000, 0x7c00)]
     {
@@ -374,7 +374,8 @@ fn halves_both_ways() {
     }
 }
 
-/// The functions are the nearest singles here, so they may differ by one unit from the host's single functions.
+/// Checks functions whose results here are the nearest singles, so that they may differ by one unit from the host's
+/// single functions.
 #[test]
 fn multi_function_unit() {
     let cases: Vec<Input> = inputs(&[0x3f80_0000], false, 3000, number);
@@ -402,7 +403,7 @@ fn multi_function_unit() {
         |o| o.wide(),
         |[a, ..]| {
             let (x, y) = (f64::from_bits(a), f64::from_bits(a & !0xffff_ffff).recip());
-            // Same steps from the same start.
+            // Do the same steps from the same start.
             let start = f64::from_bits(y.to_bits() & !0xffff_ffff);
             let once = start.mul_add((-x).mul_add(start, 1.0), start);
             once.mul_add((-x).mul_add(once, 1.0), once).to_bits()

@@ -6,7 +6,7 @@ const EDGES: [u64; 12] =
     [0, 1, 2, 31, 32, 0x80, 0x7fff, 0x7fff_ffff, 0x8000_0000, 0x8000_0001, 0xffff_fffe, 0xffff_ffff];
 
 fn numbers() -> Vec<Input> {
-    // Includes small values, so that fields and shift counts occur.
+    // Include small values, so that fields and shift counts occur.
     inputs(&EDGES, true, 600, |random| (random.next() >> 32) >> (random.next() % 32))
 }
 
@@ -118,12 +118,12 @@ fn numbers_of_64_bits_by_carry() {
 
 #[test]
 fn lesser_and_greater_of_numbers_of_three_words() {
-    // Upper words that are often equal.
+    // Use upper words that are often equal.
     let wide = inputs(&[0, 1, 1 << 32, 1 << 63, u64::MAX, 0x8000_0000_8000_0000], true, 400, |random| {
         let bits = random.next();
         if bits & 1 != 0 { bits } else { bits & 0x8000_0001_8000_0001 }
     });
-    // The lowest word of the first result comes from c, and that of the second from c's other word.
+    // The lowest word of the first result comes from c, and the lowest word of the second from c's other word.
     let code = |types: &str, select: &str| {
         format!(
             "IMNMX{types}.XHI RZ.CC, R5, R7, {select}

@@ -1,4 +1,4 @@
-//! Memory of all kinds.
+//! Tests memory of all kinds.
 
 use super::rig::{DATA, LOCAL, LOCAL_BYTES, Rig};
 use crate::engines::{EngineError, Progress};
@@ -292,7 +292,7 @@ fn races_in_shared_memory_end_the_same_in_each_run() {
          EXIT";
     let outcome = |workers: usize, seed: u32| {
         let mut rig = Rig::new(workers);
-        // Seven bits from bit 16 on.
+        // Extract seven bits starting at bit 16.
         rig.params(&[DATA as u32, seed, 0x0710]);
         rig.run(source, 4, 128).expect("good");
         rig.read(DATA, 512)
@@ -355,7 +355,7 @@ fn changed_code_is_seen_by_the_next_grid() {
 
 #[test]
 fn relocated_page_is_seen_mid_grid_after_flush() {
-    // It spins on a word until that changes.
+    // The kernel spins on a word until the word changes.
     let source = ".kernel k
          MOV R0, c[0][0x20]
          spin: LD.CV R1, [R0]
@@ -379,7 +379,7 @@ fn relocated_page_is_seen_mid_grid_after_flush() {
     rig.finish().expect("good");
     assert_eq!(rig.read(DATA + 0x1000, 2), [9, 9]);
     assert_eq!(rig.read(DATA + 4, 1), [0], "the old frame is not stored to");
-    // And a page that is unmapped faults.
+    // An access to an unmapped page faults.
     rig.page(DATA, 0);
     rig.flush();
     let error = rig.run(source, 1, 1).expect_err("unmapped");

@@ -34,7 +34,7 @@ pub(super) struct Rig {
 }
 
 impl Rig {
-    /// Makes an engine with `workers` threads; with none, it works when stepped.
+    /// Makes an engine with `workers` threads; without threads, it works when stepped.
     pub(super) fn new(workers: usize) -> Self {
         let memory = Arc::new(Memory::new(Vram::new(16 << 20).expect("vram")));
         let directory = BusAddr::Vram(VramAddr(0x1_0000));

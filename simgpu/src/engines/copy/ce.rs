@@ -14,7 +14,7 @@ use crate::engines::{ContextState, Engine, EngineCx, EngineError, Progress, Stat
 use nvspec::addr::GpuVa;
 use nvspec::class::{ce90b5 as methods, id};
 
-/// Bytes in a row of a 16-byte wide block, log2.
+/// Log2 of the bytes in a row of a 16-byte wide block.
 const NARROW_LOG2: u32 = 4;
 const WORDS: usize = (methods::QUERY_COUNTER / 4 + 1) as usize;
 
@@ -84,8 +84,8 @@ impl Registers {
         GpuVa(u64::from(self.word(high)) << 32 | u64::from(self.word(low)))
     }
 
-    /// Returns the surface of one side, with elements of `bytes` bytes. Nothing is checked against the surface's size,
-    /// and the depth is ignored, as in the program.
+    /// Returns the surface of one side, with elements of `bytes` bytes. Positions are not checked against the surface's
+    /// size, and the depth is ignored, as in the microcode.
     fn surface(&self, side: &Side, linear: bool, bytes: usize) -> Surface {
         use methods::tile_mode;
         let base = self.address(side.high, side.low);

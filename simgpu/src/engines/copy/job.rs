@@ -1,8 +1,8 @@
 //! A copy in flight: copies lines from one surface to another, unchanged or remapped by element, then runs the
 //! completion.
 //!
-//! Order: lines ascending, addresses in a line ascending, so that overlapping copies are defined: they read bytes
-//! written before. GUESS: the hardware copies in bursts in this order; drivers do not overlap copies.
+//! Lines, and addresses within a line, are copied in ascending order, so that overlapping copies are defined: they read
+//! bytes written before. GUESS: the hardware copies in bursts in this order; drivers do not overlap copies.
 
 use super::layout::Surface;
 use crate::engines::semaphore::{self, Form};
@@ -11,11 +11,11 @@ use crate::mmu::{CopyFault, MmuFault, Session};
 use nvspec::addr::{GpuVa, VA_BITS};
 use std::time::Instant;
 
-/// Maximum bytes per step, for any budget of the caller, because flushes wait for the step.
+/// Maximum number of bytes per step, for any budget of the caller, because flushes wait for the step.
 pub const STEP_MAX: u64 = 1 << 20;
-/// Maximum bytes of an element.
+/// Maximum size of an element in bytes.
 const ELEMENT_MAX: usize = 16;
-/// Elements remapped at once.
+/// Number of elements remapped at once.
 const ELEMENTS_AT_ONCE: usize = 64;
 
 /// Source of a byte of a destination element.
@@ -61,7 +61,7 @@ impl Remap {
 pub struct Completion {
     /// The semaphore to release: address, payload, form.
     pub semaphore: Option<(GpuVa, u32, Form)>,
-    /// Raise the engine's non-stall interrupt.
+    /// Set to raise the engine's non-stall interrupt.
     pub interrupt: bool,
 }
 
@@ -91,7 +91,7 @@ impl Completion {
 pub struct Job {
     source: Surface,
     target: Surface,
-    /// Elements (bytes, without a remap) of a line.
+    /// Number of elements (bytes, without a remap) of a line.
     line: u64,
     lines: u64,
     remap: Option<Remap>,
@@ -168,7 +168,7 @@ impl Job {
                 self.y += 1;
             }
         }
-        // In a separate step, so that the caller can let the copy's time pass first.
+        // Run the completion in a separate step, so that the caller can let the copy's time pass first.
         if begun && !self.completion.is_nothing() {
             return Ok(Progress::More);
         }
@@ -216,7 +216,7 @@ impl Job {
 }
 
 /// Calls `access` for each contiguous run of the `len` bytes from byte `x` of line `y`, with its address and its range
-/// in them.
+/// within the `len` bytes.
 pub fn each_run(
     surface: &Surface,
     x: u64,

@@ -1,14 +1,14 @@
 //! Layout of a surface's bytes.
 //!
-//! A pitch-linear surface consists of lines at a constant distance. A block-linear one consists of blocks, in order of
-//! x, then y, then z; a block consists of stacked GOBs (64 bytes by 8 rows), slice after slice; in a GOB, rows are
+//! A pitch-linear surface consists of lines at a constant distance. A block-linear surface consists of blocks, in order
+//! of x, then y, then z; a block consists of stacked GOBs (64 bytes by 8 rows), slice after slice; in a GOB, rows are
 //! contiguous. The MMU hides the lower level of reordering, which depends on a page's storage kind.
 
 use nvspec::addr::{GpuVa, VA_BITS};
 
-/// Rows of a GOB, log2.
+/// Log2 of the rows of a GOB.
 pub const GOB_ROWS_LOG2: u32 = 3;
-/// Bytes in a row of a GOB, log2.
+/// Log2 of the bytes in a row of a GOB.
 pub const GOB_WIDTH_LOG2: u32 = 6;
 
 /// A block-linear surface and the origin of its coordinates.
@@ -16,11 +16,11 @@ pub const GOB_WIDTH_LOG2: u32 = 6;
 pub struct Blocks {
     /// First byte.
     pub base: GpuVa,
-    /// Bytes in a row of a block, log2.
+    /// Log2 of the bytes in a row of a block.
     pub width_log2: u32,
-    /// Rows of a block, log2.
+    /// Log2 of the rows of a block.
     pub rows_log2: u32,
-    /// Slices of a block, log2.
+    /// Log2 of the slices of a block.
     pub slices_log2: u32,
     /// Distance between rows of blocks, in blocks.
     pub blocks_x: u64,
@@ -56,7 +56,7 @@ const fn wrap(address: u64) -> GpuVa {
 
 impl Surface {
     /// Returns the address of byte `x` of line `y`, and the number of contiguous bytes of the line from there
-    /// (`u64::MAX`: all).
+    /// (`u64::MAX` means all).
     #[must_use]
     pub const fn locate(&self, x: u64, y: u64) -> (GpuVa, u64) {
         match self {

@@ -218,7 +218,7 @@ impl Registers {
     /// in flight are not included.
     pub(crate) fn to_words(&self) -> Vec<u32> {
         let progress = match self.upload {
-            // Both fit in 32 bits.
+            // Both coordinates fit in 32 bits.
             Some(upload) => [1, upload.x as u32, upload.y as u32],
             None => [0; 3],
         };

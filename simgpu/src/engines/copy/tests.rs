@@ -31,9 +31,10 @@ struct Bench<E> {
     tables: Tables,
     engine: E,
     work: Work,
-    /// Work budget of a step.
+    /// Work budget of a step in bytes.
     budget: u64,
-    /// Saves and loads the state between steps, and through a context image between methods, like a channel switch.
+    /// Set to save and load the state between steps, and through a context image between methods, like a channel
+    /// switch.
     switch: bool,
 }
 
@@ -112,7 +113,7 @@ struct Reference {
 }
 
 impl Reference {
-    /// Makes a layout: sizes in bytes, rows and slices; of a block in bytes, rows and slices.
+    /// Makes a layout. `size` and `block` are the sizes of the surface and of a block in bytes, rows and slices.
     fn new(size: [u64; 3], block: [u64; 3]) -> Self {
         let up = |size: u64, block: u64| size.div_ceil(block);
         let blocks = [0, 1, 2].map(|axis| up(size[axis], block[axis]));
@@ -150,7 +151,8 @@ impl Reference {
     }
 }
 
-/// One side of a copy in plain values. Positions and sizes in bytes (elements for a remapped copy), rows, slices.
+/// One side of a copy in plain values. Positions and sizes are in bytes (elements for a remapped copy), rows and
+/// slices.
 #[derive(Clone, Debug)]
 struct Side {
     /// Bytes from the start of this side's half of the arena.
@@ -180,7 +182,7 @@ impl Side {
     }
 }
 
-/// Generates a side with room for `lines` lines of `line` elements of up to `element` bytes, within half of the arena.
+/// Generates a side that fits `lines` lines of `line` elements of up to `element` bytes, within half of the arena.
 fn side(line: u64, lines: u64, element: u64, narrow: bool) -> impl Strategy<Value = Side> {
     let pitch = (0u64..0x2000, 0u64..200)
         .prop_map(move |(base, gap)| Side { base, layout: Layout::Pitch { pitch: line * element + gap } });

@@ -94,7 +94,7 @@ impl Thread {
         }
     }
 
-    /// Sets a comparison's two predicates; if both are the same one, the first wins.
+    /// Sets a comparison's two predicates; if both are the same predicate, the first result wins.
     pub(super) fn set_predicates(
         &mut self,
         p: Predicate,
@@ -247,7 +247,7 @@ impl Bench {
         let mnemonic = begin.op.mnemonic();
         let mut found = Vec::new();
         while found.len() < count {
-            // Each starts from the same word: from an immediate of many bits there is hardly a way back to a register.
+            // Each sequence starts from the same word: an immediate of many bits rarely changes back to a register.
             let (mut word, mut last, mut changes) = (first, begin, 0);
             let wanted = self.random.next() % 24;
             while changes < wanted {
@@ -258,7 +258,7 @@ impl Bench {
                     changes += 1;
                 }
             }
-            // Registers that the hardware would refuse are excluded here.
+            // Exclude registers that the hardware would refuse.
             if registers(&last.op).is_ok() {
                 found.push(Instruction { join: false, ..last });
             }

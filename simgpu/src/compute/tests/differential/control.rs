@@ -1,5 +1,6 @@
-//! Control: random programs of branches, loops, calls and jumps out of them, compiled with the divergence stack,
-//! compared with a plain evaluation for each thread; barriers with reductions compared with counts over the block.
+//! Tests control flow: compiles random programs of branches, loops, calls and jumps out of them with the divergence
+//! stack, and compares them with a plain evaluation for each thread; compares barriers with reductions with counts over
+//! the block.
 
 use super::super::rig::{DATA, Random, Rig};
 use std::fmt::Write;
@@ -72,7 +73,7 @@ fn statement(random: &mut Random, inside: Inside) -> Statement {
             let body = statements(random, Inside { in_loop: true, ..deeper });
             Statement::Loop((bits >> 40) as u32 % 5, body)
         }
-        // A long jump does not cross a loop's own stack entries in the evaluation either: both just unwind.
+        // A long jump may leave loops: the evaluation and the divergence stack both only unwind.
         5 if inside.depth < MAX_DEPTH => Statement::Catch(statements(random, Inside { in_catch: true, ..deeper })),
         6 if inside.in_loop => Statement::Break(bit),
         7 if inside.in_loop => Statement::Continue(bit),
@@ -162,7 +163,7 @@ fn evaluate(body: &[Statement], x: &mut u32, tid: u32, functions: &[Vec<Statemen
     Next::On
 }
 
-/// Generates assembly: the number is in R10, the thread's number in R0, and its result goes to R9.
+/// Generates assembly: R10 holds the number, R0 the thread's number, and R9 receives its result.
 struct Compiler {
     text: String,
     labels: usize,

@@ -4,7 +4,7 @@
 use sm20::Rounding;
 use std::cmp::Ordering;
 
-/// Words of an integer: products of doubles are between 2^-2148 and 2^2048.
+/// Number of words of an integer: products of doubles are between 2^-2148 and 2^2048.
 const WORDS: usize = 70;
 /// The weight of bit 0, as a power of two.
 const UNIT: i32 = -2200;
@@ -80,7 +80,7 @@ impl Magnitude {
         Self(words)
     }
 
-    /// Returns the value of a non-negative float's bits; infinity's is the next power of two.
+    /// Returns the value of a non-negative float's bits; infinity is represented as the next power of two.
     fn from_bits(bits: u64, format: Format) -> Self {
         let (mantissa, exponent) = parts(bits, format);
         Self::new(u128::from(mantissa), exponent)
@@ -123,7 +123,8 @@ fn parts(bits: u64, format: Format) -> (u64, i32) {
     if biased == 0 { (fraction, least) } else { (fraction | 1 << format.fraction, least + biased - 1) }
 }
 
-/// Returns the float for a number, found by bisection: the greatest float that is not above it, or the next one.
+/// Returns the float for a number, found by bisection: the greatest float that does not exceed the number, or the next
+/// one.
 fn rounded(negative: bool, number: &Magnitude, format: Format, rounding: Rounding) -> u64 {
     let sign = if negative { format.sign() } else { 0 };
     let (mut below, mut above) = (0, format.infinity() + 1);

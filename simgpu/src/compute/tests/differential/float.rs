@@ -205,7 +205,7 @@ pub(super) fn execute(op: &Op, thread: &mut Thread, env: &Env<'_>) -> Result<(),
             let bits = converted(&old, b, from, ftz, upper_half, env)?;
             let (least, most) = range(to);
             let value = integral(format(from).value(bits), rounding);
-            // A NaN becomes 0, and a number outside the type's range its limit.
+            // A NaN becomes 0, and a number outside the type's range becomes the nearest limit.
             let value = (value as i128).clamp(least, most);
             set_integer(thread, dst, value, to, write_cc);
         }
@@ -261,7 +261,7 @@ pub(super) fn mufu_agrees(function: MultiFunction, argument: u64, saturate: bool
     (value - exact).abs() <= UNITS * unit + 1e-15
 }
 
-/// Returns the binary logarithm: the exponent, then bit by bit of the fraction by squaring.
+/// Returns the binary logarithm: the exponent, then the bits of the fraction by repeated squaring.
 fn logarithm(x: f64) -> f64 {
     if x.is_nan() || x < 0.0 {
         return f64::NAN;

@@ -90,13 +90,13 @@ pub(super) fn test(cc: Cc, test: CcTest) -> bool {
     }
 }
 
-/// Compares two words; the upper ones of a wide number if lower ones set a condition code.
+/// Compares two words, which are the upper words of a wide number if lower words set a condition code.
 fn holds(a: u32, b: u32, compare: Compare, is_signed: bool, lower: Option<Cc>) -> bool {
     let (a, b) = (number(a, is_signed), number(b, is_signed));
     let order = match lower {
         None => a.cmp(&b),
         Some(cc) => {
-            // The lower words contribute -1, 0 or 1 by their difference.
+            // The lower words contribute -1, 0 or 1, depending on their difference.
             let below = if cc.zero { 0 } else { 1 };
             let lower = if cc.carry { below } else { -1 };
             (((a - b) << 1) + lower).cmp(&0)
@@ -312,7 +312,7 @@ pub(super) fn execute(op: &Op, thread: &mut Thread, env: &Env<'_>) -> Done {
         Op::B2R { dst, barrier: _ } => thread.set(dst, 0, None),
         Op::Nop { .. } | Op::Pmtrig { .. } | Op::Membar { .. } => {}
         Op::Vote { dst, p, a: _, mode } => {
-            // The participating lanes were evaluated before.
+            // The votes of the participating lanes were evaluated before.
             let (voters, yes) = env.vote;
             thread.set(dst, yes, None);
             thread.set_predicate(

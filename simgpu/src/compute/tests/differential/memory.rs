@@ -1,4 +1,4 @@
-//! Memory instructions: the same bytes in arrays, one thread after another.
+//! Memory instructions on the same bytes in arrays, executed one thread after another.
 
 use super::exact::{self, SINGLE};
 use super::{Bench, Thread};
@@ -107,7 +107,7 @@ fn access(op: &Op) -> Option<(Address, u64, Option<Space>)> {
 }
 
 /// Chooses addresses and stores them in the registers. Returns each lane's space and address, or `None` if the
-/// instruction does not allow any.
+/// instruction allows no valid address.
 fn aim(bench: &mut Bench, op: &Op, threads: &mut [Thread]) -> Option<Vec<(Space, u64)>> {
     let Some((address, bytes, only)) = access(op) else { return Some(vec![(Space::Global, 0); LANES]) };
     if address.base.is_zero() {
@@ -132,7 +132,7 @@ fn aim(bench: &mut Bench, op: &Op, threads: &mut [Thread]) -> Option<Vec<(Space,
             Space::Local => LOCAL_BYTES.into(),
             Space::Constant => limit::CONSTANT_BYTES.into(),
         };
-        // Contiguous, all the same, or random.
+        // The addresses are contiguous, all the same, or random.
         let place = match pattern >> 8 & 3 {
             0 => near % 16 + lane as u64,
             1 => near,
@@ -325,7 +325,7 @@ fn memory_instructions_agree_with_arrays_of_bytes() {
     for assembly in OPERATIONS {
         instructions.extend(bench.instructions(assembly, 200).into_iter().map(possible));
     }
-    // In random order, so that loads read the stores of other instructions.
+    // Shuffle the instructions, so that loads read the stores of other instructions.
     for index in (1..instructions.len()).rev() {
         let other = (bench.random.next() % (index as u64 + 1)) as usize;
         instructions.swap(index, other);

@@ -130,7 +130,7 @@ proptest! {
         let mut model = bench.fill(seed);
         let before = model.clone();
         let (source, target) = (from.reference(format.source_bytes()), to.reference(format.target_bytes()));
-        // Constants alone need no source.
+        // A copy of constants alone needs no source.
         let reads = format.selectors.iter().any(|selector| *selector <= 3);
         let mut bus_bytes = 0;
         for y in 0..lines {
@@ -156,7 +156,7 @@ proptest! {
     }
 }
 
-/// The methods of nouveau's buffer move.
+/// Uses the methods of nouveau's buffer move.
 #[test]
 fn pages_are_moved_as_lines_of_4096_bytes() {
     let mut bench = Bench::<CopyEngine>::new();
@@ -214,7 +214,7 @@ fn fill_by_constants_does_not_read_the_source() {
     let mut methods = Vec::new();
     methods.extend(address(0x30c, 0));
     methods.extend(address(0x314, ARENA + HALF));
-    // One component of four bytes, from the first constant.
+    // Copy one component of four bytes, from the first constant.
     methods.extend([(0x32c, 0x3_0004), (0x330, 0x1234_5678), (0x31c, 0), (0x320, 0x1000)]);
     methods.extend([(0x324, 0x400), (0x328, 4), (EXEC, LINEAR | 1)]);
     bench.send(CLASS, &methods).expect("the source at 0 is not mapped");
@@ -228,7 +228,7 @@ fn component_that_the_source_does_not_have_is_zero() {
     let mut methods = Vec::new();
     methods.extend(address(0x30c, ARENA));
     methods.extend(address(0x314, ARENA + HALF));
-    // One byte from the second component, of a source with one component.
+    // Copy one byte from the second component, of a source with one component.
     methods.extend([(0x32c, 1), (0x324, 16), (0x328, 1), (EXEC, LINEAR | 1)]);
     bench.send(CLASS, &methods).expect("copied");
     assert_eq!(bench.arena()[HALF as usize..][..16], [0; 16]);

@@ -1,4 +1,4 @@
-//! Errors: missing pages, missing methods, invalid bits.
+//! Tests errors: missing pages, missing methods, invalid bits.
 
 use super::{ARENA, ARENA_BYTES, Bench, on_the_bus};
 use crate::engines::copy::{CopyEngine, M2mf};
@@ -42,7 +42,7 @@ fn stops_exactly<E: Engine + Default>(class: u32, copy: impl Fn(u64, u64, u32, u
         let broken = ARENA + HALF + 0x5000;
         bench.tables.small(broken, PTE_VALID | PTE_READ_ONLY | 0x70_0000 >> 8);
         bench.tables.mmu.flush(Flush::default());
-        // Starts 0x123 bytes into a page: 0x4edd bytes precede the faulting page.
+        // The copy starts 0x123 bytes into a page: 0x4edd bytes precede the faulting page.
         let done = 0x5000 - 0x123;
         model.copy_within(0x40..0x40 + done, HALF as usize + 0x123);
         let result = bench.send(class, &copy(ARENA + 0x40, ARENA + HALF + 0x123, 0x1000, 8));
@@ -213,7 +213,7 @@ fn reserved_bits_of_the_copy_engine_are_refused() {
     }
 }
 
-/// Random numbers: the result is an error or a copy, and it ends.
+/// Sends random numbers: the result is an error or a copy, and the copy ends.
 mod fuzz {
     use super::*;
     use proptest::prelude::*;

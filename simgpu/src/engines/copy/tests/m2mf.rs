@@ -110,7 +110,7 @@ fn linear(from: u64, to: u64, line: u32, lines: u32) -> Vec<(u32, u32)> {
     methods
 }
 
-/// The methods of nouveau's buffer move.
+/// Uses the methods of nouveau's buffer move.
 #[test]
 fn pages_are_moved_as_lines_of_4096_bytes() {
     let mut bench = Bench::<M2mf>::new();
@@ -283,7 +283,7 @@ fn state_of_a_new_channel_is_loaded_as_fresh() {
     assert_eq!(bench.work.bytes, 0);
 }
 
-/// An image is in the guest's memory, so its contents are arbitrary.
+/// Parses arbitrary images, because an image is in the guest's memory.
 #[test]
 fn context_image_of_anything_is_a_state() {
     let mut bench = Bench::<M2mf>::new();
