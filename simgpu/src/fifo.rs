@@ -174,7 +174,7 @@ impl Fifo {
         };
         let enabled = cx.storage.peek(pmc::PBDMA_ENABLE::OFFSET) & cx.storage.peek(pfifo::PBDMA_PRESENT::OFFSET);
         // A zero bit allows a PBDMA: drivers write `!(1 << n)` for PBDMA n, and the unit resets to zeros. The lowest
-        // allowed PBDMA is the server.
+        // allowed PBDMA serves the engine.
         let usable = enabled & !barred & ((1u32 << pbdmas.min(31)) - 1);
         (usable != 0).then(|| usable.trailing_zeros() as usize)
     }
@@ -219,7 +219,7 @@ impl Fifo {
         }
     }
 
-    /// Records that the driver has changed which channels may run: their work has not started before.
+    /// Records that the driver has changed which channels may run: their work starts no earlier than now.
     pub(crate) fn changed(&mut self, cx: &Cx) {
         self.not_before = cx.clock.now();
     }
@@ -261,7 +261,8 @@ impl Fifo {
         progress
     }
 
-    /// Removes a channel from its PBDMA and its engines, when none of its work is in flight. Returns true if it is out.
+    /// Removes a channel from its PBDMA and its engines, if none of its work is in flight. Returns true if it was
+    /// removed.
     pub(crate) fn leave(&mut self, channel: u8, cx: &mut Cx) -> bool {
         let holds = |slot: &Slot| slot.resident.is_some_and(|resident| resident.channel == Some(channel));
         let now = cx.clock.now();

@@ -33,7 +33,7 @@ pub(crate) struct Gpu {
     pub(crate) graph_falcons: fecs::GraphFalcons,
     pub(crate) copy_falcons: falcon::CopyFalcons,
     pub(crate) rom: [u8; vbios::IMAGE_BYTES],
-    /// True if it does not run by itself.
+    /// Set if the card does not run by itself.
     pub(crate) halted: bool,
 }
 
@@ -44,7 +44,7 @@ impl Gpu {
         let memory = Arc::new(if config.profile { Memory::profiled(vram) } else { Memory::new(vram) });
         let (mmu, alarm) = (Arc::new(Mmu::new()), Arc::new(Alarm::default()));
         let workers = config.compute_workers.unwrap_or_else(|| {
-            // One, if the system does not report it.
+            // Use one thread if the system does not report a number.
             std::thread::available_parallelism().map_or(1, std::num::NonZero::get)
         });
         let sms = config.chip.gpcs * config.chip.tpcs_per_gpc;
@@ -188,7 +188,8 @@ impl Gpu {
     }
 
     /// Writes the registers, anywhere in BAR0, that images of loaded contexts have named, like nouveau's FECS program
-    /// (`ctx_mmio_exec`). Returns true if there were any. Contexts loaded by these writes are handled in the next call.
+    /// (`ctx_mmio_exec`). Returns true if any register was written. Contexts loaded by these writes are handled in the
+    /// next call.
     fn write_for_contexts(&mut self) -> bool {
         if self.cx.context_writes.is_empty() {
             return false;
@@ -373,7 +374,7 @@ impl Gpu {
 
     fn read_rom(&self, offset: u32) -> u32 {
         let at = offset as usize;
-        // Past the image, the ROM is erased.
+        // After the end of the image, the ROM is erased.
         self.rom.get(at..at + 4).map_or(u32::MAX, |bytes| u32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]))
     }
 
@@ -394,7 +395,7 @@ impl Gpu {
         }
     }
 
-    /// Makes a small card whose clock changes only by [`Gpu::advance`].
+    /// Makes a small card whose clock changes only through [`Gpu::advance`].
     #[cfg(test)]
     pub(crate) fn for_test() -> Self {
         let config = Config { vram_mib: 64, compute_workers: Some(0), ..Config::default() };

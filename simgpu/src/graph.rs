@@ -114,7 +114,8 @@ pub(crate) fn trap(error: EngineError, class: u32, method: Method, cx: &mut Cx) 
     tracing::debug!(%error, class, method = method.address, data = method.data, "PGRAPH trap");
 }
 
-/// Stores a warp's error where drivers read it: always in the first multiprocessor, even if the block ran on another.
+/// Stores a warp's error where drivers read it: always in the first multiprocessor, even if the block ran on another
+/// one.
 fn warp_error(code: u32, cx: &mut Cx) {
     let mut set = |at: u32, bits: u32| cx.storage.poke(at, cx.storage.peek(at) | bits);
     set(pgraph::TRAP::OFFSET, pgraph::TRAP::GPC.mask());
@@ -130,7 +131,7 @@ pub(crate) const STOPPING: u32 = pgraph::INTR::TRAP.mask()
     | pgraph::INTR::ILLEGAL_CLASS.mask()
     | pgraph::INTR::ILLEGAL_METHOD.mask();
 
-/// Maximum entries of a context's register list.
+/// Maximum number of entries of a context's register list.
 const MMIO_LIST_MAX: u32 = 256;
 
 /// Handles the loading of a context: the register list in its image must be written once, through

@@ -20,9 +20,9 @@ pub(crate) struct Line {
     event: Option<EventFd>,
     /// Level driven by PMC.
     level: bool,
-    /// No MSI has been sent since the last re-arm.
+    /// Set if an MSI may be sent: none has been sent since the last re-arm.
     unarmed: bool,
-    /// The INTx level was signalled and has not been unmasked since.
+    /// Set if the INTx level was signalled and has not been unmasked since.
     masked: bool,
     signals: u64,
 }
@@ -33,7 +33,7 @@ impl Line {
         self.mode = event.is_some().then_some(mode);
         self.event = event;
         self.masked = false;
-        // Sends a message that became due while disconnected; only the connection has changed, not the level.
+        // Send a message that became due while disconnected; only the connection has changed, not the level.
         self.update();
     }
 

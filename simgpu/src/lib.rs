@@ -2,7 +2,7 @@
 //!
 //! Parts, in the order in which an access passes them:
 //! - `card`: [`SimGpu`], its [`Config`] and [`Counters`]; the `thread` for the card's own work;
-//! - `gpu`: the map of BAR0; `blocks`, the register blocks with behaviour; `storage`, all registers without;
+//! - `gpu`: the map of BAR0; `blocks`, the register blocks with behaviour; `storage`, all registers without behaviour;
 //! - `aperture`: BAR1, BAR3 and PRAMIN; `interrupt`: MSI and INTx;
 //! - `fifo`: channels, runlist, PBDMAs, host methods, and the host's view of the engines;
 //! - [`engines`]: execution of methods; `compute`: grids of shader code; `graph`: PGRAPH's other parts, including FECS;
@@ -12,7 +12,7 @@
 //! The card does not know virtual machines and enforces only the rules of the real card's MMU.
 //!
 //! # Not modelled
-//! - 2D (0x902d) and 3D (0x9097) except binding an object, NOP and wait-for-idle: all their other methods raise
+//! - 2D (0x902d) and 3D (0x9097) except binding an object, NOP and wait-for-idle: all of their other methods raise
 //!   PGRAPH's illegal-method interrupt. Compute features listed at the top of `compute`. Video decoding, display and
 //!   their falcons are fused off.
 //! - Falcon code: uploaded code is not executed. PMU, FECS, GPCCS and the copy engines' falcons behave like nouveau's

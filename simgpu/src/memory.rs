@@ -1,8 +1,8 @@
 //! The card's memory bus and the memory on it: its own VRAM, and the host memory mapped for it.
 //!
 //! Parts: [`Vram`], one sparse mapping; [`Sysmem`], the table of I/O virtual addresses; [`Memory`], both behind one
-//! address type; [`View`], the same with the table locked, for many accesses in sequence; `posted`, writes in flight;
-//! `profile`, engines' access counts by memory block, and [`Touches`], their order.
+//! address type; [`View`], the same memory with the table locked, for many accesses in sequence; `posted`, writes in
+//! flight; `profile`, engines' access counts by memory block, and [`Touches`], their order.
 //!
 //! All accesses are volatile: other processes and CPUs write the same memory. Aligned 32-bit and 64-bit accesses are
 //! single and atomic, as semaphores and page table entries require.
@@ -55,7 +55,7 @@ impl BusAddr {
         }
     }
 
-    /// Returns the address named by a directory entry; `None` for no table.
+    /// Returns the address named by a directory entry; `None` if the entry has no table.
     #[must_use]
     pub const fn from_table(target: TableTarget, address: u64) -> Option<Self> {
         match target {
@@ -75,7 +75,7 @@ impl BusAddr {
         }
     }
 
-    /// Returns true if it is a multiple of 4 KiB.
+    /// Returns true if the address is a multiple of 4 KiB.
     #[must_use]
     pub const fn is_page(self) -> bool {
         match self {
@@ -106,7 +106,7 @@ impl std::fmt::Display for BusAddr {
 /// An unanswered access on the bus.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum BusError {
-    /// Part of the range is past the end of VRAM.
+    /// Part of the range is after the end of VRAM.
     #[error("{len:#x} bytes at VRAM {address} reach beyond the card's {size:#x} bytes")]
     BeyondVram {
         /// First byte of the access.
@@ -116,7 +116,7 @@ pub enum BusError {
         /// Size of VRAM in bytes.
         size: u64,
     },
-    /// No host memory is mapped at that address.
+    /// No host memory is mapped at this address.
     #[error("no host memory is mapped for the card at I/O virtual address {iova}")]
     Unmapped {
         /// First byte that is not mapped.
@@ -149,7 +149,7 @@ impl Memory {
         Self { vram, sysmem: Sysmem::new(), lost: AtomicU64::new(0), posted: Posted::default(), profile: None }
     }
 
-    /// Same, with access counts of engines by memory block.
+    /// Same as [`Self::new`], with access counts of engines by memory block.
     #[must_use]
     pub fn profiled(vram: Vram) -> Self {
         let profile = Some((Profile::new(vram.size()), Log::default()));
@@ -215,13 +215,13 @@ impl Memory {
     }
 
     /// Returns a view for many accesses in sequence: from its first access to host memory on, no mapping is removed
-    /// while it lives. Do not call other functions of this `Memory` on the same thread meanwhile.
+    /// while it lives. Do not call other functions of this `Memory` on the same thread during this time.
     #[must_use]
     pub fn view(&self) -> View<'_> {
         View { memory: self, sysmem: OnceCell::new(), way: 0 }
     }
 
-    /// Same for accesses of shaders, which have a separate path to host memory.
+    /// Returns a view for accesses of shaders, which have a separate path to host memory.
     pub(crate) fn view_of_shaders(&self) -> View<'_> {
         View { way: 1, ..self.view() }
     }
@@ -310,7 +310,7 @@ pub struct View<'a> {
     memory: &'a Memory,
     /// Locked when needed: most accesses are to VRAM.
     sysmem: OnceCell<SysmemView<'a>>,
-    /// The path of its writes to host memory.
+    /// The path of this view's writes to host memory.
     way: usize,
 }
 
@@ -351,7 +351,7 @@ impl<'a> View<'a> {
         }
     }
 
-    /// Posts a write to host memory if posted writes are held. Returns true if it did.
+    /// Posts a write to host memory if posted writes are held. Returns true if the write was posted.
     fn post(&self, address: BusAddr, data: &[u8]) -> bool {
         match address {
             BusAddr::System(iova) if self.memory.posted.is_held() => {
@@ -439,7 +439,7 @@ impl<'a> View<'a> {
         Ok(u64::from_le_bytes(bytes))
     }
 
-    /// Replaces 32 bits by the result of `update` and returns the old value; in one access when aligned.
+    /// Replaces 32 bits with the result of `update` and returns the old value; in one access when aligned.
     ///
     /// # Errors
     /// [`BusError`].
@@ -454,7 +454,7 @@ impl<'a> View<'a> {
         Ok(old)
     }
 
-    /// Replaces 64 bits by the result of `update` and returns the old value; in one access when aligned.
+    /// Replaces 64 bits with the result of `update` and returns the old value; in one access when aligned.
     ///
     /// # Errors
     /// [`BusError`].
@@ -502,7 +502,7 @@ fn copy_ascending(source: &VolatileSlice<'_, ()>, target: &VolatileSlice<'_, ()>
     if distance == 0 {
         return len;
     }
-    // No overlap, or the target overlaps below the source: a plain move is in ascending order.
+    // The ranges do not overlap, or the target overlaps below the source: a plain move is in ascending order.
     if distance >= len {
         if let Ok(part) = source.subslice(0, len) {
             part.copy_to_volatile_slice(*target);
@@ -510,7 +510,7 @@ fn copy_ascending(source: &VolatileSlice<'_, ()>, target: &VolatileSlice<'_, ()>
         return len;
     }
     // The target starts within the source: the first `distance` bytes repeat. The copied part is a multiple of the
-    // period, so the next copy may be as long as all data before it.
+    // period, so the next copy may be as long as all preceding data.
     let mut done = 0;
     while done < len {
         let step = (done + distance).min(len - done);

@@ -1,11 +1,11 @@
 //! The card's MMU: translates GPU virtual addresses to addresses on the memory bus.
 //!
 //! Parts: [`AddressSpace`], from an instance block; [`walk`], the page walker; [`tlb`], which keeps translations until
-//! they are flushed, to reveal a missing flush; [`Session`], accesses in sequence through one address space; [`Mmu`],
-//! all of these, shared by engines, host and apertures.
+//! they are flushed, to reveal a missing flush; [`Session`], a sequence of accesses through one address space; [`Mmu`],
+//! all of these parts, shared by engines, host and apertures.
 //!
-//! Guarantees. A flush returns only after all accesses in flight with the old translations, and earlier translations
-//! are not used after it. Faulting entries are not cached.
+//! Guarantees: A flush returns only after all accesses in flight with the old translations, and earlier translations
+//! are not used after the flush. Faulting entries are not cached.
 //!
 //! Lock order: the flush gate, then a TLB set or the table of host memory; no other lock is taken while either of the
 //! latter is held.
@@ -36,7 +36,7 @@ use tlb::{Tlb, TlbKey};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("MMU fault {reason:#x} at GPU virtual address {va}{}", if *write { ", a write" } else { "" })]
 pub struct MmuFault {
-    /// A number of [`nvspec::mmu::fault`].
+    /// One of the reasons in [`nvspec::mmu::fault`].
     pub reason: u32,
     /// First byte that could not be accessed.
     pub va: GpuVa,
@@ -56,9 +56,9 @@ pub enum Client {
 /// Permissions of an access, and its path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Access {
-    /// It may access privileged pages.
+    /// Set if the access may use privileged pages.
     pub privileged: bool,
-    /// The TLBs that the access uses.
+    /// The TLB that the access uses.
     pub client: Client,
 }
 
@@ -103,9 +103,9 @@ impl AddressSpace {
 /// Result of translating a virtual address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Translation {
-    /// The byte on the bus.
+    /// The translated address on the bus.
     pub address: BusAddr,
-    /// Bytes from there to the end of the page, at least 1.
+    /// Number of bytes from that address to the end of the page, at least 1.
     pub bytes: u64,
     /// Storage kind of the page.
     pub kind: u8,
@@ -114,11 +114,11 @@ pub struct Translation {
 /// Selects the entries that a flush drops.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Flush {
-    /// Only translations of this directory; all directories if `None`.
+    /// Drops only translations of this directory; of all directories if `None`.
     pub directory: Option<BusAddr>,
-    /// Only translations of the page at this address; all pages if `None`.
+    /// Drops only translations of the page at this address; of all pages if `None`.
     pub page: Option<GpuVa>,
-    /// Only the hub's TLB.
+    /// Drops only the translations in the hub's TLB.
     pub hub_only: bool,
 }
 
@@ -145,8 +145,9 @@ impl Mmu {
         }
     }
 
-    /// Starts a session of accesses. Flushes and unmappings of host memory wait until it ends: keep it short (about 256
-    /// KiB of copying), and do not call other functions of this `Mmu` or `memory` on the same thread meanwhile.
+    /// Starts a session of accesses. Flushes and unmappings of host memory wait until the session ends: keep it short
+    /// (about 256 KiB of copying), and do not call other functions of this `Mmu` or `memory` on the same thread during
+    /// the session.
     #[must_use]
     pub fn session<'a>(&'a self, memory: &'a Memory, space: &'a AddressSpace, access: Access) -> Session<'a> {
         Session::new(self, memory, space, access)
@@ -220,7 +221,7 @@ impl Mmu {
         self.session(memory, space, access).write32(va, value)
     }
 
-    /// Drops translations. After it returns, no access uses dropped translations.
+    /// Drops translations. After the function returns, no access uses dropped translations.
     pub fn flush(&self, what: Flush) {
         let _gate = self.gate.write();
         self.hub.flush(what.directory, what.page);

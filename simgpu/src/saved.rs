@@ -1,7 +1,7 @@
 //! Saved state of a quiescent card; its memory is handed over separately.
 //!
 //! [`SimGpu::halt`] takes every channel off the engines, like a preemption, so that their state is in their contexts in
-//! memory; from then on the card is inactive. The saved state consists of registers, the channel table and other state
+//! memory; after this the card is inactive. The saved state consists of registers, the channel table and other state
 //! outside memory. TLBs are empty afterwards; the card's next user maps host memory and connects the interrupt again.
 
 use crate::Config;
@@ -28,7 +28,7 @@ pub struct SavedCard {
     boot0: u32,
     pub(crate) vram_bytes: u64,
     bars: [u64; 2],
-    /// Byte offset in BAR0 and value of the words that are not 0, ascending.
+    /// Byte offset in BAR0 and value of all nonzero words, ascending.
     pub(crate) storage: Vec<(u32, u32)>,
     pub(crate) fifo: SavedFifo,
     line: SavedLine,
@@ -48,10 +48,10 @@ first_version!(SavedCard, "simgpu");
 /// Reason that a card is not quiescent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NotQuiescent {
-    /// An engine is working, and cannot be interrupted. It may have ended at the next call.
+    /// An engine is working, and cannot be interrupted. Its work may have ended at the next call.
     #[error("an engine of the software card is at work for channel {0:?}")]
     Working(Option<u8>),
-    /// An engine has stopped on a fault, or hangs: it must be reset first.
+    /// An engine has stopped on a fault, or hangs: the engine must be reset first.
     #[error("engine {0} of the software card has stopped: reset it")]
     Stopped(u32),
 }
@@ -72,7 +72,7 @@ impl Gpu {
             chip,
             storage,
             memory,
-            // Its TLBs may be dropped.
+            // The TLBs may be dropped.
             mmu: _,
             // Derived from registers.
             apertures: _,

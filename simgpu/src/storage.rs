@@ -22,7 +22,7 @@ impl Storage {
         storage
     }
 
-    /// Returns byte offset and value of all words that are not 0, ascending.
+    /// Returns byte offset and value of all nonzero words, ascending.
     pub(crate) fn save(&self) -> Vec<(u32, u32)> {
         let Self { pages } = self;
         let pages = (0u32..).step_by(PAGE_BYTES as usize).zip(pages);
@@ -48,7 +48,8 @@ impl Storage {
         self.reset_range(0, BAR0_BYTES as u32);
     }
 
-    /// Sets the registers in `first..end` to their reset values, undeclared ones to zero. Both are multiples of 4 KiB.
+    /// Sets the registers in `first..end` to their reset values, and undeclared ones to zero. Both bounds are multiples
+    /// of 4 KiB.
     pub(crate) fn reset_range(&mut self, first: u32, end: u32) {
         for page in first / PAGE_BYTES..end / PAGE_BYTES {
             if let Some(slot) = self.pages.get_mut(page as usize) {

@@ -25,10 +25,11 @@ pub(crate) struct Shared {
     stop: AtomicBool,
 }
 
-/// Alarm that wakes the card's thread. Callers of `wake` may hold any lock.
+/// Alarm that wakes the card's thread. Callers of `wake` may hold any locks.
 #[derive(Debug, Default)]
 pub(crate) struct Alarm {
-    /// A change since the thread last checked. Set before `called`, so that most wakes take no lock.
+    /// Set if the state changed since the thread last checked. It is set before `called`, so that most wakes take no
+    /// lock.
     changed: AtomicBool,
     called: Mutex<bool>,
     condition: Condvar,
@@ -75,7 +76,7 @@ impl Shared {
     }
 }
 
-/// The thread; dropping this value ends it.
+/// The card's thread, which ends when this value is dropped.
 pub(crate) struct Worker {
     shared: Arc<Shared>,
     thread: Option<JoinHandle<()>>,
@@ -102,9 +103,9 @@ impl Drop for Worker {
     }
 }
 
-/// Makes the host run the card's thread before others, where allowed: hardware does not wait for a CPU.
+/// Makes the host run the card's thread before other threads, where permitted: hardware does not wait for a CPU.
 fn run_first() {
-    // `None` means this thread.
+    // `None` means the calling thread.
     if let Err(error) = rustix::process::setpriority_process(None, NICE) {
         tracing::debug!(%error, "the software card's thread runs no sooner than others");
     }

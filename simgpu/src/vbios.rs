@@ -1,4 +1,4 @@
-//! The card's VBIOS: an image built here, with the tables that drivers read, and without code except a return.
+//! The card's VBIOS: an image built here, with the tables that drivers read, and with no code except a return.
 //!
 //! Contents: the ROM header, the PCI data structure (PCIR), the BIOS information table (BIT) with entries for the
 //! version, the initialisation scripts (none) and the PLL limits, and a display configuration block (DCB) of version
@@ -12,7 +12,7 @@
 use nvspec::chip::{Chip, VENDOR_NVIDIA};
 use nvspec::regs::pclock;
 
-/// Size of the image in bytes. Drivers read it register by register, so it is no larger than needed.
+/// Size of the image in bytes. Drivers read it register by register, so the image is no larger than needed.
 pub const IMAGE_BYTES: usize = 1024;
 const ROM_UNIT: usize = 512;
 
@@ -44,7 +44,7 @@ const IMAGE_VERSION: [u8; 5] = [0x01, 0x00, 0x00, 0x70, 0x00];
 const PLL_TABLE_VERSION: u8 = 0x40;
 const PLL_TABLE_HEADER_BYTES: u8 = 4;
 const PLL_ENTRY_BYTES: u8 = 11;
-/// PLLs: type number, control register.
+/// PLLs, each with its type number and its control register.
 const PLLS: [(u8, u32); 6] = [
     (0x01, pclock::PLL_MEM::at(0)),
     (0x02, pclock::PLL_MEM::at(8)),
@@ -53,7 +53,7 @@ const PLLS: [(u8, u32); 6] = [
     (0x07, pclock::PLL_MEM::at(56)),
     (0x0c, pclock::PLL_A::at(8)),
 ];
-/// Oscillator range in MHz, input range in MHz.
+/// Range of the oscillator and of the input, in MHz.
 const PLL_RANGES_MHZ: [u16; 4] = [900, 2000, 12, 50];
 /// Smallest and largest M, N and P.
 const PLL_FACTORS: [u8; 6] = [1, 255, 8, 255, 1, 63];

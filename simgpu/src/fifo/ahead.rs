@@ -1,9 +1,9 @@
 //! The host interface while an engine works for its channel.
 //!
 //! A PBDMA does not wait for its engine: it continues to fetch, and executes host methods, up to the first method for
-//! the engine. So a channel may wait for a semaphore while its engine works, and
+//! the engine. Therefore a channel may wait for a semaphore while its engine works, and
 //! [`ACQUIRE_PENDING`](nvspec::regs::pfifo::CHANNEL_STATE::ACQUIRE_PENDING) does not mean that the engine is idle.
-//! GUESS: other host methods do not run ahead; drivers see a release that waits for the engine, and a reference, in
+//! GUESS: other host methods do not run ahead; drivers observe a reference, and a release that waits for the engine, in
 //! order.
 
 use super::context::Fetched;
@@ -16,7 +16,7 @@ use nvspec::fifo::host_method as host;
 /// Maximum number of words in one step.
 const WORDS_PER_STEP: u32 = 64;
 
-/// Returns true for a method that the host executes without waiting for the engine.
+/// Returns true if the host executes the method without waiting for the engine.
 fn runs_ahead(method: Method) -> bool {
     use host::semaphore_d as d;
     match method.address {
@@ -27,7 +27,8 @@ fn runs_ahead(method: Method) -> bool {
 }
 
 impl Fifo {
-    /// Continues in the push buffer of the channel whose engine is working. Returns when to poll its semaphore again.
+    /// Continues in the push buffer of the channel whose engine is working. Returns the time at which to poll the
+    /// channel's semaphore again.
     pub(super) fn run_ahead(&mut self, index: usize, cx: &mut Cx) -> Progress {
         let now = cx.clock.now();
         if self.pbdmas[index].trapped() || self.blocked(index, cx) {
@@ -78,7 +79,7 @@ impl Fifo {
                 self.postpone(usize::from(context.channel), cx);
                 false
             }
-            // Errors occur again, and are reported, after the engine's work.
+            // Errors occur again after the engine's work, and are then reported.
             Some(_) => false,
         }
     }

@@ -18,28 +18,28 @@ pub(crate) enum Health {
     /// No error.
     #[default]
     Good,
-    /// It stopped on a fault; binding or enabling it again clears the fault.
+    /// The channel stopped on a fault; binding or enabling it again clears the fault.
     Faulted,
 }
 
 /// One channel.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Channel {
-    /// The registers as written.
+    /// Values of the channel's registers as last written.
     bind: u32,
     control: u32,
     pub(crate) on_runlist: bool,
     pub(crate) health: Health,
-    /// There may be entries to fetch.
+    /// Set if entries may have to be fetched.
     pub(crate) has_work: bool,
     /// Card time of the doorbell, until its work is started.
     #[serde(skip)]
     pub(crate) rung_at: Option<CardNs>,
-    /// Its next method could not be executed; it is retried at this time.
+    /// Time at which the channel's next method, which could not be executed, is retried.
     pub(crate) retry_at: Option<CardNs>,
     /// Interval until the next retry.
     pub(crate) retry_ns: u64,
-    /// The PBDMA that it runs in; any, before its first use of an engine.
+    /// The PBDMA that the channel runs in; `None`, for any PBDMA, before its first use of an engine.
     pub(crate) home: Option<usize>,
     userd: Option<BusAddr>,
     /// GP_PUT when the ring was last empty.
@@ -58,17 +58,17 @@ impl Channel {
         CHANNEL_STATE::ENABLED.is_set(self.control)
     }
 
-    /// Returns true if it may be in a PBDMA.
+    /// Returns true if the channel may be in a PBDMA.
     pub(crate) fn runnable(&self) -> bool {
         self.on_runlist && self.enabled() && self.health == Health::Good && self.instance().is_some()
     }
 
-    /// Returns true if it has work at card time `now`.
+    /// Returns true if the channel has work at card time `now`.
     pub(crate) fn ready(&self, now: CardNs) -> bool {
         self.runnable() && self.has_work && self.retry_at.is_none_or(|at| at <= now)
     }
 
-    /// Returns true if its owner has submitted since it was last found empty.
+    /// Returns true if the channel's owner has submitted since the ring was last found empty.
     pub(crate) fn submitted(&self, memory: &Memory) -> bool {
         self.userd.is_some_and(|userd| read_gp_put(userd, memory).is_some_and(|put| Some(put) != self.seen_put))
     }
@@ -82,7 +82,7 @@ impl Channel {
         })
     }
 
-    /// Returns its USERD page in VRAM, if it is there.
+    /// Returns its USERD page, if the page is in VRAM.
     pub(crate) fn page(&self) -> Option<VramAddr> {
         match self.userd {
             Some(BusAddr::Vram(at)) if at.checked_add(userd::BYTES).is_some() => Some(at),
@@ -90,7 +90,7 @@ impl Channel {
         }
     }
 
-    /// Returns true if its USERD must be polled: the CPU's writes to host memory are not detected.
+    /// Returns true if its USERD page must be polled: the CPU's writes to host memory are not detected.
     pub(crate) fn polled(&self) -> bool {
         matches!(self.userd, Some(BusAddr::System(_)))
     }
@@ -175,7 +175,7 @@ impl Fifo {
         }
     }
 
-    /// Retries methods that could not be executed, after an event that may allow it.
+    /// Retries methods that could not be executed, after an event that may make them executable.
     pub(crate) fn retry_waiting(&mut self) {
         for channel in self.channels.iter_mut().filter(|channel| channel.retry_at.is_some()) {
             channel.retry_at = Some(0);

@@ -1,4 +1,4 @@
-//! A PBDMA's state of the channel that it serves, and its format in the channel's instance block (RAMFC).
+//! The state of the channel that a PBDMA serves, and its format in the channel's instance block (RAMFC).
 
 use super::decoder::Decoder;
 use crate::memory::{BusAddr, BusError, Memory};
@@ -7,10 +7,10 @@ use nvspec::addr::{GpuVa, Target};
 use nvspec::fifo::SUBCHANNELS;
 use nvspec::instance::{ramfc, userd};
 
-/// A GPU virtual address has this many bits above its low word.
+/// Mask of the address bits above the low word of a GPU virtual address.
 const HIGH_MASK: u32 = 0xff;
 
-/// Words of the push buffer read ahead. Never kept between runs.
+/// Words of the push buffer read ahead. These words are not kept between runs.
 #[derive(Clone, Debug)]
 pub(crate) struct Fetched {
     pub(crate) words: [u32; Self::MAX],
@@ -47,7 +47,7 @@ pub(crate) struct Context {
     pub(crate) reference: u32,
     pub(crate) semaphore: [u32; 4],
     pub(crate) decoder: Decoder,
-    /// Data of the SET_OBJECT of each subchannel; 0 for none.
+    /// Data of the SET_OBJECT of each subchannel; 0 if unbound.
     pub(crate) objects: [u32; SUBCHANNELS as usize],
     /// The engine that executed the last method.
     pub(crate) engine: Option<crate::faults::EngineId>,
@@ -155,7 +155,7 @@ impl Context {
         }
     }
 
-    /// Returns the owner's end of the ring; `None` if it is not an index of the ring.
+    /// Returns the owner's end of the ring; `None` if the value is not an index of the ring.
     pub(crate) fn gp_put(&self, memory: &Memory) -> Option<u32> {
         read_gp_put(self.userd, memory).filter(|put| *put < self.gp_entries)
     }
@@ -182,13 +182,13 @@ fn lost(memory: &Memory, result: Result<(), BusError>) {
     }
 }
 
-/// Returns the page that the two words of RAMFC name.
+/// Returns the page that two words of RAMFC name.
 pub(crate) fn userd_page(low: u32, high: u32) -> Option<BusAddr> {
     let address = u64::from(high & HIGH_MASK) << 32 | u64::from(low) & !(userd::BYTES - 1);
     BusAddr::from_target(Target::from_bits(low), address)
 }
 
-/// Reads GP_PUT of the page at `userd`, if possible.
+/// Reads GP_PUT from the page at `userd`, if the page is accessible.
 pub(crate) fn read_gp_put(userd: BusAddr, memory: &Memory) -> Option<u32> {
     memory.read32(userd.offset(userd::GP_PUT)).map_err(|error| memory.count_lost(error)).ok()
 }

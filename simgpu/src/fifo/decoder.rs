@@ -1,5 +1,5 @@
-//! Decodes push buffer dwords to methods. Pure: it maps a word to the next state and an event, so that a word whose
-//! method cannot be executed yet is simply fed again later.
+//! Decodes push buffer dwords to methods. The decoder is a pure function from a word to the next state and an event, so
+//! that a word whose method cannot be executed yet is fed again later.
 
 use nvspec::Field;
 use nvspec::fifo::{HeaderOp, MethodHeader, OldMethodHeader, sub_op};
@@ -10,7 +10,7 @@ mod subdevice {
     use super::Field;
     /// Subdevices that this channel's device belongs to.
     pub(super) const ID: Field = Field::new(11, 0);
-    /// Methods are executed.
+    /// Set if methods are executed.
     pub(super) const ACTIVE: Field = Field::new(28, 28);
     /// The mask that a header has stored for later use.
     // GUESS: drivers write only ID, ACTIVE and bit 29.
@@ -34,7 +34,7 @@ pub(crate) struct Method {
     pub(crate) data: u32,
 }
 
-/// Result of a word.
+/// Result of decoding a word.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Event {
     /// A header, or data for another subdevice.
@@ -47,7 +47,7 @@ pub(crate) enum Event {
     BadHeader,
 }
 
-/// Position of the stream in a header's data. Survives the end of a segment.
+/// Position of the stream in a header's data. The position remains valid at the end of a segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Decoder {
     run: Run,
@@ -62,7 +62,7 @@ pub(crate) struct Decoder {
 const METHOD_MASK: u16 = 0xfff;
 
 impl Decoder {
-    /// Restores it from the saved words of RAMFC.
+    /// Restores the decoder from the saved words of RAMFC.
     pub(crate) fn restore(header: u32, count: u32, subdevice: u32) -> Self {
         let run = match MethodHeader::from(pb_header::TYPE.get(header) << 29).op() {
             HeaderOp::NonIncreasing | HeaderOp::OldNonIncreasing => Run::NonIncreasing,
@@ -176,8 +176,8 @@ impl Decoder {
 
 #[cfg(test)]
 mod tests {
-    //! Tests against an independent encoder, written from the header formats: it turns a list of packets into words and
-    //! the methods that they mean, with separate shifts and masks.
+    //! Tests against an independent encoder, written from the header formats: the encoder turns a list of packets into
+    //! words and the corresponding methods, with separate shifts and masks.
 
     use super::*;
     use proptest::prelude::*;

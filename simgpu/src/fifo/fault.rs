@@ -1,4 +1,4 @@
-//! Reports of channels' errors.
+//! Reports of errors of channels.
 
 use super::Fifo;
 use super::channel::Health;
@@ -12,7 +12,7 @@ use nvspec::addr::Target;
 use nvspec::mmu::fault::gpc_client;
 use nvspec::regs::pfifo;
 
-/// Unit that made an access that faulted.
+/// Unit that made a faulting access.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Client {
     /// Number of [`nvspec::mmu::fault::hub_client`].
@@ -53,7 +53,7 @@ pub(crate) fn report(report: Report, cx: &mut Cx) {
 }
 
 impl Fifo {
-    /// Stops a channel that faulted outside an engine; others continue.
+    /// Stops a channel that faulted outside an engine; other channels continue.
     pub(crate) fn channel_fault(&mut self, channel: u8, what: Report, cx: &mut Cx) {
         self.counters.faults += 1;
         if let Some(channel) = self.channels.get_mut(usize::from(channel)) {
@@ -101,14 +101,14 @@ impl Fifo {
         }
     }
 
-    /// Makes the scheduler use engines again that stopped on an error. An engine that was not reset is unchanged.
+    /// Makes the scheduler use engines again that stopped on an error. An engine that was not reset stays stopped.
     pub(crate) fn acknowledge_errors(engines: u32, cx: &mut Cx) {
         let at = pfifo::SCHED_ENABLE_ACK::OFFSET;
         cx.storage.poke(at, cx.storage.peek(at) & !engines);
     }
 
-    /// Saves an engine's context. A missing image is a fault of the context's own channel, not of the next channel.
-    /// Returns `false` then, and the engine has stopped.
+    /// Saves an engine's context. A missing image is a fault of the context's own channel, not of the next channel. In
+    /// this case the function returns `false`, and the engine has stopped.
     pub(crate) fn evict(&mut self, slot: usize, cx: &mut Cx) -> bool {
         let Some(resident) = self.slots[slot].resident else { return true };
         let client = self.slots[slot].context_client();

@@ -47,7 +47,7 @@ impl Fifo {
                     DONE
                 }
                 mem_op::TLB_INVALIDATE => {
-                    // It names a directory, but dropping all translations is never wrong.
+                    // The method names a directory, but dropping all translations is always correct.
                     cx.mmu.flush(Flush::default());
                     DONE
                 }
@@ -70,7 +70,7 @@ impl Fifo {
         let class = host::set_object::CLASS.get(method.data);
         let subchannel = usize::from(method.subchannel & 7);
         if number == engine::SOFTWARE {
-            // A software object: every method is handed to the driver, including this one, and the driver skips it.
+            // A software object: every method, including this one, is handed to the driver, which then skips it.
             let bound = context.objects[subchannel] == method.data;
             context.objects[subchannel] = method.data;
             return if bound { DONE } else { Outcome::Trap(INTR_0::EMPTY_SUBC.mask()) };

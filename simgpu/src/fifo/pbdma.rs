@@ -1,4 +1,4 @@
-//! One PBDMA: selects its channel, fetches, and dispatches methods.
+//! One PBDMA: selects its channel, and fetches and dispatches methods.
 
 use super::channel::Health;
 use super::context::{Context, Fetched, LoadError};
@@ -25,12 +25,12 @@ const WORDS_PER_STEP: u32 = 512;
 const TIME_SLICE_NS: u64 = 2_000_000;
 /// First and maximum interval before a failed acquire is retried.
 pub(super) const RETRY_NS: (u64, u64) = (10_000, 500_000);
-/// The retry time of a channel that waits for an event, not for time.
+/// Retry time of a channel that waits for an event instead of a time.
 pub(super) const NEVER: CardNs = CardNs::MAX;
 /// Interval of polling a USERD page in host memory.
 const POLL_NS: u64 = 500_000;
 
-/// Maximum time in a saved card, in ns: sums with any cost fit in 64 bits.
+/// Maximum time in a saved card, in ns: the sum of this time and any cost fits in 64 bits.
 const TIME_MAX: CardNs = 1 << 62;
 
 /// A PBDMA.
@@ -40,11 +40,11 @@ pub(crate) struct Pbdma {
     /// Card time at which its work so far ends; ahead of the clock while an engine is busy.
     pub(crate) time: CardNs,
     pub(super) slice_end: CardNs,
-    /// Its channel waits for a semaphore and keeps the unit until its time slice ends.
+    /// Set if the channel waits for a semaphore and keeps the unit until its time slice ends.
     holds: bool,
-    /// The channel that ran last, for round robin.
+    /// The last channel that ran, for round robin.
     last: Option<u8>,
-    /// It was idle, so the time until now is not used by work.
+    /// Set if the PBDMA was idle, so that the time until now is not used by work.
     idle: bool,
     /// A pending interrupt that stops the unit, and its cause.
     trap: Option<Trap>,
@@ -65,15 +65,16 @@ pub(super) struct Trap {
 /// Result of a method.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Outcome {
-    /// Executed.
+    /// The method was executed.
     Done(Done),
-    /// Retry later: the engine is not ready.
+    /// The engine is not ready: retry later.
     Later,
-    /// Retry later: the semaphore is not released yet. The flag allows other channels to use the PBDMA meanwhile.
+    /// The semaphore is not released yet: retry later. If the flag is set, other channels may use the PBDMA in the
+    /// meantime.
     NotAcquired(bool),
     /// Another PBDMA serves that engine.
     Elsewhere(usize),
-    /// Executed, and the rest of the time slice is yielded.
+    /// The method was executed, and the rest of the time slice is yielded.
     Yield,
     /// Raises the PBDMA's interrupt with these bits; the driver may replace the method.
     Trap(u32),
@@ -107,7 +108,7 @@ pub(crate) struct SavedPbdma {
 
 impl Pbdma {
     pub(super) fn save(&self) -> SavedPbdma {
-        // Cleared when its channel left.
+        // These fields were cleared when the channel left.
         let Self { context: _, time, slice_end, holds, last, idle, trap, waits_at: _ } = self;
         let (time, slice_end, holds, last, idle, trap) = (*time, *slice_end, *holds, *last, *idle, *trap);
         SavedPbdma { time, slice_end, holds, last, idle, trap }
@@ -242,7 +243,7 @@ impl Fifo {
         }
     }
 
-    /// Returns the next channel for this PBDMA, after the one that ran last.
+    /// Returns the next channel for this PBDMA, after the last one that ran.
     pub(super) fn candidate(&self, index: usize, now: CardNs) -> Option<u8> {
         let here = |channel: u8| self.channels[usize::from(channel)].home.is_none_or(|home| home == index);
         let elsewhere = |channel: u8| {
@@ -260,7 +261,7 @@ impl Fifo {
         after.iter().chain(before).copied().find(wants)
     }
 
-    /// Selects the PBDMA's channel, and loads it. Returns true if there is none left to try.
+    /// Selects the PBDMA's channel, and loads it. Returns true if no channel is left to try.
     fn choose(&mut self, index: usize, now: CardNs, cx: &mut Cx) -> bool {
         let current = self.pbdmas[index].context.as_ref().map(|context| context.channel);
         let keeps = current.is_some_and(|channel| {
@@ -315,14 +316,14 @@ impl Fifo {
         self.raise(index, number, bits, None, cx);
     }
 
-    /// Removes the channel from a PBDMA and saves its state.
+    /// Removes the channel from a PBDMA and saves the channel's state.
     pub(super) fn unload(&mut self, index: usize, cx: &mut Cx) {
         if let Some(context) = self.pbdmas[index].context.take() {
             context.save(&cx.memory);
         }
     }
 
-    /// Returns when to check a channel of this PBDMA again.
+    /// Returns the time at which to check a channel of this PBDMA again.
     fn next_retry(&self, index: usize, cx: &Cx) -> Progress {
         let now = cx.clock.now();
         let mut progress = Progress::Idle;
@@ -405,7 +406,7 @@ impl Fifo {
                     return Progress::Ran;
                 }
                 Outcome::Trap(bits) => {
-                    // Not consumed, because the driver may replace it.
+                    // The word is not consumed, because the driver may replace the method.
                     let Event::Method(method) = event else { return Progress::Ran };
                     cx.storage.poke(DATA_0::at(index as u32), method.data);
                     self.raise(index, context.channel, bits, Some(method_word(method)), cx);
@@ -449,7 +450,7 @@ impl Fifo {
         channel.retry_ns = (channel.retry_ns * 2).min(RETRY_NS.1);
     }
 
-    /// Returns the next word of the push buffer. Returns `Ok(None)` if there is none, `Err` if the channel was stopped.
+    /// Returns the next word of the push buffer. Returns `Ok(None)` at the end, and `Err` if the channel was stopped.
     pub(super) fn next_word(&mut self, index: usize, context: &mut Context, cx: &mut Cx) -> Result<Option<u32>, ()> {
         while !context.in_segment() {
             if !self.next_segment(index, context, cx)? {
@@ -483,7 +484,7 @@ impl Fifo {
         Ok(context.fetched.words[0])
     }
 
-    /// Reads the next GPFIFO entry. Returns `Ok(false)` if there is none.
+    /// Reads the next GPFIFO entry. Returns `Ok(false)` if the ring is empty.
     fn next_segment(&mut self, index: usize, context: &mut Context, cx: &mut Cx) -> Result<bool, ()> {
         let number = usize::from(context.channel);
         let Some(put) = context.gp_put(&cx.memory) else {
@@ -541,7 +542,7 @@ impl Fifo {
         }
         self.pbdmas[index].trap = None;
         let Some(method) = trap.method else { return };
-        // A replaced method is skipped: drivers write a NOP there. An unchanged one is executed again.
+        // A replaced method is skipped: drivers write a NOP in its place. An unchanged method is executed again.
         if cx.storage.peek(METHOD_0::at(unit)) == method {
             return;
         }
@@ -564,7 +565,7 @@ impl Fifo {
         }
         let number = host_method::set_object::ENGINE.get(object);
         let Some(id) = slot::by_number(number).filter(|_| object != 0) else {
-            // No object, or a software object.
+            // The subchannel has no object, or a software object.
             return Outcome::Trap(INTR_0::EMPTY_SUBC.mask());
         };
         if let Some(not_now) = self.use_engine(index, context, id, cx) {

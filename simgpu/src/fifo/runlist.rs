@@ -24,7 +24,7 @@ impl Fifo {
         let list = cx.storage.peek(pfifo::RUNLIST::OFFSET);
         let target = Target::from_bits(pfifo::RUNLIST_BASE::TARGET.get(base));
         let address = u64::from(pfifo::RUNLIST_BASE::ADDRESS.get(base)) << 12;
-        // At most 4095 entries, by the size of the field; repeated channels count once.
+        // The field's size limits the list to 4095 entries; repeated channels count once.
         let length = pfifo::RUNLIST::LENGTH.get(list);
         for channel in &mut self.channels {
             channel.on_runlist = false;
@@ -51,7 +51,7 @@ impl Fifo {
             self.find_userd(id, cx);
             self.wake(id);
         }
-        // One runlist serves all engines; each engine's registers show the same.
+        // One runlist serves all engines; the registers of all engines show the same values.
         for engine in 0..pfifo::ENG_RUNLIST_BASE::COUNT {
             cx.storage.poke(pfifo::ENG_RUNLIST_BASE::at(engine), base);
             cx.storage.poke(pfifo::ENG_RUNLIST::at(engine), list);
@@ -78,7 +78,7 @@ impl Fifo {
     }
 
     /// Returns true if an engine's channel must leave: it was preempted, is no longer on the runlist, or its time slice
-    /// is over and another waits.
+    /// is over and another channel waits.
     fn switch_is_wanted(&self, slot: usize, now: CardNs) -> bool {
         let slot = &self.slots[slot];
         let Some(channel) = slot.resident.and_then(|resident| resident.channel).filter(|_| slot.works(now)) else {
@@ -95,7 +95,7 @@ impl Fifo {
             })
     }
 
-    /// Reports engines that keep a channel too long after it must leave, once each.
+    /// Reports engines that keep a channel for too long after it should have left, once each.
     pub(super) fn watch_switches(&mut self, cx: &mut Cx) -> Progress {
         let now = cx.clock.now();
         let mut progress = Progress::Idle;

@@ -22,9 +22,9 @@ pub(crate) struct SavedFifo {
 }
 
 impl Fifo {
-    /// Takes all channels off PBDMAs and engines. If it fails, some may already be off.
+    /// Takes all channels off PBDMAs and engines. If this fails, some channels may already be off.
     pub(crate) fn clear_out(&mut self, cx: &mut Cx) -> Result<(), NotQuiescent> {
-        // Later doorbells are seen when the card is next idle.
+        // Later doorbells are noticed when the card is next idle.
         self.take_doorbells(cx);
         let loaded = self.pbdmas.iter().filter_map(|pbdma| pbdma.context.as_ref()).map(|context| context.channel);
         let current = self.slots.iter().filter_map(|slot| slot.resident?.channel);
@@ -40,7 +40,7 @@ impl Fifo {
             }
         }
         for index in 0..self.slots.len() {
-            // A context that the driver loaded without a channel, or work left by a channel.
+            // The engine has a context that the driver loaded without a channel, or work left by a channel.
             if self.slots[index].works(cx.clock.now()) {
                 return Err(NotQuiescent::Working(None));
             }
@@ -53,7 +53,7 @@ impl Fifo {
         Ok(())
     }
 
-    /// Saves the state, with nothing loaded.
+    /// Saves the state, with no channel loaded.
     pub(crate) fn save(&self) -> SavedFifo {
         let Self {
             channels,
@@ -63,7 +63,7 @@ impl Fifo {
             preempting: _,
             pbdmas,
             slots,
-            // Work found later starts at that time: the time of its doorbell is lost.
+            // Work found later starts at the time when it is found: the time of its doorbell is lost.
             not_before: _,
             counters,
         } = self;

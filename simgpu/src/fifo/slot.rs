@@ -1,4 +1,4 @@
-//! One engine from the host's view: the engine model, and the context that it holds.
+//! One engine as the host sees it: the engine model, and the context that it holds.
 
 use crate::clock::CardNs;
 use crate::cx::Cx;
@@ -15,29 +15,29 @@ use nvspec::regs::pmc;
 use saved_state::Invalid;
 use serde::{Deserialize, Serialize};
 
-/// Bytes of work between chances for other users of the card.
+/// Amount of work in bytes between opportunities for other users of the card.
 const PIECE_BYTES: u64 = 256 << 10;
 
 /// State of the engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Condition {
-    /// Its firmware is not running.
+    /// The engine's firmware is not running.
     Down,
-    /// It works.
+    /// The engine works.
     Good,
-    /// It waits for the driver to handle an illegal method or bad data.
+    /// The engine waits for the driver to handle an illegal method or bad data.
     Trapped,
-    /// It stopped on an MMU fault and does nothing until PMC resets it, even if the fault is acknowledged. nouveau
-    /// resets each engine that faulted (`gf100_fifo_recover_work`).
+    /// The engine stopped on an MMU fault and does nothing until PMC resets it, even if the fault is acknowledged.
+    /// nouveau resets each engine that faulted (`gf100_fifo_recover_work`).
     Failed,
-    /// It hangs until it is reset. Only by fault injection.
+    /// The engine hangs until it is reset. This only happens by fault injection.
     Hung,
 }
 
 /// A context that an engine holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Resident {
-    /// The channel, if the host loaded it; the driver loads contexts without one through FECS.
+    /// The channel, if the host loaded it; the driver loads contexts without a channel through FECS.
     pub(crate) channel: Option<u8>,
     pub(crate) instance: (Target, u64),
     pub(crate) space: AddressSpace,
@@ -50,12 +50,12 @@ pub(crate) struct Slot {
     pub(crate) id: EngineId,
     engine: Box<dyn Engine>,
     pub(crate) condition: Condition,
-    /// The channel whose fault stopped it: not always the one with the current context.
+    /// The channel whose fault stopped the engine; it may differ from the channel of the current context.
     pub(crate) stopped_by: Option<u8>,
     pub(crate) resident: Option<Resident>,
-    /// A byte of the current work's output must be corrupted.
+    /// Set if a byte of the current work's output must be corrupted.
     corrupt: bool,
-    /// Its channel must leave while work is in flight.
+    /// Set if its channel must leave while work is in flight.
     pub(crate) switch: Option<Switch>,
     /// Card time at which the completed work ends by the time model. Its end is not visible before this time.
     pub(super) until: CardNs,
@@ -66,18 +66,18 @@ pub(crate) struct Slot {
 pub(crate) enum Switch {
     /// Requested at this time.
     Since(CardNs),
-    /// It took too long, which was reported to the driver.
+    /// The switch took too long, which was reported to the driver.
     Reported,
 }
 
 /// Cost of an engine call.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Done {
-    /// Nanoseconds of the time model and of injected delays.
+    /// Duration according to the time model and injected delays, in ns.
     pub(crate) ns: u64,
-    /// A non-stall interrupt is due.
+    /// Set if a non-stall interrupt is due.
     pub(crate) non_stall: bool,
-    /// A semaphore has been released.
+    /// Set if a semaphore has been released.
     pub(crate) released: bool,
 }
 
@@ -194,7 +194,7 @@ impl Slot {
         let space = AddressSpace::from_instance(&cx.memory, instance)?;
         let image = self.context_pointer(instance, cx)?;
         let access = Access::PRIVILEGED;
-        // The whole image must be accessible, because a card saves all of it.
+        // The whole image must be accessible, because a real card saves all of it.
         let last = image.offset(self.image_bytes(cx) - 4);
         cx.mmu.translate(&cx.memory, &space, last, true, access)?;
         cx.mmu.translate(&cx.memory, &space, image, true, access)?;
@@ -203,7 +203,7 @@ impl Slot {
         Ok(true)
     }
 
-    /// Saves the engine's context, if any. A context that cannot be saved stays.
+    /// Saves the engine's context, if any. A context that cannot be saved stays in the engine.
     pub(crate) fn evict(&mut self, cx: &Cx) -> Result<(), MmuFault> {
         if let Some(resident) = self.resident {
             let state = self.engine.save();
@@ -362,14 +362,14 @@ impl Slot {
     pub(crate) fn save(&self) -> SavedSlot {
         let Self {
             id: _,
-            // It has no state without a context.
+            // The engine has no state without a context.
             engine: _,
             condition,
             stopped_by,
             resident: _,
             corrupt: _,
             switch: _,
-            // All its work has ended.
+            // All of the engine's work has ended.
             until: _,
         } = self;
         SavedSlot { condition: *condition, stopped_by: *stopped_by }
@@ -404,16 +404,16 @@ pub(crate) fn by_number(number: u32) -> Option<EngineId> {
     }
 }
 
-/// Used bytes of a copy engine's context.
+/// Size of the used part of a copy engine's context in bytes.
 const COPY_CONTEXT_BYTES: u64 = 0x100;
 
 /// Offset of the method state in a context image. The driver's own data before it is preserved.
 const STATE_OFFSET: u64 = 0x10;
-/// Marks method state: the low half has its number of words.
+/// Marks method state; the low half contains its number of words.
 const STATE_MAGIC: u32 = 0x5347_0000;
 /// Maximum number of words of method state.
 const STATE_WORDS_MAX: usize = 1024;
-/// Same in a copy engine's smaller image.
+/// Maximum number of words of method state in a copy engine's smaller image.
 const COPY_STATE_WORDS_MAX: usize = ((COPY_CONTEXT_BYTES - STATE_OFFSET) / 4 - 1) as usize;
 
 fn read_state(space: &AddressSpace, image: GpuVa, max: usize, cx: &Cx) -> Result<ContextState, MmuFault> {

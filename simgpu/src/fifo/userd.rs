@@ -1,8 +1,8 @@
 //! USERD: the page through which a channel's owner submits, and the detection of submissions.
 //!
-//! A real card polls GP_PUT. Here the card detects every CPU write to VRAM, through any window, that covers a GP_PUT
-//! word of a bound channel's page; it detects writes by engines when the scheduler is next idle, and polls pages in
-//! host memory while their channel runs.
+//! A real card polls GP_PUT. This card detects every CPU write to VRAM, through any window, that covers a GP_PUT word
+//! of a bound channel's page; it detects writes by engines when the scheduler is next idle, and polls pages in host
+//! memory while their channel runs.
 
 use crate::clock::{CardNs, CardTime};
 use nvspec::addr::VramAddr;
@@ -11,11 +11,11 @@ use nvspec::instance::userd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Marks a channel without a page in VRAM, and one without a doorbell.
+/// Marks a channel without a page in VRAM, or without a doorbell.
 const NONE: u64 = u64::MAX;
 
-/// The bound channels' USERD pages in VRAM, and which of them were written. Shared by the CPU's threads and the
-/// scheduler; both use only single atomic words, in any order.
+/// The bound channels' USERD pages in VRAM, and a record of the written ones. The CPU's threads and the scheduler share
+/// this object; both use only single atomic words, in any order.
 #[derive(Debug)]
 pub(crate) struct Doorbells {
     pages: [AtomicU64; CHANNELS as usize],
@@ -42,7 +42,7 @@ impl Doorbells {
         }
     }
 
-    /// Records a CPU write of `len` bytes at `address`. Returns true if it covers a doorbell.
+    /// Records a CPU write of `len` bytes at `address`. Returns true if the write covers a doorbell.
     pub(crate) fn note_write(&self, address: VramAddr, len: u64) -> bool {
         let first = address.0;
         let Some(last) = first.checked_add(len.saturating_sub(1)) else { return false };
@@ -65,7 +65,7 @@ impl Doorbells {
 
     fn ring(&self, channel: usize) {
         if let (Some(word), Some(since)) = (self.rung.get(channel / 64), self.since.get(channel)) {
-            // Keeps the first time: a second doorbell adds to the work of the first.
+            // Keep the first time: a second doorbell adds to the work of the first.
             let _first = since.compare_exchange(NONE, self.time.now(), Ordering::AcqRel, Ordering::Relaxed);
             word.fetch_or(1 << (channel % 64), Ordering::AcqRel);
         }

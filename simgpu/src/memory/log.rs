@@ -8,9 +8,9 @@ use std::collections::BTreeMap;
 /// Bytes moved from and to a block of VRAM.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Touched {
-    /// Bytes moved from it.
+    /// Number of bytes read from the block.
     pub read: u64,
-    /// Bytes moved to it.
+    /// Number of bytes written to the block.
     pub written: u64,
 }
 
@@ -25,14 +25,14 @@ impl Touched {
 /// a grid; by number.
 pub type Touches = BTreeMap<u64, Touched>;
 
-/// Empty until the first request.
+/// The recorded accesses; `None` until the first request.
 #[derive(Debug, Default)]
 pub(super) struct Log(Mutex<Option<State>>);
 
 #[derive(Debug, Default)]
 struct State {
     ended: Vec<Touches>,
-    /// The current piece.
+    /// Accesses of the current piece of work.
     open: Touches,
 }
 

@@ -1,4 +1,4 @@
-//! Posted writes to host memory: in flight, without a waiter.
+//! Posted writes to host memory: writes in flight that no unit waits for.
 //!
 //! A write's time through caches and over the bus is not bounded by anything visible to the card's owner. A flush
 //! ([`BAR_FLUSH`](nvspec::regs::pflush::BAR_FLUSH), or a push buffer's) and a semaphore that waits for its engine push
@@ -14,10 +14,10 @@ use parking_lot::Mutex;
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Maximum bytes in flight.
+/// Maximum number of bytes in flight.
 // GUESS: a card's buffers are smaller. Tests need this size to check that no code waits for this many writes.
 const MAX_BYTES_IN_FLIGHT: usize = 1 << 20;
-/// Maximum bytes of a write, as made by a copy.
+/// Maximum size of a write in bytes, as made by a copy.
 pub(super) const MAX_WRITE_BYTES: usize = 4096;
 
 /// Paths to host memory: from the hub (copy engines, PFIFO, apertures), and from shaders.
@@ -38,7 +38,7 @@ struct Queue {
 
 impl Posted {
     pub(super) fn hold(&self, hold: bool) {
-        // Threads that see the old value write immediately, which is at worst too early.
+        // Threads that still see the old value write immediately, which is at worst too early.
         self.held.store(hold, Ordering::Release);
     }
 
@@ -47,7 +47,7 @@ impl Posted {
         self.held.load(Ordering::Acquire)
     }
 
-    /// Adds a write, if there is room. A larger write arrives in parts.
+    /// Adds a write, if it fits. A larger write arrives in parts.
     pub(super) fn add(&self, way: usize, iova: Iova, data: &[u8]) -> bool {
         let mut queue = self.ways[way].lock();
         if queue.bytes != 0 && queue.bytes + data.len() > MAX_BYTES_IN_FLIGHT {

@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Blocks whose counters are allocated at once.
+/// Number of blocks whose counters are allocated at once.
 const GROUP_BLOCKS: u64 = (1 << 30) / AccessCounts::BLOCK_BYTES;
 
 /// The counters of one memory.
@@ -20,18 +20,18 @@ struct Counters {
 }
 
 impl Counters {
-    /// Makes zero counters for a memory of `bytes` bytes.
+    /// Creates counters of zero for a memory of `bytes` bytes.
     fn new(bytes: u64) -> Self {
         let groups = bytes.div_ceil(GROUP_BLOCKS * AccessCounts::BLOCK_BYTES);
         Self { groups: (0..groups).map(|_| OnceLock::new()).collect() }
     }
 
-    /// Adds to the counter of the block at `address`. Addresses past the memory are not counted.
+    /// Adds to the counter of the block at `address`. Addresses after the end of the memory are not counted.
     fn add(&self, address: u64, bursts: u64) {
         let block = address / AccessCounts::BLOCK_BYTES;
         let Some(group) = self.groups.get((block / GROUP_BLOCKS) as usize) else { return };
         let counters = group.get_or_init(|| (0..GROUP_BLOCKS).map(|_| AtomicU64::new(0)).collect());
-        // It would take centuries to wrap.
+        // The counter would take centuries to wrap.
         counters[(block % GROUP_BLOCKS) as usize].fetch_add(bursts, Ordering::Relaxed);
     }
 
@@ -41,7 +41,7 @@ impl Counters {
         let blocks = groups.flat_map(|(index, group)| (index * GROUP_BLOCKS..).zip(group));
         blocks
             .map(move |(block, counter)| {
-                // One access: a concurrent count is in this reading or in the next.
+                // This is one access: a concurrent count is either in this reading or in the next.
                 let count = if reset { counter.swap(0, Ordering::Relaxed) } else { counter.load(Ordering::Relaxed) };
                 (block, count)
             })
@@ -52,14 +52,14 @@ impl Counters {
 /// Accesses of engines to VRAM and host memory.
 #[derive(Debug)]
 pub(super) struct Profile {
-    /// Blocks of VRAM.
+    /// Number of blocks of VRAM.
     blocks: usize,
     vram: Counters,
     system: Counters,
 }
 
 impl Profile {
-    /// Makes zero counters for a card with `vram_bytes` bytes of VRAM.
+    /// Creates counters of zero for a card with `vram_bytes` bytes of VRAM.
     pub(super) fn new(vram_bytes: u64) -> Self {
         Self {
             blocks: vram_bytes.div_ceil(AccessCounts::BLOCK_BYTES) as usize,
@@ -81,7 +81,7 @@ impl Profile {
     pub(super) fn read(&self, reset: bool) -> AccessCounts {
         let mut vram = vec![0; self.blocks];
         for (block, count) in self.vram.read(reset) {
-            // An address past VRAM, in the last group.
+            // The block is after the end of VRAM, in the last group.
             if let Some(place) = vram.get_mut(block as usize) {
                 *place = count;
             }

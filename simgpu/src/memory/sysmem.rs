@@ -1,7 +1,7 @@
 //! The host memory that the card can access: a table from I/O virtual address to mappings.
 //!
-//! Lock order: the table's lock is taken last, and no other lock is taken under it. An unmapping takes it for writing,
-//! so it returns only after the accesses in flight.
+//! Lock order: the table's lock is taken last, and no other lock is taken under it. An unmapping takes the lock for
+//! writing, so it returns only after the accesses in flight.
 
 use super::BusError;
 use card::{DmaError, DmaMemory};
@@ -48,7 +48,8 @@ impl Sysmem {
         Ok(())
     }
 
-    /// Removes exactly one mapping. After it returns, no access to it is in flight, and none starts.
+    /// Removes exactly one mapping. After the function returns, no access to the mapping is in flight, and none can
+    /// start.
     ///
     /// # Errors
     /// [`DmaError::NotMapped`] when no mapping has exactly that range.
@@ -63,7 +64,7 @@ impl Sysmem {
         }
     }
 
-    /// Returns true if the card may write there.
+    /// Returns true if the card may write at this address.
     pub(crate) fn is_writable(&self, iova: Iova) -> bool {
         self.view().piece(iova, 1, true).is_ok()
     }
@@ -80,7 +81,7 @@ impl Sysmem {
         self.len() == 0
     }
 
-    /// Returns true if a reader would get the table immediately, because no thread changes it or waits to.
+    /// Returns true if a reader would get the table immediately, because no thread changes it or waits to change it.
     #[cfg(test)]
     pub(super) fn is_free(&self) -> bool {
         self.table.try_read().is_some()

@@ -45,7 +45,7 @@ fn vram_that_is_not_touched_costs_nothing() {
     vram.write32(VramAddr(VRAM_MAX / 2), 1).expect("middle");
     assert_eq!(vram.read32(VramAddr(VRAM_MAX - 4)), Ok(0x1234_5678));
     assert_eq!(vram.read32(VramAddr(VRAM_MAX - 8)), Ok(0));
-    // A scrubber's zeros over memory that is already zero.
+    // The scrubber writes zeros over memory that is already zero.
     let zeros = vec![0; 1 << 20];
     for at in (0..VRAM_MAX / 8).step_by(zeros.len()) {
         vram.write(VramAddr(at), &zeros).expect("zeros");

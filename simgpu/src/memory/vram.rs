@@ -11,11 +11,11 @@ use vm_memory::{Bytes, FileOffset, MmapRegion, VolatileMemory, VolatileSlice};
 
 /// Smallest VRAM, in bytes: the size that a driver's own tables need.
 pub const VRAM_MIN: u64 = 16 << 20;
-/// Maximum VRAM in bytes: that of the family's largest board.
+/// Maximum size of VRAM in bytes: the size of the family's largest board.
 pub const VRAM_MAX: u64 = 6 << 30;
-/// VRAM sizes are multiples of this many bytes.
+/// Granularity of VRAM sizes in bytes.
 const VRAM_UNIT: u64 = 1 << 20;
-/// Seals that fix the file's length: an access past its end would kill the process.
+/// Seals that fix the file's length: an access after its end would kill the process.
 const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW);
 /// Page size of the host.
 const HOST_PAGE: usize = 4096;
@@ -30,13 +30,13 @@ pub enum VramError {
         VRAM_MAX >> 20
     )]
     Size {
-        /// Requested bytes.
+        /// Requested size in bytes.
         size: u64,
     },
     /// The file for shareable memory could not be created.
     #[error("there is no file of {size:#x} bytes for VRAM")]
     File {
-        /// Requested bytes.
+        /// Requested size in bytes.
         size: u64,
         /// The host's error.
         #[source]
@@ -45,7 +45,7 @@ pub enum VramError {
     /// The received file is not the expected file.
     #[error("VRAM of {size:#x} bytes was handed over in a file of {length:#x} bytes, or in one that can be cut")]
     Other {
-        /// Requested bytes.
+        /// Requested size in bytes.
         size: u64,
         /// Size of the file in bytes.
         length: u64,
@@ -53,7 +53,7 @@ pub enum VramError {
     /// The memory could not be mapped.
     #[error("the host could not map {size:#x} bytes for VRAM")]
     Map {
-        /// Requested bytes.
+        /// Requested size in bytes.
         size: u64,
         /// The host's error.
         #[source]
@@ -66,7 +66,7 @@ pub enum VramError {
 pub struct Vram {
     region: MmapRegion,
     size: u64,
-    /// Its file, if another process can take it over.
+    /// The memory's file, if another process can take it over.
     file: Option<File>,
 }
 
@@ -84,7 +84,7 @@ impl Vram {
         Ok(Self { region, size, file: None })
     }
 
-    /// Same, in an anonymous file that can be handed to another process ([`Self::file`]).
+    /// Allocates `size` bytes in an anonymous file that can be handed to another process ([`Self::file`]).
     ///
     /// # Errors
     /// [`VramError`].
@@ -172,7 +172,7 @@ impl Vram {
         Ok(())
     }
 
-    /// Fills with zeros. Does not store zeros again, so scrubbing untouched memory does not allocate host memory.
+    /// Fills with zeros. Does not overwrite zeros, so scrubbing untouched memory does not allocate host memory.
     fn clear(&self, address: VramAddr, len: usize) -> Result<(), BusError> {
         let mut now = [0; HOST_PAGE];
         let mut done = 0;

@@ -15,15 +15,15 @@ use parking_lot::RwLockReadGuard;
 /// A copy that faulted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CopyFault {
-    /// Bytes copied before.
+    /// Number of bytes copied before the fault.
     pub copied: u64,
     /// Fault of the failed access.
     pub fault: MmuFault,
 }
 
-/// Pages that a copy translates ahead.
+/// Number of pages that a copy translates ahead.
 const PAGES_AT_ONCE: usize = 64;
-/// Pieces that a copy plans ahead.
+/// Number of pieces that a copy plans ahead.
 const PIECES_AT_ONCE: usize = 8;
 
 /// Bytes that are contiguous on both sides of a copy.
@@ -49,7 +49,7 @@ impl Default for Plan {
 }
 
 impl Plan {
-    /// Adds a piece, merged with the last one if it follows it on both sides. Returns false if it did not fit.
+    /// Adds a piece, merged with the last one if both sides are adjacent. Returns false if the plan is full.
     fn add(&mut self, piece: Piece) -> bool {
         if let Some(last) = self.count.checked_sub(1).map(|last| &mut self.pieces[last])
             && last.from.offset(last.len) == piece.from
@@ -72,9 +72,9 @@ struct Recent {
     end: u64,
     address: BusAddr,
     kind: u8,
-    /// Bytes moved through it and not sorted yet.
+    /// Bytes moved through this translation and not sorted yet.
     moved: u64,
-    /// The counts are needed.
+    /// Set if the counts are needed.
     sorted: bool,
 }
 
@@ -102,7 +102,7 @@ pub struct Session<'a> {
     writes: Recent,
     /// Bytes moved from or to system memory.
     bus_bytes: u64,
-    /// Counts of VRAM are needed, too.
+    /// Set if counts of VRAM are needed, too.
     profiled: bool,
     _gate: RwLockReadGuard<'a, ()>,
 }
@@ -116,7 +116,8 @@ impl<'a> Session<'a> {
         Self { mmu, space, access, view, reads, writes, bus_bytes: 0, profiled, _gate: gate }
     }
 
-    /// Counts bytes as moved by the last access, a write or a read. An access that spans pages counts for the last one.
+    /// Counts bytes as moved by the last access, a write or a read. An access that spans pages counts for the last
+    /// page.
     pub fn count(&mut self, write: bool, bytes: u64) {
         let recent = if write { &mut self.writes } else { &mut self.reads };
         recent.moved += bytes;
@@ -134,7 +135,7 @@ impl<'a> Session<'a> {
     /// Sorts a translation's counts by its memory.
     fn sort(&mut self, write: bool) {
         let recent = if write { &mut self.writes } else { &mut self.reads };
-        // Usually not needed: the target is VRAM, and no profile is active.
+        // Sorting is usually not needed: the target is VRAM, and no profile is active.
         if !recent.sorted || recent.moved == 0 {
             return;
         }
@@ -162,7 +163,7 @@ impl<'a> Session<'a> {
         let entry = self.entry(va, write)?;
         let fail = |reason| MmuFault { reason, va, write };
         check(entry.pte, write, self.access.privileged).map_err(fail)?;
-        // GUESS: there is no other card, and the reason's later name is "unsupported aperture".
+        // GUESS: the card has no peers, and the reason's later name is "unsupported aperture".
         let (address, to_end) = place(entry, va).ok_or(fail(fault::COMPRESSED_SYSRAM))?;
         // The limit may be within the page.
         let bytes = to_end.min((self.space.limit.0 - va.0).saturating_add(1));
@@ -292,7 +293,7 @@ impl<'a> Session<'a> {
         Ok(())
     }
 
-    /// Replaces 32 aligned bits in one access by the result of `update`, and returns the old value.
+    /// Replaces 32 aligned bits in one access with the result of `update`, and returns the old value.
     ///
     /// # Errors
     /// [`MmuFault`].
@@ -304,7 +305,7 @@ impl<'a> Session<'a> {
         }))
     }
 
-    /// Replaces 64 aligned bits in one access by the result of `update`, and returns the old value.
+    /// Replaces 64 aligned bits in one access with the result of `update`, and returns the old value.
     ///
     /// # Errors
     /// [`MmuFault`].
@@ -316,8 +317,8 @@ impl<'a> Session<'a> {
         }))
     }
 
-    /// Copies `len` bytes, lowest address first, and counts them as moved on both sides. Unanswered addresses read as
-    /// ones, and lose writes.
+    /// Copies `len` bytes, lowest address first, and counts them as moved on both sides. At unanswered addresses, reads
+    /// return ones and writes are lost.
     ///
     /// # Errors
     /// [`CopyFault`], with the number of bytes copied before. The source is accessed before the destination.
@@ -377,7 +378,7 @@ impl<'a> Session<'a> {
         }
     }
 
-    /// Copies a piece with unanswered parts, slowly: copies readable bytes to writable places.
+    /// Copies a piece with unanswered parts: copies, slowly, the readable bytes to writable addresses.
     #[cold]
     fn copy_over_a_hole(&self, from: BusAddr, to: BusAddr, len: u64) {
         let mut buffer = [0; 256];

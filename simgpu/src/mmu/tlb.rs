@@ -1,18 +1,18 @@
 //! A TLB: keeps translations until they are flushed or displaced.
 //!
-//! Two direct-mapped tables, one for each page size, divided into sets with a lock each. It holds far more entries than
-//! a real card's TLB, which reveals a missing flush more reliably.
+//! The TLB consists of two direct-mapped tables, one for each page size, divided into sets with a lock each. It holds
+//! far more entries than a real card's TLB, which reveals a missing flush more reliably.
 
 use crate::memory::BusAddr;
 use nvspec::addr::{GpuVa, LARGE_PAGE, SMALL_PAGE};
 use nvspec::mmu::Pte;
 use parking_lot::Mutex;
 
-/// Sets, each with a lock.
+/// Number of sets, each with a lock.
 const SETS: usize = 64;
-/// Small pages that a set holds.
+/// Number of small pages that a set holds.
 const SMALL_LINES: usize = 128;
-/// Large pages that a set holds.
+/// Number of large pages that a set holds.
 const LARGE_LINES: usize = 16;
 
 /// A page and its directory.
@@ -20,7 +20,7 @@ const LARGE_LINES: usize = 16;
 pub struct TlbKey {
     /// Address of the page directory.
     pub directory: BusAddr,
-    /// The address within the page.
+    /// An address within the page.
     pub va: GpuVa,
 }
 
@@ -44,11 +44,11 @@ impl TlbEntry {
 /// Counters of a TLB.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TlbCounters {
-    /// Translations found.
+    /// Number of lookups that found a translation.
     pub hits: u64,
-    /// Translations that needed a walk.
+    /// Number of lookups that needed a walk.
     pub misses: u64,
-    /// Flushes.
+    /// Number of flushes.
     pub flushes: u64,
 }
 
@@ -63,7 +63,7 @@ struct Line {
 struct Set {
     small: [Option<Line>; SMALL_LINES],
     large: [Option<Line>; LARGE_LINES],
-    /// No entry was added since the last full flush, so a flush has no effect.
+    /// Set if no entry was added since the last full flush, so that a flush has no effect.
     empty: bool,
     counters: TlbCounters,
 }
@@ -101,7 +101,7 @@ impl Tlb {
 
     fn small_line(key: TlbKey) -> usize {
         let page = key.va.0 / SMALL_PAGE;
-        // The bits above the set's are included, so that addresses 8 MiB apart do not always collide.
+        // The bits above the set's bits are included, so that addresses 8 MiB apart do not always collide.
         ((page ^ (page >> 11)).wrapping_add(spread(key.directory) >> 6) % SMALL_LINES as u64) as usize
     }
 
@@ -141,7 +141,7 @@ impl Tlb {
         }
     }
 
-    /// Drops translations of `directory` (or any) and of the page at `page` (or any).
+    /// Drops translations of `directory` and of the page at `page`; `None` means any directory or page.
     pub fn flush(&self, directory: Option<BusAddr>, page: Option<GpuVa>) {
         for (index, set) in self.sets.iter().enumerate() {
             let mut set = set.lock();

@@ -61,7 +61,7 @@ fn preempted_channel_resumes_at_its_position() {
     for word in all {
         driver.push(&mut channel, &[word]);
         driver.run_until_idle();
-        // Preempted, with its state only in its instance block and its context image.
+        // Preempt the channel, so that its state is only in its instance block and its context image.
         driver.wr(pfifo::PREEMPT::OFFSET, 1);
         assert_eq!(driver.rd(pfifo::PREEMPT::OFFSET), 1, "done");
         assert_eq!(driver.rd(pfifo::CHANNEL_STATE::at(1)) & 0x1000, 0, "not loaded");
@@ -88,7 +88,7 @@ fn release_writes_payload_and_time() {
 
 #[test]
 fn acquire_waits_for_another_channel_in_every_form() {
-    // Operation, payload, memory before, memory after.
+    // Each form has the operation, the payload, and the memory before and after.
     let forms = [(1, 7, 6, 7), (4, 7, 6, 8), (8, 4, 3, 12), (1 | 1 << 12, 7, 6, 7), (4 | 1 << 12, 7, 0xffff_fff0, 7)];
     for (how, payload, before, after) in forms {
         let mut driver = Driver::new(&small());
@@ -104,7 +104,7 @@ fn acquire_waits_for_another_channel_in_every_form() {
         if how & (1 << 12) != 0 {
             driver.push(&mut other, &release(SEM, after));
         } else {
-            // It keeps the PBDMA: only the CPU can release the semaphore.
+            // The channel keeps the PBDMA: only the CPU can release the semaphore.
             driver.poke(at, after);
         }
         driver.advance(10_000_000);
@@ -150,7 +150,7 @@ fn channels_on_the_runlist_take_turns_and_keep_their_state() {
         let seed = index as u32;
         driver.buffer(channel, A, 1, seed);
         targets.push(driver.buffer(channel, B, 1, 99));
-        // Everything except the launch.
+        // Send all methods except the launch.
         let copy = m2mf_copy(A, B, PAGE as u32);
         driver.push(channel, &words(&[object(M2MF), copy[..copy.len() - 2].to_vec()]));
     }
@@ -265,7 +265,8 @@ fn context_image_register_list_is_written_once_across_bar0() {
     let mut driver = Driver::new(&small());
     let mut channel = driver.only_channel(1);
     let list = driver.buffer(&channel, SEM, 1, 4);
-    // A state register, one with behaviour, one of another unit; an undeclared one, one past BAR0.
+    // A state register, a register with behaviour, a register of another unit, an undeclared offset, and an offset
+    // after BAR0.
     let unit = pmc::ENABLE::CE0.mask();
     for (index, value) in
         (0..).zip([0x0041_8810, 0x8000_0042, 0x0000_0200, !unit, 0x0040_9500, 0x1234, 0x0040_9501, 1, 0x0140_9500, 1])

@@ -1,5 +1,5 @@
 //! A minimal driver: page tables, channels and push buffers, written in the hardware's formats and through the card's
-//! own windows. It shares the constants of `nvspec` with the card, and no code.
+//! own windows. The driver shares the constants of `nvspec` with the card, but no code.
 
 use crate::{Config, SimGpu};
 use card::{Aperture, Card, DmaMemory};
@@ -13,7 +13,7 @@ pub const PAGE: u64 = 0x1000;
 /// Address of the doorbells in BAR1.
 pub const USERD_VA: u64 = 0;
 const BAR1_PAGES: u64 = 1024;
-/// Virtual address of a channel's ring, push buffer, context image.
+/// Virtual addresses of a channel's ring, push buffer and context image.
 pub const RING_VA: u64 = 0x10_0000;
 pub const PUSH_VA: u64 = 0x20_0000;
 pub const IMAGE_VA: u64 = 0x40_0000;
@@ -159,7 +159,7 @@ impl Driver {
     /// Makes an empty address space.
     pub fn space(&mut self) -> Space {
         let space = Space { directory: self.vram(16), table: self.vram(64) };
-        // Small-page table in VRAM.
+        // Enter the small-page table in VRAM.
         self.poke(space.directory + 4, ((space.table >> 12) as u32) << 4 | 1);
         space
     }
@@ -320,7 +320,7 @@ impl Driver {
         self.run_until_idle();
     }
 
-    /// Maps `pages` fresh pages of VRAM at `va` of the channel and fills them with a pattern.
+    /// Maps `pages` fresh pages of VRAM at `va` of the channel and fills the pages with a pattern.
     pub fn buffer(&mut self, channel: &Channel, va: u64, pages: u64, seed: u32) -> u64 {
         let at = self.vram(pages);
         self.map(channel.space, va, At::Vram(at), pages);
@@ -363,7 +363,7 @@ pub fn object(binding: (u32, u32)) -> Vec<u32> {
     methods(subchannel, 0, &[object])
 }
 
-/// Returns a copy of `bytes` bytes (one line) by M2MF.
+/// Returns methods that copy `bytes` bytes (one line) with M2MF.
 pub fn m2mf_copy(from: u64, to: u64, bytes: u32) -> Vec<u32> {
     let mut words = methods(2, 0x238, &[(to >> 32) as u32, to as u32]);
     words.extend(methods(2, 0x30c, &[(from >> 32) as u32, from as u32, bytes, bytes, bytes, 1]));
@@ -371,7 +371,7 @@ pub fn m2mf_copy(from: u64, to: u64, bytes: u32) -> Vec<u32> {
     words
 }
 
-/// Returns a copy of whole pages by a copy engine.
+/// Returns methods that copy whole pages with a copy engine.
 pub fn ce_copy(from: u64, to: u64, pages: u32) -> Vec<u32> {
     let (page, lines) = (PAGE as u32, pages);
     let mut words =
@@ -380,12 +380,12 @@ pub fn ce_copy(from: u64, to: u64, pages: u32) -> Vec<u32> {
     words
 }
 
-/// Returns a release of 16 bytes.
+/// Returns methods that release 16 bytes.
 pub fn release(va: u64, payload: u32) -> Vec<u32> {
     methods(0, 0x10, &[(va >> 32) as u32, va as u32, payload, 2])
 }
 
-/// Returns an acquire with operation `how`.
+/// Returns methods that acquire with operation `how`.
 pub fn acquire(va: u64, payload: u32, how: u32) -> Vec<u32> {
     methods(0, 0x10, &[(va >> 32) as u32, va as u32, payload, how])
 }

@@ -22,7 +22,7 @@ fn fault_of_a_copy_stops_its_channel_and_engine_only() {
     let partly = driver.buffer(&bad, B, 1, 2);
     driver.buffer(&good, A, 1, 3);
     let to = driver.buffer(&good, B, 1, 4);
-    // The second page of the destination is missing.
+    // Copy to a destination whose second page is missing.
     driver.push(&mut bad, &words(&[object(CE0), ce_copy(A, B, 2)]));
     driver.run_until_idle();
     let unit = 0x15;
@@ -39,7 +39,7 @@ fn fault_of_a_copy_stops_its_channel_and_engine_only() {
     driver.run_until_idle();
     assert!(driver.holds(to, 1, 3), "the other engine goes on");
 
-    // The driver's recovery: fix, acknowledge, reset the engine, restart the channel.
+    // Recover like a driver: fix, acknowledge, reset the engine, restart the channel.
     driver.wr(pfifo::MMU_FAULT_ID::OFFSET, 1 << unit);
     driver.wr(pfifo::CHANNEL_STATE::at(1), 0x001f_0000);
     driver.wr(pfifo::SCHED_ENABLE_ACK::OFFSET, 1 << 4);
@@ -104,7 +104,7 @@ fn channel_without_pgraph_context_copies_and_faults_on_pgraph() {
     let mut driver = Driver::new(&small());
     let (mut copies, mut good) = (driver.channel(1), driver.channel(2));
     driver.submit_runlist(&[1, 2]);
-    // As nouveau does when a channel is closed.
+    // nouveau does the same when it closes a channel.
     [0x210, 0x214].into_iter().for_each(|offset| driver.poke(copies.instance + offset, 0));
     for (channel, seed) in [(&copies, 1), (&good, 3)] {
         driver.buffer(channel, A, 1, seed);
@@ -191,7 +191,7 @@ fn copy_engine_reports_unknown_method() {
     assert_eq!(driver.rd(pmc::INTR_0::OFFSET) & 0x20, 0x20);
     assert_eq!(driver.rd(ce0::INTR::OFFSET), 0x40);
     let word = driver.rd(ce0::SCRATCH::at(0));
-    // Decoded as in the driver's handler.
+    // Decode the word as the driver's handler does.
     assert_eq!(((word >> 16) & 0x7ff) << 2, 0x700);
     assert_eq!((word >> 27) & 7, 4);
     assert_eq!(driver.rd(ce0::SCRATCH::at(1)), 9);
@@ -246,7 +246,7 @@ fn hung_engine_holds_its_channel_until_it_is_reset() {
     driver.advance(1_000_000_000);
     assert_eq!(driver.rd(pfifo::PREEMPT::OFFSET), 0x0010_0001, "the kick does not end");
     assert_eq!((driver.rd(pfifo::INTR::OFFSET) & 0x100, driver.rd(pfifo::SCHED_ERROR_REASON::OFFSET)), (0x100, 0x0a));
-    // Both drivers check this: busy, and in the middle of a switch.
+    // Both drivers check that the engine is busy, and in the middle of a switch.
     assert_eq!(driver.rd(pfifo::ENGINE_STATUS::at(0)), 0x9004_1001);
     driver.wr(pfifo::INTR::OFFSET, 0x100);
     driver.advance(5_000_000_000);
@@ -285,7 +285,7 @@ fn triggered_fault_removes_hung_channel_from_engine() {
     driver.wr(pfifo::FAULT_TRIGGER::at(5), 0x116);
     assert_eq!(driver.rd(pfifo::MMU_FAULT_ID::OFFSET), 1 << 0x16);
     assert_eq!(driver.rd(pfifo::FAULT_INST::at(0x16)), (hung.instance >> 12) as u32);
-    // The driver's recovery: channel off, engine reset, errors acknowledged.
+    // Recover like a driver: take the channel off, reset the engine, acknowledge the errors.
     driver.wr(pfifo::CHANNEL_STATE::at(1), 0x001f_0000);
     driver.wr(pmc::ENABLE::OFFSET, !0x80);
     driver.wr(pmc::ENABLE::OFFSET, u32::MAX);
@@ -331,7 +331,7 @@ fn card_lost_from_bus_reads_ones_and_stays_dead_after_reset() {
     let mut read = [0; 4];
     driver.card.aperture_read(Aperture::Bar1, 0, &mut read);
     assert_eq!((driver.rd(pmc::ENABLE::OFFSET), driver.rd(pramin::BASE), read), (u32::MAX, u32::MAX, [0xff; 4]));
-    // A reset does not restore it either.
+    // A reset does not restore the card either.
     driver.card.reset();
     assert_eq!(driver.rd(pmc::BOOT_0::OFFSET), u32::MAX);
 }

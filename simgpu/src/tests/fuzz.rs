@@ -1,4 +1,4 @@
-//! Any sequence of writes to the card: it continues and becomes idle.
+//! Sends any sequence of writes to the card: it continues and becomes idle.
 
 use super::driver::{Channel, Driver, PUSH_VA, methods, small};
 use crate::fifo::Progress;
@@ -29,7 +29,7 @@ fn value() -> impl Strategy<Value = u32> {
         Just(0),
         Just(u32::MAX),
         (0u32..32).prop_map(|bit| 1 << bit),
-        // Existing pages, with flags.
+        // Use existing pages, with flags.
         (0u32..0x400, 0u32..16).prop_map(|(page, flags)| page << 4 | flags),
         (0u32..0x400).prop_map(|page| 0xc000_0000 | page),
     ]
@@ -121,7 +121,7 @@ proptest! {
         for op in ops {
             apply(&driver, &mut channel, op);
         }
-        // Not an endless loop: a push buffer is finite, with any contents. The rest may only wait for time.
+        // The loop ends: a push buffer is finite, with any contents. The rest may only wait for time.
         let mut gpu = driver.card.gpu();
         let rested = (0..200_000).any(|_| gpu.step() != Progress::Ran);
         prop_assert!(rested);

@@ -12,7 +12,8 @@ pub(super) const BANK: u64 = 0x180_0000;
 pub(super) const DATA: u64 = 0x200_0000;
 pub(super) const SEM: u64 = 0x300_0000;
 
-/// Adds the second parameter to each word of the data (first parameter), for its rounds.
+/// Adds the second parameter to each word of the data (first parameter), after a loop with the number of rounds in the
+/// third parameter.
 pub(super) const ADD: &str = ".kernel k
     S2R R0, SR_TID.X
     S2R R1, SR_CTAID.X
@@ -62,7 +63,7 @@ pub(super) fn launch(blocks: u32, threads: u32) -> Vec<u32> {
     ])
 }
 
-/// Returns a release by the compute class, with a time stamp.
+/// Returns methods that release a semaphore through the compute class, with a time stamp.
 pub(super) fn query(va: u64, payload: u32) -> Vec<u32> {
     methods(1, class::SEMAPHORE_ADDRESS_HIGH, &[0, va as u32, payload, 1 << 20])
 }
@@ -131,7 +132,7 @@ fn channel_state_survives_interruption_between_any_two_methods() {
         assert_eq!(driver.peek(data[1]), before[1].wrapping_add(20 * (round + 1)));
         match round % 4 {
             0 => {
-                // Off the engine, with its state only in its context image.
+                // Take the channels off the engine, so that their state is only in their context images.
                 driver.wr(pfifo::PREEMPT::OFFSET, 3);
                 assert_eq!(driver.rd(pfifo::PREEMPT::OFFSET), 3, "done");
             }
@@ -217,7 +218,7 @@ fn time_of_a_kernel_follows_from_its_instructions() {
         assert_eq!(driver.peek(at + 16), 1);
         stamp(at + 16) - stamp(at)
     };
-    // Four warps: 10 instructions, and three more for each round; PTIMER counts in steps of 32 ns.
+    // Each of four warps executes 10 instructions, and three more for each round; PTIMER counts in steps of 32 ns.
     for rounds in [1, 100, 5000] {
         let expected = 1_000 + 4 * (10 + 3 * u64::from(rounds));
         assert!(elapsed(rounds).abs_diff(expected) <= 32, "{} for {rounds}, not {expected}", elapsed(rounds));
@@ -300,7 +301,8 @@ fn kernel_time_depends_on_work_and_not_on_worker_count() {
 fn transactions_of_host_memory_take_the_time_of_the_bus() {
     let compute = ComputeTiming { warp_instructions_per_second: 1_000_000_000, bytes_per_second: 1_000_000_000 };
     let rounds = 20;
-    // Transactions of each warp's access, and the number of host memory transactions of each block of four warps.
+    // The cases give the transactions of each warp's access, and the number of host memory transactions of each block
+    // of four warps.
     for (stride, host, per_access, per_block) in
         [(4, 0, 1, 0), (4, 1, 1, 4), (128, 0b0010, 32, 32), (128, 0b1011, 32, 96)]
     {

@@ -17,7 +17,7 @@ enum Error {
     Warp(u32),
     /// Reason, address, and whether it is a write.
     Shader(u32, u64, bool),
-    /// Same for a method's own access.
+    /// The same for a method's own access.
     Method(u32, u64, bool),
     /// Error code of that method's data.
     Data(u32, u32),
@@ -51,7 +51,7 @@ impl Pair {
         Self { driver, bad, good, data, stamp }
     }
 
-    /// Sends a set-up, these methods and a launch on the bad channel.
+    /// Sends a set-up, `more` methods and a launch on the bad channel.
     fn err(&mut self, more: &[Vec<u32>]) {
         let limits = [
             methods(1, class::SHARED_SIZE, &[64]),
@@ -92,7 +92,7 @@ fn errs(code: &str, more: &[Vec<u32>], error: Error) {
         assert_eq!(driver.rd(pgraph::INTR::OFFSET), 0, "{code}");
     };
     match error {
-        // Client 1 of the first cluster, its texture unit and L1; the hub's client 4, dispatch.
+        // The client is 1 of the first cluster (its texture unit and L1), or the hub's client 4 (dispatch).
         Error::Shader(reason, va, write) => faulted(1 << 8, reason, va, write),
         Error::Method(reason, va, write) => faulted(1 << 6 | 4 << 8, reason, va, write),
         Error::Warp(error) => {
@@ -110,7 +110,7 @@ fn errs(code: &str, more: &[Vec<u32>], error: Error) {
         }
     }
     assert_eq!(driver.rd(fecs::CURRENT::OFFSET), 0x8000_0000 | instance, "{code}");
-    // The driver's recovery: removes the channel, acknowledges the errors.
+    // Recover like a driver: remove the channel, and acknowledge the errors.
     pair.computes(2);
     let driver = &pair.driver;
     driver.wr(pfifo::CHANNEL_STATE::at(3), 0x001f_0000);
@@ -188,9 +188,9 @@ fn memory_that_is_not_there_or_read_only() {
         Error::Shader(fault::READ_ONLY, READ_ONLY + 0x20, true),
     );
     errs("MOV R0, RZ\nMOV R1, 0x1\nLD.E R2, [R0]", &[], Error::Shader(fault::PDE, 1 << 32, false));
-    // Past the channel's limit of 2^40.
+    // Access an address beyond the channel's limit of 2^40.
     errs("MOV R0, RZ\nMOV R1, 0x100\nLD.E R2, [R0]", &[], Error::Shader(fault::VA_LIMIT, 1 << 40, false));
-    // An unbound bank, and unbound local memory.
+    // Use an unbound bank, and unbound local memory.
     let bank = [
         methods(1, class::CONSTANT_SIZE, &[0x100, 0, UNMAPPED_ADDR as u32]),
         methods(1, class::CONSTANT_BIND, &[0x101]),
@@ -230,7 +230,7 @@ fn methods_and_launches_that_no_card_could_do() {
     errs("EXIT", &upload, Error::Method(fault::PTE, UNMAPPED_ADDR + 0x40, true));
 }
 
-/// Waits until the card reports it, by the host's clock.
+/// Waits until the card reports the condition, with a limit by the host's clock.
 #[track_caller]
 fn wait(what: &str, mut until: impl FnMut() -> bool) {
     // TIMEOUT: a thousand times the usual time; the test then fails.

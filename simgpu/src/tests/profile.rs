@@ -26,7 +26,8 @@ fn touched(counts: &AccessCounts) -> (Touched, Touched) {
     (vram.map(|(block, count)| (block * BLOCK, *count)).collect(), counts.system.clone().into_iter().collect())
 }
 
-/// Maps 64 pages of VRAM that start 16 pages before the end of a block, at `va` of the channel. Returns that end.
+/// Maps 64 pages of VRAM that start 16 pages before the end of a block, at `va` of the channel. Returns the end of the
+/// block.
 fn across_blocks(driver: &mut Driver, channel: &Channel, va: u64) -> u64 {
     let at = driver.vram(4 * BLOCK / PAGE).next_multiple_of(BLOCK) + BLOCK;
     driver.map(channel.space, va, At::Vram(at - 16 * PAGE), 64);
@@ -97,7 +98,7 @@ fn unanswered_accesses_are_counted_in_no_vram_block() {
     let mut driver = profiled();
     let mut channel = driver.only_channel(1);
     driver.buffer(&channel, A, 1, 1);
-    // Past the card's 64 MiB, in the same gibibyte and after it; unmapped host memory.
+    // Access addresses beyond the card's 64 MiB, in the same gibibyte and after it, and unmapped host memory.
     for (page, at) in [At::Vram(80 << 20), At::Vram(3 << 30), At::Vram((1 << 40) - PAGE)].into_iter().enumerate() {
         driver.map(channel.space, B + page as u64 * PAGE, at, 1);
     }
@@ -120,7 +121,7 @@ fn touches_are_reported_in_order_after_first_call() {
     };
     page(&mut driver, &mut channel, 0);
     assert_eq!(driver.card.take_touches(), [], "nobody has asked");
-    // One access in the first blocks, two in the next blocks, and one in the first blocks again.
+    // Make one access in the first blocks, two in the next blocks, and one in the first blocks again.
     for index in [0, 16, 17, 1] {
         page(&mut driver, &mut channel, index);
     }

@@ -71,7 +71,7 @@ fn handed_over_card_continues_queued_work() {
             driver.card.halt().expect("it rests");
             let next = handed_over(&driver.card, &config);
             driver.card = Arc::new(next);
-            // The queued work is complete, and was done by the next card alone.
+            // The queued work is complete, and only the next card did it.
             assert_eq!(driver.userd(&channel, nvspec::instance::userd::GP_PUT), put);
             driver.card.go_on();
         }
@@ -147,7 +147,7 @@ fn other_memory_is_refused() {
     let file = || driver.card.vram_file().expect("it is shared").try_clone().expect("a descriptor");
     assert!(Vram::of_file(file(), bytes * 2).is_err());
     assert!(file().set_len(0).is_err(), "nobody can cut it");
-    // A file of the same length that can be truncated.
+    // Create a file of the same length that can be truncated.
     let other = rustix::fs::memfd_create("other", rustix::fs::MemfdFlags::ALLOW_SEALING).expect("a file");
     let other = std::fs::File::from(other);
     other.set_len(bytes).expect("a length");
@@ -164,7 +164,7 @@ fn zeros_take_no_memory() {
     assert!(blocks() > 0);
     vram.write(at(0x1000), &vec![0; 0x10_1000]).expect("inside");
     assert_eq!(blocks(), 0);
-    // Same for partially zeroed pages.
+    // The same applies to partially zeroed pages.
     vram.write(at(0x2000), &[7; 0x3000]).expect("inside");
     vram.write(at(0x2800), &[0; 0x2000]).expect("inside");
     let mut held = [1; 0x3000];
@@ -196,7 +196,7 @@ fn cards_that_cannot_be_are_refused() {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 60, failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// An edited saved card is refused, or results in a card with any behaviour except a panic.
+    /// An edited saved card is refused, or results in a card that may behave in any way except panic.
     #[test]
     fn edited_bytes_never_panic(edits in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..4)) {
         let (mut driver, mut channel, ..) = copier(&config());

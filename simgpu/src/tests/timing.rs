@@ -8,7 +8,7 @@ const A: u64 = 0x100_0000;
 const B: u64 = 0x200_0000;
 const SEM: u64 = 0x300_0000;
 
-/// Returns a timing of a byte per nanosecond, a microsecond per launch, 100 ns per switch.
+/// Returns a configuration whose timing is a byte per nanosecond, a microsecond per launch, and 100 ns per switch.
 fn slow() -> Config {
     let timing = EngineTiming { bytes_per_second: 1_000_000_000, launch_ns: 1_000 };
     Config {
@@ -33,7 +33,7 @@ fn semaphore_after_copy_arrives_when_copy_time_passes() {
     driver.push(&mut channel, &words(&[object(M2MF), m2mf_copy(A, B, 4 * PAGE as u32), release(SEM, 1)]));
     driver.run_until_idle();
     assert_ne!(driver.peek(sem), 1);
-    // Loading the channel, loading the context, launch, copy.
+    // The time consists of loading the channel, loading the context, the launch, and the copy.
     let takes = 100 + 100 + 1_000 + 4 * PAGE;
     driver.advance(takes - 1);
     assert_ne!(driver.peek(sem), 1);
@@ -83,7 +83,7 @@ fn late_host_does_not_make_the_card_slower() {
 #[test]
 fn late_host_does_not_delay_start_of_card_work() {
     let takes = |switches: u64| 100 * switches + 1_000 + 4 * PAGE;
-    // With and without the driver taking the channel off before the card's thread runs.
+    // Test with and without the driver taking the channel off before the card's thread runs.
     for off in [false, true] {
         let mut driver = Driver::new(&slow());
         let mut channel = driver.only_channel(1);
@@ -105,7 +105,7 @@ fn late_host_does_not_delay_start_of_card_work() {
         driver.advance(takes(2));
         let (begins, switches) = if off { (4_000, 2) } else { (1_000, 1) };
         assert_eq!(stamp(&driver), (begins + takes(switches)) & !31, "{off}");
-        // Same after completed work.
+        // The same applies after completed work.
         let rung = 8_000 + takes(2);
         driver.push(&mut channel, &copy);
         driver.card.gpu().advance(2_000);
@@ -226,8 +226,8 @@ fn buffer(driver: &mut Driver, channel: &Channel, va: u64, pages: u64, host: Hos
 #[test]
 fn bytes_of_a_copy_that_cross_the_bus_take_its_time() {
     let (none, all, some): (Host, Host, Host) = (|_| false, |_| true, |page| page % 4 == 1);
-    // Nanoseconds for a byte of a copy: one by the engine itself, and the given number for each byte that crosses the
-    // bus.
+    // Each case has the nanoseconds per byte of a copy: one for the engine itself, and the given number for each byte
+    // that crosses the bus.
     let cases: [(u64, Host, Host, u64); 7] = [
         (4, none, none, 16),
         (4, all, none, 16 * 4),

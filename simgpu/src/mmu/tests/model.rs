@@ -34,7 +34,7 @@ impl Page {
 /// Mapping of 128 MiB.
 #[derive(Clone, Debug, Default)]
 struct Region {
-    /// Table size: full, a half, a quarter, an eighth.
+    /// Table size: full, or a half, a quarter or an eighth of it.
     short: u64,
     large: Option<BTreeMap<u64, Page>>,
     small: Option<BTreeMap<u64, Page>>,
@@ -79,7 +79,7 @@ impl World {
         if page.read_only && write {
             return Answer::Fault(6);
         }
-        // The kinds used in the test: pitch, generic, a compressed one, none.
+        // The test uses these kinds: pitch, generic, a compressed one, none.
         match (page.kind, page.aperture) {
             (0xff, _) => return Answer::Fault(0xc),
             (0xdb, 2 | 3) | (_, 1) => return Answer::Fault(0xa),
@@ -89,7 +89,7 @@ impl World {
         Answer::At(if page.aperture == 0 { vram(base) } else { BusAddr::System(Iova(base)) })
     }
 
-    /// Builds the same as tables. Those of odd regions are in host memory.
+    /// Builds the same mappings as tables. The tables of odd regions are in host memory.
     fn build(&self) -> Tables {
         let mut tables = Tables::new();
         tables.space.limit = GpuVa(self.limit);
@@ -138,7 +138,7 @@ fn region() -> impl Strategy<Value = Region> {
 }
 
 fn world() -> impl Strategy<Value = World> {
-    // Two regions by number and the last one of the address space.
+    // Test two regions by number, and the last region of the address space.
     let index = prop_oneof![0u64..6, Just(8191u64)];
     let limit = prop_oneof![Just((1u64 << 40) - 1), 0u64..6 * 0x800_0000];
     (limit, prop::collection::btree_map(index, region(), 1..5)).prop_map(|(limit, regions)| World { limit, regions })

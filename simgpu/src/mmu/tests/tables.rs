@@ -19,7 +19,7 @@ pub(crate) const PTE_SYSTEM: u64 = 2 << 33;
 pub(crate) const SYSTEM_BASE: u64 = 0x4000_0000;
 pub(crate) const SYSTEM_BYTES: u64 = 4 << 20;
 
-/// A card's memory with one address space. Tables are in VRAM from 0x10000 to 4 MiB; pages are above.
+/// A card's memory with one address space. Tables are in VRAM from 0x10000 to 4 MiB; pages are above 4 MiB.
 pub(crate) struct Tables {
     pub(crate) memory: Memory,
     pub(crate) mmu: Mmu,
@@ -51,7 +51,7 @@ impl Tables {
         self.memory.read64(address).expect("a table")
     }
 
-    /// Returns the table for `va`, and makes it if it is missing.
+    /// Returns the table for `va`, and creates it if it is missing.
     fn table(&mut self, va: u64, large: bool) -> BusAddr {
         let index = va >> 27;
         if let Some(table) = self.known.get(&(index, large)) {

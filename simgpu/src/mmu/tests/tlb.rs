@@ -191,7 +191,8 @@ fn after_a_flush_nothing_reaches_the_old_frame() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(48))]
 
-    /// With a flush after each change, lookups of many colliding pages of two directories give the same as a walk.
+    /// With a flush after each change, lookups of many colliding pages of two directories give the same results as a
+    /// walk.
     #[test]
     fn flushed_tlb_agrees_with_the_tables(
         changes in prop::collection::vec((0u64..3, 0u64..2, 0u64..600, 0u64..200), 1..60),
