@@ -1,4 +1,4 @@
-//! Time of a plan with 64 VMs of 4096 chunks each on a card that holds a quarter of them.
+//! Measures the time of a plan with 64 VMs of 4096 chunks each, on a card that holds a quarter of these chunks.
 
 use criterion::{Criterion, criterion_group, criterion_main};
 use std::hint::black_box;
@@ -9,7 +9,7 @@ use vram::{Balancer, CHUNK_BYTES_MIN, ChunkTable, Contents, GuestVramAddr, Limit
 const VMS: u32 = 64;
 const CHUNKS: u32 = 4096;
 
-/// VMs that use all of their memory: the first ones get the card, unless `fair`.
+/// VMs that use all of their memory. With `fair` they share the card; otherwise the first VMs fill it.
 fn table(fair: bool) -> ChunkTable {
     let card = VMS * CHUNKS / 4;
     let bytes = |chunks: u32| u64::from(chunks) * CHUNK_BYTES_MIN;

@@ -1,23 +1,23 @@
 //! The balancer: when the card is full, it chooses which VM gives up which chunk, and which VM gets chunks back.
 //!
 //! # Entitlement
-//! The chunks of the card that are for VMs are divided by a weighted max-min fair share: each VM is entitled to at
-//! least its guarantee and at most its quota or what it uses, on the card and elsewhere, if that is less; within that a
-//! level rises for all by their weights until the card is full. VMs without a submission for a while
+//! The card's chunks for VMs are divided by a weighted max-min fair share. Each VM is entitled to at least its
+//! guarantee, and at most its quota or its use (on the card and elsewhere), whichever is lower. Within these bounds a
+//! level rises for all VMs by their weights until the card is full. VMs without a submission for a while
 //! ([`Config::idle_after_ns`]) share the rest. Entitlements do not depend on where chunks are, so moving chunks does
 //! not change them.
 //!
 //! # Evictions
-//! A request that the card has no room for takes a chunk of the VM that is furthest above its entitlement, including
-//! the request, as in GPUswap (section 4.3). If that is the requester, its new chunk gets its first place in host
-//! memory instead. Chunks above a quota are evicted before that. The mediator's own needs and new guarantees are
-//! requests as well.
+//! A request that does not fit on the card takes a chunk of the VM that is furthest above its entitlement, including
+//! the request, as in GPUswap (section 4.3). If that is the requester, its new chunk is first placed in host memory
+//! instead. Chunks above a quota are evicted before that. The mediator's own needs and new guarantees are requests as
+//! well.
 //!
 //! # Returns
-//! Each [`Config::return_interval_ns`] spare chunks are returned, first to the VM that lacks the largest part of its
-//! entitlement. When none is spare, a VM above its entitlement gives a chunk to a VM below, but only if one of them is
-//! off by at least a chunk. So no VM ends more than one chunk off, and no exchange is undone by the next.
-//! [`Config::settle_ns`] keeps single chunks from moving to and fro when demands change.
+//! Every [`Config::return_interval_ns`], spare chunks are returned, first to the VM that lacks the largest part of its
+//! entitlement. When no chunk is spare, a VM above its entitlement gives a chunk to a VM below its entitlement, but
+//! only if one of them is off by at least a chunk. So no VM ends up off by more than one chunk, and no exchange is
+//! undone by the next. [`Config::settle_ns`] keeps single chunks from moving back and forth when demands change.
 
 mod active;
 mod config;
@@ -48,7 +48,7 @@ pub struct Request {
 /// Origin of a request for chunks of the card.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum By {
-    /// A VM, for guest chunks that get their first place.
+    /// A VM, for guest chunks that are placed for the first time.
     Vm(TenantId),
     /// The mediator, for its own structures, beyond its share.
     Mediator,
@@ -56,7 +56,7 @@ pub enum By {
     Guarantee,
 }
 
-/// Entitlement of a VM, in chunks of the card; the exact share is between the two, which differ by one at most.
+/// Entitlement of a VM, in chunks of the card. The exact share is between the two bounds, which differ by at most one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Entitlement {
     /// Rounded down.
@@ -78,9 +78,9 @@ pub enum PinError {
     Guarantee {
         /// The VM.
         vm: TenantId,
-        /// Chunks that would be pinned.
+        /// Number of chunks that would be pinned.
         pinned: u32,
-        /// Its guarantee.
+        /// The VM's guarantee.
         guarantee: u32,
     },
 }
@@ -93,8 +93,8 @@ struct Known {
     pins: BTreeSet<u32>,
 }
 
-/// Decides which chunks move. It changes nothing itself: [`Self::plan`] returns steps, which the caller executes with
-/// [`ChunkTable::start`] and copies. A step that fails is planned again later if it is still due.
+/// Decides which chunks move. [`Self::plan`] only returns steps, which the caller executes with [`ChunkTable::start`]
+/// and copies. A step that fails is planned again later if it is still due.
 #[derive(Debug)]
 pub struct Balancer {
     config: Config,
@@ -102,7 +102,8 @@ pub struct Balancer {
     known: BTreeMap<TenantId, Known>,
     /// Time at which each VM last submitted work or requested memory, in ns.
     active: BTreeMap<TenantId, u64>,
-    /// Time at which a step was last planned for a chunk, in ns, and its destination. Dropped when it has settled.
+    /// Time at which a step was last planned for a chunk, in ns, and its destination. Dropped when the chunk has
+    /// settled.
     moved: BTreeMap<(TenantId, u32), (u64, To)>,
     /// Time of the next returns, in ns.
     due_ns: u64,
@@ -155,8 +156,8 @@ impl Balancer {
         self.active.get(&vm).copied()
     }
 
-    /// Sets the quantum that [`Quanta`](crate::Quanta) decides: the members of `turn` except its holder give way as if
-    /// they were idle, as soon as possible. `None` ends the turn.
+    /// Sets the quantum that [`Quanta`](crate::Quanta) decides: the members of `turn` except its holder give up memory
+    /// as if they were idle, as soon as possible. `None` ends the quantum.
     pub fn set_turn(&mut self, turn: Option<Turn>) {
         if turn != self.turn {
             self.moved.clear();
@@ -165,7 +166,7 @@ impl Balancer {
         self.turn = turn;
     }
 
-    /// Makes the next plan without a request not wait for the interval's end.
+    /// Makes the next plan without a request start at once, before the interval's end.
     pub fn hurry(&mut self) {
         self.due_ns = 0;
     }
@@ -214,7 +215,7 @@ impl Balancer {
         Ok(())
     }
 
-    /// Records that the chunk of an address has its first place, on the card.
+    /// Records that the chunk of an address was placed for the first time, on the card.
     ///
     /// # Errors
     /// [`Error::OutOfRange`]; [`Error::NoSuchVm`].
@@ -234,12 +235,12 @@ impl Balancer {
         Ok(())
     }
 
-    /// Pins the chunks of a range of guest VRAM to the card, or unpins them. Pinned chunks are never victims, and are
-    /// returned first; they are part of the guarantee. If that is lowered later, the pins at the highest addresses are
-    /// dropped.
+    /// Pins the chunks of a range of guest VRAM to the card, or unpins them. Pinned chunks are never victims, are
+    /// returned first, and are part of the guarantee. If the guarantee is lowered later, the pins at the highest
+    /// addresses are dropped.
     ///
     /// # Errors
-    /// See [`PinError`]. Then nothing changes.
+    /// See [`PinError`]. After an error nothing has changed.
     pub fn pin(
         &mut self,
         table: &ChunkTable,
@@ -279,7 +280,7 @@ impl Balancer {
         round.ids().enumerate().map(|(at, vm)| (vm, of(at))).collect()
     }
 
-    /// Forgets a VM that is destroyed, so that the next VM of its number starts without history.
+    /// Forgets a destroyed VM, so that the next VM with its number starts without history.
     pub fn forget_vm(&mut self, vm: TenantId) {
         self.known.remove(&vm);
         self.active.remove(&vm);
@@ -301,7 +302,7 @@ impl Balancer {
         self.moved.retain(|_, &mut (when, _)| now_ns.saturating_sub(when) < settle);
     }
 
-    /// Returns the knowledge about a VM that the table has.
+    /// Returns the balancer's knowledge about a VM of the table.
     fn known(&mut self, table: &ChunkTable, vm: TenantId) -> &mut Known {
         let advertised = table.vm_bytes(vm).unwrap_or(0).div_ceil(table.chunk_bytes()) as u32;
         let new = || Known { advertised, hints: Hints::new(advertised), pins: BTreeSet::new() };

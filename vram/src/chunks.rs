@@ -41,7 +41,7 @@ pub const ADVERTISED_BYTES_MAX: u64 = 1 << 40;
 pub struct Placed {
     /// Place of the requested guest address.
     pub place: Place,
-    /// The chunk got its place in this call: it holds zeros, and has no references yet.
+    /// True if the chunk was placed in this call: it holds zeros, and has no references yet.
     pub new: bool,
 }
 
@@ -50,30 +50,31 @@ pub struct Placed {
 ///
 /// # Allocation order
 /// A guest chunk gets a place at its first use ([`Self::place`]): a chunk of the card if one is available, or a slot of
-/// host memory if its VM may swap. Chunks of the card without an owner, zeroed or not, are counted together, since
-/// scrubbing needs no permission; they back, in this order:
+/// host memory if its VM may swap. Chunks of the card without an owner are counted together, whether zeroed or not,
+/// since scrubbing needs no permission. They back, in this order:
 /// - the unused part of VMs' guarantees: [`Self::place`] never fails with [`Error::Full`] for them;
 /// - the unused part of the mediator's own share ([`Self::set_aside`]). A VM's chunks are useless without page tables,
 ///   instance blocks and rings, which are in chunks of the mediator: a guarantee holds only if this share covers the
 ///   mediator's needs for all admitted VMs;
 /// - the unused part of the reserve for evictions ([`Self::set_reserve`]). The mediator may borrow it, since no work
 ///   runs without page tables; borrowed chunks are returned before any chunk counts as spare ([`Self::repay`]);
-/// - chunks that the mediator claims ([`Self::claim`]): no VM gets them beyond its guarantee, but a new guarantee may;
+/// - chunks that the mediator claims ([`Self::claim`]): a VM cannot use them beyond its guarantee, but a new guarantee
+///   can;
 /// - the remaining, spare chunks: for new guarantees, for the mediator beyond its share, and for VMs beyond their
-///   guarantees. These compete on a first-come, first-served basis; when no chunk is spare,
-///   [`Balancer`](crate::Balancer) chooses the VM that gives one up.
+///   guarantees. These uses compete on a first-come, first-served basis; when no chunk is spare,
+///   [`Balancer`](crate::Balancer) chooses the VM that gives up a chunk.
 ///
 /// The table promises a number of chunks, not contiguous runs: [`Self::reserve_mediator`] can fail for a run of several
 /// chunks although their number is set aside. The mediator's tables fit into a single chunk unless chunks are small.
 ///
 /// # Moves
-/// [`Self::begin_move`] takes the destination, the caller copies, [`Self::commit_move`] makes it the chunk's place.
-/// Until then the chunk's place is the source. A chunk that moves counts for the limits of both memories, so no limit
-/// is exceeded however moves end.
+/// [`Self::begin_move`] takes the destination, the caller copies the chunk, and [`Self::commit_move`] makes the
+/// destination the chunk's place. Until then the chunk's place is the source. A moving chunk counts for the limits of
+/// both memories, so no limit is exceeded however moves end.
 ///
 /// # The reserve
 /// A chunk in the reserve stays where it is on the card but counts as in host memory, so its VM gives up a chunk
-/// without a copy and another VM has that chunk at once. It is copied to host memory later, which refills the reserve
+/// without a copy, and another VM gets that chunk at once. It is copied to host memory later, which refills the reserve
 /// ([`Self::start`]).
 #[derive(Debug)]
 pub struct ChunkTable {
@@ -82,17 +83,17 @@ pub struct ChunkTable {
     host: Stock,
     /// Number of chunks that the mediator owns.
     mediator: u32,
-    /// Chunks set aside for the mediator, including those that it owns already.
+    /// Number of chunks set aside for the mediator, including those that it owns already.
     set_aside: u32,
-    /// Chunks set aside for evictions, including those in use.
+    /// Number of chunks set aside for evictions, including those in use.
     reserve: u32,
-    /// VMs' chunks in the reserve.
+    /// Number of VMs' chunks in the reserve.
     parked: u32,
-    /// Of these, the chunks that are moving to host memory.
+    /// Number of these chunks that are moving to host memory.
     draining: u32,
-    /// Chunks of the reserve that the mediator has borrowed.
+    /// Number of chunks of the reserve that the mediator has borrowed.
     borrowed: u32,
-    /// Chunks beyond those set aside that the mediator gets as soon as they are spare.
+    /// Number of chunks beyond those set aside that the mediator gets as soon as they are spare.
     claimed: u32,
     /// Sum of the unused parts of VMs' guarantees.
     promised: u32,
@@ -101,10 +102,10 @@ pub struct ChunkTable {
     frozen: BTreeSet<TenantId>,
     /// All moves in flight.
     flights: BTreeMap<MoveId, Flight>,
-    /// The move of each guest chunk that moves.
+    /// The move of each moving guest chunk.
     moving: BTreeMap<(TenantId, u32), MoveId>,
     next_move: u64,
-    /// Committed moves, to the card and to host memory.
+    /// Numbers of committed moves to the card and to host memory.
     moved: [u64; 2],
 }
 
@@ -172,14 +173,14 @@ impl ChunkTable {
         self.card.state(chunk.0)
     }
 
-    /// Sets the number of usable slots of host memory; a new table has none. Slots that were never used hold zeros. A
-    /// budget below the current use takes no slot away, but no new one is allocated until enough are free.
+    /// Sets the number of usable slots of host memory; a new table has no slots. Slots that were never used hold zeros.
+    /// A budget below the current use takes no slot away, but no slot is allocated until enough slots are free.
     pub fn set_host_budget(&mut self, slots: u32) {
         self.host.set_limit(slots);
     }
 
-    /// Admits a VM whose guest sees `bytes` of VRAM. It is unplaced until [`Self::place`]. The size may exceed the
-    /// card's; the guarantee in `limits` may not.
+    /// Admits a VM whose guest sees `bytes` of VRAM. The VRAM is unplaced until [`Self::place`]. The size may exceed
+    /// the card's; the guarantee in `limits` may not.
     ///
     /// # Errors
     /// [`Error::Promise`] if the guarantee cannot be kept; chunks that are not zeroed yet count as available here.
@@ -206,11 +207,11 @@ impl ChunkTable {
         self.vms.get(&vm).map(VmMap::limits)
     }
 
-    /// Changes the limits of a VM. It loses no chunks: a VM above a quota or a cap just gets no more.
+    /// Changes the limits of a VM. The VM loses no chunks: a VM above a quota or a cap only gets no further chunks.
     ///
     /// # Errors
     /// [`Error::Promise`] if a raised guarantee cannot be kept now; [`Error::Guarantee`], [`Error::Weight`];
-    /// [`Error::NoSuchVm`]. Then nothing changes.
+    /// [`Error::NoSuchVm`]. After an error nothing has changed.
     pub fn set_limits(&mut self, vm: TenantId, limits: Limits) -> Result<(), Error> {
         let map = self.vms.get(&vm).ok_or(Error::NoSuchVm(vm))?;
         self.check_limits(vm, limits, map.advertised(), map.used(Tier::Card), map.owed())?;
@@ -218,8 +219,8 @@ impl ChunkTable {
         Ok(())
     }
 
-    /// Places the guest chunk that contains `address` in zeroed memory, if it is unplaced: in a chunk of the card, or
-    /// in a slot of host memory if the card has none for it and the policy is to swap.
+    /// Places the guest chunk that contains `address` in zeroed memory, if it is unplaced: in a chunk of the card, or,
+    /// if the card has no chunk for it and the policy is to swap, in a slot of host memory.
     ///
     /// # Errors
     /// [`Error::NeedsScrub`]: scrub a chunk there and try again. [`Error::Full`], but not for a VM that has less than
@@ -246,8 +247,8 @@ impl ChunkTable {
     }
 
     /// Unplaces the guest chunk that contains `address`; its old place then waits to be scrubbed. Returns false if the
-    /// chunk had none. The caller must have dropped all references to the chunk: the guest loses its content. A pending
-    /// move of the chunk ends with [`Ended::Gone`].
+    /// chunk was unplaced. The caller must have dropped all references to the chunk: the guest loses its content. A
+    /// pending move of the chunk ends with [`Ended::Gone`].
     ///
     /// # Errors
     /// [`Error::OutOfRange`]; [`Error::NoSuchVm`].
@@ -261,7 +262,7 @@ impl ChunkTable {
         Ok(true)
     }
 
-    /// Does [`Self::unplace`] for all chunks of a VM. Returns their number. The guarantee stays.
+    /// Does [`Self::unplace`] for all chunks of a VM. Returns the number of chunks. The guarantee stays.
     pub fn unplace_all(&mut self, vm: TenantId) -> u32 {
         self.lose_moves(vm, 0..=u32::MAX);
         self.parked -= self.vms.get(&vm).map_or(0, |map| map.parked().count() as u32);
@@ -273,7 +274,7 @@ impl ChunkTable {
     }
 
     /// Removes a VM's VRAM and its guarantee. Its chunks wait to be scrubbed; so do the destinations of its moves in
-    /// flight, after these have ended. Returns the number of chunks that were placed.
+    /// flight, after these moves have ended. Returns the number of chunks that were placed.
     ///
     /// # Errors
     /// [`Error::NoSuchVm`].
@@ -286,8 +287,8 @@ impl ChunkTable {
         Ok(count)
     }
 
-    /// Takes a chunk or slot to fill with zeros: the card's chunk that has waited longest, or else a slot. It stays
-    /// without an owner until [`Self::scrubbed`].
+    /// Takes a chunk or slot to fill with zeros: the card's chunk that has waited longest, otherwise a slot. It has no
+    /// owner until [`Self::scrubbed`].
     pub fn take_scrub_work(&mut self) -> Option<ScrubWork> {
         self.take_scrub_work_in(Tier::Card).or_else(|| self.take_scrub_work_in(Tier::Host))
     }
@@ -308,13 +309,13 @@ impl ChunkTable {
     }
 
     /// Takes the chunk or slot at `place` out of use, because the card may still reach it: immediately if it has no
-    /// owner, else when it loses its owner. It counts as used for the lifetime of the table.
+    /// owner, otherwise when it loses its owner. It counts as used for the lifetime of the table.
     pub fn quarantine(&mut self, place: Place) {
         let spot = self.spot_at(place);
         self.stock_mut(spot.tier()).quarantine(spot.number());
     }
 
-    /// Returns the chunks of the card without an owner: zeroed chunks, and chunks that wait for zeroing.
+    /// Returns the numbers of card chunks without an owner: zeroed chunks, and chunks that wait for zeroing.
     #[must_use]
     pub fn zeroed(&self) -> (u32, u32) {
         (self.card.free(), self.card.unscrubbed())
@@ -386,8 +387,8 @@ impl ChunkTable {
         }
     }
 
-    /// Checks that a VM may have `limits`, if its guest has `advertised` chunks, and the VM has `used` and is `owed`
-    /// that many chunks of the card.
+    /// Checks that a VM may have `limits`, given that its guest has `advertised` chunks, and that the VM has `used` and
+    /// is `owed` that many chunks of the card.
     fn check_limits(&self, vm: TenantId, limits: Limits, advertised: u32, used: u32, owed: u32) -> Result<(), Error> {
         let Limits { quota, guarantee, swap_cap: _, weight, on_full: _ } = limits;
         if guarantee > quota {
@@ -416,7 +417,7 @@ impl ChunkTable {
         Some(result)
     }
 
-    /// Takes a zeroed chunk or slot of a memory that has room.
+    /// Takes a zeroed chunk or slot of a memory that has a free one.
     fn take(&mut self, tier: Tier, to: ChunkState) -> Result<Spot, Error> {
         let number = self.stock_mut(tier).take(to).ok_or(Error::NeedsScrub { tier, short: 1 })?;
         Ok(Spot::new(tier, number))

@@ -11,21 +11,21 @@ use std::collections::{BTreeMap, BTreeSet};
 /// Size of the smallest allocation.
 pub const PAGE_BYTES: u64 = 4 << 10;
 const PAGE_SHIFT: u32 = PAGE_BYTES.trailing_zeros();
-/// Order of the largest allocation: as large as the largest chunk, 64 MiB.
+/// Order of the largest allocation, which is as large as the largest chunk: 64 MiB.
 const ORDER_MAX: u32 = CHUNK_BYTES_MAX.trailing_zeros() - PAGE_SHIFT;
 
 /// Reason that an allocation failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PoolError {
-    /// An allocation must be of 1 byte to 64 MiB.
+    /// The size is not from 1 byte to 64 MiB.
     #[error("{0:#x} bytes are not an allocation that a page pool makes")]
     Size(u64),
     /// The pool has reached its limit.
     #[error("the pool holds {held:#x} bytes and may not grow beyond {limit:#x}")]
     Limit {
-        /// Bytes of chunks that the pool holds.
+        /// Size in bytes of the chunks that the pool holds.
         held: u64,
-        /// Bytes that it may hold.
+        /// Maximum number of bytes that the pool may hold.
         limit: u64,
     },
     /// The card has no chunk for the pool.
@@ -43,14 +43,14 @@ struct Run {
 /// An allocation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Block {
-    /// Its start.
+    /// Start of the allocation.
     pub address: VramAddr,
-    /// No part of it was allocated since the chunk was zeroed.
+    /// True if no part of it was allocated since the chunk was zeroed.
     pub zeroed: bool,
 }
 
 /// A buddy allocator over runs of chunks. Blocks are powers of two of 4 KiB, aligned to their size; the caller zeroes
-/// those that were allocated before. With one pool for each VM, [`PagePool::release_all`] frees everything when the VM
+/// blocks that were allocated before. With one pool for each VM, [`PagePool::release_all`] frees everything when the VM
 /// ends.
 #[derive(Debug)]
 pub struct PagePool {
@@ -59,9 +59,10 @@ pub struct PagePool {
     free: [BTreeSet<u64>; ORDER_MAX as usize + 1],
     /// Allocated blocks and their orders.
     used: BTreeMap<u64, u32>,
-    /// Chunk runs held, by start address. Each is a power of two long and aligned to its length.
+    /// Runs of chunks held, by start address. The length of a run is a power of two, and the run is aligned to its
+    /// length.
     runs: BTreeMap<u64, Run>,
-    /// Ranges of pages not allocated since their chunk was zeroed, by first page, with the end.
+    /// Ranges of pages not allocated since their chunk was zeroed: first page and end.
     zeroed: BTreeMap<u64, u64>,
     held: u64,
     used_bytes: u64,
@@ -82,8 +83,8 @@ impl PagePool {
         }
     }
 
-    /// Allocates at least `bytes`, aligned to the next power of two; takes chunks from `table` if its own chunks have
-    /// no room.
+    /// Allocates at least `bytes`, aligned to the next power of two. Takes chunks from `table` if the pool's own chunks
+    /// have no free block of this size.
     ///
     /// # Errors
     /// See [`PoolError`].
@@ -91,7 +92,7 @@ impl PagePool {
         Ok(self.alloc_block(table, bytes)?.address)
     }
 
-    /// Does [`Self::alloc`], and returns whether the block is zeroed.
+    /// Does [`Self::alloc`], and also returns whether the block is zeroed.
     ///
     /// # Errors
     /// See [`PoolError`].
@@ -121,7 +122,7 @@ impl PagePool {
         self.insert_free(address.0, order);
     }
 
-    /// Returns every run of chunks without an allocation to `table`. Returns the number of chunks.
+    /// Returns every run of chunks without an allocation to `table`. The result is the number of chunks.
     pub fn reclaim(&mut self, table: &mut ChunkTable) -> u32 {
         let mut given = 0;
         let Self { free, used, runs, zeroed, held, .. } = self;
@@ -142,7 +143,7 @@ impl PagePool {
         given
     }
 
-    /// Returns all chunks to `table`, with or without allocations. The pool is empty then.
+    /// Returns all chunks to `table`, with or without allocations. The pool is then empty.
     pub fn release_all(&mut self, table: &mut ChunkTable) {
         self.used.clear();
         self.used_bytes = 0;
@@ -155,13 +156,13 @@ impl PagePool {
         Allocations(self.used.clone())
     }
 
-    /// Bytes allocated, after rounding.
+    /// Returns the number of allocated bytes, after rounding.
     #[must_use]
     pub fn used_bytes(&self) -> u64 {
         self.used_bytes
     }
 
-    /// Bytes of chunks held.
+    /// Returns the size in bytes of the chunks held.
     #[must_use]
     pub fn held_bytes(&self) -> u64 {
         self.held
@@ -172,7 +173,7 @@ impl PagePool {
     }
 
     fn grow(&mut self, table: &mut ChunkTable, bytes: u64) -> Result<(), PoolError> {
-        // Both are powers of two, so a run is as long as its alignment.
+        // Both sizes are powers of two, so a run is as long as its alignment.
         let size = bytes.max(table.chunk_bytes());
         let chunks = (size / table.chunk_bytes()) as u32;
         if self.held + size > self.limit {
@@ -192,7 +193,7 @@ impl PagePool {
     fn soil(&mut self, start: u64, bytes: u64) -> bool {
         let end = start + bytes;
         let mut zeroed = 0;
-        // Ranges that overlap it begin before its end; of the earlier ranges, only the last can reach into it.
+        // Ranges that overlap the block begin before its end; of the earlier ranges, only the last can reach into it.
         let before = self.zeroed.range(..start).next_back().map(|(first, _)| *first);
         let within: Vec<u64> =
             before.into_iter().chain(self.zeroed.range(start..end).map(|(first, _)| *first)).collect();
@@ -209,7 +210,7 @@ impl PagePool {
         zeroed == bytes
     }
 
-    /// Frees a block and merges it with its buddy as long as that is free and in the same run.
+    /// Frees a block and merges it with its buddy as long as the buddy is free and in the same run.
     fn insert_free(&mut self, mut start: u64, mut order: u32) {
         let run = self.runs.range(..=start).next_back().map_or(0, |(_, run)| run.bytes);
         while PAGE_BYTES << order < run {
@@ -229,7 +230,7 @@ impl PagePool {
 pub struct Allocations(BTreeMap<u64, u32>);
 
 impl Allocations {
-    /// Returns true if `bytes` at `address` are one of the allocations.
+    /// Returns true if the range of `bytes` at `address` is one of the allocations.
     #[must_use]
     pub fn holds(&self, address: VramAddr, bytes: u64) -> bool {
         self.0.get(&address.0).is_some_and(|order| order_of(bytes) == Some(*order))

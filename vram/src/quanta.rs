@@ -1,10 +1,11 @@
 //! Thrash detection: when VMs whose working sets do not fit together move their chunks back and forth, each VM in turn
 //! gets the card's memory to itself for a quantum.
 //!
-//! This is the anti-thrashing scheduler of the unified-memory thesis (section 11.5), with two points that its section
-//! 13.2 leaves to the future: the traffic between card and host within a sliding window switches it on, and the quantum
-//! depends on the bytes to copy when the turn changes. A GPU that reaches host memory itself thrashes without a single
-//! relocation: its bus traffic counts as well, where a counter exists; without one, quanta are [probed](probes).
+//! The detector is the anti-thrashing scheduler of the unified-memory thesis (section 11.5), with two extensions that
+//! its section 13.2 leaves as future work: the traffic between card and host within a sliding window switches it on,
+//! and the quantum depends on the bytes to copy when the turn changes. A GPU that reaches host memory itself thrashes
+//! without a single relocation: its bus traffic counts as well, where a counter exists; without one, quanta are
+//! [probed](probes).
 
 mod probes;
 mod saved;
@@ -28,12 +29,12 @@ const SLOTS: u64 = 32;
 /// Condition under which VMs get quanta.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Mode {
-    /// If they thrash.
+    /// If VMs thrash.
     #[default]
     Auto,
     /// Never.
     Off,
-    /// If two or more are active, for comparison.
+    /// If two or more VMs are active; for comparison.
     Forced,
 }
 
@@ -72,7 +73,7 @@ pub struct QuantaConfig {
     pub mode: Mode,
     /// Length of the window over which traffic is summed, in ns.
     pub window_ns: u64,
-    /// VMs thrash when bus traffic takes this part of the window at the measured bandwidth, in permille.
+    /// VMs thrash when bus traffic takes at least this part of the window at the measured bandwidth, in permille.
     pub on_permille: u32,
     /// Hysteresis: quanta end once this permille of the memory has been free for one window.
     pub margin_permille: u32,
@@ -85,8 +86,8 @@ pub struct QuantaConfig {
 }
 
 impl Default for QuantaConfig {
-    /// A window of 1 s, from a fifth of the bandwidth on; copies take a tenth of a quantum of 100 ms to 30 s, as in the
-    /// thesis.
+    /// Sets a window of 1 s and a threshold of a fifth of the bandwidth. Copies take a tenth of a quantum, which is
+    /// from 100 ms to 30 s long, as in the thesis.
     fn default() -> Self {
         Self {
             mode: Mode::default(),
@@ -115,7 +116,7 @@ pub struct Turn {
 /// Change of turns.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Change {
-    /// VMs take turns from now on, or the members have changed.
+    /// VMs take turns from now on, or the set of members has changed.
     On(Turn),
     /// The next VM's quantum begins.
     Next(Turn),
@@ -127,16 +128,16 @@ pub enum Change {
 #[derive(Debug)]
 pub struct Quanta {
     config: QuantaConfig,
-    /// Bytes of bus traffic, by the slot of the window.
+    /// Bytes of bus traffic, by slot of the window.
     traffic: VecDeque<(u64, u64)>,
-    /// Bytes per second of copies between card and host; 0 before the first.
+    /// Bandwidth of copies between card and host in bytes per second; 0 before the first copy.
     bandwidth: u64,
-    /// The bandwidth for which quanta are as long as they are, until all members have had theirs: what one member's
-    /// copies measure changes no other's share. 0: not known when the first of them began.
+    /// Bandwidth that determines the lengths of the current round of quanta, until all members have had a quantum, so
+    /// that one member's copies do not change another's share. 0 if the bandwidth was unknown when the round began.
     round_bandwidth: u64,
     /// Working sets of the active VMs.
     sets: WorkingSets,
-    /// Time for which each of them has had no work, in ns. VMs with work have no entry.
+    /// Time for which each active VM has had no work, in ns. VMs with work have no entry.
     idle: BTreeMap<TenantId, u64>,
     /// The quantum, and its start; `None` while memory is copied for it.
     turn: Option<(Turn, Option<u64>)>,
@@ -188,7 +189,7 @@ impl Quanta {
         since.map(|since| turn.quantum_ns.saturating_sub(now_ns.saturating_sub(since)))
     }
 
-    /// Returns the measured bandwidth of copies in bytes per second; 0 before the first.
+    /// Returns the measured bandwidth of copies in bytes per second; 0 before the first copy.
     #[must_use]
     pub fn bandwidth(&self) -> u64 {
         self.bandwidth
@@ -198,7 +199,7 @@ impl Quanta {
     pub fn relocated(&mut self, now_ns: u64, bytes: u64, took_ns: u64) {
         let measured = u128::from(bytes) * 1_000_000_000 / u128::from(took_ns.max(1));
         let measured = u64::try_from(measured).unwrap_or(u64::MAX);
-        // A mean over about eight copies, because a single copy may have waited for others.
+        // Average over about eight copies, because a single copy may have waited for other work.
         self.bandwidth = match self.bandwidth {
             0 => measured,
             old => old - old / 8 + measured / 8,
@@ -221,12 +222,12 @@ impl Quanta {
         self.sets = WorkingSets { capacity, by_vm: sets };
     }
 
-    /// Sets for how long active VMs have had no work, in ns; without VMs that have work, even if only in a queue.
+    /// Sets for how long active VMs have had no work, in ns. Omits VMs that have work, even if it is only queued.
     pub fn set_idle(&mut self, idle: BTreeMap<TenantId, u64>) {
         self.idle = idle;
     }
 
-    /// Sets the work done for VMs until now. It decides whether probed quanta help.
+    /// Sets the work done for VMs until now, which decides whether probed quanta help.
     pub fn set_done(&mut self, done: BTreeMap<TenantId, Done>) {
         self.probes.set_done(done);
     }
@@ -243,14 +244,14 @@ impl Quanta {
         self.config.mode == Mode::Auto && self.turn.is_none()
     }
 
-    /// Returns true if bus traffic decides now whether VMs take turns: they do not yet, and their working sets do not
-    /// fit together.
+    /// Returns true if bus traffic now decides whether VMs take turns: they do not take turns yet, and their working
+    /// sets do not fit together.
     #[must_use]
     pub fn detects(&self) -> bool {
         self.watches() && !self.sets.fit(0) && self.members().len() > 1
     }
 
-    /// Returns true if the next decision needs the bandwidth of copies, and none was measured yet.
+    /// Returns true if the next decision needs the bandwidth of copies, which was not measured yet.
     #[must_use]
     pub fn wants_bandwidth(&self) -> bool {
         self.bandwidth == 0 && self.detects()
@@ -267,7 +268,7 @@ impl Quanta {
         self.turn = Some((Turn { quantum_ns, ..turn }, since.or(Some(now_ns))));
     }
 
-    /// Returns the change that is due now, if any. Call it often compared with a quantum.
+    /// Returns the change that is due now, if any. Call this often in comparison with the length of a quantum.
     pub fn tick(&mut self, now_ns: u64) -> Option<Change> {
         self.expire(now_ns);
         if self.turn.is_some() { self.go_on(now_ns) } else { self.begin(now_ns) }
@@ -286,7 +287,7 @@ impl Quanta {
         Some(Change::On(self.grant(members, holder)))
     }
 
-    /// Returns true if quanta should be probed. Needs the bandwidth, for their length.
+    /// Returns true if quanta should be probed. This needs the bandwidth, which determines the length of quanta.
     fn are_worth_a_trial(&mut self, now_ns: u64, members: &[TenantId]) -> bool {
         let window_ns = self.config.window_ns;
         self.bandwidth > 0 && members.len() > 1 && self.probes.should_probe(now_ns, members, window_ns)
@@ -307,7 +308,7 @@ impl Quanta {
         self.fits_since = fits.then(|| self.fits_since.unwrap_or(now_ns));
         let long = self.fits_since.is_some_and(|since| now_ns.saturating_sub(since) >= self.config.window_ns);
         let (turn, since) = self.turn.clone()?;
-        // Until it is sure that they fit, members stay the same, except that removed VMs leave.
+        // Until working sets surely fit, members stay the same, except that removed VMs leave.
         let fit_now = auto && self.sets.fit(0);
         let present = || turn.members.iter().copied().filter(|vm| self.sets.by_vm.contains_key(vm)).collect();
         let members: Vec<TenantId> = if fit_now { present() } else { self.members() };
@@ -317,8 +318,9 @@ impl Quanta {
         let gone = !members.contains(&turn.holder);
         let over = since.is_some_and(|since| {
             let idle = self.idle.get(&turn.holder).copied().unwrap_or(0);
-            // As in renting or buying: waiting for an idle holder as long as a change takes costs at most twice as much
-            // as knowing the holder's future. Memory allocated during the quantum must also be copied when it ends.
+            // This is a ski-rental problem: waiting for an idle holder as long as a change takes costs at most twice as
+            // much as knowing the holder's future. Memory allocated during the quantum must also be copied when it
+            // ends.
             let quantum_ns = turn.quantum_ns.max(self.quantum_ns(&members, turn.holder));
             let had_ns = now_ns.saturating_sub(since);
             let enough =
@@ -353,13 +355,13 @@ impl Quanta {
         turn
     }
 
-    /// Returns the VMs whose working sets do not fit together, by number. In forced mode all that memory can be evicted
-    /// from.
+    /// Returns the VMs whose working sets do not fit together, by number; in forced mode, all VMs with memory that can
+    /// be evicted.
     fn members(&self) -> Vec<TenantId> {
         self.sets.members(self.config.mode == Mode::Forced)
     }
 
-    /// Returns the length of a member's quantum: a probed one is as long as its copies.
+    /// Returns the length of a member's quantum. A probed quantum is as long as its copies.
     fn quantum_ns(&self, members: &[TenantId], vm: TenantId) -> u64 {
         if self.probes.tries() { self.bounded(self.change_ns(members)) } else { self.whole_quantum_ns(members, vm) }
     }
@@ -384,7 +386,7 @@ impl Quanta {
         u64::try_from(bytes * 1_000_000_000 / u128::from(bandwidth.max(1))).unwrap_or(u64::MAX)
     }
 
-    /// Returns true if bus traffic has taken too much of the window. False until a copy was measured.
+    /// Returns true if bus traffic has taken too much of the window; false until a copy was measured.
     fn thrashes(&self) -> bool {
         let bytes: u128 = self.traffic.iter().map(|&(_, bytes)| u128::from(bytes)).sum();
         let most = u128::from(self.bandwidth) * u128::from(self.config.window_ns) / 1_000_000_000;
@@ -404,7 +406,7 @@ impl Quanta {
     }
 }
 
-/// Returns the VM after `holder` among the VMs that `may`; `holder` itself may be gone.
+/// Returns the VM after `holder` among the members for which `may` is true; `holder` itself may be gone.
 fn next(members: &[TenantId], holder: TenantId, may: impl Fn(TenantId) -> bool) -> Option<TenantId> {
     let others = || members.iter().copied().filter(|&vm| vm != holder && may(vm));
     others().find(|&vm| vm > holder).or_else(|| others().next())

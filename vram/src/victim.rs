@@ -1,6 +1,6 @@
 //! Chooses the chunk of a VM to evict, and the chunk to return first.
 //!
-//! A policy is one file here and a line in [`VictimPolicy`]. It chooses among candidates; the
+//! A policy is one file in this folder and a variant of [`VictimPolicy`]. It chooses among candidates; the
 //! [`Balancer`](crate::Balancer) decides which VM gives up how many chunks. Knowledge about chunks ([`Hints`]) is kept
 //! apart from the policies, so that the policy can change while VMs run and no hint is lost.
 
@@ -20,13 +20,13 @@ use std::str::FromStr;
 /// Chooses chunks.
 pub trait Choose: Debug + Send {
     /// Reduces `candidates`, guest chunks in ascending order, to the `count` best to evict, the best first; keeps all
-    /// if there are fewer.
+    /// if fewer exist.
     fn victims(&mut self, hints: &mut Hints, candidates: &mut Vec<u32>, count: usize);
 
     /// Does the same as [`Self::victims`] for the chunks that are best to return to the card.
     fn returns(&mut self, hints: &mut Hints, candidates: &mut Vec<u32>, count: usize);
 
-    /// Returns the state of the random generator: a policy built with it as its seed continues as this one.
+    /// Returns the state of the random generator: a policy built with it as its seed continues the same sequence.
     fn phase(&self) -> u64 {
         0
     }
@@ -35,7 +35,7 @@ pub trait Choose: Debug + Send {
 /// The policies, by name.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum VictimPolicy {
-    /// At random, as GPUswap does: a GPU keeps no reference bits.
+    /// At random, as in GPUswap: a GPU keeps no reference bits.
     #[default]
     Random,
     /// By the owner's buffer priorities, lowest first.
@@ -44,8 +44,8 @@ pub enum VictimPolicy {
     Profiled,
     /// By the uses that the mediator sees: chunks not used since the hand last passed.
     Clock,
-    /// By arrivals and evictions, the most recently used first, except chunks that are always in use: for loops that
-    /// are larger than the card.
+    /// By arrivals and evictions: the most recently used first, except chunks that are always in use. Intended for
+    /// loops over more memory than the card has.
     Loops,
 }
 
@@ -94,7 +94,7 @@ impl FromStr for VictimPolicy {
     }
 }
 
-/// Keeps the `count` candidates with the lowest keys, in ascending order; of equal keys, the lowest index wins.
+/// Keeps the `count` candidates with the lowest keys, in ascending order; among equal keys, the lowest index wins.
 fn keep_least<K: Ord>(candidates: &mut Vec<u32>, count: usize, key: impl Fn(u32) -> K) {
     if count == 0 {
         candidates.clear();

@@ -9,9 +9,9 @@ use std::collections::BTreeMap;
 /// VMs that have submitted work within [`Config::idle_after_ns`](super::Config::idle_after_ns).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ActiveVms {
-    /// Their working sets.
+    /// Working sets of the active VMs.
     pub sets: BTreeMap<TenantId, WorkingSet>,
-    /// Time since the last work of each, in ns. VMs with work have no entry.
+    /// Time since each VM last had work, in ns. VMs with work have no entry.
     pub idle: BTreeMap<TenantId, u64>,
 }
 
@@ -19,7 +19,7 @@ impl Balancer {
     /// Returns the active VMs with their working sets, for the thrash detector. `weight` returns the weight of a VM's
     /// time.
     ///
-    /// A working set is the part of a VM's memory that may be on the card at once, which its quota bounds. A VM's
+    /// A working set is the part of a VM's memory that may be on the card at once; the quota bounds it. A VM's
     /// guarantee stays on the card. A VM whose quota is below its use, and whose fair share covers the quota, already
     /// has its maximum: it would not benefit from a quantum, so all of its working set stays.
     #[must_use]

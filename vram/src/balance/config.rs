@@ -13,10 +13,10 @@ pub struct Config {
     pub return_interval_ns: u64,
     /// Minimum time between two moves of a chunk, unless a request or a limit needs the second move, in ns.
     pub settle_ns: u64,
-    /// Time for which a chunk returned to the card of a VM at work stays, even if other VMs request memory, in ns: the
-    /// VM can make progress with its memory. A limit, a guarantee or the mediator's own need evicts it all the same.
+    /// Time for which a returned chunk of a working VM stays on the card, even if other VMs request memory, in ns, so
+    /// that the VM can make progress. A limit, a guarantee or the mediator's own need evicts the chunk anyway.
     pub residency_ns: u64,
-    /// A VM without a submission for this time gives way to others, in ns.
+    /// A VM without a submission for this time gives up memory to others, in ns.
     pub idle_after_ns: u64,
     /// Number of chunks of the card that returns leave free, so that the next request need not wait.
     pub low_water: u32,
@@ -25,7 +25,8 @@ pub struct Config {
 }
 
 impl Default for Config {
-    /// GPUswap's random victims; returns every 50 ms; chunks settle after four intervals; VMs are idle after 2 s.
+    /// Selects random victims as in GPUswap, returns every 50 ms, and a settling time of four intervals. VMs are idle
+    /// after 2 s.
     fn default() -> Self {
         Self {
             policy: VictimPolicy::default(),

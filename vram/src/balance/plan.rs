@@ -4,27 +4,27 @@ use super::share::{Claim, Shares};
 use super::{Balancer, By, Request};
 use crate::{ChunkTable, Limits, Step, TenantId, Tier, To};
 
-/// A VM while a plan is made. Moves in flight and planned steps count as done.
+/// A VM while a plan is computed. Moves in flight and planned steps count as done.
 #[derive(Debug)]
 struct Vm {
     id: TenantId,
     limits: Limits,
     guarantee: u32,
-    /// Chunks that have a place.
+    /// Number of chunks that have a place.
     all: u32,
-    /// Of these, the chunks that count on the card.
+    /// Number of these chunks that count as on the card.
     card: u32,
-    /// Chunks guaranteed to it on the card that it does not have yet.
+    /// Number of guaranteed chunks on the card that the VM does not have yet.
     owed: u32,
-    /// Chunks that may still be evicted to host memory.
+    /// Number of chunks that may still be evicted to host memory.
     swap_room: u32,
-    /// Chunks in host memory, or in the reserve, that do not move.
+    /// Number of chunks in host memory or in the reserve that do not move.
     back_room: u32,
-    /// None of its other chunks may be evicted.
+    /// True if no further chunk of the VM can be evicted.
     exhausted: bool,
 }
 
-/// The chunks that stay, among recently returned ones.
+/// Recently returned chunks that must stay on the card.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Stays {
     /// No chunks.
@@ -35,16 +35,16 @@ enum Stays {
     Unsettled,
 }
 
-/// A plan while it is made.
+/// A plan while it is computed.
 #[derive(Debug)]
 pub(super) struct Round<'a> {
     table: &'a ChunkTable,
     vms: Vec<Vm>,
-    /// Chunks that are spare, including those that moves in flight and planned evictions will free.
+    /// Number of spare chunks, including chunks that moves in flight and planned evictions will free.
     spare: u32,
-    /// Chunks that may be evicted to host memory, all together.
+    /// Number of chunks of all VMs that may be evicted to host memory.
     host_room: u32,
-    /// Of these, the chunks that go into the reserve.
+    /// Number of these chunks that go into the reserve.
     reserve: u32,
     steps: Vec<Step>,
     steps_max: usize,
@@ -99,23 +99,22 @@ impl<'a> Round<'a> {
         u32::try_from(self.steps_max - self.steps.len()).unwrap_or(u32::MAX)
     }
 
-    /// Returns true if the VM can give up one more chunk, after `planned`.
+    /// Returns true if the VM can give up one more chunk after `planned` chunks.
     fn can_give(&self, at: usize, planned: u32) -> bool {
         let vm = &self.vms[at];
         !vm.exhausted && vm.swap_room > planned && vm.card > planned
     }
 }
 
-/// An exchange: one VM gives up a chunk, another gets one back. Both by their index in the round.
+/// An exchange: one VM gives up a chunk, another VM gets one back. Both are given by their index in the round.
 type Exchange = (usize, usize);
 
 impl Balancer {
-    /// Returns the steps that are due now: for a request that is about to be made, or, without one, for limits that
-    /// were lowered and, each interval, for fairness. At most [`Config::steps_max`](super::Config::steps_max) steps, in
-    /// an order in which they can be executed; a later one may need the chunk that an earlier one frees.
+    /// Returns the steps that are due now: for a request that is about to be made; without a request, for lowered
+    /// limits and, once per interval, for fairness. Returns at most [`Config::steps_max`](super::Config::steps_max)
+    /// steps, in an order in which they can be executed: a later step may need the chunk that an earlier step frees.
     ///
-    /// A request is served when its steps are executed: if the VM gets no card chunk even then, it is not entitled to
-    /// one.
+    /// Execute the steps before serving the request. If the VM still gets no card chunk, it is not entitled to one.
     pub fn plan(&mut self, table: &ChunkTable, now_ns: u64, request: Option<Request>) -> Vec<Step> {
         self.forget(table, now_ns);
         let mut round = Round::new(table, self.config.steps_max);
@@ -140,7 +139,7 @@ impl Balancer {
         round.steps
     }
 
-    /// Returns each VM's share of `chunks`, if `request` is made.
+    /// Returns each VM's share of `chunks`, assuming that `request` is made.
     pub(super) fn shares(
         &self,
         round: &Round<'_>,
@@ -151,7 +150,7 @@ impl Balancer {
         self.shares_of(round, chunks, request, |vm| self.is_idle(vm, now_ns))
     }
 
-    /// Returns each VM's share of `chunks`, if `request` is made; VMs that are idle share the rest.
+    /// Returns each VM's share of `chunks`, assuming that `request` is made. Idle VMs share the remainder.
     pub(super) fn shares_of(
         &self,
         round: &Round<'_>,
@@ -168,23 +167,24 @@ impl Balancer {
         Shares::divide(chunks, &round.vms.iter().map(claim).collect::<Vec<_>>())
     }
 
-    /// Makes room for a request.
+    /// Frees chunks for a request.
     fn serve(&mut self, round: &mut Round<'_>, request: Request, now_ns: u64) {
         let table = round.table;
-        // The chunks that must be spare for the request, and the chunks that the VM gets if a VM made the request.
+        // Number of chunks that must be spare for the request, and, if a VM made the request, the number of chunks that
+        // it gets.
         let (need, requester) = match request.by {
             By::Vm(vm) => {
                 let Ok(at) = round.vms.binary_search_by_key(&vm, |vm| vm.id) else { return };
                 self.active.insert(vm, now_ns);
                 let vm = &round.vms[at];
-                // It gets no chunk beyond its quota, and the chunks owed to it are already included.
+                // The VM gets no chunk beyond its quota, and the chunks owed to it are already included.
                 let gets = request.chunks.min(vm.limits.quota.saturating_sub(vm.card));
                 (gets.saturating_sub(vm.owed), Some((at, gets)))
             }
             By::Mediator => (request.chunks.saturating_sub(table.for_mediator() - table.spare()), None),
             By::Guarantee => (request.chunks, None),
         };
-        // Chunks that are not for VMs are not available to them.
+        // VMs cannot get the chunks that the mediator takes.
         let taken = if requester.is_none() { need } else { 0 };
         let wanted = requester.map(|(at, gets)| (round.vms[at].id, gets));
         let shares = self.shares(round, table.for_vms().saturating_sub(taken), wanted, now_ns);
@@ -205,7 +205,7 @@ impl Balancer {
         }
     }
 
-    /// Plans to evict `count` chunks of a VM. Returns the number of chunks found.
+    /// Plans to evict `count` chunks of a VM. Returns the number of chunks found for eviction.
     fn evict(&mut self, round: &mut Round<'_>, at: usize, count: u32, stays: Stays, now_ns: u64) -> u32 {
         let count = count.min(round.vms[at].swap_room).min(round.host_room).min(round.steps_left());
         let chosen = self.victims(round, at, count, stays, now_ns);
@@ -218,7 +218,7 @@ impl Balancer {
         chosen.len() as u32
     }
 
-    /// Returns victims among the chunks of a VM; chunks that were returned recently may stay.
+    /// Returns victims among the chunks of a VM, except the recently returned chunks that `stays` selects.
     fn victims(&mut self, round: &Round<'_>, at: usize, count: u32, stays: Stays, now_ns: u64) -> Vec<u32> {
         if count == 0 {
             return Vec::new();
@@ -241,7 +241,7 @@ impl Balancer {
         chosen
     }
 
-    /// Returns the chunks of a VM to return, at most `count`: pinned ones first, then ones that need no copy.
+    /// Chooses at most `count` chunks of a VM to return: pinned chunks first, then chunks that need no copy.
     fn returns(&mut self, round: &Round<'_>, at: usize, count: u32, now_ns: u64) -> Vec<u32> {
         if count == 0 {
             return Vec::new();
@@ -288,7 +288,7 @@ impl Balancer {
         round.steps.push(Step { vm, index, to });
     }
 
-    /// Moves chunks in the reserve on to host memory.
+    /// Moves chunks from the reserve to host memory.
     fn drain(&mut self, round: &mut Round<'_>, now_ns: u64) {
         let table = round.table;
         let waiting = table.parked().filter(|&(vm, index)| !table.is_moving(vm, index) && !table.is_frozen(vm));
@@ -307,7 +307,7 @@ impl Balancer {
         let kept = spare.min(self.config.low_water);
         let shares = self.shares(round, round.table.for_vms() - kept, None, now_ns);
         let (free, exchanges) = settle_up(round, &shares, spare - kept);
-        // Choose the chunks of both sides first: a VM gets only chunks that the other VM can give.
+        // Choose the chunks of both sides first: a VM gets only chunks that another VM can give up.
         let mut getting: Vec<u32> = free.clone();
         let mut giving: Vec<u32> = vec![0; round.vms.len()];
         for &(from, to) in &exchanges {
@@ -346,9 +346,9 @@ impl Balancer {
     }
 }
 
-/// Returns the number of chunks that each VM must give up to free `need` more, within the steps of the round.
-/// Repeatedly takes a chunk from the VM that is furthest above its share, counting the chunks that `requester`
-/// requests. If that is the requester itself, it gets one chunk less.
+/// Returns the number of chunks that each VM must give up to free `need` more chunks, within the step limit of the
+/// round. Repeatedly takes a chunk from the VM that is furthest above its share, counting the chunks that `requester`
+/// requests. If that is the requester itself, it gets one chunk fewer.
 fn tally(round: &Round<'_>, shares: &Shares, requester: Option<(usize, u32)>, need: u32) -> Vec<u32> {
     let mut counts = vec![0; round.vms.len()];
     let (mut need, mut wanted) = (need, requester.map_or(0, |(_, wanted)| wanted));
@@ -361,7 +361,7 @@ fn tally(round: &Round<'_>, shares: &Shares, requester: Option<(usize, u32)>, ne
         let Some(giver) = givers.rev().max_by_key(|&at| excess(at)) else { break };
         let own = requester.map(|(at, _)| shares.excess(at, round.vms[at].card.saturating_add(wanted)));
         if let Some(beyond) = own.map(|own| own - excess(giver)).filter(|&beyond| beyond >= 0) {
-            // Drops enough chunks at once that it is no further above its share than the other.
+            // Drops enough chunks at once that the requester is no further above its share than the other VM.
             let without = shares.chunks(beyond).saturating_add(1).min(need);
             (need, wanted) = (need - without, wanted - without);
         } else {
@@ -372,7 +372,8 @@ fn tally(round: &Round<'_>, shares: &Shares, requester: Option<(usize, u32)>, ne
     counts
 }
 
-/// Returns the number of the `free` chunks and of its owed chunks that each VM gets back, and the exchanges after that.
+/// Returns the number of chunks that each VM gets back, from the `free` chunks and the chunks owed to it, and the
+/// exchanges after that.
 fn settle_up(round: &Round<'_>, shares: &Shares, free: u32) -> (Vec<u32>, Vec<Exchange>) {
     let count = round.vms.len();
     let (mut steps, mut free, mut room) = (round.steps_left(), free, round.host_room);
@@ -402,7 +403,8 @@ fn settle_up(round: &Round<'_>, shares: &Shares, free: u32) -> (Vec<u32>, Vec<Ex
         let is_giver = |at: usize| got[at] == 0 && shares.excess(at, card(at)) > 0 && round.can_give(at, given[at]);
         let givers = (0..count).filter(|&at| is_giver(at));
         let Some(giver) = givers.rev().max_by_key(|&at| shares.excess(at, card(at))) else { break };
-        // One of the two is off by at least a chunk, and neither will be off in the other direction.
+        // Exchange only if one of the two VMs is off by at least a chunk, and neither will be off in the other
+        // direction.
         let is_rich = card(giver) > shares.ceil(giver);
         let is_due = |at: usize| given[at] == 0 && if is_rich { is_below(at) } else { card(at) < shares.floor(at) };
         let Some(getter) = poorest(&is_due).filter(|_| steps > 1 && room > 0) else { break };

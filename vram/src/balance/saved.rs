@@ -13,11 +13,11 @@ pub struct SavedBalancer {
     pub(crate) config: SavedConfig,
     /// State of the policy's random generator.
     pub(crate) phase: u64,
-    /// By number.
+    /// Sorted by number.
     pub(crate) known: Vec<SavedKnown>,
-    /// By number.
+    /// Sorted by number.
     pub(crate) active: Vec<(u32, u64)>,
-    /// Moves by VM and chunk.
+    /// Planned moves by VM and chunk.
     pub(crate) moved: Vec<((u32, u32), (u64, SavedTo))>,
     pub(crate) due_ns: u64,
     pub(crate) turn: Option<SavedTurn>,

@@ -7,30 +7,30 @@ pub(super) struct Claim {
     pub(super) weight: u32,
     /// Its guarantee.
     pub(super) least: u32,
-    /// Chunks that it can use, at least the guarantee.
+    /// Number of chunks that the VM can use; at least the guarantee.
     pub(super) most: u32,
-    /// It is served before claims that are not `first`.
+    /// True if this claim is served before claims that are not `first`.
     pub(super) first: bool,
 }
 
-/// Shares of a card's chunks, exact: no share is rounded, so that rounding moves no chunk.
+/// Exact shares of a card's chunks: no share is rounded, so that rounding moves no chunk.
 #[derive(Debug)]
 pub(super) struct Shares {
-    /// Each share is one of `parts` over this.
+    /// Denominator of the shares; `parts` are the numerators.
     whole: i128,
     parts: Vec<i128>,
 }
 
 impl Shares {
     /// Divides `chunks`. Each claim gets at least its `least` and at most its `most`; within that, a level rises for
-    /// all alike by their weights until all is given (water filling). Claims that are not `first` share the rest. The
-    /// shares add up to `chunks`, or to the sum of claims if that is less. If `chunks` is below the sum of all `least`,
-    /// which the chunk table rules out, each gets its `least`.
+    /// all claims by their weights until all chunks are assigned (water filling). Claims that are not `first` share the
+    /// remainder. The shares add up to `chunks`, or to the sum of claims if that is less. If `chunks` is below the sum
+    /// of all `least`, which the chunk table rules out, each claim gets its `least`.
     pub(super) fn divide(chunks: u32, claims: &[Claim]) -> Self {
         let sum = |of: fn(&Claim) -> u32| claims.iter().map(|claim| i128::from(of(claim))).sum::<i128>();
         let (chunks, urgent) = (i128::from(chunks), sum(|claim| if claim.first { claim.most } else { claim.least }));
-        // Either the first group gets its full claims and the level applies to the others, or the others get their
-        // minimum.
+        // Either the first group gets its full claims and the level applies to the other claims, or the other claims
+        // get their minimum.
         let rest = urgent <= chunks;
         let bounds: Vec<(i128, i128)> = claims
             .iter()
@@ -56,7 +56,7 @@ impl Shares {
         i128::from(used) * self.whole - self.parts[at]
     }
 
-    /// Returns the whole chunks in an excess that is not negative.
+    /// Returns the number of whole chunks in a non-negative excess.
     pub(super) fn chunks(&self, excess: i128) -> u32 {
         u32::try_from(excess / self.whole).unwrap_or(u32::MAX)
     }
@@ -80,7 +80,8 @@ impl Shares {
 
 /// Returns the level per weight at which the shares, each within its bounds, add up to `chunks`, as a fraction.
 fn level(chunks: i128, claims: &[Claim], bounds: &[(i128, i128)]) -> (i128, i128) {
-    /// At `at.0 / at.1`, the sum of shares that do not depend on the level changes by `fixed`, their growth by `slope`.
+    /// At `at.0 / at.1`, the sum of the shares that do not depend on the level changes by `fixed`, and the growth of
+    /// the other shares by `slope`.
     struct Bend {
         at: (i128, i128),
         fixed: i128,
@@ -98,7 +99,7 @@ fn level(chunks: i128, claims: &[Claim], bounds: &[(i128, i128)]) -> (i128, i128
     let highest = bends.last().map_or((0, 1), |bend| bend.at);
     for bend in &bends {
         if fixed * bend.at.1 + slope * bend.at.0 >= chunks * bend.at.1 {
-            // Nothing grows here only if the sum of the least is too large already.
+            // No share grows here only if the sum of the minimums is already too large.
             return if slope > 0 { (chunks - fixed, slope) } else { (0, 1) };
         }
         fixed += bend.fixed;

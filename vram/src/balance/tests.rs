@@ -9,7 +9,7 @@ use world::{MS, World};
 
 const CHUNK: u64 = CHUNK_BYTES_MIN;
 
-/// Creates a card of `chunks`, and VMs 1, 2, .. of 64 chunks with these limits.
+/// Creates a card of `chunks`, and VMs 1, 2, .. of 64 chunks each with these limits.
 fn world(chunks: u32, vms: &[Limits]) -> World {
     let mut world = World::new(chunks, 1000, Config::default());
     for (vm, &limits) in (1..).zip(vms) {
@@ -46,7 +46,7 @@ fn a_request_for_many_chunks_is_planned_as_a_whole() {
     world.use_chunks(1, 0..60);
     world.use_chunks(2, 0..40);
     world.balancer.set_config(Config { steps_max: 8, ..Config::default() });
-    // It is entitled to 10 of 24 more chunks: 14 are placed in host memory, and one plan cannot hold all steps.
+    // The VM is entitled to 10 of 24 more chunks: 14 are placed in host memory, and one plan cannot hold all steps.
     let request = Some(Request { by: By::Vm(TenantId(2)), chunks: 24 });
     assert_eq!(world.plan(request).len(), 8);
     assert_eq!(world.plan(request).len(), 2);
@@ -127,7 +127,7 @@ fn vm_keeps_returned_memory_for_a_while_despite_requests() {
     assert_eq!(world.card(1), 20);
     let came = world.table.summary().vms[&TenantId(1)].moved_in;
     assert!(came > 0);
-    // The second VM requests its whole share together: it gets the first VM's long-held chunks now, and the rest later.
+    // The second VM requests its whole share at once: it gets the first VM's long-held chunks now, and the rest later.
     world.now += 5 * MS;
     let request = Some(Request { by: By::Vm(TenantId(2)), chunks: 20 });
     assert_eq!(world.plan(request).len(), 5, "of 15");
@@ -141,8 +141,8 @@ fn a_chunk_that_has_just_come_does_not_go_again() {
     world.use_chunks(1, 0..20);
     world.use_chunks(2, 0..20);
     world.rest(&[1, 2]);
-    // One VM frees memory and allocates it again immediately: all that the other VM gained returns, but only after it
-    // has settled.
+    // One VM frees memory and allocates it again immediately: all chunks that the other VM gained return, but only
+    // after they have settled.
     for index in 0..15 {
         world.table.unplace(TenantId(2), GuestVramAddr(index * CHUNK)).unwrap();
     }
@@ -230,7 +230,7 @@ fn reserve_is_used_first_and_drains_when_idle() {
     world.now += 50 * MS;
     assert!(world.plan(None).iter().all(|step| step.to == To::Host), "it drains");
     assert_eq!((world.table.summary().parked, world.table.summary().reserve), (0, 2));
-    // Chunks freed before that are returned from the reserve, without a copy.
+    // Chunks freed earlier are returned from the reserve, without a copy.
     world.use_chunks(2, 3..4);
     assert_eq!(world.table.summary().parked, 1);
     world.destroy(2).unwrap();
@@ -247,7 +247,7 @@ fn mediator_claim_on_free_chunks_counts_in_no_share() {
     world.table.claim(2);
     world.use_chunks(1, 0..20);
     assert_eq!((world.card(1), world.table.spare()), (8, 0));
-    // If both were available to VMs, the first would have less than its share, and the second would wait forever.
+    // If VMs could use both chunks, the first VM would have less than its share, and the second VM would wait forever.
     for index in 0..4 {
         assert!(world.ask(2, index).is_ok(), "chunk {index}");
     }
@@ -269,7 +269,7 @@ fn the_mediator_and_a_guarantee_get_room() {
     let more = wanted - now + world.table.spare();
     assert_eq!(world.plan(Some(Request { by: By::Guarantee, chunks: more })).len(), 7);
     world.table.set_limits(TenantId(2), limits).unwrap();
-    // Chunks that are guaranteed to other VMs are not evicted for it.
+    // Chunks that are guaranteed to other VMs are not evicted for a guarantee.
     world.table.set_limits(TenantId(1), Limits { guarantee: 8, ..ANY }).unwrap();
     assert_eq!(world.plan(Some(Request { by: By::Guarantee, chunks: 1 })), []);
 }
@@ -330,7 +330,7 @@ fn pending_eviction_for_request_is_not_repeated() {
         table.create_vm(TenantId(vm), 64 * CHUNK, ANY).unwrap();
         (0..chunks).for_each(|index| _ = table.place(TenantId(vm), GuestVramAddr(index * CHUNK)).unwrap());
     }
-    // The first stays above its share, because the third is below its own.
+    // The first VM stays above its share, because the third VM is below its own share.
     let request = Some(Request { by: By::Vm(TenantId(2)), chunks: 1 });
     let steps = balancer.plan(&table, 0, request);
     assert_eq!(steps.len(), 1);
@@ -343,7 +343,7 @@ fn chunks_owed_to_raised_guarantee_return() {
     let mut world = world(10, &[ANY, Limits { guarantee: 4, ..ANY }]);
     world.use_chunks(1, 0..10);
     assert_eq!(world.card(1), 6, "four are kept for the other");
-    // The first gets the other's guarantee while its chunks are in host memory: no chunk is spare.
+    // The first VM gets the other VM's guarantee while its own chunks are in host memory: no chunk is spare.
     world.table.set_limits(TenantId(2), ANY).unwrap();
     world.table.set_limits(TenantId(1), Limits { guarantee: 10, ..ANY }).unwrap();
     assert_eq!(world.table.spare(), 0);
@@ -360,8 +360,8 @@ fn vm_that_gains_chunks_in_a_round_gives_none() {
     world.now += 50 * MS;
     world.use_chunks(1, 0..13);
     world.use_chunks(3, 0..8);
-    // The second VM becomes idle first and gives up three chunks. It is entitled to three again when the third is also
-    // idle, but they must settle.
+    // The second VM becomes idle first and gives up three chunks. It is entitled to three chunks again when the third
+    // VM is also idle, but the chunks must settle first.
     world.rest(&[1]);
     assert_eq!([1, 2, 3, 4].map(|vm| world.card(vm)), [13, 3, 5, 0], "of 13, 3.4, 4.6 and what is kept");
 }
@@ -372,7 +372,7 @@ fn a_vm_that_is_gone_is_forgotten() {
     world.use_chunks(1, 0..8);
     pin(&mut world, 1, 0, 2).unwrap();
     world.destroy(1).unwrap();
-    // Another VM of the same size gets the number before the next plan.
+    // Before the next plan, another VM of the same size is created with the same number.
     world.table.create_vm(TenantId(1), 64 * CHUNK, ANY).unwrap();
     assert_eq!(
         (world.balancer.pinned(TenantId(1)), world.balancer.known.len(), world.balancer.active.len()),

@@ -5,28 +5,28 @@ use crate::TenantId;
 use std::collections::BTreeMap;
 
 /// Accounts of the whole card, in chunks. `free + to_scrub + quarantined + mediator + arriving + parked` and all VMs'
-/// `placed` make `total`.
+/// `placed` add up to `total`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Summary {
     /// Size of a chunk in bytes.
     pub chunk_bytes: u64,
-    /// Chunks of the card.
+    /// Number of chunks of the card.
     pub total: u32,
-    /// Zeroed, without an owner.
+    /// Zeroed chunks without an owner.
     pub free: u32,
-    /// Free chunks that are not zeroed yet, including chunks being scrubbed.
+    /// Free chunks that are not zeroed yet, including chunks that are being scrubbed.
     pub to_scrub: u32,
-    /// Out of use: the card may still reach them for their last owner.
+    /// Chunks out of use, because the card may still reach them for their last owner.
     pub quarantined: u32,
     /// Of `free` and `to_scrub`, the chunks that back the unused part of VMs' guarantees.
     pub promised: u32,
-    /// Of the first two, the chunks left for the mediator, within its share.
+    /// Of `free` and `to_scrub`, the chunks left for the mediator, within its share.
     pub set_aside: u32,
-    /// Of the first two, the chunks left for the reserve.
+    /// Of `free` and `to_scrub`, the chunks left for the reserve.
     pub reserve: u32,
-    /// In the reserve: VMs' chunks that count as in host memory.
+    /// VMs' chunks in the reserve, which count as in host memory.
     pub parked: u32,
-    /// Owned by the mediator.
+    /// Chunks owned by the mediator.
     pub mediator: u32,
     /// Destinations of moves in flight, including moves of chunks that no longer have an owner.
     pub arriving: u32,
@@ -34,16 +34,16 @@ pub struct Summary {
     pub host: HostSummary,
     /// Accounts of each VM.
     pub vms: BTreeMap<TenantId, VmSummary>,
-    /// Chunks scrubbed since the table was made.
+    /// Number of chunks scrubbed since the table was created.
     pub scrubbed: u64,
-    /// Moves from the card to host memory since then, including those of VMs that are gone.
+    /// Number of moves from the card to host memory since then, including those of removed VMs.
     pub moved_out: u64,
-    /// Moves from host memory to the card, likewise.
+    /// Number of moves from host memory to the card, likewise.
     pub moved_in: u64,
 }
 
 impl Summary {
-    /// Returns the chunks without an owner that are not promised: a new guarantee can take them.
+    /// Returns the number of chunks without an owner that are not promised: a new guarantee can take them.
     #[must_use]
     pub fn spare(&self) -> u32 {
         (self.free + self.to_scrub).saturating_sub(self.promised + self.set_aside + self.reserve)
@@ -53,28 +53,28 @@ impl Summary {
 /// Accounts of host memory for chunks, in slots.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct HostSummary {
-    /// Maximum number that may be used.
+    /// Maximum number of used slots.
     pub budget: u32,
-    /// Used, including the destinations of moves in flight. Exceeds the budget after that was lowered.
+    /// Used slots, including the destinations of moves in flight. May exceed the budget after it was lowered.
     pub used: u32,
-    /// Zeroed or never used, and within the budget.
+    /// Slots within the budget that are zeroed or were never used.
     pub free: u32,
     /// Free slots that are not zeroed yet.
     pub to_scrub: u32,
-    /// Out of use, counted as used: the card may still reach them for their last owner.
+    /// Slots out of use, counted as used: the card may still reach them for their last owner.
     pub quarantined: u32,
     /// Slots at or above this number hold no data, so their memory can be freed.
     pub end: u32,
-    /// Slots scrubbed since the table was made.
+    /// Number of slots scrubbed since the table was created.
     pub scrubbed: u64,
 }
 
-/// Accounts of a VM, in chunks. `placed + parked + host + unbacked` make `advertised`.
+/// Accounts of a VM, in chunks. `placed + parked + host + unbacked` add up to `advertised`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct VmSummary {
-    /// Chunks that its guest sees.
+    /// Number of chunks that the guest sees.
     pub advertised: u32,
-    /// Chunks that are on the card, and count there.
+    /// Chunks that are on the card and count as on the card.
     pub placed: u32,
     /// Chunks that are on the card, in the reserve, and count as in host memory.
     pub parked: u32,
@@ -82,20 +82,20 @@ pub struct VmSummary {
     pub host: u32,
     /// Unplaced chunks.
     pub unbacked: u32,
-    /// Chunks that move now; the source counts above.
+    /// Chunks that are moving; each also counts at its source, above.
     pub moving: u32,
     /// Its limits.
     pub limits: Limits,
-    /// Chunks guaranteed to it on the card: its guarantee, or its guest's whole VRAM if that is less.
+    /// Number of chunks guaranteed to the VM on the card: its guarantee, or its guest's whole VRAM if that is less.
     pub guarantee: u32,
     /// Peak number of chunks on the card, including chunks on the way there.
     pub peak: u32,
     /// Peak number of chunks in host memory, including chunks on the way there.
     pub host_peak: u32,
-    /// Chunks that were first placed in host memory.
+    /// Number of chunks that were first placed in host memory.
     pub born_in_host: u64,
-    /// Moves from the card to host memory.
+    /// Number of moves from the card to host memory.
     pub moved_out: u64,
-    /// Moves from host memory to the card.
+    /// Number of moves from host memory to the card.
     pub moved_in: u64,
 }

@@ -9,11 +9,11 @@ use crate::{GuestVramAddr, TenantId};
 pub enum Limit {
     /// The card has no chunk that is not promised.
     Card {
-        /// Chunks free.
+        /// Number of free chunks.
         free: u32,
-        /// Chunks without an owner that are not zeroed yet.
+        /// Number of chunks without an owner that are not zeroed yet.
         to_scrub: u32,
-        /// Promised chunks, of both.
+        /// Number of promised chunks among both.
         promised: u32,
     },
     /// The VM's quota of this many chunks is used up.
@@ -27,7 +27,7 @@ pub enum Limit {
 }
 
 impl Limit {
-    /// Returns the name of the limit, in a word.
+    /// Returns the name of the limit as one word.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -69,7 +69,7 @@ impl std::fmt::Display for Limit {
 /// Reason that the table refused a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
-    /// A chunk's size must be a power of two from 128 KiB to 64 MiB.
+    /// The chunk size is not a power of two from 128 KiB to 64 MiB.
     #[error("chunk size {0:#x} is not a power of two from 0x20000 to 0x4000000 bytes")]
     ChunkSize(u64),
     /// The card has no whole chunk, or more chunks than can be counted.
@@ -80,23 +80,23 @@ pub enum Error {
     Full {
         /// The VM.
         vm: TenantId,
-        /// Limit of the preferred memory: of the card, for a first use.
+        /// Limit of the preferred memory; for a first use that is the card.
         limit: Limit,
-        /// Limit of host memory, where that would have done instead.
+        /// Limit of host memory, if host memory would have sufficed.
         host: Option<Limit>,
     },
-    /// The card has too little VRAM for the mediator that is not promised to VMs.
+    /// The card has too little VRAM for the mediator besides the VRAM promised to VMs.
     #[error(
         "{wanted} chunks of VRAM are wanted, {free} are free and {to_scrub} more will be after scrubbing, of which {promised} are promised to others"
     )]
     CardFull {
-        /// Requested chunks.
+        /// Number of requested chunks.
         wanted: u64,
-        /// Chunks free.
+        /// Number of free chunks.
         free: u32,
-        /// Chunks without an owner that are not zeroed yet.
+        /// Number of chunks without an owner that are not zeroed yet.
         to_scrub: u32,
-        /// Chunks without an owner that back the guarantees of VMs.
+        /// Number of chunks without an owner that back the guarantees of VMs.
         promised: u32,
     },
     /// A guarantee exceeds the chunks that the card can promise.
@@ -109,12 +109,12 @@ pub enum Error {
         vm: TenantId,
         /// The requested guarantee.
         wanted: u32,
-        /// Chunks that can be promised now, including the VM's own.
+        /// Number of chunks that can be promised now, including those promised to the VM already.
         now: u32,
-        /// Chunks of the card left after the guarantees of the other VMs and the mediator's share.
+        /// Number of chunks of the card left after the guarantees of the other VMs and the mediator's share.
         left: u32,
     },
-    /// A guarantee is at most the quota.
+    /// The guarantee exceeds the quota.
     #[error("VM {vm}: a guarantee of {guarantee} chunks is more than the quota of {quota}")]
     Guarantee {
         /// The VM.
@@ -124,25 +124,25 @@ pub enum Error {
         /// The quota.
         quota: u32,
     },
-    /// A weight is at least 1.
+    /// The weight is below 1.
     #[error("VM {0}: weight must be at least 1")]
     Weight(TenantId),
-    /// Enough chunks are free after zeroing some: take scrub work and retry. If there is no scrub work to take, another
+    /// Enough chunks will be free after zeroing: take scrub work and retry. If no scrub work can be taken, another
     /// thread is doing it.
     #[error("{short} chunks of {} must be scrubbed first", match .tier { Tier::Card => "VRAM", Tier::Host => "host memory" })]
     NeedsScrub {
         /// The memory.
         tier: Tier,
-        /// Chunks that are missing.
+        /// Number of missing chunks.
         short: u32,
     },
-    /// A VM needs VRAM.
+    /// A VM was created without VRAM.
     #[error("a VM needs at least one byte of VRAM")]
     Empty,
     /// The VM's VRAM exceeds the largest map.
     #[error("{0:#x} bytes of VRAM for a VM are more than 0x10000000000")]
     Advertised(u64),
-    /// The VM has its VRAM already.
+    /// The VM already has VRAM.
     #[error("VM {0} has VRAM already")]
     Exists(TenantId),
     /// No VM with this number has VRAM.
@@ -156,7 +156,7 @@ pub enum Error {
         /// The requested address.
         address: GuestVramAddr,
     },
-    /// The guest chunk is unplaced, so it cannot move; or the VM's guest does not have the chunk.
+    /// The guest chunk is unplaced, so it cannot move, or the VM's guest has no such chunk.
     #[error("guest chunk {index} of VM {vm} has no place")]
     NotPlaced {
         /// The VM.
@@ -164,7 +164,7 @@ pub enum Error {
         /// The guest chunk.
         index: u32,
     },
-    /// The guest chunk is in that memory already, or does not need a copy.
+    /// The guest chunk is already in that memory, or needs no copy.
     #[error("guest chunk {index} of VM {vm} is there already")]
     Settled {
         /// The VM.
@@ -175,7 +175,7 @@ pub enum Error {
     /// The reserve of this many chunks is used up.
     #[error("the reserve of {0} chunks is used up")]
     ReserveFull(u32),
-    /// The guest chunk is moving: it can move again after that.
+    /// The guest chunk is moving; it can move again afterwards.
     #[error("guest chunk {index} of VM {vm} is moving")]
     Moving {
         /// The VM.

@@ -3,12 +3,12 @@
 /// Behaviour when a VM needs a chunk and the card has none left for it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum OnFull {
-    /// The chunk is placed in host memory.
+    /// Places the chunk in host memory.
     #[default]
     Swap,
-    /// It waits, while the caller allows.
+    /// Makes the request wait, as long as the caller permits.
     Queue,
-    /// It is refused.
+    /// Refuses the request.
     Refuse,
 }
 
@@ -41,25 +41,25 @@ impl std::str::FromStr for OnFull {
     }
 }
 
-/// Limits of a VM, in chunks. A chunk that moves counts for both memories until it has arrived.
+/// Limits of a VM, in chunks. A moving chunk counts for both memories until it has arrived.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Maximum number on the card.
+    /// Maximum number of chunks on the card.
     pub quota: u32,
-    /// Chunks guaranteed to it on the card; at most the guest's chunks are reserved. At most the quota.
+    /// Number of chunks guaranteed on the card, at most the quota. No more than the guest's chunks are reserved.
     pub guarantee: u32,
-    /// Maximum number in host memory, for any reason of eviction.
+    /// Maximum number of chunks in host memory, whatever the reason for their eviction.
     pub swap_cap: u32,
-    /// Its weight in divisions, relative to the others' weights. At least 1.
+    /// The VM's weight in divisions, relative to other VMs' weights. At least 1.
     pub weight: u32,
-    /// Behaviour when its next chunk finds the card full.
+    /// Behaviour if the card has no chunk for the VM's next one.
     pub on_full: OnFull,
 }
 
 impl Limits {
     /// Keeps all of the guest's VRAM on the card.
     pub const RESERVED: Self = Self { guarantee: u32::MAX, swap_cap: 0, on_full: OnFull::Refuse, ..Self::DEFAULT };
-    /// First come, first served on the card, without host memory.
+    /// Chunks of the card on a first-come, first-served basis, without host memory.
     pub const UNRESERVED: Self = Self { swap_cap: 0, on_full: OnFull::Refuse, ..Self::DEFAULT };
 
     const DEFAULT: Self =

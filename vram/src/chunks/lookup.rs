@@ -6,9 +6,9 @@ use crate::{GuestVramAddr, TenantId, VramAddr};
 /// A range of memory behind a guest VRAM address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Run {
-    /// Its start.
+    /// Start of the range.
     pub place: Place,
-    /// Bytes from there on that belong to the VM and are contiguous both there and for the guest.
+    /// Number of bytes from `place` on that belong to the VM and are contiguous both in that memory and for the guest.
     pub bytes: u64,
 }
 
@@ -19,10 +19,10 @@ pub enum Lookup {
     Placed(Place),
     /// The range is unplaced and reads as zeros.
     Unplaced,
-    /// It spans chunks that are not adjacent, are in different memories, or are only partly placed: each part from
-    /// [`ChunkTable::pieces`] gets one of the other answers.
+    /// The range spans chunks that are not adjacent, are in different memories, or are only partly placed: each part
+    /// from [`ChunkTable::pieces`] has one of the other results.
     Split,
-    /// Part of it does not belong to the guest, or the VM does not exist.
+    /// Part of the range does not belong to the guest, or the VM does not exist.
     Outside,
 }
 
@@ -52,8 +52,8 @@ impl ChunkTable {
         Some(map.get(map.index(address)?).is_some())
     }
 
-    /// Returns the place of guest VRAM `address` of `vm`, and the number of contiguous bytes there. `None` if the guest
-    /// has no such address, or it is unplaced.
+    /// Returns the place of guest VRAM `address` of `vm`, and the number of contiguous bytes from there on. `None` if
+    /// the guest has no such address or the address is unplaced.
     #[must_use]
     pub fn translate(&self, vm: TenantId, address: GuestVramAddr) -> Option<Run> {
         let map = self.vms.get(&vm)?;
@@ -83,7 +83,7 @@ impl ChunkTable {
         if end > map.bytes() {
             return Lookup::Outside;
         }
-        // Almost always one; at most the guest's number of chunks.
+        // The count is almost always one, and at most the guest's number of chunks.
         let count = ((end - 1) >> self.shift) - u64::from(index) + 1;
         match map.get(index) {
             Some(spot) if map.neighbours(index, spot, count) == count => Lookup::Placed(self.within(spot, address)),
@@ -92,7 +92,7 @@ impl ChunkTable {
         }
     }
 
-    /// Returns the guest chunks of a VM that count in a memory and do not move, in order.
+    /// Returns, in order, the guest chunks of a VM that count in a memory and are not moving.
     pub fn resting(&self, vm: TenantId, tier: Tier) -> impl Iterator<Item = u32> + '_ {
         let chunks = self.vms.get(&vm).into_iter().flat_map(move |map| {
             let counts = move |index, spot: Spot| match tier {
@@ -104,7 +104,7 @@ impl ChunkTable {
         chunks.filter(move |&index| self.moving.is_empty() || !self.is_moving(vm, index))
     }
 
-    /// Cuts the `len` bytes from `address` on at the ends of chunks. Returns each part with its length. Omits bytes
+    /// Splits the `len` bytes from `address` on at chunk boundaries. Returns each part with its length. Omits bytes
     /// beyond the end of the address space.
     pub fn pieces(&self, address: GuestVramAddr, len: u64) -> impl Iterator<Item = (GuestVramAddr, u64)> + use<> {
         let chunk = self.chunk_bytes();

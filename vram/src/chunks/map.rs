@@ -10,27 +10,27 @@ use super::state::{Spot, Tier};
 use crate::GuestVramAddr;
 use std::collections::BTreeSet;
 
-/// Place of each chunk of a guest's VRAM, and the sums for each memory.
+/// Place of each chunk of a guest's VRAM, and the totals for each memory.
 #[derive(Debug)]
 pub(super) struct VmMap {
     /// Size of the guest's VRAM in bytes; the last chunk may extend beyond it.
     bytes: u64,
-    /// log2 of a chunk's bytes.
+    /// log2 of the chunk size in bytes.
     shift: u32,
     /// The place of each guest chunk, if it has one.
     chunks: Vec<Option<Spot>>,
-    /// Chunks that are on the card, in the reserve: they count as in host memory.
+    /// Chunks in the reserve: they are on the card, but count as in host memory.
     parked: BTreeSet<u32>,
-    /// Sums of the chunks that count here; [`Self::account`] fills in `parked`, `unbacked` and `guarantee`.
+    /// Totals kept here; [`Self::account`] fills in `parked`, `unbacked` and `guarantee`.
     sums: VmSummary,
-    /// Destinations on the card of moves in flight.
+    /// Number of moves in flight whose destination is on the card.
     arriving: u32,
-    /// Destinations in host memory of moves in flight.
+    /// Number of moves in flight whose destination is in host memory.
     leaving: u32,
 }
 
 impl VmMap {
-    /// Creates a map of `count` chunks of `1 << shift` bytes, all of them unplaced. The last one may be partial.
+    /// Creates a map of `count` unplaced chunks of `1 << shift` bytes. The last chunk may be partial.
     pub(super) fn new(bytes: u64, count: u32, shift: u32, limits: Limits) -> Self {
         let sums = VmSummary { advertised: count, limits, ..VmSummary::default() };
         let (chunks, parked) = (vec![None; count as usize], BTreeSet::new());
@@ -64,12 +64,13 @@ impl VmMap {
         self.sums.limits.guarantee.min(self.sums.advertised)
     }
 
-    /// Returns the chunks that the VM is sure to get and does not have yet.
+    /// Returns the number of guaranteed chunks that the VM does not have yet.
     pub(super) fn owed(&self) -> u32 {
         self.guarantee().saturating_sub(self.used(Tier::Card))
     }
 
-    /// Returns the number of chunks that count for a memory's limits: chunks there and chunks on the way.
+    /// Returns the number of chunks that count for a memory's limits: chunks in this memory, and chunks that are moving
+    /// to it.
     pub(super) fn used(&self, tier: Tier) -> u32 {
         match tier {
             Tier::Card => self.sums.placed + self.arriving,
@@ -87,7 +88,7 @@ impl VmMap {
         self.chunks.get(index as usize).copied().flatten()
     }
 
-    /// Assigns a place to guest chunk `index`. The guest has the chunk, and the chunk is unplaced.
+    /// Assigns a place to guest chunk `index`, which must exist and be unplaced.
     pub(super) fn set(&mut self, index: u32, spot: Spot) {
         let old = self.chunks[index as usize].replace(spot);
         assert_eq!(old, None, "guest chunk {index} has a place already");
@@ -96,14 +97,14 @@ impl VmMap {
         self.note_peaks();
     }
 
-    /// Removes the place of guest chunk `index`. Returns it, and whether it was in the reserve.
+    /// Removes the place of guest chunk `index`. Returns the place, and whether the chunk was in the reserve.
     pub(super) fn take(&mut self, index: u32) -> Option<(Spot, bool)> {
         let spot = self.chunks.get_mut(index as usize)?.take()?;
         let parked = self.uncount(index, spot);
         Some((spot, parked))
     }
 
-    /// Unplaces all chunks. Returns them in the order of guest chunks.
+    /// Unplaces all chunks. Returns their places in the order of guest chunks.
     pub(super) fn take_all(&mut self) -> Vec<Spot> {
         (self.sums.placed, self.sums.host) = (0, 0);
         self.parked.clear();
@@ -123,7 +124,7 @@ impl VmMap {
         self.parked.iter().copied()
     }
 
-    /// Counts guest chunk `index`, which is on the card, as in host memory from now on.
+    /// Counts guest chunk `index`, which is on the card, as in host memory.
     pub(super) fn park(&mut self, index: u32) {
         self.sums.placed -= 1;
         self.parked.insert(index);
@@ -151,7 +152,8 @@ impl VmMap {
         self.sums.moving -= 1;
     }
 
-    /// Ends a move to `tier`, out of the reserve if `drains`. The chunk is gone, or does not move if it is `alive`.
+    /// Ends a move to `tier`; with `drains`, out of the reserve. With `alive` the chunk stays where it is, otherwise it
+    /// is gone.
     pub(super) fn end(&mut self, tier: Tier, drains: bool, alive: bool) {
         if !drains {
             *self.on_the_way(tier) -= 1;
@@ -159,7 +161,7 @@ impl VmMap {
         self.sums.moving -= u32::from(alive);
     }
 
-    /// Completes a move: guest chunk `index` is at `spot`.
+    /// Completes a move: guest chunk `index` is now at `spot`.
     pub(super) fn arrive(&mut self, index: u32, spot: Spot) {
         self.end(spot.tier(), self.is_parked(index), true);
         let old = self.chunks[index as usize].replace(spot).expect("what moves has a place");
@@ -171,8 +173,8 @@ impl VmMap {
         }
     }
 
-    /// Returns the number of chunks from guest chunk `index` on, which is at `spot`, that are also contiguous there.
-    /// Examines at most `limit` chunks.
+    /// Returns the number of chunks, starting with guest chunk `index` at `spot`, that are contiguous in memory as
+    /// well. Examines at most `limit` chunks.
     pub(super) fn neighbours(&self, index: u32, spot: Spot, limit: u64) -> u64 {
         let rest = self.chunks.get(index as usize..).unwrap_or(&[]);
         let follows = |&(step, at): &(u64, &Option<Spot>)| at.is_some() && *at == spot.after(step as u32);

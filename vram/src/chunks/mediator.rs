@@ -3,11 +3,11 @@
 use super::{ChunkId, ChunkState, ChunkTable, Error};
 
 impl ChunkTable {
-    /// Sets `chunks` aside for the mediator, including those that it owns: no VM gets them. A smaller number than
-    /// before releases the difference, but takes no chunk away.
+    /// Sets `chunks` aside for the mediator, including those that it already owns: no VM gets these chunks. A smaller
+    /// number than before releases the difference, but takes no chunk away.
     ///
     /// # Errors
-    /// [`Error::CardFull`] if more is missing than is spare; then nothing changes.
+    /// [`Error::CardFull`] if more is missing than is spare; after an error nothing has changed.
     pub fn set_aside(&mut self, chunks: u32) -> Result<(), Error> {
         let missing = chunks.saturating_sub(self.mediator);
         if missing > self.for_mediator() {
@@ -17,25 +17,25 @@ impl ChunkTable {
         Ok(())
     }
 
-    /// Claims `chunks` for the mediator beyond those that it has. Claimed chunks beyond its share become its own as
-    /// soon as they are spare, before any VM gets them. A claim of 0 cancels this.
+    /// Claims `chunks` for the mediator in addition to those that it has. Claimed chunks beyond its share become its
+    /// own as soon as they are spare, before any VM gets them. A claim of 0 cancels the claim.
     pub fn claim(&mut self, chunks: u32) {
         self.claimed = chunks.saturating_sub(self.left_aside());
     }
 
-    /// Returns chunks that the mediator has borrowed to the reserve, as far as there are chunks that are not promised.
+    /// Returns borrowed chunks to the reserve, as far as the card has chunks that are not promised.
     pub fn repay(&mut self) {
         self.borrowed -= self.borrowed.min(self.uncommitted());
     }
 
-    /// Returns the chunks of the reserve that the mediator has borrowed.
+    /// Returns the number of chunks of the reserve that the mediator has borrowed.
     #[must_use]
     pub fn borrowed(&self) -> u32 {
         self.borrowed
     }
 
-    /// Takes `count` contiguous chunks for the mediator; the first is at a multiple of `align` chunks. Missing chunks
-    /// are borrowed from the reserve.
+    /// Takes `count` contiguous chunks for the mediator; the first chunk is at a multiple of `align` chunks. Missing
+    /// chunks are borrowed from the reserve.
     ///
     /// # Errors
     /// [`Error::CardFull`] if no such run is free, or its chunks are guaranteed to VMs; [`Error::NeedsScrub`] if
@@ -58,8 +58,8 @@ impl ChunkTable {
         Ok(ChunkId(first))
     }
 
-    /// Releases `count` chunks from `first` on that the mediator had reserved. They are scrubbed before reuse: they
-    /// held addresses of other VMs' memory.
+    /// Releases `count` chunks from `first` on that the mediator had reserved. They are scrubbed before reuse, because
+    /// they held addresses of other VMs' memory.
     ///
     /// # Panics
     /// If one of them does not belong to the mediator, which is a bug in the caller.
@@ -71,16 +71,16 @@ impl ChunkTable {
         self.mediator -= count;
     }
 
-    /// Returns the chunks without an owner that the mediator can get without borrowing: the rest of its share, its
-    /// claim, and the spare ones.
+    /// Returns the number of chunks without an owner that the mediator can get without borrowing: the rest of its
+    /// share, its claim, and the spare chunks.
     #[must_use]
     pub fn for_mediator(&self) -> u32 {
         // Quarantined chunks may leave less than is promised.
         self.card.room().saturating_sub(self.promised + self.left_reserve())
     }
 
-    /// Returns the card's chunks for VMs: all except the reserve and the mediator's chunks, which include the spare
-    /// part of its claim. A chunk that the mediator has borrowed from the reserve counts once.
+    /// Returns the number of card chunks for VMs: all except the reserve and the mediator's chunks, which include the
+    /// spare part of its claim. A chunk that the mediator has borrowed from the reserve counts once.
     #[must_use]
     pub fn for_vms(&self) -> u32 {
         let kept = self.mediator + self.kept_for_mediator() + self.parked + self.left_reserve();
@@ -92,14 +92,14 @@ impl ChunkTable {
         self.set_aside.saturating_sub(self.mediator)
     }
 
-    /// Returns the free chunks that are withheld from VMs for the mediator: the rest of its share, and its claim on
-    /// other chunks.
+    /// Returns the number of free chunks that are withheld from VMs for the mediator: the rest of its share, and its
+    /// claim on other chunks.
     #[must_use]
     pub fn kept_for_mediator(&self) -> u32 {
         self.left_aside() + self.uncommitted().min(self.wanted())
     }
 
-    /// Returns the chunks that the mediator claims, and the chunks that it owes the reserve.
+    /// Returns the number of chunks that the mediator claims, plus those that it owes the reserve.
     pub(super) fn wanted(&self) -> u32 {
         self.claimed.saturating_add(self.borrowed)
     }

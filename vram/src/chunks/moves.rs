@@ -7,20 +7,20 @@ use std::ops::RangeInclusive;
 /// Destination of a guest chunk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum To {
-    /// To a chunk of the card.
+    /// A chunk of the card.
     Card,
-    /// To a slot of host memory.
+    /// A slot of host memory.
     Host,
-    /// To the reserve, where it stays on the card and counts as in host memory.
+    /// The reserve: the chunk stays on the card and counts as in host memory.
     Reserve,
 }
 
 /// One step of a plan.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Step {
-    /// Its owner.
+    /// Owner of the chunk.
     pub vm: TenantId,
-    /// Number of the guest's chunk.
+    /// Index of the guest chunk.
     pub index: u32,
     /// Destination of the chunk.
     pub to: To,
@@ -29,26 +29,26 @@ pub struct Step {
 /// A move of a guest chunk in flight.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Move {
-    /// Identifies the move when it ends.
+    /// Identifies the move when it is committed or aborted.
     pub id: MoveId,
-    /// Its owner.
+    /// Owner of the chunk.
     pub vm: TenantId,
-    /// Number of the guest's chunk.
+    /// Index of the guest chunk.
     pub index: u32,
     /// Place of the chunk, in effect until the move is committed.
     pub from: Place,
     /// Destination: no VM reaches it. The copy must overwrite all of it.
     pub to: Place,
-    /// Bytes to copy.
+    /// Number of bytes to copy.
     pub bytes: u64,
 }
 
-/// End of a move.
+/// Result of a move.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ended {
     /// The chunk is at the destination; its old place waits to be scrubbed.
     Committed,
-    /// The chunk was unplaced meanwhile, or its VM is gone; the destination waits to be scrubbed.
+    /// The chunk was unplaced meanwhile, or its VM is gone. The destination waits to be scrubbed.
     Gone,
 }
 
@@ -64,14 +64,14 @@ pub(super) struct Flight {
     pub(super) fate: Fate,
 }
 
-/// State of the chunk that moves.
+/// State of a moving chunk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Fate {
-    /// It still has its place.
+    /// The chunk still has its place.
     Alive,
-    /// It is unplaced now; the destination still counts for the VM.
+    /// The chunk was unplaced; the destination still counts for the VM.
     Unplaced,
-    /// Its VM is gone.
+    /// The chunk's VM is gone.
     Ownerless,
 }
 
@@ -93,7 +93,7 @@ impl ChunkTable {
         if from.tier() == tier {
             return Err(Error::Settled { vm, index });
         }
-        // A chunk in the reserve counts as in host memory already, and is sure to get a slot.
+        // A chunk in the reserve already counts as in host memory, and is sure to get a slot.
         let drains = self.is_parked(vm, index);
         let map = self.vms.get(&vm).ok_or(Error::NoSuchVm(vm))?;
         let limit = match drains {
@@ -115,8 +115,8 @@ impl ChunkTable {
         Ok(self.describe(id, &flight))
     }
 
-    /// Executes a step. `None` if only the accounts change, into the reserve or out of it: the step is done, and the
-    /// chunk has not moved. Otherwise as [`Self::begin_move`].
+    /// Executes a step. Returns `None` if only the accounts change, for a step into or out of the reserve: the step is
+    /// done, and the chunk has not moved. Otherwise same as [`Self::begin_move`].
     ///
     /// # Errors
     /// Same as for [`Self::begin_move`], or [`Error::ReserveFull`].
@@ -130,8 +130,8 @@ impl ChunkTable {
         }
     }
 
-    /// Assigns a zeroed place in a memory to guest chunk `index`, which arrives from another card. In host memory it
-    /// may exceed the VM's limits, which do not apply to a VM that has just arrived.
+    /// Assigns a zeroed place in a memory to guest chunk `index`, which arrives from another card. In host memory the
+    /// chunk may exceed the VM's limits, which do not apply to a VM that has just arrived.
     ///
     /// # Errors
     /// [`Error::NeedsScrub`]: scrub a chunk there and try again. [`Error::Full`]; [`Error::Settled`] if it has a place;
@@ -184,8 +184,8 @@ impl ChunkTable {
         Ok(from)
     }
 
-    /// Ends a move after its copy: the chunk is at the destination from now on, unless it is gone. The caller must
-    /// update all users of its place before anything reaches it again.
+    /// Ends a move after its copy: the chunk is at the destination from now on, unless the chunk is gone. The caller
+    /// must update all users of the chunk's place before the chunk is accessed again.
     ///
     /// # Panics
     /// If the move does not exist, which is a bug in the caller.
@@ -207,7 +207,7 @@ impl ChunkTable {
         Ended::Committed
     }
 
-    /// Ends a move without its copy: the chunk stays where it is, the destination waits to be scrubbed.
+    /// Ends a move without its copy: the chunk stays where it is, and the destination waits to be scrubbed.
     ///
     /// # Panics
     /// If the move does not exist, which is a bug in the caller.
@@ -225,7 +225,7 @@ impl ChunkTable {
         self.flights.iter().map(|(&id, flight)| self.describe(id, flight))
     }
 
-    /// Returns true if a move has lost its chunk, so that no copy is needed, or if it has ended.
+    /// Returns true if a move has lost its chunk, so that no copy is needed, or if the move has ended.
     #[must_use]
     pub fn is_gone(&self, id: MoveId) -> bool {
         self.flights.get(&id).is_none_or(|flight| flight.fate != Fate::Alive)
@@ -250,14 +250,14 @@ impl ChunkTable {
         }
     }
 
-    /// Records that the VM is gone: the destinations of its moves count for no VM.
+    /// Records that the VM is gone: the destinations of its moves no longer count for a VM.
     pub(super) fn disown_moves(&mut self, vm: TenantId) {
         for flight in self.flights.values_mut().filter(|flight| flight.vm == vm) {
             flight.fate = Fate::Ownerless;
         }
     }
 
-    /// Ends a move without its chunk.
+    /// Ends a move that has lost its chunk.
     fn give_up(&mut self, flight: &Flight) {
         self.abandon(flight.to);
         if flight.fate != Fate::Ownerless {

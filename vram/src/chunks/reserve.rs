@@ -4,11 +4,11 @@ use super::{ChunkTable, Error, Tier, VmMap};
 use crate::TenantId;
 
 impl ChunkTable {
-    /// Sets `chunks` of the card aside for evictions, including those in use there: neither VMs nor the mediator get
+    /// Sets `chunks` of the card aside for evictions, including those already in use: neither VMs nor the mediator get
     /// them. A smaller number than before releases the difference, but takes no chunk away.
     ///
     /// # Errors
-    /// [`Error::CardFull`] if more is missing than is spare; then nothing changes.
+    /// [`Error::CardFull`] if more is missing than is spare; after an error nothing has changed.
     pub fn set_reserve(&mut self, chunks: u32) -> Result<(), Error> {
         let missing = chunks.saturating_sub(self.parked);
         if missing > self.uncommitted() + self.left_reserve() {
@@ -34,13 +34,13 @@ impl ChunkTable {
         self.vms.get(&vm).into_iter().flat_map(VmMap::parked)
     }
 
-    /// Returns the number of chunks of the reserve that can begin to move to host memory now.
+    /// Returns the number of chunks in the reserve whose move to host memory can begin now.
     #[must_use]
     pub fn drainable(&self) -> u32 {
         (self.parked - self.draining).min(self.host.room())
     }
 
-    /// Puts a guest chunk that is on the card into the reserve. The chunk that its VM loses is spare, or owed to it.
+    /// Puts a guest chunk that is on the card into the reserve. The VM's lost chunk becomes spare, or owed to the VM.
     pub(super) fn park(&mut self, vm: TenantId, index: u32) -> Result<(), Error> {
         let map = self.vms.get(&vm).ok_or(Error::NoSuchVm(vm))?;
         if let Some(limit) = self.limit_of(map, Tier::Host) {
@@ -54,7 +54,7 @@ impl ChunkTable {
         Ok(())
     }
 
-    /// Returns a guest chunk in the reserve to its VM. This needs a chunk of the card in the accounts.
+    /// Returns a guest chunk in the reserve to its VM. The accounts must have a chunk of the card for it.
     pub(super) fn unpark(&mut self, vm: TenantId, index: u32) -> Result<(), Error> {
         let map = self.vms.get(&vm).ok_or(Error::NoSuchVm(vm))?;
         if let Some(limit) = self.limit_of(map, Tier::Card) {
@@ -71,7 +71,7 @@ impl ChunkTable {
         self.reserve.saturating_sub(self.parked + self.borrowed)
     }
 
-    /// Returns the host slots that may be allocated: chunks in the reserve have a guaranteed slot.
+    /// Returns the number of host slots that may be allocated, without the slots guaranteed to chunks in the reserve.
     #[must_use]
     pub fn host_room(&self) -> u32 {
         self.host.room().saturating_sub(self.parked - self.draining)

@@ -1,6 +1,7 @@
 //! The chunk table in its saved form: the owner of each chunk, by places alone, without the chunks' contents.
 //!
-//! Owners are stored once, in the states of chunks and slots; the VMs' maps, the sums and the promises are derived.
+//! Owners are stored once, in the states of chunks and slots; the VMs' maps, the totals and the promises are derived
+//! from them.
 
 use super::moves::{Fate, Flight};
 use super::state::{MoveId, Spot};
@@ -15,9 +16,9 @@ use std::collections::{BTreeMap, BTreeSet};
 
 pub use super::map::SavedVm;
 
-/// Maximum number of chunks of a card in a saved table: sums of a few such numbers are counted in 32 bits.
+/// Maximum number of chunks of a card in a saved table, so that a sum of a few such numbers fits 32 bits.
 const CHUNKS_MAX: u32 = 1 << 29;
-/// Maximum number of guest chunks of all VMs in a saved table: each has an entry in a map, with or without a place.
+/// Maximum number of guest chunks of all VMs in a saved table. Each has an entry in a map, with or without a place.
 const GUEST_CHUNKS_MAX: u64 = 1 << 25;
 /// Maximum value of an event counter.
 pub(crate) const COUNT_MAX: u64 = 1 << 62;
@@ -26,7 +27,7 @@ pub(crate) const COUNT_MAX: u64 = 1 << 62;
 /// because the scrubbing process is gone.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SavedChunks {
-    /// log2 of a chunk's bytes.
+    /// log2 of the chunk size in bytes.
     pub(crate) shift: u32,
     pub(crate) card: SavedStock,
     pub(crate) host: SavedStock,
@@ -34,9 +35,9 @@ pub struct SavedChunks {
     pub(crate) reserve: u32,
     pub(crate) borrowed: u32,
     pub(crate) claimed: u32,
-    /// By number.
+    /// Sorted by number.
     pub(crate) vms: Vec<SavedVm>,
-    /// By number.
+    /// Sorted by number.
     pub(crate) flights: Vec<SavedFlight>,
     pub(crate) next_move: u64,
     pub(crate) moved: [u64; 2],
@@ -238,7 +239,7 @@ impl SavedChunks {
     }
 }
 
-/// Checks that the states of the moves' destinations name these moves, and that each has its own.
+/// Checks that the states of the moves' destinations name these moves, and that each move has its own destination.
 fn check_destinations(card: &Stock, host: &Stock, flights: &BTreeMap<MoveId, Flight>) -> Result<(), Invalid> {
     for (id, flight) in flights {
         let stock = if flight.to.tier() == Tier::Card { card } else { host };
@@ -283,7 +284,7 @@ fn moving(
             Fate::Ownerless => true,
         };
         let first = fate != Fate::Alive || moving.insert((vm, index), id).is_none();
-        // A chunk that drains from the reserve is on the card.
+        // A chunk that drains from the reserve is still on the card.
         Invalid::unless(sound && first && (!drains || to.tier() == Tier::Host), || {
             format!("move {} is of a chunk that is not there", id.0)
         })?;
@@ -348,7 +349,8 @@ impl UnclaimedChunks {
     /// Claims `count` chunks from `first` on for a user.
     ///
     /// # Errors
-    /// If one of them does not belong to the mediator or already has a user; some may be claimed then.
+    /// If one of the chunks does not belong to the mediator or already has a user; other chunks may have been claimed
+    /// by then.
     pub fn claim(&mut self, first: u32, count: u32) -> Result<(), Invalid> {
         let end = first.checked_add(count).ok_or_else(|| Invalid::new("a run of chunks has no end"))?;
         for chunk in first..end {

@@ -35,7 +35,7 @@ pub enum Place {
 }
 
 impl Place {
-    /// Returns the card address, if the place is on the card.
+    /// Returns the card address if the place is on the card.
     #[must_use]
     pub const fn card(self) -> Option<VramAddr> {
         match self {
@@ -44,7 +44,7 @@ impl Place {
         }
     }
 
-    /// Returns the address in the host pool, if the place is there.
+    /// Returns the address in the host pool if the place is in host memory.
     #[must_use]
     pub const fn host(self) -> Option<HostAddr> {
         match self {
@@ -91,20 +91,20 @@ impl Spot {
         }
     }
 
-    /// Returns the chunk or slot that follows after `steps` in the same memory.
+    /// Returns the chunk or slot `steps` after this one in the same memory.
     pub(super) fn after(self, steps: u32) -> Option<Self> {
         Some(Self::new(self.tier(), self.number().checked_add(steps)?))
     }
 }
 
-/// A move of a guest chunk, from [`begin_move`](super::ChunkTable::begin_move) to its end. Numbers are not reused.
+/// A move of a guest chunk, from [`begin_move`](super::ChunkTable::begin_move) to its end. Move numbers are not reused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct MoveId(pub(super) u64);
 
-/// Use of a chunk of the card or a host slot; owner and state in one, so that they cannot disagree.
+/// Use of a chunk of the card or a host slot. Owner and state are one value, so that they cannot disagree.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ChunkState {
-    /// Zeroed, without an owner.
+    /// Zeroed, and without an owner.
     Free,
     /// Free, but still contains the last owner's data.
     NeedsScrub,
@@ -112,7 +112,7 @@ pub enum ChunkState {
     Scrubbing,
     /// Out of use: the card may still reach it for its last owner.
     Quarantined,
-    /// Owned by the mediator: tables, instance blocks, rings. No VM reaches it. Only on the card.
+    /// Owned by the mediator, for tables, instance blocks and rings. No VM can reach it. Only on the card.
     Mediator,
     /// Destination of a move: being overwritten, not reachable by any VM.
     Arriving(MoveId),
@@ -120,7 +120,7 @@ pub enum ChunkState {
     Vm {
         /// The owner.
         vm: TenantId,
-        /// Number of the chunk of the guest's VRAM that it holds.
+        /// Index of the guest chunk that it holds.
         index: u32,
     },
 }
@@ -148,17 +148,17 @@ impl ChunkState {
 /// Content of VRAM when the table is created.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Contents {
-    /// Zeros.
+    /// VRAM holds zeros.
     Zeroed,
-    /// Anything: every chunk is scrubbed before its first use.
+    /// VRAM may hold anything: every chunk is scrubbed before its first use.
     Unknown,
 }
 
 /// A chunk of the card or a host slot to fill with zeros.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ScrubWork {
-    /// Its start; for [`scrubbed`](super::ChunkTable::scrubbed).
+    /// Start of the chunk or slot; to be passed to [`scrubbed`](super::ChunkTable::scrubbed).
     pub place: Place,
-    /// Bytes.
+    /// Size in bytes.
     pub bytes: u64,
 }

@@ -1,4 +1,4 @@
-//! The units of one memory, each of a chunk's size and in one state: the card's chunks, or the host's slots.
+//! The units of one memory, each with a chunk's size and in one state: the card's chunks, or the host's slots.
 
 mod saved;
 
@@ -12,8 +12,8 @@ use std::collections::{BTreeSet, VecDeque};
 /// All units of one memory, by number. Invariant: `free`, `to_scrub` and `scrubbing` agree with `states`.
 ///
 /// `states` grows with use up to `limit`, so that a large unused limit costs nothing. The limit may fall below the
-/// number of owned units; then no more are allocated until enough are released, and units beyond the limit are dropped
-/// once they are zeroed.
+/// number of owned units; then no unit is allocated until enough units are released, and units beyond the limit are
+/// dropped once they are zeroed.
 #[derive(Debug)]
 pub(super) struct Stock {
     states: Vec<ChunkState>,
@@ -22,7 +22,7 @@ pub(super) struct Stock {
     scrubbing: u32,
     /// Units that become quarantined once their owner has lost them.
     condemned: BTreeSet<u32>,
-    /// Units that are quarantined.
+    /// Number of quarantined units.
     quarantined: u32,
     scrubbed: u64,
     limit: u32,
@@ -59,7 +59,8 @@ impl Stock {
         self.trim();
     }
 
-    /// Returns the number after the last unit that is or was in use and is within the limit, or still holds data.
+    /// Returns the number after the last unit that is within the limit and in use or used before, or that still holds
+    /// data.
     pub(super) fn end(&self) -> u32 {
         self.states.len() as u32
     }
@@ -68,34 +69,34 @@ impl Stock {
         self.states.get(number as usize).copied().unwrap_or(ChunkState::Free)
     }
 
-    /// Returns the units that have an owner, are the destination of a move, or are quarantined.
+    /// Returns the number of units that have an owner, are the destination of a move, or are quarantined.
     pub(super) fn owned(&self) -> u32 {
         self.end() - self.free.len() as u32 - self.unscrubbed()
     }
 
-    /// Returns the units without an owner that are not zeroed.
+    /// Returns the number of units without an owner that are not zeroed.
     pub(super) fn unscrubbed(&self) -> u32 {
         self.to_scrub.len() as u32 + self.scrubbing
     }
 
-    /// Returns the units that can get an owner, zeroed or not.
+    /// Returns the number of units that can get an owner, zeroed or not.
     pub(super) fn room(&self) -> u32 {
         self.limit.saturating_sub(self.owned())
     }
 
-    /// Returns the units that can get an owner now.
+    /// Returns the number of units that can get an owner now.
     pub(super) fn free(&self) -> u32 {
         let fresh = self.limit.saturating_sub(self.end());
         let beyond = if self.end() > self.limit { self.free.range(self.limit..).count() as u32 } else { 0 };
         (self.free.len() as u32 - beyond + fresh).min(self.room())
     }
 
-    /// Returns the units that were scrubbed since the table was created.
+    /// Returns the number of units scrubbed since the table was created.
     pub(super) fn scrub_count(&self) -> u64 {
         self.scrubbed
     }
 
-    /// Gives the first free unit an owner. `None` if none is zeroed or there is no room.
+    /// Gives the first free unit an owner. Returns `None` if no unit is zeroed or within the limit.
     pub(super) fn take(&mut self, to: ChunkState) -> Option<u32> {
         if self.room() == 0 {
             return None;
@@ -142,12 +143,12 @@ impl Stock {
         Ok(first)
     }
 
-    /// Returns the units that are quarantined.
+    /// Returns the number of quarantined units.
     pub(super) fn quarantined(&self) -> u32 {
         self.quarantined
     }
 
-    /// Takes a unit out of use: immediately if it has no owner, else when it loses its owner.
+    /// Takes a unit out of use: immediately if it has no owner, otherwise when it loses its owner.
     pub(super) fn quarantine(&mut self, number: u32) {
         match self.state(number) {
             ChunkState::Quarantined => {}
@@ -205,7 +206,7 @@ impl Stock {
         self.go(number, to);
     }
 
-    /// Adds one unit that was never used.
+    /// Adds a unit that was never used.
     fn grow(&mut self) -> u32 {
         let number = self.end();
         self.states.push(ChunkState::Free);

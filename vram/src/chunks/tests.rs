@@ -46,14 +46,14 @@ fn only_the_listed_steps_are_legal() {
     }
 }
 
-/// The answer to a VM without a guarantee and without swap, when `free` chunks are zeroed and `promised` are reserved
-/// for others.
+/// Result for a VM without a guarantee and without swap, when `free` chunks are zeroed and `promised` are reserved for
+/// other VMs.
 fn refused(vm: u32, free: u32, promised: u32) -> Result<Placed, Error> {
     let limit = Limit::Card { free, to_scrub: 0, promised };
     Err(Error::Full { vm: TenantId(vm), limit, host: Some(Limit::Policy(OnFull::Refuse)) })
 }
 
-/// Gives the first `chunks` guest chunks of a VM a place.
+/// Places the first `chunks` guest chunks of a VM.
 fn place_first(table: &mut ChunkTable, vm: u32, chunks: u64) {
     for index in 0..chunks {
         assert!(table.place(TenantId(vm), GuestVramAddr(index * CHUNK)).unwrap().new);
@@ -176,7 +176,7 @@ fn vm_without_reservation_gets_only_unguaranteed_chunks() {
     assert!(!table.place(TenantId(2), GuestVramAddr(99 * CHUNK)).unwrap().new, "what it has it keeps");
     place_first(&mut table, 1, 3);
     assert_eq!(table.place(TenantId(2), GuestVramAddr(0)), refused(2, 0, 0));
-    // Chunks that the other frees are still promised to it, until it is destroyed.
+    // Chunks that the other VM frees are still promised to it, until it is destroyed.
     assert_eq!(table.unplace_all(TenantId(1)), 3);
     assert_eq!(scrub_all(&mut table), 3);
     assert_eq!(table.place(TenantId(2), GuestVramAddr(0)), full);
@@ -233,7 +233,7 @@ fn chunks_set_aside_go_to_mediator_only() {
     table.create_vm(TenantId(2), 8 * CHUNK, Limits::UNRESERVED).unwrap();
     place_first(&mut table, 2, 1);
     assert_eq!(table.place(TenantId(2), GuestVramAddr(CHUNK)), refused(2, 7, 7));
-    // It gets exactly its own share, because the rest is promised.
+    // The mediator gets exactly its own share, because the other chunks are promised.
     table.reserve_mediator(1, 1).unwrap();
     let run = table.reserve_mediator(2, 1).unwrap();
     assert_eq!((table.summary().set_aside, table.summary().mediator), (0, 3));
@@ -280,7 +280,7 @@ fn mediator_claim_is_met_from_spare_chunks_after_guarantees() {
     assert!(matches!(table.place(TenantId(1), GuestVramAddr(CHUNK)), Err(Error::Full { .. })));
     let own = table.reserve_mediator(1, 1).unwrap();
     assert_eq!((table.spare(), table.kept_for_mediator()), (0, 2), "a part of the claim is met");
-    // Claimed chunks are not promised: a guarantee can have them.
+    // Claimed chunks are not promised: a guarantee can take them.
     table.create_vm(TenantId(2), CHUNK, Limits::RESERVED).unwrap();
     assert_eq!(table.kept_for_mediator(), 1);
     table.claim(0);

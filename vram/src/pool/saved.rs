@@ -30,7 +30,7 @@ impl PagePool {
         }
     }
 
-    /// Restores a pool in its chunks of `table`. `unclaimed` are the chunks that no other pool has.
+    /// Restores a pool in its chunks of `table`. `unclaimed` are the chunks that no other pool has claimed.
     ///
     /// # Errors
     /// If the chunks do not belong to the mediator or belong to another pool, or allocations are outside them.
@@ -61,14 +61,14 @@ impl PagePool {
         Ok(pool)
     }
 
-    /// Finds the free blocks within the block of 2^`order` pages at `start`. Returns the number of valid allocations
-    /// there.
+    /// Finds the free blocks within the block of 2^`order` pages at `start`. Returns the number of valid allocations in
+    /// that block.
     fn fill(&mut self, start: u64, order: u32) -> usize {
         let end = start + (PAGE_BYTES << order);
         let first = self.used.range(start..end).next().map(|(start, order)| (*start, *order));
         match first {
             None => {
-                // The caller has checked that orders are at most the largest.
+                // The caller has checked that orders do not exceed the maximum.
                 self.free[order as usize].insert(start);
                 0
             }

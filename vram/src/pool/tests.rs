@@ -68,7 +68,7 @@ fn never_allocated_pages_are_known_to_be_zeroed() {
     assert!(small.zeroed && large.zeroed);
     pool.free(small.address);
     pool.free(large.address);
-    // The page that was allocated before is part of it.
+    // The page that was allocated before is part of the new block.
     assert!(!pool.alloc_block(&mut table, 0x2000).unwrap().zeroed);
     assert!(pool.alloc_block(&mut table, 0x1000).unwrap().zeroed, "nobody has had it");
     assert!(!pool.alloc_block(&mut table, 2 * CHUNK).unwrap().zeroed);
@@ -89,7 +89,7 @@ fn freeing_twice_is_caught() {
     pool.free(page);
 }
 
-/// A pool with an allocation of two chunks and one of a page, in its saved form.
+/// A pool with an allocation of two chunks and an allocation of one page, in its saved form.
 fn saved() -> (ChunkTable, SavedPool) {
     let (mut table, mut pool) = (table(8), PagePool::new(u64::MAX));
     pool.alloc(&mut table, 2 * CHUNK).unwrap();
@@ -106,7 +106,7 @@ fn saved_pools_that_cannot_be_are_refused() {
         let mut unclaimed = table.unclaimed();
         PagePool::restored(saved, &table, &mut unclaimed).expect_err("it was restored").to_string()
     };
-    // A VM's chunk, or one without an owner.
+    // A VM's chunk, or a chunk without an owner, is refused.
     assert!(refused(&|saved| saved.runs[1].0 = 5).contains("chunk 5 is used twice, or not the mediator's"));
     assert!(refused(&|saved| saved.runs[1] = saved.runs[0]).contains("used twice"));
     assert!(refused(&|saved| saved.runs[0].1 = u32::MAX).contains("used twice"));
@@ -137,7 +137,7 @@ fn chunks_of_the_mediator_have_one_user() {
 }
 
 proptest! {
-    /// Allocations never overlap, are aligned, are in the mediator's chunks; when all are freed, all chunks are
+    /// Allocations never overlap, are aligned, and are in the mediator's chunks; after all are freed, all chunks are
     /// returned.
     #[test]
     fn allocations_are_disjoint_and_all_comes_back(
@@ -145,7 +145,7 @@ proptest! {
     ) {
         let (mut table, mut pool) = (table(16), PagePool::new(12 * CHUNK));
         let mut live: Vec<(u64, u64)> = Vec::new();
-        // Pages that were allocated since their chunk came to the pool.
+        // Pages that were allocated since their chunk was added to the pool.
         let mut had = std::collections::BTreeSet::new();
         for (free, bytes, which) in ops {
             if free && !live.is_empty() {

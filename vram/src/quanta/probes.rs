@@ -1,9 +1,9 @@
-//! Probes: quanta for a short time that find out whether quanta help.
+//! Probes: short trial quanta that find out whether quanta help.
 //!
 //! No submission names the host memory that work reaches through pointers, and no real card counts these accesses. But
-//! they lengthen the work: the probe compares the engine time of a VM's submissions with their time while all of the
-//! VM's memory is on the card, during its quantum. It assumes nothing of the card, the bus or the work, except that the
-//! work stays the same.
+//! these accesses lengthen the work: the probe compares the engine time of a VM's submissions with their time while all
+//! of the VM's memory is on the card, during its quantum. The probe assumes nothing about the card, the bus or the
+//! work, except that the work stays the same.
 
 use crate::TenantId;
 use std::collections::{BTreeMap, BTreeSet};
@@ -31,13 +31,13 @@ pub struct Done {
 }
 
 impl Done {
-    /// Returns the difference between the two.
+    /// Returns the difference between the two values.
     fn since(self, before: Self) -> Self {
         let used_ns = self.used_ns.saturating_sub(before.used_ns);
         Self { used_ns, ended: self.ended.saturating_sub(before.ended) }
     }
 
-    /// Mean engine time of a submission, in ns, if there were enough.
+    /// Mean engine time of a submission, in ns, if enough submissions have completed.
     fn length(self) -> Option<f64> {
         (self.ended >= MIN_SUBMISSIONS && self.used_ns > 0).then(|| self.used_ns as f64 / self.ended as f64)
     }
@@ -46,16 +46,16 @@ impl Done {
 /// Probe state for VMs whose thrashing cannot be measured.
 #[derive(Clone, Debug, Default)]
 enum State {
-    /// No observation yet.
+    /// Nothing was observed yet.
     #[default]
     Begins,
     /// No probe before this time.
     Resting { until_ns: u64 },
-    /// Observing their work: the start time, and their work until then.
+    /// Observing the VMs' work: the start time, and their work until then.
     Watching { since_ns: u64, then: BTreeMap<TenantId, Done> },
     /// A probe runs.
     Trying(Trial),
-    /// Quanta help; number of quanta until the next probe.
+    /// Quanta help. `left` is the number of quanta until the next probe.
     Found { left: u32 },
 }
 
@@ -63,18 +63,18 @@ enum State {
 #[derive(Clone, Debug, Default)]
 struct Trial {
     began_ns: u64,
-    /// Lengths of submissions before it, in ns, of the VMs that decide.
+    /// Mean lengths of the deciding VMs' submissions before the probe, in ns.
     before: BTreeMap<TenantId, f64>,
-    /// The same within their quanta, of the VMs for which it is known.
+    /// Mean lengths within the VMs' quanta, for the VMs whose length is known.
     within: BTreeMap<TenantId, f64>,
     /// VMs that have had their quantum.
     had: BTreeSet<TenantId>,
-    /// The VM that has its quantum, and its work until that began.
+    /// The VM whose quantum runs, and its work until the quantum began.
     turn: Option<(TenantId, Done)>,
 }
 
 impl Trial {
-    /// Returns the factor by which submissions are shorter within quanta, if it is known for two VMs or more.
+    /// Returns the factor by which submissions are shorter within quanta, if it is known for at least two VMs.
     fn gain(&self) -> Option<f64> {
         let of = |(vm, before): (&TenantId, &f64)| {
             Some((before / self.within.get(vm)?).clamp(1.0 / MAX_SPEEDUP, MAX_SPEEDUP).ln())
@@ -113,7 +113,7 @@ impl Probes {
         self.done = done;
     }
 
-    /// Records that quanta have ended, or have another reason now.
+    /// Records that quanta have ended, or now have another reason.
     pub(super) fn end(&mut self) {
         if !matches!(self.state, State::Resting { .. }) {
             self.state = State::Begins;
@@ -126,7 +126,8 @@ impl Probes {
     }
 
     /// Observes the work of VMs whose memory does not fit together. Returns true if a probe is due: the card was busy
-    /// with these VMs for half of two windows, and the length of submissions is known for at least two of them.
+    /// with these VMs for half of the last two windows, and the length of submissions is known for at least two of
+    /// them.
     pub(super) fn should_probe(&mut self, now_ns: u64, members: &[TenantId], window_ns: u64) -> bool {
         let of_members = || members.iter().map(|vm| (*vm, self.done.get(vm).copied().unwrap_or_default())).collect();
         let (since_ns, then): (_, &BTreeMap<TenantId, Done>) = match &self.state {
@@ -167,8 +168,8 @@ impl Probes {
         *of != holder || self.done.get(&holder).is_none_or(|done| done.since(*then).ended >= MIN_SUBMISSIONS)
     }
 
-    /// Records that a VM's quantum has ended, among `members`. `on_permille`: part of the time that work must lose
-    /// without quanta.
+    /// Records that a VM's quantum has ended, among `members`. `on_permille` is the part of the time that work must
+    /// lose without quanta.
     pub(super) fn ends(&mut self, now_ns: u64, holder: TenantId, members: &[TenantId], on_permille: u32) -> Verdict {
         match &mut self.state {
             State::Found { left } if *left > 0 => {

@@ -24,7 +24,7 @@ pub struct SavedQuanta {
 
 only_version!(SavedQuanta, "vram.quanta", 2);
 
-/// A working set: its bytes, those that stay on the card, and the weight.
+/// A working set: its size in bytes, the part that stays on the card, and the weight.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct SavedSet {
     bytes: u64,
@@ -62,7 +62,7 @@ impl Quanta {
     /// Saves the quanta.
     #[must_use]
     pub fn save(&self) -> SavedQuanta {
-        // Running quanta are assumed to help; observations restart.
+        // Running quanta are assumed to help; observations start again.
         let Self { config, traffic, bandwidth, round_bandwidth, sets, idle, turn, fits_since, probes: _ } = self;
         let WorkingSets { capacity, by_vm } = sets;
         let saved = |&WorkingSet { bytes, resident, weight }: &WorkingSet| SavedSet { bytes, resident, weight };

@@ -1,4 +1,4 @@
-//! Working sets of VMs, and the VMs that must take turns because these do not fit together.
+//! Working sets of VMs, and the VMs that must take turns because their working sets do not fit together.
 
 use crate::TenantId;
 use std::collections::BTreeMap;
@@ -6,22 +6,22 @@ use std::collections::BTreeMap;
 /// Working set of an active VM, and its claim to quanta.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WorkingSet {
-    /// Bytes that it uses and may have on the card: at most its quota.
+    /// Number of bytes that the VM uses and may have on the card; at most its quota.
     pub bytes: u64,
-    /// Of these, bytes that stay on the card during other VMs' quanta, such as its guarantee.
+    /// Number of these bytes that stay on the card during other VMs' quanta, such as its guarantee.
     pub resident: u64,
-    /// Weight of its time: lengths of quanta are proportional to it.
+    /// Weight of the VM's time: lengths of quanta are proportional to it.
     pub weight: u32,
 }
 
 impl WorkingSet {
-    /// Returns a working set of which nothing is guaranteed, with the default weight.
+    /// Returns a working set without a guarantee, with the default weight.
     #[must_use]
     pub const fn movable(bytes: u64) -> Self {
         Self { bytes, resident: 0, weight: 100 }
     }
 
-    /// Returns the bytes that other VMs' quanta may evict.
+    /// Returns the number of bytes that other VMs' quanta may evict.
     fn evictable(self) -> u64 {
         self.bytes.saturating_sub(self.resident)
     }
@@ -30,19 +30,20 @@ impl WorkingSet {
 /// The working sets of the active VMs, and the memory for them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct WorkingSets {
-    /// Bytes of the card available to working sets.
+    /// Number of bytes of the card available to working sets.
     pub(super) capacity: u64,
     pub(super) by_vm: BTreeMap<TenantId, WorkingSet>,
 }
 
 impl WorkingSets {
-    /// Returns true if all fit together and leave `margin_permille` of the memory free.
+    /// Returns true if all working sets fit together and leave `margin_permille` of the memory free.
     pub(super) fn fit(&self, margin_permille: u32) -> bool {
         self.sum() * 1000 <= u128::from(self.capacity) * u128::from(1000u32.saturating_sub(margin_permille))
     }
 
-    /// Returns the VMs that must take turns, by number. A VM whose whole working set stays on the card need not, nor
-    /// need the smallest ones that leave room for the largest of the others. With `all`, small ones take turns as well.
+    /// Returns the VMs that must take turns, by number. VMs whose whole working set stays on the card need not take
+    /// turns. Nor do the VMs with the smallest working sets, if the largest of the others fits next to them. With
+    /// `all`, small working sets take turns as well.
     pub(super) fn members(&self, all: bool) -> Vec<TenantId> {
         let evictable = self.by_vm.iter().map(|(&vm, set)| (set.evictable(), vm)).filter(|(bytes, _)| *bytes > 0);
         let mut sets: Vec<(u64, TenantId)> = evictable.collect();
@@ -58,8 +59,8 @@ impl WorkingSets {
         members
     }
 
-    /// Returns the bytes to copy when the turn changes: at most the part of a working set that does not fit is
-    /// returned, and as much is evicted.
+    /// Returns the number of bytes to copy when the turn changes: at most the part of a working set that does not fit
+    /// is returned, and the same amount is evicted.
     pub(super) fn change_bytes(&self, members: &[TenantId]) -> u128 {
         let largest = members.iter().filter_map(|vm| self.by_vm.get(vm)).map(|set| set.evictable()).max().unwrap_or(0);
         let missing = self.sum().saturating_sub(self.capacity.into());
@@ -67,8 +68,8 @@ impl WorkingSets {
     }
 
     /// Returns the length of a member's quantum: the members' mean is `mean_ns`, and lengths are proportional to
-    /// weights. Quanta that are shorter than `bounds.0`, or longer than `bounds.1`, scale those of all members; the
-    /// longest counts if both do.
+    /// weights. A quantum shorter than `bounds.0` or longer than `bounds.1` scales the quanta of all members; if both
+    /// occur, the longest quantum decides.
     pub(super) fn quantum_ns(&self, members: &[TenantId], vm: TenantId, mean_ns: u64, bounds: (u64, u64)) -> u64 {
         let weight = |vm: &TenantId| u128::from(self.by_vm.get(vm).map_or(1, |set| set.weight.max(1)));
         let sum: u128 = members.iter().map(weight).sum();
@@ -85,7 +86,7 @@ impl WorkingSets {
         u64::try_from(time * weight(&vm) / unit).unwrap_or(u64::MAX)
     }
 
-    /// Returns the bytes of the card for which VMs take turns.
+    /// Returns the number of bytes of the card for which VMs take turns.
     fn for_turns(&self) -> u64 {
         let resident = self.by_vm.values().fold(0, |sum: u64, set| sum.saturating_add(set.resident.min(set.bytes)));
         self.capacity.saturating_sub(resident)

@@ -20,7 +20,8 @@ fn quanta(of: &[u64]) -> Quanta {
     quanta
 }
 
-/// Copies at full speed for `permille` of the time, every 10 ms, from `from` on for a second. Returns the first change.
+/// Copies at full speed for `permille` of the time, every 10 ms, for a second starting at `from`. Returns the first
+/// change.
 fn copy(quanta: &mut Quanta, from: u64, permille: u64) -> Option<(u64, Change)> {
     (0..100).find_map(|step| {
         let now = from + step * 10 * MS;
@@ -54,7 +55,7 @@ fn much_traffic_of_sets_that_do_not_fit_switches_on() {
     let turn = on(&mut quanta);
     assert_eq!((&*turn.members, turn.holder), (&[TenantId(1), TenantId(2)][..], TenantId(1)));
     assert_eq!(quanta.bandwidth(), 1000);
-    // 500 bytes are evicted and as many returned, at 1000 bytes per second, ten times.
+    // 500 bytes are evicted and 500 returned at 1000 bytes per second; a quantum is ten times as long.
     assert_eq!(turn.quantum_ns, 10 * SECOND);
     assert_eq!(quanta.turn(), Some(&turn));
 }
@@ -72,7 +73,7 @@ fn little_traffic_or_sets_that_fit_change_nothing() {
 #[test]
 fn old_traffic_is_forgotten() {
     let mut quanta = quanta(&[700, 700]);
-    // 150 bytes in a second, twice with a second between, so never 200 within one second.
+    // 150 bytes are moved in a second, twice with a second between, so never 200 within one second.
     for now in [0, 2 * SECOND] {
         quanta.relocated(now, 150, 150 * MS);
         assert_eq!(quanta.tick(now), None);
@@ -102,7 +103,7 @@ fn small_working_set_that_fits_with_any_other_never_waits() {
     );
 }
 
-/// Working sets with these bytes, of which so many stay on the card, and these weights.
+/// Creates working sets from their sizes, resident parts and weights.
 fn claims(of: &[(u64, u64, u32)]) -> BTreeMap<TenantId, WorkingSet> {
     let set = |&(bytes, resident, weight): &(u64, u64, u32)| WorkingSet { bytes, resident, weight };
     (1..).zip(of).map(|(vm, claim)| (TenantId(vm), set(claim))).collect()
@@ -153,7 +154,7 @@ fn tenant_whose_memory_stays_takes_no_quantum() {
     alone.set_working_sets(1000, claims(&[(800, 800, 100), (500, 0, 100)]));
     assert_eq!(copy(&mut alone, 0, 900), None, "no one to take turns with");
     assert!(!alone.detects());
-    // 200 bytes remain: the small one no longer fits next to the largest.
+    // 200 bytes remain: the small working set no longer fits next to the largest.
     let mut tight = Quanta::new(config());
     tight.set_working_sets(1000, claims(&[(50, 0, 100), (900, 800, 100), (180, 0, 100)]));
     assert_eq!(on(&mut tight).members, [1, 2, 3].map(TenantId));
@@ -185,7 +186,7 @@ fn quanta_rotate_and_skip_idle_tenants() {
         quanta.copies_done(now);
         assert_eq!(quanta.tick(now + quantum - 1), None);
     }
-    // The holder has no more work: the next one need not wait for the end.
+    // The holder has no more work: the next VM need not wait for the end of the quantum.
     quanta.set_working_sets(1000, [1, 3].map(|vm| (TenantId(vm), WorkingSet::movable(700))).into());
     let Some(Change::On(turn)) = quanta.tick(now + 1) else { panic!("no change") };
     assert_eq!((turn.holder, turn.members), (TenantId(3), vec![TenantId(1), TenantId(3)]));
@@ -243,7 +244,7 @@ fn the_first_quantum_is_known_when_its_copies_have_ended() {
     assert!(matches!(quanta.tick(0), Some(Change::On(turn)) if turn.quantum_ns == 30 * SECOND));
     quanta.relocated(SECOND / 4, 1000, SECOND / 4);
     quanta.copies_done(SECOND / 4);
-    // 1000 bytes at 4000 bytes per second, ten times.
+    // 1000 bytes are copied at 4000 bytes per second; a quantum is ten times as long.
     assert_eq!(quanta.turn().map(|turn| turn.quantum_ns), Some(5 * SECOND / 2));
 }
 
@@ -351,7 +352,7 @@ fn tell(quanta: &mut Quanta, now: u64, told: &Told) -> Option<Change> {
 }
 
 proptest! {
-    /// A saved and restored detector decides the same as one that was not saved.
+    /// A saved and restored detector makes the same decisions as one that was not saved.
     #[test]
     fn restored_quanta_decide_the_same(steps in prop::collection::vec((told(), 1..700u64, any::<bool>()), 1..60)) {
         let (mut kept, mut moved, mut now) = (Quanta::new(config()), Quanta::new(config()), 0);

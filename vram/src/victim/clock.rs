@@ -10,7 +10,7 @@ impl Choose for Clock {
     fn victims(&mut self, hints: &mut Hints, candidates: &mut Vec<u32>, count: usize) {
         let start = candidates.partition_point(|&index| index < hints.hand);
         candidates.rotate_left(start);
-        // The first round passes all used chunks; in the second none is referenced.
+        // The first round passes all used chunks; in the second round no chunk is referenced.
         let mut chosen: Vec<u32> = Vec::with_capacity(count.min(candidates.len()));
         let mut spared = Vec::new();
         for &index in &*candidates {

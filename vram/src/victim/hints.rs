@@ -8,18 +8,18 @@ pub(crate) use saved::SavedHints;
 use residency_history::ResidencyHistory;
 use std::ops::RangeInclusive;
 
-/// The priority of a chunk without a hint.
+/// Priority of a chunk without a hint.
 pub const PRIORITY_DEFAULT: u8 = 128;
 
-/// Hints about the chunks of a VM, by guest chunk. Each kind has at most one entry per guest chunk, and none before the
-/// first is set.
+/// Hints about the chunks of a VM, by guest chunk. Each kind of hint has at most one entry per guest chunk, and no
+/// entry before the first hint is set.
 #[derive(Debug)]
 pub struct Hints {
     /// Number of chunks that the guest has.
     chunks: u32,
     priorities: Vec<u8>,
     accesses: Vec<u32>,
-    /// A bit for each chunk.
+    /// One bit for each chunk.
     referenced: Vec<u64>,
     /// The guest chunk that the clock's hand points to.
     pub(super) hand: u32,
@@ -27,7 +27,7 @@ pub struct Hints {
 }
 
 impl Hints {
-    /// Creates empty hints for a VM of `chunks` chunks.
+    /// Creates empty hints for a VM with `chunks` guest chunks.
     #[must_use]
     pub fn new(chunks: u32) -> Self {
         Self {
@@ -98,7 +98,7 @@ impl Hints {
         self.referenced.get(index as usize / 64).is_some_and(|word| word >> (index % 64) & 1 == 1)
     }
 
-    /// Records that the clock's hand passes a chunk.
+    /// Records that the clock's hand has passed a chunk.
     pub(super) fn pass(&mut self, index: u32) {
         if let Some(word) = self.referenced.get_mut(index as usize / 64) {
             *word &= !(1 << (index % 64));

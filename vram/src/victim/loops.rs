@@ -1,10 +1,10 @@
-//! For programs that repeatedly loop over more memory than the card has: in a loop, the most recently used chunk is
-//! needed last, so that LRU is the worst policy.
+//! Policy for programs that repeatedly loop over more memory than the card has. In a loop, the most recently used chunk
+//! is needed last, so LRU is the worst policy.
 //!
-//! It only knows when a chunk arrived on the card and when it was evicted; a card without reference bits shows nothing
-//! else. The first victim is the chunk before one that is needed now, since loops usually use buffers in the order of
-//! addresses; then the latest arrival. A chunk that is needed again immediately is not part of a loop but always in
-//! use. It is spared for a number of victims, which doubles each time.
+//! The policy only knows when a chunk arrived on the card and when it was evicted; a card without reference bits shows
+//! nothing else. The first victim is the chunk before one that is needed now, since loops usually use buffers in the
+//! order of addresses; the next victim is the latest arrival. A chunk that is needed again immediately is not part of a
+//! loop but always in use. Such a chunk is spared for a number of evictions, which doubles each time.
 
 use super::{Choose, Hints, keep_least};
 use std::cmp::Reverse;
@@ -28,7 +28,8 @@ impl Choose for Loops {
     }
 
     fn returns(&mut self, hints: &mut Hints, candidates: &mut Vec<u32>, count: usize) {
-        // Chunks needed again immediately are returned first, then the chunks away longest, which a loop needs next.
+        // Chunks needed again immediately are returned first, then the chunks evicted longest ago, which a loop needs
+        // next.
         keep_least(candidates, count, |index| {
             (Reverse(hints.residency_history.allowance(index)), hints.residency_history.went(index))
         });

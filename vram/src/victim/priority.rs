@@ -3,7 +3,7 @@
 use super::{Choose, Hints, keep_least};
 use std::cmp::Reverse;
 
-/// Chooses by priority, the lowest first.
+/// Chooses by priority, lowest first.
 #[derive(Debug)]
 pub(super) struct Priority;
 

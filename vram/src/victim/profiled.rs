@@ -3,7 +3,7 @@
 use super::{Choose, Hints, keep_least};
 use std::cmp::Reverse;
 
-/// Chooses by accesses, the fewest first.
+/// Chooses by accesses, fewest first.
 #[derive(Debug)]
 pub(super) struct Profiled;
 

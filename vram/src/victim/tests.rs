@@ -80,7 +80,7 @@ fn loops_keep_a_part_of_a_loop_that_is_too_large() {
         on_card.insert(wanted);
         hints.arrived(wanted..=wanted);
     }
-    // With LRU, each access would need a return: 108. The minimum is 29.
+    // With LRU, each access would need a return, 108 in total. The minimum is 29.
     assert!((27..=30).contains(&copies), "{copies}");
 }
 
@@ -113,7 +113,7 @@ fn random_takes_each_about_as_often() {
         policy.victims(&mut hints, &mut candidates, 3);
         candidates.iter().for_each(|&index| counts[index as usize] += 1);
     }
-    // 3000 each, with a standard deviation of 46.
+    // Each count is expected to be 3000, with a standard deviation of 46.
     assert!(counts.iter().all(|count| (2700..3300).contains(count)), "{counts:?}");
 }
 

@@ -1,4 +1,4 @@
-//! Random requests, frees and limits, then rest: shares against an independent water filling.
+//! Random requests, frees and limits, followed by an idle period: compares shares with an independent water filling.
 
 use super::CHUNK;
 use super::world::{MS, World};
@@ -63,7 +63,7 @@ fn config() -> impl Strategy<Value = Config> {
     )
 }
 
-/// Handles a refused guarantee like the mediator: makes room and retries.
+/// Handles a refused guarantee like the mediator: frees chunks and retries.
 fn set_limits(world: &mut World, vm: u32, limits: Limits) {
     world.unsettle();
     if let Err(crate::Error::Promise { wanted, now, .. }) = world.table.set_limits(TenantId(vm), limits) {
@@ -122,7 +122,7 @@ fn apply(world: &mut World, op: Op) {
     }
 }
 
-/// Each VM's share by bisection in floating point, from the accounts alone; `busy` VMs come before the others.
+/// Computes each VM's share by bisection in floating point, from the accounts alone. VMs in `busy` precede the others.
 fn shares(world: &World, busy: &[u32]) -> Vec<(TenantId, f64)> {
     let summary = world.table.summary();
     let low_water = world.balancer.config().low_water.min(summary.spare());
@@ -163,8 +163,8 @@ fn shares(world: &World, busy: &[u32]) -> Vec<(TenantId, f64)> {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 512, failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// With enough host memory, it converges with each VM within one chunk of its share, at its guarantee if it uses
-    /// that much, and within its quota.
+    /// With enough host memory, the balancer converges: each VM is within one chunk of its share, at its guarantee if
+    /// it uses that much, and within its quota.
     #[test]
     fn at_rest_no_one_is_off_by_more_than_a_chunk(
         config in config(),
@@ -181,7 +181,7 @@ proptest! {
         for &(vm, share) in &shares {
             let account = accounts[&vm];
             let used = account.placed + account.parked + account.host;
-            // Unused chunks that are reserved for it count as its own.
+            // Unused chunks that are reserved for a VM count as its own.
             let card = f64::from(account.placed.max(account.guarantee));
             prop_assert!((card - share).abs() <= 1.0 + 1e-6, "VM {vm} has {card} of {share}: {accounts:?} {shares:?}");
             prop_assert!(account.placed >= account.guarantee.min(used), "VM {vm} is below its guarantee: {account:?}");
@@ -195,8 +195,8 @@ proptest! {
         prop_assert_eq!(summary.parked, 0, "the reserve has drained");
     }
 
-    /// A balancer that is saved and restored at any time plans the same as before, except with `loops`, whose knowledge
-    /// is not saved.
+    /// A balancer that is saved and restored at any time makes the same plans, except with `loops`, whose knowledge is
+    /// not saved.
     #[test]
     fn restored_plans_are_the_same(
         config in config().prop_filter("a policy that is saved", |config| config.policy != VictimPolicy::Loops),
@@ -246,7 +246,7 @@ proptest! {
         let _ = balancer.set_priority(&world.table, TenantId(1), GuestVramAddr(0), 3 * CHUNK, 1);
     }
 
-    /// With little host memory and small caps it still converges, every step can be executed, and limits hold.
+    /// With little host memory and low caps the balancer still converges, every step can be executed, and limits hold.
     #[test]
     fn it_rests_whatever_is_exhausted(
         config in config(),

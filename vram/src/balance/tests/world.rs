@@ -1,4 +1,4 @@
-//! A table and a balancer with an executor that executes plans at once, and audits each.
+//! A table and a balancer, with an executor that executes plans at once and audits each plan.
 
 use super::CHUNK;
 use crate::balance::{Balancer, By, Config, Request};
@@ -39,7 +39,7 @@ impl World {
         missing || self.table.vms().any(|(_, vm)| vm.host + vm.parked > 0 || vm.placed > vm.limits.quota)
     }
 
-    /// Plans, and executes the plan. Returns the steps.
+    /// Makes a plan and executes it. Returns the steps.
     pub(super) fn plan(&mut self, request: Option<Request>) -> Vec<Step> {
         let pressed = self.is_pressed(request);
         let (now, config) = (self.now, *self.balancer.config());
@@ -88,7 +88,7 @@ impl World {
         self.table.scrubbed(work.place);
     }
 
-    /// Uses a guest chunk: makes room for it and places it.
+    /// Uses a guest chunk: frees a chunk for it and places it.
     pub(super) fn ask(&mut self, vm: u32, index: u64) -> Result<Placed, Error> {
         let (vm, address) = (TenantId(vm), GuestVramAddr(index * CHUNK));
         if self.table.is_placed(vm, address) == Some(false) {
@@ -102,12 +102,13 @@ impl World {
         }
     }
 
-    /// Uses guest chunks that the VM has not used. Returns the number of those that are first placed in host memory.
+    /// Uses guest chunks that the VM has not used. Returns the number of these chunks that are first placed in host
+    /// memory.
     pub(super) fn use_chunks(&mut self, vm: u32, chunks: std::ops::Range<u64>) -> usize {
         chunks.filter(|&index| matches!(self.ask(vm, index).unwrap().place, Place::Host(_))).count()
     }
 
-    /// Lets time pass in intervals until no chunk has moved for so long that none will. `busy` VMs keep submitting.
+    /// Advances time by intervals until no chunk has moved for so long that no chunk will. `busy` VMs keep submitting.
     pub(super) fn rest(&mut self, busy: &[u32]) -> usize {
         let config = *self.balancer.config();
         let long = (config.settle_ns.max(config.idle_after_ns) / config.return_interval_ns) as usize + 2;
@@ -125,19 +126,19 @@ impl World {
         panic!("it never rests");
     }
 
-    /// Destroys a VM like the mediator.
+    /// Destroys a VM in the way of the mediator.
     pub(super) fn destroy(&mut self, vm: u32) -> Result<u32, Error> {
         let freed = self.table.destroy_vm(TenantId(vm))?;
         self.balancer.forget_vm(TenantId(vm));
         Ok(freed)
     }
 
-    /// Returns the chunks of a VM that count on the card.
+    /// Returns the number of chunks of a VM that count as on the card.
     pub(super) fn card(&self, vm: u32) -> u32 {
         self.table.vms().find(|(id, _)| id.0 == vm).map_or(0, |(_, vm)| vm.placed)
     }
 
-    /// Records that limits, or the quantum's holder, have changed: chunks that move for it need not settle.
+    /// Records that limits or the quantum's holder have changed: chunks that move for this reason need not settle.
     pub(super) fn unsettle(&mut self) {
         self.sent.clear();
     }

@@ -1,4 +1,4 @@
-//! One VM's map in its saved form: without the places, which the states of chunks and slots have.
+//! One VM's map in its saved form. Omits the places, which the states of chunks and slots contain.
 
 use super::VmMap;
 use crate::TenantId;
@@ -31,7 +31,7 @@ impl VmMap {
     pub(in crate::chunks) fn save(&self, vm: u32, frozen: bool) -> SavedVm {
         let Self { bytes, shift: _, chunks: _, parked, sums, arriving: _, leaving: _ } = self;
         let VmSummary {
-            // These are derived from the places and the moves.
+            // These values are derived from the places and the moves.
             advertised: _,
             placed: _,
             parked: _,

@@ -9,8 +9,8 @@ use proptest::prelude::*;
 const CHUNK: u64 = CHUNK_BYTES_MIN;
 const VM: TenantId = TenantId(1);
 
-/// A table of 12 chunks: a VM in both memories and in the reserve, a chunk of the mediator, a move in flight and one of
-/// the reserve, a chunk to scrub and a quarantined chunk.
+/// A table of 12 chunks: a VM in both memories and in the reserve, a chunk of the mediator, a move in flight, a drain
+/// of the reserve, a chunk to scrub, and a quarantined chunk.
 fn table() -> ChunkTable {
     let mut table = ChunkTable::new(12 * CHUNK, CHUNK, Contents::Zeroed).unwrap();
     table.set_host_budget(8);
@@ -105,7 +105,7 @@ fn owners_that_disagree_are_refused() {
 fn scrub_list_that_differs_from_dirty_chunks_is_rejected() {
     assert!(refused(|saved| saved.card.to_scrub.clear()).contains("to scrub are others"));
     assert!(refused(|saved| saved.card.to_scrub.push(saved.card.to_scrub[0])).contains("to scrub are others"));
-    // The next owner would see the VM's content.
+    // If this were accepted, the next owner would see the VM's content.
     assert!(
         refused(|saved| {
             let at = saved.card.to_scrub[0] as usize;
@@ -164,7 +164,7 @@ fn numbers_out_of_bounds_are_refused() {
     assert!(refused(promised).contains("13 chunks of a card of 12 are guaranteed"));
 }
 
-/// Uses a table as its owner would; errors are ignored.
+/// Exercises a table as its owner would; ignores errors.
 fn exercise(table: &mut ChunkTable, steps: &[(u8, u32, u32)]) {
     let mut works = Vec::new();
     for &(what, vm, index) in steps {

@@ -12,7 +12,7 @@ use std::collections::BTreeSet;
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct SavedStock {
     pub(crate) states: Vec<SavedPiece>,
-    /// Those that wait to be scrubbed, in queue order.
+    /// Units that wait to be scrubbed, in queue order.
     pub(crate) to_scrub: Vec<u32>,
     /// In ascending order.
     pub(crate) condemned: Vec<u32>,
@@ -20,7 +20,7 @@ pub(crate) struct SavedStock {
     pub(crate) limit: u32,
 }
 
-/// State of a unit. One that was being scrubbed waits to be scrubbed again.
+/// State of a unit. A unit that was being scrubbed waits to be scrubbed again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum SavedPiece {
     Free,
@@ -37,7 +37,7 @@ impl Stock {
         let being_scrubbed = (0u32..).zip(states).filter(|(_, state)| **state == ChunkState::Scrubbing);
         SavedStock {
             states: states.iter().map(|state| SavedPiece::from(*state)).collect(),
-            // They are first in the queue.
+            // Units that were being scrubbed are first in the queue.
             to_scrub: being_scrubbed.map(|(number, _)| number).chain(to_scrub.iter().copied()).collect(),
             condemned: condemned.iter().copied().collect(),
             scrubbed: *scrubbed,
@@ -79,7 +79,7 @@ impl Stock {
         Ok(stock)
     }
 
-    /// Returns all units that are or were in use, with their states.
+    /// Returns all units that are in use or were used, with their states.
     pub(in crate::chunks) fn states(&self) -> impl Iterator<Item = (u32, ChunkState)> + '_ {
         (0u32..).zip(self.states.iter().copied())
     }

@@ -1,5 +1,6 @@
 //! Random sequences against a model that keeps, for each chunk of the card and each slot of the host, a token of the VM
-//! that last wrote into it, and for each VM, where its chunks are. It does not use the table's own states and sums.
+//! that last wrote to it, and for each VM, the places of its chunks. The model does not use the table's own states and
+//! totals.
 
 mod audit;
 mod op;
@@ -16,7 +17,7 @@ use std::collections::{BTreeMap, BTreeSet};
 const CHUNKS: u32 = 12;
 const BUDGET_MAX: u32 = 10;
 
-/// A chunk or slot: 0 to 11 of the card, or a slot of the host.
+/// A chunk or slot: a chunk of the card from 0 to 11, or a slot of the host.
 type Piece = (Tier, u64);
 
 fn piece(place: Place) -> Piece {
@@ -39,7 +40,7 @@ struct Vm {
     limits: Limits,
     /// Place of each guest chunk, and the token that its VM left in it.
     chunks: BTreeMap<u32, (Piece, u64)>,
-    /// Those that are in the reserve.
+    /// Chunks that are in the reserve.
     parked: BTreeSet<u32>,
     peaks: [u32; 2],
     born_in_host: u64,
@@ -67,7 +68,7 @@ impl Vm {
     }
 }
 
-/// A move in flight. `vm` is `None` if it is gone, `alive` is false if the chunk was unplaced.
+/// A move in flight. `vm` is `None` if the VM is gone; `alive` is false if the chunk was unplaced.
 struct Flight {
     id: MoveId,
     vm: Option<u32>,
@@ -93,7 +94,7 @@ struct Model {
     budget: u32,
     scrubbing: Vec<ScrubWork>,
     scrubbed: [u64; 2],
-    /// Moves of all VMs, including the ones that are gone.
+    /// Numbers of moves of all VMs, including removed ones.
     moved: [u64; 2],
     token: u64,
 }
@@ -183,7 +184,7 @@ impl Model {
         self.room(Tier::Card) - self.promised() - self.left_reserve()
     }
 
-    /// Returns the chunks that are not promised.
+    /// Returns the number of chunks that are not promised.
     fn uncommitted(&self) -> u32 {
         self.for_mediator() - self.left_aside()
     }
@@ -192,7 +193,7 @@ impl Model {
         self.uncommitted().saturating_sub(self.claimed + self.borrowed)
     }
 
-    /// Slots that are not kept for chunks in the reserve.
+    /// Number of slots that are not reserved for chunks in the reserve.
     fn host_room(&self) -> u32 {
         let draining = self.flights.iter().filter(|flight| flight.drains && flight.alive).count() as u32;
         self.room(Tier::Host).saturating_sub(self.parked() - draining)
@@ -214,7 +215,7 @@ impl Model {
         }
     }
 
-    /// Checks that the new owner finds zeros, and leaves a token.
+    /// Checks that the new owner finds zeros, and leaves the owner's token.
     fn write(&mut self, at: Piece) -> Result<u64, TestCaseError> {
         prop_assert_eq!(self.contents.get(&at), None, "{:?} is not clean", at);
         self.token += 1;
@@ -450,7 +451,7 @@ impl Model {
         Ok(())
     }
 
-    /// The copy engine writes the destination with the source's content, even if the chunk is gone.
+    /// Copies the source's content to the destination as the copy engine does, even if the chunk is gone.
     fn copy(&mut self, which: usize) {
         if self.flights.is_empty() {
             return;
@@ -503,7 +504,7 @@ impl Model {
                 self.claimed = self.claimed.saturating_sub(beyond);
                 self.borrowed += borrowed;
             }
-            // A single chunk is always a run, so a promised one is there.
+            // A single chunk is always a run, so a promised chunk can be allocated.
             Err(error) if count == 1 => {
                 let dirty = room > 0 && self.clean(Tier::Card) == 0;
                 prop_assert_eq!(matches!(error, Error::NeedsScrub { .. }), dirty);
@@ -531,7 +532,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 1024, failure_persistence: None, ..ProptestConfig::default() })]
 
     /// Invariant 3: each chunk has one owner and one place, its data survives moves bit for bit, and no owner sees
-    /// another's data. No VM gets chunks promised to others, and no move exceeds a limit.
+    /// another's data. No VM gets chunks promised to other VMs, and no move exceeds a limit.
     #[test]
     fn every_chunk_has_one_owner_and_keeps_its_contents(ops in prop::collection::vec(op(), 1..200)) {
         let mut model = Model::new();
@@ -542,8 +543,8 @@ proptest! {
         model.collect()?;
     }
 
-    /// `translate`, `lookup` and `pieces` agree with a byte-wise look at the map, for any order of first uses and any
-    /// moves to host memory.
+    /// `translate`, `lookup` and `pieces` agree with a byte-wise examination of the map, for any order of first uses
+    /// and any moves to host memory.
     #[test]
     fn ranges_are_in_one_piece_as_the_runs_say(
         address in 0u64..5 * CHUNK,

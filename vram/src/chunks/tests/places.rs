@@ -1,4 +1,4 @@
-//! Places in host memory, limits that change, and moves: one behaviour each. Random sequences are in `model`.
+//! Places in host memory, changed limits, and moves: one behaviour per test. Random sequences are in `model`.
 
 use super::{CHUNK, on_card, place_first, scrub_all, table};
 use crate::{
@@ -12,7 +12,7 @@ fn in_host(address: u64) -> Place {
     Place::Host(HostAddr(address))
 }
 
-/// A card of four chunks and four host slots, with a VM of eight chunks that has used the first `used`.
+/// A card of four chunks and four host slots, with a VM of eight chunks that has used its first `used` chunks.
 fn swapping(used: u64, limits: Limits) -> ChunkTable {
     let mut table = table(4);
     table.set_host_budget(4);
@@ -90,7 +90,7 @@ fn chunk_removed_while_moving_leaves_destination_to_scrub() {
     assert!(!table.is_moving(VM, 0));
     assert_eq!(table.summary().vms[&VM].moving, 1);
     table.destroy_vm(VM).unwrap();
-    // A new VM with the same number is independent of the old VM's moves.
+    // A new VM with the same number is not affected by the old VM's moves.
     table.create_vm(VM, CHUNK, Limits { swap_cap: 0, ..Limits::default() }).unwrap();
     assert_eq!((table.commit_move(unplaced.id), table.commit_move(destroyed.id)), (Ended::Gone, Ended::Gone));
     assert_eq!(scrub_all(&mut table), 6);
@@ -183,12 +183,13 @@ fn the_reserve_takes_an_eviction_without_a_copy_and_drains() {
     assert_eq!(at(&table, 1), Lookup::Placed(on_card(CHUNK)), "it stays where it is");
     let vm = table.summary().vms[&VM];
     assert_eq!((vm.placed, vm.parked, vm.host, table.is_parked(VM, 1)), (2, 1, 0, true));
-    // The only slot is reserved for it: no other chunk gets it, not even through the reserve.
+    // The only slot is reserved for the chunk in the reserve: no other chunk gets the slot, not even through the
+    // reserve.
     let budget = Err(Error::Full { vm: VM, limit: Limit::HostBudget(1), host: None });
     assert_eq!(table.start(step(0, To::Host)), budget.map(Some));
     assert_eq!(table.start(step(0, To::Reserve)), budget.map(Some));
     assert_eq!(table.place(VM, GuestVramAddr(3 * CHUNK)), Ok(Placed { place: on_card(3 * CHUNK), new: true }));
-    // It can return only into a spare chunk.
+    // The chunk can return only to a spare chunk of the card.
     assert!(matches!(table.start(step(1, To::Card)), Err(Error::Full { limit: Limit::Card { .. }, .. })));
     let drain = table.start(step(1, To::Host)).unwrap().unwrap();
     assert_eq!((table.commit_move(drain.id), at(&table, 1)), (Ended::Committed, Lookup::Placed(in_host(0))));

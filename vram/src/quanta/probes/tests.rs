@@ -9,12 +9,12 @@ const SECOND: u64 = 1000 * MS;
 /// Time between two polls.
 const POLL_INTERVAL_NS: u64 = 50 * MS;
 
-/// Two VMs at work, of which only one and a half fit.
+/// Two working VMs whose memory is one and a half times the card's.
 struct Stage {
     quanta: Quanta,
     now: u64,
     done: BTreeMap<TenantId, Done>,
-    /// Engine time of a submission without quanta, and within one.
+    /// Engine time of a submission outside and within quanta.
     lengths: (u64, u64),
     /// Part of the time in which the engine has work, in percent.
     busy: u64,
@@ -29,7 +29,7 @@ impl Stage {
         Self { quanta, now: 0, done, lengths, busy }
     }
 
-    /// Works until a change, or for `limit`. Returns the change and its time.
+    /// Runs the VMs until a change, or for `limit`. Returns the change and its time.
     fn until_change(&mut self, limit: u64) -> Option<(u64, Change)> {
         let end = self.now + limit;
         while self.now < end {
@@ -58,7 +58,7 @@ impl Stage {
 fn probe_starts_without_counters_and_quanta_stay_if_it_helps() {
     let mut stage = Stage::new((5 * MS, MS), 100);
     let Some((began, Change::On(turn))) = stage.until_change(10 * SECOND) else { panic!("no trial") };
-    // Two windows of observation; 500 bytes are evicted and as many returned.
+    // Two windows of observation pass; then 500 bytes are evicted and 500 returned.
     assert_eq!((began, turn.quantum_ns, stage.quanta.tries()), (2 * SECOND + POLL_INTERVAL_NS, SECOND, true));
     let Some((at, Change::Next(turn))) = stage.until_change(10 * SECOND) else { panic!("no turn of the other") };
     assert_eq!((at, turn.quantum_ns), (began + SECOND, SECOND));

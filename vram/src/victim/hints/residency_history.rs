@@ -1,14 +1,14 @@
 //! Arrivals and evictions of a VM's chunks, as far as a policy has seen them.
 
-/// An evicted chunk that returns within this many arrivals was in use all the time.
+/// Maximum number of arrivals after which a returning chunk is assumed to have been in use all the time.
 const AT_ONCE: u64 = 3;
-/// Number of evictions that such a chunk is spared at first, and at most.
+/// Number of evictions for which such a chunk is spared at first, and the maximum.
 const SPARED: u32 = 16;
 const SPARED_MAX: u32 = 4096;
 /// Maximum number of needed chunks that are recorded.
 const WANTED_MAX: usize = 64;
 
-/// Arrivals and evictions of a VM's chunks. Nothing is kept before the first.
+/// Arrivals and evictions of a VM's chunks. Allocates nothing before the first arrival.
 #[derive(Debug, Default)]
 pub(in crate::victim) struct ResidencyHistory {
     /// Number of arrivals so far.
@@ -21,13 +21,13 @@ pub(in crate::victim) struct ResidencyHistory {
 /// Record of a chunk.
 #[derive(Clone, Copy, Debug, Default)]
 struct Coming {
-    /// The number of its last arrival, starting at 1; 0 if it never arrived.
+    /// Number of the chunk's last arrival, starting at 1; 0 if it never arrived.
     came: u64,
-    /// Number of arrivals at its last eviction, plus one; 0 if it was not evicted, or is back.
+    /// Number of arrivals at the chunk's last eviction, plus one; 0 if it was not evicted, or has returned.
     went: u64,
     /// Number of further evictions for which it is spared.
     spared: u32,
-    /// Number of evictions that it was last granted.
+    /// Number of evictions for which it was last spared.
     allowance: u32,
 }
 
@@ -36,7 +36,7 @@ impl ResidencyHistory {
         self.chunks.get(index as usize).copied().unwrap_or_default()
     }
 
-    /// Records that chunks of a VM of `all` have come to the card together.
+    /// Records that the chunks have arrived on the card together, for a VM with `all` chunks.
     pub(super) fn arrived(&mut self, chunks: std::ops::Range<usize>, all: u32) {
         if chunks.is_empty() {
             return;
@@ -66,7 +66,7 @@ impl ResidencyHistory {
         }
     }
 
-    /// Records that those of all `candidates` in `chosen` are evicted.
+    /// Records that the candidates in `chosen`, among all `candidates`, are evicted.
     pub(in crate::victim) fn gave_up(&mut self, candidates: &[u32], chosen: &[u32]) {
         for &index in candidates {
             if let Some(chunk) = self.chunks.get_mut(index as usize) {
@@ -83,12 +83,12 @@ impl ResidencyHistory {
         self.wanted.clear();
     }
 
-    /// Returns true if a chunk is spared while other candidates exist.
+    /// Returns true if a chunk must be spared while other candidates exist.
     pub(in crate::victim) fn is_spared(&self, index: u32) -> bool {
         self.chunk_record(index).spared > 0
     }
 
-    /// Returns true if the chunk after it is needed now.
+    /// Returns true if the next chunk is needed now.
     pub(in crate::victim) fn is_behind(&self, index: u32) -> bool {
         index.checked_add(1).is_some_and(|next| self.wanted.contains(&next))
     }
@@ -103,7 +103,7 @@ impl ResidencyHistory {
         self.chunk_record(index).went
     }
 
-    /// Returns how often a chunk is spared because it was in use all the time; otherwise 0.
+    /// Returns for how many evictions a chunk is spared because it was in use all the time; 0 for other chunks.
     pub(in crate::victim) fn allowance(&self, index: u32) -> u32 {
         self.chunk_record(index).allowance
     }

@@ -4,7 +4,7 @@ use super::Hints;
 use saved_state::Invalid;
 use serde::{Deserialize, Serialize};
 
-/// Knowledge about the chunks of a VM. Of each kind there is an entry for each chunk, or none.
+/// Knowledge about the chunks of a VM. Each kind has one entry per chunk, or no entries.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct SavedHints {
     pub(crate) priorities: Vec<u8>,
@@ -15,7 +15,7 @@ pub(crate) struct SavedHints {
 
 impl Hints {
     pub(crate) fn save(&self) -> SavedHints {
-        // Arrivals and evictions are learnt again, within a few of them.
+        // The arrivals and evictions are learnt again within a few moves.
         let Self { chunks: _, priorities, accesses, referenced, hand, residency_history: _ } = self;
         let (priorities, accesses, referenced) = (priorities.clone(), accesses.clone(), referenced.clone());
         SavedHints { priorities, accesses, referenced, hand: *hand }
