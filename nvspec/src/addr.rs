@@ -13,10 +13,10 @@ macro_rules! address {
             pub const fn checked_add(self, bytes: u64) -> Option<Self> {
                 match self.0.checked_add(bytes) { Some(v) => Some(Self(v)), None => None }
             }
-            /// The address `bytes` further, wrapping.
+            /// Returns the address plus `bytes`, wrapping on overflow.
             #[must_use]
             pub const fn offset(self, bytes: u64) -> Self { Self(self.0.wrapping_add(bytes)) }
-            /// The start of the 4 KiB page.
+            /// Returns the start of the 4 KiB page that contains the address.
             #[must_use]
             pub const fn page(self) -> Self { Self(self.0 & !0xfff) }
         }
@@ -36,15 +36,15 @@ address! {
     VramAddr;
     /// Byte address in the VRAM that a guest sees; starts at 0 in every vGPU.
     GuestVramAddr;
-    /// Bus address that the card emits for system memory: for a guest its guest-physical address.
+    /// Bus address that the card emits for system memory; in a guest this is a guest-physical address.
     Gpa;
     /// Bus address that the physical card emits for system memory, 40 bits on Fermi.
     Iova;
 }
 
-/// Bits of a Fermi GPU virtual address.
+/// Number of bits of a Fermi GPU virtual address.
 pub const VA_BITS: u32 = 40;
-/// Bits of a bus address that a Fermi page table entry can hold.
+/// Number of bits of a bus address in a Fermi page table entry.
 pub const BUS_BITS: u32 = 40;
 /// Size of a small page in bytes.
 pub const SMALL_PAGE: u64 = 4 << 10;
@@ -58,7 +58,7 @@ pub const LARGE_PAGE: u64 = 128 << 10;
 pub enum Target {
     /// The card's own memory.
     Vram,
-    /// The encoding 1, without a modelled meaning.
+    /// Encoding 1, whose meaning is not modelled.
     Reserved,
     /// Host memory, snooped.
     SysCoherent,
@@ -67,7 +67,7 @@ pub enum Target {
 }
 
 impl Target {
-    /// From the two-bit code.
+    /// Converts from the two-bit code.
     #[must_use]
     pub const fn from_bits(bits: u32) -> Self {
         match bits & 3 {
@@ -78,7 +78,7 @@ impl Target {
         }
     }
 
-    /// The two-bit code.
+    /// Returns the two-bit code.
     #[must_use]
     pub const fn bits(self) -> u32 {
         match self {
@@ -96,7 +96,8 @@ impl Target {
     }
 }
 
-/// Address of a guest's structure (instance block, page directory or table, runlist): a decoded target and address.
+/// Address of a guest's structure (instance block, page directory or table, runlist), decoded into a target and an
+/// address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub enum Place {
@@ -107,7 +108,7 @@ pub enum Place {
 }
 
 impl Place {
-    /// From a target and a byte address in it; `None` for the reserved target.
+    /// Combines a target and a byte address in it; `None` for the reserved target.
     #[must_use]
     pub const fn new(target: Target, address: u64) -> Option<Self> {
         match target {
@@ -117,7 +118,7 @@ impl Place {
         }
     }
 
-    /// The byte address in either space.
+    /// Returns the byte address in either space.
     #[must_use]
     pub const fn address(self) -> u64 {
         match self {

@@ -13,22 +13,22 @@ pub struct Chip {
     pub pci_device: u16,
     /// PCI revision.
     pub pci_revision: u8,
-    /// Crystal, in Hz.
+    /// Crystal frequency in Hz.
     pub crystal_hz: u32,
-    /// Graphics processing clusters.
+    /// Number of graphics processing clusters.
     pub gpcs: u32,
-    /// Texture processing clusters in each GPC.
+    /// Number of texture processing clusters in each GPC.
     pub tpcs_per_gpc: u32,
-    /// Raster output units.
+    /// Number of raster output units.
     pub rops: u32,
-    /// PBDMA units.
+    /// Number of PBDMA units.
     pub pbdmas: u32,
-    /// Cache slices of each memory partition.
+    /// Number of cache slices of each memory partition.
     pub ltc_slices: u32,
-    /// Size of a PGRAPH context in bytes, as FECS reports them. Small, because drivers read and copy all of it word by
-    /// word.
+    /// Size of a PGRAPH context in bytes, as FECS reports it. It is small, because drivers read and copy the whole
+    /// context word by word.
     pub graph_context_bytes: u32,
-    /// Fused-off engines in the format of `ptop::ENGINES_DISABLED`: no display, no video decoding.
+    /// Fused-off engines in the format of `ptop::ENGINES_DISABLED`: the chip has no display and no video decoding.
     pub engines_disabled: u32,
 }
 
@@ -57,7 +57,7 @@ pub const GF100: Chip = Chip {
 /// All chips.
 pub const CHIPS: &[Chip] = &[GF100];
 
-/// The chip whose PMC_BOOT_0 is `boot0`.
+/// Returns the chip whose PMC_BOOT_0 is `boot0`.
 #[must_use]
 pub fn by_boot0(boot0: u32) -> Option<&'static Chip> {
     CHIPS.iter().find(|chip| chip.chipset == (boot0 >> 20) & 0x1ff)

@@ -22,11 +22,11 @@ pub mod id {
     pub const FERMI_DMA: u32 = 0x90b5;
     /// Decompressing copy engine.
     pub const FERMI_DECOMPRESS: u32 = 0x90b8;
-    /// Software methods: the driver executes classes whose numbers end in these bits.
+    /// Low bits of the class numbers of software methods, which the driver executes.
     pub const SOFTWARE_LOW: u32 = 0x6e;
 }
 
-/// Reasons why PGRAPH refused a method's data: the numbers of its data error register. Source: nouveau's table of data
+/// Reasons why PGRAPH refused a method's data, as numbers of its data error register. Source: nouveau's table of data
 /// errors.
 pub mod data_error {
     /// The operation is not possible in this state.

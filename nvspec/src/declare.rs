@@ -10,20 +10,20 @@ pub struct Field {
 }
 
 impl Field {
-    /// The field at bits `hi:lo`, in the manuals' notation.
+    /// Creates the field at bits `hi:lo`, in the manuals' notation.
     #[must_use]
     pub const fn new(hi: u32, lo: u32) -> Self {
         assert!(hi < 32 && lo <= hi, "a field's bits go from high to low within 31:0");
         Self { hi, lo }
     }
 
-    /// The field's bits, all set.
+    /// Returns a mask of the field's bits.
     #[must_use]
     pub const fn mask(self) -> u32 {
         (u32::MAX >> (31 - (self.hi - self.lo))) << self.lo
     }
 
-    /// The field's value in a register value.
+    /// Extracts the field's value from a register value.
     #[must_use]
     pub const fn get(self, register: u32) -> u32 {
         (register & self.mask()) >> self.lo
@@ -35,25 +35,25 @@ impl Field {
         register & self.mask() != 0
     }
 
-    /// `register` with the field replaced by the low bits of `value`.
+    /// Returns `register` with the field replaced by the low bits of `value`.
     #[must_use]
     pub const fn with(self, register: u32, value: u32) -> u32 {
         (register & !self.mask()) | ((value << self.lo) & self.mask())
     }
 
-    /// A register value in which only this field is set.
+    /// Returns a register value in which only this field is set.
     #[must_use]
     pub const fn encode(self, value: u32) -> u32 {
         self.with(0, value)
     }
 }
 
-/// Rights of the CPU to a register.
+/// Access rights of the CPU to a register.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Access {
-    /// Writes are stored, reads return them.
+    /// Writes are stored, and reads return the stored value.
     Rw,
-    /// Writes are lost.
+    /// Writes are ignored.
     Ro,
     /// Reads return 0.
     Wo,
@@ -66,7 +66,7 @@ pub enum Access {
 pub struct NamedField {
     /// Name as in the manuals.
     pub name: &'static str,
-    /// Its bits.
+    /// The field's bits.
     pub field: Field,
 }
 
@@ -75,22 +75,22 @@ pub struct NamedField {
 pub struct RegInfo {
     /// Name as in the manuals.
     pub name: &'static str,
-    /// Byte offset of the first in BAR0.
+    /// Byte offset of the (first) register in BAR0.
     pub offset: u32,
     /// Number of elements.
     pub count: u32,
     /// Distance in bytes between elements.
     pub stride: u32,
-    /// Rights of the CPU to it.
+    /// Access rights of the CPU.
     pub access: Access,
     /// Value after reset.
     pub reset: u32,
-    /// Its fields, most significant first.
+    /// The register's fields, most significant first.
     pub fields: &'static [NamedField],
 }
 
-/// A block's map from dword to register: 0 for none, otherwise the register's index in the table plus one. Two
-/// registers at one offset do not compile.
+/// Maps each dword of a block to its register: 0 for no register, otherwise the register's index in the table plus one.
+/// Two registers at one offset do not compile.
 pub(crate) const fn dense_map<const N: usize>(base: u32, info: &[RegInfo]) -> [u16; N] {
     let mut map = [0u16; N];
     let mut which = 0;
@@ -111,8 +111,8 @@ pub(crate) const fn dense_map<const N: usize>(base: u32, info: &[RegInfo]) -> [u
     map
 }
 
-/// Declares blocks of registers. Offsets are absolute in BAR0. Per block a module with `BASE`, `END`, `Reg`, `INFO`
-/// and `decode`; per register a module with `OFFSET` and its fields, and for arrays `at(index)`.
+/// Declares blocks of registers. Offsets are absolute in BAR0. Creates a module per block with `BASE`, `END`, `Reg`,
+/// `INFO` and `decode`, and a module per register with `OFFSET` and its fields, and for arrays `at(index)`.
 macro_rules! regs {
     ($(
         $(#[$block_doc:meta])*
@@ -158,7 +158,7 @@ macro_rules! regs {
 
             static MAP: [u16; (($end - $base) / 4) as usize] = dense_map($base, INFO_CONST);
 
-            /// The register at byte `offset` of BAR0 and its index in its array.
+            /// Returns the register at byte `offset` of BAR0, and its index in its array.
             #[must_use]
             pub fn decode(offset: u32) -> Option<(Reg, u32)> {
                 let cell = *MAP.get((offset.checked_sub(BASE)? / 4) as usize)?;
@@ -168,7 +168,7 @@ macro_rules! regs {
             }
 
             impl Reg {
-                /// Name, offset, access, reset value and fields.
+                /// Returns the name, offset, access, reset value and fields.
                 #[must_use]
                 pub fn info(self) -> &'static RegInfo { &INFO[self as usize] }
             }
@@ -179,12 +179,12 @@ macro_rules! regs {
                 pub mod $name {
                     #[allow(unused_imports, reason = "not every register has fields")]
                     use crate::declare::Field;
-                    /// Byte offset in BAR0 (of the first, for an array).
+                    /// Byte offset in BAR0 (of the first element, for an array).
                     pub const OFFSET: u32 = $offset;
                     $(
                         /// Number of elements.
                         pub const COUNT: u32 = $count;
-                        /// Byte offset in BAR0 of the register at `index`; the caller keeps it below `COUNT`.
+                        /// Returns the byte offset in BAR0 of the register at `index`, which must be below `COUNT`.
                         #[must_use]
                         pub const fn at(index: u32) -> u32 { $offset + index * $stride }
                     )?
@@ -198,7 +198,7 @@ macro_rules! regs {
         }
     )*
 
-        /// Every block: name, first offset, offset after the last, registers.
+        /// All blocks: name, first offset, offset after the last, registers.
         pub static BLOCKS: &[(&str, u32, u32, &[crate::RegInfo])] =
             &[$( (stringify!($block), $base, $end, $block::INFO) ),*];
     };

@@ -3,9 +3,9 @@
 /// A falcon.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Falcon {
-    /// PGRAPH's hub.
+    /// The falcon of PGRAPH's hub.
     Fecs,
-    /// PGRAPH's clusters.
+    /// The falcons of PGRAPH's clusters.
     Gpccs,
     /// Copy engine 0.
     Copy0,
@@ -17,7 +17,7 @@ impl Falcon {
     /// All falcons.
     pub const ALL: [Self; 4] = [Self::Fecs, Self::Gpccs, Self::Copy0, Self::Copy1];
 
-    /// Its name in files and commands.
+    /// Returns the falcon's name in files and commands.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -28,8 +28,8 @@ impl Falcon {
         }
     }
 
-    /// Offset of its registers in BAR0; the registers in [`regs::fecs`](crate::regs::fecs) and
-    /// [`regs::gpccs`](crate::regs::gpccs) have the same distance from it in each falcon.
+    /// Returns the offset of the falcon's registers in BAR0. In each falcon the registers in
+    /// [`regs::fecs`](crate::regs::fecs) and [`regs::gpccs`](crate::regs::gpccs) have the same distance from it.
     #[must_use]
     pub const fn base(self) -> u32 {
         match self {
@@ -47,12 +47,12 @@ impl core::fmt::Display for Falcon {
     }
 }
 
-/// Words of a page of code memory, which has one tag.
+/// Number of words in a page of code memory. A page has one tag.
 pub const CODE_PAGE_WORDS: usize = 64;
-/// Bytes of such a page.
+/// Size in bytes of a page of code memory.
 pub const CODE_PAGE_BYTES: u32 = 256;
-/// Maximum number of code words in an image. Source: the field of the register with the sizes; real falcons of Fermi
-/// have less.
+/// Maximum number of code words in an image. Source: the field of the register with the sizes; Fermi's real falcons
+/// have less memory.
 pub const CODE_WORDS_MAX: usize = 0x4000;
 /// Maximum number of data words in an image.
 pub const DATA_WORDS_MAX: usize = 0x4000;

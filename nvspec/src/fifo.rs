@@ -4,9 +4,9 @@
 
 use bitfield_struct::bitfield;
 
-/// Channels of a Fermi host.
+/// Number of channels of a Fermi host.
 pub const CHANNELS: u32 = 128;
-/// Subchannels of a channel.
+/// Number of subchannels of a channel.
 pub const SUBCHANNELS: u32 = 8;
 
 /// One of the 128 channels of the physical card.
@@ -20,7 +20,7 @@ pub struct ChannelId(pub u8);
 pub struct VirtualChannelId(pub u8);
 
 impl VirtualChannelId {
-    /// From a number; `None` if it exceeds the maximum.
+    /// Converts from a number; `None` if it exceeds the maximum.
     #[must_use]
     pub const fn new(number: u32) -> Option<Self> {
         if number < CHANNELS { Some(Self(number as u8)) } else { None }
@@ -40,8 +40,8 @@ pub struct RunlistEntry {
     pub flags: u32,
 }
 
-/// Entry of a GPFIFO ring: 8 bytes. A range of a push buffer; without dwords it is a control entry, whose opcode (see
-/// [`gp_opcode`]) is in the address bits 39:32.
+/// Entry of a GPFIFO ring: 8 bytes. It names a range of a push buffer; an entry without dwords is a control entry,
+/// whose opcode (see [`gp_opcode`]) is in the address bits 39:32.
 #[bitfield(u64)]
 #[derive(PartialEq, Eq)]
 pub struct GpEntry {
@@ -56,15 +56,15 @@ pub struct GpEntry {
     pub privileged: bool,
     /// The range is a subroutine, not the main push buffer.
     pub not_main: bool,
-    /// Dwords in the range.
+    /// Number of dwords in the range.
     #[bits(21)]
     pub dwords: u32,
-    /// Wait for the end of earlier work before fetching.
+    /// The host waits for the end of earlier work before fetching the range.
     pub sync: bool,
 }
 
 impl GpEntry {
-    /// GPU virtual address of the first dword.
+    /// Returns the GPU virtual address of the first dword.
     #[must_use]
     pub const fn address(self) -> u64 {
         self.address_dwords() << 2
@@ -83,9 +83,9 @@ pub mod gp_opcode {
     pub const NOP: u64 = 0;
     /// Invalid by definition.
     pub const ILLEGAL: u64 = 1;
-    /// Checks the sum over the entries so far.
+    /// Checks the CRC of the entries so far.
     pub const GP_CRC: u64 = 2;
-    /// Checks the sum over the push buffer so far.
+    /// Checks the CRC of the push buffer so far.
     pub const PB_CRC: u64 = 3;
 }
 
@@ -100,7 +100,7 @@ pub enum HeaderOp {
     OldNonIncreasing,
     /// All dwords go to one method.
     NonIncreasing,
-    /// One 13-bit datum in the header itself.
+    /// The header itself contains one 13-bit datum.
     Immediate,
     /// The first dword goes to the method, all others to the next method.
     IncreaseOnce,
@@ -111,7 +111,7 @@ pub enum HeaderOp {
 }
 
 impl HeaderOp {
-    /// The three-bit code.
+    /// Returns the three-bit code.
     #[must_use]
     pub const fn bits(self) -> u8 {
         self as u8
@@ -130,7 +130,7 @@ pub struct MethodHeader {
     /// Subchannel.
     #[bits(3)]
     pub subchannel: u8,
-    /// Number of dwords of data after it, or the datum of an immediate header.
+    /// Number of dwords of data after the header, or the datum of an immediate header.
     #[bits(13)]
     pub count: u16,
     /// Opcode.
@@ -139,8 +139,8 @@ pub struct MethodHeader {
 }
 
 impl MethodHeader {
-    /// Header with `count` dwords of data (or, for an immediate one, the datum) for the method at byte address
-    /// `method`.
+    /// Creates a header with `count` dwords of data (or, for an immediate header, the datum) for the method at byte
+    /// address `method`.
     #[must_use]
     pub const fn to(op: HeaderOp, subchannel: u8, method: u32, count: u16) -> Self {
         Self::new()
@@ -150,7 +150,7 @@ impl MethodHeader {
             .with_count(count)
     }
 
-    /// Byte address of the (first) method.
+    /// Returns the byte address of the (first) method.
     #[must_use]
     pub const fn method(self) -> u32 {
         (self.method_dwords() as u32) << 2
@@ -187,7 +187,7 @@ pub struct OldMethodHeader {
     /// See [`sub_op`].
     #[bits(2)]
     pub sub_op: u8,
-    /// Number of dwords of data after it (11 bits), or the subdevice mask in bits 15:4 of the header.
+    /// Number of dwords of data after the header (11 bits), or the subdevice mask in bits 15:4 of the header.
     #[bits(11)]
     pub count: u16,
     /// Opcode.
@@ -196,7 +196,7 @@ pub struct OldMethodHeader {
 }
 
 impl OldMethodHeader {
-    /// Byte address of the (first) method.
+    /// Returns the byte address of the (first) method.
     #[must_use]
     pub const fn method(self) -> u32 {
         (self.method_dwords() as u32) << 2
@@ -205,13 +205,13 @@ impl OldMethodHeader {
 
 /// Sub-opcodes of a header of the older form. Opcode 2 has only [`sub_op::METHODS`].
 pub mod sub_op {
-    /// Data for methods follow.
+    /// Data for methods follows.
     pub const METHODS: u8 = 0;
     /// Sets the subdevice mask.
     pub const SET_MASK: u8 = 1;
-    /// Stores it for later use.
+    /// Stores the subdevice mask for later use.
     pub const STORE_MASK: u8 = 2;
-    /// Uses the stored one.
+    /// Uses the stored subdevice mask.
     pub const USE_MASK: u8 = 3;
 }
 
@@ -245,28 +245,28 @@ pub mod host_method {
     pub const CRC_CHECK: u32 = 0x7c;
     /// Ends the timeslice early.
     pub const YIELD: u32 = 0x80;
-    /// Methods from here on go to the engine that the subchannel is bound to.
+    /// First method that goes to the engine that the subchannel is bound to.
     pub const ENGINE_FIRST: u32 = 0x100;
 
     /// Fields of [`SEMAPHORE_D`].
     pub mod semaphore_d {
         use crate::Field;
-        /// Operation to do.
+        /// Operation of the semaphore.
         pub const OPERATION: Field = Field::new(4, 0);
-        /// Let other channels use the engine while an acquire waits.
+        /// Lets other channels use the engine while an acquire waits.
         pub const ACQUIRE_SWITCH: Field = Field::new(12, 12);
-        /// Release without waiting for the engine to be idle.
+        /// Releases without waiting until the engine is idle.
         pub const RELEASE_WFI_DISABLE: Field = Field::new(20, 20);
-        /// Release writes 4 bytes, not 16.
+        /// A release writes 4 bytes instead of 16.
         pub const RELEASE_SIZE_4: Field = Field::new(24, 24);
 
-        /// Wait until equal.
+        /// Waits until payload and memory are equal.
         pub const ACQUIRE: u32 = 1;
-        /// Write the payload.
+        /// Writes the payload.
         pub const RELEASE: u32 = 2;
-        /// Wait until greater or equal (as signed difference).
+        /// Waits until memory is greater than or equal to the payload (as signed difference).
         pub const ACQUIRE_GEQ: u32 = 4;
-        /// Wait until payload and memory have a bit in common.
+        /// Waits until payload and memory have a common bit.
         pub const ACQUIRE_AND: u32 = 8;
     }
 
@@ -280,9 +280,9 @@ pub mod host_method {
     }
 }
 
-/// Codes of the scheduler's errors in the reason register. Source: nouveau.
+/// Error codes of the scheduler in its reason register. Source: nouveau.
 pub mod sched_error {
-    /// An engine does not complete a context switch in time.
+    /// An engine did not complete a context switch in time.
     pub const CTXSW_TIMEOUT: u32 = 0x0a;
 }
 
@@ -302,9 +302,9 @@ pub mod engine {
     /// Copy engine 1.
     #[doc(alias = "PCOPY1")]
     pub const CE1: u32 = 5;
-    /// Software: the driver executes the methods.
+    /// Software engine: the driver executes the methods.
     pub const SOFTWARE: u32 = 0x1f;
-    /// Engines that the host schedules.
+    /// Number of engines that the host schedules.
     pub const COUNT: u32 = 6;
 }
 

@@ -1,5 +1,5 @@
 //! The instance block (with RAMFC, a channel's saved PBDMA state) and USERD, the page through which a channel's owner
-//! submits. Byte offsets of 32-bit words.
+//! submits. The constants are byte offsets of 32-bit words.
 //!
 //! Sources: rnndb `fifo/gf100_pfifo.xml` and `memory/gf100_mem.xml`; nouveau's `gpfifogf100.c`; NVIDIA's published
 //! RAMFC layout of the next generation, whose named words agree with both.
@@ -11,7 +11,7 @@ pub const INSTANCE_BYTES: u64 = 0x1000;
 pub mod ramfc {
     /// Size of RAMFC in bytes.
     pub const BYTES: u64 = 0x200;
-    /// Index after the last GPFIFO entry that is known to be written (saved state).
+    /// Index after the last GPFIFO entry that the host knows to be written (saved state).
     pub const GP_PUT: u64 = 0x000;
     /// USERD physical address, low word: target in bits 1:0, address in 31:9.
     pub const USERD_LO: u64 = 0x008;
@@ -19,11 +19,11 @@ pub mod ramfc {
     pub const USERD_HI: u64 = 0x00c;
     /// Signature that the host expects: 0xface.
     pub const SIGNATURE: u64 = 0x010;
-    /// Consumed GPFIFO entries (saved state).
+    /// Index of the next GPFIFO entry to consume (saved state).
     pub const GP_GET: u64 = 0x014;
-    /// Next dword of the push buffer range in work, low word (saved state).
+    /// Next dword of the current push buffer range, low word (saved state).
     pub const PB_GET_LO: u64 = 0x018;
-    /// Next dword of the push buffer range in work, high word.
+    /// Next dword of the current push buffer range, high word.
     pub const PB_GET_HI: u64 = 0x01c;
     /// Address of the top-level push buffer, low word.
     pub const TOP_LEVEL_GET_LO: u64 = 0x020;
@@ -31,9 +31,9 @@ pub mod ramfc {
     pub const TOP_LEVEL_GET_HI: u64 = 0x024;
     /// Reference counter (saved state).
     pub const REF: u64 = 0x028;
-    /// Acquire timeout and retry.
+    /// Timeout and retry of acquires.
     pub const ACQUIRE: u64 = 0x030;
-    /// The four semaphore methods' last data (saved state).
+    /// Last data of the four semaphore methods (saved state).
     pub const SEMAPHORE: [u64; 4] = [0x038, 0x03c, 0x040, 0x044];
     /// GPU virtual address of the GPFIFO ring, low word.
     pub const GP_BASE_LO: u64 = 0x048;
@@ -45,19 +45,19 @@ pub mod ramfc {
     pub const PB_FETCH_LO: u64 = 0x054;
     /// Next push buffer dword to fetch, high word.
     pub const PB_FETCH_HI: u64 = 0x058;
-    /// End of the push buffer range in work, low word (saved state).
+    /// End of the current push buffer range, low word (saved state).
     pub const PB_PUT_LO: u64 = 0x05c;
-    /// End of the push buffer range in work, high word.
+    /// End of the current push buffer range, high word.
     pub const PB_PUT_HI: u64 = 0x060;
     /// Push buffer header state, see [`pb_header`].
     pub const PB_HEADER: u64 = 0x084;
-    /// Dwords of data that the header in work still expects (saved state).
+    /// Number of dwords of data that the current header still expects (saved state).
     pub const PB_COUNT: u64 = 0x088;
     /// Subdevice mask and device.
     pub const SUBDEVICE: u64 = 0x094;
     /// Host target flags.
     pub const TARGET: u64 = 0x09c;
-    /// Timeslice of engine 0 runlist.
+    /// Timeslice of engine 0's runlist.
     pub const ENG_TIMESLICE: u64 = 0x0a4;
     /// Timeslice of the PBDMA.
     pub const PB_TIMESLICE: u64 = 0x0a8;
@@ -71,7 +71,7 @@ pub mod ramfc {
     pub const CONFIG1: u64 = 0x0fc;
     /// Value of [`SIGNATURE`].
     pub const SIGNATURE_VALUE: u32 = 0x0000_face;
-    /// Words that a driver writes to the constant words: (offset, value).
+    /// Values that a driver writes to the constant words: (offset, value).
     pub const DEFAULTS: [(u64, u32); 11] = [
         (SIGNATURE, SIGNATURE_VALUE),
         (ACQUIRE, 0xffff_f902),
@@ -90,17 +90,17 @@ pub mod ramfc {
         use crate::Field;
         /// Opcode as in a method header.
         pub const TYPE: Field = Field::new(31, 29);
-        /// No datum was taken since the header.
+        /// No datum was consumed since the header.
         pub const FIRST: Field = Field::new(22, 22);
         /// Subchannel.
         pub const SUBCHANNEL: Field = Field::new(18, 16);
         /// Method divided by 4.
         pub const METHOD: Field = Field::new(13, 2);
     }
-    /// Objects bound to the subchannels, as the data of the method that bound them (saved state).
+    /// Objects bound to the subchannels, as data of the method that bound them (saved state).
     // GUESS: GF100's location of them is not public; drivers do not use these words.
     pub const OBJECTS: u64 = 0x180;
-    /// Log2 of the largest accepted GPFIFO ring; a larger code is refused.
+    /// Log2 of the number of entries in the largest accepted GPFIFO ring; a larger code is refused.
     pub const GP_ENTRIES_LOG2_MAX: u32 = 20;
 }
 
@@ -143,11 +143,11 @@ pub mod context {
 /// A context image of PGRAPH, as nouveau's FECS program reads it when it loads the context (`hub.fuc`,
 /// `ctx_mmio_exec`).
 pub mod graph_image {
-    /// Number of registers to write, a word; the program clears it afterwards.
+    /// Number of registers to write, in one word; the program clears it afterwards.
     pub const REGISTERS: u64 = 0;
-    /// Address of their list in units of 256 bytes, a word.
+    /// Address of the list of registers in units of 256 bytes, in one word.
     pub const LIST: u64 = 4;
-    /// Bytes of both.
+    /// Size in bytes of both words.
     pub const HEAD_BYTES: u64 = 8;
     /// Size of an entry of the list in bytes: a register's offset in BAR0, and its value.
     pub const ENTRY_BYTES: u64 = 8;

@@ -1,6 +1,6 @@
-//! Describes NVIDIA's Fermi GPUs: registers, bits, fields and numbers. No behaviour.
+//! Describes NVIDIA's Fermi GPUs: registers, bits, fields and numbers. It contains no behaviour.
 //!
-//! Only this crate defines hardware offsets and bits; the software card, the virtual device model and the mediation
+//! Only this crate defines hardware offsets and bits. The software card, the virtual device model and the mediation
 //! crates all use its definitions.
 //!
 //! Parts:
@@ -12,11 +12,12 @@
 //! - [`class`]: object classes and their methods;
 //! - [`chip`]: table of known chips.
 //!
-//! Not here: Kepler (its registers are declared with its card), display beyond the registers that drivers access on a
-//! card without outputs, video decoding engines, textures.
+//! Not included: Kepler (its registers are declared with its card), display beyond the registers that drivers access on
+//! a card without outputs, video decoding engines, textures.
 //!
 //! Sources: the register database and documentation of envytools (`rnndb`, `hwdocs`), the behaviour of Linux's nouveau
-//! driver (6.1 and 6.12), NVIDIA's published class headers. Facts only; names are NVIDIA's where public.
+//! driver (6.1 and 6.12), and NVIDIA's published class headers. Only facts were taken from them; names are NVIDIA's
+//! where public.
 
 #![no_std]
 #![forbid(unsafe_code)]

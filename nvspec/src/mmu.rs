@@ -1,6 +1,6 @@
 //! The Fermi MMU's memory formats: page directory entries (PDE) and page table entries (PTE).
 //!
-//! A 40-bit virtual address splits into bits 39:27 (directory index) and, below, either 26:17 and 16:0 (large pages)
+//! A 40-bit virtual address is split into bits 39:27 (directory index) and, below, either 26:17 and 16:0 (large pages)
 //! or 26:12 and 11:0 (small pages). Each directory entry names both a large-page and a small-page table.
 //!
 //! Source: rnndb `memory/gf100_vm.xml`, nouveau's `vmmgf100.c`.
@@ -12,17 +12,17 @@ use bitfield_struct::bitfield;
 pub const BARRIER_SHIFT: u32 = 8;
 /// Size of a directory or table entry in bytes.
 pub const ENTRY_BYTES: u64 = 8;
-/// Entries of a page directory.
+/// Number of entries of a page directory.
 pub const PD_ENTRIES: u32 = 8192;
 /// Size of a page directory in bytes.
 pub const PD_BYTES: u64 = PD_ENTRIES as u64 * ENTRY_BYTES;
-/// Bits of virtual address that one directory entry covers.
+/// Number of address bits that one directory entry covers.
 pub const PDE_SHIFT: u32 = 27;
-/// Bytes of virtual address that one directory entry covers.
+/// Size in bytes of the virtual range that one directory entry covers.
 pub const PDE_SPAN: u64 = 1 << PDE_SHIFT;
-/// Entries of a full small-page table.
+/// Number of entries of a full small-page table.
 pub const SPT_ENTRIES: u32 = (PDE_SPAN / SMALL_PAGE) as u32;
-/// Entries of a full large-page table.
+/// Number of entries of a full large-page table.
 pub const LPT_ENTRIES: u32 = (PDE_SPAN / LARGE_PAGE) as u32;
 /// Size of a full small-page table in bytes.
 pub const SPT_BYTES: u64 = SPT_ENTRIES as u64 * ENTRY_BYTES;
@@ -30,14 +30,14 @@ pub const SPT_BYTES: u64 = SPT_ENTRIES as u64 * ENTRY_BYTES;
 pub const LPT_BYTES: u64 = LPT_ENTRIES as u64 * ENTRY_BYTES;
 
 /// First virtual address that a mediating host reserves for itself in every address space: the whole range of the last
-/// directory entry. This is our choice, not a hardware constant.
+/// directory entry. The mediator chose this address; it is not a hardware constant.
 pub const HOST_VA_BASE: GpuVa = GpuVa((PD_ENTRIES as u64 - 1) << PDE_SHIFT);
 const _: () = assert!(HOST_VA_BASE.0 + PDE_SPAN == 1 << VA_BITS);
 
-/// Memory of a directory entry's table. The encoding differs from that of [`crate::addr::Target`].
+/// Memory that holds a directory entry's table. The encoding differs from that of [`crate::addr::Target`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TableTarget {
-    /// No table.
+    /// The entry names no table.
     None,
     /// The card's own memory.
     Vram,
@@ -69,7 +69,7 @@ pub struct Pde {
     /// Memory of the large-page table.
     #[bits(2)]
     pub large_target: TableTarget,
-    /// Size of the large-page table: full, a half, a quarter, an eighth, as a power of two.
+    /// Size of the large-page table as a power of two: full, a half, a quarter, an eighth.
     #[bits(2)]
     pub large_size: u8,
     /// Address of the large-page table in units of 4 KiB.
@@ -88,33 +88,34 @@ pub struct Pde {
 }
 
 impl Pde {
-    /// Byte address of the large-page table in the space that `large_target` names.
+    /// Returns the byte address of the large-page table in the space that `large_target` names.
     #[must_use]
     pub const fn large_address(self) -> u64 {
         (self.large_frame() as u64) << 12
     }
 
-    /// Byte address of the small-page table in the space that `small_target` names.
+    /// Returns the byte address of the small-page table in the space that `small_target` names.
     #[must_use]
     pub const fn small_address(self) -> u64 {
         (self.small_frame() as u64) << 12
     }
 
-    /// Entries of the large-page table, after the size code.
+    /// Returns the number of entries of the large-page table, according to the size code.
     #[must_use]
     pub const fn large_entries(self) -> u32 {
         LPT_ENTRIES >> self.large_size()
     }
 
-    /// Entries of the small-page table, after the size code.
+    /// Returns the number of entries of the small-page table, according to the size code.
     #[must_use]
     pub const fn small_entries(self) -> u32 {
-        // GUESS: the size code is documented to shorten the region that the entry covers, hence both tables alike.
+        // GUESS: the size code is documented to shorten the region that the entry covers, so it is assumed to shorten
+        // both tables alike.
         SPT_ENTRIES >> self.large_size()
     }
 }
 
-/// Memory of a page.
+/// Memory that holds a page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum PteAperture {
     /// The card's own memory.
@@ -141,14 +142,14 @@ impl PteAperture {
         self as u8
     }
 
-    /// Returns whether it is host memory.
+    /// Returns true if it is host memory.
     #[must_use]
     pub const fn is_system(self) -> bool {
         matches!(self, Self::SysCoherent | Self::SysNonCoherent)
     }
 }
 
-/// Page table entry, of a small or a large page.
+/// Page table entry of a small or a large page.
 #[bitfield(u64)]
 #[derive(PartialEq, Eq, Hash)]
 pub struct Pte {
@@ -179,19 +180,19 @@ pub struct Pte {
     __: u8,
 }
 
-/// Rights to a page.
+/// Access rights to a page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Rights {
     /// A channel's work may read it.
     ReadOnly,
     /// A channel's work may read and write it.
     ReadWrite,
-    /// Only context switching and firmware may read and write it. A channel's work faults.
+    /// Only context switching and firmware may read and write it. Accesses of a channel's work fault.
     Privileged,
 }
 
 impl Pte {
-    /// A valid entry that gives these rights to frame 0 of VRAM.
+    /// Returns a valid entry that grants these rights to frame 0 of VRAM.
     #[must_use]
     pub const fn granting(rights: Rights) -> Self {
         Self::new()
@@ -200,7 +201,7 @@ impl Pte {
             .with_privileged(matches!(rights, Rights::Privileged))
     }
 
-    /// Byte address of the page in the space that `aperture` names.
+    /// Returns the byte address of the page in the space that `aperture` names.
     #[must_use]
     pub const fn address(self) -> u64 {
         (self.frame() as u64) << 12
@@ -214,8 +215,9 @@ pub mod kind {
     /// Generic block linear, 16 bytes by 2 rows.
     pub const GENERIC_16BX2: u8 = 0xfe;
 
-    /// The kind with the same memory layout as `kind` but without compression tags; `None` for a kind that GF100 does
-    /// not have. A kind without tags maps to itself. Source: nouveau's table of GF100 kinds (`mmu/gf100.c`).
+    /// Returns the kind with the same memory layout as `kind` but without compression tags; `None` for a kind that
+    /// GF100 does not have. Returns a kind without tags unchanged. Source: nouveau's table of GF100 kinds
+    /// (`mmu/gf100.c`).
     #[must_use]
     pub const fn uncompressed(kind: u8) -> Option<u8> {
         Some(match kind {
@@ -243,26 +245,26 @@ pub mod kind {
 /// Reasons of access faults, with their numbers in the fault registers.
 /// Source: rnndb `fifo/gf100_pfifo.xml`, nouveau's fault reason table.
 pub mod fault {
-    /// Directory entry names no table.
+    /// The directory entry names no table.
     pub const PDE: u32 = 0x0;
-    /// Address beyond a shortened table.
+    /// The address is beyond a shortened table.
     pub const PDE_SIZE: u32 = 0x1;
-    /// Entry is not valid.
+    /// The table entry is not valid.
     pub const PTE: u32 = 0x2;
-    /// Address beyond the instance block's limit.
+    /// The address is beyond the instance block's limit.
     pub const VA_LIMIT: u32 = 0x3;
     /// No channel is bound.
     pub const UNBOUND_INST: u32 = 0x4;
-    /// Privileged page.
+    /// The page is privileged.
     pub const PRIVILEGE: u32 = 0x5;
-    /// Write to a read-only page.
+    /// A write accessed a read-only page.
     pub const READ_ONLY: u32 = 0x6;
-    /// Compressed kind in host memory.
+    /// A page of compressed kind is in host memory.
     pub const COMPRESSED_SYSRAM: u32 = 0xa;
-    /// Kind not supported.
+    /// The kind is not supported.
     pub const KIND: u32 = 0xc;
 
-    /// Fault units: the index of the fault registers.
+    /// Numbers of fault units, which index the fault registers.
     pub mod unit {
         /// PGRAPH.
         pub const GR: u32 = 0x00;
@@ -280,14 +282,14 @@ pub mod fault {
         pub const CE1: u32 = 0x16;
     }
 
-    /// Clients behind the hub, with their numbers in the fault type's client field (hub bit set).
-    /// Source: nouveau's table of hub clients.
+    /// Clients of the hub, with their numbers in the fault type's client field (hub bit set). Source: nouveau's table
+    /// of hub clients.
     pub mod hub_client {
         /// Copy engine 0.
         pub const CE0: u32 = 0x01;
         /// Copy engine 1.
         pub const CE1: u32 = 0x02;
-        /// PGRAPH's front end, M2MF included.
+        /// PGRAPH's front end, including M2MF.
         pub const DISPATCH: u32 = 0x04;
         /// PGRAPH's context switching.
         pub const CTXCTL: u32 = 0x05;
@@ -299,10 +301,10 @@ pub mod fault {
         pub const BAR_WRITE: u32 = 0x08;
     }
 
-    /// Clients in a graphics processing cluster (hub bit clear; the type's cluster field has its number).
-    /// Source: nouveau's table of such clients.
+    /// Clients in a graphics processing cluster (hub bit clear; the fault type's cluster field contains the cluster's
+    /// number). Source: nouveau's table of such clients.
     pub mod gpc_client {
-        /// Texture unit and L1, for accesses of shaders.
+        /// Texture unit and L1, for memory accesses of shaders.
         pub const TEX: u32 = 0x01;
     }
 }

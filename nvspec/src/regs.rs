@@ -17,12 +17,12 @@ pub use memory::{ltc, ltc_intr, pbfb, pbfb_bcast, pfb, pflush, pstraps};
 
 use crate::RegInfo;
 
-/// Every block of every file: name, first offset, offset after the last, registers.
+/// Returns all blocks of all files: name, first offset, offset after the last, registers.
 pub fn blocks() -> impl Iterator<Item = &'static (&'static str, u32, u32, &'static [RegInfo])> {
     host::BLOCKS.iter().chain(memory::BLOCKS).chain(board::BLOCKS).chain(graph::BLOCKS)
 }
 
-/// The register at `offset`, and its index in its array: for logs and tools, not for dispatch.
+/// Returns the register at `offset`, and its index in its array: for logs and tools, not for dispatch.
 #[must_use]
 pub fn lookup(offset: u32) -> Option<(&'static str, &'static RegInfo, u32)> {
     let (block, _, _, info) = blocks().find(|(_, base, end, _)| (*base..*end).contains(&offset))?;

@@ -5,7 +5,7 @@
 //! A surface is pitch linear or block linear. Sizes and positions of block-linear surfaces are in elements; an element
 //! is a byte unless [`exec::FORMAT`] is set.
 //!
-//! Source: rnndb `fifo/pcopy.xml`, behaviour of nouveau's copy engine program and of `nouveau_bo90b5.c`.
+//! Source: rnndb `fifo/pcopy.xml`, and the behaviour of nouveau's copy engine program and of `nouveau_bo90b5.c`.
 
 use crate::Field;
 
@@ -55,19 +55,19 @@ pub const SRC_ADDRESS_LOW: u32 = 0x310;
 pub const DST_ADDRESS_HIGH: u32 = 0x314;
 /// Destination address, bits 31:0.
 pub const DST_ADDRESS_LOW: u32 = 0x318;
-/// Bytes from one source line to the next, when pitch linear.
+/// Distance in bytes from one source line to the next, when pitch linear.
 pub const SRC_PITCH: u32 = 0x31c;
-/// Bytes from one destination line to the next, when pitch linear.
+/// Distance in bytes from one destination line to the next, when pitch linear.
 pub const DST_PITCH: u32 = 0x320;
-/// Elements of a line.
+/// Number of elements in a line.
 pub const X_COUNT: u32 = 0x324;
-/// Lines.
+/// Number of lines.
 pub const Y_COUNT: u32 = 0x328;
-/// Change of elements, see [`format`].
+/// Conversion of elements, see [`format`].
 pub const FORMAT: u32 = 0x32c;
-/// First constant that a component may come from.
+/// First constant that a component can be taken from.
 pub const SWIZZLE_CONST0: u32 = 0x330;
-/// Second constant that a component may come from.
+/// Second constant that a component can be taken from.
 pub const SWIZZLE_CONST1: u32 = 0x334;
 /// Query address, bits 39:32.
 pub const QUERY_ADDRESS_HIGH: u32 = 0x338;
@@ -89,7 +89,7 @@ pub mod exec {
     pub const DST_LINEAR: Field = Field::new(8, 8);
     /// Writes the query after the copy.
     pub const QUERY: Field = Field::new(12, 12);
-    /// The query writes only the counter (4 bytes), without a time (16 bytes).
+    /// The query writes only the counter (4 bytes), without a timestamp (16 bytes).
     pub const QUERY_SHORT: Field = Field::new(13, 13);
 }
 
@@ -100,7 +100,7 @@ pub mod tile_mode {
     pub const DEPTH: Field = Field::new(11, 8);
     /// Height of a block: log2 of GOBs (8 rows each).
     pub const HEIGHT: Field = Field::new(7, 4);
-    /// Width of a block: [`WIDTH_16`], anything else is 64 bytes.
+    /// Width of a block: [`WIDTH_16`]; any other value means 64 bytes.
     pub const WIDTH: Field = Field::new(3, 0);
     /// Blocks are 16 bytes wide.
     pub const WIDTH_16: u32 = 0xe;
@@ -109,11 +109,11 @@ pub mod tile_mode {
 /// Fields of [`FORMAT`].
 pub mod format {
     use super::Field;
-    /// Components of a destination element, minus one.
+    /// Number of components of a destination element, minus one.
     pub const DST_COMPONENTS: Field = Field::new(25, 24);
-    /// Components of a source element, minus one.
+    /// Number of components of a source element, minus one.
     pub const SRC_COMPONENTS: Field = Field::new(21, 20);
-    /// Bytes of a component, minus one.
+    /// Size of a component in bytes, minus one.
     pub const COMPONENT_BYTES: Field = Field::new(17, 16);
     /// Source of destination component 3.
     pub const COMPONENT_3: Field = Field::new(15, 12);
@@ -121,13 +121,13 @@ pub mod format {
     pub const COMPONENT_2: Field = Field::new(11, 8);
     /// Source of destination component 1.
     pub const COMPONENT_1: Field = Field::new(7, 4);
-    /// Source of destination component 0: a source component below 4, or one of the values below.
+    /// Source of destination component 0: a source component below 4, or one of the following values.
     pub const COMPONENT_0: Field = Field::new(3, 0);
-    /// From [`super::SWIZZLE_CONST0`].
+    /// The component is taken from [`super::SWIZZLE_CONST0`].
     pub const FROM_CONST0: u32 = 4;
-    /// From [`super::SWIZZLE_CONST1`].
+    /// The component is taken from [`super::SWIZZLE_CONST1`].
     pub const FROM_CONST1: u32 = 5;
-    // Values from 6 on give zero.
+    // Values of 6 and above give zero.
 }
 
 /// The program's report to the driver about a bad method: a word in its first scratch register, the method's data in
@@ -135,7 +135,7 @@ pub mod format {
 pub mod error {
     use crate::Field;
 
-    /// The copy engine's interrupt from its falcon.
+    /// The copy engine's interrupt, raised by its falcon.
     pub const INTR: u32 = 0x40;
     /// Subchannel of the method.
     pub const SUBCHANNEL: Field = Field::new(29, 27);
@@ -150,7 +150,7 @@ pub mod error {
     pub const INVALID_BITFIELD: u32 = 3;
 }
 
-/// Bits that a method's data may have; `None` for a method that does not exist.
+/// Returns the bits that a method's data may have; `None` for a method that does not exist.
 #[must_use]
 pub const fn method_mask(method: u32) -> Option<u32> {
     Some(match method {

@@ -1,6 +1,6 @@
 //! Class 0x90c0: compute.
 //!
-//! Earlier methods set the state for the launch of a grid: no descriptor in memory exists.
+//! Earlier methods set the state for the launch of a grid; it has no descriptor in memory.
 //!
 //! Source: NVIDIA's class header, rnndb `graph/gf100_compute.xml`, Mesa's code.
 
@@ -19,40 +19,40 @@ pub const PM_TRIGGER: u32 = 0x140;
 pub const INSTRUMENTATION_HEADER: u32 = 0x150;
 /// Instrumentation method, data.
 pub const INSTRUMENTATION_DATA: u32 = 0x154;
-/// Bytes of a thread's local memory at address 0 and up.
+/// Size in bytes of a thread's local memory from address 0 upwards.
 #[doc(alias = "LOCAL_POS_ALLOC")]
 pub const LOCAL_LOW_SIZE: u32 = 0x204;
-/// Bytes of a thread's local memory below address 2^24.
+/// Size in bytes of a thread's local memory below address 2^24.
 #[doc(alias = "LOCAL_NEG_ALLOC")]
 pub const LOCAL_HIGH_SIZE: u32 = 0x208;
-/// Bytes of a warp's call and divergence stack in memory.
+/// Size in bytes of a warp's call and divergence stack in memory.
 #[doc(alias = "WARP_CSTACK_SIZE")]
 pub const STACK_SIZE: u32 = 0x20c;
-/// Address at which generic addresses show shared memory.
+/// Generic address at which shared memory appears.
 #[doc(alias = "SHARED_BASE")]
 pub const SHARED_WINDOW: u32 = 0x214;
 /// Waits, and invalidates or flushes caches.
 #[doc(alias = "MEM_BARRIER")]
 pub const INVALIDATE_SHADER_CACHES: u32 = 0x21c;
-/// Blocks of the grid: x in the low half, y in the high half.
+/// Number of blocks in the grid: x in the low half, y in the high half.
 #[doc(alias = "GRIDDIM_YX")]
 pub const GRID_YX: u32 = 0x238;
-/// Blocks of the grid: z.
+/// Number of blocks in the grid in z.
 #[doc(alias = "GRIDDIM_Z")]
 pub const GRID_Z: u32 = 0x23c;
-/// Bytes of a block's shared memory.
+/// Size in bytes of a block's shared memory.
 pub const SHARED_SIZE: u32 = 0x24c;
-/// Threads of a block.
+/// Number of threads in a block.
 #[doc(alias = "THREADS_ALLOC")]
 pub const BLOCK_THREADS: u32 = 0x250;
-/// Barriers of a block.
+/// Number of barriers of a block.
 #[doc(alias = "BARRIER_ALLOC")]
 pub const BLOCK_BARRIERS: u32 = 0x254;
 /// Fails if the object is not compute, which is impossible here.
 pub const TEST_FOR_COMPUTE: u32 = 0x28c;
 /// Begins a grid.
 pub const BEGIN_GRID: u32 = 0x29c;
-/// Registers of a thread.
+/// Number of registers of a thread.
 #[doc(alias = "CP_GPR_ALLOC")]
 pub const REGISTERS: u32 = 0x2c0;
 /// Enables the table of [`GLOBAL_MAP_ENTRY`].
@@ -60,27 +60,27 @@ pub const GLOBAL_MAP_MODE: u32 = 0x2c4;
 /// Sets one entry of the table that gives the upper byte of global addresses, see [`global_map`].
 #[doc(alias = "GLOBAL_BASE")]
 pub const GLOBAL_MAP_ENTRY: u32 = 0x2c8;
-/// Runs the grid; SR_CTAPARAM reads the data.
+/// Runs the grid. SR_CTAPARAM reads the method's data.
 pub const LAUNCH: u32 = 0x368;
-/// Threads of a block: x in the low half, y in the high half.
+/// Number of threads in a block: x in the low half, y in the high half.
 #[doc(alias = "BLOCKDIM_YX")]
 pub const BLOCK_YX: u32 = 0x3ac;
-/// Threads of a block: z.
+/// Number of threads in a block in z.
 #[doc(alias = "BLOCKDIM_Z")]
 pub const BLOCK_Z: u32 = 0x3b0;
 /// Byte offset of the first instruction in the code segment.
 #[doc(alias = "CP_START_ID")]
 pub const PROGRAM_START: u32 = 0x3b4;
-/// Address at which generic addresses show local memory.
+/// Generic address at which local memory appears.
 #[doc(alias = "LOCAL_BASE")]
 pub const LOCAL_WINDOW: u32 = 0x77c;
 /// Value that SR_GRIDPARAM reads.
 #[doc(alias = "GRIDID")]
 pub const GRID_PARAM: u32 = 0x780;
-/// Memory for local memory, bits 39:32 of its address.
+/// Memory that backs local memory, bits 39:32 of its address.
 #[doc(alias = "TEMP_ADDRESS_HIGH")]
 pub const LOCAL_ADDRESS_HIGH: u32 = 0x790;
-/// Memory for local memory, bits 31:0 of its address.
+/// Memory that backs local memory, bits 31:0 of its address.
 #[doc(alias = "TEMP_ADDRESS_LOW")]
 pub const LOCAL_ADDRESS_LOW: u32 = 0x794;
 /// Size of local memory in bytes, bits 39:32.
@@ -107,7 +107,7 @@ pub const INVALIDATE_SHADER_CACHES_NO_WAIT: u32 = 0x1698;
 pub const INVALIDATE_CONSTANTS: u32 = 0x1930;
 /// Overrides the render condition, see [`render_override`](crate::class::m2mf9039::render_override).
 pub const RENDER_ENABLE_OVERRIDE: u32 = 0x1944;
-/// Does nothing, in the pipe.
+/// Does nothing, in the pipeline.
 pub const PIPE_NOP: u32 = 0x1a2c;
 /// Semaphore address, bits 39:32.
 #[doc(alias = "QUERY_ADDRESS_HIGH")]
@@ -121,7 +121,7 @@ pub const SEMAPHORE_PAYLOAD: u32 = 0x1b08;
 /// Releases the semaphore when earlier work has ended, see [`semaphore`].
 #[doc(alias = "QUERY_GET")]
 pub const SEMAPHORE_EXECUTE: u32 = 0x1b0c;
-/// Selects a constant buffer: bytes.
+/// Selects a constant buffer: its size in bytes.
 #[doc(alias = "CB_SIZE")]
 pub const CONSTANT_SIZE: u32 = 0x2380;
 /// Selects a constant buffer: bits 39:32 of its address.
@@ -130,13 +130,13 @@ pub const CONSTANT_ADDRESS_HIGH: u32 = 0x2384;
 /// Selects a constant buffer: bits 31:0 of its address.
 #[doc(alias = "CB_ADDRESS_LOW")]
 pub const CONSTANT_ADDRESS_LOW: u32 = 0x2388;
-/// Byte offset in the selected constant buffer of the next word to load.
+/// Byte offset of the next word to load in the selected constant buffer.
 #[doc(alias = "CB_POS")]
 pub const CONSTANT_OFFSET: u32 = 0x238c;
 /// First of the sixteen methods that store a word in the selected constant buffer and advance to the next.
 #[doc(alias = "CB_DATA")]
 pub const CONSTANT_DATA: u32 = 0x2390;
-/// The last of these methods.
+/// The last of the methods that start at [`CONSTANT_DATA`].
 pub const CONSTANT_DATA_LAST: u32 = 0x23cc;
 
 /// Fields of [`CONSTANT_BIND`].
@@ -168,61 +168,61 @@ pub mod semaphore {
     pub const OPERATION: Field = Field::new(1, 0);
     /// Releases.
     pub const RELEASE: u32 = 0;
-    /// Skips the memory flush before the launch; without effect here.
+    /// Skips the memory flush before the release; without effect here.
     pub const FLUSH_DISABLE: Field = Field::new(2, 2);
     /// Reduces memory with the payload instead of replacing it.
     pub const REDUCTION: Field = Field::new(3, 3);
     /// Raises the non-stall interrupt after the release.
     pub const AWAKEN: Field = Field::new(20, 20);
-    /// The semaphore is one word, not four.
+    /// The semaphore is one word instead of four.
     pub const ONE_WORD: Field = Field::new(28, 28);
-    /// Bits that are modelled.
+    /// Modelled bits.
     pub const MASK: u32 = OPERATION.mask() | FLUSH_DISABLE.mask() | AWAKEN.mask() | ONE_WORD.mask();
 }
 
 /// Limits of a launch.
 pub mod limit {
-    /// Constant banks that can be bound.
+    /// Number of constant banks that can be bound.
     pub const CONSTANT_BANKS: u32 = 18;
     /// Size of a constant buffer in bytes.
     pub const CONSTANT_BYTES: u32 = 0x1_0000;
-    /// Threads of a block.
+    /// Maximum number of threads in a block.
     pub const BLOCK_THREADS: u32 = 1024;
-    /// Threads of a block in x and in y.
+    /// Maximum number of threads in a block in x and in y.
     pub const BLOCK_XY: u32 = 1024;
-    /// Threads of a block in z.
+    /// Maximum number of threads in a block in z.
     pub const BLOCK_Z: u32 = 64;
-    /// Registers of a thread, without RZ.
+    /// Maximum number of registers of a thread, without RZ.
     pub const REGISTERS: u32 = 63;
-    /// Registers of a multiprocessor.
+    /// Number of registers of a multiprocessor.
     pub const SM_REGISTERS: u32 = 0x8000;
-    /// Warps of a multiprocessor.
+    /// Maximum number of warps on a multiprocessor.
     pub const SM_WARPS: u32 = 48;
-    /// Bytes of a block's shared memory.
+    /// Maximum size in bytes of a block's shared memory.
     pub const SHARED_BYTES: u32 = 0xc000;
-    /// Bytes of a thread's local memory, both parts together.
+    /// Maximum size in bytes of a thread's local memory, both parts together.
     pub const LOCAL_BYTES: u32 = 512 << 10;
-    /// Barriers of a block.
+    /// Maximum number of barriers of a block.
     pub const BARRIERS: u32 = 16;
-    /// Banks of shared memory.
+    /// Number of banks of shared memory.
     pub const SHARED_BANKS: u32 = 32;
 }
 
 /// Size of each of the two windows in the generic address space in bytes.
 pub const WINDOW_BYTES: u64 = 1 << 24;
 
-/// Bits of an address in local memory.
+/// Number of bits of an address in local memory.
 pub const LOCAL_ADDRESS_BITS: u32 = 24;
 
-/// Numbers of a warp's errors in a multiprocessor's warp error register. Source: nouveau's table.
+/// Values of a multiprocessor's warp error register. Source: nouveau's table.
 pub mod warp_error {
-    /// The stack of calls and divergence overflowed.
+    /// The call and divergence stack overflowed.
     pub const STACK: u32 = 0x01;
     /// A return, break or continue found no entry.
     pub const EMPTY_STACK: u32 = 0x03;
-    /// A program counter that is not aligned.
+    /// A program counter is not aligned.
     pub const MISALIGNED_PC: u32 = 0x05;
-    /// A program counter beyond the code segment's addresses.
+    /// A program counter is beyond the code segment's addresses.
     pub const PC_OVERFLOW: u32 = 0x06;
     /// A constant's address is not aligned.
     pub const MISALIGNED_CONSTANT: u32 = 0x07;
@@ -230,30 +230,30 @@ pub mod warp_error {
     pub const MISALIGNED_REGISTER: u32 = 0x08;
     /// Invalid instruction.
     pub const ILLEGAL_ENCODING: u32 = 0x09;
-    /// An operand that the instruction cannot have.
+    /// The instruction has an operand that is not permitted.
     pub const ILLEGAL_PARAMETER: u32 = 0x0b;
-    /// A constant outside its bank.
+    /// A constant is outside its bank.
     pub const CONSTANT_ADDRESS: u32 = 0x0c;
-    /// A register beyond the program's declared number.
+    /// A register exceeds the program's declared number.
     pub const OUT_OF_RANGE_REGISTER: u32 = 0x0d;
-    /// An address outside local or shared memory.
+    /// An address is outside local or shared memory.
     pub const OUT_OF_RANGE_ADDRESS: u32 = 0x0e;
-    /// An address that is not aligned.
+    /// An address is not aligned.
     pub const MISALIGNED_ADDRESS: u32 = 0x0f;
-    /// An address in a space where the operation is not possible.
+    /// The operation is not possible in the address's space.
     pub const ADDRESS_SPACE: u32 = 0x10;
-    /// A constant outside its bank, accessed with LDC.
+    /// A constant accessed with LDC is outside its bank.
     pub const CONSTANT_ADDRESS_LDC: u32 = 0x12;
-    /// An instruction that needs all lanes found them diverged.
+    /// An instruction that needs all lanes was executed by diverged lanes.
     pub const DIVERGENT: u32 = 0x14;
 }
 
-/// Consecutive methods whose last data is state.
+/// Consecutive methods whose last data is kept as state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StateMethods {
-    /// The first.
+    /// The first method.
     pub first: u32,
-    /// Number of elements.
+    /// Number of methods.
     pub count: u32,
     /// Bits that the data may have.
     pub mask: u32,
@@ -267,8 +267,8 @@ const fn row(first: u32, count: u32) -> StateMethods {
     StateMethods { first, count, mask: u32::MAX }
 }
 
-/// All methods whose data is state, in ascending order. Methods without a name here do not affect how grids run:
-/// textures, surfaces, cache configuration, work distribution, spare and firmware methods, performance counters.
+/// All methods whose data is kept as state, in ascending order. Methods without a name here do not affect how grids
+/// run: textures, surfaces, cache configuration, work distribution, spare and firmware methods, performance counters.
 pub const STATE: &[StateMethods] = &[
     row(INSTRUMENTATION_HEADER, 2),
     one(LOCAL_LOW_SIZE, 0xff_ffff),
@@ -340,7 +340,7 @@ pub const STATE: &[StateMethods] = &[
     row(0x335c, 33),
 ];
 
-/// Words of state.
+/// Number of words of state.
 pub const STATE_WORDS: usize = {
     let (mut index, mut words) = (0, 0);
     while index < STATE.len() {
@@ -369,8 +369,8 @@ pub const fn state_word(method: u32) -> Option<(usize, u32)> {
     None
 }
 
-/// Returns true if a method exists but has no effect here: waits, which the engine does for every method, and control
-/// of caches and texture units.
+/// Returns true if a method exists but has no effect here: waits, which the engine performs for every method, and
+/// control of caches and texture units.
 #[must_use]
 pub const fn is_without_effect(method: u32) -> bool {
     matches!(
@@ -386,7 +386,7 @@ pub const fn is_without_effect(method: u32) -> bool {
             | INVALIDATE_SHADER_CACHES
             | INVALIDATE_SHADER_CACHES_NO_WAIT
             | INVALIDATE_CONSTANTS
-            // Texture and sampler caches, reference counts, unbinding.
+            // Controls texture and sampler caches, reference counts and unbinding.
             | 0x244
             | 0x360
             | 0x10f4

@@ -1,8 +1,8 @@
 //! Class 0x9039, M2MF: copies in PGRAPH.
 //!
-//! Sizes and positions of block-linear surfaces are in bytes by rows by slices.
+//! Sizes and positions of block-linear surfaces are in bytes, rows and slices.
 //!
-//! Source: NVIDIA's class header, rnndb `graph/gf100_m2mf.xml`, code of nouveau and Mesa.
+//! Source: NVIDIA's class header, rnndb `graph/gf100_m2mf.xml`, and the code of nouveau and Mesa.
 
 use crate::Field;
 
@@ -58,13 +58,13 @@ pub const RENDER_ENABLE_OVERRIDE: u32 = 0x308;
 pub const OFFSET_IN_HIGH: u32 = 0x30c;
 /// Source address, bits 31:0.
 pub const OFFSET_IN_LOW: u32 = 0x310;
-/// Bytes from one source line to the next, when pitch linear; signed.
+/// Distance in bytes from one source line to the next, when pitch linear; signed.
 pub const PITCH_IN: u32 = 0x314;
-/// Bytes from one destination line to the next, when pitch linear; signed.
+/// Distance in bytes from one destination line to the next, when pitch linear; signed.
 pub const PITCH_OUT: u32 = 0x318;
 /// Size of a line in bytes.
 pub const LINE_LENGTH_IN: u32 = 0x31c;
-/// Lines.
+/// Number of lines.
 pub const LINE_COUNT: u32 = 0x320;
 /// Completion semaphore address, bits 39:32.
 pub const NOTIFY_ADDRESS_HIGH: u32 = 0x32c;
@@ -98,7 +98,7 @@ pub mod exec {
     pub const LINEAR_IN: Field = Field::new(4, 4);
     /// Destination is pitch linear.
     pub const LINEAR_OUT: Field = Field::new(8, 8);
-    /// Completion, one of the values below.
+    /// Action at completion, one of the following values.
     pub const COMPLETION: Field = Field::new(13, 12);
     /// Nothing happens at completion.
     pub const COMPLETION_NONE: u32 = 0;
@@ -112,9 +112,9 @@ pub mod exec {
     pub const INTERRUPT_NONE: u32 = 0;
     /// Interrupt at completion.
     pub const INTERRUPT_NON_STALL: u32 = 1;
-    /// The semaphore is one word, not four.
+    /// The semaphore is one word instead of four.
     pub const SEMAPHORE_ONE_WORD: Field = Field::new(20, 20);
-    /// All bits that are defined.
+    /// All defined bits.
     pub const MASK: u32 = INLINE.mask()
         | LINEAR_IN.mask()
         | LINEAR_OUT.mask()
@@ -132,7 +132,7 @@ pub mod block_size {
     pub const HEIGHT: Field = Field::new(7, 4);
     /// Width of a block: log2 of GOBs (64 bytes each); only 0 is possible.
     pub const WIDTH: Field = Field::new(3, 0);
-    /// Largest height and depth.
+    /// log2 of the largest height and depth.
     pub const LOG2_MAX: u32 = 5;
 }
 
@@ -140,13 +140,13 @@ pub mod block_size {
 pub mod cond_mode {
     /// Copies are skipped.
     pub const NEVER: u32 = 0;
-    /// Copies are done.
+    /// Copies are executed.
     pub const ALWAYS: u32 = 1;
-    /// Copies are done if the result in memory is not zero.
+    /// Copies are executed if the result in memory is not zero.
     pub const IF_NOT_ZERO: u32 = 2;
-    /// Copies are done if the two results in memory are equal.
+    /// Copies are executed if the two results in memory are equal.
     pub const IF_EQUAL: u32 = 3;
-    /// Copies are done if the two results in memory differ.
+    /// Copies are executed if the two results in memory differ.
     pub const IF_NOT_EQUAL: u32 = 4;
 }
 
@@ -154,13 +154,13 @@ pub mod cond_mode {
 pub mod render_override {
     /// The condition decides.
     pub const NONE: u32 = 0;
-    /// Copies are done.
+    /// Copies are executed.
     pub const ALWAYS: u32 = 1;
     /// Copies are skipped.
     pub const NEVER: u32 = 2;
 }
 
-/// Bits that a method's data may have; `None` for a method that does not exist or is not declared.
+/// Returns the bits that a method's data may have; `None` for a method that does not exist or is not declared.
 #[must_use]
 pub const fn method_mask(method: u32) -> Option<u32> {
     Some(match method {

@@ -1,4 +1,4 @@
-//! The surroundings of the engines: thermal, fuses, GPIO, PCI mirror, PMU, clocks, privileged ring, counters, and the
+//! Registers around the engines: thermal, fuses, GPIO, PCI mirror, PMU, clocks, privileged ring, counters, and the
 //! display registers that drivers access on a card without outputs. Sources: rnndb `pm/`, `bus/`, `io/`, `display/`;
 //! nouveau's `therm`, `fuse`, `gpio`, `i2c`, `pci`, `pmu`, `clk`, `privring`, `devinit` units.
 
@@ -41,7 +41,7 @@ regs! {
         GATE_CTRL[64; 4] @ 0x020200 Rw {}
         /// Clock gating idle filter.
         GATE_FILTER[64; 4] @ 0x020300 Rw {}
-        /// Sensor reading in degrees Celsius.
+        /// Measured temperature in degrees Celsius.
         TEMPERATURE @ 0x020400 Ro = 0x00000028 {}
         /// Threshold of clock reduction.
         THRESHOLD_CLOCK @ 0x020414 Rw {}
@@ -55,7 +55,7 @@ regs! {
         FUSE[179; 4] @ 0x021000 Rw {}
         /// Speed of the die, which drivers use to look up voltages; drivers complain about 0.
         SPEEDO @ 0x0212cc Rw = 0x00000420 {}
-        /// More fuse words.
+        /// Further fuse words.
         FUSE_HI[844; 4] @ 0x0212d0 Rw {}
     }
 
@@ -67,11 +67,11 @@ regs! {
         DEVINIT_STATUS @ 0x02240c Rw = 0x00000002 { 1:1 DONE; }
         /// PCI straps.
         PCI_STRAPS @ 0x02241c Rw {}
-        /// GPC capability.
+        /// Number of GPCs.
         GPC_COUNT @ 0x022430 Ro {}
-        /// TPCs of a GPC, capability.
+        /// Number of TPCs of a GPC.
         TPC_PER_GPC @ 0x022434 Ro {}
-        /// Memory partitions.
+        /// Number of memory partitions.
         FBP_COUNT @ 0x022438 Ro = 0x00000001 {}
         /// Engines that are fused off.
         ENGINES_DISABLED @ 0x022500 Ro { 9:9 CE1; 8:8 CE0; 2:2 MSVLD; 1:1 MSPDEC_MSPPP; 0:0 PDISP; }
@@ -101,7 +101,7 @@ regs! {
         PRIVATE[256; 4] @ 0x088100 Rw {}
         /// MSI re-arm: writing 0xff to the low byte allows the next message.
         MSI_REARM @ 0x088704 Rw { 7:0 REARM; }
-        /// More private words.
+        /// Further private words.
         PRIVATE_2[64; 4] @ 0x088a00 Rw {}
     }
 
@@ -162,7 +162,7 @@ regs! {
         MESSAGE_TAIL @ 0x10a4cc Rw {}
         /// Description of the host's queue, set by the firmware.
         QUEUE_INFO @ 0x10a4d0 Rw {}
-        /// Queue words between.
+        /// Queue words between the two descriptions.
         QUEUE_MISC[2; 4] @ 0x10a4d4 Rw {}
         /// Description of the message queue, set by the firmware.
         MESSAGE_INFO @ 0x10a4dc Rw {}
@@ -184,11 +184,11 @@ regs! {
         INTR_1 @ 0x121c5c Rw {}
         /// Ring command.
         COMMAND @ 0x121c4c Rw { 5:0 COMMAND; }
-        /// Hub units.
+        /// Number of hub units.
         HUB_COUNT @ 0x121c70 Ro = 0x00000001 {}
-        /// ROP units (memory partitions).
+        /// Number of ROP units (memory partitions).
         ROP_COUNT @ 0x121c74 Ro = 0x00000001 {}
-        /// GPC units.
+        /// Number of GPC units.
         GPC_COUNT @ 0x121c78 Ro = 0x00000001 {}
         /// Timeouts and decoding of the hub.
         DECODE[64; 4] @ 0x122300 Rw {}
@@ -212,7 +212,7 @@ regs! {
         WORD[1024; 4] @ 0x1bc000 Rw {}
     }
 
-    /// VGA registers in bytes, as far as drivers without outputs access them.
+    /// VGA registers in bytes, as far as drivers access them on a card without outputs.
     mod pvga @ 0x601000 .. 0x602000 {
         /// CRTC index and data bytes, head 0.
         CRTC @ 0x6013d4 Rw {}
@@ -235,10 +235,10 @@ regs! {
     }
 }
 
-/// Answer of the PMU's running firmware: size and address of its two queues in its data memory.
+/// Queue descriptions that the PMU's running firmware reports: size and address of its two queues in its data memory.
 pub mod pmu_queue {
-    /// Value of `pmu::QUEUE_INFO`: commands from the host.
+    /// Value of `pmu::QUEUE_INFO`, for commands from the host.
     pub const COMMANDS: u32 = 0x0080_0400;
-    /// Value of `pmu::MESSAGE_INFO`: messages to the host.
+    /// Value of `pmu::MESSAGE_INFO`, for messages to the host.
     pub const MESSAGES: u32 = 0x0080_0500;
 }

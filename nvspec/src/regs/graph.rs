@@ -1,5 +1,5 @@
-//! PGRAPH's named registers, its two context-switching falcons, and the copy engines' falcons. The thousands of state
-//! registers of PGRAPH are [`super::windows::STATE_RANGES`]. Sources: rnndb `graph/gf100_pgraph/`, `falcon.xml`;
+//! PGRAPH's named registers, its two context-switching falcons, and the copy engines' falcons. PGRAPH's thousands of
+//! state registers are in [`super::windows::STATE_RANGES`]. Sources: rnndb `graph/gf100_pgraph/`, `falcon.xml`;
 //! nouveau's `gr`, `ce` units.
 
 regs! {
@@ -141,7 +141,7 @@ regs! {
         ICMD_DATA @ 0x400204 Rw {}
         /// ICMD side door: enable.
         ICMD_ENABLE @ 0x400208 Rw {}
-        /// Methods enable and resume after a trap.
+        /// Enables methods, and resumes after a trap.
         CONTROL @ 0x400500 Rw { 16:16 FIFO_ACCESS; 0:0 METHODS; }
         /// Pending activity.
         ACTIVITY[4; 4] @ 0x400600 Ro {}
@@ -149,9 +149,9 @@ regs! {
         STATUS @ 0x400700 Ro { 2:2 ICMD_BUSY; 0:0 BUSY; }
         /// Subchannel and method that trapped.
         TRAPPED_ADDRESS @ 0x400704 Ro { 18:16 SUBCHANNEL; 13:2 METHOD; }
-        /// Its data, low word.
+        /// Data of the trapped method, low word.
         TRAPPED_DATA_LO @ 0x400708 Ro {}
-        /// Its data, high word.
+        /// Data of the trapped method, high word.
         TRAPPED_DATA_HI @ 0x40070c Ro {}
         /// Classes bound to the subchannels.
         SUBCHANNEL_CLASS[8; 4] @ 0x404200 Ro {}
@@ -201,11 +201,12 @@ regs! {
         COMMAND_DATA @ 0x409500 Rw { 31:31 VALID; 27:0 ADDRESS; }
         /// Command; writing executes.
         COMMAND @ 0x409504 Wo {}
-        /// Units: GPCs and ROPs.
+        /// Number of units: GPCs and ROPs.
         UNITS @ 0x409604 Ro { 20:16 ROPS; 4:0 GPCS; }
         /// Reset lines of the clusters' falcons.
         RESET_LINES @ 0x409614 Rw {}
-        /// Mailboxes. Bit 31 of the first reports readiness, the second has the context's bytes after start.
+        /// Mailboxes. Bit 31 of the first reports readiness, the second contains the context's size in bytes after the
+        /// start.
         MAILBOX[8; 4] @ 0x409800 Rw { 31:31 READY; }
         /// Sets bits of the mailboxes.
         MAILBOX_SET[8; 4] @ 0x409820 Wo {}
@@ -221,7 +222,8 @@ regs! {
         UCODE_ERROR[8; 4] @ 0x409c20 Rw {}
     }
 
-    /// GPCCS: the clusters' context-switching falcons, all at once. Registers without a name here are plain state.
+    /// GPCCS: the clusters' context-switching falcons, addressed together. Registers without a name here are plain
+    /// state.
     mod gpccs @ 0x41a000 .. 0x41b000 {
         /// Start and halt.
         CPU_CONTROL @ 0x41a100 Rw { 1:1 START; }
@@ -245,35 +247,35 @@ regs! {
         DMEM_DATA @ 0x41a1c4 Rw {}
     }
 
-    /// GPC 0's units, as far as they are capabilities.
+    /// GPC 0's units, as far as they report capabilities.
     mod gpc_units @ 0x500000 .. 0x580000 {
-        /// TPCs of each GPC.
+        /// Number of TPCs of each GPC.
         TPC_COUNT[16; 0x8000] @ 0x502608 Ro { 4:0 TPCS; }
     }
 }
 
 /// FECS commands of nouveau's built-in firmware. Source: nouveau's `hub.fuc`.
 pub mod fecs_command {
-    /// Makes the channel of the command data current.
+    /// Makes the channel in the command data current.
     pub const SET_CHANNEL: u32 = 1;
     /// Saves the current channel's context.
     pub const SAVE_CONTEXT: u32 = 2;
 }
 
-/// Registers of a multiprocessor's errors: state registers of the clusters, see [`written`](sm_trap::written). Source:
+/// Error registers of a multiprocessor: state registers of the clusters, see [`written`](sm_trap::written). Source:
 /// nouveau's `gr` unit.
 pub mod sm_trap {
     use crate::Field;
 
-    /// Clusters with a range of registers.
+    /// Number of clusters that have a range of registers.
     pub const GPCS: u32 = 16;
-    /// TPCs of a cluster with a range of registers.
+    /// Number of TPCs of a cluster that have a range of registers.
     pub const TPCS: u32 = 8;
 
     const UNITS: u32 = 0x50_0000;
     const GPC_BYTES: u32 = 0x8000;
     const TPC_BYTES: u32 = 0x800;
-    /// Offset of the TPCs in a cluster.
+    /// Offset of the first TPC within a cluster.
     const TPC_BASE: u32 = 0x4000;
     const GPC_TRAP: u32 = 0x2c90;
     const TPC_TRAP: u32 = 0x508;
@@ -283,16 +285,16 @@ pub mod sm_trap {
         UNITS + gpc * GPC_BYTES + TPC_BASE + tpc * TPC_BYTES + offset
     }
 
-    /// Byte offset of a cluster's trap register.
+    /// Returns the byte offset of a cluster's trap register.
     #[must_use]
     pub const fn gpc(gpc: u32) -> u32 {
         UNITS + gpc * GPC_BYTES + GPC_TRAP
     }
 
-    /// Field: TPCs that trapped, starting at TPC 0.
+    /// Field: the TPCs that trapped, starting at TPC 0.
     pub const TPC_MASK: Field = Field::new(23, 16);
 
-    /// Byte offset of a TPC's trap register.
+    /// Returns the byte offset of a TPC's trap register.
     #[must_use]
     pub const fn tpc(gpc: u32, tpc: u32) -> u32 {
         in_tpc(gpc, tpc, TPC_TRAP)
@@ -301,14 +303,14 @@ pub mod sm_trap {
     /// Field: the multiprocessor trapped.
     pub const SM: Field = Field::new(1, 1);
 
-    /// Byte offset of a multiprocessor's warp error register, a value from
+    /// Returns the byte offset of a multiprocessor's warp error register, which contains a value of
     /// [`warp_error`](crate::class::compute90c0::warp_error).
     #[must_use]
     pub const fn warp_error(gpc: u32, tpc: u32) -> u32 {
         in_tpc(gpc, tpc, 0x648)
     }
 
-    /// Byte offset of a multiprocessor's global error register.
+    /// Returns the byte offset of a multiprocessor's global error register.
     #[must_use]
     pub const fn global_error(gpc: u32, tpc: u32) -> u32 {
         in_tpc(gpc, tpc, GLOBAL_ERROR)

@@ -1,5 +1,5 @@
 //! PMC, PBUS, PFIFO and PTIMER. Sources: rnndb `bus/pmc.xml`, `bus/pbus.xml`, `fifo/gf100_pfifo.xml`, `bus/ptimer.xml`;
-//! the accesses of nouveau's `mc`, `bus`, `fifo`, `timer` units.
+//! accesses of nouveau's `mc`, `bus`, `fifo`, `timer` units.
 
 regs! {
     /// Master control: identity, interrupt tree, unit enables.
@@ -26,7 +26,7 @@ regs! {
             8:8 PFIFO; 7:7 CE1; 6:6 CE0; 5:5 PRIVRING; 2:2 PXBAR; 1:1 MSPPP; }
         /// PBDMA enable, one bit each; bits of units that do not exist read zero.
         PBDMA_ENABLE @ 0x000204 Rw {}
-        /// Set to 0 around a falcon's code upload.
+        /// Must be 0 during a falcon's code upload.
         ELPG_GATE @ 0x000260 Rw = 0x00000001 {}
         /// Pending units that drive the interrupt line.
         INTR_MASK_0 @ 0x000640 Rw = 0xffffffff {}
@@ -77,7 +77,7 @@ regs! {
         SCHED_EN @ 0x002200 Rw { 0:0 ENABLE; }
         /// PBDMAs present.
         PBDMA_PRESENT @ 0x002204 Rw {}
-        /// PBDMAs that must not serve each engine: a zero bit allows.
+        /// PBDMAs that must not serve each engine: a zero bit allows service.
         ENGINE_PBDMA_MASK[6; 4] @ 0x002208 Rw {}
         /// Idle filter.
         IDLE_FILTER @ 0x002224 Rw {}
@@ -112,7 +112,7 @@ regs! {
         NON_STALL_ID @ 0x0025a4 Ro {}
         /// Non-stall interrupts of each engine: eight nibbles, bit 0 of each.
         NON_STALL_INTR[6; 4] @ 0x0025a8 W1c {}
-        /// Non-stall interrupt enable: the bits of each nibble of `NON_STALL_INTR` that count, for all engines alike.
+        /// Non-stall interrupt enable: the bits of each nibble of `NON_STALL_INTR` that count, for all engines.
         NON_STALL_EN @ 0x002628 Rw { 3:0 NIBBLE; }
         /// Engines that stopped on an error; writing a one allows that engine to be scheduled again.
         SCHED_ENABLE_ACK @ 0x00262c W1c {}
@@ -121,7 +121,7 @@ regs! {
         /// Preempts (kicks off) a channel.
         #[doc(alias = "CHAN_KILL")]
         PREEMPT @ 0x002634 Rw { 20:20 PENDING; 11:0 CHANNEL; }
-        /// State of each engine. For a context switch that does not end, Linux 6.1 checks BUSY, LOAD and SWITCHING
+        /// State of each engine. For a context switch that does not complete, Linux 6.1 checks BUSY, LOAD and SWITCHING
         /// together, and 6.12 BUSY_2 with SWITCHING or the middle bit of CTX_STATUS; both read the channel from
         /// CHANNEL.
         ENGINE_STATUS[6; 4] @ 0x002640 Ro { 31:31 BUSY; 28:28 BUSY_2; 20:20 SAVE; 18:18 LOAD; 15:13 CTX_STATUS; 12:12 SWITCHING;
@@ -146,7 +146,7 @@ regs! {
         CHANNEL_STATE[128; 8] @ 0x003004 Rw { 28:28 PENDING; 20:16 ENGINES; 12:12 LOADED; 4:4 ACQUIRE_PENDING; 0:0 ENABLED; }
     }
 
-    /// Timer: a nanosecond clock in units of 32 ns.
+    /// Timer: a nanosecond clock with a resolution of 32 ns.
     mod ptimer @ 0x009000 .. 0x00a000 {
         /// Detail of the last access fault: address.
         MMIO_FAULT_ADDRESS @ 0x009084 Rw {}
@@ -180,7 +180,7 @@ regs! {
         PB_HEADER[3; 0x2000] @ 0x040084 Ro {}
         /// Method that raised an interrupt: subchannel and method.
         METHOD_0[3; 0x2000] @ 0x0400c0 Rw { 31:31 VALID; 18:16 SUBCHANNEL; 13:2 METHOD; }
-        /// Its data.
+        /// Data of the method that raised an interrupt.
         DATA_0[3; 0x2000] @ 0x0400c4 Rw {}
         /// Interrupts pending.
         INTR_0[3; 0x2000] @ 0x040108 W1c { 31:31 SIGNATURE; 30:30 SEMAPHORE; 29:29 SYNCPOINT_ILLEGAL; 28:28 ACQUIRE_TIMEOUT; 27:27 DEVICE;

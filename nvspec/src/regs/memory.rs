@@ -4,10 +4,10 @@
 regs! {
     /// Flushes between CPU, cache and memory.
     mod pflush @ 0x070000 .. 0x071000 {
-        /// Flushes posted writes: of the apertures to memory, and of engines to system memory
-        /// ([`NISO_ADDRESS`](super::pfb::NISO_ADDRESS) is the page for that).
+        /// Flushes posted writes: those of the apertures to memory, and those of engines to system memory (through the
+        /// page at [`NISO_ADDRESS`](super::pfb::NISO_ADDRESS)).
         BAR_FLUSH @ 0x070000 Rw { 1:1 BUSY; 0:0 TRIGGER; }
-        /// Invalidates the cache's data of system memory.
+        /// Invalidates cached data of system memory.
         L2_INVALIDATE @ 0x070004 Rw { 1:1 BUSY; 0:0 TRIGGER; }
         /// Writes the cache back.
         L2_FLUSH @ 0x070010 Rw { 1:1 BUSY; 0:0 TRIGGER; }
@@ -69,9 +69,9 @@ regs! {
         CBC_CLEAR @ 0x17e8c8 Rw {}
         /// Base of the compression tag memory.
         CBC_BASE @ 0x17e8d4 Rw {}
-        /// Compression tag lines.
+        /// Number of compression tag lines.
         CBC_SIZE @ 0x17e8d8 Rw {}
-        /// Slices of each cache unit.
+        /// Number of slices of each cache unit.
         CBC_PARAM @ 0x17e8dc Ro { 31:28 SLICES; }
         /// Control words.
         CONTROL[2; 4] @ 0x17e8c0 Rw {}

@@ -1,12 +1,12 @@
-//! Parts of BAR0 that are memory, or large register areas to which the driver only stores.
+//! Parts of BAR0 that are memory, or large register areas that the driver only writes.
 
 /// PRAMIN: a 1 MiB window on VRAM, whose base `pbus::PRAMIN_WINDOW` sets.
 pub mod pramin {
     /// Byte offset in BAR0.
     pub const BASE: u32 = 0x70_0000;
-    /// Byte offset after its end.
+    /// Byte offset after the window's end.
     pub const END: u32 = 0x80_0000;
-    /// Bytes.
+    /// Size in bytes.
     pub const BYTES: u32 = END - BASE;
 }
 
@@ -14,19 +14,20 @@ pub mod pramin {
 pub mod prom {
     /// Byte offset in BAR0.
     pub const BASE: u32 = 0x30_0000;
-    /// Byte offset after its end.
+    /// Byte offset after the ROM's end.
     pub const END: u32 = 0x31_0000;
-    /// Bytes.
+    /// Size in bytes.
     pub const BYTES: u32 = END - BASE;
 }
 
 /// Size of BAR0 in bytes.
 pub const BAR0_BYTES: u64 = 16 << 20;
 
-/// Value of a read that no unit claims. Source: rnndb, PRIVRING's error value for Fermi hub accesses.
+/// Value of a read that no unit claims. Source: rnndb, PRIVRING's error value for accesses on a Fermi hub.
 pub const UNCLAIMED: u32 = 0xbad0_da00;
 
-/// A range of BAR0 that holds plain state registers, too many to name: (name, first offset, offset after the last).
+/// Ranges of BAR0 that hold plain state registers, which are too many to name: (name, first offset, offset after the
+/// last).
 pub const STATE_RANGES: &[(&str, u32, u32)] = &[
     ("PBFB broadcast", 0x10_f000, 0x11_0000),
     ("PBFB partitions", 0x11_0000, 0x11_8000),
@@ -37,5 +38,5 @@ pub const STATE_RANGES: &[(&str, u32, u32)] = &[
     ("PGRAPH GPC units", 0x50_0000, 0x58_0000),
 ];
 
-/// Registers that a reset of PGRAPH resets: (first offset, offset after the last).
+/// Registers that a PGRAPH reset affects: (first offset, offset after the last).
 pub const PGRAPH_RANGES: [(u32, u32); 2] = [(0x40_0000, 0x42_0000), (0x50_0000, 0x58_0000)];
