@@ -11,13 +11,13 @@ use nvspec::fifo::{ChannelId, RunlistEntry};
 use nvspec::instance::{INSTANCE_BYTES, userd};
 use nvspec::regs::pfifo;
 
-/// Polls after a channel was asked to leave its engines. A register read takes about a microsecond on hardware, and a
-/// channel without work in progress leaves within a few; the code does not wait for a channel with work, because that
-/// would block other channels.
+/// Maximum number of polls after a channel was asked to leave its engines. A register read takes about a microsecond on
+/// hardware, and a channel without work in progress leaves within a few microseconds. The code does not wait for a
+/// channel with work, because that would block other channels.
 const MAX_LEAVE_POLLS: u32 = 16;
 /// Flags of a runlist entry, as drivers write them.
 const RUNLIST_FLAGS: u32 = 4;
-/// Tries to read both words of a USERD address consistently. The high word changes once in 4 GiB.
+/// Number of attempts to read both words of a USERD address consistently. The high word changes once in 4 GiB.
 const WIDE_READS: u32 = 4;
 
 impl Layout {
@@ -34,7 +34,7 @@ impl Layout {
     }
 }
 
-/// Writes a channel's instance block, clears its USERD and work area and makes it known to the card in the stopped
+/// Writes a channel's instance block, clears its USERD and work area, and makes it known to the card in the stopped
 /// state.
 pub(crate) fn bind(host: &mut impl Host, layout: &Layout, channel: ChannelId, block: &[u8; BLOCK]) {
     host.vram_write(layout.userd(channel), &[0; BLOCK]);
@@ -46,7 +46,7 @@ pub(crate) fn bind(host: &mut impl Host, layout: &Layout, channel: ChannelId, bl
     make_known(host, layout, channel);
 }
 
-/// Makes a channel known to the card, stopped. The channel's structures must be in VRAM.
+/// Makes a channel known to the card in the stopped state. The channel's structures must be in VRAM.
 pub(crate) fn make_known(host: &mut impl Host, layout: &Layout, channel: ChannelId) {
     let instance = layout.instance(channel);
     host.write32(
@@ -70,7 +70,7 @@ pub(crate) fn clear(host: &mut impl Host, layout: &Layout, channel: ChannelId) {
     host.vram_flush();
 }
 
-/// Lets the card schedule a channel, on any engine.
+/// Lets the card schedule a channel on any engine.
 pub(crate) fn start(host: &mut impl Host, channel: ChannelId) {
     let value = pfifo::CHANNEL_STATE::ENABLED.mask() | pfifo::CHANNEL_STATE::ENGINES.mask();
     host.write32(pfifo::CHANNEL_STATE::at(channel.0.into()), value);
@@ -83,12 +83,12 @@ pub(crate) fn stop(host: &mut impl Host, channel: ChannelId) {
     host.write32(register, pfifo::CHANNEL_STATE::ENABLED.with(state, 0));
 }
 
-/// Asks the card to take a channel off its engines.
+/// Asks the card to take a channel off its engines, without waiting.
 pub(crate) fn ask_kick(host: &mut impl Host, channel: ChannelId) {
     host.write32(pfifo::PREEMPT::OFFSET, pfifo::PREEMPT::CHANNEL.encode(channel.0.into()));
 }
 
-/// Returns the last channel that the card was asked to take off, and true if that is still pending.
+/// Returns the last channel that the card was asked to take off, and whether that request is still pending.
 pub(crate) fn kicked(host: &mut impl Host) -> (ChannelId, bool) {
     let state = host.read32(pfifo::PREEMPT::OFFSET);
     let channel = u8::try_from(pfifo::PREEMPT::CHANNEL.get(state)).unwrap_or(u8::MAX);
@@ -101,9 +101,10 @@ pub(crate) fn kick(host: &mut impl Host, channel: ChannelId) -> Result<(), Stuck
     if (0..MAX_LEAVE_POLLS).any(|_| !kicked(host).1) { Ok(()) } else { Err(Stuck { channel }) }
 }
 
-/// Writes a runlist into `page` and submits it. The card reports it as pending while a removed channel still works; no
-/// code here waits for the change to finish.
-// GUESS: the card fetches a list when it is submitted, even while the previous one is pending; the software card does.
+/// Writes a runlist into `page` and submits it. The card reports it as pending while a removed channel still works; the
+/// code does not wait for the change to finish.
+// GUESS: the card fetches a list when it is submitted, even while the previous list is pending; the software card does
+// so.
 pub(crate) fn submit(host: &mut impl Host, page: VramAddr, channels: &[ChannelId]) {
     let bytes: Vec<u8> = channels
         .iter()
@@ -123,8 +124,8 @@ pub(crate) fn submit(host: &mut impl Host, page: VramAddr, channels: &[ChannelId
     host.write32(pfifo::RUNLIST::OFFSET, pfifo::RUNLIST::ENGINES.mask() | pfifo::RUNLIST::LENGTH.encode(length));
 }
 
-/// Writes the guest's changes of its context pointers into the channel's block: which contexts exist. A context at a
-/// new address counts as a new context.
+/// Writes the guest's changes of its context pointers into the channel's block, as far as they state which contexts
+/// exist. A context at a new address counts as a new context.
 pub(crate) fn set_contexts(
     host: &mut impl Host,
     layout: &Layout,
@@ -147,14 +148,14 @@ pub(crate) fn set_contexts(
     host.vram_flush();
 }
 
-/// Returns the channel that an engine works for now, as the engine reports; it need not be bound.
+/// Returns the channel that an engine works for now, as the engine reports it. The channel need not be bound.
 pub(crate) fn working_for(host: &mut impl Host, unit: u32) -> Option<ChannelId> {
     let status = host.read32(pfifo::ENGINE_STATUS::at(unit));
     let channel = u8::try_from(pfifo::ENGINE_STATUS::CHANNEL.get(status)).ok()?;
     pfifo::ENGINE_STATUS::BUSY.is_set(status).then_some(ChannelId(channel))
 }
 
-/// Returns true if a PBDMA has a channel.
+/// Returns true if a PBDMA holds a channel.
 pub(crate) fn is_loaded(host: &mut impl Host, channel: ChannelId) -> bool {
     pfifo::CHANNEL_STATE::LOADED.is_set(state(host, channel))
 }
@@ -180,6 +181,6 @@ pub(crate) fn userd_wide(host: &mut impl Host, channel: ChannelId, low: u64, hig
 }
 
 fn page_number(address: VramAddr) -> u32 {
-    // Card addresses have 40 bits; the registers hold 28 of page number.
+    // Card addresses have 40 bits; the registers hold a page number of 28 bits.
     u32::try_from(address.0 >> 12).unwrap_or(0)
 }

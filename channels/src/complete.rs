@@ -1,11 +1,11 @@
-//! Completion: which submissions have ended, and which VMs are notified.
+//! Completion: finds the submissions that have ended, and the VMs to notify.
 //!
 //! A submission has ended when the card has fetched its record (according to the card's own GP_GET, which no guest can
 //! write) and the record's semaphore holds the submission's sequence. Both are needed, because the card's GP_GET is
 //! ahead of its work, and because a guest's work can write the semaphore, which is in the guest's address space. For
 //! the same reason, a channel's last submission does not count as ended while an engine works for the channel, if the
 //! caller does not trust the VM. A guest can still make one of its submissions seem to end within another. The
-//! protection of others' memory must not rely on a completion.
+//! protection of other VMs' memory must not rely on a completion.
 
 use crate::card;
 use crate::pool::{Slot, Vm};
@@ -19,15 +19,15 @@ use nvspec::regs::pfifo::CHANNEL_STATE;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Number of one VM's channels that are polled per interrupt. If more channels have work in flight, they are polled in
-/// turns, so that other VMs do not wait for all of them.
+/// turn, so that other VMs do not wait for all of them.
 pub(crate) const MAX_POLLED_PER_VM: usize = 32;
 /// All engines, one bit each.
 const ENGINES: u32 = (1 << engine::COUNT) - 1;
 
 impl Channels {
     /// Returns the submissions that have ended since the last call, in the order of each channel. Channels without work
-    /// in flight cost nothing. If a VM has many channels, each call polls some of them ([`Self::is_deferred`]).
-    /// `doubt`: engines are polled, too.
+    /// in flight cost nothing. If a VM has many channels, each call polls some of them ([`Self::is_deferred`]). With
+    /// `doubt`, engines are polled as well.
     pub fn completed(&mut self, host: &mut impl Host, now: u64, doubt: bool) -> Vec<Completion> {
         let Self { layout, slots, vms, deferred, .. } = self;
         *deferred = false;
@@ -93,7 +93,7 @@ impl Channels {
 
     /// Returns the VMs with work in flight that has moved since the last call, or that a PBDMA or an engine holds now:
     /// such a VM may have raised a non-stall interrupt of the engine in the middle of a submission. Work that begins
-    /// later has not, so call this before [`Self::completed`] causes new work to start.
+    /// later cannot have raised it, so call this before [`Self::completed`] causes new work to start.
     pub fn at_work(&mut self, host: &mut impl Host, engine: u32) -> BTreeSet<TenantId> {
         let mut working = BTreeSet::new();
         if 1u32.checked_shl(engine).unwrap_or(0) & ENGINES != 0
@@ -114,8 +114,8 @@ impl Channels {
         working
     }
 
-    /// Returns VMs whose work has ended without a notification: an interrupt of the engine may belong to them as well.
-    /// Call it after [`Self::completed`].
+    /// Returns the VMs whose work has ended without a notification: an interrupt of the engine may belong to them as
+    /// well. Call this after [`Self::completed`].
     pub fn news(&mut self, engine: u32) -> BTreeSet<TenantId> {
         let bit = 1u32.checked_shl(engine).unwrap_or(0) & ENGINES;
         let mut told = BTreeSet::new();
@@ -127,7 +127,7 @@ impl Channels {
         told
     }
 
-    /// Returns the number of a channel's pulled submissions in flight, including ones that have not started.
+    /// Returns the number of a channel's pulled submissions in flight, including submissions that have not started.
     #[must_use]
     pub fn in_flight(&self, vm: TenantId, channel: VirtualChannelId) -> u32 {
         let bound = self.physical(vm, channel).and_then(|physical| self.bound(physical));
@@ -157,8 +157,8 @@ impl Channels {
 }
 
 /// Returns the channels with work in flight that are due for a poll: at most [`MAX_POLLED_PER_VM`] per VM, starting
-/// with the first that the last call left out. Also returns the VMs with left-out channels, each with the first of
-/// these.
+/// with the first that the last call left out. Also returns the VMs with left-out channels, each with its first
+/// left-out channel.
 fn due(vms: &BTreeMap<TenantId, Vm>, slots: &[Slot]) -> (Vec<ChannelId>, Vec<(TenantId, u8)>) {
     let is_busy = |physical: &ChannelId| {
         let slot = slots.get(usize::from(physical.0));
@@ -175,8 +175,9 @@ fn due(vms: &BTreeMap<TenantId, Vm>, slots: &[Slot]) -> (Vec<ChannelId>, Vec<(Te
     (due, left_out)
 }
 
-/// Returns the number of the oldest records that have certainly ended: all up to the newest released semaphore. The
-/// card executes a channel's methods in order, so the earlier ones have ended, even if their own release was swallowed.
+/// Returns the number of the oldest records that have certainly ended: all records up to the newest released semaphore.
+/// The card executes a channel's methods in order, so the earlier records have ended, even if their own release was
+/// swallowed.
 fn released(host: &mut impl Host, layout: &Layout, physical: ChannelId, ring: &Ring) -> usize {
     let fetched = ring.fetched();
     let mut newest = ring.records.iter().take(fetched).enumerate().rev();
@@ -184,7 +185,7 @@ fn released(host: &mut impl Host, layout: &Layout, physical: ChannelId, ring: &R
     found.map_or(0, |(index, _)| index.saturating_add(1))
 }
 
-/// Returns a record's semaphore: payload, and time in ns.
+/// Returns the payload of a record's semaphore, and its time in ns.
 fn look(host: &mut impl Host, layout: &Layout, physical: ChannelId, record: &Record) -> (u32, u64) {
     let mut bytes = [0; SEMAPHORE_BYTES];
     host.vram_read(layout.work_area(physical).offset(semaphore_offset(record.slot)), &mut bytes);
@@ -193,7 +194,7 @@ fn look(host: &mut impl Host, layout: &Layout, physical: ChannelId, record: &Rec
 
 /// Returns true if the card has no work left for a channel that it may schedule. A guest can make the last record's
 /// methods the data of its own method; the card then never executes them.
-// GUESS: that GET at the end of the last range means that all before it was executed or handed to an engine.
+// GUESS: if GET is at the end of the last range, all earlier work was executed or handed to an engine.
 fn at_rest(host: &mut impl Host, physical: ChannelId, span: Span, ring: &Ring) -> bool {
     let last = ring.with_card().checked_sub(1).and_then(|last| ring.records.get(last));
     let Some(last) = last.filter(|_| ring.drained()) else { return false };

@@ -1,9 +1,9 @@
-//! GPFIFO entries of a guest: which parts reach the card.
+//! Checks the GPFIFO entries of a guest, and selects the parts that reach the card.
 
 use nvspec::fifo::{GpEntry, gp_opcode};
 use nvspec::mmu::HOST_VA_BASE;
 
-/// An entry that the card may have.
+/// An entry that may be given to the card.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Entry {
     /// The entry for the card.
@@ -13,9 +13,9 @@ pub(crate) struct Entry {
 }
 
 impl Entry {
-    /// Takes over address, length, level and sync; all other bits are cleared: no privilege, no condition, no hold on
-    /// the engine. `None` for unsupported entries: a range that reaches the host's addresses, a control entry that is
-    /// not a NOP (sums would be wrong on the host's ring).
+    /// Takes over address, length, level and sync; clears all other bits, so that the entry has no privilege, no
+    /// condition and no hold on the engine. Returns `None` for unsupported entries: a range that reaches the host's
+    /// addresses, or a control entry that is not a NOP (CRCs would be wrong on the host's ring).
     pub(crate) fn check(raw: u64) -> Option<Self> {
         let entry = GpEntry::from(raw);
         if entry.dwords() == 0 {

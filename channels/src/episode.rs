@@ -1,4 +1,4 @@
-//! Time without progress: of the work of each engine, and of channels.
+//! Measures time without progress, of each engine's work and of channels.
 
 mod saved;
 
@@ -7,18 +7,18 @@ pub(crate) use saved::SavedEpisode;
 use nvspec::fifo::{ChannelId, engine};
 
 /// Time for which a channel may keep an engine busy without progress, unless its VM has another limit.
-// TIMEOUT: nouveau gives its own work up after 15 seconds; the guest should see the fault before that.
+// TIMEOUT: nouveau abandons its own work after 15 seconds; the guest should see the fault before that.
 pub const HANG_LIMIT_NS: u64 = 10_000_000_000;
 
-/// Signature of a channel, which changes while the channel makes progress.
+/// State of a channel that changes while the channel makes progress.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Signature {
     pub(crate) channel: ChannelId,
     /// Serial number of the binding.
     pub(crate) serial: u64,
-    /// The card's own value.
+    /// GP_GET as kept by the card.
     pub(crate) gp_get: u32,
-    /// Low word of the card's own value.
+    /// Low word of GET as kept by the card.
     pub(crate) get: u32,
     /// Last submission that has ended.
     pub(crate) completed: u32,
@@ -31,7 +31,7 @@ pub(crate) struct Episode {
     reported: bool,
 }
 
-/// For each engine, the time since which its current work has made no progress.
+/// Records for each engine since when its current work has made no progress.
 #[derive(Debug)]
 pub struct Watchdog {
     limit_ns: u64,
@@ -45,14 +45,14 @@ impl Watchdog {
         Self { limit_ns, episodes: [None; engine::COUNT as usize] }
     }
 
-    /// Returns the limit of VMs without one of their own.
+    /// Returns the limit for VMs without a limit of their own.
     #[must_use]
     pub const fn limit_ns(&self) -> u64 {
         self.limit_ns
     }
 
-    /// Notes that engine `unit` works for `signature` at `now_ns`, or for none. Returns the time without progress when
-    /// that exceeds `limit_ns`, once per standstill.
+    /// Records that engine `unit` works for `signature` at `now_ns`, or for no channel. Returns the time without
+    /// progress when it exceeds `limit_ns`, once per standstill.
     pub(crate) fn sample(
         &mut self,
         unit: u32,

@@ -1,4 +1,4 @@
-//! The property tests' harness, driven by bytes.
+//! Harness of the property tests, driven by bytes.
 
 #![allow(
     clippy::indexing_slicing,
@@ -9,7 +9,7 @@
 
 use crate::tests::model::{Op, Rig};
 
-/// Maximum number of operations of an input.
+/// Maximum number of operations in an input.
 const OPS: usize = 256;
 
 /// Decodes `data` as a sequence of actions of two guests (instance blocks, ring contents, runlists, doorbells), the
@@ -30,7 +30,7 @@ pub fn fuzz(data: &[u8]) {
     rig.drain();
 }
 
-/// The rest of the input; zeros after its end.
+/// The rest of the input; reads as zeros after its end.
 struct Bytes<'a>(&'a [u8]);
 
 impl Bytes<'_> {
@@ -67,7 +67,7 @@ impl Bytes<'_> {
 
     fn op(&mut self) -> Op {
         let what = self.byte();
-        // Few channels, so that operations meet; occasionally any number.
+        // Mostly few channels, so that operations affect the same channel; occasionally any number.
         let who = self.byte();
         let (second, channel) = (who & 0x80 != 0, if who & 0x40 == 0 { who % 6 } else { self.byte() });
         match what % 24 {
@@ -93,7 +93,7 @@ impl Bytes<'_> {
             21 => Op::NonStall(self.byte() % 8),
             22 => Op::Look(self.wide()),
             _ => match self.byte() % 16 {
-                // Outside of tests, waiting for a hung card takes too long.
+                // Only in tests: waiting for a hung card takes too long in a fuzzer.
                 0 if cfg!(test) => Op::Hang(second, channel),
                 1 => Op::LetGo,
                 2 => Op::Destroy(second),

@@ -1,7 +1,7 @@
-//! Admission to PGRAPH: all, or one VM at a time.
+//! Admission of VMs to PGRAPH: all VMs, or one at a time.
 //!
-//! Its multiprocessors keep data that a kernel leaves in them, so a host that prevents that residue admits channels of
-//! another VM only after it was cleared. A channel without a PGRAPH context always runs.
+//! PGRAPH's multiprocessors keep data that a kernel leaves in them. A host that prevents such residue therefore admits
+//! channels of another VM only after the data was cleared. A channel without a PGRAPH context always runs.
 
 use crate::card;
 use crate::image::image_vas;
@@ -13,16 +13,16 @@ use nvspec::fifo::ChannelId;
 use nvspec::instance::context;
 
 impl Gate {
-    /// Returns true if a channel that wants to run must wait until its VM is admitted. `trusted`: its VM is the host's
-    /// own.
+    /// Returns true if a channel that wants to run must wait until its VM is admitted. `trusted` means that its VM is
+    /// the host's own.
     pub(crate) fn bars(self, bound: &Bound, trusted: bool) -> bool {
         self != Self::Open && self != Self::Only(Some(bound.vm)) && !trusted && uses_graphics(bound)
     }
 }
 
 impl Channels {
-    /// Makes the card schedule only channels with a PGRAPH context of `vm`, or of no VM. Running work stays until it
-    /// ends or is [asked to leave](Self::ask_to_leave).
+    /// Of the channels with a PGRAPH context, makes the card schedule only those of `vm`, or none. Running work stays
+    /// until it ends or is [asked to leave](Self::ask_to_leave).
     pub fn admit(&mut self, host: &mut impl Host, vm: Option<TenantId>) {
         self.gate = Gate::Only(vm);
         let own = vm.and_then(|vm| self.vms.get(&vm)).into_iter().flat_map(|vm| vm.channels.values().copied());
@@ -46,7 +46,7 @@ impl Channels {
         }
     }
 
-    /// Returns the VM that is admitted, if only one is.
+    /// Returns the admitted VM, if only one VM is admitted.
     #[must_use]
     pub fn admitted(&self) -> Option<TenantId> {
         if let Gate::Only(vm) = self.gate { vm } else { None }
@@ -66,9 +66,9 @@ impl Channels {
         self.bound(physical).is_some_and(|bound| bound.graphics == Graphics::Unused)
     }
 
-    /// Makes a channel run without its PGRAPH context from now on, or with it while its VM is admitted. The records
-    /// show no work in flight, but the card is checked as well. Returns false while the channel is on an engine: the
-    /// caller tries again. Returns true if the channel has no such context or is not bound.
+    /// Makes a channel run without its PGRAPH context from now on, or with it while its VM is admitted. The caller's
+    /// records show no work in flight, but the card is checked as well. Returns false while the channel is on an
+    /// engine: the caller must retry. Returns true if the channel has no PGRAPH context or is not bound.
     pub fn set_only_copies(&mut self, host: &mut impl Host, physical: ChannelId, only: bool) -> bool {
         let Some(bound) = self.bound(physical).filter(|bound| bound.contexts.first().is_some_and(Option::is_some))
         else {
@@ -77,7 +77,7 @@ impl Channels {
         if (bound.graphics == Graphics::Unused) == only {
             return true;
         }
-        // The card may hold a different pointer than the block for a channel that it works for.
+        // For a channel that it works for, the card may hold a different pointer than the block.
         card::stop(host, physical);
         let left = card::kick(host, physical).is_ok();
         if left {
@@ -87,8 +87,9 @@ impl Channels {
         left
     }
 
-    /// Takes the PGRAPH context from a channel that a copy engine works for, until its VM is admitted again: another VM
-    /// is about to be. Cancels the request that the channel leave. PGRAPH holds another context already.
+    /// Takes the PGRAPH context from a channel that a copy engine works for, until its VM is admitted again, because
+    /// another VM is about to be admitted. Cancels the request that the channel leave. PGRAPH holds another context
+    /// already.
     pub fn withdraw_graphics(&mut self, host: &mut impl Host, physical: ChannelId) {
         if self.bound(physical).is_some_and(|bound| bound.graphics == Graphics::Attached && uses_graphics(bound)) {
             card::stop(host, physical);
@@ -97,7 +98,7 @@ impl Channels {
         }
     }
 
-    /// Gives all channels back the PGRAPH contexts that they run without. The card is quiescent, and the next owner
+    /// Restores the PGRAPH contexts of all channels that run without them. The card must be quiescent; the next owner
     /// does not know this mode.
     pub fn restore_graphics(&mut self, host: &mut impl Host) {
         let all: Vec<ChannelId> = self.vms.values().flat_map(|vm| vm.channels.values().copied()).collect();
@@ -120,7 +121,7 @@ impl Channels {
         host.vram_flush();
     }
 
-    /// Returns whether a channel waits until its VM is admitted.
+    /// Returns true if a channel waits until its VM is admitted.
     #[must_use]
     pub fn is_shut_out(&self, physical: ChannelId) -> bool {
         self.bound(physical).is_some_and(|bound| self.is_barred(bound))

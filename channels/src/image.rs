@@ -1,9 +1,9 @@
-//! Context images: a channel's state that an engine's firmware saves while another channel has the engine.
+//! Context images: the state of a channel that an engine's firmware saves while another channel uses the engine.
 //!
 //! PGRAPH's firmware writes registers that an image names, anywhere in BAR0, whenever it loads the context. So the host
-//! owns the images: a guest's pointer only states that a context exists. The card's pointer names the channel's image
-//! in the mediator's memory, mapped after the channel's work area. The mapping is privileged, and a channel's work
-//! makes no privileged accesses.
+//! owns the images, and a guest's pointer only states that a context exists. The card's pointer names the channel's
+//! image in the mediator's memory, which is mapped after the channel's work area. The mapping is privileged, and a
+//! channel's work makes no privileged accesses.
 
 use crate::block::{BLOCK, CONTEXTS};
 use crate::work::{PAGE_STRIDE, Span, WORK_BYTES};
@@ -13,22 +13,22 @@ use nvspec::fifo::ChannelId;
 use nvspec::instance::graph_image;
 use nvspec::mmu::Rights;
 
-/// Maximum size of PGRAPH's image: the room in the span of a channel.
+/// Maximum size of PGRAPH's image in bytes: the remaining part of a channel's span.
 pub const GRAPH_IMAGE_MAX: u64 = (PAGE_STRIDE as u64 - GRAPH_PAGE as u64) * SMALL_PAGE;
-/// The first small page of PGRAPH's image in a channel's span. It is last, since the card determines its length.
+/// The first small page of PGRAPH's image in a channel's span. The image is last, since the card determines its length.
 const GRAPH_PAGE: u32 = 6;
 /// The first small page of each engine's image, in the order of [`CONTEXTS`].
 const PAGES: [u32; CONTEXTS.len()] = [GRAPH_PAGE, 4, 5];
-/// Size of a copy engine's image in bytes: its firmware saves 256.
+/// Size of a copy engine's image in bytes. Its firmware saves 256 bytes.
 const COPY_IMAGE: u64 = SMALL_PAGE;
 const _: () = assert!(WORK_BYTES == 4 * SMALL_PAGE && COPY_IMAGE == BLOCK as u64);
 
-/// The contents of a new context's images.
+/// Initial contents of a new context's images.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Golden(Vec<u8>);
 
 impl Golden {
-    /// Creates the contents from `graph`, the image that PGRAPH's firmware has saved of an unused context.
+    /// Creates the contents from `graph`, the image of an unused context that PGRAPH's firmware has saved.
     pub(crate) fn new(graph: &[u8], layout: &Layout) -> Self {
         let mut bytes = graph.to_vec();
         bytes.resize(usize::try_from(layout.graph_image_bytes()).unwrap_or(0), 0);
@@ -59,14 +59,15 @@ impl Layout {
         self.graph_image.min(GRAPH_IMAGE_MAX).next_multiple_of(SMALL_PAGE)
     }
 
-    /// Returns the locations of the images of PGRAPH, CE0 and CE1 for a physical channel, and their sizes.
+    /// Returns the locations and sizes of the images of PGRAPH, CE0 and CE1 for a physical channel.
     pub(crate) fn images_of(&self, channel: ChannelId) -> [(VramAddr, u64); CONTEXTS.len()] {
         let ce0 = self.images.offset(u64::from(channel.0).wrapping_mul(self.images_stride()));
         let ce1 = ce0.offset(COPY_IMAGE);
         [(ce1.offset(COPY_IMAGE), self.graph_image_bytes()), (ce0, COPY_IMAGE), (ce1, COPY_IMAGE)]
     }
 
-    /// Returns further pages that the address space of a physical channel must map, together with [`Self::work_pages`].
+    /// Returns further pages that the address space of a physical channel must map, in addition to
+    /// [`Self::work_pages`].
     pub fn image_pages(&self, channel: ChannelId, span: Span) -> impl Iterator<Item = (u32, VramAddr, Rights)> {
         let first = span.first_page();
         PAGES.into_iter().zip(self.images_of(channel)).flat_map(move |(page, (image, bytes))| {
@@ -82,7 +83,7 @@ pub(crate) fn image_vas(span: impl Into<Span>) -> [GpuVa; CONTEXTS.len()] {
     PAGES.map(|page| base.offset(u64::from(page).wrapping_mul(SMALL_PAGE)))
 }
 
-/// Resets the images of the contexts that are `fresh`.
+/// Resets the images of the contexts marked in `fresh`.
 pub(crate) fn renew(
     host: &mut impl Host,
     layout: &Layout,

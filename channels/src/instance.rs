@@ -1,4 +1,4 @@
-//! Instance blocks: the fields read from a guest's block, and the block for the card.
+//! Instance blocks: reads fields of a guest's block, and builds the block for the card.
 
 use crate::Place;
 use crate::block::{BLOCK, CONTEXTS};
@@ -7,14 +7,14 @@ use crate::work::{RING_LOG2, Span, work_va};
 use nvspec::addr::{GpuVa, GuestVramAddr, Target, VA_BITS, VramAddr};
 use nvspec::instance::{context, ramfc, userd, vm};
 
-/// Bits that an address of a GPU address space can have.
+/// Mask of the bits of a GPU virtual address.
 const VA_MASK: u64 = (1 << VA_BITS) - 1;
-/// Bits of a page-aligned address.
+/// Mask of the bits of a page-aligned address.
 const PAGE_MASK: u64 = VA_MASK & !(userd::BYTES - 1);
-/// Low bits of an instance block's directory and USERD words that name the target.
+/// Mask of the low bits of an instance block's directory and USERD words, which name the target.
 const TARGET_BITS: u32 = 3;
 
-/// First byte of the range that contains them all.
+/// Offset of the first byte of the range that contains all context pointers.
 pub(crate) const CONTEXTS_FIRST: u64 = context::GR;
 /// Size of this range in bytes.
 pub(crate) const CONTEXTS_BYTES: usize = 0x38;
@@ -26,7 +26,7 @@ pub enum InstanceError {
     /// The data is shorter than an instance block.
     #[error("an instance block has 4096 bytes")]
     Short,
-    /// USERD is in host memory or in no memory.
+    /// USERD is not in VRAM.
     #[error("the channel's USERD is not in VRAM")]
     Userd,
     /// The GPFIFO ring exceeds the host's limit.
@@ -40,9 +40,9 @@ pub enum InstanceError {
 /// The fields of a guest's instance block that the host uses, decoded and checked. The host sets all other fields.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GuestInstance {
-    /// USERD, at its guest address; a multiple of 4 KiB.
+    /// Guest address of USERD; a multiple of 4 KiB.
     pub userd: GuestVramAddr,
-    /// The GPFIFO ring, a multiple of 8, below 2^40.
+    /// Address of the GPFIFO ring; a multiple of 8, below 2^40.
     pub gp_base: GpuVa,
     /// Log2 of the number of entries in the ring.
     pub gp_entries_log2: u32,
@@ -52,7 +52,7 @@ pub struct GuestInstance {
     pub gp_put: u32,
     /// The guest's page directory.
     pub directory: Place,
-    /// Engine context pointers: PGRAPH, CE0, CE1; below 2^40. The card gets pointers to the host's images instead.
+    /// Engine context pointers of PGRAPH, CE0 and CE1; below 2^40. The card gets pointers to the host's images instead.
     pub contexts: [Option<GpuVa>; 3],
 }
 
@@ -99,8 +99,8 @@ impl GuestInstance {
     }
 
     /// Returns the instance block for the card: constants, the host's own USERD, ring and directory, and the host's
-    /// image for each engine for which the guest has a context. All virtual addresses are valid, because the host's are
-    /// at the end. Saved PBDMA state is zero.
+    /// image for each engine for which the guest has a context. The address limit includes all virtual addresses,
+    /// because the host's addresses are at the end. Saved PBDMA state is zero.
     pub(crate) fn block(&self, span: Span, userd: VramAddr, directory: VramAddr) -> [u8; BLOCK] {
         let mut block = constants(span);
         put_wide(&mut block, ramfc::USERD_LO, userd.0);
@@ -112,7 +112,7 @@ impl GuestInstance {
     }
 }
 
-/// Returns an instance block with the fields common to all, and the host's ring.
+/// Returns an instance block with the host's ring and the fields common to all channels.
 pub(crate) fn constants(span: Span) -> [u8; BLOCK] {
     let mut block = [0; BLOCK];
     for (offset, value) in ramfc::DEFAULTS {
@@ -136,7 +136,7 @@ pub(crate) fn contexts_in(bytes: &[u8; CONTEXTS_BYTES]) -> [Option<GpuVa>; 3] {
 fn context_at(bytes: &[u8], offset: u64) -> Option<GpuVa> {
     let low = word(bytes, offset)?;
     let high = word(bytes, offset.wrapping_add(4))?;
-    // Contexts are whole pages; the flags are in the bits below.
+    // A context begins at a page boundary; the bits below contain flags.
     (low & context::VALID != 0).then_some(GpuVa((u64::from(high) << 32 | u64::from(low)) & PAGE_MASK))
 }
 
@@ -151,7 +151,7 @@ pub(crate) fn put(block: &mut [u8; BLOCK], offset: u64, value: u32) {
     }
 }
 
-/// Writes two words, low word first, as all pairs in an instance block.
+/// Writes two words, low word first, as for all pairs in an instance block.
 pub(crate) fn put_wide(block: &mut [u8; BLOCK], offset: u64, value: u64) {
     if let Some(words) = usize::try_from(offset).ok().and_then(|at| block.get_mut(at..)?.first_chunk_mut()) {
         *words = value.to_le_bytes();

@@ -1,48 +1,49 @@
-//! Virtual to physical channels.
+//! Virtual channels of guests, on the physical channels of a card.
 //!
 //! A guest's channel numbers (0 to 127) are its own; the card's 128 channels are shared by all VMs. All structures of
 //! running channels belong to the host: instance blocks are built field by field from a guest's block; USERD pages, the
 //! runlist and the GPFIFO rings that the card fetches are in card memory that no guest writes.
 //!
-//! A guest's doorbell alone gives no work to the card. [`Channels::pull`] copies the guest's ring entries up to it into
-//! the host's ring, each entry checked, followed by a completion record: a part of a push buffer that, when all before
-//! it has ended, releases a semaphore with a number and the card's time, and raises the non-stall interrupt.
-//! [`Channels::start`] lets the card fetch it during the VM's slice. [`Channels::completed`] returns the submissions
-//! that have ended. The guest sees its progress in its own indices and addresses, and does not see the host's ring.
+//! A guest's doorbell alone gives no work to the card. [`Channels::pull`] checks the guest's ring entries up to the
+//! doorbell, and copies them into the host's ring, followed by a completion record. This is a part of a push buffer
+//! that releases a semaphore with a number and the card's time, and raises the non-stall interrupt, when all earlier
+//! work has ended. [`Channels::start`] lets the card fetch the entries during the VM's slice. [`Channels::completed`]
+//! returns the submissions that have ended. The guest sees its progress in its own indices and addresses, and does not
+//! see the host's ring.
 //!
-//! The GPU reads a channel's work area (ring, records), so it is mapped in the address space that the channel uses: at
-//! [`work_va`], with the pages of [`Layout::work_pages`]. Only the semaphores are writable there. A work area must be
-//! mapped only where its channel is bound, or another VM could write its semaphores.
+//! The GPU reads a channel's work area (ring, records), so the area is mapped in the address space that the channel
+//! uses: at [`work_va`], with the pages of [`Layout::work_pages`]. In this mapping only the semaphores are writable. A
+//! work area must be mapped only where its channel is bound; otherwise another VM could write its semaphores.
 //!
 //! Context images belong to the host as well, and no guest work reads or writes them: they name registers that the
-//! card's firmware writes. From a guest's context pointers the card learns only that there is a context
+//! card's firmware writes. A guest's context pointers only determine whether the card gets a context
 //! ([`Layout::image_pages`]).
 //!
 //! Parts:
-//! - [`Channels`]: the physical channels, their owners, their life from bind to unbind;
+//! - [`Channels`]: the physical channels, their owners, and their life from bind to unbind;
 //! - [`GuestInstance`]: the checked fields of a guest's instance block, and the block for the card;
 //! - [`RunState`]: a channel's states and the steps between them;
-//! - [`Watchdog`]: engines without progress;
+//! - [`Watchdog`]: finds engines without progress;
 //! - `gate`: access to PGRAPH ([`Channels::admit`]);
 //! - the traits that a user implements, on one object: [`Host`] for the card, [`GuestMemory`] for re-reading engine
 //!   context pointers, [`GuestRing`] for the guest's rings.
 //!
 //! A guest's instance block is read only at defined points: the whole block at bind (the caller copies it once), and
 //! its engine context pointers again at enable, disable, runlist submission, preempt and doorbell. Linux 6.1 writes
-//! those pointers into the block of a channel that runs already and then rings its doorbell; 6.12 stops and preempts
-//! the channel, writes, and enables it again. Other writes of a guest into its block after bind have no effect.
+//! those pointers into the block of a running channel and then rings its doorbell; Linux 6.12 stops and preempts the
+//! channel, writes the pointers, and enables it again. Other writes of a guest to its block after bind have no effect.
 //!
 //! Limits:
-//! - of the PBDMA's state only the ring's indices are kept from unbind to bind, not the position within a fetched
-//!   range;
-//! - a record's methods come between a guest's: each submission must set address and payload of its own host semaphore
-//!   methods, and must not end within a method's data (nor after 510 entries), as drivers do;
-//! - control entries of the ring other than NOPs are refused.
+//! - of the PBDMA's state only the ring's indices are kept from unbind to bind; the position within a fetched range is
+//!   lost;
+//! - a record's methods are inserted between a guest's methods: each submission must set address and payload of its own
+//!   host semaphore methods, and must not end within a method's data (or after 510 entries), as drivers do;
+//! - ring control entries other than NOPs are refused.
 //!
-//! Policy is elsewhere: when to pull, when to poll for completions, and the reaction to a hang.
+//! Policy is decided elsewhere: when to pull, when to poll for completions, and the reaction to a hang.
 //!
 //! The crate never waits: a channel that does not leave its engines immediately is [`Stuck`], and its owner asks again
-//! ([`Channels::kick`]). No locks, no threads; time is an argument.
+//! ([`Channels::kick`]). The crate uses no locks and no threads; time is an argument.
 
 #![forbid(unsafe_code)]
 #![cfg_attr(
@@ -144,21 +145,21 @@ pub trait GuestMemory {
     fn read(&mut self, place: Place, data: &mut [u8]) -> Result<(), Unreadable>;
 }
 
-/// The guest's GPU virtual address space has no memory there.
+/// The guest's GPU virtual address space has no memory at this address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("there is no memory at that GPU virtual address")]
 pub struct Unmapped;
 
 /// Reads a guest's GPFIFO ring at its virtual addresses in the guest's channel.
 pub trait GuestRing {
-    /// Fills `data` from `va` on; never across a 4 KiB page.
+    /// Fills `data` from `va` on. A read never crosses a 4 KiB page.
     ///
     /// # Errors
-    /// If nothing is mapped there, or the memory cannot be read.
+    /// If nothing is mapped at this address, or the memory cannot be read.
     fn read(&mut self, va: GpuVa, data: &mut [u8]) -> Result<(), Unmapped>;
 
-    /// Records that a push buffer was pulled: `dwords` words from `va` on. Lets implementers track the memory that work
-    /// refers to.
+    /// Records that a part of a push buffer was pulled: `dwords` words from `va` on. Lets implementers track the memory
+    /// that work refers to.
     fn taken(&mut self, va: GpuVa, dwords: u32) {
         let _ = (va, dwords);
     }

@@ -4,7 +4,7 @@ use crate::{GuestMemory, GuestRing, Host, Place, Unmapped, Unreadable};
 use nvspec::addr::{GpuVa, VramAddr};
 use nvspec::fifo::ChannelId;
 
-/// A card, and next to it the guest whose structures or ring are read.
+/// A card, together with the guest whose structures or ring are read.
 #[derive(Debug)]
 pub struct Parts<'a, H, G> {
     /// The card.

@@ -23,18 +23,18 @@ use nvspec::fifo::{CHANNELS, ChannelId, VirtualChannelId, engine};
 use nvspec::instance::INSTANCE_BYTES;
 use std::collections::BTreeMap;
 
-/// A physical channel. The state for the card is in [`Bound::block`]'s fields and on the card itself.
+/// A physical channel. The state for the card is in the fields of [`Bound::block`] and on the card itself.
 #[derive(Debug)]
 pub(crate) enum Slot {
     Free,
     Bound(Box<Bound>),
-    /// The card may still use the directory, which belongs to a VM.
+    /// The channel has ended, but the card may still use the directory, which belongs to a VM.
     Stuck {
         vm: TenantId,
         directory: VramAddr,
-        /// Its addresses in the directory.
+        /// The channel's addresses in the directory.
         span: Span,
-        /// Its work area may still be reachable from this directory, even if no engine works for it.
+        /// Its work area may still be reachable through this directory, even if no engine works for the channel.
         stranded: bool,
     },
 }
@@ -51,19 +51,19 @@ pub(crate) struct Bound {
     /// Addresses of the host's structures, in the address space of the directory.
     pub(crate) span: Span,
     pub(crate) userd: GuestVramAddr,
-    /// The guest's pointers to the contexts in the card's block.
+    /// The guest's pointers to the contexts that the card's block has now.
     pub(crate) contexts: [Option<GpuVa>; 3],
-    /// Its permitted use of the first of these contexts.
+    /// Permitted use of the PGRAPH context.
     pub(crate) graphics: Graphics,
-    /// Contexts that it will get when no work is in flight.
+    /// Contexts that the channel gets when no work is in flight.
     pub(crate) next_contexts: Option<[Option<GpuVa>; 3]>,
     pub(crate) requested: RequestedState,
     pub(crate) permit: Permit,
     /// State on the card: [`RunState::Running`] or [`RunState::Stopped`].
     pub(crate) told: RunState,
-    /// Its number is not reused after its end.
+    /// The channel's number must not be reused after its end.
     pub(crate) stranded: bool,
-    /// Time since which it has made no progress without a known reason.
+    /// Time since which the channel has made no progress without a known reason.
     pub(crate) still: Option<Episode>,
     pub(crate) ring: Ring,
 }
@@ -71,7 +71,7 @@ pub(crate) struct Bound {
 #[derive(Debug)]
 pub(crate) struct Vm {
     pub(crate) cap: u32,
-    /// Reason that its channels are paused, one bit for each [`Pause`].
+    /// Reasons that the VM's channels are paused, one bit for each [`Pause`].
     pub(crate) paused: u8,
     /// The VM's own completion reports are trusted.
     pub(crate) trusted: bool,
@@ -79,7 +79,7 @@ pub(crate) struct Vm {
     pub(crate) channels: BTreeMap<u8, ChannelId>,
     /// The VM's part of the runlist, in the guest's order; bound channels only.
     pub(crate) list: Vec<u8>,
-    /// Channels that the guest has removed from its list but that are still on their engines.
+    /// Channels that the guest has removed from its list and that are still on their engines.
     pub(crate) unlisted: Vec<ChannelId>,
     /// Channels whose bind was refused, by the guest's number.
     pub(crate) refused: BTreeMap<u8, Refused>,
@@ -87,9 +87,9 @@ pub(crate) struct Vm {
     pub(crate) saved: BTreeMap<u8, SavedWords>,
     /// Engines for which the VM was not notified of ended work, one bit each.
     pub(crate) news: u32,
-    /// It was notified for some engine since work last ended.
+    /// The VM was notified for some engine since work last ended.
     pub(crate) told: bool,
-    /// Time for which its channels may keep an engine busy without progress.
+    /// Time for which the VM's channels may keep an engine busy without progress.
     pub(crate) hang_limit: Option<u64>,
     /// The physical channel that is polled first for completions.
     pub(crate) next_look: u8,
@@ -102,7 +102,7 @@ pub struct Channels {
     golden: Golden,
     pub(crate) slots: Vec<Slot>,
     pub(crate) vms: BTreeMap<TenantId, Vm>,
-    /// Runlist page that is written next, of two.
+    /// Index of the runlist page that is written next, of two.
     next_page: usize,
     /// Start of the search for a free channel: a number that was just released is reused last.
     next_slot: usize,
@@ -156,8 +156,8 @@ impl Channels {
         self.vms.insert(vm, record);
     }
 
-    /// Ends all of a VM's channels and forgets the VM. Returns the channels that are still on their engines. While one
-    /// exists, neither the VM's memory nor its shadow tables may be reused.
+    /// Ends all of a VM's channels and forgets the VM. Returns the channels that are still on their engines. While such
+    /// a channel exists, neither the VM's memory nor its shadow tables may be reused.
     pub fn destroy_vm(&mut self, host: &mut impl Host, vm: TenantId) -> Vec<Stuck> {
         let Some(record) = self.vms.remove(&vm) else { return Vec::new() };
         for channel in record.channels.values() {
@@ -174,8 +174,8 @@ impl Channels {
         kicked.into_iter().filter_map(|(_, kicked)| kicked.err()).collect()
     }
 
-    /// Binds a guest's channel to a free physical one, with an instance block of the host. A channel that is bound
-    /// already is unbound first. The new one is stopped and in no runlist.
+    /// Binds a guest's channel to a free physical one, with an instance block of the host. If the channel is already
+    /// bound, it is unbound first. The new channel is stopped and in no runlist.
     ///
     /// # Errors
     /// See [`BindError`].
@@ -227,8 +227,9 @@ impl Channels {
         Ok(physical)
     }
 
-    /// Stops the channel, takes it off its engines and the runlist, and frees it. Has no effect if it is not bound.
-    /// Work in flight ends without a [`Completion`](crate::Completion); its position is in [`Self::saved_words`].
+    /// Stops the channel, takes it off its engines and the runlist, and frees it. Has no effect if the channel is not
+    /// bound. Work in flight ends without a [`Completion`](crate::Completion); the channel's position is in
+    /// [`Self::saved_words`].
     ///
     /// # Errors
     /// [`Stuck`] if it has not left its engines yet: the VM has lost the channel, but no other VM can use it before
@@ -241,7 +242,8 @@ impl Channels {
         let listed = record.list.contains(&channel.0);
         record.list.retain(|entry| *entry != channel.0);
         self.halt(host, physical);
-        // Takes it off its engines first, because the card accepts a runlist only when the removed channels are off.
+        // Takes the channel off its engines first, because the card accepts a runlist only when the removed channels
+        // are off.
         let kicked = card::kick(host, physical);
         if listed {
             self.submit(host);
@@ -253,7 +255,7 @@ impl Channels {
         kicked
     }
 
-    /// Lets the card schedule the channel, or not. Returns `false` if it is not bound.
+    /// Lets the card schedule the channel, or not. Returns `false` if the channel is not bound.
     pub fn enable(
         &mut self,
         card: &mut (impl Host + GuestMemory),
@@ -271,8 +273,8 @@ impl Channels {
     }
 
     /// Makes `list` the VM's part of the runlist, and submits the union of all VMs' parts to the card. Channels that
-    /// were removed from the list leave their engines when the card takes them off; the answer states if all have left,
-    /// and else [`Self::runlists_taken`] does later.
+    /// were removed from the list leave their engines when the card takes them off; the result states if all have left;
+    /// otherwise [`Self::runlists_taken`] reports it later.
     pub fn submit_runlist(
         &mut self,
         card: &mut (impl Host + GuestMemory),
@@ -311,14 +313,14 @@ impl Channels {
         self.layout
     }
 
-    /// Trusts a VM's completions, because it is the host itself: [`Self::completed`] never doubts them.
+    /// Trusts a VM's completions, because it is the host itself: [`Self::completed`] never doubts its completions.
     pub fn trust(&mut self, vm: TenantId) {
         if let Some(record) = self.vms.get_mut(&vm) {
             record.trusted = true;
         }
     }
 
-    /// Keeps all of a VM's channels from being scheduled, even if the guest enables them, or lets them again if no
+    /// Prevents the scheduling of all of a VM's channels, even if the guest enables them, or permits it again if no
     /// other reason remains. Channels on an engine stay there until [`Self::preempt`] or the end of their work.
     pub fn pause(&mut self, host: &mut impl Host, vm: TenantId, why: Pause, paused: bool) {
         let Some(record) = self.vms.get_mut(&vm) else { return };
@@ -330,7 +332,7 @@ impl Channels {
     }
 
     /// Deschedules a physical channel, even if its guest enables it, or lets it run again. Its started work is kept,
-    /// and it leaves its engine as if its guest had requested a preemption.
+    /// and the channel leaves its engine as if its guest had requested a preemption.
     pub fn withhold(&mut self, host: &mut impl Host, physical: ChannelId, withheld: bool) {
         let permit = if withheld { Permit::Withheld } else { Permit::Granted };
         let Some(bound) = self.bound_mut(physical) else { return };
@@ -349,7 +351,7 @@ impl Channels {
         self.vms.get(&vm)?.channels.get(&channel.0).copied()
     }
 
-    /// Returns the guest's channel of a physical one: for engine status, PBDMA errors.
+    /// Returns the guest's channel of a physical channel, for engine status and PBDMA errors.
     #[must_use]
     pub fn by_physical(&self, channel: ChannelId) -> Option<(TenantId, VirtualChannelId)> {
         self.bound(channel).map(|bound| (bound.vm, bound.channel))
@@ -363,7 +365,7 @@ impl Channels {
         Some((bound.vm, bound.channel, bound.instance))
     }
 
-    /// Returns the guest's channel whose instance block is at `instance` for the guest, also if its bind was refused.
+    /// Returns the guest's channel whose instance block is at guest address `instance`, even if its bind was refused.
     #[must_use]
     pub fn by_guest_instance(&self, vm: TenantId, instance: Place) -> Option<VirtualChannelId> {
         let bound = self.bounds_of(vm).find(|bound| bound.instance == instance).map(|bound| bound.channel);
@@ -394,8 +396,8 @@ impl Channels {
         self.vms.get(&vm).and_then(|vm| u32::try_from(vm.channels.len()).ok()).unwrap_or(0)
     }
 
-    /// Frees a stuck channel after it has left the card, as [`Self::kick`] reports. Returns `false` if it was not
-    /// stuck, or is also stuck for another reason ([`Self::strand`]).
+    /// Frees a stuck channel after it has left the card, as [`Self::kick`] reports. Returns `false` if the channel was
+    /// not stuck, or is also stuck for another reason ([`Self::strand`]).
     pub fn let_go(&mut self, host: &mut impl Host, channel: ChannelId) -> bool {
         if !matches!(self.slots.get(usize::from(channel.0)), Some(Slot::Stuck { stranded: false, .. })) {
             return false;
@@ -405,8 +407,8 @@ impl Channels {
         true
     }
 
-    /// Keeps the number of a bound channel from reuse when it ends, until [`Self::card_reset`]: the card's TLBs may
-    /// still translate the addresses of its work area. After the VM's end, [`Self::has_stuck`] reports it.
+    /// Prevents reuse of a bound channel's number after its end, until [`Self::card_reset`]: the card's TLBs may still
+    /// translate the addresses of its work area. After the VM's end, [`Self::has_stuck`] reports it.
     pub fn strand(&mut self, vm: TenantId, channel: VirtualChannelId) {
         let physical = self.physical(vm, channel);
         if let Some(bound) = physical.and_then(|physical| self.bound_mut(physical)) {
@@ -461,12 +463,12 @@ impl Channels {
         self.vms.get(&vm).into_iter().flat_map(|vm| vm.channels.values()).filter_map(|physical| self.bound(*physical))
     }
 
-    /// Reads the guest's engine context pointers again, and writes to the card's block which contexts exist now. As on
-    /// hardware, the guest may do this to a running channel; the card sees the change when it next loads the context.
-    /// The guest's images are never read, because images belong to the host.
+    /// Reads the guest's engine context pointers again, and updates the card's block with the contexts that exist now.
+    /// As on hardware, the guest may do this to a running channel; the card sees the change when it next loads the
+    /// context. The guest's images are never read, because images belong to the host.
     ///
-    /// Deferred while the channel has work in flight, which is charged to the engine of its contexts at submission:
-    /// then it is done after the work has ended, and before the next pull.
+    /// Deferred while the channel has work in flight, which is charged to the engine of its contexts at submission: the
+    /// change is then made after the work has ended, and before the next pull.
     pub(crate) fn refresh(&mut self, card: &mut (impl Host + GuestMemory), physical: ChannelId) {
         let Some(bound) = self.bound_mut(physical) else { return };
         let mut bytes = [0; CONTEXTS_BYTES];
@@ -487,7 +489,7 @@ impl Channels {
             return false;
         }
         if bound.graphics != Graphics::Attached {
-            // It waits for its VM to be admitted with them.
+            // The channel must wait until its VM is admitted before it gets the new contexts.
             card::stop(host, physical);
             self.set_graphics(host, physical, Graphics::Attached);
         }
@@ -500,13 +502,13 @@ impl Channels {
         true
     }
 
-    /// Updates the card's scheduling from the guest's requested and the host's permit.
+    /// Updates the card's scheduling according to the state that the guest requested and the host's permit.
     fn apply(&mut self, host: &mut impl Host, physical: ChannelId) {
         let Some(bound) = self.bound(physical) else { return };
         let paused = self.vms.get(&bound.vm).is_some_and(|vm| vm.paused != 0);
         let run = bound.requested == RequestedState::Enabled && !paused && bound.permit == Permit::Granted;
         if run {
-            // Also if it is running: a guest that restarts a channel expects the effect of a start.
+            // Also applies to a running channel: a guest that restarts a channel expects the effect of a start.
             self.set_running(physical, true);
             self.bring_to_gate(host, physical);
         } else if bound.told == RunState::Running {
@@ -522,7 +524,7 @@ impl Channels {
         card::stop(host, physical);
     }
 
-    /// Frees a stopped channel that is in no runlist and, if it was `kicked`, on no engine.
+    /// Frees a stopped channel that is in no runlist and, if `kicked` is `Ok`, on no engine.
     fn release(&mut self, host: &mut impl Host, physical: ChannelId, kicked: Result<(), Stuck>) {
         self.preemptions.forget(physical);
         card::unbind(host, physical);
@@ -556,7 +558,7 @@ impl Channels {
         !record.unlisted.is_empty()
     }
 
-    /// Submits the union of all VMs' parts, alternating between two pages: the card may still read the other.
+    /// Submits the union of all VMs' parts, alternating between two pages: the card may still read the previous page.
     pub(crate) fn submit(&mut self, host: &mut impl Host) {
         let list: Vec<ChannelId> = self
             .vms
@@ -596,7 +598,7 @@ impl Channels {
     }
 }
 
-/// Checks a step. An illegal one is a bug in this crate, which no guest can cause.
+/// Checks a state change. An illegal change is a bug in this crate, which no guest can cause.
 fn check(channel: ChannelId, from: RunState, to: RunState) {
     assert!(from.can_go(to), "channel {} cannot go from {from:?} to {to:?}", channel.0);
 }

@@ -1,16 +1,16 @@
-//! Preemption requested by a guest: it starts immediately and is complete when the card reports it.
+//! Preemption requested by a guest. It starts immediately, and is complete when the card reports its end.
 //!
-//! Running work may not be interruptible, so that a channel leaves only when its work ends. No code here waits for the
-//! report. The card has one preemption register, so requests of several VMs are serialized: [`Channels::preempting`]
-//! polls the card and starts the next request. Meanwhile the host may use the register for a channel that it ends; the
-//! earlier request is then repeated.
+//! Running work may not be interruptible; its channel then leaves only when the work ends. The code does not wait for
+//! the card's report. The card has one preemption register, so requests of several VMs are serialized:
+//! [`Channels::preempting`] polls the card and starts the next request. Meanwhile the host may use the register for a
+//! channel that it ends; the earlier request is then repeated.
 
 use crate::card;
 use crate::{Channels, GuestMemory, Host, Stuck, TenantId};
 use nvspec::fifo::{CHANNELS, ChannelId, VirtualChannelId};
 use std::collections::VecDeque;
 
-/// Polls for one channel while others wait.
+/// Number of polls for one channel while other channels wait.
 // TIMEOUT: a polling guest polls every 20 us; a channel without work in progress leaves within this millisecond, and a
 // hung channel blocks the others for at most this long at a time.
 const MAX_POLLS_PER_CHANNEL: u32 = 64;
@@ -19,9 +19,9 @@ const MAX_POLLS_PER_CHANNEL: u32 = 64;
 #[derive(Debug, Default)]
 pub(crate) struct Preemptions {
     pub(crate) waiting: VecDeque<ChannelId>,
-    /// The request for the first channel was sent to the card.
+    /// True if the request for the first channel was sent to the card.
     pub(crate) asked: bool,
-    /// Number of polls for the first.
+    /// Number of polls for the first channel.
     pub(crate) looks: u32,
 }
 
@@ -42,7 +42,7 @@ impl Preemptions {
         }
     }
 
-    /// Polls the card, and requests the next that waits.
+    /// Polls the card, and requests the next waiting channel.
     fn advance(&mut self, host: &mut impl Host) {
         // The card's answers cannot prolong this loop.
         for _ in 0..=2 * CHANNELS {
@@ -69,7 +69,7 @@ impl Preemptions {
 
 impl Channels {
     /// Starts to take the channel off its engines. An enabled and listed channel may be scheduled again immediately.
-    /// [`Self::preempting`] returns whether it is pending. Does nothing if the channel is not bound.
+    /// [`Self::preempting`] returns true while the preemption is pending. Does nothing if the channel is not bound.
     pub fn preempt(&mut self, card: &mut (impl Host + GuestMemory), vm: TenantId, channel: VirtualChannelId) {
         let Some(physical) = self.physical(vm, channel) else { return };
         self.refresh(card, physical);
@@ -83,15 +83,15 @@ impl Channels {
     }
 
     /// Asks the card to take a physical channel off its engines, bound or [stuck](crate::RunState::Stuck), and polls a
-    /// few times until it has left. It may be scheduled again at once if it is bound, enabled and listed.
+    /// few times until it has left. The channel may be scheduled again at once if it is bound, enabled and listed.
     ///
     /// # Errors
-    /// [`Stuck`] if it is not off yet.
+    /// [`Stuck`] if the channel is not off its engines yet.
     pub fn kick(&mut self, host: &mut impl Host, physical: ChannelId) -> Result<(), Stuck> {
         card::kick(host, physical)
     }
 
-    /// Begins to take all of a VM's channels off the engines. The VM is paused, so none is scheduled again.
+    /// Begins to take all of a VM's channels off the engines. The VM is paused, so no channel is scheduled again.
     /// [`Self::vacating`] returns the remaining channels.
     pub fn vacate(&mut self, host: &mut impl Host, vm: TenantId) {
         let Some(record) = self.vms.get(&vm) else { return };
@@ -104,7 +104,7 @@ impl Channels {
         self.preemptions.advance(host);
     }
 
-    /// Returns the channels of a VM that are still on their engines. Call it until the list is empty, as with
+    /// Returns the channels of a VM that are still on their engines. Call this until the list is empty, as with
     /// [`Self::preempting`].
     pub fn vacating(&mut self, host: &mut impl Host, vm: TenantId) -> Vec<VirtualChannelId> {
         self.preemptions.advance(host);
@@ -116,8 +116,8 @@ impl Channels {
             .collect()
     }
 
-    /// Returns true if the channel is still on its engines. The caller must repeat the call until it has: nothing else
-    /// advances the preemptions that wait for the card.
+    /// Returns true if the channel is still on its engines. The caller must repeat the call until the channel has left:
+    /// nothing else advances the preemptions that wait for the card.
     pub fn preempting(&mut self, host: &mut impl Host, vm: TenantId, channel: VirtualChannelId) -> bool {
         self.preemptions.advance(host);
         self.physical(vm, channel).is_some_and(|physical| self.preemptions.waiting.contains(&physical))

@@ -1,4 +1,4 @@
-//! Copies entries from the guest's ring to the host's.
+//! Copies entries from the guest's ring to the host's ring.
 
 use crate::entry::Entry;
 use crate::pool::Bound;
@@ -18,13 +18,13 @@ use nvspec::mmu::HOST_VA_BASE;
 
 /// Number of guest entries per read.
 const CHUNK: usize = 64;
-/// Room that makes a pull worthwhile if not all entries fit.
+/// Number of free entries that makes a pull worthwhile if not all entries fit.
 const WORTHWHILE: u32 = RING_ENTRIES / 4;
 
 impl Channels {
-    /// Pulls the guest's ring entries up to a doorbell, as far as there is room, into the host's ring as one
-    /// submission, followed by a completion record. The card does not get it before [`Self::start`]. `now` is the time
-    /// in ns. Pulls nothing if a later doorbell was pulled before, or the channel was unbound since the doorbell was
+    /// Pulls the guest's ring entries up to a doorbell, as far as they fit, into the host's ring as one submission,
+    /// followed by a completion record. The card does not get the submission before [`Self::start`]. `now` is the time
+    /// in ns. Pulls nothing if a later doorbell was already pulled, or the channel was unbound since the doorbell was
     /// checked.
     ///
     /// # Errors
@@ -77,9 +77,9 @@ impl Channels {
         fault.map_or(Ok(pulled), |fault| Err(PullError { fault, pulled }))
     }
 
-    /// Keeps the record of a submission from raising an interrupt: its end is found by a poll, or with the end of the
-    /// next submission. If the submission was started, the card may have fetched the record, which then still raises
-    /// its interrupt. Returns `false` if the submission does not exist.
+    /// Suppresses the interrupt of a submission's record: its end is found by a poll, or with the end of the next
+    /// submission. If the submission was started, the card may have fetched the record, which then still raises its
+    /// interrupt. Returns `false` if the submission does not exist.
     pub fn suppress_completion_irq(
         &mut self,
         host: &mut impl Host,
@@ -95,15 +95,15 @@ impl Channels {
         true
     }
 
-    /// Returns true if a channel's ring is far from full and no submission waits for room, so completions are not
+    /// Returns true if a channel's ring is far from full and no entry waits for free space, so that completions are not
     /// urgent.
     #[must_use]
     pub fn is_shallow(&self, physical: ChannelId) -> bool {
         self.bound(physical).is_some_and(|bound| bound.ring.is_shallow())
     }
 
-    /// Lets the card fetch a submission of a physical channel, with the earlier ones of the channel. Returns `false` if
-    /// the card may already fetch it or the submission does not exist.
+    /// Lets the card fetch a submission of a physical channel, together with earlier submissions of the channel.
+    /// Returns `false` if the card may already fetch it or the submission does not exist.
     pub fn start(&mut self, host: &mut impl Host, physical: ChannelId, submission: Submission) -> bool {
         let Some(bound) = self.bound_mut(physical).filter(|bound| bound.permit != Permit::Ended) else { return false };
         let Some(put) = bound.ring.start(submission) else { return false };
@@ -124,7 +124,7 @@ impl Channels {
 
     /// Returns the channels with entries that may be pulled and fit. Call it after completions, and after enabling a
     /// channel that had work when its guest unbound it. Excludes channels that the card does not schedule, and channels
-    /// with room for only a few of many entries, because each pull costs a record and an interrupt.
+    /// in which only a few of many entries fit, because each pull costs a record and an interrupt.
     #[must_use]
     pub fn pending_pull(&self) -> Vec<Doorbell> {
         let bounds = self.vms.values().flat_map(|vm| vm.channels.values());
@@ -173,9 +173,9 @@ fn take(ring: &Ring, guest: &mut impl GuestRing, count: u32) -> (Vec<Entry>, Opt
     (entries, None)
 }
 
-/// Returns the number of the `wanted` entries at `va` that one read may cover: it stops at the page's end and at
-/// `to_end`, the ring's end. At least 1, because a page holds a whole number of entries and the ring is aligned to an
-/// entry.
+/// Returns the number of the `wanted` entries at `va` that one read may cover: the read stops at the page's end and at
+/// `to_end`, the ring's end. Returns at least 1, because a page holds a whole number of entries and the ring is aligned
+/// to an entry.
 fn chunk(va: GpuVa, wanted: usize, to_end: usize) -> usize {
     let in_page = SMALL_PAGE.saturating_sub(va.0 % SMALL_PAGE).checked_div(ENTRY_BYTES as u64).unwrap_or(1);
     wanted.min(to_end).min(CHUNK).min(usize::try_from(in_page).unwrap_or(1)).max(1)

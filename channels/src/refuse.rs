@@ -1,4 +1,4 @@
-//! Channels whose bind the host has refused: the guest is notified at the first doorbell.
+//! Channels whose bind was refused by the host. The guest is notified at the first doorbell.
 
 use crate::{Channels, Place, TenantId};
 use nvspec::addr::GuestVramAddr;
@@ -9,15 +9,15 @@ use nvspec::fifo::{CHANNELS, VirtualChannelId};
 pub(crate) struct Refused {
     /// The guest's instance block.
     pub(crate) instance: Place,
-    /// USERD at its guest address, if the instance block could be read.
+    /// Guest address of USERD, if the instance block could be read.
     pub(crate) userd: Option<GuestVramAddr>,
-    /// The guest was notified at a doorbell.
+    /// True if the guest was notified at a doorbell.
     pub(crate) told: bool,
 }
 
 impl Channels {
-    /// Records that a guest's bind was refused, until it binds or unbinds that channel again. Does nothing if there is
-    /// no such VM or channel number, or the channel is bound.
+    /// Records that a guest's bind was refused, until it binds or unbinds that channel again. Does nothing if the VM or
+    /// channel number does not exist, or the channel is bound.
     pub fn refuse(&mut self, vm: TenantId, channel: VirtualChannelId, instance: Place, userd: Option<GuestVramAddr>) {
         let Some(record) = self.vms.get_mut(&vm) else { return };
         if u32::from(channel.0) < CHANNELS && !record.channels.contains_key(&channel.0) {

@@ -1,7 +1,7 @@
-//! A channel's positions in the guest's and the host's ring, and its submissions in flight. Pure bookkeeping.
+//! A channel's positions in the guest's and the host's ring, and its submissions in flight. Performs bookkeeping only.
 //!
 //! Positions count entries of the host's ring since bind and never wrap; an index is a position modulo the ring's size.
-//! The guest's ring is counted by indices, as the guest does.
+//! Positions in the guest's ring are indices, as in the guest.
 
 mod saved;
 
@@ -15,11 +15,11 @@ use std::collections::VecDeque;
 
 /// Capacity of a host ring in entries, one less than its size: a full ring would look empty.
 const MAX_QUEUED_ENTRIES: u64 = RING_ENTRIES as u64 - 1;
-/// Number of submissions in flight that counts as few.
+/// Maximum number of submissions in flight that counts as few.
 const MAX_SHALLOW_SUBMISSIONS: usize = 8;
-/// Bits of a position that are the index.
+/// Mask of the bits of a position that form the index.
 const INDEX: u64 = RING_ENTRIES as u64 - 1;
-/// Bits of a submission's number that are the record slot.
+/// Mask of the bits of a submission's number that form the record slot.
 const SLOT: u64 = RECORDS as u64 - 1;
 
 /// A submission: guest entries followed by a completion record.
@@ -29,7 +29,7 @@ pub(crate) struct Record {
     pub(crate) submission: Submission,
     /// Payload of its semaphore, never 0.
     pub(crate) sequence: u32,
-    /// Its push buffer and semaphore.
+    /// Slot of its push buffer and semaphore.
     pub(crate) slot: usize,
     /// Host position of its first entry.
     first: u64,
@@ -53,7 +53,7 @@ impl Record {
 pub(crate) struct Ring {
     /// The guest's ring.
     pub(crate) gp_base: GpuVa,
-    /// Its entries, a power of two.
+    /// Number of the guest's entries; a power of two.
     pub(crate) entries: u32,
     /// Last accepted doorbell, or the guest's saved value.
     pub(crate) gp_put: u32,
@@ -61,7 +61,7 @@ pub(crate) struct Ring {
     pub(crate) next: u32,
     /// Index up to which entries may be pulled, and the number of the doorbell that allowed it.
     target: (u32, u64),
-    /// Doorbells that were accepted.
+    /// Number of accepted doorbells.
     doorbells: u64,
     /// Host position after the last entry that was written.
     put: u64,
@@ -69,25 +69,25 @@ pub(crate) struct Ring {
     started: u64,
     /// Host position that the card had reached at the last poll.
     get: u64,
-    /// Pulled submissions in flight, oldest first. The first of them may be with the card.
+    /// Pulled submissions in flight, oldest first. The card may have the first of them already.
     pub(crate) records: VecDeque<Record>,
-    /// Submissions so far.
+    /// Number of submissions so far.
     submitted: u64,
     sequence: u32,
-    /// Sequence number of the last completed submission; 0 if there is none.
+    /// Sequence number of the last completed submission; 0 before the first completion.
     pub(crate) completed: u32,
-    /// For each record slot, the end of the last range before it; 0 if there is none.
+    /// For each record slot, the end of the last range before the record; 0 without such a range.
     ends: Box<[u64]>,
     last_end: u64,
-    /// The guest's ring cannot be read further.
+    /// Reason that the guest's ring cannot be read further.
     pub(crate) fault: Option<RingFault>,
-    /// Position and GET at the last comparison; no GET since the card was at rest.
+    /// Position and GET at the last comparison; no GET yet since the card was at rest.
     pub(crate) seen: (u64, Option<u32>),
 }
 
 impl Ring {
-    /// Creates the rings of a channel that was just bound: the host's is empty, the guest's continues at its saved
-    /// position.
+    /// Creates the rings of a channel that was just bound: the host's ring is empty, and the guest's ring continues at
+    /// its saved position.
     pub(crate) fn new(guest: &GuestInstance) -> Self {
         let entries = guest.gp_entries();
         let next = if guest.gp_get < entries { guest.gp_get } else { 0 };
@@ -120,19 +120,19 @@ impl Ring {
         self.doorbells
     }
 
-    /// Allows entries to be pulled up to `gp_put`, unless a later doorbell was allowed already.
+    /// Allows entries to be pulled up to `gp_put`, unless a later doorbell was already allowed.
     pub(crate) fn allow(&mut self, gp_put: u32, doorbell: u64) {
         if doorbell > self.target.1 {
             self.target = (gp_put, doorbell);
         }
     }
 
-    /// Returns the doorbell up to which entries may be pulled: index and number.
+    /// Returns the index and number of the doorbell up to which entries may be pulled.
     pub(crate) fn allowed(&self) -> (u32, u64) {
         self.target
     }
 
-    /// Returns the number of entries that may be pulled and are not yet.
+    /// Returns the number of entries that may be pulled and were not pulled yet.
     pub(crate) fn left(&self) -> u32 {
         self.distance(self.next, self.target.0)
     }
@@ -163,12 +163,13 @@ impl Ring {
         self.get
     }
 
-    /// Returns true if the card had fetched all that it was given at the last poll.
+    /// Returns true if the card had fetched all work that it was given at the last poll.
     pub(crate) fn drained(&self) -> bool {
         self.get == self.started
     }
 
-    /// Returns true if little is in flight and no entry of the guest's waits for room, so that no end is urgent.
+    /// Returns true if little work is in flight and no guest entry waits for free space, so that no completion is
+    /// urgent.
     pub(crate) fn is_shallow(&self) -> bool {
         self.left() == 0 && self.records.len() <= MAX_SHALLOW_SUBMISSIONS
     }
@@ -178,8 +179,8 @@ impl Ring {
         self.records.partition_point(|record| record.end() <= self.started)
     }
 
-    /// Allows the card to fetch a submission and the earlier ones. Returns the new index; `None` if it may run already,
-    /// or no submission has that number.
+    /// Allows the card to fetch a submission and the earlier ones. Returns the new index; `None` if the submission may
+    /// already run, or does not exist.
     pub(crate) fn start(&mut self, submission: Submission) -> Option<u32> {
         let record = self.records.iter().find(|record| record.submission == submission)?;
         let end = record.end();
@@ -203,7 +204,7 @@ impl Ring {
         self.records.partition_point(|record| record.end() <= self.get)
     }
 
-    /// Returns the guest's GP_GET for the card's host `position`: the next guest entry that is not fetched.
+    /// Converts the card's host `position` to the guest's GP_GET: the next guest entry that was not fetched.
     pub(crate) fn virtual_get(&self, position: u64) -> u32 {
         let past = self.records.partition_point(|record| record.end() <= position);
         let Some(record) = self.records.get(past) else { return self.next };
@@ -250,7 +251,7 @@ impl Ring {
         Some(record)
     }
 
-    /// Returns the end of the last guest range before a record; 0 if there is none.
+    /// Returns the end of the last guest range before a record; 0 without such a range.
     pub(crate) fn end_before(&self, slot: usize) -> u64 {
         self.ends.get(slot).copied().unwrap_or(0)
     }
@@ -260,7 +261,7 @@ impl Ring {
         index.wrapping_add(by) & self.entries.wrapping_sub(1)
     }
 
-    /// Returns the index in the host's ring of each entry of the guest's that is in flight, oldest first.
+    /// Returns the index in the host's ring of each guest entry in flight, oldest first.
     pub(crate) fn guests_entries(&self) -> impl Iterator<Item = u32> + '_ {
         self.records.iter().flat_map(|record| {
             let entries = (0..u64::from(record.entries)).map(|entry| record.first.wrapping_add(entry) & INDEX);

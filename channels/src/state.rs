@@ -2,7 +2,7 @@
 
 use crate::TenantId;
 
-/// A guest's requested for its channel.
+/// State of a channel that its guest has requested.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum RequestedState {
     Stopped,
@@ -13,51 +13,51 @@ pub(crate) enum RequestedState {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Permit {
     Granted,
-    /// Not before its slice.
+    /// The channel must not run before its slice.
     Withheld,
-    /// Never, until it is bound again.
+    /// The channel must not run until it is bound again.
     Ended,
 }
 
-/// Use that a channel may make of the PGRAPH context that its guest has given it.
+/// Permitted use of a channel's PGRAPH context.
 ///
-/// A channel whose block has no pointer to a PGRAPH context cannot use PGRAPH: a method for it faults, and ends the
+/// A channel whose block has no pointer to a PGRAPH context cannot use PGRAPH: a PGRAPH method faults, and ends the
 /// channel.
-// GUESS: real hardware faults as well, because FECS has no image to load. The software card does.
+// GUESS: real hardware faults as well, because FECS has no image to load. The software card faults.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Graphics {
-    /// The card's block has the pointer: the channel runs while its VM is admitted.
+    /// The card's block contains the pointer: the channel runs while its VM is admitted.
     #[default]
     Attached,
-    /// The block lacks the pointer, since the channel's work is for copy engines only: it runs whichever VM is
-    /// admitted.
+    /// The block lacks the pointer, because the channel's work is for copy engines only: the channel runs whichever VM
+    /// is admitted.
     Unused,
     /// The block lacks the pointer while another VM is admitted, since a copy engine still works for the channel. The
     /// channel is stopped, and gets the pointer back when its VM is admitted.
     Withdrawn,
 }
 
-/// VMs whose channels with a PGRAPH context the card may schedule. The host's own are always included.
+/// VMs whose channels with a PGRAPH context the card may schedule. The host's own channels are always included.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Gate {
     /// All VMs.
     #[default]
     Open,
-    /// One VM, or none.
+    /// One VM, or no VM.
     Only(Option<TenantId>),
 }
 
 /// Words of a guest's instance block for the progress of its ring: byte offset and value.
 pub type SavedWords = [(u64, u32); 3];
 
-/// Presence of a channel on the card, as the card reports.
+/// Presence of a channel on the card, as reported by the card.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Presence {
-    /// An engine works for it, or the fetch unit has it and its methods are consumed.
+    /// An engine works for the channel, or the fetch unit holds it and its methods are consumed.
     Works,
-    /// It waits for a semaphore, and no engine works for it.
+    /// The channel waits for a semaphore, and no engine works for it.
     Acquires,
-    /// It uses no unit of the card.
+    /// The channel uses no unit of the card.
     Off,
 }
 
@@ -70,7 +70,8 @@ pub enum RunState {
     Stopped,
     /// Bound, and the card may schedule it when it is in the runlist.
     Running,
-    /// Has no owner but is still on the card. It stays out of use until it leaves the card or the card is reset.
+    /// Without an owner but still on the card. The channel stays out of use until it leaves the card or the card is
+    /// reset.
     Stuck,
 }
 

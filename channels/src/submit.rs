@@ -1,4 +1,4 @@
-//! USERD: doorbells in, progress out, both in the guest's terms.
+//! USERD: accepts doorbells and reports progress, both in the guest's terms.
 
 use crate::card;
 use crate::complete::is_worked_for;
@@ -39,9 +39,9 @@ impl Channels {
         Ok(Doorbell { vm, virtual_channel: channel, channel: physical, gp_put, serial, order })
     }
 
-    /// Returns the channel whose USERD is at a guest VRAM address, and the byte offset in it: for every trapped access
-    /// to guest VRAM, through any path. If several channels share the page, the lowest bound one answers, else the
-    /// lowest refused one.
+    /// Returns the channel whose USERD is at a guest VRAM address, and the byte offset in it. Must be called for every
+    /// trapped access to guest VRAM, through any path. If several channels share the page, the lowest bound channel
+    /// answers, otherwise the lowest refused channel.
     #[must_use]
     pub fn userd_at(&self, vm: TenantId, address: GuestVramAddr) -> Option<(VirtualChannelId, u64)> {
         let page = address.page();
@@ -51,9 +51,9 @@ impl Channels {
         Some((bound.or_else(refused)?, address.0.checked_sub(page.0)?))
     }
 
-    /// Handles a guest's read of its USERD: the word at byte `offset`, 0 for a channel that is not bound. GP_PUT reads
-    /// as written by the guest, GP_GET as an index of the guest's ring. If the card is in a completion record of the
-    /// host, GET is the end of the guest range before the record.
+    /// Handles a guest's read of the word at byte `offset` of its USERD; 0 for a channel that is not bound. GP_PUT
+    /// reads as written by the guest, GP_GET as an index of the guest's ring. If the card is in a completion record of
+    /// the host, GET is the end of the guest range before the record.
     pub fn userd_read(&self, host: &mut impl Host, vm: TenantId, channel: VirtualChannelId, offset: u64) -> u32 {
         let physical = self.physical(vm, channel);
         let Some((physical, bound)) = physical.and_then(|physical| Some((physical, self.bound(physical)?))) else {
@@ -82,10 +82,11 @@ impl Channels {
     }
 
     /// Returns the words that the card would have saved in a guest's instance block: with these words, a later bind
-    /// continues at the channel's position. For a bound channel they are valid once it was preempted and not enabled;
-    /// for an unbound one they stay until it is bound or unbound again. `None` for channels that are not bound.
+    /// continues at the channel's position. For a bound channel the words are valid once it was preempted and is not
+    /// enabled; for an unbound channel they are kept until it is bound or unbound again. `None` for channels that were
+    /// not bound.
     ///
-    /// All fetched work counts as done: the rest of a range in progress is lost.
+    /// All fetched work counts as done: the rest of the current range is lost.
     pub fn saved_words(&self, host: &mut impl Host, vm: TenantId, channel: VirtualChannelId) -> Option<SavedWords> {
         match self.physical(vm, channel) {
             Some(physical) => self.words_of(host, physical),
@@ -137,15 +138,15 @@ impl Channels {
         }
     }
 
-    /// Returns true if a physical channel waits for a semaphore and is on the card meanwhile: it may block the method
-    /// unit for other channels.
+    /// Returns true if a physical channel waits for a semaphore while it is on the card: it may block the method unit
+    /// for other channels.
     #[must_use]
     pub fn holds(&self, host: &mut impl Host, physical: ChannelId) -> bool {
         let both = pfifo::CHANNEL_STATE::ACQUIRE_PENDING.mask() | pfifo::CHANNEL_STATE::LOADED.mask();
         self.wants(physical) && card::state(host, physical) & both == both
     }
 
-    /// Returns the channel that an engine works for; it need not be bound.
+    /// Returns the channel that an engine works for. The channel need not be bound.
     #[must_use]
     pub fn occupant(&self, host: &mut impl Host, unit: u32) -> Option<ChannelId> {
         card::working_for(host, unit)
@@ -158,7 +159,7 @@ impl Channels {
         u64::from(entry) << 32 | u64::from(at)
     }
 
-    /// Returns which of PGRAPH and the two copy engines a physical channel has a context for, and may use.
+    /// Returns, for PGRAPH and the two copy engines, whether a physical channel has a context that it may use.
     #[must_use]
     pub fn contexts(&self, physical: ChannelId) -> [bool; 3] {
         let Some(bound) = self.bound(physical) else { return [false; 3] };
@@ -172,7 +173,7 @@ impl Channels {
         self.bound(physical).is_some_and(|bound| bound.contexts.first().is_some_and(Option::is_some))
     }
 
-    /// Returns the card's state of a channel; all false if it is not bound.
+    /// Returns the card's state of a channel; all fields are false if the channel is not bound.
     pub fn hardware_state(&self, host: &mut impl Host, vm: TenantId, channel: VirtualChannelId) -> HardwareState {
         use pfifo::CHANNEL_STATE;
         let physical = self.physical(vm, channel);

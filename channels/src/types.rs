@@ -7,15 +7,16 @@ use nvspec::fifo::{ChannelId, VirtualChannelId};
 /// Layout of the host's structures in VRAM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Layout {
-    /// Instance blocks of the 128 physical channels, consecutive; a multiple of 4 KiB.
+    /// Address of the instance blocks of the 128 physical channels, which are consecutive; a multiple of 4 KiB.
     pub instances: VramAddr,
-    /// USERD pages of the 128 physical channels; a multiple of 4 KiB.
+    /// Address of the USERD pages of the 128 physical channels; a multiple of 4 KiB.
     pub userd: VramAddr,
-    /// Two pages for runlists, used alternately; multiples of 4 KiB.
+    /// Addresses of two pages for runlists, used alternately; multiples of 4 KiB.
     pub runlists: [VramAddr; 2],
-    /// Work areas of the 128 physical channels, [`WORK_BYTES`](crate::WORK_BYTES) each; a multiple of 4 KiB.
+    /// Address of the work areas of the 128 physical channels, [`WORK_BYTES`](crate::WORK_BYTES) each; a multiple of 4
+    /// KiB.
     pub work: VramAddr,
-    /// Context images of the 128 physical channels, [`Self::images_stride`] each; a multiple of 4 KiB.
+    /// Address of the context images of the 128 physical channels, [`Self::images_stride`] each; a multiple of 4 KiB.
     pub images: VramAddr,
     /// Size of PGRAPH's context image in bytes, from its firmware; at most [`GRAPH_IMAGE_MAX`](crate::GRAPH_IMAGE_MAX).
     pub graph_image: u64,
@@ -24,9 +25,9 @@ pub struct Layout {
 /// Arguments of a bind.
 #[derive(Clone, Copy, Debug)]
 pub struct Bind<'a> {
-    /// The guest's instance block.
+    /// Location of the guest's instance block.
     pub instance: Place,
-    /// Its content.
+    /// Decoded content of the instance block.
     pub guest: &'a GuestInstance,
     /// The shadow of the guest's page directory.
     pub directory: VramAddr,
@@ -43,7 +44,7 @@ pub enum Pause {
     Turn,
     /// The VM has exceeded its interrupt rate limit.
     InterruptRateLimit,
-    /// The card is paused, for all VMs.
+    /// The card is paused for all VMs.
     Standstill,
 }
 
@@ -54,7 +55,7 @@ pub enum Hindrance {
     Guest,
     /// Its VM's channels are paused.
     Paused(Pause),
-    /// It has ended, or was never bound.
+    /// The channel has ended, or was never bound.
     Ended,
 }
 
@@ -62,7 +63,7 @@ impl Pause {
     /// All reasons.
     const ALL: [Self; 5] = [Self::Guest, Self::Memory, Self::Turn, Self::InterruptRateLimit, Self::Standstill];
 
-    /// Returns the first of the reasons in a VM's set.
+    /// Returns the first reason in a VM's set.
     pub(crate) fn first(paused: u8) -> Option<Self> {
         Self::ALL.into_iter().find(|why| paused & why.bit() != 0)
     }
@@ -95,13 +96,13 @@ pub enum BindError {
     /// The VM has reached its limit of channels.
     #[error("the VM has all of its {cap} channels in use")]
     Cap {
-        /// Its cap.
+        /// The VM's limit.
         cap: u32,
     },
     /// All of the card's channels are in use.
     #[error("all channels of the card are in use")]
     Full,
-    /// The channel that was bound there before cannot be ended.
+    /// The channel previously bound under this number cannot be ended.
     #[error(transparent)]
     Stuck(#[from] Stuck),
 }
@@ -117,28 +118,28 @@ pub struct Stuck {
 /// Outcome of a guest's runlist.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Submitted {
-    /// Channels of this VM that are in the runlist now.
+    /// Number of this VM's channels that are in the runlist now.
     pub listed: u32,
-    /// Entries that name no bound channel, or one twice.
+    /// Number of entries that name no bound channel, or repeat a channel.
     pub ignored: u32,
-    /// No removed channel is on an engine. If false, `Channels::runlists_taken` reports it later.
+    /// True if no removed channel is on an engine. If false, `Channels::runlists_taken` reports it later.
     pub taken: bool,
 }
 
 /// A doorbell that was checked: entries up to it may be pulled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Doorbell {
-    /// The VM that it belongs to.
+    /// VM of the channel.
     pub vm: TenantId,
-    /// Its number for the guest.
+    /// The guest's channel number.
     pub virtual_channel: VirtualChannelId,
-    /// Its number for the card.
+    /// The physical channel number.
     pub channel: ChannelId,
     /// Index after the last entry of the ring that the guest has written.
     pub gp_put: u32,
-    /// The binding that it was checked for.
+    /// Serial number of the binding for which it was checked.
     pub(crate) serial: u64,
-    /// Its number among the doorbells of the binding.
+    /// Number of the doorbell within the binding.
     pub(crate) order: u64,
 }
 
@@ -149,22 +150,22 @@ pub struct Submission(pub u64);
 /// Entries that were pulled from a guest's ring.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Pulled {
-    /// Their submission; `None` if no entry was pulled.
+    /// Submission of the entries; `None` if no entry was pulled.
     pub submission: Option<Submission>,
-    /// Number of its entries.
+    /// Number of pulled entries.
     pub taken: u32,
-    /// Words of their push buffers.
+    /// Number of words in their push buffers.
     pub words: u32,
-    /// Entries up to the doorbell that did not fit. Entries that stay in the guest's ring.
+    /// Number of entries up to the doorbell that did not fit and stay in the guest's ring.
     pub left: u32,
 }
 
-/// A guest's ring cannot be read further. The channel pulls no more entries.
+/// A guest's ring cannot be read further. The channel pulls no further entries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PullError {
-    /// The reason.
+    /// Reason of the error.
     pub fault: RingFault,
-    /// Entries before that point.
+    /// Entries that were pulled before the error.
     pub pulled: Pulled,
 }
 
@@ -174,13 +175,13 @@ pub enum RingFault {
     /// The ring is not mapped at this address.
     #[error("the GPFIFO ring is not mapped at {va}")]
     Unmapped {
-        /// First entry that cannot be read.
+        /// Address of the first entry that cannot be read.
         va: GpuVa,
     },
     /// An entry is not supported.
     #[error("GPFIFO entry {index} ({raw:#018x}) names the host's addresses or an operation that is not supported")]
     Entry {
-        /// Its index in the guest's ring.
+        /// Index of the entry in the guest's ring.
         index: u32,
         /// The entry as the guest wrote it.
         raw: u64,
@@ -190,7 +191,7 @@ pub enum RingFault {
 /// A completed submission.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Completion {
-    /// The VM that it belongs to.
+    /// VM of the channel.
     pub vm: TenantId,
     /// The guest's channel.
     pub channel: VirtualChannelId,
@@ -198,25 +199,25 @@ pub struct Completion {
     pub physical: ChannelId,
     /// The submission.
     pub submission: Submission,
-    /// Its number for the channel since bind; from 1, without 0 when it wraps.
+    /// Number of the submission in its channel since bind; starts at 1 and skips 0 when it wraps.
     pub sequence: u32,
-    /// Number of guest entries in it.
+    /// Number of guest entries in the submission.
     pub entries: u32,
     /// Time at which it was pulled from the guest's ring.
     pub submitted_at: u64,
-    /// Time at which its end was seen.
+    /// Time at which its end was noticed.
     pub completed_at: u64,
     /// The card's time when it ended, in ns. `None` if the guest's own methods have swallowed the record. A guest can
-    /// forge it.
+    /// forge this time.
     pub card_time_ns: Option<u64>,
 }
 
 /// A channel that keeps an engine busy without progress.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Hang {
-    /// The engine, `nvspec::fifo::engine`.
+    /// Number of the engine, from `nvspec::fifo::engine`.
     pub engine: u32,
-    /// The VM that it belongs to.
+    /// VM of the channel.
     pub vm: TenantId,
     /// The guest's channel.
     pub channel: VirtualChannelId,
@@ -229,7 +230,7 @@ pub struct Hang {
 /// A channel that makes no progress without a known reason.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stall {
-    /// The VM that it belongs to.
+    /// VM of the channel.
     pub vm: TenantId,
     /// The guest's channel.
     pub channel: VirtualChannelId,
@@ -240,7 +241,7 @@ pub struct Stall {
 /// Reason that a doorbell is rejected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum DoorbellError {
-    /// No channel is bound there.
+    /// No channel is bound at this address.
     #[error("the channel is not bound")]
     Unbound,
     /// The channel's bind was refused. Returned for the first doorbell; later ones find the channel unbound.
@@ -251,7 +252,7 @@ pub enum DoorbellError {
     BeyondRing {
         /// The guest's value.
         gp_put: u32,
-        /// Entries of its ring.
+        /// Number of entries of the guest's ring.
         entries: u32,
     },
 }
@@ -259,12 +260,12 @@ pub enum DoorbellError {
 /// The card's state of a channel.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct HardwareState {
-    /// The guest has enabled scheduling.
+    /// True if the guest has enabled scheduling.
     pub enabled: bool,
-    /// Waits for a semaphore.
+    /// True if the channel waits for a semaphore.
     pub acquire_pending: bool,
-    /// A PBDMA or engine holds its context.
+    /// True if a PBDMA or an engine holds its context.
     pub loaded: bool,
-    /// True if it has work that is not fetched yet.
+    /// True if the channel has work that was not fetched yet.
     pub pending: bool,
 }

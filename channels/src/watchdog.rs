@@ -17,9 +17,9 @@ impl Channels {
         }
     }
 
-    /// Polls each engine, and returns each channel that kept an engine busy for too long without progress, once. It
-    /// does not matter if the channel waits for a semaphore: the host interface runs ahead of the engine, which may
-    /// still be working. Call it several times within a limit.
+    /// Polls each engine, and returns each channel once that kept an engine busy for too long without progress. It does
+    /// not matter if the channel waits for a semaphore: the host interface runs ahead of the engine, which may still be
+    /// working. Call this several times within a limit.
     pub fn look(&mut self, host: &mut impl Host, now_ns: u64) -> Vec<Hang> {
         (0..engine::COUNT).filter_map(|unit| self.look_at(host, unit, now_ns)).collect()
     }
@@ -35,10 +35,10 @@ impl Channels {
         Some(Hang { engine: unit, vm, channel, physical, for_ns })
     }
 
-    /// Returns each channel once that has work in flight, may run, does not wait for a semaphore, and has made no
-    /// progress for longer than the hang limit although no engine worked for another channel. The card can report one
-    /// fetch fault at a time. This finds a channel whose fault was lost because another was pending. Call it as often
-    /// as [`Self::look`].
+    /// Returns channels that have work in flight, may run, do not wait for a semaphore, and have made no progress for
+    /// longer than the hang limit although no engine worked for another channel. Each channel is returned once. The
+    /// card can report only one fetch fault at a time; this check finds a channel whose fault was lost because another
+    /// fault was pending. Call this as often as [`Self::look`].
     pub fn stalled(&mut self, host: &mut impl Host, now_ns: u64) -> Vec<Stall> {
         let working: Vec<ChannelId> = (0..engine::COUNT).filter_map(|unit| card::working_for(host, unit)).collect();
         let Self { slots, vms, gate, .. } = self;

@@ -1,5 +1,5 @@
 //! The host's work area of a physical channel: its GPFIFO ring, and for each submission in flight a completion record,
-//! which is a part of a push buffer and the semaphore that it releases.
+//! which consists of a part of a push buffer and the semaphore that it releases.
 
 use crate::Layout;
 use nvspec::addr::{GpuVa, SMALL_PAGE, VramAddr};
@@ -14,29 +14,30 @@ pub(crate) const VA_STRIDE: u64 = 128 << 10;
 /// The same distance in small pages.
 pub(crate) const PAGE_STRIDE: u32 = 32;
 
-/// Log2 of the entries of a host ring.
+/// Log2 of the number of entries of a host ring.
 pub(crate) const RING_LOG2: u32 = 9;
-/// Entries of a host ring.
+/// Number of entries of a host ring.
 pub(crate) const RING_ENTRIES: u32 = 1 << RING_LOG2;
 /// Size of a GPFIFO entry in bytes.
 pub(crate) const ENTRY_BYTES: usize = 8;
-/// Completion records of a channel.
+/// Number of completion records of a channel.
 pub(crate) const RECORDS: usize = 256;
-/// Start of the records' push buffers in the work area.
+/// Offset of the records' push buffers in the work area.
 const PUSH: u64 = SMALL_PAGE;
-/// Bytes from one push buffer to the next.
+/// Distance in bytes between two push buffers.
 const PUSH_STRIDE: u64 = 32;
-/// Start of the records' semaphores.
+/// Offset of the records' semaphores in the work area.
 const SEMAPHORES: u64 = 3 * SMALL_PAGE;
 /// Size of a semaphore in bytes: payload, zero, time in ns as 64 bits.
 pub(crate) const SEMAPHORE_BYTES: usize = 16;
 /// Offset of the time in a semaphore.
 const SEMAPHORE_TIME: usize = 8;
-/// Words of a record's push buffer. One less than fits, so that the end of one range is not the start of the next.
+/// Number of words of a record's push buffer: one less than fits, so that the end of one range is not the start of the
+/// next.
 const PUSH_WORDS: u32 = 6;
 /// Size of a record's push buffer in bytes.
 const PUSH_BYTES: usize = 24;
-/// Subchannel of the records' methods; the host interface executes them on any.
+/// Subchannel of the records' methods; the host interface executes them on any subchannel.
 const SUBCHANNEL: u8 = 0;
 
 const _: () = assert!(
@@ -49,9 +50,9 @@ const _: () = assert!(
         && WORK_BYTES <= VA_STRIDE
 );
 
-/// Index of a bound channel's range of virtual addresses, after the guest's, for its work area and images. Unique among
-/// its VM's channels. It is the physical channel's number where that is free, and moves with the channel to another
-/// card.
+/// Index of a bound channel's range of virtual addresses, after the guest's addresses, for its work area and images.
+/// Unique among its VM's channels. The index equals the physical channel's number where that index is free, and moves
+/// with the channel to another card.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Span(pub(crate) u8);
 
@@ -62,7 +63,7 @@ impl From<ChannelId> for Span {
 }
 
 impl Span {
-    /// Returns its first small page, from [`HOST_VA_BASE`] on.
+    /// Returns the first small page of the span, counted from [`HOST_VA_BASE`].
     pub(crate) fn first_page(self) -> u32 {
         u32::from(self.0).wrapping_mul(PAGE_STRIDE)
     }
@@ -82,8 +83,8 @@ impl Layout {
     }
 
     /// Returns the pages that the address space of a physical channel must map in its `span`, before the channel is
-    /// enabled and while it is bound, in addition to [`Self::image_pages`]: index of the small page from
-    /// [`HOST_VA_BASE`] on, the page in VRAM, and the rights to it.
+    /// enabled and while it is bound, in addition to [`Self::image_pages`]: the index of the small page, counted from
+    /// [`HOST_VA_BASE`], the page in VRAM, and the rights to it.
     #[must_use]
     pub fn work_pages(&self, channel: ChannelId, span: Span) -> [(u32, VramAddr, Rights); 4] {
         let first = span.first_page();
@@ -111,15 +112,15 @@ pub(crate) fn semaphore_offset(slot: usize) -> u64 {
     SEMAPHORES.wrapping_add((slot as u64).wrapping_mul(SEMAPHORE_BYTES as u64))
 }
 
-/// Returns the ring entry that makes the card fetch a record's push buffer. It is not a main method, so the guest's
-/// view of its own top level does not change.
+/// Returns the ring entry that makes the card fetch a record's push buffer. The entry is marked as a subroutine, so the
+/// guest's view of its own top level does not change.
 pub(crate) fn record_entry(span: Span, slot: usize) -> u64 {
     let va = work_va(span).offset(push_offset(slot));
     GpEntry::new().with_address_dwords(va.0 >> 2).with_not_main(true).with_dwords(PUSH_WORDS).into()
 }
 
-/// Returns a record's push buffer: when all before it has ended, release the semaphore with `sequence` and the time,
-/// then raise the non-stall interrupt.
+/// Returns a record's push buffer: when all earlier work has ended, it releases the semaphore with `sequence` and the
+/// time, then raises the non-stall interrupt.
 pub(crate) fn record_push(span: Span, slot: usize, sequence: u32) -> [u8; PUSH_BYTES] {
     let va = work_va(span).offset(semaphore_offset(slot));
     let [b0, b1, b2, b3, b4, ..] = va.0.to_le_bytes();
@@ -149,7 +150,7 @@ pub(crate) fn record_end(span: Span, slot: usize) -> u64 {
     work_va(span).offset(push_offset(slot)).offset(PUSH_BYTES as u64).0
 }
 
-/// Returns the record whose push buffer contains `va`, or ends there.
+/// Returns the record whose push buffer contains `va` or ends at `va`.
 pub(crate) fn record_at(span: Span, va: u64) -> Option<usize> {
     let within = va.checked_sub(work_va(span).offset(PUSH).0)?;
     let slot = usize::try_from(within / PUSH_STRIDE).ok()?;

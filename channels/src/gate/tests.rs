@@ -22,7 +22,7 @@ fn only_graphics_channels_of_admitted_vm_are_scheduled() {
         assert_eq!((scheduled(&world, a), scheduled(&world, b)), (admitted == Some(A), admitted == Some(B)));
         assert_eq!(world.channels.admitted(), admitted);
     }
-    // A channel without such a context runs even if another VM is admitted.
+    // A channel without a PGRAPH context runs even if another VM is admitted.
     let copies = world.run(B, 2);
     assert!(scheduled(&world, copies));
     // The gate also applies to channels that begin to run later.
@@ -39,7 +39,7 @@ fn only_graphics_channels_of_admitted_vm_are_scheduled() {
     assert!(scheduled(&world, b) && !scheduled(&world, a), "the host's own always may");
 }
 
-/// A VM's channel with a PGRAPH context, which runs.
+/// Starts a VM's channel with a PGRAPH context.
 fn graphics(world: &mut World, vm: TenantId, channel: u8) -> ChannelId {
     world.guest.put(World::instance_of(channel) + context::GR, 0x40_0000 | context::VALID);
     world.run(vm, channel)
@@ -61,7 +61,7 @@ fn copy_only_channel_runs_while_its_vm_is_not_admitted() {
     assert_eq!((world.channels.on_graphics(A), world.channels.is_shut_out(a)), (vec![], false));
     assert!(world.channels.set_only_copies(&mut world.card, a, false));
     assert!(!scheduled(&world, a) && pointer(&world, a) && !world.channels.only_copies(a));
-    // It has no state to lose.
+    // The channel has no PGRAPH state to lose.
     assert!(world.channels.set_only_copies(&mut world.card, copies, true));
     assert!(scheduled(&world, copies) && !world.channels.only_copies(copies));
 }

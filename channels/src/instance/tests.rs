@@ -5,7 +5,7 @@ use proptest::prelude::*;
 const USERD: VramAddr = VramAddr(0x1_2345_6000);
 const CHANNEL: nvspec::fifo::ChannelId = nvspec::fifo::ChannelId(1);
 const RING: GpuVa = GpuVa(0xff_f802_0000);
-/// Images of PGRAPH, CE0 and CE1.
+/// Addresses of the images of PGRAPH, CE0 and CE1.
 const IMAGES: [u64; 3] = [0xff_f802_6000, 0xff_f802_4000, 0xff_f802_5000];
 const DIRECTORY: VramAddr = VramAddr(0x2_0001_0000);
 
@@ -66,11 +66,11 @@ fn the_block_names_the_hosts_userd_ring_and_directory() {
 }
 
 proptest! {
-    /// For any 4096 bytes in a guest's instance block, only the whitelisted fields reach the card, in their ranges.
+    /// For any 4096 bytes in a guest's instance block, only the whitelisted fields reach the card, within their ranges.
     #[test]
     fn nothing_but_the_whitelist_reaches_the_card(mut bytes in prop::collection::vec(any::<u8>(), BLOCK), sane in any::<bool>()) {
         if sane {
-            // Otherwise nearly every block is refused.
+            // Without these changes nearly every block is refused.
             bytes[0x08] &= !3;
             bytes[0x4e] %= 21;
             bytes[0x4f] = 0;
@@ -93,7 +93,7 @@ proptest! {
         put(0x48, RING.0 | 9 << 48, 8);
         put(0x200, DIRECTORY.0, 8);
         put(0x208, 0xff_ffff_ffff, 8);
-        // The guest chooses whether there is a context, the host where its image is.
+        // The guest chooses whether a context exists, the host where its image is.
         for (at, image) in [0x210, 0x230, 0x240].into_iter().zip(IMAGES) {
             if wide(at) & 4 != 0 {
                 put(at, image | 4, 8);

@@ -1,7 +1,7 @@
-//! A VM's channels in migration to another card, with the card's data of them: instance blocks, rings, records, images.
+//! A VM's channels in migration to another card, with their data on the card: instance blocks, rings, records, images.
 //!
-//! A channel keeps its [`Span`] there, since its own structures contain addresses in it. Everything else is new on the
-//! target card: the physical channel number, the location, the submission numbers.
+//! A channel keeps its [`Span`] on the target card, since its own structures contain addresses in that span. Everything
+//! else is new: the physical channel number, the location, the submission numbers.
 
 mod saved;
 
@@ -41,11 +41,11 @@ struct Channel {
 /// A channel that has arrived.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Arrived {
-    /// Its number for the guest.
+    /// The guest's channel number.
     pub channel: VirtualChannelId,
-    /// Its number for the card.
+    /// The physical channel number.
     pub physical: ChannelId,
-    /// Its submissions in flight, oldest first; true if the card may have fetched the submission.
+    /// Submissions in flight, oldest first, each with true if the card may have fetched it.
     pub flights: Vec<(Submission, bool)>,
 }
 
@@ -55,13 +55,13 @@ pub enum MoveError {
     /// Too few channels are free.
     #[error(transparent)]
     Bind(#[from] BindError),
-    /// They are not valid on this card.
+    /// The channels are not valid on this card.
     #[error(transparent)]
     Invalid(#[from] Invalid),
 }
 
 impl Channels {
-    /// Copies a VM's channels with the card's data of them, for another card. Leaves this card's state unchanged. The
+    /// Copies a VM's channels, with their data on the card, for another card. Leaves this card's state unchanged. The
     /// VM must be paused and off the engines. Returns `None` while a channel is still on an engine or the guest's
     /// runlist is not in force.
     pub fn moving(&self, host: &mut impl Host, vm: TenantId) -> Option<Moving> {
@@ -78,7 +78,7 @@ impl Channels {
         let (bound, layout) = (self.bound(physical)?, self.layout);
         let mut block = Box::new([0; BLOCK]);
         host.vram_read(layout.instance(physical), &mut *block);
-        // It may run without its PGRAPH context here.
+        // The channel may run without its PGRAPH context here.
         let ([pointer, ..], [image, ..]) = (bound.contexts, image_vas(bound.span));
         put_wide(&mut block, context::GR, context_words(pointer.map(|_| image)));
         let mut userd = Box::new([0; BLOCK]);
@@ -88,9 +88,9 @@ impl Channels {
         Some(Channel { bound: bound.save(), block, userd, work, images })
     }
 
-    /// Binds channels from another card, for a VM that has none here and is [paused](crate::Pause). `directory` maps a
-    /// directory of the source card to one of this card. Their address spaces must map their own pages before the VM
-    /// resumes. Channels whose work had begun are [withheld](Self::withhold).
+    /// Binds channels from another card, for a VM that has no channels here and is [paused](crate::Pause). `directory`
+    /// maps a directory of the source card to a directory of this card. Their address spaces must map their own pages
+    /// before the VM resumes. Channels whose work had begun are [withheld](Self::withhold).
     ///
     /// # Errors
     /// [`MoveError`]; the state is then unchanged.
@@ -134,7 +134,7 @@ impl Channels {
         Ok(arrived)
     }
 
-    /// Gives an arriving channel a number, and writes its data to the card.
+    /// Assigns a number to an arriving channel, and writes its data to the card.
     fn install(
         &mut self,
         host: &mut impl Host,
@@ -185,7 +185,7 @@ impl Channels {
     }
 
     /// Returns a span for a VM's next channel: the span with its physical number, unless a migrated channel of the VM
-    /// has that span.
+    /// already has that span.
     pub(super) fn take_span(&self, vm: TenantId, physical: ChannelId) -> Result<Span, BindError> {
         let taken = self.slots.iter().filter_map(|slot| match slot {
             Slot::Bound(bound) => (bound.vm == vm).then_some(bound.span),
@@ -204,7 +204,7 @@ impl Channels {
     }
 }
 
-/// Reads VRAM page by page: `bytes` bytes from `at` on, which is page-aligned.
+/// Reads `bytes` bytes of VRAM from `at` on, page by page. `at` is page-aligned.
 fn read_pages(host: &mut impl Host, at: VramAddr, bytes: u64) -> Vec<u8> {
     let mut data = vec![0; usize::try_from(bytes).unwrap_or(0)];
     for (page, offset) in data.chunks_mut(BLOCK).zip((0..).step_by(BLOCK)) {
@@ -213,14 +213,14 @@ fn read_pages(host: &mut impl Host, at: VramAddr, bytes: u64) -> Vec<u8> {
     data
 }
 
-/// Writes VRAM page by page from `at` on, which is page-aligned.
+/// Writes VRAM from `at` on, page by page. `at` is page-aligned.
 fn write_pages(host: &mut impl Host, at: VramAddr, data: &[u8]) {
     for (page, offset) in data.chunks(BLOCK).zip((0..).step_by(BLOCK)) {
         host.vram_write(at.offset(offset), page);
     }
 }
 
-/// Checks that no two channels have the same number for the guest, or the same addresses.
+/// Checks that no two channels have the same guest number or the same addresses.
 fn check_distinct(channels: &[Channel]) -> Result<(), Invalid> {
     let (mut numbers, mut spans) = (BTreeSet::new(), BTreeSet::new());
     for Channel { bound: SavedBound { channel, span, .. }, .. } in channels {
@@ -232,7 +232,7 @@ fn check_distinct(channels: &[Channel]) -> Result<(), Invalid> {
     Ok(())
 }
 
-/// Restores the VM's state other than its channels, checked against them.
+/// Restores the VM's state apart from its channels, checked against its channels.
 fn record_of(saved: SavedVm, channels: &[(Bound, Channel)]) -> Result<Vm, Invalid> {
     let numbered = || (0u8..).map(ChannelId).zip(channels);
     let by_guest = numbered().map(|(number, (bound, _))| (bound.channel.0, number)).collect();

@@ -1,5 +1,4 @@
-//! The channels in their saved form. Their data on the card (instance blocks, rings, records, images) stays where it
-//! is.
+//! The channels in their saved form. Their data on the card (instance blocks, rings, records, images) stays in VRAM.
 
 use super::{Bound, Channels, Slot, Vm};
 use crate::episode::{Episode, SavedEpisode, Watchdog};
@@ -21,11 +20,11 @@ use std::collections::{BTreeMap, BTreeSet};
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SavedChannels {
     pub(crate) layout: SavedLayout,
-    /// The contents of a new PGRAPH context's image.
+    /// Contents of a new PGRAPH context's image.
     pub(crate) golden: Vec<u8>,
-    /// By physical channel number.
+    /// Sorted by physical channel number.
     pub(crate) slots: Vec<SavedSlot>,
-    /// By number.
+    /// Sorted by number.
     pub(crate) vms: Vec<SavedVm>,
     second_page: bool,
     pub(crate) next_slot: u8,
@@ -33,7 +32,7 @@ pub struct SavedChannels {
     pub(crate) submissions: u64,
     deferred: bool,
     hang_limit: u64,
-    /// By engine.
+    /// Indexed by engine.
     pub(crate) episodes: Vec<Option<SavedEpisode>>,
     pub(crate) preemptions: SavedPreemptions,
     gate: SavedGate,
@@ -48,7 +47,7 @@ enum SavedGate {
     Only(Option<u32>),
 }
 
-/// Places of the host's structures.
+/// Locations of the host's structures.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct SavedLayout {
     pub(crate) instances: u64,
@@ -67,7 +66,7 @@ pub(crate) enum SavedSlot {
     Stuck { vm: u32, directory: u64, stranded: bool, span: u8 },
 }
 
-/// Binding of a channel. Whether the card may schedule it is derived from the wishes of its guest and the host.
+/// Binding of a channel. The card's permission to schedule it is derived from the requests of its guest and the host.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct SavedBound {
     pub(crate) vm: u32,
@@ -83,11 +82,11 @@ pub(crate) struct SavedBound {
     pub(crate) stranded: bool,
     pub(crate) still: Option<SavedEpisode>,
     pub(crate) ring: SavedRing,
-    /// Number of its addresses in the space of its directory.
+    /// Number of the channel's span in the address space of its directory.
     pub(crate) span: u8,
 }
 
-/// Permit of the host for a channel to run.
+/// The host's permit for a channel to run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum SavedPermit {
     Granted,
@@ -95,16 +94,16 @@ pub(crate) enum SavedPermit {
     Ended,
 }
 
-/// Place of a guest's structure.
+/// Location of a guest's structure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum SavedPlace {
     /// Address in the guest's VRAM.
     Vram(u64),
-    /// Address in its RAM.
+    /// Address in the guest's RAM.
     Ram(u64),
 }
 
-/// A VM, without its bound channels, which are in the slots.
+/// A VM without its bound channels, which are in the slots.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct SavedVm {
     pub(crate) vm: u32,
@@ -113,7 +112,7 @@ pub(crate) struct SavedVm {
     pub(crate) trusted: bool,
     pub(crate) list: Vec<u8>,
     pub(crate) unlisted: Vec<u8>,
-    /// By guest channel number.
+    /// Sorted by guest channel number.
     pub(crate) refused: Vec<(u8, SavedRefused)>,
     /// Guest channel number, with GP_GET, GP_FETCH and GP_PUT.
     pub(crate) saved: Vec<(u8, [u32; 3])>,
@@ -184,8 +183,8 @@ impl Channels {
         self.vms.keys().copied()
     }
 
-    /// Returns the shadow directories of channels, bound or stuck, with their VMs. When shadows are restored, they must
-    /// be these VMs'.
+    /// Returns the shadow directories of bound and stuck channels, with their VMs. When shadows are restored, these
+    /// directories must belong to these VMs.
     pub fn directories(&self) -> impl Iterator<Item = (TenantId, VramAddr)> {
         self.slots.iter().filter_map(|slot| match slot {
             Slot::Free => None,
@@ -205,7 +204,7 @@ impl Channels {
         self.bound(self.physical(vm, channel)?).map(|bound| bound.directory)
     }
 
-    /// Returns true if a VM's channels are paused for that reason.
+    /// Returns true if a VM's channels are paused for the given reason.
     #[must_use]
     pub fn is_paused(&self, vm: TenantId, why: Pause) -> bool {
         self.vms.get(&vm).is_some_and(|vm| vm.paused & why.bit() != 0)
@@ -222,8 +221,8 @@ impl Channels {
         })
     }
 
-    /// Restores the channels of a card whose host structures are at `layout`. The caller must check that the
-    /// directories are shadows of their VMs' ([`Self::directories`]).
+    /// Restores the channels of a card whose host structures are at `layout`. The caller must check that each directory
+    /// is a shadow of its VM ([`Self::directories`]).
     ///
     /// # Errors
     /// If they are invalid.
@@ -271,7 +270,7 @@ impl Channels {
             "channels are to leave their engines that there are not".into()
         })?;
         let waiting = waiting.into_iter().map(ChannelId).collect();
-        // The VM may be gone.
+        // The admitted VM may be gone.
         let gate = match gate {
             SavedGate::Open => Gate::Open,
             SavedGate::Only(vm) => Gate::Only(vm.map(TenantId)),
@@ -293,7 +292,7 @@ impl Channels {
     }
 }
 
-/// Returns the bound channels of each VM, by the guest's number.
+/// Returns the bound channels of each VM, by guest channel number.
 fn of_vms(slots: &[SavedSlot]) -> Result<BTreeMap<TenantId, BTreeMap<u8, ChannelId>>, Invalid> {
     let mut own = BTreeMap::<TenantId, BTreeMap<u8, ChannelId>>::new();
     for (slot, number) in slots.iter().zip(0..) {
@@ -385,7 +384,8 @@ impl Bound {
             span,
             userd,
             contexts,
-            // The card's block has the pointer when this is saved, or gets it when the channel arrives elsewhere.
+            // The card's block contains the pointer when the channel is saved, or gets it when the channel arrives on
+            // another card.
             graphics: _,
             next_contexts,
             requested,
@@ -484,7 +484,7 @@ impl Vm {
             cap,
             paused,
             trusted,
-            // Derived from the slots.
+            // These fields are derived from the slots.
             channels: _,
             list,
             unlisted,

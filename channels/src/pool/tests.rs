@@ -166,8 +166,8 @@ fn vm_cannot_list_enable_or_preempt_unbound_channel() {
     assert_eq!(world.card.did, []);
 }
 
-/// Linux 6.1: the context pointer is written into the block of a channel that runs, and the next event for the host is
-/// a doorbell.
+/// Linux 6.1 writes the context pointer into the block of a running channel, and the next event that the host sees is a
+/// doorbell.
 #[test]
 fn context_pointers_written_before_a_doorbell_are_taken_over() {
     let mut world = World::new();
@@ -186,7 +186,7 @@ fn context_pointers_written_before_a_doorbell_are_taken_over() {
     assert_eq!(world.card.did.last(), Some(&Did::Doorbell(physical.0, 2)), "an entry and its record");
 }
 
-/// Linux 6.12: stop, preempt, write, start.
+/// Linux 6.12 stops and preempts the channel, writes the pointer, and starts the channel.
 #[test]
 fn context_pointers_of_stopped_channel_apply_at_start() {
     let mut world = World::new();
@@ -202,7 +202,8 @@ fn context_pointers_of_stopped_channel_apply_at_start() {
     let started = world.card.when(pfifo::CHANNEL_STATE::at(physical.0.into()), 0x001f_0001);
     let written = Did::Vram(LAYOUT.instance(physical).0 + context::CE0, 8);
     assert!(world.card.did.iter().position(|did| *did == written).unwrap() < started);
-    // Removing it again: kick, zero, then the list without it.
+    // Linux removes the context again: it kicks the channel, clears the pointer, and submits the list without the
+    // channel.
     world.preempt(A, 0);
     world.guest.put(World::instance_of(0) + context::CE0, 0);
     world.list(A, &[0]);
@@ -276,7 +277,7 @@ fn a_hung_channel_is_out_of_use_until_the_card_is_reset() {
     let error = Stuck { channel: physical };
     let reads = world.card.reads;
     assert_eq!(world.channels.unbind(&mut world.card, A, VirtualChannelId(0)), Err(error));
-    // Its owner's lock is held meanwhile.
+    // The card's lock is held during an unbind, so it must not wait.
     assert!(world.card.reads - reads < 24, "it was waited for");
     assert_eq!(world.channels.run_state(physical), RunState::Stuck);
     assert!(world.channels.uses_directory(VramAddr(0x81_0000)), "the engine may still walk it");
@@ -348,8 +349,9 @@ fn op() -> impl Strategy<Value = Op> {
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(200))]
-    /// After any sequence: each physical channel has one owner, the card's registers agree with the model, the runlist
-    /// holds bound channels once each, and a step of one VM leaves the other's state unchanged.
+    /// After any sequence of operations, each physical channel has one owner, the card's registers agree with the
+    /// model, the runlist contains each bound channel at most once, and a step of one VM leaves the other VM's state
+    /// unchanged.
     #[test]
     fn any_sequence_keeps_vms_apart(ops in prop::collection::vec((any::<bool>(), op()), 1..60)) {
         let mut world = World::new();

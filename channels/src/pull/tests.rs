@@ -74,7 +74,7 @@ fn submissions_are_in_flight_until_records_run_out() {
         "511 entries are the most"
     );
     assert_eq!(world.channels.in_flight(A, CH), 255);
-    // All fetched, none executed: the ring has room, but there is only one free record.
+    // All entries are fetched and none is executed: the ring has free entries, but only one record is free.
     while world.card.fetch(physical) {}
     assert_eq!(world.ring(A, 0, gp_put + 2), Ok(Pulled { submission: None, taken: 2, words: 0, left: 0 }));
     assert_eq!(world.ring(A, 0, gp_put + 3), Ok(Pulled { submission: None, taken: 0, words: 0, left: 1 }));
@@ -133,7 +133,7 @@ fn an_unmapped_page_of_the_ring_stops_there() {
     let page = World::ring_of(A, 0) + 0x1000;
     world.guest.unmapped.insert(page / 0x1000);
     let doorbell = world.check(A, 0, 600).unwrap();
-    // 510 entries fit.
+    // Only 510 entries fit.
     assert_eq!(world.pull(doorbell), Ok(Pulled { submission: None, taken: 510, words: 0, left: 90 }));
     let physical = doorbell.channel;
     world.card.run(physical);

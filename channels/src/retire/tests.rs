@@ -29,7 +29,7 @@ fn its_number_is_no_one_elses_until_it_is_unbound() {
     assert!(world.channels.is_retired(A, CH) && !world.channels.is_retired(B, CH));
     world.channels.unbind(&mut world.card, A, CH).unwrap();
     assert_eq!(world.channels.run_state(physical), RunState::Free);
-    // Bound again, it works like any other.
+    // Bound again, the channel works like any other.
     let again = world.run(A, 0);
     assert!(world.card.enabled(again));
     assert!(!world.channels.is_retired(A, CH));
@@ -60,7 +60,7 @@ fn stranded_channel_number_is_not_reused_before_unstrand() {
     assert!(world.channels.has_stuck(A) && world.channels.stuck() == 1);
     assert!(!world.channels.let_go(&mut world.card, physical));
     assert_ne!(world.run(B, 0), physical);
-    // Its work area is removed from the address space at last.
+    // Finally its work area is removed from the address space.
     world.channels.unstrand(physical);
     assert!(world.channels.let_go(&mut world.card, physical));
     assert_eq!(world.channels.run_state(physical), RunState::Free);

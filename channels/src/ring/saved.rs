@@ -1,5 +1,5 @@
 //! A bound channel's rings in their saved form. Positions, record slots and sequences of submissions in flight are
-//! derived from the last.
+//! derived from the last submission.
 
 use super::{MAX_QUEUED_ENTRIES, Record, Ring, SLOT};
 use crate::work::RECORDS;
@@ -14,7 +14,7 @@ use std::collections::VecDeque;
 /// Maximum value of an event counter.
 pub(crate) const COUNT_MAX: u64 = 1 << 62;
 
-/// Positions of a channel in its guest's ring and in the host's.
+/// Positions of a channel in its guest's ring and in the host's ring.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct SavedRing {
     pub(crate) gp_base: u64,
@@ -24,7 +24,7 @@ pub(crate) struct SavedRing {
     pub(crate) target: (u32, u64),
     pub(crate) doorbells: u64,
     pub(crate) put: u64,
-    /// Number of the records that the card may fetch.
+    /// Number of records that the card may fetch.
     pub(crate) started: u16,
     pub(crate) get: u64,
     pub(crate) records: Vec<SavedRecord>,
@@ -156,8 +156,8 @@ impl Ring {
     }
 }
 
-/// Computes the starts of the submissions in flight, back from the end of the last one: host position, index in the
-/// guest's ring, number and sequence.
+/// Computes the starts of the submissions in flight, backwards from the end of the last one: host position, index in
+/// the guest's ring, number and sequence.
 fn unwind(
     saved: &[SavedRecord],
     put: u64,
@@ -182,7 +182,7 @@ fn unwind(
             entries: record.entries,
             submitted_at: record.submitted_at,
         });
-        // Skips 0 when it wraps.
+        // The sequence skips 0 when it wraps.
         sequence = sequence.checked_sub(1).filter(|before| *before != 0).unwrap_or(u32::MAX);
         (end, guest_end) = (first, guest_first);
     }

@@ -35,7 +35,7 @@ fn a_doorbell_of_an_earlier_binding_is_not_rung() {
     let mut world = World::new();
     world.run(A, 0);
     let doorbell = world.check(A, 0, 5).unwrap();
-    // All others are in use, so that the same physical channel is bound again.
+    // All other channels are in use, so that the same physical channel is bound again.
     world.channels.add_vm(TenantId(3), 128);
     for channel in 0..127 {
         world.bind(TenantId(3), channel);
@@ -143,7 +143,7 @@ fn the_cards_view_of_a_channel_is_translated() {
     assert_eq!(world.channels.hardware_state(&mut world.card, B, CH), HardwareState::default());
 }
 
-/// A guest that suspends: unbind, keep the block, bind.
+/// A suspending guest unbinds the channel, keeps the block, and binds the channel again.
 #[test]
 fn rebound_channel_resumes_at_saved_position() {
     let mut world = World::new();

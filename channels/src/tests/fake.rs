@@ -22,7 +22,7 @@ pub(crate) const LAYOUT: Layout = Layout {
 pub(crate) const GOLDEN: [u8; 0x1800] = [0x60; 0x1800];
 pub(crate) const A: TenantId = TenantId(1);
 pub(crate) const B: TenantId = TenantId(2);
-/// First host address.
+/// First virtual address of the host.
 const HOST: u64 = 0xff_f800_0000;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -33,19 +33,19 @@ pub(crate) enum Did {
     Doorbell(u8, u32),
 }
 
-/// A channel's state in a PBDMA.
+/// State of a channel in a PBDMA.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Unit {
     gp_get: u32,
-    /// Fetched and not executed.
+    /// Entries that were fetched and not executed.
     queue: VecDeque<u64>,
-    /// In progress.
+    /// Entry in progress.
     current: Option<u64>,
     /// Fetched guest entries, in order.
     pub(crate) given: Vec<u64>,
-    /// Records that were fetched.
+    /// Number of fetched records.
     pub(crate) records: u32,
-    /// Sequences that were released, in order.
+    /// Released sequences, in order.
     pub(crate) released: Vec<u32>,
     /// The words of the next record become data of a guest method.
     pub(crate) swallow: bool,
@@ -54,20 +54,20 @@ pub(crate) struct Unit {
 #[derive(Default)]
 pub(crate) struct Card {
     pub(crate) registers: BTreeMap<u32, u32>,
-    /// By page.
+    /// Pages of VRAM by address.
     pub(crate) vram: BTreeMap<u64, Box<[u8; 4096]>>,
     pub(crate) units: BTreeMap<u8, Unit>,
     /// Channels in a PBDMA, with or without work.
     pub(crate) loaded: BTreeSet<u8>,
-    /// It does not report pending work of a channel once all is fetched.
+    /// True if the card reports no pending work of a channel once all of its work is fetched.
     pub(crate) coy: bool,
     pub(crate) did: Vec<Did>,
-    /// Channels that never leave.
+    /// Channels that never leave their engines.
     pub(crate) hung: BTreeSet<u8>,
     pub(crate) reads: u32,
     /// Card time; each release advances it by one.
     pub(crate) time: u64,
-    /// Non-stall interrupts that were raised.
+    /// Number of non-stall interrupts raised.
     pub(crate) raised: u32,
 }
 
@@ -94,7 +94,7 @@ impl Card {
         self.put_word(LAYOUT.userd(channel).0 + offset, value);
     }
 
-    /// Returns the card's current runlist: channel numbers.
+    /// Returns the channel numbers in the card's current runlist.
     pub(crate) fn runlist(&self) -> Vec<u32> {
         let Some(base) = self.registers.get(&pfifo::RUNLIST_BASE::OFFSET) else { return Vec::new() };
         let base = u64::from(base & 0xfff_ffff) << 12;
@@ -110,7 +110,7 @@ impl Card {
         self.registers.get(&pfifo::CHANNEL::at(channel.0.into())).copied().unwrap_or(0)
     }
 
-    /// Returns the position in the record of the first write of `value` to the register.
+    /// Returns the position in the log of the first write of `value` to the register.
     pub(crate) fn when(&self, offset: u32, value: u32) -> usize {
         let wanted = Did::Register(offset, value);
         self.did.iter().position(|did| *did == wanted).unwrap_or_else(|| panic!("no {wanted:x?} in {:x?}", self.did))
@@ -203,8 +203,8 @@ impl Card {
         self.set_userd(channel, userd::GET_HI, (va >> 32) as u32);
     }
 
-    /// Executes a record as the class defines it: SEMAPHORE_A to D as a 16-byte release with wait-for-idle, then the
-    /// interrupt or a NOP.
+    /// Executes a record as the class defines it: SEMAPHORE_A to D as a 16-byte release with wait-for-idle, followed by
+    /// the interrupt or a NOP.
     fn record(&mut self, channel: ChannelId, address: u64, dwords: u64) {
         let words: Vec<u32> = (0..dwords).map(|word| self.host_word(channel, address + 4 * word)).collect();
         let [0x2004_0004, high, low, payload, 0x0000_0002, last @ (0x8000_0008 | 0x8000_0002)] = words[..] else {
@@ -222,7 +222,7 @@ impl Card {
         self.units.get_mut(&channel.0).unwrap().released.push(payload);
     }
 
-    /// The guest's work writes `payload` and a time into a semaphore of its channel.
+    /// Writes `payload` and a time into a semaphore of the channel, as the guest's work can.
     pub(crate) fn forge(&mut self, channel: ChannelId, slot: u8, payload: u32) {
         let at = LAYOUT.work.0 + u64::from(channel.0) * 0x4000 + 0x3000 + u64::from(slot) * 16;
         self.put_word(at, payload);
@@ -302,11 +302,11 @@ impl Host for Card {
     }
 }
 
-/// A guest's VRAM, sparse, by word; reads beyond 16 MiB fail. A guest with its rings, by virtual address.
+/// A guest's sparse VRAM, by word, in which reads beyond 16 MiB fail; and the guest's rings, by virtual address.
 #[derive(Default)]
 pub(crate) struct Guest {
     words: BTreeMap<u64, [u8; 4]>,
-    /// Entries that differ from [`Self::entry`].
+    /// Ring entries that differ from [`Self::entry`].
     pub(crate) entries: BTreeMap<u64, u64>,
     /// Pages of virtual addresses without a mapping.
     pub(crate) unmapped: BTreeSet<u64>,
@@ -375,7 +375,7 @@ impl GuestRing for Guest {
     }
 }
 
-/// Two VMs of four channels each, and one guest memory that serves both.
+/// Two VMs of four channels each, with one guest memory for both.
 pub(crate) struct World {
     pub(crate) channels: Channels,
     pub(crate) card: Card,
@@ -391,7 +391,7 @@ impl World {
         Self { channels, card: Card::default(), guest: Guest::default(), now: 0 }
     }
 
-    /// Returns the address of the instance block of a channel for its guest.
+    /// Returns the guest address of a channel's instance block.
     pub(crate) fn instance_of(channel: u8) -> u64 {
         0x1_0000 + u64::from(channel) * 0x1000
     }
@@ -400,7 +400,7 @@ impl World {
         0x20_0000 + u64::from(channel) * 0x1000
     }
 
-    /// Returns the address of the ring of a channel, of 1024 entries, for its guest.
+    /// Returns the guest address of a channel's ring of 1024 entries.
     pub(crate) fn ring_of(vm: TenantId, channel: u8) -> u64 {
         0x12_2000_0000 + (u64::from(vm.0) * 256 + u64::from(channel)) * 0x2000
     }
@@ -465,12 +465,13 @@ impl World {
         self.channels.doorbell(parts, vm, VirtualChannelId(channel), gp_put)
     }
 
-    /// Pulls, and does not start.
+    /// Pulls a doorbell without starting the submission.
     pub(crate) fn stage(&mut self, doorbell: crate::Doorbell) -> Result<Pulled, crate::PullError> {
         self.channels.pull(&mut Parts { card: &mut self.card, guest: &mut self.guest }, doorbell, self.now)
     }
 
-    /// Pulls, and starts the submission. Leaves out its number and its words, so that results compare.
+    /// Pulls a doorbell and starts the submission. Clears the submission's number and words, so that results can be
+    /// compared.
     pub(crate) fn pull(&mut self, doorbell: crate::Doorbell) -> Result<Pulled, RingFault> {
         let result = self.stage(doorbell);
         let pulled = result.unwrap_or_else(|error| error.pulled);

@@ -13,7 +13,7 @@ use nvspec::fifo::{ChannelId, VirtualChannelId};
 use nvspec::instance::{ramfc, userd};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// An action of a guest, the card or the host. `bool` selects the VM, the first `u8` the channel.
+/// An action of a guest, the card or the host. `bool` selects the VM, and the first `u8` the channel.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Op {
     /// Binds a channel with these words in the guest's block: ring size, GP_GET, GP_PUT.
@@ -26,13 +26,13 @@ pub(crate) enum Op {
     Preempt(bool, u8),
     Pause(bool, bool),
     Refuse(bool, u8),
-    /// GP_PUT, which is pulled immediately or later.
+    /// Writes GP_PUT; the doorbell is pulled immediately or later.
     Ring(bool, u8, u32, bool),
     /// Delivers a stored doorbell, in any order.
     Pull(u8),
-    /// Submissions wait from now on until they are started, or do not.
+    /// Makes submissions wait until they are started, or not wait.
     Gate(bool),
-    /// Starts a waiting submission, in any order, with the earlier ones of its channel.
+    /// Starts a waiting submission, in any order, with earlier submissions of its channel.
     Start(u8),
     /// Runs the pending pulls.
     Pending,
@@ -63,7 +63,7 @@ struct Track {
     entries: u32,
     start: u32,
     gp_put: u32,
-    /// Doorbells so far.
+    /// Number of doorbells so far.
     rung: u64,
     /// Index up to which entries may be pulled, and the doorbell that allowed it.
     allowed: (u32, u64),
@@ -75,7 +75,7 @@ struct Track {
     started: usize,
     completed: u32,
     faulted: bool,
-    /// Cleared when the guest has tampered with records.
+    /// False if the guest has tampered with records.
     honest: bool,
 }
 
@@ -90,7 +90,7 @@ impl Track {
 pub(crate) struct Rig {
     world: World,
     tracks: BTreeMap<(TenantId, u8), Track>,
-    /// Doorbells to pull, each with its number for its channel.
+    /// Doorbells that remain to be pulled, each with its number for its channel.
     kept: Vec<(Doorbell, u64)>,
     gated: bool,
     /// Waiting submissions: channel, binding, number within the binding.
@@ -99,7 +99,7 @@ pub(crate) struct Rig {
     /// The binding of each channel, from its doorbells.
     serials: BTreeMap<(TenantId, u8), u64>,
     refused: BTreeMap<(TenantId, u8), bool>,
-    /// VMs that may be notified: work was in flight, or has ended, since the last notification.
+    /// VMs that may be notified, because work was in flight or has ended since the last notification.
     worked: BTreeSet<TenantId>,
 }
 
@@ -109,7 +109,7 @@ fn vm_of(second: bool) -> TenantId {
     if second { B } else { A }
 }
 
-/// Returns the part of an entry that may reach the card, using the bits of the class header.
+/// Computes the part of an entry that may reach the card, using the bits of the class header.
 fn clean(raw: u64) -> Option<u64> {
     let (address, dwords) = (raw & 0xff_ffff_fffc, raw >> 42 & 0x1f_ffff);
     match dwords {
@@ -221,7 +221,7 @@ impl Rig {
             Op::Forge(second, channel, slot, payload) => {
                 if let Some(track) = self.tracks.get_mut(&(vm_of(second), channel)) {
                     track.honest = false;
-                    // Half of them are values that the host waits for.
+                    // Half of the payloads are values that the host waits for.
                     let likely = track.completed + 1 + payload % 4;
                     let (slot, payload) = if slot & 1 == 0 { (slot, payload) } else { ((likely - 1) as u8, likely) };
                     card.forge(track.physical, slot, payload);
@@ -322,7 +322,7 @@ impl Rig {
         self.world.card.hung.contains(&physical.0).then_some(Stuck { channel: physical })
     }
 
-    /// Records that the channel is no longer bound.
+    /// Records that the channel is not bound any longer.
     fn forget(&mut self, vm: TenantId, channel: u8, as_expected: bool) {
         self.refused.remove(&(vm, channel));
         if let Some(stuck) = self.hung(vm, channel) {
@@ -397,7 +397,7 @@ impl Rig {
         }
     }
 
-    /// Pulls; returns `None` if the channel's ring is at fault.
+    /// Pulls a doorbell; returns `None` if the channel's ring has a fault.
     fn pull(&mut self, doorbell: Doorbell, number: u64) -> Option<Pulled> {
         let key = (doorbell.vm, doorbell.virtual_channel.0);
         let before = self.world.channels.in_flight(doorbell.vm, doorbell.virtual_channel);
@@ -411,7 +411,7 @@ impl Rig {
             assert_eq!(result, Ok(Pulled::default()));
             return result.ok();
         };
-        // A doorbell from an earlier binding of the same channel has no effect, because its serial differs.
+        // A doorbell from an earlier binding of the same channel has no effect, because its serial number differs.
         let stale = number > track.rung || doorbell.serial != self.serials[&key];
         if stale {
             assert_eq!(result, Ok(Pulled::default()));
@@ -423,7 +423,7 @@ impl Rig {
         let next = track.start + track.taken.len() as u32;
         let wanted = track.allowed.0.wrapping_sub(next) & (track.entries - 1);
         let room = if before >= 256 { 0 } else { 510u32.saturating_sub(unfetched) };
-        // The entries pulled now, from the host's own ring.
+        // Reads the newly pulled entries from the host's own ring.
         let end = self.world.channels.bound(track.physical).unwrap().ring.host_index();
         let given: Vec<u64> = (put..put + (end + 512 - put) % 512)
             .map(|index| self.world.card.ring_entry(track.physical, index % 512))
@@ -436,7 +436,7 @@ impl Rig {
             let address = record & 0xff_ffff_fffc;
             assert!((at + 0x1000..at + 0x3000).contains(&address) && address % 32 == 0);
             assert_eq!(record & !0xff_ffff_fffc, 6 << 42 | 1 << 41);
-            // Each entry is the guest's next, and no other.
+            // Each entry must be the guest's next entry.
             for raw in entries {
                 let index = (track.start + track.taken.len() as u32) & (track.entries - 1);
                 let guest = self.world.guest.entry(track.ring + 8 * u64::from(index));

@@ -27,7 +27,7 @@ fn a_channel_that_gets_nowhere_is_reported_once() {
     let hang = Hang { engine: 4, vm: A, channel: VirtualChannelId(3), physical, for_ns: LIMIT_NS + 1 };
     assert_eq!(look(&mut world, 1001 + LIMIT_NS), [hang]);
     assert_eq!(look(&mut world, 2000 + 9 * LIMIT_NS), []);
-    // It makes progress and stalls again.
+    // The channel makes progress and stalls again.
     world.card.set_userd(physical, userd::GET, 4);
     assert_eq!(look(&mut world, 9 * LIMIT_NS + 3000), []);
     assert_eq!(look(&mut world, 10 * LIMIT_NS + 3001).len(), 1);
@@ -53,7 +53,7 @@ fn any_progress_restarts_stall_timer() {
     while world.card.fetch(physical) {}
     work(&mut world, 0, Some(physical));
     for now in 0..20 {
-        // Something happens each half of the limit: the ring, a range, a completion.
+        // Every half limit the channel makes progress: in the ring, in a range, or with a completion.
         match now % 3 {
             0 => world.card.set_userd(physical, userd::GET, now as u32),
             1 => world.card.set_userd(physical, userd::GP_GET, now as u32 % 2 + 2),
@@ -155,12 +155,12 @@ fn a_channel_that_waits_for_something_does_not_stand_still() {
         now += 2 * LIMIT_NS;
         stalled(world, now).len()
     };
-    // It waits for an engine.
+    // The channel waits for an engine.
     work(&mut world, 4, Some(b));
     assert_eq!((wait(&mut world), wait(&mut world)), (0, 0));
     work(&mut world, 4, None);
     assert_eq!(wait(&mut world), 0);
-    // It waits for a semaphore.
+    // The channel waits for a semaphore.
     world.card.registers.insert(pfifo::CHANNEL_STATE::at(a.0.into()), CHANNEL_STATE::ACQUIRE_PENDING.mask() | 1);
     assert_eq!((wait(&mut world), wait(&mut world)), (0, 0));
     world.card.registers.insert(pfifo::CHANNEL_STATE::at(a.0.into()), 1);

@@ -1,15 +1,15 @@
-//! First inputs for the fuzz target: bytes that decode to hand-written operations, and a test that all inputs of the
-//! corpus run.
+//! Initial inputs for the fuzz target: bytes that decode to hand-written operations. A test runs all inputs of the
+//! corpus.
 //!
-//! `UPDATE_SEEDS=1 cargo test -p channels seeds` writes them again. Files called `found_*` are inputs that have failed
-//! once.
+//! `UPDATE_SEEDS=1 cargo test -p channels seeds` regenerates them. Files called `found_*` are inputs that failed
+//! before.
 
 use super::*;
 use crate::tests::fake::World;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
-/// Bytes of an instance block that contain all used fields.
+/// Size in bytes of the part of an instance block that contains all used fields.
 const BLOCK_HEAD: usize = 0x290;
 
 /// Encodes `ops` as bytes.
@@ -109,7 +109,7 @@ fn encode_one(op: &Op, out: &mut Vec<u8>) {
     }
 }
 
-/// Appends the head of an operation with its VM and channel: in the short form if possible.
+/// Appends the header of an operation with its VM and channel, in the short form if possible.
 fn head(out: &mut Vec<u8>, what: u8, second: bool, channel: u8) {
     let vm = u8::from(second) << 7;
     match (0..6).map(|low| vm | low).find(|who| who % 6 == channel) {
@@ -118,7 +118,7 @@ fn head(out: &mut Vec<u8>, what: u8, second: bool, channel: u8) {
     }
 }
 
-/// Appends one of the rare operations.
+/// Appends one of the less frequent operations.
 fn rare(out: &mut Vec<u8>, what: u8, second: bool, channel: u8) {
     head(out, 23, second, channel);
     out.push(what);
@@ -144,7 +144,7 @@ fn bound(second: bool, channel: u8, log2: u8) -> [Op; 2] {
     [Op::Bind(second, channel, log2, 0, 0), Op::Enable(second, channel, true)]
 }
 
-/// Returns an instance block as a driver writes it, with these words in addition.
+/// Returns an instance block as a driver writes it, with these words written in addition.
 fn block(words: &[(u64, u32)]) -> Vec<u8> {
     let mut world = World::new();
     let at = World::instance_of(1);
@@ -170,7 +170,7 @@ fn seeds() -> BTreeMap<&'static str, Vec<Op>> {
     };
     BTreeMap::from([
         ("submit", [&listed[..], &fill(false, 1, 8), &work(false, 1, 3, 4), &work(false, 1, 8, 6)].concat()),
-        // The guest's ring wraps, and the host's, which is larger.
+        // The guest's ring wraps, and so does the host's larger ring.
         (
             "wrap",
             [
@@ -182,7 +182,7 @@ fn seeds() -> BTreeMap<&'static str, Vec<Op>> {
             ]
             .concat(),
         ),
-        // Doorbells of two VMs, kept and pulled in another order, one after its channel was bound again.
+        // Doorbells of two VMs are stored and pulled in another order; one of them after its channel was bound again.
         (
             "two_vms",
             [
@@ -203,8 +203,8 @@ fn seeds() -> BTreeMap<&'static str, Vec<Op>> {
             let strange = [Op::Ring(false, 3, 1, true), Op::Ring(true, 200, 1, true), Op::Ring(false, 1, 1, false)];
             [&listed[..], &rings, &strange, &[Op::Unbind(false, 1), Op::Pull(0), Op::Ring(false, 1, 1, true)]].concat()
         }),
-        // Ranges at and beyond the end of the guest's addresses, privilege, levels, control entries, and then the
-        // host's own records.
+        // Ranges at and beyond the end of the guest's addresses, privilege, levels, control entries, and the host's own
+        // records.
         ("entries", {
             let last = 0xff_f7ff_fff0;
             let raws = [
@@ -236,7 +236,7 @@ fn seeds() -> BTreeMap<&'static str, Vec<Op>> {
             ]
             .concat(),
         ),
-        // Blocks that are refused, with a ring at the end of all addresses, with unusual saved words.
+        // Blocks that are refused, a ring at the end of all addresses, and unusual saved words.
         ("blocks", {
             let blocks = [
                 block(&[]),
@@ -270,7 +270,7 @@ fn seeds() -> BTreeMap<&'static str, Vec<Op>> {
             ]
             .concat(),
         ),
-        // A guest's attacks on completion records: forged, or swallowed as data of its own method.
+        // A guest attacks completion records: it forges them, or swallows them as data of its own method.
         (
             "records",
             [
@@ -284,7 +284,7 @@ fn seeds() -> BTreeMap<&'static str, Vec<Op>> {
             ]
             .concat(),
         ),
-        // Unbound with work in the ring, and bound again at its position.
+        // A channel is unbound with work in the ring, and bound again at its position.
         (
             "rebind",
             [
@@ -296,7 +296,7 @@ fn seeds() -> BTreeMap<&'static str, Vec<Op>> {
             ]
             .concat(),
         ),
-        // Submissions that wait for a slice, some from a channel that was unbound meanwhile.
+        // Submissions wait for a slice, some of them from a channel that was unbound meanwhile.
         (
             "gated",
             [
@@ -309,7 +309,7 @@ fn seeds() -> BTreeMap<&'static str, Vec<Op>> {
             ]
             .concat(),
         ),
-        // Channels that no engine releases, freed, then the card's reset.
+        // Channels that do not leave their engines are freed; then the card is reset.
         (
             "stuck",
             [

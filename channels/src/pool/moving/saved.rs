@@ -1,6 +1,6 @@
-//! Saved form of migrating channels. It contains only the card data that a channel's own work has written. All else is
-//! created again, so that a file cannot change it: constants, addresses, records and their push buffers, words of
-//! completion.
+//! Saved form of migrating channels. It contains only the card data that a channel's own work has written. All other
+//! data is generated again, so that a file cannot change it: constants, addresses, records and their push buffers,
+//! completion words.
 
 use super::{Channel, Moving};
 use crate::block::{BLOCK, CONTEXTS};
@@ -18,7 +18,7 @@ use nvspec::instance::{graph_image, ramfc, userd};
 use saved_state::{Invalid, first_version};
 use serde::{Deserialize, Serialize};
 
-/// Words of RAMFC in which the card keeps a channel's state.
+/// Offsets of the words of RAMFC in which the card keeps a channel's state.
 const STATE: [u64; 18] = [
     ramfc::GP_GET,
     ramfc::GP_FETCH,
@@ -39,9 +39,9 @@ const STATE: [u64; 18] = [
     ramfc::PB_COUNT,
     ramfc::SUBDEVICE,
 ];
-/// Subchannels, each with an object.
+/// Number of subchannels, each with an object.
 const SUBCHANNELS: u64 = 8;
-/// Words of USERD in which the card reports its progress.
+/// Offsets of the words of USERD in which the card reports its progress.
 const PROGRESS: [u64; 6] =
     [userd::GET, userd::REF, userd::TOP_LEVEL_GET, userd::TOP_LEVEL_GET_HI, userd::GET_HI, userd::GP_GET];
 
@@ -58,13 +58,13 @@ first_version!(SavedMoving, "channels.moving");
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct SavedChannel {
     bound: SavedBound,
-    /// Words of [`STATE`], and the objects after them.
+    /// Values of the words in [`STATE`], followed by the objects.
     state: Vec<u32>,
-    /// Words of [`PROGRESS`].
+    /// Values of the words in [`PROGRESS`].
     progress: Vec<u32>,
     /// Guest entries in flight, oldest first.
     entries: Vec<u64>,
-    /// Content of the semaphore of each submission in flight.
+    /// Contents of the semaphore of each submission in flight.
     released: Vec<[u32; SEMAPHORE_BYTES / 4]>,
     /// Images of PGRAPH, CE0 and CE1.
     images: [Vec<u8>; 3],
@@ -185,7 +185,7 @@ fn work_area(
         let bytes: Vec<u8> = semaphore.iter().flat_map(|word| word.to_le_bytes()).collect();
         write(&mut work, semaphore_offset(record.slot), &bytes);
     }
-    // The card may be after the release of the last ended one.
+    // The card may have released the semaphore of the last ended record already.
     if let Some(slot) = ring.last_ended() {
         write(&mut work, push_offset(slot), &record_push(span, slot, ring.completed));
     }

@@ -1,4 +1,4 @@
-//! Channels of a VM that migrates to another card.
+//! Tests of the channels of a VM that migrates to another card.
 
 use crate::tests::fake::{A, B, World};
 use crate::{BindError, MoveError, Pause, Place, Presence, RunState, SavedMoving, Span, work_va};
@@ -7,10 +7,10 @@ use nvspec::fifo::{ChannelId, VirtualChannelId};
 use nvspec::instance::{ramfc, vm};
 
 const CH: VirtualChannelId = VirtualChannelId(0);
-/// Its shadow directory on the other card.
+/// A's shadow directory on the other card.
 const THERE: VramAddr = VramAddr(0x77_0000);
 
-/// Two channels of A, one with fetched and unfetched work, and a third whose bind was refused.
+/// Creates two channels of A, one of them with fetched and unfetched work, and a third channel whose bind was refused.
 fn here() -> World {
     let mut world = World::new();
     for channel in [0, 1] {
@@ -25,7 +25,7 @@ fn here() -> World {
     world
 }
 
-/// A card on which another VM has the first numbers, and A is paused.
+/// Creates a card on which another VM has the first numbers, and A is paused.
 fn there() -> World {
     let mut world = World::new();
     for channel in [0, 1, 2] {
@@ -50,7 +50,7 @@ fn migrated_channels_keep_addresses_and_get_new_numbers() {
     let [first, second] = &all[..] else { panic!("two channels: {all:?}") };
     assert_eq!((first.channel, first.physical, second.physical), (CH, ChannelId(3), ChannelId(4)));
     assert_eq!(there.channels.span(first.physical), Some(Span::from(before)));
-    // The submissions get the next numbers of this card, and the card may have begun the first.
+    // The submissions get the next numbers of this card, and the card may have begun the first submission.
     assert_eq!(
         first.flights.iter().map(|(number, began)| (number.0, *began)).collect::<Vec<_>>(),
         [(0, true), (1, false)]
@@ -61,7 +61,7 @@ fn migrated_channels_keep_addresses_and_get_new_numbers() {
     let userd = there.channels.layout().userd(first.physical);
     assert_eq!((word(ramfc::USERD_LO), word(vm::PDB_LO)), (userd.0 as u32, THERE.0 as u32));
     assert_eq!(there.channels.refused(A, VirtualChannelId(5)), Some(Place::Vram(GuestVramAddr(0x1000))));
-    // Nothing runs before the VM is resumed, and begun work not before its slice.
+    // Nothing runs before the VM is resumed, and begun work does not continue before its slice.
     assert_eq!(there.channels.run_state(first.physical), RunState::Stopped);
     there.channels.pause(&mut there.card, A, Pause::Standstill, false);
     let states = [first, second].map(|one| there.channels.run_state(one.physical));
@@ -81,7 +81,7 @@ fn channel_bound_after_migration_gets_unused_addresses() {
     for channel in [0, 1, 2] {
         there.channels.unbind(&mut there.card, B, VirtualChannelId(channel)).unwrap();
     }
-    // All numbers are used, including those of the addresses.
+    // All channel numbers are in use, including the numbers of the spans.
     let mut numbers = std::collections::BTreeSet::new();
     for _ in 0..130 {
         let physical = there.bind(A, 3);
@@ -130,7 +130,7 @@ fn channels_that_cannot_come_change_nothing() {
     assert!(here.channels.moving(&mut here.card, A).is_none());
 }
 
-/// Returns the words of a channel on a card, except the card's GP_PUT, because USERD has a different value.
+/// Returns the words of a channel on a card, except the card's GP_PUT, because USERD contains a different value.
 fn held(world: &World, channel: ChannelId) -> Vec<u32> {
     let layout = world.channels.layout();
     let areas =
@@ -164,7 +164,7 @@ fn channels_that_were_saved_come_as_those_that_were_not() {
 fn flipped_bits_in_saved_channels_are_rejected_or_harmless() {
     let bytes = postcard::to_allocvec(&saved(&mut here())).unwrap();
     let mut refused = 0;
-    // Not the whole images.
+    // Does not edit all of the images.
     let counts =
         |at: &usize| bytes.get(at.saturating_sub(8)..at + 8).is_none_or(|near| near.iter().any(|one| *one != near[0]));
     for at in (0..bytes.len()).filter(counts) {

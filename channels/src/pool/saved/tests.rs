@@ -6,7 +6,8 @@ use crate::tests::fake::{A, B, LAYOUT, World};
 use nvspec::instance::userd;
 use proptest::prelude::*;
 
-/// Channels of two VMs: work in flight, some of it not started; a refused bind, an unbound channel, a hung channel.
+/// Creates channels of two VMs: work in flight, some of it not started, a refused bind, an unbound channel and a hung
+/// channel.
 fn world() -> World {
     let mut world = World::new();
     for (vm, channel) in [(A, 0), (A, 1), (B, 0)] {
@@ -124,7 +125,7 @@ fn other_cards_and_numbers_are_refused() {
     assert!(refused(|saved| drop(saved.slots.pop())).contains("128 channels"));
     assert!(refused(|saved| saved.next_slot = 128).contains("there is no channel 128"));
     assert!(refused(|saved| saved.golden = vec![0; 1 << 20]).contains("too long"));
-    // PGRAPH's firmware would write them.
+    // If this were accepted, PGRAPH's firmware would write the named registers.
     assert!(refused(|saved| saved.golden[0] = 1).contains("names registers"));
     assert!(refused(|saved| saved.serial = 0).contains("bound later than the last"));
     assert!(refused(|saved| saved.submissions = 0).contains("bound later than the last"));

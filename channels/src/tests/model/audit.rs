@@ -1,4 +1,4 @@
-//! Checks the invariants at any time, and the remaining state once all work has completed.
+//! Checks the invariants at any time, and the final state after all work has completed.
 
 use super::super::fake::{A, B, LAYOUT, World};
 use super::{Rig, Track, clean};
@@ -34,7 +34,7 @@ impl Rig {
             let running = world.channels.run_state(physical) == RunState::Running;
             assert_eq!(world.card.enabled(physical), running);
             assert_eq!(world.card.userd(physical, userd::GP_PUT), track.index(track.started), "what was started");
-            // The card received the content of the guest's ring, in order, and the guest sees its progress.
+            // The card received the contents of the guest's ring in order, and the guest sees its progress.
             let given = &world.card.units[&physical.0].given;
             assert_eq!(given[..], track.taken[..given.len()]);
             let get = (track.start + given.len() as u32) & (track.entries - 1);
@@ -68,7 +68,7 @@ impl Rig {
         assert!(list.iter().all(|id| self.tracks.values().any(|track| u32::from(track.physical.0) == *id)));
     }
 
-    /// Lets all work complete: each submission ends exactly once.
+    /// Lets all work complete, and checks that each submission ends exactly once.
     pub(crate) fn drain(&mut self) {
         self.world.card.hung.clear();
         for vm in [A, B] {
@@ -79,7 +79,7 @@ impl Rig {
             }
             self.world.list(vm, &list);
         }
-        // The largest ring has 1024 entries unless a block names another size; the host's has 512.
+        // The largest ring has 1024 entries unless a block names another size; the host's ring has 512 entries.
         self.gated = false;
         for _ in 0..16 {
             while !self.waiting.is_empty() {
