@@ -7,7 +7,7 @@ pub(crate) use saved::{SavedAccount, SavedHistory};
 use crate::types::{Engine, Nanos};
 use std::collections::VecDeque;
 
-/// Buckets of a histogram for each power of two: quantiles are exact to 1/8.
+/// Number of buckets of a histogram for each power of two: quantiles are exact to 1/8.
 const BUCKETS_PER_OCTAVE: u32 = 8;
 /// Log2 of `BUCKETS_PER_OCTAVE`.
 const STEPS_LOG2: u32 = 3;
@@ -66,13 +66,13 @@ impl Histogram {
         self.sum
     }
 
-    /// Returns the number of durations of at most `ns`. It may miss durations less than an eighth below `ns`.
+    /// Returns the number of durations of at most `ns`. Durations less than an eighth below `ns` may be missed.
     #[must_use]
     pub fn at_most(&self, ns: u64) -> u64 {
         self.counts.iter().enumerate().take_while(|(index, _)| upper(*index) <= ns).map(|(_, count)| count).sum()
     }
 
-    /// Returns the mean in ns; 0 if there are no samples.
+    /// Returns the mean in ns; 0 without samples.
     #[must_use]
     pub fn mean(&self) -> u64 {
         self.sum.checked_div(self.count).unwrap_or(0)
@@ -84,7 +84,7 @@ impl Histogram {
         self.max
     }
 
-    /// Returns the duration in ns that `permille` of all do not exceed, at most an eighth too long; 0 if there are no
+    /// Returns the duration in ns that `permille` of all durations do not exceed, at most an eighth too long; 0 without
     /// samples.
     #[must_use]
     pub fn quantile(&self, permille: u32) -> u64 {
@@ -113,15 +113,15 @@ impl Histogram {
 /// Submissions of a vGPU to one engine, and its engine time.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Account {
-    /// Submissions that arrived.
+    /// Number of submissions that arrived.
     pub arrived: u64,
-    /// Submissions that were started.
+    /// Number of submissions that were started.
     pub started: u64,
-    /// Submissions that ended.
+    /// Number of submissions that ended.
     pub completed: u64,
-    /// Submissions that ended in another way: withdrawn, or removed with their channel.
+    /// Number of submissions that ended in another way: withdrawn, or removed with their channel.
     pub dropped: u64,
-    /// Submissions for which the scheduler requested to kill a channel.
+    /// Number of submissions for which the scheduler requested the kill of a channel.
     pub killed: u64,
     /// Engine time used, in ns.
     pub used: u64,
@@ -136,7 +136,7 @@ pub struct Account {
 pub struct Sample {
     /// Start of the interval.
     pub from: Nanos,
-    /// Time charged in it, in ns, by engine. A submission is charged when it ends.
+    /// Time charged in the interval, in ns, by engine. A submission is charged when it ends.
     pub used: [u64; Engine::COUNT],
 }
 

@@ -1,12 +1,12 @@
-//! Checks that parts of a saved scheduler share.
+//! Checks shared by parts of a saved scheduler.
 
 use crate::types::TenantId;
 use saved_state::{Invalid, ascend};
 
-/// Bound of event counts: sums over many vGPUs fit 64 bits.
+/// Upper bound of event counts, so that sums over many vGPUs fit 64 bits.
 pub(crate) const COUNT_MAX: u64 = 1 << 48;
 
-/// Returns whether maps have the vGPUs of `members`.
+/// Returns true if maps have exactly the vGPUs in `members`.
 pub(crate) fn of_members<'a>(
     keys: impl IntoIterator<Item = &'a TenantId>,
     members: impl IntoIterator<Item = &'a TenantId>,

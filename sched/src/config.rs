@@ -1,8 +1,8 @@
-//! Settings of operators: of a card, and of a vGPU.
+//! Operators' settings of a card and of a vGPU.
 
 use serde::{Deserialize, Serialize};
 
-/// Nanoseconds of a millisecond.
+/// Number of nanoseconds in a millisecond.
 pub(crate) const MS: u64 = 1_000_000;
 /// Unit of guarantees and caps: parts of the whole.
 pub const PERMILLE: u32 = 1000;
@@ -28,7 +28,7 @@ impl PolicyKind {
     /// All.
     pub const ALL: [Self; 5] = [Self::Direct, Self::Fifo, Self::Credit, Self::Band, Self::Disengaged];
 
-    /// As operators write it.
+    /// Returns the name in operators' configurations.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -74,14 +74,14 @@ pub struct BandParams {
 }
 
 impl Default for BandParams {
-    /// The papers' 30 ms and 500 us, with `correct`.
+    /// The papers' 30 ms and 500 us, with `correct` set.
     fn default() -> Self {
         Self { period_ns: 30 * MS, wait_ns: MS / 2, correct: true, own_time: true, free_wait_permille: 125 }
     }
 }
 
 impl BandParams {
-    /// BAND as published, with GPUvm's accounting.
+    /// Returns the parameters of BAND as published, with GPUvm's accounting.
     #[must_use]
     pub fn published() -> Self {
         Self { correct: false, ..Self::default() }
@@ -124,7 +124,7 @@ impl Default for Pipeline {
 }
 
 impl Pipeline {
-    /// One at a time, as in the papers.
+    /// One submission at a time, as in the papers.
     pub const ONE: Self = Self { contended: 1, alone: 1, ahead_ns: 0 };
 }
 
@@ -170,16 +170,16 @@ impl Default for Config {
 const MIN_INTERVAL_NS: u64 = 100_000;
 /// Longest period, wait and interval, in ns.
 const MAX_INTERVAL_NS: u64 = 10_000 * MS;
-/// Most submissions that an engine may hold.
+/// Maximum number of submissions that an engine may hold.
 const MAX_PIPELINE_DEPTH: u32 = 1024;
 
-/// A setting that makes no sense.
+/// A setting that is out of bounds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{name} = {value} is not between {least} and {most}")]
 pub struct ConfigError {
-    /// The setting.
+    /// Name of the setting.
     pub name: &'static str,
-    /// The value.
+    /// Value of the setting.
     pub value: u64,
     /// Lower bound.
     pub least: u64,

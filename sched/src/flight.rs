@@ -1,4 +1,4 @@
-//! Submissions on an engine, and the time that it was busy with them.
+//! Submissions on an engine, and the time for which the engine was busy with them.
 
 use crate::types::{Channel, Nanos, TenantId, Ticket};
 use serde::{Deserialize, Serialize};
@@ -16,20 +16,20 @@ pub(crate) struct Flight {
     /// would never meet its limit.
     #[serde(default)]
     pub(crate) began: Option<Nanos>,
-    /// A kill of its channel was requested.
+    /// True if a kill of its channel was requested.
     pub(crate) killed: bool,
 }
 
 /// One engine.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct EngineState {
-    /// In the order of their starts, which is the engine's order.
+    /// Submissions in the order of their starts, which is the engine's order.
     flights: VecDeque<Flight>,
     /// Submissions that wait for something other than the engine.
     aside: Vec<Flight>,
-    /// Latest known time up to which it was busy.
+    /// Latest known time up to which the engine was busy.
     last_end: Nanos,
-    /// Time for which it was busy, in ns.
+    /// Time for which the engine was busy, in ns.
     pub(crate) busy: u64,
     /// Part of `busy` that removed vGPUs used.
     pub(crate) departed: u64,
@@ -57,7 +57,7 @@ impl EngineState {
         self.promote();
     }
 
-    /// Brings a channel's submission to the front, because the engine works on it now, regardless of the accounts.
+    /// Moves a channel's submission to the front, because the engine works on it now, regardless of the accounts.
     /// Returns `false` if the channel has no submission here.
     pub(crate) fn bring_forward(&mut self, of: impl Fn(&Flight) -> bool) -> bool {
         let Some(at) = self.flights.iter().position(of) else { return false };
@@ -71,7 +71,7 @@ impl EngineState {
         true
     }
 
-    /// Restarts the limit of the first submission: it did not have the engine before `since`.
+    /// Restarts the time limit of the first submission, which did not have the engine before `since`.
     pub(crate) fn begin_anew(&mut self, since: Nanos) {
         if let Some(first) = self.flights.front_mut() {
             (first.began, first.killed) = (Some(since), false);
@@ -85,7 +85,7 @@ impl EngineState {
         Some((flight, self.charge_until(since, now)))
     }
 
-    /// Accounts the time up to `now`, from `since` or the end of the previous submission. Returns it in ns.
+    /// Charges the time up to `now`, from `since` or the end of the previous submission. Returns the time in ns.
     pub(crate) fn charge_until(&mut self, since: Nanos, now: Nanos) -> u64 {
         let used = now.since(since.max(self.last_end));
         self.last_end = self.last_end.max(now);
@@ -93,7 +93,7 @@ impl EngineState {
         used
     }
 
-    /// Skips the time up to `now`, in which none of its submissions could use the engine, from `since` or the last end.
+    /// Skips the time up to `now`, from `since` or the last end, in which no submission of the engine could use it.
     /// Returns the time in ns.
     pub(crate) fn pass(&mut self, since: Nanos, now: Nanos) -> u64 {
         let used = self.charge_until(since, now);
@@ -105,12 +105,12 @@ impl EngineState {
         self.flights.iter()
     }
 
-    /// Submissions that wait for something other than the engine.
+    /// Returns the submissions that wait for something other than the engine.
     pub(crate) fn asides(&self) -> impl Iterator<Item = &Flight> {
         self.aside.iter()
     }
 
-    /// Returns the submission that the engine works on, and its start.
+    /// Returns the submission that the engine works on, and the submission's start.
     pub(crate) fn running(&self) -> Option<(&Flight, Nanos)> {
         let first = self.flights.front()?;
         Some((first, first.began.unwrap_or(first.started.max(self.last_end))))
@@ -122,8 +122,8 @@ impl EngineState {
         }
     }
 
-    /// Ends a submission. Returns it and the time in ns that it used: since its start, or since the end of the previous
-    /// one. An earlier `ended` is clamped to that.
+    /// Ends a submission. Returns the submission and the time in ns that it used, measured from its start or from the
+    /// end of the previous submission. An earlier `ended` is clamped to that time.
     pub(crate) fn end(&mut self, ticket: Ticket, ended: Nanos) -> Option<(Flight, u64)> {
         let at = self.flights.iter().position(|flight| flight.ticket == ticket)?;
         let flight = self.flights.remove(at)?;
@@ -134,8 +134,8 @@ impl EngineState {
         Some((flight, used))
     }
 
-    /// Sets a submission aside from `now` on, because it does not wait for the engine. Returns it and the time in ns
-    /// that it used before.
+    /// Sets a submission aside from `now` on, because it does not wait for the engine. Returns the submission and the
+    /// time in ns that it used before.
     pub(crate) fn set_aside(&mut self, ticket: Ticket, now: Nanos) -> Option<(Flight, u64)> {
         let first = self.flights.front()?.ticket == ticket;
         let (flight, used) = if first { self.end(ticket, now)? } else { (self.withdraw(ticket)?, 0) };

@@ -1,4 +1,4 @@
-//! A lane: the queues of all vGPUs for one engine, or for all of them, with one policy.
+//! A lane: the queues of all vGPUs for one engine or for all engines, with one policy.
 
 use crate::config::{Config, PERMILLE};
 use crate::flight::Flight;
@@ -10,23 +10,23 @@ use saved_state::Invalid;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
-/// Bound of a bucket's level and debt, in thousandths of a nanosecond: sums with any time fit 128 bits.
+/// Upper bound of a bucket's level and debt, in thousandths of a nanosecond, so that sums with any time fit 128 bits.
 const LEVEL_MAX: u128 = 1 << 100;
 
-/// The queues of one engine or of all.
+/// The queues of one engine or of all engines.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Lane {
     members: BTreeMap<TenantId, Member>,
     policy: AnyPolicy,
-    /// Submissions in all queues.
+    /// Number of submissions in all queues.
     queued: usize,
-    /// Submissions on the card.
+    /// Number of submissions on the card.
     in_flight: u32,
-    /// An event arrived after the last attempt to start work.
+    /// True if an event arrived after the last attempt to start work.
     changed: bool,
     /// The vGPU whose submission started last.
     last: Option<TenantId>,
-    /// Time since which work could start although no work of the lane runs.
+    /// Time since which work could have started although no work of the lane runs.
     waiting: Option<Nanos>,
     /// End of the wait for a cap.
     opens: Option<Nanos>,
@@ -52,7 +52,7 @@ impl Lane {
         self.policy.joined(vgpu);
     }
 
-    /// Removes a vGPU. Returns its queued submissions. Its work in flight counts until it has ended.
+    /// Removes a vGPU. Returns its queued submissions. The vGPU's work in flight counts until it has ended.
     pub(crate) fn leave(&mut self, vgpu: TenantId) -> Vec<Queued> {
         self.policy.left(vgpu);
         self.changed = true;
@@ -65,7 +65,7 @@ impl Lane {
         self.changed = true;
         if let Some(member) = self.members.get_mut(&vgpu) {
             if member.params.cap_permille != params.cap_permille {
-                // Use under the former cap does not count against the new one.
+                // Use under the previous cap does not count against the new cap.
                 member.bucket = Bucket { level: 0, at: now };
             }
             member.params = params;
@@ -185,14 +185,15 @@ impl Lane {
         self.members.iter().find(|(_, member)| holds(member)).map(|(vgpu, _)| *vgpu)
     }
 
-    /// Records that a submission in flight has ended: it was seen now, `late` ns after its end, and had used `used` ns.
+    /// Records that a submission in flight has ended. The end was seen now, `late` ns after it happened; the submission
+    /// had used `used` ns.
     pub(crate) fn ended(&mut self, config: &Config, vgpu: TenantId, used: u64, late: u64, now: Nanos) {
         (self.in_flight, self.changed) = (self.in_flight.saturating_sub(1), true);
         let Some(member) = self.members.get_mut(&vgpu) else { return };
         member.in_flight = member.in_flight.saturating_sub(1);
         member.last_seen = Some(now);
-        // Maximum of the recent lengths: a vGPU that sends one long submission after many short ones is expected to do
-        // so again.
+        // Maximum of the recent lengths: a vGPU that sends one long submission after many short ones is expected to
+        // send a long one again.
         member.expected = used.max(member.expected - member.expected / 8);
         member.bucket.fill(member.params.cap_permille, now);
         member.bucket.take(used);
@@ -206,14 +207,14 @@ impl Lane {
         self.policy.idled(vgpu, ns, &view);
     }
 
-    /// Returns true if a vGPU has had the lane alone for `ns`, has nothing queued, and its submissions last at most
-    /// `most` ns.
+    /// Returns true if a vGPU has had the lane alone for `ns`, has nothing queued, and sends submissions that last at
+    /// most `most` ns.
     pub(crate) fn is_brief_and_alone(&self, vgpu: TenantId, now: Nanos, ns: u64, most: u64) -> bool {
         let own = |member: &Member| member.queue.is_empty() && member.expected <= most;
         self.members.iter().all(|(id, member)| if *id == vgpu { own(member) } else { !member.active(now, ns) })
     }
 
-    /// Marks the lane as changed, after time has passed or the settings changed.
+    /// Marks the lane as changed, because time has passed or the settings have changed.
     pub(crate) fn touch(&mut self) {
         self.changed = true;
     }
@@ -250,7 +251,7 @@ impl Lane {
     }
 
     fn next_open(&self) -> Option<Nanos> {
-        // While it has work in flight, the end of that work comes early enough.
+        // While a vGPU has work in flight, the end of that work is an early enough wakeup.
         let capped = self.members.values().filter(|m| !m.queue.is_empty() && !m.held && m.in_flight == 0 && !m.ready());
         capped.map(|member| member.bucket.opens(member.params.cap_permille)).min()
     }
@@ -262,7 +263,7 @@ impl Lane {
         [self.policy.wakeup(), self.opens].into_iter().flatten().min()
     }
 
-    /// Returns the policy's standing of a vGPU.
+    /// Returns a vGPU's standing with the policy.
     pub(crate) fn standing(&self, vgpu: TenantId) -> policy::Standing {
         self.policy.standing(vgpu)
     }

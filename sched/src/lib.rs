@@ -1,29 +1,30 @@
-//! The GPU scheduler as a pure state machine: events and the time in, decisions out.
+//! The GPU scheduler as a pure state machine, from events and the time to decisions.
 //!
-//! [`Scheduler`] uses no hardware, threads or clock; its feeder sends it events and executes its decisions. So a test
-//! simulates hours of many vGPUs in seconds, and [`sim`] shows how a policy behaves before real guests use it.
+//! [`Scheduler`] uses no hardware, threads or clock; its feeder sends events to the scheduler and executes its
+//! decisions. So a test can simulate hours of many vGPUs in seconds, and [`sim`] shows how a policy behaves before real
+//! guests use it.
 //!
 //! Parts:
-//! - [`Event`], [`Decision`]: the interface, and [`trace`]: a record of them that can be replayed;
+//! - [`Event`], [`Decision`]: the interface; [`trace`]: a record of both that can be replayed;
 //! - [`Config`], [`VgpuParams`]: an operator's settings of a card and of a vGPU, which may change at any time;
 //! - [`Scheduler`]: queues of submissions in lanes (one for each engine, or one for all), work on the card, accounts,
-//!   caps, run time limits, strikes and quarantine: the same for every policy;
-//! - `policy`: the choice of the next vGPU. One file each: `direct`, `fifo`, `credit`, `band`, `disengaged`;
+//!   caps, run time limits, strikes and quarantine, which are the same for every policy;
+//! - `policy`: the choice of the next vGPU, with one file per policy: `direct`, `fifo`, `credit`, `band`, `disengaged`;
 //! - [`shares`](shares()): each vGPU's part of the time;
-//! - [`Account`], [`History`], [`Histogram`]: use;
+//! - [`Account`], [`History`], [`Histogram`]: records of use;
 //! - [`turns`]: grants of a whole card to one tenant at a time, for cards whose work cannot be withheld;
-//! - [`sim`]: a card, guests and their workloads as data, deterministic from a seed.
+//! - [`sim`]: a simulated card and guests whose workloads are data, deterministic for a given seed.
 //!
-//! How a feeder uses it: each doorbell is an [`Event::Arrival`] with a ticket; on [`Decision::Start`] the feeder
-//! submits the channel's new work to the card; its completion record makes an [`Event::Completed`] with the card's
-//! time; at [`Scheduler::next_wakeup`] the feeder sends an [`Event::Tick`]. The feeder must bound the number of tickets
-//! that a vGPU has queued.
+//! A feeder uses the crate as follows: each doorbell is an [`Event::Arrival`] with a ticket; on [`Decision::Start`] the
+//! feeder submits the channel's new work to the card; the completion record causes an [`Event::Completed`] with the
+//! card's time; at [`Scheduler::next_wakeup`] the feeder sends an [`Event::Tick`]. The feeder must bound the number of
+//! tickets that a vGPU has queued.
 //!
 //! Charges: an engine runs its work in order, so a submission has used the time from its start or from the previous
 //! end, whichever is later, to its own end. The sum of all charges is the time that the engine was busy. The feeder
 //! reports that a submission has ended: it must not rely only on memory that a guest can write.
 //!
-//! Not in this crate: preemption of running work. Memory is bounded by the number of vGPUs and of queued submissions.
+//! This crate does not preempt running work. Memory is bounded by the number of vGPUs and of queued submissions.
 //!
 //! Sources: Gdev (Kato et al., USENIX ATC 2012), sections 5.1, 5.2 and figure 2; GPUvm (Suzuki et al., USENIX ATC
 //! 2014), section 3.5; each policy's file lists its own sources.

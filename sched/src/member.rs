@@ -6,13 +6,13 @@ use crate::types::{Channel, Engine, Nanos, Ticket};
 use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
 
-/// Time that a cap's bucket takes to fill, in ns: caps are kept within this time.
+/// Time that a cap's bucket takes to fill, in ns: caps are enforced within this time.
 const CAP_NS: u64 = 30 * MS;
 
 /// Expected length of a vGPU's first submission, in ns: a cautious value.
 const UNKNOWN_NS: u64 = MS;
 
-/// A submission that waits.
+/// A waiting submission.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub(crate) struct Queued {
     pub(crate) ticket: Ticket,
@@ -21,7 +21,7 @@ pub(crate) struct Queued {
     pub(crate) arrived: Nanos,
     /// Its sequence number among all arrivals.
     pub(crate) order: u64,
-    /// Set if it was started before.
+    /// True if it was started before.
     #[serde(default)]
     pub(crate) again: bool,
 }
@@ -35,9 +35,9 @@ pub(crate) struct Member {
     pub(crate) in_flight: u32,
     /// Time at which the end of its last submission was seen.
     pub(crate) last_seen: Option<Nanos>,
-    /// Expected length of one of its submissions, in ns: the recent maximum.
+    /// Expected length of the vGPU's next submission, in ns: the recent maximum.
     pub(crate) expected: u64,
-    /// It is in quarantine: do not start its work.
+    /// True if the vGPU is in quarantine: its work must not be started.
     pub(crate) held: bool,
     pub(crate) bucket: Bucket,
 }
@@ -48,19 +48,19 @@ impl Member {
         Self { params, queue: VecDeque::new(), in_flight: 0, last_seen: None, expected: UNKNOWN_NS, held, bucket }
     }
 
-    /// Returns true if one of its submissions may start.
+    /// Returns true if a submission of the vGPU may start.
     pub(crate) fn ready(&self) -> bool {
         !self.queue.is_empty()
             && !self.held
             && (self.params.cap_permille == PERMILLE || self.bucket.level >= self.ahead())
     }
 
-    /// Returns the use that its submissions in flight are expected to take from the bucket.
+    /// Returns the use that the submissions in flight are expected to take from the bucket.
     pub(crate) fn ahead(&self) -> i128 {
         i128::from(self.expected) * i128::from(self.in_flight) * i128::from(PERMILLE)
     }
 
-    /// Returns true if it has work, or had some within `ns`.
+    /// Returns true if the vGPU has work, or had work within `ns`.
     pub(crate) fn active(&self, now: Nanos, ns: u64) -> bool {
         !self.held
             && (!self.queue.is_empty()

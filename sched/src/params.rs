@@ -1,24 +1,24 @@
-//! Settings of operators of a vGPU.
+//! Operators' settings of a vGPU.
 
 use crate::config::{ConfigError, LatencyClass, MS, PERMILLE, within};
 use crate::engine::Engine;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-/// Share of a vGPU of each engine.
+/// Share of a vGPU in each engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, schemars::JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct VgpuParams {
     /// Its part of the time is this over the sum of the weights that compete.
     pub weight: u32,
-    /// Its part is at least this, in permille, while it wants it.
+    /// Minimum part of the time, in permille, while the vGPU wants it.
     pub guarantee_permille: u32,
-    /// Its part is at most this, in permille, even when no other vGPU wants the rest.
+    /// Maximum part of the time, in permille, even when no other vGPU wants the rest.
     pub cap_permille: u32,
     /// Latency class: among vGPUs that are due, the better class runs first.
     pub class: LatencyClass,
-    /// Time that one submission may run, in ns; `None` for no limit.
+    /// Maximum run time of one submission, in ns; `None` for no limit.
     pub max_run_ns: Option<u64>,
-    /// Its share of the copy engines, if it differs. With one queue for all engines there is one share.
+    /// Share of the copy engines, if it differs. With one queue for all engines there is only one share.
     pub copies: CopyShare,
 }
 
@@ -35,7 +35,7 @@ pub struct CopyShare {
 }
 
 impl CopyShare {
-    /// The settings of compute.
+    /// All settings are those of compute.
     pub const AS_COMPUTE: Self = Self { weight: None, guarantee_permille: None, cap_permille: None };
 
     /// Returns true if all settings are those of compute.
@@ -87,9 +87,9 @@ impl VgpuParams {
         within("copies.cap_permille", cap_permille.into(), guarantee_permille.max(1).into(), PERMILLE.into())
     }
 
-    /// Returns the settings of a vGPU that has the time of several vGPUs, of which it is one, while the others wait for
-    /// their memory: towards the rest it competes with the weights and guarantees of all. Its cap grows by the same
-    /// factor as its weight, since it runs for its part of the time only.
+    /// Returns the settings of a vGPU that uses the time of several `members`, including itself, while the other
+    /// members wait for their memory. Against vGPUs outside this group it competes with the weights and guarantees of
+    /// all members. Its cap grows by the same factor as its weight, because it runs only for its part of the time.
     #[must_use]
     pub fn on_behalf_of(&self, members: impl IntoIterator<Item = Self>) -> Self {
         let (mut weights, mut guarantees) = (0u64, 0u64);
@@ -104,7 +104,7 @@ impl VgpuParams {
         Self { weight: weight as u32, guarantee_permille: guarantee as u32, cap_permille: cap as u32, ..*self }
     }
 
-    /// Returns the settings for one engine: for a copy engine, those of `copies` replace the others.
+    /// Returns the settings for one engine. For a copy engine, the settings in `copies` replace the others.
     #[must_use]
     pub fn for_engine(&self, engine: Engine) -> Self {
         let plain = Self { copies: CopyShare::AS_COMPUTE, ..*self };
@@ -121,8 +121,8 @@ impl VgpuParams {
     }
 }
 
-/// The settings without [`VgpuParams::copies`]. A saved scheduler keeps those [separately](crate::SavedScheduler), so
-/// that settings saved before copy shares existed can still be read.
+/// The settings without [`VgpuParams::copies`]. A saved scheduler keeps the copy shares
+/// [separately](crate::SavedScheduler), so that settings saved before copy shares existed can still be read.
 #[derive(Serialize, Deserialize)]
 struct Saved {
     weight: u32,
@@ -132,7 +132,7 @@ struct Saved {
     max_run_ns: Option<u64>,
 }
 
-/// The settings in the form for people and programs.
+/// The settings in a form for people and programs.
 #[derive(Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields, rename = "VgpuParams")]
 struct Told {

@@ -1,7 +1,7 @@
-//! The interface of a policy: it receives its lane's events and picks the next vGPU.
+//! The interface of a policy, which receives its lane's events and picks the next vGPU.
 //!
 //! A policy keeps only the state that it needs to choose; queues, work in flight, caps, quarantines, limits and the
-//! accounts belong to the lane and the scheduler, and are the same for all.
+//! accounts belong to the lane and the scheduler, and are the same for all policies.
 
 mod band;
 mod credit;
@@ -22,16 +22,16 @@ use std::ops::{Deref, DerefMut};
 /// Permission to start work in addition to the work in flight.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Room {
-    /// Any vGPU, because no work is in flight.
+    /// Any vGPU may start work, because no work is in flight.
     Free,
-    /// Further work of the same vGPU, which has about `ahead` ns of work in flight.
+    /// The same vGPU may start further work; it has about `ahead` ns of work in flight.
     Behind {
         /// The vGPU.
         vgpu: TenantId,
-        /// Time in ns.
+        /// Length of the vGPU's work in flight, in ns.
         ahead: u64,
     },
-    /// No permission.
+    /// No vGPU may start work.
     Full,
 }
 
@@ -70,13 +70,13 @@ impl<'a> View<'a> {
 /// Standing of a vGPU with a policy, in ns.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Standing {
-    /// Remaining budget; negative when overdrawn. 0 with policies that have no budgets.
+    /// Remaining budget; negative when overdrawn. 0 for policies without budgets.
     pub credit: i64,
-    /// Use beyond its share; negative if its use was below it. 0 with policies that do not measure it.
+    /// Use beyond the vGPU's share; negative if its use was below the share. 0 for policies that do not measure it.
     pub beyond: i64,
 }
 
-/// A way of choosing the next vGPU. Events that do not affect it have an empty body.
+/// A way of choosing the next vGPU. Policies leave the handlers of irrelevant events empty.
 pub(crate) trait Policy: Debug + Send {
     /// Adds a vGPU.
     fn joined(&mut self, vgpu: TenantId);
@@ -87,7 +87,8 @@ pub(crate) trait Policy: Debug + Send {
     /// Records that a submission of a vGPU has been queued.
     fn arrived(&mut self, _vgpu: TenantId, _view: &View<'_>) {}
 
-    /// Records that a submission of a vGPU starts now, after the engine was idle with work available for `gap` ns.
+    /// Records that a submission of a vGPU starts now, after the engine was idle for `gap` ns although work was
+    /// available.
     fn started(&mut self, _vgpu: TenantId, _gap: u64, _view: &View<'_>) {}
 
     /// Charges `used` ns to a vGPU in addition to its submissions that [end](Self::ended).
@@ -96,13 +97,12 @@ pub(crate) trait Policy: Debug + Send {
     /// Records that the engine idled for `ns` until the card received the work for which a vGPU was chosen.
     fn idled(&mut self, _vgpu: TenantId, _ns: u64, _view: &View<'_>) {}
 
-    /// Records that a submission of a vGPU has ended `late` ns ago, and had used `used` ns of the engine. `late` is
-    /// shorter if the engine worked in the meantime: it counts only the time in which the engine could have run other
-    /// work.
+    /// Records that a submission of a vGPU ended `late` ns ago, after using the engine for `used` ns. `late` is shorter
+    /// if the engine worked in the meantime: `late` counts only the time in which the engine could have run other work.
     fn ended(&mut self, _vgpu: TenantId, _used: u64, _late: u64, _view: &View<'_>) {}
 
-    /// Returns the vGPU whose first submission starts now. It must be [ready](View::ready). Called after each event,
-    /// and again after each start.
+    /// Returns the vGPU whose first submission starts now. The vGPU must be [ready](View::ready). Called after each
+    /// event, and again after each start.
     fn pick(&mut self, view: &View<'_>) -> Option<TenantId>;
 
     /// Returns the time of the next call of [`Self::pick`], unless an event arrives first.
@@ -121,7 +121,7 @@ pub(crate) trait Policy: Debug + Send {
     }
 }
 
-/// A policy of any kind, with its state, so that it can be copied and serialized.
+/// A policy of any kind with its state, in a form that can be copied and serialized.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) enum AnyPolicy {
     Direct(direct::Direct),

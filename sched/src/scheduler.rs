@@ -1,4 +1,4 @@
-//! The state machine: events and the time in, decisions out.
+//! The state machine, from events and the time to decisions.
 
 mod saved;
 
@@ -20,7 +20,7 @@ use std::collections::BTreeMap;
 pub enum Quarantine {
     /// Not quarantined.
     Free,
-    /// Until this time, unless the operator ends it earlier.
+    /// Lasts until this time, unless the operator ends it earlier.
     Until(Nanos),
     /// Lasts until the operator ends it.
     Held,
@@ -54,7 +54,7 @@ pub struct Scheduler {
     config: Config,
     vgpus: BTreeMap<TenantId, Vgpu>,
     engines: [EngineState; Engine::COUNT],
-    /// One for each engine, or one for all, at the index of compute.
+    /// One lane for each engine, or one lane for all engines, at the index of compute.
     lanes: Vec<Lane>,
     /// Sequence number of the next arrival.
     order: u64,
@@ -82,8 +82,8 @@ impl Scheduler {
             && self.lanes.iter().all(|lane| lane.is_of(&self.config))
     }
 
-    /// Handles one event and appends its decisions, in order. A `now` before the previous one counts as the previous
-    /// one.
+    /// Handles one event and appends its decisions, in order. A `now` before the previous time counts as the previous
+    /// time.
     pub fn event(&mut self, now: Nanos, event: Event, decisions: &mut Vec<Decision>) {
         self.now = self.now.max(now);
         let known = match event {
@@ -166,13 +166,14 @@ impl Scheduler {
         self.vgpus.get(&vgpu).map(|vgpu| &vgpu.accounts[engine.index()])
     }
 
-    /// Returns the last uses of a vGPU.
+    /// Returns the recent use of a vGPU.
     #[must_use]
     pub fn history(&self, vgpu: TenantId) -> Option<&History> {
         self.vgpus.get(&vgpu).map(|vgpu| &vgpu.history)
     }
 
-    /// Returns the submissions beyond their limit since the vGPU was last added or released, and its quarantine.
+    /// Returns the number of submissions beyond their limit since the vGPU was last added or released, and its
+    /// quarantine.
     #[must_use]
     pub fn strikes(&self, vgpu: TenantId) -> Option<(u32, Quarantine)> {
         self.vgpus.get(&vgpu).map(|vgpu| (vgpu.strikes, vgpu.quarantine))
@@ -196,7 +197,7 @@ impl Scheduler {
         self.engines[engine.index()].departed
     }
 
-    /// Returns the number of submissions on the card, of all engines.
+    /// Returns the number of submissions on the card, on all engines.
     #[must_use]
     pub fn in_flight(&self) -> usize {
         self.engines.iter().map(|engine| engine.flights().count()).sum()
@@ -208,7 +209,7 @@ impl Scheduler {
         self.lanes.iter().map(Lane::queued).sum()
     }
 
-    /// Returns the queued submissions, then those on the card.
+    /// Returns the queued submissions, followed by those on the card.
     pub(crate) fn pending(&self) -> impl Iterator<Item = (TenantId, Channel, Engine, Ticket)> {
         let queued = self.lanes.iter().flat_map(Lane::waiting);
         let queued = queued.map(|(vgpu, queued)| (vgpu, queued.channel, queued.engine, queued.ticket));
@@ -225,14 +226,14 @@ impl Scheduler {
         self.engines[engine.index()].running().is_some()
     }
 
-    /// Returns true if a vGPU has had an engine alone for a period, has nothing queued, and its submissions last at
-    /// most `most` ns, as far as that is known: no other vGPU waits for the next end.
+    /// Returns true if a vGPU has had an engine alone for a period, has nothing queued, and sends submissions that last
+    /// at most `most` ns, as far as known: then no other vGPU waits for the next end.
     #[must_use]
     pub fn is_brief_and_alone(&self, vgpu: TenantId, engine: Engine, now: Nanos, most: u64) -> bool {
         self.lanes[self.lane_of(engine)].is_brief_and_alone(vgpu, now, self.config.band.period_ns, most)
     }
 
-    /// Returns the place of a submission. `None` if it is unknown.
+    /// Returns the place of a submission; `None` if it is unknown.
     #[must_use]
     pub fn place(&self, ticket: Ticket) -> Option<Place> {
         if self.engine_of(ticket).is_some() {
@@ -302,7 +303,7 @@ impl Scheduler {
     fn started(&mut self, ticket: Ticket) -> bool {
         let Some(engine) = self.engine_of(ticket) else { return false };
         let first = self.engines[engine.index()].running().filter(|(flight, _)| flight.ticket == ticket);
-        // The engine has idled since then.
+        // The engine has idled since the last end.
         let idle = first.map(|(flight, since)| (flight.vgpu, self.now.since(since)));
         self.engines[engine.index()].given(ticket, self.now);
         if let Some((vgpu, ns)) = idle {
@@ -373,7 +374,7 @@ impl Scheduler {
         true
     }
 
-    /// Charges a vGPU for keeping the engine. Submissions given to the engine in the meantime have not had it.
+    /// Charges a vGPU for keeping the engine. Submissions given to the engine in the meantime did not have it.
     fn kept(&mut self, engine: Engine, vgpu: TenantId, since: Nanos) -> bool {
         let now = self.now;
         let Some(known) = self.vgpus.get_mut(&vgpu) else { return false };
@@ -386,8 +387,8 @@ impl Scheduler {
         true
     }
 
-    /// Corrects the accounts according to the card: the submission that has the engine runs, regardless of its
-    /// accounted place. The submission that the accounts assumed instead did not use the engine.
+    /// Corrects the accounts according to the card: the submission that has the engine runs, whatever its place in the
+    /// accounts. The submission that the accounts assumed to run did not use the engine.
     fn occupied(&mut self, engine: Engine, vgpu: TenantId, channel: Channel) -> bool {
         let of = |flight: &Flight| (flight.vgpu, flight.channel) == (vgpu, channel);
         if self.engines[engine.index()].bring_forward(of) {
@@ -422,7 +423,7 @@ impl Scheduler {
 
     fn complete(&mut self, ticket: Ticket, ended: Option<Nanos>) -> bool {
         if let Some((engine, flight)) = self.take_aside(ticket) {
-            // Its use since it waited is unknown.
+            // The submission's use since it began to wait is unknown.
             if let Some(vgpu) = self.vgpus.get_mut(&flight.vgpu) {
                 vgpu.accounts[engine.index()].completed += 1;
             }
@@ -432,8 +433,8 @@ impl Scheduler {
         let earliest = Nanos(self.now.0.saturating_sub(self.config.stamp_slack_ns));
         let ended = ended.unwrap_or(self.now).clamp(earliest, self.now);
         let Some((flight, used)) = self.engines[engine.index()].end(ticket, ended) else { return false };
-        // Submissions after it on the engine are charged from that end on; only time in which the engine had no work is
-        // lost.
+        // Later submissions on the engine are charged from that end on; only the time in which the engine had no work
+        // is lost.
         let idle_until = self.engines[engine.index()].running().map_or(self.now, |(_, since)| since.min(self.now));
         self.leave_engine(engine, &flight, used, idle_until.since(ended), true);
         true
@@ -523,7 +524,7 @@ impl Scheduler {
         true
     }
 
-    /// Rebuilds the lanes for another policy or division, with all queued and in-flight submissions.
+    /// Rebuilds the lanes for another policy or division into queues, with all queued and in-flight submissions.
     fn remake_lanes(&mut self) {
         let mut old = std::mem::replace(&mut self.lanes, lanes(&self.config, self.now));
         for (vgpu, known) in &self.vgpus {
@@ -558,7 +559,7 @@ impl Scheduler {
         true
     }
 
-    /// Returns the engine that has a submission, according to the accounts.
+    /// Returns the engine that holds a submission, according to the accounts.
     #[must_use]
     pub fn engine_of(&self, ticket: Ticket) -> Option<Engine> {
         Engine::ALL.into_iter().find(|engine| self.engines[engine.index()].flights().any(|f| f.ticket == ticket))

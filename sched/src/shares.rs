@@ -3,10 +3,10 @@
 use crate::config::PERMILLE;
 use crate::params::VgpuParams;
 
-/// Unit of shares: parts of the whole.
+/// Unit of shares: number of parts of the whole.
 pub const WHOLE_SHARE_PPM: u64 = 1_000_000;
 
-/// Bounds of one claimant's part of a divided whole.
+/// Bounds of one claimant's part when a whole is divided.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Claim {
     pub(crate) weight: u32,
@@ -17,7 +17,7 @@ pub(crate) struct Claim {
 }
 
 impl Claim {
-    /// Converts the settings of a vGPU, for a whole of this many parts.
+    /// Converts the settings of a vGPU, for a whole of `whole` parts.
     pub(crate) fn from_params(params: &VgpuParams, whole: u64) -> Self {
         Self {
             weight: params.weight,
@@ -27,21 +27,22 @@ impl Claim {
     }
 }
 
-/// Shares of the vGPUs that compete, in parts of [`WHOLE_SHARE_PPM`], in their order: by weight, but none less than its
-/// guarantee or more than its cap. The others share the rest by weight. The sum is at most the whole, and less only
-/// because of caps or rounding. Guarantees that exceed the whole in total shrink in proportion.
+/// Returns the shares of the competing vGPUs, in parts of [`WHOLE_SHARE_PPM`], in their order. Shares are proportional
+/// to weights, but no share is below the vGPU's guarantee or above its cap; the other vGPUs share the rest by weight.
+/// The sum is at most the whole, and is smaller only because of caps or rounding. Guarantees that exceed the whole in
+/// total shrink in proportion.
 pub fn shares(of: &[VgpuParams]) -> Vec<u64> {
     let claims: Vec<_> = of.iter().map(|params| Claim::from_params(params, WHOLE_SHARE_PPM)).collect();
     divide(WHOLE_SHARE_PPM, &claims)
 }
 
-/// Divides any whole, with any bounds, like `shares`.
+/// Divides any whole with any bounds, in the way of `shares`.
 pub(crate) fn divide(whole: u64, of: &[Claim]) -> Vec<u64> {
     if of.iter().all(|claim| claim.least == 0 && claim.most >= whole) {
         let weights: u64 = of.iter().map(|claim| u64::from(claim.weight)).sum();
         return of.iter().map(|claim| scale(whole, claim.weight.into(), weights)).collect();
     }
-    // A guarantee does not exceed the cap.
+    // A guarantee counts only up to the cap.
     let promise = |claim: &Claim| claim.least.min(claim.most);
     let promised = of.iter().map(promise).fold(0u64, u64::saturating_add);
     let least = |claim: &Claim| if promised <= whole { promise(claim) } else { scale(whole, promise(claim), promised) };
@@ -53,8 +54,8 @@ pub(crate) fn divide(whole: u64, of: &[Claim]) -> Vec<u64> {
         let loose = || of.iter().zip(&fixed).filter(|(_, fixed)| fixed.is_none());
         let weights: u64 = loose().map(|(claim, _)| u64::from(claim.weight)).sum();
         let share = |claim: &Claim| scale(rest, claim.weight.into(), weights);
-        // Find the claims to fix at their bounds, and the resulting change for the others. The side with the larger
-        // change comes first, because fixing it can bring the other side's claims within their bounds.
+        // Find the claims to fix at their bounds, and the resulting change for the other claims. The side with the
+        // larger change comes first, because fixing its claims can bring the other side's claims within their bounds.
         let below: u64 = loose().map(|(claim, _)| least(claim).saturating_sub(share(claim))).sum();
         let above: u64 = loose().map(|(claim, _)| share(claim).saturating_sub(claim.most)).sum();
         if below == 0 && above == 0 {
@@ -75,7 +76,7 @@ pub(crate) fn divide(whole: u64, of: &[Claim]) -> Vec<u64> {
     }
 }
 
-/// Returns `of` times `part` over `whole`; `whole` is 0 only if all of it was divided.
+/// Returns `of` times `part` divided by `whole`; `whole` is 0 only if all of it was divided.
 pub(crate) fn scale(of: u64, part: u64, whole: u64) -> u64 {
     let scaled = (u128::from(of) * u128::from(part)).checked_div(whole.into()).unwrap_or(0);
     u64::try_from(scaled).unwrap_or(u64::MAX)

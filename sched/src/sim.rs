@@ -1,13 +1,13 @@
-//! A card, guests and their workloads, in simulated time: to test a scheduler before real guests use it.
+//! Simulates a card, guests and their workloads, to test a scheduler before real guests use it.
 //!
-//! The scheduler is the real one; the engines (in order, without preemption), the time that an interrupt and a doorbell
-//! take, and guests that submit, wait for the end, think, and submit again are simulated. The same seed gives exactly
-//! the same events.
+//! The scheduler is the real scheduler; the engines (in order, without preemption), the time that an interrupt and a
+//! doorbell take, and guests that submit, wait for the end, think, and submit again are simulated. The same seed gives
+//! exactly the same events.
 //!
-//! Parts: [`Scenario`] and its parts: workloads as data; [`run`]; [`Outcome`]: the result; [`Uses`]: use by VM and
-//! time.
+//! Parts: [`Scenario`] describes workloads as data, [`run`] executes it, [`Outcome`] is the result, and [`Uses`] is the
+//! use by VM and time.
 //!
-//! Not simulated: memory, page tables, and the causes of a kernel's length.
+//! Memory, page tables, and the causes of a kernel's length are not simulated.
 
 mod outcome;
 mod random;

@@ -1,10 +1,10 @@
 //! A record of a scheduler's events and decisions: one line of JSON for each event. A record of a real run is replayed
-//! through the same state machine, which must decide the same.
+//! through the same state machine, which must make the same decisions.
 //!
-//! The first line holds the format and the scheduler at the start of the record, without its accounts; each other line
-//! a time, an event and its decisions. So a record may begin at any time.
+//! The first line contains the format and the scheduler at the start of the record, without its accounts; each other
+//! line contains a time, an event and its decisions. So a record may begin at any time.
 //!
-//! [`Trace::replay`] checks whether the decisions are the same, [`Trace::under`] decides with other settings.
+//! [`Trace::replay`] checks that the decisions are the same; [`Trace::under`] makes decisions with other settings.
 
 mod under;
 
@@ -13,10 +13,10 @@ use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::io::{self, BufRead, Write};
 
-/// Number of the format.
+/// Number of the record format.
 const FORMAT: u32 = 3;
 
-/// Format of a first line, checked before the rest of the line is parsed.
+/// Format of a record's first line, checked before the rest of the line is parsed.
 #[derive(Debug, Deserialize)]
 struct Format {
     sched_trace: u32,
@@ -59,7 +59,7 @@ impl<W: Write> Recorder<W> {
     /// Starts a record of `scheduler` from `at` on; `names` are the operators' names of its vGPUs.
     ///
     /// # Errors
-    /// Errors of `to`.
+    /// Errors of the writer.
     pub fn new(mut to: W, scheduler: &Scheduler, at: Nanos, names: &BTreeMap<TenantId, String>) -> io::Result<Self> {
         line(&mut to, &Header { sched_trace: FORMAT, at, names, scheduler })?;
         let mut recorder = Self { to };
@@ -80,7 +80,7 @@ impl<W: Write> Recorder<W> {
         line(&mut self.to, &Entry { at, event, decisions: decisions.to_vec() })
     }
 
-    /// Returns the writer, with all that was recorded.
+    /// Returns the writer, which contains everything that was recorded.
     ///
     /// # Errors
     /// Errors of the writer.
@@ -98,21 +98,21 @@ fn line(to: &mut impl Write, value: &impl Serialize) -> io::Result<()> {
 /// Reason that a record cannot be replayed.
 #[derive(Debug, thiserror::Error)]
 pub enum TraceError {
-    /// It cannot be read.
+    /// The record cannot be read.
     #[error("the record cannot be read")]
     Io(#[from] io::Error),
     /// A line is malformed.
     #[error("line {line} of the record is not of a scheduler's")]
     Line {
-        /// Number of the line, from 1.
+        /// Number of the line, starting at 1.
         line: usize,
         /// Error of the parser.
         source: serde_json::Error,
     },
-    /// The record has another version.
+    /// The record has another format version.
     #[error("the record has format {0}, not {FORMAT}")]
     Format(u32),
-    /// It is empty.
+    /// The record is empty.
     #[error("the record has no first line")]
     Empty,
     /// The initial state is not a valid scheduler.
@@ -123,11 +123,11 @@ pub enum TraceError {
 /// A parsed record.
 #[derive(Clone, Debug)]
 pub struct Trace {
-    /// The scheduler at its start, with empty accounts.
+    /// The scheduler at the start of the record, with empty accounts.
     pub scheduler: Scheduler,
-    /// Time at which it starts.
+    /// Time at which the record starts.
     pub at: Nanos,
-    /// Operators' names of the vGPUs that existed then.
+    /// Operators' names of the vGPUs that existed at the start.
     pub names: BTreeMap<TenantId, String>,
     /// All events, in order.
     pub entries: Vec<Entry>,
@@ -138,7 +138,7 @@ pub struct Trace {
 pub struct Replay {
     /// The scheduler after the last event.
     pub scheduler: Scheduler,
-    /// Events, by index, that caused different decisions than recorded, with these decisions.
+    /// Indices of the events that caused other decisions than recorded, with these decisions.
     pub other: Vec<(usize, Vec<Decision>)>,
 }
 
@@ -163,7 +163,7 @@ impl Trace {
         Ok(Self { scheduler, at, names, entries })
     }
 
-    /// Returns its length, in ns.
+    /// Returns the record's length, in ns.
     #[must_use]
     pub fn length(&self) -> u64 {
         self.entries.last().map_or(0, |entry| entry.at.since(self.at))

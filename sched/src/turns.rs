@@ -1,17 +1,17 @@
-//! Turns: grants of the whole card to one tenant at a time, recalled when another one is due.
+//! Turns: grants of the whole card to one tenant at a time, recalled when another tenant is due.
 //!
-//! A tenant that has a *turn* submits freely, and its shim bounds its run-ahead; the others wait. A turn is a sequence
-//! of *slices*, each one submission for a [`Scheduler`], which picks the next one and keeps the accounts. At a slice's
-//! end a copy of the scheduler selects the next tenant. If it is the same tenant, the copy becomes the scheduler and
-//! the tenant gets no message; if not, the turn is recalled, and the slice is charged up to the end of the last work
-//! that ran over it. So a turn needs a drain only when it changes hands, a lone tenant gets no message after its grant,
-//! and the policy's own accounts compensate any overrun.
+//! A tenant that has a *turn* submits freely, and its shim bounds its run-ahead; the other tenants wait. A turn is a
+//! sequence of *slices*. Each slice is one submission for a [`Scheduler`], which picks the next slice and keeps the
+//! accounts. At a slice's end a copy of the scheduler selects the next tenant. If it is the same tenant, the copy
+//! becomes the scheduler and the tenant gets no message. Otherwise the turn is recalled, and the slice is charged up to
+//! the end of the last work that exceeded it. So a turn needs a drain only when it changes hands, a tenant without
+//! competitors gets no message after its grant, and the policy's own accounts compensate any overrun.
 //!
 //! A turn that has been recalled for [`TurnsConfig::overrun_ns`] and has not ended *overruns*: a kernel is long, or its
-//! program is stopped. The others do not wait for it. They have their turns meanwhile, and the card switches between
-//! its work and theirs. All are charged equal parts of that time.
+//! program is stopped. The other tenants do not wait for its end. They get their turns meanwhile, and the card switches
+//! between the work of all of them. Each tenant is charged an equal part of that time.
 //!
-//! Pure: no I/O, no threads, and time as an argument.
+//! The module is pure: it has no I/O and no threads, and takes the time as an argument.
 
 use crate::{
     Account, Channel, Config, ConfigError, Decision, Engine, Event, LatencyClass, Nanos, Scheduler, TenantId, Ticket,
@@ -19,9 +19,9 @@ use crate::{
 };
 use std::collections::BTreeMap;
 
-/// The engine that turns are accounted on: a turn is the whole card.
+/// Engine that turns are accounted on; a turn is a grant of the whole card.
 const ENGINE: Engine = Engine::Compute;
-/// A tenant has one queue.
+/// Number of the one channel of each tenant.
 const CHANNEL: Channel = Channel(0);
 
 /// Lengths of turns.
@@ -29,33 +29,35 @@ const CHANNEL: Channel = Channel(0);
 pub struct TurnsConfig {
     /// Length of a slice, in ns: the interval between decisions about the next turn.
     pub slice_ns: u64,
-    /// Minimum time of a turn, in ns, before it is cut short for a tenant of a better latency class.
+    /// Minimum time of a turn, in ns, before it can be cut short for a tenant of a better latency class.
     pub least_ns: u64,
-    /// Time for which the others wait for the end of a recalled turn, in ns.
+    /// Time for which other tenants wait for the end of a recalled turn, in ns.
     pub overrun_ns: u64,
 }
 
 impl Default for TurnsConfig {
-    /// Returns slices of 15 ms, cut short after 1 ms at the earliest; the wait for a recalled turn is two slices.
+    /// Sets slices of 15 ms, which are cut short after 1 ms at the earliest, and a wait of two slices for a recalled
+    /// turn.
     fn default() -> Self {
         Self { slice_ns: 15_000_000, least_ns: 1_000_000, overrun_ns: 30_000_000 }
     }
 }
 
-/// Returns the scheduler's initial settings for a card of this kind: one slice at a time.
+/// Returns the scheduler's initial settings for a card with turns: one slice at a time.
 #[must_use]
 pub fn scheduler_defaults() -> Config {
     Config { pipeline: crate::Pipeline::ONE, ..Config::default() }
 }
 
-/// Order that sends a message to a tenant, or acts on it.
+/// Order to send a message to a tenant, or to act on it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Order {
     /// The tenant may submit until it is recalled.
     Grant(TenantId),
     /// The tenant must stop submitting, and report the end of its submitted work.
     Recall(TenantId),
-    /// The tenant was recalled, or its slice began, longer ago than its limit allows: the card is stuck with its work.
+    /// The tenant exceeds its limit, measured from its recall or from the start of its slice: the card is stuck with
+    /// its work.
     Overdue {
         /// The tenant.
         tenant: TenantId,
@@ -71,15 +73,15 @@ pub enum Order {
 struct Slice {
     ticket: Ticket,
     since: Nanos,
-    /// Start of the tenant's turn that the slice is part of.
+    /// Start of the turn that the slice is part of.
     turn_since: Nanos,
-    /// Time of its recall.
+    /// Time at which the turn was recalled.
     recalled: Option<Nanos>,
-    /// It has lasted long enough to be cut short, and this was checked.
+    /// True if the slice has lasted long enough to be cut short, and this was checked.
     weighed: bool,
-    /// It overruns: the others have their turns meanwhile.
+    /// State of an overrun: other tenants get their turns meanwhile.
     overrun: Option<Overrun>,
-    /// It counts as a strike.
+    /// True if the slice counted as a strike.
     struck: bool,
 }
 
@@ -89,19 +91,19 @@ impl Slice {
     }
 }
 
-/// A turn that others no longer wait for.
+/// A turn that other tenants no longer wait for.
 #[derive(Clone, Copy, Debug)]
 struct Overrun {
     since: Nanos,
-    /// It has reached the tenant's limit, which was reported.
+    /// True if the turn has reached the tenant's limit, which was reported.
     overdue: bool,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
 struct Member {
-    /// The tenant has work that waits for a turn, or for the next one.
+    /// True if the tenant has work that waits for a turn, or for the next turn.
     wants: bool,
-    /// The tenant has no turns for now: its memory moves, or it waits for its quantum.
+    /// True if the tenant gets no turns for now, because its memory moves or it waits for its quantum.
     paused: bool,
     /// Queued ticket.
     queued: Option<Ticket>,
@@ -115,7 +117,7 @@ pub struct Turns {
     config: TurnsConfig,
     members: BTreeMap<TenantId, Member>,
     next_ticket: u64,
-    /// Turns that changed hands.
+    /// Number of turns that changed hands.
     switches: u64,
     /// Time up to which overrunning turns are charged.
     charged_until: Nanos,
@@ -157,7 +159,7 @@ impl Turns {
         self.scheduler.account(tenant, ENGINE)
     }
 
-    /// Returns the tenants that have a turn now: those whose turns overrun, and at most one more if the policy gates.
+    /// Returns the tenants that have a turn now: tenants whose turns overrun, and at most one more if the policy gates.
     pub fn holders(&self) -> impl Iterator<Item = TenantId> + '_ {
         self.members.iter().filter(|(_, member)| member.slice.is_some()).map(|(&tenant, _)| tenant)
     }
@@ -180,7 +182,7 @@ impl Turns {
         self.members.get(&tenant).and_then(|member| member.slice).is_some_and(|slice| slice.overrun.is_some())
     }
 
-    /// Returns the time for which a tenant's turn has overrun, in ns; 0 if it does not.
+    /// Returns the time for which a tenant's turn has overrun, in ns; 0 if the turn does not overrun.
     #[must_use]
     pub fn overrun_ns(&self, tenant: TenantId, now: Nanos) -> u64 {
         let overrun = self.members.get(&tenant).and_then(|member| member.slice?.overrun);
@@ -198,7 +200,7 @@ impl Turns {
         std::mem::take(&mut self.orders)
     }
 
-    /// Adds a tenant. An existing one keeps its state.
+    /// Adds a tenant. An existing tenant keeps its state.
     pub fn add(&mut self, tenant: TenantId, params: VgpuParams, now: Nanos) {
         if self.members.contains_key(&tenant) {
             return;
@@ -229,7 +231,7 @@ impl Turns {
     /// Applies changed settings of the card.
     ///
     /// # Errors
-    /// If one is out of its bounds; then nothing changes.
+    /// If a setting is out of its bounds; then nothing has changed.
     pub fn configure(&mut self, scheduler: Config, config: TurnsConfig, now: Nanos) -> Result<(), ConfigError> {
         let scheduler = gating(scheduler);
         scheduler.check()?;
@@ -238,8 +240,8 @@ impl Turns {
         Ok(())
     }
 
-    /// Counts a strike: work of a tenant exceeded its limit, and a program was given up for that. Several programs in
-    /// one slice are one strike.
+    /// Counts a strike: work of a tenant exceeded its limit, and a program was given up because of this. Several
+    /// programs in one slice count as one strike.
     pub fn strike(&mut self, tenant: TenantId, now: Nanos) {
         if let Some(slice) = self.members.get_mut(&tenant).and_then(|member| member.slice.as_mut())
             && std::mem::replace(&mut slice.struck, true)
@@ -261,15 +263,15 @@ impl Turns {
         if member.paused || member.queued.is_some() || member.slice.is_some() {
             return;
         }
-        // Records use by a tenant while no other tenant wanted the card: it is charged before another one competes.
+        // Use by a tenant while no other tenant wanted the card is charged before another tenant competes.
         self.roll_all(now);
         self.queue(tenant, now);
         self.cut_short(tenant, now);
         self.let_overrun(now);
     }
 
-    /// A tenant has given its turn back: its work has ended, the last of it at `ended` according to the tenant, clamped
-    /// to now. With `more` it has more waiting work. Without a turn only `more` is recorded.
+    /// Records that a tenant has given its turn back: its work has ended, the last of it at `ended` according to the
+    /// tenant, clamped to now. With `more`, the tenant has more waiting work. Without a turn only `more` is recorded.
     pub fn ended(&mut self, tenant: TenantId, ended: Nanos, more: bool, now: Nanos) {
         self.charge_overruns(now);
         let Some(member) = self.members.get_mut(&tenant) else { return };
@@ -292,8 +294,8 @@ impl Turns {
         }
     }
 
-    /// Pauses a tenant's turns (or resumes them): its turn is recalled, and its queued work waits outside. The tenant's
-    /// work still counts.
+    /// Pauses a tenant's turns, or resumes them. A pause recalls the tenant's turn, and takes its queued work out of
+    /// the queue. The tenant's work still counts.
     pub fn pause(&mut self, tenant: TenantId, paused: bool, now: Nanos) {
         let Some(member) = self.members.get_mut(&tenant).filter(|member| member.paused != paused) else { return };
         member.paused = paused;
@@ -310,7 +312,7 @@ impl Turns {
         self.recall(tenant, now);
     }
 
-    /// Returns the tenant that gets the card if a recalled tenant gives its turn back now.
+    /// Returns the tenant that would get the card if a recalled tenant gave its turn back now.
     #[must_use]
     pub fn next_after(&self, tenant: TenantId, now: Nanos) -> Option<TenantId> {
         let slice = self.members.get(&tenant)?.slice.filter(|slice| slice.is_recalled() && slice.overrun.is_none())?;
@@ -343,7 +345,7 @@ impl Turns {
         self.report_overdue(now);
     }
 
-    /// Lets the others have their turns, if one waits for a turn that was recalled too long ago.
+    /// Lets other tenants have their turns if one waits for a turn that was recalled too long ago.
     fn let_overrun(&mut self, now: Nanos) {
         if self.scheduler.queued() == 0 {
             return;
@@ -393,7 +395,7 @@ impl Turns {
         })
     }
 
-    /// Returns the time at which overrunning turns are next charged, or the wait for a recalled one ends.
+    /// Returns the time at which overrunning turns are next charged, or at which the wait for a recalled turn ends.
     fn next_overrun(&self) -> Option<Nanos> {
         let waits = self.scheduler.queued() > 0;
         let slices = self.members.values().filter_map(|member| member.slice);
@@ -421,7 +423,7 @@ impl Turns {
         }
     }
 
-    /// Returns the time at which a turn reaches its minimum length while a better class waits.
+    /// Returns the time at which a turn reaches its minimum length while a tenant of a better class waits.
     fn next_weighing(&self) -> Option<Nanos> {
         let best = self.members.iter().filter(|(_, m)| m.queued.is_some()).map(|(&t, _)| self.class(t)).min()?;
         let worse = self.members.iter().filter(|&(&tenant, _)| self.class(tenant) > best);
@@ -465,7 +467,8 @@ impl Turns {
         }
     }
 
-    /// Begins the next slice of a tenant at once, if the scheduler would choose it again. Returns whether it did.
+    /// Begins the next slice of a tenant at once, if the scheduler would choose the tenant again. Returns true if it
+    /// began.
     fn roll(&mut self, tenant: TenantId, now: Nanos) -> bool {
         let Some(slice) =
             self.members.get(&tenant).and_then(|member| member.slice).filter(|slice| !slice.is_recalled())
@@ -548,7 +551,7 @@ impl Turns {
     }
 }
 
-/// Ends the first of two slices of a tenant in `scheduler`, and returns whether the second begins then.
+/// Ends the first of two slices of a tenant in `scheduler`. Returns true if the second slice then begins.
 fn picks_again(scheduler: &mut Scheduler, tenant: TenantId, ends: Ticket, begins: Ticket, now: Nanos) -> bool {
     let mut decisions = Vec::new();
     let arrival = Event::Arrival { vgpu: tenant, channel: CHANNEL, engine: ENGINE, ticket: begins };
@@ -557,7 +560,7 @@ fn picks_again(scheduler: &mut Scheduler, tenant: TenantId, ends: Ticket, begins
     decisions == [Decision::Start(begins)]
 }
 
-/// Settings for the start of a slice after the end of the previous one.
+/// Returns the settings for the start of a slice after the end of the previous one.
 fn gating(config: Config) -> Config {
     Config { pipeline: crate::Pipeline::ONE, ..config }
 }

@@ -7,11 +7,11 @@ use serde::{Deserialize, Serialize};
 pub use crate::engine::Engine;
 pub use tenant::TenantId;
 
-/// One submission: a number that the feeder chooses and never reuses, and that the scheduler returns.
+/// Number of a submission. The feeder chooses it and never reuses it, and the scheduler returns it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, schemars::JsonSchema)]
 pub struct Ticket(pub u64);
 
-/// A channel of a vGPU, in the feeder's numbering. The scheduler only compares them.
+/// A channel of a vGPU, in the feeder's numbering. The scheduler only compares channels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, schemars::JsonSchema)]
 pub struct Channel(pub u32);
 
@@ -22,21 +22,21 @@ pub struct Channel(pub u32);
 pub struct Nanos(pub u64);
 
 impl Nanos {
-    /// Returns the time this many nanoseconds later.
+    /// Returns the time `ns` nanoseconds later.
     #[must_use]
     pub const fn after(self, ns: u64) -> Self {
         Self(self.0.saturating_add(ns))
     }
 
-    /// Returns the nanoseconds since `earlier`; 0 if `earlier` is later.
+    /// Returns the number of nanoseconds since `earlier`; 0 if `earlier` is later.
     #[must_use]
     pub const fn since(self, earlier: Self) -> u64 {
         self.0.saturating_sub(earlier.0)
     }
 }
 
-/// An event. An event with an unknown name is counted and has no other effect, because a vGPU or a channel may end
-/// while an event about it is in transit.
+/// An event. An event that names an unknown vGPU or submission is counted and has no other effect, because a vGPU or a
+/// channel may end while an event about it is in transit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Event {
@@ -54,7 +54,7 @@ pub enum Event {
     },
     /// A vGPU has a submission to run.
     Arrival {
-        /// The vGPU that it belongs to.
+        /// Owner of the submission.
         vgpu: TenantId,
         /// Its channel.
         channel: Channel,
@@ -63,10 +63,10 @@ pub enum Event {
         /// The submission, by its ticket.
         ticket: Ticket,
     },
-    /// A submission that had begun on another card has arrived: it is off the card, and waits. It is
+    /// A submission that had begun on another card has arrived: it is off the card and waits. The submission is
     /// [requeued](Self::Requeued) when it can resume.
     Adopted {
-        /// The vGPU that it belongs to.
+        /// Owner of the submission.
         vgpu: TenantId,
         /// Its channel.
         channel: Channel,
@@ -75,33 +75,33 @@ pub enum Event {
         /// The submission, by its ticket.
         ticket: Ticket,
     },
-    /// The card has received the work of [`Decision::Start`]. Gives a more exact start; optional.
+    /// The card has received the work of [`Decision::Start`]. This optional event gives a more exact start.
     Started {
         /// The submission, by its ticket.
         ticket: Ticket,
     },
     /// A submission that was started waits for something other than the engine: a semaphore, or its guest to enable its
-    /// channel. Others may use the engine in the meantime.
+    /// channel. Other submissions may use the engine in the meantime.
     Waiting {
         /// The submission, by its ticket.
         ticket: Ticket,
     },
-    /// It no longer waits: the card has resumed it by itself.
+    /// The submission no longer waits: the card has resumed it by itself.
     Resumed {
         /// The submission, by its ticket.
         ticket: Ticket,
     },
-    /// It no longer waits, but is off the card: queue it again, before anything else of its vGPU. It is then started a
-    /// second time.
+    /// The submission no longer waits, but is off the card: it must be queued again, before other work of its vGPU, and
+    /// is then started a second time.
     Requeued {
         /// The submission, by its ticket.
         ticket: Ticket,
     },
-    /// It still waits (or has ended), and has worked in between. That is charged.
+    /// The submission still waits (or has ended), and has worked in between. That work is charged.
     Moved {
         /// The submission, by its ticket.
         ticket: Ticket,
-        /// Time of its last known idleness since it began to wait.
+        /// Last time since it began to wait at which it is known to have been idle.
         since: Nanos,
     },
     /// The waiting submissions have shared an engine with the running one: the card switches between all of them. Each
@@ -109,41 +109,43 @@ pub enum Event {
     Shared {
         /// The engine.
         engine: Engine,
-        /// Start of that time.
+        /// Time since which they have shared the engine.
         since: Nanos,
     },
-    /// A vGPU has kept an engine from the others since then without a submission of its own there: its work elsewhere
-    /// had to end before they could use the engine. It is charged for that; the submissions that wait there are not.
+    /// A vGPU has kept an engine from the others since `since` without a submission of its own on that engine: its work
+    /// elsewhere had to end before they could use the engine. The vGPU is charged for that time; the submissions
+    /// waiting for the engine are not.
     Kept {
         /// The engine.
         engine: Engine,
         /// The vGPU.
         vgpu: TenantId,
-        /// Start of that time, or of its unreported part.
+        /// Start of that time, or of its part that was not reported yet.
         since: Nanos,
     },
     /// An engine works for a channel, according to the card's answer about an overrun.
     Occupied {
         /// The engine.
         engine: Engine,
-        /// The vGPU that it belongs to.
+        /// Owner of the channel.
         vgpu: TenantId,
         /// The channel.
         channel: Channel,
     },
-    /// The submission that the accounts have on an engine has not had it for that long, according to the card's answer
-    /// about an overrun.
+    /// According to the card's answer about an overrun, the submission that the accounts have on an engine has not had
+    /// it up to now.
     Unoccupied {
         /// The engine.
         engine: Engine,
-        /// Time at which the first submission was seen to have it; from now on without.
+        /// Time at which the first submission is known to have got the engine; `None` if it still does not have the
+        /// engine.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         since: Option<Nanos>,
     },
-    /// A channel of a vGPU held an engine for longer than its limit, and was killed for that. Counts towards
+    /// A channel of a vGPU held an engine for longer than its limit, and was killed because of this. Counts towards
     /// quarantine.
     Struck {
-        /// The vGPU that it belongs to.
+        /// Owner of the channel.
         vgpu: TenantId,
         /// The engine.
         engine: Engine,
@@ -155,15 +157,15 @@ pub enum Event {
         /// Time of its end according to the card, on the feeder's clock; `None` if the card does not report it.
         ended: Option<Nanos>,
     },
-    /// A submission is void: its doorbell had no work left. It may have been started or not.
+    /// A submission is void, because its doorbell had no work left. The submission may have been started or not.
     Withdrawn {
         /// The submission, by its ticket.
         ticket: Ticket,
     },
-    /// A channel is off the card, with all of its queued work and work in flight. Report its submissions that ended
-    /// earlier first; the one that the engine was working on is charged up to now.
+    /// A channel is off the card, with all of its queued work and work in flight. Submissions that ended earlier must
+    /// be reported first; the submission that the engine was working on is charged up to now.
     ChannelEnded {
-        /// The vGPU that it belongs to.
+        /// Owner of the channel.
         vgpu: TenantId,
         /// The channel.
         channel: Channel,
@@ -200,11 +202,12 @@ pub enum Event {
 pub enum Decision {
     /// Submit the submission to the card now.
     Start(Ticket),
-    /// According to the accounts the submission has run for longer than its vGPU's limit. Query which channel has the
-    /// engine on the card. If it is this one: take it off the card, notify the guest, and send [`Event::ChannelEnded`]
-    /// and [`Event::Struck`]. Else send [`Event::Occupied`] or [`Event::Unoccupied`].
+    /// According to the accounts the submission has run for longer than its vGPU's limit. The feeder must query which
+    /// channel has the engine on the card. If it is this channel, the feeder takes it off the card, notifies the guest,
+    /// and sends [`Event::ChannelEnded`] and [`Event::Struck`]. Otherwise it sends [`Event::Occupied`] or
+    /// [`Event::Unoccupied`].
     Kill {
-        /// The vGPU that it belongs to.
+        /// Owner of the channel.
         vgpu: TenantId,
         /// The channel.
         channel: Channel,
@@ -215,14 +218,15 @@ pub enum Decision {
         /// Its run time so far, in ns.
         ran_ns: u64,
     },
-    /// The vGPU has had its last strike: do not start its work until it is released. Show this to the operator.
+    /// The vGPU has had its last strike: its work must not be started until the vGPU is released. The operator should
+    /// be informed.
     Quarantined {
         /// The vGPU.
         vgpu: TenantId,
-        /// Time at which the timer releases it; `None` when only the operator does.
+        /// Time at which the quarantine ends by itself; `None` if only the operator ends it.
         until: Option<Nanos>,
     },
-    /// The quarantine has ended. Show this to the operator.
+    /// The quarantine has ended. The operator should be informed.
     Released {
         /// The vGPU.
         vgpu: TenantId,
@@ -232,10 +236,10 @@ pub enum Decision {
 /// Place of a submission that has not ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Place {
-    /// It waits for a slice.
+    /// The submission waits for a slice.
     Queued,
-    /// The engine works on it, or has it queued.
+    /// The engine works on the submission, or has it queued.
     OnEngine,
-    /// The card has it, but it waits for something other than an engine.
+    /// The card has the submission, which waits for something other than an engine.
     Aside,
 }

@@ -6,7 +6,7 @@ use crate::types::{Engine, Nanos};
 use saved_state::{Invalid, ascend};
 use serde::{Deserialize, Serialize};
 
-/// Maximum time, in ns, that a vGPU can have used within an interval; far above any real time.
+/// Maximum time, in ns, that a vGPU can have used within an interval; far longer than any real time.
 const USED_MAX: u64 = 1 << 62;
 
 /// Submissions of a vGPU to one engine.
@@ -25,7 +25,7 @@ pub(crate) struct SavedAccount {
     waits_max: u64,
 }
 
-/// Intervals, with the time charged in them, by engine.
+/// Intervals with the time charged in them, by engine.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct SavedHistory(Vec<(Nanos, [u64; Engine::COUNT])>);
 

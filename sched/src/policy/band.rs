@@ -2,13 +2,13 @@
 //! 3.5).
 //!
 //! When a submission has ended, its vGPU moves to the end of the order if its budget is overdrawn *and* it has used
-//! more than its bandwidth. The first vGPU with work is next. But if it differs from the previous one and is above its
-//! bandwidth, the policy waits briefly for vGPUs below their bandwidth, and the first to submit runs.
+//! more than its bandwidth. The first vGPU with work is next. But if this vGPU differs from the previous one and is
+//! above its bandwidth, the policy waits briefly for vGPUs below their bandwidth, and then runs the first vGPU that
+//! submits.
 //!
-//! As published, bandwidth is measured within a period and forgotten at its end. With `correct` it is measured by
-//! [`Lags`] instead: overuse that could not be preempted is repaid, an idle vGPU's share goes to vGPUs with work, the
-//! engine waits only for a vGPU that is due, that vGPU pays for long waits, and the vGPU that has the engine keeps it
-//! for a short slice.
+//! As published, bandwidth is measured within a period and forgotten at its end. With `correct`, [`Lags`] measures it
+//! instead: overuse that could not be preempted is repaid, an idle vGPU's share goes to vGPUs with work, the engine
+//! waits only for a vGPU that is due, that vGPU pays for long waits, and a vGPU keeps the engine for a short slice.
 
 use super::credit::Budgets;
 use super::lag::Lags;
@@ -20,10 +20,10 @@ use saved_state::Invalid;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
-/// Slices in a period, with `correct`: the vGPU that has the engine keeps it until it is one slice ahead of the next
-/// vGPU. An engine that changes hands after each of many short submissions idles until the end of each was seen, and
-/// one VM's residue there is cleared each time. By default a slice is 1.5 ms, short enough for shares to be right
-/// within a hundredth of 100 ms.
+/// Number of slices in a period, with `correct`: the vGPU that has the engine keeps it until it is one slice ahead of
+/// the next vGPU. An engine that changes hands after each of many short submissions idles until the end of each
+/// submission was seen, and one VM's residue is cleared each time. By default a slice is 1.5 ms, which keeps shares
+/// correct to a hundredth within 100 ms.
 const SLICES_PER_PERIOD: u64 = 20;
 
 /// A wait of the engine for a vGPU other than the next one.
@@ -31,7 +31,7 @@ const SLICES_PER_PERIOD: u64 = 20;
 struct Wait {
     until: Nanos,
     next: TenantId,
-    /// The vGPU that submitted in the meantime.
+    /// The vGPU that submitted during the wait.
     came: Option<TenantId>,
 }
 
@@ -41,14 +41,14 @@ struct Last {
     vgpu: TenantId,
     /// Time for which the engine may still wait without a charge, in ns.
     free: u64,
-    /// Set while the next vGPU is not chosen yet.
+    /// True while the next vGPU was not chosen yet.
     undecided: bool,
 }
 
-/// A period: the vGPUs that compete in it, and their use.
+/// A period, with the vGPUs that compete in it and their use.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 struct Period {
-    /// Shares of the vGPUs that compete, in parts of [`WHOLE_SHARE_PPM`].
+    /// Shares of the competing vGPUs, in parts of [`WHOLE_SHARE_PPM`].
     shares: BTreeMap<TenantId, u64>,
     used: BTreeMap<TenantId, u64>,
     total: u64,
@@ -61,14 +61,14 @@ impl Period {
         period
     }
 
-    /// Gives shares to the vGPUs that compete from now on.
+    /// Divides the shares among the vGPUs that compete from now on.
     fn divide(&mut self, competing: impl IntoIterator<Item = TenantId>, view: &View<'_>) {
         let params = |vgpu: TenantId| Some((vgpu, view.members.get(&vgpu)?.params));
         let (competing, params): (Vec<_>, Vec<_>) = competing.into_iter().filter_map(params).unzip();
         self.shares = competing.into_iter().zip(shares(&params)).collect();
     }
 
-    /// Adds a vGPU to the competitors, if it is not among them.
+    /// Adds a vGPU to the competitors, unless it is already one of them.
     fn enter(&mut self, vgpu: TenantId, view: &View<'_>) {
         if !self.shares.contains_key(&vgpu) {
             let competing: Vec<_> = self.shares.keys().copied().chain([vgpu]).collect();
@@ -150,7 +150,7 @@ impl Band {
         }
     }
 
-    /// Returns the next vGPU, without any wait; with `ahead`, as if that vGPU had used more time.
+    /// Returns the next vGPU without any wait. With `ahead`, assumes that this vGPU had used additional time.
     fn first(&self, view: &View<'_>, ahead: Option<(TenantId, u64)>) -> Option<TenantId> {
         if !view.config.band.correct {
             let first = self.budgets.ready(view).next()?;
@@ -159,7 +159,8 @@ impl Band {
             return (!spent || !view.others_ready(first)).then_some(first);
         }
         // A vGPU that is due runs first, regardless of its position; among due vGPUs, the class decides. The vGPU that
-        // has the engine gets a credit of one slice minus one submission, so long submissions alternate each time.
+        // has the engine gets a credit of one slice minus one submission, so vGPUs with long submissions alternate
+        // after each.
         let has_it = ahead.map(|(vgpu, _)| vgpu).or(self.last.map(|last| last.vgpu));
         let turn = view.config.band.period_ns / SLICES_PER_PERIOD;
         let rank = |vgpu: &TenantId| {
@@ -236,8 +237,8 @@ impl Policy for Band {
         self.use_up(vgpu, used, view);
         let band = &view.config.band;
         let free = if band.correct {
-            // Drivers send short submissions after long ones, so the sum counts that the vGPU has used since it got the
-            // engine.
+            // Drivers send short submissions after long ones, so the total that the vGPU has used since it got the
+            // engine counts.
             let left = self.last.filter(|last| last.vgpu == vgpu).map_or(0, |last| last.free);
             let earned = used.saturating_mul(band.free_wait_permille.into()) / u64::from(PERMILLE);
             left.saturating_add(earned).min(band.wait_ns.max(earned))
@@ -261,7 +262,7 @@ impl Policy for Band {
         match view.room {
             Room::Full => return None,
             Room::Behind { vgpu, ahead } => {
-                // Only if it would still be next after this charge.
+                // Start the work only if the vGPU would still be next after this charge.
                 let goes = view.is_ready(vgpu) && self.first(view, Some((vgpu, ahead))) == Some(vgpu);
                 return goes.then_some(vgpu);
             }
@@ -277,7 +278,7 @@ impl Policy for Band {
             self.wait = None;
             return if view.is_ready(wait.next) { Some(wait.next) } else { self.first(view, None) };
         }
-        // Chosen once per end: a vGPU that arrives later at an idle engine runs immediately.
+        // The next vGPU is chosen once per end: a vGPU that arrives later at an idle engine runs immediately.
         let ended = self.last.as_mut().and_then(|last| std::mem::take(&mut last.undecided).then_some(last.vgpu));
         let next = self.first(view, None)?;
         if ended.is_some_and(|last| self.waits(last, next, view)) {

@@ -2,8 +2,8 @@
 //! after the others; the first vGPU with work runs. GPUvm's code does the same; according to its paper (section 5.3),
 //! the vGPU with the most credit runs.
 //!
-//! GPUvm's virtual machines all compete. Here budgets are divided among the competing vGPUs: otherwise the idle vGPUs'
-//! part would leave the others overdrawn permanently, and overdrawn vGPUs take turns regardless of their use.
+//! In GPUvm all virtual machines compete. Here budgets are divided among the competing vGPUs: otherwise the idle vGPUs'
+//! part would leave the others overdrawn permanently, and overdrawn vGPUs alternate regardless of their use.
 
 use super::{Policy, Room, Standing, View};
 use crate::checks::{is_order_of, of_members};
@@ -18,40 +18,40 @@ use std::collections::{BTreeMap, VecDeque};
 /// Time that a vGPU may still use, in ns.
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 struct Budget {
-    /// Negative when it is overdrawn.
+    /// Remaining time; negative when the budget is overdrawn.
     left: i64,
-    /// Debits since budgets were filled.
+    /// Sum of debits since budgets were filled.
     used: u64,
-    /// It runs although overdrawn, because no vGPU with budget left has work.
+    /// True if the vGPU runs although overdrawn, because no vGPU with budget left has work.
     spare: bool,
 }
 
 impl Budget {
-    /// Updates a vGPU that does not compete: its unused budget goes to the others, and its debt decays as if it were
-    /// served.
+    /// Updates a vGPU that does not compete: its unused budget goes to the other vGPUs, and its debt decays as if it
+    /// were served.
     fn rest(&mut self, melts: u64) {
         self.left = self.left.saturating_add_unsigned(melts).min(0);
     }
 }
 
-/// State of a competing vGPU when budgets are filled; in ns.
+/// State of a competing vGPU when budgets are filled, in ns.
 #[derive(Clone, Copy, Debug)]
 struct Competitor {
     vgpu: TenantId,
     params: VgpuParams,
-    /// Its budget, the budget's bound, and its debits since the last call.
+    /// Its budget, the upper bound of its budget, and its debits since the last call.
     left: i64,
     most: i64,
     used: i64,
 }
 
-/// Budgets and the order of vGPUs; BAND uses them too.
+/// Budgets and the order of vGPUs; also used by BAND.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct Budgets {
     budgets: BTreeMap<TenantId, Budget>,
     order: VecDeque<TenantId>,
     filled: Nanos,
-    /// Time used since the last filling by overdrawn vGPUs that ran without competition, in ns.
+    /// Time used since budgets were last filled by overdrawn vGPUs that ran without competition, in ns.
     spare: u64,
 }
 
@@ -79,7 +79,7 @@ impl Budgets {
         self.order.retain(|known| *known != vgpu);
     }
 
-    /// Fills the budgets when a period has passed. Returns the vGPUs that compete then, or `None` if no period has
+    /// Fills the budgets when a period has passed. Returns the vGPUs that then compete, or `None` if no period has
     /// passed.
     ///
     /// Normalizes competitors' budgets to one period in total, by their shares; so one vGPU's overdraft is the others'
@@ -101,13 +101,13 @@ impl Budgets {
         Some(vgpus)
     }
 
-    /// Returns the vGPUs that have work (or had some within BAND's wait, which counts the same), and those that were
-    /// debited since budgets were filled last. All other vGPUs rest.
+    /// Returns the vGPUs that have work (or had some within BAND's wait, which counts the same), and the vGPUs that
+    /// were debited since budgets were last filled. All other vGPUs rest.
     ///
-    /// Two kinds have a bound. A vGPU without work keeps no more than its share, or its recent use. A vGPU that had
-    /// more than its share left while overdrawn ones ran without competition, or while no other vGPU wanted the engine,
-    /// loses the surplus, and gets no more. Debt beyond one period per competitor is forgiven: it is that large only if
-    /// others have saved as much.
+    /// Two kinds of competitors have an upper bound. A vGPU without work keeps at most its share, or its recent use. A
+    /// vGPU that had more than its share left while overdrawn vGPUs ran without competition, or while no other vGPU
+    /// wanted the engine, loses the surplus and gets nothing more. Debt beyond one period per competitor is forgiven,
+    /// because debt that large is possible only if other vGPUs have saved as much.
     fn competitors(&mut self, view: &View<'_>, passed: u64) -> Vec<Competitor> {
         let period = view.config.band.period_ns;
         let weights = view.members.values().map(|member| u64::from(member.params.weight)).sum();
@@ -115,7 +115,7 @@ impl Budgets {
             let used = self.budgets.get(vgpu).is_some_and(|budget| budget.used > 0);
             used || member.active(view.now, view.config.band.wait_ns)
         };
-        // A vGPU in debt with work does not cause another vGPU to lose its credit.
+        // A vGPU that is in debt and has work does not cause another vGPU to lose its credit.
         let alone = view.members.iter().filter(|(vgpu, member)| wants(vgpu, member)).count() == 1;
         let spare = if alone { i64::MAX } else { signed(self.spare) };
         self.spare = 0;
@@ -130,7 +130,7 @@ impl Budgets {
                 budget.rest(scale(passed, member.params.weight.into(), weights));
                 continue;
             }
-            // Raised to its share in the code below.
+            // The bound is raised to the vGPU's share in the code below.
             let most = if wants { i64::MAX } else { used };
             competing.push(Competitor { vgpu: *vgpu, params: member.params, left, most, used });
         }
@@ -191,8 +191,8 @@ fn signed(ns: u64) -> i64 {
     i64::try_from(ns).unwrap_or(i64::MAX)
 }
 
-/// Returns the budgets of the competitors when they are filled, `passed` ns after the last time. A vGPU at its bound
-/// counts with its use, not its credit: the others share the rest of the period.
+/// Returns the budgets of the competitors when they are filled, `passed` ns after the last filling. A vGPU at its bound
+/// counts with its use instead of its credit: the others share the rest of the period.
 fn filled(period: i64, passed: u64, mut loose: Vec<Competitor>) -> Vec<(TenantId, i64)> {
     let mut filled = Vec::with_capacity(loose.len());
     let mut rest = period;

@@ -1,10 +1,12 @@
-//! Disengaged scheduling: the policy measures closely for a short interval, and does not intervene for a longer one.
+//! Disengaged scheduling: the policy measures closely for a short interval, and does not intervene for a longer
+//! interval.
 //!
-//! The idea is Menychtas, Shen and Scott's ("Disengaged Scheduling for Fair, Protected Access to Fast Computational
+//! The idea is from Menychtas, Shen and Scott ("Disengaged Scheduling for Fair, Protected Access to Fast Computational
 //! Accelerators", ASPLOS 2014; GPUvm's reference 29). In the engaged interval one vGPU runs at a time, so that the
 //! length of its submissions is known exactly. In the free interval all work starts when it arrives, from several vGPUs
 //! concurrently; each vGPU's use is estimated from the number of submissions that it started. At the end of each free
-//! interval the policy finds vGPUs that used too much, which do not run in the next one, unless no other vGPU has work.
+//! interval the policy finds vGPUs that used too much; these vGPUs do not run in the next free interval, unless no
+//! other vGPU has work.
 //!
 //! A vGPU that has the card to itself is not measured.
 
@@ -19,15 +21,15 @@ use std::collections::BTreeMap;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 enum Phase {
-    /// All work runs.
+    /// All vGPUs' work runs.
     Free {
-        /// End of the phase, if any vGPU has work then.
+        /// End of the phase, if any vGPU has work at that time.
         until: Nanos,
     },
-    /// Work starts only after the card has drained: first the work of the free interval, later the work measured last,
-    /// so that a long submission does not use time of the following interval.
+    /// No work starts until the card has drained: first the work of the free interval, later the last measured work, so
+    /// that a long submission does not use time of the following interval.
     Drain {
-        /// Kind of the next phase.
+        /// True if the next phase is engaged.
         engage: bool,
     },
     /// One vGPU runs at a time.
@@ -41,15 +43,15 @@ enum Phase {
 struct Use {
     /// Length of a submission, in ns, as last measured.
     length: u64,
-    /// Measured in this engaged interval: sum in ns, and count.
+    /// Measurements of this engaged interval: sum in ns, and count.
     sum: u64,
     count: u64,
-    /// Submissions started in the free interval.
+    /// Number of submissions started in the free interval.
     started: u64,
-    /// Card time in ns of the submissions that ended in it.
+    /// Card time in ns of the submissions that ended in the free interval.
     charged: u64,
     throttled: bool,
-    /// Its slice number in the engaged interval: the vGPU with the lowest is next.
+    /// Slice number in the engaged interval: the vGPU with the lowest number is next.
     turn: u64,
 }
 
@@ -106,7 +108,7 @@ impl Disengaged {
         let cycle = params.engaged_ns.saturating_add(params.free_ns);
         for (vgpu, of) in &mut self.uses {
             of.length = of.sum.checked_div(of.count).unwrap_or(of.length);
-            // The actual durations count for a vGPU whose submissions were short while measured and long in the free
+            // The actual durations are used for a vGPU whose submissions were short while measured and long in the free
             // interval.
             let free = of.started.saturating_mul(of.length).max(of.charged);
             self.lags.charge(*vgpu, of.sum.saturating_add(free), cycle, cycle, view);
@@ -167,8 +169,8 @@ impl Policy for Disengaged {
                 if free.is_some() || view.room != Room::Free {
                     return free;
                 }
-                // Do not hold back vGPUs for vGPUs without work. But a vGPU whose submission has just ended may submit
-                // again: wait for it as long as that submission took.
+                // Do not hold back vGPUs in favour of vGPUs without work. But a vGPU whose submission has just ended
+                // may submit again: wait for it as long as that submission took.
                 let near = |member: &Member| member.expected.min(view.config.band.wait_ns);
                 let others = view.members.iter().filter(|(vgpu, member)| !throttled(**vgpu) && !member.held);
                 let until = others.filter_map(|(_, member)| Some(member.last_seen?.after(near(member)))).max();

@@ -1,4 +1,4 @@
-//! The saved scheduler: in the form of a record, with its accounts.
+//! The saved scheduler: its record form, plus its accounts.
 
 use super::{Quarantine, Scheduler, Vgpu, lane_count};
 use crate::account::{Account, History, SavedAccount, SavedHistory};
@@ -16,11 +16,11 @@ const STRIKES_MAX: u32 = 1 << 30;
 /// The scheduler of a card.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct SavedScheduler {
-    /// The scheduler, without the parts that its encoding leaves out.
+    /// The scheduler, without the parts that its encoding omits.
     scheduler: Scheduler,
-    /// Accounts by engine and last uses of each vGPU, by number.
+    /// Accounts by engine and recent use of each vGPU, sorted by number.
     accounts: Vec<(TenantId, [SavedAccount; Engine::COUNT], SavedHistory)>,
-    /// Copy engine shares of the vGPUs that have one, by number.
+    /// Copy engine shares of the vGPUs that have one, sorted by number.
     copies: Vec<(TenantId, CopyShare)>,
 }
 
@@ -47,10 +47,10 @@ impl Scheduler {
         SavedScheduler { scheduler, accounts, copies }
     }
 
-    /// Restores the scheduler, at `now` of the clock of its events.
+    /// Restores the scheduler at time `now` of the clock of its events.
     ///
     /// # Errors
-    /// If it is invalid, or from a later time.
+    /// If the saved state is invalid or from a later time.
     pub fn restored(saved: SavedScheduler, now: Nanos) -> Result<Self, Invalid> {
         let SavedScheduler { mut scheduler, accounts, copies } = saved;
         Invalid::unless(ascend(copies.iter().map(|(vgpu, _)| vgpu)), || "shares of copies are not in order".into())?;
@@ -107,7 +107,7 @@ impl Scheduler {
         Ok(())
     }
 
-    /// Checks that submissions are in one place only.
+    /// Checks that each submission is in only one place.
     fn check_tickets(&self, on_card: impl Iterator<Item = Ticket>) -> Result<(), Invalid> {
         let queued = self.lanes.iter().flat_map(|lane| lane.waiting().map(|(_, queued)| queued.ticket));
         let mut seen = BTreeSet::new();

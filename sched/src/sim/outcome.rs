@@ -8,17 +8,17 @@ use crate::{Engine, Histogram, Scheduler};
 pub struct Outcome {
     /// The scheduler at the end, with its accounts.
     pub scheduler: Scheduler,
-    /// Per VM: time from the doorbell to the start of the work.
+    /// For each VM, the time from the doorbell to the start of the work.
     pub waits: Vec<Histogram>,
-    /// Per VM: completed rounds of its streams.
+    /// For each VM, the completed rounds of its streams.
     pub rounds: Vec<u64>,
-    /// Submissions that ended.
+    /// Number of submissions that ended.
     pub completed: u64,
-    /// Channels that were killed.
+    /// Number of channels that were killed.
     pub killed: u64,
-    /// Events sent to the scheduler.
+    /// Number of events sent to the scheduler.
     pub events: u64,
-    /// Ticks among them.
+    /// Number of ticks among these events.
     pub ticks: u64,
     pub(super) uses: Uses,
     pub(super) busy: [u64; Engine::COUNT],
@@ -32,13 +32,13 @@ impl Outcome {
         self.busy[engine.index()]
     }
 
-    /// Returns the part of the whole time for which an engine was busy.
+    /// Returns the part of the total time for which an engine was busy.
     #[must_use]
     pub fn utilisation(&self, engine: Engine) -> f64 {
         self.busy(engine) as f64 / self.length as f64
     }
 
-    /// Returns the time in ns that a VM truly used of an engine from `from` until `until` ns.
+    /// Returns the time in ns for which a VM truly used an engine, from `from` until `until` ns.
     #[must_use]
     pub fn used(&self, vm: usize, engine: Engine, from: u64, until: u64) -> u64 {
         self.uses.used(vm, engine, from, until)
@@ -55,7 +55,7 @@ impl Outcome {
         self.uses.windows(engine, window, from, until)
     }
 
-    /// Returns the distance of the shares in those windows from `wanted`, one for each VM.
+    /// Returns the deviation of the shares in those windows from the shares `wanted`, one for each VM.
     #[must_use]
     pub fn share_error(&self, engine: Engine, window: u64, from: u64, wanted: &[f64]) -> ShareError {
         self.uses.share_error(engine, window, from, self.length, wanted)

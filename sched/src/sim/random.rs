@@ -1,6 +1,6 @@
 //! Deterministic pseudorandom numbers.
 
-/// A generator: splitmix64 (Steele, Lea and Flood, OOPSLA 2014). The recorded figures of the simulator depend on its
+/// A generator: splitmix64 (Steele, Lea and Flood, OOPSLA 2014). The recorded results of the simulator depend on its
 /// numbers.
 #[derive(Clone, Debug)]
 pub struct Random(u64);
@@ -12,7 +12,7 @@ impl Random {
         Self(seed)
     }
 
-    /// Returns any number.
+    /// Returns the next number.
     pub fn number(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.0;
@@ -27,7 +27,7 @@ impl Random {
         u64::try_from(wide >> 64).unwrap_or(0)
     }
 
-    /// Returns a number from 0 up to 1.
+    /// Returns a number from 0 up to, but not including, 1.
     pub fn fraction(&mut self) -> f64 {
         (self.number() >> 11) as f64 / (1u64 << 53) as f64
     }

@@ -9,7 +9,7 @@ const MS: u64 = 1_000_000;
 const SECOND: u64 = 1_000 * MS;
 /// Time that a guest takes from an end to the next doorbell.
 const THINK: Length = Length::Uniform(20_000, 60_000);
-/// One kernel of the papers' `madd`, and one of their `long-madd`.
+/// Length of one kernel of the papers' `madd`, and of one kernel of `long-madd`.
 const MADD: u64 = MS / 2;
 const LONG_MADD: u64 = 5 * MADD;
 
@@ -17,7 +17,7 @@ fn looping(length: u64) -> Guest {
     Guest::new(Stream::looping(Length::Fixed(length), THINK))
 }
 
-/// Half of the VMs loop a short kernel, the others a kernel five times as long.
+/// Returns VMs of which half loop a short kernel, and half a kernel five times as long.
 fn unequal(vms: usize) -> Vec<Guest> {
     (0..vms).map(|vm| looping(if vm % 2 == 0 { MADD } else { LONG_MADD })).collect()
 }
@@ -51,7 +51,7 @@ fn the_same_seed_gives_the_same_run_and_another_does_not() {
 fn the_schedulers_books_agree_with_the_card() {
     for policy in PolicyKind::ALL {
         let outcome = simulate(Config { policy, ..Config::default() }, 3, unequal(5));
-        // A submission is charged from the time at which the card has it, which is when the idle engine begins.
+        // A submission is charged from the time at which the card receives it, which is when the idle engine begins.
         let (charged, busy) = (outcome.scheduler.busy(Engine::Compute), outcome.busy(Engine::Compute));
         assert_eq!(charged, busy, "{policy:?}");
     }
@@ -183,7 +183,7 @@ fn a_record_that_begins_in_mid_run_replays_under_any_policy() {
     for policy in PolicyKind::ALL {
         let mut scenario = Scenario::new(Config { policy, ..Config::default() }, SECOND, unequal(4));
         scenario.changes.push((Nanos(SECOND / 3), Change::Vgpu(TenantId(1), capped)));
-        // A scheduler with the same events, to have its state in the middle.
+        // A scheduler that receives the same events, to obtain its state in the middle of the run.
         let mut twin = Scheduler::new(scenario.config, Nanos(0)).unwrap();
         let mut recorder = None;
         let names = BTreeMap::from([(TenantId(0), "web".to_owned())]);
@@ -207,7 +207,7 @@ fn a_record_that_begins_in_mid_run_replays_under_any_policy() {
 
 #[test]
 fn record_under_other_policy_keeps_work_and_changes_order() {
-    // Three guests that always have four kernels queued: the arrivals do not depend on slices for long.
+    // Three guests that always have four kernels queued, so that the arrivals do not depend on slices for long.
     let guests = (0..3)
         .map(|vm| Guest::new(Stream { depth: 4, ..Stream::looping(Length::Fixed([1, 5, 5][vm] * MS / 2), THINK) }));
     let scenario = Scenario::new(published(PolicyKind::Fifo), 2 * SECOND, guests.collect());
@@ -225,13 +225,13 @@ fn record_under_other_policy_keeps_work_and_changes_order() {
             assert!(other.used.abs_diff(one.used) < one.used / 50, "{policy:?}: {} {}", other.used, one.used);
         }
     }
-    // A guest with short kernels waits for less time if it need not wait for long kernels.
+    // A guest with short kernels waits less if it need not wait for long kernels.
     let band = trace.under(Config::default()).unwrap();
     assert!(used(&band, 0).waits.mean() < used(&recorded, 0).waits.mean());
 }
 
-/// Neighbours of a VM that misbehaves: their shares of the engine's time compared with their entitlement, and with the
-/// whole time.
+/// Runs neighbours next to a misbehaving VM: their shares of the engine's time are compared with their entitlement, and
+/// with the whole time.
 fn neighbours_of(rogue: Guest, config: Config) -> Outcome {
     simulate(config, 10, vec![looping(MADD), looping(MADD), looping(LONG_MADD), rogue])
 }
@@ -257,7 +257,7 @@ fn work_that_is_split_to_look_small_takes_no_ones_share() {
 
 #[test]
 fn vm_idling_around_engine_wait_takes_no_neighbour_share() {
-    // Its tiny submission ends, and it submits again just within the wait or just after it.
+    // The tiny submission ends, and the VM submits again just within the wait or just after it.
     for think in [450_000, 520_000] {
         let tease = Stream::looping(Length::Fixed(1_000), Length::Fixed(think));
         assert_neighbours_keep_their_share(&neighbours_of(Guest::new(tease), Config::default()));
@@ -272,7 +272,7 @@ fn vm_hung_in_flight_is_killed_and_neighbours_keep_share() {
     let outcome = neighbours_of(rogue, Config::default());
     assert_eq!(outcome.killed, 1);
     assert_neighbours_keep_their_share(&outcome);
-    // A VM that dies on the card.
+    // A VM dies while its work is on the card.
     let mut rogue = looping(20 * MS);
     rogue.gone = Some(Nanos(2 * SECOND + 7 * MS));
     assert_neighbours_keep_their_share(&neighbours_of(rogue, Config::default()));
@@ -301,7 +301,8 @@ fn an_hour_of_sixteen_idle_vms_costs_nothing() {
     assert_eq!((outcome.events, outcome.ticks), (16, 0));
 }
 
-/// Guests that always have work queued, and whose drivers send a short submission after each kernel, like nouveau.
+/// Returns guests that always have work queued, and whose drivers send a short submission after each kernel, like
+/// nouveau.
 fn fenced(length: u64) -> Guest {
     let step = |length| Step { engine: Engine::Compute, length: Length::Fixed(length) };
     Guest::new(Stream {
@@ -321,7 +322,7 @@ fn short_kernels_do_not_pay_for_a_host_that_sees_ends_late() {
             let config = Config { policy, ..Config::default() };
             let guests = vec![fenced(short), fenced(long)];
             let shares = shares(&run(&Scenario { card, ..Scenario::new(config, 5 * SECOND, guests) }, 7).unwrap());
-            // With CREDIT, VMs never wait without a charge.
+            // With CREDIT, the engine never waits for a VM without a charge.
             let most = if policy == PolicyKind::Credit { most + 0.01 } else { most };
             assert!((shares[0] - 0.5).abs() < most, "{policy:?}, {short} and {long} ns, {late} ns late: {shares:?}");
         }
@@ -330,8 +331,8 @@ fn short_kernels_do_not_pay_for_a_host_that_sees_ends_late() {
 
 #[test]
 fn idle_vms_do_not_keep_an_interactive_one_waiting() {
-    // 2 ms of work every 16 ms, next to three VMs that always have work: its excess while it competed decays in the
-    // meantime.
+    // A VM has 2 ms of work every 16 ms, next to three VMs that always have work: its excess while it competed decays
+    // in the meantime.
     let waits = |idle: usize| {
         let bursts = Guest::new(Stream::looping(Length::Fixed(2 * MS), Length::Fixed(14 * MS)));
         let batch = Guest::new(Stream { depth: 4, ..Stream::looping(Length::Fixed(LONG_MADD), THINK) });
@@ -348,7 +349,7 @@ fn idle_vms_do_not_keep_an_interactive_one_waiting() {
 
 #[test]
 fn short_submissions_after_kernel_do_not_wait_out_its_debt() {
-    // Uses a sixth of the card, although its share is a fourth: a kernel every 18 ms, followed by three short
+    // The VM uses a sixth of the card, although its share is a fourth: a kernel every 18 ms, followed by three short
     // submissions.
     let step = |length| Step { engine: Engine::Compute, length: Length::Fixed(length) };
     let pulse = |steps: Vec<Step>, from| Stream {

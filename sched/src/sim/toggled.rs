@@ -1,20 +1,21 @@
 //! A vGPU whose guest stops and resumes its channel while work is on the card, next to a vGPU that always has work.
-//! Gives the events that a card manager reports, with a non-preemptive engine.
+//! Generates the events that a card manager reports for a non-preemptive engine.
 
 use crate::{Channel, Config, Decision, Engine, Event, Nanos, PolicyKind, Scheduler, TenantId, Ticket, VgpuParams};
 use std::collections::{BTreeMap, VecDeque};
 
-/// Length of a kernel of the neighbour, and of the toggled vGPU, in ns.
+/// Length of a kernel of the neighbour and of the toggled vGPU, in ns.
 const NEIGHBOUR_KERNEL_NS: u64 = 9_900_000;
 const OTHER_KERNEL_NS: u64 = 50_000_000;
-/// Times between two toggles, and delay until an end is seen.
+/// Times between two toggles, and delays until an end is seen.
 const TOGGLES: [u64; 5] = [200_000, 600_000, 3_000_000, 11_000_000, 31_000_000];
 const COMPLETION_DELAY_NS: u64 = 100_000;
 /// Simulated time, in ns.
 const SIMULATED_NS: u64 = 30_000_000_000;
-/// Time that the other has the engine alone before, in ns: afterwards more of its work is on the card at a time.
+/// Time for which the neighbour first has the engine alone, in ns; afterwards more of its work is on the card at a
+/// time.
 const SOLO_NS: u64 = 300_000_000;
-/// Number of submissions of each that are queued at a time.
+/// Number of submissions of each vGPU that are queued at a time.
 const QUEUE_DEPTH: u64 = 16;
 const NEIGHBOUR: TenantId = TenantId(0);
 const OTHER: TenantId = TenantId(1);
@@ -35,7 +36,7 @@ struct World {
     held: BTreeMap<Ticket, (TenantId, Stage)>,
     /// Submissions that the engine may fetch, in order.
     fetched: VecDeque<Ticket>,
-    /// Submission that it works on, and its end.
+    /// Submission that the engine works on, and its end.
     works: Option<(Ticket, Nanos)>,
     enabled: bool,
 }
@@ -94,7 +95,7 @@ impl World {
         self.work();
     }
 
-    /// The engine starts the next submission that it may run.
+    /// Starts the next submission that the engine may run.
     fn work(&mut self) {
         if self.works.is_some() {
             return;

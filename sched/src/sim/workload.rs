@@ -10,11 +10,11 @@ use serde::{Deserialize, Serialize};
 pub enum Length {
     /// Always the same.
     Fixed(u64),
-    /// Uniformly distributed between the two.
+    /// Uniformly distributed between the two values.
     Uniform(u64, u64),
     /// Exponentially distributed, with this mean.
     Exponential(u64),
-    /// It does not end.
+    /// The work does not end.
     Forever,
 }
 
@@ -33,13 +33,13 @@ impl Length {
 /// One submission of a stream's round.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Step {
-    /// Engine that it runs on.
+    /// Engine that the step runs on.
     pub engine: Engine,
     /// Length on the engine.
     pub length: Length,
 }
 
-/// Activity of a stream that works intermittently, in ns.
+/// On and off times of a stream that works intermittently, in ns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Pulse {
     /// Time for which it works.
@@ -49,7 +49,7 @@ pub struct Pulse {
 }
 
 /// Activity of one channel of a guest: rounds of steps. The guest waits for the end of each step before it submits the
-/// next, and thinks after each.
+/// next, and thinks after each end.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Stream {
     /// The steps of a round.
@@ -58,16 +58,16 @@ pub struct Stream {
     pub think: Length,
     /// Number of concurrent rounds.
     pub depth: u32,
-    /// Time at which it begins.
+    /// Time at which the stream begins.
     pub from: Nanos,
-    /// Time after which it stops submitting.
+    /// Time after which the stream stops submitting.
     pub until: Option<Nanos>,
-    /// Works only intermittently.
+    /// Makes the stream work only intermittently.
     pub pulse: Option<Pulse>,
 }
 
 impl Stream {
-    /// One kernel repeatedly, each after the end of the previous one.
+    /// Returns a stream that repeats one kernel, each time after the end of the previous kernel.
     #[must_use]
     pub fn looping(length: Length, think: Length) -> Self {
         let steps = vec![Step { engine: Engine::Compute, length }];
@@ -95,9 +95,9 @@ pub struct Guest {
     pub params: VgpuParams,
     /// Activity of its channels.
     pub streams: Vec<Stream>,
-    /// It forges its ends: they appear to be this much earlier, in ns.
+    /// Amount by which the guest forges its ends, which appear to be earlier, in ns.
     pub lie: u64,
-    /// Time at which its VMM dies.
+    /// Time at which the guest's VMM dies.
     pub gone: Option<Nanos>,
 }
 
@@ -121,7 +121,7 @@ impl Guest {
 pub struct Card {
     /// Delay from a decision until the card has the work.
     pub submit: Length,
-    /// Delay between the end on the card and its notice by the scheduler and the guest.
+    /// Delay from an end on the card until the scheduler and the guest notice it.
     pub interrupt: Length,
     /// Additional time of a copy that begins while the compute engine works, in permille.
     pub copy_slowdown_permille: u32,
@@ -147,12 +147,12 @@ pub enum Change {
     Vgpu(TenantId, VgpuParams),
 }
 
-/// A run.
+/// Description of a run.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Scenario {
     /// VMs; their vGPUs are numbered from 0.
     pub guests: Vec<Guest>,
-    /// Its length, in ns.
+    /// Length of the run, in ns.
     pub length: u64,
     /// The card.
     pub card: Card,
@@ -163,7 +163,7 @@ pub struct Scenario {
 }
 
 impl Scenario {
-    /// Returns typical VMs on a card.
+    /// Creates a run of typical VMs on a card.
     #[must_use]
     pub fn new(config: Config, length: u64, guests: Vec<Guest>) -> Self {
         Self { guests, length, card: Card::default(), config, changes: Vec::new() }

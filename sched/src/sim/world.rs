@@ -1,4 +1,4 @@
-//! The simulated time: the next events, and their effects.
+//! The simulated time, with the next events and their effects.
 
 use super::outcome::Outcome;
 use super::uses::Uses;
@@ -8,10 +8,10 @@ use crate::{Channel, ConfigError, Decision, Engine, Event, Histogram, Nanos, Sch
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap, VecDeque};
 
-/// Length of the intervals in which use is kept, in ns.
+/// Length of the intervals in which use is recorded, in ns.
 const USE_INTERVAL_NS: u64 = 10_000_000;
 
-/// Event at a time.
+/// An event that happens at a given time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Happening {
     /// The operator makes the change with this index.
@@ -22,17 +22,17 @@ enum Happening {
     Doorbell(Round),
     /// The card has received a submission.
     Given(Ticket),
-    /// An engine has completed a submission, if it still works on it.
+    /// An engine has completed a submission, if the engine still works on it.
     Done(Engine, Ticket),
-    /// The scheduler sees an end, which was at this time.
+    /// The scheduler notices an end that happened at this time.
     Seen(Ticket, Nanos),
     /// A killed channel is off the card.
     Killed(TenantId, Channel, Engine),
-    /// The scheduler's wakeup, if it is still the last one requested.
+    /// The scheduler's wakeup, if no later wakeup was requested.
     Wakeup(u64),
 }
 
-/// A round of a stream, and the step that it is at.
+/// A round of a stream, and its current step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Round {
     guest: usize,
@@ -45,7 +45,7 @@ struct Round {
 struct Submission {
     round: Round,
     engine: Engine,
-    /// `None` if it never ends.
+    /// Length in ns; `None` if it never ends.
     length: Option<u64>,
     arrived: Nanos,
     began: Option<Nanos>,
@@ -61,16 +61,16 @@ struct World<'a> {
     order: u64,
     tickets: u64,
     submissions: HashMap<Ticket, Submission>,
-    /// Submissions of each engine; it works on the first.
+    /// Submissions of each engine, which works on the first.
     engines: [VecDeque<Ticket>; Engine::COUNT],
     wakeup: (u64, Option<Nanos>),
     dead: Vec<bool>,
-    /// Streams whose channel was killed: the guest does not open another.
+    /// Streams whose channel was killed; the guest does not open another channel.
     closed: Vec<Vec<bool>>,
     outcome: Tally,
 }
 
-/// Counts on the way.
+/// Counts that the run collects.
 struct Tally {
     waits: Vec<Histogram>,
     rounds: Vec<u64>,
@@ -151,7 +151,7 @@ impl World<'_> {
             }
             for (stream, of) in of.streams.iter().enumerate() {
                 for _ in 0..of.depth {
-                    // Guests do not start at the very same time.
+                    // Guests do not all start at the same time.
                     let at = of.next_start(Nanos(self.random.below(100_000)));
                     at.into_iter().for_each(|at| self.at(at, Happening::Doorbell(Round { guest, stream, step: 0 })));
                 }
@@ -290,12 +290,12 @@ impl World<'_> {
         let step = (step + 1) % of.steps.len();
         self.outcome.rounds[guest] += u64::from(step == 0);
         let thought = of.think.draw(&mut self.random).map(|ns| self.now.after(ns));
-        // Complete a round that has begun.
+        // A round that has begun is completed.
         let at = thought.and_then(|at| if step == 0 { of.next_start(at) } else { Some(at) });
         at.into_iter().for_each(|at| self.at(at, Happening::Doorbell(Round { guest, stream, step })));
     }
 
-    /// Removes the submissions for which `gone` is true from the card.
+    /// Takes the submissions for which `gone` is true off the card.
     fn take_off(&mut self, gone: impl Fn(&Round) -> bool) {
         for engine in Engine::ALL {
             let first = self.engines[engine.index()].front().copied();

@@ -1,5 +1,5 @@
 //! A second implementation of published BAND: Gdev's figure 2 line by line, with GPUvm's budgets divided among the
-//! competitors, in plain fractions. The policy must decide the same, event by event.
+//! competitors, in plain fractions. The policy must make the same decisions, event by event.
 
 use super::harness::Harness;
 use crate::{BandParams, Config, Decision, Engine, Event, Nanos, Pipeline, TenantId, VgpuParams};
@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, VecDeque};
 
 const PERIOD_NS: i128 = 30_000_000;
 const WAIT_NS: u64 = 500_000;
-/// Unit of bandwidths: parts of the whole.
+/// Unit of bandwidths: number of parts of the whole.
 const WHOLE_SHARE_PPM: i128 = 1_000_000;
 
 struct VirtualGpu {
@@ -16,18 +16,18 @@ struct VirtualGpu {
     weight: i128,
     bgt: i128,
     used: i128,
-    /// Debits of its budget in this period.
+    /// Sum of debits of its budget in this period.
     debited: i128,
     /// Time at which its last completion was seen.
     seen: Option<u64>,
     competes: bool,
-    /// It was dispatched with its budget overdrawn, because no virtual GPU with a budget had suspended work.
+    /// True if it was dispatched with its budget overdrawn, because no virtual GPU with a budget had suspended work.
     fills_in: bool,
     suspended: VecDeque<u64>,
 }
 
-/// The published scheduler. A virtual GPU's `bw` is its weight over the sum of the competitors' weights, and `utl` its
-/// part of the total use in this period.
+/// The published scheduler. A virtual GPU's `bw` is its weight divided by the sum of the competitors' weights, and
+/// `utl` its part of the total use in this period.
 struct Published {
     queue: Vec<VirtualGpu>,
     current: Option<u32>,
@@ -62,7 +62,7 @@ impl Published {
         }
         let weights: i128 = self.queue.iter().map(|vgpu| vgpu.weight).sum();
         let passed = (period - self.period) * PERIOD_NS;
-        // Budget and use of the competitors that are not at their bound.
+        // Budget and use of the competitors that have not reached their bound.
         let mut loose = BTreeMap::new();
         let current = self.current;
         let wants = |vgpu: &VirtualGpu| {
@@ -89,7 +89,7 @@ impl Published {
             let vgpu = self.queue.iter_mut().find(|vgpu| vgpu.id == *id).unwrap();
             let share = PERIOD_NS * vgpu.weight / weights;
             *most = (*most).max(share);
-            // It had more than its share, and did not want it when it was available.
+            // The virtual GPU had more than its share, and did not want it when it was available.
             if (filled_in > 0 || alone) && vgpu.bgt > share {
                 *most = (*most).min(share.max(if alone { 0 } else { vgpu.bgt - filled_in }));
             }
@@ -141,7 +141,7 @@ impl Published {
         self.vgpu_mut(id).suspended.push_back(ticket);
         self.replenish(now);
         self.vgpu_mut(id).competes = true;
-        // One context of a virtual GPU at a time, too.
+        // Also only one context of a virtual GPU at a time.
         if self.current.is_some() { Vec::new() } else { vec![self.dispatch(id, now)] }
     }
 
@@ -193,7 +193,8 @@ fn started(decisions: &[Decision]) -> Vec<u64> {
 
 const WEIGHTS: [&[u32]; 6] = [&[1, 1], &[1, 4], &[1, 1, 2], &[1, 15, 84], &[1, 1, 1, 1, 1], &[3, 1, 1, 3, 1, 1, 3, 3]];
 
-/// Runs all events that are due until `limit`, and compares. Returns the number of waits of the policy.
+/// Runs all events that are due until `limit`, and compares policy and model. Returns the number of waits of the
+/// policy.
 fn compare(harness: &mut Harness, model: &mut Published, limit: u64, started_at: &mut BTreeMap<u64, u64>) -> u32 {
     let mut waits = 0;
     loop {
@@ -270,7 +271,7 @@ fn agree(weights: &[u32], own_time: bool, latency: u64, arrivals: &[(u64, usize,
     waits
 }
 
-/// Time between two arrivals; occasionally all vGPUs are idle for a few periods.
+/// Generates the time between two arrivals; occasionally all vGPUs are idle for a few periods.
 fn pause() -> impl Strategy<Value = u64> {
     prop_oneof![20 => 0u64..1_500_000, 1 => 0u64..200_000_000]
 }
@@ -291,7 +292,7 @@ proptest! {
 
 #[test]
 fn band_waits_for_the_short_ones_as_published() {
-    // A long and a short one alternate: the wait exists for this case.
+    // Long and short submissions alternate, which is the case that the wait exists for.
     let arrivals: Vec<_> =
         (0..200).map(|at| (600_000, at % 2, if at % 2 == 0 { 200_000 } else { 1_000_000 })).collect();
     assert!(agree(&[1, 1], true, 7_000, &arrivals) > 20);

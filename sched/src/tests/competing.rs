@@ -1,4 +1,4 @@
-//! Policies with budgets next to idle or nearly idle VMs: sixteen VMs, of which a few compete. All in simulated time.
+//! Policies with budgets next to idle or nearly idle VMs: a few of sixteen VMs compete, in simulated time.
 
 use super::harness::Harness;
 use crate::sim::{Guest, Length, Outcome, Pulse, Scenario, Stream, run};
@@ -14,7 +14,7 @@ const THINK: Length = Length::Uniform(20 * US, 60 * US);
 /// Total number of VMs.
 const VMS: usize = 16;
 
-/// CREDIT and BAND as published, with one submission at a time, and in the daemon's configuration.
+/// CREDIT and BAND as published, with one submission at a time and in the daemon's configuration.
 fn contenders() -> [(&'static str, Config); 4] {
     let config = |policy, pipeline| Config { policy, band: BandParams::published(), pipeline, ..Config::default() };
     [
@@ -25,22 +25,22 @@ fn contenders() -> [(&'static str, Config); 4] {
     ]
 }
 
-/// A guest that always has several kernels queued.
+/// Returns a guest that always has several kernels queued.
 fn backlog(length: u64, weight: u32) -> Guest {
     Guest::new(Stream { depth: 4, ..Stream::looping(Length::Fixed(length), THINK) }).weight(weight)
 }
 
-/// A guest without work.
+/// Returns a guest without work.
 fn idle(weight: u32) -> Guest {
     Guest::new(Stream { depth: 0, ..Stream::looping(Length::Fixed(MS), THINK) }).weight(weight)
 }
 
-/// A guest that occasionally does a little work.
+/// Returns a guest that occasionally does a little work.
 fn drowsy() -> Guest {
     Guest::new(Stream::looping(Length::Fixed(100 * US), Length::Uniform(0, 200 * MS)))
 }
 
-/// The competing VMs, and the other VMs as made by `rest`.
+/// Returns the competing VMs, followed by other VMs created by `rest`.
 fn among(competing: &[(u64, u32)], rest: impl Fn() -> Guest) -> Vec<Guest> {
     let competing = competing.iter().map(|(length, weight)| backlog(*length, *weight));
     competing.chain(std::iter::repeat_with(rest)).take(VMS).collect()
@@ -50,20 +50,20 @@ fn play(config: Config, seconds: u64, guests: Vec<Guest>) -> Outcome {
     run(&Scenario::new(config, seconds * SECOND, guests), 7).unwrap()
 }
 
-/// Each competitor's entitlement, as a part of their common use.
+/// Returns each competitor's entitlement as a part of the competitors' total use.
 fn due(competing: &[(u64, u32)]) -> Vec<f64> {
     let sum: u32 = competing.iter().map(|(_, weight)| weight).sum();
     competing.iter().map(|(_, weight)| f64::from(*weight) / f64::from(sum)).collect()
 }
 
-/// Lengths and weights of the competitors: half short, half long.
+/// Returns lengths and weights of the competitors: half have short kernels, half long ones.
 fn contests() -> Vec<Vec<(u64, u32)>> {
     let mut contests = Vec::new();
     for vms in [2, 4, 8] {
         for (short, long) in [(400 * US, 2 * MS), (500 * US, 2500 * US), (MS, 5 * MS), (400 * US, 5 * MS)] {
             let length = |vm: usize| [short, long][vm % 2];
             contests.push((0..vms).map(|vm| (length(vm), 100)).collect());
-            // The long ones have less weight, and then more.
+            // First the VMs with long kernels have less weight, then more.
             contests.push((0..vms).map(|vm| (length(vm), [300, 100][vm % 2])).collect());
             contests.push((0..vms).map(|vm| (length(vm), [100, 300][vm % 2])).collect());
         }
@@ -117,7 +117,7 @@ fn vm_alone_saves_little_credit_before_others_arrive() {
             guest.streams[0].from = Nanos(2 * SECOND);
             guest
         };
-        // It leaves most of the card idle.
+        // The first VM leaves most of the card idle.
         let mut first = Guest::new(Stream::looping(Length::Fixed(MS), Length::Fixed(5 * MS)));
         let busy = Stream { from: Nanos(2 * SECOND), depth: 4, ..Stream::looping(Length::Fixed(MS), THINK) };
         first.streams.push(busy);
@@ -154,7 +154,7 @@ fn a_debt_is_forgiven_beyond_a_period_for_each_that_competes() {
     assert!(credit.unsigned_abs() <= 60 * MS, "{credit}");
 }
 
-/// A VM that becomes idle and active again: in phase with the periods, out of phase, or at another rate.
+/// Generates a VM that alternates between idle and active: in phase with the periods, out of phase, or at another rate.
 fn toggler() -> impl Strategy<Value = Guest> {
     let time = || prop_oneof![prop::sample::select(vec![MS, 15 * MS, 30 * MS, 60 * MS]), US..120 * MS];
     let length = prop_oneof![US..100 * US, 400 * US..5 * MS];
@@ -168,12 +168,12 @@ fn toggler() -> impl Strategy<Value = Guest> {
 }
 
 proptest! {
-    // The same cases each time: no proof bounds the worst case of all.
+    // Runs the same cases each time, because no proof bounds the worst case.
     #![proptest_config(ProptestConfig { rng_seed: RngSeed::Fixed(1), ..ProptestConfig::with_cases(60) })]
 
     /// No VM gets more for its weight than a VM that always has work: not by pausing, not through its credit or debt,
-    /// and not through two of these together. BAND as published forgets overuse that could not be preempted, so it may
-    /// be further off.
+    /// and not through a combination. BAND as published forgets overuse that could not be preempted, so it may be
+    /// further off.
     #[test]
     fn no_one_gains_by_coming_and_going(
         contender in 0..contenders().len(),

@@ -22,7 +22,7 @@ pub(super) struct Work {
     pub(super) length: u64,
 }
 
-/// Work of an engine, with the time of its arrival there, and the end of the previous work.
+/// Work of an engine with its arrival time, and the end of the previous work.
 #[derive(Clone, Debug, Default)]
 struct Unit {
     work: VecDeque<(u64, Work)>,
@@ -131,7 +131,7 @@ impl Harness {
         Event::Completed { ticket: work.ticket, ended }
     }
 
-    /// Saves the scheduler, and continues with the restored one.
+    /// Saves the scheduler, and continues with the restored scheduler.
     pub(super) fn restore(&mut self) {
         let bytes = postcard::to_allocvec(&self.scheduler.save()).unwrap();
         let saved = postcard::from_bytes(&bytes).unwrap();

@@ -1,4 +1,4 @@
-//! Caps, run time limits, strikes, quarantine.
+//! Tests of caps, run time limits, strikes and quarantine.
 
 use super::harness::Harness;
 use crate::trace::{Recorder, Trace};
@@ -22,7 +22,7 @@ fn harness(strikes: u32, quarantine_ns: u64) -> Harness {
     harness
 }
 
-/// Lets a submission run into its limit. Returns the time and the decisions when its channel was killed.
+/// Lets a submission exceed its limit. Returns the time at which its channel was killed, and the decisions.
 fn overrun(harness: &mut Harness, channel: u32) -> (u64, Vec<Decision>) {
     harness.arrive(0, channel, Engine::Compute, 1000 * MS);
     let (event, decisions) = harness.step(u64::MAX).unwrap();
@@ -45,7 +45,7 @@ fn a_submission_beyond_its_limit_has_its_channel_killed_once() {
     harness.now += MS;
     assert_eq!(harness.feed(Event::Tick), []);
     assert_eq!(harness.scheduler.next_wakeup(), None);
-    // The submission after it runs as soon as the channel is off the card, and the time is charged.
+    // The next submission runs as soon as the channel is off the card, and the time is charged.
     assert_eq!(harness.arrive(1, 0, Engine::Compute, MS), []);
     assert_eq!(harness.end_channel(0, 3), [Decision::Start(Ticket(2))]);
     assert_eq!(harness.scheduler.account(vgpu, engine).unwrap().used, 51 * MS);
@@ -72,12 +72,12 @@ fn the_last_strike_quarantines_until_the_operator_releases() {
     assert_eq!(harness.scheduler.strikes(TenantId(0)), Some((1, Quarantine::Free)));
     let (_, decisions) = overrun(&mut harness, 1);
     assert_eq!(decisions.last(), Some(&Decision::Quarantined { vgpu: TenantId(0), until: None }));
-    // Its work is held back but not dropped; the other vGPU continues.
+    // The vGPU's work is held back but not dropped; the other vGPU continues.
     assert_eq!(harness.arrive(0, 2, Engine::Compute, MS), []);
     assert_eq!(harness.arrive(0, 2, Engine::Copy0, MS), []);
     assert_eq!(harness.arrive(1, 0, Engine::Compute, MS).len(), 1);
     harness.pass(1000 * MS);
-    // Also under another policy.
+    // The same applies under another policy.
     harness.feed(Event::Configured(Config { policy: PolicyKind::Fifo, ..*harness.scheduler.config() }));
     harness.pass(1000 * MS);
     assert_eq!(harness.scheduler.next_wakeup(), None);
@@ -133,7 +133,7 @@ fn a_cap_that_is_raised_lets_go_at_once() {
 
 #[test]
 fn short_work_does_not_postpone_limit_of_long_submission() {
-    // On an engine that runs them concurrently, the short ones end, and the long one is still not the newest.
+    // On an engine that runs submissions concurrently, the short ones end, and the long one is still not the newest.
     let mut harness = Harness::new(Config { policy: PolicyKind::Direct, strikes: 0, ..Config::default() });
     harness.add(0, LIMITED);
     harness.arrive(0, 0, Engine::Compute, 1000 * MS);
@@ -161,7 +161,7 @@ fn engine_occupant_is_killed_rather_than_first_in_accounts() {
     harness.arrive(0, 0, Engine::Compute, MS);
     harness.now += MS / 4;
     harness.arrive(1, 7, Engine::Compute, 1000 * MS);
-    // The engine started the second submission first and does not end it.
+    // The engine started the second submission first, and does not finish it.
     harness.now = 50 * MS;
     let engine = Engine::Compute;
     let kill = |decisions: Vec<Decision>| match decisions[..] {
@@ -176,7 +176,7 @@ fn engine_occupant_is_killed_rather_than_first_in_accounts() {
     harness.feed(Event::ChannelEnded { vgpu: TenantId(1), channel: Channel(7) });
     let decisions = harness.feed(Event::Struck { vgpu: TenantId(1), engine });
     assert_eq!(decisions, [Decision::Quarantined { vgpu: TenantId(1), until: None }]);
-    // The waiting submission is charged for its own time only, and its full limit remains.
+    // The waiting submission is charged only for its own time, and its full limit remains.
     harness.now += MS;
     harness.feed(Event::Completed { ticket: Ticket(1), ended: Some(Nanos(harness.now)) });
     let used = |vgpu| harness.scheduler.account(TenantId(vgpu), engine).unwrap().used;
@@ -203,7 +203,7 @@ fn vgpu_blocking_an_engine_is_charged_instead_of_waiting_vgpu() {
     let mut harness = harness(0, 0);
     harness.arrive(0, 3, Engine::Copy0, 1000 * MS);
     harness.arrive(1, 4, Engine::Compute, MS);
-    // According to the accounts the other submission has the engine, so this one cannot begin.
+    // According to the accounts the other submission has the engine, so this submission cannot begin.
     for step in 1..=4 {
         let since = Nanos(harness.now);
         harness.now = step * 10 * MS;
@@ -215,7 +215,7 @@ fn vgpu_blocking_an_engine_is_charged_instead_of_waiting_vgpu() {
     harness.feed(Event::Completed { ticket: Ticket(2), ended: Some(Nanos(harness.now)) });
     assert_eq!([used(&harness, 0), used(&harness, 1)], [40 * MS, MS]);
     assert_eq!(harness.scheduler.busy(Engine::Compute), 41 * MS);
-    // By budget, the other vGPU runs first from now on.
+    // According to the budgets, the other vGPU runs first from now on.
     assert_eq!(harness.scheduler.strikes(TenantId(1)).unwrap().0, 0, "its limit begins when it has the engine");
 }
 
@@ -244,7 +244,7 @@ fn requeued_submission_restarts_before_later_work_of_channel() {
         harness.arrive(1, 0, Engine::Compute, MS);
         harness.arrive(0, 0, Engine::Compute, MS);
         harness.now += 10 * MS;
-        // The engine has other work, so it waits, and runs before later work of its channel.
+        // The engine has other work, so the submission waits, and runs before later work of its channel.
         let mut order = harness.stall(Ticket(1));
         harness.requeue();
         order.extend(std::iter::from_fn(|| harness.step(u64::MAX)).flat_map(|(_, decisions)| decisions));

@@ -1,4 +1,4 @@
-//! Effects of each event.
+//! Tests of the effects of each event.
 
 use super::harness::Harness;
 use crate::{
@@ -37,7 +37,7 @@ fn an_idle_engine_starts_an_arrival_at_once_whatever_the_policy() {
         let mut harness = two(config(policy));
         assert_eq!(harness.arrive(1, 0, Engine::Compute, MS), starts(&[1]), "{policy:?}");
         harness.drain();
-        // Also if the other vGPU has just had its slice.
+        // The same applies if the other vGPU has just had its slice.
         assert_eq!(harness.arrive(0, 0, Engine::Compute, MS), starts(&[2]), "{policy:?}");
     }
 }
@@ -87,7 +87,8 @@ fn submissions_run_ahead_only_for_same_vgpu() {
     harness.audit();
 }
 
-/// Returns the starts of `count` submissions of two vGPUs each, all queued at the beginning: the vGPU of each.
+/// Starts `count` submissions each of two vGPUs, all queued at the beginning. Returns the vGPUs in the order of the
+/// starts.
 fn owners(config: Config, count: u64, length: u64) -> Vec<u32> {
     let mut harness = two(config);
     let mut started = Vec::new();
@@ -108,11 +109,12 @@ fn vgpu_keeps_engine_for_a_slice() {
     let changes = |owners: &[u32]| owners.windows(2).filter(|two| two[0] != two[1]).count();
     for pipeline in [Pipeline::ONE, Pipeline::default()] {
         let config = Config { pipeline, ..config(PolicyKind::Band) };
-        // 36 ms of each, in slices of 2 to 3 ms: each slice ends up to 1.5 ms ahead of the other, starting equally far
-        // behind.
+        // Each vGPU has 36 ms of work, in slices of 2 to 3 ms: at the end of a slice a vGPU is up to 1.5 ms ahead of
+        // the other, and it starts equally far behind.
         let short = owners(config, 90, 400_000);
         assert!((20..=36).contains(&changes(&short)), "{short:?}");
-        // Submissions longer than a slice change hands each time except where both have had the same.
+        // With submissions longer than a slice, the engine changes hands each time, except where both vGPUs have used
+        // the same time.
         let long = owners(config, 12, 4 * MS);
         assert!(changes(&long) >= 15, "{long:?}");
     }
@@ -136,7 +138,8 @@ fn a_charge_begins_at_the_end_before_it() {
     assert_eq!((account.used, account.longest), ((450 - 110) + (600 - 450), 340));
 }
 
-/// Two vGPUs, of which the first has the engine from the beginning: the part of its budget that the events use.
+/// Runs two vGPUs, of which the first has the engine from the beginning. Returns the part of the first vGPU's budget
+/// that the events use.
 fn paid(policy: PolicyKind, events: &[(u64, Event)]) -> i64 {
     let mut scheduler = Scheduler::new(Config { policy, ..Config::default() }, Nanos(0)).unwrap();
     let mut decisions = Vec::new();
@@ -162,11 +165,11 @@ fn is_seen(at: u64, ticket: u64, ended: u64) -> (u64, Event) {
 #[test]
 fn completion_seen_late_costs_only_engine_idle_time() {
     for policy in [PolicyKind::Credit, PolicyKind::Band] {
-        // Submissions given to the second: before the first had ended, in between, or not at all.
+        // Submissions are given to the second vGPU before the first has ended, in between, or not at all.
         for (given, lost) in [(Some(200_000), 0), (Some(600_000), 100_000), (None, 300_000)] {
             let mut events = vec![arrives(0, 0, 1)];
             events.extend(given.map(|at| arrives(at, 0, 2)));
-            // Another vGPU could have used the engine.
+            // Here another vGPU could have used the engine.
             events.extend([arrives(700_000, 1, 3), is_seen(800_000, 1, 500_000)]);
             let free = if policy == PolicyKind::Band { 500_000 / 8 } else { 0 };
             assert_eq!(paid(policy, &events), 500_000 + (lost - free).max(0), "{policy:?}, {given:?}");
@@ -176,7 +179,7 @@ fn completion_seen_late_costs_only_engine_idle_time() {
 
 #[test]
 fn an_eighth_of_all_that_a_vgpu_has_used_is_free() {
-    // A kernel and its fence, whose end is seen 300 us late.
+    // A kernel and its fence, whose end is noticed 300 us late.
     let ends = [is_seen(500_000, 1, 500_000), is_seen(860_000, 2, 560_000)];
     let events = [&[arrives(0, 0, 1), arrives(0, 0, 2), arrives(0, 1, 3)][..], &ends].concat();
     assert_eq!(paid(PolicyKind::Band, &events), 560_000 + 300_000 - 560_000 / 8);
@@ -286,7 +289,7 @@ fn stalled_submission_lets_others_run_and_is_charged_own_time() {
         harness.arrive(1, 0, Engine::Compute, MS);
         harness.now += MS / 2;
         let started = harness.stall(Ticket(1));
-        // These two have all started at once.
+        // Under these two policies all submissions have started at once.
         let free = matches!(policy, PolicyKind::Direct | PolicyKind::Disengaged);
         assert!(free || !started.is_empty(), "{policy:?}");
         harness.drain();

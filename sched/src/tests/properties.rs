@@ -1,4 +1,4 @@
-//! Properties of the machine under any policy, with everything changed while it runs.
+//! Properties of the machine under any policy, while everything changes.
 
 use super::harness::Harness;
 use crate::{
@@ -29,7 +29,7 @@ enum Op {
     Requeue,
     Remove(u32),
     Add(u32),
-    /// Saved and restored.
+    /// Saves and restores the scheduler.
     Restore,
 }
 
@@ -124,8 +124,8 @@ fn apply(harness: &mut Harness, op: Op) {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(200))]
 
-    /// No submission is lost or started twice, regardless of changes in between (the harness asserts it at each step),
-    /// and the charges equal the busy time.
+    /// No submission is lost or started twice, regardless of intermediate changes (the harness asserts this at each
+    /// step), and the charges equal the busy time.
     #[test]
     fn tickets_and_time_are_conserved(
         first in config(),
@@ -144,7 +144,7 @@ proptest! {
         prop_assert!(departed || harness.scheduler.in_flight() == 0);
     }
 
-    /// Edited bytes of a saved scheduler are refused, or result in a harmless one.
+    /// Edited bytes of a saved scheduler are refused, or result in a harmless scheduler.
     #[test]
     fn edited_schedulers_never_panic(
         first in config(),
@@ -165,7 +165,7 @@ proptest! {
         let now = Nanos(harness.now);
         let Ok((saved, _)) = postcard::take_from_bytes(&bytes) else { return Ok(()) };
         let Ok(mut scheduler) = Scheduler::restored(saved, now) else { return Ok(()) };
-        // The harness would report wrong decisions.
+        // The harness is not used, because it would report wrong decisions.
         let (mut decisions, mut now) = (Vec::new(), now);
         for op in then {
             now = now.after(MS);
@@ -194,8 +194,8 @@ proptest! {
         }
     }
 
-    /// Budgets stay within a few periods per competitor; the excesses of all vGPUs over their shares sum to zero while
-    /// none leaves.
+    /// Budgets stay within a few periods per competitor, and the excesses of all vGPUs over their shares sum to zero
+    /// while no vGPU leaves.
     #[test]
     fn credits_are_bounded(
         policy in prop::sample::select(vec![PolicyKind::Credit, PolicyKind::Band]),
@@ -223,7 +223,7 @@ proptest! {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(60))]
 
-    /// Every vGPU with work gets the engine in a time that follows from the lengths and the weights.
+    /// Every vGPU with work gets the engine within a time that follows from the lengths and the weights.
     #[test]
     fn no_one_starves(
         policy in prop::sample::select(vec![PolicyKind::Fifo, PolicyKind::Credit, PolicyKind::Band, PolicyKind::Disengaged]),
@@ -244,7 +244,7 @@ proptest! {
         config.band.correct = correct;
         let scenario = sim::Scenario::new(config, 2_000 * MS, guests.collect());
         let outcome = sim::run(&scenario, seed).unwrap();
-        // A round of all waiting vGPUs takes this long by weight, plus a few periods for use in advance.
+        // By weight, a round of all waiting vGPUs takes this long, plus a few periods for use in advance.
         let bound = most * longest * u64::from(weights) / u64::from(least) + 12 * 30 * MS;
         for (vm, waits) in outcome.waits.iter().enumerate() {
             prop_assert!(waits.max() <= bound, "VM {vm} waited {} of {bound}", waits.max());

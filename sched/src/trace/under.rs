@@ -1,4 +1,4 @@
-//! The outcome of a record's submissions with other settings.
+//! Computes the outcome of a record's submissions with other settings.
 //!
 //! The submissions keep their arrivals and their durations; their starts are decided again. The result does not include
 //! the reaction of guests, which would submit sooner or later: [`crate::sim`] has guests that react.
@@ -13,7 +13,7 @@ use std::collections::{BTreeMap, VecDeque};
 struct Work {
     engine: Engine,
     started: Option<Nanos>,
-    /// Time that the engine worked on it, in ns; `None` if it did not end; such work is omitted.
+    /// Time for which the engine worked on it, in ns; `None` if it did not end. Such work is omitted.
     length: Option<u64>,
 }
 
@@ -21,12 +21,12 @@ struct Work {
 #[derive(Debug, Default)]
 struct Busy {
     queue: VecDeque<Ticket>,
-    /// Time at which the first one is complete.
+    /// Time at which the first submission is complete.
     until: Option<Nanos>,
 }
 
 impl Trace {
-    /// Replays the record's submissions under other settings: returns the scheduler, with its accounts, when all of
+    /// Replays the record's submissions with other settings. Returns the scheduler, with its accounts, after all of
     /// them have ended.
     ///
     /// # Errors
@@ -42,8 +42,8 @@ impl Trace {
         }
         let mut engines: [Busy; Engine::COUNT] = Default::default();
         let mut now = self.at;
-        // This terminates, because all work that has arrived ends: each round takes an event, an end, or a time that
-        // the scheduler has named.
+        // This terminates, because all work that has arrived ends: each iteration takes an event, an end, or a time
+        // that the scheduler has requested.
         loop {
             let next_end =
                 Engine::ALL.into_iter().filter_map(|engine| Some((engines[engine.index()].until?, engine))).min();
@@ -113,7 +113,7 @@ impl Trace {
         works
     }
 
-    /// Returns the events that do not depend on the scheduler's settings, in order: vGPUs that are added and removed,
+    /// Returns the events that do not depend on the scheduler's settings, in order: additions and removals of vGPUs,
     /// and arrivals.
     fn told(&self, works: &BTreeMap<Ticket, Work>) -> VecDeque<(Nanos, Event)> {
         let whole = |ticket: &Ticket| works.get(ticket).is_some_and(|work| work.length.is_some());

@@ -1,4 +1,4 @@
-//! Turns with tenants whose kernels have different lengths, on a card that executes one after the other.
+//! Tests of turns with tenants whose kernels have different lengths, on a card that executes one after the other.
 
 use super::*;
 use proptest::prelude::*;
@@ -10,18 +10,18 @@ fn id(number: u32) -> TenantId {
     TenantId(number)
 }
 
-/// Slices of 10 ms.
+/// Creates turns with slices of 10 ms.
 fn turns() -> Turns {
     let config = TurnsConfig { slice_ns: 10 * MS, ..TurnsConfig::default() };
     Turns::new(scheduler_defaults(), config, Nanos(0)).expect("the defaults are in bounds")
 }
 
-/// A tenant's program: kernels of one length, a few in flight, and idleness between bursts of them.
+/// A tenant's program: kernels of one length, with a few in flight, and idle time between bursts of kernels.
 #[derive(Clone, Copy, Debug)]
 struct Program {
     kernel_ns: u64,
     ahead: u64,
-    /// Number of kernels of a burst, and the pause after it; none for a program that never pauses.
+    /// Number of kernels in a burst, and the pause after it; `None` for a program that never pauses.
     burst: Option<(u64, u64)>,
 }
 
@@ -34,14 +34,14 @@ impl Program {
 /// Outcome of a run.
 #[derive(Debug, Default)]
 struct Outcome {
-    /// Time of kernels that ended, in ns.
+    /// Total length of the kernels that ended, in ns.
     done: BTreeMap<TenantId, u64>,
     /// Time from a tenant's request for a turn to its grant, in ns.
     waits: BTreeMap<TenantId, Vec<u64>>,
     recalls: usize,
 }
 
-/// One tenant of the simulated card.
+/// State of one tenant of the simulated card.
 struct Runner {
     program: Program,
     left: u64,
@@ -49,7 +49,7 @@ struct Runner {
     asked: Option<u64>,
 }
 
-/// Runs programs for `until` ns, with `handoff` ns from the end of a turn's work to the next turn's first kernel.
+/// Runs programs for `until` ns, with `handoff` ns between the end of a turn's work and the next turn's first kernel.
 fn simulate(turns: &mut Turns, programs: &[(TenantId, Program)], until: u64, handoff: u64) -> Outcome {
     let mut outcome = Outcome::default();
     let burst = |program: &Program| program.burst.map_or(u64::MAX, |(kernels, _)| kernels);
@@ -137,7 +137,7 @@ fn single_tenant_is_granted_once_and_never_recalled() {
 fn time_used_without_competition_is_not_owed() {
     let mut turns = with(&[100, 100]);
     turns.wants(id(0), Nanos(0));
-    // Ticks were not served for nine seconds.
+    // Ticks were not handled for nine seconds.
     turns.wants(id(1), Nanos(9_000 * MS));
     let beyond = turns.scheduler().standing(id(0), ENGINE).beyond;
     assert!(beyond.unsigned_abs() < MS, "owes {beyond} ns");
@@ -265,7 +265,7 @@ fn turn_that_overruns_is_charged_and_paid_back() {
         turns.wants(id(tenant), Nanos(0));
     }
     let mut now = 0;
-    // The first tenant never ends its turn; the others do so on recall.
+    // The first tenant never ends its turn; the others end theirs on recall.
     let mut granted = BTreeMap::<u32, u32>::new();
     for _ in 0..1000 {
         now += MS;
@@ -284,7 +284,7 @@ fn turn_that_overruns_is_charged_and_paid_back() {
     assert!(granted[&1] >= 20 && granted[&1].abs_diff(granted[&2]) <= 1, "both of the others run: {granted:?}");
     // 40 ms alone, then half of the card's time.
     assert!(used[0].abs_diff(520) <= 10 && used[1].abs_diff(240) <= 10 && used[2].abs_diff(240) <= 10, "{used:?}");
-    // Its kernel ends, and it has more work: the others have precedence.
+    // The first tenant's kernel ends, and the tenant has more work: the others have precedence.
     turns.ended(id(0), Nanos(now), true, Nanos(now));
     let before = turns.account(id(0)).expect("there").used;
     for _ in 0..300 {
@@ -320,7 +320,7 @@ fn turn_overruns_only_while_another_tenant_waits() {
 fn a_time_that_a_tenant_made_up_is_bounded_by_the_clock() {
     let mut turns = with(&[100, 100]);
     turns.wants(id(0), Nanos(0));
-    // It reports that its work had ended long ago, and later that it will end in an hour.
+    // The tenant reports that its work ended long ago, and later that its work will end in an hour.
     turns.ended(id(0), Nanos(0), false, Nanos(50 * MS));
     let used = turns.account(id(0)).expect("there").used;
     assert!(used >= 49 * MS, "charged {used} ns of 50 ms");
@@ -388,7 +388,7 @@ proptest! {
                 prop_assert!(there.contains(&holder.0));
             }
         }
-        // The tenant with the turn gives it back, repeatedly: all tenants that want a turn and may have one get it.
+        // The tenant with the turn repeatedly gives it back: all tenants that want a turn and may have one get it.
         wanting.retain(|t| !paused.contains(t));
         for _ in 0..200 {
             now += 11 * MS;

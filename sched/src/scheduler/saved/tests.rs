@@ -1,7 +1,7 @@
 use super::*;
 use crate::{Channel, Config, Event, PolicyKind, VgpuParams};
 
-/// A scheduler with work on an engine, deferred work, queued work, and a quarantined vGPU.
+/// Creates a scheduler with work on an engine, deferred work, queued work, and a quarantined vGPU.
 fn scheduler(policy: PolicyKind) -> Scheduler {
     let config = Config { policy, strikes: 1, ..Config::default() };
     let mut scheduler = Scheduler::new(config, Nanos(0)).unwrap();
@@ -79,7 +79,7 @@ fn schedulers_that_cannot_be_are_refused() {
         })
         .contains("not as the scheduler has it")
     );
-    // Each of these would count as idle, or as busy forever.
+    // With each of these edits an engine would count as idle, or as busy forever.
     assert!(refused(&|saved| saved.scheduler.engines[0] = Default::default()).contains("in flight"));
     assert!(
         refused(&|saved| {
