@@ -1,11 +1,12 @@
-//! A batch of operations: from bytes that were copied out of shared memory to typed operations, and their answers back.
+//! A batch of operations: decodes bytes that were copied out of shared memory into typed operations, and encodes their
+//! answers.
 //!
-//! Two kinds of mistakes, and where each ends:
+//! A batch can contain two kinds of mistakes, which are reported differently:
 //! - *Structure*: inconsistent sizes and counts, codes that version 1 does not define. [`Batch::parse`] checks the
 //!   whole batch before any operation: on an error the batch is [`Malformed`], and no operation starts.
-//! - *Values*: a reserved field that is not 0, a number without a meaning, a feature that was not accepted. It is the
-//!   answer of that operation when its turn comes ([`Batch::ops`]); the operations before it are done, those after it
-//!   do not start.
+//! - *Values*: a reserved field that is not 0, a number without a meaning, a feature that was not accepted. The mistake
+//!   becomes the answer of that operation when its turn comes ([`Batch::ops`]): earlier operations are done, and later
+//!   operations do not start.
 
 use crate::abi::{Answer, AnswerHeader, BatchHeader, MAX_BATCH_BYTES, MAX_BATCH_OPS, Status, feature, op, share};
 use crate::operation::{Fault, Op};
@@ -49,23 +50,23 @@ impl<'a> Batch<'a> {
         if left.is_empty() { Ok(Self { count: header.ops, bytes }) } else { Err(whole(Problem::Rest(left.len()))) }
     }
 
-    /// Operations; at least 1, at most [`MAX_BATCH_OPS`].
+    /// Returns the number of operations: at least 1, at most [`MAX_BATCH_OPS`].
     #[must_use]
     pub const fn count(&self) -> u32 {
         self.count
     }
 
-    /// Returns the operations; the features in `features` ([`feature`]) are supported. Each item is the operation, or
-    /// the status that is its answer.
+    /// Returns the operations, given that the features in `features` ([`feature`]) are supported. Each item is the
+    /// operation, or the status that is its answer.
     pub fn ops(&self, features: u32) -> impl Iterator<Item = Result<Op<'a>, Status>> + use<'a> {
         let mut left = self.bytes;
         (0..self.count).map(move |_| next(&mut left, features))
     }
 }
 
-/// Takes the first operation off bytes with a valid structure.
+/// Removes the first operation from bytes with a valid structure.
 fn next<'a>(left: &mut &'a [u8], features: u32) -> Result<Op<'a>, Status> {
-    // The batch was read before, so it cannot be malformed now.
+    // The batch was checked before, so it cannot be malformed now.
     let raw = RawOp::split(left).map_err(|_| Status::Malformed)?;
     if needs(raw) & !features != 0 {
         return Err(Status::Unsupported);
@@ -76,7 +77,7 @@ fn next<'a>(left: &mut &'a [u8], features: u32) -> Result<Op<'a>, Status> {
     })
 }
 
-/// A batch in progress: its bytes and its position. It can be suspended between two operations and resumed.
+/// A batch in progress, with its bytes and its position. It can be suspended between two operations and resumed.
 #[derive(Clone, Debug)]
 pub struct Begun {
     bytes: Vec<u8>,
@@ -89,7 +90,7 @@ impl Begun {
     /// Reads `bytes` as [`Batch::parse`] does.
     ///
     /// # Errors
-    /// Like [`Batch::parse`].
+    /// Same as for [`Batch::parse`].
     pub fn new(bytes: Vec<u8>) -> Result<Self, Malformed> {
         let answers = Answers::new(Batch::parse(&bytes)?.count);
         Ok(Self { bytes, at: size_of::<BatchHeader>(), answers })
@@ -121,7 +122,7 @@ impl Begun {
     }
 }
 
-/// Returns the feature of the operations with this code; `None` for a code that version 1 does not have.
+/// Returns the feature that operations with this code need; `None` for a code that version 1 does not have.
 #[must_use]
 pub const fn feature_of(code: u16) -> Option<u32> {
     match code {
@@ -147,7 +148,7 @@ pub const fn feature_of(code: u16) -> Option<u32> {
     }
 }
 
-/// All features that an operation needs.
+/// Returns all features that an operation needs.
 fn needs(raw: RawOp<'_>) -> u32 {
     let abroad = raw.code == op::SHARE_GET
         && crate::abi::ShareGet::read_from_prefix(raw.body).is_ok_and(|(body, _)| body.flags & share::ABROAD != 0);
@@ -157,7 +158,7 @@ fn needs(raw: RawOp<'_>) -> u32 {
 /// Reason that a batch cannot be read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub struct Malformed {
-    /// The malformed operation; `None` if the batch itself is malformed.
+    /// Index of the malformed operation; `None` if the batch itself is malformed.
     pub op: Option<u32>,
     /// The problem.
     pub problem: Problem,
@@ -178,7 +179,7 @@ const ANSWER_BYTES: usize = size_of::<Answer>();
 #[derive(Clone, Debug)]
 pub struct Answers {
     status: Status,
-    /// Operations that are done.
+    /// Number of operations that are done.
     done: u32,
     count: u32,
     /// Answers to the started operations.
@@ -218,20 +219,20 @@ impl Answers {
         }
     }
 
-    /// Status of the batch.
+    /// Returns the status of the batch.
     #[must_use]
     pub const fn status(&self) -> Status {
         self.status
     }
 
-    /// Operations that are done.
+    /// Returns the number of operations that are done.
     #[must_use]
     pub const fn done(&self) -> u32 {
         self.done
     }
 
     /// Returns the device-writable part of a chain, in at most `room` bytes: the header, and as many whole answers as
-    /// fit. Nothing if the header does not fit.
+    /// fit. Returns nothing if the header does not fit.
     #[must_use]
     pub fn bytes(&self, room: usize) -> Vec<u8> {
         let mut bytes = Vec::new();

@@ -2,8 +2,8 @@
 
 use crate::model::machine::Machine;
 
-/// Runs the steps in `data`; panics when an invariant does not hold. The first byte chooses the limit of tables and the
-/// accepted features, then each step takes eight bytes.
+/// Runs the steps in `data`; panics if an invariant does not hold. The first byte selects the limit of tables and the
+/// accepted features; each step then takes eight bytes.
 pub fn fuzz(data: &[u8]) {
     let Some((first, steps)) = data.split_first() else { return };
     Machine::new(*first).run(steps);

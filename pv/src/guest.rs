@@ -13,7 +13,7 @@ const CAPABILITIES: usize = 0x34;
 const FIRST_CAPABILITY: usize = 0x40;
 const MOST_CAPABILITIES: usize = 48;
 
-/// The interface's capability in a function's configuration space, if it is there.
+/// Finds the interface's capability in a function's configuration space, if it exists.
 #[must_use]
 pub fn capability(config: &[u8]) -> Option<Capability> {
     let mut at = usize::from(*config.get(CAPABILITIES)?);
@@ -32,7 +32,7 @@ pub fn capability(config: &[u8]) -> Option<Capability> {
     None
 }
 
-/// Operations of a batch.
+/// Builder of a batch of operations.
 #[derive(Clone, Debug, Default)]
 pub struct Ops {
     count: u32,
@@ -62,13 +62,13 @@ impl Ops {
         self.raw(code, handle, body.as_bytes())
     }
 
-    /// Creates a table of a kind in [`crate::abi::kind`].
+    /// Creates a table of a kind from [`crate::abi::kind`].
     #[must_use]
     pub fn create(self, table: u32, kind: u32) -> Self {
         self.with(op::TABLE_CREATE, table, &TableCreate { kind, reserved: 0 })
     }
 
-    /// Frees its handle.
+    /// Frees a table's handle.
     #[must_use]
     pub fn destroy(self, table: u32) -> Self {
         self.raw(op::TABLE_DESTROY, table, &[])
@@ -80,7 +80,7 @@ impl Ops {
         self.with(op::DIRECTORY_SET, directory, &DirectorySet { index, small, large, reserved: 0 })
     }
 
-    /// Writes entries in a row.
+    /// Writes `count` consecutive entries.
     #[must_use]
     pub fn run(self, table: u32, first: u32, count: u32, entry: u64, step: u64) -> Self {
         self.with(op::ENTRIES_RUN, table, &EntriesRun { first, count, entry, step })
@@ -94,25 +94,25 @@ impl Ops {
         self.raw(op::ENTRIES_LIST, table, &body)
     }
 
-    /// Empties entries.
+    /// Clears entries.
     #[must_use]
     pub fn zero(self, table: u32, first: u32, count: u32) -> Self {
         self.with(op::ENTRIES_ZERO, table, &Entries { first, count })
     }
 
-    /// Binds a directory (or none, 0) to an instance block.
+    /// Binds a directory (or no directory, with 0) to an instance block.
     #[must_use]
     pub fn bind(self, directory: u32, instance: u64) -> Self {
         self.with(op::DIRECTORY_BIND, directory, &Instance { instance })
     }
 
-    /// Flushes a directory's translations, or all (0).
+    /// Flushes a directory's translations, or all translations (with 0).
     #[must_use]
     pub fn flush(self, directory: u32) -> Self {
         self.raw(op::FLUSH, directory, &[])
     }
 
-    /// Any of the operations on a channel that have no arguments.
+    /// Adds any operation on a channel that has no arguments.
     #[must_use]
     pub fn channel(self, code: u16, channel: u32) -> Self {
         self.raw(code, channel, &[])
@@ -150,7 +150,7 @@ impl Ops {
         self.with(op::BUFFER_PRIORITY, 0, &BufferPriority { address, bytes, priority, reserved: 0 })
     }
 
-    /// Finds or makes a segment.
+    /// Finds or creates a segment.
     #[must_use]
     pub fn share_get(self, key: u64, bytes: u64, flags: u32, mode: u32) -> Self {
         self.with(op::SHARE_GET, 0, &ShareGet { key, bytes, flags, mode })
@@ -168,13 +168,13 @@ impl Ops {
         self.with(op::SHARE_DETACH, segment, &ShareAttach { channel, flags: 0 })
     }
 
-    /// Asks about a segment, or changes it.
+    /// Queries or changes a segment.
     #[must_use]
     pub fn control(self, segment: u32, command: u32, argument: u32) -> Self {
         self.with(op::SHARE_CONTROL, segment, &ShareControl { command, argument })
     }
 
-    /// Asks one of [`crate::abi::query`].
+    /// Sends a query of [`crate::abi::query`].
     #[must_use]
     pub fn query(self, question: u32) -> Self {
         self.raw(op::QUERY, question, &[])
@@ -189,17 +189,17 @@ impl Ops {
     }
 }
 
-/// Length of a list. An operation that is too long for a batch gets a wrong size and is malformed.
+/// Returns the length of a list. An operation that is too long for a batch gets a wrong size and is malformed.
 fn count<T>(list: &[T]) -> u32 {
     u32::try_from(list.len()).unwrap_or(u32::MAX)
 }
 
-/// Outcome of a batch.
+/// Result of a batch.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Reply {
-    /// Status of the batch; all ones without an answer.
+    /// Status of the batch; all ones if it has no answer.
     pub status: u32,
-    /// Operations that are done.
+    /// Number of operations that are done.
     pub done: u32,
     /// Status and value of each operation.
     pub answers: Vec<(u32, u64)>,
@@ -220,10 +220,10 @@ impl Reply {
         Self { status: header.status, done: header.done, answers }
     }
 
-    /// The value of the last operation, all being done.
+    /// Returns the value of the last operation, if all operations are done.
     ///
     /// # Panics
-    /// If not all are done.
+    /// If not all operations are done.
     #[must_use]
     pub fn value(&self) -> u64 {
         assert_eq!(self.status, 0, "{self:?}");
@@ -235,7 +235,8 @@ impl Reply {
 mod tests {
     use super::*;
 
-    /// Configuration space with a list of capabilities at 0x40 (power management), 0x48 (another vendor's) and `last`.
+    /// Returns a configuration space with a list of capabilities at 0x40 (power management), 0x48 (another vendor's)
+    /// and `last`.
     fn config(last: u8) -> Vec<u8> {
         let mut config = vec![0; 256];
         config[CAPABILITIES] = 0x41;
@@ -253,7 +254,7 @@ mod tests {
         config[0xf8..0xfc].copy_from_slice(&0x1000u32.to_le_bytes());
         let found = capability(&config).expect("a capability");
         assert_eq!((found.bar, found.offset), (3, 0x1000));
-        // Truncated, as in an unprivileged read of configuration space.
+        // The space may be truncated, as in an unprivileged read of configuration space.
         assert_eq!((capability(&config[..0xf8]), capability(&config[..64]), capability(&[])), (None, None, None));
     }
 

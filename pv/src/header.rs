@@ -1,4 +1,4 @@
-//! The C header of [`crate::abi`], for the guest's kernel module.
+//! Generates the C header of [`crate::abi`] for the guest's kernel module.
 
 use crate::abi::{
     BODIES, HEADERS, SECTION, STATUSES, feature, kind, op, query, register,
@@ -22,10 +22,10 @@ const SECTIONS: [&Section; 11] = [
     &query::SECTION,
 ];
 
-/// Columns of the header's comments.
+/// Maximum number of columns of the header's comments.
 const MAX_COLUMNS: usize = 100;
 
-/// The text of the header.
+/// Returns the text of the header.
 #[must_use]
 pub fn header() -> String {
     let mut text = String::from(concat!(
@@ -49,7 +49,7 @@ pub fn header() -> String {
         for constant in section.constants {
             comment(&mut text, "", &sentence(constant.doc, section.module()));
             let suffix = if constant.bytes == 8 { "ULL" } else { "" };
-            // Writing to a string does not fail.
+            // Writing to a string cannot fail.
             let _ = writeln!(text, "#define {} {:#x}{suffix}", section.c_name(constant.name), constant.value);
         }
     }
@@ -69,13 +69,13 @@ pub fn header() -> String {
 }
 
 impl Section {
-    /// Its path below [`crate::abi`].
+    /// Returns the section's path below [`crate::abi`].
     fn module(&self) -> &'static str {
         let path = self.path.strip_prefix("pv::abi").unwrap_or(self.path);
         path.strip_prefix("::").unwrap_or(path)
     }
 
-    /// Prefix of the names of its constants.
+    /// Returns the prefix of the names of the section's constants.
     fn prefix(&self) -> String {
         match self.module() {
             "" => "GMPV_".to_owned(),
@@ -96,7 +96,7 @@ impl Structure {
     }
 }
 
-/// A name in capitals stays as it is, one with single capitals becomes one with underscores.
+/// Converts a name: a name in capitals is unchanged, and a name in camel case gets underscores.
 fn snake(name: &str) -> String {
     if !name.contains(char::is_lowercase) {
         return name.to_owned();
@@ -121,7 +121,7 @@ fn c_type(ty: &str) -> &'static str {
     }
 }
 
-/// The first sentence of a doc comment in `module`, with C's names.
+/// Returns the first sentence of a doc comment in `module`, with C's names.
 fn sentence(doc: &[&str], module: &str) -> String {
     let text = doc.iter().map(|line| line.trim()).collect::<Vec<_>>().join(" ");
     let end = text.find(". ").map_or(text.len(), |at| at.saturating_add(1));
@@ -139,7 +139,7 @@ fn sentence(doc: &[&str], module: &str) -> String {
     plain
 }
 
-/// Returns C's name of `path` as used in `module`.
+/// Returns the C name of `path` as used in `module`.
 fn resolve(path: &str, module: &str) -> Option<String> {
     let mut module: Vec<_> = module.split("::").filter(|part| !part.is_empty()).collect();
     let mut path = path;

@@ -1,11 +1,11 @@
 //! The paravirtual interface, through which a driver in a virtual machine communicates with the mediator.
 //!
 //! Parts:
-//! - [`abi`]: the binary form, as guest and mediator share it;
-//! - [`Batch`]: bytes in, checked and typed operations ([`Op`]) out, and [`Answers`] back;
+//! - [`abi`]: the binary form that guest and mediator share;
+//! - [`Batch`]: decodes bytes into checked and typed operations ([`Op`]), and collects their [`Answers`];
 //! - [`Tables`]: the typed page tables that the mediator keeps for one virtual machine;
-//! - [`guest`]: batches and answers as a guest's driver has them;
-//! - [`header()`]: [`abi`] for guests' drivers in C.
+//! - [`guest`]: batches and answers from the view of a guest's driver;
+//! - [`header()`]: [`abi`] for guest drivers in C.
 //!
 //! The crate uses no I/O, no threads and no clock.
 

@@ -2,14 +2,15 @@
 //!
 //! Invariants for any guest request:
 //! - A directory entry names a small-page table and a large-page table in the matching field, or is empty. Only
-//!   [`Tables::set`] writes entries. A directory is never a table, so no chain of names is longer than two.
-//! - A table lives while its handle, an entry of a directory, or the address space of an instance block names it, but
-//!   no longer. It is empty when it is made. A removed table cannot be read, and counts as written.
-//! - The total size of all existing tables does not exceed the limit, with or without contents.
+//!   [`Tables::set`] writes such entries. A directory never takes the place of a table, so a chain of references has at
+//!   most two links.
+//! - A table exists exactly as long as its handle, an entry of a directory, or the address space of an instance block
+//!   names it. It is empty when it is created. A removed table cannot be read, and counts as written.
+//! - The total size of all existing tables does not exceed the limit. It does not depend on their contents.
 //!
 //! Each table has a place in *table space*: guest VRAM addresses after the end of guest VRAM. So a page table walker
-//! (`shadow-pt`) reads and follows them like those that the guest keeps itself, and checks every entry of them; this
-//! crate only checks types and translates nothing.
+//! (`shadow-pt`) reads and follows these tables like tables that the guest keeps itself, and checks each of their
+//! entries; this crate only checks types and translates nothing.
 
 mod contents;
 mod saved;
@@ -26,13 +27,13 @@ use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use zerocopy::little_endian::U64;
 
-/// Bytes of table space from one table to the next: the largest table.
+/// Distance in bytes between two tables in table space, which is the size of the largest table.
 pub const SLOT_BYTES: u64 = SPT_BYTES;
-/// Most instance blocks with a directory of the tables': more than a card has channels, because blocks wait for their
-/// use.
+/// Maximum number of instance blocks that are bound to a directory of these tables. It exceeds the number of a card's
+/// channels, because blocks are bound before their use.
 pub const MAX_BINDINGS: usize = 1024;
 
-/// The address has no table.
+/// No table is at this address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("there is no table there")]
 pub struct NoTable;
@@ -40,17 +41,17 @@ pub struct NoTable;
 /// Numbers of objects.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
-    /// Page directories.
+    /// Number of page directories.
     pub directories: u64,
-    /// Tables of 4 KiB pages.
+    /// Number of tables of 4 KiB pages.
     pub small: u64,
-    /// Tables of 128 KiB pages.
+    /// Number of tables of 128 KiB pages.
     pub large: u64,
-    /// Bytes of all of them, which count against the limit.
+    /// Total size of all tables in bytes, which counts against the limit.
     pub bytes: u64,
-    /// Bytes of host memory that their contents take.
+    /// Number of bytes of host memory that their contents take.
     pub resident_bytes: u64,
-    /// Instance blocks with a directory.
+    /// Number of instance blocks that are bound to a directory.
     pub bindings: u64,
 }
 
@@ -66,21 +67,21 @@ pub struct Tables {
 }
 
 impl Tables {
-    /// Creates empty tables. `base` is the end of guest VRAM, table space begins at the next multiple of
-    /// [`SLOT_BYTES`]; `limit` is the maximum total size of all tables in bytes.
+    /// Creates empty tables. `base` is the end of guest VRAM; table space begins at the next multiple of
+    /// [`SLOT_BYTES`]. `limit` is the maximum total size of all tables in bytes.
     #[must_use]
     pub fn new(base: GuestVramAddr, limit: u64) -> Self {
         let base = GuestVramAddr(base.0.checked_next_multiple_of(SLOT_BYTES).unwrap_or(u64::MAX));
         Self { limit, used: 0, slots: Slots::new(base), handles: HashMap::new(), bindings: HashMap::new() }
     }
 
-    /// Returns true if `address` is in table space, with a table or without.
+    /// Returns true if `address` is in table space, whether or not a table is there.
     #[must_use]
     pub fn contains(&self, address: GuestVramAddr) -> bool {
         address >= self.slots.base()
     }
 
-    /// Makes an empty table.
+    /// Creates an empty table.
     ///
     /// # Errors
     /// [`Status::Exists`], [`Status::Limit`].
@@ -125,7 +126,8 @@ impl Tables {
         }
         let object = self.slots.get(directory).ok_or(Status::NoObject)?;
         let before = object.contents.entry(index).ok_or(Status::Range)?;
-        // Adds new references before it removes old ones, so that a table in both stays alive.
+        // Adds new references before it removes old ones, so that a table that the old and the new entry name stays
+        // alive.
         for slot in [small, large].into_iter().flatten() {
             self.slots.retain(slot);
         }
@@ -145,25 +147,25 @@ impl Tables {
     /// Writes entries of a table.
     ///
     /// # Errors
-    /// Like [`Self::run`].
+    /// Same as for [`Self::run`].
     pub fn list(&mut self, table: TableId, first: u32, entries: &[U64]) -> Result<(), Status> {
         let count = u32::try_from(entries.len()).map_err(|_| Status::Range)?;
         self.write(table, first, count, |nth| entries.get(nth as usize).map_or(0, |entry| entry.get()))
     }
 
-    /// Empties `count` entries of a table.
+    /// Clears `count` entries of a table.
     ///
     /// # Errors
-    /// Like [`Self::run`].
+    /// Same as for [`Self::run`].
     pub fn zero(&mut self, table: TableId, first: u32, count: u32) -> Result<(), Status> {
         self.write(table, first, count, |_| 0)
     }
 
-    /// Sets the address space of an instance block to the directory, instead of another one.
+    /// Binds the address space of an instance block to the directory, replacing any other directory.
     ///
     /// # Errors
     /// [`Status::NoObject`], [`Status::WrongType`], [`Status::Range`] for a block that is not in guest VRAM,
-    /// [`Status::Limit`] with [`MAX_BINDINGS`] others.
+    /// [`Status::Limit`] if [`MAX_BINDINGS`] other blocks are bound.
     pub fn bind(&mut self, directory: TableId, instance: GuestVramAddr) -> Result<(), Status> {
         let slot = self.of_kind(directory, |kind| kind == Kind::Directory)?;
         if self.contains(instance) {
@@ -179,8 +181,8 @@ impl Tables {
         Ok(())
     }
 
-    /// Sets the address space of an instance block to the block's own. Returns true if it was bound to another
-    /// directory.
+    /// Resets the address space of an instance block to the block's own directory. Returns true if another directory
+    /// was bound.
     pub fn unbind(&mut self, instance: GuestVramAddr) -> bool {
         let before = self.bindings.remove(&instance);
         if let Some(slot) = before {
@@ -189,13 +191,13 @@ impl Tables {
         before.is_some()
     }
 
-    /// Returns the address in table space of an instance block's directory, if it is one of these tables.
+    /// Returns the address in table space of an instance block's directory, if one of these tables is bound.
     #[must_use]
     pub fn directory_of(&self, instance: GuestVramAddr) -> Option<GuestVramAddr> {
         self.bindings.get(&instance).map(|slot| self.slots.address(*slot))
     }
 
-    /// The address of a directory in table space.
+    /// Returns the address of a directory in table space.
     ///
     /// # Errors
     /// [`Status::NoObject`], [`Status::WrongType`].
@@ -206,7 +208,7 @@ impl Tables {
     /// Reads from table space.
     ///
     /// # Errors
-    /// The range is not within one table; `data` is unchanged.
+    /// If the range is not within one table; `data` is then unchanged.
     pub fn read(&self, address: GuestVramAddr, data: &mut [u8]) -> Result<(), NoTable> {
         self.slots.read(address, data)
     }
@@ -217,7 +219,7 @@ impl Tables {
         self.slots.take_written(each);
     }
 
-    /// Bytes of tables that may still be made.
+    /// Returns the total size in bytes of the tables that can still be created.
     #[must_use]
     pub const fn bytes_left(&self) -> u64 {
         self.limit.saturating_sub(self.used)
@@ -270,7 +272,7 @@ impl Tables {
         Ok(())
     }
 
-    /// A name of the table is gone.
+    /// Removes a reference to the table.
     fn release(&mut self, slot: SlotId) {
         let Some(Object { kind, contents, .. }) = self.slots.release(slot) else { return };
         self.used = self.used.saturating_sub(kind.bytes());
@@ -281,7 +283,7 @@ impl Tables {
         }
     }
 
-    /// Removes the names that an entry of a directory gave to tables. These tables have no references themselves.
+    /// Removes the references of a directory entry to tables. These tables contain no references themselves.
     fn forget_entry(&mut self, pde: Pde) {
         let small = (pde.small_target() == TableTarget::Vram).then(|| pde.small_address());
         let large = (pde.large_target() == TableTarget::Vram).then(|| pde.large_address());

@@ -1,6 +1,6 @@
 //! Operations with typed arguments.
 //!
-//! Checks that need only the operation are done here; those that depend on the virtual machine (its handles and
+//! This module checks what the operation alone determines. Checks that depend on the virtual machine (its handles and
 //! channels, the end of its VRAM) are left to the executor.
 
 use crate::abi::{
@@ -13,7 +13,7 @@ use nvspec::mmu::{LPT_BYTES, LPT_ENTRIES, PD_BYTES, PD_ENTRIES, SPT_BYTES, SPT_E
 use std::num::NonZeroU32;
 use zerocopy::little_endian::{U32, U64};
 
-/// The guest's name of a page table.
+/// The guest's handle of a page table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct TableId(pub NonZeroU32);
 
@@ -28,7 +28,7 @@ impl TableId {
     }
 }
 
-/// The type of a page table: [`kind`].
+/// The type of a page table, from [`kind`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Kind {
     /// A page directory.
@@ -53,7 +53,7 @@ impl Kind {
         }
     }
 
-    /// Bytes that a table has.
+    /// Returns the size of a table in bytes.
     #[must_use]
     pub const fn bytes(self) -> u64 {
         match self {
@@ -105,23 +105,23 @@ impl Question {
     ];
 }
 
-/// Query or change of a segment: [`share::control`].
+/// Query or change of a segment, from [`share::control`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Control {
-    /// Its size in bytes.
+    /// The segment's size in bytes.
     Size,
-    /// Address spaces that it is attached to.
+    /// Number of address spaces that the segment is attached to.
     Attached,
-    /// Its mode.
+    /// The segment's mode.
     Mode,
-    /// Sets its mode, of [`share::mode`].
+    /// Sets the segment's mode, from [`share::mode`].
     SetMode(u32),
-    /// Removes the key.
+    /// Removes the segment's key.
     Remove,
 }
 
-/// An operation: see the code's description in [`op`]. Channel numbers are the guest's. Does not check that the channel
-/// exists or that an address is in guest VRAM.
+/// An operation: see the code's description in [`op`]. Channel numbers are those of the guest. Does not check that the
+/// channel exists or that an address is in guest VRAM.
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[expect(missing_docs, reason = "as the structures of the same names, which follow the operations' headers")]
 pub enum Op<'a> {
@@ -154,7 +154,7 @@ pub enum Op<'a> {
 pub(crate) enum Fault {
     /// The whole batch cannot be read.
     Structure(Problem),
-    /// This is the operation's answer.
+    /// The value is wrong: the status is the operation's answer.
     Value(Status),
 }
 
@@ -171,7 +171,7 @@ impl From<Status> for Fault {
 }
 
 impl<'a> Op<'a> {
-    /// The structure is looked at before the values, in each operation.
+    /// Decodes an operation; checks its structure before its values.
     pub(crate) fn decode(raw: RawOp<'a>) -> Result<Self, Fault> {
         let handle = raw.handle;
         Ok(match raw.code {
@@ -303,7 +303,7 @@ impl<'a> Op<'a> {
     }
 }
 
-/// The table that is acted upon.
+/// Converts the handle of the table that the operation acts on.
 fn table(handle: u32) -> Result<TableId, Status> {
     TableId::new(handle).ok_or(Status::NoObject)
 }
@@ -313,12 +313,12 @@ fn zero(value: u32) -> Result<(), Status> {
     if value == 0 { Ok(()) } else { Err(Status::Invalid) }
 }
 
-/// The address of an instance block.
+/// Checks the address of an instance block.
 fn block(address: u64) -> Result<GuestVramAddr, Status> {
     if address.is_multiple_of(SMALL_PAGE) { Ok(GuestVramAddr(address)) } else { Err(Status::Invalid) }
 }
 
-/// Ranges of whole words, of a size that one operation may have.
+/// Checks ranges of whole words whose size is permitted for one operation.
 fn words(addresses: &[u64], bytes: u64) -> Result<(), Status> {
     if bytes > MAX_MEMORY_BYTES {
         return Err(Status::Range);
@@ -327,7 +327,7 @@ fn words(addresses: &[u64], bytes: u64) -> Result<(), Status> {
     if whole { Ok(()) } else { Err(Status::Invalid) }
 }
 
-/// A segment's mode.
+/// Checks a segment's mode.
 fn rights(mode: u32) -> Result<u32, Status> {
     zero(mode & !(share::mode::READ | share::mode::WRITE))?;
     Ok(mode)

@@ -1,9 +1,9 @@
-//! An operation as its bytes, and problems of its structure.
+//! An operation in its binary form, and structural problems.
 
 use crate::abi::{MAX_BATCH_OPS, OpHeader, UNIT};
 use zerocopy::{FromBytes, Immutable, KnownLayout};
 
-/// An operation in the batch's layout.
+/// An operation in the layout of a batch.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct RawOp<'a> {
     pub(crate) code: u16,
@@ -13,7 +13,7 @@ pub(crate) struct RawOp<'a> {
 }
 
 impl<'a> RawOp<'a> {
-    /// Takes the first operation off `bytes`.
+    /// Splits the first operation off `bytes`.
     pub(crate) fn split(bytes: &mut &'a [u8]) -> Result<Self, Problem> {
         let (header, _) = OpHeader::read_from_prefix(bytes).map_err(|_| Problem::Missing)?;
         let size = usize::from(header.units).saturating_mul(UNIT as usize);
@@ -22,19 +22,19 @@ impl<'a> RawOp<'a> {
         Ok(Self { code: header.code, handle: header.handle, body })
     }
 
-    /// The body, which is a `T` and nothing else.
+    /// Returns the body, which must be exactly a `T`.
     pub(crate) fn exact<T: FromBytes>(&self) -> Result<T, Problem> {
         T::read_from_bytes(self.body).map_err(|_| self.size())
     }
 
-    /// The body, which is a `T` followed by the number of elements that `count` returns for it, rounded up to whole
+    /// Returns the body: a `T` followed by the number of elements that `count` returns for it, rounded up to whole
     /// units.
     pub(crate) fn list<T: FromBytes, E: FromBytes + Immutable + KnownLayout>(
         &self,
         count: impl FnOnce(&T) -> u32,
     ) -> Result<(T, &'a [E], &'a [u8]), Problem> {
         let (fixed, rest) = T::read_from_prefix(self.body).map_err(|_| self.size())?;
-        // A count that no memory holds is too large for the body as well.
+        // A count that exceeds any memory is too large for the body as well.
         let count = count(&fixed) as usize;
         let (entries, rest) = <[E]>::ref_from_prefix_with_elems(rest, count).map_err(|_| self.size())?;
         if rest.len() < UNIT as usize { Ok((fixed, entries, rest)) } else { Err(self.size()) }
@@ -48,33 +48,33 @@ impl<'a> RawOp<'a> {
 /// Problems of a batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Problem {
-    /// Shorter than a [`BatchHeader`](crate::abi::BatchHeader).
+    /// The batch is shorter than a [`BatchHeader`](crate::abi::BatchHeader).
     #[error("has no header")]
     Short,
-    /// A count that is 0 or above [`MAX_BATCH_OPS`].
+    /// The number of operations is 0 or above [`MAX_BATCH_OPS`].
     #[error("says {0} operations; 1 to {MAX_BATCH_OPS} can be")]
     Ops(u32),
-    /// More bytes than were given, or than [`MAX_BATCH_BYTES`](crate::abi::MAX_BATCH_BYTES) leave.
+    /// The size exceeds the given bytes, or the bytes that [`MAX_BATCH_BYTES`](crate::abi::MAX_BATCH_BYTES) permits.
     #[error("says {0} bytes of operations, more than were given or can be")]
     Bytes(u32),
-    /// Bytes are left after the last operation.
+    /// Bytes remain after the last operation.
     #[error("has {0} bytes behind its last operation")]
     Rest(usize),
-    /// The batch ends before its header.
+    /// The batch ends before the operation's header.
     #[error("has no header")]
     Missing,
-    /// It is shorter than its header, or goes beyond the batch.
+    /// The operation is shorter than its header, or extends beyond the batch.
     #[error("says {0} units, less than its header or more than are left")]
     Outside(u16),
-    /// A code that version 1 does not have.
+    /// Version 1 does not have this code.
     #[error("has the code {0:#x}, which version 1 does not have")]
     Code(u16),
-    /// Its size does not match its code or its count.
+    /// The operation's size does not match its code or its count.
     #[error("has {bytes} bytes behind its header, which is not what the code {code:#x}, or its count, asks for")]
     Size {
-        /// Its code.
+        /// Code of the operation.
         code: u16,
-        /// Its size without its header.
+        /// Size of the operation in bytes, without its header.
         bytes: usize,
     },
 }

@@ -4,7 +4,7 @@
 pub(crate) struct Constant {
     pub(crate) name: &'static str,
     pub(crate) value: u64,
-    /// Of its type.
+    /// Size of its type in bytes.
     pub(crate) bytes: usize,
     pub(crate) doc: &'static [&'static str],
 }

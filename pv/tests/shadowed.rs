@@ -1,4 +1,5 @@
-//! Tables of a paravirtual guest, read by `shadow-pt` like any guest's: some reach the card, and some do not.
+//! Tables of a paravirtual guest that `shadow-pt` reads like those of any other guest. Some of their entries reach the
+//! card, and some do not.
 
 use nvspec::addr::{Gpa, GpuVa, GuestVramAddr, Iova, Place, VramAddr};
 use pv::{Kind, TableId, Tables};
@@ -9,7 +10,7 @@ use std::collections::BTreeMap;
 
 const PAGE: u64 = 4096;
 const VRAM: u64 = 4 << 20;
-/// Address of the guest's VRAM on the card.
+/// Address on the card of the guest's VRAM.
 const ON_CARD: u64 = 0x1000_0000;
 const SHADOWS: u64 = 0x8000_0000;
 const INSTANCE: GuestVramAddr = GuestVramAddr(0x1000);
@@ -17,7 +18,7 @@ const DIRECTORY: u32 = 1;
 const SMALL_TABLE: u32 = 2;
 const LARGE_TABLE: u32 = 3;
 
-/// The guest's VRAM in one piece; no RAM.
+/// The guest's VRAM is contiguous, and the guest has no RAM.
 struct Grants;
 
 impl Frames for Grants {
@@ -30,7 +31,7 @@ impl Frames for Grants {
     }
 }
 
-/// Only table space can be read.
+/// A guest of which only table space can be read.
 struct Guest<'a>(&'a Tables);
 
 impl GuestMemory for Guest<'_> {
@@ -65,7 +66,7 @@ impl Card {
     }
 }
 
-/// A guest with one address space, with a mediator that does the work of a flush.
+/// A guest with one address space, and a mediator that performs flushes.
 struct Rig {
     tables: Tables,
     spaces: AddressSpaces,
@@ -92,7 +93,7 @@ impl Rig {
         Self { tables, spaces, space, card }
     }
 
-    /// The entries that were refused, by reason.
+    /// Flushes, and returns the number of refused entries by reason.
     fn flush(&mut self) -> [u64; 3] {
         self.tables.take_written(|address, bytes| self.spaces.written(address, bytes));
         let world = &mut Parts { guest: &mut Guest(&self.tables), frames: &mut Grants, memory: &mut self.card };
@@ -101,7 +102,7 @@ impl Rig {
         [Denial::Vram, Denial::Table, Denial::Ram].map(|reason| report.denied.count_of(reason))
     }
 
-    /// Returns where on the card an address of the address space leads.
+    /// Translates an address of the address space to an address on the card.
     fn walk(&self, address: GpuVa) -> Option<u64> {
         let directory = self.spaces.directory(self.space)?;
         let pde = self.card.entry(directory.0, address.0 >> 27);
@@ -116,7 +117,7 @@ impl Rig {
     }
 }
 
-/// An entry for a page of guest VRAM.
+/// Returns an entry for a page of guest VRAM.
 fn pte(address: u64) -> u64 {
     1 | (address >> 12) << 4
 }

@@ -133,12 +133,11 @@ pub enum Event {
         channel: Channel,
     },
     /// According to the card's answer about an overrun, the submission that the accounts have on an engine has not had
-    /// it up to now.
+    /// it for as long as they say.
     Unoccupied {
         /// The engine.
         engine: Engine,
-        /// Time at which the first submission is known to have got the engine; `None` if it still does not have the
-        /// engine.
+        /// Time since which the first submission has had the engine; `None` if it does not have the engine now.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         since: Option<Nanos>,
     },

@@ -1,37 +1,38 @@
-//! The guest's view through BAR1 and BAR3, translated with a page walk in software.
+//! Translates the guest's accesses through BAR1 and BAR3 with a page walk in software.
 
 use crate::{GuestMemory, Place};
 use nvspec::addr::{Gpa, GpuVa, GuestVramAddr, LARGE_PAGE, SMALL_PAGE, Target};
 use nvspec::instance::vm;
 use nvspec::mmu::{ENTRY_BYTES, LPT_ENTRIES, PDE_SHIFT, PDE_SPAN, Pde, Pte, PteAperture, SPT_ENTRIES, TableTarget};
 
-/// Cached translations for each aperture; a power of two. 2 MiB of pages, more than a driver uses alternately.
+/// Number of cached translations for each aperture; a power of two. It covers 2 MiB of pages, more than a driver uses
+/// alternately.
 const SLOTS: usize = 512;
 const PAGE_SHIFT: u32 = SMALL_PAGE.trailing_zeros();
 
 /// Target of an aperture offset.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Mapping {
-    /// The byte, in the guest's own terms: not checked against the guest's memory.
+    /// Place of the byte in the guest's own terms: not checked against the guest's memory.
     pub place: Place,
-    /// Bytes from there to the end of the 4 KiB page.
+    /// Number of bytes from the place to the end of the 4 KiB page.
     pub bytes: u64,
-    /// Writes are allowed.
+    /// True if writes are allowed.
     pub writable: bool,
 }
 
 /// Reason that an aperture access faults; the numbers are the hardware's fault reasons (`nvspec::mmu::fault`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WalkFault {
-    /// The aperture has no instance block, or one that cannot be read.
+    /// The aperture has no instance block, or its instance block cannot be read.
     Unbound,
     /// The offset is beyond the instance block's limit.
     Limit,
-    /// The directory entry names no table, or one that cannot be read.
+    /// The directory entry names no table, or its table cannot be read.
     Pde,
     /// The offset is beyond a shortened table.
     PdeSize,
-    /// The entry is invalid or names memory that belongs to no guest.
+    /// The entry is invalid or names memory of another card.
     Pte,
 }
 
@@ -43,7 +44,7 @@ struct Slot {
 }
 
 impl Slot {
-    /// Returns the mapping of byte `offset` of the aperture, which is in the slot's page.
+    /// Returns the mapping of byte `offset` of the aperture, which is in the page of this slot.
     fn mapping(&self, offset: u64) -> Option<Mapping> {
         let within = offset & SMALL_PAGE.wrapping_sub(1);
         let place = self.place.checked_add(within)?;
@@ -56,7 +57,7 @@ fn index(offset: u64) -> usize {
     usize::try_from(offset >> PAGE_SHIFT).unwrap_or(usize::MAX) & SLOTS.wrapping_sub(1)
 }
 
-/// An address space, from an instance block.
+/// An address space as described by an instance block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Space {
     directory: Place,
@@ -67,7 +68,7 @@ struct Space {
 #[derive(Debug)]
 pub struct ApertureTlb {
     instance: Option<Place>,
-    /// The directory, instead of the one in the instance block.
+    /// Directory that replaces the one in the instance block.
     named: Option<Place>,
     space: Option<Space>,
     slots: Box<[Option<Slot>]>,
@@ -134,9 +135,9 @@ impl ApertureTlb {
         self.slots.get(index(offset)).copied().flatten().filter(|slot| slot.page == page)?.mapping(offset)
     }
 
-    /// Visits the `pages` pages from byte `start` of the aperture on, in order, with the place of each in the guest's
-    /// current tables; `None` if an access faults. `start` is a multiple of 2 MiB. Reads the tables in parts of up to 4
-    /// KiB, two for each 2 MiB, and neither reads nor fills the cache.
+    /// Visits the `pages` pages from byte `start` of the aperture on, in order, with the place of each page according
+    /// to the guest's current tables; `None` if an access faults. `start` is a multiple of 2 MiB. Reads the tables in
+    /// parts of up to 4 KiB, two parts for each 2 MiB, and does not use the cache.
     pub fn survey(
         &mut self,
         start: u64,
@@ -168,16 +169,16 @@ impl ApertureTlb {
     }
 }
 
-/// Pages of 4 KiB whose small entries fill a page.
+/// Number of 4 KiB pages whose small entries fill a page.
 const BLOCK_PAGES: u64 = BLOCK_SMALLS as u64;
-/// Same as `usize`.
+/// Same as [`BLOCK_PAGES`], as `usize`.
 const BLOCK_SMALLS: usize = 1 << (SMALL_PAGE.trailing_zeros() - ENTRY_BYTES.trailing_zeros());
 /// Number of large entries for the same range.
 const BLOCK_LARGES: usize = BLOCK_SMALLS >> LARGE_SHIFT;
-/// Small pages in a large one, as a shift.
+/// log2 of the number of small pages in a large page.
 const LARGE_SHIFT: u32 = LARGE_PAGE.trailing_zeros() - PAGE_SHIFT;
 
-/// The entries for 2 MiB of an aperture, 0 where there is no table.
+/// The entries for 2 MiB of an aperture; 0 where no table exists.
 struct Block {
     large: [[u8; 8]; BLOCK_LARGES],
     small: [[u8; 8]; BLOCK_SMALLS],
@@ -195,7 +196,7 @@ impl Block {
         let Some(space) = space.filter(|space| va.0 <= space.limit) else { return };
         let Ok(pde) = read_entry(space.directory, va.0 >> PDE_SHIFT, guest) else { return };
         let pde = Pde::from(pde);
-        // Tables are shortened by powers of two, which leave whole blocks.
+        // Tables are shortened by powers of two, so that whole blocks remain.
         let within = va.0 & PDE_SPAN.wrapping_sub(1);
         let (large, small) = (within >> LARGE_PAGE.trailing_zeros(), within >> PAGE_SHIFT);
         if large >= u64::from(pde.large_entries()) {
@@ -239,8 +240,8 @@ fn read_space(instance: Place, named: Option<Place>, guest: &mut impl GuestMemor
     Some(Space { directory, limit: limit & 0xff_ffff_ffff })
 }
 
-/// Returns the guest's page at `va`, walking as the hardware does: a valid entry in the large-page table wins, else the
-/// small-page table decides.
+/// Returns the guest's page at `va`, walking as the hardware does: a valid entry in the large-page table has
+/// precedence; otherwise the small-page table decides.
 fn walk(space: Space, va: GpuVa, guest: &mut impl GuestMemory) -> Result<(Place, bool), WalkFault> {
     if va.0 > space.limit {
         return Err(WalkFault::Limit);
@@ -256,7 +257,8 @@ fn walk(space: Space, va: GpuVa, guest: &mut impl GuestMemory) -> Result<(Place,
             // A table that cannot be read has no valid entries, as in a shadow.
             let pte = Pte::from(read_entry(table, index, guest).unwrap_or(0));
             if pte.valid() {
-                // The page's address is a multiple of its size; the 4 KiB page within comes from the virtual address.
+                // The page's address is a multiple of its size; the position of the 4 KiB page within it comes from the
+                // virtual address.
                 const WITHIN: u64 = 0x1_f000;
                 return page(pte, (pte.address() & !0x1_ffff) | (va.0 & WITHIN));
             }

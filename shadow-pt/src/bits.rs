@@ -1,12 +1,12 @@
 //! Sets of up to 64 or 512 small numbers.
 
-/// Words of a [`Set512`].
+/// Number of words in a [`Set512`].
 pub(crate) const WORDS: usize = 8;
 
-/// One bit for each entry, or each page, of 512.
+/// One bit for each of 512 entries or pages.
 pub(crate) type Set512 = [u64; WORDS];
 
-/// Returns the set of `index` alone. `index` is below 64.
+/// Returns the set that contains only `index`, which is below 64.
 pub(crate) const fn bit(index: u32) -> u64 {
     1u64.wrapping_shl(index)
 }

@@ -4,7 +4,7 @@ use crate::Mode;
 use crate::model::machine::Machine;
 
 /// Runs the operations in `data`; panics if an invariant does not hold. The first byte selects the mode (two bits) and
-/// whether there is little room for tables (the third bit), then each operation takes eight bytes.
+/// a low limit of tables (the third bit); each operation then takes eight bytes.
 pub fn fuzz(data: &[u8]) {
     let Some((first, ops)) = data.split_first() else { return };
     let mode = Mode::ALL.into_iter().nth(usize::from(first & 3)).unwrap_or_default();

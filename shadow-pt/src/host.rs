@@ -1,8 +1,8 @@
 //! The mediator's own pages in a guest's address space.
 //!
-//! They are in the spans of the last two directory entries, which never belong to the guest. The last has the
-//! mediator's pages for channels, in a short table that every address space with a channel has. The other is for memory
-//! that several address spaces share; its table is created when the first such page is mapped.
+//! These pages are in the spans of the last two directory entries, which never belong to the guest. The last entry is
+//! for the mediator's pages for channels, in a short table that every address space with a channel has. The other entry
+//! is for memory that several address spaces share; its table is created when the first such page is mapped.
 
 use crate::ShadowMemory;
 use nvspec::addr::{GpuVa, SMALL_PAGE, VramAddr};
@@ -10,16 +10,16 @@ use nvspec::mmu::{ENTRY_BYTES, PD_ENTRIES, PDE_SPAN, Pde, Pte, PteAperture, Righ
 
 /// Start of the mediator's own pages for channels in each address space: the span of the last directory entry.
 pub const HOST_BASE: GpuVa = GpuVa((PD_ENTRIES as u64 - 1) * PDE_SPAN);
-/// Maximum number of these pages: the entries of the shortest table.
+/// Maximum number of these pages, which is the number of entries of the shortest table.
 pub const HOST_PAGES: u32 = SPT_ENTRIES >> SIZE_CODE;
 /// The size code of the shortest table.
 const SIZE_CODE: u8 = 3;
-/// Start of the pages of shared memory in each address space: the span of the directory entry before.
+/// Start of the pages of shared memory in each address space: the span of the last directory entry but one.
 pub const SHARED_BASE: GpuVa = GpuVa((PD_ENTRIES as u64 - 2) * PDE_SPAN);
 /// Maximum number of these pages.
 pub const SHARED_PAGES: u32 = SPT_ENTRIES;
 
-/// The first directory entry of the mediator; all later ones belong to it as well.
+/// The mediator's first directory entry; all later entries also belong to the mediator.
 pub(crate) const FIRST_ENTRY: u32 = PD_ENTRIES - 2;
 
 /// A mediator page in an address space.
@@ -32,7 +32,7 @@ pub enum HostPage {
 }
 
 impl HostPage {
-    /// Returns the page's area and its index there.
+    /// Returns the page's area and its index in that area.
     pub(crate) fn split(self) -> Option<(Area, u32)> {
         let (area, index) = match self {
             Self::Own(index) => (Area::Own, index),
@@ -50,7 +50,7 @@ pub(crate) enum Area {
 }
 
 impl Area {
-    /// Returns its directory entry.
+    /// Returns the area's directory entry.
     pub(crate) const fn entry(self) -> u32 {
         match self {
             Self::Own => FIRST_ENTRY.wrapping_add(1),
@@ -72,7 +72,7 @@ impl Area {
         }
     }
 
-    /// Returns the bytes of its table.
+    /// Returns the size of the area's table in bytes.
     pub(crate) const fn table_bytes(self) -> u64 {
         (self.pages() as u64).wrapping_mul(ENTRY_BYTES)
     }
@@ -86,12 +86,12 @@ pub(crate) struct HostTable {
 }
 
 impl HostTable {
-    /// Allocates an empty table. `None` without memory.
+    /// Allocates an empty table. Returns `None` if memory is missing.
     pub(crate) fn new(area: Area, memory: &mut impl ShadowMemory) -> Option<Self> {
         Some(Self { card: memory.alloc(area.table_bytes())?, area })
     }
 
-    /// Wraps a table that is at `card` already.
+    /// Wraps a table that already exists at `card`.
     pub(crate) fn at(area: Area, card: VramAddr) -> Self {
         Self { card, area }
     }
@@ -100,7 +100,7 @@ impl HostTable {
         self.card
     }
 
-    /// Returns its size in bytes.
+    /// Returns the table's size in bytes.
     pub(crate) fn bytes(self) -> u64 {
         self.area.table_bytes()
     }
@@ -111,7 +111,7 @@ impl HostTable {
         Some(pde.with_small_frame(frame(self.card)?).into())
     }
 
-    /// Returns the entry for a page. `None` for an address that no entry can hold.
+    /// Returns the entry for a page; `None` if the address does not fit an entry.
     pub(crate) fn pte(page: VramAddr, rights: Rights) -> Option<u64> {
         let pte = Pte::granting(rights).with_aperture(PteAperture::Vram);
         Some(pte.with_kind(kind::PITCH).with_frame(frame(page)?).into())
@@ -130,7 +130,7 @@ const _: () = assert!(
         && SHARED_BASE.0 == Area::Shared.entry() as u64 * PDE_SPAN
 );
 
-/// Returns the 28-bit frame number of a card address; `None` for one that no entry can hold.
+/// Returns the 28-bit frame number of a card address; `None` if it does not fit an entry.
 pub(crate) fn frame(address: VramAddr) -> Option<u32> {
     u32::try_from(address.0 >> SMALL_PAGE.trailing_zeros()).ok().filter(|frame| frame >> 28 == 0)
 }

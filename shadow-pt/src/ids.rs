@@ -1,10 +1,11 @@
-//! Names of address spaces, and ranges of guest memory.
+//! Identifiers of address spaces, and ranges of guest memory.
 
 use nvspec::addr::{Gpa, GuestVramAddr};
 
 /// Maximum number of address spaces of a VM at a time: one for each channel of the chip, and two apertures.
 pub const MAX_SPACES: usize = 130;
-/// Bits of a [`SpaceId`] for the index; the others distinguish a space from earlier ones with its index.
+/// Number of bits of a [`SpaceId`] that hold the index; the other bits distinguish a space from earlier spaces with its
+/// index.
 const INDEX_BITS: u32 = 8;
 const INDEX_MASK: u32 = (1 << INDEX_BITS) - 1;
 const _: () = assert!(MAX_SPACES <= 1 << INDEX_BITS);
@@ -12,14 +13,14 @@ const _: () = assert!(MAX_SPACES <= 1 << INDEX_BITS);
 /// A range of guest memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GuestRange {
-    /// VRAM: first byte, bytes.
+    /// VRAM: first byte, and length in bytes.
     Vram(GuestVramAddr, u64),
-    /// RAM: first byte, bytes.
+    /// RAM: first byte, and length in bytes.
     Ram(Gpa, u64),
 }
 
 impl GuestRange {
-    /// Returns true for RAM, the first byte, and the length in bytes.
+    /// Returns true for RAM, followed by the first byte and the length in bytes.
     pub(crate) const fn parts(self) -> (bool, u64, u64) {
         match self {
             Self::Vram(start, len) => (false, start.0, len),
@@ -28,12 +29,13 @@ impl GuestRange {
     }
 }
 
-/// Identifies an address space of a VM. After the space is closed, it identifies none.
+/// Identifies an address space of a VM. After the space is closed, it identifies no space.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct SpaceId(u32);
 
 impl SpaceId {
-    /// Returns the space at an index, which is below [`MAX_SPACES`], of a [generation](Self::generation_of).
+    /// Creates the identifier of a space from its [generation](Self::generation_of) and its index, which is below
+    /// [`MAX_SPACES`].
     pub(crate) const fn new(generation: u32, index: u32) -> Self {
         Self(generation | index)
     }
@@ -43,7 +45,7 @@ impl SpaceId {
         count.wrapping_shl(INDEX_BITS)
     }
 
-    /// Distinguishes the space from others that had its index.
+    /// Returns the generation, which distinguishes the space from earlier spaces with its index.
     pub(crate) const fn generation(self) -> u32 {
         self.0 & !INDEX_MASK
     }

@@ -1,44 +1,46 @@
 //! Translates guest page tables to validated shadow page tables.
 //!
-//! The invariant: **no entry that the card can reach from a shadow directory names a frame that [`Frames`] has not
-//! granted**, for each 4 KiB of it. The guest's tables are read once for each synchronisation, into memory of our own;
-//! the checked entries are the written ones.
+//! The invariant: **no entry that the card can reach from a shadow directory maps 4 KiB that [`Frames`] has not
+//! granted**. The guest's tables are read once for each synchronisation, into the crate's own memory, and exactly the
+//! checked entries are written.
 //!
 //! Parts:
 //! - [`AddressSpaces`]: all guest address spaces of a VM and their shadows on the card (`spaces`, `space`, `table`,
 //!   `mirror`, `split`, and `shared`, the common state of a VM's spaces);
-//! - `pages`: which pages of guest VRAM hold tables, and which of these pages the GPU can write;
-//! - `reverse`: which table pages name which guest memory;
-//! - [`ApertureTlb`]: the walk of the guest's own tables for trapped accesses to BAR1 and BAR3, with a cache;
-//! - `translate`: one guest entry in, its shadow or a [`Denial`] out;
-//! - the traits that a user implements: [`GuestMemory`], [`Frames`], [`ShadowMemory`], together [`World`].
+//! - `pages`: the pages of guest VRAM that hold tables, and which of them the GPU can write;
+//! - `reverse`: maps guest memory to the table pages that name it;
+//! - [`ApertureTlb`]: walks the guest's own tables for trapped accesses to BAR1 and BAR3, with a cache;
+//! - `translate`: converts one guest entry to its shadow or a [`Denial`];
+//! - the traits that a user implements: [`GuestMemory`], [`Frames`] and [`ShadowMemory`], which together form
+//!   [`World`].
 //!
 //! The unit of reading is a page (4 KiB) of a directory or table. A page is *pending* when it may differ from its last
 //! read: it was never read, the CPU has written it ([`AddressSpaces::written`]), the GPU can write it because a live
-//! entry of any space of the VM maps it writable, or could until just now, the CPU can write it unseen
+//! entry of any space of the VM maps it writable, or could until recently, the CPU can write it unseen
 //! ([`AddressSpaces::unseen`]), or it is in guest RAM, where writes are not trapped. A page counts as writable for the
 //! GPU until the card's TLBs have been flushed after the last such entry was removed.
 //!
-//! A space is *settled* when all changes that its guest announced were read; its pages are then not checked before work
-//! runs. A flush announces changes, and so does a write that is trapped or reported by the user
-//! ([`AddressSpaces::announced`]); the crate does not search for unseen and unannounced changes.
+//! A space is *settled* when all changes announced by its guest were read; its pages are then not checked before work
+//! runs. Changes are announced by a flush, by a trapped write, and by the user ([`AddressSpaces::announced`]); the
+//! crate does not search for unseen and unannounced changes.
 //!
 //! A flush must take effect at once only where permissions can be lost: on pending pages with live shadow entries. In
 //! [`Mode::LazyAdd`], the other changes wait for [`AddressSpaces::prepare`] unless work is running. A new entry in a
-//! large-page table hides the entries of the small-page table there; that is not a loss, for the guest still maps the
-//! hidden pages.
+//! large-page table hides the entries of the small-page table for the same addresses; this is not a loss, because the
+//! guest still maps the hidden pages.
 //!
 //! A large page whose 4 KiB pages are not contiguous for the card (some of them in host memory, or RAM in several
-//! parts) cannot be one entry. It is *split*: 32 small entries replace the large one, in our own small-page table
-//! (`split`). The directory entry names this table instead of the shadow of the guest's small-page table, if any: the
-//! hardware looks there when there is no large entry.
+//! parts) cannot be one entry. It is *split*: 32 small entries replace the large one, in the crate's own small-page
+//! table (`split`). The directory entry names this table instead of the shadow of the guest's small-page table, if any:
+//! the hardware uses it where no large entry exists.
 //!
-//! Not supported: comptags (every compressed kind is replaced by its uncompressed counterpart), 64 KiB large pages.
+//! Not supported are comptags (every compressed kind is replaced by its uncompressed counterpart) and 64 KiB large
+//! pages.
 //!
-//! Limits that hold for any guest: a directory has 8192 entries; a space scans a table once, for any number of entries
-//! that name it; tables beyond [`Limits::table_bytes`] are not created; there are [`MAX_SPACES`] spaces. A directory
-//! that is its own table, or tables in guest RAM, are tables like any other: only the meaning of their bytes as entries
-//! counts.
+//! Limits that hold for any guest: a directory has 8192 entries; a space scans a table once, whatever the number of
+//! entries that name it; tables beyond [`Limits::table_bytes`] are not created; a VM has at most [`MAX_SPACES`] spaces.
+//! A directory that is its own table, or tables in guest RAM, are tables like any other: only the meaning of their
+//! bytes as entries counts.
 //!
 //! The crate uses no locks, no threads and no clock.
 
@@ -110,27 +112,27 @@ pub trait GuestMemory {
 pub enum Frame {
     /// In card memory.
     Vram(VramAddr),
-    /// In host memory that is mapped for the card, readable and writable, at this I/O address.
+    /// In host memory that is mapped for the card at this I/O address, readable and writable.
     Host(Iova),
 }
 
 /// Grants frames: the VM's memory, and its current place for the card.
 pub trait Frames {
-    /// Returns the frame of the `len` bytes of guest VRAM at `address`: all of them belong to the VM and are contiguous
-    /// in one memory. `len` is 4 KiB or 128 KiB. A large page that is not contiguous, or not aligned for the card, is
-    /// requested in parts of 4 KiB.
+    /// Returns the frame of the `len` bytes of guest VRAM at `address`: if all of them belong to the VM and are
+    /// contiguous in one memory. `len` is 4 KiB or 128 KiB. A large page that is not contiguous, or not aligned for the
+    /// card, is requested in parts of 4 KiB.
     fn vram(&mut self, address: GuestVramAddr, len: u64) -> Option<Frame>;
 
-    /// Returns the I/O address of the `len` bytes of guest RAM at `address`: all of them registered (for writing, if
-    /// `write`), and contiguous. `len` is 4 KiB or 128 KiB. A region's I/O address should equal its guest address
-    /// modulo 128 KiB, else its large pages cost 32 entries each.
+    /// Returns the I/O address of the `len` bytes of guest RAM at `address`: if all of them are registered (for
+    /// writing, if `write`) and contiguous. `len` is 4 KiB or 128 KiB. A region's I/O address should equal its guest
+    /// address modulo 128 KiB, otherwise each of its large pages costs 32 entries.
     fn ram(&mut self, address: Gpa, len: u64, write: bool) -> Option<Iova>;
 }
 
-/// The card's memory for shadow tables. Nothing here may be reachable by any guest. The implementer must record a
+/// The card's memory for shadow tables. No guest may be able to reach this memory. The implementer must record a
 /// failure of the card; the shadow continues as if the write had happened.
 pub trait ShadowMemory {
-    /// Allocates `bytes`, zeroed and aligned to 4 KiB. `None` if there is no memory.
+    /// Allocates `bytes`, zeroed and aligned to 4 KiB. Returns `None` if memory is missing.
     fn alloc(&mut self, bytes: u64) -> Option<VramAddr>;
 
     /// Frees the memory that [`Self::alloc`] returned for `bytes`.

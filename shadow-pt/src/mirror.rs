@@ -1,4 +1,4 @@
-//! Arrays of entries on the card, with copies of the guest's and the card's entries in the process.
+//! Arrays of entries on the card, with copies in the process of the guest's and the card's entries.
 
 use crate::bits::{Set512, WORDS, below, bit};
 use crate::translate::{Pieces, Shadow};
@@ -8,19 +8,19 @@ use nvspec::mmu::{ENTRY_BYTES, Pte};
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-/// Changed entries up to this distance are written together with the entries between them.
+/// Maximum distance of changed entries that are written together with the entries between them.
 const GAP: usize = 8;
 /// Size of a page of entries in bytes, the unit of reading.
 pub(crate) const PAGE_BYTES: usize = 1 << SMALL_PAGE.trailing_zeros();
-/// Entries of a page.
+/// Number of entries in a page.
 pub(crate) const PAGE_ENTRIES: u32 = 1 << (SMALL_PAGE.trailing_zeros() - ENTRY_BYTES.trailing_zeros());
-/// Entries that are compared at once.
+/// Number of entries that are compared at once.
 const GROUP: u32 = 8;
 
-/// An entry as in memory.
+/// An entry in its memory form.
 pub(crate) type RawEntry = [u8; size_of::<Pte>()];
 
-/// Entries that changed, and whether any of them lost a permission.
+/// Changed entries, and whether any of them lost a permission.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Run {
     pub(crate) range: Range<usize>,
@@ -47,7 +47,7 @@ impl Runs {
         self.0.is_empty()
     }
 
-    /// Returns the entries from the first to the last changed one, run by run.
+    /// Returns the range from the first to the last changed entry of each run.
     pub(crate) fn ranges(&self) -> impl Iterator<Item = Range<usize>> + '_ {
         self.0.iter().map(|run| run.range.clone())
     }
@@ -73,11 +73,11 @@ impl Runs {
 pub(crate) struct Mirror {
     /// Location of the guest's array, aligned to 4 KiB.
     pub(crate) place: Place,
-    /// Place of the shadow on the card.
+    /// Location of the shadow on the card.
     pub(crate) card: VramAddr,
     /// The guest's entries at the last read.
     pub(crate) guest: Box<[RawEntry]>,
-    /// The card's entries, after the runs are written.
+    /// The card's entries after the runs are written.
     pub(crate) shadow: Box<[u64]>,
     /// Pages that may differ from `guest`.
     pub(crate) dirty: u64,
@@ -85,14 +85,14 @@ pub(crate) struct Mirror {
     pub(crate) watched: u64,
     /// Pages that could not be read; their entries count as 0.
     unreadable: u64,
-    /// Split large entries, and the small entries that replace them. The card's entry is 0.
+    /// Split large entries, with the small entries that replace them. The card's own entry is 0.
     pub(crate) splits: BTreeMap<usize, Box<Pieces>>,
     /// For each page, the number of entries that map memory.
     pub(crate) live: Box<[u16]>,
 }
 
 impl Mirror {
-    /// Creates a mirror of `entries` entries at `place`, all pending, whose shadow at `card` is all zero.
+    /// Creates a mirror of `entries` entries at `place`, all pending. Its shadow at `card` is all zero.
     pub(crate) fn new(place: Place, card: VramAddr, entries: u32) -> Self {
         let pages = entries.div_ceil(PAGE_ENTRIES);
         let all = below(pages);
@@ -109,7 +109,7 @@ impl Mirror {
         }
     }
 
-    /// Returns all pages.
+    /// Returns a mask of all pages.
     pub(crate) fn all(&self) -> u64 {
         below(u32::try_from(self.live.len()).unwrap_or(u64::BITS))
     }
@@ -119,14 +119,14 @@ impl Mirror {
         self.dirty | self.watched
     }
 
-    /// Returns the `pages` with shadow entries, which can lose permissions.
+    /// Returns those of `pages` that have shadow entries, which can lose permissions.
     pub(crate) fn losing(&self, pages: u64) -> u64 {
         crate::bits::members(pages)
             .filter(|page| self.live.get(*page as usize).is_some_and(|live| *live != 0))
             .fold(0, |set, page| set | bit(page))
     }
 
-    /// Marks the pages that could not be read for another try.
+    /// Marks the pages that could not be read, so that they are read again.
     pub(crate) fn retry(&mut self) -> bool {
         self.dirty |= self.unreadable;
         self.unreadable != 0
@@ -137,7 +137,7 @@ impl Mirror {
         self.unreadable == self.all()
     }
 
-    /// Returns the number of the page of guest VRAM of `page`, if an entry can name it.
+    /// Returns the frame number of `page` in guest VRAM, if an entry can name it.
     pub(crate) fn frame(&self, page: u32) -> Option<u32> {
         match self.page_place(page)? {
             Place::Vram(address) => crate::pages::PageIndex::frame(address.0),
@@ -156,7 +156,7 @@ impl Mirror {
     }
 
     /// Reads a page of the guest's array into `buffer`, with 0 where memory is missing. Returns the entries of the page
-    /// that differ from the mirror, `None` if none does. The mirror does not change.
+    /// that differ from the mirror; `None` if all are equal. The mirror does not change.
     pub(crate) fn read(
         &mut self,
         page: u32,
@@ -189,8 +189,8 @@ impl Mirror {
         self.shadow.get(index).copied().unwrap_or(0)
     }
 
-    /// Returns an entry through which the card reaches the memory of the guest's entry, or its first page; 0 if there
-    /// is none.
+    /// Returns an entry through which the card reaches the memory of the guest's entry, or the first page of this
+    /// memory; 0 without such an entry.
     pub(crate) fn effective(&self, index: usize) -> u64 {
         match self.entry(index) {
             0 => self.splits.get(&index).and_then(|pieces| pieces.first()).copied().unwrap_or(0),
@@ -198,7 +198,7 @@ impl Mirror {
         }
     }
 
-    /// Returns true if the card has exactly this, or will after the pending writes.
+    /// Returns true if the card's entry is exactly `shadow`, or will be after the pending writes.
     pub(crate) fn is(&self, index: usize, shadow: &Shadow) -> bool {
         match (shadow, self.splits.get(&index)) {
             (Shadow::Entry(entry), None) => *entry == self.entry(index),
@@ -207,14 +207,14 @@ impl Mirror {
         }
     }
 
-    /// Replaces a valid entry by one to another place.
+    /// Replaces a valid entry by an entry for another place.
     pub(crate) fn relocate(&mut self, index: usize, shadow: u64) {
         if let Some(known) = self.shadow.get_mut(index) {
             *known = shadow;
         }
     }
 
-    /// Sets both entries and counts live ones.
+    /// Sets the guest's and the card's entry, and counts live entries.
     pub(crate) fn set(&mut self, index: usize, raw: u64, shadow: Shadow) {
         if let Some(known) = self.guest.get_mut(index) {
             *known = raw.to_le_bytes();
@@ -247,7 +247,7 @@ impl Mirror {
     }
 }
 
-/// Writes a range of `entries` to the array of the card at `card`.
+/// Writes a range of `entries` to the card's array at `card`.
 pub(crate) fn write_range(
     card: VramAddr,
     entries: &[u64],

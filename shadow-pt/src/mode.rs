@@ -2,13 +2,13 @@
 
 use std::str::FromStr;
 
-/// Mode of flushes, for use and for measurement.
+/// Mode of flushes. Some modes exist only for measurements.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Mode {
-    /// Each flush reads every table, translates and writes every entry again.
+    /// Each flush reads every table, and translates and writes every entry again.
     Naive,
     /// A flush only marks the space unless its work is running; before the next work, all updates are done as in
-    /// [`Self::Naive`]. Permissions that the guest removed remain until then: only for comparison.
+    /// [`Self::Naive`]. Permissions that the guest removed remain until then, so this mode is only for comparison.
     Lazy,
     /// Each flush reads only table pages that may have changed, and writes only entries that changed.
     Incremental,
@@ -17,7 +17,7 @@ pub enum Mode {
     LazyAdd,
 }
 
-/// The possibly changed pages that a flush reads.
+/// The pages that a flush reads, among those that may have changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Scope {
     /// Pages that can lose permissions.
@@ -28,7 +28,7 @@ pub(crate) enum Scope {
     Everything,
 }
 
-/// No mode has this name.
+/// No mode has the given name.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("no shadowing mode is called {0:?}; there are naive, lazy, incremental and lazy-add")]
 pub struct UnknownMode(String);
@@ -37,7 +37,7 @@ impl Mode {
     /// All modes.
     pub const ALL: [Self; 4] = [Self::Naive, Self::Lazy, Self::Incremental, Self::LazyAdd];
 
-    /// Returns its name in configurations and reports.
+    /// Returns the mode's name in configurations and reports.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {

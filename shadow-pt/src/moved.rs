@@ -1,15 +1,16 @@
-//! Updates entries when only the location of their VRAM has changed: the cost of a chunk's move for each page.
+//! Updates entries when only the location of their VRAM has changed. This determines the cost of moving a chunk, per
+//! page.
 
 use crate::translate::FRAME_BITS;
 use crate::{Frame, Frames, GuestRange};
 use nvspec::addr::{GuestVramAddr, LARGE_PAGE, SMALL_PAGE};
 use nvspec::mmu::{Pte, PteAperture};
 
-/// A block of guest VRAM of the size of a large page: small entries name its pages consecutively.
+/// A block of guest VRAM of the size of a large page. Small entries often name its pages consecutively.
 #[derive(Clone, Copy, Debug)]
 struct Block {
     start: u64,
-    /// Its place, if it is contiguous.
+    /// Place of the block, if it is contiguous.
     place: Option<Frame>,
 }
 
@@ -22,7 +23,7 @@ pub(crate) struct Moved {
 }
 
 impl Moved {
-    /// Creates the state for a range; `None` if that is RAM.
+    /// Creates the state for a range; `None` for a range of RAM.
     pub(crate) fn for_range(range: GuestRange) -> Option<Self> {
         let (system, start, len) = range.parts();
         (!system).then(|| Self { start, end: start.saturating_add(len), last: None })
@@ -34,8 +35,8 @@ impl Moved {
         raw.aperture() == PteAperture::Vram && (address >= self.end || address.saturating_add(SMALL_PAGE) <= self.start)
     }
 
-    /// Returns the card's entry for the small guest entry `raw`: `old`, the current one, with the new place. `None` if
-    /// a full translation is needed.
+    /// Returns the card's entry for the small guest entry `raw`: the current entry `old` with the new place. Returns
+    /// `None` if a full translation is needed.
     pub(crate) fn entry(&mut self, raw: Pte, old: Pte, frames: &mut impl Frames) -> Option<Pte> {
         if !old.valid() || !raw.valid() || raw.aperture() != PteAperture::Vram {
             return None;

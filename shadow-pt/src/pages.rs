@@ -1,15 +1,15 @@
-//! The pages of guest VRAM that hold tables, with their users and whether the GPU itself can write them.
+//! Tracks the pages of guest VRAM that hold tables, their users, and whether the GPU itself can write them.
 
 use crate::bits::{self, Set512, bit, members};
 use crate::reverse::BLOCK_PAGES_SHIFT;
 use crate::translate::LARGE_PAGES;
 use std::collections::HashMap;
 
-/// Pages of a block of 2 MiB.
+/// Number of 4 KiB pages in a block of 2 MiB.
 const PAGES: u32 = 1 << BLOCK_PAGES_SHIFT;
-/// Large pages of a block.
+/// Number of large pages in a block.
 const LARGES: usize = (PAGES / LARGE_PAGES) as usize;
-/// Bits of a 4 KiB page's number that an entry can name.
+/// Number of bits of a 4 KiB page's number in an entry.
 const FRAME_BITS: u32 = 28;
 
 /// A user that reads a page of guest VRAM as entries.
@@ -47,14 +47,14 @@ impl FrameRun {
 struct Block {
     /// Pages that hold tables.
     tables: Set512,
-    /// Pages that are marked as changed for all their users.
+    /// Pages whose change was reported to all of their users.
     marked: Set512,
-    /// For each large page, the number of large entries that make it writable.
+    /// Number of large entries that make each large page writable.
     large: [u32; LARGES],
-    /// For each page, the number of small entries that make it writable. The limit on tables bounds the number of
-    /// entries, so 32 bits suffice.
+    /// Number of small entries that make each page writable. The limit on tables bounds the number of entries, so 32
+    /// bits suffice.
     small: Option<Box<[u32; PAGES as usize]>>,
-    /// Counters that are not 0.
+    /// Number of counters that are not 0.
     counted: u32,
 }
 
@@ -71,7 +71,7 @@ impl Block {
         self.large(page) != 0 || self.small(page) != 0
     }
 
-    /// Counts up or down; returns `true` if that changes between zero and non-zero.
+    /// Counts up or down. Returns `true` if the counter changes between zero and non-zero.
     fn count(&mut self, page: u32, large: bool, up: bool) -> bool {
         let counter = if large {
             self.large.get_mut((page / LARGE_PAGES) as usize)
@@ -100,7 +100,7 @@ fn split(frame: u32) -> (usize, u32) {
 /// All of a VM's table pages in guest VRAM.
 #[derive(Debug, Default)]
 pub(crate) struct PageIndex {
-    /// Indexed by block number; at most 4 MiB, if a guest places a table at the end of the entries' range.
+    /// Indexed by block number. Takes at most 4 MiB, if a guest places a table at the end of the entries' range.
     blocks: Vec<Option<Box<Block>>>,
     users: HashMap<u32, Vec<User>>,
 }
@@ -143,7 +143,7 @@ impl PageIndex {
             .filter(|frame| frame >> FRAME_BITS == 0)
     }
 
-    /// Returns the number below which pages may hold tables.
+    /// Returns the number after the last page that may hold a table.
     pub(crate) fn end(&self) -> u64 {
         (self.blocks.len() as u64) << BLOCK_PAGES_SHIFT
     }
@@ -153,12 +153,12 @@ impl PageIndex {
         self.block(frame).is_some_and(|(block, page)| bits::has(&block.tables, page))
     }
 
-    /// Returns true if the page holds a table and not all of its users know that it has changed.
+    /// Returns true if the page holds a table and its change was not reported to all of its users.
     pub(crate) fn news(&self, frame: u32) -> bool {
         self.block(frame).is_some_and(|(block, page)| bits::has(&block.tables, page) && !bits::has(&block.marked, page))
     }
 
-    /// Records that all users know about the page's change.
+    /// Records that the page's change was reported to all users.
     pub(crate) fn set_marked(&mut self, frame: u32) {
         if let Some((block, page)) = self.block_mut(frame) {
             bits::insert(&mut block.marked, page);
@@ -177,7 +177,7 @@ impl PageIndex {
         self.users.get(&frame).map_or(&[], Vec::as_slice)
     }
 
-    /// Returns the known table pages from `first` to `last`.
+    /// Returns the known pages from `first` to `last` that hold tables.
     pub(crate) fn tables_in(&self, first: u32, last: u32) -> Vec<u32> {
         let (start, end) = (split(first).0, split(last).0);
         let blocks = (0u32..).zip(&self.blocks).take(end.saturating_add(1)).skip(start);
@@ -188,8 +188,8 @@ impl PageIndex {
             .collect()
     }
 
-    /// Records that the page holds a table of `user`, which has not read it yet. Returns `true` if the GPU can write
-    /// it.
+    /// Records that the page holds a table of `user`, which has not read the page yet. Returns `true` if the GPU can
+    /// write the page.
     pub(crate) fn register(&mut self, frame: u32, user: User) -> bool {
         let Some((block, page)) = self.make_block(frame) else { return false };
         if !bits::has(&block.tables, page) {
@@ -218,8 +218,8 @@ impl PageIndex {
         self.drop_empty(frame);
     }
 
-    /// Counts shadow entries that make the pages of `run` writable (`up`), or no longer do. Adds the table pages that
-    /// have become writable for the GPU, or no longer are, to `turned`.
+    /// Counts shadow entries that make the pages of `run` writable (`up`), or no longer do so. Adds the table pages
+    /// that have become writable for the GPU, or have stopped being writable, to `turned`.
     pub(crate) fn count(&mut self, run: FrameRun, up: bool, turned: &mut Vec<u32>) {
         let step = if run.large { LARGE_PAGES } else { 1 };
         let end = run.first.saturating_add(run.pages);

@@ -3,21 +3,21 @@
 /// Reason that an entry of the guest has no counterpart in the shadow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Denial {
-    /// A page of VRAM that does not belong completely to the VM.
+    /// The page of VRAM does not belong completely to the VM.
     Vram,
-    /// A page of RAM that is not completely registered.
+    /// The page of RAM is not completely registered.
     Ram,
-    /// Another card's memory.
+    /// The page is in another card's memory.
     Peer,
-    /// A storage kind that the chip does not have.
+    /// The chip does not have the storage kind.
     Kind,
-    /// A large page whose address is not a multiple of 128 KiB, for the guest or for the card.
+    /// The address of the large page is not a multiple of 128 KiB, for the guest or for the card.
     Unaligned,
-    /// A directory or table outside the guest's memory.
+    /// The directory or table is outside the guest's memory.
     Table,
-    /// A directory entry that belongs to the host.
+    /// The directory entry belongs to the host.
     Reserved,
-    /// A table beyond the limit.
+    /// The table is beyond the limit.
     Limit,
 }
 
@@ -28,7 +28,7 @@ impl Denial {
     pub const ALL: [Self; Self::COUNT] =
         [Self::Vram, Self::Ram, Self::Peer, Self::Kind, Self::Unaligned, Self::Table, Self::Reserved, Self::Limit];
 
-    /// Returns a word for metrics and logs.
+    /// Returns the reason's name in metrics and logs.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -80,27 +80,27 @@ impl Denials {
 /// Report of one call.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SyncReport {
-    /// Guest tables that were read at least in part, including the directory.
+    /// Number of guest tables that were read at least in part, including the directory.
     pub tables_scanned: u64,
-    /// Pages (4 KiB, or as much as a shorter table has) of guest tables that were read.
+    /// Number of pages of guest tables that were read. A page has 4 KiB, or the size of a shorter table.
     pub pages: u64,
-    /// Bytes of guest tables read.
+    /// Number of bytes of guest tables that were read.
     pub bytes_scanned: u64,
-    /// Entries of tables (not of directories) that were checked and translated.
+    /// Number of entries of tables (not of directories) that were checked and translated.
     pub translated: u64,
-    /// Shadow entries that were written, including unchanged ones between changed ones.
+    /// Number of shadow entries that were written, including unchanged entries between changed ones.
     pub entries_written: u64,
-    /// Number of writes for these.
+    /// Number of writes that this took.
     pub writes: u64,
-    /// Pages of guest tables that may have changed and that wait for [`crate::AddressSpaces::prepare`].
+    /// Number of pages of guest tables that may have changed and that wait for [`crate::AddressSpaces::prepare`].
     pub deferred: u64,
-    /// Tables for which card memory is missing now. Each call that may create tables retries them; until then their
-    /// pages are not mapped, and work that needs them must not start.
+    /// Number of tables for which card memory is missing now. Each call that may create tables retries this; until then
+    /// their pages are not mapped, and work that needs them must not start.
     pub waiting: u64,
     /// Newly denied entries, by reason.
     pub denied: Denials,
-    /// Some entry lost a permission or names another frame than before: the card's TLBs must be flushed before the
-    /// guest continues; otherwise the withdrawn memory stays accessible.
+    /// True if an entry lost a permission or names a different frame than before: the card's TLBs must be flushed
+    /// before the guest continues; otherwise the withdrawn memory stays accessible.
     pub lost_permission: bool,
 }
 

@@ -1,17 +1,17 @@
-//! Reverse map: which table pages name which guest memory.
+//! Maps guest memory to the table pages that name it.
 
 use crate::GuestRange;
 use crate::translate::Named;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
-/// A block is 2 MiB of guest memory.
+/// log2 of the size of a block of guest memory: 2 MiB.
 pub(crate) const BLOCK_SHIFT: u32 = 21;
-/// Pages of 4 KiB in a block, as a shift.
+/// log2 of the number of 4 KiB pages in a block.
 pub(crate) const BLOCK_PAGES_SHIFT: u32 = BLOCK_SHIFT - nvspec::addr::SMALL_PAGE.trailing_zeros();
-/// The last block that an entry can name.
+/// Number of the last block that an entry can name.
 const MAX_BLOCK: u64 = (1 << (nvspec::addr::BUS_BITS - BLOCK_SHIFT)) - 1;
-/// Marks blocks of RAM.
+/// Flag of blocks of RAM.
 const SYSTEM: u32 = 1 << 31;
 
 /// A page of a table: the table's number in the VM, times 64, and the page's number in the table.
@@ -47,16 +47,16 @@ fn blocks(range: &Range<u64>) -> std::ops::RangeInclusive<u32> {
     first..=block(range.end.saturating_sub(1)).max(first)
 }
 
-/// For each block, the table pages with entries that name memory in it, granted or not. Takes host memory for at most
-/// one record for each entry of all tables.
+/// For each block, the table pages with entries that name memory in the block, granted or not. Takes host memory for at
+/// most one record for each entry of all tables.
 #[derive(Debug, Default)]
 pub(crate) struct ReverseMap {
-    /// Block and piece to the number of entries.
+    /// Number of entries by block and piece.
     counts: BTreeMap<u64, u32>,
-    /// Counts to add and to subtract later: consecutive entries mostly name the same block.
+    /// Counts that are added or subtracted later: consecutive entries usually name the same block.
     added: (u64, u32),
     removed: (u64, u32),
-    /// Blocks of RAM that entries have named since the last report, if they are logged.
+    /// Blocks of RAM that entries have named since the last report, if these are logged.
     log: Option<BTreeSet<u32>>,
 }
 
@@ -90,7 +90,7 @@ impl ReverseMap {
         }
     }
 
-    /// Starts or ends the log of the RAM blocks that entries name, including blocks that they name now.
+    /// Starts or ends the log of the RAM blocks that entries name. The log begins with the blocks that they name now.
     pub(crate) fn log(&mut self, on: bool) {
         self.flush();
         let named: Vec<u32> = self.named(0..u64::MAX).collect();
@@ -100,8 +100,8 @@ impl ReverseMap {
         }
     }
 
-    /// Returns the blocks of RAM that were named since the last call and overlap `range`. Forgets the blocks inside the
-    /// range. If their memory stays in use (`goes_on`), keeps the blocks that are still named.
+    /// Returns the blocks of RAM that were logged since the last call and overlap `range`. Forgets the blocks inside
+    /// the range. If their memory stays in use (`goes_on`), keeps the blocks that are still named.
     pub(crate) fn take_named(&mut self, range: Range<u64>, goes_on: bool) -> Vec<Range<u64>> {
         self.flush();
         let still: BTreeSet<u32> = if goes_on { self.named(range.clone()).collect() } else { BTreeSet::new() };
@@ -127,7 +127,7 @@ impl ReverseMap {
         self.counts.range(keys).map(|(key, _)| u32::try_from(key >> 32).unwrap_or(0) & !SYSTEM)
     }
 
-    /// Applies the deferred counts. Call it after the last entry of a piece.
+    /// Applies the deferred counts. Call this after the last entry of a piece.
     pub(crate) fn flush(&mut self) {
         self.flush_added();
         self.flush_removed();
@@ -146,7 +146,7 @@ impl ReverseMap {
         if count == 0 {
             return;
         }
-        // Count additions to the same block before removals from it.
+        // Counts additions to a block before removals from it.
         if self.added.0 == key {
             self.flush_added();
         }

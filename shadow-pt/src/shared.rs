@@ -4,12 +4,12 @@ use crate::pages::{FrameRun, PageIndex};
 use crate::reverse::ReverseMap;
 use crate::table::Tables;
 
-/// Bounds that a guest cannot exceed.
+/// Limits that a guest cannot exceed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Bytes of shadow tables in card memory, over all spaces of the VM, without directories. The mirrors take twice as
-    /// much host memory, and the state of the named pages at most about three times as much. Tables for split large
-    /// pages take as much again.
+    /// Maximum size in bytes of the shadow tables in card memory, for all spaces of the VM together, without
+    /// directories. The mirrors take twice as much host memory, and the state of the named pages at most about three
+    /// times as much. Tables for split large pages take the same amount again.
     pub table_bytes: u64,
 }
 
@@ -22,14 +22,14 @@ pub(crate) struct Shared {
     pub(crate) reverse: ReverseMap,
     /// Pages of VRAM that entries have made writable and that the index does not count yet.
     pub(crate) gained: Vec<FrameRun>,
-    /// Card memory of all tables that are linked.
+    /// Size in bytes of all linked tables in card memory.
     pub(crate) table_bytes: u64,
-    /// Counts writes of the guest's CPU to pages that hold tables.
+    /// Number of writes of the guest's CPU to pages that hold tables.
     pub(crate) writes: u64,
-    /// Counts events that may make room for a refused table.
+    /// Number of events after which a refused table may fit.
     pub(crate) rooms: u64,
-    /// Large entries that may still be split.
+    /// Number of large entries that may still be split.
     pub(crate) splits_left: u64,
-    /// The card may not reach RAM of the VM: tables that map any are not linked.
+    /// True if the card may not reach the VM's RAM: tables that map RAM are not linked.
     pub(crate) ram_barred: bool,
 }

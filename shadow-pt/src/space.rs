@@ -24,29 +24,29 @@ struct Reference {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Made {
-    /// Not attempted yet.
+    /// The table was not created yet.
     Wanted,
-    /// Tried, and not created: it is beyond the limit and counted as denied, or waits for card memory.
+    /// The table could not be created: it is beyond the limit and counted as denied, or waits for card memory.
     Refused,
-    /// The table's number.
+    /// The table exists and has this number.
     Yes(u32),
 }
 
 /// One guest address space and its shadow.
 #[derive(Debug)]
 pub(crate) struct Space {
-    /// Distinguishes a space from others that had its index.
+    /// Distinguishes the space from earlier spaces with its index.
     pub(crate) generation: u32,
     index: u32,
     pub(crate) directory: Mirror,
     references: BTreeMap<TableKey, Reference>,
-    /// Tables that are named but not created.
+    /// Tables that are named but do not exist.
     missing: BTreeSet<TableKey>,
-    /// [`Shared::rooms`] at the last try.
+    /// [`Shared::rooms`] at the last attempt.
     rooms: u64,
-    /// Tables with work to do, each once after a pass.
+    /// Tables with work to do, without duplicates after a pass.
     pub(crate) queue: Vec<u32>,
-    /// Our own tables for split large pages.
+    /// The crate's own tables for split large pages.
     pub(crate) splits: Splits,
     /// Shadow tables that are no longer linked, but may still be in the card's TLBs.
     unlinked: Vec<(VramAddr, u64)>,
@@ -54,18 +54,18 @@ pub(crate) struct Space {
     pub(crate) released: Vec<FrameRun>,
     /// [`Shared::writes`] at the guest's last flush.
     pub(crate) flushed_at: u64,
-    /// The guest has flushed and the flush was not processed.
+    /// True if the guest has flushed and the flush was not processed.
     pub(crate) marked: bool,
-    /// The guest has announced changes since all pending pages were last read.
+    /// True if the guest has announced changes since all pending pages were last read.
     pub(crate) announced: bool,
-    /// By span.
+    /// Tables of the mediator's own pages, by span.
     pub(crate) host: [Option<HostTable>; 2],
-    /// Card memory of its tables.
+    /// Size in bytes of the space's tables in card memory.
     table_bytes: u64,
 }
 
 impl Space {
-    /// Creates an empty shadow for the directory at `place`, everything pending.
+    /// Creates an empty shadow for the directory at `place`, with all pages pending.
     pub(crate) fn new(index: u32, generation: u32, place: Place, card: VramAddr, shared: &mut Shared) -> Self {
         let mut directory = Mirror::new(place, card, PD_ENTRIES);
         for page in members(directory.all()) {
@@ -94,19 +94,19 @@ impl Space {
         }
     }
 
-    /// Returns its card memory, in bytes.
+    /// Returns the space's card memory in bytes.
     pub(crate) fn card_bytes(&self) -> u64 {
         let unlinked = self.unlinked.iter().fold(0u64, |sum, (_, bytes)| sum.saturating_add(*bytes));
         let host = self.host.iter().flatten().fold(0u64, |sum, table| sum.saturating_add(table.bytes()));
         PD_BYTES.saturating_add(self.table_bytes).saturating_add(unlinked).saturating_add(host)
     }
 
-    /// Returns the card memory of our tables that are not in [`Shared::tables`]: start and size in bytes.
+    /// Returns the card memory of the space's tables that are not in [`Shared::tables`]: start and size in bytes.
     pub(crate) fn old_tables(&self) -> impl Iterator<Item = (VramAddr, u64)> + '_ {
         self.splits.cards().chain(self.unlinked.iter().copied())
     }
 
-    /// Returns the table of a key, if it is created.
+    /// Returns the number of the table with a key, if it exists.
     pub(crate) fn table(&self, key: &TableKey) -> Option<u32> {
         made(&self.references, key)
     }
@@ -118,7 +118,7 @@ impl Space {
         tables.fold(own, |sum, table| sum.saturating_add(u64::from((table.mirror.dirty | table.recheck).count_ones())))
     }
 
-    /// Returns the tables that are created.
+    /// Returns the numbers of the existing tables.
     pub(crate) fn numbers(&self) -> impl Iterator<Item = u32> + '_ {
         self.references.values().filter_map(|reference| match reference.table {
             Made::Yes(number) => Some(number),
@@ -173,9 +173,9 @@ impl Space {
 
     /// Writes the changes in the mirrors of `work` to the card, and links the directory's pages `relink` again.
     ///
-    /// Order: small entries that replace large ones, and the links to them; changes that remove a permission, new
-    /// tables, changes that add one; other small entries of the replacement tables. So a large page that becomes split,
-    /// or contiguous again, can be reached all the time.
+    /// The order is: small entries that replace large ones, and the links to them; changes that remove a permission,
+    /// new tables, changes that add one; other small entries of the replacement tables. So a large page that becomes
+    /// split, or contiguous again, is always reachable.
     pub(crate) fn commit(
         &mut self,
         shared: &mut Shared,
@@ -212,7 +212,7 @@ impl Space {
         self.splits.write(&writes, false, memory, report);
         self.unsplit(shared, memory, report);
         if shared.ram_barred && self.bar_tables(shared) {
-            // Their mappings of RAM are off the card by now.
+            // The tables' mappings of RAM are off the card by now.
             self.relink(self.directory.all(), shared, memory, report);
         }
     }
@@ -243,8 +243,8 @@ impl Space {
         }
     }
 
-    /// Updates the replacement tables for large pages in our memory from the mirrors, and creates missing tables.
-    /// Returns the entries to write, and whether the directory must name other tables.
+    /// Updates the replacement tables for large pages in the process's memory from the mirrors, and creates missing
+    /// tables. Returns the entries to write, and whether the directory must name other tables.
     fn split(
         &mut self,
         shared: &mut Shared,
@@ -281,7 +281,7 @@ impl Space {
         (writes, made.changes || !made.fresh.is_empty())
     }
 
-    /// Drops the tables that stand in for no page.
+    /// Drops the replacement tables that are no longer needed.
     fn unsplit(&mut self, shared: &mut Shared, memory: &mut impl ShadowMemory, report: &mut SyncReport) {
         if self.splits.is_empty() {
             return;
@@ -297,7 +297,7 @@ impl Space {
         self.relink(self.directory.all(), shared, memory, report);
     }
 
-    /// Releases card memory of tables.
+    /// Returns `bytes` of tables to the limit.
     fn give_back(&mut self, shared: &mut Shared, bytes: u64) {
         self.table_bytes = self.table_bytes.saturating_sub(bytes);
         shared.table_bytes = shared.table_bytes.saturating_sub(bytes);
@@ -351,7 +351,7 @@ impl Space {
         relink
     }
 
-    /// Records `raw` as the current value of a guest directory entry. Adds the tables that it named before to
+    /// Records `raw` as the current value of a guest directory entry. Adds the tables that the previous value named to
     /// `orphans`.
     fn take_entry(&mut self, index: u32, raw: u64, orphans: &mut Vec<TableKey>, report: &mut SyncReport) {
         let at = index as usize;
@@ -395,13 +395,14 @@ impl Space {
         self.give_back(shared, key.bytes());
     }
 
-    /// Creates the missing tables, as far as there is room. Returns `true` if any was created.
+    /// Creates the missing tables, as far as limit and memory permit. Returns `true` if any table was created.
     fn make_tables(&mut self, shared: &mut Shared, memory: &mut impl ShadowMemory, report: &mut SyncReport) -> bool {
         if self.missing.is_empty() {
             return false;
         }
         let Self { index, references, missing, rooms, queue, table_bytes, .. } = self;
-        // Without more room, retries only the first refused table: the card's memory may have been the limit.
+        // If no memory became available, retries only the first refused table: the card's memory may have been the
+        // limit.
         let mut again = *rooms != shared.rooms;
         *rooms = shared.rooms;
         let mut tried = false;
@@ -440,7 +441,7 @@ impl Space {
         made
     }
 
-    /// Updates the tables' mirrors from the guest's tables. Returns the entries to write to each.
+    /// Updates the tables' mirrors from the guest's tables. Returns the entries to write to each table.
     fn read_tables(
         &mut self,
         shared: &mut Shared,
@@ -498,7 +499,7 @@ impl Space {
         work
     }
 
-    /// Keeps in the queue, once each, the tables that still have work to do.
+    /// Keeps the tables that still have work to do in the queue, without duplicates.
     fn requeue(&mut self, tables: &mut Tables) {
         let index = self.index;
         for number in &self.queue {
@@ -516,7 +517,7 @@ impl Space {
         });
     }
 
-    /// Links the shadow of the directory's `pages` to the created tables that the guest's names.
+    /// Links the shadow of the directory's `pages` to the existing tables that the guest's directory names.
     fn link(&mut self, pages: u64, tables: &Tables) -> Runs {
         let mut runs = Runs::default();
         for page in members(pages) {
@@ -571,7 +572,7 @@ impl Space {
         std::mem::take(&mut self.released)
     }
 
-    /// Frees everything. The card must no longer use the directory. Returns as [`Self::flushed`].
+    /// Frees the space's memory. The card must no longer use the directory. Returns the same as [`Self::flushed`].
     pub(crate) fn close(mut self, shared: &mut Shared, memory: &mut impl ShadowMemory) -> Vec<FrameRun> {
         let keys: Vec<TableKey> = self.references.keys().copied().collect();
         for key in &keys {
@@ -593,7 +594,7 @@ impl Space {
     }
 }
 
-/// Returns the number of the table for a key, if it is created.
+/// Returns the number of the table with a key, if it exists.
 fn made(references: &BTreeMap<TableKey, Reference>, key: &TableKey) -> Option<u32> {
     match references.get(key)?.table {
         Made::Yes(number) => Some(number),
@@ -601,7 +602,7 @@ fn made(references: &BTreeMap<TableKey, Reference>, key: &TableKey) -> Option<u3
     }
 }
 
-/// Returns true if a table that `old` names is not reached by `new`, or another is.
+/// Returns true if a table that `old` names is not reached through `new`, or is replaced by another table.
 fn loses_pde(old: u64, new: u64) -> bool {
     let (old, new) = (Pde::from(old), Pde::from(new));
     let large = (old.large_target(), old.large_frame()) != (new.large_target(), new.large_frame());

@@ -34,9 +34,9 @@ pub struct NoMemory;
 enum News {
     /// The page may have changed.
     Dirty,
-    /// The GPU can write it from now on.
+    /// The GPU can write the page from now on.
     Watch,
-    /// The GPU can no longer write it.
+    /// The GPU can no longer write the page.
     Unwatch,
 }
 
@@ -53,12 +53,12 @@ pub struct AddressSpaces {
 #[derive(Debug)]
 pub struct Withdrawal {
     range: GuestRange,
-    /// Remaining pages of tables, with entries that may map into it.
+    /// Remaining pages of tables with entries that may map into the range.
     pieces: Vec<Piece>,
 }
 
 impl Withdrawal {
-    /// Pages of tables per step, each of 512 entries: the work for which the card's lock is held once.
+    /// Number of pages of tables per step, each with 512 entries: the work done while the card's lock is held once.
     pub(crate) const PAGES_PER_STEP: usize = 2;
 }
 
@@ -87,7 +87,7 @@ impl AddressSpaces {
         self.mode
     }
 
-    /// Returns the space of the guest directory at `directory`, creating it if needed. A new one maps nothing before
+    /// Returns the space of the guest directory at `directory`, creating it if needed. A new space maps nothing before
     /// the first [`Self::prepare`] or [`Self::flush`]. Directories are at multiples of 4 KiB; lower bits are ignored.
     ///
     /// # Errors
@@ -149,7 +149,7 @@ impl AddressSpaces {
         self.shared.tables.count()
     }
 
-    /// Returns the bytes of card memory in use, including directories.
+    /// Returns the number of bytes of card memory in use, including directories.
     #[must_use]
     pub fn card_bytes(&self) -> u64 {
         self.each().fold(0, |sum, (_, space)| sum.saturating_add(space.card_bytes()))
@@ -161,8 +161,8 @@ impl AddressSpaces {
         self.space(id).map_or(0, |space| space.waiting(&self.shared.tables))
     }
 
-    /// Records that the guest's CPU writes `len` bytes of guest VRAM. Call it for each such write, and for each that
-    /// the mediator does on behalf of the guest, with no flush between the store and this.
+    /// Records that the guest's CPU writes `len` bytes of guest VRAM. Call this for each such write, and for each write
+    /// of the mediator on behalf of the guest, without a flush between the write and this call.
     pub fn written(&mut self, address: GuestVramAddr, len: u64) {
         const PAGE_SHIFT: u32 = SMALL_PAGE.trailing_zeros();
         let Some(more) = len.checked_sub(1) else { return };
@@ -181,8 +181,9 @@ impl AddressSpaces {
         }
     }
 
-    /// Records that the guest's CPU can write the page of guest VRAM at `address` from now on (or no longer) unseen: it
-    /// then needs no call of [`Self::written`]. Calls are counted: as many with `false` as with `true`.
+    /// Records that the guest's CPU can write the page of guest VRAM at `address` from now on (or no longer) unseen:
+    /// such writes need no call of [`Self::written`]. Calls are counted: each call with `true` needs a call with
+    /// `false`.
     pub fn unseen(&mut self, address: GuestVramAddr, unseen: bool) {
         let Some(frame) = PageIndex::frame(address.0) else { return };
         let mut run = Vec::new();
@@ -196,9 +197,9 @@ impl AddressSpaces {
     }
 
     /// Handles a guest's flush of the TLB of this space. `busy` means that work of a channel of this space is on the
-    /// card, so no update may wait. Afterwards everything that the guest removed before is off the card's tables (not
-    /// in [`Mode::Lazy`]); flush the card's TLBs for [`Self::directory`] if the report says so, and then call
-    /// [`Self::flushed`].
+    /// card, so no update may wait. Afterwards everything that the guest removed before the flush is off the card's
+    /// tables (except in [`Mode::Lazy`]). If the report says so, the caller must flush the card's TLBs for
+    /// [`Self::directory`] and then call [`Self::flushed`].
     pub fn flush(&mut self, id: SpaceId, busy: bool, world: &mut impl World) -> SyncReport {
         if let Some((space, shared)) = self.space_mut(id) {
             space.flushed_at = shared.writes;
@@ -237,11 +238,12 @@ impl AddressSpaces {
     }
 
     /// Does all deferred work before work of a channel of this space goes to the card. Afterwards the shadow matches
-    /// the guest's tables, as far as they are granted. As for [`Self::flush`], the card's TLBs must be flushed.
+    /// the guest's tables, as far as their entries are granted. As for [`Self::flush`], the card's TLBs must be
+    /// flushed.
     ///
     /// Another CPU of the guest may be in the middle of writing an entry. An entry that cannot be granted is not
-    /// mapped. It counts as denied when it is found again, or immediately if the space was not written since its last
-    /// flush.
+    /// mapped. Such an entry counts as denied when it is found again, or immediately if the space was not written since
+    /// its last flush.
     pub fn prepare(&mut self, id: SpaceId, world: &mut impl World) -> SyncReport {
         let marked = self.space(id).is_some_and(|space| space.marked);
         self.sync(id, if marked { Scope::Everything } else { Scope::Pending }, true, world)
@@ -250,7 +252,7 @@ impl AddressSpaces {
     fn sync(&mut self, id: SpaceId, scope: Scope, unflushed: bool, world: &mut impl World) -> SyncReport {
         let Some((space, shared)) = self.space_mut(id) else { return SyncReport::default() };
         space.marked = false;
-        // Pages without permissions to lose are still unread.
+        // Pages without permissions to lose were not read yet.
         space.announced &= scope == Scope::Losing;
         let report = space.sync(shared, scope, unflushed, world);
         self.count_gained();
@@ -265,16 +267,16 @@ impl AddressSpaces {
         self.release(released);
     }
 
-    /// Begins to remove a range that is no longer the guest's from all spaces. [`Frames`] must already deny it.
+    /// Begins to remove a range that no longer belongs to the guest from all spaces. [`Frames`] must already deny it.
     pub fn withdraw(&mut self, range: GuestRange) -> Withdrawal {
         self.mark_range(range);
         Withdrawal { range, pieces: self.shared.reverse.pieces(range) }
     }
 
-    /// Drops the entries that map into the range from a few pages of tables; `None` if no pages are left. Nothing else
-    /// of the spaces may change in between. Then flush the card's TLBs for the returned spaces, and call
-    /// [`Self::flushed`] for each. [`Self::granted`] or [`Self::retranslate`] restores dropped entries, if they are
-    /// granted then.
+    /// Drops the entries that map into the range from a few pages of tables; `None` if no pages are left. The spaces
+    /// must not change otherwise between these calls. After each call, flush the card's TLBs for the returned spaces,
+    /// and call [`Self::flushed`] for each. [`Self::granted`] or [`Self::retranslate`] restores dropped entries if they
+    /// are granted by then.
     pub fn invalidate(
         &mut self,
         withdrawal: &mut Withdrawal,
@@ -290,10 +292,10 @@ impl AddressSpaces {
         (!step.is_empty()).then(|| self.visit(&step, memory, invalidate))
     }
 
-    /// Bars the card from all of the guest's RAM, or lets it again. Tables that map RAM are unlinked meanwhile, so the
-    /// cost depends only on the directories; other pages of these tables are unreachable too. While it is barred
-    /// [`Frames`] must grant no RAM. Returns the spaces to call [`Self::relink`] for, piece by piece; then flush the
-    /// card's TLBs for them.
+    /// Bars the card from all of the guest's RAM, or permits access again. Tables that map RAM are unlinked meanwhile,
+    /// so the cost depends only on the directories; other pages of these tables are also unreachable. While RAM is
+    /// barred, [`Frames`] must grant no RAM. Returns the spaces to call [`Self::relink`] for, piece by piece; then
+    /// flush the card's TLBs for them.
     #[must_use]
     pub fn bar_ram(&mut self, barred: bool) -> Vec<SpaceId> {
         let Self { spaces, shared, .. } = self;
@@ -304,7 +306,7 @@ impl AddressSpaces {
     }
 
     /// Writes one of the [`RELINK_PIECES`] parts of a space's directory, after [`Self::bar_ram`]. Between two parts the
-    /// caller may do anything except report to the guest that it is done.
+    /// caller may do anything except report completion to the guest.
     pub fn relink(&mut self, id: SpaceId, piece: u32, memory: &mut impl ShadowMemory) -> SyncReport {
         let mut report = SyncReport::default();
         if let Some((space, shared)) = self.space_mut(id) {
@@ -316,7 +318,7 @@ impl AddressSpaces {
     }
 
     /// Handles a range that has moved for the card, or now belongs to the guest: translates the entries that map into
-    /// it again, and marks tables in it for reading. Then do as for [`Self::invalidate`].
+    /// it again, and marks tables in it for reading. Afterwards, proceed as for [`Self::invalidate`].
     pub fn retranslate(
         &mut self,
         range: GuestRange,
@@ -329,13 +331,13 @@ impl AddressSpaces {
         })
     }
 
-    /// Returns true if an entry of any space may name a byte of the range: never `false` if one does.
+    /// Returns true if an entry of any space may name a byte of the range. Never returns `false` if an entry names one.
     #[must_use]
     pub fn names(&self, range: GuestRange) -> bool {
         !self.shared.reverse.pieces(range).is_empty()
     }
 
-    /// Starts the log of RAM that entries name, including the current entries, or ends it.
+    /// Starts or ends the log of RAM that entries name. The log begins with the current entries.
     pub fn log_ram(&mut self, on: bool) {
         self.shared.reverse.log(on);
     }
@@ -361,8 +363,8 @@ impl AddressSpaces {
         shared.rooms = shared.rooms.wrapping_add(1);
     }
 
-    /// Returns the target of a GPU virtual address in the current shadow, in the guest's terms. `None` if nothing is
-    /// mapped, and for the mediator's own pages.
+    /// Returns the target of a GPU virtual address in the current shadow, in the guest's terms. Returns `None` for
+    /// unmapped addresses and for the mediator's own pages.
     #[must_use]
     pub fn resolve(&self, id: SpaceId, va: GpuVa) -> Option<Mapping> {
         let space = self.space(id)?;
@@ -402,10 +404,11 @@ impl AddressSpaces {
         })
     }
 
-    /// Maps a mediator page, replacing any page there. The card's TLBs must be flushed before the page is used.
+    /// Maps a mediator page, replacing any page at the same index. The card's TLBs must be flushed before the page is
+    /// used.
     ///
     /// # Errors
-    /// [`NoMemory`], also for a page beyond the span, an address that no entry can hold and a space that is closed.
+    /// [`NoMemory`], also for a page beyond the span, an address that does not fit an entry, and a closed space.
     pub fn map_host(
         &mut self,
         id: SpaceId,
@@ -437,7 +440,7 @@ impl AddressSpaces {
         Ok(())
     }
 
-    /// Unmaps such a page. The card's TLBs must be flushed before the page is reused.
+    /// Unmaps a mediator page. The card's TLBs must be flushed before the page is reused.
     pub fn unmap_host(&mut self, id: SpaceId, page: HostPage, memory: &mut impl ShadowMemory) {
         if let Some((space, _)) = self.space_mut(id)
             && let Some((area, index)) = page.split()
@@ -554,7 +557,7 @@ impl AddressSpaces {
         }
     }
 
-    /// Uncounts entries that made pages writable for the GPU, which may have written until now.
+    /// Stops counting entries that made pages writable for the GPU, which may have written the pages until now.
     fn release(&mut self, released: Vec<FrameRun>) {
         let mut turned = Vec::new();
         for run in released {
@@ -600,7 +603,7 @@ fn enqueue(number: u32, table: &mut Table, space: &mut Space) {
     }
 }
 
-/// Returns the start of the 4 KiB page that a directory begins at.
+/// Returns the start of the 4 KiB page that contains the directory's start.
 fn aligned(place: Place) -> Place {
     match place {
         Place::Vram(address) => Place::Vram(address.page()),

@@ -1,7 +1,8 @@
-//! Our own small-page tables for split large pages, whose 4 KiB pages are not contiguous on the card.
+//! The crate's own small-page tables for split large pages, whose 4 KiB pages are not contiguous on the card.
 //!
-//! Each serves a pair: a large-page table, and the small-page table (or none) that a directory entry names next to it.
-//! It has the small entries that replace large ones, and otherwise the shadow entries of the guest's small-page table.
+//! Each such table serves a pair: a large-page table, and the small-page table, if any, that a directory entry names
+//! next to it. It contains the small entries that replace large entries, and otherwise the shadow entries of the
+//! guest's small-page table.
 
 use crate::mirror::{Mirror, Runs, write_range};
 use crate::table::TableKey;
@@ -14,15 +15,15 @@ use nvspec::mmu::{ENTRY_BYTES, Pde};
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-/// Entries of a page, the step size for writing a whole table.
+/// Number of entries in a page, the step size for writing a whole table.
 const ENTRIES_PER_PAGE: usize = (SMALL_PAGE / ENTRY_BYTES) as usize;
 
-/// Tables that a directory entry with a large-page table names.
+/// The tables that a directory entry with a large-page table names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Pair {
     pub(crate) large: TableKey,
     pub(crate) small: Option<TableKey>,
-    /// Entries of the small-page table that such a directory entry reaches.
+    /// Number of entries of the small-page table that such a directory entry reaches.
     entries: u32,
 }
 
@@ -38,11 +39,11 @@ impl Pair {
     }
 }
 
-/// One such table.
+/// A replacement table for a pair.
 #[derive(Debug)]
 struct SplitTable {
     card: VramAddr,
-    /// The card's entries, after everything is written.
+    /// The card's entries after all pending writes.
     shadow: Box<[u64]>,
 }
 
@@ -63,12 +64,12 @@ impl SplitTable {
     }
 }
 
-/// Returns the bits of a small entry's index that select a page within a large page.
+/// Returns a mask of the bits of a small entry's index that select a page within a large page.
 const fn within() -> usize {
     (LARGE_PAGES as usize).wrapping_sub(1)
 }
 
-/// Returns the small entries that replace a large one.
+/// Returns the indices of the small entries that replace a large entry.
 fn covered(index: usize) -> Range<usize> {
     let start = index.wrapping_shl(LARGE_PAGES.trailing_zeros());
     start..start.saturating_add(LARGE_PAGES as usize)
@@ -81,23 +82,23 @@ struct Writes {
     runs: Vec<Runs>,
 }
 
-/// Entries to write to a space's tables. Replacements of large entries are written before these are removed; all others
-/// after the large entries that hide them.
+/// Entries to write to a space's tables. The replacements of large entries are written before the large entries are
+/// removed; all other entries after the large entries that hide them.
 #[derive(Debug, Default)]
 pub(crate) struct SplitWrites {
     before: Vec<Writes>,
     after: Vec<Writes>,
 }
 
-/// The pairs of a space, with tables for the pairs that need one.
+/// The pairs of a space, with replacement tables for the pairs that need them.
 #[derive(Debug, Default)]
 pub(crate) struct Splits {
     /// Number of directory entries that name each pair.
     pairs: BTreeMap<Pair, u32>,
     made: BTreeMap<Pair, SplitTable>,
-    /// Pairs that may need a table and have none, with true if creating one has failed.
+    /// Pairs that may need a table and have none. The value is true if creating the table has failed.
     wanted: BTreeMap<Pair, bool>,
-    /// Pairs that may be no longer named.
+    /// Pairs that may no longer be named.
     orphans: Vec<Pair>,
 }
 
@@ -106,15 +107,15 @@ pub(crate) struct Splits {
 pub(crate) struct Made {
     /// Pairs that now have a replacement table.
     pub(crate) fresh: Vec<Pair>,
-    /// The replacement table of a pair has changed, or a refused one is no longer needed.
+    /// True if the replacement table of a pair has changed, or a refused table is no longer needed.
     pub(crate) changes: bool,
-    /// A table newly exceeds the limit.
+    /// True if a table newly exceeds the limit.
     pub(crate) denied: bool,
     /// Number of tables for which card memory is missing now.
     pub(crate) waiting: u64,
 }
 
-/// Card memory that becomes unused when the TLBs are flushed: start, bytes.
+/// Card memory that becomes unused when the TLBs are flushed: start, and size in bytes.
 pub(crate) type Unlinked = Vec<(VramAddr, u64)>;
 
 impl Splits {
@@ -137,7 +138,7 @@ impl Splits {
         }
     }
 
-    /// Drops the tables of pairs that are no longer named. Returns their bytes.
+    /// Drops the tables of pairs that are no longer named. Returns the size of the tables in bytes.
     pub(crate) fn drop_orphans(&mut self, unlinked: &mut Unlinked) -> u64 {
         let mut bytes = 0u64;
         for pair in std::mem::take(&mut self.orphans) {
@@ -156,7 +157,7 @@ impl Splits {
         pair.bytes()
     }
 
-    /// Drops everything. Returns the bytes of the tables.
+    /// Drops all tables. Returns their size in bytes.
     pub(crate) fn clear(&mut self, unlinked: &mut Unlinked) -> u64 {
         let bytes = self.made.keys().fold(0u64, |sum, pair| sum.saturating_add(pair.bytes()));
         unlinked.extend(std::mem::take(&mut self.made).into_iter().map(|(pair, table)| (table.card, pair.bytes())));
@@ -164,12 +165,12 @@ impl Splits {
         bytes
     }
 
-    /// Returns the card memory of the tables: start and bytes.
+    /// Returns the card memory of the tables: start, and size in bytes.
     pub(crate) fn cards(&self) -> impl Iterator<Item = (VramAddr, u64)> + '_ {
         self.made.iter().map(|(pair, table)| (table.card, pair.bytes()))
     }
 
-    /// Returns true if nothing waits.
+    /// Returns true if no work waits.
     pub(crate) fn is_idle(&self) -> bool {
         self.wanted.is_empty()
     }
@@ -184,7 +185,7 @@ impl Splits {
         }
     }
 
-    /// Creates the tables that are needed, empty, as far as `room` (bytes) allows.
+    /// Creates the needed tables, empty, as far as `room` (in bytes) permits.
     pub(crate) fn make<'a>(
         &mut self,
         mut room: u64,
@@ -218,12 +219,12 @@ impl Splits {
         done
     }
 
-    /// Returns the bytes of tables.
+    /// Returns the size of the pairs' tables in bytes.
     pub(crate) fn bytes_of(pairs: &[Pair]) -> u64 {
         pairs.iter().fold(0, |sum, pair| sum.saturating_add(pair.bytes()))
     }
 
-    /// Drops tables that are no longer needed. Returns their bytes.
+    /// Drops tables that are no longer needed. Returns their size in bytes.
     pub(crate) fn drop_unneeded<'a>(
         &mut self,
         large: impl Fn(&TableKey) -> Option<&'a Mirror>,
@@ -290,12 +291,12 @@ impl Splits {
         }
     }
 
-    /// Returns true if there are no tables.
+    /// Returns true if no tables exist.
     pub(crate) fn is_empty(&self) -> bool {
         self.made.is_empty()
     }
 
-    /// Writes all entries that replace large ones (`before`), or all others.
+    /// Writes all entries that replace large entries (`before`), or all other entries.
     pub(crate) fn write(
         &self,
         writes: &SplitWrites,
@@ -321,8 +322,9 @@ impl Splits {
         }
     }
 
-    /// Returns the small-page table that a directory entry of `pair` must name instead of the guest's, if it differs.
-    /// `large` is the pair's large-page table. `Some(None)` means no table, because the replacement does not fit.
+    /// Returns the small-page table that a directory entry of `pair` must name instead of the guest's table, if it
+    /// differs. `large` is the pair's large-page table. `Some(None)` means no table, because the replacement does not
+    /// fit.
     pub(crate) fn stand_in(&self, pair: &Pair, large: &Mirror) -> Option<Option<VramAddr>> {
         if large.splits.is_empty() {
             return None;
@@ -330,8 +332,8 @@ impl Splits {
         Some(self.made.get(pair).map(|table| table.card))
     }
 
-    /// Returns the entry with which the card reaches 4 KiB page number `index` of a directory entry of `pair`, in a
-    /// split large page; `None` if that large page is not split.
+    /// Returns the entry through which the card reaches 4 KiB page number `index` of a directory entry of `pair`, if
+    /// the page is in a split large page; `None` if that large page is not split.
     pub(crate) fn piece(&self, pair: &Pair, index: usize, large: &Mirror) -> Option<u64> {
         let pieces = large.splits.get(&(index >> LARGE_PAGES.trailing_zeros()))?;
         if self.made.contains_key(pair) { pieces.get(index & within()).copied() } else { Some(0) }

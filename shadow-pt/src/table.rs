@@ -10,7 +10,7 @@ use crate::{Denial, Frames, GuestRange, Place, SyncReport};
 use nvspec::addr::{Gpa, GuestVramAddr, SMALL_PAGE, VramAddr};
 use nvspec::mmu::{ENTRY_BYTES, Pde, Pte, TableTarget};
 
-/// A guest table: directory entries that name the same bytes in the same sense share a shadow.
+/// Identifies a guest table. Directory entries that name the same bytes in the same sense share a shadow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct TableKey {
     pub(crate) place: Place,
@@ -29,7 +29,7 @@ impl TableKey {
         ]
     }
 
-    /// Returns the bytes of its shadow on the card.
+    /// Returns the size of the shadow on the card in bytes.
     pub(crate) fn bytes(&self) -> u64 {
         u64::from(self.entries).saturating_mul(ENTRY_BYTES).next_multiple_of(SMALL_PAGE)
     }
@@ -43,23 +43,23 @@ fn place(target: TableTarget, address: u64) -> Option<Place> {
     }
 }
 
-/// Accounts of changes of entries.
+/// Accounts that changes of entries affect.
 pub(crate) struct Books<'a> {
     pub(crate) reverse: &'a mut ReverseMap,
     /// Pages of VRAM that have become writable for the GPU.
     pub(crate) gained: &'a mut Vec<FrameRun>,
     /// Pages that stop being writable when the card's TLBs are flushed.
     pub(crate) released: &'a mut Vec<FrameRun>,
-    /// Large entries that may still be split.
+    /// Number of large entries that may still be split.
     pub(crate) splits_left: &'a mut u64,
-    /// Set if the entries that were read may be half written by the guest.
+    /// True if the entries that were read may be half written by the guest.
     pub(crate) half_written: bool,
 }
 
-/// Changes of a pass in a table.
+/// Changes of a table in one pass.
 #[derive(Debug, Default)]
 pub(crate) struct Changes {
-    /// The card's entries.
+    /// Changed entries of the card.
     pub(crate) runs: Runs,
     /// Large entries whose replacements have changed or were removed.
     pub(crate) splits: Vec<usize>,
@@ -71,7 +71,7 @@ impl Changes {
     }
 }
 
-/// Maximum number of entries of a table that are read twice before they count as denied. Each guest CPU can be in the
+/// Maximum number of entries of a table that are read twice before they count as denied. Each guest CPU may be in the
 /// middle of writing an entry.
 const MAX_DOUBTED: usize = 16;
 
@@ -82,19 +82,19 @@ pub(crate) struct Table {
     /// The index of its space.
     pub(crate) space: u32,
     pub(crate) mirror: Mirror,
-    /// For each page, the number of entries that name memory but have no shadow: a grant may change that.
+    /// For each page, the number of entries that name memory but have no shadow. A grant may change this.
     absent: Box<[u16]>,
     /// Entries that could not be granted when first seen, by index and value: a driver writes the two halves of an
-    /// entry separately, so another CPU's work can find a half-written one. The mirror has 0 for them, and their pages
-    /// are read again.
+    /// entry separately, so another CPU's work can find a half-written entry. The mirror contains 0 for such entries,
+    /// and their pages are read again.
     doubted: Vec<(usize, u64)>,
     /// Pages whose absent entries must be checked again.
     pub(crate) recheck: u64,
-    /// It is in its space's list of tables with work to do.
+    /// True if the table is in its space's list of tables with work to do.
     pub(crate) queued: bool,
-    /// Entries that map RAM for the card.
+    /// Number of entries that map RAM for the card.
     pub(crate) ram: u32,
-    /// The directory does not link it: it maps RAM, or did, while the VM's RAM is barred.
+    /// True if the directory does not link the table, because it maps or mapped RAM while the VM's RAM is barred.
     pub(crate) barred: bool,
 }
 
@@ -106,12 +106,12 @@ impl Table {
         Self { key, space, mirror, absent, doubted: Vec::new(), recheck: 0, queued: false, ram: 0, barred: false }
     }
 
-    /// Returns true if there is work for the next [`crate::AddressSpaces::prepare`].
+    /// Returns true if the next [`crate::AddressSpaces::prepare`] has work to do.
     pub(crate) fn is_pending(&self) -> bool {
         (self.mirror.pending() | self.recheck) != 0
     }
 
-    /// Adds the pages of table number `own` to the index.
+    /// Adds the pages of this table, with number `own`, to the index.
     pub(crate) fn register(&mut self, own: u32, pages: &mut PageIndex) {
         for page in bits::members(self.mirror.all()) {
             if let Some(frame) = self.mirror.frame(page)
@@ -122,7 +122,7 @@ impl Table {
         }
     }
 
-    /// Removes its entries from the accounts and the index. Its entries on the card stay.
+    /// Removes the table's entries from the accounts and the index. The entries on the card stay.
     pub(crate) fn retire(&mut self, own: u32, pages: &mut PageIndex, books: &mut Books<'_>) {
         for page in bits::members(self.mirror.all()) {
             if let Some(frame) = self.mirror.frame(page) {
@@ -193,15 +193,15 @@ impl Table {
         }
     }
 
-    /// Returns the shadow of the guest entry `raw`, if there is room for it.
+    /// Returns the shadow of the guest entry `raw`, if the limit on split entries permits it.
     fn shadow(&self, index: usize, raw: u64, frames: &mut impl Frames, books: &Books<'_>) -> Result<Shadow, Denial> {
         let shadow = translate(raw, self.key.size, frames)?;
         let room = *books.splits_left > 0 || self.mirror.splits.contains_key(&index);
         if matches!(shadow, Shadow::Split(_)) && !room { Err(Denial::Limit) } else { Ok(shadow) }
     }
 
-    /// Processes the entries `changed` of a page, with their values in `fresh`, or their old ones. With `recheck`, also
-    /// includes absent entries.
+    /// Processes the entries `changed` of a page, with their values from `fresh`, or their old values without it. With
+    /// `recheck`, also processes absent entries.
     #[expect(clippy::too_many_arguments, reason = "the state of a pass, in parts that are borrowed apart")]
     pub(crate) fn take(
         &mut self,
@@ -281,8 +281,8 @@ impl Table {
         books.reverse.flush();
     }
 
-    /// Translates the entries of a page that map into `range` again. A page that is still pending may have changed:
-    /// gains wait until it was read.
+    /// Translates the entries of a page that map into `range` again. A pending page may have changed: gained
+    /// permissions wait until it was read.
     pub(crate) fn retranslate(
         &mut self,
         piece: Piece,
@@ -293,7 +293,8 @@ impl Table {
         report: &mut SyncReport,
     ) {
         let settled = self.mirror.pending() & bit(piece.page()) == 0;
-        // Most moved memory is mapped with small entries. Only their address changes, so their counts stay.
+        // Most moved memory is mapped with small entries. Only the address in these entries changes, so their counts
+        // stay.
         let mut moved = if self.key.size == PageSize::Small { Moved::for_range(range) } else { None };
         for index in self.mirror.range(piece.page()) {
             let raw = self.mirror.raw(index);
@@ -330,7 +331,7 @@ impl Table {
         books.reverse.flush();
     }
 
-    /// Notes a grant: marks absent entries and unreadable pages to be read again. Returns `true` if there are any.
+    /// Handles a grant: marks absent entries and unreadable pages to be read again. Returns `true` if any exist.
     pub(crate) fn granted(&mut self) -> bool {
         let absent = (0u32..).zip(&self.absent).filter(|(_, absent)| **absent != 0);
         self.recheck |= absent.fold(0, |set, (page, _)| set | bit(page));

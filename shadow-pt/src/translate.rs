@@ -1,13 +1,13 @@
-//! Translates one guest entry to one shadow entry or a denial.
+//! Translates one guest entry to a shadow entry or a denial.
 
 use crate::{Denial, Frame, Frames};
 use nvspec::addr::{Gpa, GuestVramAddr, LARGE_PAGE, SMALL_PAGE};
 use nvspec::mmu::{self, Pte, PteAperture};
 
-/// Bits of an entry's frame number.
+/// Number of bits of an entry's frame number.
 pub(crate) const FRAME_BITS: u32 = 28;
 
-/// Pages of 4 KiB in a large page.
+/// Number of 4 KiB pages in a large page.
 pub(crate) const LARGE_PAGES: u32 = 1 << (LARGE_PAGE.trailing_zeros() - SMALL_PAGE.trailing_zeros());
 
 /// One of a directory entry's two tables.
@@ -18,12 +18,12 @@ pub(crate) enum PageSize {
 }
 
 impl PageSize {
-    /// Returns the bytes of a page, as a shift.
+    /// Returns log2 of the page size in bytes.
     pub(crate) const fn shift(self) -> u32 {
         self.bytes().trailing_zeros()
     }
 
-    /// Returns the bytes of a page.
+    /// Returns the page size in bytes.
     pub(crate) const fn bytes(self) -> u64 {
         match self {
             Self::Small => SMALL_PAGE,
@@ -32,9 +32,9 @@ impl PageSize {
     }
 }
 
-/// The small entries that replace a large one.
+/// The small entries that replace a large entry.
 pub(crate) type Pieces = [u64; LARGE_PAGES as usize];
-/// Size of them in bytes.
+/// Size in bytes of the small entries that replace a large entry.
 pub(crate) const PIECES_BYTES: u64 = size_of::<Pieces>() as u64;
 
 /// Shadow of a guest entry.
@@ -42,7 +42,7 @@ pub(crate) const PIECES_BYTES: u64 = size_of::<Pieces>() as u64;
 pub(crate) enum Shadow {
     /// One entry at the same index.
     Entry(u64),
-    /// Small entries for the pages of a split large one. All are valid. The large entry itself is 0.
+    /// Small entries for the pages of a split large entry. All of them are valid. The large entry itself is 0.
     Split(Box<Pieces>),
 }
 
@@ -56,8 +56,8 @@ impl Shadow {
     }
 }
 
-/// Returns the shadow of the guest entry `raw` in a table of pages of `size`: one entry, or one for each 4 KiB if the
-/// large page is split. A large page of which any 4 KiB is not granted is denied as a whole.
+/// Returns the shadow of the guest entry `raw` in a table of pages of `size`: one entry, or one entry for each 4 KiB if
+/// the large page is split. A large page is denied as a whole if any 4 KiB of it is not granted.
 pub(crate) fn translate(raw: u64, size: PageSize, frames: &mut impl Frames) -> Result<Shadow, Denial> {
     match whole(raw, size, frames) {
         Ok(entry) => Ok(Shadow::Entry(entry)),
@@ -75,7 +75,7 @@ fn pieces(raw: u64, frames: &mut impl Frames) -> Result<Box<Pieces>, Denial> {
     let guest = Pte::from(raw);
     let mut pieces: Box<Pieces> = Box::new([0; LARGE_PAGES as usize]);
     for (at, piece) in (0u32..).zip(pieces.iter_mut()) {
-        // An aligned frame number of 28 bits has room for the page's number below.
+        // The page's number fits below an aligned frame number of 28 bits.
         *piece = whole(guest.with_frame(guest.frame() | at).into(), PageSize::Small, frames)?;
     }
     Ok(pieces)
@@ -83,10 +83,10 @@ fn pieces(raw: u64, frames: &mut impl Frames) -> Result<Box<Pieces>, Denial> {
 
 /// Returns the shadow of the guest entry `raw` as one entry; 0 for an entry that is not valid.
 ///
-/// Kept are: validity, privilege, read-only, volatile, the kind's layout. Drops encryption and compression tags, whose
-/// keys and memory belong to the card, and meaningless bits. RAM that is registered for reading only becomes read-only.
-/// VRAM in host memory is snooped there.
-// GUESS: that the card uses the same layout for a kind without compression in host memory and in its own.
+/// Keeps validity, privilege, read-only, volatile, and the kind's layout. Drops encryption and compression tags, whose
+/// keys and memory belong to the card, and meaningless bits. RAM that is registered only for reading becomes read-only.
+/// VRAM in host memory is snooped.
+// GUESS: the card uses the same layout for a kind without compression in host memory and in its own memory.
 fn whole(raw: u64, size: PageSize, frames: &mut impl Frames) -> Result<u64, Denial> {
     let guest = Pte::from(raw);
     if !guest.valid() {
@@ -139,17 +139,17 @@ fn whole(raw: u64, size: PageSize, frames: &mut impl Frames) -> Result<u64, Deni
     Ok(shadow.into())
 }
 
-/// Memory that an entry names, if it could ever be granted.
+/// Memory that an entry names, if it could be granted at all.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Named {
-    /// Guest RAM, not VRAM.
+    /// True for guest RAM, false for VRAM.
     pub(crate) system: bool,
     /// The first 4 KiB page.
     pub(crate) frame: u32,
 }
 
-/// Returns the memory that the guest entry `raw` names. `None` if [`translate`] turns the entry into 0 or denies it for
-/// any grants.
+/// Returns the memory that the guest entry `raw` names. Returns `None` if [`translate`] turns the entry into 0 or
+/// denies it whatever the grants are.
 pub(crate) fn named(raw: u64, size: PageSize) -> Option<Named> {
     let guest = Pte::from(raw);
     let possible = guest.valid()
@@ -159,7 +159,7 @@ pub(crate) fn named(raw: u64, size: PageSize) -> Option<Named> {
     possible.then(|| Named { system: guest.aperture().is_system(), frame: guest.frame() })
 }
 
-/// Returns true if `old` allows something that `new` does not, or reaches another frame.
+/// Returns true if `old` permits something that `new` does not, or reaches another frame.
 pub(crate) fn loses(old: u64, new: u64) -> bool {
     let (old, new) = (Pte::from(old), Pte::from(new));
     let same_frame = || {

@@ -1,4 +1,5 @@
-//! All interfaces of a synchronisation as one object, so that its implementer needs the card's memory only once.
+//! Combines all interfaces of a synchronisation in one object, so that its implementer needs the card's memory only
+//! once.
 
 use crate::{Frame, Frames, GuestMemory, ShadowMemory, Unreadable};
 use nvspec::addr::{Gpa, GuestVramAddr, Iova, Place, VramAddr};
@@ -8,7 +9,7 @@ pub trait World: GuestMemory + Frames + ShadowMemory {}
 
 impl<T: GuestMemory + Frames + ShadowMemory> World for T {}
 
-/// A world of three separate objects.
+/// A world that consists of three separate objects.
 #[derive(Debug)]
 pub struct Parts<'a, G, F, M> {
     /// The guest's memory.

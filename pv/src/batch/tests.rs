@@ -5,7 +5,7 @@ use nvspec::addr::GuestVramAddr;
 
 const ALL: u32 = u32::MAX;
 
-/// One instance of each operation and each of its shapes.
+/// Returns one instance of each operation in each of its forms.
 fn each() -> Vec<Raw> {
     let mut each = vec![
         Raw::new(op::TABLE_CREATE, 7, &[3, 0]),
@@ -41,7 +41,7 @@ fn problem(bytes: &[u8]) -> Option<Malformed> {
     Batch::parse(bytes).err()
 }
 
-/// Statuses of a batch's operations.
+/// Returns the statuses of a batch's operations.
 fn statuses(bytes: &[u8], features: u32) -> Vec<Status> {
     let ops = Batch::parse(bytes).unwrap().ops(features).collect::<Vec<_>>();
     ops.into_iter().map(|op| op.err().unwrap_or(Status::Done)).collect()
@@ -88,7 +88,7 @@ fn fields_are_where_the_interface_has_them() {
     }
 }
 
-/// Checks a batch after each of its bytes was changed in any way, and any part of its end cut off.
+/// Checks a batch after each possible change of one of its bytes, and after each truncation.
 #[test]
 fn each_change_of_a_byte_is_seen_as_the_specification_sees_it() {
     let whole = wire::batch(&each());
@@ -199,7 +199,7 @@ fn operations_after_failed_one_are_not_started() {
     let mut work = Begun::new(bytes).unwrap();
     while let Some(op) = work.current(ALL) {
         begun.push(wire::encode(&op.unwrap()).handle);
-        // Suspended and resumed.
+        // The batch is suspended and resumed.
         work = work.clone();
         work.answer(if begun.len() < 3 { Ok(begun.len() as u64 * 10) } else { Err(Status::NoObject) });
     }

@@ -1,4 +1,4 @@
-//! The header in the repository, and how names become C's.
+//! Tests of the header in the repository, and of the conversion of names to C.
 
 use super::*;
 

@@ -1,4 +1,4 @@
-//! A guest that bytes control, and the checks after each batch.
+//! A guest that input bytes control, and the checks after each batch.
 
 use super::tables::{Model, Nth, Table};
 use super::wire::{self, Raw};
@@ -9,12 +9,12 @@ use std::collections::BTreeMap;
 
 /// Size of a step in bytes.
 pub(crate) const STEP_BYTES: usize = 8;
-/// Steps that are looked at.
+/// Maximum number of steps that are executed.
 pub(crate) const MAX_STEPS: usize = 256;
 /// Kinds of steps, chosen by the first byte of a step.
 pub(crate) const STEP_KINDS: u8 = 24;
 
-/// End of guest VRAM: not where table space can begin.
+/// End of guest VRAM, at an address where table space cannot begin.
 const VRAM: u64 = (64 << 20) - 0x1000;
 /// Start of table space.
 const BASE: u64 = 64 << 20;
@@ -50,22 +50,22 @@ pub(crate) struct Machine {
     tables: Tables,
     model: Model,
     features: u32,
-    /// The next batch.
+    /// Operations of the next batch.
     pending: Vec<Raw>,
-    /// Changes of its bytes: index and mask.
+    /// Changes of the batch's bytes: index and mask.
     pokes: Vec<(usize, u8)>,
-    /// Remaining part of its length, in 256ths.
+    /// Remaining part of the batch's length, in 256ths.
     cut: Option<u8>,
     /// Known places of tables.
     places: BTreeMap<Nth, u64>,
-    /// Maximum number of tables so far.
+    /// Peak number of tables so far.
     most: usize,
     /// Pages of table space at the time of their last reported write.
     seen: BTreeMap<u64, Vec<u8>>,
 }
 
 impl Machine {
-    /// `shape`: the limit of tables, and the accepted features.
+    /// Creates a machine. `shape` selects the limit of tables and the accepted features.
     pub(crate) fn new(shape: u8) -> Self {
         let limit = if shape & 1 == 0 { 2 << 20 } else { (64 << 10) + (256 << 10) + 3 * (8 << 10) };
         Self {
@@ -81,7 +81,7 @@ impl Machine {
         }
     }
 
-    /// Carries out `bytes`, sends the rest, and ends with everything removed.
+    /// Executes `bytes`, sends the pending operations, and finally removes everything.
     pub(crate) fn run(mut self, bytes: &[u8]) {
         for step in bytes.chunks(STEP_BYTES).take(MAX_STEPS) {
             let mut whole = [0; STEP_BYTES];
@@ -93,7 +93,7 @@ impl Machine {
         assert_eq!(self.seen, BTreeMap::new());
     }
 
-    /// Like [`Self::run`], with the tables saved and restored after each `every`-th step.
+    /// Does [`Self::run`], and saves and restores the tables after each `every`-th step.
     #[cfg(test)]
     pub(crate) fn run_restored(mut self, bytes: &[u8], every: usize) {
         for (nth, step) in (1..).zip(bytes.chunks_exact(STEP_BYTES).take(MAX_STEPS)) {
@@ -132,7 +132,7 @@ impl Machine {
             9 | 10 => {
                 let length = pick(&LIST_LENGTHS, c);
                 let entries = (0..length).flat_map(|nth| low_high(value(d, e.wrapping_add(nth as u8))));
-                // Occasionally, the count does not match the list.
+                // Occasionally the count does not match the list.
                 let said = if f == 0xff { length.wrapping_add(WORDS[usize::from(g) % 12]) } else { length };
                 Raw::new(0x05, table, &[pick(&FIRSTS, b), said].into_iter().chain(entries).collect::<Vec<_>>())
             }
@@ -167,14 +167,14 @@ impl Machine {
         self.pending.push(op);
     }
 
-    /// Everything goes.
+    /// Removes all tables and bindings.
     fn clear(&mut self) {
         self.tables.clear();
         self.model.clear();
         self.check();
     }
 
-    /// Reads anywhere, and compares with the model.
+    /// Reads at any address, and compares the result with the model.
     fn read(&mut self, slot: u8, offset: u16, bytes: u16) {
         self.look();
         let address = BASE + u64::from(slot % 8) * SLOT_BYTES + u64::from(offset) * 5 - 16;
@@ -190,7 +190,7 @@ impl Machine {
         assert_eq!(data, if read.is_ok() { expected.unwrap() } else { unchanged });
     }
 
-    /// Sends the batch that was prepared.
+    /// Sends the prepared batch.
     fn send(&mut self) {
         let mut bytes = wire::batch(&std::mem::take(&mut self.pending));
         for (at, change) in std::mem::take(&mut self.pokes) {
@@ -203,7 +203,7 @@ impl Machine {
         self.submit(&bytes);
     }
 
-    /// Makes both do the batch, and compares.
+    /// Makes code and model execute the batch, and compares the results.
     fn submit(&mut self, bytes: &[u8]) {
         let raws = wire::parse(bytes);
         let batch = Batch::parse(bytes);
@@ -220,7 +220,7 @@ impl Machine {
         let mut work = Begun::new(bytes.to_vec()).unwrap();
         while let Some(op) = work.current(self.features) {
             let done = op.and_then(|op| {
-                // The batch was read as written, and no operation starts after a refused one.
+                // The batch was decoded as written, and no operation starts after a refused one.
                 assert_eq!(&wire::encode(&op), begun.next().unwrap());
                 nth += 1;
                 execute(tables, op).map(|()| nth)
@@ -265,7 +265,7 @@ impl Machine {
         if alone.is_empty() { self.model.refusals(raw) } else { alone }
     }
 
-    /// Reads the reported writes.
+    /// Reads the pages that were reported as written.
     fn look(&mut self) {
         let mut ranges = Vec::new();
         self.tables.take_written(|address, bytes| ranges.push((address.0, bytes)));
@@ -283,7 +283,7 @@ impl Machine {
         self.tables.take_written(|address, bytes| panic!("{address}, {bytes} again"));
     }
 
-    /// All that must hold.
+    /// Checks all invariants.
     fn check(&mut self) {
         self.look();
         let actual = self.all_tables();
@@ -305,7 +305,7 @@ impl Machine {
                 None => unknown.push(contents(table)),
             }
         }
-        // Tables that no directory names are somewhere.
+        // Removes the directories, so that only tables that no directory names remain.
         for (nth, _) in model.live.iter().filter(|(_, table)| table.kind == 1) {
             rest.remove(&self.places[nth]);
         }
@@ -321,7 +321,7 @@ impl Machine {
         assert_eq!((counts.resident_bytes, counts.bindings), (resident as u64, model.bindings.len() as u64));
     }
 
-    /// The tables that can be read, by address.
+    /// Returns the tables that can be read, by address.
     fn all_tables(&self) -> BTreeMap<u64, Vec<u8>> {
         let mut all = BTreeMap::new();
         for slot in 0..=self.most as u64 {
@@ -335,7 +335,7 @@ impl Machine {
         all
     }
 
-    /// Walks from handles and bindings through all directories, and learns where tables are.
+    /// Walks from handles and bindings through all directories, and finds the places of tables.
     fn find_places(&mut self, actual: &BTreeMap<u64, Vec<u8>>) {
         let Self { tables, model, places, .. } = self;
         places.retain(|nth, _| model.live.contains_key(nth));

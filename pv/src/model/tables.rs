@@ -1,26 +1,26 @@
-//! Tables as lists of entries that name each other; unreachable tables are gone.
+//! Tables as lists of entries that name each other; unreachable tables are removed.
 
 use super::wire::Raw;
 use crate::abi::Status;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Tables are distinguished by the order of their creation.
+/// Number of a table in the order of creation.
 pub(crate) type Nth = u64;
 
-/// An entry of a directory: a small and a large table.
+/// An entry of a directory: a small and a large table, if any.
 pub(crate) type Names = (Option<Nth>, Option<Nth>);
 
 #[derive(Clone, Debug)]
 pub(crate) struct Table {
-    /// 1 a directory, 2 small, 3 large.
+    /// Kind: 1 for a directory, 2 for a small table, 3 for a large table.
     pub(crate) kind: u32,
-    /// Empty for a directory.
+    /// Entries of the table; empty for a directory.
     pub(crate) entries: Vec<u64>,
     /// Entries of a directory.
     pub(crate) names: BTreeMap<u32, Names>,
 }
 
-/// Entries of a table by its type.
+/// Number of entries of a table, by kind.
 const ENTRIES: [u32; 4] = [0, 8192, 32768, 1024];
 
 impl Table {
@@ -60,7 +60,7 @@ impl Model {
         self.handles.get(&handle).map(|nth| self.live[nth].kind)
     }
 
-    /// Returns the reason against naming `handle` as a table of `kind`.
+    /// Returns the reason for which `handle` cannot be named as a table of `kind`.
     fn against(&self, handle: u32, kinds: &[u32]) -> Option<Status> {
         match self.kind(handle) {
             None => Some(Status::NoObject),
@@ -103,7 +103,7 @@ impl Model {
         all
     }
 
-    /// Does an operation that nothing speaks against.
+    /// Applies an operation without a reason to refuse it.
     pub(crate) fn apply(&mut self, raw: &Raw) {
         let table = self.handles.get(&raw.handle).copied();
         match raw.code {

@@ -1,4 +1,4 @@
-//! The binary form, byte by byte: written without the types under test, with the numbers from the documentation.
+//! The binary form, byte by byte. It does not use the types under test, and takes its numbers from the documentation.
 
 use crate::abi::Status;
 use crate::operation::{Control, Kind, Op};
@@ -24,7 +24,7 @@ impl Raw {
         u64::from(self.word(nth * 2)) | u64::from(self.word(nth * 2 + 1)) << 32
     }
 
-    /// Its bytes in a batch.
+    /// Returns the operation's bytes in a batch.
     pub(crate) fn bytes(&self) -> Vec<u8> {
         let units = (8 + self.body.len()) / 8;
         let header = u64::from(self.code) | (units as u64) << 16 | u64::from(self.handle) << 32;
@@ -32,14 +32,14 @@ impl Raw {
     }
 }
 
-/// The bytes of a batch.
+/// Returns the bytes of a batch.
 pub(crate) fn batch(ops: &[Raw]) -> Vec<u8> {
     let body: Vec<u8> = ops.iter().flat_map(Raw::bytes).collect();
     let header = ops.len() as u64 | (body.len() as u64) << 32;
     [&header.to_le_bytes()[..], &body].concat()
 }
 
-/// The operations of a batch; `None` if it is malformed.
+/// Returns the operations of a batch; `None` if the batch is malformed.
 pub(crate) fn parse(data: &[u8]) -> Option<Vec<Raw>> {
     let word = |at: usize| Some(u32::from_le_bytes(data.get(at..at + 4)?.try_into().ok()?) as usize);
     let (ops, bytes) = (word(0)?, word(4)?);
@@ -67,7 +67,7 @@ pub(crate) fn parse(data: &[u8]) -> Option<Vec<Raw>> {
     (at == bytes + 8).then_some(raws)
 }
 
-/// Number of bytes that must follow the header of an operation.
+/// Returns the number of bytes that must follow the header of an operation.
 fn body_bytes(raw: &Raw) -> Option<usize> {
     let listed = |nth: usize| (raw.body.len() >= 8).then(|| raw.word(nth) as usize);
     Some(match raw.code {
@@ -81,7 +81,7 @@ fn body_bytes(raw: &Raw) -> Option<usize> {
     })
 }
 
-/// The feature bits that an operation needs.
+/// Returns the feature bits that an operation needs.
 pub(crate) fn features(raw: &Raw) -> u32 {
     match raw.code {
         0x01..=0x08 => 0x01,
@@ -94,7 +94,7 @@ pub(crate) fn features(raw: &Raw) -> u32 {
     }
 }
 
-/// Returns each reason to refuse an operation that the operation alone shows.
+/// Returns each reason to refuse an operation that depends only on the operation.
 pub(crate) fn refusals(raw: &Raw) -> Vec<Status> {
     let mut all = Vec::new();
     let mut refuse = |wrong: bool, status| {

@@ -10,7 +10,7 @@ use nvspec::mmu::ENTRY_BYTES;
 use zerocopy::IntoBytes;
 use zerocopy::little_endian::U64;
 
-/// Entries of a page.
+/// Number of entries in a page.
 const PAGE_ENTRIES: u32 = 512;
 const _: () = assert!(PAGE_ENTRIES as u64 * ENTRY_BYTES == SMALL_PAGE);
 
@@ -18,31 +18,31 @@ type Page = [U64; PAGE_ENTRIES as usize];
 /// Size of a page in bytes.
 const PAGE_BYTES: usize = size_of::<Page>();
 
-/// The entries of a table. Pages of 4 KiB that are empty take no memory.
+/// The entries of a table. Empty pages of 4 KiB take no memory.
 #[derive(Debug)]
 pub(super) struct Contents {
     pages: Box<[Option<Box<Page>>]>,
 }
 
 impl Contents {
-    /// All empty.
+    /// Creates empty contents.
     pub(super) fn new(kind: Kind) -> Self {
         Self { pages: (0..kind.entries() / PAGE_ENTRIES).map(|_| None).collect() }
     }
 
-    /// An entry; `None` after the end.
+    /// Returns an entry; `None` after the end.
     pub(super) fn entry(&self, index: u32) -> Option<u64> {
         let page = self.pages.get((index / PAGE_ENTRIES) as usize)?.as_ref();
         Some(page.and_then(|page| page.get((index % PAGE_ENTRIES) as usize)).map_or(0, |entry| entry.get()))
     }
 
-    /// The entries that are not empty.
+    /// Returns the non-empty entries.
     pub(super) fn entries(&self) -> impl Iterator<Item = u64> {
         self.pages.iter().flatten().flat_map(|page| page.iter()).map(|entry| entry.get()).filter(|entry| *entry != 0)
     }
 
-    /// Writes `count` entries starting at `first`: `value(0)` and so on, but none after the end. Returns a bit for each
-    /// page that changed.
+    /// Writes `count` entries starting at `first`: `value(0)`, `value(1)` and so on, but none after the end. Returns a
+    /// bit for each page that changed.
     pub(super) fn write(&mut self, first: u32, count: u32, value: impl Fn(u32) -> u64) -> u64 {
         let mut changed = 0;
         let mut nth = 0;
@@ -82,24 +82,24 @@ impl Contents {
         true
     }
 
-    /// A bit for each page.
+    /// Returns a mask with a bit for each page.
     pub(super) fn all_pages(&self) -> u64 {
         1u64.checked_shl(u32::try_from(self.pages.len()).unwrap_or(u32::MAX))
             .map_or(u64::MAX, |bit| bit.wrapping_sub(1))
     }
 
-    /// One bit per page that is allocated.
+    /// Returns a mask with a bit for each allocated page.
     pub(super) fn resident_pages(&self) -> u64 {
         self.pages.iter().rev().fold(0, |bits, page| bits << 1 | u64::from(page.is_some()))
     }
 
-    /// Bytes that the pages take.
+    /// Returns the size in bytes of the allocated pages.
     pub(super) fn resident_bytes(&self) -> u64 {
         u64::from(self.resident_pages().count_ones()).saturating_mul(SMALL_PAGE)
     }
 }
 
-/// Writes entries of a page from `at` on. Returns whether it changed.
+/// Writes entries of a page from `at` on. Returns true if the page changed.
 fn write_page(slot: &mut Option<Box<Page>>, at: u32, values: impl Iterator<Item = u64> + Clone) -> bool {
     let empty = values.clone().all(|value| value == 0);
     if empty && slot.is_none() {

@@ -1,4 +1,4 @@
-//! Saved page tables that are kept for a guest. A table's reference count follows from the objects that refer to it.
+//! Saved page tables that are kept for a guest. A table's reference count is derived from the objects that refer to it.
 
 use super::contents::{Contents, SavedPage};
 use super::slots::{Object, SavedSlot, SlotId, Slots};
@@ -17,11 +17,11 @@ pub struct SavedTables {
     /// Beginning of table space.
     pub(crate) base: u64,
     pub(crate) slots: Vec<SavedSlot>,
-    /// Places without a table, the next to be used last.
+    /// Places without a table; the next one to be used is last.
     pub(crate) free: Vec<u32>,
-    /// Slots, by handle.
+    /// Slots, sorted by handle.
     pub(crate) handles: Vec<(u32, u32)>,
-    /// Instance blocks and places, by address.
+    /// Instance blocks and places, sorted by address.
     pub(crate) bindings: Vec<(u64, u32)>,
 }
 
@@ -31,7 +31,7 @@ first_version!(SavedTables, "pv");
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct SavedTable {
     pub(crate) kind: SavedKind,
-    /// Pages that are not empty, by number.
+    /// Non-empty pages, by number.
     pub(crate) pages: Vec<(u8, SavedPage)>,
 }
 
@@ -44,7 +44,7 @@ pub(crate) enum SavedKind {
 }
 
 impl Tables {
-    /// Writes the tables down.
+    /// Saves the tables.
     #[must_use]
     pub fn save(&self) -> SavedTables {
         let Self { limit, used: _, slots, handles, bindings } = self;
@@ -55,11 +55,11 @@ impl Tables {
         SavedTables { limit: *limit, base: base.0, slots, free, handles, bindings }
     }
 
-    /// Restores the tables of a guest whose VRAM ends at `base` and whose tables may have `limit` bytes; they may have
-    /// more, if the limit was lowered.
+    /// Restores the tables of a guest whose VRAM ends at `base` and whose tables may have `limit` bytes in total; they
+    /// may exceed this if the limit was lowered.
     ///
     /// # Errors
-    /// If they are not valid tables.
+    /// If the tables are invalid.
     pub fn restored(saved: SavedTables, base: GuestVramAddr, limit: u64) -> Result<Self, Invalid> {
         let mut tables = Self::new(base, limit);
         let SavedTables { limit: had, base: at, slots, free, handles, bindings } = saved;
@@ -95,7 +95,7 @@ impl Tables {
     }
 }
 
-/// Number of names of each table.
+/// Number of references to each table.
 struct Names(BTreeMap<u32, u64>);
 
 impl Names {
@@ -113,7 +113,7 @@ impl Names {
         Ok(id)
     }
 
-    /// Counts the tables that an entry of a directory names, which [`Tables::set`] would have written.
+    /// Counts the tables that an entry of a directory names. [`Tables::set`] must have been able to write the entry.
     fn of_entry(&mut self, pde: Pde, slots: &Slots) -> Result<(), Invalid> {
         let mut again = Pde::new();
         if pde.small_target() == TableTarget::Vram {
@@ -146,7 +146,7 @@ impl SavedTable {
         Self { kind, pages: contents.save() }
     }
 
-    /// The table, with no name yet.
+    /// Restores the table, without references.
     pub(super) fn restored(self) -> Result<Object, Invalid> {
         let Self { kind, pages } = self;
         let kind = match kind {

@@ -1,4 +1,4 @@
-//! Table space: the places of tables, and its written pages.
+//! Table space: the places of tables, and the written pages.
 
 mod saved;
 
@@ -17,7 +17,7 @@ pub(super) struct SlotId(u32);
 #[derive(Debug)]
 pub(super) struct Object {
     pub(super) kind: Kind,
-    /// Number of entries that refer to it. More than all directories have entries cannot be.
+    /// Number of references to the table. It cannot exceed the number of entries of all directories.
     names: u64,
     pub(super) contents: Contents,
 }
@@ -25,7 +25,7 @@ pub(super) struct Object {
 #[derive(Debug, Default)]
 struct Slot {
     object: Option<Object>,
-    /// One bit per page that may have changed since the last report, even if no table is there.
+    /// One bit per page that may have changed since the last report, even if the slot has no table now.
     written: u64,
 }
 
@@ -38,12 +38,12 @@ pub(super) struct Slots {
     slots: Vec<Slot>,
     /// Free slots.
     free: Vec<SlotId>,
-    /// Slots with written pages, each once.
+    /// Slots with written pages, without duplicates.
     written: Vec<SlotId>,
 }
 
 impl Slots {
-    /// From `base` on, a multiple of [`SLOT_BYTES`].
+    /// Creates table space from `base` on, which is a multiple of [`SLOT_BYTES`].
     pub(super) const fn new(base: GuestVramAddr) -> Self {
         Self { base, slots: Vec::new(), free: Vec::new(), written: Vec::new() }
     }
@@ -70,8 +70,8 @@ impl Slots {
         self.slots.iter().filter_map(|slot| slot.object.as_ref())
     }
 
-    /// Puts an empty table into a free place, with one name. `None` if no entry of a directory can hold an address so
-    /// high.
+    /// Puts an empty table into a free place, with one reference. Returns `None` if the place's address does not fit an
+    /// entry of a directory.
     pub(super) fn insert(&mut self, kind: Kind) -> Option<SlotId> {
         let slot = match self.free.pop() {
             Some(slot) => slot,
@@ -86,7 +86,7 @@ impl Slots {
             }
         };
         let contents = Contents::new(kind);
-        // The place could not be read before; it now has zeros.
+        // The place could not be read before; it now contains zeros.
         self.mark(slot, contents.all_pages());
         self.slots.get_mut(slot.0 as usize)?.object = Some(Object { kind, names: 1, contents });
         Some(slot)
@@ -99,7 +99,7 @@ impl Slots {
         }
     }
 
-    /// Removes one name. Returns the table if it was the last; the table then has no place.
+    /// Removes a reference. Returns the table if this was the last reference; the table then has no place.
     pub(super) fn release(&mut self, slot: SlotId) -> Option<Object> {
         let object = self.get_mut(slot)?;
         object.names = object.names.saturating_sub(1);
@@ -112,7 +112,7 @@ impl Slots {
         Some(object)
     }
 
-    /// Writes entries of a table; nothing after its end.
+    /// Writes entries of a table, but nothing after its end.
     pub(super) fn write(&mut self, slot: SlotId, first: u32, count: u32, value: impl Fn(u32) -> u64) {
         let Some(object) = self.get_mut(slot) else { return };
         let pages = object.contents.write(first, count, value);
@@ -128,7 +128,7 @@ impl Slots {
     /// Removes all tables.
     pub(super) fn clear(&mut self) {
         self.free.clear();
-        // The first are the next to be used.
+        // The first places are the next to be used.
         for index in (0..u32::try_from(self.slots.len()).unwrap_or(u32::MAX)).rev() {
             let slot = SlotId(index);
             let object = self.slots.get_mut(index as usize).and_then(|slot| slot.object.take());
@@ -141,7 +141,7 @@ impl Slots {
 
     pub(super) fn take_written(&mut self, mut each: impl FnMut(GuestVramAddr, u64)) {
         self.written.sort_unstable();
-        // The range that may still grow.
+        // The range that may still be extended.
         let mut range = (self.base, 0u64);
         for slot in std::mem::take(&mut self.written) {
             let address = self.address(slot);
@@ -172,7 +172,7 @@ impl Slots {
         self.slots.get_mut(slot.0 as usize)?.object.as_mut()
     }
 
-    /// Pages of a place were written.
+    /// Records that pages of a place were written.
     fn mark(&mut self, slot: SlotId, pages: u64) {
         let Some(found) = self.slots.get_mut(slot.0 as usize) else { return };
         if found.written == 0 && pages != 0 {

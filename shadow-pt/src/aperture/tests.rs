@@ -12,7 +12,7 @@ fn vram(at: u64) -> Place {
     Place::Vram(GuestVramAddr(at))
 }
 
-/// Creates a BAR of 16 MiB: an instance block, a directory with both tables.
+/// Creates a BAR of 16 MiB, with an instance block and a directory with both tables.
 fn guest() -> Guest {
     let mut guest = Guest::new();
     guest.write64(vram(INSTANCE + vm::PDB_LO), DIRECTORY);
@@ -82,7 +82,7 @@ fn faults_are_the_hardwares() {
 fn a_shortened_table_ends_where_it_says() {
     let mut guest = guest();
     guest.write64(vram(INSTANCE + vm::LIMIT_LO), 0xff_ffff_ffff);
-    // An eighth: 16 MiB.
+    // Shortens the table to an eighth, which covers 16 MiB.
     guest.write64(vram(DIRECTORY), 1 | 3 << 2 | (LPT >> 12) << 4);
     guest.write64(vram(LPT + 127 * 8), pte(0));
     let mut tlb = bound();
@@ -124,7 +124,7 @@ proptest! {
             guest.write64(vram(DIRECTORY), pde);
         }
         for (index, large, raw) in entries {
-            // Any frames and targets; large pages are aligned, which the walker assumes.
+            // Frames and targets are arbitrary; large pages are aligned, which the walker assumes.
             let raw = if large { raw & !(0x1f << 4) } else { raw };
             let at = if large { LPT + (index % 128) * 8 } else { SPT + index * 8 };
             guest.write64(vram(at), raw);

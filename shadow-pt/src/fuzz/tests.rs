@@ -48,14 +48,14 @@ proptest! {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(60))]
 
-    /// Spaces that are saved and restored in between map the same memory as without.
+    /// Spaces that are saved and restored between operations map the same memory as spaces that are not.
     #[test]
     fn restored_spaces_map_same_memory_as_unsaved_spaces(mode in 0usize..4, tight: bool, ops in ops(), every in 1usize..12) {
         Machine::new(Mode::ALL[mode], tight).run_restored(ops.as_flattened(), every);
     }
 }
 
-/// The seed corpus of the fuzz target. Files named `found_*` are inputs that failed once, or nearly did. The other
+/// The seed corpus of the fuzz target. Files named `found_*` are inputs that failed before, or nearly failed. The other
 /// files are the output of [`seeds::seeds`], and `UPDATE_SEEDS=1 cargo test -p shadow-pt seeds` rewrites them.
 fn corpus() -> BTreeMap<String, Vec<u8>> {
     let files = std::fs::read_dir(folder()).unwrap().map(|entry| {
@@ -90,7 +90,7 @@ fn seeds_in_the_repository_are_up_to_date() {
     assert_eq!(kinds, (0..32).collect(), "some operation is in no seed");
 }
 
-/// Each in all modes.
+/// Runs each input in all modes.
 #[test]
 fn saved_inputs_keep_the_invariants() {
     let corpus = corpus();

@@ -7,21 +7,21 @@ use nvspec::addr::GpuVa;
 use nvspec::mmu::Rights;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// The host's directory entries: shared pages, and its own pages.
+/// Indices of the host's directory entries: for shared pages, and for its own pages.
 const HOST_ENTRIES: [u64; 2] = [8190, 8191];
 
-/// Required agreement of a shadow with the guest's present tables.
+/// Required agreement of a shadow with the guest's current tables.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Fit {
-    /// It maps only granted memory.
+    /// The shadow maps only granted memory.
     Isolated,
-    /// In addition, each entry is the translation of the guest's current one, or absent.
+    /// In addition, each entry is absent or the translation of the guest's current entry.
     Sound,
-    /// Each entry is the translation of the guest's entry.
+    /// Each entry is the translation of the guest's current entry.
     Exact,
 }
 
-/// The mediator's own pages in a space: index to card address and rights.
+/// The mediator's own pages in a space, with card address and rights.
 pub(crate) type HostPages = BTreeMap<HostPage, (u64, Rights)>;
 
 /// The card's view of one space, and the expected state.
@@ -34,7 +34,7 @@ pub(crate) struct View<'a> {
     pub(crate) host: &'a HostPages,
 }
 
-/// A table of a directory entry: target, address, entries, true for large pages.
+/// A table of a directory entry: target, address, number of entries, and true for large pages.
 type Half = (u64, u64, usize, bool);
 
 /// Returns the two tables of a directory entry.
@@ -60,7 +60,7 @@ impl View<'_> {
     /// Checks everything that the card can reach.
     pub(crate) fn check(&self, fit: Fit) {
         let (card, ram, guest) = self.directories();
-        // A filled directory has the same entry hundreds of times: each pair of tables is checked once.
+        // A directory may have the same entry hundreds of times, so each pair of tables is checked only once.
         let mut seen = BTreeSet::new();
         for (index, shadow) in (0u64..).zip(self.card.entries(card, 8192)) {
             if HOST_ENTRIES.contains(&index) {
@@ -86,7 +86,7 @@ impl View<'_> {
         }
     }
 
-    /// Returns entry `at` of one of the guest's tables, 0 if the table does not exist.
+    /// Returns entry `at` of one of the guest's tables; 0 if the table does not exist.
     fn raw(&self, (target, table, count, _): Half, at: u64) -> u64 {
         if target == 0 || at >= count as u64 { 0 } else { self.guest64(target != 1, table + at * 8) }
     }
@@ -115,7 +115,7 @@ impl View<'_> {
                 continue;
             }
             let wanted = wanted(at);
-            // Entries that a large page hides for the guest may show until the page is read.
+            // Entries that a large page hides for the guest may be visible until the page is read.
             let hidden = || !large && raw == spec::entry(self.raw(theirs[1], at), false, self.grants);
             assert!(
                 raw == wanted || (fit == Fit::Sound && (raw == 0 || hidden())),
@@ -124,7 +124,7 @@ impl View<'_> {
         }
     }
 
-    /// Invariant 1: each 4 KiB belongs to the guest.
+    /// Checks invariant 1: each 4 KiB belongs to the guest.
     fn check_frames(&self, raw: u64, large: bool) {
         if raw & 1 == 0 {
             assert_eq!(raw, 0, "an invalid shadow entry that is not zero");
@@ -159,7 +159,7 @@ impl View<'_> {
         assert!(pde != 0 || none);
     }
 
-    /// Returns the page that the card reaches.
+    /// Returns the page that the card reaches at `va`.
     pub(crate) fn shadow_page(&self, va: u64) -> Option<world::Page> {
         world::walk((false, self.directories().0), va, &|ram, at| {
             assert!(!ram, "the card walks host memory");
@@ -182,7 +182,7 @@ impl View<'_> {
         }
     }
 
-    /// Returns the target of the guest's entry: aperture, address, read-only, privileged.
+    /// Returns the target of the guest's entry: aperture, address, read-only flag, privileged flag.
     fn wanted(&self, pde: u64, offset: u64) -> Option<(u64, u64, bool, bool)> {
         let [large, small] = halves(pde);
         let page = |raw: u64, within: u64| {

@@ -15,7 +15,7 @@ pub(crate) const OP_BYTES: usize = 8;
 pub(crate) const MAX_OPS: usize = 96;
 /// Address of the mediator's own pages on the card.
 const HOST_PAGE: u64 = 0x5_0000_0000;
-/// First I/O page for pages of guest VRAM in host memory; a multiple of a large page.
+/// First I/O page for pages of guest VRAM in host memory; a multiple of a large page's number of pages.
 const HOSTED: u64 = 0x2_0000;
 
 const DIRECTORY: u64 = 0x1_0000;
@@ -33,7 +33,7 @@ const DIRECTORIES: [Place; 5] = [
     Place::Vram(GuestVramAddr(GUEST_VRAM - PAGE)),
 ];
 
-/// Tables: some overlap, are a directory, are half or wholly outside, or in RAM.
+/// Tables: some overlap, are also directories, are partly or wholly outside of memory, or are in RAM.
 const TABLES: [Place; 8] = [
     Place::Vram(GuestVramAddr(LPT)),
     Place::Vram(GuestVramAddr(SPT)),
@@ -45,7 +45,7 @@ const TABLES: [Place; 8] = [
     Place::Ram(Gpa(OTHER_RAM)),
 ];
 
-/// Entries of directories that are written.
+/// Indices of the directory entries that are written.
 const PDES: [u64; 5] = [0, 1, 600, 8190, 8191];
 
 /// The operands of one operation.
@@ -66,7 +66,7 @@ impl Operands<'_> {
         self.byte() % bound
     }
 
-    /// A directory entry.
+    /// Generates a directory entry.
     fn pde(&mut self) -> u64 {
         let shape = self.byte();
         let half = |place: Place| {
@@ -74,14 +74,14 @@ impl Operands<'_> {
             (if system { 2 + (shape >> 7) } else { 1 }, place.address() >> 12)
         };
         let (large, small) = (half(self.element(&TABLES)), half(self.element(&TABLES)));
-        // A full table takes long to check: most are an eighth.
+        // A full table takes long to check, so most tables are shortened to an eighth.
         let size = if shape & 0x70 == 0 { (shape >> 2) & 3 } else { 3 };
         let large = if shape & 1 != 0 { large.0 | large.1 << 4 } else { 0 };
         let small = if shape & 2 != 0 { small.0 << 32 | small.1 << 36 } else { 0 };
         if shape & 3 == 0 { 0 } else { large | small | size << 2 }
     }
 
-    /// A table entry.
+    /// Generates a table entry.
     fn pte(&mut self) -> u64 {
         let (shape, which) = (self.byte(), self.byte());
         let flags = [0, 0, 0, 4, 2, 1 << 32, 0xdb << 36, 7 << 44][(shape >> 4) as usize % 8];
@@ -90,7 +90,7 @@ impl Operands<'_> {
         match shape & 15 {
             0 => 0,
             1 => u64::from_le_bytes([shape as u8, which as u8, 0x5a, which as u8, 1, 0, shape as u8, which as u8]),
-            // Usually a page that is a table.
+            // Usually names a page that is a table.
             2..=5 => vram([DIRECTORY, LPT, SPT, SPT + PAGE, 0x9_0000, GUEST_VRAM - PAGE][which as usize % 6]),
             6..=8 => vram(which * PAGE),
             9 | 10 => vram(which % 9 * LARGE),
@@ -107,10 +107,10 @@ struct Opened {
     host: HostPages,
 }
 
-/// The world and the code under test.
+/// The world, and the code under test.
 pub(crate) struct Machine {
     mode: Mode,
-    /// Tables may be missing for lack of room.
+    /// True if tables may be missing because of the limit.
     tight: bool,
     guest: Guest,
     grants: Grants,
@@ -121,7 +121,7 @@ pub(crate) struct Machine {
     spare: Vec<u64>,
     /// Pages of guest VRAM that the CPU can write unseen.
     unseen: BTreeSet<u64>,
-    /// Spaces that were not flushed or prepared since an unreported write.
+    /// Spaces that were not flushed or prepared since the last unreported write.
     untold: BTreeSet<SpaceId>,
 }
 
@@ -152,7 +152,7 @@ impl Machine {
         machine
     }
 
-    /// Executes the operations in `bytes`, and ends with everything prepared, checked, and freed.
+    /// Executes the operations in `bytes`. Finally prepares, checks and frees everything.
     pub(crate) fn run(mut self, bytes: &[u8]) {
         for op in bytes.chunks(OP_BYTES).take(MAX_OPS) {
             self.step(op);
@@ -161,7 +161,7 @@ impl Machine {
             self.prepare(index);
             // Entries that are not granted are read twice.
             self.prepare(index);
-            // No change since, so no work to do.
+            // Nothing has changed since then, so no work is due.
             let again = self.prepare(index);
             assert_eq!((again.translated, again.entries_written, again.denied.total()), (0, 0, 0));
         }
@@ -190,7 +190,7 @@ impl Machine {
         self.run(&[]);
     }
 
-    /// Saves the spaces, and continues with restored ones, like a mediator that has taken all work off the card.
+    /// Saves the spaces, and continues with restored spaces, like a mediator that has taken all work off the card.
     #[cfg(test)]
     fn restore(&mut self) {
         let ids: Vec<_> = self.spaces.ids().collect();
@@ -328,7 +328,7 @@ impl Machine {
                 self.spaces.unseen(GuestVramAddr(page), unseen);
             }
             35 => {
-                // The CPU writes, without a report.
+                // The CPU writes without a report.
                 let pages: Vec<u64> = self.unseen.iter().copied().collect();
                 let (nth, at) = (of.byte() as usize, of.below(40) * 8);
                 let value = if nth & 1 == 0 { of.pte() } else { of.pde() };
@@ -338,7 +338,7 @@ impl Machine {
                 }
             }
             _ => {
-                // Memory that still belongs to the guest is withdrawn anyway, and granted again.
+                // Memory that still belongs to the guest is withdrawn nevertheless, and granted again.
                 let range = GuestRange::Vram(GuestVramAddr(of.byte() * PAGE), (1 + of.below(64)) * PAGE);
                 self.invalidate(range);
                 self.given(range, of.byte() & 1 != 0);
@@ -355,12 +355,12 @@ impl Machine {
         }
     }
 
-    /// Notes a write that was not reported to the spaces.
+    /// Records a write that was not reported to the spaces.
     fn write_untold(&mut self) {
         self.untold.extend(self.spaces.ids());
     }
 
-    /// The guest maps a page of a table as writable for the GPU.
+    /// Makes the guest map a page of a table as writable for the GPU.
     fn expose(&mut self, index: usize, table: u64, at: u64, frame: u64) {
         let directory = self.spaces.guest_directory(self.open[index].id).unwrap();
         self.cpu(directory, 0, 1 | 3 << 2 | (LPT >> 12) << 4 | 1 << 32 | (SPT >> 12) << 36);
@@ -373,8 +373,8 @@ impl Machine {
         self.prepare(index);
     }
 
-    /// RAM is withdrawn, then the guest unmaps it or not, flushes or not, then the RAM is granted again. `at` is the
-    /// entry, in a page with few others, so that the page may have no permissions to lose.
+    /// Withdraws RAM; then the guest may unmap it and may flush; then the RAM is granted again. `at` is the entry, in a
+    /// page with few other entries, so that the page may have no permissions to lose.
     fn withdraw_and_give(&mut self, index: usize, at: u64, shape: u64) {
         let directory = self.spaces.guest_directory(self.open[index].id).unwrap();
         self.cpu(directory, 0, 3 << 2 | 1 << 32 | (SPT >> 12) << 36);
@@ -419,7 +419,7 @@ impl Machine {
             }
         });
         let mut places: Vec<Place> = places.collect();
-        // Pages that hold tables first, because those matter.
+        // Pages that hold tables come first, because they matter most.
         places.sort_by_key(|place| {
             let table = TABLES.iter().chain(&DIRECTORIES).any(|table| table == place);
             (!table, *place)
@@ -428,7 +428,7 @@ impl Machine {
         places
     }
 
-    /// The GPU writes where the shadow lets it, without a report.
+    /// Makes the GPU write where the shadow permits it, without a report.
     fn gpu(&mut self, index: usize, nth: usize, at: u64, value: u64) {
         let places = self.writable(index);
         if let Some(place) = pick(&places, nth) {
@@ -456,7 +456,7 @@ impl Machine {
         };
         self.check(index, fit);
         if late.is_some_and(|(nth, ..)| nth & 32 != 0) {
-            // The card's TLBs were not flushed in between.
+            // The card's TLBs were not flushed between the calls.
             self.spaces.flush(
                 id,
                 busy,
@@ -467,7 +467,7 @@ impl Machine {
         if let Some((nth, at, value)) = late
             && let Some(place) = pick(&before, nth).filter(|_| nth & 1 == 1)
         {
-            // Through stale entries of its TLBs.
+            // The GPU writes through stale entries of its TLBs.
             self.guest.write64(place.checked_add(at).unwrap(), value);
             self.write_untold();
         }
@@ -477,7 +477,7 @@ impl Machine {
     fn prepare(&mut self, index: usize) -> crate::SyncReport {
         let id = self.open[index].id;
         if self.spaces.is_settled(id) && !self.untold.remove(&id) {
-            // No caller would prepare this space.
+            // A caller would not prepare this space.
             self.check(index, Fit::Exact);
         }
         self.untold.remove(&id);
@@ -502,7 +502,7 @@ impl Machine {
         }
     }
 
-    /// Records that the range is the guest's from now on.
+    /// Records that the range belongs to the guest from now on.
     fn given(&mut self, range: GuestRange, exactly: bool) {
         if exactly {
             self.retranslate(range);
@@ -543,7 +543,7 @@ impl Machine {
     fn host(&mut self, first: u64, pages: u64, to: Option<u64>) {
         let pages = first..(first + pages).min(GUEST_VRAM / PAGE);
         let places = to.map(|to| to..to + (pages.end - pages.start));
-        // Pages that are there now are moved away first.
+        // Pages that occupy the destination are moved away first.
         let others =
             self.grants.hosted.iter().filter(|(page, at)| {
                 !pages.contains(page) && places.as_ref().is_some_and(|places| places.contains(at))
@@ -608,7 +608,7 @@ impl Machine {
     }
 }
 
-/// Picks one of the places; half of the choices are among the first four.
+/// Selects one of the places; half of the selections are among the first four.
 fn pick(places: &[Place], nth: usize) -> Option<Place> {
     let among = if nth & 2 == 0 { places.len().min(4) } else { places.len() };
     (nth / 4).checked_rem(among).map(|index| places[index])

@@ -1,8 +1,8 @@
-//! A second specification of shadow entries, with shifts and masks and page by page.
+//! A second specification of shadow entries, with shifts and masks, page by page.
 
 use super::world::{Grants, LARGE, PAGE};
 
-/// Pages of a large page.
+/// Number of 4 KiB pages in a large page.
 const PAGES: u64 = LARGE / PAGE;
 
 /// Returns the shadow of each 4 KiB of the guest entry `raw`, as separate entries; `None` if any page is not granted or
@@ -48,8 +48,8 @@ pub(crate) fn pieces(raw: u64, grants: &Grants) -> Option<Vec<u64>> {
     pages(raw, true, grants).filter(|_| entry(raw, true, grants) == 0)
 }
 
-/// Returns entry `index` of the card's small-page table for a directory entry whose guest tables have `large` and
-/// `small` there.
+/// Returns entry `index` of the card's small-page table for a directory entry whose guest tables contain the entries
+/// `large` and `small` for this address.
 pub(crate) fn small(index: u64, large: u64, small: u64, grants: &Grants) -> u64 {
     match pieces(large, grants) {
         Some(pieces) => pieces[(index % PAGES) as usize],

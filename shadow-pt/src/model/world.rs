@@ -7,16 +7,17 @@ use std::collections::BTreeMap;
 
 pub(crate) const PAGE: u64 = 0x1000;
 pub(crate) const LARGE: u64 = 0x2_0000;
-/// The guest's VRAM: the card's chunks of 128 KiB in another order than the guest's, the last one partial.
+/// Size of the guest's VRAM. The card's chunks of 128 KiB are in another order than the guest's, and the last chunk is
+/// partial.
 pub(crate) const GUEST_VRAM: u64 = 8 * LARGE - 0x4000;
 const CARD_CHUNKS: [u64; 8] = [40, 41, 7, 90, 12, 13, 3, 55];
-/// Start of shadow tables: far from any guest's chunk.
+/// Start of shadow tables, far from any chunk of the guest.
 const SHADOW_BASE: u64 = 0x1_0000_0000;
 
 pub(crate) struct Guest {
     pub(crate) vram: Vec<u8>,
     pub(crate) ram: BTreeMap<u64, Vec<u8>>,
-    /// Chunks of VRAM that have no place now, one bit each.
+    /// Chunks of VRAM that currently have no place, one bit each.
     pub(crate) gone: u8,
     pub(crate) reads: u64,
 }
@@ -89,9 +90,9 @@ impl GuestMemory for Guest {
 pub(crate) struct Grants {
     /// Places of the chunks of VRAM, in chunks of the card.
     pub(crate) chunks: [Option<u64>; 8],
-    /// Pages of guest VRAM that are in host memory, to I/O pages.
+    /// Maps pages of guest VRAM in host memory to I/O pages.
     pub(crate) hosted: BTreeMap<u64, u64>,
-    /// Guest RAM page to I/O page and whether it may be written.
+    /// Maps guest RAM pages to I/O pages, with true if they may be written.
     pub(crate) ram: BTreeMap<u64, (u64, bool)>,
 }
 
@@ -107,7 +108,7 @@ impl Grants {
         self.ram.extend((0..pages).map(|page| (gpa + page, (iova + page, writable))));
     }
 
-    /// Returns true if a byte of guest VRAM is in host memory, and its address for the card.
+    /// Returns the card's address of a byte of guest VRAM, and true if the byte is in host memory.
     pub(crate) fn home(&self, address: u64) -> Option<(bool, u64)> {
         let card = self.vram_page(address)?;
         Some(match self.hosted.get(&(address / PAGE)) {
@@ -171,11 +172,11 @@ impl Frames for Grants {
     }
 }
 
-/// The card's memory for shadows, and a record of its writes in order.
+/// The card's memory for shadows, with a record of the writes in order.
 #[derive(Default)]
 pub(crate) struct Card {
     pub(crate) next: u64,
-    /// Start to bytes.
+    /// Allocations: start and contents.
     pub(crate) allocated: BTreeMap<u64, Vec<u8>>,
     pub(crate) freed: Vec<u64>,
     /// Number of allocations that still succeed; `None` for no limit.
@@ -254,8 +255,8 @@ fn page(raw: u64, va: u64, large: bool) -> Page {
     }
 }
 
-/// Walks tables with shifts and masks of its own. The arguments of `read` are true for host memory, and the address. An
-/// entry that cannot be read is not valid.
+/// Walks tables with its own shifts and masks. The arguments of `read` are true for host memory, and the address. An
+/// unreadable entry counts as invalid.
 pub(crate) fn walk(directory: (bool, u64), va: u64, read: &dyn Fn(bool, u64) -> Option<u64>) -> Option<Page> {
     let pde = read(directory.0, directory.1 + (va >> 27) * 8)?;
     let size = (pde >> 2) & 3;
@@ -280,7 +281,7 @@ pub(crate) fn walk(directory: (bool, u64), va: u64, read: &dyn Fn(bool, u64) -> 
     None
 }
 
-/// Returns every valid entry that the card can reach from a directory, each 4 KiB of it.
+/// Returns every valid entry that the card can reach from a directory, one for each 4 KiB.
 pub(crate) fn reachable(card: &Card, directory: u64) -> Vec<Page> {
     let mut pages = Vec::new();
     for pde in card.entries(directory, 8192) {

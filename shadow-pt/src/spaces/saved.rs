@@ -1,9 +1,9 @@
-//! Address spaces in their saved form: the directories, the guest's and ours, without the content of the guest's
-//! tables.
+//! Address spaces in their saved form: the guest's directories and the shadow directories, without the content of the
+//! guest's tables.
 //!
 //! The guest's tables are in the guest's memory, and are read again. A restored shadow maps no guest memory: its
 //! directories on the card are empty except for the mediator's own pages, and all updates are pending. The first
-//! [`AddressSpaces::prepare`] of a space restores it; no work of the space may be with the card before.
+//! [`AddressSpaces::prepare`] of a space restores it; the card must not have work of the space before that.
 
 use super::AddressSpaces;
 use crate::host::{Area, FIRST_ENTRY, HostTable};
@@ -21,10 +21,10 @@ use std::collections::BTreeSet;
 /// All address spaces of one VM.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SavedSpaces {
-    /// By index.
+    /// Indexed by space.
     pub(crate) spaces: Vec<Option<SavedSpace>>,
     generations: u32,
-    /// Card memory of shadow tables that are created again: start and bytes.
+    /// Card memory of old shadow tables, which are created again: start and size in bytes.
     pub(crate) old: Vec<(u64, u64)>,
     ram_barred: bool,
 }
@@ -36,14 +36,14 @@ first_version!(SavedSpaces, "shadow-pt");
 pub(crate) struct SavedSpace {
     pub(crate) generation: u32,
     pub(crate) directory: SavedPlace,
-    /// Place of the shadow directory on the card.
+    /// Location of the shadow directory on the card.
     pub(crate) card: u64,
-    /// Places of the mediator's own tables on the card, for channels and for shared memory.
+    /// Locations of the mediator's own tables on the card, for channels and for shared memory.
     pub(crate) own: Option<u64>,
     pub(crate) common: Option<u64>,
 }
 
-/// Place of a guest's directory.
+/// Location of a guest's directory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum SavedPlace {
     Vram(u64),
@@ -51,11 +51,11 @@ pub(crate) enum SavedPlace {
 }
 
 impl AddressSpaces {
-    /// Saves the spaces. None of their work may be on the card from now on.
+    /// Saves the spaces. The card must not have work of the spaces from now on.
     #[must_use]
     pub fn save(&self) -> SavedSpaces {
         let Self {
-            // Both are settings of the restoring process.
+            // Both values are settings of the restoring process.
             mode: _,
             spaces,
             generations,
@@ -70,7 +70,7 @@ impl AddressSpaces {
             gained: _,
             table_bytes: _,
             rooms: _,
-            // Entries that are read again may be half written.
+            // Entries that are read after the restore may be half written.
             writes: _,
             splits_left: _,
             ram_barred,
@@ -85,12 +85,12 @@ impl AddressSpaces {
         }
     }
 
-    /// Restores the spaces without mapping any guest memory. `owns` returns true if a range of card memory is this VM's
-    /// for tables, and has no other use. Report again the pages that the guest's CPU can write unseen
-    /// ([`Self::unseen`]). The card's TLBs must be flushed for all spaces.
+    /// Restores the spaces without mapping any guest memory. `owns` returns true if a range of card memory belongs to
+    /// this VM's tables and has no other use. The caller must report the pages that the guest's CPU can write unseen
+    /// again ([`Self::unseen`]), and flush the card's TLBs for all spaces.
     ///
     /// # Errors
-    /// If they are invalid; no entry was written then.
+    /// If the saved spaces are invalid; no entry was written in this case.
     pub fn restored(
         saved: SavedSpaces,
         mode: Mode,
@@ -107,7 +107,7 @@ impl AddressSpaces {
             let space = space.map(|space| space.restored(index, &mut restored.shared, memory)).transpose()?;
             restored.spaces.push(space.map(Box::new));
         }
-        // They are no longer linked.
+        // The old tables are no longer linked.
         for (card, bytes) in old {
             memory.free(VramAddr(card), bytes);
         }
@@ -116,14 +116,14 @@ impl AddressSpaces {
 }
 
 impl SavedSpaces {
-    /// Adapts the spaces to another card: allocates empty directories there; the mediator's own pages must be mapped
-    /// again. Returns also the old and new address of each directory.
+    /// Adapts the spaces to another card: allocates empty directories on that card. The mediator's own pages must be
+    /// mapped again. Also returns the old and new address of each directory.
     ///
     /// # Errors
     /// [`NoMemory`]; the caller must then free all allocations.
     pub fn moved(self, memory: &mut impl ShadowMemory) -> Result<(Self, Vec<(VramAddr, VramAddr)>), NoMemory> {
         let Self { mut spaces, generations, old: _, ram_barred } = self;
-        // Restoring refuses more, without memory for them.
+        // Restoring refuses more spaces anyway, so no memory is allocated for them.
         spaces.truncate(MAX_SPACES.saturating_add(1));
         let mut places = Vec::new();
         let mut moved = Vec::new();
@@ -138,7 +138,7 @@ impl SavedSpaces {
         Ok((Self { spaces: moved, generations, old: Vec::new(), ram_barred }, places))
     }
 
-    /// Checks that each range of card memory belongs to the VM and is used once.
+    /// Checks that each range of card memory belongs to the VM and is used only once.
     fn check(&self, owns: &mut impl FnMut(VramAddr, u64) -> bool) -> Result<(), Invalid> {
         let Self { spaces, generations: _, old, ram_barred: _ } = self;
         Invalid::unless(spaces.len() <= MAX_SPACES, || format!("{} address spaces are too many", spaces.len()))?;

@@ -1,16 +1,16 @@
-//! Inputs for the fuzz target to begin with, by name: lives of tables, hand-written. The first number of a step is its
+//! Initial inputs for the fuzz target, by name: hand-written life cycles of tables. The first number of a step is its
 //! kind, the others are its operands, as `Machine::step` reads them.
 
 use crate::model::machine::STEP_BYTES;
 use std::collections::BTreeMap;
 
-/// Steps, the rest of each zero.
+/// Steps; the rest of each step is zero.
 type Steps<'a> = &'a [&'a [u8]];
 
 const SEND: &[u8] = &[23];
-/// Directory 1, small tables 2 and 3, large tables 4 and 5 (handles; their operands are one less).
+/// Creates directory 1, small tables 2 and 3, and large tables 4 and 5 (handles; their operands are one less).
 const TABLES: Steps<'_> = &[&[0, 0, 0], &[1, 1, 1], &[2, 2, 1], &[0, 3, 2], &[0, 4, 2], SEND];
-/// The directory's first entries name a small table, a large one, both.
+/// The directory's first entries name a small table, a large table, and both.
 const NAMED: Steps<'_> = &[&[4, 0, 0, 1, 0x80], &[5, 0, 1, 0x80, 3], &[6, 0, 2, 2, 4], &[21]];
 
 fn encode(parts: &[Steps<'_>]) -> Vec<u8> {
@@ -23,11 +23,11 @@ fn encode(parts: &[Steps<'_>]) -> Vec<u8> {
     out
 }
 
-/// The inputs. Each begins with a directory that names tables.
+/// Returns the inputs. Each begins with a directory that names tables.
 pub(super) fn seeds() -> BTreeMap<&'static str, Vec<u8>> {
     let seed = |rest: Steps<'_>| encode(&[TABLES, NAMED, rest]);
     BTreeMap::from([
-        // Each way to write entries, at the edges of pages and tables; then after the end.
+        // Each way to write entries, at the edges of pages and tables, and after the end.
         (
             "entries",
             seed(&[
@@ -88,7 +88,7 @@ pub(super) fn seeds() -> BTreeMap<&'static str, Vec<u8>> {
                 SEND,
             ]),
         ),
-        // Operations and queries on channels, memory and segments: valid ones, and an invalid one.
+        // Operations and queries on channels, memory and segments: valid ones and an invalid one.
         (
             "others",
             seed(&[
@@ -108,7 +108,7 @@ pub(super) fn seeds() -> BTreeMap<&'static str, Vec<u8>> {
                 SEND,
             ]),
         ),
-        // Batches that cannot be read: bytes changed, cut off, unknown codes, lists that are longer.
+        // Malformed batches: changed bytes, truncation, unknown codes, lists that are too long.
         (
             "malformed",
             seed(&[
@@ -129,7 +129,7 @@ pub(super) fn seeds() -> BTreeMap<&'static str, Vec<u8>> {
                 SEND,
             ]),
         ),
-        // A reset, then the same handles again.
+        // A reset, after which the same handles are used again.
         ("reset", encode(&[TABLES, NAMED, &[&[12, 0, 1, 1], SEND, &[19]], TABLES, NAMED, &[&[19], &[19]]])),
     ])
 }

@@ -1,4 +1,4 @@
-//! Contents of a table, as they are saved.
+//! Contents of a table in their saved form.
 
 use super::{Contents, PAGE_ENTRIES, Page};
 use crate::operation::Kind;
@@ -9,7 +9,7 @@ use zerocopy::little_endian::U64;
 pub(crate) type SavedPage = Vec<u64>;
 
 impl Contents {
-    /// Pages that are not empty, by number.
+    /// Saves the non-empty pages, by number.
     pub(in crate::objects) fn save(&self) -> Vec<(u8, SavedPage)> {
         let Self { pages } = self;
         let held = (0u8..).zip(pages).filter_map(|(number, page)| Some((number, page.as_ref()?)));

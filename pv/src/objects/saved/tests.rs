@@ -1,4 +1,4 @@
-//! Saved tables that were edited.
+//! Tests of edited saved tables.
 
 use super::*;
 use crate::abi::Status;
@@ -12,8 +12,8 @@ fn id(handle: u32) -> TableId {
     TableId::new(handle).unwrap()
 }
 
-/// Two directories, one of which is bound; a small and a large table that they name, one without a handle; a free
-/// place.
+/// Creates two directories, one of them bound; a small and a large table that they name, one of these without a handle;
+/// and a free place.
 fn tables() -> Tables {
     let mut tables = Tables::new(BASE, LIMIT_BYTES);
     let kinds = [Kind::Directory, Kind::Small, Kind::Large, Kind::Directory, Kind::Small];
@@ -35,7 +35,7 @@ fn refused(edit: impl FnOnce(&mut SavedTables)) -> String {
     Tables::restored(saved, BASE, LIMIT_BYTES).expect_err("they were restored").to_string()
 }
 
-/// The first entry of the saved table at a place.
+/// Returns an entry of the saved table in a slot.
 fn entry(saved: &mut SavedTables, slot: usize, index: usize) -> &mut u64 {
     let (_, page) = &mut saved.slots[slot].table.as_mut().unwrap().pages[0];
     &mut page[index]
@@ -67,7 +67,7 @@ fn tables_that_cannot_be_are_refused() {
     assert!(refused(|saved| saved.handles.reverse()).contains("not in their order"));
     assert!(refused(|saved| saved.handles[0].1 = 77).contains("place 77 has no table"));
     assert!(refused(|saved| saved.handles[0].1 = saved.free[0]).contains("has no table"));
-    // A table as an instance block's directory, or as a directory's entry of another kind.
+    // An instance block's directory must be a directory, and a directory's entry must name a table of its kind.
     assert!(refused(|saved| saved.bindings[0].1 = saved.handles[1].1).contains("has no table of the kind"));
     assert!(refused(|saved| saved.bindings[0].0 = BASE.0).contains("in table space"));
     assert!(refused(|saved| saved.free.clear()).contains("others than those that are listed"));
@@ -82,7 +82,8 @@ fn tables_that_cannot_be_are_refused() {
 fn entries_of_directories_name_only_tables_here() {
     let small = |frame: u32| u64::from(Pde::new().with_small_target(TableTarget::Vram).with_small_frame(frame));
     let frame = |slot: u64| u32::try_from((BASE.0 + slot * SLOT_BYTES) / SMALL_PAGE).unwrap();
-    // The directory itself, a large table as a small one, guest VRAM, the middle of a table, the guest's RAM.
+    // Invalid targets: the directory itself, a large table as a small one, guest VRAM, the middle of a table, the
+    // guest's RAM.
     assert!(refused(|saved| *entry(saved, 0, 3) = small(frame(0))).contains("of the kind that it is named as"));
     assert!(refused(|saved| *entry(saved, 0, 3) = small(frame(2))).contains("of the kind that it is named as"));
     assert!(refused(|saved| *entry(saved, 0, 3) = small(0x100)).contains("names a table at 0x100000"));

@@ -18,18 +18,18 @@ pub(crate) struct SavedSlot {
 }
 
 impl Slots {
-    /// Start of table space, the slots, and the free slots in order.
+    /// Saves the start of table space, the slots, and the free slots in order.
     pub(in crate::objects) fn save(&self) -> (GuestVramAddr, Vec<SavedSlot>, Vec<u32>) {
         let Self {
             base,
             slots,
             free,
-            // It names the tables with written pages, in any order.
+            // This list is derived from the slots' written pages.
             written: _,
         } = self;
         let saved = |slot: &Slot| {
             let Slot { object, written } = slot;
-            // How often it is named is counted.
+            // The number of references is derived by counting.
             let table =
                 object.as_ref().map(|Object { kind, names: _, contents }| SavedTable::from_contents(*kind, contents));
             SavedSlot { table, written: *written }
@@ -37,7 +37,7 @@ impl Slots {
         (*base, slots.iter().map(saved).collect(), free.iter().map(|slot| slot.0).collect())
     }
 
-    /// Creates table space from `base` on. Nothing is named yet: call [`Self::set_names`].
+    /// Restores table space from `base` on, without references: call [`Self::set_names`] afterwards.
     pub(in crate::objects) fn restored(
         base: GuestVramAddr,
         saved: Vec<SavedSlot>,
@@ -65,7 +65,7 @@ impl Slots {
         Ok(slots)
     }
 
-    /// Sets the number of references of each table, by slot. A table without names is removed.
+    /// Sets the number of references to each table, by slot. Removes tables without references.
     pub(in crate::objects) fn set_names(&mut self, names: &BTreeMap<u32, u64>) -> Result<(), Invalid> {
         for (number, slot) in (0u32..).zip(&mut self.slots) {
             let Some(object) = &mut slot.object else { continue };

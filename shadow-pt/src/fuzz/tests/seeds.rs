@@ -1,13 +1,13 @@
-//! First inputs for the fuzz target, by name: hand-written lives of address spaces. The first number of an operation
-//! selects it, the others are its operands, as `Machine::step` reads them.
+//! Initial inputs for the fuzz target, by name: hand-written life cycles of address spaces. The first number of an
+//! operation selects it, the others are its operands, as `Machine::step` reads them.
 
 use crate::model::machine::OP_BYTES;
 use std::collections::BTreeMap;
 
-/// Operations, the rest of each zero.
+/// Operations; the rest of each operation is zero.
 type Ops<'a> = &'a [&'a [u8]];
 
-/// Mode byte of all seeds: the default mode with enough room. The test runs them in each mode.
+/// Mode byte of all seeds: the default mode with a high limit of tables. The test runs the seeds in each mode.
 const MODE: u8 = 3;
 
 /// The first directory's first entry names an eighth of a large and of a small table.
@@ -34,12 +34,12 @@ fn encode(parts: &[Ops<'_>]) -> Vec<u8> {
 pub(super) fn seeds() -> BTreeMap<&'static str, Vec<u8>> {
     let seed = |rest: Ops<'_>| encode(&[&[TABLES], SMALL, LARGE, &[PREPARE], rest]);
     BTreeMap::from([
-        // Mapped, unmapped, remapped read-only, with each kind of flush.
+        // Pages are mapped, unmapped and remapped read-only, with each kind of flush.
         (
             "unmap",
             seed(&[&[7, 1, 0], FLUSH_IDLE, &[8, 0, 1], FLUSH_BUSY, &[7, 1, 1, 0x36, 0x41], &[18, 0, 32], &[21, 0]]),
         ),
-        // The directory entry names other tables, another size, and no table.
+        // The directory entry is changed to other tables, another size, and no table.
         (
             "directory",
             seed(&[
@@ -54,7 +54,8 @@ pub(super) fn seeds() -> BTreeMap<&'static str, Vec<u8>> {
                 FLUSH_IDLE,
             ]),
         ),
-        // Pages beyond the guest's VRAM, RAM that is not granted or only readable, a peer, an invalid kind.
+        // Entries for pages beyond the guest's VRAM, RAM that is not granted or only readable, another card, and an
+        // invalid kind.
         (
             "denied",
             seed(&[
@@ -69,7 +70,7 @@ pub(super) fn seeds() -> BTreeMap<&'static str, Vec<u8>> {
                 PREPARE,
             ]),
         ),
-        // The GPU maps the table and the directory that map it, and writes both, also through stale TLB entries.
+        // The GPU maps the table and the directory that map them, and writes both, also through stale TLB entries.
         (
             "gpu_writes",
             seed(&[
@@ -86,8 +87,8 @@ pub(super) fn seeds() -> BTreeMap<&'static str, Vec<u8>> {
                 PREPARE,
             ]),
         ),
-        // RAM is withdrawn in the middle of large pages and granted again, here and elsewhere, for reading and for
-        // writing.
+        // RAM is withdrawn in the middle of large pages and granted again, at the same and at another place, for
+        // reading and for writing.
         (
             "ram",
             seed(&[
@@ -103,7 +104,7 @@ pub(super) fn seeds() -> BTreeMap<&'static str, Vec<u8>> {
                 PREPARE,
             ]),
         ),
-        // Tables and a directory in RAM, and the RAM is withdrawn.
+        // Tables and a directory are in RAM, and the RAM is withdrawn.
         (
             "tables_in_ram",
             encode(&[
@@ -111,7 +112,7 @@ pub(super) fn seeds() -> BTreeMap<&'static str, Vec<u8>> {
                 &[&[25, 0], &[16, 1], &[25, 0], &[7, 6, 0, 9, 2], &[20, 1], &[23, 0x10, 0], &[29, 1]],
             ]),
         ),
-        // Chunks of VRAM move, are withdrawn, and are granted again; the same happens to ranges that the guest keeps.
+        // Chunks of VRAM move, are withdrawn, and are granted again; so are ranges that the guest keeps.
         (
             "chunks",
             seed(&[
@@ -128,7 +129,7 @@ pub(super) fn seeds() -> BTreeMap<&'static str, Vec<u8>> {
                 &[31, 0x20, 63, 0],
             ]),
         ),
-        // Two directories share tables, one of them is a table too, and both are closed.
+        // Two directories share tables, one directory is also a table, and both directories are closed.
         (
             "spaces",
             seed(&[
@@ -147,7 +148,7 @@ pub(super) fn seeds() -> BTreeMap<&'static str, Vec<u8>> {
                 &[29, 0],
             ]),
         ),
-        // The mediator's own pages, in a directory entry that the guest also writes.
+        // The mediator's own pages are in a directory entry that the guest also writes.
         (
             "host_pages",
             seed(&[
@@ -162,7 +163,7 @@ pub(super) fn seeds() -> BTreeMap<&'static str, Vec<u8>> {
                 &[30, 0, 2, 3, 7],
             ]),
         ),
-        // Whole pages of entries at once, in consecutive tables.
+        // Whole pages of entries are written at once, in consecutive tables.
         (
             "fills",
             seed(&[

@@ -1,4 +1,4 @@
-//! Saved address spaces that were edited, or name memory that is not theirs.
+//! Tests of saved address spaces that were edited, or name memory that is not their own.
 
 use super::*;
 use crate::model::world::Card;
@@ -7,7 +7,7 @@ use proptest::prelude::*;
 
 const LIMITS: Limits = Limits { table_bytes: 1 << 20 };
 
-/// Creates two spaces, one with pages of the mediator's own of both kinds.
+/// Creates two spaces, one of them with mediator pages of both kinds.
 fn spaces(card: &mut Card) -> AddressSpaces {
     let mut spaces = AddressSpaces::new(Mode::Incremental, LIMITS);
     for directory in [Place::Vram(GuestVramAddr(0x1_0000)), Place::Ram(Gpa(0x5000))] {
@@ -57,7 +57,7 @@ fn moved_spaces_get_directories_on_new_card_and_map_nothing() {
     let mut here = Card::default();
     let before = spaces(&mut here);
     let mut there = Card::default();
-    // Addresses have another meaning there.
+    // Addresses have another meaning on the other card.
     let occupied = crate::ShadowMemory::alloc(&mut there, 0x3000).unwrap();
     let (saved, places) = before.save().moved(&mut there).unwrap();
     let after = restored(saved, &mut there).unwrap();
@@ -88,7 +88,7 @@ fn card_memory_of_others_is_refused() {
         })
         .contains("are not for this use")
     );
-    // One that is used already, as a directory and as a table to free.
+    // Memory that is already used, as a directory and as a table to free.
     assert!(
         refused(|saved| {
             let card = first(saved).card;

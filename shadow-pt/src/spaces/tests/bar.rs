@@ -1,4 +1,5 @@
-//! Bus mastering off and on: the tables that map RAM are unlinked and linked, and keep their entries.
+//! Bus mastering is disabled and enabled: the tables that map RAM are unlinked and linked again, and keep their
+//! entries.
 
 use super::*;
 
@@ -14,7 +15,7 @@ impl World {
         report
     }
 
-    /// Adds a second directory entry, with a table of VRAM alone, next to one full of RAM.
+    /// Adds a second directory entry, with a table of VRAM only, next to a table full of RAM.
     fn both() -> Self {
         let mut world = Self::mapped();
         world.write(vram(DIRECTORY + 8), pde(None, Some(SPT + 0x8000), EIGHTH));
@@ -49,14 +50,14 @@ fn no_change_of_a_guests_tables_brings_barred_ram_back() {
     let mut world = World::both();
     world.bar(true);
     let ram = std::mem::take(&mut world.grants.ram);
-    // Another directory entry for the table, another entry in it, and one in the table that is linked.
+    // Adds another directory entry for the table, another entry in it, and an entry in the linked table.
     world.write(vram(DIRECTORY + 16), pde(Some(LPT), Some(SPT), EIGHTH));
     world.write(vram(SPT + 65 * 8), pte(2, RAM));
     world.write(vram(SPT + 0x8000 + 8), pte(2, RAM));
     world.sync();
     world.prepare();
     assert!(reachable(&world.card, world.directory()).iter().all(|page| page.aperture == 0));
-    // The last entry of RAM is removed: the table is linked again.
+    // The last entry of RAM is removed, so the table is linked again.
     for page in 0..=65 {
         if page != 64 {
             world.write(vram(SPT + page * 8), 0);
@@ -65,7 +66,7 @@ fn no_change_of_a_guests_tables_brings_barred_ram_back() {
     world.sync();
     assert!(world.at(64 * PAGE).is_some(), "a table that maps no RAM any more stays unlinked");
     assert!(reachable(&world.card, world.directory()).iter().all(|page| page.aperture == 0));
-    // Entries that were denied in between are mapped with the grant.
+    // Entries that were denied in between are mapped once they are granted.
     world.grants.ram = ram;
     world.bar(false);
     world.spaces.granted();
