@@ -1,4 +1,4 @@
-//! Self-contained pictures of grouped bars.
+//! Draws self-contained pictures of grouped bars.
 
 use std::path::Path;
 
@@ -20,7 +20,7 @@ const COLOURS: [RGBColor; 9] = [
     RGBColor(240, 228, 66),
     RGBColor(204, 121, 167),
 ];
-/// Height, and width of a group, in pixels.
+/// Height of the picture, and width of a group, in pixels.
 const HEIGHT: u32 = 480;
 const GROUP: u32 = 62;
 /// Part of a group's width covered by its bars.
@@ -39,9 +39,9 @@ pub struct Kind {
 pub struct Axis {
     /// Label of the axis.
     pub label: &'static str,
-    /// Higher bars are cut off here.
+    /// Value at which higher bars are cut off.
     pub top: f64,
-    /// Logarithmic scale, from 0.1 up.
+    /// True for a logarithmic scale, starting at 0.1.
     pub tens: bool,
 }
 

@@ -2,10 +2,10 @@
 //! divergence, on one core and on two.
 //!
 //! Rounds with one worker and with two alternate, and the median counts. A round's time is the wall-clock time minus
-//! the time that the workers waited for a CPU used by others, as counted by the kernel. The rest includes all delays
-//! that the workers cause each other (locks, caches, distribution of blocks, wake-ups), and a busy host distorts it
-//! little. The subtracted part is a separate metric; beyond half of the time, the figures are rough. The limit of two
-//! cores of this host is measured with independent threads: a separate loop on one and on two.
+//! the time for which the workers waited for a CPU, as counted by the kernel. The rest includes all delays that the
+//! workers cause each other (locks, caches, distribution of blocks, wake-ups), and a busy host hardly distorts it. The
+//! subtracted part is a separate metric; if it exceeds half of the time, the figures are rough. The limit of two cores
+//! of this host is measured with independent threads: a separate loop on one core and on two.
 
 use std::hint::black_box;
 use std::sync::Arc;
@@ -21,13 +21,13 @@ use simgpu::mmu::{AddressSpace, Mmu};
 
 use crate::report::{Metric, Target, median};
 
-/// Measurements of each kind; the median counts.
+/// Number of measurements of each kind; the median counts.
 const ROUNDS: usize = 21;
 /// Minimum time of a measurement.
 const MIN_MEASUREMENT: Duration = Duration::from_millis(60);
-/// Rounds of each kernel's loop.
+/// Number of rounds of each kernel's loop.
 const LOOPS: u32 = 256;
-/// Number of blocks, and threads per block.
+/// Number of blocks, and number of threads per block.
 const SHAPE: (u32, u32) = (64, 256);
 /// Target speed of the float kernel on one core, in millions of instructions of threads per second.
 const ONE_CORE: f64 = 200.0;
@@ -157,7 +157,7 @@ impl Engine {
         (result, work)
     }
 
-    /// Runs the kernel and returns the instructions of its threads.
+    /// Runs the kernel and returns the number of instructions of its threads.
     fn run(&mut self) -> Result<u64> {
         self.with(|compute, cx| compute.method(methods::LAUNCH, 0, cx)).0?;
         loop {
@@ -186,8 +186,8 @@ impl Engine {
     }
 }
 
-/// Reads the time in ns that the threads of this process have waited for a CPU. Excludes the caller, which waits for
-/// the others. Zero where the kernel does not count it.
+/// Reads the time in ns for which the threads of this process have waited for a CPU. Excludes the caller, which waits
+/// for the other threads. Zero if the kernel does not count this time.
 fn waited() -> u64 {
     let own = rustix::thread::gettid().as_raw_pid().to_string();
     let Ok(tasks) = std::fs::read_dir("/proc/self/task") else { return 0 };
@@ -203,7 +203,7 @@ fn waited() -> u64 {
 /// Duration of a measurement.
 #[derive(Clone, Copy, Debug)]
 struct Time {
-    /// Excludes the time that its threads waited for a CPU.
+    /// Duration without the time for which its threads waited for a CPU.
     seconds: f64,
     /// Part of its threads' time spent waiting.
     waited: f64,
@@ -218,14 +218,14 @@ impl Time {
 /// Speed of a measurement.
 #[derive(Clone, Copy, Debug)]
 struct Rate {
-    /// Millions per second.
+    /// Speed in millions per second.
     millions: f64,
     /// Same as in [`Time`].
     waited: f64,
 }
 
 /// Times `act` with `threads` worker threads. The other threads take over a waiting thread's work, so the wait is
-/// divided among all.
+/// divided among all threads.
 fn timed(threads: usize, act: impl FnOnce() -> Result<()>) -> Result<Time> {
     let (before, began) = (waited(), Instant::now());
     act()?;
@@ -234,7 +234,7 @@ fn timed(threads: usize, act: impl FnOnce() -> Result<()>) -> Result<Time> {
     Ok(Time { seconds: wall - waited, waited: waited / wall })
 }
 
-/// Steps of a loop that uses only a core's arithmetic.
+/// Number of steps of a loop that uses only a core's arithmetic.
 const PLAIN_STEPS: u64 = 40_000_000;
 
 /// Measures a loop in `threads` independent threads.
@@ -251,7 +251,7 @@ fn plain(threads: usize) -> Result<Rate> {
                 }
                 black_box(value);
                 done.wait();
-                // Its wait must be read before the thread ends.
+                // The thread's wait must be read before the thread ends.
                 done.wait();
             })
         })
@@ -268,7 +268,7 @@ fn plain(threads: usize) -> Result<Rate> {
     Ok(time?.rate(PLAIN_STEPS * threads as u64))
 }
 
-/// Returns the median rates of one thread and of two, measured alternately.
+/// Returns the median rates of one thread and of two threads, measured alternately.
 fn in_turns(mut one: impl FnMut() -> Result<Rate>, mut two: impl FnMut() -> Result<Rate>) -> Result<[Rate; 2]> {
     let mut rounds = [Vec::new(), Vec::new()];
     for _ in 0..ROUNDS {

@@ -1,8 +1,9 @@
 //! The mediator's own work for guests' operations, with a guest in this process, to check the costs in the model of a
-//! real host ([`crate::model`]). A figure above the model's range misses its target: the model would be too low.
+//! real host ([`crate::model`]). A figure above the model's range misses its target, because the model's costs would be
+//! too low.
 //!
-//! These times include accesses to the software card. They are shorter than those to a card, which the model counts
-//! separately.
+//! These times include accesses to the software card. Such accesses are faster than accesses to a real card, which the
+//! model counts separately.
 
 use std::hint::black_box;
 use std::time::Instant;
@@ -20,15 +21,15 @@ use crate::in_process_vm::{CardConfig, MIB, wait};
 use crate::model::{COSTS, Item};
 use crate::report::{Metric, Target, median};
 
-/// Measurements of each cost.
+/// Number of measurements of each cost.
 const ROUNDS: usize = 2_001;
-/// Size of the card in MiB, and of the VM.
+/// Size of the card and of the VM, in MiB.
 const VM_MIB: u64 = 32;
-/// Operations of a large batch.
+/// Number of operations in a large batch.
 const OPERATIONS: u32 = 513;
 /// A page of an aperture that does not belong to a channel.
 const PLAIN_PAGE: u64 = 100;
-/// Bytes to copy for measuring the speed of reading tables.
+/// Number of bytes to copy for measuring the speed of reading tables.
 const COPIED: usize = 32 << 20;
 
 /// Returns the median time of `act`, in us.

@@ -12,23 +12,23 @@ use vram::Limits;
 use crate::in_process_vm::{CardConfig, guest, wait};
 use crate::report::{Metric, median};
 
-/// Rounds; the median counts.
+/// Number of rounds; the median counts.
 const ROUNDS: usize = 7;
-/// Doorbells per round.
+/// Number of doorbells per round.
 const DOORBELLS: usize = 20_000;
-/// Doorbells in flight in the queued measurement.
+/// Number of doorbells in flight in the queued measurement.
 const QUEUED: usize = 8;
-/// Size of the card in MiB, and of the VM.
+/// Size of the card and of the VM, in MiB.
 const MIB: u64 = 32;
 
-/// One round.
+/// Result of one round.
 struct Round {
     rate: f64,
-    /// Times of the stores in us, ascending.
+    /// Times of the stores in us, in ascending order.
     stores: Vec<f64>,
 }
 
-/// Rings this many doorbells, with `queued` in flight.
+/// Rings [`DOORBELLS`] doorbells, with `queued` in flight.
 fn ring(driver: &mut Driver, channel: &mut Channel, queued: usize) -> Result<Round> {
     let mut stores = Vec::with_capacity(DOORBELLS);
     let mut spent = Duration::ZERO;
@@ -36,7 +36,7 @@ fn ring(driver: &mut Driver, channel: &mut Channel, queued: usize) -> Result<Rou
         let began = Instant::now();
         let mut between = Duration::ZERO;
         for _ in 0..queued {
-            // Writing rings and push buffers counts as the guest's own time.
+            // The time for writing rings and push buffers counts as the guest's own time.
             let own = Instant::now();
             let put = driver.queue_fenced(channel, &object(CE0));
             between += own.elapsed();

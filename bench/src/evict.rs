@@ -1,10 +1,10 @@
 //! Compares the victim policies with the minimum of copied bytes, using the real memory accesses of workloads.
 //!
-//! Each run [records](trace) traces. Parts: `single`, `pair` and `mixed`, in which all memory in use must be on the
-//! card, so that chunks are evicted and return; and `placed`, which follows the mediator for guests on a card without
-//! page faults: chunks that do not fit are in host memory for the whole run, and are accessed there.
+//! Each run [records](trace) traces. The parts are `single`, `pair` and `mixed`, in which all memory in use must be on
+//! the card, so that chunks are evicted and return; and `placed`, which models the mediator for guests on a card
+//! without page faults: chunks that do not fit are in host memory for the whole run, and are accessed there.
 //!
-//! Chunks are 128 KiB: with 2 MiB these programs have three to six, too few to choose among.
+//! Chunks are 128 KiB: with chunks of 2 MiB these programs have three to six chunks, too few for a choice.
 
 mod optimum;
 mod placed;
@@ -19,14 +19,14 @@ use optimum::{Optimum, optimum};
 use replay::{Contender, Copied, Instance, Known, Sees, interleave, replay};
 use trace::{BLOCK, Trace};
 
-/// Programs of `swap`'s figure 5.
+/// Programs of figure 5 in `swap`.
 const PROGRAMS: [(&str, u32); 6] =
     [("backprop", 40), ("bfs", 15), ("hotspot", 60), ("lud", 8), ("srad", 40), ("srad2", 40)];
 /// Sizes of the card, in percent of the memory in use.
 const PERCENT: [usize; 4] = [90, 75, 50, 25];
-/// Seeds of `random`.
+/// Number of seeds of `random`.
 const SEEDS: u64 = 20;
-/// Inputs: of the two instances, and of the run that provides the profile.
+/// Input numbers of the two instances, and of the run that provides the profile.
 const INPUTS: [u64; 3] = [1, 3, 2];
 /// Maximum that the clock policy may copy, relative to the minimum.
 const TARGET: f64 = 1.2;
@@ -39,9 +39,9 @@ const OTHERS: [Contender; 6] = [
     Contender { name: "profiled", policy: Some(VictimPolicy::Profiled), sees: Sees::Named },
     Contender { name: JUDGED, policy: Some(VictimPolicy::Clock), sees: Sees::Named },
     Contender { name: "loops", policy: Some(VictimPolicy::Loops), sees: Sees::Named },
-    // Hypothetical, because it requires reference bits on the card.
+    // This contender is hypothetical, because it requires reference bits on the card.
     Contender { name: "clock_bits", policy: Some(VictimPolicy::Clock), sees: Sees::All },
-    // Not part of the product.
+    // This contender is not part of the product.
     Contender { name: "latest", policy: None, sees: Sees::Named },
 ];
 
@@ -49,7 +49,7 @@ fn mib(chunks: f64) -> f64 {
     chunks * BLOCK as f64 / (1 << 20) as f64
 }
 
-/// Compares a policy's figure with the minimum. If it is 0, there is no ratio, and the target is 0 too.
+/// Compares a policy's figure with the minimum. If the minimum is 0, no ratio exists, and the target is also 0.
 fn beside(name: String, value: f64, least: f64, target: bool) -> Metric {
     match least > 0.0 {
         true => Metric::ratio(name, value, "MiB", least, if target { Target::AtMost(TARGET) } else { Target::None }),
@@ -57,7 +57,7 @@ fn beside(name: String, value: f64, least: f64, target: bool) -> Metric {
     }
 }
 
-/// Number of cards on which the judged policy meets or misses its target wherever the optimum is between its bounds.
+/// Number of cards on which the judged policy meets or misses its target, wherever the optimum is between its bounds.
 #[derive(Debug, Default)]
 struct Verdicts {
     all: u32,
@@ -77,7 +77,7 @@ impl Verdicts {
 fn sizes(row: &str, instances: &[Instance<'_>], verdicts: &mut Verdicts) -> Vec<Metric> {
     let pieces = interleave(instances);
     let footprint: usize = instances.iter().map(|instance| instance.trace.sums().len()).sum();
-    // All memory of one unit of work must fit.
+    // All memory that one unit of work uses must fit.
     let most = pieces.iter().map(|piece| piece.step.len()).max().unwrap_or(0);
     let mut metrics = vec![
         Metric::plain(format!("{row}.footprint"), mib(footprint as f64), "MiB"),
@@ -109,7 +109,7 @@ fn sizes(row: &str, instances: &[Instance<'_>], verdicts: &mut Verdicts) -> Vec<
     metrics
 }
 
-/// A program's runs.
+/// The recorded runs of a program.
 struct Runs {
     name: &'static str,
     first: Trace,

@@ -1,8 +1,8 @@
 //! Full virtualization: the guest's workloads under each way of mediation, compared with the same workloads in a VM
-//! with a card in passthrough.
+//! that has a card in passthrough.
 //!
 //! All VMs run at the same time, each on a separate software card, and alternate workload by workload, so that a change
-//! of the host's speed affects all alike.
+//! of the host's speed affects all of them alike.
 
 use std::collections::BTreeMap;
 
@@ -15,12 +15,13 @@ use super::Request;
 use crate::report::interval::picked;
 use crate::report::{Interval, Metric, Target, median, order};
 
-/// Rounds of each workload: for ways without a target, and for the default and its baseline. The median counts.
+/// Number of rounds of each workload, for ways without a target, and for the default and its baseline. The median
+/// counts.
 const MIN_ROUNDS: usize = 9;
 const MAX_ROUNDS: usize = 25;
 /// Size of each card and of the passthrough VM's VRAM in MiB.
 const CARD_MIB: u32 = 512;
-/// MiB of a mediated VM's VRAM.
+/// Size of a mediated VM's VRAM in MiB.
 const VRAM_MIB: u32 = 384;
 /// The workloads of `gpu-workloads timed`.
 const WORKLOADS: [&str; 8] = [
@@ -33,13 +34,14 @@ const WORKLOADS: [&str; 8] = [
     "many-channels",
     "small-submissions",
 ];
-/// The driver is unbound from the device and bound again: this repeats the work of loading it.
+/// Name of the step that unbinds the driver from the device and binds it again, which repeats the work of loading the
+/// driver.
 const DRIVER: &str = "driver-load";
 
 /// A way to give a VM a GPU.
 struct Kind {
     name: &'static str,
-    /// Lines of its `[[vm]]` table.
+    /// Lines of the VM's `[[vm]]` table.
     toml: &'static str,
     /// True if the targets apply to this configuration.
     is_default: bool,
@@ -66,7 +68,7 @@ const COUNTERS: [(&str, &str); 5] = [
     ("doorbells", "doorbells"),
 ];
 
-/// Seconds of each round, and the counts of all rounds together.
+/// Duration of each round in seconds, and the counts of all rounds together.
 #[derive(Default)]
 struct Measured {
     seconds: Vec<f64>,
@@ -124,7 +126,7 @@ fn configuration(paths: &Paths, kinds: &[&Kind]) -> String {
     text
 }
 
-/// Returns the seconds of one run, by the guest's clock where the guest reports it.
+/// Returns the duration of one run in seconds, by the guest's clock if the guest reports it.
 fn once(vm: &Vm, workload: &str) -> Result<f64> {
     if workload == DRIVER {
         vm.run_within("unbind", LOAD_LIMIT)?.success()?;
@@ -137,7 +139,7 @@ fn once(vm: &Vm, workload: &str) -> Result<f64> {
     Ok(value.context("no timed_us")?.parse::<f64>().with_context(|| smoke.line.clone())? / 1e6)
 }
 
-/// Reads the daemon's counters of a VM, with the messages of its VMM.
+/// Reads the daemon's counters of a VM, including the messages of its VMM.
 fn counts(daemon: &Daemon, name: &str) -> Result<BTreeMap<String, f64>> {
     let shown = guest::show(daemon, name)?;
     let number = |value: &Value| value.as_u64().unwrap_or(0) as f64;
@@ -193,8 +195,8 @@ fn milliseconds(seconds: &[f64]) -> Vec<f64> {
     seconds.iter().map(|seconds| seconds * 1e3).collect()
 }
 
-/// Returns the geometric mean of the ratios of all workloads, each from the medians of some rounds; a workload with
-/// fewer rounds repeats its own.
+/// Returns the geometric mean of the ratios of all workloads. Each ratio is computed from the medians of some rounds; a
+/// workload with fewer rounds repeats its own rounds.
 fn geometric_mean(workloads: &[[Vec<f64>; 2]], rounds: &[usize]) -> Option<f64> {
     let logarithm = |[ours, theirs]: &[Vec<f64>; 2]| {
         let rounds: Vec<usize> = rounds.iter().map(|round| round % ours.len().max(1)).collect();

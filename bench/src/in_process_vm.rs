@@ -1,8 +1,8 @@
 //! Guests that compute without a VMM: a card and its mediator in this process, and the rig's driver as a device for
 //! workloads.
 //!
-//! They need no boot, so benchmarks can sweep and tests can have many. They call the mediator as the server does;
-//! messages, sockets and stock drivers are covered by the tests with VMs.
+//! These guests need no boot, so benchmarks can sweep parameters and tests can run many guests. They call the mediator
+//! as the server does; messages, sockets and stock drivers are covered by the tests with VMs.
 
 use std::time::Duration;
 
@@ -22,13 +22,13 @@ pub const MIB: u64 = 1 << 20;
 const COMPUTE: (u32, u32) = (1, 0x90c0);
 /// Virtual address of the first byte of the heap.
 const HEAP_VA: u64 = 0x100_0000;
-/// Maximum size of the heap in bytes: the driver's only page table ends there.
+/// Maximum size of the heap in bytes: the end of the driver's only page table.
 const HEAP_MAX: u64 = 128 * MIB - HEAP_VA;
-/// Banks of parameters, and thus the maximum number of launches in flight.
+/// Number of banks of parameters, and thus the maximum number of launches in flight.
 const BANKS: u64 = 8;
-/// Bytes of local memory and stacks of all warps.
+/// Size in bytes of local memory and stacks of all warps.
 const LOCAL: u64 = 4 * MIB;
-/// Time that work may wait for memory.
+/// Maximum time for which work may wait for memory.
 const QUEUE_LIMIT: Duration = Duration::from_secs(60);
 
 /// A card and the division of its memory.
@@ -44,13 +44,13 @@ pub struct CardConfig {
     pub division: Division,
     /// Model of the time that work takes.
     pub time: Option<TimeModel>,
-    /// The card records its engines' accesses in order ([`simgpu::SimGpu::take_touches`]). One thread executes kernels,
-    /// so that the order is the same each time.
+    /// True if the card records its engines' accesses in order ([`simgpu::SimGpu::take_touches`]). One thread then
+    /// executes kernels, so that the order is always the same.
     pub traced: bool,
 }
 
 impl CardConfig {
-    /// Returns chunks of 2 MiB, and work that takes no time.
+    /// Creates a configuration with chunks of 2 MiB, in which work takes no time.
     #[must_use]
     pub fn new(card_mib: u64, host_mib: u64) -> Self {
         Self { card_mib, host_mib, chunk_bytes: 2 * MIB, division: Division::default(), time: None, traced: false }
@@ -78,7 +78,8 @@ impl CardConfig {
     }
 }
 
-/// Returns a time model whose engines move `vram` bytes per second of card memory and `bus` of host memory.
+/// Returns a time model whose engines move `vram` bytes per second of card memory and `bus` bytes per second of host
+/// memory.
 #[must_use]
 pub fn timing(vram: u64, bus: u64) -> TimeModel {
     let engine = EngineTiming { bytes_per_second: vram, launch_ns: 5_000 };
@@ -86,7 +87,7 @@ pub fn timing(vram: u64, bus: u64) -> TimeModel {
     TimeModel { graph: engine, compute, copy: engine, switch_ns: 10_000, bus_bytes_per_second: bus }
 }
 
-/// Adds a VM with `vram_mib` MiB of VRAM, a running driver and a MiB of RAM.
+/// Adds a VM with `vram_mib` MiB of VRAM, a running driver and 1 MiB of RAM.
 ///
 /// # Errors
 /// If the RAM cannot be allocated.
@@ -130,15 +131,15 @@ pub fn copy_line(engine: u32, from: u64, to: u64, bytes: u32) -> Vec<u32> {
     words
 }
 
-/// A guest that computes. The CPU transfers inputs and results, as through an aperture.
+/// A guest that computes. The CPU transfers inputs and results as through an aperture.
 pub struct LightGpu {
-    /// Its driver.
+    /// The guest's driver.
     pub driver: Driver,
     channel: Channel,
     heap: Heap,
     modules: Vec<(u64, sm20::Program)>,
     banks: Buffer,
-    /// Submissions since the last wait.
+    /// Number of submissions since the last wait.
     pending: u64,
     launches: u64,
 }
@@ -147,14 +148,14 @@ pub struct LightGpu {
 struct Heap {
     at: u64,
     bytes: u64,
-    /// Mapped bytes.
+    /// Number of mapped bytes.
     mapped: u64,
     /// Free ranges below `mapped`: start and length.
     free: Vec<(u64, u64)>,
 }
 
 impl Heap {
-    /// Allocates the first range that fits, else a range after all others.
+    /// Allocates the first free range that fits, otherwise a range after all others.
     fn take(&mut self, bytes: u64) -> Result<u64> {
         let bytes = bytes.next_multiple_of(PAGE);
         if let Some(hole) = self.free.iter_mut().find(|(_, len)| *len >= bytes) {
@@ -184,7 +185,7 @@ impl LightGpu {
     /// Creates a guest that uses all of its VRAM, as far as the driver's page table reaches, for buffers.
     ///
     /// # Errors
-    /// If it does not start.
+    /// If the guest does not start.
     pub fn new(mut driver: Driver) -> Result<Self> {
         let channel = driver.channel(1);
         let bytes = (driver.room() / PAGE * PAGE).min(HEAP_MAX);
@@ -206,7 +207,7 @@ impl LightGpu {
         Ok(gpu)
     }
 
-    /// Returns the maximum number of bytes of buffers in use.
+    /// Returns the maximum total size of the buffers in use, in bytes.
     #[must_use]
     pub fn footprint(&self) -> u64 {
         self.heap.mapped
@@ -299,7 +300,7 @@ impl Gpu for LightGpu {
             to(compute::CONSTANT_ADDRESS_HIGH, (bank >> 32) as u32),
             to(compute::CONSTANT_ADDRESS_LOW, bank as u32),
             to(compute::CONSTANT_BIND, 1),
-            // Code, global memory, constants.
+            // Invalidates the caches of code, global memory and constants.
             to(compute::INVALIDATE_SHADER_CACHES_NO_WAIT, 0x1011),
             to(compute::CODE_ADDRESS_HIGH, (code >> 32) as u32),
             to(compute::CODE_ADDRESS_LOW, *code as u32),
@@ -317,7 +318,7 @@ impl Gpu for LightGpu {
             to(compute::WAIT_FOR_IDLE, 0),
         ];
         let words = words.concat();
-        // The bank's previous launch has ended if fewer than this number are in flight.
+        // The previous launch with this bank has ended if fewer than this number of launches are in flight.
         if self.pending == BANKS {
             self.finish()?;
         }

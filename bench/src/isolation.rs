@@ -1,6 +1,6 @@
-//! A stock guest that computes next to an attacking guest: its share of the time, relative to its share next to a
-//! well-behaved guest that always has work. Both are measured in the same run, with the mediator's accounts and the
-//! card's clock.
+//! A stock guest that computes next to an attacking guest: its share of the time is compared with its share next to a
+//! well-behaved guest that always has work. Both shares are measured in the same run, with the mediator's accounts and
+//! the card's clock.
 
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
@@ -18,21 +18,22 @@ use tests::{guest, http};
 use super::Request;
 use crate::report::{Metric, Record, Target};
 
-/// Measured time of each attack, unless the caller sets it.
+/// Measured time of each attack, unless the caller specifies it.
 const MEASURED_TIME: Duration = Duration::from_secs(10);
-/// Warm-up time, which is omitted.
+/// Warm-up time, which is not measured.
 const WARM_UP: Duration = Duration::from_millis(700);
-/// Rounds of the neighbour's kernels (10 ms of card time), and the number in flight, which bounds the guest's lag.
+/// Number of rounds of the neighbour's kernels (10 ms of card time), and number of kernels in flight, which bounds the
+/// guest's lag.
 const ROUNDS_PER_KERNEL: u32 = 20;
 const IN_FLIGHT: u32 = 32;
-/// The computing VM, and the attacker or reference.
+/// Index of the computing VM, and of the attacker or reference.
 const NEIGHBOUR: usize = 0;
 const OTHER: usize = 1;
-/// RAM of each guest in MiB.
+/// Size of each guest's RAM in MiB.
 const MEMORY_MIB: u32 = 512;
 /// Maximum measured time of the neighbour alone and next to a well-behaved guest.
 const REFERENCE: Duration = Duration::from_secs(20);
-/// Requests to the admin API during an attack, and the pause after each.
+/// Paths of the requests to the admin API during an attack, and the pause after each request.
 const PATHS: [&str; 3] = ["/v1/vms", "/metrics", "/v1/cards"];
 const PAUSE: Duration = Duration::from_millis(100);
 /// Time after which a request counts as unanswered.
@@ -42,13 +43,13 @@ const ANSWERED_MS: f64 = 50.0;
 /// Fraction of its share that the neighbour must keep.
 const MIN_SHARE_KEPT: f64 = 0.96;
 
-/// The benchmark's name, which is the same for all policies.
+/// Name of the benchmark of all policies.
 pub const ALL: &str = "isolation";
-/// Policies.
+/// Measured policies.
 pub const POLICIES: [&str; 5] = ["direct", "fifo", "credit", "band", "disengaged"];
 
-/// Measures under some policies, with one boot of the guests; records each result as soon as it is known. Keeps
-/// recorded rows that are complete.
+/// Measures some policies with one boot of the guests, and records each result as soon as it is known. Keeps recorded
+/// rows that are complete.
 pub fn run(policies: &[&str], request: &Request, record: &mut Record) -> Result<Vec<Metric>> {
     let wanted: Vec<Rogue> = Rogue::ATTACKS.into_iter().filter(|rogue| request.wants(rogue.name)).collect();
     let missing = |metrics: &[Metric], policy: &str| -> Vec<Rogue> {
@@ -126,7 +127,7 @@ impl Asking {
                     stream.set_read_timeout(Some(REQUEST_TIMEOUT))?;
                     http::get(stream, path)
                 });
-                // A refused or broken request counts as the longest latency.
+                // A refused or broken request counts as a request with the longest latency.
                 times.push(answer.map_or(f64::INFINITY, |_| began.elapsed().as_secs_f64() * 1e3));
                 std::thread::sleep(PAUSE);
             }
@@ -135,7 +136,7 @@ impl Asking {
         Self { ends, thread }
     }
 
-    /// Returns the times that requests took, in ms, ascending.
+    /// Returns the durations of the requests in ms, in ascending order.
     fn end(self) -> Vec<f64> {
         self.ends.store(true, Ordering::Relaxed);
         let mut times = self.thread.join().unwrap_or_default();

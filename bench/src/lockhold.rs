@@ -1,7 +1,7 @@
-//! Hold times of the card's lock and the VMs' locks, with guests in this process: at work, being added and removed,
-//! contending, and short of memory. Meanwhile another thread reads a register of the card: the longest hold is compared
-//! with the longest of these reads, which is the delay that the card or this host can cause at any moment. The
-//! processor time of each hold is measured too: it is the mediator's own part.
+//! Hold times of the card's lock and the VMs' locks, with guests in this process: at work, while being added and
+//! removed, contending, and short of memory. Meanwhile another thread reads a register of the card: the longest hold is
+//! compared with the longest of these reads, which is the delay that the card or this host can cause at any moment. The
+//! processor time of each hold is also measured: it is the mediator's own part.
 //!
 //! All memory of the process is allocated at the start. Otherwise the first access to a page of the software card's
 //! VRAM causes a page fault, which a real card does not.
@@ -26,18 +26,18 @@ const MIB: u64 = 1 << 20;
 const CARD_MIB: u64 = 128;
 /// Size of a VM in MiB.
 const VM_MIB: u64 = 32;
-/// Virtual addresses of buffers.
+/// Virtual addresses of the buffers.
 const FROM: u64 = 0x100_0000;
 const TO: u64 = 0x200_0000;
-/// Pages of a buffer.
+/// Number of pages of a buffer.
 const PAGES: u64 = 64;
 /// Target for 999 of 1000 holds, in us.
 const MOST_US: f64 = 50.0;
-/// Number of places shown for a lock.
+/// Number of code locations shown per lock.
 const PLACES: usize = 6;
-/// Target for the longest hold, in us in addition to a single access.
+/// Target for the longest hold, in us beyond the longest single access.
 const LONGEST_US: f64 = 1000.0;
-/// Time between two measured accesses: a shorter one would add load.
+/// Time between two measured accesses; a shorter time would add load.
 const ACCESS_INTERVAL: Duration = Duration::from_millis(1);
 
 /// A working VM.
@@ -111,7 +111,7 @@ fn swap(rig: &Rig) -> Result<()> {
     Ok(())
 }
 
-/// Runs a part. Returns the times of single accesses to the card meanwhile, in us, ascending.
+/// Runs a part. Returns the times of single accesses to the card during the part in us, in ascending order.
 fn with_accesses(rig: &Rig, run: fn(&Rig) -> Result<()>) -> Result<Vec<f64>> {
     let ended = AtomicBool::new(false);
     thread::scope(|scope| {
@@ -133,7 +133,7 @@ fn with_accesses(rig: &Rig, run: fn(&Rig) -> Result<()>) -> Result<Vec<f64>> {
     })
 }
 
-/// Prints the places that took locks for a long time, the longest first.
+/// Prints the code locations that held locks for a long time, the longest first.
 fn show_long(part: &str, kind: Measured, held: &Holds) {
     let mut long: Vec<_> = held.long().collect();
     long.sort_by_key(|(_, long)| std::cmp::Reverse(long.longest_ns));

@@ -1,14 +1,15 @@
 //! `cargo xtask bench [NAME] [--json FILE] [--seconds N] [--rounds N] [--only PART] [--resume]`: measures, together
-//! with a baseline in the same run. Without a name, runs all benchmarks; a name selects one benchmark, or all with this
-//! prefix before the `-`. Results are written to the file at once, and `--resume` continues an interrupted run after
-//! the last completed benchmark.
+//! with a baseline in the same run. Without a name, runs all benchmarks; a name selects one benchmark, or all
+//! benchmarks with this prefix before the `-`. Results are written to the file at once, and `--resume` continues an
+//! interrupted run after the last completed benchmark.
 //!
-//! `--all --json FOLDER` makes a file for each benchmark, as in `bench/results`, continues with the next
-//! after a failure, and with `--resume` skips completed benchmarks. `pictures --json FOLDER` draws the files there.
+//! `--all --json FOLDER` creates a file for each benchmark, as in `bench/results`, continues with the next benchmark
+//! after a failure, and with `--resume` skips completed benchmarks. `pictures --json FOLDER` draws pictures of the
+//! files in the folder.
 //!
-//! [`report`] has the metrics with baseline and target, their file and its conditions; [`model`] has the costs of
-//! operations on a real host; [`in_process_vm`] has guests without a VMM. Real VMs and daemons come from the harness in
-//! `tests`.
+//! [`report`] contains the metrics with baseline and target, their file and its conditions; [`model`] contains the
+//! costs of operations on a real host; [`in_process_vm`] provides guests without a VMM. Real VMs and daemons come from
+//! the harness in `tests`.
 
 mod bars;
 mod compute;
@@ -44,9 +45,9 @@ use report::{Metric, Record, conditions, print};
 struct Request {
     /// File for the figures; other output is written next to it.
     file: Option<PathBuf>,
-    /// Measured time of each part, where it is configurable.
+    /// Measured time of each part in seconds, if it can be set.
     seconds: Option<u64>,
-    /// Rounds of each part, where they are configurable.
+    /// Number of rounds of each part, if it can be set.
     rounds: Option<usize>,
     /// Selects the parts whose name contains one of these comma-separated words, in benchmarks with parts.
     only: Option<String>,
@@ -90,7 +91,7 @@ const BENCHMARKS: [Benchmark; 23] = [
 
 /// Returns true if `name` selects a benchmark.
 fn is_of(known: &str, name: Option<&str>) -> bool {
-    // `ALL` does the work of several benchmarks in one boot.
+    // `ALL` does the work of several benchmarks with one boot.
     let together = |of: &str| of == isolation::ALL || !of.starts_with(isolation::ALL);
     match name {
         None => together(known),
@@ -101,7 +102,7 @@ fn is_of(known: &str, name: Option<&str>) -> bool {
     }
 }
 
-/// Benchmark that draws the pictures without measurements.
+/// Name of the benchmark that draws the pictures without measurements.
 const PICTURES: &str = "pictures";
 
 /// Arguments of the program.
@@ -132,9 +133,9 @@ impl Arguments {
     }
 }
 
-/// Makes a benchmark's figures, unless the record is complete.
+/// Computes a benchmark's figures, unless the record is complete.
 fn make((known, benchmark): &Benchmark, request: &Request, record: &mut Record) -> Result<()> {
-    // After a run of some parts, another call may request other parts.
+    // After a run of only some parts, another call may request other parts.
     let whole = request.only.is_none();
     if whole && record.has_ended(known) {
         return Ok(());
@@ -150,7 +151,7 @@ fn make((known, benchmark): &Benchmark, request: &Request, record: &mut Record) 
     }
 }
 
-/// Makes all benchmarks, each in a separate file in `folder`. Reports failures at the end.
+/// Runs all benchmarks, each with a separate file in `folder`. Reports failures at the end.
 fn all(benchmarks: &[Benchmark], folder: &Path, request: &Request, resume: bool) -> Result<()> {
     std::fs::create_dir_all(folder).with_context(|| format!("folder {}", folder.display()))?;
     let mut failed = Vec::new();
@@ -235,7 +236,7 @@ mod unit {
         Ok(vec![Metric::plain("works", f64::from(MADE.get()), "times")])
     }
 
-    /// Records one of its figures, and may then fail.
+    /// Records one figure of this benchmark, and may then fail.
     fn breaks(_: &Request, record: &mut Record) -> Result<Vec<Metric>> {
         record.put(vec![Metric::plain("first", 1.0, "times")])?;
         ensure!(!FAILS.get(), "no host for it");

@@ -1,11 +1,12 @@
-//! Model of the time that a guest's operations take on a real host: counts, multiplied by the cost of each operation.
+//! Model of the time that a guest's operations take on a real host: the number of operations of each kind, multiplied
+//! by their cost.
 //!
 //! Guests are emulated here and the card is software, so measured times say little about a host with KVM and a card.
-//! The guest's operations are the same on both: accesses, calls, flushes and interrupts depend on its driver. This file
-//! has the cost of each, as a range from public sources or from this project's own software, and the costs that each
-//! platform pays.
+//! The guest's operations are the same on both: accesses, calls, flushes and interrupts depend only on the guest's
+//! driver. This file contains the cost of each operation, as a range from public sources or from this project's own
+//! software, and the operations that each platform pays for.
 //!
-//! Costs that all platforms pay alike and that cannot be counted are left out: the guest's own processor time, and
+//! Costs that are the same on all platforms and that cannot be counted are omitted: the guest's own processor time, and
 //! kernels. A ratio of two platforms is therefore further from 1 than the ratio of total times. The range of a ratio is
 //! its minimum and maximum over all choices of costs within their ranges, with the same choice on both sides.
 
@@ -24,29 +25,29 @@ pub enum Item {
     Post,
     /// Message whose reply the VMM awaits.
     RoundTrip,
-    /// Interrupt of the card that is passed on to a guest.
+    /// Interrupt of the card that is forwarded to a guest.
     Relay,
-    /// The same through the mediator, which first determines the VM.
+    /// Interrupt that is forwarded by the mediator, which first determines the VM.
     Wake,
     /// The mediator's own work for a register access.
     Register,
-    /// The same for a VRAM access through an aperture.
+    /// The mediator's own work for a VRAM access through an aperture.
     Aperture,
-    /// The same for a doorbell.
+    /// The mediator's own work for a doorbell.
     Doorbell,
-    /// The same for a TLB flush, without reading the tables.
+    /// The mediator's own work for a TLB flush, without reading the tables.
     Flush,
-    /// KiB of tables read for a flush.
+    /// Tables read for a flush, in KiB.
     Scan,
-    /// The same for a call, without its operations.
+    /// The mediator's own work for a call, without its operations.
     Call,
-    /// The same for one operation of a call.
+    /// The mediator's own work for one operation of a call.
     Operation,
-    /// KiB copied by the guest's CPU.
+    /// Data copied by the guest's CPU, in KiB.
     CpuKib,
-    /// KiB that the card's engines copy between host memory and card memory.
+    /// Data that the card's engines copy between host memory and card memory, in KiB.
     LinkKib,
-    /// KiB that kernels move within the card's memory.
+    /// Data that kernels move within the card's memory, in KiB.
     VramKib,
 }
 
@@ -57,7 +58,7 @@ pub enum Item {
     expect(dead_code, reason = "tests compare some fields with the order of items and with the page")
 )]
 pub struct Cost {
-    /// Operation with this cost.
+    /// Operation that has this cost.
     pub item: Item,
     /// Name in reports.
     pub name: &'static str,
@@ -104,14 +105,14 @@ pub const COSTS: [Cost; ITEMS] = [
         source: "GDDR5 of the Quadro 6000: 144 GB/s, of which kernels reach 60 to 100 %; more on later cards" },
 ];
 
-/// Register reads and writes that the mediator makes on the card for a doorbell, a flush and an interrupt.
+/// Number of register reads and writes that the mediator performs on the card for a doorbell, a flush and an interrupt.
 const DOORBELL_ACCESSES: [f64; 2] = [5.0, 4.0];
 const FLUSH_ACCESSES: [f64; 2] = [1.0, 2.0];
 const INTERRUPT_READS: f64 = 3.0;
 
 macro_rules! quantities {
     ($($(#[$doc:meta])+ $field:ident: $counter:literal,)*) => {
-        /// Operations of a guest during some time.
+        /// Numbers of a guest's operations during some time.
         #[derive(Clone, Copy, Debug, Default, PartialEq)]
         pub struct Counts {
             $($(#[$doc])+ pub $field: f64,)*
@@ -130,7 +131,7 @@ macro_rules! quantities {
                 vec![$((stringify!($field), self.$field)),*]
             }
 
-            /// Returns the sum of both.
+            /// Returns the sum of both counts.
             #[must_use]
             pub fn plus(&self, other: &Self) -> Self {
                 Self { $($field: self.$field + other.$field,)* }
@@ -154,18 +155,18 @@ quantities! {
     aperture_reads: "aperture_reads",
     /// Writes through BAR1 and BAR3 outside the guest's plain memory.
     aperture_writes: "aperture_writes",
-    /// Bytes of VRAM that the guest's CPU accessed this way or through PRAMIN.
+    /// Bytes of VRAM that the guest's CPU accessed through these writes and reads, or through PRAMIN.
     aperture_bytes: "aperture_bytes",
     /// Words of up to 8 bytes of card memory that the mediator's processor read for the guest: for its accesses, its
     /// page tables, and pages that were mapped under its apertures.
     vram_words_read: "vram_words_read",
-    /// Words that it wrote for the same purposes.
+    /// Words that the mediator's processor wrote for the same purposes.
     vram_words_written: "vram_words_written",
     /// Interrupts sent to the guest.
     interrupts: "interrupts",
     /// Doorbells.
     doorbells: "doorbells",
-    /// Flushes of its TLB.
+    /// Flushes of the guest's TLB.
     flushes: "tlb_flushes",
     /// Updates of shadow page tables.
     shadow_updates: "shadow_syncs",
@@ -175,13 +176,13 @@ quantities! {
     entries_written: "shadow_entries_written",
     /// Calls.
     calls: "pv_batches",
-    /// Operations in them.
+    /// Operations in the calls.
     operations: "pv_operations",
-    /// Page-table entries named in them.
+    /// Page-table entries named in the calls.
     entries: "pv_entries",
     /// Bytes that the guest's CPU copied to and from buffers of the card.
     cpu_bytes: "",
-    /// Bytes that the card copied between host memory and its own.
+    /// Bytes that the card copied between host memory and its own memory.
     link_bytes: "",
     /// Bytes that kernels moved within card memory, where known.
     vram_bytes: "",
@@ -198,13 +199,13 @@ impl Counts {
 /// A way to give a card to a guest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Platform {
-    /// The driver runs on the host itself.
+    /// The driver runs directly on the host.
     Native,
-    /// A VM has mapped the card's BARs.
+    /// A VM has the card's BARs mapped.
     Passthrough,
     /// A VM's accesses are messages to the mediator.
     Mediated {
-        /// The VM does not wait for writes.
+        /// True if the VM does not wait for writes.
         posted: bool,
     },
 }
@@ -214,8 +215,8 @@ pub enum Platform {
 pub struct Bill([f64; ITEMS]);
 
 impl Bill {
-    /// Returns a platform's bill for a guest's operations. Counts for [`Platform::Native`] are those of a guest whose
-    /// every access is counted, as if it ran on the host.
+    /// Returns a platform's bill for a guest's operations. For [`Platform::Native`], pass the counts of a guest of
+    /// which every access is counted; they are charged as if its driver ran on the host.
     #[must_use]
     pub fn for_counts(platform: Platform, counts: &Counts) -> Self {
         let mut bill = Self::default();
@@ -273,7 +274,8 @@ impl Bill {
         self.0.iter().zip(&COSTS).map(|(count, cost)| count * of(cost)).sum()
     }
 
-    /// Returns the range of the ratio of this to `base`, over all choices of costs, when both also pay `common` us.
+    /// Returns the range of the ratio of this bill to `base`, over all choices of costs, if both platforms also pay
+    /// `common` us.
     ///
     /// The ratio of two sums is monotonic in each cost, so its extremes have every cost at a bound of its range.
     #[must_use]

@@ -16,21 +16,21 @@ use tests::guest::{card_toml, vm_toml};
 
 use crate::report::{Metric, Target, quantile};
 
-/// VMs of each daemon, and MiB of VRAM of each.
+/// Number of VMs of each daemon, and size of each VM's VRAM in MiB.
 const VMS: usize = 4;
 const VM_MIB: u32 = 256;
-/// Upgrades of each daemon.
+/// Number of upgrades of each daemon.
 const UPGRADES: usize = 100;
 /// Loads of a small and of a large VM.
 const SMALL_VM: Load = Load { mib: 8, channels: 1 };
 const LARGE_VM: Load = Load { mib: 224, channels: 8 };
 /// Target for 99 of 100 pauses, in ms.
 const MOST_MS: f64 = 300.0;
-/// Pages of a copy.
+/// Number of pages of a copy.
 const PAGES: u64 = 64;
 /// Virtual address of the first buffer.
 const BASE: u64 = 0x100_0000;
-/// Virtual address of a chunk to fill; its destination is mapped after it.
+/// Virtual address of a chunk to fill. The destination is mapped after this chunk.
 const FILLED: u64 = 0x400_0000;
 const MIB: u64 = 1 << 20;
 /// Chunk size in bytes, unless configured otherwise.
@@ -39,7 +39,7 @@ const CHUNK: u64 = 2 * MIB;
 /// Memory and channels that a VM uses.
 #[derive(Clone, Copy)]
 struct Load {
-    /// A working VM.
+    /// Memory in MiB.
     mib: u64,
     channels: u8,
 }
@@ -59,7 +59,7 @@ impl Worker {
             driver.buffer(channel, BASE, PAGES, 1);
             driver.buffer(channel, BASE + PAGES * PAGE, PAGES, 2);
         }
-        // All memory is on the card and nonzero: the first chunk is written, and copied to the others.
+        // All memory is on the card and nonzero: the first chunk is written, and copied to the other chunks.
         let first = &mut channels[0];
         driver.buffer(first, FILLED, CHUNK / PAGE, 3);
         for _ in 1..mib * MIB / CHUNK {

@@ -1,6 +1,6 @@
-//! Compares a shared card with a card in passthrough: messages of the driver's load and of each workload. Also measures
-//! an exit with and without the server's reply, and the lending of RAM, in a machine with KVM and an IOMMU; and the
-//! clearing of PGRAPH between two VMs.
+//! Compares a shared card with a card in passthrough: counts the messages of loading the driver and of each workload.
+//! Also measures an exit with and without the server's reply, and the lending of RAM, in a machine with KVM and an
+//! IOMMU; and the clearing of PGRAPH between two VMs.
 //!
 //! The parts are `load`, `exits` and `handover`. A guest under TCG has no exits: each message to the server counts as
 //! one. The machine is emulated, so its times are useful only relative to each other.
@@ -19,12 +19,12 @@ use crate::report::{Metric, Target, median};
 
 mod handover;
 
-/// Size of the card in MiB, and of the mediated VM.
+/// Size of the card and of the mediated VM, in MiB.
 const CARD_MIB: u32 = 256;
 const VM_MIB: u32 = 192;
-/// Rounds of the load and of each workload.
+/// Number of rounds of the load and of each workload.
 const ROUNDS: usize = 5;
-/// The driver is unbound from the device and bound again.
+/// Name of the step that unbinds the driver from the device and binds it again.
 const LOAD: &str = "load";
 /// Workloads, by name.
 const WORKLOADS: [(&str, &str); 4] = [
@@ -40,10 +40,10 @@ const COUNTS: [(&str, &str); 3] =
 /// Size in MiB of the card for the machine's daemon, and of the VM used to measure exits.
 const INNER_MIB: u32 = 64;
 const INNER_VM_MIB: u32 = 16;
-/// Size of RAM lent in huge and in small pages, and of the machine's huge pages, in MiB.
+/// Size of the RAM lent in huge and in small pages, and of the machine's huge pages, in MiB.
 const LENT_HUGE_MIB: u32 = 512;
 const LENT_SMALL_MIB: u32 = 64;
-/// Rounds in the machine, and exits in a round.
+/// Number of rounds in the machine, and number of exits in a round.
 const INNER_ROUNDS: usize = 7;
 const EXITS: u32 = 500;
 
@@ -56,14 +56,14 @@ impl Values {
         median(&self.0).context("nothing was measured")
     }
 
-    /// Returns minimum and maximum as metrics.
+    /// Returns the minimum and the maximum as metrics.
     fn spread(&self, name: &str, unit: &'static str) -> [Metric; 2] {
         let least = self.0.iter().copied().fold(f64::INFINITY, f64::min);
         let most = self.0.iter().copied().fold(f64::NEG_INFINITY, f64::max);
         [("least", least), ("most", most)].map(|(what, value)| Metric::plain(format!("{name}.{what}"), value, unit))
     }
 
-    /// Returns the median, with the median of `other` as baseline, and the spread of both.
+    /// Returns the median, with the median of `other` as the baseline, and the spread of both.
     fn beside(&self, other: &Self, name: &str, unit: &'static str) -> Result<Vec<Metric>> {
         let mut metrics = vec![Metric::ratio(name, self.middle()?, unit, other.middle()?, Target::None)];
         metrics.extend(self.spread(name, unit));
@@ -90,7 +90,7 @@ pub fn run(request: &Request) -> Result<Vec<Metric>> {
     Ok(metrics)
 }
 
-/// A VM on a card of a separate daemon.
+/// A VM on the card of a separate daemon.
 struct Side {
     name: &'static str,
     daemon: Daemon,
@@ -138,7 +138,7 @@ impl Side {
     }
 }
 
-/// Counts messages, mediated and in passthrough, alternately.
+/// Counts messages with mediation and in passthrough, alternately.
 fn messages() -> Result<Vec<Metric>> {
     let mut sides =
         [Side::boot("mediated", &vm_toml("mediated", VM_MIB))?, Side::boot("straight", &passthrough_toml("straight"))?];
@@ -175,7 +175,7 @@ fn read(text: &str) -> Result<BTreeMap<String, Values>> {
     Ok(found)
 }
 
-/// Measures exits and lent RAM, in a machine with a card behind VFIO.
+/// Measures exits and lent RAM in a machine that has a card behind VFIO.
 fn machine() -> Result<Vec<Metric>> {
     let mut files = Files::default();
     let vms = vm_toml("a", INNER_VM_MIB) + TRAPPED;

@@ -1,14 +1,14 @@
-//! Para-virtualization: GPUvm's figures 4 and 5 and tables 2 to 4 on this system. The papers' workloads in guests with
-//! the stock driver under full virtualization (shadowing as GPUvm published it, with apertures remapped, lazy, both,
-//! and the default), in guests with the modified driver (a call for each entry, and batches), and in a guest with a
-//! card in passthrough.
+//! Para-virtualization: GPUvm's figures 4 and 5 and tables 2 to 4 on this system. Runs the papers' workloads in guests
+//! with the stock driver under full virtualization (shadowing as GPUvm published it, with apertures remapped, lazy,
+//! both, and the default), in guests with the modified driver (a call for each entry, and batches), and in a guest with
+//! a card in passthrough.
 //!
 //! All VMs run at the same time, each on a separate software card, and alternate workload by workload. The report shows
-//! the measured time next to a model's ([`crate::model`]): the guest's operations in each phase, times their
+//! the measured time next to a model's ([`crate::model`]): the guest's operations in each phase, multiplied by their
 //! cost on a real host.
 //!
-//! Parts: [`counting`], a guest's operations in each phase; [`report`], the figures; [`dataflow`], Gdev's figure 11;
-//! [`contexts`], GPUvm's figure 6; [`picture`], drawings of a file of figures.
+//! Parts: [`counting`] counts a guest's operations in each phase; [`report`] computes the figures; [`dataflow`] is
+//! Gdev's figure 11; [`contexts`] is GPUvm's figure 6; [`picture`] draws a file of figures.
 
 pub mod contexts;
 mod counting;
@@ -29,7 +29,7 @@ use crate::model::Platform;
 use crate::report::{Metric, Target, median, order};
 use counting::Phases;
 
-/// Rounds of each workload, unless the caller sets them.
+/// Number of rounds of each workload, unless the caller specifies it.
 const ROUNDS: usize = 5;
 /// Size of each card in MiB.
 const CARD_MIB: u32 = 384;
@@ -37,7 +37,8 @@ const CARD_MIB: u32 = 384;
 const VRAM_MIB: u32 = 256;
 /// The guests' kernel.
 const KERNEL: &str = "6.1";
-/// The driver is unbound from the device and bound again: this repeats the work of loading it.
+/// Name of the step that unbinds the driver from the device and binds it again, which repeats the work of loading the
+/// driver.
 const DRIVER: &str = "driver-load";
 /// Phases of a workload, with the names in its result line; their sum is its time.
 const PHASES: [&str; 5] = ["init", "htod", "launch", "dtoh", "close"];
@@ -45,12 +46,12 @@ const PHASES: [&str; 5] = ["init", "htod", "launch", "dtoh", "close"];
 /// A way to give a VM a GPU.
 struct Kind {
     name: &'static str,
-    /// Lines of its `[[vm]]` table.
+    /// Lines of the VM's `[[vm]]` table.
     toml: &'static str,
-    /// Uses the modified driver, with these arguments on the kernel's command line.
+    /// Arguments on the kernel's command line for the modified driver; `None` for the stock driver.
     driver: Option<&'static str>,
     platform: Platform,
-    /// Target of the model's time relative to passthrough.
+    /// Target for the model's time relative to passthrough.
     target: Target,
 }
 
@@ -73,7 +74,7 @@ const KINDS: [Kind; 8] = [
     Kind { name: "pv", toml: OFFERED, driver: Some(""), platform: REMAPPED, target: Target::AtMost(1.03) },
 ];
 
-/// Seconds of each round by phase, and the counts of one more round.
+/// Duration of each round in seconds, by phase, and the counts of one further round.
 #[derive(Default)]
 struct Measured {
     phases: BTreeMap<&'static str, Vec<f64>>,
@@ -156,7 +157,7 @@ fn emulation(vm: &Vm) -> Result<f64> {
     Ok(median(&factors).context("no measurement")?.max(1.0))
 }
 
-/// Returns the seconds of one run by phase, by the guest's clock where the guest reports it.
+/// Returns the duration of one run in seconds, by phase, by the guest's clock if the guest reports it.
 fn once(vm: &Vm, workload: &str) -> Result<BTreeMap<&'static str, f64>> {
     if workload == DRIVER {
         let began = Instant::now();

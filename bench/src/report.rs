@@ -11,21 +11,21 @@ use serde_json::{Value, json};
 pub use interval::Interval;
 pub use record::Record;
 
-/// Demand on a metric.
+/// Target for a metric.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Target {
-    /// At most this.
+    /// The value must be at most this.
     AtMost(f64),
-    /// At least this.
+    /// The value must be at least this.
     AtLeast(f64),
-    /// Reported only.
+    /// The value is only reported.
     None,
 }
 
 /// One figure.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Metric {
-    /// Name, dotted.
+    /// Name, with dots between its parts.
     pub name: String,
     /// Value.
     pub value: f64,
@@ -33,33 +33,35 @@ pub struct Metric {
     pub unit: Cow<'static, str>,
     /// Value to compare with, measured in the same run.
     pub baseline: Option<f64>,
-    /// Demand on the value over baseline if there is one, else on the value.
+    /// Target for the value divided by the baseline, or for the value if no baseline exists.
     pub target: Target,
-    /// Interval of the value over baseline if there is one, else of the value. The target applies to the worse bound.
+    /// Interval of the value divided by the baseline, or of the value if no baseline exists. The target applies to the
+    /// worse bound.
     pub interval: Option<Interval>,
     /// Published value of the same metric.
     pub peer: Option<&'static str>,
 }
 
 impl Metric {
-    /// Makes a metric that is only reported.
+    /// Creates a metric that is only reported.
     pub fn plain(name: impl Into<String>, value: f64, unit: &'static str) -> Self {
         let (name, unit) = (name.into(), Cow::Borrowed(unit));
         Self { name, value, unit, baseline: None, target: Target::None, interval: None, peer: None }
     }
 
-    /// Makes a metric with a baseline; the target applies to the ratio.
+    /// Creates a metric with a baseline; the target applies to the ratio.
     pub fn ratio(name: impl Into<String>, value: f64, unit: &'static str, baseline: f64, target: Target) -> Self {
         Self { baseline: Some(baseline), ..Self::plain(name, value, unit).target(target) }
     }
 
-    /// Makes a metric of the samples' median and its interval; without samples the value is NaN, which meets no target.
+    /// Creates a metric of the samples' median and its interval. Without samples the value is NaN, which meets no
+    /// target.
     pub fn of_samples(name: impl Into<String>, samples: &[f64], unit: &'static str) -> Self {
         let value = median(samples).unwrap_or(f64::NAN);
         Self { interval: Interval::from_samples(samples, median), ..Self::plain(name, value, unit) }
     }
 
-    /// Makes a metric of two medians, of samples and of a baseline measured in the same rounds, with the interval of
+    /// Creates a metric of two medians, of samples and of a baseline measured in the same rounds, with the interval of
     /// their ratio.
     pub fn ratio_of_samples(
         name: impl Into<String>,
@@ -73,7 +75,7 @@ impl Metric {
         Self { interval, ..Self::ratio(name, value, unit, baseline, target) }
     }
 
-    /// Parses a metric of a file of figures, if `row` is one.
+    /// Parses a metric from a row of a file of figures, if the row is a metric.
     fn of_json(row: &Value) -> Option<Self> {
         let number = |key: &str| row[key].as_f64();
         let target = row["target"].as_str()?;
@@ -90,7 +92,7 @@ impl Metric {
             baseline: number("baseline"),
             target,
             interval: Interval::of_json(row),
-            // The benchmark sets this value itself.
+            // The benchmark sets this value after parsing.
             peer: None,
         })
     }
@@ -117,8 +119,8 @@ impl Metric {
         self.baseline.map_or(self.value, |baseline| self.value / baseline)
     }
 
-    /// Returns true if the worse bound of the interval, or the value without one, meets the target; `None` without a
-    /// target.
+    /// Returns true if the worse bound of the interval, or the value without an interval, meets the target; `None`
+    /// without a target.
     pub fn met(&self) -> Option<bool> {
         let (low, high) = self.interval.map_or((self.judged(), self.judged()), |Interval { low, high }| (low, high));
         match self.target {
@@ -172,13 +174,13 @@ pub fn print(metrics: &[Metric]) {
     }
 }
 
-/// Formats a value; small ones with enough digits to differ.
+/// Formats a value. Small values get enough digits to differ.
 fn shown(value: f64) -> String {
     if value.abs() < 10.0 { format!("{value:.3}") } else { format!("{value:.1}") }
 }
 
 /// Returns the order of `count` participants in a round: it rotates and alternates direction, so that a participant
-/// does not always follow the same other one.
+/// does not always follow the same participant.
 pub fn order(count: usize, round: usize) -> Vec<usize> {
     let mut order: Vec<usize> = (0..count).collect();
     order.rotate_left(round % count.max(1));
@@ -196,7 +198,7 @@ pub fn quantile(values: &[f64], part: f64) -> Option<f64> {
     sorted.get(place.max(1) - 1).copied()
 }
 
-/// Returns the median; of an even number of values, the lower middle one.
+/// Returns the median; for an even number of values, the lower of the two middle values.
 pub fn median(values: &[f64]) -> Option<f64> {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);
@@ -239,7 +241,7 @@ mod tests {
             |samples: &[f64]| Metric::ratio_of_samples("read", samples, "us", &baseline, Target::AtMost(1.1));
         let even = measured(&slower(1.05));
         assert_eq!((even.met(), even.interval.is_some()), (Some(true), true));
-        // A few rounds are slow on purpose: the median hides them, the interval does not.
+        // A few rounds are slow on purpose: the median hides them, but the interval does not.
         let mut unsteady = slower(1.05);
         unsteady[1..4].iter_mut().for_each(|value| *value *= 1.3);
         let unsteady = measured(&unsteady);
@@ -258,7 +260,7 @@ mod tests {
         assert_eq!(metric.json()["met"], Value::Bool(false));
     }
 
-    /// Returns the documentation's files of figures, with the rows that this program's benchmarks produce.
+    /// Returns the documentation's files of figures, with those rows that this program's benchmarks produce.
     fn committed() -> Vec<(String, Vec<Metric>, Vec<Value>)> {
         let results = Path::new(env!("CARGO_MANIFEST_DIR")).join("results");
         let paths = fs::read_dir(results).unwrap().map(|entry| entry.unwrap().path());

@@ -1,12 +1,12 @@
 //! The scheduler in simulated time: each VM's share of the GPU under each policy, with the workloads of GPUvm's and
 //! Gdev's figures and with misbehaving guests. Runs are deterministic, except for the cost of a decision.
 //!
-//! Lengths: GPUvm's `madd` is taken as 0.5 ms and its `long-madd` as five times that. Without preemption an engine
+//! GPUvm's `madd` is assumed to take 0.5 ms, and its `long-madd` five times as long. Without preemption an engine
 //! allocates time in whole kernels: a window of 100 ms can be off by one kernel at each end, and 3 % of the window is 3
-//! ms. So policies cannot meet the target if the longest kernel is much over 2.5 ms; `sched.lengths` covers other
-//! lengths.
+//! ms. So policies cannot meet the target if the longest kernel is much longer than 2.5 ms; `sched.lengths` covers
+//! other lengths.
 //!
-//! `sched_guests` does the same with stock guests, [`idle`] measures the effect of idle VMs.
+//! `sched_guests` does the same with stock guests; [`idle`] measures the effect of idle VMs.
 
 mod idle;
 
@@ -26,9 +26,9 @@ const SECOND: u64 = 1_000 * MS;
 const THINK: Length = Length::Uniform(20 * US, 60 * US);
 const MADD: u64 = 500 * US;
 const LONG_MADD: u64 = 5 * MADD;
-/// Warm-up time, which is omitted from all figures.
+/// Warm-up time, which is excluded from all figures.
 const WARM_UP_NS: u64 = SECOND;
-/// Seeds; the worst result counts.
+/// Seeds of the runs; the worst result counts.
 const SEEDS: [u64; 3] = [1, 2, 3];
 
 /// A measured policy.
@@ -43,7 +43,7 @@ fn contender(name: &'static str, policy: PolicyKind, published: bool) -> Contend
     Contender { name, config: if published { papers } else { config } }
 }
 
-/// Returns all policies; the papers' policies with one submission at a time, as published.
+/// Returns all policies. The papers' policies run one submission at a time, as published.
 fn contenders() -> Vec<Contender> {
     vec![
         contender("fifo", PolicyKind::Fifo, true),
@@ -79,7 +79,7 @@ fn equal(vms: usize) -> Vec<f64> {
     vec![1.0 / vms as f64; vms]
 }
 
-/// Returns the VMs' entitlements by weight.
+/// Returns the VMs' entitlements according to their weights.
 fn due(guests: &[Guest]) -> Vec<f64> {
     let weight = |guest: &Guest| f64::from(guest.params.weight);
     let sum: f64 = guests.iter().map(weight).sum();
@@ -232,7 +232,7 @@ fn gdev_figure_14() -> Result<Vec<Metric>> {
     Ok(metrics)
 }
 
-/// Copies and kernels of two sizes, under BAND, with separate queues (MRQ) and one queue (SDQ).
+/// Measures copies and kernels of two sizes under BAND, with separate queues (MRQ) and with one queue (SDQ).
 fn gdev_figure_15() -> Result<Vec<Metric>> {
     let guest = |copy: u64, kernel: u64| {
         let step = |engine, length| Step { engine, length: Length::Fixed(length) };
@@ -314,7 +314,7 @@ fn gdev_figure_16() -> Result<Vec<Metric>> {
     Ok(metrics)
 }
 
-/// Measures unequal weights.
+/// Measures shares with unequal weights.
 fn weights() -> Result<Vec<Metric>> {
     let mut metrics = Vec::new();
     for of in [&[1u32, 3][..], &[10, 90], &[1, 15, 84]] {
@@ -336,7 +336,7 @@ fn weights() -> Result<Vec<Metric>> {
     Ok(metrics)
 }
 
-/// Measures a VM that needs 2 ms about every 16 ms, next to one that always has work.
+/// Measures a VM that needs 2 ms about every 16 ms, next to a VM that always has work.
 fn interactive() -> Result<Vec<Metric>> {
     let frames = |class| {
         let stream = Stream::looping(Length::Uniform(1500 * US, 2500 * US), Length::Uniform(13 * MS, 15 * MS));
@@ -360,7 +360,7 @@ fn interactive() -> Result<Vec<Metric>> {
     Ok(metrics)
 }
 
-/// Compares one VM with the same without a scheduler.
+/// Compares one VM under a scheduler with the same VM without a scheduler.
 fn alone() -> Result<Vec<Metric>> {
     let mut metrics = Vec::new();
     for (kind, length, depth) in [("sync", MADD, 1), ("short", 20 * US, 8), ("queued", MADD, 4)] {
@@ -376,7 +376,7 @@ fn alone() -> Result<Vec<Metric>> {
     Ok(metrics)
 }
 
-/// Compares sixteen VMs with one.
+/// Compares sixteen VMs with one VM.
 fn sixteen() -> Result<Vec<Metric>> {
     let one = play(ours(), 30, vec![backlog(MADD)], 1)?;
     let outcome = play(ours(), 30, (0..16).map(|_| looping(MADD)).collect(), 1)?;
@@ -398,8 +398,8 @@ fn sixteen() -> Result<Vec<Metric>> {
     Ok(metrics)
 }
 
-/// Three well-behaved VMs (two with `madd`, one with `long-madd`) next to a misbehaving one: the lowest time of the
-/// three, relative to the VM's entitlement.
+/// Measures three well-behaved VMs (two with `madd`, one with `long-madd`) next to a misbehaving VM: the lowest time
+/// among the three, relative to the VM's entitlement.
 fn rogues() -> Result<Vec<Metric>> {
     let stream = |length, think, depth| Stream { depth, ..Stream::looping(length, think) };
     let now = Length::Fixed(0);
@@ -429,13 +429,13 @@ fn rogues() -> Result<Vec<Metric>> {
     Ok(metrics)
 }
 
-/// Returns the CPU time of this thread in seconds, because other programs may also use the machine.
+/// Returns the CPU time of this thread in seconds. CPU time is used because other programs may also use the machine.
 fn cpu_seconds() -> f64 {
     let time = clock_gettime(ClockId::ThreadCPUTime);
     time.tv_sec as f64 + time.tv_nsec as f64 / 1e9
 }
 
-/// Measures the cost of simulating and of a decision.
+/// Measures the cost of the simulation and of a decision.
 fn scale() -> Result<Vec<Metric>> {
     let guest = |vm: u64| {
         let stream = Stream::looping(Length::Exponential(MS * (1 + vm % 5)), Length::Exponential(5 * MS));

@@ -2,7 +2,7 @@
 //! relative to a plain copy of the same bytes.
 //!
 //! An address space maps 1 GiB with 4 KiB pages: eight tables of 256 KiB in guest VRAM. Guest memory is an array, so
-//! the measured time is this project's own work plus the reading.
+//! the measured time is this project's own work plus the reads.
 
 use std::hint::black_box;
 use std::time::Instant;
@@ -26,9 +26,9 @@ const TABLES: u64 = DIRECTORY + DIRECTORY_BYTES;
 const TABLE_BYTES: u64 = 256 << 10;
 /// Size of all tables in bytes.
 const ALL: u64 = MAPPED / PAGE * ENTRY_BYTES;
-/// First mapped byte of VRAM: no table is in the mapped range.
+/// First mapped byte of VRAM; the tables are outside the mapped range.
 const DATA: u64 = 16 << 20;
-/// Measurements of each kind; the median counts.
+/// Number of measurements of each kind; the median counts.
 const ROUNDS: usize = 201;
 
 /// Guest VRAM that holds the tables.
@@ -43,7 +43,7 @@ impl GuestMemory for Guest {
     }
 }
 
-/// Grants all guest VRAM, at other card addresses.
+/// Grants all guest VRAM, at different card addresses.
 struct All;
 
 impl Frames for All {
@@ -119,7 +119,7 @@ impl World {
         done
     }
 
-    /// Changes an entry's page, like the guest's CPU.
+    /// Changes an entry's page, as the guest's CPU would.
     fn change(&mut self, page: u64, round: u64) -> Result<()> {
         let at = TABLES + page * ENTRY_BYTES;
         put(&mut self.guest, at, entry(DATA + (page ^ (round & 1)) * PAGE)?);
@@ -137,7 +137,7 @@ fn entry(address: u64) -> Result<u64> {
     Ok(Pte::new().with_valid(true).with_frame(frame).with_aperture(PteAperture::Vram).into())
 }
 
-/// Returns the duration of `each` in microseconds, without the preceding `prepare`.
+/// Returns the duration of `each` in microseconds, excluding the preceding `prepare`.
 fn timed(mut prepare: impl FnMut(u64) -> Result<()>, mut each: impl FnMut()) -> Result<f64> {
     let mut times = Vec::new();
     for round in 0..ROUNDS as u64 {
@@ -159,7 +159,7 @@ pub fn run() -> Result<Vec<Metric>> {
         last.set(done);
     };
 
-    // A change of one entry needs at least the reading and comparing of one page of a table.
+    // A change of one entry requires at least reading and comparing one page of a table.
     let mut page = vec![0u8; PAGE as usize];
     let read = timed(
         |_| Ok(()),
@@ -196,7 +196,7 @@ pub fn run() -> Result<Vec<Metric>> {
     )?;
     let scan = timed(
         |_| {
-            // Written with unchanged contents.
+            // The tables were written with unchanged contents.
             world.borrow_mut().spaces.written(GuestVramAddr(DIRECTORY), TABLES + ALL);
             Ok(())
         },
@@ -214,7 +214,7 @@ pub fn run() -> Result<Vec<Metric>> {
         Target::AtLeast(0.5),
     ));
 
-    // The same change in the other modes, each with one flush and one submission.
+    // The same change in the other modes, with one flush and one submission each.
     for mode in Mode::ALL {
         let mut world = World::new(mode)?;
         let mut times = Vec::new();
@@ -237,7 +237,7 @@ pub fn run() -> Result<Vec<Metric>> {
     Ok(metrics)
 }
 
-/// Counts of the two steps after a change.
+/// Counts of the flush and of the submission after a change.
 struct Steps {
     flushed: SyncReport,
     prepared: SyncReport,

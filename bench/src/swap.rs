@@ -1,10 +1,10 @@
-//! Overcommitted card memory: GPUswap's figures 4 to 9 and Gdev's 12 and 13 on this system, and quanta against
+//! Overcommitted card memory: GPUswap's figures 4 to 9 and Gdev's figures 12 and 13 on this system, and quanta against
 //! thrashing. Guests run in this process ([`crate::in_process_vm`]): no VM is booted.
 //!
-//! The card's engines move card and host memory at set rates with a ratio of 25 to 1, as on GPUswap's card, so figures
-//! are ratios of modelled times, independent of this machine's speed. The rates are low enough for the software card to
-//! keep up. The times include this machine's work for a guest's driver and kernels, so ratios to modelled times are
-//! upper bounds.
+//! The card's engines move card and host memory at fixed rates with a ratio of 25 to 1, as on GPUswap's card, so
+//! figures are ratios of modelled times, independent of this machine's speed. The rates are low enough for the software
+//! card to keep up. The times include this machine's work for a guest's driver and kernels, so ratios to modelled times
+//! are upper bounds.
 
 mod bandwidth;
 mod delay;
@@ -29,13 +29,13 @@ use super::Request;
 use crate::in_process_vm::{MIB, timing};
 use crate::report::Metric;
 
-/// Bytes per second that an engine moves in card memory.
+/// Rate at which an engine moves card memory, in bytes per second.
 const VRAM_RATE: u64 = 800 * MIB;
-/// Bytes per second that an engine moves to or from host memory.
+/// Rate at which an engine moves data to or from host memory, in bytes per second.
 const BUS_RATE: u64 = 32 * MIB;
-/// Both copy engines.
+/// Number of copy engines.
 const LANES: f64 = 2.0;
-/// Default bytes of a chunk.
+/// Default chunk size in bytes.
 const CHUNK: u64 = 2 * MIB;
 /// Upper bound of all waits.
 const WAIT_TIMEOUT: Duration = Duration::from_secs(120);
@@ -62,7 +62,7 @@ fn eventually(what: &str, mut holds: impl FnMut() -> Result<bool>) -> Result<()>
     Ok(())
 }
 
-/// Returns the value that `permille` of the values do not exceed.
+/// Returns the lowest value that `permille` of the values do not exceed.
 fn quantile(values: &[f64], permille: usize) -> Result<f64> {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);

@@ -1,5 +1,5 @@
 //! Cost of a trapped access, compared with a bare echo server on the same kind of socket in the same VM; and the number
-//! of messages for one load of nouveau.
+//! of messages for loading nouveau once.
 
 use anyhow::{Context, Result};
 use serde_json::json;
@@ -10,9 +10,9 @@ use vmm_glue::{IrqCounts, Link, Server, ServerOptions, SocketOptions, StopHandle
 
 use crate::report::{Metric, Target, median};
 
-/// Measurements of each kind; the median counts.
+/// Number of measurements of each kind; the median counts.
 const ROUNDS: usize = 7;
-/// Accesses in a measurement.
+/// Number of accesses in a measurement.
 const READS: u32 = 3_000;
 const WRITES: u32 = 30_000;
 
@@ -67,7 +67,7 @@ pub fn run() -> Result<Vec<Metric>> {
     vm.wait_ready()?;
     let (echo, sync) = ("0000:00:10.0", "0000:00:11.0");
 
-    // Interleaved, so that a change of the host's speed affects all alike.
+    // Measurements are interleaved, so that a change of the host's speed affects all alike.
     let mut reads = [Vec::new(), Vec::new()];
     let mut writes = [Vec::new(), Vec::new(), Vec::new()];
     for round in 0..ROUNDS {
@@ -103,7 +103,7 @@ pub fn run() -> Result<Vec<Metric>> {
     ])
 }
 
-/// Returns the nanoseconds of one access, by the guest's clock.
+/// Returns the duration of one access in nanoseconds, by the guest's clock.
 fn measure(vm: &Vm, what: &str, count: u32, pci: Option<&str>) -> Result<f64> {
     let pci = pci.map(|address| format!(" --pci={address}")).unwrap_or_default();
     let output = vm.run_ok(&format!("run /bin/gpu-workloads bar bench {what} --count={count} --offset=0x1100{pci}"))?;

@@ -1,9 +1,9 @@
-//! Xen domains: exits of the driver's load and of each workload (accesses of the domain that this process serves), and
-//! the number of buffered ones, with a shared card and the domain's own pages under its apertures, as recommended to
-//! operators, and with the card in passthrough to the same domain, where each access is an exit.
+//! Xen domains: counts exits of loading the driver and of each workload (accesses of the domain that this process
+//! serves), and the number of buffered exits. The domain has a shared card and its own pages under the apertures, as
+//! recommended to operators; for comparison it has the card in passthrough, where each access is an exit.
 //!
-//! Xen, domain 0 and the domain are all emulated on two processors, so times apply only to that machine; exits apply
-//! generally.
+//! Xen, domain 0 and the domain are all emulated on two processors, so times apply only to this machine; numbers of
+//! exits apply generally.
 
 use anyhow::{Context, Result};
 use serde_json::Value;
@@ -11,7 +11,7 @@ use tests::xen::{Domain, DomainSpec, XenMachine};
 
 use crate::report::{Metric, Target};
 
-/// Size of the card, and of the VM, in MiB.
+/// Size of the card and of the VM, in MiB.
 const CARD_MIB: u32 = 128;
 const VM_MIB: u32 = 64;
 /// Size of domain 0 in MiB.
@@ -49,7 +49,7 @@ impl Exits {
     }
 }
 
-/// Cost of one step: exits, and seconds by this host's clock.
+/// Cost of one step: number of exits, and seconds by this host's clock.
 #[derive(Clone, Copy, Debug)]
 struct Cost {
     exits: Exits,
@@ -63,7 +63,7 @@ fn measure(machine: &XenMachine, step: impl FnOnce() -> Result<()>) -> Result<Co
     Ok(Cost { exits: Exits::read(machine)?.since(before), seconds })
 }
 
-/// Returns the steps with a shared card or in passthrough: the load first, then the workloads.
+/// Returns the steps with a shared card or in passthrough: first loading the driver, then the workloads.
 fn steps(machine: &XenMachine, domain: &Domain<'_>) -> Result<Vec<(&'static str, Cost)>> {
     let mut all = vec![("load", measure(machine, || domain.load_driver())?)];
     for (name, args) in WORKLOADS {

@@ -1,4 +1,4 @@
-//! Figures in the documentation, and the raw files they come from.
+//! Checks the figures in the documentation against the raw files that they come from.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -9,7 +9,8 @@ use serde_json::Value;
 /// Folder of the benchmarks' raw files.
 const RESULTS: &str = "bench/results";
 
-/// Files older than the rule that a file of figures names its commit and host. Do not add files: measure again instead.
+/// Files older than the rule that a file of figures names its commit and host. Do not add files; repeat the measurement
+/// instead.
 const WITHOUT_CONDITIONS: [&str; 11] = [
     "cuda-handover-more.json",
     "cuda-handover-wait.json",
@@ -27,7 +28,8 @@ const WITHOUT_CONDITIONS: [&str; 11] = [
 /// Pictures older than the rule to keep raw files. Do not add pictures.
 const PICTURES_WITHOUT_RAW_FILE: [&str; 1] = ["swap-shares.svg"];
 
-/// Pictures in README.md that `cargo xtask docs` makes from code: tests of `doc-pages` and `mediatorctl` compare them.
+/// Pictures in README.md that `cargo xtask docs` generates from code; tests of `doc-pages` and `mediatorctl` compare
+/// them.
 const PICTURES_FROM_CODE: [&str; 2] = ["architecture.svg", "top.svg"];
 
 /// Returns a path in the project's root folder.
@@ -95,7 +97,7 @@ fn raw_files_state_their_origin_and_are_linked_from_a_page() {
     for file in files(RESULTS, ".json") {
         assert!(named.contains(&file.as_str()), "no page names {file}");
         let found: Value = serde_json::from_str(&fs::read_to_string(root(RESULTS).join(&file)).unwrap()).unwrap();
-        // For a rented card, the driver's report on it replaces the host's conditions.
+        // For a rented card, the driver's report about the card replaces the host's conditions.
         let conditions = [("/run/commit", "/commit"), ("/run/started", "/started"), ("/run/processor", "/smi")];
         let told = conditions.iter().all(|(ours, cards)| found.pointer(ours).or(found.pointer(cards)).is_some());
         assert!(told || WITHOUT_CONDITIONS.contains(&file.as_str()), "{file}: commit, time and host");

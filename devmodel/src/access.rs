@@ -1,11 +1,11 @@
-//! Splits accesses of any size and alignment into aligned 32-bit ones with byte lanes, for the registers.
+//! Splits accesses of any size and alignment into aligned 32-bit register accesses with byte lanes.
 
 /// The part of an access within one aligned dword.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Lane {
     /// Byte offset of the dword.
     pub dword: u64,
-    /// First byte of the access within the dword.
+    /// Offset of the first accessed byte within the dword.
     pub first: usize,
     /// Size of the access within the dword in bytes.
     pub count: usize,
@@ -36,7 +36,7 @@ impl Lane {
     }
 }
 
-/// Returns the lane at byte `offset` for an access of which `left` bytes remain; at least one byte, unless `left` is 0.
+/// Returns the lane at byte `offset` for an access with `left` remaining bytes; at least one byte, unless `left` is 0.
 #[must_use]
 pub fn lane(offset: u64, left: usize) -> Lane {
     let first = (offset & 3) as u8;

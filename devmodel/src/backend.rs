@@ -1,8 +1,8 @@
 //! The interface to the card's owner: one trait, implemented by the mediator (and by a mock in the tests).
 //!
-//! Everything here is in the guest's own terms: guest VRAM addresses, guest bus addresses, virtual channel and engine
-//! numbers. The implementer handles translation, bounds and isolation; the vGPU only decodes, and refuses invalid
-//! encodings.
+//! Everything in this module is in the guest's own terms: guest VRAM addresses, guest bus addresses, virtual channel
+//! and engine numbers. The implementer handles translation, bounds and isolation; the vGPU only decodes, and refuses
+//! invalid encodings.
 
 use nvspec::addr::GuestVramAddr;
 use nvspec::falcon::Falcon;
@@ -33,13 +33,13 @@ pub use nvspec::addr::Place;
 #[error("the access is outside of what the guest may reach")]
 pub struct Denied;
 
-/// Reason that a write to VRAM or through an aperture failed. The part written before may be written again.
+/// Reason that a write to VRAM or through an aperture failed. The part that was already written may be written again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum WriteFailure {
-    /// It is outside the guest's memory, and lost.
+    /// The write is outside the guest's memory, and is lost.
     #[error(transparent)]
     Denied(#[from] Denied),
-    /// No memory is available for it at present.
+    /// No memory is available for the write at present.
     #[error(transparent)]
     NoMemory(#[from] NoMemory),
 }
@@ -52,13 +52,13 @@ pub struct NoMemory;
 /// State of a channel, as shown in its register.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ChannelState {
-    /// The guest has made it runnable.
+    /// True if the guest has made the channel runnable.
     pub enabled: bool,
-    /// It waits for a semaphore.
+    /// True if the channel waits for a semaphore.
     pub acquire_pending: bool,
-    /// A PBDMA or engine holds its context.
+    /// True if a PBDMA or engine holds the channel's context.
     pub loaded: bool,
-    /// It has unfetched work.
+    /// True if the channel has unfetched work.
     pub pending: bool,
 }
 
@@ -67,7 +67,7 @@ pub struct ChannelState {
 pub struct EngineStatus {
     /// Channel on the engine, if it belongs to this guest.
     pub channel: Option<VirtualChannelId>,
-    /// It is working for this guest.
+    /// True if the engine is working for this guest.
     pub busy: bool,
 }
 
@@ -86,13 +86,13 @@ pub trait Backend {
     /// Reads guest VRAM.
     ///
     /// # Errors
-    /// [`Denied`] when a byte is outside the guest's VRAM.
+    /// [`Denied`] if a byte is outside the guest's VRAM.
     fn vram_read(&mut self, address: GuestVramAddr, data: &mut [u8]) -> Result<(), Denied>;
 
     /// Writes guest VRAM.
     ///
     /// # Errors
-    /// [`WriteFailure::Denied`] when a byte is outside the guest's VRAM; [`WriteFailure::NoMemory`].
+    /// [`WriteFailure::Denied`] if a byte is outside the guest's VRAM; [`WriteFailure::NoMemory`].
     fn vram_write(&mut self, address: GuestVramAddr, data: &[u8]) -> Result<(), WriteFailure>;
 
     /// Reads through an aperture, translated by the guest's page tables. `offset` is within the BAR.
@@ -104,24 +104,24 @@ pub trait Backend {
     /// Writes through an aperture, translated by the guest's page tables. `offset` is within the BAR.
     ///
     /// # Errors
-    /// [`WriteFailure::Denied`] when no valid, writable mapping is there; [`WriteFailure::NoMemory`].
+    /// [`WriteFailure::Denied`] without a valid, writable mapping; [`WriteFailure::NoMemory`].
     fn aperture_write(&mut self, aperture: Aperture, offset: u64, data: &[u8]) -> Result<(), WriteFailure>;
 
     /// Handles the guest's binding of an aperture's instance block; `None` unbinds it.
     fn bind_aperture(&mut self, aperture: Aperture, instance: Option<Place>);
 
-    /// Handles the guest's placing of PRAMIN, BAR0's window on VRAM, at `base`; `None` if that is outside VRAM. Needed
-    /// only to map memory there; trapped accesses are [read](Self::vram_read) and [written](Self::vram_write) by
-    /// address.
+    /// Handles a move by the guest of PRAMIN, BAR0's window on VRAM, to `base`; `None` if that is outside VRAM. Needed
+    /// only to map memory in the window; trapped accesses are [read](Self::vram_read) and [written](Self::vram_write)
+    /// by address.
     fn place_window(&mut self, _base: Option<GuestVramAddr>) {}
 
-    /// Handles the guest's TLB flush for one page directory, or for all (`None`).
+    /// Handles the guest's TLB flush for one page directory, or for all directories (`None`).
     fn flush_tlb(&mut self, directory: Option<Place>, hub_only: bool);
 
     /// Handles the guest's flush of posted aperture writes. When this returns, the GPU sees all earlier writes.
     fn flush_apertures(&mut self) {}
 
-    /// Handles the guest's start of a falcon of its vGPU with this code and data, which is never executed.
+    /// Handles the guest's start of a falcon of its vGPU with this code and data. The code is never executed.
     fn firmware_started(&mut self, _falcon: Falcon, _code: &[u32], _data: &[u32]) {}
 
     /// Handles the guest's binding of a channel's instance block; `None` unbinds it.
@@ -148,7 +148,7 @@ pub trait Backend {
     /// Stops (`true`) or allows scheduling of the guest's own channels on the engines whose bits are set.
     fn block_engines(&mut self, engines: u32, blocked: bool);
 
-    /// Resets an engine for the guest: only its own channels on that engine lose their state. `engine` is below
+    /// Resets an engine for the guest: only the guest's own channels on that engine lose their state. `engine` is below
     /// `nvspec::fifo::engine::COUNT`.
     fn reset_engine(&mut self, engine: u32);
 

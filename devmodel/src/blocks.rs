@@ -1,4 +1,5 @@
-//! The register blocks of a vGPU, in the order of the address map. Each file: state, `read`, `write`, `reset`, tests.
+//! The register blocks of a vGPU, in the order of the address map. Each file has the block's state, `read`, `write`,
+//! `reset` and tests.
 //!
 //! Blocks never reference each other: effects go through `Cx`, and the interrupt line queries each block's level.
 
@@ -23,7 +24,7 @@ use nvspec::instance::INSTANCE_BYTES;
 use saved_state::Invalid;
 use serde::{Deserialize, Serialize};
 
-/// The parts that a block may use while it handles one access.
+/// The parts of a vGPU that a block may use while it handles one access.
 pub(crate) struct Cx<'a> {
     pub backend: &'a mut dyn Backend,
     pub storage: &'a mut Storage,
@@ -62,7 +63,7 @@ impl Cx<'_> {
     }
 
     /// Decodes the location of a structure of `bytes`. A structure in VRAM must be within the guest's VRAM; the backend
-    /// checks one in RAM. Invalid encodings are counted as denials at `at`.
+    /// checks structures in RAM. Invalid encodings are counted as denials at `at`.
     pub fn place(&mut self, at: At, written: u32, target: u32, address: u64, bytes: u64) -> Option<Place> {
         let Some(place) = Place::new(Target::from_bits(target), address) else {
             self.deny_write(at, Reason::Target, written);
@@ -78,7 +79,7 @@ impl Cx<'_> {
         Some(place)
     }
 
-    /// Like [`Cx::place`], for an instance block whose address is given in units of 4 KiB.
+    /// Does [`Cx::place`] for an instance block whose address is given in units of 4 KiB.
     pub fn instance(&mut self, at: At, written: u32, target: u32, page: u32) -> Option<Place> {
         self.place(at, written, target, page_address(page), INSTANCE_BYTES)
     }
@@ -89,8 +90,8 @@ pub(crate) fn page_address(page: u32) -> u64 {
     u64::from(page) << 12
 }
 
-/// Unacknowledged events of a guest, in addition to the one shown in its registers. Bounded: more events are dropped
-/// and counted, as hardware with one set of registers drops the second.
+/// Unacknowledged events of a guest, in addition to the event shown in its registers. Their number is bounded: further
+/// events are dropped and counted, just as hardware with one set of registers drops the second event.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Backlog<T> {
     waiting: std::collections::VecDeque<T>,
@@ -104,7 +105,7 @@ impl<T> Default for Backlog<T> {
 }
 
 impl<T> Backlog<T> {
-    /// One entry for each channel.
+    /// Maximum number of waiting events: one for each channel.
     const MAX_WAITING: usize = nvspec::fifo::CHANNELS as usize;
 
     pub fn push(&mut self, event: T) {
@@ -121,7 +122,7 @@ impl<T> Backlog<T> {
         self.waiting.remove(at)
     }
 
-    /// Validates saved data: the number of events is within the limit, and `sound` accepts each.
+    /// Validates saved data: the number of events must be within the limit, and `sound` must accept each event.
     pub fn check(&self, sound: impl Fn(&T) -> bool) -> Result<(), Invalid> {
         let Self { waiting, dropped: _ } = self;
         Invalid::unless(waiting.len() <= Self::MAX_WAITING && waiting.iter().all(sound), || {

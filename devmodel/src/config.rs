@@ -19,13 +19,14 @@ pub struct VGpuConfig {
     pub chip: &'static Chip,
     /// The PCI function that the guest sees.
     pub pci: PciIdentity,
-    /// Bytes of VRAM that the guest sees; a multiple of 1 MiB.
+    /// Size of the VRAM that the guest sees, in bytes; a multiple of 1 MiB.
     pub vram_bytes: u64,
-    /// Maximum number of channels that the guest may bind at a time; it always sees 128.
+    /// Maximum number of channels that the guest may bind at a time; the guest always sees 128 channels.
     pub channels: u32,
-    /// The VBIOS image that PROM shows.
+    /// The VBIOS image that PROM contains.
     pub vbios: Arc<[u8]>,
-    /// A vendor-specific capability, in the format of [`crate::pci::PciConfig::add_vendor_capability`]; none if empty.
+    /// A vendor-specific capability, in the format of [`crate::pci::PciConfig::add_vendor_capability`]; empty for no
+    /// capability.
     pub vendor_capability: Vec<u8>,
 }
 
@@ -63,7 +64,7 @@ impl VGpuConfig {
         Ok(())
     }
 
-    /// Returns the VRAM in MiB.
+    /// Returns the VRAM size in MiB.
     #[must_use]
     pub fn vram_mib(&self) -> u32 {
         u32::try_from(self.vram_bytes / MIB).unwrap_or(u32::MAX)
@@ -82,10 +83,10 @@ pub enum ConfigError {
     /// BAR0 is too small for the registers.
     #[error("BAR0 of {0:#x} bytes does not hold the chip's registers, which need {needed:#x}", needed = windows::BAR0_BYTES)]
     SmallBar0(u64),
-    /// VRAM size out of range.
+    /// The VRAM size is out of range.
     #[error("VRAM of {0:#x} bytes: must be a multiple of 1 MiB from 16 MiB to 1 TiB")]
     Vram(u64),
-    /// Channel limit out of range.
+    /// The channel limit is out of range.
     #[error("{0} channels: must be from 1 to {CHANNELS}")]
     Channels(u32),
     /// The VBIOS does not fit.

@@ -1,4 +1,4 @@
-//! Refused accesses: a counter for each register and reason, and a log line for the first of each.
+//! Refused accesses: a counter for each register and reason, and a log line for the first access of each.
 
 use nvspec::regs;
 use saved_state::Invalid;
@@ -6,8 +6,8 @@ use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::fmt;
 
-/// Number of (register, reason) pairs that are counted separately; all others are counted together. Bounds the memory
-/// and the log lines that one guest can cause.
+/// Number of (register, reason) pairs that are counted separately; all others are counted together. This bounds the
+/// memory and the log lines that one guest can cause.
 const DISTINCT: usize = 512;
 
 /// Reason that an access was refused.
@@ -25,11 +25,11 @@ pub enum Reason {
     Channel,
     /// The vGPU may not bind more channels.
     ChannelLimit,
-    /// A runlist that is too long or not in memory.
+    /// The runlist is too long or not in memory.
     Runlist,
     /// The address is not mapped by the guest's page tables.
     Unmapped,
-    /// A feature that a vGPU does not support.
+    /// The vGPU does not support the feature.
     Unsupported,
 }
 
@@ -52,7 +52,7 @@ impl fmt::Display for Reason {
 /// Location of a refused access.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum Site {
-    /// Byte offset in BAR0, a multiple of 4; for windows, the offset of the register that places them.
+    /// Byte offset in BAR0, a multiple of 4; for windows, the offset of the register that sets their location.
     Register(u32),
     /// BAR1.
     Bar1,
@@ -80,9 +80,9 @@ impl fmt::Display for Site {
 /// Number of refused accesses for one site and reason.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Count {
-    /// Reads.
+    /// Number of refused reads.
     pub reads: u64,
-    /// Writes.
+    /// Number of refused writes.
     pub writes: u64,
 }
 

@@ -8,26 +8,26 @@ use serde::{Deserialize, Serialize};
 /// The GPU's MMU refused an access of this guest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MmuFault {
-    /// Fault unit, `nvspec::mmu::fault::unit`; below 32.
+    /// Fault unit, from `nvspec::mmu::fault::unit`; below 32.
     pub unit: u32,
     /// Instance block of the channel or aperture, as named by the guest.
     pub instance: Option<Place>,
     /// The faulting address.
     pub va: GpuVa,
-    /// Reason, `nvspec::mmu::fault`.
+    /// Reason, from `nvspec::mmu::fault`.
     pub reason: u32,
     /// Client within the hub or cluster.
     pub client: u32,
-    /// The client is in the hub, not in a GPC.
+    /// True if the client is in the hub, false if it is in a GPC.
     pub hub: bool,
-    /// It was a write.
+    /// True if the access was a write.
     pub write: bool,
     /// The cluster, for a client in a GPC.
     pub gpc: u32,
 }
 
 impl MmuFault {
-    /// Makes the fault that a driver requests to recover a hung engine: it is not caused by an access.
+    /// Creates the fault that a driver requests to recover a hung engine. It is not caused by an access.
     #[must_use]
     pub fn triggered(unit: u32) -> Self {
         Self { unit, instance: None, va: GpuVa(0), reason: 0, client: 0, hub: true, write: false, gpc: 0 }
@@ -41,13 +41,13 @@ pub struct PbdmaError {
     pub unit: u32,
     /// The guest's channel.
     pub channel: VirtualChannelId,
-    /// Bits as in `pbdma::INTR_0`.
+    /// Cause of the interrupt, as bits of `pbdma::INTR_0`.
     pub intr: u32,
     /// Subchannel of the method.
     pub subchannel: u32,
     /// Byte address of the method.
     pub method: u32,
-    /// Its data.
+    /// The method's data.
     pub data: u32,
 }
 
@@ -65,11 +65,12 @@ pub enum EngineError {
 pub struct CopyError {
     /// Number of the copy engine: 0 or 1.
     pub engine: u32,
-    /// Bits as in `ce0::INTR`.
+    /// Cause of the interrupt, as bits of `ce0::INTR`.
     pub intr: u32,
     /// Instance block of the channel, as named by the guest.
     pub instance: Option<Place>,
-    /// The firmware's report about the method, as `nvspec::class::ce90b5::error`: code, subchannel, method.
+    /// The firmware's report about the method, in the format of `nvspec::class::ce90b5::error`: code, subchannel,
+    /// method.
     pub report: u32,
     /// The method's data.
     pub data: u32,
@@ -78,7 +79,7 @@ pub struct CopyError {
 /// PGRAPH stopped on a method of this guest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GraphError {
-    /// Bits as in `pgraph::INTR`.
+    /// Cause of the interrupt, as bits of `pgraph::INTR`.
     pub intr: u32,
     /// Code of a data error.
     pub code: u32,
@@ -86,13 +87,13 @@ pub struct GraphError {
     pub instance: Option<Place>,
     /// Subchannel of the method.
     pub subchannel: u32,
-    /// Class bound to it.
+    /// Class bound to the subchannel.
     pub class: u32,
     /// Byte address of the method.
     pub method: u32,
-    /// Its data.
+    /// The method's data.
     pub data: u32,
-    /// Units that trapped, bits as in `pgraph::TRAP`.
+    /// Units that trapped, as bits of `pgraph::TRAP`.
     pub trap: u32,
     /// Report of a multiprocessor, if one trapped.
     pub sm: Option<SmError>,
@@ -101,12 +102,12 @@ pub struct GraphError {
 /// A multiprocessor stopped on an error of this guest's kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SmError {
-    /// Number of the cluster; replaced by the first if the guest's GPU does not have it.
+    /// Number of the cluster. The first cluster is used if the guest's GPU does not have this number.
     pub gpc: u32,
-    /// Number of the TPC in it; the same applies.
+    /// Number of the TPC in the cluster. The first TPC is used if the guest's GPU does not have this number.
     pub tpc: u32,
-    /// Error of the warp, a number of `compute90c0::warp_error`.
+    /// Error of the warp, from `compute90c0::warp_error`.
     pub warp: u32,
-    /// Bits of errors that do not belong to a warp.
+    /// Errors that do not belong to a warp, as bits.
     pub global: u32,
 }

@@ -1,7 +1,7 @@
-//! The interrupt line: converts the units' pending bits to MSI messages or the INTx level.
+//! The interrupt line: converts the units' pending bits to MSI messages or to the INTx level.
 //!
-//! The card signals by MSI once and then stays silent until the driver re-arms it; if a unit is still pending when the
-//! driver re-arms, or re-enables the line, it signals again. INTx is a plain level.
+//! The card sends one MSI message and then stays silent until the driver re-arms MSI. If a unit is still pending when
+//! the driver re-arms, or re-enables the line, it signals again. INTx is a plain level.
 
 use crate::backend::{Backend, InterruptLine};
 use serde::{Deserialize, Serialize};
@@ -9,13 +9,13 @@ use serde::{Deserialize, Serialize};
 /// State of signalling.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Interrupts {
-    /// The next rise of the line sends a message.
+    /// True if the next rise of the line sends a message.
     armed: bool,
     /// The INTx level as last reported to the backend.
     intx: bool,
-    /// Messages sent.
+    /// Number of messages sent.
     pub messages: u64,
-    /// Rises of the INTx level.
+    /// Number of rises of the INTx level.
     pub intx_rises: u64,
 }
 
@@ -28,9 +28,9 @@ impl Default for Interrupts {
 /// Signalling mode, as configured by the guest in configuration space.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Signalling {
-    /// MSI is enabled.
+    /// True if MSI is enabled.
     pub msi: bool,
-    /// INTx is disabled.
+    /// True if INTx is disabled.
     pub intx_disabled: bool,
 }
 
@@ -57,13 +57,14 @@ impl Interrupts {
         }
     }
 
-    /// Handles a change of MSI's enable: earlier messages do not count.
+    /// Handles a change of MSI's enable bit: earlier messages do not count.
     pub fn mode_changed(&mut self) {
-        // GUESS: no public source says whether enabling MSI re-arms; a driver with a pending line must get a message.
+        // GUESS: no public source says whether enabling MSI re-arms it; a driver with a pending line must get a
+        // message.
         self.armed = true;
     }
 
-    /// Forgets earlier signals, which may be lost: pending interrupts are signalled again.
+    /// Forgets earlier signals, which may have been lost, so that pending interrupts are signalled again.
     pub fn forgotten(&mut self) {
         let Self { armed, intx, messages: _, intx_rises: _ } = self;
         *armed = true;

@@ -1,22 +1,22 @@
 //! The vGPU that a guest sees: PCI configuration space, virtual registers, and the effect of each access.
 //!
-//! It is a pure model: no threads, no I/O, no other VMs. Memory, channels, engines, the clock and the interrupt line
-//! are accessed through [`Backend`], in the guest's own terms; the card's reports arrive as [`events`]. No register of
-//! the physical card can be accessed from here.
+//! The vGPU is a pure model, without threads, I/O or other VMs. Memory, channels, engines, the clock and the interrupt
+//! line are accessed through [`Backend`], in the guest's own terms; the card's reports arrive as [`events`]. This crate
+//! cannot access registers of the physical card.
 //!
 //! Parts:
 //! - [`backend`]: the interface to the mediator;
 //! - [`config`]: the description of a vGPU; [`pci`]: configuration space, also of a card in passthrough;
-//! - [`policy`]: one line for each register, denying by default; [`denied`] counts denials;
-//! - [`vgpu`]: dispatch of accesses and events; [`blocks`]: registers with behaviour, [`storage`]: registers without;
-//!   [`interrupt`]: MSI with re-arm, INTx; [`access`]: byte lanes.
+//! - [`policy`]: one line for each register, with denial as the default; [`denied`] counts denials;
+//! - [`vgpu`]: dispatch of accesses and events; [`blocks`]: registers with behaviour, [`storage`]: registers without
+//!   behaviour; [`interrupt`]: MSI with re-arm, INTx; [`access`]: byte lanes.
 //!
-//! Not modelled: display, video decoding, thermal sensors and clocks except storage, performance counters, the code of
-//! any falcon, zero-bandwidth clears and compression tags (stored, never used), the peephole, the larger of the two
-//! page-table formats' sizes (64 KiB pages), memory-mapped access faults (a refused access is counted for the operator
-//! and does not raise an interrupt in the guest).
+//! Not modelled are display, video decoding, thermal sensors and clocks except storage, performance counters, the code
+//! of any falcon, zero-bandwidth clears and compression tags (stored, never used), the peephole, 64 KiB large pages,
+//! and memory-mapped access faults (a refused access is counted for the operator and does not raise an interrupt in the
+//! guest).
 //!
-//! Sources: see [`nvspec`]; the accesses of Linux's nouveau (6.1, 6.12).
+//! Sources: see [`nvspec`], and the accesses of Linux's nouveau (6.1, 6.12).
 
 #![forbid(unsafe_code)]
 #![cfg_attr(

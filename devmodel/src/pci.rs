@@ -3,17 +3,17 @@
 //! vendor-specific capability.
 //!
 //! The VMM emulates much of configuration space itself (QEMU: BAR addresses, MSI delivery) and forwards the writes, so
-//! this file has only the state that the device needs: command register, MSI enable, and the sizes of the BARs.
+//! this file contains only the state that the device needs: command register, MSI enable, and the sizes of the BARs.
 //!
-//! Not in this module: the contents of the expansion ROM, I/O BARs, extended capabilities.
+//! This module does not include the contents of the expansion ROM, I/O BARs, and extended capabilities.
 //!
-//! Sources: PCI Local Bus 3.0 chapter 6, PCI Express Base 2.1 chapter 7; the locations of a GF100's capabilities.
+//! Sources: PCI Local Bus 3.0 chapter 6, PCI Express Base 2.1 chapter 7; a GF100's capability offsets.
 
 mod saved;
 
-/// Bytes of configuration space.
+/// Size of configuration space in bytes.
 pub const CONFIG_BYTES: usize = 4096;
-/// Size of its part with capabilities.
+/// Size in bytes of the part of configuration space that has capabilities.
 const LEGACY_BYTES: usize = 256;
 /// Id of a vendor-specific capability. Source: PCI Local Bus 3.0, appendix H.
 const VENDOR_SPECIFIC: u8 = 0x09;
@@ -58,7 +58,7 @@ mod capability {
     pub const LINK_STATUS: usize = 0x8a;
     pub const DEVICE_CONTROL_2: usize = 0xa0;
     pub const LINK_CONTROL_2: usize = 0xa8;
-    /// Unused on a GF100.
+    /// Offset that a GF100 does not use.
     pub const VENDOR: usize = 0xc0;
 }
 
@@ -67,7 +67,7 @@ mod command {
     pub const MEMORY: u8 = 1 << 1;
     pub const MASTER: u8 = 1 << 2;
     pub const WRITABLE: u16 = 0x0546;
-    /// In the high byte.
+    /// Bit of the register's high byte.
     pub const INTX_DISABLE: u8 = 1 << 2;
 }
 
@@ -77,13 +77,13 @@ const MSI_ENABLE: u8 = 1 << 0;
 const MSI_64BIT: u16 = 1 << 7;
 /// Power state D0, in the low byte of power management's control word.
 const POWER_STATE: u8 = 3;
-/// Function-level reset support: in the highest byte of the PCI Express device capabilities.
+/// Function-level reset support, in the highest byte of the PCI Express device capabilities.
 const CAN_RESET: u8 = 1 << 4;
-/// Starts a function-level reset: in the high byte of the device control word. Reads as 0.
+/// Starts a function-level reset; in the high byte of the device control word. Reads as 0.
 const INITIATE_RESET: u8 = 1 << 7;
 /// Enables the expansion ROM, in the lowest byte of its BAR.
 const ROM_ENABLE: u8 = 1 << 0;
-/// Allowed sizes of an expansion ROM's BAR in bytes.
+/// Permitted sizes of an expansion ROM's BAR in bytes.
 const ROM_BYTES: std::ops::RangeInclusive<u64> = 2 << 10..=16 << 20;
 
 /// Identity of a function, and the sizes of its BARs.
@@ -109,18 +109,18 @@ pub struct PciIdentity {
     pub bar3_bytes: u64,
 }
 
-/// Changes by a configuration write that affect the device; `None`: unchanged.
+/// Changes by a configuration write that affect the device; `None` means unchanged.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PciEvents {
-    /// The function may access host memory.
+    /// True if the function may access host memory.
     pub bus_master: Option<bool>,
-    /// The function answers accesses to its memory BARs.
+    /// True if the function answers accesses to its memory BARs.
     pub memory: Option<bool>,
-    /// The function must not drive its INTx line.
+    /// True if the function must not drive its INTx line.
     pub intx_disabled: Option<bool>,
-    /// The function signals by MSI.
+    /// True if the function signals with MSI.
     pub msi: Option<bool>,
-    /// The function must be reset, including configuration space. The other fields are then `None`.
+    /// True if the function must be reset, including configuration space. The other fields are then `None`.
     pub reset: bool,
 }
 
@@ -146,7 +146,7 @@ pub struct BadBar {
 #[error("an expansion ROM of {0:#x} bytes: it has a power of two from 2 KiB to 16 MiB")]
 pub struct BadRom(u64);
 
-/// A vendor-specific capability that cannot be placed.
+/// A vendor-specific capability that does not fit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("a vendor-specific capability of {0} bytes: it has at least 3 and ends below byte 256 of configuration space")]
 pub struct BadCapability(usize);
@@ -155,9 +155,9 @@ pub struct BadCapability(usize);
 #[derive(Clone)]
 pub struct PciConfig {
     bytes: Box<[u8; CONFIG_BYTES]>,
-    /// Writable bits.
+    /// Mask of the writable bits.
     writable: Box<[u8; CONFIG_BYTES]>,
-    /// The state after reset.
+    /// Contents after reset.
     initial: Box<[u8; CONFIG_BYTES]>,
 }
 
@@ -173,7 +173,7 @@ impl std::fmt::Debug for PciConfig {
 }
 
 impl PciConfig {
-    /// Makes a function in its reset state.
+    /// Creates a function in its reset state.
     ///
     /// # Errors
     /// If a BAR's size cannot be encoded.
@@ -196,10 +196,10 @@ impl PciConfig {
     }
 
     /// Appends a vendor-specific capability. The first three bytes of `body`, which are the capability's id, link and
-    /// length, are filled in here.
+    /// length, are filled in by this function.
     ///
     /// # Errors
-    /// If it does not fit into the first 256 bytes, or has no room for the three bytes.
+    /// If it does not fit into the first 256 bytes, or `body` is shorter than the three bytes.
     pub fn add_vendor_capability(&mut self, body: &[u8]) -> Result<(), BadCapability> {
         let room = LEGACY_BYTES.saturating_sub(capability::VENDOR);
         let [id, next, length] = [VENDOR_SPECIFIC, 0, u8::try_from(body.len()).unwrap_or(0)];
@@ -250,14 +250,14 @@ impl PciConfig {
         }
     }
 
-    /// Reads at byte `offset`; bytes past the end of configuration space read as ones.
+    /// Reads at byte `offset`; bytes beyond configuration space read as ones.
     pub fn read(&self, offset: u64, data: &mut [u8]) {
         for (at, byte) in (offset..=u64::MAX).zip(data) {
             *byte = usize::try_from(at).ok().and_then(|at| self.bytes.get(at)).copied().unwrap_or(0xff);
         }
     }
 
-    /// Returns the aligned 32-bit word that contains byte `offset`; ones past the end of configuration space.
+    /// Returns the aligned 32-bit word that contains byte `offset`; all ones beyond configuration space.
     #[must_use]
     pub fn read32(&self, offset: u32) -> u32 {
         let mut word = [0; 4];
@@ -311,7 +311,7 @@ impl PciConfig {
         self.byte(header::COMMAND.saturating_add(1)) & command::INTX_DISABLE != 0
     }
 
-    /// Returns true if the function signals by MSI.
+    /// Returns true if the function signals with MSI.
     #[must_use]
     pub fn msi_enabled(&self) -> bool {
         self.byte(capability::MSI_CONTROL) & MSI_ENABLE != 0
@@ -323,7 +323,7 @@ impl PciConfig {
         self.byte(capability::POWER_CONTROL) & POWER_STATE == 0
     }
 
-    /// Shows in the status register if the function has an interrupt pending.
+    /// Sets in the status register whether the function has a pending interrupt.
     pub fn set_interrupt_status(&mut self, pending: bool) {
         if let Some(status) = self.bytes.get_mut(header::STATUS) {
             *status = (*status & !STATUS_INTERRUPT) | if pending { STATUS_INTERRUPT } else { 0 };
@@ -375,7 +375,7 @@ impl Image {
         self.set(h::INTERRUPT_LINE, &[0], &[0xff]);
         self.read_only(h::INTERRUPT_PIN, &[1]);
 
-        // Memory BARs: 0 is 32-bit, 1 and 3 are 64-bit and prefetchable.
+        // Memory BARs: BAR0 is 32-bit, BAR1 and BAR3 are 64-bit and prefetchable.
         let address_mask = |bytes: u64| !bytes.wrapping_sub(1);
         let low = address_mask(identity.bar0_bytes).to_le_bytes();
         self.set(h::BAR0, &[0; 4], low.split_at(4).0);
@@ -511,7 +511,7 @@ mod tests {
     #[test]
     fn reset_is_asked_for_only_where_there_is_one() {
         let mut config = config();
-        // A driver writes the value that it has read, with the highest bit of device control set.
+        // A driver writes back the value that it has read, with the highest bit of device control set.
         let control = [0x10, 0xa8];
         assert!(!config.write(0x80, &control).reset);
         config.add_reset();

@@ -1,7 +1,7 @@
 //! Policy for accesses to registers: the table's types and its lookup. The table itself is in `table`.
 //!
 //! The default is to deny: a dword is denied if it is neither a declared register with a line in the table nor in one
-//! of the named ranges. Nothing here can name the physical card; accesses to registers that are not virtual become
+//! of the named ranges. A policy cannot refer to the physical card; accesses to registers that are not virtual become
 //! operations of [`crate::Backend`], which checks them again in its own terms.
 
 mod table;
@@ -11,7 +11,7 @@ pub use table::{RANGES, REGISTERS, Register};
 /// Handling of an access.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Policy {
-    /// Virtual: plain storage of this vGPU, according to the register's access kind.
+    /// Virtual: plain storage of this vGPU, according to the register's access rights.
     Store,
     /// Virtual: state of this vGPU with behaviour.
     Model,
@@ -22,7 +22,7 @@ pub enum Policy {
 }
 
 impl Policy {
-    /// Returns the word for logs and tools.
+    /// Returns the policy's name for logs and tools.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -33,7 +33,7 @@ impl Policy {
     }
 }
 
-/// A line of the table, for a declared register.
+/// A line of the table for a declared register.
 #[derive(Clone, Copy, Debug)]
 pub struct Line {
     /// Name of the register's block.
@@ -54,7 +54,7 @@ pub struct Range {
     pub name: &'static str,
     /// First byte offset in BAR0.
     pub base: u32,
-    /// End offset, exclusive.
+    /// Byte offset after the end of the range.
     pub end: u32,
     /// Handling of an access.
     pub policy: Policy,
@@ -80,7 +80,7 @@ pub enum Target {
     Register(Register, u32, Policy),
     /// A part of a range.
     Range(RangeKind),
-    /// No register that a guest may access.
+    /// The offset is not a register that a guest may access.
     Nothing,
 }
 

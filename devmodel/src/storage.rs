@@ -1,4 +1,4 @@
-//! Plain registers: reads return the last write. Sparse, by pages, over all of BAR0.
+//! Plain registers, for which reads return the last write. Storage is sparse, in pages, and covers all of BAR0.
 
 mod saved;
 
@@ -10,8 +10,8 @@ const PAGES: usize = (windows::BAR0_BYTES / 4096) as usize;
 
 type Page = Box<[u32; PAGE_DWORDS]>;
 
-/// The values of all plain registers. Takes at most the size of BAR0, and in practice the size of the registers that
-/// the policy table makes writable: under 1 MiB.
+/// The values of all plain registers. Takes at most the size of BAR0; in practice, the size of the registers that the
+/// policy table makes writable, which is below 1 MiB.
 #[derive(Clone)]
 pub struct Storage {
     pages: Vec<Option<Page>>,
@@ -57,7 +57,7 @@ impl Storage {
         }
     }
 
-    /// Returns the dword at byte `offset` of BAR0; 0 where nothing was written.
+    /// Returns the dword at byte `offset` of BAR0; 0 if it was never written.
     #[must_use]
     pub fn get(&self, offset: u32) -> u32 {
         let (page, dword) = place(offset);
@@ -91,7 +91,7 @@ impl Storage {
         }
     }
 
-    /// Returns the number of 4 KiB pages with a value.
+    /// Returns the number of 4 KiB pages that contain a value.
     #[must_use]
     pub fn pages_in_use(&self) -> usize {
         self.pages.iter().flatten().count()

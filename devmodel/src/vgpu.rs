@@ -45,12 +45,12 @@ pub struct VGpu {
     pmu: Pmu,
     copy: [CopyEngine; 2],
     graph: Graph,
-    /// Interrupt level of the interface next to the chip.
+    /// Interrupt level of the mediator's own interface, which the function has in addition to the chip.
     beside: bool,
 }
 
 impl VGpu {
-    /// Makes a vGPU in its power-on state.
+    /// Creates a vGPU in its power-on state.
     ///
     /// # Errors
     /// If the description is out of range.
@@ -90,13 +90,13 @@ impl VGpu {
         &self.pci
     }
 
-    /// Returns the refused accesses since the vGPU was made.
+    /// Returns the accesses refused since the vGPU was created.
     #[must_use]
     pub fn denials(&self) -> &Denials {
         &self.denials
     }
 
-    /// Returns the signals to the guest since the vGPU was made.
+    /// Returns the signals to the guest since the vGPU was created.
     #[must_use]
     pub fn interrupts(&self) -> &Interrupts {
         &self.interrupts
@@ -113,7 +113,7 @@ impl VGpu {
         self.pci_changed(events, backend);
     }
 
-    /// Reads BAR0 with any size and alignment. Bytes past the registers read as ones.
+    /// Reads BAR0 with any size and alignment. Bytes beyond the registers read as ones.
     pub fn bar0_read(&mut self, offset: u64, data: &mut [u8], backend: &mut dyn Backend) {
         if let Some(end) = pramin_end(offset, data.len()) {
             let (inside, outside) = data.split_at_mut_checked(end).unwrap_or((&mut [], &mut []));
@@ -201,7 +201,7 @@ impl VGpu {
                 let written = sm_trap::written(offset, self.storage.get(offset), value);
                 self.storage.set(offset, written);
             }
-            // Read-only.
+            // The ROM is read-only.
             Target::Range(RangeKind::Prom) => {}
             Target::Range(RangeKind::Pramin) => {
                 // Without memory, the word is lost: callers use this function instead of `bar0_write` only for
@@ -276,8 +276,8 @@ impl VGpu {
         self.evaluate(backend);
     }
 
-    /// Reports a scheduler error; `code` as in `pfifo::SCHED_ERROR_REASON`. The mediator reports a context switch that
-    /// does not end through [`Self::ctxsw_timeout`]; a guest cannot cause other errors.
+    /// Reports a scheduler error. `code` has the format of `pfifo::SCHED_ERROR_REASON`. The mediator reports a context
+    /// switch that does not complete through [`Self::ctxsw_timeout`]; a guest cannot cause other errors.
     #[cfg(test)]
     pub(crate) fn sched_error(&mut self, code: u32, backend: &mut dyn Backend) {
         self.pfifo.sched_error(code);
@@ -285,9 +285,9 @@ impl VGpu {
     }
 
     /// Reports a channel of this guest that did not leave an engine; the mediator has taken it off. The guest sees the
-    /// same as from the scheduler: an interrupt, and an engine in the middle of a context switch, until the guest
-    /// resets the engine or unbinds the channel. `engine` as in `nvspec::fifo::engine`. One hang is shown at a time,
-    /// others wait.
+    /// same as on hardware: an interrupt, and an engine in the middle of a context switch, until the guest resets the
+    /// engine or unbinds the channel. `engine` is from `nvspec::fifo::engine`. One hang is shown at a time; other hangs
+    /// wait.
     pub fn ctxsw_timeout(&mut self, engine: u32, channel: VirtualChannelId, backend: &mut dyn Backend) {
         self.pfifo.ctxsw_timeout(engine, channel);
         self.evaluate(backend);
@@ -315,7 +315,7 @@ impl VGpu {
         self.ptimer.alarm_at()
     }
 
-    /// Returns the start of PRAMIN in VRAM, if the guest has it there. The guest's VRAM may be smaller.
+    /// Returns the start of the PRAMIN window, if it is in VRAM. The guest's VRAM may end before it.
     #[must_use]
     pub fn window_base(&self) -> Option<GuestVramAddr> {
         self.pbus.window_base()
@@ -335,7 +335,7 @@ impl VGpu {
         self.tick(backend);
     }
 
-    /// Sets the interrupt request of the mediator's own interface, which the function has in addition to the chip.
+    /// Sets the interrupt level of the mediator's own interface, which the function has in addition to the chip.
     pub fn set_beside(&mut self, asserted: bool, backend: &mut dyn Backend) {
         if asserted != self.beside {
             self.beside = asserted;
@@ -389,7 +389,7 @@ fn site(aperture: Aperture) -> Site {
     }
 }
 
-/// Returns the number of an access's bytes within the window on VRAM, if it starts there.
+/// Returns the number of an access's bytes within the window on VRAM, if the access starts in the window.
 fn pramin_end(offset: u64, bytes: usize) -> Option<usize> {
     let (base, end) = (u64::from(windows::pramin::BASE), u64::from(windows::pramin::END));
     if !(base..end).contains(&offset) {

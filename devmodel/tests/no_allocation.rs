@@ -1,5 +1,5 @@
-//! A trapped access does not allocate: this covers registers that drivers access often, memory windows, and a repeated
-//! denied access.
+//! Checks that trapped accesses do not allocate. This covers registers that drivers access often, memory windows, and a
+//! repeated denied access.
 
 #![expect(unsafe_code, reason = "a global allocator that counts")]
 // UNSAFETY: `GlobalAlloc` is an unsafe trait; both functions only count and forward to the system's allocator.
@@ -13,7 +13,7 @@ use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 
 thread_local! {
-    /// Only for this thread, because the test harness has other threads.
+    /// Counts only this thread, because the test harness has other threads.
     static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
 }
 
@@ -23,12 +23,12 @@ struct Counting;
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         let _ = ALLOCATIONS.try_with(|count| count.set(count.get() + 1));
-        // SAFETY: the caller's promise about `layout` is the one that `System` requires.
+        // SAFETY: the caller's guarantee about `layout` is the one that `System` requires.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
-        // SAFETY: `pointer` came from `alloc` above, hence from `System`, with this `layout`.
+        // SAFETY: `pointer` came from `alloc` above, and therefore from `System`, with this `layout`.
         unsafe { System.dealloc(pointer, layout) }
     }
 }
@@ -120,7 +120,7 @@ fn turn(gpu: &mut VGpu, null: &mut Null, round: u32) {
     wr(gpu, null, 0x002100, 0x100);
     wr(gpu, null, 0x002634, 0);
     wr(gpu, null, 0x419848, round);
-    // Denied repeatedly.
+    // The same access is denied repeatedly.
     gpu.bar0_read(0x06000c, &mut word, null);
 }
 

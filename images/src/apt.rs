@@ -1,7 +1,7 @@
 //! A private apt: its own lists, cache, status and configuration, all under the cache folder.
 //!
-//! Only the network settings (`Acquire::http` and so on) come from the system's apt. It treats no package as installed,
-//! so a resolved package includes all of its dependencies down to the C library.
+//! Only the network settings (`Acquire::http` and so on) come from the system's apt. The private apt treats no package
+//! as installed, so a resolved package includes all of its dependencies down to the C library.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -15,13 +15,13 @@ use crate::mirror::{self, MIRROR_VARIABLE, Mirror};
 use crate::progress::{Progress, Step, mib};
 use crate::recipe::{Package, Suite};
 
-/// The package that has apt-get and apt-cache.
+/// The package that contains apt-get and apt-cache.
 const APT: &str = "apt";
 
 /// The required programs, each with its package.
 const PROGRAMS: [(&str, &str); 3] = [("apt-get", APT), ("apt-cache", APT), ("dpkg-deb", "dpkg")];
 
-/// This error is a fault of the host, so another suite would not help.
+/// A fault of the host, so that trying another suite would not help.
 #[derive(Debug)]
 pub struct HostProblem(String);
 
@@ -90,7 +90,8 @@ impl Apt {
                 mirror.main
             )));
         }
-        // Sid has no security suite, and a small mirror may not carry it: an older package is better than none.
+        // Sid has no security suite, and a small mirror may lack the security suite: an older package is better than
+        // none.
         apt.write("apt.sources", &sources(suite, &mirror, &keyring, false))?;
         apt.update(&mut step).with_context(|| format!("{} does not have {}", mirror.main, suite.target()))?;
         progress.line(&format!("images: no security suite for {} there; going on without", suite.base));
@@ -105,7 +106,7 @@ impl Apt {
             command
         };
         let mut step = progress.step(format!("resolving {}", packages.join(", ")));
-        // apt would not list files that an interrupted run has fetched; an empty folder makes it list all.
+        // apt would not list files that an interrupted run has fetched; with an empty folder it lists all files.
         let empty = self.root.join("empty");
         fs::create_dir_all(empty.join("partial")).with_context(|| format!("cannot create {}", empty.display()))?;
         let mut list = resolve("--print-uris");
@@ -120,7 +121,7 @@ impl Apt {
         listed.iter().map(|l| fetched(&archives.join(&l.file))).collect()
     }
 
-    /// Fetches `package` only, in the target suite's version.
+    /// Fetches only `package`, in the target suite's version.
     pub fn fetch_one(&self, package: &str, progress: &Progress) -> Result<Fetched> {
         let folder = self.root.join("cache/single");
         crate::cache::remove(&folder)?;
@@ -136,7 +137,7 @@ impl Apt {
         fetched(&folder.join(&listed.file))
     }
 
-    /// The packages that `package` of the target suite depends on, by name.
+    /// Returns the names of the packages that `package` of the target suite depends on.
     pub fn depends(&self, package: &str, progress: &Progress) -> Result<Vec<String>> {
         let mut step = progress.step(format!("looking up {package}"));
         let mut command = self.command("apt-cache");
@@ -148,13 +149,13 @@ impl Apt {
         Ok(line.split(',').filter_map(|d| d.split_whitespace().next()).map(str::to_owned).collect())
     }
 
-    /// An add-on suite must be requested explicitly. A plain release must not: it would then take precedence over its
-    /// own security suite.
+    /// An add-on suite must be requested explicitly. A plain release must not be requested, because it would then take
+    /// precedence over its own security suite.
     fn preference(&self) -> Vec<&str> {
         self.suite.suite.as_deref().map(|s| vec!["-t", s]).unwrap_or_default()
     }
 
-    /// Frees the space of fetched packages.
+    /// Frees the disk space of fetched packages.
     pub fn clean(&self) -> Result<()> {
         crate::cache::remove(&self.root.join("cache"))
     }
@@ -184,14 +185,14 @@ impl Apt {
         set("Dir::State::status", &inside("state/status"));
         set("Dir::Cache", &inside("cache"));
         set("Dir::Etc::sourcelist", &inside("apt.sources"));
-        // The host's hooks must not run, and its pins and keys must not have an effect.
+        // The host's hooks must not run, and its pins and keys must have no effect.
         for name in ["main", "parts", "sourceparts", "preferences", "preferencesparts", "trusted", "trustedparts"] {
             set(&format!("Dir::Etc::{name}"), "/dev/null");
         }
         set("APT::Architecture", "amd64");
         set("APT::Architectures::", "amd64");
         set("APT::Install-Recommends", "false");
-        // Without root apt cannot change to another user, and with root that user may be unable to enter the cache
+        // Without root, apt cannot change to another user; with root, that user may be unable to enter the cache
         // folder.
         set("APT::Sandbox::User", "");
         set("Debug::NoLocking", "true");
@@ -212,7 +213,7 @@ impl Apt {
 }
 
 /// Returns the result of `make` for the first suite for which it succeeds. A fault of this host stops the search,
-/// because all suites would meet it.
+/// because it would affect all suites.
 pub fn first_of<T>(suites: &[Suite], mut make: impl FnMut(&Suite) -> Result<T>) -> Result<T> {
     let mut errors = Vec::new();
     for suite in suites {
@@ -240,7 +241,7 @@ fn require_programs() -> Result<()> {
     Ok(())
 }
 
-/// Returns whether an update failed because the mirror does not have one of the suites.
+/// Returns true if an update failed because the mirror lacks one of the suites.
 fn lacks_a_suite(error: &Error) -> bool {
     let text = format!("{error:#}");
     ["404", "does not have a Release file", "no longer has a Release file"].iter().any(|sign| text.contains(sign))
@@ -268,7 +269,7 @@ struct Listed {
     size: u64,
 }
 
-/// Parses `--print-uris`: lines of `'URI' FILE SIZE HASH`.
+/// Parses the output of `--print-uris`: lines of the form `'URI' FILE SIZE HASH`.
 fn parse_uris(text: &str) -> Vec<Listed> {
     let mut listed = Vec::new();
     for line in text.lines() {
@@ -281,7 +282,7 @@ fn parse_uris(text: &str) -> Vec<Listed> {
     listed
 }
 
-/// Describes a fetched file from its name: `NAME_VERSION_ARCH.deb`, with `:` escaped.
+/// Derives the description of a fetched file from its name: `NAME_VERSION_ARCH.deb`, with `:` escaped.
 fn fetched(path: &Path) -> Result<Fetched> {
     let file = path.file_name().unwrap_or_default().to_string_lossy().replace("%3a", ":");
     let mut parts = file.split('_');

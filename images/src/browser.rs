@@ -1,4 +1,4 @@
-//! A browser without windows: Debian's headless Chromium in a folder that a test mounts as its root, since the browser
+//! A browser without windows: Debian's headless Chromium, in a folder that a test mounts as root, because the browser
 //! looks for its files next to its program.
 
 use std::os::unix::fs::symlink;
@@ -11,14 +11,14 @@ use crate::cache::{Cache, key, remove};
 use crate::progress::Progress;
 use crate::recipe::{Made, Record, Suite, TreeRecipe};
 
-/// Increased when the recipe's result changes.
+/// Version of the recipe; increased when its result changes.
 const VERSION: &str = "1";
 /// Path of the browser in its folder.
 pub const PROGRAM: &str = "/usr/lib/chromium/chromium-headless-shell";
-/// Folders that are links into `/usr`.
+/// Folders that are links to folders in `/usr`.
 const MERGED: [&str; 3] = ["bin", "lib", "lib64"];
 
-/// Finds the folder with the browser, or makes it.
+/// Finds the folder with the browser, or creates it.
 pub fn ensure(recipe: &TreeRecipe, cache: &Cache, record: &mut Record, progress: &Progress) -> Result<PathBuf> {
     let inputs = [VERSION].into_iter().chain(recipe.packages.iter().chain(&recipe.without).map(String::as_str));
     let version = key(&inputs.collect::<Vec<_>>());
@@ -57,7 +57,7 @@ fn make(
     Ok((root, Made { recipe: version.to_owned(), key, suite: suite.target().to_owned(), packages }))
 }
 
-/// Adds the folders on which a test mounts the kernel's, and the links of a merged `/usr`.
+/// Adds the folders on which a test mounts the kernel's file systems, and the links of a merged `/usr`.
 fn complete(root: &Path) -> Result<()> {
     for name in ["proc", "dev", "tmp"] {
         std::fs::create_dir_all(root.join(name)).with_context(|| format!("cannot create {name} of the browser"))?;

@@ -1,4 +1,4 @@
-//! The cache folder: one lock, and items that appear whole or not at all.
+//! The cache folder, with one lock and with items that are created atomically.
 
 use std::fs::{self, File};
 use std::io::Read;
@@ -12,13 +12,13 @@ use sha2::{Digest, Sha256};
 use crate::progress::Progress;
 use crate::recipe::Record;
 
-/// Age from which an unused item is removed.
+/// Minimum age of an unused item that is removed.
 const OLD: Duration = Duration::from_secs(24 * 3600);
 
 /// The cache folder, locked during the lifetime of this value.
 pub struct Cache {
     root: PathBuf,
-    // Never read: closing it releases the lock.
+    // Never read: closing the file releases the lock.
     _lock: File,
 }
 
@@ -64,7 +64,8 @@ impl Cache {
         path.is_dir().then_some(path)
     }
 
-    /// Makes the item `kind`/`key`: `fill` gets an empty folder, which gets its final name only after success.
+    /// Creates the item `kind`/`key`: `fill` gets an empty folder, which is renamed to the item's name only after
+    /// success.
     pub fn make(&self, kind: &str, key: &str, fill: impl FnOnce(&Path) -> Result<()>) -> Result<PathBuf> {
         let parent = self.path(kind);
         let target = parent.join(key);
@@ -78,7 +79,7 @@ impl Cache {
         }
         fs::create_dir(&scratch).with_context(|| format!("cannot create {}", scratch.display()))?;
         if let Err(error) = fill(&scratch) {
-            // Report the first error, not a failed removal.
+            // Report the first error, not that of a failed removal.
             let _ = remove(&scratch);
             return Err(error);
         }
@@ -161,7 +162,7 @@ fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|b| format!("{b:02x}")).collect()
 }
 
-/// Returns the bytes under `folder`, as far as they can be counted; for progress lines.
+/// Returns the size in bytes of the files under `folder`, as far as they can be read; for progress lines.
 pub fn size_of(folder: &Path) -> u64 {
     let Ok(entries) = fs::read_dir(folder) else { return 0 };
     entries

@@ -15,7 +15,7 @@ const FILE: u32 = 0o100_000;
 const LINK: u32 = 0o120_000;
 const CHARACTER_DEVICE: u32 = 0o020_000;
 
-/// An archive that is being written.
+/// An archive under construction.
 #[derive(Default)]
 pub struct Archive {
     bytes: Vec<u8>,
@@ -63,8 +63,8 @@ impl Archive {
     }
 }
 
-/// Unpacks an archive into a folder. Replaces existing files, as the kernel does with a second archive, and skips
-/// device nodes.
+/// Unpacks an archive into a folder. Replaces existing files, as the kernel does for a second archive, and skips device
+/// nodes.
 ///
 /// # Errors
 /// If an entry is malformed, is of another kind, or would be outside the folder.
@@ -105,7 +105,7 @@ impl Entry<'_> {
         let name = Path::new(self.name);
         ensure!(name.components().all(|part| matches!(part, Component::Normal(_))), "it is not below the folder");
         let path = folder.join(name);
-        // A link of an earlier entry may point outside the folder.
+        // A link from an earlier entry may point outside the folder.
         let parent = path.parent().context("it has no name")?.canonicalize()?;
         ensure!(parent.starts_with(folder), "it is not below the folder");
         match self.mode & 0o170_000 {
@@ -129,7 +129,7 @@ impl Entry<'_> {
     }
 }
 
-/// Removes an entry that is in the way: a file, a link, or an empty folder.
+/// Removes an existing file, link or empty folder that an entry replaces.
 fn remove(path: &Path) -> Result<()> {
     match fs::symlink_metadata(path) {
         Ok(there) if there.is_dir() => Ok(fs::remove_dir(path)?),
@@ -170,7 +170,7 @@ mod tests {
         first.device("null", 0o666, 1, 3);
         first.folder("run");
         first.link("run", "/nowhere");
-        // Writes through a link of the first archive, and over a file of it.
+        // The second archive writes through a link of the first archive, and replaces one of its files.
         second.file("bin/ls", 0o644, b"");
         second.file("usr/bin/sh", 0o700, b"another");
         let folder = tempfile::tempdir().unwrap();
@@ -214,7 +214,7 @@ mod tests {
         archive.link("bin", "usr/bin");
         let bytes = archive.finish();
         assert_eq!(&bytes[14..22], b"000043ff");
-        // The first entry takes 110 bytes and its name, padded to 116.
+        // The first entry takes 110 bytes plus its name, padded to 116 bytes.
         let link = &bytes[116..];
         assert_eq!((&link[14..22], &link[54..62]), (&b"0000a1ff"[..], &b"00000007"[..]));
         assert_eq!(&link[110..124], b"bin\0\0\0usr/bin\0");

@@ -1,4 +1,4 @@
-//! Child processes: runs one, shows that it is running, and suggests a remedy if it is missing or fails.
+//! Child processes: runs a child, shows that it is running, and suggests a remedy if it is missing or fails.
 
 use std::io::{ErrorKind, Read};
 use std::process::{Command, Output, Stdio};
@@ -11,12 +11,12 @@ use crate::progress::Step;
 
 /// Interval at which a running child is polled.
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
-/// Number of the last lines of a failed child's output that are shown.
+/// Number of lines shown from the end of a failed child's output.
 const TAIL_LINES: usize = 12;
 
 /// Runs `command` to its end and returns its output; a non-zero exit is an error with the end of that output.
 ///
-/// `package` is the Debian package that has the program, for the message when it is missing. `detail` returns the
+/// `package` is the Debian package that contains the program, for the message if it is missing. `detail` returns the
 /// progress of the step.
 pub fn run(command: &mut Command, package: &str, step: &mut Step<'_>, detail: impl Fn() -> String) -> Result<Output> {
     let name = command.get_program().to_string_lossy().into_owned();
@@ -61,7 +61,7 @@ fn missing(name: &str, package: &str, error: std::io::Error) -> anyhow::Error {
 fn drain(mut pipe: impl Read + Send + 'static) -> thread::JoinHandle<Vec<u8>> {
     thread::spawn(move || {
         let mut bytes = Vec::new();
-        // A read error means that the child has ended; its exit status explains why.
+        // A read error means that the child has ended; its exit status explains the reason.
         let _ = pipe.read_to_end(&mut bytes);
         bytes
     })

@@ -1,4 +1,4 @@
-//! Hooks in the driver: semantic patches, applied by Coccinelle. Each is checked to have matched.
+//! Hooks in the driver: semantic patches that Coccinelle applies. Each patch is checked to have matched.
 //!
 //! The header of a patch names its file, the hook that the file must contain afterwards, and the kernel, unless the
 //! patch applies to every kernel:
@@ -36,7 +36,7 @@ impl Coccinelle {
         Self { root: root.to_owned() }
     }
 
-    /// Applies every patch in `patches` for `kernel` (`6.1`) to the driver's sources in `tree`.
+    /// Applies every patch in `patches` for `kernel` (such as `6.1`) to the driver's sources in `tree`.
     ///
     /// Fails with the hook's name if its patch does not match.
     pub fn apply(&self, patches: &Path, kernel: &str, tree: &Path, step: &mut Step<'_>) -> Result<()> {
@@ -68,7 +68,7 @@ impl Coccinelle {
         Ok(())
     }
 
-    /// Runs the program with the dynamic loader that came with its libraries, because nothing is installed.
+    /// Runs the program with the dynamic loader from the same packages, because nothing is installed.
     fn command(&self) -> Result<Command> {
         let libraries = library_folders(&self.root);
         let mut command = Command::new(loader(&libraries)?);

@@ -1,4 +1,4 @@
-//! The initramfs: our init as `/init`, our test programs in `/bin`, the kernel's modules, and nothing else.
+//! The initramfs: our init as `/init`, our test programs in `/bin`, and the kernel's modules.
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -23,7 +23,7 @@ pub const INIT: &str = "init";
 /// A program for the guests.
 #[derive(Clone, Debug)]
 pub struct Program {
-    /// Its path in the guest, without a leading slash.
+    /// Path of the program in the guest, without a leading slash.
     pub guest_path: String,
     /// The static binary.
     pub path: PathBuf,
@@ -59,7 +59,7 @@ pub fn key_of(kernel: &Unpacked, programs: &[Program]) -> Result<String> {
     Ok(key(&inputs))
 }
 
-/// Finds or makes the initramfs of `kernel`.
+/// Finds or creates the initramfs of `kernel`.
 pub fn ensure(kernel: &Unpacked, programs: &[Program], cache: &Cache, progress: &Progress) -> Result<PathBuf> {
     let key = key_of(kernel, programs)?;
     let folder = match cache.find("initramfs", &key) {
@@ -89,7 +89,7 @@ pub fn pack(kernel: &Unpacked, programs: &[Program]) -> Result<Vec<u8>> {
     Ok(archive.finish())
 }
 
-/// Adds the modules of a kernel, and the list from which our init and the agent load them. The folder `etc` must exist.
+/// Adds the modules of a kernel, and the list that our init and the agent load them from. The folder `etc` must exist.
 pub(crate) fn add_modules(archive: &mut Archive, kernel: &Unpacked) -> Result<()> {
     archive.folder("modules");
     let mut list = String::new();

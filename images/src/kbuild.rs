@@ -1,4 +1,5 @@
-//! Building kernel modules out of tree: a kernel's headers and build tools from its packages, and the host's compiler.
+//! Builds kernel modules out of tree, with a kernel's headers and build tools from its packages, and the host's
+//! compiler.
 
 use std::fs;
 use std::io::Read;
@@ -15,10 +16,10 @@ use crate::progress::Step;
 /// The required programs of the host, each with its package.
 const PROGRAMS: [(&str, &str); 5] =
     [("make", "make"), ("gcc", "gcc"), ("ld", "binutils"), ("strip", "binutils"), ("tar", "tar")];
-/// Folder of wrapped programs, next to their wrappers.
+/// Folder of the wrapped programs, next to their wrappers.
 const WRAPPED: &str = ".elf";
-/// Compiler options that a kernel's configuration may require and an older compiler does not have, each with the
-/// variable that omits it. The kernel then uses its own fallback.
+/// Compiler options that a kernel's configuration may require and an older compiler does not have, each with the make
+/// variable that disables it. The kernel then uses its own fallback.
 const OPTIONS: [(&str, &str); 1] = [("-fmin-function-alignment=16", "CONFIG_CC_HAS_MIN_FUNCTION_ALIGNMENT=")];
 
 /// Headers and build tools of one kernel, unpacked.
@@ -38,7 +39,7 @@ pub fn require_programs() -> Result<()> {
 
 impl Kbuild {
     /// Prepares the packages `linux-headers-RELEASE`, its `-common` part, `linux-kbuild-*` and the libraries of the
-    /// latter, all unpacked below `root`.
+    /// latter, which are all unpacked below `root`.
     pub fn prepare(root: &Path, release: &str) -> Result<Self> {
         if root.to_string_lossy().contains(|c: char| c.is_whitespace() || ":#$'\"\\".contains(c)) {
             bail!(
@@ -48,7 +49,7 @@ impl Kbuild {
         }
         let headers = root.join("usr/src").join(format!("linux-headers-{release}"));
         let makefile = headers.join("Makefile");
-        // The headers include the common part by its installed path.
+        // The headers include files of the common part by their installed paths.
         let text = fs::read_to_string(&makefile).with_context(|| format!("cannot read {}", makefile.display()))?;
         let text = text.replace(" /usr/src/", &format!(" {}/", root.join("usr/src").display()));
         fs::write(&makefile, text).with_context(|| format!("cannot write {}", makefile.display()))?;
@@ -68,7 +69,7 @@ impl Kbuild {
         let jobs = std::thread::available_parallelism().map_or(1, usize::from);
         let mut command = Command::new("make");
         command.arg("-C").arg(&self.headers).arg(format!("-j{jobs}")).arg(format!("M={}", sources.display()));
-        // Debian's makefiles name the compiler that made the kernel; another version works as well. 6.1's nouveau
+        // Debian's makefiles name the compiler that built the kernel; another version works as well. 6.1's nouveau
         // searches its own headers below NOUVEAU_PATH.
         command.args(["CC=gcc", "NOUVEAU_PATH=", "CONFIG_DEBUG_INFO=", "CONFIG_DEBUG_INFO_BTF_MODULES="]);
         for (option, variable) in OPTIONS {
@@ -86,8 +87,8 @@ pub fn strip(module: &Path, step: &mut Step<'_>) -> Result<()> {
     exec::run(Command::new("strip").arg("-g").arg(module), "binutils", step, String::new).map(drop)
 }
 
-/// Replaces every program below `folder` with a script that runs it with the loader of the program's release, because
-/// the host's C library may be too old.
+/// Replaces every program below `folder` with a script that runs it with the loader of the program's own release,
+/// because the host's C library may be too old.
 fn wrap(folder: &Path, prefix: &str) -> Result<()> {
     for entry in fs::read_dir(folder).with_context(|| format!("cannot read {}", folder.display()))?.flatten() {
         let (path, kind) = (entry.path(), entry.file_type().context("file type")?);
@@ -100,7 +101,7 @@ fn wrap(folder: &Path, prefix: &str) -> Result<()> {
         let moved = folder.join(WRAPPED).join(entry.file_name());
         fs::create_dir_all(folder.join(WRAPPED)).context("cannot create a folder for wrapped programs")?;
         fs::rename(&path, &moved).with_context(|| format!("cannot move {}", path.display()))?;
-        // Some programs run others in the same folder, which they find by their own name.
+        // Some programs run other programs in the same folder, which they find through their own name.
         let (name, real) = (path.display(), moved.display());
         fs::write(&path, format!("#!/bin/sh\n{prefix} --argv0 {name} {real} \"$@\"\n"))
             .and_then(|()| fs::set_permissions(&path, fs::Permissions::from_mode(0o755)))

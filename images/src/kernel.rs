@@ -22,28 +22,28 @@ pub struct Unpacked {
     pub vmlinuz: PathBuf,
     /// The modules, uncompressed, in load order; the last requested module is last.
     pub modules: Vec<PathBuf>,
-    /// Returns the name of its folder in the cache, which changes with its contents.
+    /// Name of the kernel's folder in the cache, which changes with its contents.
     pub key: String,
 }
 
 impl Unpacked {
-    /// Returns true if `module` is among its modules.
+    /// Returns true if the kernel has the module.
     fn has(&self, module: &str) -> bool {
         let name = modinfo::normal(module);
         self.modules.iter().any(|path| path.file_stem().is_some_and(|stem| stem == name.as_str()))
     }
 }
 
-/// Names the parts of a kernel's package that are kept.
+/// Parts of a kernel's package that are kept.
 #[derive(Clone, Copy, Debug)]
 pub struct Wanted<'a> {
-    /// Returns its name in the record of made items.
+    /// Name of the kernel in the record of created items.
     pub entry: &'a str,
     /// The modules that are packed together with all their dependencies.
     pub modules: &'a [&'a str],
 }
 
-/// Finds or makes the kernel of `recipe`.
+/// Finds or creates the kernel of `recipe`.
 pub fn ensure(
     recipe: &KernelRecipe,
     wanted: Wanted<'_>,

@@ -1,28 +1,31 @@
 //! Recipes for the images that the guest tests boot: a QEMU with `vfio-user-pci`, stock Debian kernels, an initramfs.
 //!
 //! The parts:
-//! - [`recipe`]: the wanted images (`manifest.toml` next to this crate), and the record of their resolution;
+//! - [`recipe`]: the requested images (`manifest.toml` next to this crate), and the record of their resolution;
 //! - [`mirror`]: the host's source of Debian packages;
-//! - [`apt`]: a private apt state, verified against the archive keyring, that never touches the system's;
-//! - [`qemu`]: the host's QEMU if it is new enough, else an unpacked one run by its own dynamic loader;
+//! - [`apt`]: a private apt state, verified against the archive keyring, that never changes the system's apt;
+//! - [`qemu`]: the host's QEMU if it is new enough, otherwise an unpacked QEMU run by its own dynamic loader;
 //! - [`kernel`] and [`modinfo`]: `vmlinuz` and the modules that the GPU driver needs, in load order;
-//! - [`browser`]: a browser, for the tests of the daemon's page;
-//! - [`monitoring`]: Prometheus and a proxy, for the tests of a daemon's metrics;
-//! - [`pv`], [`hooks`] and [`kbuild`]: the paravirtual modules: ours, and the driver with hooks that call it;
-//! - [`system`]: a Debian system with systemd, on which the Debian package is installed, and one with cluster software;
+//! - [`browser`]: a browser for the tests of the daemon's page;
+//! - [`monitoring`]: Prometheus and a proxy for the tests of a daemon's metrics;
+//! - [`pv`], [`hooks`] and [`kbuild`]: the paravirtual modules, which are our module and the driver with hooks that
+//!   call it;
+//! - [`system`]: a Debian system with systemd, on which the Debian package is installed, and a Debian system with
+//!   cluster software;
 //! - [`xen`]: a Xen host, with its own domains;
 //! - [`svm`]: a QEMU for machines that run VMs;
-//! - [`nest`]: a machine with VFIO, KVM and QEMU, which runs other machines; [`libraries`]: libraries of its programs;
+//! - [`nest`]: a machine with VFIO, KVM and QEMU, which runs other machines; [`libraries`]: finds the libraries of its
+//!   programs;
 //! - [`initramfs`] and [`cpio`]: the archive with our init, our test programs and the modules;
-//! - [`cache`], [`exec`], [`progress`]: the cache folder and its lock, child processes, messages for the user.
+//! - [`cache`], [`exec`], [`progress`]: the cache folder and its lock, child processes, and messages for the user.
 //!
 //! Everything is in one cache folder (`.cache` in the workspace, or `GPU_MEDIATOR_CACHE`), each item in a folder named
-//! by a hash of its inputs. An existing item is not made again; if all exist, no network is used.
+//! by a hash of its inputs. An existing item is not created again; if all items exist, no network is used.
 //!
-//! It installs nothing, needs no root, and only supports x86-64.
+//! The crate installs nothing, needs no root, and supports only x86-64.
 //!
 //! Environment: `GPU_MEDIATOR_CACHE` (cache folder), `GPU_MEDIATOR_DEBIAN_MIRROR` and
-//! `GPU_MEDIATOR_DEBIAN_SECURITY_MIRROR` (archive URIs), `GPU_MEDIATOR_QEMU` (a QEMU binary to use as it is).
+//! `GPU_MEDIATOR_DEBIAN_SECURITY_MIRROR` (archive URIs), `GPU_MEDIATOR_QEMU` (a QEMU binary to use unchanged).
 //!
 //! Sources: the formats are described in `apt.conf(5)`, `sources.list(5)`, `deb822(5)` and the kernel's
 //! `Documentation/driver-api/early-userspace/buffer-format.rst`.
@@ -74,14 +77,14 @@ pub struct Kernel {
     pub release: String,
     /// The kernel image.
     pub vmlinuz: PathBuf,
-    /// The initramfs for it (uncompressed cpio).
+    /// The initramfs for this kernel (uncompressed cpio).
     pub initrd: PathBuf,
 }
 
-/// Name of the system with cluster software, in the record of made items.
+/// Name of the system with cluster software, in the record of created items.
 const FLEET: &str = "fleet";
 
-/// All that a guest needs to boot.
+/// Everything that a guest needs to boot.
 #[derive(Clone, Debug)]
 pub struct Images {
     /// The VMM.
@@ -103,15 +106,15 @@ impl Images {
     }
 }
 
-/// Makes the missing images, and returns the paths of all.
+/// Creates the missing images, and returns the paths of all images.
 ///
-/// Several processes may call this at once; one works, and the others wait. An error names the missing package or
-/// setting.
+/// Several processes may call this concurrently: one of them works, and the others wait. An error names the missing
+/// package or setting.
 pub fn ensure(progress: &Progress) -> Result<Images> {
     ensure_with(progress, false)
 }
 
-/// Same as [`ensure`]; with `refresh` the package versions are resolved again even if older ones are in the cache.
+/// Same as [`ensure`]. With `refresh`, the package versions are resolved again even if older versions are in the cache.
 pub fn ensure_with(progress: &Progress, refresh: bool) -> Result<Images> {
     if !cfg!(all(target_arch = "x86_64", target_os = "linux")) {
         bail!("the guests are x86-64 Linux machines; this host is not one, and no cross recipe exists");
@@ -131,7 +134,7 @@ pub fn ensure_with(progress: &Progress, refresh: bool) -> Result<Images> {
     let mut kernels = Vec::new();
     let mut initramfs = Vec::new();
     for kernel in unpacked {
-        // Keep the paravirtual kernel, if it exists: otherwise every run of the stock one would remove it.
+        // Keep the paravirtual kernel, if it exists: otherwise every run with the stock kernel would remove it.
         if let Some(hooked) = pv::find(&kernel, &cache)? {
             initramfs.push(initramfs::key_of(&hooked, &programs)?);
         }
@@ -154,8 +157,8 @@ pub fn ensure_with(progress: &Progress, refresh: bool) -> Result<Images> {
     Ok(Images { qemu, kernels })
 }
 
-/// Same as [`ensure_with`], with everything else that a test boots or starts, except the images of suites that run by
-/// name only: these suites make them.
+/// Same as [`ensure_with`], and also creates everything else that a test boots or starts, except the images of suites
+/// that run only by name: these suites create their own images.
 pub fn ensure_all(progress: &Progress, refresh: bool) -> Result<Images> {
     let images = ensure_with(progress, refresh)?;
     for kernel in &images.kernels {
@@ -169,8 +172,8 @@ pub fn ensure_all(progress: &Progress, refresh: bool) -> Result<Images> {
     Ok(images)
 }
 
-/// Same as [`ensure`] for the kernel called `name`, with the paravirtual driver instead of the stock one. The modules
-/// are built from the kernel's sources, which takes minutes the first time.
+/// Same as [`ensure`] for the kernel called `name`, with the paravirtual driver instead of the stock driver. The
+/// modules are built from the kernel's sources, which takes minutes the first time.
 pub fn ensure_paravirtual(name: &str, progress: &Progress) -> Result<Kernel> {
     let manifest = Manifest::load().context("images/manifest.toml")?;
     let cache = Cache::open(progress)?;
@@ -185,7 +188,7 @@ pub fn ensure_paravirtual(name: &str, progress: &Progress) -> Result<Kernel> {
     bootable(hooked, &initramfs::build_programs(&manifest.initramfs, progress)?, &cache, progress)
 }
 
-/// Makes the programs of a monitoring host if they are missing; otherwise like [`ensure_with`].
+/// Creates the programs of a monitoring host if they are missing. Otherwise same as [`ensure_with`].
 pub fn ensure_monitoring(progress: &Progress, refresh: bool) -> Result<Monitoring> {
     let manifest = Manifest::load().context("images/manifest.toml")?;
     let cache = Cache::open(progress)?;
@@ -200,7 +203,7 @@ pub fn ensure_monitoring(progress: &Progress, refresh: bool) -> Result<Monitorin
     Ok(made)
 }
 
-/// Makes the Debian system with systemd, the first time.
+/// Creates the Debian system with systemd, if it is missing.
 pub fn ensure_system(progress: &Progress) -> Result<System> {
     let manifest = Manifest::load().context("images/manifest.toml")?;
     let cache = Cache::open(progress)?;
@@ -217,7 +220,7 @@ pub fn ensure_system(progress: &Progress) -> Result<System> {
     Ok(System::new(kernel, files, agent))
 }
 
-/// Makes the files of a Debian system with cluster software (libvirt, Slurm, podman), the first time. Returns an
+/// Creates the files of a Debian system with cluster software (libvirt, Slurm, podman), if they are missing. Returns an
 /// archive for [`cpio::unpack`].
 pub fn ensure_fleet(progress: &Progress) -> Result<PathBuf> {
     let manifest = Manifest::load().context("images/manifest.toml")?;
@@ -229,7 +232,7 @@ pub fn ensure_fleet(progress: &Progress) -> Result<PathBuf> {
     Ok(files)
 }
 
-/// Makes the folder with a browser, the first time: the root in which [`browser::PROGRAM`] runs.
+/// Creates the folder with a browser, if it is missing: the root in which [`browser::PROGRAM`] runs.
 pub fn ensure_browser(progress: &Progress) -> Result<PathBuf> {
     let manifest = Manifest::load().context("images/manifest.toml")?;
     let cache = Cache::open(progress)?;
@@ -241,7 +244,7 @@ pub fn ensure_browser(progress: &Progress) -> Result<PathBuf> {
     Ok(root)
 }
 
-/// Makes the machine that has a card behind an IOMMU, and its own VMs; its kernel is made the first time.
+/// Creates the machine that has a card behind an IOMMU, and its own VMs, and its kernel if that is missing.
 pub fn ensure_nest(progress: &Progress) -> Result<Nest> {
     let manifest = Manifest::load().context("images/manifest.toml")?;
     let cache = Cache::open(progress)?;
@@ -258,8 +261,8 @@ pub fn ensure_nest(progress: &Progress) -> Result<Nest> {
     Nest::new(recipe, kernel, initramfs::build_programs(&manifest.initramfs, progress)?, &qemu)
 }
 
-/// Makes the QEMU for machines that run VMs, with a thread per processor; `None` if it cannot be made from the QEMU in
-/// use.
+/// Creates the QEMU for machines that run VMs, with a thread per processor; `None` if it cannot be created from the
+/// QEMU in use.
 pub fn ensure_svm(progress: &Progress) -> Result<Option<Qemu>> {
     let manifest = Manifest::load().context("images/manifest.toml")?;
     let cache = Cache::open(progress)?;
@@ -269,7 +272,7 @@ pub fn ensure_svm(progress: &Progress) -> Result<Option<Qemu>> {
     svm::ensure(&qemu, &cache, progress).context("QEMU for machines that have VMs")
 }
 
-/// Makes the Xen host; its packages are fetched the first time.
+/// Creates the Xen host. Fetches its packages if they are missing.
 pub fn ensure_xen(progress: &Progress) -> Result<XenHost> {
     let manifest = Manifest::load().context("images/manifest.toml")?;
     let cache = Cache::open(progress)?;
@@ -286,7 +289,7 @@ pub fn ensure_xen(progress: &Progress) -> Result<XenHost> {
     Ok(host)
 }
 
-/// Returns the kernel of `recipe` with the driver of the card.
+/// Returns the kernel of `recipe` with the card's driver.
 fn kernel_of(
     recipe: &KernelRecipe,
     manifest: &Manifest,

@@ -1,6 +1,6 @@
 //! Queries the dynamic loader for the libraries of a program.
 //!
-//! Sources: `ld.so(8)`, `LD_TRACE_LOADED_OBJECTS`.
+//! Sources: `ld.so(8)`, in particular `LD_TRACE_LOADED_OBJECTS`.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -12,16 +12,16 @@ use crate::exec;
 /// A file that is loaded with a program.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Library {
-    /// The name that the program requests: a path for the dynamic loader, a file name for all others.
+    /// The name that the program requests: a path for the dynamic loader, a file name for all other files.
     pub name: String,
     /// The file.
     pub path: PathBuf,
-    /// Set for the dynamic loader.
+    /// True for the dynamic loader.
     pub is_loader: bool,
 }
 
 impl Library {
-    /// Returns the last component of its path.
+    /// Returns the last component of the file's path.
     pub fn file_name(&self) -> &str {
         self.name.rsplit('/').next().unwrap_or_default()
     }
@@ -41,7 +41,7 @@ fn parse(text: &str) -> Result<Vec<Library>> {
     for line in text.lines().map(str::trim) {
         let (name, rest) = line.split_once(" => ").unwrap_or((line, line));
         let path = rest.rsplit_once(" (0x").map_or(rest, |(path, _)| path);
-        // Without a path and without an arrow: a file that the kernel itself maps.
+        // A line without a path and without an arrow names a file that the kernel itself maps.
         if Path::new(path).is_absolute() {
             let name = name.rsplit_once(" (0x").map_or(name, |(name, _)| name).to_owned();
             libraries.push(Library { is_loader: name.starts_with('/'), name, path: path.into() });

@@ -1,6 +1,6 @@
 //! The host's source of Debian packages: its own apt configuration, or the environment.
 //!
-//! This file contains no host name on purpose.
+//! This file intentionally contains no host name.
 
 use std::path::{Path, PathBuf};
 use std::{env, fs};
@@ -12,11 +12,12 @@ pub const MIRROR_VARIABLE: &str = "GPU_MEDIATOR_DEBIAN_MIRROR";
 /// The environment variable that overrides the security archive's URI.
 pub const SECURITY_VARIABLE: &str = "GPU_MEDIATOR_DEBIAN_SECURITY_MIRROR";
 
-/// The archive's keyring, as the package `debian-archive-keyring` installs it; the first that exists is used.
+/// Paths of the archive's keyring, as installed by the package `debian-archive-keyring`; the first existing file is
+/// used.
 const KEYRINGS: [&str; 2] =
     ["/usr/share/keyrings/debian-archive-keyring.gpg", "/usr/share/keyrings/debian-archive-keyring.pgp"];
 
-/// The distribution templates that come with apt's Python bindings; also on Ubuntu.
+/// The distribution templates that come with apt's Python bindings; they also exist on Ubuntu.
 const TEMPLATE: &str = "/usr/share/python-apt/templates/Debian.info";
 
 /// The archive that packages are fetched from.
@@ -37,8 +38,8 @@ struct Source {
     signed_by: String,
 }
 
-/// Finds the mirror: the environment first, then the host's package sources. An error names the setting that is
-/// missing.
+/// Finds the mirror: from the environment first, then from the host's package sources. An error names the missing
+/// setting.
 pub fn find() -> Result<Mirror> {
     if let Some(main) = variable(MIRROR_VARIABLE) {
         let security = variable(SECURITY_VARIABLE).unwrap_or_else(|| security_beside(&main));
@@ -84,7 +85,7 @@ fn variable(name: &str) -> Option<String> {
     env::var(name).ok().map(|v| v.trim_end_matches('/').to_owned()).filter(|v| !v.is_empty())
 }
 
-/// By convention of the mirrors, the security archive is next to the main one.
+/// Returns the security archive, which by convention of the mirrors is next to the main archive.
 fn security_beside(main: &str) -> String {
     format!("{main}-security")
 }
@@ -167,7 +168,7 @@ fn choose(sources: &[Source]) -> Option<Mirror> {
             |n: &String| releases.iter().any(|r| n == r || n.strip_prefix(r).is_some_and(|x| x.starts_with('-')));
         s.components.iter().any(|c| c == "main") && s.suites.iter().any(named)
     };
-    // Third parties also name their suites after Debian's releases.
+    // Third parties may also name their suites after Debian's releases.
     let score = |s: &Source| {
         let last = s.uri.trim_end_matches('/').rsplit('/').next().unwrap_or_default();
         let (keyring, name) = (s.signed_by.contains("debian-archive"), last.starts_with("debian"));

@@ -1,4 +1,4 @@
-//! Kernel modules: reads their `.modinfo`, and orders a module after all its dependencies.
+//! Kernel modules: reads their `.modinfo`, and orders modules after their dependencies.
 //!
 //! The packages have no `modules.dep`, so dependencies come from the modules themselves. A dependency without a file is
 //! built into the kernel.
@@ -17,7 +17,7 @@ const MAX_MODULE_BYTES: u64 = 256 << 20;
 
 /// A module of a closure.
 pub struct Module {
-    /// Its name, with underscores.
+    /// Name of the module, with underscores.
     pub name: String,
     /// The uncompressed ELF file.
     pub bytes: Vec<u8>,
@@ -81,7 +81,7 @@ fn read(path: &Path) -> Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// Returns a module's name in the form of its file name: the kernel treats `-` and `_` alike.
+/// Returns a module's name as in its file name: the kernel treats `-` and `_` alike.
 pub fn normal(name: &str) -> String {
     name.replace('-', "_")
 }
@@ -92,7 +92,8 @@ fn dependencies(elf: &[u8]) -> Result<Vec<String>> {
     Ok(parse(section.data().context("unreadable .modinfo section")?))
 }
 
-/// Dependencies named by `depends=` and, before `post:`, by `softdep=pre:`, in a section of NUL-ended strings.
+/// Returns the dependencies named by `depends=` and, before `post:`, by `softdep=pre:`, in a section of NUL-terminated
+/// strings.
 fn parse(modinfo: &[u8]) -> Vec<String> {
     let mut names = Vec::new();
     for entry in modinfo.split(|b| *b == 0) {

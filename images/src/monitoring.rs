@@ -1,5 +1,5 @@
 //! Prometheus, and the proxy through which it reaches a daemon, unpacked from Debian packages and run with the dynamic
-//! loader that came with them.
+//! loader from the same packages.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -13,7 +13,7 @@ use crate::hooks::{library_folders, loader};
 use crate::progress::Progress;
 use crate::recipe::{Made, MonitoringRecipe, Record, Suite};
 
-/// Increased when the recipe's result changes.
+/// Version of the recipe; increased when its result changes.
 const VERSION: &str = "1";
 
 /// The programs of a monitoring host.
@@ -23,7 +23,7 @@ pub struct Monitoring {
 }
 
 impl Monitoring {
-    /// The server, without arguments.
+    /// Returns the server's command, without arguments.
     ///
     /// # Errors
     /// If the packages contain no dynamic loader.
@@ -31,7 +31,7 @@ impl Monitoring {
         self.command("usr/bin/prometheus")
     }
 
-    /// Makes the command that checks its configuration and the metrics that it will read.
+    /// Returns the command that checks the server's configuration and the metrics that it will read.
     ///
     /// # Errors
     /// Same as [`Self::prometheus`].
@@ -39,7 +39,7 @@ impl Monitoring {
         self.command("usr/bin/promtool")
     }
 
-    /// The proxy.
+    /// Returns the proxy's command.
     ///
     /// # Errors
     /// Same as [`Self::prometheus`].
@@ -55,7 +55,7 @@ impl Monitoring {
         Ok(command)
     }
 
-    /// Fails unless all programs run here.
+    /// Fails unless all programs run on this host.
     fn check(self) -> Result<Self> {
         let asked = [(self.prometheus()?, "--version"), (self.promtool()?, "--version"), (self.nginx()?, "-v")];
         for (mut command, version) in asked {
@@ -67,7 +67,7 @@ impl Monitoring {
     }
 }
 
-/// Finds the programs, or makes them.
+/// Finds the programs, or creates them.
 pub fn ensure(
     recipe: &MonitoringRecipe,
     cache: &Cache,
@@ -96,8 +96,8 @@ fn make(recipe: &MonitoringRecipe, suite: &Suite, cache: &Cache, progress: &Prog
         });
         unpacked.collect()
     };
-    // The packages are only known after the download: the key depends on the recipe, and the item is made again on
-    // request.
+    // The packages are known only after the download, so the key depends on the recipe, and the item is created again
+    // on request.
     let inputs = [VERSION, suite.target()].into_iter().chain(recipe.packages.iter().map(String::as_str));
     let key = key(&inputs.collect::<Vec<_>>());
     let mut packages = Vec::new();

@@ -1,10 +1,10 @@
 //! A machine that has a card behind an IOMMU, and VMs: our init in an initramfs, on a kernel with VFIO and KVM, and
 //! QEMU with all the files that it reads.
 //!
-//! QEMU is the one that runs this machine, so that it knows the same devices. It is in its own folder with its dynamic
-//! loader and its libraries, which may come from a different system than the host's programs.
+//! This QEMU is the one that runs the machine, so that it supports the same devices. It is in its own folder with its
+//! dynamic loader and its libraries, which may come from a different system than the host's programs.
 //!
-//! It contains no shell, no programs that run in it, and no images of its VMs: the tests add these.
+//! The machine contains no shell, no programs to run in it, and no images of its VMs: the tests add these.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -20,7 +20,7 @@ use crate::libraries;
 use crate::qemu::{self, Qemu};
 use crate::recipe::NestRecipe;
 
-/// Name of the kernel with these modules in the record of made items.
+/// Name of the kernel with these modules in the record of created items.
 pub const ENTRY: &str = "nest";
 /// QEMU's folder in the machine, without a leading slash.
 const FOLDER: &str = "qemu";
@@ -36,7 +36,7 @@ pub struct Nest {
 }
 
 impl Nest {
-    /// Gathers the parts of the machine; `qemu` is the host's.
+    /// Collects the parts of the machine; `qemu` is the host's QEMU.
     pub(crate) fn new(recipe: &NestRecipe, kernel: Unpacked, programs: Vec<Program>, qemu: &Qemu) -> Result<Self> {
         let (files, qemu) = portable(recipe, qemu).context("QEMU for the VMs of a machine")?;
         Ok(Self { kernel, programs, files, qemu })
@@ -47,7 +47,7 @@ impl Nest {
         &self.qemu
     }
 
-    /// Writes the machine's initramfs with `more` added to `initrd`; with QEMU, if the machine will have VMs.
+    /// Writes the machine's initramfs with `more` added to `initrd`; includes QEMU if the machine will have VMs.
     pub fn bootable(&self, more: Archive, with_qemu: bool, initrd: &Path) -> Result<Kernel> {
         // The kernel accepts concatenated archives.
         let mut all = initramfs::pack(&self.kernel, &self.programs)?;
@@ -72,7 +72,7 @@ impl Nest {
     }
 }
 
-/// Names the files that make a QEMU run in [`FOLDER`] of another machine, and returns its command there.
+/// Lists the files that make a QEMU run in [`FOLDER`] of another machine, and returns its command on that machine.
 fn portable(recipe: &NestRecipe, qemu: &Qemu) -> Result<(Vec<(String, PathBuf)>, Qemu)> {
     let program = format!("{FOLDER}/{}", qemu::PROGRAM);
     let mut files = vec![(program.clone(), qemu::binary(qemu)?)];

@@ -1,4 +1,5 @@
-//! Messages for the user while images are made: one line when a step starts, one every few seconds while it runs.
+//! Messages for the user while images are created: one line when a step starts, and one every few seconds while it
+//! runs.
 
 use std::time::{Duration, Instant};
 
@@ -11,17 +12,17 @@ pub struct Progress {
 }
 
 impl Progress {
-    /// Lines go to standard error, so that standard output stays parseable.
+    /// Creates a receiver that writes lines to standard error, so that standard output stays parseable.
     pub fn stderr() -> Self {
         Self::to(|line| eprintln!("{line}"))
     }
 
-    /// No lines.
+    /// Creates a receiver that drops all lines.
     pub fn quiet() -> Self {
         Self::to(|_| {})
     }
 
-    /// Lines go to `sink`, without line ends.
+    /// Creates a receiver that passes lines to `sink`, without line ends.
     pub fn to(sink: impl Fn(&str) + Send + Sync + 'static) -> Self {
         Self { sink: Box::new(sink) }
     }
@@ -49,7 +50,7 @@ pub struct Step<'a> {
 }
 
 impl Step<'_> {
-    /// Must be called often; prints a line when one is due. `detail` returns the progress of the step.
+    /// Prints a line when one is due. Must be called often. `detail` returns the progress of the step.
     pub fn tick(&mut self, detail: impl FnOnce() -> String) {
         if self.told.elapsed() < REPORT_INTERVAL {
             return;

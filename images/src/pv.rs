@@ -1,7 +1,7 @@
 //! The paravirtual driver: our kernel module, and the kernel's own nouveau with hooks that call it, built out of tree.
 //!
-//! This repository holds nothing of the driver: its sources come from the Debian package from which the kernel was
-//! made, in the same version, and [`crate::hooks`] changes them. Only the two modules stay in the cache.
+//! This repository contains no part of the driver: its sources come from the Debian package from which the kernel was
+//! built, in the same version, and [`crate::hooks`] changes them. Only the two modules stay in the cache.
 
 use std::fs;
 use std::io::{Read, Write};
@@ -19,27 +19,27 @@ use crate::kernel::Unpacked;
 use crate::progress::{Progress, Step, mib};
 use crate::recipe::{KernelRecipe, Made, Package, ParavirtualRecipe, Record, Suite};
 
-/// Increased when the recipe's result changes.
+/// Version of the recipe; increased when its result changes.
 const VERSION: &str = "1";
-/// Our module.
+/// File name of our module.
 const MODULE: &str = "gpu_mediator_pv.ko";
-/// The driver.
+/// File name of the driver.
 const DRIVER: &str = "nouveau.ko";
 /// The driver's folder in the kernel's sources.
 const DRIVER_FOLDER: &str = "drivers/gpu/drm/nouveau";
 
-/// Our sources: the module's, and below `nouveau` the hooks.
+/// Returns the folder of our sources: those of the module, and below `nouveau` the hooks.
 fn sources() -> PathBuf {
     crate::cache::workspace().join("guest/pv-module")
 }
 
-/// The kernel with the paravirtual modules, if these are in the cache.
+/// Returns the kernel with the paravirtual modules, if these are in the cache.
 pub fn find(kernel: &Unpacked, cache: &Cache) -> Result<Option<Unpacked>> {
     let key = item_key(kernel)?;
     cache.find("pv", &key).map(|folder| with_modules(kernel, &folder, &key)).transpose()
 }
 
-/// Finds or makes the paravirtual modules, and returns `kernel` with them in place of the stock driver.
+/// Finds or creates the paravirtual modules. Returns `kernel` with them in place of the stock driver.
 pub fn ensure(
     kernel: &Unpacked,
     recipes: (&KernelRecipe, &ParavirtualRecipe),
@@ -68,7 +68,7 @@ pub fn ensure(
     with_modules(kernel, &folder, &key)
 }
 
-/// Returns the key of an item that is made of `kernel` and our sources.
+/// Returns the key of an item that is created from `kernel` and our sources.
 fn item_key(kernel: &Unpacked) -> Result<String> {
     let mut inputs = vec![VERSION.to_owned(), kernel.key.clone()];
     let root = sources();
@@ -99,7 +99,7 @@ struct Build<'a> {
 }
 
 impl Build<'_> {
-    /// Makes both modules in the folder; returns the packages that they are made from.
+    /// Builds both modules in the folder. Returns the packages from which they were built.
     fn run(&self, suite: &Suite, recipe: &ParavirtualRecipe) -> Result<Vec<Package>> {
         kbuild::require_programs()?;
         let (headers, build, tools) =
@@ -166,7 +166,7 @@ impl Build<'_> {
         let fetched = self.fetch_same(apt, &format!("linux-source-{}", self.kernel.name))?;
         let all = self.folder.join("source");
         packages.push(self.unpack(&fetched, &all)?);
-        // The package may be as large as all others together.
+        // The package may be as large as all other packages together.
         remove(&fetched.path)?;
         let archives: Vec<_> = files_below(&all.join("usr/src"))?;
         let archive = archives.iter().find(|path| path.to_string_lossy().ends_with(".tar.xz"));
@@ -198,7 +198,7 @@ impl Build<'_> {
     }
 }
 
-/// Feeds an archive to `tar`, which keeps the driver's folder and drops the archive's top folder.
+/// Feeds an archive to `tar`, which keeps only the driver's folder and drops the archive's top folder.
 fn unpack_driver(archive: &Path, to: &Path, step: &mut Step<'_>) -> Result<()> {
     let file = fs::File::open(archive).with_context(|| format!("cannot open {}", archive.display()))?;
     let mut tar = Command::new("tar")

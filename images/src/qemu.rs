@@ -1,4 +1,4 @@
-//! QEMU: the host's if it is new enough, else one unpacked from Debian packages and run with its own loader.
+//! QEMU: the host's if it is new enough, otherwise a QEMU unpacked from Debian packages and run with its own loader.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -15,7 +15,7 @@ use crate::recipe::{Made, QemuRecipe, RECIPE_VERSION, Record, Suite};
 
 /// Name of the program.
 pub(crate) const PROGRAM: &str = "qemu-system-x86_64";
-/// The environment variable that names a QEMU to use as it is.
+/// The environment variable that names a QEMU to use unchanged.
 pub const QEMU_VARIABLE: &str = "GPU_MEDIATOR_QEMU";
 
 /// Command that starts QEMU.
@@ -25,14 +25,14 @@ pub struct Qemu {
     pub program: PathBuf,
     /// Arguments that come before all others.
     pub args: Vec<String>,
-    /// Environment variables that it needs.
+    /// Environment variables that the program needs.
     pub env: Vec<(String, String)>,
-    /// Its version, such as `11.1.3`.
+    /// Version of QEMU, such as `11.1.3`.
     pub version: String,
 }
 
 impl Qemu {
-    /// A command that starts QEMU; the caller adds the machine.
+    /// Returns a command that starts QEMU; the caller adds the machine.
     pub fn command(&self) -> Command {
         let mut command = Command::new(&self.program);
         command.args(&self.args).envs(self.env.iter().map(|(k, v)| (k, v)));
@@ -40,7 +40,7 @@ impl Qemu {
     }
 }
 
-/// Finds or makes a QEMU that meets the recipe.
+/// Finds or creates a QEMU that meets the recipe.
 pub fn ensure(recipe: &QemuRecipe, cache: &Cache, record: &mut Record, progress: &Progress) -> Result<Qemu> {
     if let Some(path) = env::var_os(QEMU_VARIABLE) {
         let qemu = Qemu { program: path.into(), args: Vec::new(), env: Vec::new(), version: String::new() };
@@ -104,7 +104,8 @@ fn make(recipe: &QemuRecipe, suite: &Suite, cache: &Cache, progress: &Progress) 
     Ok((qemu, Made { recipe: RECIPE_VERSION.into(), key, suite: suite.target().into(), packages }))
 }
 
-/// Returns the command for the QEMU that was unpacked into `root`: run with its own loader, libraries and firmware.
+/// Returns the command for a QEMU that was unpacked into `root`, which runs with its own loader, libraries and
+/// firmware.
 fn unpacked(root: &Path) -> Result<Qemu> {
     let text = |path: &Path| -> Result<String> {
         path.to_str().map(str::to_owned).ok_or_else(|| anyhow!("the cache folder's path is not UTF-8"))
@@ -160,7 +161,7 @@ fn at_least(version: &str, minimum: &str) -> bool {
     numbers(version) >= numbers(minimum)
 }
 
-/// Finds the file with QEMU's code, even if it starts through a loader.
+/// Finds the file with QEMU's code, even if QEMU starts through a loader.
 pub(crate) fn binary(qemu: &Qemu) -> Result<PathBuf> {
     let is_it = |path: &Path| path.file_name().is_some_and(|name| name == PROGRAM);
     if let Some(path) = qemu.args.iter().map(Path::new).find(|path| is_it(path)) {

@@ -5,10 +5,10 @@ use std::collections::BTreeMap;
 use anyhow::Result;
 use serde::{Deserialize, Serialize};
 
-/// Increased when the result of a recipe changes, so that older items are made again.
+/// Version of the recipes; increased when a recipe's result changes, so that older items are created again.
 pub const RECIPE_VERSION: &str = "1";
 
-/// The manifest of wanted images.
+/// The manifest of requested images.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Manifest {
@@ -46,7 +46,7 @@ pub struct Suite {
 }
 
 impl Suite {
-    /// The suite from which the package is taken.
+    /// Returns the suite from which the package is taken.
     pub fn target(&self) -> &str {
         self.suite.as_deref().unwrap_or(&self.base)
     }
@@ -58,7 +58,7 @@ impl Suite {
 pub struct QemuRecipe {
     /// The lowest accepted version.
     pub minimum: String,
-    /// A device that it must support.
+    /// A device that QEMU must support.
     pub device: String,
     /// The packages to unpack, with their dependencies.
     pub packages: Vec<String>,
@@ -96,7 +96,7 @@ pub struct InitramfsRecipe {
 pub struct ParavirtualRecipe {
     /// Packages of the program that applies the hooks, with its libraries.
     pub hooks: Vec<String>,
-    /// Suites to try for it, in order.
+    /// Suites to try for these packages, in order.
     pub from: Vec<Suite>,
 }
 
@@ -104,7 +104,7 @@ pub struct ParavirtualRecipe {
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct MonitoringRecipe {
-    /// The packages to unpack, with those of the libraries that they need.
+    /// The packages to unpack, including packages of the libraries that they need.
     pub packages: Vec<String>,
     /// Suites to try, in order.
     pub from: Vec<Suite>,
@@ -116,17 +116,17 @@ pub struct MonitoringRecipe {
 pub struct SystemRecipe {
     /// The name of the kernel that boots it.
     pub kernel: String,
-    /// Its files.
+    /// The files of the system.
     pub files: TreeRecipe,
 }
 
-/// Files of a Debian system: their packages, and the sources of these.
+/// Files of a Debian system: their packages, and the sources of the packages.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TreeRecipe {
     /// The packages, with their dependencies.
     pub packages: Vec<String>,
-    /// Files and folders of the packages that are omitted.
+    /// Files and folders of the packages to omit.
     pub without: Vec<String>,
     /// Units that must not start.
     #[serde(default)]
@@ -135,7 +135,7 @@ pub struct TreeRecipe {
     pub from: Vec<Suite>,
 }
 
-/// Names the parts of the machine that has a card behind an IOMMU, and its own VMs.
+/// Parts of the machine that has a card behind an IOMMU, and its own VMs.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct NestRecipe {
@@ -147,7 +147,7 @@ pub struct NestRecipe {
     pub firmware: Vec<String>,
 }
 
-/// Names the parts of a Xen host.
+/// Parts of a Xen host.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct XenRecipe {
@@ -159,16 +159,16 @@ pub struct XenRecipe {
     pub hypervisor: String,
     /// The packages, with their dependencies.
     pub packages: Vec<String>,
-    /// Programs of the packages that domain 0 has, with the libraries that they are linked to.
+    /// Programs of the packages to include in domain 0, with the libraries that they are linked to.
     pub programs: Vec<String>,
-    /// Other files of the packages that domain 0 has.
+    /// Other files of the packages to include in domain 0.
     pub files: Vec<String>,
     /// Suites to try, in order.
     pub from: Vec<Suite>,
 }
 
 impl Manifest {
-    /// The manifest of this build.
+    /// Returns the manifest of this build.
     pub fn load() -> Result<Self> {
         Ok(toml::from_str(include_str!("../manifest.toml"))?)
     }
@@ -185,16 +185,16 @@ pub struct Package {
     pub sha256: String,
 }
 
-/// Sources of an item, and its key in the cache.
+/// Sources of a created item, and its key in the cache.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Made {
-    /// The version of the recipe that made it.
+    /// The version of the recipe that created it.
     pub recipe: String,
     /// The name of its folder.
     pub key: String,
     /// The suite that provided it.
     pub suite: String,
-    /// Packages that it was made from.
+    /// Packages from which it was created.
     #[serde(default)]
     pub packages: Vec<Package>,
 }
@@ -202,10 +202,10 @@ pub struct Made {
 /// The record of the manifest's resolution; `manifest.toml` in the cache.
 #[derive(Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Record {
-    /// QEMU, unless the host's is used.
+    /// QEMU, unless the host's QEMU is used.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub qemu: Option<Made>,
-    /// The kernels by name, and the one with VFIO.
+    /// The kernels by name, and the kernel with VFIO.
     #[serde(default, rename = "kernel")]
     pub kernels: BTreeMap<String, Made>,
     /// The paravirtual modules by the kernel's name.

@@ -1,15 +1,15 @@
-//! A QEMU in which virtual machines may run concurrently on processors that are threads: its emulation of AMD's SVM,
+//! A QEMU in which virtual machines may run concurrently on processors that are threads. Its emulation of AMD's SVM is
 //! patched.
 //!
-//! VMRUN can inject an interrupt into a guest. QEMU (11.1.3, and its sources since the emulation was written) records
-//! the vector as a pending exception, delivers it, and keeps the record. When the processor's thread leaves its loop
-//! before the guest's next exit or exception, and not because of an interrupt, QEMU takes the record for a new
-//! exception, and the guest gets the interrupt once more, at an arbitrary point: between `swapgs` and `iretq` this is a
-//! triple fault. With one processor in one thread this hardly happens.
+//! VMRUN can inject an interrupt into a guest. QEMU (version 11.1.3, and all versions since the emulation was written)
+//! records the vector as a pending exception, delivers it, and keeps the record. When the processor's thread leaves its
+//! loop before the guest's next exit or exception, and not because of an interrupt, QEMU takes the record for a new
+//! exception, and the guest gets the interrupt again, at an arbitrary point: between `swapgs` and `iretq` this causes a
+//! triple fault. With one processor in one thread this hardly ever happens.
 //!
-//! The copy that is made here lacks the instruction that records the vector. It is found by its effect, not by its
-//! address: it is the only store of the value that becomes the second argument of the only call that delivers. A QEMU
-//! in which it cannot be found is not changed.
+//! This module creates a copy that lacks the instruction that records the vector. The instruction is found by its
+//! effect, not by its address: it is the only store of the value that becomes the second argument of the only call that
+//! delivers the interrupt. A QEMU in which it cannot be found is not changed.
 
 use std::fs;
 use std::path::Path;
@@ -23,27 +23,27 @@ use crate::qemu::{self, Qemu};
 
 /// Kind of the item in the cache.
 const KIND: &str = "svm";
-/// Increased when the change to the copy is different.
+/// Version of the recipe; increased when the copy is changed in a different way.
 const VERSION: &str = "1";
 /// The function that emulates VMRUN, and the function that it calls to deliver an interrupt.
 const RUN: &str = "helper_vmrun";
 const DELIVER: &str = "do_interrupt_x86_hardirq";
-/// Bytes before the call that are searched for the store.
+/// Number of bytes before the call that are searched for the store.
 const SEARCHED_BYTES: usize = 96;
 /// A store of ESI, which holds a function's second argument, with a displacement of 32 bits: opcode, ModRM without its
-/// base, length.
+/// base, length in bytes.
 const STORE: u8 = 0x89;
 const FROM_ESI: u8 = 0b10_110_000;
 const BASE: u8 = 0b111;
 const BASE_IN_SIB: u8 = 0b100;
 const STORE_BYTES: usize = 6;
-/// An instruction of that length without effect.
+/// An instruction of the same length without effect.
 const NOP: [u8; STORE_BYTES] = [0x66, 0x0f, 0x1f, 0x44, 0x00, 0x00];
-/// A call relative to its end, and its length.
+/// Opcode of a relative call, and the call's length.
 const CALL: u8 = 0xe8;
 const CALL_BYTES: usize = 5;
 
-/// Finds or makes the copy; `None` for a QEMU in which the instruction cannot be found.
+/// Finds or creates the copy; `None` for a QEMU in which the instruction cannot be found.
 pub(crate) fn ensure(qemu: &Qemu, cache: &Cache, progress: &Progress) -> Result<Option<Qemu>> {
     let original = qemu::binary(qemu)?;
     let key = key(&[VERSION, &hash_file(&original)?]);
@@ -66,7 +66,7 @@ pub(crate) fn ensure(qemu: &Qemu, cache: &Cache, progress: &Progress) -> Result<
     Ok(Some(instead(qemu, &original, &folder.join(qemu::PROGRAM))))
 }
 
-/// Returns the same QEMU with `copy` instead of `original`; it finds its firmware relative to its own path, unless an
+/// Returns the same QEMU with `copy` instead of `original`. QEMU finds its firmware relative to its own path, unless an
 /// option names it.
 fn instead(qemu: &Qemu, original: &Path, copy: &Path) -> Qemu {
     let mut mended = qemu.clone();
@@ -127,11 +127,11 @@ fn only<T>(mut of: impl Iterator<Item = T>) -> Option<T> {
 mod tests {
     use super::*;
 
-    /// A store of ESI, and a call of an address 0x100 after it.
+    /// A store of ESI, and a call of an address 0x100 bytes after it.
     const STORES: [u8; STORE_BYTES] = [0x89, 0xb3, 0x50, 0xc2, 0xff, 0xff];
     const CALLS: [u8; CALL_BYTES] = [0xe8, 0x00, 0x01, 0x00, 0x00];
 
-    /// Code of these parts at 0x1000, and the target of its last call.
+    /// Returns the code of these parts at address 0x1000, and the target of its last call.
     fn code(parts: &[&[u8]]) -> (Vec<u8>, u64) {
         let code = parts.concat();
         let called = 0x1000 + code.len() as u64 + 0x100;
@@ -150,7 +150,7 @@ mod tests {
         let none = code(&[&[0x90; 200], &CALLS]);
         let far = code(&[&STORES, &[0x90; SEARCHED_BYTES], &CALLS]);
         let two = code(&[&STORES, &[0x90; 10], &STORES, &CALLS]);
-        // A store of EDI, and one to an address with an index.
+        // A store of EDI, and a store to an address with an index.
         let other = code(&[&[0x89, 0xbb, 0x50, 0xc2, 0xff, 0xff], &[0x89, 0xb4, 0x03, 0, 0, 0, 0], &CALLS]);
         for (code, called) in [none, far, two, other] {
             assert_eq!(store(&code, 0x1000, called), None);

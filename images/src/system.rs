@@ -1,10 +1,10 @@
 //! A Debian system with systemd, on which the Debian package is installed, as on an operator's host.
 //!
-//! It stays in its initramfs. The packages are unpacked, not configured. This module does the work of their maintainer
-//! scripts that this system needs: users and groups, the merged `/usr`, and dpkg's database, in which all of them are
+//! The system stays in its initramfs. The packages are unpacked, not configured. This module does the necessary work of
+//! their maintainer scripts: users and groups, the merged `/usr`, and dpkg's database, in which all packages are
 //! installed, so that dpkg really checks the dependencies of packages that are installed later.
 //!
-//! It has no udev, D-Bus, logins or network.
+//! The system has no udev, D-Bus, logins or network.
 //!
 //! Sources: `bootup(7)`, `machine-id(5)`, `passwd(5)`, `shadow(5)`, `deb-control(5)`, `dpkg(1)`.
 
@@ -25,15 +25,15 @@ use crate::kernel::Unpacked;
 use crate::progress::{Progress, Step};
 use crate::recipe::{Made, Suite, TreeRecipe};
 
-/// Increased when the recipe's result changes.
+/// Version of the recipe; increased when its result changes.
 const VERSION: &str = "2";
 /// The archive's name in its folder.
 const ARCHIVE: &str = "system.cpio";
-/// Folders that are links into `/usr`, even if a package has them as folders.
+/// Folders that are links to folders in `/usr`, even if a package contains them as folders.
 const MERGED: [&str; 4] = ["bin", "lib", "lib64", "sbin"];
 /// Path of the agent in the system.
 const AGENT: &str = "usr/sbin/tests-agent";
-/// Unit that starts it when the system is up, so that its first message reports that.
+/// Unit that starts the agent when the system is up, so that its first message reports this.
 const AGENT_UNIT: &str = "[Unit]\nDescription=Commands of the host's tests\n\n[Service]\nExecStart=/usr/sbin/tests-agent\nStandardOutput=journal+console\n";
 /// The folder of the administrator's units.
 const UNITS: &str = "etc/systemd/system";
@@ -47,13 +47,15 @@ pub struct System {
 }
 
 impl System {
-    /// A system with its files in `archive`, booted by `kernel`; the program `agent` in it talks to the host.
+    /// Creates a system with its files in `archive`, booted by `kernel`. The program `agent` in it communicates with
+    /// the host.
     #[must_use]
     pub fn new(kernel: Unpacked, archive: PathBuf, agent: PathBuf) -> Self {
         Self { kernel, archive, agent }
     }
 
-    /// Writes the initramfs of the system with `more` added to `initrd`; for files in both, the one of `more` applies.
+    /// Writes the initramfs of the system with `more` added to `initrd`; for files in both, the version in `more`
+    /// applies.
     pub fn bootable(&self, more: Archive, initrd: &Path) -> Result<Kernel> {
         let mut agent = Archive::default();
         agent.file(AGENT, 0o755, &read(&self.agent)?);
@@ -65,7 +67,7 @@ impl System {
     }
 }
 
-/// Finds or makes the files of the system called `name`; returns the path of their archive.
+/// Finds or creates the files of the system called `name`; returns the path of their archive.
 pub fn ensure(
     name: &str,
     recipe: &TreeRecipe,
@@ -86,10 +88,10 @@ pub fn ensure(
     Ok(folder.join(ARCHIVE))
 }
 
-/// Returns a version of the C library: programs that were linked to it run with it and with later ones.
+/// Version of the C library: programs that were linked to it run with this and later versions.
 type Libc = (u32, u32);
 
-/// Returns the version of this host's C library, to which the programs of the package are linked.
+/// Returns the version of this host's C library, to which the package's programs are linked.
 fn host_libc() -> Result<Libc> {
     let output = Command::new("getconf").arg("GNU_LIBC_VERSION").output().context("getconf")?;
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
@@ -97,13 +99,13 @@ fn host_libc() -> Result<Libc> {
     version.with_context(|| format!("`getconf GNU_LIBC_VERSION` says {text:?}, which is no version of glibc"))
 }
 
-/// Returns the start of a version: `2.36` of `2.36-9+deb12u13`.
+/// Returns the numbers at the start of a version: `2.36` of `2.36-9+deb12u13`.
 fn libc_version(text: &str) -> Option<Libc> {
     let mut numbers = text.split(|c: char| !c.is_ascii_digit()).map(str::parse);
     Some((numbers.next()?.ok()?, numbers.next()?.ok()?))
 }
 
-/// Returns the version of the files: it changes when the manifest, this recipe or this host requires a different
+/// Returns the version of the files, which changes when the manifest, this recipe or this host requires a different
 /// result.
 fn version(recipe: &TreeRecipe, libc: Libc) -> String {
     let inputs = [&recipe.packages[..], &recipe.without, &recipe.masked].concat();
@@ -164,7 +166,7 @@ fn pack(recipe: &TreeRecipe, packages: &[Fetched], scratch: &Path, step: &mut St
     archive.link("init", "usr/lib/systemd/systemd");
     archive.link("var/run", "/run");
     archive.file("etc/hostname", 0o644, b"host\n");
-    // An empty machine-id skips the questions of a first boot; systemd generates an id.
+    // An empty machine-id avoids the questions of a first boot; systemd generates an id.
     archive.file("etc/machine-id", 0o444, b"");
     for unit in &recipe.masked {
         archive.link(&format!("{UNITS}/{unit}"), "/dev/null");
@@ -215,7 +217,7 @@ fn add(archive: &mut Archive, name: &str, path: &Path) -> Result<()> {
 }
 
 /// Adds the users and groups of every Debian, none of which can log in, and a PAM configuration that does not prompt
-/// when root changes them.
+/// when root changes users.
 fn accounts(archive: &mut Archive, root: &Path) -> Result<()> {
     let master = |name: &str| read(&root.join(format!("usr/share/base-passwd/{name}.master")));
     let (users, groups) = (master("passwd")?, master("group")?);
@@ -236,7 +238,7 @@ fn accounts(archive: &mut Archive, root: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Writes dpkg's database: each package as installed, and its files.
+/// Writes dpkg's database: marks each package as installed, and lists its files.
 fn books(archive: &mut Archive, packages: &[Fetched], step: &mut Step<'_>) -> Result<()> {
     let mut ask = |what: &str, package: &Fetched| -> Result<String> {
         let mut command = Command::new("dpkg-deb");
@@ -258,8 +260,8 @@ fn books(archive: &mut Archive, packages: &[Fetched], step: &mut Step<'_>) -> Re
     Ok(())
 }
 
-/// Returns the line of dpkg's database for a line of `dpkg-deb --contents`, which resembles one of `ls -l` with a path
-/// that begins with `./`.
+/// Returns the line of dpkg's database for a line of `dpkg-deb --contents`, which resembles a line of `ls -l` with a
+/// path that begins with `./`.
 fn listed(line: &str) -> Option<String> {
     let (_, path) = line.split_once(" ./")?;
     let path = path.split(" -> ").next()?.split(" link to ").next()?.trim_end_matches('/');

@@ -1,10 +1,10 @@
-//! A host of Xen: the hypervisor, and domain 0 in an initramfs with the toolstack and the device model of domains.
+//! A Xen host: the hypervisor, and domain 0 in an initramfs with the toolstack and the device model of domains.
 //!
 //! The packages are unpacked, not installed. Only the programs and files that the manifest names are used, with the
-//! libraries that the programs are linked to. Domain 0's init is ours; [`START`] is a script that makes a Xen host of
-//! it.
+//! libraries that the programs are linked to. Domain 0's init is ours; [`START`] is a script that turns the machine
+//! into a Xen host.
 //!
-//! It has no network, disks or Python, and no part of the toolstack that needs them.
+//! The host has no network, disks or Python, and no part of the toolstack that needs them.
 //!
 //! The libraries of domain 0 are Debian's. Programs of this host that are added bring their own C library, which must
 //! not be older.
@@ -29,25 +29,26 @@ use crate::libraries;
 use crate::progress::{Progress, Step};
 use crate::recipe::{Made, Record, Suite, XenRecipe};
 
-/// Increased when the recipe's result changes.
+/// Version of the recipe; increased when its result changes.
 const VERSION: &str = "2";
-/// The entry of its kernel in the record of made items.
+/// Name of its kernel in the record of created items.
 pub const ENTRY: &str = "xen";
 /// Mask of a domain's accesses to control registers that Xen intercepts in addition to those that the domain's paging
 /// mode requires: all reads (the lower half) and all writes except those of CR2 and CR8.
 ///
-/// QEMU's emulation treats a read of any of them as a read of CR0, since 9.1. Xen intercepts these reads and emulates
-/// the instruction with its own copy of CR2, which is not valid, because it lets domains read CR2. Then every domain's
-/// kernel crashes at its first page fault. Reads of CR0 need not be intercepted: a domain sees the processor's TS bit.
+/// Since version 9.1, QEMU's emulation treats a read of any control register as a read of CR0. Xen intercepts these
+/// reads and emulates the instruction with its own copy of CR2, which is not valid, because it lets domains read CR2.
+/// Then every domain's kernel crashes at its first page fault. Reads of CR0 need not be intercepted: a domain sees the
+/// processor's TS bit.
 const INTERCEPTED: u32 = 0xfefb_fefb;
-/// The read of CR0 in the mask.
+/// The bit for reads of CR0 in the mask.
 const CR0_READ: u32 = 1;
 /// Names in the folder of the item.
 const ARCHIVE: &str = "tools.cpio";
 const HYPERVISOR: &str = "xen";
-/// The folder of libraries in domain 0.
+/// The folder for libraries in domain 0.
 const LIBRARIES: &str = "lib";
-/// The script that starts xenstored and names domain 0; domains can be created when it has ended.
+/// The script that starts xenstored and names domain 0; domains can be created after it has ended.
 pub const START: &str = "etc/xen-start";
 
 const SCRIPT: &str = "#!/bin/busybox sh
@@ -75,7 +76,7 @@ pub struct XenHost {
 }
 
 impl XenHost {
-    /// The hypervisor in the form that QEMU boots.
+    /// Returns the hypervisor in the form that QEMU boots.
     pub fn hypervisor(&self) -> PathBuf {
         self.folder.join(HYPERVISOR)
     }
@@ -92,7 +93,7 @@ impl XenHost {
     }
 }
 
-/// Finds or makes the host; its domain 0 runs `kernel` with `programs`.
+/// Finds or creates the host, whose domain 0 runs `kernel` with `programs`.
 pub fn ensure(
     recipe: &XenRecipe,
     kernel: Unpacked,
@@ -176,7 +177,7 @@ fn pack(recipe: &XenRecipe, root: &Path) -> Result<Vec<u8>> {
     for name in &recipe.programs {
         let path = root.join(name);
         add(name, 0o755, &read(&path)?);
-        // Busybox is linked statically.
+        // Busybox is statically linked.
         if !is_dynamic(&path)? {
             continue;
         }
@@ -198,7 +199,7 @@ fn pack(recipe: &XenRecipe, root: &Path) -> Result<Vec<u8>> {
     for folder in ["proc/xen", "var", "var/lib", "var/log"] {
         archive.folder(folder);
     }
-    // One program under each of its names.
+    // The same program under each of its names.
     for name in ["xenstore-list", "xenstore-read", "xenstore-ls", "xenstore-write"] {
         archive.link(&format!("bin/{name}"), "/usr/bin/xenstore");
     }
@@ -215,7 +216,7 @@ fn is_dynamic(path: &Path) -> Result<bool> {
     Ok(file.section_by_name(".interp").is_some_and(|section| section.size() != 0))
 }
 
-/// Returns the hypervisor of a package's `boot`, uncompressed, because QEMU requires that.
+/// Returns the uncompressed hypervisor in a package's `boot`, because QEMU requires an uncompressed one.
 fn hypervisor(boot: &Path, step: &mut Step<'_>) -> Result<Vec<u8>> {
     let entries = fs::read_dir(boot).with_context(|| format!("cannot read {}", boot.display()))?;
     let named = |path: &PathBuf| {

@@ -1,13 +1,13 @@
-//! Bounds of the optimal policy, computed from the whole trace.
+//! Computes bounds of the optimal policy from the whole trace.
 //!
 //! Belady's rule evicts the chunk with the farthest next use, and so minimizes copies in; it ignores copies out.
 //! Minimizing the sum of both is NP-hard (Beckmann, Gibbons, Haeupler, McGuffey: *Writeback-Aware Caching*, 2020), so
-//! it is bounded from both sides:
+//! this module computes bounds from both sides:
 //! - below by the minimum of copies in plus the minimum of copies out, each optimized separately. A chunk must be
-//!   copied out at least once each time it leaves between a write and its next use; minimizing these is the same
+//!   copied out at least once each time it leaves between a write and its next use. Minimizing these copies is the same
 //!   problem restricted to such times, and the same rule solves it;
-//! - above by the copies of feasible schedules: Belady's, which prefers clean chunks among equals; and variants in
-//!   which the next use of a dirty chunk counts as sooner.
+//! - above by the copies of feasible schedules: Belady's schedule, which prefers clean chunks among equals; and
+//!   variants in which the next use of a dirty chunk counts as sooner.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -16,19 +16,19 @@ use super::replay::{Copied, Memory, Piece};
 /// A chunk of a VM.
 type Chunk = (usize, u32);
 
-/// Divisors of the time to the next use of a dirty chunk; the best one counts.
+/// Divisors of the time to the next use of a dirty chunk; the best result counts.
 const DIRTY: [u64; 4] = [1, 2, 3, 6];
 
 /// Bounds of the minimum number of copied chunks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Optimum {
-    /// No schedule copies fewer.
+    /// Number of copied chunks that no schedule can go below.
     pub(super) least: u64,
-    /// A known schedule copies this many.
+    /// Number of copied chunks of a known schedule.
     pub(super) reached: u64,
 }
 
-/// Uses of each chunk, by the numbers of pieces.
+/// Uses of each chunk, as numbers of pieces.
 struct Uses(BTreeMap<Chunk, Vec<usize>>);
 
 impl Uses {
@@ -51,7 +51,7 @@ impl Uses {
 pub(super) fn optimum(pieces: &[Piece<'_>], vms: usize, capacity: usize) -> Optimum {
     let uses = Uses::from_pieces(pieces);
     let schedules = DIRTY.map(|divisor| farthest(pieces, &uses, vms, capacity, divisor));
-    // The first is Belady's, with the fewest copies in.
+    // The first schedule is Belady's, which has the fewest copies in.
     let ins = schedules[0].ins;
     let reached = schedules.iter().map(|copied| copied.sum()).min().unwrap_or(0);
     Optimum { least: ins + fewest_outs(pieces, &uses, capacity), reached }
@@ -81,7 +81,7 @@ fn farthest(pieces: &[Piece<'_>], uses: &Uses, vms: usize, capacity: usize, divi
 
 /// Returns the minimum number of times that a chunk must leave between a write and its next use, or the end.
 fn fewest_outs(pieces: &[Piece<'_>], uses: &Uses, capacity: usize) -> u64 {
-    // Chunks kept for their next use, sorted by it: all of them were written at their last use.
+    // Chunks kept for their next use, sorted by that use: all of them were written at their last use.
     let mut kept: BTreeSet<(usize, Chunk)> = BTreeSet::new();
     let mut outs = 0;
     for (at, piece) in pieces.iter().enumerate() {

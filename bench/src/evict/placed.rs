@@ -1,5 +1,5 @@
 //! The same choice without returns: a card without page faults accesses the excess in host memory while the other
-//! chunks occupy the card. The one-time choice determines the traffic over the bus, as in GPUswap and its dissertation.
+//! chunks occupy the card. This single choice determines the traffic over the bus, as in GPUswap and its dissertation.
 //! The best choice is to put the chunks with the least traffic into host memory.
 
 use super::replay::{Instance, Sees};
@@ -11,7 +11,7 @@ fn mib(bytes: f64) -> f64 {
     bytes / (1 << 20) as f64
 }
 
-/// Measures all policies, with a whole run's accesses known to them, on cards of all sizes.
+/// Measures all policies on cards of all sizes. The policies know the accesses of the whole run.
 pub(super) fn sizes(name: &str, Instance { trace, known }: Instance<'_>) -> Vec<Metric> {
     let sums = trace.sums();
     let moved = |chunk: &u32| sums.get(chunk).map_or(0, |used| used.read + used.written);

@@ -3,8 +3,8 @@
 //!
 //! A chunk used for the first time is created on the card at no cost. A returning chunk is copied in. An evicted chunk
 //! is copied out if it was written since its arrival; otherwise it is dropped, because host memory still has it. The VM
-//! to evict from is chosen by GPUswap's rule, which is the balancer's for equal weights: the VM with the most chunks,
-//! including the request.
+//! to evict from is chosen by GPUswap's rule, which equals the balancer's rule for equal weights: the VM with the most
+//! chunks, including the request.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
@@ -19,7 +19,7 @@ const CHUNKS_MAX: u32 = 1024;
 /// Uses that a policy sees.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Sees {
-    /// Uses that the mediator sees: memory named by submissions, and CPU accesses.
+    /// Uses that the mediator sees: memory named by submissions, and accesses of the CPU.
     Named,
     /// All uses, as on a card with reference bits.
     All,
@@ -29,15 +29,15 @@ pub(super) enum Sees {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Contender {
     pub(super) name: &'static str,
-    /// A policy of the product; `None` evicts the newest chunk, which no policy does, to show the possible gain.
+    /// A policy of the product; `None` evicts the newest chunk, which no policy does, to show the potential gain.
     pub(super) policy: Option<VictimPolicy>,
     pub(super) sees: Sees,
 }
 
-/// Profile of a program, from a run with other input.
+/// Profile of a program, from a run with different input.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Known {
-    /// Bytes moved from and to each chunk.
+    /// Number of bytes moved from and to each chunk.
     accesses: BTreeMap<u32, u64>,
     /// Priorities that the owner would give its buffers: by accesses relative to size.
     priorities: BTreeMap<u32, u8>,
@@ -56,7 +56,7 @@ impl Known {
         let step = 255 / buffers.len().max(1);
         let mut priorities = BTreeMap::new();
         for (rank, &(first, last)) in (1..).zip(&buffers) {
-            // If a chunk has two buffers, the higher priority counts.
+            // If a chunk contains two buffers, the higher priority counts.
             (first..=last).for_each(|chunk| _ = priorities.insert(chunk, (rank * step).min(255) as u8));
         }
         Self { accesses, priorities }
@@ -91,7 +91,7 @@ pub(super) struct Piece<'a> {
     pub(super) step: &'a Step,
 }
 
-/// Interleaves the submissions of several VMs, one of each in turn.
+/// Interleaves the submissions of several VMs, taking one of each VM in turn.
 pub(super) fn interleave<'a>(instances: &[Instance<'a>]) -> Vec<Piece<'a>> {
     let pieces = |vm: usize, submission: &'a Submission| {
         submission.steps.iter().enumerate().map(move |(index, step)| Piece {
@@ -116,9 +116,9 @@ pub(super) fn interleave<'a>(instances: &[Instance<'a>]) -> Vec<Piece<'a>> {
 /// Numbers of copied chunks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Copied {
-    /// Copies to the card.
+    /// Number of copies to the card.
     pub(super) ins: u64,
-    /// Copies to host memory, of chunks that were written.
+    /// Number of copies to host memory, of chunks that were written.
     pub(super) outs: u64,
 }
 
@@ -134,7 +134,7 @@ pub(super) struct Memory {
     on_card: Vec<BTreeSet<u32>>,
     dirty: BTreeSet<(usize, u32)>,
     born: BTreeSet<(usize, u32)>,
-    /// Arrival time of each, as the number of the piece.
+    /// Arrival time of each chunk, as the number of the piece.
     came: BTreeMap<(usize, u32), u64>,
     pieces: u64,
     copied: Copied,
@@ -173,7 +173,7 @@ impl Memory {
         self.copied.outs += u64::from(self.dirty.remove(&(vm, chunk)));
     }
 
-    /// Executes the unit of work after making room for it.
+    /// Executes the unit of work after freeing memory for it.
     pub(super) fn run(&mut self, piece: &Piece<'_>) {
         self.pieces += 1;
         for (&chunk, used) in piece.step {
@@ -222,7 +222,7 @@ pub(super) fn replay(
     memory.copied()
 }
 
-/// Evicts chunks to make room for a piece.
+/// Evicts chunks until a piece fits.
 fn make_room(
     memory: &mut Memory,
     piece: &Piece<'_>,
@@ -243,7 +243,7 @@ fn make_room(
             memory.on_card[vm].len() + wanted - counts[vm]
         };
         let givers = (0..hints.len()).filter(|&vm| candidates[vm].len() > counts[vm]);
-        // Takes the first of equal chunks.
+        // Takes the first of several equal VMs.
         let Some(sender) = givers.rev().max_by_key(|&vm| has(vm)) else { break };
         counts[sender] += 1;
     }

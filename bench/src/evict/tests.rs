@@ -4,7 +4,7 @@ use super::replay::Piece;
 use super::trace::{Step, Submission, Use};
 use super::*;
 
-/// Makes a trace of pieces, each with chunks and whether they are written.
+/// Creates a trace of pieces, each with its chunks and whether they are written.
 fn trace(pieces: &[&[(u32, bool)]]) -> Trace {
     let step = |piece: &&[(u32, bool)]| -> Step {
         piece.iter().map(|&(chunk, write)| (chunk, Use { read: 128, written: u64::from(write) * 128 })).collect()
@@ -74,7 +74,7 @@ fn loop_larger_than_card_is_worst_case_for_clock() {
         let contender = OTHERS.into_iter().find(|of| of.name == name).expect("a policy");
         replay(&pieces, &instances, 3, contender, 1)
     };
-    // Belady: one miss in three, except in the first round.
+    // Belady's rule has one miss in three uses, except in the first round.
     assert_eq!(optimum(&pieces, 1, 3), Optimum { least: 12, reached: 12 });
     assert_eq!(copied("latest"), Copied { ins: 18, outs: 0 }, "two of four stay");
     assert_eq!(copied("clock_bits"), Copied { ins: 36, outs: 0 }, "each is gone when it is used again");

@@ -1,11 +1,10 @@
-//! Records a workload's memory accesses, in order, while it runs as a mediated guest on a card with room for
-//! everything.
+//! Records a workload's memory accesses, in order, while it runs as a mediated guest on a card that holds everything.
 //!
 //! The card records the blocks that its engines access, piece by piece of their work
 //! ([`simgpu::SimGpu::take_touches`]). The mediator's chunk table gives the owners of these chunks, and its access
-//! tracking gives the chunks in use: chunks named by submissions, and chunks accessed by the guest's CPU. A piece is
-//! about one block of a grid: the memory that must be on a card at the same time if accesses to host memory are not
-//! allowed.
+//! tracking gives the chunks in use: chunks named by submissions, and chunks accessed by the guest's CPU. A piece
+//! corresponds to about one block of a grid: the memory that must be on a card at the same time if accesses to host
+//! memory are not allowed.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -18,11 +17,11 @@ use workloads::{Buffer, Gpu, Grid, Module, Options, Params, Place, by_name};
 
 use crate::in_process_vm::{CardConfig, LightGpu, MIB, guest};
 
-/// Size of a recorded chunk in bytes: the minimum of a card, and the software card's unit of recording.
+/// Size of a recorded chunk in bytes: a card's minimum chunk size, and the software card's unit of recording.
 pub(super) const BLOCK: u64 = vram::CHUNK_BYTES_MIN;
 /// The only VM.
 const VM: TenantId = TenantId(0);
-/// Takes the first of equal chunks.
+/// Size of the VM's VRAM in MiB.
 const VM_MIB: u64 = 64;
 
 /// Use of a chunk, in bytes. Both are 0 if only the mediator saw the chunk: code, constants, the driver's rings.
@@ -70,13 +69,13 @@ impl Trace {
 /// Runs a workload, verified, and records it.
 pub(super) fn record(name: &str, scale: u32, seed: u64) -> Result<Trace> {
     let mut config = CardConfig { chunk_bytes: BLOCK, traced: true, ..CardConfig::new(2 * VM_MIB, 0) };
-    // The mediator tracks accesses only under this policy.
+    // The mediator tracks accesses only with this policy.
     config.division.balance.policy = VictimPolicy::Clock;
     let rig = config.open()?;
     let gpu = LightGpu::new(guest(&rig, VM.0, VM_MIB, Limits::UNRESERVED)?)?;
     let mut recorder = Recorder { gpu, rig: &rig, trace: Trace::default() };
     let workload = by_name(name, Options { scale, seed, ..Options::default() }).context("a workload")?;
-    // Accesses of the driver's start do not belong to the workload.
+    // Accesses while the driver starts do not belong to the workload.
     drop(rig.card.take_touches());
     recorder.take_seen();
     let report = workloads::run(&*workload, &mut recorder)?;
@@ -122,7 +121,7 @@ impl Recorder<'_> {
             steps.push(of_guest.collect());
         }
         steps.retain(|step| !step.is_empty());
-        // Memory that it names is used at its start.
+        // Memory that the submission names counts as used at its start.
         if steps.is_empty() {
             steps.push(Step::new());
         }

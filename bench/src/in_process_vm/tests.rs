@@ -1,11 +1,12 @@
-//! Kernels with scarce memory, or memory that moves while they run: the results are compared byte by byte.
+//! Tests of kernels with scarce memory, and with memory that moves while they run. The results are compared byte by
+//! byte.
 
 use card_manager::Chaos;
 use workloads::{Options, by_name};
 
 use super::*;
 
-/// Runs `name` in two guests at once; each sees 64 MiB. Returns the number of chunks moved.
+/// Runs `name` in two guests concurrently, each of which sees 64 MiB. Returns the number of moved chunks.
 fn two(config: &CardConfig, name: &str, options: Options) -> u32 {
     let rig = config.open().expect("a card");
     let gpus = [0, 1].map(|vm| guest(&rig, vm, 64, Limits::default()).and_then(LightGpu::new).expect("a guest"));
@@ -34,14 +35,14 @@ fn kernels_compute_the_same_while_their_data_is_relocated() {
     for (chunk_bytes, seed) in [(128 << 10, 1), (2 * MIB, 2)] {
         let config = card(64, chunk_bytes, Chaos { every: 1, seed });
         let round = || ["memory", "hotspot", "backprop"].map(|name| two(&config, name, Options::default()));
-        // All runs of a round may end before a busy machine schedules the thread that moves memory.
+        // All runs of a round may end before a busy host schedules the thread that moves memory.
         let moved = (0..50).any(|_| round().iter().sum::<u32>() > 0);
         assert!(moved, "nothing moved in chunks of {chunk_bytes} bytes");
     }
 }
 
-/// Runs a program `runs` times in two guests on a card of `card_mib` MiB, whose bus is 25 times slower than its memory,
-/// or until `enough` accepts the number of quanta begun. Returns that number.
+/// Runs a program in two guests on a card of `card_mib` MiB, whose bus is 25 times slower than its memory. Ends after
+/// `runs` runs, or when `enough` accepts the number of quanta begun. Returns this number.
 fn turns_of_two(card_mib: u64, runs: u64, enough: impl Fn(u64) -> bool + Sync) -> u64 {
     let mut division = Division::default();
     division.quanta.window_ns = 200_000_000;
@@ -75,7 +76,7 @@ fn a_working_set_of_four_times_the_card_is_right() {
 }
 
 /// The smallest card that works. In the second guest, memory returns to the card during its first kernels, whose
-/// channel is held by an engine and no PBDMA: the context must not be saved to the memory's old location.
+/// channel is held by an engine but by no PBDMA: the context must not be saved to the memory's old location.
 #[test]
 fn a_card_of_one_mebibyte_is_enough_for_two_guests() {
     for _ in 0..12 {
@@ -99,16 +100,16 @@ fn buffers_of_a_job_that_runs_again_take_no_more_than_once() {
     }
 }
 
-/// A probe compares lengths of submissions by the clock. A busy host can hide the difference, so the default run leaves
-/// this out.
+/// A probe compares lengths of submissions by the clock. A busy host can hide the difference, so the default run omits
+/// this test.
 mod full {
     use super::*;
 
     #[test]
     fn pointer_kernels_get_quanta_only_when_guests_do_not_fit() {
         // A probe is one turn of each guest; more turns follow only if it helped. A probe can fail because the guests'
-        // work changed during it. The pause until the next one is longer than this run, so the test retries on another
-        // card.
+        // work changed during it. The pause until the next probe is longer than this run, so the test retries on
+        // another card.
         let found = (0..3).any(|_| turns_of_two(14, 30, |turns| turns > 3) > 3);
         assert!(found, "a card that counts nothing does not tell");
         assert_eq!(turns_of_two(64, 12, |turns| turns > 0), 0, "both fit");

@@ -13,13 +13,13 @@ use crate::report::Metric;
 
 /// Size of a card in MiB.
 const CARD_MIB: u32 = 64;
-/// VRAM in MiB and number of channels of a VM.
+/// Size of a VM's VRAM in MiB, and number of channels of a VM.
 const VM_MIB: u64 = 16;
 const CHANNELS: u32 = 8;
 /// Virtual addresses of the buffers.
 const FROM: u64 = 0x100_0000;
 const TO: u64 = 0x200_0000;
-/// Measurements of each kind, and handovers per measurement.
+/// Number of measurements of each kind, and number of handovers per measurement.
 const ROUNDS: usize = 15;
 const HANDOVERS_PER_MEASUREMENT: u32 = 40;
 
@@ -63,7 +63,7 @@ impl Scene {
         self.rig.host.lock().tenancy_counts().map_or(0, |counts| counts.cleared)
     }
 
-    /// Copies for the two VMs in turn, and records the duration of one copy in microseconds.
+    /// Copies for the two VMs in turn, and records the duration of a copy in microseconds.
     fn round(&mut self) {
         let began = Instant::now();
         for _ in 0..HANDOVERS_PER_MEASUREMENT / 2 {

@@ -1,9 +1,9 @@
-//! GPUvm's figure 6: 1 to 8 contexts that compute, in one VM and in as many VMs, under full virtualization and with the
-//! modified driver, compared with a VM with the card in passthrough.
+//! GPUvm's figure 6: 1 to 8 computing contexts, in one VM and in the same number of VMs, under full virtualization and
+//! with the modified driver, compared with a VM with the card in passthrough.
 //!
-//! Each context launches `madd` repeatedly, as in the paper, on a card whose kernels take a set time. The cost of
-//! contexts in addition to their kernels is computed by the model from the counts, for the host itself as well
-//! ([`crate::model`]): times of emulated guests that share two processors mean little.
+//! Each context launches `madd` repeatedly, as in the paper, on a card whose kernels take a fixed time. The model
+//! computes the cost of contexts beyond their kernels from the counts, also for the host itself ([`crate::model`]):
+//! times of emulated guests that share two processors mean little.
 
 use std::time::Instant;
 
@@ -18,15 +18,15 @@ use crate::report::{Metric, Target};
 
 /// Numbers of contexts.
 const COUNTS: [usize; 4] = [1, 2, 4, 8];
-/// The largest number of VMs.
+/// Maximum number of VMs.
 const MAX_VMS: usize = 8;
-/// Size of a VM's RAM, of its VRAM, and of the card, in MiB.
+/// Sizes of a VM's RAM, of its VRAM, and of the card, in MiB.
 const MEMORY_MIB: u32 = 320;
 const VRAM_MIB: u32 = 48;
 const CARD_MIB: u32 = 64 + MAX_VMS as u32 * VRAM_MIB;
-/// Launches of each context. The paper has 10,000.
+/// Number of launches of each context. The paper has 10,000.
 const LAUNCHES: u32 = 100;
-/// Maximum cost of one of several contexts, relative to a single context.
+/// Maximum cost of each of several contexts, relative to a single context.
 const GROWTH: f64 = 1.10;
 const PEER: &str = "GPUvm: FV grows with contexts, PV as passthrough";
 
@@ -36,7 +36,7 @@ struct Host {
     vms: Vec<Vm>,
 }
 
-/// Result for several contexts: the time until the last has ended, in ms, and the total counts.
+/// Result for several contexts: the time until the last context has ended, in ms, and the total counts.
 struct Run {
     contexts: usize,
     ms: f64,
@@ -47,7 +47,7 @@ impl Host {
     fn boot(kind: &str, count: usize, toml: &str, knowing: bool) -> Result<Self> {
         let images = tests::images()?;
         let daemon = Daemon::start("contexts", |paths| {
-            // Half a millisecond for each kernel, as in other benchmarks with stock guests.
+            // A kernel takes half a millisecond, as in other benchmarks with stock guests.
             let time = many_vms::card_time_toml();
             let vms = (0..count).map(|index| {
                 let vram = if kind == BASELINE { String::new() } else { format!("vram_mib = {VRAM_MIB}\n") };
@@ -67,8 +67,8 @@ impl Host {
             guest::load_driver(vm)?;
         }
         let host = Self { daemon, vms };
-        // A VM's first context sets up state that later contexts reuse. This is two thirds of its work, and would hide
-        // any growth.
+        // A VM's first context sets up state that later contexts reuse. This setup is two thirds of the context's work,
+        // and would hide any growth.
         host.run(count, |context| context)?;
         Ok(host)
     }
@@ -137,7 +137,7 @@ pub fn run(request: &Request) -> Result<Vec<Metric>> {
     Ok(metrics)
 }
 
-/// Returns the figures of one variant per context, compared with a single context.
+/// Returns the figures per context of one variant, compared with a single context.
 fn figures(name: &str, platform: Platform, runs: &[Run]) -> Result<Vec<Metric>> {
     let bill = |run: &Run| Bill::for_counts(platform, &run.counts.times(1.0 / run.contexts as f64));
     let alone = bill(runs.first().context("no measurement")?);

@@ -1,4 +1,4 @@
-//! Counts of a guest's operations in each phase of a workload, from the daemon's counters. The guest's program stops
+//! Counts of a guest's operations in each phase of a workload, from the daemon's counters. The guest's program pauses
 //! between two phases until the counters were read.
 
 use std::collections::BTreeMap;
@@ -10,10 +10,10 @@ use tests::{Daemon, Vm};
 
 use crate::model::Counts;
 
-/// Time that a guest may take from one mark to the next.
+/// Maximum time that a guest may take from one mark to the next.
 const MARK_LIMIT: Duration = Duration::from_secs(300);
 
-/// Time until a guest's posted messages arrive, and the maximum number of polls.
+/// Time in which a guest's posted messages arrive, and the maximum number of polls.
 const POLL_INTERVAL: Duration = Duration::from_millis(5);
 const MAX_POLLS: u32 = 40;
 
@@ -40,7 +40,7 @@ fn settled(daemon: &Daemon, vm: &str) -> Result<Counts> {
     Ok(before)
 }
 
-/// Counts unbinding the driver from the device and binding it again.
+/// Counts the operations of unbinding the driver from the device and binding it again.
 pub fn driver(daemon: &Daemon, vm: &Vm) -> Result<Phases> {
     let before = total(daemon, vm.name())?;
     vm.run_within("unbind", LOAD_LIMIT)?.success()?;
@@ -50,8 +50,8 @@ pub fn driver(daemon: &Daemon, vm: &Vm) -> Result<Phases> {
     Ok([("close", between.minus(&before)), ("init", after.minus(&between))].into())
 }
 
-/// Runs `gpu-workloads` and counts from its mark `begin` on: up to each of the marks, by name, and from the last mark
-/// to the end of the program as `last`.
+/// Runs `gpu-workloads` and counts operations from its mark `begin` on. Each mark names the count up to it, and `last`
+/// is the count from the last mark to the end of the program.
 pub fn marked(
     daemon: &Daemon,
     vm: &Vm,
@@ -74,7 +74,7 @@ pub fn marked(
     let output = running.wait_within(SMOKE_LIMIT)?.success()?;
     if let Some(last) = last {
         let after = settled(daemon, vm.name())?;
-        // The copies were reported with the previous mark.
+        // The copies were already reported with the previous mark.
         let after = Counts { cpu_bytes: before.cpu_bytes, link_bytes: before.link_bytes, ..after };
         phases.insert(last, after.minus(&before));
     }

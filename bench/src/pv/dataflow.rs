@@ -15,8 +15,8 @@ use crate::report::{Metric, Target};
 
 /// Name of the VM.
 const VM: &str = "pv";
-/// Shape, kernel and matrix size of data-flow programs. The papers' matrices have 256 and 1024 rows; here a product of
-/// 64 rows takes as long as one of theirs.
+/// Shape, kernel and matrix size of the data-flow programs. The papers' matrices have 256 and 1024 rows; on this system
+/// a product of 64 rows takes as long as a product in the papers.
 const FLOWS: [(&str, &str, u32); 6] = [
     ("tree", "madd", 64),
     ("tree", "madd", 256),
@@ -25,18 +25,18 @@ const FLOWS: [(&str, &str, u32); 6] = [
     ("rectangle", "madd", 256),
     ("rectangle", "mmul", 64),
 ];
-/// Rows and columns of a tile of `mmul`.
+/// Number of rows and columns of a tile of `mmul`.
 const TILE: f64 = 16.0;
 const PEER: &str = "Gdev: down to 0.67";
 
-/// One way to pass outputs on.
+/// One way of passing on outputs.
 #[derive(Default)]
 struct Side {
     ms: Vec<f64>,
     counts: Counts,
 }
 
-/// Runs the benchmark. A part is a graph, as `tree.madd.64`.
+/// Runs the benchmark. A part is a graph, such as `tree.madd.64`.
 pub fn run(request: &Request) -> Result<Vec<Metric>> {
     let images = tests::images()?;
     let daemon = Daemon::start("dataflow", |paths| {
@@ -74,7 +74,7 @@ pub fn run(request: &Request) -> Result<Vec<Metric>> {
     Ok(metrics)
 }
 
-/// Returns the bytes that a node's kernel moves in card memory.
+/// Returns the number of bytes that a node's kernel moves in card memory.
 fn traffic(kernel: &str, side: u32) -> f64 {
     let side = f64::from(side);
     match kernel {

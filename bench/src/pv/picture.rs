@@ -1,4 +1,4 @@
-//! Draws pictures from a file of figures; they show only the file's data.
+//! Draws pictures from a file of figures. They show only the file's data.
 
 use std::path::Path;
 
@@ -20,9 +20,9 @@ const TITLES: [(&str, &str); 9] = [
     ("pv-naive", "PV naive"),
     ("pv", "PV multicall"),
 ];
-/// Cut-off of bars of measured times.
+/// Value at which bars of measured times are cut off.
 const MAX_SHOWN: f64 = 3.0;
-/// Cut-off of bars of the model's times, which have a logarithmic scale.
+/// Value at which bars of the model's times are cut off; these have a logarithmic scale.
 const MODEL_TOP: f64 = 1000.0;
 /// Numbers of contexts, and ways to create them.
 const CONTEXTS: [&str; 4] = ["1", "2", "4", "8"];
@@ -35,8 +35,8 @@ const WAYS: [(&str, &str); 6] = [
     ("pv-vms", "PV, a VM each"),
 ];
 
-/// Draws next to `file`, the file of the figures: `NAME.svg` and `NAME-model.svg` of workloads, `NAME.svg` of contexts.
-/// Skips a picture without data.
+/// Draws pictures next to `file`, the file of figures: `NAME.svg` and `NAME-model.svg` for workloads, `NAME.svg` for
+/// contexts. Skips a picture without data.
 ///
 /// # Errors
 /// If a picture cannot be written.

@@ -1,18 +1,18 @@
-//! Confidence intervals of figures: the estimated range of the figure in 95 of 100 repetitions.
+//! Confidence intervals of figures: the range in which the figure would be in an estimated 95 of 100 repetitions.
 //!
 //! Bootstrap method: draw as many rounds as were measured, with replacement, compute the figure from them, and repeat;
-//! the interval is the middle 95 % of the results. It assumes no distribution, and works for any figure computed from
-//! rounds. Values compared within a round (ours and its baseline) are drawn together, so that a change of the host's
-//! speed between rounds does not widen the interval.
+//! the interval is the middle 95 % of the results. This method assumes no distribution, and works for any figure
+//! computed from rounds. Values compared within a round (a measurement and its baseline) are drawn together, so that a
+//! change of the host's speed between rounds does not widen the interval.
 
 use fastrand::Rng;
 use serde_json::Value;
 
 /// Number of figures drawn.
 const DRAWS: usize = 4000;
-/// Fraction of them that is cut off at each end.
+/// Fraction of the figures that is cut off at each end.
 const TAIL_FRACTION: f64 = 0.025;
-/// Minimum number of rounds: with fewer, nearly every draw repeats the measured rounds.
+/// Minimum number of rounds. With fewer rounds, nearly every draw repeats the measured rounds.
 const MIN_ROUNDS: usize = 5;
 
 /// Bounds of an interval.
@@ -26,7 +26,7 @@ pub struct Interval {
 
 impl Interval {
     /// Returns the interval of a figure computed from rounds, given by their numbers; a number may occur several times.
-    /// `None` with too few rounds, or when the figure cannot be computed.
+    /// `None` with too few rounds, or if the figure cannot be computed.
     pub fn of_rounds(rounds: usize, figure: impl Fn(&[usize]) -> Option<f64>) -> Option<Self> {
         if rounds < MIN_ROUNDS {
             return None;
@@ -49,7 +49,8 @@ impl Interval {
         Self::of_rounds(samples.len(), |rounds| figure(&picked(samples, rounds)))
     }
 
-    /// Returns the interval of the ratio of a figure of samples to that of a baseline measured in the same rounds.
+    /// Returns the interval of the ratio of a figure of samples to the figure of a baseline measured in the same
+    /// rounds.
     pub fn of_ratio(samples: &[f64], baseline: &[f64], figure: impl Fn(&[f64]) -> Option<f64>) -> Option<Self> {
         let rounds = samples.len().min(baseline.len());
         Self::of_rounds(rounds, |rounds| Some(figure(&picked(samples, rounds))? / figure(&picked(baseline, rounds))?))

@@ -1,4 +1,5 @@
-//! Figures of a run, written to a file as soon as they are known, because a night of measurements may be interrupted.
+//! Figures of a run, written to a file as soon as they are known, because a measurement of many hours may be
+//! interrupted.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -18,7 +19,7 @@ pub struct Record {
 }
 
 impl Record {
-    /// Opens a record in `file`, if given; with `resume`, keeps the file's contents.
+    /// Opens a record in `file`, if a file is given; with `resume`, keeps the file's contents.
     ///
     /// # Errors
     /// If the file is not a record.
@@ -44,7 +45,7 @@ impl Record {
         self.ended.contains(benchmark)
     }
 
-    /// Replaces figures with the same names, and appends the others.
+    /// Replaces figures with the same names, and appends the other figures.
     ///
     /// # Errors
     /// If the file cannot be written.

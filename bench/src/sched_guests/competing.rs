@@ -1,5 +1,5 @@
-//! Sixteen booted VMs, of which two, four or eight compete: errors of shares under each policy (GPUvm's figures 7 and
-//! 8), for several lengths of kernels.
+//! Sixteen booted VMs, of which two, four or eight compete. Measures errors of shares under each policy (GPUvm's
+//! figures 7 and 8), for several lengths of kernels.
 
 use anyhow::Result;
 use tests::many_vms::Crowd;
@@ -9,8 +9,8 @@ use super::{
 };
 use crate::report::{Metric, Record};
 
-/// Rounds of the kernels of one half of the VMs and of the other: 0.4 and 1.9 ms (GPUvm's `madd` and `long-madd`, as
-/// far as its paper specifies them), equal ones of 0.4, 1.9 and 5 ms, and the shortest with the longest.
+/// Numbers of rounds of the kernels in the two halves of the VMs: 0.4 and 1.9 ms (GPUvm's `madd` and `long-madd`, as
+/// far as its paper specifies them), equal kernels of 0.4, 1.9 and 5 ms, and the shortest with the longest.
 const KERNEL_ROUNDS: [(u32, u32); 5] = [(MADD, LONG_MADD), (1, 1), (5, 5), (13, 13), (1, 13)];
 
 /// Runs the benchmark, and records each run at its end.
@@ -31,7 +31,7 @@ pub fn run(stage: &mut Stage, record: &mut Record) -> Result<Vec<Metric>> {
     Ok(Vec::new())
 }
 
-/// Measures the same under BAND with PGRAPH cleared between VMs, which is the default, with two and four VMs.
+/// Measures the same under BAND with two and four VMs, with PGRAPH cleared between VMs, which is the default.
 pub fn cleared(stage: &Stage) -> Result<Vec<Metric>> {
     const BOOTED: usize = 4;
     let stage = Stage { crowd: Crowd::boot("sched-cleared", BOOTED, MEMORY_MIB, "")?, measured: stage.measured };

@@ -1,4 +1,4 @@
-//! Figures of Gdev (ATC 2012).
+//! Measures figures of Gdev (ATC 2012).
 
 use std::time::Duration;
 
@@ -10,13 +10,14 @@ use tests::many_vms::COPY_MIB_PER_S;
 use super::{BAND, CREDIT, FIFO, HALF, LONG_MADD, MADD, MS, Stage, TENTH, Work, equal, percent, steady};
 use crate::report::Metric;
 
-/// Size of a copy in bytes, which the guest rounds up: 2 ms, about as long as a long kernel.
+/// Size of a copy in bytes, which the guest rounds up. It takes 2 ms, about as long as a long kernel.
 const COPY: u64 = (COPY_MIB_PER_S << 20) * 2 / 1000;
 
-/// Time before and after an arrival in which windows are omitted: its setup, and a window of history.
+/// Time before and after an arrival in which windows are omitted: the setup of the arriving VM, and a window of
+/// history.
 const ARRIVAL: u64 = HALF;
 
-/// Returns the time between the start of a load and the next later start, or the end.
+/// Returns the time between the start of a load and the next later start, or the end of the run.
 fn between(outcome: &Outcome, load: usize) -> Result<(u64, u64)> {
     let from = outcome.marks.get(load).context("a load that has not begun")? + ARRIVAL;
     let until = outcome.marks.get(load + 1).map_or(outcome.length, |next| next.saturating_sub(ARRIVAL));
@@ -47,8 +48,8 @@ pub fn gdev_14(stage: &Stage) -> Result<Vec<Metric>> {
     Ok(metrics)
 }
 
-/// Copies and kernels of two sizes, of two VMs under BAND, with separate queues (MRQ) and one queue (SDQ); by the
-/// mediator's charges.
+/// Measures copies and kernels of two sizes, of two VMs under BAND, with separate queues (MRQ) and with one queue
+/// (SDQ), by the mediator's charges.
 pub fn gdev_15(stage: &Stage) -> Result<Vec<Metric>> {
     let mut metrics = Vec::new();
     for (name, queues) in [("mrq", "separate"), ("sdq", "single")] {
@@ -96,7 +97,7 @@ pub fn unequal_copies(stage: &Stage) -> Result<Vec<Metric>> {
     Ok(metrics)
 }
 
-/// Measures four equal VMs that arrive one after the other.
+/// Measures four equal VMs that arrive one after another.
 pub fn gdev_16(stage: &Stage) -> Result<Vec<Metric>> {
     let row = "sched.guests.gdev16";
     let loads = (0..4).map(|vm| steady(vm, MADD).after(Duration::from_secs(5) * vm as u32));

@@ -1,5 +1,5 @@
-//! Malicious guests next to three well-behaved ones: the lowest time of the three relative to its entitlement, and its
-//! completed work relative to its work next to a fourth well-behaved guest.
+//! Malicious guests next to three well-behaved guests. Measures the lowest time among the three relative to its
+//! entitlement, and their completed work relative to their work next to a fourth well-behaved guest.
 
 use std::time::Duration;
 
@@ -12,9 +12,10 @@ use tests::rogues::{Rogue, neighbour, stretched};
 use super::{BAND, Stage, WARM_UP, WINDOW_STEP_NS, percent};
 use crate::report::{Metric, Target};
 
-/// Rounds of the neighbours' kernels, 2 and 10 ms: a guest that a busy host delays for a while still has some queued.
+/// Numbers of rounds of the neighbours' kernels, which take 2 and 10 ms: a guest that a busy host delays for a while
+/// still has some queued.
 const NEIGHBOURS: [u32; 3] = [4, 4, 20];
-/// Minimum measured time of each rogue, if it can continue that long.
+/// Minimum measured time of each rogue, if the rogue can continue that long.
 const MIN_MEASURED_TIME: Duration = Duration::from_secs(6);
 
 /// Runs the benchmark.

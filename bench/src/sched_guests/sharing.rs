@@ -13,21 +13,23 @@ use super::{
 use crate::report::interval::mean;
 use crate::report::{Interval, Metric, Target};
 
-/// Measurements of a lone VM under each of two policies, alternately: its guest's fluctuations exceed the loss.
+/// Number of measurements of a lone VM under each of two policies, alternately: the guest's fluctuations exceed the
+/// loss.
 const ALONE_RUNS: usize = 2;
-/// Number of kernels that it keeps in flight.
+/// Number of kernels that the lone VM keeps in flight.
 const KERNELS_IN_FLIGHT: u32 = 64;
-/// Measured time of the interactive VM: hundreds of its launches, so that the 99th percentile is not the slowest.
+/// Measured time of the interactive VM: hundreds of its launches, so that the 99th percentile is not the slowest
+/// launch.
 const INTERACTIVE: Duration = Duration::from_secs(20);
-/// Pause between its launches, in ms.
+/// Pause between the interactive VM's launches, in ms.
 const PAUSE_MS: u32 = 14;
-/// Minimum number of launches for a 99th percentile that differs from the slowest.
+/// Minimum number of launches for a 99th percentile that differs from the slowest launch.
 const MIN_SAMPLES: f64 = 100.0;
-/// Kernel rounds for one VM and for sixteen VMs: 0.4, 1.9 and 5 ms.
+/// Numbers of kernel rounds for one VM and for sixteen VMs: 0.4, 1.9 and 5 ms.
 const KERNEL_ROUNDS: [u32; 3] = [MADD, LONG_MADD, 13];
 
-/// Measures unequal weights. HAMi publishes a similar figure: completed launches of two programs with limits of 10 and
-/// 90 %.
+/// Measures unequal weights. HAMi publishes a similar figure: completed launches of two programs with limits of 10 %
+/// and 90 %.
 pub fn weights(stage: &Stage) -> Result<Vec<Metric>> {
     let mut metrics = Vec::new();
     for of in [&[1u32, 3][..], &[10, 90], &[1, 15, 84]] {
@@ -62,8 +64,8 @@ pub fn weights(stage: &Stage) -> Result<Vec<Metric>> {
     Ok(metrics)
 }
 
-/// A VM that needs 2 ms about every 16 ms, next to three that always have work. Its wait is the mediator's, from
-/// doorbell to start; `each` is the guest's own, from the launch to its return.
+/// Measures a VM that needs 2 ms about every 16 ms, next to three VMs that always have work. The mediator measures its
+/// wait, from doorbell to start; the guest measures `each`, from the launch to its return.
 pub fn interactive(stage: &Stage) -> Result<Vec<Metric>> {
     let mut metrics = Vec::new();
     let mut row = |name: &str, policy, class: &str, batch: usize| -> Result<()> {
@@ -113,14 +115,14 @@ fn rates(outcome: &Outcome, rounds: u32) -> Vec<f64> {
     ends.map(|end| done(end) as f64 / length_ns(rounds) as f64 * 1e9 / HALF as f64).collect()
 }
 
-/// Compares a rate with a baseline, both by windows.
+/// Compares a rate with a baseline, window by window.
 fn beside(name: String, rates: &[f64], baseline: &[f64], least: f64) -> Metric {
     let of = |rates: &[f64]| mean(rates).unwrap_or(f64::NAN);
     let ratio = Metric::ratio(name, of(rates), "1/s", of(baseline), Target::AtLeast(least));
     ratio.within(Interval::of_ratio(rates, baseline, mean))
 }
 
-/// Compares one VM with the same without a scheduler.
+/// Compares one VM under a scheduler with the same VM without a scheduler.
 fn alone(stage: &Stage) -> Result<Vec<Metric>> {
     let mut rates_of = [Vec::new(), Vec::new()];
     for _ in 0..ALONE_RUNS {
@@ -139,7 +141,7 @@ fn alone(stage: &Stage) -> Result<Vec<Metric>> {
     ])
 }
 
-/// Compares all VMs with one.
+/// Compares all VMs with one VM.
 fn sixteen(stage: &Stage, rounds: u32) -> Result<Vec<Metric>> {
     let micros = length_ns(rounds) / 1000;
     let one = stage.play(&format!("sched.guests.one_vm.{micros}us"), BAND, vec![steady(0, rounds)])?;

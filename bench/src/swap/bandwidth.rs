@@ -14,7 +14,7 @@ use super::{CHUNK, WAIT_TIMEOUT, division, time};
 use crate::in_process_vm::{CardConfig, MIB, account, guest, wait};
 use crate::report::{Metric, Target, median};
 
-/// Bytes copied or moved at a time.
+/// Number of bytes copied or moved at a time.
 pub(super) const BYTES: u64 = 32 * MIB;
 /// Address of the guest's buffer in its VRAM: a chunk boundary for every chunk size.
 pub(super) const BUFFER_AT: u64 = 64 * MIB;
@@ -23,13 +23,13 @@ pub(super) const VRAM_VA: u64 = 0x100_0000;
 pub(super) const RAM_VA: u64 = VRAM_VA + BYTES;
 /// Guest-physical address of RAM.
 const GPA: u64 = 64 * MIB;
-/// Measurements of each kind; the median counts.
+/// Number of measurements of each kind; the median counts.
 const ROUNDS: usize = 5;
-/// Bytes in a line of a copy, and in a copy.
+/// Number of bytes in a line of a copy, and in a copy.
 const LINE: u64 = 16 << 10;
 const COPY_BYTES: u64 = MIB;
 
-/// A card with one guest with a filled buffer.
+/// A card with one guest that has a filled buffer.
 pub(super) struct Scene {
     pub(super) rig: Rig,
     driver: Driver,
@@ -39,7 +39,7 @@ pub(super) struct Scene {
 
 impl Scene {
     pub(super) fn new(chunk_bytes: u64, time: Option<TimeModel>) -> Result<Self> {
-        // The mover must not move chunks back: on a busy host it would have enough time to do so in between.
+        // The mover must not move chunks back, although a busy host would give it enough time to do so in between.
         let mut division = division();
         division.balance.return_interval_ns = u64::try_from(WAIT_TIMEOUT.as_nanos())?;
         let config = CardConfig { chunk_bytes, time, division, ..CardConfig::new(192, 192) };
@@ -67,7 +67,7 @@ impl Scene {
         }
     }
 
-    /// Returns the bytes per second of plain copies by both engines.
+    /// Returns the rate of plain copies with both engines, in bytes per second.
     pub(super) fn plain(&mut self, from: u64, to: u64) -> Result<f64> {
         let began = Instant::now();
         for (lane, (channel, engine)) in (0..).zip(self.lanes.iter_mut().zip([CE0, CE1])) {
@@ -82,7 +82,7 @@ impl Scene {
         Ok(BYTES as f64 / began.elapsed().as_secs_f64())
     }
 
-    /// Returns the bytes per second of moving chunks, and the milliseconds of the VM's suspension.
+    /// Returns the rate of moving chunks in bytes per second, and the VM's suspension in milliseconds.
     pub(super) fn relocate(&mut self, chunks: std::ops::Range<u64>, to: To) -> Result<(f64, f64)> {
         let steps: Vec<_> = chunks.map(|index| Step { vm: TenantId(0), index: index as u32, to }).collect();
         let began = Instant::now();
@@ -111,17 +111,17 @@ fn middle(values: &[f64]) -> Result<f64> {
     median(values).context("no measurement")
 }
 
-/// Both directions, each measured alternately with its baseline.
+/// Rates of both directions, each measured alternately with its baseline.
 struct Rates {
-    /// To unused host memory, for which the host must first allocate pages: relocated, with the milliseconds of
-    /// suspension, and by plain copies.
+    /// Moves to unused host memory, for which the host must first allocate pages: rate of relocation with the
+    /// milliseconds of suspension, and rate of plain copies.
     out_fresh: (f64, f64),
     plain_out_fresh: f64,
     out: f64,
     back: f64,
     plain_out: f64,
     plain_back: f64,
-    /// Scrubbing of vacated card chunks.
+    /// Rate of scrubbing vacated card chunks.
     scrub: f64,
 }
 

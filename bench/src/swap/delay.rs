@@ -1,5 +1,5 @@
 //! GPUswap's figures 6 and 9: the time that a VM waits for other VMs' memory, and the time that these VMs are suspended
-//! meanwhile, relative to a copy of the evicted bytes, by requested bytes and by chunk size.
+//! meanwhile, relative to a copy of the evicted bytes. Measured by the number of requested bytes and by chunk size.
 
 use std::time::Instant;
 
@@ -15,20 +15,20 @@ use crate::report::{Metric, Target};
 
 /// Size of the card in MiB; the victim uses all of it.
 const CARD_MIB: u64 = 48;
-/// VRAM of each VM in MiB.
+/// Size of each VM's VRAM in MiB.
 const VM_MIB: u64 = 64;
 /// Numbers of chunks requested at a time.
 const REQUESTS: [u64; 4] = [1, 2, 4, 8];
-/// Requests of each size.
+/// Number of requests of each size.
 const REQUESTS_PER_SIZE: u32 = 6;
-/// Address in guests' VRAM after all memory of the driver: a chunk boundary for every chunk size.
+/// First address in guests' VRAM after all memory of the driver: a chunk boundary for every chunk size.
 const FIRST_FREE_AT: u64 = 8 * MIB;
 /// Chunk sizes in KiB: GPUswap's range is 128 to 65,536.
 const CHUNK_SIZES_KIB: [u64; 4] = [128, 512, 2048, 8192];
-/// Bytes requested at a time there, and number of requests.
+/// Number of bytes requested at a time for each chunk size, and number of requests.
 const REQUEST_BYTES: u64 = 8 * MIB;
 const ASKED_ROUNDS: u32 = 10;
-/// GPU virtual address of a guest's chunks: a page of each is mapped.
+/// GPU virtual address of a guest's chunks, of which one page each is mapped.
 const VA: u64 = 0x100_0000;
 
 /// A guest and its channel.
@@ -57,7 +57,7 @@ impl Vm {
         Ok((one, chunks))
     }
 
-    /// Returns true if these chunks have the contents written by [`Self::of_all`].
+    /// Returns true if these chunks still have the contents written by [`Self::of_all`].
     fn kept(&self, chunks: u64) -> bool {
         (0..chunks).all(|number| {
             let (mut found, expected) = (vec![0; PAGE as usize], pattern(9, number));
@@ -73,7 +73,7 @@ impl Vm {
         for chunk in 0..chunks {
             driver.map(channel.space, VA + chunk * PAGE, At::Vram(FIRST_FREE_AT + chunk * *bytes), 1);
         }
-        // M2MF in PGRAPH copies the data.
+        // M2MF in PGRAPH executes these copies.
         let touches = (0..chunks).map(|chunk| m2mf_copy(VA + chunk * PAGE, VA + chunk * PAGE, 64));
         driver.submit(channel, &[object(M2MF)].into_iter().chain(touches).collect::<Vec<_>>().concat());
         wait(driver, channel)?;
@@ -120,12 +120,12 @@ fn request(rig: &Rig, vm: u32, chunks: u64, chunk: u64) -> Result<Cost> {
 
 fn config(chunk_bytes: u64) -> CardConfig {
     let mut division = division();
-    // The victim does not work, but must not count as idle.
+    // The victim does no work, but must not count as idle.
     division.balance.idle_after_ns = 3_600_000_000_000;
     CardConfig { chunk_bytes, division, time: time(), ..CardConfig::new(CARD_MIB, 128) }
 }
 
-/// Returns the time of copying the memory that a request evicted, in s.
+/// Returns the time in s for copying the memory that a request evicted.
 fn copy(cost: &Cost) -> f64 {
     (cost.bytes / (LANES * BUS_RATE as f64)).max(1e-6)
 }
@@ -162,7 +162,7 @@ pub fn by_chunk_size() -> Result<Vec<Metric>> {
 /// Measures requests of several sizes.
 pub fn run() -> Result<Vec<Metric>> {
     let config = config(CHUNK);
-    // The same without another VM.
+    // The same requests without another VM.
     let empty = config.open()?;
     let mut alone = Vec::new();
     for round in 0..REQUESTS_PER_SIZE {

@@ -1,4 +1,4 @@
-//! GPUswap's figure 4: two VMs allocate far more than the card has; one begins later.
+//! GPUswap's figure 4: two VMs allocate far more than the card has, and one VM starts later.
 
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -14,7 +14,7 @@ use super::{CHUNK, division, time};
 use crate::in_process_vm::{CardConfig, MIB, copy_line, guest, wait};
 use crate::report::{Metric, Target};
 
-/// MiB of the card; an odd number of chunks, so that two VMs cannot share evenly, as in the paper.
+/// Size of the card in MiB; an odd number of chunks, so that two VMs cannot divide them evenly, as in the paper.
 const CARD_MIB: u64 = 94;
 /// Memory that each VM allocates, in MiB.
 const EACH_MIB: u64 = 120;
@@ -24,12 +24,12 @@ const ALLOCATION_INTERVAL: Duration = Duration::from_millis(25);
 const SECOND_VM_START: Duration = Duration::from_millis(2500);
 /// Time for which each VM keeps its memory.
 const HOLD_TIME: Duration = Duration::from_millis(3500);
-/// First chunk of guests' VRAM that the driver itself does not use.
+/// Index of the first chunk of guests' VRAM that the driver itself does not use.
 const FIRST_FREE_CHUNK: u64 = 4;
 /// GPU virtual address of the first page of each chunk.
 const VA: u64 = 0x100_0000;
 
-/// Memory of both at one time, in chunks: on the card and in host memory.
+/// Memory of both VMs at one time, in chunks: on the card and in host memory.
 struct Sample {
     at: Duration,
     card: [u32; 2],
@@ -95,7 +95,7 @@ pub fn run(file: Option<&Path>) -> Result<Vec<Metric>> {
         done.and(first.flatten())?;
         sampler.join().ok().context("the sampler panicked")
     })?;
-    // From the time when both have more than half of the card, until the first leaves.
+    // Samples from the time when both VMs have more than half of the card until the first VM ends.
     let card = (CARD_MIB * MIB / CHUNK) as u32;
     let both: Vec<&Sample> = samples
         .iter()

@@ -1,5 +1,5 @@
-//! GPUswap with more than two VMs: one to five instances of a program on a card that is too small for them, each number
-//! compared with the same on a card with room for all. Verifies every byte.
+//! GPUswap with more than two VMs: one to five instances of a program on a card that is too small for them, compared
+//! with the same number on a card that holds all of them. Verifies every byte.
 
 use anyhow::{Result, ensure};
 use vram::Limits;
@@ -12,9 +12,10 @@ use crate::report::{Metric, Target, order};
 
 /// Numbers of instances.
 const COUNTS: [usize; 3] = [1, 2, 5];
-/// Size of the card in MiB: more than one instance of most programs needs, and a fifth to a third of the need of five.
+/// Size of the card in MiB: more than one instance of most programs needs, and a fifth to a third of what five
+/// instances need.
 const CARD_MIB: u64 = 20;
-/// Runs of each, alternating between all.
+/// Number of runs of each, alternating between all.
 const RUNS: usize = 5;
 
 fn run_of(name: &str, scale: u32, count: usize, card_mib: u64) -> Result<Outcome> {
@@ -48,7 +49,7 @@ fn program(name: &str, scale: u32, runs: usize) -> Result<Vec<Metric>> {
         metrics
             .push(time.within(Interval::of_ratio(short, plenty, mean)).beside("GPUswap: by the relocated bytes only"));
         metrics.push(Metric::plain(format!("{row}.moved"), middle(moved) / MIB as f64, "MiB"));
-        // Loss in addition to the minimum time of both engines for these bytes.
+        // Loss in excess of the minimum time in which both engines can copy these bytes.
         let copied = middle(moved) / (LANES * BUS_RATE as f64);
         if copied > 0.0 {
             let lost = middle(short) - middle(plenty);

@@ -1,11 +1,11 @@
-//! Overhead of moving chunks, relative to a link's time for their bytes, and the remaining rate of links of 6 to 50
-//! GB/s.
+//! Overhead of moving chunks, relative to the time that a link needs for their bytes, and the resulting rates on links
+//! of 6 to 50 GB/s.
 //!
 //! The software card moves bytes with this machine's processors and measures the time. The rest of a relocation's time
 //! is software overhead: the mover, the card's model of its engines and rings, and waits for either. A real card's
-//! engines move the bytes concurrently. Here a link's time is added to the software's, as if they never overlapped, so
-//! times are upper bounds and rates lower bounds. The baseline, a guest driver's copies with the same engines, is
-//! computed alike.
+//! engines move the bytes concurrently. Here a link's time is added to the software's time, as if they never
+//! overlapped, so times are upper bounds and rates are lower bounds. The baseline, a guest driver's copies with the
+//! same engines, is computed in the same way.
 
 use std::time::Instant;
 
@@ -17,18 +17,20 @@ use super::bandwidth::{BUFFER_AT, BYTES, RAM_VA, Scene, VRAM_VA};
 use crate::in_process_vm::MIB;
 use crate::report::{Metric, Target, quantile};
 
-/// Bytes per second of PCI Express: version 2.0 with 16 lanes as in a GF100, 3.0, and 5.0, as reached by copies.
+/// Rates of PCI Express in bytes per second, as reached by copies: version 2.0 with 16 lanes as in a GF100, version
+/// 3.0, and version 5.0.
 const LINKS: [(&str, f64); 3] = [("6_gb_per_s", 6e9), ("12_gb_per_s", 12e9), ("50_gb_per_s", 50e9)];
 /// Chunk sizes in KiB.
 const CHUNK_SIZES_KIB: [u64; 4] = [128, 512, 2048, 8192];
-/// Measurements of each kind, alternating between all; one more before them touches unused memory.
+/// Number of measurements of each kind, alternating between all; one more measurement before them touches unused
+/// memory.
 const ROUNDS: usize = 10;
 
 /// Time of an operation, in seconds.
 #[derive(Clone, Copy)]
 struct Took {
     all: f64,
-    /// Time without moving bytes.
+    /// Time without the moves of bytes.
     own: f64,
 }
 
@@ -42,7 +44,7 @@ fn timed(scene: &mut Scene, work: impl FnOnce(&mut Scene) -> Result<()>) -> Resu
     Ok(Took { all, own: (all - moving).max(0.0) })
 }
 
-/// Directions of moving bytes: relocated, and copied by a guest.
+/// Directions of moving bytes, by relocation and by a guest's copies.
 const WAYS: [&str; 4] = ["out", "back", "plain_out", "plain_back"];
 
 /// Measures each direction, by round.
@@ -89,7 +91,7 @@ pub fn run() -> Result<Vec<Metric>> {
             let modelled = |times: &[Took]| times.iter().map(|took| (took.own + BYTES as f64 / rate) * 1e3).collect();
             for (way, relocated, plain) in [("out", out, plain_out), ("back", back, plain_back)] {
                 let (relocated, plain): (Vec<f64>, Vec<f64>) = (modelled(relocated), modelled(plain));
-                // Equivalent to 0.9 of the rate. The other sizes are for comparison.
+                // The target is equivalent to 0.9 of the rate. The other sizes are for comparison.
                 let target = if chunk == CHUNK { Target::AtMost(1.0 / 0.9) } else { Target::None };
                 let name = format!("{row}.{link}.{way}");
                 metrics.push(Metric::ratio_of_samples(format!("{name}.to_plain"), &relocated, "ms", &plain, target));

@@ -1,4 +1,4 @@
-//! Self-contained line charts.
+//! Draws self-contained line charts.
 
 use std::path::Path;
 
@@ -15,7 +15,7 @@ const COLOURS: [RGBColor; 6] = [
     RGBColor(0, 158, 115),
     RGBColor(204, 121, 167),
 ];
-/// Width and height, in pixels.
+/// Width and height of a picture in pixels.
 const PICTURE_SIZE_PX: (u32, u32) = (900, 480);
 
 /// Texts of a picture.

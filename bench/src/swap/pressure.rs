@@ -1,5 +1,5 @@
-//! GPUswap's figure 5: two instances of a program with decreasing card memory, down to the minimum that works; and the
-//! cost of relocation while memory suffices. Verifies every byte of every run.
+//! GPUswap's figure 5: two instances of a program with decreasing card memory, down to the minimum that works. Also
+//! measures the cost of relocation while memory suffices. Verifies every byte of every run.
 
 use std::path::Path;
 use std::time::Instant;
@@ -14,25 +14,25 @@ use crate::in_process_vm::{CardConfig, LightGpu, MIB, guest};
 use crate::report::interval::{Interval, mean};
 use crate::report::{Metric, Target, order};
 
-/// GPUswap's table 1.
+/// Programs of GPUswap's table 1.
 pub(super) const PROGRAMS: [(&str, u32); 7] =
     [("backprop", 40), ("bfs", 15), ("heartwall", 60), ("hotspot", 60), ("lud", 8), ("srad", 40), ("srad2", 40)];
-/// VRAM of each VM in MiB.
+/// Size of each VM's VRAM in MiB.
 pub(super) const VM_MIB: u64 = 64;
 /// Host memory in MiB: enough for both VMs.
 pub(super) const HOST_MIB: u64 = 2 * VM_MIB;
-/// Size of the card in MiB, from enough for all memory to enough for nearly none; in the paper, from 500 MB to 20 MB.
+/// Sizes of the card in MiB, from enough for all memory to enough for almost none; in the paper, from 500 MB to 20 MB.
 const CARD_SIZES_MIB: [u64; 5] = [128, 20, 12, 8, 4];
-/// Card size with room for both instances.
+/// Card size that holds both instances.
 const UNPRESSURED_CARD_MIB: u64 = CARD_SIZES_MIB[0];
 /// Number of runs per size, alternating between all sizes, as in GPUswap.
 const RUNS: usize = 10;
-/// Runs on a card with spare memory, with and without relocation.
+/// Number of runs on a card with spare memory, with and without relocation.
 const SPARE_MEMORY_RUNS: usize = 9;
 
 /// Result of two instances on a card.
 pub(super) struct Outcome {
-    /// Seconds of the slower instance.
+    /// Duration of the slower instance in seconds.
     pub(super) slower: f64,
     pub(super) moved: u64,
     verified: u64,
@@ -40,12 +40,12 @@ pub(super) struct Outcome {
     footprint: u64,
 }
 
-/// Runs both instances at once.
+/// Runs both instances concurrently.
 pub(super) fn two(name: &str, scale: u32, config: &CardConfig, limits: Limits) -> Result<Outcome> {
     several(name, scale, 2, config, limits)
 }
 
-/// Runs `count` instances at once.
+/// Runs `count` instances concurrently.
 pub(super) fn several(name: &str, scale: u32, count: usize, config: &CardConfig, limits: Limits) -> Result<Outcome> {
     let rig = config.open()?;
     let vms = 0..u32::try_from(count)?;
@@ -75,7 +75,7 @@ pub(super) fn several(name: &str, scale: u32, count: usize, config: &CardConfig,
     })
 }
 
-/// Measures one program with decreasing memory: its times, and its line in the picture.
+/// Measures one program with decreasing memory. Returns its times, and its line in the picture.
 fn sweep(name: &str, scale: u32, runs: usize) -> Result<(Vec<Metric>, Series)> {
     let mut outcomes: [Vec<Outcome>; CARD_SIZES_MIB.len()] = Default::default();
     for run in 0..runs {
@@ -131,7 +131,8 @@ fn without_pressure() -> Result<Metric> {
     Ok(metric.beside("GPUswap: native speed; NVIDIA's vGPU: 2-6 %"))
 }
 
-/// Returns the minimum MiB of card memory for VMs with which two instances of a working set of 4 MiB compute correctly.
+/// Returns the minimum card memory for VMs, in MiB, with which two instances of a working set of 4 MiB compute
+/// correctly.
 fn smallest() -> Result<Metric> {
     let mut least = None;
     for card_mib in [8, 4, 2, 1] {

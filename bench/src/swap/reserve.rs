@@ -1,5 +1,5 @@
-//! Gdev's figures 12 and 13: small jobs next to one that occupies most of the card, with and without a reserve for
-//! immediate evictions; and jobs in a VM with a decreasing part of the card.
+//! Gdev's figures 12 and 13: small jobs next to a job that occupies most of the card, with and without a reserve for
+//! immediate evictions; and jobs in a VM whose part of the card decreases.
 
 use std::time::Instant;
 
@@ -12,14 +12,14 @@ use super::{CHUNK, division, time};
 use crate::in_process_vm::{CardConfig, LightGpu, MIB, guest};
 use crate::report::{Metric, Target};
 
-/// Size of the card in MiB: a sixteenth of Gdev's.
+/// Size of the card in MiB: a sixteenth of the size in Gdev.
 const CARD_MIB: u64 = 100;
 /// Size of the large job and of each small job in MiB.
 const LARGE_MIB: u64 = 64;
 const SMALL_MIB: u64 = 8;
-/// VRAM of a VM beyond its job's memory, in MiB.
+/// Size of a VM's VRAM beyond its job's memory, in MiB.
 const BESIDE_MIB: u64 = 16;
-/// Small jobs at a time.
+/// Numbers of concurrent small jobs.
 const JOBS: [u32; 4] = [1, 2, 4, 6];
 /// Size of the reserve in MiB: a tenth of the card, as in Gdev.
 const RESERVE_MIB: u64 = 10;
@@ -39,8 +39,8 @@ fn job(rig: &Rig, vm: u32, mib: u64, limits: Limits) -> Result<f64> {
     Ok(took)
 }
 
-/// Returns the seconds until `jobs` small jobs have ended that start together next to the large one, which keeps its
-/// memory.
+/// Returns the time in seconds until `jobs` small jobs have ended, which start together next to the large job. The
+/// large job keeps its memory.
 fn beside_a_large_one(jobs: u32, reserve_mib: u64) -> Result<(f64, u64)> {
     let mut division = division();
     division.reserve = u32::try_from(reserve_mib * MIB / CHUNK)?;

@@ -1,4 +1,4 @@
-//! GPUswap's figures 7 and 8, of all programs: run time by chunk size, on a card that is too small for two instances.
+//! GPUswap's figures 7 and 8 for all programs: run time by chunk size, on a card that is too small for two instances.
 
 use anyhow::Result;
 use vram::Limits;
@@ -11,9 +11,9 @@ use crate::report::{Metric, Target, order};
 
 /// Chunk sizes in KiB: GPUswap's range is 128 to 65,536 on 100 MB.
 const CHUNK_SIZES_KIB: [u64; 5] = [128, 512, 2048, 4096, 8192];
-/// Size of the card in MiB: no more than one instance of most programs needs.
+/// Size of the card in MiB: at most the memory that one instance of most programs needs.
 const CARD_MIB: u64 = 16;
-/// Runs of each, alternating between all sizes.
+/// Number of runs of each, alternating between all sizes.
 const RUNS: usize = 5;
 
 /// Measures one program.

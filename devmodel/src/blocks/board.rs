@@ -1,5 +1,5 @@
-//! The surroundings of the engines: unit capabilities, the PCI mirror, the privileged ring, the PMU and the copy
-//! engines' falcons.
+//! Units around the engines: unit capabilities, the PCI mirror, the privileged ring, the PMU and the copy engines'
+//! falcons.
 
 use super::falcon::{Dmem, Imem, Intr};
 use super::{At, Cx};
@@ -52,7 +52,7 @@ pub(crate) fn read_privring(reg: privring_hub::Reg, at: At, cx: &Cx) -> u32 {
     match reg {
         privring_hub::Reg::HUB_COUNT | privring_hub::Reg::ROP_COUNT => 1,
         privring_hub::Reg::GPC_COUNT => cx.config.chip.gpcs,
-        // Commands complete at once.
+        // Commands complete immediately.
         privring_hub::Reg::COMMAND => 0,
         _ => cx.plain_read(at),
     }
@@ -68,7 +68,7 @@ pub(crate) fn write_privring(reg: privring_hub::Reg, at: At, value: u32, cx: &mu
     }
 }
 
-/// PMU: after its start it reports its queues, accepts commands, and never sends messages.
+/// The PMU. After its start it reports its queues, accepts commands, and never sends messages.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Pmu {
     intr: Intr,
@@ -84,7 +84,7 @@ impl Pmu {
             Reg::INTR_SET | Reg::INTR_CLEAR | Reg::INTR_EN_SET | Reg::INTR_EN_CLEAR => 0,
             Reg::DMEM_CONTROL => self.dmem.control(at.index()),
             Reg::DMEM_DATA => self.dmem.read(at.index()),
-            // Scrubbing of the memories completes at once.
+            // Scrubbing of the memories completes immediately.
             Reg::DMA_CONTROL => {
                 cx.plain_read(at) & !(DMA_CONTROL::IMEM_SCRUBBING.mask() | DMA_CONTROL::DMEM_SCRUBBING.mask())
             }
@@ -132,19 +132,19 @@ impl Pmu {
     }
 
     pub(crate) fn pending(&self) -> bool {
-        // GUESS: the routing register decides which of them reach the host; these units never assert on their own.
+        // GUESS: the routing register decides which interrupts reach the host; these units never assert on their own.
         self.intr.pending()
     }
 }
 
-/// The falcon of one copy engine. The copying is done on the card; here it accepts its upload and reports errors.
+/// The falcon of one copy engine. The card performs the copies; this model accepts the upload and reports errors.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct CopyEngine {
     intr: Intr,
     dmem: Dmem,
     imem: Imem,
     current: u32,
-    /// The firmware was started.
+    /// True if the firmware was started.
     running: bool,
 }
 
@@ -246,8 +246,8 @@ impl CopyEngine {
         cx.storage.reset_range(base, end);
     }
 
-    /// Reports a method that the engine refused, like the running firmware: sets the report, enables the interrupt and
-    /// routes it to the host. `base` is the offset of the falcon's registers.
+    /// Reports a method that the engine refused, as the running firmware would: sets the report, enables the interrupt
+    /// and routes it to the host. `base` is the offset of the falcon's registers.
     #[expect(clippy::cast_possible_truncation, reason = "the register holds 28 bits of page number")]
     pub(crate) fn error(&mut self, error: &CopyError, base: u32, storage: &mut Storage) {
         if !self.running {

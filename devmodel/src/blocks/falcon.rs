@@ -1,20 +1,20 @@
-//! The common part of all falcons (PMU, copy engines, FECS, GPCCS). None of them executes code here: uploads are only
-//! stored, the data memory is storage, and each user of this file implements its firmware's behaviour.
+//! The common part of all falcons (PMU, copy engines, FECS, GPCCS). The modelled falcons execute no code: uploads are
+//! only stored, the data memory is storage, and each user of this file implements the behaviour of its firmware.
 
 use nvspec::falcon::CODE_WORDS_MAX;
 use nvspec::regs::fecs::{DMEM_CONTROL, IMEM_CONTROL};
 use saved_state::Invalid;
 use serde::{Deserialize, Serialize};
 
-/// Dwords within the range of the data port's address field.
+/// Number of dwords within the range of the data port's address field.
 const DMEM_DWORDS: usize = 0x1_0000 / 4;
-/// Data ports; only the PMU has more than one.
+/// Number of data ports; only the PMU has more than one.
 const PORTS: usize = 8;
 
 /// A falcon's data memory, as accessed through its ports.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Dmem {
-    /// Grows with writes.
+    /// Contents; grows with writes.
     dwords: Vec<u32>,
     control: [u32; PORTS],
 }
@@ -82,10 +82,11 @@ impl Dmem {
     }
 }
 
-/// A falcon's code memory, as drivers fill it. Nothing executes it; it is only read to identify a guest's firmware.
+/// A falcon's code memory, as filled by drivers. The code is never executed; it is only read to identify a guest's
+/// firmware.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Imem {
-    /// Grows with writes.
+    /// Contents; grows with writes.
     dwords: Vec<u32>,
     control: u32,
 }
@@ -133,9 +134,9 @@ impl Imem {
 /// A falcon's interrupt registers.
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 pub struct Intr {
-    /// Pending.
+    /// Pending interrupts.
     pub status: u32,
-    /// Enabled.
+    /// Enabled interrupts.
     pub enable: u32,
 }
 

@@ -1,5 +1,5 @@
-//! PGRAPH and its two context-switching falcons, at a high level: uploads are only stored, commands are answered like
-//! nouveau's built-in firmware does, and the mediator handles contexts.
+//! PGRAPH and its two context-switching falcons, at a high level: uploads are only stored, commands are answered as by
+//! nouveau's built-in firmware, and the mediator handles contexts.
 
 use super::falcon::{Dmem, Imem};
 use super::{At, Backlog, Cx};
@@ -129,7 +129,7 @@ impl Graph {
                 cx.plain_write(at, value);
                 if CPU_CONTROL::START.is_set(value) {
                     hub.start(cx.config.chip.graph_context_bytes);
-                    // Its program starts the programs of the clusters.
+                    // The hub's program starts the programs of the clusters.
                     cx.backend.firmware_started(Falcon::Fecs, hub.imem.dwords(), hub.dmem.dwords());
                     cx.backend.firmware_started(Falcon::Gpccs, self.gpccs_imem.dwords(), self.gpccs.dwords());
                 }
@@ -211,7 +211,7 @@ impl Graph {
             *class = error.class;
         }
         if let Some(instance) = error.instance {
-            // Drivers find the faulting channel by PGRAPH's context.
+            // Drivers find the faulting channel through PGRAPH's context.
             self.fecs.current = CURRENT::VALID.mask() | CURRENT::ADDRESS.encode((instance.address() >> 12) as u32);
         }
     }
@@ -260,7 +260,7 @@ impl Fecs {
     }
 }
 
-/// Returns the chip's number of texture clusters for each existing cluster.
+/// Returns the chip's number of TPCs for each existing cluster.
 pub(crate) fn read_gpc_units(_: gpc_units::Reg, at: At, cx: &Cx) -> u32 {
     if at.index < cx.config.chip.gpcs { gpc_units::TPC_COUNT::TPCS.encode(cx.config.chip.tpcs_per_gpc) } else { 0 }
 }

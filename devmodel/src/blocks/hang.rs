@@ -1,9 +1,10 @@
-//! Context switches that do not end: the scheduler's reports to the driver about a channel that keeps an engine.
+//! Context switches that do not complete: the scheduler's reports to the driver about a channel that stays on an
+//! engine.
 //!
 //! The error has one reason register and one interrupt bit for all engines, and a driver acknowledges it after it has
 //! checked the engines; an error that occurs in between is lost. So only one error is visible at a time, and the next
-//! waits until the driver has acknowledged it and has removed the channel, by resetting the engine or unbinding the
-//! channel.
+//! error waits until the driver has acknowledged it and has removed the channel, by resetting the engine or unbinding
+//! the channel.
 
 use super::Backlog;
 use nvspec::fifo::{CHANNELS, VirtualChannelId, engine};
@@ -13,7 +14,7 @@ use serde::{Deserialize, Serialize};
 /// A channel that does not leave an engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Hang {
-    /// Below `nvspec::fifo::engine::COUNT`.
+    /// Number of the engine; below `nvspec::fifo::engine::COUNT`.
     pub engine: u32,
     pub channel: VirtualChannelId,
 }
@@ -34,8 +35,8 @@ impl Hangs {
         }
     }
 
-    /// Shows the next hang that `wanted` accepts and drops others. Returns false if a hang is still visible or none is
-    /// queued.
+    /// Shows the next hang that `wanted` accepts, and drops the hangs before it. Returns false if a hang is still
+    /// visible or no such hang is queued.
     pub fn next(&mut self, wanted: impl Fn(&Hang) -> bool) -> bool {
         if self.shown.is_some() {
             return false;
@@ -60,7 +61,7 @@ impl Hangs {
         while self.waiting.take(&over).is_some() {}
     }
 
-    /// Removes all hangs; the count of dropped ones stays.
+    /// Removes all hangs. The number of dropped hangs stays.
     pub fn reset(&mut self) {
         self.shown = None;
         self.waiting.clear();

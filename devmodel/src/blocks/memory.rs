@@ -17,7 +17,7 @@ pub(crate) fn read_pfb(reg: pfb::Reg, at: At, cx: &Cx) -> u32 {
 pub(crate) fn write_pfb(reg: pfb::Reg, at: At, value: u32, cx: &mut Cx) {
     match reg {
         pfb::Reg::MMU_CTRL => {
-            // The other large-page size would change the format of all tables.
+            // A different large-page size would change the format of all tables.
             if MMU_CTRL::LARGE_PAGE_64K.is_set(value) {
                 cx.deny_write(at, Reason::Unsupported, value);
             }
@@ -54,7 +54,7 @@ pub(crate) fn write_pflush(reg: pflush::Reg, value: u32, cx: &mut Cx) {
     }
 }
 
-/// Returns the size of a partition: all of the guest's memory is on the first.
+/// Returns the size of a partition. The first partition has all of the guest's memory.
 pub(crate) fn read_pbfb(_: pbfb::Reg, at: At, cx: &Cx) -> u32 {
     if at.index == 0 { cx.config.vram_mib() } else { 0 }
 }

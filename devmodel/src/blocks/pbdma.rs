@@ -6,7 +6,7 @@ use nvspec::regs::pbdma::{METHOD_0, Reg};
 use saved_state::Invalid;
 use serde::{Deserialize, Serialize};
 
-/// Number of units in the registers.
+/// Number of PBDMA units that the registers cover.
 const UNITS: usize = nvspec::regs::pbdma::INTR_0::COUNT as usize;
 
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
@@ -18,7 +18,7 @@ struct Unit {
     channel: u32,
 }
 
-/// The error that each unit shows, and the queued errors.
+/// The error that each unit shows, and queued errors.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Pbdma {
     units: [Unit; UNITS],

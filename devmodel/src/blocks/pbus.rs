@@ -1,4 +1,4 @@
-//! PBUS: the location of the PRAMIN window, the apertures' instance blocks.
+//! PBUS: the location of the PRAMIN window, and the apertures' instance blocks.
 
 use super::{At, Cx};
 use crate::backend::Aperture;
@@ -59,7 +59,8 @@ impl Pbus {
         (*window, *bar1, *bar3, *peephole) = (0, 0, 0, 0);
     }
 
-    /// Returns the VRAM address of the byte at `offset` of BAR0, within the window, or the reason for refusing it.
+    /// Returns the VRAM address of the byte at `offset` of BAR0, which is in the window, or the reason to refuse the
+    /// access.
     pub(crate) fn window(&self, offset: u64, bytes: u64, vram_bytes: u64) -> Result<GuestVramAddr, Reason> {
         let base = self.window_base().ok_or(Reason::Target)?;
         let address = offset.checked_sub(u64::from(pramin::BASE)).and_then(|within| base.checked_add(within));

@@ -37,7 +37,7 @@ pub struct Pfifo {
     runlist_intr: u32,
     preempted: u32,
     blocked: u32,
-    /// Causes that stay set until cleared by a write, without those derived from other registers.
+    /// Causes that stay set until cleared by a write, except causes derived from other registers.
     intr: u32,
     intr_en: u32,
     sched_code: u32,
@@ -45,7 +45,7 @@ pub struct Pfifo {
     pbdmas: u32,
     non_stall: [u32; ENGINES],
     non_stall_en: u32,
-    /// The last fault of each unit, and whether it is pending.
+    /// The last fault of each unit, and true if it is pending.
     faults: [Option<(MmuFault, bool)>; UNITS],
     backlog: Backlog<MmuFault>,
 }
@@ -112,7 +112,7 @@ impl Pfifo {
             }
             Reg::INTR_EN => self.intr_en = value,
             Reg::PBDMA_PRESENT => self.pbdmas = value & pbdma_mask(cx),
-            // USERD is found by the VRAM address in an instance block, independent of the guest's mapping.
+            // USERD is found through the VRAM address in an instance block, whatever the guest's mapping is.
             Reg::USERD_BASE => self.userd_base = value,
             Reg::RUNLIST_BASE => self.runlist_base = value,
             Reg::RUNLIST => self.submit_runlist(at, value, cx),
@@ -202,7 +202,8 @@ impl Pfifo {
         }
     }
 
-    /// Reports a scheduler error; `code` as in `SCHED_ERROR_REASON`. An unacknowledged error keeps the register.
+    /// Reports a scheduler error. `code` has the format of `SCHED_ERROR_REASON`. While an earlier error is not
+    /// acknowledged, the register keeps its value.
     pub(crate) fn sched_error(&mut self, code: u32) {
         if !INTR::SCHED_ERROR.is_set(self.intr) {
             self.sched_code = code;
@@ -219,7 +220,7 @@ impl Pfifo {
         }
     }
 
-    /// Removes the hangs of an engine that the driver has reset.
+    /// Removes the hangs of an engine, because the driver has reset it.
     pub(crate) fn engine_reset(&mut self, engine: u32) {
         self.hangs.end(|hang| hang.engine == engine);
         self.show_next_hang();
@@ -241,13 +242,13 @@ impl Pfifo {
         self.enabled.count_ones()
     }
 
-    /// Returns the numbers of unacknowledged faults: shown, waiting, dropped.
+    /// Returns the numbers of unacknowledged faults: shown, queued, dropped.
     #[must_use]
     pub fn faults(&self) -> (u32, usize, u64) {
         (self.fault_units().count_ones(), self.backlog.len(), self.backlog.dropped)
     }
 
-    /// Returns the engine and channel of the hang shown to the guest, and the numbers of waiting and of dropped ones.
+    /// Returns the engine and channel of the hang shown to the guest, and the numbers of queued and dropped hangs.
     #[must_use]
     pub fn hangs(&self) -> (Option<(u32, VirtualChannelId)>, usize, u64) {
         let (shown, waiting, dropped) = self.hangs.counts();
@@ -271,7 +272,7 @@ impl Pfifo {
 
     /// Returns one bit for each engine with an enabled non-stall interrupt.
     fn non_stall_engines(&self) -> u32 {
-        // The enable register has one nibble, which applies to each of an engine's eight bits.
+        // The enable register has one nibble, which applies to each of an engine's eight nibbles.
         let enabled = self.non_stall_en.wrapping_mul(0x1111_1111);
         let mut engines = 0;
         for (engine, bits) in (0u32..).zip(&self.non_stall) {
@@ -350,7 +351,7 @@ impl Pfifo {
         if instance.is_some() || was_bound {
             cx.backend.bind_channel(id, instance);
         }
-        // For the backend, a new instance block is a new channel, which is stopped.
+        // The backend treats a new instance block as a new channel, which is stopped.
         if instance.is_some() && enabled {
             cx.backend.enable_channel(id, true);
         }
@@ -365,7 +366,8 @@ impl Pfifo {
         } else {
             self.enabled &= !bit(id);
         }
-        // Reported for each write: the same value may start a channel that the mediator has stopped.
+        // The mediator is notified of each write, because the same value may start a channel that the mediator has
+        // stopped.
         if self.bound & bit(id) != 0 {
             cx.backend.enable_channel(id, on);
         }
@@ -402,7 +404,7 @@ impl Pfifo {
         cx.backend.submit_runlist(list, length);
     }
 
-    /// Returns the preempt register. Linux 6.1 waits for the number alone, 6.12 until the pending bit is clear.
+    /// Returns the preempt register. Linux 6.1 waits only for the channel number, 6.12 until the pending bit is clear.
     fn preempt_state(&self, cx: &mut Cx) -> u32 {
         let pending = channel(self.preempted).is_some_and(|id| self.bound & bit(id) != 0 && cx.backend.preempting(id));
         PREEMPT::CHANNEL.encode(self.preempted) | PREEMPT::PENDING.encode(pending.into())
@@ -427,7 +429,8 @@ impl Pfifo {
         }
     }
 
-    /// Returns an engine's state for this guest, and true if it is in the middle of a context switch that does not end.
+    /// Returns an engine's state for this guest, and true if the engine is in the middle of a context switch that does
+    /// not complete.
     fn on_engine(&self, engine: u32, cx: &mut Cx) -> (EngineStatus, bool) {
         match self.hangs.on(engine) {
             Some(channel) => (EngineStatus { channel: Some(channel), busy: true }, true),
@@ -469,7 +472,7 @@ impl Pfifo {
     }
 }
 
-/// Returns the channel with the number `index`, if there is one.
+/// Returns the channel with the number `index`, if it exists.
 fn channel(index: u32) -> Option<VirtualChannelId> {
     u8::try_from(index).ok().filter(|_| index < CHANNELS).map(VirtualChannelId)
 }

@@ -1,10 +1,10 @@
-//! PMC: identity, the interrupt tree, unit enables.
+//! PMC: identity, interrupt tree and unit enables.
 
 use super::{At, Cx};
 use nvspec::regs::pmc::{self, Reg};
 use serde::{Deserialize, Serialize};
 
-/// Unit enables; PMC's other registers are plain or derived from the other blocks.
+/// Unit enables. PMC's other registers are plain, or derived from the other blocks.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Pmc {
     enable: u32,
@@ -25,7 +25,7 @@ impl Pmc {
         }
     }
 
-    /// Writes a register. Returns the units that this puts into reset, as bits of the enable register.
+    /// Writes a register. Returns the units that the write puts into reset, as bits of the enable register.
     pub(crate) fn write(&mut self, reg: Reg, at: At, value: u32, cx: &mut Cx) -> u32 {
         match reg {
             Reg::ENABLE => {

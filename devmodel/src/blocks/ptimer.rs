@@ -4,10 +4,10 @@ use super::{At, Cx};
 use nvspec::regs::ptimer::{INTR, Reg, TIME_0, TIME_1};
 use serde::{Deserialize, Serialize};
 
-/// Bits of the clock.
+/// Mask of the clock's bits.
 const CLOCK_MASK: u64 = (TIME_1::NSEC.mask() as u64) << 32 | u32::MAX as u64;
 
-/// The guest's clock: the card's, plus an offset that results from the guest's settings.
+/// The guest's clock: the card's clock plus an offset that results from the guest's settings.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Ptimer {
     /// Guest time minus card time, wrapping, in ns.
@@ -42,7 +42,7 @@ impl Ptimer {
             Reg::INTR_EN => self.intr_en = value & INTR::ALARM.mask(),
             Reg::ALARM_0 => {
                 let now = self.now(cx.backend.now_ns());
-                // Only the low word is compared: the alarm fires when the clock next reaches it.
+                // Only the low word is compared: the alarm fires when the clock's low word next has this value.
                 let ahead = value.wrapping_sub(low(now));
                 self.alarm = value;
                 self.ring_at = Some(now.wrapping_add(u64::from(ahead)) & CLOCK_MASK);
@@ -85,7 +85,7 @@ impl Ptimer {
         card_ns.wrapping_add(self.offset) & CLOCK_MASK
     }
 
-    /// Makes the half of the clock at bit `shift` read `value` now.
+    /// Makes the half of the clock at bit `shift` read as `value` now.
     fn set(&mut self, value: u32, mask: u32, shift: u32, cx: &mut Cx) {
         let card = cx.backend.now_ns();
         let half = |value: u32| u64::from(value).checked_shl(shift).unwrap_or(0);

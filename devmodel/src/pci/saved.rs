@@ -9,7 +9,7 @@ impl PciConfig {
     pub fn save(&self) -> Vec<u8> {
         let Self {
             bytes,
-            // Both are fixed by the function's configuration.
+            // Both are determined by the function's configuration.
             writable: _,
             initial: _,
         } = self;
@@ -19,7 +19,7 @@ impl PciConfig {
     /// Restores the state into a new function. Only guest-writable bits may differ from the state after reset.
     ///
     /// # Errors
-    /// If it belongs to a different function. The state is then unchanged.
+    /// If the saved state belongs to a different function. This function's state is then unchanged.
     pub fn restore(&mut self, saved: &[u8]) -> Result<(), Invalid> {
         let Self { bytes, writable, initial } = self;
         Invalid::unless(saved.len() == bytes.len(), || format!("{} bytes are no configuration space", saved.len()))?;

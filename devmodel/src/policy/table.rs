@@ -1,8 +1,8 @@
 //! The policy table of a GF100 vGPU, in the order of the address map.
 //!
-//! Lists the registers' names by block and policy. Unlisted registers are denied. Reasons for a policy: a `Store`
-//! register has no effect visible to a guest's driver except reading it back; a `Model` register answers, latches or
-//! resets; a `Translate` register holds a guest's physical address or a number shared by all VMs of a card.
+//! Lists the registers' names by block and policy. Unlisted registers are denied. A `Store` register has no effect that
+//! a guest's driver can see except reading it back; a `Model` register answers, latches or resets; a `Translate`
+//! register contains a guest's physical address or a number shared by all VMs of a card.
 
 use super::{Line, Policy, Range, RangeKind};
 use nvspec::RegInfo;
@@ -110,7 +110,7 @@ policies! {
     }
     Pfb = pfb {
         Model: PARTITIONS MMU_CTRL;
-        // Targets of sysmem and debug accesses of the real unit: unused guest addresses.
+        // Targets of the real unit's system memory and debug accesses; the guest's addresses in them are not used.
         Store: INTR CONFIG MEM_TYPE NISO_ADDRESS MMU_INVALIDATE_VA MMU_INVALIDATE_PDB MMU_DEBUG_WR MMU_DEBUG_RD
             MMU_DEBUG_CTRL;
         Translate: MMU_INVALIDATE;
@@ -155,7 +155,7 @@ policies! {
     }
     Ltc = ltc {
         Model: CBC_CLEAR CBC_PARAM;
-        // Compression tags: a vGPU has none, so the address of their memory is unused.
+        // A vGPU has no compression tags, so the address of their memory is not used.
         Store: CBC_CLEAR_START CBC_CLEAR_END CBC_BASE CBC_SIZE CONTROL INTR_CONTROL ZBC_INDEX ZBC_COLOR ZBC_DEPTH
             ZBC_STENCIL;
     }

@@ -1,5 +1,5 @@
-//! The steps of nouveau's probe, in order, and the values that it must read. Offsets are nouveau's own here, to check
-//! the declarations against them too.
+//! The steps of nouveau's probe, in order, and the values that it must read. The offsets are taken from nouveau, to
+//! check the declarations as well.
 
 use super::mock::{Call, Rig, VRAM};
 use crate::backend::{Aperture, Place};
@@ -178,7 +178,7 @@ fn graph_firmware_comes_up_and_makes_a_channel_current() {
     assert_eq!(rig.rd(0x409800) >> 31, 1, "ready");
     assert_eq!(rig.rd(0x409804), GF100.graph_context_bytes);
 
-    // The golden context's channel.
+    // Handles the channel of the golden context.
     rig.wr(0x404170, 0x12);
     assert_eq!(rig.rd(0x404170) & 0x10, 0);
     rig.wr(0x409840, 0x8000_0000);
@@ -198,7 +198,7 @@ fn graph_firmware_comes_up_and_makes_a_channel_current() {
     rig.wr(0x419848, 0x77);
     assert_eq!(rig.rd(0x419848), 0x77);
 
-    // Unload.
+    // The driver unloads.
     rig.wr(0x409b04, 0x8000_0123);
     rig.mask(0x409b04, 0x8000_0000, 0);
     rig.wr(0x409000, 0x100);

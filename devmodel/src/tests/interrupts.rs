@@ -1,4 +1,4 @@
-//! The interrupt tree, MSI with re-arm, INTx, and the events that raise them.
+//! Tests of the interrupt tree, MSI with re-arm, INTx, and the events that raise interrupts.
 
 use super::mock::{Call, Rig};
 use crate::backend::{InterruptLine, Place};
@@ -48,7 +48,7 @@ fn the_drivers_interrupt_handler_loses_no_event() {
     rig.wr(0x002628, 1);
     rig.gpu.runlist_done(&mut rig.mock);
     assert_eq!(rig.mock.messages(), 1);
-    // Runs the handler: line off, re-arm, read, acknowledge, line on; another event occurs meanwhile.
+    // Runs the handler: line off, re-arm, read, acknowledge, line on. Meanwhile another event occurs.
     rig.wr(LINE_EN, 0);
     rig.rd(LINE_EN);
     rig.wr8(REARM, 0xff);
@@ -263,7 +263,7 @@ fn a_warps_error_is_shown_where_it_happened_and_cleared_by_ones() {
         sm: Some(SmError { gpc: 0, tpc: 2, warp: 0xf, global: 0x5 }),
     };
     rig.gpu.engine_error(EngineError::Graph(error), &mut rig.mock);
-    // If this GPU does not have the unit, the first one reports.
+    // If this GPU does not have the unit, the error is reported for the first unit.
     error.sm = Some(SmError { gpc: 9, tpc: 7, warp: 0x9, global: 0 });
     rig.gpu.engine_error(EngineError::Graph(error), &mut rig.mock);
     assert_eq!([rig.rd(0x400100), rig.rd(0x400108), rig.rd(0x400118)], [1 << 21, 1 << 24, 1]);
@@ -312,7 +312,7 @@ fn the_alarm_rings_at_its_time() {
     rig.wr(0x009410, 3);
     rig.wr(0x009400, 0xffff_f000);
     assert_eq!(rig.gpu.alarm_at(), None);
-    // Past the end of the low word: the clock reaches the value after its wrap.
+    // The alarm is beyond the end of the low word: the clock reaches the value after it wraps.
     rig.wr(0x009420, 0x0000_1000);
     assert_eq!(rig.gpu.alarm_at(), None, "no one has asked to be told");
     rig.wr(0x009140, 1);

@@ -12,7 +12,7 @@ use std::sync::Arc;
 /// VRAM size of the vGPU in these tests.
 pub const VRAM: u64 = 16 << 20;
 
-/// One call of the backend, except for memory accesses and the clock.
+/// A call of the backend, except for memory accesses and the clock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Call {
     BindAperture(Aperture, Option<Place>),
@@ -30,7 +30,7 @@ pub enum Call {
     BusMaster(bool),
 }
 
-/// Records calls; memory is real, apertures map the first half of VRAM one to one.
+/// Records calls. It has real memory, and apertures map the first half of VRAM one to one.
 pub struct Mock {
     pub vram: Vec<u8>,
     pub calls: Vec<Call>,
@@ -38,7 +38,7 @@ pub struct Mock {
     pub channel: ChannelState,
     pub engine: EngineStatus,
     pub preempting: bool,
-    /// Writes find no free memory.
+    /// True if writes find no free memory.
     pub lacks_memory: bool,
 }
 
@@ -57,17 +57,17 @@ impl Default for Mock {
 }
 
 impl Mock {
-    /// Returns the calls since the last time.
+    /// Returns the calls since the previous call of this function.
     pub fn take(&mut self) -> Vec<Call> {
         std::mem::take(&mut self.calls)
     }
 
-    /// Returns the number of messages since the last time; drops other calls.
+    /// Returns the number of messages since the previous call, and drops other calls.
     pub fn messages(&mut self) -> usize {
         self.take().iter().filter(|call| **call == Call::Interrupt(InterruptLine::Msi)).count()
     }
 
-    /// Fails if there is no memory for writes.
+    /// Fails if no memory is available for writes.
     fn memory(&self) -> Result<(), NoMemory> {
         if self.lacks_memory { Err(NoMemory) } else { Ok(()) }
     }

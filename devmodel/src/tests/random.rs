@@ -15,7 +15,7 @@ use proptest::prelude::*;
 enum Op {
     Read(u64, usize),
     Write(u64, Vec<u8>),
-    /// A register of the table, an index, a value.
+    /// Accesses a register of the table: its number, an index, a value.
     Register(usize, u32, u32),
     Config(u64, Vec<u8>),
     Aperture(bool, u64, Vec<u8>),
@@ -26,7 +26,7 @@ enum Op {
     RunlistDone,
     Tick(u64),
     Reset,
-    /// Saves and restores.
+    /// Saves and restores the vGPU.
     Restore,
 }
 
@@ -39,7 +39,7 @@ fn offset() -> impl Strategy<Value = u64> {
     ]
 }
 
-/// Values that decode to valid requests: valid bits with small or huge addresses, and plain noise.
+/// Generates values that decode to valid requests (valid bits with small or huge addresses), and arbitrary values.
 fn value() -> impl Strategy<Value = u32> {
     prop_oneof![
         any::<u32>(),
@@ -155,7 +155,7 @@ fn check(call: &Call) -> Result<(), TestCaseError> {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 96, failure_persistence: None, ..ProptestConfig::default() })]
 
-    // The mock panics on a VRAM access out of bounds.
+    // The mock panics on a VRAM access that is out of bounds.
     #[test]
     fn any_stream_of_accesses_stays_within_bounds(ops in prop::collection::vec(op(), 1..300)) {
         let mut rig = Rig::with(|config| config.channels = 16);
@@ -176,7 +176,7 @@ proptest! {
         }
     }
 
-    /// A vGPU that was saved and restored in between behaves like one that was not.
+    /// A vGPU that was saved and restored in between behaves like a vGPU that was not.
     #[test]
     fn restored_vgpu_behaves_like_unsaved_vgpu(ops in prop::collection::vec(op(), 1..200)) {
         let (mut moved, mut kept) = (Rig::new(), Rig::new());

@@ -1,5 +1,5 @@
-//! Work that hangs and channels that are refused: the values that the guest's driver reads, and its reaction. The
-//! sequences, offsets and bits are from the drivers of Linux 6.1 and 6.12.
+//! Hung work and refused channels: the values that the guest's driver reads, and its reaction. The sequences, offsets
+//! and bits are from the drivers of Linux 6.1 and 6.12.
 
 use super::mock::{Call, Rig};
 use crate::backend::{EngineStatus, Place};
@@ -9,14 +9,14 @@ use nvspec::fifo::VirtualChannelId;
 use nvspec::mmu::fault;
 
 const SCHED_ERROR: u32 = 0x100;
-/// Bits of the unit enable register, and numbers of the fault units, by engine.
+/// For each engine: its number, its bits of the unit enable register, and its fault unit.
 const UNITS: [(u32, u32, u32); 3] = [(0, 0x1000, 0x00), (4, 0x40, 0x15), (5, 0x80, 0x16)];
 
 fn instance(channel: u32) -> u32 {
     0x100 + channel
 }
 
-/// Makes a guest with a running driver and channels 5 and 6; 6 works on every engine that is otherwise idle.
+/// Creates a guest with a running driver and channels 5 and 6. Channel 6 works on every engine that is otherwise idle.
 fn rig() -> Rig {
     let mut rig = Rig::new();
     rig.wr(0x000200, u32::MAX);
@@ -42,7 +42,7 @@ fn unit_enable(engine: u32) -> u32 {
     UNITS.iter().find(|(number, ..)| *number == engine).expect("an engine that is there").1
 }
 
-/// Resets a unit like every driver.
+/// Resets a unit in the way of every driver.
 fn reset_engine(rig: &mut Rig, engine: u32) {
     rig.mask(0x000200, unit_enable(engine), 0);
     rig.mask(0x000200, unit_enable(engine), unit_enable(engine));
@@ -56,7 +56,7 @@ fn submit(rig: &mut Rig) {
     rig.wr(0x002a00, 0x1000_0000);
 }
 
-/// Runs the interrupt handler of 6.1: stops the channels it finds, and returns them with their engines.
+/// Runs the interrupt handler of 6.1, which stops the channels it finds. Returns these channels with their engines.
 fn handler_6_1(rig: &mut Rig) -> Vec<(u32, u32)> {
     assert_eq!(causes(rig), SCHED_ERROR);
     assert_eq!(rig.rd(0x00254c) & 0xff, 0x0a);
@@ -73,7 +73,7 @@ fn handler_6_1(rig: &mut Rig) -> Vec<(u32, u32)> {
     found
 }
 
-/// Its work item, for the engines with such a channel.
+/// Runs the handler's work item, for the engines with such a channel.
 fn work_6_1(rig: &mut Rig, engines: &[u32]) {
     let mask = engines.iter().fold(0, |mask, engine| mask | 1 << engine);
     rig.mask(0x002630, mask, mask);
@@ -85,13 +85,13 @@ fn work_6_1(rig: &mut Rig, engines: &[u32]) {
     rig.mask(0x002630, mask, 0);
 }
 
-/// Returns the channel on an engine as 6.12 reads it, and true if it is switching.
+/// Returns the channel on an engine as 6.12 reads it, and true if the engine is switching.
 fn engine_6_12(rig: &mut Rig, engine: u32) -> Option<(u32, bool)> {
     let status = rig.rd(0x002640 + engine * 4);
     (status & 0x1000_0000 != 0).then_some((status & 0x7f, status & 0x5000 != 0))
 }
 
-/// Handles the scheduler error in the interrupt handler of 6.12: requests a fault of the engines whose channel does not
+/// Handles the scheduler error in the interrupt handler of 6.12: triggers a fault of each engine whose channel does not
 /// leave.
 fn handler_6_12(rig: &mut Rig) -> Vec<u32> {
     assert_eq!(causes(rig), SCHED_ERROR);
@@ -142,7 +142,7 @@ fn faults_6_12(rig: &mut Rig) -> Vec<u32> {
     kill
 }
 
-/// Its work item: removes channels, resets engines that still have them, acknowledges errors.
+/// Runs the work item of 6.12: removes channels, resets engines that still have them, acknowledges errors.
 fn work_6_12(rig: &mut Rig, kill: &[u32]) {
     for channel in kill {
         rig.mask(0x003004 + channel * 8, 1, 0);
@@ -243,7 +243,7 @@ fn hangs_are_shown_one_at_a_time_and_none_is_lost() {
     work_6_1(&mut rig, &[5]);
     assert_eq!(causes(&mut rig), 0);
 
-    // The engine is reset before the driver acknowledges the error: the acknowledgement must not remove the next one.
+    // The engine is reset before the driver acknowledges the error: the acknowledgement must not remove the next error.
     hang(&mut rig, 0, 5);
     hang(&mut rig, 4, 6);
     reset_engine(&mut rig, 0);
@@ -262,11 +262,11 @@ fn a_hang_ends_with_its_channel() {
     rig.wr(0x003000 + 5 * 8, 0);
     assert_eq!((rig.rd(0x002640), causes(&mut rig)), (0x9000_0006, SCHED_ERROR), "the next is shown");
     rig.wr(0x002100, SCHED_ERROR);
-    // A different instance block is a different channel.
+    // A different instance block means a different channel.
     rig.wr(0x003000 + 6 * 8, 0xc000_0099);
     assert_eq!(rig.rd(0x002650), 0x9000_0006);
 
-    // A waiting hang is removed with its channel.
+    // A queued hang is removed with its channel.
     hang(&mut rig, 0, 6);
     rig.wr(0x003000 + 5 * 8, 0xc000_0105);
     hang(&mut rig, 4, 5);

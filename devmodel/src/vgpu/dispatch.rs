@@ -1,4 +1,4 @@
-//! Dispatch of accesses to their blocks, and from the blocks to the interrupt line.
+//! Dispatches accesses to their blocks, and the blocks' interrupts to the interrupt line.
 
 use super::VGpu;
 use crate::backend::{Aperture, Backend, NoMemory, WriteFailure};
@@ -116,7 +116,7 @@ impl VGpu {
             Register::Pgraph(reg) => self.graph.write(reg, at, value, &mut cx),
             Register::Fecs(reg) => self.graph.write_fecs(reg, at, value, &mut cx),
             Register::Gpccs(reg) => self.graph.write_gpccs(reg, at, value, &mut cx),
-            // Constants from the description.
+            // These registers are constants from the description.
             Register::Ptop(_)
             | Register::PbfbBcast(_)
             | Register::Pbfb(_)
@@ -189,7 +189,7 @@ impl VGpu {
     }
 
     pub(super) fn pci_changed(&mut self, events: PciEvents, backend: &mut dyn Backend) {
-        // A vGPU does not have a function-level reset: the VMM's reset is a message.
+        // A vGPU does not support a function-level reset: the VMM requests resets with a message.
         let PciEvents { bus_master, memory: _, intx_disabled, msi, reset: _ } = events;
         if let Some(enabled) = bus_master {
             backend.bus_master(enabled);
@@ -230,7 +230,7 @@ impl VGpu {
         self.pbus.window(offset, bytes as u64, self.config.vram_bytes)
     }
 
-    /// Returns the bytes of PROM; a ROM reads as ones past its image.
+    /// Returns a dword of PROM; a ROM reads as ones beyond its image.
     pub(super) fn prom(&self, offset: u32) -> u32 {
         let at = offset.saturating_sub(windows::prom::BASE) as usize;
         let mut word = [0xff; 4];
@@ -240,8 +240,8 @@ impl VGpu {
         u32::from_le_bytes(word)
     }
 
-    /// Returns the other bytes of a partial write's register. Only storage keeps unwritten bytes; registers with
-    /// effects ignore them.
+    /// Returns the bytes of a register that a partial write does not cover. Only storage keeps unwritten bytes;
+    /// registers with effects ignore them.
     pub(super) fn bytes_beside(&mut self, offset: u32, backend: &mut dyn Backend) -> u32 {
         match policy::find(offset) {
             Target::Register(register, _, policy) => match (policy, register.info()) {

@@ -1,4 +1,4 @@
-//! Saved state of a vGPU. Other parts save the objects behind its registers (channels, page tables, memory).
+//! Saved state of a vGPU. The objects behind its registers (channels, page tables, memory) are saved by other parts.
 //!
 //! Blocks without invalid states are serialized directly; an additional field in one of them requires a new version of
 //! the part.
@@ -25,7 +25,7 @@ pub struct SavedVGpu {
     identity: SavedIdentity,
     /// Configuration space.
     pub(crate) pci: Vec<u8>,
-    /// Plain registers that are not 0: byte offset in BAR0 and value, ascending.
+    /// Non-zero plain registers: byte offset in BAR0 and value, in ascending order.
     pub(crate) storage: Vec<(u32, u32)>,
     denials: Denials,
     interrupts: Interrupts,
@@ -54,7 +54,7 @@ struct SavedIdentity {
 
 impl SavedIdentity {
     fn from_config(config: &VGpuConfig) -> Self {
-        // A machine's firmware reads the VBIOS once; another release may have a different one.
+        // A machine's firmware reads the VBIOS only once, so the VBIOS of another release may differ.
         let VGpuConfig { chip, pci, vram_bytes, channels, vbios: _, vendor_capability } = config;
         Self {
             boot0: chip.boot0,
@@ -108,7 +108,7 @@ impl VGpu {
     /// calls to the backend.
     ///
     /// # Errors
-    /// If the state is invalid, or that of a different vGPU.
+    /// If the state is invalid, or belongs to a different vGPU.
     pub fn restored(saved: SavedVGpu, config: VGpuConfig) -> Result<Self, Invalid> {
         let SavedVGpu {
             identity,
@@ -158,14 +158,14 @@ impl VGpu {
         })
     }
 
-    /// Returns the channels that the guest has bound: the backend's state has each as bound or refused.
+    /// Returns the channels that the guest has bound. In the backend's state each of them is bound or refused.
     pub fn bound_channels(&self) -> impl Iterator<Item = VirtualChannelId> {
         let bound = self.pfifo.bound_bits();
         let numbers = (0u8..).take(CHANNELS as usize);
         numbers.filter(move |number| bound.checked_shr(u32::from(*number)).unwrap_or(0) & 1 == 1).map(VirtualChannelId)
     }
 
-    /// Returns the engines that the guest has blocked, one bit each: its channels are paused on these.
+    /// Returns the engines that the guest has blocked, one bit each. The guest's channels are paused on these engines.
     #[must_use]
     pub fn blocked_engines(&self) -> u32 {
         self.pfifo.blocked()

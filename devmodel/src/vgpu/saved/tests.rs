@@ -1,10 +1,10 @@
-//! Saved vGPUs that were edited, or belong to a different vGPU.
+//! Tests of saved vGPUs that were edited, or belong to a different vGPU.
 
 use super::*;
 use crate::tests::mock::Rig;
 use nvspec::regs::{pbus, pfifo, pmc, ptimer};
 
-/// Makes a vGPU with a pending interrupt, bound channels, an alarm, and a denial.
+/// Creates a vGPU with a pending interrupt, bound channels, an alarm, and a denial.
 fn rig() -> Rig {
     let mut rig = Rig::new();
     rig.enable_msi();
