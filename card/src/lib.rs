@@ -5,10 +5,10 @@
 //! `simgpu` implements it in software; `vfio-card` with mapped BARs, `VFIO_IOMMU_MAP_DMA` and `VFIO_DEVICE_SET_IRQS`.
 //!
 //! Parts: [`Card`], its [`Identity`], the two memory [`Aperture`]s, [`DmaMemory`] for host memory that the card may
-//! reach, [`InterruptMode`] and [`AccessCounts`].
+//! access, [`InterruptMode`] and [`AccessCounts`].
 //!
-//! Not in this crate: PCI configuration space (the host's PCI core owns the real one; a vGPU's is in `devmodel`), power
-//! states, and anything that needs a driver.
+//! Not in this crate: PCI configuration space (the host's PCI core owns the real configuration space; that of a vGPU is
+//! in `devmodel`), power states, and anything that needs a driver.
 
 use std::collections::BTreeMap;
 use std::fmt::Debug;
@@ -40,7 +40,7 @@ pub struct Identity {
     pub bar3_size: u64,
 }
 
-/// The two memory BARs. Page tables that the driver writes decide the target of an offset.
+/// The two memory BARs. Page tables written by the driver determine the target of an offset.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Aperture {
     /// BAR1: general access to VRAM, and the doorbells (USERD).
@@ -52,19 +52,19 @@ pub enum Aperture {
 /// Ways in which the card signals. Both are edges on the event descriptor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum InterruptMode {
-    /// One MSI message per edge; the card's own re-arm register allows the next.
+    /// One MSI message per edge; the card's own re-arm register permits the next message.
     Msi,
-    /// A level line, signalled once and then masked until [`Card::unmask_intx`], as in VFIO.
+    /// A level interrupt, signalled once and then masked until [`Card::unmask_intx`], as in VFIO.
     Intx,
 }
 
-/// A mapping of host memory of any origin. It stays mapped while the value lives.
+/// A mapping of host memory of any origin. It stays mapped for the lifetime of the value.
 pub trait HostMemory: Send + Sync + Debug {
-    /// The whole mapping.
+    /// Returns the whole mapping.
     fn as_volatile_slice(&self) -> VolatileSlice<'_, ()>;
 
-    /// Returns true if the card may access `len` bytes at `offset`; called before each access. The first access to
-    /// unused memory would be charged to this process instead of the memory's owner.
+    /// Returns true if the card may access `len` bytes at `offset`; called before each access, because the first access
+    /// to unused memory would be charged to this process instead of the memory's owner.
     fn may_touch(&self, _offset: usize, _len: usize) -> bool {
         true
     }
@@ -77,7 +77,7 @@ impl HostMemory for MmapRegion {
 }
 
 /// Host memory that the card may read and, if `writable`, write: a range of a mapping that stays alive as long as this
-/// value does.
+/// value.
 #[derive(Clone, Debug)]
 pub struct DmaMemory {
     region: Arc<dyn HostMemory>,
@@ -87,7 +87,7 @@ pub struct DmaMemory {
 }
 
 impl DmaMemory {
-    /// The `len` bytes at `offset` of `region`.
+    /// Creates the range of `len` bytes at `offset` of `region`.
     ///
     /// # Errors
     /// If the range is not within the mapping.
@@ -101,7 +101,7 @@ impl DmaMemory {
         Ok(Self { region, offset, len, writable })
     }
 
-    /// Bytes in the range.
+    /// Returns the number of bytes in the range.
     #[must_use]
     pub fn len(&self) -> usize {
         self.len
@@ -113,16 +113,16 @@ impl DmaMemory {
         self.len == 0
     }
 
-    /// Returns true if the card may write.
+    /// Returns true if the card may write to the range.
     #[must_use]
     pub fn writable(&self) -> bool {
         self.writable
     }
 
-    /// The `len` bytes at `offset` within this range.
+    /// Returns the `len` bytes at `offset` within this range.
     ///
     /// # Errors
-    /// If they are not within it, or may not be accessed.
+    /// If the bytes are not within the range, or may not be accessed.
     pub fn slice(&self, offset: usize, len: usize) -> Result<VolatileSlice<'_, ()>, VolatileMemoryError> {
         let end = offset.checked_add(len).ok_or(VolatileMemoryError::Overflow { base: offset, offset: len })?;
         if end > self.len {
@@ -134,7 +134,7 @@ impl DmaMemory {
         self.region.as_volatile_slice().subslice(self.offset + offset, len)
     }
 
-    /// Host virtual address of the first byte, for an IOMMU mapping.
+    /// Returns the host virtual address of the first byte, for an IOMMU mapping.
     #[must_use]
     pub fn host_address(&self) -> *const u8 {
         self.region.as_volatile_slice().ptr_guard().as_ptr().wrapping_add(self.offset)
@@ -144,27 +144,27 @@ impl DmaMemory {
 /// Reason that host memory could not be mapped for, or unmapped from, the card.
 #[derive(Debug, thiserror::Error)]
 pub enum DmaError {
-    /// The range or a part of it is mapped already.
+    /// The range or a part of it is already mapped.
     #[error("I/O address range {iova:#x}+{len:#x} overlaps a mapping at {existing:#x}")]
     Overlap {
         /// First I/O virtual address of the request.
         iova: u64,
         /// Size of the request in bytes.
         len: u64,
-        /// First I/O virtual address of the mapping in the way.
+        /// First I/O virtual address of the existing mapping.
         existing: u64,
     },
-    /// The card cannot drive such an address.
+    /// The card cannot generate such an address.
     #[error("I/O address range {iova:#x}+{len:#x} is beyond the card's {bits} address bits")]
     OutOfReach {
         /// First I/O virtual address of the request.
         iova: u64,
         /// Size of the request in bytes.
         len: u64,
-        /// Address bits of the card's DMA.
+        /// Number of address bits of the card's DMA.
         bits: u32,
     },
-    /// Addresses and lengths are multiples of 4 KiB.
+    /// The address or the length is not a multiple of 4 KiB.
     #[error("I/O address range {iova:#x}+{len:#x} is not made of 4 KiB pages")]
     Unaligned {
         /// First I/O virtual address of the request.
@@ -172,7 +172,7 @@ pub enum DmaError {
         /// Size of the request in bytes.
         len: u64,
     },
-    /// Nothing is mapped exactly there.
+    /// No mapping has exactly this range.
     #[error("I/O address range {iova:#x}+{len:#x} is not a mapping")]
     NotMapped {
         /// First I/O virtual address of the request.
@@ -191,7 +191,7 @@ pub enum DmaError {
         /// Size of the request in bytes.
         len: u64,
     },
-    /// The host's IOMMU does not map such an address.
+    /// The host's IOMMU cannot map such an address.
     #[error(
         "I/O address range {iova:#x}+{len:#x} is not mapped by the host's IOMMU: it is reserved, for interrupts for \
          example, or has more address bits than the IOMMU"
@@ -212,7 +212,7 @@ pub enum DmaError {
         iova: u64,
         /// Size of the request in bytes.
         len: u64,
-        /// Bytes that may be pinned.
+        /// Number of bytes that may be pinned.
         limit: u64,
     },
     /// The host accepts no more mappings for the card.
@@ -228,12 +228,12 @@ pub enum DmaError {
         /// Number of existing mappings.
         mappings: usize,
     },
-    /// The host's IOMMU refused.
+    /// The host's IOMMU refused the request.
     #[error("the host could not map memory for the card: {0}")]
     Host(#[source] std::io::Error),
 }
 
-/// Counts of accesses by the card's engines and kernels to its memory and the host's, in bursts of at most
+/// Counts of accesses by the card's engines and kernels to card and host memory, in bursts of at most
 /// [`AccessCounts::BURST_BYTES`], per block. Excludes accesses of CPUs through the BARs, and the card's own accesses to
 /// page tables, context images, push buffers, semaphores, code and cached constants.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -245,37 +245,38 @@ pub struct AccessCounts {
 }
 
 impl AccessCounts {
-    /// Block size in bytes: that of the card's large pages. Blocks are aligned to it.
+    /// Block size in bytes, which equals the size of the card's large pages. Blocks are aligned to it.
     pub const BLOCK_BYTES: u64 = 128 << 10;
-    /// Maximum bytes in a burst: the memory's transfer size.
+    /// Maximum number of bytes in a burst: the memory's transfer size.
     pub const BURST_BYTES: u64 = 128;
 }
 
 /// A card's PCI function. All methods may be called from any thread.
 pub trait Card: Send + Sync {
-    /// Returns its identity and the sizes of its BARs. Constant.
+    /// Returns the function's identity and the sizes of its BARs. Constant.
     fn identity(&self) -> Identity;
 
     /// Reads the 32-bit register at byte `offset` of BAR0. `offset` is a multiple of 4 within BAR0; any other offset
     /// reads as all ones, like an unclaimed access.
     fn read32(&self, offset: u32) -> u32;
 
-    /// Writes the 32-bit register at byte `offset` of BAR0; same rule for `offset`, an unclaimed write is lost.
+    /// Writes the 32-bit register at byte `offset` of BAR0. `offset` is a multiple of 4 within BAR0; a write at any
+    /// other offset is lost.
     fn write32(&self, offset: u32, value: u32);
 
-    /// Reads bytes at `offset` of a memory BAR. Unmapped pages read all ones.
+    /// Reads bytes at `offset` of a memory BAR. Unmapped pages read as all ones.
     fn aperture_read(&self, aperture: Aperture, offset: u64, data: &mut [u8]);
 
     /// Writes bytes at `offset` of a memory BAR. Writes to unmapped pages are lost.
     fn aperture_write(&self, aperture: Aperture, offset: u64, data: &[u8]);
 
-    /// Lets the card reach `memory` at the I/O virtual address `iova`, until [`Card::unmap_dma`] with the same range.
+    /// Lets the card access `memory` at the I/O virtual address `iova`, until [`Card::unmap_dma`] with the same range.
     ///
     /// # Errors
     /// See [`DmaError`].
     fn map_dma(&self, iova: u64, memory: DmaMemory) -> Result<(), DmaError>;
 
-    /// Withdraws a mapping. When it returns, the card no longer reaches the memory: accesses in flight have ended.
+    /// Withdraws a mapping. After the call the card can no longer access the memory: accesses in flight have ended.
     ///
     /// # Errors
     /// See [`DmaError`].
@@ -284,15 +285,15 @@ pub trait Card: Send + Sync {
     /// Signals interrupts on `event` from now on; `None` turns them off.
     fn set_interrupt(&self, mode: InterruptMode, event: Option<EventFd>);
 
-    /// Lets a masked INTx line signal again; signals at once when the line is still asserted.
+    /// Lets a masked INTx line signal again. Signals at once if the line is still asserted.
     fn unmask_intx(&self);
 
-    /// Function-level reset: registers to their power-on values, work abandoned, interrupts off. Memory mapped for DMA
-    /// stays mapped. VRAM contents are undefined after it.
+    /// Performs a function-level reset: registers get their power-on values, work is abandoned, and interrupts are off.
+    /// Memory mapped for DMA stays mapped. VRAM contents are undefined afterwards.
     fn reset(&self);
 
-    /// Returns the reason that the card must not be used any longer, if the host has reported one: the host needs it
-    /// back, or it no longer works as a function of its bus. Called at intervals.
+    /// Returns the reason that the card must not be used any longer, if the host has reported one: the host needs the
+    /// card back, or the card no longer works as a function of its bus. Called at intervals.
     fn lost(&self) -> Option<&'static str> {
         None
     }
@@ -303,16 +304,16 @@ pub trait Card: Send + Sync {
         Vec::new()
     }
 
-    /// Returns true if a context image of any author cannot do more than methods of a channel, once it names no
-    /// registers. This is unknown for real cards.
+    /// Returns true if a context image of any author has no more power than methods of a channel, provided that it
+    /// names no registers. This is unknown for real cards.
     fn takes_any_image(&self) -> bool {
         false
     }
 
-    /// Counts the accesses of engines and kernels to each part of memory since the last call with `reset`, if the card
-    /// counts them. A real card does not; an offline profile replaces them.
+    /// Returns the number of accesses of engines and kernels to each part of memory since the last call with `reset`,
+    /// if the card counts them. A real card does not count them; an offline profile is used instead.
     ///
-    /// Counts belong to addresses: read them before memory is moved or given to another tenant.
+    /// Counts belong to addresses: read the counts before memory is moved or given to another tenant.
     fn access_counts(&self, reset: bool) -> Option<AccessCounts> {
         let _ = reset;
         None

@@ -1,4 +1,4 @@
-//! Reason that a file is not written, or not read.
+//! Reasons that a file is not written, or not read.
 
 use crate::format::{FORMAT, SECTIONS_MAX};
 use crate::part::Invalid;
@@ -6,15 +6,15 @@ use crate::part::Invalid;
 /// Reason that a part cannot be written.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum WriteError {
-    /// Two parts of one name and owner.
+    /// Two parts have the same name and owner.
     #[error("the state of `{name}` of {of} is written twice")]
     Twice {
         /// The part.
         name: &'static str,
-        /// Its owner.
+        /// Owner of the part.
         of: u32,
     },
-    /// More parts than a file has.
+    /// The parts exceed the number that a file can contain.
     #[error("a file of saved state has at most {SECTIONS_MAX} sections")]
     Sections,
     /// The reader does not support the part, or supports only versions that cannot be written.
@@ -25,19 +25,19 @@ pub enum WriteError {
     Version {
         /// The part.
         name: &'static str,
-        /// The version in which it is written here.
+        /// The version in which this program writes the part.
         version: u32,
-        /// Versions that the reader accepts: this one and the previous one.
+        /// The newest version that the reader accepts; it also accepts the previous one.
         reads: Option<u32>,
     },
-    /// The previous version cannot express it.
+    /// The previous version cannot express the part.
     #[error("the state of `{name}` of {of} cannot be written in version {version}: {why}")]
     Before {
         /// The part.
         name: &'static str,
-        /// Its owner.
+        /// Owner of the part.
         of: u32,
-        /// The version before.
+        /// The previous version.
         version: u32,
         /// Reason.
         why: Invalid,
@@ -47,7 +47,7 @@ pub enum WriteError {
     Encoding {
         /// The part.
         name: &'static str,
-        /// Its owner.
+        /// Owner of the part.
         of: u32,
     },
 }
@@ -58,24 +58,24 @@ pub enum ReadError {
     /// The magic bytes do not match.
     #[error("this is no saved state of a vGPU: it begins with other bytes")]
     Magic,
-    /// The file's own format is another.
+    /// The file's own format has another version.
     #[error("the saved state has format {0}; this program reads format {FORMAT}")]
     Format(u32),
     /// The file ends early.
     #[error("the saved state ends after {at} bytes, within {what}: it was cut")]
     Cut {
-        /// Bytes before that.
+        /// Number of bytes before the end.
         at: usize,
-        /// The value that should be there.
+        /// The value that should follow.
         what: &'static str,
     },
-    /// More sections than a file may have.
+    /// The file has more sections than permitted.
     #[error("the saved state claims to have {0} sections; {SECTIONS_MAX} are the most")]
     Sections(u32),
     /// The name of a section is invalid.
     #[error("section {0} of the saved state has no proper name")]
     Name(u32),
-    /// Bytes after the last section.
+    /// Bytes follow the last section.
     #[error("{0} bytes follow the last section of the saved state")]
     Behind(usize),
     /// The checksum of a section is wrong.
@@ -83,69 +83,69 @@ pub enum ReadError {
     Sum {
         /// The part.
         name: String,
-        /// Its owner.
+        /// Owner of the part.
         of: u32,
     },
-    /// A section with an unknown name.
+    /// A section has an unknown name.
     #[error(
         "section `{name}` of {of} is unknown to this program: it was saved by a newer one, or one with other parts"
     )]
     Unknown {
         /// The part.
         name: String,
-        /// Its owner.
+        /// Owner of the part.
         of: u32,
     },
-    /// A section in a version that is not read.
+    /// A section has a version that is not supported.
     #[error("section `{name}` of {of} has version {version}; this program reads {known} and the one before")]
     Version {
         /// The part.
         name: String,
-        /// Its owner.
+        /// Owner of the part.
         of: u32,
-        /// Its version in the file.
+        /// The section's version in the file.
         version: u32,
-        /// The version of this program.
+        /// The version that this program supports.
         known: u32,
     },
-    /// A section twice.
+    /// A section occurs twice.
     #[error("section `{name}` of {of} is there twice")]
     Twice {
         /// The part.
         name: String,
-        /// Its owner.
+        /// Owner of the part.
         of: u32,
     },
-    /// A missing section.
+    /// A section is missing.
     #[error("section `{name}` of {of} is missing, or was read already")]
     Missing {
         /// The part.
         name: &'static str,
-        /// Its owner.
+        /// Owner of the part.
         of: u32,
     },
-    /// An unread section.
+    /// A section was not read.
     #[error("section `{name}` of {of} belongs to nothing else in the saved state")]
     Left {
         /// The part.
         name: String,
-        /// Its owner.
+        /// Owner of the part.
         of: u32,
     },
-    /// The contents are not a part of this version.
+    /// The contents are not a valid encoding of this version.
     #[error("section `{name}` of {of} cannot be decoded")]
     Encoding {
         /// The part.
         name: &'static str,
-        /// Its owner.
+        /// Owner of the part.
         of: u32,
     },
-    /// The contents make no sense.
+    /// The contents are not a valid state.
     #[error("section `{name}` of {of} makes no sense: {why}")]
     Invalid {
         /// The part.
         name: &'static str,
-        /// Its owner.
+        /// Owner of the part.
         of: u32,
         /// Reason.
         why: Invalid,

@@ -1,4 +1,4 @@
-//! The bytes of a file, without its contents.
+//! The format of a file, without its contents.
 
 use sha2::{Digest, Sha256};
 
@@ -8,20 +8,20 @@ pub const MAGIC: [u8; 8] = *b"GPUMSTAT";
 pub const FORMAT: u32 = 1;
 /// Maximum number of sections in a file: each VM of a card has a few.
 pub const SECTIONS_MAX: u32 = 4096;
-/// Longest name of a part.
+/// Maximum length of a part's name.
 pub(crate) const NAME_MAX: usize = 64;
 /// Size of a file's identity in bytes.
 pub(crate) const IDENTITY: usize = 16;
-/// Size of a section's sum in bytes.
+/// Size of a section's checksum in bytes.
 pub(crate) const SUM: usize = 32;
 
-/// Returns true if a part may be called so.
+/// Returns true if a string is a valid name of a part.
 pub(crate) fn is_name(name: &str) -> bool {
     let allowed = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'.');
     (1..=NAME_MAX).contains(&name.len()) && name.bytes().all(allowed)
 }
 
-/// The checksum of a section in the file with this identity.
+/// Computes the checksum of a section in the file with this identity.
 pub(crate) fn sum(identity: &[u8; IDENTITY], name: &str, of: u32, version: u32, contents: &[u8]) -> [u8; SUM] {
     // The length of a name of at most 64 bytes fits in one byte.
     let length = u8::try_from(name.len()).unwrap_or(u8::MAX);

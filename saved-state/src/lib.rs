@@ -1,7 +1,7 @@
 //! Saved state: the parts of a vGPU, or a card, serialized so that it can resume elsewhere.
 //!
-//! Each crate saves its own part, next to its state, as a [`Part`]: plain data with a name, which is the crate's, and a
-//! version. This crate makes one file of the parts and takes it apart again.
+//! Each crate saves its own part, next to its state, as a [`Part`]: plain data with the crate's name and a version.
+//! This crate combines the parts into one file, and splits the file into its parts again.
 //!
 //! # The file
 //! All numbers are little-endian.
@@ -24,21 +24,21 @@
 //! | 32 | SHA-256 of the file's identity, all of the above, and the contents |
 //! | n | the contents, in the encoding of `postcard` |
 //!
-//! No data follows the last section. A section's sum covers the file's identity, so that a section of another file is
-//! not accepted.
+//! No data follows the last section. A section's checksum covers the file's identity, so that a section of another file
+//! is not accepted.
 //!
 //! # Versions
-//! A program reads each part in its own and the previous version, and writes either: [`Part::Before`] is the part in
-//! the earlier version. So the newer of two consecutive programs does all of the conversion, in both directions; the
-//! older one need not know later versions. The older program announces the versions that it reads ([`Known`]).
+//! A program reads and writes each part in its own and in the previous version: [`Part::Before`] is the part in the
+//! previous version. So the newer of two consecutive programs does all of the conversion, in both directions; the older
+//! program need not know later versions. The older program announces the versions that it reads ([`Known`]).
 //!
 //! # Trust
-//! A file is untrusted input: the sums find damage, not malice. This crate never allocates more than the file's length,
-//! and each crate must check its part, value by value ([`Invalid`]), before it acts on it.
+//! A file is untrusted input: the checksums detect damage, not malice. This crate never allocates more than the file's
+//! length, and each crate must check its part, value by value ([`Invalid`]), before using it.
 //!
 //! The memory of one VM can follow its state in a [`stream`].
 //!
-//! Not in this crate: the contents of parts; card memory, which is passed by reference; guest RAM; encryption.
+//! Not in this crate: the contents of parts, card memory, which is passed by reference, guest RAM, and encryption.
 
 #![forbid(unsafe_code)]
 #![cfg_attr(

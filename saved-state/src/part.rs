@@ -4,12 +4,13 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
-/// Plain data that a crate saves, made from its state by a pattern that names each field, so that none is forgotten.
+/// Plain data that a crate saves. It is created from the crate's state by a pattern that names each field, so that no
+/// field is forgotten.
 pub trait Part: Serialize + DeserializeOwned {
-    /// The crate's name; if the crate has several parts, followed by a dot and this part's name.
+    /// The crate's name. If the crate has several parts, it is followed by a dot and this part's name.
     const NAME: &'static str;
-    /// Counts up with each change of the encoding, from 1. Each list element must take at least one byte; otherwise a
-    /// short file could claim a list of any length.
+    /// Increases with each change of the encoding, starting at 1. Each list element must take at least one byte;
+    /// otherwise a short file could claim a list of any length.
     const VERSION: u32;
     /// The part's previous version; [`Unversioned`] if the reader does not accept one.
     type Before: Serialize + DeserializeOwned;
@@ -23,15 +24,15 @@ pub trait Part: Serialize + DeserializeOwned {
     /// Converts to the previous version, for an older program.
     ///
     /// # Errors
-    /// If the earlier version cannot express it.
+    /// If the previous version cannot express the state.
     fn to_before(&self) -> Result<Self::Before, Invalid>;
 }
 
-/// The version before the first that is read, which does not exist.
+/// The nonexistent version before the first version that is read.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub enum Unversioned {}
 
-/// Makes a type the first version of a part.
+/// Declares a type as the first version of a part.
 #[macro_export]
 macro_rules! first_version {
     ($part:ty, $name:literal) => {
@@ -39,8 +40,8 @@ macro_rules! first_version {
     };
 }
 
-/// Makes a type the only version of a part that is read and written. Its number stays above the numbers of all earlier
-/// encodings: a program with an earlier encoding must not accept this one as its own.
+/// Declares a type as the only version of a part that is read and written. Its number stays above the numbers of all
+/// earlier encodings: a program with an earlier encoding must not accept this encoding as its own.
 #[macro_export]
 macro_rules! only_version {
     ($part:ty, $name:literal, $version:literal) => {
@@ -65,19 +66,19 @@ macro_rules! only_version {
 pub struct Known {
     /// The part's name.
     pub name: String,
-    /// The newest version that is read.
+    /// The newest supported version.
     pub version: u32,
 }
 
 impl Known {
-    /// The part and its versions in this program.
+    /// Returns the part with the versions that this program supports.
     #[must_use]
     pub fn for_part<P: Part>() -> Self {
         Self { name: P::NAME.to_owned(), version: P::VERSION }
     }
 }
 
-/// The reason that saved values are not a valid state.
+/// Reason that saved values are not a valid state.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct Invalid(String);
@@ -88,10 +89,10 @@ impl Invalid {
         Self(why.to_string())
     }
 
-    /// Returns `Ok` if `holds`; else an error that names the violated condition.
+    /// Returns `Ok` if `holds`, otherwise an error that names the violated condition.
     ///
     /// # Errors
-    /// If it does not hold.
+    /// If the condition does not hold.
     pub fn unless(holds: bool, why: impl FnOnce() -> String) -> Result<(), Self> {
         if holds { Ok(()) } else { Err(Self(why())) }
     }

@@ -1,21 +1,21 @@
-//! From a file to its parts.
+//! Splits a file into its parts.
 
 use crate::error::ReadError;
 use crate::format::{FORMAT, IDENTITY, MAGIC, SECTIONS_MAX, SUM, is_name, sum};
 use crate::part::{Invalid, Known, Part};
 use std::collections::BTreeMap;
 
-/// A file whose sections are whole and known, by name and owner.
+/// A file whose sections are complete and known, by name and owner.
 #[derive(Debug)]
 pub struct SavedState<'a> {
     sections: BTreeMap<(&'a str, u32), (u32, &'a [u8])>,
 }
 
 impl<'a> SavedState<'a> {
-    /// Takes a file apart. `known` are the parts that are read.
+    /// Parses a file. `known` are the supported parts.
     ///
     /// # Errors
-    /// See [`ReadError`]: no section was decoded then.
+    /// See [`ReadError`]. No section was decoded in this case.
     pub fn parse(file: &'a [u8], known: &[Known]) -> Result<Self, ReadError> {
         let mut bytes = Bytes { file, at: 0 };
         if file.get(..MAGIC.len()) != Some(MAGIC.as_slice()) {
@@ -46,7 +46,7 @@ impl<'a> SavedState<'a> {
         }
     }
 
-    /// Decodes a part and takes it out.
+    /// Decodes a part and removes it from the state.
     ///
     /// # Errors
     /// See [`ReadError`].
@@ -54,7 +54,7 @@ impl<'a> SavedState<'a> {
         let name = P::NAME;
         let (version, contents) = self.sections.remove(&(name, of)).ok_or(ReadError::Missing { name, of })?;
         let encoding = ReadError::Encoding { name, of };
-        // Only known versions reach this code.
+        // Only supported versions reach this code.
         if version == P::VERSION {
             return decode(contents).ok_or(encoding);
         }
@@ -62,7 +62,7 @@ impl<'a> SavedState<'a> {
         P::from_before(before).map_err(|why| ReadError::Invalid { name, of, why })
     }
 
-    /// Like [`Self::take`], converted by the part's crate.
+    /// Does [`Self::take`], and converts the part with the part's crate.
     ///
     /// # Errors
     /// See [`ReadError`].
@@ -77,7 +77,7 @@ impl<'a> SavedState<'a> {
         self.sections.range((P::NAME, 0)..=(P::NAME, u32::MAX)).map(|((_, of), _)| *of).collect()
     }
 
-    /// Makes sure that everything was read.
+    /// Checks that everything was read.
     ///
     /// # Errors
     /// [`ReadError::Left`].
@@ -95,7 +95,7 @@ fn decode<T: serde::de::DeserializeOwned>(contents: &[u8]) -> Option<T> {
     rest.is_empty().then_some(value)
 }
 
-/// A section as in the file.
+/// A section in the form of the file.
 struct Section<'a> {
     name: &'a str,
     of: u32,
@@ -121,7 +121,7 @@ impl Section<'_> {
     }
 }
 
-/// A file and how far it was read.
+/// A file, and the position up to which it was read.
 struct Bytes<'a> {
     file: &'a [u8],
     at: usize,

@@ -1,4 +1,4 @@
-//! A saved state followed by memory, as a stream: neither its writer nor its reader buffers more than one piece.
+//! A saved state followed by memory, as a stream: neither the writer nor the reader buffers more than one piece.
 //!
 //! All numbers are little-endian. The head is a file of parts ([`Writer`](crate::Writer)).
 //!
@@ -10,7 +10,8 @@
 //! | n | the head |
 //! | 32 | SHA-256 of all of the above |
 //!
-//! Then the nonzero pieces of memory by address, and an end marker: a piece without bytes at the highest address:
+//! The head is followed by the nonzero pieces of memory by address, and by an end marker, which is a piece without
+//! bytes at the highest address:
 //!
 //! | bytes | contents |
 //! |---|---|
@@ -20,27 +21,27 @@
 //! | 32 | SHA-256 of the sum before, and all of the above |
 //!
 //! Each checksum covers the previous one, so that a missing, swapped or foreign piece is detected at its position. As
-//! for [files](crate), this detects damage, not tampering.
+//! in [files](crate), this detects damage, not tampering.
 
 use sha2::{Digest, Sha256};
 
-/// The first bytes of each stream.
+/// Magic bytes at the start of each stream.
 pub const MAGIC: [u8; 8] = *b"GPUMVMST";
 /// Version of the stream's format.
 pub const FORMAT: u32 = 1;
-/// Maximum size of a head in bytes: it includes the contexts of all channels of a card, and page tables kept for a
-/// guest.
+/// Maximum size of a head in bytes: a head includes the contexts of all channels of a card, and the page tables kept
+/// for a guest.
 pub const HEAD_MAX: usize = 64 << 20;
 /// Maximum size of a piece in bytes.
 pub const PIECE_MAX: usize = 256 << 10;
 
-/// Size of a sum in bytes.
+/// Size of a checksum in bytes.
 const SUM: usize = 32;
-/// Bytes before a head.
+/// Number of bytes before a head.
 const START: usize = 20;
-/// Bytes in front of a piece's data.
+/// Number of bytes before a piece's data.
 const PIECE_HEAD: usize = 12;
-/// The address of the end.
+/// Address of the end marker.
 const END: u64 = u64::MAX;
 
 type Sum = [u8; SUM];
@@ -51,13 +52,13 @@ pub enum StreamError {
     /// The magic bytes do not match.
     #[error("this is no saved VM: it begins with other bytes")]
     Magic,
-    /// The format is another.
+    /// The format has another version.
     #[error("the saved VM has format {0}; this program reads format {FORMAT}")]
     Format(u32),
     /// The head is too long.
     #[error("the saved VM claims a head of {0} bytes; {HEAD_MAX} are the most")]
     Head(u64),
-    /// A sum does not hold.
+    /// A checksum is wrong.
     #[error("the saved VM is damaged, or of two files: the sum at byte {0} is wrong")]
     Sum(u64),
     /// A piece is too long, or has no bytes.
@@ -66,7 +67,7 @@ pub enum StreamError {
     /// A piece's address is not above the previous piece's.
     #[error("the saved VM has memory at {0:#x} behind what is above that")]
     Order(u64),
-    /// Bytes follow the end.
+    /// Bytes follow the end marker.
     #[error("bytes follow the end of the saved VM")]
     Behind,
     /// Bytes are missing.
@@ -74,14 +75,14 @@ pub enum StreamError {
     Cut(u64),
 }
 
-/// Writer of a stream. Send the returned bytes in order.
+/// Writer of a stream. The caller must send the returned bytes in order.
 #[derive(Debug)]
 pub struct StreamWriter {
     sum: Sum,
 }
 
 impl StreamWriter {
-    /// Returns a stream with this head, and its first bytes.
+    /// Creates a stream with this head. Returns it with the stream's first bytes.
     #[must_use]
     pub fn new(head: &[u8]) -> (Self, Vec<u8>) {
         let mut bytes = MAGIC.to_vec();
@@ -104,7 +105,7 @@ impl StreamWriter {
         bytes
     }
 
-    /// The last bytes.
+    /// Returns the last bytes of the stream.
     #[must_use]
     pub fn end(self) -> Vec<u8> {
         let mut bytes = END.to_le_bytes().to_vec();
@@ -119,40 +120,40 @@ fn next(before: &Sum, bytes: &[u8]) -> Sum {
     Sha256::new().chain_update(before).chain_update(bytes).finalize().into()
 }
 
-/// Something whole of a stream.
+/// A complete unit of a stream.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Item<'a> {
-    /// The head, which comes once and first.
+    /// The head, which occurs once, at the start.
     Head(&'a [u8]),
     /// A piece of memory: address and bytes.
     Piece(u64, &'a [u8]),
 }
 
-/// A stream that is read, in parts of any length.
+/// Reader of a stream, which is fed in parts of any length.
 #[derive(Debug, Default)]
 pub struct StreamReader {
-    /// Bytes of an incomplete unit.
+    /// Bytes of an incomplete unit, which must still be processed.
     rest: Vec<u8>,
-    /// Bytes before these.
+    /// Number of bytes before these.
     before: u64,
     at: Expects,
 }
 
-/// Next part of a stream.
+/// Next expected unit of a stream.
 #[derive(Clone, Copy, Debug, Default)]
 enum Expects {
     #[default]
     Head,
-    /// A piece, with the sum before it, at or above an address.
+    /// A piece at or above an address, with the checksum before it.
     Piece(Sum, u64),
     Nothing,
 }
 
 impl StreamReader {
-    /// Takes the next bytes, and passes complete units to `sink`, after checking their sums.
+    /// Accepts the next bytes, and passes complete units to `sink` after checking their checksums.
     ///
     /// # Errors
-    /// If it is not a stream, or `sink` fails. Do not feed more data then.
+    /// If the bytes are not a valid stream, or `sink` fails. Do not feed more data in this case.
     pub fn feed<E: From<StreamError>>(
         &mut self,
         mut bytes: &[u8],
@@ -168,7 +169,7 @@ impl StreamReader {
         Ok(())
     }
 
-    /// Ends the stream: everything was fed.
+    /// Ends the stream after all bytes were fed.
     ///
     /// # Errors
     /// If the end marker is missing.
@@ -183,7 +184,7 @@ impl StreamReader {
         self.before.saturating_add(self.rest.len() as u64)
     }
 
-    /// Returns the number of bytes that the next step needs, as far as that is known.
+    /// Returns the number of bytes that the next unit needs, as far as known.
     fn wanted(&self) -> Result<usize, StreamError> {
         let long = |start: usize, length: usize| start.saturating_add(length).saturating_add(SUM);
         match self.at {
@@ -199,7 +200,7 @@ impl StreamReader {
         }
     }
 
-    /// The head's length, once it is known.
+    /// Returns the head's length, once it is known.
     fn head_length(&self) -> Result<Option<usize>, StreamError> {
         let Some((magic, rest)) = self.rest.split_at_checked(MAGIC.len()) else { return Ok(None) };
         if magic != MAGIC {
@@ -216,7 +217,7 @@ impl StreamReader {
         within.map(Some).ok_or(StreamError::Head(length))
     }
 
-    /// Address and length of the next piece, once they are known.
+    /// Returns the address and length of the next piece, once they are known.
     fn piece_head(&self, least: u64) -> Result<Option<(u64, usize)>, StreamError> {
         let Some((at, rest)) = self.rest.split_first_chunk() else { return Ok(None) };
         let Some(length) = rest.first_chunk() else { return Ok(None) };
@@ -231,7 +232,7 @@ impl StreamReader {
         within.map(|length| Some((at, length))).ok_or(StreamError::Piece(length))
     }
 
-    /// Makes the next step if all its bytes have arrived.
+    /// Processes the next unit if all its bytes have arrived.
     fn deal<E: From<StreamError>>(&mut self, sink: &mut impl FnMut(Item<'_>) -> Result<(), E>) -> Result<(), E> {
         let wanted = self.wanted()?;
         if self.rest.len() < wanted {

@@ -1,23 +1,23 @@
-//! From parts to a file.
+//! Combines parts into a file.
 
 use crate::error::WriteError;
 use crate::format::{FORMAT, IDENTITY, MAGIC, SECTIONS_MAX, is_name, sum};
 use crate::part::{Known, Part};
 use std::collections::BTreeSet;
 
-/// A file that is being written.
+/// A file under construction.
 #[derive(Debug)]
 pub struct Writer {
     identity: [u8; IDENTITY],
-    /// Sections that the reader accepts; if `None`, all are written in the newest version.
+    /// Sections that the reader accepts. If `None`, all sections are written in the newest version.
     reader: Option<Vec<Known>>,
     written: BTreeSet<(&'static str, u32)>,
     sections: Vec<u8>,
 }
 
 impl Writer {
-    /// A file for a program of this version. The `identity` must be unique: sections of files with the same identity
-    /// could be exchanged without notice.
+    /// Creates a file for a program of this version. The `identity` must be unique: sections of files with the same
+    /// identity could be exchanged without detection.
     #[must_use]
     pub fn new(identity: [u8; IDENTITY]) -> Self {
         Self { identity, reader: None, written: BTreeSet::new(), sections: Vec::new() }
@@ -62,7 +62,7 @@ impl Writer {
         Ok(())
     }
 
-    /// The file.
+    /// Returns the file.
     #[must_use]
     pub fn finish(self) -> Vec<u8> {
         let count = u32::try_from(self.written.len()).unwrap_or(u32::MAX);
@@ -74,13 +74,13 @@ impl Writer {
         file
     }
 
-    /// The version in which the reader gets a part.
+    /// Returns the version in which a part is written for the reader.
     fn version<P: Part>(&self) -> Result<u32, WriteError> {
         let Some(reader) = &self.reader else { return Ok(P::VERSION) };
         let reads = reader.iter().find(|known| known.name == P::NAME).map(|known| known.version);
         let before = P::VERSION.saturating_sub(1);
         match reads {
-            // It reads its own version and the previous one.
+            // The reader supports its own version and the previous one.
             Some(newest) if newest == P::VERSION || newest.checked_sub(1) == Some(P::VERSION) => Ok(P::VERSION),
             Some(newest) if newest == before && before > 0 => Ok(before),
             _ => Err(WriteError::Version { name: P::NAME, version: P::VERSION, reads }),

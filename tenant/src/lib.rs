@@ -1,13 +1,13 @@
 //! The number of a tenant: the owner of memory, time, quotas and telemetry of a card.
 //!
-//! A VM is one kind of tenant, a process with a CUDA context another. Memory (`vram`), channels (`channels`), time
+//! A VM is one kind of tenant; a process with a CUDA context is another. Memory (`vram`), channels (`channels`), time
 //! (`sched`) and the owner of a card identify a tenant with the same type, so that numbers cannot be confused.
 //!
-//! It does not assign numbers, and does not know the kind of a tenant; the owner of the card does.
+//! The crate does not assign numbers, and does not know the kind of a tenant; the owner of the card does.
 
 use std::fmt;
 
-/// Names a tenant of a card. A number is not used again while anything of its tenant is left.
+/// Identifies a tenant of a card. A number is not reused while anything of its tenant exists.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize, schemars::JsonSchema))]
 pub struct TenantId(pub u32);

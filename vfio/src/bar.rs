@@ -1,4 +1,5 @@
-//! Accesses to one region of a function: mapped, or through the device's file if it cannot be mapped.
+//! Accesses to one region of a function: through a mapping, or through the device's file if the region cannot be
+//! mapped.
 
 use std::io;
 use std::sync::Arc;
@@ -14,12 +15,12 @@ pub struct Bar {
     window: Option<Box<dyn Window>>,
     kernel: Arc<dyn Kernel>,
     region: Region,
-    /// An access has failed and was logged.
+    /// True if an access has failed and was logged.
     failed: AtomicBool,
 }
 
 impl Bar {
-    /// The region `region`, mapped if it can be mapped completely.
+    /// Creates the region `region`, mapped if all of it can be mapped.
     pub fn new(kernel: Arc<dyn Kernel>, region: Region) -> Self {
         let whole = region.flags & VFIO_REGION_INFO_FLAG_MMAP != 0 && !region.sparse;
         let window = whole.then(|| kernel.map_region(&region)).and_then(|mapped| {
@@ -32,12 +33,12 @@ impl Bar {
         Self { window, kernel, region, failed: AtomicBool::new(false) }
     }
 
-    /// Bytes.
+    /// Returns the size in bytes.
     pub fn size(&self) -> u64 {
         self.region.size
     }
 
-    /// Returns true if it is mapped.
+    /// Returns true if the region is mapped.
     pub fn is_mapped(&self) -> bool {
         self.window.is_some()
     }
@@ -83,7 +84,7 @@ impl Bar {
         }
     }
 
-    /// Reads bytes; all ones if they are not within the region.
+    /// Reads bytes; all ones if the bytes are not within the region.
     pub fn read(&self, offset: u64, data: &mut [u8]) {
         if !self.holds(offset, data.len()) {
             data.fill(0xff);
@@ -110,7 +111,7 @@ impl Bar {
         }
     }
 
-    /// Writes bytes; lost if they are not within the region.
+    /// Writes bytes; the write is lost if the bytes are not within the region.
     pub fn write(&self, offset: u64, data: &[u8]) {
         if !self.holds(offset, data.len()) {
             return;
@@ -128,7 +129,7 @@ impl Bar {
                 [a, b, c, d, e, f, g, h] => window.write64(at, u64::from_le_bytes([a, b, c, d, e, f, g, h])),
                 [a, b, c, d] => window.write32(at, u32::from_le_bytes([a, b, c, d])),
                 [byte] => window.write8(at, byte),
-                // `width` returns no other.
+                // `width` returns no other width.
                 _ => {}
             }
             at += piece.len();
@@ -155,7 +156,7 @@ impl Bar {
     }
 }
 
-/// Returns the size of the next access for `len` bytes at `at`: the largest aligned one.
+/// Returns the size of the next access for `len` bytes at `at`: the largest aligned access.
 fn width(at: usize, len: usize) -> usize {
     [8, 4].into_iter().find(|&size| at.is_multiple_of(size) && len >= size).unwrap_or(1)
 }

@@ -1,4 +1,4 @@
-//! Host memory that a card may access, and its records.
+//! Host memory that a card may access, with records of its mappings.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -10,33 +10,33 @@ use rustix::process::{Resource, getrlimit};
 
 use crate::kernel::{IommuInfo, Kernel};
 
-/// Bytes of the smallest page that is mapped.
+/// Size in bytes of the smallest page that is mapped.
 pub const PAGE: u64 = 4096;
 
 /// Mappings of one card. The memory of a mapping is kept until the kernel has withdrawn it.
 pub struct Mappings {
-    /// I/O addresses that the IOMMU maps and the card can drive.
+    /// I/O addresses that the IOMMU can map and the card can generate.
     usable: Vec<Range<u64>>,
-    /// Never held while the kernel pins pages, which takes a time proportional to their number: other threads can map
-    /// meanwhile.
+    /// The lock is never held while the kernel pins pages, which takes time in proportion to their number, so that
+    /// other threads can map meanwhile.
     mapped: Mutex<BTreeMap<u64, Mapping>>,
 }
 
-/// A range of I/O addresses in use.
+/// A range of I/O addresses that is in use.
 struct Mapping {
     len: u64,
-    /// The mapped memory; `None` while the kernel maps or withdraws it.
+    /// The mapped memory; `None` while the kernel maps or unmaps it.
     memory: Option<DmaMemory>,
 }
 
 impl Mappings {
-    /// No mappings, for an IOMMU with the abilities `info`.
+    /// Creates an empty set of mappings for an IOMMU with the abilities `info`.
     pub fn new(info: &IommuInfo) -> Self {
         let reach = 1 << BUS_BITS;
         let clipped = |range: &Range<u64>| range.start.min(reach)..range.end.min(reach);
         let mut usable: Vec<_> = info.usable.iter().map(clipped).collect();
         if usable.is_empty() {
-            // The kernel does not report them.
+            // The kernel does not report the ranges.
             usable.push(0..reach);
         }
         usable.retain(|range| !range.is_empty());
@@ -44,22 +44,22 @@ impl Mappings {
         Self { usable, mapped: Mutex::default() }
     }
 
-    /// I/O addresses that can be mapped.
+    /// Returns the I/O addresses that can be mapped.
     pub fn usable(&self) -> &[Range<u64>] {
         &self.usable
     }
 
-    /// I/O addresses that the card can drive but the IOMMU cannot map.
+    /// Returns the I/O addresses that the card can generate but the IOMMU cannot map.
     pub fn unmappable(&self) -> Vec<Range<u64>> {
         let starts = self.usable.iter().map(|range| range.start).chain([1 << BUS_BITS]);
         let ends = std::iter::once(0).chain(self.usable.iter().map(|range| range.end));
         ends.zip(starts).map(|(start, end)| start..end).filter(|range| !range.is_empty()).collect()
     }
 
-    /// Lets the card reach `memory` at `iova`.
+    /// Lets the card access `memory` at `iova`.
     ///
     /// # Errors
-    /// See [`DmaError`]; no memory is mapped then.
+    /// See [`DmaError`]. No memory is mapped in this case.
     pub fn map(&self, kernel: &dyn Kernel, iova: u64, memory: DmaMemory) -> Result<(), DmaError> {
         let len = memory.len() as u64;
         let page = |value: u64| value.is_multiple_of(PAGE);
@@ -71,7 +71,7 @@ impl Mappings {
         if !self.usable.iter().any(|range| range.start <= iova && end <= range.end) {
             return Err(DmaError::Reserved { iova, len });
         }
-        // Pinning allocates all of it.
+        // Pinning allocates all of the memory.
         if memory.slice(0, memory.len()).is_err() {
             return Err(DmaError::Untouched { iova, len });
         }
@@ -100,12 +100,13 @@ impl Mappings {
     /// Withdraws a mapping.
     ///
     /// # Errors
-    /// If nothing is mapped exactly there, or the kernel does not withdraw it: then the memory is kept.
+    /// If no mapping has exactly this range, or the kernel does not withdraw the mapping; in the latter case the memory
+    /// is kept.
     pub fn unmap(&self, kernel: &dyn Kernel, iova: u64, len: u64) -> Result<(), DmaError> {
         let memory = {
             let mut mapped = self.mapped.lock();
             let there = mapped.get_mut(&iova).filter(|mapping| mapping.len == len);
-            // A mapping in progress does not exist yet, and one being withdrawn no longer exists.
+            // A mapping in progress does not exist yet, and a mapping that is being withdrawn no longer exists.
             there.and_then(|mapping| mapping.memory.take()).ok_or(DmaError::NotMapped { iova, len })?
         };
         let refused = match kernel.unmap(iova, len) {
@@ -129,7 +130,7 @@ impl Mappings {
         }
     }
 
-    /// Withdraws all mappings. Memory whose mapping the kernel keeps stays for the life of the process.
+    /// Withdraws all mappings. If the kernel keeps a mapping, its memory stays for the lifetime of the process.
     pub fn unmap_all(&self, kernel: &dyn Kernel) {
         let all = std::mem::take(&mut *self.mapped.lock());
         for (iova, Mapping { len, memory }) in all {
@@ -141,7 +142,7 @@ impl Mappings {
     }
 }
 
-/// Translates a refusal of the kernel, with `mappings` existing mappings.
+/// Translates a refusal of the kernel, given the number of existing mappings.
 fn refusal(error: std::io::Error, iova: u64, len: u64, mappings: usize) -> DmaError {
     match error.raw_os_error() {
         Some(libc::EEXIST) => DmaError::Overlap { iova, len, existing: iova },

@@ -1,4 +1,4 @@
-//! Reasons why a card cannot be opened, with their remedies.
+//! Reasons that a card cannot be opened, with their remedies.
 
 use std::io;
 use std::path::PathBuf;
@@ -11,13 +11,13 @@ pub enum OpenError {
     /// The function does not exist, or the host's data cannot be read.
     #[error(transparent)]
     Host(#[from] ManagerError),
-    /// The host's state prevents VFIO from using it.
+    /// The host's state prevents VFIO from using the function.
     #[error("{}", .0.iter().map(ToString::to_string).collect::<Vec<_>>().join("; "))]
     Obstacles(Vec<Obstacle>),
     /// VFIO's files do not exist.
     #[error("the kernel has no {}", .0.display())]
     NoVfio(PathBuf),
-    /// This user may not open them.
+    /// This user may not open VFIO's files.
     #[error("{} may not be opened by this user", .0.display())]
     Forbidden(PathBuf),
     /// Another process uses the group.
@@ -25,7 +25,7 @@ pub enum OpenError {
     InUse {
         /// The function.
         address: Address,
-        /// Its group.
+        /// IOMMU group of the function.
         group: u32,
     },
     /// The kernel does not consider the group usable.
@@ -51,17 +51,17 @@ pub enum OpenError {
         #[source]
         source: io::Error,
     },
-    /// It does not have a card's BARs.
+    /// The function does not have the BARs of a card.
     #[error("BAR{bar} of {address} has {size:#x} bytes, which no card that is known has")]
     Bar {
         /// The function.
         address: Address,
         /// The BAR's number.
         bar: u32,
-        /// Its bytes.
+        /// Size of the BAR in bytes.
         size: u64,
     },
-    /// A reset of the bus was requested, and is impossible.
+    /// A reset of the bus was requested, but is impossible.
     #[error("the card's bus cannot be reset: {0}")]
     NoBusReset(String),
     /// All registers read as ones.
@@ -72,10 +72,10 @@ pub enum OpenError {
     UnknownChip {
         /// The function.
         address: Address,
-        /// PMC_BOOT_0.
+        /// Value of PMC_BOOT_0.
         boot0: u32,
     },
-    /// Its VBIOS has not run.
+    /// The card's VBIOS has not run.
     #[error(
         "{address} has not been initialised by its VBIOS: register {register:#08x} reads {value:#x}, without bit 1"
     )]
@@ -84,7 +84,7 @@ pub enum OpenError {
         address: Address,
         /// The register.
         register: u32,
-        /// Its value.
+        /// Value of the register.
         value: u32,
     },
 }

@@ -2,7 +2,7 @@
 //!
 //! The calls must follow one order: the group joins the container, the container gets its IOMMU, the group opens the
 //! device; or, for a function that was opened through its own node, it is bound to an iommufd and attached to an
-//! address space. Tests replace it with a kernel that is stricter than the real one.
+//! address space. Tests replace the kernel with one that is stricter than the real kernel.
 
 use std::io;
 use std::ops::Range;
@@ -14,42 +14,42 @@ use vmm_sys_util::eventfd::EventFd;
 /// Abilities of the IOMMU.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct IommuInfo {
-    /// Sizes of pages, one bit each.
+    /// Page sizes, one bit each.
     pub page_sizes: u64,
     /// I/O addresses that can be mapped, sorted; empty if the kernel does not report them.
     pub usable: Vec<Range<u64>>,
-    /// Mappings that can still be made, if the kernel reports it.
+    /// Number of mappings that can still be made, if the kernel reports it.
     pub available: Option<u32>,
 }
 
 /// A function in VFIO.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DeviceInfo {
-    /// `VFIO_DEVICE_FLAGS_*`.
+    /// Flags `VFIO_DEVICE_FLAGS_*`.
     pub flags: u32,
-    /// Regions.
+    /// Number of regions.
     pub regions: u32,
 }
 
 /// A region of a function: a BAR, or configuration space.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Region {
-    /// `VFIO_REGION_INFO_FLAG_*`.
+    /// Flags `VFIO_REGION_INFO_FLAG_*`.
     pub flags: u32,
-    /// Bytes.
+    /// Size in bytes.
     pub size: u64,
     /// Offset in the device's file.
     pub offset: u64,
-    /// Only parts of it can be mapped.
+    /// True if only parts of the region can be mapped.
     pub sparse: bool,
 }
 
 /// A function that a reset of the bus would reset as well.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Dependent {
-    /// Its IOMMU group.
+    /// IOMMU group of the function.
     pub group: u32,
-    /// Its address.
+    /// Address of the function.
     pub address: Address,
 }
 
@@ -58,35 +58,36 @@ pub struct Dependent {
 pub enum Irq<'a> {
     /// Signals the first interrupt of the kind on a descriptor.
     Signal(&'a EventFd),
-    /// Turns that off, for all of the kind.
+    /// Turns signals off for all interrupts of the kind.
     Off,
-    /// Lets the first one signal again.
+    /// Lets the first interrupt of the kind signal again.
     Unmask,
 }
 
-/// A mapped region. Offsets are relative to the region; the caller checks that they are inside it and multiples of the
-/// size.
+/// A mapped region. Offsets are relative to the region; the caller checks that offsets are inside the region and
+/// multiples of the access size.
 pub trait Window: Send + Sync {
-    /// Bytes.
+    /// Returns the size in bytes.
     fn len(&self) -> usize;
     /// Reads a byte.
     fn read8(&self, offset: usize) -> u8;
-    /// Reads a 32-bit word, in one access.
+    /// Reads a 32-bit word in one access.
     fn read32(&self, offset: usize) -> u32;
-    /// Reads a 64-bit word, in one access.
+    /// Reads a 64-bit word in one access.
     fn read64(&self, offset: usize) -> u64;
     /// Writes a byte.
     fn write8(&self, offset: usize, value: u8);
-    /// Writes a 32-bit word, in one access.
+    /// Writes a 32-bit word in one access.
     fn write32(&self, offset: usize, value: u32);
-    /// Writes a 64-bit word, in one access.
+    /// Writes a 64-bit word in one access.
     fn write64(&self, offset: usize, value: u64);
 }
 
 /// VFIO, for one function: a container, the function's group, and the function; or the function's node and an iommufd.
-/// Its files are closed on drop; the kernel then withdraws all mappings, and stops the function's access to memory.
+/// The files are closed on drop; the kernel then withdraws all mappings, and stops the function's access to memory.
 pub trait Kernel: Send + Sync {
-    /// Returns true if the function was opened through its own node. Then neither a container nor a group exists.
+    /// Returns true if the function was opened through its own node. Neither a container nor a group exists in this
+    /// case.
     fn is_node(&self) -> bool {
         false
     }
@@ -97,25 +98,25 @@ pub trait Kernel: Send + Sync {
     fn bind_iommufd(&self) -> io::Result<()> {
         Err(io::ErrorKind::Unsupported.into())
     }
-    /// Gives it its own address space. Only for a function that was opened through its own node.
+    /// Gives the function its own address space. Only for a function that was opened through its own node.
     fn attach_space(&self) -> io::Result<()> {
         Err(io::ErrorKind::Unsupported.into())
     }
-    /// Version of the interface.
+    /// Returns the version of the interface.
     fn api_version(&self) -> io::Result<u32>;
     /// Returns true if a kind of IOMMU is supported.
     fn has_extension(&self, kind: u32) -> io::Result<bool>;
-    /// `VFIO_GROUP_FLAGS_*`.
+    /// Returns the flags `VFIO_GROUP_FLAGS_*`.
     fn group_flags(&self) -> io::Result<u32>;
     /// Puts the group into the container.
     fn set_container(&self) -> io::Result<()>;
-    /// Gives the container its IOMMU.
+    /// Sets the IOMMU type of the container.
     fn set_iommu(&self, kind: u32) -> io::Result<()>;
     /// Returns the IOMMU's abilities.
     fn iommu_info(&self) -> io::Result<IommuInfo>;
-    /// Maps memory at an I/O address. The caller keeps the memory until it is unmapped, or this is dropped.
+    /// Maps memory at an I/O address. The caller must keep the memory until it is unmapped or this value is dropped.
     fn map(&self, iova: u64, memory: &DmaMemory) -> io::Result<()>;
-    /// Withdraws all mappings in a range. Returns the bytes that were mapped.
+    /// Withdraws all mappings in a range. Returns the number of bytes that were mapped.
     fn unmap(&self, iova: u64, len: u64) -> io::Result<u64>;
     /// Opens the function from the group.
     fn open_device(&self, address: Address) -> io::Result<()>;
@@ -125,11 +126,11 @@ pub trait Kernel: Send + Sync {
     fn region(&self, index: u32) -> io::Result<Region>;
     /// Sets a kind of interrupt.
     fn set_irq(&self, index: u32, set: Irq<'_>) -> io::Result<()>;
-    /// Resets the function alone.
+    /// Resets only this function.
     fn reset(&self) -> io::Result<()>;
     /// Lists the functions that a reset of the bus resets, including this one.
     fn dependents(&self) -> io::Result<Vec<Dependent>>;
-    /// Resets the bus; all its functions must be in the group.
+    /// Resets the bus. All functions on the bus must be in the group.
     fn hot_reset(&self) -> io::Result<()>;
     /// Reads from the device's file.
     fn read(&self, offset: u64, data: &mut [u8]) -> io::Result<()>;
@@ -141,8 +142,8 @@ pub trait Kernel: Send + Sync {
 
 /// Opens VFIO's files.
 pub trait OpenKernel {
-    /// Opens the function's node and an iommufd, if the kernel has a node for it and they may be opened; otherwise a
-    /// container, and a group exclusively.
+    /// Opens the function's node and an iommufd, if the kernel has a node for the function and both may be opened.
+    /// Otherwise opens a container and, exclusively, a group.
     ///
     /// # Errors
     /// The file that cannot be opened.
@@ -152,7 +153,7 @@ pub trait OpenKernel {
 /// A file that cannot be opened.
 #[derive(Debug)]
 pub struct FileOpenError {
-    /// Its path.
+    /// Path of the file.
     pub path: std::path::PathBuf,
     /// The kernel's refusal.
     pub source: io::Error,

@@ -1,8 +1,8 @@
 //! A card that is a PCI function behind VFIO: [`card::Card`] with mapped BARs, an IOMMU container, and eventfds.
 //!
-//! Parts: [`VfioCard`] (this file), [`open`] (from an address to a card, with all obstacles), `reset` (the kinds of
-//! reset of a function), `pci` (configuration space), `dma` (memory mapped for the card), `bar` (accesses to a BAR),
-//! `lost` (the host needs the card back), `kernel` (the interface to VFIO's calls) with its parts `real` (through
+//! Parts: [`VfioCard`] (this file), [`open`] (opens the card at an address, and reports all obstacles), `reset` (the
+//! kinds of reset of a function), `pci` (configuration space), `dma` (memory mapped for the card), `bar` (accesses to a
+//! BAR), `lost` (the host needs the card back), `kernel` (the interface to VFIO's calls) with its parts `real` (through
 //! container and group), `node` (through the function's own node) and `window`.
 //!
 //! Not in this crate: the functions of a host and their binding to `vfio-pci` (`vfio-host`), bring-up, firmware, the
@@ -43,7 +43,7 @@ use kernel::{Irq, Kernel};
 use lost::Lost;
 use reset::Method;
 
-/// A card behind VFIO. This process has it exclusively, until it is dropped.
+/// A card behind VFIO. This process uses it exclusively until it is dropped.
 pub struct VfioCard {
     address: Address,
     identity: Identity,
@@ -52,13 +52,13 @@ pub struct VfioCard {
     bar3: Bar,
     config: Bar,
     method: Method,
-    /// Units that were enabled when the card was opened.
+    /// Units that were enabled when the card was opened, as bits of the enable register.
     units: u32,
-    /// The configured interrupt. Held while one is configured, and while the card is reset.
+    /// The configured interrupt. Locked while an interrupt is configured, and while the card is reset.
     interrupt: Mutex<Option<InterruptMode>>,
     lost: Lost,
-    // The BARs' mappings keep the function open in the kernel, so they are dropped before this, and memory only after
-    // it.
+    // The BARs' mappings keep the function open in the kernel, so they are dropped before this field, and memory only
+    // after it.
     kernel: Arc<dyn Kernel>,
     mappings: Mappings,
 }
@@ -75,13 +75,14 @@ impl std::fmt::Debug for VfioCard {
 }
 
 impl VfioCard {
-    /// The kind of reset that [`Card::reset`] does, for people.
+    /// Returns the kind of reset that [`Card::reset`] performs, in words.
     #[must_use]
     pub fn reset_method(&self) -> &'static str {
         self.method.name()
     }
 
-    /// Mappable I/O addresses: all that the card can drive, except the IOMMU's reserved ranges.
+    /// Returns the mappable I/O addresses: all addresses that the card can generate, except the IOMMU's reserved
+    /// ranges.
     #[must_use]
     pub fn usable(&self) -> &[Range<u64>] {
         self.mappings.usable()
@@ -102,18 +103,18 @@ impl VfioCard {
         }
     }
 
-    /// Aborts all work of the units, and leaves memory and the VBIOS's settings alone.
+    /// Aborts all work of the units, and keeps memory and the VBIOS's settings.
     fn reset_units(&self) {
         self.write32(pmc::INTR_EN_0::OFFSET, 0);
         self.write32(pmc::INTR_EN_1::OFFSET, 0);
         self.write32(pmc::ENABLE::OFFSET, self.units & !reset::working_units());
-        // A read completes the write, and gives the units time for their reset.
+        // The read completes the write, and gives the units time for their reset.
         self.read32(pmc::ENABLE::OFFSET);
         self.write32(pmc::ENABLE::OFFSET, self.units);
         self.read32(pmc::ENABLE::OFFSET);
     }
 
-    /// Resets the function in the chosen way. `false` if the kernel did not.
+    /// Resets the function in the chosen way. Returns `false` if the kernel did not reset it.
     fn reset_function(&self) -> bool {
         let done = match &self.method {
             Method::Units => return false,
@@ -174,7 +175,7 @@ impl Card for VfioCard {
 
     fn set_interrupt(&self, mode: InterruptMode, event: Option<EventFd>) {
         let mut now = self.interrupt.lock();
-        // VFIO allows one kind at a time.
+        // VFIO permits only one kind at a time.
         self.interrupts_off(&mut now);
         let Some(event) = event else { return };
         match self.kernel.set_irq(index(mode), Irq::Signal(&event)) {

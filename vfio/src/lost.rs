@@ -1,4 +1,4 @@
-//! Messages of the host about a card that a process uses: that it needs the card back, or that the card has failed.
+//! Messages of the host about a card in use: that the host needs the card back, or that the card has failed.
 
 use crate::kernel::{Irq, Kernel};
 use std::io;
@@ -23,7 +23,7 @@ pub(crate) struct Lost {
 }
 
 impl Lost {
-    /// Registers for the kernel's signals. A function without a kind of signal is used without it.
+    /// Registers for the kernel's signals. If the function lacks a kind of signal, it is used without this kind.
     pub(crate) fn watch(kernel: &dyn Kernel) -> Self {
         let set = |(index, why): (u32, &'static str)| -> io::Result<_> {
             let event = EventFd::new(EFD_CLOEXEC | EFD_NONBLOCK)?;

@@ -1,7 +1,7 @@
 //! A function that is opened through its own node below `/dev/vfio/devices`, with an I/O address space of an iommufd.
 //!
-//! Kernels from 6.6 on have it, if configured. The function is bound to the iommufd, which makes it exclusive to this
-//! process, and attached to an address space; neither a container nor a group exists.
+//! Kernels since 6.6 have such nodes, if configured. The function is bound to the iommufd, which makes it exclusive to
+//! this process, and attached to an address space; neither a container nor a group exists.
 //!
 //! Sources: the kernel's `Documentation/userspace-api/iommufd.rst`, `include/uapi/linux/iommufd.h`, `vfio.h`.
 
@@ -34,14 +34,14 @@ use crate::window::Mapped;
 
 /// Number of ranges of I/O addresses that are requested: more than any IOMMU has.
 const RANGES: usize = 64;
-/// Bytes of the structure that binds a function: the part that all kernels with the call know.
+/// Size in bytes of the structure that binds a function: the part that all kernels with the call support.
 const BIND_BYTES: usize = offset_of!(vfio_device_bind_iommufd, token_uuid_ptr);
-/// Same for the structure that attaches it.
+/// Size in bytes of the structure that attaches a function, likewise.
 const ATTACH_BYTES: usize = offset_of!(vfio_device_attach_iommufd_pt, pt_id) + size_of::<u32>();
 /// A group number that no function has.
 const NO_GROUP: u32 = u32::MAX;
 
-/// The files of one function. Dropped in this order; closing the last one withdraws the mappings.
+/// The files of one function, dropped in this order. Closing the last file withdraws the mappings.
 pub(crate) struct NodeFiles {
     device: File,
     iommufd: File,
@@ -52,8 +52,8 @@ pub(crate) struct NodeFiles {
 }
 
 impl NodeFiles {
-    /// Opens the node `node` below the folder of VFIO's files, and an iommufd next to that folder. `None` if either
-    /// does not exist, or may not be opened.
+    /// Opens the node `node` below the folder of VFIO's files, and an iommufd next to that folder. Returns `None` if
+    /// either does not exist or may not be opened.
     pub(crate) fn open(folder: &Path, node: &str, group: u32) -> Option<Self> {
         let device = open(&folder.join("devices").join(node)).ok()?;
         let iommufd = open(&folder.with_file_name("iommu")).ok()?;
@@ -69,7 +69,7 @@ impl NodeFiles {
     }
 }
 
-/// Fails, because a call is only for groups.
+/// Fails, because the call exists only for groups.
 fn of_groups<T>() -> io::Result<T> {
     Err(io::ErrorKind::Unsupported.into())
 }
@@ -120,7 +120,8 @@ impl Kernel for NodeFiles {
     }
 
     fn iommu_info(&self) -> io::Result<IommuInfo> {
-        // The ranges follow the structure: the kernel accepts a longer one with zeros after the part that it knows.
+        // The ranges follow the structure: the kernel accepts a longer structure that has zeros after the part that it
+        // knows.
         let list = size_of::<iommu_ioas_iova_ranges>();
         let mut packet = Packet::new(list + RANGES * size_of::<iommu_iova_range>())
             .with32(offset_of!(iommu_ioas_iova_ranges, ioas_id), self.space()?)
@@ -134,7 +135,7 @@ impl Kernel for NodeFiles {
         };
         let alignment = packet.get64(offset_of!(iommu_ioas_iova_ranges, out_iova_alignment));
         Ok(IommuInfo {
-            // The smallest page that is mapped, and all larger ones.
+            // The smallest page size that is mapped, and all larger sizes.
             page_sizes: alignment.wrapping_neg(),
             usable: (0..count.min(RANGES)).map(|index| range(list + index * size_of::<iommu_iova_range>())).collect(),
             available: None,
@@ -178,7 +179,7 @@ impl Kernel for NodeFiles {
     }
 
     fn dependents(&self) -> io::Result<Vec<Dependent>> {
-        // The kernel does not report groups, but whether all functions are bound to this iommufd or have no owner.
+        // The kernel does not report groups, but reports if all functions are bound to this iommufd or have no owner.
         let (flags, listed) = reset_together(&self.device)?;
         let group = if flags & VFIO_PCI_HOT_RESET_FLAG_DEV_ID_OWNED != 0 { self.group } else { NO_GROUP };
         Ok(listed.into_iter().map(|(_, address)| Dependent { group, address }).collect())
@@ -216,7 +217,7 @@ mod tests {
         assert!(files().is_none());
         std::fs::write(folder.path().join("iommu"), "").unwrap();
         let files = files().expect("both are there");
-        // Files of another kind support no call.
+        // Files of another kind support no calls.
         assert!(files.is_node() && files.bind_iommufd().is_err() && files.attach_space().is_err());
         assert!(files.iommu_info().is_err() && files.set_container().is_err() && files.device_info().is_err());
     }

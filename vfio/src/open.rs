@@ -25,10 +25,10 @@ use crate::kernel::{FileOpenError, Kernel, OpenKernel};
 use crate::pci;
 use crate::reset::{self, Reset};
 
-/// Least and most bytes of an aperture.
+/// Minimum and maximum size of an aperture in bytes.
 const APERTURE: std::ops::RangeInclusive<u64> = 1 << 20..=1 << 36;
 
-/// The host's folders.
+/// Folders of the host.
 #[derive(Clone, Debug)]
 pub struct Place {
     /// The kernel's view of devices.
@@ -47,7 +47,7 @@ impl VfioCard {
     /// Opens the function at `address` for this process.
     ///
     /// # Errors
-    /// See [`OpenError`]; no part of the function is held then.
+    /// See [`OpenError`]. No part of the function is held in this case.
     pub fn open(place: &Place, address: Address, reset: Reset) -> Result<Self, OpenError> {
         Self::open_by(place, &DeviceFiles(place.files.clone()), address, reset)
     }
@@ -101,7 +101,7 @@ impl VfioCard {
         let (bar1, bar3) = (bar(VFIO_PCI_BAR1_REGION_INDEX, APERTURE)?, bar(VFIO_PCI_BAR3_REGION_INDEX, APERTURE)?);
         let config = Bar::new(Arc::clone(&kernel), region(VFIO_PCI_CONFIG_REGION_INDEX)?);
         pci::wake(&config).map_err(fail("waking it"))?;
-        // From here on it can access memory, of which none is mapped.
+        // From here on the function can access memory, but no memory is mapped.
         pci::set_enabled(&config, true).map_err(fail("turning it on"))?;
         let (vendor, device, subsystem_vendor, subsystem, revision, class) =
             pci::identity(&config).map_err(fail("reading its identity"))?;

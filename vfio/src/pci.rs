@@ -1,4 +1,4 @@
-//! Configuration space of a function behind VFIO: identity, power, access to memory.
+//! Configuration space of a function behind VFIO: identity, power, and access to memory.
 //!
 //! Source: PCI Local Bus 3.0 chapter 6, PCI Power Management 1.2 chapter 3.
 
@@ -18,22 +18,22 @@ mod header {
     pub const CAPABILITIES: u64 = 0x34;
 }
 
-/// Command: answers accesses to memory BARs.
+/// Bit of the command register: the function answers accesses to its memory BARs.
 const MEMORY: u16 = 1 << 1;
-/// Command: may access memory.
+/// Bit of the command register: the function may access memory.
 const MASTER: u16 = 1 << 2;
-/// Command: must not signal through its pin.
+/// Bit of the command register: the function must not signal through its pin.
 const INTX_OFF: u16 = 1 << 10;
-/// Status: a list of capabilities exists.
+/// Bit of the status register: a list of capabilities exists.
 const LISTED: u16 = 1 << 4;
-/// Power management capability, its control register, and the state field.
+/// Id of the power management capability, offset of its control register, and mask of the state field.
 const POWER: u8 = 0x01;
 const POWER_CONTROL: u64 = 4;
 const POWER_STATE: u16 = 3;
-/// Maximum number of capabilities in 256 bytes.
+/// Maximum number of capabilities that fit into 256 bytes.
 const MAX_CAPABILITIES: usize = 48;
 
-/// Identity of a function: vendor, device, subsystem vendor, subsystem, revision, class.
+/// Returns the identity of a function: vendor, device, subsystem vendor, subsystem, revision, class.
 pub fn identity(config: &Bar) -> io::Result<(u16, u16, u16, u16, u8, u32)> {
     let short = |at| config.try_read(at).map(u16::from_le_bytes);
     let [low, mid, high] = config.try_read(header::CLASS)?;
@@ -48,10 +48,10 @@ pub fn identity(config: &Bar) -> io::Result<(u16, u16, u16, u16, u8, u32)> {
     ))
 }
 
-/// Wakes a sleeping function; the kernel waits for the wake-up. One without power management is awake.
+/// Wakes a sleeping function; the kernel waits for the wake-up. A function without power management is always awake.
 ///
 /// # Errors
-/// If it cannot be read or written, or stays asleep.
+/// If configuration space cannot be read or written, or the function stays asleep.
 pub fn wake(config: &Bar) -> io::Result<()> {
     let Some(at) = capability(config, POWER)? else { return Ok(()) };
     let at = at + POWER_CONTROL;
@@ -67,10 +67,10 @@ pub fn wake(config: &Bar) -> io::Result<()> {
     Err(io::Error::other(format!("it stays in power state D{}", control & POWER_STATE)))
 }
 
-/// Lets a function answer accesses and access memory; or only answer.
+/// Lets a function answer accesses and, with `master`, access memory.
 ///
 /// # Errors
-/// If it cannot be read or written, or does not keep the setting.
+/// If configuration space cannot be read or written, or does not keep the setting.
 pub fn set_enabled(config: &Bar, master: bool) -> io::Result<()> {
     let command = u16::from_le_bytes(config.try_read(header::COMMAND)?);
     let wanted = if master { command | MASTER } else { command & !MASTER };
@@ -81,7 +81,7 @@ pub fn set_enabled(config: &Bar, master: bool) -> io::Result<()> {
     if kept { Ok(()) } else { Err(io::Error::other(format!("its command register reads {now:#06x}"))) }
 }
 
-/// Offset of a capability.
+/// Returns the offset of a capability.
 fn capability(config: &Bar, id: u8) -> io::Result<Option<u64>> {
     if u16::from_le_bytes(config.try_read(header::STATUS)?) & LISTED == 0 {
         return Ok(None);

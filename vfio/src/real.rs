@@ -1,8 +1,8 @@
 //! The kernel's VFIO: its files below `/dev/vfio`, and its calls.
 #![expect(unsafe_code, reason = "makes VFIO's ioctls")]
-// UNSAFETY: the `ioctl` system call. A call that fills a structure gets its length, and the kernel writes at most this
-// many bytes, or writes to an address inside the structure. All other calls take a number or only read. The caller that
-// maps memory for the card keeps it alive ([`Kernel::map`]).
+// UNSAFETY: the `ioctl` system call. A call that fills a structure gets the structure's length, and the kernel writes
+// at most this number of bytes, or writes to an address inside the structure. All other calls take a number or only
+// read. The caller that maps memory for the card keeps it alive ([`Kernel::map`]).
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -46,15 +46,15 @@ pub(crate) enum Call {
     /// `VFIO_IOMMU_MAP_DMA` on a container, `VFIO_DEVICE_PCI_HOT_RESET` on a device.
     MapDmaOrHotReset = 13,
     UnmapDma = 14,
-    /// `VFIO_DEVICE_BIND_IOMMUFD`, and the next, for a function that was opened through its own node.
+    /// `VFIO_DEVICE_BIND_IOMMUFD`; together with the next call, for a function that was opened through its own node.
     DeviceBindIommufd = 18,
     DeviceAttachIommufdPt = 19,
 }
 
-/// Buffer size for answers that end in a list: more than any list needs; the rest would be ignored.
+/// Buffer size for answers that end in a list: more than any list needs. The rest would be ignored.
 const MAX_ANSWER_BYTES: usize = 4096;
 
-/// A structure of a call: bytes at the offsets of the kernel's header.
+/// A structure of a call, as bytes at the offsets of the kernel's header.
 pub(crate) struct Packet(Vec<u8>);
 
 impl Packet {
@@ -72,7 +72,7 @@ impl Packet {
         self
     }
 
-    /// Stores the address of its own byte `of` at `at`: the kernel writes there.
+    /// Stores the address of this structure's byte `of` at `at`, where the kernel then writes.
     pub(crate) fn with_own_address(mut self, at: usize, of: usize) -> Self {
         let address = self.0.as_mut_ptr().wrapping_add(of).expose_provenance();
         self.set(at, &(address as u64).to_ne_bytes());
@@ -101,7 +101,8 @@ impl Packet {
         self.bytes(at).map_or(0, u64::from_ne_bytes)
     }
 
-    /// Offset of the capability `id` in the list that begins at `first`. The kernel links them with increasing offsets.
+    /// Returns the offset of the capability `id` in the list that begins at `first`. The kernel links capabilities with
+    /// increasing offsets.
     fn capability(&self, first: u32, id: u32) -> Option<usize> {
         let mut at = first as usize;
         while at != 0 {
@@ -144,7 +145,7 @@ pub(crate) fn open(path: &Path) -> Result<File, FileOpenError> {
     opened.map_err(|source| FileOpenError { path: path.to_owned(), source })
 }
 
-/// The files of one function. Dropped in this order; closing the last one withdraws the mappings.
+/// The files of one function, dropped in this order. Closing the last file withdraws the mappings.
 pub(crate) struct Files {
     device: OnceLock<File>,
     group: File,
@@ -152,7 +153,7 @@ pub(crate) struct Files {
 }
 
 impl Files {
-    /// Takes the files; the function is not opened yet.
+    /// Stores the files; the function is not opened yet.
     pub(crate) fn new(container: File, group: File) -> Self {
         Self { device: OnceLock::new(), group, container }
     }
@@ -281,7 +282,7 @@ impl Kernel for Files {
     }
 }
 
-/// Returns the properties of this file's function.
+/// Returns the properties of the function that this file belongs to.
 pub(crate) fn device_info(device: &File) -> io::Result<DeviceInfo> {
     let mut info = Packet::new(size_of::<vfio_device_info>());
     exchange(device, Call::DeviceGetInfo, &mut info)?;
@@ -291,7 +292,7 @@ pub(crate) fn device_info(device: &File) -> io::Result<DeviceInfo> {
     })
 }
 
-/// Returns the properties of one of its regions.
+/// Returns the properties of a region of the function.
 pub(crate) fn region(device: &File, index: u32) -> io::Result<Region> {
     let mut info = Packet::new(MAX_ANSWER_BYTES).with32(offset_of!(vfio_region_info, index), index);
     exchange(device, Call::DeviceGetRegionInfo, &mut info)?;
@@ -306,7 +307,7 @@ pub(crate) fn region(device: &File, index: u32) -> io::Result<Region> {
     })
 }
 
-/// Sets a kind of its interrupts.
+/// Sets a kind of interrupt of the function.
 pub(crate) fn set_irq(device: &File, index: u32, set: Irq<'_>) -> io::Result<()> {
     let head = offset_of!(vfio_irq_set, data);
     let (flags, count, len) = match set {

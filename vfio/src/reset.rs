@@ -1,4 +1,4 @@
-//! Kinds of reset of a function, and the choice for a card.
+//! Kinds of reset of a function, and the choice of a kind for a card.
 //!
 //! A card is usable only after its VBIOS scripts have run at power-on (POST), and no code here can run them. A Fermi
 //! has no function-level reset, and GUESS: a reset of its bus loses the scripts' settings. So a bus is reset only if
@@ -12,28 +12,28 @@ use crate::kernel::Kernel;
 /// The operator's choice.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Reset {
-    /// The function's own reset if it has one, its units otherwise.
+    /// The function's own reset if it has one, otherwise a reset of its units.
     #[default]
     Auto,
-    /// The bus, with all functions on it.
+    /// A reset of the bus, with all functions on it.
     Bus,
-    /// Its units only.
+    /// A reset of only the function's units.
     Units,
 }
 
 /// The chosen kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Method {
-    /// `VFIO_DEVICE_RESET`.
+    /// Uses `VFIO_DEVICE_RESET`.
     Function,
-    /// `VFIO_DEVICE_PCI_HOT_RESET`.
+    /// Uses `VFIO_DEVICE_PCI_HOT_RESET`.
     Bus,
-    /// Registers.
+    /// Uses the card's registers.
     Units,
 }
 
 impl Method {
-    /// Its name for people.
+    /// Returns the name of the kind for people.
     pub fn name(self) -> &'static str {
         match self {
             Self::Function => "function",
@@ -43,14 +43,14 @@ impl Method {
     }
 }
 
-/// The kernel's names of resets that do not affect the function's neighbours and its slot.
+/// The kernel's names of resets that do not affect the function's neighbours or its slot.
 const OWN: [&str; 3] = ["device_specific", "flr", "af_flr"];
 
-/// Chooses a kind for a function of `group`. With `offered` the kernel can reset it alone; `ways` are the kinds, of
-/// which the kernel uses the first.
+/// Chooses a kind for a function of `group`. With `offered` the kernel can reset only this function; `ways` are the
+/// kernel's kinds, of which it uses the first.
 ///
 /// # Errors
-/// If a reset of the bus was requested, and is impossible.
+/// If a reset of the bus was requested, but is impossible.
 pub fn choose(
     kernel: &dyn Kernel,
     wanted: Reset,
@@ -77,7 +77,8 @@ pub fn choose(
     }
 }
 
-/// Units that do work, as bits of [`pmc::ENABLE`]. The other capabilities are needed for memory and registers.
+/// Returns the units that execute work, as bits of [`pmc::ENABLE`]. The other units are needed for memory and
+/// registers.
 pub fn working_units() -> u32 {
     use pmc::ENABLE;
     [ENABLE::PGRAPH, ENABLE::PFIFO, ENABLE::CE0, ENABLE::CE1, ENABLE::MSPDEC, ENABLE::MSVLD, ENABLE::MSPPP]

@@ -1,4 +1,5 @@
-//! A card behind a fake VFIO that is stricter than the kernel's: mistakes that the kernel accepts panic here.
+//! Tests of a card behind a fake VFIO that is stricter than the kernel's: mistakes that the kernel accepts cause a
+//! panic.
 
 mod card;
 mod fake;

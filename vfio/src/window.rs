@@ -1,4 +1,4 @@
-//! A region of a function in this process's memory.
+//! A region of a function that is mapped into this process.
 #![expect(unsafe_code, reason = "maps a device and touches it")]
 // UNSAFETY: a mapping of device memory. Every access is checked against the mapping's length and its own alignment. The
 // mapping lives as long as the value. Accesses are volatile and of the requested size, because the other side is a
@@ -37,10 +37,10 @@ impl Mapped {
         Ok(Self { base, len })
     }
 
-    /// The address of an aligned access of `T` at `offset`; `None` if it is not within the mapping.
+    /// Returns the address of an aligned access of `T` at `offset`; `None` if the access is not within the mapping.
     fn place<T>(&self, offset: usize) -> Option<*mut T> {
         let fits = offset.checked_add(size_of::<T>()).is_some_and(|end| end <= self.len);
-        // A mapping begins at a page.
+        // A mapping begins at a page boundary.
         (fits && offset.is_multiple_of(size_of::<T>())).then(|| self.base.as_ptr().wrapping_add(offset).cast())
     }
 

@@ -1,16 +1,16 @@
 //! The name of a claim.
 
-/// Longest UID of a claim that fits into the name of a tenant.
+/// Maximum length of a claim's UID that fits into the name of a tenant.
 const MAX_UID: usize = 48;
 
-/// The claim in a request of the kubelet.
+/// The claim named in a request of the kubelet.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Named {
-    /// Its namespace.
+    /// Namespace of the claim.
     pub namespace: String,
-    /// Its name.
+    /// Name of the claim.
     pub name: String,
-    /// Its UID.
+    /// UID of the claim.
     pub uid: String,
 }
 
@@ -21,7 +21,7 @@ impl std::fmt::Display for Named {
 }
 
 impl Named {
-    /// Checks the parts of paths and names.
+    /// Checks the parts that are used in paths and names.
     pub(crate) fn check(&self) -> Result<(), String> {
         let good = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-';
         let ends = self.uid.bytes().next().zip(self.uid.bytes().last());

@@ -1,4 +1,4 @@
-//! Cards as devices of Kubernetes: names, attributes, capacities, taints.
+//! Cards as devices of Kubernetes, with their names, attributes, capacities and taints.
 
 use std::collections::BTreeMap;
 
@@ -12,9 +12,9 @@ use crate::{DRIVER, MEMORY, TIME, WHOLE_CARD_PERMILLE};
 
 /// Kind of a card that serves tenants.
 const CUDA: &str = "cuda";
-/// Longest name of a device.
+/// Maximum length of a device name.
 const MAX_NAME: usize = 63;
-/// Longest value of an attribute or a taint.
+/// Maximum length of the value of an attribute or a taint.
 const MAX_VALUE: usize = 64;
 /// Default for a request without a capacity, as a fraction of the card.
 const PARTS: u64 = 8;
@@ -23,7 +23,7 @@ const LEAST_MIB: u64 = 16;
 /// Maximum number of devices in a slice.
 pub const MAX_DEVICES: usize = 128;
 
-/// A reason against new work on a card.
+/// Reason that a card cannot take new work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Trouble {
     /// The card is out of service.
@@ -46,7 +46,7 @@ impl Trouble {
         }
     }
 
-    /// Default text if the daemon gives no reason.
+    /// Returns the default text if the daemon gives no reason.
     fn words(self) -> &'static str {
         match self {
             Self::Failed => "it is out of service",
@@ -64,20 +64,20 @@ pub struct Offer {
     pub device: String,
     /// Name of the card.
     pub card: String,
-    /// True if it serves tenants; otherwise it serves virtual machines.
+    /// True if the card serves tenants; otherwise it serves virtual machines.
     pub tenants: bool,
-    /// Memory shared by its users, in MiB.
+    /// Memory shared by the card's users, in MiB.
     pub memory_mib: u64,
     /// Allocation unit of memory, in MiB.
     pub chunk_mib: u64,
-    /// Trouble that it is in.
+    /// Reason that the card cannot take new work, if any.
     pub trouble: Option<Trouble>,
-    /// Reason, from the daemon if it gives one.
+    /// Explanation of the trouble, from the daemon if the daemon gives one.
     pub why: Option<String>,
     attributes: BTreeMap<String, DeviceAttribute>,
 }
 
-/// A valid Kubernetes name made from a card's name: two cards can get the same.
+/// Converts a card's name to a valid Kubernetes name. Two cards can get the same name.
 #[must_use]
 pub fn name(card: &str) -> String {
     let plain = |byte: u8| if byte.is_ascii_alphanumeric() { char::from(byte.to_ascii_lowercase()) } else { '-' };
@@ -100,7 +100,7 @@ fn flag(value: bool) -> DeviceAttribute {
 }
 
 impl Offer {
-    /// Makes the offers of the cards from the daemon's views. If two cards get the same name, the second is omitted.
+    /// Creates the offers of the cards from the daemon's views. If two cards get the same name, the second is omitted.
     #[must_use]
     pub fn all(cards: &[Card], memories: &[CardMemory], schedulers: &[CardScheduler]) -> Vec<Self> {
         let mut offers: BTreeMap<String, Self> = BTreeMap::new();
@@ -167,7 +167,7 @@ impl Offer {
         }
     }
 
-    /// Same while the daemon does not answer.
+    /// Returns the offer for the time in which the daemon does not answer.
     #[must_use]
     pub fn unreachable(mut self) -> Self {
         self.trouble = Some(Trouble::Unreachable);
@@ -175,7 +175,7 @@ impl Offer {
         self
     }
 
-    /// The device in a slice.
+    /// Returns the device for a slice.
     #[must_use]
     pub fn device(&self) -> Device {
         let taint = self.trouble.map(|trouble| DeviceTaint {
@@ -227,7 +227,7 @@ pub(crate) mod tests {
     use super::*;
     use crate::quantity;
 
-    /// A card in the daemon's form.
+    /// Returns a card in the daemon's form.
     pub fn card(name: &str, kind: &str) -> Card {
         serde_json::from_value(serde_json::json!({
             "name": name, "kind": kind, "pci_id": "10de:06d8", "vram_mib": 1024, "vram_reserved_mib": 64,
@@ -261,7 +261,7 @@ pub(crate) mod tests {
             let (min, max, step) =
                 (value(&range.min), value(range.max.as_ref().unwrap()), value(range.step.as_ref().unwrap()));
             let default = value(policy.default.as_ref().unwrap());
-            // The API server requires this.
+            // The API server requires these relations.
             assert!(min <= default && default <= max && max <= value(&capacity.value));
             assert!((default - min).is_multiple_of(step) && (max - min).is_multiple_of(step));
         }
@@ -291,11 +291,11 @@ pub(crate) mod tests {
         let taints = offer.device().taints.unwrap();
         let told: Vec<_> =
             taints.iter().map(|taint| (taint.key.as_str(), taint.value.as_deref(), taint.effect.as_str())).collect();
-        // Pods that use it keep running: the taint's effect does not evict pods.
+        // Pods that use the card keep running: the taint's effect does not evict pods.
         assert_eq!(told, [("gpu-mediator.internal/unusable", Some("drained"), "NoSchedule")]);
         let back = Card { drained: false, ..drained };
         assert_eq!(Offer::all(&[back], &[], &[])[0].device().taints, None);
-        // For a card that has also failed, the failure is reported.
+        // If a drained card has also failed, the failure is reported.
         let both = Card { drained: true, error: Some("gone".to_owned()), ..card("card0", "simgpu") };
         assert_eq!(Offer::all(&[both], &[], &[])[0].trouble, Some(Trouble::Failed));
     }

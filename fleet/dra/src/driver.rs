@@ -1,7 +1,7 @@
-//! Preparing and unpreparing claims.
+//! Prepares and unprepares claims.
 //!
-//! Both are idempotent, because a kubelet may repeat them after a lost answer or a restart: existing parts stay,
-//! missing parts are created.
+//! Both operations are idempotent, because a kubelet may repeat them after a lost answer or a restart: existing parts
+//! stay, missing parts are created.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -25,24 +25,24 @@ use crate::parameters::applied;
 use crate::share::{self, Body, Claim};
 use crate::store::{KeptClaim, KeptShare, Store};
 
-/// Most shares of a claim.
+/// Maximum number of shares of a claim.
 const MAX_SHARES: usize = 32;
 /// Time limit for the API server.
 // TIMEOUT: the kubelet waits 45 s for the whole request.
 const KUBE: Duration = Duration::from_secs(15);
 
-/// Paths and names.
+/// Paths and names that the driver uses.
 #[derive(Clone, Debug)]
 pub struct Settings {
     /// Name of the node, and of the pool of its devices.
     pub node: String,
-    /// Folder that contains the folders of sockets.
+    /// Parent folder of the sockets' folders.
     pub sockets: PathBuf,
     /// Folder of CDI files.
     pub cdi: PathBuf,
     /// The daemon's admin socket.
     pub admin: PathBuf,
-    /// Folder of gpu-mediator's library of CUDA.
+    /// Folder of gpu-mediator's CUDA library.
     pub library: PathBuf,
     /// NVIDIA's library.
     pub driver_library: Option<PathBuf>,
@@ -55,9 +55,9 @@ pub struct Settings {
 pub struct Prepared {
     /// The request for which it was prepared.
     pub request: String,
-    /// Its pool.
+    /// Pool of the device.
     pub pool: String,
-    /// Its name.
+    /// Name of the device.
     pub device: String,
     /// CDI devices.
     pub cdi: Vec<String>,
@@ -74,7 +74,7 @@ pub struct Driver {
     metrics: Arc<Metrics>,
 }
 
-/// Owner of the daemon's object that has the name of a share.
+/// Owner of the daemon's object with the name of a share.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum There {
     Nothing,
@@ -82,7 +82,7 @@ enum There {
     Others,
 }
 
-/// Returns the daemon's message.
+/// Returns the message of the daemon's error.
 fn told(error: &AskError) -> String {
     match error {
         AskError::Refused(error) => format!("{}; {}", error.error, error.what_to_do),
@@ -98,7 +98,7 @@ fn is_gone(error: &AskError) -> bool {
 }
 
 impl Driver {
-    /// A driver with the daemon's `offers`, and the claims in `store`.
+    /// Creates a driver with the daemon's `offers`, and the claims in `store`.
     #[must_use]
     pub fn new(
         settings: Settings,
@@ -116,7 +116,7 @@ impl Driver {
     /// Prepares a claim.
     ///
     /// # Errors
-    /// The reason, for the events of its pod. In that case, no new part remains.
+    /// The reason, for the events of the claim's pod. In that case, no new part remains.
     pub async fn prepare(&self, claim: &Named) -> Result<Vec<Prepared>, String> {
         let mut store = self.store.lock().await;
         let done = self.prepare_with(&mut store, claim).await;
@@ -138,13 +138,13 @@ impl Driver {
         done.map(|(kept, _)| self.prepared(&claim.uid, &kept))
     }
 
-    /// Prepares a claim. Returns the claim, and true if it was not prepared before.
+    /// Prepares a claim. Returns the claim, and true if it was already prepared.
     async fn prepare_with(&self, store: &mut Store, claim: &Named) -> Result<(KeptClaim, bool), String> {
         claim.check()?;
         let there = store.get(&claim.uid).cloned();
         let (mut kept, known) = match there {
             Some(kept) if kept.prepared => (kept, true),
-            // A claim that was being made when the program ended is planned again: its allocation has not changed.
+            // A claim that was being prepared when the program ended is planned again: its allocation has not changed.
             _ => (self.plan(claim).await?, false),
         };
         if !known {
@@ -153,7 +153,7 @@ impl Driver {
         }
         if let Err(what) = self.make(&claim.uid, &kept).await {
             if !known {
-                // A part that cannot be removed now stays recorded, for the kubelet to unprepare.
+                // If a part cannot be removed now, the claim stays recorded, so that the kubelet can unprepare it.
                 match self.unmake(&claim.uid, &kept).await {
                     Ok(()) => store.forget(&claim.uid).map_err(said)?,
                     Err(more) => return Err(format!("{what}; and it is not all removed again: {more}")),
@@ -215,7 +215,7 @@ impl Driver {
         Ok(KeptClaim { namespace: claim.namespace.clone(), name: claim.name.clone(), prepared: false, shares })
     }
 
-    /// Makes the missing parts of a claim.
+    /// Creates the missing parts of a claim.
     async fn make(&self, uid: &str, kept: &KeptClaim) -> Result<(), String> {
         for share in &kept.shares {
             self.folder().map_err(|error| format!("no folder for the sockets: {error}"))?;
@@ -229,11 +229,11 @@ impl Driver {
         Ok(())
     }
 
-    /// Finds the owner of the daemon's object with a share's name: none, this claim, or another.
+    /// Finds the owner of the daemon's object with a share's name: no owner, this claim, or another.
     async fn there(&self, uid: &str, body: &Body) -> Result<There, String> {
         let path = format!("{}/{}", body.collection(), segment(body.name()));
         match self.admin.get::<serde_json::Value>(&path).await {
-            // On any card: operators move VMs and drain cards.
+            // The object may be on any card, because operators move VMs and drain cards.
             Ok(there) if there["labels"]["claim_uid"] == uid => Ok(There::Ours),
             Ok(_) => Ok(There::Others),
             Err(error) if is_gone(&error) => Ok(There::Nothing),
@@ -255,19 +255,19 @@ impl Driver {
         made.map(drop).map_err(|error| told(&error))
     }
 
-    /// Makes the folder of all shares' folders, which only the daemon's user can read. The daemon makes the folder of
-    /// each share: this program has more rights, so it must not use paths that the daemon may have exchanged.
+    /// Creates the parent folder of the shares' folders, which only the daemon's user can read. The daemon creates the
+    /// folder of each share: this program has more rights, so it must not use paths that the daemon may have exchanged.
     fn folder(&self) -> io::Result<()> {
         sockets::folder(&self.settings.sockets, &self.settings.admin, 0o700)
     }
 
-    /// CDI devices of a claim.
+    /// Returns the CDI devices of a claim.
     fn devices(&self, uid: &str, kept: &KeptClaim) -> Result<Vec<Device>, String> {
         let mut places = BTreeMap::<String, usize>::new();
         let one = |(number, share): (usize, &KeptShare)| {
             let place = place(&mut places, &share.request);
             let mut edits = self.edits(&share.body, &place)?;
-            // A container with two claims may have requests of the same name, but no two claims of the same name.
+            // A container with two claims may have requests of the same name, but the claims have different names.
             let socket = self.settings.sockets.join(share.body.name());
             edits.mounts.extend(by_claim(&kept.name, &place).map(|folder| Mount::read_only(&socket, &folder)));
             Ok(Device { name: device(uid, number), container_edits: edits })
@@ -288,12 +288,12 @@ impl Driver {
         .map_err(said)
     }
 
-    /// Makes the answer to the kubelet for a prepared claim.
+    /// Creates the answer to the kubelet for a prepared claim.
     fn prepared(&self, uid: &str, kept: &KeptClaim) -> Vec<Prepared> {
         let one = |(number, share): (usize, &KeptShare)| {
             let mut cdi = vec![cdi_spec::qualified(&device(uid, number))];
             if matches!(share.body, Body::Tenant(_)) {
-                // Inserted before ours, so that ours take precedence.
+                // Inserted before our devices, so that ours take precedence.
                 cdi.splice(..0, self.settings.beside.iter().cloned());
             }
             Prepared { request: share.request.clone(), pool: share.pool.clone(), device: share.device.clone(), cdi }
@@ -304,7 +304,7 @@ impl Driver {
     /// Removes all parts of a claim. A claim without parts is not an error.
     ///
     /// # Errors
-    /// The parts that could not be removed; the kubelet tries again.
+    /// The parts that could not be removed; the kubelet retries.
     pub async fn unprepare(&self, claim: &Named) -> Result<(), String> {
         claim.check()?;
         let mut store = self.store.lock().await;
@@ -332,10 +332,10 @@ impl Driver {
     }
 
     async fn unmake(&self, uid: &str, kept: &KeptClaim) -> Result<(), String> {
-        // First the file that would give a container a share that is being removed.
+        // First remove the file, which would give a container a share that is being removed.
         CdiFile::new(&self.settings.cdi, uid).and_then(|file| file.remove()).map_err(said)?;
         for share in &kept.shares {
-            // An object with that name but another owner stays.
+            // An object with this name but a different owner stays.
             if self.there(uid, &share.body).await? == There::Ours {
                 let path = format!("{}/{}", share.body.collection(), segment(share.body.name()));
                 self.admin
@@ -343,7 +343,7 @@ impl Driver {
                     .await
                     .or_else(|error| if is_gone(&error) { Ok(()) } else { Err(told(&error)) })?;
             }
-            // If the daemon lost the share, the share's folder remains.
+            // If the daemon has lost the share, the share's folder still exists.
             let name = share.body.name();
             sockets::remove_folder(&self.settings.sockets, name)
                 .map_err(|error| format!("the folder of `{name}` is not removed: {error}"))?;
@@ -351,7 +351,7 @@ impl Driver {
         Ok(())
     }
 
-    /// Makes the shares of prepared claims again that a restarted daemon has lost. Their containers find them at the
+    /// Creates shares of prepared claims again if a restarted daemon has lost them. Their containers find them at the
     /// same path.
     pub async fn mend(&self) {
         // Without an answer the daemon's state is unknown, which is reported elsewhere.
@@ -382,7 +382,7 @@ fn pods(labels: &api::Labels) -> Option<String> {
     labels.iter().find(|(key, _)| *key == "pod").map(|(_, pods)| pods.to_owned())
 }
 
-/// The offer from which a result was allocated.
+/// Returns the offer from which a result was allocated.
 fn offer<'a>(offers: &'a [Offer], result: &DeviceRequestAllocationResult) -> Result<&'a Offer, String> {
     let offer = offers.iter().find(|offer| offer.device == result.device);
     let offer =
@@ -396,19 +396,20 @@ fn offer<'a>(offers: &'a [Offer], result: &DeviceRequestAllocationResult) -> Res
     }
 }
 
-/// Name of a CDI device.
+/// Returns the name of a CDI device.
 fn device(uid: &str, number: usize) -> String {
     format!("{uid}-{number}")
 }
 
-/// Folder in a container for a share, under its claim's name as well; `None` if the name is not valid for a claim.
+/// Returns the folder in a container for a share, also under its claim's name; `None` if the name is not valid for a
+/// claim.
 fn by_claim(claim: &str, place: &str) -> Option<PathBuf> {
     let good = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-' || byte == b'.';
     let named = claim.bytes().all(good) && claim.bytes().next().is_some_and(|byte| byte.is_ascii_alphanumeric());
     named.then(|| Path::new(cdi_spec::SOCKETS).join("claims").join(claim).join(place))
 }
 
-/// Name of the container's folder for a share: the request's name, with a number from the second share on.
+/// Returns the name of the container's folder for a share: the request's name, with a number from the second share on.
 fn place(places: &mut BTreeMap<String, usize>, request: &str) -> String {
     let main = request.split('/').next().unwrap_or(request);
     let name: String = main.chars().filter(|c| c.is_ascii_alphanumeric() || *c == '-').take(63).collect();

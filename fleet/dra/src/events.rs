@@ -14,7 +14,7 @@ use kube::{Api, Client};
 use crate::DRIVER;
 use crate::claim::Named;
 
-/// Longest note that the API server accepts, in bytes.
+/// Maximum length in bytes of a note that the API server accepts.
 const MAX_NOTE: usize = 1024;
 /// Maximum number of claims whose last failure is stored.
 const MAX_FAILURES: usize = 1024;
@@ -33,7 +33,7 @@ pub struct Event {
 }
 
 impl Event {
-    /// A claim was prepared.
+    /// Creates the event for a prepared claim.
     #[must_use]
     pub fn prepared(claim: &Named, pods: Option<String>, shares: &str) -> Self {
         let of = pods.as_deref().map(|pods| format!(" of pod {pods}")).unwrap_or_default();
@@ -41,14 +41,14 @@ impl Event {
         Self { claim: claim.clone(), pods, reason: "SharePrepared", action: "Prepare", good: true, note }
     }
 
-    /// A claim could not be prepared.
+    /// Creates the event for a claim that could not be prepared.
     #[must_use]
     pub fn failed(claim: &Named, what: &str) -> Self {
         let note = what.to_owned();
         Self { claim: claim.clone(), pods: None, reason: "ShareRefused", action: "Prepare", good: false, note }
     }
 
-    /// A claim was unprepared.
+    /// Creates the event for an unprepared claim.
     #[must_use]
     pub fn removed(claim: &Named) -> Self {
         let note = format!("what claim {} in namespace {} had is free", claim.name, claim.namespace);
@@ -89,7 +89,7 @@ impl Event {
     }
 }
 
-/// A note cut to the permitted length.
+/// Returns a note, truncated to the permitted length.
 fn cut(note: &str) -> String {
     let end = (0..=MAX_NOTE.min(note.len())).rev().find(|at| note.is_char_boundary(*at)).unwrap_or_default();
     note[..end].to_owned()
@@ -99,18 +99,18 @@ fn cut(note: &str) -> String {
 pub struct Events {
     kube: Client,
     node: String,
-    /// The last reported failure of each claim: the kubelet tries repeatedly.
+    /// The last reported failure of each claim, because the kubelet retries repeatedly.
     failures: Mutex<BTreeMap<String, String>>,
 }
 
 impl Events {
-    /// Events of a node.
+    /// Creates the sender of a node's events.
     #[must_use]
     pub fn new(kube: Client, node: &str) -> Self {
         Self { kube, node: node.to_owned(), failures: Mutex::default() }
     }
 
-    /// Sends an event, unless it is a failure that was sent before.
+    /// Sends an event, unless it is a failure that was already sent.
     pub fn tell(&self, event: Event) {
         if !self.is_news(&event) {
             return;

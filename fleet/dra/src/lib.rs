@@ -1,12 +1,13 @@
 //! The Kubernetes driver of dynamic resource allocation (DRA): one program per node, next to `mediatord`.
 //!
-//! It publishes the node's cards and their capacities to the cluster ([`device`], [`slices`]). When the scheduler has
-//! allocated a part of a card to a claim, the kubelet makes the driver prepare it: a tenant of a CUDA card, or a vGPU
-//! of another ([`share`], with optional [`parameters`] of the claim's author), and a CDI file with the edits of a
-//! container ([`driver`]). [`store`] records prepared claims, so that they survive a restart; [`plugin`] is the
-//! interface to the kubelet.
+//! The driver publishes the node's cards and their capacities to the cluster ([`device`], [`slices`]). When the
+//! scheduler has allocated a part of a card to a claim, the kubelet makes the driver prepare it: a tenant of a CUDA
+//! card, or a vGPU of another kind of card ([`share`], with optional [`parameters`] of the claim's author), and a CDI
+//! file with the edits of a container ([`driver`]). [`store`] records prepared claims, so that they survive a restart;
+//! [`plugin`] is the interface to the kubelet.
 //!
-//! It does not decide on allocations, which the scheduler does, and does not enforce them, which `mediatord` does.
+//! The driver does not decide on allocations, which is the scheduler's task, and does not enforce them, which is the
+//! task of `mediatord`.
 
 pub mod claim;
 pub mod device;
@@ -26,5 +27,5 @@ pub const DRIVER: &str = cdi_spec::VENDOR;
 pub const MEMORY: &str = "memory";
 /// Capacity of a device: time, in thousandths.
 pub const TIME: &str = "time";
-/// All of a card's time.
+/// All of a card's time, in thousandths.
 pub const WHOLE_CARD_PERMILLE: u32 = 1000;

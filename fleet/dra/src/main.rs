@@ -76,7 +76,7 @@ struct Serve {
     look_every_ms: u64,
 }
 
-/// Longest name of a node that fits into the slice's name.
+/// Maximum length of a node's name that fits into the slice's name.
 const MAX_NODE: usize = 200;
 /// Interval at which the daemon is checked for lost shares.
 const MEND: Duration = Duration::from_secs(5);
@@ -111,7 +111,7 @@ impl Serve {
 
     async fn run(self) -> Result<()> {
         ensure!(!self.node.is_empty() && self.node.len() <= MAX_NODE, "--node: expected 1 to {MAX_NODE} bytes");
-        // Before any slow step, so that a signal during that step is also handled.
+        // Registered before any slow step, so that a signal during that step is also handled.
         let mut end = signal(SignalKind::terminate()).context("no signals")?;
         let kube = kube::Client::try_default()
             .await
@@ -144,7 +144,7 @@ impl Serve {
             .add_service(health::v1beta1::dra_resource_health_server::DraResourceHealthServer::new(plugin.clone()))
             .add_service(health::v1::dra_resource_health_server::DraResourceHealthServer::new(plugin))
             .serve_with_incoming(incoming);
-        // The kubelet connects as soon as it sees this socket, so the other one must exist before.
+        // The kubelet connects as soon as it sees this socket, so the driver's own socket must exist before.
         let registration = plugin::registration(&self.kubelet_root);
         let (registrar, registering) = socket::Socket::bind(&registration)
             .with_context(|| format!("is --kubelet-root {} right?", self.kubelet_root.display()))?;
@@ -158,18 +158,18 @@ impl Serve {
             served = registering => served.context("serving the kubelet's registration")?,
             _ = end.recv() => tracing::info!("ends"),
         }
-        // First the socket through which the kubelet finds the other.
+        // First close the socket through which the kubelet finds the driver's own socket.
         drop(registrar);
         drop(socket);
         Ok(())
     }
 }
 
-/// Makes the shares again that a restarted daemon has lost.
+/// Creates shares again that a restarted daemon has lost.
 async fn mend(driver: Arc<Driver>, mut offers: watch::Receiver<Vec<Offer>>) {
     loop {
         driver.mend().await;
-        // A daemon that is back reports its cards.
+        // A restarted daemon reports its cards.
         let _ = tokio::time::timeout(MEND, offers.changed()).await;
     }
 }

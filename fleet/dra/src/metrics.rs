@@ -26,12 +26,12 @@ fn escaped(value: &str) -> String {
 }
 
 impl Metrics {
-    /// Counts a claim that was prepared, or failed.
+    /// Counts a prepared or failed claim.
     pub fn prepared(&self, good: bool) {
         if good { &self.prepared } else { &self.refused }.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Counts a claim that was unprepared, or failed.
+    /// Counts an unprepared or failed claim.
     pub fn unprepared(&self, good: bool) {
         if good { &self.removed } else { &self.not_removed }.fetch_add(1, Ordering::Relaxed);
     }
@@ -41,12 +41,12 @@ impl Metrics {
         self.generation.store(generation, Ordering::Relaxed);
     }
 
-    /// Records if the daemon answers.
+    /// Records whether the daemon answers.
     pub fn daemon(&self, answers: bool) {
         self.daemon.store(answers, Ordering::Relaxed);
     }
 
-    /// Records if the kubelet has registered the driver.
+    /// Records whether the kubelet has registered the driver.
     pub fn registered(&self, registered: bool) {
         self.registered.store(registered, Ordering::Relaxed);
     }

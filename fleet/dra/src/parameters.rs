@@ -10,7 +10,7 @@ use crate::DRIVER;
 pub const API_VERSION: &str = "gpu-mediator.internal/v1";
 /// Kind of the parameters.
 pub const KIND: &str = "ShareParameters";
-/// Most sets of parameters that are combined.
+/// Maximum number of sets of parameters that are combined.
 const MAX_SETS: usize = 64;
 
 /// Deviations of a share of a card from what was allocated.
@@ -114,14 +114,14 @@ enum Author {
     Claim,
 }
 
-/// Combined parameters of one request, with a mark for those that are limited because a claim set them.
+/// Combined parameters of one request, with marks for values that are limited because a claim set them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Applied {
     /// The final value of each parameter.
     pub parameters: ShareParameters,
-    /// The claim has asked for a weight of time.
+    /// True if the claim has requested a weight of time.
     pub time_weight_of_claim: bool,
-    /// The claim has asked for a weight of memory.
+    /// True if the claim has requested a weight of memory.
     pub memory_weight_of_claim: bool,
 }
 
@@ -165,7 +165,7 @@ pub fn applied(sets: &[DeviceAllocationConfiguration], request: &str) -> Result<
     Ok(applied)
 }
 
-/// Adds a set, which overrides the earlier ones.
+/// Adds a set, which overrides the earlier sets.
 fn overlay(applied: &mut Applied, set: ShareParameters, author: Author) {
     let ShareParameters { api_version, kind, memory, time, segment_group } = set;
     let of_claim = author == Author::Claim;
@@ -186,10 +186,10 @@ fn overlay(applied: &mut Applied, set: ShareParameters, author: Author) {
     now.segment_group = segment_group.or(now.segment_group.take());
 }
 
-/// The schema of the parameters, as JSON.
+/// Returns the schema of the parameters as JSON.
 ///
 /// # Errors
-/// Only if a schema could not be written as JSON.
+/// Only if the schema cannot be written as JSON.
 pub fn schema() -> serde_json::Result<String> {
     let schema = schemars::schema_for!(ShareParameters);
     serde_json::to_string_pretty(&schema).map(|text| text + "\n")

@@ -26,7 +26,7 @@ use crate::driver::Driver;
 use crate::metrics::Metrics;
 use crate::slices;
 
-/// Services of the driver, as named in the registration. An older kubelet chooses the version that it knows.
+/// Services of the driver, as named in the registration. An older kubelet chooses a version that it supports.
 const SERVICES: [&str; 5] = [
     "v1.DRAPlugin",
     "v1beta1.DRAPlugin",
@@ -36,16 +36,16 @@ const SERVICES: [&str; 5] = [
 ];
 /// Maximum number of claims in one request.
 const MAX_CLAIMS: usize = 256;
-/// Interval of reports if the health has not changed: after 30 s of silence the kubelet considers it unknown.
+/// Interval of reports while the health is unchanged: after 30 s of silence the kubelet considers it unknown.
 const REPORT: Duration = Duration::from_secs(10);
 
-/// The folder of the driver's own socket and state, under the kubelet's root.
+/// Returns the folder of the driver's own socket and state, below the kubelet's root.
 #[must_use]
 pub fn folder(root: &Path) -> PathBuf {
     root.join("plugins").join(DRIVER)
 }
 
-/// The socket through which the kubelet finds the driver.
+/// Returns the path of the socket through which the kubelet finds the driver.
 #[must_use]
 pub fn registration(root: &Path) -> PathBuf {
     root.join("plugins_registry").join(format!("{DRIVER}-reg.sock"))
@@ -106,14 +106,13 @@ fn bounded(claims: &[v1::Claim]) -> Result<(), Status> {
 }
 
 impl Plugin {
-    /// The driver of a node.
+    /// Creates the services for the driver of a node.
     #[must_use]
     pub fn new(driver: Arc<Driver>, offers: watch::Receiver<Vec<Offer>>, node: &str) -> Self {
         Self { driver, offers, node: node.to_owned() }
     }
 
-    /// Runs a change to its end even if the kubelet stops waiting: otherwise a half-done change would need cleanup
-    /// later.
+    /// Completes a change even if the kubelet stops waiting: otherwise a half-done change would need cleanup later.
     async fn whole<T: Send + 'static>(change: impl Future<Output = T> + Send + 'static) -> Result<T, Status> {
         tokio::spawn(change).await.map_err(|error| Status::internal(format!("internal error: {error}")))
     }
@@ -201,7 +200,7 @@ impl Plugin {
 
 type HealthStream = ReceiverStream<Result<NodeWatchResourcesResponse, Status>>;
 
-/// One service under two names: the messages are the same.
+/// Implements one service under two names: the messages are the same.
 macro_rules! dra {
     ($($version:ident),*) => {$(
         #[async_trait]
@@ -225,7 +224,7 @@ macro_rules! dra {
 
 dra!(v1, v1beta1);
 
-/// One service under three names.
+/// Implements one service under three names.
 macro_rules! health {
     ($($version:ident),*) => {$(
         #[async_trait]

@@ -1,9 +1,9 @@
-//! Quantities as Kubernetes writes them: `8Gi`, `1500M`, `250`, `1e3`, `500m`.
+//! Quantities in the form of Kubernetes: `8Gi`, `1500M`, `250`, `1e3`, `500m`.
 
-/// Longest text of a quantity.
+/// Maximum length of a quantity's text.
 const MAX_TEXT: usize = 64;
 
-/// Reads a quantity that is a whole number.
+/// Parses a quantity that is a whole number.
 ///
 /// # Errors
 /// The mistake and the expected form.
@@ -61,7 +61,7 @@ fn scale(suffix: &str) -> Option<(u128, u128)> {
     }
 }
 
-/// Reads a quantity of bytes that is a whole number of MiB.
+/// Parses a quantity of bytes that is a whole number of MiB.
 ///
 /// # Errors
 /// The mistake and the expected form.

@@ -1,4 +1,4 @@
-//! Turns an allocation of a card into a request to the daemon: a tenant or a virtual machine.
+//! Converts an allocation of a card into a request to the daemon: a tenant or a virtual machine.
 
 use std::path::{Path, PathBuf};
 
@@ -12,16 +12,16 @@ use crate::device::Offer;
 use crate::parameters::Applied;
 use crate::{MEMORY, TIME, WHOLE_CARD_PERMILLE, quantity};
 
-/// Claim of a share.
+/// The claim that a share belongs to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Claim<'a> {
     /// Namespace of the claim.
     pub namespace: &'a str,
-    /// Its name.
+    /// Name of the claim.
     pub name: &'a str,
-    /// Its UID.
+    /// UID of the claim.
     pub uid: &'a str,
-    /// The pods that it is reserved for.
+    /// The pods for which the claim is reserved.
     pub pods: Vec<String>,
 }
 
@@ -36,7 +36,7 @@ pub enum Body {
 }
 
 impl Body {
-    /// Its name.
+    /// Returns the name.
     #[must_use]
     pub fn name(&self) -> &str {
         match self {
@@ -45,7 +45,7 @@ impl Body {
         }
     }
 
-    /// The card that it uses.
+    /// Returns the card that the tenant or virtual machine uses.
     #[must_use]
     pub fn card(&self) -> &str {
         match self {
@@ -54,7 +54,7 @@ impl Body {
         }
     }
 
-    /// Its labels.
+    /// Returns the labels.
     #[must_use]
     pub fn labels(&self) -> &Labels {
         match self {
@@ -63,7 +63,7 @@ impl Body {
         }
     }
 
-    /// Its collection in the admin API.
+    /// Returns the collection in the admin API.
     #[must_use]
     pub fn collection(&self) -> &'static str {
         match self {
@@ -73,13 +73,13 @@ impl Body {
     }
 }
 
-/// Name of the tenant or virtual machine of a claim's share.
+/// Returns the name of the tenant or virtual machine of a claim's share.
 #[must_use]
 pub fn name(uid: &str, number: usize) -> String {
     format!("k8s-{uid}-{number}")
 }
 
-/// Path of the socket of a share, in its own folder.
+/// Returns the path of a share's socket, in a separate folder.
 #[must_use]
 pub fn socket(folder: &Path, name: &str, tenants: bool) -> PathBuf {
     folder.join(name).join(if tenants { "cuda.sock" } else { "vgpu.sock" })
@@ -92,7 +92,7 @@ struct Allocated {
     time_permille: u32,
 }
 
-/// Reads the allocation. If the cluster does not support partial capacities, it is the whole card.
+/// Parses the allocation. If the cluster does not support partial capacities, the whole card is allocated.
 fn allocated(result: &DeviceRequestAllocationResult, offer: &Offer) -> Result<Allocated, String> {
     let consumed = result.consumed_capacity.as_ref();
     let of = |name: &str| consumed.and_then(|consumed| consumed.get(name)).map(|quantity| quantity.0.as_str());
@@ -113,7 +113,7 @@ fn allocated(result: &DeviceRequestAllocationResult, offer: &Offer) -> Result<Al
     Ok(Allocated { memory_mib, time_permille })
 }
 
-/// Makes the request to the daemon for a claim's `number`th share.
+/// Creates the request to the daemon for the share with this number in a claim.
 ///
 /// # Errors
 /// The part of the request that is too large or invalid.
@@ -140,7 +140,7 @@ pub fn body(
         "memory": memory,
         "time": time,
         "socket": socket(sockets, &name, offer.tenants),
-        // Only users of the claim see the folder; in it any user of a container may connect.
+        // Only users of the claim can see the folder; within it, any user of a container may connect.
         "mode": "0666",
         "labels": labels(claim, result),
     });
@@ -176,7 +176,7 @@ fn labels(claim: &Claim<'_>, result: &DeviceRequestAllocationResult) -> Value {
     labels
 }
 
-/// MiB of a share's memory, and the keys of its `memory` table.
+/// Returns a share's memory in MiB, and the keys of its `memory` table.
 fn memory(allocated: &Allocated, offer: &Offer, applied: &Applied) -> Result<(u64, Map<String, Value>), String> {
     let asked = &applied.parameters.memory;
     let size = |key: &str, quantity: &Option<String>| -> Result<Option<u64>, String> {
@@ -220,7 +220,7 @@ fn memory(allocated: &Allocated, offer: &Offer, applied: &Applied) -> Result<(u6
     Ok((limit, keys))
 }
 
-/// Keys of a share's `time` table.
+/// Returns the keys of a share's `time` table.
 fn time(allocated: &Allocated, applied: &Applied) -> Result<Value, String> {
     let asked = &applied.parameters.time;
     let weight = asked.weight.unwrap_or(allocated.time_permille);
@@ -240,7 +240,7 @@ fn time(allocated: &Allocated, applied: &Applied) -> Result<Value, String> {
     Ok(time)
 }
 
-/// Checks a weight: a claim cannot set more than was allocated to it.
+/// Checks a weight: a claim cannot set more than its allocation.
 fn bounded(key: &str, weight: u32, of_claim: bool, allocated: &Allocated) -> Result<(), String> {
     let most = if of_claim { allocated.time_permille } else { 10_000 };
     if (1..=most).contains(&weight) {

@@ -20,11 +20,11 @@ use crate::metrics::Metrics;
 
 /// Time limit for the API server.
 const API_TIMEOUT: Duration = Duration::from_secs(15);
-/// Delay before the next try after a failure.
+/// Delay before a retry after a failure.
 const RETRY_DELAY: Duration = Duration::from_secs(2);
 /// Duration of a watch of the slices, in seconds.
 const WATCH_SECONDS: u32 = 240;
-/// Longest time that a change of the cluster's slices can be missed, if the watch is silent.
+/// Maximum time for which a change of the cluster's slices can be missed if the watch is silent.
 const RESYNC_INTERVAL: Duration = Duration::from_secs(300);
 
 /// Polls the daemon, and sends changes to `offers`.
@@ -56,7 +56,7 @@ pub async fn follow(admin: Admin, every: Duration, offers: watch::Sender<Vec<Off
 
 async fn look(admin: &Admin) -> Result<Vec<Offer>, AskError> {
     let cards: CardList = admin.get("/v1/cards").await?;
-    // Views of a failed card may be missing; the card itself is listed.
+    // The views of a failed card may be missing; the card itself is listed.
     let memories = admin.get::<MemoryList>("/v1/memory").await.map(|list| list.memories).unwrap_or_default();
     let schedulers = admin.get::<SchedulerList>("/v1/schedulers").await.map(|list| list.schedulers).unwrap_or_default();
     Ok(Offer::all(&cards.cards, &memories, &schedulers))
@@ -67,19 +67,19 @@ pub struct Publisher {
     kube: Client,
     node: String,
     metrics: Arc<Metrics>,
-    /// The node's UID: the slice is deleted with the node.
+    /// The node's UID, so that the slice is deleted with the node.
     owner: Option<String>,
     /// The last devices that were written.
     written: Option<Vec<Device>>,
-    /// The slice that the API server returned for them: it omits fields of disabled features.
+    /// The slice that the API server returned for these devices: it omits fields of disabled features.
     kept: Option<ResourceSliceSpec>,
-    /// The API server keeps taints; if not, a card with trouble is omitted.
+    /// True if the API server keeps taints; otherwise a card with trouble is omitted.
     taints: bool,
     generation: i64,
 }
 
 impl Publisher {
-    /// The slice of `node`.
+    /// Creates the publisher of the slice of `node`.
     #[must_use]
     pub fn new(kube: Client, node: &str, metrics: Arc<Metrics>) -> Self {
         let node = node.to_owned();
@@ -98,11 +98,11 @@ impl Publisher {
         format!("spec.nodeName={},spec.driver={DRIVER}", self.node)
     }
 
-    /// Keeps the slice equal to `offers`, forever.
+    /// Keeps the slice equal to `offers`. Never returns.
     pub async fn run(mut self, mut offers: watch::Receiver<Vec<Offer>>) {
         loop {
             let wanted = offers.borrow_and_update().clone();
-            // Nothing is known yet; a slice of an earlier run may still be right.
+            // The daemon's cards are not known yet; a slice of an earlier run may still be correct.
             if wanted.is_empty() && self.written.is_none() {
                 let _ = offers.changed().await;
                 continue;
@@ -123,7 +123,7 @@ impl Publisher {
         }
     }
 
-    /// Waits until another client changes the node's slices, such as a kubelet that starts.
+    /// Waits until another client, such as a starting kubelet, changes the node's slices.
     async fn changed(&self, version: &str) {
         let slices = self.slices();
         let params = WatchParams::default().fields(&self.selector()).timeout(WATCH_SECONDS);
@@ -131,7 +131,7 @@ impl Publisher {
             Ok(events) => {
                 let mut events = std::pin::pin!(events);
                 if events.next().await.is_none() {
-                    // The watch has ended. Wait, in case that it ends at once each time.
+                    // The watch has ended. Wait, in case it ends at once each time.
                     sleep(RETRY_DELAY).await;
                 }
             }
@@ -142,7 +142,7 @@ impl Publisher {
         }
     }
 
-    /// Publishes the wanted slice. Returns the version of the list that was read.
+    /// Publishes the requested slice. Returns the version of the list that was read.
     async fn publish(&mut self, offers: &[Offer]) -> Result<String, String> {
         match timeout(API_TIMEOUT, self.publish_once(offers)).await {
             Ok(done) => done.map_err(|error| error.to_string()),
@@ -180,13 +180,13 @@ impl Publisher {
         Ok(version)
     }
 
-    /// Devices of the offers; without unusable ones if the API server keeps no taints.
+    /// Returns the devices of the offers, without unusable devices if the API server keeps no taints.
     fn devices(&self, offers: &[Offer]) -> Vec<Device> {
         let shown = offers.iter().filter(|offer| self.taints || offer.trouble.is_none());
         shown.map(Offer::device).collect()
     }
 
-    /// Writes the slice. Returns it as the API server keeps it.
+    /// Writes the slice. Returns the slice as stored by the API server.
     async fn write(
         &mut self,
         there: Option<ResourceSlice>,
@@ -245,7 +245,7 @@ fn lost_taints(devices: &[Device], kept: &ResourceSliceSpec) -> bool {
     tainted(devices) && !tainted(kept.devices.as_deref().unwrap_or_default())
 }
 
-/// Health of a device for the kubelet: unknown if the daemon does not answer.
+/// Returns the health of a device for the kubelet: unknown if the daemon does not answer.
 #[must_use]
 pub fn health(offer: &Offer) -> (fleet_grpc::health::v1alpha1::HealthStatus, String) {
     use fleet_grpc::health::v1alpha1::HealthStatus;

@@ -1,5 +1,5 @@
-//! Prepared claims, kept in a file: after a restart of the driver or the node, it holds the claims that must be served
-//! or removed.
+//! Prepared claims, stored in a file that lists the claims to serve or remove after a restart of the driver or the
+//! node.
 //!
 //! A claim is recorded before its parts are created and deleted after they are removed, so all existing parts are known
 //! even after a crash.
@@ -14,7 +14,7 @@ use crate::share::Body;
 
 /// Version of the file.
 const VERSION: u32 = 1;
-/// Largest file, in bytes.
+/// Maximum size of the file in bytes.
 const MAX_FILE: u64 = 16 << 20;
 
 /// A share of a card for a claim.
@@ -29,7 +29,7 @@ pub struct KeptShare {
     pub pool: String,
     /// The device.
     pub device: String,
-    /// The allocation, if a device can have several.
+    /// The allocation, if a device can have several allocations.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub share_id: Option<String>,
 }
@@ -38,13 +38,13 @@ pub struct KeptShare {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct KeptClaim {
-    /// Its namespace.
+    /// Namespace of the claim.
     pub namespace: String,
-    /// Its name.
+    /// Name of the claim.
     pub name: String,
-    /// Everything has been made.
+    /// True if all parts were created.
     pub prepared: bool,
-    /// Its shares.
+    /// Shares of the claim.
     pub shares: Vec<KeptShare>,
 }
 
@@ -73,7 +73,7 @@ pub enum StoreError {
     Content { path: PathBuf, what: String },
 }
 
-/// The claims, and their file.
+/// The claims, with their file.
 #[derive(Debug)]
 pub struct Store {
     path: PathBuf,
@@ -81,10 +81,10 @@ pub struct Store {
 }
 
 impl Store {
-    /// Reads the file, if it exists.
+    /// Loads the file, if it exists.
     ///
     /// # Errors
-    /// If it cannot be read or has other contents: prepared claims would be lost.
+    /// If the file cannot be read or has other contents: prepared claims would be lost.
     pub fn open(path: &Path) -> Result<Self, StoreError> {
         let failed = |source| StoreError::Io { path: path.to_owned(), source };
         let wrong = |what: String| StoreError::Content { path: path.to_owned(), what };
@@ -97,7 +97,7 @@ impl Store {
             Ok(_) => {}
         }
         let text = std::fs::read(path).map_err(failed)?;
-        // The version first: the rest may differ in another.
+        // The version is checked first, because the rest may differ in another version.
         let any: serde_json::Value = serde_json::from_slice(&text).map_err(|error| wrong(error.to_string()))?;
         if any["version"] != VERSION {
             return Err(wrong(format!("version {}, expected {VERSION}", any["version"])));
@@ -106,13 +106,13 @@ impl Store {
         Ok(Self { path: path.to_owned(), claims })
     }
 
-    /// The claims by UID.
+    /// Returns the claims by UID.
     #[must_use]
     pub fn claims(&self) -> &BTreeMap<String, KeptClaim> {
         &self.claims
     }
 
-    /// A claim.
+    /// Returns a claim.
     #[must_use]
     pub fn get(&self, uid: &str) -> Option<&KeptClaim> {
         self.claims.get(uid)
@@ -121,7 +121,7 @@ impl Store {
     /// Records a claim.
     ///
     /// # Errors
-    /// If the file cannot be written; nothing is changed then.
+    /// If the file cannot be written. Nothing has changed in this case.
     pub fn put(&mut self, uid: &str, claim: KeptClaim) -> Result<(), StoreError> {
         let mut claims = self.claims.clone();
         claims.insert(uid.to_owned(), claim);
@@ -131,7 +131,7 @@ impl Store {
     /// Deletes a claim.
     ///
     /// # Errors
-    /// If the file cannot be written; nothing is changed then.
+    /// If the file cannot be written. Nothing has changed in this case.
     pub fn forget(&mut self, uid: &str) -> Result<(), StoreError> {
         let mut claims = self.claims.clone();
         if claims.remove(uid).is_none() {

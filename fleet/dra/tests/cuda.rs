@@ -1,4 +1,5 @@
-//! A claim of a CUDA card, with the fake driver: a tenant, and a program that uses it like a program in a container.
+//! Tests a claim of a CUDA card, with the fake driver: a tenant, and a program that uses it like a program in a
+//! container.
 
 use std::path::Path;
 use std::process::Command;
@@ -10,7 +11,7 @@ mod support;
 
 use support::{Node, allocated, built, named, parameters};
 
-/// The environment of a container, with host paths instead of container paths.
+/// Returns the environment of a container, with host paths instead of container paths.
 fn environment(edits: &Edits) -> Vec<(String, String)> {
     let outside = |value: &str| {
         let mount = edits.mounts.iter().find(|mount| Path::new(value).starts_with(&mount.container_path));
@@ -70,7 +71,7 @@ async fn cuda_claim_creates_tenant_and_programs_see_its_limit() {
     kubelet.back(&named("job")).await;
     node.assert_clean().await;
 
-    // An owner ends and cannot be restarted: the card fails, and no claim gets it.
+    // An owner ends and cannot be restarted: the card fails, and no claim gets this card.
     std::fs::remove_file(node.path("plain/libcuda.so.1")).unwrap();
     let pid = node.daemon.as_ref().unwrap().0.id();
     let owners = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap();

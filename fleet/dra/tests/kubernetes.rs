@@ -1,4 +1,4 @@
-//! The driver as a process, with a `mediatord` that has software cards: registration, slices, claims, restarts,
+//! Tests the driver as a process, with a `mediatord` that has software cards: registration, slices, claims, restarts,
 //! trouble.
 
 use std::fs;
@@ -104,7 +104,8 @@ async fn a_claim_of_several_shares_is_one_file_and_all_or_nothing() {
     kubelet.back(&named("many")).await;
     node.assert_clean().await;
 
-    // The last share does not fit because of a share unknown to the scheduler, so the first two are removed as well.
+    // The last share does not fit because of a VM unknown to the scheduler, so the first two shares are removed as
+    // well.
     let beside = json!({ "name": "beside", "card": "card1", "vram_mib": 160 });
     node.admin().post::<Value>("/v1/vms", &beside).await.unwrap();
     let parts = [parts[0], parts[1], ("other", "card1", "128Mi", "500")];
@@ -114,7 +115,7 @@ async fn a_claim_of_several_shares_is_one_file_and_all_or_nothing() {
     assert_eq!(node.shares().await, ["beside"]);
     node.admin().delete("/v1/vms/beside").await.unwrap();
     node.assert_clean().await;
-    // Now it fits.
+    // Now the claim fits.
     kubelet.good(&named("none")).await;
     assert_eq!(node.shares().await.len(), 3);
 }
@@ -128,7 +129,7 @@ async fn a_container_with_two_claims_finds_the_shares_of_each() {
     for claim in ["one", "two"] {
         node.api.put_claim(allocated(claim, &[("gpu", "card0", "32Mi", "100")], Value::Null));
         kubelet.good(&named(claim)).await;
-        // A runtime's mounts: a later mount hides an earlier one at the same path.
+        // Applies the mounts as a runtime does: a later mount hides an earlier one at the same path.
         for mount in spec(&node, &format!("uid-{claim}")).devices.remove(0).container_edits.mounts {
             found.insert(mount.container_path.display().to_string(), mount.host_path);
         }
@@ -196,7 +197,7 @@ async fn invalid_or_excessive_claim_is_rejected_with_cause() {
         node.api.put_claim(make(&name));
         let error = kubelet.bad(&named(&name)).await;
         assert!(error.contains(expected), "{error}");
-        // The kubelet tries again, and the owner gets one event.
+        // The kubelet retries, and the claim's owner gets one event.
         assert_eq!(kubelet.bad(&named(&name)).await, error);
     }
     assert!(kubelet.bad(&named("absent")).await.contains("no such claim"));
@@ -209,7 +210,7 @@ async fn invalid_or_excessive_claim_is_rejected_with_cause() {
             .all(|event| event.type_.as_deref() == Some("Warning") && event.reason.as_deref() == Some("ShareRefused"))
     );
     node.assert_clean().await;
-    // A device class may give more than a claim may request.
+    // A device class may grant more than a claim may request.
     let class = parameters("FromClass", json!({ "time": { "weight": 900, "class": "interactive" } }));
     node.api.put_claim(allocated("good", &part, json!([class])));
     kubelet.good(&named("good")).await;
@@ -225,7 +226,7 @@ async fn claims_survive_driver_kill_and_daemon_state_loss() {
     node.api.put_claim(allocated("kept", &[("gpu", "card0", "64Mi", "250")], Value::Null));
     let devices = kubelet.good(&named("kept")).await;
     node.kill_driver();
-    // Missing parts are made again without the claim, which may have been removed by then.
+    // Missing parts are created again without the claim, which may have been removed by then.
     fs::remove_dir_all(node.path("cdi")).unwrap();
     node.api.remove_claim("prod", "kept");
     node.daemon = None;
@@ -268,7 +269,7 @@ async fn driver_killed_during_prepare_leaves_no_unknown_share() {
         node.start_driver(&[]);
         let kubelet = node.kubelet(NEW).await;
         node.slice(1).await;
-        // Half of them are requested again, the other half is not.
+        // Half of the claims are requested again, the other half is not.
         until("the cards", async || {
             let answer = kubelet.prepare(&claims[..3]).await.unwrap();
             answer.claims.values().all(|one| one.error.is_empty()).then_some(())
@@ -303,18 +304,18 @@ async fn the_slice_is_kept_as_the_cards_are() {
     assert_eq!(attributes["vramMiB"].int, Some(256));
     until("the old slice goes", async || (node.api.slices().len() == 1).then_some(())).await;
 
-    // A starting kubelet removes it.
+    // A starting kubelet removes the slice.
     node.api.wipe();
     let again = node.slice(1).await;
     assert_eq!(again.spec.devices, slice.spec.devices);
     assert!(again.spec.pool.generation > slice.spec.pool.generation);
 
-    // Without a change, no object is written.
+    // If nothing changes, no object is written.
     let writes = node.api.writes();
     tokio::time::sleep(Duration::from_millis(500)).await;
     assert_eq!(node.api.writes(), writes);
 
-    // The driver tries again after an error of the API server.
+    // The driver retries after an error of the API server.
     node.api.break_down(true);
     node.api.wipe();
     tokio::time::sleep(Duration::from_millis(300)).await;
@@ -341,7 +342,7 @@ async fn cards_without_daemon_are_tainted_and_reject_claims() {
     assert_eq!((first.len(), first[0].health()), (1, HealthStatus::Healthy));
     assert_eq!(other.message().await.unwrap().unwrap().devices.len(), 1);
 
-    // Their state is unknown until the daemon is back.
+    // The state of the devices is unknown until the daemon is back.
     node.daemon = None;
     until("news", async || {
         let devices = stream.message().await.unwrap().unwrap().devices;
@@ -358,7 +359,7 @@ async fn cards_without_daemon_are_tainted_and_reject_claims() {
     kubelet.good(&named("late")).await;
     kubelet.back(&named("late")).await;
 
-    // A cluster that keeps no taints does not see such a card.
+    // If a cluster keeps no taints, such a card is not published.
     node.api.forget(&["taints"]);
     node.daemon = None;
     node.slice(0).await;
@@ -383,7 +384,7 @@ async fn drained_card_is_tainted_and_rejects_only_new_claims() {
     until("a taint", async || (taint().await.as_ref() == Some(&drained)).then_some(())).await;
     let error = kubelet.bad(&named("late")).await;
     assert!(error.contains("card `card0` cannot be used: an operator empties it"), "{error}");
-    // Its users keep it, and its health is good, so that the pod does not end.
+    // The card's users keep it, and its health is reported as good, so that the pod does not end.
     assert_eq!(kubelet.good(&named("kept")).await, devices);
     let mut client =
         fleet_grpc::health::v1beta1::dra_resource_health_client::DraResourceHealthClient::new(kubelet.channel.clone());
@@ -413,7 +414,7 @@ async fn claim_of_vm_moved_to_another_card_stays_valid() {
         }
         let vm: Value = node.admin().get(&format!("/v1/vms/k8s-uid-{name}-0")).await.unwrap();
         assert_eq!(vm["card"], "card1");
-        // A restarted kubelet asks again.
+        // A restarted kubelet repeats its request.
         assert_eq!(kubelet.good(&named(name)).await, devices);
         kubelet.back(&named(name)).await;
         assert_eq!(node.shares().await, Vec::<String>::new(), "what was given back is gone");
@@ -479,9 +480,9 @@ async fn junk_is_refused_and_changes_nothing() {
     kubelet.bad(&odd).await;
     let many: Vec<_> = (0..300).map(|number| named(&number.to_string())).collect();
     assert_eq!(kubelet.prepare(&many).await.unwrap_err().code(), tonic::Code::InvalidArgument);
-    // An unknown claim is unprepared at once.
+    // Unpreparing an unknown claim succeeds at once.
     kubelet.back(&named("never")).await;
-    // The name of a share of another owner.
+    // A VM has the name of a share, but a different owner.
     let other = json!({ "name": "k8s-uid-mine-0", "card": "card0", "vram_mib": 16 });
     node.admin().post::<Value>("/v1/vms", &other).await.unwrap();
     node.api.put_claim(allocated("mine", &[("gpu", "card0", "16Mi", "10")], Value::Null));

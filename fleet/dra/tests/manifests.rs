@@ -1,4 +1,4 @@
-//! The manifests and the image's recipe: they use only published types, only the necessary rights, and existing
+//! Tests the manifests and the image's recipe: they use only published types, only the necessary rights, and existing
 //! arguments.
 
 use std::collections::BTreeSet;
@@ -105,7 +105,7 @@ async fn cluster_role_allows_exactly_calls_made_by_driver() {
     node.api.put_claim(allocated("one", &[("gpu", "card0", "64Mi", "250")], Value::Null));
     kubelet.good(&named("one")).await;
     kubelet.back(&named("one")).await;
-    // A change of the slice.
+    // The slice changes.
     node.daemon = None;
     until("a taint", async || node.slice(1).await.spec.devices.unwrap()[0].taints.clone()).await;
     let calls =
@@ -157,10 +157,10 @@ fn the_image_has_the_program_and_the_program_the_arguments() {
         .env("NODE_NAME", "a")
         .output()
         .unwrap();
-    // All of them are accepted except the last.
+    // All arguments are accepted except the last.
     let text = String::from_utf8(output.stderr).unwrap();
     assert!(text.contains("--look-every-ms") && !text.contains("unexpected argument"), "{text}");
-    // Every path of the arguments is a folder of the node.
+    // Every path in the arguments is in a folder of the node.
     let mounts = container.volume_mounts.as_ref().unwrap();
     let volumes = spec.volumes.as_ref().unwrap();
     for path in ["/var/lib/kubelet/plugins", "/var/lib/kubelet/plugins_registry", "/var/run/cdi", "/run/gpu-mediator"] {

@@ -1,4 +1,4 @@
-//! The operators' pages: the daemon accepts their configurations, and their tables name existing things.
+//! Tests the operators' pages: the daemon accepts their configurations, and their tables name existing things.
 
 use std::fs;
 use std::path::Path;
@@ -15,7 +15,7 @@ fn page(name: &str) -> String {
     fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/guides").join(name)).unwrap()
 }
 
-/// The blocks of a page in a language, without the indentation of a list around them.
+/// Returns the blocks of a page in a language, without the indentation of an enclosing list.
 fn blocks(page: &str, language: &str) -> Vec<String> {
     let mut blocks = Vec::new();
     let mut open: Option<(usize, String)> = None;

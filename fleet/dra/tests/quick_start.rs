@@ -1,5 +1,6 @@
-//! The quick start of README.md for pods: a shell runs its text. Programs named `kubectl` and `nvidia-ctk` pass their
-//! arguments to this test, which acts as the cluster and starts the real driver as the DaemonSet says.
+//! Tests the quick start for pods in README.md: a shell runs its commands. Programs named `kubectl` and `nvidia-ctk`
+//! pass their arguments to this test, which acts as the cluster and starts the real driver as specified by the
+//! DaemonSet.
 
 use std::io::{BufRead, BufReader, Write};
 use std::net::{TcpListener, TcpStream};
@@ -22,10 +23,10 @@ use support::{Node, Process, allocated, named, until};
 /// Name of the node.
 const NODE: &str = "node-a";
 
-/// A call of a program that the shell started: its name and arguments, and where its output goes.
+/// A call of a program that the shell started: its name and arguments, and the channel for its output.
 type Call = (Vec<String>, oneshot::Sender<String>);
 
-/// The cluster and its node, as far as the quick start sees them.
+/// The cluster and its node, as far as the quick start uses them.
 struct Cluster {
     node: Node,
     labels: Vec<(String, String)>,
@@ -41,7 +42,7 @@ fn readme(language: &str) -> Vec<String> {
     blocks.map(|rest| rest.split("```").next().unwrap().to_owned()).collect()
 }
 
-/// Writes programs that send their name and arguments to `port`, a line each, and print the answer.
+/// Writes programs that send their name and arguments to `port`, one per line, and print the answer.
 fn write_programs(folder: &Path, port: u16) {
     fs::create_dir(folder).unwrap();
     for name in ["kubectl", "nvidia-ctk"] {
@@ -53,7 +54,7 @@ fn write_programs(folder: &Path, port: u16) {
     }
 }
 
-/// Reads a call, waits for its output, and writes that. A dropped sender is a call that failed.
+/// Receives a call, waits for its output, and sends the output back. A dropped sender means that the call failed.
 fn pass_on(stream: TcpStream, calls: &mpsc::Sender<Call>) {
     let lines = BufReader::new(&stream).lines().map(Result::unwrap);
     let words = lines.take_while(|line| !line.is_empty()).collect();
@@ -65,7 +66,7 @@ fn pass_on(stream: TcpStream, calls: &mpsc::Sender<Call>) {
 }
 
 impl Cluster {
-    /// Carries out a call; returns its output.
+    /// Executes a call and returns its output.
     async fn call(&mut self, words: &[String]) -> String {
         let words: Vec<_> = words.iter().map(String::as_str).collect();
         match *words {
@@ -118,7 +119,7 @@ impl Cluster {
         self.node.path(format!("{name}{rest}").trim_matches('/'))
     }
 
-    /// Starts the driver as the DaemonSet says, once the set exists and selects the node.
+    /// Starts the driver as specified by the DaemonSet, once the set exists and selects the node.
     fn place_driver(&mut self) {
         let Some(set) = self.objects.iter().find(|object| object["kind"] == "DaemonSet") else { return };
         let set: DaemonSet = typed(set);
@@ -145,7 +146,7 @@ impl Cluster {
         self.node.driver = Some(Process(command.stderr(log).spawn().unwrap()));
     }
 
-    /// Runs a script, whose calls this cluster carries out.
+    /// Runs a script, whose calls this cluster executes.
     async fn run(&mut self, script: String) -> Output {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let programs = self.node.path("programs");
@@ -154,7 +155,7 @@ impl Cluster {
         thread::spawn(move || listener.incoming().for_each(|stream| pass_on(stream.unwrap(), &sender)));
         let path = format!("{}:{}", programs.display(), std::env::var("PATH").unwrap());
         let shell = move || {
-            // TIMEOUT: only a failing test takes so long.
+            // TIMEOUT: only a failing test takes this long.
             let mut command = Command::new("timeout");
             command.args(["90", "bash", "-e", "-c", &script]).current_dir(root()).env("PATH", path);
             command.stdin(Stdio::null()).output().unwrap()
@@ -181,7 +182,7 @@ async fn quick_start_of_the_readme_prints_its_output() {
     assert!(output.status.success(), "{text}{}", String::from_utf8_lossy(&output.stderr));
     assert_eq!(text, outputs[0]);
 
-    // A pod on the node now gets devices, and the runtime finds each in the folder of the quick start.
+    // A pod on the node now gets devices, and the runtime finds each device in the folder of the quick start.
     let node = cluster.node;
     let kubelet = node.kubelet(&["v1.DRAPlugin"]).await;
     until("a card that is served", async || {

@@ -2,15 +2,15 @@
 //!
 //! The kubelet dials a plugin's socket by its path when the plugin registers, and kubelets before 1.34 also dial a DRA
 //! driver this way. Go's gRPC then sends the path as `:authority`: unchanged (`/var/lib/kubelet/x.sock`), or in newer
-//! versions escaped (`%2Fvar%2Flib%2Fkubelet%2Fx.sock`). The crate `h2` accepts neither as an authority: it resets the
-//! stream, without an option to change that (hyperium/h2#487). Over a UNIX socket the authority has no meaning, so this
-//! module replaces it with `localhost`.
+//! versions escaped (`%2Fvar%2Flib%2Fkubelet%2Fx.sock`). The crate `h2` accepts neither form as an authority: it resets
+//! the stream, and has no option to change this (hyperium/h2#487). Over a UNIX socket the authority has no meaning, so
+//! this module replaces it with `localhost`.
 //!
 //! Header blocks are compressed with a table that grows from block to block, so they cannot be changed in place. The
 //! [`Rewriter`] terminates the compression: it keeps the client's table, decodes each block, and encodes it again as
 //! literals without table references. Frames of all other kinds pass unchanged.
 //!
-//! Out of scope: the checks that `h2` makes later, such as the set and the order of headers.
+//! The checks that `h2` makes later, such as the set and the order of headers, are out of scope.
 
 use std::io;
 use std::pin::Pin;
@@ -22,15 +22,15 @@ use tonic::transport::server::Connected;
 
 /// Length of a client's connection preface.
 const PREFACE_LEN: usize = 24;
-/// Bytes of a frame's head.
+/// Size of a frame's header in bytes.
 const HEAD: usize = 9;
-/// Maximum payload of a frame: the server keeps the initial limit.
+/// Maximum payload of a frame in bytes: the server keeps the initial limit.
 const MAX_FRAME: usize = 16 << 10;
-/// Longest header block, and longest list of headers that it may decode to.
+/// Maximum size of a header block in bytes, and of the list of headers that it decodes to.
 const MAX_BLOCK: usize = 64 << 10;
-/// Size of the client's table: the server keeps the initial limit.
+/// Size of the client's table in bytes: the server keeps the initial limit.
 const TABLE: usize = 4096;
-/// Bytes that a header counts in addition to its name and value, according to RFC 9113.
+/// Number of bytes that a header counts in addition to its name and value, according to RFC 9113.
 const OVERHEAD: usize = 32;
 
 const HEADERS: u8 = 1;
@@ -46,13 +46,13 @@ pub enum Malformed {
     /// A frame is too long.
     #[error("a frame of {0} bytes, expected at most {MAX_FRAME}")]
     Frame(usize),
-    /// A frame interrupts a header block, or continues none.
+    /// A frame interrupts a header block, or continues no header block.
     #[error("a frame of kind {0} where a header block {1}")]
     Order(u8, &'static str),
     /// A frame's padding is longer than the frame.
     #[error("padding that is longer than its frame")]
     Padding,
-    /// A header block is too long, or decodes to too much.
+    /// A header block is too long, or decodes to too many bytes.
     #[error("headers of more than {MAX_BLOCK} bytes")]
     Block,
     /// A header block cannot be decoded.
@@ -83,7 +83,7 @@ struct Block {
     bytes: Vec<u8>,
 }
 
-/// A filter of a client's bytes, as a state machine: bytes in, bytes for `h2` out.
+/// A filter of a client's bytes, as a state machine that produces the bytes for `h2`.
 pub struct Rewriter {
     preface_left: usize,
     head: Vec<u8>,
@@ -109,7 +109,7 @@ impl Default for Rewriter {
 }
 
 impl Rewriter {
-    /// Accepts bytes of the client, and adds the resulting bytes to `out`.
+    /// Accepts bytes of the client, and appends the resulting bytes to `out`.
     ///
     /// # Errors
     /// If the rest of the connection cannot be understood.
@@ -132,7 +132,7 @@ impl Rewriter {
         Ok(())
     }
 
-    /// Begins a frame with a complete head.
+    /// Begins a frame whose header is complete.
     fn begin(&mut self, out: &mut Vec<u8>) -> Result<(), Malformed> {
         let &[l2, l1, l0, kind, flags, s3, s2, s1, s0] = self.head.as_slice() else { return Ok(()) };
         let left = usize::from(l2) << 16 | usize::from(l1) << 8 | usize::from(l0);
@@ -180,7 +180,7 @@ impl Rewriter {
         let (mut fields, mut size) = (Vec::new(), 0_usize);
         let decoded = self.decoder.decode_with_cb(&block.bytes, |name, value| {
             size = size.saturating_add(name.len() + value.len() + OVERHEAD);
-            // Headers beyond the limit are counted, not kept.
+            // Headers beyond the limit are counted, but not kept.
             if size <= MAX_BLOCK {
                 let value = if *name == *b":authority" { b"localhost".as_slice() } else { &value };
                 literal(&name, value, &mut fields);
@@ -195,7 +195,7 @@ impl Rewriter {
             let kind = if index == 0 { HEADERS } else { CONTINUATION };
             let ends_stream = if index == 0 && block.ends_stream { END_STREAM } else { 0 };
             let ends_headers = if index + 1 == parts.len() { END_HEADERS } else { 0 };
-            // A part is no longer than a frame may be, so its length has three bytes.
+            // A part is at most as long as a frame may be, so its length has three bytes.
             let [.., l2, l1, l0] = part.len().to_be_bytes();
             out.extend_from_slice(&[l2, l1, l0, kind, ends_stream | ends_headers]);
             out.extend_from_slice(&block.stream);
@@ -209,7 +209,7 @@ fn carries_headers(kind: u8) -> bool {
     matches!(kind, HEADERS | CONTINUATION)
 }
 
-/// Removes at most `left` bytes from the front, and counts them.
+/// Removes at most `left` bytes from the front, and subtracts their number from `left`.
 fn cut<'a>(bytes: &mut &'a [u8], left: &mut usize) -> &'a [u8] {
     let (front, rest) = bytes.split_at((*left).min(bytes.len()));
     *left -= front.len();
@@ -217,7 +217,7 @@ fn cut<'a>(bytes: &mut &'a [u8], left: &mut usize) -> &'a [u8] {
     front
 }
 
-/// The part of a header block in a frame's payload, without padding and priority.
+/// Returns the part of a header block in a frame's payload, without padding and priority.
 fn fragment(payload: &[u8], flags: u8) -> Result<&[u8], Malformed> {
     let (mut rest, mut padding) = (payload, 0);
     if flags & PADDED != 0 {
@@ -239,7 +239,7 @@ fn literal(name: &[u8], value: &[u8], out: &mut Vec<u8>) {
     }
 }
 
-/// Writes a length with a prefix of seven bits; the eighth marks uncompressed text.
+/// Writes a length with a prefix of seven bits; the eighth bit marks uncompressed text.
 fn length(length: usize, out: &mut Vec<u8>) {
     const PREFIX: usize = 0x7f;
     if let Some(rest) = length.checked_sub(PREFIX) {
@@ -260,7 +260,7 @@ fn length(length: usize, out: &mut Vec<u8>) {
 pub struct Localhost<S> {
     inner: S,
     rewriter: Rewriter,
-    /// Bytes for the reader; bytes before `given` were already read.
+    /// Bytes for the reader; the bytes before `given` were already read.
     out: Vec<u8>,
     given: usize,
 }

@@ -3,7 +3,7 @@
 //! Parts: messages and services, generated from the files in `proto`; [`socket`], which serves them; [`authority`],
 //! which makes requests of the kubelet readable for the crate `h2`.
 //!
-//! It does not interpret claims or domains.
+//! The crate does not interpret claims or domains.
 
 pub mod authority;
 pub mod socket;

@@ -12,7 +12,7 @@ use tokio_stream::{Stream, StreamExt};
 
 use crate::authority::Localhost;
 
-/// Maximum number of concurrent requests per connection: the kubelet sends few.
+/// Maximum number of concurrent requests per connection; the kubelet sends few requests.
 pub const MAX_STREAMS: u32 = 64;
 
 /// An error of creating the socket.
@@ -38,11 +38,11 @@ pub struct Socket {
 }
 
 impl Socket {
-    /// Makes a socket at `path` to which only this user may connect; replaces one that no process serves. Returns its
-    /// incoming connections, for a server.
+    /// Creates a socket at `path` to which only this user may connect. Replaces a socket that no process serves.
+    /// Returns the incoming connections, for a server.
     ///
     /// # Errors
-    /// If the path has another file, or the host refuses.
+    /// If the path names another kind of file, or the host refuses.
     pub fn bind(
         path: &Path,
     ) -> Result<(Self, impl Stream<Item = io::Result<Localhost<UnixStream>>> + use<>), SocketError> {
@@ -54,8 +54,8 @@ impl Socket {
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
             Err(error) => return Err(failed(error)),
         }
-        // Under another name until its mode is set: the kubelet connects as soon as it sees a file, except one whose
-        // name begins with a dot.
+        // The socket has another name until its mode is set: the kubelet connects as soon as it sees a file, unless the
+        // file's name begins with a dot.
         let name = path.file_name().unwrap_or_default().to_string_lossy();
         let beside = path.with_file_name(format!(".{name}.new"));
         let _ = std::fs::remove_file(&beside);

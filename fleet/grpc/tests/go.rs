@@ -1,10 +1,10 @@
-//! A server that receives the recorded bytes of a Go client that dials like the kubelet.
+//! Tests a server with the recorded bytes of a Go client that dials like the kubelet.
 //!
 //! `captures/*.hex` were recorded from google.golang.org/grpc 1.33.3, which dialled a UNIX socket
 //! `/tmp/cap/plugin.sock`: by its path, as the kubelet's watcher of plugins does (`path`), with `:authority` escaped as
 //! in newer versions (`escaped`, the same bytes with this literal substituted), and as `unix:` and the path, as a
 //! kubelet since 1.34 does for a DRA driver (`unix`). Each connection calls `GetInfo` twice, then
-//! `NotifyRegistrationStatus`: the later calls refer to the header table of the first.
+//! `NotifyRegistrationStatus`: the later calls refer to the header table of the first call.
 
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
@@ -18,11 +18,11 @@ use fleet_grpc::socket::Socket;
 use tokio_stream::StreamExt;
 use tonic::{Request, Response, Status};
 
-/// Frames of kind HEADERS.
+/// Kind of HEADERS frames.
 const HEADERS: u8 = 1;
-/// Frames of kind RST_STREAM.
+/// Kind of RST_STREAM frames.
 const RST_STREAM: u8 = 3;
-/// Limit of a wait, reached only by a failing test.
+/// Maximum duration of a wait, reached only by a failing test.
 const WAIT_TIMEOUT: Duration = Duration::from_secs(30);
 
 #[derive(Default)]
@@ -46,7 +46,7 @@ impl Registration for Plugin {
     }
 }
 
-/// The bytes of a recording.
+/// Returns the bytes of a recording.
 fn capture(name: &str) -> Vec<u8> {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/captures").join(format!("{name}.hex"));
     let text: String = std::fs::read_to_string(path).unwrap().split_whitespace().collect();
@@ -71,7 +71,7 @@ fn answers(socket: &Path, bytes: &[u8], streams: usize) -> (Vec<u8>, Vec<u8>) {
         if matches!(head[3], HEADERS | RST_STREAM) {
             kinds.push(head[3]);
         }
-        // A good answer has headers and trailers.
+        // A successful answer has headers and trailers.
         let ended = kinds.iter().filter(|kind| **kind == RST_STREAM).count();
         if (kinds.len() - ended) / 2 + ended == streams {
             return (kinds, all);
@@ -131,7 +131,7 @@ fn junk_ends_its_connection_and_no_other() {
             let mut stream = UnixStream::connect(socket).unwrap();
             stream.set_read_timeout(Some(WAIT_TIMEOUT)).unwrap();
             let _ = stream.write_all(junk);
-            // The server's settings may come before the end.
+            // The server's settings may arrive before the end.
             let _ = stream.read_to_end(&mut Vec::new());
         }
         let (kinds, _) = answers(socket, &bytes, 3);

@@ -1,7 +1,7 @@
 //! Adds vGPUs to a libvirt domain.
 //!
 //! libvirt has no vfio-user device, so the QEMU argument is placed in the namespace that libvirt passes through. The
-//! card reads guest memory through the file that QEMU passes, so the memory must be a shared file.
+//! card accesses guest memory through the file that QEMU passes, so the memory must be a shared file.
 
 use std::borrow::Cow;
 
@@ -9,14 +9,14 @@ use quick_xml::events::attributes::Attribute;
 use quick_xml::events::{BytesEnd, BytesStart, Event};
 use quick_xml::{Reader, Writer, XmlVersion};
 
-/// Longest document, in bytes.
+/// Maximum size of a document in bytes.
 pub const MAX_DOCUMENT: usize = 4 << 20;
-/// Deepest element.
+/// Maximum depth of an element.
 const MAX_DEPTH: usize = 64;
-/// The namespace in which libvirt passes arguments on to QEMU.
+/// The namespace of the arguments that libvirt passes to QEMU.
 const NAMESPACE: &str = "http://libvirt.org/schemas/domain/qemu/1.0";
 
-/// A reason why vGPUs cannot be added to a document.
+/// Reason that vGPUs cannot be added to a document.
 #[derive(Debug, thiserror::Error)]
 #[expect(missing_docs, reason = "the messages say it")]
 pub enum DomainError {
@@ -38,13 +38,13 @@ fn xml(error: impl std::fmt::Display) -> DomainError {
     DomainError::Xml(error.to_string())
 }
 
-/// Returns the domain `document` with QEMU's devices `devices`, each the value of an argument `-device`, and shared
+/// Returns the domain `document` with QEMU's devices `devices`, each the value of a `-device` argument, and with shared
 /// memory.
 ///
 /// An existing device is not added again.
 ///
 /// # Errors
-/// If it is not a domain.
+/// If the document is not a domain.
 pub fn with_devices(document: &[u8], devices: &[String]) -> Result<Vec<u8>, DomainError> {
     if document.len() > MAX_DOCUMENT {
         return Err(DomainError::Long(document.len()));
@@ -69,7 +69,7 @@ pub fn with_devices(document: &[u8], devices: &[String]) -> Result<Vec<u8>, Doma
     }
 }
 
-/// The document that is being written.
+/// The document under construction.
 struct Edit {
     out: Writer<Vec<u8>>,
     /// Names of the open elements.
@@ -143,7 +143,7 @@ impl Edit {
             return self.write(Event::Start(start));
         }
         match (parents.as_slice(), name.as_str()) {
-            // An empty element that must be filled gets an end tag.
+            // An empty element that gets contents needs an end tag.
             ([], "domain") | (["domain"], "memoryBacking" | "qemu:commandline") => {
                 let end = start.to_end().into_owned();
                 self.write(Event::Start(start))?;
@@ -202,12 +202,12 @@ impl Edit {
     }
 }
 
-/// The value of an attribute.
+/// Returns the value of an attribute.
 fn value(attribute: &Attribute<'_>) -> Result<String, DomainError> {
     attribute.normalized_value(XmlVersion::Implicit1_0).map(Cow::into_owned).map_err(xml)
 }
 
-/// The root with the namespace of QEMU's arguments.
+/// Returns the root element with the namespace of QEMU's arguments.
 fn root(start: &BytesStart<'_>) -> Result<BytesStart<'static>, DomainError> {
     let mut root = start.to_owned();
     let there = start.try_get_attribute("xmlns:qemu").map_err(xml)?;
@@ -219,7 +219,7 @@ fn root(start: &BytesStart<'_>) -> Result<BytesStart<'static>, DomainError> {
     Ok(root)
 }
 
-/// A memory node without private access.
+/// Returns a memory node without private access.
 fn cell(start: &BytesStart<'_>) -> Result<BytesStart<'static>, DomainError> {
     let attributes: Vec<Attribute<'_>> = start.attributes().collect::<Result<_, _>>().map_err(xml)?;
     let kept = attributes.into_iter().filter(|attribute| attribute.key.as_ref() != "memAccess");

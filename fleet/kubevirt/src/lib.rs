@@ -2,9 +2,10 @@
 //!
 //! KubeVirt starts it as a sidecar of virt-launcher, connects to its socket, and calls it for each domain before that
 //! is defined (kubevirt/kubevirt, pkg/hooks). The vGPU itself comes with a claim of the container in which QEMU runs:
-//! its socket is there in a folder named after the request (`cdi-spec`), so the hook needs only the requests' names.
+//! its socket is in a folder of that container, named after the request (`cdi-spec`), so the hook needs only the
+//! requests' names.
 //!
-//! It does not make vGPUs, and does not check that one exists.
+//! The hook does not create vGPUs, and does not check that a vGPU exists.
 
 use api::launch::{self, SocketVmm};
 use cdi_spec::Vgpu;
@@ -28,13 +29,13 @@ const SOCKET: &str = "vgpu.sock";
 /// The hook.
 #[derive(Clone, Debug)]
 pub struct Hook {
-    /// Its name, as the sidecar's file is called.
+    /// Name of the hook, which is also the name of the sidecar's file.
     pub name: String,
-    /// Requests of virtual machines without the annotation.
+    /// Requests of virtual machines that lack the annotation.
     pub requests: Vec<String>,
 }
 
-/// QEMU's argument for the vGPU of a request, the `number`th of its virtual machine.
+/// Returns QEMU's argument for the vGPU of a request, which is the vGPU `number` of its virtual machine.
 fn device(request: &str, number: usize) -> Result<String, String> {
     let good = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
     if request.is_empty() || request.len() > 63 || !request.bytes().all(good) {
@@ -50,7 +51,7 @@ fn device(request: &str, number: usize) -> Result<String, String> {
 }
 
 impl Hook {
-    /// The requests of a virtual machine, given as JSON.
+    /// Returns the requests of a virtual machine, which is given as JSON.
     fn requests(&self, vmi: &[u8]) -> Result<Vec<String>, String> {
         let vmi: serde_json::Value =
             serde_json::from_slice(vmi).map_err(|error| format!("the virtual machine is not JSON: {error}"))?;
@@ -65,7 +66,7 @@ impl Hook {
         Ok(requests)
     }
 
-    /// The domain with the vGPUs of its virtual machine.
+    /// Returns the domain with the vGPUs of its virtual machine.
     fn define(&self, params: &OnDefineDomainParams) -> Result<OnDefineDomainResult, Status> {
         let wrong = |what: String| Status::invalid_argument(format!("gpu-mediator's hook: {what}"));
         let requests = self.requests(&params.vmi).map_err(wrong)?;

@@ -1,4 +1,4 @@
-//! The hook as a process, called like virt-launcher does.
+//! Tests the hook as a process, called in the way of virt-launcher.
 
 use std::path::Path;
 use std::process::{Child, Command};

@@ -1,7 +1,8 @@
-//! A job's part for its shards: the table of a tenant or a virtual machine.
+//! Computes a job's part for its shards: the table of a tenant or a virtual machine.
 //!
 //! A job with N of a card's T shards is guaranteed N/T of the card's memory and time, so that everything that Slurm
-//! assigns can be guaranteed. It may also use unused resources: memory up to its requested size, time up to its cap.
+//! assigns can be guaranteed. The job may also use idle resources: memory up to its requested size, and time up to its
+//! cap.
 
 use serde_json::{Map, Value, json};
 
@@ -13,9 +14,9 @@ const WEIGHT_MAX: u32 = 10_000;
 /// A card of the daemon.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Card {
-    /// Its name.
+    /// Name of the card.
     pub name: String,
-    /// True if it serves tenants; otherwise it serves virtual machines.
+    /// True if the card serves tenants; otherwise it serves virtual machines.
     pub cuda: bool,
     /// Total memory of all its users in MiB.
     pub shared_mib: u64,
@@ -24,14 +25,14 @@ pub struct Card {
 /// Returns the card of a job's shards.
 ///
 /// # Errors
-/// If no card is of this kind, or the shards are from several cards.
+/// If no card is of this kind, or the shards are on several cards.
 pub fn card<'a>(arguments: &Arguments, given: &Given, gpus: &[usize], cards: &'a [Card]) -> Result<&'a Card, String> {
     let of_kind: Vec<&Card> = cards.iter().filter(|card| card.cuda != given.vgpu).collect();
     let kind = if given.vgpu { "vGPUs" } else { "CUDA programs" };
     let of_kind: Vec<&Card> = match arguments.cards.is_empty() {
         true => of_kind,
         false => {
-            // In Slurm's order; a card of another kind keeps its number.
+            // The cards are in Slurm's order; a card of another kind keeps its number.
             let named = arguments.cards.iter().map(|name| cards.iter().find(|card| card.name == *name));
             let named: Option<Vec<_>> = named.collect();
             named.ok_or("plugstack.conf: `cards` names one that the daemon has not; see `mediatorctl card show`")?
@@ -46,7 +47,7 @@ pub fn card<'a>(arguments: &Arguments, given: &Given, gpus: &[usize], cards: &'a
     card.ok_or_else(|| format!("the daemon has no card number {number} for {kind}; see `mediatorctl card show`"))
 }
 
-/// Makes the table for a job.
+/// Creates the table for a job.
 ///
 /// # Errors
 /// If the job has no shards, or requests nothing.
@@ -101,9 +102,9 @@ pub fn table(
         "vram_mib": asked_mib,
         "memory": { "quota_mib": asked_mib, "guarantee_mib": sure_mib.min(asked_mib), "weight": weight },
         "time": time,
-        // Only the daemon may connect until it belongs to the job's user.
+        // Only the daemon may connect until the socket belongs to the job's user.
         "mode": "0600",
-        // In its own folder, which the daemon creates and a container of the job mounts.
+        // The socket is in a separate folder, which the daemon creates and a container of the job mounts.
         "socket": arguments.sockets.join(name).join(socket),
     });
     match table {
@@ -135,7 +136,7 @@ mod tests {
         );
         assert_eq!(quarter["memory"], json!({ "quota_mib": 256, "guarantee_mib": 256, "weight": 25 }));
         assert_eq!(quarter["time"], json!({ "weight": 25, "guarantee_permille": 250 }));
-        // A larger size is not guaranteed; a smaller one is the limit.
+        // A larger size is not guaranteed; a smaller size becomes the limit.
         let more =
             Given { memory_mib: Some(500), weight: Some(300), class: Some("interactive".into()), ..Given::new() };
         let more = made(&more, 25, &cards[0]).unwrap();

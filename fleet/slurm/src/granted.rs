@@ -1,7 +1,7 @@
-//! The shards that Slurm has given a job on a node, according to the controller.
+//! The shards that Slurm has assigned to a job on a node, according to the controller.
 //!
-//! A step's environment also has them, but its user can write that environment: Slurm keeps variables that it does not
-//! set itself. So they are only a hint.
+//! A step's environment also contains the shards, but its user can write that environment: Slurm keeps variables that
+//! it does not set itself. So the environment is only a hint.
 //!
 //! The controller's text also contains the user's words, such as the job's name. An ambiguous text is refused.
 //!
@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use crate::nodes;
 
-/// Maximum size of the controller's answer in bytes: room for an array of thousands of jobs.
+/// Maximum size of the controller's answer in bytes, enough for an array of thousands of jobs.
 const MAX_ANSWER: u64 = 16 << 20;
 /// Interval at which the answer is polled.
 const POLL_INTERVAL: Duration = Duration::from_millis(10);
@@ -23,9 +23,9 @@ const POLL_INTERVAL: Duration = Duration::from_millis(10);
 /// Shards of a job on a node.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Granted {
-    /// Their number.
+    /// Number of shards.
     pub shards: u32,
-    /// Their GPU numbers, in the order of `gres.conf`; empty if Slurm does not report them.
+    /// GPU numbers of the shards, in the order of `gres.conf`; empty if Slurm does not report them.
     pub gpus: Vec<usize>,
 }
 
@@ -34,14 +34,14 @@ pub struct Granted {
 pub struct Number {
     /// The job's own number.
     pub id: u32,
-    /// Numbers of its array and in it, if it is in one.
+    /// Number of its array and its number in the array, if it is in an array.
     pub of_array: Option<(u32, u32)>,
 }
 
-/// Asks the controller until it answers, for at most `patience`.
+/// Queries the controller until it answers, for at most `patience`.
 ///
 /// # Errors
-/// If it does not answer, or does not list the job on this node.
+/// If the controller does not answer, or does not list the job on this node.
 pub fn ask(scontrol: &Path, job: &Number, node: &str, patience: Duration) -> Result<Granted, String> {
     let begin = Instant::now();
     loop {
@@ -56,10 +56,10 @@ pub fn ask(scontrol: &Path, job: &Number, node: &str, patience: Duration) -> Res
     }
 }
 
-/// The controller's text on a job.
+/// Returns the controller's text about a job.
 fn answer(scontrol: &Path, job: &Number, patience: Duration) -> Result<String, String> {
     let mut command = Command::new(scontrol);
-    // In an array, only this job.
+    // For an array, request only this job.
     let name = job.of_array.map_or_else(|| job.id.to_string(), |(array, task)| format!("{array}_{task}"));
     command.args(["--details", "show", "job", &name]);
     let mut child = command
@@ -94,7 +94,7 @@ fn answer(scontrol: &Path, job: &Number, patience: Duration) -> Result<String, S
     }
 }
 
-/// Reads the controller's text on one job: one unindented line, then indented ones.
+/// Parses the controller's text about one job: an unindented line, followed by indented lines.
 fn read(text: &str, job: u32, node: &str) -> Result<Granted, String> {
     let mut heads = text.lines().filter(|line| !line.is_empty() && !line.starts_with(' '));
     let unclear = |what: &str| {
@@ -120,7 +120,7 @@ fn read(text: &str, job: u32, node: &str) -> Result<Granted, String> {
     }
 }
 
-/// Reads the shards of a list such as `gpu:1(IDX:0),shard:a:25(0/100,25/75)`.
+/// Parses the shards of a list such as `gpu:1(IDX:0),shard:a:25(0/100,25/75)`.
 fn shards(list: &str) -> Option<Granted> {
     let mut granted = Granted::default();
     let (mut depth, mut begin) = (0usize, 0);
@@ -151,7 +151,7 @@ fn shards(list: &str) -> Option<Granted> {
             None => words.next_back()?,
         };
         granted.shards = granted.shards.checked_add(count.parse().ok()?)?;
-        // For each GPU: the job's number of shards, and the GPU's total.
+        // Each GPU has two numbers: the job's shards and the GPU's total.
         for (gpu, part) in details.split(',').enumerate() {
             if let Some((given, _)) = part.split_once('/')
                 && given.parse::<u64>().ok()? > 0

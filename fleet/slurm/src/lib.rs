@@ -1,14 +1,14 @@
 //! A SPANK plugin for Slurm: a job with shards of a GPU (`--gres=shard:N`) becomes a tenant of the node's `mediatord`,
-//! or has a vGPU, with the limits that it requested; when it ends, its use is recorded and its part is freed.
+//! or gets a vGPU, with the limits that it requested; when it ends, its use is recorded and its part is freed.
 //!
 //! Parts: the entry points that Slurm calls (`spank`), the options of jobs ([`options`]), a job's shards according to
 //! the controller ([`granted`], [`nodes`]), the tenant or VM for them ([`claim`]), and the work of the program that the
-//! plugin runs ([`work`]): the plugin itself only reads options, starts it, and sets variables.
+//! plugin runs ([`work`]): the plugin itself only reads options, starts this program, and sets variables.
 //!
-//! Slurm does the accounting: it assigns at most a card's number of shards, on any node and card. The daemon limits
+//! Slurm accounts for the shards: it assigns at most a card's number of shards, on any node and card. The daemon limits
 //! each job to its part. The plugin only decides the meaning of a number of shards.
 //!
-//! It does not schedule, and does not trust jobs: nothing in a job's environment raises its part.
+//! The plugin does not schedule, and does not trust jobs: nothing in a job's environment increases its part.
 //!
 //! Sources: `spank(7)`, `gres.conf(5)`, `prolog_epilog`, `plugstack.conf`.
 

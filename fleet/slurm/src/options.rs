@@ -5,15 +5,15 @@ use std::path::PathBuf;
 
 /// An option of `srun`, `sbatch` and `salloc`.
 pub struct JobOption {
-    /// Its name, without dashes.
+    /// Name of the option, without dashes.
     pub name: &'static CStr,
-    /// Placeholder of its value, if it has one.
+    /// Placeholder of the option's value, if it has a value.
     pub value: Option<&'static CStr>,
-    /// Words for `--help`.
+    /// Text for `--help`.
     pub usage: &'static CStr,
 }
 
-/// The options, by the numbers with which Slurm returns them.
+/// The options, at the indices with which Slurm returns them.
 pub const OPTIONS: [JobOption; 5] = [
     JobOption {
         name: c"gpu-memory",
@@ -43,37 +43,37 @@ pub const OPTIONS: [JobOption; 5] = [
     },
 ];
 
-/// Largest weight.
+/// Maximum weight.
 const WEIGHT_MAX: u32 = 10_000;
-/// Largest size in MiB.
+/// Maximum size in MiB.
 const MIB_MAX: u64 = 16 << 20;
 
-/// Given options.
+/// Options that were given.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Given {
-    /// Requested MiB of the card.
+    /// Requested card memory in MiB.
     pub memory_mib: Option<u64>,
     /// Weight.
     pub weight: Option<u32>,
     /// Latency class: of the tenants that are due, the better class runs first.
     pub class: Option<String>,
-    /// Largest part of the card's time, if limited.
+    /// Maximum part of the card's time, if limited.
     pub cap: Option<Cap>,
-    /// The job requests a vGPU.
+    /// True if the job requests a vGPU.
     pub vgpu: bool,
 }
 
-/// Largest part of a card's time.
+/// Maximum part of a card's time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Cap {
-    /// The shards' part.
+    /// The part that corresponds to the shards.
     Shards,
     /// A number of thousandths.
     Permille(u32),
 }
 
 impl Given {
-    /// No options.
+    /// Creates an empty set of options.
     #[must_use]
     pub const fn new() -> Self {
         Self { memory_mib: None, weight: None, class: None, cap: None, vgpu: false }
@@ -128,7 +128,7 @@ fn wrong(option: &str, value: &str, expected: &str) -> String {
     format!("--{option}: `{shown}`, expected {expected}")
 }
 
-/// MiB of a size with the suffix M or G.
+/// Parses a size with the suffix M or G, and returns it in MiB.
 fn mib(text: &str) -> Option<u64> {
     let (number, factor) = match text.strip_suffix('G') {
         Some(number) => (number, 1024),
@@ -146,11 +146,11 @@ pub struct Arguments {
     pub socket: PathBuf,
     /// Folder of the jobs' sockets, which the daemon can write.
     pub sockets: PathBuf,
-    /// Shards of a card.
+    /// Number of shards of a card.
     pub shards: u32,
-    /// The daemon's cards in the order in which Slurm counts them; if none are named, all of the kind by name.
+    /// The daemon's cards in the order in which Slurm counts them. If no card is named, all cards of the kind, by name.
     pub cards: Vec<String>,
-    /// MiB of which sizes are multiples: that of the cards' chunks, or more.
+    /// Unit of sizes in MiB: a multiple of the cards' chunk size.
     pub chunk_mib: u64,
     /// File to which the use of jobs is written, one line of JSON each.
     pub ledger: PathBuf,
@@ -160,7 +160,7 @@ pub struct Arguments {
     pub driver: Option<PathBuf>,
     /// Program that sends notes to the controller.
     pub scontrol: PathBuf,
-    /// Seconds to wait for a daemon that does not answer.
+    /// Time to wait for a daemon that does not answer, in seconds.
     pub patience_s: u64,
     /// Name of the node.
     pub node: String,
@@ -185,10 +185,10 @@ impl Default for Arguments {
 }
 
 impl Arguments {
-    /// Reads the arguments.
+    /// Parses the arguments.
     ///
     /// # Errors
-    /// The word with a mistake.
+    /// The word that contains a mistake.
     pub fn read(words: &[&str]) -> Result<Self, String> {
         let mut read = Self::default();
         for word in words {
@@ -220,7 +220,7 @@ impl Arguments {
         Ok(read)
     }
 
-    /// The same on a node.
+    /// Returns the arguments for a node.
     #[must_use]
     pub fn on(mut self, node: Option<&str>) -> Self {
         let node = node.unwrap_or_default();

@@ -22,7 +22,7 @@ use crate::work::{self, Job};
 const NAME: &[u8] = b"gpu_mediator\0";
 /// Type of the plugin.
 const TYPE: &[u8] = b"spank\0";
-/// Mark after the version, which the installation searches for.
+/// Mark after the version, which the installation program searches for.
 pub const MARK: [u32; 3] = [0x6d70_6773, 0x5f61_6964, 0x7265_7376];
 
 /// Name that Slurm reads.
@@ -31,8 +31,8 @@ pub static plugin_name: [u8; NAME.len()] = *b"gpu_mediator\0";
 /// Type that Slurm reads.
 #[unsafe(no_mangle)]
 pub static plugin_type: [u8; TYPE.len()] = *b"spank\0";
-/// Version of the Slurm that the plugin is for: Slurm compares the first number with its own. The installation writes
-/// it into a copy of the library; empty here.
+/// Version of the Slurm that the plugin is for: Slurm compares the first number with its own version. The installation
+/// program writes it into a copy of the library; empty here.
 #[unsafe(no_mangle)]
 pub static plugin_version: [u32; 4] = [0, MARK[0], MARK[1], MARK[2]];
 /// Version of the plugin itself.
@@ -58,7 +58,8 @@ const ARRAY_ID: c_int = 30;
 const ARRAY_TASK_ID: c_int = 31;
 /// `ESPANK_NOSPACE`, before Slurm 21.08 and since.
 const NO_SPACE: [c_int; 2] = [6, 3005];
-/// Longest variable that the kernel gives a program (`MAX_ARG_STRLEN`), with its name and its end.
+/// Maximum size in bytes of a variable that the kernel passes to a program (`MAX_ARG_STRLEN`), with its name and its
+/// terminator.
 const MAX_VARIABLE: usize = 128 << 10;
 /// Variable of a step with its shards. Its user can write it, so it is only a hint.
 const SHARDS: &CStr = c"SLURM_SHARDS_ON_NODE";
@@ -77,7 +78,7 @@ struct SpankOption {
 /// The options given in this process.
 static GIVEN: Mutex<Given> = Mutex::new(Given::new());
 
-/// A function of Slurm, found in this process.
+/// Returns a function of Slurm, found in this process.
 fn function<T>(name: &str) -> Option<Symbol<T>> {
     // SAFETY: the type matches `spank(7)` for the name; this process, and so the symbol, stays loaded.
     unsafe { Library::this().get::<T>(name.as_bytes()) }.ok()
@@ -85,16 +86,16 @@ fn function<T>(name: &str) -> Option<Symbol<T>> {
 
 /// Writes a line to the log of the process, which for a user's command is the terminal.
 fn complain(what: &str) {
-    // It may contain names that jobs and programs gave themselves.
+    // The line may contain names that jobs and programs chose themselves.
     let line = CString::new(format!("gpu-mediator: {}", terminal::word(what))).unwrap_or_default();
     match function::<unsafe extern "C" fn(*const c_char, ...)>("slurm_error") {
-        // SAFETY: a format that takes one string, and a string with its end.
+        // SAFETY: the format takes one string, and the string is terminated.
         Some(error) => unsafe { error(c"%s".as_ptr(), line.as_ptr()) },
         None => eprintln!("{}", line.to_string_lossy()),
     }
 }
 
-/// A variable of the step, whole.
+/// Returns a variable of the step in full length.
 fn variable(handle: Handle, name: &CStr) -> Result<Option<Vec<u8>>, String> {
     type Get = unsafe extern "C" fn(Handle, *const c_char, *mut c_char, c_int) -> c_int;
     let Some(get) = function::<Get>("spank_getenv") else { return Ok(None) };
@@ -105,7 +106,7 @@ fn variable(handle: Handle, name: &CStr) -> Result<Option<Vec<u8>>, String> {
     })
 }
 
-/// Reads a value of any length with a function that fills a buffer, or reports that it is too small.
+/// Reads a value of any length with a function that fills a buffer, or reports that the buffer is too small.
 fn whole(name: &str, get: impl Fn(&mut [u8]) -> c_int) -> Result<Option<Vec<u8>>, String> {
     for size in [4 << 10, MAX_VARIABLE] {
         let mut value = vec![0u8; size];
@@ -122,14 +123,14 @@ fn too_long(name: &str) -> String {
     format!("the variable {name} has more than the {MAX_VARIABLE} bytes that a program can have; shorten it")
 }
 
-/// Prepends a folder to those of a variable, as the loader expects.
+/// Prepends a folder to the folders in a variable, in the loader's format.
 fn in_front(name: &str, first: &str, rest: Option<Vec<u8>>) -> Result<Vec<u8>, String> {
     let mut value = first.as_bytes().to_owned();
     if let Some(rest) = rest.filter(|rest| !rest.is_empty()) {
         value.push(b':');
         value.extend(rest);
     }
-    // Including its name, `=` and the terminator.
+    // The limit includes the name, `=` and the terminator.
     if name.len() + value.len() + 2 > MAX_VARIABLE { Err(too_long(name)) } else { Ok(value) }
 }
 
@@ -140,7 +141,7 @@ fn set_variable(handle: Handle, name: &str, value: Vec<u8>) -> bool {
     function::<Set>("spank_setenv").is_some_and(|set| unsafe { set(handle, name.as_ptr(), value.as_ptr(), 1) } == GOOD)
 }
 
-/// Removes a variable from the job; a missing one is fine.
+/// Removes a variable from the job. A missing variable is not an error.
 fn unset_variable(handle: Handle, name: &CStr) {
     if let Some(unset) = function::<unsafe extern "C" fn(Handle, *const c_char) -> c_int>("spank_unsetenv") {
         // SAFETY: the handle belongs to the call; the string is terminated.
@@ -148,8 +149,8 @@ fn unset_variable(handle: Handle, name: &CStr) {
     }
 }
 
-/// Name of this process's node, which Slurm sets in the process (`slurmstepd`, 22.05 and up). The step's environment
-/// also has such a variable, but its user can write it, and paths are made from the name.
+/// Returns the name of this process's node, which Slurm sets in the process (`slurmstepd`, 22.05 and up). The step's
+/// environment also has such a variable, but its user can write it, and paths are derived from the name.
 fn node() -> Result<String, String> {
     let node = std::env::var("SLURMD_NODENAME").ok().filter(|node| !node.is_empty());
     let node = node.ok_or("Slurm does not say which node this is: Slurm 22.05 or newer is needed")?;
@@ -163,20 +164,20 @@ fn node() -> Result<String, String> {
 fn number(handle: Handle, item: c_int) -> Option<u32> {
     let get = function::<unsafe extern "C" fn(Handle, c_int, ...) -> c_int>("spank_get_item")?;
     let mut number: u32 = 0;
-    // SAFETY: all requested items are 32 bits wide, and the variable for them lives through the call.
+    // SAFETY: all requested items are 32 bits wide, and the variable for them outlives the call.
     (unsafe { get(handle, item, &raw mut number) } == GOOD).then_some(number)
 }
 
 fn is_remote() -> bool {
-    // SAFETY: it takes no arguments.
+    // SAFETY: the function takes no arguments.
     function::<unsafe extern "C" fn() -> c_int>("spank_context").is_some_and(|context| unsafe { context() } == REMOTE)
 }
 
-/// The words of a line of `plugstack.conf`.
+/// Parses the words of a line of `plugstack.conf`.
 fn arguments(count: c_int, words: *const *const c_char) -> Result<Arguments, String> {
     let count = usize::try_from(count).unwrap_or(0).min(64);
     let word = |index: usize| {
-        // SAFETY: Slurm guarantees `count` pointers to strings with an end.
+        // SAFETY: Slurm guarantees `count` pointers to terminated strings.
         let word = unsafe { CStr::from_ptr(*words.add(index)) };
         word.to_str().map_err(|_| "an argument in plugstack.conf is no text".to_owned())
     };
@@ -203,7 +204,7 @@ unsafe extern "C" fn on_option(number: c_int, value: *const c_char, _remote: c_i
         let text = if value.is_null() {
             ""
         } else {
-            // SAFETY: Slurm guarantees a string with an end.
+            // SAFETY: Slurm guarantees a terminated string.
             unsafe { CStr::from_ptr(value) }.to_str().map_err(|_| "an option's value is no text".to_owned())?
         };
         let number = usize::try_from(number).map_err(|_| "Slurm names an option that there is not".to_owned())?;
@@ -217,7 +218,7 @@ pub extern "C" fn slurm_spank_init(handle: Handle, count: c_int, words: *const *
     guarded(|| {
         arguments(count, words)?;
         type Register = unsafe extern "C" fn(Handle, *const SpankOption) -> c_int;
-        // A context without options, such as the daemon's.
+        // A context without options, such as that of the daemon.
         let Some(register) = function::<Register>("spank_option_register") else { return Ok(()) };
         for (index, option) in OPTIONS.iter().enumerate() {
             let shown = SpankOption {
@@ -237,7 +238,7 @@ pub extern "C" fn slurm_spank_init(handle: Handle, count: c_int, words: *const *
     })
 }
 
-/// Makes the job's part before its first process runs, as root; each process gets the variables.
+/// Creates the job's part as root, before the job's first process runs. Each process gets the variables.
 #[unsafe(no_mangle)]
 pub extern "C" fn slurm_spank_task_init_privileged(handle: Handle, count: c_int, words: *const *const c_char) -> c_int {
     guarded(|| {
@@ -245,8 +246,8 @@ pub extern "C" fn slurm_spank_task_init_privileged(handle: Handle, count: c_int,
             return Ok(());
         }
         let given = GIVEN.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        // Most jobs have no shards, and need no request to the controller. For a job that requests shards, the
-        // controller's number counts.
+        // Most jobs have no shards, and need no request to the controller. For a job with shards, the controller's
+        // number is used.
         if variable(handle, SHARDS)?.is_none() && given.is_silent() {
             return Ok(());
         }
@@ -261,8 +262,8 @@ pub extern "C" fn slurm_spank_task_init_privileged(handle: Handle, count: c_int,
         if variables.is_empty() {
             return Ok(());
         }
-        // This variable has Slurm's number of the card. The library finds the tenant's by itself, and no other card is
-        // visible.
+        // This variable contains Slurm's number of the card. The library finds the tenant's card by itself, and no
+        // other card is visible.
         unset_variable(handle, c"CUDA_VISIBLE_DEVICES");
         for (name, value) in variables {
             let there = if name == "LD_LIBRARY_PATH" { variable(handle, c"LD_LIBRARY_PATH")? } else { None };
@@ -291,7 +292,7 @@ pub extern "C" fn slurm_spank_exit(handle: Handle, count: c_int, words: *const *
     })
 }
 
-/// Removes the job's part after its end. Reports a failure: then Slurm drains the node.
+/// Removes the job's part after the job's end. If this fails, reports it, so that Slurm drains the node.
 #[unsafe(no_mangle)]
 pub extern "C" fn slurm_spank_job_epilog(_handle: Handle, count: c_int, words: *const *const c_char) -> c_int {
     guarded(|| {
@@ -306,7 +307,7 @@ pub extern "C" fn slurm_spank_job_epilog(_handle: Handle, count: c_int, words: *
 mod tests {
     use super::*;
 
-    /// Fills a buffer as `spank_getenv` does: as many bytes as fit, with an end.
+    /// Fills a buffer in the way of `spank_getenv`: as many bytes as fit, with a terminator.
     fn get(value: &[u8]) -> impl Fn(&mut [u8]) -> c_int {
         move |buffer| {
             let fits = value.len().min(buffer.len() - 1);
@@ -324,7 +325,7 @@ mod tests {
         }
         assert!(whole("A", get(&vec![b'x'; MAX_VARIABLE])).unwrap_err().contains("the variable A has more than"));
         assert_eq!(whole("A", |_| 3004), Ok(None));
-        // A path need not be text.
+        // A path need not be valid text.
         assert_eq!(whole("A", get(b"/\xff")).unwrap().unwrap(), b"/\xff");
     }
 

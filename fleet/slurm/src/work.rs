@@ -1,4 +1,4 @@
-//! Work for a job: makes its tenant or vGPU, records its use, and removes it.
+//! Work for a job: creates its tenant or vGPU, records its use, and removes it.
 //!
 //! All names are derived from the job, so that each step can be repeated: another process of the job finds the parts of
 //! the first, and after a crash the node finds leftovers by their names ([`reconcile`]).
@@ -31,14 +31,14 @@ const RETRY_INTERVAL: Duration = Duration::from_millis(500);
 // TIMEOUT: the controller answers immediately or not at all; a job must not wait for it.
 const NOTE: Duration = Duration::from_secs(10);
 
-/// A job, when one of its processes is started.
+/// A job one of whose processes is being started.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Job {
-    /// Its number.
+    /// Number of the job.
     pub id: u32,
-    /// Its user.
+    /// User of the job.
     pub uid: u32,
-    /// Numbers of its array and in it, if it is in one.
+    /// Number of its array and its number in the array, if it is in an array.
     pub of_array: Option<(u32, u32)>,
 }
 
@@ -53,17 +53,17 @@ pub struct Usage {
     pub card: String,
     /// `tenant` or `vgpu`.
     pub kind: &'static str,
-    /// Weight that it had.
+    /// Weight of the job.
     pub weight: u32,
-    /// Its limit of memory in MiB.
+    /// Memory limit of the job in MiB.
     pub memory_mib: u64,
-    /// Time of the card that it was charged, in ns.
+    /// Time of the card that the job was charged, in ns.
     pub used_ns: u64,
     /// For a tenant: the part of this time in which its work was in flight, in ns.
     pub busy_ns: u64,
-    /// Submissions.
+    /// Number of submissions.
     pub launches: u64,
-    /// Its programs that were killed because they exceeded its limits or did not answer.
+    /// Number of its programs that were killed because they exceeded its limits or did not answer.
     pub killed: u64,
 }
 
@@ -71,7 +71,7 @@ fn name(job: u32) -> String {
     format!("{PREFIX}{job}")
 }
 
-/// The job of a name.
+/// Returns the job that a name belongs to.
 fn job_of(name: &str) -> Option<u32> {
     name.strip_prefix(PREFIX)?.parse().ok()
 }
@@ -93,7 +93,7 @@ fn code(error: &ClientError) -> Option<ErrorCode> {
     }
 }
 
-/// Asks until the daemon answers, with any answer, for at most the configured time.
+/// Sends a request until the daemon gives any answer, for at most the configured time.
 fn patiently<T>(
     arguments: &Arguments,
     ask: impl Fn(&Client) -> Result<T, ClientError>,
@@ -124,11 +124,11 @@ fn cards(arguments: &Arguments) -> Result<Vec<Card>, String> {
     Ok(list.cards.into_iter().map(card).collect())
 }
 
-/// Makes a job's part, unless it exists. Returns the variables of its processes; empty if it has no shards and no
-/// requests.
+/// Creates a job's part, unless it exists. Returns the variables of the job's processes; empty if the job has no shards
+/// and no requests.
 ///
 /// # Errors
-/// The reason why it cannot have it, in words for its user.
+/// The reason that the job cannot have its part, in words for its user.
 pub fn begin(arguments: &Arguments, given: &Given, job: &Job) -> Result<Vec<(String, String)>, String> {
     let name = name(job.id);
     let folder = if given.vgpu { "vms" } else { "tenants" };
@@ -149,7 +149,7 @@ pub fn begin(arguments: &Arguments, given: &Given, job: &Job) -> Result<Vec<(Str
             let post = |client: &Client| client.post::<serde_json::Value>(&format!("/v1/{folder}"), &table);
             match patiently(arguments, post)? {
                 Ok(made) => made,
-                // Another process of the job was faster.
+                // Another process of the job has already created it.
                 Err(error) if code(&error) == Some(ErrorCode::Conflict) => {
                     patiently(arguments, |client| client.get(&path))?.map_err(|_| told(&error))?
                 }
@@ -177,7 +177,7 @@ pub fn begin(arguments: &Arguments, given: &Given, job: &Job) -> Result<Vec<(Str
     Ok(variables.into_iter().chain(driver).collect())
 }
 
-/// Returns a job's use so far, and true if it has a vGPU; `None` if it has no part of a card.
+/// Returns a job's use so far, and true if it has a vGPU; `None` if the job has no part of a card.
 fn usage(arguments: &Arguments, job: u32) -> Result<Option<Usage>, String> {
     let name = name(job);
     let node = arguments.node.clone();
@@ -234,12 +234,12 @@ pub fn note(arguments: &Arguments, job: u32) -> Result<(), String> {
         format!("gpu-mediator node={node} card={card} gpu_seconds={seconds} launches={launches} killed={killed}");
     let mut command = Command::new(&arguments.scontrol);
     command.args(["update", &format!("jobid={job}"), &format!("admincomment={comment}")]);
-    // The controller accepts no notes for a finished job: the ledger has the figures.
+    // The controller accepts no notes for a finished job, but the ledger contains the figures.
     let _ = run(command.stdout(Stdio::null()).stderr(Stdio::null()));
     Ok(())
 }
 
-/// Runs a program to its end, within the time limit of notes.
+/// Runs a program until it ends, within the time limit of notes.
 fn run(command: &mut Command) -> std::io::Result<bool> {
     let mut child = command.stdin(Stdio::null()).spawn()?;
     let begin = Instant::now();
@@ -256,24 +256,24 @@ fn run(command: &mut Command) -> std::io::Result<bool> {
 /// Removes a job's part, and records its use.
 ///
 /// # Errors
-/// If it cannot be removed: the job's part of the card is not free.
+/// If the part cannot be removed: the job's part of the card is then not free.
 pub fn end(arguments: &Arguments, job: u32) -> Result<(), String> {
     let Some(usage) = usage(arguments, job)? else { return Ok(()) };
     let folder = if usage.kind == "vgpu" { "vms" } else { "tenants" };
     let path = format!("/v1/{folder}/{}", name(job));
     match patiently(arguments, |client| client.delete(&path))? {
         Ok(()) => {}
-        // The health check was faster, and has recorded it.
+        // The health check has already removed and recorded the job's part.
         Err(error) if code(&error) == Some(ErrorCode::NotFound) => return Ok(()),
         Err(error) => return Err(told(&error)),
     }
     write_down(&arguments.ledger, &usage).map_err(|error| format!("{}: {error}", arguments.ledger.display()))
 }
 
-/// Adds a line to a file that several processes write.
+/// Appends a line to a file that several processes write.
 fn write_down(ledger: &Path, usage: &Usage) -> std::io::Result<()> {
     if let Some(folder) = ledger.parent() {
-        // Independent of the umask of Slurm's process.
+        // The mode does not depend on the umask of Slurm's process.
         fs::DirBuilder::new().recursive(true).mode(0o755).create(folder)?;
     }
     let line = serde_json::to_string(usage)? + "\n";
@@ -288,7 +288,8 @@ fn write_down(ledger: &Path, usage: &Usage) -> std::io::Result<()> {
     file.write_all(line.as_bytes())
 }
 
-/// Removes the parts of finished jobs that a failure of a node, a daemon or an epilog left. Returns their numbers.
+/// Removes the parts of finished jobs that were left after a failure of a node, a daemon or an epilog. Returns the
+/// numbers of these jobs.
 ///
 /// # Errors
 /// If the daemon does not answer or a part cannot be removed.
@@ -300,14 +301,14 @@ pub fn reconcile(
     if there.is_empty() {
         return Ok(there);
     }
-    // Asked after: a job that has a part and does not run now has ended.
+    // Queried afterwards: a job that has a part and does not run now has ended.
     let running = running()?;
     let over: Vec<u32> = there.into_iter().filter(|job| !running.contains(job)).collect();
     over.iter().try_for_each(|job| end(arguments, *job))?;
     Ok(over)
 }
 
-/// The jobs that have a part.
+/// Returns the jobs that have a part.
 ///
 /// # Errors
 /// If the daemon does not answer.

@@ -1,4 +1,4 @@
-//! The operators' page and the package's example: their options and arguments exist.
+//! Tests the operators' page and the package's example: their options and arguments exist.
 
 use std::fs;
 use std::path::Path;

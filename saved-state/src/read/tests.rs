@@ -13,7 +13,7 @@ struct First {
 
 first_version!(First, "first");
 
-/// [`Second`] before it had a name.
+/// [`Second`] in the version without a name.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 struct SecondBefore {
     number: u64,
@@ -93,7 +93,7 @@ fn the_version_before_is_read_and_written() {
     let foreign = writer.put(0, &first()).unwrap_err();
     assert_eq!(foreign, WriteError::Version { name: "first", version: 1, reads: None });
     let file = writer.finish();
-    // Both the older program and this one read it.
+    // Both the older program and this program can read the file.
     SavedState::parse(&file, &older).unwrap();
     let mut state = SavedState::parse(&file, &known()).unwrap();
     assert_eq!(state.take::<Second>(1), Ok(second("")));
@@ -104,7 +104,7 @@ fn the_version_before_is_read_and_written() {
     SavedState::parse(&writer.finish(), &newer).unwrap();
 }
 
-/// A part whose first version is not read.
+/// A part whose first version is not supported.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 struct Third {
     number: u64,
@@ -161,7 +161,7 @@ fn an_unknown_section_is_refused_by_name() {
 #[test]
 fn a_section_of_another_file_is_refused() {
     let (one, other) = (file(IDENTITY), file([7; 16]));
-    // The same parts, so that the files differ in their identity and the sums only.
+    // Both files have the same parts, so that they differ only in their identity and the checksums.
     let mut mixed = one.clone();
     let at = mixed.windows(6).position(|bytes| bytes == b"second").unwrap();
     mixed[at..].copy_from_slice(&other[at..]);
@@ -202,7 +202,7 @@ fn other_files_are_refused() {
 #[test]
 fn a_long_list_that_is_not_there_takes_no_memory() {
     let mut writer = Writer::new(IDENTITY);
-    /// Claims to have a list of almost 2^63 numbers.
+    /// A part that claims to have a list of almost 2^63 numbers.
     #[derive(Serialize, Deserialize)]
     struct Liar(u32, u64);
     impl Part for Liar {
@@ -239,7 +239,7 @@ proptest! {
         prop_assert!(SavedState::parse(&whole[..cut.index(whole.len())], &known()).is_err());
     }
 
-    /// Arbitrary bytes.
+    /// Arbitrary bytes are read or refused.
     #[test]
     fn bytes_are_read_or_refused(mut bytes in prop::collection::vec(any::<u8>(), 0..200), magic: bool) {
         if magic {

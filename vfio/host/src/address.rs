@@ -6,7 +6,7 @@ use std::str::FromStr;
 use schemars::JsonSchema;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-/// A PCI function's address, as the kernel writes it: `0000:65:00.0`.
+/// Address of a PCI function, in the kernel's form: `0000:65:00.0`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, JsonSchema)]
 #[schemars(with = "String")]
 pub struct Address {
@@ -17,7 +17,7 @@ pub struct Address {
 }
 
 impl Address {
-    /// The function `devfn` (device in bits 7:3) on `bus` of `domain`.
+    /// Returns the address of function `devfn` (device in bits 7:3) on `bus` of `domain`.
     #[must_use]
     pub fn new(domain: u32, bus: u8, devfn: u8) -> Self {
         Self { domain, bus, devfn }

@@ -1,7 +1,7 @@
 //! Binds a function to `vfio-pci`, and back to the driver that the kernel selects for it.
 //!
 //! The kernel does both through three files: `driver_override` names the only driver that may bind the function,
-//! `unbind` unbinds its current driver, and `drivers_probe` makes the kernel search for one.
+//! `unbind` unbinds its current driver, and `drivers_probe` makes the kernel search for a driver.
 
 use std::fs::OpenOptions;
 use std::io::{self, Write};
@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{Address, Function, ManagerError, Obstacle, Sysfs, VFIO_PCI};
 
-/// Writes to files of sysfs. A trait, because a file in a test's folder does not bind anything.
+/// Writes files of sysfs. This is a trait, because a file in a test's folder does not bind anything.
 pub trait Attributes {
     /// Writes `text` to the file at `path`, which exists.
     ///
@@ -37,9 +37,9 @@ impl Attributes for Kernel {
 pub struct Change {
     /// The function.
     pub address: Address,
-    /// The driver that had it.
+    /// The driver that was bound before.
     pub before: Option<String>,
-    /// The driver that has it now.
+    /// The driver that is bound now.
     pub now: Option<String>,
 }
 
@@ -49,23 +49,23 @@ pub enum BindError {
     /// Sysfs cannot be read, or no such function exists.
     #[error(transparent)]
     Host(#[from] ManagerError),
-    /// It is not NVIDIA's.
+    /// The function is not NVIDIA's.
     #[error("{address} is a function of vendor {vendor:04x}, and only NVIDIA's are bound here")]
     Foreign {
         /// The function.
         address: Address,
-        /// Its vendor.
+        /// Vendor of the function.
         vendor: u16,
     },
-    /// VFIO could not use it.
+    /// VFIO could not use the function.
     #[error("{0}")]
     Obstacle(Obstacle),
-    /// A process uses it through VFIO. The kernel would wait until it is released.
+    /// A process uses the function through VFIO. The kernel would wait until it is released.
     #[error("a process has IOMMU group {group}, in which {address} is")]
     Lent {
         /// The function.
         address: Address,
-        /// Its group.
+        /// IOMMU group of the function.
         group: u32,
     },
     /// The driver does not exist.
@@ -91,7 +91,7 @@ pub enum BindError {
     Otherwise {
         /// The function.
         address: Address,
-        /// The driver that has it.
+        /// The driver that is bound.
         now: Option<String>,
         /// The driver that should be bound.
         wanted: String,
@@ -118,7 +118,7 @@ impl BindError {
 }
 
 impl Sysfs {
-    /// Binds a function to `vfio-pci`, from any driver. Does nothing if it is bound to `vfio-pci` already.
+    /// Binds a function to `vfio-pci`, whatever its driver. Does nothing if it is already bound to `vfio-pci`.
     ///
     /// # Errors
     /// See [`BindError`].
@@ -133,8 +133,8 @@ impl Sysfs {
         self.hand(files, function, Some(VFIO_PCI))
     }
 
-    /// Binds a function to `driver`, or to the one that the kernel selects for it. Without a `driver`, it may end up
-    /// with none.
+    /// Binds a function to `driver`, or to the driver that the kernel selects for it. Without `driver`, the function
+    /// may end up without a driver.
     ///
     /// # Errors
     /// See [`BindError`].
@@ -169,7 +169,7 @@ impl Sysfs {
         }
         let write =
             |path: PathBuf, text: &str| files.write(&path, text).map_err(|source| BindError::Refused { path, source });
-        // An empty line removes the existing name.
+        // An empty line removes the existing override.
         let only = driver.filter(|driver| *driver == VFIO_PCI).unwrap_or_default();
         write(folder.join("driver_override"), &format!("{only}\n"))?;
         if function.driver.is_some() {

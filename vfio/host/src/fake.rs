@@ -1,4 +1,4 @@
-//! A sysfs in a folder, which reacts to writes like the kernel.
+//! A sysfs in a folder that reacts to writes like the kernel.
 
 use std::fs;
 use std::io;
@@ -17,20 +17,20 @@ pub struct Fake {
 /// A function to add.
 #[derive(Clone, Copy, Debug)]
 pub struct Plan<'a> {
-    /// Its address.
+    /// Address of the function.
     pub address: &'a str,
-    /// Vendor, device.
+    /// Vendor and device id.
     pub id: (u16, u16),
     /// Class code.
     pub class: u32,
-    /// The driver that has it.
+    /// The driver that is bound.
     pub driver: Option<&'a str>,
-    /// Its IOMMU group.
+    /// IOMMU group of the function.
     pub group: Option<u32>,
 }
 
 impl Plan<'_> {
-    /// A GF100 in group 7, with the driver nouveau.
+    /// A GF100 in group 7, bound to the driver nouveau.
     pub const CARD: Self = Self {
         address: "0000:65:00.0",
         id: (0x10de, 0x06d8),
@@ -41,10 +41,10 @@ impl Plan<'_> {
 }
 
 impl Fake {
-    /// An empty one in the folder `root`, with the drivers vfio-pci and nouveau.
+    /// Creates an empty sysfs in the folder `root`, with the drivers vfio-pci and nouveau.
     ///
     /// # Panics
-    /// If it cannot be written.
+    /// If the folder cannot be written.
     #[must_use]
     pub fn new(root: &Path) -> Self {
         let fake = Self { root: root.to_owned() };
@@ -57,7 +57,7 @@ impl Fake {
         fake
     }
 
-    /// Same through the product's type.
+    /// Returns the same sysfs through the product's type.
     #[must_use]
     pub fn sysfs(&self) -> Sysfs {
         Sysfs::at(&self.root)
@@ -70,7 +70,7 @@ impl Fake {
     /// Adds a driver.
     ///
     /// # Panics
-    /// If it cannot be written.
+    /// If the folder cannot be written.
     pub fn add_driver(&self, name: &str) {
         let folder = self.driver_folder(name);
         fs::create_dir_all(&folder).expect("a folder");
@@ -82,7 +82,7 @@ impl Fake {
     /// Removes a driver.
     ///
     /// # Panics
-    /// If it cannot be written.
+    /// If the folder cannot be written.
     pub fn remove_driver(&self, name: &str) {
         fs::remove_dir_all(self.driver_folder(name)).expect("a driver");
     }
@@ -90,7 +90,7 @@ impl Fake {
     /// Adds a function.
     ///
     /// # Panics
-    /// If it cannot be written.
+    /// If the folder cannot be written.
     pub fn add(&self, plan: Plan<'_>) {
         let folder = self.root.join("bus/pci/devices").join(plan.address);
         fs::create_dir_all(&folder).expect("a folder");
@@ -112,7 +112,7 @@ impl Fake {
         }
     }
 
-    /// Adds a node of its own for a function that is bound to vfio-pci.
+    /// Adds a separate node for a function that is bound to vfio-pci.
     ///
     /// # Panics
     /// If the folder cannot be written.
@@ -124,14 +124,14 @@ impl Fake {
     /// Replaces a file of a function.
     ///
     /// # Panics
-    /// If it cannot be written.
+    /// If the folder cannot be written.
     pub fn spoil(&self, address: &str, file: &str, text: &str) {
         fs::write(self.root.join("bus/pci/devices").join(address).join(file), text).expect("a file");
     }
 }
 
 impl Attributes for Fake {
-    /// Acts like the kernel for the files that binding writes; other files do not exist.
+    /// Acts like the kernel for the files that binding writes. Other files do not exist.
     fn write(&self, path: &Path, text: &str) -> io::Result<()> {
         let error = |errno| Err(io::Error::from_raw_os_error(errno));
         if !path.exists() {
@@ -141,7 +141,7 @@ impl Attributes for Fake {
         if name == "driver_override" {
             return fs::write(path, text);
         }
-        // The kernel accepts only the bare address, without blanks.
+        // The kernel accepts only the address itself, without blanks.
         let Ok(address) = text.parse::<Address>() else { return error(22) };
         let folder = self.root.join("bus/pci/devices").join(address.to_string());
         let driver = folder.join("driver");

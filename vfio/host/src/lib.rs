@@ -1,10 +1,10 @@
 //! The NVIDIA functions of a host from its sysfs: the driver of each, the other functions in its IOMMU group, whether
-//! VFIO can use it, and the remedy if not; and binding one to `vfio-pci` or back.
+//! VFIO can use it, and the remedy if not; and binding a function to `vfio-pci` or back.
 //!
 //! Parts: [`Address`], [`Sysfs`] with [`Sysfs::list`] and [`Sysfs::function`] (this file), [`bind`].
 //!
-//! Not in this crate: VFIO itself, and all of a card beyond the kernel's data. Nothing is cached, and all reads are
-//! bounded.
+//! Not in this crate: VFIO itself, and everything about a card beyond the kernel's data. Nothing is cached, and all
+//! reads are bounded.
 
 use std::fmt;
 use std::fs::{self, File};
@@ -31,16 +31,16 @@ pub const VFIO_PCI: &str = "vfio-pci";
 const DISPLAY: u32 = 0x03;
 /// PCI base class of bridges.
 const BRIDGE: u32 = 0x06;
-/// Most functions that are read, of a host or of a group.
+/// Maximum number of functions that are read, of a host or of a group.
 const MAX_FUNCTIONS: usize = 4096;
-/// Most bytes of a file: sysfs returns one page.
+/// Maximum size of a file in bytes: sysfs returns one page.
 const MAX_FILE: u64 = 4096;
 
 /// The kernel's view of devices, mounted at a folder.
 #[derive(Clone, Debug)]
 pub struct Sysfs {
     root: PathBuf,
-    /// The folder of VFIO's files, which show if a process uses a group; unknown for a fake.
+    /// The folder of VFIO's files, which show whether a process uses a group; unknown for a fake.
     files: Option<PathBuf>,
 }
 
@@ -61,15 +61,15 @@ pub struct Function {
     pub device: u16,
     /// PCI class code, 24 bits.
     pub class: u32,
-    /// The driver that has it.
+    /// The driver that is bound.
     pub driver: Option<String>,
-    /// Its IOMMU group.
+    /// IOMMU group of the function.
     pub group: Option<u32>,
-    /// Others of the group, bridges left out.
+    /// Other functions of the group, without bridges.
     pub beside: Vec<Neighbour>,
-    /// Ways in which the kernel can reset it alone, as the kernel calls them.
+    /// Names of the kernel's methods to reset only this function.
     pub resets: Vec<String>,
-    /// Name of its own node below `/dev/vfio/devices`, where the kernel makes one.
+    /// Name of the function's own node below `/dev/vfio/devices`, if the kernel creates one.
     #[serde(skip)]
     pub node: Option<String>,
 }
@@ -81,12 +81,13 @@ pub struct Neighbour {
     pub address: Address,
     /// PCI vendor id.
     pub vendor: u16,
-    /// The driver that has it.
+    /// The driver that is bound.
     pub driver: Option<String>,
 }
 
 impl Neighbour {
-    /// Returns true if VFIO can use the group despite it: no driver is bound, or one that does nothing with it.
+    /// Returns true if VFIO can use the group despite this function: no driver is bound, or a driver that does nothing
+    /// with it.
     fn is_harmless(&self) -> bool {
         self.driver.as_deref().is_none_or(|driver| [VFIO_PCI, "pci-stub"].contains(&driver))
     }
@@ -101,10 +102,10 @@ impl fmt::Display for Neighbour {
     }
 }
 
-/// A reason why VFIO cannot use a function in the host's current state.
+/// Reason that VFIO cannot use a function in the host's current state.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Obstacle {
-    /// It is not a display controller of NVIDIA.
+    /// The function is not a display controller of NVIDIA.
     #[error("{address} is {vendor:04x}:{device:04x} of class {class:06x}, no display controller of NVIDIA")]
     NoCard {
         /// The function.
@@ -116,20 +117,20 @@ pub enum Obstacle {
         /// PCI class code.
         class: u32,
     },
-    /// It is in no IOMMU group.
+    /// The function is in no IOMMU group.
     #[error("{0} is in no IOMMU group: the host has no IOMMU, or does not use it")]
     NoIommu(Address),
-    /// The group has other functions, with their own drivers.
+    /// The group has other functions with their own drivers.
     #[error("IOMMU group {group} of {address} has others that the host uses: {}", list(.others))]
     Shared {
         /// The function.
         address: Address,
         /// The group.
         group: u32,
-        /// The functions that prevent it.
+        /// The functions that prevent the use.
         others: Vec<Neighbour>,
     },
-    /// Another driver is bound, or none.
+    /// Another driver is bound, or no driver.
     #[error("{}", driven(*.address, .driver.as_deref()))]
     Driver {
         /// The function.
@@ -172,7 +173,7 @@ impl Obstacle {
     }
 }
 
-/// A fact about the host that cannot be read.
+/// Reason that the host's state cannot be read.
 #[derive(Debug, thiserror::Error)]
 pub enum ManagerError {
     /// No such function exists.
@@ -192,7 +193,7 @@ pub enum ManagerError {
     Unexpected {
         /// The file or link.
         path: PathBuf,
-        /// Its contents.
+        /// Actual contents.
         found: String,
         /// Description of the expected form.
         expected: &'static str,
@@ -211,13 +212,13 @@ impl ManagerError {
 }
 
 impl Function {
-    /// Returns true if it is a display controller of NVIDIA.
+    /// Returns true if the function is a display controller of NVIDIA.
     #[must_use]
     pub fn is_card(&self) -> bool {
         self.vendor == VENDOR_NVIDIA && self.class >> 16 == DISPLAY
     }
 
-    /// All obstacles to VFIO, in the order of their removal.
+    /// Returns all obstacles to VFIO, in the order in which they must be removed.
     #[must_use]
     pub fn obstacles(&self) -> Vec<Obstacle> {
         let Self { address, vendor, device, class, .. } = *self;
@@ -238,12 +239,12 @@ impl Function {
 }
 
 impl Sysfs {
-    /// A fake sysfs at `root`.
+    /// Creates a view of the fake sysfs at `root`.
     pub fn at(root: impl Into<PathBuf>) -> Self {
         Self { root: root.into(), files: None }
     }
 
-    /// Returns true if a process uses a group through vfio-pci: the kernel lets only one open it.
+    /// Returns true if a process uses a group through vfio-pci. The kernel lets only one process open a group.
     fn is_lent(&self, group: u32) -> bool {
         let file = self.files.as_ref().map(|files| files.join(group.to_string()));
         file.is_some_and(|file| {
@@ -260,10 +261,11 @@ impl Sysfs {
         self.devices().join(address.to_string())
     }
 
-    /// All display controllers of NVIDIA, in the order of their addresses. A host without PCI has none.
+    /// Returns all display controllers of NVIDIA, in the order of their addresses. The list is empty on a host without
+    /// PCI.
     ///
     /// # Errors
-    /// If sysfs cannot be read; a function that disappears meanwhile is omitted.
+    /// If sysfs cannot be read. A function that disappears meanwhile is omitted.
     pub fn list(&self) -> Result<Vec<Function>, ManagerError> {
         let mut functions = Vec::new();
         for address in addresses(&self.devices())? {
@@ -276,10 +278,10 @@ impl Sysfs {
         Ok(functions)
     }
 
-    /// One function of any kind.
+    /// Returns one function of any kind.
     ///
     /// # Errors
-    /// If it does not exist, or sysfs cannot be read.
+    /// If the function does not exist, or sysfs cannot be read.
     pub fn function(&self, address: Address) -> Result<Function, ManagerError> {
         let folder = self.folder(address);
         if !folder.exists() {
@@ -319,14 +321,15 @@ impl Sysfs {
     }
 }
 
-/// The name of the node of a function that is bound to vfio-pci, if the kernel makes such nodes: at most one exists.
+/// Returns the name of the node of a function that is bound to vfio-pci, if the kernel creates such nodes. At most one
+/// exists.
 fn node_in(folder: &Path) -> Option<String> {
     let name = fs::read_dir(folder).ok()?.next()?.ok()?.file_name().into_string().ok()?;
     let number = name.strip_prefix("vfio")?;
     (!number.is_empty() && number.bytes().all(|byte| byte.is_ascii_digit())).then_some(name)
 }
 
-/// The names in a folder that are addresses, sorted; none if the folder does not exist.
+/// Returns the names in a folder that are addresses, sorted; an empty list if the folder does not exist.
 fn addresses(folder: &Path) -> Result<Vec<Address>, ManagerError> {
     let unreadable = |source| ManagerError::Unreadable { path: folder.to_owned(), source };
     let entries = match fs::read_dir(folder) {
@@ -343,7 +346,7 @@ fn addresses(folder: &Path) -> Result<Vec<Address>, ManagerError> {
     Ok(found)
 }
 
-/// The last component of a link's target; `None` if the link does not exist.
+/// Returns the last component of a link's target; `None` if the link does not exist.
 fn link(path: &Path) -> Result<Option<String>, ManagerError> {
     match fs::read_link(path) {
         Ok(target) => Ok(target.file_name().map(|name| name.to_string_lossy().into_owned())),
@@ -360,7 +363,7 @@ fn read(path: &Path) -> Result<String, ManagerError> {
     Ok(text)
 }
 
-/// A number in sysfs's format: `0x10de`.
+/// Reads a number in sysfs's format: `0x10de`.
 fn number(path: &Path) -> Result<u32, ManagerError> {
     let text = read(path)?;
     let digits = text.trim().strip_prefix("0x").unwrap_or_default();

@@ -1,4 +1,4 @@
-//! The host's functions in a fake sysfs.
+//! Tests with the host's functions in a fake sysfs.
 
 use std::io;
 use std::path::Path;
@@ -25,7 +25,7 @@ fn folder() -> tempfile::TempDir {
     tempfile::tempdir().unwrap()
 }
 
-/// Each obstacle with its remedy.
+/// Returns each obstacle with its remedy.
 fn told(function: &Function) -> Vec<String> {
     function.obstacles().iter().map(|obstacle| format!("{obstacle} -> {}", obstacle.what_to_do())).collect()
 }
@@ -119,11 +119,11 @@ fn card_goes_to_vfio_pci_and_back() {
     let change = sysfs.bind(&fake, card()).unwrap();
     assert_eq!((change.before.as_deref(), change.now.as_deref()), (Some("nouveau"), Some("vfio-pci")));
     assert_eq!(sysfs.function(card()).unwrap().obstacles(), []);
-    // A repetition changes nothing.
+    // A second call changes nothing.
     assert_eq!(sysfs.bind(&fake, card()).unwrap().before.as_deref(), Some("vfio-pci"));
     let change = sysfs.unbind(&fake, card(), None).unwrap();
     assert_eq!((change.before.as_deref(), change.now.as_deref()), (Some("vfio-pci"), Some("nouveau")));
-    // To a named driver, or to no driver if the kernel has none.
+    // The function is bound to a named driver, or stays unbound if the kernel has no driver for it.
     fake.add_driver("nvidia");
     sysfs.bind(&fake, card()).unwrap();
     assert_eq!(sysfs.unbind(&fake, card(), Some("nvidia")).unwrap().now.as_deref(), Some("nvidia"));

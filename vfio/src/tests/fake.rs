@@ -1,4 +1,4 @@
-//! The fake: a kernel with one group, which contains a software card.
+//! A fake kernel with one group, which contains a software card.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -18,11 +18,11 @@ use vmm_sys_util::eventfd::EventFd;
 use crate::kernel::{Dependent, DeviceInfo, FileOpenError, IommuInfo, Irq, Kernel, OpenKernel, Region, Window};
 use crate::{OpenError, Place, Reset, VfioCard};
 
-/// Properties of the host and its function; a test changes the ones that it examines.
+/// Properties of the host and its function. A test changes the properties that it examines.
 #[derive(Clone)]
 pub struct Nature {
     pub open: Option<i32>,
-    /// True if the kernel has function nodes and iommufd; and its result of binding the function.
+    /// True if the kernel has function nodes and iommufd; also its result of binding the function.
     pub node: bool,
     pub bind: Option<i32>,
     pub version: u32,
@@ -32,7 +32,7 @@ pub struct Nature {
     pub iommu: IommuInfo,
     pub limit: usize,
     pub memlock: u64,
-    /// Each mapping waits for others before it is made.
+    /// Makes each mapping wait for others before it is made.
     pub pins_together: Option<Arc<std::sync::Barrier>>,
     pub flags: u32,
     pub sizes: [u64; 3],
@@ -95,13 +95,13 @@ struct State {
     log: Vec<&'static str>,
 }
 
-/// The kernel and the card for a test's checks, while a card is open and after.
+/// The kernel and the card, for a test's checks while a card is open and afterwards.
 pub struct Machine {
     pub nature: Nature,
     pub sim: Arc<SimGpu>,
     state: Mutex<State>,
     windows: AtomicUsize,
-    /// The function has disappeared: reads of its BARs return ones.
+    /// True if the function has disappeared: reads of its BARs return ones.
     pub silent: AtomicBool,
     pub sysfs: FakeSysfs,
     place: Place,
@@ -113,13 +113,13 @@ pub const GROUP: u32 = 7;
 const NODE: &str = "vfio4";
 
 impl Machine {
-    /// A machine with `nature` whose card is bound to vfio-pci.
+    /// Creates a machine with `nature` whose card is bound to vfio-pci.
     pub fn new(nature: Nature) -> Arc<Self> {
         let config = simgpu::Config { vram_mib: 64, ..simgpu::Config::default() };
         Self::around(Arc::new(SimGpu::new(&config).unwrap()), nature)
     }
 
-    /// Same with this card.
+    /// Does [`Self::new`] with a given card.
     pub fn around(sim: Arc<SimGpu>, nature: Nature) -> Arc<Self> {
         let folder = tempfile::tempdir().unwrap();
         let sysfs = FakeSysfs::new(folder.path());
@@ -138,7 +138,7 @@ impl Machine {
         Plan::CARD.address.parse().unwrap()
     }
 
-    /// Signals that the card is lost, in one of the ways.
+    /// Signals in one of the ways that the card is lost.
     pub fn take_away(&self, index: u32) {
         let state = self.state.lock();
         let event = state.watched.iter().find(|(of, _)| *of == index).map(|(_, event)| event);
@@ -155,12 +155,12 @@ impl Machine {
         VfioCard::open_by(&self.place, &Opener(Arc::clone(self)), address, Reset::Auto)
     }
 
-    /// An open card.
+    /// Opens the card.
     pub fn card(self: &Arc<Self>) -> VfioCard {
         self.open(Reset::Auto).unwrap()
     }
 
-    /// Takes the calls since the last query.
+    /// Returns the calls since the last query.
     pub fn log(&self) -> Vec<&'static str> {
         std::mem::take(&mut self.state.lock().log)
     }
@@ -169,7 +169,7 @@ impl Machine {
         self.state.lock().mapped.iter().map(|(iova, len)| (*iova, *len)).collect()
     }
 
-    /// Memory answers, the card may master the bus.
+    /// Returns true if memory answers, and true if the card may master the bus.
     pub fn enabled(&self) -> (bool, bool) {
         let command = self.state.lock().command;
         (command & 2 != 0, command & 4 != 0)
@@ -259,7 +259,7 @@ impl Machine {
         let mut state = self.state.lock();
         assert_eq!(state.irq, None, "an interrupt is set up during a reset");
         state.posted &= !self.nature.reset_loses_post;
-        // The kernel restores configuration space; a function may still be asleep.
+        // The kernel restores configuration space; the function may still be asleep.
         state.power = self.nature.power;
     }
 }
@@ -300,7 +300,7 @@ impl Drop for FakeKernel {
         // A mapped BAR keeps the function, and with it all mappings, open in the kernel.
         assert_eq!(self.0.windows.load(Ordering::Relaxed), 0, "a BAR is still mapped");
         let mut state = self.0.state.lock();
-        // The kernel would withdraw them; but a card must unmap them before the memory is freed.
+        // The kernel would withdraw the mappings; but a card must unmap them before the memory is freed.
         assert!(state.mapped.is_empty() || std::thread::panicking(), "memory is still mapped: {:?}", state.mapped);
         *state = State { power: 3, posted: state.posted, log: std::mem::take(&mut state.log), ..State::default() };
     }

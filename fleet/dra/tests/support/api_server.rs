@@ -1,4 +1,5 @@
-//! An API server for one driver: it keeps objects, checks each against the published types, and records the requests.
+//! An API server for one driver: stores objects, checks each object against the published types, and records the
+//! requests.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::convert::Infallible;
@@ -32,11 +33,11 @@ struct Objects {
     events: Vec<Event>,
     calls: BTreeSet<Call>,
     watches: Vec<mpsc::Sender<String>>,
-    /// Writes of slices so far.
+    /// Number of writes of slices so far.
     writes: usize,
     /// Device fields that this cluster drops because their features are disabled.
     forgets: Vec<&'static str>,
-    /// Every answer is an error.
+    /// True if every answer is an error.
     broken: bool,
 }
 
@@ -44,7 +45,8 @@ struct Objects {
 #[derive(Clone, Default)]
 pub struct ApiServer(Arc<Mutex<Objects>>);
 
-/// A type of the newest Kubernetes in the crate `k8s-openapi`, and the same type of 1.34, the oldest supported version.
+/// A type of the newest Kubernetes in the crate `k8s-openapi`, and the same type of version 1.34, the oldest supported
+/// version.
 pub trait Published: DeserializeOwned + Serialize {
     type Oldest: DeserializeOwned + Serialize;
 }
@@ -66,7 +68,7 @@ published! {
     resource: DeviceClass ResourceClaim ResourceClaimTemplate ResourceSlice;
 }
 
-/// Reads an object as one of a published type of the oldest and the newest Kubernetes. No other fields are allowed.
+/// Parses an object as a published type of the oldest and the newest Kubernetes. No other fields are permitted.
 pub fn typed<T: Published>(value: &Value) -> T {
     drop(exactly::<T::Oldest>(value));
     exactly(value)
@@ -83,7 +85,7 @@ impl ApiServer {
         self.0.lock().unwrap()
     }
 
-    /// Serves on loopback.
+    /// Starts serving on the loopback interface.
     pub async fn serve(&self) -> SocketAddr {
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
@@ -112,14 +114,14 @@ impl ApiServer {
         self.objects().claims.remove(&(namespace.to_owned(), name.to_owned()));
     }
 
-    /// Adds a slice of another writer.
+    /// Adds a slice written by another client.
     pub fn put_slice(&self, slice: Value) {
         let slice = with_kind(slice, "resource.k8s.io/v1", "ResourceSlice");
         drop(typed::<ResourceSlice>(&slice));
         self.objects().store(slice, "ADDED");
     }
 
-    /// The slices, as the published type.
+    /// Returns the slices as the published type.
     pub fn slices(&self) -> Vec<ResourceSlice> {
         self.objects().slices.values().map(typed).collect()
     }
@@ -150,7 +152,7 @@ impl ApiServer {
         self.objects().forgets = fields.to_vec();
     }
 
-    /// Makes every request fail, or stops that.
+    /// Makes every request fail, or ends this.
     pub fn break_down(&self, broken: bool) {
         self.objects().broken = broken;
     }
@@ -174,7 +176,7 @@ impl Objects {
         for device in slice["spec"]["devices"].as_array_mut().into_iter().flatten() {
             let device = device.as_object_mut().unwrap();
             self.forgets.iter().for_each(|field| drop(device.remove(*field)));
-            // As the API server does.
+            // The API server does the same.
             for taint in device.get_mut("taints").and_then(Value::as_array_mut).into_iter().flatten() {
                 taint["timeAdded"] = "2026-11-24T06:00:00Z".into();
             }
@@ -243,7 +245,7 @@ fn valid(slice: &ResourceSlice) {
     }
 }
 
-/// Fails on any other request.
+/// Rejects any other request.
 async fn unknown(request: axum::extract::Request) -> Response {
     panic!("{} {}", request.method(), request.uri());
 }
@@ -263,7 +265,7 @@ async fn list(State(server): State<ApiServer>, Query(query): Query<BTreeMap<Stri
         let since: u64 = query["resourceVersion"].parse().unwrap();
         let (sender, receiver) = mpsc::channel::<String>(64);
         if since < objects.version {
-            // Reports changes since then; one event is enough for a watcher that then reads again.
+            // Reports changes since then; one event suffices for a watcher that then reads again.
             let news = json!({ "type": "BOOKMARK", "object": { "apiVersion": "resource.k8s.io/v1", "kind": "ResourceSlice",
                 "metadata": { "resourceVersion": objects.version.to_string(), "annotations": {} } } });
             sender.try_send(news.to_string() + "\n").unwrap();

@@ -1,4 +1,4 @@
-//! The manifests in `fleet/kubernetes`, rendered as `kubectl` does it.
+//! The manifests in `fleet/kubernetes`, rendered in the way of `kubectl`.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -13,23 +13,23 @@ use serde_json::Value;
 
 use super::api_server::typed;
 
-/// The project's root folder.
+/// Returns the project's root folder.
 pub fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
 }
 
-/// The folder of the manifests.
+/// Returns the folder of the manifests.
 pub fn folder() -> PathBuf {
     root().join("fleet/kubernetes")
 }
 
-/// The kustomization of a folder.
+/// Returns the kustomization of a folder.
 fn kustomization(folder: &Path) -> Value {
     let text = fs::read_to_string(folder.join("kustomization.yaml")).unwrap();
     serde_saphyr::from_str(&text).unwrap()
 }
 
-/// The documents of the files that a kustomization lists: all files of its folder.
+/// Returns the documents in the files that a kustomization lists. It must list all files of its folder.
 pub fn documents(folder: &Path) -> Vec<Value> {
     let listed: BTreeSet<_> = kustomization(folder)["resources"]
         .as_array()
@@ -48,8 +48,8 @@ pub fn documents(folder: &Path) -> Vec<Value> {
     documents
 }
 
-/// Renders a folder: the documents with the kustomization's namespace and images, in the order in which `kubectl`
-/// applies them.
+/// Renders a folder. Returns the documents with the kustomization's namespace and images, in the order in which
+/// `kubectl` applies them.
 pub fn rendered(folder: &Path) -> Vec<Value> {
     let kustomization = kustomization(folder);
     let known = ["apiVersion", "kind", "namespace", "resources", "images"];
@@ -79,7 +79,7 @@ pub fn rendered(folder: &Path) -> Vec<Value> {
     documents
 }
 
-/// Reads a document as one of the published type of its kind; returns the kind.
+/// Parses a document as the published type of its kind. Returns the kind.
 pub fn published(document: &Value) -> &str {
     let kind = document["kind"].as_str().unwrap();
     match kind {

@@ -21,11 +21,11 @@ use tonic::transport::{Channel, Endpoint};
 
 use api_server::ApiServer;
 
-/// Limit of a wait.
+/// Maximum duration of a wait.
 // TIMEOUT: only a failing test waits this long.
 pub const WAIT_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// A file in cargo's folder.
+/// Returns the path of a file in cargo's folder.
 pub fn built(name: &str) -> PathBuf {
     let own = std::env::current_exe().expect("this file");
     let path = own.parent().and_then(Path::parent).expect("a folder of cargo's").join(name);
@@ -55,7 +55,7 @@ impl Drop for Process {
     }
 }
 
-/// A software card.
+/// Configuration of a software card.
 pub const CARD: &str = "[[card]]\nname = \"card0\"\nkind = \"simgpu\"\nvram_mib = 256\n";
 
 /// A node with its processes.
@@ -68,7 +68,7 @@ pub struct Node {
 }
 
 impl Node {
-    /// A node whose daemon has the tables `tables`; only the API server runs.
+    /// Creates a node whose daemon has the tables `tables`. Only the API server runs.
     pub async fn new(tables: &str) -> Self {
         // Paths of sockets must be short.
         let folder = tempfile::Builder::new().prefix("k8s").tempdir_in("/tmp").unwrap();
@@ -87,7 +87,8 @@ impl Node {
         node
     }
 
-    /// A node with a card `h100` of the fake CUDA driver. The folder `plain` has the driver's libraries, `shim` ours.
+    /// Creates a node with a card `h100` of the fake CUDA driver. The folder `plain` has the driver's libraries, and
+    /// `shim` has ours.
     pub async fn with_cuda_card() -> Self {
         let mut node = Self::new("").await;
         for (folder, library) in [("plain", "libcuda_fake.so"), ("shim", "libcuda.so")] {
@@ -111,7 +112,7 @@ impl Node {
         node
     }
 
-    /// A node with all processes running.
+    /// Creates a node on which all processes run.
     pub async fn running(tables: &str) -> Self {
         let mut node = Self::new(tables).await;
         node.start_daemon();
@@ -146,7 +147,7 @@ impl Node {
         assert!(text[..length].starts_with(b"READY=1"), "{}", self.log("daemon.log"));
     }
 
-    /// The command of the driver.
+    /// Returns the command of the driver.
     pub fn driver(&self, more: &[&str]) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_gpu-mediator-dra"));
         command
@@ -179,7 +180,7 @@ impl Node {
         fs::read_to_string(self.path(name)).unwrap_or_default()
     }
 
-    /// Names of all tenants and virtual machines.
+    /// Returns the names of all tenants and virtual machines.
     pub async fn shares(&self) -> Vec<String> {
         let mut names = Vec::new();
         for (path, key) in [("/v1/vms", "vms"), ("/v1/tenants", "tenants")] {
@@ -189,7 +190,7 @@ impl Node {
         names
     }
 
-    /// Checks that no part of any claim is left.
+    /// Checks that no part of any claim remains.
     pub async fn assert_clean(&self) {
         assert_eq!(self.shares().await, Vec::<String>::new());
         for folder in ["cdi", "claims"] {
@@ -216,7 +217,7 @@ impl Node {
         .await
     }
 
-    /// A kubelet that has registered the driver, and knows only services of these versions.
+    /// Returns a kubelet that has registered the driver, and supports only services of these versions.
     pub async fn kubelet(&self, knows: &[&str]) -> Kubelet {
         let socket = self.path("kubelet/plugins_registry/gpu-mediator.internal-reg.sock");
         let mut client = RegistrationClient::new(connect(&socket).await);
@@ -243,7 +244,7 @@ pub struct Kubelet {
     old: bool,
 }
 
-/// A claim in the kubelet's form.
+/// Returns a claim in the kubelet's form.
 pub fn named(name: &str) -> v1::Claim {
     v1::Claim { namespace: "prod".to_owned(), uid: format!("uid-{name}"), name: name.to_owned() }
 }
@@ -304,7 +305,7 @@ impl Kubelet {
     }
 }
 
-/// A claim with allocated parts of devices: each a request, a device, memory and time.
+/// Creates a claim with allocated parts of devices. Each part has a request, a device, memory and time.
 pub fn allocated(name: &str, parts: &[(&str, &str, &str, &str)], config: Value) -> Value {
     let result = |(number, (request, device, memory, time)): (usize, &(&str, &str, &str, &str))| {
         json!({ "request": request, "driver": "gpu-mediator.internal", "pool": "node-a", "device": device,
@@ -325,7 +326,7 @@ pub fn allocated(name: &str, parts: &[(&str, &str, &str, &str)], config: Value) 
     })
 }
 
-/// A set of parameters of a claim.
+/// Creates a set of parameters of a claim.
 pub fn parameters(source: &str, mut parameters: Value) -> Value {
     parameters["apiVersion"] = "gpu-mediator.internal/v1".into();
     parameters["kind"] = "ShareParameters".into();

@@ -33,14 +33,14 @@ fn encode(encoder: &mut Encoder<'_>, headers: &Headers) -> Vec<u8> {
     encoder.encode(headers.iter().map(|(name, value)| (&name[..], &value[..])))
 }
 
-/// Returns the output for `input` in pieces of `piece` bytes.
+/// Returns the output for `input`, fed in pieces of `piece` bytes.
 fn rewritten(input: &[u8], piece: usize) -> Result<Vec<u8>, Malformed> {
     let (mut rewriter, mut out) = (Rewriter::default(), Vec::new());
     input.chunks(piece.max(1)).try_for_each(|piece| rewriter.take(piece, &mut out))?;
     Ok(out)
 }
 
-/// The frames after the preface, as (kind, flags, stream, payload).
+/// Returns the frames after the preface, as (kind, flags, stream, payload).
 fn frames(bytes: &[u8]) -> Vec<(u8, u8, u8, Vec<u8>)> {
     let mut rest = bytes.strip_prefix(PREFACE_BYTES).expect("the preface passes");
     let mut frames = Vec::new();
@@ -61,7 +61,7 @@ fn authority_is_rewritten_to_localhost_in_every_block() {
     input.extend(frame(4, 0, 0, &[]));
     for (stream, authority) in [(1, "/var/lib/kubelet/x.sock"), (3, "/var/lib/kubelet/x.sock"), (5, "%2Fvar%2Fx.sock")]
     {
-        // The second time the encoder refers to its table: the bytes do not contain the path.
+        // The second time, the encoder refers to its table: the bytes do not contain the path.
         input.extend(frame(HEADERS, END_HEADERS, stream, &encode(&mut encoder, &request(authority))));
         input.extend(frame(0, END_STREAM, stream, &[0, 0, 0, 0, 0]));
     }
@@ -70,7 +70,7 @@ fn authority_is_rewritten_to_localhost_in_every_block() {
         assert_eq!(out.iter().map(|frame| frame.0).collect::<Vec<_>>(), [4, 1, 0, 1, 0, 1, 0]);
         for (kind, flags, _, payload) in &out {
             if *kind == HEADERS {
-                // A fresh decoder: no block needs an earlier one.
+                // A new decoder is used, because no block may need an earlier block.
                 assert_eq!(Decoder::new().decode(payload).unwrap(), request("localhost"));
                 assert_eq!(*flags, END_HEADERS);
             } else if *kind == 0 {
@@ -128,19 +128,19 @@ fn malformed_frames_end_connection() {
     assert_eq!(after(frame(HEADERS, PADDED | END_HEADERS, 1, &[2, 0])), Malformed::Padding);
     assert_eq!(after(frame(HEADERS, PRIORITY | END_HEADERS, 1, &[0; 4])), Malformed::Padding);
     assert_eq!(after(frame(HEADERS, END_HEADERS, 1, &[0xff, 0xff, 0xff, 0xff, 0xff, 0xff])), Malformed::Compression);
-    // A table of 8 KiB; the server allows half that size.
+    // A table of 8 KiB, which is twice the size that the server permits.
     assert_eq!(after(frame(HEADERS, END_HEADERS, 1, &[0x3f, 0xe1, 0x3f, 0x82])), Malformed::Compression);
 }
 
 #[test]
 fn oversized_header_block_is_rejected() {
     let mut input = PREFACE_BYTES.to_vec();
-    // 4000 bytes enter the table, then one byte refers to them.
+    // 4000 bytes enter the table; then one byte refers to them.
     let mut block = encode(&mut Encoder::new(), &headers(&[("a", &"v".repeat(3900))]));
     block.extend([0xbe; 1000]);
     input.extend(frame(HEADERS, END_HEADERS, 1, &block));
     assert_eq!(rewritten(&input, 4096).unwrap_err(), Malformed::Block);
-    // So does a block without an end.
+    // A block without an end exceeds the limit as well.
     let mut input = [PREFACE_BYTES.to_vec(), frame(HEADERS, 0, 1, &[0x82; 16_000])].concat();
     (0..8).for_each(|_| input.extend(frame(CONTINUATION, 0, 1, &[0x82; 16_000])));
     assert_eq!(rewritten(&input, 4096).unwrap_err(), Malformed::Block);

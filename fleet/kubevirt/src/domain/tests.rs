@@ -1,7 +1,7 @@
 use super::*;
 
-/// A domain with the parts that virt-launcher writes (kubevirt/kubevirt, pkg/virt-launcher/virtwrap/converter), by
-/// hand.
+/// A handwritten domain with the parts that virt-launcher writes (kubevirt/kubevirt,
+/// pkg/virt-launcher/virtwrap/converter).
 const KUBEVIRT: &str = include_str!("kubevirt.xml");
 
 fn device() -> String {
@@ -48,9 +48,9 @@ fn existing_domain_elements_are_kept_and_adjusted() {
     assert!(out.contains(r#"<qemu:arg value="name=opt/x"/><qemu:arg value="-device"/>"#), "{out}");
     assert_eq!(out.matches("<qemu:commandline>").count(), 1);
     assert_eq!(out.matches("xmlns:qemu").count(), 1);
-    // A repetition changes nothing.
+    // A second call changes nothing.
     assert_eq!(text(&out, &[device()]), out);
-    // Nor does an empty list.
+    // An empty list changes nothing.
     assert_eq!(text(before, &[]), before);
 }
 

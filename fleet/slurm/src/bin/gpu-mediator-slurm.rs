@@ -61,7 +61,7 @@ fn said(program: &str, arguments: &[&str]) -> Result<String> {
     Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
-/// A version as Slurm's number. Slurm requires plugins of this kind to have its own first two components.
+/// Converts a version to Slurm's number. Slurm requires plugins of this kind to have the same first two components.
 fn numbered(version: &str) -> Option<u32> {
     let mut numbers = version.split('.').map(|number| number.parse::<u8>().ok());
     let (major, minor) = (numbers.next()??, numbers.next()??);
@@ -79,7 +79,7 @@ fn install(from: &std::path::Path, to: &std::path::Path, slurm: Option<String>) 
     let mark: Vec<u8> = MARK.iter().flat_map(|word| word.to_ne_bytes()).collect();
     let found: Vec<usize> =
         plugin.windows(mark.len()).enumerate().filter(|(_, window)| *window == mark).map(|(at, _)| at).collect();
-    // The words of the mark also occur in code, but never all in a row.
+    // The words of the mark also occur in code, but never all of them in sequence.
     let [at] = found[..] else { bail!("{} has {} places for a version, expected one", from.display(), found.len()) };
     let place =
         at.checked_sub(4).and_then(|at| plugin.get_mut(at..at + 4)).context("the place for a version is cut off")?;
@@ -127,7 +127,7 @@ fn health(words: &[String]) -> Result<()> {
     }
 }
 
-/// The jobs of a list that still have something on their node, from `squeue`'s output.
+/// Returns the jobs of a list that still have something on their node, from `squeue`'s output.
 fn live(listed: &str) -> Vec<u32> {
     const LIVE: [&str; 8] =
         ["RUNNING", "COMPLETING", "SUSPENDED", "CONFIGURING", "STOPPED", "STAGE_OUT", "SIGNALING", "RESIZING"];

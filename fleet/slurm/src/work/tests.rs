@@ -4,7 +4,7 @@ use mediatord::fixture::{Served, one_card};
 
 use super::*;
 
-/// A daemon with a software card that has 120 MiB for tenants.
+/// Starts a daemon with a software card that has 120 MiB for tenants.
 fn served() -> (Served, Arguments, tempfile::TempDir) {
     let served = one_card("reserve_mib = 8\n");
     let folder = tempfile::tempdir().unwrap();
@@ -23,11 +23,11 @@ fn served() -> (Served, Arguments, tempfile::TempDir) {
     (served, arguments.on(Some("n1")), folder)
 }
 
-/// A job with shards of a node, according to this controller.
+/// Creates a job with shards of a node, as reported by this controller.
 fn job(id: u32, shards: u32, folder: &tempfile::TempDir) -> Job {
     let text = format!("JobId={id} JobName=x\n     Nodes=n1 CPU_IDs=0 Mem=0 GRES=shard:{shards}({shards}/100)\n");
     fs::write(folder.path().join(id.to_string()), text).unwrap();
-    // The user of these tests may give its files only to itself.
+    // The user of these tests may change the owner of its files only to itself.
     let uid = fs::metadata(folder.path()).unwrap().uid();
     Job { id, uid, of_array: None }
 }
@@ -47,7 +47,7 @@ fn a_job_has_a_vgpu_until_it_ends() {
     let socket = served.fixture.path("slurm-7/vgpu.sock");
     assert_eq!(variables, [(VGPU_VARIABLE.to_owned(), socket.display().to_string())]);
     assert_eq!(fs::metadata(&socket).unwrap().mode() & 0o777, 0o600);
-    // Another process of the job finds the claim.
+    // Another process of the job finds the existing claim.
     assert_eq!(begin(&arguments, &VGPU, &job).unwrap(), variables);
     let vm: api::Vm = served.client_get("/v1/vms/slurm-7");
     assert_eq!(vm.vram_mib, 30);
@@ -69,7 +69,7 @@ fn all_shards_of_a_card_can_be_handed_out_and_no_more() {
     }
     let error = begin(&arguments, &VGPU, &job(5, 25, &folder)).unwrap_err();
     assert!(error.contains("expected at most 0: card `card0`"), "{error}");
-    // A program has no card here.
+    // A program has no card on this node.
     let error = begin(&arguments, &Given::new(), &job(5, 25, &folder)).unwrap_err();
     assert!(error.contains("no card number 0 for CUDA programs"), "{error}");
     assert_eq!(held(&arguments).unwrap(), [1, 2, 3, 4]);
@@ -111,7 +111,7 @@ fn a_socket_elsewhere_is_not_given_away() {
     let (served, mut arguments, folder) = served();
     let there = job(7, 25, &folder);
     begin(&arguments, &VGPU, &there).unwrap();
-    // Independent of the sockets' folder that the daemon reports.
+    // The result does not depend on the folder of sockets that the daemon reports.
     arguments.sockets = served.fixture.path("other");
     let error = begin(&arguments, &VGPU, &there).unwrap_err();
     assert!(error.contains("it is not in the folder") && error.contains("plugstack.conf"), "{error}");
@@ -154,7 +154,7 @@ fn a_ledger_that_is_a_link_or_has_two_names_is_not_written() {
     write_down(&ledger, &usage).unwrap();
 }
 
-/// Requests through a client.
+/// Sends requests through a client.
 trait Get {
     fn client_get<T: serde::de::DeserializeOwned>(&self, path: &str) -> T;
 }
