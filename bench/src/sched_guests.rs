@@ -109,7 +109,7 @@ impl Stage {
         self.play_for(row, policy, self.measured, loads)
     }
 
-    /// Does [`Self::play`] with a different measured time.
+    /// Same as [`Self::play`], with a different measured time.
     fn play_for(&self, row: &str, (_, settings): Policy, measured: Duration, loads: Vec<Load>) -> Result<Outcome> {
         self.crowd.set(settings)?;
         let outcome =

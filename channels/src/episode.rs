@@ -66,7 +66,7 @@ impl Watchdog {
 }
 
 impl Episode {
-    /// Does the same as [`Watchdog::sample`] for one episode.
+    /// Same as [`Watchdog::sample`], for one episode.
     pub(crate) fn sample(
         episode: &mut Option<Self>,
         signature: Option<Signature>,

@@ -106,7 +106,7 @@ impl Cache {
 
 impl Cache {
     /// Removes the items of `kind` that are not among `keys` and are older than a day. Another checkout or a running
-    /// test may use a newer one.
+    /// test may use a newer item.
     pub fn prune(&self, kind: &str, keys: &[&str]) -> Result<()> {
         let Ok(entries) = fs::read_dir(self.path(kind)) else { return Ok(()) };
         for entry in entries.flatten() {

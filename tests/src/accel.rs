@@ -1,4 +1,4 @@
-//! Detects whether KVM works by starting a guest: opening the device file is not proof.
+//! Detects whether KVM works by starting a guest: that the device file can be opened is not sufficient.
 
 use std::fs::{self, File};
 use std::path::Path;
@@ -19,11 +19,11 @@ const PROBE_LIMIT: Duration = Duration::from_secs(10);
 /// Accelerator of the guests' CPUs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Accel {
-    /// The host's virtualization hardware.
+    /// KVM, with the host's virtualization hardware.
     Kvm,
     /// QEMU's translator.
     Tcg,
-    /// QEMU's translator with AMD's virtualization, so that the guest has a KVM of its own.
+    /// QEMU's translator with AMD's virtualization, so that the guest has its own KVM.
     TcgWithSvm {
         /// One thread per CPU. Requires [a QEMU that delivers each interrupt once](images::ensure_svm): others reset
         /// the guest's VMs silently.
@@ -32,8 +32,8 @@ pub enum Accel {
 }
 
 impl Accel {
-    /// Returns `GPU_MEDIATOR_ACCEL` if set; else KVM if a guest kernel starts under it, else TCG. The probe runs once
-    /// per boot of the host.
+    /// Returns `GPU_MEDIATOR_ACCEL` if set; otherwise KVM if a guest kernel starts under it, and TCG if not. The probe
+    /// runs once per boot of the host.
     pub fn detect(images: &Images) -> Result<Self> {
         match env::var("GPU_MEDIATOR_ACCEL").ok().as_deref() {
             Some("kvm") => return Ok(Self::Kvm),
@@ -41,7 +41,7 @@ impl Accel {
             Some(other) => bail!("GPU_MEDIATOR_ACCEL is {other:?}; kvm or tcg was expected"),
             None => {}
         }
-        // Guests that start concurrently wait for one probe.
+        // Guests that start concurrently wait for a single probe.
         static ONE: Mutex<()> = Mutex::new(());
         let _one = ONE.lock().unwrap_or_else(PoisonError::into_inner);
         if File::options().read(true).write(true).open("/dev/kvm").is_err() {
@@ -85,7 +85,7 @@ fn try_kvm(images: &Images) -> Result<bool> {
         let ended = child.try_wait()?.is_some();
         Ok((spoke || ended).then_some(spoke))
     });
-    // It may have exited already; either way it must be gone.
+    // The process may have exited already; either way it must be gone.
     let _ = child.kill();
     thread::spawn(move || child.wait());
     Ok(result.unwrap_or(false))

@@ -1,7 +1,7 @@
 //! The host's end of the agent protocol: commands to the init of a guest, over its second serial port.
 //!
-//! The guest sends `READY <release>`; the host sends `<id> <command>`; the guest answers `<id> | <line>` any number of
-//! times and `<id> = <code>` once. Other lines are ignored as line noise.
+//! The guest sends `READY <release>`; the host sends `<id> <command>`; the guest answers with any number of lines `<id>
+//! | <line>`, followed by `<id> = <code>`. Other lines are ignored as line noise.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Write};
@@ -28,7 +28,7 @@ pub type Health = Arc<dyn Fn() -> Result<()> + Send + Sync>;
 pub struct Output {
     /// The printed lines.
     pub lines: Vec<String>,
-    /// Its exit code; 0 is success.
+    /// Exit code of the command; 0 is success.
     pub code: i32,
 }
 
@@ -38,7 +38,7 @@ impl Output {
         self.lines.join("\n")
     }
 
-    /// Returns this output if the command succeeded, else an error that shows its lines.
+    /// Returns this output if the command succeeded, otherwise an error that shows its lines.
     pub fn success(self) -> Result<Self> {
         if self.code != 0 {
             bail!("the command ended with code {}:\n{}", self.code, self.text());
@@ -51,7 +51,7 @@ impl Output {
 struct Job {
     lines: Vec<String>,
     code: Option<i32>,
-    // Set when the guest restarted or went away before the job ended.
+    // Set if the guest restarted or disconnected before the command ended.
     lost: Option<&'static str>,
 }
 
@@ -91,7 +91,7 @@ pub struct Pending<'a> {
 }
 
 impl Agent {
-    /// Communicates over `stream`; calls `health` while waiting.
+    /// Creates an agent that communicates over `stream`, and calls `health` while waiting.
     pub fn new(stream: UnixStream, health: Health) -> Result<Self> {
         let shared = Arc::new(Shared::default());
         let reader = stream.try_clone().context("cannot clone the agent's stream")?;
@@ -110,17 +110,17 @@ impl Agent {
         self.wait(limit, "the guest to be ready", |state| (state.boots >= boots).then(|| Ok(state.release.clone())))
     }
 
-    /// Runs one command to its end. Does not check the exit code; see [`Output::success`].
+    /// Runs one command until it ends. Does not check the exit code; see [`Output::success`].
     pub fn run(&self, command: &str) -> Result<Output> {
         self.run_within(command, COMMAND_LIMIT)
     }
 
-    /// Like [`Agent::run`], with a custom time limit.
+    /// Same as [`Agent::run`], with a custom time limit.
     pub fn run_within(&self, command: &str, limit: Duration) -> Result<Output> {
         self.send(command)?.wait_within(limit)
     }
 
-    /// Starts a command that runs concurrently with others.
+    /// Starts a command that runs concurrently with other commands.
     pub fn start(&self, command: &str) -> Result<Pending<'_>> {
         self.send(&format!("& {command}"))
     }
@@ -182,7 +182,7 @@ impl Pending<'_> {
         self.wait_within(COMMAND_LIMIT)
     }
 
-    /// Like [`Pending::wait`], with a custom time limit.
+    /// Same as [`Pending::wait`], with a custom time limit.
     pub fn wait_within(self, limit: Duration) -> Result<Output> {
         let what = format!("the guest's command {:?}", self.command);
         self.agent.wait(limit, &what, |state| {
@@ -255,7 +255,7 @@ fn read_lines(stream: UnixStream, shared: &Shared) {
 
 fn handle(line: &str, state: &mut State) {
     let line = line.trim_end_matches(['\n', '\r']);
-    // Firmware may leave bytes on the line before the guest's first word.
+    // Firmware may leave bytes on the line before the guest's first line.
     if let Some(at) = line.find("READY ") {
         state.boots += 1;
         state.release = line[at + 6..].trim().to_owned();

@@ -1,5 +1,5 @@
-//! Child processes that end with this one, however it ends: a daemon or QEMU that outlived a killed test or benchmark
-//! would run alongside the next one and distort its measurements.
+//! Child processes that end together with this process, whatever the reason: a daemon or QEMU that outlived a killed
+//! test or benchmark would run next to the following test and distort its measurements.
 
 #![expect(unsafe_code, reason = "a call between fork and exec")]
 
@@ -15,16 +15,16 @@ use rustix::process::{Signal, getpid, getppid, set_parent_process_death_signal};
 /// A command to start, and the channel for its result.
 type Order = (Command, SyncSender<io::Result<Child>>);
 
-/// Starts a program that is killed when this one ends. Leaves `command` empty.
+/// Starts a program that is killed when this process ends. Leaves `command` empty.
 ///
 /// # Errors
-/// If it does not start.
+/// If the program does not start.
 pub fn spawn(command: &mut Command) -> io::Result<Child> {
     let mut command = std::mem::replace(command, Command::new("/nonexistent"));
     let parent = getpid();
     let with_parent = move || {
         set_parent_process_death_signal(Some(Signal::KILL))?;
-        // The parent may have ended before that.
+        // The parent may have ended before this call.
         if getppid() == Some(parent) { Ok(()) } else { Err(io::ErrorKind::BrokenPipe.into()) }
     };
     // SAFETY: the code between fork and exec makes two system calls and allocates nothing.
@@ -86,7 +86,7 @@ mod tests {
         assert_eq!(spawn(&mut Command::new("/no/such/program")).unwrap_err().kind(), io::ErrorKind::NotFound);
     }
 
-    /// Started by the next test, as a separate program.
+    /// Started by the next test as a separate program.
     #[test]
     fn parent() {
         if std::env::var_os(VARIABLE).is_none() {
@@ -107,7 +107,7 @@ mod tests {
         parent.kill().unwrap();
         parent.wait().unwrap();
         let gone = || {
-            // Its new parent may not have reaped it yet.
+            // The child's new parent may not have reaped it yet.
             let stat = fs::read_to_string(format!("/proc/{child}/stat")).unwrap_or_default();
             stat.rsplit_once(") ").is_none_or(|(_, rest)| rest.starts_with('Z'))
         };

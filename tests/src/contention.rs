@@ -1,4 +1,4 @@
-//! Guests that compete for a card's time, and each one's part of it according to the mediator's accounts.
+//! Guests that compete for a card's time, with the share of each guest according to the mediator's accounts.
 
 use std::thread::sleep;
 use std::time::{Duration, Instant};
@@ -13,19 +13,19 @@ use crate::many_vms::{Account, Crowd, History, SIDE};
 
 /// Word before the end times of a load's kernels.
 const ENDS: &str = "ENDS ";
-/// Line that a load prints when it has begun.
+/// Line that a load prints when it has started.
 const BEGUN: &str = "LOOPING";
 /// Time limit for a load to start.
 const BEGIN_LIMIT: Duration = Duration::from_secs(60);
-/// Seconds after which a load ends by itself. The test ends it earlier.
+/// Duration in seconds after which a load ends by itself. The test ends the load earlier.
 const LASTS_S: u64 = 600;
 
 /// Load of one guest.
 #[derive(Clone, Debug)]
 pub struct Load {
-    /// The VM.
+    /// Index of the VM.
     pub vm: usize,
-    /// Words for `gpu-workloads`, without `--duration`.
+    /// Arguments for `gpu-workloads`, without `--duration`.
     pub words: String,
     /// Start time, after the first load.
     pub after: Duration,
@@ -36,13 +36,14 @@ impl Load {
         Self { vm, words, after: Duration::ZERO }
     }
 
-    /// Runs kernels of `rounds` [rounds](crate::many_vms::ROUND_NS) in sequence, with up to `in_flight` in flight. The
-    /// guest can be late by that much, as on a host with more guests than CPUs.
+    /// Runs kernels of `rounds` [rounds](crate::many_vms::ROUND_NS) in sequence, with up to `in_flight` in flight. This
+    /// also bounds how late the guest can be, as on a host with more guests than CPUs.
     pub fn kernels(vm: usize, rounds: u32, in_flight: u32) -> Self {
         Self::kernels_of(vm, SIDE, rounds, in_flight)
     }
 
-    /// Like `kernels`, for matrices of size `side`: this sets [the length of a round](crate::many_vms::round_ns).
+    /// Same as [`Self::kernels`], for matrices of size `side`, which determines [the length of a
+    /// round](crate::many_vms::round_ns).
     pub fn kernels_of(vm: usize, side: u32, rounds: u32, in_flight: u32) -> Self {
         let kernel = format!("workload --name long-madd --side {side} --rounds {rounds}");
         Self::new(vm, format!("{kernel} --in-flight {in_flight}"))
@@ -55,13 +56,13 @@ impl Load {
         self
     }
 
-    /// Runs a kernel, pauses, and repeats.
+    /// Repeatedly runs a kernel and pauses.
     pub fn bursts(vm: usize, side: u32, rounds: u32, pause_ms: u32) -> Self {
         let kernel = format!("workload --name long-madd --side {side} --rounds {rounds}");
         Self::new(vm, format!("{kernel} --pause-ms {pause_ms}"))
     }
 
-    /// Copies `bytes` bytes to VRAM by the first copy engine, repeatedly.
+    /// Repeatedly copies `bytes` bytes to VRAM with the first copy engine.
     pub fn copies(vm: usize, bytes: u64) -> Self {
         Self::new(vm, format!("stream --engine ce0 --size {bytes}"))
     }
@@ -71,34 +72,34 @@ impl Load {
         Self::new(vm, format!("rogue --what {what}"))
     }
 
-    /// Starts the load `after` later.
+    /// Delays the start of the load by `after`.
     #[must_use]
     pub fn after(self, after: Duration) -> Self {
         Self { after, ..self }
     }
 }
 
-/// Guests that compete.
+/// A run of competing guests.
 #[derive(Clone, Debug)]
 pub struct Contest {
     /// Loads by guest.
     pub loads: Vec<Load>,
-    /// Warm-up time, which is omitted.
+    /// Warm-up time, which is not measured.
     pub warm: Duration,
     /// Measured time.
     pub measured: Duration,
 }
 
-/// Outcome.
+/// Outcome of a contest.
 #[derive(Clone, Debug)]
 pub struct Outcome {
-    /// The VMs of the loads; the other fields use this order.
+    /// The VMs of the loads. The other fields are in this order.
     pub vms: Vec<usize>,
-    /// Charges of each VM, from the start of the measurement.
+    /// Charges of each VM since the start of the measurement.
     pub uses: Uses,
-    /// Start of each load, in ns from that time.
+    /// Start of each load, in ns since the start of the measurement.
     pub marks: Vec<u64>,
-    /// Start of the measurement, by the card's clock in ns.
+    /// Start of the measurement, in ns of the card's clock.
     pub from: u64,
     /// Measured time, in ns of the card's clock.
     pub length: u64,
@@ -118,12 +119,12 @@ const CHARGE_READ_INTERVAL: Duration = Duration::from_secs(30);
 impl Contest {
     /// Runs the loads; calls `meanwhile` when the measured time begins, which includes the call's own time.
     ///
-    /// Fails when a load ends before its time, or with a wrong result.
+    /// Fails if a load ends too early, or with a wrong result.
     pub fn run(&self, crowd: &Crowd, meanwhile: impl FnOnce(&Crowd) -> Result<()>) -> Result<Outcome> {
         self.run_until(crowd, meanwhile, |_| Ok(()))
     }
 
-    /// Like `run`, but calls `finally` after the measured time, before the loads end.
+    /// Same as [`Self::run`], and also calls `finally` after the measured time, before the loads end.
     pub fn run_until(
         &self,
         crowd: &Crowd,
@@ -169,7 +170,7 @@ impl Contest {
         let early = running.iter().find(|pending| pending.ended());
         ensure!(early.is_none(), "a load has ended before the others were measured: {:?}", early.map(Pending::lines));
         finally(crowd)?;
-        // Whole intervals.
+        // Only whole intervals are counted.
         let interval = history.interval_ns;
         let begin = from.next_multiple_of(interval);
         let length = (history.now_ns - history.now_ns % interval).saturating_sub(begin);
@@ -225,12 +226,12 @@ impl Outcome {
         jain(&self.uses.shares(Engine::Compute, 0, self.length), wanted)
     }
 
-    /// Returns the distance of shares in windows of `window_ns` from `wanted`.
+    /// Returns the deviation of shares from `wanted` in windows of `window_ns`.
     pub fn share_error(&self, window_ns: u64, wanted: &[f64]) -> ShareError {
         self.uses.share_error(Engine::Compute, window_ns, 0, self.length, wanted)
     }
 
-    /// Returns the part of the time that an engine was charged to any VM.
+    /// Returns the part of the time for which an engine was charged to any VM.
     pub fn utilisation(&self, engine: Engine) -> f64 {
         let used: u64 = (0..self.vms.len()).map(|place| self.uses.used(place, engine, 0, self.length)).sum();
         used as f64 / self.length.max(1) as f64
@@ -241,7 +242,7 @@ impl Outcome {
         self.uses.used(place, Engine::Compute, 0, self.length) as f64 / self.length.max(1) as f64
     }
 
-    /// Computes the work of the loads from the guests' reports: the ended kernels of each, of `lengths` ns, in
+    /// Computes the work of the loads from the guests' reports: each load's ended kernels, of `lengths` ns, in
     /// intervals of `step` ns of the measured time.
     pub fn counted(&self, lengths: &[u64], step: u64) -> Uses {
         let mut uses = Uses::new(self.vms.len(), step, self.length);
@@ -309,7 +310,7 @@ mod tests {
         };
         let counted = outcome.counted(&[20, 40], 20);
         let used = |vm| [0, 20, 40, 60].map(|at| counted.used(vm, Engine::Compute, at, at + 20));
-        // Kernels that ended earlier are omitted; kernels across a bound count with their part inside.
+        // Kernels that ended earlier are omitted; kernels across a boundary count with the part inside.
         assert_eq!([used(0), used(1)], [[10, 10, 20, 0], [15, 20, 15, 20]]);
     }
 }

@@ -1,4 +1,4 @@
-//! Runs `mediatord` and `mediatorctl` like an operator.
+//! Runs `mediatord` and `mediatorctl` in the way of an operator.
 
 use std::fs::{self, File};
 use std::os::unix::net::UnixStream;
@@ -17,11 +17,11 @@ use crate::http;
 use crate::process::Process;
 use crate::wait::{self, Scratch};
 
-/// Time that the daemon may take until its admin socket answers.
+/// Maximum time until the daemon's admin socket answers.
 const START_LIMIT: Duration = Duration::from_secs(60);
-/// Time that the daemon may take to end after SIGTERM.
+/// Maximum time until the daemon ends after SIGTERM.
 const STOP_LIMIT: Duration = Duration::from_secs(30);
-/// Limit of a `mediatorctl` command.
+/// Time limit of a `mediatorctl` command.
 const CONTROL_LIMIT: Duration = Duration::from_secs(60);
 
 /// Paths of a test's daemon, for the configuration that the test writes.
@@ -52,12 +52,12 @@ pub struct Ended {
     pub stdout: String,
     /// Standard error.
     pub stderr: String,
-    /// Exit code; `None` if a signal ended it.
+    /// Exit code; `None` if a signal ended the program.
     pub code: Option<i32>,
 }
 
 impl Ended {
-    /// Returns this if the code is 0, else an error that shows the output.
+    /// Returns this value if the code is 0, otherwise an error that shows the output.
     pub fn success(self) -> Result<Self> {
         if self.code != Some(0) {
             bail!("ended with code {:?}:\n{}{}", self.code, self.stdout, self.stderr);
@@ -69,12 +69,12 @@ impl Ended {
 /// A running `mediatord`; dropping the value ends it.
 pub struct Daemon {
     process: Process,
-    /// The program; an upgrade may start a different one.
+    /// Path of the program; an upgrade may start a different program.
     program: PathBuf,
     paths: Paths,
     /// The service manager that started it, if any.
     manager: Option<ServiceManager>,
-    // Last, so that the folder is removed after the process ends.
+    // Last field, so that the folder is removed after the process ends.
     scratch: Scratch,
 }
 
@@ -85,7 +85,7 @@ impl Daemon {
         Self::start_by(None, scratch, paths)
     }
 
-    /// Same as a service, with sockets that a service manager keeps.
+    /// Same as [`Self::start`], as a service, with sockets that a service manager keeps.
     pub fn start_as_service(name: &str, configure: impl FnOnce(&Paths) -> String) -> Result<Self> {
         let (scratch, paths) = prepare(name, configure)?;
         let manager = ServiceManager::new(&scratch.path().join("notify")).context("a service manager")?;
@@ -115,8 +115,8 @@ impl Daemon {
         Ok(daemon)
     }
 
-    /// Makes the program that is now at the daemon's path take over everything, and waits until the old daemon ends.
-    /// Returns the output of `mediatorctl daemon upgrade`.
+    /// Makes the program that is now at the daemon's path take over all of the daemon's work, and waits until the old
+    /// daemon ends. Returns the output of `mediatorctl daemon upgrade`.
     pub fn upgrade(&mut self) -> Result<Value> {
         Process::adopt_orphans().context("orphans cannot be adopted")?;
         let info = self.ctl_json(&["daemon", "upgrade"]).with_context(|| self.log_tail())?;
@@ -138,7 +138,8 @@ impl Daemon {
         config_of(&self.scratch)
     }
 
-    /// Kills the daemon at any point, and starts another with the same configuration. Its log is continued.
+    /// Kills the daemon at an arbitrary point, and starts another daemon with the same configuration, which appends to
+    /// the log.
     pub fn kill_and_restart(&mut self) -> Result<()> {
         self.process.end().context("cannot kill mediatord")?;
         let mut command = command(&self.program, &self.scratch, self.manager.as_ref())?;
@@ -166,7 +167,7 @@ impl Daemon {
         run_to_end(&mut command(&binary("mediatord")?, &scratch, None)?, START_LIMIT)
     }
 
-    /// Returns the paths of its files.
+    /// Returns the paths of the daemon's files.
     pub fn paths(&self) -> &Paths {
         &self.paths
     }
@@ -176,7 +177,7 @@ impl Daemon {
         self.paths.vm_socket(name)
     }
 
-    /// Runs `mediatorctl --socket PATH args...` to its end; the code is not checked.
+    /// Runs `mediatorctl --socket PATH args...` until it ends. Does not check the exit code.
     pub fn ctl(&self, args: &[&str]) -> Result<Ended> {
         let mut command = Command::new(binary("mediatorctl")?);
         command.arg("--socket").arg(&self.paths.admin_socket).args(args);
@@ -190,7 +191,7 @@ impl Daemon {
         serde_json::from_str(&text).with_context(|| format!("mediatorctl {} printed no JSON:\n{text}", args.join(" ")))
     }
 
-    /// Asks the admin API for `GET path`, for values that no command prints unchanged.
+    /// Sends `GET path` to the admin API, for values that no command prints unchanged.
     pub fn api(&self, path: &str) -> Result<Value> {
         let body = self.get(path)?;
         serde_json::from_str(&body).with_context(|| format!("GET {path} answered no JSON:\n{body}"))
@@ -203,7 +204,7 @@ impl Daemon {
         http::get(stream, path)
     }
 
-    /// Returns whether the daemon still runs.
+    /// Returns true if the daemon still runs.
     pub fn alive(&mut self) -> bool {
         matches!(self.process.try_wait(), Ok(None))
     }
@@ -251,7 +252,7 @@ impl Daemon {
 impl Drop for Daemon {
     fn drop(&mut self) {
         if self.stop().is_err() {
-            // The daemon may hang or be gone; `end` handles both.
+            // The daemon may hang or may have ended; `end` handles both.
             let _ = self.process.end();
         }
         if thread::panicking() {
@@ -283,7 +284,7 @@ fn command(program: &Path, scratch: &Scratch, manager: Option<&ServiceManager>) 
     Ok(command)
 }
 
-/// Starts the daemon; its output is appended to its log.
+/// Starts the daemon. The daemon's output is appended to its log.
 fn spawn(scratch: &Scratch, command: &mut Command) -> Result<Child> {
     let log = scratch.path().join("mediatord.log");
     let output = File::options().create(true).append(true).open(&log);
@@ -294,7 +295,7 @@ fn spawn(scratch: &Scratch, command: &mut Command) -> Result<Child> {
     child.with_context(|| format!("cannot start {name}"))
 }
 
-/// Runs `command` to its end, and kills it after `limit`.
+/// Runs `command` until it ends, and kills it after `limit`.
 pub fn run_to_end(command: &mut Command, limit: Duration) -> Result<Ended> {
     let name = command.get_program().to_string_lossy().into_owned();
     let mut child = command
@@ -319,17 +320,18 @@ pub fn run_to_end(command: &mut Command, limit: Duration) -> Result<Ended> {
 fn read_all(mut pipe: impl std::io::Read + Send + 'static) -> thread::JoinHandle<String> {
     thread::spawn(move || {
         let mut bytes = Vec::new();
-        // A read error means that the process is gone; its exit status has the details.
+        // A read error means that the process has ended; its exit status has the details.
         let _ = pipe.read_to_end(&mut bytes);
         String::from_utf8_lossy(&bytes).into_owned()
     })
 }
 
-/// Finds a program of this workspace: in `GPU_MEDIATOR_BIN_DIR`, next to the running one, or in the release folder.
+/// Finds a program of this workspace: in `GPU_MEDIATOR_BIN_DIR`, next to the running program, or in the release folder.
 pub fn binary(name: &str) -> Result<PathBuf> {
     let mut folders: Vec<PathBuf> = env::var_os("GPU_MEDIATOR_BIN_DIR").map(PathBuf::from).into_iter().collect();
     if let Ok(own) = env::current_exe() {
-        // target/PROFILE/NAME, target/PROFILE/deps/NAME: in either case, the profile folders are two levels up at most.
+        // The running program is target/PROFILE/NAME or target/PROFILE/deps/NAME: in either case, the profile folder is
+        // at most two levels up.
         let above: Vec<_> = own.ancestors().skip(1).take(3).map(Path::to_path_buf).collect();
         folders.extend(above.iter().take(2).cloned());
         folders.extend(above.iter().map(|a| a.join("release")));

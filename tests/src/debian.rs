@@ -1,8 +1,8 @@
-//! A Debian host in namespaces of this machine: it has separate files, users, processes, mounts and network, but this
+//! A Debian host in namespaces of this machine: it has its own files, users, processes, mounts and network, but this
 //! machine's kernel.
 //!
-//! It starts in seconds, an emulated machine in minutes. It has no systemd: [`Debian::start`] and related functions
-//! start and end units, and the first process reaps orphans, as systemd does.
+//! Such a host starts in seconds, whereas an emulated machine starts in minutes. It has no systemd: [`Debian::start`]
+//! and related functions start and end units, and the first process reaps orphans, as systemd does.
 //!
 //! Requirements: root, or a range of users in `/etc/subuid` with the programs of Debian's package `uidmap`.
 
@@ -21,20 +21,20 @@ use crate::daemon::run_to_end;
 use crate::files::Files;
 use crate::wait::{self, Scratch};
 
-/// Time that a command may take.
+/// Maximum time that a command may take.
 const COMMAND_LIMIT: Duration = Duration::from_secs(180);
 /// Folder of the browser in the host.
 const BROWSER: &str = "/opt/browser";
-/// Time that a page has to load its data, in ms of the browser's own clock, which skips idle time.
+/// Maximum time for a page to load its data, in ms of the browser's own clock, which skips idle time.
 const BROWSER_MS: u32 = 5000;
-/// Number of last lines of each unit's log that are shown after an error.
+/// Number of lines shown from the end of each unit's log after an error.
 const LOG_LINES: u32 = 30;
 /// Folder of the units' logs.
 const LOGS: &str = "/var/log/units";
 /// Folder of the units' process numbers.
 const UNITS: &str = "/run/units";
 
-/// Namespaces, as arguments of `unshare`. When that program ends, so do all processes in them.
+/// Namespaces, as arguments of `unshare`. When `unshare` ends, so do all processes in the namespaces.
 const NAMESPACES: [&str; 8] = ["--mount", "--pid", "--net", "--ipc", "--uts", "--cgroup", "--fork", "--kill-child"];
 /// Additional arguments for users other than root.
 const USERS: [&str; 3] = ["--user", "--map-root-user", "--map-auto"];
@@ -76,17 +76,17 @@ const ENVIRONMENT: [(&str, &str); 3] = [
     ("LC_ALL", "C.UTF-8"),
 ];
 
-/// A host that is up.
+/// A running host.
 pub struct Debian {
     namespaces: Child,
-    /// Its first process, by this machine's number.
+    /// Process number of the host's first process on this machine.
     init: u32,
     users: bool,
     up: Instant,
     root: Scratch,
 }
 
-/// Returns the reason if this machine cannot run such a host.
+/// Returns the reason that this machine cannot run such a host, if any.
 pub fn impossible() -> Option<String> {
     let mut command = Command::new("unshare");
     command.args(NAMESPACES).args(if is_root() { &[][..] } else { &USERS });
@@ -139,14 +139,14 @@ impl Debian {
         enter
     }
 
-    /// Runs a command to its end. Returns its output and exit code.
+    /// Runs a command until it ends. Returns its output and exit code.
     pub fn run(&self, command: &str) -> Result<Output> {
         let ended = run_to_end(&mut self.command(command), COMMAND_LIMIT)?;
         let text = format!("{}{}", ended.stdout, ended.stderr);
         Ok(Output { lines: text.lines().map(str::to_owned).collect(), code: ended.code.unwrap_or(-1) })
     }
 
-    /// Runs a shell command; does not check the code. Prints the command and its output.
+    /// Runs a shell command. Does not check the exit code. Prints the command and its output.
     pub fn sh(&self, command: &str) -> Result<Output> {
         self.say(command);
         let output = self.run(command)?;
@@ -154,7 +154,7 @@ impl Debian {
         Ok(output)
     }
 
-    /// The same; a code other than 0 is an error with the ends of the units' logs. Returns the output.
+    /// Same as [`Self::sh`]; a code other than 0 is an error with the ends of the units' logs. Returns the output.
     pub fn ok(&self, command: &str) -> Result<String> {
         let output = self.sh(command)?;
         let text = output.text();
@@ -194,7 +194,7 @@ impl Debian {
         self.end(unit, "KILL")
     }
 
-    /// Asks a unit to end, and waits for its end.
+    /// Requests a unit to end, and waits until it has ended.
     pub fn stop(&self, unit: &str) -> Result<()> {
         self.end(unit, "TERM")
     }
@@ -223,14 +223,15 @@ impl Debian {
     /// Shows a page in the browser with command-line `options`, such as one that prints the document.
     pub fn browse(&self, options: &str, url: &str) -> Result<String> {
         let program = images::browser::PROGRAM;
-        // Its own sandbox needs rights that these namespaces do not have; it shows the tests' own pages only.
+        // The browser's own sandbox needs rights that these namespaces lack; the browser shows only the tests' own
+        // pages.
         self.ok(&format!(
             "chroot {BROWSER} {program} --no-sandbox --disable-gpu --disable-dev-shm-usage --user-data-dir=/tmp/browser \
              --virtual-time-budget={BROWSER_MS} {options} '{url}' 2>/tmp/browser.log || {{ tail -n 5 /tmp/browser.log; false; }}"
         ))
     }
 
-    /// Returns a file that the browser has written, by its path for the browser.
+    /// Returns a file that the browser has written, given its path as seen by the browser.
     pub fn browser_file(&self, path: &str) -> Result<Vec<u8>> {
         let file = format!("root{BROWSER}{path}");
         fs::read(self.root.path().join(&file)).with_context(|| file)
@@ -246,12 +247,12 @@ impl Debian {
 
 impl Drop for Debian {
     fn drop(&mut self) {
-        // This ends all processes in the namespaces, before its files are removed.
+        // This ends all processes in the namespaces before the files are removed.
         let _ = self.namespaces.kill();
         let _ = self.namespaces.wait();
         let _ = wait::until("the host's processes to end", COMMAND_LIMIT, || Ok(has_ended(self.init).then_some(())));
         if self.users && self.root.is_removed() {
-            // Files of other users can be removed by a process that may become these users.
+            // Files of other users can be removed by a process that can become these users.
             let mut remove = Command::new("unshare");
             remove.args(USERS).args(["rm", "--recursive", "--force"]).arg(self.root.path().join("root"));
             let _ = run_to_end(&mut remove, COMMAND_LIMIT);

@@ -13,7 +13,7 @@ use images::libraries;
 #[derive(Default)]
 pub struct Files {
     archive: Archive,
-    /// Names already in it.
+    /// Names already in the archive.
     names: BTreeSet<String>,
 }
 
@@ -36,7 +36,8 @@ impl Files {
         self.archive.file(to, mode, bytes);
     }
 
-    /// Adds a program of this host at `to`, stripped, and its shared libraries at the paths where it looks for them.
+    /// Adds a stripped program of this host at `to`, and its shared libraries at the paths where the program looks for
+    /// them.
     pub fn program(&mut self, from: &Path, to: &str) -> Result<()> {
         let scratch = tempfile::NamedTempFile::new().context("a file for a program")?;
         let stripped = Command::new("strip").arg("--strip-debug").arg("-o").arg(scratch.path()).arg(from).status();

@@ -1,4 +1,4 @@
-//! Common steps of the stories: write a configuration, load the driver, run a workload, read counters.
+//! Common steps of the tests: write a configuration, load the driver, run a workload, read counters.
 
 use std::time::Duration;
 
@@ -7,9 +7,9 @@ use serde_json::Value;
 
 use crate::{Daemon, Output, Paths, Vm};
 
-/// Time that nouveau may take to load. Its probe causes about a million trapped accesses.
+/// Maximum time for loading nouveau. Its probe causes about a million trapped accesses.
 pub const LOAD_LIMIT: Duration = Duration::from_secs(240);
-/// Time that a workload may take.
+/// Maximum time for a workload.
 pub const SMOKE_LIMIT: Duration = Duration::from_secs(900);
 
 /// Returns the daemon's part of a configuration, and one software card of `vram_mib` MiB called `card0`.
@@ -22,7 +22,7 @@ pub fn card_toml(paths: &Paths, vram_mib: u32) -> String {
     )
 }
 
-/// Line for a mediated VM that traps all accesses, to apertures as to registers.
+/// Line for a mediated VM that traps all accesses, both to apertures and to registers.
 pub const TRAPPED: &str = "apertures = \"trapped\"\n";
 
 /// Returns the table of a mediated VM on `card0`.
@@ -30,12 +30,12 @@ pub fn vm_toml(name: &str, vram_mib: u32) -> String {
     format!("\n[[vm]]\nname = {name:?}\ncard = \"card0\"\nvram_mib = {vram_mib}\n")
 }
 
-/// Returns the table of a VM with `card0` in passthrough.
+/// Returns the table of a VM that has `card0` in passthrough.
 pub fn passthrough_toml(name: &str) -> String {
     format!("\n[[vm]]\nname = {name:?}\ncard = \"card0\"\npassthrough = true\n")
 }
 
-/// Loads the stock nouveau and waits for its render node. Returns a description of its state.
+/// Loads the stock nouveau and waits for its render node. Returns a description of the driver's state.
 pub fn load_driver(vm: &Vm) -> Result<String> {
     vm.run_within("load", LOAD_LIMIT)?.success().with_context(|| format!("VM {}: loading nouveau", vm.name()))?;
     let nodes = vm.run_ok("nodes")?;
@@ -52,18 +52,18 @@ pub fn load_driver(vm: &Vm) -> Result<String> {
     Ok(format!("nouveau renderD128 {kind}"))
 }
 
-/// Report of a workload at its end.
+/// Report at the end of a workload.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Smoke {
-    /// All bytes were correct.
+    /// True if all bytes were correct.
     pub ok: bool,
     /// Number of checked bytes.
     pub bytes: u64,
     /// Number of channels used.
     pub channels: u64,
-    /// Seconds by the guest's clock.
+    /// Duration in seconds by the guest's clock.
     pub seconds: f64,
-    /// The whole line.
+    /// The complete line.
     pub line: String,
 }
 
@@ -85,7 +85,7 @@ pub fn parse_smoke(output: &Output) -> Result<Smoke> {
     })
 }
 
-/// Runs `gpu-workloads` with `args` to its end; fails unless everything was verified.
+/// Runs `gpu-workloads` with `args` until it ends. Fails unless all results were verified.
 pub fn smoke(vm: &Vm, args: &str) -> Result<Smoke> {
     let output = vm.run_within(&format!("run /bin/gpu-workloads {args}"), SMOKE_LIMIT)?;
     let smoke = parse_smoke(&output)?;
@@ -108,7 +108,7 @@ pub fn messages(daemon: &Daemon, name: &str) -> Result<u64> {
     Ok(messages_in(&show(daemon, name)?["transport"]))
 }
 
-/// Same, from the `transport` counters returned by [`show`].
+/// Returns the number of messages from the `transport` counters returned by [`show`].
 pub fn messages_in(transport: &Value) -> u64 {
     let counts = transport.as_object().into_iter().flatten();
     counts.filter(|(key, _)| key.starts_with("messages_")).filter_map(|(_, count)| count.as_u64()).sum()

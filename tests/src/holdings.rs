@@ -1,47 +1,47 @@
 //! Resources that the kernel counts for a process, to find leaks: descriptors, threads, mappings, memory.
 //!
-//! Uses only the standard library: tests of other crates include this file by its path.
+//! This file uses only the standard library, because tests of other crates include it by its path.
 
 use std::collections::BTreeMap;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// A thread's stack, its signal stack, and the guard of each.
+/// Number of mappings per thread: its stack, its signal stack, and the guard of each.
 const MAPPINGS_OF_THREAD: usize = 4;
 
 /// Resources of a process at one time.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Holdings {
-    /// Descriptors by kind.
+    /// Number of descriptors by kind.
     pub descriptors: BTreeMap<String, usize>,
-    /// Threads by name.
+    /// Number of threads by name.
     pub threads: BTreeMap<String, usize>,
-    /// Mappings of files, memory files included, by name.
+    /// Number of mappings of files, including memory files, by name.
     pub mapped_files: BTreeMap<String, usize>,
-    /// Mappings of any kind.
+    /// Number of mappings of any kind.
     pub mappings: usize,
-    /// KiB of resident memory, except excluded mappings.
+    /// Resident memory in KiB, without excluded mappings.
     pub resident_kib: u64,
 }
 
 /// Tolerated growth of a process without leaks: its heap grows and shrinks in steps.
 #[derive(Clone, Copy, Debug)]
 pub struct Slack {
-    /// Additional mappings, beyond those of new pool threads.
+    /// Number of additional mappings, beyond those of new pool threads.
     pub mappings: usize,
-    /// More KiB.
+    /// Additional resident memory in KiB.
     pub resident_kib: u64,
     /// Name prefixes of threads that start on first use or end when idle, and so do not indicate a leak.
     pub pools: &'static [&'static str],
 }
 
 impl Holdings {
-    /// Reads the resources of process `pid`. Mappings of `large_kib` KiB or more do not count as memory: they are a
+    /// Reads the resources of process `pid`. Mappings of at least `large_kib` KiB do not count as memory: they are a
     /// software card's VRAM, which stays resident once touched.
     ///
     /// # Errors
-    /// If the process does not exist, or the kernel does not show it.
+    /// If the process does not exist, or the kernel does not permit access.
     pub fn for_process(pid: u32, large_kib: u64) -> io::Result<Self> {
         let process = PathBuf::from(format!("/proc/{pid}"));
         // Descriptors closed between the two reads are skipped.
@@ -74,8 +74,8 @@ impl Holdings {
         }
     }
 
-    /// Describes the resources that `later` has in excess; empty if nothing leaked. Descriptors, threads and
-    /// mapped files must not grow at all.
+    /// Describes the resources that `later` has in excess of this value; empty if nothing leaked. Descriptors, threads
+    /// and mapped files must not grow at all.
     #[must_use]
     pub fn lost(&self, later: &Self, slack: Slack) -> Vec<String> {
         let mut lost = Vec::new();
@@ -130,7 +130,7 @@ fn kind(target: &str) -> String {
     numbered.map_or(target, |kind| *kind).to_owned()
 }
 
-/// Reads a number from the environment.
+/// Reads a number from the environment, or returns the default.
 ///
 /// # Panics
 /// If the variable is not a number.

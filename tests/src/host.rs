@@ -9,12 +9,12 @@ use crate::files::Files;
 use crate::wait::{self, Scratch};
 use crate::{Vm, VmConfig};
 
-/// Time that a command may take.
+/// Maximum time that a command may take.
 const COMMAND_LIMIT: Duration = Duration::from_secs(180);
-/// Number of the journal's last lines that are shown after an error.
+/// Number of lines shown from the end of the journal after an error.
 const JOURNAL_LINES: u32 = 60;
 
-/// A host that is up.
+/// A running host.
 pub struct Host {
     vm: Vm,
     up: Instant,
@@ -30,7 +30,7 @@ impl Host {
         let mut config = VmConfig::new(name, images, "6.1")?;
         config.kernel = system.bootable(files.finish(), &scratch.path().join("initrd"))?;
         (config.memory_mib, config.smp) = (1536, 2);
-        // The boot messages on the console show the unit that a boot waits for.
+        // The boot messages on the console show which unit a boot waits for.
         config.append = "systemd.show_status=1 systemd.default_timeout_start_sec=300s".to_owned();
         let vm = Vm::launch(&config)?;
         vm.wait_ready()?;
@@ -42,7 +42,7 @@ impl Host {
         &self.vm
     }
 
-    /// Runs a command of the shell; the code is not checked. Command and output are printed.
+    /// Runs a shell command. Does not check the exit code. Prints the command and its output.
     pub fn sh(&self, command: &str) -> Result<Output> {
         self.say(command);
         let output = self.vm.run_within(&format!("sh {command}"), COMMAND_LIMIT)?;
@@ -50,8 +50,8 @@ impl Host {
         Ok(output)
     }
 
-    /// The same; a code other than 0 is an error with the end of the journal. Returns the output without its last
-    /// newline.
+    /// Same as [`Self::sh`]; a code other than 0 is an error with the end of the journal. Returns the output without
+    /// its last newline.
     pub fn ok(&self, command: &str) -> Result<String> {
         let output = self.sh(command)?;
         let text = output.text();

@@ -1,10 +1,10 @@
-//! Minimal HTTP client for programs on this host.
+//! A minimal HTTP client for programs on this host.
 
 use std::io::{Read, Write};
 
 use anyhow::{Context, Result, bail};
 
-/// Sends a request over `stream`, a fresh connection, and returns status and body.
+/// Sends a request over `stream`, a new connection, and returns the status and the body.
 ///
 /// # Errors
 /// If the connection fails, or the response is malformed.
@@ -22,7 +22,7 @@ pub fn request(mut stream: impl Read + Write, method: &str, path: &str) -> Resul
 /// Returns the body of the response to `GET path`.
 ///
 /// # Errors
-/// Same as for [`request`], or if the status is not 200.
+/// Same as for [`request`], and if the status is not 200.
 pub fn get(stream: impl Read + Write, path: &str) -> Result<String> {
     match request(stream, "GET", path)? {
         (200, body) => Ok(body),

@@ -1,15 +1,15 @@
 //! Parses the guest kernel's log: lines with their level, in the format of the agent's `dmesg`.
 
-/// Levels up to this one count as complaints: emergency to warning.
+/// Maximum level that counts as a complaint: emergency to warning.
 const WARNING: u8 = 4;
 
-/// Prefixes of lines that report a starved guest. They come from a busy host, not from a driver.
+/// Prefixes of lines that report a starved guest. They are caused by a busy host, not by a driver.
 const OF_THE_HOST: [&str; 2] = ["clocksource: ", "hrtimer: interrupt took"];
 
-/// One line of a kernel log.
+/// A line of a kernel log.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Line {
-    /// 0 (emergency) to 7 (debug), as in `syslog(2)`.
+    /// Level from 0 (emergency) to 7 (debug), as in `syslog(2)`.
     pub level: u8,
     /// The text after the time stamp.
     pub text: String,
@@ -33,7 +33,7 @@ pub fn parse(lines: &[String]) -> Vec<Line> {
             }
             continue;
         };
-        // The facility is in the higher bits.
+        // The higher bits contain the facility.
         let level = level.parse::<u32>().map_or(7, |l| (l & 7) as u8);
         let text = rest.strip_prefix('[').and_then(|r| r.split_once("] ")).map_or(rest, |(_, text)| text);
         parsed.push(Line { level, text: text.to_owned() });

@@ -1,23 +1,24 @@
-//! End-to-end tests with real VMMs and guests: the harness that tests, demo and benchmarks share.
+//! End-to-end tests with real VMMs and guests: the harness shared by tests, demo and benchmarks.
 //!
 //! The parts:
-//! - [`vm`]: one QEMU with a stock kernel; [`agent`] speaks to the init inside, [`qmp`] to QEMU itself;
-//! - [`daemon`]: `mediatord` and `mediatorctl` as an operator runs them;
-//! - [`accel`]: detects by trial whether KVM works here;
-//! - [`children`]: programs that end with this one;
-//! - [`guest`]: steps that most stories share: configuration, driver, workload;
-//! - [`many_vms`]: VMs that share a card; [`contention`]: each VM's part of its time;
-//! - [`host`]: a Debian host with systemd, for the package; [`debian`]: one in namespaces, with workload managers;
+//! - [`vm`]: one QEMU with a stock kernel; [`agent`] communicates with the init in the guest, [`qmp`] with QEMU itself;
+//! - [`daemon`]: `mediatord` and `mediatorctl`, run in the way of an operator;
+//! - [`accel`]: detects by a trial whether KVM works on this host;
+//! - [`children`]: programs that end together with this process;
+//! - [`guest`]: steps that most tests share: configuration, driver, workload;
+//! - [`many_vms`]: VMs that share a card; [`contention`]: each VM's share of the card's time;
+//! - [`host`]: a Debian host with systemd, for the package; [`debian`]: a Debian host in namespaces, with workload
+//!   managers;
 //! - [`files`]: files that a machine receives before it boots;
 //! - [`nest`]: a machine with a card behind an IOMMU and its own VMs;
 //! - [`xen`]: a Xen host, with domains that have vGPUs;
 //! - [`holdings`]: resources of a process, to find leaks;
 //! - [`http`]: requests to a daemon's API, or to its monitoring;
-//! - [`scale`]: small workloads, or the full ones;
+//! - [`scale`]: selects small or full workloads;
 //! - [`klog`]: the guest kernel's log, by level;
 //! - [`wait`]: bounded waits, which show the end of the logs on failure.
 //!
-//! A test reads as a story:
+//! A test reads like a story:
 //! ```no_run
 //! # fn main() -> anyhow::Result<()> {
 //! let images = images::ensure(&images::Progress::stderr())?;
@@ -28,10 +29,10 @@
 //! # }
 //! ```
 //!
-//! Not in this crate: building images (crate `images`) and binaries (xtask builds them and sets
+//! Not in this crate: building images (crate `images`), and building binaries (xtask builds them and sets
 //! `GPU_MEDIATOR_BIN_DIR`).
 //!
-//! Environment: `GPU_MEDIATOR_BIN_DIR` (where `mediatord` is), `GPU_MEDIATOR_ACCEL` (`kvm` or `tcg`),
+//! Environment: `GPU_MEDIATOR_BIN_DIR` (folder that contains `mediatord`), `GPU_MEDIATOR_ACCEL` (`kvm` or `tcg`),
 //! `GPU_MEDIATOR_KEEP` (keep logs and sockets), `GPU_MEDIATOR_TIME_SCALE` (multiplies every time limit),
 //! `GPU_MEDIATOR_FULL` (full workloads).
 //!
@@ -73,19 +74,19 @@ use std::sync::{Mutex, OnceLock, PoisonError};
 use anyhow::{Result, anyhow};
 use images::{Images, Kernel, Monitoring, Progress};
 
-/// Returns the images, made at most once per process; the first caller sees progress lines on standard error.
+/// Returns the images, created at most once per process. The first caller sees progress lines on standard error.
 pub fn images() -> Result<&'static Images> {
     static IMAGES: OnceLock<Result<Images, String>> = OnceLock::new();
     let made = IMAGES.get_or_init(|| images::ensure(&Progress::stderr()).map_err(|e| format!("{e:#}")));
     made.as_ref().map_err(|e| anyhow!("{e}"))
 }
 
-/// Returns Prometheus and its proxy, made if they are missing.
+/// Returns Prometheus and its proxy, and creates them if they are missing.
 pub fn monitoring() -> Result<Monitoring> {
     images::ensure_monitoring(&Progress::stderr(), false)
 }
 
-/// Returns the kernel called `name` with the paravirtual driver, made at most once per process.
+/// Returns the kernel called `name` with the paravirtual driver, created at most once per process.
 pub fn paravirtual_kernel(name: &str) -> Result<Kernel> {
     static KERNELS: Mutex<BTreeMap<String, Kernel>> = Mutex::new(BTreeMap::new());
     let mut kernels = KERNELS.lock().unwrap_or_else(PoisonError::into_inner);

@@ -1,7 +1,7 @@
-//! VMs with stock guests on one software card, which compete for its time.
+//! VMs with stock guests that compete for the time of one software card.
 //!
-//! The card's time is modelled: `madd` of 32x32 takes half a millisecond, given by the memory traffic of its rounds.
-//! The software card computes it in a fifth of this time, so the charges match the model.
+//! The card's time is modelled: `madd` of 32x32 takes half a millisecond, which follows from the memory traffic of its
+//! rounds. The software card computes it in a fifth of this time, so the charges match the model.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -13,7 +13,7 @@ use serde_json::Value;
 use crate::guest::{self, card_toml, vm_toml};
 use crate::{Daemon, Vm, VmConfig};
 
-/// Bytes of a memory transaction of the card's shaders.
+/// Size in bytes of a memory transaction of the card's shaders.
 const TRANSACTION: u64 = 128;
 
 /// Returns the time in ns of a round of a kernel with matrices of size `side`: two words read and one written for each
@@ -23,21 +23,22 @@ pub const fn round_ns(side: u32) -> u64 {
     3 * bytes * 1_000_000_000 / ((SHADER_MIB_PER_S as u64) << 20)
 }
 
-/// The card's name.
+/// Name of the card.
 pub const CARD: &str = "card0";
-/// Side of the matrices in the guests' kernels, and memory rate of the card's shaders in MiB per second.
+/// Number of rows and columns of the matrices in the guests' kernels, and memory rate of the card's shaders in MiB per
+/// second.
 pub const SIDE: u32 = 32;
 const SHADER_MIB_PER_S: u32 = 24;
 /// Time of a round of a kernel of size [`SIDE`], in ns.
 pub const ROUND_NS: u64 = round_ns(SIDE);
 /// Copy rate of the card in MiB per second.
 pub const COPY_MIB_PER_S: u64 = 256;
-/// VRAM of a VM in MiB.
+/// Size of a VM's VRAM in MiB.
 const VRAM_MIB: u32 = 32;
-/// Guests that boot at the same time.
+/// Number of guests that boot concurrently.
 const BOOTS: usize = 2;
 
-/// Returns the lines of a card's table that set how long its work takes.
+/// Returns the lines of a card's table that determine how long its work takes.
 pub fn card_time_toml() -> String {
     format!("[card.time]\ncopy_mib_per_s = {COPY_MIB_PER_S}\nshader_mhz = 50\nshader_mib_per_s = {SHADER_MIB_PER_S}\n")
 }
@@ -51,19 +52,19 @@ pub struct Crowd {
 /// Submissions of a VM to an engine, and their charge, since the VM was added.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Account {
-    /// Ended submissions.
+    /// Number of ended submissions.
     pub completed: u64,
-    /// Submissions that got their channel killed.
+    /// Number of submissions whose channel was killed.
     pub killed: u64,
     /// Charged time, in ns.
     pub used_ns: u64,
     /// Number of submissions by the upper bound of their wait in ns.
     pub waits: BTreeMap<u64, u64>,
-    /// Started submissions.
+    /// Number of started submissions.
     pub started: u64,
-    /// Submissions of the VM that ran too long, on any engine.
+    /// Number of the VM's submissions that ran too long, on any engine.
     pub strikes: u64,
-    /// The VM is quarantined, so its work does not start.
+    /// True if the VM is quarantined, so that its work does not start.
     pub quarantined: bool,
 }
 
@@ -73,12 +74,12 @@ impl Crowd {
         Self::boot_with(name, count, memory_mib, keys, count)
     }
 
-    /// Like `boot`; VMs from `knowing` on get paravirtual drivers.
+    /// Same as [`Self::boot`]; VMs from `knowing` on get paravirtual drivers.
     pub fn boot_with(name: &str, count: usize, memory_mib: u32, keys: &str, knowing: usize) -> Result<Self> {
         Self::boot_on("", name, count, memory_mib, keys, knowing)
     }
 
-    /// Like [`Self::boot`], on a card that does not clear a kernel's residue before another VM's kernel.
+    /// Same as [`Self::boot`], on a card that does not clear a kernel's residue before another VM's kernel.
     pub fn boot_keeping(name: &str, count: usize, memory_mib: u32) -> Result<Self> {
         Self::boot_on("residue = \"keep\"\n", name, count, memory_mib, "", count)
     }
@@ -127,7 +128,7 @@ impl Crowd {
         self.vms.len()
     }
 
-    /// Returns true if there are no VMs.
+    /// Returns true if no VMs exist.
     pub fn is_empty(&self) -> bool {
         self.vms.is_empty()
     }
@@ -158,8 +159,8 @@ impl Crowd {
         (0..self.len()).map(|index| account(of_vm(&shown, index)?, engine)).collect()
     }
 
-    /// Returns the card's clock in ns, and each VM's charges in the intervals of the last `since_ms` milliseconds: the
-    /// start of each interval, and the time in ns for each engine, by name.
+    /// Returns the card's clock in ns, and each VM's charges in the intervals of the last `since_ms` milliseconds. A
+    /// charge consists of the start of the interval, and the time in ns for each engine, by name.
     pub fn history(&self, since_ms: u64) -> Result<History> {
         let shown = self.daemon.api(&format!("/v1/cards/{CARD}/scheduler/history?since_ms={since_ms}"))?;
         let number = |value: &Value, key: &str| value[key].as_u64().with_context(|| format!("no {key} in {value}"));
@@ -170,7 +171,7 @@ impl Crowd {
         let samples = samples.collect::<Result<_>>()?;
         let interval_ns = number(&shown, "interval_ms")? * 1_000_000;
         let now_ns = number(&shown, "now_ns")?;
-        // The interval at the start of this time may be incomplete.
+        // The first interval may be incomplete.
         let from_ns = now_ns.saturating_sub(since_ms * 1_000_000) + interval_ns;
         Ok(History { now_ns, from_ns, interval_ns, samples })
     }
@@ -179,18 +180,18 @@ impl Crowd {
 /// Recent charges of VMs.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct History {
-    /// Value of the card's clock.
+    /// Value of the card's clock, in ns.
     pub now_ns: u64,
-    /// Start of the complete part.
+    /// Start of the complete part, in ns.
     pub from_ns: u64,
-    /// Length of an interval.
+    /// Length of an interval, in ns.
     pub interval_ns: u64,
-    /// For each VM, the intervals with charges: their start, and an object of ns by engine.
+    /// For each VM, the intervals with charges: the start, and an object with the time in ns by engine.
     pub samples: Vec<Vec<(u64, Value)>>,
 }
 
 impl History {
-    /// Appends a later history: the daemon keeps one minute, which is less than some measurements take.
+    /// Appends a later history: the daemon keeps one minute, which is shorter than some measurements.
     pub fn append(&mut self, later: Self) {
         if self.samples.is_empty() {
             self.from_ns = later.from_ns;
@@ -245,7 +246,8 @@ mod tests {
         };
         let mut all = History::default();
         all.append(history(20, 65, &[10, 20, 40, 60]));
-        // The interval at 60 was incomplete then; the interval at 50, partly read, comes from the earlier history.
+        // The interval at 60 was incomplete at the first reading; the interval at 50, partly read, comes from the
+        // earlier history.
         all.append(history(60, 95, &[50, 60, 70, 90]));
         let at: Vec<(u64, u64)> = all.samples[0].iter().map(|(at, used)| (*at, used.as_u64().unwrap_or(0))).collect();
         assert_eq!(at, [(20, 65), (40, 65), (60, 95), (70, 95), (90, 95)]);

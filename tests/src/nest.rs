@@ -1,7 +1,7 @@
-//! A machine with a card behind an IOMMU: an emulated guest with a passed-through card of an outer daemon, which may
+//! A machine with a card behind an IOMMU: an emulated guest that has a card of an outer daemon in passthrough, and may
 //! run VMs itself ([`inner`]).
 //!
-//! One process plays the hardware: the outer daemon with its software card. Inside the machine that card is an ordinary
+//! One process acts as the hardware: the outer daemon with its software card. In the machine this card is an ordinary
 //! PCI function.
 
 pub mod inner;
@@ -26,7 +26,7 @@ use inner::InnerSpec;
 
 /// The VM of the outer daemon that has the card in passthrough.
 pub const OUTER_VM: &str = "straight";
-/// The card's address in the machine: below the only port.
+/// Address of the card in the machine, below the only port.
 pub const ADDRESS: &str = "0000:01:00.0";
 /// The folder of this project's programs in the machine.
 const PROGRAMS: &str = "bin";
@@ -37,26 +37,26 @@ const STATE: &str = "/run/state";
 /// Time limit of a command in the machine.
 const COMMAND_LIMIT: Duration = Duration::from_secs(600);
 
-/// Number of serial lines for VMs: one PCI card has this many.
+/// Number of serial lines for VMs, which is the number on one PCI card.
 pub const LINES: usize = 4;
 
 /// Sizes of a machine.
 #[derive(Clone, Copy, Debug)]
 pub struct Shape<'a> {
-    /// Size of the card in MiB; the mediator in the machine cannot use all of it.
+    /// Size of the card in MiB. The mediator in the machine cannot use all of it.
     pub card_mib: u32,
-    /// More keys for the card's table.
+    /// Further keys for the card's table.
     pub card_keys: &'a str,
-    /// RAM of the machine, in addition to that of its VMs.
+    /// RAM of the machine in MiB, in addition to the RAM of its VMs.
     pub memory_mib: u32,
-    /// VMs that it runs, at most [`LINES`].
+    /// VMs that the machine runs, at most [`LINES`].
     pub vms: &'a [InnerSpec],
-    /// Huge pages in MiB, in addition to those of its VMs.
+    /// Huge pages in MiB, in addition to the huge pages of the machine's VMs.
     pub huge_mib: u32,
 }
 
 impl Shape<'_> {
-    /// Returns true if it runs guests, and thus needs KVM.
+    /// Returns true if the machine runs guests, and therefore needs KVM.
     fn has_guests(&self) -> bool {
         !self.vms.is_empty() || self.huge_mib != 0
     }
@@ -64,7 +64,7 @@ impl Shape<'_> {
 
 /// A running machine with loaded modules and a card that is not bound to a driver.
 pub struct Nest {
-    // Fields in drop order.
+    // Fields are in drop order.
     vm: Vm,
     outer: Daemon,
     agents: Vec<Agent>,
@@ -113,12 +113,12 @@ impl Nest {
         Ok(nest)
     }
 
-    /// Returns the daemon outside.
+    /// Returns the outer daemon.
     pub fn outer(&self) -> &Daemon {
         &self.outer
     }
 
-    /// Names the machine's kernel, VMM and accelerator.
+    /// Returns the names of the machine's kernel, VMM and accelerator.
     pub fn platform(&self) -> &str {
         &self.platform
     }
@@ -128,7 +128,7 @@ impl Nest {
         println!("[{:6.1} s] {text}", self.began.elapsed().as_secs_f64());
     }
 
-    /// Runs a program in the machine to its end; does not check the code. Prints the command and its output.
+    /// Runs a program in the machine until it ends. Does not check the exit code. Prints the command and its output.
     pub fn run(&self, command: &str) -> Result<Output> {
         self.say(&format!("# {command}"));
         let output = self.vm.run_within(&format!("run /{PROGRAMS}/{command}"), COMMAND_LIMIT)?;
@@ -136,7 +136,7 @@ impl Nest {
         Ok(output)
     }
 
-    /// Same; a code other than 0 is an error. Returns the output.
+    /// Same as [`Self::run`]; a code other than 0 is an error. Returns the output.
     pub fn ok(&self, command: &str) -> Result<String> {
         let output = self.run(command)?;
         ensure!(output.code == 0, "{command}: ended with code {}:\n{}", output.code, output.text());
@@ -149,7 +149,7 @@ impl Nest {
         serde_json::from_str(&text).with_context(|| format!("{command} printed no JSON:\n{text}"))
     }
 
-    /// Approves firmware for the card, as its operator does. A card that does not execute it accepts any.
+    /// Approves firmware for the card, as its operator does. A card that does not execute firmware accepts any.
     pub fn approve_firmware(&self) -> Result<()> {
         let firmware = |command: &str| format!("card firmware {command} --state-dir {STATE}");
         let listed = self.ctl_json(&firmware("import --stand-in"))?;
@@ -161,7 +161,7 @@ impl Nest {
         Ok(())
     }
 
-    /// Starts `mediatord` in the machine with a configuration file there, and waits until it serves.
+    /// Starts `mediatord` in the machine, with a configuration file in the machine, and waits until it serves.
     pub fn start_daemon(&self, config: &str) -> Result<Pending<'_>> {
         self.say(&format!("# mediatord --config {config} &"));
         let daemon = self.vm.start(&format!("run /{PROGRAMS}/mediatord --config {config}"))?;
@@ -174,7 +174,7 @@ impl Nest {
         Ok(daemon)
     }
 
-    /// Stops a daemon in the machine, which must exit cleanly. Returns its log.
+    /// Stops a daemon in the machine. The daemon must exit cleanly. Returns its log.
     pub fn stop_daemon(&self, daemon: Pending<'_>) -> Result<String> {
         daemon.terminate()?;
         let output = daemon.wait_within(COMMAND_LIMIT)?.success().context("mediatord in the machine")?;
@@ -183,9 +183,9 @@ impl Nest {
     }
 }
 
-/// Returns the configuration of a daemon in the machine that has its card, with `more` after the card's keys.
+/// Returns the configuration of a daemon in the machine that has the machine's card, with `more` after the card's keys.
 ///
-/// Chunks are small because each word that the daemon zeroes is a message to the outer daemon.
+/// Chunks are small, because each word that the daemon zeroes is a message to the outer daemon.
 pub fn config(vram_mib: u32, more: &str) -> String {
     format!(
         "[daemon]\nadmin_socket = {ADMIN_SOCKET:?}\nsocket_dir = \"/run\"\nstate_dir = {STATE:?}\n\n[[card]]\nname = \"card0\"\nkind = \"vfio\"\n\

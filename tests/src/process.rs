@@ -11,7 +11,7 @@ use rustix::process::{Pid, Signal, WaitOptions, getpid, kill_process, set_child_
 pub(crate) enum Process {
     /// Started by this process.
     Started(Child),
-    /// Orphaned process that this process adopted, with its exit status once it has ended.
+    /// Orphaned process that this process has adopted, with its exit status once it has ended.
     Adopted(Pid, Option<ExitStatus>),
 }
 
@@ -33,7 +33,7 @@ impl Process {
         pid.map(|pid| Self::Adopted(pid, None)).ok_or_else(|| io::ErrorKind::InvalidInput.into())
     }
 
-    /// Returns its process number.
+    /// Returns the process number.
     pub fn id(&self) -> Pid {
         match self {
             Self::Started(child) => Pid::from_child(child),
@@ -41,10 +41,10 @@ impl Process {
         }
     }
 
-    /// Returns its status if it has ended.
+    /// Returns the exit status if the process has ended.
     ///
     /// # Errors
-    /// If it is not a child of this process.
+    /// If the process is not a child of this process.
     pub fn try_wait(&mut self) -> io::Result<Option<ExitStatus>> {
         match self {
             Self::Started(child) => child.try_wait(),
@@ -58,10 +58,10 @@ impl Process {
         }
     }
 
-    /// Kills it, and waits for its end.
+    /// Kills the process, and waits until it has ended.
     ///
     /// # Errors
-    /// If it is not a child of this process.
+    /// If the process is not a child of this process.
     pub fn end(&mut self) -> io::Result<()> {
         match self {
             Self::Started(child) => child.kill().and_then(|()| child.wait()).map(drop),

@@ -10,9 +10,9 @@ use serde_json::{Value, json};
 
 use crate::wait;
 
-/// Time that QEMU may take to answer a command.
+/// Maximum time for QEMU to answer a command.
 const COMMAND_LIMIT: Duration = Duration::from_secs(60);
-/// Time that one read waits before the deadline is checked.
+/// Maximum time of one read before the deadline is checked.
 const READ_TIMEOUT: Duration = Duration::from_millis(100);
 
 /// A connection to QEMU's machine protocol, in command mode.
@@ -35,7 +35,7 @@ impl Qmp {
         Ok(qmp)
     }
 
-    /// Runs one command and returns its result.
+    /// Runs a command and returns its result.
     pub fn execute(&mut self, command: &str, arguments: Value) -> Result<Value> {
         let request = json!({"execute": command, "arguments": arguments});
         self.stream.write_all(format!("{request}\n").as_bytes()).with_context(|| format!("cannot send {command}"))?;
@@ -53,7 +53,7 @@ impl Qmp {
         }
     }
 
-    /// Waits for an event called `name` that `fits`, including earlier events; keeps all other events.
+    /// Waits for an event called `name` that `fits`, including earlier events. Keeps all other events.
     pub fn wait_event(&mut self, name: &str, limit: Duration, fits: impl Fn(&Value) -> bool) -> Result<Value> {
         let deadline = Instant::now() + wait::scaled(limit);
         let wanted = |e: &Value| e["event"] == name && fits(&e["data"]);

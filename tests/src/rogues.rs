@@ -11,14 +11,14 @@ use crate::contention::{Contest, Load, Outcome};
 use crate::many_vms::{Crowd, ROUND_NS};
 use crate::wait::until;
 
-/// Warm-up time, which is omitted.
+/// Warm-up time, which is not measured.
 const WARM_UP: Duration = Duration::from_millis(500);
-/// Kernels that a guest with a steady load keeps in flight.
+/// Number of kernels that a guest with a steady load keeps in flight.
 const IN_FLIGHT: u32 = 32;
-/// Time limit of kernels in ms for rogues that must be quarantined, and after that the default again.
+/// Time limit of kernels in ms for rogues that must be quarantined, and the default, which is restored afterwards.
 const LIMIT_MS: &str = "200";
 const DEFAULT_LIMIT_MS: &str = "10000";
-/// Strikes until a VM is quarantined: the default.
+/// Number of strikes until a VM is quarantined, which is the default.
 const STRIKES: &str = "3";
 /// TIMEOUT: only a failing test waits this long; the charges of this time are still in the history.
 const QUARANTINE_LIMIT: Duration = Duration::from_secs(30);
@@ -28,9 +28,9 @@ const QUARANTINE_LIMIT: Duration = Duration::from_secs(30);
 enum Way {
     /// Runs this attack of `gpu-workloads rogue`.
     Program(&'static str),
-    /// It works, and QEMU stops its CPUs.
+    /// The guest works, and QEMU stops its CPUs.
     Stopped,
-    /// It works, and the whole QEMU process is stopped.
+    /// The guest works, and the whole QEMU process is stopped.
     Frozen,
 }
 
@@ -39,7 +39,7 @@ enum Way {
 pub struct Rogue {
     /// Name in reports.
     pub name: &'static str,
-    /// Its VM is quarantined at the end.
+    /// True if its VM is quarantined at the end.
     pub quarantined: bool,
     way: Way,
 }
@@ -60,15 +60,15 @@ impl Rogue {
         Self { name: "vmm_frozen", quarantined: false, way: Way::Frozen },
     ];
 
-    /// Rogues that disable and enable a channel through registers while its kernels are on the card.
+    /// Rogues that disable and enable a channel through registers while the channel's kernels are on the card.
     pub const BY_REGISTERS: [Self; 3] = [
         Self::program("state_toggled", "stopped"),
         Self::program("masks_and_preemption", "masked"),
         Self::program("runlist_rewritten", "unlisted"),
     ];
 
-    /// Attacks through the card's registers and through load on the card manager: each can continue throughout,
-    /// unpunished.
+    /// Attacks through the card's registers and through load on the card manager. Each attack can continue for the
+    /// whole measurement without a punishment.
     pub const ATTACKS: [Self; 9] = [
         Self::BY_REGISTERS[0],
         Self::BY_REGISTERS[1],
@@ -81,10 +81,10 @@ impl Rogue {
         Self::program("illegal_methods", "illegal"),
     ];
 
-    /// Keys that all of these need in the VMs' tables.
+    /// Keys that all of these attacks need in the VMs' tables.
     pub const KEYS: &str = "paravirtual = { offered = true }\n";
 
-    /// Keeps VMs out of quarantine, so that a rogue continues all the time. Strikes are still counted.
+    /// Keeps VMs out of quarantine, so that a rogue can continue all the time. Strikes are still counted.
     pub fn unpunished(crowd: &Crowd) -> Result<()> {
         crowd.set(&["--strikes", "0"])
     }
@@ -98,9 +98,10 @@ impl Rogue {
         }
     }
 
-    /// Makes the last of `neighbours.len() + 1` VMs the rogue, while the others run kernels of this many rounds.
+    /// Makes the last of `neighbours.len() + 1` VMs the rogue, while each other VM runs kernels of the given number of
+    /// rounds.
     ///
-    /// Fails on a wrong result: a neighbour's, or the rogue's own after the attack.
+    /// Fails on a wrong result of a neighbour, or of the rogue after the attack.
     pub fn beside(self, crowd: &Crowd, neighbours: &[u32], measured: Duration) -> Result<Outcome> {
         let vm = neighbours.len();
         let mut loads: Vec<Load> = (0..).zip(neighbours).map(|(vm, rounds)| neighbour(vm, *rounds)).collect();
@@ -132,7 +133,7 @@ impl Rogue {
 
     fn relent(self, crowd: &Crowd, vm: usize) -> Result<()> {
         match self.way {
-            // It must not be quarantined again for the rest of its attack: its program must end.
+            // The rogue must not be quarantined again for the rest of its attack, because its program must end.
             Way::Program(_) => Self::unpunished(crowd).and_then(|()| crowd.release(vm)),
             Way::Stopped => crowd.vm(vm)?.qmp("cont", json!({})).map(drop),
             Way::Frozen => signal(crowd, vm, Signal::CONT),
@@ -150,9 +151,9 @@ fn signal(crowd: &Crowd, vm: usize, signal: Signal) -> Result<()> {
     kill_process(pid, signal).context("cannot signal QEMU")
 }
 
-/// Returns the time that a neighbour's kernels were on the card, by the card's clock, over their expected time: more
-/// than 1 when a rogue used the card in between at the neighbour's expense. A busy host does not matter: it delays
-/// kernels only before and after.
+/// Returns the time that a neighbour's kernels were on the card, by the card's clock, divided by their expected time.
+/// The result exceeds 1 if a rogue used the card in between at the neighbour's expense. A busy host has no effect: it
+/// delays kernels only before and after their time on the card.
 pub fn stretched(outcome: &Outcome, place: usize, rounds: u32) -> Result<f64> {
     let kernels_ns = outcome.reported(place, "launches")? * f64::from(rounds) * ROUND_NS as f64;
     Ok(outcome.reported(place, "gpu_us")? * 1e3 / kernels_ns)

@@ -1,6 +1,6 @@
-//! Scale of the workloads: small ones by default, the full ones with `cargo xtask test --full`.
+//! Scale of the workloads: small workloads by default, full workloads with `cargo xtask test --full`.
 
-/// Set by `cargo xtask test --full`.
+/// Environment variable set by `cargo xtask test --full`.
 const FULL_VARIABLE: &str = "GPU_MEDIATOR_FULL";
 
 /// Returns true if tests run their full workloads.

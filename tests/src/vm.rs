@@ -1,4 +1,4 @@
-//! One virtual machine: QEMU, a stock kernel, our init, and maybe a vGPU.
+//! One virtual machine: QEMU, a stock kernel, our init, and optionally a vGPU.
 
 use std::fs::{self, File};
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -18,25 +18,25 @@ use crate::klog;
 use crate::qmp::Qmp;
 use crate::wait::{self, Scratch};
 
-/// Processor features to disable for Xen: it panics on QEMU's monitor instructions, and programs of domain 0
-/// occasionally lose wide vector registers, which their memory functions use.
+/// Processor features to disable for Xen: Xen panics on QEMU's monitor instructions, and programs of domain 0
+/// occasionally lose the contents of wide vector registers, which their memory functions use.
 const XEN_LACKS: &str = ",-monitor,-xsave,-xsaveopt,-xsavec,-xgetbv1,-avx,-avx2,-fma,-f16c";
 
-/// Time that QEMU may take until its sockets are ready.
+/// Maximum time until QEMU's sockets are ready.
 const START_LIMIT: Duration = Duration::from_secs(60);
-/// Time that a guest may take from the reset to its init.
+/// Maximum time from the reset of a guest to its init.
 const BOOT_LIMIT: Duration = Duration::from_secs(240);
-/// Time that a guest may take to release a device.
+/// Maximum time for a guest to release a device.
 const UNPLUG_LIMIT: Duration = Duration::from_secs(120);
 /// The port for hot-plugged devices.
 const PORT: &str = "rp0";
 /// The vGPU's name in QEMU.
 pub const GPU: &str = "gpu0";
 
-/// Parts of a VM.
+/// Description of a VM.
 #[derive(Clone, Debug)]
 pub struct VmConfig {
-    /// Name for messages and file names.
+    /// Name, used in messages and file names.
     pub name: String,
     /// The VMM.
     pub qemu: Qemu,
@@ -48,19 +48,19 @@ pub struct VmConfig {
     pub memory_mib: u32,
     /// Number of CPUs.
     pub smp: u32,
-    /// The vfio-user socket of its vGPU, if it has one.
+    /// The vfio-user socket of the vGPU, if the VM has one.
     pub gpu: Option<PathBuf>,
-    /// Guest RAM is shared with the mediator, as required; `false` tests that the lack is detected.
+    /// True if guest RAM is shared with the mediator, as required; `false` tests that the lack is detected.
     pub share: bool,
-    /// There is a hot-plug port; the vGPU, if any, is below it.
+    /// True if the VM has a hot-plug port; a vGPU is then below the port.
     pub hotplug: bool,
-    /// There is an IOMMU, and the guest's kernel uses it.
+    /// True if the VM has an IOMMU that the guest's kernel uses.
     pub iommu: bool,
     /// The hypervisor to boot, with the guest's kernel as its domain 0.
     pub xen: Option<Xen>,
-    /// More arguments for QEMU.
+    /// Further arguments for QEMU.
     pub extra_args: Vec<String>,
-    /// More arguments for the kernel's command line.
+    /// Further arguments for the kernel's command line.
     pub append: String,
 }
 
@@ -90,7 +90,7 @@ impl VmConfig {
         self
     }
 
-    /// Replaces the stock driver by the paravirtual one, which is built if it is missing.
+    /// Replaces the stock driver with the paravirtual driver, which is built if it is missing.
     pub fn paravirtual(mut self) -> Result<Self> {
         self.kernel = crate::paravirtual_kernel(&self.kernel.name)?;
         Ok(self)
@@ -118,8 +118,8 @@ impl VmConfig {
             return self.devices(command);
         }
         command.arg("-kernel").arg(&self.kernel.vmlinuz).arg("-initrd").arg(&self.kernel.initrd);
-        // A guest that panics stays, so that its console shows the cause. The kernel's timer check mistakes a busy host
-        // for a broken machine.
+        // A guest that panics keeps running, so that its console shows the cause. The kernel's timer check mistakes a
+        // busy host for a broken machine.
         let iommu = if self.iommu { "intel_iommu=on iommu=nopt " } else { "" };
         command.arg("-append").arg(format!("console=ttyS0 no_timer_check panic=0 loglevel=7 {iommu}{}", self.append));
         self.devices(command)
@@ -128,11 +128,11 @@ impl VmConfig {
     /// Adds the devices.
     fn devices(&self, mut command: Command) -> Command {
         if self.iommu {
-            // Before all devices behind it.
+            // The IOMMU must precede all devices behind it.
             command.args(["-device", "intel-iommu,caching-mode=on,intremap=on"]);
         }
         if self.hotplug {
-            // Reserves space for the BARs of devices plugged later.
+            // Reserves address space for the BARs of devices that are plugged later.
             let port = format!("pcie-root-port,id={PORT},chassis=1,slot=1,pref64-reserve=512M,mem-reserve=64M");
             command.arg("-device").arg(port);
         }
@@ -147,14 +147,14 @@ impl VmConfig {
 /// A hypervisor that boots before the guest's kernel.
 #[derive(Clone, Debug)]
 pub struct Xen {
-    /// Its image.
+    /// Path of the hypervisor's image.
     pub image: PathBuf,
     /// Memory of domain 0 in MiB; the other domains get the rest of the machine's memory.
     pub dom0_mib: u32,
 }
 
 impl Xen {
-    /// Makes QEMU boot it, with `kernel` as domain 0.
+    /// Makes QEMU boot the hypervisor, with `kernel` as domain 0.
     fn boot(&self, kernel: &Kernel, append: &str, command: &mut Command) {
         let memory = self.dom0_mib;
         command.arg("-kernel").arg(&self.image);
@@ -170,7 +170,7 @@ impl Xen {
     }
 }
 
-/// Returns QEMU's vfio-user device for `socket`; QEMU takes a socket address only as JSON.
+/// Returns QEMU's vfio-user device for `socket`. QEMU accepts a socket address only as JSON.
 pub fn gpu_device(socket: &Path, hotplug: bool) -> Value {
     let mut device = json!({
         "driver": "vfio-user-pci",
@@ -195,7 +195,7 @@ pub struct Vm {
 }
 
 impl Vm {
-    /// Starts a VM. Returns when QEMU runs; [`Vm::wait_ready`] waits for the guest.
+    /// Starts a VM. Returns when QEMU runs; [`Vm::wait_ready`] then waits for the guest.
     pub fn launch(config: &VmConfig) -> Result<Self> {
         Self::try_launch(config).with_context(|| format!("VM {}", config.name))
     }
@@ -241,18 +241,18 @@ impl Vm {
         &self.agent
     }
 
-    /// Waits until the guest is up after the last launch, reset or reboot. Returns its kernel's release.
+    /// Waits until the guest has started after the last launch, reset or reboot. Returns the release of its kernel.
     pub fn wait_ready(&self) -> Result<String> {
         let boots = *lock(&self.boots);
         self.agent.wait_boots(boots, BOOT_LIMIT).map_err(|e| self.explain(e))
     }
 
-    /// Runs a command in the guest to its end; the code is not checked.
+    /// Runs a command in the guest until it ends. Does not check the exit code.
     pub fn run(&self, command: &str) -> Result<Output> {
         self.agent.run(command).map_err(|e| self.explain(e))
     }
 
-    /// Like [`Vm::run`], with a custom time limit.
+    /// Same as [`Vm::run`], with a custom time limit.
     pub fn run_within(&self, command: &str, limit: Duration) -> Result<Output> {
         self.agent.run_within(command, limit).map_err(|e| self.explain(e))
     }
@@ -262,12 +262,12 @@ impl Vm {
         self.run(command)?.success().with_context(|| format!("VM {}: {command}", self.name()))
     }
 
-    /// Returns the guest kernel's whole log since its last start.
+    /// Returns the complete log of the guest's kernel since its last start.
     pub fn kernel_log(&self) -> Result<Vec<klog::Line>> {
         Ok(klog::parse(&self.run_ok("dmesg")?.lines))
     }
 
-    /// Starts a command in the guest that runs concurrently with others.
+    /// Starts a command in the guest that runs concurrently with other commands.
     pub fn start(&self, command: &str) -> Result<Pending<'_>> {
         self.agent.start(command).map_err(|e| self.explain(e))
     }
@@ -294,7 +294,7 @@ impl Vm {
         result.map(drop).map_err(|e| self.explain(e))
     }
 
-    /// Resets the machine like a reset button; [`Vm::wait_ready`] then waits for the guest's next start.
+    /// Resets the machine as a reset button does; [`Vm::wait_ready`] then waits for the guest's next start.
     pub fn reset(&self) -> Result<()> {
         self.expect_boot();
         self.qmp("system_reset", json!({})).map(drop)
@@ -311,7 +311,7 @@ impl Vm {
         *lock(&self.boots) = self.agent.boots() + 1;
     }
 
-    /// Kills QEMU with SIGKILL, like a host out of memory, and waits until it has ended.
+    /// Kills QEMU with SIGKILL, as a host without free memory would, and waits until it has ended.
     pub fn kill(&self) -> Result<()> {
         kill(&self.process)
     }
@@ -415,7 +415,7 @@ pub(crate) fn listen(path: &Path) -> Result<UnixListener> {
     Ok(listener)
 }
 
-/// Waits until QEMU connects a line.
+/// Waits until QEMU connects to a line.
 pub(crate) fn accept(listener: &UnixListener, what: &str, health: &Health) -> Result<UnixStream> {
     let stream = wait::until(what, START_LIMIT, || match listener.accept() {
         Ok((stream, _)) => Ok(Some(stream)),

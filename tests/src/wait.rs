@@ -10,16 +10,16 @@ use tempfile::TempDir;
 /// Interval at which a condition without an event is polled.
 pub const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
-/// Number of last lines of a log that are shown when a wait fails.
+/// Number of lines shown from the end of a log when a wait fails.
 const TAIL_LINES: usize = 40;
 
-/// Scales a time limit. Limits are for hangs, not for speed: a loaded host may need a multiple.
+/// Scales a time limit. Limits detect hangs; they do not measure speed: a loaded host may need a multiple.
 pub fn scaled(limit: Duration) -> Duration {
     let scale = env::var("GPU_MEDIATOR_TIME_SCALE").ok().and_then(|v| v.parse::<f64>().ok());
     limit.mul_f64(scale.filter(|s| s.is_finite() && *s > 0.0).unwrap_or(1.0))
 }
 
-/// Waits until `condition` returns a value, at most `limit` (scaled). The error names the condition by `what`.
+/// Waits until `condition` returns a value, for at most `limit` (scaled). The error names the condition with `what`.
 pub fn until<T>(what: &str, limit: Duration, mut condition: impl FnMut() -> Result<Option<T>>) -> Result<T> {
     let limit = scaled(limit);
     let deadline = Instant::now() + limit;
@@ -47,9 +47,9 @@ pub fn tail(path: &Path) -> String {
     shown
 }
 
-/// A folder for logs and sockets, removed when dropped unless `GPU_MEDIATOR_KEEP` is set.
+/// A folder for logs and sockets, which is removed on drop unless `GPU_MEDIATOR_KEEP` is set.
 ///
-/// It is in the system's temporary folder because the path of a UNIX socket must be short.
+/// The folder is in the system's temporary folder, because the path of a UNIX socket must be short.
 #[derive(Debug)]
 pub struct Scratch {
     path: PathBuf,
@@ -57,7 +57,7 @@ pub struct Scratch {
 }
 
 impl Scratch {
-    /// Makes a folder whose name contains `name`.
+    /// Creates a folder whose name contains `name`.
     pub fn new(name: &str) -> Result<Self> {
         let prefix = format!("gm-{name}-");
         let folder = tempfile::Builder::new().prefix(&prefix).tempdir().context("cannot make a scratch folder")?;
@@ -74,7 +74,7 @@ impl Scratch {
         &self.path
     }
 
-    /// Returns true if it is removed when dropped.
+    /// Returns true if the folder is removed on drop.
     pub fn is_removed(&self) -> bool {
         self.folder.is_some()
     }

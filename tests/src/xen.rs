@@ -1,7 +1,7 @@
 //! A Xen host in an emulated machine: domain 0 with the daemon and a software card, and HVM domains with its vGPUs.
 //!
-//! Domain 0 and each domain have a separate serial line to this process: the machine's second one, and those of a PCI
-//! card.
+//! Domain 0 and each domain have a separate serial line to this process: the machine's second line, and the lines of a
+//! PCI card.
 
 mod boot;
 
@@ -23,22 +23,22 @@ use crate::vm::{self, Xen};
 use crate::wait::{self, Scratch};
 use crate::{Vm, VmConfig};
 
-/// Number of serial lines for domains: one PCI card has this many.
+/// Number of serial lines for domains, which is the number on one PCI card.
 pub const LINES: usize = 4;
-/// Device number of their first line in domain 0, after the machine's own.
+/// Device number of the domains' first line in domain 0, after the machine's own lines.
 const FIRST_LINE: usize = 4;
 /// The admin socket of the daemon in domain 0.
 const ADMIN_SOCKET: &str = "/run/admin.sock";
 /// The program folders in domain 0.
 const PATH: &str = "PATH=/bin:/usr/lib/xen-4.17/bin";
-/// Size of the pages that a domain gets under its apertures: at most the apertures' size.
+/// Size of the pages that a domain gets under its apertures, in MiB: at most the apertures' size.
 const APERTURES_MIB: u32 = 48;
 /// Time limit of a command in domain 0.
 const COMMAND_LIMIT: Duration = Duration::from_secs(300);
-/// Time limit from `xl create` to a guest's init.
+/// Maximum time from `xl create` to a guest's init.
 const BOOT_LIMIT: Duration = Duration::from_secs(600);
-/// Time that a domain's driver may take to load: each register access is an emulated round trip between two domains,
-/// about 600 per second. With a passed-through card, whose apertures are trapped, that takes most of an hour.
+/// Maximum time for loading a domain's driver: each register access is an emulated round trip between two domains,
+/// about 600 per second. With a passed-through card, whose apertures are trapped, this takes most of an hour.
 const DRIVER_LIMIT: Duration = Duration::from_secs(3600);
 
 /// Description of a domain.
@@ -48,11 +48,11 @@ pub struct DomainSpec {
     pub name: &'static str,
     /// The guest's kernel.
     pub kernel: &'static str,
-    /// The domain has the paravirtual driver.
+    /// True if the domain has the paravirtual driver.
     pub paravirtual: bool,
-    /// RAM in MiB.
+    /// Size of RAM in MiB.
     pub memory_mib: u32,
-    /// Virtual CPUs.
+    /// Number of virtual CPUs.
     pub cpus: u32,
 }
 
@@ -62,15 +62,16 @@ impl DomainSpec {
         Self { name, kernel, paravirtual: false, memory_mib: 384, cpus: 1 }
     }
 
-    /// Returns the path of its files in domain 0, without the part that differs for each domain.
+    /// Returns the path of the domain's files in domain 0, without the suffix that differs for each file.
     fn image(&self) -> String {
         format!("guests/{}{}", self.kernel, if self.paravirtual { "-pv" } else { "" })
     }
 
     /// Returns the configuration file of the domain for `xl`; `line` is its serial line.
     ///
-    /// Its console shows only urgent messages: each character is two exits. The domain reads the processor's clock
-    /// natively: QEMU reports RDTSCP as RDTSC, and Xen, which checks the instruction, injects a fault.
+    /// The domain's console shows only urgent messages: each character causes two exits. The domain reads the
+    /// processor's clock natively: QEMU reports RDTSCP as RDTSC, and Xen, which checks the instruction, injects a
+    /// fault.
     pub fn config(&self, line: usize) -> String {
         let Self { name, memory_mib, cpus, .. } = self;
         let (image, line) = (self.image(), FIRST_LINE + line);
@@ -89,9 +90,9 @@ impl DomainSpec {
     }
 }
 
-/// A machine that is up, with Xen's toolstack ready.
+/// A running machine, with Xen's toolstack ready.
 pub struct XenMachine {
-    // Fields in drop order.
+    // Fields are in drop order.
     vm: Vm,
     agents: Vec<Agent>,
     specs: Vec<DomainSpec>,
@@ -101,7 +102,8 @@ pub struct XenMachine {
 }
 
 impl XenMachine {
-    /// Boots a machine for domains described by `specs`, at most [`LINES`], with `config` for the daemon in domain 0.
+    /// Boots a machine for the domains described by `specs`, at most [`LINES`], with `config` for the daemon in domain
+    /// 0.
     pub fn boot(name: &str, specs: &[DomainSpec], config: &str, memory_mib: u32) -> Result<Self> {
         ensure!(specs.len() <= LINES, "{} domains, and a card has {LINES} lines", specs.len());
         let began = Instant::now();
@@ -169,7 +171,7 @@ impl XenMachine {
         Ok(this)
     }
 
-    /// Names Xen, the kernel of domain 0 and the VMM.
+    /// Returns the names of Xen, the kernel of domain 0 and the VMM.
     pub fn platform(&self) -> &str {
         &self.platform
     }
@@ -179,7 +181,7 @@ impl XenMachine {
         println!("[{:6.1} s] {text}", self.began.elapsed().as_secs_f64());
     }
 
-    /// Runs a shell command in domain 0 to its end; does not check the code. Prints the command and its output.
+    /// Runs a shell command in domain 0 until it ends. Does not check the exit code. Prints the command and its output.
     pub fn run(&self, command: &str) -> Result<Output> {
         self.say(&format!("# {command}"));
         let output = self.vm.run_within(&format!("sh {PATH}; export PATH; {command}"), COMMAND_LIMIT)?;
@@ -187,7 +189,7 @@ impl XenMachine {
         Ok(output)
     }
 
-    /// Same; a code other than 0 is an error. Returns the output.
+    /// Same as [`Self::run`]; a code other than 0 is an error. Returns the output.
     pub fn ok(&self, command: &str) -> Result<String> {
         let output = self.run(command)?;
         ensure!(output.code == 0, "{command}: ended with code {}:\n{}", output.code, output.text());
@@ -207,7 +209,7 @@ impl XenMachine {
         Ok(daemon)
     }
 
-    /// Stops the daemon, which must exit cleanly. Returns its log.
+    /// Stops the daemon. The daemon must exit cleanly. Returns its log.
     pub fn stop_daemon(&self, daemon: Pending<'_>) -> Result<String> {
         daemon.terminate()?;
         let output = daemon.wait_within(COMMAND_LIMIT)?.success().context("mediatord in domain 0")?;
@@ -263,17 +265,17 @@ fn compressed(path: &Path) -> Result<Vec<u8>> {
     Ok(output.stdout)
 }
 
-/// A domain that runs.
+/// A running domain.
 pub struct Domain<'a> {
     machine: &'a XenMachine,
-    /// Its name.
+    /// Name of the domain.
     pub name: String,
     agent: &'a Agent,
     boots: u32,
 }
 
 impl<'a> Domain<'a> {
-    /// Waits for the guest's init. Returns its kernel's release.
+    /// Waits for the guest's init. Returns the release of the guest's kernel.
     pub fn wait_ready(&self) -> Result<String> {
         let release = self.agent.wait_boots(self.boots, BOOT_LIMIT).map_err(|error| self.explain(error))?;
         self.machine.say(&format!("domain {}: Linux {release} is up", self.name));
@@ -286,7 +288,7 @@ impl<'a> Domain<'a> {
         ran.map_err(|error| self.explain(error)).with_context(|| format!("domain {}: {command}", self.name))
     }
 
-    /// Starts a command in the guest that runs concurrently with others.
+    /// Starts a command in the guest that runs concurrently with other commands.
     pub fn start(&self, command: &str) -> Result<Pending<'a>> {
         self.agent.start(command)
     }
@@ -305,7 +307,7 @@ impl<'a> Domain<'a> {
         Ok(())
     }
 
-    /// Runs `gpu-workloads` with `args` to its end; fails unless all was verified.
+    /// Runs `gpu-workloads` with `args` until it ends. Fails unless all results were verified.
     pub fn smoke(&self, args: &str) -> Result<Smoke> {
         self.finish(self.start(&format!("run /bin/gpu-workloads {args}"))?, args)
     }
@@ -322,7 +324,7 @@ impl<'a> Domain<'a> {
         Ok(smoke)
     }
 
-    /// Reboots the guest cleanly; `xl` creates a new domain from its file and runs it.
+    /// Reboots the guest cleanly; `xl` then creates a new domain from its file and runs it.
     pub fn reboot(&mut self) -> Result<()> {
         self.boots = self.agent.boots() + 1;
         self.agent.send("reboot").map(drop)

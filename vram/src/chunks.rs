@@ -262,7 +262,7 @@ impl ChunkTable {
         Ok(true)
     }
 
-    /// Does [`Self::unplace`] for all chunks of a VM. Returns the number of chunks. The guarantee stays.
+    /// Same as [`Self::unplace`], for all chunks of a VM. Returns the number of chunks. The guarantee stays.
     pub fn unplace_all(&mut self, vm: TenantId) -> u32 {
         self.lose_moves(vm, 0..=u32::MAX);
         self.parked -= self.vms.get(&vm).map_or(0, |map| map.parked().count() as u32);
@@ -293,7 +293,7 @@ impl ChunkTable {
         self.take_scrub_work_in(Tier::Card).or_else(|| self.take_scrub_work_in(Tier::Host))
     }
 
-    /// Does [`Self::take_scrub_work`] in one memory only, for [`Error::NeedsScrub`].
+    /// Same as [`Self::take_scrub_work`], in one memory only, for [`Error::NeedsScrub`].
     pub fn take_scrub_work_in(&mut self, tier: Tier) -> Option<ScrubWork> {
         let number = self.stock_mut(tier).take_scrub()?;
         Some(ScrubWork { place: self.place_of(Spot::new(tier, number)), bytes: self.chunk_bytes() })
@@ -364,7 +364,7 @@ impl ChunkTable {
         self.uncommitted().saturating_sub(self.wanted())
     }
 
-    /// Does [`Self::spare`], including the chunks that the mediator claims.
+    /// Same as [`Self::spare`], including the chunks that the mediator claims.
     #[must_use]
     pub fn uncommitted(&self) -> u32 {
         // Quarantined chunks may leave less than is promised.

@@ -92,7 +92,7 @@ impl PagePool {
         Ok(self.alloc_block(table, bytes)?.address)
     }
 
-    /// Does [`Self::alloc`], and also returns whether the block is zeroed.
+    /// Same as [`Self::alloc`], and also returns whether the block is zeroed.
     ///
     /// # Errors
     /// See [`PoolError`].

@@ -23,7 +23,7 @@ pub trait Choose: Debug + Send {
     /// if fewer exist.
     fn victims(&mut self, hints: &mut Hints, candidates: &mut Vec<u32>, count: usize);
 
-    /// Does the same as [`Self::victims`] for the chunks that are best to return to the card.
+    /// Same as [`Self::victims`], for the chunks that are best to return to the card.
     fn returns(&mut self, hints: &mut Hints, candidates: &mut Vec<u32>, count: usize);
 
     /// Returns the state of the random generator: a policy built with it as its seed continues the same sequence.

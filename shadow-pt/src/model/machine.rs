@@ -177,7 +177,7 @@ impl Machine {
         assert_eq!((self.spaces.card_bytes(), self.spaces.tables()), (0, 0));
     }
 
-    /// Does [`Self::run`], saving and restoring the spaces after each `every`-th operation.
+    /// Same as [`Self::run`], saving and restoring the spaces after each `every`-th operation.
     #[cfg(test)]
     pub(crate) fn run_restored(mut self, bytes: &[u8], every: usize) {
         for (nth, op) in (1..).zip(bytes.chunks(OP_BYTES).take(MAX_OPS)) {

@@ -1,4 +1,4 @@
-//! Lines of the daemon to the owner of a CUDA card: see `cuda_owner::fuzz::control`.
+//! Sends the daemon's lines to the owner of a CUDA card: see `cuda_owner::fuzz::control`.
 #![no_main]
 
 libfuzzer_sys::fuzz_target!(|input: &[u8]| cuda_owner::fuzz::control(input));

@@ -1,7 +1,8 @@
-//! `cargo xtask demo`: two stock guests share one card, copy at the same time, and check every byte.
+//! `cargo xtask demo`: two stock guests share one card, copy concurrently, and verify every byte.
 //!
 //! Boots Debian's 6.1 and 6.12 kernels in parallel, each with a vGPU of one software card, loads the stock nouveau in
-//! both, runs `gpu-workloads all` in both at once, and prints a table. The exit status is 0 only if all was verified.
+//! both, runs `gpu-workloads all` in both concurrently, and prints a table. The exit status is 0 only if all results
+//! were verified.
 
 use std::process::ExitCode;
 use std::time::Instant;
@@ -10,7 +11,7 @@ use anyhow::{Context, Result};
 use tests::guest::{self, Smoke};
 use tests::{Daemon, Vm, VmConfig};
 
-/// Name of the VM and of its kernel.
+/// Names of each VM and of its kernel.
 const GUESTS: [(&str, &str); 2] = [("alice", "6.1"), ("bob", "6.12")];
 
 /// One line of the table.

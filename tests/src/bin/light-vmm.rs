@@ -1,7 +1,7 @@
-//! `light-vmm SOCKET MIB`: a VM whose VMM is only a client of the mediator, for hosts on which QEMU is too much.
+//! `light-vmm SOCKET MIB`: a VM whose VMM is only a client of the mediator, for hosts on which QEMU would be too slow.
 //!
-//! It starts the vGPU, writes a page to each chunk of a VRAM of MIB, makes the GPU copy each of them, and verifies
-//! every byte of the copies. Then it waits until the device disappears, and reports that.
+//! The program starts the vGPU, writes a page to each chunk of a VRAM of MIB MiB, makes the GPU copy each of them, and
+//! verifies every byte of the copies. Then it waits until the device disappears, and reports this.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -15,7 +15,7 @@ use rig::{Machine, RemoteGuest};
 const MIB: u64 = 1 << 20;
 /// Chunk size in bytes, unless configured otherwise.
 const CHUNK: u64 = 2 * MIB;
-/// GPU virtual address of the pages of chunks, and of their copies.
+/// GPU virtual address of the chunks' pages, and of their copies.
 const FROM: u64 = 0x100_0000;
 const TO: u64 = 0x200_0000;
 

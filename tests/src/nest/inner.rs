@@ -1,6 +1,6 @@
-//! VMs inside a machine, under its own KVM, with vGPUs of its daemon.
+//! VMs inside a machine, under the machine's own KVM, with vGPUs of its daemon.
 //!
-//! Each has a serial line to this process: a VM's QEMU uses one line of the machine's serial PCI card. A VM's RAM
+//! Each VM has a serial line to this process: its QEMU uses one line of the machine's serial PCI card. A VM's RAM
 //! consists of the machine's huge pages, because each page lent to a card is a message to the outer daemon.
 
 use std::os::unix::net::UnixListener;
@@ -19,13 +19,13 @@ use crate::guest::{self, Smoke};
 use crate::vm;
 use crate::{VmConfig, wait};
 
-/// Device number of the first line in the machine, after the lines that a PC has.
+/// Device number of the first line in the machine, after the lines of a PC.
 const FIRST_LINE: usize = 4;
-/// File in the machine for arguments with spaces: the kernel's command line.
+/// File in the machine for an argument that contains spaces: the kernel's command line.
 const WORDS: &str = "etc/vm.cfg";
-/// Bytes of a huge page, in MiB.
+/// Size of a huge page in MiB.
 const HUGE_MIB: u32 = 2;
-/// Time limit from QEMU's start to a guest's init.
+/// Maximum time from QEMU's start to a guest's init.
 const BOOT_LIMIT: Duration = Duration::from_secs(600);
 
 /// Description of a VM.
@@ -35,9 +35,9 @@ pub struct InnerSpec {
     pub name: &'static str,
     /// The guest's kernel.
     pub kernel: &'static str,
-    /// The VM has the paravirtual driver.
+    /// True if the VM has the paravirtual driver.
     pub paravirtual: bool,
-    /// RAM, a multiple of 2.
+    /// Size of RAM in MiB, a multiple of 2.
     pub memory_mib: u32,
 }
 
@@ -47,7 +47,7 @@ impl InnerSpec {
         Self { name, kernel: "6.1", paravirtual: false, memory_mib: 320 }
     }
 
-    /// Returns the path of its files in the machine, without the part that differs for each VM.
+    /// Returns the path of the VM's files in the machine, without the suffix that differs for each file.
     fn image(&self) -> String {
         format!("guests/{}{}", self.kernel, if self.paravirtual { "-pv" } else { "" })
     }
@@ -98,15 +98,16 @@ pub(super) fn add_images(specs: &[InnerSpec], files: &mut Files) -> Result<()> {
     Ok(())
 }
 
-/// Configures the machine to run guests. Returns the ends of the VMs' lines.
+/// Configures the machine to run guests. Returns this process's ends of the VMs' lines.
 ///
-/// The machine has two CPUs if the required QEMU could be built, else one.
+/// The machine has two CPUs if the required QEMU could be built, otherwise one.
 pub(super) fn prepare(shape: Shape<'_>, config: &mut VmConfig, folder: &Path) -> Result<Vec<UnixListener>> {
     let huge_mib = shape.huge_mib + shape.vms.iter().map(|spec| spec.memory_mib).sum::<u32>();
     let whole = shape.vms.iter().all(|spec| spec.memory_mib.is_multiple_of(HUGE_MIB));
     ensure!(whole && huge_mib.is_multiple_of(HUGE_MIB), "RAM that is not made of huge pages");
     config.memory_mib += huge_mib;
-    // With a thread for each processor, two of five machines failed; with one thread, the stock driver takes too long.
+    // With a thread for each processor, two of five machines failed; with a single thread, the stock driver takes too
+    // long.
     let wants_threads = shape.vms.iter().any(|spec| !spec.paravirtual);
     let threads = if wants_threads { images::ensure_svm(&images::Progress::stderr())? } else { None };
     match threads {
@@ -131,7 +132,7 @@ pub(super) fn prepare(shape: Shape<'_>, config: &mut VmConfig, folder: &Path) ->
 }
 
 impl Nest {
-    /// Starts a VM; [`InnerVm::wait_ready`] waits for its guest.
+    /// Starts a VM. [`InnerVm::wait_ready`] waits for its guest.
     pub fn launch(&self, name: &str) -> Result<InnerVm<'_>> {
         let line = self.specs.iter().position(|spec| spec.name == name).context("no VM of that name")?;
         let (spec, agent) = self.specs.get(line).zip(self.agents.get(line)).context("no line")?;
@@ -161,7 +162,7 @@ impl Nest {
 /// A VM that runs in a machine.
 pub struct InnerVm<'a> {
     machine: &'a Nest,
-    /// Its name.
+    /// Name of the VM.
     pub name: String,
     agent: &'a Agent,
     process: Pending<'a>,
@@ -169,7 +170,7 @@ pub struct InnerVm<'a> {
 }
 
 impl<'a> InnerVm<'a> {
-    /// Waits for the guest's init. Returns its kernel's release.
+    /// Waits for the guest's init. Returns the release of the guest's kernel.
     pub fn wait_ready(&self) -> Result<String> {
         let deadline = Instant::now() + wait::scaled(BOOT_LIMIT);
         loop {
@@ -190,7 +191,7 @@ impl<'a> InnerVm<'a> {
         ran.map_err(|error| self.explain(error)).with_context(|| format!("VM {}: {command}", self.name))
     }
 
-    /// Starts a command in the guest that runs concurrently with others.
+    /// Starts a command in the guest that runs concurrently with other commands.
     pub fn start(&self, command: &str) -> Result<Pending<'a>> {
         self.agent.start(command)
     }
@@ -212,7 +213,7 @@ impl<'a> InnerVm<'a> {
         Ok(())
     }
 
-    /// Runs `gpu-workloads` with `args` to its end; fails unless all was verified.
+    /// Runs `gpu-workloads` with `args` until it ends. Fails unless all results were verified.
     pub fn smoke(&self, args: &str) -> Result<Smoke> {
         self.finish(self.start(&format!("run /bin/gpu-workloads {args}"))?, args)
     }
@@ -236,7 +237,7 @@ impl<'a> InnerVm<'a> {
         self.agent.send("reboot").map(drop)
     }
 
-    /// Kills the VM's QEMU, like a machine out of memory, and waits until it has ended.
+    /// Kills the VM's QEMU, as a machine without free memory would, and waits until it has ended.
     pub fn kill(self) -> Result<()> {
         self.machine.say(&format!("VM {} is killed", self.name));
         self.process.kill()?;

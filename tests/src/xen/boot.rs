@@ -1,8 +1,8 @@
 //! Starts a kernel that the device model has written to a domain's memory.
 //!
 //! The firmware of an HVM domain reads the kernel and its initial RAM disk from the device model byte by byte, with two
-//! exits and an emulated instruction for each byte: minutes on an emulated processor. So the device model writes both
-//! into memory itself, and the firmware gets a 1 KiB file that starts them (`boot.s`).
+//! exits and an emulated instruction for each byte, which takes minutes on an emulated processor. So the device model
+//! writes both into memory itself, and the firmware gets a 1 KiB file that starts them (`boot.s`).
 
 use std::process::Command;
 
@@ -10,16 +10,16 @@ use anyhow::{Context, Result, ensure};
 
 use crate::wait::Scratch;
 
-/// The program.
+/// Source of the program.
 const SOURCE: &str = include_str!("boot.s");
-/// Address of the kernel's file in a domain's memory; the program is assembled with it.
+/// Address of the kernel's file in a domain's memory, for which the program is assembled.
 pub const KERNEL: u32 = 0x800_0000;
 /// Address of the RAM disk.
 pub const RAMDISK: u32 = 0xa00_0000;
 /// Offset of the RAM disk's size in the program.
 const RAM_DISK_SIZE_AT: usize = 0x260;
 
-/// Makes the program for a RAM disk of `ramdisk_bytes` bytes.
+/// Creates the program for a RAM disk of `ramdisk_bytes` bytes.
 pub fn program(ramdisk_bytes: usize) -> Result<Vec<u8>> {
     let scratch = Scratch::new("boot")?;
     let at = |file: &str| scratch.path().join(file);

@@ -1,4 +1,4 @@
-//! VMs with stock guests on one card that are killed, switched off or removed at random, and recreated.
+//! Tests VMs with stock guests on one card that are killed, switched off or removed at random, and created again.
 
 use std::time::Duration;
 
@@ -13,17 +13,17 @@ use vmm_glue::client::Client;
 const EVENTS: usize = 6;
 const CARD_MIB: u64 = 512;
 const VM_MIB: &str = "64";
-/// Allowed growth, except the card's VRAM: used stacks and parts of heaps that the daemon keeps for later. It depends
-/// on the number of concurrent VMs, not on their total.
+/// Permitted growth, without the card's VRAM: used stacks, and parts of heaps that the daemon keeps for later use. It
+/// depends on the number of concurrent VMs, not on their total number.
 const SLACK: Slack = Slack { mappings: 64, resident_kib: 16 << 10, pools: &["admin-work", "simgpu-sm"] };
 /// Time limit for the daemon to notice that a VM is gone.
 const NOTICE_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// A place for one VM at a time.
+/// A configured place for one VM at a time.
 struct Seat {
     name: String,
     vm: Vm,
-    /// Loads nouveau in its VM.
+    /// True if nouveau is loaded in the seat's VM.
     drives: bool,
 }
 
@@ -59,7 +59,7 @@ impl Host {
         Ok(())
     }
 
-    /// Ends one VM, in the middle of its work if any. Then another VM takes its seat.
+    /// Ends one VM, in the middle of its work if it has any. Then another VM takes its seat.
     fn event(&mut self) -> Result<String> {
         let at = self.random.usize(..self.seats.len());
         let Seat { name, vm, drives } = self.seats.remove(at);
@@ -85,7 +85,7 @@ impl Host {
                 }
             }
         }
-        // The others work meanwhile; a VMM that lost its device may still run.
+        // The other VMs work meanwhile; a VMM that lost its device may still run.
         if let Some(other) = self.seats.iter().find(|seat| seat.drives) {
             guest::smoke(&other.vm, "copy --engine ce0 --from vram --to gart --size 262144")?;
         }
@@ -116,8 +116,8 @@ impl Host {
         })
     }
 
-    /// Reads the daemon's resources from its own accounts and from the kernel. The accounts first: a connection needs a
-    /// descriptor.
+    /// Reads the daemon's resources from its own accounts and from the kernel. The accounts are read first, because the
+    /// connection needs a descriptor.
     fn holdings(&self) -> Result<(Value, Vec<String>, Holdings)> {
         let holdings = Holdings::for_process(self.daemon.pid(), CARD_MIB << 10)?;
         let card = self.daemon.ctl_json(&["card", "show", "card0"])?;
@@ -134,15 +134,15 @@ fn come_and_go(name: &str, count: usize) -> Result<()> {
     let daemon = Daemon::start(name, |paths| card_toml(paths, CARD_MIB as u32))?;
     let seed = setting("GPU_MEDIATOR_CHURN_SEED", 1) << 8 | count as u64;
     let mut host = Host { daemon, random: fastrand::Rng::with_seed(seed), seats: Vec::new() };
-    // Allocated with the first VM and kept.
+    // These resources are allocated with the first VM and kept.
     host.add("first")?;
     drop(Client::connect(&host.daemon.vm_socket("first"))?);
     host.daemon.ctl(&["vm", "remove", "first"])?.success()?;
-    // Connections from above must not hide a later leak.
+    // The earlier connections must not hide a later leak.
     std::thread::sleep(Duration::from_millis(500));
     let (card, files, before) = host.holdings()?;
 
-    // All boot at the same time; every second one has a driver.
+    // All VMs boot concurrently; every second VM has a driver.
     for index in 0..count {
         let name = format!("vm{index}");
         host.add(&name)?;

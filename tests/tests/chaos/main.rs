@@ -1,4 +1,4 @@
-//! Processes that end at the wrong time, and operators' mistakes.
+//! Tests processes that end at the wrong time, and operators' mistakes.
 
 mod churn;
 mod memory;
@@ -39,7 +39,7 @@ fn killed_vm_frees_its_resources_and_neighbour_keeps_copying() -> Result<()> {
     let good = guest::parse_smoke(&good.wait_within(guest::SMOKE_LIMIT)?)?;
     assert!(good.ok, "{}", good.line);
     assert!(daemon.alive());
-    // A new VM can use its name and its memory.
+    // A new VM can use the name and the memory of the removed VM.
     daemon.ctl(&["vm", "remove", "dies"])?.success()?;
     daemon.ctl(&["vm", "add", "dies", "--card", "card0", "--vram-mib", "96"])?.success()?;
     let again = boot(&daemon, "dies", "6.1")?;
@@ -116,7 +116,7 @@ fn passthrough_vm_drives_the_card_itself() -> Result<()> {
 fn configuration_errors_name_line_and_key() -> Result<()> {
     let refused = Daemon::refused("typo", |paths| card_toml(paths, 128).replace("vram_mib", "vram_mb"))?;
     assert_eq!(refused.code, Some(2), "{}", refused.stderr);
-    // File, line, column; key; expectation.
+    // The message contains file, line, column, key and expectation.
     let words = ["mediatord.toml:9:1:", "`vram_mb`", "expected", "`vram_mib`"];
     assert!(words.iter().all(|word| refused.stderr.contains(word)), "{}", refused.stderr);
     let refused =

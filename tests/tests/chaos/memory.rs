@@ -1,5 +1,5 @@
-//! Stock guests whose memory moves at random while they work: together they have several times the card's memory, and
-//! chunks move after every few submissions. VMMs and the daemon are killed meanwhile.
+//! Tests stock guests whose memory moves at random while they work: together they use several times the card's memory,
+//! and chunks move after every few submissions. VMMs and the daemon are killed meanwhile.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use anyhow::Result;
 use tests::guest::{self, card_toml, vm_toml};
 use tests::{Daemon, Output, Vm, VmConfig, wait};
 
-/// Time that the daemon may take to notice the end of a VM, and chunks to move.
+/// Maximum time for the daemon to notice the end of a VM, and for chunks to move.
 const NOTICE_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Returns the configuration of a card of `vram_mib` MiB of which the mediator keeps `reserve_mib`, in chunks of
@@ -36,7 +36,7 @@ fn moved(daemon: &Daemon, name: &str) -> Result<u64> {
     guest::counter(daemon, name, "memory_chunks_moved")
 }
 
-/// Waits until `count` more chunks of a VM have moved.
+/// Waits until `count` further chunks of a VM have moved.
 fn wait_moved(daemon: &Daemon, name: &str, count: u64) -> Result<()> {
     let before = moved(daemon, name)?;
     wait::until(&format!("memory of {name} to move"), NOTICE_TIMEOUT, || {
@@ -53,7 +53,7 @@ fn verified(vm: &Vm, output: &Output) -> Result<()> {
 
 #[test]
 fn oversubscribed_guests_verify_and_one_dies_mid_relocation() -> Result<()> {
-    // 48 MiB for two VMs of 96 MiB each; one of them is paravirtual, which must make no difference.
+    // A card with 48 MiB for two VMs of 96 MiB each. One VM is paravirtual, which must make no difference.
     let vms = vm_toml("stays", 96) + "paravirtual = { offered = true }\n" + &vm_toml("dies", 96);
     let mut daemon = Daemon::start("stirred", |paths| stirred_toml(paths, 64, 16, 128, 2) + &vms)?;
     let stays = launch(&config(&daemon, "stays", "6.12")?.paravirtual()?)?;
@@ -90,7 +90,7 @@ fn daemon_killed_in_mid_relocation_serves_again_after_a_restart() -> Result<()> 
     wait_moved(&daemon, "before", 20)?;
     daemon.kill_and_restart()?;
     drop(work);
-    // Host memory was lost with the process; VMs start over, among them one of the same name.
+    // Host memory was lost with the process. VMs start again, including one with the same name.
     let after = boot(&daemon, "after", "6.1")?;
     before.ensure_healthy()?;
     before.kill()?;
@@ -106,7 +106,8 @@ fn daemon_killed_in_mid_relocation_serves_again_after_a_restart() -> Result<()> 
 
 #[test]
 fn guest_on_the_largest_chunks_is_verified_while_they_move() -> Result<()> {
-    // One chunk of 64 MiB for a VM of two; the mediator has one, keeps one for the VM's page tables and two in reserve.
+    // The card has one chunk of 64 MiB for a VM that uses two; the mediator has one, keeps one for the VM's page tables
+    // and two in reserve.
     let daemon = Daemon::start("large", |paths| stirred_toml(paths, 384, 256, 65536, 4) + &vm_toml("large", 128))?;
     let vm = boot(&daemon, "large", "6.12")?;
     guest::smoke(&vm, "workload --name memory --working-set 48m --rounds 1")?;

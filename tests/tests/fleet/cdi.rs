@@ -1,4 +1,4 @@
-//! Podman containers that get a tenant through the Container Device Interface.
+//! Tests Podman containers that get a tenant through the Container Device Interface.
 
 use anyhow::{Result, ensure};
 use tests::Debian;
@@ -42,14 +42,14 @@ fn podman_containers_get_their_claimed_tenant() -> Result<()> {
         host.ok(&format!("mediatorctl --socket {SOCKET} tenant add {name} --vram-mib {mib}"))?;
         host.ok(&format!("mediatorctl --socket {SOCKET} tenant cdi {name} --driver /opt/fake/libcuda.so.1 --write"))?;
     }
-    // Each gets its own tenant's quota on the same card.
+    // Each container gets its own tenant's quota on the same card.
     for (name, mib) in [("one", 256), ("two", 512)] {
         let filled = run(host, Some(name), "fill")?;
         ensure!(filled.code == 0, "a container with a claim: {}", filled.text());
         let got: u64 = filled.lines.last().map(|line| line.trim().parse()).transpose()?.unwrap_or(0);
         ensure!((mib - 32..=mib).contains(&got), "{name}: {got} MiB, expected nearly {mib}");
     }
-    // A container that runs during the daemon's restart mounts the socket's folder, and so finds the next daemon.
+    // A container that runs while the daemon restarts mounts the socket's folder, and therefore finds the next daemon.
     host.start("container", &command(Some("one"), "busy --kernel-us 1000 --ms 600000"))?;
     let served = |programs: u32| {
         format!("test $(mediatorctl --socket {SOCKET} --json tenant show one | grep -c '\"pid\"') = {programs}")

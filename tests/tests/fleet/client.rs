@@ -1,4 +1,4 @@
-//! The Python client that is generated from the API's description, in an operator's hands.
+//! Tests the Python client that is generated from the API's description, in the way of an operator.
 
 use std::env;
 use std::path::Path;
@@ -13,9 +13,9 @@ use tests::wait::Scratch;
 
 /// A second card, next to `card0`.
 const OTHER_CARD: &str = "\n[[card]]\nname = \"card1\"\nkind = \"simgpu\"\nvram_mib = 256\n";
-/// Time for making the client, whose generator is downloaded the first time.
+/// Maximum time for creating the client, whose generator is downloaded the first time.
 const CLIENT_LIMIT: Duration = Duration::from_secs(400);
-/// Time for the operator's day.
+/// Maximum time for the operator's session.
 const DAY_LIMIT: Duration = Duration::from_secs(200);
 
 #[test]

@@ -1,4 +1,4 @@
-//! libvirt domains with vGPUs.
+//! Tests libvirt domains with vGPUs.
 
 use anyhow::{Context, Result, bail, ensure};
 use tests::Debian;
@@ -12,16 +12,16 @@ const CONFIG: &str = "printf 'auth_unix_rw = \"none\"\\nauth_unix_ro = \"none\"\
     \"libvirt-qemu\"\\ngroup = \"kvm\"\\nstdio_handler = \"file\"\\nsecurity_driver = \"none\"\\nnamespaces = []\\ncgroup_controllers = \
     []\\nremember_owner = 0\\n' >> /etc/libvirt/qemu.conf && mkdir -p /var/lib/libvirt/qemu /var/cache/libvirt/qemu && chown \
     libvirt-qemu:kvm /var/lib/libvirt/qemu";
-/// The operator's page: its commands create and start the domain.
+/// The operator's page, whose commands create and start the domain.
 const PAGE: &str = include_str!("../../../docs/guides/libvirt.md");
-/// Changes to the domain: no KVM, a kernel, and lines for talking to its init.
+/// Changes to the domain: no KVM, a kernel, and serial lines for communication with its init.
 const CHANGES: &str = "sed -i -e \"s#type='kvm'#type='qemu'#\" -e \"s#<cpu mode=.*#<cpu mode='maximum'/>#\" -e \"s#</os>#\
     <kernel>/srv/vm/vmlinuz</kernel><initrd>/srv/vm/initrd</initrd><cmdline>console=ttyS0 no_timer_check panic=0</cmdline></os>#\" -e \
     \"s#<serial type='pty'/>#<serial type='file'><source path='/srv/vm/console.log'/></serial><serial type='pipe'>\
     <source path='/srv/vm/agent'/></serial>#\" web.xml && mkfifo agent.in agent.out && touch console.log answers && chown -R libvirt-qemu .";
 
-/// Checks QEMU's rights under libvirt's AppArmor profile with the package's additions, though no kernel enforces it
-/// here.
+/// Checks QEMU's rights under libvirt's AppArmor profile with the package's additions, although the kernel does not
+/// enforce the profile.
 const PROFILE: &str = "printf '#include <tunables/global>\nprofile test /usr/bin/qemu-system-x86_64 {\n #include <abstractions/libvirt-qemu>\n\
     }\n' > /tmp/profile && apparmor_parser --skip-kernel-load --skip-cache /tmp/profile && apparmor_parser --skip-kernel-load --skip-cache \
     --preprocess /tmp/profile | grep -q 'run/gpu-mediator/[*].sock rw'";
@@ -43,7 +43,7 @@ fn runs(host: &Debian) -> Result<()> {
     Ok(())
 }
 
-/// Waits until the domain and its vGPU are gone.
+/// Waits until the domain and its vGPU no longer exist.
 fn is_gone(host: &Debian) -> Result<()> {
     host.until("the vGPU to be gone", "mediatorctl vm list | grep -q '^no VMs'", WAIT_TIMEOUT)?;
     host.ok("test \"$(virsh domstate web)\" = 'shut off' && test ! -e /run/gpu-mediator/web.sock").map(drop)
@@ -86,7 +86,7 @@ fn domains_of_libvirt_have_vgpus() -> Result<()> {
     ensure!(after["counters"]["resets"].as_u64() > before["counters"]["resets"].as_u64(), "{after:#}");
     host.ok("virsh --quiet destroy web")?;
     is_gone(host)?;
-    // QEMU is killed; the hook cleans up, also when libvirt was down and notices later.
+    // QEMU is killed. The hook cleans up, even if libvirt was stopped and notices later.
     start(host)?;
     host.ok("kill -9 $(cat /run/libvirt/qemu/web.pid)")?;
     is_gone(host)?;
@@ -96,7 +96,7 @@ fn domains_of_libvirt_have_vgpus() -> Result<()> {
     host.start("virt", "exec libvirtd")?;
     host.until("libvirt to answer", "virsh --quiet list", WAIT_TIMEOUT)?;
     is_gone(host)?;
-    // A domain without room does not start, and reports the reason.
+    // A domain that does not fit on the card does not start, and reports the reason.
     host.ok("mediatorctl vm add hog --card card0 --vram-mib 192")?;
     let refused = host.sh("virsh --quiet start web")?;
     ensure!(refused.code != 0 && refused.text().contains("no card has room"), "{}", refused.text());

@@ -1,4 +1,4 @@
-//! Workload managers on a Debian host: libvirt, Slurm, and containers with CDI; and the package as an RPM.
+//! Tests workload managers on a Debian host (libvirt, Slurm, and containers with CDI), and the package as an RPM.
 
 mod cdi;
 mod client;

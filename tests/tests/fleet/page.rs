@@ -1,4 +1,4 @@
-//! The daemon's page in a browser shows the values of the API.
+//! Tests that the daemon's page in a browser shows the values of the API.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -10,7 +10,7 @@ use tests::{Debian, wait};
 
 use crate::site::{Form, WAIT_TIMEOUT, json, start_node_with, start_up};
 
-/// Environment variable with the folder for screenshots: `docs/images` renews those of the documentation.
+/// Environment variable with the folder for screenshots; `docs/images` updates the documentation's screenshots.
 const SCREENSHOTS: &str = "GPU_MEDIATOR_SCREENSHOTS";
 const ADDRESS: &str = "127.0.0.1:9470";
 /// Name of a program.
@@ -107,7 +107,7 @@ fn add_expected(values: &mut BTreeMap<(String, String), String>, memory: &[Value
     Ok(())
 }
 
-/// Saves a screenshot where the environment variable says, and checks that it is one.
+/// Saves a screenshot in the folder that the environment variable names, and checks the file.
 fn screenshot(host: &Debian, name: &str, options: &str) -> Result<()> {
     host.browse(&format!("--screenshot=/tmp/{name} --hide-scrollbars {options}"), &format!("http://{ADDRESS}/"))?;
     let picture = host.browser_file(&format!("/tmp/{name}"))?;
@@ -144,12 +144,12 @@ fn page_in_browser_shows_what_the_api_says() -> Result<()> {
     holds("notebook", 64)?;
     host.ok(&format!("mediatorctl --socket {SOCKET} tenant set notebook --weight 150"))?;
 
-    // Entitlements and states change with the work, so both are read until they agree.
+    // Entitlements and states change with the work, so page and API are read until they agree.
     let mut differing = String::new();
     let document = wait::until("the page to show what the API says", WAIT_TIMEOUT, || {
         let before = expected(host)?;
         let document = host.browse("--dump-dom", &format!("http://{ADDRESS}/"))?;
-        // Both tenants work at all times, and have the card's time of the last second.
+        // Both tenants work all the time, and together have received the card's time of the last second.
         let all = shown(&document);
         let received = all.iter().filter(|((_, label), _)| label == "received");
         let received: u32 = received.map(|(_, value)| value.parse().unwrap_or(0)).sum();
@@ -159,14 +159,14 @@ fn page_in_browser_shows_what_the_api_says() -> Result<()> {
     })
     .with_context(|| differing.clone())?;
     ensure!(document.contains("data-state=\"current\""), "the page is old: {document}");
-    // The change of the weight is an event, with its author.
+    // The change of the weight is shown as an event, with its author.
     ensure!(document.contains("weight") && document.contains("notebook"), "{document}");
 
     screenshot(host, "page.png", "--window-size=1240,900")?;
     screenshot(host, "page-dark.png", "--window-size=1240,900 --blink-settings=preferredColorScheme=0")?;
     screenshot(host, "page-phone.png", "--window-size=390,900")?;
 
-    // A program chooses its own name, and must not add to the page's HTML by it.
+    // A program chooses its own name, which must not add elements to the page.
     let copy = format!("cp /usr/bin/cuda-program '/usr/bin/{HOSTILE}'");
     host.start(
         "hostile",

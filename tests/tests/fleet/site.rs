@@ -12,14 +12,14 @@ use tests::daemon::{binary, run_to_end};
 use tests::files::Files;
 use tests::wait::Scratch;
 
-/// Time that building the package may take, including `cargo`.
+/// Maximum time for building the package, including `cargo`.
 const PACKAGE_LIMIT: Duration = Duration::from_secs(400);
-/// Time limit of waits, for hangs only.
+/// Time limit of waits, which detects hangs only.
 pub const WAIT_TIMEOUT: Duration = Duration::from_secs(300);
-/// MiB of each CUDA card.
+/// Size of each CUDA card in MiB.
 pub const CARD_MIB: u64 = 1024;
 
-/// Users that the packages' own scripts would create, and two that run jobs.
+/// Users that the packages' own scripts would create, and two users that run jobs.
 const ACCOUNTS: &str = r#"set -e
 cat >> /etc/passwd <<END
 munge:x:110:110::/nonexistent:/usr/sbin/nologin
@@ -44,7 +44,7 @@ ldconfig
 /// The page with the service's configuration.
 const PAGE: &str = include_str!("../../../docs/guides/libvirt.md");
 
-/// Returns an operator's page's code blocks of a language, without the indentation of a surrounding list.
+/// Returns the code blocks of a language in an operator's page, without the indentation of an enclosing list.
 pub fn blocks(page: &str, language: &str) -> Vec<String> {
     let mut blocks = Vec::new();
     let mut open: Option<(usize, String)> = None;
@@ -79,12 +79,12 @@ fn package(folder: &Path, form: Form) -> Result<PathBuf> {
     command.args(["run", "--quiet", "--package", "xtask", "--", "package", "--fast"]);
     command.args((form == Form::Rpm).then_some("--rpm")).arg("--binaries").arg(programs);
     let ended = run_to_end(command.arg("--out").arg(folder), PACKAGE_LIMIT)?.success()?;
-    // A line for each format.
+    // The output has a line for each format.
     let line = ended.stdout.trim().lines().nth(usize::from(form == Form::Rpm));
     Ok(line.with_context(|| ended.stdout.clone())?.into())
 }
 
-/// Starts a host with the package installed; `None` if this machine cannot run one.
+/// Starts a host with the package installed; `None` if this machine cannot run such a host.
 pub fn start_up(name: &str, form: Form) -> Result<Option<Debian>> {
     if let Some(why) = tests::debian::impossible() {
         println!("skipped: {why}");
@@ -94,14 +94,14 @@ pub fn start_up(name: &str, form: Form) -> Result<Option<Debian>> {
     let mut files = Files::default();
     let (place, install) = match form {
         Form::Deb => ("root/package.deb", "dpkg --force-confold --install /root/package.deb"),
-        // Its dependencies have other names here.
+        // The package's dependencies have other names on this host.
         Form::Rpm => ("root/package.rpm", "rpm --install --nodeps /root/package.rpm"),
     };
     files.copy(&package(scratch.path(), form)?, place, 0o644)?;
     files.write("root/accounts.sh", 0o755, ACCOUNTS.as_bytes());
     let [config] = &blocks(PAGE, "toml")[..] else { bail!("docs/guides/libvirt.md has not one configuration") };
     files.write("etc/gpu-mediator.toml", 0o644, config.as_bytes());
-    // The host's C library is at least as new as the one that the programs were linked to.
+    // The host's C library is at least as new as the library that the programs were linked to.
     for (name, place) in [
         ("cuda-program", "usr/bin/cuda-program"),
         ("libcuda_fake.so", "opt/fake/libcuda.so.1"),
@@ -124,7 +124,7 @@ fn stripped(built: &Path, scratch: &Path) -> Result<PathBuf> {
     Ok(to)
 }
 
-/// Starts the service like its unit: as its own user, with its folders.
+/// Starts the service as its unit does: as its own user, and with its folders.
 pub fn start_service(host: &Debian) -> Result<()> {
     host.ok("for folder in run var/lib; do install --directory --owner=gpu-mediator --group=gpu-mediator /$folder/gpu-mediator; done")?;
     let user = "setpriv --reuid=gpu-mediator --regid=gpu-mediator --clear-groups";

@@ -1,4 +1,4 @@
-//! Slurm with one controller and two nodes on one host; each node has a separate daemon.
+//! Tests Slurm with one controller and two nodes on one host. Each node has a separate daemon.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -13,7 +13,8 @@ use crate::site::{CARD_MIB, Form, WAIT_TIMEOUT, blocks, names, run_node, start_n
 const PAGE: &str = include_str!("../../../docs/guides/slurm.md");
 /// The nodes.
 const NODES: [&str; 2] = ["n1", "n2"];
-/// The controller and its nodes on one host: each node has eight nominal CPUs, and a card of a hundred shards.
+/// Configuration of the controller and its nodes on one host. Each node has eight nominal CPUs, and a card with a
+/// hundred shards.
 const SLURM: &str = "ClusterName=test
 SlurmctldHost=host(127.0.0.1)
 SlurmUser=slurm
@@ -45,7 +46,7 @@ const GRES: &str = "Name=gpu File=/dev/null\nName=shard Count=100 File=/dev/null
 /// Arguments of the plugin and of the health check.
 const ARGUMENTS: &str = "socket=/run/%n/admin.sock sockets=/run/%n ledger=/var/log/gpu-mediator/%n.jsonl shards=100 chunk=4 \
     driver=/opt/fake/libcuda.so.1 patience=20";
-/// Start of a job's script: sets its node's card for the fake driver.
+/// First line of a job's script, which selects its node's card for the fake driver.
 const CARD: &str = "export FAKE_CUDA_FOLDER=/run/$SLURMD_NODENAME/card FAKE_CUDA_MIB=1088";
 
 /// Starts the controller, the nodes and their daemons.
@@ -53,7 +54,7 @@ fn start(host: &Debian) -> Result<()> {
     host.write("/etc/slurm/slurm.conf", 0o644, SLURM)?;
     host.write("/etc/slurm/gres.conf", 0o644, GRES)?;
     host.write("/etc/slurm/cgroup.conf", 0o644, "CgroupPlugin=disabled\n")?;
-    // The page's commands install the plugin; then each node gets its own arguments.
+    // The page's commands install the plugin. Then each node gets its own arguments.
     let shell = blocks(PAGE, "sh");
     let [install] = &shell[..] else { bail!("docs/guides/slurm.md has not one block of commands") };
     host.ok(&format!("mkdir -p /etc/slurm/plugstack.conf.d && set -e; {install}"))?;
@@ -117,10 +118,10 @@ fn kill(job: u32) -> String {
     )
 }
 
-/// Cancels or kills jobs that hold their memory, each when it runs.
+/// Cancels or kills jobs that hold their memory, each once it runs.
 ///
 /// The controller starts jobs in an order of its own. The jobs together request more shards than the nodes have, so a
-/// job may have to wait until any of the others has ended.
+/// job may have to wait until any other job has ended.
 fn end_holding_jobs(host: &Debian, cancelled: &[u32], killed: &[u32]) -> Result<()> {
     let cancel = |job| format!("test \"$(squeue --noheader --jobs={job} --format=%T)\" = RUNNING && scancel {job}");
     let mut commands: Vec<String> =
@@ -170,7 +171,7 @@ fn ledger(host: &Debian) -> Result<BTreeMap<u32, Value>> {
     Ok(jobs)
 }
 
-/// Checks that no node has any remains of a job.
+/// Checks that no node has remains of a job.
 fn nothing_is_left(host: &Debian) -> Result<()> {
     for node in NODES {
         let socket = format!("/run/{node}/admin.sock");
@@ -182,7 +183,7 @@ fn nothing_is_left(host: &Debian) -> Result<()> {
     Ok(())
 }
 
-/// Returns the MiB that a program could allocate, which is its last output.
+/// Returns the number of MiB that a program could allocate, which is its last output.
 fn filled(host: &Debian, job: u32) -> Result<u64> {
     let text = output(host, job)?;
     text.lines().last().and_then(|line| line.trim().parse().ok()).with_context(|| format!("job {job}: {text}"))
@@ -206,7 +207,7 @@ fn slurm_jobs_get_the_resources_they_request() -> Result<()> {
         "--nodelist=n1 --gres=shard:50 --vgpu",
         "stat -c '%F %U %a' $GPU_MEDIATOR_VFIO_USER_SOCKET",
     )?;
-    // Checks a running job's memory on the card, and that only its user may connect.
+    // Checks a running job's memory on the card, and that only the job's user may connect.
     let has = |job: u32, mib: u32| {
         format!(
             "mediatorctl --socket /run/n2/admin.sock --json tenant show slurm-{job} | grep -q '\"on_card_bytes\": {}'",
@@ -248,7 +249,7 @@ fn slurm_jobs_get_the_resources_they_request() -> Result<()> {
     stop(host)
 }
 
-/// A node loses power while a job runs, and returns.
+/// Tests that a node loses power while a job runs, and returns.
 fn is_lost(host: &Debian) -> Result<()> {
     let lost = submit(host, "alice", "--nodelist=n2 --gres=shard:40", &hold(100))?;
     let has = format!(
@@ -261,7 +262,7 @@ fn is_lost(host: &Debian) -> Result<()> {
     host.ok(&format!(
         "kill -9 $(pgrep -f 'slurmstepd: .{lost}\\.') $(pgrep --uid alice); rm -rf /run/n2/*.sock /run/n2/slurm-*; true"
     ))?;
-    // The daemon keeps tenants across a power loss; the health check knows that the job has ended.
+    // The daemon keeps tenants across a power loss; the health check detects that the job has ended.
     run_node(host, "n2")?;
     let kept = names(host, "/run/n2/admin.sock", "tenant")?;
     ensure!(kept == [format!("slurm-{lost}")], "{kept:?}");
@@ -292,7 +293,7 @@ fn add_up(
         let node = usage["node"].as_str().context("a node")?;
         ensure!(NODES.contains(&node), "{usage}");
         *nodes.entry(node.to_owned()).or_default() += u128::from(number("used_ns")?);
-        // The last report to the controller precedes the job's end, if there was time for one.
+        // The last report to the controller precedes the job's end, if there was time for a report.
         let shown = host.ok(&format!("scontrol show job {job}"))?;
         let noted = shown.split_whitespace().find_map(|word| word.strip_prefix("gpu_seconds="));
         if let Some(noted) = noted {
@@ -313,14 +314,14 @@ const BUSY: Duration = Duration::from_secs(30);
 /// Number of jobs in the long run.
 const JOBS: u32 = 40;
 
-/// A long run: many jobs with different shares, some cancelled or killed, and a lost node.
+/// Tests a long run: many jobs with different shares, some of them cancelled or killed, and a lost node.
 #[test]
 fn forty_jobs_leave_nothing_and_their_accounts_add_up() -> Result<()> {
     let Some(host) = start_up("jobs", Form::Deb)? else { return Ok(()) };
     let host = &host;
     start(host)?;
     let began = Instant::now();
-    // Two with equal shards and weights of 3:1, alone on a node: they share its card 3:1.
+    // Two jobs with equal shards and weights of 3:1 are alone on a node: they share its card 3:1.
     let busy = format!("cuda-program busy --kernel-us 1000 --ms {}", BUSY.as_millis());
     let heavy = submit(host, "alice", "--nodelist=n1 --gres=shard:10 --gpu-weight=300", &busy)?;
     let light = submit(host, "bob", "--nodelist=n1 --gres=shard:10 --gpu-weight=100", &busy)?;
@@ -335,7 +336,7 @@ fn forty_jobs_leave_nothing_and_their_accounts_add_up() -> Result<()> {
         of_light > 0 && of_heavy * 2 > of_light * 3 && of_heavy < of_light * 5,
         "{of_heavy} and {of_light} ns, expected 3:1"
     );
-    // Together they had the card, and no more than the elapsed time.
+    // Together the jobs used the card for at most the elapsed time.
     let most = began.elapsed().as_nanos();
     ensure!(u128::from(of_heavy + of_light) <= most, "{of_heavy} and {of_light} ns of {most}");
     ensure!(u128::from(of_heavy + of_light) * 2 > BUSY.as_nanos(), "{of_heavy} and {of_light} ns of {BUSY:?}");

@@ -1,4 +1,5 @@
-//! Work that faults or hangs: the guest's driver is notified as by a real card, and kills only that channel.
+//! Tests work that faults or hangs: the guest's driver is notified as by a real card, and kills only the affected
+//! channel.
 
 use anyhow::Result;
 use tests::guest::{self, card_toml, vm_toml};
@@ -16,7 +17,7 @@ fn troubles(log: &[klog::Line]) -> Vec<&str> {
         .collect()
 }
 
-/// Returns these lines of the guest's kernel, without the first `before` ones.
+/// Returns such lines of the guest's kernel, without the first `before` lines.
 fn news(vm: &Vm, before: usize) -> Result<Vec<String>> {
     Ok(troubles(&vm.kernel_log()?).into_iter().skip(before).map(str::to_owned).collect())
 }
@@ -26,17 +27,17 @@ struct Scene {
     daemon: Daemon,
     vm: Vm,
     neighbour: Vm,
-    /// Number of such lines that the neighbour's kernel had before.
+    /// Number of such lines that the neighbour's kernel had logged before.
     quiet: usize,
 }
 
 impl Scene {
-    /// Boots both; `card` is appended to the card's part of the configuration.
+    /// Boots both guests. `card` is appended to the card's part of the configuration.
     fn new(name: &str, kernel: &str, card: &str) -> Result<Self> {
         Self::with(name, kernel, card, false)
     }
 
-    /// Same; with `knows`, the faulty guest has the paravirtual driver.
+    /// Same as [`Self::new`]; with `knows`, the faulty guest has the paravirtual driver.
     fn with(name: &str, kernel: &str, card: &str, knows: bool) -> Result<Self> {
         let faulty = if knows { offered("faulty", 192, "") } else { vm_toml("faulty", 192) };
         let vms = faulty + "hang_limit_ms = 1500\n" + &vm_toml("neighbour", 192);
@@ -55,7 +56,7 @@ impl Scene {
         Ok(Self { daemon, vm, neighbour, quiet })
     }
 
-    /// Causes one fault; for each list of words, the guest's kernel must log a line with all of them.
+    /// Causes one fault. For each list of words, the guest's kernel must log a line that contains all of them.
     fn faulty(&self, what: &str, lines: &[&[&str]]) -> Result<()> {
         let before = troubles(&self.vm.kernel_log()?).len();
         let smoke = guest::smoke(&self.vm, &format!("faulty --what {what}"))?;
@@ -68,8 +69,8 @@ impl Scene {
         Ok(())
     }
 
-    /// Checks that the faulty guest had one hang, and that the neighbour's work was correct to the end, without kernel
-    /// messages.
+    /// Checks that the faulty guest had one hang, and that the neighbour's work was correct until the end, without
+    /// kernel messages.
     fn finish(&self, good: Pending<'_>) -> Result<()> {
         assert_eq!(guest::counter(&self.daemon, "faulty", "hangs")?, 1);
         let good = guest::parse_smoke(&good.wait_within(guest::SMOKE_LIMIT)?)?;
@@ -81,13 +82,14 @@ impl Scene {
     }
 }
 
-/// A guest causes three kinds of faults in sequence, next to a guest that copies the whole time.
+/// Causes three kinds of faults in sequence in one guest, next to a guest that copies the whole time.
 fn only_the_culprit_is_told(kernel: &str) -> Result<()> {
     // The software card hangs long after the two other kinds were tested, which launch only a few copies. The
-    // mediator's own kernel, which clears PGRAPH between VMs, also launches there, and would sometimes hit the hang.
+    // mediator's own kernel, which clears PGRAPH between VMs, also launches on this engine, and would sometimes trigger
+    // the hang.
     let hang = "residue = \"keep\"\n\n[[card.fault]]\nengine = \"graph\"\nkind = \"hang\"\nafter = 200\n";
     let scene = Scene::new("faults", kernel, hang)?;
-    // Only by the copy engines, which have no armed fault.
+    // The neighbour uses only the copy engines, for which no fault is armed.
     let copies = "run /bin/gpu-workloads copy --engine ce0 --from gart --to gart --size 300000 --count 150";
     let good = scene.neighbour.start(copies)?;
     scene.faulty("unmapped", &[&["7f12340000", "PGRAPH", "gpu-workloads"]])?;
@@ -96,7 +98,7 @@ fn only_the_culprit_is_told(kernel: &str) -> Result<()> {
     scene.finish(good)
 }
 
-/// A guest's kernels fail in four ways, next to a guest that computes the whole time on the same engine.
+/// Makes a guest's kernels fail in four ways, next to a guest that computes the whole time on the same engine.
 fn only_the_culprit_is_told_of_its_kernels(kernel: &str, knows: bool) -> Result<()> {
     let scene = Scene::with("kernels", kernel, "", knows)?;
     let good = scene.neighbour.start("run /bin/gpu-workloads workload --name mmul --duration 15")?;
@@ -128,7 +130,7 @@ mod full {
         only_the_culprit_is_told("6.1")
     }
 
-    /// Same with the paravirtual driver, which must not change other results.
+    /// Tests the same with the paravirtual driver, which must not change the other results.
     #[test]
     fn linux_6_12_pv_is_notified_of_gpu_kernel_errors_and_recovers() -> Result<()> {
         only_the_culprit_is_told_of_its_kernels("6.12", true)

@@ -1,4 +1,4 @@
-//! The harness itself: guests without a vGPU.
+//! Tests the harness itself, with guests that have no vGPU.
 
 use anyhow::Result;
 use tests::{Vm, VmConfig, images};

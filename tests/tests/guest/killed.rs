@@ -1,5 +1,5 @@
-//! The daemon is killed while guests run, and restarted by its service manager: their VMMs stay connected, and the
-//! guests reload their driver.
+//! Tests that the daemon is killed while guests run, and restarted by its service manager: the VMMs stay connected, and
+//! the guests reload their driver.
 
 use std::time::{Duration, Instant};
 
@@ -10,25 +10,26 @@ use tests::{Daemon, Vm, VmConfig, scale};
 
 use super::paravirt;
 
-/// Number of kills, by default and at full scale, alternately with a working and an idle guest; `GPU_MEDIATOR_KILLS`
+/// Number of kills by default and at full scale, alternately with a working and an idle guest. `GPU_MEDIATOR_KILLS`
 /// sets another number. Each kill takes a minute.
 const KILLS: u64 = 1;
 const FULL_KILLS: u64 = 2;
 const KILLS_ARE: &str = "GPU_MEDIATOR_KILLS";
-/// Time that a guest's program may continue with a device that lost its work, until it notices or is ended.
-// TIMEOUT: nouveau waits 15 s for each channel of a program that ends, and some more for its own.
+/// Maximum time for which a guest's program may continue with a device that lost its work, until it notices the loss or
+/// is ended.
+// TIMEOUT: nouveau waits 15 s for each channel of a program that ends, and longer for its own channels.
 const NOTICE_LIMIT: Duration = Duration::from_secs(240);
-/// Signs of a fault of the kernel itself, unlike a driver's complaint about its device.
+/// Signs of a fault of the kernel itself, in contrast to a driver's complaint about its device.
 const FAULTS: [&str; 6] = ["Oops", "BUG:", "Kernel panic", "general protection", "unable to handle", "KASAN"];
 
 fn faults(log: &[Line]) -> Vec<&str> {
     log.iter().map(|line| line.text.as_str()).filter(|text| FAULTS.iter().any(|fault| text.contains(fault))).collect()
 }
 
-/// Makes the guest's driver release the device, and bind it again.
+/// Makes the guest's driver release the device and bind it again.
 fn reload(vm: &Vm) -> Result<()> {
     let began = Instant::now();
-    // An ended program holds the device until the driver has abandoned its work.
+    // An ended program holds the device until the driver has abandoned the program's work.
     tests::wait::until("nouveau to be unloaded", guest::LOAD_LIMIT, || {
         let unloaded = vm.run_within("unload", guest::LOAD_LIMIT)?;
         Ok((unloaded.code == 0).then_some(()))
@@ -48,7 +49,7 @@ fn works(vm: &Vm, qemu: u32) -> Result<()> {
     Ok(())
 }
 
-/// Its VMM maps memory under the apertures, which the next device must reuse.
+/// Tests a guest whose VMM maps memory under the apertures, which the next device must reuse.
 fn goes_on_after_kills(name: &str, kernel: &str) -> Result<()> {
     let mut daemon = Daemon::start_as_service(name, |paths| card_toml(paths, 128) + &vm_toml(name, 64))?;
     let vm = Vm::launch(&VmConfig::new(name, tests::images()?, kernel)?.with_gpu(daemon.vm_socket(name)))?;
@@ -72,7 +73,7 @@ fn goes_on_after_kills(name: &str, kernel: &str) -> Result<()> {
         }
         daemon.kill_and_restart()?;
         if let Some(work) = work {
-            // It fails by itself, or waits forever.
+            // The workload fails by itself, or waits forever.
             std::thread::sleep(Duration::from_secs(1));
             if !work.ended() {
                 work.kill()?;
@@ -81,7 +82,7 @@ fn goes_on_after_kills(name: &str, kernel: &str) -> Result<()> {
             println!("REPORT VM {name}: the program ended with code {}", ended.code);
         }
         assert_eq!(guest::show(&daemon, name)?["state"], "connected", "kill {kill}: {}", daemon.log_tail());
-        // The daemon checks memory mapped by its VMM before the VMM resumes.
+        // The daemon checks the memory that the VMM has mapped before the VMM resumes.
         tests::wait::until("the VMM to go on", NOTICE_LIMIT, || {
             Ok((guest::show(&daemon, name)?["transport"]["daemon_deaths_survived"] == kill).then_some(()))
         })?;
@@ -95,7 +96,7 @@ fn goes_on_after_kills(name: &str, kernel: &str) -> Result<()> {
         ensure!(smoke.ok && smoke.bytes > 0, "{}", smoke.line);
     }
     works(&vm, qemu)?;
-    // A guest that is reset, including its driver, needs nothing else.
+    // A guest that is reset, including its driver, needs no other action.
     daemon.kill_and_restart()?;
     vm.reset()?;
     vm.wait_ready()?;

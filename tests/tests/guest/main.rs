@@ -1,4 +1,4 @@
-//! Guests with Debian's kernels, one scenario per module.
+//! Tests of guests with Debian's kernels, with one scenario per module.
 
 mod faults;
 mod harness;

@@ -1,4 +1,5 @@
-//! Debian's Prometheus behind the proxy that docs/guides/operating.md describes, monitoring a daemon with working VMs.
+//! Tests Debian's Prometheus behind the proxy described in docs/guides/operating.md, which monitors a daemon with
+//! working VMs.
 
 use std::fs;
 use std::io::Write;
@@ -19,16 +20,16 @@ const PAGE_OF_OPERATORS: &str = include_str!("../../../docs/guides/operating.md"
 /// Placeholders for the proxy's port, and for the daemon's folder.
 const PORT: &str = "127.0.0.1:9401";
 const FOLDER: &str = "/run/gpu-mediator";
-/// The folder of the package with alert rules, in the page.
+/// The package's folder of alert rules, as named in the page.
 const RULES_FOLDER: &str = "/usr/share/gpu-mediator/prometheus";
-/// Panels of the dashboards whose queries have no result for a daemon with VMs only, by the metrics that they use.
+/// Metrics whose dashboard panels have no result for a daemon that has only VMs.
 const OTHER_METRICS: [&str; 4] =
     ["_tenant_", "_owner_restarts_", "_moves_total", "gpu_mediator_vm_wait_seconds_bucket"];
-/// More settings of the card: room for evicted memory.
+/// Further settings of the card: host memory for evicted chunks.
 const MEMORY: &str = "overcommit = true\nmemory = { host_mib = 128 }\n";
 const VMS: [&str; 2] = ["web", "build"];
 const VM_MIB: u32 = 32;
-/// Time that a server may take to answer, and Prometheus to read all metrics.
+/// Maximum time for a server to answer, and for Prometheus to read all metrics.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(120);
 /// Virtual addresses of buffers.
 const FROM: u64 = 0x100_0000;
@@ -158,7 +159,7 @@ fn expected(daemon: &Daemon) -> Result<Vec<(String, f64)>> {
     Ok(expected)
 }
 
-/// Returns the queries of the dashboards in the package, with the host's variables replaced.
+/// Returns the queries of the dashboards in the package, with the dashboards' variable replaced.
 fn dashboard_queries(packaging: &Path) -> Result<Vec<String>> {
     let mut queries = Vec::new();
     for entry in fs::read_dir(packaging.join("grafana"))? {
@@ -213,10 +214,10 @@ fn prometheus_through_documented_proxy_matches_mediatorctl() -> Result<()> {
     let rules = packaging.join("prometheus");
     let config = adapted(block("yaml")?);
     ensure!(config.contains(RULES_FOLDER), "no rules in {config}");
-    // Alerts are evaluated more often than by default, so that they need no minute.
+    // Alerts are evaluated more often than by default, so that the test need not wait for a minute.
     let config = "global: { evaluation_interval: 1s }\n".to_owned() + &config;
     fs::write(path("prometheus.yml"), config.replace(RULES_FOLDER, &rules.display().to_string()))?;
-    // In addition to the documented lines: paths that a Debian system has elsewhere, moved to this folder.
+    // In addition to the documented lines: paths that are elsewhere on a Debian system are moved to this folder.
     let temporary: String = ["client_body", "proxy", "fastcgi", "uwsgi", "scgi"]
         .map(|kind| format!("{kind}_temp_path {};\n", path(kind).display()))
         .concat();
@@ -261,7 +262,7 @@ fn prometheus_through_documented_proxy_matches_mediatorctl() -> Result<()> {
     wait::until("Prometheus to reach the daemon", ANSWER_TIMEOUT, || Ok(up()?.filter(|up| *up == 1.0)))
         .with_context(|| wait::tail(&path("prometheus.log")))?;
 
-    // An idle VM's entitlement changes with time, so both are read until they agree.
+    // An idle VM's entitlement changes over time, so both are read until they agree.
     let mut differing = Vec::new();
     let agree = wait::until("Prometheus and mediatorctl to agree", ANSWER_TIMEOUT, || {
         let expected = expected(&daemon)?;
@@ -276,7 +277,7 @@ fn prometheus_through_documented_proxy_matches_mediatorctl() -> Result<()> {
         Ok(differing.is_empty().then_some(()))
     });
     agree.with_context(|| differing.join("\n"))?;
-    // The page's queries, except rates, which need more time.
+    // Runs the page's queries, except rates, which need more time.
     let in_host = query(port, "gpu_mediator_vm_memory_bytes{place=\"host\"} > 0")?;
     assert!(in_host.len() == 1 && in_host[0]["metric"]["vm"] == "web", "{in_host:?}");
     let over = "gpu_mediator_vm_memory_bytes{place=\"card\"} > on(vm, card) gpu_mediator_vm_memory_entitled_bytes";
@@ -284,7 +285,7 @@ fn prometheus_through_documented_proxy_matches_mediatorctl() -> Result<()> {
     let quantile = "histogram_quantile(0.99, gpu_mediator_vm_suspended_seconds_bucket{vm=\"web\"})";
     let suspended = value(port, quantile)?.context("no quantile")?;
     assert!(suspended > 0.0 && suspended <= 30.0, "{suspended} s");
-    // All queries of the dashboards are valid, and those of VMs have results as soon as rates have two samples.
+    // All queries of the dashboards are valid, and queries about VMs have results as soon as rates have two samples.
     let queries = dashboard_queries(&packaging)?;
     ensure!(queries.len() > 50, "{queries:?}");
     let mut without = Vec::new();

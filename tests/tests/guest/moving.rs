@@ -1,4 +1,5 @@
-//! Guests that compute move between cards; a card is drained while others arrive; a card dies.
+//! Tests computing guests that move between cards, a card that is drained while other VMs arrive, and a card that
+//! fails.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -16,12 +17,12 @@ use super::upgrade::{Copies, compute_until};
 const MOVES: usize = 24;
 const FULL_MOVES: usize = 100;
 /// Time limit until a lost card is out of service.
-// TIMEOUT: the daemon polls every tenth of a second.
+// TIMEOUT: the daemon polls the card ten times a second.
 const DEAD_LIMIT: Duration = Duration::from_secs(30);
 /// Cards of the daemon.
 const CARDS: [&str; 4] = ["card0", "card1", "card2", "card3"];
 
-/// Returns four cards; the third is full as soon as a guest works on it, and all have host memory.
+/// Returns four cards. The third card is full as soon as a guest works on it; all cards have host memory.
 fn cards_toml(paths: &Paths) -> String {
     let memory = "memory = { host_mib = 320, chaos_every = 50, chaos_seed = 7 }\n";
     let more = |name: &str, vram_mib: u32| {
@@ -38,7 +39,7 @@ fn stock(daemon: &Daemon, name: &str, kernel: &str) -> Result<Vm> {
     Ok(vm)
 }
 
-/// Moves a VM, and waits until its guest has resumed there.
+/// Moves a VM, and waits until its guest has resumed on the other card.
 fn moved(daemon: &Daemon, name: &str, to: &str) -> Result<Value> {
     let moved = daemon.ctl_json(&["vm", "move", name, "--card", to])?;
     ensure!(moved["to"] == to, "{moved}");
@@ -51,7 +52,7 @@ fn moved(daemon: &Daemon, name: &str, to: &str) -> Result<Value> {
 
 #[test]
 fn guests_compute_and_verify_while_they_go_from_card_to_card() -> Result<()> {
-    // Two VMMs map their apertures, and keep that memory wherever the VM is.
+    // Two VMMs map their apertures, and keep the mapped memory wherever the VM is.
     let vms = vm_toml("old", 96) + TRAPPED + &vm_toml("new", 96) + &paravirt::offered("knows", 96, "");
     let daemon = Daemon::start("moving", |paths| cards_toml(paths) + &vms)?;
     let vms = [stock(&daemon, "old", "6.1")?, stock(&daemon, "new", "6.12")?, paravirt::boot(&daemon, "knows", "6.1")?];
@@ -64,7 +65,7 @@ fn guests_compute_and_verify_while_they_go_from_card_to_card() -> Result<()> {
         let mut done = Ok(());
         for step in 0..moves {
             let which = step % vms.len();
-            // The first half moves between two cards, the second between all.
+            // In the first half VMs move between two cards, in the second half between all cards.
             let among = if step < moves / 2 { 2 } else { CARDS.len() };
             at[which] = (at[which] + 1) % among;
             done = moved(&daemon, vms[which].name(), CARDS[at[which]]).and_then(|moved| {
@@ -112,7 +113,8 @@ fn card_drains_while_vm_arrives_and_upgrade_keeps_moved_vms() -> Result<()> {
     copies.iter_mut().try_for_each(Copies::copy)?;
     let (report, late) = std::thread::scope(|scope| -> Result<_> {
         let drains = scope.spawn(|| daemon.ctl_json(&["card", "drain", "card0"]));
-        // A VM that arrives meanwhile is placed elsewhere, or is already there and moves away with the others.
+        // A VM that arrives meanwhile is placed on another card, or is already on this card and moves away with the
+        // other VMs.
         let late = daemon.ctl(&["vm", "add", "d", "--vram-mib", "32"])?;
         let report = drains.join().map_err(|_| anyhow::anyhow!("a thread has panicked"))??;
         Ok((report, late))
@@ -130,7 +132,7 @@ fn card_drains_while_vm_arrives_and_upgrade_keeps_moved_vms() -> Result<()> {
     ensure!(refused.code != Some(0) && refused.stderr.contains("undrain"), "{}", refused.stderr);
     daemon.ctl(&["card", "undrain", "card0"])?.success()?;
     daemon.ctl(&["vm", "add", "e", "--vram-mib", "32", "--card", "card0"])?.success()?;
-    // Moves back again.
+    // The VMs move back.
     for name in ["a", "b"] {
         daemon.ctl(&["vm", "move", name, "--card", "card0"])?.success()?;
     }

@@ -1,4 +1,4 @@
-//! The paravirtual driver: nouveau with hooks, which are inactive on a card that does not offer the interface.
+//! Tests the paravirtual driver on cards that do not offer the interface: nouveau's hooks are then inactive.
 
 use anyhow::Result;
 use tests::guest::{self, card_toml, vm_toml};
@@ -6,7 +6,7 @@ use tests::{Daemon, Vm, VmConfig};
 
 use super::stories::complaints;
 
-/// Returns a second card, and a VM that has it in passthrough.
+/// Returns the tables of a second card, and of a VM that has it in passthrough.
 fn passed_through(name: &str) -> String {
     let card = "\n[[card]]\nname = \"card1\"\nkind = \"simgpu\"\nvram_mib = 256\n";
     format!("{card}\n[[vm]]\nname = {name:?}\ncard = \"card1\"\npassthrough = true\n")
@@ -20,7 +20,7 @@ fn boot(daemon: &Daemon, name: &str, kernel: &str) -> Result<Vm> {
     Ok(vm)
 }
 
-/// Tests the hooked driver on a virtual GPU and on a card, both without the interface, at the same time.
+/// Tests the hooked driver on a virtual GPU and on a card, both without the interface, concurrently.
 fn is_as_the_stock_one(kernel: &str) -> Result<()> {
     let names = [format!("mediated{kernel}"), format!("passed{kernel}")];
     let daemon = Daemon::start(&format!("hooked{kernel}"), |paths| {

@@ -1,4 +1,4 @@
-//! The Debian package on a Debian host with systemd.
+//! Tests the Debian package on a Debian host with systemd.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -13,9 +13,9 @@ use tests::daemon::{binary, run_to_end};
 use tests::files::Files;
 use tests::wait::Scratch;
 
-/// The version that is installed first.
+/// The version that the test installs first.
 const OLD: &str = "0.0.9";
-/// Time that building a package may take, including `cargo`.
+/// Maximum time for building a package, including `cargo`.
 const PACKAGE_LIMIT: Duration = Duration::from_secs(300);
 
 /// Builds the package of the programs under test.
@@ -28,7 +28,7 @@ fn package(folder: &Path) -> Result<PathBuf> {
     Ok(ended.stdout.trim().into())
 }
 
-/// Makes the same package with another version, in `folder`.
+/// Creates the same package with another version in `folder`.
 fn reversioned(package: &Path, version: &str, folder: &Path) -> Result<PathBuf> {
     let tree = folder.join(version);
     let run = |command: &mut Command| run_to_end(command, PACKAGE_LIMIT)?.success();
@@ -45,17 +45,17 @@ fn reversioned(package: &Path, version: &str, folder: &Path) -> Result<PathBuf> 
     Ok(other)
 }
 
-/// Command prefix of a user that runs VMs.
+/// Command prefix for a user that runs VMs.
 const OPERATOR: &str = "setpriv --reuid=alice --regid=alice --init-groups";
-/// Command prefix of a user without rights.
+/// Command prefix for a user without rights.
 const STRANGER: &str = "setpriv --reuid=mallory --regid=mallory --init-groups";
-/// Maximum exposure score of the unit, from 0 to 100 (`systemd-analyze security`): AF_UNIX, other users, `/`, `chown`
-/// and `setpriority`. `docs/guides/operating.md` names it, and a test of `xtask` compares both.
+/// Maximum exposure score of the unit, from 0 to 100 (`systemd-analyze security`). It consists of AF_UNIX, other users,
+/// `/`, `chown` and `setpriority`. `docs/guides/operating.md` names it, and a test of `xtask` compares both.
 const EXPOSURE: u32 = 6;
-/// Number of VMs; each wants more than half of the card.
+/// Number of VMs, each of which requests more than half of the card.
 const VMS: u32 = 8;
 const VRAM_MIB: u32 = 40;
-/// Time limit of waits, for hangs only.
+/// Time limit of waits, which detects hangs only.
 const WAIT_TIMEOUT: Duration = Duration::from_secs(120);
 
 const SITE: &str = r#"[daemon]
@@ -108,20 +108,20 @@ fn json(host: &Host, arguments: &str) -> Result<Value> {
     serde_json::from_str(&text).with_context(|| format!("{command}:\n{text}"))
 }
 
-/// Returns all VMs and settings.
+/// Returns the state of all VMs, and all settings.
 fn state(host: &Host) -> Result<Value> {
     let mut state = json(host, "export")?;
     state.as_object_mut().context("a state")?.remove("revision");
     Ok(state)
 }
 
-/// Starts a concurrent program as a separate user, with output to `/tmp/UNIT.log`.
+/// Starts a concurrent program as a given user, with its output in `/tmp/UNIT.log`.
 fn start(host: &Host, unit: &str, user: &str, command: &str) -> Result<()> {
     let output = format!("--property=StandardOutput=file:/tmp/{unit}.log --property=StandardError=inherit");
     host.ok(&format!("systemd-run --quiet --unit={unit} --uid={user} {output} {command}")).map(drop)
 }
 
-/// Starts the VMM of a VM, as a different user than the operator.
+/// Starts the VMM of a VM as a user other than the operator.
 fn start_vmm(host: &Host, vm: u32) -> Result<()> {
     start(host, &format!("vm{vm}"), "bob", &format!("light-vmm /run/gpu-mediator/vm{vm}.sock {VRAM_MIB}"))
 }
@@ -131,7 +131,7 @@ fn vmm_says(host: &Host, vm: u32, word: &str) -> Result<String> {
     host.until(&format!("vm{vm}: {word}"), &format!("grep '^{word}' /tmp/vm{vm}.log"), WAIT_TIMEOUT)
 }
 
-/// Waits until systemd has restarted the service for the `restarts`th time by itself.
+/// Waits until systemd has restarted the service by itself for the given number of times.
 fn restarted(host: &Host, restarts: u32) -> Result<()> {
     let command = format!(
         "systemctl is-active --quiet gpu-mediator && test $(systemctl show --value --property=NRestarts gpu-mediator) = {restarts}"
@@ -192,7 +192,7 @@ fn is_configured(host: &Host) -> Result<()> {
     Ok(())
 }
 
-/// Checks that two VMs work with more memory than the card has.
+/// Checks that two VMs can use more memory together than the card has.
 fn works(host: &Host) -> Result<()> {
     for vm in [1, 2] {
         start_vmm(host, vm)?;
@@ -241,12 +241,12 @@ fn is_restarted(host: &Host) -> Result<()> {
         host.until("the operator to be answered", "test -s /tmp/list.log && cat /tmp/list.log", WAIT_TIMEOUT)?;
     assert_eq!(listed.matches("\"name\"").count(), VMS as usize, "{listed}");
     restarted(host, 0)?;
-    // The daemon's state of their vGPUs is lost, and they notice.
+    // The daemon's state of the VMs' vGPUs is lost, and the VMMs notice.
     for vm in [1, 2] {
         vmm_says(host, vm, "the device has gone")?;
     }
-    // So are their connections. VM 3 has a stored copy of its connection, and its journal with the VMM's RAM and
-    // interrupt, and the mapped memory under BAR1, BAR3 and PRAMIN.
+    // Their connections are lost as well. For VM 3, the service manager has a copy of its connection, its journal with
+    // the VMM's RAM and interrupt, and the mapped memory under BAR1, BAR3 and PRAMIN.
     assert_eq!(property(host, "NFileDescriptorStore")?, (VMS + 8).to_string());
     assert_eq!(state(host)?, before);
     host.ok("rm /etc/systemd/system/gpu-mediator.service.d/slow.conf").map(drop)
@@ -256,7 +256,7 @@ fn is_killed(host: &Host) -> Result<()> {
     let before = state(host)?;
     host.ok("systemctl kill --signal=KILL --kill-who=main gpu-mediator")?;
     restarted(host, 1)?;
-    // Its VMM still has the device, which was reset.
+    // The VMM of VM 3 still has the device, which was reset.
     let shown = json(host, "vm show vm3")?;
     assert_eq!((&shown["state"], &shown["transport"]["daemon_deaths_survived"]), (&"connected".into(), &1.into()));
     host.ok("systemctl is-active vm3")?;
@@ -282,7 +282,7 @@ fn is_misconfigured(host: &Host) -> Result<()> {
     let before = state(host)?;
     host.ok("sed -i 's/^kind = .*/kind = \"gtx480\"/' /etc/gpu-mediator.toml")?;
     assert_ne!(host.sh("systemctl restart gpu-mediator")?.code, 0);
-    // It stays failed: systemd does not retry, and no client waits for it.
+    // The service stays failed: systemd does not retry, and no client waits for it.
     for (name, value) in
         [("ActiveState", "failed"), ("ExecMainStatus", "2"), ("NRestarts", "0"), ("NFileDescriptorStore", "0")]
     {
@@ -310,7 +310,7 @@ fn is_upgraded(host: &Host) -> Result<()> {
     Ok(())
 }
 
-/// Lists all files except those that change by themselves, dpkg's database, and the administrator's drop-ins.
+/// Lists all files except files that change by themselves, dpkg's database, and the administrator's drop-ins.
 fn files_of(host: &Host) -> Result<BTreeSet<String>> {
     let without = ["/root", "/tmp", "/var/cache", "/var/lib/dpkg", "/var/log"].map(|path| format!("-path {path}"));
     let command = format!("find / -xdev \\( {} \\) -prune -o -print", without.join(" -o "));

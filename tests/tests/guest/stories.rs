@@ -1,4 +1,4 @@
-//! Stock nouveau on a vGPU, from probe to hot unplug.
+//! Tests stock nouveau on a vGPU, from probe to hot unplug.
 
 use std::time::Duration;
 
@@ -29,7 +29,7 @@ pub(crate) fn complaints(log: &[klog::Line]) -> Vec<&str> {
         .collect()
 }
 
-/// Runs with trapped apertures.
+/// Tests the driver with trapped apertures.
 fn comes_up(name: &str, kernel: &str) -> Result<()> {
     let (daemon, vm) = one(name, kernel, false, TRAPPED)?;
     assert_eq!(guest::load_driver(&vm)?, "nouveau renderD128 MSI");
@@ -43,7 +43,7 @@ fn comes_up(name: &str, kernel: &str) -> Result<()> {
     Ok(())
 }
 
-/// Like [`comes_up`], with apertures that the VMM maps: the CPU's accesses there cause no messages.
+/// Same as [`comes_up`], with apertures that the VMM maps: the CPU's accesses to them cause no messages.
 fn comes_up_remapped(name: &str, kernel: &str) -> Result<()> {
     let (daemon, vm) = one(name, kernel, false, "")?;
     assert_eq!(guest::load_driver(&vm)?, "nouveau renderD128 MSI");
@@ -78,7 +78,7 @@ fn linux_6_12_comes_up_and_copies_without_complaint() -> Result<()> {
 fn unbound_and_bound_again(kernel: &str) -> Result<()> {
     let (_daemon, vm) = one("rebind", kernel, false, "")?;
     guest::load_driver(&vm)?;
-    // Once without work in between, once with work.
+    // The driver is unbound first without preceding work, then with work.
     vm.run_within("unbind", guest::LOAD_LIMIT)?.success()?;
     assert_eq!(complaints(&vm.kernel_log()?), Vec::<&str>::new());
     vm.run_within("bind", guest::LOAD_LIMIT)?.success()?;
@@ -142,7 +142,7 @@ fn two_guests_share_one_card() -> Result<()> {
         vm.wait_ready()?;
         guest::load_driver(vm)?;
     }
-    // Both run at the same time, and neither waits for the other.
+    // Both guests run concurrently, and neither waits for the other.
     let command = "run /bin/gpu-workloads all --quick";
     let runs = [vms[0].start(command)?, vms[1].start(command)?];
     for run in runs {
@@ -152,7 +152,7 @@ fn two_guests_share_one_card() -> Result<()> {
     Ok(())
 }
 
-/// Each story with the kernel that it does not use by default.
+/// Runs each test with the kernel that it does not use by default.
 mod full {
     use super::*;
 

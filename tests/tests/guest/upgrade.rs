@@ -1,4 +1,5 @@
-//! Another daemon takes over the same VMs: with guests that compute meanwhile, and with successors that fail to start.
+//! Tests that another daemon takes over the same VMs, with guests that compute meanwhile, and with successors that fail
+//! to start.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -15,19 +16,19 @@ use tests::{Daemon, Vm, VmConfig, scale};
 use super::paravirt;
 use super::stories::complaints;
 
-/// Returns the number of rollbacks with computing guests, each followed by an upgrade.
+/// Returns the number of rollbacks with computing guests. Each rollback is followed by an upgrade.
 fn rounds() -> u64 {
     scale::pick(4, 20)
 }
 
-/// Names a daemon's program of an earlier state of the project, which alternates with the current one: see
-/// CONTRIBUTING.md. Without it, the current version is its own successor.
+/// Environment variable that names the daemon's program from an earlier state of the project, which alternates with the
+/// current program: see CONTRIBUTING.md. Without the variable, the current version is its own successor.
 const BEFORE: &str = "GPU_MEDIATOR_BEFORE";
 /// Virtual addresses of buffers.
 const FROM: u64 = 0x100_0000;
 const TO: u64 = 0x200_0000;
 
-/// A guest without a VMM that has a channel, and copies on request.
+/// A guest without a VMM that has a channel and copies on request.
 pub(super) struct Copies {
     driver: Driver<RemoteGuest>,
     channel: Channel,
@@ -41,7 +42,7 @@ impl Copies {
         Ok(Self { driver, channel, pages: 0 })
     }
 
-    /// Copies memory just written.
+    /// Copies memory that was just written.
     pub(super) fn copy(&mut self) -> Result<()> {
         let Self { driver, channel, pages } = self;
         *pages += 1;
@@ -64,7 +65,7 @@ impl Copies {
     }
 }
 
-/// Replaces a program that may be running: the running one keeps its file.
+/// Replaces a program that may be running: a running process keeps its file.
 fn put(path: &Path, text: &[u8]) -> Result<()> {
     let new = path.with_extension("new");
     fs::write(&new, text)?;
@@ -127,13 +128,13 @@ fn next_daemon_that_does_not_come_up_changes_nothing() -> Result<()> {
         refused(&mut daemon, &mut copies, what, said)?;
     }
     fs::write(daemon.config(), config)?;
-    // Now the upgrade works: back and forth.
+    // Now upgrades work in both directions.
     for upgrades in 1..=3 {
         let info = daemon.upgrade()?;
         assert_eq!(info["upgrades"], upgrades, "{info}");
         copies.iter_mut().try_for_each(|copies| copies.copy().with_context(|| daemon.log_tail()))?;
     }
-    // VMs can be added and removed, and the last daemon ends like the first would have.
+    // VMs can be added and removed, and the last daemon ends as the first would have.
     daemon.ctl(&["vm", "remove", "b"])?.success()?;
     assert!(!daemon.vm_socket("b").exists() && daemon.vm_socket("a").exists());
     let [a, _, mut c] = copies;
@@ -161,7 +162,7 @@ fn next_daemon_that_dies_at_takeover_loses_vm_devices() -> Result<()> {
     let ended = daemon.ctl(&["daemon", "upgrade"])?;
     assert_ne!(ended.code, Some(0), "{}", ended.stdout);
     tests::wait::until("the daemon before to end", guest::SMOKE_LIMIT, || Ok((!daemon.alive()).then_some(())))?;
-    // Its leftovers do not obstruct a new daemon.
+    // The files that the daemon left do not prevent a new daemon from starting.
     put(&program, &good)?;
     daemon.kill_and_restart()?;
     Copies::begin(&daemon, "a")?.copy()
@@ -174,7 +175,7 @@ fn faulty_receiver() -> Result<PathBuf> {
     Ok(folder.join("examples").join("faulty_receiver"))
 }
 
-/// Computes and verifies until `stop`. Returns the number of verified bytes.
+/// Computes and verifies results until `stop`. Returns the number of verified bytes.
 pub(super) fn compute_until(vm: &Vm, stop: &AtomicBool) -> Result<u64> {
     let mut bytes = 0;
     while !stop.load(Ordering::Acquire) {
@@ -209,7 +210,7 @@ fn upgrade_under(
             let rung = guest::counter(daemon, first, "doorbells");
             upgraded = exchange(daemon, turn).and_then(|()| daemon.upgrade()).and_then(|info| {
                 pauses.push(info["upgrade_pause_ms"].as_u64().context("no pause")?);
-                // They continue: the next upgrade comes in the middle of their work.
+                // The guests continue: the next upgrade happens in the middle of their work.
                 let rung = rung?;
                 tests::wait::until(&format!("VM {first} to go on"), guest::SMOKE_LIMIT, || {
                     Ok((guest::counter(daemon, first, "doorbells")? > rung + 4).then_some(()))

@@ -1,4 +1,4 @@
-//! The papers' workloads on the stock driver: with a card in passthrough, and in two mediated VMs at the same time.
+//! Tests the papers' workloads on the stock driver, with a card in passthrough and in two mediated VMs concurrently.
 
 use anyhow::{Context, Result};
 use serde_json::Value;
@@ -17,11 +17,11 @@ fn boot(daemon: &Daemon, name: &str, kernel: &str) -> Result<Vm> {
     Ok(vm)
 }
 
-/// Checks that every workload was verified, by the line of each, and that the kernel has no complaints.
+/// Checks that every workload was verified, from the line of each workload, and that the kernel has no complaints.
 fn all_verified(vm: &Vm, output: &Output) -> Result<()> {
     println!("VM {}:\n{}", vm.name(), output.text());
     let lines = |ok: &str| output.lines.iter().filter(|line| line.starts_with("RESULT ") && line.contains(ok)).count();
-    // One line per workload, and one for all.
+    // The output has one line per workload, and one line for all.
     assert_eq!((lines(" ok=true "), lines(" ok=false ")), (workloads::NAMES.len() + 1, 0));
     for name in workloads::NAMES {
         let line = output.lines.iter().find(|line| line.starts_with(&format!("RESULT name={name} ")));
@@ -32,7 +32,7 @@ fn all_verified(vm: &Vm, output: &Output) -> Result<()> {
     Ok(())
 }
 
-/// A working set 1.5 times the guest's VRAM: its kernel moves buffers out and in between the launches.
+/// Tests a working set of 1.5 times the guest's VRAM: the guest's kernel moves buffers out and in between the launches.
 #[test]
 fn a_working_set_larger_than_vram_is_verified() -> Result<()> {
     let daemon = Daemon::start("hungry", |paths| card_toml(paths, 256) + &vm_toml("hungry", 64))?;
@@ -44,7 +44,7 @@ fn a_working_set_larger_than_vram_is_verified() -> Result<()> {
     Ok(())
 }
 
-/// The interrupt is not caused by a guest access, because no other program runs.
+/// No other program runs, so the interrupt is not caused by a guest's access.
 #[test]
 fn alarm_of_the_timer_interrupts_the_guest() -> Result<()> {
     let daemon = Daemon::start("alarm", |paths| card_toml(paths, 128) + &vm_toml("alarm", 64))?;
@@ -80,7 +80,7 @@ mod full {
         let vm = boot(&daemon, "computes", "6.12")?;
         let output = vm.run_within(&format!("run /bin/gpu-workloads {ALL}"), guest::SMOKE_LIMIT)?;
         all_verified(&vm, &output)?;
-        // Launched repeatedly, with the report in the format that benchmarks read.
+        // The kernel is launched repeatedly, with the report in the format that benchmarks read.
         let looped = "run /bin/gpu-workloads workload --name loop --rounds 20000 --duration 2 --json";
         let output = vm.run_within(looped, guest::SMOKE_LIMIT)?;
         let object = output.lines.iter().find(|line| line.starts_with('{')).context("an object of JSON")?;

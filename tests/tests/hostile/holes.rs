@@ -1,5 +1,5 @@
-//! The holes of the reference code, tried by a guest with exclusive access to the BARs, next to a guest that copies and
-//! verifies.
+//! Tests the holes of the reference code: a guest with exclusive access to the BARs tries them, next to a guest that
+//! copies and verifies.
 
 use std::ops::RangeInclusive;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -12,16 +12,16 @@ use tests::{Daemon, Vm, klog, wait};
 
 use super::{PATTERN, boot};
 
-/// Holes that the program tries: the nineteen of the reference code, and unknown registers.
+/// Numbers of the holes that the program tries: the nineteen of the reference code, and unknown registers.
 const HOLES: RangeInclusive<u32> = 1..=29;
-/// Context images that name registers, and the mediator's images.
+/// Number of the attempt with context images that name registers, and with the mediator's images.
 const IMAGES: u32 = 30;
-/// Attempts through the paravirtual interface.
+/// Numbers of the attempts through the paravirtual interface.
 const PARAVIRTUAL: RangeInclusive<u32> = 31..=38;
-/// Holes whose attempts are all reads of memory, or writes to virtual registers: there is nothing to refuse.
-/// Residue, scheduler masks, the timer, interrupts, configuration space.
+/// Holes whose attempts only read memory or write virtual registers, so that no access is refused: residue, scheduler
+/// masks, the timer, interrupts, configuration space.
 const VIRTUAL: [u32; 5] = [17, 21, 23, 27, 29];
-/// Time that one hole's attempts may take.
+/// Maximum time for the attempts of one hole.
 const HOLE_LIMIT: Duration = Duration::from_secs(240);
 
 /// Returns the sum of all the daemon's counters of violations by a VM.
@@ -40,7 +40,7 @@ fn copy_until(victim: &Vm, stop: &AtomicBool) -> Result<u64> {
     Ok(bytes)
 }
 
-/// Waits until the neighbour has submitted more work, and so is active.
+/// Waits until the neighbour has submitted further work, and is therefore active.
 fn submits_more(daemon: &Daemon) -> Result<()> {
     let rung = guest::counter(daemon, "victim", "doorbells")?;
     wait::until("work that the neighbour submits", Duration::from_secs(120), || {
@@ -48,7 +48,7 @@ fn submits_more(daemon: &Daemon) -> Result<()> {
     })
 }
 
-/// Tries one hole. Returns the program's report, and whether the defence held.
+/// Tries one hole. Returns the program's report, and true if the defence held.
 fn attempt(attacker: &Vm, hole: u32, more: &str) -> Result<(String, bool)> {
     let command = format!("run /bin/gpu-workloads bar hole {hole} --pattern {PATTERN} {more}");
     let output = attacker.run_within(&command, HOLE_LIMIT)?;
@@ -62,13 +62,14 @@ fn attempt(attacker: &Vm, hole: u32, more: &str) -> Result<(String, bool)> {
 /// Tries holes next to a neighbour that copies and verifies.
 fn beside_a_neighbour(name: &str, holes: &[RangeInclusive<u32>]) -> Result<()> {
     let offered = "paravirtual = { offered = true, group = \"a\" }\n";
-    // Each of its accesses must be trapped, and foreign accesses must be denied.
+    // Each access of the attacker must be trapped, and accesses to foreign memory must be denied.
     let vms = vm_toml("victim", 96) + &vm_toml("attacker", 96) + TRAPPED + offered;
     let mut daemon = Daemon::start(name, |paths| card_toml(paths, 256) + &vms)?;
     let victim = boot(&daemon, "victim", "6.12")?;
     let attacker = boot(&daemon, "attacker", "6.1")?;
     guest::load_driver(&victim)?;
-    // Memory that it frees stays its own: a neighbour that can read it is detected.
+    // Memory that the neighbour's process frees still belongs to the neighbour's VM: an attacker that can read it is
+    // detected.
     guest::smoke(&victim, &format!("fill --pattern {PATTERN}"))?;
     let log_before = victim.kernel_log()?.len();
 
@@ -103,13 +104,13 @@ fn beside_a_neighbour(name: &str, holes: &[RangeInclusive<u32>]) -> Result<()> {
     let complaints: Vec<_> = log[log_before..].iter().filter(|line| klog::Line::complains(line)).collect();
     assert!(complaints.is_empty(), "the neighbour's kernel: {complaints:?}");
     assert!(daemon.alive());
-    // The program detects a real hole: the end of its own share serves as the neighbour's memory.
+    // The program detects a real hole: here the end of the attacker's own share serves as the neighbour's memory.
     for hole in [1, 10, 11] {
         let (line, held) = attempt(&attacker, hole, "--share 88m")?;
         assert!(!held, "{line}");
     }
-    // The attacker's own driver can still start afterwards, and receives interrupts: before it waits, the driver checks
-    // itself for a completed copy, so a correct copy alone does not prove interrupts.
+    // The attacker's own driver can still start afterwards, and receives interrupts: before it waits, the driver polls
+    // for a completed copy, so a correct copy alone does not prove interrupts.
     guest::load_driver(&attacker)?;
     guest::smoke(&attacker, "copy --engine m2mf --from gart --to vram --size 65536")
         .inspect_err(|_| println!("{:?}", daemon.ctl(&["sched", "show"])))?;

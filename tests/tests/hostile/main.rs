@@ -1,4 +1,4 @@
-//! Guests and clients that attack other guests and clients.
+//! Tests guests and clients that attack other guests and clients.
 
 mod holes;
 mod rogues;
@@ -31,12 +31,12 @@ fn freed_memory_of_one_guest_is_not_seen_by_another() -> Result<()> {
     guest::load_driver(&victim)?;
     let filled = guest::smoke(&victim, &format!("fill --pattern {PATTERN}"))?;
     assert!(filled.line.contains("hits="), "{}", filled.line);
-    // Memory freed by its process still belongs to the victim; a VM next to it sees only its own.
+    // Memory freed by the victim's process still belongs to the victim's VM; a VM next to it sees only its own memory.
     daemon.ctl(&["vm", "add", "beside", "--card", "card0", "--vram-mib", "48"])?.success()?;
     let beside = boot(&daemon, "beside", "6.12")?;
     guest::load_driver(&beside)?;
     guest::smoke(&beside, &format!("scan --pattern {PATTERN}"))?;
-    // Freed by the VM's end, it is scrubbed and goes to a new VM.
+    // After the VM's end, the memory is scrubbed and given to a new VM.
     drop(victim);
     daemon.ctl(&["vm", "remove", "victim"])?.success()?;
     daemon.ctl(&["vm", "add", "heir", "--card", "card0", "--vram-mib", "160"])?.success()?;
@@ -70,7 +70,7 @@ fn pointers_outside_of_the_share_are_denied_and_counted() -> Result<()> {
     guest::load_driver(&victim)?;
     guest::smoke(&victim, &format!("fill --pattern {PATTERN}"))?;
     let stress = victim.start("run /bin/gpu-workloads stress --seconds 20")?;
-    // Runs without a driver, so that the program has exclusive access to the BARs.
+    // The attacker runs without a driver, so that the program has exclusive access to the BARs.
     let attack = guest::smoke(&attacker, &format!("bar hostile --mapped --pattern {PATTERN}"))?;
     assert!(attack.line.contains("hits=0"), "{}", attack.line);
     let stress = guest::parse_smoke(&stress.wait_within(guest::SMOKE_LIMIT)?)?;
@@ -103,7 +103,7 @@ fn beside_a_client(name: &str, attack: impl FnOnce(&Daemon) -> Result<()>) -> Re
 fn malformed_messages_end_their_connection_only() -> Result<()> {
     beside_a_client("malformed", |daemon| {
         let path = daemon.vm_socket("attacker");
-        // A frame that claims 2 GiB, one shorter than its header, and noise.
+        // A frame that claims 2 GiB, a frame shorter than its header, and random bytes.
         for bytes in [
             &[1, 0, 1, 0, 0, 0, 0, 0x80, 0, 0, 0, 0, 0, 0, 0, 0][..],
             &[2, 0, 1, 0, 4, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0][..],
@@ -116,7 +116,7 @@ fn malformed_messages_end_their_connection_only() -> Result<()> {
                 Ok((std::io::Read::read(&mut client.stream(), &mut [0; 256]).unwrap_or(0) == 0).then_some(()))
             })?;
         }
-        // Disconnects in the middle of a message.
+        // The client disconnects in the middle of a message.
         let client = Client::connect(&path)?;
         client.send_raw(&[1, 0, 9], &[])?;
         drop(client);
@@ -129,7 +129,7 @@ fn client_that_does_not_read_is_dropped() -> Result<()> {
     beside_a_client("deaf", |daemon| {
         let mut client = Client::connect(&daemon.vm_socket("attacker"))?;
         client.stream().set_write_timeout(Some(Duration::from_secs(5)))?;
-        // Requests whose replies are not read; bounded, in case the server accepts them all.
+        // Sends requests whose replies are not read; their number is bounded, in case the server accepts them all.
         let body = vmm_glue::client::write_body(0, 0, &[0; 4]);
         for _ in 0..200_000 {
             if client.send(vmm_glue::protocol::Command::REGION_WRITE, 0, &body, &[]).is_err() {

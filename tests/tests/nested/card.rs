@@ -1,18 +1,18 @@
-//! A card that is a PCI function: listed, bound, driven by the daemon, and released.
+//! Tests a card that is a PCI function: it is listed, bound, driven by the daemon, and released.
 
 use anyhow::Result;
 use tests::files::Files;
 use tests::guest::{self, TRAPPED, vm_toml};
 use tests::nest::{self, ADDRESS, Nest, OUTER_VM, Shape};
 
-/// Size of the card in MiB, and the MiB configured for the inner daemon.
+/// Size of the card, and size that is configured for the inner daemon, in MiB.
 const CARD_MIB: u32 = 256;
 const VRAM_MIB: u32 = 128;
 const SHAPE: Shape<'static> = Shape { card_mib: CARD_MIB, card_keys: "", memory_mib: 1024, vms: &[], huge_mib: 0 };
-/// Size of a VM in MiB, and rounds of copies by this process's client.
+/// Size of a VM in MiB, and number of rounds of copies by this process's client.
 const VM_MIB: u32 = 32;
 const ROUNDS: u64 = 1;
-/// Bytes verified in a round: 64 pages in VRAM, and the same in RAM.
+/// Number of bytes verified in a round: 64 pages in VRAM and 64 pages in RAM.
 const ROUND_BYTES: u64 = 2 * 64 * 4096;
 
 /// Lists the host's cards, as an operator does, and returns the only one.
@@ -35,7 +35,7 @@ fn host_card_is_bound_driven_and_given_back() -> Result<()> {
     assert!(card["group"].is_u64() && card["usable"] == false, "{card}");
     let said = nest.ok("mediatorctl card list --host")?;
     assert!(said.contains(&format!("mediatorctl card bind {ADDRESS}")), "{said}");
-    // A daemon reports the same.
+    // A daemon reports the same obstacle.
     let refused = nest.run("mediatord --config /etc/mediatord.toml")?;
     assert!(refused.code != 0 && refused.text().contains(&format!("mediatorctl card bind {ADDRESS}")), "{refused:?}");
     assert!(nest.ok(&format!("mediatorctl card bind {ADDRESS}"))?.contains("vfio-pci has"));

@@ -1,4 +1,4 @@
-//! A card behind VFIO, in an emulated machine.
+//! Tests a card behind VFIO in an emulated machine.
 
 mod card;
 mod vms;

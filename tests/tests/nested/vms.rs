@@ -1,5 +1,5 @@
-//! VMs under the machine's own KVM share a card behind VFIO: they copy, compute and swap; one reboots and turns
-//! hostile, and a paravirtual one is killed.
+//! Tests VMs under the machine's own KVM that share a card behind VFIO: they copy, compute and swap. One VM reboots and
+//! turns hostile, and a paravirtual VM is killed.
 
 use std::time::Duration;
 
@@ -11,28 +11,30 @@ use tests::nest::inner::{InnerSpec, InnerVm};
 use tests::nest::{self, ADDRESS, Nest, OUTER_VM, Shape};
 use tests::scale;
 
-/// Size of the card in MiB, and the MiB configured for the inner daemon.
+/// Size of the card, and size that is configured for the inner daemon, in MiB.
 const CARD_MIB: u32 = 256;
 const VRAM_MIB: u32 = 96;
-/// VRAM of a VM and its quota on the card, in MiB. Each word that the daemon zeroes is a message here.
+/// Size of a VM's VRAM, and of its quota on the card, in MiB. Each word that the daemon zeroes is a message to the
+/// outer daemon.
 const VM_MIB: u32 = 32;
 const QUOTA_MIB: u32 = 8;
-/// Host memory for evicted chunks in MiB: all VRAM that VMs see, because none is guaranteed.
+/// Size of host memory for evicted chunks in MiB: all VRAM that VMs see, because none of it is guaranteed.
 const HOST_MIB: u32 = 2 * VM_MIB;
-/// The VM that reboots and turns hostile, and the paravirtual one, which is killed.
+/// The VM that reboots and turns hostile, and the paravirtual VM, which is killed.
 const FIRST: &str = "a";
 const PARAVIRTUAL: &str = "pv";
 /// Line in the table of a paravirtual VM.
 const OFFERED: &str = "paravirtual = { offered = true }\n";
-/// The pattern that a hostile guest looks for.
+/// The pattern that a hostile guest searches for.
 const PATTERN: u64 = 0x5eed_0fed_0000_0001;
-/// Returns the options of an attack. Each access is an exit of an emulated machine's guest, and the mediator reads the
-/// tables of each channel, so the default attack is short.
+/// Returns the options of an attack. Each access is an exit of a guest in an emulated machine, and the mediator reads
+/// the tables of each channel, so the default attack is short.
 fn attack_size() -> String {
     scale::pick("--probes 2 --channels 4", "--probes 6 --channels 16").to_owned()
 }
 
-/// Copies between RAM and VRAM, and kernels: each word that a guest's CPU moves through an aperture is an exit.
+/// Workloads that copy between RAM and VRAM, and that run kernels: each word that a guest's CPU moves through an
+/// aperture is an exit.
 const COPIES: &str = "copy --engine m2mf --from gart --to vram --size 65536";
 const KERNELS: &str = "workload --name mmul";
 
@@ -40,8 +42,8 @@ const KERNELS: &str = "workload --name mmul";
 fn config(vms: &[InnerSpec]) -> String {
     let offered = |vm: &InnerSpec| if vm.paravirtual { OFFERED } else { "" };
     let memory = format!("memory = {{ quota_mib = {QUOTA_MIB} }}\n");
-    // This machine's card's BARs are not mapped: a page moved to or from memory under an aperture is an exit for each
-    // word.
+    // The BARs of this machine's card are not mapped: moving a page to or from memory under an aperture causes an exit
+    // for each word.
     let own = |vm: &InnerSpec| guest::vm_toml(vm.name, VM_MIB) + guest::TRAPPED + &memory + offered(vm);
     let vms: String = vms.iter().map(own).collect();
     nest::config(VRAM_MIB, &format!("overcommit = true\nmemory = {{ host_mib = {HOST_MIB} }}\n{vms}"))
@@ -51,14 +53,14 @@ fn counter(shown: &Value, name: &str) -> u64 {
     shown["counters"][name].as_u64().unwrap_or(0)
 }
 
-/// Prints the requests to the outer daemon so far.
+/// Prints the number of requests to the outer daemon so far.
 fn stage(nest: &Nest, what: &str) -> Result<()> {
     let shown = guest::show(nest.outer(), OUTER_VM)?;
     nest.say(&format!("-- {what}: {}", shown["counters"]));
     Ok(())
 }
 
-/// Runs the same workload in several VMs at the same time.
+/// Runs the same workload in several VMs concurrently.
 fn at_once(vms: &[&InnerVm<'_>], args: &str) -> Result<Vec<Smoke>> {
     let command = format!("run /bin/gpu-workloads {args}");
     let started = vms.iter().map(|vm| vm.start(&command)).collect::<Result<Vec<_>>>()?;
@@ -70,14 +72,14 @@ fn vms_that_know_the_mediator_share_the_machines_card() -> Result<()> {
     share(InnerSpec { paravirtual: true, ..InnerSpec::new(FIRST) })
 }
 
-/// Same with a stock driver, whose load alone is half a million exits of a VM in an emulated machine.
+/// Tests the same with a stock driver, whose load alone causes half a million exits of a VM in an emulated machine.
 #[test]
 #[ignore = "loading the stock driver there takes seven minutes on a quiet host; docs/guides/real-cards.md has the times"]
 fn vms_of_the_machine_share_its_card() -> Result<()> {
     share(InnerSpec::new(FIRST))
 }
 
-/// Lets a VM share the card with a paravirtual one.
+/// Makes a VM share the card with a paravirtual VM.
 fn share(first: InnerSpec) -> Result<()> {
     let driver =
         if first.paravirtual { "the paravirtual driver in both" } else { "stock nouveau, and the paravirtual driver" };
@@ -91,7 +93,7 @@ fn share(first: InnerSpec) -> Result<()> {
     let daemon = nest.start_daemon("/etc/mediatord.toml")?;
     stage(&nest, "daemon")?;
 
-    // Two drivers, which start concurrently.
+    // The two drivers start concurrently.
     let (mut first, pv) = (nest.launch(FIRST)?, nest.launch(PARAVIRTUAL)?);
     let release = first.wait_ready()?;
     pv.wait_ready()?;
@@ -105,8 +107,8 @@ fn share(first: InnerSpec) -> Result<()> {
     let loaded = nest.show(FIRST)?;
     assert_eq!(loaded["driver"]["interrupts"], "msi", "{loaded}");
 
-    // Both copy at the same time, and both compute; then their memory is evicted, and one uses more than its quota on
-    // the card.
+    // Both VMs copy and compute concurrently; then their memory is evicted, and one VM uses more than its quota on the
+    // card.
     let mut verified = Vec::new();
     for args in [COPIES, KERNELS] {
         verified.extend(at_once(&[&first, &pv], args)?);
@@ -116,7 +118,7 @@ fn share(first: InnerSpec) -> Result<()> {
         nest.ctl_json(&format!("memory evict {name}"))?;
     }
     verified.extend(at_once(&[&first, &pv], COPIES)?);
-    // Fills all of its memory with data that the other VM must not find.
+    // Fills all of the paravirtual VM's memory with data that the other VM must not find.
     let filled = format!("fill --pattern {PATTERN:016x}");
     verified.push(pv.smoke(&filled)?);
     stage(&nest, &filled)?;
@@ -124,7 +126,7 @@ fn share(first: InnerSpec) -> Result<()> {
     let moved = moved.into_iter().collect::<Result<Vec<_>>>()?;
     assert!(moved.iter().all(|moved| *moved > 0), "chunks that have moved: {moved:?}");
 
-    // One reboots, and attacks the mediator without a driver while the other copies.
+    // The first VM reboots, and attacks the mediator without a driver while the other VM copies.
     first.reboot()?;
     first.wait_ready()?;
     let started = pv.start(&format!("run /bin/gpu-workloads {COPIES}"))?;
@@ -136,7 +138,7 @@ fn share(first: InnerSpec) -> Result<()> {
     assert_eq!(shown["denied_total"], 0, "{shown}");
     assert!(nest.show(FIRST)?["denied_total"].as_u64() > Some(0));
 
-    // The other is killed in the middle of its copies, and its vGPU waits for the next client.
+    // The paravirtual VM is killed in the middle of its copies, and its vGPU waits for the next client.
     let copies = pv.start("run /bin/gpu-workloads stream --duration 120")?;
     std::thread::sleep(Duration::from_secs(2));
     assert!(!copies.ended());

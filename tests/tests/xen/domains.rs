@@ -1,5 +1,5 @@
-//! Domains with stock and paravirtual drivers share a card: they copy and compute; one is destroyed and returns as an
-//! attacker. At full scale three domains swap as well, and one reboots.
+//! Domains with stock and paravirtual drivers share a card: they copy and compute; one domain is destroyed and returns
+//! as an attacker. At full scale three domains also swap, and one domain reboots.
 
 use std::time::Duration;
 
@@ -11,14 +11,14 @@ use tests::{scale, wait};
 
 /// Size of the card in MiB: less than its VMs' VRAM, so that chunks must move.
 const CARD_MIB: u32 = 96;
-/// VRAM of a VM in MiB.
+/// Size of a VM's VRAM in MiB.
 const VM_MIB: u32 = 48;
-/// MiB of domain 0, with its files and the software card.
+/// Size of domain 0 in MiB, including its files and the software card.
 const DOM0_MIB: u32 = 1400;
-/// The pattern that a hostile guest looks for.
+/// The pattern that a hostile guest searches for.
 const PATTERN: u64 = 0x5eed_0fed_0000_0001;
-/// Returns the options of an attack. Each access is an exit of an emulated machine's guest, and the mediator reads the
-/// tables of each channel, so the default attack is short.
+/// Returns the options of an attack. Each access is an exit of a guest in an emulated machine, and the mediator reads
+/// the tables of each channel, so the default attack is short.
 fn attack_size() -> String {
     scale::pick("--probes 2 --channels 4", "--probes 6 --channels 16").to_owned()
 }
@@ -26,7 +26,7 @@ fn attack_size() -> String {
 /// Time limit for showing a VM.
 const SHOW_LIMIT: Duration = Duration::from_secs(120);
 
-/// Returns the daemon's configuration: VMs with the names of their domains.
+/// Returns the daemon's configuration, in which VMs have the names of their domains.
 fn config(names: &[&str], paravirtual: &str) -> String {
     let vms = names.iter().map(|name| {
         let offered = if *name == paravirtual { "paravirtual = { offered = true }\n" } else { "" };
@@ -43,19 +43,19 @@ fn counter(shown: &Value, name: &str) -> u64 {
     shown["counters"][name].as_u64().unwrap_or(0)
 }
 
-/// Polls a VM until a condition holds: for a busy VM, the daemon shows its last known state.
+/// Polls a VM until a condition holds. For a busy VM, the daemon shows the last known state.
 fn shown_with(machine: &XenMachine, name: &str, what: &str, holds: impl Fn(&Value) -> bool) -> Result<Value> {
     wait::until(what, SHOW_LIMIT, || machine.show(name).map(|shown| holds(&shown).then_some(shown)))
 }
 
-/// Runs the same workload in several domains at the same time.
+/// Runs the same workload in several domains concurrently.
 fn at_once(domains: &[&Domain<'_>], args: &str) -> Result<Vec<Smoke>> {
     let command = format!("run /bin/gpu-workloads {args}");
     let started = domains.iter().map(|domain| domain.start(&command)).collect::<Result<Vec<_>>>()?;
     domains.iter().zip(started).map(|(domain, pending)| domain.finish(pending, args)).collect()
 }
 
-/// Boots a domain 0 with a stock guest and a paravirtual one. The stock guest shares the card, is destroyed in the
+/// Boots a domain 0 with a stock guest and a paravirtual guest. The stock guest shares the card, is destroyed in the
 /// middle of its copies, returns, and attacks without a driver.
 #[test]
 fn domains_share_a_card_and_one_comes_back_hostile() -> Result<()> {
@@ -122,14 +122,14 @@ mod full {
         let machine = XenMachine::boot("xen", &specs, &config(&["a", "b", "pv"], "pv"), DOM0_MIB)?;
         let daemon = machine.start_daemon()?;
 
-        // The lines for a domain's file that the daemon recommends are in the file.
+        // The domain's file contains the lines that the daemon recommends.
         let told = machine.ctl("vm launch-args a --memory 384M")?;
         for line in told.lines().filter(|line| !line.starts_with('#')) {
             assert!(specs[0].config(0).contains(line), "{line} is not in the file of domain a");
         }
         assert!(machine.run("mediatorctl --socket /run/admin.sock vm launch-args a --vmm qemu")?.code != 0);
 
-        // Three domains together: two with stock drivers, and a paravirtual one. Booting takes most of the time.
+        // Three domains run together: two with stock drivers, and one paravirtual. Booting takes most of the time.
         let (mut a, b, pv) = (machine.create("a")?, machine.create("b")?, machine.create("pv")?);
         let (release_a, release_b) = (a.wait_ready()?, b.wait_ready()?);
         pv.wait_ready()?;
@@ -141,11 +141,11 @@ mod full {
         let loaded = machine.show("a")?;
         assert_eq!(loaded["driver"]["interrupts"], "msi", "{loaded}");
 
-        // State that cannot be saved prevents saving the domain, and the domain does not notice.
+        // State that cannot be saved prevents saving the domain, and the domain is not affected.
         let saved = machine.run("xl save a /run/a.saved 2>&1")?;
         assert!(saved.code != 0 && saved.text().contains("Suspend event channel"), "{}", saved.text());
 
-        // All copy at the same time, two compute, and two use more than the card has.
+        // All domains copy concurrently, two compute, and two use more memory than the card has.
         let copied = at_once(&[&a, &b, &pv], "stress --seconds 5 --max 65536")?;
         let computed = at_once(&[&a, &b], "workload --name mmul --scale 1 --rounds 1")?;
         let filled = at_once(&[&a, &b, &pv], &format!("fill --pattern {PATTERN:016x}"))?;
@@ -154,14 +154,14 @@ mod full {
         let memory = machine.ctl("memory show")?;
         println!("{memory}");
 
-        // One is destroyed in the middle of its copies, and its VM waits for the next domain.
+        // One domain is destroyed in the middle of its copies, and its VM waits for the next domain.
         let copies = b.start("run /bin/gpu-workloads stress --seconds 120")?;
         std::thread::sleep(Duration::from_secs(2));
         assert!(!copies.ended());
         b.destroy()?;
         machine.wait_state("b", "waiting")?;
 
-        // One reboots.
+        // One domain reboots.
         a.reboot()?;
         a.wait_ready()?;
 
@@ -189,10 +189,10 @@ mod full {
         let release = a.wait_ready()?;
         pv.wait_ready()?;
         pv.load_driver()?;
-        // Filled with data that the other VM must not find.
+        // The domain's memory is filled with data that the other VM must not find.
         let filled = pv.smoke(&format!("fill --pattern {PATTERN:016x}"))?;
 
-        // Without a driver it attacks the VM that is copying.
+        // The domain attacks the copying VM without a driver.
         let started = pv.start("run /bin/gpu-workloads stress --seconds 8 --max 65536")?;
         let (attack, denied) = attacked(&machine, &a)?;
         let beside = pv.finish(started, "stress beside a hostile domain")?;

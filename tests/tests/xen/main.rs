@@ -1,3 +1,3 @@
-//! Xen domains with vGPUs, in an emulated machine.
+//! Tests Xen domains with vGPUs in an emulated machine.
 
 mod domains;

@@ -119,7 +119,7 @@ impl Machine {
         Self::around(Arc::new(SimGpu::new(&config).unwrap()), nature)
     }
 
-    /// Does [`Self::new`] with a given card.
+    /// Same as [`Self::new`], with a given card.
     pub fn around(sim: Arc<SimGpu>, nature: Nature) -> Arc<Self> {
         let folder = tempfile::tempdir().unwrap();
         let sysfs = FakeSysfs::new(folder.path());
